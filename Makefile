@@ -1,0 +1,78 @@
+# Every target installs what it needs and is missing (Debian packages, as root or with sudo), and says so.
+
+GO ?= go
+BIN := bin/rackweave
+BUILD_PACKAGES := libibverbs-dev
+TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu-system-x86 busybox-static kmod iproute2 \
+	rdma-core ibverbs-providers ibverbs-utils perftest
+
+PACKAGES := ./...
+# Code that needs no C: plans, codecs, references, models, reports.
+PURE := ./chunk/... ./aggregate/optim/... ./bench/models/... ./bench/report/...
+# C, run under AddressSanitizer and UndefinedBehaviorSanitizer.
+SANITIZED := ./cgo/... ./verbs/... ./aggregate
+UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
+
+SEEDS ?= 2000
+SEED ?= 0
+
+.PHONY: all build lib demo test test-pure test-race test-sanitized sim lab generate clean
+
+all: build
+
+build:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) build -o $(BIN) ./cmd/rackweave
+
+# The data path as a shared library with a C interface, for the framework shims.
+lib:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	scripts/build-library.sh bin/librackweave.so.0
+
+demo: build
+	$(BIN) bench --model resnet50 --workers 4 --optimizer sgd_mxnet --hyper momentum=0.9 --iters 20 --warmup 3 --verify
+
+test:
+	@scripts/need.sh $(TEST_PACKAGES)
+	scripts/test.sh
+
+test-pure:
+	CGO_ENABLED=0 $(GO) test $(PURE)
+
+test-race:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) test -race -short $(PACKAGES)
+
+test-sanitized:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO) test -asan -short $(SANITIZED)
+
+# A whole cluster under seeded schedules with faults. SEED=N replays one, with its trace.
+sim:
+	@scripts/need.sh $(BUILD_PACKAGES)
+ifeq ($(SEED),0)
+	$(GO) test ./lab/simrack -run TestSchedules -count=1 -v -seeds $(SEEDS)
+else
+	$(GO) test ./lab/simrack -run TestSchedules -count=1 -v -seed $(SEED)
+endif
+
+# The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
+# recipes, which stays what it was.
+ifeq ($(SHELL),1)
+override SHELL := /bin/sh
+SHELL_IN_GUEST := 1
+endif
+lab:
+	@scripts/need.sh $(TEST_PACKAGES)
+ifdef SHELL_IN_GUEST
+	$(GO) run ./lab/cmd/lab shell
+else
+	$(GO) test ./lab -count=1 -v -timeout 30m
+endif
+
+generate:
+	@scripts/need.sh protobuf-compiler
+	service/generate.sh
+
+clean:
+	rm -rf bin build

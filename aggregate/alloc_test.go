@@ -1,0 +1,170 @@
+// Under AddressSanitizer the compiler moves variables to the heap.
+//go:build !asan
+
+package aggregate_test
+
+import (
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// manualRack is a rack in which nothing runs by itself, over any provider.
+func manualRack(t *testing.T, provider, options string, workers int, cfg racktest.Config) (*racktest.Rack, func()) {
+	t.Helper()
+	switch {
+	case provider == verbs.ProviderSim && options == ",link=1":
+		r := newNICRack(t, 3, workers, cfg)
+		return r.Rack, func() {
+			for range 4 {
+				r.sim.Step()
+			}
+		}
+	case provider == verbs.ProviderSim:
+		return simRack(t, 3, options, workers, cfg)
+	}
+	cfg.Manual = true
+	return threadedRack(t, provider, workers, cfg), func() {}
+}
+
+// stepper exchanges on a manual rack without allocating anything itself.
+type stepper struct {
+	t       *testing.T
+	rack    *racktest.Rack
+	network func()
+	handles [][]uint64 // by worker
+}
+
+// run makes lanes and workers go until every handle is done.
+func (s *stepper) run() {
+	const limit = 1_000_000
+	for range limit {
+		s.network()
+		for _, l := range s.rack.Engine.Lanes() {
+			if _, err := l.Step(); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		pending := false
+		for rank, w := range s.rack.Workers {
+			worker.Progress(w.C)
+			for _, h := range s.handles[rank] {
+				rc := worker.Test(w.C, h)
+				if rc < 0 {
+					s.t.Fatal(w.Error(rc))
+				}
+				pending = pending || rc == 0
+			}
+		}
+		if !pending {
+			return
+		}
+	}
+	s.t.Fatalf("not done after %d rounds", limit)
+}
+
+// do has every worker submit its operations, and waits.
+func (s *stepper) do(ops [][]worker.Op) {
+	for rank, w := range s.rack.Workers {
+		if n := worker.Submit(w.C, ops[rank], s.handles[rank]); n != len(ops[rank]) {
+			s.t.Fatal(w.Error(n))
+		}
+	}
+	s.run()
+}
+
+// ops lists one operation per worker and tensor.
+func (s *stepper) ops(kind chunk.Op) [][]worker.Op {
+	ops := make([][]worker.Op, len(s.rack.Workers))
+	for rank, w := range s.rack.Workers {
+		for k := range s.rack.Plan.NumTensors() {
+			ops[rank] = append(ops[rank], w.Op(kind, k, int32(k)))
+		}
+	}
+	return ops
+}
+
+// A step from the first gradient to the last answer, with the aggregator's loops, the workers and the transport.
+func TestExchangesDoNotAllocate(t *testing.T) {
+	momentum := optim.SGDTorch.Defaults()
+	momentum.Momentum = 0.9
+	for _, transport := range []struct{ name, provider, options string }{
+		{"sim", verbs.ProviderSim, ""},
+		{"sim by reference", verbs.ProviderSim, ",by_reference=1"},
+		{"sim over two NICs", verbs.ProviderSim, ",link=1"},
+		{"shm", verbs.ProviderSHM, ""},
+		{"tcp", verbs.ProviderTCP, ""},
+	} {
+		for _, tc := range []struct {
+			name  string
+			mode  aggregate.Mode
+			rule  optim.Rule
+			hyper optim.Hyper
+			wire  chunk.DType
+		}{
+			{"sum", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32},
+			{"momentum", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32},
+			{"adam over bf16", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.BF16},
+			{"two-phase", aggregate.TwoPhase, optim.SGDTorch, momentum, chunk.F32},
+		} {
+			t.Run(transport.name+"/"+tc.name, func(t *testing.T) {
+				r, network := manualRack(t, transport.provider, transport.options, 3, racktest.Config{
+					Lanes: 2, Window: 4, Arena: true,
+					Job:     aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096},
+					Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
+				})
+				s := &stepper{t: t, rack: r, network: network, handles: make([][]uint64, len(r.Workers))}
+				for i := range s.handles {
+					s.handles[i] = make([]uint64, r.Plan.NumTensors())
+				}
+				s.do(s.ops(chunk.OpInit))
+				step := s.step(tc.mode)
+				step()                              // queues and pools grow to what a step needs
+				if transport.options == ",link=1" { // also away from home
+					if err := r.Move(r.Workers[0], 0, 1, 1); err != nil {
+						t.Fatal(err)
+					}
+					step()
+				}
+				if n := testing.AllocsPerRun(5, step); n != 0 {
+					t.Errorf("a step of %d chunks allocates %v times, want 0", r.Plan.NumChunks(), n)
+				}
+			})
+		}
+	}
+}
+
+// step is one step of a mode.
+func (s *stepper) step(mode aggregate.Mode) func() {
+	if mode != aggregate.TwoPhase {
+		ops := s.ops(chunk.OpPushPull)
+		return func() { s.do(ops) }
+	}
+	push, pull := s.ops(chunk.OpPush), s.ops(chunk.OpPull)
+	commits := make([][]uint64, len(s.rack.Workers))
+	for i := range commits {
+		commits[i] = make([]uint64, 1)
+	}
+	h := s.rack.Config.Job.Hyper
+	record := chunk.TensorRecord{LR: float32(h.LR), Scale: 1, Momentum: float32(h.Momentum)}
+	return func() {
+		s.do(push)
+		tensors := s.handles
+		s.handles = commits
+		for rank, w := range s.rack.Workers {
+			h, rc := w.CommitStart(record)
+			if rc < 0 {
+				s.t.Fatal(w.Error(rc))
+			}
+			commits[rank][0] = h
+		}
+		s.run()
+		s.handles = tensors
+		s.do(pull)
+	}
+}

@@ -1,0 +1,44 @@
+package aggregate
+
+// LatencyBuckets is the number of buckets of a lane's chunk latency histogram: bucket i counts latencies below 2^i µs.
+const LatencyBuckets = 24
+
+// SampleEvery is how many chunks pass between two whose fold and post are timed.
+const SampleEvery = 64
+
+// Counters is what a lane has done so far. The lane counts in plain memory and publishes a copy now and then
+// ([Lane.Counters]), so that counting costs the hot path no atomic and a scrape never waits for a chunk.
+type Counters struct {
+	RecvBytes, SentBytes uint64
+	Messages, Answers    uint64
+	Chunks               uint64 // folds finished
+	Doorbells            uint64
+	Rounds, Sleeps       uint64
+	FoldNS, PostNS       uint64 // of the Samples chunks that were timed
+	Samples              uint64
+	Deferred             uint64 // folds that had to wait for send-queue or result space
+	GiveBacks, Wants     uint64
+	Dropped              uint64 // late, duplicate or foreign messages
+	Breaks, Moves        uint64 // connections that broke, and that went on over another queue pair
+	FoldsOpen, SlotsHeld uint64 // now
+	LatencySumNS         uint64
+	Latency              [LatencyBuckets]uint64 // from a chunk's first arrival to its answer
+}
+
+// WorkerCounters is what one worker did in one lane.
+type WorkerCounters struct {
+	RecvBytes, SentBytes uint64
+	Chunks               uint64
+	LastArrivals         uint64 // chunks for which this worker was the last
+	LatenessNS           uint64 // how long after a chunk's first arrival this worker's came, summed
+}
+
+func (c *Counters) observe(latencyNS int64) {
+	c.LatencySumNS += uint64(latencyNS)
+	us, b := latencyNS/1000, 0
+	for us > 0 && b < LatencyBuckets-1 {
+		us >>= 1
+		b++
+	}
+	c.Latency[b]++
+}

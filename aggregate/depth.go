@@ -1,0 +1,51 @@
+package aggregate
+
+import "fmt"
+
+// recvMargin is what may arrive at a worker, or from it, outside the window: gives-back, wants and an abort.
+const recvMargin = 8
+
+// The windows that a worker takes (cgo/worker).
+const (
+	minWindow = 2
+	maxWindow = 4096
+)
+
+// Depths are the queue depths of one connection between a worker and a lane, and of the lane's completion queue.
+type Depths struct {
+	WorkerSend, WorkerRecv int
+	BoxSend, BoxRecv       int
+	CQ                     int // of the lane
+	MaxConns               int // connections that the lane's completion queue can hold
+}
+
+// QueueDepths sizes every queue from the window, the most messages of one worker that one lane has not answered.
+//
+//   - A worker sends at most window messages before an answer comes. A message's send-queue entry is free only when a later
+//     completion was polled, and the answer may overtake that completion: twice the window.
+//   - The box receives at most window messages, and answers each once: the same reasoning for its send queue, plus a
+//     give-back and a want for each (see stall.go) and the abort.
+//   - A worker receives an answer for each message, plus give-backs and wants; the box stops sending those at the margin.
+//   - The lane's completion queue must hold everything its connections could complete at once, or it overruns.
+//
+// maxQPWR and maxCQE are the device's limits; maxConns what is asked for.
+func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
+	if window < minWindow || window > maxWindow {
+		return Depths{}, fmt.Errorf("window of %d: use %d to %d", window, minWindow, maxWindow)
+	}
+	d := Depths{
+		WorkerSend: 2*window + recvMargin, WorkerRecv: window + recvMargin,
+		BoxSend: 2*window + 2*recvMargin, BoxRecv: window + recvMargin,
+	}
+	if need := max(d.WorkerSend, d.BoxSend); need > int(maxQPWR) {
+		return d, fmt.Errorf("window of %d needs queue pairs of %d work requests, the device allows %d: use a window of at most %d",
+			window, need, maxQPWR, (int(maxQPWR)-2*recvMargin)/2)
+	}
+	perConn := d.BoxSend + d.BoxRecv
+	d.MaxConns = min(maxConns, int(maxCQE)/perConn)
+	if d.MaxConns < 1 {
+		return d, fmt.Errorf("window of %d needs %d completion queue entries for one worker, the device allows %d", window, perConn, maxCQE)
+	}
+	d.CQ = d.MaxConns * perConn
+	return d, nil
+}

@@ -1,0 +1,280 @@
+package aggregate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Defaults of an engine.
+const (
+	DefaultWindow       = 64  // slots per worker and lane
+	ByReferenceWindow   = 256 // where a slot costs no memory
+	DefaultMaxConns     = 256 // per lane
+	DefaultSpin         = 64  // empty rounds before a lane sleeps
+	DefaultPeerDeadline = 10 * time.Second
+	DefaultLinkTimeout  = 5 * time.Second
+)
+
+// Config is what an engine runs on.
+type Config struct {
+	Lanes    []LaneConfig
+	Window   int // 0: what suits the devices
+	MaxConns int // per lane; 0: DefaultMaxConns
+	Spin     int // -1: none; 0: DefaultSpin
+	// How long an attached worker may take to connect; 0: DefaultPeerDeadline.
+	PeerDeadline time.Duration
+	// How long a connection whose NIC or link failed may take to come back over another; 0: DefaultLinkTimeout.
+	LinkTimeout time.Duration
+	// Now is the clock, in ns; nil: the system's. The simulation has its own.
+	Now func() int64
+	// Manual engines have no goroutines: the owner calls every lane's Step, and Do runs at once.
+	Manual bool
+}
+
+// Engine is the aggregating box: devices, lanes, and the jobs they serve.
+type Engine struct {
+	cfg     Config
+	devices []*verbs.Device
+	lanes   []*Lane
+	running bool // the lanes have goroutines
+}
+
+// Start makes an engine and starts its lanes. The devices stay the caller's.
+func Start(cfg Config) (*Engine, error) {
+	if len(cfg.Lanes) == 0 {
+		return nil, errors.New("start aggregator: no lanes: give it at least one core")
+	}
+	byReference := true
+	for _, l := range cfg.Lanes {
+		byReference = byReference && l.Device.Attr().Has(verbs.DevByReference)
+	}
+	if cfg.Window == 0 {
+		cfg.Window = DefaultWindow
+		if byReference {
+			cfg.Window = ByReferenceWindow
+		}
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = DefaultMaxConns
+	}
+	switch cfg.Spin {
+	case -1:
+		cfg.Spin = 0
+	case 0:
+		cfg.Spin = DefaultSpin
+	}
+	if cfg.PeerDeadline == 0 {
+		cfg.PeerDeadline = DefaultPeerDeadline
+	}
+	if cfg.LinkTimeout == 0 {
+		cfg.LinkTimeout = DefaultLinkTimeout
+	}
+	if cfg.Now == nil {
+		start := time.Now()
+		cfg.Now = func() int64 { return int64(time.Since(start)) }
+	}
+	e := &Engine{cfg: cfg}
+	for _, lc := range cfg.Lanes {
+		if !slices.Contains(e.devices, lc.Device) {
+			e.devices = append(e.devices, lc.Device)
+		}
+	}
+	for i, lc := range cfg.Lanes {
+		l, err := newLane(i, lc, e.devices, cfg)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
+		}
+		e.lanes = append(e.lanes, l)
+	}
+	if !cfg.Manual {
+		e.running = true
+		spare(len(e.lanes))
+		pinned := make(chan error, len(e.lanes))
+		for _, l := range e.lanes {
+			go l.run(pinned)
+		}
+		var errs []error
+		for range e.lanes {
+			errs = append(errs, <-pinned)
+		}
+		if err := errors.Join(errs...); err != nil {
+			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
+		}
+	}
+	return e, nil
+}
+
+var sparing sync.Mutex
+
+// spare gives the process n processors of Go's more, or takes them back. Lanes live in C: were all processors in calls, the
+// runtime's monitor would look every 20 us, take one away and start a thread for it, which finds nothing to do.
+func spare(n int) {
+	sparing.Lock()
+	defer sparing.Unlock()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
+}
+
+// Lanes returns the engine's lanes, in the plan's order.
+func (e *Engine) Lanes() []*Lane { return e.lanes }
+
+// Window returns the slots per worker and lane.
+func (e *Engine) Window() int { return e.cfg.Window }
+
+// NICs returns the engine's devices. A connection can be on any of them ([Job.Resume]).
+func (e *Engine) NICs() []*verbs.Device { return e.devices }
+
+// Connections is how many connections are on a device, and how many of those belong to lanes of other devices, as the lanes
+// last published it.
+func (e *Engine) Connections(d *verbs.Device) (all, guests int) {
+	nic := slices.Index(e.devices, d)
+	for _, l := range e.lanes {
+		if nic < 0 {
+			break
+		}
+		l.mu.Lock()
+		n := l.publishedGuests[nic]
+		l.mu.Unlock()
+		if all += n; nic != l.home {
+			guests += n
+		}
+	}
+	return all, guests
+}
+
+// Close stops the lanes. Jobs must be closed first.
+func (e *Engine) Close() error {
+	var errs []error
+	for _, l := range e.lanes {
+		if e.running {
+			l.stop()
+		}
+		errs = append(errs, l.err, l.close())
+	}
+	if e.running {
+		spare(-len(e.lanes))
+	}
+	return errors.Join(errs...)
+}
+
+// WorkerLane is what a worker says of its end of a lane's connection.
+type WorkerLane struct {
+	Endpoint  []byte
+	ReplyAddr uint64 // its staging buffers, window * chunk bytes; unused by reference
+	ReplyRKey uint32
+	// How long the box retries a message that is not acknowledged; 0: the contract's default.
+	AckTimeout time.Duration
+	// The worker can resume the connection over other NICs when its queue pair fails.
+	Resumable bool
+}
+
+// BoxLane is what the worker needs of the aggregator's end.
+type BoxLane struct {
+	Endpoint []byte
+	SlotAddr uint64
+	SlotRKey uint32
+}
+
+// Attach connects a worker to every lane: it makes the queue pairs and slots, posts the receives and waits, passive, for the
+// worker to connect. Each rank attaches once.
+func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]BoxLane, error) {
+	if rank < 0 || rank >= j.workers || len(lanes) != len(j.shares) {
+		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.name, rank, len(lanes), j.workers, len(j.shares))
+	}
+	out := make([]BoxLane, len(lanes))
+	for i, s := range j.shares {
+		c, err := j.newConn(s, rank, lanes[i])
+		if err != nil {
+			return nil, err
+		}
+		if err := s.lane.try(ctx, func() (err error) { out[i], err = s.attach(c, lanes[i].Endpoint); return err }); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// newConn prepares a connection's memory, off the lane's goroutine.
+func (j *Job) newConn(s *share, rank int, w WorkerLane) (*conn, error) {
+	c := &conn{share: s, lane: s.lane, rank: rank, replyAddr: w.ReplyAddr, replyRKey: w.ReplyRKey, free: make([]uint16, j.window)}
+	c.mend = mending{possible: w.Resumable && s.lane.attr.Has(verbs.DevLink), ackTimeout: w.AckTimeout}
+	for i := range c.free {
+		c.free[i] = uint16(i)
+	}
+	var err error
+	c.slots, err = j.allocate(slotRegion, s.lane, "slots", int64(j.window*j.chunkBytes), verbs.AccessLocalWrite|verbs.AccessRemoteWrite,
+		s.lane.attr.Has(verbs.DevByReference))
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// attach opens the connection; on the lane's goroutine.
+func (s *share) attach(c *conn, peer []byte) (BoxLane, error) {
+	if s.conns[c.rank] != nil {
+		return BoxLane{}, fmt.Errorf("job %q: worker %d is attached already", s.job.name, c.rank)
+	}
+	endpoint, err := c.open(peer)
+	if err != nil {
+		return BoxLane{}, errors.Join(err, c.close())
+	}
+	c.dst = make([]destination, len(s.tensors))
+	c.hyperSum = make([]uint32, len(s.tensors))
+	s.conns[c.rank] = c
+	return c.boxLane(endpoint), nil
+}
+
+func (c *conn) boxLane(endpoint []byte) BoxLane {
+	return BoxLane{Endpoint: endpoint, SlotAddr: c.slots.addr(), SlotRKey: c.slots.mrs[c.nic].RKey}
+}
+
+// MemoryUse is what a job holds in the aggregator, in bytes.
+type MemoryUse struct {
+	Parameters uint64 // with optimizer state
+	Slots      uint64
+	Results    uint64
+}
+
+// Memory returns what the job holds.
+func (j *Job) Memory() MemoryUse {
+	var m MemoryUse
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, r := range j.regions {
+		switch r.kind {
+		case parameterRegion:
+			m.Parameters += uint64(r.arena.Len())
+		case resultRegion:
+			m.Results += uint64(r.arena.Len())
+		case slotRegion:
+			if !r.lazy {
+				m.Slots += uint64(r.arena.Len())
+			}
+		}
+	}
+	return m
+}
+
+// WorkerCounters returns what each worker did, summed over the lanes, by rank.
+func (j *Job) WorkerCounters() []WorkerCounters {
+	out := make([]WorkerCounters, j.workers)
+	for _, s := range j.shares {
+		s.lane.mu.Lock()
+		for r, c := range s.published {
+			out[r].RecvBytes += c.RecvBytes
+			out[r].SentBytes += c.SentBytes
+			out[r].Chunks += c.Chunks
+			out[r].LastArrivals += c.LastArrivals
+			out[r].LatenessNS += c.LatenessNS
+		}
+		s.lane.mu.Unlock()
+	}
+	return out
+}

@@ -1,0 +1,175 @@
+package aggregate_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// simRack is a manual rack over a simulated network.
+func simRack(t *testing.T, seed uint64, options string, workers int, cfg racktest.Config) (*racktest.Rack, func()) {
+	t.Helper()
+	sim, err := fabric.NewSim(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rackIn(t, sim, options, workers, cfg)
+}
+
+// rackIn is a manual rack in a world of its own, which it closes.
+func rackIn(t *testing.T, sim *fabric.Sim, options string, workers int, cfg racktest.Config) (*racktest.Rack, func()) {
+	t.Helper()
+	open := func(name string) *verbs.Device {
+		d, err := verbs.Open(verbs.ProviderSim, name, sim.Options()+options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	var devices []*verbs.Device
+	for w := range workers {
+		devices = append(devices, open(fmt.Sprintf("worker%d", w)))
+	}
+	cfg.Box, cfg.Hosts, cfg.Manual = open("box"), devices, true
+	cfg.Now = func() int64 { return int64(sim.Now()) }
+	r, err := racktest.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, d := range append(devices, cfg.Box) {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		sim.Close()
+	})
+	return r, func() {
+		for range 4 {
+			sim.Step()
+		}
+	}
+}
+
+func tensorsOf(wire chunk.DType, sizes ...uint64) []chunk.Tensor {
+	var out []chunk.Tensor
+	for i, n := range sizes {
+		out = append(out, chunk.Tensor{Name: fmt.Sprintf("t%d", i), Elems: n, DType: wire})
+	}
+	return out
+}
+
+func fill(rng *rand.Rand, x []float32) {
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+}
+
+// exchange runs broadcast and steps over a rack and compares every result with plain Go, bit for bit.
+func exchange(t *testing.T, r *racktest.Rack, steps int, run func(ops [][]worker.Op) error) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 2))
+	job := r.Config.Job
+	n := r.Plan.NumTensors()
+	all := func(kind chunk.Op) [][]worker.Op {
+		ops := make([][]worker.Op, len(r.Workers))
+		for i, w := range r.Workers {
+			for k := range n {
+				ops[i] = append(ops[i], w.Op(kind, k, int32(k%3)))
+			}
+		}
+		return ops
+	}
+	wire := r.Plan.Tensor(0).DType
+	initial := make([][]float32, n)
+	for k := range n {
+		for _, w := range r.Workers {
+			fill(rng, w.SrcF32(k)[:r.Plan.Tensor(k).Elems])
+		}
+		initial[k] = append([]float32(nil), racktest.OnWire(wire, r.Workers[0].SrcF32(k)[:r.Plan.Tensor(k).Elems])...)
+	}
+	check := func(what string, want [][]float32) {
+		t.Helper()
+		for _, w := range r.Workers {
+			for k := range n {
+				got := w.DstF32(k)[:len(want[k])]
+				if i, same := racktest.SameBits(got, want[k]); !same {
+					t.Fatalf("%s: worker %d tensor %d element %d is %v, plain Go says %v", what, w.Rank, k, i, got[i], want[k][i])
+				}
+			}
+		}
+	}
+	if err := run(all(chunk.OpInit)); err != nil {
+		t.Fatal(err)
+	}
+	check("broadcast", initial)
+	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, wire, initial)
+	for step := range steps {
+		grads := make([][][]float32, len(r.Workers))
+		for i, w := range r.Workers {
+			for k := range n {
+				g := w.SrcF32(k)[:r.Plan.Tensor(k).Elems]
+				fill(rng, g)
+				grads[i] = append(grads[i], append([]float32(nil), g...))
+			}
+		}
+		if err := run(all(chunk.OpPushPull)); err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+		check(fmt.Sprintf("step %d", step), ref.Step(grads))
+	}
+}
+
+func TestPushPullEqualsPlainGoBitForBit(t *testing.T) {
+	momentum := optim.SGDMXNet.Defaults()
+	momentum.Momentum, momentum.WD = 0.9, 1e-4
+	for _, tc := range []struct {
+		name    string
+		options string
+		mode    aggregate.Mode
+		rule    optim.Rule
+		hyper   optim.Hyper
+		wire    chunk.DType
+		arena   bool
+	}{
+		{"sum", "", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, false},
+		{"sum in arenas", "", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, true},
+		{"sum by reference", ",by_reference=1", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, false},
+		{"sum by reference in arenas", ",by_reference=1", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, true},
+		{"momentum", "", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, false},
+		{"momentum by reference in arenas", ",by_reference=1", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, true},
+		{"adam", "", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.F32, true},
+		{"bf16 wire", "", aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Defaults(), chunk.BF16, false},
+		{"f16 wire by reference", ",by_reference=1", aggregate.Eager, optim.SGDTorch, optim.SGDTorch.Defaults(), chunk.F16, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, network := simRack(t, 7, tc.options, 3, racktest.Config{
+				Lanes: 2, Window: 4, Staging: 3, Arena: tc.arena,
+				Job:     aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096},
+				Tensors: tensorsOf(tc.wire, 1, 5000, 1023, 20000, 3),
+			})
+			exchange(t, r, 3, func(ops [][]worker.Op) error {
+				handles := make([][]uint64, len(ops))
+				for i, w := range r.Workers {
+					h, err := w.Submit(ops[i]...)
+					if err != nil {
+						return err
+					}
+					handles[i] = h
+				}
+				return r.Drive(network, handles, 100000)
+			})
+		})
+	}
+}

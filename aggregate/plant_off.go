@@ -1,0 +1,5 @@
+//go:build !plant
+
+package aggregate
+
+const planted = plantNone

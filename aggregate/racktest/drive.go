@@ -1,0 +1,58 @@
+package racktest
+
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/cgo/worker"
+)
+
+// Submit starts operations without waiting.
+func (w *Worker) Submit(ops ...worker.Op) ([]uint64, error) {
+	handles := make([]uint64, len(ops))
+	if n := worker.Submit(w.C, ops, handles); n != len(ops) {
+		return nil, w.Error(n)
+	}
+	return handles, nil
+}
+
+// Done reports whether an operation is finished, and its error.
+func (w *Worker) Done(handle uint64) (bool, error) {
+	rc := worker.Test(w.C, handle)
+	if rc < 0 {
+		return true, w.Error(rc)
+	}
+	return rc == 1, nil
+}
+
+// Drive steps a manual rack until every given worker's operations are done: network is called once per round, then every lane
+// and worker makes what progress it can. It gives up after limit rounds.
+func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
+	for round := range limit {
+		network()
+		for _, l := range r.Engine.Lanes() {
+			if _, err := l.Step(); err != nil {
+				return err
+			}
+		}
+		all := true
+		for rank, w := range r.Workers {
+			worker.Progress(w.C)
+			for _, h := range handles[rank] {
+				done, err := w.Done(h)
+				if err != nil {
+					return err
+				}
+				all = all && done
+			}
+		}
+		if all {
+			return nil
+		}
+		if round%16 == 15 {
+			for _, l := range r.Engine.Lanes() {
+				l.Relieve()
+			}
+		}
+	}
+	return fmt.Errorf("not done after %d rounds", limit)
+}

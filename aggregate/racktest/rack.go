@@ -1,0 +1,447 @@
+// Package racktest puts an aggregator and C workers into one process, without a control plane: for tests of the data path on
+// any provider, and for the simulation.
+package racktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Config describes a rack.
+type Config struct {
+	Box        *verbs.Device
+	Hosts      []*verbs.Device   // a device for each worker; all may be the same
+	BoxNICs    []*verbs.Device   // beside Box: the lanes are spread over all
+	HostNICs   [][]*verbs.Device // by worker, beside Hosts
+	AckTimeout time.Duration     // 0: the contract's
+	Absent     int               // more workers of the job, which never attach
+	Lanes      int
+	Window     int
+	MaxConns   int                 // per lane, for all jobs; 0: len(Hosts)
+	Engine     *aggregate.Engine   // to run the job on, of another rack with this Box; nil: one of its own
+	Job        aggregate.JobConfig // Workers is len(Hosts)
+	Tensors    []chunk.Tensor
+	Memory     chunk.DType // of the workers' buffers; 0: F32
+	Arena      bool        // gradients and results in registered memory
+	Copy       bool        // copy ordinary memory through staging buffers, also where a device could reach it
+	Staging    int         // buffers per lane where payloads go by reference; 0: 8
+	Manual     bool        // nothing runs by itself: call Lane.Step and Worker.Progress
+	Now        func() int64
+	ClockNS    *uint64
+}
+
+// Rack is an aggregator and its workers.
+type Rack struct {
+	Config  Config
+	Engine  *aggregate.Engine
+	Job     *aggregate.Job
+	Plan    *chunk.Plan
+	Workers []*Worker
+}
+
+// Worker is one worker of the rack.
+type Worker struct {
+	Rank    int
+	C       worker.Worker
+	NICs    []NIC
+	QPs     []*verbs.QP         // by lane
+	Box     []aggregate.BoxLane // by lane: the aggregator's end
+	buffers []buffer            // by tensor
+	arenas  []*numa.Arena
+	commit  []byte
+	mrs     [][]verbs.MR // by region, by NIC
+	lanes   []worker.Lane
+	moves   []move // by lane
+	depths  aggregate.Depths
+}
+
+// NIC is one of a worker's.
+type NIC struct {
+	Device *verbs.Device
+	PD     *verbs.PD
+	CQ     *verbs.CQ
+}
+
+// buffer is where a worker keeps one tensor.
+type buffer struct {
+	src, dst unsafe.Pointer
+	bytes    uint64
+}
+
+// Open builds the rack and connects it. On an error, what was opened is closed.
+func Open(cfg Config) (r *Rack, err error) {
+	if cfg.Memory == 0 {
+		cfg.Memory = chunk.F32
+	}
+	if cfg.Staging == 0 {
+		cfg.Staging = 8
+	}
+	cfg.Job.Workers = len(cfg.Hosts) + cfg.Absent
+	if cfg.Job.ChunkBytes == 0 {
+		cfg.Job.ChunkBytes = chunk.DefaultChunkBytes
+	}
+	r = &Rack{Config: cfg}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.Close())
+		}
+	}()
+	lanes := make([]aggregate.LaneConfig, cfg.Lanes)
+	places := make([]chunk.Lane, cfg.Lanes)
+	box := append([]*verbs.Device{cfg.Box}, cfg.BoxNICs...)
+	for i := range lanes {
+		lanes[i] = aggregate.LaneConfig{Device: box[i%len(box)], NIC: i % len(box), CPU: -1, Node: -1}
+		places[i] = chunk.Lane{Core: i}
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = len(cfg.Hosts)
+	}
+	if r.Engine = cfg.Engine; r.Engine == nil {
+		r.Engine, err = aggregate.Start(aggregate.Config{
+			Lanes: lanes, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Manual: cfg.Manual, Now: cfg.Now,
+		})
+		if err != nil {
+			return r, err
+		}
+	}
+	if r.Job, err = r.Engine.NewJob(cfg.Job); err != nil {
+		return r, err
+	}
+	if r.Plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: cfg.Job.ChunkBytes, Lanes: places}); err != nil {
+		return r, err
+	}
+	for rank, host := range cfg.Hosts {
+		w := &Worker{Rank: rank}
+		r.Workers = append(r.Workers, w)
+		nics := []*verbs.Device{host}
+		if cfg.HostNICs != nil {
+			nics = append(nics, cfg.HostNICs[rank]...)
+		}
+		if err = r.connect(w, nics); err != nil {
+			return r, err
+		}
+	}
+	return r, r.Add(cfg.Tensors)
+}
+
+func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
+	cfg := &r.Config
+	window := r.Engine.Window()
+	attr := nics[0].Attr()
+	if w.depths, err = aggregate.QueueDepths(window, 1, attr.MaxQPWR, attr.MaxCQE); err != nil {
+		return err
+	}
+	for _, d := range nics {
+		n := NIC{Device: d}
+		if n.PD, err = d.AllocPD(); err != nil {
+			return err
+		}
+		n.CQ, err = d.CreateCQ(cfg.Lanes * (w.depths.WorkerSend + w.depths.WorkerRecv))
+		w.NICs = append(w.NICs, n)
+		if err != nil {
+			return err
+		}
+	}
+	byReference := cfg.Box.Attr().Has(verbs.DevByReference)
+	staging := window
+	if byReference {
+		staging = cfg.Staging
+	}
+	buffers, mrs, err := w.allocateRegistered(cfg.Lanes*staging*cfg.Job.ChunkBytes + chunk.RecordBytes)
+	if err != nil {
+		return err
+	}
+	w.commit = buffers.Bytes()[buffers.Len()-chunk.RecordBytes:]
+	ends := make([]aggregate.WorkerLane, cfg.Lanes)
+	w.lanes, w.moves = make([]worker.Lane, cfg.Lanes), make([]move, cfg.Lanes)
+	resumable := len(nics) > 1 || len(r.Engine.NICs()) > 1
+	for i := range ends {
+		nic := r.Engine.Lanes()[i].Config().NIC % len(nics)
+		qp, err := w.createQP(nic)
+		if err != nil {
+			return err
+		}
+		w.QPs = append(w.QPs, qp)
+		if ends[i].Endpoint, err = qp.Endpoint(); err != nil {
+			return err
+		}
+		ends[i].ReplyAddr, ends[i].ReplyRKey = mrs[0].Addr+uint64(i*staging*cfg.Job.ChunkBytes), mrs[nic].RKey
+		ends[i].AckTimeout, ends[i].Resumable = cfg.AckTimeout, resumable
+		w.lanes[i].NIC = uint32(nic)
+	}
+	if w.Box, err = r.Job.Attach(context.Background(), w.Rank, ends); err != nil {
+		return err
+	}
+	for i, qp := range w.QPs {
+		if err := r.dial(w, i, qp, 5*time.Second); err != nil {
+			return err
+		}
+	}
+	isa, err := kernel.Default()
+	if err != nil {
+		return err
+	}
+	var wnics []worker.NIC
+	for i, n := range w.NICs {
+		wnics = append(wnics, worker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: mrs[i].LKey, StagingRKey: mrs[i].RKey})
+	}
+	var rc int
+	w.C, rc = worker.Open(&worker.Config{
+		NICs: wnics, Lanes: w.lanes, ChunkBytes: cfg.Job.ChunkBytes, Window: window, Staging: staging,
+		StagingAddr: buffers.Addr(), Rank: w.Rank, ByReference: byReference, Resumable: resumable && attr.Has(verbs.DevLink),
+		AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int(isa), ClockNS: cfg.ClockNS,
+	})
+	if rc < 0 {
+		return fmt.Errorf("open worker %d: %d", w.Rank, rc)
+	}
+	return nil
+}
+
+func (w *Worker) createQP(nic int) (*verbs.QP, error) {
+	n := &w.NICs[nic]
+	return n.PD.CreateQP(verbs.QPConfig{SendCQ: n.CQ, RecvCQ: n.CQ, MaxSendWR: w.depths.WorkerSend, MaxRecvWR: w.depths.WorkerRecv})
+}
+
+// dial connects a lane's queue pair to the box's end, and fills in what the C worker is told of it.
+func (r *Rack) dial(w *Worker, lane int, qp *verbs.QP, timeout time.Duration) error {
+	connect := verbs.ConnectConfig{Active: true, Timeout: timeout, AckTimeout: r.Config.AckTimeout}
+	if err := qp.Connect(w.Box[lane].Endpoint, connect); err != nil {
+		return err
+	}
+	// Only now: nothing can arrive on a queue pair that did not connect.
+	if err := qp.PostRecv(uint64(lane), w.depths.WorkerRecv); err != nil {
+		return err
+	}
+	l := &w.lanes[lane]
+	l.QP, l.SlotAddr, l.SlotRKey, l.SendDepth = qp.Handle(), w.Box[lane].SlotAddr, w.Box[lane].SlotRKey, uint32(w.depths.WorkerSend)
+	return nil
+}
+
+// register registers an arena with every NIC of the worker.
+func (w *Worker) register(a *numa.Arena) ([]verbs.MR, error) {
+	mrs := make([]verbs.MR, 0, len(w.NICs))
+	w.mrs = append(w.mrs, nil)
+	for _, n := range w.NICs {
+		mr, err := n.PD.RegisterMR(a.Addr(), uint64(a.Len()), verbs.AccessLocalWrite|verbs.AccessRemoteWrite, a.FD(), 0)
+		if err != nil {
+			return nil, err
+		}
+		mrs = append(mrs, mr)
+		w.mrs[len(w.mrs)-1] = mrs
+	}
+	return mrs, nil
+}
+
+// Add registers tensors with the job and every worker, and makes the workers' buffers.
+func (r *Rack) Add(tensors []chunk.Tensor) error {
+	first := r.Plan.NumTensors()
+	if err := r.Plan.Add(tensors); err != nil {
+		return err
+	}
+	specs := make([]aggregate.TensorSpec, len(tensors))
+	for i := range specs {
+		specs[i] = aggregate.TensorSpec{LRMult: 1, WDMult: 1}
+	}
+	if err := r.Job.AddTensors(context.Background(), r.Plan, first, specs); err != nil {
+		return err
+	}
+	descs := make([]worker.TensorDesc, len(tensors))
+	for i, t := range tensors {
+		descs[i] = worker.TensorDesc{Elems: t.Elems, WireType: uint8(t.DType), MemoryType: uint8(r.Config.Memory)}
+	}
+	chunks, counts := ChunkDescs(r.Plan, first)
+	for _, w := range r.Workers {
+		if err := w.makeBuffers(tensors, r.Config.Memory, r.Config.Arena); err != nil {
+			return err
+		}
+		if rc := worker.Add(w.C, descs, chunks, counts); rc < 0 {
+			return fmt.Errorf("add tensors to worker %d: %d", w.Rank, rc)
+		}
+		if r.Config.Job.Mode == aggregate.Eager {
+			hyper := aggregate.RecordOf(r.Config.Job.Rule, r.Config.Job.Hyper)
+			for i := range tensors {
+				worker.Hyper(w.C, uint32(first+i), &hyper, 0)
+			}
+		}
+	}
+	return nil
+}
+
+// makeBuffers makes memory for the tensors' gradients and, behind them, their results, each tensor 64-byte aligned.
+func (w *Worker) makeBuffers(tensors []chunk.Tensor, memory chunk.DType, register bool) error {
+	offsets := make([]uint64, len(tensors)+1)
+	for i, t := range tensors {
+		offsets[i+1] = (offsets[i] + t.Elems*uint64(memory.Size()) + 63) &^ 63
+	}
+	total := offsets[len(tensors)]
+	arena, err := w.allocate(int64(2 * total))
+	if err != nil {
+		return err
+	}
+	if register {
+		mrs, err := w.register(arena)
+		if err != nil {
+			return err
+		}
+		worker.Region(w.C, mrs)
+	}
+	for i := range tensors {
+		w.buffers = append(w.buffers, buffer{
+			src: unsafe.Add(arena.Addr(), offsets[i]), dst: unsafe.Add(arena.Addr(), total+offsets[i]), bytes: offsets[i+1] - offsets[i],
+		})
+	}
+	return nil
+}
+
+// Allocate gives the worker memory of its own, registered with its first NIC, freed when the rack is closed.
+func (w *Worker) Allocate(bytes int) (*numa.Arena, verbs.MR, error) {
+	a, mrs, err := w.allocateRegistered(bytes)
+	if err != nil {
+		return nil, verbs.MR{}, err
+	}
+	return a, mrs[0], nil
+}
+
+func (w *Worker) allocateRegistered(bytes int) (*numa.Arena, []verbs.MR, error) {
+	a, err := w.allocate(int64(bytes))
+	if err != nil {
+		return nil, nil, err
+	}
+	mrs, err := w.register(a)
+	return a, mrs, err
+}
+
+func (w *Worker) allocate(bytes int64) (*numa.Arena, error) {
+	a, err := numa.NewArena(numa.ArenaConfig{Name: "worker", Bytes: bytes, Node: numa.AnyNode})
+	if err == nil {
+		w.arenas = append(w.arenas, a)
+	}
+	return a, err
+}
+
+// ChunkDescs is the plan's tensors from number first on as the C worker takes them: every lane's chunks, and their counts.
+func ChunkDescs(p *chunk.Plan, first int) (chunks []worker.ChunkDesc, counts []uint32) {
+	for l := range p.NumLanes() {
+		n := len(chunks)
+		for _, id := range p.LaneChunks(l) {
+			if c := p.Chunk(int(id)); c.Tensor >= first {
+				chunks = append(chunks, worker.ChunkDesc{Offset: c.Offset, Tensor: uint32(c.Tensor), Elems: uint32(c.Elems)})
+			}
+		}
+		counts = append(counts, uint32(len(chunks)-n))
+	}
+	return chunks, counts
+}
+
+// Src is a tensor's gradient buffer, with what pads it to 64 bytes.
+func (w *Worker) Src(t int) []byte {
+	return unsafe.Slice((*byte)(w.buffers[t].src), w.buffers[t].bytes)
+}
+
+// Dst is a tensor's result buffer, with what pads it to 64 bytes.
+func (w *Worker) Dst(t int) []byte {
+	return unsafe.Slice((*byte)(w.buffers[t].dst), w.buffers[t].bytes)
+}
+
+// SrcF32 is Src of a rack whose memory type is F32.
+func (w *Worker) SrcF32(t int) []float32 { return f32(w.Src(t)) }
+
+// DstF32 is Dst of a rack whose memory type is F32.
+func (w *Worker) DstF32(t int) []float32 { return f32(w.Dst(t)) }
+
+func f32(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
+}
+
+// Op is an operation on a tensor with the worker's buffers.
+func (w *Worker) Op(kind chunk.Op, t int, priority int32) worker.Op {
+	b := &w.buffers[t]
+	return worker.Op{Src: uintptr(b.src), Dst: uintptr(b.dst), Tensor: uint32(t), Priority: priority, Kind: uint8(kind)}
+}
+
+// Error is the C worker's failure as an error.
+func (w *Worker) Error(rc int) error {
+	_, text := worker.Failure(w.C)
+	return fmt.Errorf("worker %d: %d: %s", w.Rank, rc, text)
+}
+
+// Run starts operations and waits for all of them.
+func (w *Worker) Run(timeout time.Duration, ops ...worker.Op) error {
+	handles := make([]uint64, len(ops))
+	if n := worker.Submit(w.C, ops, handles); n != len(ops) {
+		return w.Error(n)
+	}
+	for _, h := range handles {
+		if rc := worker.Wait(w.C, h, uint32(timeout.Milliseconds())); rc < 0 {
+			return w.Error(rc)
+		}
+	}
+	return nil
+}
+
+// CommitStart starts a commit without waiting for it.
+func (w *Worker) CommitStart(rec chunk.TensorRecord) (handle uint64, rc int) {
+	rec.Encode(w.commit)
+	rc = worker.Commit(w.C, unsafe.Pointer(unsafe.SliceData(w.commit)), &handle)
+	return handle, rc
+}
+
+// CommitNorm is the gradient's global norm, from the answer to a finished commit.
+func (w *Worker) CommitNorm() (float32, error) {
+	var rec chunk.TensorRecord
+	err := rec.Decode(w.commit)
+	return rec.Extra, err
+}
+
+// Close takes the rack down; an engine of another rack stays.
+func (r *Rack) Close() error {
+	var errs []error
+	for _, w := range r.Workers {
+		errs = append(errs, w.close())
+	}
+	if r.Job != nil {
+		errs = append(errs, r.Job.Close())
+	}
+	if r.Engine != nil && r.Config.Engine == nil {
+		errs = append(errs, r.Engine.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (w *Worker) close() error {
+	var errs []error
+	for i, qp := range w.QPs {
+		if qp != nil {
+			errs = append(errs, qp.Close())
+		}
+		errs = append(errs, w.moves[i].drop())
+	}
+	if w.C != nil {
+		worker.Close(w.C)
+	}
+	for i, n := range w.NICs {
+		if n.CQ != nil {
+			errs = append(errs, n.CQ.Close())
+		}
+		for _, mrs := range w.mrs {
+			if i < len(mrs) {
+				errs = append(errs, n.PD.DeregisterMR(mrs[i]))
+			}
+		}
+		errs = append(errs, n.PD.Close())
+	}
+	for _, a := range w.arenas {
+		errs = append(errs, a.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,168 @@
+package racktest
+
+import (
+	"math"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// Reference is a job in plain Go: parameters and state of every tensor, updated step by step.
+type Reference struct {
+	Mode   aggregate.Mode
+	Rule   optim.Rule
+	Hyper  optim.Hyper
+	Wire   chunk.DType
+	W      [][]float32
+	states [][optim.MaxStates][]float32
+	steps  []uint32
+	acc    [][]float32 // two-phase: the gradients pushed since the last commit; nil: none
+}
+
+// NewReference starts from parameters w, which it takes over; nil elements of an aggregate-only job are fine. Eager jobs get
+// their hyper-parameters through control records, which round them.
+func NewReference(mode aggregate.Mode, rule optim.Rule, h optim.Hyper, wire chunk.DType, w [][]float32) *Reference {
+	r := &Reference{Mode: mode, Rule: rule, Hyper: h, Wire: wire}
+	if mode == aggregate.Eager {
+		r.Hyper = aggregate.Rounded(rule, h)
+	}
+	r.Add(w...)
+	return r
+}
+
+// Add appends tensors.
+func (r *Reference) Add(w ...[]float32) {
+	for _, x := range w {
+		var states [optim.MaxStates][]float32
+		for i := range r.Rule.States(r.Hyper) {
+			states[i] = make([]float32, len(x))
+		}
+		r.W = append(r.W, x)
+		r.states = append(r.states, states)
+		r.steps = append(r.steps, 0)
+		r.acc = append(r.acc, nil)
+	}
+}
+
+// Step takes every worker's gradients (by worker, then tensor) and returns what a pushpull answers for each tensor.
+func (r *Reference) Step(grads [][][]float32) [][]float32 {
+	out := make([][]float32, len(grads[0]))
+	for t := range out {
+		g := make([][]float32, len(grads))
+		for w := range grads {
+			g[w] = grads[w][t]
+		}
+		out[t] = r.StepTensor(t, g)
+	}
+	return out
+}
+
+// StepTensor is Step for one tensor.
+func (r *Reference) StepTensor(t int, grads [][]float32) []float32 {
+	g := onWire(r.Wire, grads)
+	out := make([]float32, len(g[0]))
+	if r.Mode == aggregate.Aggregate {
+		optim.SumInto(out, g, false)
+	} else {
+		r.steps[t]++
+		k := optim.Derive(r.Rule, r.Hyper, r.steps[t])
+		optim.Update(r.Rule, &k, r.W[t], r.states[t], g, out)
+	}
+	return OnWire(r.Wire, out)
+}
+
+// Push adds every worker's gradients to what the tensor has accumulated since the last commit.
+func (r *Reference) Push(t int, grads [][]float32) {
+	first := r.acc[t] == nil
+	if first {
+		r.acc[t] = make([]float32, len(r.W[t]))
+	}
+	optim.SumInto(r.acc[t], onWire(r.Wire, grads), !first)
+}
+
+// Commit ends a two-phase step and returns the gradient's global norm, which is added chunk by chunk, in the plan's order.
+func (r *Reference) Commit(rec chunk.TensorRecord, chunkBytes int) (norm float32) {
+	perChunk := chunkBytes / r.Wire.Size()
+	total := 0.0
+	for t := range r.acc {
+		eachChunk(r.acc[t], perChunk, func(sumSq float64) { total += sumSq })
+	}
+	scale := rec.Scale
+	if scale == 0 {
+		scale = 1
+	}
+	n := math.Sqrt(total) * math.Abs(float64(scale))
+	if coef := float64(rec.Clip) / (n + 1e-6); rec.Clip > 0 && coef < 1 {
+		scale = float32(float64(scale) * coef)
+	}
+	h := r.Hyper
+	h.LR, h.WD, h.Scale = float64(rec.LR), float64(rec.WD), float64(scale)
+	for t := range r.acc {
+		if r.acc[t] != nil && rec.Flags&chunk.RecordSkip == 0 {
+			r.apply(t, h, perChunk)
+		}
+	}
+	clear(r.acc)
+	return float32(n)
+}
+
+// apply updates one tensor with its accumulated gradient.
+func (r *Reference) apply(t int, h optim.Hyper, perChunk int) {
+	r.steps[t]++
+	k := optim.Derive(r.Rule, h, r.steps[t])
+	acc := [][]float32{r.acc[t]}
+	if !r.Rule.NeedsNorms() {
+		optim.Update(r.Rule, &k, r.W[t], r.states[t], acc, nil)
+		return
+	}
+	direction := make([]float32, len(r.W[t]))
+	optim.Update(r.Rule, &k, r.W[t], r.states[t], acc, direction)
+	var w, step float64
+	eachChunk(r.W[t], perChunk, func(sumSq float64) { w += sumSq })
+	eachChunk(direction, perChunk, func(sumSq float64) { step += sumSq })
+	k = optim.DeriveLAMBApply(h, r.steps[t], w, step)
+	optim.Update(optim.LAMBApply, &k, r.W[t], r.states[t], acc, nil)
+}
+
+func eachChunk(x []float32, perChunk int, f func(sumSq float64)) {
+	for len(x) > 0 {
+		n := min(len(x), perChunk)
+		f(optim.SumSq(x[:n]))
+		x = x[n:]
+	}
+}
+
+func onWire(d chunk.DType, grads [][]float32) [][]float32 {
+	out := make([][]float32, len(grads))
+	for i, g := range grads {
+		out[i] = OnWire(d, g)
+	}
+	return out
+}
+
+// OnWire is what is left of f32 values after they crossed in a wire type.
+func OnWire(d chunk.DType, x []float32) []float32 {
+	if d == chunk.F32 {
+		return x
+	}
+	out := make([]float32, len(x))
+	for i, v := range x {
+		if d == chunk.BF16 {
+			out[i] = optim.FromBF16(optim.BF16(v))
+		} else {
+			out[i] = optim.FromF16(optim.F16(v))
+		}
+	}
+	return out
+}
+
+// SameBits reports whether two vectors are equal bit for bit, and the first index where not.
+func SameBits(a, b []float32) (int, bool) {
+	for i := range a {
+		if math.Float32bits(a[i]) != math.Float32bits(b[i]) {
+			return i, false
+		}
+	}
+	return 0, len(a) == len(b)
+}

@@ -1,0 +1,166 @@
+package aggregate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// ErrNotQuiet is what a [Snapshot] fails with when gradients are under way.
+var ErrNotQuiet = errors.New("gradients are under way")
+
+// countStep is how many chunks a snapshot looks at in one visit to a lane, so that other jobs' chunks are not kept waiting.
+const countStep = 1 << 16
+
+// Snapshot reads and writes a job's parameters and optimizer state, between steps: from its making on no worker may push,
+// broadcast or commit, or every call fails with [ErrNotQuiet]. One goroutine uses it.
+type Snapshot struct {
+	job   *Job
+	plan  *chunk.Plan
+	marks []quietMark // by lane
+}
+
+// quietMark tells whether a lane has worked since.
+type quietMark struct {
+	set      bool
+	finished uint64
+	epoch    uint8 // of the last commit
+}
+
+// Piece is one array of one chunk: array 0 is the parameters, then comes each state of the optimizer. A caller bounds how much
+// it moves at once: all pieces of a call that are in one lane are copied in one visit.
+type Piece struct {
+	Chunk int // number in the plan
+	Array int
+	Data  []float32 // of all the chunk's elements
+}
+
+// Snapshot starts one; plan is what AddTensors was last called with.
+func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error) {
+	if j.arrays() == 0 {
+		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, j.mode)
+	}
+	s := &Snapshot{job: j, plan: plan, marks: make([]quietMark, len(j.shares))}
+	for i, sh := range j.shares {
+		err := s.visit(ctx, i, func() error {
+			s.marks[i] = quietMark{true, sh.finished, sh.commit.epoch}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Arrays is how many arrays each chunk has: the parameters and the optimizer's states.
+func (s *Snapshot) Arrays() int { return 1 + s.job.states }
+
+// visit runs f on a lane's goroutine if nothing is under way there.
+func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
+	sh := s.job.shares[lane]
+	return sh.lane.try(ctx, func() error {
+		switch mark := s.marks[lane]; {
+		case sh.ended:
+			return ErrClosed
+		case sh.open > 0 || sh.commit.phase != commitIdle || sh.commit.arrived > 0,
+			mark.set && mark != quietMark{true, sh.finished, sh.commit.epoch}:
+			return fmt.Errorf("job %q: %w: let every worker finish and meet at a barrier before and after", s.job.name, ErrNotQuiet)
+		}
+		return f()
+	})
+}
+
+// Read copies pieces out of the job.
+func (s *Snapshot) Read(ctx context.Context, pieces []Piece) error { return s.move(ctx, pieces, false) }
+
+// Write copies pieces into the job.
+func (s *Snapshot) Write(ctx context.Context, pieces []Piece) error { return s.move(ctx, pieces, true) }
+
+func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
+	for lane, sh := range s.job.shares {
+		mine := false
+		for i := range pieces {
+			mine = mine || s.plan.Chunk(pieces[i].Chunk).Lane == lane
+		}
+		if !mine {
+			continue
+		}
+		err := s.visit(ctx, lane, func() error {
+			for i := range pieces {
+				p := &pieces[i]
+				at := s.plan.Chunk(p.Chunk)
+				if at.Lane != lane {
+					continue
+				}
+				c := &sh.chunks[at.LaneIndex]
+				if c.dirty {
+					return fmt.Errorf("job %q: %w: what was pushed is not committed", s.job.name, ErrNotQuiet)
+				}
+				inner := sh.array(c, p.Array)
+				if write {
+					copy(inner, p.Data)
+				} else {
+					copy(p.Data, inner)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// array is one of a chunk's arrays, where it lies.
+func (s *share) array(c *chunkState, i int) []float32 {
+	return unsafe.Slice((*float32)(address(c.memory+uint64(i)*s.job.stride(c.elems))), c.elems)
+}
+
+// Updates returns how many optimizer steps each tensor has had, by its number in the plan.
+func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
+	out := make([]uint32, s.plan.NumTensors())
+	seen := make([]bool, len(out))
+	err := s.eachChunk(ctx, func(sh *share, c *chunkState) error {
+		t := sh.tensors[c.laneTensor].tensor
+		if seen[t] && out[t] != c.updates {
+			return fmt.Errorf("job %q: %w: tensor %q is half updated", s.job.name, ErrNotQuiet, s.job.tensorName(t))
+		}
+		seen[t], out[t] = true, c.updates
+		return nil
+	})
+	return out, err
+}
+
+// SetUpdates sets how many optimizer steps each tensor has had.
+func (s *Snapshot) SetUpdates(ctx context.Context, updates []uint32) error {
+	return s.eachChunk(ctx, func(sh *share, c *chunkState) error {
+		t := &sh.tensors[c.laneTensor]
+		c.updates, t.scalarsFor = updates[t.tensor], 0
+		return nil
+	})
+}
+
+func (s *Snapshot) eachChunk(ctx context.Context, f func(*share, *chunkState) error) error {
+	for lane, sh := range s.job.shares {
+		n := len(s.plan.LaneChunks(lane))
+		for from := 0; from < n; from += countStep {
+			err := s.visit(ctx, lane, func() error {
+				for i := from; i < min(from+countStep, n); i++ {
+					if err := f(sh, &sh.chunks[i]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package aggregate
+
+import (
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Workers may push tensors in different orders. A window of slots can then fill with chunks that others have not sent, while
+// what the others wait for finds no slot: a deadlock that order alone causes. Its mark is a worker with a full window that
+// lacks a chunk another has sent. (In one order for all, a full worker is ahead of everybody, and lacks nothing: a worker that
+// is merely late is not a stall.) The lane breaks it when it has nothing else to do, by two rules.
+//
+//   - Want: the full worker is told which chunks others have sent and it has not. It sends those first, and keeps its last
+//     slot for them. To make room, one of its chunks is given back: it holds the gradient until it is answered, so nothing is
+//     lost, and sends it again later, behind all else.
+//   - Turn: after a while without any finished chunk, half of what it holds is given back, so that chunks nobody has sent get
+//     their turn. One chunk in progress is kept until the next turn, and wanted before others, so that those who are stalled
+//     meet there; the next turn it is another, as some may not have submitted it.
+//
+// By reference a worker that copies its payloads runs out of staging buffers long before its window is full, and only the
+// worker knows. There, after that while, whoever lacks a chunk is taken for full.
+//
+// A chunk that all workers have submitted is then finished after finitely many rounds: some worker's turn comes to send it,
+// the others get a want for it, and have a slot for it.
+
+// wantsAtOnce bounds the wants sent to a worker from which nothing came since: they must find posted receives.
+const wantsAtOnce = recvMargin / 2
+
+// turnAfter is how many idle looks (a millisecond apart) without a finished chunk pass before it is somebody's turn. Where
+// workers do not answer the last turn, which seldom look at their queues, it is twice as many the next time, up to turnAtLast.
+const (
+	turnAfter  = 8
+	turnAtLast = 256
+)
+
+// Relieve looks at every share with a full worker and breaks a stall; it reports whether there is one, so that the lane looks
+// again soon. A lane calls it before it sleeps; the simulation calls it directly.
+func (l *Lane) Relieve() bool {
+	stalled := false
+	for _, s := range l.shares {
+		if !s.ended && s.open > 0 && len(s.ready) == 0 && s.relieve() {
+			stalled = true
+		}
+	}
+	return stalled
+}
+
+func (s *share) relieve() bool {
+	if s.stallRounds++; s.finished != s.finishedAtStall {
+		s.stallRounds, s.patience = 0, max(s.patience/2, turnAfter)
+	}
+	s.finishedAtStall = s.finished
+	turn := s.stallRounds >= turnAfter && (s.stallRounds >= s.patience || s.answered())
+	if turn {
+		if s.stallRounds >= s.patience {
+			s.patience = min(s.patience*2, turnAtLast)
+		}
+		s.stallRounds = 0
+		s.kept = s.meeting()
+	}
+	stalled := false
+	for rank, c := range s.conns {
+		if c == nil {
+			continue // it has not attached yet
+		}
+		c.stalled = !c.dead && c.held > 0 && (c.full() || s.lane.attr.Has(verbs.DevByReference)) && s.lacks(rank)
+		stalled = stalled || c.stalled
+		if c.stalled = c.stalled && (c.full() || turn); !c.stalled {
+			continue
+		}
+		for i := range s.folds.folds {
+			if f, a := &s.folds.folds[i], s.folds.arrival(int32(i), rank); f.open && !a.present && !a.wanted {
+				s.want(c, int32(i), wantsAtOnce-1)
+			}
+		}
+		if turn && !s.folds.arrival(s.kept, rank).present {
+			s.want(c, s.kept, wantsAtOnce) // also if it is wanted: a worker sends first what was wanted last
+		}
+	}
+	// Only now, as what one gives back others no longer lack.
+	for rank, c := range s.conns {
+		switch {
+		case c == nil || !c.stalled:
+		case turn && s.folds.arrival(s.kept, rank).present:
+			s.giveBack(c, rank, c.held/2)
+		case turn:
+			s.giveBack(c, rank, (c.held+1)/2)
+		case c.held == s.job.window:
+			s.giveBack(c, rank, 1)
+		}
+	}
+	return stalled
+}
+
+// answered reports whether all that were given something back have sent something since.
+func (s *share) answered() bool {
+	for _, c := range s.conns {
+		if c != nil && c.owing && !c.dead {
+			return false
+		}
+	}
+	return true
+}
+
+// full reports whether the worker can send no more, but for the slot that it keeps for what is wanted.
+func (c *conn) full() bool { return c.held >= c.share.job.window-1 }
+
+// want tells a worker that others have sent a chunk and it has not, unless it may be deaf.
+func (s *share) want(c *conn, fold int32, most int) {
+	if c.unheard >= most || !c.canAnswer() {
+		return
+	}
+	s.folds.arrival(fold, c.rank).wanted = true
+	c.unheard++
+	s.lane.local.Wants++
+	if planted != plantLostWant {
+		c.control(chunk.Pack(chunk.OpEvict, evictWant, s.folds.at(fold).chunk))
+	}
+}
+
+// meeting chooses the fold of a turn: by turns the one that was chosen least recently, of those the one that lacks the fewest,
+// and any.
+func (s *share) meeting() int32 {
+	s.turns++
+	any := int(s.turns*0x9e3779b1>>8) % s.open
+	best := int32(noFold)
+	for i := range s.folds.folds {
+		f := &s.folds.folds[i]
+		if !f.open {
+			continue
+		}
+		if any--; any < 0 && s.turns%2 == 0 {
+			best = int32(i)
+			break
+		}
+		if b := best; b == noFold || f.met < s.folds.at(b).met || (f.met == s.folds.at(b).met && f.count > s.folds.at(b).count) {
+			best = int32(i)
+		}
+	}
+	s.folds.at(best).met = s.turns
+	return best
+}
+
+// lacks reports whether a chunk in progress misses this worker's gradient.
+func (s *share) lacks(rank int) bool {
+	for i := range s.folds.folds {
+		if s.folds.folds[i].open && !s.folds.arrival(int32(i), rank).present {
+			return true
+		}
+	}
+	return false
+}
+
+// What an OpEvict asks for stands in its epoch (cgo/worker/worker.h, enum rw_evict).
+const (
+	evictGiveBack = 0
+	evictWant     = 1
+)
+
+// giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept.
+func (s *share) giveBack(c *conn, rank, n int) {
+	for ; n > 0 && c.canAnswer(); n-- {
+		last := int32(noFold)
+		for i := range s.folds.folds {
+			f := &s.folds.folds[i]
+			if f.open && int32(i) != s.kept && s.folds.arrival(int32(i), rank).present && (last == noFold || f.since > s.folds.at(last).since) {
+				last = int32(i)
+			}
+		}
+		if last == noFold {
+			return
+		}
+		f, a := s.folds.at(last), s.folds.arrival(last, rank)
+		c.next(chunk.Pack(chunk.OpEvict, evictGiveBack, f.chunk), noResult)
+		c.owing = true
+		if planted != plantLeakedSlot {
+			c.giveSlot(a.slot)
+		}
+		*a = arrival{}
+		s.lane.local.GiveBacks++
+		c.counters.Chunks--
+		if f.count--; f.count == 0 {
+			s.closeFold(last)
+		}
+	}
+	c.post()
+}

@@ -1,0 +1,25 @@
+package aggregate_test
+
+import (
+	"testing"
+
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
+	if got, want := worker.ImmBits, [...]int{chunk.OpBits, chunk.EpochBits, chunk.IndexBits}; got != want {
+		t.Errorf("the immediate has %v bits in C, %v in Go", got, want)
+	}
+	want := [...]int{
+		int(chunk.OpPush), int(chunk.OpPushPull), int(chunk.OpPull), int(chunk.OpInit), int(chunk.OpTensor), int(chunk.OpCommit),
+		int(chunk.OpEvict), int(chunk.OpAbort),
+	}
+	if worker.Ops != want {
+		t.Errorf("the operations are %v in C, %v in Go", worker.Ops, want)
+	}
+	if got, want := [...]chunk.DType{kernel.F32, kernel.BF16, kernel.F16}, [...]chunk.DType{chunk.F32, chunk.BF16, chunk.F16}; got != want {
+		t.Errorf("the element types are %v in C, %v in Go", got, want)
+	}
+}

@@ -1,0 +1,216 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// promptly is how soon after a death everybody should have noticed: a second, and slack for a machine with other work.
+const promptly = 5 * time.Second
+
+// running starts a benchmark that would take for ever and returns once all its workers' gradients flow, with the aggregator's
+// view of the job and what Run will return.
+func running(t *testing.T, s Spec) (*api.JobStatus, <-chan error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	s.Iters, s.Verify = maxIters, false
+	r := testRunner(t)
+	started := make(chan string, 1)
+	r.Started = func(url string) { started <- url }
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.Run(ctx, s)
+		ended <- err
+	}()
+	var url string
+	for {
+		select {
+		case err := <-ended:
+			t.Fatalf("the benchmark ended: %v", err)
+		case url = <-started:
+		case <-time.After(5 * time.Millisecond):
+		}
+		if url == "" {
+			continue
+		}
+		status, err := client.Status(ctx, client.Config{Server: url})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(status.Jobs) == 1 && len(status.Jobs[0].Members) == s.Workers && !slices.ContainsFunc(status.Jobs[0].Members,
+			func(m *api.WorkerStatus) bool { return m.ReceivedBytes < 4*s.Bytes() }) {
+			return status.Jobs[0], ended
+		}
+	}
+}
+
+// outcome waits for the benchmark's end and checks that it left no process behind.
+func outcome(t *testing.T, ended <-chan error, killed time.Time) string {
+	t.Helper()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Fatal("the benchmark succeeded")
+		}
+		if left := children(t); len(left) > 0 {
+			t.Errorf("still running: %v", left)
+		}
+		t.Logf("%v after the kill: %v", time.Since(killed).Round(time.Millisecond), err)
+		return err.Error()
+	case <-time.After(promptly):
+		t.Fatalf("the benchmark still runs %v after the kill, with %v", promptly, children(t))
+		return ""
+	}
+}
+
+func mentions(t *testing.T, text string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(text, want) {
+			t.Errorf("error %q does not mention %q", text, want)
+		}
+	}
+}
+
+func kill(t *testing.T, pid int) time.Time {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	return time.Now()
+}
+
+func TestAKilledWorkerEndsTheExchangeByName(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
+		t.Run(provider, func(t *testing.T) {
+			job, ended := running(t, momentumSpec(provider))
+			text := outcome(t, ended, kill(t, int(job.Members[1].Pid)))
+			mentions(t, text, "worker 1: signal: killed", "failed: worker ")
+			// Nothing has to be cleaned up by hand.
+			exchange(t, momentumSpec(provider))
+		})
+	}
+}
+
+func TestAKilledAggregatorEndsTheExchange(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
+		t.Run(provider, func(t *testing.T) {
+			_, ended := running(t, momentumSpec(provider))
+			all := children(t)
+			pids := slices.DeleteFunc(slices.Collect(maps.Keys(all)), func(pid int) bool { return all[pid] != serveRole })
+			if len(pids) != 1 {
+				t.Fatalf("aggregators %v of the processes %v, want one", pids, all)
+			}
+			text := outcome(t, ended, kill(t, pids[0]))
+			mentions(t, text, "the aggregator: signal: killed", client.ErrServerLost.Error())
+			exchange(t, momentumSpec(provider))
+		})
+	}
+}
+
+func TestACancelledBenchmarkLeavesNothingBehind(t *testing.T) {
+	s := momentumSpec(verbs.ProviderSHM)
+	s.Iters, s.Verify = maxIters, false
+	r := testRunner(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var at time.Time
+	r.Started = func(string) {
+		time.AfterFunc(500*time.Millisecond, func() { at = time.Now(); cancel() })
+	}
+	if _, err := r.Run(ctx, s); err == nil {
+		t.Fatal("the benchmark succeeded")
+	}
+	if took := time.Since(at); took > promptly {
+		t.Errorf("it took %v to end", took)
+	}
+	if left := children(t); len(left) > 0 {
+		t.Errorf("still running: %v", left)
+	}
+}
+
+func TestAProgramThatCannotServeIsNamed(t *testing.T) {
+	r := testRunner(t)
+	r.Serve = []string{"/bin/false"}
+	_, err := r.Run(t.Context(), momentumSpec("auto"))
+	if err == nil {
+		t.Fatal("the benchmark succeeded")
+	}
+	mentions(t, err.Error(), "the aggregator: exit status 1")
+	r = testRunner(t)
+	r.Worker = []string{"/nonexistent/worker"}
+	if _, err = r.Run(t.Context(), momentumSpec("auto")); err == nil {
+		t.Fatal("the benchmark succeeded")
+	}
+	mentions(t, err.Error(), "workers 0, 1, 2: ", "/nonexistent/worker: no such file")
+}
+
+func TestAWorkerGivesUpWhenTheBenchmarkIsKilled(t *testing.T) {
+	url, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	in, orders, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := momentumSpec(verbs.ProviderTCP) // of three workers, of which one comes
+	s.Verify = false
+	ended := make(chan error, 1)
+	go func() { ended <- WorkerMain(t.Context(), in, io.Discard) }()
+	if err := json.NewEncoder(orders).Encode(&order{Spec: s, Server: url, Job: "orphan"}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("the worker ended while its benchmark ran: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	orders.Close()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("the worker succeeded")
+		}
+	case <-time.After(promptly):
+		t.Errorf("the worker still waits %v after its benchmark ended", promptly)
+	}
+}
+
+// A benchmark that is killed cannot clean up.
+func TestResultsToVerifyHaveNoNameInTheFileSystem(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	r := testRunner(t)
+	r.Progress = func(string, int) *report.Progress {
+		if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
+			t.Errorf("%v in the temporary directory, %v", names, err)
+		}
+		return nil
+	}
+	s := momentumSpec(verbs.ProviderSHM)
+	s.Jitter = time.Millisecond
+	if _, err := r.Run(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", "/nonexistent")
+	if _, err := r.Run(t.Context(), s); err == nil {
+		t.Error("results were written to a directory that is not there")
+	} else {
+		mentions(t, err.Error(), "/nonexistent", "set TMPDIR")
+	}
+}

@@ -1,0 +1,73 @@
+// Package command runs other people's programs so that none outlives its time, its caller or this process.
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// grace is what a cancelled command has to end by itself, and to clean up what it keeps outside dir (Open MPI: files in
+	// /dev/shm), before it is killed.
+	grace = 3 * time.Second
+	// stderrKept is how much of the end of a failed command's stderr goes into the error.
+	stderrKept = 2000
+)
+
+// Run runs a command and returns its standard output. The command is given a process group of its own, all of which is
+// gone when Run returns; it also ends when this process dies, however that happens. After limit, or when ctx
+// ends, it is told to end, and soon after that killed. dir is its directory for temporary files. The error of a failed command
+// has the end of what it wrote to stderr.
+func Run(ctx context.Context, limit time.Duration, dir string, argv []string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	name := filepath.Base(argv[0])
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = grace
+
+	// The parent whose death sends the signal is the thread that forks (prctl(2)): it must live as long as the command.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	err := cmd.Wait()
+	if kill := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); kill != nil && !errors.Is(kill, syscall.ESRCH) {
+		err = errors.Join(err, fmt.Errorf("ending what %s has left running: %w", name, kill))
+	}
+	switch {
+	case ctx.Err() != nil && context.Cause(ctx) == context.DeadlineExceeded:
+		return nil, fmt.Errorf("running %s: %w after %v%s", name, context.DeadlineExceeded, limit.Round(time.Second), said(&stderr))
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("running %s: %w", name, context.Cause(ctx))
+	case err != nil:
+		return nil, fmt.Errorf("running %s: %w%s", name, err, said(&stderr))
+	}
+	return stdout.Bytes(), nil
+}
+
+// said is the end of what a command wrote to stderr, as the end of an error.
+func said(stderr *bytes.Buffer) string {
+	text := strings.TrimSpace(stderr.String())
+	if text == "" {
+		return ""
+	}
+	if len(text) > stderrKept {
+		text = "…" + text[len(text)-stderrKept:]
+	}
+	return ": " + text
+}

@@ -1,0 +1,39 @@
+package models
+
+import "fmt"
+
+// builder collects tensors. Shapes and names are PyTorch's: a convolution is [out, in, height, width], a fully connected layer
+// [out, in].
+type builder struct{ tensors []Tensor }
+
+func (b *builder) add(name string, shape ...int) {
+	b.tensors = append(b.tensors, Tensor{Name: name, Shape: shape})
+}
+
+func (b *builder) conv(name string, in, out, height, width int) {
+	b.add(name+".weight", out, in, height, width)
+}
+
+func (b *builder) biasedConv(name string, in, out, k int) {
+	b.conv(name, in, out, k, k)
+	b.add(name+".bias", out)
+}
+
+// norm is a batch or layer normalisation: a scale and a shift for each channel.
+func (b *builder) norm(name string, channels int) {
+	b.add(name+".weight", channels)
+	b.add(name+".bias", channels)
+}
+
+func (b *builder) linear(name string, in, out int) {
+	b.add(name+".weight", out, in)
+	b.add(name+".bias", out)
+}
+
+// convNorm is a convolution without a bias and the batch normalisation that follows it.
+func (b *builder) convNorm(name string, in, out, height, width int) {
+	b.conv(name+".conv", in, out, height, width)
+	b.norm(name+".bn", out)
+}
+
+func at(prefix string, i int) string { return fmt.Sprintf("%s.%d", prefix, i) }

@@ -1,0 +1,114 @@
+// Package models has the shapes that comm-only benchmarks exchange: the parameters of published models, generated from
+// descriptions of their architectures ([Get]), synthetic ones of a given size ([FromBytes]), and ones read from a file with
+// the time that each layer computes ([FromCSV]). A model is a value: there is no data in it.
+package models
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/agnivade/levenshtein"
+
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// Tensor is one parameter. Forward and Backward are how long its layer computes in a replay: 0 for infinitely fast.
+type Tensor struct {
+	Name              string
+	Shape             []int
+	Forward, Backward time.Duration
+}
+
+// Elems returns the number of elements.
+func (t Tensor) Elems() uint64 {
+	n := uint64(1)
+	for _, d := range t.Shape {
+		n *= uint64(d)
+	}
+	return n
+}
+
+// Model is a list of parameters, in the order in which the forward pass meets them. Source says where the shapes are from.
+type Model struct {
+	Name    string
+	Tensors []Tensor
+	Source  string
+}
+
+// Params returns the number of elements of all tensors.
+func (m Model) Params() uint64 {
+	var n uint64
+	for _, t := range m.Tensors {
+		n += t.Elems()
+	}
+	return n
+}
+
+// Chunkable returns the tensors as a plan takes them, all with one wire type.
+func (m Model) Chunkable(d chunk.DType) []chunk.Tensor {
+	ts := make([]chunk.Tensor, len(m.Tensors))
+	for i, t := range m.Tensors {
+		ts[i] = chunk.Tensor{Name: t.Name, Elems: t.Elems(), DType: d}
+	}
+	return ts
+}
+
+// builtin is a model that [Get] knows.
+type builtin struct {
+	name, source string
+	build        func(*builder)
+}
+
+var builtins = []builtin{
+	{"alexnet", "Krizhevsky, arXiv:1404.5997, as torchvision.models.alexnet", alexNet},
+	{"vgg16", "Simonyan and Zisserman, arXiv:1409.1556, configuration D, as torchvision.models.vgg16", vgg16},
+	{"vgg19", "Simonyan and Zisserman, arXiv:1409.1556, configuration E, as torchvision.models.vgg19", vgg19},
+	{"googlenet", "Szegedy et al., arXiv:1409.4842, as torchvision.models.googlenet without auxiliary heads", googLeNet},
+	{"inception-v3", "Szegedy et al., arXiv:1512.00567, as torchvision.models.inception_v3 without the auxiliary head", inceptionV3},
+	{"resnet50", "He et al., arXiv:1512.03385, as torchvision.models.resnet50", resNet50},
+	{"resnet110-cifar", "He et al., arXiv:1512.03385, section 4.2, n = 18, identity shortcuts (option A)", resNet110},
+	{"resnet269", "He et al., arXiv:1603.05027, as MXNet's example/image-classification/symbols/resnet.py with 269 layers", resNet269},
+	{"bert-large", "Devlin et al., arXiv:1810.04805, uncased, with the pooler and no head, as transformers.BertModel", bertLarge},
+	{"gpt2-xl", "Radford et al., Language Models are Unsupervised Multitask Learners, as transformers.GPT2Model", gpt2XL},
+}
+
+// Names returns the names of the built-in models.
+func Names() []string {
+	names := make([]string, len(builtins))
+	for i, b := range builtins {
+		names[i] = b.name
+	}
+	return names
+}
+
+// Get returns a built-in model. The error for another name lists them all, and the nearest where one is near.
+func Get(name string) (Model, error) {
+	for _, b := range builtins {
+		if b.name == name {
+			var to builder
+			b.build(&to)
+			return Model{b.name, to.tensors, b.source}, nil
+		}
+	}
+	var hint string
+	if near := nearest(strings.ToLower(name)); near != "" {
+		hint = "did you mean " + near + "? "
+	}
+	return Model{}, fmt.Errorf("unknown model %q: %sknown are %s", name, hint, strings.Join(Names(), ", "))
+}
+
+// nearest returns the built-in name that begins with the one given or takes the fewest edits, "" if most of it would change.
+func nearest(name string) (near string) {
+	least := len(name)/2 + 1
+	for _, known := range Names() {
+		edits := levenshtein.ComputeDistance(name, known)
+		if name != "" && strings.HasPrefix(known, name) {
+			edits = 0
+		}
+		if edits < least {
+			near, least = known, edits
+		}
+	}
+	return near
+}

@@ -1,0 +1,74 @@
+package peers
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/rackweave/rackweave/bench/report"
+)
+
+// Ours does one round of our side of a comparison.
+type Ours func(ctx context.Context) (report.Times, error)
+
+// Alternate compares ours with peers doing the exchange of spec, in rounds: ours, each peer, ours again and so on, so that
+// what else goes on in the machine meets all of them. A peer that cannot run here is named in the result with the reason and
+// what installs it; one that fails a round goes on with the next; ours failing ends the comparison. progress, of Steps, may be nil.
+//
+// The caller fills in Machine and Note.
+func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds int, progress *report.Progress) (report.Comparison, error) {
+	if rounds < 1 {
+		return report.Comparison{}, fmt.Errorf("a comparison of %d rounds: at least 1 is needed", rounds)
+	}
+	result := report.Comparison{Workers: spec.Workers, Bytes: spec.Bytes, DType: spec.DType, Rounds: rounds, Missing: map[string]string{}}
+	present, err := probe(ctx, peers, result.Missing)
+	if err != nil {
+		return report.Comparison{}, err
+	}
+	var mine []report.Times
+	theirs := make([][]report.Times, len(present))
+	failures := make([]error, len(present))
+	for round := range rounds {
+		times, err := ours(ctx)
+		if err != nil {
+			return report.Comparison{}, fmt.Errorf("round %d of ours: %w", round+1, err)
+		}
+		mine = append(mine, times)
+		progress.Add(1)
+		for i, peer := range present {
+			times, err := peer.Run(ctx, spec)
+			if ctx.Err() != nil {
+				return report.Comparison{}, fmt.Errorf("round %d of %s: %w", round+1, peer.Name(), context.Cause(ctx))
+			}
+			if err != nil {
+				times, failures[i] = report.Times{Name: peer.Name()}, err
+			}
+			theirs[i] = append(theirs[i], times)
+			progress.Add(1)
+		}
+	}
+	result.Contenders = append(result.Contenders, report.NewContender(mine, mine, nil))
+	for i := range present {
+		result.Contenders = append(result.Contenders, report.NewContender(theirs[i], mine, failures[i]))
+	}
+	return result, nil
+}
+
+// Steps is the total of a comparison's progress.
+func Steps(peers []Peer, rounds int) int { return rounds * (1 + len(peers)) }
+
+// probe returns the peers that can run here and says of each other what it lacks.
+func probe(ctx context.Context, peers []Peer, missing map[string]string) ([]Peer, error) {
+	var present []Peer
+	for _, peer := range peers {
+		err := peer.Probe(ctx)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err != nil {
+			missing[peer.Name()] = err.Error()
+			continue
+		}
+		present = append(present, peer)
+	}
+	return present, nil
+}

@@ -1,0 +1,107 @@
+// Package peers runs the all-reduce of other people's libraries on the same machine and under the same clock as ours, so
+// that a comparison is one run and not two papers.
+//
+// A peer is a small script of ours (scripts/) that is carried in the binary and run with what is installed: Gloo through
+// torch.distributed, and Open MPI. Each is given its best: before its first measured run of an exchange it tries a few
+// settings and keeps the fastest, and says in its result what all of them took.
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rackweave/rackweave/bench/report"
+)
+
+var (
+	// ErrMissing is a peer that is not installed; the error around it has the command that installs it.
+	ErrMissing = errors.New("not installed")
+	// ErrUnsupported is an exchange that a peer cannot do.
+	ErrUnsupported = errors.New("not supported by this peer")
+)
+
+// Spec is the exchange a peer is to do: an all-reduce of Bytes per worker, each worker a process.
+type Spec struct {
+	Workers int
+	Bytes   uint64
+	DType   string // f32, bf16 or f16
+	Iters   int    // at least 1
+	Warmup  int
+	// Tensors are the bytes of each tensor, in all Bytes, to be reduced one by one; none: one flat buffer.
+	Tensors []uint64
+}
+
+// Peer is a library to compare with. It is not safe for concurrent use.
+type Peer interface {
+	// Name is what the command line calls it.
+	Name() string
+	// Probe says whether the peer can run here; its error wraps ErrMissing if it has to be installed.
+	Probe(ctx context.Context) error
+	// Run does an exchange in processes of its own, which are gone when it returns. It ends after a time that is generous
+	// for the exchange, or when ctx does. A 16-bit exchange that the peer cannot do it does in f32, as its users must: as
+	// many elements in twice the bytes, which the result's Setting and Bytes say.
+	Run(ctx context.Context, spec Spec) (report.Times, error)
+}
+
+// Names are the peers there are.
+var Names = []string{"gloo", "mpi"}
+
+// ByName returns the peers of the names, in their order.
+func ByName(names []string) ([]Peer, error) {
+	var found []Peer
+	for _, name := range names {
+		switch name {
+		case "gloo":
+			found = append(found, Gloo())
+		case "mpi":
+			found = append(found, OpenMPI())
+		default:
+			return nil, fmt.Errorf("unknown peer %q: there are %s", name, strings.Join(Names, " and "))
+		}
+	}
+	return found, nil
+}
+
+// deadline is how long a run may take: start-up, and the exchanges at a rate that is slow for any peer on any machine.
+func (s Spec) deadline() time.Duration {
+	const (
+		startup   = 60 * time.Second
+		exchange  = 100 * time.Millisecond // even of nothing, with more processes than cores
+		slowBytes = 50e6                   // per second, of all workers together
+	)
+	seconds := float64(s.Iters+s.Warmup) * float64(s.Workers) * float64(s.Bytes) / slowBytes
+	return startup + time.Duration(s.Iters+s.Warmup)*exchange + time.Duration(seconds*float64(time.Second))
+}
+
+// widened is a 16-bit exchange in f32.
+func (s Spec) widened() Spec {
+	s.DType = "f32"
+	s.Bytes *= 2
+	s.Tensors = slices.Clone(s.Tensors)
+	for i := range s.Tensors {
+		s.Tensors[i] *= 2
+	}
+	return s
+}
+
+func (s Spec) check() error {
+	if s.Workers < 1 || s.Iters < 1 || s.Warmup < 0 || s.Bytes < 4 {
+		return fmt.Errorf("an exchange of %d bytes by %d workers, %d iterations after %d: at least 4 bytes, a worker and an iteration are needed",
+			s.Bytes, s.Workers, s.Iters, s.Warmup)
+	}
+	if !slices.Contains([]string{"f32", "bf16", "f16"}, s.DType) {
+		return fmt.Errorf("dtype %q: use f32, bf16 or f16", s.DType)
+	}
+	var sum uint64
+	for _, bytes := range s.Tensors {
+		sum += bytes
+	}
+	if s.Tensors != nil && sum != s.Bytes {
+		return fmt.Errorf("tensors of %d bytes in an exchange of %d", sum, s.Bytes)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// group is what the rows under one header have in common.
+type group struct {
+	machine   string
+	provider  string
+	server    string
+	dtype     string
+	optimizer string
+	chunk     uint32
+	note      string
+}
+
+func (r *Result) group() group {
+	return group{r.Machine.String(), r.Provider, r.Server, r.DType, r.Optimizer, r.ChunkBytes, r.Note}
+}
+
+// WriteTable prints results as nccl-tests does: a row per result, comments behind '#'. A header says what the rows below it
+// have in common, and is repeated when that changes. A result that was not verified has N/A for its wrong elements.
+func WriteTable(w io.Writer, results []Result) error {
+	var b strings.Builder
+	var last group
+	for i := range results {
+		r := &results[i]
+		if g := r.group(); i == 0 || g != last {
+			if i > 0 {
+				b.WriteByte('\n')
+			}
+			writeHeader(&b, g)
+			last = g
+		}
+		writeRow(&b, r)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeHeader(b *strings.Builder, g group) {
+	server := "embedded aggregator"
+	if g.server != "" {
+		server = "aggregator " + g.server
+	}
+	fmt.Fprintf(b, "# %s\n", g.machine)
+	fmt.Fprintf(b, "# provider %s, %s, %s, optimizer %s, chunks of %s\n",
+		g.provider, server, g.dtype, g.optimizer, Size(uint64(g.chunk)))
+	if g.note != "" {
+		fmt.Fprintf(b, "# %s\n", g.note)
+	}
+	b.WriteString("#\n")
+	const heads = "#%13s %7s %10s %8s %8s %8s %10s %10s %8s %7s  %-16s %s"
+	line(b, heads, "size", "workers", "time", "algbw", "busbw", "#wrong", "p50", "p99", "p99/mean", "share", "of roofline", "model")
+	line(b, heads, "(B)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "", "(GB/s)", "")
+}
+
+func writeRow(b *strings.Builder, r *Result) {
+	wrong, share, roof := "N/A", "N/A", ""
+	if r.Verified {
+		wrong = fmt.Sprint(r.Wrong)
+	}
+	if r.Roofline.GBs > 0 {
+		share = fmt.Sprintf("%.1f%%", 100*r.Roofline.Share)
+		digits := 1
+		if r.Roofline.GBs < 1 {
+			digits = 3
+		}
+		roof = fmt.Sprintf("%s %.*f", r.Roofline.Name, digits, r.Roofline.GBs)
+	}
+	line(b, " %13d %7d %10s %8.2f %8.2f %8s %10s %10s %8.2f %7s  %-16s %s",
+		r.Bytes, r.Workers, us(r.TimeUS.Mean), r.AlgBW, r.BusBW, wrong, us(r.TimeUS.P50), us(r.TimeUS.P99), r.P99OverMean, share, roof, r.Model)
+}
+
+// line prints one line without the blanks that empty last columns leave.
+func line(b *strings.Builder, format string, columns ...any) {
+	b.WriteString(strings.TrimRight(fmt.Sprintf(format, columns...), " ") + "\n")
+}
+
+// us prints microseconds with as many decimals as four digits leave room for, as nccl-tests does.
+func us(v float64) string {
+	switch {
+	case v >= 1e4:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}

@@ -1,0 +1,59 @@
+package bench
+
+import (
+	"context"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/roofline"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// perftestSeconds is how long ib_write_bw is measured: emulated devices need seconds.
+const perftestSeconds = 4
+
+// MeasureRoofline measures what this machine can do of the spec's exchange and puts the result's share of it into res: a memory
+// probe where workers and aggregator share memory, a bare socket loop for tcp, perftest's ib_write_bw for ibv. It measures
+// within this host, so there is none for an aggregator elsewhere that is reached over RDMA.
+func MeasureRoofline(ctx context.Context, s *Spec, res *report.Result) error {
+	var roof report.Roofline
+	var err error
+	switch res.Provider {
+	case verbs.ProviderSHM:
+		roof, err = roofline.Memory(s.Workers, s.Bytes())
+	case verbs.ProviderTCP:
+		roof, err = roofline.TCP(s.Workers, res.Lanes, s.Bytes())
+	case verbs.ProviderIBV:
+		if s.Server != "" {
+			return nil
+		}
+		roof, err = perftest(ctx, s, res)
+	default:
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	res.SetRoofline(roof)
+	return ctx.Err()
+}
+
+// perftest measures what the same device does of the same messages, both ways, over as many queue pairs.
+func perftest(ctx context.Context, s *Spec, res *report.Result) (report.Roofline, error) {
+	d, err := verbs.Open(verbs.ProviderIBV, "", s.ProviderOptions)
+	if err != nil {
+		return report.Roofline{}, err
+	}
+	name := d.Attr().Name
+	if err := d.Close(); err != nil {
+		return report.Roofline{}, err
+	}
+	p := roofline.Perftest{Device: name, Bytes: res.ChunkBytes, QPs: res.Workers * res.Lanes, Seconds: perftestSeconds}
+	return p.Measure(ctx)
+}
+
+// Times turns a result into one side of a comparison.
+func Times(res report.Result, err error) (report.Times, error) {
+	return report.Times{
+		Name: "rackweave", Setting: res.Memory, Transport: res.Provider, Bytes: res.Bytes, Workers: res.Workers, TimeUS: res.TimeUS, Wrong: res.Wrong,
+	}, err
+}

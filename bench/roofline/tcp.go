@@ -1,0 +1,56 @@
+package roofline
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/cgo/fabric"
+)
+
+const (
+	// socketBlock is a send or recv of the socket loop: the fastest of the sizes from 32 KiB to 1 MiB, by a fifth or less.
+	socketBlock = 256 << 10
+	// mostSpan bounds the memory that each connection walks through: of several connections beyond any cache.
+	mostSpan = 32 << 20
+	// mostSocketBytes bounds a run of the socket loop, whose rate does not depend on it any more.
+	mostSocketBytes = 1 << 30
+	socketTimeout   = time.Minute
+)
+
+// TCP measures a bare loop over sockets of the loopback device that moves the bytes of each worker both ways at once, over as
+// many connections as RackWeave has: one for each worker and lane. A thread for each lane stands for the aggregator, and one
+// for each worker.
+func TCP(workers, lanes int, bytes uint64) (report.Roofline, error) {
+	if workers < 1 || lanes < 1 || bytes == 0 {
+		return report.Roofline{}, fmt.Errorf("tcp roofline of %d workers, %d lanes and %d bytes: at least 1 of each is needed", workers, lanes, bytes)
+	}
+	loop := socketLoop(workers, lanes, bytes)
+	gbs, err := measure(2*uint64(loop.Bytes), func() (time.Duration, error) {
+		// An error's text is the thread's.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		took, rc := loop.Run()
+		if rc < 0 {
+			return 0, errors.New(fabric.LastError())
+		}
+		return took, nil
+	})
+	if err != nil {
+		return report.Roofline{}, fmt.Errorf("tcp roofline: %w", err)
+	}
+	return report.Roofline{Name: "tcp", GBs: gbs}, nil
+}
+
+func socketLoop(workers, lanes int, bytes uint64) fabric.TCPRoofline {
+	connections := workers * lanes
+	return fabric.TCPRoofline{
+		Connections: connections, Hubs: lanes, Peers: workers,
+		Block:   socketBlock,
+		Span:    int(min(max(bytes/uint64(lanes), socketBlock), mostSpan)),
+		Bytes:   int64(max(min(bytes, mostSocketBytes/uint64(workers))*uint64(workers), uint64(connections))),
+		Timeout: socketTimeout,
+	}
+}

@@ -1,0 +1,409 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Runner starts the processes of a benchmark.
+type Runner struct {
+	// Worker is the command of a worker process, which runs WorkerMain; Serve the command of an aggregator, which prints the
+	// URL it listens on as its first line and ends when its standard input does. Needed where Spec.Procs is set.
+	Worker, Serve []string
+	Log           io.Writer // the aggregator's log; nil: discarded
+	// Progress, if not nil, makes the progress of a phase of so many steps.
+	Progress func(label string, steps int) *report.Progress
+	// Started, if not nil, is told the aggregator's URL.
+	Started func(url string)
+}
+
+// tail keeps the last of what a process says, for its error, until someone else listens.
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+	to io.Writer
+}
+
+const tailBytes = 4096
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.to != nil {
+		return t.to.Write(p)
+	}
+	t.b = append(t.b, p...)
+	if len(t.b) > tailBytes {
+		t.b = append(t.b[:0], t.b[len(t.b)-tailBytes:]...)
+	}
+	return len(p), nil
+}
+
+// forward passes on what was said and what will be, instead of keeping it.
+func (t *tail) forward(to io.Writer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.to = to; to != nil {
+		to.Write(t.b)
+		t.b = nil
+	}
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.b))
+}
+
+// command prepares a child that dies with ctx, and with this process.
+func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stderr = stderr
+	cmd.WaitDelay = 5 * time.Second
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	return cmd
+}
+
+// serve starts the embedded aggregator and returns its URL and how to stop it.
+func (r *Runner) serve(ctx context.Context, s *Spec) (url string, stop func() error, err error) {
+	if !s.Procs {
+		return serveHere(ctx, s)
+	}
+	argv := append(append([]string{}, r.Serve...), serveFlags(s)...)
+	errs := &tail{}
+	cmd := command(ctx, argv, errs)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	first := make(chan string, 1)
+	cmd.Stdout = &lineWriter{f: func(line []byte) error {
+		select {
+		case first <- string(line):
+		default:
+		}
+		return nil
+	}}
+	if err := cmd.Start(); err != nil {
+		return "", nil, fmt.Errorf("start the aggregator: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	stop = func() error {
+		in.Close()
+		select {
+		case err := <-ended:
+			return aggregatorError(err, errs)
+		case <-time.After(10 * time.Second):
+			cmd.Process.Kill()
+			return errors.Join(errors.New("the aggregator did not end within 10 s and was killed"), <-ended)
+		}
+	}
+	select {
+	case url = <-first:
+		errs.forward(r.Log)
+		return url, stop, nil
+	case err := <-ended:
+		if err == nil {
+			err = errors.New("ended before it listened")
+		}
+		return "", nil, aggregatorError(err, errs)
+	case <-time.After(30 * time.Second):
+		return "", nil, errors.Join(fmt.Errorf("the aggregator did not start within 30 s: %s", errs), stop())
+	}
+}
+
+// processError is how a process ended: what it said itself where it could, else the signal.
+func processError(err error, said *tail) error {
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(said.String(), "rackweave: ")
+	exit := new(exec.ExitError)
+	switch {
+	case text == "":
+		return err
+	case errors.As(err, &exit) && exit.Exited():
+		return errors.New(text)
+	}
+	return fmt.Errorf("%w: %s", err, text)
+}
+
+func aggregatorError(err error, said *tail) error {
+	if err = processError(err, said); err != nil {
+		return fmt.Errorf("the aggregator: %w", err)
+	}
+	return nil
+}
+
+func serveFlags(s *Spec) []string {
+	f := []string{"--listen", "127.0.0.1:0", "--providers", s.Provider, "--until-eof"}
+	if s.Provider == "auto" {
+		f = []string{"--listen", "127.0.0.1:0", "--until-eof"}
+	}
+	if s.ProviderOptions != "" {
+		f = append(f, "--provider-options", s.Provider+":"+s.ProviderOptions)
+	}
+	if s.Cores > 0 {
+		f = append(f, "--cores", fmt.Sprint(s.Cores))
+	}
+	if s.Unpinned {
+		f = append(f, "--unpinned")
+	}
+	if s.Window > 0 {
+		f = append(f, "--window", fmt.Sprint(s.Window))
+	}
+	if len(s.NICs) > 0 {
+		f = append(f, "--nics", strings.Join(s.NICs, ","))
+	}
+	if s.LinkTimeout > 0 {
+		f = append(f, "--link-timeout", s.LinkTimeout.String())
+	}
+	return f
+}
+
+func serveHere(ctx context.Context, s *Spec) (string, func() error, error) {
+	o := service.Options{Listen: "127.0.0.1:0", Cores: s.Cores, Unpinned: s.Unpinned, Window: s.Window, NICs: s.NICs, LinkTimeout: s.LinkTimeout}
+	if s.Provider != "auto" {
+		o.Providers = []string{s.Provider}
+		o.ProviderOptions = map[string]string{s.Provider: s.ProviderOptions}
+	}
+	svc, err := service.New(o)
+	if err != nil {
+		return "", nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- svc.Serve(ctx) }()
+	return svc.URL(), func() error {
+		cancel()
+		return errors.Join(<-done, svc.Close())
+	}, nil
+}
+
+// Run does the benchmark.
+func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error) {
+	if err := s.Check(); err != nil {
+		return res, err
+	}
+	server := s.Server
+	if server == "" {
+		var stop func() error
+		if server, stop, err = r.serve(ctx, &s); err != nil {
+			return res, err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+	}
+	if r.Started != nil {
+		r.Started(server)
+	}
+	results := make([]*os.File, s.Workers)
+	if s.Verify {
+		for rank := range results {
+			if results[rank], err = unnamed(); err != nil {
+				return res, err
+			}
+			defer results[rank].Close()
+		}
+	}
+	reports, err := r.workers(ctx, &s, server, results)
+	if err != nil {
+		return res, err
+	}
+	res = summarise(&s, reports)
+	if s.Verify {
+		if err := r.verify(ctx, &s, results, &res); err != nil {
+			return res, err
+		}
+	}
+	return res, nil
+}
+
+// unnamed makes a temporary file for a worker's results that ends with the processes that hold it, however they end.
+func unnamed() (*os.File, error) {
+	f, err := os.CreateTemp("", "rackweave-results-")
+	if err != nil {
+		return nil, fmt.Errorf("make a file for results to verify: %w: set TMPDIR to a directory that can be written", err)
+	}
+	return f, os.Remove(f.Name())
+}
+
+// workers runs all workers to their end. The first that fails ends the others. Each writes its final results where there is a file.
+func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []*os.File) ([]workerReport, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	name := make([]byte, 6)
+	rand.Read(name)
+	bar := r.progress("exchange", s.Steps())
+	defer bar.Close()
+	reports := make([]workerReport, s.Workers)
+	errs := make([]error, s.Workers)
+	var wg sync.WaitGroup
+	for rank := range s.Workers {
+		o := &order{Spec: *s, Rank: rank, Server: server, Job: "bench-" + hex.EncodeToString(name)}
+		say := func(rep workerReport) error {
+			if rep.Done {
+				reports[rank] = rep
+			} else if rank == 0 {
+				bar.Add(1)
+			}
+			return nil
+		}
+		wg.Go(func() {
+			if s.Procs {
+				errs[rank] = r.workerProcess(ctx, o, results[rank], say)
+			} else {
+				errs[rank] = runWorker(ctx, o, results[rank], say)
+			}
+			if errs[rank] == nil && !reports[rank].Done {
+				errs[rank] = errors.New("ended without a report")
+			}
+			if errs[rank] != nil {
+				// The others learn of it from the aggregator; those that do not are ended.
+				time.AfterFunc(3*time.Second, func() { cancel(errs[rank]) })
+			}
+		})
+	}
+	wg.Wait()
+	return reports, workerErrors(errs)
+}
+
+// workerErrors is the workers' errors by rank as one, each text once.
+func workerErrors(errs []error) error {
+	var all []error
+	told := map[string]bool{}
+	for _, err := range errs {
+		if err == nil || told[err.Error()] {
+			continue
+		}
+		told[err.Error()] = true
+		var ranks []string
+		for rank, other := range errs {
+			if other != nil && other.Error() == err.Error() {
+				ranks = append(ranks, strconv.Itoa(rank))
+			}
+		}
+		name := "worker"
+		if len(ranks) > 1 {
+			name = "workers"
+		}
+		all = append(all, fmt.Errorf("%s %s: %w", name, strings.Join(ranks, ", "), err))
+	}
+	return errors.Join(all...)
+}
+
+func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
+	errs := &tail{}
+	cmd := command(ctx, r.Worker, errs)
+	if results != nil {
+		cmd.ExtraFiles = []*os.File{results} // resultsFD
+	}
+	orders, err := cmd.StdinPipe() // stays open: its end tells the worker that this process has ended
+	if err != nil {
+		return err
+	}
+	cmd.Stdout = &lineWriter{f: func(line []byte) error {
+		var rep workerReport
+		if err := json.Unmarshal(line, &rep); err != nil {
+			return fmt.Errorf("read the worker's report %q: %w", line, err)
+		}
+		return say(rep)
+	}}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// A worker that does not take its orders says why itself.
+	_ = json.NewEncoder(orders).Encode(o)
+	return processError(cmd.Wait(), errs)
+}
+
+func (r *Runner) progress(label string, steps int) *report.Progress {
+	if r.Progress == nil {
+		return nil
+	}
+	return r.Progress(label, steps)
+}
+
+func summarise(s *Spec, reports []workerReport) report.Result {
+	res := report.Result{
+		Machine: report.ThisMachine(), Provider: reports[0].Provider, Server: s.Server, Workers: s.Workers, Model: s.Model.Name,
+		Bytes: s.Bytes(), DType: s.DType.String(), Optimizer: s.Optimizer, ChunkBytes: uint32(s.ChunkBytes), Iterations: s.Iters,
+		Warmup: s.Warmup, Checksum: fmt.Sprintf("%016x", reports[0].Checksum), Note: noteFor(reports[0].Provider),
+	}
+	res.Lanes, res.Memory = reports[0].Lanes, "ordinary memory"
+	if s.Arena {
+		res.Memory = "arenas"
+	}
+	h := report.NewHistogram()
+	means := make([]float64, s.Workers)
+	for i := range s.Iters {
+		slowest := 0.0
+		for rank := range reports {
+			t := reports[rank].TimesUS[i]
+			means[rank] += t / float64(s.Iters)
+			slowest = max(slowest, t)
+		}
+		h.Record(time.Duration(slowest * 1e3))
+	}
+	res.SetTimes(h.Summary(), means)
+	for _, rep := range reports {
+		if rep.Checksum != reports[0].Checksum {
+			res.Checksum = "differs between workers"
+		}
+	}
+	return res
+}
+
+// verify compares every worker's final results with plain Go.
+func (r *Runner) verify(ctx context.Context, s *Spec, results []*os.File, res *report.Result) error {
+	bar := r.progress("plain Go reference", len(s.Model.Tensors))
+	want, err := Reference(ctx, s, bar)
+	bar.Close()
+	if err != nil {
+		return err
+	}
+	res.Verified = true
+	raw := make([]byte, s.Model.Params()*4)
+	for rank, f := range results {
+		if n, err := f.ReadAt(raw, 0); err != nil {
+			return fmt.Errorf("worker %d wrote %d bytes of results of %d: %w", rank, n, len(raw), err)
+		}
+		wrong, where := compare(want, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)/4))
+		if res.Wrong += wrong; wrong > 0 && r.Log != nil {
+			fmt.Fprintf(r.Log, "worker %d: %d elements wrong: %s\n", rank, wrong, where)
+		}
+	}
+	res.Reference = fmt.Sprintf("%016x", digestAll(want))
+	return nil
+}
+
+// noteFor is the caveat for a provider's numbers here: RDMA may be software, too.
+func noteFor(provider string) string {
+	note := report.NoteFor(provider)
+	if top, err := numa.Discover(""); provider == verbs.ProviderIBV && err == nil {
+		for _, d := range top.RDMA {
+			if d.Soft && d.Active() {
+				note = report.SoftwareNote
+			}
+		}
+	}
+	return note
+}

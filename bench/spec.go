@@ -1,0 +1,160 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/bench/models"
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Spec is one benchmark.
+type Spec struct {
+	Workers  int
+	Procs    bool // a process for each worker, and for the aggregator where it is embedded
+	Provider string
+	// Of every device that is opened, as key=value,…; the provider must be named.
+	ProviderOptions string
+	Model           models.Model
+	DType           chunk.DType // on the wire; buffers are f32
+	Optimizer       string      // "sum": aggregate only
+	Hyper           map[string]float64
+	Iters           int
+	Warmup          int
+	Arena           bool // gradients and results in registered memory, else in ordinary memory
+	Verify          bool
+	Jitter          time.Duration // workers sleep up to this long before each exchange, and submit in orders of their own
+	Seed            uint64
+
+	Server string // URL of an aggregator; empty: embedded
+	Token  string
+	CA     string
+
+	// RDMA devices, of workers and of the embedded aggregator; empty: all.
+	NICs       []string
+	ChunkBytes int
+	// Of the embedded aggregator.
+	LinkTimeout time.Duration // see service.Options; 0: its default
+	Cores       int
+	Unpinned    bool
+	Window      int
+	Spin        int
+}
+
+const maxIters = 1_000_000
+
+// providers are the names of transports, auto for the fastest.
+var providers = []string{"auto", verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}
+
+// Check completes the spec and says what in it cannot be done.
+func (s *Spec) Check() error {
+	if s.Workers < 1 || s.Workers > 1024 {
+		return fmt.Errorf("workers is %d: use 1 to 1024", s.Workers)
+	}
+	if s.Iters < 1 || s.Iters > maxIters || s.Warmup < 0 || s.Warmup > maxIters {
+		return fmt.Errorf("%d iterations after %d to warm up: use 1 to %d, after 0 to %d", s.Iters, s.Warmup, maxIters, maxIters)
+	}
+	if len(s.Model.Tensors) == 0 {
+		return fmt.Errorf("model %q has no tensors", s.Model.Name)
+	}
+	if !slices.Contains(providers, s.Provider) {
+		return fmt.Errorf("unknown provider %q: use %s", s.Provider, strings.Join(providers, ", "))
+	}
+	if s.ProviderOptions != "" && s.Provider == "auto" {
+		return fmt.Errorf("provider options %q: name the provider they are for", s.ProviderOptions)
+	}
+	if s.Provider == verbs.ProviderSim && (s.Procs || s.Server != "") {
+		return errors.New("provider sim is a network within one process: let the workers be goroutines of it (procs=false), with an aggregator of their own")
+	}
+	if s.ChunkBytes == 0 {
+		s.ChunkBytes = chunk.DefaultChunkBytes
+	}
+	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.ChunkBytes, Lanes: make([]chunk.Lane, 1)}); err != nil {
+		return err
+	}
+	if s.Cores < 0 || s.Window < 0 || s.Jitter < 0 {
+		return fmt.Errorf("cores %d, window %d, jitter %v: use 0 or more", s.Cores, s.Window, s.Jitter)
+	}
+	if err := s.checkOptimizer(); err != nil {
+		return err
+	}
+	return s.checkMemory()
+}
+
+func (s *Spec) checkOptimizer() error {
+	rule, err := s.rule()
+	if err != nil {
+		return err
+	}
+	if rule.NeedsNorms() {
+		return fmt.Errorf("optimizer %v needs a committed step: the benchmark exchanges eagerly; use another", rule)
+	}
+	h, err := s.hyper()
+	if err != nil {
+		return err
+	}
+	return rule.Check(h)
+}
+
+// checkMemory compares what the exchange takes with what is to be had now, before anything runs out of it.
+func (s *Spec) checkMemory() error {
+	top, err := numa.Discover("")
+	if err != nil {
+		return err
+	}
+	if need := s.memory(); need > float64(top.AvailableBytes) {
+		return fmt.Errorf("%s of parameters with %d workers need %s of memory in this machine, which has %s available: use a smaller model or fewer workers",
+			report.Size(s.Model.Params()*4), s.Workers, report.Size(uint64(need)), report.Size(uint64(top.AvailableBytes)))
+	}
+	return nil
+}
+
+// memory is the bytes that gradients and results take, parameters and optimizer state where the aggregator is embedded, and
+// the results to compare. A float holds what no machine does.
+func (s *Spec) memory() float64 {
+	arrays := 2 * s.Workers
+	if rule, err := s.rule(); err == nil && rule != optim.Sum && s.Server == "" {
+		h, _ := s.hyper()
+		arrays += 1 + rule.States(h)
+	}
+	if s.Verify {
+		arrays += 2
+	}
+	return 4 * float64(arrays) * float64(s.Model.Params())
+}
+
+func (s *Spec) rule() (optim.Rule, error) { return optim.Parse(s.Optimizer) }
+
+// hyper is the optimizer's defaults with what the spec overrides.
+func (s *Spec) hyper() (optim.Hyper, error) {
+	rule, err := s.rule()
+	if err != nil {
+		return optim.Hyper{}, err
+	}
+	h := rule.Defaults()
+	fields := map[string]*float64{
+		"lr": &h.LR, "wd": &h.WD, "scale": &h.Scale, "clip": &h.Clip, "momentum": &h.Momentum, "dampening": &h.Dampening,
+		"beta1": &h.Beta1, "beta2": &h.Beta2, "eps": &h.Eps, "alpha": &h.Alpha,
+	}
+	for name, v := range s.Hyper {
+		f, ok := fields[name]
+		if !ok {
+			return h, fmt.Errorf("hyper-parameter %q is unknown: use lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps or alpha", name)
+		}
+		*f = v
+	}
+	return h, nil
+}
+
+// Bytes is the model's size on the wire.
+func (s *Spec) Bytes() uint64 { return s.Model.Params() * uint64(s.DType.Size()) }
+
+// Steps is how many exchanges each worker does.
+func (s *Spec) Steps() int { return s.Warmup + s.Iters }

@@ -1,0 +1,111 @@
+package bench
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rackweave/rackweave/bench/models"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*Spec)
+		wants  []string
+	}{
+		{"no workers", func(s *Spec) { s.Workers = 0 }, []string{"workers is 0", "1 to 1024"}},
+		{"too many workers", func(s *Spec) { s.Workers = 1025 }, []string{"workers is 1025", "1 to 1024"}},
+		{"no iterations", func(s *Spec) { s.Iters = 0 }, []string{"0 iterations", "1 to 1000000"}},
+		{"less than no warm-up", func(s *Spec) { s.Warmup = -1 }, []string{"-1 to warm up", "0 to 1000000"}},
+		{"no tensors", func(s *Spec) { s.Model = models.Model{Name: "nothing"} }, []string{`"nothing"`, "no tensors"}},
+		{"unknown provider", func(s *Spec) { s.Provider = "smh" }, []string{`"smh"`, "auto, shm, tcp, ibv, sim"}},
+		{"options of no provider", func(s *Spec) { s.ProviderOptions = "gid=3" }, []string{`"gid=3"`, "name the provider"}},
+		{"a simulation of processes", func(s *Spec) { s.Provider = "sim" }, []string{"provider sim", "procs=false"}},
+		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://box:7077" }, []string{"provider sim", "an aggregator of their own"}},
+		{"odd chunks", func(s *Spec) { s.ChunkBytes = 5000 }, []string{"chunk size of 5000", "power of two from 4096"}},
+		{"negative chunks", func(s *Spec) { s.ChunkBytes = -4096 }, []string{"chunk size of -4096", "power of two from 4096"}},
+		{"negative cores", func(s *Spec) { s.Cores = -1 }, []string{"cores -1", "0 or more"}},
+		{"negative window", func(s *Spec) { s.Window = -1 }, []string{"window -1", "0 or more"}},
+		{"negative jitter", func(s *Spec) { s.Jitter = -time.Second }, []string{"jitter -1s", "0 or more"}},
+		{"unknown optimizer", func(s *Spec) { s.Optimizer = "adamw" }, []string{`"adamw"`, "did you mean adamw_", "sgd_torch"}},
+		{"an optimizer of two phases", func(s *Spec) { s.Optimizer = "lamb" }, []string{"lamb", "use another"}},
+		{"unknown hyper-parameter", func(s *Spec) { s.Hyper = map[string]float64{"lrr": 1} }, []string{`"lrr"`, "use lr, wd"}},
+		{"hyper-parameter out of range", func(s *Spec) { s.Hyper = map[string]float64{"lr": math.NaN()} }, []string{"lr is NaN", "use a number"}},
+		{"more than memory", func(s *Spec) { s.Model.Tensors[0].Shape = []int{1 << 40} }, []string{"of parameters", "available", "smaller model or fewer workers"}},
+		{"more than memory for its workers", func(s *Spec) { s.Model.Tensors[0].Shape, s.Workers = []int{64 << 20}, 1024 }, []string{"1024 workers", "available"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := momentumSpec("auto")
+			tc.change(&s)
+			err := s.Check()
+			if err == nil {
+				t.Fatalf("%+v is no error", s)
+			}
+			mentions(t, err.Error(), tc.wants...)
+			// What is available may change from one to the other.
+			text, _, _ := strings.Cut(err.Error(), "which has")
+			if _, runErr := testRunner(t).Run(t.Context(), s); runErr == nil || !strings.HasPrefix(runErr.Error(), text) {
+				t.Errorf("Run says %v, Check %v", runErr, err)
+			}
+		})
+	}
+}
+
+func TestASpecIsCompletedWithDefaults(t *testing.T) {
+	s := momentumSpec("auto")
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if s.ChunkBytes != chunk.DefaultChunkBytes || s.Steps() != 4 || s.Bytes() != 4*s.Model.Params() {
+		t.Errorf("chunks of %d, %d steps, %d bytes", s.ChunkBytes, s.Steps(), s.Bytes())
+	}
+}
+
+func TestEqualErrorsOfWorkersAreToldOnce(t *testing.T) {
+	refused, killed := errors.New("refused"), errors.New("signal: killed")
+	err := workerErrors([]error{refused, nil, killed, refused})
+	if want := "workers 0, 3: refused\nworker 2: signal: killed"; err.Error() != want {
+		t.Errorf("%q, want %q", err, want)
+	}
+	if !errors.Is(err, killed) || !errors.Is(err, refused) {
+		t.Errorf("%v hides its causes", err)
+	}
+	if err := workerErrors(make([]error, 3)); err != nil {
+		t.Errorf("no errors are %v", err)
+	}
+}
+
+func TestOfAProcessThatTalksTheLastIsKept(t *testing.T) {
+	said := &tail{}
+	for range 100 {
+		said.Write([]byte(strings.Repeat("x", 99) + "\n"))
+	}
+	said.Write([]byte("rackweave: the reason\n"))
+	text := said.String()
+	if len(text) > tailBytes || !strings.HasSuffix(text, "the reason") {
+		t.Errorf("%d bytes kept, ending in %q", len(text), text[len(text)-20:])
+	}
+	var log strings.Builder
+	said.forward(&log)
+	said.Write([]byte("more\n"))
+	if !strings.HasSuffix(log.String(), "the reason\nmore\n") || said.String() != "" {
+		t.Errorf("passed on %q, kept %q", log.String(), said.String())
+	}
+}
+
+func TestEveryBitThatDiffersIsCounted(t *testing.T) {
+	nan := float32(math.NaN())
+	negative := float32(math.Copysign(0, -1))
+	want := [][]float32{{1, 2}, {0, nan}}
+	if wrong, where := compare(want, []float32{1, 2, 0, nan}); wrong != 0 || where != "" {
+		t.Errorf("equal: %d wrong, %s", wrong, where)
+	}
+	wrong, where := compare(want, []float32{1, math.Nextafter32(2, 3), negative, nan})
+	if wrong != 2 || !strings.Contains(where, "tensor 0 element 1") {
+		t.Errorf("%d wrong, first %s; want 2, first of tensor 0 element 1", wrong, where)
+	}
+}

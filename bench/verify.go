@@ -1,0 +1,116 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// onWire rounds values to what is left of them after they crossed in a wire type, in place.
+func onWire(d chunk.DType, x []float32) {
+	switch d {
+	case chunk.BF16:
+		for i, v := range x {
+			x[i] = optim.FromBF16(optim.BF16(v))
+		}
+	case chunk.F16:
+		for i, v := range x {
+			x[i] = optim.FromF16(optim.F16(v))
+		}
+	}
+}
+
+// Reference computes in plain Go what every worker must hold of each tensor after the spec's last exchange.
+func Reference(ctx context.Context, s *Spec, progress interface{ Add(int) }) ([][]float32, error) {
+	rule, err := s.rule()
+	if err != nil {
+		return nil, err
+	}
+	h, err := s.hyper()
+	if err != nil {
+		return nil, err
+	}
+	h = aggregate.Rounded(rule, h)
+	out := make([][]float32, len(s.Model.Tensors))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				t := int(next.Add(1)) - 1
+				if t >= len(out) {
+					return
+				}
+				out[t] = referenceTensor(s, rule, h, t)
+				progress.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return out, ctx.Err()
+}
+
+func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
+	n := int(s.Model.Tensors[t].Elems())
+	grads := make([][]float32, s.Workers)
+	for r := range grads {
+		grads[r] = make([]float32, n)
+	}
+	w := make([]float32, n)
+	Gradient(w, s.Seed, 0, t, initialStep)
+	onWire(s.DType, w)
+	var states [optim.MaxStates][]float32
+	for i := range rule.States(h) {
+		states[i] = make([]float32, n)
+	}
+	result := make([]float32, n)
+	first := 0
+	if rule == optim.Sum {
+		first = s.Steps() - 1 // sums do not build on each other
+	}
+	for step := first; step < s.Steps(); step++ {
+		for r := range grads {
+			Gradient(grads[r], s.Seed, r, t, step)
+			onWire(s.DType, grads[r])
+		}
+		if rule == optim.Sum {
+			optim.SumInto(result, grads, false)
+		} else {
+			k := optim.Derive(rule, h, uint32(step+1))
+			optim.Update(rule, &k, w, states, grads, result)
+		}
+	}
+	onWire(s.DType, result)
+	return result
+}
+
+// compare counts the elements of got that differ from want in their bits, and names the first.
+func compare(want [][]float32, got []float32) (wrong uint64, where string) {
+	for t, x := range want {
+		for i, v := range x {
+			if math.Float32bits(v) != math.Float32bits(got[i]) {
+				if wrong == 0 {
+					where = fmt.Sprintf("tensor %d element %d is %v, plain Go says %v", t, i, got[i], v)
+				}
+				wrong++
+			}
+		}
+		got = got[len(x):]
+	}
+	return wrong, where
+}
+
+func digestAll(want [][]float32) uint64 {
+	sum := uint64(digestStart)
+	for _, x := range want {
+		sum = digest(sum, x)
+	}
+	return sum
+}

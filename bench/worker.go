@@ -1,0 +1,222 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/client"
+)
+
+// order is what a worker process is told.
+type order struct {
+	Spec   Spec
+	Rank   int
+	Server string
+	Job    string
+}
+
+// workerReport is a line of what a worker process says: after each exchange its number, in the end the rest.
+type workerReport struct {
+	Step     int       `json:"step,omitempty"`
+	Done     bool      `json:"done,omitempty"`
+	TimesUS  []float64 `json:"times_us,omitempty"` // of the measured exchanges
+	Checksum uint64    `json:"checksum,omitempty"` // of the final results
+	Provider string    `json:"provider,omitempty"`
+	Lanes    int       `json:"lanes,omitempty"`
+}
+
+// resultsFD is where a worker process finds the file to write its final results to, if they are to be verified: the first of
+// exec.Cmd.ExtraFiles.
+const resultsFD = 3
+
+// WorkerMain is a worker process of the benchmark. It gives up when its standard input ends: then the benchmark has.
+func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
+	var o order
+	if err := json.NewDecoder(in).Decode(&o); err != nil {
+		return fmt.Errorf("read the worker's orders: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		io.Copy(io.Discard, in)
+		cancel(errors.New("the benchmark has ended"))
+	}()
+	var results *os.File
+	if o.Spec.Verify {
+		results = os.NewFile(resultsFD, "results")
+	}
+	enc := json.NewEncoder(out)
+	return runWorker(ctx, &o, results, func(r workerReport) error { return enc.Encode(r) })
+}
+
+// buffers are a worker's gradients and results: the tensors one after another.
+type buffers struct {
+	src, dst []byte
+	offsets  []int
+}
+
+func (b *buffers) f32(of []byte, t int) []float32 {
+	part := of[b.offsets[t]:b.offsets[t+1]]
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(part))), len(part)/4)
+}
+
+func allocate(w *client.Worker, s *Spec) (*buffers, error) {
+	b := &buffers{offsets: make([]int, len(s.Model.Tensors)+1)}
+	for t := range s.Model.Tensors {
+		b.offsets[t+1] = b.offsets[t] + int(s.Model.Tensors[t].Elems())*4
+	}
+	total := b.offsets[len(s.Model.Tensors)]
+	var err error
+	for _, p := range []*[]byte{&b.src, &b.dst} {
+		if s.Arena {
+			*p, err = w.Alloc(total)
+		} else {
+			*p, err = ordinary(total)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// ordinary is a process's own memory as a framework's allocator would give it: huge pages where the system has them.
+func ordinary(n int) ([]byte, error) {
+	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes: %w", n, err)
+	}
+	_ = syscall.Madvise(mem, syscall.MADV_HUGEPAGE) // a kernel without huge pages has none to give
+	return mem, nil
+}
+
+// runWorker is a worker from joining to leaving. It writes the final results where results is not nil.
+func runWorker(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
+	s := &o.Spec
+	cfg := client.Config{
+		Server: o.Server, CA: s.CA, Job: o.Job, Token: s.Token, Rank: o.Rank, Workers: s.Workers, Provider: s.Provider,
+		ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes, Hyper: s.Hyper, Spin: s.Spin,
+	}
+	if s.Optimizer != "sum" {
+		cfg.Optimizer = s.Optimizer
+	}
+	w, err := client.Join(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	err = exchangeAll(ctx, w, o, results, say)
+	if closeErr := w.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+func exchangeAll(ctx context.Context, w *client.Worker, o *order, results *os.File, say func(workerReport) error) error {
+	s := &o.Spec
+	tensors := make([]client.Tensor, len(s.Model.Tensors))
+	for i, t := range s.Model.Tensors {
+		shape := make([]uint64, len(t.Shape))
+		for k, d := range t.Shape {
+			shape[k] = uint64(d)
+		}
+		tensors[i] = client.Tensor{Name: t.Name, Shape: shape}
+	}
+	if err := w.Register(ctx, tensors); err != nil {
+		return err
+	}
+	b, err := allocate(w, s)
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(s.Seed, uint64(o.Rank)))
+	fill := func(step int) {
+		for t := range tensors {
+			Gradient(b.f32(b.src, t), s.Seed, o.Rank, t, step)
+		}
+	}
+	ops, handles := make([]client.Op, len(tensors)), make([]client.Handle, 0, len(tensors))
+	run := func(kind client.Kind) error {
+		// Backward order, as a training step produces gradients; the first layers, needed first, go first of what is there.
+		for i := range ops {
+			t := len(ops) - 1 - i
+			ops[i] = client.Op{
+				Kind: kind, Tensor: t, Src: b.src[b.offsets[t]:b.offsets[t+1]], Dst: b.dst[b.offsets[t]:b.offsets[t+1]],
+				Priority: int32(-t),
+			}
+		}
+		if s.Jitter > 0 {
+			rng.Shuffle(len(ops), func(i, k int) { ops[i], ops[k] = ops[k], ops[i] })
+		}
+		handles, err = w.SubmitTo(handles[:0], ops)
+		if err != nil {
+			return err
+		}
+		return w.WaitAll(ctx, handles)
+	}
+	fill(initialStep)
+	if err := run(client.Broadcast); err != nil {
+		return err
+	}
+	fill(0)
+	var times []float64
+	for step := range s.Steps() {
+		if s.Verify && step > 0 {
+			fill(step)
+		}
+		if s.Jitter > 0 {
+			select {
+			case <-time.After(rand.N(s.Jitter)):
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		start := time.Now()
+		if err := run(client.PushPull); err != nil {
+			return err
+		}
+		if step >= s.Warmup {
+			times = append(times, float64(time.Since(start).Nanoseconds())/1e3)
+		}
+		if err := say(workerReport{Step: step + 1}); err != nil {
+			return err
+		}
+	}
+	sum := uint64(digestStart)
+	for t := range tensors {
+		sum = digest(sum, b.f32(b.dst, t))
+	}
+	if results != nil {
+		if _, err := results.Write(b.dst); err != nil {
+			return fmt.Errorf("write the final results for comparison: %w", err)
+		}
+	}
+	return say(workerReport{Done: true, TimesUS: times, Checksum: sum, Provider: w.Provider(), Lanes: w.Lanes()})
+}
+
+// lineWriter calls f with every complete line.
+type lineWriter struct {
+	rest []byte
+	f    func(line []byte) error
+}
+
+func (l *lineWriter) Write(p []byte) (int, error) {
+	l.rest = append(l.rest, p...)
+	for {
+		i := bytes.IndexByte(l.rest, '\n')
+		if i < 0 {
+			return len(p), nil
+		}
+		if err := l.f(l.rest[:i]); err != nil {
+			return 0, err
+		}
+		l.rest = l.rest[i+1:]
+	}
+}

@@ -1,0 +1,201 @@
+/*
+ * The transport contract, in libibverbs' words. Everything above this header is written once, against registered
+ * memory, RDMA WRITE WITH IMMEDIATE and completion queues; a provider (ibv, shm, tcp, sim) makes it true.
+ *
+ * Calls return 0 or a count on success and a negative errno on failure; rwf_last_error() then has the text, per thread.
+ *
+ * Threads. A completion queue and every queue pair bound to it belong to one owner thread at a time: create, connect,
+ * post, poll, arm, wait and destroy are called by that thread only. Three calls may come from any thread: rwf_wake_cq,
+ * rwf_reg_mr/rwf_dereg_mr, and rwf_get_async_event (which also accepts a passive peer's connection, so the provider
+ * publishes that to the owner safely).
+ *
+ * Strictness. A write with immediate consumes a posted receive; without one the sender retries (receiver not ready) until
+ * its timeout and then fails. Keys, access rights and bounds are checked on every write. A full send queue is -ENOMEM and
+ * posts nothing further. A completion queue that overruns is an error of the queue (its queue pairs fail), never a lost
+ * completion; a provider may instead refuse queue pairs that could overrun it (ibv does), so make it as large as all their
+ * queues together. An error moves the queue pair to ERR and flushes every outstanding send and posted receive.
+ */
+#ifndef RW_FABRIC_H
+#define RW_FABRIC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct rwf_device rwf_device;
+typedef struct rwf_pd rwf_pd;
+typedef struct rwf_cq rwf_cq;
+typedef struct rwf_qp rwf_qp;
+
+/* Values are those of enum ibv_wc_status, so that a status reads the same whatever carried it. */
+enum rwf_wc_status {
+	RWF_WC_SUCCESS = 0,
+	RWF_WC_LOC_LEN_ERR = 1,
+	RWF_WC_LOC_QP_OP_ERR = 2,
+	RWF_WC_LOC_PROT_ERR = 4,
+	RWF_WC_WR_FLUSH_ERR = 5,
+	RWF_WC_REM_INV_REQ_ERR = 9,
+	RWF_WC_REM_ACCESS_ERR = 10,
+	RWF_WC_REM_OP_ERR = 11,
+	RWF_WC_RETRY_EXC_ERR = 12,
+	RWF_WC_RNR_RETRY_EXC_ERR = 13,
+	RWF_WC_FATAL_ERR = 19,
+	RWF_WC_GENERAL_ERR = 21,
+};
+
+enum rwf_opcode { RWF_WRITE = 0, RWF_WRITE_WITH_IMM = 1 };
+enum rwf_wc_opcode { RWF_WC_SEND = 0, RWF_WC_RECV_IMM = 1 };
+
+enum rwf_send_flags {
+	RWF_SEND_SIGNALED = 1,
+	RWF_SEND_INLINE = 2,    /* the source may be reused on return; lkey is not looked at */
+	RWF_SEND_STREAMING = 4, /* hint: the target will not be read soon, so a copying provider may bypass the cache */
+};
+
+enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
+
+enum rwf_qp_state { RWF_QPS_INIT = 1, RWF_QPS_RTR = 2, RWF_QPS_RTS = 3, RWF_QPS_ERR = 6 };
+
+enum rwf_device_flags {
+	RWF_DEV_BY_REFERENCE = 1,   /* queue pairs created with RWF_QP_BY_REFERENCE get payloads where the sender holds them */
+	RWF_DEV_COPIES_AT_POST = 2, /* a post moves the payload itself: post while the source is hot, one at a time */
+	RWF_DEV_ANY_MEMORY = 4,     /* registering ordinary memory costs nothing: any buffer may be registered at any time */
+	RWF_DEV_SHARED_FD = 8,      /* memory can be registered only with the memfd that backs it */
+	RWF_DEV_LINK = 16,          /* it has a port whose link can fail and return; then neither of the first two */
+};
+
+struct rwf_device_attr {
+	char provider[16];
+	char name[64];
+	uint64_t max_mr_size;
+	uint32_t max_qp, max_qp_wr, max_cq, max_cqe, max_mr, max_inline;
+	uint32_t link_mbps; /* 0: not a link (memory, simulation) */
+	uint32_t mtu;       /* path MTU in bytes; 0: not packetised */
+	uint32_t flags;     /* enum rwf_device_flags */
+};
+
+struct rwf_mr {
+	uint64_t addr; /* also the remote address of its first byte */
+	uint64_t length;
+	uint32_t lkey, rkey;
+};
+
+struct rwf_send_wr {
+	uint64_t wr_id;
+	uint64_t laddr;
+	uint64_t raddr;
+	uint32_t length; /* 0 is allowed: the immediate travels alone */
+	uint32_t lkey, rkey;
+	uint32_t imm; /* host byte order here; network order on an RDMA wire */
+	uint16_t opcode;
+	uint16_t flags;
+	uint32_t reserved;
+};
+
+/* On a status other than success only wr_id, status, qp_num and vendor_err hold (ibv_poll_cq(3)). */
+struct rwf_wc {
+	uint64_t wr_id;
+	uint64_t addr;     /* by reference: where the payload lies in this process; else 0, it lies where the sender aimed */
+	uint64_t src_addr; /* by reference: the payload's address in the sender, good as the target of a reply; else 0 */
+	uint32_t src_rkey; /* by reference: the sender's key for src_addr; else 0 */
+	uint32_t byte_len;
+	uint32_t imm;
+	uint32_t qp_num;
+	uint16_t status;
+	uint16_t opcode;
+	uint32_t vendor_err;
+};
+
+enum rwf_qp_flags { RWF_QP_BY_REFERENCE = 1 };
+
+struct rwf_qp_init {
+	rwf_cq *send_cq, *recv_cq; /* may be the same */
+	uint32_t max_send_wr, max_recv_wr, max_inline;
+	uint32_t flags; /* enum rwf_qp_flags */
+};
+
+struct rwf_connect_attr {
+	uint32_t active;     /* 1: this side opens the connection and returns once it stands; 0: it waits for the peer */
+	uint32_t timeout_ms; /* active: how long to try; passive: how long the peer may take, then the queue pair fails */
+	uint32_t rnr_timeout_ms; /* how long a send waits for a posted receive before it fails; 0: 1000 */
+	uint32_t ack_timeout_ms; /* how long an unacknowledged send is retried before it fails; 0: 1000 */
+};
+
+enum rwf_async_type {
+	RWF_EVENT_QP_ESTABLISHED = 1, /* a passive queue pair's peer arrived */
+	RWF_EVENT_QP_FATAL = 2,
+	RWF_EVENT_CQ_ERR = 3,
+	RWF_EVENT_PORT_ACTIVE = 4,
+	RWF_EVENT_PORT_ERR = 5,
+	RWF_EVENT_DEVICE_FATAL = 6,
+};
+
+struct rwf_async_event {
+	uint32_t type;
+	uint32_t qp_num;
+};
+
+/* Names of the providers built in, NULL after the last. */
+const char *const *rwf_providers(void);
+const char *rwf_last_error(void);
+/* Sets rwf_last_error() and returns -err; for providers and what is built on them. */
+int rwf_fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+const char *rwf_wc_status_str(int status);
+
+/*
+ * device: the provider's name for it, "" for its first. options: "key=value,key=value", each documented in the provider's
+ * own file; an unknown key is -EINVAL and named in the error.
+ */
+int rwf_open(const char *provider, const char *device, const char *options, rwf_device **out);
+int rwf_close(rwf_device *dev); /* -EBUSY while a pd or cq of it is open */
+int rwf_query(rwf_device *dev, struct rwf_device_attr *out);
+/* Device names of a provider, '\n' between them, into buf; returns their number. */
+int rwf_list(const char *provider, char *buf, size_t cap);
+
+int rwf_alloc_pd(rwf_device *dev, rwf_pd **out);
+int rwf_dealloc_pd(rwf_pd *pd);
+
+/*
+ * Registers [addr, addr+length). fd and fd_offset name the memfd that backs the range, as in ibv_reg_dmabuf_mr(3); -1 where
+ * there is none. Every queue pair of the protection domain, connected before or after, may then use the keys.
+ */
+int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out);
+int rwf_dereg_mr(rwf_pd *pd, uint32_t lkey);
+
+int rwf_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
+int rwf_destroy_cq(rwf_cq *cq); /* -EBUSY while a queue pair uses it */
+/* Takes up to n completions, oldest first per queue pair. Also makes progress. Negative: the queue overran (-EOVERFLOW). */
+int rwf_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
+/*
+ * Arms the queue: the next wait returns once count completions are there (moderation, a hint: fewer may wake it too;
+ * 1: the first), or one in error, or a wake. The usual order holds: arm, poll once more, then wait.
+ */
+int rwf_req_notify_cq(rwf_cq *cq, uint32_t count);
+/* 1: something is there, 0: timeout_us passed. */
+int rwf_wait_cq(rwf_cq *cq, int64_t timeout_us);
+/* Makes the present or the next wait return. Any thread; async-signal-safe. */
+int rwf_wake_cq(rwf_cq *cq);
+
+int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out);
+int rwf_destroy_qp(rwf_qp *qp); /* completions not yet polled are dropped */
+uint32_t rwf_qp_num(const rwf_qp *qp);
+int rwf_qp_state(const rwf_qp *qp);
+enum { RWF_ENDPOINT_MAX = 256 };
+/* Writes what the peer needs to connect to this queue pair; returns its length. Opaque outside the provider. */
+int rwf_qp_endpoint(rwf_qp *qp, void *buf, size_t cap);
+/* Takes the peer's endpoint to the queue pair and brings it to RTS (passive: when the peer arrives). */
+int rwf_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
+/* Moves the queue pair to ERR: everything outstanding is flushed. The peer sees an error too. */
+int rwf_fail_qp(rwf_qp *qp);
+
+/*
+ * Posts n work requests in order and rings the doorbell once. Returns how many were posted; fewer than n only with an
+ * error in rwf_last_error(), and the negative errno if none was.
+ */
+int rwf_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
+/* Posts n receives without buffers, all with this wr_id. */
+int rwf_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
+
+/* Returns 1 and an event, or 0 after timeout_ms. Call it in a loop: it is also what lets passive peers in. */
+int rwf_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
+
+#endif

@@ -1,0 +1,380 @@
+/*
+ * Provider ibv: bringing queue pairs up, and learning that peers come and go.
+ *
+ * Verbs have no handshake: both sides are told the other's number and go to RTS on their own. So the active side writes 0
+ * bytes, which touches no memory and consumes no receive, and connecting ends with the acknowledgement: the peer is
+ * there and the path works both ways. The passive side sees the same write move the packet sequence number it expects.
+ */
+#if __has_include(<infiniband/verbs.h>)
+
+#include "ibv_priv.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Retries: 7 means for ever for RNR, and on soft-RoCE, against the specification, also for lost packets. */
+enum { NOT_YET = -1, HOP_LIMIT = 255, DEFAULT_RETRY = 6, DEFAULT_RNR = 6, ARRIVAL_POLL_MS = 5 };
+
+int vb_qp_endpoint(rwf_qp *base, void *buf, size_t cap)
+{
+	const struct vb_qp *qp = (const struct vb_qp *)base;
+	const struct vb_device *dev = qp->dev;
+	struct rwf_ibv_endpoint e = {.qpn = base->num, .psn = qp->psn, .lid = qp->addr.lid, .link = qp->addr.link, .mtu = dev->mtu};
+
+	if (cap < RWF_IBV_ENDPOINT_BYTES)
+		return rwf_fail(EINVAL, "read endpoint: %zu bytes of room, it has %d", cap, RWF_IBV_ENDPOINT_BYTES);
+	memcpy(e.gid, qp->addr.gid.raw, sizeof e.gid);
+	rwf_ibv_encode_endpoint(&e, buf);
+	return RWF_IBV_ENDPOINT_BYTES;
+}
+
+static int modify(struct vb_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to)
+{
+	int err = qp->dev->lib->modify_qp(qp->qp, attr, mask);
+
+	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->attr.name, to, strerror(err)) : 0;
+}
+
+int vb_to_init(struct vb_qp *qp)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT, .port_num = qp->dev->port, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+
+	return modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
+}
+
+int vb_to_error(struct vb_qp *qp)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+
+	qp->base.state = RWF_QPS_ERR;
+	return modify(qp, &attr, IBV_QP_STATE, "ERR");
+}
+
+static int or_else(int option, int computed)
+{
+	return option >= 0 ? option : computed;
+}
+
+static int unreachable(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, int rc)
+{
+	char ours[INET6_ADDRSTRLEN], theirs[INET6_ADDRSTRLEN];
+
+	inet_ntop(AF_INET6, qp->addr.gid.raw, ours, sizeof ours);
+	inet_ntop(AF_INET6, peer->gid, theirs, sizeof theirs);
+	return rwf_fail(-rc,
+			"connect queue pair 0x%x: %s port %u cannot reach %s from %s (GID %u): %s: check the route between them, or choose "
+			"another gid=",
+			qp->base.num, qp->dev->attr.name, qp->dev->port, theirs, ours, qp->addr.gid_index, strerror(-rc));
+}
+
+static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
+{
+	const struct vb_device *dev = qp->dev;
+	int rnr = or_else(dev->rnr, DEFAULT_RNR), rc;
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR, .path_mtu = peer->mtu < dev->mtu ? peer->mtu : dev->mtu,
+		.dest_qp_num = peer->qpn, .rq_psn = peer->psn, .max_dest_rd_atomic = 0,
+		.min_rnr_timer = (uint8_t)or_else(dev->min_rnr_timer, rwf_ibv_rnr_timer(a->rnr_timeout_ms, (uint8_t)rnr)),
+		.ah_attr = {
+			.dlid = peer->lid, .sl = (uint8_t)or_else(dev->sl, 0), .port_num = dev->port, .is_global = peer->link != RWF_IBV_IB,
+			.grh = {.sgid_index = qp->addr.gid_index, .hop_limit = HOP_LIMIT, .traffic_class = (uint8_t)or_else(dev->tc, 0)}}};
+
+	memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
+	rc = modify(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, "RTR");
+	return rc ? unreachable(qp, peer, rc) : 0;
+}
+
+static int to_rts(struct vb_qp *qp, const struct rwf_connect_attr *a)
+{
+	const struct vb_device *dev = qp->dev;
+	uint8_t retry = (uint8_t)or_else(dev->retry, DEFAULT_RETRY);
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTS, .sq_psn = qp->psn, .retry_cnt = retry, .rnr_retry = (uint8_t)or_else(dev->rnr, DEFAULT_RNR),
+		.timeout = (uint8_t)or_else(dev->timeout, rwf_ibv_ack_timeout(a->ack_timeout_ms, retry)), .max_rd_atomic = 0};
+
+	return modify(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+		      IBV_QP_MAX_QP_RD_ATOMIC, "RTS");
+}
+
+static int bring_up(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
+{
+	int rc = to_rtr(qp, peer, a);
+
+	return rc ? rc : to_rts(qp, a);
+}
+
+static void set_aside(struct vb_qp *qp, uint32_t seq, int *status)
+{
+	vb_set_aside(qp->send_cq, qp, seq, status);
+	if (qp->recv_cq != qp->send_cq)
+		vb_set_aside(qp->recv_cq, qp, seq, status);
+}
+
+/* The write that asks whether the peer is there; returns its status, or NOT_YET at the deadline. */
+static int knock(struct vb_qp *qp, uint64_t deadline_ns, int *status)
+{
+	const struct rwf_send_wr nothing = {.opcode = RWF_WRITE, .flags = RWF_SEND_SIGNALED};
+	const struct timespec pause = {.tv_nsec = 50000};
+	uint32_t seq = qp->sq.head;
+	int n = vb_post_send(&qp->base, &nothing, 1);
+
+	*status = NOT_YET;
+	if (n < 0)
+		return n;
+	for (;;) {
+		set_aside(qp, seq, status);
+		if (*status != NOT_YET || vb_now_ns() >= deadline_ns)
+			return 0;
+		nanosleep(&pause, NULL);
+	}
+}
+
+/* Back to where connecting began: an error flushed the receives, so they are posted again. */
+static int start_again(struct vb_qp *qp, uint32_t first_recv, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
+	int n = (int)(qp->rq.head - first_recv), rc, status;
+
+	if ((rc = modify(qp, &attr, IBV_QP_STATE, "RESET")))
+		return rc;
+	set_aside(qp, 0, &status);
+	qp->sq.tail = qp->sq.head;
+	qp->rq.tail = first_recv;
+	if ((rc = vb_to_init(qp)))
+		return rc;
+	if (vb_hand_recvs(qp, first_recv, n) != n)
+		return rwf_fail(EIO, "connect queue pair 0x%x: the device does not take its receives again", qp->base.num);
+	qp->base.state = RWF_QPS_INIT;
+	return bring_up(qp, peer, a);
+}
+
+static int nobody_answers(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
+{
+	char theirs[INET6_ADDRSTRLEN];
+
+	vb_to_error(qp);
+	inet_ntop(AF_INET6, peer->gid, theirs, sizeof theirs);
+	return rwf_fail(ETIMEDOUT, "connect queue pair 0x%x: queue pair 0x%x at %s (lid %u) did not answer %s within %u ms",
+			qp->base.num, peer->qpn, theirs, peer->lid, qp->dev->attr.name, a->timeout_ms);
+}
+
+static int connect_active(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
+{
+	uint64_t deadline_ns = vb_now_ns() + (uint64_t)a->timeout_ms * 1000000;
+	uint32_t first_recv = qp->rq.tail;
+	int status, rc;
+
+	for (;;) {
+		if ((rc = knock(qp, deadline_ns, &status)))
+			return rc;
+		if (status == IBV_WC_SUCCESS) {
+			qp->base.state = RWF_QPS_RTS;
+			return 0;
+		}
+		if (vb_now_ns() >= deadline_ns)
+			return nobody_answers(qp, peer, a);
+		if ((rc = start_again(qp, first_recv, peer, a)))
+			return rc;
+	}
+}
+
+static void kick(struct vb_device *dev)
+{
+	const uint64_t one = 1;
+
+	if (write(dev->kick_fd, &one, sizeof one) < 0)
+		return; /* a kick is pending already */
+}
+
+static void wait_for_peer(struct vb_qp *qp, uint32_t timeout_ms)
+{
+	struct vb_device *dev = qp->dev;
+
+	qp->base.state = RWF_QPS_RTR;
+	qp->deadline_ns = vb_now_ns() + (uint64_t)timeout_ms * 1000000;
+	pthread_mutex_lock(&dev->lock);
+	qp->next_waiting = dev->waiting;
+	dev->waiting = qp;
+	pthread_mutex_unlock(&dev->lock);
+	kick(dev);
+}
+
+static void unlink_waiting(struct vb_qp *qp)
+{
+	for (struct vb_qp **p = &qp->dev->waiting; *p; p = &(*p)->next_waiting) {
+		if (*p != qp)
+			continue;
+		*p = qp->next_waiting;
+		break;
+	}
+}
+
+void vb_stop_waiting(struct vb_qp *qp)
+{
+	pthread_mutex_lock(&qp->dev->lock);
+	unlink_waiting(qp);
+	pthread_mutex_unlock(&qp->dev->lock);
+}
+
+static const char *link_name(uint8_t link)
+{
+	return link == RWF_IBV_IB ? "InfiniBand" : link == RWF_IBV_ROCE_V1 ? "RoCE v1" : "RoCE v2";
+}
+
+int vb_connect_qp(rwf_qp *base, const void *buf, size_t len, const struct rwf_connect_attr *a)
+{
+	struct vb_qp *qp = (struct vb_qp *)base;
+	struct rwf_ibv_endpoint peer;
+	int rc;
+
+	if ((rc = rwf_ibv_decode_endpoint(buf, len, &peer)))
+		return rc;
+	if (qp->connected)
+		return rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
+	if (peer.link != qp->addr.link)
+		return rwf_fail(EPROTONOSUPPORT, "connect queue pair 0x%x: the peer speaks %s, %s speaks %s: choose matching gid= options",
+				base->num, link_name(peer.link), qp->dev->attr.name, link_name(qp->addr.link));
+	if ((rc = bring_up(qp, &peer, a)))
+		return rc;
+	qp->connected = true;
+	qp->peer_psn = peer.psn;
+	if (a->active)
+		return connect_active(qp, &peer, a);
+	wait_for_peer(qp, a->timeout_ms);
+	return 0;
+}
+
+/* The owner and the thread that waits for events may both get here, and the queue pair may have failed meanwhile. */
+void vb_establish(struct vb_qp *qp)
+{
+	int rtr = RWF_QPS_RTR;
+
+	atomic_compare_exchange_strong(&qp->base.state, &rtr, RWF_QPS_RTS);
+}
+
+/* Has anything arrived? Data that was polled says so; else the packet sequence number has moved from where it was set. */
+static bool arrived(struct vb_qp *qp)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	if (qp->base.state == RWF_QPS_RTS || !qp->dev->arrival)
+		return true;
+	return qp->dev->lib->query_qp(qp->qp, &attr, IBV_QP_RQ_PSN, &init) == 0 && attr.rq_psn != qp->peer_psn;
+}
+
+/* The first of the waiting queue pairs whose peer came, or will not come any more. Called with the lock held. */
+static int next_arrival(struct vb_device *dev, struct rwf_async_event *out)
+{
+	uint64_t now = vb_now_ns();
+
+	for (struct vb_qp *qp = dev->waiting; qp; qp = qp->next_waiting) {
+		if (arrived(qp)) {
+			unlink_waiting(qp);
+			vb_establish(qp);
+			*out = (struct rwf_async_event){RWF_EVENT_QP_ESTABLISHED, qp->base.num};
+			return 1;
+		}
+		if (now >= qp->deadline_ns) {
+			unlink_waiting(qp);
+			vb_to_error(qp);
+			*out = (struct rwf_async_event){RWF_EVENT_QP_FATAL, qp->base.num};
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* The library's events, as the contract has them; 0 for those it has no word for. */
+static int convert(struct vb_device *dev, const struct ibv_async_event *ev, struct rwf_async_event *out)
+{
+	struct vb_cq *cq;
+	struct vb_qp *qp;
+
+	*out = (struct rwf_async_event){0};
+	if (ev->event_type == IBV_EVENT_GID_CHANGE || ev->event_type == IBV_EVENT_LID_CHANGE || ev->event_type == IBV_EVENT_PORT_ACTIVE) {
+		pthread_mutex_lock(&dev->lock);
+		dev->addr_stale = true;
+		pthread_mutex_unlock(&dev->lock);
+	}
+	switch (ev->event_type) {
+	case IBV_EVENT_PORT_ACTIVE:
+	case IBV_EVENT_PORT_ERR:
+		if (ev->element.port_num == dev->port)
+			out->type = ev->event_type == IBV_EVENT_PORT_ACTIVE ? RWF_EVENT_PORT_ACTIVE : RWF_EVENT_PORT_ERR;
+		break;
+	case IBV_EVENT_DEVICE_FATAL:
+		out->type = RWF_EVENT_DEVICE_FATAL;
+		break;
+	case IBV_EVENT_CQ_ERR:
+		cq = ev->element.cq->cq_context;
+		cq->overran = true;
+		vb_wake_cq(&cq->base);
+		out->type = RWF_EVENT_CQ_ERR;
+		break;
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+		qp = ev->element.qp->qp_context;
+		qp->base.state = RWF_QPS_ERR;
+		*out = (struct rwf_async_event){RWF_EVENT_QP_FATAL, qp->base.num};
+		break;
+	default:
+		break;
+	}
+	return out->type != 0;
+}
+
+static int next_event(struct vb_device *dev, struct rwf_async_event *out)
+{
+	struct ibv_async_event ev;
+	int found = 0;
+
+	while (!found && dev->lib->get_async_event(dev->ctx, &ev) == 0) {
+		found = convert(dev, &ev, out);
+		dev->lib->ack_async_event(&ev); /* only now may what it names be destroyed */
+	}
+	if (found)
+		return 1;
+	pthread_mutex_lock(&dev->lock);
+	found = next_arrival(dev, out);
+	pthread_mutex_unlock(&dev->lock);
+	return found;
+}
+
+static int nap_ms(struct vb_device *dev, uint64_t left_ns)
+{
+	int ms = left_ns > INT32_MAX * UINT64_C(1000000) ? INT32_MAX : (int)((left_ns + 999999) / 1000000);
+
+	pthread_mutex_lock(&dev->lock);
+	if (dev->waiting && ms > ARRIVAL_POLL_MS)
+		ms = ARRIVAL_POLL_MS;
+	pthread_mutex_unlock(&dev->lock);
+	return ms;
+}
+
+int vb_get_async_event(rwf_device *base, int timeout_ms, struct rwf_async_event *out)
+{
+	struct vb_device *dev = (struct vb_device *)base;
+	struct pollfd fds[] = {{dev->ctx->async_fd, POLLIN, 0}, {dev->kick_fd, POLLIN, 0}};
+	uint64_t end = vb_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000, now, kicked;
+
+	for (;;) {
+		if (next_event(dev, out))
+			return 1;
+		now = vb_now_ns();
+		if (now >= end)
+			return 0;
+		if (poll(fds, 2, nap_ms(dev, end - now)) > 0 && fds[1].revents && read(dev->kick_fd, &kicked, sizeof kicked) < 0)
+			continue; /* another thread has seen the kick */
+	}
+}
+
+#endif

@@ -1,0 +1,262 @@
+/* Provider ibv: completion queues, polled or waited for. */
+#if __has_include(<infiniband/verbs.h>)
+
+#define _GNU_SOURCE
+#include "ibv_priv.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { POLL_BATCH = 32, ACK_BATCH = 64 };
+
+uint64_t vb_now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static void dispose(struct vb_cq *cq, const struct vb_lib *lib)
+{
+	if (cq->cq)
+		lib->destroy_cq(cq->cq);
+	if (cq->channel)
+		lib->destroy_comp_channel(cq->channel);
+	if (cq->wake_fd >= 0)
+		close(cq->wake_fd);
+	free(cq->held);
+	free(cq);
+}
+
+int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
+{
+	struct vb_device *dev = (struct vb_device *)base;
+	struct vb_cq *cq = calloc(1, sizeof *cq);
+
+	if (!cq)
+		return rwf_fail(ENOMEM, "create completion queue: no memory");
+	cq->base = (rwf_cq){&rwf_ibv_ops, base};
+	cq->cqe = cqe;
+	cq->held = calloc(cqe, sizeof *cq->held);
+	cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	cq->channel = dev->lib->create_comp_channel(dev->ctx);
+	if (cq->channel && fcntl(cq->channel->fd, F_SETFL, O_NONBLOCK) == 0)
+		cq->cq = dev->lib->create_cq(dev->ctx, (int)cqe, cq, cq->channel, 0);
+	if (!cq->held || cq->wake_fd < 0 || !cq->cq) {
+		int err = errno ? errno : ENOMEM;
+
+		dispose(cq, dev->lib);
+		return rwf_fail(err, "create completion queue of %u entries on %s: %s", cqe, dev->attr.name, strerror(err));
+	}
+	pthread_mutex_lock(&dev->lock);
+	dev->cqs++;
+	pthread_mutex_unlock(&dev->lock);
+	*out = &cq->base;
+	return 0;
+}
+
+int vb_destroy_cq(rwf_cq *base)
+{
+	struct vb_cq *cq = (struct vb_cq *)base;
+	struct vb_device *dev = (struct vb_device *)base->dev;
+
+	if (cq->users)
+		return rwf_fail(EBUSY, "destroy completion queue: %u queue pairs use it", cq->users);
+	dev->lib->ack_cq_events(cq->cq, cq->unacked); /* the library waits for them */
+	dispose(cq, dev->lib);
+	pthread_mutex_lock(&dev->lock);
+	dev->cqs--;
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+/*
+ * Work request ids given to the hardware: direction, queue pair, number. So a completion, also one in error, of which
+ * neither opcode nor immediate holds, finds its queue pair and frees what it and the unsignaled before it occupied.
+ */
+enum { SLOT_SHIFT = 32, RECV_SHIFT = 63 };
+
+uint64_t vb_wr_id(const struct vb_qp *qp, bool recv, uint32_t seq)
+{
+	return (uint64_t)recv << RECV_SHIFT | (uint64_t)qp->slot << SLOT_SHIFT | seq;
+}
+
+static struct vb_qp *qp_of(const struct vb_device *dev, const struct ibv_wc *wc)
+{
+	return dev->qps[wc->wr_id >> SLOT_SHIFT & (VB_MAX_QP - 1)];
+}
+
+/* Success on a passive queue pair also says that its peer has arrived: the thread that waits for events will report it. */
+static void note_state(struct vb_qp *qp, bool ok, bool recv)
+{
+	if (!ok)
+		qp->base.state = RWF_QPS_ERR;
+	else if (recv && qp->base.state == RWF_QPS_RTR)
+		vb_establish(qp);
+}
+
+static void translate(struct vb_qp *qp, const struct ibv_wc *in, struct rwf_wc *out)
+{
+	bool recv = in->wr_id >> RECV_SHIFT;
+	struct vb_queue *q = recv ? &qp->rq : &qp->sq;
+	uint32_t seq = (uint32_t)in->wr_id;
+
+	note_state(qp, in->status == IBV_WC_SUCCESS, recv);
+	q->tail = seq + 1;
+	*out = (struct rwf_wc){
+		.wr_id = q->wr_ids[seq & q->mask], .qp_num = qp->base.num, .status = (uint16_t)in->status,
+		.vendor_err = in->vendor_err, .opcode = recv ? RWF_WC_RECV_IMM : RWF_WC_SEND};
+	if (recv && in->status == IBV_WC_SUCCESS) {
+		out->byte_len = in->byte_len;
+		out->imm = ntohl(in->imm_data);
+	}
+}
+
+static int take_held(struct vb_cq *cq, struct rwf_wc *wc, int n)
+{
+	int taken = 0;
+
+	for (; taken < n && cq->held_count; taken++) {
+		wc[taken] = cq->held[cq->held_head];
+		cq->held_head = cq->held_head + 1 == cq->cqe ? 0 : cq->held_head + 1;
+		cq->held_count--;
+	}
+	return taken;
+}
+
+int vb_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
+{
+	struct vb_cq *cq = (struct vb_cq *)base;
+	const struct vb_device *dev = (const struct vb_device *)base->dev;
+	struct ibv_wc batch[POLL_BATCH];
+	int taken;
+
+	if (cq->overran)
+		return rwf_fail(EOVERFLOW, "the completion queue overran its %u entries", cq->cqe);
+	taken = take_held(cq, wc, n);
+	while (taken < n) {
+		int want = n - taken < POLL_BATCH ? n - taken : POLL_BATCH;
+		int got = ibv_poll_cq(cq->cq, want, batch);
+
+		if (got < 0)
+			return rwf_fail(EIO, "poll completion queue of %s: the device failed", dev->attr.name);
+		for (int i = 0; i < got; i++)
+			translate(qp_of(dev, &batch[i]), &batch[i], &wc[taken++]);
+		if (got < want)
+			break;
+	}
+	return taken;
+}
+
+static void hold(struct vb_cq *cq, const struct rwf_wc *wc)
+{
+	uint32_t at = cq->held_head + cq->held_count++;
+
+	cq->held[at < cq->cqe ? at : at - cq->cqe] = *wc;
+}
+
+static void drop_held(struct vb_cq *cq, uint32_t qp_num)
+{
+	struct rwf_wc wc;
+
+	for (uint32_t left = cq->held_count; left; left--) {
+		take_held(cq, &wc, 1);
+		if (wc.qp_num != qp_num)
+			hold(cq, &wc);
+	}
+}
+
+void vb_set_aside(struct vb_cq *cq, struct vb_qp *qp, uint32_t seq, int *status)
+{
+	const struct vb_device *dev = (const struct vb_device *)cq->base.dev;
+	struct ibv_wc batch[POLL_BATCH];
+	struct rwf_wc wc;
+	int got;
+
+	drop_held(cq, qp->base.num);
+	while ((got = ibv_poll_cq(cq->cq, POLL_BATCH, batch)) > 0) {
+		for (int i = 0; i < got; i++) {
+			struct vb_qp *of = qp_of(dev, &batch[i]);
+
+			translate(of, &batch[i], &wc);
+			if (of != qp)
+				hold(cq, &wc);
+			else if (batch[i].wr_id == vb_wr_id(qp, false, seq))
+				*status = wc.status;
+		}
+	}
+}
+
+/* libibverbs has no portable moderation of events: the first completion wakes. */
+int vb_req_notify_cq(rwf_cq *base, uint32_t count)
+{
+	struct vb_cq *cq = (struct vb_cq *)base;
+	int err = ibv_req_notify_cq(cq->cq, 0);
+
+	(void)count;
+	return err ? rwf_fail(err, "arm completion queue: %s", strerror(err)) : 0;
+}
+
+/* Acknowledging takes a lock, so it is done for many events at once. */
+static void take_events(struct vb_cq *cq, const struct vb_lib *lib)
+{
+	struct ibv_cq *of;
+	void *context;
+
+	while (lib->get_cq_event(cq->channel, &of, &context) == 0)
+		cq->unacked++;
+	if (cq->unacked >= ACK_BATCH) {
+		lib->ack_cq_events(cq->cq, cq->unacked);
+		cq->unacked = 0;
+	}
+}
+
+static int sleep_on(struct vb_cq *cq, int64_t timeout_us)
+{
+	struct pollfd fds[] = {{cq->channel->fd, POLLIN, 0}, {cq->wake_fd, POLLIN, 0}};
+	uint64_t now = vb_now_ns(), end = now + (uint64_t)timeout_us * 1000, woken;
+	int n;
+
+	do {
+		uint64_t left = now < end ? end - now : 0;
+		struct timespec t = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
+
+		n = ppoll(fds, 2, &t, NULL);
+	} while (n < 0 && errno == EINTR && (now = vb_now_ns()) < end);
+	if (n <= 0)
+		return 0;
+	if (fds[1].revents && read(cq->wake_fd, &woken, sizeof woken) < 0 && !fds[0].revents)
+		return 0;
+	if (fds[0].revents)
+		take_events(cq, ((struct vb_device *)cq->base.dev)->lib);
+	return 1;
+}
+
+int vb_wait_cq(rwf_cq *base, int64_t timeout_us)
+{
+	struct vb_cq *cq = (struct vb_cq *)base;
+
+	if (cq->held_count || cq->overran)
+		return 1;
+	return sleep_on(cq, timeout_us > 0 ? timeout_us : 0);
+}
+
+int vb_wake_cq(rwf_cq *base)
+{
+	const uint64_t one = 1;
+	struct vb_cq *cq = (struct vb_cq *)base;
+
+	if (write(cq->wake_fd, &one, sizeof one) < 0)
+		return 0; /* so many wakes are pending that one more changes nothing */
+	return 0;
+}
+
+#endif

@@ -1,0 +1,135 @@
+/* Provider ibv: protection domains and registered memory. */
+#if __has_include(<infiniband/verbs.h>)
+
+#include "ibv_priv.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+int vb_alloc_pd(rwf_device *base, rwf_pd **out)
+{
+	struct vb_device *dev = (struct vb_device *)base;
+	struct vb_pd *pd = calloc(1, sizeof *pd);
+
+	if (!pd)
+		return rwf_fail(ENOMEM, "allocate protection domain: no memory");
+	pd->pd = dev->lib->alloc_pd(dev->ctx);
+	if (!pd->pd) {
+		int err = errno;
+
+		free(pd);
+		return rwf_fail(err, "allocate protection domain on %s: %s", dev->attr.name, strerror(err));
+	}
+	pd->base = (rwf_pd){&rwf_ibv_ops, base};
+	pthread_mutex_init(&pd->lock, NULL);
+	pthread_mutex_lock(&dev->lock);
+	dev->pds++;
+	pthread_mutex_unlock(&dev->lock);
+	*out = &pd->base;
+	return 0;
+}
+
+int vb_dealloc_pd(rwf_pd *base)
+{
+	struct vb_pd *pd = (struct vb_pd *)base;
+	struct vb_device *dev = (struct vb_device *)base->dev;
+	bool busy;
+	int err;
+
+	pthread_mutex_lock(&pd->lock);
+	busy = pd->qps || pd->mrs;
+	pthread_mutex_unlock(&pd->lock);
+	if (busy)
+		return rwf_fail(EBUSY, "deallocate protection domain: queue pairs or memory regions are in it");
+	err = dev->lib->dealloc_pd(pd->pd);
+	if (err)
+		return rwf_fail(err, "deallocate protection domain on %s: %s", dev->attr.name, strerror(err));
+	pthread_mutex_destroy(&pd->lock);
+	free(pd);
+	pthread_mutex_lock(&dev->lock);
+	dev->pds--;
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+static int registration_failed(const struct vb_device *dev, size_t length, int err)
+{
+	struct rlimit limit;
+
+	if (err == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+		return rwf_fail(ENOMEM,
+				"register memory on %s: %zu KiB more must be locked, and this process may lock %llu KiB in all: raise it with "
+				"ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in /etc/security/limits.conf",
+				dev->attr.name, (length + 1023) / 1024, (unsigned long long)limit.rlim_cur / 1024);
+	return rwf_fail(err, "register %zu bytes on %s: %s", length, dev->attr.name, strerror(err));
+}
+
+/* The memfd behind the range is of no interest to a device that reads pages. */
+int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
+{
+	struct vb_pd *pd = (struct vb_pd *)base;
+	struct vb_device *dev = (struct vb_device *)base->dev;
+	struct vb_mr *mr;
+	int flags = 0;
+
+	(void)fd, (void)fd_offset;
+	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
+		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
+	if (length > dev->attr.max_mr_size)
+		return rwf_fail(EINVAL, "register memory: %zu bytes, the device %s allows %llu in one region", length, dev->attr.name,
+				(unsigned long long)dev->attr.max_mr_size);
+	if (access) /* verbs grant remote write only together with local write */
+		flags = IBV_ACCESS_LOCAL_WRITE;
+	if (access & RWF_ACCESS_REMOTE_WRITE)
+		flags |= IBV_ACCESS_REMOTE_WRITE;
+	mr = malloc(sizeof *mr);
+	if (!mr)
+		return rwf_fail(ENOMEM, "register memory: no memory");
+	mr->mr = (dev->lib->reg_mr)(pd->pd, addr, length, flags);
+	if (!mr->mr) {
+		int err = errno;
+
+		free(mr);
+		return registration_failed(dev, length, err);
+	}
+	*out = (struct rwf_mr){(uintptr_t)addr, length, mr->mr->lkey, mr->mr->rkey};
+	pthread_mutex_lock(&pd->lock);
+	mr->next = pd->mrs;
+	pd->mrs = mr;
+	pthread_mutex_unlock(&pd->lock);
+	return 0;
+}
+
+static struct vb_mr *unlink_mr(struct vb_pd *pd, uint32_t lkey)
+{
+	struct vb_mr *mr = NULL;
+
+	pthread_mutex_lock(&pd->lock);
+	for (struct vb_mr **p = &pd->mrs; *p; p = &(*p)->next) {
+		if ((*p)->mr->lkey != lkey)
+			continue;
+		mr = *p;
+		*p = mr->next;
+		break;
+	}
+	pthread_mutex_unlock(&pd->lock);
+	return mr;
+}
+
+int vb_dereg_mr(rwf_pd *base, uint32_t lkey)
+{
+	struct vb_pd *pd = (struct vb_pd *)base;
+	struct vb_device *dev = (struct vb_device *)base->dev;
+	struct vb_mr *mr = unlink_mr(pd, lkey);
+	int err;
+
+	if (!mr)
+		return rwf_fail(EINVAL, "deregister memory: no region of this protection domain has lkey 0x%x", lkey);
+	err = dev->lib->dereg_mr(mr->mr);
+	free(mr);
+	return err ? rwf_fail(err, "deregister memory on %s: %s", dev->attr.name, strerror(err)) : 0;
+}
+
+#endif

@@ -1,0 +1,320 @@
+/* Provider ibv: queue pairs, and posting to them. */
+#if __has_include(<infiniband/verbs.h>)
+
+#include "ibv_priv.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* Requests handed over with one doorbell: what fits the stack comfortably. */
+enum { POST_BATCH = 64, PSN_MASK = 0xffffff };
+
+static int make_queue(struct vb_queue *q, uint32_t size)
+{
+	uint32_t room = 1;
+
+	while (room < size)
+		room *= 2;
+	q->size = size;
+	q->mask = room - 1;
+	q->wr_ids = calloc(room, sizeof *q->wr_ids);
+	return q->wr_ids ? 0 : -ENOMEM;
+}
+
+/* A queue pair flushes all that was posted, so its completion queue must have room for all of it. */
+static int reserve(struct vb_cq *cq, uint32_t need)
+{
+	if (need > cq->cqe - cq->reserved)
+		return rwf_fail(EINVAL,
+				"create queue pair: its %u work requests could overrun the completion queue, of whose %u entries %u are taken: make "
+				"that larger",
+				need, cq->cqe, cq->reserved);
+	cq->reserved += need;
+	return 0;
+}
+
+static int reserve_both(struct vb_cq *send, struct vb_cq *recv, const struct rwf_qp_init *init)
+{
+	int rc = reserve(send, init->max_send_wr);
+
+	if (rc)
+		return rc;
+	rc = reserve(recv, init->max_recv_wr);
+	if (rc)
+		send->reserved -= init->max_send_wr;
+	return rc;
+}
+
+/* The device's address now. */
+static int take_address(struct vb_device *dev, struct vb_qp *qp)
+{
+	struct ibv_port_attr port;
+	int rc = 0;
+
+	pthread_mutex_lock(&dev->lock);
+	if (dev->addr_stale) {
+		rc = vb_query_port(dev, dev->port, &port);
+		rc = rc ? rwf_fail(rc, "create queue pair: query port %u of %s: %s", dev->port, dev->attr.name, strerror(rc)) :
+			  vb_choose_address(dev, &port);
+		dev->addr_stale = rc != 0;
+	}
+	qp->addr = dev->addr;
+	pthread_mutex_unlock(&dev->lock);
+	return rc;
+}
+
+static int take_slot(struct vb_device *dev, struct vb_qp *qp)
+{
+	int rc = -EAGAIN;
+
+	pthread_mutex_lock(&dev->lock);
+	for (uint32_t i = 0; i < VB_MAX_QP && rc; i++) {
+		uint32_t slot = dev->next_slot++ & (VB_MAX_QP - 1);
+
+		if (dev->qps[slot])
+			continue;
+		dev->qps[slot] = qp;
+		qp->slot = slot;
+		rc = 0;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return rc ? rwf_fail(EAGAIN, "create queue pair: %d are in use", VB_MAX_QP) : 0;
+}
+
+static void dispose(struct vb_qp *qp)
+{
+	pthread_mutex_lock(&qp->dev->lock);
+	if (qp->dev->qps[qp->slot] == qp)
+		qp->dev->qps[qp->slot] = NULL;
+	pthread_mutex_unlock(&qp->dev->lock);
+	qp->send_cq->reserved -= qp->sq.size;
+	qp->recv_cq->reserved -= qp->rq.size;
+	free(qp->sq.wr_ids);
+	free(qp->rq.wr_ids);
+	free(qp);
+}
+
+static int make_hardware(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *init)
+{
+	struct ibv_qp_init_attr attr = {
+		.qp_context = qp, .send_cq = qp->send_cq->cq, .recv_cq = qp->recv_cq->cq, .qp_type = IBV_QPT_RC,
+		.cap = {
+			.max_send_wr = init->max_send_wr, .max_recv_wr = init->max_recv_wr, .max_send_sge = 1, .max_recv_sge = 1,
+			.max_inline_data = init->max_inline}};
+
+	qp->qp = qp->dev->lib->create_qp(pd->pd, &attr);
+	if (!qp->qp) {
+		int err = errno;
+
+		return rwf_fail(err, "create queue pair of %u sends and %u receives on %s: %s", init->max_send_wr, init->max_recv_wr,
+				qp->dev->attr.name, strerror(err));
+	}
+	qp->base.num = qp->qp->qp_num;
+	return vb_to_init(qp);
+}
+
+static int set_up(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *init)
+{
+	int rc;
+
+	if (make_queue(&qp->sq, init->max_send_wr) || make_queue(&qp->rq, init->max_recv_wr))
+		return rwf_fail(ENOMEM, "create queue pair: no memory for %u sends and %u receives", init->max_send_wr,
+				init->max_recv_wr);
+	if (getrandom(&qp->psn, sizeof qp->psn, 0) != sizeof qp->psn)
+		return rwf_fail(EIO, "create queue pair: no random packet sequence number");
+	qp->psn &= PSN_MASK;
+	if ((rc = take_slot(qp->dev, qp)) == 0 && (rc = take_address(qp->dev, qp)) == 0 && (rc = make_hardware(qp, pd, init)) && qp->qp)
+		qp->dev->lib->destroy_qp(qp->qp);
+	return rc;
+}
+
+int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
+{
+	struct vb_pd *pd = (struct vb_pd *)base;
+	struct vb_device *dev = (struct vb_device *)base->dev;
+	struct vb_cq *send = (struct vb_cq *)init->send_cq, *recv = (struct vb_cq *)init->recv_cq;
+	struct vb_qp *qp;
+	int rc;
+
+	if (init->max_inline > dev->attr.max_inline)
+		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline, dev->attr.name,
+				dev->attr.max_inline);
+	if ((rc = reserve_both(send, recv, init)))
+		return rc;
+	qp = calloc(1, sizeof *qp);
+	if (!qp) {
+		send->reserved -= init->max_send_wr;
+		recv->reserved -= init->max_recv_wr;
+		return rwf_fail(ENOMEM, "create queue pair: no memory");
+	}
+	qp->base = (rwf_qp){.ops = &rwf_ibv_ops, .pd = base, .state = RWF_QPS_INIT};
+	qp->dev = dev;
+	qp->send_cq = send;
+	qp->recv_cq = recv;
+	qp->max_inline = init->max_inline;
+	qp->sq.size = init->max_send_wr;
+	qp->rq.size = init->max_recv_wr;
+	if ((rc = set_up(qp, pd, init))) {
+		dispose(qp);
+		return rc;
+	}
+	send->users++;
+	recv->users++;
+	pthread_mutex_lock(&pd->lock);
+	pd->qps++;
+	pthread_mutex_unlock(&pd->lock);
+	*out = &qp->base;
+	return 0;
+}
+
+int vb_destroy_qp(rwf_qp *base)
+{
+	struct vb_qp *qp = (struct vb_qp *)base;
+	struct vb_pd *pd = (struct vb_pd *)base->pd;
+	int status, err;
+
+	vb_stop_waiting(qp);
+	err = qp->dev->lib->destroy_qp(qp->qp);
+	if (err)
+		return rwf_fail(err, "destroy queue pair 0x%x: %s", base->num, strerror(err));
+	/* Soft-RoCE leaves its completions in the queue. */
+	vb_set_aside(qp->send_cq, qp, 0, &status);
+	if (qp->recv_cq != qp->send_cq)
+		vb_set_aside(qp->recv_cq, qp, 0, &status);
+	qp->send_cq->users--;
+	qp->recv_cq->users--;
+	pthread_mutex_lock(&pd->lock);
+	pd->qps--;
+	pthread_mutex_unlock(&pd->lock);
+	dispose(qp);
+	return 0;
+}
+
+int vb_fail_qp(rwf_qp *base)
+{
+	struct vb_qp *qp = (struct vb_qp *)base;
+
+	vb_stop_waiting(qp);
+	return vb_to_error(qp);
+}
+
+static int check_send(const struct vb_qp *qp, const struct rwf_send_wr *wr)
+{
+	if (wr->opcode != RWF_WRITE && wr->opcode != RWF_WRITE_WITH_IMM)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate",
+				qp->base.num, wr->opcode);
+	if (wr->flags & RWF_SEND_INLINE && wr->length > qp->max_inline)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: %u bytes inline, it was created for %u", qp->base.num, wr->length,
+				qp->max_inline);
+	if (qp->sq.head - qp->sq.tail == qp->sq.size)
+		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
+				qp->base.num, qp->sq.size);
+	return 0;
+}
+
+static void fill(struct vb_qp *qp, const struct rwf_send_wr *in, struct ibv_send_wr *out, struct ibv_sge *sge)
+{
+	uint32_t seq = qp->sq.head++;
+
+	qp->sq.wr_ids[seq & qp->sq.mask] = in->wr_id;
+	*sge = (struct ibv_sge){in->laddr, in->length, in->lkey};
+	*out = (struct ibv_send_wr){
+		.wr_id = vb_wr_id(qp, false, seq), .next = out + 1, .sg_list = sge, .num_sge = in->length != 0,
+		.opcode = in->opcode == RWF_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
+		.send_flags = (in->flags & RWF_SEND_SIGNALED ? IBV_SEND_SIGNALED : 0u) | (in->flags & RWF_SEND_INLINE ? IBV_SEND_INLINE : 0u),
+		.imm_data = htonl(in->imm),
+		.wr.rdma = {in->raddr, in->rkey}};
+}
+
+/* Posts up to a batch; returns how many the hardware took, and the reason why not all in *rc. */
+static int post_batch(struct vb_qp *qp, const struct rwf_send_wr *wr, int n, int *rc)
+{
+	struct ibv_send_wr list[POST_BATCH], *bad = NULL;
+	struct ibv_sge sge[POST_BATCH];
+	int filled = 0, err;
+
+	while (filled < n && filled < POST_BATCH && (*rc = check_send(qp, &wr[filled])) == 0) {
+		fill(qp, &wr[filled], &list[filled], &sge[filled]);
+		filled++;
+	}
+	if (!filled)
+		return 0;
+	list[filled - 1].next = NULL;
+	qp->stats.send_doorbells++;
+	err = ibv_post_send(qp->qp, list, &bad);
+	if (err) {
+		int taken = bad ? (int)(bad - list) : 0;
+
+		*rc = rwf_fail(err, "post send on queue pair 0x%x: %s", qp->base.num, strerror(err));
+		qp->sq.head -= (uint32_t)(filled - taken);
+		filled = taken;
+	}
+	qp->stats.sends += (uint64_t)filled;
+	return filled;
+}
+
+int vb_post_send(rwf_qp *base, const struct rwf_send_wr *wr, int n)
+{
+	struct vb_qp *qp = (struct vb_qp *)base;
+	int posted = 0, rc = 0;
+
+	if (!qp->connected)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: it is not connected", base->num);
+	while (posted < n && rc == 0)
+		posted += post_batch(qp, wr + posted, n - posted, &rc);
+	return posted ? posted : rc;
+}
+
+int vb_hand_recvs(struct vb_qp *qp, uint32_t seq, int n)
+{
+	struct ibv_recv_wr list[POST_BATCH], *bad;
+	int handed = 0;
+
+	while (handed < n) {
+		int k = n - handed < POST_BATCH ? n - handed : POST_BATCH;
+
+		for (int i = 0; i < k; i++)
+			list[i] = (struct ibv_recv_wr){.wr_id = vb_wr_id(qp, true, seq++), .next = &list[i + 1]};
+		list[k - 1].next = NULL;
+		qp->stats.recv_doorbells++;
+		bad = NULL;
+		if (ibv_post_recv(qp->qp, list, &bad))
+			return handed + (bad ? (int)(bad - list) : 0);
+		handed += k;
+	}
+	return handed;
+}
+
+int vb_post_recv(rwf_qp *base, uint64_t wr_id, int n)
+{
+	struct vb_qp *qp = (struct vb_qp *)base;
+	uint32_t occupied = qp->rq.head - qp->rq.tail;
+	int handed;
+
+	if (n < 0 || (uint32_t)n > qp->rq.size - occupied)
+		return rwf_fail(ENOMEM, "post %d receives on queue pair 0x%x: %u of its %u are outstanding", n, base->num, occupied,
+				qp->rq.size);
+	for (int i = 0; i < n; i++)
+		qp->rq.wr_ids[(qp->rq.head + (uint32_t)i) & qp->rq.mask] = wr_id;
+	handed = vb_hand_recvs(qp, qp->rq.head, n);
+	qp->rq.head += (uint32_t)handed;
+	qp->stats.recvs += (uint64_t)handed;
+	if (handed < n)
+		return rwf_fail(EIO, "post %d receives on queue pair 0x%x: the device took %d", n, base->num, handed);
+	if (base->state == RWF_QPS_ERR)
+		return vb_to_error(qp); /* soft-RoCE flushes what is posted in error only when told again */
+	return 0;
+}
+
+int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out)
+{
+	if (qp->ops != &rwf_ibv_ops)
+		return rwf_fail(EINVAL, "queue pair 0x%x is of provider %s, not ibv", qp->num, qp->ops->name);
+	*out = ((const struct vb_qp *)qp)->stats;
+	return 0;
+}
+
+#endif

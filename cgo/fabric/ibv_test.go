@@ -1,0 +1,107 @@
+package fabric
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func ibvEndpoints() *rapid.Generator[IBVEndpoint] {
+	return rapid.Custom(func(t *rapid.T) IBVEndpoint {
+		e := IBVEndpoint{
+			QPN:  rapid.Uint32Range(1, 1<<24-1).Draw(t, "qpn"),
+			PSN:  rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn"),
+			MTU:  rapid.SampledFrom([]uint32{256, 512, 1024, 2048, 4096}).Draw(t, "mtu"),
+			Link: rapid.Uint8Range(1, 3).Draw(t, "link"),
+			GID:  [16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid")),
+		}
+		if e.Link == 1 {
+			e.LID = rapid.Uint16Range(1, 0xffff).Draw(t, "lid")
+		} else {
+			e.GID[0] |= 1
+		}
+		return e
+	})
+}
+
+func TestIBVEndpointsSurviveTheWire(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := ibvEndpoints().Draw(t, "endpoint")
+		got, err := DecodeIBVEndpoint(EncodeIBVEndpoint(want))
+		if err != nil || got != want {
+			t.Fatalf("got %+v, error %v, want %+v", got, err, want)
+		}
+	})
+}
+
+func TestIBVEndpointsThatAreNotSaneAreRefused(t *testing.T) {
+	good := EncodeIBVEndpoint(IBVEndpoint{QPN: 17, PSN: 0xabcdef, MTU: 1024, Link: 3, GID: [16]byte{0xfe, 0x80, 15: 1}})
+	for _, c := range []struct {
+		name string
+		edit func([]byte) []byte
+		want string
+	}{
+		{"empty", func([]byte) []byte { return nil }, "0 bytes"},
+		{"too long", func(b []byte) []byte { return append(b, 0) }, "37 bytes"},
+		{"another provider's", func(b []byte) []byte { b[3] = 'x'; return b }, "same provider"},
+		{"another version", func(b []byte) []byte { b[4] = 2; return b }, "version 2"},
+		{"no such link", func(b []byte) []byte { b[5] = 4; return b }, "damaged"},
+		{"InfiniBand without a LID", func(b []byte) []byte { b[5] = 1; return b }, "damaged"},
+		{"RoCE with a LID", func(b []byte) []byte { b[16] = 1; return b }, "damaged"},
+		{"RoCE without a GID", func(b []byte) []byte { clear(b[20:]); return b }, "damaged"},
+		{"no such MTU", func(b []byte) []byte { b[6] = 6; return b }, "damaged"},
+		{"queue pair 0", func(b []byte) []byte { clear(b[8:12]); return b }, "damaged"},
+		{"a queue pair number of 25 bits", func(b []byte) []byte { b[11] = 1; return b }, "damaged"},
+		{"a packet sequence number of 25 bits", func(b []byte) []byte { b[15] = 1; return b }, "damaged"},
+		{"a reserved byte in use", func(b []byte) []byte { b[7] = 1; return b }, "damaged"},
+		{"another reserved byte in use", func(b []byte) []byte { b[19] = 1; return b }, "damaged"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := DecodeIBVEndpoint(c.edit(slices.Clone(good))); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+func FuzzIBVEndpoint(f *testing.F) {
+	f.Add(EncodeIBVEndpoint(IBVEndpoint{QPN: 17, PSN: 5, MTU: 4096, Link: 3, GID: [16]byte{10: 0xff, 11: 0xff, 15: 1}}))
+	f.Add(EncodeIBVEndpoint(IBVEndpoint{QPN: 1, MTU: 256, Link: 1, LID: 9}))
+	f.Fuzz(func(t *testing.T, blob []byte) {
+		e, err := DecodeIBVEndpoint(blob)
+		if err != nil {
+			return
+		}
+		if again := EncodeIBVEndpoint(e); !bytes.Equal(again, blob) {
+			t.Errorf("%x was read as %+v, which is %x", blob, e, again)
+		}
+	})
+}
+
+func TestIBVTimesBecomeCodes(t *testing.T) {
+	for _, c := range []struct {
+		ms    uint32
+		retry uint8
+		want  uint8
+	}{
+		{0, 7, 1}, {1, 0, 8}, {200, 6, 13}, {1000, 6, 16}, {1000, 0, 18}, {60000, 6, 21}, {4294967295, 0, 31},
+	} {
+		if got := IBVAckTimeout(c.ms, c.retry); got != c.want {
+			t.Errorf("ack timeout of %d ms with %d retries: code %d, want %d", c.ms, c.retry, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		ms      uint32
+		retries uint8
+		want    uint8
+	}{
+		{0, 6, 1}, {1, 6, 9}, {200, 6, 24}, {1000, 6, 29}, {2900, 6, 31}, {3000, 6, 0}, {1, 0, 0},
+	} {
+		if got := IBVRNRTimer(c.ms, c.retries); got != c.want {
+			t.Errorf("RNR timer of %d ms with %d retries: code %d, want %d", c.ms, c.retries, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+/* What a provider implements: one function per call of fabric.h, with the common head of each object. */
+#ifndef RW_PROVIDER_H
+#define RW_PROVIDER_H
+
+#include "fabric.h"
+
+#include <stdarg.h>
+
+struct rwf_ops {
+	const char *name;
+	int (*open)(const char *device, const char *options, rwf_device **out);
+	int (*list)(char *buf, size_t cap);
+	int (*close)(rwf_device *);
+	int (*query)(rwf_device *, struct rwf_device_attr *);
+	int (*alloc_pd)(rwf_device *, rwf_pd **);
+	int (*dealloc_pd)(rwf_pd *);
+	int (*reg_mr)(rwf_pd *, void *, size_t, int, int, uint64_t, struct rwf_mr *);
+	int (*dereg_mr)(rwf_pd *, uint32_t);
+	int (*create_cq)(rwf_device *, uint32_t, rwf_cq **);
+	int (*destroy_cq)(rwf_cq *);
+	int (*poll_cq)(rwf_cq *, struct rwf_wc *, int);
+	int (*req_notify_cq)(rwf_cq *, uint32_t);
+	int (*wait_cq)(rwf_cq *, int64_t);
+	int (*wake_cq)(rwf_cq *);
+	int (*create_qp)(rwf_pd *, const struct rwf_qp_init *, rwf_qp **);
+	int (*destroy_qp)(rwf_qp *);
+	int (*qp_endpoint)(rwf_qp *, void *, size_t);
+	int (*connect_qp)(rwf_qp *, const void *, size_t, const struct rwf_connect_attr *);
+	int (*fail_qp)(rwf_qp *);
+	int (*post_send)(rwf_qp *, const struct rwf_send_wr *, int);
+	int (*post_recv)(rwf_qp *, uint64_t, int);
+	int (*get_async_event)(rwf_device *, int, struct rwf_async_event *);
+};
+
+/* A provider's object starts with the matching head; the rest is its own. */
+struct rwf_device {
+	const struct rwf_ops *ops;
+};
+struct rwf_pd {
+	const struct rwf_ops *ops;
+	rwf_device *dev;
+};
+struct rwf_cq {
+	const struct rwf_ops *ops;
+	rwf_device *dev;
+};
+struct rwf_qp {
+	const struct rwf_ops *ops;
+	rwf_pd *pd;
+	uint32_t num;
+	_Atomic int state; /* enum rwf_qp_state */
+};
+
+extern const struct rwf_ops rwf_ibv_ops __attribute__((weak)), rwf_shm_ops __attribute__((weak)), rwf_tcp_ops __attribute__((weak)),
+	rwf_sim_ops __attribute__((weak));
+
+/*
+ * Walks "k=v,k=v": copies the value of key into out (cap bytes) and returns 1, or 0 if absent.
+ * rwf_option_check returns -EINVAL, naming the key, if options hold one that is not in the NULL-ended list.
+ */
+int rwf_option(const char *options, const char *key, char *out, size_t cap);
+int rwf_option_check(const char *provider, const char *options, const char *const *known);
+
+#endif

@@ -1,0 +1,291 @@
+/* Provider shm: the data path. Owner thread only; no allocation, and no system call unless someone sleeps. */
+#include "shm.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* A reason to keep a request waiting, beside enum rwf_wc_status. */
+enum { WAIT_RECEIVE = -1, WAIT_REGIONS = -2, PEER_GONE = -3 };
+
+static void complete_send(struct shm_qp *q, const struct rwf_send_wr *w, int status)
+{
+	struct shm_cqe *e = shm_cq_push(q->send_cq);
+
+	if (!e)
+		return;
+	e->qp = q;
+	e->sq_upto = q->sq_done;
+	e->wc = (struct rwf_wc){.wr_id = w->wr_id, .byte_len = w->length, .qp_num = q->base.num, .status = (uint16_t)status,
+				.opcode = RWF_WC_SEND};
+}
+
+static void publish(struct shm_qp *q, const struct rwf_send_wr *w, bool by_ref)
+{
+	struct shm_desc *d = &q->tx[q->tx_tail & q->tx_mask];
+
+	d->laddr = w->laddr;
+	d->raddr = w->raddr;
+	d->lkey = w->lkey;
+	d->rkey = w->rkey;
+	d->len = w->length;
+	d->imm = w->imm;
+	d->by_ref = by_ref;
+	q->tx_tail++;
+	atomic_store_explicit(&d->seq, q->tx_tail, memory_order_release);
+}
+
+static bool has_receive(struct shm_qp *q)
+{
+	if (q->tx_tail < q->tx_credit)
+		return true;
+	q->tx_credit = atomic_load_explicit(&q->peer->recv_posted, memory_order_acquire);
+	return q->tx_tail < q->tx_credit;
+}
+
+/*
+ * Carries one request out: a work completion status, or a reason to wait. Checks in the order of hardware: the source, the
+ * target, then the receive. src is where the payload lies now: an inline request that waited has been moved.
+ */
+static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *src)
+{
+	bool imm = w->opcode == RWF_WRITE_WITH_IMM, in_line = w->flags & RWF_SEND_INLINE;
+	bool by_ref = q->peer_by_ref && imm && !in_line && w->length;
+	char *dst = NULL;
+
+	if (w->length) {
+		int rc;
+
+		if (!in_line && !shm_mr_allows(q->base.pd, w->lkey, w->laddr, w->length, 0))
+			return RWF_WC_LOC_PROT_ERR;
+		rc = shm_sync_regions(q);
+		if (rc)
+			return rc == -EAGAIN ? WAIT_REGIONS : PEER_GONE;
+		dst = shm_remote_data(q, w->rkey, w->raddr, w->length, RWF_ACCESS_REMOTE_WRITE);
+		if (!dst)
+			return RWF_WC_REM_ACCESS_ERR;
+	}
+	if (imm && !has_receive(q))
+		return WAIT_RECEIVE;
+	if (by_ref && atomic_load_explicit(&q->backlog, memory_order_relaxed)) {
+		/* The peer must be able to resolve the source: our own messages go first. */
+		shm_advertise(q);
+		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
+			return WAIT_REGIONS;
+	}
+	if (!by_ref && w->length)
+		shm_copy(dst, src, w->length, w->flags & RWF_SEND_STREAMING);
+	if (imm)
+		publish(q, w, by_ref);
+	return RWF_WC_SUCCESS;
+}
+
+/* Accounts for a request that carry_out decided on; false when it must wait. */
+static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
+{
+	if (status == WAIT_RECEIVE || status == WAIT_REGIONS) {
+		q->stalled_on_peer = status == WAIT_REGIONS;
+		return false;
+	}
+	if (status == PEER_GONE) {
+		shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
+		return false;
+	}
+	q->stalled_ms = 0;
+	q->sq_done++;
+	if (status != RWF_WC_SUCCESS || (w->flags & RWF_SEND_SIGNALED))
+		complete_send(q, w, status);
+	if (status != RWF_WC_SUCCESS)
+		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
+	return true;
+}
+
+/* Wakes the peer if what was published since the last call is what it sleeps for. */
+static void ring(struct shm_qp *q)
+{
+	uint64_t at;
+
+	if (q->tx_tail == q->tx_rung)
+		return;
+	q->tx_rung = q->tx_tail;
+	atomic_thread_fence(memory_order_seq_cst);
+	at = atomic_load_explicit(&q->peer->wake_at, memory_order_relaxed);
+	if (at <= q->tx_tail && at != q->last_wake) {
+		q->last_wake = at;
+		shm_wake(q);
+	}
+}
+
+static const void *waiting_source(const struct shm_qp *q, const struct rwf_send_wr *w)
+{
+	if (w->flags & RWF_SEND_INLINE)
+		return q->sq_inline + (size_t)(w - q->sq) * q->max_inline;
+	return (const void *)(uintptr_t)w->laddr;
+}
+
+/* Carries out what waits, and gives it up when it has waited too long. */
+void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
+{
+	while (shm_state(q) == RWF_QPS_RTS && q->sq_done != q->sq_posted) {
+		const struct rwf_send_wr *w = &q->sq[q->sq_done & q->sq_mask];
+
+		if (settle(q, w, carry_out(q, w, waiting_source(q, w))))
+			continue;
+		if (q->stalled_ms == 0)
+			q->stalled_ms = now_ms;
+		if (now_ms - q->stalled_ms >= (q->stalled_on_peer ? q->ack_ms : q->rnr_ms))
+			settle(q, w, q->stalled_on_peer ? RWF_WC_RETRY_EXC_ERR : RWF_WC_RNR_RETRY_EXC_ERR);
+		break;
+	}
+	ring(q);
+}
+
+static void keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
+{
+	struct rwf_send_wr *slot = &q->sq[q->sq_posted & q->sq_mask];
+
+	*slot = *w;
+	if ((w->flags & RWF_SEND_INLINE) && w->length)
+		memcpy(q->sq_inline + (size_t)(slot - q->sq) * q->max_inline, (const void *)(uintptr_t)w->laddr, w->length);
+	q->sq_posted++;
+}
+
+static int check_request(const struct shm_qp *q, const struct rwf_send_wr *w)
+{
+	if (q->sq_posted - q->sq_freed >= q->max_send)
+		return rwf_fail(ENOMEM, "post send: the send queue holds %u requests; poll the completion of a signaled one", q->max_send);
+	if (w->opcode > RWF_WRITE_WITH_IMM || (w->flags & ~(RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_STREAMING)))
+		return rwf_fail(EINVAL, "post send: opcode %u with flags 0x%x is unknown", w->opcode, w->flags);
+	if ((w->flags & RWF_SEND_INLINE) && w->length > q->max_inline)
+		return rwf_fail(EINVAL, "post send: %u bytes inline, the queue pair allows %u", w->length, q->max_inline);
+	return 0;
+}
+
+int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
+{
+	struct shm_qp *q = (struct shm_qp *)qp;
+	int state = shm_state(q), i, rc = 0;
+
+	if (state != RWF_QPS_RTS && state != RWF_QPS_ERR)
+		return rwf_fail(EINVAL, "post send: queue pair 0x%x is not connected", qp->num);
+	for (i = 0; i < n; i++) {
+		const struct rwf_send_wr *w = &wr[i];
+		int status;
+
+		rc = check_request(q, w);
+		if (rc)
+			break;
+		if (shm_state(q) == RWF_QPS_ERR) {
+			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
+			q->sq_posted++;
+			q->sq_done++;
+			complete_send(q, w, RWF_WC_WR_FLUSH_ERR);
+			continue;
+		}
+		if (q->sq_done != q->sq_posted) {
+			keep_waiting(q, w);
+			continue;
+		}
+		status = carry_out(q, w, (const void *)(uintptr_t)w->laddr);
+		if (status < 0) {
+			keep_waiting(q, w);
+			settle(q, w, status);
+			continue;
+		}
+		q->sq_posted++;
+		settle(q, w, status);
+	}
+	ring(q);
+	shm_cq_check(q->send_cq);
+	return i ? i : rc;
+}
+
+/*
+ * Posted receives are told to the peer through shared memory. Before the connection stands there is none: the thread that
+ * lets the peer in then publishes the count, and the fences on both sides see to it that one of the two does.
+ */
+int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n)
+{
+	struct shm_qp *q = (struct shm_qp *)qp;
+	uint64_t posted = atomic_load_explicit(&q->rq_posted, memory_order_relaxed);
+
+	if (n < 0 || posted - q->rx_head + (uint64_t)n > q->max_recv)
+		return rwf_fail(ENOMEM, "post receive: %d more beside %llu, the queue pair allows %u", n,
+				(unsigned long long)(posted - q->rx_head), q->max_recv);
+	for (int i = 0; i < n; i++)
+		q->rq[(posted + (uint64_t)i) & q->rx_mask] = wr_id;
+	posted += (uint64_t)n;
+	atomic_store_explicit(&q->rq_posted, posted, memory_order_seq_cst);
+	if (atomic_load_explicit(&q->base.state, memory_order_seq_cst) == RWF_QPS_RTS) {
+		atomic_store_explicit(&q->mine->recv_posted, posted, memory_order_release);
+		atomic_thread_fence(memory_order_seq_cst);
+		if (atomic_load_explicit(&q->peer->rnr_armed, memory_order_relaxed) &&
+		    atomic_exchange_explicit(&q->peer->rnr_armed, 0, memory_order_relaxed))
+			shm_wake(q);
+	} else if (q->flushed) {
+		q->flushed = false;
+		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
+	}
+	return 0;
+}
+
+/*
+ * Turns a descriptor, copied out of the shared memory, into a completion. False: the peer had no right to send it, or does
+ * not exist as far as its regions are concerned.
+ */
+static bool accept_descriptor(struct shm_qp *q, const struct shm_desc *d, struct rwf_wc *wc)
+{
+	wc->byte_len = d->len;
+	wc->imm = d->imm;
+	if (d->len == 0)
+		return true;
+	if (!shm_mr_allows(q->base.pd, d->rkey, d->raddr, d->len, RWF_ACCESS_REMOTE_WRITE))
+		return false;
+	if (!d->by_ref)
+		return true;
+	if (!q->by_ref)
+		return false;
+	char *data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
+
+	if (!data && shm_drain(q) == 0)
+		data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
+	wc->addr = (uintptr_t)data;
+	wc->src_addr = d->laddr;
+	wc->src_rkey = d->lkey;
+	return data;
+}
+
+#define SHARED(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+
+/* Moves the descriptors that have arrived to the completion queue. */
+void shm_receive(struct shm_qp *q)
+{
+	uint64_t posted = atomic_load_explicit(&q->rq_posted, memory_order_relaxed);
+
+	while (q->rx_head != posted) {
+		struct shm_desc *s = &q->rx[q->rx_head & q->rx_mask], d;
+		struct shm_cqe *e;
+
+		if (atomic_load_explicit(&s->seq, memory_order_acquire) != q->rx_head + 1)
+			return;
+		d.laddr = SHARED(s->laddr);
+		d.raddr = SHARED(s->raddr);
+		d.lkey = SHARED(s->lkey);
+		d.rkey = SHARED(s->rkey);
+		d.len = SHARED(s->len);
+		d.imm = SHARED(s->imm);
+		d.by_ref = SHARED(s->by_ref);
+		struct rwf_wc wc = {.wr_id = q->rq[q->rx_head & q->rx_mask], .qp_num = q->base.num, .opcode = RWF_WC_RECV_IMM};
+
+		if (!accept_descriptor(q, &d, &wc)) {
+			shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
+			return;
+		}
+		e = shm_cq_push(q->recv_cq);
+		if (!e)
+			return;
+		q->rx_head++;
+		e->qp = q;
+		e->sq_upto = 0;
+		e->wc = wc;
+	}
+}

@@ -1,0 +1,253 @@
+/* Provider shm: the peer's memory regions, mapped here as their messages arrive. Owner thread only. */
+#define _GNU_SOURCE
+#include "shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+static struct shm_remote_mr *slot_ptr(struct shm_qp *q, uint32_t slot)
+{
+	struct shm_remote_mr *page = q->remote[slot / SHM_MR_PAGE];
+
+	return page ? &page[slot % SHM_MR_PAGE] : NULL;
+}
+
+/* Where [addr, addr+len) of the peer lies here, if key names it with these rights; else NULL. */
+char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
+{
+	const struct shm_remote_mr *m = slot_ptr(q, key & (SHM_MR_SLOTS - 1));
+
+	if (!key || !m || m->key != key || (m->access & access) != access || addr < m->addr || len > m->len ||
+	    addr - m->addr > m->len - len)
+		return NULL;
+	return m->data + (addr - m->addr);
+}
+
+/*
+ * The peer took a region back. A by-reference payload in it may still be in the hands of whoever polled it, so the range
+ * stays readable, as zeroes that cost no memory, until the queue pair goes.
+ */
+static int retire(struct shm_qp *q, struct shm_remote_mr *m)
+{
+	m->key = 0;
+	if (!q->by_ref) {
+		munmap(m->map, m->map_len);
+		q->mapped -= m->map_len;
+		return 0;
+	}
+	if (q->retired_len == SHM_MAX_RETIRED)
+		return -ENOSPC;
+	if (!q->retired) {
+		q->retired = calloc(SHM_MAX_RETIRED, sizeof *q->retired);
+		if (!q->retired)
+			return -ENOMEM;
+	}
+	q->retired[q->retired_len++] = (struct shm_retired){m->map, m->map_len};
+	mmap(m->map, m->map_len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	return 0;
+}
+
+static int remove_region(struct shm_qp *q, uint32_t slot)
+{
+	struct shm_remote_mr *m = slot_ptr(q, slot);
+
+	return m && m->key ? retire(q, m) : 0;
+}
+
+enum { HUGE_PAGE = 2 << 20, POPULATE_STEP = 32 << 20, POPULATE_MS = 100 };
+
+/* Maps at an address that is a multiple of align, or MAP_FAILED. */
+static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t start)
+{
+	char *reserved, *at;
+	void *map, *trial = mmap(NULL, len, prot, MAP_SHARED, fd, (off_t)start);
+
+	/*
+	 * What can fail has failed here: on top of another mapping a failure leaves a hole, which some other thread's memory may
+	 * fill before it is let go of.
+	 */
+	if (trial == MAP_FAILED)
+		return MAP_FAILED;
+	reserved = mmap(NULL, len + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (reserved == MAP_FAILED) {
+		munmap(trial, len);
+		return MAP_FAILED;
+	}
+	at = (char *)(((uintptr_t)reserved + align - 1) & ~(uintptr_t)(align - 1));
+	map = mmap(at, len, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)start);
+	munmap(trial, len);
+	if (map == MAP_FAILED)
+		return MAP_FAILED; /* the range is given up rather than unmapped: it may be another's by now */
+	if (at > reserved)
+		munmap(reserved, (size_t)(at - reserved));
+	if (at < reserved + align)
+		munmap(at + len, (size_t)(reserved + align - at));
+	return map;
+}
+
+/*
+ * Makes the page table entries now rather than under the data path. Only of a file that has all its pages, or a peer's sparse
+ * one would be filled at our expense; and only for so long over the queue pair's life, or a peer of many regions would hold
+ * the core: what is left is mapped when it is touched.
+ */
+static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const struct stat *st)
+{
+	uint64_t begin = shm_now_ms(), took = 0;
+
+	if (st->st_blocks * 512 < st->st_size)
+		return;
+	for (size_t at = 0; at < m->map_len && q->populate_ms + took < POPULATE_MS; at += POPULATE_STEP) {
+		size_t left = m->map_len - at;
+
+		madvise((char *)m->map + at, left < POPULATE_STEP ? left : POPULATE_STEP, MADV_POPULATE_READ);
+		took = shm_now_ms() - begin;
+	}
+	q->populate_ms += took;
+}
+
+/* Maps [offset, offset+len) of a memfd, whatever its page size, after making sure that touching it cannot fault. */
+static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct shm_remote_mr *m)
+{
+	int seals = fcntl(fd, F_GET_SEALS), prot = PROT_READ;
+	struct stat st;
+	struct statfs fs;
+	uint64_t page, start, end;
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) || fstatfs(fd, &fs) || fs.f_bsize <= 0)
+		return -EPERM;
+	if (c->offset > (uint64_t)st.st_size || c->len > (uint64_t)st.st_size - c->offset)
+		return -EPERM;
+	page = (uint64_t)fs.f_bsize;
+	start = c->offset & ~(page - 1);
+	end = (c->offset + c->len + page - 1) & ~(page - 1);
+	if (c->access & RWF_ACCESS_REMOTE_WRITE)
+		prot |= PROT_WRITE;
+	if (page < HUGE_PAGE && end - start >= HUGE_PAGE) {
+		/* Huge pages of the file are mapped as such where file and address are aligned alike. */
+		uint64_t whole = (end + HUGE_PAGE - 1) & ~(uint64_t)(HUGE_PAGE - 1);
+
+		start &= ~(uint64_t)(HUGE_PAGE - 1);
+		end = whole <= (uint64_t)st.st_size ? whole : end;
+		page = HUGE_PAGE;
+	}
+	m->map_len = end - start;
+	m->map = map_aligned(m->map_len, page, prot, fd, start);
+	if (m->map == MAP_FAILED)
+		return -errno;
+	populate(q, m, &st);
+	m->data = (char *)m->map + (c->offset - start);
+	return 0;
+}
+
+static int add_region(struct shm_qp *q, const struct shm_ctl *c, int fd)
+{
+	struct shm_remote_mr **page = &q->remote[c->slot / SHM_MR_PAGE], m = {
+		.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len};
+	int rc;
+
+	if ((c->key & (SHM_MR_SLOTS - 1)) != c->slot || c->key < SHM_MR_SLOTS || c->len == 0 || c->len > SHM_MAX_MR_SIZE ||
+	    c->addr > UINT64_MAX - c->len || c->access > (RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE) ||
+	    q->mapped > SHM_MAX_MAPPED - c->len)
+		return -EPROTO;
+	rc = remove_region(q, c->slot);
+	if (rc)
+		return rc;
+	if (!*page) {
+		*page = calloc(SHM_MR_PAGE, sizeof **page);
+		if (!*page)
+			return -ENOMEM;
+	}
+	rc = map_region(q, c, fd, &m);
+	if (rc)
+		return rc;
+	q->mapped += m.map_len;
+	(*page)[c->slot % SHM_MR_PAGE] = m;
+	return 0;
+}
+
+static int handle(struct shm_qp *q, const void *buf, size_t len, int fd)
+{
+	struct shm_ctl c;
+
+	if (len == 1 && fd < 0)
+		return 0;
+	if (len != sizeof c)
+		return -EPROTO;
+	memcpy(&c, buf, sizeof c);
+	if (c.slot >= SHM_MR_SLOTS)
+		return -EPROTO;
+	if (c.type == SHM_MR_ADD && fd >= 0)
+		return add_region(q, &c, fd);
+	if (c.type == SHM_MR_DEL && fd < 0)
+		return remove_region(q, c.slot);
+	return -EPROTO;
+}
+
+/*
+ * Takes what the socket holds: 0, or a negative errno when the peer is gone or talks nonsense. Bounded, so that a peer that
+ * never stops sending cannot hold us here.
+ */
+int shm_drain(struct shm_qp *q)
+{
+	for (int i = 0; i < 2 * SHM_MR_SLOTS; i++) {
+		struct shm_ctl c;
+		int fd, n = shm_recv(q->sock, &c, sizeof c, &fd), rc;
+
+		if (n == -EAGAIN)
+			return 0;
+		/* A peer that ended before reading all resets the socket: said once, and what it sent is still there. */
+		if (n == -ECONNRESET)
+			continue;
+		if (n <= 0)
+			return n ? n : -EPIPE;
+		rc = handle(q, &c, (size_t)n, fd);
+		if (fd >= 0)
+			close(fd);
+		if (rc)
+			return rc;
+	}
+	return 0;
+}
+
+/*
+ * Brings the view of the peer's regions up to what it has issued: 0, -EAGAIN while its messages are still to come, another
+ * negative errno when the peer is gone. One load when nothing changed.
+ */
+int shm_sync_regions(struct shm_qp *q)
+{
+	uint64_t issued = atomic_load_explicit(&q->peer->adverts_issued, memory_order_acquire), sent;
+	int rc;
+
+	if (__builtin_expect(issued == q->adverts_seen, 1))
+		return 0;
+	sent = atomic_load_explicit(&q->peer->adverts_sent, memory_order_acquire);
+	rc = shm_drain(q);
+	if (rc)
+		return rc;
+	/* 0: it has not got round to its first announcement. */
+	if (sent < issued || issued == 0)
+		return -EAGAIN;
+	q->adverts_seen = issued;
+	return 0;
+}
+
+void shm_unmap_remote(struct shm_qp *q)
+{
+	for (int p = 0; p < SHM_MR_SLOTS / SHM_MR_PAGE; p++) {
+		for (int i = 0; q->remote[p] && i < SHM_MR_PAGE; i++)
+			if (q->remote[p][i].key)
+				munmap(q->remote[p][i].map, q->remote[p][i].map_len);
+		free(q->remote[p]);
+		q->remote[p] = NULL;
+	}
+	for (int i = 0; i < q->retired_len; i++)
+		munmap(q->retired[i].map, q->retired[i].len);
+	free(q->retired);
+	q->retired = NULL;
+}

@@ -1,0 +1,324 @@
+package fabric
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	imm       = 1 // RWF_WRITE_WITH_IMM
+	signaled  = 1
+	inline    = 2
+	streaming = 4
+	remote    = 1 | 2 // RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE
+	stateRTS  = 3
+	stateErr  = 6
+
+	evEstablished = 1
+	evFatal       = 2
+	evCQErr       = 3
+)
+
+// must panics on a failed call, in any goroutine.
+func must(what string, rc int) int {
+	if rc < 0 {
+		panic(what + ": " + syscall.Errno(-rc).Error() + ": " + LastError())
+	}
+	return rc
+}
+
+// node is one side: a device with a protection domain and a completion queue, and a goroutine that lets peers in.
+type node struct {
+	dev    Device
+	pd     PD
+	cq     CQ
+	events [4]atomic.Int64
+	stop   atomic.Bool
+	done   chan struct{}
+}
+
+func newNode(cqe uint32) *node {
+	n := &node{done: make(chan struct{})}
+	var rc int
+	n.dev, rc = Open("shm", "", "")
+	must("open", rc)
+	n.pd, rc = AllocPD(n.dev)
+	must("alloc pd", rc)
+	n.cq, rc = CreateCQ(n.dev, cqe)
+	must("create cq", rc)
+	go func() {
+		defer close(n.done)
+		for !n.stop.Load() {
+			var ev AsyncEvent
+			if GetAsyncEvent(n.dev, 20, &ev) > 0 {
+				n.events[ev.Type].Add(1)
+			}
+		}
+	}()
+	return n
+}
+
+func (n *node) close() {
+	n.stop.Store(true)
+	<-n.done
+	must("destroy cq", DestroyCQ(n.cq))
+	must("dealloc pd", DeallocPD(n.pd))
+	must("close", Close(n.dev))
+}
+
+// memory is a registered memfd.
+type memory struct {
+	fd   int
+	data []byte
+	mr   MR
+}
+
+func newMemory(n *node, size int, access int) *memory {
+	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		panic(err)
+	}
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		panic(err)
+	}
+	data, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	m := &memory{fd: fd, data: data}
+	must("register", RegMR(n.pd, unsafe.Pointer(&data[0]), uint64(size), access, fd, 0, &m.mr))
+	return m
+}
+
+func (m *memory) close(n *node) {
+	must("deregister", DeregMR(n.pd, m.mr.LKey))
+	m.unmap()
+}
+
+func (m *memory) unmap() {
+	unix.Munmap(m.data)
+	unix.Close(m.fd)
+}
+
+func newQP(n *node, depth uint32, byRef bool) QP {
+	flags := uint32(0)
+	if byRef {
+		flags = 1
+	}
+	qp, rc := CreateQP(n.pd, &QPInit{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: depth, MaxRecvWR: depth, MaxInline: 64, Flags: flags})
+	must("create qp", rc)
+	return qp
+}
+
+func endpoint(qp QP) []byte {
+	buf := make([]byte, EndpointMax)
+	return buf[:must("endpoint", QPEndpoint(qp, buf))]
+}
+
+func connect(active, passive QP, attr ConnectAttr) {
+	must("connect passive", ConnectQP(passive, endpoint(active), &attr))
+	attr.Active = 1
+	must("connect active", ConnectQP(active, endpoint(passive), &attr))
+}
+
+// polled polls until n completions are there.
+func polled(tb testing.TB, cq CQ, n int) []WC {
+	tb.Helper()
+	out := make([]WC, n+16)
+	got := 0
+	for deadline := time.Now().Add(5 * time.Second); got < n; runtime.Gosched() {
+		got += must("poll", PollCQ(cq, out[got:]))
+		if time.Now().After(deadline) {
+			tb.Fatalf("%d completions of %d", got, n)
+		}
+	}
+	return out[:got]
+}
+
+// progress lets a node move on without taking completions.
+func (n *node) progress() { must("poll", PollCQ(n.cq, nil)) }
+
+// pair is two connected queue pairs, a active and b passive, each with registered memory.
+type pair struct {
+	a, b   *node
+	qa, qb QP
+	ma, mb *memory
+}
+
+func newPair(tb testing.TB, depth uint32, byRef bool) *pair {
+	tb.Helper()
+	return newPairAttr(tb, depth, byRef, ConnectAttr{})
+}
+
+func newPairAttr(tb testing.TB, depth uint32, byRef bool, attr ConnectAttr) *pair {
+	tb.Helper()
+	p := &pair{a: newNode(4 * depth), b: newNode(4 * depth)}
+	p.qa, p.qb = newQP(p.a, depth, byRef), newQP(p.b, depth, byRef)
+	p.ma, p.mb = newMemory(p.a, 1<<20, remote), newMemory(p.b, 1<<20, remote)
+	connect(p.qa, p.qb, attr)
+	tb.Cleanup(func() {
+		must("destroy a", DestroyQP(p.qa))
+		must("destroy b", DestroyQP(p.qb))
+		p.ma.close(p.a)
+		p.mb.close(p.b)
+		p.a.close()
+		p.b.close()
+	})
+	return p
+}
+
+// write is a request that moves length bytes at offset of a's memory to the same offset of b's.
+func (p *pair) write(id uint64, offset, length int, flags uint16) SendWR {
+	return SendWR{WRID: id, LAddr: p.ma.mr.Addr + uint64(offset), RAddr: p.mb.mr.Addr + uint64(offset), Length: uint32(length),
+		LKey: p.ma.mr.LKey, RKey: p.mb.mr.RKey, Imm: uint32(id), Opcode: imm, Flags: flags}
+}
+
+func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
+	p := newPair(t, 16, false)
+	for _, c := range []struct {
+		name           string
+		offset, length int
+		flags          uint16
+	}{
+		{"small", 3, 5, signaled},
+		{"chunk", 4096, 32768, signaled},
+		{"streamed chunk", 65536, 32768, signaled | streaming},
+		{"streamed, odd ends", 131073, 32771, signaled | streaming},
+		{"streamed, short", 200001, 63, signaled | streaming},
+		{"inline", 300000, 64, signaled | inline},
+		{"immediate alone", 0, 0, signaled},
+	} {
+		for i := range p.ma.data {
+			p.ma.data[i], p.mb.data[i] = byte(i*7+len(c.name)), 0
+		}
+		want := make([]byte, len(p.mb.data))
+		copy(want[c.offset:], p.ma.data[c.offset:c.offset+c.length])
+		must("post recv", PostRecv(p.qb, 7, 1))
+		must("post send", PostSend(p.qa, []SendWR{p.write(42, c.offset, c.length, c.flags)}))
+		wc := polled(t, p.b.cq, 1)[0]
+		if wc.Status != 0 || wc.WRID != 7 || wc.Imm != 42 || wc.Opcode != 1 || int(wc.ByteLen) != c.length || wc.Addr != 0 || wc.QPNum != QPNum(p.qb) {
+			t.Fatalf("%s: completion %+v", c.name, wc)
+		}
+		if !bytes.Equal(want, p.mb.data) {
+			t.Fatalf("%s: the target differs", c.name)
+		}
+		if wc := polled(t, p.a.cq, 1)[0]; wc.Status != 0 || wc.WRID != 42 || wc.Opcode != 0 {
+			t.Fatalf("%s: send completion %+v", c.name, wc)
+		}
+	}
+}
+
+func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
+	p := newPair(t, 16, true)
+	copy(p.ma.data[5000:], "gradient")
+	must("post recv", PostRecv(p.qb, 1, 1))
+	must("post send", PostSend(p.qa, []SendWR{p.write(9, 5000, 8, signaled)}))
+	wc := polled(t, p.b.cq, 1)[0]
+	if wc.SrcAddr != p.ma.mr.Addr+5000 || wc.SrcRKey != p.ma.mr.RKey {
+		t.Fatalf("completion %+v", wc)
+	}
+	if got := string(unsafe.Slice((*byte)(unsafe.Add(nil, wc.Addr)), 8)); got != "gradient" {
+		t.Fatalf("payload %q", got)
+	}
+	if !bytes.Equal(p.mb.data[5000:5008], make([]byte, 8)) {
+		t.Fatal("the target was written")
+	}
+	// The reply goes where the payload came from.
+	copy(p.mb.data[100:], "WEIGHTS!")
+	must("post recv", PostRecv(p.qa, 1, 1))
+	must("reply", PostSend(p.qb, []SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8,
+		Opcode: imm, Flags: inline}}))
+	polled(t, p.a.cq, 2)
+	if got := string(p.ma.data[5000:5008]); got != "WEIGHTS!" {
+		t.Fatalf("reply %q", got)
+	}
+}
+
+func TestShmCopyCopies(t *testing.T) {
+	src, want := make([]byte, 40<<10), make([]byte, 40<<10)
+	for i := range src {
+		src[i] = byte(i*131 + i>>8)
+	}
+	dst := make([]byte, len(src))
+	for level := range ShmCopyLevel() + 1 {
+		for _, n := range []int{0, 1, 63, 1023, 1024, 1025, 1087, 1151, 4096, 32767, 32768, 32833} {
+			for _, from := range []int{0, 1, 17, 64} {
+				for to, past := range map[int]bool{0: false, 1: true, 31: false, 63: true, 64: true, 100: false} {
+					clear(dst)
+					clear(want)
+					copy(want[to:], src[from:from+n])
+					ShmCopy(level, dst[to:], src[from:from+n], past)
+					if !bytes.Equal(dst, want) {
+						t.Fatalf("level %d: %d bytes from %d to %d differ, past the cache: %v", level, n, from, to, past)
+					}
+				}
+			}
+		}
+	}
+}
+
+func shmEndpointOracle(b []byte) (ep ShmEndpoint, ok bool) {
+	if len(b) != 48 || string(b[:4]) != "RWSE" {
+		return
+	}
+	le := binary.LittleEndian
+	flags := le.Uint16(b[6:])
+	ep = ShmEndpoint{QPNum: le.Uint32(b[8:]), RecvDepth: le.Uint32(b[12:]), ByReference: flags == 1}
+	copy(ep.Listener[:], b[16:32])
+	copy(ep.Cookie[:], b[32:])
+	return ep, le.Uint16(b[4:]) == 1 && flags <= 1 && ep.RecvDepth >= 1 && ep.RecvDepth <= 16384
+}
+
+func FuzzShmEndpoint(f *testing.F) {
+	good := make([]byte, 48)
+	copy(good, "RWSE\x01\x00\x01\x00\x07\x00\x00\x00\x10\x00\x00\x00")
+	f.Add(good)
+	f.Add(good[:47])
+	f.Add([]byte{})
+	f.Add(append(good, 0))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, rc := DecodeShmEndpoint(b)
+		want, ok := shmEndpointOracle(b)
+		if (rc == 0) != ok || ok && got != want {
+			t.Fatalf("decoded %+v, %d; want %+v, %v", got, rc, want, ok)
+		}
+	})
+}
+
+func openFiles(tb testing.TB) int {
+	tb.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestShmPollingGoesOnWhileQueuePairsComeAndGo(t *testing.T) {
+	n := newNode(256)
+	defer n.close()
+	var wc [4]WC
+	// Polling starts with another queue pair each time: destroy them when it stands at each of them.
+	for polls := range 7 {
+		var qps []QP
+		for range 6 {
+			qps = append(qps, newQP(n, 4, false))
+		}
+		for range polls {
+			must("poll", PollCQ(n.cq, wc[:]))
+		}
+		for _, qp := range qps {
+			must("destroy", DestroyQP(qp))
+			must("poll", PollCQ(n.cq, wc[:]))
+		}
+	}
+}

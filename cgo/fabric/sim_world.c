@@ -1,0 +1,252 @@
+/* Worlds: their table, their randomness, their log. */
+#include "sim_world.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_WORLDS = 1024 };
+
+/* World 0 is the process's own; the others come from rwf_sim_new. */
+static struct rwf_sim *worlds[MAX_WORLDS];
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct rwf_sim *world_new(int id, uint64_t seed)
+{
+	struct rwf_sim *w = calloc(1, sizeof *w);
+
+	if (!w)
+		return NULL;
+	pthread_mutex_init(&w->lock, NULL);
+	w->id = id;
+	w->refs = 1;
+	w->rng = seed;
+	w->hash = 0xcbf29ce484222325; /* FNV-1a's offset basis */
+	w->trace_fd = -1;
+	worlds[id] = w;
+	return w;
+}
+
+struct rwf_sim *rwf_sim_new(uint64_t seed)
+{
+	struct rwf_sim *w = NULL;
+
+	pthread_mutex_lock(&table_lock);
+	for (int id = 1; id < MAX_WORLDS && !w; id++)
+		if (!worlds[id])
+			w = world_new(id, seed);
+	pthread_mutex_unlock(&table_lock);
+	return w;
+}
+
+void sim_world_leave(struct rwf_sim *w)
+{
+	bool last;
+
+	pthread_mutex_lock(&table_lock);
+	last = --w->refs == 0;
+	if (last)
+		worlds[w->id] = NULL;
+	pthread_mutex_unlock(&table_lock);
+	if (!last)
+		return;
+	pthread_mutex_destroy(&w->lock);
+	free(w->active);
+	free(w);
+}
+
+void rwf_sim_free(struct rwf_sim *w)
+{
+	sim_world_leave(w);
+}
+
+struct rwf_sim *sim_world_join(int id, uint64_t seed, bool automatic)
+{
+	struct rwf_sim *w = NULL;
+
+	pthread_mutex_lock(&table_lock);
+	if (id >= 0 && id < MAX_WORLDS)
+		w = worlds[id];
+	if (!w && id == 0) {
+		w = world_new(0, seed);
+		if (w)
+			w->refs = 0;
+	}
+	if (!w) {
+		rwf_fail(ENODEV, "open sim: there is no world %d; rwf_sim_new makes one", id);
+	} else if (w->refs > (id != 0) && w->automatic != automatic) {
+		rwf_fail(EINVAL, "open sim: the devices of world %d do not agree on auto=1", id);
+		w = NULL;
+	} else {
+		w->refs++;
+		if (automatic && !w->automatic) {
+			struct timespec ts;
+
+			clock_gettime(CLOCK_MONOTONIC, &ts);
+			w->start_ns = (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
+			w->automatic = true;
+			w->order = RWF_SIM_BY_TIME;
+		}
+	}
+	pthread_mutex_unlock(&table_lock);
+	return w;
+}
+
+int rwf_sim_id(const struct rwf_sim *w)
+{
+	return w->id;
+}
+
+/* SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one word of state, passes BigCrush. */
+uint64_t sim_random(struct rwf_sim *w, uint64_t below)
+{
+	uint64_t z = w->rng += 0x9e3779b97f4a7c15;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+	z ^= z >> 31;
+	return below ? z % below : 0;
+}
+
+bool sim_chance(struct rwf_sim *w, uint32_t in_65536)
+{
+	return in_65536 && sim_random(w, 65536) < in_65536;
+}
+
+bool sim_fatal_chance(struct rwf_sim *w, uint32_t in_65536)
+{
+	if (w->faults.fatal_max && w->fatal_count >= w->faults.fatal_max)
+		return false;
+	if (!sim_chance(w, in_65536))
+		return false;
+	w->fatal_count++;
+	return true;
+}
+
+/* How long a message takes. In random order the order itself is the delay, but for the one injected. */
+uint64_t sim_latency(struct rwf_sim *w)
+{
+	uint64_t ns = w->order == RWF_SIM_BY_TIME ? 300 + sim_random(w, 2700) : 0;
+
+	if (sim_chance(w, w->faults.delay))
+		ns += sim_random(w, w->faults.delay_max_ns + 1);
+	return ns;
+}
+
+static void mix(struct rwf_sim *w, const void *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		w->hash = (w->hash ^ ((const uint8_t *)p)[i]) * 0x100000001b3;
+}
+
+void sim_log(struct rwf_sim *w, const char *what, uint32_t who, uint32_t a, uint32_t b)
+{
+	uint64_t words[] = {w->now_ns, (uint64_t)who << 32 | a, b};
+
+	mix(w, what, strlen(what));
+	mix(w, words, sizeof words);
+	if (w->trace_fd >= 0)
+		dprintf(w->trace_fd, "%12llu ns  %-14s 0x%x  0x%x  %u\n", (unsigned long long)w->now_ns, what, who, a, b);
+}
+
+uint64_t rwf_sim_log_hash(struct rwf_sim *w)
+{
+	uint64_t hash;
+
+	sim_lock(w);
+	hash = w->hash;
+	sim_unlock(w);
+	return hash;
+}
+
+uint64_t rwf_sim_now(struct rwf_sim *w)
+{
+	uint64_t now;
+
+	sim_lock(w);
+	now = w->now_ns;
+	sim_unlock(w);
+	return now;
+}
+
+void rwf_sim_set_order(struct rwf_sim *w, enum rwf_sim_order order)
+{
+	sim_lock(w);
+	w->order = order;
+	sim_unlock(w);
+}
+
+void rwf_sim_set_faults(struct rwf_sim *w, const struct rwf_sim_faults *faults)
+{
+	sim_lock(w);
+	w->faults = *faults;
+	w->fatal_count = 0;
+	sim_unlock(w);
+}
+
+void rwf_sim_trace(struct rwf_sim *w, int fd)
+{
+	sim_lock(w);
+	w->trace_fd = fd;
+	sim_unlock(w);
+}
+
+void rwf_sim_kill_device(rwf_device *base)
+{
+	struct sim_device *dev = (struct sim_device *)base;
+
+	sim_lock(dev->world);
+	sim_kill(dev);
+	sim_unlock(dev->world);
+}
+
+void rwf_sim_link(rwf_device *base, int up)
+{
+	struct sim_device *dev = (struct sim_device *)base;
+
+	sim_lock(dev->world);
+	sim_set_link(dev, up);
+	sim_unlock(dev->world);
+}
+
+int rwf_sim_link_named(const char *name, int up)
+{
+	struct rwf_sim *w;
+	int n = 0;
+
+	pthread_mutex_lock(&table_lock); /* so that the world stays */
+	w = worlds[0];
+	if (w) {
+		sim_lock(w);
+		for (struct sim_device *d = w->devices; d; d = d->next)
+			if (strcmp(d->name, name) == 0) {
+				sim_set_link(d, up);
+				n++;
+			}
+		sim_unlock(w);
+	}
+	pthread_mutex_unlock(&table_lock);
+	return n;
+}
+
+void rwf_sim_trigger(rwf_qp *base, enum rwf_sim_fault fault)
+{
+	struct sim_qp *qp = (struct sim_qp *)base;
+
+	sim_lock(sim_of(qp));
+	qp->trigger = fault;
+	sim_unlock(sim_of(qp));
+}
+
+void rwf_sim_shrink_cq(rwf_cq *base, uint32_t cqe)
+{
+	struct sim_cq *cq = (struct sim_cq *)base;
+	struct rwf_sim *w = ((struct sim_device *)base->dev)->world;
+
+	sim_lock(w);
+	if (cqe < cq->limit)
+		cq->limit = cqe;
+	sim_unlock(w);
+}

@@ -1,0 +1,272 @@
+/*
+ * The listener: who calls rwf_get_async_event lets passive peers in. A stranger gets a bounded place for a bounded time, and
+ * nothing of what it says is believed before its hello has named a queue pair that waits and the cookie of it.
+ */
+#include "tcp.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+	HELLO_MS = 2000,   /* for a stranger to say whom it wants */
+	PARKED_MS = 30000, /* for a queue pair to begin waiting for a peer that knows its cookie */
+	PAUSE_MS = 100,    /* without a descriptor to spare */
+};
+
+enum verdict { DROP, KEEP, ADMITTED };
+
+void tcp_poke_listener(struct tcp_device *dev)
+{
+	uint64_t one = 1;
+
+	(void)!write(dev->event_fd, &one, sizeof one);
+}
+
+void tcp_raise(struct tcp_qp *qp, enum rwf_async_type type)
+{
+	uint32_t bit = 1u << type;
+
+	if (atomic_fetch_or(&qp->event_bits, bit) & bit)
+		return;
+	atomic_fetch_add(&qp->dev->events, 1);
+	tcp_poke_listener(qp->dev);
+}
+
+static bool take_event(struct tcp_device *dev, struct rwf_async_event *out)
+{
+	bool found = false;
+
+	if (atomic_load(&dev->events) == 0)
+		return false;
+	pthread_mutex_lock(&dev->lock);
+	for (uint32_t i = 0; i < TCP_MAX_QP && !found; i++) {
+		struct tcp_qp *qp = dev->qps[i];
+		uint32_t bits = qp ? atomic_load(&qp->event_bits) : 0;
+
+		if (!bits)
+			continue;
+		out->type = (uint32_t)__builtin_ctz(bits);
+		out->qp_num = qp->head.num;
+		atomic_fetch_and(&qp->event_bits, ~(1u << out->type));
+		atomic_fetch_sub(&dev->events, 1);
+		found = true;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return found;
+}
+
+static void drop(struct tcp_half *half)
+{
+	close(half->fd);
+	half->fd = -1;
+}
+
+/* The place for a newcomer: a free one, else that of the oldest stranger, else that of the oldest parked peer. */
+static struct tcp_half *place(struct tcp_device *dev)
+{
+	struct tcp_half *worst = NULL;
+
+	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++) {
+		struct tcp_half *half = &dev->half[i];
+		bool stranger = half->have < TCP_HELLO_LEN;
+
+		if (half->fd < 0)
+			return half;
+		if (!worst || (stranger && worst->have == TCP_HELLO_LEN) ||
+		    (stranger == (worst->have < TCP_HELLO_LEN) && half->deadline_ns < worst->deadline_ns))
+			worst = half;
+	}
+	drop(worst);
+	return worst;
+}
+
+static void accept_new(struct tcp_device *dev, uint64_t now)
+{
+	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++) {
+		int fd = accept4(dev->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		struct tcp_half *half;
+
+		if (fd < 0) {
+			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+				dev->accept_paused_ns = now + PAUSE_MS * 1000000ull;
+			return;
+		}
+		half = place(dev);
+		half->fd = fd;
+		half->have = 0;
+		half->deadline_ns = now + HELLO_MS * 1000000ull;
+	}
+}
+
+static bool same_secret(const uint8_t *a, const uint8_t *b)
+{
+	volatile uint8_t differs = 0;
+
+	for (int i = 0; i < TCP_COOKIE_LEN; i++)
+		differs |= a[i] ^ b[i];
+	return differs == 0;
+}
+
+/* Hands the connection to the queue pair's owner, who finds the socket once it looks. */
+static enum verdict admit(struct tcp_qp *qp, struct tcp_half *half, const struct tcp_hello *hello)
+{
+	struct tcp_device *dev = qp->dev;
+	struct tcp_hello reply = {.kind = TCP_HELLO_ACCEPT, .to_qp = hello->from_qp, .from_qp = qp->head.num, .window = dev->window};
+	uint8_t bytes[TCP_HELLO_LEN];
+
+	if (hello->from_qp != qp->peer.qp_num || tcp_no_delay(half->fd))
+		return DROP;
+	memcpy(reply.cookie, qp->peer.cookie, sizeof reply.cookie);
+	reply.posted = atomic_load(&qp->rq_posted);
+	tcp_hello_encode(&reply, bytes);
+	if (send(half->fd, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof bytes)
+		return DROP;
+	qp->peer_window = hello->window;
+	qp->peer_posted = hello->posted;
+	qp->told_posted = reply.posted;
+	qp->waiting = false;
+	dev->waiting--;
+	atomic_store_explicit(&qp->arrived_fd, half->fd, memory_order_release);
+	atomic_store(&qp->head.state, RWF_QPS_RTS);
+	tcp_raise(qp, RWF_EVENT_QP_ESTABLISHED);
+	tcp_cq_attention(qp->send_cq);
+	if (qp->recv_cq != qp->send_cq)
+		tcp_cq_attention(qp->recv_cq);
+	half->fd = -1;
+	return ADMITTED;
+}
+
+static enum verdict examine(struct tcp_device *dev, struct tcp_half *half)
+{
+	enum verdict verdict = DROP;
+	struct tcp_hello hello;
+	struct tcp_qp *qp;
+
+	if (tcp_hello_decode(&hello, half->hello) || hello.kind != TCP_HELLO_REQUEST)
+		return DROP;
+	pthread_mutex_lock(&dev->lock);
+	qp = dev->qps[hello.to_qp % TCP_MAX_QP];
+	if (qp && qp->head.num == hello.to_qp && same_secret(qp->cookie, hello.cookie)) {
+		if (qp->waiting)
+			verdict = admit(qp, half, &hello);
+		else if (qp->head.state == RWF_QPS_INIT)
+			verdict = KEEP;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return verdict;
+}
+
+/* Reads what a stranger says; a peer that knows the cookie may stay until its queue pair waits for it. */
+static void listen_to(struct tcp_device *dev, struct tcp_half *half, uint64_t now, bool readable)
+{
+	bool stranger = half->have < TCP_HELLO_LEN;
+	enum verdict verdict = KEEP;
+
+	if (readable) {
+		/* A parked peer has nothing more to say: it only hangs up. */
+		ssize_t n = stranger ? read(half->fd, half->hello + half->have, TCP_HELLO_LEN - half->have) : 0;
+
+		if (n > 0)
+			half->have += (uint32_t)n;
+		else if (n == 0 || (errno != EAGAIN && errno != EINTR))
+			verdict = DROP;
+	}
+	if (verdict == KEEP && half->have == TCP_HELLO_LEN) {
+		verdict = examine(dev, half);
+		if (verdict == KEEP && stranger)
+			half->deadline_ns = now + PARKED_MS * 1000000ull;
+	}
+	if (verdict == DROP || (verdict == KEEP && now >= half->deadline_ns))
+		drop(half);
+}
+
+/* Fails queue pairs whose peer did not come; returns the next such deadline, at most until. */
+static uint64_t expire_passive(struct tcp_device *dev, uint64_t now, uint64_t until)
+{
+	pthread_mutex_lock(&dev->lock);
+	for (uint32_t i = 0; i < TCP_MAX_QP && dev->waiting; i++) {
+		struct tcp_qp *qp = dev->qps[i];
+
+		if (!qp || !qp->waiting)
+			continue;
+		if (now < qp->passive_deadline_ns) {
+			until = qp->passive_deadline_ns < until ? qp->passive_deadline_ns : until;
+			continue;
+		}
+		qp->waiting = false;
+		dev->waiting--;
+		atomic_store(&qp->head.state, RWF_QPS_ERR);
+		tcp_raise(qp, RWF_EVENT_QP_FATAL);
+		tcp_cq_attention(qp->send_cq);
+		if (qp->recv_cq != qp->send_cq)
+			tcp_cq_attention(qp->recv_cq);
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return until;
+}
+
+/* Waits for something to do, at most until, and does it. */
+static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
+{
+	struct pollfd fds[2 + TCP_MAX_HALF_OPEN] = {{.fd = dev->event_fd, .events = POLLIN}, {.fd = dev->listen_fd, .events = POLLIN}};
+	struct tcp_half *polled[TCP_MAX_HALF_OPEN];
+	nfds_t n = 2; /* only places in use: more than the limit on open files is EINVAL */
+	uint64_t pokes, ns;
+	struct timespec ts;
+
+	until = expire_passive(dev, now, until);
+	if (now < dev->accept_paused_ns) {
+		fds[1].fd = -1;
+		until = dev->accept_paused_ns < until ? dev->accept_paused_ns : until;
+	}
+	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++) {
+		struct tcp_half *half = &dev->half[i];
+
+		if (half->fd < 0)
+			continue;
+		polled[n - 2] = half;
+		fds[n++] = (struct pollfd){.fd = half->fd, .events = half->have < TCP_HELLO_LEN ? POLLIN : POLLRDHUP};
+		if (half->deadline_ns < until)
+			until = half->deadline_ns;
+	}
+	ns = until > now ? until - now : 0;
+	ts = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+	if (ppoll(fds, n, &ts, NULL) < 0)
+		return;
+	now = tcp_now_ns();
+	if (fds[0].revents)
+		(void)!read(dev->event_fd, &pokes, sizeof pokes);
+	for (nfds_t i = 2; i < n; i++)
+		listen_to(dev, polled[i - 2], now, fds[i].revents != 0);
+	if (fds[1].revents)
+		accept_new(dev, now);
+}
+
+int tcp_get_async_event(rwf_device *head, int timeout_ms, struct rwf_async_event *out)
+{
+	struct tcp_device *dev = (struct tcp_device *)head;
+	uint64_t now = tcp_now_ns(), until = now + (timeout_ms > 0 ? (uint64_t)timeout_ms * 1000000 : 0);
+	struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+	bool found;
+
+	/* A second caller waits its turn: there is one listener to serve. */
+	if (pthread_mutex_clocklock(&dev->accept_lock, CLOCK_MONOTONIC, &ts))
+		return 0;
+	for (;; now = tcp_now_ns()) {
+		found = take_event(dev, out);
+		if (found)
+			break;
+		serve(dev, now, until);
+		if (now >= until) {
+			found = take_event(dev, out);
+			break;
+		}
+	}
+	pthread_mutex_unlock(&dev->accept_lock);
+	return found;
+}

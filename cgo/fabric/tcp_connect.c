@@ -1,0 +1,144 @@
+/* The active side of a connection: reach the peer's listener, say whom we want, and wait to be let in. */
+#include "tcp.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+struct attempt {
+	int fd;
+	uint64_t deadline_ns;
+	char where[INET6_ADDRSTRLEN + 16];
+};
+
+static int wait_for(struct attempt *a, short events, const char *what)
+{
+	struct pollfd pfd = {.fd = a->fd, .events = events};
+	int n;
+
+	do {
+		uint64_t now = tcp_now_ns(), ns = a->deadline_ns > now ? a->deadline_ns - now : 0;
+		struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+
+		n = ppoll(&pfd, 1, &ts, NULL);
+	} while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
+	return n ? 0 : rwf_fail(ETIMEDOUT, "connect to %s: time ran out waiting %s", a->where, what);
+}
+
+static int open_connection(struct tcp_device *dev, struct attempt *a, const struct tcp_endpoint *peer)
+{
+	struct sockaddr_storage sa;
+	socklen_t len;
+	int err = 0, rc;
+
+	if (dev->source.family == peer->family) {
+		len = tcp_endpoint_sockaddr(&dev->source, &sa);
+		if (bind(a->fd, (struct sockaddr *)&sa, len))
+			return rwf_fail(errno, "connect to %s from %s: %s", a->where, dev->name, strerror(errno));
+	}
+	len = tcp_endpoint_sockaddr(peer, &sa);
+	if (connect(a->fd, (struct sockaddr *)&sa, len) == 0)
+		return 0;
+	if (errno != EINPROGRESS && errno != EINTR)
+		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
+	rc = wait_for(a, POLLOUT, "for the host to answer");
+	if (rc)
+		return rc;
+	len = sizeof err;
+	getsockopt(a->fd, SOL_SOCKET, SO_ERROR, &err, &len);
+	return err ? rwf_fail(err, "connect to %s: %s", a->where, strerror(err)) : 0;
+}
+
+static int read_reply(struct attempt *a, uint8_t reply[TCP_HELLO_LEN])
+{
+	for (size_t have = 0; have < TCP_HELLO_LEN;) {
+		int rc = wait_for(a, POLLIN, "to be let in: does the peer poll for asynchronous events?");
+		ssize_t n;
+
+		if (rc)
+			return rc;
+		n = read(a->fd, reply + have, TCP_HELLO_LEN - have);
+		if (n > 0)
+			have += (size_t)n;
+		else if (n == 0)
+			return rwf_fail(ECONNREFUSED, "connect to %s: the peer has no queue pair waiting for this one", a->where);
+		else if (errno != EAGAIN && errno != EINTR)
+			return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
+	}
+	return 0;
+}
+
+static int introduce(struct tcp_qp *qp, struct attempt *a, const struct tcp_endpoint *peer)
+{
+	struct tcp_hello hello = {
+		.kind = TCP_HELLO_REQUEST,
+		.to_qp = peer->qp_num,
+		.from_qp = qp->head.num,
+		.window = qp->dev->window,
+		.posted = atomic_load(&qp->rq_posted),
+	};
+	uint8_t bytes[TCP_HELLO_LEN];
+	int rc;
+
+	memcpy(hello.cookie, peer->cookie, sizeof hello.cookie);
+	qp->told_posted = hello.posted;
+	tcp_hello_encode(&hello, bytes);
+	if (send(a->fd, bytes, sizeof bytes, MSG_NOSIGNAL) != sizeof bytes)
+		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
+	rc = read_reply(a, bytes);
+	if (rc)
+		return rc;
+	if (tcp_hello_decode(&hello, bytes) || hello.kind != TCP_HELLO_ACCEPT || hello.to_qp != qp->head.num ||
+	    hello.from_qp != peer->qp_num || memcmp(hello.cookie, qp->cookie, sizeof hello.cookie) != 0)
+		return rwf_fail(EPROTO, "connect to %s: what answered there is not the peer", a->where);
+	qp->peer_window = hello.window;
+	qp->peer_posted = hello.posted;
+	return 0;
+}
+
+/* Where the peer is: what its endpoint says, or, where it listens on every address, what the device's option does. */
+static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
+{
+	if (!tcp_is_wildcard(peer))
+		return 0;
+	if (!dev->peer.family)
+		return rwf_fail(EDESTADDRREQ, "connect to port %u: the peer listens on every address: say with option peer=ADDR where it is",
+				peer->port);
+	peer->family = dev->peer.family;
+	memcpy(peer->addr, dev->peer.addr, sizeof peer->addr);
+	return 0;
+}
+
+/* Leaves the connection's socket in arrived_fd, and in peer where it leads. */
+int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, uint32_t timeout_ms)
+{
+	struct attempt a = {.deadline_ns = tcp_now_ns() + timeout_ms * 1000000ull};
+	char text[INET6_ADDRSTRLEN];
+	int rc = locate(qp->dev, peer);
+
+	if (rc)
+		return rc;
+	inet_ntop(peer->family, peer->addr, text, sizeof text);
+	snprintf(a.where, sizeof a.where, "%s port %u", text, peer->port);
+	a.fd = tcp_socket(qp->dev, peer->family);
+	if (a.fd < 0)
+		return a.fd;
+	rc = open_connection(qp->dev, &a, peer);
+	if (!rc)
+		rc = tcp_no_delay(a.fd);
+	if (!rc)
+		rc = introduce(qp, &a, peer);
+	if (rc) {
+		close(a.fd);
+		return rc;
+	}
+	atomic_store(&qp->arrived_fd, a.fd);
+	return 0;
+}

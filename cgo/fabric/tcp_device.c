@@ -1,0 +1,324 @@
+/*
+ * Provider tcp: devices, protection domains and memory regions.
+ *
+ * A device is a local address; "" is 127.0.0.1. Options:
+ *
+ *	listen=ADDR[:PORT]     where peers connect to; default: the device's address, any free port. IPv6 as [ADDR]:PORT
+ *	advertise=ADDR[:PORT]  what endpoints say instead, where peers see another address or port
+ *	peer=ADDR              where a peer is whose endpoint says every address: it listens on 0.0.0.0 or :: and advertises nothing
+ *	sndbuf=BYTES           socket buffers; the kernel tunes them itself by default, and caps these at net.core.wmem_max
+ *	rcvbuf=BYTES           and rmem_max
+ *	window=BYTES           most a peer may have on its way to a queue pair unacknowledged, 512 KiB by default
+ */
+#include "tcp.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+static int option_bytes(const char *options, const char *key, uint32_t least, uint32_t most, uint32_t *value)
+{
+	char text[32], *end;
+	unsigned long v;
+
+	if (!rwf_option(options, key, text, sizeof text))
+		return 0;
+	v = strtoul(text, &end, 10);
+	if (*text < '0' || *text > '9' || *end || v < least || v > most)
+		return rwf_fail(EINVAL, "provider tcp: option %s=%s: give a number of bytes from %u to %u", key, text, least, most);
+	*value = (uint32_t)v;
+	return 0;
+}
+
+/* 1: the option was there and is in out. */
+static int option_address(const char *options, const char *key, struct tcp_endpoint *out)
+{
+	char text[96];
+
+	if (!rwf_option(options, key, text, sizeof text))
+		return 0;
+	if (tcp_parse_address(text, out))
+		return rwf_fail(EINVAL, "provider tcp: option %s=%s: give ADDR, ADDR:PORT or [ADDR6]:PORT", key, text);
+	return 1;
+}
+
+/* What to listen on (into listen), and dev's name, source and address. */
+static int read_addresses(struct tcp_device *dev, const char *device, const char *options, struct tcp_endpoint *listen_on)
+{
+	int rc;
+
+	snprintf(dev->name, sizeof dev->name, "%s", *device ? device : "127.0.0.1");
+	if (tcp_parse_address(dev->name, listen_on) || listen_on->port)
+		return rwf_fail(ENODEV, "provider tcp: device \"%s\" is not an address of this host: list the devices", device);
+	if (*device && !tcp_is_wildcard(listen_on))
+		dev->source = *listen_on;
+	rc = option_address(options, "listen", listen_on);
+	if (rc < 0)
+		return rc;
+	dev->address = *listen_on;
+	rc = option_address(options, "advertise", &dev->address);
+	if (rc >= 0)
+		rc = option_address(options, "peer", &dev->peer);
+	return rc < 0 ? rc : 0;
+}
+
+static int start_listening(struct tcp_device *dev, const struct tcp_endpoint *at)
+{
+	struct sockaddr_storage sa;
+	socklen_t len = tcp_endpoint_sockaddr(at, &sa);
+	int only_v6 = !tcp_is_wildcard(at); /* every address is that of both families */
+	int on = 1, fd = tcp_socket(dev, at->family);
+
+	if (fd < 0)
+		return fd;
+	dev->listen_fd = fd;
+	if (at->family == AF_INET6)
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_v6, sizeof only_v6);
+	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) || bind(fd, (struct sockaddr *)&sa, len) || listen(fd, 1024))
+		return rwf_fail(errno, "listen on %s port %u: %s", dev->name, at->port, strerror(errno));
+	if (getsockname(fd, (struct sockaddr *)&sa, &len))
+		return rwf_fail(errno, "read the listening port: %s", strerror(errno));
+	if (!dev->address.port)
+		dev->address.port = ntohs(at->family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
+								 : ((struct sockaddr_in *)&sa)->sin_port);
+	return 0;
+}
+
+static int release(struct tcp_device *dev)
+{
+	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++)
+		if (dev->half[i].fd >= 0)
+			close(dev->half[i].fd);
+	if (dev->listen_fd >= 0)
+		close(dev->listen_fd);
+	if (dev->event_fd >= 0)
+		close(dev->event_fd);
+	pthread_mutex_destroy(&dev->lock);
+	pthread_mutex_destroy(&dev->mr_lock);
+	pthread_mutex_destroy(&dev->accept_lock);
+	free(dev->mrs);
+	free(dev);
+	return 0;
+}
+
+static int set_up(struct tcp_device *dev, const char *device, const char *options)
+{
+	static const char *const known[] = {"listen", "advertise", "peer", "sndbuf", "rcvbuf", "window", NULL};
+	struct tcp_endpoint listen_on;
+	int rc = rwf_option_check("tcp", options, known);
+
+	if (rc || (rc = read_addresses(dev, device, options, &listen_on)) ||
+	    (rc = option_bytes(options, "sndbuf", 64 << 10, 1 << 30, &dev->sndbuf)) ||
+	    (rc = option_bytes(options, "rcvbuf", 64 << 10, 1 << 30, &dev->rcvbuf)) ||
+	    (rc = option_bytes(options, "window", TCP_MIN_WINDOW, TCP_MAX_WINDOW, &dev->window)))
+		return rc;
+	dev->mrs = calloc(TCP_MAX_MR, sizeof *dev->mrs);
+	if (!dev->mrs)
+		return rwf_fail(ENOMEM, "open provider tcp: out of memory");
+	if (getrandom(&dev->qp_generation, sizeof dev->qp_generation, 0) != sizeof dev->qp_generation)
+		return rwf_fail(errno, "read random bytes: %s", strerror(errno));
+	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (dev->event_fd < 0)
+		return rwf_fail(errno, "open an eventfd: %s", strerror(errno));
+	dev->link_mbps = tcp_link_mbps(&listen_on);
+	return start_listening(dev, &listen_on);
+}
+
+static int tcp_open(const char *device, const char *options, rwf_device **out)
+{
+	struct tcp_device *dev = calloc(1, sizeof *dev);
+	int rc;
+
+	if (!dev)
+		return rwf_fail(ENOMEM, "open provider tcp: out of memory");
+	dev->head.ops = &rwf_tcp_ops;
+	dev->window = 512 << 10;
+	dev->listen_fd = dev->event_fd = -1;
+	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++)
+		dev->half[i].fd = -1;
+	pthread_mutex_init(&dev->lock, NULL);
+	pthread_mutex_init(&dev->mr_lock, NULL);
+	pthread_mutex_init(&dev->accept_lock, NULL);
+	rc = set_up(dev, device, options);
+	if (rc) {
+		release(dev);
+		return rc;
+	}
+	*out = &dev->head;
+	return 0;
+}
+
+static int tcp_close(rwf_device *head)
+{
+	struct tcp_device *dev = (struct tcp_device *)head;
+
+	if (atomic_load(&dev->pd_count) || !LIST_EMPTY(&dev->cqs))
+		return rwf_fail(EBUSY, "close device %s: protection domains or completion queues of it are open", dev->name);
+	return release(dev);
+}
+
+static int tcp_query(rwf_device *head, struct rwf_device_attr *out)
+{
+	struct tcp_device *dev = (struct tcp_device *)head;
+
+	snprintf(out->provider, sizeof out->provider, "tcp");
+	snprintf(out->name, sizeof out->name, "%s", dev->name);
+	out->max_mr_size = (uint64_t)1 << 47;
+	out->max_qp = TCP_MAX_QP;
+	out->max_qp_wr = TCP_MAX_WR;
+	out->max_cq = TCP_MAX_CQ;
+	out->max_cqe = TCP_MAX_CQE;
+	out->max_mr = TCP_MAX_MR;
+	out->max_inline = TCP_MAX_INLINE;
+	out->link_mbps = dev->link_mbps;
+	out->flags = RWF_DEV_ANY_MEMORY;
+	return 0;
+}
+
+static int tcp_alloc_pd(rwf_device *head, rwf_pd **out)
+{
+	struct tcp_device *dev = (struct tcp_device *)head;
+	struct tcp_pd *pd = calloc(1, sizeof *pd);
+
+	if (!pd)
+		return rwf_fail(ENOMEM, "allocate protection domain: out of memory");
+	pd->head.ops = &rwf_tcp_ops;
+	pd->head.dev = head;
+	atomic_fetch_add(&dev->pd_count, 1);
+	*out = &pd->head;
+	return 0;
+}
+
+static int tcp_dealloc_pd(rwf_pd *head)
+{
+	struct tcp_device *dev = (struct tcp_device *)head->dev;
+	struct tcp_pd *pd = (struct tcp_pd *)head;
+
+	if (atomic_load(&pd->users))
+		return rwf_fail(EBUSY, "deallocate protection domain: queue pairs or memory regions of it are open");
+	atomic_fetch_sub(&dev->pd_count, 1);
+	free(pd);
+	return 0;
+}
+
+/* Keys of different devices differ where they can: a key gone astray should open nothing. */
+static struct tcp_mr *free_mr(struct tcp_device *dev)
+{
+	struct tcp_mr *mr = SLIST_FIRST(&dev->free_mrs);
+
+	if (mr) {
+		SLIST_REMOVE_HEAD(&dev->free_mrs, free);
+	} else if (dev->mrs_used < TCP_MAX_MR) {
+		mr = &dev->mrs[dev->mrs_used++];
+		mr->generation = (uint16_t)(dev->address.port * 40503u);
+	}
+	return mr;
+}
+
+static int tcp_reg_mr(rwf_pd *head, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
+{
+	struct tcp_device *dev = (struct tcp_device *)head->dev;
+	struct tcp_pd *pd = (struct tcp_pd *)head;
+	struct tcp_mr *mr;
+	uint32_t key;
+
+	(void)fd;
+	(void)fd_offset;
+	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
+		return rwf_fail(EINVAL, "register memory: unknown access rights 0x%x", access);
+	if ((access & RWF_ACCESS_REMOTE_WRITE) && !(access & RWF_ACCESS_LOCAL_WRITE))
+		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
+	if (length > UINT64_MAX - (uintptr_t)addr)
+		return rwf_fail(EINVAL, "register memory: %zu bytes at %p pass the end of the address space", length, addr);
+	pthread_mutex_lock(&dev->mr_lock);
+	mr = free_mr(dev);
+	if (!mr) {
+		pthread_mutex_unlock(&dev->mr_lock);
+		return rwf_fail(ENOMEM, "register memory: %d regions are registered, the limit", TCP_MAX_MR);
+	}
+	if (++mr->generation == 0)
+		mr->generation = 1;
+	key = (uint32_t)mr->generation << 16 | (uint32_t)(mr - dev->mrs);
+	mr->pd = pd;
+	mr->addr = (uintptr_t)addr;
+	mr->length = length;
+	mr->access = access;
+	atomic_store_explicit(&mr->key, key, memory_order_release);
+	pthread_mutex_unlock(&dev->mr_lock);
+	atomic_fetch_add(&pd->users, 1);
+	*out = (struct rwf_mr){.addr = (uintptr_t)addr, .length = length, .lkey = key, .rkey = key};
+	return 0;
+}
+
+/* Every queue found inside a call may have seen the key: wait until that call is over. Calls are short and never wait. */
+static void quiesce(struct tcp_device *dev)
+{
+	struct tcp_cq *cq;
+
+	LIST_FOREACH (cq, &dev->cqs, all) {
+		uint32_t seen = atomic_load(&cq->busy);
+
+		while (seen & 1 && atomic_load(&cq->busy) == seen)
+			sched_yield();
+	}
+}
+
+static int tcp_dereg_mr(rwf_pd *head, uint32_t lkey)
+{
+	struct tcp_device *dev = (struct tcp_device *)head->dev;
+	struct tcp_pd *pd = (struct tcp_pd *)head;
+	struct tcp_mr *mr = &dev->mrs[lkey & (TCP_MAX_MR - 1)];
+
+	pthread_mutex_lock(&dev->mr_lock);
+	if (lkey == 0 || atomic_load(&mr->key) != lkey || mr->pd != pd) {
+		pthread_mutex_unlock(&dev->mr_lock);
+		return rwf_fail(EINVAL, "deregister memory: 0x%x is not a key of this protection domain", lkey);
+	}
+	atomic_store(&mr->key, 0);
+	quiesce(dev);
+	SLIST_INSERT_HEAD(&dev->free_mrs, mr, free);
+	pthread_mutex_unlock(&dev->mr_lock);
+	atomic_fetch_sub(&pd->users, 1);
+	return 0;
+}
+
+/* Whether key lets this queue pair use [addr, addr+length). Called inside a call counted by busy only. */
+bool tcp_mr_allows(struct tcp_qp *qp, uint32_t key, uint64_t addr, uint64_t length, int access)
+{
+	struct tcp_mr *mr = &qp->dev->mrs[key & (TCP_MAX_MR - 1)];
+
+	return key != 0 && atomic_load_explicit(&mr->key, memory_order_acquire) == key && &mr->pd->head == qp->head.pd &&
+	       (mr->access & access) == access && addr >= mr->addr && length <= mr->length && addr - mr->addr <= mr->length - length;
+}
+
+const struct rwf_ops rwf_tcp_ops = {
+	.name = "tcp",
+	.open = tcp_open,
+	.list = tcp_list_addresses,
+	.close = tcp_close,
+	.query = tcp_query,
+	.alloc_pd = tcp_alloc_pd,
+	.dealloc_pd = tcp_dealloc_pd,
+	.reg_mr = tcp_reg_mr,
+	.dereg_mr = tcp_dereg_mr,
+	.create_cq = tcp_create_cq,
+	.destroy_cq = tcp_destroy_cq,
+	.poll_cq = tcp_poll_cq,
+	.req_notify_cq = tcp_req_notify_cq,
+	.wait_cq = tcp_wait_cq,
+	.wake_cq = tcp_wake_cq,
+	.create_qp = tcp_create_qp,
+	.destroy_qp = tcp_destroy_qp,
+	.qp_endpoint = tcp_qp_endpoint,
+	.connect_qp = tcp_connect_qp,
+	.fail_qp = tcp_fail_qp,
+	.post_send = tcp_post_send,
+	.post_recv = tcp_post_recv,
+	.get_async_event = tcp_get_async_event,
+};

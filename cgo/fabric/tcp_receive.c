@@ -1,0 +1,267 @@
+/*
+ * Frames in. The entries are read into a small buffer, checked, and their payloads read straight into registered memory;
+ * the last piece of that read is the buffer again, so that the next frame's entries come with it. What payload the buffer
+ * catches is copied from there.
+ */
+#include "tcp.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { READS_PER_TURN = 4 };
+
+static uint32_t buffered(const struct tcp_qp *qp)
+{
+	return qp->rx_len - qp->rx_at;
+}
+
+/* The status to refuse an entry of the present frame with; success: it may be placed, now. */
+static enum rwf_wc_status judge(struct tcp_qp *qp, uint32_t index)
+{
+	const struct tcp_entry *e = &qp->in[index];
+
+	if (index == qp->in_limit)
+		return qp->in_status;
+	if (e->length && !tcp_mr_allows(qp, e->rkey, e->raddr, e->length, RWF_ACCESS_REMOTE_WRITE))
+		return RWF_WC_REM_ACCESS_ERR;
+	return RWF_WC_SUCCESS;
+}
+
+/* Whatever stands before the refused message was placed; the peer learns its number, and both queue pairs fail. */
+static void refuse(struct tcp_qp *qp, enum rwf_wc_status status)
+{
+	qp->nak = status;
+	tcp_transmit(qp);
+}
+
+static void deliver(struct tcp_qp *qp, const struct tcp_entry *e)
+{
+	struct rwf_wc wc = {
+		.wr_id = qp->rq[qp->rq_used & qp->rq_mask],
+		.byte_len = (uint32_t)qp->message_bytes,
+		.imm = e->imm,
+		.qp_num = qp->head.num,
+		.opcode = RWF_WC_RECV_IMM,
+	};
+
+	qp->rq_used++;
+	tcp_cq_push(qp->recv_cq, qp, &wc, qp->rq_used);
+}
+
+/* Counts n bytes as placed into the present entry and finishes it when it is full. */
+static void placed(struct tcp_qp *qp, uint32_t n)
+{
+	const struct tcp_entry *e = &qp->in[qp->in_at];
+
+	qp->rx_placed += n;
+	qp->in_done += n;
+	if (qp->in_done < e->length)
+		return;
+	qp->data_due = qp->heard = true;
+	qp->in_done = 0;
+	qp->in_at++;
+	qp->message_bytes += e->length;
+	if (!(e->flags & TCP_ENTRY_LAST))
+		return;
+	if (e->flags & TCP_ENTRY_IMM)
+		deliver(qp, e);
+	qp->rx_seq++;
+	qp->message_bytes = 0;
+}
+
+/* Places what of the present frame lies in the buffer; true when the frame is complete. */
+static bool place_buffered(struct tcp_qp *qp)
+{
+	while (qp->in_at < qp->in_count && qp->head.state == RWF_QPS_RTS) {
+		const struct tcp_entry *e = &qp->in[qp->in_at];
+		uint32_t n = e->length - qp->in_done;
+		enum rwf_wc_status status = judge(qp, qp->in_at);
+
+		if (status) {
+			refuse(qp, status);
+			return false;
+		}
+		if (n > buffered(qp))
+			n = buffered(qp);
+		if (n == 0 && e->length)
+			return false;
+		if (n)
+			memcpy((void *)(uintptr_t)(e->raddr + qp->in_done), qp->rx_buf + qp->rx_at, n);
+		qp->rx_at += n;
+		placed(qp, n);
+	}
+	return qp->head.state == RWF_QPS_RTS;
+}
+
+static bool take_head(struct tcp_qp *qp, const struct tcp_head *head)
+{
+	/* Totals never run backwards, nor ahead of what was sent. */
+	if (head->placed < qp->peer_placed || head->placed > qp->tx_total || head->posted - qp->peer_posted > TCP_MAX_WR)
+		return false;
+	tcp_acknowledged(qp, head->placed, head->posted);
+	return true;
+}
+
+/* Decodes the entry table, and finds the first entry that no posted receive is left for. */
+static bool take_entries(struct tcp_qp *qp, const struct tcp_head *head, const uint8_t *table)
+{
+	uint32_t receives = atomic_load_explicit(&qp->rq_posted, memory_order_relaxed) - qp->rq_used, seq = qp->rx_seq;
+	uint64_t bytes = qp->message_bytes;
+
+	qp->in_at = qp->in_done = 0;
+	qp->in_count = qp->in_limit = head->count;
+	for (uint32_t i = 0; i < head->count; i++) {
+		struct tcp_entry *e = &qp->in[i];
+
+		if (tcp_entry_decode(e, table + i * TCP_ENTRY_LEN) || e->seq != seq)
+			return false;
+		bytes += e->length;
+		if (bytes > UINT32_MAX)
+			return false;
+		if (e->flags & TCP_ENTRY_LAST) {
+			bytes = 0;
+			seq++;
+		}
+		if (e->flags & TCP_ENTRY_IMM && receives-- == 0 && qp->in_limit == head->count) {
+			qp->in_limit = i;
+			qp->in_status = RWF_WC_REM_INV_REQ_ERR;
+		}
+	}
+	return true;
+}
+
+/* The peer refused a message. The frame's head has acknowledged those before it, so it is the oldest outstanding. */
+static bool take_nak(struct tcp_qp *qp, const uint8_t *table)
+{
+	struct tcp_entry e;
+
+	if (tcp_entry_decode(&e, table) || qp->sq_acked == qp->sq_posted || e.seq != qp->sq_acked)
+		return false;
+	tcp_qp_error(qp, e.imm == RWF_WC_REM_ACCESS_ERR ? RWF_WC_REM_ACCESS_ERR : RWF_WC_REM_INV_REQ_ERR);
+	return true;
+}
+
+/* Takes the next frame's table from the buffer; false: it is not all there, or it is not a frame and the queue pair failed. */
+static bool next_frame(struct tcp_qp *qp)
+{
+	const uint8_t *at = qp->rx_buf + qp->rx_at;
+	struct tcp_head head;
+	uint32_t length;
+	bool ok;
+
+	if (buffered(qp) < TCP_HEAD_LEN)
+		return false;
+	ok = tcp_head_decode(&head, at) == 0;
+	length = ok ? TCP_HEAD_LEN + head.count * TCP_ENTRY_LEN : 0;
+	if (buffered(qp) < length)
+		return false;
+	ok = ok && take_head(qp, &head);
+	if (ok && head.kind == TCP_NAK)
+		ok = take_nak(qp, at + TCP_HEAD_LEN);
+	else if (ok)
+		ok = take_entries(qp, &head, at + TCP_HEAD_LEN);
+	if (!ok)
+		tcp_qp_error(qp, RWF_WC_GENERAL_ERR);
+	qp->rx_at += length;
+	qp->rx_placed += length;
+	return qp->head.state == RWF_QPS_RTS;
+}
+
+static void consume_buffer(struct tcp_qp *qp)
+{
+	while (place_buffered(qp) && next_frame(qp))
+		;
+}
+
+/* The rest of the present frame's targets, then the buffer. Returns the number of pieces; 0: the queue pair refused one. */
+static int gather(struct tcp_qp *qp, struct iovec *iov, size_t *total)
+{
+	uint32_t skip = qp->in_done;
+	int n = 0;
+
+	*total = 0;
+	for (uint32_t i = qp->in_at; i < qp->in_count; i++, skip = 0) {
+		const struct tcp_entry *e = &qp->in[i];
+
+		if (judge(qp, i)) {
+			if (n == 0)
+				refuse(qp, judge(qp, i));
+			return n;
+		}
+		iov[n++] = (struct iovec){(void *)(uintptr_t)(e->raddr + skip), e->length - skip};
+		*total += e->length - skip;
+	}
+	/* Between frames the buffer may hold the beginning of a table. */
+	memmove(qp->rx_buf, qp->rx_buf + qp->rx_at, buffered(qp));
+	qp->rx_len = buffered(qp);
+	qp->rx_at = 0;
+	iov[n++] = (struct iovec){qp->rx_buf + qp->rx_len, sizeof qp->rx_buf - qp->rx_len};
+	*total += sizeof qp->rx_buf - qp->rx_len;
+	return n;
+}
+
+/* Counts what a read brought: payload of the present frame first, the rest is in the buffer. */
+static void scatter(struct tcp_qp *qp, size_t got)
+{
+	while (got && qp->in_at < qp->in_count) {
+		uint32_t rest = qp->in[qp->in_at].length - qp->in_done;
+
+		if (rest > got)
+			rest = (uint32_t)got;
+		got -= rest;
+		placed(qp, rest);
+	}
+	qp->rx_len += (uint32_t)got;
+}
+
+/*
+ * What arrived is acknowledged at once, for its owner need not poll again soon, unless an answer is likely to do it for
+ * nothing. Then too the peer hears at once when silence would hold it up: its window or the receives it knows of run out.
+ */
+static void acknowledge_arrivals(struct tcp_qp *qp)
+{
+	uint32_t posted = atomic_load_explicit(&qp->rq_posted, memory_order_relaxed);
+
+	if (qp->rx_placed - qp->told_placed >= qp->dev->window / 4 || posted - qp->told_posted > qp->rq_cap / 2 ||
+	    (qp->data_due && !qp->converses))
+		qp->ack_now = true;
+	if (qp->data_due)
+		qp->send_cq->due = qp->recv_cq->due = true;
+}
+
+bool tcp_receive(struct tcp_qp *qp)
+{
+	struct iovec iov[TCP_MAX_ENTRIES + 1];
+
+	for (int reads = 0; qp->rx_ready && !qp->nak && qp->head.state == RWF_QPS_RTS; reads++) {
+		size_t total;
+		ssize_t got;
+		int n;
+
+		if (reads == READS_PER_TURN)
+			return true;
+		n = gather(qp, iov, &total);
+		if (n == 0)
+			break;
+		got = readv(qp->fd, iov, n);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0 && errno == EAGAIN && !qp->tx_dead && !qp->hung_up) {
+			qp->rx_ready = false;
+			break;
+		}
+		if (got <= 0) {
+			/* The peer's queue pair failed, its process died or the link is gone: what it did not acknowledge is lost. */
+			tcp_qp_error(qp, RWF_WC_RETRY_EXC_ERR);
+			break;
+		}
+		/* After a short read news come with a new event (epoll(7)), but for what hung_up and tx_dead tell already. */
+		if ((size_t)got < total && !qp->hung_up && !qp->tx_dead)
+			qp->rx_ready = false;
+		scatter(qp, (size_t)got);
+		consume_buffer(qp);
+		acknowledge_arrivals(qp);
+	}
+	return false;
+}

@@ -1,0 +1,206 @@
+#include "tcp_wire.h"
+
+#include "provider.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <string.h>
+
+static const uint32_t endpoint_magic = 0x45545752; /* "RWTE" */
+static const uint32_t hello_magic = 0x48545752;    /* "RWTH" */
+enum { WIRE_VERSION = 1, HEAD_MAGIC = 0xa7 };
+
+static uint8_t *put16(uint8_t *p, uint16_t v)
+{
+	v = htole16(v);
+	return (uint8_t *)memcpy(p, &v, sizeof v) + sizeof v;
+}
+
+static uint8_t *put32(uint8_t *p, uint32_t v)
+{
+	v = htole32(v);
+	return (uint8_t *)memcpy(p, &v, sizeof v) + sizeof v;
+}
+
+static uint8_t *put64(uint8_t *p, uint64_t v)
+{
+	v = htole64(v);
+	return (uint8_t *)memcpy(p, &v, sizeof v) + sizeof v;
+}
+
+static uint16_t get16(const uint8_t *p)
+{
+	uint16_t v;
+
+	memcpy(&v, p, sizeof v);
+	return le16toh(v);
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, sizeof v);
+	return le32toh(v);
+}
+
+static uint64_t get64(const uint8_t *p)
+{
+	uint64_t v;
+
+	memcpy(&v, p, sizeof v);
+	return le64toh(v);
+}
+
+/* Layout: magic 4, version 2, family 2 (4 or 6), qp number 4, port 2, zero 2, address 16, cookie 16. */
+int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap)
+{
+	uint8_t *p = buf;
+
+	if (cap < TCP_ENDPOINT_LEN)
+		return rwf_fail(ENOSPC, "endpoint: %zu bytes of room, it takes %d", cap, TCP_ENDPOINT_LEN);
+	p = put32(p, endpoint_magic);
+	p = put16(p, WIRE_VERSION);
+	p = put16(p, ep->family == AF_INET6 ? 6 : 4);
+	p = put32(p, ep->qp_num);
+	p = put16(p, ep->port);
+	p = put16(p, 0);
+	memcpy(p, ep->addr, sizeof ep->addr);
+	memcpy(p + sizeof ep->addr, ep->cookie, sizeof ep->cookie);
+	return TCP_ENDPOINT_LEN;
+}
+
+int tcp_endpoint_decode(struct tcp_endpoint *ep, const void *buf, size_t len)
+{
+	static const uint8_t zero[12];
+	const uint8_t *p = buf;
+
+	if (len != TCP_ENDPOINT_LEN)
+		return rwf_fail(EINVAL, "peer endpoint: %zu bytes, provider tcp's has %d: is the peer using another provider?", len,
+				TCP_ENDPOINT_LEN);
+	if (get32(p) != endpoint_magic)
+		return rwf_fail(EINVAL, "peer endpoint: it is not provider tcp's: is the peer using another provider?");
+	if (get16(p + 4) != WIRE_VERSION)
+		return rwf_fail(EINVAL, "peer endpoint: version %u, this side speaks %d: run the same release on both", get16(p + 4),
+				WIRE_VERSION);
+	switch (get16(p + 6)) {
+	case 4: ep->family = AF_INET; break;
+	case 6: ep->family = AF_INET6; break;
+	default: return rwf_fail(EINVAL, "peer endpoint: address family %u, it must be 4 or 6", get16(p + 6));
+	}
+	ep->qp_num = get32(p + 8);
+	ep->port = get16(p + 12);
+	if (ep->qp_num == 0 || ep->port == 0 || get16(p + 14) != 0)
+		return rwf_fail(EINVAL, "peer endpoint: damaged (queue pair 0x%x, port %u)", ep->qp_num, ep->port);
+	memcpy(ep->addr, p + 16, sizeof ep->addr);
+	if (ep->family == AF_INET && memcmp(ep->addr + 4, zero, sizeof zero) != 0)
+		return rwf_fail(EINVAL, "peer endpoint: damaged (bytes after an IPv4 address)");
+	memcpy(ep->cookie, p + 32, sizeof ep->cookie);
+	return 0;
+}
+
+socklen_t tcp_endpoint_sockaddr(const struct tcp_endpoint *ep, struct sockaddr_storage *out)
+{
+	memset(out, 0, sizeof *out);
+	if (ep->family == AF_INET6) {
+		struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)out;
+
+		in6->sin6_family = AF_INET6;
+		in6->sin6_port = htons(ep->port);
+		memcpy(&in6->sin6_addr, ep->addr, 16);
+		return sizeof *in6;
+	}
+	struct sockaddr_in *in = (struct sockaddr_in *)out;
+
+	in->sin_family = AF_INET;
+	in->sin_port = htons(ep->port);
+	memcpy(&in->sin_addr, ep->addr, 4);
+	return sizeof *in;
+}
+
+/* Layout: magic 4, version 2, kind 2, to 4, from 4, cookie 16, window 4, posted 4. */
+void tcp_hello_encode(const struct tcp_hello *h, uint8_t buf[TCP_HELLO_LEN])
+{
+	uint8_t *p = buf;
+
+	p = put32(p, hello_magic);
+	p = put16(p, WIRE_VERSION);
+	p = put16(p, h->kind);
+	p = put32(p, h->to_qp);
+	p = put32(p, h->from_qp);
+	memcpy(p, h->cookie, sizeof h->cookie);
+	p = put32(p + sizeof h->cookie, h->window);
+	put32(p, h->posted);
+}
+
+int tcp_hello_decode(struct tcp_hello *h, const uint8_t buf[TCP_HELLO_LEN])
+{
+	if (get32(buf) != hello_magic || get16(buf + 4) != WIRE_VERSION)
+		return -EINVAL;
+	h->kind = get16(buf + 6);
+	h->to_qp = get32(buf + 8);
+	h->from_qp = get32(buf + 12);
+	memcpy(h->cookie, buf + 16, sizeof h->cookie);
+	h->window = get32(buf + 32);
+	h->posted = get32(buf + 36);
+	if (h->kind != TCP_HELLO_REQUEST && h->kind != TCP_HELLO_ACCEPT)
+		return -EINVAL;
+	if (h->window < TCP_MIN_WINDOW || h->window > TCP_MAX_WINDOW)
+		return -EINVAL;
+	return 0;
+}
+
+/* Layout: magic 1, kind 1, count 1, zero 1, posted 4, placed 8. */
+void tcp_head_encode(const struct tcp_head *h, uint8_t buf[TCP_HEAD_LEN])
+{
+	buf[0] = HEAD_MAGIC;
+	buf[1] = h->kind;
+	buf[2] = h->count;
+	buf[3] = 0;
+	put64(put32(buf + 4, h->posted), h->placed);
+}
+
+int tcp_head_decode(struct tcp_head *h, const uint8_t buf[TCP_HEAD_LEN])
+{
+	if (buf[0] != HEAD_MAGIC || buf[3] != 0)
+		return -EINVAL;
+	h->kind = buf[1];
+	h->count = buf[2];
+	h->posted = get32(buf + 4);
+	h->placed = get64(buf + 8);
+	if (h->kind == TCP_DATA)
+		return h->count <= TCP_MAX_ENTRIES ? 0 : -EINVAL;
+	return h->kind == TCP_NAK && h->count == 1 ? 0 : -EINVAL;
+}
+
+/* Layout: target 8, key 4, length 4, immediate 4, sequence 4, flags 1, zero 7. */
+void tcp_entry_encode(const struct tcp_entry *e, uint8_t buf[TCP_ENTRY_LEN])
+{
+	uint8_t *p = buf;
+
+	p = put64(p, e->raddr);
+	p = put32(p, e->rkey);
+	p = put32(p, e->length);
+	p = put32(p, e->imm);
+	p = put32(p, e->seq);
+	put64(p, e->flags);
+}
+
+int tcp_entry_decode(struct tcp_entry *e, const uint8_t buf[TCP_ENTRY_LEN])
+{
+	uint64_t flags = get64(buf + 24);
+
+	e->raddr = get64(buf);
+	e->rkey = get32(buf + 8);
+	e->length = get32(buf + 12);
+	e->imm = get32(buf + 16);
+	e->seq = get32(buf + 20);
+	e->flags = (uint8_t)flags;
+	if (flags & ~(uint64_t)(TCP_ENTRY_LAST | TCP_ENTRY_IMM))
+		return -EINVAL;
+	/* A fragment without bytes before the last, or an immediate before the last, means nothing. */
+	if (!(flags & TCP_ENTRY_LAST) && (e->length == 0 || flags & TCP_ENTRY_IMM))
+		return -EINVAL;
+	return 0;
+}

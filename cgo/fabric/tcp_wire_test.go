@@ -1,0 +1,232 @@
+package fabric_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/cgo/fabric"
+)
+
+// rawPeer speaks the wire format by hand, to say what the provider never would.
+type rawPeer struct {
+	net.Conn
+	t testing.TB
+}
+
+// dialRaw connects to the listener of the queue pair an endpoint names.
+func dialRaw(t testing.TB, ep []byte) rawPeer {
+	t.Helper()
+	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte(ep[16:20])), binary.LittleEndian.Uint16(ep[12:]))
+	conn, err := net.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(patience))
+	return rawPeer{conn, t}
+}
+
+// rawHello is a valid hello to the queue pair of endpoint to, from that of endpoint from.
+func rawHello(to, from []byte) []byte {
+	h := binary.LittleEndian.AppendUint32(nil, 0x48545752)
+	h = binary.LittleEndian.AppendUint16(h, 1)
+	h = binary.LittleEndian.AppendUint16(h, 1)
+	h = append(h, to[8:12]...)
+	h = append(h, from[8:12]...)
+	h = append(h, to[32:48]...)
+	h = binary.LittleEndian.AppendUint32(h, 1<<20)
+	return binary.LittleEndian.AppendUint32(h, 0)
+}
+
+// attachRaw makes a queue pair of n whose peer is a rawPeer.
+func attachRaw(t testing.TB, n *node) (fabric.QP, rawPeer) {
+	t.Helper()
+	qp := n.newQP(8, 8)
+	self := endpoint(t, qp)
+	from := bytes.Clone(self)
+	binary.LittleEndian.PutUint32(from[8:], 0x1234)
+	check(t, fabric.ConnectQP(qp, from, &testAttr), "connect passive")
+	p := dialRaw(t, self)
+	if _, err := p.Write(rawHello(self, from)); err != nil {
+		t.Fatal(err)
+	}
+	reply := make([]byte, 40)
+	if _, err := io.ReadFull(p, reply); err != nil {
+		t.Fatal(err)
+	}
+	waitState(t, qp, stateRTS)
+	return qp, p
+}
+
+type rawEntry struct {
+	raddr                  uint64
+	rkey, length, imm, seq uint32
+	flags                  uint64
+}
+
+func rawFrame(entries ...rawEntry) []byte {
+	f := []byte{0xa7, 1, byte(len(entries)), 0}
+	f = binary.LittleEndian.AppendUint32(f, 0)
+	f = binary.LittleEndian.AppendUint64(f, 0)
+	for _, e := range entries {
+		f = binary.LittleEndian.AppendUint64(f, e.raddr)
+		for _, v := range []uint32{e.rkey, e.length, e.imm, e.seq} {
+			f = binary.LittleEndian.AppendUint32(f, v)
+		}
+		f = binary.LittleEndian.AppendUint64(f, e.flags)
+	}
+	return f
+}
+
+func TestTCPGarbageMidStreamFailsOnlyItsQueuePair(t *testing.T) {
+	r := newRig(t, 4096, testAttr)
+	good := rawEntry{raddr: r.dst.Addr, rkey: r.dst.RKey, length: 4, flags: 1}
+	with := func(f func(e *rawEntry)) []byte { e := good; f(&e); return append(rawFrame(e), "abcd"...) }
+	head := func(i int, v byte) []byte { b := append(rawFrame(good), "abcd"...); b[i] = v; return b }
+	for _, c := range []struct {
+		name  string
+		bytes []byte
+	}{
+		{"text", []byte("GET / HTTP/1.1\r\nHost: example\r\n\r\n")},
+		{"wrong magic", head(0, 0)},
+		{"unknown kind", head(1, 7)},
+		{"too many entries", head(2, 33)},
+		{"reserved byte", head(3, 1)},
+		{"receives run backwards", head(7, 0xff)},
+		{"acknowledges what was not sent", head(9, 1)},
+		{"sequence", with(func(e *rawEntry) { e.seq = 5 })},
+		{"unknown flags", with(func(e *rawEntry) { e.flags |= 8 })},
+		{"immediate before the end", with(func(e *rawEntry) { e.flags = 2 })},
+		{"empty fragment", with(func(e *rawEntry) { e.flags, e.length = 0, 0 })},
+		{"refusal of nothing", append([]byte{0xa7, 2, 1, 0}, make([]byte, 44)...)},
+		{"no receive posted", with(func(e *rawEntry) { e.flags = 3 })},
+		{"unknown key", with(func(e *rawEntry) { e.rkey++ })},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			qp, p := attachRaw(t, r.b)
+			if _, err := p.Write(c.bytes); err != nil {
+				t.Fatal(err)
+			}
+			waitErr(t, r.b, qp)
+			io.Copy(io.Discard, p) // ends: the connection was shut down
+		})
+	}
+	check(t, fabric.PostRecv(r.qb, 1, 1), "post receive")
+	post(t, r.qa, r.write(0, 4096, 1))
+	sent, _ := pollBoth(t, r.a, r.b, 1, 1)
+	wantStatus(t, sent[0], 1, statusOK)
+}
+
+func TestTCPFramesMayArriveByteByByte(t *testing.T) {
+	n := newNode(t, "", 64)
+	target := memory(t, 64)
+	dst := n.register(target, accessAll)
+	qp, p := attachRaw(t, n)
+	check(t, fabric.PostRecv(qp, 1, 2), "post receive")
+	stream := append(rawFrame(
+		rawEntry{raddr: dst.Addr, rkey: dst.RKey, length: 3, flags: 0},
+		rawEntry{raddr: dst.Addr + 3, rkey: dst.RKey, length: 2, imm: 42, flags: 3},
+		rawEntry{seq: 1, imm: 43, flags: 3}), "hello"...)
+	for _, b := range stream {
+		if _, err := p.Write([]byte{b}); err != nil {
+			t.Fatal(err)
+		}
+		fabric.PollCQ(n.cq, nil)
+	}
+	got := n.poll(2)
+	if got[0].Imm != 42 || got[0].ByteLen != 5 || got[1].Imm != 43 || got[1].ByteLen != 0 || string(target[:6]) != "hello\x00" {
+		t.Fatalf("%+v, %q", got, target[:6])
+	}
+}
+
+func TestTCPStrangersAtTheListenerHurtNobody(t *testing.T) {
+	a, b := newNode(t, "", 16), newNode(t, "", 16)
+	idle := endpoint(t, b.newQP(1, 1))
+	for i := range 100 {
+		p := dialRaw(t, idle)
+		switch i % 4 {
+		case 0: // says nothing
+		case 1:
+			p.Write([]byte("RWTH"))
+		case 2:
+			p.Write(bytes.Repeat([]byte{0xff}, 4096))
+		case 3:
+			h := rawHello(idle, idle)
+			h[20] ^= 1
+			p.Write(h)
+		}
+	}
+	start := time.Now()
+	for range 5 {
+		qa, qb := a.newQP(1, 1), b.newQP(1, 1)
+		connect(t, qa, qb, testAttr)
+	}
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("connecting past strangers took %v", d)
+	}
+}
+
+func FuzzTCPEndpoint(f *testing.F) {
+	n := newNode(f, "", 1)
+	valid := endpoint(f, n.newQP(1, 1))
+	f.Add(valid)
+	f.Add(valid[:20])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		family := func(v uint16) bool { return v == 4 && len(b) >= 32 && allZero(b[20:32]) || v == 6 }
+		want := len(b) == 48 && bytes.Equal(b[:6], valid[:6]) && family(binary.LittleEndian.Uint16(b[6:])) &&
+			!allZero(b[8:12]) && !allZero(b[12:14]) && allZero(b[14:16])
+		if got := fabric.TCPEndpointValid(b); got != want {
+			t.Errorf("valid: %v, want %v: %x", got, want, b)
+		}
+	})
+}
+
+// FuzzTCPStream feeds a connected queue pair whatever bytes: it must neither crash nor touch memory beside its region.
+// Keys and addresses differ from process to process, so the corpus has marks in their place: a key is KEYK, an address
+// its offset in two bytes and then ADDRES.
+func FuzzTCPStream(f *testing.F) {
+	n := newNode(f, "", 1024)
+	arena := memory(f, 3*4096)
+	var mr fabric.MR
+	check(f, fabric.RegMR(n.pd, unsafe.Pointer(&arena[4096]), 4096, accessAll, -1, 0, &mr), "register memory")
+	f.Cleanup(func() { fabric.DeregMR(n.pd, mr.LKey) })
+	address, key := []byte("ADDRES"), []byte("KEYK")
+	at := func(e rawEntry) rawEntry {
+		e.raddr += binary.LittleEndian.Uint64(append([]byte{0, 0}, address...))
+		e.rkey = binary.LittleEndian.Uint32(key)
+		return e
+	}
+	f.Add(append(rawFrame(at(rawEntry{length: 5, flags: 3})), "hello"...))
+	f.Add(append(rawFrame(at(rawEntry{length: 2}), at(rawEntry{raddr: 4094, length: 2, flags: 1})), "four"...))
+	f.Add(append(rawFrame(), rawFrame(at(rawEntry{raddr: 4095, length: 2, flags: 1}))...))
+	f.Add([]byte{0xa7, 2, 1, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		stream := bytes.ReplaceAll(b, key, binary.LittleEndian.AppendUint32(nil, mr.RKey))
+		for i := 0; i+8 <= len(stream); i++ {
+			if bytes.Equal(stream[i+2:i+8], address) {
+				offset := binary.LittleEndian.Uint16(stream[i:])
+				binary.LittleEndian.PutUint64(stream[i:], mr.Addr+uint64(offset))
+			}
+		}
+		qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: 8, MaxRecvWR: 8})
+		check(t, rc, "create queue pair")
+		defer fabric.DestroyQP(qp)
+		self := endpoint(t, qp)
+		check(t, fabric.ConnectQP(qp, self, &testAttr), "connect passive")
+		check(t, fabric.PostRecv(qp, 1, 4), "post receive")
+		p := dialRaw(t, self)
+		p.Write(append(rawHello(self, self), stream...))
+		p.Conn.(*net.TCPConn).CloseWrite()
+		waitErr(t, n, qp)
+		p.Close()
+		if !allZero(arena[:4096]) || !allZero(arena[8192:]) {
+			t.Fatal("memory beside the region was written")
+		}
+	})
+}

@@ -1,0 +1,231 @@
+/* The kernels over a vector of any width: an instruction set includes its vec_*.h, then this, then names its table. */
+
+/*
+ * Elements summed at once: four cache lines of f32. Their sums stay in registers until the update has used them. The
+ * scalar kernels take what is left of a group, so theirs is one element.
+ */
+#define GROUP (WIDTH == 1 ? 1 : 64) /* measured with data in memory: 64 beats 16, 32 and 128 */
+#define VECTORS (GROUP / WIDTH)
+
+FN vf load(const void *p, int type)
+{
+	return type == RWK_F32 ? vf_load(p) : type == RWK_BF16 ? vf_load_bf16(p) : vf_load_f16(p);
+}
+
+FN void store(void *p, int type, vf x)
+{
+	if (type == RWK_F32)
+		vf_store(p, x);
+	else if (type == RWK_BF16)
+		vf_store_bf16(p, x);
+	else
+		vf_store_f16(p, x);
+}
+
+FN void stream(void *p, int type, vf x)
+{
+	if (type == RWK_F32)
+		vf_stream(p, x);
+	else if (type == RWK_BF16)
+		vf_stream_bf16(p, x);
+	else
+		vf_stream_f16(p, x);
+}
+
+/* (more ? x : nothing) + k sources, for the vector at element i. */
+FN vf add(vf x, int more, const uint64_t *src, int k, int type, uint64_t i)
+{
+	for (int j = 0; j < k; j++) {
+		vf s = load(rwk_at(src[j], type, i), type);
+
+		if (more || j)
+			s = x + s;
+		x = s;
+	}
+	return x;
+}
+
+/*
+ * x = (accumulate ? x : nothing) + the sources, for the group at element i. Four sources at a time: chunks lie at equal
+ * offsets in their pages, and more streams at once than the cache has ways would evict each other.
+ */
+FN void gather(vf x[VECTORS], int accumulate, const uint64_t *src, uint32_t nsrc, int type, uint64_t i)
+{
+	uint32_t j = accumulate ? 0 : nsrc < 4 ? 1 : 4;
+
+	if (j == 1)
+		for (int v = 0; v < VECTORS; v++)
+			x[v] = add(x[v], 0, src, 1, type, i + v * WIDTH);
+	if (j == 4)
+		for (int v = 0; v < VECTORS; v++)
+			x[v] = add(x[v], 0, src, 4, type, i + v * WIDTH);
+	for (; j + 4 <= nsrc; j += 4)
+		for (int v = 0; v < VECTORS; v++)
+			x[v] = add(x[v], 1, src + j, 4, type, i + v * WIDTH);
+	for (; j < nsrc; j++)
+		for (int v = 0; v < VECTORS; v++)
+			x[v] = add(x[v], 1, src + j, 1, type, i + v * WIDTH);
+}
+
+FN void cast(char *dst, int dst_type, const char *src, int src_type, uint64_t n, int streaming)
+{
+	for (uint64_t i = 0; i < n; i += WIDTH) {
+		vf x = load(src + i * rwk_size(src_type), src_type);
+
+		if (streaming)
+			stream(dst + i * rwk_size(dst_type), dst_type, x);
+		else
+			store(dst + i * rwk_size(dst_type), dst_type, x);
+	}
+}
+
+FN void cast_any(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
+{
+	switch (dst_type << 2 | src_type) {
+	case RWK_F32 << 2 | RWK_F32: cast(dst, RWK_F32, src, RWK_F32, n, streaming); break;
+	case RWK_F32 << 2 | RWK_BF16: cast(dst, RWK_F32, src, RWK_BF16, n, streaming); break;
+	case RWK_F32 << 2 | RWK_F16: cast(dst, RWK_F32, src, RWK_F16, n, streaming); break;
+	case RWK_BF16 << 2 | RWK_F32: cast(dst, RWK_BF16, src, RWK_F32, n, streaming); break;
+	case RWK_BF16 << 2 | RWK_F16: cast(dst, RWK_BF16, src, RWK_F16, n, streaming); break;
+	case RWK_F16 << 2 | RWK_F32: cast(dst, RWK_F16, src, RWK_F32, n, streaming); break;
+	case RWK_F16 << 2 | RWK_BF16: cast(dst, RWK_F16, src, RWK_BF16, n, streaming); break;
+	}
+}
+
+LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
+{
+	cast_any(rwk_at(dst, dst_type, from), dst_type, rwk_at(src, src_type, from), src_type, to - from, 0);
+}
+
+LOOP void convert_stream(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
+{
+	cast_any(rwk_at(dst, dst_type, from), dst_type, rwk_at(src, src_type, from), src_type, to - from, 1);
+	vf_fence();
+}
+
+FN void sum_groups(const struct rwk_sum_args *a, int type, uint64_t from, uint64_t to)
+{
+	for (uint64_t i = from; i < to; i += GROUP) {
+		vf x[VECTORS];
+
+		if (a->accumulate)
+			for (int v = 0; v < VECTORS; v++)
+				x[v] = vf_load(rwk_at(a->dst, RWK_F32, i + v * WIDTH));
+		gather(x, a->accumulate, a->src, a->nsrc, type, i);
+		for (int v = 0; v < VECTORS; v++)
+			store(rwk_at(a->dst, a->dst_type, i + v * WIDTH), a->dst_type, x[v]);
+	}
+}
+
+LOOP void sum_any(const struct rwk_sum_args *a, uint64_t from, uint64_t to)
+{
+	switch (a->src_type) {
+	case RWK_F32: sum_groups(a, RWK_F32, from, to); break;
+	case RWK_BF16: sum_groups(a, RWK_BF16, from, to); break;
+	case RWK_F16: sum_groups(a, RWK_F16, from, to); break;
+	}
+}
+
+/* The group at element i of 16-bit sources: a function, lest every rule contain it. */
+NOINLINE void gather_halves(vf x[VECTORS], const uint64_t *src, uint32_t nsrc, int type, uint64_t i)
+{
+	if (type == RWK_BF16)
+		gather(x, 0, src, nsrc, RWK_BF16, i);
+	else
+		gather(x, 0, src, nsrc, RWK_F16, i);
+}
+
+/* Writes the result of the group at element i: likewise. */
+NOINLINE void emit(const struct rwk_update *u, const vf x[VECTORS], uint64_t i)
+{
+	for (int v = 0; v < VECTORS; v++)
+		store(rwk_at(u->out, u->out_type, i + v * WIDTH), u->out_type, x[v]);
+}
+
+#include "rules.h"
+
+/* The update of elements [from, to) by a rule. */
+#define UPDATE(number, name)                                                                                           \
+	LOOP void update_##name(const struct rwk_update *u, uint64_t from, uint64_t to)                                \
+	{                                                                                                              \
+		const uint64_t *src = (const uint64_t *)(uintptr_t)u->src;                                             \
+		const struct operands o = operands_of(u);                                                              \
+                                                                                                                       \
+		for (uint64_t i = from; i < to; i += GROUP) {                                                          \
+			vf x[VECTORS], memory[VECTORS];                                                                \
+                                                                                                                       \
+			if (u->src_type == RWK_F32) {                                                                  \
+				gather(x, 0, src, u->nsrc, RWK_F32, i);                                                \
+			} else {                                                                                       \
+				gather_halves(memory, src, u->nsrc, u->src_type, i);                                   \
+				for (int v = 0; v < VECTORS; v++)                                                      \
+					x[v] = memory[v];                                                              \
+			}                                                                                              \
+			for (int v = 0; v < VECTORS; v++)                                                              \
+				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                         \
+			if (u->out) {                                                                                  \
+				for (int v = 0; v < VECTORS; v++)                                                      \
+					memory[v] = x[v];                                                              \
+				emit(u, memory, i);                                                                    \
+			}                                                                                              \
+		}                                                                                                      \
+	}
+RWK_EACH_RULE(UPDATE)
+
+typedef void (*update_fn)(const struct rwk_update *u, uint64_t from, uint64_t to);
+
+#define ROW(number, name) [number] = update_##name,
+static const update_fn updates[RWK_STEPS] = {RWK_EACH_RULE(ROW)};
+
+LOOP void update(const struct rwk_update *u, int step, uint64_t from, uint64_t to)
+{
+	updates[step](u, from, to);
+}
+
+LOOP void sumsq(double part[16], const float *x, uint64_t n)
+{
+	vsq acc[SQ_VECTORS];
+
+	for (int j = 0; j < SQ_VECTORS; j++)
+		acc[j] = vsq_load(part + j * (16 / SQ_VECTORS));
+	for (uint64_t i = 0; i < n; i += 16) {
+		for (int j = 0; j < SQ_VECTORS; j++) {
+			vsq v = vsq_widen(x + i + j * (16 / SQ_VECTORS));
+
+			acc[j] = acc[j] + v * v;
+		}
+	}
+	for (int j = 0; j < SQ_VECTORS; j++)
+		vsq_store(part + j * (16 / SQ_VECTORS), acc[j]);
+}
+
+/* Goes through memory in the order of update. */
+LOOP void probe(const struct rwk_probe *p)
+{
+	const uint64_t *read = (const uint64_t *)(uintptr_t)p->array, *update = read + p->nread, *write = update + p->nupdate;
+	uint64_t lines = p->bytes / RWK_LINE * (RWK_LINE / sizeof(float));
+
+	for (uint64_t from = 0, to; from < lines; from = to) {
+		to = lines - from < 64 ? lines : from + 64;
+		for (uint32_t j = 0; j < p->nread; j++)
+			for (uint64_t i = from; i < to; i += WIDTH)
+				vf_touch(vf_load(rwk_at(read[j], RWK_F32, i)));
+		for (uint64_t i = from; i < to; i += WIDTH) {
+			for (uint32_t j = 0; j < p->nupdate; j++) {
+				float *x = rwk_at(update[j], RWK_F32, i);
+
+				vf_store(x, vf_touch(vf_load(x)));
+			}
+		}
+		for (uint32_t j = 0; j < p->nwrite; j++)
+			for (uint64_t i = from; i < to; i += WIDTH)
+				vf_stream(rwk_at(write[j], RWK_F32, i), vf_all(0));
+	}
+	vf_fence();
+}
+
+#define RWK_TABLE                                                                                                      \
+	{                                                                                                              \
+		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert,                  \
+		.stream = convert_stream, .sumsq = sumsq, .probe = probe                                               \
+	}

@@ -1,0 +1,5 @@
+#include "ops.h"
+#include "vec_neon.h"
+#include "body.h"
+
+const struct rwk_ops rwk_ops_neon = RWK_TABLE;

@@ -1,0 +1,5 @@
+#include "ops.h"
+#include "vec_scalar.h"
+#include "body.h"
+
+const struct rwk_ops rwk_ops_scalar = RWK_TABLE;

@@ -1,0 +1,248 @@
+// Package kernel holds the SIMD kernels of the aggregating core (kernel.h) as seen from Go: sums over workers, optimizer
+// updates fused into the same pass, casts, norms, and the memory probe they are measured against. Each gives the bits of
+// the plain Go reference in aggregate/optim at every width.
+//
+// Arrays are given by address: they lie outside the Go heap, in registered arenas, and nothing here keeps them alive. No
+// call allocates. A wrong dtype, or no source at all, is the caller's bug and panics.
+package kernel
+
+/*
+#cgo CFLAGS: -std=c11 -O3 -Wall -Wextra -Werror -fno-strict-aliasing
+#cgo LDFLAGS: -lm
+#include "kernel.h"
+
+// Sources that lie in Go memory for the length of the call.
+static inline int rwk_update_from(int isa, struct rwk_update *u, const uint64_t *src, uint32_t nsrc)
+{
+	u->src = (uintptr_t)src;
+	u->nsrc = nsrc;
+	int rc = rwk_update(isa, u);
+	u->src = 0;
+	return rc;
+}
+
+static inline void rwk_sum_at(int isa, uint64_t dst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
+			      uint64_t n, int accumulate)
+{
+	rwk_sum(isa, (void *)(uintptr_t)dst, dst_type, src, nsrc, src_type, n, accumulate);
+}
+
+static inline void rwk_convert_at(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming)
+{
+	rwk_convert(isa, (void *)(uintptr_t)dst, dst_type, (const void *)(uintptr_t)src, src_type, n, streaming);
+}
+
+static inline double rwk_sumsq_at(int isa, uint64_t x, uint64_t n)
+{
+	return rwk_sumsq(isa, (const float *)(uintptr_t)x, n);
+}
+
+#cgo noescape rwk_update
+#cgo nocallback rwk_update
+#cgo noescape rwk_update_batch
+#cgo nocallback rwk_update_batch
+#cgo noescape rwk_update_from
+#cgo nocallback rwk_update_from
+#cgo noescape rwk_sum_at
+#cgo nocallback rwk_sum_at
+#cgo noescape rwk_convert_at
+#cgo nocallback rwk_convert_at
+#cgo noescape rwk_sumsq_at
+#cgo nocallback rwk_sumsq_at
+*/
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"structs"
+	"unsafe"
+)
+
+// ISA is an instruction set the kernels are built for. The bits are the same in all.
+type ISA int
+
+// The instruction sets.
+const (
+	Scalar ISA = C.RWK_SCALAR
+	AVX2   ISA = C.RWK_AVX2
+	AVX512 ISA = C.RWK_AVX512
+	NEON   ISA = C.RWK_NEON
+)
+
+// Element types, as chunk.DType.
+const (
+	F32  = C.RWK_F32
+	BF16 = C.RWK_BF16
+	F16  = C.RWK_F16
+)
+
+// Counts that package optim must match.
+const (
+	cRules   = C.RWK_RULES
+	cScalars = C.RWK_SCALARS
+)
+
+var isaNames = [...]string{Scalar: "scalar", AVX2: "avx2", AVX512: "avx512", NEON: "neon"}
+
+// ISAs lists the instruction sets this build has, narrowest first.
+func ISAs() []ISA {
+	var built []ISA
+	for isa := range ISA(len(isaNames)) {
+		if C.rwk_built(C.int(isa)) != 0 {
+			built = append(built, isa)
+		}
+	}
+	return built
+}
+
+func (isa ISA) String() string {
+	if isa < 0 || int(isa) >= len(isaNames) {
+		return fmt.Sprintf("isa(%d)", int(isa))
+	}
+	return isaNames[isa]
+}
+
+// ParseISA reads what [ISA.String] writes.
+func ParseISA(s string) (ISA, error) {
+	for isa, name := range isaNames {
+		if s == name {
+			return ISA(isa), nil
+		}
+	}
+	return Scalar, fmt.Errorf("unknown instruction set %q: use one of %s", s, strings.Join(isaNames[:], ", "))
+}
+
+// Best is the fastest instruction set on this CPU. It is not always the widest: data comes from memory.
+func Best() ISA { return ISA(C.rwk_best()) }
+
+// Supported tells whether this CPU and build have isa.
+func Supported(isa ISA) bool { return C.rwk_supported(C.int(isa)) != 0 }
+
+// Env names the environment variable that forces an instruction set.
+const Env = "RACKWEAVE_ISA"
+
+// Default is the instruction set to use: what the environment variable [Env] names, else [Best]. The error tells that the
+// variable is wrong or asks for more than the CPU has; the ISA returned with it works.
+func Default() (ISA, error) {
+	name := os.Getenv(Env)
+	if name == "" {
+		return Best(), nil
+	}
+	isa, err := ParseISA(name)
+	if err != nil {
+		return Best(), fmt.Errorf("%s: %w; using %v", Env, err, Best())
+	}
+	if !Supported(isa) {
+		return Best(), fmt.Errorf("%s: this CPU lacks %v: unset it or use %v; using that", Env, isa, Best())
+	}
+	return isa, nil
+}
+
+func checkType(d uint8) {
+	if d < F32 || d > F16 {
+		panic(fmt.Sprintf("kernel: dtype(%d) is no wire type", d))
+	}
+}
+
+// Sum writes the sum of the sources, n elements of srcType each, to dst: in index order, in f32, cast to dstType at the
+// end. With accumulate dst is f32 and stands before the first source.
+func Sum(isa ISA, dst uint64, dstType uint8, src []uint64, srcType uint8, n uint64, accumulate bool) {
+	checkType(dstType)
+	checkType(srcType)
+	if len(src) == 0 || accumulate && dstType != F32 {
+		panic(fmt.Sprintf("kernel: sum of %d sources, accumulate %v, into dtype(%d)", len(src), accumulate, dstType))
+	}
+	C.rwk_sum_at(C.int(isa), C.uint64_t(dst), C.int(dstType), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(src))),
+		C.uint32_t(len(src)), C.int(srcType), C.uint64_t(n), flag(accumulate))
+}
+
+// Convert casts n elements to nearest even. Streaming writes dst past the cache: for results this core will not read.
+func Convert(isa ISA, dst uint64, dstType uint8, src uint64, srcType uint8, n uint64, streaming bool) {
+	checkType(dstType)
+	checkType(srcType)
+	C.rwk_convert_at(C.int(isa), C.uint64_t(dst), C.int(dstType), C.uint64_t(src), C.int(srcType), C.uint64_t(n),
+		flag(streaming))
+}
+
+// SumSq is the sum of squares of x, f32[n], in f64 and in a fixed order.
+func SumSq(isa ISA, x, n uint64) float64 {
+	return float64(C.rwk_sumsq_at(C.int(isa), C.uint64_t(x), C.uint64_t(n)))
+}
+
+func flag(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Update mirrors struct rwk_update: one fused pass that sums the sources, updates W and the states, and writes the result.
+type Update struct {
+	_                structs.HostLayout
+	W                uint64    // f32[N]
+	State            [3]uint64 // f32[N] each, as many as the rule keeps
+	Out              uint64    // OutType[N], or 0: not wanted
+	Src              uint64    // addresses of the sources, uint64[NSrc], outside the Go heap
+	N                uint64
+	NSrc             uint32
+	SrcType, OutType uint8
+	Rule             uint8 // optim.Rule
+	_                uint8
+	Scalar           [cScalars]float32 // optim.Derive
+}
+
+func init() {
+	if unsafe.Sizeof(Update{}) != C.sizeof_struct_rwk_update {
+		panic("kernel: struct rwk_update differs between Go and C")
+	}
+}
+
+// Run runs the update on the sources that Src and NSrc name.
+func (u *Update) Run(isa ISA) error {
+	u.check(int(u.NSrc))
+	return u.result(C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u))))
+}
+
+// RunOn runs the update on src, which may lie in the Go heap; Src and NSrc are overwritten.
+func (u *Update) RunOn(isa ISA, src []uint64) error {
+	u.check(len(src))
+	return u.result(C.rwk_update_from(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)),
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(src))), C.uint32_t(len(src))))
+}
+
+// RunBatch runs the updates in order, in one call: chunks that are complete together stream from memory without a pause
+// between. It stops at the first that fails. Their sources are those that Src and NSrc name.
+func RunBatch(isa ISA, batch []Update) error {
+	for i := range batch {
+		batch[i].check(int(batch[i].NSrc))
+	}
+	var done C.uint32_t
+	rc := C.rwk_update_batch(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(unsafe.SliceData(batch))),
+		C.uint32_t(len(batch)), &done)
+	if rc == 0 {
+		return nil
+	}
+	return fmt.Errorf("update %d of %d: %w", done+1, len(batch), batch[done].result(rc))
+}
+
+func (u *Update) check(nsrc int) {
+	checkType(u.SrcType)
+	if u.Out != 0 {
+		checkType(u.OutType)
+	}
+	if nsrc == 0 {
+		panic("kernel: update without sources")
+	}
+}
+
+func (u *Update) result(rc C.int) error {
+	switch rc {
+	case -1:
+		return fmt.Errorf("kernel: rule(%d) is no update rule: use one of optim.Rules", u.Rule)
+	case -2:
+		return fmt.Errorf("kernel: rule(%d): w or a state array it needs is 0: allocate as many as optim.Rule.States says", u.Rule)
+	}
+	return nil
+}

@@ -1,0 +1,79 @@
+/*
+ * SIMD kernels of the aggregating core: sums over workers, optimizer updates fused into the same pass, casts, norms.
+ *
+ * Every kernel exists as scalar, and as AVX2 and AVX-512 or as NEON, bit-equal to each other and to the Go reference in aggregate/optim:
+ * sums run over the sources in index order, ((s0 + s1) + s2) + …, in f32; nothing is contracted to FMA. n counts
+ * elements and may be anything, pointers need only the alignment of their element. Which NaN an arithmetic result is (sign,
+ * payload) is unspecified; that it is one is not. An isa the CPU lacks runs as rwk_best.
+ */
+#ifndef RW_KERNEL_H
+#define RW_KERNEL_H
+
+#include <stdint.h>
+
+enum rwk_isa { RWK_SCALAR = 0, RWK_AVX2 = 1, RWK_AVX512 = 2, RWK_NEON = 3, RWK_ISAS };
+enum rwk_dtype { RWK_F32 = 1, RWK_BF16 = 2, RWK_F16 = 3 };
+
+/* The update rules, as in aggregate/optim, which names the source of each formula. */
+enum rwk_rule {
+	RWK_SUM, RWK_SGD_MXNET, RWK_SGD_TORCH, RWK_NAG_MXNET, RWK_NESTEROV_TORCH, RWK_ADAM_MXNET, RWK_ADAM_TORCH,
+	RWK_ADAMW_MXNET, RWK_ADAMW_TORCH, RWK_ADAGRAD_MXNET, RWK_ADAGRAD_TORCH, RWK_RMSPROP_MXNET, RWK_RMSPROP_TORCH,
+	RWK_LAMB, RWK_LAMB_APPLY, RWK_RULES
+};
+
+/* Indexes into rwk_update.scalar. */
+enum rwk_scalar {
+	RWK_K_SCALE, RWK_K_CLIP, RWK_K_LR, RWK_K_WD, RWK_K_KEEP, RWK_K_MOMENTUM, RWK_K_GAIN, RWK_K_BETA2, RWK_K_GAIN2,
+	RWK_K_EPS, RWK_K_BIAS1, RWK_K_BIAS2, RWK_SCALARS
+};
+
+/* The fastest set on this CPU, of those that it has and the build has; rwk_built and rwk_supported say which these are. */
+int rwk_best(void);
+int rwk_built(int isa);
+int rwk_supported(int isa);
+
+/*
+ * dst = sum of nsrc sources, at least one; accumulate: dst is f32 and stands before the first source, so that folding a
+ * prefix and accumulating the rest gives the bits of one sum. dst may be one of the sources of its type.
+ */
+void rwk_sum(int isa, void *dst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type, uint64_t n, int accumulate);
+
+/* One fused pass: sum the sources (nsrc 1: that one), update w and the states with it, write the result to out. */
+struct rwk_update {
+	uint64_t w;          /* f32[n], updated in place; RWK_SUM does not touch it, RWK_LAMB only reads it */
+	uint64_t state[3];   /* f32[n] each, as many as the rule has; with RWK_K_MOMENTUM 0 an SGD has none */
+	uint64_t out;        /* out_type[n], or 0: not wanted. The new w; of RWK_SUM the scaled sum, of RWK_LAMB the step */
+	uint64_t src;        /* uint64_t[nsrc]: addresses of the gradients, src_type[n] each */
+	uint64_t n;
+	uint32_t nsrc;
+	uint8_t src_type, out_type, rule, reserved;
+	float scalar[RWK_SCALARS]; /* what the rule needs, derived from hyper-parameters and step by aggregate/optim */
+};
+/* 0, -1: the rule is unknown, or -2: w or a state the rule needs is 0. */
+int rwk_update(int isa, const struct rwk_update *u);
+
+/*
+ * Updates in order, up to the first that fails; *done is how many succeeded. A batch of 32 KiB chunks streams from memory
+ * without a pause, where a caller with an atomic operation between chunks waits for each chunk's stores.
+ */
+int rwk_update_batch(int isa, const struct rwk_update *u, uint32_t count, uint32_t *done);
+
+/* dst = src, cast with round to nearest even. streaming: dst is written past the cache, and is visible on return. */
+void rwk_convert(int isa, void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming);
+
+/* Sum of squares in f64, over 16 interleaved partial sums added in a fixed tree: the same bits at every width. */
+double rwk_sumsq(int isa, const float *x, uint64_t n);
+
+/*
+ * A memory probe, the roofline of the kernels: in one pass it reads the first nread arrays, reads and writes back (through
+ * the cache) the next nupdate, and writes the last nwrite past the cache, with no arithmetic between. bytes is the length
+ * of each array, cut down to whole cache lines; every array starts on one.
+ */
+struct rwk_probe {
+	uint64_t array; /* uint64_t[nread + nupdate + nwrite]: addresses */
+	uint64_t bytes;
+	uint32_t nread, nupdate, nwrite, reserved;
+};
+void rwk_probe(int isa, const struct rwk_probe *p);
+
+#endif

@@ -1,0 +1,354 @@
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// sources draws n-element sources of type d, as numbers and in the arena; misalign elements lie behind each.
+func sources(rnd *rand.Rand, a *arena, count, n, misalign int, d chunk.DType, wild bool) (nums [][]float32, addrs []uint64) {
+	for range count {
+		a.take(misalign, d)
+		mem := a.place(draw(rnd, n, wild), d)
+		nums, addrs = append(nums, decoded(mem, d)), append(addrs, address(mem))
+	}
+	return nums, addrs
+}
+
+func TestSumsAreTheReferencesBits(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		a := newArena(t, 1<<17)
+		rnd := rand.New(rand.NewPCG(1, uint64(isa)))
+		for _, srcType := range dtypes {
+			for _, dstType := range dtypes {
+				for _, count := range sourceCounts {
+					for i, n := range lengths {
+						for _, accumulate := range []bool{false, true} {
+							if accumulate && dstType != chunk.F32 {
+								continue
+							}
+							wild := i%2 == 0
+							a.reset()
+							want := draw(rnd, n, wild)
+							dst := a.place(want, dstType)
+							nums, addrs := sources(rnd, a, count, n, i%5, srcType, wild)
+
+							Sum(isa, address(dst), uint8(dstType), addrs, uint8(srcType), uint64(n), accumulate)
+							optim.SumInto(want, nums, accumulate)
+							rounded := make([]byte, len(dst))
+							optim.Encode(rounded, want, dstType)
+							if err := sameBits(decoded(dst, dstType), decoded(rounded, dstType)); err != nil {
+								t.Fatalf("%d x %v[%d] to %v, accumulate %v: %v", count, srcType, n, dstType, accumulate, err)
+							}
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAccumulatingTheRestGivesTheBitsOfOneSum(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		const n = 1000
+		a := newArena(t, 1<<17)
+		rnd := rand.New(rand.NewPCG(2, 0))
+		_, addrs := sources(rnd, a, 11, n, 0, chunk.BF16, false)
+		whole, parts := a.take(n, chunk.F32), a.take(n, chunk.F32)
+		Sum(isa, address(whole), F32, addrs, BF16, n, false)
+		for split := 1; split < len(addrs); split++ {
+			Sum(isa, address(parts), F32, addrs[:split], BF16, n, false)
+			Sum(isa, address(parts), F32, addrs[split:], BF16, n, true)
+			if err := equalBytes(parts, whole); err != nil {
+				t.Fatalf("split after %d: %v", split, err)
+			}
+		}
+	})
+}
+
+func TestSumMayReplaceASource(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		const n = 300
+		a := newArena(t, 1<<17)
+		for _, count := range sourceCounts {
+			for at := range count {
+				a.reset()
+				nums, addrs := sources(rand.New(rand.NewPCG(3, 0)), a, count, n, 1, chunk.F32, false)
+				want := make([]float32, n)
+				optim.SumInto(want, nums, false)
+				Sum(isa, addrs[at], F32, addrs, F32, n, false)
+				begin := addrs[at] - address(a.mem)
+				if err := sameBits(decoded(a.mem[begin:begin+4*n], chunk.F32), want); err != nil {
+					t.Fatalf("%d sources into number %d: %v", count, at, err)
+				}
+			}
+		}
+	})
+}
+
+// hypers are settings that reach every branch of the rules.
+func hypers(r optim.Rule) []optim.Hyper {
+	h := r.Defaults()
+	h.WD, h.Scale = 0.01, 0.25
+	with := h
+	with.Momentum, with.Dampening, with.Clip = 0.9, 0.1, 0.3
+	without := h
+	without.Momentum = 0
+	return []optim.Hyper{with, without}
+}
+
+func TestUpdatesAreTheReferencesBits(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		a := newArena(t, 1<<17)
+		rnd := rand.New(rand.NewPCG(4, uint64(isa)))
+		outTypes := append([]chunk.DType{0}, dtypes...)
+		trial := 0
+		for _, rule := range append(optim.Rules(), optim.LAMBApply) {
+			for _, h := range hypers(rule) {
+				for _, srcType := range dtypes {
+					for _, count := range sourceCounts {
+						for range 4 { // of the lengths and types of out, which the trials go through together
+							trial++
+							a.reset()
+							n, outType := lengths[trial%len(lengths)], outTypes[trial%len(outTypes)]
+							if err := checkUpdate(rnd, a, isa, rule, h, srcType, outType, count, n, trial%5, trial%3 == 0); err != nil {
+								t.Fatalf("%v %+v, %d x %v[%d] to %v: %v", rule, h, count, srcType, n, outType, err)
+							}
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// checkUpdate runs two steps of a rule on the same numbers by the kernel and by the reference.
+func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyper, srcType, outType chunk.DType,
+	count, n, misalign int, wild bool) error {
+	u := Update{N: uint64(n), SrcType: uint8(srcType), OutType: uint8(outType), Rule: uint8(rule)}
+	var want struct {
+		w, out []float32
+		states [optim.MaxStates][]float32
+	}
+	var w, out []byte
+	var states [optim.MaxStates][]byte
+	if outType != 0 {
+		out, want.out = a.take(n, outType), make([]float32, n)
+		u.Out = address(out)
+	}
+	if rule != optim.Sum {
+		want.w = draw(rnd, n, wild)
+		w = a.place(want.w, chunk.F32)
+		u.W = address(w)
+	}
+	for i := range rule.States(h) {
+		want.states[i] = draw(rnd, n, wild)
+		for j, x := range want.states[i] {
+			want.states[i][j] = max(x, -x) // averages of squares are not negative
+		}
+		a.take(misalign, chunk.F32)
+		states[i] = a.place(want.states[i], chunk.F32)
+		u.State[i] = address(states[i])
+	}
+	for step := uint32(1); step <= 2; step++ {
+		nums, addrs := sources(rnd, a, count, n, misalign, srcType, wild)
+		u.Scalar = optim.Derive(rule, h, step)
+		if err := u.RunOn(isa, addrs); err != nil {
+			return err
+		}
+		k := optim.Scalars(u.Scalar)
+		optim.Update(rule, &k, want.w, want.states, nums, want.out)
+		if err := sameBits(decoded(w, chunk.F32), want.w); err != nil {
+			return fmt.Errorf("step %d: w: %w", step, err)
+		}
+		for i, s := range states {
+			if err := sameBits(decoded(s, chunk.F32), want.states[i]); err != nil {
+				return fmt.Errorf("step %d: state %d: %w", step, i, err)
+			}
+		}
+		if outType != 0 {
+			rounded := make([]byte, len(out))
+			optim.Encode(rounded, want.out, outType)
+			if err := sameBits(decoded(out, outType), decoded(rounded, outType)); err != nil {
+				return fmt.Errorf("step %d: out: %w", step, err)
+			}
+		}
+	}
+	return nil
+}
+
+func TestUpdateTakesItsSourcesFromEitherHeap(t *testing.T) {
+	a := newArena(t, 1<<12)
+	src := a.place([]float32{1, 2, 3}, chunk.F32)
+	out := a.take(3, chunk.F32)
+	a.free &^= 7
+	table := a.take(2, chunk.F32)
+	binary.NativeEndian.PutUint64(table, address(src))
+	k := optim.Derive(optim.Sum, optim.Hyper{Scale: 2}, 1)
+	u := Update{Out: address(out), OutType: F32, Src: address(table), NSrc: 1, SrcType: F32, N: 3, Scalar: k}
+	if err := u.Run(Best()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sameBits(decoded(out, chunk.F32), []float32{2, 4, 6}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestABatchIsItsUpdatesInOrder(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		const n, count = 300, 3
+		a := newArena(t, 1<<16)
+		rnd := rand.New(rand.NewPCG(8, 0))
+		table := a.take(2*4*count, chunk.F32)
+		batch := make([]Update, count)
+		var want [count][]float32
+		var w [count][]byte
+		for i := range batch {
+			nums, addrs := sources(rnd, a, 4, n, 0, chunk.F32, false)
+			for j, addr := range addrs {
+				binary.NativeEndian.PutUint64(table[8*(4*i+j):], addr)
+			}
+			want[i] = draw(rnd, n, false)
+			w[i] = a.place(want[i], chunk.F32)
+			k := optim.Derive(optim.SGDTorch, optim.Hyper{LR: 0.1, Scale: 1}, uint32(i))
+			batch[i] = Update{
+				W: address(w[i]), Src: address(table) + uint64(8*4*i), NSrc: 4, N: n, SrcType: F32,
+				Rule: uint8(optim.SGDTorch), Scalar: k,
+			}
+			optim.Update(optim.SGDTorch, &k, want[i], [optim.MaxStates][]float32{}, nums, nil)
+		}
+		untouched := bytes.Clone(w[2])
+		batch[1].Rule = 200
+		if err := RunBatch(isa, batch); err == nil || !strings.Contains(err.Error(), "update 2 of 3: kernel: rule(200)") {
+			t.Fatalf("a batch with a bad second update: %v", err)
+		}
+		if err := equalBytes(w[2], untouched); err != nil {
+			t.Fatalf("the third was run: %v", err)
+		}
+		batch[1].Rule = batch[0].Rule
+		if err := RunBatch(isa, batch[1:]); err != nil {
+			t.Fatal(err)
+		}
+		for i := range batch {
+			if err := sameBits(decoded(w[i], chunk.F32), want[i]); err != nil {
+				t.Errorf("update %d: %v", i, err)
+			}
+		}
+	})
+}
+
+func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
+	a := newArena(t, 1<<12)
+	mem := address(a.take(16, chunk.F32))
+	src := []uint64{mem}
+	adam := optim.Derive(optim.AdamTorch, optim.AdamTorch.Defaults(), 1)
+	sgd := optim.Derive(optim.SGDTorch, optim.Hyper{Scale: 1, Momentum: 0.9}, 1)
+	for _, c := range []struct {
+		name string
+		u    Update
+		want string
+	}{
+		{"a rule of tomorrow", Update{SrcType: F32, Rule: uint8(optim.LAMBApply) + 1}, "no update rule"},
+		{"no w", Update{SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: sgd}, "is 0"},
+		{"no momentum", Update{SrcType: F32, Rule: uint8(optim.SGDTorch), W: mem, Scalar: sgd}, "is 0"},
+		{"one state of two", Update{SrcType: F32, Rule: uint8(optim.AdamTorch), W: mem, State: [3]uint64{mem}, Scalar: adam}, "is 0"},
+	} {
+		if err := c.u.RunOn(Best(), src); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want an error with %q", c.name, err, c.want)
+		}
+	}
+	for name, f := range map[string]func(){
+		"update with dtype 0":     func() { _ = (&Update{}).RunOn(Best(), src) },
+		"update without sources":  func() { _ = (&Update{SrcType: F32}).Run(Best()) },
+		"sum of nothing":          func() { Sum(Best(), mem, F32, nil, F32, 1, false) },
+		"accumulate into bf16":    func() { Sum(Best(), mem, BF16, src, F32, 1, true) },
+		"conversion to dtype 4":   func() { Convert(Best(), mem, 4, mem, F32, 1, false) },
+		"probe off a cache line":  func() { Probe{Read: []uint64{mem + 4}, Bytes: 64}.Run(Best(), 1) },
+		"conversion from dtype 0": func() { Convert(Best(), mem, F32, mem, 0, 1, false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("did not panic")
+				}
+			}()
+			f()
+		})
+	}
+}
+
+func TestSumSqIsTheReferencesBits(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		a := newArena(t, 1<<14)
+		rnd := rand.New(rand.NewPCG(5, 0))
+		for i, n := range append(lengths, 1000) {
+			for _, wild := range []bool{false, true} {
+				a.reset()
+				a.take(i%5, chunk.F32)
+				x := draw(rnd, n, wild)
+				mem := a.place(x, chunk.F32)
+				got, want := SumSq(isa, address(mem), uint64(n)), optim.SumSq(x)
+				if math.Float64bits(got) != math.Float64bits(want) && !(got != got && want != want) {
+					t.Fatalf("of %d, wild %v: %v, want %v", n, wild, got, want)
+				}
+			}
+		}
+	})
+}
+
+func TestNamesOfTheInstructionSets(t *testing.T) {
+	for _, isa := range ISAs() {
+		if back, err := ParseISA(isa.String()); err != nil || back != isa {
+			t.Errorf("ParseISA(%q) = %v, %v", isa, back, err)
+		}
+	}
+	if _, err := ParseISA("sse"); err == nil || !strings.Contains(err.Error(), "scalar, avx2, avx512, neon") {
+		t.Errorf("ParseISA of nonsense: %v", err)
+	}
+	if got := ISA(9).String(); got != "isa(9)" {
+		t.Errorf("ISA(9) is %q", got)
+	}
+	if !Supported(Scalar) || !Supported(Best()) || Supported(NEON+1) || Supported(-1) {
+		t.Error("Supported contradicts Best")
+	}
+}
+
+func TestTheEnvironmentForcesAnInstructionSet(t *testing.T) {
+	t.Setenv(Env, "scalar")
+	if isa, err := Default(); isa != Scalar || err != nil {
+		t.Errorf("scalar: %v, %v", isa, err)
+	}
+	t.Setenv(Env, "")
+	if isa, err := Default(); isa != Best() || err != nil {
+		t.Errorf("unset: %v, %v", isa, err)
+	}
+	t.Setenv(Env, "mmx")
+	if isa, err := Default(); isa != Best() || err == nil || !strings.Contains(err.Error(), Env) {
+		t.Errorf("mmx: %v, %v", isa, err)
+	}
+}
+
+func TestMoreThanTheCPUHasRunsAsWhatItHas(t *testing.T) {
+	a := newArena(t, 1<<12)
+	src := a.place([]float32{1.5}, chunk.F32)
+	dst := a.take(1, chunk.F32)
+	Sum(NEON+1, address(dst), F32, []uint64{address(src)}, F32, 1, false)
+	if got := decoded(dst, chunk.F32)[0]; got != 1.5 {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestRulesAndScalarsAreTheReferences(t *testing.T) {
+	if cRules != int(optim.LAMBApply)+1 || cScalars != len(optim.Scalars{}) {
+		t.Errorf("kernel.h has %d rules and %d scalars, optim %d and %d", cRules, cScalars, int(optim.LAMBApply)+1,
+			len(optim.Scalars{}))
+	}
+}

@@ -1,0 +1,297 @@
+package kernel
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+)
+
+// mapped returns zeroed memory outside the Go heap that starts at a huge page, and is made of huge ones if it can be.
+func mapped(t testing.TB, size uint64) []byte {
+	const hugePage = 2 << 20
+	mem, err := unix.Mmap(-1, 0, int(size)+hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatalf("map %d bytes: %v", size, err)
+	}
+	t.Cleanup(func() { unix.Munmap(mem) })
+	skip := -address(mem) % hugePage
+	mem = mem[skip : skip+size]
+	if err := unix.Madvise(mem, unix.MADV_HUGEPAGE); err != nil {
+		t.Logf("no transparent huge pages: %v", err)
+	}
+	return mem
+}
+
+// workload is N gradients, weights and a momentum, all in memory and no cache, on huge pages.
+type workload struct {
+	isa     ISA
+	grads   []uint64
+	w, m, s uint64 // s is where two passes keep the sum between them
+	n       uint64
+	scalar  optim.Scalars
+}
+
+func newWorkload(t testing.TB, sources int, arrayBytes uint64) *workload {
+	array := func() uint64 {
+		mem := mapped(t, arrayBytes)
+		for i := 0; i < len(mem); i += 4096 {
+			mem[i+3] = 0x3f // 0.5, and zeros between
+		}
+		return address(mem)
+	}
+	wl := &workload{
+		isa: Best(), w: array(), m: array(), s: array(), n: arrayBytes / 4,
+		scalar: optim.Derive(optim.SGDMXNet, optim.Hyper{LR: 0.1, WD: 1e-4, Momentum: 0.9, Scale: 1}, 1),
+	}
+	for range sources {
+		wl.grads = append(wl.grads, array())
+	}
+	return wl
+}
+
+// The aggregator cuts its work into chunks of 32 KiB.
+const (
+	chunkBytes = 32 << 10
+	chunkElems = chunkBytes / 4
+)
+
+// stretch is a range of elements of every array.
+type stretch struct{ from, to uint64 }
+
+// updates makes the update of each chunk from the sources, with their table outside the Go heap.
+func (wl *workload) updates(t testing.TB, sources []uint64) []Update {
+	all := make([]Update, wl.n/chunkElems)
+	table := unsafe.Slice((*uint64)(unsafe.Pointer(&mapped(t, uint64(8*len(all)*len(sources)))[0])), len(all)*len(sources))
+	for c := range all {
+		at := uint64(c) * chunkBytes
+		src := table[c*len(sources):][:len(sources)]
+		for i, s := range sources {
+			src[i] = s + at
+		}
+		all[c] = Update{
+			W: wl.w + at, State: [3]uint64{wl.m + at}, N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet),
+			Scalar: wl.scalar, Src: uint64(uintptr(unsafe.Pointer(&src[0]))), NSrc: uint32(len(src)),
+		}
+	}
+	return all
+}
+
+// run runs the updates of a stretch in batches.
+func (wl *workload) run(all []Update, s stretch, threads, batch int) {
+	split(threads, (s.to-s.from)/chunkElems, func(from, to uint64) {
+		mine := all[s.from/chunkElems:][from:to]
+		for len(mine) > 0 {
+			n := min(batch, len(mine))
+			if err := RunBatch(wl.isa, mine[:n]); err != nil {
+				panic(err)
+			}
+			mine = mine[n:]
+		}
+	})
+}
+
+// contender is one way to do the work of a stretch.
+type contender func(s stretch, threads int)
+
+// fused sums and updates chunk by chunk in one pass, a batch of chunks in one call.
+func (wl *workload) fused(t testing.TB, batch int) contender {
+	all := wl.updates(t, wl.grads)
+	return func(s stretch, threads int) { wl.run(all, s, threads, batch) }
+}
+
+// probe touches the bytes fused touches.
+func (wl *workload) probe(s stretch, threads int) {
+	p := Probe{Update: []uint64{wl.w + s.from*4, wl.m + s.from*4}, Bytes: (s.to - s.from) * 4}
+	for _, g := range wl.grads {
+		p.Read = append(p.Read, g+s.from*4)
+	}
+	p.Run(wl.isa, threads)
+}
+
+// twoPass sums all sources in one pass over memory and updates in a second.
+func (wl *workload) twoPass(t testing.TB) contender {
+	update := wl.updates(t, []uint64{wl.s})
+	return func(s stretch, threads int) {
+		wl.sum(s, threads, wl.grads, false)
+		wl.run(update, s, threads, len(update))
+	}
+}
+
+// perArrival adds each gradient to the sum in a pass of its own, as servers do that add a push when it arrives, and updates
+// in a last one.
+func (wl *workload) perArrival(t testing.TB) contender {
+	update := wl.updates(t, []uint64{wl.s})
+	return func(s stretch, threads int) {
+		for i := range wl.grads {
+			wl.sum(s, threads, wl.grads[i:i+1], i > 0)
+		}
+		wl.run(update, s, threads, len(update))
+	}
+}
+
+// sum adds whole arrays to wl.s, each thread its share in one call.
+func (wl *workload) sum(s stretch, threads int, sources []uint64, accumulate bool) {
+	split(threads, s.to-s.from, func(from, to uint64) {
+		src := make([]uint64, len(sources))
+		for i, g := range sources {
+			src[i] = g + (s.from+from)*4
+		}
+		Sum(wl.isa, wl.s+(s.from+from)*4, F32, src, F32, to-from, accumulate)
+	})
+}
+
+// race runs the contenders in turn, each on the next stretch of elems elements, so that it finds nothing of its own in a
+// cache. It returns the median speed of the first in elements per second, and of each the median ratio of its time to that
+// of the first in the same round.
+func (wl *workload) race(rounds, threads int, elems uint64, contenders ...contender) (speed float64, ratios []float64) {
+	at := uint64(0)
+	speeds, all := []float64{}, make([][]float64, len(contenders))
+	for range rounds {
+		var first time.Duration
+		for i, run := range contenders {
+			s := stretch{at, at + elems}
+			at = s.to % wl.n
+			start := time.Now()
+			run(s, threads)
+			took := time.Since(start)
+			if i == 0 {
+				first = took
+				speeds = append(speeds, float64(elems)/took.Seconds())
+			}
+			all[i] = append(all[i], float64(took)/float64(first))
+		}
+	}
+	for _, r := range all {
+		ratios = append(ratios, median(r))
+	}
+	return median(speeds), ratios
+}
+
+// short is a stretch that is done between two interruptions of a busy machine, mostly. Ways that keep a sum in memory between
+// passes need all of it: a short one would stay in the cache.
+const short = 128 * chunkElems
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return x[len(x)/2]
+}
+
+// BenchmarkFusedUpdate measures the fused sum and momentum update with everything in memory: its share of the probe's speed
+// (in batches of 16 chunks, and with a call for each), and how many times faster it is than two passes and than a pass per
+// arrival. What the last two can be is a matter of bytes: with N sources fused moves N+4 arrays, two passes N+7, a pass per
+// arrival 3N+5.
+func BenchmarkFusedUpdate(b *testing.B) {
+	for _, sources := range []int{4, 8} {
+		wl := newWorkload(b, sources, 64<<20)
+		batched, unbatched := wl.fused(b, 16), wl.fused(b, 1)
+		twoPass, perArrival := wl.twoPass(b), wl.perArrival(b)
+		for threads := 1; threads <= min(2, runtime.NumCPU()); threads++ {
+			b.Run(fmt.Sprintf("sources=%d/threads=%d", sources, threads), func(b *testing.B) {
+				var speed float64
+				var probe, passes []float64
+				for b.Loop() {
+					speed, probe = wl.race(200, threads, short, batched, wl.probe, unbatched)
+					_, passes = wl.race(9, threads, wl.n, batched, twoPass, perArrival)
+				}
+				b.ReportMetric(speed*4*float64(sources+4)/1e9, "GB/s")
+				b.ReportMetric(probe[1], "of-probe")
+				b.ReportMetric(probe[1]/probe[2], "of-probe-unbatched")
+				b.ReportMetric(passes[1], "x-two-pass")
+				b.ReportMetric(passes[2], "x-per-arrival")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+// BenchmarkExchangeRoofline is the bare loop an exchange through shared memory is measured against: read N gradients once
+// and write N results once past the cache.
+func BenchmarkExchangeRoofline(b *testing.B) {
+	wl := newWorkload(b, 8, 64<<20)
+	for threads := 1; threads <= runtime.NumCPU(); threads++ {
+		b.Run(fmt.Sprintf("4in4out/threads=%d", threads), func(b *testing.B) {
+			p := Probe{Read: wl.grads[:4], Write: wl.grads[4:], Bytes: wl.n * 4}
+			b.SetBytes(int64(p.Moved()))
+			for b.Loop() {
+				p.Run(wl.isa, threads)
+			}
+		})
+	}
+}
+
+// BenchmarkChunk measures one 32 KiB chunk, its data in the second-level cache.
+func BenchmarkChunk(b *testing.B) {
+	for _, isa := range ISAs() {
+		if !Supported(isa) {
+			continue
+		}
+		wl := newWorkload(b, 8, chunkBytes)
+		wl.isa = isa
+		for _, sources := range []int{1, 4, 8} {
+			b.Run(fmt.Sprintf("%v/sum+momentum/sources=%d", isa, sources), func(b *testing.B) {
+				u := wl.updates(b, wl.grads[:sources])
+				b.SetBytes(chunkBytes * int64(sources))
+				for b.Loop() {
+					if err := RunBatch(isa, u); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+		for _, rule := range optim.Rules() {
+			h := rule.Defaults()
+			u := Update{
+				W: wl.w, State: [3]uint64{wl.m, wl.s}, Out: wl.grads[7], OutType: F32, N: chunkElems, SrcType: F32,
+				Rule: uint8(rule), Scalar: optim.Derive(rule, h, 1),
+			}
+			b.Run(fmt.Sprintf("%v/%v/sources=4", isa, rule), func(b *testing.B) {
+				b.SetBytes(chunkElems * 4 * 4)
+				for b.Loop() {
+					if err := u.RunOn(isa, wl.grads[:4]); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+		for _, streaming := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%v/f32tobf16/streaming=%v", isa, streaming), func(b *testing.B) {
+				b.SetBytes(chunkElems * 4)
+				for b.Loop() {
+					Convert(isa, wl.s, BF16, wl.w, F32, chunkElems, streaming)
+				}
+			})
+		}
+		b.Run(fmt.Sprintf("%v/sumsq", isa), func(b *testing.B) {
+			b.SetBytes(chunkElems * 4)
+			for b.Loop() {
+				SumSq(isa, wl.w, chunkElems)
+			}
+		})
+	}
+}
+
+// The bounds are far below what an idle machine gives (BenchmarkFusedUpdate), so that a busy one passes too.
+func TestFusedUpdateKeepsUpWithMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: touches 200 MB some thirty times")
+	}
+	wl := newWorkload(t, 4, 32<<20)
+	fused, perArrival := wl.fused(t, 16), wl.perArrival(t)
+	var ofProbe, overArrival float64
+	for range 3 {
+		_, probe := wl.race(20, 1, short, fused, wl.probe)
+		_, arrival := wl.race(3, 1, wl.n, fused, perArrival)
+		ofProbe, overArrival = max(ofProbe, probe[1]), max(overArrival, arrival[1])
+		if ofProbe >= 0.6 && overArrival >= 1.3 {
+			return
+		}
+	}
+	t.Errorf("fused: %.2f of the probe's speed, %.2f times a pass per arrival; want 0.6 and 1.3", ofProbe, overArrival)
+}

@@ -1,0 +1,95 @@
+/* Vectors of four: NEON, which every arm64 CPU has. */
+#include <arm_neon.h>
+
+#define FN static inline __attribute__((always_inline))
+#define LOOP static
+#define NOINLINE static __attribute__((noinline))
+#define WIDTH 4
+
+typedef float32x4_t vf;
+
+FN vf vf_all(float x)
+{
+	return vdupq_n_f32(x);
+}
+
+FN vf vf_load(const float *p)
+{
+	return vld1q_f32(p);
+}
+
+FN void vf_store(float *p, vf x)
+{
+	vst1q_f32(p, x);
+}
+
+FN vf vf_sqrt(vf x)
+{
+	return vsqrtq_f32(x);
+}
+
+/* x limited to ±bound; a NaN passes, because it compares false. */
+FN vf vf_clip(vf x, vf bound)
+{
+	x = vbslq_f32(vcltq_f32(bound, x), bound, x);
+	return vbslq_f32(vcgtq_f32(-bound, x), -bound, x);
+}
+
+FN vf vf_load_bf16(const uint16_t *p)
+{
+	return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+
+FN void vf_store_bf16(uint16_t *p, vf x)
+{
+	uint32x4_t b = vreinterpretq_u32_f32(x), high = vshrq_n_u32(b, 16);
+	uint32x4_t odd = vandq_u32(high, vdupq_n_u32(1));
+	uint32x4_t round = vshrq_n_u32(vaddq_u32(b, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
+	uint32x4_t quiet = vorrq_u32(high, vdupq_n_u32(0x40));
+
+	vst1_u16(p, vmovn_u32(vbslq_u32(vceqq_f32(x, x), round, quiet)));
+}
+
+FN vf vf_load_f16(const uint16_t *p)
+{
+	return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
+FN void vf_store_f16(uint16_t *p, vf x)
+{
+	vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+
+/* Stores past the cache have no intrinsic. */
+#define vf_stream vf_store
+#define vf_stream_bf16 vf_store_bf16
+#define vf_stream_f16 vf_store_f16
+
+FN void vf_fence(void)
+{
+}
+
+/* Keeps the load of x, and hides from the compiler that it is unchanged. */
+FN vf vf_touch(vf x)
+{
+	__asm__ volatile("" : "+w"(x));
+	return x;
+}
+
+typedef float64x2_t vsq;
+#define SQ_VECTORS 8
+
+FN vsq vsq_load(const double *p)
+{
+	return vld1q_f64(p);
+}
+
+FN void vsq_store(double *p, vsq x)
+{
+	vst1q_f64(p, x);
+}
+
+FN vsq vsq_widen(const float *p)
+{
+	return vcvt_f64_f32(vld1_f32(p));
+}

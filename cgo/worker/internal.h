@@ -1,0 +1,222 @@
+/* State shared by the worker's files. */
+#ifndef RW_WORKER_INTERNAL_H
+#define RW_WORKER_INTERNAL_H
+
+#include "worker.h"
+
+#include "../kernel/kernel.h"
+
+#include <pthread.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+enum { SEND_BATCH = 32, POLL_BATCH = 64, RECV_MARGIN = 8 };
+
+/* COMMIT travels as a tensor of one chunk in every lane, without elements. */
+#define COMMIT_TENSOR UINT32_MAX
+#define NONE UINT32_MAX
+
+enum chunk_state { CHUNK_IDLE, CHUNK_PENDING, CHUNK_IN_FLIGHT };
+
+struct chunk {
+	uint64_t offset; /* elements */
+	uint32_t part;   /* index into the lane's parts */
+	uint32_t elems;
+	uint16_t slot, staging;
+	uint32_t next_want; /* chain of wanted chunks that can be sent */
+	uint8_t state;      /* enum chunk_state */
+	uint8_t wanted;     /* the aggregator asked for this chunk before others */
+	uint8_t chained;    /* stands in the lane's chain of wanted chunks */
+	uint8_t in_again;   /* stands in the lane's ring of chunks given back */
+};
+
+/* A part is what one tensor has in one lane: a run of chunks. Its index in the lane is the "lane's tensor index". */
+struct part {
+	uint32_t tensor, first, count;
+	uint32_t cursor; /* next of its chunks to send */
+	uint16_t record_slot, record_staging;
+	uint8_t record_dirty, record_in_flight;
+	uint32_t heap_at; /* place in the lane's heap; NONE: not there */
+};
+
+/* Registered memory, by NIC. */
+struct region {
+	struct region *next;
+	uint64_t addr, length; /* 0: none */
+	uint32_t lkey[RW_MAX_NICS], rkey[RW_MAX_NICS];
+};
+
+struct tensor {
+	uint64_t elems;
+	const char *src;
+	char *dst;
+	uint64_t bound_dst; /* what the aggregator knows as destination; 0: none */
+	const struct region *bound_region;
+	uint32_t bound_rkey; /* of it on the first NIC: it is registered anew when that changes */
+	const struct region *src_region; /* of src where it can be sent from directly */
+	struct region *auto_src, *auto_dst; /* registered on the fly (any_memory); NULL: not yet */
+	uint32_t generation;
+	uint32_t remaining; /* chunks not answered yet */
+	int32_t priority;
+	int status; /* of the last finished operation */
+	uint64_t seq;
+	rw_done_fn done;
+	void *done_arg;
+	float hyper[8];
+	uint32_t hyper_flags;
+	uint32_t first_part; /* into worker.part_index: its part in each lane, nlanes entries */
+	uint8_t wire_type, memory_type;
+	uint8_t kind, active, epoch;
+	uint8_t direct_src, direct_dst;
+};
+
+struct lane {
+	rwf_qp *qp; /* NULL: detached */
+	uint32_t nic;
+	uint64_t slot_addr;
+	uint32_t slot_rkey;
+	char *staging;
+	struct chunk *chunks;
+	struct part *parts;
+	uint32_t nchunks, nparts;
+	uint32_t in_flight;
+	/* Free slots, oldest first: a ring of `window` entries (see worker.h on why first in, first out). */
+	uint16_t *slots;
+	uint32_t slot_head, slot_count;
+	uint16_t *staging_free; /* by reference: last in, first out, so that few buffers stay hot */
+	uint32_t staging_count;
+	uint32_t *heap; /* parts with chunks to send, best first */
+	uint32_t heap_len;
+	uint32_t *again; /* chunks the aggregator gave back, a ring of nchunks entries */
+	uint32_t again_head, again_count;
+	uint32_t want_head;  /* wanted chunks that can be sent now, chained; NONE: none */
+	uint32_t last_want;  /* the chunk that was wanted last goes before the others; NONE: none yet */
+	uint32_t wants_open; /* wanted chunks not sent yet, whether they can be or not */
+	/* Work requests not known to have arrived, oldest first, in a ring; the last `unposted` were not given to qp. */
+	struct rwf_send_wr *ring;
+	uint32_t send_depth, send_head, send_used, unposted;
+	uint64_t done, reached;        /* messages that left the ring; that were ever given to a queue pair, those included */
+	uint64_t received;             /* messages, over all queue pairs */
+	uint32_t consumed, receives;   /* receives to post again; posted and not completed */
+	uint64_t progress;             /* done and received when the device last blamed this side for a break; */
+	uint32_t fruitless;            /* how often it did since */
+	uint8_t broken;                /* messages wait in the ring for rw_lane_resume */
+	uint16_t commit_slot, commit_staging;
+	uint8_t commit_state; /* enum chunk_state */
+};
+
+struct finished {
+	rw_done_fn done;
+	void *arg;
+	uint64_t handle;
+	int status;
+};
+
+struct rw_worker {
+	pthread_mutex_t lock;
+	pthread_cond_t cond;
+	pid_t owner;
+	struct rw_worker_config cfg;
+	struct lane *lanes;
+	struct tensor *tensors;
+	uint32_t *part_index;
+	uint32_t ntensors;
+	struct tensor commit;
+	unsigned char *commit_record;
+	struct nic {
+		struct rw_worker_nic cfg;
+		uint32_t lanes; /* on it: its queue is polled while there are any */
+	} nics[RW_MAX_NICS];
+	struct region *regions;
+	uint32_t active; /* operations in flight */
+	uint64_t seq;
+	int driving; /* a thread owns the queues now */
+	int claims;  /* threads that want to, and go first */
+	rwf_cq *dozing; /* the driving thread sleeps on it */
+	int failure; /* enum rw_error or -ETIMEDOUT; 0: none */
+	char failure_text[256];
+	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, as each tensor has one operation at a time */
+	uint32_t finished_head, finished_count, finished_cap;
+	int fail_qps; /* a thread that did not own the queues failed the worker: the next driver fails the queue pairs */
+	struct rw_worker_stats stats;
+};
+
+/* Work request ids: a send's has the tag, its lane above, and how many it completes below; a receive's is its lane. */
+#define SEND_TAG (UINT64_C(1) << 63)
+
+static inline uint32_t imm_pack(uint32_t op, uint32_t epoch, uint32_t index)
+{
+	return op << (RW_EPOCH_BITS + RW_INDEX_BITS) | epoch << RW_INDEX_BITS | index;
+}
+
+static inline uint32_t imm_op(uint32_t imm)
+{
+	return imm >> (RW_EPOCH_BITS + RW_INDEX_BITS);
+}
+
+static inline uint32_t imm_epoch(uint32_t imm)
+{
+	return imm >> RW_INDEX_BITS & ((1u << RW_EPOCH_BITS) - 1);
+}
+
+static inline uint32_t imm_index(uint32_t imm)
+{
+	return imm & ((1u << RW_INDEX_BITS) - 1);
+}
+
+static inline uint32_t type_size(uint8_t type)
+{
+	return type == RWK_F32 ? 4 : 2;
+}
+
+static inline int forked(const struct rw_worker *w)
+{
+	return w->owner != getpid();
+}
+
+static inline struct tensor *tensor_of(struct rw_worker *w, uint32_t index)
+{
+	return index == COMMIT_TENSOR ? &w->commit : &w->tensors[index];
+}
+
+static inline struct part *part_of(struct rw_worker *w, const struct tensor *t, uint32_t lane)
+{
+	uint32_t p = w->part_index[t->first_part + lane];
+
+	return p == NONE ? NULL : &w->lanes[lane].parts[p];
+}
+
+/* lane.c; all under the lock, by the driving thread. */
+int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg);
+void lane_free(struct lane *l);
+void lane_queue(struct rw_worker *w, struct lane *l, uint32_t part);
+int lane_send(struct rw_worker *w, struct lane *l);
+int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
+/* The n oldest messages have arrived. */
+void lane_arrived(struct lane *l, uint32_t n);
+/* Writes a part's control record into its staging buffer, with the keys of the NIC that the lane is on. */
+void lane_record(struct rw_worker *w, struct lane *l, const struct part *p);
+/* Takes note of a completion in error: 0 where the lane can be resumed. */
+int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
+/* Posts what is not posted; a broken lane's waits. */
+int lane_flush(struct rw_worker *w, struct lane *l);
+
+/* region.c */
+struct region *region_new(struct rw_worker *w, const struct rwf_mr *mrs);
+void region_forget(struct rw_worker *w, struct region *r);
+/* The region of a buffer, registering it if that is free; NULL: it must be copied. */
+const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t bytes, struct region **cached);
+
+/* setup.c */
+void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent again */
+
+/* worker.c */
+int take_completions(struct rw_worker *w);
+int worker_fail(struct rw_worker *w, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void tensor_done(struct rw_worker *w, uint32_t index, int status);
+
+/* record.c */
+void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags);
+enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4 };
+
+#endif

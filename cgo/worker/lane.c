@@ -1,0 +1,498 @@
+/* One lane: what to send next, and what an answer means. */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Staged chunks per doorbell: small, so that the aggregator starts on them while the next are still being copied. */
+enum { STAGED_BATCH = 8 };
+/* Breaks without anything moved in between, for which the device may blame this side. */
+enum { MOST_FRUITLESS = 8 };
+
+int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg)
+{
+	struct lane *l = &w->lanes[index];
+	uint32_t window = w->cfg.window, nstaging = w->cfg.nstaging;
+
+	if (cfg->nic >= w->cfg.nnics)
+		return rwf_fail(EINVAL, "open worker: lane %u is on NIC %u of %u", index, cfg->nic, w->cfg.nnics);
+	l->qp = cfg->qp;
+	l->nic = cfg->nic;
+	l->receives = window + RECV_MARGIN;
+	w->nics[l->nic].lanes++;
+	l->slot_addr = cfg->slot_addr;
+	l->slot_rkey = cfg->slot_rkey;
+	l->send_depth = cfg->send_depth;
+	l->staging = (char *)w->cfg.staging + (size_t)index * nstaging * w->cfg.chunk_bytes;
+	l->want_head = l->last_want = NONE;
+	l->slots = calloc(window, sizeof *l->slots);
+	l->staging_free = calloc(nstaging, sizeof *l->staging_free);
+	l->ring = calloc(l->send_depth, sizeof *l->ring);
+	if (!l->slots || !l->staging_free || !l->ring)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < window; i++)
+		l->slots[i] = (uint16_t)i;
+	l->slot_count = window;
+	for (uint32_t i = 0; i < nstaging; i++)
+		l->staging_free[i] = (uint16_t)(nstaging - 1 - i);
+	l->staging_count = nstaging;
+	return 0;
+}
+
+void lane_free(struct lane *l)
+{
+	free(l->chunks);
+	free(l->parts);
+	free(l->slots);
+	free(l->staging_free);
+	free(l->ring);
+	free(l->heap);
+	free(l->again);
+}
+
+/* Whether part a goes before part b: by priority, then in the order of submission. */
+static int before(struct rw_worker *w, const struct lane *l, uint32_t a, uint32_t b)
+{
+	const struct tensor *x = &w->tensors[l->parts[a].tensor], *y = &w->tensors[l->parts[b].tensor];
+
+	return x->priority != y->priority ? x->priority > y->priority : x->seq < y->seq;
+}
+
+static void heap_put(struct lane *l, uint32_t i, uint32_t part)
+{
+	l->heap[i] = part;
+	l->parts[part].heap_at = i;
+}
+
+/* Moves a part from place i to where it belongs: as one that is new there, or whose priority changed. */
+static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t part)
+{
+	for (; i > 0 && before(w, l, part, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
+		heap_put(l, i, l->heap[(i - 1) / 2]);
+	for (uint32_t child; (child = 2 * i + 1) < l->heap_len; i = child) {
+		if (child + 1 < l->heap_len && before(w, l, l->heap[child + 1], l->heap[child]))
+			child++;
+		if (before(w, l, part, l->heap[child]))
+			break;
+		heap_put(l, i, l->heap[child]);
+	}
+	heap_put(l, i, part);
+}
+
+static void heap_pop(struct rw_worker *w, struct lane *l)
+{
+	uint32_t last = l->heap[--l->heap_len];
+
+	l->parts[l->heap[0]].heap_at = NONE;
+	if (l->heap_len > 0)
+		heap_sift(w, l, 0, last);
+}
+
+static void chain_want(struct lane *l, uint32_t index)
+{
+	if (l->chunks[index].chained)
+		return;
+	l->chunks[index].chained = 1;
+	l->chunks[index].next_want = l->want_head;
+	l->want_head = index;
+}
+
+void lane_queue(struct rw_worker *w, struct lane *l, uint32_t part)
+{
+	struct part *p = &l->parts[part];
+
+	p->cursor = p->first;
+	for (uint32_t i = p->first; i < p->first + p->count; i++) {
+		l->chunks[i].state = CHUNK_PENDING;
+		if (l->chunks[i].wanted)
+			chain_want(l, i);
+	}
+	/* It may still stand there from its last operation: a part is taken out only when it is looked at. */
+	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, part);
+}
+
+static char *staging_at(struct rw_worker *w, struct lane *l, uint32_t index)
+{
+	return l->staging + (size_t)index * w->cfg.chunk_bytes;
+}
+
+/* Takes a slot and its staging buffer. By reference only messages that need a buffer take one, and slots have no numbers. */
+static int take(struct rw_worker *w, struct lane *l, int wants_staging, uint16_t *slot, uint16_t *staging)
+{
+	if (w->cfg.by_reference) {
+		if (wants_staging) {
+			if (l->staging_count == 0)
+				return 0;
+			*staging = l->staging_free[--l->staging_count];
+		} else {
+			*staging = UINT16_MAX;
+		}
+		*slot = 0;
+	} else {
+		*slot = *staging = l->slots[l->slot_head];
+		l->slot_head = (l->slot_head + 1) % w->cfg.window;
+		l->slot_count--;
+	}
+	l->in_flight++;
+	return 1;
+}
+
+static void give_back(struct rw_worker *w, struct lane *l, uint16_t slot, uint16_t staging)
+{
+	if (w->cfg.by_reference) {
+		if (staging != UINT16_MAX)
+			l->staging_free[l->staging_count++] = staging;
+	} else {
+		l->slots[(l->slot_head + l->slot_count) % w->cfg.window] = slot;
+		l->slot_count++;
+	}
+	l->in_flight--;
+}
+
+static void aim(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, uint16_t slot, uint32_t imm)
+{
+	memset(wr, 0, sizeof *wr);
+	wr->wr_id = SEND_TAG | (uint64_t)(l - w->lanes) << 32;
+	wr->opcode = RWF_WRITE_WITH_IMM;
+	wr->imm = imm;
+	wr->raddr = l->slot_addr + (uint64_t)slot * w->cfg.chunk_bytes;
+	wr->rkey = l->slot_rkey;
+}
+
+static void from_staging(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, uint16_t staging, uint32_t length)
+{
+	wr->laddr = (uintptr_t)staging_at(w, l, staging);
+	wr->lkey = w->nics[l->nic].cfg.staging_lkey;
+	wr->length = length;
+}
+
+void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
+{
+	const struct tensor *t = &w->tensors[p->tensor];
+	uint32_t flags = t->hyper_flags, rkey = t->bound_dst ? t->bound_region->rkey[l->nic] : 0;
+
+	if (t->bound_dst)
+		flags |= RECORD_HAS_DST | (w->cfg.streaming ? RECORD_STREAMING : 0);
+	record_encode((unsigned char *)staging_at(w, l, p->record_staging), t->hyper, t->bound_dst, rkey, flags);
+}
+
+/* The tensor's control record, ahead of the first chunk that needs it. */
+static int build_record(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr)
+{
+	struct part *p = &l->parts[index];
+
+	if (p->record_in_flight || !take(w, l, 1, &p->record_slot, &p->record_staging))
+		return 0;
+	lane_record(w, l, p);
+	aim(w, l, wr, p->record_slot, imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, index));
+	from_staging(w, l, wr, p->record_staging, RW_RECORD_BYTES);
+	p->record_dirty = 0;
+	p->record_in_flight = 1;
+	return 1;
+}
+
+static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr, int *staged)
+{
+	struct chunk *c = &l->chunks[index];
+	struct part *p = &l->parts[c->part];
+	struct tensor *t = &w->tensors[p->tensor];
+	uint32_t bytes = c->elems * type_size(t->wire_type);
+	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_INIT && w->cfg.rank == 0);
+	int answer = t->kind != RW_PUSH;
+	/* By reference the answer comes to where the payload lies, so an unbound answer must not lie in the caller's source. */
+	int direct = payload && t->direct_src && !(w->cfg.by_reference && answer && !t->direct_dst);
+	int needs = payload ? !direct : answer && !t->direct_dst;
+
+	if (!take(w, l, needs, &c->slot, &c->staging))
+		return 0;
+	aim(w, l, wr, c->slot, imm_pack(t->kind, t->epoch, index));
+	if (direct) {
+		wr->laddr = (uintptr_t)t->src + c->offset * type_size(t->wire_type);
+		wr->lkey = t->src_region->lkey[l->nic];
+		wr->length = bytes;
+	} else if (payload) {
+		rwk_convert(w->cfg.isa, staging_at(w, l, c->staging), t->wire_type,
+			    t->src + c->offset * type_size(t->memory_type), t->memory_type, c->elems, 0);
+		from_staging(w, l, wr, c->staging, bytes);
+		*staged = 1;
+	} else if (needs && w->cfg.by_reference) {
+		/* Nothing moves by reference: the length only says where the answer goes. */
+		from_staging(w, l, wr, c->staging, bytes);
+	}
+	if (c->wanted) {
+		c->wanted = 0;
+		l->wants_open--;
+	}
+	c->state = CHUNK_IN_FLIGHT;
+	/* Not to be found there again: one that is given back goes behind all else. */
+	p->cursor += p->cursor == index;
+	w->stats.sent_chunks++;
+	w->stats.sent_bytes += payload ? bytes : 0;
+	return 1;
+}
+
+static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
+{
+	if (!take(w, l, 1, &l->commit_slot, &l->commit_staging))
+		return 0;
+	memcpy(staging_at(w, l, l->commit_staging), w->commit_record, RW_RECORD_BYTES);
+	aim(w, l, wr, l->commit_slot, imm_pack(RW_COMMIT, w->commit.epoch, 0));
+	from_staging(w, l, wr, l->commit_staging, RW_RECORD_BYTES);
+	l->commit_state = CHUNK_IN_FLIGHT;
+	return 1;
+}
+
+/* The next chunk to send, NONE if there is none: what the aggregator asked for, then by priority, then what it gave back. */
+static uint32_t pick(struct rw_worker *w, struct lane *l)
+{
+	if (l->last_want != NONE && l->chunks[l->last_want].wanted && l->chunks[l->last_want].state == CHUNK_PENDING)
+		return l->last_want;
+	while (l->want_head != NONE) {
+		struct chunk *c = &l->chunks[l->want_head];
+
+		if (c->wanted && c->state == CHUNK_PENDING)
+			return l->want_head;
+		c->chained = 0;
+		l->want_head = c->next_want;
+	}
+	/* The last slot is kept for what the aggregator asked for, or it could fill with what only this worker has sent. */
+	if (l->in_flight + (l->wants_open > 0) >= w->cfg.window)
+		return NONE;
+	while (l->heap_len > 0) {
+		struct part *p = &l->parts[l->heap[0]];
+
+		for (; p->cursor < p->first + p->count; p->cursor++)
+			if (l->chunks[p->cursor].state == CHUNK_PENDING)
+				return p->cursor;
+		heap_pop(w, l);
+	}
+	while (l->again_count > 0) {
+		uint32_t index = l->again[l->again_head];
+
+		if (l->chunks[index].state == CHUNK_PENDING)
+			return index;
+		l->chunks[index].in_again = 0;
+		l->again_head = (l->again_head + 1) % l->nchunks;
+		l->again_count--;
+	}
+	return NONE;
+}
+
+/* The next place in the ring, which has one. */
+static struct rwf_send_wr *ring_next(struct lane *l)
+{
+	uint32_t at = l->send_head + l->send_used;
+
+	return &l->ring[at < l->send_depth ? at : at - l->send_depth];
+}
+
+int lane_flush(struct rw_worker *w, struct lane *l)
+{
+	uint32_t n = l->unposted, from, last;
+
+	if (n == 0 || l->broken)
+		return 0;
+	from = (l->send_head + l->send_used - n) % l->send_depth;
+	last = (l->send_head + l->send_used - 1) % l->send_depth;
+	l->ring[last].flags |= RWF_SEND_SIGNALED;
+	l->ring[last].wr_id += n;
+	while (l->unposted > 0) {
+		uint32_t piece = from + l->unposted <= l->send_depth ? l->unposted : l->send_depth - from;
+		int posted = rwf_post_send(l->qp, &l->ring[from], (int)piece);
+
+		/* What it took before an error may arrive. */
+		l->unposted -= posted > 0 ? (uint32_t)posted : 0;
+		if (posted != (int)piece) {
+			if (w->cfg.resumable && rwf_qp_state(l->qp) == RWF_QPS_ERR) {
+				l->broken = 1;
+				break;
+			}
+			return worker_fail(w, RW_ETRANSPORT, "lane %td: post send: %s", l - w->lanes, rwf_last_error());
+		}
+		from = 0;
+		w->stats.doorbells++;
+	}
+	if (l->done + l->send_used - l->unposted > l->reached)
+		l->reached = l->done + l->send_used - l->unposted;
+	return 0;
+}
+
+int lane_send(struct rw_worker *w, struct lane *l)
+{
+	int staged = 0, rc = 0;
+
+	while (!rc && l->in_flight < w->cfg.window && l->send_used < l->send_depth) {
+		struct rwf_send_wr *wr = ring_next(l);
+		uint32_t index;
+		int copied = 0;
+
+		if (l->commit_state == CHUNK_PENDING) {
+			if (!build_commit(w, l, wr))
+				break;
+		} else {
+			index = pick(w, l);
+			if (index == NONE)
+				break;
+			if (l->parts[l->chunks[index].part].record_dirty) {
+				if (!build_record(w, l, l->chunks[index].part, wr))
+					break;
+			} else if (!build_chunk(w, l, index, wr, &copied)) {
+				break;
+			}
+		}
+		l->send_used++;
+		l->unposted++;
+		staged += copied;
+		if (l->unposted >= SEND_BATCH || staged == STAGED_BATCH) {
+			rc = lane_flush(w, l);
+			staged = 0;
+		}
+	}
+	return rc ? rc : lane_flush(w, l);
+}
+
+static int receive_evict(struct rw_worker *w, struct lane *l, uint32_t what, uint32_t index)
+{
+	struct chunk *c;
+
+	if (index >= l->nchunks)
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: evict of chunk %u of %u", l - w->lanes, index, l->nchunks);
+	c = &l->chunks[index];
+	if (what == RW_EVICT_WANT) {
+		l->last_want = index;
+		if (c->state != CHUNK_IN_FLIGHT && !c->wanted) {
+			c->wanted = 1;
+			l->wants_open++;
+			if (c->state == CHUNK_PENDING)
+				chain_want(l, index);
+		}
+		return 0;
+	}
+	if (c->state != CHUNK_IN_FLIGHT)
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u given back but not sent", l - w->lanes, index);
+	give_back(w, l, c->slot, c->staging);
+	c->state = CHUNK_PENDING;
+	if (!c->in_again) {
+		c->in_again = 1;
+		l->again[(l->again_head + l->again_count++) % l->nchunks] = index;
+	}
+	w->stats.evictions++;
+	return 0;
+}
+
+static int receive_record(struct rw_worker *w, struct lane *l, uint32_t index)
+{
+	if (index >= l->nparts || !l->parts[index].record_in_flight)
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer to record %u, which was not sent", l - w->lanes, index);
+	l->parts[index].record_in_flight = 0;
+	give_back(w, l, l->parts[index].record_slot, l->parts[index].record_staging);
+	return 0;
+}
+
+static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len)
+{
+	if (l->commit_state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer of %u bytes to a commit", l - w->lanes, byte_len);
+	memcpy(w->commit_record, staging_at(w, l, l->commit_staging), RW_RECORD_BYTES);
+	give_back(w, l, l->commit_slot, l->commit_staging);
+	l->commit_state = CHUNK_IDLE;
+	if (--w->commit.remaining == 0)
+		tensor_done(w, COMMIT_TENSOR, 0);
+	return 0;
+}
+
+static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
+{
+	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes;
+	struct chunk *c;
+	struct tensor *t;
+
+	if (index >= l->nchunks)
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer for chunk %u of %u", l - w->lanes, index, l->nchunks);
+	c = &l->chunks[index];
+	t = &w->tensors[l->parts[c->part].tensor];
+	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
+	if (c->state != CHUNK_IN_FLIGHT || op != t->kind || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
+		return worker_fail(w, RW_EPROTOCOL,
+				   "lane %td: chunk %u answered with op %u, epoch %u, %u bytes; expected op %u, epoch %u, %u bytes",
+				   l - w->lanes, index, op, imm_epoch(wc->imm), wc->byte_len, t->kind, t->epoch, bytes);
+	if (op != RW_PUSH && !t->direct_dst)
+		rwk_convert(w->cfg.isa, t->dst + c->offset * type_size(t->memory_type), t->memory_type,
+			    staging_at(w, l, c->staging), t->wire_type, c->elems, w->cfg.streaming);
+	give_back(w, l, c->slot, c->staging);
+	c->state = CHUNK_IDLE;
+	w->stats.received_chunks++;
+	w->stats.received_bytes += bytes;
+	if (--t->remaining == 0)
+		tensor_done(w, l->parts[c->part].tensor, 0);
+	return 0;
+}
+
+void lane_arrived(struct lane *l, uint32_t n)
+{
+	l->send_head = (l->send_head + n) % l->send_depth;
+	l->send_used -= n;
+	l->done += n;
+}
+
+/*
+ * Whether an error may be the link's. Soft-RoCE calls a packet that finds no link an operation error, which for other devices
+ * is a work request that they do not understand: that one comes again and again.
+ */
+static int mendable(struct rw_worker *w, struct lane *l, uint16_t status)
+{
+	if (!w->cfg.resumable)
+		return 0;
+	if (status != RWF_WC_LOC_QP_OP_ERR)
+		return status == RWF_WC_WR_FLUSH_ERR || status == RWF_WC_RETRY_EXC_ERR;
+	if (l->received + l->done != l->progress) {
+		l->progress = l->received + l->done;
+		l->fruitless = 0;
+	}
+	return ++l->fruitless <= MOST_FRUITLESS;
+}
+
+int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
+{
+	if (!(wc->wr_id & SEND_TAG))
+		l->receives--;
+	if (l->broken)
+		return 0;
+	if (mendable(w, l, wc->status)) {
+		l->broken = 1;
+		return 0;
+	}
+	return worker_fail(w, RW_ETRANSPORT, "lane %td: connection to the aggregator lost: %s", l - w->lanes,
+			   rwf_wc_status_str(wc->status));
+}
+
+static int receive_abort(struct rw_worker *w, uint32_t rank)
+{
+	if (rank == (1u << RW_INDEX_BITS) - 1)
+		return worker_fail(w, RW_EABORTED, "the aggregator ended the job");
+	return worker_fail(w, RW_EABORTED, "the aggregator ended the job (worker %u failed)", rank);
+}
+
+int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
+{
+	if (wc->wr_id & SEND_TAG) {
+		lane_arrived(l, (uint32_t)wc->wr_id);
+		return 0;
+	}
+	l->receives--;
+	l->received++;
+	l->consumed++;
+	switch (imm_op(wc->imm)) {
+	case RW_TENSOR:
+		return receive_record(w, l, imm_index(wc->imm));
+	case RW_COMMIT:
+		return receive_commit(w, l, wc->byte_len);
+	case RW_EVICT:
+		return receive_evict(w, l, imm_epoch(wc->imm), imm_index(wc->imm));
+	case RW_ABORT:
+		return receive_abort(w, imm_index(wc->imm));
+	default:
+		return receive_chunk(w, l, wc);
+	}
+}

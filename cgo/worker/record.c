@@ -1,0 +1,40 @@
+/* The tensor control record on the wire; the layout is chunk.TensorRecord's. */
+#include "internal.h"
+
+#include <string.h>
+
+static uint32_t crc32c(const unsigned char *p, size_t n)
+{
+	uint32_t crc = UINT32_MAX;
+
+	for (size_t i = 0; i < n; i++) {
+		crc ^= p[i];
+		for (int bit = 0; bit < 8; bit++)
+			crc = crc >> 1 ^ (0x82f63b78u & -(crc & 1));
+	}
+	return ~crc;
+}
+
+static void put32(unsigned char *p, uint32_t v)
+{
+	for (int i = 0; i < 4; i++)
+		p[i] = (unsigned char)(v >> 8 * i);
+}
+
+void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags)
+{
+	enum { DST = 32, RKEY = 40, FLAGS = 44, SUM = 52 };
+
+	memset(out, 0, RW_RECORD_BYTES);
+	for (int i = 0; i < 8; i++) {
+		uint32_t bits;
+
+		memcpy(&bits, &hyper[i], sizeof bits);
+		put32(out + 4 * i, bits);
+	}
+	put32(out + DST, (uint32_t)dst);
+	put32(out + DST + 4, (uint32_t)(dst >> 32));
+	put32(out + RKEY, rkey);
+	put32(out + FLAGS, flags);
+	put32(out + SUM, crc32c(out, SUM));
+}

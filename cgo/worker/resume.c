@@ -1,0 +1,128 @@
+/* Moving a lane's connection from one queue pair to another (worker.h). */
+#include "internal.h"
+
+#include <errno.h>
+#include <time.h>
+
+/* How long a queue pair that was failed may take to give up its receives: 500 ms. */
+enum { DRAIN_TRIES = 5000, DRAIN_PAUSE_NS = 100000 };
+
+int rw_worker_broken(rw_worker *w, uint8_t *lanes)
+{
+	int n = 0;
+
+	if (forked(w))
+		return RW_EFORKED;
+	pthread_mutex_lock(&w->lock);
+	for (uint32_t i = 0; i < w->cfg.nlanes; i++)
+		n += lanes[i] = w->lanes[i].broken;
+	pthread_mutex_unlock(&w->lock);
+	return n;
+}
+
+/*
+ * Takes what arrived before the queue pair was failed: the aggregator may know that it did. The end of it is that all posted
+ * receives have completed, one way or the other.
+ */
+static int drain(struct rw_worker *w, struct lane *l)
+{
+	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
+
+	for (int tries = 0; l->receives > 0 && tries < DRAIN_TRIES; tries++) {
+		int n = take_completions(w);
+
+		if (n < 0)
+			return n;
+		if (n > 0)
+			continue;
+		pthread_mutex_unlock(&w->lock);
+		nanosleep(&pause, NULL);
+		pthread_mutex_lock(&w->lock);
+	}
+	return 0;
+}
+
+int rw_lane_detach(rw_worker *w, uint32_t lane, uint64_t *received)
+{
+	struct lane *l;
+	int rc;
+
+	if (forked(w))
+		return RW_EFORKED;
+	if (lane >= w->cfg.nlanes)
+		return rwf_fail(EINVAL, "detach lane %u of %u", lane, w->cfg.nlanes);
+	l = &w->lanes[lane];
+	pthread_mutex_lock(&w->lock);
+	rc = w->failure;
+	if (!rc && l->qp) {
+		l->broken = 1;
+		rwf_fail_qp(l->qp);
+		rc = drain(w, l);
+		l->qp = NULL;
+		l->consumed = l->receives = 0;
+		w->nics[l->nic].lanes--;
+	}
+	*received = l->received;
+	pthread_mutex_unlock(&w->lock);
+	return rc;
+}
+
+/* The key of the memory that a message waiting in the ring lies in, on the lane's NIC. */
+static uint32_t lkey_of(const struct rw_worker *w, const struct lane *l, const struct rwf_send_wr *wr)
+{
+	const uint64_t first = (uintptr_t)w->cfg.staging;
+
+	if (wr->laddr >= first && wr->laddr - first < (uint64_t)w->cfg.nlanes * w->cfg.nstaging * w->cfg.chunk_bytes)
+		return w->nics[l->nic].cfg.staging_lkey;
+	return w->tensors[l->parts[l->chunks[imm_index(wr->imm)].part].tensor].src_region->lkey[l->nic];
+}
+
+/* Makes what waits in the ring what it would be, had it been made for the queue pair there is now. */
+static void aim_again(struct rw_worker *w, struct lane *l)
+{
+	for (uint32_t i = 0; i < l->send_used; i++) {
+		struct rwf_send_wr *wr = &l->ring[(l->send_head + i) % l->send_depth];
+
+		wr->wr_id = SEND_TAG | (uint64_t)(l - w->lanes) << 32;
+		wr->flags &= (uint16_t)~RWF_SEND_SIGNALED;
+		wr->rkey = l->slot_rkey;
+		if (wr->length)
+			wr->lkey = lkey_of(w, l, wr);
+		if (imm_op(wr->imm) == RW_TENSOR)
+			lane_record(w, l, &l->parts[imm_index(wr->imm)]);
+	}
+	l->unposted = l->send_used;
+}
+
+int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received)
+{
+	struct lane *l;
+	int rc;
+
+	if (forked(w))
+		return RW_EFORKED;
+	if (lane >= w->cfg.nlanes || with->nic >= w->cfg.nnics)
+		return rwf_fail(EINVAL, "resume lane %u of %u over NIC %u of %u", lane, w->cfg.nlanes, with->nic, w->cfg.nnics);
+	l = &w->lanes[lane];
+	pthread_mutex_lock(&w->lock);
+	rc = w->failure;
+	if (!rc && l->qp)
+		rc = rwf_fail(EINVAL, "resume lane %u: it has a queue pair: detach it first", lane);
+	if (!rc && (peer_received < l->done || peer_received > l->reached))
+		rc = worker_fail(w, RW_EPROTOCOL,
+				 "lane %u: the aggregator says it received %llu messages, of %llu sent and %llu known to have arrived", lane,
+				 (unsigned long long)peer_received, (unsigned long long)l->reached, (unsigned long long)l->done);
+	if (!rc) {
+		lane_arrived(l, (uint32_t)(peer_received - l->done));
+		l->qp = with->qp;
+		l->nic = with->nic;
+		l->slot_rkey = with->slot_rkey;
+		l->receives = w->cfg.window + RECV_MARGIN;
+		l->broken = 0;
+		w->nics[l->nic].lanes++;
+		aim_again(w, l);
+		rc = lane_flush(w, l);
+	}
+	pthread_mutex_unlock(&w->lock);
+	return rc;
+}

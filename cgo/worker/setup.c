@@ -1,0 +1,232 @@
+/* Opening a worker, and what it is told of tensors and memory. */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out)
+{
+	struct rw_worker *w;
+	int rc = 0;
+
+	if (cfg->nlanes == 0 || cfg->nlanes > RW_MAX_LANES || cfg->window < 2 || cfg->window > RW_MAX_WINDOW ||
+	    cfg->nnics == 0 || cfg->nnics > RW_MAX_NICS || cfg->nstaging == 0 || (!cfg->by_reference && cfg->nstaging != cfg->window) || cfg->nstaging > RW_MAX_WINDOW)
+		return rwf_fail(EINVAL,
+				"open worker: %u lanes, %u NICs, window %u, %u staging buffers: want 1 to %d lanes, 1 to %d NICs, a window of 2 to %d",
+				cfg->nlanes, cfg->nnics, cfg->window, cfg->nstaging, RW_MAX_LANES, RW_MAX_NICS, RW_MAX_WINDOW);
+	w = calloc(1, sizeof *w);
+	if (!w)
+		return -ENOMEM;
+	pthread_mutex_init(&w->lock, NULL);
+	pthread_cond_init(&w->cond, NULL);
+	w->owner = getpid();
+	w->cfg = *cfg;
+	w->cfg.lanes = NULL;
+	w->cfg.nics = NULL;
+	for (uint32_t i = 0; i < cfg->nnics; i++)
+		w->nics[i].cfg = cfg->nics[i];
+	w->finished_cap = 1;
+	w->finished = calloc(1, sizeof *w->finished);
+	w->lanes = calloc(cfg->nlanes, sizeof *w->lanes);
+	if (!w->lanes || !w->finished)
+		rc = -ENOMEM;
+	for (uint32_t i = 0; !rc && i < cfg->nlanes; i++)
+		rc = lane_init(w, i, &cfg->lanes[i]);
+	if (rc) {
+		rw_worker_close(w);
+		return rc;
+	}
+	*out = w;
+	return 0;
+}
+
+void rw_worker_close(rw_worker *w)
+{
+	if (!w)
+		return;
+	for (uint32_t i = 0; i < w->ntensors; i++) {
+		struct region *own[] = {w->tensors[i].auto_src, w->tensors[i].auto_dst};
+
+		for (int k = 0; k < 2; k++) {
+			if (own[k] && !forked(w))
+				region_forget(w, own[k]);
+			free(own[k]);
+		}
+	}
+	for (struct region *r = w->regions, *next; r; r = next) {
+		next = r->next;
+		free(r);
+	}
+	for (uint32_t i = 0; w->lanes && i < w->cfg.nlanes; i++)
+		lane_free(&w->lanes[i]);
+	free(w->lanes);
+	free(w->tensors);
+	free(w->part_index);
+	free(w->finished);
+	pthread_mutex_destroy(&w->lock);
+	pthread_cond_destroy(&w->cond);
+	free(w);
+}
+
+static int grow(void *array, size_t count, size_t size)
+{
+	void **p = array, *bigger = realloc(*p, count * size);
+
+	if (!bigger)
+		return -ENOMEM;
+	*p = bigger;
+	return 0;
+}
+
+int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
+{
+	struct region *r;
+
+	if (forked(w))
+		return RW_EFORKED;
+	r = region_new(w, mrs);
+	if (!r)
+		return -ENOMEM;
+	pthread_mutex_lock(&w->lock);
+	r->next = w->regions;
+	w->regions = r;
+	pthread_mutex_unlock(&w->lock);
+	return 0;
+}
+
+/* Checks a lane's new chunks: they come tensor by tensor, in order, inside their tensors. */
+static int check_chunks(const struct rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
+			const struct rw_chunk_desc *c, uint32_t n)
+{
+	uint32_t last = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct rw_tensor_desc *t;
+
+		if (c[i].tensor < w->ntensors || c[i].tensor - w->ntensors >= ntensors || c[i].tensor < last)
+			return rwf_fail(EINVAL, "add tensors: chunk %u names tensor %u", i, c[i].tensor);
+		t = &tensors[c[i].tensor - w->ntensors];
+		last = c[i].tensor;
+		if (c[i].elems == 0 || (uint64_t)c[i].elems * type_size(t->wire_type) > w->cfg.chunk_bytes ||
+		    c[i].offset > t->elems || t->elems - c[i].offset < c[i].elems)
+			return rwf_fail(EINVAL, "add tensors: chunk %u of tensor %u holds %u elements from %llu of %llu", i,
+					c[i].tensor, c[i].elems, (unsigned long long)c[i].offset, (unsigned long long)t->elems);
+	}
+	return 0;
+}
+
+static int add_chunks(struct rw_worker *w, struct lane *l, const struct rw_chunk_desc *c, uint32_t n)
+{
+	uint32_t lane = (uint32_t)(l - w->lanes), parts = 0, *again;
+
+	if ((uint64_t)l->nchunks + n > 1u << RW_INDEX_BITS)
+		return rwf_fail(EINVAL, "add tensors: lane %u would have more than %u chunks: use larger chunks", lane,
+				1u << RW_INDEX_BITS);
+	for (uint32_t i = 0; i < n; i++)
+		parts += i == 0 || c[i].tensor != c[i - 1].tensor;
+	if (n == 0)
+		return 0;
+	again = calloc(l->nchunks + n, sizeof *again);
+	if (!again || grow(&l->chunks, l->nchunks + n, sizeof *l->chunks) || grow(&l->parts, l->nparts + parts, sizeof *l->parts) ||
+	    grow(&l->heap, l->nparts + parts, sizeof *l->heap)) {
+		free(again);
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < l->again_count; i++)
+		again[i] = l->again[(l->again_head + i) % l->nchunks];
+	free(l->again);
+	l->again = again;
+	l->again_head = 0;
+	for (uint32_t i = 0; i < n; i++) {
+		if (i == 0 || c[i].tensor != c[i - 1].tensor) {
+			w->part_index[w->tensors[c[i].tensor].first_part + lane] = l->nparts;
+			l->parts[l->nparts++] = (struct part){.tensor = c[i].tensor, .first = l->nchunks, .heap_at = NONE};
+		}
+		l->parts[l->nparts - 1].count++;
+		l->chunks[l->nchunks++] = (struct chunk){.offset = c[i].offset, .elems = c[i].elems, .part = l->nparts - 1};
+	}
+	return 0;
+}
+
+static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
+	       const struct rw_chunk_desc *const *chunks, const uint32_t *nchunks)
+{
+	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors;
+	struct finished *finished;
+	int rc;
+
+	for (uint32_t i = 0; i < nlanes; i++)
+		if ((rc = check_chunks(w, tensors, ntensors, chunks[i], nchunks[i])))
+			return rc;
+	finished = calloc((size_t)total + 1, sizeof *finished);
+	if (!finished || grow(&w->tensors, total, sizeof *w->tensors) ||
+	    grow(&w->part_index, (size_t)total * nlanes, sizeof *w->part_index)) {
+		free(finished);
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < w->finished_count; i++)
+		finished[i] = w->finished[(w->finished_head + i) % w->finished_cap];
+	free(w->finished);
+	w->finished = finished;
+	w->finished_head = 0;
+	w->finished_cap = total + 1;
+	for (uint32_t i = 0; i < ntensors; i++) {
+		struct tensor *t = &w->tensors[w->ntensors + i];
+
+		*t = (struct tensor){.elems = tensors[i].elems, .wire_type = tensors[i].wire_type,
+				     .memory_type = tensors[i].memory_type, .first_part = (w->ntensors + i) * nlanes};
+		for (uint32_t lane = 0; lane < nlanes; lane++)
+			w->part_index[t->first_part + lane] = NONE;
+	}
+	for (uint32_t i = 0; i < nlanes; i++)
+		if ((rc = add_chunks(w, &w->lanes[i], chunks[i], nchunks[i])))
+			return rc;
+	w->ntensors = total;
+	return 0;
+}
+
+int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
+		  const struct rw_chunk_desc *const *chunks, const uint32_t *nchunks)
+{
+	int rc;
+
+	if (forked(w))
+		return RW_EFORKED;
+	pthread_mutex_lock(&w->lock);
+	rc = add(w, tensors, ntensors, chunks, nchunks);
+	pthread_mutex_unlock(&w->lock);
+	return rc;
+}
+
+void mark_records(struct rw_worker *w, struct tensor *t)
+{
+	for (uint32_t lane = 0; lane < w->cfg.nlanes; lane++) {
+		struct part *p = part_of(w, t, lane);
+
+		if (p)
+			p->record_dirty = 1;
+	}
+}
+
+int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[8], uint32_t flags)
+{
+	struct tensor *t;
+	int rc = 0;
+
+	if (forked(w))
+		return RW_EFORKED;
+	pthread_mutex_lock(&w->lock);
+	t = tensor < w->ntensors ? &w->tensors[tensor] : NULL;
+	if (!t)
+		rc = rwf_fail(EINVAL, "set hyper-parameters: tensor %u of %u", tensor, w->ntensors);
+	else if (t->active)
+		rc = rwf_fail(EBUSY, "set hyper-parameters: tensor %u is being exchanged", tensor);
+	else if (memcmp(t->hyper, hyper, sizeof t->hyper) != 0 || t->hyper_flags != flags) {
+		memcpy(t->hyper, hyper, sizeof t->hyper);
+		t->hyper_flags = flags;
+		mark_records(w, t);
+	}
+	pthread_mutex_unlock(&w->lock);
+	return rc;
+}

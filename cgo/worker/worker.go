@@ -1,0 +1,256 @@
+// Package worker is the C data path of a worker (worker.h) as seen from Go: thin calls, flat structs. Package client gives it
+// names, plans and errors; use that.
+package worker
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror
+#cgo LDFLAGS: -Wl,--unresolved-symbols=ignore-all
+#include <stdlib.h>
+#include "worker.h"
+
+#cgo noescape rw_progress
+#cgo nocallback rw_progress
+#cgo noescape rw_test
+#cgo nocallback rw_test
+#cgo noescape rw_commit
+#cgo nocallback rw_commit
+
+// Go passes the lanes and chunk lists as flat arrays; these turn them into what worker.h takes, which copies all it keeps.
+static int open_worker(struct rw_worker_config cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
+		       rw_worker **out)
+{
+	cfg.nics = nics;
+	cfg.lanes = lanes;
+	return rw_worker_open(&cfg, out);
+}
+
+static int add_tensors(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
+		       const struct rw_chunk_desc *chunks, const uint32_t *nchunks, uint32_t nlanes)
+{
+	const struct rw_chunk_desc *lists[RW_MAX_LANES];
+
+	for (uint32_t i = 0; i < nlanes; i++) {
+		lists[i] = chunks;
+		chunks += nchunks[i];
+	}
+	return rw_worker_add(w, tensors, ntensors, lists, nchunks);
+}
+
+static int submit(rw_worker *w, const struct rw_op *ops, int n, uint64_t *handles)
+{
+	return rw_submit(w, ops, n, handles);
+}
+*/
+import "C"
+
+import (
+	"structs"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/cgo/fabric"
+	_ "github.com/rackweave/rackweave/cgo/kernel" // its C is linked in
+)
+
+// Worker is a C worker.
+type Worker unsafe.Pointer
+
+// Lane mirrors struct rw_worker_lane.
+type Lane struct {
+	_         structs.HostLayout
+	QP        unsafe.Pointer
+	SlotAddr  uint64
+	SlotRKey  uint32
+	SendDepth uint32
+	NIC       uint32
+	_         uint32
+}
+
+// NIC mirrors struct rw_worker_nic.
+type NIC struct {
+	_                        structs.HostLayout
+	PD, CQ                   unsafe.Pointer
+	StagingLKey, StagingRKey uint32
+}
+
+// Config is struct rw_worker_config; see worker.h.
+type Config struct {
+	NICs                              []NIC
+	Lanes                             []Lane
+	ChunkBytes, Window, Staging       int
+	StagingAddr                       unsafe.Pointer
+	Rank                              int
+	ByReference, AnyMemory, Streaming bool
+	Resumable                         bool
+	ISA                               int
+	Spin                              int
+	ClockNS                           *uint64 // C memory, or nil for the system's clock
+}
+
+// TensorDesc mirrors struct rw_tensor_desc.
+type TensorDesc struct {
+	_                    structs.HostLayout
+	Elems                uint64
+	WireType, MemoryType uint8
+	_                    [6]byte
+}
+
+// ChunkDesc mirrors struct rw_chunk_desc.
+type ChunkDesc struct {
+	_             structs.HostLayout
+	Offset        uint64
+	Tensor, Elems uint32
+}
+
+// Op mirrors struct rw_op. Src and Dst are memory that Go's collector does not move or free until the operation is done.
+type Op struct {
+	_        structs.HostLayout
+	Src, Dst uintptr
+	Tensor   uint32
+	Priority int32
+	Kind     uint8
+	_        [7]byte
+	done     uintptr
+	doneArg  uintptr
+}
+
+// Stats mirrors struct rw_worker_stats.
+type Stats struct {
+	_                                                                                  structs.HostLayout
+	SentBytes, ReceivedBytes, SentChunks, ReceivedChunks, Doorbells, Evictions, Sleeps uint64
+}
+
+// Results of calls, beside negative errnos.
+const (
+	ErrForked    = C.RW_EFORKED
+	ErrAborted   = C.RW_EABORTED
+	ErrTransport = C.RW_ETRANSPORT
+	ErrProtocol  = C.RW_EPROTOCOL
+)
+
+// The immediate's layout and operations as C knows them; tests hold them equal to package chunk's.
+var (
+	ImmBits = [...]int{C.RW_OP_BITS, C.RW_EPOCH_BITS, C.RW_INDEX_BITS}
+	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_INIT, C.RW_TENSOR, C.RW_COMMIT, C.RW_EVICT, C.RW_ABORT}
+)
+
+// Limits of worker.h.
+const (
+	MaxWindow  = C.RW_MAX_WINDOW
+	MaxLanes   = C.RW_MAX_LANES
+	MaxNICs    = C.RW_MAX_NICS
+	RecvMargin = 8
+)
+
+func init() {
+	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic || unsafe.Sizeof(TensorDesc{}) != C.sizeof_struct_rw_tensor_desc ||
+		unsafe.Sizeof(ChunkDesc{}) != C.sizeof_struct_rw_chunk_desc || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
+		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_worker_stats {
+		panic("worker: a struct differs between Go and C")
+	}
+}
+
+func flag(b bool) C.uint8_t {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Open makes a worker over connected queue pairs.
+func Open(c *Config) (Worker, int) {
+	cfg := C.struct_rw_worker_config{
+		nnics: C.uint32_t(len(c.NICs)), nlanes: C.uint32_t(len(c.Lanes)),
+		chunk_bytes: C.uint32_t(c.ChunkBytes), window: C.uint32_t(c.Window), nstaging: C.uint32_t(c.Staging),
+		staging: c.StagingAddr, rank: C.uint32_t(c.Rank),
+		by_reference: flag(c.ByReference), any_memory: flag(c.AnyMemory), streaming: flag(c.Streaming), resumable: flag(c.Resumable),
+		isa: C.int(c.ISA), spin: C.uint32_t(c.Spin), clock_ns: (*C.uint64_t)(unsafe.Pointer(c.ClockNS)),
+	}
+	var w *C.rw_worker
+	rc := C.open_worker(cfg, (*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(c.NICs))),
+		(*C.struct_rw_worker_lane)(unsafe.Pointer(unsafe.SliceData(c.Lanes))), &w)
+	return Worker(w), int(rc)
+}
+
+func Close(w Worker) { C.rw_worker_close((*C.rw_worker)(w)) }
+
+// Region takes memory that was registered with every NIC.
+func Region(w Worker, mrs []fabric.MR) int {
+	return int(C.rw_worker_region((*C.rw_worker)(w), (*C.struct_rwf_mr)(unsafe.Pointer(unsafe.SliceData(mrs)))))
+}
+
+// Regions lists the worker's memory with the keys of a NIC.
+func Regions(w Worker, nic int) []fabric.MR {
+	for mrs := []fabric.MR(nil); ; {
+		n := int(C.rw_worker_regions((*C.rw_worker)(w), C.uint32_t(nic), (*C.struct_rwf_mr)(unsafe.Pointer(unsafe.SliceData(mrs))), C.uint32_t(len(mrs))))
+		if n <= len(mrs) {
+			return mrs[:max(n, 0)]
+		}
+		mrs = make([]fabric.MR, n)
+	}
+}
+
+// Claim takes the queues from whoever drives them, until Release.
+func Claim(w Worker) int { return int(C.rw_worker_claim((*C.rw_worker)(w))) }
+
+func Release(w Worker) { C.rw_worker_release((*C.rw_worker)(w)) }
+
+// Broken marks the lanes whose queue pair has failed, and counts them.
+func Broken(w Worker, lanes []uint8) int {
+	return int(C.rw_worker_broken((*C.rw_worker)(w), (*C.uint8_t)(unsafe.SliceData(lanes))))
+}
+
+// Detach takes a lane's queue pair out of service; received is how many messages came over the lane so far. Between Claim and
+// Release, as Resume.
+func Detach(w Worker, lane int) (received uint64, rc int) {
+	rc = int(C.rw_lane_detach((*C.rw_worker)(w), C.uint32_t(lane), (*C.uint64_t)(unsafe.Pointer(&received))))
+	return received, rc
+}
+
+func Resume(w Worker, lane int, with *Lane, peerReceived uint64) int {
+	return int(C.rw_lane_resume((*C.rw_worker)(w), C.uint32_t(lane), (*C.struct_rw_worker_lane)(unsafe.Pointer(with)), C.uint64_t(peerReceived)))
+}
+
+// Add appends tensors; chunks holds every lane's list, one after another, nchunks their lengths.
+func Add(w Worker, tensors []TensorDesc, chunks []ChunkDesc, nchunks []uint32) int {
+	return int(C.add_tensors((*C.rw_worker)(w), (*C.struct_rw_tensor_desc)(unsafe.Pointer(unsafe.SliceData(tensors))),
+		C.uint32_t(len(tensors)), (*C.struct_rw_chunk_desc)(unsafe.Pointer(unsafe.SliceData(chunks))),
+		(*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(nchunks))), C.uint32_t(len(nchunks))))
+}
+
+func Hyper(w Worker, tensor uint32, hyper *[8]float32, flags uint32) int {
+	return int(C.rw_worker_hyper((*C.rw_worker)(w), C.uint32_t(tensor), (*C.float)(unsafe.Pointer(hyper)), C.uint32_t(flags)))
+}
+
+func Submit(w Worker, ops []Op, handles []uint64) int {
+	return int(C.submit((*C.rw_worker)(w), (*C.struct_rw_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int(len(ops)),
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(handles)))))
+}
+
+// Commit sends the 64-byte record, which is C memory and takes the answer.
+func Commit(w Worker, record unsafe.Pointer, handle *uint64) int {
+	return int(C.rw_commit((*C.rw_worker)(w), record, (*C.uint64_t)(unsafe.Pointer(handle))))
+}
+
+func Test(w Worker, handle uint64) int { return int(C.rw_test((*C.rw_worker)(w), C.uint64_t(handle))) }
+
+func Wait(w Worker, handle uint64, timeoutMS uint32) int {
+	return int(C.rw_wait((*C.rw_worker)(w), C.uint64_t(handle), C.uint32_t(timeoutMS)))
+}
+
+func Progress(w Worker) int { return int(C.rw_progress((*C.rw_worker)(w))) }
+
+func Abort(w Worker, text string) {
+	s := C.CString(text)
+	defer C.free(unsafe.Pointer(s))
+	C.rw_worker_abort((*C.rw_worker)(w), s)
+}
+
+func Failure(w Worker) (int, string) {
+	var buf [256]C.char
+	rc := C.rw_worker_failure((*C.rw_worker)(w), &buf[0], C.uint32_t(len(buf)))
+	return int(rc), C.GoString(&buf[0])
+}
+
+func StatsOf(w Worker, out *Stats) {
+	C.rw_worker_stats_get((*C.rw_worker)(w), (*C.struct_rw_worker_stats)(unsafe.Pointer(out)))
+}

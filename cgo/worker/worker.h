@@ -1,0 +1,165 @@
+/*
+ * A worker's data path: tensors go out as chunks and come back as parameters, over any provider of the transport contract.
+ *
+ * One queue pair per lane (a lane is one core of the aggregator with its NIC), one completion queue per NIC of the worker's
+ * for all lanes on it. What is known about placement comes from the plan (package chunk), given by rw_worker_add. Every message to the aggregator holds one
+ * slot of the lane's window until the aggregator answers it: the answer is the credit.
+ *
+ * Where a slot is not by reference, message k of a queue pair lies in the aggregator's slot that was freed k-th (the first
+ * `window` messages in slots 0, 1, …): both ends know the order of messages and of answers, so no slot number travels. The
+ * worker's own staging buffer of that number takes the answer, unless the tensor's destination is bound.
+ *
+ * A lane's connection outlives its queue pair. Both ends keep what they sent until they know that it arrived, and count what
+ * they received; so another queue pair, on another NIC, can take over without a message lost or taken twice: rw_lane_detach
+ * and rw_lane_resume, between rw_worker_claim and rw_worker_release.
+ *
+ * Threads: every call may come from any thread, one of them at a time drives the queues. Nothing here starts a thread and
+ * nothing allocates after rw_worker_add. In a forked child every call returns RW_EFORKED and touches nothing.
+ */
+#ifndef RW_WORKER_H
+#define RW_WORKER_H
+
+#include <stdint.h>
+
+#include "../fabric/fabric.h"
+
+typedef struct rw_worker rw_worker;
+
+/* The immediate: op | epoch | index within the lane. The same numbers stand in chunk/imm.go. */
+enum { RW_OP_BITS = 3, RW_EPOCH_BITS = 7, RW_INDEX_BITS = 22 };
+enum rw_opcode {
+	RW_PUSH = 0,     /* gradient; answered by an empty acknowledgement */
+	RW_PUSHPULL = 1, /* gradient; answered by data */
+	RW_PULL = 2,     /* answered by data */
+	RW_INIT = 3,     /* broadcast from rank 0; answered by data */
+	RW_TENSOR = 4,   /* tensor control record; index is the lane's tensor index */
+	RW_COMMIT = 5,   /* end of a two-phase step; record out, record back */
+	RW_EVICT = 6,    /* from the aggregator: epoch 0, give the slot of this chunk back; epoch 1, send this chunk first */
+	RW_ABORT = 7,    /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
+};
+enum rw_evict { RW_EVICT_GIVE_BACK = 0, RW_EVICT_WANT = 1 };
+enum { RW_RECORD_BYTES = 64, RW_MAX_LANES = 256, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8 };
+
+/* Beside negative errnos. */
+enum rw_error {
+	RW_EFORKED = -1001,    /* this process is a forked child of the one that opened the worker */
+	RW_EABORTED = -1002,   /* the job failed: rw_worker_failure says why */
+	RW_ETRANSPORT = -1003, /* a connection to the aggregator failed */
+	RW_EPROTOCOL = -1004,  /* the aggregator answered something that was not asked */
+};
+
+struct rw_worker_nic {
+	rwf_pd *pd;
+	rwf_cq *cq;
+	uint32_t staging_lkey, staging_rkey;
+};
+
+struct rw_worker_lane {
+	rwf_qp *qp;         /* connected, with window + 8 receives posted under the lane's number as wr_id */
+	uint64_t slot_addr; /* the aggregator's slots for this queue pair, window * chunk_bytes */
+	uint32_t slot_rkey;
+	uint32_t send_depth; /* max_send_wr of qp */
+	uint32_t nic;        /* that qp is on */
+	uint32_t reserved;
+};
+
+struct rw_worker_config {
+	const struct rw_worker_nic *nics;
+	const struct rw_worker_lane *lanes;
+	uint32_t nnics, nlanes;
+	uint32_t chunk_bytes;
+	uint32_t window;       /* slots per lane */
+	uint32_t nstaging;     /* staging buffers per lane; equals window unless by reference */
+	void *staging;         /* nlanes * nstaging * chunk_bytes, registered with remote write */
+	uint32_t rank;
+	uint8_t by_reference;  /* the aggregator reads payloads where they lie */
+	uint8_t any_memory;    /* registering ordinary memory is free: send from and receive into the caller's buffers */
+	uint8_t streaming;     /* results are larger than the cache: write them past it */
+	uint8_t resumable;     /* a lane whose queue pair fails waits for rw_lane_resume, and does not fail the worker */
+	int isa;               /* enum rwk_isa */
+	uint32_t spin;         /* empty polls before a wait sleeps */
+	const uint64_t *clock_ns; /* NULL: CLOCK_MONOTONIC; else read from here (simulation) */
+};
+
+struct rw_tensor_desc {
+	uint64_t elems;
+	uint8_t wire_type, memory_type; /* enum rwk_dtype */
+};
+
+struct rw_chunk_desc {
+	uint64_t offset; /* elements into the tensor */
+	uint32_t tensor, elems;
+};
+
+typedef void (*rw_done_fn)(void *arg, uint64_t handle, int status);
+
+struct rw_op {
+	const void *src; /* memory_type[elems]; not read for a pull, nor for an init off rank 0 */
+	void *dst;       /* memory_type[elems]; not written by a push */
+	uint32_t tensor;
+	int32_t priority; /* higher goes first */
+	uint8_t kind;     /* RW_PUSH, RW_PUSHPULL, RW_PULL or RW_INIT */
+	rw_done_fn done;  /* called once, by whichever thread drives, without locks held; may be NULL */
+	void *done_arg;
+};
+
+struct rw_worker_stats {
+	uint64_t sent_bytes, received_bytes, sent_chunks, received_chunks, doorbells, evictions, sleeps;
+};
+
+int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out);
+void rw_worker_close(rw_worker *w); /* the queue pairs stay the caller's */
+
+/* Memory the caller registered with every NIC, in their order: sources and destinations inside need no copy. */
+int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs);
+
+/* Appends tensors, and each lane's chunks of them in the plan's order. */
+int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
+		  const struct rw_chunk_desc *const *chunks, const uint32_t *nchunks);
+
+/*
+ * Hyper-parameters of a tensor from its next push on: the first 32 bytes of its control record. They travel only when they
+ * differ from the last sent.
+ */
+int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[8], uint32_t flags);
+
+/*
+ * Starts n operations in one go; at most one per tensor at a time (-EBUSY). The buffers are the worker's until it is done.
+ * Returns how many were started, or the error if the first was not; handles has n entries.
+ */
+int rw_submit(rw_worker *w, const struct rw_op *ops, int n, uint64_t *handles);
+/* Starts the commit of a two-phase step: record of RW_RECORD_BYTES out, the aggregator's answer into it. */
+int rw_commit(rw_worker *w, void *record, uint64_t *handle);
+
+/* 1: done, 0: not yet, negative: failed. */
+int rw_test(rw_worker *w, uint64_t handle);
+/* 0 when done; -ETIMEDOUT after timeout_ms, and the worker is failed: the step cannot be finished any more. */
+int rw_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms);
+/* Makes what progress is possible now; returns the number of completions taken, or the failure. */
+int rw_progress(rw_worker *w);
+
+/*
+ * Takes the queues from whoever drives them: until rw_worker_release, the caller may make, connect and destroy queue pairs on
+ * them. It waits for that, not long.
+ */
+int rw_worker_claim(rw_worker *w);
+void rw_worker_release(rw_worker *w);
+/* Sets lanes[i], of nlanes, where a lane's queue pair has failed; returns how many. Any thread, at any time. */
+int rw_worker_broken(rw_worker *w, uint8_t *lanes);
+/* Claimed: takes a lane's queue pair, failed or not, out of service, to be destroyed. *received: messages so far. */
+int rw_lane_detach(rw_worker *w, uint32_t lane, uint64_t *received);
+/*
+ * Claimed: goes on over another queue pair, ready as for rw_worker_open, with an aggregator that has received so many
+ * messages of the lane. Its slots are where they were.
+ */
+int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received);
+/* All memory that the aggregator may be told of, with the keys of a NIC, into mrs, of cap; returns how many there are. */
+int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t cap);
+
+/* Fails everything in flight and to come with RW_EABORTED and this text. */
+void rw_worker_abort(rw_worker *w, const char *text);
+/* 0, or the failure, its text in buf. */
+int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap);
+void rw_worker_stats_get(rw_worker *w, struct rw_worker_stats *out);
+
+#endif

@@ -1,0 +1,68 @@
+package chunk
+
+import "math/bits"
+
+// nicState is a NIC's weight, load in wire bytes, and lanes by number.
+type nicState struct {
+	weight, bytes uint64
+	lanes         []int
+}
+
+// groupByNIC checks the lanes and gathers them by NIC, in the order in which the NICs first appear.
+func groupByNIC(lanes []Lane) ([]nicState, error) {
+	if len(lanes) == 0 || len(lanes) > MaxLanes {
+		return nil, invalid("%d lanes: use 1 to %d", len(lanes), MaxLanes)
+	}
+	var nics []nicState
+	byNIC := map[int]int{}
+	seen := map[[2]int]bool{}
+	for i, l := range lanes {
+		if l.NIC < 0 || l.Core < 0 {
+			return nil, invalid("lane %d: NIC %d, core %d: neither may be negative", i, l.NIC, l.Core)
+		}
+		if seen[[2]int{l.NIC, l.Core}] {
+			return nil, invalid("lane %d: NIC %d, core %d is there twice: one lane for each pair", i, l.NIC, l.Core)
+		}
+		seen[[2]int{l.NIC, l.Core}] = true
+		if (l.Weight == 0) != (lanes[0].Weight == 0) {
+			return nil, invalid("lane %d: weight %d beside weight %d: give every lane its NIC's link speed, or none", i, l.Weight, lanes[0].Weight)
+		}
+		n, known := byNIC[l.NIC]
+		if !known {
+			n = len(nics)
+			byNIC[l.NIC] = n
+			nics = append(nics, nicState{weight: max(uint64(l.Weight), 1)})
+		}
+		if w := max(uint64(l.Weight), 1); w != nics[n].weight {
+			return nil, invalid("lane %d: NIC %d has weight %d, and %d on another lane: a NIC has one link speed", i, l.NIC, w, nics[n].weight)
+		}
+		nics[n].lanes = append(nics[n].lanes, i)
+	}
+	return nics, nil
+}
+
+// lightest charges the next chunk to the NIC that would be done with it first at its link speed, and among its lanes to the
+// one with the fewest bytes; the first wins a tie. It returns the lane's number.
+//
+// Any two NICs i and j so stay within one chunk of each other: load[i]/weight[i] <= (load[j]+chunk)/weight[j].
+func (p *Plan) lightest(bytes uint64) int {
+	nic := &p.nics[0]
+	for i := 1; i < len(p.nics); i++ {
+		n := &p.nics[i]
+		// Cross-multiplied in 128 bits: exact where a quotient would round.
+		ahi, alo := bits.Mul64(n.bytes+bytes, nic.weight)
+		bhi, blo := bits.Mul64(nic.bytes+bytes, n.weight)
+		if ahi < bhi || ahi == bhi && alo < blo {
+			nic = n
+		}
+	}
+	best := nic.lanes[0]
+	for _, l := range nic.lanes[1:] {
+		if p.lanes[l].bytes < p.lanes[best].bytes {
+			best = l
+		}
+	}
+	nic.bytes += bytes
+	p.lanes[best].bytes += bytes
+	return best
+}

@@ -1,0 +1,264 @@
+package chunk
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sort"
+)
+
+// Limits of a plan.
+const (
+	DefaultChunkBytes = 32 << 10
+	MinChunkBytes     = 4 << 10
+	MaxChunkBytes     = 4 << 20
+	MaxLanes          = 1 << 10
+	// MaxLaneChunks is how many chunks the immediate can tell apart within a lane.
+	MaxLaneChunks = 1 << IndexBits
+)
+
+// ErrInvalid is what every error of [NewPlan] and [Plan.Add] wraps.
+var ErrInvalid = errors.New("invalid plan")
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// Tensor is one parameter of a model, and its type on the wire.
+type Tensor struct {
+	Name  string
+	Elems uint64
+	DType DType
+}
+
+// Lane is a (NIC, core) pair. Weight is the link speed of the NIC, the same on all its lanes, in a unit shared by all NICs
+// (Mb/s); all lanes may leave it 0, which makes the NICs equal.
+type Lane struct {
+	NIC, Core int
+	Weight    uint32
+}
+
+// Config is what a plan starts from. ChunkBytes is a power of two, 0 for [DefaultChunkBytes].
+type Config struct {
+	ChunkBytes int
+	Lanes      []Lane
+}
+
+// Chunk is a run of elements of one tensor, and where it is placed.
+type Chunk struct {
+	Tensor    int    // index of the tensor in the plan
+	Offset    uint64 // of the first element within the tensor, in elements
+	Elems     int
+	Lane      int
+	LaneIndex int // among the chunks of the lane: the index that travels in the immediate
+}
+
+// LaneTensor is a tensor's share of a lane. Its chunks are neighbours there: lane indices [First, First+Chunks).
+type LaneTensor struct {
+	Tensor, First, Chunks uint32
+}
+
+// Plan is a model cut into chunks, placed on lanes. Chunks and tensors are numbered from 0 in the order they were added.
+type Plan struct {
+	chunkBytes int
+	lanes      []laneState
+	nics       []nicState
+	tensors    []tensorState
+	byName     map[string]int
+	chunks     []placement
+}
+
+type laneState struct {
+	Lane
+	chunks       []uint32
+	tensors      []LaneTensor
+	elems, bytes uint64
+}
+
+type tensorState struct {
+	Tensor
+	first int // chunk id
+}
+
+// placement is kept small: there are millions.
+type placement struct {
+	tensor, laneIndex uint32
+	lane              uint16
+}
+
+// NewPlan makes a plan without tensors.
+func NewPlan(c Config) (*Plan, error) {
+	if c.ChunkBytes == 0 {
+		c.ChunkBytes = DefaultChunkBytes
+	}
+	if c.ChunkBytes < MinChunkBytes || c.ChunkBytes > MaxChunkBytes || bits.OnesCount(uint(c.ChunkBytes)) != 1 {
+		return nil, invalid("chunk size of %d bytes: use a power of two from %d to %d", c.ChunkBytes, MinChunkBytes, MaxChunkBytes)
+	}
+	nics, err := groupByNIC(c.Lanes)
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{chunkBytes: c.ChunkBytes, nics: nics, byName: map[string]int{}}
+	for _, l := range c.Lanes {
+		p.lanes = append(p.lanes, laneState{Lane: l})
+	}
+	return p, nil
+}
+
+// Add appends tensors and places their chunks. On an error the plan is what it was before.
+func (p *Plan) Add(batch []Tensor) error {
+	added := 0
+	undo := func() {
+		for _, t := range batch[:added] {
+			delete(p.byName, t.Name)
+		}
+	}
+	room := uint64(len(p.lanes))*MaxLaneChunks - uint64(len(p.chunks))
+	var chunks uint64
+	for i, t := range batch {
+		if err := p.check(t); err != nil {
+			undo()
+			return err
+		}
+		chunks += (t.Elems-1)/p.perChunk(t.DType) + 1
+		if chunks > room {
+			undo()
+			return invalid("tensor %q of %d elements: the model has more chunks of %d bytes than %d lanes can number (%d each): %s",
+				t.Name, t.Elems, p.chunkBytes, len(p.lanes), MaxLaneChunks, remedyTooMany)
+		}
+		p.byName[t.Name] = len(p.tensors) + i
+		added++
+	}
+
+	// What is appended past a saved length is garbage that the next Add overwrites, so headers are all there is to save.
+	lanes, nics, tensors, placed := slices.Clone(p.lanes), slices.Clone(p.nics), p.tensors, p.chunks
+	p.tensors = slices.Grow(p.tensors, len(batch))
+	p.chunks = slices.Grow(p.chunks, int(chunks))
+	for _, t := range batch {
+		if err := p.place(t); err != nil {
+			undo()
+			p.lanes, p.nics, p.tensors, p.chunks = lanes, nics, tensors, placed
+			return err
+		}
+	}
+	return nil
+}
+
+const remedyTooMany = "raise the chunk size or use more lanes"
+
+func (p *Plan) check(t Tensor) error {
+	if t.Name == "" {
+		return invalid("a tensor of %d elements has no name", t.Elems)
+	}
+	if _, dup := p.byName[t.Name]; dup {
+		return invalid("tensor %q is there twice: give each tensor a name of its own", t.Name)
+	}
+	if t.DType.Size() == 0 {
+		return invalid("tensor %q has %v: use f32, bf16 or f16", t.Name, t.DType)
+	}
+	if t.Elems == 0 {
+		return invalid("tensor %q has no elements: leave it out", t.Name)
+	}
+	return nil
+}
+
+// place cuts one checked tensor into chunks and puts each on the lane that the balance asks for.
+func (p *Plan) place(t Tensor) error {
+	tensor := uint32(len(p.tensors))
+	p.tensors = append(p.tensors, tensorState{t, len(p.chunks)})
+	perChunk, size := p.perChunk(t.DType), uint64(t.DType.Size())
+	for left := t.Elems; left > 0; {
+		elems := min(left, perChunk)
+		left -= elems
+		n := p.lightest(elems * size)
+		l := &p.lanes[n]
+		index := uint32(len(l.chunks))
+		if index == MaxLaneChunks {
+			return invalid("tensor %q: lane %d (NIC %d, core %d) already has the %d chunks of %d bytes that an immediate can number: %s",
+				t.Name, n, l.NIC, l.Core, MaxLaneChunks, p.chunkBytes, remedyTooMany)
+		}
+		l.chunks = append(l.chunks, uint32(len(p.chunks)))
+		l.elems += elems
+		if k := len(l.tensors); k > 0 && l.tensors[k-1].Tensor == tensor {
+			l.tensors[k-1].Chunks++
+		} else {
+			l.tensors = append(l.tensors, LaneTensor{tensor, index, 1})
+		}
+		p.chunks = append(p.chunks, placement{tensor, index, uint16(n)})
+	}
+	return nil
+}
+
+// perChunk is how many elements a full chunk holds.
+func (p *Plan) perChunk(d DType) uint64 { return uint64(p.chunkBytes / d.Size()) }
+
+// Config returns what the plan was made from, the default chunk size filled in.
+func (p *Plan) Config() Config {
+	c := Config{ChunkBytes: p.chunkBytes, Lanes: make([]Lane, len(p.lanes))}
+	for i := range p.lanes {
+		c.Lanes[i] = p.lanes[i].Lane
+	}
+	return c
+}
+
+// ChunkBytes returns the size of a full chunk on the wire.
+func (p *Plan) ChunkBytes() int { return p.chunkBytes }
+
+// NumChunks returns how many chunks are placed.
+func (p *Plan) NumChunks() int { return len(p.chunks) }
+
+// Chunk returns a chunk by its number.
+func (p *Plan) Chunk(id int) Chunk {
+	at := p.chunks[id]
+	t := &p.tensors[at.tensor]
+	perChunk := p.perChunk(t.DType)
+	offset := uint64(id-t.first) * perChunk
+	return Chunk{int(at.tensor), offset, int(min(perChunk, t.Elems-offset)), int(at.lane), int(at.laneIndex)}
+}
+
+// NumTensors returns how many tensors the plan has.
+func (p *Plan) NumTensors() int { return len(p.tensors) }
+
+// Tensor returns a tensor by its number.
+func (p *Plan) Tensor(t int) Tensor { return p.tensors[t].Tensor }
+
+// Lookup finds a tensor's number by its name.
+func (p *Plan) Lookup(name string) (t int, ok bool) {
+	t, ok = p.byName[name]
+	return t, ok
+}
+
+// TensorChunks returns a tensor's chunks, numbers [first, end) in the order of its elements.
+func (p *Plan) TensorChunks(t int) (first, end int) {
+	if t+1 < len(p.tensors) {
+		return p.tensors[t].first, p.tensors[t+1].first
+	}
+	return p.tensors[t].first, len(p.chunks)
+}
+
+// NumLanes returns how many lanes the plan places on.
+func (p *Plan) NumLanes() int { return len(p.lanes) }
+
+// Lane returns a lane by its number, its place in [Config].
+func (p *Plan) Lane(l int) Lane { return p.lanes[l].Lane }
+
+// LaneChunks returns the numbers of a lane's chunks; the position is the chunk's lane index. The slice belongs to the plan.
+func (p *Plan) LaneChunks(l int) []uint32 { return slices.Clip(p.lanes[l].chunks) }
+
+// LaneTensors returns the tensors with chunks on a lane, in the plan's order; the position is the lane-local tensor index of
+// [OpTensor]. The slice belongs to the plan.
+func (p *Plan) LaneTensors(l int) []LaneTensor { return slices.Clip(p.lanes[l].tensors) }
+
+// LaneTensor finds a tensor's share of a lane and its lane-local index; ok is false when the lane has none of it.
+func (p *Plan) LaneTensor(l, t int) (index int, share LaneTensor, ok bool) {
+	ts := p.lanes[l].tensors
+	i := sort.Search(len(ts), func(i int) bool { return int(ts[i].Tensor) >= t })
+	if i == len(ts) || int(ts[i].Tensor) != t {
+		return 0, LaneTensor{}, false
+	}
+	return i, ts[i], true
+}
+
+// LaneLoad returns what a lane holds, in elements and in bytes on the wire.
+func (p *Plan) LaneLoad(l int) (elems, bytes uint64) { return p.lanes[l].elems, p.lanes[l].bytes }

@@ -1,0 +1,84 @@
+package chunk
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+)
+
+// RecordBytes is the size of a [TensorRecord] on the wire.
+const RecordBytes = 64
+
+// Where the checksum stands; eight zero bytes follow it.
+const recordSumAt = 52
+
+// RecordFlags are the switches of a [TensorRecord].
+type RecordFlags uint32
+
+// The switches.
+const (
+	RecordSkip      RecordFlags = 1 << 0 // leave the parameters as they are in this step
+	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey say where the replies go
+	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon: write them past the cache
+
+	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming
+)
+
+// TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and where its replies go. On the wire
+// its fields stand in this order, little-endian, with the CRC-32C of what precedes it and eight zero bytes at the end.
+type TensorRecord struct {
+	LR, WD, Scale, Clip float32
+	Momentum            float32 // beta 1 where the rule has two
+	Beta2, Eps          float32
+	Extra               float32 // what the rule says
+	DstAddr             uint64  // the tensor's first element in the worker's memory
+	DstRKey             uint32
+	Flags               RecordFlags
+	Step                uint32
+}
+
+// ErrRecord is what every error of [TensorRecord.Decode] wraps.
+var ErrRecord = errors.New("bad tensor record")
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Encode writes the record to the first [RecordBytes] bytes of dst; it panics when dst is shorter.
+func (r *TensorRecord) Encode(dst []byte) {
+	dst = dst[:RecordBytes]
+	le := binary.LittleEndian
+	for i, f := range [...]float32{r.LR, r.WD, r.Scale, r.Clip, r.Momentum, r.Beta2, r.Eps, r.Extra} {
+		le.PutUint32(dst[4*i:], math.Float32bits(f))
+	}
+	le.PutUint64(dst[32:], r.DstAddr)
+	le.PutUint32(dst[40:], r.DstRKey)
+	le.PutUint32(dst[44:], uint32(r.Flags))
+	le.PutUint32(dst[48:], r.Step)
+	le.PutUint32(dst[recordSumAt:], crc32.Checksum(dst[:recordSumAt], castagnoli))
+	le.PutUint64(dst[recordSumAt+4:], 0)
+}
+
+// Decode reads a record from exactly [RecordBytes] bytes. The values of the hyper-parameters are the optimizer's to judge.
+func (r *TensorRecord) Decode(src []byte) error {
+	if len(src) != RecordBytes {
+		return fmt.Errorf("%w: %d bytes, not %d", ErrRecord, len(src), RecordBytes)
+	}
+	le := binary.LittleEndian
+	if got, want := le.Uint32(src[recordSumAt:]), crc32.Checksum(src[:recordSumAt], castagnoli); got != want {
+		return fmt.Errorf("%w: checksum %#08x, want %#08x", ErrRecord, got, want)
+	}
+	if le.Uint64(src[recordSumAt+4:]) != 0 {
+		return fmt.Errorf("%w: reserved bytes are set: the sender is of a newer version", ErrRecord)
+	}
+	flags := RecordFlags(le.Uint32(src[44:]))
+	if flags&^recordFlagsKnown != 0 {
+		return fmt.Errorf("%w: unknown flags %#x: the sender is of a newer version", ErrRecord, uint32(flags&^recordFlagsKnown))
+	}
+	f := func(i int) float32 { return math.Float32frombits(le.Uint32(src[4*i:])) }
+	*r = TensorRecord{
+		LR: f(0), WD: f(1), Scale: f(2), Clip: f(3), Momentum: f(4), Beta2: f(5), Eps: f(6), Extra: f(7),
+		DstAddr: le.Uint64(src[32:]), DstRKey: le.Uint32(src[40:]), Flags: flags, Step: le.Uint32(src[48:]),
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package chunk
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// String returns the plan as text, for people and golden tests: a header, a line for each lane with what it holds, a line for
+// each tensor with the lanes of its chunks in order, repetitions folded: "(0 2 1 3)*5 0" is 21 chunks. The text is a function
+// of the plan alone.
+func (p *Plan) String() string {
+	var b strings.Builder
+	var elems, bytes uint64
+	for i := range p.lanes {
+		elems, bytes = elems+p.lanes[i].elems, bytes+p.lanes[i].bytes
+	}
+	fmt.Fprintf(&b, "plan: chunk_bytes %d, nics %d, lanes %d, tensors %d, chunks %d, elems %d, bytes %d\n",
+		p.chunkBytes, len(p.nics), len(p.lanes), len(p.tensors), len(p.chunks), elems, bytes)
+	for i := range p.lanes {
+		l := &p.lanes[i]
+		fmt.Fprintf(&b, "lane %d: nic %d, core %d, weight %d, tensors %d, chunks %d, elems %d, bytes %d\n",
+			i, l.NIC, l.Core, l.Weight, len(l.tensors), len(l.chunks), l.elems, l.bytes)
+	}
+	var lanes []uint16
+	for i := range p.tensors {
+		t := &p.tensors[i]
+		first, end := p.TensorChunks(i)
+		lanes = lanes[:0]
+		for _, c := range p.chunks[first:end] {
+			lanes = append(lanes, c.lane)
+		}
+		fmt.Fprintf(&b, "tensor %d: %q %v, elems %d, chunks %d, lanes %s\n", i, t.Name, t.DType, t.Elems, end-first, fold(lanes))
+	}
+	return b.String()
+}
+
+// maxPeriod bounds how long a repeated pattern fold looks for.
+const maxPeriod = 64
+
+// fold writes a sequence with its repetitions folded, each time taking the pattern that covers the most.
+func fold(seq []uint16) string {
+	var parts []string
+	for len(seq) > 0 {
+		period, covered := 1, 1
+		for n := 1; n <= maxPeriod && 2*n <= len(seq); n++ {
+			k := n
+			for k+n <= len(seq) && slices.Equal(seq[:n], seq[k:k+n]) {
+				k += n
+			}
+			if k > n && k > covered {
+				period, covered = n, k
+			}
+		}
+		pattern := strings.Trim(fmt.Sprint(seq[:period]), "[]")
+		if period > 1 {
+			pattern = "(" + pattern + ")"
+		}
+		if covered > period {
+			pattern = fmt.Sprintf("%s*%d", pattern, covered/period)
+		}
+		parts = append(parts, pattern)
+		seq = seq[covered:]
+	}
+	return strings.Join(parts, " ")
+}
+
+// Hash returns a digest of the whole plan: lanes, tensors and the placement of every chunk. Two ends with the same hash agree
+// on what every immediate means.
+func (p *Plan) Hash() [32]byte {
+	h := sha256.New()
+	buf := []byte("rackweave plan 1\n")
+	put := func(v uint64) { buf = binary.LittleEndian.AppendUint64(buf, v) }
+	flush := func() {
+		h.Write(buf)
+		buf = buf[:0]
+	}
+	put(uint64(p.chunkBytes))
+	put(uint64(len(p.lanes)))
+	for i := range p.lanes {
+		l := &p.lanes[i]
+		put(uint64(l.NIC))
+		put(uint64(l.Core))
+		put(uint64(l.Weight))
+	}
+	put(uint64(len(p.tensors)))
+	for i := range p.tensors {
+		t := &p.tensors[i]
+		put(uint64(len(t.Name)))
+		buf = append(buf, t.Name...)
+		put(t.Elems)
+		put(uint64(t.DType))
+		// The lane index follows from the lanes of the chunks before it.
+		first, end := p.TensorChunks(i)
+		put(uint64(end - first))
+		for _, c := range p.chunks[first:end] {
+			if buf = binary.LittleEndian.AppendUint16(buf, c.lane); len(buf) >= 1<<16 {
+				flush()
+			}
+		}
+	}
+	flush()
+	return [32]byte(h.Sum(nil))
+}

@@ -1,0 +1,106 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"unsafe"
+
+	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// Step is what a two-phase step is committed with; every worker commits with the same.
+type Step struct {
+	LR, WD float64
+	Scale  float64 // multiplies the gradients' sum; 0: 1
+	Clip   float64 // of the global norm; 0: none
+	Skip   bool    // drop the gradients and leave the parameters as they are
+}
+
+// Committed is the outcome of a step.
+type Committed struct {
+	Norm  float64 // of the scaled gradient, before clipping
+	Scale float64 // that the gradient was multiplied by, clipping included
+}
+
+// Commit ends a two-phase step: the pushed gradients update the parameters. No operation may be under way.
+func (w *Worker) Commit(ctx context.Context, s Step) (Committed, error) {
+	w.committing.Lock()
+	defer w.committing.Unlock()
+	id, err := w.startCommit(s)
+	if err == nil {
+		err = w.wait(ctx, id)
+	}
+	if err != nil {
+		return Committed{}, err
+	}
+	w.using.RLock()
+	defer w.using.RUnlock()
+	if err := w.Err(); err != nil {
+		return Committed{}, fmt.Errorf("commit: %w", err)
+	}
+	var r chunk.TensorRecord
+	if err := r.Decode(w.commitRecord()); err != nil {
+		return Committed{}, fmt.Errorf("commit: %w", err)
+	}
+	return Committed{Norm: float64(r.Extra), Scale: float64(r.Scale)}, nil
+}
+
+func (w *Worker) startCommit(s Step) (id uint64, err error) {
+	w.using.RLock()
+	defer w.using.RUnlock()
+	if err := w.Err(); err != nil {
+		return 0, fmt.Errorf("commit: %w", err)
+	}
+	if w.tensors.Load() == nil {
+		return 0, fmt.Errorf("commit: no tensors are registered")
+	}
+	r := chunk.TensorRecord{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}
+	if s.Skip {
+		r.Flags = chunk.RecordSkip
+	}
+	record := w.commitRecord()
+	r.Encode(record)
+	if rc := cworker.Commit(w.c, unsafe.Pointer(unsafe.SliceData(record)), &id); rc < 0 {
+		return 0, w.dataError("commit", rc)
+	}
+	return id, nil
+}
+
+// commitRecord is where a commit's record lies: behind the staging buffers.
+func (w *Worker) commitRecord() []byte { return w.staging.Bytes()[w.staging.Len()-chunk.RecordBytes:] }
+
+// Barrier waits until all workers have called it with the same name.
+func (w *Worker) Barrier(ctx context.Context, name string) error {
+	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
+	defer cancel()
+	if _, err := w.rpc.Barrier(call, &api.BarrierRequest{Session: w.info.Session, Name: name, TimeoutMs: ms}); err != nil {
+		return w.callError("barrier", err)
+	}
+	return nil
+}
+
+// Save makes the aggregator write the parameters and optimizer state to its disk under a name. One worker calls it while no
+// worker has a gradient under way: after a barrier, and with another before the next step. It returns the file's path there.
+func (w *Worker) Save(ctx context.Context, name string) (path string, err error) {
+	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
+	defer cancel()
+	r, err := w.rpc.Save(call, &api.SaveRequest{Session: w.info.Session, Name: name, TimeoutMs: ms})
+	if err != nil {
+		return "", w.callError("save", err)
+	}
+	return r.Path, nil
+}
+
+// Restore makes the aggregator read back what Save wrote, in this run or an earlier one of a job of the same name, tensors and
+// optimizer. As for Save; afterwards every worker pulls the parameters.
+func (w *Worker) Restore(ctx context.Context, name string) error {
+	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
+	defer cancel()
+	if _, err := w.rpc.Restore(call, &api.RestoreRequest{Session: w.info.Session, Name: name, TimeoutMs: ms}); err != nil {
+		return w.callError("restore", err)
+	}
+	return nil
+}

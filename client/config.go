@@ -1,0 +1,137 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// AnyRank lets the aggregator choose the worker's rank.
+const AnyRank = -1
+
+// DefaultTimeout bounds every wait that has no deadline of its own.
+const DefaultTimeout = time.Minute
+
+// Config says which job to join, and how.
+type Config struct {
+	Server string // URL: http://host:7077, or https://
+	CA     string // file with the certificates to trust, for https; empty: the system's
+	Job    string
+	Token  string
+	// Rank of this worker, 0 to Workers-1, or [AnyRank].
+	Rank    int
+	Workers int
+
+	Mode      string             // eager (default where an optimizer is named), aggregate or two-phase
+	Optimizer string             // an update rule such as sgd_torch
+	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum, …
+
+	WireType   chunk.DType // default for tensors: F32
+	MemoryType chunk.DType // default for tensors: F32
+	ChunkBytes int         // 0: the aggregator's default
+
+	Provider        string   // shm, tcp, ibv, sim, or auto (empty): the fastest that all workers can use
+	Devices         []string // of the provider; empty: its first, of ibv all that have a link
+	ProviderOptions string   // of verbs.Open
+
+	Timeout time.Duration // of every wait without a deadline of its own; 0: DefaultTimeout
+	Spin    int           // empty polls before a wait sleeps; 0: 64; -1: none
+}
+
+func (c *Config) complete() error {
+	if c.Mode == "" {
+		c.Mode = "aggregate"
+		if c.Optimizer != "" {
+			c.Mode = "eager"
+		}
+	}
+	c.WireType = cmp.Or(c.WireType, chunk.F32)
+	c.MemoryType = cmp.Or(c.MemoryType, chunk.F32)
+	c.Provider = cmp.Or(c.Provider, "auto")
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	switch c.Spin = cmp.Or(c.Spin, 64); {
+	case c.Spin == -1:
+		c.Spin = 0
+	case c.Spin < -1:
+		return fmt.Errorf("spin of %d: use a count of polls, or -1 for none", c.Spin)
+	}
+	u, err := url.Parse(c.Server)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("server %q: use a URL such as http://host:7077 or https://host:7077", c.Server)
+	}
+	c.Server = strings.TrimRight(c.Server, "/")
+	if u.Scheme == "http" && c.CA != "" {
+		return fmt.Errorf("server %q: a CA file is given, so TLS is wanted: use https://", c.Server)
+	}
+	if c.Timeout < time.Millisecond {
+		return fmt.Errorf("timeout of %v: use at least a millisecond", c.Timeout)
+	}
+	return nil
+}
+
+// httpClient speaks HTTP/2 to the server, with pings that find out when it is silent: later than TCP, whose pauses between tries
+// double, has come back from a link that was down for 3 s.
+func (c *Config) httpClient() (*http.Client, *http.Transport, error) {
+	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
+	t := &http.Transport{
+		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second},
+	}
+	if strings.HasPrefix(c.Server, "http:") {
+		t.Protocols.SetUnencryptedHTTP2(true)
+	} else {
+		t.Protocols.SetHTTP2(true)
+		t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	if c.CA != "" {
+		pem, err := os.ReadFile(c.CA)
+		if err != nil {
+			return nil, nil, fmt.Errorf("CA file: %w", err)
+		}
+		t.TLSClientConfig.RootCAs = x509.NewCertPool()
+		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, nil, fmt.Errorf("CA file %s holds no certificate in PEM form", c.CA)
+		}
+	}
+	return &http.Client{Transport: t}, t, nil
+}
+
+// providersHere lists the providers this process can use. One that is named is left to be tried: it says itself what is missing.
+func (c *Config) providersHere() ([]string, error) {
+	if c.Provider != "auto" {
+		return []string{c.Provider}, nil
+	}
+	here := verbs.ProvidersHere()
+	if len(here) == 0 {
+		return nil, errors.New("no provider has a device here: see rackweave doctor")
+	}
+	return here, nil
+}
+
+// callTimeout gives a call's context its deadline and says in ms what to tell the server of it. The server's comes first, so
+// that its error, which says what was waited for, arrives.
+func callTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc, uint32) {
+	if d, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(d))
+	}
+	ms := max(timeout.Milliseconds(), 1)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(ms)*time.Millisecond+2*time.Second)
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			cancel()
+		}
+	})
+	return call, func() { stop(); cancel() }, uint32(ms)
+}

@@ -1,0 +1,156 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/cgo/fabric"
+	cworker "github.com/rackweave/rackweave/cgo/worker"
+)
+
+// What errors of this package wrap.
+var (
+	// ErrAborted: the job failed; a [*JobError] says because of whom.
+	ErrAborted = errors.New("job aborted")
+	// ErrServerLost: the aggregator, or the way to it, is gone.
+	ErrServerLost = errors.New("aggregator lost")
+	// ErrTimeout: a deadline passed.
+	ErrTimeout = errors.New("timed out")
+	// ErrForked: the process is a forked child of the one that joined.
+	ErrForked = errors.New("used in a forked child")
+	// ErrClosed: the worker was closed.
+	ErrClosed = errors.New("worker closed")
+	// ErrRefused: the aggregator does not take the request.
+	ErrRefused = errors.New("refused by the aggregator")
+	// ErrBusy: the tensor is still being exchanged.
+	ErrBusy = errors.New("busy")
+)
+
+// JobError is the failure of a job. It wraps [ErrAborted].
+type JobError struct {
+	Job  string
+	Rank int // of the worker that caused it; -1: none did
+	Text string
+}
+
+func (e *JobError) Error() string { return fmt.Sprintf("job %q failed: %s", e.Job, e.Text) }
+
+// Is matches [ErrAborted].
+func (e *JobError) Is(target error) bool { return target == ErrAborted }
+
+// fail makes err the worker's failure, unless it has one, and ends all that is in flight.
+func (w *Worker) fail(err error) {
+	w.failOnce.Do(func() {
+		w.failure = err
+		close(w.failed)
+		w.handleMu.Lock()
+		defer w.handleMu.Unlock()
+		if w.c != nil {
+			cworker.Abort(w.c, err.Error())
+		}
+	})
+}
+
+// giveUp fails the worker for a reason of its own, and tells the aggregator at once: the others need not wait for Close.
+func (w *Worker) giveUp(err error) {
+	w.fail(err)
+	if w.Err() == err {
+		w.telling.Go(func() { w.tell(err.Error()) })
+	}
+}
+
+// Err is the worker's failure; nil while it has none.
+func (w *Worker) Err() error {
+	select {
+	case <-w.failed:
+		return w.failure
+	default:
+		return nil
+	}
+}
+
+// Failed is closed when the worker has failed.
+func (w *Worker) Failed() <-chan struct{} { return w.failed }
+
+// reasonWait is how long a failure of the data path waits for the control plane to say what is behind it.
+const reasonWait = 500 * time.Millisecond
+
+// dataError turns a result of the C worker into an error.
+func (w *Worker) dataError(what string, rc int) error {
+	switch rc {
+	case cworker.ErrForked:
+		return fmt.Errorf("%s: %w: join the job anew in the child", what, ErrForked)
+	case -int(syscall.EBUSY):
+		return fmt.Errorf("%s: %w: %s", what, ErrBusy, fabric.LastError())
+	case cworker.ErrAborted, cworker.ErrTransport, cworker.ErrProtocol:
+		select {
+		case <-w.failed:
+		case <-time.After(reasonWait):
+			_, text := cworker.Failure(w.c)
+			err := fmt.Errorf("%w: %s", ErrServerLost, text)
+			if rc == cworker.ErrAborted {
+				w.fail(err)
+			} else {
+				w.giveUp(err) // the way to the aggregator is gone, but perhaps not the one that calls take
+			}
+		}
+	case -int(syscall.ETIMEDOUT):
+		_, text := cworker.Failure(w.c)
+		w.giveUp(fmt.Errorf("%w: %s%s", ErrTimeout, text, w.whoIsAwaited()))
+	default:
+		return fmt.Errorf("%s: %s (%w)", what, fabric.LastError(), syscall.Errno(-rc))
+	}
+	return fmt.Errorf("%s: %w", what, w.Err())
+}
+
+// callError turns the error of a call into one of this package's.
+func (w *Worker) callError(what string, err error) error {
+	if connect.CodeOf(err) == connect.CodeAborted {
+		select {
+		case <-w.failed: // the watch stream says because of whom
+		case <-time.After(reasonWait):
+		}
+	}
+	if failed := w.Err(); failed != nil {
+		return fmt.Errorf("%s: %w", what, failed)
+	}
+	return fmt.Errorf("%s: %w", what, classify(err))
+}
+
+func classify(err error) error {
+	var c *connect.Error
+	if !errors.As(err, &c) {
+		return fmt.Errorf("%w: %w", ErrServerLost, err)
+	}
+	text := c.Message()
+	switch c.Code() {
+	case connect.CodeDeadlineExceeded:
+		return fmt.Errorf("%w: %s", ErrTimeout, text)
+	case connect.CodeCanceled:
+		// A connection that breaks while the request is written is reported as canceled, too.
+		if !connect.IsWireError(err) && !errors.Is(c.Unwrap(), context.Canceled) {
+			return fmt.Errorf("%w: %s", ErrServerLost, text)
+		}
+		return fmt.Errorf("%w: %s", context.Canceled, text)
+	case connect.CodeUnavailable:
+		return fmt.Errorf("%w: %s", ErrServerLost, text)
+	case connect.CodeAborted:
+		return fmt.Errorf("%w: %s", ErrAborted, text)
+	default:
+		return &refusal{c}
+	}
+}
+
+// refusal is a request that the aggregator turned down; the code is there for errors.As with [*connect.Error].
+type refusal struct{ err *connect.Error }
+
+func (r *refusal) Error() string { return fmt.Sprintf("%v: %s", ErrRefused, r.err.Message()) }
+
+func (r *refusal) Is(target error) bool { return target == ErrRefused }
+
+func (r *refusal) Unwrap() error { return r.err }

@@ -1,0 +1,129 @@
+package client_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service"
+)
+
+// exchange broadcasts rank 0's parameters, then runs steps of pushpulls, and compares every answer with the plain Go reference.
+func exchange(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref *racktest.Reference, steps int, alloc bool) {
+	t.Helper()
+	n := len(workers)
+	buffers := make([][][]float32, n) // by worker, tensor: results
+	each(t, workers, func(rank int, w *client.Worker) error {
+		if err := w.Register(context20(t), tensors); err != nil {
+			return err
+		}
+		var ops []client.Op
+		for i := range tensors {
+			buf := make([]float32, tensors[i].Elems())
+			if alloc {
+				b, err := w.Alloc(int(tensors[i].Elems()) * 4)
+				if err != nil {
+					return err
+				}
+				buf = client.Floats(b)
+			}
+			if rank == 0 {
+				copy(buf, ref.W[i])
+			}
+			buffers[rank] = append(buffers[rank], buf)
+			ops = append(ops, client.Op{Kind: client.Broadcast, Tensor: i, Src: client.Bytes(buf), Dst: client.Bytes(buf)})
+		}
+		handles, err := w.Submit(ops...)
+		if err != nil {
+			return err
+		}
+		if err := w.WaitAll(context20(t), handles); err != nil {
+			return err
+		}
+		for i := range tensors {
+			if at, same := racktest.SameBits(buffers[rank][i], racktest.OnWire(ref.Wire, ref.W[i])); !same {
+				return fmt.Errorf("broadcast of tensor %d: element %d differs", i, at)
+			}
+		}
+		return nil
+	})
+	for step := range steps {
+		grads := make([][][]float32, n)
+		for rank := range grads {
+			grads[rank] = randomModel(uint64(step*100+rank+1), tensors)
+		}
+		want := ref.Step(grads)
+		each(t, workers, func(rank int, w *client.Worker) error {
+			var ops []client.Op
+			for i := range tensors {
+				ops = append(ops, client.Op{
+					Kind: client.PushPull, Tensor: i, Src: client.Bytes(grads[rank][i]), Dst: client.Bytes(buffers[rank][i]), Priority: int32(-i),
+				})
+			}
+			handles, err := w.Submit(ops...)
+			if err != nil {
+				return err
+			}
+			if err := w.WaitAll(context20(t), handles); err != nil {
+				return err
+			}
+			for i := range tensors {
+				if at, same := racktest.SameBits(buffers[rank][i], want[i]); !same {
+					return fmt.Errorf("step %d, tensor %d, element %d: %v, the reference has %v", step, i, at, buffers[rank][i][at], want[i][at])
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func TestPushPullIsBitEqualToTheReference(t *testing.T) {
+	for _, provider := range software {
+		t.Run(provider, func(t *testing.T) {
+			s := serve(t, service.Options{Providers: []string{provider}})
+			for _, c := range []struct {
+				name  string
+				mode  string
+				rule  string
+				wire  chunk.DType
+				alloc bool
+			}{
+				{"sum", "aggregate", "", chunk.F32, false},
+				{"sgd", "eager", "sgd_torch", chunk.F32, true},
+				{"adam-bf16", "eager", "adam_mxnet", chunk.BF16, false},
+			} {
+				t.Run(c.name, func(t *testing.T) {
+					cfg := client.Config{
+						Job: c.name, Workers: 4, Mode: c.mode, Optimizer: c.rule, Provider: provider, WireType: c.wire,
+						Hyper: map[string]float64{"scale": 0.25}, ChunkBytes: 4096,
+					}
+					rule, h := optim.Sum, optim.Sum.Defaults()
+					if c.rule != "" {
+						var err error
+						if rule, err = optim.Parse(c.rule); err != nil {
+							t.Fatal(err)
+						}
+						cfg.Hyper["momentum"] = 0.9
+						h = rule.Defaults()
+						h.Momentum = 0.9
+					}
+					h.Scale = 0.25
+					mode, err := aggregate.ParseMode(c.mode)
+					if err != nil {
+						t.Fatal(err)
+					}
+					tensors := model()
+					start := randomModel(7, tensors)
+					for i := range start {
+						start[i] = racktest.OnWire(c.wire, start[i]) // what the broadcast leaves of it
+					}
+					exchange(t, joinAll(t, s, cfg), tensors, racktest.NewReference(mode, rule, h, c.wire, start), 3, c.alloc)
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,60 @@
+package client
+
+import (
+	"fmt"
+
+	cworker "github.com/rackweave/rackweave/cgo/worker"
+)
+
+// Hyper is the hyper-parameters that travel with a tensor's gradients in mode eager.
+type Hyper struct {
+	LR, WD   float32
+	Scale    float32 // multiplies the sum of the gradients
+	Clip     float32 // by value; 0 or less: none
+	Momentum float32 // beta 1 where the rule has two
+	Beta2    float32 // alpha where the rule has one
+	Eps      float32
+	// Dampening of the momentum.
+	Dampening float32
+}
+
+func (h Hyper) record() [8]float32 {
+	return [8]float32{h.LR, h.WD, h.Scale, h.Clip, h.Momentum, h.Beta2, h.Eps, h.Dampening}
+}
+
+func hyperOf(r []float32) Hyper {
+	return Hyper{LR: r[0], WD: r[1], Scale: r[2], Clip: r[3], Momentum: r[4], Beta2: r[5], Eps: r[6], Dampening: r[7]}
+}
+
+// Hyper is the job's hyper-parameters as it was made: the start for [Worker.SetHyper].
+func (w *Worker) Hyper() Hyper { return w.hyper }
+
+// AllTensors stands for every registered tensor.
+const AllTensors = -1
+
+// SetHyper changes a tensor's hyper-parameters, or those of [AllTensors], from its next gradient on. Every worker must set the
+// same before that; multipliers of the tensor apply on top. Only mode eager has them; a two-phase step's come with its commit.
+func (w *Worker) SetHyper(tensor int, h Hyper) error {
+	if !w.info.LiveHyper {
+		return fmt.Errorf("set hyper-parameters: mode %s takes none with the gradients", w.cfg.Mode)
+	}
+	w.using.RLock()
+	defer w.using.RUnlock()
+	if err := w.Err(); err != nil {
+		return fmt.Errorf("set hyper-parameters: %w", err)
+	}
+	first, end := tensor, tensor+1
+	if tensor == AllTensors {
+		first, end = 0, w.NumTensors()
+	}
+	if first < 0 || end > w.NumTensors() {
+		return fmt.Errorf("set hyper-parameters of tensor %d: %d are registered", tensor, w.NumTensors())
+	}
+	record := h.record()
+	for t := first; t < end; t++ {
+		if rc := cworker.Hyper(w.c, uint32(t), &record, 0); rc < 0 {
+			return w.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", w.tensors.Load().labels[t]), rc)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+)
+
+// Status asks an aggregator what it is doing. Of the configuration it needs Server, and CA and Timeout if they are not the
+// defaults.
+func Status(ctx context.Context, c Config) (status *api.StatusResponse, err error) {
+	err = control(ctx, c, "status", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
+		status, err = rpc.Status(ctx, &api.StatusRequest{})
+		return err
+	})
+	return status, err
+}
+
+// Drain makes an aggregator refuse new jobs and end when those it has are done, or after timeout (0: never). It needs of the
+// configuration what Status does, and the admin token as Token where the aggregator has one. It returns how many jobs there are.
+func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err error) {
+	err = control(ctx, c, "drain", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
+		r, err := rpc.Drain(ctx, &api.DrainRequest{Token: c.Token, TimeoutMs: uint32(timeout.Milliseconds())})
+		jobs = int(r.GetJobs())
+		return err
+	})
+	return jobs, err
+}
+
+// control makes a call that belongs to no worker.
+func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
+	if err := c.complete(); err != nil {
+		return err
+	}
+	h, transport, err := c.httpClient()
+	if err != nil {
+		return err
+	}
+	defer transport.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	if err := call(ctx, apiconnect.NewJobServiceClient(h, c.Server, connect.WithGRPC())); err != nil {
+		return fmt.Errorf("%s of %s: %w", what, c.Server, classify(err))
+	}
+	return nil
+}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/rackweave/rackweave/bench"
+	"github.com/rackweave/rackweave/bench/models"
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// benchFlags are the flags that say what to exchange.
+type benchFlags struct {
+	spec                        bench.Spec
+	workers                     []int
+	model, bytes, layers, dtype string
+	hyper                       []string
+	usual                       *pflag.Flag // what is exchanged where no flag says it: its default
+}
+
+// add adds the flags. usual is the one of model and bytes that stands at value where none of model, bytes and layers is given.
+func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
+	f := cmd.Flags()
+	f.IntSliceVar(&b.workers, "workers", []int{4}, "workers; several numbers are measured one after another")
+	f.BoolVar(&b.spec.Procs, "procs", true, "one process per worker; false: goroutines of one process")
+	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp, ibv or sim (sim: one process, a simulated network)")
+	f.StringVar(&b.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
+	f.StringVar(&b.bytes, "bytes", "", "instead of a model: a size on the wire, such as 100MB or 64MiB")
+	f.StringVar(&b.layers, "layers", "", "instead of a model: a CSV file of layer_index,numel,forward_ns,backward_ns")
+	f.StringVar(&b.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
+	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
+	f.StringVar(&b.spec.Optimizer, "optimizer", "sum", "update rule the aggregator runs; sum: none")
+	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
+	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
+	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
+	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
+	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator (default: one of its own)")
+	f.StringVar(&b.spec.Token, "token", "", "token of the job")
+	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, for https")
+	f.IntVar(&b.spec.ChunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
+	f.IntVar(&b.spec.Cores, "cores", 0, "cores of the embedded aggregator (0: chosen)")
+	f.BoolVar(&b.spec.Unpinned, "unpinned", false, "let the embedded aggregator's loops float over the cores")
+	f.StringSliceVar(&b.spec.NICs, "nics", nil, "RDMA devices, of workers and of the embedded aggregator (default: all with a link)")
+	f.DurationVar(&b.spec.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost (0: 5s)")
+	f.IntVar(&b.spec.Window, "window", 0, "messages in flight per worker and core (0: what suits the transport)")
+	f.Uint64Var(&b.spec.Seed, "seed", 1, "seed of the gradients")
+	f.DurationVar(&b.spec.Jitter, "jitter", 0, "workers sleep up to this long before each exchange and submit in orders of their own")
+	b.usual = f.Lookup(usual)
+	b.usual.DefValue = value // for --help; it is set when it is known that nothing else is
+}
+
+// complete works the flags into specs, one for each number of workers.
+func (b *benchFlags) complete() ([]bench.Spec, error) {
+	spec := b.spec
+	var err error
+	if spec.DType, err = chunk.ParseDType(b.dtype); err != nil {
+		return nil, err
+	}
+	if spec.Model, err = b.modelOf(spec.DType); err != nil {
+		return nil, err
+	}
+	if spec.Hyper, err = hyperOf(b.hyper); err != nil {
+		return nil, err
+	}
+	var specs []bench.Spec
+	for _, spec.Workers = range b.workers {
+		if err := spec.Check(); err != nil {
+			return nil, err
+		}
+		specs = append(specs, spec)
+	}
+	return specs, nil
+}
+
+func (b *benchFlags) modelOf(d chunk.DType) (models.Model, error) {
+	var given []string
+	for _, f := range []struct{ name, value string }{{"--model", b.model}, {"--bytes", b.bytes}, {"--layers", b.layers}} {
+		if f.value != "" {
+			given = append(given, f.name)
+		}
+	}
+	if len(given) > 1 {
+		return models.Model{}, fmt.Errorf("%s are given: use one", strings.Join(given, " and "))
+	}
+	if len(given) == 0 {
+		if err := b.usual.Value.Set(b.usual.DefValue); err != nil {
+			return models.Model{}, err
+		}
+	}
+	switch {
+	case b.bytes != "":
+		return models.FromBytes(b.bytes, d)
+	case b.layers == "":
+		return models.Get(b.model)
+	}
+	file, err := os.Open(b.layers)
+	if err != nil {
+		return models.Model{}, fmt.Errorf("read layers: %w", err)
+	}
+	defer file.Close()
+	m, err := models.FromCSV(file)
+	if err != nil {
+		return m, fmt.Errorf("read layers from %s: %w", b.layers, err)
+	}
+	return m, nil
+}
+
+func hyperOf(settings []string) (map[string]float64, error) {
+	hyper := map[string]float64{}
+	for _, s := range settings {
+		name, text, _ := strings.Cut(s, "=")
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return nil, fmt.Errorf("hyper-parameter %q: use NAME=NUMBER", s)
+		}
+		hyper[name] = v
+	}
+	return hyper, nil
+}
+
+func benchCommand() *cobra.Command {
+	var b benchFlags
+	var jsonFile string
+	var noRoofline bool
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Exchange a model's gradients with infinitely fast compute and measure it",
+		Long: `Exchange a model's gradients with infinitely fast compute and measure it, in the terms of nccl-tests. The most that this
+machine can do of such an exchange is measured in the same run, and the result is printed as a share of it.`,
+		Example: `  rackweave bench
+  rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
+  rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
+  rackweave bench --bytes 100MB --workers 1,2,4,8
+  rackweave bench --server http://box:7077 --workers 2
+  rackweave bench compare --with gloo,mpi
+  rackweave bench ablate --svg figures`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			specs, err := b.complete()
+			if err == nil {
+				err = checkOutput(jsonFile)
+			}
+			if err != nil {
+				return err
+			}
+			runner, err := newRunner(cmd)
+			if err != nil {
+				return err
+			}
+			var results []report.Result
+			for _, spec := range specs {
+				res, err := runner.Run(cmd.Context(), spec)
+				if err != nil {
+					return err
+				}
+				if !noRoofline {
+					if err := bench.MeasureRoofline(cmd.Context(), &spec, &res); err != nil {
+						fmt.Fprintln(cmd.ErrOrStderr(), "no share of what the machine can do:", err)
+					}
+				}
+				results = append(results, res)
+			}
+			return printResults(cmd, results, jsonFile)
+		},
+	}
+	b.add(cmd, "model", "resnet50")
+	cmd.Flags().BoolVar(&b.spec.Verify, "verify", false, "compute everything again in plain Go and compare bits")
+	cmd.Flags().StringVar(&jsonFile, "json", "", "write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
+	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
+	cmd.AddCommand(compareCommand(), ablateCommand())
+	return cmd
+}
+
+// newRunner starts worker and aggregator processes from this same binary.
+func newRunner(cmd *cobra.Command) (*bench.Runner, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program, to start workers from it: %w", err)
+	}
+	return &bench.Runner{
+		Worker: []string{self, "bench-worker"}, Serve: []string{self, "serve", "--log-level", "warn"}, Log: cmd.ErrOrStderr(),
+		Progress: func(label string, steps int) *report.Progress {
+			return report.NewProgress(cmd.ErrOrStderr(), label, steps)
+		},
+		Started: func(url string) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "aggregator at %s, metrics at %s/metrics\n", url, url)
+		},
+	}, nil
+}
+
+// workerCommand is what the benchmark starts as a worker process.
+func workerCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "bench-worker", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return bench.WorkerMain(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+}
+
+// checkOutput finds out whether a file can be written, before the work for it is done.
+func checkOutput(name string) error {
+	if name == "" || name == "-" {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// output opens a file to write to, "-" being standard output.
+func output(cmd *cobra.Command, name string, write func(io.Writer) error) error {
+	if name == "-" {
+		return write(cmd.OutOrStdout())
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
+}
+
+// printResults prints a table, or JSON: an object, or of several results a list.
+func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) error {
+	if jsonFile != "" {
+		var v any = results
+		if len(results) == 1 {
+			v = &results[0]
+		}
+		if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, v) }); err != nil {
+			return err
+		}
+	}
+	if jsonFile != "-" {
+		if err := report.WriteTable(cmd.OutOrStdout(), results); err != nil {
+			return err
+		}
+		for i := range results {
+			printChecksum(cmd.OutOrStdout(), &results[i])
+		}
+	}
+	for _, res := range results {
+		if res.Wrong > 0 || res.Verified && res.Checksum != res.Reference {
+			return fmt.Errorf("with %d workers %d elements differ from plain Go", res.Workers, res.Wrong)
+		}
+	}
+	return nil
+}
+
+func printChecksum(w io.Writer, res *report.Result) {
+	fmt.Fprintf(w, "# workers=%d: checksum of the final results %s", res.Workers, res.Checksum)
+	if res.Verified {
+		fmt.Fprintf(w, ", plain Go %s", res.Reference)
+	}
+	fmt.Fprintln(w)
+}

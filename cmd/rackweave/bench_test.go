@@ -1,0 +1,135 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
+	layers := file(t, "layers.csv", "layer_index,numel,forward_ns,backward_ns\n0,-5,0,0\n")
+	for _, tc := range []struct {
+		args  string
+		wants []string
+	}{
+		{"bench --model resnet5", []string{`"resnet5"`, "did you mean resnet50?"}},
+		{"bench --optimizer adamw", []string{`"adamw"`, "did you mean adamw_"}},
+		{"bench --dtype f8", []string{`"f8"`, "f32, bf16 or f16"}},
+		{"bench --provider rdma", []string{`"rdma"`, "auto, shm, tcp, ibv, sim"}},
+		{"bench --provider sim", []string{"sim", "procs=false"}},
+		{"bench --bytes 0", []string{"model of 0", "0 elements: use 1"}},
+		{"bench --bytes lots", []string{`"lots"`, "such as 100MB"}},
+		{"bench --bytes 90TB", []string{"available", "smaller model or fewer workers"}},
+		{"bench --bytes 4MB --layers " + layers, []string{"--bytes and --layers are given: use one"}},
+		{"bench --bytes 4MB --model vgg16", []string{"--model and --bytes are given: use one"}},
+		{"bench compare --layers " + layers, []string{layers, "-5"}},
+		{"bench compare --model resnet5", []string{"did you mean resnet50?"}},
+		{"bench --layers " + layers, []string{layers, "-5"}},
+		{"bench --layers /nonexistent.csv", []string{"/nonexistent.csv", "no such file"}},
+		{"bench --workers 0", []string{"workers is 0", "use 1 to 1024"}},
+		{"bench --iters 0", []string{"0 iterations", "use 1 to"}},
+		{"bench --chunk-bytes 1000", []string{"chunk size of 1000", "power of two"}},
+		{"bench --hyper lr", []string{`"lr"`, "NAME=NUMBER"}},
+		{"bench --hyper speed=1", []string{`"speed"`, "use lr, wd"}},
+		{"bench --bytes 4KiB --cores 4096", []string{"4096 cores asked for", "0 chooses"}},
+		{"bench --bytes 4KiB --server box", []string{`"box"`, "http://host:7077"}},
+		{"bench ablate --only fuse", []string{`"fuse"`, "chunk-size, tall-wide, fused"}},
+		{"bench ablate --rounds 0", []string{"0 rounds", "use 1 to"}},
+		{"bench compare --workers 1,2", []string{"[1 2]", "use one"}},
+		{"bench compare --with nccl", []string{`"nccl"`}},
+		{"topo --model none", []string{`"none"`}},
+		{"topo --cores 4096", []string{"4096 cores asked for"}},
+		{"topo --chunk-bytes 7", []string{"chunk size of 7"}},
+		{"rxe", []string{"rxe: use up or down"}},
+		{"rxe sideways", []string{"rxe sideways: use up or down"}},
+		{"drain --server box", []string{`"box"`, "http://host:7077"}},
+		{"status --server box", []string{`"box"`, "http://host:7077"}},
+		{"status --server http://127.0.0.1:1 --timeout 2s", []string{"127.0.0.1:1", "refused"}},
+		{"serve --listen 127.0.0.1:0 --log-level loud", []string{`"loud"`, "debug, info, warn or error"}},
+		{"serve --listen 127.0.0.1:0 --jobs resnet", []string{`"resnet"`, "NAME=TOKEN"}},
+		{"serve --listen 127.0.0.1:0 --provider-options tcp", []string{`"tcp"`, "PROVIDER:key=value"}},
+		{"serve --listen 127.0.0.1:0 --providers smoke", []string{`"smoke"`, "shm, tcp"}},
+		{"serve --listen 127.0.0.1:0 --tls-cert box.pem", []string{"certificate and a key"}},
+		{"serve --listen nowhere", []string{"nowhere"}},
+	} {
+		t.Run(tc.args, func(t *testing.T) { fails(t, strings.Fields(tc.args), tc.wants...) })
+	}
+}
+
+// The keys that readers of results rely on.
+var resultKeys = []string{
+	"machine", "provider", "workers", "model", "bytes", "iterations", "time_us", "p99_over_mean", "algbw_gbs", "busbw_gbs", "goodput_gbs",
+	"roofline", "wrong", "checksum",
+}
+
+func TestBenchPrintsJSON(t *testing.T) {
+	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "2", "--iters", "2", "--warmup", "1", "--provider", "shm", "--verify", "--json", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result map[string]any
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
+	}
+	for _, key := range resultKeys {
+		if _, ok := result[key]; !ok {
+			t.Errorf("the result lacks %q:\n%s", key, out)
+		}
+	}
+	for _, key := range []string{"min", "mean", "p50", "p99", "max"} {
+		if v, ok := result["time_us"].(map[string]any)[key].(float64); !ok || v <= 0 {
+			t.Errorf("time_us lacks %q:\n%s", key, out)
+		}
+	}
+	if result["checksum"] != result["reference_checksum"] || result["wrong"] != 0.0 || result["verified"] != true {
+		t.Errorf("not verified:\n%s", out)
+	}
+	if roof := result["roofline"].(map[string]any); roof["name"] != "memory" || roof["gbs"].(float64) <= 0 || roof["share"].(float64) <= 0 {
+		t.Errorf("roofline %v", roof)
+	}
+}
+
+func TestBenchMeasuresSeveralNumbersOfWorkers(t *testing.T) {
+	path := t.TempDir() + "/results.json"
+	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "1,3", "--iters", "2", "--warmup", "0", "--procs=false", "--provider", "tcp",
+		"--no-roofline", "--json", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var results []struct{ Workers int }
+	if err := json.Unmarshal(text, &results); err != nil || len(results) != 2 || results[0].Workers != 1 || results[1].Workers != 3 {
+		t.Errorf("%v: want results of 1 and of 3 workers:\n%s", err, text)
+	}
+	if strings.Count(out, " 1000000 ") != 2 || strings.Count(out, "algbw") != 1 {
+		t.Errorf("want two rows under one header:\n%s", out)
+	}
+}
+
+func TestAResultThatCannotBeWrittenIsAnErrorBeforeTheWork(t *testing.T) {
+	fails(t, strings.Fields("bench --bytes 1MB --iters 1000000 --json /nonexistent/result.json"), "/nonexistent/result.json")
+}
+
+func TestAblatePrintsJSONAndDrawsFigures(t *testing.T) {
+	dir := t.TempDir() + "/figures"
+	out, err := run(t, "bench", "ablate", "--quick", "--rounds", "1", "--only", "fused,pinned", "--bytes", "256KiB", "--workers", "2", "--json", "-", "--svg", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all struct {
+		Machine   map[string]any
+		Ablations []struct{ Name string }
+	}
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Machine) == 0 || len(all.Ablations) != 2 || all.Ablations[1].Name != "pinned" {
+		t.Errorf("%v in\n%s", err, out)
+	}
+	for _, name := range []string{"fused", "pinned"} {
+		if svg, err := os.ReadFile(dir + "/" + name + ".svg"); err != nil || !strings.HasPrefix(string(svg), "<?xml") {
+			t.Errorf("figure of %s: %v, %d bytes", name, err, len(svg))
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/agnivade/levenshtein"
+	"github.com/goccy/go-yaml"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// applyConfig sets, from the file that --config names, the flags that the command line did not.
+func applyConfig(cmd *cobra.Command) error {
+	path, err := cmd.Flags().GetString("config")
+	if err != nil || path == "" {
+		return err
+	}
+	text, err := readConfig(path)
+	if err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	var values map[string]any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		// Without the lines around it, which may be anything.
+		return fmt.Errorf("read configuration %s: %s", path, yaml.FormatError(err, false, false))
+	}
+	var known []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "config" && f.Name != "help" {
+			known = append(known, f.Name)
+		}
+	})
+	names := make([]string, 0, len(values))
+	for name := range values {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return fmt.Errorf("configuration %s: unknown key %q: did you mean %q?", path, name, nearest(name, known))
+		}
+		if cmd.Flags().Changed(name) {
+			continue
+		}
+		f := cmd.Flags().Lookup(name)
+		if err := setFlag(f, values[name]); err != nil {
+			return fmt.Errorf("configuration %s: %s, of type %s: %w", path, name, f.Value.Type(), err)
+		}
+	}
+	return nil
+}
+
+// maxConfigBytes bounds a configuration file: the YAML library's time grows with the square of some files' size.
+const maxConfigBytes = 64 << 10
+
+func readConfig(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err == nil && len(text) > maxConfigBytes {
+		err = fmt.Errorf("%s is larger than %d bytes: give a file of keys and values", path, maxConfigBytes)
+	}
+	return text, err
+}
+
+// setFlag gives a flag a value of the file. Flags that take several take a list, or a mapping where they take NAME=VALUE.
+func setFlag(f *pflag.Flag, v any) error {
+	var items []string
+	switch v := v.(type) {
+	case nil:
+		return errors.New("no value: give one, or remove the key")
+	case []any:
+		for _, item := range v {
+			items = append(items, fmt.Sprint(item))
+		}
+	case map[string]any:
+		for name, value := range v {
+			items = append(items, fmt.Sprintf("%s=%v", name, value))
+		}
+		slices.Sort(items)
+	default:
+		return f.Value.Set(fmt.Sprint(v))
+	}
+	if list, ok := f.Value.(pflag.SliceValue); ok {
+		return list.Replace(items)
+	}
+	return f.Value.Set(strings.Join(items, ","))
+}
+
+func nearest(name string, known []string) string {
+	return slices.MinFunc(known, func(a, b string) int {
+		return levenshtein.ComputeDistance(name, a) - levenshtein.ComputeDistance(name, b)
+	})
+}

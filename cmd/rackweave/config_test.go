@@ -1,0 +1,72 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestAMistypedKeyNamesItselfAndTheNearest(t *testing.T) {
+	for _, tc := range []struct{ command, text, key, meant string }{
+		{"bench", "worker: 2\n", "worker", "workers"},
+		{"serve", "listen: :0\nonly_listed: true\n", "only_listed", "only-listed"},
+		{"topo", "Cores: 2\n", "Cores", "cores"},
+	} {
+		path := file(t, "rackweave.yaml", tc.text)
+		fails(t, []string{tc.command, "--config", path}, path, `unknown key "`+tc.key+`"`, `did you mean "`+tc.meant+`"`)
+	}
+}
+
+func TestABadConfigurationSaysWhatIsBad(t *testing.T) {
+	fails(t, []string{"topo", "--config", "/nonexistent.yaml"}, "/nonexistent.yaml", "no such file")
+	path := file(t, "rackweave.yaml", "cores: [1\n")
+	fails(t, []string{"topo", "--config", path}, path)
+	path = file(t, "rackweave.yaml", "cores: many\n")
+	fails(t, []string{"topo", "--config", path}, path, "cores", "int", `"many"`)
+	path = file(t, "rackweave.yaml", "cores:\n")
+	fails(t, []string{"topo", "--config", path}, path, "cores", "no value: give one, or remove the key")
+}
+
+func TestAFileThatIsNoConfigurationIsToldInALine(t *testing.T) {
+	for _, text := range []string{"\x1b[2J\x00\n\xff\xfe\n: [", strings.Repeat("[", maxConfigBytes/16), strings.Repeat("key: [\n", 1<<20)} {
+		_, err := run(t, "topo", "--config", file(t, "rackweave.yaml", text))
+		if err == nil {
+			t.Fatalf("a file with %.20q was read", text)
+		}
+		if strings.ContainsAny(err.Error(), "\n\x1b\x00") || len(err.Error()) > 300 {
+			t.Errorf("error of %d bytes with what the file holds: %.300q", len(err.Error()), err)
+		}
+	}
+	fails(t, []string{"topo", "--config", "/dev/zero"}, "/dev/zero is larger than 65536 bytes")
+}
+
+func TestAConfigurationSetsWhatTheCommandLineDoesNot(t *testing.T) {
+	path := file(t, "rackweave.yaml", "# of this box\nmodel: vgg16\nchunk-bytes: 65536\njson: true\ncores: 1\n")
+	out, err := run(t, "topo", "--config", path, "--model", "alexnet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Model      string
+		ChunkBytes int `json:"chunk_bytes"`
+		Lanes      []any
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
+	}
+	if got.Model != "alexnet" || got.ChunkBytes != 65536 || len(got.Lanes) != 1 {
+		t.Errorf("%+v, want alexnet of the command line, chunks and cores of the file", got)
+	}
+}
+
+func TestListsInAConfigurationAreLists(t *testing.T) {
+	path := file(t, "rackweave.yaml", "workers: [2, 3]\nbytes: 0\n")
+	fails(t, []string{"bench", "--config", path}, "0 elements")
+	path = file(t, "rackweave.yaml", "workers: [2, 0]\nbytes: 4KiB\n")
+	fails(t, []string{"bench", "--config", path}, "workers is 0")
+	// Items keep their commas where they have some.
+	path = file(t, "rackweave.yaml", "provider-options: [\"roce:gid=3,tc=106\", \"tcp:x=1\"]\n")
+	fails(t, []string{"serve", "--config", path}, `unknown provider "roce"`)
+	path = file(t, "rackweave.yaml", "hyper: {lr: 0.1, momentun: 0.9}\noptimizer: sgd_torch\n")
+	fails(t, []string{"bench", "--config", path}, `hyper-parameter "momentun" is unknown`)
+}

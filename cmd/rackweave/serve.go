@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rackweave/rackweave/service"
+)
+
+func serveCommand() *cobra.Command {
+	var o service.Options
+	var jobs, options []string
+	var logLevel string
+	var asJSON, untilEOF bool
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the aggregator",
+		Long: `Run the aggregator. It finds its NICs, NUMA nodes and cores by itself and says what it found. One port serves gRPC and
+HTTP+JSON, health, reflection, Prometheus metrics (/metrics) and profiles (/debug/pprof/).
+
+Interrupted or terminated it ends at once: its jobs fail, and their workers are told. "rackweave drain" lets the jobs end first.`,
+		Example: `  rackweave serve
+  rackweave serve --listen :7077 --providers ibv --nics mlx5_0,mlx5_1 --cores 16
+  rackweave serve --tls-cert box.pem --tls-key box.key --jobs resnet=SECRET --only-listed --checkpoint-dir /var/lib/rackweave
+  rackweave serve --config /etc/rackweave.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if o.Log, err = logger(cmd.ErrOrStderr(), logLevel, asJSON); err != nil {
+				return err
+			}
+			for _, j := range jobs {
+				name, token, ok := strings.Cut(j, "=")
+				if !ok || token == "" {
+					return fmt.Errorf("job %q: use NAME=TOKEN", name)
+				}
+				o.Jobs = append(o.Jobs, service.JobPolicy{Name: name, Token: token, Quota: o.Quota})
+			}
+			o.ProviderOptions = map[string]string{}
+			for _, p := range options {
+				name, text, ok := strings.Cut(p, ":")
+				if !ok {
+					return fmt.Errorf("provider options %q: use PROVIDER:key=value,…", p)
+				}
+				o.ProviderOptions[name] = text
+			}
+			o.Version = version
+			return serve(cmd.Context(), o, cmd.OutOrStdout(), asJSON, untilEOF)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Listen, "listen", service.DefaultListen, "address to listen on; port 0: any")
+	f.StringSliceVar(&o.Providers, "providers", nil, "transports to serve: ibv, shm, tcp (default: every one with a device here)")
+	f.StringArrayVar(&options, "provider-options", nil, "options of a transport, as PROVIDER:key=value,…")
+	f.StringSliceVar(&o.NICs, "nics", nil, "RDMA devices to serve (default: all)")
+	f.IntVar(&o.Cores, "cores", 0, "cores that aggregate (0: chosen, see rackweave topo)")
+	f.BoolVar(&o.Unpinned, "unpinned", false, "let the aggregating loops float over the cores")
+	f.IntVar(&o.Window, "window", 0, "messages in flight per worker and core (0: what suits the transport)")
+	f.IntVar(&o.Spin, "spin", 0, "empty polls before a core sleeps (0: chosen, -1: none)")
+	f.DurationVar(&o.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost (0: 5s)")
+	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
+	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")
+	f.StringSliceVar(&jobs, "jobs", nil, "jobs with tokens of their own, as NAME=TOKEN,…")
+	f.BoolVar(&o.OnlyListed, "only-listed", false, "refuse jobs that --jobs does not name")
+	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job (0: 1024)")
+	f.IntVar(&o.Quota.Tensors, "max-job-tensors", 0, "most tensors of a job (0: no bound)")
+	f.Int64Var(&o.Quota.ModelBytes, "max-job-bytes", 0, "most bytes of a job's parameters in f32 (0: what memory holds)")
+	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once (0: 64)")
+	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters (empty: saving is refused)")
+	f.StringVar(&o.AdminToken, "admin-token", "", "token that draining needs (empty: only this host may drain)")
+	f.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
+	f.BoolVar(&asJSON, "json", false, "log JSON")
+	f.BoolVar(&untilEOF, "until-eof", false, "end when standard input does: print only the URL, for programs that start an aggregator")
+	return cmd
+}
+
+func logger(w io.Writer, level string, asJSON bool) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("log level %q: use debug, info, warn or error", level)
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	if asJSON {
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, opts)), nil
+}
+
+func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilEOF bool) error {
+	s, err := service.New(o)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	s.Handle("/metrics", s.MetricsHandler())
+	s.Handle("/debug/pprof/", http.HandlerFunc(pprof.Index))
+	s.Handle("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
+	s.Handle("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+	s.Handle("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
+	switch {
+	case untilEOF:
+		fmt.Fprintln(out, s.URL())
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		go func() {
+			io.Copy(io.Discard, os.Stdin)
+			cancel()
+		}()
+	case asJSON:
+		if err := json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "providers": s.Providers()}); err != nil {
+			return err
+		}
+	default:
+		fmt.Fprintf(out, "listening on %s, transports %s\nmetrics at %s/metrics\n", s.URL(), strings.Join(s.Providers(), ", "), s.URL())
+	}
+	return s.Serve(ctx)
+}

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rackweave/rackweave/numa"
+)
+
+// serving runs `serve` until the test ends and returns its first line of output.
+func serving(t *testing.T, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := root()
+	out, in := io.Pipe()
+	cmd.SetOut(in)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs(append([]string{"serve", "--listen", "127.0.0.1:0"}, args...))
+	ended := make(chan error, 1)
+	go func() {
+		err := cmd.ExecuteContext(ctx)
+		in.CloseWithError(io.EOF)
+		ended <- err
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("serve: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("serve did not end")
+		}
+	})
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, lines)
+	return line
+}
+
+func TestServeSaysWhereItIsAndStatusAnswers(t *testing.T) {
+	line := serving(t, "--json")
+	var said struct {
+		URL       string
+		Providers []string
+	}
+	if err := json.Unmarshal([]byte(line), &said); err != nil || len(said.Providers) == 0 {
+		t.Fatalf("%v: %s", err, line)
+	}
+	out, err := run(t, "status", "--server", said.URL, "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var status struct {
+		Version string
+		Engines []struct {
+			Provider string
+			Lanes    []map[string]any
+		}
+		Jobs []any
+	}
+	if err := json.Unmarshal([]byte(out), &status); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
+	}
+	if len(status.Engines) != len(said.Providers) || len(status.Engines[0].Lanes) == 0 || len(status.Jobs) != 0 {
+		t.Errorf("status %+v of an idle aggregator serving %v", status, said.Providers)
+	}
+	if out, err = run(t, "status", "--server", said.URL); err != nil || !strings.Contains(out, "lane 0") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	for _, path := range []string{"/metrics", "/debug/pprof/"} {
+		answer, err := http.Get(said.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s", path, answer.Status)
+		}
+	}
+}
+
+func TestADrainedAggregatorEndsWhenItsJobsHave(t *testing.T) {
+	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp"))[2], ",")
+	out, err := run(t, "drain", "--server", url, "--json")
+	if err != nil || strings.Join(strings.Fields(out), "") != `{"jobs":0}` {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := net.Dial("tcp", strings.TrimPrefix(url, "http://")); err != nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("it still listens")
+		}
+	}
+}
+
+func TestServeForAPersonSaysWhereItIs(t *testing.T) {
+	line := serving(t, "--providers", "tcp", "--unpinned")
+	if !strings.HasPrefix(line, "listening on http://127.0.0.1:") || !strings.HasSuffix(line, "transports tcp\n") {
+		t.Errorf("it said %q", line)
+	}
+}
+
+func TestATakenPortIsNamedWithTheRemedy(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	fails(t, []string{"serve", "--listen", l.Addr().String()}, l.Addr().String(), "address already in use", "give another address")
+}
+
+func TestTopoPrintsJSON(t *testing.T) {
+	out, err := run(t, "topo", "--json", "--cores", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Topology struct{ Nodes, CPUs []any }
+		Lanes    []any
+		Chunks   int
+		LaneLoad []laneLoad `json:"lane_load"`
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
+	}
+	if len(got.Topology.Nodes) == 0 || len(got.Topology.CPUs) == 0 || len(got.Lanes) != 1 || len(got.LaneLoad) != 1 || got.LaneLoad[0].Chunks != got.Chunks {
+		t.Errorf("%+v", got)
+	}
+	if text, err := run(t, "topo"); err != nil || !strings.Contains(text, "chunk map of resnet50") {
+		t.Errorf("%v:\n%s", err, text)
+	}
+}
+
+func TestTopoThatCannotBePrintedIsAnError(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	cmd := root()
+	cmd.SetOut(full)
+	cmd.SetArgs([]string{"topo"})
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "no space left") {
+		t.Errorf("error %v, want no space left", err)
+	}
+}
+
+func TestDoctorPrintsFindingsWithRemedies(t *testing.T) {
+	out, err := run(t, "doctor", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var findings []numa.Finding
+	if err := json.Unmarshal([]byte(out), &findings); err != nil {
+		t.Fatalf("%v in\n%s", err, out)
+	}
+	told := map[string]bool{}
+	for _, f := range findings {
+		told[f.Check] = true
+		if f.Detail == "" || f.Level == numa.LevelWarn && f.Remedy == "" {
+			t.Errorf("finding %+v lacks a detail or a remedy", f)
+		}
+	}
+	for _, p := range []string{"provider ibv", "provider shm", "provider tcp"} {
+		if !told[p] {
+			t.Errorf("no finding on %s:\n%s", p, out)
+		}
+	}
+	if text, err := run(t, "doctor"); err != nil || !strings.Contains(text, "provider shm") {
+		t.Errorf("%v:\n%s", err, text)
+	}
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+func statusCommand() *cobra.Command {
+	var cfg client.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show a running aggregator's jobs, workers, stragglers, memory and throughput per core",
+		Example: `  rackweave status --server http://box:7077
+  rackweave status --server http://box:7077 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := client.Status(cmd.Context(), cfg)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(s)
+				if err != nil {
+					return err
+				}
+				return writeJSON(cmd.OutOrStdout(), json.RawMessage(text)) // protojson's own spaces differ from build to build
+			}
+			return printStatus(cmd.OutOrStdout(), s)
+		},
+	}
+	cmd.Flags().StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
+	cmd.Flags().StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, for https")
+	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printStatus(out io.Writer, s *api.StatusResponse) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "rackweave %s, up %v", s.Version, (time.Duration(s.UptimeSeconds) * time.Second))
+	if s.Draining {
+		fmt.Fprint(w, ", draining")
+	}
+	fmt.Fprintln(w)
+	for _, e := range s.Engines {
+		fmt.Fprintf(w, "\n%s\tdevice\tcpu\tnode\tin GB/s\tout GB/s\tchunks\tin progress\tdropped\tmoves\n", e.Provider)
+		for i, l := range e.Lanes {
+			fmt.Fprintf(w, "  lane %d\t%s\t%d\t%d\t%.2f\t%.2f\t%d\t%d\t%d\t%d\n", i, l.Device, l.Cpu, l.Node,
+				l.ReceivedBytesPerSecond/1e9, l.SentBytesPerSecond/1e9, l.Chunks, l.FoldsOpen, l.Dropped, l.Moves)
+		}
+		for _, n := range e.Nics {
+			link := "up"
+			if !n.Up {
+				link = "down"
+			}
+			fmt.Fprintf(w, "  %s is %s, with %d connections", n.Device, link, n.Connections)
+			if n.Guests > 0 {
+				fmt.Fprintf(w, ", %d of them of other devices' lanes", n.Guests)
+			}
+			fmt.Fprintln(w)
+		}
+	}
+	for _, j := range s.Jobs {
+		fmt.Fprintf(w, "\njob %s: %s, %s %s over %s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, j.Provider, j.Workers,
+			j.Tensors, report.Size(j.ModelBytes))
+		fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes), report.Size(j.SlotBytes),
+			report.Size(j.ResultBytes))
+		if j.Failure != nil {
+			fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
+		}
+		fmt.Fprint(w, "  worker\thost\tpid\treceived\tsent\tlast to come\tlateness\tawaited\n")
+		for _, m := range j.Members {
+			fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%d\t%v\t%d\n", m.Rank, m.Host, m.Pid, report.Size(m.ReceivedBytes), report.Size(m.SentBytes),
+				m.LastArrivals, (time.Duration(m.LatenessSeconds * 1e9)).Round(time.Microsecond), m.AwaitedChunks)
+		}
+	}
+	return w.Flush()
+}

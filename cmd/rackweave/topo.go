@@ -1,0 +1,99 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rackweave/rackweave/bench/models"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/numa"
+)
+
+func topoCommand() *cobra.Command {
+	var nics []string
+	var cores, chunkBytes int
+	var model string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "topo",
+		Short: "Show NICs, NUMA nodes, cores, huge pages, and the chunk map an aggregator would use here",
+		Example: `  rackweave topo
+  rackweave topo --model bert-large --cores 8
+  rackweave topo --nics mlx5_0,mlx5_1 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			top, err := numa.Discover("")
+			if err != nil {
+				return err
+			}
+			lanes, notes, err := top.Lanes(numa.LaneConfig{NICs: nics, Cores: cores})
+			if err != nil {
+				return err
+			}
+			m, err := models.Get(model)
+			if err != nil {
+				return err
+			}
+			plan, err := planFor(lanes, m, chunkBytes)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), map[string]any{
+					"topology": top, "lanes": lanes, "notes": notes,
+					"model": m.Name, "chunk_bytes": plan.ChunkBytes(), "chunks": plan.NumChunks(), "lane_load": laneLoads(plan),
+				})
+			}
+			var text strings.Builder
+			fmt.Fprint(&text, top, "\n", numa.LanesText(lanes, notes), "\n")
+			fmt.Fprintf(&text, "chunk map of %s\n", m.Name)
+			for l, load := range laneLoads(plan) {
+				fmt.Fprintf(&text, "  lane %d (cpu %d): %d chunks, %.1f MB\n", l, lanes[l].CPU, load.Chunks, float64(load.Bytes)/1e6)
+			}
+			_, err = io.WriteString(cmd.OutOrStdout(), text.String())
+			return err
+		},
+	}
+	cmd.Flags().StringSliceVar(&nics, "nics", nil, "network or RDMA devices to serve (default: none, lanes are spread over the nodes)")
+	cmd.Flags().IntVar(&cores, "cores", 0, "cores to use (0: chosen)")
+	cmd.Flags().IntVar(&chunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
+	cmd.Flags().StringVar(&model, "model", "resnet50", "model whose chunk map to show")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func planFor(lanes []numa.Lane, m models.Model, chunkBytes int) (*chunk.Plan, error) {
+	places := make([]chunk.Lane, len(lanes))
+	for i, l := range lanes {
+		places[i] = chunk.Lane{NIC: l.NICIndex, Core: l.CPU, Weight: uint32(l.Mbps)}
+	}
+	plan, err := chunk.NewPlan(chunk.Config{ChunkBytes: chunkBytes, Lanes: places})
+	if err != nil {
+		return nil, err
+	}
+	return plan, plan.Add(m.Chunkable(chunk.F32))
+}
+
+type laneLoad struct {
+	Chunks int    `json:"chunks"`
+	Bytes  uint64 `json:"bytes"`
+}
+
+func laneLoads(p *chunk.Plan) []laneLoad {
+	loads := make([]laneLoad, p.NumLanes())
+	for l := range loads {
+		_, bytes := p.LaneLoad(l)
+		loads[l] = laneLoad{len(p.LaneChunks(l)), bytes}
+	}
+	return loads
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,53 @@
+package lab
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// dependOnSources makes "go test" look at the whole module before it takes this test's result from its cache: it notes the
+// directories that a test reads, but not what the commands it runs read.
+func dependOnSources(t *testing.T) {
+	t.Helper()
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
+			return fs.SkipDir
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// build builds something of this module where a guest sees it, unless it is there, and returns its path there: one through the
+// guest's root, where it is read once, while [SharedDir] is read again by every process.
+func build(t *testing.T, g *Guest, name string, args ...string) string {
+	t.Helper()
+	dependOnSources(t)
+	file := filepath.Join(g.Dir(), name)
+	if _, err := os.Stat(file); err == nil {
+		return GuestPath(file)
+	}
+	args = append(args[:1:1], append([]string{"-o", file}, args[1:]...)...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return GuestPath(file)
+}
+
+// ibvConforms runs the transport contract's tests, and provider ibv's own, against a guest's device.
+func ibvConforms(t *testing.T, g *Guest) {
+	bin := build(t, g, "verbs.test", "test", "-c", "github.com/rackweave/rackweave/verbs")
+	out, err := g.Run(within(t, 4*time.Minute), "RDMA_DEVICE=rxe0 RDMA_TEST_NETDEV=nic0 "+bin+" -test.v -test.run '^TestIBV'")
+	if err != nil || !strings.Contains(out, "--- PASS: TestIBV ") || strings.Contains(out, "--- SKIP") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Logf("%d tests passed in the guest", strings.Count(out, "--- PASS"))
+}

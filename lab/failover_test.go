@@ -1,0 +1,77 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A netdev goes down in mid-exchange and comes back: its lanes move to the other NIC and return.
+func TestLanesMoveWhenANICOfTwoLosesItsLink(t *testing.T) {
+	g := bootShape(t, TwoNodes).Guests[0]
+	rw := program(t, g) + " "
+	const (
+		server = "http://127.0.0.1:7077"
+		log    = SharedDir + "/serve.log"
+		file   = "moves.json"
+	)
+	aggregator := g.Start("exec " + rw + "serve --providers ibv --listen 127.0.0.1:7077 > " + log + " 2>&1")
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		out, err := g.Run(ctx, "cat "+log+"; "+rw+"status; ip addr; dmesg | tail -20")
+		t.Logf("%s\n%v", out, err)
+	})
+	const metrics = "curl -sf " + server + "/metrics"
+	run(t, g, waitUntil(metrics, "rackweave_nic_up.*rxe1"))
+	bench := g.Start(fmt.Sprintf("%sbench --server %s --provider ibv --bytes 1MB --workers 2 --iters 80 --warmup 1 --optimizer sgd_torch --verify --no-roofline --json %s/%s",
+		rw, server, SharedDir, file))
+	// A lane of nic1 is in the midst of it.
+	run(t, g, waitUntil(metrics, `lane_chunks_total.*device="rxe1",lane="1".* [1-9]`))
+	run(t, g, "ip link set nic1 down")
+	run(t, g, waitUntil("cat "+log, "connection moves.* rank=0 lane=1 to=rxe0 home=rxe1"))
+	run(t, g, waitUntil(metrics, `nic_up.*device="rxe1".* 0$`))
+	run(t, g, "sleep 1; ip link set nic1 up")
+	run(t, g, waitUntil("cat "+log, "connection moves.* rank=0 lane=1 to=rxe1 home=rxe1"))
+	run(t, g, waitUntil(metrics, `nic_up.*device="rxe1".* 1$`))
+	if out, err := bench.Wait(within(t, 5*time.Minute)); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	checksum(t, filepath.Join(g.Dir(), file), "with a link down for a while")
+	events := run(t, g, "cat "+log)
+	down, moved := when(t, events, `msg="link down" device=rxe1`), when(t, events, `msg="connection moves"`)
+	if took := moved.Sub(down); took > time.Second {
+		t.Errorf("the first connection moved %v after its link went down", took)
+	}
+	run(t, g, "pkill -x rackweave")
+	aggregator.Wait(within(t, 20*time.Second))
+}
+
+// when is the time of the first line of a log that contains a text.
+func when(t *testing.T, log, text string) time.Time {
+	t.Helper()
+	for line := range strings.Lines(log) {
+		if !strings.Contains(line, text) {
+			continue
+		}
+		stamp, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+		at, err := time.Parse(time.RFC3339Nano, stamp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	t.Fatalf("the log does not say %s", text)
+	return time.Time{}
+}
+
+// waitUntil is a script that runs a command until what it prints matches.
+func waitUntil(command, pattern string) string {
+	return fmt.Sprintf("for i in $(seq 200); do %s > /tmp/until 2>/dev/null && grep -qE '%s' /tmp/until && exit; sleep 0.1; done; cat /tmp/until; exit 1", command, pattern)
+}

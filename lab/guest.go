@@ -1,0 +1,288 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// SharedDir is where a guest sees [Guest.Dir].
+const SharedDir = "/run/lab"
+
+// NIC is a network interface of a guest, with a soft-RoCE device on it.
+type NIC struct {
+	// Wire is what the NIC is plugged into; nil makes a dummy interface, on which RDMA reaches only itself.
+	Wire *Wire
+	// Node is the NUMA node whose PCI bus holds the NIC. Dummy interfaces have none.
+	Node int
+	// Addr is its address, as in "10.77.0.1/24".
+	Addr string
+}
+
+// Config describes a guest.
+type Config struct {
+	Name string
+	// CPUs, 2 if zero. Pollers that cover every CPU starve soft-RoCE's own work.
+	CPUs int
+	// MemoryMB, 1024 if zero.
+	MemoryMB int
+	// Nodes is the number of NUMA nodes, 1 if zero; processors and memory are split evenly.
+	Nodes int
+	NICs  []NIC
+	// Deadline is how long the guest may live, 5 minutes if zero.
+	Deadline time.Duration
+}
+
+func (c *Config) setDefaults() error {
+	if c.CPUs == 0 {
+		c.CPUs = 2
+	}
+	if c.MemoryMB == 0 {
+		c.MemoryMB = 1024
+	}
+	if c.Nodes == 0 {
+		c.Nodes = 1
+	}
+	if c.Deadline == 0 {
+		c.Deadline = 5 * time.Minute
+	}
+	if c.CPUs%c.Nodes != 0 {
+		return fmt.Errorf("guest %s: %d processors do not split over %d NUMA nodes", c.Name, c.CPUs, c.Nodes)
+	}
+	for i, n := range c.NICs {
+		if n.Node < 0 || n.Node >= c.Nodes {
+			return fmt.Errorf("guest %s: nic%d is on NUMA node %d of %d", c.Name, i, n.Node, c.Nodes)
+		}
+	}
+	return nil
+}
+
+// ErrGuestGone is wrapped by what was asked of a guest that is no longer there.
+var ErrGuestGone = errors.New("guest is gone")
+
+// Guest is a running guest.
+type Guest struct {
+	cfg     Config
+	macs    []net.HardwareAddr
+	dir     string
+	console *console
+	agent   *agent
+	monitor *monitor
+	process *os.Process
+	gone    chan struct{} // closed when QEMU has exited
+	cause   atomic.Pointer[error]
+	stderr  bytes.Buffer // read only once gone
+	closing sync.Once
+	result  error
+}
+
+// bootAttempts: a kernel patches its own code while it boots, and now and then the emulator lets another processor run what
+// is half patched, which ends in an Oops. Nothing of ours runs before a guest is up, so that is no result.
+const bootAttempts = 3
+
+// Boot starts a guest and returns when its devices are up.
+func Boot(ctx context.Context, cfg Config) (*Guest, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	for attempt := 1; ; attempt++ {
+		g, err := boot(ctx, cfg)
+		if err == nil {
+			return g, nil
+		}
+		if attempt == bootAttempts || !errors.Is(err, ErrKernel) || ctx.Err() != nil {
+			return nil, fmt.Errorf("boot guest %s, attempt %d: %w", cfg.Name, attempt, err)
+		}
+	}
+}
+
+func boot(ctx context.Context, cfg Config) (*Guest, error) {
+	g, err := start(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.bringUp(ctx); err != nil {
+		err = fmt.Errorf("%w\nconsole:\n%s", err, g.Console())
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, nil
+}
+
+func (g *Guest) bringUp(ctx context.Context) error {
+	if err := g.agent.waitReady(ctx); err != nil {
+		return fmt.Errorf("wait for its init: %w", err)
+	}
+	if out, err := g.Run(ctx, g.setupScript()); err != nil {
+		return fmt.Errorf("set up its network: %w: %s", err, out)
+	}
+	return nil
+}
+
+// start makes everything the guest needs and launches QEMU.
+func start(ctx context.Context, cfg Config) (g *Guest, err error) {
+	for _, name := range []string{"ip", "rdma"} {
+		if _, err := tool(name); err != nil {
+			return nil, err
+		}
+	}
+	qemu, err := tool("qemu-system-x86_64")
+	if err != nil {
+		return nil, err
+	}
+	busybox, err := staticBusybox()
+	if err != nil {
+		return nil, err
+	}
+	k, err := fetchKernel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	image, err := initramfs(k, busybox)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := makeWorkDir()
+	if err != nil {
+		return nil, err
+	}
+	g = &Guest{cfg: cfg, dir: dir, gone: make(chan struct{})}
+	var lines [3]net.Conn
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, l := range lines {
+			if l != nil {
+				l.Close()
+			}
+		}
+		os.RemoveAll(dir)
+	}()
+	if err := os.Mkdir(g.Dir(), 0o755); err != nil {
+		return nil, err
+	}
+	initrd := filepath.Join(dir, "initramfs")
+	if err := os.WriteFile(initrd, image, 0o644); err != nil {
+		return nil, err
+	}
+	q := newQEMU(cfg, dir, k.vmlinuz, initrd)
+	defer q.closeChildEnds()
+	for i, id := range []string{"console", "agent", "monitor"} {
+		if lines[i], err = q.line(id); err != nil {
+			return nil, err
+		}
+	}
+	if g.macs, err = q.plug(cfg.NICs); err != nil {
+		return nil, err
+	}
+	if err := g.launch(exec.Command(qemu, q.args...), q.files); err != nil {
+		return nil, err
+	}
+	g.console = newConsole(lines[0])
+	g.agent = newAgent(lines[1], dir, g.gone, g.goneError)
+	g.monitor = newMonitor(lines[2])
+	return g, nil
+}
+
+// launch starts QEMU so that it dies with this process: the parent-death signal is bound to the thread that forks, so one
+// goroutine keeps that thread until QEMU has exited.
+func (g *Guest) launch(cmd *exec.Cmd, files []*os.File) error {
+	cmd.ExtraFiles = files
+	cmd.Stdout, cmd.Stderr = &g.stderr, &g.stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		err = cmd.Wait()
+		g.fail(fmt.Errorf("QEMU exited: %w: %s", errOr(err, "the guest powered off"), strings.TrimSpace(g.stderr.String())))
+		close(g.gone)
+	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	g.process = cmd.Process
+	deadline := time.AfterFunc(g.cfg.Deadline, func() {
+		g.fail(fmt.Errorf("killed at its deadline of %v", g.cfg.Deadline))
+		g.process.Kill()
+	})
+	go func() { <-g.gone; deadline.Stop() }()
+	return nil
+}
+
+func errOr(err error, text string) error {
+	if err != nil {
+		return err
+	}
+	return errors.New(text)
+}
+
+// fail keeps the first reason for which the guest goes away.
+func (g *Guest) fail(err error) { g.cause.CompareAndSwap(nil, &err) }
+
+func (g *Guest) goneError() error {
+	return fmt.Errorf("guest %s: %w: %w", g.cfg.Name, ErrGuestGone, *g.cause.Load())
+}
+
+// Dir is the directory shared with the guest, on the host. It goes with the guest.
+func (g *Guest) Dir() string { return filepath.Join(g.dir, "shared") }
+
+// GuestPath is where a guest sees a path of the host, also below /tmp and /run.
+func GuestPath(hostPath string) string { return filepath.Join("/run/host", hostPath) }
+
+// Name is the guest's host name.
+func (g *Guest) Name() string { return g.cfg.Name }
+
+// Addr is the address of a NIC, without its prefix length.
+func (g *Guest) Addr(nic int) string {
+	addr, _, _ := strings.Cut(g.cfg.NICs[nic].Addr, "/")
+	return addr
+}
+
+// Console returns the end of what the guest's kernel printed.
+func (g *Guest) Console() string { return g.console.tail() }
+
+// SetLink plugs a NIC's cable in or pulls it out; the guest sees the carrier change.
+func (g *Guest) SetLink(nic int, up bool) error {
+	if g.cfg.NICs[nic].Wire == nil {
+		return fmt.Errorf("guest %s: nic%d is a dummy interface and has no cable", g.cfg.Name, nic)
+	}
+	if err := g.monitor.setLink(netID(nic), up); err != nil {
+		return fmt.Errorf("guest %s: set link of nic%d: %w", g.cfg.Name, nic, err)
+	}
+	return nil
+}
+
+// Kill ends the guest as a power failure would.
+func (g *Guest) Kill() {
+	g.fail(errors.New("killed"))
+	g.process.Kill()
+	<-g.gone
+}
+
+// Close ends the guest and removes what it left. The error is what its kernel complained of, if it did.
+func (g *Guest) Close() error {
+	g.closing.Do(func() {
+		g.Kill()
+		g.agent.close()
+		g.monitor.close()
+		g.console.close()
+		g.result = errors.Join(g.console.complaint(g.cfg.Name), os.RemoveAll(g.dir))
+	})
+	return g.result
+}

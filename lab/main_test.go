@@ -1,0 +1,54 @@
+package lab
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+)
+
+// bootAll boots guests for one test and fails the test with what its kernels complained of.
+func bootAll(t *testing.T, cfgs ...Config) *Rack {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("boots QEMU guests: left out by -short")
+	}
+	rack, err := BootAll(within(t, 3*time.Minute), cfgs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := rack.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return rack
+}
+
+func bootShape(t *testing.T, s Shape) *Rack {
+	t.Helper()
+	cfgs, err := s.Configs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range cfgs {
+		cfgs[i].Deadline = 10 * time.Minute // on a machine with other work
+	}
+	return bootAll(t, cfgs...)
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// run runs a script that must succeed.
+func run(t *testing.T, g *Guest, script string) string {
+	t.Helper()
+	out, err := g.Run(within(t, time.Minute), script)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return strings.TrimSpace(out)
+}

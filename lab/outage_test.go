@@ -1,0 +1,139 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// share gives two guests the one binary.
+func share(t *testing.T, first, second *Guest) {
+	t.Helper()
+	program(t, first)
+	const name = "rackweave"
+	if err := os.Link(filepath.Join(first.Dir(), name), filepath.Join(second.Dir(), name)); err != nil && !os.IsExist(err) {
+		t.Fatal(err)
+	}
+}
+
+// endless is an exchange that lasts until something ends it.
+const endless = "--bytes 1MB --workers 2 --iters 100000 --warmup 0 --no-roofline --provider ibv --server "
+
+// startExchange starts a benchmark in a guest and returns once its gradients flow.
+func startExchange(t *testing.T, g *Guest, flags string) *Cmd {
+	t.Helper()
+	sent := func() int { return counters(t, g, "sent_pkts")["sent_pkts"] }
+	before := sent()
+	c := g.Start("exec " + program(t, g) + " bench " + flags)
+	for range 150 {
+		time.Sleep(200 * time.Millisecond)
+		if sent() > before+500 {
+			return c
+		}
+		select {
+		case <-c.Done():
+			t.Fatalf("%s: it ended before it began:\n%s", flags, c.Output())
+		default:
+		}
+	}
+	c.Kill()
+	t.Fatalf("%s: nothing flows:\n%s", flags, c.Output())
+	return nil
+}
+
+// failsSoon waits for a command to fail, and for what it says.
+func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
+	t.Helper()
+	start := time.Now()
+	out, err := c.Wait(within(t, time.Minute))
+	took := time.Since(start)
+	if err == nil || took > limit {
+		t.Errorf("it ended after %v with %v: want an error within %v\n%s", took, err, limit, out)
+	}
+	for _, want := range wants {
+		if !strings.Contains(out, want) {
+			t.Errorf("want %q in what it says:\n%s", want, out)
+		}
+	}
+	t.Logf("after %v: %s", took.Round(100*time.Millisecond), firstLine(out[max(strings.LastIndex(out, "rackweave:"), 0):]))
+}
+
+// rideOut pulls a worker's cable in mid-exchange and plugs it in 3 s later.
+func rideOut(t *testing.T, box, worker *Guest) {
+	share(t, box, worker)
+	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
+	serve(t, box, "--listen :7077")
+	untilItServes(t, worker, url)
+	c := startExchange(t, worker, "--bytes 4MB --workers 2 --iters 5 --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
+		"/result.json --provider ibv --server "+url)
+	link(t, worker, false)
+	time.Sleep(3 * time.Second)
+	select {
+	case <-c.Done():
+		t.Fatalf("it ended with the cable pulled:\n%s", c.Output())
+	default:
+	}
+	link(t, worker, true)
+	if out, err := c.Wait(within(t, 2*time.Minute)); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	checksum(t, filepath.Join(worker.Dir(), "result.json"), "3 s without a cable")
+}
+
+// giveUp pulls a worker's cable for good: both sides give up when the link timeout has passed, and the box serves others.
+func giveUp(t *testing.T, box, worker *Guest) {
+	share(t, box, worker)
+	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
+	aggregator := serve(t, box, "--listen :7077")
+	untilItServes(t, worker, url)
+	c := startExchange(t, worker, endless+url)
+	link(t, worker, false)
+	failsSoon(t, c, 20*time.Second, "rackweave:", "lost")
+	says(t, aggregator, 20*time.Second, "job failed")
+	link(t, worker, true)
+	exchange(t, worker, small+" --provider ibv --server "+url)
+}
+
+func link(t *testing.T, g *Guest, up bool) {
+	t.Helper()
+	if err := g.SetLink(0, up); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// says waits until a command has printed something.
+func says(t *testing.T, c *Cmd, limit time.Duration, want string) {
+	t.Helper()
+	for end := time.Now().Add(limit); !strings.Contains(c.Output(), want); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("after %v it has not said %q:\n%s", limit, want, c.Output())
+			return
+		}
+	}
+}
+
+// powerFailures takes away a worker's host, which fails its job and no other, and then the box, which fails what is left.
+func powerFailures(t *testing.T, box, first, second *Guest) {
+	share(t, box, first)
+	share(t, box, second)
+	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
+	aggregator := serve(t, box, "--listen :7077")
+	untilItServes(t, first, url)
+	doomed := startExchange(t, second, endless+url)
+	going := startExchange(t, first, "--bytes 4MB --workers 2 --iters 4 --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
+		"/result.json --provider ibv --server "+url)
+	second.Kill()
+	<-doomed.agent.gone
+	says(t, aggregator, 20*time.Second, "job failed")
+	if out, err := going.Wait(within(t, 2*time.Minute)); err != nil {
+		t.Fatalf("the job beside that of a host without power: %v\n%s", err, out)
+	}
+	checksum(t, filepath.Join(first.Dir(), "result.json"), "beside a host without power")
+
+	last := startExchange(t, first, endless+url)
+	box.Kill()
+	failsSoon(t, last, 20*time.Second, "rackweave:", "lost")
+}

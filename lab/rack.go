@@ -1,0 +1,91 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Shape is an arrangement of guests.
+type Shape string
+
+// The shapes of racks.
+const (
+	// Single is one guest with one device, which reaches itself.
+	Single Shape = "single"
+	// TwoNodes is one guest with two NUMA nodes and a NIC on each; each device reaches itself.
+	TwoNodes Shape = "two-nodes"
+	// Pair is two guests joined by a wire.
+	Pair Shape = "pair"
+	// Trio is three guests on one wire: a box and two workers.
+	Trio Shape = "trio"
+)
+
+// Shapes lists the shapes.
+func Shapes() []Shape { return []Shape{Single, TwoNodes, Pair, Trio} }
+
+// Configs returns the guests of a shape, not yet booted, for a caller that wants to change them first.
+func (s Shape) Configs() ([]Config, error) {
+	switch s {
+	case Single:
+		return []Config{{Name: "box", NICs: []NIC{{Addr: "10.77.0.1/24"}}}}, nil
+	case TwoNodes:
+		return []Config{{Name: "box", Nodes: 2, MemoryMB: 2048, NICs: []NIC{
+			{Wire: NewWire(), Node: 0, Addr: "10.77.0.1/24"},
+			{Wire: NewWire(), Node: 1, Addr: "10.77.1.1/24"},
+		}}}, nil
+	case Pair:
+		return onOneWire("box", "worker"), nil
+	case Trio:
+		return onOneWire("box", "worker0", "worker1"), nil
+	}
+	return nil, fmt.Errorf("unknown shape %q: use one of %v", string(s), Shapes())
+}
+
+func onOneWire(names ...string) []Config {
+	w := NewWire()
+	var cfgs []Config
+	for i, name := range names {
+		cfgs = append(cfgs, Config{Name: name, NICs: []NIC{{Wire: w, Addr: fmt.Sprintf("10.77.0.%d/24", i+1)}}})
+	}
+	return cfgs
+}
+
+// Rack is a set of running guests.
+type Rack struct{ Guests []*Guest }
+
+// BootRack boots a shape.
+func BootRack(ctx context.Context, s Shape) (*Rack, error) {
+	cfgs, err := s.Configs()
+	if err != nil {
+		return nil, err
+	}
+	return BootAll(ctx, cfgs...)
+}
+
+// BootAll boots guests side by side; on an error none is left.
+func BootAll(ctx context.Context, cfgs ...Config) (*Rack, error) {
+	r := &Rack{Guests: make([]*Guest, len(cfgs))}
+	errs := make([]error, len(cfgs))
+	var wg sync.WaitGroup
+	for i, cfg := range cfgs {
+		wg.Go(func() { r.Guests[i], errs[i] = Boot(ctx, cfg) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+// Close closes all guests; the error is what their kernels complained of.
+func (r *Rack) Close() error {
+	var errs []error
+	for _, g := range r.Guests {
+		if g != nil {
+			errs = append(errs, g.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

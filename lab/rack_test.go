@@ -1,0 +1,121 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// writeBandwidth runs ib_write_bw with 32 KiB messages from one guest to another and returns its average, in MB/s. It tries
+// again when perftest cannot calibrate its clock, which happens under emulation.
+func writeBandwidth(t *testing.T, server, client *Guest, flags string) float64 {
+	t.Helper()
+	flags = "-d rxe0 -s 32768 --port=18600 " + flags
+	var out string
+	for range 5 {
+		s := server.Start("exec ib_write_bw " + flags)
+		// Until the server listens the client is refused at once.
+		var err error
+		out, err = client.Run(within(t, time.Minute), fmt.Sprintf(
+			"for i in $(seq 50); do ib_write_bw %s %s 2>&1 | tee /tmp/bw; grep -q 'connect to' /tmp/bw || exit 0; sleep 0.2; done; exit 1",
+			flags, server.Addr(0)))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		s.Wait(within(t, 20*time.Second))
+		for line := range strings.Lines(out) {
+			if f := strings.Fields(line); len(f) == 5 && f[0] == "32768" {
+				if bw, err := strconv.ParseFloat(f[3], 64); err == nil && bw > 0 {
+					return bw
+				}
+			}
+		}
+		if !strings.Contains(out, "Can't produce a report") {
+			break
+		}
+	}
+	t.Fatalf("ib_write_bw reports no bandwidth:\n%s", out)
+	return 0
+}
+
+func TestPairIsTwoHosts(t *testing.T) {
+	rack := bootShape(t, Pair)
+	box, worker := rack.Guests[0], rack.Guests[1]
+
+	t.Run("RDMA crosses the wire", func(t *testing.T) {
+		bw := writeBandwidth(t, box, worker, "-n 200")
+		t.Logf("ib_write_bw, 32 KiB, between guests: %.1f MB/s", bw)
+	})
+	t.Run("RDMA survives packet loss", func(t *testing.T) {
+		run(t, worker, "tc qdisc add dev nic0 root netem loss 1%")
+		bw := writeBandwidth(t, box, worker, "-n 100")
+		t.Logf("ib_write_bw, 32 KiB, 1%% loss: %.1f MB/s", bw)
+		run(t, worker, "tc -s qdisc show dev nic0 | grep -E 'dropped [1-9]' && tc qdisc del dev nic0 root")
+	})
+	t.Run("an exchange crosses the wire", func(t *testing.T) { twoHostsExchange(t, box, worker) })
+	t.Run("an exchange rides out a cable that is pulled for 3 s", func(t *testing.T) { rideOut(t, box, worker) })
+	t.Run("a cable that is pulled for good is an error in time", func(t *testing.T) { giveUp(t, box, worker) })
+	t.Run("a pulled cable takes the port down until it is back", func(t *testing.T) {
+		const state = "/sys/class/infiniband/rxe0/ports/1/state"
+		for _, c := range []struct {
+			up   bool
+			want string
+		}{{false, "DOWN"}, {true, "ACTIVE"}} {
+			if err := worker.SetLink(0, c.up); err != nil {
+				t.Fatal(err)
+			}
+			run(t, worker, fmt.Sprintf("for i in $(seq 100); do grep -q %s %s && exit; sleep 0.1; done; cat %s; exit 1", c.want, state, state))
+		}
+		run(t, worker, "busybox ping -c1 -W10 "+box.Addr(0))
+	})
+	t.Run("a killed guest is gone for those who wait", func(t *testing.T) {
+		c := worker.Start("sleep 60")
+		worker.Kill()
+		if _, err := c.Wait(within(t, 10*time.Second)); !errors.Is(err, ErrGuestGone) {
+			t.Errorf("got %v, want %v", err, ErrGuestGone)
+		}
+		if out, err := box.Run(within(t, 20*time.Second), "busybox ping -c1 -W1 "+worker.Addr(0)); err == nil {
+			t.Errorf("a dead guest answers: %s", out)
+		}
+	})
+}
+
+func TestTwoNodesHaveANICEach(t *testing.T) {
+	g := bootShape(t, TwoNodes).Guests[0]
+	for i := range 2 {
+		// The virtio device has no numa_node; the PCI device above it has.
+		node := run(t, g, fmt.Sprintf("cat /sys/class/net/nic%d/device/../numa_node", i))
+		if node != strconv.Itoa(i) {
+			t.Errorf("nic%d is on node %s", i, node)
+		}
+		if parent := run(t, g, fmt.Sprintf("cat /sys/class/infiniband/rxe%d/parent", i)); parent != fmt.Sprintf("nic%d", i) {
+			t.Errorf("rxe%d is on %s", i, parent)
+		}
+		if cpu := run(t, g, fmt.Sprintf("cat /sys/devices/system/node/node%d/cpulist", i)); cpu != strconv.Itoa(i) {
+			t.Errorf("node %d has processors %s", i, cpu)
+		}
+	}
+	onDevice(t, g, "TestIBVPlacement", "rxe0,rxe1")
+}
+
+func TestTrioReachesEachOther(t *testing.T) {
+	rack := bootShape(t, Trio)
+	for _, from := range rack.Guests {
+		for _, to := range rack.Guests {
+			run(t, from, "busybox ping -c1 -W10 "+to.Addr(0))
+		}
+	}
+	powerFailures(t, rack.Guests[0], rack.Guests[1], rack.Guests[2])
+}
+
+func TestMissingToolNamesItsPackage(t *testing.T) {
+	packages["no-such-tool"] = "tool-package"
+	defer delete(packages, "no-such-tool")
+	_, err := command(t.Context(), "", "no-such-tool")
+	if !errors.Is(err, ErrMissingTool) || !strings.Contains(err.Error(), "apt-get install tool-package") {
+		t.Errorf("got %v, want %v and the package to install", err, ErrMissingTool)
+	}
+}

@@ -1,0 +1,212 @@
+package simrack
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// cluster is a schedule's rack: the box's NICs, which are the first hosts, and a host for every worker of every job.
+type cluster struct {
+	schedule *Schedule
+	sim      *fabric.Sim
+	hosts    []*verbs.Device
+	engine   *aggregate.Engine
+	jobs     []*job
+	clock    *numa.Arena // virtual time in ns, where the C workers read it
+	now      int64       // the same
+}
+
+// job is one job under way.
+type job struct {
+	*JobSchedule
+	index   int
+	rack    *racktest.Rack
+	members []*member
+	oracle  *oracle
+	memory  aggregate.MemoryUse // after the last registration
+	waiting int                 // members that wait for the next batch to be registered
+	batches int                 // registered
+	ops     int                 // operations that completed, over all members
+
+	struck   bool          // something fatal may have happened to it
+	doubtful bool          // a worker may have sent false gradients: results prove nothing
+	failed   time.Duration // when its failure was first noticed; 0: it was not
+	skipped  bool          // the box was gone before it could start
+	closed   bool
+}
+
+func newCluster(s *Schedule) (*cluster, error) {
+	c := &cluster{schedule: s}
+	var err error
+	if c.sim, err = fabric.NewSim(s.Seed); err != nil {
+		return c, err
+	}
+	c.sim.SetOrder(s.Order)
+	c.sim.SetFaults(s.Network)
+	if c.clock, err = numa.NewArena(numa.ArenaConfig{Name: "clock", Bytes: 8, Node: numa.AnyNode}); err != nil {
+		return c, err
+	}
+	for i := range s.NICs {
+		if err := c.addHost(fmt.Sprintf("box%d", i)); err != nil {
+			return c, err
+		}
+	}
+	lanes := make([]aggregate.LaneConfig, s.Lanes)
+	for i := range lanes {
+		lanes[i] = aggregate.LaneConfig{Device: c.hosts[i%s.NICs], NIC: i % s.NICs, CPU: -1, Node: numa.AnyNode}
+	}
+	workers := 0
+	for _, js := range s.Jobs {
+		workers += len(js.Workers)
+	}
+	c.engine, err = aggregate.Start(aggregate.Config{
+		Lanes: lanes, Window: s.Window, MaxConns: workers, Manual: true, Now: func() int64 { return c.now },
+	})
+	if err != nil {
+		return c, err
+	}
+	for i, js := range s.Jobs {
+		j := &job{JobSchedule: js, index: i, oracle: newOracle(js, s.Seed<<8+uint64(i))}
+		c.jobs = append(c.jobs, j)
+		for rank := range js.Workers {
+			j.members = append(j.members, newMember(c, j, rank, len(c.hosts)))
+			if err := c.addHost(fmt.Sprintf("%s-worker%d", js.Name, rank)); err != nil {
+				return c, err
+			}
+		}
+	}
+	return c, c.addNICs()
+}
+
+// addNICs gives the members their further NICs.
+func (c *cluster) addNICs() error {
+	for _, j := range c.jobs {
+		for _, m := range j.members {
+			m.nics = []int{m.host}
+			for i := 1; c.schedule.Moves != nil && i < c.schedule.Moves.WorkerNICs; i++ {
+				m.nics = append(m.nics, len(c.hosts))
+				if err := c.addHost(fmt.Sprintf("%s-worker%d.%d", j.Name, m.rank, i)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (c *cluster) addHost(name string) error {
+	options := c.sim.Options()
+	if c.schedule.ByReference {
+		options += ",by_reference=1"
+	}
+	if c.schedule.CopiesAtPost {
+		options += ",copies_at_post=1"
+	}
+	if c.schedule.Moves != nil {
+		options += ",link=1"
+	}
+	d, err := verbs.Open(verbs.ProviderSim, name, options)
+	if err == nil {
+		c.hosts = append(c.hosts, d)
+	}
+	return err
+}
+
+func (c *cluster) clockNS() *uint64 { return (*uint64)(unsafe.Pointer(c.clock.Addr())) }
+
+// tick takes over the network's time.
+func (c *cluster) tick() {
+	c.now = int64(c.sim.Now())
+	atomic.StoreUint64(c.clockNS(), uint64(c.now))
+}
+
+// start opens a job's rack.
+func (c *cluster) start(j *job) error {
+	s := c.schedule
+	cfg := racktest.Config{
+		Engine: c.engine, Box: c.hosts[0], Lanes: s.Lanes, Window: s.Window, Staging: s.Staging, ClockNS: c.clockNS(),
+		Job:    aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes},
+		Memory: j.Type, Arena: j.Memory == arena, Copy: j.Memory == copied, Tensors: j.tensors(0),
+	}
+	for _, m := range j.members {
+		cfg.Hosts = append(cfg.Hosts, c.hosts[m.host])
+		var more []*verbs.Device
+		for _, nic := range m.nics[1:] {
+			more = append(more, c.hosts[nic])
+		}
+		cfg.HostNICs = append(cfg.HostNICs, more)
+	}
+	if s.Moves != nil {
+		cfg.AckTimeout = s.Moves.AckTimeout
+	}
+	var err error
+	if j.rack, err = racktest.Open(cfg); err != nil {
+		return err
+	}
+	j.batches, j.memory = 1, j.rack.Job.Memory()
+	for i, m := range j.members {
+		m.w = j.rack.Workers[i]
+		m.lanes = make([]laneMove, s.Lanes)
+		for lane := range m.lanes {
+			m.lanes[lane] = laneMove{box: lane % s.NICs, at: lane % s.NICs % len(m.nics)}
+		}
+	}
+	c.tick()
+	return nil
+}
+
+// tensors are a batch's.
+func (j *JobSchedule) tensors(batch int) (out []chunk.Tensor) {
+	for i, n := range j.Batches[batch] {
+		out = append(out, chunk.Tensor{Name: fmt.Sprintf("t%d.%d", batch, i), Elems: n, DType: j.Wire})
+	}
+	return out
+}
+
+// register adds the job's next batch of tensors, when all members have asked for it.
+func (j *job) register() error {
+	err := j.rack.Add(j.tensors(j.batches))
+	j.batches++
+	j.waiting = 0
+	j.memory = j.rack.Job.Memory()
+	return err
+}
+
+func (j *job) close() error {
+	if j.closed || j.rack == nil {
+		return nil
+	}
+	j.closed = true
+	return j.rack.Close()
+}
+
+// close takes everything down; what does not come down cleanly is a leak.
+func (c *cluster) close() error {
+	var errs []error
+	for _, j := range c.jobs {
+		errs = append(errs, j.close())
+	}
+	if c.engine != nil {
+		errs = append(errs, c.engine.Close())
+	}
+	for _, d := range c.hosts {
+		errs = append(errs, d.Close())
+	}
+	if c.clock != nil {
+		errs = append(errs, c.clock.Close())
+	}
+	if c.sim != nil {
+		c.sim.Close()
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,315 @@
+package simrack
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/cgo/worker"
+)
+
+// member is one worker of a job, which goes through the job's phases in its own time and order.
+type member struct {
+	*WorkerSchedule
+	job    *job
+	rank   int
+	host   int
+	nics   []int      // hosts, too: it and the further NICs
+	lanes  []laneMove // where its connections are
+	w      *racktest.Worker
+	rng    *rand.Rand
+	pauses []pause // left of its own
+	seldom bool    // the same
+
+	phase     int         // under way
+	begun     bool        // its todo is made
+	todo      []int       // tensors of the phase not submitted yet
+	pending   []operation // in flight, at most one per tensor
+	active    []bool      // by tensor
+	pushes    []int       // by tensor: gradients submitted
+	last      []int       // by tensor: the last phase that answered it; -1: none
+	ops       []worker.Op // of a turn
+	starting  []operation
+	chunks    uint64 // chunks of the operations that completed
+	gradients uint64 // of those, the ones that were folded
+
+	done bool  // went through all phases
+	left bool  // and left the job
+	err  error // why it could not
+	dead bool  // its host is
+
+	contrary bool // commits with other values than the others
+}
+
+type operation struct {
+	handle uint64
+	phase  int
+	tensor int // -1: the commit
+}
+
+func newMember(c *cluster, j *job, rank, host int) *member {
+	tensors := len(j.oracle.elems)
+	m := &member{
+		WorkerSchedule: &j.Workers[rank], job: j, rank: rank, host: host, pauses: j.Workers[rank].Pauses, seldom: j.Workers[rank].Seldom,
+		rng:    rand.New(rand.NewPCG(c.schedule.Seed, uint64(2+host))),
+		active: make([]bool, tensors), pushes: make([]int, tensors), last: make([]int, tensors),
+	}
+	for t := range m.last {
+		m.last[t] = -1
+	}
+	return m
+}
+
+// over reports that nothing is to be expected of the member any more.
+func (m *member) over() bool { return m.done || m.err != nil || m.dead }
+
+// turn is what the worker's process does at a time: submit what it may, make progress, look what is done.
+func (m *member) turn(now time.Duration) error {
+	for _, p := range m.pauses {
+		if now >= p.from && now < p.to {
+			return nil
+		}
+	}
+	if !m.over() {
+		if err := m.submit(); err != nil {
+			return err
+		}
+	}
+	worker.Progress(m.w.C)
+	return m.reap()
+}
+
+// submit starts up to AtOnce operations.
+func (m *member) submit() error {
+	m.ops, m.starting = m.ops[:0], m.starting[:0]
+	for n := 0; n < m.AtOnce && m.next(); n++ {
+		t := m.todo[0]
+		m.todo = m.todo[1:]
+		m.prepare(t)
+	}
+	if len(m.ops) == 0 {
+		return m.finishPhases()
+	}
+	handles, err := m.w.Submit(m.ops...)
+	if err != nil {
+		m.fail(err)
+		return nil
+	}
+	for i, op := range m.starting {
+		op.handle = handles[i]
+		m.pending = append(m.pending, op)
+	}
+	return m.finishPhases()
+}
+
+// next reports whether there is a tensor to submit now, and goes on to the next phase if that is why there is none.
+func (m *member) next() bool {
+	for m.phase < len(m.job.Phases) {
+		if p := &m.job.Phases[m.phase]; !m.begun && !m.begin(p) {
+			return false
+		}
+		if len(m.todo) > 0 {
+			return !m.active[m.todo[0]]
+		}
+		if m.job.Phases[m.phase].kind >= phaseCommit {
+			return false // over when it is answered
+		}
+		m.phase++
+		m.begun = false
+	}
+	return false
+}
+
+// begin starts a phase of tensors; false: not yet, or it is none of tensors.
+func (m *member) begin(p *phase) bool {
+	busy := len(m.pending) > 0 || len(m.ops) > 0
+	if p.kind >= phaseCommit || (busy && !m.Pipelined) {
+		return false
+	}
+	m.begun = true
+	m.todo = append(m.todo[:0], p.tensors...)
+	m.rng.Shuffle(len(m.todo), func(a, b int) { m.todo[a], m.todo[b] = m.todo[b], m.todo[a] })
+	return true
+}
+
+// finishPhases does the phases that are not made of tensors, and notes the end.
+func (m *member) finishPhases() error {
+	if len(m.pending) > 0 || m.err != nil {
+		return nil
+	}
+	if m.phase == len(m.job.Phases) {
+		m.done = true
+		return nil
+	}
+	p := &m.job.Phases[m.phase]
+	switch {
+	case p.kind == phaseCommit && !m.begun:
+		m.begun = true
+		record := p.commit
+		if m.contrary {
+			record.LR++
+		}
+		handle, rc := m.w.CommitStart(record)
+		if rc < 0 {
+			m.fail(m.w.Error(rc))
+			return nil
+		}
+		m.pending = append(m.pending, operation{handle, m.phase, -1})
+	case p.kind == phaseRegister && !m.begun:
+		m.begun = true
+		if m.job.waiting++; m.job.waiting == len(m.job.members) {
+			if err := m.job.register(); err != nil {
+				return fmt.Errorf("register the next tensors: %w", err)
+			}
+		}
+	}
+	if rc, text := worker.Failure(m.w.C); rc < 0 && p.kind == phaseRegister {
+		m.fail(fmt.Errorf("%v: %d: %s", m, rc, text)) // nothing else tells it
+		return nil
+	}
+	if p.kind == phaseRegister && m.job.batches > p.batch {
+		m.phase++
+		m.begun = false
+	}
+	return nil
+}
+
+// prepare makes the operation on a tensor that the phase asks for.
+func (m *member) prepare(t int) {
+	p := &m.job.Phases[m.phase]
+	if p.hyper != nil {
+		record := aggregate.RecordOf(m.job.Rule, *p.hyper)
+		worker.Hyper(m.w.C, uint32(t), &record, 0)
+	}
+	if p.kind == phasePush || p.kind == phasePushPull || (p.kind == phaseInit && m.rank == 0) {
+		store(m.job.Type, m.w.Src(t), m.job.oracle.gradient(m.phase, m.rank, t))
+	}
+	if p.kind == phasePush || p.kind == phasePushPull {
+		m.pushes[t]++
+	}
+	op := m.w.Op(p.kind.op(), t, int32(m.rng.IntN(m.Priorities)))
+	if m.job.InPlace {
+		op.Dst = op.Src
+	}
+	m.ops = append(m.ops, op)
+	m.starting = append(m.starting, operation{phase: m.phase, tensor: t})
+	m.active[t] = true
+}
+
+// reap takes what has completed, and checks it.
+func (m *member) reap() error {
+	kept := m.pending[:0]
+	for _, op := range m.pending {
+		done, err := m.w.Done(op.handle)
+		switch {
+		case err != nil:
+			m.fail(err)
+		case !done:
+			kept = append(kept, op)
+		default:
+			if err := m.complete(op); err != nil {
+				return err
+			}
+		}
+	}
+	m.pending = kept
+	if m.err != nil && len(m.pending) > 0 {
+		return fmt.Errorf("%v failed (%w), but %d of its operations did not end", m, m.err, len(m.pending))
+	}
+	return nil
+}
+
+func (m *member) complete(op operation) error {
+	m.job.ops++
+	p := &m.job.Phases[op.phase]
+	if op.tensor < 0 {
+		m.phase++
+		m.begun = false
+		norm, err := m.w.CommitNorm()
+		if err != nil {
+			return fmt.Errorf("%v: phase %d: the answer to its commit: %w", m, op.phase, err)
+		}
+		if want := m.job.oracle.norm(op.phase); norm != want && !m.job.doubtful {
+			return fmt.Errorf("%v: phase %d: committed with norm %v, plain Go says %v", m, op.phase, norm, want)
+		}
+		return nil
+	}
+	m.active[op.tensor] = false
+	n := chunksOf(m.job.Wire, m.job.oracle.elems[op.tensor])
+	m.chunks += n
+	if p.kind != phasePull {
+		m.gradients += n
+	}
+	if p.kind == phasePush {
+		if m.job.InPlace {
+			m.last[op.tensor] = -1
+		}
+		return nil
+	}
+	m.last[op.tensor] = op.phase
+	return m.check(op.tensor)
+}
+
+// check compares a tensor's last result with plain Go's, and looks for writes behind its end.
+func (m *member) check(t int) error {
+	phase := m.last[t]
+	if phase < 0 || m.active[t] || m.job.doubtful {
+		return nil
+	}
+	memory := m.w.Dst(t)
+	if m.job.InPlace {
+		memory = m.w.Src(t)
+	}
+	want := m.job.oracle.result(phase, t)
+	got := load(m.job.Type, memory, len(want))
+	if i, same := racktest.SameBits(want, got); !same {
+		return fmt.Errorf("%v: phase %d (%s): tensor %d element %d is %v, plain Go says %v",
+			m, phase, phaseNames[m.job.Phases[phase].kind], t, i, got[i], want[i])
+	}
+	for i, x := range memory[len(want)*m.job.Type.Size():] {
+		if x != 0 {
+			return fmt.Errorf("%v: phase %d: %#x was written %d bytes behind the end of tensor %d", m, phase, x, i, t)
+		}
+	}
+	return nil
+}
+
+func (m *member) fail(err error) {
+	if m.err == nil {
+		m.err = err
+	}
+}
+
+func (m *member) String() string { return fmt.Sprintf("%s worker %d", m.job.Name, m.rank) }
+
+// leave ends the worker's membership in peace.
+func (m *member) leave(detach func(rank int) error) error {
+	m.left = true
+	if err := detach(m.rank); err != nil {
+		return err
+	}
+	for _, qp := range m.w.QPs {
+		if qp == nil {
+			continue // it was moving
+		}
+		if err := qp.Fail(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// audit checks what the worker counted after a run in which nothing broke: every chunk was answered once.
+func (m *member) audit() error {
+	var st worker.Stats
+	worker.StatsOf(m.w.C, &st)
+	if st.ReceivedChunks != m.chunks || st.SentChunks-st.Evictions != m.chunks {
+		return fmt.Errorf("%v: its operations have %d chunks; sent %d, given back %d, answered %d", m, m.chunks, st.SentChunks, st.Evictions, st.ReceivedChunks)
+	}
+	if got := m.job.rack.Job.WorkerCounters()[m.rank]; got.Chunks != m.gradients {
+		return fmt.Errorf("%v: its operations have %d gradients, the aggregator folded %d", m, m.gradients, got.Chunks)
+	}
+	return nil
+}

@@ -1,0 +1,262 @@
+package simrack
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// rogueKind is what a misbehaving worker sends beside its C worker's messages, on the same queue pair.
+type rogueKind int
+
+const (
+	rogueEpoch   rogueKind = iota // a gradient of an epoch to come
+	rogueLate                     // one of the last epoch again
+	rogueSize                     // one of the right epoch, too short
+	rogueChunk                    // one of a chunk there is not
+	rogueRecord                   // a control record that is none
+	rogueTensor                   // one of a tensor there is not
+	rogueBoxOp                    // what only the aggregator sends
+	rogueMode                     // what the job's mode does not know
+	rogueKey                      // a write with a key there is not
+	rogueBounds                   // a write behind its slots
+	rogueForeign                  // a write into another job's slots
+	rogueHyper                    // other hyper-parameters than the others'
+	rogueCommit                   // a commit with other values
+	rogueTwice                    // a chunk that is at the aggregator, again
+	rogueFlood                    // more than its window
+	rogueTarget                   // a record that aims answers at memory the worker does not have
+	rogueNoise                    // any immediate, any size
+	rogueKinds
+)
+
+var rogueNames = [...]string{
+	"future epoch", "late duplicate", "wrong size", "unknown chunk", "broken record", "unknown tensor", "aggregator's operation",
+	"operation of another mode", "unknown key", "beyond its slots", "another job's slots",
+	"other hyper-parameters", "another commit", "duplicate of what is there", "flood",
+	"answers to foreign memory", "noise",
+}
+
+// rejected reports whether the aggregator must refuse the very message, so that all results stay right. Otherwise the worker
+// may have got false gradients into the sum, which are its own to send.
+func (k rogueKind) rejected() bool { return k < rogueTwice }
+
+// message is a raw message, from the start of the rogue's memory to the start of its slots.
+type message struct {
+	op    chunk.Op
+	epoch int
+	index int
+	bytes int
+}
+
+// misbehave does what the schedule's rogue does.
+func (r *run) misbehave(m *member) error {
+	j, lane, kind := m.job, r.Fault.Lane, r.Fault.Rogue
+	switch kind {
+	case rogueHyper:
+		if j.Mode == aggregate.Eager && len(j.members) > 1 {
+			h := j.Hyper
+			h.LR *= 3
+			record := aggregate.RecordOf(j.Rule, h)
+			worker.Hyper(m.w.C, uint32(r.rng.IntN(j.rack.Plan.NumTensors())), &record, 0)
+		}
+		return nil
+	case rogueCommit:
+		m.contrary = len(j.members) > 1
+		return nil
+	}
+	memory, mr, err := m.w.Allocate(2 * chunkBytes)
+	if err != nil {
+		return err
+	}
+	for i := range memory.Bytes() {
+		memory.Bytes()[i] = byte(i * 7)
+	}
+	if kind == rogueTarget {
+		record := chunk.TensorRecord{LR: 0.1, Scale: 1, DstAddr: mr.Addr, DstRKey: mr.RKey + 2<<13, Flags: chunk.RecordHasDst}
+		record.Encode(memory.Bytes())
+	}
+	j.doubtful = !kind.rejected()
+	addr, rkey := r.aim(m)
+	qp := m.w.QPs[lane]
+	for _, msg := range r.forge(m) {
+		if kind.misses() {
+			msg.bytes = max(msg.bytes, 1) // without bytes no key is looked at
+		}
+		_, err := qp.PostSend([]verbs.SendWR{{
+			WRID: uint64(lane), Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(msg.op, uint8(msg.epoch), uint32(msg.index)),
+			LAddr: mr.Addr, LKey: mr.LKey, Length: uint32(msg.bytes), RAddr: addr, RKey: rkey,
+		}})
+		if err != nil {
+			break // its send queue is full
+		}
+		r.rogueSent = qp.State() == verbs.StateRTS
+		r.trace("rogue: %v sends %+v", m, msg)
+	}
+	return nil
+}
+
+// misses reports whether the rogue writes where it may not.
+func (k rogueKind) misses() bool { return k == rogueKey || k == rogueBounds || k == rogueForeign }
+
+// aim is where the rogue writes to.
+func (r *run) aim(m *member) (addr uint64, rkey uint32) {
+	lane := r.Fault.Lane
+	addr, rkey = m.w.Box[lane].SlotAddr, m.w.Box[lane].SlotRKey
+	switch r.Fault.Rogue {
+	case rogueKey:
+		rkey ^= 0xabcd << 14
+	case rogueBounds:
+		addr += uint64(r.Window * chunkBytes)
+	case rogueForeign:
+		other := r.jobs[len(r.jobs)-1-m.job.index]
+		if other == m.job || other.rack == nil || other.closed {
+			return addr, rkey + 1
+		}
+		return other.members[0].w.Box[lane].SlotAddr, other.members[0].w.Box[lane].SlotRKey
+	}
+	return addr, rkey
+}
+
+// gradient is a message of a chunk of the lane as the worker sent it last, and whether the worker is done with that. Without
+// chunks in the lane it is of one there is not.
+func (r *run) gradient(m *member, index int) (msg message, done bool) {
+	msg = message{op: chunk.OpPushPull, index: index}
+	if m.job.Mode == aggregate.TwoPhase {
+		msg.op = chunk.OpPush
+	}
+	plan := m.job.rack.Plan
+	if ids := plan.LaneChunks(r.Fault.Lane); index < len(ids) {
+		c := plan.Chunk(int(ids[index]))
+		msg.bytes, msg.epoch = c.Elems*m.job.Wire.Size(), m.pushes[c.Tensor]
+		done = !m.active[c.Tensor]
+	}
+	return msg, done
+}
+
+// forge makes the rogue's messages.
+func (r *run) forge(m *member) (out []message) {
+	chunks := len(m.job.rack.Plan.LaneChunks(r.Fault.Lane))
+	some := r.rng.IntN(chunks + 1)
+	msg, done := r.gradient(m, some)
+	switch r.Fault.Rogue {
+	case rogueEpoch:
+		msg.epoch += 40
+	case rogueLate:
+		if !done {
+			msg.epoch--
+		}
+	case rogueSize:
+		if done {
+			msg.epoch++
+		}
+		msg.bytes = max(msg.bytes/2-1, 0)
+	case rogueChunk:
+		msg.index = chunks + some
+	case rogueRecord:
+		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes - r.rng.IntN(2)*4}
+	case rogueTensor:
+		msg = message{op: chunk.OpTensor, index: 1 << 20, bytes: chunk.RecordBytes}
+	case rogueBoxOp:
+		msg.op = chunk.OpEvict + chunk.Op(r.rng.IntN(2))
+	case rogueMode:
+		msg = r.ofAnotherMode(m, msg)
+	case rogueTarget:
+		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes}
+	case rogueTwice:
+		msg, _ = r.gradient(m, r.waiting(m))
+	case rogueFlood:
+		if msg.op = chunk.OpPull; m.job.Mode == aggregate.Aggregate {
+			msg.op = chunk.OpPushPull
+		}
+		msg.bytes = 0
+		for range r.Window + 3 {
+			out = append(out, msg)
+		}
+		return out
+	case rogueNoise:
+		for range 1 + r.rng.IntN(4) {
+			out = append(out, message{chunk.Op(r.rng.IntN(8)), r.rng.IntN(128), r.rng.IntN(chunks + 2), r.rng.IntN(chunkBytes)})
+		}
+		return out
+	}
+	return []message{msg}
+}
+
+// waiting is the number in the fault's lane of a chunk whose gradient has left the worker, on the queue pair that a duplicate
+// takes too, and cannot be summed yet because another worker has not even submitted its own; -1: there is none.
+func (r *run) waiting(m *member) int {
+	var st worker.Stats
+	worker.StatsOf(m.w.C, &st)
+	submitted := m.chunks
+	for _, op := range m.pending {
+		if op.tensor < 0 || m.job.Phases[op.phase].hyper != nil {
+			return -1 // a duplicate could overwrite the record on its way
+		}
+		submitted += chunksOf(m.job.Wire, m.job.oracle.elems[op.tensor])
+	}
+	if st.SentChunks-st.Evictions != submitted || st.SentChunks-st.Evictions-st.ReceivedChunks >= uint64(r.Window) {
+		return -1
+	}
+	for _, op := range m.pending {
+		if kind := m.job.Phases[op.phase].kind; kind != phasePush && kind != phasePushPull {
+			continue
+		}
+		for _, other := range m.job.members {
+			if other.pushes[op.tensor] >= m.pushes[op.tensor] {
+				continue
+			}
+			for i, id := range m.job.rack.Plan.LaneChunks(r.Fault.Lane) {
+				if int(m.job.rack.Plan.Chunk(int(id)).Tensor) == op.tensor {
+					return i
+				}
+			}
+		}
+	}
+	return -1
+}
+
+// ofAnotherMode is a message that a job in another mode would take.
+func (r *run) ofAnotherMode(m *member, msg message) message {
+	switch m.job.Mode {
+	case aggregate.Aggregate:
+		if r.rng.IntN(2) == 0 {
+			return message{op: chunk.OpPull, index: msg.index, epoch: msg.epoch}
+		}
+		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}
+	case aggregate.Eager:
+		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}
+	}
+	msg.op = chunk.OpPushPull
+	msg.epoch++
+	return msg
+}
+
+// rogueFate says whether a job's rogue was found out, once all is delivered.
+func (r *run) rogueFate(j *job) error {
+	if r.Fault.Kind != Rogue || r.Fault.Job != j.index || !r.rogueSent || r.Fault.Rogue == rogueNoise {
+		return nil
+	}
+	m := j.members[r.Fault.Worker]
+	switch {
+	case m.left:
+		return nil
+	case j.failed == 0:
+		return fmt.Errorf("%s: nobody noticed that worker %d sent %s", j.Name, m.rank, rogueNames[r.Fault.Rogue])
+	case r.Fault.Rogue != rogueTwice:
+		return nil
+	}
+	// There is room in the window for a duplicate, which is refused as such, or as late when it was overtaken by the result. Had
+	// it been taken, its slot would be lost and the window end early. But when the chunk itself was given back meanwhile, the
+	// duplicate is the first, and what the worker sends again is too much.
+	var st worker.Stats
+	worker.StatsOf(m.w.C, &st)
+	if text := j.reason().Error(); st.Evictions == 0 && !strings.HasSuffix(text, "twice") && !strings.Contains(text, "for epoch") {
+		return fmt.Errorf("%s failed after worker %d sent a duplicate, but not of that: %s", j.Name, m.rank, text)
+	}
+	return nil
+}

@@ -1,0 +1,517 @@
+package simrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/rackweave/rackweave/cgo/fabric"
+)
+
+// What a schedule may take. A network step is at most a millisecond.
+const (
+	stuckAfter   = 6 * time.Second // without progress, while nothing is paused or cut off
+	stuckTurns   = 400_000         // without progress
+	longestTurns = 20_000_000
+
+	longestDrain = 20_000 // after the end, until
+	quietTurns   = 300    // have passed without a message on its way
+)
+
+// Result is what two runs of a seed must have in common.
+type Result struct {
+	NetworkHash uint64
+	Lanes       string // counters
+	Turns       int
+	Virtual     time.Duration
+	Failed      bool // a job did
+}
+
+// run is a schedule under way.
+type run struct {
+	*Schedule
+	*cluster
+	rng      *rand.Rand
+	log      io.Writer // nil: none
+	turns    int
+	onTheWay int   // messages not delivered or acknowledged
+	weights  []int // of the network, then the lanes, then the members
+	total    int
+	members  []*member // of all jobs that run
+	idle     []int     // rounds, by lane
+	wake     []int64   // by lane: the time until which it may sleep
+	lost     []bool    // lanes whose completion queue failed
+	events   []event
+	links    []linkFault // still to come, or to end
+
+	struck    bool // the fault has happened, or cannot any more
+	boxDead   bool
+	cut       []int  // hosts without a link for good
+	down      []bool // hosts without a link now
+	idleMoves int    // still to come
+	rogueSent bool
+
+	mark      progress
+	markTime  time.Duration
+	markTurns int
+}
+
+// event is something that the control plane does at a time.
+type event struct {
+	at time.Duration
+	do func() error
+}
+
+type progress struct{ chunks, ops uint64 }
+
+// Run runs a schedule. A violation of what must hold is an error; log takes what happened, if it is not nil.
+func Run(s *Schedule, log io.Writer) (res Result, err error) {
+	c, err := newCluster(s)
+	r := &run{
+		Schedule: s, cluster: c, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
+		idle: make([]int, s.Lanes), wake: make([]int64, s.Lanes), lost: make([]bool, s.Lanes), links: s.Links, struck: s.Fault.Kind == NoFault,
+	}
+	if f, ok := log.(*os.File); ok && c.sim != nil {
+		c.sim.Trace(int(f.Fd()))
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	if err != nil {
+		return res, err
+	}
+	r.down = make([]bool, len(r.hosts))
+	if s.Moves != nil {
+		r.idleMoves = s.Moves.Idle
+		r.links = append(slices.Clone(s.Links), s.Moves.Ports...)
+	}
+	r.trace("%v", s)
+	err = r.all()
+	res = r.result()
+	return res, err
+}
+
+func (r *run) trace(format string, args ...any) {
+	if r.log != nil {
+		fmt.Fprintf(r.log, format+"\n", args...)
+	}
+}
+
+// openAndClose starts the jobs whose time has come, gives their members turns, and takes away those that retire.
+func (r *run) openAndClose() error {
+	for _, j := range r.jobs {
+		switch {
+		case j.rack == nil && !j.skipped && r.mayStart(j):
+			if r.boxDead || slices.Contains(r.lost, true) {
+				j.skipped = true
+				continue
+			}
+			r.trace("%v: %s starts", time.Duration(r.now), j.Name)
+			if err := r.start(j); err != nil {
+				return fmt.Errorf("start %s: %w", j.Name, err)
+			}
+			r.members = append(r.members, j.members...)
+			r.weigh()
+		case j.rack != nil && j.Retires && !j.closed && j.over() && (j.failed != 0 || r.Fault.Kind == NoFault || r.Fault.Job != j.index):
+			r.trace("%v: %s retires", time.Duration(r.now), j.Name)
+			if err := r.judge(j); err != nil {
+				return err
+			}
+			if err := j.close(); err != nil {
+				return fmt.Errorf("close %s: %w", j.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// mayStart reports whether it is a job's time, and no link is down that it needs to connect.
+func (r *run) mayStart(j *job) bool {
+	for _, l := range r.links {
+		if now := time.Duration(r.now); now >= l.from && now < l.to {
+			return false
+		}
+	}
+	first := r.jobs[0]
+	switch j.Starts {
+	case inBetween:
+		return first.skipped || first.over() || first.ops > len(first.members)
+	case afterwards:
+		return first.skipped || first.over()
+	}
+	return true
+}
+
+// weigh works out how often each part gets a turn.
+func (r *run) weigh() {
+	r.weights = append(r.weights[:0], 16*r.NetworkWeight)
+	for _, w := range r.LaneWeights {
+		r.weights = append(r.weights, 16*w)
+	}
+	for _, m := range r.members {
+		if m.seldom {
+			r.weights = append(r.weights, 1)
+		} else {
+			r.weights = append(r.weights, 16*m.Weight)
+		}
+	}
+	r.total = 0
+	for _, w := range r.weights {
+		r.total += w
+	}
+}
+
+// all gives turns until every job is over, then lets what is on its way arrive.
+func (r *run) all() error {
+	for {
+		if r.turns%16 == 0 {
+			if err := r.openAndClose(); err != nil {
+				return err
+			}
+			if r.over() {
+				break
+			}
+		}
+		if err := r.turn(); err != nil {
+			return fmt.Errorf("turn %d, %v: %w", r.turns, time.Duration(r.now), err)
+		}
+	}
+	for n, quiet := 0, 0; n < longestDrain && quiet < quietTurns; n, quiet = n+1, quiet+1 {
+		if r.onTheWay > 0 {
+			quiet = 0
+		}
+		if err := r.turn(); err != nil {
+			return fmt.Errorf("after the end, turn %d: %w", r.turns, err)
+		}
+	}
+	return r.verdict()
+}
+
+// turn lets one part of the rack do something.
+func (r *run) turn() error {
+	r.turns++
+	if r.turns%64 == 0 {
+		if err := r.look(); err != nil {
+			return err
+		}
+	}
+	pick := r.rng.IntN(r.total)
+	who := 0
+	for ; pick >= r.weights[who]; who++ {
+		pick -= r.weights[who]
+	}
+	switch {
+	case who == 0:
+		return r.networkTurn()
+	case who <= r.Lanes:
+		return r.laneTurn(who - 1)
+	}
+	m := r.members[who-1-r.Lanes]
+	if m.dead || m.left || m.job.closed {
+		return nil
+	}
+	if err := m.turn(time.Duration(r.now)); err != nil {
+		return err
+	}
+	if r.due() {
+		r.struck = true
+		return r.strike()
+	}
+	if m.done && m.Leaves && !m.left && m.job.failed == 0 && !r.boxDead {
+		return m.leave(func(rank int) error { return m.job.rack.Job.Detach(context.Background(), rank) })
+	}
+	return nil
+}
+
+// networkTurn lets some events of the network happen, and what is due by then.
+func (r *run) networkTurn() error {
+	for range 1 + r.rng.IntN(4) {
+		before := r.now
+		r.onTheWay = r.sim.Step()
+		if r.tick(); r.now-before > int64(time.Millisecond)/2 {
+			break // nothing was due
+		}
+	}
+	now := time.Duration(r.now)
+	for i := 0; i < len(r.links); {
+		l := &r.links[i]
+		if now < l.from || slices.Contains(r.cut, l.host) {
+			i++
+			continue
+		}
+		r.setLink(l.host, now >= l.to)
+		if now >= l.to {
+			r.links = append(r.links[:i:i], r.links[i+1:]...)
+		} else {
+			i++
+		}
+	}
+	for i := 0; i < len(r.events); {
+		if e := r.events[i]; now >= e.at {
+			r.events = append(r.events[:i:i], r.events[i+1:]...)
+			if err := e.do(); err != nil {
+				return err
+			}
+		} else {
+			i++
+		}
+	}
+	if err := r.moveLanes(); err != nil {
+		return err
+	}
+	for lane := range r.wake {
+		if r.now >= r.wake[lane] {
+			if err := r.laneTurn(lane); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (r *run) setLink(host int, up bool) {
+	r.down[host] = !up
+	fabric.LinkSim(fabric.Device(r.hosts[host].Handle()), up)
+}
+
+// later does something on the control plane.
+func (r *run) later(after time.Duration, do func() error) {
+	r.events = append(r.events, event{time.Duration(r.now) + after, do})
+}
+
+// laneTurn is a round of a lane's loop; one that has nothing to do looks for stalls, as it does before it sleeps.
+func (r *run) laneTurn(lane int) error {
+	if r.boxDead || r.lost[lane] {
+		return nil
+	}
+	now := time.Duration(r.now)
+	for _, p := range r.LanePauses {
+		if p.who == lane && now >= p.from && now < p.to {
+			return nil
+		}
+	}
+	l := r.engine.Lanes()[lane]
+	worked, err := l.Step()
+	if err != nil {
+		r.trace("%v: %v", now, err)
+		r.lost[lane] = true
+		if r.Fault.Kind != AnyOverrun {
+			return err
+		}
+		return nil
+	}
+	if worked {
+		r.idle[lane], r.wake[lane] = 0, 0
+		return nil
+	}
+	if r.idle[lane]++; r.idle[lane] > r.Spin && r.now >= r.wake[lane] {
+		r.wake[lane] = r.now + int64(100*time.Millisecond)
+		if l.Relieve() {
+			r.wake[lane] = r.now + int64(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// over reports that there is nothing to wait for.
+func (r *run) over() bool {
+	for _, j := range r.jobs {
+		if !j.skipped && !j.over() {
+			return false
+		}
+	}
+	return true
+}
+
+// over reports that nothing is to be expected of the job any more.
+func (j *job) over() bool {
+	for _, m := range j.members {
+		if !m.over() {
+			return false
+		}
+	}
+	return j.rack != nil
+}
+
+// look checks what must hold at any time.
+func (r *run) look() error {
+	for i, l := range r.engine.Lanes() {
+		if r.lost[i] || r.boxDead {
+			continue
+		}
+		if err := l.Audit(); err != nil {
+			return err
+		}
+	}
+	now := time.Duration(r.now)
+	for _, j := range r.jobs {
+		if r.notice(j); j.failed == 0 || j.closed {
+			continue
+		}
+		if !j.struck {
+			return fmt.Errorf("%s failed, which nothing struck: %w", j.Name, j.reason())
+		}
+		for _, m := range j.members {
+			if !m.over() && now > j.failed+noticed {
+				return fmt.Errorf("%v still waits %v after its job failed (%w)", m, now-j.failed, j.reason())
+			}
+		}
+	}
+	return r.stuck(now)
+}
+
+// stuck looks for progress.
+func (r *run) stuck(now time.Duration) error {
+	p := progress{}
+	for _, l := range r.engine.Lanes() {
+		p.chunks += l.Counters().Chunks
+	}
+	for _, j := range r.jobs {
+		p.ops += uint64(j.ops)
+	}
+	if p != r.mark || r.over() || r.paused(now) {
+		r.mark, r.markTime, r.markTurns = p, now, r.turns
+		return nil
+	}
+	if now-r.markTime > stuckAfter || r.turns-r.markTurns > stuckTurns {
+		return fmt.Errorf("stuck: nothing was finished in %v of virtual time, %d turns; %s", now-r.markTime, r.turns-r.markTurns, r.waits())
+	}
+	if r.turns > longestTurns {
+		return fmt.Errorf("not done after %d turns; %s", r.turns, r.waits())
+	}
+	return nil
+}
+
+// paused reports whether something is still to come that may explain a standstill.
+func (r *run) paused(now time.Duration) bool {
+	for _, m := range r.members {
+		for _, p := range m.pauses {
+			if now < p.to {
+				return true
+			}
+		}
+	}
+	for _, p := range r.LanePauses {
+		if now < p.to {
+			return true
+		}
+	}
+	return len(r.links) > 0 || len(r.events) > 0
+}
+
+// waits names who waits for what.
+func (r *run) waits() (text string) {
+	for _, m := range r.members {
+		if !m.over() {
+			text += fmt.Sprintf("%v is in phase %d with %d operations in flight, %d to submit; ", m, m.phase, len(m.pending), len(m.todo))
+		}
+	}
+	return text
+}
+
+func (j *job) reason() error {
+	if f := j.rack.Job.Failure(); f != nil {
+		return fmt.Errorf("because of worker %d: %w", f.Rank, f.Err)
+	}
+	for _, m := range j.members {
+		if m.err != nil {
+			return m.err
+		}
+	}
+	return errors.New("for no reason given")
+}
+
+// verdict checks what must hold at the end.
+func (r *run) verdict() error {
+	broken, dead := 0, r.boxDead
+	for _, j := range r.jobs {
+		if j.skipped {
+			continue
+		}
+		if !j.closed {
+			if err := r.judge(j); err != nil {
+				return err
+			}
+		}
+		if j.failed != 0 {
+			broken++
+		}
+		for _, m := range j.members {
+			dead = dead || m.dead
+		}
+	}
+	if broken > 1 && !r.boxDead && !slices.Contains(r.lost, true) {
+		return errors.New("one fault brought down two jobs")
+	}
+	if broken == 0 && !dead {
+		return r.count()
+	}
+	return nil
+}
+
+// judge checks what must hold of a job that is over.
+func (r *run) judge(j *job) error {
+	r.notice(j)
+	if err := r.rogueFate(j); err != nil {
+		return err
+	}
+	for _, l := range r.engine.Lanes() {
+		l.Counters() // publishes the workers' counters
+	}
+	for _, m := range j.members {
+		for t := range m.last {
+			if err := m.check(t); err != nil {
+				return fmt.Errorf("at the end: %w", err)
+			}
+		}
+	}
+	if j.failed != 0 {
+		if !j.struck {
+			return fmt.Errorf("%s failed, which nothing struck: %w", j.Name, j.reason())
+		}
+		return nil
+	}
+	if got := j.rack.Job.Memory(); got != j.memory {
+		return fmt.Errorf("%s holds %+v, after its last registration it held %+v", j.Name, got, j.memory)
+	}
+	for _, m := range j.members {
+		if m.dead {
+			continue
+		}
+		if err := m.audit(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count checks that every chunk was summed once, and none was dropped.
+func (r *run) count() error {
+	var got, dropped, want uint64
+	for _, l := range r.engine.Lanes() {
+		c := l.Counters()
+		got += c.Chunks
+		dropped += c.Dropped
+	}
+	for _, j := range r.jobs {
+		want += j.members[0].gradients
+	}
+	if got != want || dropped != 0 {
+		return fmt.Errorf("%d chunks were finished, expected %d; %d messages were dropped", got, want, dropped)
+	}
+	return nil
+}
+
+func (r *run) result() Result {
+	res := Result{NetworkHash: r.sim.LogHash(), Turns: r.turns, Virtual: time.Duration(r.now)}
+	for _, l := range r.engine.Lanes() {
+		res.Lanes += fmt.Sprintf("%+v\n", l.Counters())
+	}
+	for _, j := range r.jobs {
+		res.Failed = res.Failed || j.failed != 0
+	}
+	return res
+}

@@ -1,0 +1,346 @@
+package simrack
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// chunkBytes is the chunk size of every schedule, the smallest there is.
+const chunkBytes = chunk.MinChunkBytes
+
+// memory is where a job's workers keep gradients and results.
+type memory int
+
+const (
+	ordinary memory = iota // registered as it is used
+	arena                  // registered once
+	copied                 // not reachable: through staging buffers
+)
+
+var memoryNames = [...]string{"ordinary memory", "arenas", "staging buffers"}
+
+// Schedule is one run, all that its seed decides but for the choices made on the way.
+type Schedule struct {
+	Seed                      uint64
+	Lanes, NICs               int // lanes take the box's NICs in turn
+	Window, Staging           int
+	ByReference, CopiesAtPost bool
+	Order                     fabric.SimOrder
+	Network                   fabric.SimFaults
+	NetworkWeight             int
+	LaneWeights               []int
+	Spin                      int // empty rounds before a lane looks for stalls
+	Jobs                      []*JobSchedule
+	Links                     []linkFault
+	LanePauses                []pause // who is a lane
+	Fault                     Fault
+	Moves                     *moveSchedule // nil: connections stay where they are
+}
+
+// JobSchedule is one job of a schedule.
+type JobSchedule struct {
+	Name    string
+	Starts  start
+	Retires bool // is closed when it is over, while others may go on
+	Mode    aggregate.Mode
+	Rule    optim.Rule
+	Hyper   optim.Hyper
+	Wire    chunk.DType
+	Type    chunk.DType // of gradients and results in the workers' memory
+	Memory  memory
+	InPlace bool // the result replaces the gradient
+	Batches [][]uint64
+	Phases  []phase
+	Workers []WorkerSchedule
+}
+
+// start is when a job starts.
+type start int
+
+const (
+	atOnce     start = iota
+	inBetween        // when the first job has done some of its operations
+	afterwards       // when the first job is over
+)
+
+var startNames = [...]string{"starts at once", "starts in between", "starts afterwards"}
+
+// WorkerSchedule is how one worker behaves.
+type WorkerSchedule struct {
+	Weight     int  // how often it gets a turn, against the network's
+	Seldom     bool // until its job fails, a small part of that
+	AtOnce     int  // operations submitted in one turn
+	Pipelined  bool // goes on to the next phase with the tensors that are done with this one
+	Priorities int  // drawn below this
+	Pauses     []pause
+	Leaves     bool // leaves the job when it is done, while others are not
+}
+
+// pause is a time in which a worker or a lane does nothing.
+type pause struct {
+	who      int
+	from, to time.Duration
+}
+
+// linkFault is a time in which a host has no link.
+type linkFault struct {
+	host     int // number in cluster.hosts
+	from, to time.Duration
+}
+
+type phaseKind int
+
+const (
+	phaseInit     phaseKind = iota
+	phasePushPull           // one operation
+	phasePush               // one operation
+	phasePull               // one operation
+	phaseCommit             // of a two-phase step
+	phaseRegister           // the next batch of tensors
+)
+
+var phaseNames = [...]string{"init", "pushpull", "push", "pull", "commit", "register"}
+
+// phase is a part of every worker's program: an operation on each of some tensors, in an order of the worker's own.
+type phase struct {
+	kind    phaseKind
+	tensors []int
+	hyper   *optim.Hyper       // eager: from this phase on
+	commit  chunk.TensorRecord // phaseCommit
+	batch   int                // phaseRegister
+}
+
+func (k phaseKind) op() chunk.Op {
+	return [...]chunk.Op{chunk.OpInit, chunk.OpPushPull, chunk.OpPush, chunk.OpPull}[k]
+}
+
+// draw is the randomness of a schedule's making.
+type draw struct{ *rand.Rand }
+
+func (d draw) chance(percent int) bool { return d.IntN(100) < percent }
+
+// between is uniform over [lo, hi].
+func (d draw) between(lo, hi int) int { return lo + d.IntN(hi-lo+1) }
+
+func (d draw) duration(lo, hi time.Duration) time.Duration {
+	return lo + time.Duration(d.Int64N(int64(hi-lo)+1))
+}
+
+// Draw makes the schedule of a seed.
+func Draw(seed uint64) *Schedule {
+	d := draw{rand.New(rand.NewPCG(seed, 1))}
+	s := &Schedule{
+		Seed: seed, Lanes: d.between(1, 3), NICs: 1, Window: d.between(2, 8), Staging: d.between(1, 4),
+		ByReference: d.chance(35), Order: fabric.SimRandom, NetworkWeight: d.between(1, 8), Spin: d.between(0, 3),
+	}
+	if d.chance(30) {
+		s.NICs = s.Lanes
+	}
+	s.CopiesAtPost = d.chance(25)
+	if d.chance(30) {
+		s.Order = fabric.SimByTime
+	}
+	for range s.Lanes {
+		s.LaneWeights = append(s.LaneWeights, d.between(1, 4))
+	}
+	jobs := []int{1, 1, 1, 1, 1, 1, 2, 2, 2, 3}[d.IntN(10)]
+	for i := range jobs {
+		j := d.job(fmt.Sprintf("job%d", i))
+		if i > 0 && d.chance(50) {
+			j.Starts = start(d.between(1, 2))
+		}
+		s.Jobs = append(s.Jobs, j)
+	}
+	d.nuisances(s)
+	if d.chance(50) {
+		s.Fault = d.fault(s)
+	}
+	moves(s)
+	return s
+}
+
+func (d draw) job(name string) *JobSchedule {
+	j := &JobSchedule{Name: name, Memory: memory(d.IntN(3)), InPlace: d.chance(20), Retires: d.chance(50)}
+	j.Mode = []aggregate.Mode{aggregate.Aggregate, aggregate.Eager, aggregate.TwoPhase}[d.IntN(3)]
+	rules := optim.Rules()[1:]
+	for j.Rule = optim.Sum; j.Mode != aggregate.Aggregate && (j.Rule == optim.Sum || (j.Rule.NeedsNorms() && j.Mode != aggregate.TwoPhase)); {
+		j.Rule = rules[d.IntN(len(rules))]
+	}
+	j.Hyper = j.Rule.Defaults()
+	with := j.Hyper
+	with.Momentum = 0.5
+	if d.chance(50) && j.Rule.States(with) > j.Rule.States(j.Hyper) {
+		j.Hyper = with
+	}
+	j.Wire = []chunk.DType{chunk.F32, chunk.F32, chunk.BF16, chunk.F16}[d.IntN(4)]
+	j.Type = []chunk.DType{j.Wire, chunk.F32, chunk.F32, chunk.BF16, chunk.F16}[d.IntN(5)]
+	for range d.between(1, 5) {
+		w := WorkerSchedule{Weight: d.between(1, 4), AtOnce: d.between(1, 6), Pipelined: d.chance(60), Priorities: d.between(1, 4), Leaves: d.chance(25), Seldom: d.chance(15)}
+		j.Workers = append(j.Workers, w)
+	}
+	j.Batches = append(j.Batches, d.batch(j.Wire))
+	if d.chance(30) {
+		j.Batches = append(j.Batches, d.batch(j.Wire))
+	}
+	j.Phases = d.program(j)
+	return j
+}
+
+// batch draws tensors' sizes: of one element, of a chunk or nearly, of several.
+func (d draw) batch(wire chunk.DType) (elems []uint64) {
+	perChunk := chunkBytes / wire.Size()
+	for range d.between(1, 5) {
+		n := 0
+		switch d.IntN(5) {
+		case 0:
+			n = 1
+		case 1:
+			n = d.between(1, perChunk)
+		case 2:
+			n = perChunk * d.between(1, 3)
+		default:
+			n = d.between(1, perChunk*6)
+		}
+		elems = append(elems, uint64(n))
+	}
+	return elems
+}
+
+// program draws the phases that all workers of a job go through.
+func (d draw) program(j *JobSchedule) (phases []phase) {
+	tensors := 0
+	for b := range j.Batches {
+		if b > 0 {
+			phases = append(phases, phase{kind: phaseRegister, batch: b})
+		}
+		first := tensors
+		tensors += len(j.Batches[b])
+		if j.Mode != aggregate.Aggregate || d.chance(30) {
+			phases = append(phases, phase{kind: phaseInit, tensors: span(first, tensors)})
+		}
+		steps := d.between(1, 3)
+		if d.chance(2) && tensors == 1 && j.Batches[0][0] < 50 {
+			steps = 140 // all the way around the epochs' cycle
+		}
+		for range steps {
+			phases = append(phases, d.step(j, tensors)...)
+		}
+	}
+	return phases
+}
+
+func (d draw) step(j *JobSchedule, tensors int) []phase {
+	some := d.some(tensors)
+	switch j.Mode {
+	case aggregate.Aggregate:
+		return []phase{{kind: phasePushPull, tensors: some}}
+	case aggregate.Eager:
+		p := phase{kind: phasePushPull, tensors: some}
+		if d.chance(40) {
+			h := j.Hyper
+			h.LR *= d.Float64() + 0.5
+			p.hyper = &h
+		}
+		if d.chance(30) {
+			p.kind = phasePush
+			return []phase{p, {kind: phasePull, tensors: d.some(tensors)}}
+		}
+		return []phase{p}
+	}
+	var phases []phase
+	for range d.between(1, 2) {
+		phases = append(phases, phase{kind: phasePush, tensors: d.some(tensors)})
+	}
+	rec := chunk.TensorRecord{LR: d.Float32(), WD: 0.01, Scale: 1 / float32(len(j.Workers))}
+	if d.chance(40) {
+		rec.Clip = d.Float32() * 100
+	}
+	if d.chance(15) {
+		rec.Flags = chunk.RecordSkip
+	}
+	return append(phases, phase{kind: phaseCommit, commit: rec}, phase{kind: phasePull, tensors: some})
+}
+
+// some is a part of the tensors, at least one, most often all.
+func (d draw) some(n int) []int {
+	all := span(0, n)
+	if d.chance(60) {
+		return all
+	}
+	d.Shuffle(n, func(a, b int) { all[a], all[b] = all[b], all[a] })
+	return all[:d.between(1, n)]
+}
+
+func span(from, to int) (out []int) {
+	for i := from; i < to; i++ {
+		out = append(out, i)
+	}
+	return out
+}
+
+// nuisances are what no job may fail of.
+func (d draw) nuisances(s *Schedule) {
+	f := &s.Network
+	if d.chance(40) {
+		f.Delay, f.DelayMax = uint32(d.between(100, 8000)), d.duration(time.Microsecond, 5*time.Millisecond)
+	}
+	if d.chance(30) {
+		f.Drop = uint32(d.between(50, 2000))
+	}
+	if d.chance(30) {
+		f.RNR = uint32(d.between(50, 4000))
+	}
+	hosts := s.NICs
+	for _, j := range s.Jobs {
+		for w := range j.Workers {
+			if d.chance(15) {
+				from := d.duration(0, 3*time.Millisecond)
+				j.Workers[w].Pauses = append(j.Workers[w].Pauses, pause{from: from, to: from + d.duration(0, 3*time.Second)})
+			}
+			hosts++
+		}
+	}
+	if d.chance(15) {
+		from := d.duration(0, 3*time.Millisecond)
+		s.LanePauses = append(s.LanePauses, pause{d.IntN(s.Lanes), from, from + d.duration(0, 200*time.Millisecond)})
+	}
+	// A message that is lost goes again every eighth of a second, until a second has passed.
+	for at := time.Duration(0); d.chance(20); {
+		l := linkFault{host: d.IntN(hosts), from: at + d.duration(0, 3*time.Millisecond)}
+		l.to = l.from + d.duration(0, 300*time.Millisecond)
+		s.Links = append(s.Links, l)
+		at = l.to + 400*time.Millisecond
+	}
+}
+
+func (s *Schedule) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "seed %d: %d lanes on %d NICs, window %d, by reference %v (staging %d), copies at post %v, order %d, network %+v\n",
+		s.Seed, s.Lanes, s.NICs, s.Window, s.ByReference, s.Staging, s.CopiesAtPost, s.Order, s.Network)
+	fmt.Fprintf(&b, "  weights: network %d, lanes %v; links %v; lane pauses %v; fault: %v\n", s.NetworkWeight, s.LaneWeights, s.Links, s.LanePauses, s.Fault)
+	if s.Moves != nil {
+		fmt.Fprintf(&b, "  moves: %+v\n", *s.Moves)
+	}
+	for _, j := range s.Jobs {
+		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, in place %v, tensors %v\n",
+			j.Name, startNames[j.Starts], j.Retires, j.Mode, j.Rule, j.Wire, j.Type, memoryNames[j.Memory], j.InPlace, j.Batches)
+		for i, w := range j.Workers {
+			fmt.Fprintf(&b, "    worker %d: %+v\n", i, w)
+		}
+		for i, p := range j.Phases {
+			fmt.Fprintf(&b, "    phase %d: %s %v", i, phaseNames[p.kind], p.tensors)
+			if p.kind == phaseCommit {
+				fmt.Fprintf(&b, " %+v", p.commit)
+			}
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"bufio"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+)
+
+// Wire is an Ethernet segment that joins the NICs plugged into it. It learns which station is where, as a switch does.
+type Wire struct {
+	mu       sync.RWMutex
+	ports    map[*port]struct{}
+	stations map[[6]byte]*port
+}
+
+// NewWire makes a wire with nothing plugged in. It needs no closing: it goes with its guests.
+func NewWire() *Wire {
+	return &Wire{ports: map[*port]struct{}{}, stations: map[[6]byte]*port{}}
+}
+
+// port is one NIC's end. QEMU's socket netdev carries frames in a stream: four bytes of length, most significant first, then
+// the frame.
+type port struct {
+	conn net.Conn
+	mu   sync.Mutex // a frame is written whole
+}
+
+const (
+	lengthBytes = 4
+	maxFrame    = 1 << 16
+)
+
+func (w *Wire) attach(conn net.Conn) {
+	p := &port{conn: conn}
+	w.mu.Lock()
+	w.ports[p] = struct{}{}
+	w.mu.Unlock()
+	go w.carry(p)
+}
+
+func (w *Wire) carry(p *port) {
+	defer w.detach(p)
+	r := bufio.NewReaderSize(p.conn, 256<<10)
+	buf := make([]byte, lengthBytes+maxFrame)
+	for {
+		if _, err := io.ReadFull(r, buf[:lengthBytes]); err != nil {
+			return
+		}
+		n := int(binary.BigEndian.Uint32(buf))
+		if n < 12 || n > maxFrame {
+			return
+		}
+		if _, err := io.ReadFull(r, buf[lengthBytes:lengthBytes+n]); err != nil {
+			return
+		}
+		w.forward(p, buf[:lengthBytes+n])
+	}
+}
+
+func (w *Wire) forward(from *port, packet []byte) {
+	frame := packet[lengthBytes:]
+	dst, src := [6]byte(frame[0:6]), [6]byte(frame[6:12])
+	w.mu.RLock()
+	known := w.stations[src] == from
+	to := w.stations[dst]
+	var all []*port
+	if to == nil {
+		for p := range w.ports {
+			if p != from {
+				all = append(all, p)
+			}
+		}
+	}
+	w.mu.RUnlock()
+	if !known {
+		w.mu.Lock()
+		w.stations[src] = from
+		w.mu.Unlock()
+	}
+	if to != nil && to != from {
+		to.send(packet)
+	}
+	for _, p := range all {
+		p.send(packet)
+	}
+}
+
+// send blocks while the guest's QEMU is busy; a port that is gone loses the frame, as a wire does.
+func (p *port) send(packet []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conn.Write(packet)
+}
+
+func (w *Wire) detach(p *port) {
+	p.conn.Close()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.ports, p)
+	for mac, at := range w.stations {
+		if at == p {
+			delete(w.stations, mac)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// station is a test's end of a wire, framed as QEMU frames.
+type station struct {
+	t    *testing.T
+	mac  byte
+	conn net.Conn
+	r    *bufio.Reader
+}
+
+func newStation(t *testing.T, w *Wire, mac byte) *station {
+	q := &qemu{}
+	ours, _, err := q.socket()
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := net.FileConn(q.files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.closeChildEnds()
+	w.attach(theirs)
+	t.Cleanup(func() { ours.Close() })
+	return &station{t, mac, ours, bufio.NewReader(ours)}
+}
+
+const broadcast = 0xff
+
+func (s *station) send(to byte, payload string) {
+	s.t.Helper()
+	frame := append(bytes.Repeat([]byte{to}, 6), bytes.Repeat([]byte{s.mac}, 6)...)
+	frame = append(frame, payload...)
+	if _, err := s.conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *station) want(payload string) {
+	s.t.Helper()
+	s.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	var n uint32
+	if err := binary.Read(s.r, binary.BigEndian, &n); err != nil {
+		s.t.Fatal(err)
+	}
+	frame := make([]byte, n)
+	if _, err := io.ReadFull(s.r, frame); err != nil {
+		s.t.Fatal(err)
+	}
+	if got := string(frame[12:]); got != payload {
+		s.t.Errorf("station %d got %q, want %q", s.mac, got, payload)
+	}
+}
+
+func TestWireLearnsWhereStationsAre(t *testing.T) {
+	w := NewWire()
+	a, b, c := newStation(t, w, 1), newStation(t, w, 2), newStation(t, w, 3)
+
+	a.send(broadcast, "who is there")
+	b.want("who is there")
+	c.want("who is there")
+	b.send(1, "b is")
+	a.want("b is")
+	a.send(2, "only for b")
+	b.want("only for b")
+	b.send(3, "flooded: c has not spoken yet")
+	a.want("flooded: c has not spoken yet")
+	c.want("flooded: c has not spoken yet") // and has not seen what was only for b
+}
+
+func TestWireForgetsWhoIsUnplugged(t *testing.T) {
+	w := NewWire()
+	a, b := newStation(t, w, 1), newStation(t, w, 2)
+	b.send(broadcast, "hello")
+	a.want("hello")
+	b.conn.Close()
+	again := newStation(t, w, 2)
+	again.send(1, "moved")
+	a.want("moved")
+	a.send(2, "found")
+	again.want("found")
+}
+
+func TestWireDropsAStationThatBreaksTheFraming(t *testing.T) {
+	for name, length := range map[string]uint32{"too short": 11, "too long": maxFrame + 1} {
+		t.Run(name, func(t *testing.T) {
+			s := newStation(t, NewWire(), 1)
+			s.conn.Write(binary.BigEndian.AppendUint32(nil, length))
+			s.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if _, err := s.r.ReadByte(); err != io.EOF {
+				t.Errorf("got %v, want %v", err, io.EOF)
+			}
+		})
+	}
+}

@@ -1,0 +1,345 @@
+package numa
+
+import (
+	"errors"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func mustArena(t testing.TB, c ArenaConfig) *Arena {
+	t.Helper()
+	a, err := NewArena(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Logf("%s: %s, %s huge, notes %q", formatBytes(c.Bytes), a.Pages, formatBytes(a.HugeBytes), a.Notes)
+	return a
+}
+
+func TestArenaIsSharedSealedMemory(t *testing.T) {
+	for _, c := range []ArenaConfig{
+		{Name: "one byte", Bytes: 1, Node: AnyNode},
+		{Name: "odd", Bytes: 3<<20 + 12345, Node: AnyNode},
+		{Name: "bound", Bytes: 8 << 20, Node: 0},
+		{Name: "transparent", Bytes: 8 << 20, Node: AnyNode, Huge: HugeTransparent},
+		{Name: "small", Bytes: 8 << 20, Node: AnyNode, Huge: HugeOff},
+		{Name: "lazy", Bytes: 64 << 20, Node: 0, Lazy: true},
+	} {
+		t.Run(c.Name, func(t *testing.T) {
+			a := mustArena(t, c)
+			b := a.Bytes()
+			if len(b) != int(c.Bytes) || a.Len() != int(c.Bytes) || a.Addr() != unsafe.Pointer(&b[0]) {
+				t.Fatalf("slice of %d bytes at %p, Len %d, Addr %p", len(b), b, a.Len(), a.Addr())
+			}
+			if i := slices.IndexFunc(b, func(x byte) bool { return x != 0 }); i >= 0 {
+				t.Errorf("byte %d is %d before anyone wrote", i, b[i])
+			}
+			b[0], b[len(b)-1] = 0xa5, 0xa5
+			peer := mapPeer(t, a.FD())
+			if peer[0] != 0xa5 || peer[len(b)-1] != 0xa5 {
+				t.Error("a second mapping of the descriptor shows other bytes")
+			}
+			for _, size := range []int64{0, 1 << 30} {
+				if err := unix.Ftruncate(a.FD(), size); err != unix.EPERM {
+					t.Errorf("resizing the sealed file to %d: %v, want EPERM", size, err)
+				}
+			}
+			seals, err := unix.FcntlInt(uintptr(a.FD()), unix.F_GET_SEALS, 0)
+			if want := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL; err != nil || seals&want != want {
+				t.Errorf("seals %#x, %v", seals, err)
+			}
+			if node, err := a.NodeOf(len(b) - 1); err != nil || c.Node != AnyNode && node != c.Node {
+				t.Errorf("last byte is on node %d, %v", node, err)
+			}
+		})
+	}
+}
+
+// mapPeer maps a whole memfd as another process would.
+func mapPeer(t *testing.T, fd int) []byte {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	b, err := unix.Mmap(fd, 0, int(st.Size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(b) })
+	return b
+}
+
+func TestArenaPagesAreThereUnlessLazy(t *testing.T) {
+	const size = 16 << 20
+	eager := mustArena(t, ArenaConfig{Name: "eager", Bytes: size, Node: AnyNode})
+	lazy := mustArena(t, ArenaConfig{Name: "lazy", Bytes: size, Node: AnyNode, Lazy: true})
+	for _, c := range []struct {
+		a    *Arena
+		want int64
+	}{{eager, size}, {lazy, 0}} {
+		var st unix.Stat_t
+		if err := unix.Fstat(c.a.FD(), &st); err != nil {
+			t.Fatal(err)
+		}
+		if got := st.Blocks * 512; got != c.want {
+			t.Errorf("%s: %d bytes of memory behind it, want %d", c.a.Name(), got, c.want)
+		}
+	}
+}
+
+// MADV_COLLAPSE (kernel 6.1) gives huge pages under any sysfs setting, so on such a kernel less is a defect or a machine
+// whose memory is too fragmented, which the notes must then say.
+func TestArenaGetsTheLargestPagesThereAre(t *testing.T) {
+	tr, err := openTree("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range tr.memoryNodes() {
+		for _, size := range []int64{2 << 20, 16<<20 - 4096, 1 << 30} {
+			if size == 1<<30 && tr.freeHugePages(size, node) == 0 {
+				continue // too much to ask of ordinary memory for a test
+			}
+			largestPages(t, tr, node, size)
+		}
+	}
+}
+
+func largestPages(t *testing.T, tr tree, node int, size int64) {
+	want := PagesTHP
+	for _, p := range slices.Backward(pools) {
+		if size >= p.size && tr.freeHugePages(p.size, node) >= roundUp(size, p.size)/p.size {
+			want = p.name
+		}
+	}
+	a := mustArena(t, ArenaConfig{Name: "large", Bytes: size, Node: node})
+	notes := strings.Join(a.Notes, "\n")
+	if want == PagesTHP && !strings.HasPrefix(notes, "no 2 MiB pages: ") {
+		t.Errorf("notes do not say why there are no 2 MiB pages: %q", notes)
+	}
+	fragmented := strings.Contains(notes, "MADV_COLLAPSE: ") || !atLeast(t, "6.1")
+	if a.Pages != want && !(want == PagesTHP && fragmented) {
+		t.Errorf("%d bytes on node %d: %s pages, want %s: %q", size, node, a.Pages, want, notes)
+	}
+	if a.Pages == want && a.HugeBytes < size/2 {
+		t.Errorf("%s pages, but only %d of %d bytes huge", a.Pages, a.HugeBytes, size)
+	}
+	for off := 0; off < a.Len(); off += 1 << 20 {
+		if n, err := a.NodeOf(off); err != nil || n != node {
+			t.Fatalf("byte %d is on node %d, %v; want node %d", off, n, err, node)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func atLeast(t *testing.T, version string) bool {
+	t.Helper()
+	top, err := Discover("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return compareNatural(top.Kernel, version) >= 0
+}
+
+func TestArenaRefusesWhatCannotBe(t *testing.T) {
+	tr, err := openTree("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free, _ := tr.available(AnyNode)
+	for _, c := range []struct {
+		what   string
+		config ArenaConfig
+		want   string
+		noMem  bool
+	}{
+		{"no bytes", ArenaConfig{Name: "slots", Node: AnyNode}, `arena "slots" of 0 B: size 0: use at least 1 byte`, false},
+		{"negative size", ArenaConfig{Bytes: -5, Node: AnyNode}, "size -5", false},
+		{"beyond the machine", ArenaConfig{Name: "slots", Bytes: math.MaxInt64, Node: AnyNode}, "the machine has", true},
+		{"beyond what is free", ArenaConfig{Bytes: free + 1<<30, Node: AnyNode, Huge: HugeTransparent}, "", true},
+		{"no such node", ArenaConfig{Bytes: 1, Node: 4711}, "node 4711: the nodes with memory are 0", false},
+		{"negative node", ArenaConfig{Bytes: 1, Node: -2}, "node -2", false},
+		{"long name", ArenaConfig{Name: strings.Repeat("x", 201), Bytes: 1}, "name of 201 bytes", false},
+		{"unknown policy", ArenaConfig{Bytes: 1, Huge: 9}, "huge page policy 9", false},
+		{"lazy and huge", ArenaConfig{Bytes: 1, Lazy: true, Huge: HugeRequire}, "lazy", false},
+		{"too small for huge pages", ArenaConfig{Bytes: 4096, Node: AnyNode, Huge: HugeRequire}, "huge pages are required", false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			a, err := NewArena(c.config)
+			if err == nil {
+				a.Close()
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrNoMemory) != c.noMem {
+				t.Errorf("error %q (not enough memory: %v), want %q", err, errors.Is(err, ErrNoMemory), c.want)
+			}
+		})
+	}
+}
+
+func TestArenaLeavesNothingBehind(t *testing.T) {
+	open := openFiles(t)
+	maps := arenaMappings(t)
+	for range 3 {
+		for _, c := range []ArenaConfig{
+			{Name: "leak", Bytes: 5 << 20, Node: AnyNode},
+			{Name: "leak", Bytes: 5 << 20, Node: 0, Lazy: true},
+			{Name: "leak", Bytes: math.MaxInt64, Node: AnyNode},
+			{Name: "leak", Bytes: 4096, Node: AnyNode, Huge: HugeRequire},
+		} {
+			a, err := NewArena(c)
+			if err != nil {
+				continue
+			}
+			for range 2 {
+				if err := a.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if a.Addr() != nil || a.Len() != 0 || len(a.Bytes()) != 0 || a.FD() != -1 {
+				t.Errorf("closed arena still has %d bytes at %p, descriptor %d", a.Len(), a.Addr(), a.FD())
+			}
+		}
+	}
+	if now := openFiles(t); !slices.Equal(now, open) {
+		t.Errorf("descriptors open before %v, now %v", open, now)
+	}
+	if now := arenaMappings(t); now != maps {
+		t.Errorf("%d mappings of arenas before, %d now", maps, now)
+	}
+}
+
+// openFiles lists what this process's descriptors are open on, without the runtime's own pollers, which come when first
+// needed.
+func openFiles(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open []string
+	for _, e := range entries {
+		target, err := os.Readlink("/proc/self/fd/" + e.Name())
+		if err == nil && !strings.HasPrefix(target, "anon_inode:") {
+			open = append(open, e.Name()+" "+target)
+		}
+	}
+	return open
+}
+
+func arenaMappings(t *testing.T) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(text), "rackweave-leak")
+}
+
+func TestHugePolicyNames(t *testing.T) {
+	for h := HugeAuto; h <= HugeRequire; h++ {
+		var back HugePolicy
+		if text, err := h.MarshalText(); err != nil || back.UnmarshalText(text) != nil || back != h {
+			t.Errorf("%v does not survive its text form", h)
+		}
+	}
+	if err := new(HugePolicy).UnmarshalText([]byte("huge")); err == nil || !strings.Contains(err.Error(), "auto, transparent, off, require") {
+		t.Errorf("error for an unknown policy: %v", err)
+	}
+}
+
+// BenchmarkArenaRead reads one word of every cache line of 256 MiB, in small and in transparent huge pages by turns: what
+// the size of pages is worth to a stream, and to making the arena.
+func BenchmarkArenaRead(b *testing.B) {
+	const size = 256 << 20
+	kinds := [...]struct {
+		unit   string
+		policy HugePolicy
+		words  []uint64
+		making time.Duration
+		times  []time.Duration
+	}{{unit: "small", policy: HugeOff}, {unit: "huge", policy: HugeTransparent}}
+	for i := range kinds {
+		k := &kinds[i]
+		start := time.Now()
+		a := mustArena(b, ArenaConfig{Name: "read", Bytes: size, Node: AnyNode, Huge: k.policy})
+		k.making = time.Since(start)
+		k.words = unsafe.Slice((*uint64)(a.Addr()), size/8)
+	}
+	for b.Loop() {
+		for i := range kinds {
+			start := time.Now()
+			readLines(kinds[i].words)
+			kinds[i].times = append(kinds[i].times, time.Since(start))
+		}
+	}
+	for i := range kinds {
+		slices.Sort(kinds[i].times)
+		median := kinds[i].times[len(kinds[i].times)/2]
+		b.ReportMetric(size/median.Seconds()/1e9, "GB/s-"+kinds[i].unit)
+		b.ReportMetric(float64(kinds[i].making.Milliseconds()), "ms-to-make-"+kinds[i].unit)
+	}
+}
+
+// readLines reads a word of every cache line.
+//
+//go:noinline
+func readLines(words []uint64) (sum uint64) {
+	for i := 0; i+32 <= len(words); i += 32 {
+		sum += words[i] + words[i+8] + words[i+16] + words[i+24]
+	}
+	return sum
+}
+
+func TestAnArenaThatGetsNoHugePagesLeavesOthersMemoryAlone(t *testing.T) {
+	// Where the pools are empty, every arena of this size first tries to map huge pages, and fails. Memory that other threads
+	// map at that moment must survive it: touching what is gone ends the process.
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			var kept [][]byte
+			for ended := false; !ended; {
+				select {
+				case <-done:
+					ended = true
+				default:
+				}
+				b, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				kept = append(kept, b)
+				if !ended && len(kept) < 200 {
+					continue
+				}
+				for _, b := range kept {
+					b[0] = 1
+					unix.Munmap(b)
+				}
+				kept = kept[:0]
+			}
+		})
+	}
+	for range 100 {
+		mustArena(t, ArenaConfig{Name: "test", Bytes: 2 << 20, Node: AnyNode}).Close()
+	}
+	close(done)
+	wg.Wait()
+}

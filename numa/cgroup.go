@@ -1,0 +1,80 @@
+package numa
+
+import (
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// cgroupDirs lists the directories of this process's cgroup for a controller, innermost first, in cgroup v1 or v2
+// (cgroups(7)). Where the path is that of another namespace only the root of the hierarchy is listed: a container's own.
+func (t tree) cgroupDirs(controller string) []string {
+	base, at := "sys/fs/cgroup", ""
+	for line := range strings.Lines(t.text("proc/self/cgroup")) {
+		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
+		controllers, dir, _ := strings.Cut(rest, ":")
+		if slices.Contains(strings.Split(controllers, ","), controller) {
+			base, at = path.Join("sys/fs/cgroup", controller), dir
+			break
+		}
+		if controllers == "" {
+			at = dir
+		}
+	}
+	at = path.Clean("/" + at) // a path outside this namespace starts with ".."
+	if !t.exists(path.Join(base, at)) {
+		at = ""
+	}
+	dirs := []string{path.Join(base, at)}
+	for dirs[len(dirs)-1] != base {
+		dirs = append(dirs, path.Dir(dirs[len(dirs)-1]))
+	}
+	return dirs
+}
+
+// cpuset is the CPUs that this process's cgroup lets it run on; ok is false where no cgroup says.
+func (t tree) cpuset() (set CPUSet, ok bool) {
+	for _, dir := range t.cgroupDirs("cpuset") {
+		for _, file := range []string{"cpuset.cpus.effective", "cpuset.effective_cpus"} {
+			if set := t.cpus(path.Join(dir, file)); len(set) > 0 {
+				return set, true
+			}
+		}
+	}
+	return nil, false
+}
+
+// cgroupMemory is what the memory limits of this process's cgroups leave: limit minus use, page cache that can be dropped
+// counted as free. limit names the file that binds, "" where none does.
+func (t tree) cgroupMemory() (bytes int64, limit string) {
+	bytes = math.MaxInt64
+	for _, dir := range t.cgroupDirs("memory") {
+		for _, v := range []struct{ max, current, cache string }{
+			{"memory.max", "memory.current", "inactive_file"},
+			{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"},
+		} {
+			maxBytes, limited := t.number(path.Join(dir, v.max)) // "max" is no number
+			used, _ := t.number(path.Join(dir, v.current))
+			// v1 says "no limit" with the largest multiple of the page size.
+			if !limited || maxBytes > math.MaxInt64>>1 {
+				continue
+			}
+			if left := max(0, maxBytes-used+t.memoryStat(dir, v.cache)); left < bytes {
+				bytes, limit = left, "/"+path.Join(dir, v.max)
+			}
+		}
+	}
+	return bytes, limit
+}
+
+func (t tree) memoryStat(dir, name string) int64 {
+	for line := range strings.Lines(t.text(path.Join(dir, "memory.stat"))) {
+		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
+			n, _ := strconv.ParseInt(value, 10, 64)
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,59 @@
+package numa
+
+import (
+	"path"
+	"regexp"
+	"strings"
+)
+
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// deviceNode is the NUMA node of a device. Only bus devices have the file numa_node, not the virtio or auxiliary devices
+// on top of them, so it is looked for upwards. The kernel says -1 where the firmware gave none.
+func (t tree) deviceNode(dev string) (node int, ok bool) {
+	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
+		if n, found := t.number(at + "/numa_node"); found {
+			return max(0, int(n)), n >= 0
+		}
+	}
+	return 0, false
+}
+
+// pciOf is the PCI address of a device or of the nearest one above it.
+func pciOf(dev string) string {
+	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
+		if pciAddress.MatchString(path.Base(at)) {
+			return path.Base(at)
+		}
+	}
+	return ""
+}
+
+// discoverNICs lists the network devices with a device behind them, which leaves out loopback, bridges, tunnels and bonds.
+func (t *Topology) discoverNICs(tr tree) {
+	for _, name := range tr.names("sys/class/net") {
+		at := path.Join("sys/class/net", name)
+		dev := tr.resolve(at + "/device")
+		if dev == "" {
+			continue
+		}
+		n := NIC{Name: name, PCI: pciOf(dev), Driver: tr.link(dev + "/driver"), OperState: tr.text(at + "/operstate")}
+		node, known := tr.deviceNode(dev)
+		n.Node, n.NodeUnknown = node, !known
+		speed, _ := tr.number(at + "/speed") // -1 or unreadable without a link
+		n.SpeedMbps = max(0, int(speed))
+		mtu, _ := tr.number(at + "/mtu")
+		n.MTU = int(mtu)
+		t.NICs = append(t.NICs, n)
+	}
+}
+
+// nic finds a NIC by its name.
+func (t *Topology) nic(name string) *NIC {
+	for i := range t.NICs {
+		if t.NICs[i].Name == name {
+			return &t.NICs[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,160 @@
+package numa
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Discover reads a machine's topology from the sysfs and procfs below root; "" is this machine.
+//
+// Allowed CPUs are the affinity of the calling thread, so call it from a goroutine that is not pinned. With isolcpus= the
+// kernel takes the isolated CPUs out of every process's default affinity although it lets a thread be pinned to them; they
+// therefore count as allowed where the process's cpuset holds them, unless someone narrowed the affinity (taskset(1),
+// systemd's CPUAffinity=), which is respected as it is.
+//
+// What the machine does not say stays zero and, where it matters, is noted; an error means that there is no sysfs at all.
+func Discover(root string) (*Topology, error) {
+	tr, err := openTree(root)
+	if err != nil {
+		return nil, fmt.Errorf("discover topology: %w", err)
+	}
+	online := tr.cpus("sys/devices/system/cpu/online")
+	if len(online) == 0 {
+		return nil, fmt.Errorf("discover topology: %s lists no cpu: is sysfs mounted?", tr.path("sys/devices/system/cpu/online"))
+	}
+	t := &Topology{
+		CPUModel:       tr.field("proc/cpuinfo", "model name\t"),
+		Kernel:         tr.text("proc/sys/kernel/osrelease"),
+		MemoryBytes:    tr.kib("proc/meminfo", "MemTotal"),
+		AvailableBytes: tr.kib("proc/meminfo", "MemAvailable"),
+		Isolated:       tr.cpus("sys/devices/system/cpu/isolated"),
+		NoHzFull:       tr.cpus("sys/devices/system/cpu/nohz_full"),
+		THP: THP{
+			Anon:  tr.chosen("sys/kernel/mm/transparent_hugepage/enabled"),
+			Shmem: tr.chosen("sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+		},
+		PeerMem: tr.exists("sys/module/nvidia_peermem"),
+	}
+	t.Allowed = tr.allowed(online, t.Isolated)
+	t.discoverNodes(tr, online)
+	t.discoverCPUs(tr, online)
+	t.discoverNICs(tr)
+	t.discoverRDMA(tr)
+	for _, dev := range tr.names("sys/bus/pci/devices") {
+		dir := path.Join("sys/bus/pci/devices", dev)
+		// PCI class 03 is a display controller; NVIDIA's accelerators are of its 3D kind.
+		if tr.text(path.Join(dir, "vendor")) == "0x10de" && strings.HasPrefix(tr.text(path.Join(dir, "class")), "0x03") {
+			t.NVIDIAGPUs++
+		}
+	}
+	return t, nil
+}
+
+// allowed is the CPUs that this process may pin threads to.
+func (t tree) allowed(online, isolated CPUSet) CPUSet {
+	// The thread's own file: the process's is that of its first thread, which may be a pinned one.
+	status := "proc/thread-self/status"
+	if !t.exists(status) {
+		status = "proc/self/status"
+	}
+	affinity, err := ParseCPUs(t.field(status, "Cpus_allowed_list"))
+	if err != nil || len(affinity) == 0 {
+		affinity = online
+	}
+	affinity = affinity.And(online)
+	reach, ok := t.cpuset()
+	if !ok {
+		reach = online
+	}
+	reach = reach.And(online)
+	if slices.Equal(affinity, reach.Minus(isolated)) {
+		return reach
+	}
+	return affinity
+}
+
+func (t *Topology) discoverNodes(tr tree, online CPUSet) {
+	const dir = "sys/devices/system/node"
+	ids := tr.cpus(dir + "/online")
+	if len(ids) == 0 {
+		t.Notes = append(t.Notes, "the kernel knows no NUMA nodes: all cpus and memory are taken as node 0")
+		t.Nodes = []Node{{
+			CPUs: online, Allowed: t.Allowed, MemAllowed: true, MemoryBytes: t.MemoryBytes,
+			FreeBytes: tr.kib("proc/meminfo", "MemFree"), HugePages: tr.hugePools("sys/kernel/mm/hugepages"),
+		}}
+		return
+	}
+	mems, err := ParseCPUs(tr.field("proc/self/status", "Mems_allowed_list"))
+	for _, id := range ids {
+		at := fmt.Sprintf("%s/node%d", dir, id)
+		n := Node{
+			ID: id, CPUs: tr.cpus(at + "/cpulist").And(online),
+			MemAllowed:  err != nil || len(mems) == 0 || mems.Has(id),
+			MemoryBytes: tr.kib(at+"/meminfo", "MemTotal"), FreeBytes: tr.kib(at+"/meminfo", "MemFree"),
+			HugePages: tr.hugePools(at + "/hugepages"),
+		}
+		n.Allowed = n.CPUs.And(t.Allowed)
+		for d := range strings.FieldsSeq(tr.text(at + "/distance")) {
+			v, _ := strconv.Atoi(d)
+			n.Distances = append(n.Distances, v)
+		}
+		t.Nodes = append(t.Nodes, n)
+	}
+}
+
+func (t tree) hugePools(dir string) []HugePool {
+	var pools []HugePool
+	for _, name := range t.names(dir) {
+		size, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimPrefix(name, "hugepages-"), "kB"), 10, 64)
+		if err != nil {
+			continue
+		}
+		pages, _ := t.number(path.Join(dir, name, "nr_hugepages"))
+		free, _ := t.number(path.Join(dir, name, "free_hugepages"))
+		pools = append(pools, HugePool{PageBytes: size << 10, Pages: pages, Free: free})
+	}
+	return pools
+}
+
+func (t *Topology) discoverCPUs(tr tree, online CPUSet) {
+	sockets := map[int]bool{}
+	for _, id := range online {
+		at := fmt.Sprintf("sys/devices/system/cpu/cpu%d", id)
+		socket, _ := tr.number(at + "/topology/physical_package_id")
+		core, _ := tr.number(at + "/topology/core_id")
+		c := CPU{
+			ID: id, Socket: max(0, int(socket)), Core: int(core),
+			Siblings: tr.cpus(at + "/topology/thread_siblings_list").And(online),
+			Governor: tr.text(at + "/cpufreq/scaling_governor"),
+		}
+		if !c.Siblings.Has(id) {
+			c.Siblings = CPUSet{id}
+		}
+		for i := range t.Nodes {
+			if t.Nodes[i].CPUs.Has(id) {
+				c.Node = t.Nodes[i].ID
+			}
+		}
+		for _, index := range tr.names(at + "/cache") {
+			dir := path.Join(at, "cache", index)
+			switch tr.text(dir + "/level") {
+			case "2":
+				c.L2 = tr.cache(dir)
+			case "3":
+				c.L3 = tr.cache(dir)
+			}
+		}
+		sockets[c.Socket] = true
+		t.CPUs = append(t.CPUs, c)
+	}
+	t.Sockets = len(sockets)
+}
+
+// cache reads a cache's size, which sysfs gives as in "1024K", and who shares it.
+func (t tree) cache(dir string) Cache {
+	kib, _ := strconv.ParseInt(strings.TrimSuffix(t.text(dir+"/size"), "K"), 10, 64)
+	return Cache{Bytes: kib << 10, CPUs: t.cpus(dir + "/shared_cpu_list")}
+}

@@ -1,0 +1,280 @@
+package numa
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Lane is a (NIC, core) pair: a core that serves a NIC, from the NIC's own node.
+type Lane struct {
+	NIC      string `json:"nic,omitempty"` // network or RDMA device as it was chosen; "" where none was
+	NICIndex int    `json:"nic_index"`     // its place among those chosen; 0 where none was
+	Node     int    `json:"node"`          // of the core, where the lane's memory belongs
+	CPU      int    `json:"cpu"`
+	// Mbps is the NIC's link speed; 0 on every lane when the speed of one of the NICs is not known.
+	Mbps int `json:"mbps"`
+}
+
+// LaneConfig chooses lanes.
+type LaneConfig struct {
+	// NICs are the devices to serve, by the names of network or RDMA devices. Empty: the lanes are spread over the nodes.
+	NICs []string
+	// Cores is how many cores to use. 0: of each node that serves, the isolated ones; where there are none, all but one of
+	// those allowed, which is left to the system, or all if there are no more than two.
+	Cores int
+}
+
+// site is where cores are handed out to: a chosen NIC, or a whole node where none is chosen.
+type site struct {
+	Lane
+	speed int
+	taken int
+}
+
+// Lanes is the NIC↔node↔core map. Each physical core is used once, by one of its SMT siblings; cores go to NICs in
+// proportion to link speed, isolated ones first, the core left to the system last. The lanes come in order of NIC, node and CPU,
+// with notes on whatever a person should know. Errors: an unknown or repeated NIC, more cores than there are, fewer than
+// the NICs' nodes.
+func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
+	m := &laneMap{t: t, queues: map[int][]int{}, spare: map[int][]int{}, used: map[int][]int{}}
+	for i := range t.Nodes {
+		n := &t.Nodes[i]
+		queue, use := t.coreOrder(n)
+		if len(queue) == 0 {
+			continue
+		}
+		if c.Cores > 0 {
+			use = len(queue)
+		}
+		m.nodes = append(m.nodes, n.ID)
+		m.queues[n.ID], m.spare[n.ID] = queue[:use], queue[use:]
+	}
+	if len(m.nodes) == 0 {
+		return nil, nil, fmt.Errorf("no cpu of any node is allowed (allowed %s): widen the cpuset", orNone(t.Allowed.String()))
+	}
+	if err := m.choose(c.NICs); err != nil {
+		return nil, nil, err
+	}
+	usable, serving := 0, 0
+	for _, node := range m.nodes {
+		if slices.ContainsFunc(m.sites, func(s site) bool { return s.Node == node }) {
+			usable += len(m.queues[node])
+			serving++
+		}
+	}
+	switch {
+	case c.Cores < 0 || c.Cores > usable:
+		return nil, nil, fmt.Errorf("%s asked for: %d can be used here (one sibling of each core, of cpus %s); 0 chooses", count(c.Cores, "core"), usable, t.Allowed)
+	case c.Cores > 0 && c.Cores < serving && len(c.NICs) > 0:
+		return nil, nil, fmt.Errorf("%s asked for: the NICs are on %d nodes, each needs a core of its own node", count(c.Cores, "core"), serving)
+	}
+	m.hand(cmp.Or(c.Cores, usable))
+	m.noteUnused(c)
+	return m.lanes, m.notes, nil
+}
+
+type laneMap struct {
+	t      *Topology
+	nodes  []int         // with CPUs that may be used
+	queues map[int][]int // of each node, CPUs to hand out, best first
+	spare  map[int][]int // of each node, CPUs not to hand out
+	used   map[int][]int // of each node, CPUs handed out
+	sites  []site
+	lanes  []Lane
+	notes  []string
+}
+
+func (m *laneMap) note(format string, args ...any) {
+	m.notes = append(m.notes, fmt.Sprintf(format, args...))
+}
+
+// coreOrder lists one CPU of each core that may be used on a node, best first, and how many to use unless told.
+func (t *Topology) coreOrder(n *Node) (cpus []int, use int) {
+	var isolated, others []int
+	for _, core := range t.cores(n.Allowed) {
+		if iso := core.And(t.Isolated); len(iso) > 0 {
+			isolated = append(isolated, iso[0])
+		} else {
+			others = append(others, core[0])
+		}
+	}
+	use = len(isolated)
+	switch {
+	case use > 0:
+	case len(others) > 2:
+		use = len(others) - 1
+	default:
+		use = len(others)
+	}
+	// The first core is the system's: interrupts and kernel threads gather there.
+	if len(others) > 1 {
+		others = append(others[1:], others[0])
+	}
+	return append(isolated, others...), use
+}
+
+// choose makes the sites and finds the node that serves each.
+func (m *laneMap) choose(nics []string) error {
+	if len(nics) == 0 {
+		for _, node := range m.nodes {
+			m.sites = append(m.sites, site{Lane: Lane{Node: node}})
+		}
+		return nil
+	}
+	speedsKnown := true
+	for i, name := range nics {
+		s := site{Lane: Lane{NIC: name, NICIndex: i}}
+		var unknown, up bool
+		if n := m.t.nic(name); n != nil {
+			s.Node, unknown, up, s.speed = n.Node, n.NodeUnknown, n.OperState != "down", n.SpeedMbps
+		} else if d := m.t.rdma(name); d != nil {
+			s.Node, unknown, up, s.speed = d.Node, d.NodeUnknown, d.Active(), d.RateMbps()
+		} else {
+			return fmt.Errorf("no NIC or RDMA device %q: there are %s", name, orNone(strings.Join(m.t.deviceNames(), ", ")))
+		}
+		if slices.Contains(nics[:i], name) {
+			return fmt.Errorf("NIC %q is chosen twice", name)
+		}
+		if !up {
+			m.note("%s is down", name)
+		}
+		if unknown && len(m.t.Nodes) > 1 {
+			m.note("%s: the machine does not say which node it is on; node %d is assumed", name, s.Node)
+		}
+		if m.queues[s.Node] == nil {
+			near := m.nearest(s.Node)
+			m.note("%s is on node %d, which has no cpu that may be used: node %d serves it, across the interconnect", name, s.Node, near)
+			s.Node = near
+		}
+		if s.speed == 0 {
+			speedsKnown = false
+			m.note("%s: link speed unknown", name)
+		}
+		m.sites = append(m.sites, s)
+	}
+	for i := range m.sites {
+		if speedsKnown {
+			m.sites[i].Mbps = m.sites[i].speed
+		}
+	}
+	return nil
+}
+
+// nearest is the node with usable CPUs at the least distance.
+func (m *laneMap) nearest(node int) int {
+	distance := func(to int) int {
+		n := m.t.node(node)
+		i := slices.IndexFunc(m.t.Nodes, func(o Node) bool { return o.ID == to })
+		if n == nil || i >= len(n.Distances) {
+			return 0
+		}
+		return n.Distances[i]
+	}
+	return slices.MinFunc(m.nodes, func(a, b int) int { return cmp.Compare(distance(a), distance(b)) })
+}
+
+// hand gives out cores one by one: to the site with the fewest for its speed, then on the node with the fewest, then in order.
+func (m *laneMap) hand(cores int) {
+	for range cores {
+		var best *site
+		for i := range m.sites {
+			s := &m.sites[i]
+			if len(m.queues[s.Node]) == 0 {
+				continue
+			}
+			if best == nil || cmp.Or(
+				cmp.Compare(s.taken*max(1, best.Mbps), best.taken*max(1, s.Mbps)),
+				cmp.Compare(len(m.used[s.Node]), len(m.used[best.Node]))) < 0 {
+				best = s
+			}
+		}
+		cpu := m.queues[best.Node][0]
+		m.queues[best.Node] = m.queues[best.Node][1:]
+		m.used[best.Node] = append(m.used[best.Node], cpu)
+		best.taken++
+		best.CPU = cpu
+		m.lanes = append(m.lanes, best.Lane)
+	}
+	m.share()
+	slices.SortFunc(m.lanes, func(a, b Lane) int {
+		return cmp.Or(cmp.Compare(a.NICIndex, b.NICIndex), cmp.Compare(a.Node, b.Node), cmp.Compare(a.CPU, b.CPU))
+	})
+}
+
+// share lets NICs that got no core use one that serves another NIC of their node, as evenly as can be.
+func (m *laneMap) share() {
+	turn := map[int]int{}
+	for i := range m.sites {
+		s := &m.sites[i]
+		if s.taken > 0 || s.NIC == "" {
+			continue
+		}
+		used := m.used[s.Node]
+		s.CPU = used[turn[s.Node]%len(used)]
+		turn[s.Node]++
+		m.lanes = append(m.lanes, s.Lane)
+		m.note("%s shares cpu %d with another NIC: node %d has fewer cores in use than NICs", s.NIC, s.CPU, s.Node)
+	}
+}
+
+// noteUnused says what is left alone, and why.
+func (m *laneMap) noteUnused(c LaneConfig) {
+	var left CPUSet
+	for _, node := range m.nodes {
+		rest := slices.Concat(m.queues[node], m.spare[node])
+		if len(m.used[node]) == 0 && len(c.NICs) > 0 {
+			m.note("node %d serves no NIC: unused there: %s", node, count(len(rest), "core"))
+			continue
+		}
+		left = append(left, rest...)
+	}
+	slices.Sort(left)
+	if len(left) > 0 {
+		m.note("left to the system: cpus %s", left)
+	}
+	var used CPUSet
+	for _, cpus := range m.used {
+		used = append(used, cpus...)
+	}
+	slices.Sort(used)
+	if iso := used.And(m.t.Isolated); len(iso) > 0 && len(iso) < len(used) {
+		m.note("cpus %s are not isolated: other work may run there", used.Minus(m.t.Isolated))
+	}
+	if len(left) == 0 && len(used) == len(m.t.cores(m.t.Allowed)) {
+		m.note("every allowed core is in use: loops that spin must yield, there is no core left for anything else")
+	}
+}
+
+// deviceNames lists what can be chosen as a NIC.
+func (t *Topology) deviceNames() []string {
+	var names []string
+	for _, n := range t.NICs {
+		names = append(names, n.Name)
+	}
+	for _, d := range t.RDMA {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// LanesText is a lane map as a person reads it: a line for each NIC and node, then the notes.
+func LanesText(lanes []Lane, notes []string) string {
+	var b strings.Builder
+	for i := 0; i < len(lanes); {
+		first, cpus := lanes[i], CPUSet{}
+		for ; i < len(lanes) && lanes[i].NICIndex == first.NICIndex && lanes[i].Node == first.Node; i++ {
+			cpus = append(cpus, lanes[i].CPU)
+		}
+		what := "no NIC"
+		if first.NIC != "" {
+			what = first.NIC
+		}
+		fmt.Fprintf(&b, "%s: node %d, cpus %s\n", what, first.Node, cpus)
+	}
+	for _, note := range notes {
+		fmt.Fprintf(&b, "note: %s\n", note)
+	}
+	return b.String()
+}

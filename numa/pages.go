@@ -1,0 +1,241 @@
+package numa
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// pool is a size of huge pages that the kernel keeps pools of.
+type pool struct {
+	name  string
+	size  int64
+	flags int
+}
+
+var pools = []pool{
+	{"1 GiB", 1 << 30, unix.MFD_HUGETLB | unix.MFD_HUGE_1GB},
+	{"2 MiB", 2 << 20, unix.MFD_HUGETLB | unix.MFD_HUGE_2MB},
+}
+
+// PagesTHP is [Arena.Pages] of memory in transparent huge pages.
+const PagesTHP = "THP"
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// fromPool takes huge pages from their pool, all of them or none. The pages are made here: mmap alone reserves them in the
+// pool of the whole machine, and a page missing on the bound node would be a SIGBUS later.
+func (a *Arena) fromPool(tr tree, p pool) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.undo())
+		}
+	}()
+	size := roundUp(int64(a.len), p.size)
+	short := func() error {
+		return fmt.Errorf("%d needed%s, %d free in the pool", size/p.size, onNode(a.node), tr.freeHugePages(p.size, a.node))
+	}
+	err = a.open(size, uintptr(p.size), p.flags)
+	switch {
+	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL):
+		return errors.New("this kernel or processor has none")
+	case errors.Is(err, unix.ENOMEM):
+		return short()
+	case err != nil:
+		return err
+	}
+	if err := a.place(tr); err != nil {
+		return err
+	}
+	switch err := a.span.advise(unix.MADV_POPULATE_WRITE); {
+	case err == unix.EINVAL:
+		return errors.New("the kernel (before 5.14) cannot show that they are there")
+	case err != nil:
+		return short()
+	}
+	a.Pages, a.HugeBytes = p.name, size
+	return a.prove(tr, p.size)
+}
+
+func onNode(node int) string {
+	if node == AnyNode {
+		return ""
+	}
+	return fmt.Sprintf(" on node %d", node)
+}
+
+// undo lets go of what an attempt made.
+func (a *Arena) undo() error {
+	err := a.span.unmap()
+	if a.fd >= 0 {
+		err = errors.Join(err, unix.Close(a.fd))
+	}
+	a.fd, a.Pages, a.HugeBytes = -1, "", 0
+	return err
+}
+
+// fromShmem takes ordinary memory, in transparent huge pages where that is wanted and possible.
+func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
+	small := int64(os.Getpagesize())
+	huge, _ := tr.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+	want := !c.Lazy && c.Huge != HugeOff && huge > 0 && c.Bytes >= huge
+	page := small
+	if want {
+		page = huge
+	}
+	size := roundUp(c.Bytes, page)
+	if free, bound := tr.available(c.Node); size > free {
+		return fmt.Errorf("%w: %s available%s (%s)", ErrNoMemory, formatBytes(free), onNode(c.Node), bound)
+	}
+	if err := a.open(size, uintptr(page), 0); err != nil {
+		return err
+	}
+	if err := a.place(tr); err != nil {
+		return err
+	}
+	a.Pages = formatBytes(small)
+	if c.Lazy {
+		return nil
+	}
+	if want {
+		a.collapse(huge)
+	}
+	if err := a.span.populate(); err != nil {
+		return fmt.Errorf("%w: making its pages: %w", ErrNoMemory, err)
+	}
+	if want {
+		a.HugeBytes = hugeMapped(uintptr(a.span.addr), a.span.used)
+	}
+	if a.HugeBytes > 0 && a.HugeBytes*2 >= size {
+		a.Pages = PagesTHP
+	}
+	switch {
+	case c.Huge == HugeRequire && a.Pages != PagesTHP:
+		return fmt.Errorf("huge pages are required: %s in transparent huge pages; %s",
+			formatBytes(a.HugeBytes), strings.Join(append(a.Notes, "reserve some in the node's hugepages/*/nr_hugepages"), "; "))
+	case want && a.HugeBytes < size:
+		a.Notes = append(a.Notes, fmt.Sprintf("%s of %s in transparent huge pages, the rest in pages of %s",
+			formatBytes(a.HugeBytes), formatBytes(size), formatBytes(small)))
+	}
+	return a.prove(tr, page)
+}
+
+// collapse asks for transparent huge pages. Touching one byte of each and collapsing (madvise(2), MADV_COLLAPSE, kernel
+// 6.1) makes a huge page whatever /sys/kernel/mm/transparent_hugepage says, on the node of the byte touched, and spares
+// the kernel from making the small ones. Older kernels do what shmem_enabled tells them.
+func (a *Arena) collapse(huge int64) {
+	if err := a.span.advise(unix.MADV_HUGEPAGE); err != nil {
+		a.Notes = append(a.Notes, fmt.Sprintf("MADV_HUGEPAGE: %v", err))
+	}
+	if err := a.populateEvery(huge); err != nil {
+		return // populate meets it again and reports it
+	}
+	err := a.span.advise(unix.MADV_COLLAPSE)
+	for try := 0; err == unix.EAGAIN && try < 3; try++ {
+		err = a.span.advise(unix.MADV_COLLAPSE)
+	}
+	switch err {
+	case nil:
+	case unix.EINVAL:
+		a.Notes = append(a.Notes, "the kernel (before 6.1) has no MADV_COLLAPSE: set shmem_enabled to advise in /sys/kernel/mm/transparent_hugepage")
+	default:
+		a.Notes = append(a.Notes, fmt.Sprintf("MADV_COLLAPSE: %v: memory may be too fragmented", err))
+	}
+}
+
+// populateEvery makes the small page at every multiple of step, without touching it: what cannot be made is an error, never
+// a signal.
+func (a *Arena) populateEvery(step int64) error {
+	for off := int64(0); off < int64(a.span.used); off += step {
+		page := mapping{addr: unsafe.Add(a.span.addr, off), used: uintptr(os.Getpagesize())}
+		if err := page.populate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// populate makes those of a mapping's pages that are not there yet; by touching them where the kernel (before 5.14) cannot be asked to.
+func (m *mapping) populate() error {
+	err := m.advise(unix.MADV_POPULATE_WRITE)
+	if err != unix.EINVAL {
+		return err
+	}
+	b := unsafe.Slice((*byte)(m.addr), m.used)
+	for off := 0; off < len(b); off += os.Getpagesize() {
+		b[off] = 0
+	}
+	return nil
+}
+
+// place binds the arena to its node, before anything touches it. On a machine with one node there is nothing to bind.
+func (a *Arena) place(tr tree) error {
+	if a.node == AnyNode || len(tr.memoryNodes()) == 1 {
+		return nil
+	}
+	return bind(a.span.addr, a.span.used, a.node, false)
+}
+
+// prove checks that the memory is on the node, at every huge page or every 2 MiB of small ones, and moves what a collapse
+// put elsewhere.
+func (a *Arena) prove(tr tree, page int64) error {
+	if a.node == AnyNode || len(tr.memoryNodes()) == 1 {
+		return nil
+	}
+	if err := a.strayPage(page); !errors.Is(err, errStray) {
+		return err
+	}
+	if err := bind(a.span.addr, a.span.used, a.node, true); err != nil {
+		return err
+	}
+	return a.strayPage(page)
+}
+
+var errStray = errors.New("page on another node")
+
+// strayPage finds a page that is not on the arena's node.
+func (a *Arena) strayPage(page int64) error {
+	for off := 0; off < a.len; off += int(max(page, 2<<20)) {
+		n, err := a.NodeOf(off)
+		if err != nil {
+			return err
+		}
+		if n != a.node {
+			return fmt.Errorf("%w: the one at %d is on node %d instead of %d", errStray, off, n, a.node)
+		}
+	}
+	return nil
+}
+
+// hugeMapped is how much of a range of this process's shared memory is mapped by huge pages (smaps in proc(5)).
+func hugeMapped(addr, size uintptr) int64 {
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		return 0
+	}
+	var sum int64
+	inside := false
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "ShmemPmdMapped:"); ok {
+			if kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64); inside && err == nil {
+				sum += kib << 10
+			}
+			continue
+		}
+		// A mapping's first line starts with its range: "7f1c00000000-7f1c10000000 rw-s …"; the others with a capital.
+		if lo, rest, ok := strings.Cut(line, "-"); ok {
+			hi, _, _ := strings.Cut(rest, " ")
+			first, err := strconv.ParseUint(lo, 16, 64)
+			last, err2 := strconv.ParseUint(hi, 16, 64)
+			if err == nil && err2 == nil {
+				inside = uintptr(first) >= addr && uintptr(last) <= addr+size
+			}
+		}
+	}
+	return sum
+}

@@ -1,0 +1,42 @@
+package numa
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pin keeps the calling goroutine on one CPU for good. The thread is no longer fit for others: the goroutine must end by
+// returning, which makes the runtime destroy the thread with it. It is locked to its thread first and the thread pinned then, in
+// this order: a locked thread starts no others for the runtime, so the affinity does not leak into them.
+func Pin(cpu int) error {
+	runtime.LockOSThread()
+	if err := setAffinity(cpu); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	return nil
+}
+
+func setAffinity(cpu int) error {
+	if cpu < 0 || cpu >= maxCPUs {
+		return fmt.Errorf("pin to cpu %d: no such cpu", cpu)
+	}
+	set := unix.NewCPUSet(cpu + 1)
+	set.Set(cpu)
+	if err := unix.SchedSetaffinityDynamic(0, set); err != nil {
+		return fmt.Errorf("pin to cpu %d: %w: it is offline, or the cpuset does not hold it (see rackweave topo)", cpu, err)
+	}
+	return nil
+}
+
+// CurrentCPU is the CPU that the calling thread runs on at this moment; it lasts only for one that is pinned.
+func CurrentCPU() int {
+	var cpu uint32
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
+		panic(fmt.Sprintf("getcpu: %v", errno)) // only for an address that cannot be written
+	}
+	return int(cpu)
+}

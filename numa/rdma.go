@@ -1,0 +1,140 @@
+package numa
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/Mellanox/rdmamap"
+)
+
+// mapMu guards rdmamap's package variables, which say where it reads.
+var mapMu sync.Mutex
+
+// mapped runs f with rdmamap reading below a tree.
+func (t tree) mapped(f func()) {
+	mapMu.Lock()
+	defer mapMu.Unlock()
+	for _, dir := range []*string{
+		&rdmamap.RdmaClassDir, &rdmamap.RdmaIbUcmDir, &rdmamap.RdmaUmadDir, &rdmamap.RdmaUverbsDir, &rdmamap.RdmaUcmDevice,
+	} {
+		was := *dir
+		*dir = t.path(was)
+		defer func() { *dir = was }()
+	}
+	f()
+}
+
+// discoverRDMA lists RDMA devices: names, ports and character devices by rdmamap, the rest, which it does not give, from
+// sysfs. It comes after the NICs.
+func (t *Topology) discoverRDMA(tr tree) {
+	tr.mapped(func() {
+		names := rdmamap.GetRdmaDeviceList()
+		slices.SortFunc(names, compareNatural)
+		for _, name := range names {
+			d, loopback := t.rdmaDevice(tr, name)
+			if loopback {
+				t.Notes = append(t.Notes, fmt.Sprintf("RDMA device %s is on the loopback interface and left out", name))
+				continue
+			}
+			t.RDMA = append(t.RDMA, d)
+			for _, dev := range d.NetDevs {
+				if n := t.nic(dev); n != nil {
+					n.RDMA = append(n.RDMA, name)
+				}
+			}
+		}
+	})
+}
+
+func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool) {
+	at := path.Join("sys/class/infiniband", name)
+	d = RDMADevice{Name: name, GUID: tr.text(at + "/node_guid"), CharDevices: rdmamap.GetRdmaCharDevices(name)}
+	for i, dev := range d.CharDevices {
+		d.CharDevices[i] = path.Join("/", strings.TrimPrefix(dev, tr.root))
+	}
+	slices.SortFunc(d.CharDevices, compareNatural)
+	// A software device has no hardware of its own: the file parent names the network device it is made on.
+	if parent := tr.text(at + "/parent"); parent != "" {
+		d.Soft = true
+		d.NetDevs = append(d.NetDevs, parent)
+	}
+	ports := rdmamap.GetPorts(name)
+	slices.SortFunc(ports, compareNatural)
+	for _, num := range ports {
+		p := tr.port(path.Join(at, "ports", num))
+		for _, g := range p.GIDs {
+			if g.NetDev != "" && !slices.Contains(d.NetDevs, g.NetDev) {
+				d.NetDevs = append(d.NetDevs, g.NetDev)
+			}
+		}
+		d.Ports = append(d.Ports, p)
+	}
+	if slices.Contains(d.NetDevs, "lo") {
+		return d, true
+	}
+	dev := tr.resolve(at + "/device")
+	if len(d.NetDevs) == 0 { // InfiniBand GIDs name no network device; IP over InfiniBand sits on the same PCI device
+		for _, n := range t.NICs {
+			if n.PCI != "" && n.PCI == pciOf(dev) {
+				d.NetDevs = append(d.NetDevs, n.Name)
+			}
+		}
+	}
+	if dev == "" && len(d.NetDevs) > 0 {
+		dev = tr.resolve(path.Join("sys/class/net", d.NetDevs[0], "device"))
+	}
+	d.PCI = pciOf(dev)
+	d.Driver = tr.link(dev + "/driver")
+	if d.Soft {
+		d.Driver = ""
+	}
+	node, known := tr.deviceNode(dev)
+	d.Node, d.NodeUnknown = node, !known
+	return d, false
+}
+
+// port reads a port's directory. Its files are described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+func (t tree) port(dir string) Port {
+	num, _ := strconv.Atoi(path.Base(dir))
+	_, state, _ := strings.Cut(t.text(dir+"/state"), ": ") // "4: ACTIVE"
+	p := Port{Num: num, State: state, LinkLayer: t.text(dir + "/link_layer"), RateMbps: rateMbps(t.text(dir + "/rate"))}
+	for _, name := range t.names(dir + "/gids") {
+		index, err := strconv.Atoi(name)
+		gid, err2 := netip.ParseAddr(t.text(path.Join(dir, "gids", name)))
+		if err != nil || err2 != nil || gid.IsUnspecified() {
+			continue
+		}
+		p.GIDs = append(p.GIDs, GID{
+			Index: index, GID: gid.String(),
+			Type:   t.text(path.Join(dir, "gid_attrs/types", name)),
+			NetDev: t.text(path.Join(dir, "gid_attrs/ndevs", name)),
+		})
+	}
+	return p
+}
+
+// rateMbps reads a port's rate, as in "2.5 Gb/sec (1X SDR)".
+func rateMbps(s string) int {
+	number, _, _ := strings.Cut(s, " Gb/sec")
+	gbps, err := strconv.ParseFloat(number, 64)
+	if err != nil || gbps < 0 || gbps > 1e6 {
+		return 0
+	}
+	return int(math.Round(gbps * 1000))
+}
+
+// rdma finds an RDMA device by its name.
+func (t *Topology) rdma(name string) *RDMADevice {
+	for i := range t.RDMA {
+		if t.RDMA[i].Name == name {
+			return &t.RDMA[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,176 @@
+package numa
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+)
+
+// SoftDevice is a soft-RoCE device: RDMA in software on a network device.
+type SoftDevice struct {
+	Name   string `json:"name"`
+	NetDev string `json:"netdev"`
+	// State is what became of it: "made", "was there" or "removed".
+	State string `json:"state"`
+}
+
+const (
+	rxeModule = "rdma_rxe"
+	rxeType   = "rxe"
+)
+
+// AddSoftRoCE makes a soft-RoCE device on a network device, unless one is there. "" stands for the network device of the
+// default route. Errors name what is missing (privileges, the kernel's module, the interface) and the remedy.
+func AddSoftRoCE(ctx context.Context, netdev string) (SoftDevice, error) {
+	netdev, there, err := softDevices(netdev)
+	if err != nil {
+		return SoftDevice{}, fmt.Errorf("make a soft-RoCE device: %w", err)
+	}
+	if len(there) > 0 {
+		return there[0], nil
+	}
+	d := SoftDevice{Name: freeRxeName(), NetDev: netdev, State: "made"}
+	if err := d.add(ctx); err != nil {
+		return SoftDevice{}, fmt.Errorf("make soft-RoCE device %s on %s: %w", d.Name, netdev, err)
+	}
+	return d, nil
+}
+
+// RemoveSoftRoCE removes the soft-RoCE devices of a network device, "" standing for that of the default route.
+func RemoveSoftRoCE(netdev string) ([]SoftDevice, error) {
+	netdev, there, err := softDevices(netdev)
+	if err != nil {
+		return nil, fmt.Errorf("remove a soft-RoCE device: %w", err)
+	}
+	if len(there) == 0 {
+		return nil, fmt.Errorf("remove a soft-RoCE device: %s has none", netdev)
+	}
+	for i := range there {
+		if err := netlink.RdmaLinkDel(there[i].Name); err != nil {
+			return nil, fmt.Errorf("remove soft-RoCE device %s from %s: %w", there[i].Name, netdev, privilege(err))
+		}
+		there[i].State = "removed"
+	}
+	return there, nil
+}
+
+// softDevices returns the network device that is meant, and its soft-RoCE devices.
+func softDevices(netdev string) (string, []SoftDevice, error) {
+	if netdev == "" {
+		var err error
+		if netdev, err = defaultNetDev(); err != nil {
+			return "", nil, err
+		}
+	}
+	if _, err := os.Stat("/sys/class/net/" + netdev); err != nil {
+		return "", nil, fmt.Errorf("there is no network device %s: see ip link", netdev)
+	}
+	var there []SoftDevice
+	for _, name := range rdmaNames() {
+		parent, err := os.ReadFile("/sys/class/infiniband/" + name + "/parent")
+		if err == nil && strings.TrimSpace(string(parent)) == netdev {
+			there = append(there, SoftDevice{Name: name, NetDev: netdev, State: "was there"})
+		}
+	}
+	return netdev, there, nil
+}
+
+func rdmaNames() []string {
+	entries, err := os.ReadDir("/sys/class/infiniband")
+	if err != nil {
+		return nil // a kernel without RDMA, or without its core loaded
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func freeRxeName() string {
+	names := rdmaNames()
+	for i := 0; ; i++ {
+		if name := fmt.Sprintf("rxe%d", i); !slices.Contains(names, name) {
+			return name
+		}
+	}
+}
+
+// defaultNetDev is the interface of the default route with the lowest metric, IPv4 before IPv6.
+func defaultNetDev() (string, error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteList(nil, family)
+		if err != nil {
+			return "", fmt.Errorf("read the routes: %w", err)
+		}
+		best := -1
+		for i, r := range routes {
+			isDefault := r.Dst == nil || r.Dst.IP.IsUnspecified() && r.Dst.Mask.String() == net.CIDRMask(0, 8*len(r.Dst.Mask)).String()
+			if isDefault && r.LinkIndex > 0 && (best < 0 || r.Priority < routes[best].Priority) {
+				best = i
+			}
+		}
+		if best < 0 {
+			continue
+		}
+		link, err := net.InterfaceByIndex(routes[best].LinkIndex)
+		if err != nil {
+			return "", err
+		}
+		return link.Name, nil
+	}
+	return "", errors.New("this machine has no default route: name the network device, see ip link")
+}
+
+func (d SoftDevice) add(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return privilege(syscall.EPERM)
+	}
+	if err := loadRxe(ctx); err != nil {
+		return err
+	}
+	switch err := netlink.RdmaLinkAdd(d.Name, rxeType, d.NetDev); {
+	case errors.Is(err, syscall.ENOENT):
+		return fmt.Errorf("%w: the kernel's CRC32 is missing: modprobe crc32_generic", err)
+	case errors.Is(err, syscall.EEXIST):
+		return fmt.Errorf("%w: RDMA is on this device already: see rackweave topo", err)
+	case err != nil:
+		return privilege(err)
+	}
+	return nil
+}
+
+// privilege adds the remedy to an error of a caller who may not do this.
+func privilege(err error) error {
+	if errors.Is(err, syscall.EPERM) {
+		return fmt.Errorf("%w: run it as root", err)
+	}
+	return err
+}
+
+// loadRxe loads the kernel's soft-RoCE.
+func loadRxe(ctx context.Context) error {
+	if _, err := os.Stat("/sys/module/" + rxeModule); err == nil {
+		return nil
+	}
+	modprobe, err := exec.LookPath("modprobe")
+	if err != nil {
+		return errors.New("modprobe is not installed: apt-get install kmod")
+	}
+	out, err := exec.CommandContext(ctx, modprobe, rxeModule).CombinedOutput()
+	if err == nil {
+		return nil
+	}
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	return fmt.Errorf("this kernel, %s, has no module %s (%s): install a kernel that has it: apt-get install linux-image-amd64 on Debian "+
+		"(its cloud kernels have none), linux-modules-extra-%[1]s on Ubuntu; or use the lab, which needs none: make lab",
+		strings.TrimSpace(string(release)), rxeModule, strings.TrimSpace(string(out)))
+}

@@ -1,0 +1,194 @@
+package numa
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// String is the topology as a person reads it: the machine, a table of nodes, one of NICs, one of RDMA devices, notes.
+func (t *Topology) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, Linux %s\n", orUnknown(t.CPUModel), orUnknown(t.Kernel))
+	var all CPUSet
+	for _, c := range t.CPUs {
+		all = append(all, c.ID)
+	}
+	fmt.Fprintf(&b, "%s, %s, %s, %s; memory %s, %s available\n", count(t.Sockets, "socket"), count(len(t.Nodes), "node"),
+		count(len(t.cores(all)), "core"), count(len(t.CPUs), "cpu"), formatBytes(t.MemoryBytes), formatBytes(t.AvailableBytes))
+	fmt.Fprintf(&b, "cpus allowed %s, isolated %s, nohz_full %s; governor %s\n",
+		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.governors(), ", ")))
+	fmt.Fprintf(&b, "transparent huge pages: anonymous memory %s, shared memory %s\n", orNone(t.THP.Anon), orNone(t.THP.Shmem))
+	if t.NVIDIAGPUs > 0 {
+		module := "not loaded"
+		if t.PeerMem {
+			module = "loaded"
+		}
+		fmt.Fprintf(&b, "%s; nvidia_peermem %s\n", count(t.NVIDIAGPUs, "NVIDIA GPU"), module)
+	}
+	t.writeNodes(&b)
+	if len(t.NICs) > 0 {
+		table(&b, "nic\tnode\tstate\tspeed\tmtu\tdriver\tpci\trdma", func(w io.Writer) {
+			for _, n := range t.NICs {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", n.Name, nodeText(n.Node, n.NodeUnknown), orUnknown(n.OperState),
+					formatMbps(n.SpeedMbps), n.MTU, orUnknown(n.Driver), orNone(n.PCI), orNone(strings.Join(n.RDMA, ",")))
+			}
+		})
+	}
+	t.writeRDMA(&b)
+	for i, note := range t.Notes {
+		if i == 0 {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, "note: %s\n", note)
+	}
+	return b.String()
+}
+
+func (t *Topology) writeNodes(b *strings.Builder) {
+	head := "node\tcpus\tcores\tallowed\tL2\tL3\tmemory\tfree"
+	for _, p := range t.Nodes[0].HugePages {
+		head += "\t" + formatBytes(p.PageBytes) + " pages"
+	}
+	table(b, head+"\tdistances", func(w io.Writer) {
+		for i := range t.Nodes {
+			n := &t.Nodes[i]
+			fmt.Fprintf(w, "%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s", n.ID, orNone(n.CPUs.String()), len(t.cores(n.CPUs)),
+				orNone(n.Allowed.String()), t.caches(n, func(c CPU) Cache { return c.L2 }), t.caches(n, func(c CPU) Cache { return c.L3 }),
+				formatBytes(n.MemoryBytes), formatBytes(n.FreeBytes))
+			for _, p := range n.HugePages {
+				fmt.Fprintf(w, "\t%d of %d free", p.Free, p.Pages)
+			}
+			fmt.Fprintf(w, "\t%s\n", strings.Trim(fmt.Sprint(n.Distances), "[]"))
+		}
+	})
+}
+
+func (t *Topology) writeRDMA(b *strings.Builder) {
+	if len(t.RDMA) == 0 {
+		return
+	}
+	table(b, "rdma\tport\tnode\tstate\tlink\trate\tkind\tpci\tnetdev", func(w io.Writer) {
+		for _, d := range t.RDMA {
+			kind := orUnknown(d.Driver)
+			if d.Soft {
+				kind = "software"
+			}
+			for _, p := range d.Ports {
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, p.Num, nodeText(d.Node, d.NodeUnknown), orUnknown(p.State),
+					orUnknown(p.LinkLayer), formatMbps(p.RateMbps), kind, orNone(d.PCI), orNone(strings.Join(d.NetDevs, ",")))
+			}
+		}
+	})
+	table(b, "rdma\tport\tgid\taddress\ttype\tnetdev", func(w io.Writer) {
+		for _, d := range t.RDMA {
+			for _, p := range d.Ports {
+				for _, g := range p.GIDs {
+					fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\n", d.Name, p.Num, g.Index, g.GID, orUnknown(g.Type), orNone(g.NetDev))
+				}
+			}
+		}
+	})
+}
+
+// caches says what caches a node's CPUs have, as in "8 x 4 MiB"; one that other nodes' CPUs share too is marked.
+func (t *Topology) caches(n *Node, pick func(CPU) Cache) string {
+	seen := map[string]int{}
+	var kinds []string
+	for _, c := range t.CPUs {
+		cache := pick(c)
+		if c.Node != n.ID || cache.Bytes == 0 || len(cache.CPUs) > 0 && cache.CPUs.And(n.CPUs)[0] != c.ID {
+			continue
+		}
+		kind := formatBytes(cache.Bytes)
+		if len(cache.CPUs.Minus(n.CPUs)) > 0 {
+			kind += " (spans nodes)"
+		}
+		if seen[kind]++; seen[kind] == 1 {
+			kinds = append(kinds, kind)
+		}
+	}
+	for i, kind := range kinds {
+		kinds[i] = fmt.Sprintf("%d x %s", seen[kind], kind)
+	}
+	return orUnknown(strings.Join(kinds, ", "))
+}
+
+// governors lists the frequency governors in use.
+func (t *Topology) governors() []string {
+	var all []string
+	for _, c := range t.CPUs {
+		if c.Governor != "" && !slices.Contains(all, c.Governor) {
+			all = append(all, c.Governor)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// table writes columns after an empty line. Empty last cells are left without the spaces that would pad them.
+func table(b *strings.Builder, head string, rows func(io.Writer)) {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, head)
+	rows(w)
+	w.Flush()
+	b.WriteByte('\n')
+	for line := range strings.Lines(text.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
+	}
+}
+
+func nodeText(node int, unknown bool) string {
+	if unknown {
+		return fmt.Sprintf("%d?", node)
+	}
+	return fmt.Sprint(node)
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// formatBytes gives a size in the largest binary unit that keeps it at least 1.
+func formatBytes(n int64) string {
+	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	v, u := float64(n), 0
+	for v >= 1024 && u < len(units)-1 {
+		v /= 1024
+		u++
+	}
+	if v == float64(int64(v)) {
+		return fmt.Sprintf("%d %s", int64(v), units[u])
+	}
+	return fmt.Sprintf("%.1f %s", v, units[u])
+}
+
+func formatMbps(n int) string {
+	switch {
+	case n == 0:
+		return "unknown"
+	case n >= 1000:
+		return fmt.Sprintf("%g Gb/s", float64(n)/1000)
+	}
+	return fmt.Sprintf("%d Mb/s", n)
+}

@@ -1,0 +1,167 @@
+// Package numa knows the machine: which NUMA nodes, cores, NICs and RDMA devices it has and how they lie to each other
+// ([Discover]), which core serves which NIC ([Topology.Lanes]), memory bound to a node in pages as large as can be had
+// ([NewArena]), threads that stay on a core ([Pin]), and what on this machine should be set otherwise ([Findings]).
+//
+// Discovery reads sysfs and procfs below a root that may be a captured tree; what it gives is a plain value.
+package numa
+
+// Topology is a machine as discovered. Lists are in ascending or natural order: the same machine gives the same value.
+type Topology struct {
+	CPUModel       string `json:"cpu_model,omitempty"`
+	Kernel         string `json:"kernel"`
+	Sockets        int    `json:"sockets"`
+	MemoryBytes    int64  `json:"memory_bytes"`
+	AvailableBytes int64  `json:"available_bytes"`
+	// Allowed is the CPUs this process may run on; see [Discover] for how isolated ones count.
+	Allowed  CPUSet       `json:"allowed_cpus"`
+	Isolated CPUSet       `json:"isolated_cpus,omitempty"`
+	NoHzFull CPUSet       `json:"nohz_full_cpus,omitempty"`
+	THP      THP          `json:"transparent_huge_pages"`
+	Nodes    []Node       `json:"nodes"`
+	CPUs     []CPU        `json:"cpus"`
+	NICs     []NIC        `json:"nics"`
+	RDMA     []RDMADevice `json:"rdma_devices"`
+	// NVIDIAGPUs counts NVIDIA GPUs; PeerMem tells whether the module nvidia_peermem is loaded.
+	NVIDIAGPUs int  `json:"nvidia_gpus"`
+	PeerMem    bool `json:"nvidia_peermem"`
+	// Notes is what a person should know about how this was found.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// THP is how transparent huge pages are set: always, within_size, advise, madvise, never, …; "" where the kernel has none
+// (/sys/kernel/mm/transparent_hugepage).
+type THP struct {
+	Anon  string `json:"anonymous"`
+	Shmem string `json:"shmem"`
+}
+
+// Node is a NUMA node. One without CPUs is memory alone.
+type Node struct {
+	ID          int        `json:"id"`
+	CPUs        CPUSet     `json:"cpus"`         // online
+	Allowed     CPUSet     `json:"allowed_cpus"` // of them, those this process may run on
+	MemAllowed  bool       `json:"memory_allowed"`
+	MemoryBytes int64      `json:"memory_bytes"`
+	FreeBytes   int64      `json:"free_bytes"`
+	HugePages   []HugePool `json:"huge_pages,omitempty"`
+	// Distances to every node, in the order of Topology.Nodes; 10 is local (ACPI SLIT).
+	Distances []int `json:"distances,omitempty"`
+}
+
+// HugePool is a node's pool of huge pages of one size.
+type HugePool struct {
+	PageBytes int64 `json:"page_bytes"`
+	Pages     int64 `json:"pages"`
+	Free      int64 `json:"free"`
+}
+
+// CPU is an online logical CPU.
+type CPU struct {
+	ID       int    `json:"id"`
+	Node     int    `json:"node"`
+	Socket   int    `json:"socket"`
+	Core     int    `json:"core"`     // number of the core, unique within its socket only
+	Siblings CPUSet `json:"siblings"` // CPUs of the same core, itself among them
+	L2       Cache  `json:"l2"`
+	L3       Cache  `json:"l3"`
+	Governor string `json:"governor,omitempty"`
+}
+
+// Cache is a cache and the CPUs that share it; zero where it is not known.
+type Cache struct {
+	Bytes int64  `json:"bytes"`
+	CPUs  CPUSet `json:"cpus"`
+}
+
+// NIC is a network device with hardware, real or emulated, behind it.
+type NIC struct {
+	Name string `json:"name"`
+	// Node is the NUMA node it is attached to. NodeUnknown: the machine does not say, and node 0 is assumed.
+	Node        int      `json:"node"`
+	NodeUnknown bool     `json:"node_unknown,omitempty"`
+	PCI         string   `json:"pci,omitempty"`
+	Driver      string   `json:"driver,omitempty"`
+	SpeedMbps   int      `json:"speed_mbps"` // 0: unknown, or no link
+	MTU         int      `json:"mtu"`
+	OperState   string   `json:"operstate"`
+	RDMA        []string `json:"rdma,omitempty"` // names of its RDMA devices
+}
+
+// RDMADevice is an RDMA device as libibverbs would list it, except those on the loopback interface.
+type RDMADevice struct {
+	Name        string   `json:"name"`
+	Node        int      `json:"node"`
+	NodeUnknown bool     `json:"node_unknown,omitempty"`
+	PCI         string   `json:"pci,omitempty"`
+	Driver      string   `json:"driver,omitempty"`
+	Soft        bool     `json:"soft,omitempty"` // made in software on top of a network device: rxe, siw
+	GUID        string   `json:"node_guid,omitempty"`
+	NetDevs     []string `json:"netdevs,omitempty"`
+	CharDevices []string `json:"char_devices,omitempty"`
+	Ports       []Port   `json:"ports"`
+}
+
+// Port is a port of an RDMA device.
+type Port struct {
+	Num       int    `json:"num"`
+	State     string `json:"state"`      // ACTIVE, DOWN, …
+	LinkLayer string `json:"link_layer"` // Ethernet or InfiniBand
+	RateMbps  int    `json:"rate_mbps"`
+	GIDs      []GID  `json:"gids"` // those that are set
+}
+
+// GID is an entry of a port's GID table.
+type GID struct {
+	Index  int    `json:"index"`
+	GID    string `json:"gid"`
+	Type   string `json:"type"` // "RoCE v2", "IB/RoCE v1"
+	NetDev string `json:"netdev,omitempty"`
+}
+
+// Link layers of an RDMA port, as the kernel writes them.
+const (
+	LinkEthernet   = "Ethernet"
+	LinkInfiniBand = "InfiniBand"
+)
+
+// Active reports whether a port of the device can carry traffic.
+func (d *RDMADevice) Active() bool {
+	for _, p := range d.Ports {
+		if p.State == "ACTIVE" {
+			return true
+		}
+	}
+	return false
+}
+
+// RateMbps is the rate of the device's active ports together, of all ports if none is active.
+func (d *RDMADevice) RateMbps() int {
+	sum := 0
+	for _, p := range d.Ports {
+		if p.State == "ACTIVE" || !d.Active() {
+			sum += p.RateMbps
+		}
+	}
+	return sum
+}
+
+// node finds a node by its number.
+func (t *Topology) node(id int) *Node {
+	for i := range t.Nodes {
+		if t.Nodes[i].ID == id {
+			return &t.Nodes[i]
+		}
+	}
+	return nil
+}
+
+// cores groups CPUs by physical core, in order of each core's first CPU.
+func (t *Topology) cores(cpus CPUSet) []CPUSet {
+	var cores []CPUSet
+	for _, c := range t.CPUs {
+		if own := c.Siblings.And(cpus); len(own) > 0 && own[0] == c.ID {
+			cores = append(cores, own)
+		}
+	}
+	return cores
+}

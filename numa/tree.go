@@ -1,0 +1,143 @@
+package numa
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// tree reads sysfs and procfs below a root: the machine's own, or a captured one. Paths are relative to it. What cannot be
+// read is the zero value: which files exist differs from kernel to kernel, and their absence is an answer too.
+type tree struct{ root string }
+
+func openTree(root string) (tree, error) {
+	if root == "" {
+		root = "/"
+	}
+	root, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return tree{}, err
+	}
+	root, err = filepath.Abs(root)
+	return tree{root}, err
+}
+
+func (t tree) path(p string) string { return filepath.Join(t.root, p) }
+
+func (t tree) exists(p string) bool {
+	_, err := os.Stat(t.path(p))
+	return err == nil
+}
+
+// text is a file's content without the white space around it.
+func (t tree) text(p string) string {
+	b, err := os.ReadFile(t.path(p))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// number is the integer in a file; ok is false when there is none.
+func (t tree) number(p string) (n int64, ok bool) {
+	n, err := strconv.ParseInt(t.text(p), 10, 64)
+	return n, err == nil
+}
+
+func (t tree) cpus(p string) CPUSet {
+	set, err := ParseCPUs(t.text(p))
+	if err != nil {
+		return nil
+	}
+	return set
+}
+
+// field is the value of a "name: value" line, as in /proc/meminfo and /proc/self/status.
+func (t tree) field(p, name string) string {
+	for line := range strings.Lines(t.text(p)) {
+		if _, value, ok := strings.Cut(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// kib is a field given in kB, in bytes; 0 when there is none.
+func (t tree) kib(p, name string) int64 {
+	n, _ := strconv.ParseInt(strings.TrimSuffix(t.field(p, name), " kB"), 10, 64)
+	return n << 10
+}
+
+// chosen is the word in brackets of a file that lists its choices, as in "always [madvise] never".
+func (t tree) chosen(p string) string {
+	_, after, _ := strings.Cut(t.text(p), "[")
+	word, _, _ := strings.Cut(after, "]")
+	return word
+}
+
+// names lists a directory, numbers in names compared as numbers: node2 comes before node10.
+func (t tree) names(dir string) []string {
+	entries, err := os.ReadDir(t.path(dir))
+	if err != nil {
+		return nil
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	slices.SortFunc(names, compareNatural)
+	return names
+}
+
+// resolve follows the symbolic links of a path; the result is relative to the root, "" where the path leads nowhere.
+func (t tree) resolve(p string) string {
+	full, err := filepath.EvalSymlinks(t.path(p))
+	if err != nil {
+		return ""
+	}
+	rel, err := filepath.Rel(t.root, full)
+	if err != nil || strings.HasPrefix(rel, "..") {
+		return ""
+	}
+	return rel
+}
+
+// link is the last element of a symbolic link's target.
+func (t tree) link(p string) string {
+	target, err := os.Readlink(t.path(p))
+	if err != nil {
+		return ""
+	}
+	return filepath.Base(target)
+}
+
+// compareNatural orders names with runs of digits compared by value.
+func compareNatural(a, b string) int {
+	for a != "" && b != "" {
+		na, nb := digits(a), digits(b)
+		if na > 0 && nb > 0 {
+			x, y := strings.TrimLeft(a[:na], "0"), strings.TrimLeft(b[:nb], "0")
+			if c := cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(x, y)); c != 0 {
+				return c
+			}
+			a, b = a[na:], b[nb:]
+			continue
+		}
+		if a[0] != b[0] {
+			return cmp.Compare(a[0], b[0])
+		}
+		a, b = a[1:], b[1:]
+	}
+	return cmp.Compare(len(a), len(b))
+}
+
+func digits(s string) int {
+	n := 0
+	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+		n++
+	}
+	return n
+}

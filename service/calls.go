@@ -1,0 +1,270 @@
+package service
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"time"
+
+	"connectrpc.com/connect"
+	"connectrpc.com/grpchealth"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// active finds a member whose job has not failed.
+func (s *Service) active(session string) (*member, error) {
+	m, err := s.session(session)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-m.job.failed: // first: a failure makes its members leave
+		return nil, m.job.failureError()
+	default:
+	}
+	select {
+	case <-m.out:
+		return nil, refuse(connect.CodeFailedPrecondition, "%v has left job %q", m, m.job.name)
+	default:
+		return m, nil
+	}
+}
+
+// Watch implements the schema's Watch.
+func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connect.ServerStream[api.WatchResponse]) error {
+	m, err := s.session(r.Session)
+	if err != nil {
+		return err
+	}
+	if err := m.watch(); err != nil {
+		return err
+	}
+	heartbeat := time.NewTicker(heartbeatEvery)
+	defer heartbeat.Stop()
+	next := &api.WatchResponse{}
+	down, changed := m.job.engine.links.state()
+	if len(down) > 0 {
+		next.Links = &api.Links{Down: down}
+	}
+	for {
+		if err := stream.Send(next); err != nil {
+			m.lost("its watch stream broke")
+			return err
+		}
+		next = &api.WatchResponse{}
+		select {
+		case <-heartbeat.C:
+		case <-changed:
+			down, changed = m.job.engine.links.state()
+			next.Links = &api.Links{Down: down}
+		case b := <-m.job.agg.Breaks(m.rank):
+			m.job.s.log.Warn("connection broke", "job", m.job.name, "rank", m.rank, "lane", b.Lane)
+			next.Links = &api.Links{Down: down, Broken: []*api.BrokenLane{{Lane: uint32(b.Lane), Attempt: b.Attempt}}}
+		case <-m.out:
+			return nil
+		case <-ctx.Done():
+			m.lost("its connection to the control plane closed")
+			return ctx.Err()
+		case <-m.job.failed:
+			f := m.job.failure
+			err := stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: int32(f.Rank), Text: f.Err.Error()}})
+			m.depart(errFailed)
+			return err
+		}
+	}
+}
+
+// Connect implements the schema's Connect.
+func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.ConnectResponse, error) {
+	m, err := s.active(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	j := m.job
+	j.mu.Lock()
+	again := m.dialled
+	m.dialled = true
+	j.mu.Unlock()
+	if again {
+		return nil, refuse(connect.CodeAlreadyExists, "%v of job %q is connected already", m, j.name)
+	}
+	ctx, cancel := bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	lanes := make([]aggregate.WorkerLane, len(r.Lanes))
+	for i, l := range r.Lanes {
+		lanes[i] = aggregate.WorkerLane{
+			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, AckTimeout: j.engine.ackTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
+		}
+	}
+	release, err := j.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	box, err := j.agg.Attach(ctx, m.rank, lanes)
+	if err != nil {
+		code := connect.CodeInvalidArgument
+		if errors.Is(err, aggregate.ErrFull) {
+			code = connect.CodeResourceExhausted
+		}
+		j.agg.Fail(m.rank, fmt.Errorf("%v could not be connected: %w", m, err))
+		return nil, connect.NewError(code, err)
+	}
+	j.mu.Lock()
+	m.attached = true
+	j.mu.Unlock()
+	out := &api.ConnectResponse{}
+	for _, l := range box {
+		out.Lanes = append(out.Lanes, &api.BoxLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRkey: l.SlotRKey})
+	}
+	return out, nil
+}
+
+// Resume implements the schema's Resume.
+func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.ResumeResponse, error) {
+	m, err := s.active(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	j, e := m.job, m.job.engine
+	nic, err := e.usableNIC(r.Nic)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	if len(r.Regions) > maxRegions {
+		return nil, refuse(connect.CodeInvalidArgument, "resume lane %d: %d regions of memory, at most %d can be told: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
+	}
+	regions := make([]verbs.MR, len(r.Regions))
+	for i, g := range r.Regions {
+		regions[i] = verbs.MR{Addr: g.Addr, Length: g.Length, RKey: g.Rkey}
+	}
+	release, err := j.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	out, err := j.agg.Resume(ctx, m.rank, aggregate.Resume{
+		Lane: int(min(r.Lane, math.MaxInt32)), Attempt: r.Attempt, NIC: nic, Received: r.Received, Endpoint: r.Endpoint, Regions: regions,
+		AckTimeout: e.ackTimeout(r.AckTimeoutMs),
+	})
+	switch {
+	case errors.Is(err, aggregate.ErrProtocol):
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	case err != nil:
+		return nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	s.log.Warn("connection moves", "job", j.name, "rank", m.rank, "lane", r.Lane, "to", e.devices[r.Nic].Attr().Name, "home", e.names[r.Lane])
+	return &api.ResumeResponse{
+		Lane: &api.BoxLane{Endpoint: out.Endpoint, SlotAddr: out.SlotAddr, SlotRkey: out.SlotRKey}, Received: out.Received,
+	}, nil
+}
+
+// Barrier implements the schema's Barrier.
+func (s *Service) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.BarrierResponse, error) {
+	m, err := s.active(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkName("barrier", r.Name); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	ctx, cancel := bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	if _, err := m.job.gather(ctx, "barrier "+r.Name, m.rank, nil, nil, nil); err != nil {
+		return nil, err
+	}
+	return &api.BarrierResponse{}, nil
+}
+
+// Leave implements the schema's Leave.
+func (s *Service) Leave(ctx context.Context, r *api.LeaveRequest) (*api.LeaveResponse, error) {
+	m, err := s.session(r.Session)
+	if err != nil {
+		return nil, err
+	}
+	if r.Failure != "" {
+		m.lost(printable(r.Failure, maxFailureText))
+		return &api.LeaveResponse{}, nil
+	}
+	ctx, cancel := bounded(ctx, 0)
+	defer cancel()
+	if err := m.leave(ctx); err != nil {
+		return nil, connect.NewError(connect.CodeInternal, err)
+	}
+	return &api.LeaveResponse{}, nil
+}
+
+// Drain implements the schema's Drain.
+func (s *Service) Drain(ctx context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
+	if err := s.mayDrain(ctx, r.Token); err != nil {
+		return nil, err
+	}
+	n := s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond)
+	return &api.DrainResponse{Jobs: uint32(n)}, nil
+}
+
+func (s *Service) mayDrain(ctx context.Context, token string) error {
+	if s.opts.AdminToken != "" {
+		if subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.AdminToken)) != 1 {
+			return refuse(connect.CodePermissionDenied, "drain: wrong admin token")
+		}
+		return nil
+	}
+	info, ok := connect.CallInfoForHandlerContext(ctx)
+	if ok {
+		host, _, _ := net.SplitHostPort(info.Peer().Addr)
+		if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+			return nil
+		}
+	}
+	return refuse(connect.CodePermissionDenied, "drain: the aggregator has no admin token: drain it from its own host, or give it one")
+}
+
+// StartDrain refuses new jobs and makes [Service.Serve] return when those there are have ended, or after timeout (0: never). It
+// returns how many there are.
+func (s *Service) StartDrain(timeout time.Duration) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.jobs)
+	if s.draining {
+		return n
+	}
+	s.draining = true
+	s.health.SetStatus(apiconnect.JobServiceName, grpchealth.StatusNotServing)
+	s.log.Info("draining", "jobs", n, "timeout", timeout)
+	s.background.Go(func() { s.drain(timeout) })
+	return n
+}
+
+func (s *Service) drain(timeout time.Duration) {
+	var late <-chan time.Time
+	if timeout > 0 {
+		late = time.After(timeout)
+	}
+	poll := time.NewTicker(50 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		s.mu.Lock()
+		n := len(s.jobs)
+		s.mu.Unlock()
+		if n == 0 {
+			break
+		}
+		select {
+		case <-poll.C:
+			continue
+		case <-late:
+			s.log.Warn("drain: time is up", "jobs", n)
+		case <-s.closing:
+		}
+		break
+	}
+	close(s.drained)
+}

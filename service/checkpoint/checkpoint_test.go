@@ -1,0 +1,186 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/rackweave/rackweave/service/api"
+)
+
+func header(arrays uint32, elems ...uint64) *api.CheckpointHeader {
+	h := &api.CheckpointHeader{Job: "job", Mode: "eager", Optimizer: "adam_torch", Arrays: arrays, SavedUnix: 7}
+	for i, n := range elems {
+		h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: strings.Repeat("t", i+1), Elems: n, Updates: uint32(i)})
+	}
+	return h
+}
+
+// content is what a header's arrays hold in these tests, one after another.
+func content(h *api.CheckpointHeader) []float32 {
+	var x []float32
+	for _, t := range h.Tensors {
+		for range t.Elems * uint64(h.Arrays) {
+			x = append(x, float32(len(x))*0.5)
+		}
+	}
+	return x
+}
+
+func file(t testing.TB, h *api.CheckpointHeader) []byte {
+	var b bytes.Buffer
+	w, err := NewWriter(&b, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(w.Write(content(h)), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func TestWhatIsWrittenIsReadWhateverThePieces(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := header(rapid.Uint32Range(1, 4).Draw(t, "arrays"), rapid.SliceOfN(rapid.Uint64Range(1, 3*blockElems), 0, 4).Draw(t, "elems")...)
+		x := content(h)
+		var b bytes.Buffer
+		w, err := NewWriter(&b, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rest := x; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "write")
+			if err := w.Write(rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := NewReader(&b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !proto.Equal(r.Header, h) {
+			t.Fatalf("header %v, wrote %v", r.Header, h)
+		}
+		got := make([]float32, len(x))
+		for rest := got; len(rest) > 0; {
+			n := rapid.IntRange(1, len(rest)).Draw(t, "read")
+			if err := r.Read(rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range x {
+			if got[i] != x[i] {
+				t.Fatalf("element %d is %v, wrote %v", i, got[i], x[i])
+			}
+		}
+	})
+}
+
+func TestNaNsKeepTheirBits(t *testing.T) {
+	h := header(1, 1)
+	var b bytes.Buffer
+	w, err := NewWriter(&b, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nan := math.Float32frombits(0x7fc12345)
+	if err := errors.Join(w.Write([]float32{nan}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(&b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var x [1]float32
+	if err := r.Read(x[:]); err != nil || math.Float32bits(x[0]) != math.Float32bits(nan) {
+		t.Fatalf("%08x, %v", math.Float32bits(x[0]), err)
+	}
+}
+
+func TestEveryDamageIsFound(t *testing.T) {
+	good := file(t, header(2, 5, 3))
+	if _, err := Verify(bytes.NewReader(good)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range good {
+		bad := bytes.Clone(good)
+		bad[i] ^= 0x10
+		if _, err := Verify(bytes.NewReader(bad)); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("byte %d damaged: %v", i, err)
+		}
+	}
+	for n := range good {
+		if _, err := Verify(bytes.NewReader(good[:n])); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("cut to %d bytes: %v", n, err)
+		}
+	}
+	if _, err := Verify(bytes.NewReader(append(bytes.Clone(good), 0))); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("one byte too many: %v", err)
+	}
+}
+
+func TestErrorsNameTheArray(t *testing.T) {
+	good := file(t, header(2, 5, 3))
+	bad := bytes.Clone(good)
+	bad[len(bad)-len(endMark)-5] ^= 1 // the last element of the last array
+	_, err := Verify(bytes.NewReader(bad))
+	if err == nil || !strings.Contains(err.Error(), `optimizer state 1 of tensor "tt"`) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAHeaderThatCannotBeIsRefused(t *testing.T) {
+	for name, h := range map[string]*api.CheckpointHeader{
+		"no arrays":   header(0, 1),
+		"many arrays": header(9, 1),
+		"no elements": header(1, 0),
+		"name twice":  {Arrays: 1, Tensors: []*api.CheckpointTensor{{Name: "a", Elems: 1}, {Name: "a", Elems: 1}}},
+		"no name":     {Arrays: 1, Tensors: []*api.CheckpointTensor{{Elems: 1}}},
+	} {
+		if _, err := NewWriter(io.Discard, h); err == nil {
+			t.Errorf("%s: written", name)
+		}
+	}
+}
+
+func TestAFileThatEndsEarlyIsNotClosed(t *testing.T) {
+	w, err := NewWriter(io.Discard, header(1, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write(make([]float32, 3)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err == nil {
+		t.Error("closed with an element missing")
+	}
+}
+
+func FuzzVerify(f *testing.F) {
+	f.Add(file(f, header(2, 5, 3)))
+	f.Add(file(f, header(1)))
+	f.Add([]byte("RWCKPT1\n\xff\xff\xff\xff"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := Verify(bytes.NewReader(b))
+		if err == nil && check(h) != nil {
+			t.Error("took a header that cannot be")
+		}
+		if err != nil && !errors.Is(err, ErrCorrupt) {
+			t.Errorf("reading from memory failed otherwise than by its content: %v", err)
+		}
+	})
+}

@@ -1,0 +1,325 @@
+package service
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// job is one tenant's job, from the first Join to the end of the last worker.
+type job struct {
+	s      *Service
+	name   string
+	token  string
+	policy JobPolicy
+	spec   spec
+	born   time.Time
+
+	// started is closed when the job runs or could not be made to: startErr says which. What follows is set before that and
+	// does not change afterwards.
+	started  chan struct{}
+	startErr error
+	engine   *engine
+	agg      *aggregate.Job
+
+	model  sync.Mutex   // held while tensors are added to plan, saved or restored: long, and before the others
+	memory sync.RWMutex // held shared by what needs the job's memory, alone to free it
+	freed  bool         // guarded by memory
+
+	failed  chan struct{} // closed when the job has failed, with failure set before
+	failure aggregate.Failure
+	ended   chan struct{} // closed when all members are gone
+
+	mu         sync.Mutex
+	members    []*member // in the order they joined; by rank once started
+	gone       int       // members that left or were lost
+	refused    string    // the last worker that was, while the job formed, and why
+	plan       *chunk.Plan
+	modelBytes int64
+	tensors    int
+	gatherings map[string]*gathering
+}
+
+// member is one worker of a job.
+type member struct {
+	job       *job
+	session   string
+	rank      int // -1: any, until the job starts
+	host      string
+	hostID    string
+	pid       int64
+	provider  string // asked for; "": any
+	providers []string
+
+	// Guarded by job.mu.
+	watched  bool
+	dialled  bool          // called Connect
+	attached bool          // and is connected
+	left     bool          // said so
+	isGone   bool          // left or lost
+	reason   error         // why it was lost
+	out      chan struct{} // closed with isGone
+}
+
+func (m *member) String() string {
+	if m.rank < 0 {
+		return fmt.Sprintf("a worker on %s (pid %d)", m.host, m.pid)
+	}
+	return fmt.Sprintf("worker %d (%s, pid %d)", m.rank, m.host, m.pid)
+}
+
+func newSession() string {
+	var b [16]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// state is what Status calls it.
+func (j *job) state() string {
+	select {
+	case <-j.started:
+	default:
+		return "forming"
+	}
+	select {
+	case <-j.failed:
+		return "failed"
+	default:
+	}
+	select {
+	case <-j.ended:
+		return "ended"
+	default:
+		return "running"
+	}
+}
+
+func (j *job) firstLeft() *member {
+	for _, m := range j.members {
+		if m.left {
+			return m
+		}
+	}
+	return nil
+}
+
+// failureError is what calls return once the job has failed.
+func (j *job) failureError() error {
+	select {
+	case <-j.failed:
+		return connect.NewError(connect.CodeAborted, fmt.Errorf("job %q has failed: %w", j.name, j.failure.Err))
+	default:
+		return connect.NewError(connect.CodeAborted, fmt.Errorf("job %q has ended", j.name))
+	}
+}
+
+// explain is the job's failure with what the control plane knows of the worker that caused it. A broken connection is seen
+// by the data path first, often; why it broke comes a moment later.
+func (j *job) explain(f aggregate.Failure) aggregate.Failure {
+	if f.Rank < 0 || !errors.Is(f.Err, aggregate.ErrWorkerLost) {
+		return f
+	}
+	m := j.members[f.Rank]
+	select {
+	case <-m.out:
+	case <-time.After(reasonWait):
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if m.reason != nil {
+		f.Err = m.reason
+	}
+	return f
+}
+
+// hold keeps the job's memory from being freed until release is called.
+func (j *job) hold() (release func(), err error) {
+	j.memory.RLock()
+	if j.freed {
+		j.memory.RUnlock()
+		return nil, j.failureError()
+	}
+	return j.memory.RUnlock, nil
+}
+
+// run makes the job's part of the engine, once all have joined, and looks after it.
+func (j *job) run() (err error) {
+	if !j.s.begin() {
+		return errShutdown
+	}
+	defer func() {
+		if err != nil {
+			j.s.jobsRunning.Done()
+		}
+	}()
+	e, err := j.s.chooseEngine(j)
+	if err != nil {
+		return err
+	}
+	j.plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: j.spec.chunkBytes, Lanes: e.lanes})
+	if err != nil {
+		return err
+	}
+	j.agg, err = e.agg.NewJob(aggregate.JobConfig{
+		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
+	})
+	if err != nil {
+		return err
+	}
+	j.engine = e
+	j.assignRanks()
+	j.s.jobsStarted.Add(1)
+	go j.supervise()
+	return nil
+}
+
+// assignRanks gives those who asked for none the free ranks, in the order they joined, and puts members in the order of rank.
+func (j *job) assignRanks() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	byRank := make([]*member, j.spec.workers)
+	for _, m := range j.members {
+		if m.rank >= 0 {
+			byRank[m.rank] = m
+		}
+	}
+	next := 0
+	for _, m := range j.members {
+		if m.rank >= 0 {
+			continue
+		}
+		for byRank[next] != nil {
+			next++
+		}
+		m.rank, byRank[next] = next, m
+	}
+	j.members = byRank
+}
+
+// supervise waits for the job's end, frees its name, then its memory.
+func (j *job) supervise() {
+	defer j.s.jobsRunning.Done()
+	select {
+	case <-j.agg.Failed():
+	case <-j.ended:
+	case <-j.s.closing:
+		j.agg.Fail(-1, errShutdown)
+	}
+	if f := j.agg.Failure(); f != nil {
+		j.failure = j.explain(*f)
+		j.s.log.Warn("job failed", "job", j.name, "rank", f.Rank, "err", j.failure.Err)
+		j.s.jobsFailed.Add(1)
+		close(j.failed)
+	} else {
+		j.s.log.Info("job ended", "job", j.name)
+	}
+	j.s.retire(j)
+	select {
+	case <-j.ended:
+	case <-time.After(endGrace):
+	case <-j.s.closing:
+		// Watch streams are told first; the server's end waits for them.
+	}
+	j.memory.Lock()
+	j.freed = true
+	err := j.agg.Close()
+	j.memory.Unlock()
+	if err != nil {
+		j.s.log.Error("close job", "job", j.name, "err", err)
+	}
+	j.s.forget(j)
+}
+
+// watch marks a member as watched.
+func (m *member) watch() error {
+	j := m.job
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if m.isGone {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("%v has left job %q", m, j.name))
+	}
+	if m.watched {
+		return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("%v of job %q is watched already", m, j.name))
+	}
+	m.watched = true
+	return nil
+}
+
+func (m *member) isAttached() bool {
+	m.job.mu.Lock()
+	defer m.job.mu.Unlock()
+	return m.attached
+}
+
+// leave ends a membership in peace.
+func (m *member) leave(ctx context.Context) error {
+	if !m.depart(nil) {
+		return nil
+	}
+	m.job.s.log.Info("worker left", "job", m.job.name, "rank", m.rank)
+	return m.job.agg.Detach(ctx, m.rank)
+}
+
+// lost ends a membership because the worker is gone; the job fails.
+func (m *member) lost(why string) {
+	reason := fmt.Errorf("%v is gone: %s", m, why)
+	if m.depart(reason) {
+		m.job.agg.Fail(m.rank, reason)
+	}
+}
+
+// errFailed is why the members of a failed job are gone.
+var errFailed = errors.New("the job has failed")
+
+// depart marks a member as gone, in peace without a reason; false: it was already.
+func (m *member) depart(reason error) bool {
+	j := m.job
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if m.isGone {
+		return false
+	}
+	m.isGone, m.left, m.reason = true, reason == nil, reason
+	close(m.out)
+	if j.gone++; j.gone == len(j.members) {
+		close(j.ended)
+	}
+	return true
+}
+
+// relieve fails a job in which workers wait for one that has left: its gradient will not come.
+func (j *job) relieve(ctx context.Context) {
+	j.mu.Lock()
+	left := make([]bool, len(j.members))
+	some := false
+	for r, m := range j.members {
+		left[r] = m.left
+		some = some || m.left
+	}
+	all := j.gone == len(j.members)
+	j.mu.Unlock()
+	if !some || all {
+		return
+	}
+	awaited, err := j.agg.Awaited(ctx)
+	if err != nil {
+		return
+	}
+	for r, n := range awaited {
+		if n > 0 && left[r] {
+			j.agg.Fail(r, fmt.Errorf("%v has left the job, and others wait for its gradient of %d chunks", j.members[r], n))
+			return
+		}
+	}
+}
+
+var errShutdown = errors.New("the aggregator is shutting down")

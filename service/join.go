@@ -1,0 +1,275 @@
+package service
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+func refuse(code connect.Code, format string, args ...any) error {
+	return connect.NewError(code, fmt.Errorf(format, args...))
+}
+
+// Join implements the schema's Join.
+func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse, error) {
+	if err := checkName("job", r.Job); err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	sp, err := parseSpec(r)
+	if err != nil {
+		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
+	}
+	m := &member{
+		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, provider: r.Provider, providers: r.Providers,
+		out: make(chan struct{}),
+	}
+	if m.provider == "auto" {
+		m.provider = ""
+	}
+	if m.provider != "" && s.engines[m.provider] == nil {
+		return nil, refuse(connect.CodeInvalidArgument, "join job %q: provider %q is not served here: use auto, or %s", r.Job, m.provider, list(s.served))
+	}
+	wait, cancel := bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	j, last, err := s.admit(m, r, sp)
+	if err != nil {
+		return nil, err
+	}
+	if last {
+		j.startErr = j.run()
+		s.settle(j)
+	}
+	select {
+	case <-j.started:
+	case <-s.closing:
+		return nil, connect.NewError(connect.CodeUnavailable, errShutdown)
+	case <-wait.Done():
+		if err := s.withdraw(m, wait.Err()); err != nil {
+			return nil, err
+		}
+		<-j.started
+	}
+	if j.startErr != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "join job %q: %w", r.Job, j.startErr)
+	}
+	if ctx.Err() != nil {
+		m.lost("it went away while it joined")
+	}
+	return m.welcome(), nil
+}
+
+// admit takes a worker into the job, which it makes if there is none. last: with it the job is complete.
+func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
+	policy, ok := s.opts.policy(r.Job)
+	if !ok {
+		return nil, false, refuse(connect.CodePermissionDenied, "job %q may not run here: the aggregator's configuration lists those that may", r.Job)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return nil, false, refuse(connect.CodeUnavailable, "the aggregator is draining and takes no workers: join another")
+	}
+	j = s.jobs[r.Job]
+	if j == nil {
+		if j, err = s.newJob(r, policy, sp); err != nil {
+			return nil, false, err
+		}
+	}
+	if subtle.ConstantTimeCompare([]byte(r.Token), []byte(j.token)) != 1 {
+		return nil, false, refuse(connect.CodePermissionDenied, "job %q: wrong token", r.Job)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if err := j.spec.differs(sp); err != nil {
+		j.refused = fmt.Sprintf("; %v was refused: %v", m, err)
+		return nil, false, refuse(connect.CodeFailedPrecondition, "join job %q: %w", r.Job, err)
+	}
+	if len(j.members) == j.spec.workers {
+		return nil, false, refuse(connect.CodeResourceExhausted, "job %q has all of its %d workers: this one is too many, or an earlier run has not ended",
+			r.Job, j.spec.workers)
+	}
+	for _, other := range j.members {
+		if m.rank >= 0 && m.rank == other.rank {
+			return nil, false, refuse(connect.CodeAlreadyExists, "rank %d of job %q is taken by %v", m.rank, r.Job, other)
+		}
+	}
+	if s.members == s.opts.MaxWorkers {
+		return nil, false, refuse(connect.CodeResourceExhausted, "the aggregator serves %d workers, all it may", s.members)
+	}
+	s.jobs[r.Job] = j
+	s.members++
+	m.job = j
+	j.members = append(j.members, m)
+	s.log.Info("worker joined", "job", j.name, "host", m.host, "pid", m.pid, "workers", fmt.Sprintf("%d of %d", len(j.members), j.spec.workers))
+	return j, len(j.members) == j.spec.workers, nil
+}
+
+// newJob makes a job of its first worker's request; under s.mu.
+func (s *Service) newJob(r *api.JoinRequest, policy JobPolicy, sp spec) (*job, error) {
+	if len(s.jobs)+len(s.retired) >= s.opts.MaxJobs {
+		return nil, refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may", len(s.jobs)+len(s.retired))
+	}
+	if n := policy.Quota.maxWorkers(); sp.workers > n {
+		return nil, refuse(connect.CodeResourceExhausted, "job %q of %d workers: its quota is %d", r.Job, sp.workers, n)
+	}
+	token := r.Token
+	if policy.Token != "" {
+		token = policy.Token
+	}
+	return &job{
+		s: s, name: r.Job, token: token, policy: policy, spec: sp, born: time.Now(), started: make(chan struct{}), failed: make(chan struct{}),
+		ended: make(chan struct{}), gatherings: map[string]*gathering{},
+	}, nil
+}
+
+// settle ends a job's forming, one way or the other.
+func (s *Service) settle(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if j.startErr != nil {
+		s.log.Warn("job could not start", "job", j.name, "err", j.startErr)
+		delete(s.jobs, j.name)
+		s.members -= len(j.members)
+	} else {
+		s.log.Info("job started", "job", j.name, "workers", j.spec.workers, "mode", j.spec.mode.String(), "optimizer", j.spec.rule.String(),
+			"provider", j.engine.provider)
+		for _, m := range j.members {
+			s.sessions[m.session] = m
+		}
+	}
+	close(j.started)
+}
+
+// withdraw takes a worker whose time is up out of a job that is still forming; nil: the job started meanwhile.
+func (s *Service) withdraw(m *member, cause error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := m.job
+	select {
+	case <-j.started:
+		return nil
+	default:
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	there := len(j.members)
+	if there == j.spec.workers {
+		return nil // it is being started
+	}
+	j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
+	s.members--
+	if len(j.members) == 0 {
+		delete(s.jobs, j.name)
+	}
+	code := connect.CodeDeadlineExceeded
+	if errors.Is(cause, context.Canceled) {
+		code = connect.CodeCanceled
+	}
+	return refuse(code, "join job %q: %d of %d workers came in time%s%s", j.name, there, j.spec.workers, j.missing(m), j.refused)
+}
+
+// missing names the ranks that nobody asked for, where workers ask for ranks.
+func (j *job) missing(but *member) string {
+	taken := make([]bool, j.spec.workers)
+	for _, m := range append(slices.Clone(j.members), but) {
+		if m.rank < 0 {
+			return ""
+		}
+		taken[m.rank] = true
+	}
+	var names []string
+	for r, t := range taken {
+		if !t {
+			names = append(names, fmt.Sprint(r))
+		}
+	}
+	return ": missing ranks " + strings.Join(names, ", ")
+}
+
+// chooseEngine picks the provider of a job whose workers have all joined.
+func (s *Service) chooseEngine(j *job) (*engine, error) {
+	var asked *member
+	for _, m := range j.members {
+		if m.provider == "" {
+			continue
+		}
+		if asked != nil && asked.provider != m.provider {
+			return nil, fmt.Errorf("%v asks for provider %s, %v for %s: all workers must ask for the same, or for auto", m, m.provider, asked, asked.provider)
+		}
+		asked = m
+	}
+	candidates := []string{verbs.ProviderSHM, verbs.ProviderIBV, verbs.ProviderTCP}
+	if asked != nil {
+		candidates = []string{asked.provider}
+	}
+	var reasons []string
+	for _, p := range candidates {
+		if err := s.usable(p, j.members); err == nil {
+			return s.engines[p], nil
+		} else {
+			reasons = append(reasons, fmt.Sprintf("%s: %v", p, err))
+		}
+	}
+	return nil, fmt.Errorf("no provider suits all workers: %s", strings.Join(reasons, "; "))
+}
+
+// usable tells whether all workers can use a provider.
+func (s *Service) usable(p string, members []*member) error {
+	if s.engines[p] == nil {
+		return errors.New("not served here")
+	}
+	for _, m := range members {
+		if !contains(m.providers, p) {
+			return fmt.Errorf("%v has none", m)
+		}
+		if p == verbs.ProviderSHM && m.hostID != s.hostID {
+			return fmt.Errorf("%v is not on the aggregator's host", m)
+		}
+	}
+	return nil
+}
+
+// welcome is the answer to a worker whose job started.
+func (m *member) welcome() *api.JoinResponse {
+	j := m.job
+	e := j.engine
+	r := &api.JoinResponse{
+		Session: m.session, Rank: uint32(m.rank), Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes), Provider: e.provider,
+		Window: uint32(e.agg.Window()), SendDepth: uint32(e.depths.WorkerSend), RecvDepth: uint32(e.depths.WorkerRecv),
+		ByReference: e.byReference(), LiveHyper: j.spec.mode == aggregate.Eager,
+		WatchWithinMs: uint32(watchWithin.Milliseconds()), HeartbeatMs: uint32(heartbeatEvery.Milliseconds()),
+		LinkTimeoutMs: uint32(e.linkTimeout.Milliseconds()),
+	}
+	record := aggregate.RecordOf(j.spec.rule, j.spec.hyper)
+	r.Record = record[:]
+	for i, l := range e.lanes {
+		r.Lanes = append(r.Lanes, &api.Lane{Nic: uint32(l.NIC), Core: uint32(l.Core), Weight: l.Weight, Device: e.names[i]})
+	}
+	for _, o := range j.members {
+		if o.hostID == m.hostID {
+			r.LocalWorkers++
+		}
+	}
+	time.AfterFunc(watchWithin, m.unwatched)
+	return r
+}
+
+// unwatched gives up on a worker that joined and then did nothing.
+func (m *member) unwatched() {
+	m.job.mu.Lock()
+	watched := m.watched
+	m.job.mu.Unlock()
+	if !watched {
+		m.lost(fmt.Sprintf("it did not open its watch stream within %v of joining", watchWithin))
+	}
+}

@@ -1,0 +1,117 @@
+package service
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// links is which of an engine's NICs have a link.
+type links struct {
+	log     *slog.Logger
+	devices []*verbs.Device
+
+	mu      sync.Mutex
+	isDown  []bool
+	settle  []*time.Timer // of NICs that came back and are not trusted yet
+	changed chan struct{} // closed when isDown changes, and replaced
+}
+
+func (l *links) open(devices []*verbs.Device, log *slog.Logger) {
+	l.devices, l.log = devices, log
+	l.isDown, l.settle = make([]bool, len(devices)), make([]*time.Timer, len(devices))
+	l.changed = make(chan struct{})
+}
+
+// down takes note that a NIC has lost its link.
+func (l *links) down(nic int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsettle(nic)
+	l.set(nic, true)
+}
+
+// up takes note that a NIC has a link again; it is used when that has lasted.
+func (l *links) up(nic int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unsettle(nic)
+	var t *time.Timer
+	t = time.AfterFunc(settleFor, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.settle[nic] == t {
+			l.settle[nic] = nil
+			l.set(nic, false)
+		}
+	})
+	l.settle[nic] = t
+}
+
+func (l *links) unsettle(nic int) {
+	if t := l.settle[nic]; t != nil {
+		t.Stop()
+		l.settle[nic] = nil
+	}
+}
+
+// set changes a NIC's state; under mu.
+func (l *links) set(nic int, down bool) {
+	if l.isDown[nic] == down {
+		return
+	}
+	l.isDown[nic] = down
+	close(l.changed)
+	l.changed = make(chan struct{})
+	if down {
+		l.log.Warn("link down", "device", l.devices[nic].Attr().Name)
+	} else {
+		l.log.Info("link up", "device", l.devices[nic].Attr().Name)
+	}
+}
+
+// state is the NICs that are down, and a channel that is closed when they are others.
+func (l *links) state() (down []uint32, changed <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for nic, is := range l.isDown {
+		if is {
+			down = append(down, uint32(nic))
+		}
+	}
+	return down, l.changed
+}
+
+func (l *links) isUp(nic int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.isDown[nic]
+}
+
+func (l *links) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for nic := range l.settle {
+		l.unsettle(nic)
+	}
+}
+
+// usableNIC is the number, among those of the aggregating engine, of a NIC that a connection can move to.
+func (e *engine) usableNIC(nic uint32) (int, error) {
+	if int64(nic) >= int64(len(e.devices)) {
+		return 0, fmt.Errorf("resume over NIC %d: the aggregator has %d", nic, len(e.devices))
+	}
+	d := e.devices[nic]
+	i := slices.Index(e.agg.NICs(), d)
+	switch {
+	case i < 0:
+		return 0, fmt.Errorf("resume over %s: no lane of the aggregator uses it", d.Attr().Name)
+	case !e.links.isUp(int(nic)):
+		return 0, fmt.Errorf("resume over %s: its link is down", d.Attr().Name)
+	}
+	return i, nil
+}

@@ -1,0 +1,192 @@
+package service
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/rackweave/rackweave/aggregate"
+)
+
+// family is a metric of one labelled kind of thing: its value is taken from what that thing counts.
+type family[T any] struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*T) float64
+}
+
+func counter[T any](name, help string, labels []string, value func(*T) float64) family[T] {
+	return family[T]{prometheus.NewDesc("rackweave_"+name, help, labels, nil), prometheus.CounterValue, value}
+}
+
+func gauge[T any](name, help string, labels []string, value func(*T) float64) family[T] {
+	return family[T]{prometheus.NewDesc("rackweave_"+name, help, labels, nil), prometheus.GaugeValue, value}
+}
+
+func emit[T any](out chan<- prometheus.Metric, families []family[T], of *T, labels ...string) {
+	for _, f := range families {
+		out <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(of), labels...)
+	}
+}
+
+func describe[T any](out chan<- *prometheus.Desc, families []family[T]) {
+	for _, f := range families {
+		out <- f.desc
+	}
+}
+
+func seconds(ns uint64) float64 { return float64(ns) / 1e9 }
+
+var (
+	laneLabels   = []string{"provider", "lane", "device", "cpu"}
+	jobLabels    = []string{"job"}
+	workerLabels = []string{"job", "rank", "host"}
+
+	laneFamilies = []family[aggregate.Counters]{
+		counter("lane_received_bytes_total", "Bytes of messages from workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.RecvBytes) }),
+		counter("lane_sent_bytes_total", "Bytes of answers to workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.SentBytes) }),
+		counter("lane_messages_total", "Messages from workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Messages) }),
+		counter("lane_answers_total", "Answers to workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Answers) }),
+		counter("lane_chunks_total", "Chunks aggregated.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Chunks) }),
+		counter("lane_doorbells_total", "Posts to send queues.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Doorbells) }),
+		counter("lane_rounds_total", "Rounds of the loop that found work.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Rounds) }),
+		counter("lane_sleeps_total", "Times the loop slept.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Sleeps) }),
+		counter("lane_sampled_fold_seconds_total", "Time in sums and optimizer of the sampled chunks.", laneLabels,
+			func(c *aggregate.Counters) float64 { return seconds(c.FoldNS) }),
+		counter("lane_sampled_post_seconds_total", "Time in posting the answers of the sampled chunks.", laneLabels,
+			func(c *aggregate.Counters) float64 { return seconds(c.PostNS) }),
+		counter("lane_sampled_chunks_total", "Chunks whose times were taken.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Samples) }),
+		counter("lane_deferred_total", "Answers that had to wait for queue or buffer space.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Deferred) }),
+		counter("lane_give_backs_total", "Chunks given back to relieve workers that push in different orders.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.GiveBacks) }),
+		counter("lane_breaks_total", "Connections whose queue pair failed and that can be resumed.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Breaks) }),
+		counter("lane_moves_total", "Connections that went on over another queue pair.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Moves) }),
+		counter("lane_dropped_total", "Messages that broke the protocol.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Dropped) }),
+		gauge("lane_chunks_open", "Chunks that wait for gradients of some workers.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.FoldsOpen) }),
+		gauge("lane_slots_held", "Messages not answered yet.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.SlotsHeld) }),
+	}
+	laneLatency = prometheus.NewDesc("rackweave_lane_chunk_latency_seconds", "From a chunk's first gradient to its answer.", laneLabels, nil)
+
+	nicFamilies = []family[bool]{
+		gauge("nic_up", "Whether the NIC's link is up: 1 or 0.", []string{"provider", "device"}, func(up *bool) float64 {
+			if *up {
+				return 1
+			}
+			return 0
+		}),
+	}
+
+	jobFamilies = []family[jobMetrics]{
+		gauge("job_workers", "Workers of the job.", jobLabels, func(m *jobMetrics) float64 { return float64(m.workers) }),
+		gauge("job_tensors", "Tensors registered.", jobLabels, func(m *jobMetrics) float64 { return float64(m.tensors) }),
+		gauge("job_model_bytes", "Bytes of parameters in f32.", jobLabels, func(m *jobMetrics) float64 { return float64(m.modelBytes) }),
+		gauge("job_parameter_bytes", "Memory for parameters and optimizer state.", jobLabels, func(m *jobMetrics) float64 { return float64(m.memory.Parameters) }),
+		gauge("job_slot_bytes", "Memory that gradients arrive in.", jobLabels, func(m *jobMetrics) float64 { return float64(m.memory.Slots) }),
+		gauge("job_result_bytes", "Memory that answers leave from.", jobLabels, func(m *jobMetrics) float64 { return float64(m.memory.Results) }),
+	}
+
+	workerFamilies = []family[aggregate.WorkerCounters]{
+		counter("worker_received_bytes_total", "Bytes from the worker.", workerLabels, func(c *aggregate.WorkerCounters) float64 { return float64(c.RecvBytes) }),
+		counter("worker_sent_bytes_total", "Bytes to the worker.", workerLabels, func(c *aggregate.WorkerCounters) float64 { return float64(c.SentBytes) }),
+		counter("worker_chunks_total", "Gradients of chunks from the worker.", workerLabels, func(c *aggregate.WorkerCounters) float64 { return float64(c.Chunks) }),
+		counter("worker_last_arrivals_total", "Chunks for which the worker's gradient was the last.", workerLabels,
+			func(c *aggregate.WorkerCounters) float64 { return float64(c.LastArrivals) }),
+		counter("worker_lateness_seconds_total", "Time by which the worker's gradients came after their chunks' first, summed.", workerLabels,
+			func(c *aggregate.WorkerCounters) float64 { return seconds(c.LatenessNS) }),
+	}
+
+	serviceFamilies = []family[Service]{
+		counter("jobs_started_total", "Jobs that ran.", nil, func(s *Service) float64 { return float64(s.jobsStarted.Load()) }),
+		counter("jobs_failed_total", "Jobs that failed.", nil, func(s *Service) float64 { return float64(s.jobsFailed.Load()) }),
+		gauge("uptime_seconds", "Time since the aggregator started.", nil, func(s *Service) float64 { return s.uptime().Seconds() }),
+	}
+)
+
+// jobMetrics is what is told of a job.
+type jobMetrics struct {
+	workers, tensors int
+	modelBytes       int64
+	memory           aggregate.MemoryUse
+}
+
+// Collector gives the service's metrics to a registry. A scrape reads what the lanes have published: it costs them nothing.
+func (s *Service) Collector() prometheus.Collector { return collector{s} }
+
+// MetricsHandler serves the metrics of the service, the process and the Go runtime.
+func (s *Service) MetricsHandler() http.Handler {
+	r := prometheus.NewRegistry()
+	r.MustRegister(s.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+}
+
+type collector struct{ s *Service }
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(out chan<- *prometheus.Desc) {
+	describe(out, laneFamilies)
+	describe(out, nicFamilies)
+	out <- laneLatency
+	describe(out, jobFamilies)
+	describe(out, workerFamilies)
+	describe(out, serviceFamilies)
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(out chan<- prometheus.Metric) {
+	emit(out, serviceFamilies, c.s)
+	for _, p := range c.s.served {
+		c.s.engines[p].collect(out)
+	}
+	for _, j := range c.s.running() {
+		j.collect(out)
+	}
+}
+
+func (e *engine) collect(out chan<- prometheus.Metric) {
+	for nic, d := range e.devices {
+		up := e.links.isUp(nic)
+		emit(out, nicFamilies, &up, e.provider, d.Attr().Name)
+	}
+	for i, l := range e.agg.Lanes() {
+		c := l.Counters()
+		labels := []string{e.provider, strconv.Itoa(i), e.names[i], strconv.Itoa(l.Config().CPU)}
+		emit(out, laneFamilies, &c, labels...)
+		count, buckets := latencyBuckets(&c)
+		out <- prometheus.MustNewConstHistogram(laneLatency, count, seconds(c.LatencySumNS), buckets, labels...)
+	}
+}
+
+// latencyBuckets turns a lane's histogram, whose bucket i counts latencies below 2^i µs and whose last counts all others, into
+// cumulative counts by upper bound in seconds.
+func latencyBuckets(c *aggregate.Counters) (count uint64, buckets map[float64]uint64) {
+	buckets = make(map[float64]uint64, aggregate.LatencyBuckets)
+	for i, n := range c.Latency {
+		count += n
+		if i < aggregate.LatencyBuckets-1 {
+			buckets[float64(uint64(1)<<i)/1e6] = count
+		}
+	}
+	return count, buckets
+}
+
+func (j *job) collect(out chan<- prometheus.Metric) {
+	release, err := j.hold()
+	if err != nil {
+		return
+	}
+	defer release()
+	j.mu.Lock()
+	m := jobMetrics{workers: len(j.members), tensors: j.tensors, modelBytes: j.modelBytes}
+	j.mu.Unlock()
+	m.memory = j.agg.Memory()
+	emit(out, jobFamilies, &m, j.name)
+	for rank, c := range j.agg.WorkerCounters() {
+		emit(out, workerFamilies, &c, j.name, strconv.Itoa(rank), j.members[rank].host)
+	}
+}

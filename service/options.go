@@ -1,0 +1,187 @@
+package service
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// DefaultListen is the address that [Options.Listen] stands for when empty.
+const DefaultListen = ":7077"
+
+// Limits that no option changes.
+const (
+	maxMessageBytes = 64 << 20 // of one request: 10^5 tensors take a tenth of it
+	maxWait         = time.Hour
+	defaultWait     = time.Minute
+	watchWithin     = 10 * time.Second // from Join to Watch
+	heartbeatEvery  = time.Second
+	endGrace        = 5 * time.Second // how long an ended job's memory waits for its workers
+	maxHostName     = 64
+	maxFailureText  = 4096
+	reasonWait      = 250 * time.Millisecond
+	minLinkTimeout  = 100 * time.Millisecond
+	maxLinkTimeout  = time.Minute
+	settleFor       = 500 * time.Millisecond // how long a link must be up before it is used again
+	maxGatherings   = 64                     // barriers that one job waits in at once
+	maxRegions      = 1 << 14                // of a worker's memory: a lane searches them when it moves
+)
+
+// Quota bounds a job. Zeros are no bound but the machine's.
+type Quota struct {
+	Workers    int
+	Tensors    int
+	ModelBytes int64 // parameters in f32, without optimizer state
+}
+
+// JobPolicy is what the configuration says of a job by name.
+type JobPolicy struct {
+	Name  string
+	Token string
+	Quota Quota
+}
+
+// Options is all a service is made of. The zero value serves shm and tcp, without TLS, to any job.
+type Options struct {
+	Listen   string       // host:port; empty: DefaultListen; port 0: any
+	Listener net.Listener // instead of Listen
+
+	Providers       []string          // empty: every provider with a device here, sim excepted
+	ProviderOptions map[string]string // of verbs.Open, by provider
+	NICs            []string          // RDMA devices, or simulated ones, to serve; empty: all
+	Cores           int               // 0: chosen, see numa.LaneConfig
+	Unpinned        bool              // lanes float over the CPUs
+	Window          int               // messages in flight per worker and lane; 0: what suits the provider
+	Spin            int               // see aggregate.Config
+	LinkTimeout     time.Duration     // how long a link may be down before its workers count as lost; 0: aggregate.DefaultLinkTimeout
+
+	TLSCert, TLSKey string // files; both or neither
+
+	Jobs       []JobPolicy
+	OnlyListed bool // refuse jobs that Jobs does not name
+	Quota      Quota
+	MaxJobs    int // 0: 64
+	MaxWorkers int // over all jobs; 0: 1024
+
+	CheckpointDir string // empty: Save and Restore are refused
+	AdminToken    string // of Drain; empty: only callers on this host may drain
+	Version       string // for Status
+	Log           *slog.Logger
+}
+
+// namePattern is what jobs, checkpoints and barriers may be called: they become file names and labels.
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+func checkName(what, name string) error {
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("%s name %q: use 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first", what, name)
+	}
+	return nil
+}
+
+// printable is the start of a text that anyone may have sent, fit for logs, terminals and protobuf: at most so many bytes of it,
+// without control characters.
+func printable(s string, most int) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s[:min(len(s), most)])
+}
+
+// complete fills in defaults and checks.
+func (o *Options) complete() error {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	o.Listen = cmp.Or(o.Listen, DefaultListen)
+	o.MaxJobs = cmp.Or(o.MaxJobs, 64)
+	o.MaxWorkers = cmp.Or(o.MaxWorkers, 1024)
+	if o.LinkTimeout = cmp.Or(o.LinkTimeout, aggregate.DefaultLinkTimeout); o.LinkTimeout < minLinkTimeout || o.LinkTimeout > maxLinkTimeout {
+		return fmt.Errorf("link timeout of %v: use %v to %v", o.LinkTimeout, minLinkTimeout, maxLinkTimeout)
+	}
+	if (o.TLSCert == "") != (o.TLSKey == "") {
+		return errors.New("TLS needs a certificate and a key: give both files, or neither")
+	}
+	seen := map[string]bool{}
+	for _, p := range o.Jobs {
+		if err := checkName("job", p.Name); err != nil {
+			return err
+		}
+		if seen[p.Name] {
+			return fmt.Errorf("job %q is listed twice", p.Name)
+		}
+		seen[p.Name] = true
+	}
+	if o.OnlyListed && len(o.Jobs) == 0 {
+		return errors.New("only listed jobs are to be served and none is listed: list some")
+	}
+	for _, p := range append(slices.Sorted(maps.Keys(o.ProviderOptions)), o.Providers...) {
+		if known := []string{verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}; !contains(known, p) {
+			return fmt.Errorf("unknown provider %q: use %s", p, list(known))
+		}
+	}
+	if o.Spin < -1 {
+		return fmt.Errorf("spin of %d: use a count of polls, or -1 for none", o.Spin)
+	}
+	for _, n := range []struct {
+		what  string
+		value int64
+	}{
+		{"jobs", int64(o.MaxJobs)}, {"workers", int64(o.MaxWorkers)}, {"workers of a job", int64(o.Quota.Workers)},
+		{"tensors of a job", int64(o.Quota.Tensors)}, {"bytes of a job", o.Quota.ModelBytes}, {"messages in the window", int64(o.Window)},
+	} {
+		if n.value < 0 {
+			return fmt.Errorf("at most %d %s: use 0 or more", n.value, n.what)
+		}
+	}
+	return o.checkCheckpointDir()
+}
+
+// checkCheckpointDir makes the directory if it is missing and tries it: hours into a job is too late to find out.
+func (o *Options) checkCheckpointDir() error {
+	if o.CheckpointDir == "" {
+		return nil
+	}
+	err := os.MkdirAll(o.CheckpointDir, 0o750)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(o.CheckpointDir, ".writable-"); err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint directory %q: %w: give one that can be written, or none", o.CheckpointDir, err)
+	}
+	return nil
+}
+
+// policy returns what holds for a job; ok is false if it may not run here.
+func (o *Options) policy(job string) (p JobPolicy, ok bool) {
+	for _, p := range o.Jobs {
+		if p.Name == job {
+			p.Quota.Workers = cmp.Or(p.Quota.Workers, o.Quota.Workers)
+			p.Quota.Tensors = cmp.Or(p.Quota.Tensors, o.Quota.Tensors)
+			p.Quota.ModelBytes = cmp.Or(p.Quota.ModelBytes, o.Quota.ModelBytes)
+			return p, true
+		}
+	}
+	return JobPolicy{Name: job, Quota: o.Quota}, !o.OnlyListed
+}
+
+func (q Quota) maxWorkers() int {
+	return min(cmp.Or(q.Workers, aggregate.MaxWorkers), aggregate.MaxWorkers)
+}

@@ -1,0 +1,343 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"connectrpc.com/grpchealth"
+	"connectrpc.com/grpcreflect"
+
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Service is a running aggregator.
+type Service struct {
+	opts     Options
+	log      *slog.Logger
+	listener net.Listener
+	mux      *http.ServeMux
+	http     *http.Server
+	health   *grpchealth.StaticChecker
+	engines  map[string]*engine
+	served   []string // providers, the fastest first
+	hostID   string
+	start    time.Time
+
+	closing     chan struct{} // closed when the service ends
+	drained     chan struct{} // closed when a drain is through
+	closeOnce   sync.Once
+	closeErr    error
+	jobsRunning sync.WaitGroup
+	jobsStarted atomic.Uint64
+	jobsFailed  atomic.Uint64
+	background  sync.WaitGroup
+
+	mu       sync.Mutex
+	jobs     map[string]*job // forming and running
+	retired  map[*job]bool   // failed or ended, with memory to free
+	sessions map[string]*member
+	members  int // of jobs and retired
+	draining bool
+	closed   bool
+
+	calls sync.RWMutex // held shared by every call; alone to end the service
+	gone  bool         // guarded by calls
+}
+
+// New opens the devices, starts the engines and listens; [Service.Serve] then serves.
+func New(o Options) (s *Service, err error) {
+	if err := o.complete(); err != nil {
+		return nil, fmt.Errorf("start service: %w", err)
+	}
+	s = &Service{
+		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), start: time.Now(),
+		closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{}, sessions: map[string]*member{},
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("start service: %w", errors.Join(err, s.Close()))
+			s = nil
+		}
+	}()
+	if s.http, err = s.server(); err != nil {
+		return s, err
+	}
+	// Listening comes first: a port that is taken is found out before memory is.
+	if s.listener = o.Listener; s.listener == nil {
+		if s.listener, err = listen(o.Listen); err != nil {
+			return s, err
+		}
+	}
+	topo, err := numa.Discover("")
+	if err != nil {
+		return s, err
+	}
+	providers := o.Providers
+	if len(providers) == 0 {
+		if providers = verbs.ProvidersHere(); len(providers) == 0 {
+			return s, errors.New("no provider has a device here: see rackweave doctor")
+		}
+	}
+	if len(o.NICs) > 0 && !contains(providers, verbs.ProviderIBV) && !contains(providers, verbs.ProviderSim) {
+		return s, fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(o.NICs), verbs.ProviderIBV, list(providers))
+	}
+	for _, p := range []string{verbs.ProviderSHM, verbs.ProviderIBV, verbs.ProviderTCP, verbs.ProviderSim} {
+		if !contains(providers, p) {
+			continue
+		}
+		if s.engines[p], err = openEngine(p, &s.opts, topo, s.Addr()); err != nil {
+			delete(s.engines, p)
+			return s, err
+		}
+		s.log.Info("transport ready", "provider", p, "lanes", s.engines[p].String())
+		s.served = append(s.served, p)
+	}
+	s.background.Go(s.tend)
+	s.log.Info("serving", "address", s.Addr(), "providers", list(s.served), "tls", o.TLSCert != "")
+	return s, nil
+}
+
+func listen(address string) (net.Listener, error) {
+	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
+	l, err := lc.Listen(context.Background(), "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w: give another address, or port 0 for any", address, err)
+	}
+	return l, nil
+}
+
+// server makes the HTTP server. Requests are bounded in size and in the time they take to arrive; pings find silent peers.
+func (s *Service) server() (*http.Server, error) {
+	options := []connect.HandlerOption{
+		connect.WithReadMaxBytes(maxMessageBytes),
+		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
+			s.log.Error("panic in a call", "procedure", spec.Procedure, "panic", p)
+			return connect.NewError(connect.CodeInternal, fmt.Errorf("panic in %s: see the aggregator's log", spec.Procedure))
+		}),
+	}
+	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
+	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
+	s.mux.Handle(apiconnect.NewJobServiceHandler(s, options...))
+	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
+	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
+	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
+
+	h := &http.Server{
+		Handler: bodyWithin(20*time.Second, http.HandlerFunc(s.handle)), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, Protocols: new(http.Protocols),
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		HTTP2:    &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 1 << 20},
+	}
+	h.Protocols.SetHTTP1(true)
+	h.Protocols.SetHTTP2(true)
+	h.Protocols.SetUnencryptedHTTP2(s.opts.TLSCert == "")
+	if s.opts.TLSCert != "" {
+		cert, err := tls.LoadX509KeyPair(s.opts.TLSCert, s.opts.TLSKey)
+		if err != nil {
+			return nil, fmt.Errorf("TLS certificate %s with key %s: %w", s.opts.TLSCert, s.opts.TLSKey, err)
+		}
+		h.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	}
+	return h, nil
+}
+
+func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
+	s.calls.RLock()
+	defer s.calls.RUnlock()
+	if s.gone {
+		http.Error(w, errShutdown.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// begin counts a job as running; false: the service is closing.
+func (s *Service) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.jobsRunning.Add(1)
+	return true
+}
+
+// Handle mounts another handler on the service's port: metrics, profiles. Before Serve.
+func (s *Service) Handle(pattern string, h http.Handler) { s.mux.Handle(pattern, h) }
+
+// Addr is the address the service listens on.
+func (s *Service) Addr() net.Addr { return s.listener.Addr() }
+
+// URL is where a client on this host reaches the service.
+func (s *Service) URL() string {
+	scheme := "http"
+	if s.opts.TLSCert != "" {
+		scheme = "https"
+	}
+	host, port, _ := net.SplitHostPort(s.Addr().String())
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return scheme + "://" + net.JoinHostPort(host, port)
+}
+
+func (s *Service) uptime() time.Duration { return time.Since(s.start) }
+
+// Providers lists what is served, the fastest first.
+func (s *Service) Providers() []string { return s.served }
+
+// Serve serves until ctx ends, a drain is through or Close is called, and closes the service.
+func (s *Service) Serve(ctx context.Context) error {
+	served := make(chan error, 1)
+	go func() {
+		if s.http.TLSConfig != nil {
+			served <- s.http.ServeTLS(s.listener, "", "")
+		} else {
+			served <- s.http.Serve(s.listener)
+		}
+	}()
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-s.drained:
+	case <-s.closing:
+	case err = <-served:
+		served <- http.ErrServerClosed
+	}
+	closeErr := s.Close()
+	if serveErr := <-served; err == nil && !errors.Is(serveErr, http.ErrServerClosed) {
+		err = serveErr
+	}
+	return errors.Join(err, closeErr)
+}
+
+// Close ends the service: every job fails, workers are told, and all memory and devices are given back.
+func (s *Service) Close() error {
+	s.closeOnce.Do(func() { s.closeErr = s.close() })
+	return s.closeErr
+}
+
+func (s *Service) close() error {
+	s.mu.Lock()
+	s.draining, s.closed = true, true
+	s.mu.Unlock()
+	close(s.closing) // jobs fail, and their Watch streams tell the workers
+	var errs []error
+	if s.http != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if s.http.Shutdown(ctx) != nil {
+			errs = append(errs, s.http.Close())
+		}
+		cancel()
+	}
+	if s.listener != nil {
+		s.listener.Close() // the server has closed it if it served
+	}
+	s.calls.Lock() // until every handler has returned: none uses an engine after this
+	s.gone = true
+	s.calls.Unlock()
+	s.jobsRunning.Wait()
+	s.background.Wait()
+	for _, p := range s.served {
+		errs = append(errs, s.engines[p].close())
+	}
+	return errors.Join(errs...)
+}
+
+// retire frees a job's name; its memory is still held.
+func (s *Service) retire(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.jobs[j.name] == j {
+		delete(s.jobs, j.name)
+		s.retired[j] = true
+	}
+}
+
+// forget drops all that is left of a job.
+func (s *Service) forget(j *job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.retired, j)
+	s.members -= len(j.members)
+	for _, m := range j.members {
+		delete(s.sessions, m.session)
+	}
+}
+
+// session finds a member.
+func (s *Service) session(id string) (*member, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.sessions[id]
+	if m == nil {
+		return nil, refuse(connect.CodeUnauthenticated, "no such session: it has ended, or the aggregator was started anew: join again")
+	}
+	return m, nil
+}
+
+// tend looks after what time brings: rates, and jobs that wait for a worker who has left.
+func (s *Service) tend() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-s.closing:
+			return
+		case now := <-tick.C:
+			s.sample(now.Sub(last).Seconds())
+			last = now
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		for _, j := range s.running() {
+			j.relieve(ctx)
+		}
+		cancel()
+	}
+}
+
+// running lists the jobs that run.
+func (s *Service) running() []*job {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var jobs []*job
+	for _, j := range s.jobs {
+		if j.state() == "running" && j.agg != nil {
+			jobs = append(jobs, j)
+		}
+	}
+	return jobs
+}
+
+func (s *Service) sample(seconds float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.engines {
+		for i, l := range e.agg.Lanes() {
+			r, c := &e.rates[i], l.Counters()
+			r.received = float64(c.RecvBytes-r.last.RecvBytes) / seconds
+			r.sent = float64(c.SentBytes-r.last.SentBytes) / seconds
+			r.last = c
+		}
+	}
+}
+
+// bounded gives a call its deadline: what it asks for, within limits.
+func bounded(ctx context.Context, ms uint32) (context.Context, context.CancelFunc) {
+	d := defaultWait
+	if ms > 0 {
+		d = min(time.Duration(ms)*time.Millisecond, maxWait)
+	}
+	return context.WithTimeout(ctx, d)
+}

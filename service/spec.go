@@ -1,0 +1,124 @@
+package service
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// spec is what all workers of a job must say alike.
+type spec struct {
+	workers    int
+	mode       aggregate.Mode
+	rule       optim.Rule
+	hyper      optim.Hyper
+	chunkBytes int
+}
+
+type hyperField struct {
+	name string
+	of   func(*optim.Hyper) *float64
+}
+
+// hyperFields are the hyper-parameters by the names that a request uses.
+var hyperFields = []hyperField{
+	{"lr", func(h *optim.Hyper) *float64 { return &h.LR }},
+	{"wd", func(h *optim.Hyper) *float64 { return &h.WD }},
+	{"scale", func(h *optim.Hyper) *float64 { return &h.Scale }},
+	{"clip", func(h *optim.Hyper) *float64 { return &h.Clip }},
+	{"momentum", func(h *optim.Hyper) *float64 { return &h.Momentum }},
+	{"dampening", func(h *optim.Hyper) *float64 { return &h.Dampening }},
+	{"beta1", func(h *optim.Hyper) *float64 { return &h.Beta1 }},
+	{"beta2", func(h *optim.Hyper) *float64 { return &h.Beta2 }},
+	{"eps", func(h *optim.Hyper) *float64 { return &h.Eps }},
+	{"alpha", func(h *optim.Hyper) *float64 { return &h.Alpha }},
+}
+
+// parseSpec reads and checks a request on its own.
+func parseSpec(r *api.JoinRequest) (spec, error) {
+	s := spec{workers: int(r.Workers), chunkBytes: int(r.ChunkBytes)}
+	if s.chunkBytes == 0 {
+		s.chunkBytes = chunk.DefaultChunkBytes
+	}
+	if s.workers < 1 || s.workers > aggregate.MaxWorkers {
+		return s, fmt.Errorf("%d workers: use 1 to %d", r.Workers, aggregate.MaxWorkers)
+	}
+	if int(r.Rank) < -1 || int(r.Rank) >= s.workers {
+		return s, fmt.Errorf("rank %d in a job of %d workers: use 0 to %d, or -1 for any", r.Rank, s.workers, s.workers-1)
+	}
+	// The chunk package knows which sizes can be.
+	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.chunkBytes, Lanes: []chunk.Lane{{}}}); err != nil {
+		return s, err
+	}
+	var err error
+	if s.mode, err = aggregate.ParseMode(r.Mode); err != nil {
+		return s, err
+	}
+	switch {
+	case s.mode != aggregate.Aggregate && r.Optimizer == "":
+		return s, fmt.Errorf("mode %v needs an optimizer: name one, or use mode %v", s.mode, aggregate.Aggregate)
+	case r.Optimizer != "":
+		if s.rule, err = optim.Parse(r.Optimizer); err != nil {
+			return s, err
+		}
+	}
+	switch {
+	case s.mode == aggregate.Aggregate && s.rule != optim.Sum:
+		return s, fmt.Errorf("mode %v runs no optimizer and %v is named: use mode eager or two-phase", s.mode, s.rule)
+	case s.mode != aggregate.Aggregate && s.rule == optim.Sum:
+		return s, fmt.Errorf("mode %v needs an optimizer that updates parameters, not %v: use mode %v", s.mode, s.rule, aggregate.Aggregate)
+	case s.rule.NeedsNorms() && s.mode != aggregate.TwoPhase:
+		return s, fmt.Errorf("optimizer %v needs whole tensors' norms: use mode %v", s.rule, aggregate.TwoPhase)
+	}
+	s.hyper = s.rule.Defaults()
+	for name, value := range r.Hyper {
+		i := slices.IndexFunc(hyperFields, func(f hyperField) bool { return f.name == name })
+		if i < 0 {
+			var names []string
+			for _, f := range hyperFields {
+				names = append(names, f.name)
+			}
+			return s, fmt.Errorf("unknown hyper-parameter %q: use %s", name, strings.Join(names, ", "))
+		}
+		*hyperFields[i].of(&s.hyper) = value
+	}
+	s.hyper = aggregate.Rounded(s.rule, s.hyper)
+	return s, s.rule.Check(s.hyper)
+}
+
+// differs names the first field in which a worker's spec is not the job's.
+func (s spec) differs(of spec) error {
+	type field struct {
+		name      string
+		job, mine any
+	}
+	fields := []field{
+		{"workers", s.workers, of.workers},
+		{"mode", s.mode, of.mode},
+		{"optimizer", s.rule, of.rule},
+		{"chunk_bytes", s.chunkBytes, of.chunkBytes},
+	}
+	for _, f := range hyperFields {
+		fields = append(fields, field{f.name, float32(*f.of(&s.hyper)), float32(*f.of(&of.hyper))}) // as they were rounded
+	}
+	for _, f := range fields {
+		if f.job != f.mine {
+			return fmt.Errorf("%s is %v here and %v in the job as it was first joined: all workers must say the same", f.name, f.mine, f.job)
+		}
+	}
+	return nil
+}
+
+func contains(names []string, name string) bool { return slices.Contains(names, name) }
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,99 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// Status implements the schema's Status.
+func (s *Service) Status(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
+	out := &api.StatusResponse{Version: s.opts.Version, UptimeSeconds: s.uptime().Seconds()}
+	s.mu.Lock()
+	out.Draining = s.draining
+	for _, p := range s.served {
+		out.Engines = append(out.Engines, s.engines[p].status())
+	}
+	jobs := s.allJobs()
+	s.mu.Unlock()
+	for _, j := range jobs {
+		out.Jobs = append(out.Jobs, j.status(ctx))
+	}
+	return out, nil
+}
+
+// allJobs lists forming, running and retired jobs by name and age; under s.mu.
+func (s *Service) allJobs() []*job {
+	var jobs []*job
+	for _, j := range s.jobs {
+		jobs = append(jobs, j)
+	}
+	for j := range s.retired {
+		jobs = append(jobs, j)
+	}
+	slices.SortFunc(jobs, func(a, b *job) int { return cmp.Or(cmp.Compare(a.name, b.name), a.born.Compare(b.born)) })
+	return jobs
+}
+
+// status is an engine's part; under s.mu, for the rates.
+func (e *engine) status() *api.EngineStatus {
+	out := &api.EngineStatus{Provider: e.provider, Window: uint32(e.agg.Window())}
+	for i, l := range e.agg.Lanes() {
+		cfg, c := l.Config(), l.Counters()
+		out.Lanes = append(out.Lanes, &api.LaneStatus{
+			Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node), ReceivedBytes: c.RecvBytes, SentBytes: c.SentBytes,
+			Chunks: c.Chunks, ReceivedBytesPerSecond: e.rates[i].received, SentBytesPerSecond: e.rates[i].sent, FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps,
+			Dropped: c.Dropped, Moves: c.Moves,
+		})
+	}
+	for nic, d := range e.devices {
+		all, guests := e.agg.Connections(d)
+		out.Nics = append(out.Nics, &api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), Guests: uint32(guests)})
+	}
+	return out
+}
+
+func (j *job) status(ctx context.Context) *api.JobStatus {
+	out := &api.JobStatus{
+		Name: j.name, State: j.state(), Mode: j.spec.mode.String(), Optimizer: j.spec.rule.String(), Workers: uint32(j.spec.workers),
+		ChunkBytes: uint32(j.spec.chunkBytes), AgeSeconds: time.Since(j.born).Seconds(),
+	}
+	j.mu.Lock()
+	out.Tensors, out.ModelBytes = uint64(j.tensors), uint64(j.modelBytes)
+	for _, m := range j.members {
+		out.Members = append(out.Members, &api.WorkerStatus{Rank: uint32(max(m.rank, 0)), Host: m.host, Pid: m.pid, Connected: m.attached, Left: m.isGone})
+	}
+	j.mu.Unlock()
+	if out.State == "forming" || j.agg == nil {
+		return out
+	}
+	out.Provider = j.engine.provider
+	if out.State == "failed" {
+		out.Failure = &api.Failure{Rank: int32(j.failure.Rank), Text: j.failure.Err.Error()}
+	}
+	release, err := j.hold()
+	if err != nil {
+		return out // its memory is gone, and the counters with it
+	}
+	defer release()
+	memory := j.agg.Memory()
+	out.ParameterBytes, out.SlotBytes, out.ResultBytes = memory.Parameters, memory.Slots, memory.Results
+	for r, c := range j.agg.WorkerCounters() {
+		w := out.Members[r]
+		w.ReceivedBytes, w.SentBytes, w.Chunks, w.LastArrivals = c.RecvBytes, c.SentBytes, c.Chunks, c.LastArrivals
+		if c.Chunks > 0 {
+			w.LatenessSeconds = float64(c.LatenessNS) / float64(c.Chunks) / 1e9
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if awaited, err := j.agg.Awaited(ctx); err == nil {
+		for r, n := range awaited {
+			out.Members[r].AwaitedChunks = uint64(n)
+		}
+	}
+	return out
+}

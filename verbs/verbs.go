@@ -1,0 +1,471 @@
+// Package verbs is the one transport contract, in RDMA's own words: devices, protection domains, memory regions, completion
+// queues, queue pairs, work requests and completions. Everything above it is written once; a provider makes it true:
+//
+//	ibv   libibverbs: hardware NICs and soft-RoCE
+//	shm   one host: shared memory
+//	tcp   between hosts without RDMA
+//	sim   one process: a seeded, repeatable schedule with faults
+//
+// The contract is cgo/fabric/fabric.h: how strict it is, and which thread may call what, stands there. In short: a [CQ] and
+// the [QP]s bound to it belong to one owner at a time; only [CQ.Wake], [PD.RegisterMR] and [Device.AsyncEvent] may come from
+// elsewhere. Close queue pairs first, then completion queues, memory regions, protection domains, the device.
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/cgo/fabric"
+)
+
+// Names of the providers.
+const (
+	ProviderIBV = "ibv"
+	ProviderSHM = "shm"
+	ProviderTCP = "tcp"
+	ProviderSim = "sim"
+)
+
+// ErrTransport is what every error of this package wraps.
+var ErrTransport = errors.New("transport error")
+
+// Error is a failed call: which, the errno it returned, and the provider's explanation.
+type Error struct {
+	Op    string
+	Errno syscall.Errno
+	Text  string
+}
+
+func (e *Error) Error() string {
+	if e.Text == "" {
+		return fmt.Sprintf("%s: %v", e.Op, e.Errno)
+	}
+	if strings.HasPrefix(e.Text, e.Op) {
+		return e.Text // most providers name the call themselves
+	}
+	return fmt.Sprintf("%s: %s", e.Op, e.Text)
+}
+
+// Is matches [ErrTransport]; the errno is matched through Unwrap.
+func (e *Error) Is(target error) bool { return target == ErrTransport }
+
+// Unwrap returns the errno.
+func (e *Error) Unwrap() error { return e.Errno }
+
+// call runs a setup call and turns a negative result into an [Error] with the thread's text.
+func call(op string, f func() int) (int, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	n := f()
+	if n < 0 {
+		return n, &Error{Op: op, Errno: syscall.Errno(-n), Text: fabric.LastError()}
+	}
+	return n, nil
+}
+
+func do(op string, f func() int) error {
+	_, err := call(op, f)
+	return err
+}
+
+// The contract's flat structs, shared with C.
+type (
+	// SendWR is a work request for the send queue. Length 0 sends the immediate alone.
+	SendWR = fabric.SendWR
+	// WC is a work completion. When Status is not [WCSuccess] only WRID, Status, QPNum and VendorErr hold.
+	WC = fabric.WC
+	// MR is a registered memory region: Addr is also the remote address of its first byte.
+	MR = fabric.MR
+)
+
+// Work request opcodes.
+const (
+	OpWrite        = 0
+	OpWriteWithImm = 1
+)
+
+// Work completion opcodes.
+const (
+	WCSend    = 0
+	WCRecvImm = 1
+)
+
+// Work request flags.
+const (
+	SendSignaled  = 1
+	SendInline    = 2
+	SendStreaming = 4
+)
+
+// Access rights of a memory region.
+const (
+	AccessLocalWrite  = 1
+	AccessRemoteWrite = 2
+)
+
+// Work completion statuses, as in enum ibv_wc_status.
+const (
+	WCSuccess        = 0
+	WCLocQPOpErr     = 2
+	WCLocProtErr     = 4
+	WCFlushErr       = 5
+	WCRemInvReqErr   = 9
+	WCRemAccessErr   = 10
+	WCRetryExcErr    = 12
+	WCRNRRetryExcErr = 13
+	WCGeneralErr     = 21
+)
+
+// StatusText names a work completion's status.
+func StatusText(status uint16) string { return fabric.StatusString(status) }
+
+// Device flags.
+const (
+	DevByReference  = 1
+	DevCopiesAtPost = 2
+	DevAnyMemory    = 4
+	DevSharedFD     = 8
+	DevLink         = 16
+)
+
+// Attr describes a device and its limits.
+type Attr struct {
+	Provider, Name                                  string
+	MaxMRSize                                       uint64
+	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
+	LinkMbps, MTU                                   uint32
+	Flags                                           uint32
+}
+
+// Has reports whether the device has a flag.
+func (a Attr) Has(flag uint32) bool { return a.Flags&flag != 0 }
+
+// Devices lists a provider's devices.
+func Devices(provider string) ([]string, error) {
+	buf := make([]byte, 16<<10)
+	n, err := call("list devices of "+provider, func() int { return fabric.List(provider, buf) })
+	if err != nil || n == 0 {
+		return nil, err
+	}
+	text, _, _ := strings.Cut(string(buf), "\x00")
+	return strings.Split(strings.TrimRight(text, "\n"), "\n"), nil
+}
+
+// ProvidersHere lists the providers that can be used on this machine, the fastest first: those with a device, and where devices
+// have links, one with a link.
+func ProvidersHere() []string {
+	var here []string
+	for _, p := range []string{ProviderSHM, ProviderIBV, ProviderTCP} {
+		if names, err := Devices(p); err != nil || len(names) == 0 {
+			continue
+		}
+		d, err := Open(p, "", "")
+		if errors.Is(err, syscall.ENETDOWN) {
+			continue
+		}
+		here = append(here, p) // what else is wrong with it is told when it is used
+		if err == nil {
+			_ = d.Close() // nothing of it is open
+		}
+	}
+	return here
+}
+
+// Device is an opened device.
+type Device struct {
+	h    fabric.Device
+	attr Attr
+}
+
+// Open opens a device of a provider; name "" is its first. options is "key=value,…", as the provider documents.
+func Open(provider, name, options string) (*Device, error) {
+	d := &Device{}
+	var a fabric.DeviceAttr
+	err := do("open "+provider, func() int {
+		var rc int
+		if d.h, rc = fabric.Open(provider, name, options); rc < 0 {
+			return rc
+		}
+		return fabric.Query(d.h, &a)
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.attr = Attr{
+		Provider: cString(a.Provider[:]), Name: cString(a.Name[:]), MaxMRSize: a.MaxMRSize,
+		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, MaxCQ: a.MaxCQ, MaxCQE: a.MaxCQE, MaxMR: a.MaxMR, MaxInline: a.MaxInline,
+		LinkMbps: a.LinkMbps, MTU: a.MTU, Flags: a.Flags,
+	}
+	return d, nil
+}
+
+func cString(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return s
+}
+
+// Attr returns what the device can do.
+func (d *Device) Attr() Attr { return d.attr }
+
+// Handle is the C device, for the worker's data path.
+func (d *Device) Handle() unsafe.Pointer { return unsafe.Pointer(d.h) }
+
+// Close closes the device; it fails while anything opened from it is open.
+func (d *Device) Close() error {
+	return do("close device "+d.attr.Name, func() int { return fabric.Close(d.h) })
+}
+
+// EventType is the kind of an asynchronous event.
+type EventType uint32
+
+// Kinds of asynchronous events.
+const (
+	EventQPEstablished EventType = 1
+	EventQPFatal       EventType = 2
+	EventCQErr         EventType = 3
+	EventPortActive    EventType = 4
+	EventPortErr       EventType = 5
+	EventDeviceFatal   EventType = 6
+)
+
+func (t EventType) String() string {
+	names := [...]string{"none", "queue pair established", "queue pair fatal", "completion queue error", "port active", "port error", "device fatal"}
+	if int(t) < len(names) {
+		return names[t]
+	}
+	return fmt.Sprintf("event %d", uint32(t))
+}
+
+// AsyncEvent is an asynchronous event of a device.
+type AsyncEvent struct {
+	Type  EventType
+	QPNum uint32
+}
+
+// AsyncEvent waits for the device's next event; ok is false when the timeout passed. Call it in a loop: it is also what
+// lets the peers of passive queue pairs in.
+func (d *Device) AsyncEvent(timeout time.Duration) (ev AsyncEvent, ok bool, err error) {
+	var e fabric.AsyncEvent
+	n, err := call("wait for an event", func() int { return fabric.GetAsyncEvent(d.h, int(timeout.Milliseconds()), &e) })
+	if err != nil {
+		err = fmt.Errorf("device %s: %w", d.attr.Name, err)
+	}
+	return AsyncEvent{EventType(e.Type), e.QPNum}, n > 0, err
+}
+
+// PD is a protection domain: the memory and queue pairs of one tenant.
+type PD struct{ h fabric.PD }
+
+// AllocPD makes a protection domain.
+func (d *Device) AllocPD() (*PD, error) {
+	pd := &PD{}
+	err := do("allocate protection domain", func() (rc int) { pd.h, rc = fabric.AllocPD(d.h); return })
+	if err != nil {
+		return nil, err
+	}
+	return pd, nil
+}
+
+// Handle is the C protection domain, for the worker's data path.
+func (pd *PD) Handle() unsafe.Pointer { return unsafe.Pointer(pd.h) }
+
+// Close frees the protection domain.
+func (pd *PD) Close() error {
+	return do("deallocate protection domain", func() int { return fabric.DeallocPD(pd.h) })
+}
+
+// RegisterMR registers length bytes at addr, memory that Go's collector does not own. fd and offset name the memfd that
+// backs them; -1 where there is none.
+func (pd *PD) RegisterMR(addr unsafe.Pointer, length uint64, access, fd int, offset uint64) (MR, error) {
+	var mr MR
+	err := do("register memory", func() int { return fabric.RegMR(pd.h, addr, length, access, fd, offset, &mr) })
+	return mr, err
+}
+
+// DeregisterMR forgets a memory region.
+func (pd *PD) DeregisterMR(mr MR) error {
+	return do("deregister memory", func() int { return fabric.DeregMR(pd.h, mr.LKey) })
+}
+
+// CQ is a completion queue.
+type CQ struct{ h fabric.CQ }
+
+// CreateCQ makes a completion queue for cqe completions.
+func (d *Device) CreateCQ(cqe int) (*CQ, error) {
+	cq := &CQ{}
+	err := do("create completion queue", func() (rc int) { cq.h, rc = fabric.CreateCQ(d.h, uint32(cqe)); return })
+	if err != nil {
+		return nil, err
+	}
+	return cq, nil
+}
+
+// Handle is the C completion queue, for the worker's data path.
+func (cq *CQ) Handle() unsafe.Pointer { return unsafe.Pointer(cq.h) }
+
+// Close destroys the completion queue; it fails while a queue pair uses it.
+func (cq *CQ) Close() error {
+	return do("destroy completion queue", func() int { return fabric.DestroyCQ(cq.h) })
+}
+
+// Poll takes up to len(wc) completions and makes progress. An error means that the queue overran and is unusable.
+func (cq *CQ) Poll(wc []WC) (int, error) {
+	n := fabric.PollCQ(cq.h, wc)
+	if n < 0 {
+		return 0, &Error{Op: "poll completion queue", Errno: syscall.Errno(-n), Text: fabric.LastError()}
+	}
+	return n, nil
+}
+
+// Arm makes the next Wait return when count completions are there (a hint), or one in error. Arm, poll once more, then wait.
+func (cq *CQ) Arm(count int) error {
+	if rc := fabric.ReqNotifyCQ(cq.h, uint32(count)); rc < 0 {
+		return &Error{Op: "arm completion queue", Errno: syscall.Errno(-rc), Text: fabric.LastError()}
+	}
+	return nil
+}
+
+// Wait sleeps until an armed queue has something, Wake is called, or the timeout passes, which it reports by false.
+func (cq *CQ) Wait(timeout time.Duration) (bool, error) {
+	n := fabric.WaitCQ(cq.h, timeout.Microseconds())
+	if n < 0 {
+		return false, &Error{Op: "wait for completion queue", Errno: syscall.Errno(-n), Text: fabric.LastError()}
+	}
+	return n > 0, nil
+}
+
+// Wake makes the present or the next Wait return. Any goroutine may call it.
+func (cq *CQ) Wake() { fabric.WakeCQ(cq.h) }
+
+// QPConfig sizes a queue pair.
+type QPConfig struct {
+	SendCQ, RecvCQ       *CQ
+	MaxSendWR, MaxRecvWR int
+	MaxInline            int
+	// ByReference lets incoming payloads be delivered where the sender holds them, on devices that can.
+	ByReference bool
+}
+
+// QPState is the state of a queue pair.
+type QPState int
+
+// States of a queue pair.
+const (
+	StateInit QPState = 1
+	StateRTR  QPState = 2
+	StateRTS  QPState = 3
+	StateErr  QPState = 6
+)
+
+func (s QPState) String() string {
+	switch s {
+	case StateInit:
+		return "INIT"
+	case StateRTR:
+		return "RTR"
+	case StateRTS:
+		return "RTS"
+	case StateErr:
+		return "ERR"
+	}
+	return fmt.Sprintf("state %d", int(s))
+}
+
+// QP is a reliable connected queue pair.
+type QP struct{ h fabric.QP }
+
+// CreateQP makes a queue pair in a protection domain.
+func (pd *PD) CreateQP(c QPConfig) (*QP, error) {
+	init := fabric.QPInit{
+		SendCQ: c.SendCQ.h, RecvCQ: c.RecvCQ.h,
+		MaxSendWR: uint32(c.MaxSendWR), MaxRecvWR: uint32(c.MaxRecvWR), MaxInline: uint32(c.MaxInline),
+	}
+	if c.ByReference {
+		init.Flags = 1
+	}
+	qp := &QP{}
+	err := do("create queue pair", func() (rc int) { qp.h, rc = fabric.CreateQP(pd.h, &init); return })
+	if err != nil {
+		return nil, err
+	}
+	return qp, nil
+}
+
+// Handle is the C queue pair, for the worker's data path.
+func (qp *QP) Handle() unsafe.Pointer { return unsafe.Pointer(qp.h) }
+
+// Close destroys the queue pair; completions not yet polled are dropped.
+func (qp *QP) Close() error {
+	return do("destroy queue pair", func() int { return fabric.DestroyQP(qp.h) })
+}
+
+// Num is the queue pair's number.
+func (qp *QP) Num() uint32 { return fabric.QPNum(qp.h) }
+
+// State is the queue pair's state now.
+func (qp *QP) State() QPState { return QPState(fabric.QPState(qp.h)) }
+
+// Endpoint is what the peer needs to connect; opaque outside the provider.
+func (qp *QP) Endpoint() ([]byte, error) {
+	buf := make([]byte, fabric.EndpointMax)
+	n, err := call("read endpoint", func() int { return fabric.QPEndpoint(qp.h, buf) })
+	if err != nil {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+// ConnectConfig says how a queue pair connects. Zero durations are the contract's defaults.
+type ConnectConfig struct {
+	// Active opens the connection; the passive side waits for its peer.
+	Active                          bool
+	Timeout, RNRTimeout, AckTimeout time.Duration
+}
+
+// Connect takes the peer's endpoint to the queue pair. Active: on return the queue pair is in RTS. Passive: it gets there
+// when the peer arrives, which the device reports as [EventQPEstablished].
+func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
+	attr := fabric.ConnectAttr{
+		TimeoutMS: uint32(c.Timeout.Milliseconds()), RNRTimeoutMS: uint32(c.RNRTimeout.Milliseconds()),
+		AckTimeoutMS: uint32(c.AckTimeout.Milliseconds()),
+	}
+	if c.Active {
+		attr.Active = 1
+	}
+	return do("connect queue pair", func() int { return fabric.ConnectQP(qp.h, peer, &attr) })
+}
+
+// Fail moves the queue pair to ERR: all that is outstanding is flushed, and the peer sees an error.
+func (qp *QP) Fail() error {
+	return do("fail queue pair", func() int { return fabric.FailQP(qp.h) })
+}
+
+// PostSend posts work requests in order, with one doorbell. It returns how many were posted, with an error if not all.
+func (qp *QP) PostSend(wr []SendWR) (int, error) {
+	n := fabric.PostSend(qp.h, wr)
+	if n == len(wr) {
+		return n, nil
+	}
+	return max(n, 0), qp.postError("post send", n)
+}
+
+// PostRecv posts n receives without buffers, all with this work request id.
+func (qp *QP) PostRecv(wrID uint64, n int) error {
+	if rc := fabric.PostRecv(qp.h, wrID, n); rc < 0 {
+		return qp.postError("post receive", rc)
+	}
+	return nil
+}
+
+func (qp *QP) postError(op string, rc int) error {
+	errno := syscall.ENOMEM
+	if rc < 0 {
+		errno = syscall.Errno(-rc)
+	}
+	return &Error{Op: fmt.Sprintf("%s on queue pair 0x%x", op, qp.Num()), Errno: errno, Text: fabric.LastError()}
+}
