@@ -30,7 +30,8 @@ func TestLanesMoveWhenANICOfTwoLosesItsLink(t *testing.T) {
 	})
 	const metrics = "curl -sf " + server + "/metrics"
 	run(t, g, waitUntil(metrics, "rackweave_nic_up.*rxe1"))
-	bench := g.Start(fmt.Sprintf("%sbench --server %s --provider ibv --bytes 1MB --workers 2 --iters 80 --warmup 1 --optimizer sgd_torch --verify --no-roofline --json %s/%s",
+	// Jitter makes it last, on a fast machine too, until the netdev has been down and up again.
+	bench := g.Start(fmt.Sprintf("%sbench --server %s --provider ibv --bytes 1MB --workers 2 --iters 200 --jitter 200ms --warmup 1 --optimizer sgd_torch --verify --no-roofline --json %s/%s",
 		rw, server, SharedDir, file))
 	// A lane of nic1 is in the midst of it.
 	run(t, g, waitUntil(metrics, `lane_chunks_total.*device="rxe1",lane="1".* [1-9]`))

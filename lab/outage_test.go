@@ -67,7 +67,7 @@ func rideOut(t *testing.T, box, worker *Guest) {
 	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
 	serve(t, box, "--listen :7077")
 	untilItServes(t, worker, url)
-	c := startExchange(t, worker, "--bytes 4MB --workers 2 --iters 5 --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
+	c := startExchange(t, worker, "--bytes 4MB --workers 2 --iters 8 --jitter 500ms --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
 		"/result.json --provider ibv --server "+url)
 	link(t, worker, false)
 	time.Sleep(3 * time.Second)
