@@ -98,7 +98,7 @@ func (s *share) auditFolds() (held [][]uint16, err error) {
 				count++
 				held[rank] = append(held[rank], a.slot)
 			}
-			if a.present && a.wanted {
+			if a.present && s.conns[rank].asked[f.chunk] {
 				return nil, fmt.Errorf("fold %d of chunk %d still wants what worker %d sent", i, f.chunk, rank)
 			}
 		}
@@ -118,6 +118,15 @@ func (c *conn) audit(held []uint16, refs *[resultBuffers]int32) error {
 	}
 	if c.unheard > wantsAtOnce {
 		return fmt.Errorf("was sent %d wants without a sign of life", c.unheard)
+	}
+	asked := 0
+	for _, open := range c.asked {
+		if open {
+			asked++
+		}
+	}
+	if asked != c.wants {
+		return fmt.Errorf("was asked for %d chunks, counted %d", asked, c.wants)
 	}
 	taken := make([]bool, c.share.job.window)
 	for i := range c.share.job.window - c.held {

@@ -32,14 +32,18 @@ type conn struct {
 	// Where answers go that have no destination of their own: the worker's staging buffer of the message's slot.
 	replyAddr uint64
 	replyRKey uint32
+	staging   int           // how many of them there are
 	dst       []destination // by lane tensor
 	hyperSum  []uint32      // by lane tensor: checksum of the hyper-parameters this worker sent last; 0: none
 
-	held     int  // messages not answered
-	unheard  int  // wants sent since its last message
-	owing    bool // it was given something back since
-	stalled  bool // found so by this look (stall.go)
-	consumed int  // receives to post again
+	held     int    // messages not answered
+	staged   int    // of those, by reference in staging buffers
+	asked    []bool // by chunk: it was sent a want, and has not sent the chunk since (stall.go)
+	wants    int    // how many of them
+	unheard  int    // wants sent since its last message
+	owing    bool   // it was given something back since
+	stalled  bool   // found so by this look (stall.go)
+	consumed int    // receives to post again
 	dirty    bool
 
 	ring sendRing
@@ -55,6 +59,11 @@ type conn struct {
 
 const noResult = -1
 
+// stages tells whether a payload that came by reference lies in a staging buffer of the worker's.
+func (c *conn) stages(source uint64) bool {
+	return source-c.replyAddr < uint64(c.staging)*uint64(c.share.job.chunkBytes)
+}
+
 // takeSlot returns the slot that the message just received lies in.
 func (c *conn) takeSlot() uint16 {
 	s := c.free[c.freeHead]
@@ -62,11 +71,14 @@ func (c *conn) takeSlot() uint16 {
 	return s
 }
 
-// giveSlot notes that the message in this slot is being answered. The ring is full of free slots minus those held, so the
-// place behind the last free one is where the k-th held message was taken from.
-func (c *conn) giveSlot(s uint16) {
+// giveSlot notes that the message in this slot, from this source, is being answered. The ring is full of free slots minus those
+// held, so the place behind the last free one is where the k-th held message was taken from.
+func (c *conn) giveSlot(s uint16, source uint64) {
 	c.free[(c.freeHead+len(c.free)-c.held)%len(c.free)] = s
 	c.held--
+	if c.stages(source) {
+		c.staged--
+	}
 	c.lane.local.SlotsHeld--
 }
 
@@ -93,6 +105,9 @@ func (c *conn) receive(wc *verbs.WC) {
 		m.payload, m.source, m.sourceRKey = wc.Addr, wc.SrcAddr, wc.SrcRKey
 	} else {
 		m.payload = c.slots.addr() + uint64(m.slot)*uint64(s.job.chunkBytes)
+	}
+	if c.stages(m.source) {
+		c.staged++
 	}
 	l.local.Messages++
 	l.local.RecvBytes += uint64(wc.ByteLen)
@@ -171,11 +186,11 @@ func (c *conn) answer(m *message, addr uint64, bytes int, result int32) {
 			wr.Flags |= verbs.SendStreaming
 		}
 	}
-	c.giveSlot(m.slot)
+	c.giveSlot(m.slot, m.source)
 	c.lane.local.Answers++
 	c.lane.local.SentBytes += uint64(bytes)
 	c.counters.SentBytes += uint64(bytes)
-	if c.inline || c.ring.unposted >= pollBatch {
+	if c.inline {
 		c.post()
 	}
 }
@@ -202,7 +217,6 @@ func (c *conn) control(imm uint32) {
 // next takes the next work request of the ring.
 func (c *conn) next(imm uint32, result int32) *verbs.SendWR {
 	if c.ring.unposted >= pollBatch {
-		c.replenish()
 		c.post()
 	}
 	wr := c.ring.put(result)
@@ -269,8 +283,7 @@ func (c *conn) flush() {
 	c.post()
 }
 
-// replenish posts receives for those that messages have consumed: before answers, for these let the worker send again, and what
-// it sends must find a receive.
+// replenish posts receives for those that messages have consumed in this round.
 func (c *conn) replenish() {
 	n := c.consumed
 	if n == 0 || c.mend.broken {

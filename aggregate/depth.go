@@ -23,7 +23,8 @@ type Depths struct {
 //
 //   - A worker sends at most window messages before an answer comes. A message's send-queue entry is free only when a later
 //     completion was polled, and the answer may overtake that completion: twice the window.
-//   - The box receives at most window messages, and answers each once: the same reasoning for its send queue, plus a
+//   - The box receives at most window messages, and a round's batch more: it posts receives again only at a round's end, when
+//     answers have already let the worker send. It answers each message once: the same reasoning for its send queue, plus a
 //     give-back and a want for each (see stall.go) and the abort.
 //   - A worker receives an answer for each message, plus give-backs and wants; the box stops sending those at the margin.
 //   - The lane's completion queue must hold everything its connections could complete at once, or it overruns.
@@ -35,9 +36,9 @@ func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
 	}
 	d := Depths{
 		WorkerSend: 2*window + recvMargin, WorkerRecv: window + recvMargin,
-		BoxSend: 2*window + 2*recvMargin, BoxRecv: window + recvMargin,
+		BoxSend: 2*window + 2*recvMargin, BoxRecv: window + recvMargin + pollBatch,
 	}
-	if need := max(d.WorkerSend, d.BoxSend); need > int(maxQPWR) {
+	if need := max(d.WorkerSend, d.BoxSend, d.BoxRecv); need > int(maxQPWR) {
 		return d, fmt.Errorf("window of %d needs queue pairs of %d work requests, the device allows %d: use a window of at most %d",
 			window, need, maxQPWR, (int(maxQPWR)-2*recvMargin)/2)
 	}

@@ -166,8 +166,9 @@ func (e *Engine) Close() error {
 // WorkerLane is what a worker says of its end of a lane's connection.
 type WorkerLane struct {
 	Endpoint  []byte
-	ReplyAddr uint64 // its staging buffers, window * chunk bytes; unused by reference
+	ReplyAddr uint64 // its staging buffers, of a chunk each; by reference answers go to where payloads lie instead
 	ReplyRKey uint32
+	Staging   uint32 // how many: the window, or fewer by reference
 	// How long the box retries a message that is not acknowledged; 0: the contract's default.
 	AckTimeout time.Duration
 	// The worker can resume the connection over other NICs when its queue pair fails.
@@ -202,7 +203,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]BoxLa
 
 // newConn prepares a connection's memory, off the lane's goroutine.
 func (j *Job) newConn(s *share, rank int, w WorkerLane) (*conn, error) {
-	c := &conn{share: s, lane: s.lane, rank: rank, replyAddr: w.ReplyAddr, replyRKey: w.ReplyRKey, free: make([]uint16, j.window)}
+	c := &conn{share: s, lane: s.lane, rank: rank, replyAddr: w.ReplyAddr, replyRKey: w.ReplyRKey, staging: int(w.Staging), free: make([]uint16, j.window)}
 	c.mend = mending{possible: w.Resumable && s.lane.attr.Has(verbs.DevLink), ackTimeout: w.AckTimeout}
 	for i := range c.free {
 		c.free[i] = uint16(i)
@@ -227,6 +228,7 @@ func (s *share) attach(c *conn, peer []byte) (BoxLane, error) {
 	}
 	c.dst = make([]destination, len(s.tensors))
 	c.hyperSum = make([]uint32, len(s.tensors))
+	c.asked = make([]bool, len(s.chunks))
 	s.conns[c.rank] = c
 	return c.boxLane(endpoint), nil
 }

@@ -319,6 +319,7 @@ func (s *share) add(b *batch) {
 		if c != nil {
 			c.dst = append(c.dst, make([]destination, len(b.tensors))...)
 			c.hyperSum = append(c.hyperSum, make([]uint32, len(b.tensors))...)
+			c.asked = append(c.asked, make([]bool, len(b.chunks))...)
 		}
 	}
 }

@@ -21,7 +21,7 @@ var stallConfigs = []struct {
 	{"window 3", "", racktest.Config{Window: 3}},
 	{"window 4", "", racktest.Config{Window: 4}},
 	{"by reference", ",by_reference=1", racktest.Config{Window: 3}},
-	{"by reference, 1 staging buffer", ",by_reference=1", racktest.Config{Window: 64, Staging: 1, Copy: true}},
+	{"by reference, 2 staging buffers", ",by_reference=1", racktest.Config{Window: 64, Staging: 2, Copy: true}},
 	{"by reference, 3 staging buffers", ",by_reference=1", racktest.Config{Window: 64, Staging: 3, Copy: true}},
 }
 

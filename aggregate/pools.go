@@ -9,7 +9,6 @@ type arrival struct {
 	slot            uint16
 	op              chunk.Op
 	present         bool
-	wanted          bool // the worker was asked for it (stall.go)
 }
 
 // fold is a chunk in progress.

@@ -120,6 +120,7 @@ func (s *share) place(m *message) bool {
 	}
 	c := &s.chunks[m.index]
 	m.laneTensor, m.tensorOffset = int(c.laneTensor), c.offset
+	m.conn.heard(m.index)
 	return true
 }
 

@@ -2,7 +2,6 @@ package aggregate
 
 import (
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // Workers may push tensors in different orders. A window of slots can then fill with chunks that others have not sent, while
@@ -17,8 +16,8 @@ import (
 //     their turn. One chunk in progress is kept until the next turn, and wanted before others, so that those who are stalled
 //     meet there; the next turn it is another, as some may not have submitted it.
 //
-// By reference a worker that copies its payloads runs out of staging buffers long before its window is full, and only the
-// worker knows. There, after that while, whoever lacks a chunk is taken for full.
+// By reference a worker that copies its payloads runs out of staging buffers long before its window is full: it is full, too,
+// when the box holds what lies in them, and keeps its last one as it keeps its last slot.
 //
 // A chunk that all workers have submitted is then finished after finitely many rounds: some worker's turn comes to send it,
 // the others get a want for it, and have a slot for it.
@@ -63,18 +62,17 @@ func (s *share) relieve() bool {
 		if c == nil {
 			continue // it has not attached yet
 		}
-		c.stalled = !c.dead && c.held > 0 && (c.full() || s.lane.attr.Has(verbs.DevByReference)) && s.lacks(rank)
-		stalled = stalled || c.stalled
-		if c.stalled = c.stalled && (c.full() || turn); !c.stalled {
+		if c.stalled = !c.dead && c.held > 0 && c.full() && s.lacks(rank); !c.stalled {
 			continue
 		}
+		stalled = true
 		for i := range s.folds.folds {
-			if f, a := &s.folds.folds[i], s.folds.arrival(int32(i), rank); f.open && !a.present && !a.wanted {
+			if f := &s.folds.folds[i]; f.open && !s.folds.arrival(int32(i), rank).present && !c.asked[f.chunk] {
 				s.want(c, int32(i), wantsAtOnce-1)
 			}
 		}
 		if turn && !s.folds.arrival(s.kept, rank).present {
-			s.want(c, s.kept, wantsAtOnce) // also if it is wanted: a worker sends first what was wanted last
+			s.want(c, s.kept, wantsAtOnce) // also if it was asked for: a worker sends first what was wanted last
 		}
 	}
 	// Only now, as what one gives back others no longer lack.
@@ -85,7 +83,7 @@ func (s *share) relieve() bool {
 			s.giveBack(c, rank, c.held/2)
 		case turn:
 			s.giveBack(c, rank, (c.held+1)/2)
-		case c.held == s.job.window:
+		case c.stuck():
 			s.giveBack(c, rank, 1)
 		}
 	}
@@ -102,19 +100,39 @@ func (s *share) answered() bool {
 	return true
 }
 
-// full reports whether the worker can send no more, but for the slot that it keeps for what is wanted.
-func (c *conn) full() bool { return c.held >= c.share.job.window-1 }
+// full reports whether the worker can send no more, but for the slot and the buffer that it keeps while something is wanted.
+func (c *conn) full() bool { return c.holds(min(c.wants, 1)) }
+
+// stuck reports whether it cannot even send what is wanted.
+func (c *conn) stuck() bool { return c.holds(0) }
+
+// holds reports whether all slots, or all buffers, but so many are held here.
+func (c *conn) holds(but int) bool {
+	return c.held >= c.share.job.window-but || c.staged > 0 && c.staged >= c.staging-but
+}
+
+// heard takes note that the worker has sent a chunk.
+func (c *conn) heard(chunk int) {
+	if c.asked[chunk] {
+		c.asked[chunk] = false
+		c.wants--
+	}
+}
 
 // want tells a worker that others have sent a chunk and it has not, unless it may be deaf.
 func (s *share) want(c *conn, fold int32, most int) {
 	if c.unheard >= most || !c.canAnswer() {
 		return
 	}
-	s.folds.arrival(fold, c.rank).wanted = true
+	index := s.folds.at(fold).chunk
+	if !c.asked[index] {
+		c.asked[index] = true
+		c.wants++
+	}
 	c.unheard++
 	s.lane.local.Wants++
 	if planted != plantLostWant {
-		c.control(chunk.Pack(chunk.OpEvict, evictWant, s.folds.at(fold).chunk))
+		c.control(chunk.Pack(chunk.OpEvict, evictWant, index))
 	}
 }
 
@@ -157,24 +175,26 @@ const (
 	evictWant     = 1
 )
 
-// giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept.
+// giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept; only such in staging buffers
+// where it is these that the worker lacks.
 func (s *share) giveBack(c *conn, rank, n int) {
+	helps := func(a *arrival) bool { return a.present && (c.held >= s.job.window-1 || c.stages(a.source)) }
 	for ; n > 0 && c.canAnswer(); n-- {
 		last := int32(noFold)
 		for i := range s.folds.folds {
 			f := &s.folds.folds[i]
-			if f.open && int32(i) != s.kept && s.folds.arrival(int32(i), rank).present && (last == noFold || f.since > s.folds.at(last).since) {
+			if f.open && int32(i) != s.kept && helps(s.folds.arrival(int32(i), rank)) && (last == noFold || f.since > s.folds.at(last).since) {
 				last = int32(i)
 			}
 		}
 		if last == noFold {
-			return
+			break
 		}
 		f, a := s.folds.at(last), s.folds.arrival(last, rank)
 		c.next(chunk.Pack(chunk.OpEvict, evictGiveBack, f.chunk), noResult)
 		c.owing = true
 		if planted != plantLeakedSlot {
-			c.giveSlot(a.slot)
+			c.giveSlot(a.slot, a.source)
 		}
 		*a = arrival{}
 		s.lane.local.GiveBacks++

@@ -226,6 +226,7 @@ func (w *Worker) connect(ctx context.Context) error {
 		w.lanes[i] = cworker.Lane{QP: qp.Handle(), NIC: uint32(at.nic), SendDepth: w.info.SendDepth}
 		ends[i] = &api.WorkerLane{
 			Endpoint: endpoint, ReplyAddr: w.staging.mrs[0].Addr + uint64(i*w.nstage)*uint64(w.info.ChunkBytes), ReplyRkey: w.staging.mrs[at.nic].RKey,
+			Staging: uint32(w.nstage),
 		}
 	}
 	if w.plan, err = chunk.NewPlan(plan); err != nil {

@@ -100,7 +100,7 @@ func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conn
 	lanes := make([]aggregate.WorkerLane, len(r.Lanes))
 	for i, l := range r.Lanes {
 		lanes[i] = aggregate.WorkerLane{
-			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, AckTimeout: j.engine.ackTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
+			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, Staging: l.Staging, AckTimeout: j.engine.ackTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
 		}
 	}
 	release, err := j.hold()

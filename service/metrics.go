@@ -63,6 +63,8 @@ var (
 			func(c *aggregate.Counters) float64 { return float64(c.Deferred) }),
 		counter("lane_give_backs_total", "Chunks given back to relieve workers that push in different orders.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.GiveBacks) }),
+		counter("lane_wants_total", "Chunks asked of workers that others had pushed before them.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Wants) }),
 		counter("lane_breaks_total", "Connections whose queue pair failed and that can be resumed.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Breaks) }),
 		counter("lane_moves_total", "Connections that went on over another queue pair.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Moves) }),

@@ -176,6 +176,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 			return err
 		}
 		ends[i].ReplyAddr, ends[i].ReplyRKey = mrs[0].Addr+uint64(i*staging*cfg.Job.ChunkBytes), mrs[nic].RKey
+		ends[i].Staging = uint32(staging)
 		ends[i].AckTimeout, ends[i].Resumable = cfg.AckTimeout, resumable
 		w.lanes[i].NIC = uint32(nic)
 	}

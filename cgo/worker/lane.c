@@ -117,12 +117,15 @@ static char *staging_at(struct rw_worker *w, struct lane *l, uint32_t index)
 	return l->staging + (size_t)index * w->cfg.chunk_bytes;
 }
 
-/* Takes a slot and its staging buffer. By reference only messages that need a buffer take one, and slots have no numbers. */
-static int take(struct rw_worker *w, struct lane *l, int wants_staging, uint16_t *slot, uint16_t *staging)
+/*
+ * Takes a slot and its staging buffer, and leaves so many buffers for others. By reference only messages that need a buffer take
+ * one, and slots have no numbers.
+ */
+static int take(struct rw_worker *w, struct lane *l, int wants_staging, uint32_t leave, uint16_t *slot, uint16_t *staging)
 {
 	if (w->cfg.by_reference) {
 		if (wants_staging) {
-			if (l->staging_count == 0)
+			if (l->staging_count <= leave)
 				return 0;
 			*staging = l->staging_free[--l->staging_count];
 		} else {
@@ -177,12 +180,19 @@ void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 	record_encode((unsigned char *)staging_at(w, l, p->record_staging), t->hyper, t->bound_dst, rkey, flags);
 }
 
-/* The tensor's control record, ahead of the first chunk that needs it. */
-static int build_record(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr)
+/* The last staging buffer is kept for what the aggregator asked for, as the last slot is (pick). */
+static uint32_t leave_by(const struct lane *l, const struct chunk *c)
 {
+	return l->wants_open > 0 && !c->wanted;
+}
+
+/* The control record of the chunk's tensor, ahead of the first chunk that needs it. */
+static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct rwf_send_wr *wr)
+{
+	uint32_t index = c->part;
 	struct part *p = &l->parts[index];
 
-	if (p->record_in_flight || !take(w, l, 1, &p->record_slot, &p->record_staging))
+	if (p->record_in_flight || !take(w, l, 1, leave_by(l, c), &p->record_slot, &p->record_staging))
 		return 0;
 	lane_record(w, l, p);
 	aim(w, l, wr, p->record_slot, imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, index));
@@ -204,7 +214,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	int direct = payload && t->direct_src && !(w->cfg.by_reference && answer && !t->direct_dst);
 	int needs = payload ? !direct : answer && !t->direct_dst;
 
-	if (!take(w, l, needs, &c->slot, &c->staging))
+	if (!take(w, l, needs, leave_by(l, c), &c->slot, &c->staging))
 		return 0;
 	aim(w, l, wr, c->slot, imm_pack(t->kind, t->epoch, index));
 	if (direct) {
@@ -234,7 +244,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 
 static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
 {
-	if (!take(w, l, 1, &l->commit_slot, &l->commit_staging))
+	if (!take(w, l, 1, 0, &l->commit_slot, &l->commit_staging))
 		return 0;
 	memcpy(staging_at(w, l, l->commit_staging), w->commit_record, RW_RECORD_BYTES);
 	aim(w, l, wr, l->commit_slot, imm_pack(RW_COMMIT, w->commit.epoch, 0));
@@ -335,7 +345,7 @@ int lane_send(struct rw_worker *w, struct lane *l)
 			if (index == NONE)
 				break;
 			if (l->parts[l->chunks[index].part].record_dirty) {
-				if (!build_record(w, l, l->chunks[index].part, wr))
+				if (!build_record(w, l, &l->chunks[index], wr))
 					break;
 			} else if (!build_chunk(w, l, index, wr, &copied)) {
 				break;

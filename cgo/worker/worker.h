@@ -69,7 +69,7 @@ struct rw_worker_config {
 	uint32_t nnics, nlanes;
 	uint32_t chunk_bytes;
 	uint32_t window;       /* slots per lane */
-	uint32_t nstaging;     /* staging buffers per lane; equals window unless by reference */
+	uint32_t nstaging;     /* staging buffers per lane; equals window unless by reference: then 2 or more */
 	void *staging;         /* nlanes * nstaging * chunk_bytes, registered with remote write */
 	uint32_t rank;
 	uint8_t by_reference;  /* the aggregator reads payloads where they lie */

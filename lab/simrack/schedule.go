@@ -137,7 +137,7 @@ func (d draw) duration(lo, hi time.Duration) time.Duration {
 func Draw(seed uint64) *Schedule {
 	d := draw{rand.New(rand.NewPCG(seed, 1))}
 	s := &Schedule{
-		Seed: seed, Lanes: d.between(1, 3), NICs: 1, Window: d.between(2, 8), Staging: d.between(1, 4),
+		Seed: seed, Lanes: d.between(1, 3), NICs: 1, Window: d.between(2, 8), Staging: d.between(2, 4),
 		ByReference: d.chance(35), Order: fabric.SimRandom, NetworkWeight: d.between(1, 8), Spin: d.between(0, 3),
 	}
 	if d.chance(30) {

@@ -767,10 +767,12 @@ func (x *ConnectRequest) GetAckTimeoutMs() uint32 {
 }
 
 type WorkerLane struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Endpoint      []byte                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	ReplyAddr     uint64                 `protobuf:"fixed64,2,opt,name=reply_addr,json=replyAddr,proto3" json:"reply_addr,omitempty"`
-	ReplyRkey     uint32                 `protobuf:"fixed32,3,opt,name=reply_rkey,json=replyRkey,proto3" json:"reply_rkey,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint  []byte                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	ReplyAddr uint64                 `protobuf:"fixed64,2,opt,name=reply_addr,json=replyAddr,proto3" json:"reply_addr,omitempty"`
+	ReplyRkey uint32                 `protobuf:"fixed32,3,opt,name=reply_rkey,json=replyRkey,proto3" json:"reply_rkey,omitempty"`
+	// Buffers of a chunk each at reply_addr.
+	Staging       uint32 `protobuf:"varint,4,opt,name=staging,proto3" json:"staging,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -822,6 +824,13 @@ func (x *WorkerLane) GetReplyAddr() uint64 {
 func (x *WorkerLane) GetReplyRkey() uint32 {
 	if x != nil {
 		return x.ReplyRkey
+	}
+	return 0
+}
+
+func (x *WorkerLane) GetStaging() uint32 {
+	if x != nil {
+		return x.Staging
 	}
 	return 0
 }
@@ -2736,14 +2745,15 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12\x1c\n" +
 	"\tresumable\x18\x04 \x01(\bR\tresumable\x12$\n" +
-	"\x0eack_timeout_ms\x18\x05 \x01(\rR\fackTimeoutMs\"f\n" +
+	"\x0eack_timeout_ms\x18\x05 \x01(\rR\fackTimeoutMs\"\x80\x01\n" +
 	"\n" +
 	"WorkerLane\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\fR\bendpoint\x12\x1d\n" +
 	"\n" +
 	"reply_addr\x18\x02 \x01(\x06R\treplyAddr\x12\x1d\n" +
 	"\n" +
-	"reply_rkey\x18\x03 \x01(\aR\treplyRkey\">\n" +
+	"reply_rkey\x18\x03 \x01(\aR\treplyRkey\x12\x18\n" +
+	"\astaging\x18\x04 \x01(\rR\astaging\">\n" +
 	"\x0fConnectResponse\x12+\n" +
 	"\x05lanes\x18\x01 \x03(\v2\x15.rackweave.v1.BoxLaneR\x05lanes\"_\n" +
 	"\aBoxLane\x12\x1a\n" +
