@@ -65,7 +65,7 @@ func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
 func rideOut(t *testing.T, box, worker *Guest) {
 	share(t, box, worker)
 	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
-	serve(t, box, "--listen :7077")
+	serve(t, box, "ibv", "--listen :7077")
 	untilItServes(t, worker, url)
 	c := startExchange(t, worker, "--bytes 4MB --workers 2 --iters 8 --jitter 500ms --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
 		"/result.json --provider ibv --server "+url)
@@ -87,7 +87,7 @@ func rideOut(t *testing.T, box, worker *Guest) {
 func giveUp(t *testing.T, box, worker *Guest) {
 	share(t, box, worker)
 	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
-	aggregator := serve(t, box, "--listen :7077")
+	aggregator := serve(t, box, "ibv", "--listen :7077")
 	untilItServes(t, worker, url)
 	c := startExchange(t, worker, endless+url)
 	link(t, worker, false)
@@ -120,7 +120,7 @@ func powerFailures(t *testing.T, box, first, second *Guest) {
 	share(t, box, first)
 	share(t, box, second)
 	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
-	aggregator := serve(t, box, "--listen :7077")
+	aggregator := serve(t, box, "ibv", "--listen :7077")
 	untilItServes(t, first, url)
 	doomed := startExchange(t, second, endless+url)
 	going := startExchange(t, first, "--bytes 4MB --workers 2 --iters 4 --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+

@@ -12,9 +12,9 @@ import (
 )
 
 // serve runs an aggregator in the guest until the test ends, and returns its port's URL there once it answers.
-func serve(t *testing.T, g *Guest, flags string) *Cmd {
+func serve(t *testing.T, g *Guest, provider, flags string) *Cmd {
 	t.Helper()
-	c := g.Start("exec " + program(t, g) + " serve --providers ibv " + flags)
+	c := g.Start("exec " + program(t, g) + " serve --providers " + provider + " " + flags)
 	t.Cleanup(func() {
 		c.Kill()
 		if t.Failed() {
@@ -64,7 +64,7 @@ func metric(text, name string) (sum float64) {
 // completion queue that overran would have failed the job.
 func steadyState(t *testing.T, g *Guest) {
 	const url = "http://127.0.0.1:7079"
-	c := serve(t, g, "--listen 127.0.0.1:7079")
+	c := serve(t, g, "ibv", "--listen 127.0.0.1:7079")
 	defer c.Kill()
 	untilItServes(t, g, url)
 	rnr := []string{"send_rnr_err", "rcvd_rnr_err"}
