@@ -88,13 +88,12 @@ func allocate(w *client.Worker, s *Spec) (*buffers, error) {
 	return b, nil
 }
 
-// ordinary is a process's own memory as a framework's allocator would give it: huge pages where the system has them.
+// ordinary is a process's own memory as an allocator would give it.
 func ordinary(n int) ([]byte, error) {
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes: %w", n, err)
 	}
-	_ = syscall.Madvise(mem, syscall.MADV_HUGEPAGE) // a kernel without huge pages has none to give
 	return mem, nil
 }
 

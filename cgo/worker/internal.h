@@ -46,6 +46,13 @@ struct region {
 	uint32_t lkey[RW_MAX_NICS], rkey[RW_MAX_NICS];
 };
 
+/* Memory that served a tensor last. */
+struct used {
+	const void *memory;
+	uint8_t collapsed; /* into huge pages, as far as that goes */
+};
+enum { USED_SRC, USED_DST, USED_ENDS };
+
 struct tensor {
 	uint64_t elems;
 	const char *src;
@@ -54,6 +61,7 @@ struct tensor {
 	const struct region *bound_region;
 	uint32_t bound_rkey; /* of it on the first NIC: it is registered anew when that changes */
 	const struct region *src_region; /* of src where it can be sent from directly */
+	struct used used[USED_ENDS];
 	struct region *auto_src, *auto_dst; /* registered on the fly (any_memory); NULL: not yet */
 	uint32_t generation;
 	uint32_t remaining; /* chunks not answered yet */
@@ -185,6 +193,9 @@ static inline struct part *part_of(struct rw_worker *w, const struct tensor *t, 
 
 	return p == NONE ? NULL : &w->lanes[lane].parts[p];
 }
+
+/* pages.c; under the lock. Takes note that an operation uses memory at this end. */
+void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
 /* lane.c; all under the lock, by the driving thread. */
 int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg);

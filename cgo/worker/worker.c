@@ -110,6 +110,10 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	t->kind = op->kind;
 	t->src = reads ? op->src : NULL;
 	t->dst = writes ? op->dst : NULL;
+	if (reads)
+		pages_used(w, op->tensor, USED_SRC, op->src);
+	if (writes)
+		pages_used(w, op->tensor, USED_DST, op->dst);
 	t->priority = op->priority;
 	t->done = op->done;
 	t->done_arg = op->done_arg;

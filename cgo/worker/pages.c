@@ -1,0 +1,59 @@
+/*
+ * Huge pages under the caller's own gradients and results. An allocator gives memory in small pages unless the system says
+ * otherwise, and a copy from there takes up to twice as long. So memory that serves a tensor for the second time, and will for
+ * longer, is asked to be moved into huge pages, once (madvise(2), MADV_COLLAPSE, Linux 6.1). What cannot be stays as it is.
+ */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <sys/mman.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define HUGE_PAGE (UINT64_C(2) << 20)
+
+static uint64_t start_of(const struct rw_worker *w, uint32_t tensor, int end)
+{
+	return (uintptr_t)w->tensors[tensor].used[end].memory;
+}
+
+static uint64_t bytes_of(const struct rw_worker *w, uint32_t tensor)
+{
+	return w->tensors[tensor].elems * type_size(w->tensors[tensor].memory_type);
+}
+
+/*
+ * The huge pages that a tensor's memory has a part in, and that lie in it and in that of its neighbours, as where all are parts of
+ * one block.
+ */
+static void collapse(const struct rw_worker *w, uint32_t tensor, int end)
+{
+	uint64_t from = start_of(w, tensor, end), to = from + bytes_of(w, tensor);
+	uint64_t first = from & ~(HUGE_PAGE - 1), last = (to + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+
+	for (uint32_t i = tensor; i-- > 0 && from > first && start_of(w, i, end) + bytes_of(w, i) == from;)
+		from = start_of(w, i, end);
+	for (uint32_t i = tensor + 1; i < w->ntensors && to < last && start_of(w, i, end) == to; i++)
+		to += bytes_of(w, i);
+	if (from > first)
+		first = (from + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	if (to < last)
+		last = to & ~(HUGE_PAGE - 1);
+	if (first < last)
+		madvise((void *)(uintptr_t)first, last - first, MADV_COLLAPSE);
+}
+
+void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory)
+{
+	struct used *u = &w->tensors[tensor].used[end];
+
+	if (u->memory != memory) {
+		u->memory = memory;
+		u->collapsed = 0;
+	} else if (!u->collapsed) {
+		u->collapsed = 1;
+		collapse(w, tensor, end);
+	}
+}
