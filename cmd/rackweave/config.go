@@ -71,18 +71,26 @@ func readConfig(path string) ([]byte, error) {
 	return text, err
 }
 
+var errNoValue = errors.New("no value: give one, or remove the key")
+
 // setFlag gives a flag a value of the file. Flags that take several take a list, or a mapping where they take NAME=VALUE.
 func setFlag(f *pflag.Flag, v any) error {
 	var items []string
 	switch v := v.(type) {
 	case nil:
-		return errors.New("no value: give one, or remove the key")
+		return errNoValue
 	case []any:
 		for _, item := range v {
+			if item == nil {
+				return errNoValue
+			}
 			items = append(items, fmt.Sprint(item))
 		}
 	case map[string]any:
 		for name, value := range v {
+			if value == nil { // else a job without a token would have one that can be guessed
+				return fmt.Errorf("%s: %w", name, errNoValue)
+			}
 			items = append(items, fmt.Sprintf("%s=%v", name, value))
 		}
 		slices.Sort(items)

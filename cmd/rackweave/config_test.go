@@ -25,6 +25,10 @@ func TestABadConfigurationSaysWhatIsBad(t *testing.T) {
 	fails(t, []string{"topo", "--config", path}, path, "cores", "int", `"many"`)
 	path = file(t, "rackweave.yaml", "cores:\n")
 	fails(t, []string{"topo", "--config", path}, path, "cores", "no value: give one, or remove the key")
+	path = file(t, "rackweave.yaml", "jobs: {resnet: }\n")
+	fails(t, []string{"serve", "--config", path}, path, "jobs", "resnet: no value: give one, or remove the key")
+	path = file(t, "rackweave.yaml", "nics: [mlx5_0, ]\njobs: [~]\n")
+	fails(t, []string{"serve", "--config", path}, path, "jobs", "no value: give one, or remove the key")
 }
 
 func TestAFileThatIsNoConfigurationIsToldInALine(t *testing.T) {
