@@ -138,19 +138,7 @@ func (s *Spec) hyper() (optim.Hyper, error) {
 	if err != nil {
 		return optim.Hyper{}, err
 	}
-	h := rule.Defaults()
-	fields := map[string]*float64{
-		"lr": &h.LR, "wd": &h.WD, "scale": &h.Scale, "clip": &h.Clip, "momentum": &h.Momentum, "dampening": &h.Dampening,
-		"beta1": &h.Beta1, "beta2": &h.Beta2, "eps": &h.Eps, "alpha": &h.Alpha,
-	}
-	for name, v := range s.Hyper {
-		f, ok := fields[name]
-		if !ok {
-			return h, fmt.Errorf("hyper-parameter %q is unknown: use lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps or alpha", name)
-		}
-		*f = v
-	}
-	return h, nil
+	return rule.Hyper(s.Hyper)
 }
 
 // Bytes is the model's size on the wire.

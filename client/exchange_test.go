@@ -89,29 +89,27 @@ func TestPushPullIsBitEqualToTheReference(t *testing.T) {
 				name  string
 				mode  string
 				rule  string
+				hyper map[string]float64
 				wire  chunk.DType
 				alloc bool
 			}{
-				{"sum", "aggregate", "", chunk.F32, false},
-				{"sgd", "eager", "sgd_torch", chunk.F32, true},
-				{"adam-bf16", "eager", "adam_mxnet", chunk.BF16, false},
+				{"sum", "aggregate", "sum", map[string]float64{"scale": 0.25}, chunk.F32, false},
+				{"sgd", "eager", "sgd_torch", map[string]float64{"scale": 0.25, "momentum": 0.9}, chunk.F32, true},
+				{"adam-bf16", "eager", "adam_mxnet", map[string]float64{"scale": 0.25, "beta1": 0.8}, chunk.BF16, false},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					cfg := client.Config{
 						Job: c.name, Workers: 4, Mode: c.mode, Optimizer: c.rule, Provider: provider, WireType: c.wire,
-						Hyper: map[string]float64{"scale": 0.25}, ChunkBytes: 4096,
+						Hyper: c.hyper, ChunkBytes: 4096,
 					}
-					rule, h := optim.Sum, optim.Sum.Defaults()
-					if c.rule != "" {
-						var err error
-						if rule, err = optim.Parse(c.rule); err != nil {
-							t.Fatal(err)
-						}
-						cfg.Hyper["momentum"] = 0.9
-						h = rule.Defaults()
-						h.Momentum = 0.9
+					rule, err := optim.Parse(c.rule)
+					if err != nil {
+						t.Fatal(err)
 					}
-					h.Scale = 0.25
+					h, err := rule.Hyper(c.hyper)
+					if err != nil {
+						t.Fatal(err)
+					}
 					mode, err := aggregate.ParseMode(c.mode)
 					if err != nil {
 						t.Fatal(err)

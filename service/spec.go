@@ -20,25 +20,6 @@ type spec struct {
 	chunkBytes int
 }
 
-type hyperField struct {
-	name string
-	of   func(*optim.Hyper) *float64
-}
-
-// hyperFields are the hyper-parameters by the names that a request uses.
-var hyperFields = []hyperField{
-	{"lr", func(h *optim.Hyper) *float64 { return &h.LR }},
-	{"wd", func(h *optim.Hyper) *float64 { return &h.WD }},
-	{"scale", func(h *optim.Hyper) *float64 { return &h.Scale }},
-	{"clip", func(h *optim.Hyper) *float64 { return &h.Clip }},
-	{"momentum", func(h *optim.Hyper) *float64 { return &h.Momentum }},
-	{"dampening", func(h *optim.Hyper) *float64 { return &h.Dampening }},
-	{"beta1", func(h *optim.Hyper) *float64 { return &h.Beta1 }},
-	{"beta2", func(h *optim.Hyper) *float64 { return &h.Beta2 }},
-	{"eps", func(h *optim.Hyper) *float64 { return &h.Eps }},
-	{"alpha", func(h *optim.Hyper) *float64 { return &h.Alpha }},
-}
-
 // parseSpec reads and checks a request on its own.
 func parseSpec(r *api.JoinRequest) (spec, error) {
 	s := spec{workers: int(r.Workers), chunkBytes: int(r.ChunkBytes)}
@@ -75,17 +56,8 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	case s.rule.NeedsNorms() && s.mode != aggregate.TwoPhase:
 		return s, fmt.Errorf("optimizer %v needs whole tensors' norms: use mode %v", s.rule, aggregate.TwoPhase)
 	}
-	s.hyper = s.rule.Defaults()
-	for name, value := range r.Hyper {
-		i := slices.IndexFunc(hyperFields, func(f hyperField) bool { return f.name == name })
-		if i < 0 {
-			var names []string
-			for _, f := range hyperFields {
-				names = append(names, f.name)
-			}
-			return s, fmt.Errorf("unknown hyper-parameter %q: use %s", name, strings.Join(names, ", "))
-		}
-		*hyperFields[i].of(&s.hyper) = value
+	if s.hyper, err = s.rule.Hyper(r.Hyper); err != nil {
+		return s, err
 	}
 	s.hyper = aggregate.Rounded(s.rule, s.hyper)
 	return s, s.rule.Check(s.hyper)
@@ -103,8 +75,8 @@ func (s spec) differs(of spec) error {
 		{"optimizer", s.rule, of.rule},
 		{"chunk_bytes", s.chunkBytes, of.chunkBytes},
 	}
-	for _, f := range hyperFields {
-		fields = append(fields, field{f.name, float32(*f.of(&s.hyper)), float32(*f.of(&of.hyper))}) // as they were rounded
+	for _, name := range s.rule.Takes() {
+		fields = append(fields, field{name, float32(*s.hyper.Field(name)), float32(*of.hyper.Field(name))}) // as they were rounded
 	}
 	for _, f := range fields {
 		if f.job != f.mine {

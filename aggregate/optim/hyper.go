@@ -2,7 +2,10 @@ package optim
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"strings"
 )
 
 // Hyper holds the hyper-parameters of a step, live: a job may change them at any step. A rule reads those it has.
@@ -19,37 +22,84 @@ type Hyper struct {
 	Alpha     float64 // RMSprop's decay, MXNet's gamma1
 }
 
+var inf = math.Inf(1)
+
+// params are the hyper-parameters by their names in requests, each with its field and its values: from lo to below hi.
+var params = []struct {
+	name   string
+	field  func(*Hyper) *float64
+	lo, hi float64
+}{
+	{"lr", func(h *Hyper) *float64 { return &h.LR }, 0, inf},
+	{"wd", func(h *Hyper) *float64 { return &h.WD }, 0, inf},
+	{"scale", func(h *Hyper) *float64 { return &h.Scale }, -inf, inf},
+	{"clip", func(h *Hyper) *float64 { return &h.Clip }, -inf, inf},
+	{"momentum", func(h *Hyper) *float64 { return &h.Momentum }, 0, inf},
+	{"dampening", func(h *Hyper) *float64 { return &h.Dampening }, -inf, inf},
+	{"beta1", func(h *Hyper) *float64 { return &h.Beta1 }, 0, 1},
+	{"beta2", func(h *Hyper) *float64 { return &h.Beta2 }, 0, 1},
+	{"eps", func(h *Hyper) *float64 { return &h.Eps }, 0, inf},
+	{"alpha", func(h *Hyper) *float64 { return &h.Alpha }, 0, 1},
+}
+
+// Takes lists the hyper-parameters that the rule reads, by name.
+func (r Rule) Takes() []string {
+	if r == Sum {
+		return []string{"scale", "clip"}
+	}
+	takes := []string{"lr", "wd", "scale", "clip"}
+	switch table[r].family {
+	case momentum:
+		takes = append(takes, "momentum")
+		if r == SGDTorch || r == NesterovTorch {
+			takes = append(takes, "dampening")
+		}
+	case adam:
+		takes = append(takes, "beta1", "beta2", "eps")
+	case adagrad:
+		takes = append(takes, "eps")
+	case rmsprop:
+		takes = append(takes, "alpha", "eps")
+		if r == RMSPropTorch {
+			takes = append(takes, "momentum")
+		}
+	}
+	return takes
+}
+
+// Hyper returns the rule's defaults with the values that are named. A name that the rule does not read is an error: what was
+// meant would not happen.
+func (r Rule) Hyper(named map[string]float64) (Hyper, error) {
+	h := r.Defaults()
+	takes := r.Takes()
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		if !slices.Contains(takes, name) {
+			return h, fmt.Errorf("%v has no hyper-parameter %q: use %s", r, name, strings.Join(takes, ", "))
+		}
+		*h.Field(name) = named[name]
+	}
+	return h, nil
+}
+
+// Field is the hyper-parameter of a name that a rule takes.
+func (h *Hyper) Field(name string) *float64 {
+	for _, p := range params {
+		if p.name == name {
+			return p.field(h)
+		}
+	}
+	return nil
+}
+
 // Check tells whether the rule can run with h, naming the value at fault.
 func (r Rule) Check(h Hyper) error {
 	if !r.Valid() {
 		return fmt.Errorf("%v is no update rule", r)
 	}
-	type bound struct {
-		name   string
-		value  float64
-		lo, hi float64 // hi itself is out
-	}
-	inf := math.Inf(1)
-	bounds := []bound{{"scale", h.Scale, -inf, inf}, {"clip", h.Clip, -inf, inf}}
-	if r != Sum {
-		bounds = append(bounds, bound{"lr", h.LR, 0, inf}, bound{"wd", h.WD, 0, inf})
-	}
-	switch table[r].family {
-	case momentum:
-		bounds = append(bounds, bound{"momentum", h.Momentum, 0, inf}, bound{"dampening", h.Dampening, -inf, inf})
-	case adam:
-		bounds = append(bounds, bound{"beta1", h.Beta1, 0, 1}, bound{"beta2", h.Beta2, 0, 1}, bound{"eps", h.Eps, 0, inf})
-	case adagrad:
-		bounds = append(bounds, bound{"eps", h.Eps, 0, inf})
-	case rmsprop:
-		bounds = append(bounds, bound{"alpha", h.Alpha, 0, 1}, bound{"eps", h.Eps, 0, inf})
-		if r == RMSPropTorch {
-			bounds = append(bounds, bound{"momentum", h.Momentum, 0, inf})
-		}
-	}
-	for _, b := range bounds {
-		if !(b.value >= b.lo && b.value < b.hi && !math.IsInf(b.value, 0)) {
-			return fmt.Errorf("%v: %s is %v: use a number from %v to below %v", r, b.name, b.value, b.lo, b.hi)
+	takes := r.Takes()
+	for _, p := range params {
+		if v := *p.field(&h); slices.Contains(takes, p.name) && !(v >= p.lo && v < p.hi && !math.IsInf(v, 0)) {
+			return fmt.Errorf("%v: %s is %v: use a number from %v to below %v", r, p.name, v, p.lo, p.hi)
 		}
 	}
 	if r == NesterovTorch && (h.Momentum == 0 || h.Dampening != 0) {

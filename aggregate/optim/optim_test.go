@@ -55,6 +55,31 @@ func TestStatesDependOnTheMomentum(t *testing.T) {
 	}
 }
 
+func TestNamedHyperParametersAreThoseThatTheRuleReads(t *testing.T) {
+	for _, r := range Rules() {
+		for _, p := range params {
+			h, err := r.Hyper(map[string]float64{p.name: 0.25})
+			if !slices.Contains(r.Takes(), p.name) {
+				if err == nil || !strings.Contains(err.Error(), r.String()+` has no hyper-parameter "`+p.name+`": use `+strings.Join(r.Takes(), ", ")) {
+					t.Errorf("%v with %s: %v", r, p.name, err)
+				}
+				continue
+			}
+			want := r.Defaults()
+			*want.Field(p.name) = 0.25
+			if err != nil || h != want {
+				t.Errorf("%v with %s: %+v, %v; want %+v", r, p.name, h, err, want)
+			}
+			// What it takes it reads: a step differs.
+			other := want
+			*other.Field(p.name) = 0.5
+			if Derive(r, want, 2) == Derive(r, other, 2) {
+				t.Errorf("%v takes %s and does not read it", r, p.name)
+			}
+		}
+	}
+}
+
 func TestCheckNamesTheValueAtFault(t *testing.T) {
 	for _, c := range []struct {
 		rule   Rule

@@ -72,5 +72,5 @@ func TestListsInAConfigurationAreLists(t *testing.T) {
 	path = file(t, "rackweave.yaml", "provider-options: [\"roce:gid=3,tc=106\", \"tcp:x=1\"]\n")
 	fails(t, []string{"serve", "--config", path}, `unknown provider "roce"`)
 	path = file(t, "rackweave.yaml", "hyper: {lr: 0.1, momentun: 0.9}\noptimizer: sgd_torch\n")
-	fails(t, []string{"bench", "--config", path}, `hyper-parameter "momentun" is unknown`)
+	fails(t, []string{"bench", "--config", path}, `sgd_torch has no hyper-parameter "momentun"`)
 }
