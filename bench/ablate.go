@@ -68,6 +68,9 @@ type AblateConfig struct {
 	Quick bool
 }
 
+// quickNote stands with what [AblateConfig.Quick] gives, in tables, figures and JSON.
+const quickNote = "quick: next to nothing was measured, the numbers say little"
+
 // ablation is a claim's name with what prepares its study.
 type ablation struct {
 	name    string
@@ -145,6 +148,9 @@ func (r *Runner) ablate(ctx context.Context, a ablation, cfg *AblateConfig) (don
 	}
 	s.Name = a.name
 	s.tell(&s.Ablation)
+	if cfg.Quick {
+		s.Note = strings.TrimPrefix(s.Note+"; "+quickNote, "; ")
+	}
 	return s.Ablation, nil
 }
 

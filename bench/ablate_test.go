@@ -111,8 +111,11 @@ func TestEveryAblationIsMeasuredTabledAndPlotted(t *testing.T) {
 				}
 			}
 		}
-		if exchanges := a.Name == "chunk-size" || a.Name == "pinned"; exchanges && (a.Provider != verbs.ProviderSHM || a.Note != report.SoftwareNote) {
+		if exchanges := a.Name == "chunk-size" || a.Name == "pinned"; exchanges && (a.Provider != verbs.ProviderSHM || !strings.HasPrefix(a.Note, report.SoftwareNote)) {
 			t.Errorf("%s: provider %q, note %q", a.Name, a.Provider, a.Note)
+		}
+		if !strings.HasSuffix(a.Note, quickNote) {
+			t.Errorf("%s: note %q does not say that it was quick", a.Name, a.Note)
 		}
 	}
 	if !slices.Equal(names, AblationNames()) {
@@ -145,7 +148,7 @@ func TestEveryAblationIsMeasuredTabledAndPlotted(t *testing.T) {
 				t.Errorf("%s does not show %q", files[i], want)
 			}
 		}
-		for _, want := range append([]string{a.Title, a.Setting, a.Measure}, a.Findings...) {
+		for _, want := range append([]string{a.Title, a.Setting, a.Note, a.Measure}, a.Findings...) {
 			if !strings.Contains(table.String(), want) {
 				t.Errorf("the table lacks %q:\n%s", want, table.String())
 			}
