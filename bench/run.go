@@ -250,15 +250,19 @@ func unnamed() (*os.File, error) {
 func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []*os.File) ([]workerReport, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	name := make([]byte, 6)
-	rand.Read(name)
+	job := s.Job
+	if job == "" {
+		name := make([]byte, 6)
+		rand.Read(name)
+		job = "bench-" + hex.EncodeToString(name)
+	}
 	bar := r.progress("exchange", s.Steps())
 	defer bar.Close()
 	reports := make([]workerReport, s.Workers)
 	errs := make([]error, s.Workers)
 	var wg sync.WaitGroup
 	for rank := range s.Workers {
-		o := &order{Spec: *s, Rank: rank, Server: server, Job: "bench-" + hex.EncodeToString(name)}
+		o := &order{Spec: *s, Rank: rank, Server: server, Job: job}
 		say := func(rep workerReport) error {
 			if rep.Done {
 				reports[rank] = rep

@@ -34,6 +34,7 @@ type Spec struct {
 	Seed            uint64
 
 	Server string // URL of an aggregator; empty: embedded
+	Job    string // its name; empty: one of its own
 	Token  string
 	CA     string
 

@@ -72,7 +72,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
 	policy, ok := s.opts.policy(r.Job)
 	if !ok {
-		return nil, false, refuse(connect.CodePermissionDenied, "job %q may not run here: the aggregator's configuration lists those that may", r.Job)
+		return nil, false, refuse(connect.CodePermissionDenied, "job %q may not run here: use the name of a job that the aggregator's configuration lists, and its token", r.Job)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

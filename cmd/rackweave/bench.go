@@ -43,6 +43,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
 	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator (default: one of its own)")
+	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves only those that it lists (default: one made up)")
 	f.StringVar(&b.spec.Token, "token", "", "token of the job")
 	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, for https")
 	f.IntVar(&b.spec.ChunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
@@ -140,6 +141,7 @@ machine can do of such an exchange is measured in the same run, and the result i
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
   rackweave bench --bytes 100MB --workers 1,2,4,8
   rackweave bench --server http://box:7077 --workers 2
+  rackweave bench --server https://box:7077 --ca box.pem --job resnet --token SECRET
   rackweave bench compare --with gloo,mpi
   rackweave bench ablate --svg figures`,
 		Args: cobra.NoArgs,
