@@ -2,8 +2,12 @@ package client
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"strings"
 	"syscall"
 	"time"
 
@@ -144,6 +148,25 @@ func classify(err error) error {
 	default:
 		return &refusal{c}
 	}
+}
+
+// classifyFirst is classify for the first call to an aggregator, where what is wrong may be the way to it that was given.
+func (c *Config) classifyFirst(err error) error {
+	lost := classify(err)
+	remedy, dial := "", new(net.OpError)
+	switch {
+	case !errors.Is(lost, ErrServerLost) || connect.IsWireError(err): // it answered
+	case errors.Is(err, syscall.ECONNREFUSED):
+		remedy = ": is it running (rackweave serve), and is this its address?"
+	case errors.As(err, &dial) && dial.Op == "dial":
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		remedy = ": give a CA file that holds its certificate's issuer, and a name or address that the certificate is for"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		remedy = ": it serves without TLS: use http://"
+	case strings.HasPrefix(c.Server, "http:"):
+		remedy = ": if it serves TLS, use https://"
+	}
+	return fmt.Errorf("%w%s", lost, remedy)
 }
 
 // refusal is a request that the aggregator turned down; the code is there for errors.As with [*connect.Error].

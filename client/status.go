@@ -45,7 +45,7 @@ func control(ctx context.Context, c Config, what string, call func(context.Conte
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	if err := call(ctx, apiconnect.NewJobServiceClient(h, c.Server, connect.WithGRPC())); err != nil {
-		return fmt.Errorf("%s of %s: %w", what, c.Server, classify(err))
+		return fmt.Errorf("%s of %s: %w", what, c.Server, c.classifyFirst(err))
 	}
 	return nil
 }

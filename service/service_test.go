@@ -320,11 +320,12 @@ func TestTLSIsVerifiedAndWrongTLSIsAClearError(t *testing.T) {
 		server, ca string
 		want       string
 	}{
-		{"no CA", s.URL(), "", "certificate signed by unknown authority"},
-		{"another CA", s.URL(), otherCert, "certificate"},
+		{"no CA", s.URL(), "", "certificate signed by unknown authority: give a CA file"},
+		{"another CA", s.URL(), otherCert, ": give a CA file"},
+		{"another name", strings.Replace(s.URL(), "127.0.0.1", "localhost", 1), cert, "a name or address that the certificate is for"},
 		{"a CA file that is none", s.URL(), key, "holds no certificate"},
-		{"http to https", strings.Replace(s.URL(), "https:", "http:", 1), "", "aggregator lost"},
-		{"https to http", strings.Replace(plain.URL(), "http:", "https:", 1), cert, "server gave HTTP response to HTTPS client"},
+		{"http to https", strings.Replace(s.URL(), "https:", "http:", 1), "", "if it serves TLS, use https://"},
+		{"https to http", strings.Replace(plain.URL(), "http:", "https:", 1), cert, "server gave HTTP response to HTTPS client: it serves without TLS: use http://"},
 	} {
 		cfg.Server, cfg.CA = c.server, c.ca
 		began := time.Now()
