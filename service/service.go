@@ -113,7 +113,7 @@ func listen(address string) (net.Listener, error) {
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
 	l, err := lc.Listen(context.Background(), "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w: give another address, or port 0 for any", address, err)
+		return nil, fmt.Errorf("listen on %s: %w: give another address as HOST:PORT or :PORT, port 0 being any", address, err)
 	}
 	return l, nil
 }
@@ -181,15 +181,38 @@ func (s *Service) Addr() net.Addr { return s.listener.Addr() }
 
 // URL is where a client on this host reaches the service.
 func (s *Service) URL() string {
+	urls := s.URLs()
+	return urls[len(urls)-1]
+}
+
+// URLs are where clients reach the service: by this host's addresses that others can use, where it listens on all, and by URL, the
+// last.
+func (s *Service) URLs() []string {
 	scheme := "http"
 	if s.opts.TLSCert != "" {
 		scheme = "https"
 	}
 	host, port, _ := net.SplitHostPort(s.Addr().String())
+	urls := []string{host}
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
-		host = "127.0.0.1"
+		urls = append(addresses(ip), "127.0.0.1")
 	}
-	return scheme + "://" + net.JoinHostPort(host, port)
+	for i, host := range urls {
+		urls[i] = scheme + "://" + net.JoinHostPort(host, port)
+	}
+	return urls
+}
+
+// addresses lists this host's addresses that who listens on the unspecified address any has and other hosts can use.
+func addresses(any net.IP) []string {
+	var all []string
+	addrs, _ := net.InterfaceAddrs() // without them there is the loopback's still
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && (any.To4() == nil || n.IP.To4() != nil) {
+			all = append(all, n.IP.String())
+		}
+	}
+	return all
 }
 
 func (s *Service) uptime() time.Duration { return time.Since(s.start) }

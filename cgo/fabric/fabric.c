@@ -90,8 +90,15 @@ int rwf_option_check(const char *provider, const char *options, const char *cons
 
 		for (const char *const *name = known; *name; name++)
 			found |= strlen(*name) == k && memcmp(s, *name, k) == 0;
-		if (!found)
-			return rwf_fail(EINVAL, "provider %s has no option \"%.*s\"", provider, (int)k, s);
+		if (!found) {
+			char names[256] = "";
+
+			for (const char *const *name = known; *name; name++) {
+				strncat(names, name == known ? "" : ", ", sizeof(names) - strlen(names) - 1);
+				strncat(names, *name, sizeof(names) - strlen(names) - 1);
+			}
+			return rwf_fail(EINVAL, "provider %s has no option \"%.*s\": it has %s", provider, (int)k, s, *names ? names : "none");
+		}
 		s += k;
 		s += strcspn(s, ",");
 		s += *s == ',';

@@ -46,13 +46,15 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"rxe sideways", []string{"rxe sideways: use up or down"}},
 		{"drain --server box", []string{`"box"`, "http://host:7077"}},
 		{"status --server box", []string{`"box"`, "http://host:7077"}},
-		{"status --server http://127.0.0.1:1 --timeout 2s", []string{"127.0.0.1:1", "refused"}},
+		{"status --server http://127.0.0.1:1 --timeout 2s", []string{"127.0.0.1:1", "refused: is it running (rackweave serve)"}},
 		{"serve --listen 127.0.0.1:0 --log-level loud", []string{`"loud"`, "debug, info, warn or error"}},
 		{"serve --listen 127.0.0.1:0 --jobs resnet", []string{`"resnet"`, "NAME=TOKEN"}},
 		{"serve --listen 127.0.0.1:0 --provider-options tcp", []string{`"tcp"`, "PROVIDER:key=value"}},
 		{"serve --listen 127.0.0.1:0 --providers smoke", []string{`"smoke"`, "shm, tcp"}},
 		{"serve --listen 127.0.0.1:0 --tls-cert box.pem", []string{"certificate and a key"}},
-		{"serve --listen nowhere", []string{"nowhere"}},
+		{"serve --listen 7077", []string{"listen on 7077", "HOST:PORT or :PORT"}},
+		{"serve --listen 127.0.0.1:0 --providers tcp --provider-options tcp:gid=3", []string{`"gid"`, "it has listen, advertise,"}},
+		{"serve --listen 127.0.0.1:0 --providers shm --provider-options shm:gid=3", []string{`"gid"`, "it has none"}},
 	} {
 		t.Run(tc.args, func(t *testing.T) { fails(t, strings.Fields(tc.args), tc.wants...) })
 	}

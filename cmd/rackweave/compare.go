@@ -63,6 +63,7 @@ func compareCommand() *cobra.Command {
 		},
 	}
 	b.add(cmd, "bytes", "100MB")
+	cmd.Flags().Lookup("workers").Usage = "workers, one number"
 	cmd.Flags().StringSliceVar(&with, "with", peers.Names, "libraries to compare with")
 	cmd.Flags().IntVar(&rounds, "rounds", 5, "rounds of alternating runs")
 	cmd.Flags().StringVar(&jsonFile, "json", "", "write the comparison as JSON to this file (-: standard output)")

@@ -117,11 +117,12 @@ func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilE
 			cancel()
 		}()
 	case asJSON:
-		if err := json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "providers": s.Providers()}); err != nil {
+		if err := json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "urls": s.URLs(), "providers": s.Providers()}); err != nil {
 			return err
 		}
 	default:
-		fmt.Fprintf(out, "listening on %s, transports %s\nmetrics at %s/metrics\n", s.URL(), strings.Join(s.Providers(), ", "), s.URL())
+		urls := s.URLs()
+		fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "), strings.Join(s.Providers(), ", "), urls[0])
 	}
 	return s.Serve(ctx)
 }

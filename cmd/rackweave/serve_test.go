@@ -93,7 +93,7 @@ func TestServeSaysWhereItIsAndStatusAnswers(t *testing.T) {
 }
 
 func TestADrainedAggregatorEndsWhenItsJobsHave(t *testing.T) {
-	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp"))[2], ",")
+	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp"))[2], ";")
 	out, err := run(t, "drain", "--server", url, "--json")
 	if err != nil || strings.Join(strings.Fields(out), "") != `{"jobs":0}` {
 		t.Fatalf("%v: %s", err, out)
@@ -110,8 +110,17 @@ func TestADrainedAggregatorEndsWhenItsJobsHave(t *testing.T) {
 
 func TestServeForAPersonSaysWhereItIs(t *testing.T) {
 	line := serving(t, "--providers", "tcp", "--unpinned")
-	if !strings.HasPrefix(line, "listening on http://127.0.0.1:") || !strings.HasSuffix(line, "transports tcp\n") {
+	if !strings.HasPrefix(line, "listening on http://127.0.0.1:") || !strings.HasSuffix(line, "; transports tcp\n") {
 		t.Errorf("it said %q", line)
+	}
+}
+
+func TestTheBenchmarkRunsAsAJobThatIsListed(t *testing.T) {
+	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs", "resnet=SECRET", "--only-listed"))[2], ";")
+	args := []string{"bench", "--server", url, "--provider", "tcp", "--procs=false", "--workers", "2", "--bytes", "4KiB", "--iters", "1", "--no-roofline"}
+	fails(t, args, "may not run here", "use the name of a job")
+	if out, err := run(t, append(args, "--job", "resnet", "--token", "SECRET")...); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
@@ -157,6 +166,31 @@ func TestTopoThatCannotBePrintedIsAnError(t *testing.T) {
 	cmd.SetArgs([]string{"topo"})
 	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "no space left") {
 		t.Errorf("error %v, want no space left", err)
+	}
+}
+
+func TestServeOnAllAddressesNamesThoseThatReachIt(t *testing.T) {
+	line := serving(t, "--listen", ":0", "--providers", "tcp", "--json")
+	var said struct {
+		URL  string
+		URLs []string
+	}
+	if err := json.Unmarshal([]byte(line), &said); err != nil || len(said.URLs) == 0 || said.URLs[len(said.URLs)-1] != said.URL {
+		t.Fatalf("%v: %s", err, line)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if ip := a.(*net.IPNet).IP; ip.IsGlobalUnicast() && !strings.Contains(line, "//"+ip.String()+":") && !strings.Contains(line, "//["+ip.String()+"]:") {
+			t.Errorf("%v is not among %v", ip, said.URLs)
+		}
+	}
+	for _, url := range said.URLs {
+		if out, err := run(t, "status", "--server", url); err != nil {
+			t.Errorf("%s: %v %s", url, err, out)
+		}
 	}
 }
 
