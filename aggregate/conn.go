@@ -321,6 +321,9 @@ func (c *conn) open(peer []byte) (endpoint []byte, err error) {
 // connect makes a queue pair on a NIC, which waits for the worker.
 func (c *conn) connect(nic int, peer []byte) (endpoint []byte, err error) {
 	l, maxInline := c.lane, 0
+	if l.lost[nic] {
+		return nil, fmt.Errorf("lane %d lost its completion queue on %s: connect over another NIC, or start the aggregator anew", l.index, c.share.job.engine.devices[nic].Attr().Name)
+	}
 	if c.inline {
 		maxInline = c.share.job.chunkBytes
 	}

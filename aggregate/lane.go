@@ -48,6 +48,7 @@ type Lane struct {
 	attr   verbs.Attr
 	home   int         // the NIC it is for, of the engine's
 	cqs    []*verbs.CQ // by NIC; those of others are polled only while connections are there
+	lost   []bool      // by NIC: its queue is (resume.go)
 	guests []int       // by NIC: connections there
 	depths Depths
 	isa    kernel.ISA
@@ -103,7 +104,8 @@ func newLane(index int, cfg LaneConfig, nics []*verbs.Device, engine Config) (*L
 	}
 	l := &Lane{
 		cfg: cfg, index: index, attr: attr, depths: d, isa: isa, spin: engine.Spin, now: engine.Now, manual: engine.Manual,
-		home: slices.Index(nics, cfg.Device), guests: make([]int, len(nics)), publishedGuests: make([]int, len(nics)), done: make(chan struct{}),
+		home: slices.Index(nics, cfg.Device), lost: make([]bool, len(nics)),
+		guests: make([]int, len(nics)), publishedGuests: make([]int, len(nics)), done: make(chan struct{}),
 	}
 	for _, nic := range nics {
 		cq, err := nic.CreateCQ(d.CQ)
@@ -206,6 +208,10 @@ func (l *Lane) sleep() {
 		limit = awayNap
 	}
 	l.publish()
+	if l.lost[l.home] {
+		time.Sleep(awayNap) // it would wake at once, for ever
+		return
+	}
 	if l.cqs[l.home].Arm(1) != nil {
 		return
 	}
@@ -229,21 +235,34 @@ func (l *Lane) away() bool {
 // poll takes completions. Where connections are on several NICs, none of the queues may keep the others waiting.
 func (l *Lane) poll() (n int, err error) {
 	if !l.away() {
-		return l.cqs[l.home].Poll(l.wc[:])
+		return l.take(l.home, l.wc[:])
 	}
 	l.turn++
 	for i := 0; i < len(l.cqs) && n < len(l.wc) && err == nil; i++ {
 		if nic := (l.turn + i) % len(l.cqs); l.guests[nic] > 0 {
 			var more int
-			more, err = l.cqs[nic].Poll(l.wc[n:])
+			more, err = l.take(nic, l.wc[n:])
 			n += more
 		}
 	}
 	return n, err
 }
 
+// take takes completions of one NIC's queue.
+func (l *Lane) take(nic int, into []verbs.WC) (int, error) {
+	if l.lost[nic] {
+		return 0, nil
+	}
+	n, err := l.cqs[nic].Poll(into)
+	if err != nil {
+		return 0, l.lose(nic, err)
+	}
+	return n, nil
+}
+
 // Step is one round: take completions, fold what is complete, post answers and receives. It reports whether it did anything.
-// An error means that the completion queue is lost: the lane's jobs have failed with it. The simulation calls it directly.
+// An error means that a completion queue is lost and no other can do its work: the lane's jobs have failed with it. The
+// simulation calls it directly.
 func (l *Lane) Step() (bool, error) {
 	if l.broken > 0 {
 		l.mend()

@@ -47,14 +47,15 @@ const (
 	mostFruitless = 8
 )
 
-// mendable reports whether an error may be the link's. Soft-RoCE calls a packet that finds no link an operation error, which for
-// other devices is a work request that they do not understand: that one comes again and again.
+// mendable reports whether another queue pair may do better. Soft-RoCE calls a packet that finds no link an operation error, which
+// for other devices is a work request that they do not understand; and what is fatal to one NIC need not be to another. An error
+// that is this side's own fault comes again and again.
 func (c *conn) mendable(status uint16) bool {
 	m := &c.mend
 	switch {
 	case !m.possible:
 		return false
-	case status != verbs.WCLocQPOpErr:
+	case status != verbs.WCLocQPOpErr && status != verbs.WCFatalErr:
 		return status == verbs.WCFlushErr || status == verbs.WCRetryExcErr
 	}
 	if p := m.received + c.ring.done; p != m.progress {
@@ -74,6 +75,26 @@ func (c *conn) breakOff() {
 		m.deadline = c.lane.now() + int64(c.share.job.engine.cfg.LinkTimeout)
 	}
 	c.tellBreak()
+}
+
+// lose takes note that a completion queue of the lane's is lost, and what it held: the connections on that NIC go on over others,
+// where they can. Else it is an error, and the end of the lane.
+func (l *Lane) lose(nic int, err error) error {
+	if len(l.cqs) == 1 || !l.attr.Has(verbs.DevLink) {
+		return err
+	}
+	l.lost[nic] = true
+	for _, c := range l.conns {
+		switch {
+		case c == nil || c.qp == nil || c.nic != nic || c.dead:
+		case c.mend.possible:
+			_ = c.qp.Fail() // see takeOut
+			c.breakOff()
+		default:
+			c.share.job.fail(noRank, fmt.Errorf("lane %d: %w", l.index, err))
+		}
+	}
+	return nil
 }
 
 // tellBreak tells the worker, later where it has not yet heard of those before.
@@ -208,10 +229,10 @@ func (s *share) drain(rank int, r *Resume) (bool, error) {
 	}
 	defer l.flush() // the queue is that of others too
 	for range drainBatches {
-		if c.qp == nil || c.mend.receives <= 0 {
+		if c.qp == nil || c.mend.receives <= 0 || l.lost[c.nic] {
 			return true, nil
 		}
-		n, err := l.cqs[c.nic].Poll(l.wc[:])
+		n, err := l.take(c.nic, l.wc[:])
 		if err != nil || n == 0 {
 			return false, err
 		}

@@ -114,8 +114,10 @@ func (r *nicRack) move(rank, lane, boxNIC, nic int) {
 	}
 }
 
-// rescue moves every lane whose queue pair failed, at either end, to the other NICs.
-func (r *nicRack) rescue(boxNIC, nic int) {
+// rescue moves every lane whose queue pair failed, at either end, the first of the ways, from a NIC of the box's to one of the
+// worker's, that is possible.
+func (r *nicRack) rescue(ways ...[2]int) {
+	r.t.Helper()
 	for rank, w := range r.Workers {
 		broken := make([]uint8, r.Config.Lanes)
 		worker.Broken(w.C, broken)
@@ -128,8 +130,20 @@ func (r *nicRack) rescue(boxNIC, nic int) {
 			}
 		}
 		for lane, is := range broken {
-			if is != 0 {
-				r.move(rank, lane, boxNIC, nic)
+			if is == 0 {
+				continue
+			}
+			var errs []error
+			for _, to := range ways {
+				err := r.Move(w, lane, to[0], to[1])
+				if err == nil {
+					errs = nil
+					break
+				}
+				errs = append(errs, err)
+			}
+			if err := errors.Join(errs...); err != nil {
+				r.t.Fatalf("round %d: rescue lane %d of worker %d: %v", r.now, lane, rank, err)
 			}
 		}
 	}
@@ -213,7 +227,7 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 							r.link(d, false)
 						}
 					case round > 20 && round < 2000:
-						r.rescue(1, 1)
+						r.rescue([2]int{1, 1})
 					case round == 2000:
 						for _, d := range cut {
 							r.link(d, true)
@@ -236,6 +250,34 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 					t.Errorf("%d moves", r.moves())
 				}
 			})
+		}
+	}
+}
+
+// A queue that is lost takes with it what it held. Nothing of that had been acknowledged here, so nothing is missing.
+func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
+	for name, faults := range map[string]fabric.SimFaults{
+		"completion queue": {CQOverrun: 65536, FatalMax: 1},
+		"queue pair":       {QPFail: 65536, FatalMax: 3},
+	} {
+		for _, tc := range resumeCases {
+			for seed := range uint64(8) {
+				t.Run(fmt.Sprintf("%s/%s/%d", name, tc.name, seed), func(t *testing.T) {
+					cfg := resumeConfig(tc.mode, tc.rule, tc.wire)
+					cfg.Arena, cfg.Copy = tc.arena, tc.copy
+					r := newNICRack(t, seed, 3, cfg)
+					r.each = func(round int) {
+						if round == 20+int(seed) {
+							r.sim.SetFaults(faults)
+						}
+						r.rescue([2]int{1, 1}, [2]int{0, 0})
+					}
+					exchange(t, r.Rack, 4, r.run)
+					if r.moves() == 0 {
+						t.Error("nothing moved")
+					}
+				})
+			}
 		}
 	}
 }

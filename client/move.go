@@ -99,14 +99,15 @@ func (m *mover) start() {
 
 func (m *mover) wait() { m.work.Wait() }
 
-// follow takes a NIC's events.
+// follow takes a NIC's events. One that cannot say how it is, is as good as one without a link.
 func (m *mover) follow(nic int) {
 	for m.w.Err() == nil {
 		ev, ok, err := m.w.nics[nic].device.AsyncEvent(eventSlice)
 		switch {
-		case err != nil:
-			time.Sleep(eventSlice)
-		case ok && (ev.Type == verbs.EventPortErr || ev.Type == verbs.EventDeviceFatal):
+		case err != nil, ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
+			m.link(nic, never)
+			return // it comes back, if ever, to a worker that opens it anew
+		case ok && ev.Type == verbs.EventPortErr:
 			m.link(nic, never)
 		case ok && ev.Type == verbs.EventPortActive:
 			m.link(nic, time.Now().Add(settleFor))
@@ -300,17 +301,17 @@ func (m *mover) resume(lane int, to way, received uint64) error {
 		if err == nil {
 			err = w.meet(lane, qp, box.Lane, connectWithin)
 		}
+		if err == nil {
+			w.lanes[lane].NIC = uint32(to.nic)
+			if rc := cworker.Resume(w.c, lane, &w.lanes[lane], box.Received); rc < 0 {
+				err = w.dataError(fmt.Sprintf("resume lane %d", lane), rc)
+			}
+		}
 		if err != nil && qp != nil {
 			return errors.Join(err, qp.Close())
 		}
-		if err != nil {
-			return err
-		}
-		w.qps[lane], w.lanes[lane].NIC = qp, uint32(to.nic)
-		if rc := cworker.Resume(w.c, lane, &w.lanes[lane], box.Received); rc < 0 {
-			return w.dataError(fmt.Sprintf("resume lane %d", lane), rc)
-		}
-		return nil
+		w.qps[lane] = qp
+		return err
 	})
 }
 

@@ -191,11 +191,15 @@ func (e *engine) pump(nic int, d *verbs.Device, log *slog.Logger) {
 		ev, ok, err := d.AsyncEvent(pumpSlice)
 		switch {
 		case err != nil:
-			log.Error("events of a device", "device", d.Attr().Name, "err", err)
-			time.Sleep(pumpSlice)
+			e.links.down(nic)
+			log.Error("device tells no more of its link: it is not used until the aggregator is started anew", "device", d.Attr().Name, "err", err)
+			return
 		case ok && (ev.Type == verbs.EventQPEstablished || ev.Type == verbs.EventQPFatal):
 			log.Debug("event of a device", "device", d.Attr().Name, "event", ev.Type.String(), "qp", fmt.Sprintf("0x%x", ev.QPNum)) // jobs log what it means
-		case ok && (ev.Type == verbs.EventPortErr || ev.Type == verbs.EventDeviceFatal):
+		case ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
+			log.Error("device failed", "device", d.Attr().Name, "event", ev.Type.String())
+			e.links.down(nic)
+		case ok && ev.Type == verbs.EventPortErr:
 			e.links.down(nic)
 		case ok && ev.Type == verbs.EventPortActive:
 			e.links.up(nic)

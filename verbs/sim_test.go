@@ -141,7 +141,7 @@ func newPair(t testing.TB, seed uint64) *pair {
 const always = 65536
 
 func TestSimFaultsStrikeAsPlanned(t *testing.T) {
-	const ok, flush, fatal = verbs.WCSuccess, verbs.WCFlushErr, 19 // IBV_WC_FATAL_ERR
+	const ok, flush, fatal = verbs.WCSuccess, verbs.WCFlushErr, verbs.WCFatalErr
 	for _, c := range []struct {
 		name        string
 		strike      func(*pair)

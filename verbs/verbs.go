@@ -118,6 +118,7 @@ const (
 	WCRemAccessErr   = 10
 	WCRetryExcErr    = 12
 	WCRNRRetryExcErr = 13
+	WCFatalErr       = 19
 	WCGeneralErr     = 21
 )
 
@@ -313,7 +314,7 @@ func (cq *CQ) Close() error {
 	return do("destroy completion queue", func() int { return fabric.DestroyCQ(cq.h) })
 }
 
-// Poll takes up to len(wc) completions and makes progress. An error means that the queue overran and is unusable.
+// Poll takes up to len(wc) completions and makes progress. An error means that the queue is lost: it overran, or its device failed.
 func (cq *CQ) Poll(wc []WC) (int, error) {
 	n := fabric.PollCQ(cq.h, wc)
 	if n < 0 {

@@ -107,11 +107,11 @@ func (r *Rack) GoOn(w *Worker, lane int) error {
 		if err := r.dial(w, lane, m.qp, connectWithin); err != nil {
 			return errors.Join(err, m.drop())
 		}
-		w.QPs[lane], m.qp = m.qp, nil
 		w.lanes[lane].NIC = uint32(m.nic)
 		if rc := worker.Resume(w.C, lane, &w.lanes[lane], m.peerReceived); rc < 0 {
-			return w.Error(rc)
+			return errors.Join(w.Error(rc), m.drop())
 		}
+		w.QPs[lane], m.qp = m.qp, nil
 		return nil
 	})
 }

@@ -134,6 +134,7 @@ struct rw_worker {
 	struct nic {
 		struct rw_worker_nic cfg;
 		uint32_t lanes; /* on it: its queue is polled while there are any */
+		uint8_t lost;   /* its queue is: no lane can be on it any more */
 	} nics[RW_MAX_NICS];
 	struct region *regions;
 	uint32_t active; /* operations in flight */
@@ -222,7 +223,8 @@ const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t b
 void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent again */
 
 /* worker.c */
-int take_completions(struct rw_worker *w);
+/* One round: what came, receives for it, what may go. By the driving thread, under the lock; returns completions or the failure. */
+int drive(struct rw_worker *w);
 int worker_fail(struct rw_worker *w, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void tensor_done(struct rw_worker *w, uint32_t index, int status);
 

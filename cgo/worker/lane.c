@@ -447,14 +447,15 @@ void lane_arrived(struct lane *l, uint32_t n)
 }
 
 /*
- * Whether an error may be the link's. Soft-RoCE calls a packet that finds no link an operation error, which for other devices
- * is a work request that they do not understand: that one comes again and again.
+ * Whether another queue pair may do better. Soft-RoCE calls a packet that finds no link an operation error, which for other
+ * devices is a work request that they do not understand; and what is fatal to one NIC need not be to another. An error that is
+ * this side's own fault comes again and again.
  */
 static int mendable(struct rw_worker *w, struct lane *l, uint16_t status)
 {
 	if (!w->cfg.resumable)
 		return 0;
-	if (status != RWF_WC_LOC_QP_OP_ERR)
+	if (status != RWF_WC_LOC_QP_OP_ERR && status != RWF_WC_FATAL_ERR)
 		return status == RWF_WC_WR_FLUSH_ERR || status == RWF_WC_RETRY_EXC_ERR;
 	if (l->received + l->done != l->progress) {
 		l->progress = l->received + l->done;

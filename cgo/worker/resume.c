@@ -22,14 +22,14 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 
 /*
  * Takes what arrived before the queue pair was failed: the aggregator may know that it did. The end of it is that all posted
- * receives have completed, one way or the other.
+ * receives have completed, one way or the other. The other lanes go on meanwhile.
  */
 static int drain(struct rw_worker *w, struct lane *l)
 {
 	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
 
 	for (int tries = 0; l->receives > 0 && tries < DRAIN_TRIES; tries++) {
-		int n = take_completions(w);
+		int n = drive(w);
 
 		if (n < 0)
 			return n;
@@ -57,7 +57,7 @@ int rw_lane_detach(rw_worker *w, uint32_t lane, uint64_t *received)
 	if (!rc && l->qp) {
 		l->broken = 1;
 		rwf_fail_qp(l->qp);
-		rc = drain(w, l);
+		rc = w->nics[l->nic].lost ? 0 : drain(w, l);
 		l->qp = NULL;
 		l->consumed = l->receives = 0;
 		w->nics[l->nic].lanes--;
@@ -108,6 +108,8 @@ int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *wit
 	rc = w->failure;
 	if (!rc && l->qp)
 		rc = rwf_fail(EINVAL, "resume lane %u: it has a queue pair: detach it first", lane);
+	if (!rc && w->nics[with->nic].lost)
+		rc = rwf_fail(EIO, "resume lane %u over NIC %u: its completion queue is lost: take another", lane, with->nic);
 	if (!rc && (peer_received < l->done || peer_received > l->reached))
 		rc = worker_fail(w, RW_EPROTOCOL,
 				 "lane %u: the aggregator says it received %llu messages, of %llu sent and %llu known to have arrived", lane,
@@ -122,6 +124,10 @@ int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *wit
 		w->nics[l->nic].lanes++;
 		aim_again(w, l);
 		rc = lane_flush(w, l);
+		if (rc) {
+			l->qp = NULL;
+			w->nics[l->nic].lanes--;
+		}
 	}
 	pthread_mutex_unlock(&w->lock);
 	return rc;

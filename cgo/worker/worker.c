@@ -13,6 +13,8 @@
 enum { MODERATED_US = 1000, SLICE_US = 100000 };
 /* And one for one of several queues, while the others may have something. */
 enum { SEVERAL_US = 200 };
+/* How long a claim waits for those who drive: they give way at once, unless a device keeps them. */
+enum { CLAIM_MS = 5000 };
 
 static uint64_t now_ns(const struct rw_worker *w)
 {
@@ -137,13 +139,25 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	return 0;
 }
 
-static int take_from(struct rw_worker *w, rwf_cq *cq)
+/* A NIC's completion queue is lost, and what it held: the lanes on it go on over another NIC, where there is one. */
+static int lose(struct rw_worker *w, uint32_t nic)
+{
+	if (!w->cfg.resumable || w->cfg.nnics == 1)
+		return worker_fail(w, RW_ETRANSPORT, "poll: %s", rwf_last_error());
+	w->nics[nic].lost = 1;
+	for (uint32_t i = 0; i < w->cfg.nlanes; i++)
+		if (w->lanes[i].qp && w->lanes[i].nic == nic)
+			w->lanes[i].broken = 1;
+	return 0;
+}
+
+static int take_from(struct rw_worker *w, uint32_t nic)
 {
 	struct rwf_wc wc[POLL_BATCH];
-	int n = rwf_poll_cq(cq, wc, POLL_BATCH);
+	int n = rwf_poll_cq(w->nics[nic].cfg.cq, wc, POLL_BATCH);
 
 	if (n < 0)
-		return worker_fail(w, RW_ETRANSPORT, "poll: %s", rwf_last_error());
+		return lose(w, nic);
 	for (int i = 0; i < n; i++) {
 		struct lane *l = &w->lanes[wc[i].wr_id & SEND_TAG ? wc[i].wr_id << 1 >> 33 : wc[i].wr_id];
 
@@ -153,14 +167,14 @@ static int take_from(struct rw_worker *w, rwf_cq *cq)
 	return n;
 }
 
-int take_completions(struct rw_worker *w)
+static int take_completions(struct rw_worker *w)
 {
 	int n = 0, some;
 
 	for (uint32_t i = 0; i < w->cfg.nnics; i++) {
-		if (w->nics[i].lanes == 0)
+		if (w->nics[i].lanes == 0 || w->nics[i].lost)
 			continue;
-		some = take_from(w, w->nics[i].cfg.cq);
+		some = take_from(w, i);
 		if (some < 0)
 			return some;
 		n += some;
@@ -168,8 +182,7 @@ int take_completions(struct rw_worker *w)
 	return n;
 }
 
-/* One round: what came, receives for it, what may go. Called by the driving thread, under the lock. */
-static int drive(struct rw_worker *w)
+int drive(struct rw_worker *w)
 {
 	int n;
 
@@ -214,33 +227,18 @@ static void release(struct rw_worker *w)
 	pthread_cond_broadcast(&w->cond);
 }
 
-int rw_worker_claim(rw_worker *w)
+/* Waits its turn while another thread drives. */
+static void wait_turn(struct rw_worker *w, uint64_t left_ns)
 {
-	if (forked(w))
-		return RW_EFORKED;
-	pthread_mutex_lock(&w->lock);
-	w->claims++;
-	while (w->driving) {
-		if (w->dozing)
-			rwf_wake_cq(w->dozing);
-		pthread_cond_wait(&w->cond, &w->lock);
-	}
-	w->driving = 1;
-	pthread_mutex_unlock(&w->lock);
-	return 0;
-}
+	struct timespec ts;
 
-void rw_worker_release(rw_worker *w)
-{
-	if (forked(w))
-		return;
-	pthread_mutex_lock(&w->lock);
-	if (w->fail_qps)
-		fail_queue_pairs(w);
-	w->claims--;
-	release(w);
-	run_callbacks(w);
-	pthread_mutex_unlock(&w->lock);
+	clock_gettime(CLOCK_REALTIME, &ts);
+	if (left_ns > (uint64_t)SLICE_US * 1000)
+		left_ns = (uint64_t)SLICE_US * 1000;
+	ts.tv_nsec += (long)left_ns;
+	ts.tv_sec += ts.tv_nsec / 1000000000;
+	ts.tv_nsec %= 1000000000;
+	pthread_cond_timedwait(&w->cond, &w->lock, &ts);
 }
 
 /* Lets new work out: by this thread if nobody drives, else by waking the one that does. */
@@ -258,6 +256,42 @@ static void kick(struct rw_worker *w)
 		fail_queue_pairs(w);
 	release(w);
 	run_callbacks(w);
+}
+
+int rw_worker_claim(rw_worker *w)
+{
+	uint64_t now, deadline;
+	int rc = 0;
+
+	if (forked(w))
+		return RW_EFORKED;
+	pthread_mutex_lock(&w->lock);
+	w->claims++;
+	for (deadline = now_ns(w) + CLAIM_MS * UINT64_C(1000000); w->driving && (now = now_ns(w)) < deadline;) {
+		if (w->dozing)
+			rwf_wake_cq(w->dozing);
+		wait_turn(w, deadline - now);
+	}
+	if (w->driving) {
+		w->claims--;
+		rc = rwf_fail(EBUSY, "claim the queues: another thread has driven them for %d ms", CLAIM_MS);
+	} else {
+		w->driving = 1;
+	}
+	pthread_mutex_unlock(&w->lock);
+	return rc;
+}
+
+void rw_worker_release(rw_worker *w)
+{
+	if (forked(w))
+		return;
+	pthread_mutex_lock(&w->lock);
+	w->claims--;
+	release(w);
+	kick(w); /* what was submitted meanwhile */
+	run_callbacks(w);
+	pthread_mutex_unlock(&w->lock);
 }
 
 int rw_submit(rw_worker *w, const struct rw_op *ops, int n, uint64_t *handles)
@@ -373,7 +407,7 @@ static void doze(struct rw_worker *w, uint64_t left_ns)
 	uint64_t us = left_ns / 1000 + 1, limit;
 
 	for (uint32_t i = w->cfg.nnics; i-- > 0;)
-		if (w->nics[i].lanes > 0) {
+		if (w->nics[i].lanes > 0 && !w->nics[i].lost) {
 			cq = w->nics[i].cfg.cq;
 			used++;
 		}
@@ -388,20 +422,6 @@ static void doze(struct rw_worker *w, uint64_t left_ns)
 	rwf_wait_cq(cq, (int64_t)(us < limit ? us : limit));
 	pthread_mutex_lock(&w->lock);
 	w->dozing = NULL;
-}
-
-/* Waits its turn while another thread drives. */
-static void wait_turn(struct rw_worker *w, uint64_t left_ns)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_REALTIME, &ts);
-	if (left_ns > (uint64_t)SLICE_US * 1000)
-		left_ns = (uint64_t)SLICE_US * 1000;
-	ts.tv_nsec += (long)left_ns;
-	ts.tv_sec += ts.tv_nsec / 1000000000;
-	ts.tv_nsec %= 1000000000;
-	pthread_cond_timedwait(&w->cond, &w->lock, &ts);
 }
 
 int rw_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms)

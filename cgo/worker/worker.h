@@ -140,7 +140,7 @@ int rw_progress(rw_worker *w);
 
 /*
  * Takes the queues from whoever drives them: until rw_worker_release, the caller may make, connect and destroy queue pairs on
- * them. It waits for that, not long.
+ * them. It waits for that, not long: then it is -EBUSY.
  */
 int rw_worker_claim(rw_worker *w);
 void rw_worker_release(rw_worker *w);
@@ -150,7 +150,7 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes);
 int rw_lane_detach(rw_worker *w, uint32_t lane, uint64_t *received);
 /*
  * Claimed: goes on over another queue pair, ready as for rw_worker_open, with an aggregator that has received so many
- * messages of the lane. Its slots are where they were.
+ * messages of the lane. Its slots are where they were. After an error the queue pair stays the caller's.
  */
 int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received);
 /* All memory that the aggregator may be told of, with the keys of a NIC, into mrs, of cap; returns how many there are. */
