@@ -47,10 +47,19 @@ func (e *JobError) Error() string { return fmt.Sprintf("job %q failed: %s", e.Jo
 // Is matches [ErrAborted].
 func (e *JobError) Is(target error) bool { return target == ErrAborted }
 
-// fail makes err the worker's failure, unless it has one, and ends all that is in flight.
-func (w *Worker) fail(err error) {
+// fail makes err the worker's failure, unless it has one, and ends all that is in flight. Nothing begins in the background after it.
+func (w *Worker) fail(err error) { w.failAnd(func() {}, err) }
+
+// giveUp fails the worker for a reason of its own, and tells the aggregator at once: the others need not wait for Close.
+func (w *Worker) giveUp(err error) {
+	w.failAnd(func() { w.telling.Go(func() { w.tell(err.Error()) }) }, err)
+}
+
+// failAnd does also, before anyone sees the failure, if err is the one.
+func (w *Worker) failAnd(also func(), err error) {
 	w.failOnce.Do(func() {
 		w.failure = err
+		also()
 		close(w.failed)
 		w.handleMu.Lock()
 		defer w.handleMu.Unlock()
@@ -58,14 +67,6 @@ func (w *Worker) fail(err error) {
 			cworker.Abort(w.c, err.Error())
 		}
 	})
-}
-
-// giveUp fails the worker for a reason of its own, and tells the aggregator at once: the others need not wait for Close.
-func (w *Worker) giveUp(err error) {
-	w.fail(err)
-	if w.Err() == err {
-		w.telling.Go(func() { w.tell(err.Error()) })
-	}
 }
 
 // Err is the worker's failure; nil while it has none.

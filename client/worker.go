@@ -300,8 +300,8 @@ func (w *Worker) open(modelBytes uint64) error {
 		}
 	}
 	w.handleMu.Lock()
+	defer w.handleMu.Unlock()
 	w.c = c
-	w.handleMu.Unlock()
 	if err := w.Err(); err != nil {
 		cworker.Abort(c, err.Error())
 		return err
@@ -341,7 +341,9 @@ func (w *Worker) Close() error {
 	}
 	// The aggregator lets go of the connections first, or their end would be a failure.
 	w.leave(reason)
-	w.fail(ErrClosed)
+	// Operations that were being started have their callbacks then, and none is started any more.
+	w.using.Lock()
+	w.using.Unlock()
 	w.callbacks.stop()
 	w.mover.wait()
 	w.using.Lock()
@@ -379,6 +381,7 @@ func (w *Worker) tell(reason string) {
 func (w *Worker) leave(reason string) {
 	w.leaving.Store(true)
 	w.tell(reason)
+	w.fail(ErrClosed)
 	w.telling.Wait()
 	w.unwatch()
 	<-w.watching
