@@ -61,6 +61,7 @@ func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
 type buffers struct {
 	src, dst []byte
 	offsets  []int
+	mapped   [][]byte // those of them that are ordinary memory
 }
 
 func (b *buffers) f32(of []byte, t int) []float32 {
@@ -68,8 +69,8 @@ func (b *buffers) f32(of []byte, t int) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(part))), len(part)/4)
 }
 
-func allocate(w *client.Worker, s *Spec) (*buffers, error) {
-	b := &buffers{offsets: make([]int, len(s.Model.Tensors)+1)}
+func (b *buffers) allocate(w *client.Worker, s *Spec) error {
+	b.offsets = make([]int, len(s.Model.Tensors)+1)
 	for t := range s.Model.Tensors {
 		b.offsets[t+1] = b.offsets[t] + int(s.Model.Tensors[t].Elems())*4
 	}
@@ -79,22 +80,32 @@ func allocate(w *client.Worker, s *Spec) (*buffers, error) {
 		if s.Arena {
 			*p, err = w.Alloc(total)
 		} else {
-			*p, err = ordinary(total)
+			*p, err = b.ordinary(total)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return b, nil
+	return nil
 }
 
 // ordinary is a process's own memory as an allocator would give it.
-func ordinary(n int) ([]byte, error) {
+func (b *buffers) ordinary(n int) ([]byte, error) {
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes: %w", n, err)
 	}
+	b.mapped = append(b.mapped, mem)
 	return mem, nil
+}
+
+// unmap gives ordinary memory back; the worker is closed.
+func (b *buffers) unmap() error {
+	var errs []error
+	for _, mem := range b.mapped {
+		errs = append(errs, syscall.Munmap(mem))
+	}
+	return errors.Join(errs...)
 }
 
 // runWorker is a worker from joining to leaving. It writes the final results where results is not nil.
@@ -111,14 +122,15 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 	if err != nil {
 		return err
 	}
-	err = exchangeAll(ctx, w, o, results, say)
+	var b buffers
+	err = exchangeAll(ctx, w, o, &b, results, say)
 	if closeErr := w.Close(); err == nil {
 		err = closeErr
 	}
-	return err
+	return errors.Join(err, b.unmap())
 }
 
-func exchangeAll(ctx context.Context, w *client.Worker, o *order, results *os.File, say func(workerReport) error) error {
+func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, results *os.File, say func(workerReport) error) error {
 	s := &o.Spec
 	tensors := make([]client.Tensor, len(s.Model.Tensors))
 	for i, t := range s.Model.Tensors {
@@ -131,8 +143,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, results *os.Fi
 	if err := w.Register(ctx, tensors); err != nil {
 		return err
 	}
-	b, err := allocate(w, s)
-	if err != nil {
+	if err := b.allocate(w, s); err != nil {
 		return err
 	}
 	rng := rand.New(rand.NewPCG(s.Seed, uint64(o.Rank)))
@@ -154,8 +165,8 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, results *os.Fi
 		if s.Jitter > 0 {
 			rng.Shuffle(len(ops), func(i, k int) { ops[i], ops[k] = ops[k], ops[i] })
 		}
-		handles, err = w.SubmitTo(handles[:0], ops)
-		if err != nil {
+		var err error
+		if handles, err = w.SubmitTo(handles[:0], ops); err != nil {
 			return err
 		}
 		return w.WaitAll(ctx, handles)
