@@ -132,7 +132,7 @@ func (s *share) want(c *conn, fold int32, most int) {
 	c.unheard++
 	s.lane.local.Wants++
 	if planted != plantLostWant {
-		c.control(chunk.Pack(chunk.OpEvict, evictWant, index))
+		c.control(chunk.Pack(chunk.OpEvict, chunk.EvictWant, index))
 	}
 }
 
@@ -169,12 +169,6 @@ func (s *share) lacks(rank int) bool {
 	return false
 }
 
-// What an OpEvict asks for stands in its epoch (cgo/worker/worker.h, enum rw_evict).
-const (
-	evictGiveBack = 0
-	evictWant     = 1
-)
-
 // giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept; only such in staging buffers
 // where it is these that the worker lacks.
 func (s *share) giveBack(c *conn, rank, n int) {
@@ -191,7 +185,7 @@ func (s *share) giveBack(c *conn, rank, n int) {
 			break
 		}
 		f, a := s.folds.at(last), s.folds.arrival(last, rank)
-		c.next(chunk.Pack(chunk.OpEvict, evictGiveBack, f.chunk), noResult)
+		c.next(chunk.Pack(chunk.OpEvict, chunk.EvictGiveBack, f.chunk), noResult)
 		c.owing = true
 		if planted != plantLeakedSlot {
 			c.giveSlot(a.slot, a.source)

@@ -19,6 +19,9 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 	if worker.Ops != want {
 		t.Errorf("the operations are %v in C, %v in Go", worker.Ops, want)
 	}
+	if got, want := worker.Evicts, [...]int{chunk.EvictGiveBack, chunk.EvictWant}; got != want {
+		t.Errorf("giving back and wanting are %v in C, %v in Go", got, want)
+	}
 	if got, want := [...]chunk.DType{kernel.F32, kernel.BF16, kernel.F16}, [...]chunk.DType{chunk.F32, chunk.BF16, chunk.F16}; got != want {
 		t.Errorf("the element types are %v in C, %v in Go", got, want)
 	}

@@ -27,8 +27,14 @@ const (
 	OpInit     Op = 3 // broadcast: the root's carries the values, the others' nothing; the reply is data
 	OpTensor   Op = 4 // a [TensorRecord]; the index is the lane-local tensor index
 	OpCommit   Op = 5 // a [TensorRecord] that ends a two-phase step
-	OpEvict    Op = 6 // aggregator to worker: with epoch 0 the chunk is given back, with epoch 1 wanted before others
+	OpEvict    Op = 6 // aggregator to worker; the epoch says what of the chunk: EvictGiveBack or EvictWant
 	OpAbort    Op = 7 // aggregator to worker: the job failed; the index is the rank of the worker that caused it, all ones: none did
+)
+
+// What stands in the epoch of an [OpEvict].
+const (
+	EvictGiveBack = 0 // it is not kept any more: send it again
+	EvictWant     = 1 // send it before others
 )
 
 var opNames = [1 << OpBits]string{"push", "pushpull", "pull", "init", "tensor", "commit", "evict", "abort"}

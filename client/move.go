@@ -17,7 +17,6 @@ import (
 const (
 	lookEvery     = 20 * time.Millisecond  // how long a queue pair that failed may go unseen
 	eventSlice    = 100 * time.Millisecond // how long a pump can take to see that it should end
-	settleFor     = 500 * time.Millisecond // how long a link must be up before it is used again
 	connectWithin = 300 * time.Millisecond // over a way that works it takes a millisecond
 	resumeWithin  = time.Second            // for the call
 	noticeWithin  = 800 * time.Millisecond // until a message that is not acknowledged breaks the connection, where there is another way
@@ -110,7 +109,7 @@ func (m *mover) follow(nic int) {
 		case ok && ev.Type == verbs.EventPortErr:
 			m.link(nic, never)
 		case ok && ev.Type == verbs.EventPortActive:
-			m.link(nic, time.Now().Add(settleFor))
+			m.link(nic, time.Now().Add(verbs.LinkSettles))
 		}
 	}
 }

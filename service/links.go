@@ -41,7 +41,7 @@ func (l *links) up(nic int) {
 	defer l.mu.Unlock()
 	l.unsettle(nic)
 	var t *time.Timer
-	t = time.AfterFunc(settleFor, func() {
+	t = time.AfterFunc(verbs.LinkSettles, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.settle[nic] == t {

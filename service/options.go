@@ -34,9 +34,8 @@ const (
 	reasonWait      = 250 * time.Millisecond
 	minLinkTimeout  = 100 * time.Millisecond
 	maxLinkTimeout  = time.Minute
-	settleFor       = 500 * time.Millisecond // how long a link must be up before it is used again
-	maxGatherings   = 64                     // barriers that one job waits in at once
-	maxRegions      = 1 << 14                // of a worker's memory: a lane searches them when it moves
+	maxGatherings   = 64      // barriers that one job waits in at once
+	maxRegions      = 1 << 14 // of a worker's memory: a lane searches them when it moves
 )
 
 // Quota bounds a job. Zeros are no bound but the machine's.

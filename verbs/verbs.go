@@ -234,6 +234,9 @@ const (
 	EventDeviceFatal   EventType = 6
 )
 
+// LinkSettles is how long a link must be up before both ends use it again: one that comes up often goes down once more.
+const LinkSettles = 500 * time.Millisecond
+
 func (t EventType) String() string {
 	names := [...]string{"none", "queue pair established", "queue pair fatal", "completion queue error", "port active", "port error", "device fatal"}
 	if int(t) < len(names) {

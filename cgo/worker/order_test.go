@@ -112,7 +112,7 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	return p
 }
 
-// evict tells the worker to give a chunk back (0) or to send it first (1).
+// evict tells the worker to take a chunk back or to send it first.
 func (p *orderPeer) evict(what uint8, index uint32) {
 	p.t.Helper()
 	wr := verbs.SendWR{Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpEvict, what, index), Flags: verbs.SendSignaled, WRID: 1}
@@ -175,7 +175,7 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 			p := newOrderPeer(t)
 			p.settle()
 			for _, c := range tc.wants {
-				p.evict(1, c)
+				p.evict(chunk.EvictWant, c)
 			}
 			var order, held []uint32
 			for range 4 * orderChunks {
@@ -185,7 +185,7 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 					break
 				}
 				if len(held) > 0 {
-					p.evict(0, held[0])
+					p.evict(chunk.EvictGiveBack, held[0])
 					held = held[1:]
 				}
 			}

@@ -131,6 +131,7 @@ const (
 var (
 	ImmBits = [...]int{C.RW_OP_BITS, C.RW_EPOCH_BITS, C.RW_INDEX_BITS}
 	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_INIT, C.RW_TENSOR, C.RW_COMMIT, C.RW_EVICT, C.RW_ABORT}
+	Evicts  = [...]int{C.RW_EVICT_GIVE_BACK, C.RW_EVICT_WANT}
 )
 
 // Limits of worker.h.

@@ -34,10 +34,13 @@ enum rw_opcode {
 	RW_INIT = 3,     /* broadcast from rank 0; answered by data */
 	RW_TENSOR = 4,   /* tensor control record; index is the lane's tensor index */
 	RW_COMMIT = 5,   /* end of a two-phase step; record out, record back */
-	RW_EVICT = 6,    /* from the aggregator: epoch 0, give the slot of this chunk back; epoch 1, send this chunk first */
+	RW_EVICT = 6,    /* from the aggregator; the epoch says what of the chunk */
 	RW_ABORT = 7,    /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
 };
-enum rw_evict { RW_EVICT_GIVE_BACK = 0, RW_EVICT_WANT = 1 };
+enum rw_evict {
+	RW_EVICT_GIVE_BACK = 0, /* it is not kept any more: send it again */
+	RW_EVICT_WANT = 1,      /* send it before others */
+};
 enum { RW_RECORD_BYTES = 64, RW_MAX_LANES = 256, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8 };
 
 /* Beside negative errnos. */
