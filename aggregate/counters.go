@@ -42,3 +42,20 @@ func (c *Counters) observe(latencyNS int64) {
 	}
 	c.Latency[b]++
 }
+
+// WorkerCounters returns what each worker did, summed over the lanes, by rank.
+func (j *Job) WorkerCounters() []WorkerCounters {
+	out := make([]WorkerCounters, j.workers)
+	for _, s := range j.shares {
+		s.lane.mu.Lock()
+		for r, c := range s.published {
+			out[r].RecvBytes += c.RecvBytes
+			out[r].SentBytes += c.SentBytes
+			out[r].Chunks += c.Chunks
+			out[r].LastArrivals += c.LastArrivals
+			out[r].LatenessNS += c.LatenessNS
+		}
+		s.lane.mu.Unlock()
+	}
+	return out
+}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -94,62 +93,6 @@ type Job struct {
 	mu      sync.Mutex
 	regions []region
 	closed  bool
-}
-
-// region is registered memory of the job.
-type region struct {
-	kind  regionKind
-	lazy  bool // its pages are never touched
-	arena *numa.Arena
-	pds   []*verbs.PD
-	mrs   []verbs.MR // by NIC of the engine, as pds
-}
-
-// addr is where the region begins, here and for a NIC.
-func (r *region) addr() uint64 { return r.mrs[0].Addr }
-
-// holds reports whether bytes at addr lie in the region.
-func (r *region) holds(addr, bytes uint64) bool {
-	return addr >= r.addr() && addr-r.addr() <= r.mrs[0].Length && bytes <= r.mrs[0].Length-(addr-r.addr())
-}
-
-type regionKind int
-
-const (
-	parameterRegion regionKind = iota
-	slotRegion
-	resultRegion
-)
-
-// allocate makes an arena on a lane's node and registers it with every NIC, as connections can move from one to another.
-func (j *Job) allocate(kind regionKind, l *Lane, name string, bytes int64, access int, lazy bool) (region, error) {
-	r := region{kind: kind, lazy: lazy, pds: j.pds}
-	var err error
-	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", name, l.index), Bytes: bytes, Node: l.cfg.Node, Lazy: lazy})
-	for nic := 0; err == nil && nic < len(j.pds); nic++ {
-		var mr verbs.MR
-		if mr, err = j.pds[nic].RegisterMR(r.arena.Addr(), uint64(r.arena.Len()), access, r.arena.FD(), 0); err == nil {
-			r.mrs = append(r.mrs, mr)
-		}
-	}
-	if err != nil {
-		return r, errors.Join(fmt.Errorf("job %q: %s of lane %d: %w", j.name, name, l.index, err), r.close())
-	}
-	j.mu.Lock()
-	j.regions = append(j.regions, r)
-	j.mu.Unlock()
-	return r, nil
-}
-
-func (r *region) close() error {
-	var errs []error
-	for nic, mr := range r.mrs {
-		errs = append(errs, r.pds[nic].DeregisterMR(mr))
-	}
-	if r.arena != nil {
-		errs = append(errs, r.arena.Close())
-	}
-	return errors.Join(errs...)
 }
 
 // NewJob makes a job without tensors or workers.

@@ -310,13 +310,3 @@ func keyOf(regions []verbs.MR, addr, bytes uint64) (uint32, bool) {
 	}
 	return 0, false
 }
-
-// lkeyOf is the key of memory of the job's own; under j.mu.
-func (j *Job) lkeyOf(nic int, addr, bytes uint64) uint32 {
-	for i := range j.regions {
-		if r := &j.regions[i]; r.holds(addr, bytes) {
-			return r.mrs[nic].LKey
-		}
-	}
-	panic("aggregate: an answer lies in no region of its job")
-}

@@ -25,6 +25,12 @@ func Floats(b []byte) []float32 {
 	return unsafe.Slice((*float32)(p), len(b)/4)
 }
 
+// memory is an arena registered with the transport.
+type memory struct {
+	*numa.Arena
+	mrs []verbs.MR // by NIC
+}
+
 // Alloc returns memory that the transport reaches itself: gradients and results there are never copied by this process. It lasts
 // until Close. Use few large pieces rather than many small ones.
 func (w *Worker) Alloc(bytes int) ([]byte, error) {
