@@ -194,6 +194,23 @@ func TestServeOnAllAddressesNamesThoseThatReachIt(t *testing.T) {
 	}
 }
 
+func TestTopoMapsTheDevicesThatServeTakes(t *testing.T) {
+	up, down := numa.Port{State: "ACTIVE"}, numa.Port{State: "DOWN"}
+	a, b, c := numa.RDMADevice{Name: "a", Ports: []numa.Port{down}}, numa.RDMADevice{Name: "b", Ports: []numa.Port{up}}, numa.RDMADevice{Name: "c"}
+	for _, tc := range []struct {
+		here []numa.RDMADevice
+		want string
+	}{
+		{[]numa.RDMADevice{a, b, c}, "b"},
+		{[]numa.RDMADevice{a, c}, "a c"},
+		{nil, ""},
+	} {
+		if got := strings.Join(servedUnlessTold(tc.here), " "); got != tc.want {
+			t.Errorf("of %v: %q, want %q", tc.here, got, tc.want)
+		}
+	}
+}
+
 func TestDoctorPrintsFindingsWithRemedies(t *testing.T) {
 	out, err := run(t, "doctor", "--json")
 	if err != nil {

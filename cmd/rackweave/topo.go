@@ -30,6 +30,9 @@ func topoCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if len(nics) == 0 {
+				nics = servedUnlessTold(top.RDMA)
+			}
 			lanes, notes, err := top.Lanes(numa.LaneConfig{NICs: nics, Cores: cores})
 			if err != nil {
 				return err
@@ -58,12 +61,27 @@ func topoCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringSliceVar(&nics, "nics", nil, "network or RDMA devices to serve (default: none, lanes are spread over the nodes)")
+	cmd.Flags().StringSliceVar(&nics, "nics", nil, "network or RDMA devices to serve (default: RDMA devices with a link; without any, lanes are spread over the nodes)")
 	cmd.Flags().IntVar(&cores, "cores", 0, "cores to use (0: chosen)")
 	cmd.Flags().IntVar(&chunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	cmd.Flags().StringVar(&model, "model", "resnet50", "model whose chunk map to show")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// servedUnlessTold names the devices that an aggregator serves when none is named: those with a link, or all where none has one.
+func servedUnlessTold(devices []numa.RDMADevice) []string {
+	var all, up []string
+	for _, d := range devices {
+		all = append(all, d.Name)
+		if d.Active() {
+			up = append(up, d.Name)
+		}
+	}
+	if len(up) > 0 {
+		return up
+	}
+	return all
 }
 
 func planFor(lanes []numa.Lane, m models.Model, chunkBytes int) (*chunk.Plan, error) {
