@@ -65,6 +65,7 @@ endif
 lab:
 	@scripts/need.sh $(TEST_PACKAGES)
 ifdef SHELL_IN_GUEST
+	$(GO) build -o $(BIN) ./cmd/rackweave
 	$(GO) run ./lab/cmd/lab shell
 else
 	$(GO) test ./lab -count=1 -v -timeout 30m

@@ -24,7 +24,7 @@ const small = "--bytes 2MB --workers 2 --iters 3 --warmup 1 --optimizer sgd_torc
 func exchange(t *testing.T, g *Guest, flags string) string {
 	t.Helper()
 	const file = SharedDir + "/result.json"
-	out, err := g.Run(within(t, 5*time.Minute), program(t, g)+" bench --json "+file+" "+flags)
+	out, err := g.Run(within(t, 10*time.Minute), program(t, g)+" bench --json "+file+" "+flags)
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", flags, err, out)
 	}

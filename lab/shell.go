@@ -5,12 +5,18 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/term"
 )
 
-// Shell gives the person at this process's terminal a shell in the guest, on its console, until that ends.
+// Shell gives the person at this process's terminal a shell in the guest, on its console, until that ends. It begins where the
+// person is, with what was built there in its PATH.
 func (g *Guest) Shell(ctx context.Context) error {
+	here, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("shell in guest %s: %w", g.cfg.Name, err)
+	}
 	fd := int(os.Stdin.Fd())
 	size := "rows 24 cols 80"
 	if cols, rows, err := term.GetSize(fd); err == nil {
@@ -26,9 +32,13 @@ func (g *Guest) Shell(ctx context.Context) error {
 	g.console.setMirror(os.Stdout)
 	defer g.console.setMirror(nil)
 	go io.Copy(g.console.conn, os.Stdin)
-	_, err := g.Start(fmt.Sprintf("stty %s -F /dev/ttyS0; exec setsid -c -w bash -i </dev/ttyS0 >/dev/ttyS0 2>&1", size)).Wait(ctx)
-	if e, ok := err.(*ExitError); ok && e.Status != 127 {
-		return nil // the status of the shell's last command is the person's affair
-	}
+	_, err = g.Start(shellScript(GuestPath(here), size)).Wait(ctx)
 	return err
+}
+
+// shellScript ends well however the shell does: the status of its last command is the person's affair. Of the kernel's messages,
+// which share the terminal, it lets errors through.
+func shellScript(dir, size string) string {
+	quoted := "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
+	return fmt.Sprintf(`stty %s -F /dev/ttyS0; echo 4 >/proc/sys/kernel/printk; cd %s; PATH="$PWD/bin:$PATH" setsid -c -w bash -i </dev/ttyS0 >/dev/ttyS0 2>&1; exit 0`, size, quoted)
 }
