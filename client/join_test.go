@@ -270,6 +270,9 @@ func TestRegistrationsThatDifferFailAtOnceAndNameTheTensor(t *testing.T) {
 						t.Errorf("worker %d: %v: want it to say %q", rank, err, want)
 					}
 				}
+				if strings.Contains(err.Error(), "failed_precondition") {
+					t.Errorf("worker %d: %v: it names the code of a call", rank, err)
+				}
 			}
 			if took := time.Since(began); took > promptly {
 				t.Errorf("took %v", took)

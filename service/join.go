@@ -20,6 +20,14 @@ func refuse(code connect.Code, format string, args ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
 
+// reason is a refusal without its code, which is the caller's alone.
+func reason(err error) error {
+	if c := new(connect.Error); errors.As(err, &c) {
+		return c.Unwrap()
+	}
+	return err
+}
+
 // Join implements the schema's Join.
 func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse, error) {
 	if err := checkName("job", r.Job); err != nil {

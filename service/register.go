@@ -108,14 +108,14 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 			err := mismatch(first, brought.([]declared), m.rank, tensors)
 			if err != nil {
 				err = refuse(connect.CodeFailedPrecondition, "register with job %q: %w", j.name, err)
-				j.agg.Fail(m.rank, err)
+				j.agg.Fail(m.rank, reason(err))
 			}
 			return err
 		},
 		func() (any, error) {
 			hash, err := j.add(tensors)
 			if err != nil {
-				j.agg.Fail(-1, err)
+				j.agg.Fail(-1, reason(err))
 			}
 			return hash, err
 		})
