@@ -3,6 +3,7 @@ package aggregate_test
 import (
 	"testing"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
@@ -21,6 +22,11 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 	}
 	if got, want := worker.Evicts, [...]int{chunk.EvictGiveBack, chunk.EvictWant}; got != want {
 		t.Errorf("giving back and wanting are %v in C, %v in Go", got, want)
+	}
+	for window, fits := range map[int]bool{worker.MaxWindow: true, worker.MaxWindow + 1: false} {
+		if _, err := aggregate.QueueDepths(window, 1, 1<<20, 1<<20); (err == nil) != fits {
+			t.Errorf("a window of %d, of at most %d: %v", window, worker.MaxWindow, err)
+		}
 	}
 	if got, want := [...]chunk.DType{kernel.F32, kernel.BF16, kernel.F16}, [...]chunk.DType{chunk.F32, chunk.BF16, chunk.F16}; got != want {
 		t.Errorf("the element types are %v in C, %v in Go", got, want)

@@ -97,12 +97,3 @@ func (w *Worker) createQP(nic int) (*verbs.QP, error) {
 	n := &w.nics[nic]
 	return n.pd.CreateQP(verbs.QPConfig{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: int(w.info.SendDepth), MaxRecvWR: int(w.info.RecvDepth)})
 }
-
-// Devices names the worker's NICs.
-func (w *Worker) Devices() []string {
-	var names []string
-	for _, n := range w.nics {
-		names = append(names, n.device.Attr().Name)
-	}
-	return names
-}

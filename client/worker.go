@@ -115,9 +115,6 @@ func (w *Worker) Provider() string { return w.info.Provider }
 // Lanes is how many cores of the aggregator serve the job.
 func (w *Worker) Lanes() int { return len(w.info.Lanes) }
 
-// ByReference tells whether the aggregator reads gradients where this worker holds them.
-func (w *Worker) ByReference() bool { return w.info.ByReference }
-
 // Close leaves the job and gives everything back; memory from Alloc is gone then. A worker that closes while its operations
 // are under way fails the job.
 func (w *Worker) Close() error {

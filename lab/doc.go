@@ -6,7 +6,8 @@
 // same path; only /tmp and /run are the guest's own (a host path below those is at [GuestPath]). One directory is shared
 // read-write: [Guest.Dir] on the host, [SharedDir] in the guest.
 //
-//	rack, err := lab.BootRack(ctx, lab.Pair) // two hosts, one wire
+//	hosts, err := lab.Pair.Configs() // two, on one wire
+//	rack, err := lab.BootAll(ctx, hosts...)
 //	defer rack.Close()
 //	server := rack.Guests[1].Start("ib_write_bw -d rxe0")
 //	out, err := rack.Guests[0].Run(ctx, "ib_write_bw -d rxe0 "+rack.Guests[1].Addr(0))

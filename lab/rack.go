@@ -25,7 +25,7 @@ const (
 // Shapes lists the shapes.
 func Shapes() []Shape { return []Shape{Single, TwoNodes, Pair, Trio} }
 
-// Configs returns the guests of a shape, not yet booted, for a caller that wants to change them first.
+// Configs returns the guests of a shape, not yet booted.
 func (s Shape) Configs() ([]Config, error) {
 	switch s {
 	case Single:
@@ -54,15 +54,6 @@ func onOneWire(names ...string) []Config {
 
 // Rack is a set of running guests.
 type Rack struct{ Guests []*Guest }
-
-// BootRack boots a shape.
-func BootRack(ctx context.Context, s Shape) (*Rack, error) {
-	cfgs, err := s.Configs()
-	if err != nil {
-		return nil, err
-	}
-	return BootAll(ctx, cfgs...)
-}
 
 // BootAll boots guests side by side; on an error none is left.
 func BootAll(ctx context.Context, cfgs ...Config) (*Rack, error) {

@@ -237,7 +237,7 @@ func (s *Service) usable(p string, members []*member) error {
 		return errors.New("not served here")
 	}
 	for _, m := range members {
-		if !contains(m.providers, p) {
+		if !slices.Contains(m.providers, p) {
 			return fmt.Errorf("%v has none", m)
 		}
 		if p == verbs.ProviderSHM && m.hostID != s.hostID {

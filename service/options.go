@@ -129,7 +129,7 @@ func (o *Options) complete() error {
 		return errors.New("only listed jobs are to be served and none is listed: list some")
 	}
 	for _, p := range append(slices.Sorted(maps.Keys(o.ProviderOptions)), o.Providers...) {
-		if known := []string{verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}; !contains(known, p) {
+		if known := []string{verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}; !slices.Contains(known, p) {
 			return fmt.Errorf("unknown provider %q: use %s", p, list(known))
 		}
 	}

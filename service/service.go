@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,11 +91,11 @@ func New(o Options) (s *Service, err error) {
 			return s, errors.New("no provider has a device here: see rackweave doctor")
 		}
 	}
-	if len(o.NICs) > 0 && !contains(providers, verbs.ProviderIBV) && !contains(providers, verbs.ProviderSim) {
+	if len(o.NICs) > 0 && !slices.Contains(providers, verbs.ProviderIBV) && !slices.Contains(providers, verbs.ProviderSim) {
 		return s, fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(o.NICs), verbs.ProviderIBV, list(providers))
 	}
 	for _, p := range []string{verbs.ProviderSHM, verbs.ProviderIBV, verbs.ProviderTCP, verbs.ProviderSim} {
-		if !contains(providers, p) {
+		if !slices.Contains(providers, p) {
 			continue
 		}
 		if s.engines[p], err = openEngine(p, &s.opts, topo, s.Addr()); err != nil {

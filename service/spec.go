@@ -2,7 +2,6 @@ package service
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/rackweave/rackweave/aggregate"
@@ -85,8 +84,6 @@ func (s spec) differs(of spec) error {
 	}
 	return nil
 }
-
-func contains(names []string, name string) bool { return slices.Contains(names, name) }
 
 func list(names []string) string {
 	if len(names) == 0 {

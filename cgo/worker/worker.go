@@ -35,11 +35,6 @@ static int add_tensors(rw_worker *w, const struct rw_tensor_desc *tensors, uint3
 	}
 	return rw_worker_add(w, tensors, ntensors, lists, nchunks);
 }
-
-static int submit(rw_worker *w, const struct rw_op *ops, int n, uint64_t *handles)
-{
-	return rw_submit(w, ops, n, handles);
-}
 */
 import "C"
 
@@ -136,10 +131,8 @@ var (
 
 // Limits of worker.h.
 const (
-	MaxWindow  = C.RW_MAX_WINDOW
-	MaxLanes   = C.RW_MAX_LANES
-	MaxNICs    = C.RW_MAX_NICS
-	RecvMargin = 8
+	MaxWindow = C.RW_MAX_WINDOW
+	MaxNICs   = C.RW_MAX_NICS
 )
 
 func init() {
@@ -223,7 +216,7 @@ func Hyper(w Worker, tensor uint32, hyper *[8]float32, flags uint32) int {
 }
 
 func Submit(w Worker, ops []Op, handles []uint64) int {
-	return int(C.submit((*C.rw_worker)(w), (*C.struct_rw_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int(len(ops)),
+	return int(C.rw_submit((*C.rw_worker)(w), (*C.struct_rw_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int(len(ops)),
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(handles)))))
 }
 
