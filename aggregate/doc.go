@@ -11,4 +11,7 @@
 // A fold is one chunk of which some workers' gradients have arrived. It keeps where each lies (in the worker's slot, or, by
 // reference, in the worker's own memory) and sums all at once when the last is there: one pass over memory, and the same bits
 // for any arrival order. A worker's unanswered messages are bounded by its window, so folds in progress are too.
+//
+// A connection is counted messages in each direction over whatever queue pair there is: it keeps what it sent until that is known
+// to have arrived, and goes on over another NIC when a link, a queue pair or a completion queue is lost ([Job.Resume]).
 package aggregate

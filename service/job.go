@@ -296,8 +296,8 @@ func (m *member) depart(reason error) bool {
 	return true
 }
 
-// relieve fails a job in which workers wait for one that has left: its gradient will not come.
-func (j *job) relieve(ctx context.Context) {
+// failIfDeserted fails a job in which workers wait for one that has left: its gradient will not come.
+func (j *job) failIfDeserted(ctx context.Context) {
 	j.mu.Lock()
 	left := make([]bool, len(j.members))
 	some := false

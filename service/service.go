@@ -325,7 +325,7 @@ func (s *Service) tend() {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		for _, j := range s.running() {
-			j.relieve(ctx)
+			j.failIfDeserted(ctx)
 		}
 		cancel()
 	}
