@@ -378,6 +378,29 @@ func TestAnAttemptToResumeLeavesTheConnectionToALaterOne(t *testing.T) {
 	}
 }
 
+func TestWhatIsSubmittedWhileTheQueuesAreClaimedGoesOutAtTheirRelease(t *testing.T) {
+	r := newNICRack(t, 3, 1, resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32))
+	w := r.Workers[0]
+	sent := func() uint64 {
+		var s worker.Stats
+		worker.StatsOf(w.C, &s)
+		return s.SentChunks
+	}
+	if rc := worker.Claim(w.C); rc < 0 {
+		t.Fatal(w.Error(rc))
+	}
+	if _, err := w.Submit(w.Op(chunk.OpPushPull, 1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if n := sent(); n != 0 {
+		t.Errorf("%d chunks were sent on queues that are claimed", n)
+	}
+	worker.Release(w.C)
+	if sent() == 0 {
+		t.Error("nothing was sent when they were released")
+	}
+}
+
 // The race detector sees what is wrong here; nothing may order the two goroutines, so both go by time.
 func TestACallThatGaveUpOnABusyLaneSharesNothingWithWhatTheLaneDoesLater(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *racktest.Rack) error{
