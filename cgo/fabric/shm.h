@@ -134,6 +134,7 @@ struct shm_device {
 	uint8_t name[SHM_COOKIE];
 	struct shm_half_open half[SHM_MAX_HALF_OPEN];
 	int halves;
+	uint64_t accept_paused_ms; /* out of descriptors: the listener is left alone until then */
 };
 
 struct shm_cqe {

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+enum { PAUSE_MS = 100 }; /* of letting in, without a descriptor to spare */
 static const uint8_t ACCEPT = 'A';
 
 /* Both sides compute the same: the ring toward the passive side first. */
@@ -302,11 +303,15 @@ static void let_in(struct shm_device *d)
 		for (int i = 0; i < d->halves; i++)
 			if (d->half[i].fd < 0 && now - d->half[i].since_ms >= SHM_HELLO_FULL_MS)
 				drop(d, i--);
-	while (d->halves < SHM_MAX_HALF_OPEN) {
+	while (d->halves < SHM_MAX_HALF_OPEN && now >= d->accept_paused_ms) {
 		int s = accept4(d->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-		if (s < 0)
+		if (s < 0) {
+			/* The newcomer stays in the queue, which would end every wait at once. */
+			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+				d->accept_paused_ms = now + PAUSE_MS;
 			return;
+		}
 		if (shm_peer_allowed(s))
 			d->half[d->halves++] = (struct shm_half_open){.sock = s, .fd = -1, .since_ms = now};
 		else
@@ -359,8 +364,8 @@ static bool next_event(struct shm_device *d, struct rwf_async_event *out, bool *
 /* Sleeps until something happens at the listener, a half-open connection or to a queue pair, at most ms. */
 static void wait_for_any(struct shm_device *d, int ms)
 {
-	bool full = d->halves == SHM_MAX_HALF_OPEN;
-	struct pollfd p[2 + SHM_MAX_HALF_OPEN] = {{full ? -1 : d->listener, POLLIN, 0}, {d->event_fd, POLLIN, 0}};
+	bool closed = d->halves == SHM_MAX_HALF_OPEN || shm_now_ms() < d->accept_paused_ms;
+	struct pollfd p[2 + SHM_MAX_HALF_OPEN] = {{closed ? -1 : d->listener, POLLIN, 0}, {d->event_fd, POLLIN, 0}};
 	eventfd_t count;
 
 	/* A greeted connection waits for its queue pair, which announces itself by event_fd. */
@@ -392,7 +397,7 @@ int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event 
 		now = shm_now_ms();
 		if (found || now >= end)
 			break;
-		waiting |= d->halves > 0;
+		waiting |= d->halves > 0 || now < d->accept_paused_ms;
 		wait_for_any(d, waiting && end - now > SLICE_MS ? SLICE_MS : (int)(end - now));
 	}
 	pthread_mutex_unlock(&d->accept_lock);

@@ -300,6 +300,55 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	}
 }
 
+func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
+	n := newNode(16)
+	defer n.close()
+	qp := newQP(n, 8, false)
+	defer func() { must("destroy", DestroyQP(qp)) }()
+	ep, _ := DecodeShmEndpoint(endpoint(qp))
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	sock := dial(t, ep)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &old)
+	var taken []int
+	for {
+		fd, err := unix.Dup(sock)
+		if err != nil {
+			break
+		}
+		taken = append(taken, fd)
+	}
+	// The first newcomer may have been let in before; this one cannot be. No descriptor is free but the one it takes.
+	unix.Close(taken[0])
+	taken = taken[1:]
+	late := dial(t, ep)
+	cpu := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before := cpu()
+	time.Sleep(300 * time.Millisecond)
+	if spent := cpu() - before; spent > 30*time.Millisecond {
+		t.Errorf("300 ms with a newcomer that cannot be let in took %v of the CPU", spent)
+	}
+	for _, fd := range taken {
+		unix.Close(fd)
+	}
+	send(t, late, []byte("noise"))
+	unix.SetsockoptTimeval(late, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
+	if k, err := unix.Read(late, make([]byte, 8)); k != 0 && err != unix.ECONNRESET {
+		t.Errorf("noise was answered with %d bytes, %v; expected the end", k, err)
+	}
+}
+
 func TestShmRegistersOnlyMemoryThatCannotShrink(t *testing.T) {
 	n := newNode(16)
 	defer n.close()
