@@ -154,6 +154,13 @@ func (w *Worker) dial(ctx context.Context, ends []*api.WorkerLane) error {
 	if len(box.Lanes) != len(w.qps) {
 		return fmt.Errorf("connect: the aggregator answers for %d lanes of %d", len(box.Lanes), len(w.qps))
 	}
+	// A failure ends the wait for a queue pair (meet).
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			w.fail(context.Cause(ctx))
+		}
+	})
+	defer stop()
 	deadline := time.Now().Add(time.Duration(ms) * time.Millisecond)
 	for i, qp := range w.qps {
 		if err := w.meet(i, qp, box.Lanes[i], max(time.Until(deadline), time.Millisecond)); err != nil {
@@ -168,7 +175,9 @@ func (w *Worker) dial(ctx context.Context, ends []*api.WorkerLane) error {
 
 // meet connects a lane's queue pair to the aggregator's, and notes what the C worker is told of it.
 func (w *Worker) meet(lane int, qp *verbs.QP, box *api.BoxLane, timeout time.Duration) error {
-	if err := qp.Connect(box.Endpoint, verbs.ConnectConfig{Active: true, Timeout: timeout, AckTimeout: w.mover.ackTimeout()}); err != nil {
+	if err := qp.Connect(box.Endpoint, verbs.ConnectConfig{
+		Active: true, Timeout: timeout, AckTimeout: w.mover.ackTimeout(), Cancel: w.failed,
+	}); err != nil {
 		return err
 	}
 	// Only now: on a queue pair that did not connect nothing can have arrived.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -131,6 +132,35 @@ func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 				t.Errorf("barrier: %v", err)
 			}
 		})
+	}
+}
+
+func TestConnectingEndsWhenTheJobFailsOrTheCallerGivesUp(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and never lets anybody in
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, ProviderOptions: map[string]string{verbs.ProviderTCP: "advertise=" + silent.Addr().String()}})
+	ctx, cancel := context.WithCancel(context20(t))
+	time.AfterFunc(300*time.Millisecond, cancel)
+	began := time.Now()
+	errs := every(make([]*client.Worker, 2), func(rank int, _ *client.Worker) error {
+		ctx := ctx
+		if rank == 1 {
+			ctx = context20(t)
+		}
+		_, err := client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Rank: rank, Workers: 2})
+		return err
+	})
+	if took := time.Since(began); took > 300*time.Millisecond+promptly {
+		t.Errorf("took %v", took)
+	}
+	if !errors.Is(errs[0], context.Canceled) {
+		t.Errorf("the worker that was cancelled: %v", errs[0])
+	}
+	if !errors.Is(errs[1], client.ErrAborted) || !strings.Contains(errs[1].Error(), "worker 0 (") {
+		t.Errorf("the other worker: %v", errs[1])
 	}
 }
 

@@ -14,6 +14,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"syscall"
@@ -429,6 +430,8 @@ type ConnectConfig struct {
 	// Active opens the connection; the passive side waits for its peer.
 	Active                          bool
 	Timeout, RNRTimeout, AckTimeout time.Duration
+	// Cancel, if not nil, ends the active side's wait when it is closed.
+	Cancel <-chan struct{}
 }
 
 // Connect takes the peer's endpoint to the queue pair. Active: on return the queue pair is in RTS. Passive: it gets there
@@ -440,6 +443,23 @@ func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
 	}
 	if c.Active {
 		attr.Active = 1
+	}
+	if c.Active && c.Cancel != nil {
+		told, teller, err := os.Pipe()
+		if err != nil {
+			return fmt.Errorf("connect queue pair: %w", err)
+		}
+		defer told.Close()
+		attr.CancelFD = int32(told.Fd())
+		connected := make(chan struct{})
+		defer close(connected)
+		go func() {
+			defer teller.Close() // told becomes readable
+			select {
+			case <-c.Cancel:
+			case <-connected:
+			}
+		}()
 	}
 	return do("connect queue pair", func() int { return fabric.ConnectQP(qp.h, peer, &attr) })
 }

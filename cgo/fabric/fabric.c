@@ -1,9 +1,12 @@
 /* The contract's entry points: check what no provider should have to, then call the provider. */
+#define _GNU_SOURCE /* ppoll */
 #include "provider.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 static _Thread_local char last_error[512];
 
@@ -240,6 +243,18 @@ int rwf_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 	if (a.timeout_ms == 0)
 		a.timeout_ms = 5000;
 	return qp->ops->connect_qp(qp, peer, len, &a);
+}
+
+int rwf_connect_wait(int fd, short events, int cancel_fd, uint64_t ns)
+{
+	struct pollfd p[2] = {{fd, events, 0}, {cancel_fd > 0 ? cancel_fd : -1, POLLIN, 0}};
+	struct timespec t = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+
+	if (ppoll(p, 2, &t, NULL) < 0 && errno != EINTR)
+		return rwf_fail(errno, "connect: poll: %s", strerror(errno));
+	if (p[1].revents)
+		return rwf_fail(ECANCELED, "connect: given up");
+	return p[0].revents != 0;
 }
 
 int rwf_fail_qp(rwf_qp *qp)

@@ -96,6 +96,7 @@ type QPInit struct {
 type ConnectAttr struct {
 	_                                             structs.HostLayout
 	Active, TimeoutMS, RNRTimeoutMS, AckTimeoutMS uint32
+	CancelFD                                      int32
 }
 
 // AsyncEvent mirrors struct rwf_async_event.

@@ -14,7 +14,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 /* Retries: 7 means for ever for RNR, and on soft-RoCE, against the specification, also for lost packets. */
@@ -118,10 +117,9 @@ static void set_aside(struct vb_qp *qp, uint32_t seq, int *status)
 }
 
 /* The write that asks whether the peer is there; returns its status, or NOT_YET at the deadline. */
-static int knock(struct vb_qp *qp, uint64_t deadline_ns, int *status)
+static int knock(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *status)
 {
 	const struct rwf_send_wr nothing = {.opcode = RWF_WRITE, .flags = RWF_SEND_SIGNALED};
-	const struct timespec pause = {.tv_nsec = 50000};
 	uint32_t seq = qp->sq.head;
 	int n = vb_post_send(&qp->base, &nothing, 1);
 
@@ -132,7 +130,11 @@ static int knock(struct vb_qp *qp, uint64_t deadline_ns, int *status)
 		set_aside(qp, seq, status);
 		if (*status != NOT_YET || vb_now_ns() >= deadline_ns)
 			return 0;
-		nanosleep(&pause, NULL);
+		n = rwf_connect_wait(-1, 0, cancel_fd, 50000);
+		if (n < 0) {
+			vb_to_error(qp);
+			return n;
+		}
 	}
 }
 
@@ -172,7 +174,7 @@ static int connect_active(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer,
 	int status, rc;
 
 	for (;;) {
-		if ((rc = knock(qp, deadline_ns, &status)))
+		if ((rc = knock(qp, deadline_ns, a->cancel_fd, &status)))
 			return rc;
 		if (status == IBV_WC_SUCCESS) {
 			qp->base.state = RWF_QPS_RTS;

@@ -51,6 +51,12 @@ struct rwf_qp {
 	_Atomic int state; /* enum rwf_qp_state */
 };
 
+/*
+ * A step of an active connect's wait: 1 once fd is ready, 0 after ns, or the negative errno, -ECANCELED of a wait that was
+ * ended by cancel_fd. fd -1: for the time alone; cancel_fd 0: none. Sets rwf_last_error().
+ */
+int rwf_connect_wait(int fd, short events, int cancel_fd, uint64_t ns);
+
 extern const struct rwf_ops rwf_ibv_ops __attribute__((weak)), rwf_shm_ops __attribute__((weak)), rwf_tcp_ops __attribute__((weak)),
 	rwf_sim_ops __attribute__((weak));
 

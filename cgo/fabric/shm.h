@@ -222,7 +222,7 @@ int shm_decode_hello(const uint8_t *buf, size_t len, uint8_t *to, uint8_t *from)
 uint64_t shm_now_ms(void);
 int shm_random(void *buf, size_t len);
 int shm_listen(const uint8_t *name);
-int shm_dial(const uint8_t *name, uint64_t deadline_ms);
+int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd);
 bool shm_peer_allowed(int sock);
 int shm_peer_pidfd(int sock);
 int shm_send(int sock, const void *buf, size_t len, int fd);

@@ -106,19 +106,19 @@ static void announce(struct shm_qp *q)
 	shm_advertise_all(q);
 }
 
-static int await_accept(int sock, uint64_t deadline_ms)
+static int await_accept(int sock, uint64_t deadline_ms, int cancel_fd)
 {
 	for (;;) {
 		uint64_t now = shm_now_ms();
-		struct pollfd p = {sock, POLLIN, 0};
 		uint8_t byte;
 		int fd, n;
 
 		if (now >= deadline_ms)
 			return rwf_fail(ETIMEDOUT, "connect: the peer did not let us in: its process must be calling "
 						   "rwf_get_async_event and its queue pair be connecting to this one");
-		if (poll(&p, 1, (int)(deadline_ms - now)) < 0 && errno != EINTR)
-			return rwf_fail(errno, "connect: poll: %s", strerror(errno));
+		n = rwf_connect_wait(sock, POLLIN, cancel_fd, (deadline_ms - now) * 1000000);
+		if (n < 0)
+			return n;
 		n = shm_recv(sock, &byte, 1, &fd);
 		if (fd >= 0)
 			close(fd);
@@ -129,7 +129,7 @@ static int await_accept(int sock, uint64_t deadline_ms)
 	}
 }
 
-static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms)
+static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms, int cancel_fd)
 {
 	uint8_t hello[SHM_HELLO_LEN];
 	int rc;
@@ -140,7 +140,7 @@ static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms)
 	rc = shm_send(sock, hello, sizeof hello, fd);
 	if (rc)
 		return rwf_fail(-rc, "connect: greeting: %s", strerror(-rc));
-	return await_accept(sock, deadline_ms);
+	return await_accept(sock, deadline_ms, cancel_fd);
 }
 
 /*
@@ -155,15 +155,15 @@ static void settle_regions(struct shm_qp *q)
 		sched_yield();
 }
 
-static int connect_active(struct shm_qp *q, uint64_t deadline_ms)
+static int connect_active(struct shm_qp *q, uint64_t deadline_ms, int cancel_fd)
 {
 	struct shm_device *d = shm_dev(q->base.pd->dev);
 	int fd = make_shared(shared_len(q->peer_ep.recv_depth, q->self.recv_depth)), sock, rc;
 
 	if (fd < 0)
 		return fd;
-	sock = shm_dial(q->peer_ep.listener, deadline_ms);
-	rc = sock < 0 ? sock : greet(q, sock, fd, deadline_ms);
+	sock = shm_dial(q->peer_ep.listener, deadline_ms, cancel_fd);
+	rc = sock < 0 ? sock : greet(q, sock, fd, deadline_ms, cancel_fd);
 	if (!rc) {
 		rc = link_peer(q, sock, fd, true);
 		if (rc)
@@ -199,7 +199,7 @@ int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 	q->peer_ep = ep;
 	q->deadline_ms = shm_now_ms() + attr->timeout_ms;
 	if (attr->active)
-		return connect_active(q, q->deadline_ms);
+		return connect_active(q, q->deadline_ms, attr->cancel_fd);
 	atomic_store(&q->base.state, RWF_QPS_RTR);
 	eventfd_write(d->event_fd, 1);
 	return 0;

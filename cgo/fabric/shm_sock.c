@@ -63,7 +63,7 @@ int shm_listen(const uint8_t *name)
 	return s;
 }
 
-int shm_dial(const uint8_t *name, uint64_t deadline_ms)
+int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd)
 {
 	struct sockaddr_un sa;
 	socklen_t len = address(name, &sa);
@@ -76,8 +76,12 @@ int shm_dial(const uint8_t *name, uint64_t deadline_ms)
 
 		/* A full backlog: the one case worth another try. */
 		if (e == EAGAIN && shm_now_ms() < deadline_ms) {
-			nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-			continue;
+			int rc = rwf_connect_wait(-1, 0, cancel_fd, 1000000);
+
+			if (rc == 0)
+				continue;
+			close(s);
+			return rc;
 		}
 		if (e == EINTR)
 			continue;

@@ -51,8 +51,9 @@ static void establish(struct sim_qp *qp, struct sim_qp *peer)
 	sim_raise(peer, RWF_EVENT_QP_ESTABLISHED);
 }
 
-static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_ms)
+static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_ms, int cancel_fd)
 {
+	const uint64_t slice_ns = 10000000; /* cancel_fd is looked at this often */
 	struct rwf_sim *w = sim_of(qp);
 	uint64_t until_ns = w->now_ns + (uint64_t)timeout_ms * 1000000;
 	struct sim_sleeper sleeper = {0};
@@ -74,7 +75,9 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 				      qp->base.num, e->qp_num, e->device, timeout_ms);
 			break;
 		}
-		sim_sleep(w, &sleeper, until_ns);
+		if ((rc = rwf_connect_wait(-1, 0, cancel_fd, 0)) < 0)
+			break;
+		sim_sleep(w, &sleeper, cancel_fd > 0 && until_ns - w->now_ns > slice_ns ? w->now_ns + slice_ns : until_ns);
 	}
 	sem_destroy(&sleeper.sem);
 	return rc;
@@ -98,7 +101,7 @@ int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_
 	if (base->state != RWF_QPS_INIT || qp->waiting)
 		rc = rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
 	else if (attr->active)
-		rc = go_to(qp, &e, attr->timeout_ms);
+		rc = go_to(qp, &e, attr->timeout_ms, attr->cancel_fd);
 	else
 		wait_for(qp, e.qp_num, attr->timeout_ms);
 	sim_unlock(w);

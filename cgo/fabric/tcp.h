@@ -240,7 +240,7 @@ void tcp_qp_error(struct tcp_qp *qp, enum rwf_wc_status status);
 bool tcp_qp_progress(struct tcp_link *link); /* true: there is more to do */
 
 /* tcp_connect */
-int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, uint32_t timeout_ms);
+int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr);
 
 /* tcp_send */
 void tcp_transmit(struct tcp_qp *qp);

@@ -7,29 +7,25 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 struct attempt {
-	int fd;
+	int fd, cancel_fd;
 	uint64_t deadline_ns;
 	char where[INET6_ADDRSTRLEN + 16];
 };
 
 static int wait_for(struct attempt *a, short events, const char *what)
 {
-	struct pollfd pfd = {.fd = a->fd, .events = events};
-	int n;
+	uint64_t now;
 
-	do {
-		uint64_t now = tcp_now_ns(), ns = a->deadline_ns > now ? a->deadline_ns - now : 0;
-		struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+	while ((now = tcp_now_ns()) < a->deadline_ns) {
+		int n = rwf_connect_wait(a->fd, events, a->cancel_fd, a->deadline_ns - now);
 
-		n = ppoll(&pfd, 1, &ts, NULL);
-	} while (n < 0 && errno == EINTR);
-	if (n < 0)
-		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
-	return n ? 0 : rwf_fail(ETIMEDOUT, "connect to %s: time ran out waiting %s", a->where, what);
+		if (n)
+			return n < 0 ? n : 0;
+	}
+	return rwf_fail(ETIMEDOUT, "connect to %s: time ran out waiting %s", a->where, what);
 }
 
 static int open_connection(struct tcp_device *dev, struct attempt *a, const struct tcp_endpoint *peer)
@@ -117,9 +113,9 @@ static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
 }
 
 /* Leaves the connection's socket in arrived_fd, and in peer where it leads. */
-int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, uint32_t timeout_ms)
+int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr)
 {
-	struct attempt a = {.deadline_ns = tcp_now_ns() + timeout_ms * 1000000ull};
+	struct attempt a = {.cancel_fd = attr->cancel_fd, .deadline_ns = tcp_now_ns() + attr->timeout_ms * 1000000ull};
 	char text[INET6_ADDRSTRLEN];
 	int rc = locate(qp->dev, peer);
 

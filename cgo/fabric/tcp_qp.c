@@ -172,7 +172,7 @@ int tcp_connect_qp(rwf_qp *head, const void *peer, size_t len, const struct rwf_
 		tcp_poke_listener(dev);
 		return 0;
 	}
-	rc = tcp_connect(qp, &ep, attr->timeout_ms);
+	rc = tcp_connect(qp, &ep, attr);
 	if (rc)
 		return rc;
 	atomic_store(&head->state, RWF_QPS_RTS);

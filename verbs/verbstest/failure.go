@@ -215,6 +215,21 @@ func nobodyThere(t *testing.T, p Provider) {
 	r.expectSoon(r.now()-start, timeout)
 }
 
+func cancelled(t *testing.T, p Provider) {
+	r := newRig(t, p, shape{})
+	deaf, cancel := r.create(r.b, shape{}), make(chan struct{})
+	time.AfterFunc(50*time.Millisecond, func() { close(cancel) })
+	start := time.Now()
+	if err := r.create(r.a, shape{}).Connect(r.endpoint(deaf), verbs.ConnectConfig{Active: true, Timeout: deadline, Cancel: cancel}); err == nil {
+		t.Error("connecting to a queue pair that does not wait for it: no error")
+	}
+	if took := time.Since(start); took > deadline/2 {
+		t.Errorf("the connect that was cancelled after 50 ms took %v", took)
+	}
+	a, b := r.create(r.a, shape{}), r.create(r.b, shape{})
+	r.join(a, b, verbs.ConnectConfig{Cancel: make(chan struct{})})
+}
+
 func nobodyComes(t *testing.T, p Provider) {
 	const timeout = 100 * time.Millisecond
 	r := newRig(t, p, shape{})

@@ -79,6 +79,7 @@ func Run(t *testing.T, p Provider) {
 		{"destroying queue pairs with work outstanding leaves their queues clean", destroyIsClean},
 		{"a sender whose peer was destroyed fails", destroyedPeerFailsSender},
 		{"connecting to nobody ends within its deadline", nobodyThere},
+		{"connecting ends when it is cancelled", cancelled},
 		{"a passive queue pair whose peer never comes fails on time", nobodyComes},
 		{"a garbage endpoint is an error", garbageEndpoint},
 		{"a passive queue pair's device reports its peer's arrival", arrivalIsReported},
