@@ -141,8 +141,14 @@ func classify(err error) error {
 		if !connect.IsWireError(err) && !errors.Is(c.Unwrap(), context.Canceled) {
 			return fmt.Errorf("%w: %s", ErrServerLost, text)
 		}
+		if c.Unwrap() == context.Canceled {
+			return context.Canceled
+		}
 		return fmt.Errorf("%w: %s", context.Canceled, text)
 	case connect.CodeUnavailable:
+		if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {
+			return unreached{dial}
+		}
 		return fmt.Errorf("%w: %s", ErrServerLost, text)
 	case connect.CodeAborted:
 		return fmt.Errorf("%w: %s", ErrAborted, text)
@@ -169,6 +175,15 @@ func (c *Config) classifyFirst(err error) error {
 	}
 	return fmt.Errorf("%w%s", lost, remedy)
 }
+
+// unreached is an aggregator that no connection leads to: an [ErrServerLost] of one that may never have been there.
+type unreached struct{ err error }
+
+func (u unreached) Error() string { return fmt.Sprintf("cannot reach the aggregator: %v", u.err) }
+
+func (unreached) Is(target error) bool { return target == ErrServerLost }
+
+func (u unreached) Unwrap() error { return u.err }
 
 // refusal is a request that the aggregator turned down; the code is there for errors.As with [*connect.Error].
 type refusal struct{ err *connect.Error }

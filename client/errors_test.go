@@ -22,6 +22,7 @@ func TestCallErrorsWrapWhatTheyMean(t *testing.T) {
 		{connect.NewError(connect.CodeCanceled, fmt.Errorf("post: %w", context.Canceled)), context.Canceled},
 		{connect.NewWireError(connect.CodeCanceled, errors.New("the call was given up")), context.Canceled},
 		{connect.NewError(connect.CodeUnavailable, errors.New("refused")), ErrServerLost},
+		{connect.NewError(connect.CodeUnavailable, &url.Error{Op: "Post", URL: "http://box", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}), ErrServerLost},
 		{connect.NewError(connect.CodeDeadlineExceeded, errors.New("late")), ErrTimeout},
 		{connect.NewError(connect.CodeAborted, errors.New("job failed")), ErrAborted},
 		{connect.NewError(connect.CodePermissionDenied, errors.New("wrong token")), ErrRefused},
