@@ -36,7 +36,7 @@ func (w *Worker) enrol(ctx context.Context) error {
 	w.info, err = w.rpc.Join(ctx, &api.JoinRequest{
 		Job: w.cfg.Job, Token: w.cfg.Token, Rank: int32(w.cfg.Rank), Workers: uint32(w.cfg.Workers), Mode: w.cfg.Mode,
 		Optimizer: w.cfg.Optimizer, Hyper: w.cfg.Hyper, ChunkBytes: uint32(w.cfg.ChunkBytes), Provider: w.cfg.Provider,
-		Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()), TimeoutMs: ms,
+		Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()), Uid: uint32(os.Geteuid()), TimeoutMs: ms,
 	})
 	if err != nil {
 		transport.CloseIdleConnections()

@@ -57,6 +57,7 @@ type member struct {
 	host      string
 	hostID    string
 	pid       int64
+	uid       uint32
 	provider  string // asked for; "": any
 	providers []string
 

@@ -38,7 +38,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
 	}
 	m := &member{
-		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, provider: r.Provider, providers: r.Providers,
+		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid, provider: r.Provider, providers: r.Providers,
 		out: make(chan struct{}),
 	}
 	if m.provider == "auto" {
@@ -242,6 +242,9 @@ func (s *Service) usable(p string, members []*member) error {
 		}
 		if p == verbs.ProviderSHM && m.hostID != s.hostID {
 			return fmt.Errorf("%v is not on the aggregator's host", m)
+		}
+		if p == verbs.ProviderSHM && m.uid != s.uid && m.uid != 0 && s.uid != 0 {
+			return fmt.Errorf("%v runs as user %d, the aggregator as user %d: run both as one, or use another provider", m, m.uid, s.uid)
 		}
 	}
 	return nil

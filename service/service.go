@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -34,6 +35,7 @@ type Service struct {
 	engines  map[string]*engine
 	served   []string // providers, the fastest first
 	hostID   string
+	uid      uint32
 	start    time.Time
 
 	closing     chan struct{} // closed when the service ends
@@ -63,7 +65,7 @@ func New(o Options) (s *Service, err error) {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
 	s = &Service{
-		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), start: time.Now(),
+		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()), start: time.Now(),
 		closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{}, sessions: map[string]*member{},
 	}
 	defer func() {

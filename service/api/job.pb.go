@@ -51,9 +51,11 @@ type JoinRequest struct {
 	// Tells whether worker and aggregator can share memory.
 	HostId string `protobuf:"bytes,11,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	// For people.
-	Host          string `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`
-	Pid           int64  `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
-	TimeoutMs     uint32 `protobuf:"varint,14,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Host      string `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`
+	Pid       int64  `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
+	TimeoutMs uint32 `protobuf:"varint,14,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// The worker's user: processes share memory with their own user's and with root's.
+	Uid           uint32 `protobuf:"varint,15,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -182,6 +184,13 @@ func (x *JoinRequest) GetPid() int64 {
 func (x *JoinRequest) GetTimeoutMs() uint32 {
 	if x != nil {
 		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *JoinRequest) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
 	}
 	return 0
 }
@@ -2674,7 +2683,7 @@ var File_job_proto protoreflect.FileDescriptor
 
 const file_job_proto_rawDesc = "" +
 	"\n" +
-	"\tjob.proto\x12\frackweave.v1\"\xc4\x03\n" +
+	"\tjob.proto\x12\frackweave.v1\"\xd6\x03\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x12\n" +
@@ -2692,7 +2701,8 @@ const file_job_proto_rawDesc = "" +
 	"\x04host\x18\f \x01(\tR\x04host\x12\x10\n" +
 	"\x03pid\x18\r \x01(\x03R\x03pid\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x0e \x01(\rR\ttimeoutMs\x1a8\n" +
+	"timeout_ms\x18\x0e \x01(\rR\ttimeoutMs\x12\x10\n" +
+	"\x03uid\x18\x0f \x01(\rR\x03uid\x1a8\n" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
