@@ -97,13 +97,6 @@ func TestAWorkerMustSayWhatTheJobIs(t *testing.T) {
 		Server: s.URL(), Job: "j", Token: "t", Rank: 0, Workers: 2, Mode: "eager", Optimizer: "sgd_torch", Hyper: map[string]float64{"momentum": 0.9},
 		Provider: verbs.ProviderTCP,
 	}
-	joined := make(chan error, 1)
-	ctx, cancel := context.WithCancel(context20(t))
-	go func() {
-		_, err := client.Join(ctx, first)
-		joined <- err
-	}()
-	waitFor(t, "the first worker", func() bool { return forming(t, s) == 1 })
 	for _, c := range []struct {
 		name string
 		edit func(*client.Config)
@@ -119,18 +112,33 @@ func TestAWorkerMustSayWhatTheJobIs(t *testing.T) {
 		{"chunk size", func(c *client.Config) { c.ChunkBytes = 4096 }, connect.CodeFailedPrecondition, "chunk_bytes is 4096 here and 32768"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			joined := make(chan error, 1)
+			ctx, cancel := context.WithCancel(context20(t))
+			defer cancel()
+			go func() {
+				_, err := client.Join(ctx, first)
+				joined <- err
+			}()
+			waitFor(t, "the first worker", func() bool { return forming(t, s) == 1 })
 			cfg := first
 			cfg.Rank = 1
 			c.edit(&cfg)
 			_, err := client.Join(context20(t), cfg)
 			refused(t, err, c.code, c.want)
+			if c.code == connect.CodeFailedPrecondition {
+				// It is of the job, and the job cannot be: the first does not wait for its timeout.
+				refused(t, <-joined, c.code, "worker 1 (")
+			} else {
+				cancel()
+				if err := <-joined; !errors.Is(err, context.Canceled) {
+					t.Errorf("the first worker, cancelled: %v", err)
+				} else if strings.Count(err.Error(), context.Canceled.Error()) != 1 {
+					t.Errorf("the first worker, cancelled: %q says so more than once", err)
+				}
+			}
+			waitFor(t, "the job to be forgotten", func() bool { return forming(t, s) == 0 })
 		})
 	}
-	cancel()
-	if err := <-joined; !errors.Is(err, context.Canceled) {
-		t.Errorf("the first worker, cancelled: %v", err)
-	}
-	waitFor(t, "the job to be forgotten", func() bool { return forming(t, s) == 0 })
 }
 
 // forming is how many workers the service's only job has; 0 without a job.

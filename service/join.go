@@ -55,7 +55,9 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	}
 	if last {
 		j.startErr = j.run()
+		s.mu.Lock()
 		s.settle(j)
+		s.mu.Unlock()
 	}
 	select {
 	case <-j.started:
@@ -99,7 +101,11 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if err := j.spec.differs(sp); err != nil {
-		j.refused = fmt.Sprintf("; %v was refused: %v", m, err)
+		if len(j.members) < j.spec.workers {
+			// It has the job's token and will not come as it should: those who are there would wait in vain.
+			j.startErr = fmt.Errorf("%v was refused: %w", m, err)
+			s.settle(j)
+		}
 		return nil, false, refuse(connect.CodeFailedPrecondition, "join job %q: %w", r.Job, err)
 	}
 	if len(j.members) == j.spec.workers {
@@ -108,6 +114,7 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 	}
 	for _, other := range j.members {
 		if m.rank >= 0 && m.rank == other.rank {
+			j.refused = fmt.Sprintf("; %v was refused: %v has its rank", m, other)
 			return nil, false, refuse(connect.CodeAlreadyExists, "rank %d of job %q is taken by %v", m.rank, r.Job, other)
 		}
 	}
@@ -140,10 +147,8 @@ func (s *Service) newJob(r *api.JoinRequest, policy JobPolicy, sp spec) (*job, e
 	}, nil
 }
 
-// settle ends a job's forming, one way or the other.
+// settle ends a job's forming, one way or the other; under s.mu.
 func (s *Service) settle(j *job) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if j.startErr != nil {
 		s.log.Warn("job could not start", "job", j.name, "err", j.startErr)
 		delete(s.jobs, j.name)
