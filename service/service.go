@@ -241,6 +241,7 @@ func (s *Service) Serve(ctx context.Context) error {
 	case err = <-served:
 		served <- http.ErrServerClosed
 	}
+	s.log.Info("ending")
 	closeErr := s.Close()
 	if serveErr := <-served; err == nil && !errors.Is(serveErr, http.ErrServerClosed) {
 		err = serveErr

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -41,7 +42,7 @@ Alternatives take turns, in rounds; medians are printed. It takes two or three m
 			if err := cfg.Check(); err != nil {
 				return err
 			}
-			if err := checkOutput(jsonFile); err != nil {
+			if err := errors.Join(checkOutput(jsonFile), checkDir(svgDir)); err != nil {
 				return err
 			}
 			runner, err := newRunner(cmd)
@@ -66,7 +67,9 @@ Alternatives take turns, in rounds; medians are printed. It takes two or three m
 				return nil
 			}
 			files, err := all.WriteSVGs(svgDir)
-			fmt.Fprintf(cmd.ErrOrStderr(), "figures: %s\n", strings.Join(files, " "))
+			if len(files) > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "figures: %s\n", strings.Join(files, " "))
+			}
 			return err
 		},
 	}

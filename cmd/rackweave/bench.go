@@ -220,6 +220,21 @@ func checkOutput(name string) error {
 	return f.Close()
 }
 
+// checkDir does the same for a directory, which it makes.
+func checkDir(name string) error {
+	if name == "" {
+		return nil
+	}
+	if err := os.MkdirAll(name, 0o777); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(name, ".writable-")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
 // output opens a file to write to, "-" being standard output.
 func output(cmd *cobra.Command, name string, write func(io.Writer) error) error {
 	if name == "-" {

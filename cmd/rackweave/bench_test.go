@@ -37,6 +37,7 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"bench --bytes 4KiB --server box", []string{`"box"`, "http://host:7077"}},
 		{"bench ablate --only fuse", []string{`"fuse"`, "chunk-size, tall-wide, fused"}},
 		{"bench ablate --rounds 0", []string{"0 rounds", "use 1 to"}},
+		{"bench ablate --svg /proc/figures", []string{"/proc/figures"}},
 		{"bench compare --workers 1,2", []string{"[1 2]", "use one"}},
 		{"bench compare --with nccl", []string{`"nccl"`}},
 		{"topo --model none", []string{`"none"`}},
