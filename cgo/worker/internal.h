@@ -225,6 +225,8 @@ void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent a
 /* worker.c */
 /* One round: what came, receives for it, what may go. By the driving thread, under the lock; returns completions or the failure. */
 int drive(struct rw_worker *w);
+/* Calls what waits for operations that are done; without the lock meanwhile. */
+void run_callbacks(struct rw_worker *w);
 int worker_fail(struct rw_worker *w, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void tensor_done(struct rw_worker *w, uint32_t index, int status);
 

@@ -4,8 +4,17 @@
 #include <errno.h>
 #include <time.h>
 
-/* How long a queue pair that was failed may take to give up its receives: 500 ms. */
-enum { DRAIN_TRIES = 5000, DRAIN_PAUSE_NS = 100000 };
+/* How long a queue pair that was failed may take to give up its receives. */
+enum { DRAIN_NS = 500000000, DRAIN_PAUSE_NS = 100000 };
+
+/* Never the simulation's clock, which stands still here. */
+static uint64_t monotonic_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
 
 int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 {
@@ -27,16 +36,19 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 static int drain(struct rw_worker *w, struct lane *l)
 {
 	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
+	const uint64_t end = monotonic_ns() + DRAIN_NS;
 
-	for (int tries = 0; l->receives > 0 && tries < DRAIN_TRIES; tries++) {
+	while (l->receives > 0 && monotonic_ns() < end) {
 		int n = drive(w);
 
 		if (n < 0)
 			return n;
-		if (n > 0)
-			continue;
+		/* Operations may be done: their callbacks have room only until they are started again. */
+		run_callbacks(w);
+		pthread_cond_broadcast(&w->cond);
 		pthread_mutex_unlock(&w->lock);
-		nanosleep(&pause, NULL);
+		if (n == 0)
+			nanosleep(&pause, NULL);
 		pthread_mutex_lock(&w->lock);
 	}
 	return 0;

@@ -208,7 +208,7 @@ int drive(struct rw_worker *w)
 	return n;
 }
 
-static void run_callbacks(struct rw_worker *w)
+void run_callbacks(struct rw_worker *w)
 {
 	while (w->finished_count > 0) {
 		struct finished f = w->finished[w->finished_head];
