@@ -163,7 +163,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 			}
 		}
 		if s.Jitter > 0 {
-			rng.Shuffle(len(ops), func(i, k int) { ops[i], ops[k] = ops[k], ops[i] })
+			inOwnOrder(ops, rng)
 		}
 		var err error
 		if handles, err = w.SubmitTo(handles[:0], ops); err != nil {
@@ -209,6 +209,14 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 		}
 	}
 	return say(workerReport{Done: true, TimesUS: times, Checksum: sum, Provider: w.Provider(), Lanes: w.Lanes()})
+}
+
+// inOwnOrder gives operations an order of the worker's own, which their priorities would undo.
+func inOwnOrder(ops []client.Op, rng *rand.Rand) {
+	rng.Shuffle(len(ops), func(i, k int) { ops[i], ops[k] = ops[k], ops[i] })
+	for i := range ops {
+		ops[i].Priority = 0
+	}
 }
 
 // lineWriter calls f with every complete line.
