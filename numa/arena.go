@@ -110,7 +110,8 @@ func newArena(c ArenaConfig) (*Arena, error) {
 	case c.Lazy && c.Huge == HugeRequire:
 		return nil, errors.New("a lazy arena has small pages: huge pages cannot be required of it")
 	}
-	if total := tr.kib("proc/meminfo", "MemTotal"); c.Bytes > total {
+	// 0: it could not be read, as where no descriptor is left, and what comes next says why.
+	if total := tr.kib("proc/meminfo", "MemTotal"); total > 0 && c.Bytes > total {
 		return nil, fmt.Errorf("%w: the machine has %s", ErrNoMemory, formatBytes(total))
 	}
 	if nodes := tr.memoryNodes(); c.Node != AnyNode && !nodes.Has(c.Node) {

@@ -343,3 +343,23 @@ func TestAnArenaThatGetsNoHugePagesLeavesOthersMemoryAlone(t *testing.T) {
 	close(done)
 	wg.Wait()
 }
+
+func TestAnArenaWithoutADescriptorToSpareSaysSo(t *testing.T) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	a, err := NewArena(ArenaConfig{Name: "slots", Bytes: 1 << 20, Node: AnyNode})
+	if restore := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); restore != nil {
+		t.Fatal(restore)
+	}
+	if err == nil {
+		a.Close()
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("error %v, want %v", err, unix.EMFILE)
+	}
+}
