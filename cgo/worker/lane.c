@@ -202,6 +202,13 @@ static int build_record(struct rw_worker *w, struct lane *l, const struct chunk 
 	return 1;
 }
 
+static void again_pop(struct lane *l)
+{
+	l->chunks[l->again[l->again_head]].in_again = 0;
+	l->again_head = (l->again_head + 1) % l->nchunks;
+	l->again_count--;
+}
+
 static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr, int *staged)
 {
 	struct chunk *c = &l->chunks[index];
@@ -237,6 +244,8 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	c->state = CHUNK_IN_FLIGHT;
 	/* Not to be found there again: one that is given back goes behind all else. */
 	p->cursor += p->cursor == index;
+	if (l->again_count > 0 && l->again[l->again_head] == index)
+		again_pop(l);
 	w->stats.sent_chunks++;
 	w->stats.sent_bytes += payload ? bytes : 0;
 	return 1;
@@ -282,9 +291,7 @@ static uint32_t pick(struct rw_worker *w, struct lane *l)
 
 		if (l->chunks[index].state == CHUNK_PENDING)
 			return index;
-		l->chunks[index].in_again = 0;
-		l->again_head = (l->again_head + 1) % l->nchunks;
-		l->again_count--;
+		again_pop(l);
 	}
 	return NONE;
 }

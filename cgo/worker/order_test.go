@@ -60,7 +60,7 @@ func (p *orderPeer) end(name string, bytes int64) (*verbs.PD, *verbs.CQ, *verbs.
 	return pd, cq, qp, memory, mr
 }
 
-// newOrderPeer makes a worker that has submitted one tensor of orderChunks chunks.
+// newOrderPeer makes a worker that has submitted one tensor of orderChunks chunks, and not another of one.
 func newOrderPeer(t *testing.T) *orderPeer {
 	t.Helper()
 	sim, err := fabric.NewSim(1)
@@ -100,8 +100,12 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	for i := range chunks {
 		chunks[i] = worker.ChunkDesc{Offset: uint64(i * elems), Elems: elems}
 	}
-	desc := []worker.TensorDesc{{Elems: orderChunks * elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)}}
-	if rc := worker.Add(p.w, desc, chunks, []uint32{orderChunks}); rc < 0 {
+	chunks = append(chunks, worker.ChunkDesc{Tensor: 1, Elems: elems})
+	desc := []worker.TensorDesc{
+		{Elems: orderChunks * elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},
+		{Elems: elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},
+	}
+	if rc := worker.Add(p.w, desc, chunks, []uint32{orderChunks + 1}); rc < 0 {
 		t.Fatalf("add: %d", rc)
 	}
 	src := uintptr(unsafe.Add(memory.Addr(), orderWindow*size))
@@ -167,6 +171,7 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 		order []uint32
 	}{
 		{"what was given back goes behind all else", nil, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},
+		{"also while the last slot is kept for what was not submitted", []uint32{orderChunks}, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},
 		{"what was wanted goes before all else", []uint32{5}, []uint32{0, 1, 5, 2, 3, 4}},
 		{"what was wanted last goes first", []uint32{5, 6, 7}, []uint32{0, 1, 7}},
 		{"also when it was wanted before", []uint32{5, 6, 7, 5}, []uint32{0, 1, 5}},

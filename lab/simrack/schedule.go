@@ -158,6 +158,7 @@ func Draw(seed uint64) *Schedule {
 		}
 		s.Jobs = append(s.Jobs, j)
 	}
+	crowd(s)
 	d.nuisances(s)
 	if d.chance(50) {
 		s.Fault = d.fault(s)
@@ -182,8 +183,7 @@ func (d draw) job(name string) *JobSchedule {
 	j.Wire = []chunk.DType{chunk.F32, chunk.F32, chunk.BF16, chunk.F16}[d.IntN(4)]
 	j.Type = []chunk.DType{j.Wire, chunk.F32, chunk.F32, chunk.BF16, chunk.F16}[d.IntN(5)]
 	for range d.between(1, 5) {
-		w := WorkerSchedule{Weight: d.between(1, 4), AtOnce: d.between(1, 6), Pipelined: d.chance(60), Priorities: d.between(1, 4), Leaves: d.chance(25), Seldom: d.chance(15)}
-		j.Workers = append(j.Workers, w)
+		j.Workers = append(j.Workers, d.worker())
 	}
 	j.Batches = append(j.Batches, d.batch(j.Wire))
 	if d.chance(30) {
@@ -191,6 +191,35 @@ func (d draw) job(name string) *JobSchedule {
 	}
 	j.Phases = d.program(j)
 	return j
+}
+
+func (d draw) worker() WorkerSchedule {
+	return WorkerSchedule{Weight: d.between(1, 4), AtOnce: d.between(1, 6), Pipelined: d.chance(60), Priorities: d.between(1, 4), Leaves: d.chance(25), Seldom: d.chance(15)}
+}
+
+// crowd makes stalls of some schedules: three workers or more submit all they can, in orders of their own, through as few slots
+// and buffers as there can be. Its randomness is its own, too.
+func crowd(s *Schedule) {
+	d := draw{rand.New(rand.NewPCG(s.Seed, 4))}
+	if !d.chance(10) {
+		return
+	}
+	s.Staging = 2
+	if !s.ByReference || d.chance(30) {
+		s.Window = d.between(2, 3)
+	}
+	for _, j := range s.Jobs {
+		for len(j.Workers) < 3 {
+			j.Workers = append(j.Workers, d.worker())
+		}
+		for i := range j.Workers {
+			w := &j.Workers[i]
+			w.AtOnce, w.Pipelined, w.Priorities = 6, true, d.between(1, 4)
+		}
+		if s.ByReference && d.chance(70) {
+			j.Memory = copied
+		}
+	}
 }
 
 // batch draws tensors' sizes: of one element, of a chunk or nearly, of several.
