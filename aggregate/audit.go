@@ -106,6 +106,21 @@ func (s *share) auditFolds() (held [][]uint16, err error) {
 			return nil, fmt.Errorf("fold %d of chunk %d counts %d arrivals, %d are there", i, f.chunk, f.count, count)
 		}
 	}
+	for rank, c := range s.conns {
+		if c != nil && c.folded != len(held[rank]) {
+			return nil, fmt.Errorf("worker %d has %d gradients in folds, counted %d", rank, len(held[rank]), c.folded)
+		}
+	}
+	listed, prev := 0, int32(noFold)
+	for i := s.folds.first; i != noFold && listed <= open; prev, i = i, s.folds.at(i).next {
+		listed++
+		if f := s.folds.at(i); !f.open || f.prev != prev {
+			return nil, fmt.Errorf("fold %d stands behind fold %d, and says behind %d; open: %v", i, prev, f.prev, f.open)
+		}
+	}
+	if listed != open || s.folds.last != prev {
+		return nil, fmt.Errorf("%d folds open, %d listed up to fold %d, the last is %d", open, listed, prev, s.folds.last)
+	}
 	if open != s.open || open+len(s.folds.free) != len(s.folds.folds) {
 		return nil, fmt.Errorf("%d folds open, counted %d, %d free of %d", open, s.open, len(s.folds.free), len(s.folds.folds))
 	}

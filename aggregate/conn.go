@@ -37,6 +37,7 @@ type conn struct {
 	hyperSum  []uint32      // by lane tensor: checksum of the hyper-parameters this worker sent last; 0: none
 
 	held     int    // messages not answered
+	folded   int    // of those, in folds
 	staged   int    // of those, by reference in staging buffers
 	asked    []bool // by chunk: it was sent a want, and has not sent the chunk since (stall.go)
 	wants    int    // how many of them

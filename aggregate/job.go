@@ -125,7 +125,7 @@ func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 		j.pds = append(j.pds, pd)
 	}
 	for _, l := range e.lanes {
-		s := &share{job: j, lane: l, kept: noFold, patience: turnAfter, conns: make([]*conn, c.Workers), published: make([]WorkerCounters, c.Workers), lkeys: make([][]uint32, len(e.devices))}
+		s := &share{job: j, lane: l, folds: foldPool{first: noFold, last: noFold}, kept: noFold, patience: turnAfter, conns: make([]*conn, c.Workers), published: make([]WorkerCounters, c.Workers), lkeys: make([][]uint32, len(e.devices))}
 		s.commit.messages = make([]message, c.Workers)
 		j.shares = append(j.shares, s)
 		r, err := j.allocate(resultRegion, l, "results", resultBuffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)

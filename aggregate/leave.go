@@ -30,12 +30,9 @@ func (j *Job) Awaited(ctx context.Context) ([]int, error) {
 }
 
 func (s *share) countAwaited(out []int) {
-	for i := range s.folds.folds {
-		if !s.folds.folds[i].open {
-			continue
-		}
+	for i := s.folds.first; i != noFold; i = s.folds.at(i).next {
 		for rank := range out {
-			if !s.folds.arrival(int32(i), rank).present {
+			if !s.folds.arrival(i, rank).present {
 				out[rank]++
 			}
 		}

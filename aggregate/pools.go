@@ -19,14 +19,17 @@ type fold struct {
 	met   uint32 // the turn it was last kept for (stall.go)
 	init  bool
 	open  bool
+
+	prev, next int32 // of those in progress, in the order in which they began; noFold: none
 }
 
 // foldPool holds a share's folds: as many as can be in progress at once.
 type foldPool struct {
-	folds    []fold
-	arrivals []arrival // workers per fold
-	free     []int32
-	workers  int
+	folds       []fold
+	arrivals    []arrival // workers per fold
+	free        []int32
+	first, last int32 // in progress; noFold: none is
+	workers     int
 }
 
 // resize grows the pool to n folds.
@@ -43,14 +46,31 @@ func (p *foldPool) resize(n, workers int) {
 func (p *foldPool) take(chunk uint32, now int64) int32 {
 	i := p.free[len(p.free)-1]
 	p.free = p.free[:len(p.free)-1]
-	p.folds[i] = fold{since: now, chunk: chunk, open: true}
+	p.folds[i] = fold{since: now, chunk: chunk, open: true, prev: p.last, next: noFold}
+	*p.after(p.last) = i
+	p.last = i
 	return i
 }
 
 func (p *foldPool) put(i int32) {
-	p.folds[i].open = false
+	f := &p.folds[i]
+	f.open = false
+	*p.after(f.prev) = f.next
+	if f.next == noFold {
+		p.last = f.prev
+	} else {
+		p.folds[f.next].prev = f.prev
+	}
 	clear(p.arrivals[int(i)*p.workers : (int(i)+1)*p.workers])
 	p.free = append(p.free, i)
+}
+
+// after is where the fold that follows i is noted; noFold: the first.
+func (p *foldPool) after(i int32) *int32 {
+	if i == noFold {
+		return &p.first
+	}
+	return &p.folds[i].next
 }
 
 func (p *foldPool) at(i int32) *fold { return &p.folds[i] }

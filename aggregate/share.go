@@ -168,12 +168,14 @@ func (s *share) arrive(m *message) {
 	a := s.folds.arrival(c.fold, m.conn.rank)
 	if a.present && planted == plantTwice {
 		f.count--
+		m.conn.folded--
 	} else if a.present {
 		m.conn.violate("sent chunk %d of lane %d for epoch %d twice", m.index, s.lane.index, m.epoch)
 		return
 	}
 	*a = arrival{present: true, op: m.op, slot: m.slot, payload: m.payload, source: m.source, sourceRKey: m.sourceRKey}
 	f.count++
+	m.conn.folded++
 	m.conn.counters.Chunks++
 	m.conn.counters.LatenessNS += uint64(s.lane.stamp - f.since)
 	if f.count < s.job.workers {
@@ -232,6 +234,7 @@ func (s *share) finish(fold int32) bool {
 	bytes := s.wireBytes(c)
 	for rank, conn := range s.conns {
 		a := s.folds.arrival(fold, rank)
+		conn.folded--
 		m := message{
 			conn: conn, op: a.op, epoch: c.epoch, index: int(f.chunk), slot: a.slot, source: a.source, sourceRKey: a.sourceRKey,
 			laneTensor: int(c.laneTensor), tensorOffset: c.offset,

@@ -62,13 +62,14 @@ func (s *share) relieve() bool {
 		if c == nil {
 			continue // it has not attached yet
 		}
-		if c.stalled = !c.dead && c.held > 0 && c.full() && s.lacks(rank); !c.stalled {
+		if c.stalled = !c.dead && c.held > 0 && c.full() && s.lacks(c); !c.stalled {
 			continue
 		}
 		stalled = true
-		for i := range s.folds.folds {
-			if f := &s.folds.folds[i]; f.open && !s.folds.arrival(int32(i), rank).present && !c.asked[f.chunk] {
-				s.want(c, int32(i), wantsAtOnce-1)
+		// The youngest first: of what is wanted, the worker begins with the last.
+		for i := s.folds.last; i != noFold && c.hears(wantsAtOnce-1); i = s.folds.at(i).prev {
+			if !c.asked[s.folds.at(i).chunk] && !s.folds.arrival(i, rank).present {
+				s.want(c, i, wantsAtOnce-1)
 			}
 		}
 		if turn && !s.folds.arrival(s.kept, rank).present {
@@ -119,9 +120,12 @@ func (c *conn) heard(chunk int) {
 	}
 }
 
-// want tells a worker that others have sent a chunk and it has not, unless it may be deaf.
+// hears reports whether the worker can be sent a want: it may be deaf, with so many on their way.
+func (c *conn) hears(most int) bool { return c.unheard < most && c.canAnswer() }
+
+// want tells a worker that others have sent a chunk and it has not.
 func (s *share) want(c *conn, fold int32, most int) {
-	if c.unheard >= most || !c.canAnswer() {
+	if !c.hears(most) {
 		return
 	}
 	index := s.folds.at(fold).chunk
@@ -142,17 +146,14 @@ func (s *share) meeting() int32 {
 	s.turns++
 	any := int(s.turns*0x9e3779b1>>8) % s.open
 	best := int32(noFold)
-	for i := range s.folds.folds {
-		f := &s.folds.folds[i]
-		if !f.open {
-			continue
-		}
+	for i := s.folds.first; i != noFold; i = s.folds.at(i).next {
+		f := s.folds.at(i)
 		if any--; any < 0 && s.turns%2 == 0 {
-			best = int32(i)
+			best = i
 			break
 		}
 		if b := best; b == noFold || f.met < s.folds.at(b).met || (f.met == s.folds.at(b).met && f.count > s.folds.at(b).count) {
-			best = int32(i)
+			best = i
 		}
 	}
 	s.folds.at(best).met = s.turns
@@ -160,31 +161,19 @@ func (s *share) meeting() int32 {
 }
 
 // lacks reports whether a chunk in progress misses this worker's gradient.
-func (s *share) lacks(rank int) bool {
-	for i := range s.folds.folds {
-		if s.folds.folds[i].open && !s.folds.arrival(int32(i), rank).present {
-			return true
-		}
-	}
-	return false
-}
+func (s *share) lacks(c *conn) bool { return c.folded < s.open }
 
 // giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept; only such in staging buffers
 // where it is these that the worker lacks.
 func (s *share) giveBack(c *conn, rank, n int) {
-	helps := func(a *arrival) bool { return a.present && (c.held >= s.job.window-1 || c.stages(a.source)) }
-	for ; n > 0 && c.canAnswer(); n-- {
-		last := int32(noFold)
-		for i := range s.folds.folds {
-			f := &s.folds.folds[i]
-			if f.open && int32(i) != s.kept && helps(s.folds.arrival(int32(i), rank)) && (last == noFold || f.since > s.folds.at(last).since) {
-				last = int32(i)
-			}
+	slots := c.held >= s.job.window-1
+	for i, before := s.folds.last, int32(noFold); n > 0 && i != noFold && c.canAnswer(); i = before {
+		f, a := s.folds.at(i), s.folds.arrival(i, rank)
+		before = f.prev
+		if i == s.kept || !a.present || !(slots || c.stages(a.source)) {
+			continue
 		}
-		if last == noFold {
-			break
-		}
-		f, a := s.folds.at(last), s.folds.arrival(last, rank)
+		n--
 		c.next(chunk.Pack(chunk.OpEvict, chunk.EvictGiveBack, f.chunk), noResult)
 		c.owing = true
 		if planted != plantLeakedSlot {
@@ -192,9 +181,10 @@ func (s *share) giveBack(c *conn, rank, n int) {
 		}
 		*a = arrival{}
 		s.lane.local.GiveBacks++
+		c.folded--
 		c.counters.Chunks--
 		if f.count--; f.count == 0 {
-			s.closeFold(last)
+			s.closeFold(i)
 		}
 	}
 	c.post()
