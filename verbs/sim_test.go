@@ -274,6 +274,23 @@ func TestSimIdlePeersHearOfACloseButNotOfADeath(t *testing.T) {
 }
 
 // Both orders of two queue pairs' messages, and a reply before the completion of what it answers, must be reachable.
+// A queue pair can be made on a completion queue that has overrun, by an owner that has not polled it since. What arrives there
+// is not lost in silence: the sender learns of it.
+func TestSimQueuePairsOnAQueueThatOverranFail(t *testing.T) {
+	p := newPair(t, 1)
+	fabric.ShrinkSimCQ(fabric.CQ(p.b.cq.Handle()), 0)
+	p.a.send(p.qa, p.b, 1)
+	settle(t, p.w, p.a)
+	late, lateB := join(t, p.a, p.b, 16)
+	p.b.check(lateB.PostRecv(9, 8))
+	p.a.got = nil
+	p.a.send(late, p.b, 2)
+	settle(t, p.w, p.a)
+	if got := statuses(p.a); !equal(got, []uint16{verbs.WCRetryExcErr, verbs.WCFlushErr}) || lateB.State() != verbs.StateErr {
+		t.Errorf("the sends ended in %v, the receiver is in %v", got, lateB.State())
+	}
+}
+
 func TestSimSchedulesReorderAcrossQueuePairs(t *testing.T) {
 	firsts, overtaken := map[uint32]bool{}, false
 	for seed := range uint64(50) {

@@ -27,8 +27,10 @@ static void push(struct sim_cq *cq, struct sim_qp *qp, const struct rwf_wc *wc, 
 {
 	uint32_t length = cq->tail - cq->head;
 
-	if (cq->failed)
+	if (cq->failed) { /* one that was made on it since has no better luck than those before */
+		sim_qp_error(qp, RWF_WC_FATAL_ERR);
 		return;
+	}
 	if (length >= cq->limit || sim_fatal_chance(sim_of(qp), sim_of(qp)->faults.cq_overrun)) {
 		overrun(cq);
 		return;
