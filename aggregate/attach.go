@@ -34,6 +34,9 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]BoxLa
 	if rank < 0 || rank >= j.workers || len(lanes) != len(j.shares) {
 		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.name, rank, len(lanes), j.workers, len(j.shares))
 	}
+	if err := j.open(); err != nil {
+		return nil, err
+	}
 	out := make([]BoxLane, len(lanes))
 	for i, s := range j.shares {
 		c, err := j.newConn(s, rank, lanes[i])

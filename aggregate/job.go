@@ -171,6 +171,9 @@ func (j *Job) checkHyper(h optim.Hyper) error {
 
 // AddTensors takes the plan's tensors from number first on into the job: memory for them in every lane, on its node.
 func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs []TensorSpec) error {
+	if err := j.open(); err != nil {
+		return err
+	}
 	for i := range specs {
 		j.names = append(j.names, plan.Tensor(first+i).Name)
 	}
@@ -311,7 +314,8 @@ func (s *share) end() {
 	s.open = 0
 }
 
-// Close ends the job and frees what it held. The workers' queue pairs fail.
+// Close ends the job and frees what it held. The workers' queue pairs fail. No other call may be under way; those that come
+// later fail with ErrClosed.
 func (j *Job) Close() error {
 	j.mu.Lock()
 	if j.closed {
@@ -335,6 +339,16 @@ func (j *Job) Close() error {
 		errs = append(errs, pd.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// open refuses work on a job that was closed.
+func (j *Job) open() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return fmt.Errorf("job %q: %w", j.name, ErrClosed)
+	}
+	return nil
 }
 
 // close takes the share off its lane.

@@ -112,3 +112,16 @@ func TestJobsFailWhenTheirLaneLosesItsQueue(t *testing.T) {
 		t.Fatalf("the lane says %v, the job's failure is %+v", lost, f)
 	}
 }
+
+func TestAClosedJobTakesNoMore(t *testing.T) {
+	r, _, _ := halfPushed(t)
+	if err := r.Job.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Add([]chunk.Tensor{{Name: "late", Elems: 5, DType: chunk.F32}}); !errors.Is(err, aggregate.ErrClosed) {
+		t.Errorf("tensors: %v", err)
+	}
+	if _, err := r.Job.Attach(t.Context(), 0, make([]aggregate.WorkerLane, 1)); !errors.Is(err, aggregate.ErrClosed) {
+		t.Errorf("a worker: %v", err)
+	}
+}

@@ -159,7 +159,8 @@ func (m *member) finishPhases() error {
 		m.pending = append(m.pending, operation{handle, m.phase, -1})
 	case p.kind == phaseRegister && !m.begun:
 		m.begun = true
-		if m.job.waiting++; m.job.waiting == len(m.job.members) {
+		// Of a job that has failed the control plane takes no more.
+		if m.job.waiting++; m.job.waiting == len(m.job.members) && m.job.rack.Job.Failure() == nil {
 			if err := m.job.register(); err != nil {
 				return fmt.Errorf("register the next tensors: %w", err)
 			}
