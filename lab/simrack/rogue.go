@@ -45,6 +45,10 @@ var rogueNames = [...]string{
 // may have got false gradients into the sum, which are its own to send.
 func (k rogueKind) rejected() bool { return k < rogueTwice }
 
+// answered reports whether the aggregator may have to answer the very message: a record whose tensor has no more answers to come,
+// pulls of which each is answered before the next is there. The worker itself then gets an answer to what it did not ask.
+func (k rogueKind) answered() bool { return k == rogueTarget || k == rogueFlood }
+
 // message is a raw message, from the start of the rogue's memory to the start of its slots.
 type message struct {
 	op    chunk.Op
@@ -187,19 +191,30 @@ func (r *run) forge(m *member) (out []message) {
 	return []message{msg}
 }
 
-// waiting is the number in the fault's lane of a chunk whose gradient has left the worker, on the queue pair that a duplicate
-// takes too, and cannot be summed yet because another worker has not even submitted its own; -1: there is none.
+// waiting is the number in the fault's lane of a chunk whose gradient is at the aggregator, and cannot be summed yet because
+// another worker has not even submitted its own; -1: there is none. All that the worker submitted must have been taken: a
+// duplicate lands in a slot where something could lie that was not, a control record for one.
 func (r *run) waiting(m *member) int {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
-	submitted := m.chunks
+	submitted, gradients := m.chunks, m.gradients
 	for _, op := range m.pending {
-		if op.tensor < 0 || m.job.Phases[op.phase].hyper != nil {
-			return -1 // a duplicate could overwrite the record on its way
+		if op.tensor < 0 {
+			return -1
 		}
-		submitted += chunksOf(m.job.Wire, m.job.oracle.elems[op.tensor])
+		n := chunksOf(m.job.Wire, m.job.oracle.elems[op.tensor])
+		submitted += n
+		if m.job.Phases[op.phase].kind != phasePull {
+			gradients += n
+		}
 	}
 	if st.SentChunks-st.Evictions != submitted || st.SentChunks-st.Evictions-st.ReceivedChunks >= uint64(r.Window) {
+		return -1
+	}
+	for _, l := range r.engine.Lanes() {
+		l.Counters() // publishes the workers' counters
+	}
+	if m.job.rack.Job.WorkerCounters()[m.rank].Chunks != gradients {
 		return -1
 	}
 	for _, op := range m.pending {
@@ -242,8 +257,11 @@ func (r *run) rogueFate(j *job) error {
 		return nil
 	}
 	m := j.members[r.Fault.Worker]
+	own, _ := worker.Failure(m.w.C)
 	switch {
 	case m.left:
+		return nil
+	case j.failed == 0 && own < 0 && r.Fault.Rogue.answered():
 		return nil
 	case j.failed == 0:
 		return fmt.Errorf("%s: nobody noticed that worker %d sent %s", j.Name, m.rank, rogueNames[r.Fault.Rogue])

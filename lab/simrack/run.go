@@ -179,6 +179,7 @@ func (r *run) all() error {
 			return fmt.Errorf("turn %d, %v: %w", r.turns, time.Duration(r.now), err)
 		}
 	}
+	r.LanePauses = nil // a lane must see what has reached it
 	for n, quiet := 0, 0; n < longestDrain && quiet < quietTurns; n, quiet = n+1, quiet+1 {
 		if r.onTheWay > 0 {
 			quiet = 0
