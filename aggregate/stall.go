@@ -91,10 +91,10 @@ func (s *share) relieve() bool {
 	return stalled
 }
 
-// answered reports whether all that were given something back have sent something since.
+// answered reports whether all that were given something back, and can send, have sent something since.
 func (s *share) answered() bool {
 	for _, c := range s.conns {
-		if c != nil && c.owing && !c.dead {
+		if c != nil && c.owing && !c.dead && !c.full() {
 			return false
 		}
 	}
