@@ -149,10 +149,11 @@ func (c *cluster) start(j *job) error {
 	if s.Moves != nil {
 		cfg.AckTimeout = s.Moves.AckTimeout
 	}
-	var err error
-	if j.rack, err = racktest.Open(cfg); err != nil {
-		return err
+	rack, err := racktest.Open(cfg)
+	if err != nil {
+		return err // what was opened is closed
 	}
+	j.rack = rack
 	j.batches, j.memory = 1, j.rack.Job.Memory()
 	for i, m := range j.members {
 		m.w = j.rack.Workers[i]

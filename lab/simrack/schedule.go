@@ -205,6 +205,9 @@ func crowd(s *Schedule) {
 		return
 	}
 	s.Staging = 2
+	if d.chance(70) {
+		s.Lanes, s.NICs, s.LaneWeights = 1, 1, s.LaneWeights[:1] // which then has all chunks
+	}
 	if !s.ByReference || d.chance(30) {
 		s.Window = d.between(2, 3)
 	}
