@@ -15,7 +15,7 @@ import (
 
 // What a schedule may take. A network step is at most a millisecond.
 const (
-	stuckAfter   = 4 * time.Second // without progress, while nothing is paused or cut off
+	stuckAfter   = 6 * time.Second // without progress, while nothing is paused or cut off: a broken connection may wait for 5
 	stuckTurns   = 400_000         // without progress
 	longestTurns = 20_000_000
 
