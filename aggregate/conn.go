@@ -44,6 +44,7 @@ type conn struct {
 	unheard  int    // wants sent since its last message
 	owing    bool   // it was given something back since
 	stalled  bool   // found so by this look (stall.go)
+	room     int    // that it needs for what this look asked of it
 	consumed int    // receives to post again
 	dirty    bool
 

@@ -3,7 +3,7 @@ package aggregate
 import "fmt"
 
 // recvMargin is what may arrive at a worker, or from it, outside the window: gives-back, wants and an abort.
-const recvMargin = 8
+const recvMargin = 32
 
 // The windows that a worker takes (cgo/worker).
 const (

@@ -20,12 +20,14 @@ var stallConfigs = []struct {
 	{"window 2", "", racktest.Config{Window: 2}},
 	{"window 3", "", racktest.Config{Window: 3}},
 	{"window 4", "", racktest.Config{Window: 4}},
+	{"window 16", "", racktest.Config{Window: 16}},
 	{"by reference", ",by_reference=1", racktest.Config{Window: 3}},
 	{"by reference, 2 staging buffers", ",by_reference=1", racktest.Config{Window: 64, Staging: 2, Copy: true}},
 	{"by reference, 3 staging buffers", ",by_reference=1", racktest.Config{Window: 64, Staging: 3, Copy: true}},
 }
 
-// Every worker submits every tensor, in an order of its own, and windows are far smaller than tensors.
+// Every worker submits every tensor, in an order of its own, and windows are far smaller than tensors. On the whole no chunk goes
+// more than twice.
 func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 	for seed := range uint64(4) {
 		for _, tc := range stallConfigs {
@@ -50,6 +52,13 @@ func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 					}
 					return r.Drive(network, handles, 200000)
 				})
+				sent, resent := 2*len(r.Workers)*r.Plan.NumChunks(), uint64(0)
+				for _, l := range r.Engine.Lanes() {
+					resent += l.Counters().GiveBacks
+				}
+				if resent > uint64(sent) {
+					t.Errorf("%d chunks were given back for %d that were to be sent", resent, sent)
+				}
 			})
 		}
 	}

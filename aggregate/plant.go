@@ -9,7 +9,7 @@ const (
 	plantArrivalOrder  plantedBug = "sums begin with the worker that came last"
 	plantAnyEpoch      plantedBug = "epochs are not checked"
 	plantTwice         plantedBug = "a chunk may come twice"
-	plantLostWant      plantedBug = "wants are not sent"
+	plantNoTurn        plantedBug = "it is never another worker's turn to lead"
 	plantReleaseEarly  plantedBug = "a result's buffer is used again before it was read"
 	plantSilentFailure plantedBug = "a failed job's workers are not told"
 	plantNoBarrier     plantedBug = "a commit does not wait for the other lanes' norms"

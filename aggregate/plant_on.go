@@ -6,7 +6,7 @@ import "slices"
 
 // PlantedBugs are all that [Plant] takes.
 var PlantedBugs = []string{
-	string(plantArrivalOrder), string(plantAnyEpoch), string(plantTwice), string(plantLostWant), string(plantReleaseEarly),
+	string(plantArrivalOrder), string(plantAnyEpoch), string(plantTwice), string(plantNoTurn), string(plantReleaseEarly),
 	string(plantSilentFailure), string(plantNoBarrier), string(plantLeakedSlot), string(plantResentTwice),
 }
 

@@ -67,7 +67,9 @@ type share struct {
 	// How long the share has not finished a chunk, see stall.go.
 	finished, finishedAtStall uint64
 	stallRounds, patience     int
+	lookedAt                  int64 // ns
 	turns                     uint32
+	leader                    int   // rank: whose order stalled workers follow
 	kept                      int32 // the fold that nobody is given back; noFold: none
 
 	results resultPool

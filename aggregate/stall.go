@@ -1,6 +1,8 @@
 package aggregate
 
 import (
+	"time"
+
 	"github.com/rackweave/rackweave/chunk"
 )
 
@@ -9,12 +11,13 @@ import (
 // lacks a chunk another has sent. (In one order for all, a full worker is ahead of everybody, and lacks nothing: a worker that
 // is merely late is not a stall.) The lane breaks it when it has nothing else to do, by two rules.
 //
-//   - Want: the full worker is told which chunks others have sent and it has not. It sends those first, and keeps its last
-//     slot for them. To make room, one of its chunks is given back: it holds the gradient until it is answered, so nothing is
-//     lost, and sends it again later, behind all else.
-//   - Turn: after a while without any finished chunk, half of what it holds is given back, so that chunks nobody has sent get
-//     their turn. One chunk in progress is kept until the next turn, and wanted before others, so that those who are stalled
-//     meet there; the next turn it is another, as some may not have submitted it.
+//   - Follow: one worker leads, and the full ones are told which of its chunks they have not sent. They send those first, and
+//     keep their last slot for them. To make room, as many of their own chunks are given back, of those that the leader has not
+//     sent: a worker holds the gradient until it is answered, so nothing is lost, and sends it again later, behind all else. So
+//     all go in the leader's order, and a chunk costs a follower at most one want and one give-back.
+//   - Turn: after a while without any finished chunk another leads, and half of what the stalled hold is given back, so that
+//     chunks nobody has sent get their turn. One chunk in progress is kept until the next turn, and wanted before others, so that
+//     those who are stalled meet there; the next turn it is another, as some may not have submitted it.
 //
 // By reference a worker that copies its payloads runs out of staging buffers long before its window is full: it is full, too,
 // when the box holds what lies in them, and keeps its last one as it keeps its last slot.
@@ -25,7 +28,10 @@ import (
 // wantsAtOnce bounds the wants sent to a worker from which nothing came since: they must find posted receives.
 const wantsAtOnce = recvMargin / 2
 
-// turnAfter is how many idle looks (a millisecond apart) without a finished chunk pass before it is somebody's turn. Where
+// lookEvery is how often a stalled job is looked at while nothing comes.
+const lookEvery = time.Millisecond
+
+// turnAfter is how many idle looks (at least lookEvery apart) without a finished chunk pass before it is somebody's turn. Where
 // workers do not answer the last turn, which seldom look at their queues, it is twice as many the next time, up to turnAtLast.
 const (
 	turnAfter  = 8
@@ -45,18 +51,25 @@ func (l *Lane) Relieve() bool {
 }
 
 func (s *share) relieve() bool {
-	if s.stallRounds++; s.finished != s.finishedAtStall {
+	// What comes in wakes the lane for looks in between: those who wait for a processor have not had their turn by then.
+	if now := s.lane.now(); s.lane.manual || now-s.lookedAt >= int64(lookEvery) {
+		s.lookedAt = now
+		s.stallRounds++
+	}
+	if s.finished != s.finishedAtStall {
 		s.stallRounds, s.patience = 0, max(s.patience/2, turnAfter)
 	}
 	s.finishedAtStall = s.finished
-	turn := s.stallRounds >= turnAfter && (s.stallRounds >= s.patience || s.answered())
+	turn := s.stallRounds >= turnAfter && (s.stallRounds >= s.patience || s.answered()) && planted != plantNoTurn
 	if turn {
 		if s.stallRounds >= s.patience {
 			s.patience = min(s.patience*2, turnAtLast)
 		}
 		s.stallRounds = 0
 		s.kept = s.meeting()
+		s.leader++
 	}
+	s.elect()
 	stalled := false
 	for rank, c := range s.conns {
 		if c == nil {
@@ -66,11 +79,8 @@ func (s *share) relieve() bool {
 			continue
 		}
 		stalled = true
-		// The youngest first: of what is wanted, the worker begins with the last.
-		for i := s.folds.last; i != noFold && c.hears(wantsAtOnce-1); i = s.folds.at(i).prev {
-			if !c.asked[s.folds.at(i).chunk] && !s.folds.arrival(i, rank).present {
-				s.want(c, i, wantsAtOnce-1)
-			}
+		if c.room = 0; rank != s.leader {
+			c.room = s.follow(c, rank)
 		}
 		if turn && !s.folds.arrival(s.kept, rank).present {
 			s.want(c, s.kept, wantsAtOnce) // also if it was asked for: a worker sends first what was wanted last
@@ -81,14 +91,28 @@ func (s *share) relieve() bool {
 		switch {
 		case c == nil || !c.stalled:
 		case turn && s.folds.arrival(s.kept, rank).present:
-			s.giveBack(c, rank, c.held/2)
+			s.giveBack(c, rank, noRank, c.held/2)
 		case turn:
-			s.giveBack(c, rank, (c.held+1)/2)
-		case c.stuck():
-			s.giveBack(c, rank, 1)
+			s.giveBack(c, rank, noRank, (c.held+1)/2)
+		case rank != s.leader && c.room == 0 && c.stuck():
+			s.giveBack(c, rank, s.leader, 1)
+		case rank != s.leader:
+			s.giveBack(c, rank, s.leader, c.room)
 		}
 	}
 	return stalled
+}
+
+// follow tells a worker which of the leader's chunks it has not sent, and returns how many it did not know of. The youngest first:
+// of what is wanted, the worker begins with the last.
+func (s *share) follow(c *conn, rank int) (n int) {
+	for i := s.folds.last; i != noFold && c.hears(wantsAtOnce-1); i = s.folds.at(i).prev {
+		if !c.asked[s.folds.at(i).chunk] && !s.folds.arrival(i, rank).present && s.folds.arrival(i, s.leader).present {
+			s.want(c, i, wantsAtOnce-1)
+			n++
+		}
+	}
+	return n
 }
 
 // answered reports whether all that were given something back, and can send, have sent something since.
@@ -135,9 +159,7 @@ func (s *share) want(c *conn, fold int32, most int) {
 	}
 	c.unheard++
 	s.lane.local.Wants++
-	if planted != plantLostWant {
-		c.control(chunk.Pack(chunk.OpEvict, chunk.EvictWant, index))
-	}
+	c.control(chunk.Pack(chunk.OpEvict, chunk.EvictWant, index))
 }
 
 // meeting chooses the fold of a turn: by turns the one that was chosen least recently, of those the one that lacks the fewest,
@@ -163,14 +185,26 @@ func (s *share) meeting() int32 {
 // lacks reports whether a chunk in progress misses this worker's gradient.
 func (s *share) lacks(c *conn) bool { return c.folded < s.open }
 
-// giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept; only such in staging buffers
-// where it is these that the worker lacks.
-func (s *share) giveBack(c *conn, rank, n int) {
+// elect makes sure that the one who leads has sent something that is not finished.
+func (s *share) elect() {
+	for range s.conns {
+		s.leader %= len(s.conns)
+		if c := s.conns[s.leader]; c != nil && c.folded > 0 {
+			return
+		}
+		s.leader++
+	}
+	s.leader = 0
+}
+
+// giveBack returns up to n of a worker's chunks, those last begun first, never the one that is kept, nor what the leader has sent,
+// if there is one; only such in staging buffers where it is these that the worker lacks.
+func (s *share) giveBack(c *conn, rank, leader, n int) {
 	slots := c.held >= s.job.window-1
 	for i, before := s.folds.last, int32(noFold); n > 0 && i != noFold && c.canAnswer(); i = before {
 		f, a := s.folds.at(i), s.folds.arrival(i, rank)
 		before = f.prev
-		if i == s.kept || !a.present || !(slots || c.stages(a.source)) {
+		if i == s.kept || !a.present || !(slots || c.stages(a.source)) || (leader != noRank && s.folds.arrival(i, leader).present) {
 			continue
 		}
 		n--

@@ -10,7 +10,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { SEND_BATCH = 32, POLL_BATCH = 64, RECV_MARGIN = 8 };
+enum { SEND_BATCH = 32, POLL_BATCH = 64, RECV_MARGIN = 32 };
 
 /* COMMIT travels as a tensor of one chunk in every lane, without elements. */
 #define COMMIT_TENSOR UINT32_MAX
