@@ -324,7 +324,7 @@ func (c *conn) open(peer []byte) (endpoint []byte, err error) {
 func (c *conn) connect(nic int, peer []byte) (endpoint []byte, err error) {
 	l, maxInline := c.lane, 0
 	if l.lost[nic] {
-		return nil, fmt.Errorf("lane %d lost its completion queue on %s: connect over another NIC, or start the aggregator anew", l.index, c.share.job.engine.devices[nic].Attr().Name)
+		return nil, fmt.Errorf("lane %d, %w on %s: connect over another NIC, or start the aggregator anew", l.index, ErrQueueLost, c.share.job.engine.devices[nic].Attr().Name)
 	}
 	if c.inline {
 		maxInline = c.share.job.chunkBytes
@@ -387,4 +387,5 @@ var (
 	ErrProtocol   = errors.New("protocol violation")
 	ErrWorkerLost = errors.New("worker lost")
 	ErrFull       = errors.New("aggregator is full")
+	ErrQueueLost  = errors.New("completion queue lost")
 )

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/cgo/fabric"
 )
 
@@ -110,7 +111,10 @@ func (r *run) openAndClose() error {
 				continue
 			}
 			r.trace("%v: %s starts", time.Duration(r.now), j.Name)
-			if err := r.start(j); err != nil {
+			if err := r.start(j); r.Fault.Kind == AnyOverrun && errors.Is(err, aggregate.ErrQueueLost) {
+				j.skipped = true
+				continue
+			} else if err != nil {
 				return fmt.Errorf("start %s: %w", j.Name, err)
 			}
 			r.members = append(r.members, j.members...)
