@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"math"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -350,6 +351,8 @@ func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
 }
 
 func TestShmRegistersOnlyMemoryThatCannotShrink(t *testing.T) {
+	runtime.LockOSThread() // for LastError
+	defer runtime.UnlockOSThread()
 	n := newNode(16)
 	defer n.close()
 	m := newMemory(n, 8192, remote)

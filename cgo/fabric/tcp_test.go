@@ -394,6 +394,8 @@ func allZero(b []byte) bool {
 }
 
 func TestTCPFullQueuesAreErrors(t *testing.T) {
+	runtime.LockOSThread() // for LastError
+	defer runtime.UnlockOSThread()
 	r := newRig(t, 1<<20, testAttr)
 	wrs := make([]fabric.SendWR, 70)
 	for i := range wrs {
