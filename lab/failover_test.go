@@ -47,10 +47,9 @@ func TestLanesMoveWhenANICOfTwoLosesItsLink(t *testing.T) {
 	checksum(t, filepath.Join(g.Dir(), file), "with a link down for a while")
 	events := run(t, g, "cat "+log)
 	down, moved := when(t, events, `msg="link down" device=rxe1`), when(t, events, `msg="connection moves"`)
-	// A tenth of a second, but guests are slow on a machine that has other work.
 	took := moved.Sub(down)
 	t.Logf("the first connection moved %v after its link went down", took)
-	if took > 3*time.Second {
+	if took > time.Second {
 		t.Error("that is too late")
 	}
 	run(t, g, "pkill -x rackweave")
