@@ -122,7 +122,7 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 				for i := range s.handles {
 					s.handles[i] = make([]uint64, r.Plan.NumTensors())
 				}
-				s.do(s.ops(chunk.OpInit))
+				s.do(s.ops(chunk.OpBroadcast))
 				step := s.step(tc.mode)
 				step()                              // queues and pools grow to what a step needs
 				if transport.options == ",link=1" { // also away from home

@@ -21,8 +21,8 @@ type WorkerLane struct {
 	Resumable bool
 }
 
-// BoxLane is what the worker needs of the aggregator's end.
-type BoxLane struct {
+// AggregatorLane is what the worker needs of the aggregator's end.
+type AggregatorLane struct {
 	Endpoint []byte
 	SlotAddr uint64
 	SlotRKey uint32
@@ -30,14 +30,14 @@ type BoxLane struct {
 
 // Attach connects a worker to every lane: it makes the queue pairs and slots, posts the receives and waits, passive, for the
 // worker to connect. Each rank attaches once.
-func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]BoxLane, error) {
+func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]AggregatorLane, error) {
 	if rank < 0 || rank >= j.workers || len(lanes) != len(j.shares) {
 		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.name, rank, len(lanes), j.workers, len(j.shares))
 	}
 	if err := j.open(); err != nil {
 		return nil, err
 	}
-	out := make([]BoxLane, len(lanes))
+	out := make([]AggregatorLane, len(lanes))
 	for i, s := range j.shares {
 		c, err := j.newConn(s, rank, lanes[i])
 		if err != nil {
@@ -67,21 +67,21 @@ func (j *Job) newConn(s *share, rank int, w WorkerLane) (*conn, error) {
 }
 
 // attach opens the connection; on the lane's goroutine.
-func (s *share) attach(c *conn, peer []byte) (BoxLane, error) {
+func (s *share) attach(c *conn, peer []byte) (AggregatorLane, error) {
 	if s.conns[c.rank] != nil {
-		return BoxLane{}, fmt.Errorf("job %q: worker %d is attached already", s.job.name, c.rank)
+		return AggregatorLane{}, fmt.Errorf("job %q: worker %d is attached already", s.job.name, c.rank)
 	}
 	endpoint, err := c.open(peer)
 	if err != nil {
-		return BoxLane{}, errors.Join(err, c.close())
+		return AggregatorLane{}, errors.Join(err, c.close())
 	}
 	c.dst = make([]destination, len(s.tensors))
 	c.hyperSum = make([]uint32, len(s.tensors))
 	c.asked = make([]bool, len(s.chunks))
 	s.conns[c.rank] = c
-	return c.boxLane(endpoint), nil
+	return c.aggregatorLane(endpoint), nil
 }
 
-func (c *conn) boxLane(endpoint []byte) BoxLane {
-	return BoxLane{Endpoint: endpoint, SlotAddr: c.slots.addr(), SlotRKey: c.slots.mrs[c.nic].RKey}
+func (c *conn) aggregatorLane(endpoint []byte) AggregatorLane {
+	return AggregatorLane{Endpoint: endpoint, SlotAddr: c.slots.addr(), SlotRKey: c.slots.mrs[c.nic].RKey}
 }

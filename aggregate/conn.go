@@ -115,7 +115,7 @@ func (c *conn) receive(wc *verbs.WC) {
 	l.local.RecvBytes += uint64(wc.ByteLen)
 	c.counters.RecvBytes += uint64(wc.ByteLen)
 	switch op {
-	case chunk.OpPush, chunk.OpPushPull, chunk.OpInit:
+	case chunk.OpPush, chunk.OpPushPull, chunk.OpBroadcast:
 		s.arrive(&m)
 	case chunk.OpPull:
 		s.pull(&m)
@@ -238,7 +238,7 @@ func (c *conn) post() {
 		return
 	}
 	c.unsignaled += n
-	if !c.inline || c.unsignaled >= c.lane.depths.BoxSend/4 {
+	if !c.inline || c.unsignaled >= c.lane.depths.AggregatorSend/4 {
 		last := c.ring.last()
 		last.Flags |= verbs.SendSignaled
 		last.WRID += uint64(c.unsignaled)
@@ -314,7 +314,7 @@ func (c *conn) open(peer []byte) (endpoint []byte, err error) {
 	}
 	l.connGen++
 	c.gen = l.connGen & genMask
-	c.ring = newSendRing(l.depths.BoxSend)
+	c.ring = newSendRing(l.depths.AggregatorSend)
 	l.conns[c.number] = c
 	l.connCount++
 	return c.connect(l.home, peer)
@@ -330,7 +330,7 @@ func (c *conn) connect(nic int, peer []byte) (endpoint []byte, err error) {
 		maxInline = c.share.job.chunkBytes
 	}
 	c.qp, err = c.share.job.pds[nic].CreateQP(verbs.QPConfig{
-		SendCQ: l.cqs[nic], RecvCQ: l.cqs[nic], MaxSendWR: l.depths.BoxSend, MaxRecvWR: l.depths.BoxRecv, MaxInline: maxInline,
+		SendCQ: l.cqs[nic], RecvCQ: l.cqs[nic], MaxSendWR: l.depths.AggregatorSend, MaxRecvWR: l.depths.AggregatorRecv, MaxInline: maxInline,
 		ByReference: l.attr.Has(verbs.DevByReference),
 	})
 	if err != nil {
@@ -342,9 +342,9 @@ func (c *conn) connect(nic int, peer []byte) (endpoint []byte, err error) {
 		err = c.qp.Connect(peer, verbs.ConnectConfig{Timeout: c.share.job.engine.cfg.PeerDeadline, AckTimeout: c.mend.ackTimeout})
 	}
 	if err == nil {
-		err = c.qp.PostRecv(c.wrID(), l.depths.BoxRecv)
+		err = c.qp.PostRecv(c.wrID(), l.depths.AggregatorRecv)
 	}
-	c.mend.receives, c.consumed = l.depths.BoxRecv, 0
+	c.mend.receives, c.consumed = l.depths.AggregatorRecv, 0
 	if err != nil {
 		return nil, errors.Join(err, c.disconnect())
 	}

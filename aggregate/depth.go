@@ -13,10 +13,10 @@ const (
 
 // Depths are the queue depths of one connection between a worker and a lane, and of the lane's completion queue.
 type Depths struct {
-	WorkerSend, WorkerRecv int
-	BoxSend, BoxRecv       int
-	CQ                     int // of the lane
-	MaxConns               int // connections that the lane's completion queue can hold
+	WorkerSend, WorkerRecv         int
+	AggregatorSend, AggregatorRecv int
+	CQ                             int // of the lane
+	MaxConns                       int // connections that the lane's completion queue can hold
 }
 
 // QueueDepths sizes every queue from the window, the most messages of one worker that one lane has not answered.
@@ -36,13 +36,13 @@ func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
 	}
 	d := Depths{
 		WorkerSend: 2*window + recvMargin, WorkerRecv: window + recvMargin,
-		BoxSend: 2*window + 2*recvMargin, BoxRecv: window + recvMargin + pollBatch,
+		AggregatorSend: 2*window + 2*recvMargin, AggregatorRecv: window + recvMargin + pollBatch,
 	}
-	if need := max(d.WorkerSend, d.BoxSend, d.BoxRecv); need > int(maxQPWR) {
+	if need := max(d.WorkerSend, d.AggregatorSend, d.AggregatorRecv); need > int(maxQPWR) {
 		return d, fmt.Errorf("window of %d needs queue pairs of %d work requests, the device allows %d: use a window of at most %d",
 			window, need, maxQPWR, (int(maxQPWR)-2*recvMargin)/2)
 	}
-	perConn := d.BoxSend + d.BoxRecv
+	perConn := d.AggregatorSend + d.AggregatorRecv
 	d.MaxConns = min(maxConns, int(maxCQE)/perConn)
 	if d.MaxConns < 1 {
 		return d, fmt.Errorf("window of %d needs %d completion queue entries for one worker, the device allows %d", window, perConn, maxCQE)

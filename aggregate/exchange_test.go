@@ -110,7 +110,7 @@ func exchange(t *testing.T, r *racktest.Rack, steps int, run func(ops [][]worker
 			}
 		}
 	}
-	if err := run(all(chunk.OpInit)); err != nil {
+	if err := run(all(chunk.OpBroadcast)); err != nil {
 		t.Fatal(err)
 	}
 	check("broadcast", initial)

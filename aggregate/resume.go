@@ -161,7 +161,7 @@ type Resume struct {
 
 // Resumed is the aggregator's answer.
 type Resumed struct {
-	BoxLane
+	AggregatorLane
 	Received uint64 // messages from the worker
 }
 
@@ -271,7 +271,7 @@ func (s *share) resume(rank int, r *Resume) (Resumed, error) {
 	if err != nil {
 		return Resumed{}, err
 	}
-	return Resumed{BoxLane: c.boxLane(endpoint), Received: c.mend.received}, nil
+	return Resumed{AggregatorLane: c.aggregatorLane(endpoint), Received: c.mend.received}, nil
 }
 
 // aim gives all that was said about keys the ones of other NICs: of the box's, and of the one that the worker uses now.

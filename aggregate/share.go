@@ -137,14 +137,14 @@ func (s *share) arrive(m *message) {
 	}
 	c := &s.chunks[m.index]
 	expect := c.epoch
-	if m.op != chunk.OpInit {
+	if m.op != chunk.OpBroadcast {
 		expect = (c.epoch + 1) & chunk.EpochMask
 	}
 	if m.epoch != expect && planted != plantAnyEpoch {
 		m.conn.violate("sent chunk %d of lane %d for epoch %d, expected %d", m.index, s.lane.index, m.epoch, expect)
 		return
 	}
-	if want := s.wireBytes(c); m.bytes != want && (m.op != chunk.OpInit || m.conn.rank == rootRank) {
+	if want := s.wireBytes(c); m.bytes != want && (m.op != chunk.OpBroadcast || m.conn.rank == rootRank) {
 		m.conn.violate("sent %d bytes for chunk %d of lane %d, expected %d", m.bytes, m.index, s.lane.index, want)
 		return
 	}
@@ -162,11 +162,11 @@ func (s *share) arrive(m *message) {
 		s.lane.local.FoldsOpen++
 	}
 	f := s.folds.at(c.fold)
-	if f.init != (m.op == chunk.OpInit) && f.count > 0 {
+	if f.init != (m.op == chunk.OpBroadcast) && f.count > 0 {
 		m.conn.violate("sent %v of chunk %d of lane %d while others broadcast or push it", m.op, m.index, s.lane.index)
 		return
 	}
-	f.init = m.op == chunk.OpInit
+	f.init = m.op == chunk.OpBroadcast
 	a := s.folds.arrival(c.fold, m.conn.rank)
 	if a.present && planted == plantTwice {
 		f.count--

@@ -159,7 +159,7 @@ func (s *share) want(c *conn, fold int32, most int) {
 	}
 	c.unheard++
 	s.lane.local.Wants++
-	c.control(chunk.Pack(chunk.OpEvict, chunk.EvictWant, index))
+	c.control(chunk.Pack(chunk.OpNotice, chunk.NoticeRequest, index))
 }
 
 // meeting chooses the fold of a turn: by turns the one that was chosen least recently, of those the one that lacks the fewest,
@@ -208,7 +208,7 @@ func (s *share) giveBack(c *conn, rank, leader, n int) {
 			continue
 		}
 		n--
-		c.next(chunk.Pack(chunk.OpEvict, chunk.EvictGiveBack, f.chunk), noResult)
+		c.next(chunk.Pack(chunk.OpNotice, chunk.NoticeNACK, f.chunk), noResult)
 		c.owing = true
 		if planted != plantLeakedSlot {
 			c.giveSlot(a.slot, a.source)

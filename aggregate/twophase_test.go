@@ -75,7 +75,7 @@ func (r *twoPhaseRack) broadcast(tensors ...int) {
 		fill(r.rng, x)
 		r.ref.Add(append([]float32(nil), racktest.OnWire(r.ref.Wire, x)...))
 	}
-	r.each(chunk.OpInit, tensors...)
+	r.each(chunk.OpBroadcast, tensors...)
 	r.check("broadcast", tensors...)
 }
 

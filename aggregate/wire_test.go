@@ -14,13 +14,13 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 		t.Errorf("the immediate has %v bits in C, %v in Go", got, want)
 	}
 	want := [...]int{
-		int(chunk.OpPush), int(chunk.OpPushPull), int(chunk.OpPull), int(chunk.OpInit), int(chunk.OpTensor), int(chunk.OpCommit),
-		int(chunk.OpEvict), int(chunk.OpAbort),
+		int(chunk.OpPush), int(chunk.OpPushPull), int(chunk.OpPull), int(chunk.OpBroadcast), int(chunk.OpTensor), int(chunk.OpCommit),
+		int(chunk.OpNotice), int(chunk.OpAbort),
 	}
 	if worker.Ops != want {
 		t.Errorf("the operations are %v in C, %v in Go", worker.Ops, want)
 	}
-	if got, want := worker.Evicts, [...]int{chunk.EvictGiveBack, chunk.EvictWant}; got != want {
+	if got, want := worker.Notices, [...]int{chunk.NoticeNACK, chunk.NoticeRequest}; got != want {
 		t.Errorf("giving back and wanting are %v in C, %v in Go", got, want)
 	}
 	for window, fits := range map[int]bool{worker.MaxWindow: true, worker.MaxWindow + 1: false} {

@@ -21,23 +21,23 @@ type Op uint8
 
 // The operations. The index is the chunk's lane index unless said otherwise.
 const (
-	OpPush     Op = 0 // a gradient; the reply is an empty acknowledgement
-	OpPushPull Op = 1 // a gradient; the reply is data
-	OpPull     Op = 2 // no payload; the reply is data
-	OpInit     Op = 3 // broadcast: the root's carries the values, the others' nothing; the reply is data
-	OpTensor   Op = 4 // a [TensorRecord]; the index is the lane-local tensor index
-	OpCommit   Op = 5 // a [TensorRecord] that ends a two-phase step
-	OpEvict    Op = 6 // aggregator to worker; the epoch says what of the chunk: EvictGiveBack or EvictWant
-	OpAbort    Op = 7 // aggregator to worker: the job failed; the index is the rank of the worker that caused it, all ones: none did
+	OpPush      Op = 0 // a gradient; the reply is an empty acknowledgement
+	OpPushPull  Op = 1 // a gradient; the reply is data
+	OpPull      Op = 2 // no payload; the reply is data
+	OpBroadcast Op = 3 // broadcast: the root's carries the values, the others' nothing; the reply is data
+	OpTensor    Op = 4 // a [TensorRecord]; the index is the lane-local tensor index
+	OpCommit    Op = 5 // a [TensorRecord] that ends a two-phase step
+	OpNotice    Op = 6 // aggregator to worker; the epoch says what of the chunk: NoticeNACK or NoticeRequest
+	OpAbort     Op = 7 // aggregator to worker: the job failed; the index is the rank of the worker that caused it, all ones: none did
 )
 
-// What stands in the epoch of an [OpEvict].
+// What stands in the epoch of an [OpNotice].
 const (
-	EvictGiveBack = 0 // it is not kept any more: send it again
-	EvictWant     = 1 // send it before others
+	NoticeNACK    = 0 // it is not kept any more: send it again
+	NoticeRequest = 1 // send it before others
 )
 
-var opNames = [1 << OpBits]string{"push", "pushpull", "pull", "init", "tensor", "commit", "evict", "abort"}
+var opNames = [1 << OpBits]string{"push", "pushpull", "pull", "broadcast", "tensor", "commit", "notice", "abort"}
 
 func (o Op) String() string {
 	if int(o) < len(opNames) {

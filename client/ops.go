@@ -25,7 +25,7 @@ const (
 	// Pull gets the parameters.
 	Pull = Kind(chunk.OpPull)
 	// Broadcast gives every worker rank 0's values, and makes them the parameters.
-	Broadcast = Kind(chunk.OpInit)
+	Broadcast = Kind(chunk.OpBroadcast)
 )
 
 func (k Kind) String() string {

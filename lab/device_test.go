@@ -99,7 +99,7 @@ func exchangeExactly(r *racktest.Rack, steps int) error {
 		return all
 	}
 	initial := fill()[0]
-	if err := together(r, chunk.OpInit); err != nil {
+	if err := together(r, chunk.OpBroadcast); err != nil {
 		return err
 	}
 	job := &r.Config.Job
@@ -131,11 +131,11 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	theirs := neighbour.Workers[0].Box[0]
 	for _, c := range []struct {
 		name string
-		aim  func(own aggregate.BoxLane) (addr uint64, rkey uint32)
+		aim  func(own aggregate.AggregatorLane) (addr uint64, rkey uint32)
 	}{
-		{"stale key", func(own aggregate.BoxLane) (uint64, uint32) { return own.SlotAddr, own.SlotRKey ^ 1 }},
-		{"out of bounds", func(own aggregate.BoxLane) (uint64, uint32) { return own.SlotAddr + 1<<30, own.SlotRKey }},
-		{"a neighbour's slots", func(aggregate.BoxLane) (uint64, uint32) { return theirs.SlotAddr, theirs.SlotRKey }},
+		{"stale key", func(own aggregate.AggregatorLane) (uint64, uint32) { return own.SlotAddr, own.SlotRKey ^ 1 }},
+		{"out of bounds", func(own aggregate.AggregatorLane) (uint64, uint32) { return own.SlotAddr + 1<<30, own.SlotRKey }},
+		{"a neighbour's slots", func(aggregate.AggregatorLane) (uint64, uint32) { return theirs.SlotAddr, theirs.SlotRKey }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			job, tensors := jobOf(c.name)
@@ -170,7 +170,7 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 			if err := <-result; err != nil {
 				t.Errorf("the job beside it: %v", err)
 			}
-			if err := r.Workers[0].Run(10*time.Second, r.Workers[0].Op(chunk.OpInit, 0, 0)); err == nil {
+			if err := r.Workers[0].Run(10*time.Second, r.Workers[0].Op(chunk.OpBroadcast, 0, 0)); err == nil {
 				t.Error("the failed job still works")
 			}
 		})

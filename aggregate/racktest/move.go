@@ -96,7 +96,7 @@ func (r *Rack) Ask(w *Worker, lane, boxNIC, nic int) error {
 	if err != nil {
 		return err
 	}
-	w.Box[lane], m.peerReceived = box.BoxLane, box.Received
+	w.Box[lane], m.peerReceived = box.AggregatorLane, box.Received
 	return nil
 }
 

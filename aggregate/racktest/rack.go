@@ -54,9 +54,9 @@ type Worker struct {
 	Rank    int
 	C       worker.Worker
 	NICs    []NIC
-	QPs     []*verbs.QP         // by lane
-	Box     []aggregate.BoxLane // by lane: the aggregator's end
-	buffers []buffer            // by tensor
+	QPs     []*verbs.QP                // by lane
+	Box     []aggregate.AggregatorLane // by lane: the aggregator's end
+	buffers []buffer                   // by tensor
 	arenas  []*numa.Arena
 	commit  []byte
 	mrs     [][]verbs.MR // by region, by NIC

@@ -215,7 +215,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	struct part *p = &l->parts[c->part];
 	struct tensor *t = &w->tensors[p->tensor];
 	uint32_t bytes = c->elems * type_size(t->wire_type);
-	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_INIT && w->cfg.rank == 0);
+	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_BROADCAST && w->cfg.rank == 0);
 	int answer = t->kind != RW_PUSH;
 	/* By reference the answer comes to where the payload lies, so an unbound answer must not lie in the caller's source. */
 	int direct = payload && t->direct_src && !(w->cfg.by_reference && answer && !t->direct_dst);
@@ -369,14 +369,14 @@ int lane_send(struct rw_worker *w, struct lane *l)
 	return rc ? rc : lane_flush(w, l);
 }
 
-static int receive_evict(struct rw_worker *w, struct lane *l, uint32_t what, uint32_t index)
+static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, uint32_t index)
 {
 	struct chunk *c;
 
 	if (index >= l->nchunks)
-		return worker_fail(w, RW_EPROTOCOL, "lane %td: evict of chunk %u of %u", l - w->lanes, index, l->nchunks);
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: notice about chunk %u of %u", l - w->lanes, index, l->nchunks);
 	c = &l->chunks[index];
-	if (what == RW_EVICT_WANT) {
+	if (what == RW_NOTICE_REQUEST) {
 		l->last_want = index;
 		if (c->state != CHUNK_IN_FLIGHT && !c->wanted) {
 			c->wanted = 1;
@@ -506,8 +506,8 @@ int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 		return receive_record(w, l, imm_index(wc->imm));
 	case RW_COMMIT:
 		return receive_commit(w, l, wc->byte_len);
-	case RW_EVICT:
-		return receive_evict(w, l, imm_epoch(wc->imm), imm_index(wc->imm));
+	case RW_NOTICE:
+		return receive_notice(w, l, imm_epoch(wc->imm), imm_index(wc->imm));
 	case RW_ABORT:
 		return receive_abort(w, imm_index(wc->imm));
 	default:

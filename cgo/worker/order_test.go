@@ -119,7 +119,7 @@ func newOrderPeer(t *testing.T) *orderPeer {
 // evict tells the worker to take a chunk back or to send it first.
 func (p *orderPeer) evict(what uint8, index uint32) {
 	p.t.Helper()
-	wr := verbs.SendWR{Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpEvict, what, index), Flags: verbs.SendSignaled, WRID: 1}
+	wr := verbs.SendWR{Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpNotice, what, index), Flags: verbs.SendSignaled, WRID: 1}
 	if _, err := p.qp.PostSend([]verbs.SendWR{wr}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 			p := newOrderPeer(t)
 			p.settle()
 			for _, c := range tc.wants {
-				p.evict(chunk.EvictWant, c)
+				p.evict(chunk.NoticeRequest, c)
 			}
 			var order, held []uint32
 			for range 4 * orderChunks {
@@ -190,7 +190,7 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 					break
 				}
 				if len(held) > 0 {
-					p.evict(chunk.EvictGiveBack, held[0])
+					p.evict(chunk.NoticeNACK, held[0])
 					held = held[1:]
 				}
 			}

@@ -98,11 +98,11 @@ static void place(struct rw_worker *w, struct tensor *t)
 
 static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 {
-	int reads = op->kind == RW_PUSH || op->kind == RW_PUSHPULL || (op->kind == RW_INIT && w->cfg.rank == 0);
+	int reads = op->kind == RW_PUSH || op->kind == RW_PUSHPULL || (op->kind == RW_BROADCAST && w->cfg.rank == 0);
 	int writes = op->kind != RW_PUSH;
 	struct tensor *t;
 
-	if (op->tensor >= w->ntensors || op->kind > RW_INIT)
+	if (op->tensor >= w->ntensors || op->kind > RW_BROADCAST)
 		return rwf_fail(EINVAL, "submit: operation %u on tensor %u of %u", op->kind, op->tensor, w->ntensors);
 	t = &w->tensors[op->tensor];
 	if (t->active)

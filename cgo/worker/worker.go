@@ -125,8 +125,8 @@ const (
 // The immediate's layout and operations as C knows them; tests hold them equal to package chunk's.
 var (
 	ImmBits = [...]int{C.RW_OP_BITS, C.RW_EPOCH_BITS, C.RW_INDEX_BITS}
-	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_INIT, C.RW_TENSOR, C.RW_COMMIT, C.RW_EVICT, C.RW_ABORT}
-	Evicts  = [...]int{C.RW_EVICT_GIVE_BACK, C.RW_EVICT_WANT}
+	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_BROADCAST, C.RW_TENSOR, C.RW_COMMIT, C.RW_NOTICE, C.RW_ABORT}
+	Notices = [...]int{C.RW_NOTICE_NACK, C.RW_NOTICE_REQUEST}
 )
 
 // Limits of worker.h.

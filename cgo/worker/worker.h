@@ -31,15 +31,15 @@ enum rw_opcode {
 	RW_PUSH = 0,     /* gradient; answered by an empty acknowledgement */
 	RW_PUSHPULL = 1, /* gradient; answered by data */
 	RW_PULL = 2,     /* answered by data */
-	RW_INIT = 3,     /* broadcast from rank 0; answered by data */
+	RW_BROADCAST = 3,     /* broadcast from rank 0; answered by data */
 	RW_TENSOR = 4,   /* tensor control record; index is the lane's tensor index */
 	RW_COMMIT = 5,   /* end of a two-phase step; record out, record back */
-	RW_EVICT = 6,    /* from the aggregator; the epoch says what of the chunk */
+	RW_NOTICE = 6,    /* from the aggregator; the epoch says what of the chunk */
 	RW_ABORT = 7,    /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
 };
-enum rw_evict {
-	RW_EVICT_GIVE_BACK = 0, /* it is not kept any more: send it again */
-	RW_EVICT_WANT = 1,      /* send it before others */
+enum rw_notice {
+	RW_NOTICE_NACK = 0, /* it is not kept any more: send it again */
+	RW_NOTICE_REQUEST = 1,      /* send it before others */
 };
 enum { RW_RECORD_BYTES = 64, RW_MAX_LANES = 256, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8 };
 
@@ -101,7 +101,7 @@ struct rw_op {
 	void *dst;       /* memory_type[elems]; not written by a push */
 	uint32_t tensor;
 	int32_t priority; /* higher goes first */
-	uint8_t kind;     /* RW_PUSH, RW_PUSHPULL, RW_PULL or RW_INIT */
+	uint8_t kind;     /* RW_PUSH, RW_PUSHPULL, RW_PULL or RW_BROADCAST */
 	rw_done_fn done;  /* called once, by whichever thread drives, without locks held; may be NULL */
 	void *done_arg;
 };

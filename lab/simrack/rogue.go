@@ -166,7 +166,7 @@ func (r *run) forge(m *member) (out []message) {
 	case rogueTensor:
 		msg = message{op: chunk.OpTensor, index: 1 << 20, bytes: chunk.RecordBytes}
 	case rogueBoxOp:
-		msg.op = chunk.OpEvict + chunk.Op(r.rng.IntN(2))
+		msg.op = chunk.OpNotice + chunk.Op(r.rng.IntN(2))
 	case rogueMode:
 		msg = r.ofAnotherMode(m, msg)
 	case rogueTarget:

@@ -118,7 +118,7 @@ type phase struct {
 }
 
 func (k phaseKind) op() chunk.Op {
-	return [...]chunk.Op{chunk.OpInit, chunk.OpPushPull, chunk.OpPush, chunk.OpPull}[k]
+	return [...]chunk.Op{chunk.OpBroadcast, chunk.OpPushPull, chunk.OpPush, chunk.OpPull}[k]
 }
 
 // draw is the randomness of a schedule's making.
