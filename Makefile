@@ -47,11 +47,11 @@ test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO) test -asan -short $(SANITIZED)
 
-# A whole cluster under seeded schedules with faults. SEED=N replays one, with its trace.
+# A whole cluster under seeded schedules with faults, which must also find the bugs that are planted. SEED=N replays one, with its trace.
 sim:
 	@scripts/need.sh $(BUILD_PACKAGES)
 ifeq ($(SEED),0)
-	$(GO) test ./lab/simrack -run TestSchedules -count=1 -v -seeds $(SEEDS)
+	$(GO) test ./lab/simrack -run 'TestSchedules|TestPlantedBugs' -count=1 -v -seeds $(SEEDS)
 else
 	$(GO) test ./lab/simrack -run TestSchedules -count=1 -v -seed $(SEED)
 endif

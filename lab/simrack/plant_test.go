@@ -1,28 +1,134 @@
-//go:build plant
-
 package simrack
 
 import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
-
-	"github.com/rackweave/rackweave/aggregate"
+	"time"
 )
 
-// withinSeeds is how many schedules may pass before a planted bug must have made one fail.
-const withinSeeds = 600
+// plant is a bug that the simulation must find: in a build of its own, new stands where the file has old.
+type plant struct {
+	name     string
+	file     string // from the module's root
+	old, new string
+}
+
+var plants = []plant{
+	{
+		"sums begin with the worker that came last", "aggregate/share.go",
+		"planted == plantArrivalOrder && !f.init", "!f.init",
+	},
+	{
+		"epochs are not checked", "aggregate/share.go",
+		"if m.epoch != expect && planted != plantAnyEpoch {", "if m.epoch != expect && false {",
+	},
+	{
+		"a chunk may come twice", "aggregate/share.go",
+		"if a.present && planted == plantTwice {", "if a.present {",
+	},
+	{
+		"another worker never leads", "aggregate/stall.go",
+		"&& planted != plantNoTurn", "&& false",
+	},
+	{
+		"a result's buffer is used again before it was read", "aggregate/conn.go",
+		"if c.inline || planted == plantReleaseEarly {", "if true {",
+	},
+	{
+		"a failed job's workers are not told", "aggregate/job.go",
+		"if c != nil && !c.dead && c.ring.free() > 0 && planted != plantSilentFailure {", "if c != nil && false {",
+	},
+	{
+		"a commit does not wait for the other lanes' norms", "aggregate/commit.go",
+		"if s.job.barrier.Load() < cs.target && planted != plantNoBarrier {", "if false {",
+	},
+	{
+		"a NACKed chunk keeps its slot", "aggregate/stall.go",
+		"c.giveSlot(a.slot, a.source)", "",
+	},
+	{
+		"a resumed connection sends a message again that had arrived", "aggregate/resume.go",
+		"planted == plantResentTwice && r.Received > c.ring.done", "r.Received > c.ring.done",
+	},
+}
+
+const (
+	withinSeeds = 600             // schedules that may pass before a planted bug must have made one fail
+	withinTime  = 5 * time.Minute // for building and running one
+)
+
+// mutate returns the plant's file, and its text with the bug in it.
+func (p *plant) mutate(t *testing.T) (file, text string) {
+	t.Helper()
+	file, err := filepath.Abs(filepath.Join("..", "..", p.file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(b), p.old); n != 1 {
+		t.Fatalf("%s has %q %d times: change the plant so that it names one place", p.file, p.old, n)
+	}
+	return file, strings.Replace(string(b), p.old, p.new, 1)
+}
+
+// build builds this package's tests with the bug, without touching the source.
+func (p *plant) build(ctx context.Context, t *testing.T) (binary string) {
+	t.Helper()
+	file, text := p.mutate(t)
+	dir := t.TempDir()
+	mutant := filepath.Join(dir, "mutant.go")
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {file: mutant}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{mutant: []byte(text), filepath.Join(dir, "overlay.json"): overlay} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	binary = filepath.Join(dir, "simrack.test")
+	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return binary
+}
+
+func TestPlantsNameOnePlaceEach(t *testing.T) {
+	for _, p := range plants {
+		t.Run(p.name, func(t *testing.T) { p.mutate(t) })
+	}
+}
 
 func TestPlantedBugsAreCaught(t *testing.T) {
-	t.Cleanup(func() { aggregate.Plant("") })
-	for _, bug := range aggregate.PlantedBugs {
-		t.Run(bug, func(t *testing.T) {
-			aggregate.Plant(bug)
-			failures, _ := sweep(1, withinSeeds, 1)
-			if len(failures) == 0 {
-				t.Fatalf("%d schedules passed with this bug in the aggregator", withinSeeds)
+	if testing.Short() {
+		t.Skip("builds these tests once per bug; run without -short")
+	}
+	for _, p := range plants {
+		t.Run(p.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), withinTime)
+			defer cancel()
+			binary := p.build(ctx, t)
+			args := []string{"-test.run", "^TestSchedules$", "-seeds", strconv.Itoa(withinSeeds), "-enough", "1"}
+			out, err := exec.CommandContext(ctx, binary, args...).CombinedOutput()
+			if err == nil {
+				t.Fatalf("%d schedules passed with this bug", withinSeeds)
 			}
-			for s, err := range failures {
-				t.Logf("caught by seed %d: %v", s, err)
+			_, caught, found := strings.Cut(string(out), ": seed ")
+			if ctx.Err() != nil || !found {
+				t.Fatalf("no seed was named: %v, %v\n%s", err, ctx.Err(), out)
 			}
+			caught, _, _ = strings.Cut(caught, "\n")
+			t.Logf("caught by seed %s", caught)
 		})
 	}
 }

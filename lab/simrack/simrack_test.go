@@ -13,13 +13,11 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 2000, "how many schedules TestSchedules runs; a tenth of them with -short")
-	from  = flag.Uint64("from", 1, "the first of their seeds")
-	seed  = flag.Uint64("seed", 0, "run the schedule of this seed only; with -v, and trace it")
+	seeds  = flag.Int("seeds", 2000, "how many schedules TestSchedules runs; a tenth of them with -short")
+	from   = flag.Uint64("from", 1, "the first of their seeds")
+	enough = flag.Int("enough", 5, "stop when so many seeds have failed")
+	seed   = flag.Uint64("seed", 0, "run the schedule of this seed only; with -v, and trace it")
 )
-
-// tooMany is how many failing seeds are enough.
-const tooMany = 5
 
 // sweep runs schedules on all cores until so many have failed, and returns what it found.
 func sweep(first uint64, n, enough int) (failures map[uint64]error, faults int) {
@@ -62,7 +60,7 @@ func TestSchedules(t *testing.T) {
 		n = max(n/10, 1)
 	}
 	start := time.Now()
-	failures, faults := sweep(*from, n, tooMany)
+	failures, faults := sweep(*from, n, *enough)
 	for s, err := range failures {
 		t.Errorf("seed %d: %v\nreplay: go test ./lab/simrack -run TestSchedules -seed=%d -v", s, err, s)
 	}
