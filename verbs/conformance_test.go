@@ -71,8 +71,8 @@ func TestSim(t *testing.T) {
 		order   fabric.SimOrder
 		options string
 	}{
-		{"in random order, by reference", fabric.SimRandom, ",by_reference=1"},
-		{"by time, copying at post", fabric.SimByTime, ",copies_at_post=1"},
+		{"in random order, by reference, mapped", fabric.SimRandom, ",by_reference=1,maps=1"},
+		{"by time, copying at post, mapped", fabric.SimByTime, ",copies_at_post=1,maps=1"},
 		{"by time, with links", fabric.SimByTime, ",link=1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

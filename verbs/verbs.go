@@ -101,6 +101,7 @@ const (
 	SendSignaled  = 1
 	SendInline    = 2
 	SendStreaming = 4
+	SendPlaced    = 8
 )
 
 // Access rights of a memory region.
@@ -133,6 +134,7 @@ const (
 	DevAnyMemory    = 4
 	DevSharedFD     = 8
 	DevLink         = 16
+	DevMaps         = 32
 )
 
 // Attr describes a device and its limits.
@@ -476,6 +478,30 @@ func (qp *QP) PostSend(wr []SendWR) (int, error) {
 		return n, nil
 	}
 	return max(n, 0), qp.postError("post send", n)
+}
+
+// Map returns where the peer's memory [raddr, raddr+length) lies in this process; 0 where it may not be written, or cannot be
+// now, or the device has no [DevMaps]. Post an ordinary write then. The address holds until the next call on this queue pair or a
+// completion queue of it. What is stored there is announced by a write with [SendPlaced]; a store fence must stand between
+// streaming stores and that post.
+func (qp *QP) Map(rkey uint32, raddr uint64, length uint32) uint64 {
+	return uint64(uintptr(fabric.Map(qp.h, rkey, raddr, length)))
+}
+
+// MapAll maps a range of length bytes at each queue pair's peer, as [QP.Map] does, with one call into C for up to 64 of
+// them. It reports whether all are mapped; out holds 0 for one that is not.
+func MapAll(qps []*QP, rkeys []uint32, raddrs []uint64, length uint32, out []uint64) bool {
+	const batch = 64
+	var handles [batch]fabric.QP
+	mapped := 0
+	for begin := 0; begin < len(qps); begin += batch {
+		end := min(begin+batch, len(qps))
+		for i, qp := range qps[begin:end] {
+			handles[i] = qp.h
+		}
+		mapped += fabric.MapAll(handles[:end-begin], rkeys[begin:end], raddrs[begin:end], length, out[begin:end])
+	}
+	return mapped == len(qps)
 }
 
 // PostRecv posts n receives without buffers, all with this work request id.

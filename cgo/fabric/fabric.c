@@ -272,6 +272,48 @@ int rwf_post_recv(rwf_qp *qp, uint64_t wr_id, int n)
 	return qp->ops->post_recv(qp, wr_id, n);
 }
 
+int rwf_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags)
+{
+	enum { KNOWN = RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_STREAMING | RWF_SEND_PLACED };
+
+	if (wr->opcode > RWF_WRITE_WITH_IMM)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate", qp->num,
+				wr->opcode);
+	if (wr->flags & ~KNOWN)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: flags 0x%x are unknown", qp->num, wr->flags & ~KNOWN);
+	if (wr->flags & RWF_SEND_INLINE && wr->length > max_inline)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: %u bytes inline, it was created for %u", qp->num, wr->length,
+				max_inline);
+	if (!(wr->flags & RWF_SEND_PLACED))
+		return 0;
+	if (!(device_flags & RWF_DEV_MAPS))
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: a placed payload, but provider %s does not map the peer's memory: "
+					"post the payload", qp->num, qp->ops->name);
+	if (wr->opcode != RWF_WRITE_WITH_IMM || wr->flags & RWF_SEND_INLINE)
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: a placed payload needs a write with immediate that is not inline",
+				qp->num);
+	return 0;
+}
+
+void *rwf_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
+{
+	if (qp->ops->map)
+		return qp->ops->map(qp, rkey, raddr, length);
+	rwf_fail(ENOTSUP, "map on queue pair 0x%x: provider %s does not map the peer's memory: post the payload", qp->num, qp->ops->name);
+	return NULL;
+}
+
+int rwf_map_all(rwf_qp *const *qps, const uint32_t *rkeys, const uint64_t *raddrs, uint32_t length, int n, uint64_t *out)
+{
+	int mapped = 0;
+
+	for (int i = 0; i < n; i++) {
+		out[i] = (uintptr_t)rwf_map(qps[i], rkeys[i], raddrs[i], length);
+		mapped += out[i] != 0;
+	}
+	return mapped;
+}
+
 int rwf_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out)
 {
 	return dev->ops->get_async_event(dev, timeout_ms, out);

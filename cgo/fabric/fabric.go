@@ -14,6 +14,10 @@ package fabric
 #cgo nocallback rwf_post_send
 #cgo noescape rwf_post_recv
 #cgo nocallback rwf_post_recv
+#cgo noescape rwf_map
+#cgo nocallback rwf_map
+#cgo noescape rwf_map_all
+#cgo nocallback rwf_map_all
 #cgo noescape rwf_req_notify_cq
 #cgo nocallback rwf_req_notify_cq
 #cgo noescape rwf_wait_cq
@@ -227,6 +231,16 @@ func PostSend(qp QP, wr []SendWR) int {
 
 func PostRecv(qp QP, wrID uint64, n int) int {
 	return int(C.rwf_post_recv((*C.rwf_qp)(qp), C.uint64_t(wrID), C.int(n)))
+}
+
+func Map(qp QP, rkey uint32, raddr uint64, length uint32) unsafe.Pointer {
+	return C.rwf_map((*C.rwf_qp)(qp), C.uint32_t(rkey), C.uint64_t(raddr), C.uint32_t(length))
+}
+
+// MapAll maps one range of each queue pair's peer; all slices are as long as qps.
+func MapAll(qps []QP, rkeys []uint32, raddrs []uint64, length uint32, out []uint64) int {
+	return int(C.rwf_map_all((**C.rwf_qp)(unsafe.Pointer(unsafe.SliceData(qps))), (*C.uint32_t)(unsafe.SliceData(rkeys)),
+		(*C.uint64_t)(unsafe.SliceData(raddrs)), C.uint32_t(length), C.int(len(qps)), (*C.uint64_t)(unsafe.SliceData(out))))
 }
 
 func GetAsyncEvent(d Device, timeoutMS int, out *AsyncEvent) int {

@@ -49,6 +49,7 @@ enum rwf_send_flags {
 	RWF_SEND_SIGNALED = 1,
 	RWF_SEND_INLINE = 2,    /* the source may be reused on return; lkey is not looked at */
 	RWF_SEND_STREAMING = 4, /* hint: the target will not be read soon, so a copying provider may bypass the cache */
+	RWF_SEND_PLACED = 8,    /* the payload is at the target already, by way of rwf_map; laddr and lkey are not looked at */
 };
 
 enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
@@ -60,7 +61,8 @@ enum rwf_device_flags {
 	RWF_DEV_COPIES_AT_POST = 2, /* a post moves the payload itself: post while the source is hot, one at a time */
 	RWF_DEV_ANY_MEMORY = 4,     /* registering ordinary memory costs nothing: any buffer may be registered at any time */
 	RWF_DEV_SHARED_FD = 8,      /* memory can be registered only with the memfd that backs it */
-	RWF_DEV_LINK = 16,          /* it has a port whose link can fail and return; then neither of the first two */
+	RWF_DEV_LINK = 16,          /* it has a port whose link can fail and return; then neither of the first two, nor the next */
+	RWF_DEV_MAPS = 32,          /* a peer's memory is mapped here: rwf_map */
 };
 
 struct rwf_device_attr {
@@ -195,6 +197,21 @@ int rwf_fail_qp(rwf_qp *qp);
 int rwf_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
 /* Posts n receives without buffers, all with this wr_id. */
 int rwf_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
+
+/*
+ * Returns where the peer's [raddr, raddr+length) lies in this process, after the checks of a remote write. Returns NULL, with
+ * rwf_last_error(), where it may not be written, and where it cannot be now: earlier requests wait in the send queue and
+ * must land first, or the device does not map. Post an ordinary write then: it waits its turn or fails as it should.
+ *
+ * The address holds until the owner's next call with this queue pair or one of its completion queues. What is written there
+ * is in the peer's memory at once, as by a plain write. A write with immediate flagged RWF_SEND_PLACED then announces it: the
+ * provider checks key and bounds again, takes a receive, and carries the immediate and the length. The caller orders its
+ * stores before the post: ordinary ones are, streaming ones need a store fence (sfence); the provider publishes by a release.
+ * -EINVAL where the device does not map, and for a plain or inline write.
+ */
+void *rwf_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length);
+/* Calls rwf_map for n queue pairs, each with its own key and address. out[i] is 0 where it returned NULL. Returns how many are not. */
+int rwf_map_all(rwf_qp *const *qps, const uint32_t *rkeys, const uint64_t *raddrs, uint32_t length, int n, uint64_t *out);
 
 /* Returns 1 and an event, or 0 after timeout_ms. Call it in a loop: it is also what lets passive peers in. */
 int rwf_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);

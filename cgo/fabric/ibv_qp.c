@@ -203,12 +203,10 @@ int vb_fail_qp(rwf_qp *base)
 
 static int check_send(const struct vb_qp *qp, const struct rwf_send_wr *wr)
 {
-	if (wr->opcode != RWF_WRITE && wr->opcode != RWF_WRITE_WITH_IMM)
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate",
-				qp->base.num, wr->opcode);
-	if (wr->flags & RWF_SEND_INLINE && wr->length > qp->max_inline)
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: %u bytes inline, it was created for %u", qp->base.num, wr->length,
-				qp->max_inline);
+	int rc = rwf_check_send(&qp->base, wr, qp->max_inline, RWF_DEV_LINK);
+
+	if (rc)
+		return rc;
 	if (qp->sq.head - qp->sq.tail == qp->sq.size)
 		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
 				qp->base.num, qp->sq.size);

@@ -29,6 +29,7 @@ struct rwf_ops {
 	int (*fail_qp)(rwf_qp *);
 	int (*post_send)(rwf_qp *, const struct rwf_send_wr *, int);
 	int (*post_recv)(rwf_qp *, uint64_t, int);
+	void *(*map)(rwf_qp *, uint32_t, uint64_t, uint32_t); /* NULL: no RWF_DEV_MAPS */
 	int (*get_async_event)(rwf_device *, int, struct rwf_async_event *);
 };
 
@@ -59,6 +60,9 @@ int rwf_connect_wait(int fd, short events, int cancel_fd, uint64_t ns);
 
 extern const struct rwf_ops rwf_ibv_ops __attribute__((weak)), rwf_shm_ops __attribute__((weak)), rwf_tcp_ops __attribute__((weak)),
 	rwf_sim_ops __attribute__((weak));
+
+/* Checks a request against the queue pair's limit of inline bytes and its device's flags. Returns 0 or -EINVAL. */
+int rwf_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags);
 
 /*
  * Walks "k=v,k=v": copies the value of key into out (cap bytes) and returns 1, or 0 if absent.

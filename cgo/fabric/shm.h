@@ -35,6 +35,7 @@ enum {
 	SHM_COOKIE = 16,
 	SHM_ENDPOINT_LEN = 48,
 	SHM_HELLO_LEN = 40,
+	SHM_DEVICE_FLAGS = RWF_DEV_BY_REFERENCE | RWF_DEV_COPIES_AT_POST | RWF_DEV_SHARED_FD | RWF_DEV_MAPS,
 };
 #define SHM_MAX_MR_SIZE (UINT64_C(1) << 40)
 #define SHM_MAX_MAPPED (UINT64_C(1) << 42)
@@ -258,6 +259,7 @@ void shm_raise(struct shm_qp *q, int event);
 /* shm_data.c */
 int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
 int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
+void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length);
 void shm_receive(struct shm_qp *q);
 void shm_push_waiting(struct shm_qp *q, uint64_t now_ms);
 

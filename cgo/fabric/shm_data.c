@@ -49,13 +49,14 @@ static bool has_receive(struct shm_qp *q)
 static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *src)
 {
 	bool imm = w->opcode == RWF_WRITE_WITH_IMM, in_line = w->flags & RWF_SEND_INLINE;
-	bool by_ref = q->peer_by_ref && imm && !in_line && w->length;
+	bool placed = w->flags & RWF_SEND_PLACED;
+	bool by_ref = q->peer_by_ref && imm && !in_line && !placed && w->length;
 	char *dst = NULL;
 
 	if (w->length) {
 		int rc;
 
-		if (!in_line && !shm_mr_allows(q->base.pd, w->lkey, w->laddr, w->length, 0))
+		if (!in_line && !placed && !shm_mr_allows(q->base.pd, w->lkey, w->laddr, w->length, 0))
 			return RWF_WC_LOC_PROT_ERR;
 		rc = shm_sync_regions(q);
 		if (rc)
@@ -72,7 +73,7 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
 			return WAIT_REGIONS;
 	}
-	if (!by_ref && w->length)
+	if (!by_ref && !placed && w->length)
 		shm_copy(dst, src, w->length, w->flags & RWF_SEND_STREAMING);
 	if (imm)
 		publish(q, w, by_ref);
@@ -153,11 +154,7 @@ static int check_request(const struct shm_qp *q, const struct rwf_send_wr *w)
 {
 	if (q->sq_posted - q->sq_freed >= q->max_send)
 		return rwf_fail(ENOMEM, "post send: the send queue holds %u requests; poll the completion of a signaled one", q->max_send);
-	if (w->opcode > RWF_WRITE_WITH_IMM || (w->flags & ~(RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_STREAMING)))
-		return rwf_fail(EINVAL, "post send: opcode %u with flags 0x%x is unknown", w->opcode, w->flags);
-	if ((w->flags & RWF_SEND_INLINE) && w->length > q->max_inline)
-		return rwf_fail(EINVAL, "post send: %u bytes inline, the queue pair allows %u", w->length, q->max_inline);
-	return 0;
+	return rwf_check_send(&q->base, w, q->max_inline, SHM_DEVICE_FLAGS);
 }
 
 int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
@@ -197,6 +194,30 @@ int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 	ring(q);
 	shm_cq_check(q->send_cq);
 	return i ? i : rc;
+}
+
+void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
+{
+	struct shm_qp *q = (struct shm_qp *)qp;
+	void *data;
+	int rc;
+
+	if (shm_state(q) != RWF_QPS_RTS || q->sq_done != q->sq_posted) {
+		rwf_fail(EAGAIN, "map: queue pair 0x%x is not connected, or earlier requests wait in its send queue", qp->num);
+		return NULL;
+	}
+	rc = shm_sync_regions(q);
+	if (rc) {
+		if (rc != -EAGAIN)
+			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
+		rwf_fail(-rc, "map: the peer of queue pair 0x%x %s", qp->num, rc == -EAGAIN ? "has yet to tell its regions" : "is gone");
+		return NULL;
+	}
+	data = shm_remote_data(q, rkey, raddr, length, RWF_ACCESS_REMOTE_WRITE);
+	if (!data)
+		rwf_fail(EACCES, "map: key 0x%x of queue pair 0x%x's peer does not allow %u bytes at 0x%llx to be written", rkey, qp->num,
+			 length, (unsigned long long)raddr);
+	return data;
 }
 
 /*

@@ -81,7 +81,7 @@ static int shm_query(rwf_device *dev, struct rwf_device_attr *out)
 		.max_cqe = SHM_MAX_CQE,
 		.max_mr = SHM_MR_SLOTS,
 		.max_inline = SHM_MAX_INLINE,
-		.flags = RWF_DEV_BY_REFERENCE | RWF_DEV_COPIES_AT_POST | RWF_DEV_SHARED_FD,
+		.flags = SHM_DEVICE_FLAGS,
 	};
 	return 0;
 }
@@ -143,5 +143,6 @@ const struct rwf_ops rwf_shm_ops = {
 	.fail_qp = shm_fail_qp,
 	.post_send = shm_post_send,
 	.post_recv = shm_post_recv,
+	.map = shm_map,
 	.get_async_event = shm_get_async_event,
 };

@@ -20,18 +20,18 @@ static int option_number(const char *options, const char *key, uint64_t *out)
 
 static int sim_open(const char *name, const char *options, rwf_device **out)
 {
-	static const char *const known[] = {"world", "seed", "auto", "by_reference", "copies_at_post", "link", NULL};
-	uint64_t world = 0, seed = 1, automatic = 0, by_reference = 0, copies_at_post = 0, link = 0;
+	static const char *const known[] = {"world", "seed", "auto", "by_reference", "copies_at_post", "maps", "link", NULL};
+	uint64_t world = 0, seed = 1, automatic = 0, by_reference = 0, copies_at_post = 0, maps = 0, link = 0;
 	int rc = rwf_option_check("sim", options, known), given = 0;
 	struct sim_device *dev;
 
 	if (rc || (given = rc = option_number(options, "world", &world)) < 0 ||
 	    (rc = option_number(options, "seed", &seed)) < 0 || (rc = option_number(options, "auto", &automatic)) < 0 ||
-	    (rc = option_number(options, "by_reference", &by_reference)) < 0 ||
+	    (rc = option_number(options, "by_reference", &by_reference)) < 0 || (rc = option_number(options, "maps", &maps)) < 0 ||
 	    (rc = option_number(options, "copies_at_post", &copies_at_post)) < 0 || (rc = option_number(options, "link", &link)) < 0)
 		return rc;
-	if (link && (by_reference || copies_at_post))
-		return rwf_fail(EINVAL, "open sim: a device with link=1 has neither by_reference=1 nor copies_at_post=1");
+	if (link && (by_reference || copies_at_post || maps))
+		return rwf_fail(EINVAL, "open sim: a device with link=1 has none of by_reference=1, copies_at_post=1 and maps=1");
 	if (given && world == 0)
 		return rwf_fail(EINVAL, "open sim: worlds are numbered from 1; leave world= out for the process's own");
 	dev = calloc(1, sizeof *dev);
@@ -45,7 +45,7 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 	dev->base.ops = &rwf_sim_ops;
 	snprintf(dev->name, sizeof dev->name, "%s", *name ? name : "sim0");
 	dev->flags = RWF_DEV_ANY_MEMORY | (by_reference ? RWF_DEV_BY_REFERENCE : 0) | (copies_at_post ? RWF_DEV_COPIES_AT_POST : 0) |
-		     (link ? RWF_DEV_LINK : 0);
+		     (maps ? RWF_DEV_MAPS : 0) | (link ? RWF_DEV_LINK : 0);
 	dev->up_at_ns = SIM_NEVER;
 	sim_lock(dev->world);
 	dev->id = ++dev->world->last_device;
@@ -331,5 +331,6 @@ const struct rwf_ops rwf_sim_ops = {
 	.fail_qp = sim_fail_qp,
 	.post_send = sim_post_send,
 	.post_recv = sim_post_recv,
+	.map = sim_map,
 	.get_async_event = sim_get_async_event,
 };

@@ -11,6 +11,7 @@
  *                     For unmodified code; no schedule repeats.
  *   by_reference=1    the device has RWF_DEV_BY_REFERENCE
  *   copies_at_post=1  the device has RWF_DEV_COPIES_AT_POST: the payload lands when it is posted, its completions follow
+ *   maps=1            the device has RWF_DEV_MAPS
  *   link=1            the device has RWF_DEV_LINK
  *
  * In a world that does not run by itself nothing moves but by rwf_sim_step: polls only take, waits return at once, and

@@ -1,6 +1,7 @@
 /* What becomes of a message: lost, turned away, refused, or placed. */
 #include "sim_world.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* An unacknowledged send is tried again this many times within the ack timeout, as with a retry count of 7. */
@@ -81,7 +82,7 @@ static enum rwf_wc_status check(const struct sim_qp *qp, const struct rwf_send_w
 {
 	if (wr->length == 0)
 		return RWF_WC_SUCCESS; /* no bytes, no keys: IBA volume 1, 9.4.3 */
-	if (!(wr->flags & RWF_SEND_INLINE) && !sim_local_mr(qp->pd, wr->lkey, wr->laddr, wr->length))
+	if (!(wr->flags & (RWF_SEND_INLINE | RWF_SEND_PLACED)) && !sim_local_mr(qp->pd, wr->lkey, wr->laddr, wr->length))
 		return RWF_WC_LOC_PROT_ERR;
 	if (!sim_remote_mr(qp->peer->pd, wr->rkey, wr->raddr, wr->length))
 		return RWF_WC_REM_ACCESS_ERR;
@@ -90,7 +91,8 @@ static enum rwf_wc_status check(const struct sim_qp *qp, const struct rwf_send_w
 
 static bool goes_by_reference(const struct sim_qp *qp, const struct rwf_send_wr *wr)
 {
-	return qp->peer->by_reference && wr->opcode == RWF_WRITE_WITH_IMM && wr->length && !(wr->flags & RWF_SEND_INLINE);
+	return qp->peer->by_reference && wr->opcode == RWF_WRITE_WITH_IMM && wr->length &&
+	       !(wr->flags & (RWF_SEND_INLINE | RWF_SEND_PLACED));
 }
 
 static void place(const struct sim_qp *qp, uint32_t index)
@@ -99,7 +101,7 @@ static void place(const struct sim_qp *qp, uint32_t index)
 	const void *from = wr->flags & RWF_SEND_INLINE ? qp->inline_bytes + (size_t)(index & qp->sq_mask) * qp->max_inline :
 							 (const void *)(uintptr_t)wr->laddr;
 
-	if (wr->length)
+	if (wr->length && !(wr->flags & RWF_SEND_PLACED))
 		memmove((void *)(uintptr_t)wr->raddr, from, wr->length);
 }
 
@@ -114,6 +116,25 @@ void sim_place_early(struct sim_qp *qp)
 		return;
 	place(qp, last);
 	qp->sq_placed = qp->sq_tail;
+}
+
+void *sim_map(rwf_qp *base, uint32_t rkey, uint64_t raddr, uint32_t length)
+{
+	struct sim_qp *qp = (struct sim_qp *)base;
+	void *data = NULL;
+
+	sim_lock(sim_of(qp));
+	if (!(qp->dev->flags & RWF_DEV_MAPS))
+		rwf_fail(ENOTSUP, "map on queue pair 0x%x: its device was opened without maps=1", base->num);
+	else if (base->state != RWF_QPS_RTS || !reachable(qp) || qp->sq_placed != qp->sq_tail)
+		rwf_fail(EAGAIN, "map on queue pair 0x%x: its peer is out of reach, or earlier requests wait in its send queue", base->num);
+	else if (!sim_remote_mr(qp->peer->pd, rkey, raddr, length))
+		rwf_fail(EACCES, "map on queue pair 0x%x: key 0x%x does not allow %u bytes at 0x%llx to be written", base->num, rkey,
+			 length, (unsigned long long)raddr);
+	else
+		data = (void *)(uintptr_t)raddr;
+	sim_unlock(sim_of(qp));
+	return data;
 }
 
 static void receive(struct sim_qp *qp, const struct rwf_send_wr *wr)

@@ -189,13 +189,10 @@ int sim_wake_cq(rwf_cq *base)
 static int enqueue(struct sim_qp *qp, const struct rwf_send_wr *wr)
 {
 	uint32_t slot = qp->sq_tail & qp->sq_mask;
+	int rc = rwf_check_send(&qp->base, wr, qp->max_inline, qp->dev->flags);
 
-	if (wr->opcode > RWF_WRITE_WITH_IMM)
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate",
-				qp->base.num, wr->opcode);
-	if ((wr->flags & RWF_SEND_INLINE) && wr->length > qp->max_inline)
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: %u bytes inline, it was created for %u", qp->base.num,
-				wr->length, qp->max_inline);
+	if (rc)
+		return rc;
 	if (qp->sq_tail - qp->sq_free == qp->sq_max)
 		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
 				qp->base.num, qp->sq_max);

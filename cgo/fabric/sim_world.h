@@ -149,6 +149,7 @@ const struct sim_mr *sim_remote_mr(const struct sim_pd *, uint32_t rkey, uint64_
 void sim_deliver(struct sim_qp *);
 void sim_acknowledge(struct sim_qp *);
 void sim_place_early(struct sim_qp *);
+void *sim_map(rwf_qp *, uint32_t rkey, uint64_t raddr, uint32_t length);
 
 /* sim_queue.c */
 void sim_complete_sends(struct sim_qp *, uint32_t upto);

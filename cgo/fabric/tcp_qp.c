@@ -277,12 +277,10 @@ bool tcp_qp_progress(struct tcp_link *link)
 
 static int check_send(struct tcp_qp *qp, const struct rwf_send_wr *wr)
 {
-	if (wr->opcode != RWF_WRITE && wr->opcode != RWF_WRITE_WITH_IMM)
-		return rwf_fail(EINVAL, "post send: unknown opcode %u", wr->opcode);
-	if (wr->flags & ~(RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_STREAMING))
-		return rwf_fail(EINVAL, "post send: unknown flags 0x%x", wr->flags);
-	if (wr->flags & RWF_SEND_INLINE && wr->length > qp->max_inline)
-		return rwf_fail(EINVAL, "post send: %u bytes inline, the queue pair was made for %u", wr->length, qp->max_inline);
+	int rc = rwf_check_send(&qp->head, wr, qp->max_inline, RWF_DEV_ANY_MEMORY);
+
+	if (rc)
+		return rc;
 	if (qp->sq_posted - qp->sq_free >= qp->sq_cap)
 		return rwf_fail(ENOMEM, "post send: the send queue's %u entries are taken: poll the completion of a signaled send",
 				qp->sq_cap);

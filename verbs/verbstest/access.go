@@ -24,7 +24,7 @@ func (r *rig) refused(bad verbs.SendWR, target Buffer, statuses ...uint16) {
 	fill(r.b.buf.Bytes(), 43)
 	r.recv(b, 1, 2)
 	r.a.got, r.b.got = r.a.got[:0], r.b.got[:0]
-	bad.WRID, bad.Opcode, bad.Flags = 1, verbs.OpWriteWithImm, verbs.SendSignaled
+	bad.WRID, bad.Opcode, bad.Flags = 1, verbs.OpWriteWithImm, bad.Flags|verbs.SendSignaled
 	r.post(a, bad, r.write(0, 0, 64, 2))
 	r.until("both sends ended", func() bool { return len(r.a.got) >= 2 })
 	status := statuses[0]

@@ -94,6 +94,11 @@ func Run(t *testing.T, p Provider) {
 		{"by reference, payloads are read where the sender holds them", byReferenceDelivers},
 		{"by reference, the sender's key and address take the reply", byReferenceReply},
 		{"by reference, the target is still checked", byReferenceChecks},
+
+		{"what is stored in the peer's mapped memory arrives with a placed write", placedArrives},
+		{"mapping checks what a write checks, and so does the placed write", mappingIsChecked},
+		{"earlier requests that wait keep the peer's memory from being mapped", mappingKeepsOrder},
+		{"a placed write that cannot be is an error and posts nothing", placedIsChecked},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, p) })
 	}
