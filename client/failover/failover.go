@@ -1,0 +1,297 @@
+// Package failover chooses the paths that a worker's lanes take to the aggregator. It is a pure machine: what happened to links,
+// connections and attempts goes in as events, what a lane should do comes out as a [Decision]. Times are nanoseconds of a clock
+// that the caller reads.
+//
+// One rule decides: every lane goes the best path that is open. Its primary path is best, then come paths between NICs of the same
+// number, which is how the NICs of a rack are usually wired, then all others. Paths that failed lately come last, the one that failed
+// first before the others. A path is open while both its NICs have a link; a link that returns to the worker is trusted when it
+// has lasted for [Config.Settle]. The aggregator says of its own links only what has settled.
+package failover
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+const (
+	millisecond = 1_000_000
+	// A path that failed is avoided for firstPenalty, for twice as long the next time, and so on for mostDoublings times.
+	firstPenalty  = 1000 * millisecond
+	mostDoublings = 6
+	// RetryPause is how long a path rests that failed, where there is no better one.
+	RetryPause = 20 * millisecond
+)
+
+// Never is later than any time.
+const Never = math.MaxInt64
+
+// Path is where a connection goes: a NIC of the aggregator's and one of the worker's, by their numbers.
+type Path struct{ Aggregator, Worker int }
+
+func (p Path) String() string { return fmt.Sprintf("(%d,%d)", p.Aggregator, p.Worker) }
+
+// Config describes a worker's lanes and NICs.
+type Config struct {
+	Lanes      []int // by lane: the number of the aggregator's NIC that serves it
+	WorkerNICs int
+	Settle     int64 // ns that a link of the worker's must have lasted before it is used again
+	Timeout    int64 // ns that a lane may be without a connection before it is given up
+}
+
+// Action is what a lane should do.
+type Action uint8
+
+const (
+	// Wait: nothing, until Decision.Until or the next event.
+	Wait Action = iota
+	// Resume the connection over Decision.To. The attempt ends with [Chooser.Succeeded] or [Chooser.Failed].
+	Resume
+	// GiveUp: there was no connection for [Config.Timeout].
+	GiveUp
+)
+
+// Decision says what a lane should do.
+type Decision struct {
+	Action Action
+	To     Path
+	Until  int64 // Wait: when to ask again, if nothing happens before; may be Never
+}
+
+type path struct {
+	Path
+	failed    int64 // when it last did
+	punished  int64 // until when it is avoided
+	doublings int
+}
+
+// A lane is connected, or broken, or somebody tries to resume it.
+type state uint8
+
+const (
+	connected state = iota
+	broken
+	trying
+)
+
+type lane struct {
+	state   state
+	primary int
+	at      int   // index of the path it is on, was on, or tries
+	since   int64 // not connected: from when on
+}
+
+// Chooser decides for all lanes of one worker. It is not safe for concurrent use.
+type Chooser struct {
+	cfg     Config
+	paths   []path
+	lanes   []lane
+	usable  []int64 // by NIC of the worker's: from when on; Never while it has no link
+	aggDown []int
+}
+
+// New returns a chooser whose links are all up and whose lanes are connected over their primary paths.
+func New(cfg Config) *Chooser {
+	if len(cfg.Lanes) == 0 || cfg.WorkerNICs < 1 || cfg.Settle < 0 || cfg.Timeout < 0 {
+		panic(fmt.Sprintf("failover: impossible configuration %+v", cfg))
+	}
+	c := &Chooser{cfg: cfg, usable: make([]int64, cfg.WorkerNICs)}
+	for i := range c.usable {
+		c.usable[i] = math.MinInt64
+	}
+	served := slices.Compact(slices.Sorted(slices.Values(cfg.Lanes)))
+	for _, aggregator := range served {
+		for worker := range cfg.WorkerNICs {
+			c.paths = append(c.paths, path{Path: Path{aggregator, worker}, failed: math.MinInt64, punished: math.MinInt64})
+		}
+	}
+	for _, aggregator := range cfg.Lanes {
+		primary := c.index(Path{aggregator, aggregator % cfg.WorkerNICs})
+		c.lanes = append(c.lanes, lane{primary: primary, at: primary})
+	}
+	return c
+}
+
+func (c *Chooser) index(p Path) int {
+	return slices.IndexFunc(c.paths, func(q path) bool { return q.Path == p })
+}
+
+// Paths is how many paths there are, open or not.
+func (c *Chooser) Paths() int { return len(c.paths) }
+
+// At returns the path that a lane is on, was on before it broke, or tries.
+func (c *Chooser) At(lane int) Path { return c.paths[c.lanes[lane].at].Path }
+
+// WorkerLink says that the link of one of the worker's NICs went up or down.
+func (c *Chooser) WorkerLink(now int64, nic int, up bool) {
+	c.usable[nic] = Never
+	if up {
+		c.usable[nic] = now + c.cfg.Settle
+	}
+	c.forgive(func(p Path) bool { return p.Worker == nic })
+}
+
+// AggregatorLinks says which of the aggregator's NICs have no link now; all others have one.
+func (c *Chooser) AggregatorLinks(down []int) {
+	was := c.aggDown
+	c.aggDown = slices.Clone(down)
+	c.forgive(func(p Path) bool { return slices.Contains(was, p.Aggregator) != slices.Contains(down, p.Aggregator) })
+}
+
+// forgive lifts the penalties of paths whose link has changed, which explains why they failed.
+func (c *Chooser) forgive(changed func(Path) bool) {
+	for i := range c.paths {
+		if p := &c.paths[i]; changed(p.Path) {
+			p.failed, p.punished, p.doublings = math.MinInt64, math.MinInt64, 0
+		}
+	}
+}
+
+// Broke says that a lane's connection failed. One that is not connected was known to.
+func (c *Chooser) Broke(now int64, lane int) {
+	if l := &c.lanes[lane]; l.state == connected {
+		l.state, l.since = broken, now
+		c.punish(now, l.at)
+	}
+}
+
+// Failed says that an attempt to resume a lane failed.
+func (c *Chooser) Failed(now int64, lane int) {
+	l := c.tried(lane)
+	l.state = broken
+	c.punish(now, l.at)
+}
+
+// Succeeded says that an attempt to resume a lane succeeded: its path works again.
+func (c *Chooser) Succeeded(now int64, lane int) {
+	l := c.tried(lane)
+	l.state = connected
+	p := &c.paths[l.at]
+	p.punished = min(p.punished, now)
+}
+
+func (c *Chooser) tried(lane int) *lane {
+	l := &c.lanes[lane]
+	if l.state != trying {
+		panic(fmt.Sprintf("failover: lane %d: the end of an attempt that was not asked for", lane))
+	}
+	return l
+}
+
+// punish takes note that a path failed. A path that was not avoided for as long as its last penalty lasted starts over.
+func (c *Chooser) punish(now int64, at int) {
+	p := &c.paths[at]
+	if last := int64(firstPenalty) << max(p.doublings-1, 0); p.doublings > 0 && now-p.punished > last {
+		p.doublings = 0
+	}
+	p.failed, p.punished = now, now+firstPenalty<<p.doublings
+	p.doublings = min(p.doublings+1, mostDoublings)
+}
+
+func (c *Chooser) isOpen(now int64, p *path) bool {
+	return now >= c.usable[p.Worker] && !slices.Contains(c.aggDown, p.Aggregator)
+}
+
+// Open returns how many paths are open.
+func (c *Chooser) Open(now int64) (n int) {
+	for i := range c.paths {
+		if c.isOpen(now, &c.paths[i]) {
+			n++
+		}
+	}
+	return n
+}
+
+// Next decides what a lane should do now. While an attempt to resume it is under way, that is to wait.
+func (c *Chooser) Next(now int64, lane int) Decision {
+	l := &c.lanes[lane]
+	if l.state == trying {
+		return Decision{Action: Wait, Until: Never}
+	}
+	if l.state == broken && now-l.since > c.cfg.Timeout {
+		return Decision{Action: GiveUp}
+	}
+	best := c.best(now, lane)
+	if best < 0 || !c.leaves(now, l, best) {
+		return Decision{Action: Wait, Until: c.until(now, l)}
+	}
+	if p := &c.paths[best]; now < p.punished && now < p.failed+RetryPause {
+		return Decision{Action: Wait, Until: c.until(now, l)}
+	}
+	if l.state == connected {
+		l.since = now
+	}
+	l.state, l.at = trying, best
+	return Decision{Action: Resume, To: c.paths[best].Path}
+}
+
+// leaves tells whether a lane is to resume over the best path. One whose connection works does not leave it for a path that
+// failed lately, unless its own has no link any more.
+func (c *Chooser) leaves(now int64, l *lane, best int) bool {
+	switch {
+	case l.state == broken:
+		return true
+	case best == l.at:
+		return false
+	}
+	return now >= c.paths[best].punished || !c.isOpen(now, &c.paths[l.at])
+}
+
+// best returns the index of the best open path for a lane; -1: none is open.
+func (c *Chooser) best(now int64, lane int) int {
+	best, bestRank := -1, rank{}
+	for i := range c.paths {
+		if c.isOpen(now, &c.paths[i]) {
+			if r := c.rank(now, lane, i); best < 0 || r.before(bestRank) {
+				best, bestRank = i, r
+			}
+		}
+	}
+	return best
+}
+
+// rank orders the paths of a lane: the smaller the better, the first number that differs decides.
+type rank [3]int64
+
+func (r rank) before(o rank) bool { return slices.Compare(r[:], o[:]) < 0 }
+
+func (c *Chooser) rank(now int64, lane, at int) rank {
+	p := &c.paths[at]
+	r := rank{math.MinInt64}
+	if now < p.punished {
+		r[0] = p.failed
+	}
+	switch {
+	case at == c.lanes[lane].primary:
+	case p.Worker == p.Aggregator%c.cfg.WorkerNICs:
+		r[1] = 1
+	default:
+		r[1] = 2
+	}
+	r[2] = int64((at + lane) % len(c.paths)) // lanes that fail together spread over what is left
+	return r
+}
+
+// until is when a lane's decision may change by itself.
+func (c *Chooser) until(now int64, l *lane) int64 {
+	until := int64(Never)
+	sooner := func(t int64) {
+		if t > now {
+			until = min(until, t)
+		}
+	}
+	for _, t := range c.usable {
+		sooner(t)
+	}
+	for i := range c.paths {
+		p := &c.paths[i]
+		sooner(p.punished)
+		if p.punished > now {
+			sooner(p.failed + RetryPause)
+		}
+	}
+	if l.state == broken {
+		sooner(l.since + c.cfg.Timeout + 1)
+	}
+	return until
+}
