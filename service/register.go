@@ -103,7 +103,7 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 	}
 	ctx, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	hash, err := j.gather(ctx, "register tensors", m.rank, tensors,
+	answer, err := j.gather(ctx, "register tensors", m.rank, tensors,
 		func(first int, brought any) error {
 			err := mismatch(first, brought.([]declared), m.rank, tensors)
 			if err != nil {
@@ -113,20 +113,20 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 			return err
 		},
 		func() (any, error) {
-			hash, err := j.add(tensors)
+			answer, err := j.add(tensors)
 			if err != nil {
 				j.agg.Fail(-1, reason(err))
 			}
-			return hash, err
+			return answer, err
 		})
 	if err != nil {
 		return nil, err
 	}
-	return &api.RegisterResponse{PlanHash: hash.([]byte)}, nil
+	return answer.(*api.RegisterResponse), nil
 }
 
-// add puts tensors into the plan and the engine.
-func (j *job) add(tensors []declared) ([]byte, error) {
+// add puts tensors into the plan and the engine, and makes the answer to the workers.
+func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 	j.model.Lock()
 	defer j.model.Unlock()
 	release, err := j.hold()
@@ -142,7 +142,7 @@ func (j *job) add(tensors []declared) ([]byte, error) {
 		specs[i] = aggregate.TensorSpec{LRMult: t.lrMult, WDMult: t.wdMult}
 		model += int64(t.elems) * 4
 	}
-	first := j.plan.NumTensors()
+	first, firstChunk := j.plan.NumTensors(), j.plan.NumChunks()
 	switch q := j.policy.Quota; {
 	case q.Tensors > 0 && first+len(tensors) > q.Tensors:
 		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d tensors: its quota is %d", j.name, first+len(tensors), q.Tensors)
@@ -164,7 +164,11 @@ func (j *job) add(tensors []declared) ([]byte, error) {
 	j.mu.Lock()
 	j.modelBytes, j.tensors = model, first+len(tensors)
 	j.mu.Unlock()
-	hash := j.plan.Hash()
 	j.s.log.Info("tensors registered", "job", j.name, "tensors", len(tensors), "model_bytes", model, "chunks", j.plan.NumChunks())
-	return hash[:], nil
+	hash := j.plan.Hash()
+	lanes := make([]uint32, j.plan.NumChunks()-firstChunk)
+	for i := range lanes {
+		lanes[i] = uint32(j.plan.Chunk(firstChunk + i).Lane)
+	}
+	return &api.RegisterResponse{PlanHash: hash[:], ChunkLanes: lanes}, nil
 }

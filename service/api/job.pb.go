@@ -1306,7 +1306,9 @@ func (x *Tensor) GetWdMult() float64 {
 type RegisterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The plan's digest; the worker's own plan must have the same.
-	PlanHash      []byte `protobuf:"bytes,1,opt,name=plan_hash,json=planHash,proto3" json:"plan_hash,omitempty"`
+	PlanHash []byte `protobuf:"bytes,1,opt,name=plan_hash,json=planHash,proto3" json:"plan_hash,omitempty"`
+	// The lane of each chunk of these tensors, in their order, for workers that make no plan of their own.
+	ChunkLanes    []uint32 `protobuf:"varint,2,rep,packed,name=chunk_lanes,json=chunkLanes,proto3" json:"chunk_lanes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1344,6 +1346,13 @@ func (*RegisterResponse) Descriptor() ([]byte, []int) {
 func (x *RegisterResponse) GetPlanHash() []byte {
 	if x != nil {
 		return x.PlanHash
+	}
+	return nil
+}
+
+func (x *RegisterResponse) GetChunkLanes() []uint32 {
+	if x != nil {
+		return x.ChunkLanes
 	}
 	return nil
 }
@@ -2800,9 +2809,11 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"\b_lr_multB\n" +
 	"\n" +
-	"\b_wd_mult\"/\n" +
+	"\b_wd_mult\"P\n" +
 	"\x10RegisterResponse\x12\x1b\n" +
-	"\tplan_hash\x18\x01 \x01(\fR\bplanHash\"]\n" +
+	"\tplan_hash\x18\x01 \x01(\fR\bplanHash\x12\x1f\n" +
+	"\vchunk_lanes\x18\x02 \x03(\rR\n" +
+	"chunkLanes\"]\n" +
 	"\x0eBarrierRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
