@@ -320,12 +320,13 @@ func (s *share) compute(f *fold, index int32, c *chunkState, t *tensorState, out
 // runUpdate runs a rule over the sources; out takes its result, 0: not wanted.
 func (s *share) runUpdate(r optim.Rule, k *optim.Scalars, c *chunkState, src []uint64, srcType uint8, out uint64, outType uint8) {
 	u := &s.lane.update
-	*u = kernel.Update{W: c.memory, N: uint64(c.elems), Out: out, SrcType: srcType, OutType: outType, Rule: uint8(r), Scalar: *k}
+	*u = kernel.Update{W: c.memory, N: uint64(c.elems), SrcType: srcType, OutType: outType, Rule: uint8(r), Scalar: *k}
 	stride := s.job.stride(c.elems)
 	for i := range s.job.states {
 		u.State[i] = c.memory + uint64(i+1)*stride
 	}
-	if err := u.RunOn(s.lane.isa, src); err != nil {
+	outs := [...]uint64{out}
+	if err := u.Run(s.lane.isa, src, outs[:min(out, 1)]); err != nil {
 		panic(err) // the rule was checked when the job was made
 	}
 }

@@ -109,7 +109,7 @@ func (l *lane) step(sources []uint64, offset, bytes uint64) error {
 	l.update = kernel.Update{
 		W: l.w + offset, State: [3]uint64{l.m + offset}, N: bytes / 4, SrcType: kernel.F32, Rule: uint8(optim.SGDMXNet), Scalar: l.scalars,
 	}
-	return l.update.RunOn(l.isa, l.src)
+	return l.update.Run(l.isa, l.src, nil)
 }
 
 // add sums sources into to, which keeps what it has if accumulate is set.

@@ -5,7 +5,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"math/rand/v2"
 	"testing"
 
@@ -17,26 +16,22 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	const n = 100
 	a := newArena(t, 1<<14)
 	_, addrs := sources(rand.New(rand.NewPCG(6, 0)), a, 4, n, 0, chunk.F32, false)
-	w, m := address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32))
-	u := Update{W: w, State: [3]uint64{m}, N: n, SrcType: F32, Rule: uint8(optim.SGDMXNet)}
+	w, m, out := address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32))
+	u := Update{W: w, State: [3]uint64{m}, N: n, SrcType: F32, OutType: F32, Rule: uint8(optim.SGDMXNet)}
 	h := optim.Hyper{LR: 0.1, Momentum: 0.9, Scale: 1}
 	isa := Best()
-	k := optim.Derive(optim.SGDMXNet, h, 7)
-	table := a.take(2, chunk.F32)
-	binary.NativeEndian.PutUint64(table, addrs[0])
-	batch := []Update{{W: w, State: [3]uint64{m}, N: n, Src: address(table), NSrc: 1, SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: k}}
 	for name, f := range map[string]func(){
 		"update": func() {
 			src := [...]uint64{addrs[0], addrs[1], addrs[2]}
+			outs := [...]uint64{out}
 			u.Scalar = optim.Derive(optim.SGDMXNet, h, 7)
-			if err := u.RunOn(isa, src[:]); err != nil {
+			if err := u.Run(isa, src[:], outs[:]); err != nil {
 				t.Error(err)
 			}
 		},
-		"batch": func() {
-			if err := RunBatch(isa, batch); err != nil {
-				t.Error(err)
-			}
+		"sum to many": func() {
+			dsts := [...]uint64{w, m}
+			SumTo(isa, dsts[:], F32, addrs, F32, n, false, true)
 		},
 		"sum":     func() { Sum(isa, w, F32, addrs, F32, n, false) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },

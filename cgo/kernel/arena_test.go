@@ -123,7 +123,7 @@ var dtypes = []chunk.DType{chunk.F32, chunk.BF16, chunk.F16}
 // lengths are around every width and group the kernels have.
 var lengths = []int{0, 1, 2, 7, 8, 15, 17, 31, 63, 64, 65, 127, 128, 191, 257}
 
-var sourceCounts = []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 16}
+var sourceCounts = []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 35}
 
 func equalBytes(got, want []byte) error {
 	if i := firstDifference(got, want); i >= 0 {

@@ -100,29 +100,33 @@ LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64
 LOOP void convert_stream(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
 {
 	cast_any(rwk_at(dst, dst_type, from), dst_type, rwk_at(src, src_type, from), src_type, to - from, 1);
+}
+
+LOOP void fence(void)
+{
 	vf_fence();
 }
 
-FN void sum_groups(const struct rwk_sum_args *a, int type, uint64_t from, uint64_t to)
+FN void sum_groups(const struct rwk_sum_step *s, int type, uint64_t from, uint64_t to)
 {
 	for (uint64_t i = from; i < to; i += GROUP) {
 		vf x[VECTORS];
 
-		if (a->accumulate)
+		if (s->first)
 			for (int v = 0; v < VECTORS; v++)
-				x[v] = vf_load(rwk_at(a->dst, RWK_F32, i + v * WIDTH));
-		gather(x, a->accumulate, a->src, a->nsrc, type, i);
+				x[v] = vf_load(rwk_at(s->first, RWK_F32, i + v * WIDTH));
+		gather(x, s->first != 0, s->src, s->nsrc, type, i);
 		for (int v = 0; v < VECTORS; v++)
-			store(rwk_at(a->dst, a->dst_type, i + v * WIDTH), a->dst_type, x[v]);
+			store(rwk_at(s->dst, s->dst_type, i + v * WIDTH), s->dst_type, x[v]);
 	}
 }
 
-LOOP void sum_any(const struct rwk_sum_args *a, uint64_t from, uint64_t to)
+LOOP void sum_any(const struct rwk_sum_step *s, uint64_t from, uint64_t to)
 {
-	switch (a->src_type) {
-	case RWK_F32: sum_groups(a, RWK_F32, from, to); break;
-	case RWK_BF16: sum_groups(a, RWK_BF16, from, to); break;
-	case RWK_F16: sum_groups(a, RWK_F16, from, to); break;
+	switch (s->src_type) {
+	case RWK_F32: sum_groups(s, RWK_F32, from, to); break;
+	case RWK_BF16: sum_groups(s, RWK_BF16, from, to); break;
+	case RWK_F16: sum_groups(s, RWK_F16, from, to); break;
 	}
 }
 
@@ -136,50 +140,51 @@ NOINLINE void gather_halves(vf x[VECTORS], const uint64_t *src, uint32_t nsrc, i
 }
 
 /* Writes the result of the group at element i: likewise. */
-NOINLINE void emit(const struct rwk_update *u, const vf x[VECTORS], uint64_t i)
+NOINLINE void emit(const struct rwk_update_step *s, const vf x[VECTORS], uint64_t i)
 {
+	int type = s->u->out_type;
+
 	for (int v = 0; v < VECTORS; v++)
-		store(rwk_at(u->out, u->out_type, i + v * WIDTH), u->out_type, x[v]);
+		store(rwk_at(s->out, type, i + v * WIDTH), type, x[v]);
 }
 
 #include "rules.h"
 
 /* The update of elements [from, to) by a rule. */
 #define UPDATE(number, name)                                                                                           \
-	LOOP void update_##name(const struct rwk_update *u, uint64_t from, uint64_t to)                                \
+	LOOP void update_##name(const struct rwk_update_step *s, uint64_t from, uint64_t to)                           \
 	{                                                                                                              \
-		const uint64_t *src = (const uint64_t *)(uintptr_t)u->src;                                             \
-		const struct operands o = operands_of(u);                                                              \
+		const struct operands o = operands_of(s->u);                                                           \
                                                                                                                        \
 		for (uint64_t i = from; i < to; i += GROUP) {                                                          \
 			vf x[VECTORS], memory[VECTORS];                                                                \
                                                                                                                        \
-			if (u->src_type == RWK_F32) {                                                                  \
-				gather(x, 0, src, u->nsrc, RWK_F32, i);                                                \
+			if (s->src_type == RWK_F32) {                                                                  \
+				gather(x, 0, s->src, s->nsrc, RWK_F32, i);                                             \
 			} else {                                                                                       \
-				gather_halves(memory, src, u->nsrc, u->src_type, i);                                   \
+				gather_halves(memory, s->src, s->nsrc, s->src_type, i);                                \
 				for (int v = 0; v < VECTORS; v++)                                                      \
 					x[v] = memory[v];                                                              \
 			}                                                                                              \
 			for (int v = 0; v < VECTORS; v++)                                                              \
 				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                         \
-			if (u->out) {                                                                                  \
+			if (s->out) {                                                                                  \
 				for (int v = 0; v < VECTORS; v++)                                                      \
 					memory[v] = x[v];                                                              \
-				emit(u, memory, i);                                                                    \
+				emit(s, memory, i);                                                                    \
 			}                                                                                              \
 		}                                                                                                      \
 	}
 RWK_EACH_RULE(UPDATE)
 
-typedef void (*update_fn)(const struct rwk_update *u, uint64_t from, uint64_t to);
+typedef void (*update_fn)(const struct rwk_update_step *s, uint64_t from, uint64_t to);
 
 #define ROW(number, name) [number] = update_##name,
 static const update_fn updates[RWK_STEPS] = {RWK_EACH_RULE(ROW)};
 
-LOOP void update(const struct rwk_update *u, int step, uint64_t from, uint64_t to)
+LOOP void update(const struct rwk_update_step *s, uint64_t from, uint64_t to)
 {
-	updates[step](u, from, to);
+	updates[s->rule](s, from, to);
 }
 
 LOOP void sumsq(double part[16], const float *x, uint64_t n)
@@ -227,5 +232,5 @@ LOOP void probe(const struct rwk_probe *p)
 #define RWK_TABLE                                                                                                      \
 	{                                                                                                              \
 		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert,                  \
-		.stream = convert_stream, .sumsq = sumsq, .probe = probe                                               \
+		.stream = convert_stream, .fence = fence, .sumsq = sumsq, .probe = probe                               \
 	}

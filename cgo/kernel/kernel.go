@@ -11,20 +11,17 @@ package kernel
 #cgo LDFLAGS: -lm
 #include "kernel.h"
 
-// Sources that lie in Go memory for the length of the call.
-static inline int rwk_update_from(int isa, struct rwk_update *u, const uint64_t *src, uint32_t nsrc)
+// Runs u on sources and outputs that lie in Go memory for the length of the call.
+static inline int rwk_update_on(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out,
+				uint32_t nout)
 {
-	u->src = (uintptr_t)src;
-	u->nsrc = nsrc;
-	int rc = rwk_update(isa, u);
-	u->src = 0;
-	return rc;
-}
+	struct rwk_update on = *u;
 
-static inline void rwk_sum_at(int isa, uint64_t dst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
-			      uint64_t n, int accumulate)
-{
-	rwk_sum(isa, (void *)(uintptr_t)dst, dst_type, src, nsrc, src_type, n, accumulate);
+	on.src = (uintptr_t)src;
+	on.nsrc = nsrc;
+	on.out = (uintptr_t)out;
+	on.nout = nout;
+	return rwk_update(isa, &on);
 }
 
 static inline void rwk_convert_at(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming)
@@ -37,14 +34,10 @@ static inline double rwk_sumsq_at(int isa, uint64_t x, uint64_t n)
 	return rwk_sumsq(isa, (const float *)(uintptr_t)x, n);
 }
 
-#cgo noescape rwk_update
-#cgo nocallback rwk_update
-#cgo noescape rwk_update_batch
-#cgo nocallback rwk_update_batch
-#cgo noescape rwk_update_from
-#cgo nocallback rwk_update_from
-#cgo noescape rwk_sum_at
-#cgo nocallback rwk_sum_at
+#cgo noescape rwk_update_on
+#cgo nocallback rwk_update_on
+#cgo noescape rwk_sum
+#cgo nocallback rwk_sum
 #cgo noescape rwk_convert_at
 #cgo nocallback rwk_convert_at
 #cgo noescape rwk_sumsq_at
@@ -146,16 +139,27 @@ func checkType(d uint8) {
 	}
 }
 
-// Sum writes the sum of the sources, n elements of srcType each, to dst: in index order, in f32, cast to dstType at the
-// end. With accumulate dst is f32 and stands before the first source.
+// Sum writes the sum of the sources to dst: [SumTo] with one destination, through the cache.
 func Sum(isa ISA, dst uint64, dstType uint8, src []uint64, srcType uint8, n uint64, accumulate bool) {
+	SumTo(isa, []uint64{dst}, dstType, src, srcType, n, accumulate, false)
+}
+
+// SumTo writes the sum of the sources, n elements of srcType each, to every destination, in one pass: in index order, in
+// f32, cast to dstType at the end. With accumulate the destinations are f32, and the first one stands before the first
+// source. With stream the destinations are written past the cache: for results that this core will not read. They are
+// visible to other cores when SumTo returns.
+func SumTo(isa ISA, dsts []uint64, dstType uint8, src []uint64, srcType uint8, n uint64, accumulate, stream bool) {
 	checkType(dstType)
 	checkType(srcType)
-	if len(src) == 0 || accumulate && dstType != F32 {
-		panic(fmt.Sprintf("kernel: sum of %d sources, accumulate %v, into dtype(%d)", len(src), accumulate, dstType))
+	if len(src) == 0 || len(dsts) == 0 || accumulate && dstType != F32 {
+		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(src), len(dsts), dstType, accumulate))
 	}
-	C.rwk_sum_at(C.int(isa), C.uint64_t(dst), C.int(dstType), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(src))),
-		C.uint32_t(len(src)), C.int(srcType), C.uint64_t(n), flag(accumulate))
+	C.rwk_sum(C.int(isa), pointer(dsts), C.uint32_t(len(dsts)), C.int(dstType), pointer(src), C.uint32_t(len(src)), C.int(srcType),
+		C.uint64_t(n), flag(accumulate), flag(stream))
+}
+
+func pointer(addrs []uint64) *C.uint64_t {
+	return (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(addrs)))
 }
 
 // Convert casts n elements to nearest even. Streaming writes dst past the cache: for results this core will not read.
@@ -178,18 +182,18 @@ func flag(b bool) C.int {
 	return 0
 }
 
-// Update mirrors struct rwk_update: one fused pass that sums the sources, updates W and the states, and writes the result.
+// Update mirrors struct rwk_update: one fused pass that sums sources, updates W and the states, and writes the result to
+// outputs.
 type Update struct {
 	_                structs.HostLayout
 	W                uint64    // f32[N]
 	State            [3]uint64 // f32[N] each, as many as the rule keeps
-	Out              uint64    // OutType[N], or 0: not wanted
-	Src              uint64    // addresses of the sources, uint64[NSrc], outside the Go heap
+	_, _             uint64    // the addresses that Run is given
 	N                uint64
-	NSrc             uint32
+	_, _             uint32
 	SrcType, OutType uint8
-	Rule             uint8 // optim.Rule
-	_                uint8
+	Rule             uint8             // optim.Rule
+	Stream           uint8             // 1: write the outputs past the cache, for results that this core will not read
 	Scalar           [cScalars]float32 // optim.Derive
 }
 
@@ -199,46 +203,18 @@ func init() {
 	}
 }
 
-// Run runs the update on the sources that Src and NSrc name.
-func (u *Update) Run(isa ISA) error {
-	u.check(int(u.NSrc))
-	return u.result(C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u))))
-}
-
-// RunOn runs the update on src, which may lie in the Go heap; Src and NSrc are overwritten.
-func (u *Update) RunOn(isa ISA, src []uint64) error {
-	u.check(len(src))
-	return u.result(C.rwk_update_from(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)),
-		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(src))), C.uint32_t(len(src))))
-}
-
-// RunBatch runs the updates in order, in one call: chunks that are complete together stream from memory without a pause
-// between. It stops at the first that fails. Their sources are those that Src and NSrc name.
-func RunBatch(isa ISA, batch []Update) error {
-	for i := range batch {
-		batch[i].check(int(batch[i].NSrc))
-	}
-	var done C.uint32_t
-	rc := C.rwk_update_batch(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(unsafe.SliceData(batch))),
-		C.uint32_t(len(batch)), &done)
-	if rc == 0 {
-		return nil
-	}
-	return fmt.Errorf("update %d of %d: %w", done+1, len(batch), batch[done].result(rc))
-}
-
-func (u *Update) check(nsrc int) {
+// Run runs the update on the sources, SrcType[N] each, and writes the result to every output, OutType[N] each; there may be
+// none. The slices may lie in the Go heap.
+func (u *Update) Run(isa ISA, src, outs []uint64) error {
 	checkType(u.SrcType)
-	if u.Out != 0 {
+	if len(outs) > 0 {
 		checkType(u.OutType)
 	}
-	if nsrc == 0 {
+	if len(src) == 0 {
 		panic("kernel: update without sources")
 	}
-}
-
-func (u *Update) result(rc C.int) error {
-	switch rc {
+	switch C.rwk_update_on(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src), C.uint32_t(len(src)), pointer(outs),
+		C.uint32_t(len(outs))) {
 	case -1:
 		return fmt.Errorf("kernel: rule(%d) is no update rule: use one of optim.Rules", u.Rule)
 	case -2:

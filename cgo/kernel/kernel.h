@@ -33,30 +33,29 @@ int rwk_built(int isa);
 int rwk_supported(int isa);
 
 /*
- * dst = sum of nsrc sources, at least one; accumulate: dst is f32 and stands before the first source, so that folding a
- * prefix and accumulating the rest gives the bits of one sum. dst may be one of the sources of its type.
+ * Writes the sum of nsrc sources, at least one, to each of ndst destinations. dst and src hold addresses. With accumulate the
+ * destinations are f32, and the first one stands before the first source: folding a prefix and accumulating the rest gives
+ * the bits of one sum. A destination may be one of the sources of its type. With stream the destinations are written past the
+ * cache, in whole lines, and are visible to other cores on return.
  */
-void rwk_sum(int isa, void *dst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type, uint64_t n, int accumulate);
+void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
+	     uint64_t n, int accumulate, int stream);
 
-/* One fused pass: sum the sources (nsrc 1: that one), update w and the states with it, write the result to out. */
+/* One fused pass: sums the sources, updates w and the states, and writes the result to each of nout outputs. */
 struct rwk_update {
 	uint64_t w;          /* f32[n], updated in place; RWK_SUM does not touch it, RWK_LAMB only reads it */
 	uint64_t state[3];   /* f32[n] each, as many as the rule has; with RWK_K_MOMENTUM 0 an SGD has none */
-	uint64_t out;        /* out_type[n], or 0: not wanted. The new w; of RWK_SUM the scaled sum, of RWK_LAMB the step */
 	uint64_t src;        /* uint64_t[nsrc]: addresses of the gradients, src_type[n] each */
+	uint64_t out;        /* uint64_t[nout]: addresses of the outputs, out_type[n] each: the new w; of RWK_SUM the scaled
+	                      * sum, of RWK_LAMB the step */
 	uint64_t n;
-	uint32_t nsrc;
-	uint8_t src_type, out_type, rule, reserved;
+	uint32_t nsrc, nout; /* nsrc is at least 1, nout may be 0 */
+	uint8_t src_type, out_type, rule;
+	uint8_t stream;            /* write the outputs past the cache; they are visible to other cores on return */
 	float scalar[RWK_SCALARS]; /* what the rule needs, derived from hyper-parameters and step by aggregate/optim */
 };
-/* 0, -1: the rule is unknown, or -2: w or a state the rule needs is 0. */
+/* Returns 0, -1 where the rule is unknown, or -2 where w or a state that the rule needs is 0. */
 int rwk_update(int isa, const struct rwk_update *u);
-
-/*
- * Updates in order, up to the first that fails; *done is how many succeeded. A batch of 32 KiB chunks streams from memory
- * without a pause, where a caller with an atomic operation between chunks waits for each chunk's stores.
- */
-int rwk_update_batch(int isa, const struct rwk_update *u, uint32_t count, uint32_t *done);
 
 /* dst = src, cast with round to nearest even. streaming: dst is written past the cache, and is visible on return. */
 void rwk_convert(int isa, void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming);

@@ -1,8 +1,6 @@
 package kernel
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -56,12 +54,92 @@ func TestSumsAreTheReferencesBits(t *testing.T) {
 	})
 }
 
+// Every destination gets the sum, in its range and nowhere else, wherever it lies in its cache lines.
+func TestEveryDestinationGetsTheReferencesBits(t *testing.T) {
+	eachISA(t, func(t *testing.T, isa ISA) {
+		a := newArena(t, 1<<19)
+		rnd := rand.New(rand.NewPCG(9, uint64(isa)))
+		for _, srcType := range dtypes {
+			for _, dstType := range dtypes {
+				for _, count := range sourceCounts {
+					for _, n := range append(lengths, 1023, 1500, 2100) {
+						a.reset()
+						ndst, stream, together := 1+rnd.IntN(5), rnd.IntN(4) > 0, rnd.IntN(2) == 0
+						accumulate := dstType == chunk.F32 && rnd.IntN(2) == 0
+						nums, addrs := sources(rnd, a, count, n, rnd.IntN(5), srcType, rnd.IntN(2) == 0)
+						outs := newOutputs(rnd, a, ndst, n, dstType, together)
+						want := draw(rnd, n, false)
+						optim.Encode(outs.mem[0], want, dstType)
+
+						SumTo(isa, outs.addrs, uint8(dstType), addrs, uint8(srcType), uint64(n), accumulate, stream)
+						optim.SumInto(want, nums, accumulate)
+						if err := outs.check(want); err != nil {
+							t.Fatalf("%d x %v[%d] to %d x %v, accumulate %v, stream %v: %v", count, srcType, n, ndst, dstType,
+								accumulate, stream, err)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// outputs are destinations of one type with marked bytes around each.
+type outputs struct {
+	dtype  chunk.DType
+	addrs  []uint64
+	mem    [][]byte
+	around [][]byte
+}
+
+const mark, margin = 0xa5, 128
+
+// newOutputs places count destinations of n elements, all at one offset in their cache lines if together is set.
+func newOutputs(rnd *rand.Rand, a *arena, count, n int, d chunk.DType, together bool) *outputs {
+	o := &outputs{dtype: d}
+	offset := rnd.IntN(64/d.Size()) * d.Size()
+	for range count {
+		if !together {
+			offset = rnd.IntN(64/d.Size()) * d.Size()
+		}
+		a.take(1, d)
+		a.free &^= 63
+		around := a.take((2*margin+n*d.Size())/64*64/d.Size()+64/d.Size(), d)
+		for i := range around {
+			around[i] = mark
+		}
+		mem := around[64+offset:][:n*d.Size()]
+		o.mem, o.around, o.addrs = append(o.mem, mem), append(o.around, around), append(o.addrs, address(mem))
+	}
+	return o
+}
+
+// check tells where a destination is not want, or where a byte around it was written.
+func (o *outputs) check(want []float32) error {
+	rounded := make([]byte, len(want)*o.dtype.Size())
+	optim.Encode(rounded, want, o.dtype)
+	for i, mem := range o.mem {
+		if err := sameBits(decoded(mem, o.dtype), decoded(rounded, o.dtype)); err != nil {
+			return fmt.Errorf("destination %d of %d: %w", i, len(o.mem), err)
+		}
+		for j := range mem {
+			mem[j] = mark
+		}
+		for j, b := range o.around[i] {
+			if b != mark {
+				return fmt.Errorf("destination %d of %d: byte %d beside it was written", i, len(o.mem), int(o.addrs[i]-address(o.around[i]))-j)
+			}
+		}
+	}
+	return nil
+}
+
 func TestAccumulatingTheRestGivesTheBitsOfOneSum(t *testing.T) {
 	eachISA(t, func(t *testing.T, isa ISA) {
 		const n = 1000
 		a := newArena(t, 1<<17)
 		rnd := rand.New(rand.NewPCG(2, 0))
-		_, addrs := sources(rnd, a, 11, n, 0, chunk.BF16, false)
+		_, addrs := sources(rnd, a, 40, n, 0, chunk.BF16, false)
 		whole, parts := a.take(n, chunk.F32), a.take(n, chunk.F32)
 		Sum(isa, address(whole), F32, addrs, BF16, n, false)
 		for split := 1; split < len(addrs); split++ {
@@ -133,16 +211,16 @@ func TestUpdatesAreTheReferencesBits(t *testing.T) {
 // checkUpdate runs two steps of a rule on the same numbers by the kernel and by the reference.
 func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyper, srcType, outType chunk.DType,
 	count, n, misalign int, wild bool) error {
-	u := Update{N: uint64(n), SrcType: uint8(srcType), OutType: uint8(outType), Rule: uint8(rule)}
+	u := Update{N: uint64(n), SrcType: uint8(srcType), OutType: uint8(outType), Rule: uint8(rule), Stream: uint8(rnd.IntN(2))}
 	var want struct {
 		w, out []float32
 		states [optim.MaxStates][]float32
 	}
-	var w, out []byte
+	var w []byte
 	var states [optim.MaxStates][]byte
+	outs := &outputs{}
 	if outType != 0 {
-		out, want.out = a.take(n, outType), make([]float32, n)
-		u.Out = address(out)
+		outs, want.out = newOutputs(rnd, a, 1+rnd.IntN(4), n, outType, rnd.IntN(2) == 0), make([]float32, n)
 	}
 	if rule != optim.Sum {
 		want.w = draw(rnd, n, wild)
@@ -161,7 +239,7 @@ func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyp
 	for step := uint32(1); step <= 2; step++ {
 		nums, addrs := sources(rnd, a, count, n, misalign, srcType, wild)
 		u.Scalar = optim.Derive(rule, h, step)
-		if err := u.RunOn(isa, addrs); err != nil {
+		if err := u.Run(isa, addrs, outs.addrs); err != nil {
 			return err
 		}
 		k := optim.Scalars(u.Scalar)
@@ -174,75 +252,11 @@ func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyp
 				return fmt.Errorf("step %d: state %d: %w", step, i, err)
 			}
 		}
-		if outType != 0 {
-			rounded := make([]byte, len(out))
-			optim.Encode(rounded, want.out, outType)
-			if err := sameBits(decoded(out, outType), decoded(rounded, outType)); err != nil {
-				return fmt.Errorf("step %d: out: %w", step, err)
-			}
+		if err := outs.check(want.out); err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
 		}
 	}
 	return nil
-}
-
-func TestUpdateTakesItsSourcesFromEitherHeap(t *testing.T) {
-	a := newArena(t, 1<<12)
-	src := a.place([]float32{1, 2, 3}, chunk.F32)
-	out := a.take(3, chunk.F32)
-	a.free &^= 7
-	table := a.take(2, chunk.F32)
-	binary.NativeEndian.PutUint64(table, address(src))
-	k := optim.Derive(optim.Sum, optim.Hyper{Scale: 2}, 1)
-	u := Update{Out: address(out), OutType: F32, Src: address(table), NSrc: 1, SrcType: F32, N: 3, Scalar: k}
-	if err := u.Run(Best()); err != nil {
-		t.Fatal(err)
-	}
-	if err := sameBits(decoded(out, chunk.F32), []float32{2, 4, 6}); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestABatchIsItsUpdatesInOrder(t *testing.T) {
-	eachISA(t, func(t *testing.T, isa ISA) {
-		const n, count = 300, 3
-		a := newArena(t, 1<<16)
-		rnd := rand.New(rand.NewPCG(8, 0))
-		table := a.take(2*4*count, chunk.F32)
-		batch := make([]Update, count)
-		var want [count][]float32
-		var w [count][]byte
-		for i := range batch {
-			nums, addrs := sources(rnd, a, 4, n, 0, chunk.F32, false)
-			for j, addr := range addrs {
-				binary.NativeEndian.PutUint64(table[8*(4*i+j):], addr)
-			}
-			want[i] = draw(rnd, n, false)
-			w[i] = a.place(want[i], chunk.F32)
-			k := optim.Derive(optim.SGDTorch, optim.Hyper{LR: 0.1, Scale: 1}, uint32(i))
-			batch[i] = Update{
-				W: address(w[i]), Src: address(table) + uint64(8*4*i), NSrc: 4, N: n, SrcType: F32,
-				Rule: uint8(optim.SGDTorch), Scalar: k,
-			}
-			optim.Update(optim.SGDTorch, &k, want[i], [optim.MaxStates][]float32{}, nums, nil)
-		}
-		untouched := bytes.Clone(w[2])
-		batch[1].Rule = 200
-		if err := RunBatch(isa, batch); err == nil || !strings.Contains(err.Error(), "update 2 of 3: kernel: rule(200)") {
-			t.Fatalf("a batch with a bad second update: %v", err)
-		}
-		if err := equalBytes(w[2], untouched); err != nil {
-			t.Fatalf("the third was run: %v", err)
-		}
-		batch[1].Rule = batch[0].Rule
-		if err := RunBatch(isa, batch[1:]); err != nil {
-			t.Fatal(err)
-		}
-		for i := range batch {
-			if err := sameBits(decoded(w[i], chunk.F32), want[i]); err != nil {
-				t.Errorf("update %d: %v", i, err)
-			}
-		}
-	})
 }
 
 func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
@@ -261,13 +275,15 @@ func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
 		{"no momentum", Update{SrcType: F32, Rule: uint8(optim.SGDTorch), W: mem, Scalar: sgd}, "is 0"},
 		{"one state of two", Update{SrcType: F32, Rule: uint8(optim.AdamTorch), W: mem, State: [3]uint64{mem}, Scalar: adam}, "is 0"},
 	} {
-		if err := c.u.RunOn(Best(), src); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := c.u.Run(Best(), src, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want an error with %q", c.name, err, c.want)
 		}
 	}
 	for name, f := range map[string]func(){
-		"update with dtype 0":     func() { _ = (&Update{}).RunOn(Best(), src) },
-		"update without sources":  func() { _ = (&Update{SrcType: F32}).Run(Best()) },
+		"update with dtype 0":     func() { _ = (&Update{}).Run(Best(), src, nil) },
+		"update without sources":  func() { _ = (&Update{SrcType: F32}).Run(Best(), nil, nil) },
+		"update to no dtype":      func() { _ = (&Update{SrcType: F32}).Run(Best(), src, src) },
+		"sum to nowhere":          func() { SumTo(Best(), nil, F32, src, F32, 1, false, true) },
 		"sum of nothing":          func() { Sum(Best(), mem, F32, nil, F32, 1, false) },
 		"accumulate into bf16":    func() { Sum(Best(), mem, BF16, src, F32, 1, true) },
 		"conversion to dtype 4":   func() { Convert(Best(), mem, 4, mem, F32, 1, false) },

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -65,34 +64,32 @@ const (
 // stretch is a range of elements of every array.
 type stretch struct{ from, to uint64 }
 
-// updates makes the update of each chunk from the sources, with their table outside the Go heap.
-func (wl *workload) updates(t testing.TB, sources []uint64) []Update {
-	all := make([]Update, wl.n/chunkElems)
-	table := unsafe.Slice((*uint64)(unsafe.Pointer(&mapped(t, uint64(8*len(all)*len(sources)))[0])), len(all)*len(sources))
-	for c := range all {
-		at := uint64(c) * chunkBytes
-		src := table[c*len(sources):][:len(sources)]
-		for i, s := range sources {
-			src[i] = s + at
+// eachChunk calls do with the offset in bytes of every chunk of a stretch, each thread on its share.
+func (wl *workload) eachChunk(s stretch, threads int, do func(at uint64)) {
+	split(threads, (s.to-s.from)/chunkElems, func(from, to uint64) {
+		for c := from; c < to; c++ {
+			do((s.from + c*chunkElems) * 4)
 		}
-		all[c] = Update{
-			W: wl.w + at, State: [3]uint64{wl.m + at}, N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet),
-			Scalar: wl.scalar, Src: uint64(uintptr(unsafe.Pointer(&src[0]))), NSrc: uint32(len(src)),
-		}
+	})
+}
+
+// moved returns the addresses at an offset from those given.
+func moved(addrs []uint64, at uint64) []uint64 {
+	all := make([]uint64, 0, 64)
+	for _, a := range addrs {
+		all = append(all, a+at)
 	}
 	return all
 }
 
-// run runs the updates of a stretch in batches.
-func (wl *workload) run(all []Update, s stretch, threads, batch int) {
-	split(threads, (s.to-s.from)/chunkElems, func(from, to uint64) {
-		mine := all[s.from/chunkElems:][from:to]
-		for len(mine) > 0 {
-			n := min(batch, len(mine))
-			if err := RunBatch(wl.isa, mine[:n]); err != nil {
-				panic(err)
-			}
-			mine = mine[n:]
+// update updates a stretch from the sources chunk by chunk, as the aggregator does.
+func (wl *workload) update(sources []uint64, s stretch, threads int) {
+	wl.eachChunk(s, threads, func(at uint64) {
+		u := Update{
+			W: wl.w + at, State: [3]uint64{wl.m + at}, N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar,
+		}
+		if err := u.Run(wl.isa, moved(sources, at), nil); err != nil {
+			panic(err)
 		}
 	})
 }
@@ -100,11 +97,8 @@ func (wl *workload) run(all []Update, s stretch, threads, batch int) {
 // contender is one way to do the work of a stretch.
 type contender func(s stretch, threads int)
 
-// fused sums and updates chunk by chunk in one pass, a batch of chunks in one call.
-func (wl *workload) fused(t testing.TB, batch int) contender {
-	all := wl.updates(t, wl.grads)
-	return func(s stretch, threads int) { wl.run(all, s, threads, batch) }
-}
+// fused sums and updates in one pass.
+func (wl *workload) fused(s stretch, threads int) { wl.update(wl.grads, s, threads) }
 
 // probe touches the bytes fused touches.
 func (wl *workload) probe(s stretch, threads int) {
@@ -116,24 +110,18 @@ func (wl *workload) probe(s stretch, threads int) {
 }
 
 // twoPass sums all sources in one pass over memory and updates in a second.
-func (wl *workload) twoPass(t testing.TB) contender {
-	update := wl.updates(t, []uint64{wl.s})
-	return func(s stretch, threads int) {
-		wl.sum(s, threads, wl.grads, false)
-		wl.run(update, s, threads, len(update))
-	}
+func (wl *workload) twoPass(s stretch, threads int) {
+	wl.sum(s, threads, wl.grads, false)
+	wl.update([]uint64{wl.s}, s, threads)
 }
 
 // perArrival adds each gradient to the sum in a pass of its own, as servers do that add a push when it arrives, and updates
 // in a last one.
-func (wl *workload) perArrival(t testing.TB) contender {
-	update := wl.updates(t, []uint64{wl.s})
-	return func(s stretch, threads int) {
-		for i := range wl.grads {
-			wl.sum(s, threads, wl.grads[i:i+1], i > 0)
-		}
-		wl.run(update, s, threads, len(update))
+func (wl *workload) perArrival(s stretch, threads int) {
+	for i := range wl.grads {
+		wl.sum(s, threads, wl.grads[i:i+1], i > 0)
 	}
+	wl.update([]uint64{wl.s}, s, threads)
 }
 
 // sum adds whole arrays to wl.s, each thread its share in one call.
@@ -183,26 +171,22 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// BenchmarkFusedUpdate measures the fused sum and momentum update with everything in memory: its share of the probe's speed
-// (in batches of 16 chunks, and with a call for each), and how many times faster it is than two passes and than a pass per
-// arrival. What the last two can be is a matter of bytes: with N sources fused moves N+4 arrays, two passes N+7, a pass per
-// arrival 3N+5.
+// BenchmarkFusedUpdate measures the fused sum and momentum update with everything in memory: its share of the probe's speed,
+// and how many times faster it is than two passes and than a pass per arrival. What the last two can be is a matter of bytes:
+// with N sources fused moves N+4 arrays, two passes N+7, a pass per arrival 3N+5.
 func BenchmarkFusedUpdate(b *testing.B) {
 	for _, sources := range []int{4, 8} {
 		wl := newWorkload(b, sources, 64<<20)
-		batched, unbatched := wl.fused(b, 16), wl.fused(b, 1)
-		twoPass, perArrival := wl.twoPass(b), wl.perArrival(b)
 		for threads := 1; threads <= min(2, runtime.NumCPU()); threads++ {
 			b.Run(fmt.Sprintf("sources=%d/threads=%d", sources, threads), func(b *testing.B) {
 				var speed float64
 				var probe, passes []float64
 				for b.Loop() {
-					speed, probe = wl.race(200, threads, short, batched, wl.probe, unbatched)
-					_, passes = wl.race(9, threads, wl.n, batched, twoPass, perArrival)
+					speed, probe = wl.race(200, threads, short, wl.fused, wl.probe)
+					_, passes = wl.race(9, threads, wl.n, wl.fused, wl.twoPass, wl.perArrival)
 				}
 				b.ReportMetric(speed*4*float64(sources+4)/1e9, "GB/s")
 				b.ReportMetric(probe[1], "of-probe")
-				b.ReportMetric(probe[1]/probe[2], "of-probe-unbatched")
 				b.ReportMetric(passes[1], "x-two-pass")
 				b.ReportMetric(passes[2], "x-per-arrival")
 				b.ReportMetric(0, "ns/op")
@@ -211,18 +195,59 @@ func BenchmarkFusedUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkExchangeRoofline is the bare loop an exchange through shared memory is measured against: read N gradients once
-// and write N results once past the cache.
-func BenchmarkExchangeRoofline(b *testing.B) {
-	wl := newWorkload(b, 8, 64<<20)
-	for threads := 1; threads <= runtime.NumCPU(); threads++ {
-		b.Run(fmt.Sprintf("4in4out/threads=%d", threads), func(b *testing.B) {
-			p := Probe{Read: wl.grads[:4], Write: wl.grads[4:], Bytes: wl.n * 4}
-			b.SetBytes(int64(p.Moved()))
-			for b.Loop() {
-				p.Run(wl.isa, threads)
+// exchange is a sum of N gradients that goes to N results, in one pass.
+func (wl *workload) exchange(results []uint64, stream bool) contender {
+	return func(s stretch, threads int) {
+		wl.eachChunk(s, threads, func(at uint64) {
+			SumTo(wl.isa, moved(results, at), F32, moved(wl.grads, at), F32, chunkElems, false, stream)
+		})
+	}
+}
+
+// sumThenCopy sums each chunk into the cache and copies it to every result.
+func (wl *workload) sumThenCopy(results []uint64) contender {
+	return func(s stretch, threads int) {
+		wl.eachChunk(s, threads, func(at uint64) {
+			sum := wl.s + at>>21&1<<20 + at&(1<<20-1) // 32 buffers for each of two threads
+			Sum(wl.isa, sum, F32, moved(wl.grads, at), F32, chunkElems, false)
+			for _, r := range results {
+				Convert(wl.isa, r+at, F32, sum, F32, chunkElems, true)
 			}
 		})
+	}
+}
+
+// BenchmarkExchange measures an exchange of N gradients in one pass: its share of a probe's speed, and how many times faster
+// it is than a sum with a copy for each result, and than one that writes through the cache.
+func BenchmarkExchange(b *testing.B) {
+	for _, workers := range []int{4, 8, 16, 32} {
+		wl := newWorkload(b, workers, 32<<20)
+		results := newWorkload(b, workers, 32<<20).grads
+		for _, isa := range ISAs()[1:] {
+			if !Supported(isa) {
+				continue
+			}
+			wl.isa = isa
+			for threads := 1; threads <= min(2, runtime.NumCPU()); threads++ {
+				b.Run(fmt.Sprintf("%v/workers=%d/threads=%d", isa, workers, threads), func(b *testing.B) {
+					probe := func(s stretch, threads int) {
+						at := s.from * 4
+						Probe{Read: moved(wl.grads, at), Write: moved(results, at), Bytes: (s.to - s.from) * 4}.Run(isa, threads)
+					}
+					var speed float64
+					var ratios []float64
+					for b.Loop() {
+						speed, ratios = wl.race(100, threads, short, wl.exchange(results, true), probe, wl.sumThenCopy(results),
+							wl.exchange(results, false))
+					}
+					b.ReportMetric(speed*4*float64(2*workers)/1e9, "GB/s")
+					b.ReportMetric(ratios[1], "of-probe")
+					b.ReportMetric(ratios[2], "x-sum-then-copy")
+					b.ReportMetric(ratios[3], "x-cached")
+					b.ReportMetric(0, "ns/op")
+				})
+			}
+		}
 	}
 }
 
@@ -236,25 +261,22 @@ func BenchmarkChunk(b *testing.B) {
 		wl.isa = isa
 		for _, sources := range []int{1, 4, 8} {
 			b.Run(fmt.Sprintf("%v/sum+momentum/sources=%d", isa, sources), func(b *testing.B) {
-				u := wl.updates(b, wl.grads[:sources])
 				b.SetBytes(chunkBytes * int64(sources))
 				for b.Loop() {
-					if err := RunBatch(isa, u); err != nil {
-						b.Fatal(err)
-					}
+					wl.update(wl.grads[:sources], stretch{0, chunkElems}, 1)
 				}
 			})
 		}
 		for _, rule := range optim.Rules() {
 			h := rule.Defaults()
 			u := Update{
-				W: wl.w, State: [3]uint64{wl.m, wl.s}, Out: wl.grads[7], OutType: F32, N: chunkElems, SrcType: F32,
+				W: wl.w, State: [3]uint64{wl.m, wl.s}, OutType: F32, N: chunkElems, SrcType: F32,
 				Rule: uint8(rule), Scalar: optim.Derive(rule, h, 1),
 			}
 			b.Run(fmt.Sprintf("%v/%v/sources=4", isa, rule), func(b *testing.B) {
 				b.SetBytes(chunkElems * 4 * 4)
 				for b.Loop() {
-					if err := u.RunOn(isa, wl.grads[:4]); err != nil {
+					if err := u.Run(isa, wl.grads[:4], wl.grads[7:]); err != nil {
 						b.Fatal(err)
 					}
 				}
@@ -283,11 +305,10 @@ func TestFusedUpdateKeepsUpWithMemory(t *testing.T) {
 		t.Skip("short: touches 200 MB some thirty times")
 	}
 	wl := newWorkload(t, 4, 32<<20)
-	fused, perArrival := wl.fused(t, 16), wl.perArrival(t)
 	var ofProbe, overArrival float64
 	for range 3 {
-		_, probe := wl.race(20, 1, short, fused, wl.probe)
-		_, arrival := wl.race(3, 1, wl.n, fused, perArrival)
+		_, probe := wl.race(20, 1, short, wl.fused, wl.probe)
+		_, arrival := wl.race(3, 1, wl.n, wl.fused, wl.perArrival)
 		ofProbe, overArrival = max(ofProbe, probe[1]), max(overArrival, arrival[1])
 		if ofProbe >= 0.6 && overArrival >= 1.3 {
 			return

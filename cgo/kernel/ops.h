@@ -17,21 +17,32 @@
 /* The rule actually run: a public one, or the form it takes without momentum. */
 enum { RWK_SGD_MXNET_PLAIN = RWK_RULES, RWK_SGD_TORCH_PLAIN, RWK_RMSPROP_TORCH_PLAIN, RWK_STEPS };
 
-struct rwk_sum_args {
-	uint64_t dst;
+/* The sum of the sources, written to dst; first, if not 0, is an f32 array that stands before them. */
+struct rwk_sum_step {
+	uint64_t dst, first;
 	const uint64_t *src;
 	uint32_t nsrc;
-	int dst_type, src_type, accumulate;
+	int dst_type, src_type;
+};
+
+/* The update of w and states by the sources; out, if not 0, takes the result. */
+struct rwk_update_step {
+	const struct rwk_update *u; /* its sources and outputs are not looked at */
+	uint64_t out;
+	const uint64_t *src;
+	uint32_t nsrc;
+	int rule, src_type;
 };
 
 struct rwk_ops {
-	uint32_t group, width; /* to - from must be a multiple of: group in sum and update, width in convert and stream */
-	void (*sum)(const struct rwk_sum_args *a, uint64_t from, uint64_t to);
-	void (*update)(const struct rwk_update *u, int step, uint64_t from, uint64_t to);
-	/* The streaming ones need dst + from aligned to a cache line. */
+	uint32_t group, width; /* to - from must be a multiple of group in sum and update, of width in convert */
+	void (*sum)(const struct rwk_sum_step *s, uint64_t from, uint64_t to);
+	void (*update)(const struct rwk_update_step *s, uint64_t from, uint64_t to);
 	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
+	/* Writes whole cache lines past the cache; fence orders them before all later stores. */
 	void (*stream)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
-	/* Adds the squares to 16 partial sums, element i to part[i % 16]; to - from must be a multiple of 16. */
+	void (*fence)(void);
+	/* Adds the squares to 16 partial sums, element i to part[i % 16]; n must be a multiple of 16. */
 	void (*sumsq)(double part[16], const float *x, uint64_t n);
 	void (*probe)(const struct rwk_probe *p);
 };
@@ -53,5 +64,17 @@ static inline void *rwk_at(uint64_t addr, int dtype, uint64_t i)
 {
 	return (void *)(uintptr_t)(addr + i * rwk_size(dtype));
 }
+
+/* The part of n that is a multiple of unit. */
+static inline uint64_t rwk_whole(uint64_t n, uint32_t unit)
+{
+	return n - n % unit;
+}
+
+/* The instruction set to run for isa: the best where the CPU lacks it. */
+const struct rwk_ops *rwk_ops_of(int isa);
+
+/* Copies past the cache. The caller fences. */
+void rwk_stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, uint64_t bytes);
 
 #endif
