@@ -16,11 +16,12 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd":             {"bench", "bench/models", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo", "lab"},
-	"bench":           {"bench/models", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo"},
+	"cmd":             {"bench", "bench/models", "launch", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo", "lab"},
+	"bench":           {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo"},
 	"bench/models":    {"chunk"},
 	"service":         {"service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
 	"service/api":     {},
+	"launch":          {},
 	"client":          {"service/api", "client/failover", "chunk", "numa", "verbs", "cgo"},
 	"client/failover": {},
 	"aggregate":       {"aggregate/optim", "chunk", "numa", "verbs", "cgo"},

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/verbs"
@@ -35,44 +37,6 @@ type Runner struct {
 	Started func(url string)
 }
 
-// tail keeps the last of what a process says, for its error, until someone else listens.
-type tail struct {
-	mu sync.Mutex
-	b  []byte
-	to io.Writer
-}
-
-const tailBytes = 4096
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.to != nil {
-		return t.to.Write(p)
-	}
-	t.b = append(t.b, p...)
-	if len(t.b) > tailBytes {
-		t.b = append(t.b[:0], t.b[len(t.b)-tailBytes:]...)
-	}
-	return len(p), nil
-}
-
-// forward passes on what was said and what will be, instead of keeping it.
-func (t *tail) forward(to io.Writer) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.to = to; to != nil {
-		to.Write(t.b)
-		t.b = nil
-	}
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.b))
-}
-
 // command prepares a child that dies with ctx, and with this process.
 func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -87,71 +51,11 @@ func (r *Runner) serve(ctx context.Context, s *Spec) (url string, stop func() er
 	if !s.Procs {
 		return serveHere(ctx, s)
 	}
-	argv := append(append([]string{}, r.Serve...), serveFlags(s)...)
-	errs := &tail{}
-	cmd := command(ctx, argv, errs)
-	in, err := cmd.StdinPipe()
+	a, err := launch.StartAggregator(ctx, append(slices.Clone(r.Serve), serveFlags(s)...), r.Log)
 	if err != nil {
 		return "", nil, err
 	}
-	first := make(chan string, 1)
-	cmd.Stdout = &lineWriter{f: func(line []byte) error {
-		select {
-		case first <- string(line):
-		default:
-		}
-		return nil
-	}}
-	if err := cmd.Start(); err != nil {
-		return "", nil, fmt.Errorf("start the aggregator: %w", err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	stop = func() error {
-		in.Close()
-		select {
-		case err := <-ended:
-			return aggregatorError(err, errs)
-		case <-time.After(10 * time.Second):
-			cmd.Process.Kill()
-			return errors.Join(errors.New("the aggregator did not end within 10 s and was killed"), <-ended)
-		}
-	}
-	select {
-	case url = <-first:
-		errs.forward(r.Log)
-		return url, stop, nil
-	case err := <-ended:
-		if err == nil {
-			err = errors.New("ended before it listened")
-		}
-		return "", nil, aggregatorError(err, errs)
-	case <-time.After(30 * time.Second):
-		return "", nil, errors.Join(fmt.Errorf("the aggregator did not start within 30 s: %s", errs), stop())
-	}
-}
-
-// processError is how a process ended: what it said itself where it could, else the signal.
-func processError(err error, said *tail) error {
-	if err == nil {
-		return nil
-	}
-	text := strings.TrimPrefix(said.String(), "rackweave: ")
-	exit := new(exec.ExitError)
-	switch {
-	case text == "":
-		return err
-	case errors.As(err, &exit) && exit.Exited():
-		return errors.New(text)
-	}
-	return fmt.Errorf("%w: %s", err, text)
-}
-
-func aggregatorError(err error, said *tail) error {
-	if err = processError(err, said); err != nil {
-		return fmt.Errorf("the aggregator: %w", err)
-	}
-	return nil
+	return a.URL, a.Stop, nil
 }
 
 func serveFlags(s *Spec) []string {
@@ -315,7 +219,7 @@ func workerErrors(errs []error) error {
 }
 
 func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
-	errs := &tail{}
+	errs := &launch.Tail{}
 	cmd := command(ctx, r.Worker, errs)
 	if results != nil {
 		cmd.ExtraFiles = []*os.File{results} // resultsFD
@@ -324,19 +228,20 @@ func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, 
 	if err != nil {
 		return err
 	}
-	cmd.Stdout = &lineWriter{f: func(line []byte) error {
+	cmd.Stdout = &launch.Lines{Line: func(line []byte) error {
 		var rep workerReport
 		if err := json.Unmarshal(line, &rep); err != nil {
 			return fmt.Errorf("read the worker's report %q: %w", line, err)
 		}
 		return say(rep)
 	}}
-	if err := cmd.Start(); err != nil {
+	p, err := launch.Start(cmd)
+	if err != nil {
 		return err
 	}
 	// A worker that does not take its orders says why itself.
 	_ = json.NewEncoder(orders).Encode(o)
-	return processError(cmd.Wait(), errs)
+	return errs.Error(p.Wait())
 }
 
 func (r *Runner) progress(label string, steps int) *report.Progress {

@@ -79,24 +79,6 @@ func TestEqualErrorsOfWorkersAreToldOnce(t *testing.T) {
 	}
 }
 
-func TestOfAProcessThatTalksTheLastIsKept(t *testing.T) {
-	said := &tail{}
-	for range 100 {
-		said.Write([]byte(strings.Repeat("x", 99) + "\n"))
-	}
-	said.Write([]byte("rackweave: the reason\n"))
-	text := said.String()
-	if len(text) > tailBytes || !strings.HasSuffix(text, "the reason") {
-		t.Errorf("%d bytes kept, ending in %q", len(text), text[len(text)-20:])
-	}
-	var log strings.Builder
-	said.forward(&log)
-	said.Write([]byte("more\n"))
-	if !strings.HasSuffix(log.String(), "the reason\nmore\n") || said.String() != "" {
-		t.Errorf("passed on %q, kept %q", log.String(), said.String())
-	}
-}
-
 func TestEveryBitThatDiffersIsCounted(t *testing.T) {
 	nan := float32(math.NaN())
 	negative := float32(math.Copysign(0, -1))

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -216,25 +215,5 @@ func inOwnOrder(ops []client.Op, rng *rand.Rand) {
 	rng.Shuffle(len(ops), func(i, k int) { ops[i], ops[k] = ops[k], ops[i] })
 	for i := range ops {
 		ops[i].Priority = 0
-	}
-}
-
-// lineWriter calls f with every complete line.
-type lineWriter struct {
-	rest []byte
-	f    func(line []byte) error
-}
-
-func (l *lineWriter) Write(p []byte) (int, error) {
-	l.rest = append(l.rest, p...)
-	for {
-		i := bytes.IndexByte(l.rest, '\n')
-		if i < 0 {
-			return len(p), nil
-		}
-		if err := l.f(l.rest[:i]); err != nil {
-			return 0, err
-		}
-		l.rest = l.rest[i+1:]
 	}
 }

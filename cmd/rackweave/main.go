@@ -3,12 +3,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/rackweave/rackweave/launch"
 )
 
 // version is set by the build.
@@ -19,8 +22,16 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends what the first could not
 	if err := root().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "rackweave:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitCode returns the exit status of a command that failed: that of the program it ran, where that is what failed.
+func exitCode(err error) int {
+	if failed := new(launch.FailedError); errors.As(err, &failed) {
+		return failed.ExitCode()
+	}
+	return 1
 }
 
 func root() *cobra.Command {
@@ -39,6 +50,6 @@ Every flag can stand in a YAML file given by --config, under the flag's name; a 
 		},
 	}
 	cmd.PersistentFlags().String("config", "", "YAML file with flags by their names")
-	cmd.AddCommand(serveCommand(), benchCommand(), statusCommand(), drainCommand(), topoCommand(), doctorCommand(), rxeCommand(), workerCommand())
+	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), drainCommand(), topoCommand(), doctorCommand(), rxeCommand(), workerCommand())
 	return cmd
 }

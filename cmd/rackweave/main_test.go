@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -12,8 +13,13 @@ import (
 // The benchmark starts its workers and its aggregator from the running binary, which here is the test.
 func TestMain(m *testing.M) {
 	switch role := append(os.Args, "")[1]; role {
-	case "bench-worker", "serve":
+	case "bench-worker", "serve", "run":
 		main()
+	case runRole:
+		if err := runWorker(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	default:
 		os.Exit(m.Run())
 	}

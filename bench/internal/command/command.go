@@ -4,15 +4,15 @@ package command
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/rackweave/rackweave/launch"
 )
 
 const (
@@ -35,20 +35,13 @@ func Run(ctx context.Context, limit time.Duration, dir string, argv []string) ([
 	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = grace
-
-	// The parent whose death sends the signal is the thread that forks (prctl(2)): it must live as long as the command.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", name, err)
+	p, err := launch.Start(cmd)
+	if err != nil {
+		return nil, err
 	}
-	err := cmd.Wait()
-	if kill := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); kill != nil && !errors.Is(kill, syscall.ESRCH) {
-		err = errors.Join(err, fmt.Errorf("ending what %s has left running: %w", name, kill))
-	}
+	err = p.Wait()
 	switch {
 	case ctx.Err() != nil && context.Cause(ctx) == context.DeadlineExceeded:
 		return nil, fmt.Errorf("running %s: %w after %v%s", name, context.DeadlineExceeded, limit.Round(time.Second), said(&stderr))

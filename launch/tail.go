@@ -1,0 +1,66 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"sync"
+)
+
+// Tail keeps the last of what a process says, for its error, until someone else listens.
+type Tail struct {
+	mu sync.Mutex
+	b  []byte
+	to io.Writer
+}
+
+const tailBytes = 4096
+
+// Write implements [io.Writer].
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.to != nil {
+		return t.to.Write(p)
+	}
+	t.b = append(t.b, p...)
+	if len(t.b) > tailBytes {
+		t.b = append(t.b[:0], t.b[len(t.b)-tailBytes:]...)
+	}
+	return len(p), nil
+}
+
+// Forward passes on what was said and what will be, instead of keeping it.
+func (t *Tail) Forward(to io.Writer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.to = to; to != nil {
+		to.Write(t.b)
+		t.b = nil
+	}
+}
+
+// String returns what is kept.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.b))
+}
+
+// Error says how a process of this program's ended: in its own words where it said any, else by the exit status or signal in err.
+func (t *Tail) Error(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := strings.TrimPrefix(t.String(), "rackweave: ")
+	exit := new(exec.ExitError)
+	switch {
+	case text == "":
+		return err
+	case errors.As(err, &exit) && exit.Exited():
+		return errors.New(text)
+	}
+	return fmt.Errorf("%w: %s", err, text)
+}
