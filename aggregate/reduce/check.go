@@ -1,0 +1,83 @@
+package reduce
+
+import "fmt"
+
+// Check returns what of the machine's state contradicts itself, for tests: every slot of a worker is free or held by exactly one
+// message.
+func (m *Machine) Check() error {
+	if m.state == Ended {
+		return nil // its messages are dropped where they are
+	}
+	held := make([][]Held, len(m.workers))
+	open := 0
+	for i := m.folds.first; i != none && open <= len(m.folds.all); i = m.folds.at(i).next {
+		open++
+		f := m.folds.at(i)
+		if f.state == Free || m.chunks[f.chunk].fold != i {
+			return fmt.Errorf("fold %d of chunk %d is %v, and the chunk has fold %d", i, f.chunk, f.state, m.chunks[f.chunk].fold)
+		}
+		for rank, a := range m.folds.row(i) {
+			if a.present {
+				held[rank] = append(held[rank], a.Held)
+			}
+			if a.present && m.workers[rank].requested.has(int(f.chunk)) {
+				return fmt.Errorf("chunk %d is requested from worker %d, which has sent it", f.chunk, rank)
+			}
+		}
+	}
+	if open != m.folds.open() {
+		return fmt.Errorf("%d folds are listed of %d", open, m.folds.open())
+	}
+	for i := range m.alone.len() {
+		a := m.alone.at(i)
+		held[a.worker] = append(held[a.worker], a.held)
+	}
+	for rank, has := range m.commit.has {
+		if has {
+			held[rank] = append(held[rank], m.commit.held[rank])
+		}
+	}
+	for rank := range m.workers {
+		if w := &m.workers[rank]; w.state != Absent {
+			if err := w.check(held[rank]); err != nil {
+				return fmt.Errorf("worker %d: %w", rank, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (w *worker) check(held []Held) error {
+	if len(held) != w.slots.held {
+		return fmt.Errorf("holds %d slots for %d messages", w.slots.held, len(held))
+	}
+	seen := make([]bool, len(w.slots.ring))
+	mark := func(slot uint16) error {
+		if seen[slot] {
+			return fmt.Errorf("slot %d is in use twice", slot)
+		}
+		seen[slot] = true
+		return nil
+	}
+	staged := 0
+	for _, h := range held {
+		if h.Staged {
+			staged++
+		}
+		if err := mark(h.Slot); err != nil {
+			return err
+		}
+	}
+	for i := range len(w.slots.ring) - w.slots.held {
+		if err := mark(w.slots.ring[(w.slots.head+i)%len(w.slots.ring)]); err != nil {
+			return err
+		}
+	}
+	if staged != w.staged {
+		return fmt.Errorf("%d messages lie in staging buffers, counted %d", staged, w.staged)
+	}
+	if w.unheard > requestsAtOnce {
+		return fmt.Errorf("was sent %d requests without a sign of life", w.unheard)
+	}
+	return nil
+}

@@ -1,0 +1,134 @@
+package reduce
+
+import "github.com/rackweave/rackweave/chunk"
+
+// Phase is how far the commit of a two-phase step is in one lane. The job's lanes pass the two barriers together.
+type Phase uint8
+
+// The phases of a commit.
+const (
+	Collecting Phase = iota // waits for every worker's commit
+	AwaitNorms              // waits until every lane has them all: then the partial norms of the whole model are there
+	Applying                // updates this lane's chunks; a rule that needs norms only works out the step and its norms
+	AwaitTrust              // waits until every lane has its norms
+	Scaling                 // scales the step by each tensor's trust ratio
+	Answering               // waits for room to answer the workers
+)
+
+func (p Phase) String() string {
+	return [...]string{"collecting", "await-norms", "applying", "await-trust", "scaling", "answering"}[p]
+}
+
+type commit struct {
+	phase Phase
+	epoch uint8
+	held  []Held // by worker
+	has   []bool
+	first chunk.TensorRecord // what all must send
+	next  uint32             // the chunk to go on with
+}
+
+func (c *commit) arrived() (n int) {
+	for _, has := range c.has {
+		if has {
+			n++
+		}
+	}
+	return n
+}
+
+// collect takes one worker's commit. The step is committed when all have sent the same.
+func (m *Machine) collect(rank int, msg *Message, h Held) {
+	c := &m.commit
+	if m.cfg.Mode != TwoPhase {
+		m.violate(rank, "sent a commit to a job in %v mode", m.cfg.Mode)
+		return
+	}
+	if expect := epochAfter(c.epoch); msg.Epoch != expect || c.has[rank] {
+		m.violate(rank, "sent commit %d, expected %d, once", msg.Epoch, expect)
+		return
+	}
+	before := c.arrived()
+	if before > 0 && *msg.Record != c.first {
+		m.violate(rank, "sent another commit than the workers before it: every worker must commit with the same values")
+		return
+	}
+	c.first, c.held[rank], c.has[rank] = *msg.Record, h, true
+	if before+1 < m.cfg.Workers {
+		return
+	}
+	if n := m.folds.open(); n > 0 {
+		m.violate(rank, "and all others committed while %d chunks of lane %d miss gradients of some", n, m.cfg.Lane)
+		return
+	}
+	c.epoch = msg.Epoch
+	m.meet(AwaitNorms)
+}
+
+// meet announces this lane to the others and waits for them.
+func (m *Machine) meet(p Phase) {
+	m.commit.phase = p
+	m.emit(Action{Kind: Meet})
+}
+
+// step does one step of the commit and reports whether it did anything; met says that every lane has reached the barrier.
+func (m *Machine) step(met bool) bool {
+	c := &m.commit
+	switch c.phase {
+	case AwaitNorms:
+		if !met {
+			return false
+		}
+		m.emit(Action{Kind: Decide})
+		c.phase, c.next = Applying, 0
+	case Applying:
+		if m.chunksOf(Apply) {
+			break
+		}
+		if m.cfg.Norms && c.first.Flags&chunk.RecordSkip == 0 {
+			m.meet(AwaitTrust)
+		} else {
+			c.phase = Answering
+		}
+	case AwaitTrust:
+		if !met {
+			return false
+		}
+		c.phase, c.next = Scaling, 0
+	case Scaling:
+		if !m.chunksOf(Scale) {
+			c.phase = Answering
+		}
+	case Answering:
+		return m.answerCommit()
+	default:
+		return false
+	}
+	return true
+}
+
+// chunksOf emits an action on the next few chunks; false: there are none left.
+func (m *Machine) chunksOf(kind Kind) bool {
+	from := m.commit.next
+	end := min(from+chunksPerStep, uint32(len(m.chunks)))
+	if from < end {
+		m.emit(Action{Kind: kind, Index: from, End: end})
+	}
+	m.commit.next = end
+	return from < end
+}
+
+func (m *Machine) answerCommit() bool {
+	if !m.canAnswerAll(true) {
+		return false
+	}
+	m.results--
+	c := &m.commit
+	m.emit(Action{Kind: AnswerCommit, Op: chunk.OpCommit, Epoch: c.epoch, Result: true})
+	for rank := range c.held {
+		m.workers[rank].release(&c.held[rank])
+		c.has[rank] = false
+	}
+	c.phase = Collecting
+	return true
+}

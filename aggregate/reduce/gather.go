@@ -1,0 +1,138 @@
+package reduce
+
+import "github.com/rackweave/rackweave/chunk"
+
+// gather takes a gradient, or a part of a broadcast, into its chunk's fold.
+func (m *Machine) gather(rank int, msg *Message, h Held) {
+	if !m.place(rank, msg) {
+		return
+	}
+	c := &m.chunks[msg.Index]
+	broadcast := msg.Op == chunk.OpBroadcast
+	switch {
+	case broadcast && msg.Epoch != c.epoch, !broadcast && m.cfg.Gate(rank, c.epoch, msg.Epoch) != Join:
+		expect := c.epoch
+		if !broadcast {
+			expect = epochAfter(c.epoch)
+		}
+		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)
+		return
+	case msg.Bytes != c.Bytes && (!broadcast || rank == rootWorker):
+		m.violate(rank, "sent %d bytes for chunk %d of lane %d, expected %d", msg.Bytes, msg.Index, m.cfg.Lane, c.Bytes)
+		return
+	case m.cfg.Mode == TwoPhase && msg.Op == chunk.OpPushPull:
+		m.violate(rank, "sent a pushpull to a two-phase job: push, commit, then pull")
+		return
+	case m.committing():
+		m.violate(rank, "sent a gradient while the step is being committed")
+		return
+	}
+	if c.fold == none {
+		c.fold = m.folds.begin(msg.Index, m.now)
+		m.folds.at(c.fold).broadcast = broadcast
+	}
+	i := c.fold
+	f := m.folds.at(i)
+	if f.broadcast != broadcast {
+		m.violate(rank, "sent %v of chunk %d of lane %d while others broadcast or push it", msg.Op, msg.Index, m.cfg.Lane)
+		return
+	}
+	if m.folds.has(i, rank) {
+		m.violate(rank, "sent chunk %d of lane %d for epoch %d twice", msg.Index, m.cfg.Lane, msg.Epoch)
+		return
+	}
+	m.folds.join(i, rank, h)
+	st := &m.workers[rank].stats
+	st.Chunks++
+	st.LatenessNS += uint64(m.now - f.since)
+	if f.arrived < m.cfg.Workers {
+		return
+	}
+	st.LastArrivals++
+	m.complete(i)
+}
+
+// complete takes the next step with a chunk whose gradients are all there: it is handed upward, or answered now, or when there
+// is room.
+func (m *Machine) complete(i int32) {
+	f := m.folds.at(i)
+	if m.cfg.Above && !f.broadcast {
+		f.state = Above
+		m.emit(Action{Kind: HandUp, Index: f.chunk, fold: i, Epoch: epochAfter(m.chunks[f.chunk].epoch), Since: f.since})
+		return
+	}
+	f.state = Complete
+	if m.ready.len() > 0 || !m.finish(i) {
+		m.ready.put(i)
+	}
+}
+
+// returned takes a chunk back from the reducer above.
+func (m *Machine) returned(index uint32) {
+	i := m.chunks[index].fold
+	if i == none || m.folds.at(i).state != Above {
+		panic("reduce: a chunk returned that was not handed up")
+	}
+	m.folds.at(i).state = Returned
+	if m.ready.len() > 0 || !m.finish(i) {
+		m.ready.put(i)
+	}
+}
+
+// finish answers every worker of a complete fold. False: a send queue is full or no result buffer is free.
+func (m *Machine) finish(i int32) bool {
+	f := m.folds.at(i)
+	c := &m.chunks[f.chunk]
+	// A push of a two-phase step has no answer but the acknowledgement.
+	result := (m.cfg.Mode != TwoPhase || f.broadcast) && !m.tensors[c.Tensor].Direct
+	if !m.canAnswerAll(result) {
+		return false
+	}
+	if m.cfg.Mode == Eager && !f.broadcast && !m.agree(c.Tensor) {
+		return true
+	}
+	if result {
+		m.results--
+	}
+	if !f.broadcast {
+		c.epoch = epochAfter(c.epoch)
+	}
+	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Result: result, Since: f.since})
+	for rank, row := 0, m.folds.row(i); rank < len(row); rank++ {
+		m.workers[rank].release(&row[rank].Held)
+	}
+	m.done++
+	m.endFold(i)
+	return true
+}
+
+// agree checks that every worker sent the same hyper-parameters for the tensor.
+func (m *Machine) agree(tensor uint32) bool {
+	first := m.workers[0].hyperSum[tensor]
+	for rank := range m.workers {
+		if m.workers[rank].hyperSum[tensor] != first {
+			m.violate(rank, "sent other hyper-parameters for tensor %q than worker 0", m.tensors[tensor].Name)
+			return false
+		}
+	}
+	return true
+}
+
+func (m *Machine) kindOf(f *fold) Kind {
+	switch {
+	case f.broadcast:
+		return Broadcast
+	case f.state == Returned:
+		return Deliver
+	}
+	return [...]Kind{Eager: Update, Aggregate: Sum, TwoPhase: Accumulate}[m.cfg.Mode]
+}
+
+// endFold closes a fold that is finished, or of which every gradient was sent back.
+func (m *Machine) endFold(i int32) {
+	m.chunks[m.folds.at(i).chunk].fold = none
+	m.folds.end(i)
+	if m.stall.kept == i {
+		m.stall.kept = none
+	}
+}

@@ -1,0 +1,116 @@
+package reduce
+
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// begin starts an event at a time, in ns.
+func (m *Machine) begin(now int64) { m.now, m.actions = now, m.actions[:0] }
+
+// Receive takes a message of a worker. A message of a worker that has left, or for a job that has ended, is dropped; its worker
+// no longer lies in the slots where the aggregator looks.
+func (m *Machine) Receive(now int64, rank int, msg *Message) {
+	m.begin(now)
+	w := &m.workers[rank]
+	w.unheard, w.owing = 0, false
+	if m.state == Ended || w.state != Attached {
+		return
+	}
+	if w.slots.full() {
+		m.violate(rank, "sent more than its window of %d messages", m.cfg.Window)
+		return
+	}
+	h := Held{Where: msg.Where, Slot: w.slots.take(), Op: msg.Op}
+	if h.Staged {
+		w.staged++
+	}
+	switch msg.Op {
+	case chunk.OpPush, chunk.OpPushPull, chunk.OpBroadcast:
+		m.gather(rank, msg, h)
+	case chunk.OpPull:
+		m.pull(rank, msg, h)
+	case chunk.OpTensor:
+		m.record(rank, msg, h)
+	case chunk.OpCommit:
+		m.collect(rank, msg, h)
+	default:
+		m.violate(rank, "sent operation %v, which only the aggregator sends", msg.Op)
+	}
+}
+
+// Sent takes note that n of the messages to a worker have arrived: their entries of its send queue are free.
+func (m *Machine) Sent(rank, n int) {
+	w := &m.workers[rank]
+	if w.sends += n; w.sends > m.cfg.Sends {
+		panic(fmt.Sprintf("reduce: worker %d has received more messages than were sent", rank))
+	}
+}
+
+// Freed takes note that a result buffer is free again.
+func (m *Machine) Freed() {
+	if m.results++; m.results > m.cfg.Results {
+		panic("reduce: more result buffers freed than taken")
+	}
+}
+
+// Violate ends the job because of what the lane found wrong with a worker's message.
+func (m *Machine) Violate(rank int, format string, args ...any) {
+	m.begin(m.now)
+	m.violate(rank, format, args...)
+}
+
+// Returned takes a chunk's result from the reducer above the rack.
+func (m *Machine) Returned(now int64, index uint32) {
+	m.begin(now)
+	if m.state == Running {
+		m.returned(index)
+	}
+}
+
+// Advance does one thing that waited for room, if there is room, and reports whether it did. Call it until it does nothing.
+func (m *Machine) Advance(now int64) bool {
+	m.begin(now)
+	switch {
+	case m.state == Ended:
+		return false
+	case m.ready.len() > 0 && m.finish(*m.ready.at(0)):
+		m.ready.drop()
+		return true
+	case m.alone.len() > 0 && m.answer(m.alone.at(0)):
+		m.alone.drop()
+		return true
+	}
+	return false
+}
+
+// AdvanceCommit does one step of the commit under way, if any, and reports whether it did. met says that every lane has reached
+// the barrier that this one asked to [Meet] at.
+func (m *Machine) AdvanceCommit(now int64, met bool) bool {
+	m.begin(now)
+	return m.state == Running && m.step(met)
+}
+
+// Tick looks for a stall and breaks it, and reports whether there is one: then look again soon. counts says that enough time has
+// passed since the last tick that counted for every worker to have had a processor.
+func (m *Machine) Tick(now int64, counts bool) bool {
+	m.begin(now)
+	return m.state == Running && m.folds.open() > 0 && m.ready.len() == 0 && m.tick(counts)
+}
+
+// End ends the job in this lane. The workers that are left are told whom to blame, if anybody; nobody is when blame is negative.
+func (m *Machine) End(blame int) {
+	m.begin(m.now)
+	m.state = Ended
+	index := uint32(chunk.IndexMask)
+	if blame >= 0 {
+		index = uint32(blame)
+	}
+	for rank := range m.workers {
+		if w := &m.workers[rank]; w.state == Attached && w.sends > 0 {
+			w.sends--
+			m.emit(Action{Kind: Abort, Worker: int32(rank), Index: index})
+		}
+	}
+}

@@ -1,0 +1,300 @@
+package reduce
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// Limits of what the machine sends outside the windows.
+const (
+	// SendMargin is how many entries of a worker's send queue answers leave free, for NACKs, requests and the abort. The worker
+	// posts as many receives beside its window.
+	SendMargin = 32
+	// requestsAtOnce bounds the requests sent to a worker from which nothing has come since: they must find posted receives.
+	requestsAtOnce = SendMargin / 2
+	// chunksPerStep bounds the chunks that one step of a commit updates, so that other jobs' chunks are not kept waiting.
+	chunksPerStep = 32
+)
+
+const rootWorker = 0 // whose values a broadcast takes
+
+// ErrProtocol is what a worker's violation of the protocol wraps.
+var ErrProtocol = errors.New("protocol violation")
+
+// Config is what a machine is made of.
+type Config struct {
+	Lane    int // for the texts of errors
+	Workers int
+	Window  int // slots of each worker
+	Sends   int // entries of each worker's send queue
+	Results int // result buffers
+	Mode    Mode
+	Norms   bool // the update rule needs whole tensors' norms: a commit takes a second pass
+	Above   bool // complete chunks go to a reducer above the rack
+	Gate    Gate // nil: Lockstep
+}
+
+// Tensor is a tensor's part in the lane.
+type Tensor struct {
+	Name string
+	// Direct: answers with data lie in the chunk's parameters. Else they need a result buffer.
+	Direct bool
+}
+
+// Chunk is a chunk of the lane, by its lane index.
+type Chunk struct {
+	Tensor uint32 // by the order of Add, over all calls
+	Bytes  uint32 // on the wire
+}
+
+// State is the state of a machine.
+type State uint8
+
+// The states of a machine.
+const (
+	Running State = iota
+	Ended         // the job failed or was closed: what arrives is ignored
+)
+
+// WorkerState is the state of a worker in the lane.
+type WorkerState uint8
+
+// The states of a worker.
+const (
+	Absent   WorkerState = iota // has not attached yet
+	Attached                    // is a member
+	Gone                        // has left, or is lost
+)
+
+// WorkerStats is what one worker did in the lane.
+type WorkerStats struct {
+	Chunks       uint64
+	LastArrivals uint64 // chunks for which this worker was the last
+	LatenessNS   uint64 // how long after a chunk's first arrival this worker's came, summed
+}
+
+type chunkState struct {
+	Chunk
+	fold  int32 // in progress, or none
+	epoch uint8 // that it has finished
+}
+
+type tensorState struct {
+	Tensor
+	hyperSum uint32 // of the hyper-parameters in use; 0: the job's own
+}
+
+type worker struct {
+	state     WorkerState
+	slots     slots
+	staging   int // staging buffers that it has
+	staged    int // messages held whose payloads lie in them
+	sends     int // free entries of its send queue
+	requested set // chunks it was asked for and has not sent since
+	hyperSum  []uint32
+	unheard   int  // requests sent since its last message
+	owing     bool // it has sent nothing since it was sent a NACK
+	stalled   bool // found so by the tick under way
+	need      int  // slots that it needs for what the tick asked of it
+	stats     WorkerStats
+}
+
+// alone is an answer that is no part of a fold, and waits for room.
+type alone struct {
+	worker int32
+	kind   Kind
+	epoch  uint8
+	index  uint32
+	held   Held
+}
+
+// Machine is one job's chunks in one lane. One goroutine uses it.
+type Machine struct {
+	cfg     Config
+	state   State
+	workers []worker
+	chunks  []chunkState
+	tensors []tensorState
+	folds   folds
+	ready   queue[int32] // complete and returned folds, oldest first
+	alone   queue[alone]
+	commit  commit
+	stall   stall
+	results int // free result buffers
+	now     int64
+	done    uint64 // folds finished
+
+	actions []Action
+}
+
+// New makes a machine without chunks or workers.
+func New(cfg Config) *Machine {
+	if cfg.Gate == nil {
+		cfg.Gate = Lockstep
+	}
+	m := &Machine{
+		cfg: cfg, workers: make([]worker, cfg.Workers), folds: newFolds(cfg.Workers), results: cfg.Results,
+		stall: stall{kept: none, patience: rotateAfter},
+	}
+	m.commit.held = make([]Held, cfg.Workers)
+	m.commit.has = make([]bool, cfg.Workers)
+	return m
+}
+
+// Add appends tensors and their chunks. Everything is allocated here: events allocate nothing.
+func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
+	for _, t := range tensors {
+		m.tensors = append(m.tensors, tensorState{Tensor: t})
+	}
+	for _, c := range chunks {
+		m.chunks = append(m.chunks, chunkState{Chunk: c, fold: none})
+	}
+	for w := range m.workers {
+		m.fit(&m.workers[w])
+	}
+	held := m.cfg.Workers * m.cfg.Window
+	m.folds.grow(min(len(m.chunks), held))
+	m.ready.grow(len(m.folds.all))
+	m.alone.grow(held) // everything that waits holds a slot
+	// A tick can send every worker a NACK for what it holds, and requests.
+	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.actions) < most {
+		m.actions = make([]Action, 0, most)
+	}
+}
+
+// fit gives a worker room for the chunks and tensors there are.
+func (m *Machine) fit(w *worker) {
+	if w.state == Absent {
+		return
+	}
+	w.requested.grow(len(m.chunks))
+	w.hyperSum = append(w.hyperSum, make([]uint32, len(m.tensors)-len(w.hyperSum))...)
+}
+
+// Attach lets a worker take part. It has this many staging buffers.
+func (m *Machine) Attach(rank, staging int) {
+	w := &m.workers[rank]
+	if w.state != Absent {
+		panic(fmt.Sprintf("reduce: worker %d attached twice", rank))
+	}
+	*w = worker{state: Attached, slots: newSlots(m.cfg.Window), staging: staging, sends: m.cfg.Sends}
+	m.fit(w)
+}
+
+// Leave takes note that a worker has left or is lost: nothing is sent to it any more.
+func (m *Machine) Leave(rank int) { m.workers[rank].state = Gone }
+
+// Worker returns the state of a worker.
+func (m *Machine) Worker(rank int) WorkerState { return m.workers[rank].state }
+
+// Stats returns what a worker did.
+func (m *Machine) Stats(rank int) WorkerStats { return m.workers[rank].stats }
+
+// State returns the machine's state.
+func (m *Machine) State() State { return m.state }
+
+// Held returns how many slots of a worker are held.
+func (m *Machine) Held(rank int) int { return m.workers[rank].slots.held }
+
+// Open returns how many folds are in progress.
+func (m *Machine) Open() int {
+	if m.state == Ended {
+		return 0
+	}
+	return m.folds.open()
+}
+
+// Finished returns how many folds were finished.
+func (m *Machine) Finished() uint64 { return m.done }
+
+// CommitEpoch returns the epoch of the last commit that every worker has sent.
+func (m *Machine) CommitEpoch() uint8 { return m.commit.epoch }
+
+// Quiet reports whether no gradient and no commit is under way.
+func (m *Machine) Quiet() bool {
+	return m.folds.open() == 0 && m.commit.phase == Collecting && m.commit.arrived() == 0
+}
+
+// Missing adds to counts, by worker, the open folds that miss its gradient.
+func (m *Machine) Missing(counts []int) {
+	for i := m.folds.first; i != none; i = m.folds.at(i).next {
+		for rank := range counts {
+			if !m.folds.has(i, rank) {
+				counts[rank]++
+			}
+		}
+	}
+}
+
+// Sources are the messages of an action on a whole chunk, or of [AnswerCommit], by worker.
+func (m *Machine) Sources(a *Action, rank int) *Held {
+	if a.Kind == AnswerCommit {
+		return &m.commit.held[rank]
+	}
+	return &m.folds.row(a.fold)[rank].Held
+}
+
+// NextSlot returns the slot that a worker's next message lies in.
+func (m *Machine) NextSlot(rank int) uint16 { return m.workers[rank].slots.next() }
+
+// Actions returns what the last event asks for, in order.
+func (m *Machine) Actions() []Action { return m.actions }
+
+// Waiting reports whether something waits for room or for other lanes: [Machine.Advance] and [Machine.AdvanceCommit] go on.
+func (m *Machine) Waiting() bool {
+	return m.state == Running && (m.ready.len() > 0 || m.alone.len() > 0 || m.commit.phase != Collecting)
+}
+
+// violate fails the job because of what a worker did.
+func (m *Machine) violate(rank int, format string, args ...any) {
+	if m.state == Ended {
+		return
+	}
+	m.state = Ended
+	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: fmt.Errorf("%w: worker %d %s", ErrProtocol, rank, fmt.Sprintf(format, args...))})
+}
+
+func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
+
+// canAnswer reports whether one more answer fits a worker's send queue.
+func (w *worker) canAnswer() bool { return w.sends > SendMargin }
+
+// canAnswerAll reports whether one more answer to every worker fits, with a result buffer if it needs one.
+func (m *Machine) canAnswerAll(result bool) bool {
+	if result && m.results == 0 {
+		return false
+	}
+	for w := range m.workers {
+		if !m.workers[w].canAnswer() {
+			return false
+		}
+	}
+	return true
+}
+
+// release gives a message's slot back with the answer that is sent now.
+func (w *worker) release(h *Held) {
+	w.sends--
+	w.slots.free(h.Slot)
+	if h.Staged {
+		w.staged--
+	}
+}
+
+// place checks that the message's chunk exists, and takes note that its worker has sent it.
+func (m *Machine) place(rank int, msg *Message) bool {
+	if int(msg.Index) >= len(m.chunks) {
+		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
+		return false
+	}
+	m.workers[rank].requested.remove(int(msg.Index))
+	return true
+}
+
+// committing reports whether two-phase gradients are being committed, so that no other may come.
+func (m *Machine) committing() bool { return m.commit.phase != Collecting }
+
+// epochAfter is the epoch that follows e.
+func epochAfter(e uint8) uint8 { return (e + 1) & chunk.EpochMask }
