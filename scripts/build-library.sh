@@ -13,7 +13,7 @@ aarch64) other=_amd64.c ;;
 *) other=_a??64.c ;;
 esac
 sources=()
-for file in cgo/fabric/*.c cgo/kernel/*.c cgo/worker/*.c; do
+for file in cgo/fabric/*.c cgo/fabric/*/*.c cgo/kernel/*.c cgo/worker/*.c; do
 	case $file in
 	*$other) ;; # the go tool leaves out other architectures' files by their names; so does this
 	*) sources+=("$file") ;;

@@ -6,7 +6,7 @@
 //	tcp   between hosts without RDMA
 //	sim   one process: a seeded, repeatable schedule with faults
 //
-// The contract is cgo/fabric/fabric.h: how strict it is, and which thread may call what, stands there. In short: a [CQ] and
+// The contract is cgo/fabric/base/fabric.h: how strict it is, and which thread may call what, stands there. In short: a [CQ] and
 // the [QP]s bound to it belong to one owner at a time; only [CQ.Wake], [PD.RegisterMR] and [Device.AsyncEvent] may come from
 // elsewhere. Close queue pairs first, then completion queues, memory regions, protection domains, the device.
 package verbs

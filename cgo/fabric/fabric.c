@@ -1,6 +1,6 @@
 /* The contract's entry points: check what no provider should have to, then call the provider. */
 #define _GNU_SOURCE /* ppoll */
-#include "provider.h"
+#include "base/provider.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -4,9 +4,8 @@ package fabric
 
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror -fno-strict-aliasing
-#cgo LDFLAGS: -ldl -lpthread
 #include <stdlib.h>
-#include "fabric.h"
+#include "base/fabric.h"
 
 #cgo noescape rwf_poll_cq
 #cgo nocallback rwf_poll_cq
@@ -28,9 +27,21 @@ package fabric
 import "C"
 
 import (
+	"embed"
 	"structs"
 	"unsafe"
+
+	_ "github.com/rackweave/rackweave/cgo/fabric/base"
+	_ "github.com/rackweave/rackweave/cgo/fabric/ibv"
+	_ "github.com/rackweave/rackweave/cgo/fabric/shm"
+	_ "github.com/rackweave/rackweave/cgo/fabric/sim"
+	_ "github.com/rackweave/rackweave/cgo/fabric/tcp"
 )
+
+// See package base; this one makes it hold for who includes base by way of this package.
+//
+//go:embed base/*.h
+var _ embed.FS
 
 // Handles of the contract's objects: C memory, never Go's.
 type (

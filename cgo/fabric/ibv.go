@@ -1,7 +1,7 @@
 package fabric
 
 /*
-#include "ibv.h"
+#include "ibv/ibv.h"
 */
 import "C"
 

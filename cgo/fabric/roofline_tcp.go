@@ -1,7 +1,7 @@
 package fabric
 
 /*
-#include "roofline_tcp.h"
+#include "tcp/roofline.h"
 */
 import "C"
 

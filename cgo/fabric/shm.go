@@ -1,7 +1,7 @@
 package fabric
 
 /*
-#include "shm.h"
+#include "shm/shm.h"
 */
 import "C"
 

@@ -2,7 +2,7 @@ package fabric
 
 /*
 #include <stdlib.h>
-#include "sim.h"
+#include "sim/sim.h"
 */
 import "C"
 

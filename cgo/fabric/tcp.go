@@ -1,7 +1,7 @@
 package fabric
 
 /*
-#include "tcp_wire.h"
+#include "tcp/wire.h"
 */
 import "C"
 

@@ -4,7 +4,6 @@ package worker
 
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror
-#cgo LDFLAGS: -Wl,--unresolved-symbols=ignore-all
 #include <stdlib.h>
 #include "worker.h"
 

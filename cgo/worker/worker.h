@@ -21,7 +21,7 @@
 
 #include <stdint.h>
 
-#include "../fabric/fabric.h"
+#include "../fabric/base/fabric.h"
 
 typedef struct rw_worker rw_worker;
 

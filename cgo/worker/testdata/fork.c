@@ -1,6 +1,6 @@
 /* A worker works on in the parent after fork(), and every call refuses in the child. Prints "ok", or what was wrong. */
 #include "../worker.h"
-#include "../../fabric/sim.h"
+#include "../../fabric/sim/sim.h"
 
 #include <stdio.h>
 #include <stdlib.h>

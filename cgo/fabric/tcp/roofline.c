@@ -4,7 +4,7 @@
  */
 #include "tcp.h"
 
-#include "roofline_tcp.h"
+#include "roofline.h"
 
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
 /* Queues: posting work, completing it, polling and waiting for completions. */
-#include "sim_world.h"
+#include "world.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Worlds: their table, their randomness, their log. */
-#include "sim_world.h"
+#include "world.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-#include "tcp_wire.h"
+#include "wire.h"
 
-#include "provider.h"
+#include "../base/provider.h"
 
 #include <endian.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 #if __has_include(<infiniband/verbs.h>)
 
 #define _GNU_SOURCE
-#include "ibv_priv.h"
+#include "priv.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

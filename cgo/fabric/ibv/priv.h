@@ -3,7 +3,7 @@
 #define RW_FABRIC_IBV_PRIV_H
 
 #include "ibv.h"
-#include "provider.h"
+#include "../base/provider.h"
 
 #include <infiniband/verbs.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* Provider ibv: finding a device, its port and its limits. */
 #if __has_include(<infiniband/verbs.h>)
 
-#include "ibv_priv.h"
+#include "priv.h"
 
 #include <errno.h>
 #include <fcntl.h>

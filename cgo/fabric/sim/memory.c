@@ -1,5 +1,5 @@
 /* Memory regions: registering them, and the check every access passes. */
-#include "sim_world.h"
+#include "world.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Provider ibv: protection domains and registered memory. */
 #if __has_include(<infiniband/verbs.h>)
 
-#include "ibv_priv.h"
+#include "priv.h"
 
 #include <errno.h>
 #include <stdlib.h>

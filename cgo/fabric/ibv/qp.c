@@ -1,7 +1,7 @@
 /* Provider ibv: queue pairs, and posting to them. */
 #if __has_include(<infiniband/verbs.h>)
 
-#include "ibv_priv.h"
+#include "priv.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -18,7 +18,7 @@
 #ifndef RW_FABRIC_IBV_H
 #define RW_FABRIC_IBV_H
 
-#include "fabric.h"
+#include "../base/fabric.h"
 
 /* What a queue pair has asked of its device, to be read by its owner: requests per doorbell show how well posts are batched. */
 struct rwf_ibv_stats {

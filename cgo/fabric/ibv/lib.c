@@ -1,7 +1,7 @@
 /* Provider ibv's table, and libibverbs behind dlopen: a binary built once runs with and without it. */
 #if __has_include(<infiniband/verbs.h>)
 
-#include "ibv_priv.h"
+#include "priv.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -86,7 +86,7 @@ const struct rwf_ops rwf_ibv_ops = {
 #else
 
 #include "ibv.h"
-#include "provider.h"
+#include "../base/provider.h"
 
 #include <errno.h>
 

@@ -1,5 +1,5 @@
 /* Finding the peer, losing it, and telling the owner. */
-#include "sim_world.h"
+#include "world.h"
 
 #include <errno.h>
 #include <string.h>

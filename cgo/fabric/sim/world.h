@@ -2,7 +2,7 @@
 #ifndef RW_SIM_WORLD_H
 #define RW_SIM_WORLD_H
 
-#include "provider.h"
+#include "../base/provider.h"
 #include "sim.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Provider sim: its objects. What it is and its options: sim.h. */
-#include "sim_world.h"
+#include "world.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* What becomes of a message: lost, turned away, refused, or placed. */
-#include "sim_world.h"
+#include "world.h"
 
 #include <errno.h>
 #include <string.h>

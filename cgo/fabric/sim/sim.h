@@ -24,7 +24,7 @@
 #ifndef RW_SIM_H
 #define RW_SIM_H
 
-#include "fabric.h"
+#include "../base/fabric.h"
 
 struct rwf_sim;
 

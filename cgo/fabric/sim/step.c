@@ -1,7 +1,7 @@
 /* The schedule: which event comes next, and when. */
 #define _GNU_SOURCE
 
-#include "sim_world.h"
+#include "world.h"
 
 #include <sched.h>
 #include <time.h>

@@ -26,8 +26,8 @@
 #define _GNU_SOURCE /* accept4, ppoll, POLLRDHUP, pthread_mutex_clocklock */
 #endif
 
-#include "provider.h"
-#include "tcp_wire.h"
+#include "../base/provider.h"
+#include "wire.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -17,7 +17,7 @@
 #ifndef RW_SHM_H
 #define RW_SHM_H
 
-#include "provider.h"
+#include "../base/provider.h"
 
 #include <pthread.h>
 #include <stdalign.h>

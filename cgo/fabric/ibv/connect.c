@@ -7,7 +7,7 @@
  */
 #if __has_include(<infiniband/verbs.h>)
 
-#include "ibv_priv.h"
+#include "priv.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
