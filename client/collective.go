@@ -42,7 +42,7 @@ func (w *Worker) Commit(ctx context.Context, s Step) (Committed, error) {
 		return Committed{}, fmt.Errorf("commit: %w", err)
 	}
 	var r chunk.TensorRecord
-	if err := r.Decode(w.commitRecord()); err != nil {
+	if err := r.Decode(w.session.CommitRecord()); err != nil {
 		return Committed{}, fmt.Errorf("commit: %w", err)
 	}
 	return Committed{Norm: float64(r.Extra), Scale: float64(r.Scale)}, nil
@@ -61,16 +61,13 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 	if s.Skip {
 		r.Flags = chunk.RecordSkip
 	}
-	record := w.commitRecord()
+	record := w.session.CommitRecord()
 	r.Encode(record)
 	if rc := cworker.Commit(w.c, unsafe.Pointer(unsafe.SliceData(record)), &id); rc < 0 {
 		return 0, w.dataError("commit", rc)
 	}
 	return id, nil
 }
-
-// commitRecord is where a commit's record lies: behind the staging buffers.
-func (w *Worker) commitRecord() []byte { return w.staging.Bytes()[w.staging.Len()-chunk.RecordBytes:] }
 
 // Barrier waits until all workers have called it with the same name.
 func (w *Worker) Barrier(ctx context.Context, name string) error {

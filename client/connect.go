@@ -12,6 +12,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/verbs"
@@ -81,7 +82,7 @@ func (w *Worker) watch() error {
 		for stream.Receive() {
 			silence.Reset(patience)
 			if l := stream.Msg().Links; l != nil {
-				w.mover.told(l)
+				w.failover.told(l)
 			}
 			if f := stream.Msg().Failure; f != nil {
 				w.fail(&JobError{Job: w.cfg.Job, Rank: int(f.Rank), Text: f.Text})
@@ -97,128 +98,71 @@ func (w *Worker) watch() error {
 
 // connect opens the devices and connects a queue pair to every lane.
 func (w *Worker) connect(ctx context.Context) error {
-	if err := w.openNICs(); err != nil {
+	if err := w.openDevices(); err != nil {
 		return err
 	}
 	// By reference few buffers, always the same, stay in the cache; else there is one for every slot.
-	w.nstage = int(w.info.Window)
+	staging := int(w.info.Window)
 	if w.info.ByReference {
-		w.nstage = min(w.nstage, stagingByReference)
+		staging = min(staging, stagingByReference)
 	}
-	nlanes := len(w.info.Lanes)
-	staging := nlanes * w.nstage * int(w.info.ChunkBytes)
-	var err error
-	if w.staging, err = w.newMemory("staging", staging+chunk.RecordBytes); err != nil {
-		return err
-	}
-	w.mover.open(w)
-	w.lanes = make([]cworker.Lane, nlanes)
 	plan := chunk.Config{ChunkBytes: int(w.info.ChunkBytes)}
-	ends := make([]*api.WorkerLane, nlanes)
+	primaries := make([]int, len(w.info.Lanes))
 	for i, l := range w.info.Lanes {
 		plan.Lanes = append(plan.Lanes, chunk.Lane{NIC: int(l.Nic), Core: int(l.Core), Weight: l.Weight})
-		at := w.mover.lanes[i].at
-		qp, err := w.createQP(at.nic)
-		if err != nil {
-			return err
-		}
-		w.qps = append(w.qps, qp)
-		endpoint, err := qp.Endpoint()
-		if err != nil {
-			return err
-		}
-		w.lanes[i] = cworker.Lane{QP: qp.Handle(), NIC: uint32(at.nic), SendDepth: w.info.SendDepth}
-		ends[i] = &api.WorkerLane{
-			Endpoint: endpoint, ReplyAddr: w.staging.mrs[0].Addr + uint64(i*w.nstage)*uint64(w.info.ChunkBytes), ReplyRkey: w.staging.mrs[at.nic].RKey,
-			Staging: uint32(w.nstage),
-		}
+		primaries[i] = int(l.Nic)
 	}
+	var err error
 	if w.plan, err = chunk.NewPlan(plan); err != nil {
 		return err
 	}
-	return w.dial(ctx, ends)
-}
-
-const stagingByReference = 32
-
-// dial exchanges the endpoints and connects.
-func (w *Worker) dial(ctx context.Context, ends []*api.WorkerLane) error {
-	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
-	defer cancel()
-	box, err := w.rpc.Connect(call, &api.ConnectRequest{
-		Session: w.info.Session, Lanes: ends, TimeoutMs: ms, Resumable: w.mover.able, AckTimeoutMs: uint32(w.mover.ackTimeout().Milliseconds()),
+	w.session, err = lanes.Open(lanes.Config{
+		Name: "rackweave " + w.cfg.Job, Control: controlPlane{w}, Devices: w.devices, Lanes: primaries, Rank: int(w.info.Rank),
+		ChunkBytes: int(w.info.ChunkBytes), Window: int(w.info.Window), Staging: staging,
+		SendDepth: int(w.info.SendDepth), RecvDepth: int(w.info.RecvDepth),
+		AckTimeout: noticeWithin, LinkTimeout: time.Duration(w.info.LinkTimeoutMs) * time.Millisecond, ReconnectTimeout: reconnectWithin, Cancel: w.failed,
 	})
 	if err != nil {
-		return w.callError("connect", err)
+		return err
 	}
-	if len(box.Lanes) != len(w.qps) {
-		return fmt.Errorf("connect: the aggregator answers for %d lanes of %d", len(box.Lanes), len(w.qps))
-	}
-	// A failure ends the wait for a queue pair (meet).
+	w.failover.open(w)
+	// A failure ends the wait for a queue pair.
 	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) {
 			w.fail(context.Cause(ctx))
 		}
 	})
 	defer stop()
-	deadline := time.Now().Add(time.Duration(ms) * time.Millisecond)
-	for i, qp := range w.qps {
-		if err := w.meet(i, qp, box.Lanes[i], max(time.Until(deadline), time.Millisecond)); err != nil {
-			if failed := w.Err(); failed != nil {
-				return failed
-			}
-			return fmt.Errorf("lane %d: %w", i, err)
-		}
+	timeout := w.cfg.Timeout
+	if d, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(d))
 	}
-	return w.Err()
+	err = w.session.Attach(ctx, timeout)
+	if failed := w.Err(); failed != nil {
+		return failed
+	}
+	return err
 }
 
-// meet connects a lane's queue pair to the aggregator's, and notes what the C worker is told of it.
-func (w *Worker) meet(lane int, qp *verbs.QP, box *api.BoxLane, timeout time.Duration) error {
-	if err := qp.Connect(box.Endpoint, verbs.ConnectConfig{
-		Active: true, Timeout: timeout, AckTimeout: w.mover.ackTimeout(), Cancel: w.failed,
-	}); err != nil {
-		return err
-	}
-	// Only now: on a queue pair that did not connect nothing can have arrived.
-	if err := qp.PostRecv(uint64(lane), int(w.info.RecvDepth)); err != nil {
-		return err
-	}
-	l := &w.lanes[lane]
-	l.QP, l.SlotAddr, l.SlotRKey = qp.Handle(), box.SlotAddr, box.SlotRkey
-	return nil
-}
+const stagingByReference = 32
 
 // open makes the C worker, once the size of the model is known.
 func (w *Worker) open(modelBytes uint64) error {
 	isa, _ := kernel.Default() // the aggregator's side says so when the choice is wrong
-	attr := w.nics[0].device.Attr()
-	nics := make([]cworker.NIC, len(w.nics))
-	for i, n := range w.nics {
-		nics[i] = cworker.NIC{PD: n.pd.Handle(), CQ: n.cq.Handle(), StagingLKey: w.staging.mrs[i].LKey, StagingRKey: w.staging.mrs[i].RKey}
-	}
-	c, rc := cworker.Open(&cworker.Config{
-		NICs: nics, Lanes: w.lanes, ChunkBytes: int(w.info.ChunkBytes), Window: int(w.info.Window), Staging: w.nstage,
-		StagingAddr: w.staging.Addr(), Resumable: w.mover.able, Rank: int(w.info.Rank), ByReference: w.info.ByReference,
-		AnyMemory: attr.Has(verbs.DevAnyMemory), Streaming: modelBytes*uint64(max(w.info.LocalWorkers, 1)) > lastLevelCache(),
-		ISA: int(isa), Spin: w.cfg.Spin,
+	err := w.session.Start(lanes.WorkerConfig{
+		ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory),
+		Streaming: modelBytes*uint64(max(w.info.LocalWorkers, 1)) > lastLevelCache(), ISA: int(isa), Spin: w.cfg.Spin,
 	})
-	if rc < 0 {
-		return w.dataError("open worker", rc)
-	}
-	for _, m := range w.allocated() {
-		if rc := cworker.Region(c, m.mrs); rc < 0 {
-			cworker.Close(c)
-			return w.dataError("register memory", rc)
-		}
+	if err != nil {
+		return w.sessionError(err)
 	}
 	w.handleMu.Lock()
 	defer w.handleMu.Unlock()
-	w.c = c
+	w.c = w.session.C
 	if err := w.Err(); err != nil {
-		cworker.Abort(c, err.Error())
+		cworker.Abort(w.c, err.Error())
 		return err
 	}
-	w.mover.start()
+	w.failover.start()
 	return nil
 }

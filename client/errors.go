@@ -15,6 +15,7 @@ import (
 
 	"github.com/rackweave/rackweave/cgo/fabric"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/client/lanes"
 )
 
 // What errors of this package wrap.
@@ -111,6 +112,14 @@ func (w *Worker) dataError(what string, rc int) error {
 		return fmt.Errorf("%s: %s (%w)", what, fabric.LastError(), syscall.Errno(-rc))
 	}
 	return fmt.Errorf("%s: %w", what, w.Err())
+}
+
+// sessionError turns an error of the session into one of this package's, if it is the C worker's.
+func (w *Worker) sessionError(err error) error {
+	if c := (*lanes.WorkerError)(nil); errors.As(err, &c) {
+		return w.dataError(c.Op, c.RC)
+	}
+	return err
 }
 
 // callError turns the error of a call into one of this package's.

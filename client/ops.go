@@ -134,7 +134,7 @@ func (w *Worker) pinAll(ops []Op) []pin {
 	var pins []pin
 	for i := range ops {
 		for _, b := range [...][]byte{ops[i].Src, ops[i].Dst} {
-			if len(b) == 0 || w.inArena(b) {
+			if len(b) == 0 || w.session.Holds(b) {
 				continue
 			}
 			if pins == nil {
@@ -144,10 +144,6 @@ func (w *Worker) pinAll(ops []Op) []pin {
 		}
 	}
 	return pins
-}
-
-func (w *Worker) inArena(b []byte) bool {
-	return slices.ContainsFunc(w.allocated(), func(m *memory) bool { return m.holds(b) })
 }
 
 // Push starts a push.

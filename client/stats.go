@@ -11,9 +11,9 @@ type Stats struct {
 	SentBytes, ReceivedBytes   uint64
 	SentChunks, ReceivedChunks uint64
 	Doorbells                  uint64 // posts to send queues
-	Evictions                  uint64 // chunks the aggregator gave back
+	NACKs                      uint64 // chunks the aggregator refused for now, to be sent again
 	Sleeps                     uint64 // waits that slept
-	Moves                      uint64 // times that a lane went on over other NICs
+	Failovers                  uint64 // times that a lane went on over another path
 }
 
 // Stats returns what the worker has moved so far.
@@ -30,6 +30,6 @@ func (w *Worker) Stats() (Stats, error) {
 	cworker.StatsOf(w.c, &s)
 	return Stats{
 		SentBytes: s.SentBytes, ReceivedBytes: s.ReceivedBytes, SentChunks: s.SentChunks, ReceivedChunks: s.ReceivedChunks,
-		Doorbells: s.Doorbells, Evictions: s.Evictions, Sleeps: s.Sleeps, Moves: w.mover.moves.Load(),
+		Doorbells: s.Doorbells, NACKs: s.Evictions, Sleeps: s.Sleeps, Failovers: w.session.Failovers(),
 	}, nil
 }

@@ -7,13 +7,13 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/verbs"
@@ -37,20 +37,15 @@ type Worker struct {
 	watching chan struct{} // closed when the watch goroutine has ended
 	unwatch  context.CancelFunc
 
-	nics    []nic
-	qps     []*verbs.QP // by lane; nil: none now
-	lanes   []cworker.Lane
-	mover   mover
-	staging *memory
-	nstage  int
+	devices  []*verbs.Device
+	session  *lanes.Session // nil until connecting
+	failover follower
 
 	// registering serialises Register and Alloc.
 	registering sync.Mutex
 	plan        *chunk.Plan
 
-	// Replaced, never changed, under registering.
-	arenas  atomic.Pointer[[]*memory]
-	tensors atomic.Pointer[tensorTable]
+	tensors atomic.Pointer[tensorTable] // replaced, never changed, under registering
 
 	// using is held shared while c is in use, and alone to close it; handleMu guards c itself, so that failing can reach it.
 	using    sync.RWMutex
@@ -135,7 +130,7 @@ func (w *Worker) Close() error {
 	w.using.Lock()
 	w.using.Unlock()
 	w.callbacks.stop()
-	w.mover.wait()
+	w.failover.wait()
 	w.using.Lock()
 	defer w.using.Unlock()
 	return w.release()
@@ -181,30 +176,17 @@ func (w *Worker) leave(reason string) {
 // release gives back what join took, in the order that verbs asks for.
 func (w *Worker) release() error {
 	w.handleMu.Lock()
-	c := w.c
 	w.c = nil
 	w.handleMu.Unlock()
 	var errs []error
-	if c != nil {
-		cworker.Close(c)
-	}
-	for _, qp := range w.qps {
-		if qp != nil {
-			errs = append(errs, qp.Close())
-		}
+	if w.session != nil {
+		errs = append(errs, w.session.Close())
 	}
 	for i := range w.pins {
 		w.pins[i].pinner.Unpin()
 	}
-	memories := w.allocated()
-	if w.staging != nil {
-		memories = append(slices.Clone(memories), w.staging)
-	}
-	for _, m := range memories {
-		errs = append(errs, w.free(m))
-	}
-	for i := range w.nics {
-		errs = append(errs, w.nics[i].close())
+	for _, d := range w.devices {
+		errs = append(errs, d.Close())
 	}
 	return errors.Join(errs...)
 }

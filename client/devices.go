@@ -10,26 +10,8 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// nic is one of the worker's devices, with what is opened there.
-type nic struct {
-	device *verbs.Device
-	pd     *verbs.PD
-	cq     *verbs.CQ
-}
-
-func (n *nic) close() error {
-	var errs []error
-	if n.cq != nil {
-		errs = append(errs, n.cq.Close())
-	}
-	if n.pd != nil {
-		errs = append(errs, n.pd.Close())
-	}
-	return errors.Join(append(errs, n.device.Close())...)
-}
-
-// openNICs opens the devices that the configuration names, or else those that suit the provider.
-func (w *Worker) openNICs() error {
+// openDevices opens the devices that the configuration names, or else those that suit the provider.
+func (w *Worker) openDevices() error {
 	names, provider := w.cfg.Devices, w.info.Provider
 	chosen := len(names) > 0
 	switch {
@@ -52,7 +34,7 @@ func (w *Worker) openNICs() error {
 	}
 	var without error // the first of those without a link
 	for _, name := range names {
-		err := w.openNIC(name)
+		err := w.openDevice(name)
 		switch {
 		case err == nil:
 		case errors.Is(err, syscall.ENETDOWN) && !chosen:
@@ -60,27 +42,21 @@ func (w *Worker) openNICs() error {
 		default:
 			return err
 		}
-		if len(w.nics) == cworker.MaxNICs {
+		if len(w.devices) == cworker.MaxNICs {
 			break
 		}
 	}
-	if len(w.nics) == 0 {
+	if len(w.devices) == 0 {
 		return without
 	}
 	return nil
 }
 
-func (w *Worker) openNIC(name string) error {
+func (w *Worker) openDevice(name string) error {
 	d, err := verbs.Open(w.info.Provider, name, w.options())
-	if err != nil {
-		return err
+	if err == nil {
+		w.devices = append(w.devices, d)
 	}
-	w.nics = append(w.nics, nic{device: d})
-	n := &w.nics[len(w.nics)-1]
-	if n.pd, err = d.AllocPD(); err != nil {
-		return err
-	}
-	n.cq, err = d.CreateCQ(len(w.info.Lanes) * (int(w.info.SendDepth) + int(w.info.RecvDepth)))
 	return err
 }
 
@@ -91,9 +67,4 @@ func (w *Worker) options() string {
 		return w.cfg.ProviderOptions
 	}
 	return strings.TrimPrefix(w.cfg.ProviderOptions+",peer="+at.IP.String(), ",")
-}
-
-func (w *Worker) createQP(nic int) (*verbs.QP, error) {
-	n := &w.nics[nic]
-	return n.pd.CreateQP(verbs.QPConfig{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: int(w.info.SendDepth), MaxRecvWR: int(w.info.RecvDepth)})
 }

@@ -73,7 +73,7 @@ func (r *linkRig) moves() (n uint64) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		n += s.Moves
+		n += s.Failovers
 	}
 	return n
 }

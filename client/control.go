@@ -1,0 +1,62 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// resumeWithin bounds the call that resumes a lane.
+const resumeWithin = time.Second
+
+// controlPlane is how a worker's session asks the aggregator to connect: by calls.
+type controlPlane struct{ w *Worker }
+
+// Attach implements [lanes.Control].
+func (c controlPlane) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]lanes.AggregatorLane, error) {
+	w := c.w
+	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
+	defer cancel()
+	r := &api.ConnectRequest{Session: w.info.Session, TimeoutMs: ms}
+	for _, e := range ends {
+		r.Resumable, r.AckTimeoutMs = e.Resumable, uint32(e.AckTimeout.Milliseconds())
+		r.Lanes = append(r.Lanes, &api.WorkerLane{Endpoint: e.Endpoint, ReplyAddr: e.ReplyAddr, ReplyRkey: e.ReplyRKey, Staging: e.Staging})
+	}
+	answer, err := w.rpc.Connect(call, r)
+	if err != nil {
+		return nil, w.callError("connect", err)
+	}
+	out := make([]lanes.AggregatorLane, len(answer.Lanes))
+	for i, l := range answer.Lanes {
+		out[i] = aggregatorLane(l)
+	}
+	return out, nil
+}
+
+// Resume implements [lanes.Control].
+func (c controlPlane) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, error) {
+	ctx, cancel := context.WithTimeout(ctx, resumeWithin)
+	defer cancel()
+	req := &api.ResumeRequest{
+		Session: c.w.info.Session, Lane: uint32(r.Lane), Attempt: r.Attempt, Nic: uint32(r.NIC), Received: r.Received, Endpoint: r.Endpoint,
+		AckTimeoutMs: uint32(r.AckTimeout.Milliseconds()),
+	}
+	for _, mr := range r.Regions {
+		req.Regions = append(req.Regions, &api.Region{Addr: mr.Addr, Length: mr.Length, Rkey: mr.RKey})
+	}
+	answer, err := c.w.rpc.Resume(ctx, req)
+	switch {
+	case err != nil:
+		return lanes.Resumed{}, err
+	case answer.Lane == nil:
+		return lanes.Resumed{}, errors.New("resume: the aggregator's answer is incomplete")
+	}
+	return lanes.Resumed{AggregatorLane: aggregatorLane(answer.Lane), Received: answer.Received}, nil
+}
+
+func aggregatorLane(l *api.BoxLane) lanes.AggregatorLane {
+	return lanes.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRKey: l.SlotRkey}
+}

@@ -1,0 +1,134 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+const (
+	lookEvery       = 20 * time.Millisecond  // how long a queue pair that failed may go unseen
+	eventSlice      = 100 * time.Millisecond // how long following a NIC can take to see that it should end
+	reconnectWithin = 300 * time.Millisecond // over a path that works it takes a millisecond
+	noticeWithin    = 800 * time.Millisecond // until a message that is not acknowledged breaks the connection, where there is another path
+)
+
+// follower keeps every lane on the best path: it tells the worker's session what happens to links and connections, and has it
+// take the steps that follow.
+type follower struct {
+	w    *Worker
+	kick chan struct{} // holds an element when there is something to look at
+	work sync.WaitGroup
+
+	mu      sync.Mutex
+	session *lanes.Session // nil until it is open
+	down    []int          // the aggregator's NICs without a link, as it said last
+}
+
+// open takes the session, once it is there.
+func (f *follower) open(w *Worker) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.w, f.session, f.kick = w, w.session, make(chan struct{}, 1)
+	f.session.AggregatorLinks(f.down)
+}
+
+// start follows links and lanes until the worker ends.
+func (f *follower) start() {
+	if !f.session.Resumable() {
+		return
+	}
+	for nic := range f.w.devices {
+		f.work.Go(func() { f.follow(nic) })
+	}
+	f.work.Go(f.run)
+}
+
+func (f *follower) wait() { f.work.Wait() }
+
+// follow takes a NIC's events. One that cannot say how it is, is as good as one without a link.
+func (f *follower) follow(nic int) {
+	for f.w.Err() == nil {
+		ev, ok, err := f.w.devices[nic].AsyncEvent(eventSlice)
+		switch {
+		case err != nil, ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
+			f.link(nic, false)
+			return // it comes back, if ever, to a worker that opens it anew
+		case ok && (ev.Type == verbs.EventPortErr || ev.Type == verbs.EventPortActive):
+			f.link(nic, ev.Type == verbs.EventPortActive)
+		}
+	}
+}
+
+func (f *follower) link(nic int, up bool) {
+	f.session.WorkerLink(nic, up)
+	f.hurry()
+}
+
+// told takes what the aggregator says of its own links and of connections that broke there.
+func (f *follower) told(l *api.Links) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down = f.down[:0]
+	for _, nic := range l.Down {
+		f.down = append(f.down, int(nic))
+	}
+	if f.session == nil {
+		return
+	}
+	f.session.AggregatorLinks(f.down)
+	for _, b := range l.Broken {
+		f.session.Broke(int(b.Lane), b.Attempt)
+	}
+	f.hurry()
+}
+
+// hurry makes run look now.
+func (f *follower) hurry() {
+	select {
+	case f.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (f *follower) run() {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.w.failed:
+			return
+		case <-tick.C:
+		case <-f.kick:
+		}
+		f.w.using.RLock()
+		if f.w.c != nil {
+			f.look()
+		}
+		f.w.using.RUnlock()
+	}
+}
+
+// look finds the lanes that should go another way, and takes them there, one after another.
+func (f *follower) look() {
+	f.session.Look()
+	for lane := range f.w.info.Lanes {
+		for more := true; more && f.w.Err() == nil; {
+			var err error
+			if more, err = f.session.Advance(context.Background(), lane); err == nil {
+				continue
+			}
+			if errors.Is(err, lanes.ErrNoPath) {
+				err = fmt.Errorf("%w: %w", ErrServerLost, err)
+			}
+			f.w.giveUp(f.w.sessionError(err))
+			return
+		}
+	}
+}

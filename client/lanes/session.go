@@ -1,0 +1,329 @@
+// Package lanes is a worker's connections to an aggregator: a queue pair to every lane, over one NIC or several, memory
+// registered with all of them, and the C worker that drives them. It keeps every lane connected over the path that package
+// failover chooses.
+//
+// How the aggregator is asked is a [Control]: package client asks over HTTP, tests and the simulation in process.
+//
+// [Open], [Session.Attach] and [Session.Start] come in this order, [Session.Close] at any time after Open. The methods belong to one
+// goroutine, except those of failover.go that say what happened, and [Session.Holds].
+package lanes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rackweave/rackweave/cgo/fabric"
+	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/failover"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Control is the aggregator as a session asks it to connect.
+type Control interface {
+	// Attach gives the aggregator the worker's ends of all lanes, and returns the aggregator's.
+	Attach(ctx context.Context, lanes []WorkerLane) ([]AggregatorLane, error)
+	// Resume gives a lane's connection a new queue pair at the aggregator.
+	Resume(ctx context.Context, r Resume) (Resumed, error)
+}
+
+// WorkerLane is the worker's end of a lane's connection.
+type WorkerLane struct {
+	Endpoint   []byte
+	ReplyAddr  uint64 // staging buffers of a chunk each
+	ReplyRKey  uint32
+	Staging    uint32        // how many buffers
+	AckTimeout time.Duration // how long the aggregator repeats a message that is not acknowledged; 0: the contract's default
+	Resumable  bool          // the worker can resume the connection when its queue pair fails
+}
+
+// AggregatorLane is the aggregator's end.
+type AggregatorLane struct {
+	Endpoint []byte
+	SlotAddr uint64
+	SlotRKey uint32
+}
+
+// Resume asks for a lane's connection to go on.
+type Resume struct {
+	Lane       int
+	Attempt    uint64 // counts the attempts of the lane, from 1
+	NIC        int    // of the aggregator's
+	Received   uint64 // messages from the aggregator
+	Endpoint   []byte
+	Regions    []verbs.MR // the worker's memory with the keys of the NIC that it uses
+	AckTimeout time.Duration
+}
+
+// Resumed is the answer to [Resume].
+type Resumed struct {
+	AggregatorLane
+	Received uint64 // messages from the worker
+}
+
+// Config describes a session.
+type Config struct {
+	Name    string // of its memory, for people
+	Control Control
+	Devices []*verbs.Device // the caller's, who closes them after the session
+	Lanes   []int           // by lane: the number of the aggregator's NIC that serves it
+	Rank    int
+
+	ChunkBytes           int
+	Window               int // slots per lane
+	Staging              int // staging buffers per lane
+	SendDepth, RecvDepth int // of every queue pair
+
+	// How long a message is repeated that is not acknowledged: AckTimeout while another path is open, else LinkTimeout. A lane that
+	// finds no path for LinkTimeout is given up. 0: the contract's default.
+	AckTimeout, LinkTimeout time.Duration
+	// How long connecting a queue pair may take when a lane is resumed.
+	ReconnectTimeout time.Duration
+
+	Cancel <-chan struct{} // ends waits for a peer when it is closed; may be nil
+	Now    func() int64    // ns; nil: the system's monotonic clock
+	Log    func(format string, args ...any)
+}
+
+// NIC is one of the worker's, with what the session has opened there.
+type NIC struct {
+	Device *verbs.Device
+	PD     *verbs.PD
+	CQ     *verbs.CQ
+}
+
+// Session is a worker's connections. Its fields are for reading.
+type Session struct {
+	C     cworker.Worker // nil before Start and after Close
+	NICs  []NIC
+	QPs   []*verbs.QP      // by lane; nil while there is none
+	Peers []AggregatorLane // by lane
+
+	cfg       Config
+	resumable bool
+	staging   *Memory
+	memories  atomic.Pointer[[]*Memory] // replaced, never changed
+	lanes     []cworker.Lane            // as the C worker knows them
+	recovery  []recovery                // by lane
+	failovers atomic.Uint64
+
+	mu      sync.Mutex // guards what follows
+	chooser *failover.Chooser
+	told    []uint64 // by lane: the attempt whose queue pair broke at the aggregator, plus 1
+}
+
+// Open opens what a session needs on its devices: completion queues, staging buffers, queue pairs.
+func Open(cfg Config) (s *Session, err error) {
+	s = &Session{
+		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), lanes: make([]cworker.Lane, len(cfg.Lanes)), recovery: make([]recovery, len(cfg.Lanes)),
+		told: make([]uint64, len(cfg.Lanes)),
+		chooser: failover.New(failover.Config{
+			Lanes: cfg.Lanes, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles), Timeout: int64(cfg.LinkTimeout),
+		}),
+	}
+	if s.cfg.Now == nil {
+		start := time.Now()
+		s.cfg.Now = func() int64 { return int64(time.Since(start)) }
+	}
+	if s.cfg.Log == nil {
+		s.cfg.Log = func(string, ...any) {}
+	}
+	s.resumable = s.chooser.Paths() > 1
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+			s = nil
+		}
+	}()
+	for _, d := range cfg.Devices {
+		s.resumable = s.resumable && d.Attr().Has(verbs.DevLink)
+		if err := s.openNIC(d); err != nil {
+			return s, err
+		}
+	}
+	// Behind the staging buffers lies the record of a commit.
+	if s.staging, err = s.register("staging", len(cfg.Lanes)*cfg.Staging*cfg.ChunkBytes+chunk.RecordBytes); err != nil {
+		return s, err
+	}
+	for i := range s.lanes {
+		nic := s.chooser.At(i).Worker
+		if s.QPs[i], err = s.createQP(nic); err != nil {
+			return s, err
+		}
+		s.lanes[i] = cworker.Lane{NIC: uint32(nic), SendDepth: uint32(cfg.SendDepth)}
+	}
+	return s, nil
+}
+
+func (s *Session) openNIC(d *verbs.Device) (err error) {
+	s.NICs = append(s.NICs, NIC{Device: d})
+	n := &s.NICs[len(s.NICs)-1]
+	if n.PD, err = d.AllocPD(); err != nil {
+		return err
+	}
+	n.CQ, err = d.CreateCQ(len(s.lanes) * (s.cfg.SendDepth + s.cfg.RecvDepth))
+	return err
+}
+
+func (s *Session) createQP(nic int) (*verbs.QP, error) {
+	n := &s.NICs[nic]
+	return n.PD.CreateQP(verbs.QPConfig{SendCQ: n.CQ, RecvCQ: n.CQ, MaxSendWR: s.cfg.SendDepth, MaxRecvWR: s.cfg.RecvDepth})
+}
+
+// Resumable reports whether a lane whose queue pair fails can go on over another: there is more than one path, and the links of
+// the worker's NICs can fail.
+func (s *Session) Resumable() bool { return s.resumable }
+
+// Attach exchanges the ends of all lanes with the aggregator and connects the queue pairs within timeout.
+func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
+	ends := make([]WorkerLane, len(s.lanes))
+	for i, qp := range s.QPs {
+		endpoint, err := qp.Endpoint()
+		if err != nil {
+			return err
+		}
+		ends[i] = WorkerLane{
+			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.cfg.Staging*s.cfg.ChunkBytes), ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey,
+			Staging: uint32(s.cfg.Staging), AckTimeout: s.ackTimeout(), Resumable: s.resumable,
+		}
+	}
+	peers, err := s.cfg.Control.Attach(ctx, ends)
+	if err != nil {
+		return err
+	}
+	if len(peers) != len(ends) {
+		return fmt.Errorf("the aggregator answers for %d lanes of %d", len(peers), len(ends))
+	}
+	s.Peers = peers
+	for i, qp := range s.QPs {
+		if err := s.connect(i, qp, max(time.Until(deadline), time.Millisecond)); err != nil {
+			return fmt.Errorf("lane %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// connect connects a lane's queue pair to the aggregator's, and notes what the C worker is told of it.
+func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
+	peer := &s.Peers[lane]
+	if err := qp.Connect(peer.Endpoint, verbs.ConnectConfig{
+		Active: true, Timeout: timeout, AckTimeout: s.ackTimeout(), Cancel: s.cfg.Cancel,
+	}); err != nil {
+		return err
+	}
+	// Only now: on a queue pair that did not connect nothing can have arrived.
+	if err := qp.PostRecv(uint64(lane), s.cfg.RecvDepth); err != nil {
+		return err
+	}
+	l := &s.lanes[lane]
+	l.QP, l.SlotAddr, l.SlotRKey = qp.Handle(), peer.SlotAddr, peer.SlotRKey
+	return nil
+}
+
+// WorkerConfig is how the C worker runs.
+type WorkerConfig struct {
+	ByReference bool // the aggregator reads payloads where they lie
+	AnyMemory   bool // ordinary memory can be sent from and received into
+	Streaming   bool // results are larger than the cache: write them past it
+	ISA         int
+	Spin        int     // empty polls before a wait sleeps
+	ClockNS     *uint64 // C memory; nil: the system's clock
+}
+
+// Start opens the C worker over the connected lanes.
+func (s *Session) Start(c WorkerConfig) error {
+	nics := make([]cworker.NIC, len(s.NICs))
+	for i, n := range s.NICs {
+		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: s.staging.MRs[i].LKey, StagingRKey: s.staging.MRs[i].RKey}
+	}
+	err := s.call("open worker", func() (rc int) {
+		s.C, rc = cworker.Open(&cworker.Config{
+			NICs: nics, Lanes: s.lanes, ChunkBytes: s.cfg.ChunkBytes, Window: s.cfg.Window, Staging: s.cfg.Staging, StagingAddr: s.staging.Addr(),
+			Rank: s.cfg.Rank, ByReference: c.ByReference, AnyMemory: c.AnyMemory, Streaming: c.Streaming, Resumable: s.resumable, ISA: c.ISA,
+			Spin: c.Spin, ClockNS: c.ClockNS,
+		})
+		return rc
+	})
+	if err != nil {
+		return err
+	}
+	for _, m := range s.allocated() {
+		if err := s.expose(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CommitRecord is where the record of a commit lies, and its answer.
+func (s *Session) CommitRecord() []byte {
+	return s.staging.Bytes()[s.staging.Len()-chunk.RecordBytes:]
+}
+
+// WorkerError is a failed call of the C worker.
+type WorkerError struct {
+	Op   string
+	RC   int // negative: an errno or one of cgo/worker's
+	Text string
+}
+
+func (e *WorkerError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Op, e.Text, e.RC) }
+
+// call runs a call of the C worker and turns a negative result into a [WorkerError] with the thread's text.
+func (s *Session) call(op string, f func() int) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	rc := f()
+	if rc >= 0 {
+		return nil
+	}
+	text := fabric.LastError()
+	if s.C != nil {
+		if failed, why := cworker.Failure(s.C); failed == rc {
+			text = why
+		}
+	}
+	return &WorkerError{Op: op, RC: rc, Text: text}
+}
+
+// Close gives everything back, and leaves the devices open. Nothing else of the session may be running.
+func (s *Session) Close() error {
+	var errs []error
+	if s.C != nil {
+		cworker.Close(s.C)
+		s.C = nil
+	}
+	for lane, qp := range s.QPs {
+		if qp != nil {
+			errs = append(errs, qp.Close())
+			s.QPs[lane] = nil
+		}
+		errs = append(errs, s.recovery[lane].drop())
+	}
+	memories := slices.Clone(s.allocated())
+	if s.staging != nil {
+		memories = append(memories, s.staging)
+	}
+	for _, m := range memories {
+		errs = append(errs, s.deregister(m))
+	}
+	s.memories.Store(nil)
+	s.staging = nil
+	for _, n := range s.NICs {
+		if n.CQ != nil {
+			errs = append(errs, n.CQ.Close())
+		}
+		if n.PD != nil {
+			errs = append(errs, n.PD.Close())
+		}
+	}
+	s.NICs = nil
+	return errors.Join(errs...)
+}
