@@ -46,13 +46,17 @@ FN vf add(vf x, int more, const uint64_t *src, int k, int type, uint64_t i)
 }
 
 /*
- * x = (accumulate ? x : nothing) + the sources, for the group at element i. Four sources at a time: chunks lie at equal
- * offsets in their pages, and more streams at once than the cache has ways would evict each other.
+ * The sum of the sources, for the group at element i. Four sources at a time: chunks lie at equal offsets in their pages, and
+ * more streams at once than the cache has ways would evict each other.
  */
-FN void gather(vf x[VECTORS], int accumulate, const uint64_t *src, uint32_t nsrc, int type, uint64_t i)
+FN void gather(vf x[VECTORS], const struct rwk_sources *in, int type, uint64_t i)
 {
-	uint32_t j = accumulate ? 0 : nsrc < 4 ? 1 : 4;
+	const uint64_t *src = in->addr;
+	uint32_t nsrc = in->count, j = in->first ? 0 : nsrc < 4 ? 1 : 4;
 
+	if (j == 0)
+		for (int v = 0; v < VECTORS; v++)
+			x[v] = vf_load(rwk_at(in->first, RWK_F32, i + v * WIDTH));
 	if (j == 1)
 		for (int v = 0; v < VECTORS; v++)
 			x[v] = add(x[v], 0, src, 1, type, i + v * WIDTH);
@@ -107,84 +111,102 @@ LOOP void fence(void)
 	vf_fence();
 }
 
-FN void sum_groups(const struct rwk_sum_step *s, int type, uint64_t from, uint64_t to)
+/*
+ * Writes the group at element i to every output, all its lines to one before the next: a line that is written in parts, with
+ * other lines between, leaves the write buffers in parts. An output that does not begin a line here is written through the
+ * cache.
+ */
+FN void emit_as(const struct rwk_outputs *out, int type, const vf x[VECTORS], uint64_t i)
+{
+	for (uint32_t d = 0; d < out->count; d++) {
+		char *p = rwk_at(out->addr[d], type, i);
+
+		if (out->stream && !((uintptr_t)p & (RWK_LINE - 1)))
+			for (int v = 0; v < VECTORS; v++)
+				stream(p + v * WIDTH * rwk_size(type), type, x[v]);
+		else
+			for (int v = 0; v < VECTORS; v++)
+				store(p + v * WIDTH * rwk_size(type), type, x[v]);
+	}
+}
+
+NOINLINE void emit(const struct rwk_outputs *out, const vf x[VECTORS], uint64_t i)
+{
+	switch (out->type) {
+	case RWK_F32: emit_as(out, RWK_F32, x, i); break;
+	case RWK_BF16: emit_as(out, RWK_BF16, x, i); break;
+	case RWK_F16: emit_as(out, RWK_F16, x, i); break;
+	}
+}
+
+FN void sum_groups(const struct rwk_outputs *out, const struct rwk_sources *in, int type, uint64_t from, uint64_t to)
 {
 	for (uint64_t i = from; i < to; i += GROUP) {
 		vf x[VECTORS];
 
-		if (s->first)
-			for (int v = 0; v < VECTORS; v++)
-				x[v] = vf_load(rwk_at(s->first, RWK_F32, i + v * WIDTH));
-		gather(x, s->first != 0, s->src, s->nsrc, type, i);
-		for (int v = 0; v < VECTORS; v++)
-			store(rwk_at(s->dst, s->dst_type, i + v * WIDTH), s->dst_type, x[v]);
+		gather(x, in, type, i);
+		emit(out, x, i);
 	}
 }
 
-LOOP void sum_any(const struct rwk_sum_step *s, uint64_t from, uint64_t to)
+LOOP void sum_any(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to)
 {
-	switch (s->src_type) {
-	case RWK_F32: sum_groups(s, RWK_F32, from, to); break;
-	case RWK_BF16: sum_groups(s, RWK_BF16, from, to); break;
-	case RWK_F16: sum_groups(s, RWK_F16, from, to); break;
+	switch (in->type) {
+	case RWK_F32: sum_groups(out, in, RWK_F32, from, to); break;
+	case RWK_BF16: sum_groups(out, in, RWK_BF16, from, to); break;
+	case RWK_F16: sum_groups(out, in, RWK_F16, from, to); break;
 	}
 }
 
 /* The group at element i of 16-bit sources: a function, lest every rule contain it. */
-NOINLINE void gather_halves(vf x[VECTORS], const uint64_t *src, uint32_t nsrc, int type, uint64_t i)
+NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_t i)
 {
-	if (type == RWK_BF16)
-		gather(x, 0, src, nsrc, RWK_BF16, i);
+	if (in->type == RWK_BF16)
+		gather(x, in, RWK_BF16, i);
 	else
-		gather(x, 0, src, nsrc, RWK_F16, i);
-}
-
-/* Writes the result of the group at element i: likewise. */
-NOINLINE void emit(const struct rwk_update_step *s, const vf x[VECTORS], uint64_t i)
-{
-	int type = s->u->out_type;
-
-	for (int v = 0; v < VECTORS; v++)
-		store(rwk_at(s->out, type, i + v * WIDTH), type, x[v]);
+		gather(x, in, RWK_F16, i);
 }
 
 #include "rules.h"
 
 /* The update of elements [from, to) by a rule. */
-#define UPDATE(number, name)                                                                                           \
-	LOOP void update_##name(const struct rwk_update_step *s, uint64_t from, uint64_t to)                           \
-	{                                                                                                              \
-		const struct operands o = operands_of(s->u);                                                           \
-                                                                                                                       \
-		for (uint64_t i = from; i < to; i += GROUP) {                                                          \
-			vf x[VECTORS], memory[VECTORS];                                                                \
-                                                                                                                       \
-			if (s->src_type == RWK_F32) {                                                                  \
-				gather(x, 0, s->src, s->nsrc, RWK_F32, i);                                             \
-			} else {                                                                                       \
-				gather_halves(memory, s->src, s->nsrc, s->src_type, i);                                \
-				for (int v = 0; v < VECTORS; v++)                                                      \
-					x[v] = memory[v];                                                              \
-			}                                                                                              \
-			for (int v = 0; v < VECTORS; v++)                                                              \
-				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                         \
-			if (s->out) {                                                                                  \
-				for (int v = 0; v < VECTORS; v++)                                                      \
-					memory[v] = x[v];                                                              \
-				emit(s, memory, i);                                                                    \
-			}                                                                                              \
-		}                                                                                                      \
+#define UPDATE(number, name)                                                                                                   \
+	LOOP void update_##name(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,       \
+				uint64_t from, uint64_t to)                                                                    \
+	{                                                                                                                      \
+		const struct operands o = operands_of(u);                                                                      \
+                                                                                                                               \
+		for (uint64_t i = from; i < to; i += GROUP) {                                                                  \
+			vf x[VECTORS], memory[VECTORS];                                                                        \
+                                                                                                                               \
+			if (in->type == RWK_F32) {                                                                             \
+				gather(x, in, RWK_F32, i);                                                                     \
+			} else {                                                                                               \
+				gather_halves(memory, in, i);                                                                  \
+				for (int v = 0; v < VECTORS; v++)                                                              \
+					x[v] = memory[v];                                                                      \
+			}                                                                                                      \
+			for (int v = 0; v < VECTORS; v++)                                                                      \
+				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                                 \
+			if (out->count) {                                                                                      \
+				for (int v = 0; v < VECTORS; v++)                                                              \
+					memory[v] = x[v];                                                                      \
+				emit(out, memory, i);                                                                          \
+			}                                                                                                      \
+		}                                                                                                              \
 	}
 RWK_EACH_RULE(UPDATE)
 
-typedef void (*update_fn)(const struct rwk_update_step *s, uint64_t from, uint64_t to);
+typedef void (*update_fn)(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from,
+			  uint64_t to);
 
 #define ROW(number, name) [number] = update_##name,
 static const update_fn updates[RWK_STEPS] = {RWK_EACH_RULE(ROW)};
 
-LOOP void update(const struct rwk_update_step *s, uint64_t from, uint64_t to)
+LOOP void update(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from,
+		 uint64_t to)
 {
-	updates[s->rule](s, from, to);
+	updates[rule](u, out, in, from, to);
 }
 
 LOOP void sumsq(double part[16], const float *x, uint64_t n)

@@ -1,8 +1,7 @@
 /* Casts and copies: whole vectors by the instruction set, the rest by the scalar kernels. */
 #include "ops.h"
 
-/* Elements before the first cache line of an array, at most n. */
-static uint64_t before_line(uint64_t addr, int dtype, uint64_t n)
+uint64_t rwk_before_line(uint64_t addr, int dtype, uint64_t n)
 {
 	uint64_t head = (-addr & (RWK_LINE - 1)) / rwk_size(dtype);
 
@@ -10,7 +9,7 @@ static uint64_t before_line(uint64_t addr, int dtype, uint64_t n)
 }
 
 /* Moves any type as f32 words, because a copy must not change a NaN. */
-void rwk_stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, uint64_t bytes)
+static void stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, uint64_t bytes)
 {
 	uint64_t head = -dst & (RWK_LINE - 1);
 
@@ -30,11 +29,11 @@ void rwk_convert(int isa, void *dst, int dst_type, const void *src, int src_type
 
 	if (dst_type == src_type) {
 		if (streaming)
-			rwk_stream_copy(ops, d, s, n * rwk_size(src_type));
+			stream_copy(ops, d, s, n * rwk_size(src_type));
 		else
 			memcpy(dst, src, n * rwk_size(src_type));
 	} else {
-		uint64_t head = streaming ? before_line(d, dst_type, n) : 0;
+		uint64_t head = streaming ? rwk_before_line(d, dst_type, n) : 0;
 		uint64_t body = head + rwk_whole(n - head, streaming ? RWK_LINE / rwk_size(dst_type) : ops->width);
 
 		rwk_ops_scalar.convert(d, dst_type, s, src_type, 0, head);

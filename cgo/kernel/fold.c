@@ -1,100 +1,13 @@
-/*
- * Sums and updates, block by block. A block's result is made once, in the first-level cache, and copied from there to every
- * destination: one pass over the sources, whole lines to each destination, and one fence at the end.
- */
+/* Sums and updates: whole groups by the instruction set, the rest by the scalar kernels. */
 #include "ops.h"
 
 /*
- * Elements of a block. Its sum and its result stay in the first-level cache together with what streams past them; smaller
- * blocks break the streams too often for the prefetchers.
+ * More sources than these are summed so many at a time, each time over a block of elements, whose sum waits in the
+ * first-level cache. Read in turns of a group, more streams than that evict each other: with 16 sources in memory a pass
+ * takes 1.6 times as long. Shorter blocks break the streams too often for the prefetchers.
  */
-#define BLOCK 1024
-
-/* Prefetchers follow about 16 streams: more sources than that are summed so many at a time, over a block. */
-#define SOURCES 16
-
-/* The address whose element from is at p. */
-static uint64_t based(const void *p, int dtype, uint64_t from)
-{
-	return (uintptr_t)p - from * rwk_size(dtype);
-}
-
-/* The end of the block at from: whole blocks after the first, which ends where a cache line of dst does. */
-static uint64_t block_end(uint64_t from, uint64_t n, uint64_t dst, int dst_type)
-{
-	uint64_t past_line = ((dst + from * rwk_size(dst_type)) & (RWK_LINE - 1)) / rwk_size(dst_type);
-	uint64_t to = from + BLOCK - past_line;
-
-	return to < n ? to : n;
-}
-
-static void sum_some(const struct rwk_ops *ops, const struct rwk_sum_step *s, uint64_t from, uint64_t to)
-{
-	uint64_t groups = from + rwk_whole(to - from, ops->group);
-
-	ops->sum(s, from, groups);
-	rwk_ops_scalar.sum(s, groups, to);
-}
-
-/* Sums a block, or anything if there are at most SOURCES. */
-static void sum_block(const struct rwk_ops *ops, struct rwk_sum_step s, uint64_t from, uint64_t to)
-{
-	_Alignas(RWK_LINE) float part[BLOCK];
-	struct rwk_sum_step p = s;
-
-	for (; s.nsrc > SOURCES; s.src += SOURCES, s.nsrc -= SOURCES) {
-		p.dst = based(part, RWK_F32, from);
-		p.dst_type = RWK_F32;
-		p.first = s.first;
-		p.src = s.src;
-		p.nsrc = SOURCES;
-		sum_some(ops, &p, from, to);
-		s.first = p.dst;
-	}
-	sum_some(ops, &s, from, to);
-}
-
-/* Copies the block that lies in result to every destination. */
-static void spread(const struct rwk_ops *ops, const uint64_t *dst, uint32_t ndst, int dst_type, const void *result, uint64_t from,
-		   uint64_t to, int stream)
-{
-	uint64_t bytes = (to - from) * rwk_size(dst_type);
-
-	for (uint32_t i = 0; i < ndst; i++) {
-		void *at = rwk_at(dst[i], dst_type, from);
-
-		if (stream)
-			rwk_stream_copy(ops, (uintptr_t)at, (uintptr_t)result, bytes);
-		else
-			memcpy(at, result, bytes);
-	}
-}
-
-void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
-	     uint64_t n, int accumulate, int stream)
-{
-	const struct rwk_ops *ops = rwk_ops_of(isa);
-	_Alignas(RWK_LINE) float result[BLOCK];
-	int direct = ndst == 1 && !stream;
-	struct rwk_sum_step s = {
-		.dst = dst[0], .first = accumulate ? dst[0] : 0, .src = src, .nsrc = nsrc, .dst_type = dst_type, .src_type = src_type,
-	};
-
-	if (direct && nsrc <= SOURCES) {
-		sum_some(ops, &s, 0, n);
-		return;
-	}
-	for (uint64_t from = 0, to; from < n; from = to) {
-		to = block_end(from, n, dst[0], dst_type);
-		if (!direct)
-			s.dst = based(result, dst_type, from);
-		sum_block(ops, s, from, to);
-		if (!direct)
-			spread(ops, dst, ndst, dst_type, result, from, to, stream);
-	}
-	if (stream)
-		ops->fence();
-}
+#define SOURCES 8
+#define BLOCK 4096
 
 /* Which arrays a rule needs, and the form it takes when its momentum is 0 (0: it needs one always, or has none). */
 static const struct rule {
@@ -120,64 +33,90 @@ static const struct rule {
 	[RWK_RMSPROP_TORCH_PLAIN] = {1, 1, 0},
 };
 
-static void update_some(const struct rwk_ops *ops, const struct rwk_update_step *s, uint64_t from, uint64_t to)
+/* One pass over the sources: an update by a rule, or only the sum where u is 0. */
+struct pass {
+	const struct rwk_update *u;
+	int rule;
+	struct rwk_outputs out;
+};
+
+static void run(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t from, uint64_t to)
+{
+	if (p->u)
+		ops->update(p->rule, p->u, &p->out, in, from, to);
+	else
+		ops->sum(&p->out, in, from, to);
+}
+
+static void run_any(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t from, uint64_t to)
 {
 	uint64_t groups = from + rwk_whole(to - from, ops->group);
 
-	ops->update(s, from, groups);
-	rwk_ops_scalar.update(s, groups, to);
+	run(ops, p, in, from, groups);
+	run(&rwk_ops_scalar, p, in, groups, to);
 }
 
-/* Runs a step whose sources are few and whose output is one, or none. */
-static void update_block(const struct rwk_ops *ops, struct rwk_update_step s, uint64_t from, uint64_t to)
+/* Sums the first sources into part, over a block of elements, until no more than SOURCES are left. */
+static void reduce(const struct rwk_ops *ops, struct rwk_sources *in, float part[BLOCK], uint64_t from, uint64_t to)
 {
-	_Alignas(RWK_LINE) float sum[BLOCK];
-	uint64_t at = based(sum, RWK_F32, from);
+	uint64_t at = (uintptr_t)part - from * sizeof *part;
+	struct pass sum = {.out = {.addr = &at, .count = 1, .type = RWK_F32}};
 
-	if (s.nsrc > SOURCES) {
-		sum_block(ops, (struct rwk_sum_step){at, 0, s.src, s.nsrc, RWK_F32, s.src_type}, from, to);
-		s.src = &at;
-		s.nsrc = 1;
-		s.src_type = RWK_F32;
+	while (in->count > SOURCES) {
+		struct rwk_sources some = *in;
+
+		some.count = SOURCES;
+		run_any(ops, &sum, &some, from, to);
+		in->addr += SOURCES;
+		in->count -= SOURCES;
+		in->first = at;
 	}
-	update_some(ops, &s, from, to);
+}
+
+static void run_all(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t n)
+{
+	_Alignas(RWK_LINE) float part[BLOCK];
+	uint64_t block = in->count > SOURCES ? BLOCK : n;
+	uint64_t from = p->out.stream ? rwk_before_line(p->out.addr[0], p->out.type, n) : 0;
+
+	run(&rwk_ops_scalar, p, in, 0, from);
+	for (uint64_t to; from < n; from = to) {
+		struct rwk_sources rest = *in;
+
+		to = n - from < block ? n : from + block;
+		reduce(ops, &rest, part, from, to);
+		run_any(ops, p, &rest, from, to);
+	}
+	if (p->out.stream)
+		ops->fence();
+}
+
+void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
+	     uint64_t n, int accumulate, int stream)
+{
+	struct pass p = {.out = {.addr = dst, .count = ndst, .type = dst_type, .stream = stream}};
+	struct rwk_sources in = {.addr = src, .count = nsrc, .type = src_type, .first = accumulate ? dst[0] : 0};
+
+	run_all(rwk_ops_of(isa), &p, &in, n);
 }
 
 int rwk_update(int isa, const struct rwk_update *u)
 {
-	const struct rwk_ops *ops = rwk_ops_of(isa);
-	const uint64_t *out = (const uint64_t *)(uintptr_t)u->out;
-	_Alignas(RWK_LINE) float result[BLOCK];
-	int direct = u->nout == 0 || (u->nout == 1 && !u->stream), rule = u->rule;
+	struct pass p = {
+		.u = u, .rule = u->rule,
+		.out = {(const uint64_t *)(uintptr_t)u->out, u->nout, u->out_type, u->stream && u->nout},
+	};
+	struct rwk_sources in = {.addr = (const uint64_t *)(uintptr_t)u->src, .count = u->nsrc, .type = u->src_type};
 
-	if (rule >= RWK_RULES)
+	if (p.rule >= RWK_RULES)
 		return -1;
-	if (rules[rule].plain && u->scalar[RWK_K_MOMENTUM] == 0)
-		rule = rules[rule].plain;
-	if (rules[rule].w && !u->w)
+	if (rules[p.rule].plain && u->scalar[RWK_K_MOMENTUM] == 0)
+		p.rule = rules[p.rule].plain;
+	if (rules[p.rule].w && !u->w)
 		return -2;
-	for (int i = 0; i < rules[rule].states; i++)
+	for (int i = 0; i < rules[p.rule].states; i++)
 		if (!u->state[i])
 			return -2;
-
-	struct rwk_update_step s = {
-		.u = u, .out = u->nout ? out[0] : 0, .src = (const uint64_t *)(uintptr_t)u->src, .nsrc = u->nsrc, .rule = rule,
-		.src_type = u->src_type,
-	};
-
-	if (direct && u->nsrc <= SOURCES) {
-		update_some(ops, &s, 0, u->n);
-		return 0;
-	}
-	for (uint64_t from = 0, to; from < u->n; from = to) {
-		to = block_end(from, u->n, u->nout ? out[0] : 0, u->out_type);
-		if (!direct)
-			s.out = based(result, u->out_type, from);
-		update_block(ops, s, from, to);
-		if (!direct)
-			spread(ops, out, u->nout, u->out_type, result, from, to, u->stream);
-	}
-	if (u->stream)
-		ops->fence();
+	run_all(rwk_ops_of(isa), &p, &in, u->n);
 	return 0;
 }

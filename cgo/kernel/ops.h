@@ -17,27 +17,26 @@
 /* The rule actually run: a public one, or the form it takes without momentum. */
 enum { RWK_SGD_MXNET_PLAIN = RWK_RULES, RWK_SGD_TORCH_PLAIN, RWK_RMSPROP_TORCH_PLAIN, RWK_STEPS };
 
-/* The sum of the sources, written to dst; first, if not 0, is an f32 array that stands before them. */
-struct rwk_sum_step {
-	uint64_t dst, first;
-	const uint64_t *src;
-	uint32_t nsrc;
-	int dst_type, src_type;
+/* Where a result goes: count arrays of a type, which may be none. */
+struct rwk_outputs {
+	const uint64_t *addr;
+	uint32_t count;
+	uint8_t type, stream;
 };
 
-/* The update of w and states by the sources; out, if not 0, takes the result. */
-struct rwk_update_step {
-	const struct rwk_update *u; /* its sources and outputs are not looked at */
-	uint64_t out;
-	const uint64_t *src;
-	uint32_t nsrc;
-	int rule, src_type;
+/* What is summed: first, if not 0, is an f32 array that stands before the sources. */
+struct rwk_sources {
+	const uint64_t *addr;
+	uint32_t count;
+	int type;
+	uint64_t first;
 };
 
 struct rwk_ops {
 	uint32_t group, width; /* to - from must be a multiple of group in sum and update, of width in convert */
-	void (*sum)(const struct rwk_sum_step *s, uint64_t from, uint64_t to);
-	void (*update)(const struct rwk_update_step *s, uint64_t from, uint64_t to);
+	void (*sum)(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to);
+	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from,
+		       uint64_t to);
 	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
 	/* Writes whole cache lines past the cache; fence orders them before all later stores. */
 	void (*stream)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
@@ -74,7 +73,7 @@ static inline uint64_t rwk_whole(uint64_t n, uint32_t unit)
 /* The instruction set to run for isa: the best where the CPU lacks it. */
 const struct rwk_ops *rwk_ops_of(int isa);
 
-/* Copies past the cache. The caller fences. */
-void rwk_stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, uint64_t bytes);
+/* The elements before the first cache line of an array, at most n. */
+uint64_t rwk_before_line(uint64_t addr, int dtype, uint64_t n);
 
 #endif
