@@ -73,6 +73,7 @@ type Job struct {
 	mode       Mode
 	rule       optim.Rule
 	hyper      optim.Hyper
+	scaled     *optim.Scalars // aggregate-only: of a sum that is scaled or clipped; nil: it is neither
 	states     int
 	chunkBytes int
 	window     int
@@ -113,6 +114,10 @@ func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 	j := &Job{
 		engine: e, name: c.Name, workers: c.Workers, mode: c.Mode, rule: c.Rule, hyper: c.Hyper,
 		states: c.Rule.States(c.Hyper), chunkBytes: c.ChunkBytes, window: e.cfg.Window, failed: make(chan struct{}),
+	}
+	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
+		scalars := optim.Derive(optim.Sum, c.Hyper, 1)
+		j.scaled = &scalars
 	}
 	for range c.Workers {
 		j.breaks = append(j.breaks, make(chan Break, 2*len(e.lanes)))

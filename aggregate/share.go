@@ -291,7 +291,11 @@ func (s *share) compute(f *fold, index int32, c *chunkState, t *tensorState, out
 	}
 	switch s.job.mode {
 	case Aggregate:
-		kernel.Sum(s.lane.isa, out, uint8(t.wire), src, uint8(t.wire), uint64(c.elems), false)
+		if s.job.scaled == nil {
+			kernel.Sum(s.lane.isa, out, uint8(t.wire), src, uint8(t.wire), uint64(c.elems), false)
+		} else {
+			s.runUpdate(optim.Sum, s.job.scaled, c, src, uint8(t.wire), out, uint8(t.wire))
+		}
 	case TwoPhase:
 		acc := s.accumulator(c)
 		kernel.Sum(s.lane.isa, acc, kernel.F32, src, uint8(t.wire), uint64(c.elems), c.dirty)

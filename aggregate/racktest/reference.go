@@ -62,13 +62,9 @@ func (r *Reference) Step(grads [][][]float32) [][]float32 {
 func (r *Reference) StepTensor(t int, grads [][]float32) []float32 {
 	g := onWire(r.Wire, grads)
 	out := make([]float32, len(g[0]))
-	if r.Mode == aggregate.Aggregate {
-		optim.SumInto(out, g, false)
-	} else {
-		r.steps[t]++
-		k := optim.Derive(r.Rule, r.Hyper, r.steps[t])
-		optim.Update(r.Rule, &k, r.W[t], r.states[t], g, out)
-	}
+	r.steps[t]++
+	k := optim.Derive(r.Rule, r.Hyper, r.steps[t])
+	optim.Update(r.Rule, &k, r.W[t], r.states[t], g, out)
 	return OnWire(r.Wire, out)
 }
 
