@@ -30,6 +30,6 @@ func (w *Worker) Stats() (Stats, error) {
 	cworker.StatsOf(w.c, &s)
 	return Stats{
 		SentBytes: s.SentBytes, ReceivedBytes: s.ReceivedBytes, SentChunks: s.SentChunks, ReceivedChunks: s.ReceivedChunks,
-		Doorbells: s.Doorbells, NACKs: s.Evictions, Sleeps: s.Sleeps, Failovers: w.session.Failovers(),
+		Doorbells: s.Doorbells, NACKs: s.NACKs, Sleeps: s.Sleeps, Failovers: w.session.Failovers(),
 	}, nil
 }

@@ -1,24 +1,31 @@
 #!/usr/bin/env bash
-# Builds the worker's data path and the transports as one shared library. Usage: build-library.sh OUTPUT
+# Builds librackweave, the worker's data path with a C interface (include/rackweave.h), as a shared library.
+# Usage: build-library.sh OUTPUT [PROGRAM.c]. With a program, OUTPUT is an executable of it and the library's sources, for tests.
+# CFLAGS is added to the compiler's flags.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
 mkdir -p "$(dirname "$out")"
-exports=$(mktemp)
-trap 'rm -f "$exports"' EXIT
-printf '{ global: rw_*; rwf_*; local: *; };\n' >"$exports"
 case $(uname -m) in
 x86_64) other=_arm64.c ;;
 aarch64) other=_amd64.c ;;
 *) other=_a??64.c ;;
 esac
 sources=()
-for file in cgo/fabric/*.c cgo/fabric/*/*.c cgo/kernel/*.c cgo/worker/*.c; do
+for file in cgo/fabric/*.c cgo/fabric/*/*.c cgo/kernel/*.c cgo/worker/*.c cgo/library/*.c; do
 	case $file in
 	*$other) ;; # the go tool leaves out other architectures' files by their names; so does this
 	*) sources+=("$file") ;;
 	esac
 done
-${CC:-cc} -shared -o "$out" -std=gnu11 -O2 -fPIC -ffp-contract=off -fno-strict-aliasing -Wall -Wextra -Werror \
-	-Wl,-soname,"$(basename "$out")" -Wl,-z,defs -Wl,--version-script="$exports" \
-	"${sources[@]}" -ldl -lpthread -lm
+flags=(-std=gnu11 -O2 -fPIC -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra -Werror)
+libraries=(-Wl,--as-needed -ldl -lpthread -lm)
+if [ $# -gt 1 ]; then
+	exec ${CC:-cc} -o "$out" "${flags[@]}" ${CFLAGS:-} "$2" "${sources[@]}" "${libraries[@]}"
+fi
+exports=$(mktemp)
+trap 'rm -f "$exports"' EXIT
+printf '{ global: rw_*; local: *; };\n' >"$exports"
+# nodelete: its threads and fork handlers outlive whoever loaded it.
+${CC:-cc} -shared -o "$out" "${flags[@]}" ${CFLAGS:-} -Wl,-soname,librackweave.so.0 -Wl,-z,defs -Wl,-z,nodelete \
+	-Wl,--version-script="$exports" "${sources[@]}" "${libraries[@]}"

@@ -10,7 +10,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-enum { SEND_BATCH = 32, POLL_BATCH = 64, RECV_MARGIN = 32 };
+enum { SEND_BATCH = 32, POLL_BATCH = 64 };
 
 /* COMMIT travels as a tensor of one chunk in every lane, without elements. */
 #define COMMIT_TENSOR UINT32_MAX
@@ -108,7 +108,7 @@ struct lane {
 	uint32_t consumed, receives;   /* receives to post again; posted and not completed */
 	uint64_t progress;             /* done and received when the device last blamed this side for a break; */
 	uint32_t fruitless;            /* how often it did since */
-	uint8_t broken;                /* messages wait in the ring for rw_lane_resume */
+	uint8_t broken;                /* messages wait in the ring for rw_worker_resume */
 	uint16_t commit_slot, commit_staging;
 	uint8_t commit_state; /* enum chunk_state */
 };
@@ -141,13 +141,17 @@ struct rw_worker {
 	uint64_t seq;
 	int driving; /* a thread owns the queues now */
 	int claims;  /* threads that want to, and go first */
-	rwf_cq *dozing; /* the driving thread sleeps on it */
+	int waiting; /* threads that wait for the one that drives */
+	int entering; /* threads that wait for the lock; atomic */
+	int stopping; /* the serving thread is to end */
+	int news;     /* an operation is done, and those who wait have not been told */
+	rwf_cq *sleeping; /* the driving thread sleeps on it */
 	int failure; /* enum rw_error or -ETIMEDOUT; 0: none */
 	char failure_text[256];
 	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, as each tensor has one operation at a time */
 	uint32_t finished_head, finished_count, finished_cap;
 	int fail_qps; /* a thread that did not own the queues failed the worker: the next driver fails the queue pairs */
-	struct rw_worker_stats stats;
+	struct rw_stats stats;
 };
 
 /* Work request ids: a send's has the tag, its lane above, and how many it completes below; a receive's is its lane. */
@@ -214,21 +218,37 @@ int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
 int lane_flush(struct rw_worker *w, struct lane *l);
 
 /* region.c */
-struct region *region_new(struct rw_worker *w, const struct rwf_mr *mrs);
+/* Makes r the memory that has these keys, by NIC. */
+void region_keys(const struct rw_worker *w, struct region *r, const struct rwf_mr *mrs);
 void region_forget(struct rw_worker *w, struct region *r);
 /* The region of a buffer, registering it if that is free; NULL: it must be copied. */
 const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t bytes, struct region **cached);
 
+/* Takes the lock, from the thread that drives too. */
+static inline void enter(struct rw_worker *w)
+{
+	__atomic_add_fetch(&w->entering, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&w->lock);
+	__atomic_sub_fetch(&w->entering, 1, __ATOMIC_RELAXED);
+}
+
 /* setup.c */
 void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent again */
+void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS], uint32_t flags);
 
-/* worker.c */
-/* One round: what came, receives for it, what may go. By the driving thread, under the lock; returns completions or the failure. */
-int drive(struct rw_worker *w);
-/* Calls what waits for operations that are done; without the lock meanwhile. */
-void run_callbacks(struct rw_worker *w);
+/* done.c */
 int worker_fail(struct rw_worker *w, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void tensor_done(struct rw_worker *w, uint32_t index, int status);
+/* 1: finished, its status in *status; 0: in flight; negative: no such operation. */
+int op_finished(struct rw_worker *w, uint64_t handle, int *status);
+/* Calls what waits for operations that are done; without the lock meanwhile. */
+void run_callbacks(struct rw_worker *w);
+
+/* drive.c */
+/* One round: what came, receives for it, what may go. By the driving thread, under the lock; returns completions or the failure. */
+int drive(struct rw_worker *w);
+/* Lets new work out: by this thread if nobody drives, else by waking the one that does. */
+void kick(struct rw_worker *w);
 
 /* record.c */
 void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags);

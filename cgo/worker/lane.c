@@ -19,7 +19,7 @@ int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *
 		return rwf_fail(EINVAL, "open worker: lane %u is on NIC %u of %u", index, cfg->nic, w->cfg.nnics);
 	l->qp = cfg->qp;
 	l->nic = cfg->nic;
-	l->receives = window + RECV_MARGIN;
+	l->receives = window + RW_RECEIVE_MARGIN;
 	w->nics[l->nic].lanes++;
 	l->slot_addr = cfg->slot_addr;
 	l->slot_rkey = cfg->slot_rkey;
@@ -233,6 +233,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 			    t->src + c->offset * type_size(t->memory_type), t->memory_type, c->elems, 0);
 		from_staging(w, l, wr, c->staging, bytes);
 		*staged = 1;
+		w->stats.copied_bytes += bytes;
 	} else if (needs && w->cfg.by_reference) {
 		/* Nothing moves by reference: the length only says where the answer goes. */
 		from_staging(w, l, wr, c->staging, bytes);
@@ -394,7 +395,7 @@ static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, ui
 		c->in_again = 1;
 		l->again[(l->again_head + l->again_count++) % l->nchunks] = index;
 	}
-	w->stats.evictions++;
+	w->stats.nacks++;
 	return 0;
 }
 
@@ -434,9 +435,11 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 		return worker_fail(w, RW_EPROTOCOL,
 				   "lane %td: chunk %u answered with op %u, epoch %u, %u bytes; expected op %u, epoch %u, %u bytes",
 				   l - w->lanes, index, op, imm_epoch(wc->imm), wc->byte_len, t->kind, t->epoch, bytes);
-	if (op != RW_PUSH && !t->direct_dst)
+	if (op != RW_PUSH && !t->direct_dst) {
+		w->stats.copied_bytes += bytes;
 		rwk_convert(w->cfg.isa, t->dst + c->offset * type_size(t->memory_type), t->memory_type,
 			    staging_at(w, l, c->staging), t->wire_type, c->elems, w->cfg.streaming);
+	}
 	give_back(w, l, c->slot, c->staging);
 	c->state = CHUNK_IDLE;
 	w->stats.received_chunks++;

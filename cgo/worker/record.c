@@ -1,7 +1,10 @@
 /* The tensor control record on the wire; the layout is chunk.TensorRecord's. */
 #include "internal.h"
 
+#include <errno.h>
 #include <string.h>
+
+enum { SCALE = 8, EXTRA = 28, DST = 32, RKEY = 40, FLAGS = 44, SUM = 52 };
 
 static uint32_t crc32c(const unsigned char *p, size_t n)
 {
@@ -21,10 +24,17 @@ static void put32(unsigned char *p, uint32_t v)
 		p[i] = (unsigned char)(v >> 8 * i);
 }
 
+static float get_float(const unsigned char *p)
+{
+	uint32_t bits = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+	float f;
+
+	memcpy(&f, &bits, sizeof f);
+	return f;
+}
+
 void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags)
 {
-	enum { DST = 32, RKEY = 40, FLAGS = 44, SUM = 52 };
-
 	memset(out, 0, RW_RECORD_BYTES);
 	for (int i = 0; i < 8; i++) {
 		uint32_t bits;
@@ -37,4 +47,22 @@ void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uin
 	put32(out + RKEY, rkey);
 	put32(out + FLAGS, flags);
 	put32(out + SUM, crc32c(out, SUM));
+}
+
+void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip)
+{
+	record_encode(record, hyper, 0, 0, skip ? RECORD_SKIP : 0);
+}
+
+int rw_worker_committed(const void *answer, float *norm, float *scale)
+{
+	const unsigned char *p = answer;
+	unsigned char sum[4];
+
+	put32(sum, crc32c(p, SUM));
+	if (memcmp(sum, p + SUM, sizeof sum) != 0)
+		return rwf_fail(EPROTO, "commit: there is no answer yet, or its checksum is wrong");
+	*norm = get_float(p + EXTRA);
+	*scale = get_float(p + SCALE);
+	return 0;
 }

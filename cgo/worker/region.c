@@ -13,13 +13,10 @@ static void take_keys(struct region *r, uint32_t nic, const struct rwf_mr *mr)
 	r->rkey[nic] = mr->rkey;
 }
 
-struct region *region_new(struct rw_worker *w, const struct rwf_mr *mrs)
+void region_keys(const struct rw_worker *w, struct region *r, const struct rwf_mr *mrs)
 {
-	struct region *r = calloc(1, sizeof *r);
-
-	for (uint32_t i = 0; r && i < w->cfg.nnics; i++)
+	for (uint32_t i = 0; i < w->cfg.nnics; i++)
 		take_keys(r, i, &mrs[i]);
-	return r;
 }
 
 static void deregister(struct rw_worker *w, struct region *r, uint32_t nics)
@@ -90,7 +87,7 @@ int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t c
 		return RW_EFORKED;
 	if (nic >= w->cfg.nnics)
 		return rwf_fail(EINVAL, "list memory for NIC %u of %u", nic, w->cfg.nnics);
-	pthread_mutex_lock(&w->lock);
+	enter(w);
 	staging.lkey[nic] = w->nics[nic].cfg.staging_lkey;
 	staging.rkey[nic] = w->nics[nic].cfg.staging_rkey;
 	n = list_region(&staging, nic, mrs, cap, 0);

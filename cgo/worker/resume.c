@@ -22,7 +22,7 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 
 	if (forked(w))
 		return RW_EFORKED;
-	pthread_mutex_lock(&w->lock);
+	enter(w);
 	for (uint32_t i = 0; i < w->cfg.nlanes; i++)
 		n += lanes[i] = w->lanes[i].broken;
 	pthread_mutex_unlock(&w->lock);
@@ -54,7 +54,7 @@ static int drain(struct rw_worker *w, struct lane *l)
 	return 0;
 }
 
-int rw_lane_detach(rw_worker *w, uint32_t lane, uint64_t *received)
+int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received)
 {
 	struct lane *l;
 	int rc;
@@ -106,7 +106,7 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 	l->unposted = l->send_used;
 }
 
-int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received)
+int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received)
 {
 	struct lane *l;
 	int rc;
@@ -131,7 +131,7 @@ int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *wit
 		l->qp = with->qp;
 		l->nic = with->nic;
 		l->slot_rkey = with->slot_rkey;
-		l->receives = w->cfg.window + RECV_MARGIN;
+		l->receives = w->cfg.window + RW_RECEIVE_MARGIN;
 		l->broken = 0;
 		w->nics[l->nic].lanes++;
 		aim_again(w, l);

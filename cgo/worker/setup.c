@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,14 +86,33 @@ int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
 
 	if (forked(w))
 		return RW_EFORKED;
-	r = region_new(w, mrs);
-	if (!r)
-		return -ENOMEM;
-	pthread_mutex_lock(&w->lock);
-	r->next = w->regions;
-	w->regions = r;
+	enter(w);
+	for (r = w->regions; r && r->length; r = r->next)
+		;
+	if (!r && (r = calloc(1, sizeof *r))) {
+		r->next = w->regions;
+		w->regions = r;
+	}
+	if (r)
+		region_keys(w, r, mrs);
 	pthread_mutex_unlock(&w->lock);
-	return 0;
+	return r ? 0 : -ENOMEM;
+}
+
+int rw_worker_forget(rw_worker *w, uint64_t addr)
+{
+	int rc = -ENOENT;
+
+	if (forked(w))
+		return RW_EFORKED;
+	enter(w);
+	for (struct region *r = w->regions; r && rc; r = r->next)
+		if (r->addr == addr && r->length) {
+			memset(&r->addr, 0, sizeof *r - offsetof(struct region, addr)); /* it stays for those who point to it */
+			rc = 0;
+		}
+	pthread_mutex_unlock(&w->lock);
+	return rc;
 }
 
 /* Checks a lane's new chunks: they come tensor by tensor, in order, inside their tensors. */
@@ -193,7 +213,7 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t n
 
 	if (forked(w))
 		return RW_EFORKED;
-	pthread_mutex_lock(&w->lock);
+	enter(w);
 	rc = add(w, tensors, ntensors, chunks, nchunks);
 	pthread_mutex_unlock(&w->lock);
 	return rc;
@@ -209,6 +229,15 @@ void mark_records(struct rw_worker *w, struct tensor *t)
 	}
 }
 
+void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS], uint32_t flags)
+{
+	if (memcmp(t->hyper, hyper, sizeof t->hyper) == 0 && t->hyper_flags == flags)
+		return;
+	memcpy(t->hyper, hyper, sizeof t->hyper);
+	t->hyper_flags = flags;
+	mark_records(w, t);
+}
+
 int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[8], uint32_t flags)
 {
 	struct tensor *t;
@@ -216,17 +245,14 @@ int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[8], uint32_
 
 	if (forked(w))
 		return RW_EFORKED;
-	pthread_mutex_lock(&w->lock);
+	enter(w);
 	t = tensor < w->ntensors ? &w->tensors[tensor] : NULL;
 	if (!t)
 		rc = rwf_fail(EINVAL, "set hyper-parameters: tensor %u of %u", tensor, w->ntensors);
 	else if (t->active)
 		rc = rwf_fail(EBUSY, "set hyper-parameters: tensor %u is being exchanged", tensor);
-	else if (memcmp(t->hyper, hyper, sizeof t->hyper) != 0 || t->hyper_flags != flags) {
-		memcpy(t->hyper, hyper, sizeof t->hyper);
-		t->hyper_flags = flags;
-		mark_records(w, t);
-	}
+	else
+		set_hyper(w, t, hyper, flags);
 	pthread_mutex_unlock(&w->lock);
 	return rc;
 }

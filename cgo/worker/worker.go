@@ -7,12 +7,12 @@ package worker
 #include <stdlib.h>
 #include "worker.h"
 
-#cgo noescape rw_progress
-#cgo nocallback rw_progress
-#cgo noescape rw_test
-#cgo nocallback rw_test
-#cgo noescape rw_commit
-#cgo nocallback rw_commit
+#cgo noescape rw_worker_progress
+#cgo nocallback rw_worker_progress
+#cgo noescape rw_worker_test
+#cgo nocallback rw_worker_test
+#cgo noescape rw_worker_commit
+#cgo nocallback rw_worker_commit
 
 // Go passes the lanes and chunk lists as flat arrays; these turn them into what worker.h takes, which copies all it keeps.
 static int open_worker(struct rw_worker_config cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
@@ -98,19 +98,22 @@ type ChunkDesc struct {
 // Op mirrors struct rw_op. Src and Dst are memory that Go's collector does not move or free until the operation is done.
 type Op struct {
 	_        structs.HostLayout
-	Src, Dst uintptr
+	size     uint32
 	Tensor   uint32
+	Src, Dst uintptr
+	hyper    uintptr
 	Priority int32
 	Kind     uint8
-	_        [7]byte
+	_        [3]byte
 	done     uintptr
 	doneArg  uintptr
 }
 
-// Stats mirrors struct rw_worker_stats.
+// Stats mirrors struct rw_stats.
 type Stats struct {
-	_                                                                                  structs.HostLayout
-	SentBytes, ReceivedBytes, SentChunks, ReceivedChunks, Doorbells, Evictions, Sleeps uint64
+	_                                                                                           structs.HostLayout
+	size, _                                                                                     uint32
+	SentBytes, ReceivedBytes, SentChunks, ReceivedChunks, CopiedBytes, Doorbells, NACKs, Sleeps uint64
 }
 
 // Results of calls, beside negative errnos.
@@ -137,7 +140,7 @@ const (
 func init() {
 	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic || unsafe.Sizeof(TensorDesc{}) != C.sizeof_struct_rw_tensor_desc ||
 		unsafe.Sizeof(ChunkDesc{}) != C.sizeof_struct_rw_chunk_desc || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
-		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_worker_stats {
+		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_stats {
 		panic("worker: a struct differs between Go and C")
 	}
 }
@@ -195,12 +198,12 @@ func Broken(w Worker, lanes []uint8) int {
 // Detach takes a lane's queue pair out of service; received is how many messages came over the lane so far. Between Claim and
 // Release, as Resume.
 func Detach(w Worker, lane int) (received uint64, rc int) {
-	rc = int(C.rw_lane_detach((*C.rw_worker)(w), C.uint32_t(lane), (*C.uint64_t)(unsafe.Pointer(&received))))
+	rc = int(C.rw_worker_detach((*C.rw_worker)(w), C.uint32_t(lane), (*C.uint64_t)(unsafe.Pointer(&received))))
 	return received, rc
 }
 
 func Resume(w Worker, lane int, with *Lane, peerReceived uint64) int {
-	return int(C.rw_lane_resume((*C.rw_worker)(w), C.uint32_t(lane), (*C.struct_rw_worker_lane)(unsafe.Pointer(with)), C.uint64_t(peerReceived)))
+	return int(C.rw_worker_resume((*C.rw_worker)(w), C.uint32_t(lane), (*C.struct_rw_worker_lane)(unsafe.Pointer(with)), C.uint64_t(peerReceived)))
 }
 
 // Add appends tensors; chunks holds every lane's list, one after another, nchunks their lengths.
@@ -215,22 +218,27 @@ func Hyper(w Worker, tensor uint32, hyper *[8]float32, flags uint32) int {
 }
 
 func Submit(w Worker, ops []Op, handles []uint64) int {
-	return int(C.rw_submit((*C.rw_worker)(w), (*C.struct_rw_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int(len(ops)),
+	for i := range ops {
+		ops[i].size = C.sizeof_struct_rw_op
+	}
+	return int(C.rw_worker_submit((*C.rw_worker)(w), (*C.struct_rw_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.uint32_t(len(ops)),
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(handles)))))
 }
 
 // Commit sends the 64-byte record, which is C memory and takes the answer.
 func Commit(w Worker, record unsafe.Pointer, handle *uint64) int {
-	return int(C.rw_commit((*C.rw_worker)(w), record, (*C.uint64_t)(unsafe.Pointer(handle))))
+	return int(C.rw_worker_commit((*C.rw_worker)(w), record, record, (*C.uint64_t)(unsafe.Pointer(handle))))
 }
 
-func Test(w Worker, handle uint64) int { return int(C.rw_test((*C.rw_worker)(w), C.uint64_t(handle))) }
+func Test(w Worker, handle uint64) int {
+	return int(C.rw_worker_test((*C.rw_worker)(w), C.uint64_t(handle)))
+}
 
 func Wait(w Worker, handle uint64, timeoutMS uint32) int {
-	return int(C.rw_wait((*C.rw_worker)(w), C.uint64_t(handle), C.uint32_t(timeoutMS)))
+	return int(C.rw_worker_wait((*C.rw_worker)(w), C.uint64_t(handle), C.uint32_t(timeoutMS)))
 }
 
-func Progress(w Worker) int { return int(C.rw_progress((*C.rw_worker)(w))) }
+func Progress(w Worker) int { return int(C.rw_worker_progress((*C.rw_worker)(w))) }
 
 func Abort(w Worker, text string) {
 	s := C.CString(text)
@@ -245,5 +253,5 @@ func Failure(w Worker) (int, string) {
 }
 
 func StatsOf(w Worker, out *Stats) {
-	C.rw_worker_stats_get((*C.rw_worker)(w), (*C.struct_rw_worker_stats)(unsafe.Pointer(out)))
+	C.rw_worker_stats((*C.rw_worker)(w), (*C.struct_rw_stats)(unsafe.Pointer(out)))
 }

@@ -10,8 +10,8 @@
  * worker's own staging buffer of that number takes the answer, unless the tensor's destination is bound.
  *
  * A lane's connection outlives its queue pair. Both ends keep what they sent until they know that it arrived, and count what
- * they received; so another queue pair, on another NIC, can take over without a message lost or taken twice: rw_lane_detach
- * and rw_lane_resume, between rw_worker_claim and rw_worker_release.
+ * they received; so another queue pair, on another NIC, can take over without a message lost or taken twice: rw_worker_detach
+ * and rw_worker_resume, between rw_worker_claim and rw_worker_release.
  *
  * Threads: every call may come from any thread, one of them at a time drives the queues. Nothing here starts a thread and
  * nothing allocates after rw_worker_add. In a forked child every call returns RW_EFORKED and touches nothing.
@@ -21,6 +21,7 @@
 
 #include <stdint.h>
 
+#include "../../include/rackweave.h"
 #include "../fabric/base/fabric.h"
 
 typedef struct rw_worker rw_worker;
@@ -28,28 +29,17 @@ typedef struct rw_worker rw_worker;
 /* The immediate: op | epoch | index within the lane. The same numbers stand in chunk/imm.go. */
 enum { RW_OP_BITS = 3, RW_EPOCH_BITS = 7, RW_INDEX_BITS = 22 };
 enum rw_opcode {
-	RW_PUSH = 0,     /* gradient; answered by an empty acknowledgement */
-	RW_PUSHPULL = 1, /* gradient; answered by data */
-	RW_PULL = 2,     /* answered by data */
-	RW_BROADCAST = 3,     /* broadcast from rank 0; answered by data */
-	RW_TENSOR = 4,   /* tensor control record; index is the lane's tensor index */
-	RW_COMMIT = 5,   /* end of a two-phase step; record out, record back */
-	RW_NOTICE = 6,    /* from the aggregator; the epoch says what of the chunk */
-	RW_ABORT = 7,    /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
+	/* enum rw_kind, then: */
+	RW_TENSOR = 4, /* tensor control record; index is the lane's tensor index */
+	RW_COMMIT = 5, /* end of a two-phase step; record out, record back */
+	RW_NOTICE = 6, /* from the aggregator; the epoch says what of the chunk */
+	RW_ABORT = 7,  /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
 };
 enum rw_notice {
 	RW_NOTICE_NACK = 0, /* it is not kept any more: send it again */
 	RW_NOTICE_REQUEST = 1,      /* send it before others */
 };
-enum { RW_RECORD_BYTES = 64, RW_MAX_LANES = 256, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8 };
-
-/* Beside negative errnos. */
-enum rw_error {
-	RW_EFORKED = -1001,    /* this process is a forked child of the one that opened the worker */
-	RW_EABORTED = -1002,   /* the job failed: rw_worker_failure says why */
-	RW_ETRANSPORT = -1003, /* a connection to the aggregator failed */
-	RW_EPROTOCOL = -1004,  /* the aggregator answered something that was not asked */
-};
+enum { RW_RECORD_BYTES = 64, RW_RECEIVE_MARGIN = 32 /* receives beyond the window: notices and an abort */ };
 
 struct rw_worker_nic {
 	rwf_pd *pd;
@@ -58,7 +48,7 @@ struct rw_worker_nic {
 };
 
 struct rw_worker_lane {
-	rwf_qp *qp;         /* connected, with window + 8 receives posted under the lane's number as wr_id */
+	rwf_qp *qp;         /* connected, with window + RW_RECEIVE_MARGIN receives posted under the lane's number as wr_id */
 	uint64_t slot_addr; /* the aggregator's slots for this queue pair, window * chunk_bytes */
 	uint32_t slot_rkey;
 	uint32_t send_depth; /* max_send_wr of qp */
@@ -78,7 +68,7 @@ struct rw_worker_config {
 	uint8_t by_reference;  /* the aggregator reads payloads where they lie */
 	uint8_t any_memory;    /* registering ordinary memory is free: send from and receive into the caller's buffers */
 	uint8_t streaming;     /* results are larger than the cache: write them past it */
-	uint8_t resumable;     /* a lane whose queue pair fails waits for rw_lane_resume, and does not fail the worker */
+	uint8_t resumable;     /* a lane whose queue pair fails waits for rw_worker_resume, and does not fail the worker */
 	int isa;               /* enum rwk_isa */
 	uint32_t spin;         /* empty polls before a wait sleeps */
 	const uint64_t *clock_ns; /* NULL: CLOCK_MONOTONIC; else read from here (simulation) */
@@ -86,7 +76,7 @@ struct rw_worker_config {
 
 struct rw_tensor_desc {
 	uint64_t elems;
-	uint8_t wire_type, memory_type; /* enum rwk_dtype */
+	uint8_t wire_type, memory_type; /* enum rw_type */
 };
 
 struct rw_chunk_desc {
@@ -94,27 +84,13 @@ struct rw_chunk_desc {
 	uint32_t tensor, elems;
 };
 
-typedef void (*rw_done_fn)(void *arg, uint64_t handle, int status);
-
-struct rw_op {
-	const void *src; /* memory_type[elems]; not read for a pull, nor for an init off rank 0 */
-	void *dst;       /* memory_type[elems]; not written by a push */
-	uint32_t tensor;
-	int32_t priority; /* higher goes first */
-	uint8_t kind;     /* RW_PUSH, RW_PUSHPULL, RW_PULL or RW_BROADCAST */
-	rw_done_fn done;  /* called once, by whichever thread drives, without locks held; may be NULL */
-	void *done_arg;
-};
-
-struct rw_worker_stats {
-	uint64_t sent_bytes, received_bytes, sent_chunks, received_chunks, doorbells, evictions, sleeps;
-};
-
 int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out);
 void rw_worker_close(rw_worker *w); /* the queue pairs stay the caller's */
 
 /* Memory the caller registered with every NIC, in their order: sources and destinations inside need no copy. */
 int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs);
+/* Gives up the region that begins at addr, which no operation uses. */
+int rw_worker_forget(rw_worker *w, uint64_t addr);
 
 /* Appends tensors, and each lane's chunks of them in the plan's order. */
 int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
@@ -126,20 +102,22 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t n
  */
 int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[8], uint32_t flags);
 
-/*
- * Starts n operations in one go; at most one per tensor at a time (-EBUSY). The buffers are the worker's until it is done.
- * Returns how many were started, or the error if the first was not; handles has n entries.
- */
-int rw_submit(rw_worker *w, const struct rw_op *ops, int n, uint64_t *handles);
-/* Starts the commit of a two-phase step: record of RW_RECORD_BYTES out, the aggregator's answer into it. */
-int rw_commit(rw_worker *w, void *record, uint64_t *handle);
-
-/* 1: done, 0: not yet, negative: failed. */
-int rw_test(rw_worker *w, uint64_t handle);
+/* As rw_submit, rw_commit and rw_test in rackweave.h. record goes out, and answer takes what comes back; they may be the same. */
+int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t *handles);
+int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *handle);
+int rw_worker_test(rw_worker *w, uint64_t handle);
+/* Makes the record of a commit, and reads its answer: -EPROTO where that is none. */
+void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip);
+int rw_worker_committed(const void *answer, float *norm, float *scale);
 /* 0 when done; -ETIMEDOUT after timeout_ms, and the worker is failed: the step cannot be finished any more. */
-int rw_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms);
+int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms);
+/* As rw_wait_any in rackweave.h. */
+int rw_worker_wait_any(rw_worker *w, const uint64_t *handles, uint32_t n, uint32_t timeout_ms, int *status);
+/* Makes progress while operations are in flight, and sleeps while there are none, until rw_worker_stop. */
+void rw_worker_serve(rw_worker *w);
+void rw_worker_stop(rw_worker *w);
 /* Makes what progress is possible now; returns the number of completions taken, or the failure. */
-int rw_progress(rw_worker *w);
+int rw_worker_progress(rw_worker *w);
 
 /*
  * Takes the queues from whoever drives them: until rw_worker_release, the caller may make, connect and destroy queue pairs on
@@ -150,12 +128,12 @@ void rw_worker_release(rw_worker *w);
 /* Sets lanes[i], of nlanes, where a lane's queue pair has failed; returns how many. Any thread, at any time. */
 int rw_worker_broken(rw_worker *w, uint8_t *lanes);
 /* Claimed: takes a lane's queue pair, failed or not, out of service, to be destroyed. *received: messages so far. */
-int rw_lane_detach(rw_worker *w, uint32_t lane, uint64_t *received);
+int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received);
 /*
  * Claimed: goes on over another queue pair, ready as for rw_worker_open, with an aggregator that has received so many
  * messages of the lane. Its slots are where they were. After an error the queue pair stays the caller's.
  */
-int rw_lane_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received);
+int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received);
 /* All memory that the aggregator may be told of, with the keys of a NIC, into mrs, of cap; returns how many there are. */
 int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t cap);
 
@@ -163,6 +141,6 @@ int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t c
 void rw_worker_abort(rw_worker *w, const char *text);
 /* 0, or the failure, its text in buf. */
 int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap);
-void rw_worker_stats_get(rw_worker *w, struct rw_worker_stats *out);
+void rw_worker_stats(rw_worker *w, struct rw_stats *out);
 
 #endif

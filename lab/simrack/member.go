@@ -306,8 +306,8 @@ func (m *member) leave(detach func(rank int) error) error {
 func (m *member) audit() error {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
-	if st.ReceivedChunks != m.chunks || st.SentChunks-st.Evictions != m.chunks {
-		return fmt.Errorf("%v: its operations have %d chunks; sent %d, given back %d, answered %d", m, m.chunks, st.SentChunks, st.Evictions, st.ReceivedChunks)
+	if st.ReceivedChunks != m.chunks || st.SentChunks-st.NACKs != m.chunks {
+		return fmt.Errorf("%v: its operations have %d chunks; sent %d, given back %d, answered %d", m, m.chunks, st.SentChunks, st.NACKs, st.ReceivedChunks)
 	}
 	if got := m.job.rack.Job.WorkerCounters()[m.rank]; got.Chunks != m.gradients {
 		return fmt.Errorf("%v: its operations have %d gradients, the aggregator folded %d", m, m.gradients, got.Chunks)

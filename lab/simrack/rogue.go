@@ -208,7 +208,7 @@ func (r *run) waiting(m *member) int {
 			gradients += n
 		}
 	}
-	if st.SentChunks-st.Evictions != submitted || st.SentChunks-st.Evictions-st.ReceivedChunks >= uint64(r.Window) {
+	if st.SentChunks-st.NACKs != submitted || st.SentChunks-st.NACKs-st.ReceivedChunks >= uint64(r.Window) {
 		return -1
 	}
 	for _, l := range r.engine.Lanes() {
@@ -273,7 +273,7 @@ func (r *run) rogueFate(j *job) error {
 	// duplicate is the first, and what the worker sends again is too much.
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
-	if text := j.reason().Error(); st.Evictions == 0 && !strings.HasSuffix(text, "twice") && !strings.Contains(text, "for epoch") {
+	if text := j.reason().Error(); st.NACKs == 0 && !strings.HasSuffix(text, "twice") && !strings.Contains(text, "for epoch") {
 		return fmt.Errorf("%s failed after worker %d sent a duplicate, but not of that: %s", j.Name, m.rank, text)
 	}
 	return nil

@@ -50,21 +50,21 @@ static int child(rw_worker *w, uint64_t handle, const struct rw_op *op)
 {
 	const float hyper[8] = {0};
 	const struct rw_worker_lane lane = {0};
-	struct rw_worker_stats stats;
+	struct rw_stats stats = {0};
 	struct rwf_mr mrs[4];
 	uint8_t broken[1];
 	char text[256];
 	uint64_t other;
 
-	if (rw_submit(w, op, 1, &other) != RW_EFORKED)
+	if (rw_worker_submit(w, op, 1, &other) != RW_EFORKED)
 		return 1;
-	if (rw_test(w, handle) != RW_EFORKED)
+	if (rw_worker_test(w, handle) != RW_EFORKED)
 		return 2;
-	if (rw_wait(w, handle, 1000) != RW_EFORKED)
+	if (rw_worker_wait(w, handle, 1000) != RW_EFORKED)
 		return 3;
-	if (rw_progress(w) != RW_EFORKED)
+	if (rw_worker_progress(w) != RW_EFORKED)
 		return 4;
-	if (rw_commit(w, text, &other) != RW_EFORKED)
+	if (rw_worker_commit(w, text, text, &other) != RW_EFORKED)
 		return 5;
 	if (rw_worker_failure(w, text, sizeof text) != RW_EFORKED || !strstr(text, "child"))
 		return 6;
@@ -72,15 +72,15 @@ static int child(rw_worker *w, uint64_t handle, const struct rw_op *op)
 		return 7;
 	if (rw_worker_hyper(w, 0, hyper, 0) != RW_EFORKED)
 		return 8;
-	if (rw_worker_region(w, mrs) != RW_EFORKED || rw_worker_regions(w, 0, mrs, 4) != RW_EFORKED)
+	if (rw_worker_region(w, mrs) != RW_EFORKED || rw_worker_forget(w, 0) != RW_EFORKED || rw_worker_regions(w, 0, mrs, 4) != RW_EFORKED)
 		return 9;
 	if (rw_worker_claim(w) != RW_EFORKED || rw_worker_broken(w, broken) != RW_EFORKED)
 		return 10;
-	if (rw_lane_detach(w, 0, &other) != RW_EFORKED || rw_lane_resume(w, 0, &lane, 0) != RW_EFORKED)
+	if (rw_worker_detach(w, 0, &other) != RW_EFORKED || rw_worker_resume(w, 0, &lane, 0) != RW_EFORKED)
 		return 11;
 	rw_worker_release(w);
 	rw_worker_abort(w, "not heard");
-	rw_worker_stats_get(w, &stats);
+	rw_worker_stats(w, &stats);
 	return stats.sent_chunks ? 12 : 0;
 }
 
@@ -92,7 +92,7 @@ int main(void)
 	struct rw_tensor_desc tensor = {.elems = ELEMS, .wire_type = 1, .memory_type = 1};
 	struct rw_chunk_desc chunk = {.tensor = 0, .elems = ELEMS};
 	const struct rw_chunk_desc *chunks[] = {&chunk};
-	struct rw_op op = {.src = gradient, .dst = result, .kind = RW_PUSHPULL};
+	struct rw_op op = {.size = sizeof op, .src = gradient, .dst = result, .kind = RW_PUSHPULL};
 	struct rwf_send_wr answer = {.opcode = RWF_WRITE_WITH_IMM, .length = CHUNK_BYTES};
 	struct rw_worker_lane lane;
 	struct rw_worker_nic nic;
@@ -121,7 +121,7 @@ int main(void)
 	must(rw_worker_add(w, &tensor, 1, chunks, &nchunks), "add");
 	for (int i = 0; i < ELEMS; i++)
 		gradient[i] = (float)i;
-	must(rw_submit(w, &op, 1, &handle), "submit");
+	must(rw_worker_submit(w, &op, 1, &handle), "submit");
 
 	pid = fork();
 	if (pid == 0)
@@ -140,12 +140,12 @@ int main(void)
 	answer.rkey = me.mr.rkey;
 	answer.imm = wc.imm;
 	must(rwf_post_send(box.qp, &answer, 1), "answer");
-	for (int i = 0; i < 1000 && rw_test(w, handle) == 0; i++) {
+	for (int i = 0; i < 1000 && rw_worker_test(w, handle) == 0; i++) {
 		rwf_sim_step(sim);
-		must(rw_progress(w), "progress");
+		must(rw_worker_progress(w), "progress");
 	}
-	if (rw_test(w, handle) != 1 || memcmp(gradient, result, sizeof result) != 0) {
-		printf("the parent's operation did not finish: %d\n", rw_test(w, handle));
+	if (rw_worker_test(w, handle) != 1 || memcmp(gradient, result, sizeof result) != 0) {
+		printf("the parent's operation did not finish: %d\n", rw_worker_test(w, handle));
 		return 1;
 	}
 	rw_worker_close(w);

@@ -1,0 +1,357 @@
+/*
+ * Arenas. Memory comes in slabs, each a memfd of its own that never shrinks and is never unmapped; a slab is divided into
+ * blocks, whose list lies outside, because the memory is shared with the aggregator. Neighbours that are free are one block.
+ */
+#define _GNU_SOURCE
+#include "library.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+enum { ALIGN = 64, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
+#define HUGE_PAGE ((size_t)2 << 20)
+/* Slabs grow with what there is, so that they stay few: each is a memory region of every device. */
+#define LEAST_SLAB ((size_t)32 << 20)
+#define MOST_SPARE ((size_t)1 << 30)
+
+struct block {
+	struct block *next, *previous; /* in the slab, by address */
+	char *addr;
+	size_t bytes;
+	uint8_t used;
+};
+
+struct slab {
+	struct slab *next;
+	struct block *blocks;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct memory *memories;
+static struct slab *slabs;
+static uint64_t generation, serials;
+static size_t mapped, allocated, adopted;
+static uint32_t nblocks;
+static int in_child;
+
+/* The child's pages are its own from here on: it neither sees what the parent writes after it touched a page, nor disturbs it. */
+static void after_fork_in_child(void)
+{
+	in_child = 1;
+	for (struct memory *m = memories; m; m = m->next)
+		mmap(m->addr, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, m->fd, 0);
+	pthread_mutex_unlock(&lock);
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+static void handle_forks(void)
+{
+	pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+int arena_lock(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, handle_forks);
+	pthread_mutex_lock(&lock);
+	if (!in_child)
+		return 0;
+	pthread_mutex_unlock(&lock);
+	return RW_EFORKED;
+}
+
+void arena_unlock(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+uint64_t arena_generation(void)
+{
+	return __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+}
+
+static void changed(void)
+{
+	__atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
+}
+
+void arena_each(void (*visit)(const struct memory *m, void *arg), void *arg)
+{
+	if (arena_lock())
+		return;
+	for (const struct memory *m = memories; m; m = m->next)
+		visit(m, arg);
+	arena_unlock();
+}
+
+int arena_list(char *addr, size_t bytes, int fd, int is_adopted)
+{
+	struct memory *m = calloc(1, sizeof *m);
+
+	if (!m)
+		return rwf_fail(ENOMEM, "arena: no memory for its list");
+	*m = (struct memory){.next = memories, .serial = ++serials, .addr = addr, .bytes = bytes, .fd = fd, .adopted = (uint8_t)is_adopted};
+	memories = m;
+	*(is_adopted ? &adopted : &mapped) += bytes;
+	changed();
+	return 0;
+}
+
+void arena_unlist(struct memory *m)
+{
+	struct memory **at = &memories;
+
+	while (*at != m)
+		at = &(*at)->next;
+	*at = m->next;
+	adopted -= m->bytes;
+	close(m->fd);
+	free(m);
+	changed();
+}
+
+struct memory *arena_find(const void *p, size_t bytes)
+{
+	uintptr_t addr = (uintptr_t)p;
+
+	for (struct memory *m = memories; m; m = m->next) {
+		uintptr_t first = (uintptr_t)m->addr;
+
+		if (addr >= first && addr - first < m->bytes && bytes <= m->bytes - (addr - first))
+			return m;
+	}
+	return NULL;
+}
+
+/* Maps the memfd where huge pages can be. */
+static char *map_aligned(int fd, size_t bytes)
+{
+	char *room = mmap(NULL, bytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *at;
+	size_t before;
+
+	if (room == MAP_FAILED)
+		return NULL;
+	before = -(uintptr_t)room & (HUGE_PAGE - 1);
+	at = mmap(room + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	if (at == MAP_FAILED) {
+		munmap(room, bytes + HUGE_PAGE);
+		return NULL;
+	}
+	if (before)
+		munmap(room, before);
+	munmap(at + bytes, HUGE_PAGE - before);
+	madvise(at, bytes, MADV_HUGEPAGE);
+	return at;
+}
+
+static struct block *first_block(char *addr, size_t bytes)
+{
+	struct slab *s = calloc(1, sizeof *s);
+	struct block *b = calloc(1, sizeof *b);
+
+	if (!s || !b) {
+		free(s);
+		free(b);
+		rwf_fail(ENOMEM, "arena: no memory for its list");
+		return NULL;
+	}
+	*b = (struct block){.addr = addr, .bytes = bytes};
+	*s = (struct slab){.next = slabs, .blocks = b};
+	slabs = s;
+	return b;
+}
+
+/* A slab with room for bytes, as one free block. NULL with a text. */
+static struct block *new_slab(size_t bytes)
+{
+	size_t spare = mapped / 4 < MOST_SPARE ? mapped / 4 : MOST_SPARE, size = bytes;
+	char *at = NULL;
+	int fd;
+
+	if (size < LEAST_SLAB)
+		size = LEAST_SLAB;
+	if (size < spare)
+		size = spare;
+	size = (size + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	fd = memfd_create("rackweave-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd >= 0 && ftruncate(fd, (off_t)size) == 0 && fcntl(fd, F_ADD_SEALS, SEALS) == 0)
+		at = map_aligned(fd, size);
+	if (!at || arena_list(at, size, fd, 0)) {
+		rwf_fail(ENOMEM, "arena: %zu bytes of shared memory: %s", size, strerror(errno));
+		if (at)
+			munmap(at, size);
+		if (fd >= 0)
+			close(fd);
+		return NULL;
+	}
+	return first_block(at, size);
+}
+
+/* The smallest free block of at least so many bytes. */
+static struct block *best_fit(size_t bytes)
+{
+	struct block *best = NULL;
+
+	for (struct slab *s = slabs; s; s = s->next)
+		for (struct block *b = s->blocks; b; b = b->next)
+			if (!b->used && b->bytes >= bytes && (!best || b->bytes < best->bytes))
+				best = b;
+	return best;
+}
+
+/* Cuts what is more than bytes off a free block. */
+static int split(struct block *b, size_t bytes)
+{
+	struct block *rest;
+
+	if (b->bytes == bytes)
+		return 0;
+	rest = malloc(sizeof *rest);
+	if (!rest)
+		return rwf_fail(ENOMEM, "arena: no memory for its list");
+	*rest = (struct block){.next = b->next, .previous = b, .addr = b->addr + bytes, .bytes = b->bytes - bytes};
+	if (b->next)
+		b->next->previous = rest;
+	b->next = rest;
+	b->bytes = bytes;
+	return 0;
+}
+
+/* Makes the pages now: later, where there is no memory, whoever touches them would die of SIGBUS. */
+static int populate(char *addr, size_t bytes)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	char *first = (char *)((uintptr_t)addr & ~(page - 1)), *end = (char *)(((uintptr_t)addr + bytes + page - 1) & ~(page - 1));
+	const struct memory *m;
+
+	if (madvise(first, (size_t)(end - first), MADV_POPULATE_WRITE) == 0)
+		return 0;
+	m = arena_find(addr, bytes);
+	if (errno == EINVAL && fallocate(m->fd, 0, first - m->addr, end - first) == 0)
+		return 0;
+	return rwf_fail(ENOMEM, "arena: the machine has no %zu bytes of shared memory left: %s", bytes, strerror(errno));
+}
+
+static int allocate(size_t bytes, void **out)
+{
+	struct block *b = best_fit(bytes);
+	int rc;
+
+	if (!b && !(b = new_slab(bytes)))
+		return -ENOMEM;
+	rc = populate(b->addr, bytes);
+	if (!rc)
+		rc = split(b, bytes);
+	if (rc)
+		return rc;
+	b->used = 1;
+	nblocks++;
+	allocated += bytes;
+	*out = b->addr;
+	return 0;
+}
+
+int rw_alloc(size_t bytes, void **out)
+{
+	int rc = arena_lock();
+
+	if (rc)
+		return rwf_fail(-rc, "allocate: this process is a forked child: use ordinary memory in it");
+	if (bytes > SIZE_MAX / 2)
+		rc = rwf_fail(ENOMEM, "allocate %zu bytes", bytes);
+	else
+		rc = allocate(bytes ? (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1) : ALIGN, out);
+	arena_unlock();
+	return rc;
+}
+
+/* Makes b one with its next block. */
+static void merge(struct block *b)
+{
+	struct block *gone = b->next;
+
+	b->bytes += gone->bytes;
+	b->next = gone->next;
+	if (b->next)
+		b->next->previous = b;
+	free(gone);
+}
+
+static struct block *block_at(const void *p)
+{
+	for (struct slab *s = slabs; s; s = s->next)
+		for (struct block *b = s->blocks; b; b = b->next)
+			if (b->addr == p && b->used)
+				return b;
+	return NULL;
+}
+
+int rw_free(void *p)
+{
+	struct block *b;
+	int rc = 0;
+
+	if (!p)
+		return 0;
+	if (arena_lock())
+		return 0;
+	b = block_at(p);
+	if (!b) {
+		rc = rwf_fail(EINVAL, "free %p: rw_alloc did not give it, or it was freed before", p);
+	} else {
+		b->used = 0;
+		nblocks--;
+		allocated -= b->bytes;
+		if (b->next && !b->next->used)
+			merge(b);
+		if (b->previous && !b->previous->used)
+			merge(b->previous);
+	}
+	arena_unlock();
+	return rc;
+}
+
+int rw_in_arena(const void *p, size_t bytes)
+{
+	int there;
+
+	if (arena_lock())
+		return 0;
+	there = arena_find(p, bytes) != NULL;
+	arena_unlock();
+	return there;
+}
+
+int rw_arenas(struct rw_arenas *out)
+{
+	struct rw_arenas now = {.size = out->size};
+	int rc = arena_lock();
+
+	if (rc)
+		return rwf_fail(-rc, "arenas: this process is a forked child");
+	now.blocks = nblocks;
+	now.mapped_bytes = mapped;
+	now.allocated_bytes = allocated;
+	now.adopted_bytes = adopted;
+	arena_unlock();
+	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
+	return 0;
+}

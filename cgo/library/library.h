@@ -1,0 +1,94 @@
+/* What the files of librackweave share. Each part uses only those above it. */
+#ifndef RW_LIBRARY_H
+#define RW_LIBRARY_H
+
+#include "../../include/rackweave.h"
+#include "../worker/worker.h"
+
+#include <pthread.h>
+#include <sys/types.h>
+
+/* arena.c */
+
+/* Memory that sessions register: a piece of a memfd, mapped. */
+struct memory {
+	struct memory *next;
+	uint64_t serial; /* never used again */
+	char *addr;
+	size_t bytes;
+	int fd;
+	uint8_t adopted;
+};
+/* Whether memory has come or gone since a call that returned this number. */
+uint64_t arena_generation(void);
+/* Calls visit for all memory there is, under the arenas' lock. */
+void arena_each(void (*visit)(const struct memory *m, void *arg), void *arg);
+/* Lists memory, and takes it off the list. The caller holds the lock. */
+int arena_list(char *addr, size_t bytes, int fd, int adopted);
+void arena_unlist(struct memory *m);
+struct memory *arena_find(const void *p, size_t bytes);
+int arena_lock(void); /* 0, or RW_EFORKED */
+void arena_unlock(void);
+
+/* nic.c */
+
+struct nic {
+	rwf_device *dev;
+	rwf_pd *pd;
+	rwf_cq *cq;
+	uint32_t flags; /* enum rwf_device_flags */
+};
+int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count);
+void nics_close(struct nic *nics, uint32_t count);
+
+/* session.c */
+
+/* Memory as a session has registered it. */
+struct registered {
+	uint64_t serial;
+	struct rwf_mr mr[RW_MAX_NICS];
+	uint8_t seen;
+	uint8_t failed; /* a device does not take it: it is copied */
+};
+
+struct lane_end {
+	rwf_qp *qp;
+	uint32_t nic;
+	struct rw_worker_lane worker; /* what the worker is told of it */
+};
+
+struct rw_session {
+	pthread_mutex_t lock; /* of what changes after rw_open, but for the worker */
+	pid_t owner;
+	struct rw_config cfg;
+	struct nic nics[RW_MAX_NICS];
+	uint32_t nnics;
+	struct lane_end *lanes;
+	struct registered *memory;
+	uint32_t nmemory;
+	uint64_t generation; /* of the arenas, when memory was last brought up to date; atomic */
+	char *staging;
+	uint32_t nstaging;
+	unsigned char *record; /* of a commit, behind the staging buffers */
+	uint8_t connected, resumable, threaded;
+	uint32_t ntensors;
+	rw_worker *worker; /* from the first rw_add on; atomic */
+	pthread_t thread;
+	int cancel;      /* a file that rw_abort makes readable */
+	int aborted;     /* before there was a worker; atomic */
+	char reason[256];
+};
+
+int session_usable(const struct rw_session *s); /* 0 or RW_EFORKED */
+/* The worker, or NULL with a text: no tensors are added. */
+rw_worker *session_worker(struct rw_session *s);
+
+/* register.c */
+void session_register(struct rw_session *s);
+/* The registered memory that p lies in; under the session's lock, or while nothing can change it. */
+const struct registered *session_memory(const struct rw_session *s, const void *p);
+
+/* lanes.c */
+int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic);
+
+#endif

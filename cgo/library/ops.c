@@ -1,0 +1,164 @@
+/* Operations of a session. */
+#include "library.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+/* The session's worker for a call, or NULL with the result in *rc. */
+static rw_worker *worker_for(rw_session *s, int *rc)
+{
+	rw_worker *w = NULL;
+
+	*rc = session_usable(s);
+	if (!*rc && !(w = session_worker(s)))
+		*rc = -EINVAL;
+	return w;
+}
+
+/* Gives a failure of the worker its text. */
+static int explain(rw_worker *w, int rc)
+{
+	char text[256];
+
+	if (rc == RW_EABORTED || rc == RW_ETRANSPORT || rc == RW_EPROTOCOL) {
+		rw_worker_failure(w, text, sizeof text);
+		rwf_fail(-rc, "%s", text);
+	}
+	return rc;
+}
+
+int rw_submit(rw_session *s, const struct rw_op *ops, uint32_t n, uint64_t *handles)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	if (!w)
+		return rc;
+	session_register(s);
+	return explain(w, rw_worker_submit(w, ops, n, handles));
+}
+
+int rw_test(rw_session *s, uint64_t handle)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	return w ? explain(w, rw_worker_test(w, handle)) : rc;
+}
+
+int rw_wait_any(rw_session *s, const uint64_t *handles, uint32_t n, uint32_t timeout_ms, int *status)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	if (!w)
+		return rc;
+	rc = rw_worker_wait_any(w, handles, n, timeout_ms, status);
+	explain(w, *status);
+	return rc;
+}
+
+int rw_wait_all(rw_session *s, const uint64_t *handles, uint32_t n, uint32_t timeout_ms)
+{
+	struct timespec begin, now;
+	int rc, status = 0;
+	rw_worker *w = worker_for(s, &rc);
+	uint64_t left = timeout_ms, gone;
+
+	if (!w)
+		return rc;
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	for (uint32_t i = 0; i < n && !status; i++) {
+		rc = rw_worker_wait_any(w, &handles[i], 1, (uint32_t)left, &status);
+		if (rc < 0)
+			return rc;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		gone = (uint64_t)(now.tv_sec - begin.tv_sec) * 1000 + (uint64_t)((now.tv_nsec - begin.tv_nsec) / 1000000);
+		left = gone < timeout_ms ? timeout_ms - gone : 0;
+	}
+	return explain(w, status);
+}
+
+int rw_progress(rw_session *s)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	return w ? explain(w, rw_worker_progress(w)) : rc;
+}
+
+int rw_commit(rw_session *s, const struct rw_step *step, uint64_t *handle)
+{
+	const float hyper[RW_HYPERS] = {step->lr, step->wd, step->scale, step->clip};
+	unsigned char record[RW_RECORD_BYTES];
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	if (!w)
+		return rc;
+	if (step->size < sizeof *step)
+		return rwf_fail(EINVAL, "commit: the step's size is %u: set it to sizeof(struct rw_step), %zu", step->size, sizeof *step);
+	rw_worker_step(record, hyper, step->skip);
+	return explain(w, rw_worker_commit(w, record, s->record, handle));
+}
+
+int rw_committed(rw_session *s, float *norm, float *scale)
+{
+	int rc = session_usable(s);
+
+	return rc ? rc : rw_worker_committed(s->record, norm, scale);
+}
+
+void rw_abort(rw_session *s, const char *text)
+{
+	rw_worker *w;
+
+	if (session_usable(s))
+		return;
+	pthread_mutex_lock(&s->lock);
+	if (!s->aborted) {
+		snprintf(s->reason, sizeof s->reason, "%s", text);
+		__atomic_store_n(&s->aborted, 1, __ATOMIC_RELEASE);
+	}
+	w = s->worker;
+	pthread_mutex_unlock(&s->lock);
+	if (eventfd_write(s->cancel, 1))
+		return; /* it is readable already */
+	if (w)
+		rw_worker_abort(w, text);
+}
+
+int rw_failure(rw_session *s, char *buf, uint32_t cap)
+{
+	rw_worker *w;
+	int rc = session_usable(s);
+
+	snprintf(buf, cap, "%s", rc ? rwf_last_error() : "");
+	if (rc)
+		return rc;
+	w = __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
+	if (w)
+		return rw_worker_failure(w, buf, cap);
+	if (!__atomic_load_n(&s->aborted, __ATOMIC_ACQUIRE))
+		return 0;
+	snprintf(buf, cap, "%s", s->reason);
+	return RW_EABORTED;
+}
+
+int rw_stats(rw_session *s, struct rw_stats *out)
+{
+	struct rw_stats now = {0};
+	int rc = session_usable(s);
+	rw_worker *w = rc ? NULL : __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
+
+	if (rc)
+		return rc;
+	if (w)
+		rw_worker_stats(w, &now);
+	now.size = out->size;
+	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
+	return 0;
+}

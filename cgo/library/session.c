@@ -1,0 +1,163 @@
+/* A session: devices, memory and queue pairs of a worker, as rackweave.h describes them. */
+#include "library.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* By reference few buffers, always the same, stay in the cache; else there is one for every slot. */
+enum { STAGING_BY_REFERENCE = 32 };
+
+uint32_t rw_abi_version(void)
+{
+	return RW_ABI_VERSION;
+}
+
+const char *rw_error(void)
+{
+	return rwf_last_error();
+}
+
+int session_usable(const struct rw_session *s)
+{
+	return s->owner == getpid() ? 0 : rwf_fail(-RW_EFORKED, "this process is a forked child of the one that opened the session: open another in it");
+}
+
+rw_worker *session_worker(struct rw_session *s)
+{
+	rw_worker *w = __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
+
+	if (!w)
+		rwf_fail(EINVAL, "no tensors are added: call rw_add first");
+	return w;
+}
+
+static int check(const struct rw_config *c)
+{
+	if (c->size < sizeof *c)
+		return rwf_fail(EINVAL, "open: the config's size is %u: set it to sizeof(struct rw_config), %zu", c->size, sizeof *c);
+	if (!c->provider)
+		return rwf_fail(EINVAL, "open: no provider: name the one that Join answered");
+	if (c->nlanes == 0 || c->nlanes > RW_MAX_LANES || c->window < 2 || c->window > RW_MAX_WINDOW)
+		return rwf_fail(EINVAL, "open: %u lanes and a window of %u: use 1 to %d and 2 to %d", c->nlanes, c->window, RW_MAX_LANES,
+				RW_MAX_WINDOW);
+	if (c->recv_depth < c->window + RW_RECEIVE_MARGIN || c->send_depth < c->window)
+		return rwf_fail(EINVAL, "open: queues of %u sends and %u receives for a window of %u: use what Join answered, at least %u and %u",
+				c->send_depth, c->recv_depth, c->window, c->window, c->window + RW_RECEIVE_MARGIN);
+	if (c->chunk_bytes < RW_RECORD_BYTES || (c->chunk_bytes & (c->chunk_bytes - 1)) || !c->lane_nics)
+		return rwf_fail(EINVAL, "open: chunks of %u bytes, lanes' NICs %s: use what Join answered", c->chunk_bytes,
+				c->lane_nics ? "given" : "not given");
+	return 0;
+}
+
+static int make_staging(struct rw_session *s)
+{
+	void *at;
+	int rc;
+
+	s->nstaging = s->cfg.by_reference && s->cfg.window > STAGING_BY_REFERENCE ? STAGING_BY_REFERENCE : s->cfg.window;
+	rc = rw_alloc((size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes + RW_RECORD_BYTES, &at);
+	if (rc)
+		return rc;
+	s->staging = at;
+	s->record = (unsigned char *)s->staging + (size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes;
+	return 0;
+}
+
+static int set_up(struct rw_session *s)
+{
+	int rc = nics_open(&s->cfg, s->nics, &s->nnics);
+
+	if (!rc)
+		rc = make_staging(s);
+	if (!rc) {
+		session_register(s);
+		if (!session_memory(s, s->staging))
+			rc = rwf_fail(ENOMEM, "open: staging buffers: %s", rwf_last_error());
+	}
+	for (uint32_t i = 0; !rc && i < s->cfg.nlanes; i++)
+		rc = session_queue_pair(s, i, s->cfg.lane_nics[i] % s->nnics);
+	return rc;
+}
+
+int rw_open(const struct rw_config *config, rw_session **session)
+{
+	struct rw_session *s;
+	int rc = check(config);
+
+	if (rc)
+		return rc;
+	s = calloc(1, sizeof *s);
+	if (!s)
+		return rwf_fail(ENOMEM, "open: out of memory");
+	pthread_mutex_init(&s->lock, NULL);
+	s->owner = getpid();
+	s->cfg = *config;
+	s->cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	s->lanes = calloc(s->cfg.nlanes, sizeof *s->lanes);
+	rc = s->cancel < 0 || !s->lanes ? rwf_fail(ENOMEM, "open: no memory, or no file descriptor: %s", strerror(errno)) : set_up(s);
+	s->cfg.devices = NULL;
+	s->cfg.provider = s->cfg.options = NULL;
+	s->cfg.lane_nics = NULL;
+	if (rc) {
+		char why[256];
+
+		snprintf(why, sizeof why, "%s", rwf_last_error());
+		rw_close(s);
+		return rwf_fail(-rc, "%s", why);
+	}
+	*session = s;
+	return 0;
+}
+
+int rw_close(rw_session *s)
+{
+	int rc;
+
+	if (!s)
+		return 0;
+	rc = session_usable(s);
+	if (rc)
+		return rc;
+	if (s->threaded) {
+		rw_worker_stop(s->worker);
+		pthread_join(s->thread, NULL);
+	}
+	rw_worker_close(s->worker);
+	for (uint32_t i = 0; s->lanes && i < s->cfg.nlanes; i++)
+		if (s->lanes[i].qp)
+			rwf_destroy_qp(s->lanes[i].qp);
+	for (uint32_t i = 0; i < s->nmemory; i++)
+		for (uint32_t nic = 0; nic < s->nnics && !s->memory[i].failed; nic++)
+			rwf_dereg_mr(s->nics[nic].pd, s->memory[i].mr[nic].lkey);
+	rw_free(s->staging);
+	nics_close(s->nics, s->nnics);
+	if (s->cancel >= 0)
+		close(s->cancel);
+	pthread_mutex_destroy(&s->lock);
+	free(s->memory);
+	free(s->lanes);
+	free(s);
+	return 0;
+}
+
+int rw_query(rw_session *s, struct rw_info *out)
+{
+	struct rw_info now = {.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .linked = 1, .any_memory = 1};
+	int rc = session_usable(s);
+
+	if (rc)
+		return rc;
+	for (uint32_t i = 0; i < s->nnics; i++) {
+		now.linked = now.linked && s->nics[i].flags & RWF_DEV_LINK;
+		now.any_memory = now.any_memory && s->nics[i].flags & RWF_DEV_ANY_MEMORY;
+	}
+	pthread_mutex_lock(&s->lock);
+	now.tensors = s->ntensors;
+	pthread_mutex_unlock(&s->lock);
+	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
+	return 0;
+}

@@ -1,0 +1,247 @@
+/*
+ * The C interface of librackweave: the data path of a training worker. It sends gradients to a RackWeave aggregator and takes
+ * sums or updated parameters back, over shared memory, TCP or RDMA.
+ *
+ * The library does not speak to the aggregator's control plane (service/api/job.proto, gRPC or HTTP+JSON). Whoever uses it
+ * makes those calls and hands over what they carry:
+ *
+ *	Join      -> rw_open
+ *	Connect   <- rw_endpoint;  its answer -> rw_connect
+ *	Register  -> rw_add, with the lanes of the chunks that the answer lists
+ *	Resume    <- rw_detach;    its answer -> rw_resume
+ *
+ * A program started by "rackweave run" makes no calls at all: rw_join does all of the above (see rw_join).
+ *
+ * Every call returns 0 or a count on success and a negative number on failure: an errno or an enum rw_error. rw_error() then
+ * has the text, per thread. Calls may come from any thread. Structs begin with their size, so that they can grow; set it to
+ * sizeof of the struct and what is not set to zero.
+ *
+ * In a forked child every call on a session returns RW_EFORKED and touches nothing; the parent goes on undisturbed. No call
+ * changes signal handlers. The library's threads block all signals.
+ */
+#ifndef RACKWEAVE_H
+#define RACKWEAVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RW_API __attribute__((visibility("default")))
+
+/* The upper half changes when something is taken away, the lower when something is added. */
+#define RW_ABI_VERSION 0x00010000u
+RW_API uint32_t rw_abi_version(void);
+
+/* Failures beside negative errnos. */
+enum rw_error {
+	RW_EFORKED = -1001,    /* this process is a forked child of the one that opened the session */
+	RW_EABORTED = -1002,   /* the job failed: rw_failure says why */
+	RW_ETRANSPORT = -1003, /* a connection to the aggregator failed */
+	RW_EPROTOCOL = -1004,  /* the aggregator answered something that was not asked */
+};
+
+/* The text of the calling thread's last failure. */
+RW_API const char *rw_error(void);
+
+typedef struct rw_session rw_session;
+
+enum { RW_MAX_LANES = 256, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8, RW_ENDPOINT_BYTES = 256, RW_HYPERS = 8 };
+
+/* What Join answered, and how to run. */
+struct rw_config {
+	uint32_t size;
+	uint32_t rank;
+	const char *provider;       /* shm, tcp, ibv or sim */
+	const char *const *devices; /* of the provider; NULL: its first, of ibv all that have a link */
+	const char *options;        /* of the provider, "key=value,…"; NULL: none. tcp wants peer=, the aggregator's IP address */
+	const uint32_t *lane_nics;  /* the aggregator's NIC of each lane */
+	uint32_t ndevices, nlanes;
+	uint32_t chunk_bytes, window, send_depth, recv_depth;
+	uint32_t local_workers; /* on this host; 0: 1 */
+	uint32_t spin;          /* empty polls before a wait sleeps */
+	uint64_t cache_bytes;   /* of the last-level cache; 0: the library looks */
+	uint8_t by_reference;
+	uint8_t live_hyper; /* a tensor starts with record as its hyper-parameters */
+	uint8_t no_thread;  /* progress is made only in calls that wait, and in rw_progress */
+	uint8_t reserved[5];
+	float record[RW_HYPERS];
+};
+
+/* Opens the provider's devices and makes a queue pair for each lane. */
+RW_API int rw_open(const struct rw_config *config, rw_session **session);
+/* Takes everything back. No other call on the session may be under way; operations in flight are lost. */
+RW_API int rw_close(rw_session *session);
+
+/* What was opened. */
+struct rw_info {
+	uint32_t size;
+	uint32_t rank, nlanes, nnics;
+	uint32_t tensors; /* added so far */
+	uint8_t linked;   /* each NIC has a link that can fail: with more than one path lanes can be resumed */
+	uint8_t any_memory; /* ordinary memory is sent and received without a copy by this process */
+	uint8_t reserved[2];
+};
+RW_API int rw_query(rw_session *session, struct rw_info *info);
+
+/* One end of a lane, for the other end to connect to. */
+struct rw_endpoint {
+	uint32_t size;
+	uint32_t length; /* of bytes */
+	uint8_t bytes[RW_ENDPOINT_BYTES];
+	uint64_t addr;    /* this worker's: where answers go (reply_addr); the aggregator's: its slots (slot_addr) */
+	uint32_t rkey;    /* of that memory */
+	uint32_t staging; /* this worker's: how many buffers of a chunk lie there */
+};
+/* What to tell the aggregator of a lane in Connect. */
+RW_API int rw_endpoint(rw_session *session, uint32_t lane, struct rw_endpoint *out);
+
+struct rw_connect {
+	uint32_t size;
+	uint32_t timeout_ms;
+	uint32_t ack_timeout_ms; /* how long a message that is not acknowledged is sent again */
+	uint8_t resumable;       /* the caller watches rw_broken and resumes lanes that fail */
+	uint8_t reserved[3];
+};
+/* Connects all lanes to the ends that Connect answered, one for each lane. rw_abort ends the wait. */
+RW_API int rw_connect(rw_session *session, const struct rw_endpoint *peers, uint32_t npeers, const struct rw_connect *how);
+
+enum rw_type { RW_F32 = 1, RW_BF16 = 2, RW_F16 = 3 };
+
+struct rw_tensor {
+	uint32_t size;
+	uint8_t wire_type, memory_type; /* enum rw_type */
+	uint8_t reserved[2];
+	uint64_t elems;
+};
+/*
+ * Adds the tensors that Register declared, numbered from the last one on. chunk_lanes has the lane of each of their chunks, in
+ * order: a tensor is cut into chunks of chunk_bytes on the wire, the last one shorter.
+ */
+RW_API int rw_add(rw_session *session, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes,
+		  uint64_t nchunks);
+
+enum rw_kind {
+	RW_PUSH = 0,      /* sends a gradient */
+	RW_PUSHPULL = 1,  /* sends a gradient; gets the sum, or the updated parameters, as the job's mode says */
+	RW_PULL = 2,      /* gets the parameters */
+	RW_BROADCAST = 3, /* gets rank 0's values, which become the parameters */
+};
+
+/*
+ * Called once for each operation, with 0 or its failure. It runs on a thread that makes progress, without locks held; it must
+ * not block. It may submit operations.
+ */
+typedef void (*rw_done_fn)(void *arg, uint64_t handle, int status);
+
+struct rw_op {
+	uint32_t size;
+	uint32_t tensor;
+	const void *src;     /* memory_type[elems]; not read for a pull, nor for a broadcast off rank 0 */
+	void *dst;           /* memory_type[elems], may be src; not written by a push */
+	const float *hyper;  /* RW_HYPERS values that hold from this push on, in the places of a control record; NULL: as they are */
+	int32_t priority;    /* higher goes first */
+	uint8_t kind;        /* enum rw_kind */
+	uint8_t reserved[3];
+	rw_done_fn done; /* may be NULL */
+	void *done_arg;
+};
+/*
+ * Starts n operations, at most one per tensor at a time (-EBUSY), and returns how many it started, or the error if the first
+ * was not. The buffers are the library's until the operation is done. Never blocks for the aggregator. handles has n entries.
+ */
+RW_API int rw_submit(rw_session *session, const struct rw_op *ops, uint32_t n, uint64_t *handles);
+
+/* 1: done, 0: not yet; negative: it failed. */
+RW_API int rw_test(rw_session *session, uint64_t handle);
+/*
+ * Waits until one of the operations is done and returns its place among the handles; -ETIMEDOUT after timeout_ms, and nothing
+ * is lost: wait again. *status has 0 or the operation's failure.
+ */
+RW_API int rw_wait_any(rw_session *session, const uint64_t *handles, uint32_t n, uint32_t timeout_ms, int *status);
+/* Waits for all of them: 0, or the first failure in their order; -ETIMEDOUT as above. */
+RW_API int rw_wait_all(rw_session *session, const uint64_t *handles, uint32_t n, uint32_t timeout_ms);
+/* Makes what progress is possible now. Only needed with no_thread. */
+RW_API int rw_progress(rw_session *session);
+
+/* The end of a two-phase step, the same at every worker. No other operation may be in flight. */
+struct rw_step {
+	uint32_t size;
+	float lr, wd;
+	float scale; /* multiplies the gradients' sum */
+	float clip;  /* of the global norm; 0: none */
+	uint8_t skip; /* drop the gradients, leave the parameters as they are */
+	uint8_t reserved[3];
+};
+RW_API int rw_commit(rw_session *session, const struct rw_step *step, uint64_t *handle);
+/* The outcome of the last commit, once it is done: the norm of the scaled gradient, and the scale with clipping included. */
+RW_API int rw_committed(rw_session *session, float *norm, float *scale);
+
+/* Fails everything in flight and to come with RW_EABORTED and this text. */
+RW_API void rw_abort(rw_session *session, const char *text);
+/* 0, or the session's failure and its text in buf. */
+RW_API int rw_failure(rw_session *session, char *buf, uint32_t cap);
+
+struct rw_stats {
+	uint32_t size, reserved;
+	uint64_t sent_bytes, received_bytes, sent_chunks, received_chunks;
+	uint64_t copied_bytes; /* of those sent and received: moved by this process between the caller's memory and the transport's */
+	uint64_t doorbells, nacks, sleeps;
+};
+RW_API int rw_stats(rw_session *session, struct rw_stats *out);
+
+/*
+ * Resuming lanes, of a session that is connected as resumable. A lane whose connection failed waits, and nothing is lost:
+ * rw_detach makes a new queue pair on a NIC, Resume tells the aggregator, rw_resume goes on.
+ */
+
+/* Sets lanes[i], of nlanes, where the lane's connection has failed; returns how many. */
+RW_API int rw_broken(rw_session *session, uint8_t *lanes);
+/* Takes a lane's queue pair out of service and makes another on a NIC. *received: messages that came over the lane so far. */
+RW_API int rw_detach(rw_session *session, uint32_t lane, uint32_t nic, struct rw_endpoint *out, uint64_t *received);
+/* Goes on with an aggregator that has received so many messages of the lane. */
+RW_API int rw_resume(rw_session *session, uint32_t lane, const struct rw_endpoint *peer, uint64_t peer_received,
+		     const struct rw_connect *how);
+struct rw_region {
+	uint64_t addr, length;
+	uint32_t rkey, reserved;
+};
+/* The worker's memory as one of its NICs knows it, for Resume: into regions, of cap; returns how many there are. */
+RW_API int rw_regions(rw_session *session, uint32_t nic, struct rw_region *regions, uint32_t cap);
+enum rw_link { RW_LINK_NONE = 0, RW_LINK_UP = 1, RW_LINK_DOWN = 2, RW_LINK_LOST = 3 };
+/* Waits for what happens to a NIC's link: enum rw_link, RW_LINK_NONE after timeout_ms. A lost device does not come back. */
+RW_API int rw_link_event(rw_session *session, uint32_t nic, uint32_t timeout_ms);
+
+/*
+ * Arenas: memory that every session sends from and receives into without a copy. It is shared with the aggregator on this host
+ * by descriptor, belongs to the process and not to a session, and is never unmapped. In a forked child it is private: the
+ * child's writes stay its own.
+ */
+
+/* Allocates bytes, aligned to 64; the content is undefined. -ENOMEM where there is none, RW_EFORKED in a forked child. */
+RW_API int rw_alloc(size_t bytes, void **out);
+/* Gives memory of rw_alloc back, for the next rw_alloc. In a forked child it does nothing. */
+RW_API int rw_free(void *p);
+/* Whether [p, p+bytes) lies in one piece of arena memory, allocated or adopted. */
+RW_API int rw_in_arena(const void *p, size_t bytes);
+/*
+ * Turns the block of ordinary memory at p, which malloc or posix_memalign gave, into arena memory at the same address, its
+ * content kept. Nobody may write to it meanwhile, and whoever owns it must not free it before rw_disown. Refuses what is not
+ * a block that glibc mapped for itself, because others may live in its pages: -ENOTSUP.
+ */
+RW_API int rw_adopt(void *p);
+/* The block at p may be freed again. No operation may use it. */
+RW_API int rw_disown(void *p);
+struct rw_arenas {
+	uint32_t size, blocks; /* allocated */
+	uint64_t mapped_bytes, allocated_bytes, adopted_bytes;
+};
+RW_API int rw_arenas(struct rw_arenas *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
