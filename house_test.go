@@ -1,11 +1,17 @@
-// Package rackweave has no code of its own: this test holds the house, the directions in which packages may import each other.
+// Package rackweave has no code of its own: its tests hold the house, the directions in which packages may import each other and
+// the rules that every source file keeps.
 package rackweave
 
 import (
+	"bufio"
+	"bytes"
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,82 +22,210 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd":             {"bench", "bench/models", "launch", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo", "lab"},
-	"bench":           {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo"},
-	"bench/models":    {"chunk"},
-	"service":         {"service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
-	"service/api":     {},
-	"launch":          {},
-	"client":          {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
-	"client/lanes":    {"client/failover", "chunk", "numa", "verbs", "cgo"},
-	"client/failover": {},
-	"aggregate":       {"aggregate/optim", "chunk", "numa", "verbs", "cgo"},
-	"aggregate/optim": {"chunk"},
-	"chunk":           {},
-	"numa":            {},
-	"verbs":           {"cgo"},
-	"cgo":             {},
-	"lab":             {"aggregate", "aggregate/optim", "chunk", "numa", "verbs", "cgo"},
+	"cmd": {"bench", "bench/models", "launch", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk", "numa",
+		"verbs", "cgo", "lab"},
+	"bench": {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs",
+		"cgo"},
+	"bench/models":       {"chunk"},
+	"service":            {"service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
+	"service/api":        {},
+	"launch":             {},
+	"client":             {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
+	"client/lanes":       {"client/failover", "chunk", "numa", "verbs", "cgo"},
+	"client/failover":    {},
+	"aggregate":          {"aggregate/reduce", "aggregate/session", "aggregate/optim", "chunk", "numa", "verbs", "cgo"},
+	"aggregate/reduce":   {"chunk"},
+	"aggregate/session":  {"verbs", "chunk"},
+	"aggregate/optim":    {"chunk"},
+	"aggregate/racktest": {"aggregate", "aggregate/optim", "client/lanes", "client/failover", "chunk", "numa", "verbs", "cgo"},
+	"chunk":              {},
+	"numa":               {},
+	"verbs":              {"cgo"},
+	"verbs/verbstest":    {"verbs"},
+	"cgo":                {},
+	"lab": {"aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk", "numa", "verbs",
+		"cgo"},
 }
+
+// tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.
+var tests = map[string][]string{
+	"service": {"client"},
+	"client":  {"service", "aggregate", "aggregate/optim"},
+	"cgo":     {"chunk", "aggregate/optim", "numa", "verbs"},
+}
+
+// forTests are the rooms that only tests import, and each other.
+var forTests = []string{"aggregate/racktest", "verbs/verbstest", "lab"}
 
 // only names the rooms that may import something from outside: the one door to it.
 var only = map[string][]string{
-	"C":                              {"cgo"},
-	"golang.org/x/sys/unix":          {"numa", "cgo"},
-	"github.com/Mellanox/rdmamap":    {"numa"},
-	"github.com/vishvananda/netlink": {"numa"},
+	"C":                                 {"cgo"},
+	"golang.org/x/sys/unix":             {"numa", "cgo"},
+	"github.com/Mellanox/rdmamap":       {"numa"},
+	"github.com/vishvananda/netlink":    {"numa"},
+	"github.com/cockroachdb/datadriven": forTests,
+	"github.com/google/go-cmp/cmp":      forTests,
+	"go.uber.org/goleak":                forTests,
+	"pgregory.net/rapid":                forTests,
 }
 
-// roomOf returns the room of a path inside the module.
-func roomOf(path string) string {
-	for path != "." && path != "/" && path != "" {
-		if _, ok := house[path]; ok {
-			return path
+// pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
+var pure = []string{"chunk", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models"}
+
+// computing is all that a pure room may import from outside the house. Of time only durations are used.
+var computing = []string{
+	"bytes", "cmp", "crypto/sha256", "encoding/binary", "encoding/csv", "errors", "fmt", "hash/crc32", "io", "iter", "maps", "math",
+	"math/bits", "slices", "sort", "strconv", "strings", "time", "github.com/agnivade/levenshtein",
+}
+
+// impure are the functions that would let a clock or goroutines in by the packages of computing.
+var impure = regexp.MustCompile(`\btime\.(Now|Since|Until|Sleep|After|Tick|NewT)|^\s*go |\bmake\(chan\b|\bfmt\.(Print|Scan)`)
+
+// includes lists which folders' C headers the C code of a folder may include, beside its own. It belongs to its longest match.
+var includes = map[string][]string{
+	"include":         {},
+	"cgo/fabric":      {"cgo/fabric/base", "cgo/fabric/ibv", "cgo/fabric/shm", "cgo/fabric/sim", "cgo/fabric/tcp"},
+	"cgo/fabric/base": {},
+	"cgo/fabric/ibv":  {"cgo/fabric/base"},
+	"cgo/fabric/shm":  {"cgo/fabric/base"},
+	"cgo/fabric/sim":  {"cgo/fabric/base"},
+	"cgo/fabric/tcp":  {"cgo/fabric/base"},
+	"cgo/kernel":      {},
+	"cgo/worker":      {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base", "cgo/fabric/sim"},
+}
+
+// longest returns the key of a map that is a folder itself or the longest of those it lies in; "": none.
+func longest[V any](in map[string]V, dir string) string {
+	for ; dir != "." && dir != "/"; dir = path.Dir(dir) {
+		if _, ok := in[dir]; ok {
+			return dir
 		}
-		path = filepath.Dir(path)
 	}
 	return ""
 }
 
-func TestEveryImportPointsDown(t *testing.T) {
+// sources calls f with every file whose name matches one of patterns, but for what is built or generated.
+func sources(t *testing.T, f func(name string, text []byte), patterns ...string) {
+	t.Helper()
 	files := 0
-	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || filepath.Dir(path) == "." {
-			return err
-		}
-		room := roomOf(filepath.ToSlash(filepath.Dir(path)))
-		if room == "" {
-			t.Errorf("%s lies in no room of the house: give its folder one here and in ARCHITECTURE.md", path)
-			return nil
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		files++
-		test := strings.HasSuffix(path, "_test.go")
-		for _, imp := range f.Imports {
-			name, err := strconv.Unquote(imp.Path.Value)
-			if err != nil {
-				return err
+		if base := d.Name(); d.IsDir() {
+			if name != "." && (strings.HasPrefix(base, ".") || base == "bin" || base == "build") {
+				return fs.SkipDir
 			}
-			if rooms, ok := only[name]; ok && !slices.Contains(rooms, room) && !test {
-				t.Errorf("%s imports %q, which only %v may", path, name, rooms)
-			}
-			inner, ours := strings.CutPrefix(name, module+"/")
-			if !ours {
-				continue
-			}
-			if to := roomOf(inner); to != room && !slices.Contains(house[room], to) && !test {
-				t.Errorf("%s: %s may not import %s", path, room, to)
-			}
+			return nil
 		}
+		if !slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, d.Name()); return ok }) {
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if bytes.HasPrefix(text, []byte("// Code generated ")) {
+			return nil
+		}
+		files++
+		f(filepath.ToSlash(name), text)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if files < 50 {
+	if files < 20 {
 		t.Fatalf("only %d files were looked at: run the test in the module's root", files)
 	}
+}
+
+// imports returns what a Go file imports.
+func imports(t *testing.T, name string, text []byte) (all []string) {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), name, text, parser.ImportsOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range f.Imports {
+		p, err := strconv.Unquote(i.Path.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func TestEveryImportPointsDown(t *testing.T) {
+	sources(t, func(name string, text []byte) {
+		if path.Dir(name) == "." {
+			return
+		}
+		room := longest(house, path.Dir(name))
+		if room == "" {
+			t.Errorf("%s lies in no room of the house: give its folder one here and in ARCHITECTURE.md", name)
+			return
+		}
+		test := strings.HasSuffix(name, "_test.go")
+		for _, p := range imports(t, name, text) {
+			if rooms, ok := only[p]; ok && !slices.Contains(rooms, room) && !test {
+				t.Errorf("%s imports %q, which only %v may", name, p, rooms)
+			}
+			inner, ours := strings.CutPrefix(p, module+"/")
+			if !ours {
+				continue
+			}
+			to := longest(house, inner)
+			may := to == room || slices.Contains(house[room], to)
+			switch isForTests := slices.Contains(forTests, to); {
+			case test:
+				may = may || isForTests || slices.Contains(tests[room], to)
+			case isForTests:
+				may = may && (slices.Contains(forTests, room) || room == "cmd")
+			}
+			if !may {
+				t.Errorf("%s: %s may not import %s", name, room, to)
+			}
+		}
+	}, "*.go")
+}
+
+func TestPureRoomsOnlyCompute(t *testing.T) {
+	sources(t, func(name string, text []byte) {
+		if strings.HasSuffix(name, "_test.go") || !slices.Contains(pure, longest(house, path.Dir(name))) {
+			return
+		}
+		for _, p := range imports(t, name, text) {
+			if !slices.Contains(computing, p) && !strings.HasPrefix(p, module) {
+				t.Errorf("%s, of a pure room, imports %q: only computing may be done there", name, p)
+			}
+		}
+		lines := bufio.NewScanner(bytes.NewReader(text))
+		for n := 1; lines.Scan(); n++ {
+			if found := impure.FindString(lines.Text()); found != "" {
+				t.Errorf("%s:%d, of a pure room, has %q", name, n, found)
+			}
+		}
+	}, "*.go")
+}
+
+func TestEveryIncludePointsDown(t *testing.T) {
+	include := regexp.MustCompile(`(?m)^\s*#\s*include "([^"]+)"`)
+	sources(t, func(name string, text []byte) {
+		dir := path.Dir(name)
+		from := longest(includes, dir)
+		if from == "" || path.Base(dir) == "testdata" {
+			return
+		}
+		for _, m := range include.FindAllSubmatch(text, -1) {
+			target := path.Join(dir, string(m[1]))
+			if _, err := os.Stat(target); err != nil {
+				target = string(m[1]) // from the root, by -I
+			}
+			if to := longest(includes, path.Dir(target)); to != from && !slices.Contains(includes[from], to) {
+				t.Errorf("%s: C code of %s may not include %s", name, from, target)
+			}
+		}
+	}, "*.c", "*.h", "*.go")
 }
