@@ -5,6 +5,7 @@ BIN := bin/rackweave
 BUILD_PACKAGES := libibverbs-dev
 TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu-system-x86 busybox-static kmod iproute2 \
 	rdma-core ibverbs-providers ibverbs-utils perftest
+LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, references, models, reports.
@@ -16,7 +17,7 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo test test-pure test-race test-sanitized sim lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized sim lab generate clean
 
 all: build
 
@@ -31,6 +32,11 @@ lib:
 
 demo: build
 	$(BIN) bench --model resnet50 --workers 4 --optimizer sgd_mxnet --hyper momentum=0.9 --iters 20 --warmup 3 --verify
+
+# Layout and static analysis of Go and C.
+lint:
+	@scripts/need.sh $(LINT_PACKAGES)
+	scripts/lint.sh
 
 test:
 	@scripts/need.sh $(TEST_PACKAGES)
