@@ -38,7 +38,8 @@ func (cfg *AblateConfig) exchanges(iters int) Spec {
 // describe completes a study of exchanges: what they were, and over what.
 func (s *study) describe(spec *Spec, provider string) {
 	s.Provider, s.Note = provider, report.NoteFor(provider)
-	s.Setting = fmt.Sprintf("%s of %v over %s, %d workers, %s; %s", report.Size(spec.Bytes()), spec.DType, provider, spec.Workers, spec.Optimizer, s.Setting)
+	s.Setting = fmt.Sprintf("%s of %v over %s, %d workers, %s; %s", report.Size(spec.Bytes()), spec.DType, provider, spec.Workers,
+		spec.Optimizer, s.Setting)
 }
 
 func chunkSizes(r *Runner, cfg *AblateConfig) (*study, error) {

@@ -225,7 +225,8 @@ func rankAndArrivalOrder(_ *Runner, cfg *AblateConfig) (*study, error) {
 	}
 	s := &study{Ablation: Ablation{
 		Title: "Gradients summed at once, or on arrival", Quantity: "workers", Measure: gradientRate,
-		Series: series("at once, in rank order", "added on arrival"), kind: report.Bars, Counts: map[string]uint64{"parameters": l.bytes / 4},
+		Series: series("at once, in rank order", "added on arrival"), kind: report.Bars,
+		Counts:  map[string]uint64{"parameters": l.bytes / 4},
 		Setting: fmt.Sprintf("%s; arrivals shuffled in windows of %d chunks", l.setting(), arrivalWindow),
 	}, close: l.close}
 	for how, onArrival := range map[string]bool{"rank order": false, "arrival order": true} {

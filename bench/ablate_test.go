@@ -102,7 +102,8 @@ func TestEveryAblationIsMeasuredTabledAndPlotted(t *testing.T) {
 		}
 		for _, s := range a.Series {
 			if len(s.Values) != len(a.Categories) || len(s.Min) != len(s.Values) || len(s.Max) != len(s.Values) {
-				t.Errorf("%s, %s: %d categories, %d values, %d least, %d most", a.Name, s.Label, len(a.Categories), len(s.Values), len(s.Min), len(s.Max))
+				t.Errorf("%s, %s: %d categories, %d values, %d least, %d most", a.Name, s.Label, len(a.Categories), len(s.Values), len(s.Min),
+					len(s.Max))
 				continue
 			}
 			for i, v := range s.Values {
@@ -111,7 +112,8 @@ func TestEveryAblationIsMeasuredTabledAndPlotted(t *testing.T) {
 				}
 			}
 		}
-		if exchanges := a.Name == "chunk-size" || a.Name == "pinned"; exchanges && (a.Provider != verbs.ProviderSHM || !strings.HasPrefix(a.Note, report.SoftwareNote)) {
+		if exchanges := a.Name == "chunk-size" || a.Name == "pinned"; exchanges &&
+			(a.Provider != verbs.ProviderSHM || !strings.HasPrefix(a.Note, report.SoftwareNote)) {
 			t.Errorf("%s: provider %q, note %q", a.Name, a.Provider, a.Note)
 		}
 		if !strings.HasSuffix(a.Note, quickNote) {
@@ -164,7 +166,8 @@ func TestAnAblationThatCannotBeDoneIsNamed(t *testing.T) {
 		{func(c *AblateConfig) { c.Only = []string{"fused", "fuse"} }, []string{`"fuse"`, "chunk-size, tall-wide, fused, order, pinned"}},
 		{func(c *AblateConfig) { c.Rounds = 0 }, []string{"0 rounds", "1 to 1000"}},
 		{func(c *AblateConfig) { c.Spec.Workers = 0 }, []string{"workers is 0"}},
-		{func(c *AblateConfig) { c.Only, c.Spec.Procs = []string{"pinned"}, true }, []string{"ablation pinned: loops pinned: the aggregator: exit status 1"}},
+		{func(c *AblateConfig) { c.Only, c.Spec.Procs = []string{"pinned"}, true },
+			[]string{"ablation pinned: loops pinned: the aggregator: exit status 1"}},
 	} {
 		cfg := quickAblation(t)
 		tc.change(&cfg)

@@ -88,7 +88,8 @@ func (cfg *AblateConfig) arrayBytes() uint64 {
 
 // setting says what the kernels' studies work on.
 func (l *workload) setting() string {
-	return fmt.Sprintf("%s a gradient, %s with momentum, %v kernels on %d threads", report.Size(l.bytes), optim.SGDMXNet, l.isa, l.threads)
+	return fmt.Sprintf("%s a gradient, %s with momentum, %v kernels on %d threads", report.Size(l.bytes), optim.SGDMXNet, l.isa,
+		l.threads)
 }
 
 // lane is one thread's means to work on chunks.
@@ -107,7 +108,8 @@ func (l *lane) step(sources []uint64, offset, bytes uint64) error {
 		l.src = append(l.src, s+offset)
 	}
 	l.update = kernel.Update{
-		W: l.w + offset, State: [3]uint64{l.m + offset}, N: bytes / 4, SrcType: kernel.F32, Rule: uint8(optim.SGDMXNet), Scalar: l.scalars,
+		W: l.w + offset, State: [3]uint64{l.m + offset}, N: bytes / 4, SrcType: kernel.F32, Rule: uint8(optim.SGDMXNet),
+		Scalar: l.scalars,
 	}
 	return l.update.Run(l.isa, l.src, nil)
 }

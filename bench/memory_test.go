@@ -117,7 +117,8 @@ func TestAggregatorMemoryGrowsByParametersAndStateAlone(t *testing.T) {
 				}
 			}
 			if before.SlotBytes != after.SlotBytes || before.ResultBytes != after.ResultBytes {
-				t.Errorf("slots grew from %d to %d bytes, results from %d to %d", before.SlotBytes, after.SlotBytes, before.ResultBytes, after.ResultBytes)
+				t.Errorf("slots grew from %d to %d bytes, results from %d to %d", before.SlotBytes, after.SlotBytes, before.ResultBytes,
+					after.ResultBytes)
 			}
 			if provider == verbs.ProviderSHM && after.SlotBytes != 0 {
 				t.Errorf("%d bytes of slots where gradients stay where they are", after.SlotBytes)

@@ -54,6 +54,7 @@ func perftest(ctx context.Context, s *Spec, res *report.Result) (report.Roofline
 // Times turns a result into one side of a comparison.
 func Times(res report.Result, err error) (report.Times, error) {
 	return report.Times{
-		Name: "rackweave", Setting: res.Memory, Transport: res.Provider, Bytes: res.Bytes, Workers: res.Workers, TimeUS: res.TimeUS, Wrong: res.Wrong,
+		Name: "rackweave", Setting: res.Memory, Transport: res.Provider, Bytes: res.Bytes, Workers: res.Workers, TimeUS: res.TimeUS,
+		Wrong: res.Wrong,
 	}, err
 }

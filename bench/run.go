@@ -85,7 +85,8 @@ func serveFlags(s *Spec) []string {
 }
 
 func serveHere(ctx context.Context, s *Spec) (string, func() error, error) {
-	o := service.Options{Listen: "127.0.0.1:0", Cores: s.Cores, Unpinned: s.Unpinned, Window: s.Window, NICs: s.NICs, LinkTimeout: s.LinkTimeout}
+	o := service.Options{Listen: "127.0.0.1:0", Cores: s.Cores, Unpinned: s.Unpinned, Window: s.Window, NICs: s.NICs,
+		LinkTimeout: s.LinkTimeout}
 	if s.Provider != "auto" {
 		o.Providers = []string{s.Provider}
 		o.ProviderOptions = map[string]string{s.Provider: s.ProviderOptions}

@@ -63,7 +63,8 @@ func TestTheResultDoesNotDependOnTransportTimingOrChunks(t *testing.T) {
 			s.Provider, s.Cores, s.Unpinned, s.ChunkBytes, s.Window = verbs.ProviderTCP, 1, true, 4096, 8
 		}},
 		{"the fastest, in one process", func(s *Spec) { s.Procs = false }},
-		{"sim, in one process, workers out of step", func(s *Spec) { s.Procs, s.Provider, s.Jitter = false, verbs.ProviderSim, 5*time.Millisecond }},
+		{"sim, in one process, workers out of step",
+			func(s *Spec) { s.Procs, s.Provider, s.Jitter = false, verbs.ProviderSim, 5*time.Millisecond }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := momentumSpec("auto")

@@ -25,7 +25,8 @@ func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
 		{"unknown provider", func(s *Spec) { s.Provider = "smh" }, []string{`"smh"`, "auto, shm, tcp, ibv, sim"}},
 		{"options of no provider", func(s *Spec) { s.ProviderOptions = "gid=3" }, []string{`"gid=3"`, "name the provider"}},
 		{"a simulation of processes", func(s *Spec) { s.Provider = "sim" }, []string{"provider sim", "procs=false"}},
-		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://box:7077" }, []string{"provider sim", "an aggregator of their own"}},
+		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://box:7077" },
+			[]string{"provider sim", "an aggregator of their own"}},
 		{"odd chunks", func(s *Spec) { s.ChunkBytes = 5000 }, []string{"chunk size of 5000", "power of two from 4096"}},
 		{"negative chunks", func(s *Spec) { s.ChunkBytes = -4096 }, []string{"chunk size of -4096", "power of two from 4096"}},
 		{"negative cores", func(s *Spec) { s.Cores = -1 }, []string{"cores -1", "0 or more"}},
@@ -34,9 +35,12 @@ func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
 		{"unknown optimizer", func(s *Spec) { s.Optimizer = "adamw" }, []string{`"adamw"`, "did you mean adamw_", "sgd_torch"}},
 		{"an optimizer of two phases", func(s *Spec) { s.Optimizer = "lamb" }, []string{"lamb", "use another"}},
 		{"unknown hyper-parameter", func(s *Spec) { s.Hyper = map[string]float64{"lrr": 1} }, []string{`"lrr"`, "use lr, wd"}},
-		{"hyper-parameter out of range", func(s *Spec) { s.Hyper = map[string]float64{"lr": math.NaN()} }, []string{"lr is NaN", "use a number"}},
-		{"more than memory", func(s *Spec) { s.Model.Tensors[0].Shape = []int{1 << 40} }, []string{"of parameters", "available", "smaller model or fewer workers"}},
-		{"more than memory for its workers", func(s *Spec) { s.Model.Tensors[0].Shape, s.Workers = []int{64 << 20}, 1024 }, []string{"1024 workers", "available"}},
+		{"hyper-parameter out of range", func(s *Spec) { s.Hyper = map[string]float64{"lr": math.NaN()} },
+			[]string{"lr is NaN", "use a number"}},
+		{"more than memory", func(s *Spec) { s.Model.Tensors[0].Shape = []int{1 << 40} },
+			[]string{"of parameters", "available", "smaller model or fewer workers"}},
+		{"more than memory for its workers", func(s *Spec) { s.Model.Tensors[0].Shape, s.Workers = []int{64 << 20}, 1024 },
+			[]string{"1024 workers", "available"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := momentumSpec("auto")

@@ -129,7 +129,8 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 	return errors.Join(err, b.unmap())
 }
 
-func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, results *os.File, say func(workerReport) error) error {
+func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, results *os.File,
+	say func(workerReport) error) error {
 	s := &o.Spec
 	tensors := make([]client.Tensor, len(s.Model.Tensors))
 	for i, t := range s.Model.Tensors {

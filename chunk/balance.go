@@ -25,7 +25,8 @@ func groupByNIC(lanes []Lane) ([]nicState, error) {
 		}
 		seen[[2]int{l.NIC, l.Core}] = true
 		if (l.Weight == 0) != (lanes[0].Weight == 0) {
-			return nil, invalid("lane %d: weight %d beside weight %d: give every lane its NIC's link speed, or none", i, l.Weight, lanes[0].Weight)
+			return nil, invalid("lane %d: weight %d beside weight %d: give every lane its NIC's link speed, or none", i, l.Weight,
+				lanes[0].Weight)
 		}
 		n, known := byNIC[l.NIC]
 		if !known {
@@ -34,7 +35,8 @@ func groupByNIC(lanes []Lane) ([]nicState, error) {
 			nics = append(nics, nicState{weight: max(uint64(l.Weight), 1)})
 		}
 		if w := max(uint64(l.Weight), 1); w != nics[n].weight {
-			return nil, invalid("lane %d: NIC %d has weight %d, and %d on another lane: a NIC has one link speed", i, l.NIC, w, nics[n].weight)
+			return nil, invalid("lane %d: NIC %d has weight %d, and %d on another lane: a NIC has one link speed", i, l.NIC, w,
+				nics[n].weight)
 		}
 		nics[n].lanes = append(nics[n].lanes, i)
 	}

@@ -70,7 +70,8 @@ func script(t *testing.T, p **Plan, d *datadriven.TestData) (string, error) {
 		var b strings.Builder
 		for _, id := range ids {
 			c := (*p).Chunk(id)
-			fmt.Fprintf(&b, "%d: tensor %d [%d, %d) lane %d index %d\n", id, c.Tensor, c.Offset, c.Offset+uint64(c.Elems), c.Lane, c.LaneIndex)
+			fmt.Fprintf(&b, "%d: tensor %d [%d, %d) lane %d index %d\n", id, c.Tensor, c.Offset, c.Offset+uint64(c.Elems), c.Lane,
+				c.LaneIndex)
 		}
 		return b.String(), nil
 	case "hash":

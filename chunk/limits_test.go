@@ -64,7 +64,8 @@ func TestFullLaneIsAnErrorThatLeavesThePlanAsItWas(t *testing.T) {
 	p := build(t, c, []Tensor{{"a", 5000, F32}})
 	before, text, hash := all(p), p.String(), p.Hash()
 	err := p.Add([]Tensor{{"b", 10, F32}, {"c", (MaxLaneChunks + 100) * 1024, F32}})
-	if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), `tensor "c": lane 0 (NIC 0, core 0) already has the 4194304 chunks`) ||
+	if !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), `tensor "c": lane 0 (NIC 0, core 0) already has the 4194304 chunks`) ||
 		!strings.Contains(err.Error(), "raise the chunk size or use more lanes") {
 		t.Fatal(err)
 	}

@@ -160,7 +160,8 @@ func TestLaneViewsAgreeWithChunks(t *testing.T) {
 			last := -1
 			for i, lt := range p.LaneTensors(l) {
 				want := share[int(lt.Tensor)]
-				if int(lt.Tensor) <= last || len(want) != int(lt.Chunks) || want[0] != int(lt.First) || want[len(want)-1] != int(lt.First+lt.Chunks-1) {
+				if int(lt.Tensor) <= last || len(want) != int(lt.Chunks) || want[0] != int(lt.First) ||
+					want[len(want)-1] != int(lt.First+lt.Chunks-1) {
 					t.Fatalf("lane %d, tensor %d: share %+v, chunks at %v", l, i, lt, want)
 				}
 				last = int(lt.Tensor)

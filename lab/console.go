@@ -96,7 +96,8 @@ func (c *console) complaint(guest string) error {
 	if len(c.complaints) == 0 {
 		return nil
 	}
-	return fmt.Errorf("guest %s: %w: %s\nconsole:\n%s", guest, ErrKernel, strings.Join(c.complaints, "; "), strings.Join(c.lines, "\n"))
+	return fmt.Errorf("guest %s: %w: %s\nconsole:\n%s", guest, ErrKernel, strings.Join(c.complaints, "; "),
+		strings.Join(c.lines, "\n"))
 }
 
 // setMirror copies the console to w; nil ends that.

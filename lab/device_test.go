@@ -26,7 +26,8 @@ func devices(t *testing.T, least int) []*verbs.Device {
 	t.Helper()
 	names := strings.FieldsFunc(os.Getenv("RDMA_DEVICE"), func(r rune) bool { return r == ',' })
 	if len(names) < least {
-		t.Skipf("RDMA_DEVICE names %d of the %d RDMA devices of this machine that it takes; the lab runs this test in its guests", len(names), least)
+		t.Skipf("RDMA_DEVICE names %d of the %d RDMA devices of this machine that it takes; the lab runs this test in its guests",
+			len(names), least)
 	}
 	var all []*verbs.Device
 	for _, name := range names[:least] {
@@ -139,7 +140,8 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			job, tensors := jobOf(c.name)
-			r := openRack(t, racktest.Config{Box: d, Hosts: []*verbs.Device{d, d}, Lanes: 1, Engine: neighbour.Engine, Job: job, Tensors: tensors})
+			r := openRack(t, racktest.Config{Box: d, Hosts: []*verbs.Device{d, d}, Lanes: 1, Engine: neighbour.Engine, Job: job,
+				Tensors: tensors})
 			rogue := r.Workers[1]
 			payload, mr, err := rogue.Allocate(4096)
 			if err != nil {
@@ -152,7 +154,8 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 			result := make(chan error, 1)
 			go func() { result <- exchangeExactly(neighbour, 3) }()
 			_, err = rogue.QPs[0].PostSend([]verbs.SendWR{{
-				Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpPush, 0, 0), LAddr: mr.Addr, LKey: mr.LKey, Length: 4096, RAddr: addr, RKey: rkey,
+				Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpPush, 0, 0), LAddr: mr.Addr, LKey: mr.LKey, Length: 4096, RAddr: addr,
+				RKey: rkey,
 			}})
 			if err != nil {
 				t.Fatal(err)
@@ -223,7 +226,8 @@ func TestIBVPlacement(t *testing.T) {
 		if err := l.Do(t.Context(), func() { cpu = numa.CurrentCPU() }); err != nil {
 			t.Fatal(err)
 		}
-		if c := slices.IndexFunc(top.CPUs, func(c numa.CPU) bool { return c.ID == cpu }); top.CPUs[c].Node != want || cpu != l.Config().CPU {
+		if c := slices.IndexFunc(top.CPUs, func(c numa.CPU) bool { return c.ID == cpu }); top.CPUs[c].Node != want ||
+			cpu != l.Config().CPU {
 			t.Errorf("lane %d of %s, on node %d: its loop runs on cpu %d of node %d", i, names[l.Config().NIC], want, cpu, top.CPUs[c].Node)
 		}
 		for _, kind := range []string{"slots", "parameters", "results"} {

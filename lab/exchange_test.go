@@ -35,7 +35,8 @@ func exchange(t *testing.T, g *Guest, flags string) string {
 func exchangeOnHost(t *testing.T, g *Guest, flags string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
-	cmd := exec.CommandContext(within(t, 2*time.Minute), filepath.Join(g.Dir(), "rackweave"), append([]string{"bench", "--json", file}, strings.Fields(flags)...)...)
+	cmd := exec.CommandContext(within(t, 2*time.Minute), filepath.Join(g.Dir(), "rackweave"),
+		append([]string{"bench", "--json", file}, strings.Fields(flags)...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", flags, err, out)
 	}

@@ -35,17 +35,20 @@ func whatCannotBeHad(t *testing.T, g *Guest) {
 	}
 	refuses(t, g, with("port=2"), "rxe0 has ports 1 to 1, not 2")
 	refuses(t, g, with("gid=200"), "no usable GID at index 200", "it has:", "10.77.0.1")
-	refuses(t, g, "ip link set nic0 mtu 1500; "+with("mtu=4096")+"; e=$?; ip link set nic0 mtu 4200; exit $e", "mtu=4096", "carries 1024", "MTU")
+	refuses(t, g, "ip link set nic0 mtu 1500; "+with("mtu=4096")+"; e=$?; ip link set nic0 mtu 4200; exit $e", "mtu=4096",
+		"carries 1024", "MTU")
 	refuses(t, g, with("colour=red"), "colour")
 	refuses(t, g, rackweave+"serve --listen 127.0.0.1:0 --providers ibv --nics rxe7", "rxe7", "rxe0")
-	refuses(t, g, "ip link set nic0 down; "+with("port=1")+"; e=$?; ip link set nic0 up; exit $e", "port 1 of rxe0 is down", "bring its link up")
+	refuses(t, g, "ip link set nic0 down; "+with("port=1")+"; e=$?; ip link set nic0 up; exit $e", "port 1 of rxe0 is down",
+		"bring its link up")
 	refuses(t, g, "chmod 666 /dev/infiniband/uverbs*; exec "+asNobody+" sh -c 'ulimit -l 512; exec "+nobodysProgram+
 		" bench --provider ibv --bytes 4MB --workers 1 --iters 1 --no-roofline'",
 		"register memory on rxe0", "KiB more must be locked", "may lock 512 KiB", "ulimit -l unlimited", "LimitMEMLOCK=infinity")
 	library := run(t, g, "readlink -f $(ldconfig -p | grep -o '/.*libibverbs.so.1$' | head -1)")
 	refuses(t, g, fmt.Sprintf("exec unshare -m sh -c 'mount --bind /dev/null %s; exec %s'", library, with("port=1")),
 		"libibverbs cannot be loaded", "apt-get install libibverbs1 ibverbs-providers")
-	refuses(t, g, "rdma link delete rxe0; "+with("port=1")+"; e=$?; "+rackweave+"rxe up nic0; exit $e", "no RDMA device", "rackweave rxe up")
+	refuses(t, g, "rdma link delete rxe0; "+with("port=1")+"; e=$?; "+rackweave+"rxe up nic0; exit $e", "no RDMA device",
+		"rackweave rxe up")
 	untilItHasAnAddress(t, g)
 }
 

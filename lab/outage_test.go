@@ -67,8 +67,9 @@ func rideOut(t *testing.T, box, worker *Guest) {
 	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
 	serve(t, box, "ibv", "--listen :7077")
 	untilItServes(t, worker, url)
-	c := startExchange(t, worker, "--bytes 4MB --workers 2 --iters 8 --jitter 500ms --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
-		"/result.json --provider ibv --server "+url)
+	c := startExchange(t, worker,
+		"--bytes 4MB --workers 2 --iters 8 --jitter 500ms --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
+			"/result.json --provider ibv --server "+url)
 	link(t, worker, false)
 	time.Sleep(3 * time.Second)
 	select {
@@ -123,8 +124,9 @@ func powerFailures(t *testing.T, box, first, second *Guest) {
 	aggregator := serve(t, box, "ibv", "--listen :7077")
 	untilItServes(t, first, url)
 	doomed := startExchange(t, second, endless+url)
-	going := startExchange(t, first, "--bytes 4MB --workers 2 --iters 4 --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
-		"/result.json --provider ibv --server "+url)
+	going := startExchange(t, first,
+		"--bytes 4MB --workers 2 --iters 4 --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
+			"/result.json --provider ibv --server "+url)
 	second.Kill()
 	<-doomed.agent.gone
 	says(t, aggregator, 20*time.Second, "job failed")

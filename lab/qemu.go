@@ -31,8 +31,8 @@ func newQEMU(cfg Config, dir, vmlinuz, initrd string) *qemu {
 	if os.Getenv("RACKWEAVE_LAB_ACCEL") == "kvm" {
 		accel, cpu = "kvm", "host"
 	}
-	q.add("-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", fmt.Sprintf("%d,sockets=%d", cfg.CPUs, cfg.Nodes), "-m", fmt.Sprintf("%dM", cfg.MemoryMB),
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+	q.add("-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", fmt.Sprintf("%d,sockets=%d", cfg.CPUs, cfg.Nodes), "-m",
+		fmt.Sprintf("%dM", cfg.MemoryMB), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", vmlinuz, "-initrd", initrd, "-append", kernelCommandLine(),
 		"-device", "virtio-rng-pci",
 		"-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",

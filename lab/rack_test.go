@@ -67,7 +67,8 @@ func TestPairIsTwoHosts(t *testing.T) {
 			if err := worker.SetLink(0, c.up); err != nil {
 				t.Fatal(err)
 			}
-			run(t, worker, fmt.Sprintf("for i in $(seq 100); do grep -q %s %s && exit; sleep 0.1; done; cat %s; exit 1", c.want, state, state))
+			run(t, worker, fmt.Sprintf("for i in $(seq 100); do grep -q %s %s && exit; sleep 0.1; done; cat %s; exit 1", c.want, state,
+				state))
 		}
 		run(t, worker, "busybox ping -c1 -W10 "+box.Addr(0))
 	})

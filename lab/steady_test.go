@@ -88,8 +88,9 @@ func steadyState(t *testing.T, g *Guest) {
 // rest goes.
 func shareOfPerftest(t *testing.T, g *Guest) {
 	file := filepath.Join(g.Dir(), "share.json")
-	out, err := g.Run(within(t, 3*time.Minute), program(t, g)+" bench --provider ibv --bytes 8MB --workers 2 --iters 5 --warmup 1 --arena "+
-		"--json "+SharedDir+"/share.json")
+	out, err := g.Run(within(t, 3*time.Minute),
+		program(t, g)+" bench --provider ibv --bytes 8MB --workers 2 --iters 5 --warmup 1 --arena "+
+			"--json "+SharedDir+"/share.json")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -15,7 +15,8 @@ func makeWorkDir() (string, error) {
 	old, _ := filepath.Glob(filepath.Join(os.TempDir(), workPrefix+"*"))
 	for _, dir := range old {
 		var pid int
-		if _, err := fmt.Sscanf(filepath.Base(dir), workPrefix+"%d-", &pid); err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		if _, err := fmt.Sscanf(filepath.Base(dir), workPrefix+"%d-", &pid); err == nil &&
+			errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 			os.RemoveAll(dir)
 		}
 	}

@@ -103,7 +103,8 @@ func TestOneFailureEndsAllAndIsNamed(t *testing.T) {
 		code         int
 		wants        []string
 	}{
-		{"exit status", `[ $RANK = 1 ] && { echo "the reason" >&2; exit 7; }; exec sleep 600`, 7, []string{"worker 1", "exit status 7", "the reason"}},
+		{"exit status", `[ $RANK = 1 ] && { echo "the reason" >&2; exit 7; }; exec sleep 600`, 7,
+			[]string{"worker 1", "exit status 7", "the reason"}},
 		{"signal", `[ $RANK = 1 ] && kill -9 $$; exec sleep 600`, 137, []string{"worker 1", "signal: killed"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

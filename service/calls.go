@@ -100,7 +100,8 @@ func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conn
 	lanes := make([]aggregate.WorkerLane, len(r.Lanes))
 	for i, l := range r.Lanes {
 		lanes[i] = aggregate.WorkerLane{
-			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, Staging: l.Staging, AckTimeout: j.engine.ackTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
+			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, Staging: l.Staging,
+			AckTimeout: j.engine.ackTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
 		}
 	}
 	release, err := j.hold()
@@ -139,7 +140,8 @@ func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.Resume
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
 	if len(r.Regions) > maxRegions {
-		return nil, refuse(connect.CodeInvalidArgument, "resume lane %d: %d regions of memory, at most %d can be told: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
+		return nil, refuse(connect.CodeInvalidArgument,
+			"resume lane %d: %d regions of memory, at most %d can be told: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
 	}
 	regions := make([]verbs.MR, len(r.Regions))
 	for i, g := range r.Regions {
@@ -160,7 +162,8 @@ func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.Resume
 	case err != nil:
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
-	s.log.Warn("connection moves", "job", j.name, "rank", m.rank, "lane", r.Lane, "to", e.devices[r.Nic].Attr().Name, "home", e.names[r.Lane])
+	s.log.Warn("connection moves", "job", j.name, "rank", m.rank, "lane", r.Lane, "to", e.devices[r.Nic].Attr().Name, "home",
+		e.names[r.Lane])
 	return &api.ResumeResponse{
 		Lane: &api.BoxLane{Endpoint: out.Endpoint, SlotAddr: out.SlotAddr, SlotRkey: out.SlotRKey}, Received: out.Received,
 	}, nil

@@ -83,7 +83,8 @@ func openEngine(provider string, o *Options, topo *numa.Topology, at net.Addr) (
 		e.lanes = append(e.lanes, chunk.Lane{NIC: l.NICIndex, Core: l.CPU, Weight: uint32(l.Mbps)})
 		e.names = append(e.names, e.devices[l.NICIndex].Attr().Name)
 	}
-	if e.agg, err = aggregate.Start(aggregate.Config{Lanes: placed, Window: o.Window, Spin: o.Spin, LinkTimeout: o.LinkTimeout}); err != nil {
+	if e.agg, err = aggregate.Start(aggregate.Config{Lanes: placed, Window: o.Window, Spin: o.Spin,
+		LinkTimeout: o.LinkTimeout}); err != nil {
 		return e, err
 	}
 	e.rates = make([]laneRate, len(lanes))
@@ -140,7 +141,8 @@ func (e *engine) deviceNames(o *Options, at net.Addr) ([]string, error) {
 
 // openDevices opens devices and returns the names of those it did: of devices that nobody named, those without a link are left
 // out, unless none has one.
-func (e *engine) openDevices(names []string, o *Options, open func(provider, name, options string) (*verbs.Device, error)) (opened []string, err error) {
+func (e *engine) openDevices(names []string, o *Options,
+	open func(provider, name, options string) (*verbs.Device, error)) (opened []string, err error) {
 	var without error
 	for _, name := range names {
 		d, err := open(e.provider, name, o.ProviderOptions[e.provider])
@@ -192,10 +194,12 @@ func (e *engine) pump(nic int, d *verbs.Device, log *slog.Logger) {
 		switch {
 		case err != nil:
 			e.links.down(nic)
-			log.Error("device tells no more of its link: it is not used until the aggregator is started anew", "device", d.Attr().Name, "err", err)
+			log.Error("device tells no more of its link: it is not used until the aggregator is started anew", "device", d.Attr().Name,
+				"err", err)
 			return
 		case ok && (ev.Type == verbs.EventQPEstablished || ev.Type == verbs.EventQPFatal):
-			log.Debug("event of a device", "device", d.Attr().Name, "event", ev.Type.String(), "qp", fmt.Sprintf("0x%x", ev.QPNum)) // jobs log what it means
+			// jobs log what it means
+			log.Debug("event of a device", "device", d.Attr().Name, "event", ev.Type.String(), "qp", fmt.Sprintf("0x%x", ev.QPNum))
 		case ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
 			log.Error("device failed", "device", d.Attr().Name, "event", ev.Type.String())
 			e.links.down(nic)

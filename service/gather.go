@@ -23,7 +23,8 @@ type gathering struct {
 
 // gather makes rank part of the collective call named key and waits for all. check compares what this worker brings with
 // what the first brought; its error fails the call for everyone, at once. work runs once, in the last caller.
-func (j *job) gather(ctx context.Context, key string, rank int, brings any, check func(first int, brought any) error, work func() (any, error)) (any, error) {
+func (j *job) gather(ctx context.Context, key string, rank int, brings any, check func(first int, brought any) error,
+	work func() (any, error)) (any, error) {
 	j.mu.Lock()
 	g, err := j.gathering(key, rank, brings)
 	if err != nil {
@@ -64,12 +65,14 @@ func (j *job) gather(ctx context.Context, key string, rank int, brings any, chec
 // gathering finds or starts the collective call named key; under j.mu.
 func (j *job) gathering(key string, rank int, brings any) (*gathering, error) {
 	if m := j.firstLeft(); m != nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s: %v has left job %q: it cannot be waited for", key, m, j.name))
+		return nil, connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("%s: %v has left job %q: it cannot be waited for", key, m, j.name))
 	}
 	g := j.gatherings[key]
 	if g == nil {
 		if len(j.gatherings) == maxGatherings {
-			return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("%s: job %q waits in %d calls already", key, j.name, maxGatherings))
+			return nil, connect.NewError(connect.CodeResourceExhausted,
+				fmt.Errorf("%s: job %q waits in %d calls already", key, j.name, maxGatherings))
 		}
 		g = &gathering{arrived: make([]bool, j.spec.workers), first: rank, brought: brings, done: make(chan struct{})}
 		j.gatherings[key] = g

@@ -38,14 +38,15 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
 	}
 	m := &member{
-		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid, provider: r.Provider, providers: r.Providers,
-		out: make(chan struct{}),
+		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid,
+		provider: r.Provider, providers: r.Providers, out: make(chan struct{}),
 	}
 	if m.provider == "auto" {
 		m.provider = ""
 	}
 	if m.provider != "" && s.engines[m.provider] == nil {
-		return nil, refuse(connect.CodeInvalidArgument, "join job %q: provider %q is not served here: use auto, or %s", r.Job, m.provider, list(s.served))
+		return nil, refuse(connect.CodeInvalidArgument, "join job %q: provider %q is not served here: use auto, or %s", r.Job, m.provider,
+			list(s.served))
 	}
 	wait, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
@@ -82,7 +83,8 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
 	policy, ok := s.opts.policy(r.Job)
 	if !ok {
-		return nil, false, refuse(connect.CodePermissionDenied, "job %q may not run here: use the name of a job that the aggregator's configuration lists, and its token", r.Job)
+		return nil, false, refuse(connect.CodePermissionDenied,
+			"job %q may not run here: use the name of a job that the aggregator's configuration lists, and its token", r.Job)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,8 +111,8 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 		return nil, false, refuse(connect.CodeFailedPrecondition, "join job %q: %w", r.Job, err)
 	}
 	if len(j.members) == j.spec.workers {
-		return nil, false, refuse(connect.CodeResourceExhausted, "job %q has all of its %d workers: this one is too many, or an earlier run has not ended",
-			r.Job, j.spec.workers)
+		return nil, false, refuse(connect.CodeResourceExhausted,
+			"job %q has all of its %d workers: this one is too many, or an earlier run has not ended", r.Job, j.spec.workers)
 	}
 	for _, other := range j.members {
 		if m.rank >= 0 && m.rank == other.rank {
@@ -125,7 +127,8 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 	s.members++
 	m.job = j
 	j.members = append(j.members, m)
-	s.log.Info("worker joined", "job", j.name, "host", m.host, "pid", m.pid, "workers", fmt.Sprintf("%d of %d", len(j.members), j.spec.workers))
+	s.log.Info("worker joined", "job", j.name, "host", m.host, "pid", m.pid, "workers",
+		fmt.Sprintf("%d of %d", len(j.members), j.spec.workers))
 	return j, len(j.members) == j.spec.workers, nil
 }
 
@@ -142,8 +145,8 @@ func (s *Service) newJob(r *api.JoinRequest, policy JobPolicy, sp spec) (*job, e
 		token = policy.Token
 	}
 	return &job{
-		s: s, name: r.Job, token: token, policy: policy, spec: sp, born: time.Now(), started: make(chan struct{}), failed: make(chan struct{}),
-		ended: make(chan struct{}), gatherings: map[string]*gathering{},
+		s: s, name: r.Job, token: token, policy: policy, spec: sp, born: time.Now(), started: make(chan struct{}),
+		failed: make(chan struct{}), ended: make(chan struct{}), gatherings: map[string]*gathering{},
 	}, nil
 }
 
@@ -154,8 +157,8 @@ func (s *Service) settle(j *job) {
 		delete(s.jobs, j.name)
 		s.members -= len(j.members)
 	} else {
-		s.log.Info("job started", "job", j.name, "workers", j.spec.workers, "mode", j.spec.mode.String(), "optimizer", j.spec.rule.String(),
-			"provider", j.engine.provider)
+		s.log.Info("job started", "job", j.name, "workers", j.spec.workers, "mode", j.spec.mode.String(), "optimizer",
+			j.spec.rule.String(), "provider", j.engine.provider)
 		for _, m := range j.members {
 			s.sessions[m.session] = m
 		}
@@ -217,7 +220,8 @@ func (s *Service) chooseEngine(j *job) (*engine, error) {
 			continue
 		}
 		if asked != nil && asked.provider != m.provider {
-			return nil, fmt.Errorf("%v asks for provider %s, %v for %s: all workers must ask for the same, or for auto", m, m.provider, asked, asked.provider)
+			return nil, fmt.Errorf("%v asks for provider %s, %v for %s: all workers must ask for the same, or for auto", m, m.provider,
+				asked, asked.provider)
 		}
 		asked = m
 	}
@@ -260,9 +264,9 @@ func (m *member) welcome() *api.JoinResponse {
 	j := m.job
 	e := j.engine
 	r := &api.JoinResponse{
-		Session: m.session, Rank: uint32(m.rank), Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes), Provider: e.provider,
-		Window: uint32(e.agg.Window()), SendDepth: uint32(e.depths.WorkerSend), RecvDepth: uint32(e.depths.WorkerRecv),
-		ByReference: e.byReference(), LiveHyper: j.spec.mode == aggregate.Eager,
+		Session: m.session, Rank: uint32(m.rank), Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes),
+		Provider: e.provider, Window: uint32(e.agg.Window()), SendDepth: uint32(e.depths.WorkerSend),
+		RecvDepth: uint32(e.depths.WorkerRecv), ByReference: e.byReference(), LiveHyper: j.spec.mode == aggregate.Eager,
 		WatchWithinMs: uint32(watchWithin.Milliseconds()), HeartbeatMs: uint32(heartbeatEvery.Milliseconds()),
 		LinkTimeoutMs: uint32(e.linkTimeout.Milliseconds()),
 	}

@@ -46,19 +46,27 @@ var (
 	workerLabels = []string{"job", "rank", "host"}
 
 	laneFamilies = []family[aggregate.Counters]{
-		counter("lane_received_bytes_total", "Bytes of messages from workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.RecvBytes) }),
-		counter("lane_sent_bytes_total", "Bytes of answers to workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.SentBytes) }),
-		counter("lane_messages_total", "Messages from workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Messages) }),
-		counter("lane_answers_total", "Answers to workers.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Answers) }),
+		counter("lane_received_bytes_total", "Bytes of messages from workers.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.RecvBytes) }),
+		counter("lane_sent_bytes_total", "Bytes of answers to workers.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.SentBytes) }),
+		counter("lane_messages_total", "Messages from workers.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Messages) }),
+		counter("lane_answers_total", "Answers to workers.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Answers) }),
 		counter("lane_chunks_total", "Chunks aggregated.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Chunks) }),
-		counter("lane_doorbells_total", "Posts to send queues.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Doorbells) }),
-		counter("lane_rounds_total", "Rounds of the loop that found work.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Rounds) }),
-		counter("lane_sleeps_total", "Times the loop slept.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Sleeps) }),
+		counter("lane_doorbells_total", "Posts to send queues.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Doorbells) }),
+		counter("lane_rounds_total", "Rounds of the loop that found work.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Rounds) }),
+		counter("lane_sleeps_total", "Times the loop slept.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Sleeps) }),
 		counter("lane_sampled_fold_seconds_total", "Time in sums and optimizer of the sampled chunks.", laneLabels,
 			func(c *aggregate.Counters) float64 { return seconds(c.FoldNS) }),
 		counter("lane_sampled_post_seconds_total", "Time in posting the answers of the sampled chunks.", laneLabels,
 			func(c *aggregate.Counters) float64 { return seconds(c.PostNS) }),
-		counter("lane_sampled_chunks_total", "Chunks whose times were taken.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Samples) }),
+		counter("lane_sampled_chunks_total", "Chunks whose times were taken.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Samples) }),
 		counter("lane_deferred_total", "Answers that had to wait for queue or buffer space.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Deferred) }),
 		counter("lane_give_backs_total", "Chunks given back to relieve workers that push in different orders.", laneLabels,
@@ -67,13 +75,17 @@ var (
 			func(c *aggregate.Counters) float64 { return float64(c.Wants) }),
 		counter("lane_breaks_total", "Connections whose queue pair failed and that can be resumed.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Breaks) }),
-		counter("lane_moves_total", "Connections that went on over another queue pair.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Moves) }),
-		counter("lane_dropped_total", "Messages that broke the protocol.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.Dropped) }),
+		counter("lane_moves_total", "Connections that went on over another queue pair.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Moves) }),
+		counter("lane_dropped_total", "Messages that broke the protocol.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Dropped) }),
 		gauge("lane_chunks_open", "Chunks that wait for gradients of some workers.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.FoldsOpen) }),
-		gauge("lane_slots_held", "Messages not answered yet.", laneLabels, func(c *aggregate.Counters) float64 { return float64(c.SlotsHeld) }),
+		gauge("lane_slots_held", "Messages not answered yet.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.SlotsHeld) }),
 	}
-	laneLatency = prometheus.NewDesc("rackweave_lane_chunk_latency_seconds", "From a chunk's first gradient to its answer.", laneLabels, nil)
+	laneLatency = prometheus.NewDesc("rackweave_lane_chunk_latency_seconds", "From a chunk's first gradient to its answer.",
+		laneLabels, nil)
 
 	nicFamilies = []family[bool]{
 		gauge("nic_up", "Whether the NIC's link is up: 1 or 0.", []string{"provider", "device"}, func(up *bool) float64 {
@@ -88,19 +100,25 @@ var (
 		gauge("job_workers", "Workers of the job.", jobLabels, func(m *jobMetrics) float64 { return float64(m.workers) }),
 		gauge("job_tensors", "Tensors registered.", jobLabels, func(m *jobMetrics) float64 { return float64(m.tensors) }),
 		gauge("job_model_bytes", "Bytes of parameters in f32.", jobLabels, func(m *jobMetrics) float64 { return float64(m.modelBytes) }),
-		gauge("job_parameter_bytes", "Memory for parameters and optimizer state.", jobLabels, func(m *jobMetrics) float64 { return float64(m.memory.Parameters) }),
-		gauge("job_slot_bytes", "Memory that gradients arrive in.", jobLabels, func(m *jobMetrics) float64 { return float64(m.memory.Slots) }),
-		gauge("job_result_bytes", "Memory that answers leave from.", jobLabels, func(m *jobMetrics) float64 { return float64(m.memory.Results) }),
+		gauge("job_parameter_bytes", "Memory for parameters and optimizer state.", jobLabels,
+			func(m *jobMetrics) float64 { return float64(m.memory.Parameters) }),
+		gauge("job_slot_bytes", "Memory that gradients arrive in.", jobLabels,
+			func(m *jobMetrics) float64 { return float64(m.memory.Slots) }),
+		gauge("job_result_bytes", "Memory that answers leave from.", jobLabels,
+			func(m *jobMetrics) float64 { return float64(m.memory.Results) }),
 	}
 
 	workerFamilies = []family[aggregate.WorkerCounters]{
-		counter("worker_received_bytes_total", "Bytes from the worker.", workerLabels, func(c *aggregate.WorkerCounters) float64 { return float64(c.RecvBytes) }),
-		counter("worker_sent_bytes_total", "Bytes to the worker.", workerLabels, func(c *aggregate.WorkerCounters) float64 { return float64(c.SentBytes) }),
-		counter("worker_chunks_total", "Gradients of chunks from the worker.", workerLabels, func(c *aggregate.WorkerCounters) float64 { return float64(c.Chunks) }),
+		counter("worker_received_bytes_total", "Bytes from the worker.", workerLabels,
+			func(c *aggregate.WorkerCounters) float64 { return float64(c.RecvBytes) }),
+		counter("worker_sent_bytes_total", "Bytes to the worker.", workerLabels,
+			func(c *aggregate.WorkerCounters) float64 { return float64(c.SentBytes) }),
+		counter("worker_chunks_total", "Gradients of chunks from the worker.", workerLabels,
+			func(c *aggregate.WorkerCounters) float64 { return float64(c.Chunks) }),
 		counter("worker_last_arrivals_total", "Chunks for which the worker's gradient was the last.", workerLabels,
 			func(c *aggregate.WorkerCounters) float64 { return float64(c.LastArrivals) }),
-		counter("worker_lateness_seconds_total", "Time by which the worker's gradients came after their chunks' first, summed.", workerLabels,
-			func(c *aggregate.WorkerCounters) float64 { return seconds(c.LatenessNS) }),
+		counter("worker_lateness_seconds_total", "Time by which the worker's gradients came after their chunks' first, summed.",
+			workerLabels, func(c *aggregate.WorkerCounters) float64 { return seconds(c.LatenessNS) }),
 	}
 
 	serviceFamilies = []family[Service]{

@@ -109,7 +109,8 @@ func (o *Options) complete() error {
 	o.Listen = cmp.Or(o.Listen, DefaultListen)
 	o.MaxJobs = cmp.Or(o.MaxJobs, 64)
 	o.MaxWorkers = cmp.Or(o.MaxWorkers, 1024)
-	if o.LinkTimeout = cmp.Or(o.LinkTimeout, aggregate.DefaultLinkTimeout); o.LinkTimeout < minLinkTimeout || o.LinkTimeout > maxLinkTimeout {
+	if o.LinkTimeout = cmp.Or(o.LinkTimeout, aggregate.DefaultLinkTimeout); o.LinkTimeout < minLinkTimeout ||
+		o.LinkTimeout > maxLinkTimeout {
 		return fmt.Errorf("link timeout of %v: use %v to %v", o.LinkTimeout, minLinkTimeout, maxLinkTimeout)
 	}
 	if (o.TLSCert == "") != (o.TLSKey == "") {

@@ -70,7 +70,8 @@ func TestOnePortSpeaksJSONConnectAndGRPC(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &status); err != nil || code != 200 {
 		t.Fatalf("%d %s: %v", code, body, err)
 	}
-	if status.Version != "v1.2.3" || len(status.Engines) != 1 || status.Engines[0].Provider != verbs.ProviderTCP || len(status.Engines[0].Lanes) == 0 {
+	if status.Version != "v1.2.3" || len(status.Engines) != 1 || status.Engines[0].Provider != verbs.ProviderTCP ||
+		len(status.Engines[0].Lanes) == 0 {
 		t.Errorf("%s", body)
 	}
 	code, body = post(t, base+"/Barrier", `{"session": "nobody", "name": "b"}`)
@@ -92,14 +93,16 @@ func TestOnePortSpeaksJSONConnectAndGRPC(t *testing.T) {
 func TestAWorkerNeedsNoMoreThanJSONOverHTTP(t *testing.T) {
 	s, _ := serve(t, service.Options{})
 	base := s.URL() + "/" + apiconnect.JobServiceName
-	code, body := post(t, base+"/Join", `{"job": "j", "workers": 1, "rank": -1, "mode": "aggregate", "providers": ["tcp"], "host": "shim", "pid": "7"}`)
+	code, body := post(t, base+"/Join",
+		`{"job": "j", "workers": 1, "rank": -1, "mode": "aggregate", "providers": ["tcp"], "host": "shim", "pid": "7"}`)
 	var joined struct {
 		Session  string
 		Provider string
 		Lanes    []any
 		Window   int
 	}
-	if err := json.Unmarshal([]byte(body), &joined); err != nil || code != 200 || joined.Session == "" || len(joined.Lanes) == 0 || joined.Window == 0 {
+	if err := json.Unmarshal([]byte(body), &joined); err != nil || code != 200 || joined.Session == "" || len(joined.Lanes) == 0 ||
+		joined.Window == 0 {
 		t.Fatalf("%d %s: %v", code, body, err)
 	}
 	// Watch is a stream: every message has a byte of flags and its length before it.
@@ -158,8 +161,9 @@ func certificate(t testing.TB) (cert, key string) {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "rackweave test"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "rackweave test"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
@@ -204,7 +208,8 @@ func TestTLSIsVerifiedAndWrongTLSIsAClearError(t *testing.T) {
 		{"another name", strings.Replace(s.URL(), "127.0.0.1", "localhost", 1), cert, "a name or address that the certificate is for"},
 		{"a CA file that is none", s.URL(), key, "holds no certificate"},
 		{"http to https", strings.Replace(s.URL(), "https:", "http:", 1), "", "if it serves TLS, use https://"},
-		{"https to http", strings.Replace(plain.URL(), "http:", "https:", 1), cert, "server gave HTTP response to HTTPS client: it serves without TLS: use http://"},
+		{"https to http", strings.Replace(plain.URL(), "http:", "https:", 1), cert,
+			"server gave HTTP response to HTTPS client: it serves without TLS: use http://"},
 	} {
 		cfg.Server, cfg.CA = c.server, c.ca
 		began := time.Now()

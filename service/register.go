@@ -145,9 +145,11 @@ func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 	first, firstChunk := j.plan.NumTensors(), j.plan.NumChunks()
 	switch q := j.policy.Quota; {
 	case q.Tensors > 0 && first+len(tensors) > q.Tensors:
-		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d tensors: its quota is %d", j.name, first+len(tensors), q.Tensors)
+		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d tensors: its quota is %d", j.name, first+len(tensors),
+			q.Tensors)
 	case q.ModelBytes > 0 && model > q.ModelBytes:
-		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d bytes of parameters: its quota is %d", j.name, model, q.ModelBytes)
+		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d bytes of parameters: its quota is %d", j.name, model,
+			q.ModelBytes)
 	}
 	if err := j.plan.Add(batch); err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)

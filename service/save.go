@@ -60,7 +60,8 @@ func (s *Service) Restore(ctx context.Context, r *api.RestoreRequest) (*api.Rest
 }
 
 // quietly runs f for a member's checkpoint, alone with the job's tensors, and gives its error a code.
-func (s *Service) quietly(ctx context.Context, what, session, name string, ms uint32, f func(context.Context, *job, string) error) error {
+func (s *Service) quietly(ctx context.Context, what, session, name string, ms uint32,
+	f func(context.Context, *job, string) error) error {
 	m, err := s.active(session)
 	if err != nil {
 		return err
@@ -73,7 +74,8 @@ func (s *Service) quietly(ctx context.Context, what, session, name string, ms ui
 	}
 	j := m.job
 	if !j.model.TryLock() {
-		return refuse(connect.CodeFailedPrecondition, "%s %q: tensors of job %q are being registered, saved or restored", what, name, j.name)
+		return refuse(connect.CodeFailedPrecondition, "%s %q: tensors of job %q are being registered, saved or restored", what, name,
+			j.name)
 	}
 	defer j.model.Unlock()
 	release, err := j.hold()
@@ -121,7 +123,8 @@ func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
 		return 0, err
 	}
 	h := &api.CheckpointHeader{
-		Job: j.name, Mode: j.spec.mode.String(), Optimizer: j.spec.rule.String(), Arrays: uint32(snap.Arrays()), SavedUnix: time.Now().Unix(),
+		Job: j.name, Mode: j.spec.mode.String(), Optimizer: j.spec.rule.String(), Arrays: uint32(snap.Arrays()),
+		SavedUnix: time.Now().Unix(),
 	}
 	order := make([]int, j.plan.NumTensors())
 	for i := range order {
@@ -265,7 +268,8 @@ var errMismatch = errors.New("the checkpoint is of another model")
 // fits checks a checkpoint against the job and returns the plan's numbers of the file's tensors, in the file's order.
 func (j *job) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
 	if h.Optimizer != j.spec.rule.String() || int(h.Arrays) != arrays {
-		return nil, fmt.Errorf("%w: it holds %d arrays of optimizer %s, the job keeps %d of %v", errMismatch, h.Arrays, h.Optimizer, arrays, j.spec.rule)
+		return nil, fmt.Errorf("%w: it holds %d arrays of optimizer %s, the job keeps %d of %v", errMismatch, h.Arrays, h.Optimizer,
+			arrays, j.spec.rule)
 	}
 	order := make([]int, len(h.Tensors))
 	seen := make([]bool, j.plan.NumTensors())

@@ -65,8 +65,9 @@ func New(o Options) (s *Service, err error) {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
 	s = &Service{
-		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()), start: time.Now(),
-		closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{}, sessions: map[string]*member{},
+		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()),
+		start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{},
+		sessions: map[string]*member{},
 	}
 	defer func() {
 		if err != nil {
@@ -94,7 +95,8 @@ func New(o Options) (s *Service, err error) {
 		}
 	}
 	if len(o.NICs) > 0 && !slices.Contains(providers, verbs.ProviderIBV) && !slices.Contains(providers, verbs.ProviderSim) {
-		return s, fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(o.NICs), verbs.ProviderIBV, list(providers))
+		return s, fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(o.NICs),
+			verbs.ProviderIBV, list(providers))
 	}
 	for _, p := range []string{verbs.ProviderSHM, verbs.ProviderIBV, verbs.ProviderTCP, verbs.ProviderSim} {
 		if !slices.Contains(providers, p) {
@@ -138,9 +140,10 @@ func (s *Service) server() (*http.Server, error) {
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
 
 	h := &http.Server{
-		Handler: bodyWithin(20*time.Second, http.HandlerFunc(s.handle)), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, Protocols: new(http.Protocols),
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		HTTP2:    &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 1 << 20},
+		Handler: bodyWithin(20*time.Second, http.HandlerFunc(s.handle)), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 64 << 10, Protocols: new(http.Protocols), ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second,
+			MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 1 << 20},
 	}
 	h.Protocols.SetHTTP1(true)
 	h.Protocols.SetHTTP2(true)

@@ -36,7 +36,8 @@ func TestAServiceLogsWhereItsLanesAre(t *testing.T) {
 		cpu      string
 	}{{true, "any"}, {false, `\d+`}} {
 		var log bytes.Buffer
-		s, err := service.New(service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 1, Unpinned: tc.unpinned, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		s, err := service.New(service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 1, Unpinned: tc.unpinned,
+			Log: slog.New(slog.NewTextHandler(&log, nil))})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,24 +144,28 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		o    service.Options
 		want string
 	}{
-		"provider":           {service.Options{Providers: []string{"roce"}}, `unknown provider "roce": use shm, tcp, ibv, sim`},
-		"port taken":         {service.Options{Listen: taken.Addr().String()}, "address already in use: give another address"},
-		"half of TLS":        {service.Options{TLSCert: "x"}, "give both files, or neither"},
-		"missing TLS file":   {service.Options{TLSCert: "/no/cert", TLSKey: "/no/key"}, "/no/cert"},
-		"job name":           {service.Options{Jobs: []service.JobPolicy{{Name: "a b"}}}, `job name "a b"`},
-		"job twice":          {service.Options{Jobs: []service.JobPolicy{{Name: "a"}, {Name: "a"}}}, "listed twice"},
-		"no job may run":     {service.Options{OnlyListed: true}, "none is listed"},
-		"too many cores":     {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 5000}, "5000 cores asked for"},
-		"window":             {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Window: 1 << 20}, "window of 1048576: use 2 to 4096"},
-		"window of one":      {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Window: 1}, "window of 1: use 2 to 4096"},
+		"provider":         {service.Options{Providers: []string{"roce"}}, `unknown provider "roce": use shm, tcp, ibv, sim`},
+		"port taken":       {service.Options{Listen: taken.Addr().String()}, "address already in use: give another address"},
+		"half of TLS":      {service.Options{TLSCert: "x"}, "give both files, or neither"},
+		"missing TLS file": {service.Options{TLSCert: "/no/cert", TLSKey: "/no/key"}, "/no/cert"},
+		"job name":         {service.Options{Jobs: []service.JobPolicy{{Name: "a b"}}}, `job name "a b"`},
+		"job twice":        {service.Options{Jobs: []service.JobPolicy{{Name: "a"}, {Name: "a"}}}, "listed twice"},
+		"no job may run":   {service.Options{OnlyListed: true}, "none is listed"},
+		"too many cores":   {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 5000}, "5000 cores asked for"},
+		"window": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Window: 1 << 20},
+			"window of 1048576: use 2 to 4096"},
+		"window of one": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Window: 1},
+			"window of 1: use 2 to 4096"},
 		"negative window":    {service.Options{Window: -1}, "-1 messages in the window: use 0 or more"},
 		"negative limit":     {service.Options{MaxJobs: -3}, "-3 jobs: use 0 or more"},
 		"negative quota":     {service.Options{Quota: service.Quota{Tensors: -1}}, "-1 tensors of a job: use 0 or more"},
 		"spin":               {service.Options{Spin: -2}, "spin of -2"},
 		"provider's options": {service.Options{ProviderOptions: map[string]string{"roce": "gid=3"}}, `unknown provider "roce"`},
-		"NICs without RDMA":  {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, NICs: []string{"mlx5_9"}}, "mlx5_9 need provider ibv, and only tcp"},
-		"checkpoints":        {service.Options{CheckpointDir: "/dev/null/checkpoints"}, `checkpoint directory "/dev/null/checkpoints"`},
-		"option of provider": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, ProviderOptions: map[string]string{"tcp": "colour=red"}}, "colour"},
+		"NICs without RDMA": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, NICs: []string{"mlx5_9"}},
+			"mlx5_9 need provider ibv, and only tcp"},
+		"checkpoints": {service.Options{CheckpointDir: "/dev/null/checkpoints"}, `checkpoint directory "/dev/null/checkpoints"`},
+		"option of provider": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"},
+			ProviderOptions: map[string]string{"tcp": "colour=red"}}, "colour"},
 	} {
 		s, err := service.New(c.o)
 		if err == nil {

@@ -51,7 +51,8 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	case s.mode == aggregate.Aggregate && s.rule != optim.Sum:
 		return s, fmt.Errorf("mode %v runs no optimizer and %v is named: use mode eager or two-phase", s.mode, s.rule)
 	case s.mode != aggregate.Aggregate && s.rule == optim.Sum:
-		return s, fmt.Errorf("mode %v needs an optimizer that updates parameters, not %v: use mode %v", s.mode, s.rule, aggregate.Aggregate)
+		return s, fmt.Errorf("mode %v needs an optimizer that updates parameters, not %v: use mode %v", s.mode, s.rule,
+			aggregate.Aggregate)
 	case s.rule.NeedsNorms() && s.mode != aggregate.TwoPhase:
 		return s, fmt.Errorf("optimizer %v needs whole tensors' norms: use mode %v", s.rule, aggregate.TwoPhase)
 	}

@@ -14,7 +14,8 @@ import (
 )
 
 func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
-	s, err := parseSpec(&api.JoinRequest{Workers: 3, Mode: "eager", Optimizer: "adamw_torch", Hyper: map[string]float64{"lr": 0.5, "beta1": 0.8}})
+	s, err := parseSpec(&api.JoinRequest{Workers: 3, Mode: "eager", Optimizer: "adamw_torch",
+		Hyper: map[string]float64{"lr": 0.5, "beta1": 0.8}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,8 @@ func tensorsOf(t *rapid.T, label string) []declared {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) declared {
 		shape := rapid.SliceOfN(rapid.Uint64Range(1, 2), 0, 2).Draw(t, "shape")
 		return declared{
-			name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"), shape: shape, dtype: rapid.SampledFrom([]chunk.DType{chunk.F32, chunk.BF16}).Draw(t, "dtype"),
+			name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"), shape: shape,
+			dtype:  rapid.SampledFrom([]chunk.DType{chunk.F32, chunk.BF16}).Draw(t, "dtype"),
 			lrMult: float64(rapid.IntRange(1, 2).Draw(t, "lr")), wdMult: 1,
 		}
 	}), 0, 2).Draw(t, label)
@@ -66,7 +68,8 @@ func TestAMismatchIsFoundExactlyWhereThereIsOne(t *testing.T) {
 func TestNamesThatCouldBePathsOrLabelsAreRefused(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"job": true, "resnet50-v1.5_a": true, "0": true, strings.Repeat("x", 64): true,
-		"": false, ".": false, "..": false, "a/b": false, "a b": false, "-x": false, "é": false, "a\n": false, strings.Repeat("x", 65): false,
+		"": false, ".": false, "..": false, "a/b": false, "a b": false, "-x": false, "é": false, "a\n": false,
+		strings.Repeat("x", 65): false,
 	} {
 		if err := checkName("job", name); (err == nil) != ok {
 			t.Errorf("%q: %v", name, err)

@@ -44,14 +44,15 @@ func (e *engine) status() *api.EngineStatus {
 	for i, l := range e.agg.Lanes() {
 		cfg, c := l.Config(), l.Counters()
 		out.Lanes = append(out.Lanes, &api.LaneStatus{
-			Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node), ReceivedBytes: c.RecvBytes, SentBytes: c.SentBytes,
-			Chunks: c.Chunks, ReceivedBytesPerSecond: e.rates[i].received, SentBytesPerSecond: e.rates[i].sent, FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps,
-			Dropped: c.Dropped, Moves: c.Moves,
+			Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node), ReceivedBytes: c.RecvBytes,
+			SentBytes: c.SentBytes, Chunks: c.Chunks, ReceivedBytesPerSecond: e.rates[i].received, SentBytesPerSecond: e.rates[i].sent,
+			FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps, Dropped: c.Dropped, Moves: c.Moves,
 		})
 	}
 	for nic, d := range e.devices {
 		all, guests := e.agg.Connections(d)
-		out.Nics = append(out.Nics, &api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), Guests: uint32(guests)})
+		out.Nics = append(out.Nics,
+			&api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), Guests: uint32(guests)})
 	}
 	return out
 }
@@ -64,7 +65,8 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	j.mu.Lock()
 	out.Tensors, out.ModelBytes = uint64(j.tensors), uint64(j.modelBytes)
 	for _, m := range j.members {
-		out.Members = append(out.Members, &api.WorkerStatus{Rank: uint32(max(m.rank, 0)), Host: m.host, Pid: m.pid, Connected: m.attached, Left: m.isGone})
+		out.Members = append(out.Members,
+			&api.WorkerStatus{Rank: uint32(max(m.rank, 0)), Host: m.host, Pid: m.pid, Connected: m.attached, Left: m.isGone})
 	}
 	j.mu.Unlock()
 	if out.State == "forming" || j.agg == nil {

@@ -87,7 +87,8 @@ func TestMetricsCountWhatWasExchanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		`rackweave_worker_received_bytes_total{host=`, `rackweave_lane_chunk_latency_seconds_bucket{cpu="-1",`, `le="+Inf"`, "go_goroutines", "process_resident_memory_bytes",
+		`rackweave_worker_received_bytes_total{host=`, `rackweave_lane_chunk_latency_seconds_bucket{cpu="-1",`, `le="+Inf"`,
+		"go_goroutines", "process_resident_memory_bytes",
 	} {
 		if !bytes.Contains(page, []byte(want)) {
 			t.Errorf("the page lacks %s", want)
@@ -106,7 +107,8 @@ func TestStatusTellsOfJobsAndWorkers(t *testing.T) {
 		return r.Jobs[0]
 	}
 	j := status()
-	if j.State != "running" || j.Mode != "eager" || j.Optimizer != "adam_torch" || len(j.Members) != 2 || !j.Members[1].Connected || j.Members[1].Pid != int64(os.Getpid()) {
+	if j.State != "running" || j.Mode != "eager" || j.Optimizer != "adam_torch" || len(j.Members) != 2 || !j.Members[1].Connected ||
+		j.Members[1].Pid != int64(os.Getpid()) {
 		t.Errorf("%v", j)
 	}
 	workers[1].Close()
@@ -159,7 +161,8 @@ func TestAWorkerThatWaitedInVainLearnsWhoWasRefused(t *testing.T) {
 	if _, err := client.Join(within(t), client.Config{Server: s.URL(), Job: "half", Rank: 0, Workers: 2}); err == nil {
 		t.Fatal("a second worker of the same rank joined")
 	}
-	if err := end(); err == nil || !strings.Contains(err.Error(), "missing ranks 1; worker 0 (") || !strings.Contains(err.Error(), "was refused: worker 0 (good") {
+	if err := end(); err == nil || !strings.Contains(err.Error(), "missing ranks 1; worker 0 (") ||
+		!strings.Contains(err.Error(), "was refused: worker 0 (good") {
 		t.Errorf("error %v, want it to tell of the worker that was refused", err)
 	}
 }

@@ -20,7 +20,8 @@ func TestAutoLeavesSharedMemoryToProcessesOfOneUserAndRoot(t *testing.T) {
 		}
 		m.provider = verbs.ProviderSHM
 		_, err := s.chooseEngine(&job{members: []*member{m}})
-		if (err != nil) != (c.want == tcp) || err != nil && !strings.Contains(err.Error(), "runs as user 1001, the aggregator as user 1000: run both as one") {
+		if (err != nil) != (c.want == tcp) || err != nil &&
+			!strings.Contains(err.Error(), "runs as user 1001, the aggregator as user 1000: run both as one") {
 			t.Errorf("aggregator of user %d, worker of user %d that asks for shm: error %v", c.box, c.worker, err)
 		}
 	}

@@ -24,7 +24,8 @@ func TestSizesParse(t *testing.T) {
 			t.Errorf("ParseBytes(%q) = %d, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "MB", "-1", "+1", "1.5GB", "1e9", "5mb", "5M", "5 MB B", "5B5", "5iB", "18446744073709551616", "18446744073709551615KB"} {
+	for _, s := range []string{"", "MB", "-1", "+1", "1.5GB", "1e9", "5mb", "5M", "5 MB B", "5B5", "5iB", "18446744073709551616",
+		"18446744073709551615KB"} {
 		if got, err := ParseBytes(s); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("size %q: ", s)) {
 			t.Errorf("ParseBytes(%q) = %d, %v", s, got, err)
 		}
@@ -62,7 +63,8 @@ func TestSyntheticModelHasTheSizeAskedForInEvenTensors(t *testing.T) {
 		}
 	})
 	for size, want := range map[string]string{
-		"0": "0 elements", "101": "not a whole number of f32 elements of 4 bytes", "2048TiB": "562949953421312 elements", "much": `size "much"`,
+		"0": "0 elements", "101": "not a whole number of f32 elements of 4 bytes", "2048TiB": "562949953421312 elements",
+		"much": `size "much"`,
 	} {
 		if _, err := FromBytes(size, chunk.F32); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("FromBytes(%q): %v", size, err)

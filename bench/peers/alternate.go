@@ -15,11 +15,13 @@ type Ours func(ctx context.Context) (report.Times, error)
 // what installs it; one that fails a round goes on with the next; ours failing ends the comparison. progress, of Steps, may be nil.
 //
 // The caller fills in Machine and Note.
-func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds int, progress *report.Progress) (report.Comparison, error) {
+func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds int,
+	progress *report.Progress) (report.Comparison, error) {
 	if rounds < 1 {
 		return report.Comparison{}, fmt.Errorf("a comparison of %d rounds: at least 1 is needed", rounds)
 	}
-	result := report.Comparison{Workers: spec.Workers, Bytes: spec.Bytes, DType: spec.DType, Rounds: rounds, Missing: map[string]string{}}
+	result := report.Comparison{Workers: spec.Workers, Bytes: spec.Bytes, DType: spec.DType, Rounds: rounds,
+		Missing: map[string]string{}}
 	present, err := probe(ctx, peers, result.Missing)
 	if err != nil {
 		return report.Comparison{}, err

@@ -44,7 +44,8 @@ func (g *gloo) Probe(ctx context.Context) error {
 	}
 	defer os.RemoveAll(dir)
 	for _, python := range pythons {
-		if _, err = command.Run(ctx, time.Minute, dir, []string{python, "-c", "import torch.distributed as d; d.ProcessGroupGloo"}); err == nil {
+		if _, err = command.Run(ctx, time.Minute, dir,
+			[]string{python, "-c", "import torch.distributed as d; d.ProcessGroupGloo"}); err == nil {
 			g.python = python
 			return nil
 		}

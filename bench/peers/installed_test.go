@@ -85,7 +85,8 @@ func TestNoRankOutlivesACancelledRun(t *testing.T) {
 	if err := os.WriteFile(m.binary, data, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.once(ctx, Spec{Workers: 2, Bytes: 1 << 20, DType: "f32", Iters: 100_000_000}, p.settings[0]); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := p.once(ctx, Spec{Workers: 2, Bytes: 1 << 20, DType: "f32", Iters: 100_000_000}, p.settings[0]); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Fatalf("error = %v, want %v", err, context.DeadlineExceeded)
 	}
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {

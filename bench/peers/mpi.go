@@ -99,7 +99,8 @@ func compile(ctx context.Context, mpicc string) (string, error) {
 	if err := os.WriteFile(source, mpiSource, 0o600); err != nil {
 		return "", err
 	}
-	if _, err := command.Run(ctx, time.Minute, dir, []string{mpicc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", built, source}); err != nil {
+	if _, err := command.Run(ctx, time.Minute, dir,
+		[]string{mpicc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", built, source}); err != nil {
 		return "", err
 	}
 	return binary, os.Rename(built, binary)

@@ -37,7 +37,8 @@ func TestThePeerRunsWithItsFastestSettingAndTellsTheOthers(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	count := "echo run >>" + runs + ";"
 	p := newProgram("shell", shell{}, []setting{
-		{"slow", []string{count + takes(900)}}, {"fast", []string{count + takes(300)}}, {"broken", []string{count + "exit 4"}}, {"middling", []string{count + takes(500)}},
+		{"slow", []string{count + takes(900)}}, {"fast", []string{count + takes(300)}}, {"broken", []string{count + "exit 4"}},
+		{"middling", []string{count + takes(500)}},
 	})
 	want := report.Times{
 		Name: "shell", Version: "shell 1", Setting: "fast", Transport: "none", Bytes: 1000, Workers: 2, Wrong: 2,
@@ -200,7 +201,8 @@ func TestAlternateGoesRoundAndComparesRoundsWithThemselves(t *testing.T) {
 	if order, _ := os.ReadFile(log); string(order) != "ours\na\na\nours\na\nours\na\n" { // a's first is its trial
 		t.Errorf("order of runs: %q", order)
 	}
-	if len(got.Contenders) != 3 || got.Contenders[0].MedianUS != 100 || got.Contenders[1].Ratio != 7 || got.Contenders[1].RatioMin != 3.5 {
+	if len(got.Contenders) != 3 || got.Contenders[0].MedianUS != 100 || got.Contenders[1].Ratio != 7 ||
+		got.Contenders[1].RatioMin != 3.5 {
 		t.Errorf("contenders = %+v, want ours at 100 us, a at a ratio of 7 with 3.5 the least, and b", got.Contenders)
 	}
 	if b := got.Contenders[2]; b.Name != "b" || !strings.Contains(b.Error, "exit status 1") {
@@ -216,7 +218,8 @@ func TestAlternateGoesRoundAndComparesRoundsWithThemselves(t *testing.T) {
 
 func TestAlternateEndsWithOursAndWithItsContext(t *testing.T) {
 	broken := errors.New("broken")
-	if _, err := Alternate(t.Context(), func(context.Context) (report.Times, error) { return report.Times{}, broken }, nil, exchange, 1, nil); !errors.Is(err, broken) {
+	if _, err := Alternate(t.Context(), func(context.Context) (report.Times, error) { return report.Times{}, broken }, nil, exchange,
+		1, nil); !errors.Is(err, broken) {
 		t.Errorf("error = %v, want ours", err)
 	}
 	if _, err := Alternate(t.Context(), nil, nil, exchange, 0, nil); err == nil {

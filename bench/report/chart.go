@@ -104,24 +104,27 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 	return nil
 }
 
-// render draws the plot with a margin, and the caption below it. Text stays text, in Liberation Sans where that is installed and else in the fonts it
-// was made to have the widths of.
+// render draws the plot with a margin, and the caption below it. Text stays text, in Liberation Sans where that is installed and
+// else in the fonts it was made to have the widths of.
 func render(p *plot.Plot, caption []string) []byte {
 	below := vg.Points(captionLine * float64(len(caption)))
 	canvas := vgsvg.New(chartWidth, chartHeight+below)
 	whole := draw.New(canvas)
-	whole.FillPolygon(color.White, []vg.Point{whole.Min, {X: whole.Max.X, Y: whole.Min.Y}, whole.Max, {X: whole.Min.X, Y: whole.Max.Y}})
+	whole.FillPolygon(color.White,
+		[]vg.Point{whole.Min, {X: whole.Max.X, Y: whole.Min.Y}, whole.Max, {X: whole.Min.X, Y: whole.Max.Y}})
 	p.Draw(draw.Crop(whole, margin, -vg.Points(10), margin+below, -margin))
 	style := p.X.Tick.Label
 	style.Font.Size, style.XAlign, style.YAlign = vg.Points(captionSize), draw.XLeft, draw.YBottom
 	for i, text := range caption {
-		whole.FillText(style, vg.Point{X: whole.Min.X + margin, Y: whole.Min.Y + margin + below - vg.Points(captionLine*float64(i+1))}, text)
+		whole.FillText(style, vg.Point{X: whole.Min.X + margin, Y: whole.Min.Y + margin + below - vg.Points(captionLine*float64(i+1))},
+			text)
 	}
 	var svg bytes.Buffer
 	if _, err := canvas.WriteTo(&svg); err != nil {
 		panic("report: writing to memory failed: " + err.Error())
 	}
-	return bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;"))
+	return bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"),
+		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;"))
 }
 
 // roundTicks puts four to ten ticks at multiples of 1, 2 or 5 times a power of ten.
@@ -145,7 +148,8 @@ func (roundTicks) Ticks(low, high float64) []plot.Tick {
 
 func (c *Chart) check() error {
 	if len(c.Categories) == 0 || len(c.Series) == 0 {
-		return fmt.Errorf("plot %q: %d categories and %d series, at least one of each is needed", c.Title, len(c.Categories), len(c.Series))
+		return fmt.Errorf("plot %q: %d categories and %d series, at least one of each is needed", c.Title, len(c.Categories),
+			len(c.Series))
 	}
 	if len(c.Series) > len(palette) {
 		return fmt.Errorf("plot %q: %d series, at most %d can be told apart", c.Title, len(c.Series), len(palette))

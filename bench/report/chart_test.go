@@ -76,7 +76,8 @@ func TestChartShowsAllTitlesCategoriesAndSeries(t *testing.T) {
 			t.Errorf("kind %d: the same chart gave other bytes", c.kind)
 		}
 		texts, colours := parse(t, svg.Bytes())
-		for _, want := range []string{"Tall against wide", "workers", "algbw (GB/s)", "2 cores", "over shm", "two", "tall" + legendGap, "wide" + legendGap, "0", "1", "2", "3"} {
+		for _, want := range []string{"Tall against wide", "workers", "algbw (GB/s)", "2 cores", "over shm", "two", "tall" + legendGap,
+			"wide" + legendGap, "0", "1", "2", "3"} {
 			if texts[want] == 0 {
 				t.Errorf("kind %d: no text %q in %v", c.kind, want, texts)
 			}

@@ -110,12 +110,14 @@ func Median(values []float64) float64 {
 func (c *Comparison) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n", c.Machine)
-	fmt.Fprintf(&b, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, plural(c.Workers, "worker"), plural(c.Rounds, "round"))
+	fmt.Fprintf(&b, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, plural(c.Workers, "worker"),
+		plural(c.Rounds, "round"))
 	if c.Note != "" {
 		fmt.Fprintf(&b, "# %s\n", c.Note)
 	}
 	b.WriteString("#\n")
-	line(&b, "#%12s %10s %10s %8s %8s %8s %8s %17s  %s", "", "time", "p99", "algbw", "busbw", "#wrong", "ours is", "least to most", "as")
+	line(&b, "#%12s %10s %10s %8s %8s %8s %8s %17s  %s", "", "time", "p99", "algbw", "busbw", "#wrong", "ours is", "least to most",
+		"as")
 	line(&b, "#%12s %10s %10s %8s %8s", "", "(us)", "(us)", "(GB/s)", "(GB/s)")
 	for i := range c.Contenders {
 		c.Contenders[i].writeRow(&b, i == 0, c.Contenders[0].MedianUS)

@@ -26,7 +26,8 @@ func TestMedian(t *testing.T) {
 
 func TestContenderComparesEachRoundWithItself(t *testing.T) {
 	round := func(name string, p50, p99 float64) Times {
-		return Times{Name: name, Version: "1", Setting: "as is", Bytes: 1_000_000, Workers: 4, TimeUS: TimeUS{P50: p50, P99: p99}, Wrong: 1}
+		return Times{Name: name, Version: "1", Setting: "as is", Bytes: 1_000_000, Workers: 4, TimeUS: TimeUS{P50: p50, P99: p99},
+			Wrong: 1}
 	}
 	ours := []Times{round("ours", 100, 110), round("ours", 200, 220), round("ours", 100, 120)}
 	theirs := []Times{round("gloo", 700, 900), {Name: "gloo"}, round("gloo", 500, 600)}

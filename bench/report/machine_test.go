@@ -85,7 +85,8 @@ func TestThisMachineHasCoresAndMemory(t *testing.T) {
 }
 
 func TestSizePrintsTheLargestUnitThatLeavesOne(t *testing.T) {
-	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 32 << 10: "32 KiB", 100_000_000: "95.4 MiB", 3 << 50: "3 PiB"} {
+	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 32 << 10: "32 KiB",
+		100_000_000: "95.4 MiB", 3 << 50: "3 PiB"} {
 		if got := Size(bytes); got != want {
 			t.Errorf("Size(%d) = %q, want %q", bytes, got, want)
 		}

@@ -78,8 +78,9 @@ func TestResultJSONKeys(t *testing.T) {
 		"time_us":  {"min", "mean", "p50", "p99", "max"},
 		"roofline": {"name", "gbs", "share"},
 	}
-	for _, key := range []string{"machine", "provider", "server", "workers", "model", "bytes", "dtype", "optimizer", "chunk_bytes", "iterations",
-		"warmup", "time_us", "p99_over_mean", "algbw_gbs", "busbw_gbs", "goodput_gbs", "roofline", "wrong", "verified", "checksum", "reference_checksum", "lanes", "memory", "note"} {
+	for _, key := range []string{"machine", "provider", "server", "workers", "model", "bytes", "dtype", "optimizer", "chunk_bytes",
+		"iterations", "warmup", "time_us", "p99_over_mean", "algbw_gbs", "busbw_gbs", "goodput_gbs", "roofline", "wrong", "verified",
+		"checksum", "reference_checksum", "lanes", "memory", "note"} {
 		value, ok := got[key]
 		if !ok {
 			t.Errorf("no key %q", key)

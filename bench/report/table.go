@@ -72,7 +72,8 @@ func writeRow(b *strings.Builder, r *Result) {
 		roof = fmt.Sprintf("%s %.*f", r.Roofline.Name, digits, r.Roofline.GBs)
 	}
 	line(b, " %13d %7d %10s %8.2f %8.2f %8s %10s %10s %8.2f %7s  %-16s %s",
-		r.Bytes, r.Workers, us(r.TimeUS.Mean), r.AlgBW, r.BusBW, wrong, us(r.TimeUS.P50), us(r.TimeUS.P99), r.P99OverMean, share, roof, r.Model)
+		r.Bytes, r.Workers, us(r.TimeUS.Mean), r.AlgBW, r.BusBW, wrong, us(r.TimeUS.P50), us(r.TimeUS.P99),
+		r.P99OverMean, share, roof, r.Model)
 }
 
 // line prints one line without the blanks that empty last columns leave.

@@ -69,7 +69,8 @@ func (p Perftest) Measure(ctx context.Context) (report.Roofline, error) {
 		return report.Roofline{}, fmt.Errorf("ib_write_bw on %s: %w", p.Device, err)
 	}
 	if p.Device == "" || p.Bytes == 0 || p.QPs < 1 || p.Seconds < 1 {
-		return fail(fmt.Errorf("%d bytes, %d queue pairs, %d seconds: a device, and at least 1 of each is needed", p.Bytes, p.QPs, p.Seconds))
+		return fail(fmt.Errorf("%d bytes, %d queue pairs, %d seconds: a device, and at least 1 of each is needed", p.Bytes, p.QPs,
+			p.Seconds))
 	}
 	binary, err := exec.LookPath("ib_write_bw")
 	if err != nil {

@@ -54,7 +54,8 @@ func TestTheSocketLoopIsAsTheExchangeWithinBounds(t *testing.T) {
 		{2, 4, 1, 256 << 10, 8},
 	} {
 		got := socketLoop(c.workers, c.lanes, c.bytes)
-		want := fabric.TCPRoofline{Connections: c.workers * c.lanes, Hubs: c.lanes, Peers: c.workers, Block: 256 << 10, Span: c.span, Bytes: c.total, Timeout: time.Minute}
+		want := fabric.TCPRoofline{Connections: c.workers * c.lanes, Hubs: c.lanes, Peers: c.workers, Block: 256 << 10, Span: c.span,
+			Bytes: c.total, Timeout: time.Minute}
 		if got != want {
 			t.Errorf("%d workers, %d lanes, %d bytes: %+v, want %+v", c.workers, c.lanes, c.bytes, got, want)
 		}
@@ -121,7 +122,8 @@ func TestWhatCannotBeMeasuredIsAnError(t *testing.T) {
 // BenchmarkRooflines are those of the exchanges that the project's targets are about: 100 MB of 4 and 8 workers, 2 lanes.
 func BenchmarkRooflines(b *testing.B) {
 	for _, workers := range []int{4, 8} {
-		bench(b, fmt.Sprintf("memory/workers=%d", workers), workers, func() (report.Roofline, error) { return Memory(workers, 100_000_000) })
+		bench(b, fmt.Sprintf("memory/workers=%d", workers), workers,
+			func() (report.Roofline, error) { return Memory(workers, 100_000_000) })
 		bench(b, fmt.Sprintf("tcp/workers=%d", workers), workers, func() (report.Roofline, error) { return TCP(workers, 2, 100_000_000) })
 	}
 }

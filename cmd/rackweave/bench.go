@@ -175,7 +175,8 @@ machine can do of such an exchange is measured in the same run, and the result i
 	}
 	b.add(cmd, "model", "resnet50")
 	cmd.Flags().BoolVar(&b.spec.Verify, "verify", false, "compute everything again in plain Go and compare bits")
-	cmd.Flags().StringVar(&jsonFile, "json", "", "write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
+	cmd.Flags().StringVar(&jsonFile, "json", "",
+		"write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
 	cmd.AddCommand(compareCommand(), ablateCommand())
 	return cmd

@@ -32,7 +32,8 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"bench --chunk-bytes 1000", []string{"chunk size of 1000", "power of two"}},
 		{"bench --hyper lr", []string{`"lr"`, "NAME=NUMBER"}},
 		{"bench --hyper lr=1", []string{`sum has no hyper-parameter "lr"`, "use scale, clip"}},
-		{"bench --optimizer sgd_torch --hyper beta1=0.9", []string{`sgd_torch has no hyper-parameter "beta1"`, "use lr, wd, scale, clip, momentum, dampening"}},
+		{"bench --optimizer sgd_torch --hyper beta1=0.9",
+			[]string{`sgd_torch has no hyper-parameter "beta1"`, "use lr, wd, scale, clip, momentum, dampening"}},
 		{"bench --bytes 4KiB --cores 4096", []string{"4096 cores asked for", "0 chooses"}},
 		{"bench --bytes 4KiB --server box", []string{`"box"`, "http://host:7077"}},
 		{"bench ablate --only fuse", []string{`"fuse"`, "chunk-size, tall-wide, fused"}},
@@ -63,12 +64,13 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 
 // The keys that readers of results rely on.
 var resultKeys = []string{
-	"machine", "provider", "workers", "model", "bytes", "iterations", "time_us", "p99_over_mean", "algbw_gbs", "busbw_gbs", "goodput_gbs",
-	"roofline", "wrong", "checksum",
+	"machine", "provider", "workers", "model", "bytes", "iterations", "time_us", "p99_over_mean", "algbw_gbs", "busbw_gbs",
+	"goodput_gbs", "roofline", "wrong", "checksum",
 }
 
 func TestBenchPrintsJSON(t *testing.T) {
-	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "2", "--iters", "2", "--warmup", "1", "--provider", "shm", "--verify", "--json", "-")
+	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "2", "--iters", "2", "--warmup", "1", "--provider", "shm", "--verify",
+		"--json", "-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,15 +91,16 @@ func TestBenchPrintsJSON(t *testing.T) {
 	if result["checksum"] != result["reference_checksum"] || result["wrong"] != 0.0 || result["verified"] != true {
 		t.Errorf("not verified:\n%s", out)
 	}
-	if roof := result["roofline"].(map[string]any); roof["name"] != "memory" || roof["gbs"].(float64) <= 0 || roof["share"].(float64) <= 0 {
+	if roof := result["roofline"].(map[string]any); roof["name"] != "memory" || roof["gbs"].(float64) <= 0 ||
+		roof["share"].(float64) <= 0 {
 		t.Errorf("roofline %v", roof)
 	}
 }
 
 func TestBenchMeasuresSeveralNumbersOfWorkers(t *testing.T) {
 	path := t.TempDir() + "/results.json"
-	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "1,3", "--iters", "2", "--warmup", "0", "--procs=false", "--provider", "tcp",
-		"--no-roofline", "--json", path)
+	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "1,3", "--iters", "2", "--warmup", "0", "--procs=false", "--provider",
+		"tcp", "--no-roofline", "--json", path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +123,8 @@ func TestAResultThatCannotBeWrittenIsAnErrorBeforeTheWork(t *testing.T) {
 
 func TestAblatePrintsJSONAndDrawsFigures(t *testing.T) {
 	dir := t.TempDir() + "/figures"
-	out, err := run(t, "bench", "ablate", "--quick", "--rounds", "1", "--only", "fused,pinned", "--bytes", "256KiB", "--workers", "2", "--json", "-", "--svg", dir)
+	out, err := run(t, "bench", "ablate", "--quick", "--rounds", "1", "--only", "fused,pinned", "--bytes", "256KiB", "--workers", "2",
+		"--json", "-", "--svg", dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +132,8 @@ func TestAblatePrintsJSONAndDrawsFigures(t *testing.T) {
 		Machine   map[string]any
 		Ablations []struct{ Name string }
 	}
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Machine) == 0 || len(all.Ablations) != 2 || all.Ablations[1].Name != "pinned" {
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Machine) == 0 || len(all.Ablations) != 2 ||
+		all.Ablations[1].Name != "pinned" {
 		t.Errorf("%v in\n%s", err, out)
 	}
 	for _, name := range []string{"fused", "pinned"} {

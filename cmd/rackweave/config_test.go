@@ -32,7 +32,8 @@ func TestABadConfigurationSaysWhatIsBad(t *testing.T) {
 }
 
 func TestAFileThatIsNoConfigurationIsToldInALine(t *testing.T) {
-	for _, text := range []string{"\x1b[2J\x00\n\xff\xfe\n: [", strings.Repeat("[", maxConfigBytes/16), strings.Repeat("key: [\n", 1<<20)} {
+	for _, text := range []string{"\x1b[2J\x00\n\xff\xfe\n: [", strings.Repeat("[", maxConfigBytes/16),
+		strings.Repeat("key: [\n", 1<<20)} {
 		_, err := run(t, "topo", "--config", file(t, "rackweave.yaml", text))
 		if err == nil {
 			t.Fatalf("a file with %.20q was read", text)

@@ -32,7 +32,8 @@ func runWorker() error {
 		return err
 	}
 	w, err := client.Join(ctx, client.Config{
-		Server: os.Getenv("RACKWEAVE_ADDR"), Job: os.Getenv("RACKWEAVE_JOB"), Token: os.Getenv("RACKWEAVE_TOKEN"), Rank: rank, Workers: workers,
+		Server: os.Getenv("RACKWEAVE_ADDR"), Job: os.Getenv("RACKWEAVE_JOB"), Token: os.Getenv("RACKWEAVE_TOKEN"), Rank: rank,
+		Workers: workers,
 	})
 	if err != nil {
 		return err
@@ -86,7 +87,8 @@ func TestRunUsesTheAggregatorItIsGiven(t *testing.T) {
 func TestRunNamesTheWorkerThatFailed(t *testing.T) {
 	t.Setenv("FAIL_RANK", "1")
 	out, err := run(t, "run", "-n", "3", "--json", "--", os.Args[0], runRole)
-	if err == nil || !strings.Contains(err.Error(), "worker 1 ") || !strings.Contains(err.Error(), "rank 1 was told to fail") || exitCode(err) != 1 {
+	if err == nil || !strings.Contains(err.Error(), "worker 1 ") || !strings.Contains(err.Error(), "rank 1 was told to fail") ||
+		exitCode(err) != 1 {
 		t.Errorf("error %v, want worker 1 named with its last words", err)
 	}
 	var last struct {

@@ -122,7 +122,8 @@ func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilE
 		}
 	default:
 		urls := s.URLs()
-		fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "), strings.Join(s.Providers(), ", "), urls[0])
+		fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "),
+			strings.Join(s.Providers(), ", "), urls[0])
 	}
 	return s.Serve(ctx)
 }

@@ -116,8 +116,10 @@ func TestServeForAPersonSaysWhereItIs(t *testing.T) {
 }
 
 func TestTheBenchmarkRunsAsAJobThatIsListed(t *testing.T) {
-	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs", "resnet=SECRET", "--only-listed"))[2], ";")
-	args := []string{"bench", "--server", url, "--provider", "tcp", "--procs=false", "--workers", "2", "--bytes", "4KiB", "--iters", "1", "--no-roofline"}
+	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs", "resnet=SECRET",
+		"--only-listed"))[2], ";")
+	args := []string{"bench", "--server", url, "--provider", "tcp", "--procs=false", "--workers", "2", "--bytes", "4KiB", "--iters",
+		"1", "--no-roofline"}
 	fails(t, args, "may not run here", "use the name of a job")
 	if out, err := run(t, append(args, "--job", "resnet", "--token", "SECRET")...); err != nil {
 		t.Errorf("%v: %s", err, out)
@@ -147,7 +149,8 @@ func TestTopoPrintsJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatalf("%v in\n%s", err, out)
 	}
-	if len(got.Topology.Nodes) == 0 || len(got.Topology.CPUs) == 0 || len(got.Lanes) != 1 || len(got.LaneLoad) != 1 || got.LaneLoad[0].Chunks != got.Chunks {
+	if len(got.Topology.Nodes) == 0 || len(got.Topology.CPUs) == 0 || len(got.Lanes) != 1 || len(got.LaneLoad) != 1 ||
+		got.LaneLoad[0].Chunks != got.Chunks {
 		t.Errorf("%+v", got)
 	}
 	if text, err := run(t, "topo"); err != nil || !strings.Contains(text, "chunk map of resnet50") {
@@ -183,7 +186,8 @@ func TestServeOnAllAddressesNamesThoseThatReachIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range addrs {
-		if ip := a.(*net.IPNet).IP; ip.IsGlobalUnicast() && !strings.Contains(line, "//"+ip.String()+":") && !strings.Contains(line, "//["+ip.String()+"]:") {
+		if ip := a.(*net.IPNet).IP; ip.IsGlobalUnicast() && !strings.Contains(line, "//"+ip.String()+":") &&
+			!strings.Contains(line, "//["+ip.String()+"]:") {
 			t.Errorf("%v is not among %v", ip, said.URLs)
 		}
 	}
@@ -196,7 +200,8 @@ func TestServeOnAllAddressesNamesThoseThatReachIt(t *testing.T) {
 
 func TestTopoMapsTheDevicesThatServeTakes(t *testing.T) {
 	up, down := numa.Port{State: "ACTIVE"}, numa.Port{State: "DOWN"}
-	a, b, c := numa.RDMADevice{Name: "a", Ports: []numa.Port{down}}, numa.RDMADevice{Name: "b", Ports: []numa.Port{up}}, numa.RDMADevice{Name: "c"}
+	a, b, c := numa.RDMADevice{Name: "a", Ports: []numa.Port{down}}, numa.RDMADevice{Name: "b",
+		Ports: []numa.Port{up}}, numa.RDMADevice{Name: "c"}
 	for _, tc := range []struct {
 		here []numa.RDMADevice
 		want string

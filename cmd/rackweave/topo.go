@@ -61,7 +61,8 @@ func topoCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringSliceVar(&nics, "nics", nil, "network or RDMA devices to serve (default: RDMA devices with a link; without any, lanes are spread over the nodes)")
+	cmd.Flags().StringSliceVar(&nics, "nics", nil,
+		"network or RDMA devices to serve (default: RDMA devices with a link; without any, lanes are spread over the nodes)")
 	cmd.Flags().IntVar(&cores, "cores", 0, "cores to use (0: chosen)")
 	cmd.Flags().IntVar(&chunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	cmd.Flags().StringVar(&model, "model", "resnet50", "model whose chunk map to show")

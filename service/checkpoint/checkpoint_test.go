@@ -47,7 +47,8 @@ func file(t testing.TB, h *api.CheckpointHeader) []byte {
 
 func TestWhatIsWrittenIsReadWhateverThePieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := header(rapid.Uint32Range(1, 4).Draw(t, "arrays"), rapid.SliceOfN(rapid.Uint64Range(1, 3*blockElems), 0, 4).Draw(t, "elems")...)
+		h := header(rapid.Uint32Range(1, 4).Draw(t, "arrays"),
+			rapid.SliceOfN(rapid.Uint64Range(1, 3*blockElems), 0, 4).Draw(t, "elems")...)
 		x := content(h)
 		var b bytes.Buffer
 		w, err := NewWriter(&b, h)

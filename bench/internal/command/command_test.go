@@ -37,7 +37,8 @@ func TestRunEndsTheWholeGroup(t *testing.T) {
 		want         error
 		text         string
 	}{
-		{"at its deadline", `sleep 60 & echo $! >$TMPDIR/pid; echo waiting >&2; wait`, 300 * time.Millisecond, 0, context.DeadlineExceeded, "waiting"},
+		{"at its deadline", `sleep 60 & echo $! >$TMPDIR/pid; echo waiting >&2; wait`, 300 * time.Millisecond, 0,
+			context.DeadlineExceeded, "waiting"},
 		{"when cancelled", `sleep 60 & echo $! >$TMPDIR/pid; wait`, time.Minute, 300 * time.Millisecond, context.Canceled, ""},
 		{"when it succeeds and leaves something behind", `sleep 60 >/dev/null 2>&1 & echo $! >$TMPDIR/pid`, time.Minute, 0, nil, ""},
 		{"when it fails", `sleep 60 >/dev/null 2>&1 & echo $! >$TMPDIR/pid; exit 5`, time.Minute, 0, nil, "exit status 5"},
@@ -69,7 +70,8 @@ func TestRunEndsTheWholeGroup(t *testing.T) {
 func TestACommandThatIgnoresItsEndIsKilled(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	_, err := Run(t.Context(), 200*time.Millisecond, dir, []string{"sh", "-c", `trap "" TERM; echo $$ >$TMPDIR/pid; while :; do sleep 0.1; done`})
+	_, err := Run(t.Context(), 200*time.Millisecond, dir,
+		[]string{"sh", "-c", `trap "" TERM; echo $$ >$TMPDIR/pid; while :; do sleep 0.1; done`})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error = %v, want %v", err, context.DeadlineExceeded)
 	}
@@ -77,7 +79,8 @@ func TestACommandThatIgnoresItsEndIsKilled(t *testing.T) {
 }
 
 func TestTheErrorHasTheEndOfStderr(t *testing.T) {
-	_, err := Run(t.Context(), time.Minute, t.TempDir(), []string{"sh", "-c", `yes chatter | head -n 1000 >&2; echo the reason >&2; exit 1`})
+	_, err := Run(t.Context(), time.Minute, t.TempDir(),
+		[]string{"sh", "-c", `yes chatter | head -n 1000 >&2; echo the reason >&2; exit 1`})
 	if err == nil || !strings.HasSuffix(err.Error(), "the reason") || len(err.Error()) > stderrKept+200 {
 		t.Errorf("error = %v, want the last %d bytes of stderr", err, stderrKept)
 	}
