@@ -17,9 +17,9 @@ type Counters struct {
 	FoldNS, PostNS       uint64 // of the Samples chunks that were timed
 	Samples              uint64
 	Deferred             uint64 // folds that had to wait for send-queue or result space
-	GiveBacks, Wants     uint64
+	NACKs, Requests      uint64
 	Dropped              uint64 // late, duplicate or foreign messages
-	Breaks, Moves        uint64 // connections that broke, and that went on over another queue pair
+	Breaks, Failovers    uint64 // connections that broke, and that resumed over another queue pair
 	FoldsOpen, SlotsHeld uint64 // now
 	LatencySumNS         uint64
 	Latency              [LatencyBuckets]uint64 // from a chunk's first arrival to its answer
@@ -43,19 +43,10 @@ func (c *Counters) observe(latencyNS int64) {
 	c.Latency[b]++
 }
 
-// WorkerCounters returns what each worker did, summed over the lanes, by rank.
-func (j *Job) WorkerCounters() []WorkerCounters {
-	out := make([]WorkerCounters, j.workers)
-	for _, s := range j.shares {
-		s.lane.mu.Lock()
-		for r, c := range s.published {
-			out[r].RecvBytes += c.RecvBytes
-			out[r].SentBytes += c.SentBytes
-			out[r].Chunks += c.Chunks
-			out[r].LastArrivals += c.LastArrivals
-			out[r].LatenessNS += c.LatenessNS
-		}
-		s.lane.mu.Unlock()
-	}
-	return out
+func (c *WorkerCounters) add(o *WorkerCounters) {
+	c.RecvBytes += o.RecvBytes
+	c.SentBytes += o.SentBytes
+	c.Chunks += o.Chunks
+	c.LastArrivals += o.LastArrivals
+	c.LatenessNS += o.LatenessNS
 }

@@ -1,9 +1,13 @@
 package aggregate
 
-import "fmt"
+import (
+	"fmt"
 
-// recvMargin is what may arrive at a worker, or from it, outside the window: gives-back, wants and an abort.
-const recvMargin = 32
+	"github.com/rackweave/rackweave/aggregate/reduce"
+)
+
+// recvMargin is what may arrive at a worker, or from it, outside the window: NACKs, requests and an abort.
+const recvMargin = reduce.SendMargin
 
 // The windows that a worker takes (cgo/worker).
 const (
@@ -23,10 +27,10 @@ type Depths struct {
 //
 //   - A worker sends at most window messages before an answer comes. A message's send-queue entry is free only when a later
 //     completion was polled, and the answer may overtake that completion: twice the window.
-//   - The box receives at most window messages, and a round's batch more: it posts receives again only at a round's end, when
+//   - The aggregator receives at most window messages, and a round's batch more: it posts receives again only at a round's end, when
 //     answers have already let the worker send. It answers each message once: the same reasoning for its send queue, plus a
-//     give-back and a want for each (see stall.go) and the abort.
-//   - A worker receives an answer for each message, plus give-backs and wants; the box stops sending those at the margin.
+//     NACK and a request for each (package reduce) and the abort.
+//   - A worker receives an answer for each message, plus NACKs and requests; the aggregator stops sending those at the margin.
 //   - The lane's completion queue must hold everything its connections could complete at once, or it overruns.
 //
 // maxQPWR and maxCQE are the device's limits; maxConns what is asked for.

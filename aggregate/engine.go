@@ -37,7 +37,7 @@ type Config struct {
 	Manual bool
 }
 
-// Engine is the aggregating box: devices, lanes, and the jobs they serve.
+// Engine is the aggregator: devices, lanes, and the jobs they serve.
 type Engine struct {
 	cfg     Config
 	devices []*verbs.Device
@@ -120,6 +120,11 @@ func spare(n int) {
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
 }
 
+// NewJob makes a job without tensors or workers.
+func (e *Engine) NewJob(c JobConfig) (*Job, error) {
+	return newJob(c, e.lanes, e.devices, e.cfg.Window, timeouts{peer: e.cfg.PeerDeadline, link: e.cfg.LinkTimeout})
+}
+
 // Lanes returns the engine's lanes, in the plan's order.
 func (e *Engine) Lanes() []*Lane { return e.lanes }
 
@@ -138,9 +143,9 @@ func (e *Engine) Connections(d *verbs.Device) (all, guests int) {
 			break
 		}
 		l.mu.Lock()
-		n := l.publishedGuests[nic]
+		n := l.publishedOn[nic]
 		l.mu.Unlock()
-		if all += n; nic != l.home {
+		if all += n; nic != l.primary {
 			guests += n
 		}
 	}

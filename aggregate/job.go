@@ -5,44 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // Mode is what the aggregator does with gradients.
-type Mode int
+type Mode = reduce.Mode
 
+// The modes.
 const (
-	// Eager updates the parameters when a chunk's last gradient arrives; a pushpull is answered with the new parameters.
-	Eager Mode = iota
-	// Aggregate only sums: a pushpull is answered with the sum.
-	Aggregate
-	// TwoPhase accumulates pushes until every worker commits the step, with its learning rate, scale and clipping; then the
-	// parameters are updated and can be pulled.
-	TwoPhase
+	Eager     = reduce.Eager
+	Aggregate = reduce.Aggregate
+	TwoPhase  = reduce.TwoPhase
 )
-
-var modeNames = [...]string{"eager", "aggregate", "two-phase"}
-
-func (m Mode) String() string { return modeNames[m] }
 
 // ParseMode reads the name of a mode.
-func ParseMode(s string) (Mode, error) {
-	for i, name := range modeNames {
-		if name == s {
-			return Mode(i), nil
-		}
-	}
-	return 0, fmt.Errorf("unknown mode %q: use eager, aggregate or two-phase", s)
-}
-
-const (
-	rootRank = 0  // whose values a broadcast takes
-	noRank   = -1 // a failure that no worker caused
-)
+func ParseMode(s string) (Mode, error) { return reduce.ParseMode(s) }
 
 // JobConfig is what a job is made of.
 type JobConfig struct {
@@ -59,45 +41,29 @@ type TensorSpec struct {
 	LRMult, WDMult float64
 }
 
-// Failure is why a job ended: the worker that caused it, or -1.
-type Failure struct {
-	Rank int
-	Err  error
-}
-
 // Job is one tenant's aggregation: its workers' connections and, in every lane, its share.
 type Job struct {
-	engine     *Engine
 	name       string
 	workers    int
-	mode       Mode
-	rule       optim.Rule
-	hyper      optim.Hyper
-	scaled     *optim.Scalars // aggregate-only: of a sum that is scaled or clipped; nil: it is neither
-	states     int
 	chunkBytes int
 	window     int
-	pds        []*verbs.PD // by device
-	shares     []*share    // by lane
+	timeouts   timeouts
+	memory     memory
+	fate       fate
+	across     across
+	lanes      []*Lane
+	shares     []*share     // by lane
+	breaks     []chan Break // by rank
 
-	// Written only while no lane looks: by AddTensors, before the chunks it is for exist.
-	names      []string
-	norms      [2][]float64 // of chunks' accumulated gradients, squared, by the parity of the commit they are for
-	paramNorms []float64
-	stepNorms  []float64
-
-	barrier atomic.Int64 // lanes that reached a barrier, counted through all commits
-	failure atomic.Pointer[Failure]
-	failed  chan struct{}
-	breaks  []chan Break // by rank
-
-	mu      sync.Mutex
-	regions []region
-	closed  bool
+	mu     sync.Mutex
+	closed bool
 }
 
-// NewJob makes a job without tensors or workers.
-func (e *Engine) NewJob(c JobConfig) (*Job, error) {
+// timeouts are those of an engine's configuration.
+type timeouts struct{ peer, link time.Duration }
+
+// newJob makes a job without tensors or workers.
+func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t timeouts) (*Job, error) {
 	if c.Workers < 1 || c.Workers > MaxWorkers {
 		return nil, fmt.Errorf("job %q: %d workers: use 1 to %d", c.Name, c.Workers, MaxWorkers)
 	}
@@ -112,211 +78,164 @@ func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 		return nil, fmt.Errorf("job %q: %w", c.Name, err)
 	}
 	j := &Job{
-		engine: e, name: c.Name, workers: c.Workers, mode: c.Mode, rule: c.Rule, hyper: c.Hyper,
-		states: c.Rule.States(c.Hyper), chunkBytes: c.ChunkBytes, window: e.cfg.Window, failed: make(chan struct{}),
+		name: c.Name, workers: c.Workers, chunkBytes: c.ChunkBytes, window: window, timeouts: t, lanes: lanes,
+		memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})},
 	}
-	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
-		scalars := optim.Derive(optim.Sum, c.Hyper, 1)
-		j.scaled = &scalars
+	j.across.lanes = int64(len(lanes))
+	j.fate.notify = func() {
+		for _, l := range lanes {
+			l.notify()
+		}
 	}
 	for range c.Workers {
-		j.breaks = append(j.breaks, make(chan Break, 2*len(e.lanes)))
+		j.breaks = append(j.breaks, make(chan Break, 2*len(lanes)))
 	}
-	for _, d := range e.devices {
+	for _, d := range devices {
 		pd, err := d.AllocPD()
 		if err != nil {
 			return nil, errors.Join(err, j.Close())
 		}
-		j.pds = append(j.pds, pd)
+		j.memory.pds = append(j.memory.pds, pd)
 	}
-	for _, l := range e.lanes {
-		s := &share{job: j, lane: l, folds: foldPool{first: noFold, last: noFold}, kept: noFold, patience: turnAfter, conns: make([]*conn, c.Workers), published: make([]WorkerCounters, c.Workers), lkeys: make([][]uint32, len(e.devices))}
-		s.commit.messages = make([]message, c.Workers)
-		j.shares = append(j.shares, s)
-		r, err := j.allocate(resultRegion, l, "results", resultBuffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
+	for _, l := range lanes {
+		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, resultBuffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
 		if err != nil {
 			return nil, errors.Join(err, j.Close())
 		}
-		s.results.open(r, c.ChunkBytes)
+		j.shares = append(j.shares, j.newShare(c, l, r))
 	}
-	for _, s := range j.shares {
-		if err := s.lane.Do(context.Background(), func() { s.lane.shares = append(s.lane.shares, s) }); err != nil {
+	for i, l := range lanes {
+		if err := l.Do(context.Background(), func() { l.join(j.shares[i]) }); err != nil {
 			return nil, errors.Join(err, j.Close())
 		}
 	}
 	return j, nil
 }
 
-// stride is the distance in bytes between a chunk's parameters and its states, each in its own cache lines.
-func (j *Job) stride(elems uint32) uint64 { return (uint64(elems)*4 + 63) &^ 63 }
-
-// arrays is how many f32 arrays the job keeps for each parameter.
-func (j *Job) arrays() int {
-	switch j.mode {
-	case Aggregate:
-		return 0
-	case TwoPhase:
-		return 2 + j.states
+func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
+	var scaled *optim.Scalars
+	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
+		scalars := optim.Derive(optim.Sum, c.Hyper, 1)
+		scaled = &scalars
 	}
-	return 1 + j.states
+	return &share{
+		core: &l.core, name: c.Name, chunkBytes: c.ChunkBytes, linkNS: int64(j.timeouts.link), maps: l.attr.Has(verbs.DevMaps),
+		machine: reduce.New(reduce.Config{
+			Lane: l.index, Workers: c.Workers, Window: j.window, Sends: l.depths.AggregatorSend, Results: resultBuffers, Mode: c.Mode,
+			Norms: c.Rule.NeedsNorms(),
+		}),
+		fate: &j.fate, across: &j.across, links: make([]*link, c.Workers), breaks: j.breaks, results: newResults(r, c.ChunkBytes),
+		store: store{mode: c.Mode, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
+		wakeLanes: func() {
+			for _, other := range j.lanes {
+				if other != l {
+					other.wake()
+				}
+			}
+		},
+	}
 }
 
-func (j *Job) tensorName(t int) string { return j.names[t] }
-
-// checkHyper tells whether live hyper-parameters can be used: they must not need more state than the job was made with.
-func (j *Job) checkHyper(h optim.Hyper) error {
-	if err := j.rule.Check(h); err != nil {
-		return err
-	}
-	if j.rule.States(h) > j.states {
-		return fmt.Errorf("%v with momentum %v needs %d state arrays, the job was made with %d: make it with a momentum", j.rule, h.Momentum, j.rule.States(h), j.states)
-	}
-	return nil
-}
-
-// AddTensors takes the plan's tensors from number first on into the job: memory for them in every lane, on its node.
+// AddTensors takes the plan's tensors from number first on into the job: memory for them in every lane, on its node. Lanes get
+// to know them once all of it is there.
 func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs []TensorSpec) error {
 	if err := j.open(); err != nil {
 		return err
 	}
-	for i := range specs {
-		j.names = append(j.names, plan.Tensor(first+i).Name)
+	if len(specs) == 0 {
+		return nil
 	}
-	grow := func(a []float64) []float64 { return append(a, make([]float64, plan.NumChunks()-len(a))...) }
-	norms := [2][]float64{grow(j.norms[0]), grow(j.norms[1])}
-	params, steps := grow(j.paramNorms), grow(j.stepNorms)
-	for _, s := range j.shares {
-		batch, err := j.layOut(s, plan, first, specs)
-		if err != nil {
-			return err
-		}
-		if err := s.lane.Do(ctx, func() { s.add(batch) }); err != nil {
+	from, _ := plan.TensorChunks(first)
+	norms := make([]norms, plan.NumChunks()-from)
+	additions := make([]*addition, len(j.shares))
+	for i, s := range j.shares {
+		var err error
+		if additions[i], err = s.store.layOut(plan, i, j.lanes[i].cfg.Node, first, specs, norms, &j.memory); err != nil {
 			return err
 		}
 	}
-	// No lane is in a commit here, and the new chunks are not pushed before this returns.
-	return j.shares[0].lane.Do(ctx, func() { j.norms, j.paramNorms, j.stepNorms = norms, params, steps })
+	j.across.add(norms)
+	for i, s := range j.shares {
+		if err := j.lanes[i].Do(ctx, func() { s.add(additions[i]) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// batch is what one AddTensors brings to a lane.
-type batch struct {
-	tensors []tensorState
-	chunks  []chunkState
-	lkeys   [][]uint32
-}
-
-func (j *Job) layOut(s *share, plan *chunk.Plan, first int, specs []TensorSpec) (*batch, error) {
-	b := &batch{}
-	var bytes uint64
-	ids := plan.LaneChunks(s.lane.index)
-	for _, lt := range plan.LaneTensors(s.lane.index) {
-		if int(lt.Tensor) < first {
-			continue
-		}
-		t := plan.Tensor(int(lt.Tensor))
-		from, end := plan.TensorChunks(int(lt.Tensor))
-		b.tensors = append(b.tensors, tensorState{
-			tensor: int(lt.Tensor), first: lt.First, chunks: lt.Chunks, wire: t.DType,
-			lrMult: specs[int(lt.Tensor)-first].LRMult, wdMult: specs[int(lt.Tensor)-first].WDMult,
-			globalFirst: from, globalEnd: end, hyper: j.hyper,
-		})
-		for i := lt.First; i < lt.First+lt.Chunks; i++ {
-			c := plan.Chunk(int(ids[i]))
-			b.chunks = append(b.chunks, chunkState{
-				memory: bytes, elems: uint32(c.Elems), laneTensor: uint32(len(b.tensors) - 1), global: ids[i], fold: noFold,
-				offset: c.Offset * uint64(t.DType.Size()),
-			})
-			bytes += uint64(j.arrays()) * j.stride(uint32(c.Elems))
-		}
+// add takes tensors into the share; on the lane's goroutine.
+func (s *share) add(a *addition) {
+	tensors := make([]reduce.Tensor, len(a.tensors))
+	for i := range a.tensors {
+		tensors[i] = reduce.Tensor{Name: a.tensors[i].name, Direct: s.store.direct(a.tensors[i].wire)}
 	}
-	for range j.pds {
-		b.lkeys = append(b.lkeys, make([]uint32, len(b.chunks)))
+	s.store.add(a)
+	chunks := make([]reduce.Chunk, len(a.chunks))
+	for i := range a.chunks {
+		c := &a.chunks[i]
+		chunks[i] = reduce.Chunk{Tensor: c.tensor, Bytes: uint32(s.store.wireBytes(c))}
 	}
-	if bytes == 0 {
-		for i := range b.chunks {
-			b.chunks[i].memory = 0
-		}
-		return b, nil
-	}
-	r, err := j.allocate(parameterRegion, s.lane, "parameters", int64(bytes), verbs.AccessLocalWrite, false)
-	if err != nil {
-		return nil, err
-	}
-	for i := range b.chunks {
-		b.chunks[i].memory += r.addr()
-		for nic := range b.lkeys {
-			b.lkeys[nic][i] = r.mrs[nic].LKey
-		}
-	}
-	return b, nil
-}
-
-// add appends a batch; on the lane's goroutine.
-func (s *share) add(b *batch) {
-	base := len(s.tensors)
-	for i := range b.chunks {
-		b.chunks[i].laneTensor += uint32(base)
-	}
-	s.tensors = append(s.tensors, b.tensors...)
-	s.chunks = append(s.chunks, b.chunks...)
-	for nic := range b.lkeys {
-		s.lkeys[nic] = append(s.lkeys[nic], b.lkeys[nic]...)
-	}
-	s.folds.resize(min(len(s.chunks), s.job.workers*s.job.window), s.job.workers)
-	// Everything that can wait is a held message: no queue of them ever grows beyond this.
-	s.ready = append(make([]int32, 0, len(s.folds.folds)), s.ready...)
-	s.deferred = append(make([]message, 0, s.job.workers*s.job.window), s.deferred...)
-	for _, c := range s.conns {
-		if c != nil {
-			c.dst = append(c.dst, make([]destination, len(b.tensors))...)
-			c.hyperSum = append(c.hyperSum, make([]uint32, len(b.tensors))...)
-			c.asked = append(c.asked, make([]bool, len(b.chunks))...)
+	s.machine.Add(tensors, chunks)
+	for _, k := range s.links {
+		if k != nil {
+			k.dst = append(k.dst, make([]destination, len(a.tensors))...)
 		}
 	}
 }
 
-// fail ends the job with its first failure. Any goroutine.
-func (j *Job) fail(rank int, err error) {
-	if j.failure.CompareAndSwap(nil, &Failure{rank, err}) {
-		close(j.failed)
-		for _, s := range j.shares {
-			s.lane.notify()
+// Memory returns what the job holds.
+func (j *Job) Memory() MemoryUse { return j.memory.use() }
+
+// WorkerCounters returns what each worker did, summed over the lanes, by rank.
+func (j *Job) WorkerCounters() []WorkerCounters {
+	out := make([]WorkerCounters, j.workers)
+	for i, l := range j.lanes {
+		l.mu.Lock()
+		for rank, c := range l.publishedByRank[j.shares[i]] {
+			out[rank].add(&c)
 		}
+		l.mu.Unlock()
 	}
+	return out
 }
 
 // Fail ends the job because of what the control plane saw of a worker; rank -1: because of no worker.
-func (j *Job) Fail(rank int, err error) { j.fail(rank, err) }
+func (j *Job) Fail(rank int, err error) { j.fate.fail(rank, err) }
 
 // Failed is closed when the job has failed.
-func (j *Job) Failed() <-chan struct{} { return j.failed }
+func (j *Job) Failed() <-chan struct{} { return j.fate.failed }
 
 // Failure is why the job failed; nil while it has not.
-func (j *Job) Failure() *Failure { return j.failure.Load() }
+func (j *Job) Failure() *Failure { return j.fate.failure.Load() }
 
-// notifyLanes wakes the job's other lanes.
-func (j *Job) notifyLanes(but *Lane) {
-	for _, s := range j.shares {
-		if s.lane != but {
-			s.lane.wake()
+// Breaks tells of a worker's connections that broke.
+func (j *Job) Breaks(rank int) <-chan Break { return j.breaks[rank] }
+
+// Detach lets go of a worker that has left the job in peace: from here on losing its connection fails nothing. The job can
+// finish no more chunks without it.
+func (j *Job) Detach(ctx context.Context, rank int) error {
+	for i, s := range j.shares {
+		err := j.lanes[i].Do(ctx, func() {
+			if k := s.links[rank]; k != nil {
+				s.leave(k)
+			}
+		})
+		if err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// end stops a failed job's traffic in a lane: the workers that live are told, the rest is ignored.
-func (s *share) end() {
-	s.ended = true
-	rank := uint32(chunk.IndexMask)
-	if f := s.job.failure.Load(); f.Rank >= 0 {
-		rank = uint32(f.Rank)
-	}
-	for _, c := range s.conns {
-		if c != nil && !c.dead && c.ring.free() > 0 && planted != plantSilentFailure {
-			c.control(chunk.Pack(chunk.OpAbort, 0, rank))
+// Awaited counts, by rank, the chunks in progress that miss a worker's gradient; of a failed job, those when it failed.
+func (j *Job) Awaited(ctx context.Context) ([]int, error) {
+	out := make([]int, j.workers)
+	for i, s := range j.shares {
+		if err := j.lanes[i].Do(ctx, func() { s.machine.Missing(out) }); err != nil {
+			return nil, err
 		}
 	}
-	s.lane.local.FoldsOpen -= uint64(s.open)
-	s.open = 0
+	return out, nil
 }
 
 // Close ends the job and frees what it held. The workers' queue pairs fail. No other call may be under way; those that come
@@ -329,21 +248,16 @@ func (j *Job) Close() error {
 	}
 	j.closed = true
 	j.mu.Unlock()
-	j.fail(noRank, ErrClosed)
+	j.fate.fail(noRank, ErrClosed)
 	var errs []error
-	for _, s := range j.shares {
-		release := func() { errs = append(errs, s.close()) }
-		if s.lane.Do(context.Background(), release) != nil {
+	for i, s := range j.shares {
+		l := j.lanes[i]
+		release := func() { errs = append(errs, l.leave(s)) }
+		if l.Do(context.Background(), release) != nil {
 			release() // the lane has ended
 		}
 	}
-	for _, r := range j.regions {
-		errs = append(errs, r.close())
-	}
-	for _, pd := range j.pds {
-		errs = append(errs, pd.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, j.memory.close())...)
 }
 
 // open refuses work on a job that was closed.
@@ -354,30 +268,4 @@ func (j *Job) open() error {
 		return fmt.Errorf("job %q: %w", j.name, ErrClosed)
 	}
 	return nil
-}
-
-// close takes the share off its lane.
-func (s *share) close() error {
-	var errs []error
-	s.ended = true
-	s.lane.local.FoldsOpen -= uint64(s.open)
-	s.open = 0
-	for _, c := range s.conns {
-		if c != nil {
-			errs = append(errs, c.close())
-		}
-	}
-	for i, other := range s.lane.shares {
-		if other == s {
-			s.lane.shares = append(s.lane.shares[:i], s.lane.shares[i+1:]...)
-			break
-		}
-	}
-	for i, other := range s.lane.busy {
-		if other == s {
-			s.lane.busy = append(s.lane.busy[:i], s.lane.busy[i+1:]...)
-			break
-		}
-	}
-	return errors.Join(errs...)
 }

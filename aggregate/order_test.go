@@ -54,7 +54,7 @@ func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 				})
 				sent, resent := 2*len(r.Workers)*r.Plan.NumChunks(), uint64(0)
 				for _, l := range r.Engine.Lanes() {
-					resent += l.Counters().GiveBacks
+					resent += l.Counters().NACKs
 				}
 				if resent > uint64(sent) {
 					t.Errorf("%d chunks were given back for %d that were to be sent", resent, sent)
@@ -119,7 +119,7 @@ func TestStallsOfWorkersThatSeldomAnswerEnd(t *testing.T) {
 					if worked, err := r.Engine.Lanes()[0].Step(); err != nil {
 						t.Fatal(err)
 					} else if !worked {
-						r.Engine.Lanes()[0].Relieve()
+						r.Engine.Lanes()[0].Tick()
 					}
 					left := 0
 					for i, w := range r.Workers {

@@ -166,7 +166,7 @@ var resumeCases = []struct {
 
 func (r *nicRack) moves() (n uint64) {
 	for _, l := range r.Engine.Lanes() {
-		n += l.Counters().Moves
+		n += l.Counters().Failovers
 	}
 	return n
 }
@@ -328,7 +328,7 @@ func TestAConnectionThatNobodyResumesIsALostWorkerInTime(t *testing.T) {
 		t.Fatal("the exchange succeeded")
 	}
 	f := r.Job.Failure()
-	if f == nil || f.Rank != 1 || !errors.Is(f.Err, aggregate.ErrWorkerLost) || !strings.Contains(f.Err.Error(), "no way to it for 5s") {
+	if f == nil || f.Rank != 1 || !errors.Is(f.Err, aggregate.ErrWorkerLost) || !strings.Contains(f.Err.Error(), "no path to it for 5s") {
 		t.Fatalf("%+v", f)
 	}
 	if took := time.Duration(r.Config.Now() - cutAt); took > aggregate.DefaultLinkTimeout+time.Second {

@@ -2,15 +2,11 @@ package aggregate
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"unsafe"
 
+	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/chunk"
 )
-
-// ErrNotQuiet is what a [Snapshot] fails with when gradients are under way.
-var ErrNotQuiet = errors.New("gradients are under way")
 
 // countStep is how many chunks a snapshot looks at in one visit to a lane, so that other jobs' chunks are not kept waiting.
 const countStep = 1 << 16
@@ -40,13 +36,13 @@ type Piece struct {
 
 // Snapshot starts one; plan is what AddTensors was last called with.
 func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error) {
-	if j.arrays() == 0 {
-		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, j.mode)
+	if st := &j.shares[0].store; st.arrays() == 0 {
+		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
 	}
 	s := &Snapshot{job: j, plan: plan, marks: make([]quietMark, len(j.shares))}
 	for i, sh := range j.shares {
 		err := s.visit(ctx, i, func() error {
-			s.marks[i] = quietMark{true, sh.finished, sh.commit.epoch}
+			s.marks[i] = quietMark{true, sh.machine.Finished(), sh.machine.CommitEpoch()}
 			return nil
 		})
 		if err != nil {
@@ -57,17 +53,16 @@ func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error)
 }
 
 // Arrays is how many arrays each chunk has: the parameters and the optimizer's states.
-func (s *Snapshot) Arrays() int { return 1 + s.job.states }
+func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
 
 // visit runs f on a lane's goroutine if nothing is under way there.
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	sh := s.job.shares[lane]
-	return sh.lane.try(ctx, func() error {
+	return s.job.lanes[lane].try(ctx, func() error {
 		switch mark := s.marks[lane]; {
-		case sh.ended:
+		case sh.machine.State() != reduce.Running:
 			return ErrClosed
-		case sh.open > 0 || sh.commit.phase != commitIdle || sh.commit.arrived > 0,
-			mark.set && mark != quietMark{true, sh.finished, sh.commit.epoch}:
+		case !sh.machine.Quiet(), mark.set && mark != quietMark{true, sh.machine.Finished(), sh.machine.CommitEpoch()}:
 			return fmt.Errorf("job %q: %w: let every worker finish and meet at a barrier before and after", s.job.name, ErrNotQuiet)
 		}
 		return f()
@@ -96,11 +91,11 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 				if at.Lane != lane {
 					continue
 				}
-				c := &sh.chunks[at.LaneIndex]
+				c := &sh.store.chunks[at.LaneIndex]
 				if c.dirty {
 					return fmt.Errorf("job %q: %w: what was pushed is not committed", s.job.name, ErrNotQuiet)
 				}
-				inner := sh.array(c, p.Array)
+				inner := sh.store.values(c, p.Array)
 				if write {
 					copy(inner, p.Data)
 				} else {
@@ -116,19 +111,14 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 	return nil
 }
 
-// array is one of a chunk's arrays, where it lies.
-func (s *share) array(c *chunkState, i int) []float32 {
-	return unsafe.Slice((*float32)(address(c.memory+uint64(i)*s.job.stride(c.elems))), c.elems)
-}
-
 // Updates returns how many optimizer steps each tensor has had, by its number in the plan.
 func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
 	out := make([]uint32, s.plan.NumTensors())
 	seen := make([]bool, len(out))
-	err := s.eachChunk(ctx, func(sh *share, c *chunkState) error {
-		t := sh.tensors[c.laneTensor].tensor
+	err := s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
+		t := sh.store.tensors[c.tensor].number
 		if seen[t] && out[t] != c.updates {
-			return fmt.Errorf("job %q: %w: tensor %q is half updated", s.job.name, ErrNotQuiet, s.job.tensorName(t))
+			return fmt.Errorf("job %q: %w: tensor %q is half updated", s.job.name, ErrNotQuiet, sh.store.tensors[c.tensor].name)
 		}
 		seen[t], out[t] = true, c.updates
 		return nil
@@ -138,20 +128,20 @@ func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
 
 // SetUpdates sets how many optimizer steps each tensor has had.
 func (s *Snapshot) SetUpdates(ctx context.Context, updates []uint32) error {
-	return s.eachChunk(ctx, func(sh *share, c *chunkState) error {
-		t := &sh.tensors[c.laneTensor]
-		c.updates, t.scalarsFor = updates[t.tensor], 0
+	return s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
+		t := &sh.store.tensors[c.tensor]
+		c.updates, t.scalarsFor = updates[t.number], 0
 		return nil
 	})
 }
 
-func (s *Snapshot) eachChunk(ctx context.Context, f func(*share, *chunkState) error) error {
+func (s *Snapshot) eachChunk(ctx context.Context, f func(*share, *storedChunk) error) error {
 	for lane, sh := range s.job.shares {
 		n := len(s.plan.LaneChunks(lane))
 		for from := 0; from < n; from += countStep {
 			err := s.visit(ctx, lane, func() error {
 				for i := from; i < min(from+countStep, n); i++ {
-					if err := f(sh, &sh.chunks[i]); err != nil {
+					if err := f(sh, &sh.store.chunks[i]); err != nil {
 						return err
 					}
 				}

@@ -46,7 +46,7 @@ func (e *engine) status() *api.EngineStatus {
 		out.Lanes = append(out.Lanes, &api.LaneStatus{
 			Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node), ReceivedBytes: c.RecvBytes,
 			SentBytes: c.SentBytes, Chunks: c.Chunks, ReceivedBytesPerSecond: e.rates[i].received, SentBytesPerSecond: e.rates[i].sent,
-			FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps, Dropped: c.Dropped, Moves: c.Moves,
+			FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps, Dropped: c.Dropped, Moves: c.Failovers,
 		})
 	}
 	for nic, d := range e.devices {

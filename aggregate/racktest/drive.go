@@ -50,7 +50,7 @@ func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 		}
 		if round%16 == 15 {
 			for _, l := range r.Engine.Lanes() {
-				l.Relieve()
+				l.Tick()
 			}
 		}
 	}

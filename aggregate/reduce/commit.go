@@ -79,7 +79,7 @@ func (m *Machine) step(met bool) bool {
 		if !met {
 			return false
 		}
-		m.emit(Action{Kind: Decide})
+		m.emit(Action{Kind: Decide, Epoch: c.epoch})
 		c.phase, c.next = Applying, 0
 	case Applying:
 		if m.chunksOf(Apply) {

@@ -62,9 +62,7 @@ func (m *Machine) complete(i int32) {
 		return
 	}
 	f.state = Complete
-	if m.ready.len() > 0 || !m.finish(i) {
-		m.ready.put(i)
-	}
+	m.finishOrWait(i)
 }
 
 // returned takes a chunk back from the reducer above.
@@ -74,8 +72,13 @@ func (m *Machine) returned(index uint32) {
 		panic("reduce: a chunk returned that was not handed up")
 	}
 	m.folds.at(i).state = Returned
+	m.finishOrWait(i)
+}
+
+func (m *Machine) finishOrWait(i int32) {
 	if m.ready.len() > 0 || !m.finish(i) {
 		m.ready.put(i)
+		m.waited++
 	}
 }
 

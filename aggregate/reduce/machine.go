@@ -15,7 +15,7 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 	m.begin(now)
 	w := &m.workers[rank]
 	w.unheard, w.owing = 0, false
-	if m.state == Ended || w.state != Attached {
+	if m.state != Running || w.state != Attached {
 		return
 	}
 	if w.slots.full() {
@@ -73,7 +73,7 @@ func (m *Machine) Returned(now int64, index uint32) {
 func (m *Machine) Advance(now int64) bool {
 	m.begin(now)
 	switch {
-	case m.state == Ended:
+	case m.state != Running:
 		return false
 	case m.ready.len() > 0 && m.finish(*m.ready.at(0)):
 		m.ready.drop()
@@ -99,9 +99,12 @@ func (m *Machine) Tick(now int64, counts bool) bool {
 	return m.state == Running && m.folds.open() > 0 && m.ready.len() == 0 && m.tick(counts)
 }
 
-// End ends the job in this lane. The workers that are left are told whom to blame, if anybody; nobody is when blame is negative.
+// End ends the job in this lane. The workers that are left are told whom to blame, if anybody; blame is negative if nobody is to blame.
 func (m *Machine) End(blame int) {
 	m.begin(m.now)
+	if m.state == Ended {
+		return
+	}
 	m.state = Ended
 	index := uint32(chunk.IndexMask)
 	if blame >= 0 {

@@ -38,11 +38,15 @@ func (m *Machine) record(rank int, msg *Message, h Held) {
 func (m *Machine) answerOrWait(a alone) {
 	if m.alone.len() > 0 || !m.answer(&a) {
 		m.alone.put(a)
+		m.waited++
 	}
 }
 
 func (m *Machine) answer(a *alone) bool {
 	w := &m.workers[a.worker]
+	if w.state == Gone {
+		return true
+	}
 	result := a.kind == Pull && !m.tensors[m.chunks[a.index].Tensor].Direct
 	if !w.canAnswer() || result && m.results == 0 {
 		return false

@@ -55,7 +55,8 @@ type State uint8
 // The states of a machine.
 const (
 	Running State = iota
-	Ended         // the job failed or was closed: what arrives is ignored
+	Failing       // a worker broke the protocol here: what arrives is ignored
+	Ended         // the job failed or was closed, and the workers were told
 )
 
 // WorkerState is the state of a worker in the lane.
@@ -125,6 +126,7 @@ type Machine struct {
 	results int // free result buffers
 	now     int64
 	done    uint64 // folds finished
+	waited  uint64 // folds and answers that had to wait for room
 
 	actions []Action
 }
@@ -198,9 +200,15 @@ func (m *Machine) State() State { return m.state }
 // Held returns how many slots of a worker are held.
 func (m *Machine) Held(rank int) int { return m.workers[rank].slots.held }
 
+// Deferred returns how many folds and answers have had to wait for room.
+func (m *Machine) Deferred() uint64 { return m.waited }
+
+// Sends returns how many entries of a worker's send queue are free.
+func (m *Machine) Sends(rank int) int { return m.workers[rank].sends }
+
 // Open returns how many folds are in progress.
 func (m *Machine) Open() int {
-	if m.state == Ended {
+	if m.state != Running {
 		return 0
 	}
 	return m.folds.open()
@@ -211,6 +219,9 @@ func (m *Machine) Finished() uint64 { return m.done }
 
 // CommitEpoch returns the epoch of the last commit that every worker has sent.
 func (m *Machine) CommitEpoch() uint8 { return m.commit.epoch }
+
+// CommitRecord returns what every worker has sent with the commit under way.
+func (m *Machine) CommitRecord() *chunk.TensorRecord { return &m.commit.first }
 
 // Quiet reports whether no gradient and no commit is under way.
 func (m *Machine) Quiet() bool {
@@ -249,11 +260,11 @@ func (m *Machine) Waiting() bool {
 
 // violate fails the job because of what a worker did.
 func (m *Machine) violate(rank int, format string, args ...any) {
-	if m.state == Ended {
+	if m.state != Running {
 		return
 	}
-	m.state = Ended
-	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: fmt.Errorf("%w: worker %d %s", ErrProtocol, rank, fmt.Sprintf(format, args...))})
+	m.state = Failing
+	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: fmt.Errorf("%w: worker %d %w", ErrProtocol, rank, fmt.Errorf(format, args...))})
 }
 
 func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
@@ -267,7 +278,7 @@ func (m *Machine) canAnswerAll(result bool) bool {
 		return false
 	}
 	for w := range m.workers {
-		if !m.workers[w].canAnswer() {
+		if w := &m.workers[w]; w.state != Gone && !w.canAnswer() {
 			return false
 		}
 	}

@@ -45,6 +45,12 @@ func (s *Stream) Broken() bool { return s.broken }
 // At returns the i-th oldest message.
 func (s *Stream) At(i int) *verbs.SendWR { return &s.wrs[s.index(i)] }
 
+// Token returns what the i-th oldest message holds.
+func (s *Stream) Token(i int) int32 { return s.tokens[s.index(i)] }
+
+// Depth returns how many messages the stream can hold.
+func (s *Stream) Depth() int { return len(s.wrs) }
+
 func (s *Stream) index(i int) int {
 	if i += s.head; i >= len(s.wrs) {
 		i -= len(s.wrs)

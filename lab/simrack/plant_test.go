@@ -21,40 +21,40 @@ type plant struct {
 
 var plants = []plant{
 	{
-		"sums begin with the worker that came last", "aggregate/share.go",
-		"planted == plantArrivalOrder && !f.init", "!f.init",
+		"sums begin with the worker that came last", "aggregate/carry.go",
+		"src[rank] = s.machine.Sources(a, rank).Payload", "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
 	},
 	{
-		"epochs are not checked", "aggregate/share.go",
-		"if m.epoch != expect && planted != plantAnyEpoch {", "if m.epoch != expect && false {",
+		"epochs are not checked", "aggregate/reduce/gate.go",
+		"if got == (finished+1)&chunk.EpochMask {", "if got == got|finished&0 {",
 	},
 	{
-		"a chunk may come twice", "aggregate/share.go",
-		"if a.present && planted == plantTwice {", "if a.present {",
+		"a chunk may come twice", "aggregate/reduce/gather.go",
+		"if m.folds.has(i, rank) {", "if m.folds.has(i, rank) { m.folds.leave(i, rank) }; if false {",
 	},
 	{
-		"another worker never leads", "aggregate/stall.go",
-		"&& planted != plantNoTurn", "&& false",
+		"another worker never leads", "aggregate/reduce/stall.go",
+		"if s.idle < rotateAfter ||", "if true || s.idle < rotateAfter ||",
 	},
 	{
-		"a result's buffer is used again before it was read", "aggregate/conn.go",
-		"if c.inline || planted == plantReleaseEarly {", "if true {",
+		"a result's buffer is used again before it was read", "aggregate/carry.go",
+		"if k.Inline() {\n\t\thold = noResult", "if true {\n\t\thold = noResult",
 	},
 	{
-		"a failed job's workers are not told", "aggregate/job.go",
-		"if c != nil && !c.dead && c.ring.free() > 0 && planted != plantSilentFailure {", "if c != nil && false {",
+		"a failed job's workers are not told", "aggregate/reduce/machine.go",
+		"w.state == Attached && w.sends > 0 {", "w.state == Attached && w.sends < 0 {",
 	},
 	{
-		"a commit does not wait for the other lanes' norms", "aggregate/commit.go",
-		"if s.job.barrier.Load() < cs.target && planted != plantNoBarrier {", "if false {",
+		"a commit does not wait for the other lanes' norms", "aggregate/reduce/commit.go",
+		"case AwaitNorms:\n\t\tif !met {", "case AwaitNorms:\n\t\tif false {",
 	},
 	{
-		"a NACKed chunk keeps its slot", "aggregate/stall.go",
-		"c.giveSlot(a.slot, a.source)", "",
+		"a NACKed chunk keeps its slot", "aggregate/reduce/stall.go",
+		"w.release(&h)", "w.sends--",
 	},
 	{
-		"a resumed connection sends a message again that had arrived", "aggregate/resume.go",
-		"planted == plantResentTwice && r.Received > c.ring.done", "r.Received > c.ring.done",
+		"a resumed connection sends a message again that had arrived", "aggregate/attach.go",
+		"s.sent(k, n)", "s.sent(k, max(n-1, 0))",
 	},
 }
 

@@ -314,7 +314,7 @@ func (r *run) laneTurn(lane int) error {
 	}
 	if r.idle[lane]++; r.idle[lane] > r.Spin && r.now >= r.wake[lane] {
 		r.wake[lane] = r.now + int64(100*time.Millisecond)
-		if l.Relieve() {
+		if l.Tick() {
 			r.wake[lane] = r.now + int64(time.Millisecond)
 		}
 	}

@@ -1,0 +1,258 @@
+package aggregate
+
+import (
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// carryOut does what the machine's last event asked for.
+func (s *share) carryOut() {
+	actions := s.machine.Actions()
+	for i := range actions {
+		a := &actions[i]
+		switch a.Kind {
+		case reduce.Update, reduce.Sum, reduce.Accumulate, reduce.Broadcast:
+			s.finish(a)
+		case reduce.Pull:
+			s.pull(a)
+		case reduce.Acknowledge:
+			s.answer(a.Worker, &a.Message, a, payload{result: noResult})
+		case reduce.Configure:
+			if err := s.configure(a); err != nil {
+				s.machine.Violate(int(a.Worker), "sent hyper-parameters for tensor %q that cannot be used: %w", s.store.tensors[a.Index].name, err)
+				s.carryOut()
+				return
+			}
+		case reduce.NACK:
+			s.local.NACKs++
+			s.put(s.links[a.Worker], chunk.Pack(chunk.OpNotice, chunk.NoticeNACK, a.Index), noResult)
+		case reduce.Request:
+			s.local.Requests++
+			s.put(s.links[a.Worker], chunk.Pack(chunk.OpNotice, chunk.NoticeRequest, a.Index), noResult)
+		case reduce.Abort:
+			s.put(s.links[a.Worker], chunk.Pack(chunk.OpAbort, 0, a.Index), noResult)
+		case reduce.Fail:
+			s.local.Dropped++
+			s.fate.fail(int(a.Worker), a.Err)
+		case reduce.Meet:
+			var all bool
+			if s.target, all = s.across.meet(); all {
+				s.wakeLanes()
+			}
+		case reduce.Decide:
+			s.decision = decide(s.machine.CommitRecord(), a.Epoch, s.across.sum(a.Epoch&1))
+		case reduce.Apply:
+			for c := a.Index; c < a.End; c++ {
+				s.apply(&s.store, &s.store.chunks[c], &s.decision)
+			}
+		case reduce.Scale:
+			for c := a.Index; c < a.End; c++ {
+				s.scale(&s.store, &s.store.chunks[c], &s.decision)
+			}
+		case reduce.AnswerCommit:
+			s.answerCommit(a)
+		}
+	}
+}
+
+// payload is what an answer carries: bytes at addr, or nothing but the immediate. result is the result buffer that addr lies in,
+// or noResult: then addr lies in the chunk's parameters. placed: the bytes are in the worker's memory already.
+type payload struct {
+	addr   uint64
+	bytes  int
+	result int32
+	placed bool
+}
+
+// finish does the arithmetic of a complete chunk and answers every worker.
+func (s *share) finish(a *reduce.Action) {
+	c := &s.store.chunks[a.Index]
+	timed := s.timed()
+	var t0, t1 int64
+	if timed {
+		t0 = s.now()
+	}
+	src := s.src[:len(s.links)]
+	for rank := range src {
+		src[rank] = s.machine.Sources(a, rank).Payload
+	}
+	p := payload{addr: c.addr, bytes: s.store.wireBytes(c), result: noResult}
+	if a.Result {
+		p.result = s.results.take()
+		p.addr = s.results.addr(p.result)
+	}
+	// The workers' own memory is the output where it is mapped: one pass reads every gradient and writes every result.
+	outs, stream := s.place(a, c, p.bytes)
+	if p.placed = outs != nil; !p.placed && a.Result {
+		s.outs[0] = p.addr
+		outs = s.outs[:1]
+	}
+	switch a.Kind {
+	case reduce.Update:
+		s.step(&s.store, c, src, outs, stream)
+	case reduce.Sum:
+		s.sum(&s.store, c, src, outs, stream)
+	case reduce.Accumulate:
+		s.accumulate(&s.store, c, src, (s.machine.CommitEpoch()+1)&1)
+	case reduce.Broadcast:
+		s.broadcast(&s.store, c, src[0], outs, stream)
+	}
+	if timed {
+		t1 = s.now()
+	}
+	for rank := range s.links {
+		h := s.machine.Sources(a, rank)
+		a.Op = h.Op
+		if h.Op == chunk.OpPush {
+			s.answer(int32(rank), h, a, payload{result: noResult})
+		} else {
+			s.answer(int32(rank), h, a, p)
+		}
+	}
+	if a.Result {
+		s.release(p.result)
+	}
+	if timed {
+		s.local.FoldNS += uint64(t1 - t0)
+		s.local.PostNS += uint64(s.now() - t1)
+		s.local.Samples++
+	}
+	s.local.Chunks++
+	s.local.observe(s.stamp - a.Since)
+}
+
+// place finds where the answers of a complete chunk go in this process, and whether they should go past the cache; nil if not
+// all of them can be reached, or none carries data.
+func (s *share) place(a *reduce.Action, c *storedChunk, bytes int) (outs []uint64, stream bool) {
+	if !s.maps || a.Kind == reduce.Accumulate {
+		return nil, false
+	}
+	n := 0
+	stream = true
+	for rank, k := range s.links {
+		h := s.machine.Sources(a, rank)
+		if h.Op == chunk.OpPush {
+			continue
+		}
+		if k.State() != session.Up || k.Unposted() > 0 {
+			return nil, false
+		}
+		d := &k.dst[c.tensor]
+		s.peers.qps[n] = k.QP()
+		s.peers.raddrs[n], s.peers.rkeys[n] = k.target(h, d, c.offset, s.chunkBytes)
+		stream = stream && d.streaming
+		n++
+	}
+	if n == 0 || !verbs.MapAll(s.peers.qps[:n], s.peers.rkeys[:n], s.peers.raddrs[:n], uint32(bytes), s.outs[:n]) {
+		return nil, false
+	}
+	return s.outs[:n], stream
+}
+
+// pull answers a worker with the chunk's parameters.
+func (s *share) pull(a *reduce.Action) {
+	c := &s.store.chunks[a.Index]
+	p := payload{addr: c.addr, bytes: s.store.wireBytes(c), result: noResult}
+	if a.Result {
+		p.result = s.results.take()
+		p.addr = s.results.addr(p.result)
+		s.parameters(&s.store, c, p.addr)
+	}
+	s.answer(a.Worker, &a.Message, a, p)
+	if a.Result {
+		s.release(p.result)
+	}
+}
+
+// answerCommit tells every worker the norm and the scale.
+func (s *share) answerCommit(a *reduce.Action) {
+	p := payload{bytes: chunk.RecordBytes, result: s.results.take()}
+	p.addr = s.results.addr(p.result)
+	record := s.decision.answer()
+	s.results.write(p.result, &record)
+	for rank := range s.links {
+		s.answer(int32(rank), s.machine.Sources(a, rank), a, p)
+	}
+	s.release(p.result)
+}
+
+// configure takes a tensor's destination and hyper-parameters from the control record under way.
+func (s *share) configure(a *reduce.Action) error {
+	r, t := &s.reader.record, &s.store.tensors[a.Index]
+	d := &s.links[a.Worker].dst[a.Index]
+	*d = destination{}
+	if r.Flags&chunk.RecordHasDst != 0 {
+		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, streaming: r.Flags&chunk.RecordStreaming != 0}
+	}
+	if !a.New {
+		return nil
+	}
+	h := HyperOf(s.store.rule, r)
+	if err := s.store.checkHyper(h); err != nil {
+		return err
+	}
+	t.hyper, t.scalarsFor = h, 0
+	return nil
+}
+
+// answer posts the answer to a message.
+func (s *share) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) {
+	k := s.links[rank]
+	if k.State() == session.Closed {
+		return
+	}
+	hold := p.result
+	if k.Inline() {
+		hold = noResult // the transport has read it when the post returns
+	}
+	wr := s.put(k, chunk.Pack(a.Op, a.Epoch, a.Index), hold)
+	if p.bytes > 0 {
+		wr.Length = uint32(p.bytes)
+		var d *destination
+		var offset uint64
+		if a.Kind != reduce.AnswerCommit {
+			c := &s.store.chunks[a.Index]
+			d, offset = &k.dst[c.tensor], c.offset
+		}
+		wr.RAddr, wr.RKey = k.target(h, d, offset, s.chunkBytes)
+		switch {
+		case p.placed:
+			wr.Flags |= verbs.SendPlaced
+		default:
+			s.source(k, wr, a, p)
+			if d != nil && d.streaming {
+				wr.Flags |= verbs.SendStreaming
+			}
+		}
+	}
+	s.local.Answers++
+	s.local.SentBytes += uint64(p.bytes)
+	k.counters.SentBytes += uint64(p.bytes)
+	if k.Inline() {
+		s.post(k)
+	}
+}
+
+// source fills in where an answer's bytes lie.
+func (s *share) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
+	wr.LAddr = p.addr
+	switch nic := max(k.NIC(), 0); { // without a queue pair the keys come when it resumes
+	case k.Inline():
+		wr.Flags |= verbs.SendInline
+	case p.result != noResult:
+		wr.LKey = s.results.region.mrs[nic].LKey
+	default:
+		wr.LKey = s.store.lkeys[nic][a.Index]
+	}
+}
+
+// put appends a message to a worker. It holds a result buffer until it has arrived.
+func (s *share) put(k *link, imm uint32, result int32) *verbs.SendWR {
+	if result != noResult {
+		s.results.hold(result)
+	}
+	s.touch(k)
+	return k.Put(imm, result)
+}

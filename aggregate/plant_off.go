@@ -1,5 +1,0 @@
-//go:build !plant
-
-package aggregate
-
-const planted = plantNone

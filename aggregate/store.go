@@ -1,0 +1,159 @@
+package aggregate
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// storedChunk is what a lane keeps of a chunk between steps.
+type storedChunk struct {
+	addr    uint64 // f32 parameters, then each state, then the accumulator, stride apart each; 0: the job keeps none
+	offset  uint64 // of its first element within its tensor, in bytes on the wire
+	elems   uint32
+	tensor  uint32 // of the lane
+	updates uint32 // optimizer steps so far
+	dirty   bool   // two-phase: the accumulator holds gradients since the last commit
+	norms   *norms
+}
+
+// storedTensor is a tensor's part in a lane.
+type storedTensor struct {
+	number         int // in the plan
+	name           string
+	wire           chunk.DType
+	lrMult, wdMult float64
+	hyper          optim.Hyper
+	scalars        optim.Scalars
+	scalarsFor     uint32  // the update they were derived for; 0: none
+	norms          []norms // of all its chunks, in the plan's order
+}
+
+// store is one job's parameters and optimizer state in one lane, and the rule that updates them.
+type store struct {
+	mode    Mode
+	rule    optim.Rule
+	states  int
+	hyper   optim.Hyper    // the job's
+	scaled  *optim.Scalars // aggregate-only: of a sum that is scaled or clipped; nil: it is neither
+	chunks  []storedChunk
+	tensors []storedTensor
+	lkeys   [][]uint32 // by NIC of the engine, by chunk: the key of the region its parameters lie in
+}
+
+// stride is the distance in bytes between a chunk's arrays, each in its own cache lines.
+func stride(elems uint32) uint64 { return (uint64(elems)*4 + 63) &^ 63 }
+
+// arrays is how many f32 arrays the store keeps for each parameter.
+func (s *store) arrays() int {
+	switch s.mode {
+	case Aggregate:
+		return 0
+	case TwoPhase:
+		return 2 + s.states
+	}
+	return 1 + s.states
+}
+
+func (s *store) wireBytes(c *storedChunk) int { return int(c.elems) * s.tensors[c.tensor].wire.Size() }
+
+// direct reports whether answers lie in the parameters: they do when the wire carries f32, as no worker pushes a chunk again
+// before it has the answer.
+func (s *store) direct(wire chunk.DType) bool { return s.mode != Aggregate && wire == chunk.F32 }
+
+func (s *store) array(c *storedChunk, i int) uint64 { return c.addr + uint64(i)*stride(c.elems) }
+
+func (s *store) accumulator(c *storedChunk) uint64 { return s.array(c, 1+s.states) }
+
+// values is one of a chunk's arrays as Go sees it.
+func (s *store) values(c *storedChunk, i int) []float32 {
+	return unsafe.Slice((*float32)(address(s.array(c, i))), c.elems)
+}
+
+// checkHyper tells whether live hyper-parameters can be used: they must not need more state than the job was made with.
+func (s *store) checkHyper(h optim.Hyper) error {
+	if err := s.rule.Check(h); err != nil {
+		return err
+	}
+	if n := s.rule.States(h); n > s.states {
+		return fmt.Errorf("%v with momentum %v needs %d state arrays, the job was made with %d: make it with a momentum", s.rule, h.Momentum, n, s.states)
+	}
+	return nil
+}
+
+// addition is what one AddTensors brings to a lane.
+type addition struct {
+	tensors []storedTensor
+	chunks  []storedChunk
+	lkeys   [][]uint32
+}
+
+// layOut plans a lane's part of the plan's tensors from number first on, and allocates it. norms are those of the same tensors'
+// chunks, in the plan's order.
+func (s *store) layOut(plan *chunk.Plan, lane, node, first int, specs []TensorSpec, norms []norms, mem *memory) (*addition, error) {
+	a := &addition{}
+	firstChunk, _ := plan.TensorChunks(first)
+	var bytes uint64
+	ids := plan.LaneChunks(lane)
+	for _, lt := range plan.LaneTensors(lane) {
+		number := int(lt.Tensor)
+		if number < first {
+			continue
+		}
+		t, spec := plan.Tensor(number), specs[number-first]
+		from, end := plan.TensorChunks(number)
+		a.tensors = append(a.tensors, storedTensor{
+			number: number, name: t.Name, wire: t.DType, lrMult: spec.LRMult, wdMult: spec.WDMult, hyper: s.hyper,
+			norms: norms[from-firstChunk : end-firstChunk],
+		})
+		for i := lt.First; i < lt.First+lt.Chunks; i++ {
+			c := plan.Chunk(int(ids[i]))
+			a.chunks = append(a.chunks, storedChunk{
+				addr: bytes, elems: uint32(c.Elems), tensor: uint32(len(s.tensors) + len(a.tensors) - 1),
+				offset: c.Offset * uint64(t.DType.Size()), norms: &norms[int(ids[i])-firstChunk],
+			})
+			bytes += uint64(s.arrays()) * stride(uint32(c.Elems))
+		}
+	}
+	for range mem.pds {
+		a.lkeys = append(a.lkeys, make([]uint32, len(a.chunks)))
+	}
+	if bytes == 0 {
+		for i := range a.chunks {
+			a.chunks[i].addr = 0
+		}
+		return a, nil
+	}
+	r, err := mem.allocate(parameterRegion, lane, node, int64(bytes), verbs.AccessLocalWrite, false)
+	if err != nil {
+		return nil, err
+	}
+	for i := range a.chunks {
+		a.chunks[i].addr += r.addr()
+		for nic := range a.lkeys {
+			a.lkeys[nic][i] = r.mrs[nic].LKey
+		}
+	}
+	return a, nil
+}
+
+// add appends an addition.
+func (s *store) add(a *addition) {
+	s.tensors = append(s.tensors, a.tensors...)
+	s.chunks = append(s.chunks, a.chunks...)
+	if s.lkeys == nil {
+		s.lkeys = make([][]uint32, len(a.lkeys))
+	}
+	for nic := range a.lkeys {
+		s.lkeys[nic] = append(s.lkeys[nic], a.lkeys[nic]...)
+	}
+}
+
+// address turns an address that the transport reported into a pointer. The memory is not Go's. Inlined into a copy, it makes
+// the compiler of Go 1.26.8 fail ("disjointTypes: one of arguments is not a pointer").
+//
+//go:noinline
+func address(a uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&a)) }
