@@ -21,7 +21,7 @@ type plant struct {
 
 var plants = []plant{
 	{
-		"sums begin with the worker that came last", "aggregate/carry.go",
+		"sums begin with any worker", "aggregate/carry.go",
 		"src[rank] = s.machine.Sources(a, rank).Payload", "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
 	},
 	{
