@@ -16,6 +16,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -129,33 +130,33 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	if err := exchangeExactly(neighbour, 1); err != nil {
 		t.Fatal(err)
 	}
-	theirs := neighbour.Workers[0].Box[0]
+	theirs := neighbour.Workers[0].Peers[0]
 	for _, c := range []struct {
 		name string
-		aim  func(own aggregate.AggregatorLane) (addr uint64, rkey uint32)
+		aim  func(own lanes.AggregatorLane) (addr uint64, rkey uint32)
 	}{
-		{"stale key", func(own aggregate.AggregatorLane) (uint64, uint32) { return own.SlotAddr, own.SlotRKey ^ 1 }},
-		{"out of bounds", func(own aggregate.AggregatorLane) (uint64, uint32) { return own.SlotAddr + 1<<30, own.SlotRKey }},
-		{"a neighbour's slots", func(aggregate.AggregatorLane) (uint64, uint32) { return theirs.SlotAddr, theirs.SlotRKey }},
+		{"stale key", func(own lanes.AggregatorLane) (uint64, uint32) { return own.SlotAddr, own.SlotRKey ^ 1 }},
+		{"out of bounds", func(own lanes.AggregatorLane) (uint64, uint32) { return own.SlotAddr + 1<<30, own.SlotRKey }},
+		{"a neighbour's slots", func(lanes.AggregatorLane) (uint64, uint32) { return theirs.SlotAddr, theirs.SlotRKey }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			job, tensors := jobOf(c.name)
 			r := openRack(t, racktest.Config{Box: d, Hosts: []*verbs.Device{d, d}, Lanes: 1, Engine: neighbour.Engine, Job: job,
 				Tensors: tensors})
 			rogue := r.Workers[1]
-			payload, mr, err := rogue.Allocate(4096)
+			payload, err := rogue.Allocate("payload", 4096)
 			if err != nil {
 				t.Fatal(err)
 			}
-			addr, rkey := c.aim(rogue.Box[0])
+			addr, rkey := c.aim(rogue.Peers[0])
 			for i := range payload.Bytes() {
 				payload.Bytes()[i] = 0xff
 			}
 			result := make(chan error, 1)
 			go func() { result <- exchangeExactly(neighbour, 3) }()
 			_, err = rogue.QPs[0].PostSend([]verbs.SendWR{{
-				Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpPush, 0, 0), LAddr: mr.Addr, LKey: mr.LKey, Length: 4096, RAddr: addr,
-				RKey: rkey,
+				Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpPush, 0, 0), LAddr: payload.MRs[0].Addr, LKey: payload.MRs[0].LKey,
+				Length: 4096, RAddr: addr, RKey: rkey,
 			}})
 			if err != nil {
 				t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -37,6 +39,7 @@ type Config struct {
 	Staging    int         // buffers per lane where payloads go by reference; 0: 8
 	Manual     bool        // nothing runs by itself: call Lane.Step and Worker.Progress
 	Now        func() int64
+	Log        func(format string, args ...any) // of failovers
 	ClockNS    *uint64
 }
 
@@ -51,25 +54,10 @@ type Rack struct {
 
 // Worker is one worker of the rack.
 type Worker struct {
+	*lanes.Session
 	Rank    int
-	C       worker.Worker
-	NICs    []NIC
-	QPs     []*verbs.QP                // by lane
-	Box     []aggregate.AggregatorLane // by lane: the aggregator's end
-	buffers []buffer                   // by tensor
+	buffers []buffer // by tensor
 	arenas  []*numa.Arena
-	commit  []byte
-	mrs     [][]verbs.MR // by region, by NIC
-	lanes   []worker.Lane
-	moves   []move // by lane
-	depths  aggregate.Depths
-}
-
-// NIC is one of a worker's.
-type NIC struct {
-	Device *verbs.Device
-	PD     *verbs.PD
-	CQ     *verbs.CQ
 }
 
 // buffer is where a worker keeps one tensor.
@@ -96,11 +84,11 @@ func Open(cfg Config) (r *Rack, err error) {
 			err = errors.Join(err, r.Close())
 		}
 	}()
-	lanes := make([]aggregate.LaneConfig, cfg.Lanes)
+	placed := make([]aggregate.LaneConfig, cfg.Lanes)
 	places := make([]chunk.Lane, cfg.Lanes)
 	box := append([]*verbs.Device{cfg.Box}, cfg.BoxNICs...)
-	for i := range lanes {
-		lanes[i] = aggregate.LaneConfig{Device: box[i%len(box)], NIC: i % len(box), CPU: -1, Node: -1}
+	for i := range placed {
+		placed[i] = aggregate.LaneConfig{Device: box[i%len(box)], NIC: i % len(box), CPU: -1, Node: -1}
 		places[i] = chunk.Lane{Core: i}
 	}
 	if cfg.MaxConns == 0 {
@@ -108,7 +96,7 @@ func Open(cfg Config) (r *Rack, err error) {
 	}
 	if r.Engine = cfg.Engine; r.Engine == nil {
 		r.Engine, err = aggregate.Start(aggregate.Config{
-			Lanes: lanes, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Manual: cfg.Manual, Now: cfg.Now,
+			Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Manual: cfg.Manual, Now: cfg.Now,
 		})
 		if err != nil {
 			return r, err
@@ -134,113 +122,51 @@ func Open(cfg Config) (r *Rack, err error) {
 	return r, r.Add(cfg.Tensors)
 }
 
+// connect opens the worker's session and attaches it to the job.
 func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	cfg := &r.Config
 	window := r.Engine.Window()
 	attr := nics[0].Attr()
-	if w.depths, err = aggregate.QueueDepths(window, 1, attr.MaxQPWR, attr.MaxCQE); err != nil {
+	depths, err := aggregate.QueueDepths(window, 1, attr.MaxQPWR, attr.MaxCQE)
+	if err != nil {
 		return err
-	}
-	for _, d := range nics {
-		n := NIC{Device: d}
-		if n.PD, err = d.AllocPD(); err != nil {
-			return err
-		}
-		n.CQ, err = d.CreateCQ(cfg.Lanes * (w.depths.WorkerSend + w.depths.WorkerRecv))
-		w.NICs = append(w.NICs, n)
-		if err != nil {
-			return err
-		}
 	}
 	byReference := cfg.Box.Attr().Has(verbs.DevByReference)
 	staging := window
 	if byReference {
 		staging = cfg.Staging
 	}
-	buffers, mrs, err := w.allocateRegistered(cfg.Lanes*staging*cfg.Job.ChunkBytes + chunk.RecordBytes)
+	primaries := make([]int, cfg.Lanes)
+	for i := range primaries {
+		primaries[i] = r.Engine.Lanes()[i].Config().NIC
+	}
+	linkTimeout := cfg.AckTimeout
+	if len(nics) > 1 || len(r.Engine.NICs()) > 1 {
+		linkTimeout = aggregate.DefaultLinkTimeout
+	}
+	log := func(format string, args ...any) {
+		if cfg.Log != nil {
+			cfg.Log("worker %d: "+format, slices.Insert(args, 0, any(w.Rank))...)
+		}
+	}
+	w.Session, err = lanes.Open(lanes.Config{
+		Name: "worker", Control: control{r.Job, w.Rank}, Devices: nics, Lanes: primaries, Rank: w.Rank, ChunkBytes: cfg.Job.ChunkBytes,
+		Window: window, Staging: staging, SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
+		AckTimeout: cfg.AckTimeout, LinkTimeout: linkTimeout, ReconnectTimeout: reconnectTimeout, Now: cfg.Now, Log: log,
+	})
 	if err != nil {
 		return err
 	}
-	w.commit = buffers.Bytes()[buffers.Len()-chunk.RecordBytes:]
-	ends := make([]aggregate.WorkerLane, cfg.Lanes)
-	w.lanes, w.moves = make([]worker.Lane, cfg.Lanes), make([]move, cfg.Lanes)
-	resumable := len(nics) > 1 || len(r.Engine.NICs()) > 1
-	for i := range ends {
-		nic := r.Engine.Lanes()[i].Config().NIC % len(nics)
-		qp, err := w.createQP(nic)
-		if err != nil {
-			return err
-		}
-		w.QPs = append(w.QPs, qp)
-		if ends[i].Endpoint, err = qp.Endpoint(); err != nil {
-			return err
-		}
-		ends[i].ReplyAddr, ends[i].ReplyRKey = mrs[0].Addr+uint64(i*staging*cfg.Job.ChunkBytes), mrs[nic].RKey
-		ends[i].Staging = uint32(staging)
-		ends[i].AckTimeout, ends[i].Resumable = cfg.AckTimeout, resumable
-		w.lanes[i].NIC = uint32(nic)
-	}
-	if w.Box, err = r.Job.Attach(context.Background(), w.Rank, ends); err != nil {
+	if err := w.Attach(context.Background(), 5*time.Second); err != nil {
 		return err
-	}
-	for i, qp := range w.QPs {
-		if err := r.dial(w, i, qp, 5*time.Second); err != nil {
-			return err
-		}
 	}
 	isa, err := kernel.Default()
 	if err != nil {
 		return err
 	}
-	var wnics []worker.NIC
-	for i, n := range w.NICs {
-		wnics = append(wnics, worker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: mrs[i].LKey, StagingRKey: mrs[i].RKey})
-	}
-	var rc int
-	w.C, rc = worker.Open(&worker.Config{
-		NICs: wnics, Lanes: w.lanes, ChunkBytes: cfg.Job.ChunkBytes, Window: window, Staging: staging,
-		StagingAddr: buffers.Addr(), Rank: w.Rank, ByReference: byReference, Resumable: resumable && attr.Has(verbs.DevLink),
-		AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int(isa), ClockNS: cfg.ClockNS,
+	return w.Start(lanes.WorkerConfig{
+		ByReference: byReference, AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int(isa), ClockNS: cfg.ClockNS,
 	})
-	if rc < 0 {
-		return fmt.Errorf("open worker %d: %d", w.Rank, rc)
-	}
-	return nil
-}
-
-func (w *Worker) createQP(nic int) (*verbs.QP, error) {
-	n := &w.NICs[nic]
-	return n.PD.CreateQP(verbs.QPConfig{SendCQ: n.CQ, RecvCQ: n.CQ, MaxSendWR: w.depths.WorkerSend, MaxRecvWR: w.depths.WorkerRecv})
-}
-
-// dial connects a lane's queue pair to the box's end, and fills in what the C worker is told of it.
-func (r *Rack) dial(w *Worker, lane int, qp *verbs.QP, timeout time.Duration) error {
-	connect := verbs.ConnectConfig{Active: true, Timeout: timeout, AckTimeout: r.Config.AckTimeout}
-	if err := qp.Connect(w.Box[lane].Endpoint, connect); err != nil {
-		return err
-	}
-	// Only now: nothing can arrive on a queue pair that did not connect.
-	if err := qp.PostRecv(uint64(lane), w.depths.WorkerRecv); err != nil {
-		return err
-	}
-	l := &w.lanes[lane]
-	l.QP, l.SlotAddr, l.SlotRKey, l.SendDepth = qp.Handle(), w.Box[lane].SlotAddr, w.Box[lane].SlotRKey, uint32(w.depths.WorkerSend)
-	return nil
-}
-
-// register registers an arena with every NIC of the worker.
-func (w *Worker) register(a *numa.Arena) ([]verbs.MR, error) {
-	mrs := make([]verbs.MR, 0, len(w.NICs))
-	w.mrs = append(w.mrs, nil)
-	for _, n := range w.NICs {
-		mr, err := n.PD.RegisterMR(a.Addr(), uint64(a.Len()), verbs.AccessLocalWrite|verbs.AccessRemoteWrite, a.FD(), 0)
-		if err != nil {
-			return nil, err
-		}
-		mrs = append(mrs, mr)
-		w.mrs[len(w.mrs)-1] = mrs
-	}
-	return mrs, nil
 }
 
 // Add registers tensors with the job and every worker, and makes the workers' buffers.
@@ -285,16 +211,9 @@ func (w *Worker) makeBuffers(tensors []chunk.Tensor, memory chunk.DType, registe
 		offsets[i+1] = (offsets[i] + t.Elems*uint64(memory.Size()) + 63) &^ 63
 	}
 	total := offsets[len(tensors)]
-	arena, err := w.allocate(int64(2 * total))
+	arena, err := w.allocate(int(2*total), register)
 	if err != nil {
 		return err
-	}
-	if register {
-		mrs, err := w.register(arena)
-		if err != nil {
-			return err
-		}
-		worker.Region(w.C, mrs)
 	}
 	for i := range tensors {
 		w.buffers = append(w.buffers, buffer{
@@ -304,26 +223,16 @@ func (w *Worker) makeBuffers(tensors []chunk.Tensor, memory chunk.DType, registe
 	return nil
 }
 
-// Allocate gives the worker memory of its own, registered with its first NIC, freed when the rack is closed.
-func (w *Worker) Allocate(bytes int) (*numa.Arena, verbs.MR, error) {
-	a, mrs, err := w.allocateRegistered(bytes)
-	if err != nil {
-		return nil, verbs.MR{}, err
+// allocate gives the worker memory, registered or not, which is freed when the rack is closed.
+func (w *Worker) allocate(bytes int, register bool) (*numa.Arena, error) {
+	if register {
+		m, err := w.Allocate("tensors", bytes)
+		if err != nil {
+			return nil, err
+		}
+		return m.Arena, nil
 	}
-	return a, mrs[0], nil
-}
-
-func (w *Worker) allocateRegistered(bytes int) (*numa.Arena, []verbs.MR, error) {
-	a, err := w.allocate(int64(bytes))
-	if err != nil {
-		return nil, nil, err
-	}
-	mrs, err := w.register(a)
-	return a, mrs, err
-}
-
-func (w *Worker) allocate(bytes int64) (*numa.Arena, error) {
-	a, err := numa.NewArena(numa.ArenaConfig{Name: "worker", Bytes: bytes, Node: numa.AnyNode})
+	a, err := numa.NewArena(numa.ArenaConfig{Name: "worker", Bytes: int64(bytes), Node: numa.AnyNode})
 	if err == nil {
 		w.arenas = append(w.arenas, a)
 	}
@@ -392,15 +301,16 @@ func (w *Worker) Run(timeout time.Duration, ops ...worker.Op) error {
 
 // CommitStart starts a commit without waiting for it.
 func (w *Worker) CommitStart(rec chunk.TensorRecord) (handle uint64, rc int) {
-	rec.Encode(w.commit)
-	rc = worker.Commit(w.C, unsafe.Pointer(unsafe.SliceData(w.commit)), &handle)
+	record := w.CommitRecord()
+	rec.Encode(record)
+	rc = worker.Commit(w.C, unsafe.Pointer(unsafe.SliceData(record)), &handle)
 	return handle, rc
 }
 
 // CommitNorm is the gradient's global norm, from the answer to a finished commit.
 func (w *Worker) CommitNorm() (float32, error) {
 	var rec chunk.TensorRecord
-	err := rec.Decode(w.commit)
+	err := rec.Decode(w.CommitRecord())
 	return rec.Extra, err
 }
 
@@ -421,25 +331,8 @@ func (r *Rack) Close() error {
 
 func (w *Worker) close() error {
 	var errs []error
-	for i, qp := range w.QPs {
-		if qp != nil {
-			errs = append(errs, qp.Close())
-		}
-		errs = append(errs, w.moves[i].drop())
-	}
-	if w.C != nil {
-		worker.Close(w.C)
-	}
-	for i, n := range w.NICs {
-		if n.CQ != nil {
-			errs = append(errs, n.CQ.Close())
-		}
-		for _, mrs := range w.mrs {
-			if i < len(mrs) {
-				errs = append(errs, n.PD.DeregisterMR(mrs[i]))
-			}
-		}
-		errs = append(errs, n.PD.Close())
+	if w.Session != nil {
+		errs = append(errs, w.Session.Close())
 	}
 	for _, a := range w.arenas {
 		errs = append(errs, a.Close())

@@ -72,6 +72,9 @@ func (s *Session) Broke(lane int, attempt uint64) {
 	}
 }
 
+// Attempt is how many times the session asked the aggregator to resume a lane.
+func (s *Session) Attempt(lane int) uint64 { return s.recovery[lane].attempt }
+
 // Failovers is how many times a lane went on over another queue pair.
 func (s *Session) Failovers() uint64 { return s.failovers.Load() }
 

@@ -3,6 +3,7 @@ package simrack
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -24,6 +25,9 @@ type cluster struct {
 	jobs     []*job
 	clock    *numa.Arena // virtual time in ns, where the C workers read it
 	now      int64       // the same
+	log      func(format string, args ...any)
+
+	aggregatorDown []int // its NICs without a link, as the control plane says
 }
 
 // job is one job under way.
@@ -45,8 +49,8 @@ type job struct {
 	closed   bool
 }
 
-func newCluster(s *Schedule) (*cluster, error) {
-	c := &cluster{schedule: s}
+func newCluster(s *Schedule, log func(format string, args ...any)) (*cluster, error) {
+	c := &cluster{schedule: s, log: log}
 	var err error
 	if c.sim, err = fabric.NewSim(s.Seed); err != nil {
 		return c, err
@@ -93,7 +97,7 @@ func (c *cluster) addNICs() error {
 	for _, j := range c.jobs {
 		for _, m := range j.members {
 			m.nics = []int{m.host}
-			for i := 1; c.schedule.Moves != nil && i < c.schedule.Moves.WorkerNICs; i++ {
+			for i := 1; c.schedule.Failovers != nil && i < c.schedule.Failovers.WorkerNICs; i++ {
 				m.nics = append(m.nics, len(c.hosts))
 				if err := c.addHost(fmt.Sprintf("%s-worker%d.%d", j.Name, m.rank, i)); err != nil {
 					return err
@@ -112,7 +116,7 @@ func (c *cluster) addHost(name string) error {
 	if c.schedule.CopiesAtPost {
 		options += ",copies_at_post=1"
 	}
-	if c.schedule.Moves != nil {
+	if c.schedule.Failovers != nil {
 		options += ",link=1"
 	}
 	d, err := verbs.Open(verbs.ProviderSim, name, options)
@@ -135,7 +139,10 @@ func (c *cluster) start(j *job) error {
 	s := c.schedule
 	cfg := racktest.Config{
 		Engine: c.engine, Box: c.hosts[0], Lanes: s.Lanes, Window: s.Window, Staging: s.Staging, ClockNS: c.clockNS(),
-		Job:    aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes},
+		Job: aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes},
+		Now: func() int64 { return c.now }, Log: func(format string, args ...any) {
+			c.log("%v: %s "+format, slices.Insert(args, 0, any(time.Duration(c.now)), any(j.Name))...)
+		},
 		Memory: j.Type, Arena: j.Memory == arena, Copy: j.Memory == copied, Tensors: j.tensors(0),
 	}
 	for _, m := range j.members {
@@ -146,8 +153,8 @@ func (c *cluster) start(j *job) error {
 		}
 		cfg.HostNICs = append(cfg.HostNICs, more)
 	}
-	if s.Moves != nil {
-		cfg.AckTimeout = s.Moves.AckTimeout
+	if s.Failovers != nil {
+		cfg.AckTimeout = s.Failovers.AckTimeout
 	}
 	rack, err := racktest.Open(cfg)
 	if err != nil {
@@ -157,10 +164,8 @@ func (c *cluster) start(j *job) error {
 	j.batches, j.memory = 1, j.rack.Job.Memory()
 	for i, m := range j.members {
 		m.w = j.rack.Workers[i]
-		m.lanes = make([]laneMove, s.Lanes)
-		for lane := range m.lanes {
-			m.lanes[lane] = laneMove{box: lane % s.NICs, at: lane % s.NICs % len(m.nics)}
-		}
+		m.due = make([]int64, s.Lanes)
+		m.w.AggregatorLinks(c.aggregatorDown)
 	}
 	c.tick()
 	return nil

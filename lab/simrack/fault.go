@@ -208,7 +208,7 @@ func (r *run) abortAll() error {
 }
 
 // notice looks for failures. The control plane tells the others of one only where the data path could not: where queue
-// pairs fail silently, or a link was down when it should have told, or one that fails may only be about to move.
+// pairs fail silently, or a link was down when it should have told, or one that fails may only be about to go another way.
 func (r *run) notice(j *job) {
 	if j.failed != 0 || j.rack == nil || j.closed {
 		return
@@ -222,7 +222,7 @@ func (r *run) notice(j *job) {
 	}
 	j.failed = max(time.Duration(r.now), 1)
 	r.hurry(j)
-	if r.Fault.Silent || len(r.Links) > 0 || r.Moves != nil {
+	if r.Fault.Silent || len(r.Links) > 0 || r.Failovers != nil {
 		r.later(r.Fault.Notice, func() error { return r.spread(j) })
 	}
 }

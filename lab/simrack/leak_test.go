@@ -34,8 +34,8 @@ func footprint(t *testing.T) (files, resident, goroutines int) {
 func TestSchedulesLeaveNothingBehind(t *testing.T) {
 	const n, slack = 100, 8 << 20
 	run := func() {
-		if failures, _ := sweep(1, n, 1); len(failures) > 0 {
-			t.Fatal(failures)
+		if f := sweep(1, n, 1); len(f.failures) > 0 {
+			t.Fatal(f.failures)
 		}
 	}
 	run()

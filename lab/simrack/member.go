@@ -16,8 +16,8 @@ type member struct {
 	job    *job
 	rank   int
 	host   int
-	nics   []int      // hosts, too: it and the further NICs
-	lanes  []laneMove // where its connections are
+	nics   []int   // hosts, too: it and the further NICs
+	due    []int64 // by lane: when the next step of a failover may be taken
 	w      *racktest.Worker
 	rng    *rand.Rand
 	pauses []pause // left of its own
@@ -293,7 +293,7 @@ func (m *member) leave(detach func(rank int) error) error {
 	}
 	for _, qp := range m.w.QPs {
 		if qp == nil {
-			continue // it was moving
+			continue // it was failing over
 		}
 		if err := qp.Fail(); err != nil {
 			return err

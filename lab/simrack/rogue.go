@@ -73,10 +73,11 @@ func (r *run) misbehave(m *member) error {
 		m.contrary = len(j.members) > 1
 		return nil
 	}
-	memory, mr, err := m.w.Allocate(2 * chunkBytes)
+	memory, err := m.w.Allocate("rogue", 2*chunkBytes)
 	if err != nil {
 		return err
 	}
+	mr := memory.MRs[0]
 	for i := range memory.Bytes() {
 		memory.Bytes()[i] = byte(i * 7)
 	}
@@ -110,7 +111,7 @@ func (k rogueKind) misses() bool { return k == rogueKey || k == rogueBounds || k
 // aim is where the rogue writes to.
 func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 	lane := r.Fault.Lane
-	addr, rkey = m.w.Box[lane].SlotAddr, m.w.Box[lane].SlotRKey
+	addr, rkey = m.w.Peers[lane].SlotAddr, m.w.Peers[lane].SlotRKey
 	switch r.Fault.Rogue {
 	case rogueKey:
 		rkey ^= 0xabcd << 14
@@ -121,7 +122,7 @@ func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 		if other == m.job || other.rack == nil || other.closed {
 			return addr, rkey + 1
 		}
-		return other.members[0].w.Box[lane].SlotAddr, other.members[0].w.Box[lane].SlotRKey
+		return other.members[0].w.Peers[lane].SlotAddr, other.members[0].w.Peers[lane].SlotRKey
 	}
 	return addr, rkey
 }

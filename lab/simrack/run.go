@@ -30,6 +30,7 @@ type Result struct {
 	Lanes       string // counters
 	Turns       int
 	Virtual     time.Duration
+	Failovers   int
 	Failed      bool // a job did
 }
 
@@ -54,7 +55,8 @@ type run struct {
 	boxDead   bool
 	cut       []int  // hosts without a link for good
 	down      []bool // hosts without a link now
-	idleMoves int    // still to come
+	rumours   int    // still to come
+	changes   []int  // of the aggregator's links, by NIC
 	rogueSent bool
 
 	mark      progress
@@ -72,11 +74,13 @@ type progress struct{ chunks, ops uint64 }
 
 // Run runs a schedule. A violation of what must hold is an error; log takes what happened, if it is not nil.
 func Run(s *Schedule, log io.Writer) (res Result, err error) {
-	c, err := newCluster(s)
 	r := &run{
-		Schedule: s, cluster: c, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
+		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
 		idle: make([]int, s.Lanes), wake: make([]int64, s.Lanes), lost: make([]bool, s.Lanes), links: s.Links, struck: s.Fault.Kind == NoFault,
+		changes: make([]int, s.NICs),
 	}
+	c, err := newCluster(s, r.trace)
+	r.cluster = c
 	if f, ok := log.(*os.File); ok && c.sim != nil {
 		c.sim.Trace(int(f.Fd()))
 	}
@@ -85,9 +89,9 @@ func Run(s *Schedule, log io.Writer) (res Result, err error) {
 		return res, err
 	}
 	r.down = make([]bool, len(r.hosts))
-	if s.Moves != nil {
-		r.idleMoves = s.Moves.Idle
-		r.links = append(slices.Clone(s.Links), s.Moves.Ports...)
+	if s.Failovers != nil {
+		r.rumours = s.Failovers.Rumours
+		r.links = append(slices.Clone(s.Links), s.Failovers.Ports...)
 	}
 	r.trace("%v", s)
 	err = r.all()
@@ -264,9 +268,7 @@ func (r *run) networkTurn() error {
 			i++
 		}
 	}
-	if err := r.moveLanes(); err != nil {
-		return err
-	}
+	r.failOver()
 	for lane := range r.wake {
 		if r.now >= r.wake[lane] {
 			if err := r.laneTurn(lane); err != nil {
@@ -278,8 +280,12 @@ func (r *run) networkTurn() error {
 }
 
 func (r *run) setLink(host int, up bool) {
+	if r.down[host] == !up {
+		return
+	}
 	r.down[host] = !up
 	fabric.LinkSim(fabric.Device(r.hosts[host].Handle()), up)
+	r.tellLink(host, up)
 }
 
 // later does something on the control plane.
@@ -514,6 +520,9 @@ func (r *run) result() Result {
 	res := Result{NetworkHash: r.sim.LogHash(), Turns: r.turns, Virtual: time.Duration(r.now)}
 	for _, l := range r.engine.Lanes() {
 		res.Lanes += fmt.Sprintf("%+v\n", l.Counters())
+	}
+	for _, m := range r.members {
+		res.Failovers += int(m.w.Failovers())
 	}
 	for _, j := range r.jobs {
 		res.Failed = res.Failed || j.failed != 0

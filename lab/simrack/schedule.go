@@ -41,7 +41,7 @@ type Schedule struct {
 	Links                     []linkFault
 	LanePauses                []pause // who is a lane
 	Fault                     Fault
-	Moves                     *moveSchedule // nil: connections stay where they are
+	Failovers                 *failoverSchedule // nil: connections stay where they are
 }
 
 // JobSchedule is one job of a schedule.
@@ -163,7 +163,7 @@ func Draw(seed uint64) *Schedule {
 	if d.chance(50) {
 		s.Fault = d.fault(s)
 	}
-	moves(s)
+	failovers(s)
 	return s
 }
 
@@ -357,8 +357,8 @@ func (s *Schedule) String() string {
 	fmt.Fprintf(&b, "seed %d: %d lanes on %d NICs, window %d, by reference %v (staging %d), copies at post %v, order %d, network %+v\n",
 		s.Seed, s.Lanes, s.NICs, s.Window, s.ByReference, s.Staging, s.CopiesAtPost, s.Order, s.Network)
 	fmt.Fprintf(&b, "  weights: network %d, lanes %v; links %v; lane pauses %v; fault: %v\n", s.NetworkWeight, s.LaneWeights, s.Links, s.LanePauses, s.Fault)
-	if s.Moves != nil {
-		fmt.Fprintf(&b, "  moves: %+v\n", *s.Moves)
+	if s.Failovers != nil {
+		fmt.Fprintf(&b, "  failovers: %+v\n", *s.Failovers)
 	}
 	for _, j := range s.Jobs {
 		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, in place %v, tensors %v\n",

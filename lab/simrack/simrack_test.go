@@ -19,35 +19,47 @@ var (
 	seed   = flag.Uint64("seed", 0, "run the schedule of this seed only; with -v, and trace it")
 )
 
-// sweep runs schedules on all cores until so many have failed, and returns what it found.
-func sweep(first uint64, n, enough int) (failures map[uint64]error, faults int) {
-	failures = map[uint64]error{}
+// found is what a sweep of schedules found.
+type found struct {
+	failures  map[uint64]error // by seed
+	broken    int              // schedules that ended a job by a fault
+	failovers int
+}
+
+// sweep runs schedules on all cores until so many have failed.
+func sweep(first uint64, n, enough int) found {
+	f := found{failures: map[uint64]error{}}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	var next, failed, broken atomic.Int64
+	var next atomic.Int64
+	done := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(f.failures) >= enough
+	}
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
-			for failed.Load() < int64(enough) {
+			for !done() {
 				i := next.Add(1) - 1
 				if i >= int64(n) {
 					return
 				}
 				s := first + uint64(i)
 				res, err := Run(Draw(s), nil)
+				mu.Lock()
 				if res.Failed {
-					broken.Add(1)
+					f.broken++
 				}
+				f.failovers += res.Failovers
 				if err != nil {
-					failed.Add(1)
-					mu.Lock()
-					failures[s] = err
-					mu.Unlock()
+					f.failures[s] = err
 				}
+				mu.Unlock()
 			}
 		})
 	}
 	wg.Wait()
-	return failures, int(broken.Load())
+	return f
 }
 
 func TestSchedules(t *testing.T) {
@@ -60,14 +72,18 @@ func TestSchedules(t *testing.T) {
 		n = max(n/10, 1)
 	}
 	start := time.Now()
-	failures, faults := sweep(*from, n, *enough)
-	for s, err := range failures {
+	f := sweep(*from, n, *enough)
+	for s, err := range f.failures {
 		t.Errorf("seed %d: %v\nreplay: go test ./lab/simrack -run TestSchedules -seed=%d -v", s, err, s)
 	}
-	if len(failures) == 0 {
-		took := time.Since(start)
-		t.Logf("%d schedules from seed %d, %d of which ended a job by a fault, in %.1f s: %.0f a second",
-			n, *from, faults, took.Seconds(), float64(n)/took.Seconds())
+	if len(f.failures) > 0 {
+		return
+	}
+	took := time.Since(start)
+	t.Logf("%d schedules from seed %d, %d of which ended a job by a fault, with %d failovers, in %.1f s: %.0f a second",
+		n, *from, f.broken, f.failovers, took.Seconds(), float64(n)/took.Seconds())
+	if n >= 100 && f.failovers < n {
+		t.Errorf("%d failovers in %d schedules are too few to show much", f.failovers, n)
 	}
 }
 

@@ -1,0 +1,51 @@
+package racktest
+
+import (
+	"context"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/client/failover"
+	"github.com/rackweave/rackweave/client/lanes"
+)
+
+// reconnectTimeout bounds the connecting of a lane that is resumed. Simulated, it passes at once where the peer is not there.
+const reconnectTimeout = 10 * time.Millisecond
+
+// control is the aggregator's job as a worker's session asks it to connect, in process.
+type control struct {
+	job  *aggregate.Job
+	rank int
+}
+
+// Attach implements [lanes.Control].
+func (c control) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]lanes.AggregatorLane, error) {
+	theirs := make([]aggregate.WorkerLane, len(ends))
+	for i, e := range ends {
+		theirs[i] = aggregate.WorkerLane(e)
+	}
+	answer, err := c.job.Attach(ctx, c.rank, theirs)
+	out := make([]lanes.AggregatorLane, len(answer))
+	for i, l := range answer {
+		out[i] = lanes.AggregatorLane(l)
+	}
+	return out, err
+}
+
+// Resume implements [lanes.Control].
+func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, error) {
+	answer, err := c.job.Resume(ctx, c.rank, aggregate.Resume(r))
+	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.AggregatorLane), Received: answer.Received}, err
+}
+
+// Move takes a worker's connection to a lane to other NICs, of the aggregator and of the worker, whatever a worker would choose. After
+// an error the lane waits for the next time.
+func (r *Rack) Move(w *Worker, lane, aggregatorNIC, nic int) error {
+	if err := w.Detach(lane); err != nil {
+		return err
+	}
+	if err := w.Ask(context.Background(), lane, failover.Path{Aggregator: aggregatorNIC, Worker: nic}); err != nil {
+		return err
+	}
+	return w.Finish(lane)
+}
