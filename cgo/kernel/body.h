@@ -130,21 +130,37 @@ FN void emit_as(const struct rwk_outputs *out, int type, const vf x[VECTORS], ui
 	}
 }
 
-NOINLINE void emit(const struct rwk_outputs *out, const vf x[VECTORS], uint64_t i)
+NOINLINE void emit_halves(const struct rwk_outputs *out, const vf x[VECTORS], uint64_t i)
 {
-	switch (out->type) {
-	case RWK_F32: emit_as(out, RWK_F32, x, i); break;
-	case RWK_BF16: emit_as(out, RWK_BF16, x, i); break;
-	case RWK_F16: emit_as(out, RWK_F16, x, i); break;
+	if (out->type == RWK_BF16)
+		emit_as(out, RWK_BF16, x, i);
+	else
+		emit_as(out, RWK_F16, x, i);
+}
+
+/* The functions that are not inline keep x in memory: it goes there only for them. */
+FN void emit(const struct rwk_outputs *out, const vf x[VECTORS], uint64_t i)
+{
+	vf memory[VECTORS];
+
+	if (out->type == RWK_F32) {
+		emit_as(out, RWK_F32, x, i);
+	} else {
+		for (int v = 0; v < VECTORS; v++)
+			memory[v] = x[v];
+		emit_halves(out, memory, i);
 	}
 }
 
+/* The structures that loops look at for every group are copied: no store can change a copy. */
 FN void sum_groups(const struct rwk_outputs *out, const struct rwk_sources *in, int type, uint64_t from, uint64_t to)
 {
+	const struct rwk_sources sources = *in;
+
 	for (uint64_t i = from; i < to; i += GROUP) {
 		vf x[VECTORS];
 
-		gather(x, in, type, i);
+		gather(x, &sources, type, i);
 		emit(out, x, i);
 	}
 }
@@ -175,12 +191,14 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 				uint64_t from, uint64_t to)                                                                    \
 	{                                                                                                                      \
 		const struct operands o = operands_of(u);                                                                      \
+		const struct rwk_sources sources = *in;                                                                        \
+		const int outputs = out->count != 0;                                                                           \
                                                                                                                                \
 		for (uint64_t i = from; i < to; i += GROUP) {                                                                  \
 			vf x[VECTORS], memory[VECTORS];                                                                        \
                                                                                                                                \
-			if (in->type == RWK_F32) {                                                                             \
-				gather(x, in, RWK_F32, i);                                                                     \
+			if (sources.type == RWK_F32) {                                                                         \
+				gather(x, &sources, RWK_F32, i);                                                               \
 			} else {                                                                                               \
 				gather_halves(memory, in, i);                                                                  \
 				for (int v = 0; v < VECTORS; v++)                                                              \
@@ -188,11 +206,8 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 			}                                                                                                      \
 			for (int v = 0; v < VECTORS; v++)                                                                      \
 				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                                 \
-			if (out->count) {                                                                                      \
-				for (int v = 0; v < VECTORS; v++)                                                              \
-					memory[v] = x[v];                                                                      \
-				emit(out, memory, i);                                                                          \
-			}                                                                                                      \
+			if (outputs)                                                                                           \
+				emit(out, x, i);                                                                               \
 		}                                                                                                              \
 	}
 RWK_EACH_RULE(UPDATE)
