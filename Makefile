@@ -5,6 +5,9 @@ BIN := bin/rackweave
 BUILD_PACKAGES := libibverbs-dev
 TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu-system-x86 busybox-static kmod iproute2 \
 	rdma-core ibverbs-providers ibverbs-utils perftest
+# The Python package is tested with Debian's torch, which only Debian's Python finds.
+PYTHON ?= /usr/bin/python3
+PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...
@@ -17,7 +20,7 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized sim lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel sim lab generate clean
 
 all: build
 
@@ -52,6 +55,15 @@ test-race:
 test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO) test -asan -short $(SANITIZED)
+
+# The Python package, with the library and the aggregator of this tree.
+test-python: build lib
+	@scripts/need.sh $(PYTHON_PACKAGES)
+	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
+
+# build/rackweave-*.whl: the Python package with its library, for any Python 3 of this platform.
+wheel: lib
+	scripts/build-wheel.sh build
 
 # A whole cluster under seeded schedules with faults, which must also find the bugs that are planted. SEED=N replays one, with its trace.
 sim:

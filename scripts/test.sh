@@ -24,3 +24,6 @@ make --no-print-directory test-race
 
 step "sanitizers"
 make --no-print-directory test-sanitized
+
+step "python"
+make --no-print-directory test-python

@@ -1,0 +1,64 @@
+"""RackWeave: gradients of all workers summed, and optimizers run, by an aggregator at the top of the rack.
+
+    import rackweave
+
+    rackweave.init()                               # rank and address from the launcher's environment
+    rackweave.broadcast(weights, "weights")        # everyone has rank 0's
+    rackweave.push_pull(gradient, "gradient", average=True)
+
+Tensors are numpy arrays, or anything with DLPack, __array_interface__ or the buffer protocol, dense, of float32, bfloat16 or
+float16. For PyTorch see rackweave.torch, for MXNet rackweave.mxnet.
+"""
+
+from __future__ import annotations
+
+from ._buffers import Buffer, as_buffer
+from ._session import Handle, Op, Session, Tensor
+from ._world import World, alloc, barrier, broadcast, init, is_initialized, push_pull, rank, shutdown, stats, world, world_size
+from .errors import (
+    ClosedError,
+    ConfigError,
+    Error,
+    ForkedError,
+    JobFailedError,
+    LibraryError,
+    NonFiniteError,
+    RefusedError,
+    ServerLostError,
+    TensorError,
+    WaitTimeoutError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Buffer",
+    "ClosedError",
+    "ConfigError",
+    "Error",
+    "ForkedError",
+    "Handle",
+    "JobFailedError",
+    "LibraryError",
+    "NonFiniteError",
+    "Op",
+    "RefusedError",
+    "ServerLostError",
+    "Session",
+    "Tensor",
+    "TensorError",
+    "WaitTimeoutError",
+    "World",
+    "alloc",
+    "as_buffer",
+    "barrier",
+    "broadcast",
+    "init",
+    "is_initialized",
+    "push_pull",
+    "rank",
+    "shutdown",
+    "stats",
+    "world",
+    "world_size",
+]

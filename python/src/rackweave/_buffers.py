@@ -1,0 +1,170 @@
+"""Tensors of any framework as plain memory: DLPack, the array interface, or the buffer protocol."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any, Optional, Tuple
+
+from .errors import TensorError
+
+# The types that the aggregator sums, with their size and their number in the C interface.
+TYPES = {"f32": (4, 1), "bf16": (2, 2), "f16": (2, 3)}
+
+_FROM_DLPACK = {(2, 32): "f32", (2, 16): "f16", (4, 16): "bf16"}
+_FROM_TYPESTR = {"<f4": "f32", "<f2": "f16"}
+_FROM_FORMAT = {"f": "f32", "e": "f16"}
+_CPU_DEVICES = (1, 3)  # memory, and memory that CUDA pinned
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A dense tensor in this process's memory.
+
+    Attributes:
+        address: of the first element.
+        shape: elements in each dimension; empty for a scalar.
+        dtype: f32, bf16 or f16.
+        writable: whether results may be written here.
+        owner: what keeps the memory alive.
+    """
+
+    address: int
+    shape: Tuple[int, ...]
+    dtype: str
+    writable: bool
+    owner: Any
+
+    @property
+    def elems(self) -> int:
+        """The number of elements."""
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return self.elems * TYPES[self.dtype][0]
+
+
+def as_buffer(tensor: Any, name: str = "") -> Buffer:
+    """Returns the memory of a tensor without a copy.
+
+    Takes what offers DLPack (torch, numpy, cupy, ...), __array_interface__ or the buffer protocol. The tensor must be dense,
+    in row-major order, in this host's memory, of type float32, bfloat16 or float16.
+    """
+    label = f"tensor {name!r}" if name else f"a {type(tensor).__name__}"
+    if isinstance(tensor, Buffer):
+        return tensor
+    interface = getattr(tensor, "__array_interface__", None)
+    if interface is not None:
+        return _from_interface(tensor, interface, label)
+    if hasattr(tensor, "__dlpack__"):
+        return _from_dlpack(tensor, label)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        raise TensorError(f"{label} lies in a GPU's memory: copy it to the host first, or use the shim of its framework")
+    try:
+        view = memoryview(tensor)
+    except TypeError:
+        raise TensorError(f"{label} offers no memory: give an array with DLPack, __array_interface__ or the buffer protocol") from None
+    return _from_memoryview(tensor, view, label)
+
+
+def _type(table: Any, key: Any, label: str, shown: str) -> str:
+    dtype = table.get(key)
+    if dtype is None:
+        raise TensorError(f"{label} is of type {shown}: use float32, bfloat16 or float16")
+    return str(dtype)
+
+
+def _dense(shape: Tuple[int, ...], strides: Optional[Tuple[int, ...]], step: int, label: str) -> None:
+    """Raises unless strides, in units of which step make an element, are those of a dense row-major tensor."""
+    if strides is None:
+        return
+    expect = step
+    for n, stride in zip(reversed(shape), reversed(strides)):
+        if n > 1 and stride != expect:
+            raise TensorError(f"{label} is not contiguous (shape {shape}, strides {strides}): pass a contiguous copy of it")
+        expect *= n
+
+
+def _from_interface(tensor: Any, interface: Any, label: str) -> Buffer:
+    dtype = _type(_FROM_TYPESTR, interface["typestr"], label, interface["typestr"])
+    shape = tuple(interface["shape"])
+    _dense(shape, interface.get("strides"), TYPES[dtype][0], label)
+    if interface.get("data") is None:
+        raise TensorError(f"{label} has an array interface without an address: pass a plain array")
+    address, read_only = interface["data"]
+    return Buffer(address, shape, dtype, not read_only, tensor)
+
+
+def _from_memoryview(tensor: Any, view: memoryview, label: str) -> Buffer:
+    dtype = _type(_FROM_FORMAT, view.format.lstrip("@=<"), label, f"format {view.format!r}")
+    if not view.c_contiguous:
+        raise TensorError(f"{label} is not contiguous (shape {view.shape}, strides {view.strides}): pass a contiguous copy of it")
+    if view.readonly:
+        raise TensorError(f"{label} is read-only: pass a bytearray, an array or a numpy array")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes else 0
+    return Buffer(address, tuple(view.shape or ()), dtype, True, (tensor, view))
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+_READ_ONLY = 1  # flag of a versioned tensor
+
+_capsule_valid = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_valid.restype, _capsule_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def _from_dlpack(tensor: Any, label: str) -> Buffer:
+    device, _ = tensor.__dlpack_device__()
+    if device not in _CPU_DEVICES:
+        raise TensorError(f"{label} lies on a device of DLPack type {device}: copy it to the host first, or use the shim of its framework")
+    detached = tensor.detach() if getattr(tensor, "requires_grad", False) else tensor
+    try:
+        capsule = detached.__dlpack__(max_version=(1, 1))
+    except TypeError:
+        capsule = detached.__dlpack__()
+    # The capsule is looked at and not taken: it is its producer's to free, and is kept with the buffer.
+    if _capsule_valid(capsule, b"dltensor_versioned"):
+        versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        t, writable = versioned.tensor, not versioned.flags & _READ_ONLY
+    elif _capsule_valid(capsule, b"dltensor"):
+        t, writable = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor")), True
+    else:
+        raise TensorError(f"{label} gives a DLPack capsule of an unknown kind: pass an array of a framework of today")
+    dtype = _type(_FROM_DLPACK, (t.code, t.bits) if t.lanes == 1 else None, label, f"code {t.code} of {t.bits} bits, {t.lanes} lanes")
+    shape = tuple(t.shape[i] for i in range(t.ndim))
+    _dense(shape, tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None, 1, label)
+    return Buffer((t.data or 0) + t.byte_offset, shape, dtype, writable, (tensor, capsule))

@@ -1,0 +1,185 @@
+"""The control plane: the aggregator's service over HTTP and JSON, by the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import struct
+import threading
+import urllib.parse
+from typing import Any, Callable, Dict, Optional
+
+from .errors import ConfigError, Error, JobFailedError, RefusedError, ServerLostError, WaitTimeoutError
+
+_SERVICE = "/rackweave.v1.JobService/"
+_END_OF_STREAM = 2  # flag of the last frame
+_GRACE = 2.0  # seconds by which a call outlives its timeout, so that the aggregator's error, which says more, arrives
+_CONNECT_TIMEOUT = 5.0
+_MOST_FRAME = 16 << 20
+
+
+class Control:
+    """Calls one aggregator. Safe for use from any thread: every call has a connection of its own."""
+
+    def __init__(self, address: str, ca: str = "") -> None:
+        url = urllib.parse.urlsplit(address)
+        self.address = address
+        self._host, self._port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        self._tls: Optional[ssl.SSLContext] = None
+        if url.scheme == "https":
+            try:
+                self._tls = ssl.create_default_context(cafile=ca or None)
+            except OSError as e:
+                raise ConfigError(f"CA file {ca}: {e}") from None
+        elif ca:
+            raise ConfigError(f"address {address}: a CA file is given, so TLS is wanted: use https://")
+
+    def call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+        """Makes a call and returns its answer. The request tells the aggregator of the timeout, in seconds, where it can."""
+        connection = self.connect()
+        try:
+            connection.sock.settimeout(timeout + _GRACE)
+            connection.request("POST", _SERVICE + method, json.dumps(request), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            body = response.read()
+        except socket.timeout:
+            raise WaitTimeoutError(f"{method}: the aggregator at {self.address} did not answer within {timeout + _GRACE:g} s") from None
+        except (OSError, http.client.HTTPException) as e:
+            raise ServerLostError(f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
+        finally:
+            connection.close()
+        answer = _parse(body)
+        if response.status != 200 or answer is None:
+            raise failure_of(method, answer, f"HTTP status {response.status}")
+        return answer
+
+    def connect(self) -> http.client.HTTPConnection:
+        """Opens a connection."""
+        if self._tls:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=_CONNECT_TIMEOUT, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT)
+        try:
+            connection.connect()
+        except ssl.SSLError as e:
+            raise ServerLostError(
+                f"cannot reach the aggregator at {self.address}: {e}: give the file of its certificate's issuer (RACKWEAVE_CA)"
+            ) from None
+        except OSError as e:
+            raise ServerLostError(
+                f"cannot reach the aggregator at {self.address}: {e}: is it running (rackweave serve), and is this its address (RACKWEAVE_ADDR)?"
+            ) from None
+        return connection
+
+    def peer(self) -> str:
+        """Returns the numeric address that leads to the aggregator."""
+        connection = self.connect()
+        try:
+            return str(connection.sock.getpeername()[0])
+        finally:
+            connection.close()
+
+
+class Watch:
+    """The stream that ties a worker's life to its job: while it is open the worker lives. It tells of the job's failure."""
+
+    def __init__(self, control: Control, session: str, patience: float, links: Callable[[Dict[str, Any]], None], failed: Callable[[Error], None]):
+        """Opens the stream. After patience seconds without a frame the aggregator counts as lost.
+
+        links is called with the aggregator's news of its links, failed once with what ended the stream; both in a thread of the
+        watch's own.
+        """
+        self._links, self._failed, self._patience = links, failed, patience
+        self._address = control.address
+        self._closing = False
+        self._connection = control.connect()
+        message = json.dumps({"session": session}).encode()
+        try:
+            self._connection.sock.settimeout(patience)
+            self._connection.request(
+                "POST",
+                _SERVICE + "Watch",
+                struct.pack(">BI", 0, len(message)) + message,
+                {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"},
+            )
+        except OSError as e:
+            raise ServerLostError(f"Watch: the connection to the aggregator at {self._address} broke: {e}") from None
+        self._socket = self._connection.sock
+        self._thread = threading.Thread(target=self._follow, name="rackweave-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the stream; failed is not called any more."""
+        self._closing = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the aggregator was first
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CONNECT_TIMEOUT)
+        self._connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the parent's connection, without a word to the aggregator."""
+        self._closing = True
+        fd = self._socket.detach()
+        if fd >= 0:
+            os.close(fd)
+
+    def _follow(self) -> None:
+        try:
+            error = self._read()
+        except socket.timeout:
+            error = ServerLostError(f"no heartbeat from the aggregator at {self._address} for {self._patience:g} s")
+        except (OSError, ValueError, http.client.HTTPException, AttributeError) as e:
+            error = ServerLostError(f"the connection to the aggregator at {self._address} broke: {e}")
+        if not self._closing:
+            self._failed(error)
+
+    def _read(self) -> Error:
+        response = self._connection.getresponse()
+        if response.status != 200:
+            return failure_of("Watch", _parse(response.read()), f"HTTP status {response.status}")
+        while True:
+            head = response.read(5)
+            if len(head) < 5:
+                return ServerLostError(f"the aggregator at {self._address} ended the connection")
+            flags, length = struct.unpack(">BI", head)
+            if length > _MOST_FRAME:
+                return ServerLostError(f"the aggregator at {self._address} sent a frame of {length} bytes")
+            message = _parse(response.read(length)) or {}
+            if flags & _END_OF_STREAM:
+                return failure_of("Watch", message.get("error"), "the stream ended")
+            if "failure" in message:
+                rank = message["failure"].get("rank", 0)
+                return JobFailedError(f"the job failed: {message['failure'].get('text', '')}", None if rank < 0 else rank)
+            if "links" in message:
+                self._links(message["links"])
+
+
+def _parse(body: bytes) -> Optional[Dict[str, Any]]:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def failure_of(method: str, error: Optional[Dict[str, Any]], otherwise: str) -> Error:
+    """Turns the service's error into an exception."""
+    error = error or {}
+    code, text = error.get("code", ""), error.get("message") or otherwise
+    if code == "deadline_exceeded":
+        return WaitTimeoutError(f"{method}: timed out: {text}")
+    if code == "aborted":
+        return JobFailedError(f"{method}: the job failed: {text}")
+    if code == "unavailable":
+        return ServerLostError(f"{method}: {text}")
+    if not code:
+        return RefusedError(f"{method}: {text}: is this address a RackWeave aggregator's?")
+    return RefusedError(f"{method}: refused by the aggregator: {text}")

@@ -1,0 +1,544 @@
+"""One membership in one job: tensors are registered, then exchanged."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from . import _lib
+from ._buffers import TYPES, Buffer, as_buffer
+from ._control import Control, Watch
+from ._settings import Settings
+from .errors import ClosedError, Error, ForkedError, JobFailedError, ServerLostError, TensorError, WaitTimeoutError
+
+_SLICE_MS = 200  # of every wait: between slices Ctrl-C and failures are seen
+_REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
+_LEAVE_TIMEOUT = 5.0
+_MISSED_HEARTBEATS = 10
+_SPIN = 64  # empty polls before a wait sleeps
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor as all ranks declare it.
+
+    Attributes:
+        name: unique in the session.
+        shape: elements in each dimension; empty for a scalar.
+        memory: its type in this worker's memory: f32, bf16 or f16.
+        wire: its type on the wire; empty: as in memory.
+        lr_mult, wd_mult: multiply the session's learning rate and weight decay.
+    """
+
+    name: str
+    shape: Tuple[int, ...]
+    memory: str = "f32"
+    wire: str = ""
+    lr_mult: float = 1.0
+    wd_mult: float = 1.0
+
+    @property
+    def elems(self) -> int:
+        """The number of elements."""
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An operation on one tensor; src and dst may be the same.
+
+    Attributes:
+        kind: PUSH, PUSHPULL, PULL or BROADCAST of rackweave._lib.
+        tensor: its number, from register.
+        src: address of the tensor's elements to send; 0 for a pull.
+        dst: address for its result; 0 for a push.
+        priority: higher goes first.
+        owner: what keeps that memory alive.
+        hyper: 8 hyper-parameters in the places of a control record, that hold from this push on; None: as they are.
+    """
+
+    kind: int
+    tensor: int
+    src: int = 0
+    dst: int = 0
+    priority: int = 0
+    owner: Any = None
+    hyper: Optional[Sequence[float]] = None
+
+
+class Handle:
+    """Operations that were started together."""
+
+    def __init__(self, session: "Session", raw: Any, tensors: Sequence[int]) -> None:
+        self._session, self._raw, self._tensors = session, raw, tensors
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Waits until all are done: timeout seconds, or the session's timeout. Ctrl-C ends the wait."""
+        self._session._wait(self._raw, self._tensors, timeout)
+
+    def done(self) -> bool:
+        """Tells without waiting whether all are done."""
+        return self._session._done(self._raw)
+
+
+class Session:
+    """A worker's membership in a job. All ranks open their sessions in the same order."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        job: str,
+        *,
+        mode: str = "aggregate",
+        optimizer: str = "",
+        hyper: Optional[Mapping[str, float]] = None,
+    ) -> None:
+        """Joins the job and waits until all its workers have.
+
+        mode is aggregate, eager or two-phase; optimizer an update rule such as sgd_torch, empty in mode aggregate; hyper its
+        hyper-parameters.
+        """
+        self.settings, self.job, self.mode = settings, job, mode
+        self.names: List[str] = []
+        self._bytes: List[int] = []
+        self._keep: Dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._control = Control(settings.address, settings.ca)
+        self._failed = threading.Event()
+        self._failure: Optional[Error] = None
+        self._lock = threading.Lock()  # of _failure, _native and _users
+        self._idle = threading.Condition(self._lock)
+        self._registering = threading.Lock()
+        self._users = 0
+        self._native: Optional[ctypes.c_void_p] = None
+        self._watch: Optional[Watch] = None
+        self._library = _lib.library()
+        self._info = self._join(optimizer, hyper or {})
+        try:
+            patience = _MISSED_HEARTBEATS * self._info.get("heartbeatMs", 1000) / 1000
+            self._watch = Watch(self._control, self._info["session"], patience, lambda links: None, self._fail)
+            self._connect()
+        except BaseException as e:
+            self._leave(str(e) or type(e).__name__)
+            self._release()
+            raise
+        _sessions.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the job."""
+        return int(self._info.get("rank", 0))
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the job has."""
+        return int(self._info["workers"])
+
+    @property
+    def provider(self) -> str:
+        """What carries the job's data: shm, tcp or ibv."""
+        return str(self._info["provider"])
+
+    # Joining.
+
+    def _join(self, optimizer: str, hyper: Mapping[str, float]) -> Dict[str, Any]:
+        s = self.settings
+        return self._control.call(
+            "Join",
+            {
+                "job": self.job,
+                "token": s.token,
+                "rank": s.rank,
+                "workers": s.world_size,
+                "mode": self.mode,
+                "optimizer": optimizer,
+                "hyper": dict(hyper),
+                "provider": s.provider,
+                "providers": _providers() if s.provider == "auto" else [s.provider],
+                "hostId": _host_id(),
+                "host": socket.gethostname(),
+                "pid": str(os.getpid()),
+                "uid": os.geteuid(),
+                "timeoutMs": _ms(s.timeout),
+            },
+            s.timeout,
+        )
+
+    def _connect(self) -> None:
+        """Opens the devices and connects a queue pair to every lane."""
+        info, timeout = self._info, self.settings.timeout
+        lanes = info["lanes"]
+        options = b"peer=" + self._control.peer().encode() if info["provider"] == "tcp" else None
+        config = _lib.Config(
+            rank=self.rank,
+            provider=info["provider"].encode(),
+            options=options,
+            lane_nics=(ctypes.c_uint32 * len(lanes))(*(lane.get("nic", 0) for lane in lanes)),
+            nlanes=len(lanes),
+            chunk_bytes=info["chunkBytes"],
+            window=info["window"],
+            send_depth=info["sendDepth"],
+            recv_depth=info["recvDepth"],
+            local_workers=info.get("localWorkers", 1),
+            spin=_SPIN,
+            by_reference=info.get("byReference", False),
+            live_hyper=info.get("liveHyper", False),
+            record=(ctypes.c_float * _lib.HYPERS)(*(float(x) for x in info["record"])),
+        )
+        native = ctypes.c_void_p()
+        _lib.check(f"open {info['provider']}", self._library.rw_open(ctypes.byref(config), ctypes.byref(native)))
+        self._native = native
+        ends = (_lib.Endpoint * len(lanes))()
+        mine = []
+        for i, end in enumerate(ends):
+            end.size = ctypes.sizeof(end)
+            _lib.check(f"lane {i}", self._library.rw_endpoint(native, i, ctypes.byref(end)))
+            mine.append(
+                {
+                    "endpoint": base64.b64encode(bytes(end.bytes[: end.length])).decode(),
+                    "replyAddr": str(end.addr),
+                    "replyRkey": end.rkey,
+                    "staging": end.staging,
+                }
+            )
+        ack_timeout = info.get("linkTimeoutMs", 5000)
+        answer = self._call("Connect", {"lanes": mine, "timeoutMs": _ms(timeout), "ackTimeoutMs": ack_timeout}, timeout)
+        peers = answer.get("lanes", [])
+        if len(peers) != len(lanes):
+            raise ServerLostError(f"Connect: the aggregator answered for {len(peers)} lanes of {len(lanes)}: use client and aggregator of one release")
+        for end, peer in zip(ends, peers):
+            endpoint = base64.b64decode(peer.get("endpoint", ""))
+            if len(endpoint) > _lib.ENDPOINT_BYTES:
+                raise ServerLostError(f"Connect: an endpoint of {len(endpoint)} bytes: use client and aggregator of one release")
+            ctypes.memmove(end.bytes, endpoint, len(endpoint))
+            end.length, end.addr, end.rkey = len(endpoint), int(peer.get("slotAddr", 0)), peer.get("slotRkey", 0)
+        how = _lib.Connect(timeout_ms=_ms(timeout), ack_timeout_ms=ack_timeout)
+        self._native_call("connect", self._library.rw_connect, ends, len(ends), ctypes.byref(how))
+
+    # Tensors.
+
+    def register(self, tensors: Sequence[Tensor]) -> List[int]:
+        """Declares the next tensors, the same at every rank and in the same order; returns their numbers.
+
+        Waits until all ranks have. A rank that declares others fails the job at every rank, with an error that names the tensor.
+        """
+        if not tensors:
+            return []
+        with self._registering:
+            native = (_lib.Tensor * len(tensors))()
+            for n, t in zip(native, tensors):
+                for what in (t.memory, t.wire or t.memory):
+                    if what not in TYPES:
+                        raise TensorError(f"tensor {t.name!r} is of type {what!r}: use f32, bf16 or f16")
+                n.size, n.elems = ctypes.sizeof(n), t.elems
+                n.memory_type, n.wire_type = TYPES[t.memory][1], TYPES[t.wire or t.memory][1]
+            timeout = self.settings.timeout
+            request = {"tensors": [_declaration(t) for t in tensors], "timeoutMs": _ms(timeout)}
+            lanes = self._call("Register", request, timeout).get("chunkLanes", [])
+            chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
+            self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
+            first = len(self.names)
+            self._bytes.extend(t.elems * TYPES[t.memory][0] for t in tensors)
+            self.names.extend(t.name for t in tensors)
+            return list(range(first, len(self.names)))
+
+    def submit(self, ops: Sequence[Op]) -> Handle:
+        """Starts operations, one at a time per tensor, and does not wait. The memory is the session's until they are done."""
+        n = len(ops)
+        native = (_lib.Op * n)()
+        raw = (ctypes.c_uint64 * n)()
+        size = ctypes.sizeof(_lib.Op)
+        for o, op in zip(native, ops):
+            o.size, o.tensor, o.src, o.dst, o.priority, o.kind = size, op.tensor, op.src, op.dst, op.priority, op.kind
+            if op.hyper is not None:
+                o.hyper = (ctypes.c_float * _lib.HYPERS)(*op.hyper)
+            self._keep[op.tensor] = op.owner
+        started = 0
+        while started < n:
+            rest, handles = ctypes.byref(native, started * size), ctypes.byref(raw, started * 8)
+            name = self.names[ops[started].tensor]
+            started += self._native_call(
+                f"tensor {name!r}",
+                self._library.rw_submit,
+                ctypes.cast(rest, ctypes.POINTER(_lib.Op)),
+                n - started,
+                ctypes.cast(handles, ctypes.POINTER(ctypes.c_uint64)),
+            )
+        return Handle(self, raw, [op.tensor for op in ops])
+
+    def push_pull(self, tensor: int, src: Any, dst: Any = None, priority: int = 0) -> Handle:
+        """Starts the exchange of one tensor: sends src, and gets the result into dst, by default in place."""
+        source = self._buffer(tensor, src)
+        target = source if dst is None else self._buffer(tensor, dst)
+        if not target.writable:
+            raise TensorError(f"tensor {self.names[tensor]!r} is read-only: give a destination that can be written")
+        return self.submit([Op(_lib.PUSHPULL, tensor, source.address, target.address, priority, (source.owner, target.owner))])
+
+    def broadcast(self, tensor: int, buffer: Any) -> Handle:
+        """Starts a broadcast of rank 0's values, in place."""
+        b = self._buffer(tensor, buffer)
+        return self.submit([Op(_lib.BROADCAST, tensor, b.address, b.address, 0, b.owner)])
+
+    def commit(self, *, lr: float, wd: float = 0.0, scale: float = 1.0, clip: float = 0.0, skip: bool = False) -> Tuple[float, float]:
+        """Ends a two-phase step: the pushed gradients update the parameters. All ranks commit with the same values.
+
+        clip bounds the scaled gradient's global norm, 0: not at all; skip drops the gradients. Returns the norm of the scaled
+        gradient before clipping, and the scale it was multiplied by in all.
+        """
+        step = _lib.Step(lr=lr, wd=wd, scale=scale, clip=clip, skip=skip)
+        raw = (ctypes.c_uint64 * 1)()
+        self._native_call("commit", self._library.rw_commit, ctypes.byref(step), raw)
+        self._wait(raw, (), None)
+        norm, applied = ctypes.c_float(), ctypes.c_float()
+        self._native_call("commit", self._library.rw_committed, ctypes.byref(norm), ctypes.byref(applied))
+        return norm.value, applied.value
+
+    def _buffer(self, tensor: int, array: Any) -> Buffer:
+        b = as_buffer(array, self.names[tensor])
+        if b.nbytes != self._bytes[tensor]:
+            raise TensorError(f"tensor {self.names[tensor]!r} has {self._bytes[tensor]} bytes as registered and {b.nbytes} here")
+        return b
+
+    # Waiting.
+
+    def _wait(self, raw: Any, tensors: Sequence[int], timeout: Optional[float]) -> None:
+        limit = self.settings.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        while True:
+            left = max(0, _ms(deadline - time.monotonic()))
+            try:
+                self._native_call("wait", self._library.rw_wait_all, raw, len(raw), min(left, _SLICE_MS))
+            except _lib.NativeError as e:
+                if e.code != -errno.ETIMEDOUT:
+                    raise
+                if left > 0:
+                    continue
+                self._give_up(WaitTimeoutError(f"no answer within {limit:g} s for {self._unfinished(raw, tensors)}{self._awaited()}"))
+                raise self._failure from None  # type: ignore[misc]
+            for t in tensors:
+                self._keep.pop(t, None)
+            return
+
+    def _done(self, raw: Any) -> bool:
+        return all(self._native_call("test", self._library.rw_test, handle) == 1 for handle in raw)
+
+    def _unfinished(self, raw: Any, tensors: Sequence[int]) -> str:
+        with self._using() as native:
+            late = [self.names[t] for handle, t in zip(raw, tensors) if self._library.rw_test(native, handle) != 1]
+        return _listed("tensor", [repr(name) for name in late]) if late else "the commit"
+
+    def _awaited(self) -> str:
+        """Asks the aggregator which ranks keep others waiting."""
+        try:
+            jobs = self._control.call("Status", {}, 1.0).get("jobs", [])
+        except Error:
+            return "; the aggregator does not answer either"
+        for job in reversed(jobs):
+            if job.get("name") == self.job:
+                late = [f"{m.get('rank', 0)}" for m in job.get("members", []) if int(m.get("awaitedChunks", 0)) > 0]
+                return f"; the aggregator waits for {_listed('rank', late)}" if late else ""
+        return ""
+
+    # Control.
+
+    def barrier(self, name: str) -> None:
+        """Waits until all ranks have called it with the same name."""
+        self._call("Barrier", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
+
+    def save(self, name: str) -> str:
+        """Writes parameters and optimizer state to the aggregator's disk; returns the path there. One rank calls it, after a barrier."""
+        return str(self._call("Save", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout).get("path", ""))
+
+    def restore(self, name: str) -> None:
+        """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
+        self._call("Restore", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
+
+    def stats(self) -> Dict[str, int]:
+        """Returns what was moved so far: bytes and chunks, and of the bytes those that this process had to copy."""
+        s = _lib.Stats()
+        self._native_call("stats", self._library.rw_stats, ctypes.byref(s))
+        return {name: getattr(s, name) for name, *_ in s._fields_[2:]}
+
+    @property
+    def record(self) -> List[float]:
+        """The job's hyper-parameters in the places of a control record: the start for Op.hyper."""
+        return [float(x) for x in self._info["record"]]
+
+    @property
+    def error(self) -> Optional[Error]:
+        """The session's failure; None while it has none."""
+        return self._failure
+
+    def fail(self, error: Error) -> None:
+        """Fails the job at every rank for a reason of this worker's own."""
+        self._give_up(error)
+
+    def _call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+        self._check()
+        try:
+            return self._control.call(method, {"session": self._info["session"], **request}, timeout)
+        except JobFailedError:
+            self._failed.wait(_REASON_WAIT)  # the watch says because of whom
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(f"job {self.job!r}: this process is a forked child of the one that joined: call rackweave.init() in it to join anew")
+        if self._failure is not None:
+            raise self._failure
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[ctypes.c_void_p]:
+        """Holds the native session open."""
+        with self._lock:
+            if self._native is None:
+                raise self._failure or ClosedError(f"the session of job {self.job!r} is closed")
+            self._users += 1
+            native = self._native
+        try:
+            yield native
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._idle.notify_all()
+
+    def _native_call(self, what: str, function: Any, *arguments: Any) -> int:
+        self._check()
+        with self._using() as native:
+            code = int(function(native, *arguments))
+            if code >= 0:
+                return code
+            error = _lib.NativeError(what, code)
+            if code in (_lib.EABORTED, _lib.ETRANSPORT, _lib.EPROTOCOL):
+                if not self._failed.wait(_REASON_WAIT):
+                    text = ctypes.create_string_buffer(1024)
+                    self._library.rw_failure(native, text, len(text))
+                    self._give_up(ServerLostError(f"aggregator lost: {text.value.decode(errors='replace')}"))
+                raise self._failure  # type: ignore[misc]
+        if code == _lib.EFORKED:
+            self._check()
+        raise error
+
+    # Ending.
+
+    def _fail(self, error: Error) -> bool:
+        """Makes error the session's failure unless it has one; tells whether it did."""
+        with self._lock:
+            if self._failure is not None:
+                return False
+            self._failure = error
+            if self._native is not None:
+                self._library.rw_abort(self._native, str(error).encode())
+        self._failed.set()
+        return True
+
+    def _give_up(self, error: Error) -> None:
+        if self._fail(error):
+            self._leave(str(error))
+
+    def _leave(self, reason: str) -> None:
+        try:
+            self._control.call("Leave", {"session": self._info["session"], "failure": reason}, _LEAVE_TIMEOUT)
+        except Error:
+            pass  # the aggregator finds out by the end of the watch
+
+    def close(self, reason: str = "") -> None:
+        """Leaves the job. With a reason, or with operations in flight, the job fails at every rank."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if self._native is None:
+                return
+            reason = str(self._failure or reason) or ("it was closed with operations in flight" if self._keep else "")
+        self._leave(reason)
+        self._fail(ClosedError(f"the session of job {self.job!r} is closed"))
+        self._release()
+        _sessions.discard(self)
+
+    def _release(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        with self._lock:
+            native, self._native = self._native, None
+            self._idle.wait_for(lambda: self._users == 0, timeout=_LEAVE_TIMEOUT)
+            busy = self._users > 0
+        if native is not None and not busy:
+            self._library.rw_close(native)
+
+    def _forked(self) -> None:
+        """In a forked child: lets go of what is the parent's."""
+        if self._watch is not None:
+            self._watch.abandon()
+
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        session._forked()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_sessions() -> List[Session]:
+    """Lists the sessions that this process has open."""
+    return list(_sessions)
+
+
+def _declaration(t: Tensor) -> Dict[str, Any]:
+    return {
+        "name": t.name,
+        "shape": [str(d) for d in t.shape],
+        "dtype": t.wire or t.memory,
+        "lrMult": t.lr_mult,
+        "wdMult": t.wd_mult,
+    }
+
+
+def _listed(what: str, items: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{what}{'s' if len(items) > 1 else ''} {', '.join(items[:most])}{more}"
+
+
+def _ms(seconds: float) -> int:
+    return max(int(seconds * 1000), 0)
+
+
+def _providers() -> List[str]:
+    """Lists what this host can use."""
+    try:
+        rdma = bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        rdma = False
+    return (["ibv"] if rdma else []) + ["shm", "tcp"]
+
+
+def _host_id() -> str:
+    """Tells hosts apart: the kernel's boot id with the network namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+            boot = f.read().strip()
+    except OSError:
+        boot = "host " + socket.gethostname()
+    try:
+        namespace = os.readlink("/proc/self/ns/net")
+    except OSError:
+        namespace = ""
+    return f"{boot} {namespace}"

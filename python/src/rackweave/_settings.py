@@ -1,0 +1,127 @@
+"""Who this process is in the job, and where the aggregator is: read from arguments, else from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import urllib.parse
+from typing import Mapping, Optional, Tuple
+
+from .errors import ConfigError
+
+DEFAULT_TIMEOUT = 60.0
+
+# How launchers tell a process its rank and the number of workers. The first pair of which both are set is taken.
+_LAUNCHERS = (
+    ("RACKWEAVE_RANK", "RACKWEAVE_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("DMLC_WORKER_ID", "DMLC_NUM_WORKER"),  # ps-lite, BytePS
+)
+
+# What tells one run on an aggregator from another; the first that is set names the job.
+_JOB_IDS = ("RACKWEAVE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a process needs to join jobs.
+
+    Attributes:
+        address: the aggregator's URL, such as http://box:7077.
+        job: the job's name; the first session has it, later ones have a number appended.
+        rank: of this worker, from 0.
+        world_size: how many workers the job has.
+        token: the job's secret; empty if the aggregator asks for none.
+        ca: file with the certificates to trust, for https; empty: the system's.
+        provider: shm, tcp, ibv or auto.
+        timeout: seconds that bound every wait.
+    """
+
+    address: str
+    job: str
+    rank: int
+    world_size: int
+    token: str = ""
+    ca: str = ""
+    provider: str = "auto"
+    timeout: float = DEFAULT_TIMEOUT
+
+
+def read(
+    environ: Optional[Mapping[str, str]] = None,
+    *,
+    address: Optional[str] = None,
+    job: Optional[str] = None,
+    rank: Optional[int] = None,
+    world_size: Optional[int] = None,
+    token: Optional[str] = None,
+    ca: Optional[str] = None,
+    provider: Optional[str] = None,
+    timeout: Optional[float] = None,
+) -> Settings:
+    """Returns the settings: arguments first, then the environment."""
+    env = os.environ if environ is None else environ
+    if rank is None or world_size is None:
+        found_rank, found_size = _rank(env)
+        rank = found_rank if rank is None else rank
+        world_size = found_size if world_size is None else world_size
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} of {world_size} workers: use a rank from 0 to the number of workers less 1")
+    if timeout is None:
+        timeout = _number(env, "RACKWEAVE_TIMEOUT", DEFAULT_TIMEOUT)
+    if not 0.001 <= timeout <= 3600:
+        raise ConfigError(f"timeout of {timeout} s: use 0.001 to 3600")
+    return Settings(
+        address=_address(address or env.get("RACKWEAVE_ADDR", "")),
+        job=job or _job(env),
+        rank=rank,
+        world_size=world_size,
+        token=env.get("RACKWEAVE_TOKEN", "") if token is None else token,
+        ca=env.get("RACKWEAVE_CA", "") if ca is None else ca,
+        provider=provider or env.get("RACKWEAVE_PROVIDER", "") or "auto",
+        timeout=timeout,
+    )
+
+
+def _rank(env: Mapping[str, str]) -> Tuple[int, int]:
+    for rank, size in _LAUNCHERS:
+        if env.get(rank) and env.get(size):
+            return int(_number(env, rank, 0)), int(_number(env, size, 0))
+    names = "; ".join(f"{rank} and {size}" for rank, size in _LAUNCHERS)
+    raise ConfigError(
+        "this worker's rank is unknown: start it with 'rackweave run', torchrun, mpirun or srun, "
+        f"or set RACKWEAVE_RANK and RACKWEAVE_WORLD_SIZE (looked for: {names})"
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
+    if not text:
+        return default
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}: set it to a number") from None
+
+
+def _job(env: Mapping[str, str]) -> str:
+    for name in _JOB_IDS:
+        if env.get(name):
+            # The aggregator's names are plainer than some launchers' identifiers.
+            return re.sub(r"[^A-Za-z0-9._-]", "-", env[name]).lstrip("._-")[:48] or "default"
+    return "default"
+
+
+def _address(text: str) -> str:
+    if not text:
+        raise ConfigError("the aggregator's address is unknown: set RACKWEAVE_ADDR to its URL, such as http://box:7077, or use 'rackweave run'")
+    if "://" not in text:
+        text = "http://" + text
+    url = urllib.parse.urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"address {text!r}: use a URL such as http://box:7077 or https://box:7077")
+    return text.rstrip("/")

@@ -1,0 +1,327 @@
+"""The package without a framework: numpy arrays, settings, and what goes wrong."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import sys
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import rack
+import rackweave
+from rackweave import _buffers, _settings
+
+SHAPE = (300, 177)
+
+
+def gradient(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SHAPE).astype("f4")
+
+
+def in_rank_order(n: int) -> np.ndarray:
+    total = gradient(0)
+    for k in range(1, n):
+        total = total + gradient(k)
+    return total
+
+
+def exchange():
+    rackweave.init()
+    rank, n = rackweave.rank(), rackweave.world_size()
+    summed = gradient(rank)
+    rackweave.push_pull(summed, "sum")
+    average = gradient(rank)
+    rackweave.push_pull(average, "mean", average=True)
+    arena = np.frombuffer(rackweave.alloc(4 * SHAPE[0] * SHAPE[1]), "f4").reshape(SHAPE)
+    before = rackweave.stats()["copied_bytes"]
+    for _ in range(3):
+        arena[:] = gradient(rank)
+        rackweave.push_pull(arena, "arena")
+    copied = rackweave.stats()["copied_bytes"] - before
+    out = np.zeros(SHAPE, "f4")
+    rackweave.push_pull(gradient(rank), "out", out=out)
+    half = gradient(rank).astype("f2")
+    rackweave.push_pull(half, "half")
+    bits = (np.arange(1 << 16, dtype="u4") * 65521).view("f4") if rank == 0 else np.zeros(1 << 16, "f4")
+    rackweave.broadcast(bits, "bits")
+    plain = array.array("f", [rank, 1, 2])
+    rackweave.push_pull(plain, "plain")
+    handles = [rackweave.push_pull(np.full(5, rank, "f4"), f"many{i}", wait=False) for i in range(20)]
+    for h in handles:
+        h.wait()
+    rackweave.barrier()
+    assert all(h.done() for h in handles)
+    return {
+        "sum": np.array_equal(summed, in_rank_order(n)),
+        "mean": np.array_equal(average, in_rank_order(n) * np.float32(1 / n)),
+        "arena": np.array_equal(arena, in_rank_order(n)),
+        "copied": copied,
+        "out": np.array_equal(out, in_rank_order(n)),
+        "half": half.tobytes(),
+        "bits": np.array_equal(bits.view("u4"), np.arange(1 << 16, dtype="u4") * 65521),
+        "plain": list(plain) == [sum(range(n)), n, 2 * n],
+    }
+
+
+def handlers():
+    def now():
+        # Signals 32 and 33 are the C library's own, which every program with threads handles.
+        with open("/proc/self/status") as f:
+            return [int(line.split()[1], 16) & ~(3 << 31) for line in f if line.startswith(("SigBlk", "SigIgn", "SigCgt"))]
+
+    before = now()
+    exchange()
+    return before, now()
+
+
+def fork_in_flight():
+    rackweave.init()
+    x = gradient(rackweave.rank())
+    rackweave.push_pull(x, "x")
+    if rackweave.rank() == 0:
+        time.sleep(1)  # the others' operations are under way meanwhile
+    y = gradient(rackweave.rank())
+    handle = rackweave.push_pull(y, "y", wait=False)
+    session = rackweave.world().exchange(False)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            session.push_pull(0, x)
+            text = "no error"
+        except rackweave.Error as e:
+            text = f"{type(e).__name__}: {e}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    handle.wait()
+    rackweave.push_pull(x, "x")
+    return os.read(read, 1000).decode(), np.array_equal(y, in_rank_order(rackweave.world_size()))
+
+
+def die_or_wait():
+    rackweave.init()
+    x = gradient(rackweave.rank())
+    rackweave.push_pull(x, "x")
+    print("ready", flush=True)
+    if rackweave.rank() == 1:
+        time.sleep(60)
+    rackweave.push_pull(x, "x")
+
+
+def late():
+    rackweave.init(timeout=2)
+    x = gradient(rackweave.rank())
+    rackweave.push_pull(x, "the weight")
+    if rackweave.rank() == 1:
+        time.sleep(6)
+    rackweave.push_pull(x, "the weight")
+
+
+def differ():
+    rackweave.init()
+    rackweave.push_pull(np.zeros(10 + rackweave.rank(), "f4"), "odd one")
+
+
+def alone():
+    rackweave.init(timeout=2, world_size=2, rank=rackweave.rank())
+
+
+def join_alone():
+    rackweave.init(timeout=2, world_size=3)
+    rackweave.push_pull(np.zeros(4, "f4"), "x")
+
+
+def no_server():
+    rackweave.init("http://127.0.0.1:1")
+    rackweave.push_pull(np.zeros(4, "f4"), "x")
+
+
+def leave_by_exception():
+    rackweave.init()
+    x = np.zeros(1000, "f4")
+    rackweave.push_pull(x, "x")
+    if rackweave.rank() == 1:
+        raise ValueError("a bug of the user's")
+    rackweave.push_pull(x, "x")
+
+
+def interrupted():
+    rackweave.init()
+    x = np.zeros(1000, "f4")
+    rackweave.push_pull(x, "x")
+    if rackweave.rank() == 1:
+        time.sleep(3)
+        return "late"
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        rackweave.push_pull(x, "x")
+    except KeyboardInterrupt:
+        return time.monotonic() - start
+
+
+class Exchange(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.box = rack.Aggregator()
+        cls.addClassCleanup(cls.box.__exit__)
+
+    def test_four_workers_get_the_bits_of_a_sum_in_rank_order(self):
+        for provider in ("shm", "tcp"):
+            with self.subTest(provider):
+                results = rack.run(exchange, 4, self.box.address, env={"RACKWEAVE_JOB": "exchange-" + provider, "RACKWEAVE_PROVIDER": provider})
+                for r in results:
+                    for what in ("sum", "mean", "arena", "out", "bits", "plain"):
+                        self.assertTrue(r[what], what)
+                    self.assertEqual(r["half"], results[0]["half"])
+                    if provider == "shm":
+                        self.assertEqual(r["copied"], 0)
+
+    def test_no_signal_handler_or_mask_changes(self):
+        for before, after in rack.run(handlers, 2, self.box.address, env={"RACKWEAVE_JOB": "handlers"}):
+            self.assertEqual(before, after)
+
+    def test_fork_with_operations_in_flight_leaves_the_parent_alone(self):
+        for text, right in rack.run(fork_in_flight, 2, self.box.address, env={"RACKWEAVE_JOB": "fork"}):
+            self.assertIn("ForkedError", text)
+            self.assertIn("rackweave.init()", text)
+            self.assertTrue(right)
+
+    def test_a_worker_that_dies_is_an_error_at_every_rank_within_seconds(self):
+        workers = rack.Workers(die_or_wait, 3, self.box.address, env={"RACKWEAVE_JOB": "death"})
+        for r in range(3):
+            workers.wait_for(r, "ready")
+        workers.processes[1].kill()
+        killed = time.monotonic()
+        outcomes = workers.finish()
+        self.assertLess(time.monotonic() - killed, 20)
+        for r in (0, 2):
+            self.assertIn("JobFailedError", outcomes[r].error)
+            self.assertIn("worker 1", outcomes[r].error)
+
+    def test_a_rank_that_is_late_is_named_with_the_tensor(self):
+        outcomes = rack.Workers(late, 2, self.box.address, env={"RACKWEAVE_JOB": "late"}).finish()
+        self.assertIn("WaitTimeoutError", outcomes[0].error)
+        self.assertIn("'the weight'", outcomes[0].error)
+        self.assertIn("rank 1", outcomes[0].error)
+        self.assertIn("JobFailedError", outcomes[1].error)
+
+    def test_ranks_that_declare_different_tensors_are_told_which(self):
+        for o in rack.Workers(differ, 2, self.box.address, env={"RACKWEAVE_JOB": "differ"}).finish():
+            self.assertIn("odd one", o.error)
+
+    def test_a_join_in_vain_names_the_missing_ranks(self):
+        (o,) = rack.Workers(join_alone, 1, self.box.address, env={"RACKWEAVE_JOB": "alone"}).finish()
+        self.assertIn("WaitTimeoutError", o.error)
+        self.assertRegex(o.error, "1, 2|1 and 2")
+
+    def test_an_exception_in_one_rank_ends_the_others_with_its_text(self):
+        outcomes = rack.Workers(leave_by_exception, 2, self.box.address, env={"RACKWEAVE_JOB": "exception"}).finish()
+        self.assertIn("JobFailedError", outcomes[0].error)
+        self.assertIn("a bug of the user's", outcomes[0].error)
+
+    def test_ctrl_c_ends_a_wait(self):
+        outcomes = rack.Workers(interrupted, 2, self.box.address, env={"RACKWEAVE_JOB": "interrupt"}).finish()
+        self.assertLess(outcomes[0].result, 3)
+
+
+class Faults(unittest.TestCase):
+    def test_without_an_aggregator_the_address_and_the_remedy_are_named(self):
+        (o,) = rack.Workers(no_server, 1, "").finish()
+        for text in ("ServerLostError", "127.0.0.1:1", "rackweave serve"):
+            self.assertIn(text, o.error)
+
+    def test_an_aggregator_that_is_killed_is_an_error_at_every_rank(self):
+        with rack.Aggregator() as box:
+            workers = rack.Workers(die_or_wait, 2, box.address, env={"RACKWEAVE_JOB": "kill"})
+            for r in range(2):
+                workers.wait_for(r, "ready")
+            box.kill()
+            workers.processes[1].send_signal(signal.SIGTERM)  # it sleeps
+            outcomes = workers.finish()
+            self.assertIn("ServerLostError", outcomes[0].error)
+
+    def test_a_library_of_another_version_is_refused(self):
+        for library, text in ((os.path.join(rack.HERE, "nowhere.so"), "make lib"), ("libc.so.6", "same release")):
+            (o,) = rack.Workers(no_server, 1, "", env={"RACKWEAVE_LIBRARY": library}).finish()
+            self.assertIn("LibraryError", o.error)
+            self.assertIn(text, o.error)
+
+
+class Settings(unittest.TestCase):
+    def test_ranks_are_read_from_what_launchers_set(self):
+        base = {"RACKWEAVE_ADDR": "box:7077"}
+        for env, rank, size in (
+            ({"RACKWEAVE_RANK": "1", "RACKWEAVE_WORLD_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"}, 1, 2),
+            ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, 5, 8),
+            ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, 3, 4),
+            ({"PMI_RANK": "3", "PMI_SIZE": "4"}, 3, 4),
+            ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_JOB_ID": "77"}, 0, 16),
+            ({"DMLC_WORKER_ID": "2", "DMLC_NUM_WORKER": "3", "DMLC_ROLE": "worker"}, 2, 3),
+        ):
+            s = _settings.read({**base, **env})
+            self.assertEqual((s.rank, s.world_size, s.address), (rank, size, "http://box:7077"))
+        self.assertEqual(_settings.read({**base, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "77"}).job, "77")
+
+    def test_what_is_missing_or_wrong_is_named_with_a_remedy(self):
+        rank = {"RACKWEAVE_RANK": "0", "RACKWEAVE_WORLD_SIZE": "2"}
+        for env, text in (
+            ({"RACKWEAVE_ADDR": "box"}, "rackweave run"),
+            (rank, "RACKWEAVE_ADDR"),
+            ({**rank, "RACKWEAVE_ADDR": "ftp://box"}, "http://box:7077"),
+            ({**rank, "RACKWEAVE_ADDR": "box", "RACKWEAVE_RANK": "2"}, "rank 2 of 2"),
+            ({**rank, "RACKWEAVE_ADDR": "box", "RACKWEAVE_RANK": "two"}, "RACKWEAVE_RANK is 'two'"),
+            ({**rank, "RACKWEAVE_ADDR": "box", "RACKWEAVE_TIMEOUT": "0"}, "timeout of 0"),
+        ):
+            with self.assertRaises(rackweave.ConfigError) as caught:
+                _settings.read(env)
+            self.assertIn(text, str(caught.exception))
+
+
+class Buffers(unittest.TestCase):
+    def test_memory_is_found_without_a_copy(self):
+        a = np.arange(6, dtype="f4").reshape(2, 3)
+
+        class DLPackOnly:
+            def __init__(self, array):
+                self._array = array
+
+            def __dlpack__(self, **_):
+                return self._array.__dlpack__()
+
+            def __dlpack_device__(self):
+                return self._array.__dlpack_device__()
+
+        for x in (a, memoryview(a), DLPackOnly(a)):
+            b = _buffers.as_buffer(x)
+            self.assertEqual((b.address, b.shape, b.dtype, b.nbytes, b.writable), (a.ctypes.data, (2, 3), "f32", 24, True))
+        scalar = np.zeros((), "f2")
+        self.assertEqual(_buffers.as_buffer(scalar).shape, ())
+        self.assertEqual(_buffers.as_buffer(a[1:]).address, a.ctypes.data + 12)
+
+    def test_what_cannot_be_exchanged_is_refused_by_name(self):
+        read_only = np.zeros(3, "f4")
+        read_only.flags.writeable = False
+        self.assertFalse(_buffers.as_buffer(read_only).writable)
+        for x, text in (
+            (np.zeros((4, 4), "f4").T[:2], "not contiguous"),
+            (np.zeros(4, "f8"), "<f8"),
+            (np.zeros(4, "i4"), "float32"),
+            (b"1234", "use float32"),
+            ("text", "offers no memory"),
+            ([1.0], "offers no memory"),
+        ):
+            with self.assertRaises(rackweave.TensorError) as caught:
+                _buffers.as_buffer(x, "w")
+            self.assertIn(text, str(caught.exception))
+            self.assertIn("'w'", str(caught.exception))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
