@@ -22,14 +22,15 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "launch", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk", "numa",
-		"verbs", "cgo", "lab"},
+	"cmd": {"bench", "bench/models", "launch", "launch/control", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk",
+		"numa", "verbs", "cgo", "lab"},
 	"bench": {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs",
 		"cgo"},
 	"bench/models":       {"chunk"},
 	"service":            {"service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
 	"service/api":        {},
 	"launch":             {},
+	"launch/control":     {"service/api"},
 	"client":             {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
 	"client/lanes":       {"client/failover", "chunk", "numa", "verbs", "cgo"},
 	"client/failover":    {},
@@ -49,9 +50,10 @@ var house = map[string][]string{
 
 // tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.
 var tests = map[string][]string{
-	"service": {"client"},
-	"client":  {"service", "aggregate", "aggregate/optim"},
-	"cgo":     {"chunk", "aggregate/optim", "numa", "verbs"},
+	"service":        {"client"},
+	"launch/control": {"service"},
+	"client":         {"service", "aggregate", "aggregate/optim"},
+	"cgo":            {"chunk", "aggregate/optim", "numa", "verbs"},
 }
 
 // forTests are the rooms that only tests import, and each other.
@@ -91,6 +93,7 @@ var includes = map[string][]string{
 	"cgo/fabric/sim":  {"cgo/fabric/base"},
 	"cgo/fabric/tcp":  {"cgo/fabric/base"},
 	"cgo/kernel":      {},
+	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
 	"cgo/worker":      {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base", "cgo/fabric/sim"},
 }
 

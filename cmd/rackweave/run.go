@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rackweave/rackweave/launch"
+	"github.com/rackweave/rackweave/launch/control"
 )
 
 func runCommand() *cobra.Command {
@@ -34,6 +35,7 @@ in their environment what to join:
 
   RACKWEAVE_ADDR, RACKWEAVE_CA, RACKWEAVE_JOB, RACKWEAVE_TOKEN    the aggregator and the job
   RACKWEAVE_RANK, RACKWEAVE_WORLD_SIZE                            the worker's place in it
+  RACKWEAVE_CONTROL                                               a socket by which librackweave's rw_join joins without HTTP
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
   MASTER_ADDR, MASTER_PORT                                        the same as PyTorch's launcher gives it
 
@@ -106,9 +108,18 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 		job.Lost = aggregator.Ended()
 		job.LostWhy = aggregator.Err
 	}
-	usual := usualEnv(place.Workers)
-	job.Env = func(rank int) []string { return append(place.Env(rank), usual...) }
-	exits, err := launch.Run(ctx, job)
+	proxy, err := control.Listen(control.Config{
+		Server: place.Server, CA: place.CA, Job: place.Job, Token: place.Token, Workers: place.Workers,
+	})
+	var exits []launch.Exit
+	if err == nil {
+		usual := usualEnv(place.Workers)
+		job.Env = func(rank int) []string {
+			return append(append(place.Env(rank), "RACKWEAVE_CONTROL="+proxy.Path(rank)), usual...)
+		}
+		exits, err = launch.Run(ctx, job)
+		err = errors.Join(err, proxy.Close())
+	}
 	if aggregator != nil {
 		if stop := aggregator.Stop(); err == nil {
 			err = stop

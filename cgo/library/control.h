@@ -1,0 +1,82 @@
+/*
+ * What a program that "rackweave run" started says to it, instead of calls of HTTP: requests over the Unix stream socket whose path
+ * RACKWEAVE_CONTROL has, each answered before the next. Both ends are on one host: numbers are in its byte order. Texts end with
+ * a zero. The aggregator counts the worker as lost when the connection ends before CONTROL_LEAVE.
+ */
+#ifndef RACKWEAVE_CONTROL_H
+#define RACKWEAVE_CONTROL_H
+
+#include <stdint.h>
+
+#include "include/rackweave.h"
+
+enum control_kind {
+	CONTROL_ERROR = 0, /* an answer: the payload is a text, without a zero at its end */
+	CONTROL_JOIN = 1,
+	CONTROL_CONNECT = 2,
+	CONTROL_REGISTER = 3,
+	CONTROL_BARRIER = 4,
+	CONTROL_LEAVE = 5,
+};
+
+enum { CONTROL_MAX_BYTES = 64 << 20, CONTROL_DIMS = 8, CONTROL_HYPERS = 16 };
+
+/* Before every request and answer; an answer has its request's kind, or CONTROL_ERROR. */
+struct control_head {
+	uint32_t kind;
+	uint32_t bytes; /* of the payload that follows */
+};
+
+struct control_hyper {
+	char name[16];
+	double value;
+};
+
+struct control_join {
+	char mode[16], optimizer[32];       /* as in JoinRequest; empty: its default */
+	char provider[16], providers[64];   /* the one asked for, or auto; those that can be used, with commas between them */
+	uint32_t chunk_bytes, timeout_ms;   /* 0: the aggregator's default */
+	uint32_t nhyper, reserved;
+	struct control_hyper hyper[CONTROL_HYPERS];
+};
+
+struct control_joined {
+	char provider[16], options[128]; /* for rw_config */
+	uint32_t rank, workers, local_workers;
+	uint32_t chunk_bytes, window, send_depth, recv_depth;
+	uint32_t link_timeout_ms;
+	uint32_t by_reference, live_hyper;
+	float record[RW_HYPERS];
+	uint32_t nlanes;
+	uint32_t lane_nics[RW_MAX_LANES];
+};
+
+/* CONTROL_CONNECT: this, and an rw_endpoint for each lane. Its answer: an rw_endpoint for each lane. */
+struct control_connect {
+	uint32_t ack_timeout_ms, timeout_ms;
+};
+
+/* CONTROL_REGISTER: this, and the tensors. Its answer: for each chunk of these tensors, in order, its lane as a uint32_t. */
+struct control_register {
+	uint32_t ntensors, timeout_ms;
+};
+
+struct control_tensor {
+	char name[128];
+	uint64_t shape[CONTROL_DIMS];
+	uint32_t ndim, wire_type; /* enum rw_type */
+	double lr_mult, wd_mult;
+};
+
+/* CONTROL_BARRIER. Its answer is empty. */
+struct control_barrier {
+	char name[64];
+	uint32_t timeout_ms, reserved;
+};
+
+/* CONTROL_LEAVE. Its answer is empty. */
+struct control_leave {
+	char failure[256]; /* why the worker cannot go on; empty: it is done */
+};
+
+#endif

@@ -1,0 +1,376 @@
+// Package control speaks to the aggregator's control plane for programs that speak no HTTP: C programs that rackweave run started.
+// They send requests of fixed-size structs (cgo/library/control.h) over a Unix socket, one for each worker, and it makes the calls.
+package control
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+)
+
+// Config says which job the workers join.
+type Config struct {
+	Server     string // URL of the aggregator
+	CA         string // file with the certificates to trust, for https; empty: the system's
+	Job, Token string
+	Workers    int
+}
+
+// Proxy makes calls for the workers of a job.
+type Proxy struct {
+	cfg       Config
+	rpc       apiconnect.JobServiceClient
+	transport *http.Transport
+	dir       string
+	listeners []net.Listener
+	running   sync.WaitGroup
+	ctx       context.Context
+	cancel    context.CancelFunc
+}
+
+// Listen makes a socket for each worker. Only this user's processes can reach them.
+func Listen(cfg Config) (*Proxy, error) {
+	p := &Proxy{cfg: cfg, transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second}}
+	if cfg.CA != "" {
+		pem, err := os.ReadFile(cfg.CA)
+		if err != nil {
+			return nil, fmt.Errorf("CA file: %w", err)
+		}
+		p.transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
+		if !p.transport.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("CA file %s holds no certificate in PEM form", cfg.CA)
+		}
+	}
+	p.rpc = apiconnect.NewJobServiceClient(&http.Client{Transport: p.transport}, strings.TrimRight(cfg.Server, "/"))
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	var err error
+	if p.dir, err = os.MkdirTemp("", "rackweave-run-"); err != nil {
+		return nil, fmt.Errorf("make a directory for the workers' sockets: %w: set TMPDIR to a directory that can be written", err)
+	}
+	for rank := range cfg.Workers {
+		l, err := net.Listen("unix", p.Path(rank))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("make worker %d's socket: %w", rank, err), p.Close())
+		}
+		p.listeners = append(p.listeners, l)
+		p.running.Go(func() { p.accept(l, rank) })
+	}
+	return p, nil
+}
+
+// Path returns the path of a worker's socket.
+func (p *Proxy) Path(rank int) string { return filepath.Join(p.dir, strconv.Itoa(rank)) }
+
+// Close ends all connections, and with them the membership of workers that have not left.
+func (p *Proxy) Close() error {
+	p.cancel()
+	var errs []error
+	for _, l := range p.listeners {
+		errs = append(errs, l.Close())
+	}
+	p.running.Wait()
+	p.transport.CloseIdleConnections()
+	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
+}
+
+// accept serves a worker's connections, one at a time: a worker is one member of the job.
+func (p *Proxy) accept(l net.Listener, rank int) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		stop := context.AfterFunc(p.ctx, func() { c.Close() })
+		m := &member{p: p, rank: rank, pid: os.Getpid(), uid: os.Geteuid()}
+		if peer, err := credentials(c.(*net.UnixConn)); err == nil {
+			m.pid, m.uid = int(peer.Pid), int(peer.Uid)
+		}
+		m.serve(c)
+		stop()
+		c.Close()
+	}
+}
+
+// credentials returns who has connected.
+func credentials(c *net.UnixConn) (who *syscall.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if ctl := raw.Control(func(fd uintptr) {
+		who,
+			err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	}); ctl != nil {
+		return nil, ctl
+	}
+	return who, err
+}
+
+// member is one connection's membership in the job.
+type member struct {
+	p        *Proxy
+	rank     int
+	pid, uid int // of the program
+	session  string
+	unwatch  context.CancelFunc // nil before Join
+	watched  chan struct{}
+}
+
+// serve answers requests until the connection ends.
+func (m *member) serve(c io.ReadWriter) {
+	defer m.lose()
+	for {
+		k, payload, err := receive(c)
+		if err != nil {
+			return
+		}
+		answer, err := m.answer(k, payload)
+		if err != nil {
+			err = send(c, kindError, []byte(plain(err).Error()))
+		} else {
+			err = send(c, k, answer...)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// plain takes the code off a refusal, which is for programs.
+func plain(err error) error {
+	if refusal := new(connect.Error); errors.As(err, &refusal) {
+		return refusal.Unwrap()
+	}
+	return err
+}
+
+// lose ends the membership: the aggregator sees the Watch stream end.
+func (m *member) lose() {
+	if m.unwatch != nil {
+		m.unwatch()
+		<-m.watched
+	}
+}
+
+var errNotJoined = errors.New("the worker has not joined: call rw_join first")
+
+func (m *member) answer(k kind, payload []byte) ([]any, error) {
+	if k != kindJoin && m.session == "" {
+		return nil, errNotJoined
+	}
+	switch k {
+	case kindJoin:
+		return m.join(payload)
+	case kindConnect:
+		return m.connect(payload)
+	case kindRegister:
+		return m.register(payload)
+	case kindBarrier:
+		var r barrierRequest
+		if _, err := decode(payload, &r); err != nil {
+			return nil, err
+		}
+		ctx, cancel := m.bounded(r.TimeoutMS)
+		defer cancel()
+		_, err := m.p.rpc.Barrier(ctx, &api.BarrierRequest{Session: m.session, Name: text(r.Name[:]), TimeoutMs: r.TimeoutMS})
+		return nil, err
+	case kindLeave:
+		var r leaveRequest
+		if _, err := decode(payload, &r); err != nil {
+			return nil, err
+		}
+		ctx, cancel := m.bounded(0)
+		defer cancel()
+		_, err := m.p.rpc.Leave(ctx, &api.LeaveRequest{Session: m.session, Failure: text(r.Failure[:])})
+		return nil, err
+	}
+	return nil, fmt.Errorf("request of unknown kind %d: the program's librackweave is of another version", k)
+}
+
+// bounded gives a call a deadline a little after the aggregator's own, whose error says what was waited for.
+func (m *member) bounded(ms uint32) (context.Context, context.CancelFunc) {
+	d := time.Minute
+	if ms > 0 {
+		d = time.Duration(ms) * time.Millisecond
+	}
+	return context.WithTimeout(m.p.ctx, d+2*time.Second)
+}
+
+func (m *member) join(payload []byte) ([]any, error) {
+	if m.session != "" {
+		return nil, errors.New("the worker has joined already: a connection joins once")
+	}
+	var r joinRequest
+	if _, err := decode(payload, &r); err != nil {
+		return nil, err
+	}
+	if int(r.NHyper) > len(r.Hyper) {
+		return nil, fmt.Errorf("%d hyper-parameters: use at most %d", r.NHyper, len(r.Hyper))
+	}
+	hyper := map[string]float64{}
+	for _, h := range r.Hyper[:r.NHyper] {
+		hyper[text(h.Name[:])] = h.Value
+	}
+	optimizer, mode := text(r.Optimizer[:]), text(r.Mode[:])
+	if mode == "" {
+		mode = "aggregate"
+		if optimizer != "" {
+			mode = "eager"
+		}
+	}
+	host, _ := os.Hostname()
+	ctx, cancel := m.bounded(r.TimeoutMS)
+	defer cancel()
+	j, err := m.p.rpc.Join(ctx, &api.JoinRequest{
+		Job: m.p.cfg.Job, Token: m.p.cfg.Token, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode, Optimizer: optimizer,
+		Hyper: hyper, ChunkBytes: r.ChunkBytes, Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
+		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid), TimeoutMs: r.TimeoutMS,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a := joinAnswer{
+		Rank: j.Rank, Workers: j.Workers, LocalWorkers: j.LocalWorkers, ChunkBytes: j.ChunkBytes, Window: j.Window,
+		SendDepth: j.SendDepth, RecvDepth: j.RecvDepth, LinkTimeoutMS: j.LinkTimeoutMs, ByReference: number(j.ByReference),
+		LiveHyper: number(j.LiveHyper), NLanes: uint32(len(j.Lanes)),
+	}
+	if len(j.Lanes) > maxLanes || len(j.Record) != len(a.Record) {
+		return nil, fmt.Errorf("%d lanes and %d hyper-parameters: rackweave run and aggregator are of different versions", len(j.Lanes),
+			len(j.Record))
+	}
+	copy(a.Record[:], j.Record)
+	copy(a.Provider[:len(a.Provider)-1], j.Provider)
+	for i, l := range j.Lanes {
+		a.LaneNICs[i] = l.Nic
+	}
+	if j.Provider == "tcp" {
+		at, err := m.p.address(ctx)
+		if err != nil {
+			return nil, err
+		}
+		copy(a.Options[:len(a.Options)-1], "peer="+at)
+	}
+	m.session = j.Session
+	return []any{a}, m.watch()
+}
+
+func number(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// address returns the aggregator's IP address.
+func (p *Proxy) address(ctx context.Context) (string, error) {
+	u, err := url.Parse(p.cfg.Server)
+	if err != nil {
+		return "", err
+	}
+	all, err := net.DefaultResolver.LookupHost(ctx, u.Hostname())
+	if err != nil {
+		return "", fmt.Errorf("find the aggregator's address: %w", err)
+	}
+	return all[0], nil
+}
+
+// watch opens the stream that ties the worker's life to the aggregator's. Workers learn of failures on the data path.
+func (m *member) watch() error {
+	ctx, cancel := context.WithCancel(m.p.ctx)
+	stream, err := m.p.rpc.Watch(ctx, &api.WatchRequest{Session: m.session})
+	if err != nil {
+		cancel()
+		return err
+	}
+	m.unwatch, m.watched = cancel, make(chan struct{})
+	go func() {
+		defer close(m.watched)
+		for stream.Receive() {
+		}
+		stream.Close()
+	}()
+	return nil
+}
+
+func (m *member) connect(payload []byte) ([]any, error) {
+	var r connectRequest
+	rest, err := decode(payload, &r)
+	if err != nil {
+		return nil, err
+	}
+	ends, err := list[endpoint](rest, min(len(rest)/endpointSize, maxLanes))
+	if err != nil {
+		return nil, err
+	}
+	req := &api.ConnectRequest{Session: m.session, TimeoutMs: r.TimeoutMS, AckTimeoutMs: r.AckTimeoutMS}
+	for _, e := range ends {
+		req.Lanes = append(req.Lanes, &api.WorkerLane{
+			Endpoint: e.Bytes[:min(e.Length, endpointBytes)], ReplyAddr: e.Addr, ReplyRkey: e.RKey, Staging: e.Staging,
+		})
+	}
+	ctx, cancel := m.bounded(r.TimeoutMS)
+	defer cancel()
+	c, err := m.p.rpc.Connect(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	answer := make([]endpoint, len(c.Lanes))
+	for i, l := range c.Lanes {
+		e := &answer[i]
+		if len(l.Endpoint) > endpointBytes {
+			return nil, fmt.Errorf("lane %d's endpoint has %d bytes: rackweave run knows at most %d", i, len(l.Endpoint), endpointBytes)
+		}
+		e.Size, e.Length, e.Addr, e.RKey = uint32(endpointSize), uint32(len(l.Endpoint)), l.SlotAddr, l.SlotRkey
+		copy(e.Bytes[:], l.Endpoint)
+	}
+	return []any{answer}, nil
+}
+
+var wireTypes = map[uint32]string{1: "f32", 2: "bf16", 3: "f16"}
+
+func (m *member) register(payload []byte) ([]any, error) {
+	var r registerRequest
+	rest, err := decode(payload, &r)
+	if err != nil {
+		return nil, err
+	}
+	tensors, err := list[tensor](rest, int(min(r.NTensors, maxBytes)))
+	if err != nil {
+		return nil, err
+	}
+	req := &api.RegisterRequest{Session: m.session, TimeoutMs: r.TimeoutMS}
+	for i := range tensors {
+		t := &tensors[i]
+		if int(t.NDim) > len(t.Shape) {
+			return nil, fmt.Errorf("tensor %q has %d dimensions: use at most %d", text(t.Name[:]), t.NDim, len(t.Shape))
+		}
+		req.Tensors = append(req.Tensors, &api.Tensor{
+			Name: text(t.Name[:]), Shape: t.Shape[:t.NDim], Dtype: wireTypes[t.WireType], LrMult: &t.LRMult, WdMult: &t.WDMult,
+		})
+	}
+	ctx, cancel := m.bounded(r.TimeoutMS)
+	defer cancel()
+	a, err := m.p.rpc.Register(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return []any{a.ChunkLanes}, nil
+}

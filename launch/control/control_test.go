@@ -1,0 +1,204 @@
+package control
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/rackweave/rackweave/service"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The structs of wire.go have the layout that C gives those of control.h.
+func TestStructsAreThoseOfTheHeader(t *testing.T) {
+	var c strings.Builder
+	fmt.Fprintln(&c, "#include <stddef.h>\n#include \"cgo/library/control.h\"")
+	fmt.Fprintf(&c, "_Static_assert(CONTROL_MAX_BYTES == %d && RW_MAX_LANES == %d && RW_ENDPOINT_BYTES == %d, \"limits\");\n",
+		maxBytes, maxLanes, endpointBytes)
+	fmt.Fprintf(&c, "_Static_assert(CONTROL_JOIN == %d && CONTROL_LEAVE == %d, \"kinds\");\n", kindJoin, kindLeave)
+	for name, v := range map[string]any{
+		"control_head": head{}, "control_hyper": hyperValue{}, "control_join": joinRequest{}, "control_joined": joinAnswer{},
+		"control_connect": connectRequest{}, "rw_endpoint": endpoint{}, "control_register": registerRequest{}, "control_tensor": tensor{},
+		"control_barrier": barrierRequest{}, "control_leave": leaveRequest{},
+	} {
+		typ := reflect.TypeOf(v)
+		fmt.Fprintf(&c, "_Static_assert(sizeof(struct %s) == %d, \"size of %s\");\n", name, typ.Size(), name)
+	}
+	for field, of := range map[string]struct {
+		name string
+		v    any
+		f    string
+	}{
+		"hyper": {"control_join", joinRequest{}, "Hyper"}, "record": {"control_joined", joinAnswer{}, "Record"},
+		"lane_nics": {"control_joined", joinAnswer{}, "LaneNICs"}, "addr": {"rw_endpoint", endpoint{}, "Addr"},
+		"staging": {"rw_endpoint", endpoint{}, "Staging"}, "wire_type": {"control_tensor", tensor{}, "WireType"},
+	} {
+		f, _ := reflect.TypeOf(of.v).FieldByName(of.f)
+		fmt.Fprintf(&c, "_Static_assert(offsetof(struct %s, %s) == %d, \"%s.%s\");\n", of.name, field, f.Offset, of.name, field)
+	}
+	file := filepath.Join(t.TempDir(), "layout.c")
+	if err := os.WriteFile(file, []byte(c.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cc", "-std=gnu11", "-I../..", "-fsyntax-only", file).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// serving starts an aggregator and a proxy to it.
+func serving(t *testing.T, workers int) *Proxy {
+	t.Helper()
+	s, err := service.New(service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 1, Unpinned: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(t.Context()) }()
+	p, err := Listen(Config{Server: s.URL(), Job: "j", Token: "t", Workers: workers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		<-served
+	})
+	return p
+}
+
+// program is a worker's connection.
+type program struct {
+	t *testing.T
+	c net.Conn
+}
+
+func dial(t *testing.T, p *Proxy, rank int) *program {
+	t.Helper()
+	c, err := net.Dial("unix", p.Path(rank))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(time.Minute))
+	return &program{t, c}
+}
+
+// call makes a request and returns the answer's payload, or the text of its error.
+func (p *program) call(k kind, parts ...any) (payload []byte, failure string) {
+	p.t.Helper()
+	if err := send(p.c, k, parts...); err != nil {
+		p.t.Fatal(err)
+	}
+	got, payload, err := receive(p.c)
+	switch {
+	case err != nil:
+		p.t.Fatal(err)
+	case got == kindError:
+		return nil, string(payload)
+	case got != k:
+		p.t.Fatalf("answer of kind %d to a request of kind %d", got, k)
+	}
+	return payload, ""
+}
+
+func joinAs(provider string) joinRequest {
+	r := joinRequest{TimeoutMS: 30_000}
+	copy(r.Providers[:], provider)
+	copy(r.Optimizer[:], "sgd_torch")
+	r.NHyper = 1
+	copy(r.Hyper[0].Name[:], "lr")
+	r.Hyper[0].Value = 0.5
+	return r
+}
+
+func TestWorkersJoinMeetAndLeave(t *testing.T) {
+	p := serving(t, 2)
+	done := make(chan string, 2)
+	for rank := range 2 {
+		w := dial(t, p, rank)
+		go func() {
+			done <- func() string {
+				payload, failure := w.call(kindJoin, joinAs("tcp"))
+				if failure != "" {
+					return failure
+				}
+				var a joinAnswer
+				if _, err := decode(payload, &a); err != nil {
+					return err.Error()
+				}
+				if int(a.Rank) != rank || a.Workers != 2 || a.NLanes != 1 || a.Record[0] != 0.5 || text(a.Options[:]) != "peer=127.0.0.1" {
+					return fmt.Sprintf("joined as %+v", a)
+				}
+				if _, failure := w.call(kindBarrier, barrierRequest{Name: [64]byte{'b'}, TimeoutMS: 30_000}); failure != "" {
+					return failure
+				}
+				_, failure = w.call(kindLeave, leaveRequest{})
+				return failure
+			}()
+		}()
+	}
+	for range 2 {
+		if failure := <-done; failure != "" {
+			t.Error(failure)
+		}
+	}
+}
+
+func TestAConnectionThatEndsIsALostWorker(t *testing.T) {
+	p := serving(t, 2)
+	lost, left := dial(t, p, 0), dial(t, p, 1)
+	joined := make(chan string, 1)
+	go func() {
+		_, failure := lost.call(kindJoin, joinAs("tcp"))
+		joined <- failure
+	}()
+	if _, failure := left.call(kindJoin, joinAs("tcp")); failure != "" {
+		t.Fatal(failure)
+	}
+	if failure := <-joined; failure != "" {
+		t.Fatal(failure)
+	}
+	lost.c.Close()
+	_, failure := left.call(kindBarrier, barrierRequest{Name: [64]byte{'b'}, TimeoutMS: 30_000})
+	if !strings.Contains(failure, "worker 0") {
+		t.Errorf("the other worker's barrier: %q, want worker 0 named", failure)
+	}
+}
+
+func TestRequestsThatMakeNoSenseAreRefused(t *testing.T) {
+	p := serving(t, 1)
+	w := dial(t, p, 0)
+	for _, c := range []struct {
+		k     kind
+		parts []any
+		want  string
+	}{
+		{kindBarrier, []any{barrierRequest{}}, "has not joined"},
+		{kindJoin, []any{[]byte("short")}, "too short"},
+		{kindJoin, []any{joinRequest{NHyper: 17}}, "17 hyper-parameters"},
+		{kindJoin, []any{joinAs("no-such")}, "no provider suits"},
+		{kindJoin, []any{joinAs("tcp")}, ""},
+		{kindJoin, []any{joinAs("tcp")}, "joined already"},
+		{99, nil, "unknown kind 99"},
+		{kindConnect, []any{connectRequest{}, []byte("half an endpoint")}, "another version"},
+		{kindRegister, []any{registerRequest{NTensors: 2}, tensor{}}, "another version"},
+		{kindRegister, []any{registerRequest{NTensors: 1}, tensor{NDim: 9}}, "9 dimensions"},
+	} {
+		if _, failure := w.call(c.k, c.parts...); !strings.Contains(failure, c.want) || c.want == "" && failure != "" {
+			t.Errorf("request of kind %d: %q, want %q", c.k, failure, c.want)
+		}
+	}
+}
