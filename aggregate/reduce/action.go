@@ -86,6 +86,6 @@ type Action struct {
 	End     uint32
 	fold    int32
 	Since   int64 // Update, Sum, Accumulate, Deliver: when the chunk's first gradient arrived
-	Message Held  // what Pull, Acknowledge answer
+	Message Held  // what Pull and Acknowledge answer, and a NACK gives back
 	Err     error
 }

@@ -205,7 +205,7 @@ func (m *Machine) sendBack(rank, leader, n int) {
 		h := m.folds.leave(i, rank)
 		w.owing = true
 		w.release(&h)
-		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: f.chunk})
+		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: f.chunk, Message: h})
 		w.stats.Chunks--
 		if f.arrived == 0 {
 			m.endFold(i)

@@ -26,7 +26,7 @@ var plants = []plant{
 	},
 	{
 		"epochs are not checked", "aggregate/reduce/gate.go",
-		"if got == (finished+1)&chunk.EpochMask {", "if got == got|finished&0 {",
+		"if got == (finished+1)&chunk.EpochMask {", "if got|finished|chunk.EpochMask != 0 {",
 	},
 	{
 		"a chunk may come twice", "aggregate/reduce/gather.go",
@@ -50,7 +50,7 @@ var plants = []plant{
 	},
 	{
 		"a NACKed chunk keeps its slot", "aggregate/reduce/stall.go",
-		"w.release(&h)", "w.sends--",
+		"w.release(&h)", "_ = h; w.sends--",
 	},
 	{
 		"a resumed connection sends a message again that had arrived", "aggregate/attach.go",

@@ -1,0 +1,158 @@
+package reduce
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// rig is a machine with workers that keep to the protocol unless told otherwise: each knows its own slots and epochs.
+type rig struct {
+	*Machine
+	cfg    Config
+	manual bool // messages arrive, and result buffers are freed, only when a script says so
+	now    int64
+	at     []peer
+	failed error
+}
+
+// peer is the worker's end.
+type peer struct {
+	slots  []uint16 // free ones, in the order in which it fills them
+	epochs []uint8  // by chunk, of the last gradient that was answered
+	commit uint8
+	staged int
+}
+
+const chunkBytes = 100
+
+func newRig(cfg Config, chunks, tensors, staging int, direct bool) *rig {
+	r := &rig{Machine: New(cfg), cfg: cfg}
+	for rank := range cfg.Workers {
+		p := peer{epochs: make([]uint8, chunks)}
+		for i := range cfg.Window {
+			p.slots = append(p.slots, uint16(i))
+		}
+		r.at = append(r.at, p)
+		r.Attach(rank, staging)
+	}
+	ts := make([]Tensor, tensors)
+	for i := range ts {
+		ts[i] = Tensor{Name: fmt.Sprintf("t%d", i), Direct: direct}
+	}
+	cs := make([]Chunk, chunks)
+	for i := range cs {
+		cs[i] = Chunk{Tensor: uint32(i * tensors / chunks), Bytes: chunkBytes}
+	}
+	r.Add(ts, cs)
+	return r
+}
+
+// send delivers a message. Its payload's address says which worker, chunk and slot it is from.
+func (r *rig) send(rank int, m Message) string {
+	p := &r.at[rank]
+	if len(p.slots) > 0 {
+		m.Where.Payload = payloadOf(rank, m.Index, p.slots[0])
+		p.slots = p.slots[1:]
+	}
+	r.Receive(r.now, rank, &m)
+	return r.settle()
+}
+
+func payloadOf(rank int, index uint32, slot uint16) uint64 {
+	return uint64(rank+1)<<48 | uint64(index)<<16 | uint64(slot)
+}
+
+// settle does what the lane does with the actions, and describes them.
+func (r *rig) settle() string {
+	var b strings.Builder
+	actions := r.Actions()
+	for i := range actions {
+		a := &actions[i]
+		b.WriteString(r.carryOut(a) + "\n")
+	}
+	for i := range actions {
+		r.arrive(&actions[i])
+	}
+	return b.String()
+}
+
+var kindNames = [...]string{
+	Update: "update", Sum: "sum", Accumulate: "accumulate", Broadcast: "broadcast", HandUp: "hand-up", Deliver: "deliver", Pull: "pull",
+	Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort", Fail: "fail", Meet: "meet",
+	Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
+}
+
+func name(rank int32) string { return string(rune('A' + rank)) }
+
+func (r *rig) carryOut(a *Action) string {
+	switch a.Kind {
+	case Update, Sum, Accumulate, Broadcast, Deliver, HandUp:
+		out := fmt.Sprintf("%s %d epoch %d from", kindNames[a.Kind], a.Index, a.Epoch)
+		for rank := range r.at {
+			h := r.Sources(a, rank)
+			if want := payloadOf(rank, a.Index, h.Slot); h.Payload != want {
+				out += fmt.Sprintf(" [payload of %s is 0x%x, not 0x%x]", name(int32(rank)), h.Payload, want)
+			}
+			out += fmt.Sprintf(" %s/%d", name(int32(rank)), h.Slot)
+			if a.Kind != HandUp {
+				r.free(rank, h.Slot)
+				if a.Kind != Broadcast {
+					r.at[rank].epochs[a.Index] = a.Epoch
+				}
+			}
+		}
+		return out
+	case AnswerCommit:
+		for rank := range r.at {
+			r.free(rank, r.Sources(a, rank).Slot)
+		}
+		return fmt.Sprintf("%s epoch %d", kindNames[a.Kind], a.Epoch)
+	case Pull, Acknowledge:
+		r.free(int(a.Worker), a.Message.Slot)
+		return fmt.Sprintf("%s %d to %s/%d", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot)
+	case NACK:
+		r.free(int(a.Worker), a.Message.Slot)
+		return fmt.Sprintf("nack %d to %s", a.Index, name(a.Worker))
+	case Request, Configure:
+		out := fmt.Sprintf("%s %d to %s", kindNames[a.Kind], a.Index, name(a.Worker))
+		if a.New {
+			out += " new"
+		}
+		return out
+	case Abort:
+		if a.Index == chunk.IndexMask {
+			return "abort to " + name(a.Worker)
+		}
+		return fmt.Sprintf("abort to %s, blames %s", name(a.Worker), name(int32(a.Index)))
+	case Fail:
+		r.failed = a.Err
+		return fmt.Sprintf("fail: %v", a.Err)
+	case Apply, Scale:
+		return fmt.Sprintf("%s %d..%d", kindNames[a.Kind], a.Index, a.End-1)
+	}
+	return kindNames[a.Kind]
+}
+
+func (r *rig) free(rank int, slot uint16) { r.at[rank].slots = append(r.at[rank].slots, slot) }
+
+// arrive says what a message's arrival frees, unless the script does.
+func (r *rig) arrive(a *Action) {
+	if r.manual {
+		return
+	}
+	switch a.Kind {
+	case Update, Sum, Accumulate, Broadcast, Deliver, AnswerCommit:
+		for rank := range r.at {
+			if r.Worker(rank) == Attached {
+				r.Sent(rank, 1)
+			}
+		}
+	case Pull, Acknowledge, NACK, Request, Abort:
+		r.Sent(int(a.Worker), 1)
+	}
+	if a.Result {
+		r.Freed()
+	}
+}
