@@ -39,7 +39,7 @@ static int lose(struct rw_worker *w, uint32_t nic)
 	w->nics[nic].lost = 1;
 	for (uint32_t i = 0; i < w->cfg.nlanes; i++)
 		if (w->lanes[i].qp && w->lanes[i].nic == nic)
-			w->lanes[i].broken = 1;
+			w->lanes[i].stream.broken = 1;
 	return 0;
 }
 
@@ -86,7 +86,7 @@ int drive(struct rw_worker *w)
 	for (uint32_t i = 0; n >= 0 && i < w->cfg.nlanes; i++) {
 		struct lane *l = &w->lanes[i];
 
-		if (l->consumed && !l->broken) {
+		if (l->consumed && !l->stream.broken) {
 			l->receives += l->consumed;
 			if (rwf_post_recv(l->qp, i, (int)l->consumed) < 0)
 				n = worker_fail(w, RW_ETRANSPORT, "lane %u: post receive: %s", i, rwf_last_error());

@@ -2,6 +2,7 @@
 #ifndef RW_WORKER_INTERNAL_H
 #define RW_WORKER_INTERNAL_H
 
+#include "stream.h"
 #include "worker.h"
 
 #include "../kernel/kernel.h"
@@ -100,15 +101,10 @@ struct lane {
 	uint32_t want_head;  /* wanted chunks that can be sent now, chained; NONE: none */
 	uint32_t last_want;  /* the chunk that was wanted last goes before the others; NONE: none yet */
 	uint32_t wants_open; /* wanted chunks not sent yet, whether they can be or not */
-	/* Work requests not known to have arrived, oldest first, in a ring; the last `unposted` were not given to qp. */
-	struct rwf_send_wr *ring;
-	uint32_t send_depth, send_head, send_used, unposted;
-	uint64_t done, reached;        /* messages that left the ring; that were ever given to a queue pair, those included */
-	uint64_t received;             /* messages, over all queue pairs */
+	struct stream stream;
 	uint32_t consumed, receives;   /* receives to post again; posted and not completed */
 	uint64_t progress;             /* done and received when the device last blamed this side for a break; */
 	uint32_t fruitless;            /* how often it did since */
-	uint8_t broken;                /* messages wait in the ring for rw_worker_resume */
 	uint16_t commit_slot, commit_staging;
 	uint8_t commit_state; /* enum chunk_state */
 };
@@ -208,8 +204,6 @@ void lane_free(struct lane *l);
 void lane_queue(struct rw_worker *w, struct lane *l, uint32_t part);
 int lane_send(struct rw_worker *w, struct lane *l);
 int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
-/* The n oldest messages have arrived. */
-void lane_arrived(struct lane *l, uint32_t n);
 /* Writes a part's control record into its staging buffer, with the keys of the NIC that the lane is on. */
 void lane_record(struct rw_worker *w, struct lane *l, const struct part *p);
 /* Takes note of a completion in error: 0 where the lane can be resumed. */

@@ -23,13 +23,11 @@ int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *
 	w->nics[l->nic].lanes++;
 	l->slot_addr = cfg->slot_addr;
 	l->slot_rkey = cfg->slot_rkey;
-	l->send_depth = cfg->send_depth;
 	l->staging = (char *)w->cfg.staging + (size_t)index * nstaging * w->cfg.chunk_bytes;
 	l->want_head = l->last_want = NONE;
 	l->slots = calloc(window, sizeof *l->slots);
 	l->staging_free = calloc(nstaging, sizeof *l->staging_free);
-	l->ring = calloc(l->send_depth, sizeof *l->ring);
-	if (!l->slots || !l->staging_free || !l->ring)
+	if (!l->slots || !l->staging_free || stream_init(&l->stream, cfg->send_depth))
 		return -ENOMEM;
 	for (uint32_t i = 0; i < window; i++)
 		l->slots[i] = (uint16_t)i;
@@ -46,7 +44,7 @@ void lane_free(struct lane *l)
 	free(l->parts);
 	free(l->slots);
 	free(l->staging_free);
-	free(l->ring);
+	stream_free(&l->stream);
 	free(l->heap);
 	free(l->again);
 }
@@ -297,51 +295,38 @@ static uint32_t pick(struct rw_worker *w, struct lane *l)
 	return NONE;
 }
 
-/* The next place in the ring, which has one. */
-static struct rwf_send_wr *ring_next(struct lane *l)
-{
-	uint32_t at = l->send_head + l->send_used;
-
-	return &l->ring[at < l->send_depth ? at : at - l->send_depth];
-}
-
 int lane_flush(struct rw_worker *w, struct lane *l)
 {
-	uint32_t n = l->unposted, from, last;
+	struct stream *s = &l->stream;
+	struct rwf_send_wr *wrs;
+	uint32_t n = s->unposted;
 
-	if (n == 0 || l->broken)
+	if (n == 0 || s->broken)
 		return 0;
-	from = (l->send_head + l->send_used - n) % l->send_depth;
-	last = (l->send_head + l->send_used - 1) % l->send_depth;
-	l->ring[last].flags |= RWF_SEND_SIGNALED;
-	l->ring[last].wr_id += n;
-	while (l->unposted > 0) {
-		uint32_t piece = from + l->unposted <= l->send_depth ? l->unposted : l->send_depth - from;
-		int posted = rwf_post_send(l->qp, &l->ring[from], (int)piece);
+	stream_at(s, s->held - 1)->flags |= RWF_SEND_SIGNALED;
+	stream_at(s, s->held - 1)->wr_id += n;
+	while ((n = stream_next(s, &wrs)) > 0) {
+		int posted = rwf_post_send(l->qp, wrs, (int)n);
 
 		/* What it took before an error may arrive. */
-		l->unposted -= posted > 0 ? (uint32_t)posted : 0;
-		if (posted != (int)piece) {
-			if (w->cfg.resumable && rwf_qp_state(l->qp) == RWF_QPS_ERR) {
-				l->broken = 1;
-				break;
-			}
-			return worker_fail(w, RW_ETRANSPORT, "lane %td: post send: %s", l - w->lanes, rwf_last_error());
+		stream_posted(s, posted > 0 ? (uint32_t)posted : 0);
+		if (posted != (int)n) {
+			if (!w->cfg.resumable || rwf_qp_state(l->qp) != RWF_QPS_ERR)
+				return worker_fail(w, RW_ETRANSPORT, "lane %td: post send: %s", l - w->lanes, rwf_last_error());
+			s->broken = 1;
+			return 0;
 		}
-		from = 0;
 		w->stats.doorbells++;
 	}
-	if (l->done + l->send_used - l->unposted > l->reached)
-		l->reached = l->done + l->send_used - l->unposted;
 	return 0;
 }
 
 int lane_send(struct rw_worker *w, struct lane *l)
 {
+	struct rwf_send_wr *wr;
 	int staged = 0, rc = 0;
 
-	while (!rc && l->in_flight < w->cfg.window && l->send_used < l->send_depth) {
-		struct rwf_send_wr *wr = ring_next(l);
+	while (!rc && l->in_flight < w->cfg.window && (wr = stream_place(&l->stream))) {
 		uint32_t index;
 		int copied = 0;
 
@@ -359,10 +344,9 @@ int lane_send(struct rw_worker *w, struct lane *l)
 				break;
 			}
 		}
-		l->send_used++;
-		l->unposted++;
+		stream_put(&l->stream);
 		staged += copied;
-		if (l->unposted >= SEND_BATCH || staged == STAGED_BATCH) {
+		if (l->stream.unposted >= SEND_BATCH || staged == STAGED_BATCH) {
 			rc = lane_flush(w, l);
 			staged = 0;
 		}
@@ -449,13 +433,6 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	return 0;
 }
 
-void lane_arrived(struct lane *l, uint32_t n)
-{
-	l->send_head = (l->send_head + n) % l->send_depth;
-	l->send_used -= n;
-	l->done += n;
-}
-
 /*
  * Whether another queue pair may do better. Soft-RoCE calls a packet that finds no link an operation error, which for other
  * devices is a work request that they do not understand; and what is fatal to one NIC need not be to another. An error that is
@@ -467,8 +444,8 @@ static int mendable(struct rw_worker *w, struct lane *l, uint16_t status)
 		return 0;
 	if (status != RWF_WC_LOC_QP_OP_ERR && status != RWF_WC_FATAL_ERR)
 		return status == RWF_WC_WR_FLUSH_ERR || status == RWF_WC_RETRY_EXC_ERR;
-	if (l->received + l->done != l->progress) {
-		l->progress = l->received + l->done;
+	if (l->stream.received + l->stream.done != l->progress) {
+		l->progress = l->stream.received + l->stream.done;
 		l->fruitless = 0;
 	}
 	return ++l->fruitless <= MOST_FRUITLESS;
@@ -478,10 +455,10 @@ int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 {
 	if (!(wc->wr_id & SEND_TAG))
 		l->receives--;
-	if (l->broken)
+	if (l->stream.broken)
 		return 0;
 	if (mendable(w, l, wc->status)) {
-		l->broken = 1;
+		l->stream.broken = 1;
 		return 0;
 	}
 	return worker_fail(w, RW_ETRANSPORT, "lane %td: connection to the aggregator lost: %s", l - w->lanes,
@@ -498,11 +475,11 @@ static int receive_abort(struct rw_worker *w, uint32_t rank)
 int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 {
 	if (wc->wr_id & SEND_TAG) {
-		lane_arrived(l, (uint32_t)wc->wr_id);
+		stream_sent(&l->stream, (uint32_t)wc->wr_id);
 		return 0;
 	}
 	l->receives--;
-	l->received++;
+	l->stream.received++;
 	l->consumed++;
 	switch (imm_op(wc->imm)) {
 	case RW_TENSOR:

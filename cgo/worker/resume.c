@@ -24,7 +24,7 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 		return RW_EFORKED;
 	enter(w);
 	for (uint32_t i = 0; i < w->cfg.nlanes; i++)
-		n += lanes[i] = w->lanes[i].broken;
+		n += lanes[i] = w->lanes[i].stream.broken;
 	pthread_mutex_unlock(&w->lock);
 	return n;
 }
@@ -67,14 +67,14 @@ int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received)
 	pthread_mutex_lock(&w->lock);
 	rc = w->failure;
 	if (!rc && l->qp) {
-		l->broken = 1;
+		l->stream.broken = 1;
 		rwf_fail_qp(l->qp);
 		rc = w->nics[l->nic].lost ? 0 : drain(w, l);
 		l->qp = NULL;
 		l->consumed = l->receives = 0;
 		w->nics[l->nic].lanes--;
 	}
-	*received = l->received;
+	*received = l->stream.received;
 	pthread_mutex_unlock(&w->lock);
 	return rc;
 }
@@ -92,8 +92,8 @@ static uint32_t lkey_of(const struct rw_worker *w, const struct lane *l, const s
 /* Makes what waits in the ring what it would be, had it been made for the queue pair there is now. */
 static void aim_again(struct rw_worker *w, struct lane *l)
 {
-	for (uint32_t i = 0; i < l->send_used; i++) {
-		struct rwf_send_wr *wr = &l->ring[(l->send_head + i) % l->send_depth];
+	for (uint32_t i = 0; i < l->stream.held; i++) {
+		struct rwf_send_wr *wr = stream_at(&l->stream, i);
 
 		wr->wr_id = SEND_TAG | (uint64_t)(l - w->lanes) << 32;
 		wr->flags &= (uint16_t)~RWF_SEND_SIGNALED;
@@ -103,7 +103,6 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 		if (imm_op(wr->imm) == RW_TENSOR)
 			lane_record(w, l, &l->parts[imm_index(wr->imm)]);
 	}
-	l->unposted = l->send_used;
 }
 
 int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received)
@@ -122,17 +121,15 @@ int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *w
 		rc = rwf_fail(EINVAL, "resume lane %u: it has a queue pair: detach it first", lane);
 	if (!rc && w->nics[with->nic].lost)
 		rc = rwf_fail(EIO, "resume lane %u over NIC %u: its completion queue is lost: take another", lane, with->nic);
-	if (!rc && (peer_received < l->done || peer_received > l->reached))
+	if (!rc && stream_resume(&l->stream, peer_received))
 		rc = worker_fail(w, RW_EPROTOCOL,
 				 "lane %u: the aggregator says it received %llu messages, of %llu sent and %llu known to have arrived", lane,
-				 (unsigned long long)peer_received, (unsigned long long)l->reached, (unsigned long long)l->done);
+				 (unsigned long long)peer_received, (unsigned long long)l->stream.reached, (unsigned long long)l->stream.done);
 	if (!rc) {
-		lane_arrived(l, (uint32_t)(peer_received - l->done));
 		l->qp = with->qp;
 		l->nic = with->nic;
 		l->slot_rkey = with->slot_rkey;
 		l->receives = w->cfg.window + RW_RECEIVE_MARGIN;
-		l->broken = 0;
 		w->nics[l->nic].lanes++;
 		aim_again(w, l);
 		rc = lane_flush(w, l);

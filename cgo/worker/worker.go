@@ -38,12 +38,19 @@ static int add_tensors(rw_worker *w, const struct rw_tensor_desc *tensors, uint3
 import "C"
 
 import (
+	"embed"
 	"structs"
 	"unsafe"
 
 	"github.com/rackweave/rackweave/cgo/fabric"
 	_ "github.com/rackweave/rackweave/cgo/kernel" // its C is linked in
+	_ "github.com/rackweave/rackweave/include"
 )
+
+// See package include.
+//
+//go:embed *.h
+var _ embed.FS
 
 // Worker is a C worker.
 type Worker unsafe.Pointer
