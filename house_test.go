@@ -43,7 +43,8 @@ var house = map[string][]string{
 	"numa":               {},
 	"verbs":              {"cgo"},
 	"verbs/verbstest":    {"verbs"},
-	"cgo":                {},
+	"cgo":                {"include"},
+	"include":            {},
 	"lab": {"aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk", "numa", "verbs",
 		"cgo"},
 }
@@ -95,6 +96,7 @@ var includes = map[string][]string{
 	"cgo/kernel":      {},
 	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
 	"cgo/worker":      {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base", "cgo/fabric/sim"},
+	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric/base"},
 }
 
 // longest returns the key of a map that is a folder itself or the longest of those it lies in; "": none.

@@ -79,8 +79,8 @@ RW_API int rw_close(rw_session *session);
 struct rw_info {
 	uint32_t size;
 	uint32_t rank, nlanes, nnics;
-	uint32_t tensors; /* added so far */
-	uint8_t linked;   /* each NIC has a link that can fail: with more than one path lanes can be resumed */
+	uint32_t tensors;   /* added so far */
+	uint8_t linked;     /* each NIC has a link that can fail: with more than one path lanes can be resumed */
 	uint8_t any_memory; /* ordinary memory is sent and received without a copy by this process */
 	uint8_t reserved[2];
 };
@@ -139,11 +139,11 @@ typedef void (*rw_done_fn)(void *arg, uint64_t handle, int status);
 struct rw_op {
 	uint32_t size;
 	uint32_t tensor;
-	const void *src;     /* memory_type[elems]; not read for a pull, nor for a broadcast off rank 0 */
-	void *dst;           /* memory_type[elems], may be src; not written by a push */
-	const float *hyper;  /* RW_HYPERS values that hold from this push on, in the places of a control record; NULL: as they are */
-	int32_t priority;    /* higher goes first */
-	uint8_t kind;        /* enum rw_kind */
+	const void *src;    /* memory_type[elems]; not read for a pull, nor for a broadcast off rank 0 */
+	void *dst;          /* memory_type[elems], may be src; not written by a push */
+	const float *hyper; /* RW_HYPERS values that hold from this push on, in the places of a control record; NULL: as they are */
+	int32_t priority;   /* higher goes first */
+	uint8_t kind;       /* enum rw_kind */
 	uint8_t reserved[3];
 	rw_done_fn done; /* may be NULL */
 	void *done_arg;
@@ -170,8 +170,8 @@ RW_API int rw_progress(rw_session *session);
 struct rw_step {
 	uint32_t size;
 	float lr, wd;
-	float scale; /* multiplies the gradients' sum */
-	float clip;  /* of the global norm; 0: none */
+	float scale;  /* multiplies the gradients' sum */
+	float clip;   /* of the global norm; 0: none */
 	uint8_t skip; /* drop the gradients, leave the parameters as they are */
 	uint8_t reserved[3];
 };
@@ -187,7 +187,7 @@ RW_API int rw_failure(rw_session *session, char *buf, uint32_t cap);
 struct rw_stats {
 	uint32_t size, reserved;
 	uint64_t sent_bytes, received_bytes, sent_chunks, received_chunks;
-	uint64_t copied_bytes; /* of those sent and received: moved by this process between the caller's memory and the transport's */
+	uint64_t copied_bytes; /* of those: moved by this process between the caller's memory and the transport's */
 	uint64_t doorbells, nacks, sleeps;
 };
 RW_API int rw_stats(rw_session *session, struct rw_stats *out);

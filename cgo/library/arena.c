@@ -108,7 +108,8 @@ int arena_list(char *addr, size_t bytes, int fd, int is_adopted)
 
 	if (!m)
 		return rwf_fail(ENOMEM, "arena: no memory for its list");
-	*m = (struct memory){.next = memories, .serial = ++serials, .addr = addr, .bytes = bytes, .fd = fd, .adopted = (uint8_t)is_adopted};
+	*m = (struct memory){
+		.next = memories, .serial = ++serials, .addr = addr, .bytes = bytes, .fd = fd, .adopted = (uint8_t)is_adopted};
 	memories = m;
 	*(is_adopted ? &adopted : &mapped) += bytes;
 	changed();

@@ -8,8 +8,10 @@
 int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic)
 {
 	struct lane_end *l = &s->lanes[lane];
-	struct rwf_qp_init init = {.send_cq = s->nics[nic].cq, .recv_cq = s->nics[nic].cq,
-				   .max_send_wr = s->cfg.send_depth, .max_recv_wr = s->cfg.recv_depth};
+	struct rwf_qp_init init = {.send_cq = s->nics[nic].cq,
+				   .recv_cq = s->nics[nic].cq,
+				   .max_send_wr = s->cfg.send_depth,
+				   .max_recv_wr = s->cfg.recv_depth};
 
 	l->nic = nic;
 	l->worker.nic = nic;
@@ -32,9 +34,11 @@ static int describe(struct rw_session *s, uint32_t lane, struct rw_endpoint *out
 	const char *at = s->staging + (size_t)lane * s->nstaging * s->cfg.chunk_bytes;
 	int n;
 
-	_Static_assert((int)RW_ENDPOINT_BYTES == (int)RWF_ENDPOINT_MAX, "an endpoint of the transport fits into that of the interface");
+	_Static_assert((int)RW_ENDPOINT_BYTES == (int)RWF_ENDPOINT_MAX,
+		       "an endpoint of the transport fits into that of the interface");
 	if (out->size < sizeof *out)
-		return rwf_fail(EINVAL, "endpoint: its size is %u: set it to sizeof(struct rw_endpoint), %zu", out->size, sizeof *out);
+		return rwf_fail(EINVAL, "endpoint: its size is %u: set it to sizeof(struct rw_endpoint), %zu", out->size,
+				sizeof *out);
 	n = rwf_qp_endpoint(l->qp, out->bytes, sizeof out->bytes);
 	if (n < 0)
 		return n;
@@ -58,12 +62,15 @@ int rw_endpoint(rw_session *s, uint32_t lane, struct rw_endpoint *out)
 static int meet(struct rw_session *s, uint32_t lane, const struct rw_endpoint *peer, const struct rw_connect *how)
 {
 	struct lane_end *l = &s->lanes[lane];
-	struct rwf_connect_attr attr = {.active = 1, .timeout_ms = how->timeout_ms, .ack_timeout_ms = how->ack_timeout_ms, .cancel_fd = s->cancel};
+	struct rwf_connect_attr attr = {
+		.active = 1, .timeout_ms = how->timeout_ms, .ack_timeout_ms = how->ack_timeout_ms, .cancel_fd = s->cancel};
 	int rc;
 
 	if (how->size < sizeof *how || peer->size < sizeof *peer || peer->length > sizeof peer->bytes)
-		return rwf_fail(EINVAL, "connect lane %u: sizes of %u and %u, an endpoint of %u bytes: set sizes to those of the structs, %zu and %zu",
-				lane, how->size, peer->size, peer->length, sizeof *how, sizeof *peer);
+		return rwf_fail(
+			EINVAL,
+			"connect lane %u: sizes of %u and %u, an endpoint of %u bytes: set sizes to those of the structs, %zu and %zu",
+			lane, how->size, peer->size, peer->length, sizeof *how, sizeof *peer);
 	rc = rwf_connect_qp(l->qp, peer->bytes, peer->length, &attr);
 	if (rc)
 		return rc;
@@ -124,7 +131,8 @@ int rw_detach(rw_session *s, uint32_t lane, uint32_t nic, struct rw_endpoint *ou
 	if (!w)
 		return rc ? rc : -EINVAL;
 	if (!s->resumable || nic >= s->nnics)
-		return rwf_fail(EINVAL, "detach lane %u for NIC %u of %u: the session must be connected as resumable", lane, nic, s->nnics);
+		return rwf_fail(EINVAL, "detach lane %u for NIC %u of %u: the session must be connected as resumable", lane, nic,
+				s->nnics);
 	rc = rw_worker_claim(w);
 	if (rc)
 		return rc;

@@ -74,8 +74,8 @@ struct rw_session {
 	uint32_t ntensors;
 	rw_worker *worker; /* from the first rw_add on; atomic */
 	pthread_t thread;
-	int cancel;      /* a file that rw_abort makes readable */
-	int aborted;     /* before there was a worker; atomic */
+	int cancel;  /* a file that rw_abort makes readable */
+	int aborted; /* before there was a worker; atomic */
 	char reason[256];
 };
 

@@ -18,7 +18,8 @@ static void take(struct rw_session *s, const struct memory *m, struct registered
 {
 	*r = (struct registered){.serial = m->serial, .seen = 1};
 	for (uint32_t i = 0; i < s->nnics; i++)
-		if (rwf_reg_mr(s->nics[i].pd, m->addr, m->bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, m->fd, 0, &r->mr[i])) {
+		if (rwf_reg_mr(s->nics[i].pd, m->addr, m->bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, m->fd, 0,
+			       &r->mr[i])) {
 			while (i-- > 0)
 				rwf_dereg_mr(s->nics[i].pd, r->mr[i].lkey);
 			r->failed = 1;

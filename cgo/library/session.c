@@ -23,7 +23,10 @@ const char *rw_error(void)
 
 int session_usable(const struct rw_session *s)
 {
-	return s->owner == getpid() ? 0 : rwf_fail(-RW_EFORKED, "this process is a forked child of the one that opened the session: open another in it");
+	return s->owner == getpid()
+		       ? 0
+		       : rwf_fail(-RW_EFORKED,
+				  "this process is a forked child of the one that opened the session: open another in it");
 }
 
 rw_worker *session_worker(struct rw_session *s)
@@ -38,15 +41,18 @@ rw_worker *session_worker(struct rw_session *s)
 static int check(const struct rw_config *c)
 {
 	if (c->size < sizeof *c)
-		return rwf_fail(EINVAL, "open: the config's size is %u: set it to sizeof(struct rw_config), %zu", c->size, sizeof *c);
+		return rwf_fail(EINVAL, "open: the config's size is %u: set it to sizeof(struct rw_config), %zu", c->size,
+				sizeof *c);
 	if (!c->provider)
 		return rwf_fail(EINVAL, "open: no provider: name the one that Join answered");
 	if (c->nlanes == 0 || c->nlanes > RW_MAX_LANES || c->window < 2 || c->window > RW_MAX_WINDOW)
-		return rwf_fail(EINVAL, "open: %u lanes and a window of %u: use 1 to %d and 2 to %d", c->nlanes, c->window, RW_MAX_LANES,
-				RW_MAX_WINDOW);
+		return rwf_fail(EINVAL, "open: %u lanes and a window of %u: use 1 to %d and 2 to %d", c->nlanes, c->window,
+				RW_MAX_LANES, RW_MAX_WINDOW);
 	if (c->recv_depth < c->window + RW_RECEIVE_MARGIN || c->send_depth < c->window)
-		return rwf_fail(EINVAL, "open: queues of %u sends and %u receives for a window of %u: use what Join answered, at least %u and %u",
-				c->send_depth, c->recv_depth, c->window, c->window, c->window + RW_RECEIVE_MARGIN);
+		return rwf_fail(
+			EINVAL,
+			"open: queues of %u sends and %u receives for a window of %u: use what Join answered, at least %u and %u",
+			c->send_depth, c->recv_depth, c->window, c->window, c->window + RW_RECEIVE_MARGIN);
 	if (c->chunk_bytes < RW_RECORD_BYTES || (c->chunk_bytes & (c->chunk_bytes - 1)) || !c->lane_nics)
 		return rwf_fail(EINVAL, "open: chunks of %u bytes, lanes' NICs %s: use what Join answered", c->chunk_bytes,
 				c->lane_nics ? "given" : "not given");
@@ -98,7 +104,8 @@ int rw_open(const struct rw_config *config, rw_session **session)
 	s->cfg = *config;
 	s->cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	s->lanes = calloc(s->cfg.nlanes, sizeof *s->lanes);
-	rc = s->cancel < 0 || !s->lanes ? rwf_fail(ENOMEM, "open: no memory, or no file descriptor: %s", strerror(errno)) : set_up(s);
+	rc = s->cancel < 0 || !s->lanes ? rwf_fail(ENOMEM, "open: no memory, or no file descriptor: %s", strerror(errno))
+					: set_up(s);
 	s->cfg.devices = NULL;
 	s->cfg.provider = s->cfg.options = NULL;
 	s->cfg.lane_nics = NULL;
@@ -146,7 +153,8 @@ int rw_close(rw_session *s)
 
 int rw_query(rw_session *s, struct rw_info *out)
 {
-	struct rw_info now = {.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .linked = 1, .any_memory = 1};
+	struct rw_info now = {
+		.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .linked = 1, .any_memory = 1};
 	int rc = session_usable(s);
 
 	if (rc)

@@ -57,10 +57,21 @@ static int open_worker(struct rw_session *s, uint64_t model_bytes)
 	struct rw_worker_lane lanes[RW_MAX_LANES];
 	struct rw_worker_nic nics[RW_MAX_NICS];
 	struct rw_worker_config cfg = {
-		.nics = nics, .lanes = lanes, .nnics = s->nnics, .nlanes = s->cfg.nlanes, .chunk_bytes = s->cfg.chunk_bytes,
-		.window = s->cfg.window, .nstaging = s->nstaging, .staging = s->staging, .rank = s->cfg.rank,
-		.by_reference = s->cfg.by_reference, .any_memory = 1, .resumable = s->resumable,
-		.streaming = model_bytes * local > last_level_cache(&s->cfg), .isa = rwk_best(), .spin = s->cfg.spin,
+		.nics = nics,
+		.lanes = lanes,
+		.nnics = s->nnics,
+		.nlanes = s->cfg.nlanes,
+		.chunk_bytes = s->cfg.chunk_bytes,
+		.window = s->cfg.window,
+		.nstaging = s->nstaging,
+		.staging = s->staging,
+		.rank = s->cfg.rank,
+		.by_reference = s->cfg.by_reference,
+		.any_memory = 1,
+		.resumable = s->resumable,
+		.streaming = model_bytes * local > last_level_cache(&s->cfg),
+		.isa = rwk_best(),
+		.spin = s->cfg.spin,
 	};
 	rw_worker *w;
 	int rc;
@@ -102,8 +113,10 @@ static int check_tensors(const struct rw_session *s, const struct rw_tensor *t, 
 
 	for (uint32_t i = 0; i < n; i++) {
 		if (t[i].size != sizeof *t)
-			return rwf_fail(EINVAL, "add: tensor %u has size %u: set it to sizeof(struct rw_tensor), %zu", i, t[i].size, sizeof *t);
-		if (t[i].wire_type < RW_F32 || t[i].wire_type > RW_F16 || t[i].memory_type < RW_F32 || t[i].memory_type > RW_F16 || !t[i].elems)
+			return rwf_fail(EINVAL, "add: tensor %u has size %u: set it to sizeof(struct rw_tensor), %zu", i, t[i].size,
+					sizeof *t);
+		if (t[i].wire_type < RW_F32 || t[i].wire_type > RW_F16 || t[i].memory_type < RW_F32 || t[i].memory_type > RW_F16 ||
+		    !t[i].elems)
 			return rwf_fail(EINVAL, "add: tensor %u has %llu elements of type %u, %u in memory: use enum rw_type", i,
 					(unsigned long long)t[i].elems, t[i].wire_type, t[i].memory_type);
 		want += (t[i].elems - 1) / elems_per_chunk(s, t[i].wire_type) + 1;
@@ -118,11 +131,13 @@ static int check_tensors(const struct rw_session *s, const struct rw_tensor *t, 
 }
 
 /* Cuts tensors into chunks and sorts these by lane. */
-static int cut(const struct rw_session *s, const struct rw_tensor *t, uint32_t n, const uint32_t *lanes, uint64_t nchunks, struct cut *c)
+static int cut(const struct rw_session *s, const struct rw_tensor *t, uint32_t n, const uint32_t *lanes, uint64_t nchunks,
+	       struct cut *c)
 {
 	struct rw_chunk_desc *next[RW_MAX_LANES];
 
-	*c = (struct cut){.tensors = calloc(n ? n : 1, sizeof *c->tensors), .chunks = calloc(nchunks ? nchunks : 1, sizeof *c->chunks)};
+	*c = (struct cut){.tensors = calloc(n ? n : 1, sizeof *c->tensors),
+			  .chunks = calloc(nchunks ? nchunks : 1, sizeof *c->chunks)};
 	if (!c->tensors || !c->chunks)
 		return rwf_fail(ENOMEM, "add: no memory for %u tensors", n);
 	for (uint64_t i = 0; i < nchunks; i++)

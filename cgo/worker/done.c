@@ -34,8 +34,8 @@ void tensor_done(struct rw_worker *w, uint32_t index, int status)
 	w->active--;
 	w->news = 1;
 	if (t->done) {
-		w->finished[(w->finished_head + w->finished_count++) % w->finished_cap] = (struct finished){
-			t->done, t->done_arg, (uint64_t)index << 32 | t->generation, status};
+		w->finished[(w->finished_head + w->finished_count++) % w->finished_cap] =
+			(struct finished){t->done, t->done_arg, (uint64_t)index << 32 | t->generation, status};
 		t->done = NULL;
 	}
 }
@@ -67,4 +67,3 @@ void run_callbacks(struct rw_worker *w)
 		pthread_mutex_lock(&w->lock);
 	}
 }
-

@@ -329,7 +329,8 @@ int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms)
 	enter(w);
 	rc = drive_until(w, any_finished, &wanted, deadline_in(w, timeout_ms));
 	if (rc == 0) {
-		worker_fail(w, -ETIMEDOUT, "tensor %u: no answer for every chunk within %u ms", (uint32_t)(handle >> 32), timeout_ms);
+		worker_fail(w, -ETIMEDOUT, "tensor %u: no answer for every chunk within %u ms", (uint32_t)(handle >> 32),
+			    timeout_ms);
 		rc = drive_until(w, any_finished, &wanted, UINT64_MAX);
 	}
 	pthread_mutex_unlock(&w->lock);

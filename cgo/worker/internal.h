@@ -60,7 +60,7 @@ struct tensor {
 	char *dst;
 	uint64_t bound_dst; /* what the aggregator knows as destination; 0: none */
 	const struct region *bound_region;
-	uint32_t bound_rkey; /* of it on the first NIC: it is registered anew when that changes */
+	uint32_t bound_rkey;             /* of it on the first NIC: it is registered anew when that changes */
 	const struct region *src_region; /* of src where it can be sent from directly */
 	struct used used[USED_ENDS];
 	struct region *auto_src, *auto_dst; /* registered on the fly (any_memory); NULL: not yet */
@@ -102,9 +102,9 @@ struct lane {
 	uint32_t last_want;  /* the chunk that was wanted last goes before the others; NONE: none yet */
 	uint32_t wants_open; /* wanted chunks not sent yet, whether they can be or not */
 	struct stream stream;
-	uint32_t consumed, receives;   /* receives to post again; posted and not completed */
-	uint64_t progress;             /* done and received when the device last blamed this side for a break; */
-	uint32_t fruitless;            /* how often it did since */
+	uint32_t consumed, receives; /* receives to post again; posted and not completed */
+	uint64_t progress;           /* done and received when the device last blamed this side for a break; */
+	uint32_t fruitless;          /* how often it did since */
 	uint16_t commit_slot, commit_staging;
 	uint8_t commit_state; /* enum chunk_state */
 };
@@ -135,14 +135,14 @@ struct rw_worker {
 	struct region *regions;
 	uint32_t active; /* operations in flight */
 	uint64_t seq;
-	int driving; /* a thread owns the queues now */
-	int claims;  /* threads that want to, and go first */
-	int waiting; /* threads that wait for the one that drives */
-	int entering; /* threads that wait for the lock; atomic */
-	int stopping; /* the serving thread is to end */
-	int news;     /* an operation is done, and those who wait have not been told */
+	int driving;      /* a thread owns the queues now */
+	int claims;       /* threads that want to, and go first */
+	int waiting;      /* threads that wait for the one that drives */
+	int entering;     /* threads that wait for the lock; atomic */
+	int stopping;     /* the serving thread is to end */
+	int news;         /* an operation is done, and those who wait have not been told */
 	rwf_cq *sleeping; /* the driving thread sleeps on it */
-	int failure; /* enum rw_error or -ETIMEDOUT; 0: none */
+	int failure;      /* enum rw_error or -ETIMEDOUT; 0: none */
 	char failure_text[256];
 	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, as each tensor has one operation at a time */
 	uint32_t finished_head, finished_count, finished_cap;

@@ -227,8 +227,8 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 		wr->lkey = t->src_region->lkey[l->nic];
 		wr->length = bytes;
 	} else if (payload) {
-		rwk_convert(w->cfg.isa, staging_at(w, l, c->staging), t->wire_type,
-			    t->src + c->offset * type_size(t->memory_type), t->memory_type, c->elems, 0);
+		rwk_convert(w->cfg.isa, staging_at(w, l, c->staging), t->wire_type, t->src + c->offset * type_size(t->memory_type),
+			    t->memory_type, c->elems, 0);
 		from_staging(w, l, wr, c->staging, bytes);
 		*staged = 1;
 		w->stats.copied_bytes += bytes;

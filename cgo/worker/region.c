@@ -58,8 +58,8 @@ const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t b
 	for (uint32_t i = 0; i < w->cfg.nnics; i++) {
 		struct rwf_mr mr;
 
-		if (rwf_reg_mr(w->nics[i].cfg.pd, (void *)(uintptr_t)p, bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, -1, 0,
-			       &mr)) {
+		if (rwf_reg_mr(w->nics[i].cfg.pd, (void *)(uintptr_t)p, bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, -1,
+			       0, &mr)) {
 			deregister(w, r, i);
 			return NULL;
 		}

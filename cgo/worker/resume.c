@@ -122,9 +122,11 @@ int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *w
 	if (!rc && w->nics[with->nic].lost)
 		rc = rwf_fail(EIO, "resume lane %u over NIC %u: its completion queue is lost: take another", lane, with->nic);
 	if (!rc && stream_resume(&l->stream, peer_received))
-		rc = worker_fail(w, RW_EPROTOCOL,
-				 "lane %u: the aggregator says it received %llu messages, of %llu sent and %llu known to have arrived", lane,
-				 (unsigned long long)peer_received, (unsigned long long)l->stream.reached, (unsigned long long)l->stream.done);
+		rc = worker_fail(
+			w, RW_EPROTOCOL,
+			"lane %u: the aggregator says it received %llu messages, of %llu sent and %llu known to have arrived", lane,
+			(unsigned long long)peer_received, (unsigned long long)l->stream.reached,
+			(unsigned long long)l->stream.done);
 	if (!rc) {
 		l->qp = with->qp;
 		l->nic = with->nic;

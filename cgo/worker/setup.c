@@ -11,11 +11,13 @@ int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out)
 	struct rw_worker *w;
 	int rc = 0;
 
-	if (cfg->nlanes == 0 || cfg->nlanes > RW_MAX_LANES || cfg->window < 2 || cfg->window > RW_MAX_WINDOW ||
-	    cfg->nnics == 0 || cfg->nnics > RW_MAX_NICS || cfg->nstaging < 2 || (!cfg->by_reference && cfg->nstaging != cfg->window) || cfg->nstaging > RW_MAX_WINDOW)
-		return rwf_fail(EINVAL,
-				"open worker: %u lanes, %u NICs, window %u, %u staging buffers: want 1 to %d lanes, 1 to %d NICs, a window of 2 to %d, as many buffers or, by reference, 2 or more",
-				cfg->nlanes, cfg->nnics, cfg->window, cfg->nstaging, RW_MAX_LANES, RW_MAX_NICS, RW_MAX_WINDOW);
+	if (cfg->nlanes == 0 || cfg->nlanes > RW_MAX_LANES || cfg->window < 2 || cfg->window > RW_MAX_WINDOW || cfg->nnics == 0 ||
+	    cfg->nnics > RW_MAX_NICS || cfg->nstaging < 2 || (!cfg->by_reference && cfg->nstaging != cfg->window) ||
+	    cfg->nstaging > RW_MAX_WINDOW)
+		return rwf_fail(
+			EINVAL,
+			"open worker: %u lanes, %u NICs, window %u, %u staging buffers: want 1 to %d lanes, 1 to %d NICs, a window of 2 to %d, as many buffers or, by reference, 2 or more",
+			cfg->nlanes, cfg->nnics, cfg->window, cfg->nstaging, RW_MAX_LANES, RW_MAX_NICS, RW_MAX_WINDOW);
 	w = calloc(1, sizeof *w);
 	if (!w)
 		return -ENOMEM;
@@ -169,8 +171,8 @@ static int add_chunks(struct rw_worker *w, struct lane *l, const struct rw_chunk
 	return 0;
 }
 
-static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
-	       const struct rw_chunk_desc *const *chunks, const uint32_t *nchunks)
+static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *const *chunks,
+	       const uint32_t *nchunks)
 {
 	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors;
 	struct finished *finished;
@@ -194,8 +196,10 @@ static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t nten
 	for (uint32_t i = 0; i < ntensors; i++) {
 		struct tensor *t = &w->tensors[w->ntensors + i];
 
-		*t = (struct tensor){.elems = tensors[i].elems, .wire_type = tensors[i].wire_type,
-				     .memory_type = tensors[i].memory_type, .first_part = (w->ntensors + i) * nlanes};
+		*t = (struct tensor){.elems = tensors[i].elems,
+				     .wire_type = tensors[i].wire_type,
+				     .memory_type = tensors[i].memory_type,
+				     .first_part = (w->ntensors + i) * nlanes};
 		for (uint32_t lane = 0; lane < nlanes; lane++)
 			w->part_index[t->first_part + lane] = NONE;
 	}
@@ -206,8 +210,8 @@ static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t nten
 	return 0;
 }
 
-int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
-		  const struct rw_chunk_desc *const *chunks, const uint32_t *nchunks)
+int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *const *chunks,
+		  const uint32_t *nchunks)
 {
 	int rc;
 

@@ -40,7 +40,8 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	struct tensor *t;
 
 	if (op->size < sizeof *op)
-		return rwf_fail(EINVAL, "submit: the operation's size is %u: set it to sizeof(struct rw_op), %zu", op->size, sizeof *op);
+		return rwf_fail(EINVAL, "submit: the operation's size is %u: set it to sizeof(struct rw_op), %zu", op->size,
+				sizeof *op);
 	if (op->tensor >= w->ntensors || op->kind > RW_BROADCAST)
 		return rwf_fail(EINVAL, "submit: operation %u on tensor %u of %u", op->kind, op->tensor, w->ntensors);
 	t = &w->tensors[op->tensor];

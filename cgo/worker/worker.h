@@ -36,8 +36,8 @@ enum rw_opcode {
 	RW_ABORT = 7,  /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
 };
 enum rw_notice {
-	RW_NOTICE_NACK = 0, /* it is not kept any more: send it again */
-	RW_NOTICE_REQUEST = 1,      /* send it before others */
+	RW_NOTICE_NACK = 0,    /* it is not kept any more: send it again */
+	RW_NOTICE_REQUEST = 1, /* send it before others */
 };
 enum { RW_RECORD_BYTES = 64, RW_RECEIVE_MARGIN = 32 /* receives beyond the window: notices and an abort */ };
 
@@ -61,16 +61,16 @@ struct rw_worker_config {
 	const struct rw_worker_lane *lanes;
 	uint32_t nnics, nlanes;
 	uint32_t chunk_bytes;
-	uint32_t window;       /* slots per lane */
-	uint32_t nstaging;     /* staging buffers per lane; equals window unless by reference: then 2 or more */
-	void *staging;         /* nlanes * nstaging * chunk_bytes, registered with remote write */
+	uint32_t window;   /* slots per lane */
+	uint32_t nstaging; /* staging buffers per lane; equals window unless by reference: then 2 or more */
+	void *staging;     /* nlanes * nstaging * chunk_bytes, registered with remote write */
 	uint32_t rank;
-	uint8_t by_reference;  /* the aggregator reads payloads where they lie */
-	uint8_t any_memory;    /* registering ordinary memory is free: send from and receive into the caller's buffers */
-	uint8_t streaming;     /* results are larger than the cache: write them past it */
-	uint8_t resumable;     /* a lane whose queue pair fails waits for rw_worker_resume, and does not fail the worker */
-	int isa;               /* enum rwk_isa */
-	uint32_t spin;         /* empty polls before a wait sleeps */
+	uint8_t by_reference;     /* the aggregator reads payloads where they lie */
+	uint8_t any_memory;       /* registering ordinary memory is free: send from and receive into the caller's buffers */
+	uint8_t streaming;        /* results are larger than the cache: write them past it */
+	uint8_t resumable;        /* a lane whose queue pair fails waits for rw_worker_resume, and does not fail the worker */
+	int isa;                  /* enum rwk_isa */
+	uint32_t spin;            /* empty polls before a wait sleeps */
 	const uint64_t *clock_ns; /* NULL: CLOCK_MONOTONIC; else read from here (simulation) */
 };
 
@@ -93,8 +93,8 @@ int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs);
 int rw_worker_forget(rw_worker *w, uint64_t addr);
 
 /* Appends tensors, and each lane's chunks of them in the plan's order. */
-int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
-		  const struct rw_chunk_desc *const *chunks, const uint32_t *nchunks);
+int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *const *chunks,
+		  const uint32_t *nchunks);
 
 /*
  * Hyper-parameters of a tensor from its next push on: the first 32 bytes of its control record. They travel only when they

@@ -72,7 +72,8 @@ static int child(rw_worker *w, uint64_t handle, const struct rw_op *op)
 		return 7;
 	if (rw_worker_hyper(w, 0, hyper, 0) != RW_EFORKED)
 		return 8;
-	if (rw_worker_region(w, mrs) != RW_EFORKED || rw_worker_forget(w, 0) != RW_EFORKED || rw_worker_regions(w, 0, mrs, 4) != RW_EFORKED)
+	if (rw_worker_region(w, mrs) != RW_EFORKED || rw_worker_forget(w, 0) != RW_EFORKED ||
+	    rw_worker_regions(w, 0, mrs, 4) != RW_EFORKED)
 		return 9;
 	if (rw_worker_claim(w) != RW_EFORKED || rw_worker_broken(w, broken) != RW_EFORKED)
 		return 10;
