@@ -96,7 +96,6 @@ var includes = map[string][]string{
 	"cgo/kernel":      {},
 	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
 	"cgo/worker":      {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base", "cgo/fabric/sim"},
-	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric/base"},
 }
 
 // longest returns the key of a map that is a folder itself or the longest of those it lies in; "": none.
