@@ -13,6 +13,7 @@ import (
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/verbs"
@@ -151,7 +152,7 @@ func (w *Worker) open(modelBytes uint64) error {
 	isa, _ := kernel.Default() // the aggregator's side says so when the choice is wrong
 	err := w.session.Start(lanes.WorkerConfig{
 		ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory),
-		Streaming: modelBytes*uint64(max(w.info.LocalWorkers, 1)) > lastLevelCache(), ISA: int(isa), Spin: w.cfg.Spin,
+		Streaming: modelBytes*uint64(max(w.info.LocalWorkers, 1)) > uint64(numa.LastLevelCache()), ISA: int(isa), Spin: w.cfg.Spin,
 	})
 	if err != nil {
 		return w.sessionError(err)

@@ -3,8 +3,6 @@ package client
 import (
 	"fmt"
 	"unsafe"
-
-	"github.com/rackweave/rackweave/numa"
 )
 
 // Bytes views a slice's memory as bytes, without a copy.
@@ -36,22 +34,4 @@ func (w *Worker) Alloc(bytes int) ([]byte, error) {
 		return nil, w.sessionError(err)
 	}
 	return m.Bytes(), nil
-}
-
-// usualCache is taken for the last-level cache of a machine that does not tell its size.
-const usualCache = 32 << 20
-
-func lastLevelCache() uint64 {
-	topo, err := numa.Discover("")
-	if err != nil {
-		return usualCache
-	}
-	largest := int64(0)
-	for _, c := range topo.CPUs {
-		largest = max(largest, c.L3.Bytes)
-	}
-	if largest == 0 {
-		return usualCache
-	}
-	return uint64(largest)
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/klauspost/cpuid/v2"
 )
 
 // Discover reads a machine's topology from the sysfs and procfs below root; "" is this machine.
@@ -38,6 +40,7 @@ func Discover(root string) (*Topology, error) {
 		},
 		PeerMem: tr.exists("sys/module/nvidia_peermem"),
 	}
+	t.Hypervisor = tr.hypervisor()
 	t.Allowed = tr.allowed(online, t.Isolated)
 	t.discoverNodes(tr, online)
 	t.discoverCPUs(tr, online)
@@ -51,6 +54,18 @@ func Discover(root string) (*Topology, error) {
 		}
 	}
 	return t, nil
+}
+
+// hypervisor names what runs this machine if it is a virtual one. Only the CPU knows the name; a captured machine's flags
+// tell that there is one.
+func (t tree) hypervisor() string {
+	if t.root == "/" {
+		return cpuid.CPU.HypervisorVendorString
+	}
+	if slices.Contains(strings.Fields(t.field("proc/cpuinfo", "flags\t\t")), "hypervisor") {
+		return "unknown"
+	}
+	return ""
 }
 
 // allowed is the CPUs that this process may pin threads to.

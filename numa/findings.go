@@ -49,6 +49,7 @@ func Findings(t *Topology, lim Limits) []Finding {
 	f.cpuset(t)
 	f.hugePages(t)
 	f.transparentHugePages(t)
+	f.cache(t)
 	f.governor(t)
 	f.isolation(t)
 	for i := range t.NICs {
@@ -151,6 +152,22 @@ func (f *findings) transparentHugePages(t *Topology) {
 	default:
 		f.add("transparent huge pages", LevelWarn, "echo advise > "+dir+"shmem_enabled",
 			"shared memory: %s, and the kernel (%s, before 6.1) cannot collapse on demand", orUnknown(t.THP.Shmem), t.Kernel)
+	}
+}
+
+func (f *findings) cache(t *Topology) {
+	claimed := int64(0)
+	for _, c := range t.CPUs {
+		claimed = max(claimed, c.L3.Bytes)
+	}
+	counted := formatBytes(t.LastLevelCache())
+	switch {
+	case claimed == 0:
+		f.add("last-level cache", LevelInfo, "", "its size is unknown; %s is counted on", counted)
+	case t.LastLevelCache() == claimed:
+		f.add("last-level cache", LevelOK, "", "%s", counted)
+	default:
+		f.add("last-level cache", LevelInfo, "", "%s is claimed, but others use it too; %s is counted on", formatBytes(claimed), counted)
 	}
 }
 

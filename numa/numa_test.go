@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -252,5 +253,47 @@ func TestLockingNeedsTheInitialUserNamespace(t *testing.T) {
 		if got := tr.canLock(); got != c.want {
 			t.Errorf("capabilities %s, users %s: %v", c.caps, c.uids, got)
 		}
+	}
+}
+
+func TestBelievableLastLevelCaches(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		what, size, users, allowed, hypervisor string
+		want                                   int64
+	}{
+		{"a machine of its own", "262144K", "0-7", "0-7", "", 256 * mib},
+		{"a machine of its own with a cache for some CPUs", "32768K", "0-3", "0-7", "", 32 * mib},
+		{"a virtual machine that claims the host's", "491520K", "0-7", "0-7", "KVM", 32 * mib},
+		{"a virtual machine that claims little", "8192K", "0-7", "0-7", "KVM", 8 * mib},
+		{"a process with two CPUs of eight", "65536K", "0-7", "2-3", "", 8 * mib},
+		{"a machine that does not say who shares it", "65536K", "", "0-7", "", 64 * mib},
+		{"a machine that says nothing", "", "", "0-7", "", 32 * mib},
+	} {
+		top := &Topology{Hypervisor: c.hypervisor}
+		var users CPUSet
+		for _, set := range []struct {
+			to   *CPUSet
+			text string
+		}{{&top.Allowed, c.allowed}, {&users, c.users}} {
+			var err error
+			if *set.to, err = ParseCPUs(set.text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kib, _ := strconv.ParseInt(strings.TrimSuffix(c.size, "K"), 10, 64)
+		for id := range 8 {
+			cpu := CPU{ID: id, Siblings: CPUSet{id}}
+			if len(users) == 0 || users.Has(id) {
+				cpu.L3 = Cache{Bytes: kib << 10, CPUs: users}
+			}
+			top.CPUs = append(top.CPUs, cpu)
+		}
+		if got := top.LastLevelCache(); got != c.want {
+			t.Errorf("%s: %s, want %s", c.what, formatBytes(got), formatBytes(c.want))
+		}
+	}
+	if got := LastLevelCache(); got < mib || got > 2<<30 {
+		t.Errorf("this machine: %s", formatBytes(got))
 	}
 }

@@ -20,6 +20,7 @@ func (t *Topology) String() string {
 		count(len(t.cores(all)), "core"), count(len(t.CPUs), "cpu"), formatBytes(t.MemoryBytes), formatBytes(t.AvailableBytes))
 	fmt.Fprintf(&b, "cpus allowed %s, isolated %s, nohz_full %s; governor %s\n",
 		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.governors(), ", ")))
+	fmt.Fprintf(&b, "last-level cache to count on %s; hypervisor %s\n", formatBytes(t.LastLevelCache()), orNone(t.Hypervisor))
 	fmt.Fprintf(&b, "transparent huge pages: anonymous memory %s, shared memory %s\n", orNone(t.THP.Anon), orNone(t.THP.Shmem))
 	if t.NVIDIAGPUs > 0 {
 		module := "not loaded"

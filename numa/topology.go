@@ -7,7 +7,9 @@ package numa
 
 // Topology is a machine as discovered. Lists are in ascending or natural order: the same machine gives the same value.
 type Topology struct {
-	CPUModel       string `json:"cpu_model,omitempty"`
+	CPUModel string `json:"cpu_model,omitempty"`
+	// Hypervisor names what runs this virtual machine; "" is a machine of its own, or one that does not tell.
+	Hypervisor     string `json:"hypervisor,omitempty"`
 	Kernel         string `json:"kernel"`
 	Sockets        int    `json:"sockets"`
 	MemoryBytes    int64  `json:"memory_bytes"`

@@ -35,7 +35,8 @@ ancestors() { # numa_node of a device and of everything above it, and its driver
 }
 
 {
-	lines '^model name' proc/cpuinfo | sed 's/\\n.*//'
+	awk '/^model name/ && !m { m = $0 } / hypervisor( |$)/ { h = "\\nflags\t\t: hypervisor" }
+		END { if (m) print "proc/cpuinfo = " m h }' proc/cpuinfo
 	lines '^(MemTotal|MemAvailable):' proc/meminfo
 	lines '^(Cpus|Mems)_allowed_list:' proc/self/status
 	file proc/self/cgroup proc/sys/kernel/osrelease

@@ -1,0 +1,50 @@
+package numa
+
+import "slices"
+
+// coreShare is what a core can count on of a last-level cache that it shares with others: real parts have 1 to 5 MiB of it for
+// each core, those with stacked caches 12.
+const coreShare = 4 << 20
+
+// LastLevelCache returns how many bytes of this machine's last-level cache this process can count on; see
+// [Topology.LastLevelCache].
+func LastLevelCache() int64 {
+	t, err := Discover("")
+	if err != nil {
+		return coreShare
+	}
+	return t.LastLevelCache()
+}
+
+// LastLevelCache returns how many bytes of a last-level cache this process can count on: data that one core writes, and
+// another of the same cache reads soon, stays there if there is no more of it. Where the machine has several such caches it
+// is the largest one's figure.
+//
+// It is the size that the machine claims where the machine is the process's own: no hypervisor runs it, and the process may
+// run on every CPU of the cache. Elsewhere others use the cache too. A virtual machine passes the host's size on: one with two
+// cores claims 480 MiB. There it is 4 MiB for each core that the process may run on, and no more than is claimed.
+func (t *Topology) LastLevelCache() int64 {
+	var largest int64
+	for _, c := range t.CPUs {
+		if c.L3.Bytes > 0 && t.Allowed.Has(c.ID) {
+			largest = max(largest, t.share(c.L3))
+		}
+	}
+	if largest == 0 {
+		return coreShare * int64(max(1, len(t.cores(t.Allowed))))
+	}
+	return largest
+}
+
+// share returns what this process can count on of a cache that some of its CPUs use.
+func (t *Topology) share(c Cache) int64 {
+	users := c.CPUs
+	if len(users) == 0 {
+		users = t.Allowed
+	}
+	own := users.And(t.Allowed)
+	if t.Hypervisor == "" && slices.Equal(own, users) {
+		return c.Bytes
+	}
+	return min(c.Bytes, coreShare*int64(len(t.cores(own))))
+}
