@@ -72,6 +72,13 @@ func (s *Session) Broke(lane int, attempt uint64) {
 	}
 }
 
+// Path is the one that a lane is on, was on before it broke, or tries.
+func (s *Session) Path(lane int) failover.Path {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.chooser.At(lane)
+}
+
 // Attempt is how many times the session asked the aggregator to resume a lane.
 func (s *Session) Attempt(lane int) uint64 { return s.recovery[lane].attempt }
 
