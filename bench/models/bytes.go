@@ -52,16 +52,17 @@ var units = map[string]uint64{
 	"": 1, "B": 1,
 	"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
 	"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+	"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30,
 }
 
 // ParseBytes reads a whole number of bytes with a unit: none or B, KB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers
-// of 1024). A space may stand before the unit.
+// of 1024), or as nccl-tests has it K, M, G, also in lower case (powers of 1024). A space may stand before the unit.
 func ParseBytes(s string) (uint64, error) {
-	digits := strings.TrimRight(s, "BKMGTi ")
+	digits := strings.TrimRight(s, "BKMGTkmgi ")
 	unit, known := units[strings.TrimSpace(s[len(digits):])]
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil || !known {
-		return 0, fmt.Errorf("size %q: use a whole number with B, KB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 100MB", s)
+		return 0, fmt.Errorf("size %q: use a whole number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M or G, such as 100MB or 128M", s)
 	}
 	over, bytes := bits.Mul64(n, unit)
 	if over != 0 {

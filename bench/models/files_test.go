@@ -18,14 +18,15 @@ import (
 func TestSizesParse(t *testing.T) {
 	for s, want := range map[string]uint64{
 		"0": 0, "1": 1, "17B": 17, "3KB": 3000, "100MB": 100e6, "4 GB": 4e9, "2TB": 2e12,
-		"32KiB": 32 << 10, "1MiB": 1 << 20, "7GiB": 7 << 30, "1 TiB": 1 << 40, "18446744073709551615": 1<<64 - 1,
+		"100M": 100 << 20, "8k": 8 << 10, "2G": 2 << 30, "1g": 1 << 30, "32KiB": 32 << 10, "1MiB": 1 << 20, "7GiB": 7 << 30,
+		"1 TiB": 1 << 40, "18446744073709551615": 1<<64 - 1,
 	} {
 		if got, err := ParseBytes(s); err != nil || got != want {
 			t.Errorf("ParseBytes(%q) = %d, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "MB", "-1", "+1", "1.5GB", "1e9", "5mb", "5M", "5 MB B", "5B5", "5iB", "18446744073709551616",
-		"18446744073709551615KB"} {
+	for _, s := range []string{"", "MB", "-1", "+1", "1.5GB", "1e9", "5mb", "5Mi", "5t", "5gb", "5 MB B", "5B5", "5iB",
+		"18446744073709551616", "18446744073709551615KB"} {
 		if got, err := ParseBytes(s); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("size %q: ", s)) {
 			t.Errorf("ParseBytes(%q) = %d, %v", s, got, err)
 		}

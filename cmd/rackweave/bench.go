@@ -33,7 +33,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.BoolVar(&b.spec.Procs, "procs", true, "one process per worker; false: goroutines of one process")
 	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp, ibv or sim (sim: one process, a simulated network)")
 	f.StringVar(&b.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
-	f.StringVar(&b.bytes, "bytes", "", "instead of a model: a size on the wire, such as 100MB or 64MiB")
+	f.StringVar(&b.bytes, "bytes", "", "instead of a model: a size on the wire, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
 	f.StringVar(&b.layers, "layers", "", "instead of a model: a CSV file of layer_index,numel,forward_ns,backward_ns")
 	f.StringVar(&b.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
 	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
