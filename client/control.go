@@ -57,6 +57,6 @@ func (c controlPlane) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed
 	return lanes.Resumed{AggregatorLane: aggregatorLane(answer.Lane), Received: answer.Received}, nil
 }
 
-func aggregatorLane(l *api.BoxLane) lanes.AggregatorLane {
+func aggregatorLane(l *api.AggregatorLane) lanes.AggregatorLane {
 	return lanes.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRKey: l.SlotRkey}
 }

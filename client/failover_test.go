@@ -86,7 +86,7 @@ func (r *linkRig) guests() (n int) {
 		r.t.Fatal(err)
 	}
 	for _, nic := range status.Engines[0].Nics {
-		n += int(nic.Guests)
+		n += int(nic.FailedOver)
 	}
 	return n
 }

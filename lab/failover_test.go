@@ -36,17 +36,17 @@ func TestLanesMoveWhenANICOfTwoLosesItsLink(t *testing.T) {
 	// A lane of nic1 is in the midst of it.
 	run(t, g, waitUntil(metrics, `lane_chunks_total.*device="rxe1",lane="1".* [1-9]`))
 	run(t, g, "ip link set nic1 down")
-	run(t, g, waitUntil("cat "+log, "connection moves.* rank=0 lane=1 to=rxe0 home=rxe1"))
+	run(t, g, waitUntil("cat "+log, "connection resumed.* rank=0 lane=1 to=rxe0 primary=rxe1"))
 	run(t, g, waitUntil(metrics, `nic_up.*device="rxe1".* 0$`))
 	run(t, g, "sleep 1; ip link set nic1 up")
-	run(t, g, waitUntil("cat "+log, "connection moves.* rank=0 lane=1 to=rxe1 home=rxe1"))
+	run(t, g, waitUntil("cat "+log, "connection resumed.* rank=0 lane=1 to=rxe1 primary=rxe1"))
 	run(t, g, waitUntil(metrics, `nic_up.*device="rxe1".* 1$`))
 	if out, err := bench.Wait(within(t, 5*time.Minute)); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	checksum(t, filepath.Join(g.Dir(), file), "with a link down for a while")
 	events := run(t, g, "cat "+log)
-	down, moved := when(t, events, `msg="link down" device=rxe1`), when(t, events, `msg="connection moves"`)
+	down, moved := when(t, events, `msg="link down" device=rxe1`), when(t, events, `msg="connection resumed"`)
 	took := moved.Sub(down)
 	t.Logf("the first connection moved %v after its link went down", took)
 	if took > time.Second {

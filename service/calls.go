@@ -123,7 +123,7 @@ func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conn
 	j.mu.Unlock()
 	out := &api.ConnectResponse{}
 	for _, l := range box {
-		out.Lanes = append(out.Lanes, &api.BoxLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRkey: l.SlotRKey})
+		out.Lanes = append(out.Lanes, &api.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRkey: l.SlotRKey})
 	}
 	return out, nil
 }
@@ -162,10 +162,10 @@ func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.Resume
 	case err != nil:
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
-	s.log.Warn("connection moves", "job", j.name, "rank", m.rank, "lane", r.Lane, "to", e.devices[r.Nic].Attr().Name, "home",
+	s.log.Warn("connection resumed", "job", j.name, "rank", m.rank, "lane", r.Lane, "to", e.devices[r.Nic].Attr().Name, "primary",
 		e.names[r.Lane])
 	return &api.ResumeResponse{
-		Lane: &api.BoxLane{Endpoint: out.Endpoint, SlotAddr: out.SlotAddr, SlotRkey: out.SlotRKey}, Received: out.Received,
+		Lane: &api.AggregatorLane{Endpoint: out.Endpoint, SlotAddr: out.SlotAddr, SlotRkey: out.SlotRKey}, Received: out.Received,
 	}, nil
 }
 

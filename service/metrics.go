@@ -75,7 +75,7 @@ var (
 			func(c *aggregate.Counters) float64 { return float64(c.Requests) }),
 		counter("lane_breaks_total", "Connections whose queue pair failed and that can be resumed.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Breaks) }),
-		counter("lane_moves_total", "Connections that went on over another queue pair.", laneLabels,
+		counter("lane_failovers_total", "Connections that were resumed over another queue pair.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Failovers) }),
 		counter("lane_dropped_total", "Messages that broke the protocol.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Dropped) }),

@@ -46,13 +46,13 @@ func (e *engine) status() *api.EngineStatus {
 		out.Lanes = append(out.Lanes, &api.LaneStatus{
 			Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node), ReceivedBytes: c.RecvBytes,
 			SentBytes: c.SentBytes, Chunks: c.Chunks, ReceivedBytesPerSecond: e.rates[i].received, SentBytesPerSecond: e.rates[i].sent,
-			FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps, Dropped: c.Dropped, Moves: c.Failovers,
+			FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps, Dropped: c.Dropped, Failovers: c.Failovers,
 		})
 	}
 	for nic, d := range e.devices {
 		all, guests := e.agg.Connections(d)
 		out.Nics = append(out.Nics,
-			&api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), Guests: uint32(guests)})
+			&api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), FailedOver: uint32(guests)})
 	}
 	return out
 }

@@ -54,10 +54,10 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 	}
 	fmt.Fprintln(w)
 	for _, e := range s.Engines {
-		fmt.Fprintf(w, "\n%s\tdevice\tcpu\tnode\tin GB/s\tout GB/s\tchunks\tin progress\tdropped\tmoves\n", e.Provider)
+		fmt.Fprintf(w, "\n%s\tdevice\tcpu\tnode\tin GB/s\tout GB/s\tchunks\tin progress\tdropped\tfailovers\n", e.Provider)
 		for i, l := range e.Lanes {
 			fmt.Fprintf(w, "  lane %d\t%s\t%d\t%d\t%.2f\t%.2f\t%d\t%d\t%d\t%d\n", i, l.Device, l.Cpu, l.Node,
-				l.ReceivedBytesPerSecond/1e9, l.SentBytesPerSecond/1e9, l.Chunks, l.FoldsOpen, l.Dropped, l.Moves)
+				l.ReceivedBytesPerSecond/1e9, l.SentBytesPerSecond/1e9, l.Chunks, l.FoldsOpen, l.Dropped, l.Failovers)
 		}
 		for _, n := range e.Nics {
 			link := "up"
@@ -65,8 +65,8 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 				link = "down"
 			}
 			fmt.Fprintf(w, "  %s is %s, with %d connections", n.Device, link, n.Connections)
-			if n.Guests > 0 {
-				fmt.Fprintf(w, ", %d of them of other devices' lanes", n.Guests)
+			if n.FailedOver > 0 {
+				fmt.Fprintf(w, ", %d of them failed over from other devices", n.FailedOver)
 			}
 			fmt.Fprintln(w)
 		}

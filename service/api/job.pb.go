@@ -4,8 +4,8 @@
 // 	protoc        v3.21.12
 // source: job.proto
 
-// The control plane of a RackWeave aggregator. Gradients never travel here: they go over queue pairs that Connect exchanges
-// the endpoints of.
+// The control plane of a RackWeave aggregator. Gradients never travel here: they go over queue pairs, whose endpoints Connect
+// exchanges.
 //
 // A worker's life: Join, Watch (kept open to the end), Connect, Register (once or more), then gradients; Leave.
 // Every call that waits for other workers has a timeout; 0 is the server's default. Errors name the worker, the tensor or
@@ -48,13 +48,13 @@ type JoinRequest struct {
 	Provider string `protobuf:"bytes,9,opt,name=provider,proto3" json:"provider,omitempty"`
 	// What the worker can use.
 	Providers []string `protobuf:"bytes,10,rep,name=providers,proto3" json:"providers,omitempty"`
-	// Tells whether worker and aggregator can share memory.
+	// Tells whether the worker and the aggregator can share memory.
 	HostId string `protobuf:"bytes,11,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	// For people.
 	Host      string `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`
 	Pid       int64  `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
 	TimeoutMs uint32 `protobuf:"varint,14,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	// The worker's user: processes share memory with their own user's and with root's.
+	// The worker's user: a process shares memory with processes of its user and of root.
 	Uid           uint32 `protobuf:"varint,15,opt,name=uid,proto3" json:"uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -197,32 +197,32 @@ func (x *JoinRequest) GetUid() uint32 {
 
 type JoinResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The key of all further calls.
+	// Identifies the worker in all further calls.
 	Session    string  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Rank       uint32  `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers    uint32  `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
 	ChunkBytes uint32  `protobuf:"varint,4,opt,name=chunk_bytes,json=chunkBytes,proto3" json:"chunk_bytes,omitempty"`
 	Provider   string  `protobuf:"bytes,5,opt,name=provider,proto3" json:"provider,omitempty"`
 	Lanes      []*Lane `protobuf:"bytes,6,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	// Messages that a worker may have unanswered in a lane.
+	// The most messages that a worker may have unanswered in a lane.
 	Window uint32 `protobuf:"varint,7,opt,name=window,proto3" json:"window,omitempty"`
 	// Depths of the worker's queues.
 	SendDepth uint32 `protobuf:"varint,8,opt,name=send_depth,json=sendDepth,proto3" json:"send_depth,omitempty"`
 	RecvDepth uint32 `protobuf:"varint,9,opt,name=recv_depth,json=recvDepth,proto3" json:"recv_depth,omitempty"`
-	// Payloads are read where the worker holds them.
+	// The aggregator reads payloads where the worker holds them.
 	ByReference bool `protobuf:"varint,10,opt,name=by_reference,json=byReference,proto3" json:"by_reference,omitempty"`
-	// The job's hyper-parameters in the places of a control record: lr, wd, scale, clip, momentum or beta1, beta2 or alpha,
+	// The job's hyper-parameters, in the order of a control record: lr, wd, scale, clip, momentum or beta1, beta2 or alpha,
 	// eps, dampening.
 	Record []float32 `protobuf:"fixed32,11,rep,packed,name=record,proto3" json:"record,omitempty"`
-	// The mode sends hyper-parameters with every tensor.
+	// Workers send hyper-parameters with every tensor.
 	LiveHyper bool `protobuf:"varint,12,opt,name=live_hyper,json=liveHyper,proto3" json:"live_hyper,omitempty"`
-	// How many of the workers are on this worker's host.
+	// The number of workers on this worker's host.
 	LocalWorkers uint32 `protobuf:"varint,13,opt,name=local_workers,json=localWorkers,proto3" json:"local_workers,omitempty"`
-	// A Watch that is not open this long after Join counts as a lost worker.
+	// A worker without an open Watch this long after Join is lost.
 	WatchWithinMs uint32 `protobuf:"varint,14,opt,name=watch_within_ms,json=watchWithinMs,proto3" json:"watch_within_ms,omitempty"`
-	// A heartbeat comes this often on Watch.
+	// The interval of heartbeats on Watch.
 	HeartbeatMs uint32 `protobuf:"varint,15,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
-	// How long a link may be down: until then messages are sent again, and lanes wait to be resumed.
+	// How long a link may be down. Until then messages are sent again, and lanes wait to be resumed.
 	LinkTimeoutMs uint32 `protobuf:"varint,16,opt,name=link_timeout_ms,json=linkTimeoutMs,proto3" json:"link_timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -370,7 +370,7 @@ func (x *JoinResponse) GetLinkTimeoutMs() uint32 {
 	return 0
 }
 
-// Lane is a core of the aggregator with its NIC.
+// Lane is a core of the aggregator and its primary NIC.
 type Lane struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nic           uint32                 `protobuf:"varint,1,opt,name=nic,proto3" json:"nic,omitempty"`
@@ -485,7 +485,7 @@ func (x *WatchRequest) GetSession() string {
 
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Nothing set: a heartbeat.
+	// A heartbeat has no field set.
 	Failure       *Failure `protobuf:"bytes,1,opt,name=failure,proto3" json:"failure,omitempty"`
 	Links         *Links   `protobuf:"bytes,2,opt,name=links,proto3" json:"links,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -536,12 +536,12 @@ func (x *WatchResponse) GetLinks() *Links {
 	return nil
 }
 
-// Links is what the aggregator knows of its end of the worker's connections.
+// Links describes the aggregator's end of the worker's connections.
 type Links struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// NICs of the aggregator, as lanes number them, whose link is down.
+	// The aggregator's NICs whose link is down, as lanes number them.
 	Down []uint32 `protobuf:"varint,1,rep,packed,name=down,proto3" json:"down,omitempty"`
-	// Lanes whose queue pair failed there and that wait for Resume.
+	// Lanes whose queue pair failed at the aggregator and that wait for Resume.
 	Broken        []*BrokenLane `protobuf:"bytes,2,rep,name=broken,proto3" json:"broken,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -594,7 +594,7 @@ func (x *Links) GetBroken() []*BrokenLane {
 type BrokenLane struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Lane  uint32                 `protobuf:"varint,1,opt,name=lane,proto3" json:"lane,omitempty"`
-	// The attempt to resume whose queue pair it was; 0: that of Connect.
+	// The attempt to resume that made the queue pair; 0: Connect made it.
 	Attempt       uint64 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -702,9 +702,9 @@ type ConnectRequest struct {
 	Session   string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Lanes     []*WorkerLane          `protobuf:"bytes,2,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	TimeoutMs uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	// The worker will resume lanes that fail.
+	// The worker resumes lanes that fail.
 	Resumable bool `protobuf:"varint,4,opt,name=resumable,proto3" json:"resumable,omitempty"`
-	// How long a message that is not acknowledged is sent again; 0: as long as a link may be down.
+	// How long an unacknowledged message is sent again; 0: as long as a link may be down.
 	AckTimeoutMs  uint32 `protobuf:"varint,5,opt,name=ack_timeout_ms,json=ackTimeoutMs,proto3" json:"ack_timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -780,7 +780,7 @@ type WorkerLane struct {
 	Endpoint  []byte                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	ReplyAddr uint64                 `protobuf:"fixed64,2,opt,name=reply_addr,json=replyAddr,proto3" json:"reply_addr,omitempty"`
 	ReplyRkey uint32                 `protobuf:"fixed32,3,opt,name=reply_rkey,json=replyRkey,proto3" json:"reply_rkey,omitempty"`
-	// Buffers of a chunk each at reply_addr.
+	// The number of buffers at reply_addr, of a chunk each.
 	Staging       uint32 `protobuf:"varint,4,opt,name=staging,proto3" json:"staging,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -846,7 +846,7 @@ func (x *WorkerLane) GetStaging() uint32 {
 
 type ConnectResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lanes         []*BoxLane             `protobuf:"bytes,1,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	Lanes         []*AggregatorLane      `protobuf:"bytes,1,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -881,14 +881,14 @@ func (*ConnectResponse) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *ConnectResponse) GetLanes() []*BoxLane {
+func (x *ConnectResponse) GetLanes() []*AggregatorLane {
 	if x != nil {
 		return x.Lanes
 	}
 	return nil
 }
 
-type BoxLane struct {
+type AggregatorLane struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Endpoint      []byte                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	SlotAddr      uint64                 `protobuf:"fixed64,2,opt,name=slot_addr,json=slotAddr,proto3" json:"slot_addr,omitempty"`
@@ -897,20 +897,20 @@ type BoxLane struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *BoxLane) Reset() {
-	*x = BoxLane{}
+func (x *AggregatorLane) Reset() {
+	*x = AggregatorLane{}
 	mi := &file_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *BoxLane) String() string {
+func (x *AggregatorLane) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*BoxLane) ProtoMessage() {}
+func (*AggregatorLane) ProtoMessage() {}
 
-func (x *BoxLane) ProtoReflect() protoreflect.Message {
+func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
 	mi := &file_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -922,26 +922,26 @@ func (x *BoxLane) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BoxLane.ProtoReflect.Descriptor instead.
-func (*BoxLane) Descriptor() ([]byte, []int) {
+// Deprecated: Use AggregatorLane.ProtoReflect.Descriptor instead.
+func (*AggregatorLane) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *BoxLane) GetEndpoint() []byte {
+func (x *AggregatorLane) GetEndpoint() []byte {
 	if x != nil {
 		return x.Endpoint
 	}
 	return nil
 }
 
-func (x *BoxLane) GetSlotAddr() uint64 {
+func (x *AggregatorLane) GetSlotAddr() uint64 {
 	if x != nil {
 		return x.SlotAddr
 	}
 	return 0
 }
 
-func (x *BoxLane) GetSlotRkey() uint32 {
+func (x *AggregatorLane) GetSlotRkey() uint32 {
 	if x != nil {
 		return x.SlotRkey
 	}
@@ -952,14 +952,14 @@ type ResumeRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Lane    uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
-	// Counts the worker's attempts on the lane, from 1. One that a later one has overtaken is refused.
+	// Counts the worker's attempts on the lane, from 1. An attempt is refused when a later one has come.
 	Attempt uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// Of the aggregator, as lanes number them.
+	// A NIC of the aggregator, as lanes number them.
 	Nic uint32 `protobuf:"varint,4,opt,name=nic,proto3" json:"nic,omitempty"`
-	// Messages that the worker has received over the lane.
+	// The number of messages that the worker has received over the lane.
 	Received uint64 `protobuf:"varint,5,opt,name=received,proto3" json:"received,omitempty"`
 	Endpoint []byte `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// The worker's memory, as the NIC that it uses knows it.
+	// The worker's memory, with the keys of the NIC that it uses.
 	Regions       []*Region `protobuf:"bytes,7,rep,name=regions,proto3" json:"regions,omitempty"`
 	AckTimeoutMs  uint32    `protobuf:"varint,8,opt,name=ack_timeout_ms,json=ackTimeoutMs,proto3" json:"ack_timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1114,8 +1114,8 @@ func (x *Region) GetRkey() uint32 {
 
 type ResumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Lane  *BoxLane               `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
-	// Messages that the aggregator has received over the lane.
+	Lane  *AggregatorLane        `protobuf:"bytes,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	// The number of messages that the aggregator has received over the lane.
 	Received      uint64 `protobuf:"varint,2,opt,name=received,proto3" json:"received,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1151,7 +1151,7 @@ func (*ResumeResponse) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *ResumeResponse) GetLane() *BoxLane {
+func (x *ResumeResponse) GetLane() *AggregatorLane {
 	if x != nil {
 		return x.Lane
 	}
@@ -1456,7 +1456,7 @@ func (*BarrierResponse) Descriptor() ([]byte, []int) {
 type SaveRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	// Of the checkpoint, within the job's own.
+	// The checkpoint's name, among those of the job.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1681,7 +1681,7 @@ func (x *RestoreResponse) GetBytes() uint64 {
 type LeaveRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	// Why the worker cannot go on; the job fails with it. Empty: it is done.
+	// Why the worker cannot continue; the job fails with this text. Empty: the worker is done.
 	Failure       string `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1951,9 +1951,9 @@ type NicStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Device string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
 	Up     bool                   `protobuf:"varint,2,opt,name=up,proto3" json:"up,omitempty"`
-	// Connections there now, and of those the ones of lanes that have another NIC of their own.
+	// Connections there now, and of those the ones of lanes whose primary NIC is another.
 	Connections   uint32 `protobuf:"varint,3,opt,name=connections,proto3" json:"connections,omitempty"`
-	Guests        uint32 `protobuf:"varint,4,opt,name=guests,proto3" json:"guests,omitempty"`
+	FailedOver    uint32 `protobuf:"varint,4,opt,name=failed_over,json=failedOver,proto3" json:"failed_over,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2009,9 +2009,9 @@ func (x *NicStatus) GetConnections() uint32 {
 	return 0
 }
 
-func (x *NicStatus) GetGuests() uint32 {
+func (x *NicStatus) GetFailedOver() uint32 {
 	if x != nil {
-		return x.Guests
+		return x.FailedOver
 	}
 	return 0
 }
@@ -2032,8 +2032,8 @@ type LaneStatus struct {
 	FoldsOpen              uint64  `protobuf:"varint,10,opt,name=folds_open,json=foldsOpen,proto3" json:"folds_open,omitempty"`
 	Sleeps                 uint64  `protobuf:"varint,11,opt,name=sleeps,proto3" json:"sleeps,omitempty"`
 	Dropped                uint64  `protobuf:"varint,12,opt,name=dropped,proto3" json:"dropped,omitempty"`
-	// Connections that went on over another queue pair.
-	Moves         uint64 `protobuf:"varint,13,opt,name=moves,proto3" json:"moves,omitempty"`
+	// Connections that were resumed over another queue pair.
+	Failovers     uint64 `protobuf:"varint,13,opt,name=failovers,proto3" json:"failovers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2152,9 +2152,9 @@ func (x *LaneStatus) GetDropped() uint64 {
 	return 0
 }
 
-func (x *LaneStatus) GetMoves() uint64 {
+func (x *LaneStatus) GetFailovers() uint64 {
 	if x != nil {
-		return x.Moves
+		return x.Failovers
 	}
 	return 0
 }
@@ -2326,11 +2326,11 @@ type WorkerStatus struct {
 	ReceivedBytes uint64                 `protobuf:"varint,6,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
 	SentBytes     uint64                 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	Chunks        uint64                 `protobuf:"varint,8,opt,name=chunks,proto3" json:"chunks,omitempty"`
-	// Chunks for which this worker's gradient was the last to come.
+	// Chunks for which this worker's gradient arrived last.
 	LastArrivals uint64 `protobuf:"varint,9,opt,name=last_arrivals,json=lastArrivals,proto3" json:"last_arrivals,omitempty"`
-	// Mean time by which its gradients come after a chunk's first.
+	// The mean time by which its gradients arrive after a chunk's first.
 	LatenessSeconds float64 `protobuf:"fixed64,10,opt,name=lateness_seconds,json=latenessSeconds,proto3" json:"lateness_seconds,omitempty"`
-	// Chunks in progress that wait for its gradient.
+	// Open chunks that wait for its gradient.
 	AwaitedChunks uint64 `protobuf:"varint,11,opt,name=awaited_chunks,json=awaitedChunks,proto3" json:"awaited_chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2445,9 +2445,9 @@ func (x *WorkerStatus) GetAwaitedChunks() uint64 {
 
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The server's, where it has one; where it has none, only calls from its own host drain it.
+	// The server's admin token. A server without one accepts Drain from its own host only.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// Jobs that last longer are ended. 0: none is.
+	// Jobs that last longer are ended. 0: all may finish.
 	TimeoutMs     uint32 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2541,13 +2541,13 @@ func (x *DrainResponse) GetJobs() uint32 {
 	return 0
 }
 
-// CheckpointHeader is the head of a checkpoint file (service/checkpoint).
+// CheckpointHeader begins a checkpoint file (service/checkpoint).
 type CheckpointHeader struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Job       string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Mode      string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
 	Optimizer string                 `protobuf:"bytes,3,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
-	// f32 arrays kept of each tensor: parameters, then optimizer state.
+	// The number of f32 arrays kept for each tensor: parameters, then optimizer state.
 	Arrays        uint32              `protobuf:"varint,4,opt,name=arrays,proto3" json:"arrays,omitempty"`
 	SavedUnix     int64               `protobuf:"varint,5,opt,name=saved_unix,json=savedUnix,proto3" json:"saved_unix,omitempty"`
 	Tensors       []*CheckpointTensor `protobuf:"bytes,6,rep,name=tensors,proto3" json:"tensors,omitempty"`
@@ -2631,7 +2631,7 @@ type CheckpointTensor struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Elems uint64                 `protobuf:"varint,2,opt,name=elems,proto3" json:"elems,omitempty"`
-	// Optimizer steps so far.
+	// The optimizer steps so far.
 	Updates       uint32 `protobuf:"varint,3,opt,name=updates,proto3" json:"updates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2772,10 +2772,10 @@ const file_job_proto_rawDesc = "" +
 	"reply_addr\x18\x02 \x01(\x06R\treplyAddr\x12\x1d\n" +
 	"\n" +
 	"reply_rkey\x18\x03 \x01(\aR\treplyRkey\x12\x18\n" +
-	"\astaging\x18\x04 \x01(\rR\astaging\">\n" +
-	"\x0fConnectResponse\x12+\n" +
-	"\x05lanes\x18\x01 \x03(\v2\x15.rackweave.v1.BoxLaneR\x05lanes\"_\n" +
-	"\aBoxLane\x12\x1a\n" +
+	"\astaging\x18\x04 \x01(\rR\astaging\"E\n" +
+	"\x0fConnectResponse\x122\n" +
+	"\x05lanes\x18\x01 \x03(\v2\x1c.rackweave.v1.AggregatorLaneR\x05lanes\"f\n" +
+	"\x0eAggregatorLane\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\fR\bendpoint\x12\x1b\n" +
 	"\tslot_addr\x18\x02 \x01(\x06R\bslotAddr\x12\x1b\n" +
 	"\tslot_rkey\x18\x03 \x01(\aR\bslotRkey\"\xf7\x01\n" +
@@ -2791,9 +2791,9 @@ const file_job_proto_rawDesc = "" +
 	"\x06Region\x12\x12\n" +
 	"\x04addr\x18\x01 \x01(\x06R\x04addr\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x04R\x06length\x12\x12\n" +
-	"\x04rkey\x18\x03 \x01(\aR\x04rkey\"W\n" +
-	"\x0eResumeResponse\x12)\n" +
-	"\x04lane\x18\x01 \x01(\v2\x15.rackweave.v1.BoxLaneR\x04lane\x12\x1a\n" +
+	"\x04rkey\x18\x03 \x01(\aR\x04rkey\"^\n" +
+	"\x0eResumeResponse\x120\n" +
+	"\x04lane\x18\x01 \x01(\v2\x1c.rackweave.v1.AggregatorLaneR\x04lane\x12\x1a\n" +
 	"\breceived\x18\x02 \x01(\x04R\breceived\"z\n" +
 	"\x0fRegisterRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12.\n" +
@@ -2851,12 +2851,13 @@ const file_job_proto_rawDesc = "" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x16\n" +
 	"\x06window\x18\x02 \x01(\rR\x06window\x12.\n" +
 	"\x05lanes\x18\x03 \x03(\v2\x18.rackweave.v1.LaneStatusR\x05lanes\x12+\n" +
-	"\x04nics\x18\x04 \x03(\v2\x17.rackweave.v1.NicStatusR\x04nics\"m\n" +
+	"\x04nics\x18\x04 \x03(\v2\x17.rackweave.v1.NicStatusR\x04nics\"v\n" +
 	"\tNicStatus\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x0e\n" +
 	"\x02up\x18\x02 \x01(\bR\x02up\x12 \n" +
-	"\vconnections\x18\x03 \x01(\rR\vconnections\x12\x16\n" +
-	"\x06guests\x18\x04 \x01(\rR\x06guests\"\x8f\x03\n" +
+	"\vconnections\x18\x03 \x01(\rR\vconnections\x12\x1f\n" +
+	"\vfailed_over\x18\x04 \x01(\rR\n" +
+	"failedOver\"\x97\x03\n" +
 	"\n" +
 	"LaneStatus\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x10\n" +
@@ -2873,8 +2874,8 @@ const file_job_proto_rawDesc = "" +
 	"folds_open\x18\n" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
-	"\adropped\x18\f \x01(\x04R\adropped\x12\x14\n" +
-	"\x05moves\x18\r \x01(\x04R\x05moves\"\xec\x03\n" +
+	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xec\x03\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -2967,7 +2968,7 @@ var file_job_proto_goTypes = []any{
 	(*ConnectRequest)(nil),   // 8: rackweave.v1.ConnectRequest
 	(*WorkerLane)(nil),       // 9: rackweave.v1.WorkerLane
 	(*ConnectResponse)(nil),  // 10: rackweave.v1.ConnectResponse
-	(*BoxLane)(nil),          // 11: rackweave.v1.BoxLane
+	(*AggregatorLane)(nil),   // 11: rackweave.v1.AggregatorLane
 	(*ResumeRequest)(nil),    // 12: rackweave.v1.ResumeRequest
 	(*Region)(nil),           // 13: rackweave.v1.Region
 	(*ResumeResponse)(nil),   // 14: rackweave.v1.ResumeResponse
@@ -3002,9 +3003,9 @@ var file_job_proto_depIdxs = []int32{
 	5,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
 	6,  // 4: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
 	9,  // 5: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	11, // 6: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.BoxLane
+	11, // 6: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
 	13, // 7: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	11, // 8: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.BoxLane
+	11, // 8: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
 	16, // 9: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
 	28, // 10: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
 	31, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus

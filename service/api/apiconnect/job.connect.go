@@ -2,8 +2,8 @@
 //
 // Source: job.proto
 
-// The control plane of a RackWeave aggregator. Gradients never travel here: they go over queue pairs that Connect exchanges
-// the endpoints of.
+// The control plane of a RackWeave aggregator. Gradients never travel here: they go over queue pairs, whose endpoints Connect
+// exchanges.
 //
 // A worker's life: Join, Watch (kept open to the end), Connect, Register (once or more), then gradients; Leave.
 // Every call that waits for other workers has a timeout; 0 is the server's default. Errors name the worker, the tensor or
@@ -68,27 +68,27 @@ type JobServiceClient interface {
 	// Join makes the worker a member of a job and waits until all of the job's workers have joined. The first to join says
 	// what the job is; the others must say the same.
 	Join(context.Context, *api.JoinRequest) (*api.JoinResponse, error)
-	// Watch stays open for the worker's life: when it breaks, the worker is gone. It tells of the job's failure.
+	// Watch stays open for the worker's life: a worker whose Watch breaks is lost. It notifies the worker of the job's failure.
 	Watch(context.Context, *api.WatchRequest) (*connect.ServerStreamForClient[api.WatchResponse], error)
 	// Connect exchanges the endpoints of the worker's queue pairs, one for each lane.
 	Connect(context.Context, *api.ConnectRequest) (*api.ConnectResponse, error)
-	// Resume takes up a lane whose queue pair failed, or is to move to other NICs, over a new one. It ends the service of the
-	// aggregator's old queue pair; the worker has ended that of its own.
+	// Resume resumes a lane over a new queue pair: the old one failed, or the lane fails over to other NICs. It takes the
+	// aggregator's old queue pair out of service; the worker has done so with its own.
 	Resume(context.Context, *api.ResumeRequest) (*api.ResumeResponse, error)
 	// Register declares the next tensors and waits until all workers have declared the same.
 	Register(context.Context, *api.RegisterRequest) (*api.RegisterResponse, error)
 	// Barrier waits until all workers have called it with the same name.
 	Barrier(context.Context, *api.BarrierRequest) (*api.BarrierResponse, error)
-	// Save writes the job's parameters and optimizer state to the aggregator's disk. One worker calls it, while no gradient
-	// is under way: after a barrier.
+	// Save writes the job's parameters and optimizer state to the aggregator's disk. One worker calls it while no gradient is
+	// in flight: after a barrier.
 	Save(context.Context, *api.SaveRequest) (*api.SaveResponse, error)
-	// Restore reads them back; as for Save. The job's tensors and optimizer must be those that were saved.
+	// Restore reads them back. It is called as Save is. The job's tensors and optimizer must be those that were saved.
 	Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error)
-	// Leave ends the membership. The worker has waited for all it started.
+	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
-	// Status is what the aggregator is doing.
+	// Status reports what the aggregator is doing.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
-	// Drain refuses new jobs, waits for those there are, and ends the aggregator.
+	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 }
 
@@ -288,27 +288,27 @@ type JobServiceHandler interface {
 	// Join makes the worker a member of a job and waits until all of the job's workers have joined. The first to join says
 	// what the job is; the others must say the same.
 	Join(context.Context, *api.JoinRequest) (*api.JoinResponse, error)
-	// Watch stays open for the worker's life: when it breaks, the worker is gone. It tells of the job's failure.
+	// Watch stays open for the worker's life: a worker whose Watch breaks is lost. It notifies the worker of the job's failure.
 	Watch(context.Context, *api.WatchRequest, *connect.ServerStream[api.WatchResponse]) error
 	// Connect exchanges the endpoints of the worker's queue pairs, one for each lane.
 	Connect(context.Context, *api.ConnectRequest) (*api.ConnectResponse, error)
-	// Resume takes up a lane whose queue pair failed, or is to move to other NICs, over a new one. It ends the service of the
-	// aggregator's old queue pair; the worker has ended that of its own.
+	// Resume resumes a lane over a new queue pair: the old one failed, or the lane fails over to other NICs. It takes the
+	// aggregator's old queue pair out of service; the worker has done so with its own.
 	Resume(context.Context, *api.ResumeRequest) (*api.ResumeResponse, error)
 	// Register declares the next tensors and waits until all workers have declared the same.
 	Register(context.Context, *api.RegisterRequest) (*api.RegisterResponse, error)
 	// Barrier waits until all workers have called it with the same name.
 	Barrier(context.Context, *api.BarrierRequest) (*api.BarrierResponse, error)
-	// Save writes the job's parameters and optimizer state to the aggregator's disk. One worker calls it, while no gradient
-	// is under way: after a barrier.
+	// Save writes the job's parameters and optimizer state to the aggregator's disk. One worker calls it while no gradient is
+	// in flight: after a barrier.
 	Save(context.Context, *api.SaveRequest) (*api.SaveResponse, error)
-	// Restore reads them back; as for Save. The job's tensors and optimizer must be those that were saved.
+	// Restore reads them back. It is called as Save is. The job's tensors and optimizer must be those that were saved.
 	Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error)
-	// Leave ends the membership. The worker has waited for all it started.
+	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
-	// Status is what the aggregator is doing.
+	// Status reports what the aggregator is doing.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
-	// Drain refuses new jobs, waits for those there are, and ends the aggregator.
+	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 }
 
