@@ -25,7 +25,7 @@ func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
 		{"unknown provider", func(s *Spec) { s.Provider = "smh" }, []string{`"smh"`, "auto, shm, tcp, ibv, sim"}},
 		{"options of no provider", func(s *Spec) { s.ProviderOptions = "gid=3" }, []string{`"gid=3"`, "name the provider"}},
 		{"a simulation of processes", func(s *Spec) { s.Provider = "sim" }, []string{"provider sim", "procs=false"}},
-		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://box:7077" },
+		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://aggregator:7077" },
 			[]string{"provider sim", "an aggregator of their own"}},
 		{"odd chunks", func(s *Spec) { s.ChunkBytes = 5000 }, []string{"chunk size of 5000", "power of two from 4096"}},
 		{"negative chunks", func(s *Spec) { s.ChunkBytes = -4096 }, []string{"chunk size of -4096", "power of two from 4096"}},

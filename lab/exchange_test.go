@@ -87,20 +87,20 @@ func resNet50(t *testing.T, g *Guest) {
 
 // twoHostsExchange exchanges between an aggregator in one guest and workers in another, over RDMA, over TCP, and over RDMA while
 // packets are lost.
-func twoHostsExchange(t *testing.T, box, worker *Guest) {
-	share(t, box, worker)
-	serve(t, box, "ibv", "--listen :7077")
-	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
+func twoHostsExchange(t *testing.T, aggregator, worker *Guest) {
+	share(t, aggregator, worker)
+	serve(t, aggregator, "ibv", "--listen :7077")
+	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
 	untilItServes(t, worker, url)
 	flags := small + " --provider ibv --server " + url
 	want := exchange(t, worker, flags)
-	serve(t, box, "tcp", "--listen :7080")
-	overTCP := fmt.Sprintf("http://%s:7080", box.Addr(0))
+	serve(t, aggregator, "tcp", "--listen :7080")
+	overTCP := fmt.Sprintf("http://%s:7080", aggregator.Addr(0))
 	untilItServes(t, worker, overTCP)
 	if got := exchange(t, worker, small+" --provider tcp --server "+overTCP); got != want {
 		t.Errorf("over tcp: checksum %s, over ibv %s", got, want)
 	}
-	for _, g := range []*Guest{box, worker} {
+	for _, g := range []*Guest{aggregator, worker} {
 		run(t, g, "tc qdisc add dev nic0 root netem loss 1%")
 		defer run(t, g, "tc qdisc del dev nic0 root")
 	}

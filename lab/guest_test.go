@@ -41,8 +41,8 @@ func TestSingleGuest(t *testing.T) {
 	t.Run("reports exit status and output", func(t *testing.T) {
 		out, err := g.Run(within(t, time.Minute), "echo one; echo two >&2; exit 7")
 		var exit *ExitError
-		if !errors.As(err, &exit) || exit.Status != 7 || exit.Guest != "box" {
-			t.Errorf("got error %v, want exit status 7 in guest box", err)
+		if !errors.As(err, &exit) || exit.Status != 7 || exit.Guest != "aggregator" {
+			t.Errorf("got error %v, want exit status 7 in guest aggregator", err)
 		}
 		if out != "one\ntwo\n" {
 			t.Errorf("got output %q", out)

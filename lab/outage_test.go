@@ -62,10 +62,10 @@ func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
 }
 
 // rideOut pulls a worker's cable in mid-exchange and plugs it in 3 s later.
-func rideOut(t *testing.T, box, worker *Guest) {
-	share(t, box, worker)
-	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
-	serve(t, box, "ibv", "--listen :7077")
+func rideOut(t *testing.T, aggregator, worker *Guest) {
+	share(t, aggregator, worker)
+	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
+	serve(t, aggregator, "ibv", "--listen :7077")
 	untilItServes(t, worker, url)
 	c := startExchange(t, worker,
 		"--bytes 4MB --workers 2 --iters 8 --jitter 500ms --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
@@ -84,16 +84,16 @@ func rideOut(t *testing.T, box, worker *Guest) {
 	checksum(t, filepath.Join(worker.Dir(), "result.json"), "3 s without a cable")
 }
 
-// giveUp pulls a worker's cable for good: both sides give up when the link timeout has passed, and the box serves others.
-func giveUp(t *testing.T, box, worker *Guest) {
-	share(t, box, worker)
-	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
-	aggregator := serve(t, box, "ibv", "--listen :7077")
+// giveUp pulls a worker's cable for good: both sides give up when the link timeout has passed, and the aggregator serves others.
+func giveUp(t *testing.T, aggregator, worker *Guest) {
+	share(t, aggregator, worker)
+	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
+	serving := serve(t, aggregator, "ibv", "--listen :7077")
 	untilItServes(t, worker, url)
 	c := startExchange(t, worker, endless+url)
 	link(t, worker, false)
 	failsSoon(t, c, 20*time.Second, "rackweave:", "lost")
-	says(t, aggregator, 20*time.Second, "job failed")
+	says(t, serving, 20*time.Second, "job failed")
 	link(t, worker, true)
 	exchange(t, worker, small+" --provider ibv --server "+url)
 }
@@ -116,12 +116,12 @@ func says(t *testing.T, c *Cmd, limit time.Duration, want string) {
 	}
 }
 
-// powerFailures takes away a worker's host, which fails its job and no other, and then the box, which fails what is left.
-func powerFailures(t *testing.T, box, first, second *Guest) {
-	share(t, box, first)
-	share(t, box, second)
-	url := fmt.Sprintf("http://%s:7077", box.Addr(0))
-	aggregator := serve(t, box, "ibv", "--listen :7077")
+// powerFailures takes away a worker's host, which fails its job and no other, and then the aggregator, which fails what is left.
+func powerFailures(t *testing.T, aggregator, first, second *Guest) {
+	share(t, aggregator, first)
+	share(t, aggregator, second)
+	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
+	serving := serve(t, aggregator, "ibv", "--listen :7077")
 	untilItServes(t, first, url)
 	doomed := startExchange(t, second, endless+url)
 	going := startExchange(t, first,
@@ -129,13 +129,13 @@ func powerFailures(t *testing.T, box, first, second *Guest) {
 			"/result.json --provider ibv --server "+url)
 	second.Kill()
 	<-doomed.agent.gone
-	says(t, aggregator, 20*time.Second, "job failed")
+	says(t, serving, 20*time.Second, "job failed")
 	if out, err := going.Wait(within(t, 2*time.Minute)); err != nil {
 		t.Fatalf("the job beside that of a host without power: %v\n%s", err, out)
 	}
 	checksum(t, filepath.Join(first.Dir(), "result.json"), "beside a host without power")
 
 	last := startExchange(t, first, endless+url)
-	box.Kill()
+	aggregator.Kill()
 	failsSoon(t, last, 20*time.Second, "rackweave:", "lost")
 }

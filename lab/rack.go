@@ -18,7 +18,7 @@ const (
 	TwoNodes Shape = "two-nodes"
 	// Pair is two guests joined by a wire.
 	Pair Shape = "pair"
-	// Trio is three guests on one wire: a box and two workers.
+	// Trio is three guests on one wire: an aggregator and two workers.
 	Trio Shape = "trio"
 )
 
@@ -29,16 +29,16 @@ func Shapes() []Shape { return []Shape{Single, TwoNodes, Pair, Trio} }
 func (s Shape) Configs() ([]Config, error) {
 	switch s {
 	case Single:
-		return []Config{{Name: "box", NICs: []NIC{{Addr: "10.77.0.1/24"}}}}, nil
+		return []Config{{Name: "aggregator", NICs: []NIC{{Addr: "10.77.0.1/24"}}}}, nil
 	case TwoNodes:
-		return []Config{{Name: "box", Nodes: 2, MemoryMB: 2048, NICs: []NIC{
+		return []Config{{Name: "aggregator", Nodes: 2, MemoryMB: 2048, NICs: []NIC{
 			{Wire: NewWire(), Node: 0, Addr: "10.77.0.1/24"},
 			{Wire: NewWire(), Node: 1, Addr: "10.77.1.1/24"},
 		}}}, nil
 	case Pair:
-		return onOneWire("box", "worker"), nil
+		return onOneWire("aggregator", "worker"), nil
 	case Trio:
-		return onOneWire("box", "worker0", "worker1"), nil
+		return onOneWire("aggregator", "worker0", "worker1"), nil
 	}
 	return nil, fmt.Errorf("unknown shape %q: use one of %v", string(s), Shapes())
 }

@@ -43,21 +43,21 @@ func writeBandwidth(t *testing.T, server, client *Guest, flags string) float64 {
 
 func TestPairIsTwoHosts(t *testing.T) {
 	rack := bootShape(t, Pair)
-	box, worker := rack.Guests[0], rack.Guests[1]
+	aggregator, worker := rack.Guests[0], rack.Guests[1]
 
 	t.Run("RDMA crosses the wire", func(t *testing.T) {
-		bw := writeBandwidth(t, box, worker, "-n 200")
+		bw := writeBandwidth(t, aggregator, worker, "-n 200")
 		t.Logf("ib_write_bw, 32 KiB, between guests: %.1f MB/s", bw)
 	})
 	t.Run("RDMA survives packet loss", func(t *testing.T) {
 		run(t, worker, "tc qdisc add dev nic0 root netem loss 1%")
-		bw := writeBandwidth(t, box, worker, "-n 100")
+		bw := writeBandwidth(t, aggregator, worker, "-n 100")
 		t.Logf("ib_write_bw, 32 KiB, 1%% loss: %.1f MB/s", bw)
 		run(t, worker, "tc -s qdisc show dev nic0 | grep -E 'dropped [1-9]' && tc qdisc del dev nic0 root")
 	})
-	t.Run("an exchange crosses the wire", func(t *testing.T) { twoHostsExchange(t, box, worker) })
-	t.Run("an exchange rides out a cable that is pulled for 3 s", func(t *testing.T) { rideOut(t, box, worker) })
-	t.Run("a cable that is pulled for good is an error in time", func(t *testing.T) { giveUp(t, box, worker) })
+	t.Run("an exchange crosses the wire", func(t *testing.T) { twoHostsExchange(t, aggregator, worker) })
+	t.Run("an exchange rides out a cable that is pulled for 3 s", func(t *testing.T) { rideOut(t, aggregator, worker) })
+	t.Run("a cable that is pulled for good is an error in time", func(t *testing.T) { giveUp(t, aggregator, worker) })
 	t.Run("a pulled cable takes the port down until it is back", func(t *testing.T) {
 		const state = "/sys/class/infiniband/rxe0/ports/1/state"
 		for _, c := range []struct {
@@ -70,7 +70,7 @@ func TestPairIsTwoHosts(t *testing.T) {
 			run(t, worker, fmt.Sprintf("for i in $(seq 100); do grep -q %s %s && exit; sleep 0.1; done; cat %s; exit 1", c.want, state,
 				state))
 		}
-		run(t, worker, "busybox ping -c1 -W10 "+box.Addr(0))
+		run(t, worker, "busybox ping -c1 -W10 "+aggregator.Addr(0))
 	})
 	t.Run("a killed guest is gone for those who wait", func(t *testing.T) {
 		c := worker.Start("sleep 60")
@@ -78,7 +78,7 @@ func TestPairIsTwoHosts(t *testing.T) {
 		if _, err := c.Wait(within(t, 10*time.Second)); !errors.Is(err, ErrGuestGone) {
 			t.Errorf("got %v, want %v", err, ErrGuestGone)
 		}
-		if out, err := box.Run(within(t, 20*time.Second), "busybox ping -c1 -W1 "+worker.Addr(0)); err == nil {
+		if out, err := aggregator.Run(within(t, 20*time.Second), "busybox ping -c1 -W1 "+worker.Addr(0)); err == nil {
 			t.Errorf("a dead guest answers: %s", out)
 		}
 	})

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// bodyWithin gives up on requests whose body takes longer to arrive. The server's own read timeout would also end calls that
-// wait, and streams.
+// bodyWithin fails requests whose body takes longer than d to arrive. The server's own read timeout would also end streams and
+// calls that wait.
 func bodyWithin(d time.Duration, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
@@ -20,7 +20,8 @@ func bodyWithin(d time.Duration, h http.Handler) http.Handler {
 	})
 }
 
-// timedBody is a body with a read deadline, which ends with it: what is read next is whether the client is still there.
+// timedBody is a body with a read deadline. The deadline ends with the body: after it the server reads to see whether the client is
+// still there.
 type timedBody struct {
 	io.ReadCloser
 	c *http.ResponseController

@@ -25,7 +25,7 @@ func (s *Service) active(session string) (*member, error) {
 		return nil, err
 	}
 	select {
-	case <-m.job.failed: // first: a failure makes its members leave
+	case <-m.job.failed: // comes first: a failure makes the members leave
 		return nil, m.job.failureError()
 	default:
 	}
@@ -109,7 +109,7 @@ func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conn
 		return nil, err
 	}
 	defer release()
-	box, err := j.agg.Attach(ctx, m.rank, lanes)
+	ends, err := j.agg.Attach(ctx, m.rank, lanes)
 	if err != nil {
 		code := connect.CodeInvalidArgument
 		if errors.Is(err, aggregate.ErrFull) {
@@ -122,7 +122,7 @@ func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conn
 	m.attached = true
 	j.mu.Unlock()
 	out := &api.ConnectResponse{}
-	for _, l := range box {
+	for _, l := range ends {
 		out.Lanes = append(out.Lanes, &api.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRkey: l.SlotRKey})
 	}
 	return out, nil
@@ -141,7 +141,7 @@ func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.Resume
 	}
 	if len(r.Regions) > maxRegions {
 		return nil, refuse(connect.CodeInvalidArgument,
-			"resume lane %d: %d regions of memory, at most %d can be told: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
+			"resume lane %d: %d regions of memory, at most %d are taken: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
 	}
 	regions := make([]verbs.MR, len(r.Regions))
 	for i, g := range r.Regions {
@@ -230,8 +230,8 @@ func (s *Service) mayDrain(ctx context.Context, token string) error {
 	return refuse(connect.CodePermissionDenied, "drain: the aggregator has no admin token: drain it from its own host, or give it one")
 }
 
-// StartDrain refuses new jobs and makes [Service.Serve] return when those there are have ended, or after timeout (0: never). It
-// returns how many there are.
+// StartDrain refuses new jobs and makes [Service.Serve] return when the present jobs have ended, or after timeout (0: never). It
+// returns the number of present jobs.
 func (s *Service) StartDrain(timeout time.Duration) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

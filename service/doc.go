@@ -4,9 +4,9 @@
 //
 // One port speaks gRPC, Connect and plain HTTP+JSON (package api has the schema), with TLS or without.
 //
-// A job forms when its first worker joins and runs once all have joined; from then on losing one fails it, for all within
-// a second. A job that failed or ended gives its name free at once and its memory when its workers are gone, or after a
-// grace period. Workers hold a session; the Watch stream that each keeps open is how its end is noticed.
+// A job forms when its first worker joins and runs once all have joined. From then on it fails when it loses a worker, and all
+// workers know within a second. A job that has failed or ended frees its name at once, and its memory when its workers are gone or
+// a grace period is over. Each worker has a session and keeps a Watch stream open; a worker whose stream ends is lost.
 //
-// Locks: Service.mu is taken before job.mu, never the other way round; neither is held across a wait.
+// Locks: Service.mu is taken before job.mu, never after it. Neither is held across a wait.
 package service

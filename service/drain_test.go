@@ -62,6 +62,6 @@ func TestADrainEndsJobsWhenItsTimeIsUp(t *testing.T) {
 	select {
 	case <-workers[0].Failed():
 	case <-time.After(deadline):
-		t.Fatal("the worker was not told")
+		t.Fatal("the worker was not notified")
 	}
 }

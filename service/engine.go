@@ -31,7 +31,7 @@ type engine struct {
 	pumps    sync.WaitGroup
 	rates    []laneRate
 	links    links
-	// How long a link may be down; 0 where there are none that can be.
+	// How long a link may be down; 0 where no link can be.
 	linkTimeout time.Duration
 }
 
@@ -41,7 +41,7 @@ type laneRate struct {
 	received, sent float64 // bytes per second
 }
 
-// openEngine opens a provider; at is where the service listens. On an error, what was opened is closed.
+// openEngine opens a provider. The service listens at at. On an error it closes what it opened.
 func openEngine(provider string, o *Options, topo *numa.Topology, at net.Addr) (e *engine, err error) {
 	e = &engine{provider: provider}
 	defer func() {
@@ -102,8 +102,8 @@ func openEngine(provider string, o *Options, topo *numa.Topology, at net.Addr) (
 	return e, nil
 }
 
-// deviceNames chooses the devices to open: RDMA devices by the options, one of the software providers, which of tcp listens
-// where the service does: there workers reach it.
+// deviceNames chooses the devices to open: RDMA devices by the options, one device of a software provider. That of tcp listens
+// where the service does, because workers can reach that address.
 func (e *engine) deviceNames(o *Options, at net.Addr) ([]string, error) {
 	if e.provider == verbs.ProviderSim {
 		if len(o.NICs) > 0 {
@@ -139,8 +139,8 @@ func (e *engine) deviceNames(o *Options, at net.Addr) ([]string, error) {
 	return names, nil
 }
 
-// openDevices opens devices and returns the names of those it did: of devices that nobody named, those without a link are left
-// out, unless none has one.
+// openDevices opens devices and returns the names of those it opened. It leaves out devices without a link that nobody named,
+// unless none has a link.
 func (e *engine) openDevices(names []string, o *Options,
 	open func(provider, name, options string) (*verbs.Device, error)) (opened []string, err error) {
 	var without error
@@ -151,7 +151,7 @@ func (e *engine) openDevices(names []string, o *Options,
 			e.devices, opened = append(e.devices, d), append(opened, name)
 		case len(o.NICs) == 0 && errors.Is(err, syscall.ENETDOWN):
 			without = err
-			o.Log.Warn("device left out until the aggregator is started anew", "device", name, "err", err)
+			o.Log.Warn("device left out until the aggregator is restarted", "device", name, "err", err)
 		default:
 			return nil, err
 		}
@@ -162,7 +162,7 @@ func (e *engine) openDevices(names []string, o *Options,
 	return opened, nil
 }
 
-// String says where the lanes are, as "mlx5_0 and node 0: cpus 0, 1; mlx5_1 and node 1: cpus 8, 9".
+// String describes the lanes' places: "mlx5_0 and node 0: cpus 0, 1; mlx5_1 and node 1: cpus 8, 9".
 func (e *engine) String() string {
 	var places []string
 	cpus := map[string][]string{}
@@ -187,14 +187,14 @@ func (e *engine) String() string {
 // pumpSlice is how long a pump can take to see that it should end.
 const pumpSlice = 100 * time.Millisecond
 
-// pump takes a device's events, which also lets peers in.
+// pump takes a device's events. Doing so also accepts peers.
 func (e *engine) pump(nic int, d *verbs.Device, log *slog.Logger) {
 	for !e.stopping.Load() {
 		ev, ok, err := d.AsyncEvent(pumpSlice)
 		switch {
 		case err != nil:
 			e.links.down(nic)
-			log.Error("device tells no more of its link: it is not used until the aggregator is started anew", "device", d.Attr().Name,
+			log.Error("device reports no more link events: it is not used until the aggregator is restarted", "device", d.Attr().Name,
 				"err", err)
 			return
 		case ok && (ev.Type == verbs.EventQPEstablished || ev.Type == verbs.EventQPFatal):
@@ -213,7 +213,8 @@ func (e *engine) pump(nic int, d *verbs.Device, log *slog.Logger) {
 	}
 }
 
-// ackTimeout is how long the box sends a message again: what the worker says, but never longer than a link may be down.
+// ackTimeout returns how long the aggregator sends a message again: what the worker asks for, but no longer than a link may be
+// down.
 func (e *engine) ackTimeout(ms uint32) time.Duration {
 	if d := time.Duration(ms) * time.Millisecond; d > 0 {
 		return min(d, e.linkTimeout)
@@ -223,7 +224,7 @@ func (e *engine) ackTimeout(ms uint32) time.Duration {
 
 func (e *engine) byReference() bool { return e.devices[0].Attr().Has(verbs.DevByReference) }
 
-// close stops the lanes and closes the devices; jobs are closed.
+// close stops the lanes and closes the devices. All jobs are closed by then.
 func (e *engine) close() error {
 	var errs []error
 	if e.agg != nil {

@@ -9,11 +9,11 @@ import (
 	"connectrpc.com/connect"
 )
 
-// gathering is one collective call in progress: every worker makes it, the last to come does the work for all.
+// gathering is a collective call in progress. Every worker makes it; the last to arrive does the work for all.
 type gathering struct {
 	arrived []bool // by rank
 	count   int
-	first   int // the rank that came first, and what it brought
+	first   int // the rank that arrived first, and what it brought
 	brought any
 	full    bool // the work is being done
 	done    chan struct{}
@@ -21,8 +21,8 @@ type gathering struct {
 	err     error
 }
 
-// gather makes rank part of the collective call named key and waits for all. check compares what this worker brings with
-// what the first brought; its error fails the call for everyone, at once. work runs once, in the last caller.
+// gather adds a rank to the collective call named key and waits for all ranks. check compares what this worker brings with what the
+// first one brought; its error fails the call for everyone at once. work runs once, in the last caller.
 func (j *job) gather(ctx context.Context, key string, rank int, brings any, check func(first int, brought any) error,
 	work func() (any, error)) (any, error) {
 	j.mu.Lock()
@@ -62,7 +62,7 @@ func (j *job) gather(ctx context.Context, key string, rank int, brings any, chec
 	}
 }
 
-// gathering finds or starts the collective call named key; under j.mu.
+// gathering finds or starts the collective call named key. The caller holds j.mu.
 func (j *job) gathering(key string, rank int, brings any) (*gathering, error) {
 	if m := j.firstLeft(); m != nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
@@ -83,7 +83,7 @@ func (j *job) gathering(key string, rank int, brings any) (*gathering, error) {
 	return g, nil
 }
 
-// finish ends a collective call for all who wait; under j.mu.
+// finish ends a collective call for all who wait. The caller holds j.mu.
 func (j *job) finish(key string, g *gathering, result any, err error) {
 	if j.gatherings[key] == g {
 		delete(j.gatherings, key)
@@ -92,7 +92,7 @@ func (j *job) finish(key string, g *gathering, result any, err error) {
 	close(g.done)
 }
 
-// giveUp takes a worker whose time is up out of the call and says who was missing.
+// giveUp removes a worker whose time is up from the call and names the missing ranks.
 func (j *job) giveUp(key string, g *gathering, rank int, cause error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -120,7 +120,7 @@ func (j *job) giveUp(key string, g *gathering, rank int, cause error) error {
 	} else if g.first == rank {
 		for r, there := range g.arrived {
 			if there {
-				g.first = r // it brought the same, or the call would have failed
+				g.first = r // it brought the same: otherwise the call would have failed
 				break
 			}
 		}

@@ -24,25 +24,25 @@ type job struct {
 	spec   spec
 	born   time.Time
 
-	// started is closed when the job runs or could not be made to: startErr says which. What follows is set before that and
-	// does not change afterwards.
+	// started is closed when the job runs or has failed to start; startErr says which. The next fields are set before that and never
+	// change.
 	started  chan struct{}
 	startErr error
 	engine   *engine
 	agg      *aggregate.Job
 
-	model  sync.Mutex   // held while tensors are added to plan, saved or restored: long, and before the others
-	memory sync.RWMutex // held shared by what needs the job's memory, alone to free it
+	model  sync.Mutex   // held while tensors are added to plan, saved or restored; taken before the other locks
+	memory sync.RWMutex // read-locked to use the job's memory, locked to free it
 	freed  bool         // guarded by memory
 
-	failed  chan struct{} // closed when the job has failed, with failure set before
+	failed  chan struct{} // closed when the job has failed; failure is set before
 	failure aggregate.Failure
 	ended   chan struct{} // closed when all members are gone
 
 	mu         sync.Mutex
 	members    []*member // in the order they joined; by rank once started
 	gone       int       // members that left or were lost
-	refused    string    // the last worker that was, while the job formed, and why
+	refused    string    // the last worker refused while the job formed, and why
 	plan       *chunk.Plan
 	modelBytes int64
 	tensors    int
@@ -84,7 +84,7 @@ func newSession() string {
 	return hex.EncodeToString(b[:])
 }
 
-// state is what Status calls it.
+// state returns the job's state as Status names it.
 func (j *job) state() string {
 	select {
 	case <-j.started:
@@ -113,7 +113,7 @@ func (j *job) firstLeft() *member {
 	return nil
 }
 
-// failureError is what calls return once the job has failed.
+// failureError returns the error of calls on a job that has failed or ended.
 func (j *job) failureError() error {
 	select {
 	case <-j.failed:
@@ -123,8 +123,8 @@ func (j *job) failureError() error {
 	}
 }
 
-// explain is the job's failure with what the control plane knows of the worker that caused it. A broken connection is seen
-// by the data path first, often; why it broke comes a moment later.
+// explain adds to a job's failure what the control plane knows of the worker that caused it. Often the data path sees a broken
+// connection first, and the reason arrives a moment later.
 func (j *job) explain(f aggregate.Failure) aggregate.Failure {
 	if f.Rank < 0 || !errors.Is(f.Err, aggregate.ErrWorkerLost) {
 		return f
@@ -152,7 +152,7 @@ func (j *job) hold() (release func(), err error) {
 	return j.memory.RUnlock, nil
 }
 
-// run makes the job's part of the engine, once all have joined, and looks after it.
+// run starts a job that all workers have joined, and supervises it.
 func (j *job) run() (err error) {
 	if !j.s.begin() {
 		return errShutdown
@@ -183,7 +183,7 @@ func (j *job) run() (err error) {
 	return nil
 }
 
-// assignRanks gives those who asked for none the free ranks, in the order they joined, and puts members in the order of rank.
+// assignRanks gives the free ranks to the workers that asked for none, in the order they joined, and sorts members by rank.
 func (j *job) assignRanks() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -228,7 +228,7 @@ func (j *job) supervise() {
 	case <-j.ended:
 	case <-time.After(endGrace):
 	case <-j.s.closing:
-		// Watch streams are told first; the server's end waits for them.
+		// Watch streams are notified first; the server's end waits for them.
 	}
 	j.memory.Lock()
 	j.freed = true
@@ -261,7 +261,7 @@ func (m *member) isAttached() bool {
 	return m.attached
 }
 
-// leave ends a membership in peace.
+// leave ends the membership of a worker that is done.
 func (m *member) leave(ctx context.Context) error {
 	if !m.depart(nil) {
 		return nil
@@ -270,7 +270,7 @@ func (m *member) leave(ctx context.Context) error {
 	return m.job.agg.Detach(ctx, m.rank)
 }
 
-// lost ends a membership because the worker is gone; the job fails.
+// lost ends the membership of a worker that is lost, and fails the job.
 func (m *member) lost(why string) {
 	reason := fmt.Errorf("%v is gone: %s", m, why)
 	if m.depart(reason) {
@@ -278,10 +278,10 @@ func (m *member) lost(why string) {
 	}
 }
 
-// errFailed is why the members of a failed job are gone.
+// errFailed is the reason why members of a failed job are gone.
 var errFailed = errors.New("the job has failed")
 
-// depart marks a member as gone, in peace without a reason; false: it was already.
+// depart marks a member as gone, and as lost if there is a reason. It reports whether the member was there.
 func (m *member) depart(reason error) bool {
 	j := m.job
 	j.mu.Lock()
@@ -297,7 +297,7 @@ func (m *member) depart(reason error) bool {
 	return true
 }
 
-// failIfDeserted fails a job in which workers wait for one that has left: its gradient will not come.
+// failIfDeserted fails a job in which workers wait for the gradient of a worker that has left.
 func (j *job) failIfDeserted(ctx context.Context) {
 	j.mu.Lock()
 	left := make([]bool, len(j.members))

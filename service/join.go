@@ -20,7 +20,7 @@ func refuse(code connect.Code, format string, args ...any) error {
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
 
-// reason is a refusal without its code, which is the caller's alone.
+// reason returns a refusal without its code, which is only for the caller.
 func reason(err error) error {
 	if c := new(connect.Error); errors.As(err, &c) {
 		return c.Unwrap()
@@ -79,7 +79,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	return m.welcome(), nil
 }
 
-// admit takes a worker into the job, which it makes if there is none. last: with it the job is complete.
+// admit makes a worker a member of its job. It makes the job if there is none, and reports whether the worker completes it.
 func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
 	policy, ok := s.opts.policy(r.Job)
 	if !ok {
@@ -104,7 +104,7 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 	defer j.mu.Unlock()
 	if err := j.spec.differs(sp); err != nil {
 		if len(j.members) < j.spec.workers {
-			// It has the job's token and will not come as it should: those who are there would wait in vain.
+			// It has the job's token and will not join as the others did: they would wait in vain.
 			j.startErr = fmt.Errorf("%v was refused: %w", m, err)
 			s.settle(j)
 		}
@@ -132,7 +132,7 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 	return j, len(j.members) == j.spec.workers, nil
 }
 
-// newJob makes a job of its first worker's request; under s.mu.
+// newJob makes a job from its first worker's request. The caller holds s.mu.
 func (s *Service) newJob(r *api.JoinRequest, policy JobPolicy, sp spec) (*job, error) {
 	if len(s.jobs)+len(s.retired) >= s.opts.MaxJobs {
 		return nil, refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may", len(s.jobs)+len(s.retired))
@@ -150,7 +150,7 @@ func (s *Service) newJob(r *api.JoinRequest, policy JobPolicy, sp spec) (*job, e
 	}, nil
 }
 
-// settle ends a job's forming, one way or the other; under s.mu.
+// settle ends a job's forming: it runs or has failed. The caller holds s.mu.
 func (s *Service) settle(j *job) {
 	if j.startErr != nil {
 		s.log.Warn("job could not start", "job", j.name, "err", j.startErr)
@@ -166,7 +166,7 @@ func (s *Service) settle(j *job) {
 	close(j.started)
 }
 
-// withdraw takes a worker whose time is up out of a job that is still forming; nil: the job started meanwhile.
+// withdraw removes a worker whose time is up from a job that still forms. It returns nil if the job has started meanwhile.
 func (s *Service) withdraw(m *member, cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +194,7 @@ func (s *Service) withdraw(m *member, cause error) error {
 	return refuse(code, "join job %q: %d of %d workers came in time%s%s", j.name, there, j.spec.workers, j.missing(m), j.refused)
 }
 
-// missing names the ranks that nobody asked for, where workers ask for ranks.
+// missing names the ranks that no worker has asked for, if workers ask for ranks.
 func (j *job) missing(but *member) string {
 	taken := make([]bool, j.spec.workers)
 	for _, m := range append(slices.Clone(j.members), but) {
@@ -240,7 +240,7 @@ func (s *Service) chooseEngine(j *job) (*engine, error) {
 	return nil, fmt.Errorf("no provider suits all workers: %s", strings.Join(reasons, "; "))
 }
 
-// usable tells whether all workers can use a provider.
+// usable reports whether all workers can use a provider, and if not, why.
 func (s *Service) usable(p string, members []*member) error {
 	if s.engines[p] == nil {
 		return errors.New("not served here")
@@ -259,7 +259,7 @@ func (s *Service) usable(p string, members []*member) error {
 	return nil
 }
 
-// welcome is the answer to a worker whose job started.
+// welcome returns the answer to a worker whose job has started.
 func (m *member) welcome() *api.JoinResponse {
 	j := m.job
 	e := j.engine
@@ -284,7 +284,7 @@ func (m *member) welcome() *api.JoinResponse {
 	return r
 }
 
-// unwatched gives up on a worker that joined and then did nothing.
+// unwatched ends the membership of a worker that has joined and not opened its Watch.
 func (m *member) unwatched() {
 	m.job.mu.Lock()
 	watched := m.watched

@@ -10,15 +10,15 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// links is which of an engine's NICs have a link.
+// links holds which of an engine's NICs have a link.
 type links struct {
 	log     *slog.Logger
 	devices []*verbs.Device
 
 	mu      sync.Mutex
 	isDown  []bool
-	settle  []*time.Timer // of NICs that came back and are not trusted yet
-	changed chan struct{} // closed when isDown changes, and replaced
+	settle  []*time.Timer // of NICs whose link is back and not trusted yet
+	changed chan struct{} // closed and replaced when isDown changes
 }
 
 func (l *links) open(devices []*verbs.Device, log *slog.Logger) {
@@ -27,7 +27,7 @@ func (l *links) open(devices []*verbs.Device, log *slog.Logger) {
 	l.changed = make(chan struct{})
 }
 
-// down takes note that a NIC has lost its link.
+// down notes that a NIC has lost its link.
 func (l *links) down(nic int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -35,7 +35,7 @@ func (l *links) down(nic int) {
 	l.set(nic, true)
 }
 
-// up takes note that a NIC has a link again; it is used when that has lasted.
+// up notes that a NIC has a link again. The link is used once it has lasted.
 func (l *links) up(nic int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *links) unsettle(nic int) {
 	}
 }
 
-// set changes a NIC's state; under mu.
+// set changes a NIC's state. The caller holds mu.
 func (l *links) set(nic int, down bool) {
 	if l.isDown[nic] == down {
 		return
@@ -74,7 +74,7 @@ func (l *links) set(nic int, down bool) {
 	}
 }
 
-// state is the NICs that are down, and a channel that is closed when they are others.
+// state returns the NICs that are down, and a channel that is closed when that changes.
 func (l *links) state() (down []uint32, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,7 +100,7 @@ func (l *links) close() {
 	}
 }
 
-// usableNIC is the number, among those of the aggregating engine, of a NIC that a connection can move to.
+// usableNIC returns the engine's number of a NIC that a lane can fail over to.
 func (e *engine) usableNIC(nic uint32) (int, error) {
 	if int64(nic) >= int64(len(e.devices)) {
 		return 0, fmt.Errorf("resume over NIC %d: the aggregator has %d", nic, len(e.devices))

@@ -11,7 +11,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 )
 
-// family is a metric of one labelled kind of thing: its value is taken from what that thing counts.
+// family is a metric of one kind of labelled thing. Its value comes from the thing's counters.
 type family[T any] struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -128,14 +128,14 @@ var (
 	}
 )
 
-// jobMetrics is what is told of a job.
+// jobMetrics is the source of a job's metrics.
 type jobMetrics struct {
 	workers, tensors int
 	modelBytes       int64
 	memory           aggregate.MemoryUse
 }
 
-// Collector gives the service's metrics to a registry. A scrape reads what the lanes have published: it costs them nothing.
+// Collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing.
 func (s *Service) Collector() prometheus.Collector { return collector{s} }
 
 // MetricsHandler serves the metrics of the service, the process and the Go runtime.
@@ -182,8 +182,8 @@ func (e *engine) collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// latencyBuckets turns a lane's histogram, whose bucket i counts latencies below 2^i µs and whose last counts all others, into
-// cumulative counts by upper bound in seconds.
+// latencyBuckets turns a lane's histogram into cumulative counts by upper bound in seconds. Bucket i of the histogram counts
+// latencies below 2^i µs, and the last one counts all others.
 func latencyBuckets(c *aggregate.Counters) (count uint64, buckets map[float64]uint64) {
 	buckets = make(map[float64]uint64, aggregate.LatencyBuckets)
 	for i, n := range c.Latency {

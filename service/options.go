@@ -18,7 +18,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// DefaultListen is the address that [Options.Listen] stands for when empty.
+// DefaultListen is the address of an empty [Options.Listen].
 const DefaultListen = ":7077"
 
 // Limits that no option changes.
@@ -35,24 +35,24 @@ const (
 	minLinkTimeout  = 100 * time.Millisecond
 	maxLinkTimeout  = time.Minute
 	maxGatherings   = 64      // barriers that one job waits in at once
-	maxRegions      = 1 << 14 // of a worker's memory: a lane searches them when it moves
+	maxRegions      = 1 << 14 // of a worker's memory: a lane searches them when it fails over
 )
 
-// Quota bounds a job. Zeros are no bound but the machine's.
+// Quota bounds a job. A zero leaves only the machine's bound.
 type Quota struct {
 	Workers    int
 	Tensors    int
 	ModelBytes int64 // parameters in f32, without optimizer state
 }
 
-// JobPolicy is what the configuration says of a job by name.
+// JobPolicy is the configuration of a job by name.
 type JobPolicy struct {
 	Name  string
 	Token string
 	Quota Quota
 }
 
-// Options is all a service is made of. The zero value serves shm and tcp, without TLS, to any job.
+// Options configures a service. The zero value serves shm and tcp, without TLS, to any job.
 type Options struct {
 	Listen   string       // host:port; empty: DefaultListen; port 0: any
 	Listener net.Listener // instead of Listen
@@ -80,7 +80,7 @@ type Options struct {
 	Log           *slog.Logger
 }
 
-// namePattern is what jobs, checkpoints and barriers may be called: they become file names and labels.
+// namePattern matches the names that jobs, checkpoints and barriers may have. They become file names and labels.
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 func checkName(what, name string) error {
@@ -90,8 +90,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// printable is the start of a text that anyone may have sent, fit for logs, terminals and protobuf: at most so many bytes of it,
-// without control characters.
+// printable makes a text from anyone fit for logs, terminals and protobuf: it returns the first bytes, without control characters.
 func printable(s string, most int) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -151,7 +150,7 @@ func (o *Options) complete() error {
 	return o.checkCheckpointDir()
 }
 
-// checkCheckpointDir makes the directory if it is missing and tries it: hours into a job is too late to find out.
+// checkCheckpointDir makes the directory if it is missing and tries to write to it. Hours into a job would be too late.
 func (o *Options) checkCheckpointDir() error {
 	if o.CheckpointDir == "" {
 		return nil
@@ -169,7 +168,7 @@ func (o *Options) checkCheckpointDir() error {
 	return nil
 }
 
-// policy returns what holds for a job; ok is false if it may not run here.
+// policy returns the policy for a job. ok is false if the job may not run here.
 func (o *Options) policy(job string) (p JobPolicy, ok bool) {
 	for _, p := range o.Jobs {
 		if p.Name == job {

@@ -125,7 +125,7 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 	return answer.(*api.RegisterResponse), nil
 }
 
-// add puts tensors into the plan and the engine, and makes the answer to the workers.
+// add adds tensors to the plan and the engine, and returns the answer to the workers.
 func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 	j.model.Lock()
 	defer j.model.Unlock()

@@ -21,8 +21,8 @@ import (
 	"github.com/rackweave/rackweave/service/checkpoint"
 )
 
-// batchElems is how many elements pass between engine and file at once, batchPieces the most arrays of chunks they are in. A chunk
-// may be larger and is then a batch of its own.
+// batchElems is the number of elements that pass between engine and file at once, and batchPieces the most arrays of chunks that
+// hold them. A larger chunk is a batch of its own.
 const (
 	batchElems  = 256 << 10
 	batchPieces = 1024
@@ -59,7 +59,7 @@ func (s *Service) Restore(ctx context.Context, r *api.RestoreRequest) (*api.Rest
 	return out, nil
 }
 
-// quietly runs f for a member's checkpoint, alone with the job's tensors, and gives its error a code.
+// quietly runs f for a member's checkpoint while nothing else uses the job's tensors, and gives its error a code.
 func (s *Service) quietly(ctx context.Context, what, session, name string, ms uint32,
 	f func(context.Context, *job, string) error) error {
 	m, err := s.active(session)
@@ -112,7 +112,7 @@ func checkpointCode(err error) connect.Code {
 	return connect.CodeInternal
 }
 
-// save writes the job's state to a file, which appears whole or not at all.
+// save writes the job's state to a file. The file appears whole or not at all.
 func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
 	snap, err := j.agg.Snapshot(ctx, j.plan)
 	if err != nil {
@@ -138,7 +138,7 @@ func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
 	if err := removeUnfinished(path); err != nil {
 		return 0, err
 	}
-	// Beside the file it becomes: TMPDIR may be small, and is no place for a model that a killed aggregator leaves.
+	// The temporary file lies beside the final one: TMPDIR may be small, and a killed aggregator should not leave a model there.
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithPermissions(0o640))
 	if err != nil {
 		return 0, err
@@ -171,7 +171,7 @@ func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
 	return info.Size(), syncDir(filepath.Dir(path))
 }
 
-// removeUnfinished removes what an aggregator that was killed while it saved has left of the file.
+// removeUnfinished removes temporary files of an aggregator that was killed while it saved.
 func removeUnfinished(path string) error {
 	dir, base := filepath.Split(path)
 	entries, err := os.ReadDir(dir)
@@ -189,7 +189,7 @@ func removeUnfinished(path string) error {
 	return nil
 }
 
-// openRegular opens a file for reading, and nothing that reading could wait for or never end.
+// openRegular opens a regular file for reading. It refuses what a reader could wait for or read without end.
 func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -205,7 +205,7 @@ func openRegular(path string) (*os.File, error) {
 	return f, nil
 }
 
-// syncDir makes a renamed file's new name last.
+// syncDir makes a renamed file's new name durable.
 func syncDir(path string) error {
 	d, err := os.Open(path)
 	if err != nil {
@@ -214,7 +214,7 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// restore reads the job's state from a file: first all of it, to know that it is sound and fits, then again into the engine.
+// restore reads the job's state from a file, twice: first to check that it is sound and fits, then into the engine.
 func (j *job) restore(ctx context.Context, path string) (bytes int64, err error) {
 	f, err := openRegular(path)
 	if err != nil {
@@ -289,8 +289,8 @@ func (j *job) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
 	return order, nil
 }
 
-// eachBatch walks through tensors array by array, chunk by chunk, the order of a checkpoint, a batch at a time: data holds the
-// batch's elements, pieces say of what.
+// eachBatch walks through tensors in the order of a checkpoint, array by array and chunk by chunk, one batch at a time. data holds
+// the batch's elements, and pieces describes them.
 func eachBatch(plan *chunk.Plan, order []int, arrays int, f func(pieces []aggregate.Piece, data []float32) error) error {
 	buf := make([]float32, max(batchElems, plan.ChunkBytes()/2))
 	pieces := make([]aggregate.Piece, 0, batchPieces)

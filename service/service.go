@@ -33,13 +33,13 @@ type Service struct {
 	http     *http.Server
 	health   *grpchealth.StaticChecker
 	engines  map[string]*engine
-	served   []string // providers, the fastest first
+	served   []string // providers, fastest first
 	hostID   string
 	uid      uint32
 	start    time.Time
 
 	closing     chan struct{} // closed when the service ends
-	drained     chan struct{} // closed when a drain is through
+	drained     chan struct{} // closed when a drain is complete
 	closeOnce   sync.Once
 	closeErr    error
 	jobsRunning sync.WaitGroup
@@ -55,7 +55,7 @@ type Service struct {
 	draining bool
 	closed   bool
 
-	calls sync.RWMutex // held shared by every call; alone to end the service
+	calls sync.RWMutex // read-locked by every call, locked to end the service
 	gone  bool         // guarded by calls
 }
 
@@ -78,7 +78,7 @@ func New(o Options) (s *Service, err error) {
 	if s.http, err = s.server(); err != nil {
 		return s, err
 	}
-	// Listening comes first: a port that is taken is found out before memory is.
+	// Listening comes first: it reports a taken port before memory is allocated.
 	if s.listener = o.Listener; s.listener == nil {
 		if s.listener, err = listen(o.Listen); err != nil {
 			return s, err
@@ -123,7 +123,7 @@ func listen(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// server makes the HTTP server. Requests are bounded in size and in the time they take to arrive; pings find silent peers.
+// server makes the HTTP server. It bounds requests in size and in the time they take to arrive, and finds silent peers by pings.
 func (s *Service) server() (*http.Server, error) {
 	options := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxMessageBytes),
@@ -168,7 +168,7 @@ func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// begin counts a job as running; false: the service is closing.
+// begin counts a job as running. It returns false if the service is closing.
 func (s *Service) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,20 +179,20 @@ func (s *Service) begin() bool {
 	return true
 }
 
-// Handle mounts another handler on the service's port: metrics, profiles. Before Serve.
+// Handle mounts another handler on the service's port, such as metrics and profiles. Call it before Serve.
 func (s *Service) Handle(pattern string, h http.Handler) { s.mux.Handle(pattern, h) }
 
-// Addr is the address the service listens on.
+// Addr returns the address that the service listens on.
 func (s *Service) Addr() net.Addr { return s.listener.Addr() }
 
-// URL is where a client on this host reaches the service.
+// URL returns the URL by which clients on this host reach the service.
 func (s *Service) URL() string {
 	urls := s.URLs()
 	return urls[len(urls)-1]
 }
 
-// URLs are where clients reach the service: by this host's addresses that others can use, where it listens on all, and by URL, the
-// last.
+// URLs returns the URLs by which clients reach the service. A service that listens on all addresses has one for each address that
+// other hosts can use. The last is that of [Service.URL].
 func (s *Service) URLs() []string {
 	scheme := "http"
 	if s.opts.TLSCert != "" {
@@ -209,10 +209,10 @@ func (s *Service) URLs() []string {
 	return urls
 }
 
-// addresses lists this host's addresses that who listens on the unspecified address any has and other hosts can use.
+// addresses lists the addresses of this host that other hosts can use and that the unspecified address any stands for.
 func addresses(any net.IP) []string {
 	var all []string
-	addrs, _ := net.InterfaceAddrs() // without them there is the loopback's still
+	addrs, _ := net.InterfaceAddrs() // without them the loopback's remains
 	for _, a := range addrs {
 		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && (any.To4() == nil || n.IP.To4() != nil) {
 			all = append(all, n.IP.String())
@@ -223,10 +223,10 @@ func addresses(any net.IP) []string {
 
 func (s *Service) uptime() time.Duration { return time.Since(s.start) }
 
-// Providers lists what is served, the fastest first.
+// Providers lists the providers that are served, fastest first.
 func (s *Service) Providers() []string { return s.served }
 
-// Serve serves until ctx ends, a drain is through or Close is called, and closes the service.
+// Serve serves until ctx ends, a drain is complete or Close is called, and closes the service.
 func (s *Service) Serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
@@ -252,7 +252,7 @@ func (s *Service) Serve(ctx context.Context) error {
 	return errors.Join(err, closeErr)
 }
 
-// Close ends the service: every job fails, workers are told, and all memory and devices are given back.
+// Close ends the service: it fails every job, notifies the workers, and frees all memory and devices.
 func (s *Service) Close() error {
 	s.closeOnce.Do(func() { s.closeErr = s.close() })
 	return s.closeErr
@@ -262,7 +262,7 @@ func (s *Service) close() error {
 	s.mu.Lock()
 	s.draining, s.closed = true, true
 	s.mu.Unlock()
-	close(s.closing) // jobs fail, and their Watch streams tell the workers
+	close(s.closing) // jobs fail, and their Watch streams notify the workers
 	var errs []error
 	if s.http != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -285,7 +285,7 @@ func (s *Service) close() error {
 	return errors.Join(errs...)
 }
 
-// retire frees a job's name; its memory is still held.
+// retire frees a job's name and keeps its memory.
 func (s *Service) retire(j *job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,12 +312,12 @@ func (s *Service) session(id string) (*member, error) {
 	defer s.mu.Unlock()
 	m := s.sessions[id]
 	if m == nil {
-		return nil, refuse(connect.CodeUnauthenticated, "no such session: it has ended, or the aggregator was started anew: join again")
+		return nil, refuse(connect.CodeUnauthenticated, "no such session: it has ended, or the aggregator was restarted: join again")
 	}
 	return m, nil
 }
 
-// tend looks after what time brings: rates, and jobs that wait for a worker who has left.
+// tend does what is due every second: it samples rates and fails jobs that wait for a worker who has left.
 func (s *Service) tend() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -363,7 +363,7 @@ func (s *Service) sample(seconds float64) {
 	}
 }
 
-// bounded gives a call its deadline: what it asks for, within limits.
+// bounded gives a call the deadline it asks for, within limits.
 func bounded(ctx context.Context, ms uint32) (context.Context, context.CancelFunc) {
 	d := defaultWait
 	if ms > 0 {

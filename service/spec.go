@@ -10,7 +10,7 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// spec is what all workers of a job must say alike.
+// spec is what all workers of a job must agree on.
 type spec struct {
 	workers    int
 	mode       aggregate.Mode
@@ -31,7 +31,7 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	if int(r.Rank) < -1 || int(r.Rank) >= s.workers {
 		return s, fmt.Errorf("rank %d in a job of %d workers: use 0 to %d, or -1 for any", r.Rank, s.workers, s.workers-1)
 	}
-	// The chunk package knows which sizes can be.
+	// The chunk package knows which sizes are valid.
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.chunkBytes, Lanes: []chunk.Lane{{}}}); err != nil {
 		return s, err
 	}

@@ -25,7 +25,7 @@ func (s *Service) Status(ctx context.Context, _ *api.StatusRequest) (*api.Status
 	return out, nil
 }
 
-// allJobs lists forming, running and retired jobs by name and age; under s.mu.
+// allJobs lists forming, running and retired jobs by name and age. The caller holds s.mu.
 func (s *Service) allJobs() []*job {
 	var jobs []*job
 	for _, j := range s.jobs {
@@ -38,7 +38,7 @@ func (s *Service) allJobs() []*job {
 	return jobs
 }
 
-// status is an engine's part; under s.mu, for the rates.
+// status returns an engine's part of the status. The caller holds s.mu, which guards the rates.
 func (e *engine) status() *api.EngineStatus {
 	out := &api.EngineStatus{Provider: e.provider, Window: uint32(e.agg.Window())}
 	for i, l := range e.agg.Lanes() {
@@ -50,9 +50,9 @@ func (e *engine) status() *api.EngineStatus {
 		})
 	}
 	for nic, d := range e.devices {
-		all, guests := e.agg.Connections(d)
+		all, failedOver := e.agg.Connections(d)
 		out.Nics = append(out.Nics,
-			&api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), FailedOver: uint32(guests)})
+			&api.NicStatus{Device: d.Attr().Name, Up: e.links.isUp(nic), Connections: uint32(all), FailedOver: uint32(failedOver)})
 	}
 	return out
 }

@@ -140,8 +140,8 @@ machine can do of such an exchange is measured in the same run, and the result i
   rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
   rackweave bench --bytes 100MB --workers 1,2,4,8
-  rackweave bench --server http://box:7077 --workers 2
-  rackweave bench --server https://box:7077 --ca box.pem --job resnet --token SECRET
+  rackweave bench --server http://aggregator:7077 --workers 2
+  rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token SECRET
   rackweave bench compare --with gloo,mpi
   rackweave bench ablate --svg figures`,
 		Args: cobra.NoArgs,

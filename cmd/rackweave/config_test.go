@@ -46,7 +46,7 @@ func TestAFileThatIsNoConfigurationIsToldInALine(t *testing.T) {
 }
 
 func TestAConfigurationSetsWhatTheCommandLineDoesNot(t *testing.T) {
-	path := file(t, "rackweave.yaml", "# of this box\nmodel: vgg16\nchunk-bytes: 65536\njson: true\ncores: 1\n")
+	path := file(t, "rackweave.yaml", "# of this machine\nmodel: vgg16\nchunk-bytes: 65536\njson: true\ncores: 1\n")
 	out, err := run(t, "topo", "--config", path, "--model", "alexnet")
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ func drainCommand() *cobra.Command {
 		Use:   "drain",
 		Short: "Let an aggregator end when its jobs have, and take no others",
 		Example: `  rackweave drain
-  rackweave drain --server http://box:7077 --token SECRET --after 10m`,
+  rackweave drain --server http://aggregator:7077 --token SECRET --after 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			jobs, err := client.Drain(cmd.Context(), cfg, after)

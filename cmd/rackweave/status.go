@@ -21,8 +21,8 @@ func statusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show a running aggregator's jobs, workers, stragglers, memory and throughput per core",
-		Example: `  rackweave status --server http://box:7077
-  rackweave status --server http://box:7077 --json`,
+		Example: `  rackweave status --server http://aggregator:7077
+  rackweave status --server http://aggregator:7077 --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := client.Status(cmd.Context(), cfg)

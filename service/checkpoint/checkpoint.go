@@ -1,4 +1,4 @@
-// Package checkpoint is the file that a job's parameters and optimizer state are saved in.
+// Package checkpoint reads and writes the file that holds a job's parameters and optimizer state.
 //
 //	"RWCKPT1\n"
 //	header: u32 length, protobuf CheckpointHeader, u32 CRC-32C of the protobuf
@@ -6,8 +6,8 @@
 //	        f32[elems], u32 CRC-32C of them
 //	"RWCKEND\n"
 //
-// Integers and floats are little-endian. Arrays are whole, whatever the chunks and lanes of the job that wrote them, so that a
-// job with others can read them.
+// Integers and floats are little-endian. Arrays are whole, whatever the chunks and lanes of the job that wrote them, so that a job
+// with other chunks and lanes can read them.
 package checkpoint
 
 import (
@@ -38,14 +38,14 @@ var (
 	byteOrder = binary.LittleEndian
 )
 
-// ErrCorrupt is what errors of reading a file wrap that is no checkpoint, or a damaged one.
+// ErrCorrupt is wrapped by errors of reading a file that is no checkpoint, or a damaged one.
 var ErrCorrupt = errors.New("corrupt checkpoint")
 
 func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 }
 
-// check tells whether a header can be true.
+// check reports what is wrong with a header.
 func check(h *api.CheckpointHeader) error {
 	if h.Arrays < 1 || h.Arrays > maxArrays {
 		return fmt.Errorf("%d arrays for each tensor: there can be 1 to %d", h.Arrays, maxArrays)
@@ -72,7 +72,7 @@ type sections struct {
 	sum    uint32
 }
 
-// left is how many elements the section still has; 0: there is no section left.
+// left returns the number of elements that the section still has. 0: no section is left.
 func (s *sections) left() uint64 {
 	if s.tensor == len(s.header.Tensors) {
 		return 0
@@ -80,7 +80,7 @@ func (s *sections) left() uint64 {
 	return s.header.Tensors[s.tensor].Elems - s.done
 }
 
-// take counts elements of the section, whose bytes are b; it reports whether they end it.
+// take counts elements of the section, whose bytes are b. It reports whether they end the section.
 func (s *sections) take(n uint64, b []byte) bool {
 	s.sum = crc32.Update(s.sum, crcTable, b)
 	s.done += n
@@ -112,7 +112,7 @@ type Writer struct {
 	buf [4 * blockElems]byte
 }
 
-// NewWriter writes the header; its tensors' arrays come next, by Write.
+// NewWriter writes the header. The arrays of its tensors follow by Write.
 func NewWriter(w io.Writer, h *api.CheckpointHeader) (*Writer, error) {
 	if err := check(h); err != nil {
 		return nil, err
@@ -133,7 +133,8 @@ func NewWriter(w io.Writer, h *api.CheckpointHeader) (*Writer, error) {
 	return &Writer{w: w, at: sections{header: h}}, nil
 }
 
-// Write takes the next elements, in the order of the file; they may span arrays. More than the header says is a panic.
+// Write writes the next elements, in the order of the file. They may span arrays. Write panics on more elements than the header
+// says.
 func (w *Writer) Write(x []float32) error {
 	for len(x) > 0 {
 		n := min(uint64(len(x)), w.at.left(), blockElems)
@@ -158,7 +159,7 @@ func (w *Writer) Write(x []float32) error {
 	return nil
 }
 
-// Close ends the file; the underlying writer stays open.
+// Close ends the file. It leaves the underlying writer open.
 func (w *Writer) Close() error {
 	if w.at.left() != 0 {
 		return fmt.Errorf("the %v end %d elements early", &w.at, w.at.left())
@@ -186,7 +187,7 @@ func NewReader(r io.Reader) (*Reader, error) {
 	if n > maxHeaderBytes {
 		return nil, corrupt("a header of %d bytes: at most %d", n, maxHeaderBytes)
 	}
-	// Grows as data comes: a wrong length does not claim memory.
+	// The buffer grows as data comes: a wrong length does not claim memory.
 	raw, err := io.ReadAll(io.LimitReader(r, int64(n)+4))
 	if err != nil {
 		return nil, err
@@ -207,8 +208,8 @@ func NewReader(r io.Reader) (*Reader, error) {
 	return &Reader{Header: h, r: r, at: sections{header: h}}, nil
 }
 
-// Read fills x with the next elements; they may span arrays. What it has returned of an array is right only when the array's
-// end was read without an error. More than the header says is a panic.
+// Read fills x with the next elements. They may span arrays. Elements of an array are right only once the array's end was read
+// without an error. Read panics on more elements than the header says.
 func (r *Reader) Read(x []float32) error {
 	for len(x) > 0 {
 		n := min(uint64(len(x)), r.at.left(), blockElems)
