@@ -1678,6 +1678,236 @@ func (x *RestoreResponse) GetBytes() uint64 {
 	return 0
 }
 
+type ReadStateRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Numbered in the order of registration.
+	Tensor uint32 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	// 0: the parameters; then each state of the optimizer. A number beyond those is out of range.
+	Array uint32 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
+	// The first element: one that begins a chunk.
+	Offset        uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadStateRequest) Reset() {
+	*x = ReadStateRequest{}
+	mi := &file_job_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadStateRequest) ProtoMessage() {}
+
+func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadStateRequest.ProtoReflect.Descriptor instead.
+func (*ReadStateRequest) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ReadStateRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ReadStateRequest) GetTensor() uint32 {
+	if x != nil {
+		return x.Tensor
+	}
+	return 0
+}
+
+func (x *ReadStateRequest) GetArray() uint32 {
+	if x != nil {
+		return x.Array
+	}
+	return 0
+}
+
+func (x *ReadStateRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type ReadStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Elements from offset on, as many as fit into an answer: f32, little-endian.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadStateResponse) Reset() {
+	*x = ReadStateResponse{}
+	mi := &file_job_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadStateResponse) ProtoMessage() {}
+
+func (x *ReadStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadStateResponse.ProtoReflect.Descriptor instead.
+func (*ReadStateResponse) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ReadStateResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type WriteStateRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Tensor  uint32                 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	Array   uint32                 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
+	// The first element: one that begins a chunk.
+	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	// All elements of each chunk from offset on: f32, little-endian.
+	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteStateRequest) Reset() {
+	*x = WriteStateRequest{}
+	mi := &file_job_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteStateRequest) ProtoMessage() {}
+
+func (x *WriteStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteStateRequest.ProtoReflect.Descriptor instead.
+func (*WriteStateRequest) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *WriteStateRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *WriteStateRequest) GetTensor() uint32 {
+	if x != nil {
+		return x.Tensor
+	}
+	return 0
+}
+
+func (x *WriteStateRequest) GetArray() uint32 {
+	if x != nil {
+		return x.Array
+	}
+	return 0
+}
+
+func (x *WriteStateRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *WriteStateRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type WriteStateResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteStateResponse) Reset() {
+	*x = WriteStateResponse{}
+	mi := &file_job_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteStateResponse) ProtoMessage() {}
+
+func (x *WriteStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteStateResponse.ProtoReflect.Descriptor instead.
+func (*WriteStateResponse) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{27}
+}
+
 type LeaveRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -1689,7 +1919,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +1931,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +1944,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{24}
+	return file_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LeaveRequest) GetSession() string {
@@ -1739,7 +1969,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1981,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1994,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{25}
+	return file_job_proto_rawDescGZIP(), []int{29}
 }
 
 type StatusRequest struct {
@@ -1775,7 +2005,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +2017,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +2030,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{26}
+	return file_job_proto_rawDescGZIP(), []int{30}
 }
 
 type StatusResponse struct {
@@ -1816,7 +2046,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2058,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2071,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{27}
+	return file_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -1891,7 +2121,7 @@ type EngineStatus struct {
 
 func (x *EngineStatus) Reset() {
 	*x = EngineStatus{}
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1903,7 +2133,7 @@ func (x *EngineStatus) String() string {
 func (*EngineStatus) ProtoMessage() {}
 
 func (x *EngineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1916,7 +2146,7 @@ func (x *EngineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
 func (*EngineStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{28}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EngineStatus) GetProvider() string {
@@ -1960,7 +2190,7 @@ type NicStatus struct {
 
 func (x *NicStatus) Reset() {
 	*x = NicStatus{}
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2202,7 @@ func (x *NicStatus) String() string {
 func (*NicStatus) ProtoMessage() {}
 
 func (x *NicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2215,7 @@ func (x *NicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicStatus.ProtoReflect.Descriptor instead.
 func (*NicStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{29}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NicStatus) GetDevice() string {
@@ -2040,7 +2270,7 @@ type LaneStatus struct {
 
 func (x *LaneStatus) Reset() {
 	*x = LaneStatus{}
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2282,7 @@ func (x *LaneStatus) String() string {
 func (*LaneStatus) ProtoMessage() {}
 
 func (x *LaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2295,7 @@ func (x *LaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneStatus.ProtoReflect.Descriptor instead.
 func (*LaneStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{30}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LaneStatus) GetDevice() string {
@@ -2183,7 +2413,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2425,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2438,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JobStatus) GetName() string {
@@ -2338,7 +2568,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2350,7 +2580,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2363,7 +2593,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -2455,7 +2685,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2697,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2710,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DrainRequest) GetToken() string {
@@ -2506,7 +2736,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2748,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2761,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -2557,7 +2787,7 @@ type CheckpointHeader struct {
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2799,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2812,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CheckpointHeader) GetJob() string {
@@ -2639,7 +2869,7 @@ type CheckpointTensor struct {
 
 func (x *CheckpointTensor) Reset() {
 	*x = CheckpointTensor{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2881,7 @@ func (x *CheckpointTensor) String() string {
 func (*CheckpointTensor) ProtoMessage() {}
 
 func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2894,7 @@ func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
 func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CheckpointTensor) GetName() string {
@@ -2835,7 +3065,21 @@ const file_job_proto_rawDesc = "" +
 	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\";\n" +
 	"\x0fRestoreResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"B\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"r\n" +
+	"\x10ReadStateRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
+	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
+	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\"'\n" +
+	"\x11ReadStateResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x87\x01\n" +
+	"\x11WriteStateRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
+	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
+	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"\x14\n" +
+	"\x12WriteStateResponse\"B\n" +
 	"\fLeaveRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x18\n" +
 	"\afailure\x18\x02 \x01(\tR\afailure\"\x0f\n" +
@@ -2928,7 +3172,7 @@ const file_job_proto_rawDesc = "" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
-	"\aupdates\x18\x03 \x01(\rR\aupdates2\x84\x06\n" +
+	"\aupdates\x18\x03 \x01(\rR\aupdates2\xa3\a\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -2938,7 +3182,10 @@ const file_job_proto_rawDesc = "" +
 	"\bRegister\x12\x1d.rackweave.v1.RegisterRequest\x1a\x1e.rackweave.v1.RegisterResponse\x12F\n" +
 	"\aBarrier\x12\x1c.rackweave.v1.BarrierRequest\x1a\x1d.rackweave.v1.BarrierResponse\x12=\n" +
 	"\x04Save\x12\x19.rackweave.v1.SaveRequest\x1a\x1a.rackweave.v1.SaveResponse\x12F\n" +
-	"\aRestore\x12\x1c.rackweave.v1.RestoreRequest\x1a\x1d.rackweave.v1.RestoreResponse\x12@\n" +
+	"\aRestore\x12\x1c.rackweave.v1.RestoreRequest\x1a\x1d.rackweave.v1.RestoreResponse\x12L\n" +
+	"\tReadState\x12\x1e.rackweave.v1.ReadStateRequest\x1a\x1f.rackweave.v1.ReadStateResponse\x12O\n" +
+	"\n" +
+	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
 	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12@\n" +
 	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
@@ -2955,49 +3202,53 @@ func file_job_proto_rawDescGZIP() []byte {
 	return file_job_proto_rawDescData
 }
 
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_job_proto_goTypes = []any{
-	(*JoinRequest)(nil),      // 0: rackweave.v1.JoinRequest
-	(*JoinResponse)(nil),     // 1: rackweave.v1.JoinResponse
-	(*Lane)(nil),             // 2: rackweave.v1.Lane
-	(*WatchRequest)(nil),     // 3: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),    // 4: rackweave.v1.WatchResponse
-	(*Links)(nil),            // 5: rackweave.v1.Links
-	(*BrokenLane)(nil),       // 6: rackweave.v1.BrokenLane
-	(*Failure)(nil),          // 7: rackweave.v1.Failure
-	(*ConnectRequest)(nil),   // 8: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),       // 9: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),  // 10: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),   // 11: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),    // 12: rackweave.v1.ResumeRequest
-	(*Region)(nil),           // 13: rackweave.v1.Region
-	(*ResumeResponse)(nil),   // 14: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),  // 15: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),           // 16: rackweave.v1.Tensor
-	(*RegisterResponse)(nil), // 17: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),   // 18: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),  // 19: rackweave.v1.BarrierResponse
-	(*SaveRequest)(nil),      // 20: rackweave.v1.SaveRequest
-	(*SaveResponse)(nil),     // 21: rackweave.v1.SaveResponse
-	(*RestoreRequest)(nil),   // 22: rackweave.v1.RestoreRequest
-	(*RestoreResponse)(nil),  // 23: rackweave.v1.RestoreResponse
-	(*LeaveRequest)(nil),     // 24: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),    // 25: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),    // 26: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),   // 27: rackweave.v1.StatusResponse
-	(*EngineStatus)(nil),     // 28: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),        // 29: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),       // 30: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),        // 31: rackweave.v1.JobStatus
-	(*WorkerStatus)(nil),     // 32: rackweave.v1.WorkerStatus
-	(*DrainRequest)(nil),     // 33: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),    // 34: rackweave.v1.DrainResponse
-	(*CheckpointHeader)(nil), // 35: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil), // 36: rackweave.v1.CheckpointTensor
-	nil,                      // 37: rackweave.v1.JoinRequest.HyperEntry
+	(*JoinRequest)(nil),        // 0: rackweave.v1.JoinRequest
+	(*JoinResponse)(nil),       // 1: rackweave.v1.JoinResponse
+	(*Lane)(nil),               // 2: rackweave.v1.Lane
+	(*WatchRequest)(nil),       // 3: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),      // 4: rackweave.v1.WatchResponse
+	(*Links)(nil),              // 5: rackweave.v1.Links
+	(*BrokenLane)(nil),         // 6: rackweave.v1.BrokenLane
+	(*Failure)(nil),            // 7: rackweave.v1.Failure
+	(*ConnectRequest)(nil),     // 8: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),         // 9: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),    // 10: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),     // 11: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),      // 12: rackweave.v1.ResumeRequest
+	(*Region)(nil),             // 13: rackweave.v1.Region
+	(*ResumeResponse)(nil),     // 14: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),    // 15: rackweave.v1.RegisterRequest
+	(*Tensor)(nil),             // 16: rackweave.v1.Tensor
+	(*RegisterResponse)(nil),   // 17: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),     // 18: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),    // 19: rackweave.v1.BarrierResponse
+	(*SaveRequest)(nil),        // 20: rackweave.v1.SaveRequest
+	(*SaveResponse)(nil),       // 21: rackweave.v1.SaveResponse
+	(*RestoreRequest)(nil),     // 22: rackweave.v1.RestoreRequest
+	(*RestoreResponse)(nil),    // 23: rackweave.v1.RestoreResponse
+	(*ReadStateRequest)(nil),   // 24: rackweave.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),  // 25: rackweave.v1.ReadStateResponse
+	(*WriteStateRequest)(nil),  // 26: rackweave.v1.WriteStateRequest
+	(*WriteStateResponse)(nil), // 27: rackweave.v1.WriteStateResponse
+	(*LeaveRequest)(nil),       // 28: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),      // 29: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),      // 30: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),     // 31: rackweave.v1.StatusResponse
+	(*EngineStatus)(nil),       // 32: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),          // 33: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),         // 34: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),          // 35: rackweave.v1.JobStatus
+	(*WorkerStatus)(nil),       // 36: rackweave.v1.WorkerStatus
+	(*DrainRequest)(nil),       // 37: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),      // 38: rackweave.v1.DrainResponse
+	(*CheckpointHeader)(nil),   // 39: rackweave.v1.CheckpointHeader
+	(*CheckpointTensor)(nil),   // 40: rackweave.v1.CheckpointTensor
+	nil,                        // 41: rackweave.v1.JoinRequest.HyperEntry
 }
 var file_job_proto_depIdxs = []int32{
-	37, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	41, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	2,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	7,  // 2: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
 	5,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
@@ -3007,13 +3258,13 @@ var file_job_proto_depIdxs = []int32{
 	13, // 7: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
 	11, // 8: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
 	16, // 9: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	28, // 10: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	31, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	30, // 12: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	29, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	32, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	32, // 10: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	35, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	34, // 12: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	33, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	36, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
 	7,  // 15: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	36, // 16: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
+	40, // 16: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
 	0,  // 17: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
 	3,  // 18: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
 	8,  // 19: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
@@ -3022,22 +3273,26 @@ var file_job_proto_depIdxs = []int32{
 	18, // 22: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
 	20, // 23: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
 	22, // 24: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	24, // 25: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	26, // 26: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	33, // 27: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	1,  // 28: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	4,  // 29: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	10, // 30: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	14, // 31: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	17, // 32: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	19, // 33: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	21, // 34: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	23, // 35: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	25, // 36: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	27, // 37: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	34, // 38: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	28, // [28:39] is the sub-list for method output_type
-	17, // [17:28] is the sub-list for method input_type
+	24, // 25: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	26, // 26: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	28, // 27: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	30, // 28: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	37, // 29: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	1,  // 30: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	4,  // 31: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	10, // 32: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	14, // 33: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	17, // 34: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	19, // 35: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	21, // 36: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	23, // 37: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	25, // 38: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	27, // 39: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	29, // 40: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	31, // 41: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	38, // 42: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	30, // [30:43] is the sub-list for method output_type
+	17, // [17:30] is the sub-list for method input_type
 	17, // [17:17] is the sub-list for extension type_name
 	17, // [17:17] is the sub-list for extension extendee
 	0,  // [0:17] is the sub-list for field type_name
@@ -3055,7 +3310,7 @@ func file_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -12,7 +12,7 @@ import threading
 import urllib.parse
 from typing import Any, Callable, Dict, Optional
 
-from .errors import ConfigError, Error, JobFailedError, RefusedError, ServerLostError, WaitTimeoutError
+from .errors import ConfigError, Error, JobFailedError, OutOfRangeError, RefusedError, ServerLostError, WaitTimeoutError
 
 _SERVICE = "/rackweave.v1.JobService/"
 _END_OF_STREAM = 2  # flag of the last frame
@@ -113,9 +113,13 @@ class Watch:
         self._thread = threading.Thread(target=self._follow, name="rackweave-watch", daemon=True)
         self._thread.start()
 
+    def leave(self) -> None:
+        """Expects the aggregator to end the stream: failed is not called any more."""
+        self._closing = True
+
     def close(self) -> None:
         """Ends the stream; failed is not called any more."""
-        self._closing = True
+        self.leave()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -178,6 +182,8 @@ def failure_of(method: str, error: Optional[Dict[str, Any]], otherwise: str) -> 
         return WaitTimeoutError(f"{method}: timed out: {text}")
     if code == "aborted":
         return JobFailedError(f"{method}: the job failed: {text}")
+    if code == "out_of_range":
+        return OutOfRangeError(f"{method}: {text}")
     if code == "unavailable":
         return ServerLostError(f"{method}: {text}")
     if not code:

@@ -24,6 +24,7 @@ _SLICE_MS = 200  # of every wait: between slices Ctrl-C and failures are seen
 _REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
 _LEAVE_TIMEOUT = 5.0
 _MISSED_HEARTBEATS = 10
+_PAGE_CHUNKS = 64  # of each call that writes state: some MiB
 _SPIN = 64  # empty polls before a wait sleeps
 
 
@@ -113,6 +114,7 @@ class Session:
         self.settings, self.job, self.mode = settings, job, mode
         self.names: List[str] = []
         self._bytes: List[int] = []
+        self._elems: List[int] = []
         self._keep: Dict[int, Any] = {}
         self._pid = os.getpid()
         self._control = Control(settings.address, settings.ca)
@@ -150,6 +152,13 @@ class Session:
     def provider(self) -> str:
         """What carries the job's data: shm, tcp or ibv."""
         return str(self._info["provider"])
+
+    @property
+    def native(self) -> ctypes.c_void_p:
+        """The session of the C library, for those who call that themselves."""
+        if self._native is None:
+            raise self._failure or ClosedError(f"the session of job {self.job!r} is closed")
+        return self._native
 
     # Joining.
 
@@ -250,6 +259,7 @@ class Session:
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
             first = len(self.names)
+            self._elems.extend(t.elems for t in tensors)
             self._bytes.extend(t.elems * TYPES[t.memory][0] for t in tensors)
             self.names.extend(t.name for t in tensors)
             return list(range(first, len(self.names)))
@@ -325,7 +335,7 @@ class Session:
                     raise
                 if left > 0:
                     continue
-                self._give_up(WaitTimeoutError(f"no answer within {limit:g} s for {self._unfinished(raw, tensors)}{self._awaited()}"))
+                self._give_up(WaitTimeoutError(f"no answer within {limit:g} s for {self._unfinished(raw, tensors)}{self.awaited()}"))
                 raise self._failure from None  # type: ignore[misc]
             for t in tensors:
                 self._keep.pop(t, None)
@@ -339,7 +349,7 @@ class Session:
             late = [self.names[t] for handle, t in zip(raw, tensors) if self._library.rw_test(native, handle) != 1]
         return _listed("tensor", [repr(name) for name in late]) if late else "the commit"
 
-    def _awaited(self) -> str:
+    def awaited(self) -> str:
         """Asks the aggregator which ranks keep others waiting."""
         try:
             jobs = self._control.call("Status", {}, 1.0).get("jobs", [])
@@ -365,6 +375,26 @@ class Session:
         """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
         self._call("Restore", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
 
+    def read_state(self, tensor: int, array: int) -> bytes:
+        """Returns an array that the aggregator keeps of a tensor: its parameters, 0, or a state of the optimizer, from 1 on.
+
+        The elements are f32, little-endian. What this rank has sent must be done. OutOfRangeError: there is no such array.
+        """
+        size = self._elems[tensor] * 4
+        data = bytearray()
+        while len(data) < size:
+            request = {"tensor": tensor, "array": array, "offset": str(len(data) // 4)}
+            data += base64.b64decode(self._call("ReadState", request, self.settings.timeout)["data"])
+        return bytes(data)
+
+    def write_state(self, tensor: int, array: int, data: bytes) -> None:
+        """Replaces what read_state reads. One rank calls it, between barriers."""
+        page = int(self._info["chunkBytes"]) * _PAGE_CHUNKS
+        for at in range(0, len(data), page):
+            part = base64.b64encode(data[at : at + page]).decode()
+            request = {"tensor": tensor, "array": array, "offset": str(at // 4), "data": part}
+            self._call("WriteState", request, self.settings.timeout)
+
     def stats(self) -> Dict[str, int]:
         """Returns what was moved so far: bytes and chunks, and of the bytes those that this process had to copy."""
         s = _lib.Stats()
@@ -386,7 +416,7 @@ class Session:
         self._give_up(error)
 
     def _call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
-        self._check()
+        self.check()
         try:
             return self._control.call(method, {"session": self._info["session"], **request}, timeout)
         except JobFailedError:
@@ -395,7 +425,8 @@ class Session:
                 raise self._failure from None
             raise
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises what made the session fail; in a forked child, that it is one."""
         if os.getpid() != self._pid:
             raise ForkedError(f"job {self.job!r}: this process is a forked child of the one that joined: call rackweave.init() in it to join anew")
         if self._failure is not None:
@@ -417,7 +448,7 @@ class Session:
                 self._idle.notify_all()
 
     def _native_call(self, what: str, function: Any, *arguments: Any) -> int:
-        self._check()
+        self.check()
         with self._using() as native:
             code = int(function(native, *arguments))
             if code >= 0:
@@ -430,7 +461,7 @@ class Session:
                     self._give_up(ServerLostError(f"aggregator lost: {text.value.decode(errors='replace')}"))
                 raise self._failure  # type: ignore[misc]
         if code == _lib.EFORKED:
-            self._check()
+            self.check()
         raise error
 
     # Ending.
@@ -464,6 +495,8 @@ class Session:
             if self._native is None:
                 return
             reason = str(self._failure or reason) or ("it was closed with operations in flight" if self._keep else "")
+        if self._watch is not None:
+            self._watch.leave()  # before the aggregator lets go, or the stream's end would be a failure
         self._leave(reason)
         self._fail(ClosedError(f"the session of job {self.job!r} is closed"))
         self._release()

@@ -25,6 +25,10 @@ class RefusedError(Error):
     """The aggregator does not take the request, for example because the ranks' models differ."""
 
 
+class OutOfRangeError(RefusedError):
+    """The aggregator has not so many of what is asked for."""
+
+
 class ServerLostError(Error, ConnectionError):
     """The aggregator, or every path to it, is gone."""
 

@@ -55,6 +55,10 @@ const (
 	JobServiceSaveProcedure = "/rackweave.v1.JobService/Save"
 	// JobServiceRestoreProcedure is the fully-qualified name of the JobService's Restore RPC.
 	JobServiceRestoreProcedure = "/rackweave.v1.JobService/Restore"
+	// JobServiceReadStateProcedure is the fully-qualified name of the JobService's ReadState RPC.
+	JobServiceReadStateProcedure = "/rackweave.v1.JobService/ReadState"
+	// JobServiceWriteStateProcedure is the fully-qualified name of the JobService's WriteState RPC.
+	JobServiceWriteStateProcedure = "/rackweave.v1.JobService/WriteState"
 	// JobServiceLeaveProcedure is the fully-qualified name of the JobService's Leave RPC.
 	JobServiceLeaveProcedure = "/rackweave.v1.JobService/Leave"
 	// JobServiceStatusProcedure is the fully-qualified name of the JobService's Status RPC.
@@ -84,6 +88,11 @@ type JobServiceClient interface {
 	Save(context.Context, *api.SaveRequest) (*api.SaveResponse, error)
 	// Restore reads them back. It is called as Save is. The job's tensors and optimizer must be those that were saved.
 	Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error)
+	// ReadState returns part of a tensor's parameters or optimizer state, for a worker that keeps its own checkpoints. No gradient
+	// that the worker has sent is in flight.
+	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
+	// WriteState replaces it. One worker calls it, between barriers.
+	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports what the aggregator is doing.
@@ -151,6 +160,18 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("Restore")),
 			connect.WithClientOptions(opts...),
 		),
+		readState: connect.NewClient[api.ReadStateRequest, api.ReadStateResponse](
+			httpClient,
+			baseURL+JobServiceReadStateProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("ReadState")),
+			connect.WithClientOptions(opts...),
+		),
+		writeState: connect.NewClient[api.WriteStateRequest, api.WriteStateResponse](
+			httpClient,
+			baseURL+JobServiceWriteStateProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("WriteState")),
+			connect.WithClientOptions(opts...),
+		),
 		leave: connect.NewClient[api.LeaveRequest, api.LeaveResponse](
 			httpClient,
 			baseURL+JobServiceLeaveProcedure,
@@ -175,17 +196,19 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 
 // jobServiceClient implements JobServiceClient.
 type jobServiceClient struct {
-	join     *connect.Client[api.JoinRequest, api.JoinResponse]
-	watch    *connect.Client[api.WatchRequest, api.WatchResponse]
-	connect  *connect.Client[api.ConnectRequest, api.ConnectResponse]
-	resume   *connect.Client[api.ResumeRequest, api.ResumeResponse]
-	register *connect.Client[api.RegisterRequest, api.RegisterResponse]
-	barrier  *connect.Client[api.BarrierRequest, api.BarrierResponse]
-	save     *connect.Client[api.SaveRequest, api.SaveResponse]
-	restore  *connect.Client[api.RestoreRequest, api.RestoreResponse]
-	leave    *connect.Client[api.LeaveRequest, api.LeaveResponse]
-	status   *connect.Client[api.StatusRequest, api.StatusResponse]
-	drain    *connect.Client[api.DrainRequest, api.DrainResponse]
+	join       *connect.Client[api.JoinRequest, api.JoinResponse]
+	watch      *connect.Client[api.WatchRequest, api.WatchResponse]
+	connect    *connect.Client[api.ConnectRequest, api.ConnectResponse]
+	resume     *connect.Client[api.ResumeRequest, api.ResumeResponse]
+	register   *connect.Client[api.RegisterRequest, api.RegisterResponse]
+	barrier    *connect.Client[api.BarrierRequest, api.BarrierResponse]
+	save       *connect.Client[api.SaveRequest, api.SaveResponse]
+	restore    *connect.Client[api.RestoreRequest, api.RestoreResponse]
+	readState  *connect.Client[api.ReadStateRequest, api.ReadStateResponse]
+	writeState *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
+	leave      *connect.Client[api.LeaveRequest, api.LeaveResponse]
+	status     *connect.Client[api.StatusRequest, api.StatusResponse]
+	drain      *connect.Client[api.DrainRequest, api.DrainResponse]
 }
 
 // Join calls rackweave.v1.JobService.Join.
@@ -256,6 +279,24 @@ func (c *jobServiceClient) Restore(ctx context.Context, req *api.RestoreRequest)
 	return nil, err
 }
 
+// ReadState calls rackweave.v1.JobService.ReadState.
+func (c *jobServiceClient) ReadState(ctx context.Context, req *api.ReadStateRequest) (*api.ReadStateResponse, error) {
+	response, err := c.readState.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// WriteState calls rackweave.v1.JobService.WriteState.
+func (c *jobServiceClient) WriteState(ctx context.Context, req *api.WriteStateRequest) (*api.WriteStateResponse, error) {
+	response, err := c.writeState.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Leave calls rackweave.v1.JobService.Leave.
 func (c *jobServiceClient) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveResponse, error) {
 	response, err := c.leave.CallUnary(ctx, connect.NewRequest(req))
@@ -304,6 +345,11 @@ type JobServiceHandler interface {
 	Save(context.Context, *api.SaveRequest) (*api.SaveResponse, error)
 	// Restore reads them back. It is called as Save is. The job's tensors and optimizer must be those that were saved.
 	Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error)
+	// ReadState returns part of a tensor's parameters or optimizer state, for a worker that keeps its own checkpoints. No gradient
+	// that the worker has sent is in flight.
+	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
+	// WriteState replaces it. One worker calls it, between barriers.
+	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports what the aggregator is doing.
@@ -367,6 +413,18 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("Restore")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceReadStateHandler := connect.NewUnaryHandlerSimple(
+		JobServiceReadStateProcedure,
+		svc.ReadState,
+		connect.WithSchema(jobServiceMethods.ByName("ReadState")),
+		connect.WithHandlerOptions(opts...),
+	)
+	jobServiceWriteStateHandler := connect.NewUnaryHandlerSimple(
+		JobServiceWriteStateProcedure,
+		svc.WriteState,
+		connect.WithSchema(jobServiceMethods.ByName("WriteState")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceLeaveHandler := connect.NewUnaryHandlerSimple(
 		JobServiceLeaveProcedure,
 		svc.Leave,
@@ -404,6 +462,10 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceSaveHandler.ServeHTTP(w, r)
 		case JobServiceRestoreProcedure:
 			jobServiceRestoreHandler.ServeHTTP(w, r)
+		case JobServiceReadStateProcedure:
+			jobServiceReadStateHandler.ServeHTTP(w, r)
+		case JobServiceWriteStateProcedure:
+			jobServiceWriteStateHandler.ServeHTTP(w, r)
 		case JobServiceLeaveProcedure:
 			jobServiceLeaveHandler.ServeHTTP(w, r)
 		case JobServiceStatusProcedure:
@@ -449,6 +511,14 @@ func (UnimplementedJobServiceHandler) Save(context.Context, *api.SaveRequest) (*
 
 func (UnimplementedJobServiceHandler) Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Restore is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.ReadState is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.WriteState is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error) {

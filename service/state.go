@@ -1,0 +1,113 @@
+package service
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// ReadState implements the schema's ReadState.
+func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.ReadStateResponse, error) {
+	out := &api.ReadStateResponse{}
+	err := s.withState(ctx, r, batchElems, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+		if err := snap.Read(ctx, pieces); err != nil {
+			return err
+		}
+		out.Data = make([]byte, 0, 4*len(data))
+		for _, x := range data {
+			out.Data = binary.LittleEndian.AppendUint32(out.Data, math.Float32bits(x))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// WriteState implements the schema's WriteState.
+func (s *Service) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.WriteStateResponse, error) {
+	err := s.withState(ctx, r, len(r.Data)/4, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+		if len(r.Data) != 4*len(data) {
+			return refuse(connect.CodeInvalidArgument, "write state: %d bytes: give all elements of each chunk", len(r.Data))
+		}
+		for i := range data {
+			data[i] = math.Float32frombits(binary.LittleEndian.Uint32(r.Data[4*i:]))
+		}
+		return snap.Write(ctx, pieces)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &api.WriteStateResponse{}, nil
+}
+
+// stateRange says which elements of a tensor a call is about.
+type stateRange interface {
+	GetSession() string
+	GetTensor() uint32
+	GetArray() uint32
+	GetOffset() uint64
+}
+
+// withState calls f with the pieces that begin at the range's offset and hold elems elements or less, but one piece at least.
+func (s *Service) withState(ctx context.Context, r stateRange, elems int, f func(*aggregate.Snapshot, []aggregate.Piece, []float32) error) error {
+	m, err := s.active(r.GetSession())
+	if err != nil {
+		return err
+	}
+	j := m.job
+	j.model.Lock()
+	defer j.model.Unlock()
+	release, err := j.hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if int64(r.GetTensor()) >= int64(j.plan.NumTensors()) {
+		return refuse(connect.CodeInvalidArgument, "state of tensor %d: job %q has %d", r.GetTensor(), j.name, j.plan.NumTensors())
+	}
+	snap, err := j.agg.Snapshot(ctx, j.plan)
+	if err != nil {
+		return refuse(connect.CodeFailedPrecondition, "state: %w", err)
+	}
+	name := j.plan.Tensor(int(r.GetTensor())).Name
+	if int64(r.GetArray()) >= int64(snap.Arrays()) {
+		return refuse(connect.CodeOutOfRange, "array %d of tensor %q: there are %d", r.GetArray(), name, snap.Arrays())
+	}
+	var pieces []aggregate.Piece
+	n := 0
+	first, end := j.plan.TensorChunks(int(r.GetTensor()))
+	for id := first; id < end; id++ {
+		c := j.plan.Chunk(id)
+		if c.Offset < r.GetOffset() {
+			continue
+		}
+		if len(pieces) == 0 && c.Offset != r.GetOffset() || len(pieces) > 0 && n+c.Elems > elems {
+			break
+		}
+		pieces = append(pieces, aggregate.Piece{Chunk: id, Array: int(r.GetArray())})
+		n += c.Elems
+	}
+	if len(pieces) == 0 {
+		return refuse(connect.CodeInvalidArgument, "state of tensor %q from element %d on: no chunk begins there", name, r.GetOffset())
+	}
+	data := make([]float32, n)
+	at := 0
+	for i := range pieces {
+		to := at + j.plan.Chunk(pieces[i].Chunk).Elems
+		pieces[i].Data = data[at:to]
+		at = to
+	}
+	err = f(snap, pieces, data)
+	if refused := new(connect.Error); err != nil && !errors.As(err, &refused) {
+		err = refuse(checkpointCode(err), "state of tensor %q: %w", name, err)
+	}
+	return err
+}
