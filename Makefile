@@ -7,7 +7,7 @@ TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu
 	rdma-core ibverbs-providers ibverbs-utils perftest
 # The Python package is tested with Debian's torch, which only Debian's Python finds.
 PYTHON ?= /usr/bin/python3
-PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy
+PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-venv
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...
@@ -60,6 +60,8 @@ test-sanitized:
 test-python: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES)
 	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
+	scripts/mxnet-env.sh
+	cd python/tests/mxnet && $(CURDIR)/build/mxnet-venv/bin/python -m pytest -q
 
 # build/rackweave-*.whl: the Python package with its library, for any Python 3 of this platform.
 wheel: lib

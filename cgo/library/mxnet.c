@@ -1,0 +1,377 @@
+/* MXNet's engine drives exchanges here: see include/rackweave_mxnet.h. */
+#include "../../include/rackweave_mxnet.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* mxnet::engine::CallbackOnComplete of MXNet 1.5 to 1.9. The engine's own copy dies when run returns. */
+struct completion {
+	void (*call)(void *engine, void *op, const void *error);
+	void *engine, *op;
+};
+
+struct rw_mx_store {
+	rw_session *session;
+	struct rw_mx_engine engine;
+	pthread_mutex_t mu;
+	struct exchange *oldest, *newest; /* in flight, in the order they started */
+	uint64_t pending;
+	int failed;
+	char text[600];
+};
+
+/* One exchange from rw_mx_start until the engine lets it go. */
+struct exchange {
+	rw_mx_store *store;
+	struct exchange *older, *newer;
+	struct timespec began;
+	struct completion complete;
+	void *src, *dst, *order, *residual, *packed; /* handles of our own */
+	uint64_t elems;
+	struct rw_op op;
+	float hyper[RW_HYPERS];
+	float threshold;
+};
+
+static void note(rw_mx_store *s, int status, const char *text)
+{
+	pthread_mutex_lock(&s->mu);
+	if (!s->failed) {
+		s->failed = status;
+		snprintf(s->text, sizeof s->text, "%s", text);
+	}
+	pthread_mutex_unlock(&s->mu);
+}
+
+/* Tells the engine that the exchange is done. Room for a std::runtime_error, of which dmlc::Error is one, is two words. */
+static void finish(struct exchange *x, int status)
+{
+	const struct rw_mx_engine e = x->store->engine; /* once the engine knows, exchange and store may be gone */
+	struct completion complete = x->complete;
+	void *error[4] = {0};
+	char text[600];
+
+	if (!status) {
+		complete.call(complete.engine, complete.op, NULL);
+		return;
+	}
+	if (!rw_failure(x->store->session, text, sizeof text))
+		snprintf(text, sizeof text, "exchanging a tensor failed: %s", rw_error());
+	note(x->store, status, text);
+	if (!e.error_init) {
+		complete.call(complete.engine, complete.op, NULL);
+		return;
+	}
+	e.error_init(error, text);
+	error[0] = e.error_vtable;
+	complete.call(complete.engine, complete.op, error);
+	e.error_destroy(error);
+}
+
+static void enlist(struct exchange *x)
+{
+	rw_mx_store *s = x->store;
+
+	clock_gettime(CLOCK_MONOTONIC, &x->began);
+	pthread_mutex_lock(&s->mu);
+	x->older = s->newest;
+	*(s->newest ? &s->newest->newer : &s->oldest) = x;
+	s->newest = x;
+	pthread_mutex_unlock(&s->mu);
+}
+
+static void delist(struct exchange *x)
+{
+	rw_mx_store *s = x->store;
+
+	pthread_mutex_lock(&s->mu);
+	*(x->older ? &x->older->newer : &s->oldest) = x->newer;
+	*(x->newer ? &x->newer->older : &s->newest) = x->older;
+	pthread_mutex_unlock(&s->mu);
+}
+
+static void done(void *arg, uint64_t handle, int status)
+{
+	struct exchange *x = arg;
+
+	(void)handle;
+	delist(x);
+	finish(x, status);
+}
+
+/* Where an array's elements lie, in the plain layout: convolutions leave weights in one that only oneDNN reads. */
+static int elements(const struct rw_mx_engine *e, void *array, void **out)
+{
+	if (e->plain_layout)
+		e->plain_layout(*(void **)array); /* an NDArray begins with the pointer to its chunk */
+	return e->data(array, out) ? -EINVAL : 0;
+}
+
+/* MXNet's 2bit: what is sent is the threshold, its negative or zero; the rest stays for later. */
+static void quantize(float *packed, float *residual, const float *gradient, uint64_t n, float threshold)
+{
+	for (uint64_t i = 0; i < n; i++) {
+		float r = residual[i] + gradient[i];
+		float sent = r >= threshold ? threshold : r <= -threshold ? -threshold : 0;
+
+		packed[i] = sent;
+		residual[i] = r - sent;
+	}
+}
+
+static int compress(struct exchange *x)
+{
+	const struct rw_mx_engine *e = &x->store->engine;
+	void *residual, *packed;
+	int rc = elements(e, x->residual, &residual);
+
+	if (!rc)
+		rc = elements(e, x->packed, &packed);
+	if (rc)
+		return rc;
+	quantize(packed, residual, x->op.src, x->elems, x->threshold);
+	x->op.src = packed;
+	return 0;
+}
+
+/* The engine calls it when all that the exchange reads is written, and nobody reads any more what it writes. */
+static void run(void *context, void *on_complete, void *arg)
+{
+	struct exchange *x = arg;
+	const struct rw_mx_engine *e = &x->store->engine;
+	void *src = NULL, *dst = NULL;
+	uint64_t handle;
+	int rc = 0;
+
+	(void)context;
+	x->complete = *(struct completion *)on_complete;
+	if (x->src)
+		rc = elements(e, x->src, &src);
+	if (!rc && x->dst)
+		rc = elements(e, x->dst, &dst);
+	x->op.src = src;
+	x->op.dst = dst;
+	if (!rc && x->threshold > 0)
+		rc = compress(x);
+	if (rc) {
+		finish(x, rc);
+		return;
+	}
+	enlist(x);
+	rc = rw_submit(x->store->session, &x->op, 1, &handle);
+	if (rc < 0) {
+		delist(x);
+		finish(x, rc);
+	}
+}
+
+/* The engine calls it once it has no more use of the exchange, whether it ran or not. */
+static void release(void *arg)
+{
+	struct exchange *x = arg;
+	rw_mx_store *s = x->store;
+	void *handles[] = {x->src, x->dst, x->order, x->residual, x->packed};
+
+	for (unsigned i = 0; i < sizeof handles / sizeof *handles; i++)
+		if (handles[i])
+			s->engine.free_handle(handles[i]);
+	free(x);
+	pthread_mutex_lock(&s->mu);
+	s->pending--;
+	pthread_mutex_unlock(&s->mu);
+}
+
+int rw_mx_open(rw_session *session, const struct rw_mx_engine *engine, rw_mx_store **store)
+{
+	rw_mx_store *s;
+
+	if (!session || engine->size != sizeof *engine || !engine->push_async || !engine->copy_handle || !engine->free_handle ||
+	    !engine->data)
+		return -EINVAL;
+	s = calloc(1, sizeof *s);
+	if (!s)
+		return -ENOMEM;
+	s->session = session;
+	s->engine = *engine;
+	pthread_mutex_init(&s->mu, NULL);
+	*store = s;
+	return 0;
+}
+
+void rw_mx_close(rw_mx_store *s)
+{
+	pthread_mutex_destroy(&s->mu);
+	free(s);
+}
+
+/* Adds an array to those the operation writes, unless one of the same memory is there: the engine waits for itself then. */
+static int writes(void **list, int n, void *array)
+{
+	for (int i = 0; i < n; i++)
+		if (*(void **)list[i] == *(void **)array)
+			return n;
+	list[n] = array;
+	return n + 1;
+}
+
+int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
+{
+	static const struct {
+		int32_t device_type, device_id;
+	} cpu = {1, 0};
+	static const int prioritized = 3; /* FnProperty::kCPUPrioritized */
+	struct exchange *x;
+	int rc = 0;
+
+	if (with->size != sizeof *with || !with->order || (with->threshold > 0 && (!with->residual || !with->packed)))
+		return -EINVAL;
+	x = calloc(1, sizeof *x);
+	if (!x)
+		return -ENOMEM;
+	x->store = s;
+	x->threshold = with->threshold;
+	x->elems = with->elems;
+	x->op = (struct rw_op){
+		.size = sizeof x->op,
+		.tensor = with->tensor,
+		.priority = with->priority,
+		.kind = with->kind,
+		.done = done,
+		.done_arg = x,
+	};
+	if (with->hyper) {
+		memcpy(x->hyper, with->hyper, sizeof x->hyper);
+		x->op.hyper = x->hyper;
+	}
+
+	/* Everything counts as written: reading in the plain layout may rewrite it. */
+	void *const given[] = {with->src, with->dst, with->order, with->residual, with->packed};
+	void **const kept[] = {&x->src, &x->dst, &x->order, &x->residual, &x->packed};
+	void *written[5];
+	int n = 0;
+
+	for (int i = 0; i < 5 && !rc; i++) {
+		if (!given[i])
+			continue;
+		rc = s->engine.copy_handle(given[i], kept[i]) ? -EINVAL : 0;
+		if (!rc)
+			n = writes(written, n, *kept[i]);
+	}
+	pthread_mutex_lock(&s->mu);
+	s->pending++;
+	pthread_mutex_unlock(&s->mu);
+	if (rc) {
+		release(x);
+		return rc;
+	}
+	return s->engine.push_async(run, x, release, &cpu, NULL, 0, written, n, &prioritized, with->priority, "rackweave", 0)
+		       ? -EINVAL
+		       : 0;
+}
+
+uint64_t rw_mx_oldest(rw_mx_store *s, uint32_t *tensor)
+{
+	struct timespec now;
+	uint64_t age = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	pthread_mutex_lock(&s->mu);
+	if (s->oldest) {
+		const struct timespec *began = &s->oldest->began;
+		int64_t ms = (now.tv_sec - began->tv_sec) * 1000 + (now.tv_nsec - began->tv_nsec) / 1000000;
+
+		age = ms > 0 ? (uint64_t)ms + 1 : 1;
+		*tensor = s->oldest->op.tensor;
+	}
+	pthread_mutex_unlock(&s->mu);
+	return age;
+}
+
+uint64_t rw_mx_pending(rw_mx_store *s)
+{
+	pthread_mutex_lock(&s->mu);
+	uint64_t n = s->pending;
+	pthread_mutex_unlock(&s->mu);
+	return n;
+}
+
+int rw_mx_failure(rw_mx_store *s, char *buf, uint32_t cap)
+{
+	pthread_mutex_lock(&s->mu);
+	int failed = s->failed;
+	if (cap)
+		snprintf(buf, cap, "%s", s->text);
+	pthread_mutex_unlock(&s->mu);
+	return failed;
+}
+
+/* DLPack's structs, of version 0: what MXNet 1 takes. */
+struct dl_tensor {
+	void *data;
+	struct {
+		int32_t type, id;
+	} device;
+	int32_t ndim;
+	struct {
+		uint8_t code, bits;
+		uint16_t lanes;
+	} dtype;
+	int64_t *shape, *strides;
+	uint64_t byte_offset;
+};
+
+struct dl_managed {
+	struct dl_tensor tensor;
+	void *context;
+	void (*deleter)(struct dl_managed *);
+};
+
+enum { MAX_DIMS = 32 };
+
+struct arena_tensor {
+	struct dl_managed managed;
+	int64_t shape[MAX_DIMS];
+};
+
+static void delete_tensor(struct dl_managed *m)
+{
+	rw_free(m->tensor.data);
+	free(m->context);
+}
+
+int rw_mx_tensor(const int64_t *shape, int32_t ndim, uint8_t code, uint8_t bits, void **managed)
+{
+	struct arena_tensor *t;
+	uint64_t bytes = bits / 8;
+	int rc;
+
+	if (ndim < 1 || ndim > MAX_DIMS || !bytes)
+		return -EINVAL;
+	for (int32_t i = 0; i < ndim; i++)
+		if (shape[i] < 1 || __builtin_mul_overflow(bytes, (uint64_t)shape[i], &bytes))
+			return -EINVAL;
+	t = calloc(1, sizeof *t);
+	if (!t)
+		return -ENOMEM;
+	rc = rw_alloc(bytes, &t->managed.tensor.data);
+	if (rc < 0) {
+		free(t);
+		return rc;
+	}
+	memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+	t->managed.tensor.device.type = 1;
+	t->managed.tensor.ndim = ndim;
+	t->managed.tensor.dtype.code = code;
+	t->managed.tensor.dtype.bits = bits;
+	t->managed.tensor.dtype.lanes = 1;
+	t->managed.tensor.shape = t->shape;
+	t->managed.context = t;
+	t->managed.deleter = delete_tensor;
+	*managed = t;
+	return 0;
+}

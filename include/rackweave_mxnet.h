@@ -1,0 +1,71 @@
+/*
+ * Exchanges of MXNet's NDArrays as operations of MXNet's own engine, so that they wait for what they read, and what reads their
+ * results waits for them, while training goes on. For rackweave.mxnet. Needs MXNet 1.5 to 1.9, whose functions are handed in:
+ * the library does not link libmxnet.
+ */
+#ifndef RACKWEAVE_MXNET_H
+#define RACKWEAVE_MXNET_H
+
+#include "rackweave.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Functions of libmxnet, the first four of its C API. */
+struct rw_mx_engine {
+	uint32_t size, reserved;
+	int (*push_async)(void (*run)(void *, void *, void *), void *arg, void (*release)(void *), const void *context,
+			  void **reads, int nreads, void **writes, int nwrites, const void *property, int priority,
+			  const char *name, _Bool wait);
+	int (*copy_handle)(void *array, void **out);
+	int (*free_handle)(void *array);
+	int (*data)(void *array, void **out);
+	void (*plain_layout)(void *chunk); /* NDArray::Chunk::Reorder2Default */
+	/* What makes an exception that MXNet raises where the result is waited for; all NULL: failures are only noted. */
+	void (*error_init)(void *error, const char *text); /* std::runtime_error's constructor */
+	void (*error_destroy)(void *error);
+	void *error_vtable; /* of dmlc::Error, its first entry */
+};
+
+/* A store: the exchanges of a session. One that is closed must have no exchange in flight. */
+typedef struct rw_mx_store rw_mx_store;
+RW_API int rw_mx_open(rw_session *session, const struct rw_mx_engine *engine, rw_mx_store **store);
+RW_API void rw_mx_close(rw_mx_store *store);
+
+struct rw_mx_exchange {
+	uint32_t size;
+	uint32_t tensor;
+	uint8_t kind; /* enum rw_kind */
+	uint8_t reserved[3];
+	int32_t priority;
+	uint64_t elems;
+	void *src, *dst;    /* NDArrays of the tensor's type and size; may be the same */
+	void *order;        /* an NDArray of one element: exchanges with the same one run in the order of these calls */
+	const float *hyper; /* RW_HYPERS values, or NULL; they are copied */
+	/* 2bit compression of f32: 0, or the threshold; what was not sent stays in residual, of the source's size. */
+	float threshold;
+	uint32_t reserved2;
+	void *residual, *packed; /* NDArrays; packed is what travels instead of src */
+};
+/* Queues an exchange in MXNet's engine and returns at once. */
+RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange);
+
+/* The oldest exchange that was started and is not done: its age in milliseconds and its tensor; 0: there is none. */
+RW_API uint64_t rw_mx_oldest(rw_mx_store *store, uint32_t *tensor);
+/* How many exchanges were queued and are not done. */
+RW_API uint64_t rw_mx_pending(rw_mx_store *store);
+/* 0, or the first failure of an exchange, with its text in buf. */
+RW_API int rw_mx_failure(rw_mx_store *store, char *buf, uint32_t cap);
+
+/*
+ * Arena memory as a DLManagedTensor for MXNDArrayFromDLPackEx. Its deleter, which MXNet may call from any thread and at exit,
+ * gives the memory back. code and bits are DLPack's.
+ */
+RW_API int rw_mx_tensor(const int64_t *shape, int32_t ndim, uint8_t code, uint8_t bits, void **managed);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

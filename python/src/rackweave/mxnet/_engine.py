@@ -1,0 +1,196 @@
+"""The C side: exchanges as operations of MXNet's engine, and NDArrays over arena memory (include/rackweave_mxnet.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB as _libmxnet, check_call
+
+from .. import _lib
+from ..errors import Error
+
+_REORDER = "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
+_ERROR_VTABLE = "_ZTVN4dmlc5ErrorE"
+_ERROR_INIT = "_ZNSt13runtime_errorC2EPKc"
+_ERROR_DESTROY = "_ZNSt13runtime_errorD2Ev"
+
+PUSHPULL, BROADCAST = 1, 3  # enum rw_kind
+HYPERS = 8
+
+# DLPack's code and bits of the types that can be exchanged.
+_DLPACK = {np.dtype(np.float32): (2, 32), np.dtype(np.float16): (2, 16)}
+
+
+class _Functions(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("push_async", ctypes.c_void_p),
+        ("copy_handle", ctypes.c_void_p),
+        ("free_handle", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("plain_layout", ctypes.c_void_p),
+        ("error_init", ctypes.c_void_p),
+        ("error_destroy", ctypes.c_void_p),
+        ("error_vtable", ctypes.c_void_p),
+    ]
+
+
+class _Exchange(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("tensor", ctypes.c_uint32),
+        ("kind", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 3),
+        ("priority", ctypes.c_int32),
+        ("elems", ctypes.c_uint64),
+        ("src", ctypes.c_void_p),
+        ("dst", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("hyper", ctypes.POINTER(ctypes.c_float)),
+        ("threshold", ctypes.c_float),
+        ("reserved2", ctypes.c_uint32),
+        ("residual", ctypes.c_void_p),
+        ("packed", ctypes.c_void_p),
+    ]
+
+
+def _address(library: Any, name: str) -> int:
+    """Returns where a function or a variable of a library lies; 0 where it has none."""
+    try:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+def _functions() -> _Functions:
+    names = ("MXEnginePushAsyncND", "MXShallowCopyNDArray", "MXNDArrayFree", "MXNDArrayGetData", _REORDER)
+    f = _Functions(ctypes.sizeof(_Functions), 0, *(_address(_libmxnet, name) for name in names))
+    # libmxnet is linked to the C++ library, so its handle finds that library's functions too.
+    init, destroy, vtable = (_address(_libmxnet, name) for name in (_ERROR_INIT, _ERROR_DESTROY, _ERROR_VTABLE))
+    if init and destroy and vtable:
+        f.error_init, f.error_destroy = init, destroy
+        # An object points behind the table's two words of type information.
+        f.error_vtable = vtable + 2 * ctypes.sizeof(ctypes.c_void_p)
+    return f
+
+
+def _declare() -> Any:
+    library = _lib.library()
+    pointer, u8, u32 = ctypes.c_void_p, ctypes.c_uint8, ctypes.c_uint32
+    shape = ctypes.POINTER(ctypes.c_int64)
+    for name, result, arguments in (
+        ("rw_mx_open", ctypes.c_int, [pointer, ctypes.POINTER(_Functions), ctypes.POINTER(pointer)]),
+        ("rw_mx_close", None, [pointer]),
+        ("rw_mx_start", ctypes.c_int, [pointer, ctypes.POINTER(_Exchange)]),
+        ("rw_mx_oldest", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
+        ("rw_mx_pending", ctypes.c_uint64, [pointer]),
+        ("rw_mx_failure", ctypes.c_int, [pointer, ctypes.c_char_p, u32]),
+        ("rw_mx_tensor", ctypes.c_int, [shape, ctypes.c_int32, u8, u8, ctypes.POINTER(pointer)]),
+        ("rw_in_arena", ctypes.c_int, [pointer, ctypes.c_size_t]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+_rw = _declare()
+_engine = _functions()
+
+
+class Exchange:
+    """The exchanges of one tensor: what stays the same from step to step is filled in once."""
+
+    __slots__ = ("_fields", "_hyper", "_order", "_kept", "_reference")
+
+    def __init__(self, tensor: int, elems: int) -> None:
+        self._hyper = (ctypes.c_float * HYPERS)()
+        self._order = mx.nd.zeros((1,))
+        self._kept: Tuple[Any, ...] = ()
+        self._fields = _Exchange(ctypes.sizeof(_Exchange), tensor, elems=elems, order=self._order.handle)
+        self._reference = ctypes.byref(self._fields)
+
+    def compress(self, threshold: float, residual: mx.nd.NDArray, packed: mx.nd.NDArray) -> None:
+        """Sends 2bit's values instead of gradients, from the next exchange on."""
+        self._kept = (residual, packed)
+        self._fields.threshold, self._fields.residual, self._fields.packed = threshold, residual.handle, packed.handle
+
+    def wait(self) -> None:
+        """Waits until every exchange that was started is done; raises what made one fail."""
+        self._order.wait_to_read()
+
+    def start(
+        self,
+        store: "Store",
+        kind: int,
+        src: Optional[mx.nd.NDArray],
+        dst: Optional[mx.nd.NDArray],
+        priority: int = 0,
+        hyper: Optional[Sequence[float]] = None,
+    ) -> None:
+        """Queues an exchange in MXNet's engine and returns at once."""
+        f = self._fields
+        f.kind, f.priority = kind, priority
+        f.src = src.handle if src is not None else None
+        f.dst = dst.handle if dst is not None else None
+        if hyper is None:
+            f.hyper = None
+        else:
+            self._hyper[:] = hyper
+            f.hyper = self._hyper
+        if _rw.rw_mx_start(store.handle, self._reference):
+            raise Error("MXNet's engine does not take an exchange: is this process shutting down?")
+
+
+class Store:
+    """The exchanges of one session."""
+
+    def __init__(self, session: int) -> None:
+        self.handle = ctypes.c_void_p()
+        if _rw.rw_mx_open(session, ctypes.byref(_engine), ctypes.byref(self.handle)):
+            raise Error(f"MXNet {mx.__version__} lacks a function of its C interface: use MXNet 1.9.1")
+
+    def close(self) -> None:
+        """Frees the store; nothing may be in flight."""
+        handle, self.handle = self.handle, ctypes.c_void_p()
+        if handle:
+            _rw.rw_mx_close(handle)
+
+    def pending(self) -> int:
+        """Returns how many exchanges were queued and are not done."""
+        return _rw.rw_mx_pending(self.handle)
+
+    def oldest(self) -> Tuple[float, int]:
+        """Returns for how many seconds the oldest exchange has waited for the aggregator, and its tensor; 0 s if none does."""
+        tensor = ctypes.c_uint32()
+        return _rw.rw_mx_oldest(self.handle, ctypes.byref(tensor)) / 1000, tensor.value
+
+    def failure(self) -> str:
+        """Returns what made the first exchange fail; empty if none did."""
+        text = ctypes.create_string_buffer(600)
+        return text.value.decode(errors="replace") if _rw.rw_mx_failure(self.handle, text, len(text)) else ""
+
+
+def allocate(shape: Sequence[int], dtype: Any) -> Optional[mx.nd.NDArray]:
+    """Returns an NDArray over arena memory, its content undefined, or None: the type cannot be exchanged or there is no memory."""
+    dlpack = _DLPACK.get(np.dtype(dtype))
+    if dlpack is None or not shape or 0 in shape:
+        return None
+    managed, handle = ctypes.c_void_p(), ctypes.c_void_p()
+    if _rw.rw_mx_tensor((ctypes.c_int64 * len(shape))(*shape), len(shape), *dlpack, ctypes.byref(managed)):
+        return None
+    check_call(_libmxnet.MXNDArrayFromDLPackEx(managed, ctypes.c_bool(True), ctypes.byref(handle)))
+    return mx.nd.NDArray(handle)
+
+
+def in_arena(array: mx.nd.NDArray) -> bool:
+    """Reports whether an array lies in arena memory. It waits for what writes the array."""
+    if array.context != mx.cpu(0) or array.stype != "default":
+        return False
+    array.wait_to_read()
+    data = ctypes.c_void_p()
+    check_call(_libmxnet.MXNDArrayGetData(array.handle, ctypes.byref(data)))
+    return bool(_rw.rw_in_arena(data, array.size * np.dtype(array.dtype).itemsize))

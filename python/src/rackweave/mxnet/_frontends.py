@@ -1,0 +1,92 @@
+"""What gluon.Trainer and Module do with a kvstore, put right for this one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mxnet import model as _model
+from mxnet.gluon import trainer as _trainer
+from mxnet.module import module as _module
+
+from ..errors import ConfigError
+from ._store import RackWeave
+
+
+def _create(create: Any) -> Any:
+    """Wraps _create_kvstore, which makes no store for one device unless its name says dist."""
+
+    @functools.wraps(create)
+    def wrapper(kvstore: Any, num_device: int, arg_params: Any) -> Any:
+        if isinstance(kvstore, str) and "rackweave" in kvstore.lower() and "dist" not in kvstore.lower():
+            kvstore = "dist_" + kvstore
+        return create(kvstore, num_device, arg_params)
+
+    return wrapper
+
+
+def _initialize(initialize: Any) -> Any:
+    """Wraps _initialize_kvstore, which leaves each worker its own weights where the workers update."""
+
+    @functools.wraps(initialize)
+    def wrapper(kvstore: Any, param_arrays: Any, arg_params: Any, param_names: Any, update_on_kvstore: bool) -> None:
+        ours = isinstance(kvstore, RackWeave)
+        if ours:
+            kvstore.declare([(name, arg_params[name]) for name in param_names])
+        initialize(kvstore, param_arrays, arg_params, param_names, update_on_kvstore or ours)
+
+    return wrapper
+
+
+def _init_kvstore(method: Any) -> Any:
+    """Wraps Trainer._init_kvstore."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any) -> None:
+        method(self)
+        if not isinstance(self._kvstore, RackWeave):
+            return
+        if self._update_on_kvstore and getattr(self, "_amp_loss_scaler", None) is not None:
+            raise ConfigError("AMP looks for overflows after the aggregator's update: make the Trainer with update_on_kvstore=False")
+        # The trainer would refuse another batch size. The scale travels with each step here.
+        self._distributed = False
+
+    return wrapper
+
+
+def _init_params(method: Any) -> Any:
+    """Wraps Trainer._init_params so that all parameters are declared at once."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any) -> None:
+        if isinstance(self._kvstore, RackWeave):
+            ready = [p for p in self._params_to_init if not p._deferred_init and p._stype == "default"]
+            self._kvstore.declare([(self._param2idx[p.name], p._check_and_get(p._data, list)[0]) for p in ready])
+        method(self)
+
+    return wrapper
+
+
+def _reset_kvstore(method: Any) -> Any:
+    """Wraps Trainer._reset_kvstore, which refuses: the next step broadcasts what set_data wrote, as local training does."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any) -> None:
+        if isinstance(self._kvstore, RackWeave):
+            self._params_to_init = list(self._params)
+            return
+        method(self)
+
+    return wrapper
+
+
+def install() -> None:
+    """Puts Trainer and Module right."""
+    for place in (_model, _trainer, _module):  # which import it by name
+        place._create_kvstore = _create(place._create_kvstore)
+    for place in (_model, _module):
+        place._initialize_kvstore = _initialize(place._initialize_kvstore)
+    trainer = _trainer.Trainer
+    trainer._init_kvstore = _init_kvstore(trainer._init_kvstore)
+    trainer._init_params = _init_params(trainer._init_params)
+    trainer._reset_kvstore = _reset_kvstore(trainer._reset_kvstore)

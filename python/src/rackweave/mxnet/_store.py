@@ -1,0 +1,399 @@
+"""The kvstore: MXNet's interface over sessions of the aggregator's."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import mxnet as mx
+import numpy as np
+from mxnet.kvstore import KVStoreBase
+
+from .. import _world
+from .._session import Session, Tensor
+from ..errors import ClosedError, ConfigError, TensorError
+from . import _arena, _engine, _states, _watchdog
+from ._optimizers import Rule, rule_of
+
+TYPE = "dist_sync_rackweave"
+
+_TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+
+
+_DENSE = "use dense ones (sparse_grad=False, stype='default')"
+
+
+class _Key:
+    """One key: a tensor of the session, and the worker's arrays that belong to it."""
+
+    __slots__ = ("key", "tensor", "shape", "dtype", "exchange", "value", "own", "merged", "steps", "checked", "direct")
+
+    def __init__(self, key: Any, array: Any) -> None:
+        self.key = key
+        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+        self.tensor = -1
+        self.exchange: Any = None
+        self.value: Any = None  # the array that has the key's value
+        self.own = False  # nobody else holds it
+        self.merged: Any = None  # the sum, where it is not the result
+        self.steps = 0  # updates that the aggregator has made
+        self.checked: Tuple[Any, Any] = (None, None)  # gradient and result of the last exchange
+        self.direct = False  # both can be exchanged where they are
+
+
+class RackWeave(KVStoreBase):
+    """A kvstore whose values are summed, and updated, by a RackWeave aggregator.
+
+    As dist_sync it sums over all devices of all workers. Optimizers that the aggregator knows run there, with hyper-parameters as
+    they are at each step; others run in the workers on the sum. Both give what local training gives.
+    """
+
+    def __init__(self) -> None:
+        self._world = _world.world()
+        self._keys: Dict[Any, _Key] = {}
+        self._session: Optional[Session] = None
+        self._native: Optional[_engine.Store] = None
+        self._updater: Any = None
+        self._rule: Optional[Rule] = None
+        self._named: Dict[str, float] = {}  # the rule's hyper-parameters that the session was made with
+        self._threshold = 0.0
+        self._barriers = 0
+        self._closed = False
+
+    # What MXNet asks of a store.
+
+    @property
+    def type(self) -> str:
+        """The name that tells MXNet that the store sums over workers, in step."""
+        return TYPE
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return self._world.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self._world.world_size
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Tells that the store runs optimizers."""
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise ValueError(f"capability {capability!r}: a kvstore is asked for {KVStoreBase.OPTIMIZER!r} only")
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Updates the values by an optimizer from now on: at the aggregator if it has the rule, else in the workers."""
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise TypeError(f"an optimizer of type {type(optimizer).__name__}: use one of mxnet.optimizer")
+        self._updater = mx.optimizer.get_updater(optimizer)
+        _arena.move_parameters(optimizer.param_dict.values())
+        self._change_rule()
+
+    def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
+        """Rounds gradients to 2 bits, as MXNet does: {"type": "2bit", "threshold": 0.5}. What is rounded off is sent later."""
+        params = dict(compression_params)
+        kind, threshold = params.pop("type", None), float(params.pop("threshold", 0.5))
+        if kind != "2bit" or params:
+            raise ConfigError(f"gradient compression {compression_params}: use {{'type': '2bit', 'threshold': a number above 0}}")
+        if not threshold > 0:
+            raise ConfigError(f"gradient compression with threshold {threshold}: use a number above 0")
+        self._threshold = threshold
+        for entry in self._keys.values():
+            self._compress(entry)
+
+    def init(self, key: Any, value: Any) -> None:
+        """Gives keys rank 0's values, for pull."""
+        for k, values in _pairs(key, value):
+            self.declare([(k, values[0])])
+            entry = self._keys[k]
+            self._take(entry)
+            self._broadcast(entry, values[0], [entry.value])
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Gives keys rank 0's values and writes them to out, at every worker."""
+        pairs = list(_pairs(key, value, out))
+        self.declare([(k, values[0]) for k, values, _ in pairs])
+        for k, values, outs in pairs:
+            self._broadcast(self._keys[k], values[0], outs)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Sums values over all workers and writes the sum, or the updated weight, to out, by default to value.
+
+        Returns at once: MXNet's engine makes what reads out wait.
+        """
+        if isinstance(key, (list, tuple)):
+            for k, values, outs in _pairs(key, value, value if out is None else out):
+                self._exchange(k, values, outs, priority)
+        else:
+            values = value if isinstance(value, (list, tuple)) else (value,)
+            outs = values if out is None else out if isinstance(out, (list, tuple)) else (out,)
+            self._exchange(key, values, outs, priority)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Sums values over all workers into the key's value, or updates it by the sum; pull reads it."""
+        for k, values in _pairs(key, value):
+            if k not in self._keys:
+                self.declare([(k, values[0])])
+            entry = self._keys[k]
+            self._take(entry)
+            self._exchange(k, values, (entry.value,), priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copies keys' values to out."""
+        for k, outs in _pairs(key, out):
+            entry = self._known(k)
+            for array in outs:
+                if array is not entry.value:
+                    entry.value.copyto(array)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Refuses: only dense arrays are exchanged."""
+        raise TensorError(f"key {key!r}: row_sparse arrays are not supported: {_DENSE}")
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Writes the optimizer's states to a file that local training reads, too. Every worker calls it, all with the same keys."""
+        self._need_updater("save")
+        if self._rule is not None:
+            self._updater.states = _states.read(self._opened(), self._rule, self._keys.values())
+            self._updater.states_synced = dict.fromkeys(self._updater.states, True)
+        with open(fname, "wb") as f:
+            f.write(self._updater.get_states(dump_optimizer))
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Reads the optimizer's states from a file of save_optimizer_states or of local training. Every worker calls it."""
+        self._need_updater("load")
+        with open(fname, "rb") as f:
+            self._updater.set_states(f.read())
+        self._change_rule()
+        if self._rule is not None:
+            _states.write(self._opened(), self._keys.values(), self._updater.states)
+
+    def _need_updater(self, what: str) -> None:
+        if self._updater is None:
+            raise ConfigError(f"cannot {what} optimizer states: the kvstore has no optimizer: call set_optimizer first")
+
+    def _barrier(self) -> None:
+        """Waits until all workers are here."""
+        self._barriers += 1
+        self._opened().barrier(f"kvstore {self._barriers}")
+
+    def close(self) -> None:
+        """Waits for what is under way and leaves the aggregator."""
+        self._closed = True
+        self._leave()
+
+    # Keys.
+
+    def _known(self, key: Any) -> _Key:
+        try:
+            return self._keys[key]
+        except KeyError:
+            raise ConfigError(f"key {key!r} has no value: call init or broadcast with it first") from None
+
+    def declare(self, pairs: Sequence[Tuple[Any, Any]]) -> None:
+        """Registers the keys that are new, by arrays of their shape and type."""
+        new = []
+        for key, array in pairs:
+            _check(key, array)
+            if key in self._keys:
+                _fits(self._keys[key], array)
+            elif all(key != e.key for e in new):
+                new.append(_Key(key, array))
+        if not new:
+            return
+        if self._rule is not None and any(e.dtype != np.float32 for e in new):
+            self._rule = None  # the aggregator would update f16 in f32
+            self._rejoin()
+        self._register(new)
+        self._keys.update((e.key, e) for e in new)
+
+    def _register(self, entries: Sequence[_Key]) -> None:
+        tensors = [Tensor(str(e.key), tuple(e.shape), memory=_TYPES[e.dtype]) for e in entries]
+        for entry, number in zip(entries, self._opened().register(tensors)):
+            entry.tensor, entry.steps = number, 0
+            entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)))
+            entry.checked = (None, None)
+            self._compress(entry)
+
+    def _compress(self, entry: _Key) -> None:
+        if self._threshold and entry.dtype == np.float32:
+            packed = _arena.gradient(entry.shape, entry.dtype)
+            packed = mx.nd.zeros(entry.shape) if packed is None else packed
+            entry.exchange.compress(self._threshold, mx.nd.zeros(entry.shape), packed)
+
+    def _take(self, entry: _Key) -> None:
+        """Gives a key an array of its own for its value."""
+        if entry.own:
+            return
+        array = _arena.weight(entry.shape, entry.dtype)
+        array = mx.nd.zeros(entry.shape, dtype=entry.dtype) if array is None else array
+        if entry.value is not None:
+            entry.value.copyto(array)
+        else:
+            array[:] = 0
+        entry.value, entry.own = array, True
+
+    # Exchanges.
+
+    def _broadcast(self, entry: _Key, value: Any, outs: Sequence[Any]) -> None:
+        for array in outs:
+            _check(entry.key, array)
+            _fits(entry, array)
+        if not entry.own:
+            entry.value = outs[0]
+        source = value.as_in_context(mx.cpu()) if self.rank == 0 else None
+        result = entry.value if _on_host(entry.value) else self._merged(entry)
+        entry.exchange.start(self._open_store(), _engine.BROADCAST, source, result)
+        _spread(result, (entry.value, *outs))
+
+    def _exchange(self, key: Any, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
+        store = self._open_store()
+        if key not in self._keys and self._updater is None:
+            self.declare([(key, values[0])])
+        entry = self._known(key)
+        if entry.checked[0] is not values[0] or entry.checked[1] is not outs[0] or len(values) > 1 or len(outs) > 1:
+            for array in (*values, *outs):
+                _check(key, array)
+                _fits(entry, array)
+            entry.checked = (values[0], outs[0])
+            entry.direct = len(values) == 1 and _on_host(values[0]) and _on_host(outs[0])
+        source = values[0] if entry.direct else self._sum(entry, values)
+        if self._updater is None:
+            if entry.value is not outs[0]:
+                entry.value, entry.own = outs[0], False
+            result = outs[0] if entry.direct else entry.merged
+            entry.exchange.start(store, _engine.PUSHPULL, source, result, priority)
+        elif self._rule is not None:
+            target = entry.value if entry.own else outs[0]
+            result = target if entry.direct else entry.merged
+            entry.steps += 1
+            hyper = self._rule.hyper(self._updater.optimizer, key, entry.steps)
+            if self._named.get("momentum") == 0:
+                hyper[4] = 0.0  # as MXNet's updater, which makes a momentum's state at the first update or never
+            entry.exchange.start(store, _engine.PUSHPULL, source, result, priority, hyper)
+            if result is not target:
+                result.copyto(target)
+        else:
+            merged, result = self._merged(entry), entry.value
+            entry.exchange.start(store, _engine.PUSHPULL, source, merged, priority)
+            self._updater(key, merged.as_in_context(result.context), result)
+        if len(outs) > 1 or result is not outs[0]:
+            _spread(result, outs)
+
+    def _sum(self, entry: _Key, values: Sequence[Any]) -> Any:
+        """Sums the values of this worker's devices."""
+        merged = self._merged(entry)
+        mx.nd.add_n(*(v.as_in_context(mx.cpu()) for v in values), out=merged)
+        return merged
+
+    def _merged(self, entry: _Key) -> Any:
+        """Returns the key's array for sums that are not its value."""
+        if entry.merged is None:
+            merged = _arena.gradient(entry.shape, entry.dtype)
+            entry.merged = mx.nd.zeros(entry.shape, dtype=entry.dtype) if merged is None else merged
+        return entry.merged
+
+    # Sessions.
+
+    def _opened(self) -> Session:
+        self._open_store()
+        assert self._session is not None
+        return self._session
+
+    def _open_store(self) -> _engine.Store:
+        """Returns the session's exchanges; the first call joins. Raises what made the session fail."""
+        if self._session is None:
+            if self._closed:
+                raise ClosedError("the kvstore is closed: make another by mxnet.kvstore.create")
+            if self._rule is None:
+                self._session = self._world.session()
+            else:
+                self._session = self._world.session(mode="eager", optimizer=self._rule.name, hyper=self._named)
+            self._native = _engine.Store(self._session.native)
+            _watchdog.follow(self._session, self._native)
+        self._session.check()
+        assert self._native is not None
+        return self._native
+
+    def _change_rule(self) -> None:
+        """Follows a change of optimizer, whose states begin anew: in another session where this one has states, or another rule."""
+        optimizer, entries = self._updater.optimizer, self._keys.values()
+        rule = rule_of(optimizer) if all(e.dtype == np.float32 for e in entries) else None
+        named = rule.named(optimizer) if rule is not None else {}
+        kept = rule is self._rule and named == self._named and not any(e.steps for e in entries)
+        self._rule, self._named = rule, named
+        if not kept:
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        """Goes on in another session, with the values as they are."""
+        if self._session is None:
+            return
+        self._leave()
+        entries = list(self._keys.values())
+        if not entries:
+            return
+        self._register(entries)
+        for entry in entries:
+            if entry.value is not None:
+                self._broadcast(entry, entry.value, [entry.value])
+
+    def _leave(self) -> None:
+        session, native = self._session, self._native
+        if session is None or native is None:
+            return
+        _watchdog.settle(session, native)
+        self._session = self._native = None
+        session.close()
+        native.close()
+
+
+def _pairs(key: Any, *arrays: Any) -> Iterable[Tuple[Any, ...]]:
+    """Yields each key with its lists of arrays, one for each device."""
+    if not isinstance(key, (list, tuple)):
+        yield (key, *(a if isinstance(a, (list, tuple)) else [a] for a in arrays))
+        return
+    lists: List[List[Any]] = []
+    for a in arrays:
+        if len(a) % max(len(key), 1):
+            raise ConfigError(f"{len(a)} arrays for {len(key)} keys: give one for each key, or a list for each")
+        lists.append([x if isinstance(x, (list, tuple)) else [x] for x in a])
+    yield from zip(key, *lists)
+
+
+def _spread(result: Any, arrays: Iterable[Any]) -> None:
+    """Copies a result to the arrays that it is for."""
+    for array in arrays:
+        if array is not result:
+            result.copyto(array)
+
+
+def _on_host(array: Any) -> bool:
+    return array.context.device_type != "gpu"
+
+
+def _check(key: Any, array: Any) -> None:
+    """Refuses what cannot be exchanged."""
+    if not isinstance(array, mx.nd.NDArray):
+        raise TypeError(f"key {key!r}: a value of type {type(array).__name__}: use an NDArray")
+    if array.stype != "default":
+        raise TensorError(f"key {key!r}: {array.stype} arrays are not supported: {_DENSE}")
+    if np.dtype(array.dtype) not in _TYPES:
+        raise TensorError(f"key {key!r}: arrays of {np.dtype(array.dtype)} are not supported: use float32 or float16")
+
+
+def _fits(entry: _Key, array: Any) -> None:
+    if array.shape != entry.shape or np.dtype(array.dtype) != entry.dtype:
+        raise TensorError(
+            f"key {entry.key!r} was given as {entry.dtype} of shape {entry.shape}, "
+            f"and now as {np.dtype(array.dtype)} of shape {array.shape}"
+        )
+
+
+class RackWeaveAsync(RackWeave):
+    """Refuses asynchronous training, which the aggregator does not do."""
+
+    def __init__(self) -> None:
+        raise ConfigError(f"asynchronous training is not supported: use {TYPE!r}")

@@ -1,0 +1,70 @@
+"""Trains by gluon or Module, saves the weights. Usage: train.py OUT STEPS TASK…, a task being FRONTEND-OPTIMIZER[-OPTION]."""
+
+import sys
+
+import numpy as np
+from common import STORE, WORKERS, data, mx, network, parameters, save, seed
+
+OPTIMIZERS = {
+    "sgd": ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}),
+    "adam": ("adam", {"learning_rate": 0.003, "wd": 1e-3}),
+    "nag": ("nag", {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3}),
+    "adagrad": ("adagrad", {"learning_rate": 0.02, "wd": 1e-3}),
+    "rmsprop": ("rmsprop", {"learning_rate": 0.001, "wd": 1e-3}),
+    "adadelta": ("adadelta", {"wd": 1e-3}),
+}
+BATCH = 16
+
+
+def gluon(task, optimizer, option, steps):
+    store = mx.kv.create(STORE)
+    rank = store.rank
+    seed(100 if "rackweave" not in STORE or option != "seeds" else 100 + rank)
+    net = network(task.replace("-", "_") + "_")
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=option == "static")
+    name, params = OPTIMIZERS[optimizer]
+    trainer = mx.gluon.Trainer(net.collect_params(), name, dict(params), kvstore=store, update_on_kvstore=option != "local")
+    x, y = data(rank)
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for step in range(steps):
+        at = np.arange(step * BATCH, (step + 1) * BATCH) % len(x)
+        with mx.autograd.record():
+            value = loss(net(mx.nd.array(x[at])), mx.nd.array(y[at]))
+        value.backward()
+        trainer.step(BATCH * WORKERS)
+        if option == "predict" and step % 3 == 0:
+            net(mx.nd.array(x[:32])).wait_to_read()
+    right = (net(mx.nd.array(data(0)[0])).asnumpy().argmax(1) == data(0)[1]).mean()
+    return rank, dict(parameters(net), accuracy=right)
+
+
+def module(task, optimizer, option, steps):
+    store = mx.kv.create(STORE)
+    rank = store.rank
+    seed(100)
+    x, y = data(rank)
+    s = mx.sym.var("data")
+    s = mx.sym.Activation(mx.sym.Convolution(s, num_filter=16, kernel=(3, 3), name="c1"), act_type="relu")
+    s = mx.sym.Activation(mx.sym.FullyConnected(s, num_hidden=32, name="f1"), act_type="relu")
+    s = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(s, num_hidden=10, name="f2"), name="softmax")
+    batches = len(x) // BATCH
+    net = mx.mod.Module(s)
+    name, params = OPTIMIZERS[optimizer]
+    net.fit(mx.io.NDArrayIter(x, y, BATCH, label_name="softmax_label"), num_epoch=max(1, steps // batches), kvstore=store,
+            optimizer=name, optimizer_params=dict(params), initializer=mx.init.Xavier())
+    accuracy = net.score(mx.io.NDArrayIter(*data(0), BATCH, label_name="softmax_label"), "acc")[0][1]
+    return rank, dict({k: v.asnumpy() for k, v in net.get_params()[0].items()}, accuracy=accuracy)
+
+
+def main():
+    out, steps = sys.argv[1], int(sys.argv[2])
+    for task in sys.argv[3:]:
+        frontend, optimizer, *option = task.split("-")
+        rank, arrays = {"gluon": gluon, "module": module}[frontend](task, optimizer, option[0] if option else "", steps)
+        save(out, task, rank, arrays)
+    print("trained")
+
+
+if __name__ == "__main__":
+    main()
