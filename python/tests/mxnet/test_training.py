@@ -6,7 +6,7 @@ import pytest
 import jobs
 
 STEPS = 100
-TASKS = ["gluon-sgd", "gluon-adam", "gluon-adadelta", "module-sgd"]
+TASKS = ["gluon-sgd", "module-adam", "gluon-adadelta", "module-sgd"]
 TOLERANCE = 1e-5  # relative to a tensor's largest weight; sums are in another order
 
 
