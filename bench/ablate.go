@@ -13,27 +13,27 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 )
 
-// Ablations is what the design claims, each measured against its alternative on the same machine.
+// Ablations are the claims of the design, each measured against its alternative on the same machine.
 type Ablations struct {
 	Machine   report.Machine `json:"machine"`
 	Rounds    int            `json:"rounds"`
 	Ablations []Ablation     `json:"ablations"`
 }
 
-// Ablation is one claim: a value for each category and series, the median of rounds in which all took turns.
+// Ablation is one claim. It has a value for each category and series: the median of rounds in which the alternatives took turns.
 type Ablation struct {
 	Name       string           `json:"name"`
 	Title      string           `json:"title"`
 	Setting    string           `json:"setting"`
 	Provider   string           `json:"provider,omitempty"` // of exchanges
 	Note       string           `json:"note,omitempty"`
-	Quantity   string           `json:"quantity"` // that the categories are steps or kinds of
+	Quantity   string           `json:"quantity"` // what the categories are steps or kinds of
 	Measure    string           `json:"measure"`  // with its unit
 	Categories []string         `json:"categories"`
 	Series     []AblationSeries `json:"series"`
-	// Findings says in words what the values show.
+	// Findings say in words what the values show.
 	Findings []string `json:"findings"`
-	// Counts are what else was counted, by name.
+	// Counts are further counts, by name.
 	Counts map[string]uint64 `json:"counts,omitempty"`
 
 	kind report.ChartKind
@@ -47,10 +47,10 @@ type AblationSeries struct {
 	Max    []float64 `json:"max"`
 }
 
-// measure does one alternative once, in one category, and returns a value for each series that it makes.
+// measure runs one alternative once, in one category, and returns a value for each of its series.
 type measure func(ctx context.Context) ([]float64, error)
 
-// study is an ablation to be done: rows by category, each with the alternatives to take in turn.
+// study is an ablation to run: a row for each category, with the alternatives that take turns.
 type study struct {
 	Ablation
 	rows  [][]measure
@@ -62,16 +62,16 @@ type study struct {
 type AblateConfig struct {
 	Only   []string // names; empty: all
 	Rounds int
-	// Spec is the exchange that chunk sizes and pinning are measured with.
+	// Spec is the exchange that measures chunk sizes and pinning.
 	Spec Spec
-	// Quick measures next to nothing, fast: to see that it works.
+	// Quick measures next to nothing, to see that everything works.
 	Quick bool
 }
 
-// quickNote stands with what [AblateConfig.Quick] gives, in tables, figures and JSON.
+// quickNote marks results of [AblateConfig.Quick] in tables, figures and JSON.
 const quickNote = "quick: next to nothing was measured, the numbers say little"
 
-// ablation is a claim's name with what prepares its study.
+// ablation is a claim's name, and a function that prepares its study.
 type ablation struct {
 	name    string
 	prepare func(r *Runner, cfg *AblateConfig) (*study, error)
@@ -94,7 +94,7 @@ func AblationNames() []string {
 	return names
 }
 
-// Check completes the configuration and says what in it cannot be done.
+// Check completes the configuration and reports what in it cannot be done.
 func (c *AblateConfig) Check() error {
 	if c.Rounds < 1 || c.Rounds > 1000 {
 		return fmt.Errorf("%d rounds: use 1 to 1000", c.Rounds)
@@ -127,7 +127,7 @@ func (r *Runner) Ablate(ctx context.Context, cfg AblateConfig) (Ablations, error
 }
 
 func (r *Runner) ablate(ctx context.Context, a ablation, cfg *AblateConfig) (done Ablation, err error) {
-	// What one exchange shows of itself would be too much of many.
+	// The output of one exchange would be too much for many.
 	quiet := *r
 	quiet.Started, quiet.Progress = nil, nil
 	s, err := a.prepare(&quiet, cfg)
@@ -154,7 +154,7 @@ func (r *Runner) ablate(ctx context.Context, a ablation, cfg *AblateConfig) (don
 	return s.Ablation, nil
 }
 
-// measure takes the alternatives in turn, every second round backwards, so that what else goes on in the machine meets all.
+// measure runs the alternatives by turns, and every second round in reverse, so that the machine's other work affects all of them.
 func (s *study) measure(ctx context.Context, rounds int, bar *report.Progress) error {
 	type cell struct{ row, column int }
 	var cells []cell
@@ -205,7 +205,7 @@ func series(labels ...string) []AblationSeries {
 	return all
 }
 
-// find adds a finding.
+// find appends a finding.
 func (a *Ablation) find(format string, args ...any) {
 	a.Findings = append(a.Findings, fmt.Sprintf(format, args...))
 }
@@ -247,7 +247,7 @@ func (a *Ablation) writeTable(b *strings.Builder) {
 	}
 }
 
-// WriteSVGs draws a figure for each ablation into a directory, which is made: NAME.svg.
+// WriteSVGs makes a directory and draws a figure for each ablation there: NAME.svg.
 func (all *Ablations) WriteSVGs(dir string) (files []string, err error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err

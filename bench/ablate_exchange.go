@@ -7,11 +7,11 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 )
 
-// Chunk sizes that are compared: as many as a plan can have.
+// The chunk sizes that are compared: all that a plan can have.
 const (
 	leastChunk = 4 << 10
 	mostChunk  = 4 << 20
-	// What may be in flight between a worker and a core, whatever the chunks' size: this many bytes, but so many chunks.
+	// The most that may be in flight between a worker and a core at any chunk size, in bytes and in chunks.
 	inFlight    = 8 << 20
 	leastWindow = 4
 	mostWindow  = 256
@@ -25,7 +25,7 @@ func powersOfTwo(from, to int) []int {
 	return sizes
 }
 
-// exchanges is the spec of a study's exchanges.
+// exchanges returns the spec of a study's exchanges.
 func (cfg *AblateConfig) exchanges(iters int) Spec {
 	s := cfg.Spec
 	s.Iters, s.Warmup, s.Verify = iters, 1, false
@@ -35,7 +35,7 @@ func (cfg *AblateConfig) exchanges(iters int) Spec {
 	return s
 }
 
-// describe completes a study of exchanges: what they were, and over what.
+// describe adds to a study what its exchanges were, and over which transport.
 func (s *study) describe(spec *Spec, provider string) {
 	s.Provider, s.Note = provider, report.NoteFor(provider)
 	s.Setting = fmt.Sprintf("%s of %v over %s, %d workers, %s; %s", report.Size(spec.Bytes()), spec.DType, provider, spec.Workers,

@@ -14,18 +14,18 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 )
 
-// workerCounts are the numbers of gradients that a chunk is summed of.
+// workerCounts are the numbers of gradients in a chunk's sum.
 var workerCounts = []int{2, 4, 8}
 
-// barrier lets threads meet, spinning: the cheapest there is.
+// barrier lets threads meet by spinning, which is the cheapest way.
 type barrier struct {
 	threads int32
 	arrived atomic.Int32
 	phase   atomic.Uint32
 }
 
-// spinsBeforeYield is some microseconds. A thread that does not run holds up all others: it may wait for this one's place, with
-// the Go scheduler or with the kernel's.
+// spinsBeforeYield is some microseconds. A thread that does not run holds up all others. It may wait for this thread's place in the
+// Go scheduler or in the kernel's.
 const spinsBeforeYield = 4096
 
 func (b *barrier) wait() {
@@ -48,7 +48,7 @@ func (l *workload) tall(size uint64) error {
 	return l.chunks(size, func(l *lane, offset uint64) error { return l.step(l.grads, offset, size) })
 }
 
-// wide has all threads share every chunk, and meet before the next.
+// wide has all threads share every chunk, and meet after it.
 func (l *workload) wide(size uint64) error {
 	b := &barrier{threads: int32(l.threads)}
 	lines, threads := size/64, uint64(l.threads)
@@ -145,10 +145,10 @@ func fusedAndTwoPasses(_ *Runner, cfg *AblateConfig) (*study, error) {
 	return s, nil
 }
 
-// arrivals is the order in which the gradients of a window of chunks come: shuffled, as by workers that are not in step.
+// arrivals is the order in which the gradients of a window of chunks arrive: shuffled, as from workers that are not in step.
 type arrivals struct {
 	order []uint32 // rank and chunk of the window, in 16 bits each
-	count []int    // of each chunk's gradients that are there
+	count []int    // the gradients that each chunk has
 }
 
 // arrivalWindow is a worker's window where slots cost memory.
@@ -165,8 +165,8 @@ func newArrivals(workers int, rng *rand.Rand) *arrivals {
 	return a
 }
 
-// aggregate takes the gradients in an order of arrival: each is added to a sum when it comes, or all are summed in rank order
-// when the last is there.
+// aggregate takes the gradients in an order of arrival. It adds each one to a sum when it arrives, or sums all in rank order when
+// the last has arrived.
 func (l *workload) aggregate(workers int, seed uint64, onArrival bool) error {
 	const window = arrivalWindow * usualChunk
 	size := min(l.bytes, window)

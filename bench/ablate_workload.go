@@ -15,8 +15,8 @@ import (
 	"github.com/rackweave/rackweave/numa"
 )
 
-// workload is what an aggregator holds of a model: gradients of workers, parameters, momentum, and a sum for the alternatives
-// that keep one. Addresses are of f32 arrays of the same size.
+// workload is an aggregator's memory of a model: the workers' gradients, parameters, momentum, and a sum for the alternatives that
+// keep one. Addresses are those of f32 arrays of the same size.
 type workload struct {
 	arena     *numa.Arena
 	isa       kernel.ISA
@@ -60,13 +60,13 @@ func newWorkload(workers int, bytes uint64) (*workload, error) {
 	return l, nil
 }
 
-// reset starts again from the same parameters.
+// reset restores the initial parameters.
 func (l *workload) reset() {
 	Gradient(l.array(l.w), 1, 0, 0, initialStep)
 	clear(l.array(l.m))
 }
 
-// array is the array at an address of the arena.
+// array returns the array at an address of the arena.
 func (l *workload) array(at uint64) []float32 {
 	offset := at - uint64(uintptr(l.arena.Addr()))
 	return unsafe.Slice((*float32)(unsafe.Add(l.arena.Addr(), offset)), l.bytes/4)
@@ -74,7 +74,7 @@ func (l *workload) array(at uint64) []float32 {
 
 func (l *workload) close() error { return l.arena.Close() }
 
-// arrayBytes is twice the last-level cache, within bounds, in whole chunks of any size.
+// arrayBytes returns twice the last-level cache, within bounds, in whole chunks of any size.
 func (cfg *AblateConfig) arrayBytes() uint64 {
 	if cfg.Quick {
 		return quickArray
@@ -86,7 +86,7 @@ func (cfg *AblateConfig) arrayBytes() uint64 {
 	return min(max(2*largest, leastArray), mostArray) &^ (mostChunk - 1)
 }
 
-// setting says what the kernels' studies work on.
+// setting describes what the kernels' studies work on.
 func (l *workload) setting() string {
 	return fmt.Sprintf("%s a gradient, %s with momentum, %v kernels on %d threads", report.Size(l.bytes), optim.SGDMXNet, l.isa,
 		l.threads)
@@ -114,7 +114,7 @@ func (l *lane) step(sources []uint64, offset, bytes uint64) error {
 	return l.update.Run(l.isa, l.src, nil)
 }
 
-// add sums sources into to, which keeps what it has if accumulate is set.
+// add sums sources into to, on top of what to holds if accumulate is set.
 func (l *lane) add(to uint64, sources []uint64, offset, bytes uint64, accumulate bool) {
 	l.src = l.src[:0]
 	for _, s := range sources {
@@ -123,7 +123,7 @@ func (l *lane) add(to uint64, sources []uint64, offset, bytes uint64, accumulate
 	kernel.Sum(l.isa, to, kernel.F32, l.src, kernel.F32, bytes/4, accumulate)
 }
 
-// together runs do on every thread at once, each an operating-system thread of its own, and waits for all.
+// together runs do on every operating-system thread at once and waits for all.
 func (l *workload) together(do func(l *lane, thread uint64) error) error {
 	errs := make([]error, l.threads)
 	var all sync.WaitGroup
@@ -138,7 +138,7 @@ func (l *workload) together(do func(l *lane, thread uint64) error) error {
 	return errors.Join(errs...)
 }
 
-// chunks has every thread do its share of the chunks, whose offsets it is given.
+// chunks calls do on every thread with the offset of each chunk of its share.
 func (l *workload) chunks(size uint64, do func(l *lane, offset uint64) error) error {
 	n, threads := l.bytes/size, uint64(l.threads)
 	return l.together(func(l *lane, t uint64) error {

@@ -5,8 +5,8 @@ import "math"
 // initialStep is the step whose "gradients" are the initial parameters.
 const initialStep = -1
 
-// Gradient fills x with what worker rank has for a tensor in a step: numbers from -1 to 1 that depend on the arguments alone.
-// Without verification every step uses step 0's.
+// Gradient fills x with a worker's gradient of a tensor in a step: numbers from -1 to 1 that depend on the arguments alone. Without
+// verification every step uses the gradients of step 0.
 func Gradient(x []float32, seed uint64, rank, tensor, step int) {
 	state := mix(seed ^ mix(uint64(rank)<<40^uint64(tensor)<<16^uint64(step+1)))
 	for i := range x {
@@ -17,7 +17,7 @@ func Gradient(x []float32, seed uint64, rank, tensor, step int) {
 	}
 }
 
-// mix is a bijection that spreads close numbers (splitmix64's finalizer); never 0 for the inputs above in practice, and if it
+// mix is a bijection that spreads close numbers (splitmix64's finalizer). In practice it is never 0 for the inputs above; if it
 // were, the generator would only give zeros.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15

@@ -8,12 +8,12 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// perftestSeconds is how long ib_write_bw is measured: emulated devices need seconds.
+// perftestSeconds is how long ib_write_bw runs. Emulated devices need seconds.
 const perftestSeconds = 4
 
-// MeasureRoofline measures what this machine can do of the spec's exchange and puts the result's share of it into res: a memory
-// probe where workers and aggregator share memory, a bare socket loop for tcp, perftest's ib_write_bw for ibv. It measures
-// within this host, so there is none for an aggregator elsewhere that is reached over RDMA.
+// MeasureRoofline measures the most that this machine can do of the spec's exchange, and puts the result's share of it into res. It
+// uses a memory probe where workers and aggregator share memory, a bare socket loop for tcp, and perftest's ib_write_bw for ibv. It
+// measures within this host, and so has no roofline for an aggregator elsewhere that is reached over RDMA.
 func MeasureRoofline(ctx context.Context, s *Spec, res *report.Result) error {
 	var roof report.Roofline
 	var err error
@@ -37,7 +37,7 @@ func MeasureRoofline(ctx context.Context, s *Spec, res *report.Result) error {
 	return ctx.Err()
 }
 
-// perftest measures what the same device does of the same messages, both ways, over as many queue pairs.
+// perftest measures the same device with the same messages, both ways, over as many queue pairs.
 func perftest(ctx context.Context, s *Spec, res *report.Result) (report.Roofline, error) {
 	d, err := verbs.Open(verbs.ProviderIBV, "", s.ProviderOptions)
 	if err != nil {

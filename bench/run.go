@@ -27,8 +27,8 @@ import (
 
 // Runner starts the processes of a benchmark.
 type Runner struct {
-	// Worker is the command of a worker process, which runs WorkerMain; Serve the command of an aggregator, which prints the
-	// URL it listens on as its first line and ends when its standard input does. Needed where Spec.Procs is set.
+	// Worker is the command of a worker process, which runs WorkerMain. Serve is the command of an aggregator; see
+	// [launch.StartAggregator]. Both are needed where Spec.Procs is set.
 	Worker, Serve []string
 	Log           io.Writer // the aggregator's log; nil: discarded
 	// Progress, if not nil, makes the progress of a phase of so many steps.
@@ -37,7 +37,7 @@ type Runner struct {
 	Started func(url string)
 }
 
-// command prepares a child that dies with ctx, and with this process.
+// command prepares a child that ends with ctx.
 func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stderr = stderr
@@ -104,7 +104,7 @@ func serveHere(ctx context.Context, s *Spec) (string, func() error, error) {
 	}, nil
 }
 
-// Run does the benchmark.
+// Run runs the benchmark.
 func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error) {
 	if err := s.Check(); err != nil {
 		return res, err
@@ -142,7 +142,8 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 	return res, nil
 }
 
-// unnamed makes a temporary file for a worker's results that ends with the processes that hold it, however they end.
+// unnamed makes a temporary file for a worker's results. The file goes when the processes that hold it have ended, however they
+// end.
 func unnamed() (*os.File, error) {
 	f, err := os.CreateTemp("", "rackweave-results-")
 	if err != nil {
@@ -186,7 +187,7 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 				errs[rank] = errors.New("ended without a report")
 			}
 			if errs[rank] != nil {
-				// The others learn of it from the aggregator; those that do not are ended.
+				// The aggregator notifies the others; workers that do not end by themselves are ended.
 				time.AfterFunc(3*time.Second, func() { cancel(errs[rank]) })
 			}
 		})
@@ -195,7 +196,7 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 	return reports, workerErrors(errs)
 }
 
-// workerErrors is the workers' errors by rank as one, each text once.
+// workerErrors joins the workers' errors, each text once with its ranks.
 func workerErrors(errs []error) error {
 	var all []error
 	told := map[string]bool{}
@@ -240,7 +241,7 @@ func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, 
 	if err != nil {
 		return err
 	}
-	// A worker that does not take its orders says why itself.
+	// A worker that does not take its orders reports why itself.
 	_ = json.NewEncoder(orders).Encode(o)
 	return errs.Error(p.Wait())
 }
@@ -305,7 +306,7 @@ func (r *Runner) verify(ctx context.Context, s *Spec, results []*os.File, res *r
 	return nil
 }
 
-// noteFor is the caveat for a provider's numbers here: RDMA may be software, too.
+// noteFor returns the caveat for a provider's numbers on this machine: RDMA may be software, too.
 func noteFor(provider string) string {
 	note := report.NoteFor(provider)
 	if top, err := numa.Discover(""); provider == verbs.ProviderIBV && err == nil {

@@ -20,7 +20,7 @@ type Spec struct {
 	Workers  int
 	Procs    bool // a process for each worker, and for the aggregator where it is embedded
 	Provider string
-	// Of every device that is opened, as key=value,…; the provider must be named.
+	// ProviderOptions apply to every device that is opened, as key=value,…; the provider must be named.
 	ProviderOptions string
 	Model           models.Model
 	DType           chunk.DType // on the wire; buffers are f32
@@ -54,7 +54,7 @@ const maxIters = 1_000_000
 // providers are the names of transports, auto for the fastest.
 var providers = []string{"auto", verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}
 
-// Check completes the spec and says what in it cannot be done.
+// Check completes the spec and reports what in it cannot be done.
 func (s *Spec) Check() error {
 	if s.Workers < 1 || s.Workers > 1024 {
 		return fmt.Errorf("workers is %d: use 1 to 1024", s.Workers)
@@ -104,7 +104,7 @@ func (s *Spec) checkOptimizer() error {
 	return rule.Check(h)
 }
 
-// checkMemory compares what the exchange takes with what is to be had now, before anything runs out of it.
+// checkMemory compares the memory that the exchange takes with what is available now.
 func (s *Spec) checkMemory() error {
 	top, err := numa.Discover("")
 	if err != nil {
@@ -117,8 +117,8 @@ func (s *Spec) checkMemory() error {
 	return nil
 }
 
-// memory is the bytes that gradients and results take, parameters and optimizer state where the aggregator is embedded, and
-// the results to compare. A float holds what no machine does.
+// memory returns the bytes of gradients and results, of parameters and optimizer state where the aggregator is embedded, and of the
+// results to compare. A float64 holds more than any machine.
 func (s *Spec) memory() float64 {
 	arrays := 2 * s.Workers
 	if rule, err := s.rule(); err == nil && rule != optim.Sum && s.Server == "" {
@@ -133,7 +133,7 @@ func (s *Spec) memory() float64 {
 
 func (s *Spec) rule() (optim.Rule, error) { return optim.Parse(s.Optimizer) }
 
-// hyper is the optimizer's defaults with what the spec overrides.
+// hyper returns the optimizer's defaults with the spec's values over them.
 func (s *Spec) hyper() (optim.Hyper, error) {
 	rule, err := s.rule()
 	if err != nil {
@@ -142,8 +142,8 @@ func (s *Spec) hyper() (optim.Hyper, error) {
 	return rule.Hyper(s.Hyper)
 }
 
-// Bytes is the model's size on the wire.
+// Bytes returns the model's size on the wire.
 func (s *Spec) Bytes() uint64 { return s.Model.Params() * uint64(s.DType.Size()) }
 
-// Steps is how many exchanges each worker does.
+// Steps returns the number of exchanges of each worker.
 func (s *Spec) Steps() int { return s.Warmup + s.Iters }

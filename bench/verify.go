@@ -13,7 +13,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// onWire rounds values to what is left of them after they crossed in a wire type, in place.
+// onWire rounds values in place as sending them in a wire type does.
 func onWire(d chunk.DType, x []float32) {
 	switch d {
 	case chunk.BF16:
@@ -27,7 +27,7 @@ func onWire(d chunk.DType, x []float32) {
 	}
 }
 
-// Reference computes in plain Go what every worker must hold of each tensor after the spec's last exchange.
+// Reference computes in plain Go each tensor as every worker must hold it after the spec's last exchange.
 func Reference(ctx context.Context, s *Spec, progress interface{ Add(int) }) ([][]float32, error) {
 	rule, err := s.rule()
 	if err != nil {

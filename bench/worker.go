@@ -15,7 +15,7 @@ import (
 	"github.com/rackweave/rackweave/client"
 )
 
-// order is what a worker process is told.
+// order is the orders of a worker process.
 type order struct {
 	Spec   Spec
 	Rank   int
@@ -23,7 +23,7 @@ type order struct {
 	Job    string
 }
 
-// workerReport is a line of what a worker process says: after each exchange its number, in the end the rest.
+// workerReport is a line of a worker process's report: after each exchange its number, in the end the rest.
 type workerReport struct {
 	Step     int       `json:"step,omitempty"`
 	Done     bool      `json:"done,omitempty"`
@@ -33,11 +33,11 @@ type workerReport struct {
 	Lanes    int       `json:"lanes,omitempty"`
 }
 
-// resultsFD is where a worker process finds the file to write its final results to, if they are to be verified: the first of
+// resultsFD is the descriptor of the file to which a worker process writes its final results for verification: the first of
 // exec.Cmd.ExtraFiles.
 const resultsFD = 3
 
-// WorkerMain is a worker process of the benchmark. It gives up when its standard input ends: then the benchmark has.
+// WorkerMain is a worker process of the benchmark. It ends when its standard input does: then the benchmark has ended.
 func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
 	var o order
 	if err := json.NewDecoder(in).Decode(&o); err != nil {
@@ -56,11 +56,11 @@ func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
 	return runWorker(ctx, &o, results, func(r workerReport) error { return enc.Encode(r) })
 }
 
-// buffers are a worker's gradients and results: the tensors one after another.
+// buffers are a worker's gradients and results, with the tensors one after another.
 type buffers struct {
 	src, dst []byte
 	offsets  []int
-	mapped   [][]byte // those of them that are ordinary memory
+	mapped   [][]byte // the ordinary memory among them
 }
 
 func (b *buffers) f32(of []byte, t int) []float32 {
@@ -88,7 +88,7 @@ func (b *buffers) allocate(w *client.Worker, s *Spec) error {
 	return nil
 }
 
-// ordinary is a process's own memory as an allocator would give it.
+// ordinary allocates memory as an allocator would.
 func (b *buffers) ordinary(n int) ([]byte, error) {
 	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
 	if err != nil {
@@ -98,7 +98,7 @@ func (b *buffers) ordinary(n int) ([]byte, error) {
 	return mem, nil
 }
 
-// unmap gives ordinary memory back; the worker is closed.
+// unmap frees ordinary memory. The worker is closed by then.
 func (b *buffers) unmap() error {
 	var errs []error
 	for _, mem := range b.mapped {
@@ -107,7 +107,7 @@ func (b *buffers) unmap() error {
 	return errors.Join(errs...)
 }
 
-// runWorker is a worker from joining to leaving. It writes the final results where results is not nil.
+// runWorker runs a worker from joining to leaving. It writes the final results if results is not nil.
 func runWorker(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
 	s := &o.Spec
 	cfg := client.Config{
@@ -154,7 +154,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	}
 	ops, handles := make([]client.Op, len(tensors)), make([]client.Handle, 0, len(tensors))
 	run := func(kind client.Kind) error {
-		// Backward order, as a training step produces gradients; the first layers, needed first, go first of what is there.
+		// A training step produces gradients from the last layer to the first. The next step needs the first layers first.
 		for i := range ops {
 			t := len(ops) - 1 - i
 			ops[i] = client.Op{
@@ -211,7 +211,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	return say(workerReport{Done: true, TimesUS: times, Checksum: sum, Provider: w.Provider(), Lanes: w.Lanes()})
 }
 
-// inOwnOrder gives operations an order of the worker's own, which their priorities would undo.
+// inOwnOrder shuffles operations and clears their priorities, which would undo that.
 func inOwnOrder(ops []client.Op, rng *rand.Rand) {
 	rng.Shuffle(len(ops), func(i, k int) { ops[i], ops[k] = ops[k], ops[i] })
 	for i := range ops {

@@ -43,10 +43,10 @@ func groupByNIC(lanes []Lane) ([]nicState, error) {
 	return nics, nil
 }
 
-// lightest charges the next chunk to the NIC that would be done with it first at its link speed, and among its lanes to the
-// one with the fewest bytes; the first wins a tie. It returns the lane's number.
+// lightest charges the next chunk to the NIC that would finish it first at its link speed, and among the NIC's lanes to the one
+// with the fewest bytes. The first wins a tie. It returns the lane's number.
 //
-// Any two NICs i and j so stay within one chunk of each other: load[i]/weight[i] <= (load[j]+chunk)/weight[j].
+// Any two NICs i and j thus stay within one chunk of each other: load[i]/weight[i] <= (load[j]+chunk)/weight[j].
 func (p *Plan) lightest(bytes uint64) int {
 	nic := &p.nics[0]
 	for i := 1; i < len(p.nics); i++ {

@@ -1,11 +1,10 @@
-// Package chunk cuts a model into chunks and places them on lanes, and holds the codecs of what names a chunk on the wire.
+// Package chunk cuts a model into chunks and places them on lanes. It has the codecs of the immediate and of control records.
 //
-// A [Plan] is a value: no goroutine, clock, socket or global, integers only, so that the same lanes and tensors give the same
-// plan on every machine; [Plan.Hash] lets two ends check that. It only grows: [Plan.Add] never moves what is placed, and the
-// plan does not depend on how its tensors were split into batches. One goroutine at a time may add; once nobody adds, any
-// number may read.
+// A [Plan] is a value, computed with integers only: the same lanes and tensors give the same plan on every machine, and [Plan.Hash]
+// lets two ends check that. It only grows: [Plan.Add] never moves placed chunks, and the plan does not depend on how its tensors
+// were split into batches. One goroutine at a time may add; any number may read while none adds.
 //
-// A lane is a (NIC, core) pair. The core owns the lane's chunks for the life of the job, and the queue pair that a message
-// arrives on says which lane is meant; the 32-bit immediate ([Pack]) then needs to carry no more than the operation, the epoch
-// and the chunk's dense index within its lane. A control record ([TensorRecord]) goes to a tensor's lanes as a payload.
+// A lane is a (NIC, core) pair. The core owns the lane's chunks for the life of the job. The queue pair of a message names its
+// lane, so the 32-bit immediate ([Pack]) carries only the operation, the epoch and the chunk's index within the lane. A control
+// record ([TensorRecord]) is the payload of a message to each of a tensor's lanes.
 package chunk

@@ -24,17 +24,17 @@ const (
 	OpPush      Op = 0 // a gradient; the reply is an empty acknowledgement
 	OpPushPull  Op = 1 // a gradient; the reply is data
 	OpPull      Op = 2 // no payload; the reply is data
-	OpBroadcast Op = 3 // broadcast: the root's carries the values, the others' nothing; the reply is data
+	OpBroadcast Op = 3 // the root's message carries the values, those of the others nothing; the reply is data
 	OpTensor    Op = 4 // a [TensorRecord]; the index is the lane-local tensor index
 	OpCommit    Op = 5 // a [TensorRecord] that ends a two-phase step
-	OpNotice    Op = 6 // aggregator to worker; the epoch says what of the chunk: NoticeNACK or NoticeRequest
+	OpNotice    Op = 6 // aggregator to worker, about a chunk; the epoch says what: NoticeNACK or NoticeRequest
 	OpAbort     Op = 7 // aggregator to worker: the job failed; the index is the rank of the worker that caused it, all ones: none did
 )
 
-// What stands in the epoch of an [OpNotice].
+// The values of an [OpNotice]'s epoch.
 const (
-	NoticeNACK    = 0 // it is not kept any more: send it again
-	NoticeRequest = 1 // send it before others
+	NoticeNACK    = 0 // the chunk is not kept: send it again
+	NoticeRequest = 1 // send the chunk before others
 )
 
 var opNames = [1 << OpBits]string{"push", "pushpull", "pull", "broadcast", "tensor", "commit", "notice", "abort"}
@@ -46,8 +46,8 @@ func (o Op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// Pack makes an immediate. Epochs count modulo 128, so the low bits of any step counter will do. It panics when the operation
-// or the index does not fit: a plan never gives out such an index.
+// Pack makes an immediate. Epochs count modulo 128: the low bits of any step counter will do. Pack panics if the operation or the
+// index does not fit. No plan has such an index.
 func Pack(op Op, epoch uint8, index uint32) uint32 {
 	if op > OpMask || index > IndexMask {
 		panic("chunk: immediate out of range")
@@ -55,7 +55,7 @@ func Pack(op Op, epoch uint8, index uint32) uint32 {
 	return uint32(op)<<OpShift | uint32(epoch&EpochMask)<<EpochShift | index
 }
 
-// Unpack takes an immediate apart. Every 32-bit value is an immediate; whether its index exists is for the plan to say.
+// Unpack takes an immediate apart. Every 32-bit value is an immediate; only the plan knows whether its index exists.
 func Unpack(imm uint32) (op Op, epoch uint8, index uint32) {
 	return Op(imm >> OpShift), uint8(imm >> EpochShift & EpochMask), imm & IndexMask
 }

@@ -14,11 +14,11 @@ const (
 	MinChunkBytes     = 4 << 10
 	MaxChunkBytes     = 4 << 20
 	MaxLanes          = 1 << 10
-	// MaxLaneChunks is how many chunks the immediate can tell apart within a lane.
+	// MaxLaneChunks is the number of chunks that the immediate can distinguish within a lane.
 	MaxLaneChunks = 1 << IndexBits
 )
 
-// ErrInvalid is what every error of [NewPlan] and [Plan.Add] wraps.
+// ErrInvalid is wrapped by every error of [NewPlan] and [Plan.Add].
 var ErrInvalid = errors.New("invalid plan")
 
 func invalid(format string, args ...any) error {
@@ -32,20 +32,20 @@ type Tensor struct {
 	DType DType
 }
 
-// Lane is a (NIC, core) pair. Weight is the link speed of the NIC, the same on all its lanes, in a unit shared by all NICs
-// (Mb/s); all lanes may leave it 0, which makes the NICs equal.
+// Lane is a (NIC, core) pair. Weight is the NIC's link speed, the same on all its lanes and in the same unit for all NICs (Mb/s).
+// If all lanes leave it 0, the NICs are equal.
 type Lane struct {
 	NIC, Core int
 	Weight    uint32
 }
 
-// Config is what a plan starts from. ChunkBytes is a power of two, 0 for [DefaultChunkBytes].
+// Config configures a plan. ChunkBytes is a power of two, 0 for [DefaultChunkBytes].
 type Config struct {
 	ChunkBytes int
 	Lanes      []Lane
 }
 
-// Chunk is a run of elements of one tensor, and where it is placed.
+// Chunk is a run of elements of one tensor, and its place.
 type Chunk struct {
 	Tensor    int    // index of the tensor in the plan
 	Offset    uint64 // of the first element within the tensor, in elements
@@ -54,7 +54,7 @@ type Chunk struct {
 	LaneIndex int // among the chunks of the lane: the index that travels in the immediate
 }
 
-// LaneTensor is a tensor's share of a lane. Its chunks are neighbours there: lane indices [First, First+Chunks).
+// LaneTensor is a tensor's share of a lane. Its chunks are neighbours there, with the lane indices [First, First+Chunks).
 type LaneTensor struct {
 	Tensor, First, Chunks uint32
 }
@@ -106,7 +106,7 @@ func NewPlan(c Config) (*Plan, error) {
 	return p, nil
 }
 
-// Add appends tensors and places their chunks. On an error the plan is what it was before.
+// Add appends tensors and places their chunks. On an error it leaves the plan as it was.
 func (p *Plan) Add(batch []Tensor) error {
 	added := 0
 	undo := func() {
@@ -131,7 +131,7 @@ func (p *Plan) Add(batch []Tensor) error {
 		added++
 	}
 
-	// What is appended past a saved length is garbage that the next Add overwrites, so headers are all there is to save.
+	// The next Add overwrites what is appended past a saved length, so saving the slice headers is enough.
 	lanes, nics, tensors, placed := slices.Clone(p.lanes), slices.Clone(p.nics), p.tensors, p.chunks
 	p.tensors = slices.Grow(p.tensors, len(batch))
 	p.chunks = slices.Grow(p.chunks, int(chunks))
@@ -163,7 +163,7 @@ func (p *Plan) check(t Tensor) error {
 	return nil
 }
 
-// place cuts one checked tensor into chunks and puts each on the lane that the balance asks for.
+// place cuts a checked tensor into chunks and puts each one on the lane that balance chooses.
 func (p *Plan) place(t Tensor) error {
 	tensor := uint32(len(p.tensors))
 	p.tensors = append(p.tensors, tensorState{t, len(p.chunks)})
@@ -190,10 +190,10 @@ func (p *Plan) place(t Tensor) error {
 	return nil
 }
 
-// perChunk is how many elements a full chunk holds.
+// perChunk returns the number of elements of a full chunk.
 func (p *Plan) perChunk(d DType) uint64 { return uint64(p.chunkBytes / d.Size()) }
 
-// Config returns what the plan was made from, the default chunk size filled in.
+// Config returns the plan's configuration, with the default chunk size filled in.
 func (p *Plan) Config() Config {
 	c := Config{ChunkBytes: p.chunkBytes, Lanes: make([]Lane, len(p.lanes))}
 	for i := range p.lanes {
@@ -205,7 +205,7 @@ func (p *Plan) Config() Config {
 // ChunkBytes returns the size of a full chunk on the wire.
 func (p *Plan) ChunkBytes() int { return p.chunkBytes }
 
-// NumChunks returns how many chunks are placed.
+// NumChunks returns the number of placed chunks.
 func (p *Plan) NumChunks() int { return len(p.chunks) }
 
 // Chunk returns a chunk by its number.
@@ -217,7 +217,7 @@ func (p *Plan) Chunk(id int) Chunk {
 	return Chunk{int(at.tensor), offset, int(min(perChunk, t.Elems-offset)), int(at.lane), int(at.laneIndex)}
 }
 
-// NumTensors returns how many tensors the plan has.
+// NumTensors returns the number of tensors.
 func (p *Plan) NumTensors() int { return len(p.tensors) }
 
 // Tensor returns a tensor by its number.
@@ -237,7 +237,7 @@ func (p *Plan) TensorChunks(t int) (first, end int) {
 	return p.tensors[t].first, len(p.chunks)
 }
 
-// NumLanes returns how many lanes the plan places on.
+// NumLanes returns the number of lanes.
 func (p *Plan) NumLanes() int { return len(p.lanes) }
 
 // Lane returns a lane by its number, its place in [Config].
@@ -250,7 +250,7 @@ func (p *Plan) LaneChunks(l int) []uint32 { return slices.Clip(p.lanes[l].chunks
 // [OpTensor]. The slice belongs to the plan.
 func (p *Plan) LaneTensors(l int) []LaneTensor { return slices.Clip(p.lanes[l].tensors) }
 
-// LaneTensor finds a tensor's share of a lane and its lane-local index; ok is false when the lane has none of it.
+// LaneTensor finds a tensor's share of a lane and its lane-local index. ok is false if the lane has none of it.
 func (p *Plan) LaneTensor(l, t int) (index int, share LaneTensor, ok bool) {
 	ts := p.lanes[l].tensors
 	i := sort.Search(len(ts), func(i int) bool { return int(ts[i].Tensor) >= t })
@@ -260,5 +260,5 @@ func (p *Plan) LaneTensor(l, t int) (index int, share LaneTensor, ok bool) {
 	return i, ts[i], true
 }
 
-// LaneLoad returns what a lane holds, in elements and in bytes on the wire.
+// LaneLoad returns a lane's load, in elements and in bytes on the wire.
 func (p *Plan) LaneLoad(l int) (elems, bytes uint64) { return p.lanes[l].elems, p.lanes[l].bytes }

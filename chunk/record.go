@@ -11,7 +11,7 @@ import (
 // RecordBytes is the size of a [TensorRecord] on the wire.
 const RecordBytes = 64
 
-// Where the checksum stands; eight zero bytes follow it.
+// The checksum's offset; eight zero bytes follow it.
 const recordSumAt = 52
 
 // RecordFlags are the switches of a [TensorRecord].
@@ -20,26 +20,26 @@ type RecordFlags uint32
 // The switches.
 const (
 	RecordSkip      RecordFlags = 1 << 0 // leave the parameters as they are in this step
-	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey say where the replies go
+	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey are set
 	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon: write them past the cache
 
 	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming
 )
 
-// TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and where its replies go. On the wire
-// its fields stand in this order, little-endian, with the CRC-32C of what precedes it and eight zero bytes at the end.
+// TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and the destination of its replies. On the
+// wire its fields have this order, little-endian, and the CRC-32C of them and eight zero bytes follow.
 type TensorRecord struct {
 	LR, WD, Scale, Clip float32
 	Momentum            float32 // beta 1 where the rule has two
 	Beta2, Eps          float32
-	Extra               float32 // what the rule says
+	Extra               float32 // its meaning depends on the rule
 	DstAddr             uint64  // the tensor's first element in the worker's memory
 	DstRKey             uint32
 	Flags               RecordFlags
 	Step                uint32
 }
 
-// ErrRecord is what every error of [TensorRecord.Decode] wraps.
+// ErrRecord is wrapped by every error of [TensorRecord.Decode].
 var ErrRecord = errors.New("bad tensor record")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -59,7 +59,7 @@ func (r *TensorRecord) Encode(dst []byte) {
 	le.PutUint64(dst[recordSumAt+4:], 0)
 }
 
-// Decode reads a record from exactly [RecordBytes] bytes. The values of the hyper-parameters are the optimizer's to judge.
+// Decode reads a record from exactly [RecordBytes] bytes. It does not check the values of hyper-parameters: the optimizer does.
 func (r *TensorRecord) Decode(src []byte) error {
 	if len(src) != RecordBytes {
 		return fmt.Errorf("%w: %d bytes, not %d", ErrRecord, len(src), RecordBytes)

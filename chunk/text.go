@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// String returns the plan as text, for people and golden tests: a header, a line for each lane with what it holds, a line for
-// each tensor with the lanes of its chunks in order, repetitions folded: "(0 2 1 3)*5 0" is 21 chunks. The text is a function
-// of the plan alone.
+// String returns the plan as text, for people and golden tests: a header, a line for each lane with its load, and a line for each
+// tensor with the lanes of its chunks in order. It folds repetitions: "(0 2 1 3)*5 0" is 21 chunks.
 func (p *Plan) String() string {
 	var b strings.Builder
 	var elems, bytes uint64
@@ -40,7 +39,7 @@ func (p *Plan) String() string {
 // maxPeriod bounds how long a repeated pattern fold looks for.
 const maxPeriod = 64
 
-// fold writes a sequence with its repetitions folded, each time taking the pattern that covers the most.
+// fold writes a sequence with its repetitions folded. At each place it takes the pattern that covers the most.
 func fold(seq []uint16) string {
 	var parts []string
 	for len(seq) > 0 {
@@ -67,8 +66,8 @@ func fold(seq []uint16) string {
 	return strings.Join(parts, " ")
 }
 
-// Hash returns a digest of the whole plan: lanes, tensors and the placement of every chunk. Two ends with the same hash agree
-// on what every immediate means.
+// Hash returns a digest of the whole plan: lanes, tensors and the placement of every chunk. Two ends with the same hash agree on
+// the meaning of every immediate.
 func (p *Plan) Hash() [32]byte {
 	h := sha256.New()
 	buf := []byte("rackweave plan 1\n")

@@ -9,17 +9,17 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// maxElems bounds every model: more is a slip of the pen.
+// maxElems bounds every model: more is a mistake.
 const maxElems = 1 << 48
 
-// A synthetic model has a tensor for each of these many bytes, but not more tensors than that.
+// A synthetic model has a tensor for each syntheticTensorBytes, but at most syntheticTensors.
 const (
 	syntheticTensorBytes = 4 << 20
 	syntheticTensors     = 8
 )
 
-// FromBytes returns a synthetic model that takes size on the wire, such as "100MB" ([ParseBytes]), with elements of type d: a
-// few tensors, as even as can be.
+// FromBytes returns a synthetic model that takes size on the wire, such as "100MB" ([ParseBytes]), with elements of type d. It has
+// a few tensors, as even as possible.
 func FromBytes(size string, d chunk.DType) (Model, error) {
 	if d.Size() == 0 {
 		return Model{}, fmt.Errorf("model of %s: %v is no wire type: use f32, bf16 or f16", size, d)
@@ -62,7 +62,8 @@ func ParseBytes(s string) (uint64, error) {
 	unit, known := units[strings.TrimSpace(s[len(digits):])]
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil || !known {
-		return 0, fmt.Errorf("size %q: use a whole number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M or G, such as 100MB or 128M", s)
+		return 0, fmt.Errorf("size %q: use a whole number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, K, M or G, such as 100MB or 128M",
+			s)
 	}
 	over, bytes := bits.Mul64(n, unit)
 	if over != 0 {

@@ -1,6 +1,6 @@
-// Package models has the shapes that comm-only benchmarks exchange: the parameters of published models, generated from
-// descriptions of their architectures ([Get]), synthetic ones of a given size ([FromBytes]), and ones read from a file with
-// the time that each layer computes ([FromCSV]). A model is a value: there is no data in it.
+// Package models has the shapes that comm-only benchmarks exchange: those of published models, generated from descriptions of their
+// architectures ([Get]), synthetic ones of a given size ([FromBytes]), and ones read from a file with the time that each layer
+// computes ([FromCSV]). A model is a value without data.
 package models
 
 import (
@@ -29,7 +29,7 @@ func (t Tensor) Elems() uint64 {
 	return n
 }
 
-// Model is a list of parameters, in the order in which the forward pass meets them. Source says where the shapes are from.
+// Model is a list of parameters, in the order of the forward pass. Source says where the shapes come from.
 type Model struct {
 	Name    string
 	Tensors []Tensor
@@ -82,7 +82,7 @@ func Names() []string {
 	return names
 }
 
-// Get returns a built-in model. The error for another name lists them all, and the nearest where one is near.
+// Get returns a built-in model. The error for another name lists all names, and the nearest one if it is near.
 func Get(name string) (Model, error) {
 	for _, b := range builtins {
 		if b.name == name {

@@ -7,12 +7,12 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 )
 
-// Ours does one round of our side of a comparison.
+// Ours runs one round of our side of a comparison.
 type Ours func(ctx context.Context) (report.Times, error)
 
-// Alternate compares ours with peers doing the exchange of spec, in rounds: ours, each peer, ours again and so on, so that
-// what else goes on in the machine meets all of them. A peer that cannot run here is named in the result with the reason and
-// what installs it; one that fails a round goes on with the next; ours failing ends the comparison. progress, of Steps, may be nil.
+// Alternate compares ours with peers on the exchange of spec, in rounds: ours, each peer, ours again and so on, so that the
+// machine's other work affects all of them. The result names a peer that cannot run here, the reason, and the command that installs
+// it. A peer that fails a round takes part in the next; a failure of ours ends the comparison. progress, of Steps, may be nil.
 //
 // The caller fills in Machine and Note.
 func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds int,
@@ -55,10 +55,10 @@ func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds i
 	return result, nil
 }
 
-// Steps is the total of a comparison's progress.
+// Steps returns the total of a comparison's progress.
 func Steps(peers []Peer, rounds int) int { return rounds * (1 + len(peers)) }
 
-// probe returns the peers that can run here and says of each other what it lacks.
+// probe returns the peers that can run here, and what each of the others lacks.
 func probe(ctx context.Context, peers []Peer, missing map[string]string) ([]Peer, error) {
 	var present []Peer
 	for _, peer := range peers {

@@ -17,7 +17,7 @@ import (
 //go:embed scripts/gloo.py
 var glooScript []byte
 
-// pythons are tried in this order: a python3 of the user's own comes first, but Debian's package is seen by Debian's only.
+// pythons are tried in this order. The user's own python3 comes first; only Debian's sees Debian's package.
 var pythons = []string{"python3", "/usr/bin/python3"}
 
 // glooSettings: torch as installed does one operation at a time on two threads, over one set of connections. Several

@@ -1,9 +1,9 @@
-// Package peers runs the all-reduce of other people's libraries on the same machine and under the same clock as ours, so
-// that a comparison is one run and not two papers.
+// Package peers runs the all-reduce of other libraries on the same machine and under the same clock as ours, so that a comparison
+// is one run and not two papers.
 //
-// A peer is a small script of ours (scripts/) that is carried in the binary and run with what is installed: Gloo through
-// torch.distributed, and Open MPI. Each is given its best: before its first measured run of an exchange it tries a few
-// settings and keeps the fastest, and says in its result what all of them took.
+// A peer is a small script of ours (scripts/) in the binary, run with what is installed: Gloo through torch.distributed, and Open
+// MPI. Each runs at its best: before its first measured run of an exchange it tries a few settings and keeps the fastest. Its
+// result has the times of all settings.
 package peers
 
 import (
@@ -35,22 +35,22 @@ type Spec struct {
 	Tensors []uint64
 }
 
-// Peer is a library to compare with. It is not safe for concurrent use.
+// Peer is a library to compare with. It is not for concurrent use.
 type Peer interface {
-	// Name is what the command line calls it.
+	// Name returns its name on the command line.
 	Name() string
-	// Probe says whether the peer can run here; its error wraps ErrMissing if it has to be installed.
+	// Probe reports why the peer cannot run here. The error wraps ErrMissing if the peer has to be installed.
 	Probe(ctx context.Context) error
-	// Run does an exchange in processes of its own, which are gone when it returns. It ends after a time that is generous
-	// for the exchange, or when ctx does. A 16-bit exchange that the peer cannot do it does in f32, as its users must: as
-	// many elements in twice the bytes, which the result's Setting and Bytes say.
+	// Run runs an exchange in processes of its own, which have ended when it returns. It ends after a time that is generous for
+	// the exchange, or when ctx does. It runs a 16-bit exchange that the peer cannot do in f32, as the peer's users must: with as
+	// many elements in twice the bytes. The result's Setting and Bytes say so.
 	Run(ctx context.Context, spec Spec) (report.Times, error)
 }
 
-// Names are the peers there are.
+// Names lists the peers.
 var Names = []string{"gloo", "mpi"}
 
-// ByName returns the peers of the names, in their order.
+// ByName returns the named peers, in the order of names.
 func ByName(names []string) ([]Peer, error) {
 	var found []Peer
 	for _, name := range names {
@@ -66,7 +66,7 @@ func ByName(names []string) ([]Peer, error) {
 	return found, nil
 }
 
-// deadline is how long a run may take: start-up, and the exchanges at a rate that is slow for any peer on any machine.
+// deadline returns how long a run may take: start-up, and the exchanges at a rate that is slow for any peer on any machine.
 func (s Spec) deadline() time.Duration {
 	const (
 		startup   = 60 * time.Second
@@ -77,7 +77,7 @@ func (s Spec) deadline() time.Duration {
 	return startup + time.Duration(s.Iters+s.Warmup)*exchange + time.Duration(seconds*float64(time.Second))
 }
 
-// widened is a 16-bit exchange in f32.
+// widened returns a 16-bit exchange in f32.
 func (s Spec) widened() Spec {
 	s.DType = "f32"
 	s.Bytes *= 2

@@ -29,8 +29,8 @@ func newProgram(name string, l launcher, settings []setting) *program {
 // launcher is what differs between peers.
 type launcher interface {
 	Probe(ctx context.Context) error
-	// command is the command line of an exchange; files of it go to dir, which outlives the run. tensors is the file with
-	// the bytes of a tensor per line, empty for a flat buffer.
+	// command returns the command line of an exchange. Its files go to dir, which outlives the run. tensors names a file with the
+	// bytes of a tensor per line, empty for a flat buffer.
 	command(spec Spec, s setting, dir, tensors string) ([]string, error)
 }
 
@@ -47,13 +47,13 @@ const exitUnsupported = 3
 
 // choice is the fastest setting and what each took, or why none works.
 type choice struct {
-	spec    Spec // what is run: the exchange asked for, or its like in f32
+	spec    Spec // what is run: the exchange asked for, or its f32 form
 	setting setting
 	tried   map[string]float64
 	err     error
 }
 
-// Trial runs are short: they tell settings apart that differ by much.
+// Trial runs are short: the settings differ by much.
 const (
 	trialIters  = 4
 	trialWarmup = 1
@@ -97,7 +97,7 @@ func (p *program) Run(ctx context.Context, spec Spec) (report.Times, error) {
 	return times, err
 }
 
-// choose tries every setting; one that fails is recorded as 0.
+// choose tries every setting. It records one that fails as 0.
 func (p *program) choose(ctx context.Context, spec Spec) choice {
 	best := choice{spec: spec, tried: map[string]float64{}}
 	spec.Iters, spec.Warmup = trialIters, trialWarmup
@@ -106,7 +106,7 @@ func (p *program) choose(ctx context.Context, spec Spec) choice {
 		best.tried[s.name] = times.TimeUS.P50
 		switch {
 		case err != nil && best.err == nil:
-			best.err = err // of the peer as installed, if that fails too: the others have one reason more to
+			best.err = err // the error of the first setting, the peer as installed, is the one to report
 		case err == nil && (best.setting.name == "" || times.TimeUS.P50 < best.tried[best.setting.name]):
 			best.setting = s
 		}
@@ -117,7 +117,7 @@ func (p *program) choose(ctx context.Context, spec Spec) choice {
 	return best
 }
 
-// once does the exchange with one setting.
+// once runs the exchange with one setting.
 func (p *program) once(ctx context.Context, spec Spec, s setting) (report.Times, error) {
 	fail := func(err error) (report.Times, error) {
 		return report.Times{}, fmt.Errorf("%s (%s): %w", p.name, s.name, err)
@@ -169,7 +169,7 @@ func writeTensors(dir string, tensors []uint64) (string, error) {
 	return name, os.WriteFile(name, []byte(lines.String()), 0o600)
 }
 
-// parseOutput reads a script's line of JSON; other lines, which libraries like to print, are passed over.
+// parseOutput reads a script's line of JSON. It skips other lines, which libraries may print.
 func parseOutput(printed []byte, iters int) (output, error) {
 	var out output
 	for line := range strings.Lines(string(printed)) {

@@ -54,7 +54,7 @@ const (
 	captionLine = 10
 )
 
-// palette tells series apart for most colour-blind readers, and in print: the colours of Okabe and Ito (2008), dark first.
+// palette has colours that most colour-blind readers can distinguish, also in print: those of Okabe and Ito (2008), dark first.
 var palette = []color.Color{
 	color.NRGBA{0x00, 0x72, 0xb2, 0xff},
 	color.NRGBA{0xd5, 0x5e, 0x00, 0xff},
@@ -104,8 +104,8 @@ func (c *Chart) WriteSVG(w io.Writer) error {
 	return nil
 }
 
-// render draws the plot with a margin, and the caption below it. Text stays text, in Liberation Sans where that is installed and
-// else in the fonts it was made to have the widths of.
+// render draws the plot with a margin and the caption below it. Text stays text, in Liberation Sans or else in a font of the same
+// widths.
 func render(p *plot.Plot, caption []string) []byte {
 	below := vg.Points(captionLine * float64(len(caption)))
 	canvas := vgsvg.New(chartWidth, chartHeight+below)
@@ -177,7 +177,7 @@ func (c *Chart) max() float64 {
 	return highest
 }
 
-// points of a series, shifted right by offset categories, without those that have no value.
+// points returns the points of a series that have a value, shifted right by offset categories.
 func (s *Series) points(offset float64) plotter.XYs {
 	var xys plotter.XYs
 	for i, v := range s.Values {
@@ -202,7 +202,7 @@ func (c *Chart) addLines(p *plot.Plot, i int) error {
 		p.Legend.Add(s.Label+legendGap, line, dots)
 	}
 	if len(c.Series) > 1 {
-		return nil // labels of several lines would run into each other
+		return nil // labels of several lines would overlap
 	}
 	return addValues(p, xys)
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Times is what one contender's run of an exchange says of itself.
+// Times is the result of one contender's run of an exchange.
 type Times struct {
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
@@ -25,14 +25,14 @@ type Times struct {
 	Tried map[string]float64 `json:"tried_us,omitempty"`
 }
 
-// Comparison is several contenders doing the same exchange on the same machine in alternating rounds.
+// Comparison compares contenders that ran the same exchange on the same machine in alternating rounds.
 type Comparison struct {
 	Machine Machine `json:"machine"`
 	Workers int     `json:"workers"`
 	Bytes   uint64  `json:"bytes"`
 	DType   string  `json:"dtype"`
 	Rounds  int     `json:"rounds"`
-	// Contenders begins with ours, which the ratios compare the others with.
+	// Contenders begins with ours, to which the ratios compare the others.
 	Contenders []Contender `json:"contenders"`
 	// Missing says, by name, why a peer was not compared and which command installs it.
 	Missing map[string]string `json:"missing,omitempty"`

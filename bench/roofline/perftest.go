@@ -63,7 +63,7 @@ const (
 	retry = 100 * time.Millisecond
 )
 
-// Measure runs the server and the client.
+// Measure runs perftest's server and client.
 func (p Perftest) Measure(ctx context.Context) (report.Roofline, error) {
 	fail := func(err error) (report.Roofline, error) {
 		return report.Roofline{}, fmt.Errorf("ib_write_bw on %s: %w", p.Device, err)
@@ -103,7 +103,7 @@ func (p Perftest) args(port int) []string {
 	}
 }
 
-// run starts the server, and the client until it is let in: it is refused while the server does not listen yet.
+// run starts the server, and then the client until it connects: it is refused while the server does not listen yet.
 func (p Perftest) run(ctx context.Context, dir string, server []string) (string, error) {
 	limit := setup + time.Duration(p.Seconds+2*settle)*time.Second
 	ctx, stop := context.WithTimeout(ctx, limit)
@@ -130,7 +130,7 @@ func (p Perftest) run(ctx context.Context, dir string, server []string) (string,
 	}
 }
 
-// row is the result of the one size that was asked for.
+// row returns the result of the one size that was asked for.
 func (p Perftest) row(printed string) (PerftestRow, error) {
 	rows, err := ParsePerftest(printed)
 	if err != nil {
@@ -140,15 +140,15 @@ func (p Perftest) row(printed string) (PerftestRow, error) {
 	if row.Bytes != uint64(p.Bytes) {
 		return PerftestRow{}, fmt.Errorf("the result is of %d bytes, not of %d", row.Bytes, p.Bytes)
 	}
-	// perftest does not fail when no message ended in the time that counts.
+	// perftest does not fail when no message ended in the measured time.
 	if !(row.GBs > 0) || math.IsInf(row.GBs, 0) {
 		return PerftestRow{}, fmt.Errorf("nothing was moved in %d s: the device may be slow, measure for longer", p.Seconds)
 	}
 	return row, nil
 }
 
-// ParsePerftest reads the table in what a perftest bandwidth test prints, in any of its units: there is at least one row if
-// there is no error. perftest's MB/s are of 2^20 bytes, whatever its version calls them.
+// ParsePerftest reads the table that a perftest bandwidth test prints, in any of its units. It returns at least one row or an
+// error. perftest's MB/s are of 2^20 bytes, whatever its version calls them.
 func ParsePerftest(printed string) ([]PerftestRow, error) {
 	var rows []PerftestRow
 	var unit float64 // bytes per second of one, in 1e9; 0: the table has not begun
@@ -190,7 +190,7 @@ func perftestUnit(header string) (float64, error) {
 	return 0, fmt.Errorf("perftest's bandwidth is in %q: Gb/sec, MB/sec and MiB/sec are known", unit)
 }
 
-// perftestRow reads size, iterations, peak and average; what follows is not needed, and may have a warning glued to it.
+// perftestRow reads size, iterations, peak and average. The rest is not needed, and may have a warning glued to it.
 func perftestRow(line string, unit float64) (PerftestRow, error) {
 	var row PerftestRow
 	if n, err := fmt.Sscan(line, &row.Bytes, &row.Iterations, &row.PeakGBs, &row.GBs); err != nil {

@@ -1,8 +1,8 @@
-// Package roofline measures the most that a machine can do of what an exchange needs, to be taken in the same run as the
-// exchange: a memory probe for workers on this host, a bare socket loop for TCP, perftest's ib_write_bw for RDMA.
+// Package roofline measures the most that a machine can do of what an exchange needs, in the same run as the exchange: a memory
+// probe for workers on this host, a bare socket loop for TCP, perftest's ib_write_bw for RDMA.
 //
-// All count the bytes an exchange cannot avoid moving, every worker's gradient once in and result once out, so that the
-// share of one is [report.Result.Moved] over the exchange's time over the roofline.
+// All count the bytes that an exchange must move, every worker's gradient in and result out once, so that an exchange's share of a
+// roofline is [report.Result.Moved] over the exchange's time over the roofline.
 package roofline
 
 import (
@@ -21,18 +21,18 @@ const (
 	leastRuns = 5
 	leastTime = 300 * time.Millisecond
 
-	// The memory probe's arrays: not so small that starting its threads takes longer than the probe, nor in all more than
-	// is needed to be far beyond any cache.
+	// Bounds of the memory probe's arrays: large enough that starting threads takes less time than the probe, and no larger than
+	// needed to be far beyond any cache.
 	leastArray = 4 << 20
 	mostArrays = 1 << 30
 	cacheLine  = 64
-	// Arrays a power of two apart would compete for the same sets of the cache: they are moved apart by this more.
+	// Arrays a power of two apart would compete for the same sets of the cache. They lie this much further apart.
 	stagger = 4096 + 3*cacheLine
 )
 
-// Memory measures a bare loop, on as many threads as this process has cores, that reads the gradients of the workers once and
-// writes their results once, past the cache. The arrays are of bytes each, within bounds, in the kind of memory that
-// RackWeave's own arenas are made of.
+// Memory measures a bare loop, on as many threads as this process has cores, that reads the workers' gradients once and writes
+// their results once, past the cache. Each array has the given bytes, within bounds, in the kind of memory of RackWeave's own
+// arenas.
 func Memory(workers int, bytes uint64) (report.Roofline, error) {
 	if workers < 1 || bytes == 0 {
 		return report.Roofline{}, fmt.Errorf("memory roofline of %d workers and %d bytes: at least 1 of each is needed", workers, bytes)
@@ -62,13 +62,13 @@ func Memory(workers int, bytes uint64) (report.Roofline, error) {
 	return report.Roofline{Name: "memory", GBs: gbs}, err
 }
 
-// arrayBytes is the size of one of the probe's arrays, in whole cache lines.
+// arrayBytes returns the size of one of the probe's arrays, in whole cache lines.
 func arrayBytes(workers int, bytes uint64) uint64 {
 	most := uint64(mostArrays / (2 * workers))
 	return min(max(bytes, leastArray), max(most, leastArray)) &^ (cacheLine - 1)
 }
 
-// measure repeats a run, after one that does not count, and returns the median rate in GB/s, rounded to MB/s.
+// measure repeats a run after one that does not count, and returns the median rate in GB/s, rounded to MB/s.
 func measure(moved uint64, run func() (time.Duration, error)) (float64, error) {
 	if _, err := run(); err != nil {
 		return 0, err

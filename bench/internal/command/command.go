@@ -1,4 +1,4 @@
-// Package command runs other people's programs so that none outlives its time, its caller or this process.
+// Package command runs programs so that none outlives its time, its caller or this process.
 package command
 
 import (
@@ -16,17 +16,16 @@ import (
 )
 
 const (
-	// grace is what a cancelled command has to end by itself, and to clean up what it keeps outside dir (Open MPI: files in
+	// grace is the time that a cancelled command has to end by itself, and to remove its files outside dir (Open MPI has some in
 	// /dev/shm), before it is killed.
 	grace = 3 * time.Second
-	// stderrKept is how much of the end of a failed command's stderr goes into the error.
+	// stderrKept is the number of bytes of a failed command's stderr in the error.
 	stderrKept = 2000
 )
 
-// Run runs a command and returns its standard output. The command is given a process group of its own, all of which is
-// gone when Run returns; it also ends when this process dies, however that happens. After limit, or when ctx
-// ends, it is told to end, and soon after that killed. dir is its directory for temporary files. The error of a failed command
-// has the end of what it wrote to stderr.
+// Run runs a command in a process group of its own and returns its standard output. The whole group has ended when Run returns, and
+// ends with this process. After limit, or when ctx ends, Run terminates the command, and soon after kills it. dir is its directory
+// for temporary files. The error of a failed command has the end of its stderr.
 func Run(ctx context.Context, limit time.Duration, dir string, argv []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -53,7 +52,7 @@ func Run(ctx context.Context, limit time.Duration, dir string, argv []string) ([
 	return stdout.Bytes(), nil
 }
 
-// said is the end of what a command wrote to stderr, as the end of an error.
+// said returns the end of a command's stderr, as the end of an error.
 func said(stderr *bytes.Buffer) string {
 	text := strings.TrimSpace(stderr.String())
 	if text == "" {
