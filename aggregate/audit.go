@@ -53,3 +53,17 @@ func (p *results) audit(refs *[resultBuffers]int32, lost bool) error {
 	}
 	return nil
 }
+
+// Audit checks what must hold in a lane between two rounds, for tests and the simulation: every slot, fold, result buffer and
+// send-queue entry is accounted for once. It names the first thing that does not hold. On the lane's goroutine.
+func (l *Lane) Audit() error {
+	for _, s := range l.shares {
+		if err := s.audit(); err != nil {
+			return fmt.Errorf("lane %d: job %q: %w", l.index, s.name, err)
+		}
+		if s.machine.Waiting() && !s.listed {
+			return fmt.Errorf("lane %d: job %q: something waits and the lane does not know", l.index, s.name)
+		}
+	}
+	return nil
+}

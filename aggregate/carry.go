@@ -247,12 +247,3 @@ func (s *share) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
 		wr.LKey = s.store.lkeys[nic][a.Index]
 	}
 }
-
-// put appends a message to a worker. It holds a result buffer until it has arrived.
-func (s *share) put(k *link, imm uint32, result int32) *verbs.SendWR {
-	if result != noResult {
-		s.results.hold(result)
-	}
-	s.touch(k)
-	return k.Put(imm, result)
-}

@@ -9,6 +9,10 @@ import (
 // recvMargin is what may arrive at a worker, or from it, outside the window: NACKs, requests and an abort.
 const recvMargin = reduce.SendMargin
 
+// pollBatch is how many completions a round takes: few enough that their chunks' results stay in the core's cache until they
+// are posted.
+const pollBatch = 16
+
 // The windows that a worker takes (cgo/worker).
 const (
 	minWindow = 2

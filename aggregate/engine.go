@@ -11,32 +11,6 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Defaults of an engine.
-const (
-	DefaultWindow       = 64  // slots per worker and lane
-	ByReferenceWindow   = 256 // where a slot costs no memory
-	DefaultMaxConns     = 256 // per lane
-	DefaultSpin         = 64  // empty rounds before a lane sleeps
-	DefaultPeerDeadline = 10 * time.Second
-	DefaultLinkTimeout  = 5 * time.Second
-)
-
-// Config is what an engine runs on.
-type Config struct {
-	Lanes    []LaneConfig
-	Window   int // 0: what suits the devices
-	MaxConns int // per lane; 0: DefaultMaxConns
-	Spin     int // -1: none; 0: DefaultSpin
-	// How long an attached worker may take to connect; 0: DefaultPeerDeadline.
-	PeerDeadline time.Duration
-	// How long a connection whose NIC or link failed may take to come back over another; 0: DefaultLinkTimeout.
-	LinkTimeout time.Duration
-	// Now is the clock, in ns; nil: the system's. The simulation has its own.
-	Now func() int64
-	// Manual engines have no goroutines: the owner calls every lane's Step, and Do runs at once.
-	Manual bool
-}
-
 // Engine is the aggregator: devices, lanes, and the jobs they serve.
 type Engine struct {
 	cfg     Config

@@ -13,34 +13,6 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Mode is what the aggregator does with gradients.
-type Mode = reduce.Mode
-
-// The modes.
-const (
-	Eager     = reduce.Eager
-	Aggregate = reduce.Aggregate
-	TwoPhase  = reduce.TwoPhase
-)
-
-// ParseMode reads the name of a mode.
-func ParseMode(s string) (Mode, error) { return reduce.ParseMode(s) }
-
-// JobConfig is what a job is made of.
-type JobConfig struct {
-	Name       string
-	Workers    int
-	Mode       Mode
-	Rule       optim.Rule
-	Hyper      optim.Hyper
-	ChunkBytes int
-}
-
-// TensorSpec is what a job knows of a tensor beside the plan.
-type TensorSpec struct {
-	LRMult, WDMult float64
-}
-
 // Job is one tenant's aggregation: its workers' connections and, in every lane, its share.
 type Job struct {
 	name       string

@@ -52,8 +52,8 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 	m.complete(i)
 }
 
-// complete takes the next step with a chunk whose gradients are all there: it is handed upward, or answered now, or when there
-// is room.
+// complete takes the next step with a chunk whose gradients are all there: it is handed upward, or finished as soon as there is
+// room.
 func (m *Machine) complete(i int32) {
 	f := m.folds.at(i)
 	if m.cfg.Above && !f.broadcast {

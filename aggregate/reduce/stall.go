@@ -19,22 +19,6 @@ package reduce
 // A chunk that all workers have submitted is then finished after finitely many ticks: some rotation makes a worker send it,
 // the others get a request for it, and have a slot for it.
 
-// How many counted ticks without a finished chunk pass before a rotation. While workers do not answer the last rotation,
-// because they seldom look at their queues, it takes twice as many the next time, up to rotateAtMost.
-const (
-	rotateAfter  = 8
-	rotateAtMost = 256
-)
-
-type stall struct {
-	doneBefore uint64 // folds finished by the last tick
-	idle       int    // counted ticks since one was
-	patience   int    // how many make a rotation
-	rotations  uint32
-	leader     int   // whose order stalled workers follow
-	kept       int32 // the fold that is sent no NACK; none: no fold
-}
-
 // tick looks for full workers and breaks a stall; it reports whether there is one.
 func (m *Machine) tick(counts bool) bool {
 	rotate := m.rotationDue(counts)
@@ -105,21 +89,8 @@ func (m *Machine) answered() bool {
 	return true
 }
 
-// full reports whether the worker can send no more, except into the slot and the buffer that it keeps while it has requests.
-func (w *worker) full() bool { return w.holdsAllBut(min(w.requested.len(), 1)) }
-
-// stuck reports whether it cannot even send what was requested.
-func (w *worker) stuck() bool { return w.holdsAllBut(0) }
-
-func (w *worker) holdsAllBut(n int) bool {
-	return w.slots.held >= len(w.slots.ring)-n || w.staged > 0 && w.staged >= w.staging-n
-}
-
 // lacks reports whether a fold misses this worker's gradient.
 func (m *Machine) lacks(rank int) bool { return m.folds.of[rank] < m.folds.open() }
-
-// hears reports whether the worker can be sent a request: with so many on their way it may be out of receives.
-func (w *worker) hears(most int) bool { return w.unheard < most && w.canAnswer() }
 
 // request tells a worker that others have sent a chunk and it has not.
 func (m *Machine) request(rank int, i int32, most int) {

@@ -7,17 +7,6 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// Limits of what the machine sends outside the windows.
-const (
-	// SendMargin is how many entries of a worker's send queue answers leave free, for NACKs, requests and the abort. The worker
-	// posts as many receives beside its window.
-	SendMargin = 32
-	// requestsAtOnce bounds the requests sent to a worker from which nothing has come since: they must find posted receives.
-	requestsAtOnce = SendMargin / 2
-	// chunksPerStep bounds the chunks that one step of a commit updates, so that other jobs' chunks are not kept waiting.
-	chunksPerStep = 32
-)
-
 const rootWorker = 0 // whose values a broadcast takes
 
 // ErrProtocol is what a worker's violation of the protocol wraps.
@@ -59,23 +48,6 @@ const (
 	Ended         // the job failed or was closed, and the workers were told
 )
 
-// WorkerState is the state of a worker in the lane.
-type WorkerState uint8
-
-// The states of a worker.
-const (
-	Absent   WorkerState = iota // has not attached yet
-	Attached                    // is a member
-	Gone                        // has left, or is lost
-)
-
-// WorkerStats is what one worker did in the lane.
-type WorkerStats struct {
-	Chunks       uint64
-	LastArrivals uint64 // chunks for which this worker was the last
-	LatenessNS   uint64 // how long after a chunk's first arrival this worker's came, summed
-}
-
 type chunkState struct {
 	Chunk
 	fold  int32 // in progress, or none
@@ -87,21 +59,6 @@ type tensorState struct {
 	hyperSum uint32 // of the hyper-parameters in use; 0: the job's own
 }
 
-type worker struct {
-	state     WorkerState
-	slots     slots
-	staging   int // staging buffers that it has
-	staged    int // messages held whose payloads lie in them
-	sends     int // free entries of its send queue
-	requested set // chunks it was asked for and has not sent since
-	hyperSum  []uint32
-	unheard   int  // requests sent since its last message
-	owing     bool // it has sent nothing since it was sent a NACK
-	stalled   bool // found so by the tick under way
-	need      int  // slots that it needs for what the tick asked of it
-	stats     WorkerStats
-}
-
 // alone is an answer that is no part of a fold, and waits for room.
 type alone struct {
 	worker int32
@@ -109,6 +66,22 @@ type alone struct {
 	epoch  uint8
 	index  uint32
 	held   Held
+}
+
+// How many counted ticks without a finished chunk pass before a rotation. While workers do not answer the last rotation,
+// because they seldom look at their queues, it takes twice as many the next time, up to rotateAtMost.
+const (
+	rotateAfter  = 8
+	rotateAtMost = 256
+)
+
+type stall struct {
+	doneBefore uint64 // folds finished by the last tick
+	idle       int    // counted ticks since one was
+	patience   int    // how many make a rotation
+	rotations  uint32
+	leader     int   // whose order stalled workers follow
+	kept       int32 // the fold that is sent no NACK; none: no fold
 }
 
 // Machine is one job's chunks in one lane. One goroutine uses it.
@@ -269,9 +242,6 @@ func (m *Machine) violate(rank int, format string, args ...any) {
 
 func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
 
-// canAnswer reports whether one more answer fits a worker's send queue.
-func (w *worker) canAnswer() bool { return w.sends > SendMargin }
-
 // canAnswerAll reports whether one more answer to every worker fits, with a result buffer if it needs one.
 func (m *Machine) canAnswerAll(result bool) bool {
 	if result && m.results == 0 {
@@ -283,15 +253,6 @@ func (m *Machine) canAnswerAll(result bool) bool {
 		}
 	}
 	return true
-}
-
-// release gives a message's slot back with the answer that is sent now.
-func (w *worker) release(h *Held) {
-	w.sends--
-	w.slots.free(h.Slot)
-	if h.Staged {
-		w.staged--
-	}
 }
 
 // place checks that the message's chunk exists, and takes note that its worker has sent it.

@@ -1,0 +1,71 @@
+package aggregate
+
+import (
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Defaults of an engine.
+const (
+	DefaultWindow       = 64  // slots per worker and lane
+	ByReferenceWindow   = 256 // where a slot costs no memory
+	DefaultMaxConns     = 256 // per lane
+	DefaultSpin         = 64  // empty rounds before a lane sleeps
+	DefaultPeerDeadline = 10 * time.Second
+	DefaultLinkTimeout  = 5 * time.Second
+)
+
+// Config is what an engine runs on.
+type Config struct {
+	Lanes    []LaneConfig
+	Window   int // 0: what suits the devices
+	MaxConns int // per lane; 0: DefaultMaxConns
+	Spin     int // -1: none; 0: DefaultSpin
+	// How long an attached worker may take to connect; 0: DefaultPeerDeadline.
+	PeerDeadline time.Duration
+	// How long a connection whose NIC or link failed may take to come back over another; 0: DefaultLinkTimeout.
+	LinkTimeout time.Duration
+	// Now is the clock, in ns; nil: the system's. The simulation has its own.
+	Now func() int64
+	// Manual engines have no goroutines: the owner calls every lane's Step, and Do runs at once.
+	Manual bool
+}
+
+// LaneConfig places a lane.
+type LaneConfig struct {
+	Device *verbs.Device
+	NIC    int // index of the device's NIC in the plan
+	CPU    int // -1: not pinned
+	Node   int // NUMA node of its memory; -1: any
+}
+
+// Mode is what the aggregator does with gradients.
+type Mode = reduce.Mode
+
+// The modes.
+const (
+	Eager     = reduce.Eager
+	Aggregate = reduce.Aggregate
+	TwoPhase  = reduce.TwoPhase
+)
+
+// ParseMode reads the name of a mode.
+func ParseMode(s string) (Mode, error) { return reduce.ParseMode(s) }
+
+// JobConfig is what a job is made of.
+type JobConfig struct {
+	Name       string
+	Workers    int
+	Mode       Mode
+	Rule       optim.Rule
+	Hyper      optim.Hyper
+	ChunkBytes int
+}
+
+// TensorSpec is what a job knows of a tensor beside the plan.
+type TensorSpec struct {
+	LRMult, WDMult float64
+}

@@ -1,0 +1,63 @@
+package aggregate
+
+import (
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// receive handles a message of the worker.
+func (s *share) receive(k *link, wc *verbs.WC) {
+	if s.fate.failure.Load() != nil {
+		return
+	}
+	op, epoch, index := chunk.Unpack(wc.Imm)
+	m := &s.message
+	*m = reduce.Message{Op: op, Epoch: epoch, Index: index, Bytes: wc.ByteLen}
+	if wc.Addr != 0 {
+		m.Where = reduce.Where{Payload: wc.Addr, Source: wc.SrcAddr, SourceRKey: wc.SrcRKey, Staged: k.staged(wc.SrcAddr)}
+	} else {
+		m.Where.Payload = k.slots.addr() + uint64(s.machine.NextSlot(k.rank))*uint64(s.chunkBytes)
+	}
+	s.local.Messages++
+	s.local.RecvBytes += uint64(wc.ByteLen)
+	k.counters.RecvBytes += uint64(wc.ByteLen)
+	if op == chunk.OpTensor || op == chunk.OpCommit {
+		var err error
+		if m.HyperSum, err = s.reader.read(m.Where.Payload, m.Bytes); err != nil {
+			s.machine.Violate(k.rank, "sent %w", err)
+			s.carryOut()
+			return
+		}
+		m.Record = &s.reader.record
+	}
+	s.machine.Receive(s.stamp, k.rank, m)
+	s.carryOut()
+}
+
+// advance does what waited and now can be done, and reports whether there was any.
+func (s *share) advance() bool {
+	worked := false
+	for s.machine.Advance(s.stamp) {
+		s.carryOut()
+		worked = true
+	}
+	if s.machine.AdvanceCommit(s.stamp, s.across.met(s.target)) {
+		s.carryOut()
+		worked = true
+	}
+	return worked
+}
+
+// tick looks for a stall and reports whether there is one.
+func (s *share) tick(counts bool) bool {
+	stalled := s.machine.Tick(s.stamp, counts)
+	s.carryOut()
+	return stalled
+}
+
+// end stops the job's traffic in this lane once the job has failed: the workers that live are told, the rest is ignored.
+func (s *share) end() {
+	s.machine.End(s.fate.failure.Load().Rank)
+	s.carryOut()
+}
