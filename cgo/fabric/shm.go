@@ -17,7 +17,7 @@ type ShmEndpoint struct {
 // DecodeShmEndpoint reads an endpoint that a peer sent; rc is negative if it is not one.
 func DecodeShmEndpoint(buf []byte) (ep ShmEndpoint, rc int) {
 	var c C.struct_shm_endpoint
-	rc = int(C.rwf_shm_decode_endpoint((*C.uint8_t)(unsafe.SliceData(buf)), C.size_t(len(buf)), &c))
+	rc = int(C.shm_decode_endpoint((*C.uint8_t)(unsafe.SliceData(buf)), C.size_t(len(buf)), &c))
 	if rc < 0 {
 		return ep, rc
 	}

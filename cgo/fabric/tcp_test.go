@@ -404,7 +404,7 @@ func TestTCPFullQueuesAreErrors(t *testing.T) {
 		wrs[i].Flags = 0
 	}
 	wrs[62].Flags = sendSignaled
-	if n := fabric.PostSend(r.qa, wrs); n != 64 || !strings.Contains(fabric.LastError(), "64 entries") {
+	if n := fabric.PostSend(r.qa, wrs); n != 64 || !strings.Contains(fabric.LastError(), "64 work requests") {
 		t.Fatalf("posted %d of 70 into 64 entries: %s", n, fabric.LastError())
 	}
 	if n := fabric.PostSend(r.qa, wrs[:1]); n != -int(syscall.ENOMEM) {

@@ -5,20 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic)
-{
-	struct lane_end *l = &s->lanes[lane];
-	struct rwf_qp_init init = {.send_cq = s->nics[nic].cq,
-				   .recv_cq = s->nics[nic].cq,
-				   .max_send_wr = s->cfg.send_depth,
-				   .max_recv_wr = s->cfg.recv_depth};
-
-	l->nic = nic;
-	l->worker.nic = nic;
-	l->worker.send_depth = s->cfg.send_depth;
-	return rwf_create_qp(s->nics[nic].pd, &init, &l->qp);
-}
-
 static int check_lane(const struct rw_session *s, uint32_t lane, const char *what)
 {
 	int rc = session_usable(s);

@@ -95,3 +95,17 @@ int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_
 	one.ndevices = 1;
 	return open_named(&one, nics, count);
 }
+
+int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic)
+{
+	struct lane_end *l = &s->lanes[lane];
+	struct rwf_qp_init init = {.send_cq = s->nics[nic].cq,
+				   .recv_cq = s->nics[nic].cq,
+				   .max_send_wr = s->cfg.send_depth,
+				   .max_recv_wr = s->cfg.recv_depth};
+
+	l->nic = nic;
+	l->worker.nic = nic;
+	l->worker.send_depth = s->cfg.send_depth;
+	return rwf_create_qp(s->nics[nic].pd, &init, &l->qp);
+}

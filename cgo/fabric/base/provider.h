@@ -52,23 +52,16 @@ struct rwf_qp {
 	_Atomic int state; /* enum rwf_qp_state */
 };
 
-/*
- * A step of an active connect's wait: 1 once fd is ready, 0 after ns, or the negative errno, -ECANCELED of a wait that was
- * ended by cancel_fd. fd -1: for the time alone; cancel_fd 0: none. Sets rwf_last_error().
- */
-int rwf_connect_wait(int fd, short events, int cancel_fd, uint64_t ns);
-
-extern const struct rwf_ops rwf_ibv_ops __attribute__((weak)), rwf_shm_ops __attribute__((weak)), rwf_tcp_ops __attribute__((weak)),
-	rwf_sim_ops __attribute__((weak));
+extern const struct rwf_ops rwf_ibv_ops, rwf_shm_ops, rwf_tcp_ops, rwf_sim_ops;
 
 /* Checks a request against the queue pair's limit of inline bytes and its device's flags. Returns 0 or -EINVAL. */
-int rwf_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags);
+int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags);
 
 /*
  * Walks "k=v,k=v": copies the value of key into out (cap bytes) and returns 1, or 0 if absent.
- * rwf_option_check returns -EINVAL, naming the key, if options hold one that is not in the NULL-ended list.
+ * rwb_option_check returns -EINVAL, naming the key, if options hold one that is not in the NULL-ended list.
  */
-int rwf_option(const char *options, const char *key, char *out, size_t cap);
-int rwf_option_check(const char *provider, const char *options, const char *const *known);
+int rwb_option(const char *options, const char *key, char *out, size_t cap);
+int rwb_option_check(const char *provider, const char *options, const char *const *known);
 
 #endif

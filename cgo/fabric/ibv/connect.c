@@ -32,29 +32,6 @@ int vb_qp_endpoint(rwf_qp *base, void *buf, size_t cap)
 	return RWF_IBV_ENDPOINT_BYTES;
 }
 
-static int modify(struct vb_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to)
-{
-	int err = qp->dev->lib->modify_qp(qp->qp, attr, mask);
-
-	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->attr.name, to, strerror(err)) : 0;
-}
-
-int vb_to_init(struct vb_qp *qp)
-{
-	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT, .port_num = qp->dev->port, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
-
-	return modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
-}
-
-int vb_to_error(struct vb_qp *qp)
-{
-	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
-
-	qp->base.state = RWF_QPS_ERR;
-	return modify(qp, &attr, IBV_QP_STATE, "ERR");
-}
-
 static int or_else(int option, int computed)
 {
 	return option >= 0 ? option : computed;
@@ -85,7 +62,7 @@ static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const s
 			.grh = {.sgid_index = qp->addr.gid_index, .hop_limit = HOP_LIMIT, .traffic_class = (uint8_t)or_else(dev->tc, 0)}}};
 
 	memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-	rc = modify(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+	rc = vb_modify(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, "RTR");
 	return rc ? unreachable(qp, peer, rc) : 0;
 }
@@ -98,7 +75,7 @@ static int to_rts(struct vb_qp *qp, const struct rwf_connect_attr *a)
 		.qp_state = IBV_QPS_RTS, .sq_psn = qp->psn, .retry_cnt = retry, .rnr_retry = (uint8_t)or_else(dev->rnr, DEFAULT_RNR),
 		.timeout = (uint8_t)or_else(dev->timeout, rwf_ibv_ack_timeout(a->ack_timeout_ms, retry)), .max_rd_atomic = 0};
 
-	return modify(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+	return vb_modify(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		      IBV_QP_MAX_QP_RD_ATOMIC, "RTS");
 }
 
@@ -117,7 +94,7 @@ static void set_aside(struct vb_qp *qp, uint32_t seq, int *status)
 }
 
 /* The write that asks whether the peer is there; returns its status, or NOT_YET at the deadline. */
-static int knock(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *status)
+static int probe(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *status)
 {
 	const struct rwf_send_wr nothing = {.opcode = RWF_WRITE, .flags = RWF_SEND_SIGNALED};
 	uint32_t seq = qp->sq.head;
@@ -128,9 +105,9 @@ static int knock(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *sta
 		return n;
 	for (;;) {
 		set_aside(qp, seq, status);
-		if (*status != NOT_YET || vb_now_ns() >= deadline_ns)
+		if (*status != NOT_YET || rwb_now_ns() >= deadline_ns)
 			return 0;
-		n = rwf_connect_wait(-1, 0, cancel_fd, 50000);
+		n = rwb_connect_wait(-1, 0, cancel_fd, 50000);
 		if (n < 0) {
 			vb_to_error(qp);
 			return n;
@@ -144,7 +121,7 @@ static int start_again(struct vb_qp *qp, uint32_t first_recv, const struct rwf_i
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
 	int n = (int)(qp->rq.head - first_recv), rc, status;
 
-	if ((rc = modify(qp, &attr, IBV_QP_STATE, "RESET")))
+	if ((rc = vb_modify(qp, &attr, IBV_QP_STATE, "RESET")))
 		return rc;
 	set_aside(qp, 0, &status);
 	qp->sq.tail = qp->sq.head;
@@ -169,30 +146,22 @@ static int nobody_answers(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer,
 
 static int connect_active(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
 {
-	uint64_t deadline_ns = vb_now_ns() + (uint64_t)a->timeout_ms * 1000000;
+	uint64_t deadline_ns = rwb_now_ns() + (uint64_t)a->timeout_ms * 1000000;
 	uint32_t first_recv = qp->rq.tail;
 	int status, rc;
 
 	for (;;) {
-		if ((rc = knock(qp, deadline_ns, a->cancel_fd, &status)))
+		if ((rc = probe(qp, deadline_ns, a->cancel_fd, &status)))
 			return rc;
 		if (status == IBV_WC_SUCCESS) {
 			qp->base.state = RWF_QPS_RTS;
 			return 0;
 		}
-		if (vb_now_ns() >= deadline_ns)
+		if (rwb_now_ns() >= deadline_ns)
 			return nobody_answers(qp, peer, a);
 		if ((rc = start_again(qp, first_recv, peer, a)))
 			return rc;
 	}
-}
-
-static void kick(struct vb_device *dev)
-{
-	const uint64_t one = 1;
-
-	if (write(dev->kick_fd, &one, sizeof one) < 0)
-		return; /* a kick is pending already */
 }
 
 static void wait_for_peer(struct vb_qp *qp, uint32_t timeout_ms)
@@ -200,29 +169,12 @@ static void wait_for_peer(struct vb_qp *qp, uint32_t timeout_ms)
 	struct vb_device *dev = qp->dev;
 
 	qp->base.state = RWF_QPS_RTR;
-	qp->deadline_ns = vb_now_ns() + (uint64_t)timeout_ms * 1000000;
+	qp->deadline_ns = rwb_now_ns() + (uint64_t)timeout_ms * 1000000;
 	pthread_mutex_lock(&dev->lock);
 	qp->next_waiting = dev->waiting;
 	dev->waiting = qp;
 	pthread_mutex_unlock(&dev->lock);
-	kick(dev);
-}
-
-static void unlink_waiting(struct vb_qp *qp)
-{
-	for (struct vb_qp **p = &qp->dev->waiting; *p; p = &(*p)->next_waiting) {
-		if (*p != qp)
-			continue;
-		*p = qp->next_waiting;
-		break;
-	}
-}
-
-void vb_stop_waiting(struct vb_qp *qp)
-{
-	pthread_mutex_lock(&qp->dev->lock);
-	unlink_waiting(qp);
-	pthread_mutex_unlock(&qp->dev->lock);
+	rwb_notify(dev->kick_fd);
 }
 
 static const char *link_name(uint8_t link)
@@ -253,14 +205,6 @@ int vb_connect_qp(rwf_qp *base, const void *buf, size_t len, const struct rwf_co
 	return 0;
 }
 
-/* The owner and the thread that waits for events may both get here, and the queue pair may have failed meanwhile. */
-void vb_establish(struct vb_qp *qp)
-{
-	int rtr = RWF_QPS_RTR;
-
-	atomic_compare_exchange_strong(&qp->base.state, &rtr, RWF_QPS_RTS);
-}
-
 /* Has anything arrived? Data that was polled says so; else the packet sequence number has moved from where it was set. */
 static bool arrived(struct vb_qp *qp)
 {
@@ -275,17 +219,17 @@ static bool arrived(struct vb_qp *qp)
 /* The first of the waiting queue pairs whose peer came, or will not come any more. Called with the lock held. */
 static int next_arrival(struct vb_device *dev, struct rwf_async_event *out)
 {
-	uint64_t now = vb_now_ns();
+	uint64_t now = rwb_now_ns();
 
 	for (struct vb_qp *qp = dev->waiting; qp; qp = qp->next_waiting) {
 		if (arrived(qp)) {
-			unlink_waiting(qp);
+			vb_unlink_waiting(qp);
 			vb_establish(qp);
 			*out = (struct rwf_async_event){RWF_EVENT_QP_ESTABLISHED, qp->base.num};
 			return 1;
 		}
 		if (now >= qp->deadline_ns) {
-			unlink_waiting(qp);
+			vb_unlink_waiting(qp);
 			vb_to_error(qp);
 			*out = (struct rwf_async_event){RWF_EVENT_QP_FATAL, qp->base.num};
 			return 1;
@@ -366,16 +310,16 @@ int vb_get_async_event(rwf_device *base, int timeout_ms, struct rwf_async_event 
 {
 	struct vb_device *dev = (struct vb_device *)base;
 	struct pollfd fds[] = {{dev->ctx->async_fd, POLLIN, 0}, {dev->kick_fd, POLLIN, 0}};
-	uint64_t end = vb_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000, now, kicked;
+	uint64_t end = rwb_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * RWB_NS_PER_MS, now;
 
 	for (;;) {
 		if (next_event(dev, out))
 			return 1;
-		now = vb_now_ns();
+		now = rwb_now_ns();
 		if (now >= end)
 			return 0;
-		if (poll(fds, 2, nap_ms(dev, end - now)) > 0 && fds[1].revents && read(dev->kick_fd, &kicked, sizeof kicked) < 0)
-			continue; /* another thread has seen the kick */
+		if (poll(fds, 2, nap_ms(dev, end - now)) > 0 && fds[1].revents)
+			rwb_clear(dev->kick_fd);
 	}
 }
 

@@ -11,18 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { POLL_BATCH = 32, ACK_BATCH = 64 };
-
-uint64_t vb_now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
 
 static void dispose(struct vb_cq *cq, const struct vb_lib *lib)
 {
@@ -43,7 +34,7 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 
 	if (!cq)
 		return rwf_fail(ENOMEM, "create completion queue: no memory");
-	cq->base = (rwf_cq){&rwf_ibv_ops, base};
+	cq->base = (rwf_cq){base->ops, base};
 	cq->cqe = cqe;
 	cq->held = calloc(cqe, sizeof *cq->held);
 	cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -222,19 +213,12 @@ static void take_events(struct vb_cq *cq, const struct vb_lib *lib)
 static int sleep_on(struct vb_cq *cq, int64_t timeout_us)
 {
 	struct pollfd fds[] = {{cq->channel->fd, POLLIN, 0}, {cq->wake_fd, POLLIN, 0}};
-	uint64_t now = vb_now_ns(), end = now + (uint64_t)timeout_us * 1000, woken;
-	int n;
+	int n = rwb_poll(fds, 2, (uint64_t)timeout_us * 1000);
 
-	do {
-		uint64_t left = now < end ? end - now : 0;
-		struct timespec t = {(time_t)(left / 1000000000), (long)(left % 1000000000)};
-
-		n = ppoll(fds, 2, &t, NULL);
-	} while (n < 0 && errno == EINTR && (now = vb_now_ns()) < end);
 	if (n <= 0)
 		return 0;
-	if (fds[1].revents && read(cq->wake_fd, &woken, sizeof woken) < 0 && !fds[0].revents)
-		return 0;
+	if (fds[1].revents)
+		rwb_clear(cq->wake_fd);
 	if (fds[0].revents)
 		take_events(cq, ((struct vb_device *)cq->base.dev)->lib);
 	return 1;
@@ -251,11 +235,7 @@ int vb_wait_cq(rwf_cq *base, int64_t timeout_us)
 
 int vb_wake_cq(rwf_cq *base)
 {
-	const uint64_t one = 1;
-	struct vb_cq *cq = (struct vb_cq *)base;
-
-	if (write(cq->wake_fd, &one, sizeof one) < 0)
-		return 0; /* so many wakes are pending that one more changes nothing */
+	rwb_notify(((struct vb_cq *)base)->wake_fd);
 	return 0;
 }
 

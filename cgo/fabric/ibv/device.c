@@ -1,4 +1,4 @@
-/* Provider ibv: finding a device, its port and its limits. */
+/* Provider ibv: finding a device, its port and its limits; the operations table. */
 #if __has_include(<infiniband/verbs.h>)
 
 #include "priv.h"
@@ -20,7 +20,7 @@ static int number(const char *options, const char *key, int low, int high, int *
 	long v;
 
 	*out = UNSET;
-	if (!rwf_option(options, key, text, sizeof text))
+	if (!rwb_option(options, key, text, sizeof text))
 		return 0;
 	errno = 0;
 	v = strtol(text, &end, 10);
@@ -37,7 +37,7 @@ struct options {
 static int parse(const char *options, struct options *o, struct vb_device *dev)
 {
 	static const char *const known[] = {"port", "gid", "mtu", "tc", "sl", "timeout", "retry", "rnr", "min_rnr_timer", "arrival", NULL};
-	int rc = rwf_option_check("ibv", options, known);
+	int rc = rwb_option_check("ibv", options, known);
 
 	if (rc || (rc = number(options, "port", 1, 255, &o->port)) || (rc = number(options, "gid", 0, 255, &o->gid)) ||
 	    (rc = number(options, "mtu", 256, 4096, &o->mtu)) || (rc = number(options, "tc", 0, 255, &dev->tc)) ||
@@ -51,17 +51,6 @@ static int parse(const char *options, struct options *o, struct vb_device *dev)
 	dev->arrival = o->arrival != 0;
 	dev->gid_option = o->gid;
 	return 0;
-}
-
-/* As verbs.h does it, but through the loaded library. */
-int vb_query_port(struct vb_device *dev, uint8_t port, struct ibv_port_attr *attr)
-{
-	struct verbs_context *v = verbs_get_ctx_op(dev->ctx, query_port);
-
-	memset(attr, 0, sizeof *attr);
-	if (v)
-		return v->query_port(dev->ctx, port, attr, sizeof *attr);
-	return dev->lib->query_port(dev->ctx, port, (struct _compat_ibv_port_attr *)attr);
 }
 
 static const char *port_state(enum ibv_port_state s)
@@ -293,6 +282,72 @@ int vb_query(rwf_device *base, struct rwf_device_attr *out)
 {
 	*out = ((struct vb_device *)base)->attr;
 	return 0;
+}
+
+int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out)
+{
+	if (qp->ops != &rwf_ibv_ops)
+		return rwf_fail(EINVAL, "queue pair 0x%x is of provider %s, not ibv", qp->num, qp->ops->name);
+	*out = ((const struct vb_qp *)qp)->stats;
+	return 0;
+}
+
+const struct rwf_ops rwf_ibv_ops = {
+	.name = "ibv",
+	.open = vb_open,
+	.list = vb_list,
+	.close = vb_close,
+	.query = vb_query,
+	.alloc_pd = vb_alloc_pd,
+	.dealloc_pd = vb_dealloc_pd,
+	.reg_mr = vb_reg_mr,
+	.dereg_mr = vb_dereg_mr,
+	.create_cq = vb_create_cq,
+	.destroy_cq = vb_destroy_cq,
+	.poll_cq = vb_poll_cq,
+	.req_notify_cq = vb_req_notify_cq,
+	.wait_cq = vb_wait_cq,
+	.wake_cq = vb_wake_cq,
+	.create_qp = vb_create_qp,
+	.destroy_qp = vb_destroy_qp,
+	.qp_endpoint = vb_qp_endpoint,
+	.connect_qp = vb_connect_qp,
+	.fail_qp = vb_fail_qp,
+	.post_send = vb_post_send,
+	.post_recv = vb_post_recv,
+	.get_async_event = vb_get_async_event,
+};
+
+#else
+
+#include "ibv.h"
+#include "../base/provider.h"
+
+#include <errno.h>
+
+static int absent(void)
+{
+	return rwf_fail(ENOSYS, "this program was built without libibverbs' headers: apt-get install libibverbs-dev, build again");
+}
+
+static int open_absent(const char *device, const char *options, rwf_device **out)
+{
+	(void)device, (void)options, (void)out;
+	return absent();
+}
+
+static int list_absent(char *buf, size_t cap)
+{
+	(void)buf, (void)cap;
+	return absent();
+}
+
+const struct rwf_ops rwf_ibv_ops = {.name = "ibv", .open = open_absent, .list = list_absent};
+
+int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out)
+{
+	(void)qp, (void)out;
+	return absent();
 }
 
 #endif

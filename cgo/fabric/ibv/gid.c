@@ -80,6 +80,17 @@ static void take(struct vb_device *dev, const struct ibv_gid_entry *e, uint16_t 
 	dev->addr.lid = e->gid_type == IBV_GID_TYPE_IB ? lid : 0;
 }
 
+/* As verbs.h does it, but through the loaded library. */
+int vb_query_port(struct vb_device *dev, uint8_t port, struct ibv_port_attr *attr)
+{
+	struct verbs_context *v = verbs_get_ctx_op(dev->ctx, query_port);
+
+	memset(attr, 0, sizeof *attr);
+	if (v)
+		return v->query_port(dev->ctx, port, attr, sizeof *attr);
+	return dev->lib->query_port(dev->ctx, port, (struct _compat_ibv_port_attr *)attr);
+}
+
 int vb_choose_address(struct vb_device *dev, const struct ibv_port_attr *port)
 {
 	int wanted = dev->gid_option;

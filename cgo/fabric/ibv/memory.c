@@ -22,7 +22,7 @@ int vb_alloc_pd(rwf_device *base, rwf_pd **out)
 		free(pd);
 		return rwf_fail(err, "allocate protection domain on %s: %s", dev->attr.name, strerror(err));
 	}
-	pd->base = (rwf_pd){&rwf_ibv_ops, base};
+	pd->base = (rwf_pd){base->ops, base};
 	pthread_mutex_init(&pd->lock, NULL);
 	pthread_mutex_lock(&dev->lock);
 	dev->pds++;

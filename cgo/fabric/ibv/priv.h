@@ -4,6 +4,8 @@
 
 #include "ibv.h"
 #include "../base/provider.h"
+#include "../base/queue.h"
+#include "../base/wait.h"
 
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -111,6 +113,15 @@ struct vb_qp {
 	uint64_t deadline_ns;
 };
 
+/* Brings the hardware's queue pair to another state, named for the error. */
+int vb_modify(struct vb_qp *, struct ibv_qp_attr *, int mask, const char *to);
+int vb_to_init(struct vb_qp *);
+int vb_to_error(struct vb_qp *);
+void vb_establish(struct vb_qp *);
+/* Takes the queue pair out of the list of those that wait for their peer; vb_unlink_waiting with the device's lock held. */
+void vb_stop_waiting(struct vb_qp *);
+void vb_unlink_waiting(struct vb_qp *);
+
 int vb_open(const char *device, const char *options, rwf_device **out);
 int vb_list(char *buf, size_t cap);
 int vb_close(rwf_device *);
@@ -147,12 +158,6 @@ uint64_t vb_wr_id(const struct vb_qp *, bool recv, uint32_t seq);
 
 int vb_qp_endpoint(rwf_qp *, void *, size_t);
 int vb_connect_qp(rwf_qp *, const void *, size_t, const struct rwf_connect_attr *);
-int vb_to_init(struct vb_qp *);
-int vb_to_error(struct vb_qp *);
-void vb_establish(struct vb_qp *);
 int vb_get_async_event(rwf_device *, int, struct rwf_async_event *);
-void vb_stop_waiting(struct vb_qp *);
-
-uint64_t vb_now_ns(void);
 
 #endif

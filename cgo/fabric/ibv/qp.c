@@ -14,10 +14,8 @@ enum { POST_BATCH = 64, PSN_MASK = 0xffffff };
 
 static int make_queue(struct vb_queue *q, uint32_t size)
 {
-	uint32_t room = 1;
+	uint32_t room = rwb_pow2(size);
 
-	while (room < size)
-		room *= 2;
 	q->size = size;
 	q->mask = room - 1;
 	q->wr_ids = calloc(room, sizeof *q->wr_ids);
@@ -150,7 +148,7 @@ int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
 		recv->reserved -= init->max_recv_wr;
 		return rwf_fail(ENOMEM, "create queue pair: no memory");
 	}
-	qp->base = (rwf_qp){.ops = &rwf_ibv_ops, .pd = base, .state = RWF_QPS_INIT};
+	qp->base = (rwf_qp){.ops = base->ops, .pd = base, .state = RWF_QPS_INIT};
 	qp->dev = dev;
 	qp->send_cq = send;
 	qp->recv_cq = recv;
@@ -203,7 +201,7 @@ int vb_fail_qp(rwf_qp *base)
 
 static int check_send(const struct vb_qp *qp, const struct rwf_send_wr *wr)
 {
-	int rc = rwf_check_send(&qp->base, wr, qp->max_inline, RWF_DEV_LINK);
+	int rc = rwb_check_send(&qp->base, wr, qp->max_inline, RWF_DEV_LINK);
 
 	if (rc)
 		return rc;
@@ -304,14 +302,6 @@ int vb_post_recv(rwf_qp *base, uint64_t wr_id, int n)
 		return rwf_fail(EIO, "post %d receives on queue pair 0x%x: the device took %d", n, base->num, handed);
 	if (base->state == RWF_QPS_ERR)
 		return vb_to_error(qp); /* soft-RoCE flushes what is posted in error only when told again */
-	return 0;
-}
-
-int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out)
-{
-	if (qp->ops != &rwf_ibv_ops)
-		return rwf_fail(EINVAL, "queue pair 0x%x is of provider %s, not ibv", qp->num, qp->ops->name);
-	*out = ((const struct vb_qp *)qp)->stats;
 	return 0;
 }
 

@@ -1,5 +1,4 @@
-/* Provider shm: completion queues: polling, arming, sleeping. Owner thread only, but for shm_wake_cq. */
-#define _GNU_SOURCE
+/* Provider shm: completion queues and the files they watch. Owner thread only unless said otherwise. */
 #include "shm.h"
 
 #include <errno.h>
@@ -7,36 +6,27 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-/* An epoll event names its queue pair; the lowest bit marks the file that tells of the peer process's end. */
-enum { PEER_PROCESS = 1 };
 
 int shm_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 {
 	struct shm_device *d = shm_dev(dev);
 	struct shm_cq *cq = calloc(1, sizeof *cq);
 	struct epoll_event ev = {.events = EPOLLIN};
-	uint32_t size = shm_pow2(cqe);
 
 	if (!cq)
 		return rwf_fail(ENOMEM, "create completion queue: out of memory");
 	cq->base = (struct rwf_cq){dev->ops, dev};
-	cq->ring = calloc(size, sizeof *cq->ring);
-	cq->mask = size - 1;
-	cq->limit = cqe;
 	cq->epfd = epoll_create1(EPOLL_CLOEXEC);
 	cq->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (!cq->ring || cq->epfd < 0 || cq->wake_fd < 0 || epoll_ctl(cq->epfd, EPOLL_CTL_ADD, cq->wake_fd, &ev)) {
+	if (rwb_ring_make(&cq->ring, cqe) || cq->epfd < 0 || cq->wake_fd < 0 || epoll_ctl(cq->epfd, EPOLL_CTL_ADD, cq->wake_fd, &ev)) {
 		int e = errno;
 
 		if (cq->epfd >= 0)
 			close(cq->epfd);
 		if (cq->wake_fd >= 0)
 			close(cq->wake_fd);
-		free(cq->ring);
+		rwb_ring_free(&cq->ring);
 		free(cq);
 		return rwf_fail(e, "create completion queue: %s", strerror(e));
 	}
@@ -65,7 +55,7 @@ int shm_destroy_cq(rwf_cq *base)
 	close(cq->epfd);
 	close(cq->wake_fd);
 	free(cq->qps);
-	free(cq->ring);
+	rwb_ring_free(&cq->ring);
 	free(cq);
 	return 0;
 }
@@ -88,18 +78,13 @@ int shm_cq_attach(struct shm_cq *cq, struct shm_qp *q)
 /* Forgets the queue pair and its completions. */
 void shm_cq_detach(struct shm_cq *cq, struct shm_qp *q)
 {
-	uint64_t to = cq->head;
-
 	shm_cq_unwatch(cq, q);
 	for (int i = 0; i < cq->nqps; i++)
 		if (cq->qps[i] == q)
 			cq->qps[i--] = cq->qps[--cq->nqps];
 	if (cq->start >= cq->nqps)
 		cq->start = 0;
-	for (uint64_t i = cq->head; i != cq->tail; i++)
-		if (cq->ring[i & cq->mask].qp != q)
-			cq->ring[to++ & cq->mask] = cq->ring[i & cq->mask];
-	cq->tail = to;
+	rwb_ring_drop(&cq->ring, &q->base);
 }
 
 /* Lets the queue's sleeper notice the queue pair's socket and its peer's death. Any thread. */
@@ -109,7 +94,7 @@ int shm_cq_watch(struct shm_cq *cq, struct shm_qp *q)
 
 	if (epoll_ctl(cq->epfd, EPOLL_CTL_ADD, q->sock, &ev))
 		return -errno;
-	ev.data.u64 |= PEER_PROCESS;
+	ev.data.u64 |= SHM_PEER_PROCESS;
 	if (q->pidfd >= 0 && epoll_ctl(cq->epfd, EPOLL_CTL_ADD, q->pidfd, &ev))
 		return -errno;
 	return 0;
@@ -123,222 +108,9 @@ void shm_cq_unwatch(struct shm_cq *cq, struct shm_qp *q)
 		epoll_ctl(cq->epfd, EPOLL_CTL_DEL, q->pidfd, NULL);
 }
 
-/* Fails every queue pair of a queue that overran. */
-void shm_cq_check(struct shm_cq *cq)
-{
-	if (__builtin_expect(!cq->overrun, 1))
-		return;
-	for (int i = 0; i < cq->nqps; i++)
-		shm_enter_error(cq->qps[i], RWF_WC_WR_FLUSH_ERR);
-	if (!cq->overrun_told) {
-		cq->overrun_told = true;
-		atomic_fetch_or(&cq->events, 1u << RWF_EVENT_CQ_ERR);
-		eventfd_write(shm_dev(cq->base.dev)->event_fd, 1);
-	}
-}
-
-/* Waits for epoll's events and handles them. */
-static void handle_events(struct shm_cq *cq, int64_t timeout_ns)
-{
-	struct epoll_event ev[16];
-	struct timespec t = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-	int n = (int)syscall(SYS_epoll_pwait2, cq->epfd, ev, 16, &t, NULL, 8);
-
-	if (n < 0 && errno == ENOSYS)
-		n = epoll_wait(cq->epfd, ev, 16, (int)((timeout_ns + 999999) / 1000000));
-	for (int i = 0; i < n; i++) {
-		struct shm_qp *q = (struct shm_qp *)(uintptr_t)(ev[i].data.u64 & ~(uint64_t)PEER_PROCESS);
-
-		if (!q) {
-			eventfd_t count;
-
-			eventfd_read(cq->wake_fd, &count);
-			cq->woken = true;
-		} else if (shm_state(q) == RWF_QPS_RTS && (shm_drain(q) || (ev[i].data.u64 & PEER_PROCESS))) {
-			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
-		}
-	}
-}
-
-/* A queue pair that is not connected: given up by the accepting thread, or by us when its peer did not come in time. */
-static void check_unconnected(struct shm_qp *q, uint64_t now)
-{
-	int rtr = RWF_QPS_RTR;
-
-	if (shm_state(q) == RWF_QPS_RTR && now >= q->deadline_ms &&
-	    atomic_compare_exchange_strong(&q->base.state, &rtr, RWF_QPS_ERR))
-		shm_raise(q, RWF_EVENT_QP_FATAL);
-	if (shm_state(q) == RWF_QPS_ERR)
-		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
-}
-
-static void progress(struct shm_cq *cq)
-{
-	uint64_t now = shm_now_ms();
-
-	/* The sockets, once a timer tick: a poller that never sleeps must hear of a death too. */
-	if (now != cq->now_ms) {
-		cq->now_ms = now;
-		handle_events(cq, 0);
-	}
-	for (int k = 0, i = cq->start; k < cq->nqps; k++) {
-		struct shm_qp *q = cq->qps[i];
-
-		if (++i == cq->nqps)
-			i = 0;
-		if (shm_state(q) != RWF_QPS_RTS) {
-			check_unconnected(q, now);
-			continue;
-		}
-		if (q->recv_cq == cq)
-			shm_receive(q);
-		if (q->sq_done != q->sq_posted && q->send_cq == cq)
-			shm_push_waiting(q, now);
-		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
-			shm_advertise(q);
-	}
-	if (++cq->start >= cq->nqps)
-		cq->start = 0;
-	shm_cq_check(cq);
-}
-
-int shm_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
-{
-	struct shm_cq *cq = (struct shm_cq *)base;
-	int got = 0;
-
-	cq->ready = false;
-	progress(cq);
-	if (cq->overrun)
-		return rwf_fail(EOVERFLOW, "poll: the completion queue of %u entries overran; its queue pairs have failed", cq->limit);
-	for (; got < n && cq->head != cq->tail; got++) {
-		const struct shm_cqe *e = &cq->ring[cq->head++ & cq->mask];
-
-		wc[got] = e->wc;
-		if (e->sq_upto)
-			e->qp->sq_freed = e->sq_upto;
-	}
-	return got;
-}
-
-/* Tells the peers to wake us when senders of this queue can go on. True if one waits. */
-static bool arm_senders(struct shm_cq *cq)
-{
-	bool any = false;
-
-	for (int i = 0; i < cq->nqps; i++) {
-		struct shm_qp *q = cq->qps[i];
-
-		if (q->send_cq != cq || q->sq_done == q->sq_posted || shm_state(q) != RWF_QPS_RTS)
-			continue;
-		atomic_store_explicit(&q->mine->rnr_armed, 1, memory_order_relaxed);
-		any = true;
-	}
-	return any;
-}
-
-/*
- * Publishes to each peer at which count of descriptors to wake us. With count completions wanted over n queue pairs, one of
- * these has its share when all are there: waking at ceil(count/n) on any is never too late. The fence pairs with the one
- * between a sender's publishing and its look at wake_at: either it sees that we sleep, or we see what it published.
- */
-int shm_req_notify_cq(rwf_cq *base, uint32_t count)
-{
-	struct shm_cq *cq = (struct shm_cq *)base;
-	uint64_t share = cq->nqps ? (count + (uint64_t)cq->nqps - 1) / (uint64_t)cq->nqps : 1;
-
-	if (share == 0)
-		share = 1;
-	for (int pass = 0; pass < 2; pass++) {
-		for (int i = 0; i < cq->nqps; i++) {
-			struct shm_qp *q = cq->qps[i];
-			uint64_t room = q->rq_posted - q->rx_head, at = q->rx_head + (share < room ? share : room);
-
-			if (q->recv_cq != cq || room == 0 || shm_state(q) != RWF_QPS_RTS)
-				continue;
-			if (pass == 0)
-				atomic_store_explicit(&q->mine->wake_at, at, memory_order_relaxed);
-			else if (atomic_load_explicit(&q->rx[(at - 1) & q->rx_mask].seq, memory_order_acquire) == at)
-				cq->ready = true;
-		}
-		atomic_thread_fence(memory_order_seq_cst);
-	}
-	return 0;
-}
-
-static void disarm(struct shm_cq *cq)
-{
-	for (int i = 0; i < cq->nqps; i++)
-		if (cq->qps[i]->recv_cq == cq && shm_state(cq->qps[i]) == RWF_QPS_RTS)
-			atomic_store_explicit(&cq->qps[i]->mine->wake_at, SHM_DISARMED, memory_order_relaxed);
-	cq->ready = cq->woken = false;
-}
-
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-}
-
-/* When a sleeper must look again by itself, in coarse milliseconds: something is given up then. UINT64_MAX: never. */
-static uint64_t next_deadline(const struct shm_cq *cq)
-{
-	uint64_t first = UINT64_MAX;
-
-	for (int i = 0; i < cq->nqps; i++) {
-		struct shm_qp *q = cq->qps[i];
-		uint64_t at = UINT64_MAX;
-
-		if (shm_state(q) == RWF_QPS_RTR)
-			at = q->deadline_ms;
-		else if (shm_state(q) == RWF_QPS_RTS && q->stalled_ms)
-			at = q->stalled_ms + (q->stalled_on_peer ? q->ack_ms : q->rnr_ms);
-		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
-			at = 0; /* the peer's socket was full: nobody tells when it is not */
-		if (at < first)
-			first = at;
-	}
-	return first;
-}
-
-int shm_wait_cq(rwf_cq *base, int64_t timeout_us)
-{
-	struct shm_cq *cq = (struct shm_cq *)base;
-	int64_t end = now_ns() + (timeout_us > 0 ? timeout_us : 0) * 1000;
-	int rc = 1;
-
-	while (!cq->ready && !cq->woken && !cq->overrun && cq->head == cq->tail) {
-		int64_t left = end - now_ns();
-		uint64_t due;
-
-		if (arm_senders(cq)) {
-			atomic_thread_fence(memory_order_seq_cst);
-			progress(cq);
-			if (cq->head != cq->tail)
-				break;
-		}
-		due = next_deadline(cq);
-		if (due != UINT64_MAX) {
-			int64_t ms = (int64_t)due - (int64_t)shm_now_ms();
-
-			if ((ms < 0 ? 0 : ms) * 1000000 < left)
-				left = (ms < 0 ? 0 : ms) * 1000000 + 1000000;
-		}
-		handle_events(cq, left > 0 ? left : 0);
-		progress(cq);
-		if (cq->head == cq->tail && !cq->woken && !cq->overrun && now_ns() >= end) {
-			rc = 0;
-			break;
-		}
-	}
-	disarm(cq);
-	return rc;
-}
-
+/* Any thread. */
 int shm_wake_cq(rwf_cq *base)
 {
-	eventfd_write(((struct shm_cq *)base)->wake_fd, 1);
+	rwb_notify(((struct shm_cq *)base)->wake_fd);
 	return 0;
 }

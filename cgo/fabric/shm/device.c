@@ -19,7 +19,7 @@ static int shm_open_device(const char *device, const char *options, rwf_device *
 {
 	static const char *const known[] = {NULL};
 	struct shm_device *d;
-	int rc = rwf_option_check("shm", options, known);
+	int rc = rwb_option_check("shm", options, known);
 
 	if (rc)
 		return rc;

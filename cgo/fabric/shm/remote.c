@@ -98,7 +98,7 @@ static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t st
  */
 static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const struct stat *st)
 {
-	uint64_t begin = shm_now_ms(), took = 0;
+	uint64_t begin = rwb_now_ms(), took = 0;
 
 	if (st->st_blocks * 512 < st->st_size)
 		return;
@@ -106,7 +106,7 @@ static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const stru
 		size_t left = m->map_len - at;
 
 		madvise((char *)m->map + at, left < POPULATE_STEP ? left : POPULATE_STEP, MADV_POPULATE_READ);
-		took = shm_now_ms() - begin;
+		took = rwb_now_ms() - begin;
 	}
 	q->populate_ms += took;
 }

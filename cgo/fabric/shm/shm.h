@@ -18,6 +18,8 @@
 #define RW_SHM_H
 
 #include "../base/provider.h"
+#include "../base/queue.h"
+#include "../base/wait.h"
 
 #include <pthread.h>
 #include <stdalign.h>
@@ -60,17 +62,14 @@ struct shm_side {
 	_Atomic uint32_t rnr_armed;               /* wake me when you post receives */
 };
 
-/* The shared memory of a connection: side[0] and the first ring's producer are the active one. Rings follow the page. */
+/*
+ * The shared memory of a connection: side[0] and the first ring's producer are the active one. Rings follow the page. A ring has
+ * a descriptor for every receive that may be posted, so it cannot be full.
+ */
 struct shm_shared {
 	struct shm_side side[2];
 };
 enum { SHM_RINGS_OFFSET = 4096 };
-
-/* Entries of a ring for so many receives; its descriptors in flight never exceed the receives posted, so it cannot be full. */
-static inline uint32_t shm_pow2(uint32_t n)
-{
-	return n <= 1 ? 1 : 1u << (32 - __builtin_clz(n - 1));
-}
 
 struct shm_endpoint {
 	uint32_t qp_num, recv_depth;
@@ -138,17 +137,9 @@ struct shm_device {
 	uint64_t accept_paused_ms; /* out of descriptors: the listener is left alone until then */
 };
 
-struct shm_cqe {
-	struct rwf_wc wc;
-	struct shm_qp *qp;
-	uint64_t sq_upto; /* sends: polling this frees the send queue up to here */
-};
-
 struct shm_cq {
 	struct rwf_cq base;
-	struct shm_cqe *ring;
-	uint64_t head, tail;
-	uint32_t mask, limit;
+	struct rwb_ring ring;
 	bool overrun, overrun_told;
 	bool ready, woken; /* the next wait returns: armed, and it is there already; shm_wake_cq was called */
 	uint64_t now_ms;
@@ -171,16 +162,15 @@ struct shm_qp {
 	_Atomic uint64_t rq_posted;
 	bool by_ref;
 
-	/* Sending. Requests [sq_done, sq_posted) wait in sq; [sq_freed, sq_done) still hold their places. */
+	/* Sending. Requests from sent on wait in the queue; those before hold their places until their completion is polled. */
+	struct rwb_sends sends;
+	uint64_t sent;
 	bool peer_by_ref, flushed;
 	struct shm_desc *tx;
 	struct shm_side *mine, *peer;
 	uint64_t tx_tail, tx_credit, tx_rung, last_wake;
 	uint64_t adverts_seen;
-	uint32_t tx_mask, max_send, max_inline, sq_mask;
-	uint64_t sq_posted, sq_done, sq_freed;
-	struct rwf_send_wr *sq;
-	uint8_t *sq_inline;
+	uint32_t tx_mask;
 	uint64_t stalled_ms; /* since when the oldest waiting request waits; 0: it has not been tried */
 	bool stalled_on_peer; /* for the peer's regions, not for its receives */
 
@@ -213,14 +203,22 @@ static inline int shm_state(struct shm_qp *q)
 	return atomic_load_explicit(&q->base.state, memory_order_acquire);
 }
 
-/* shm_wire.c: pure */
-void rwf_shm_encode_endpoint(const struct shm_endpoint *ep, uint8_t out[SHM_ENDPOINT_LEN]);
-int rwf_shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out);
+/* An epoll event names its queue pair; the lowest bit marks the file that tells of the peer process's end. */
+enum { SHM_PEER_PROCESS = 1 };
+
+/* wire.c: pure */
+void shm_encode_endpoint(const struct shm_endpoint *ep, uint8_t out[SHM_ENDPOINT_LEN]);
+int shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out);
 void shm_encode_hello(const uint8_t *to, const uint8_t *from, uint8_t out[SHM_HELLO_LEN]);
 int shm_decode_hello(const uint8_t *buf, size_t len, uint8_t *to, uint8_t *from);
 
-/* shm_sock.c */
-uint64_t shm_now_ms(void);
+/* copy.c: the widest stores the processor has are its level */
+enum { SHM_COPY_BASE, SHM_COPY_AVX2, SHM_COPY_AVX512 };
+int shm_copy_level(void);
+void shm_copy_with(int level, void *dst, const void *src, size_t n, int past_the_cache);
+void shm_copy(void *dst, const void *src, size_t n, int past_the_cache);
+
+/* sock.c */
 int shm_random(void *buf, size_t len);
 int shm_listen(const uint8_t *name);
 int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd);
@@ -230,66 +228,66 @@ int shm_send(int sock, const void *buf, size_t len, int fd);
 int shm_recv(int sock, void *buf, size_t cap, int *fd);
 void shm_wake(struct shm_qp *q);
 
-/* shm_mr.c */
+/* cq.c */
+int shm_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
+int shm_destroy_cq(rwf_cq *cq);
+int shm_wake_cq(rwf_cq *cq);
+int shm_cq_attach(struct shm_cq *cq, struct shm_qp *q);
+void shm_cq_detach(struct shm_cq *cq, struct shm_qp *q);
+int shm_cq_watch(struct shm_cq *cq, struct shm_qp *q);
+void shm_cq_unwatch(struct shm_cq *cq, struct shm_qp *q);
+
+/* A new completion, to be filled; NULL if the queue overran. */
+static inline struct rwb_completion *shm_cq_push(struct shm_cq *cq)
+{
+	struct rwb_completion *e = rwb_ring_push(&cq->ring);
+
+	if (__builtin_expect(!e, 0))
+		cq->overrun = true;
+	return e;
+}
+
+/* mr.c */
 int shm_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t offset, struct rwf_mr *out);
 int shm_dereg_mr(rwf_pd *pd, uint32_t lkey);
 bool shm_mr_allows(rwf_pd *pd, uint32_t key, uint64_t addr, uint32_t len, int access);
 void shm_advertise_all(struct shm_qp *q);
 void shm_advertise(struct shm_qp *q);
 
-/* shm_remote.c */
+/* remote.c */
 char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access);
 int shm_drain(struct shm_qp *q);
 int shm_sync_regions(struct shm_qp *q);
 void shm_unmap_remote(struct shm_qp *q);
 
-/* shm_conn.c */
-int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
-int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
-void shm_drop_half_open(struct shm_device *d);
+/* receive.c */
+bool shm_receive(struct shm_qp *q);
 
-/* shm_qp.c */
+/* fail.c */
+void shm_raise(struct shm_qp *q, int event);
+void shm_enter_error(struct shm_qp *q, int send_status);
+void shm_cq_check(struct shm_cq *cq);
+
+/* post.c */
+int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
+int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
+void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length);
+void shm_push_waiting(struct shm_qp *q, uint64_t now_ms);
+
+/* progress.c */
+int shm_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
+int shm_req_notify_cq(rwf_cq *cq, uint32_t count);
+int shm_wait_cq(rwf_cq *cq, int64_t timeout_us);
+
+/* qp.c */
 int shm_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out);
 int shm_destroy_qp(rwf_qp *qp);
 int shm_qp_endpoint(rwf_qp *qp, void *buf, size_t cap);
 int shm_fail_qp(rwf_qp *qp);
-void shm_enter_error(struct shm_qp *q, int send_status);
-void shm_raise(struct shm_qp *q, int event);
 
-/* shm_data.c */
-int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
-int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
-void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length);
-void shm_receive(struct shm_qp *q);
-void shm_push_waiting(struct shm_qp *q, uint64_t now_ms);
-
-/* shm_cq.c */
-int shm_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
-int shm_destroy_cq(rwf_cq *cq);
-int shm_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
-int shm_req_notify_cq(rwf_cq *cq, uint32_t count);
-int shm_wait_cq(rwf_cq *cq, int64_t timeout_us);
-int shm_wake_cq(rwf_cq *cq);
-int shm_cq_attach(struct shm_cq *cq, struct shm_qp *q);
-void shm_cq_detach(struct shm_cq *cq, struct shm_qp *q);
-int shm_cq_watch(struct shm_cq *cq, struct shm_qp *q);
-void shm_cq_unwatch(struct shm_cq *cq, struct shm_qp *q);
-void shm_cq_check(struct shm_cq *cq);
-
-/* A new completion entry, to be filled; NULL if the queue overran. */
-static inline struct shm_cqe *shm_cq_push(struct shm_cq *cq)
-{
-	if (__builtin_expect(cq->tail - cq->head >= cq->limit, 0)) {
-		cq->overrun = true;
-		return NULL;
-	}
-	return &cq->ring[cq->tail++ & cq->mask];
-}
-
-/* shm_copy.c: the widest stores the processor has are its level */
-enum { SHM_COPY_BASE, SHM_COPY_AVX2, SHM_COPY_AVX512 };
-int shm_copy_level(void);
-void shm_copy_with(int level, void *dst, const void *src, size_t n, int past_the_cache);
-void shm_copy(void *dst, const void *src, size_t n, int past_the_cache);
+/* connect.c */
+int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
+int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
+void shm_drop_half_open(struct shm_device *d);
 
 #endif

@@ -10,21 +10,11 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
-
-/* The clock of the last timer tick: a few nanoseconds to read, good to a few milliseconds. */
-uint64_t shm_now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
-	return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
 
 int shm_random(void *buf, size_t len)
 {
@@ -75,8 +65,8 @@ int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd)
 		int e = errno;
 
 		/* A full backlog: the one case worth another try. */
-		if (e == EAGAIN && shm_now_ms() < deadline_ms) {
-			int rc = rwf_connect_wait(-1, 0, cancel_fd, 1000000);
+		if (e == EAGAIN && rwb_now_ms() < deadline_ms) {
+			int rc = rwb_connect_wait(-1, 0, cancel_fd, 1000000);
 
 			if (rc == 0)
 				continue;

@@ -34,7 +34,7 @@ static uint32_t get32(const uint8_t *p)
 	return get16(p) | get16(p + 2) << 16;
 }
 
-void rwf_shm_encode_endpoint(const struct shm_endpoint *ep, uint8_t out[SHM_ENDPOINT_LEN])
+void shm_encode_endpoint(const struct shm_endpoint *ep, uint8_t out[SHM_ENDPOINT_LEN])
 {
 	memcpy(out, "RWSE", 4);
 	put16(out + 4, VERSION);
@@ -45,7 +45,7 @@ void rwf_shm_encode_endpoint(const struct shm_endpoint *ep, uint8_t out[SHM_ENDP
 	memcpy(out + 32, ep->cookie, SHM_COOKIE);
 }
 
-int rwf_shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out)
+int shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out)
 {
 	if (len != SHM_ENDPOINT_LEN || memcmp(buf, "RWSE", 4) != 0)
 		return rwf_fail(EINVAL, "connect: %zu bytes that are not an endpoint of provider shm", len);

@@ -1,4 +1,4 @@
-/* Finding the peer, losing it, and telling the owner. */
+/* Finding the peer, and telling the owner. */
 #include "world.h"
 
 #include <errno.h>
@@ -75,7 +75,7 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 				      qp->base.num, e->qp_num, e->device, timeout_ms);
 			break;
 		}
-		if ((rc = rwf_connect_wait(-1, 0, cancel_fd, 0)) < 0)
+		if ((rc = rwb_connect_wait(-1, 0, cancel_fd, 0)) < 0)
 			break;
 		sim_sleep(w, &sleeper, cancel_fd > 0 && until_ns - w->now_ns > slice_ns ? w->now_ns + slice_ns : until_ns);
 	}
@@ -106,27 +106,6 @@ int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_
 		wait_for(qp, e.qp_num, attr->timeout_ms);
 	sim_unlock(w);
 	return rc;
-}
-
-/* Leaves the peer, which hears of it a little later, or never. */
-void sim_part(struct sim_qp *qp)
-{
-	struct rwf_sim *w = sim_of(qp);
-	struct sim_qp *peer = qp->peer;
-
-	qp->waiting = false;
-	qp->peer = NULL;
-	if (!peer)
-		return;
-	peer->peer = NULL;
-	if (!qp->dev->dead && !qp->dev->down && !peer->dev->down && !sim_chance(w, w->faults.silent_close))
-		sim_at(peer, SIM_GONE, w->now_ns + sim_latency(w));
-}
-
-void sim_raise(struct sim_qp *qp, enum rwf_async_type type)
-{
-	qp->events |= 1u << type;
-	sim_wake_sleepers(sim_of(qp));
 }
 
 /* An event is a bit and not a queue entry, so that none is lost when nobody reads them. */

@@ -1,7 +1,6 @@
 /* What becomes of a message: lost, turned away, refused, or placed. */
 #include "world.h"
 
-#include <errno.h>
 #include <string.h>
 
 /* An unacknowledged send is tried again this many times within the ack timeout, as with a retry count of 7. */
@@ -15,7 +14,7 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-static bool reachable(const struct sim_qp *qp)
+bool sim_reachable(const struct sim_qp *qp)
 {
 	return qp->peer && !qp->dev->down && !qp->peer->dev->down && !qp->peer->dev->dead;
 }
@@ -53,7 +52,7 @@ static void turn_away(struct sim_qp *qp)
 	if (qp->rnr_since_ns == SIM_NEVER)
 		qp->rnr_since_ns = w->now_ns;
 	if (w->now_ns - qp->rnr_since_ns >= qp->rnr_timeout_ns) {
-		sim_complete_sends(qp, qp->sq_sent);
+		sim_complete_sends(qp, qp->sent);
 		sim_qp_error(qp, RWF_WC_RNR_RETRY_EXC_ERR);
 		return;
 	}
@@ -67,15 +66,10 @@ static void refuse(struct sim_qp *qp, enum rwf_wc_status status)
 {
 	struct sim_qp *peer = qp->peer;
 
-	sim_complete_sends(qp, qp->sq_sent);
+	sim_complete_sends(qp, qp->sent);
 	sim_qp_error(qp, status);
 	if (status == RWF_WC_REM_ACCESS_ERR)
 		sim_qp_error(peer, RWF_WC_WR_FLUSH_ERR);
-}
-
-static const struct rwf_send_wr *work(const struct sim_qp *qp, uint32_t index)
-{
-	return &qp->sq[index & qp->sq_mask];
 }
 
 static enum rwf_wc_status check(const struct sim_qp *qp, const struct rwf_send_wr *wr)
@@ -95,46 +89,25 @@ static bool goes_by_reference(const struct sim_qp *qp, const struct rwf_send_wr 
 	       !(wr->flags & (RWF_SEND_INLINE | RWF_SEND_PLACED));
 }
 
-static void place(const struct sim_qp *qp, uint32_t index)
+static void place(const struct sim_qp *qp, uint64_t index)
 {
-	const struct rwf_send_wr *wr = work(qp, index);
-	const void *from = wr->flags & RWF_SEND_INLINE ? qp->inline_bytes + (size_t)(index & qp->sq_mask) * qp->max_inline :
-							 (const void *)(uintptr_t)wr->laddr;
+	const struct rwf_send_wr *wr = rwb_send(&qp->sends, index);
 
 	if (wr->length && !(wr->flags & RWF_SEND_PLACED))
-		memmove((void *)(uintptr_t)wr->raddr, from, wr->length);
+		memmove((void *)(uintptr_t)wr->raddr, rwb_payload(&qp->sends, index), wr->length);
 }
 
 /* Only a message behind which all others have landed too: one that must not land stops those after it. */
 void sim_place_early(struct sim_qp *qp)
 {
-	uint32_t last = qp->sq_tail - 1;
+	uint64_t last = qp->sends.posted - 1;
 
-	if (!(qp->dev->flags & RWF_DEV_COPIES_AT_POST) || qp->sq_placed != last || !reachable(qp))
+	if (!(qp->dev->flags & RWF_DEV_COPIES_AT_POST) || qp->placed != last || !sim_reachable(qp))
 		return;
-	if (check(qp, work(qp, last)) != RWF_WC_SUCCESS || goes_by_reference(qp, work(qp, last)))
+	if (check(qp, rwb_send(&qp->sends, last)) != RWF_WC_SUCCESS || goes_by_reference(qp, rwb_send(&qp->sends, last)))
 		return;
 	place(qp, last);
-	qp->sq_placed = qp->sq_tail;
-}
-
-void *sim_map(rwf_qp *base, uint32_t rkey, uint64_t raddr, uint32_t length)
-{
-	struct sim_qp *qp = (struct sim_qp *)base;
-	void *data = NULL;
-
-	sim_lock(sim_of(qp));
-	if (!(qp->dev->flags & RWF_DEV_MAPS))
-		rwf_fail(ENOTSUP, "map on queue pair 0x%x: its device was opened without maps=1", base->num);
-	else if (base->state != RWF_QPS_RTS || !reachable(qp) || qp->sq_placed != qp->sq_tail)
-		rwf_fail(EAGAIN, "map on queue pair 0x%x: its peer is out of reach, or earlier requests wait in its send queue", base->num);
-	else if (!sim_remote_mr(qp->peer->pd, rkey, raddr, length))
-		rwf_fail(EACCES, "map on queue pair 0x%x: key 0x%x does not allow %u bytes at 0x%llx to be written", base->num, rkey,
-			 length, (unsigned long long)raddr);
-	else
-		data = (void *)(uintptr_t)raddr;
-	sim_unlock(sim_of(qp));
-	return data;
+	qp->placed = qp->sends.posted;
 }
 
 static void receive(struct sim_qp *qp, const struct rwf_send_wr *wr)
@@ -151,14 +124,14 @@ static void receive(struct sim_qp *qp, const struct rwf_send_wr *wr)
 void sim_deliver(struct sim_qp *qp)
 {
 	struct rwf_sim *w = sim_of(qp);
-	const struct rwf_send_wr *wr = work(qp, qp->sq_sent);
+	const struct rwf_send_wr *wr = rwb_send(&qp->sends, qp->sent);
 	enum rwf_wc_status status;
 
 	if (strikes(qp, RWF_SIM_DELAY, 0)) {
 		sim_at(qp, SIM_DELIVER, w->now_ns + sim_random(w, w->faults.delay_max_ns + 1));
 		return;
 	}
-	if (!reachable(qp) || strikes(qp, RWF_SIM_DROP, w->faults.drop)) {
+	if (!sim_reachable(qp) || strikes(qp, RWF_SIM_DROP, w->faults.drop)) {
 		lose(qp, SIM_DELIVER);
 		return;
 	}
@@ -180,8 +153,8 @@ void sim_deliver(struct sim_qp *qp)
 		return;
 	}
 	qp->rnr_since_ns = SIM_NEVER;
-	if ((int32_t)(qp->sq_sent - qp->sq_placed) >= 0 && !goes_by_reference(qp, wr))
-		place(qp, qp->sq_sent);
+	if (qp->sent >= qp->placed && !goes_by_reference(qp, wr))
+		place(qp, qp->sent);
 	sim_log(w, "deliver", qp->base.num, wr->imm, wr->length);
 	if (wr->opcode == RWF_WRITE_WITH_IMM)
 		receive(qp, wr);
@@ -190,10 +163,10 @@ void sim_deliver(struct sim_qp *qp)
 			lose(qp, SIM_DELIVER);
 		return;
 	}
-	qp->sq_sent++;
-	if ((int32_t)(qp->sq_sent - qp->sq_placed) > 0)
-		qp->sq_placed = qp->sq_sent;
-	if (qp->sq_sent != qp->sq_tail)
+	qp->sent++;
+	if (qp->sent > qp->placed)
+		qp->placed = qp->sent;
+	if (qp->sent != qp->sends.posted)
 		sim_at(qp, SIM_DELIVER, w->now_ns + sim_latency(w));
 	if (qp->due_ns[SIM_ACK] == SIM_NEVER)
 		sim_at(qp, SIM_ACK, w->now_ns + sim_latency(w));
@@ -201,11 +174,11 @@ void sim_deliver(struct sim_qp *qp)
 
 void sim_acknowledge(struct sim_qp *qp)
 {
-	if (!reachable(qp)) {
+	if (!sim_reachable(qp)) {
 		lose(qp, SIM_ACK);
 		return;
 	}
 	qp->lost_since_ns = SIM_NEVER;
-	sim_log(sim_of(qp), "acknowledge", qp->base.num, qp->sq_sent - qp->sq_acked, 0);
-	sim_complete_sends(qp, qp->sq_sent);
+	sim_log(sim_of(qp), "acknowledge", qp->base.num, (uint32_t)(qp->sent - qp->acked), 0);
+	sim_complete_sends(qp, qp->sent);
 }

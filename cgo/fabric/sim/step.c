@@ -1,4 +1,4 @@
-/* The schedule: which event comes next, and when. */
+/* Steps: which event comes next, and what it does. */
 #define _GNU_SOURCE
 
 #include "world.h"
@@ -11,79 +11,7 @@ static const uint64_t idle_ns = 1000000;
 /* Below this a sleep costs more than it spares. */
 static const uint64_t spin_ns = 50000;
 
-static uint64_t wall_ns(const struct rwf_sim *w)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec - w->start_ns;
-}
-
-void sim_at(struct sim_qp *qp, enum sim_event event, uint64_t when_ns)
-{
-	struct rwf_sim *w = sim_of(qp);
-
-	qp->due_ns[event] = when_ns;
-	if (qp->active < 0) {
-		qp->active = (int)w->active_len;
-		w->active[w->active_len++] = qp;
-	}
-	sim_wake_sleepers(w);
-}
-
-void sim_deactivate(struct sim_qp *qp)
-{
-	struct rwf_sim *w = sim_of(qp);
-	struct sim_qp *last;
-
-	if (qp->active < 0)
-		return;
-	last = w->active[--w->active_len];
-	w->active[qp->active] = last;
-	last->active = qp->active;
-	qp->active = -1;
-}
-
-/* A dead host's own events never happen. */
-static bool may_happen(const struct sim_qp *qp, int event)
-{
-	return qp->due_ns[event] != SIM_NEVER && !qp->dev->dead;
-}
-
-struct choice {
-	struct sim_qp *qp;
-	enum sim_event event;
-	uint64_t due_ns;
-};
-
-static struct choice first_due(struct rwf_sim *w)
-{
-	struct choice c = {.due_ns = SIM_NEVER};
-
-	for (uint32_t i = 0; i < w->active_len; i++)
-		for (int e = 0; e < SIM_EVENTS; e++)
-			if (may_happen(w->active[i], e) && w->active[i]->due_ns[e] < c.due_ns)
-				c = (struct choice){w->active[i], e, w->active[i]->due_ns[e]};
-	return c;
-}
-
-static struct choice any_due(struct rwf_sim *w)
-{
-	uint64_t count = 0, pick;
-
-	for (uint32_t i = 0; i < w->active_len; i++)
-		for (int e = 0; e < SIM_EVENTS; e++)
-			count += may_happen(w->active[i], e) && w->active[i]->due_ns[e] <= w->now_ns;
-	if (count == 0)
-		return (struct choice){.due_ns = SIM_NEVER};
-	pick = sim_random(w, count);
-	for (uint32_t i = 0;; i++)
-		for (int e = 0; e < SIM_EVENTS; e++)
-			if (may_happen(w->active[i], e) && w->active[i]->due_ns[e] <= w->now_ns && pick-- == 0)
-				return (struct choice){w->active[i], e, w->active[i]->due_ns[e]};
-}
-
-static void happen(struct choice c)
+static void happen(struct sim_choice c)
 {
 	struct sim_qp *qp = c.qp;
 	bool ahead = false;
@@ -168,22 +96,22 @@ static void pass_to(struct rwf_sim *w, uint64_t ns)
 
 static void step(struct rwf_sim *w)
 {
-	struct choice c;
+	struct sim_choice c;
 
 	restore_links(w);
 	strike_hosts(w);
 	if (w->order == RWF_SIM_BY_TIME) {
-		c = first_due(w);
+		c = sim_first_due(w);
 		pass_to(w, c.due_ns);
 		if (c.qp && c.due_ns <= w->now_ns)
 			happen(c);
 		return;
 	}
 	w->now_ns += 50 + sim_random(w, 950);
-	c = any_due(w);
+	c = sim_any_due(w);
 	if (!c.qp) {
-		pass_to(w, first_due(w).due_ns);
-		c = any_due(w);
+		pass_to(w, sim_first_due(w).due_ns);
+		c = sim_any_due(w);
 	}
 	if (c.qp)
 		happen(c);
@@ -191,10 +119,10 @@ static void step(struct rwf_sim *w)
 
 static void catch_up(struct rwf_sim *w)
 {
-	uint64_t wall = wall_ns(w);
+	uint64_t wall = rwb_now_ns() - w->start_ns;
 
 	for (;;) {
-		struct choice c = first_due(w);
+		struct sim_choice c = sim_first_due(w);
 
 		if (!c.qp || c.due_ns > wall)
 			break;
@@ -228,20 +156,14 @@ int rwf_sim_step(struct rwf_sim *w)
 		step(w);
 	for (uint32_t i = 0; i < w->active_len; i++)
 		if (!w->active[i]->dev->dead)
-			pending += w->active[i]->sq_tail - w->active[i]->sq_acked;
+			pending += w->active[i]->sends.posted - w->active[i]->acked;
 	sim_unlock(w);
 	return (int)pending;
 }
 
-void sim_wake_sleepers(struct rwf_sim *w)
-{
-	for (struct sim_sleeper *s = w->sleepers; s; s = s->next)
-		sem_post(&s->sem);
-}
-
 void sim_sleep(struct rwf_sim *w, struct sim_sleeper *s, uint64_t until_ns)
 {
-	struct choice c = first_due(w);
+	struct sim_choice c = sim_first_due(w);
 	uint64_t wake_ns = c.due_ns < until_ns ? c.due_ns : until_ns;
 
 	if (wake_ns < w->now_ns + spin_ns) {

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_WORLDS = 1024 };
 
@@ -82,14 +81,23 @@ struct rwf_sim *sim_world_join(int id, uint64_t seed, bool automatic)
 	} else {
 		w->refs++;
 		if (automatic && !w->automatic) {
-			struct timespec ts;
-
-			clock_gettime(CLOCK_MONOTONIC, &ts);
-			w->start_ns = (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
+			w->start_ns = rwb_now_ns();
 			w->automatic = true;
 			w->order = RWF_SIM_BY_TIME;
 		}
 	}
+	pthread_mutex_unlock(&table_lock);
+	return w;
+}
+
+struct rwf_sim *sim_world_join_own(void)
+{
+	struct rwf_sim *w;
+
+	pthread_mutex_lock(&table_lock);
+	w = worlds[0];
+	if (w)
+		w->refs++;
 	pthread_mutex_unlock(&table_lock);
 	return w;
 }
@@ -149,104 +157,4 @@ void sim_log(struct rwf_sim *w, const char *what, uint32_t who, uint32_t a, uint
 	mix(w, words, sizeof words);
 	if (w->trace_fd >= 0)
 		dprintf(w->trace_fd, "%12llu ns  %-14s 0x%x  0x%x  %u\n", (unsigned long long)w->now_ns, what, who, a, b);
-}
-
-uint64_t rwf_sim_log_hash(struct rwf_sim *w)
-{
-	uint64_t hash;
-
-	sim_lock(w);
-	hash = w->hash;
-	sim_unlock(w);
-	return hash;
-}
-
-uint64_t rwf_sim_now(struct rwf_sim *w)
-{
-	uint64_t now;
-
-	sim_lock(w);
-	now = w->now_ns;
-	sim_unlock(w);
-	return now;
-}
-
-void rwf_sim_set_order(struct rwf_sim *w, enum rwf_sim_order order)
-{
-	sim_lock(w);
-	w->order = order;
-	sim_unlock(w);
-}
-
-void rwf_sim_set_faults(struct rwf_sim *w, const struct rwf_sim_faults *faults)
-{
-	sim_lock(w);
-	w->faults = *faults;
-	w->fatal_count = 0;
-	sim_unlock(w);
-}
-
-void rwf_sim_trace(struct rwf_sim *w, int fd)
-{
-	sim_lock(w);
-	w->trace_fd = fd;
-	sim_unlock(w);
-}
-
-void rwf_sim_kill_device(rwf_device *base)
-{
-	struct sim_device *dev = (struct sim_device *)base;
-
-	sim_lock(dev->world);
-	sim_kill(dev);
-	sim_unlock(dev->world);
-}
-
-void rwf_sim_link(rwf_device *base, int up)
-{
-	struct sim_device *dev = (struct sim_device *)base;
-
-	sim_lock(dev->world);
-	sim_set_link(dev, up);
-	sim_unlock(dev->world);
-}
-
-int rwf_sim_link_named(const char *name, int up)
-{
-	struct rwf_sim *w;
-	int n = 0;
-
-	pthread_mutex_lock(&table_lock); /* so that the world stays */
-	w = worlds[0];
-	if (w) {
-		sim_lock(w);
-		for (struct sim_device *d = w->devices; d; d = d->next)
-			if (strcmp(d->name, name) == 0) {
-				sim_set_link(d, up);
-				n++;
-			}
-		sim_unlock(w);
-	}
-	pthread_mutex_unlock(&table_lock);
-	return n;
-}
-
-void rwf_sim_trigger(rwf_qp *base, enum rwf_sim_fault fault)
-{
-	struct sim_qp *qp = (struct sim_qp *)base;
-
-	sim_lock(sim_of(qp));
-	qp->trigger = fault;
-	sim_unlock(sim_of(qp));
-}
-
-void rwf_sim_shrink_cq(rwf_cq *base, uint32_t cqe)
-{
-	struct sim_cq *cq = (struct sim_cq *)base;
-	struct rwf_sim *w = ((struct sim_device *)base->dev)->world;
-
-	sim_lock(w);
-	if (cqe < cq->limit)
-		cq->limit = cqe;
-	sim_unlock(w);
 }

@@ -1,8 +1,13 @@
-/* The simulation's objects and what its files call of each other. All of it under the world's lock unless said otherwise. */
+/*
+ * The simulation's objects and what its files call of each other, each file standing on those before it. Up to deliver.c all of
+ * it is under the world's lock; what comes after step.c takes it.
+ */
 #ifndef RW_SIM_WORLD_H
 #define RW_SIM_WORLD_H
 
 #include "../base/provider.h"
+#include "../base/queue.h"
+#include "../base/wait.h"
 #include "sim.h"
 
 #include <pthread.h>
@@ -73,16 +78,9 @@ struct sim_pd {
 	uint32_t users; /* queue pairs and memory regions */
 };
 
-struct sim_cqe {
-	struct rwf_wc wc;
-	struct sim_qp *qp;
-	uint32_t sq_free; /* send: polling it frees the send queue up to here */
-};
-
 struct sim_cq {
 	rwf_cq base;
-	struct sim_cqe *ring;
-	uint32_t mask, head, tail, limit;
+	struct rwb_ring ring;
 	uint32_t qps;
 	uint32_t armed; /* completions that end a wait; 0: not armed */
 	bool failed, fired;
@@ -102,12 +100,10 @@ struct sim_qp {
 	uint32_t trigger, events;
 	int active; /* index in the world's active list; -1: not there */
 
-	/* Send queue, free-running: occupied from free, unacknowledged from acked, undelivered from sent. */
-	struct rwf_send_wr *sq;
-	uint8_t *inline_bytes;
-	uint32_t sq_mask, sq_max, sq_free, sq_acked, sq_sent, sq_tail;
-	uint32_t sq_placed; /* copies_at_post: payloads up to here have landed */
-	uint32_t max_inline;
+	/* Requests before acked have completed, those before sent have been delivered. */
+	struct rwb_sends sends;
+	uint64_t acked, sent;
+	uint64_t placed; /* copies_at_post: payloads before this one have landed */
 
 	/* Receive queue: posted from head to tail; held by completions not polled yet. */
 	uint64_t *rq;
@@ -118,8 +114,14 @@ struct sim_qp {
 	uint64_t lost_since_ns, rnr_since_ns; /* SIM_NEVER: not losing, not waiting */
 };
 
-/* sim_world.c */
+static inline struct rwf_sim *sim_of(const struct sim_qp *qp)
+{
+	return qp->dev->world;
+}
+
+/* world.c */
 struct rwf_sim *sim_world_join(int id, uint64_t seed, bool automatic);
+struct rwf_sim *sim_world_join_own(void); /* the process's own, if there is one */
 void sim_world_leave(struct rwf_sim *);
 uint64_t sim_random(struct rwf_sim *, uint64_t below);
 bool sim_chance(struct rwf_sim *, uint32_t in_65536);
@@ -127,53 +129,73 @@ bool sim_fatal_chance(struct rwf_sim *, uint32_t in_65536);
 void sim_log(struct rwf_sim *, const char *what, uint32_t who, uint32_t a, uint32_t b);
 uint64_t sim_latency(struct rwf_sim *);
 
-/* sim_step.c */
-void sim_lock(struct rwf_sim *); /* in a world that runs by itself also lets happen what is due */
-void sim_unlock(struct rwf_sim *);
+/* schedule.c */
+struct sim_choice {
+	struct sim_qp *qp; /* NULL: nothing may happen */
+	enum sim_event event;
+	uint64_t due_ns;
+};
 void sim_at(struct sim_qp *, enum sim_event, uint64_t when_ns);
 void sim_deactivate(struct sim_qp *);
-void sim_set_link(struct sim_device *, bool up);
-void sim_kill(struct sim_device *);
+struct sim_choice sim_first_due(struct rwf_sim *);
+struct sim_choice sim_any_due(struct rwf_sim *);
 void sim_wake_sleepers(struct rwf_sim *);
-/* Unlocks, sleeps until woken, until the next event or until until_ns, and locks. */
-void sim_sleep(struct rwf_sim *, struct sim_sleeper *, uint64_t until_ns);
 
-/* sim_memory.c */
-int sim_reg_mr(rwf_pd *, void *, size_t, int, int, uint64_t, struct rwf_mr *);
-int sim_dereg_mr(rwf_pd *, uint32_t);
+/* memory.c */
 /* The region of pd that key names, if [addr, addr+len) lies in it; else NULL. */
 const struct sim_mr *sim_local_mr(const struct sim_pd *, uint32_t lkey, uint64_t addr, uint32_t len);
 const struct sim_mr *sim_remote_mr(const struct sim_pd *, uint32_t rkey, uint64_t addr, uint32_t len);
+/* A new region, or NULL where the device has all its. */
+struct sim_mr *sim_mr_add(struct sim_pd *, uint64_t addr, uint64_t length, int access);
+bool sim_mr_remove(struct sim_pd *, uint32_t lkey);
 
-/* sim_deliver.c */
+/* complete.c */
+void sim_complete_sends(struct sim_qp *, uint64_t upto);
+void sim_complete_recv(struct sim_qp *, struct rwf_wc *);
+void sim_flush(struct sim_qp *, enum rwf_wc_status first);
+void sim_qp_error(struct sim_qp *, enum rwf_wc_status first);
+void sim_part(struct sim_qp *);
+void sim_raise(struct sim_qp *, enum rwf_async_type);
+
+/* deliver.c */
+bool sim_reachable(const struct sim_qp *);
 void sim_deliver(struct sim_qp *);
 void sim_acknowledge(struct sim_qp *);
 void sim_place_early(struct sim_qp *);
-void *sim_map(rwf_qp *, uint32_t rkey, uint64_t raddr, uint32_t length);
 
-/* sim_queue.c */
-void sim_complete_sends(struct sim_qp *, uint32_t upto);
-void sim_complete_recv(struct sim_qp *, struct rwf_wc *);
-void sim_qp_error(struct sim_qp *, enum rwf_wc_status first);
-void sim_drop_completions(struct sim_cq *, struct sim_qp *);
+/* step.c */
+void sim_lock(struct rwf_sim *); /* in a world that runs by itself also lets happen what is due */
+void sim_unlock(struct rwf_sim *);
+void sim_set_link(struct sim_device *, bool up);
+void sim_kill(struct sim_device *);
+/* Unlocks, sleeps until woken, until the next event or until until_ns, and locks. */
+void sim_sleep(struct rwf_sim *, struct sim_sleeper *, uint64_t until_ns);
+
+/* domain.c */
+int sim_alloc_pd(rwf_device *, rwf_pd **);
+int sim_dealloc_pd(rwf_pd *);
+int sim_reg_mr(rwf_pd *, void *, size_t, int, int, uint64_t, struct rwf_mr *);
+int sim_dereg_mr(rwf_pd *, uint32_t);
+
+/* create.c */
+int sim_create_cq(rwf_device *, uint32_t, rwf_cq **);
+int sim_destroy_cq(rwf_cq *);
+int sim_create_qp(rwf_pd *, const struct rwf_qp_init *, rwf_qp **);
+int sim_destroy_qp(rwf_qp *);
+
+/* queue.c */
 int sim_poll_cq(rwf_cq *, struct rwf_wc *, int);
 int sim_req_notify_cq(rwf_cq *, uint32_t);
 int sim_wait_cq(rwf_cq *, int64_t);
 int sim_wake_cq(rwf_cq *);
 int sim_post_send(rwf_qp *, const struct rwf_send_wr *, int);
 int sim_post_recv(rwf_qp *, uint64_t, int);
+void *sim_map(rwf_qp *, uint32_t rkey, uint64_t raddr, uint32_t length);
 int sim_fail_qp(rwf_qp *);
 
-/* sim_connect.c */
+/* connect.c */
 int sim_qp_endpoint(rwf_qp *, void *, size_t);
 int sim_connect_qp(rwf_qp *, const void *, size_t, const struct rwf_connect_attr *);
-void sim_part(struct sim_qp *);
-void sim_raise(struct sim_qp *, enum rwf_async_type);
 int sim_get_async_event(rwf_device *, int, struct rwf_async_event *);
-
-static inline struct rwf_sim *sim_of(const struct sim_qp *qp)
-{
-	return qp->dev->world;
-}
 
 #endif

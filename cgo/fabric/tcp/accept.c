@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,23 +18,6 @@ enum {
 };
 
 enum verdict { DROP, KEEP, ADMITTED };
-
-void tcp_poke_listener(struct tcp_device *dev)
-{
-	uint64_t one = 1;
-
-	(void)!write(dev->event_fd, &one, sizeof one);
-}
-
-void tcp_raise(struct tcp_qp *qp, enum rwf_async_type type)
-{
-	uint32_t bit = 1u << type;
-
-	if (atomic_fetch_or(&qp->event_bits, bit) & bit)
-		return;
-	atomic_fetch_add(&qp->dev->events, 1);
-	tcp_poke_listener(qp->dev);
-}
 
 static bool take_event(struct tcp_device *dev, struct rwf_async_event *out)
 {
@@ -119,19 +101,19 @@ static enum verdict admit(struct tcp_qp *qp, struct tcp_half *half, const struct
 	struct tcp_hello reply = {.kind = TCP_HELLO_ACCEPT, .to_qp = hello->from_qp, .from_qp = qp->head.num, .window = dev->window};
 	uint8_t bytes[TCP_HELLO_LEN];
 
-	if (hello->from_qp != qp->peer.qp_num || tcp_no_delay(half->fd))
+	if (hello->from_qp != qp->join.peer.qp_num || tcp_no_delay(half->fd))
 		return DROP;
-	memcpy(reply.cookie, qp->peer.cookie, sizeof reply.cookie);
-	reply.posted = atomic_load(&qp->rq_posted);
+	memcpy(reply.cookie, qp->join.peer.cookie, sizeof reply.cookie);
+	reply.posted = atomic_load(&qp->in.posted);
 	tcp_hello_encode(&reply, bytes);
 	if (send(half->fd, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof bytes)
 		return DROP;
-	qp->peer_window = hello->window;
-	qp->peer_posted = hello->posted;
-	qp->told_posted = reply.posted;
-	qp->waiting = false;
+	qp->out.window = hello->window;
+	qp->out.peer_posted = hello->posted;
+	qp->in.told_posted = reply.posted;
+	qp->join.waiting = false;
 	dev->waiting--;
-	atomic_store_explicit(&qp->arrived_fd, half->fd, memory_order_release);
+	atomic_store_explicit(&qp->join.arrived_fd, half->fd, memory_order_release);
 	atomic_store(&qp->head.state, RWF_QPS_RTS);
 	tcp_raise(qp, RWF_EVENT_QP_ESTABLISHED);
 	tcp_cq_attention(qp->send_cq);
@@ -152,7 +134,7 @@ static enum verdict examine(struct tcp_device *dev, struct tcp_half *half)
 	pthread_mutex_lock(&dev->lock);
 	qp = dev->qps[hello.to_qp % TCP_MAX_QP];
 	if (qp && qp->head.num == hello.to_qp && same_secret(qp->cookie, hello.cookie)) {
-		if (qp->waiting)
+		if (qp->join.waiting)
 			verdict = admit(qp, half, &hello);
 		else if (qp->head.state == RWF_QPS_INIT)
 			verdict = KEEP;
@@ -192,13 +174,13 @@ static uint64_t expire_passive(struct tcp_device *dev, uint64_t now, uint64_t un
 	for (uint32_t i = 0; i < TCP_MAX_QP && dev->waiting; i++) {
 		struct tcp_qp *qp = dev->qps[i];
 
-		if (!qp || !qp->waiting)
+		if (!qp || !qp->join.waiting)
 			continue;
-		if (now < qp->passive_deadline_ns) {
-			until = qp->passive_deadline_ns < until ? qp->passive_deadline_ns : until;
+		if (now < qp->join.deadline_ns) {
+			until = qp->join.deadline_ns < until ? qp->join.deadline_ns : until;
 			continue;
 		}
-		qp->waiting = false;
+		qp->join.waiting = false;
 		dev->waiting--;
 		atomic_store(&qp->head.state, RWF_QPS_ERR);
 		tcp_raise(qp, RWF_EVENT_QP_FATAL);
@@ -216,8 +198,6 @@ static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 	struct pollfd fds[2 + TCP_MAX_HALF_OPEN] = {{.fd = dev->event_fd, .events = POLLIN}, {.fd = dev->listen_fd, .events = POLLIN}};
 	struct tcp_half *polled[TCP_MAX_HALF_OPEN];
 	nfds_t n = 2; /* only places in use: more than the limit on open files is EINVAL */
-	uint64_t pokes, ns;
-	struct timespec ts;
 
 	until = expire_passive(dev, now, until);
 	if (now < dev->accept_paused_ns) {
@@ -234,13 +214,11 @@ static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 		if (half->deadline_ns < until)
 			until = half->deadline_ns;
 	}
-	ns = until > now ? until - now : 0;
-	ts = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-	if (ppoll(fds, n, &ts, NULL) < 0)
+	if (rwb_poll(fds, n, until > now ? until - now : 0) < 0)
 		return;
-	now = tcp_now_ns();
+	now = rwb_now_ns();
 	if (fds[0].revents)
-		(void)!read(dev->event_fd, &pokes, sizeof pokes);
+		rwb_clear(dev->event_fd);
 	for (nfds_t i = 2; i < n; i++)
 		listen_to(dev, polled[i - 2], now, fds[i].revents != 0);
 	if (fds[1].revents)
@@ -250,14 +228,14 @@ static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 int tcp_get_async_event(rwf_device *head, int timeout_ms, struct rwf_async_event *out)
 {
 	struct tcp_device *dev = (struct tcp_device *)head;
-	uint64_t now = tcp_now_ns(), until = now + (timeout_ms > 0 ? (uint64_t)timeout_ms * 1000000 : 0);
+	uint64_t now = rwb_now_ns(), until = now + (timeout_ms > 0 ? (uint64_t)timeout_ms * 1000000 : 0);
 	struct timespec ts = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
 	bool found;
 
 	/* A second caller waits its turn: there is one listener to serve. */
 	if (pthread_mutex_clocklock(&dev->accept_lock, CLOCK_MONOTONIC, &ts))
 		return 0;
-	for (;; now = tcp_now_ns()) {
+	for (;; now = rwb_now_ns()) {
 		found = take_event(dev, out);
 		if (found)
 			break;

@@ -19,8 +19,8 @@ static int wait_for(struct attempt *a, short events, const char *what)
 {
 	uint64_t now;
 
-	while ((now = tcp_now_ns()) < a->deadline_ns) {
-		int n = rwf_connect_wait(a->fd, events, a->cancel_fd, a->deadline_ns - now);
+	while ((now = rwb_now_ns()) < a->deadline_ns) {
+		int n = rwb_connect_wait(a->fd, events, a->cancel_fd, a->deadline_ns - now);
 
 		if (n)
 			return n < 0 ? n : 0;
@@ -78,13 +78,13 @@ static int introduce(struct tcp_qp *qp, struct attempt *a, const struct tcp_endp
 		.to_qp = peer->qp_num,
 		.from_qp = qp->head.num,
 		.window = qp->dev->window,
-		.posted = atomic_load(&qp->rq_posted),
+		.posted = atomic_load(&qp->in.posted),
 	};
 	uint8_t bytes[TCP_HELLO_LEN];
 	int rc;
 
 	memcpy(hello.cookie, peer->cookie, sizeof hello.cookie);
-	qp->told_posted = hello.posted;
+	qp->in.told_posted = hello.posted;
 	tcp_hello_encode(&hello, bytes);
 	if (send(a->fd, bytes, sizeof bytes, MSG_NOSIGNAL) != sizeof bytes)
 		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
@@ -94,8 +94,8 @@ static int introduce(struct tcp_qp *qp, struct attempt *a, const struct tcp_endp
 	if (tcp_hello_decode(&hello, bytes) || hello.kind != TCP_HELLO_ACCEPT || hello.to_qp != qp->head.num ||
 	    hello.from_qp != peer->qp_num || memcmp(hello.cookie, qp->cookie, sizeof hello.cookie) != 0)
 		return rwf_fail(EPROTO, "connect to %s: what answered there is not the peer", a->where);
-	qp->peer_window = hello.window;
-	qp->peer_posted = hello.posted;
+	qp->out.window = hello.window;
+	qp->out.peer_posted = hello.posted;
 	return 0;
 }
 
@@ -115,7 +115,7 @@ static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
 /* Leaves the connection's socket in arrived_fd, and in peer where it leads. */
 int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr)
 {
-	struct attempt a = {.cancel_fd = attr->cancel_fd, .deadline_ns = tcp_now_ns() + attr->timeout_ms * 1000000ull};
+	struct attempt a = {.cancel_fd = attr->cancel_fd, .deadline_ns = rwb_now_ns() + attr->timeout_ms * 1000000ull};
 	char text[INET6_ADDRSTRLEN];
 	int rc = locate(qp->dev, peer);
 
@@ -135,6 +135,6 @@ int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_c
 		close(a.fd);
 		return rc;
 	}
-	atomic_store(&qp->arrived_fd, a.fd);
+	atomic_store(&qp->join.arrived_fd, a.fd);
 	return 0;
 }

@@ -1,5 +1,5 @@
 /*
- * Provider tcp: devices, protection domains and memory regions.
+ * Provider tcp: devices.
  *
  * A device is a local address; "" is 127.0.0.1. Options:
  *
@@ -14,7 +14,6 @@
 
 #include <errno.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +26,7 @@ static int option_bytes(const char *options, const char *key, uint32_t least, ui
 	char text[32], *end;
 	unsigned long v;
 
-	if (!rwf_option(options, key, text, sizeof text))
+	if (!rwb_option(options, key, text, sizeof text))
 		return 0;
 	v = strtoul(text, &end, 10);
 	if (*text < '0' || *text > '9' || *end || v < least || v > most)
@@ -41,7 +40,7 @@ static int option_address(const char *options, const char *key, struct tcp_endpo
 {
 	char text[96];
 
-	if (!rwf_option(options, key, text, sizeof text))
+	if (!rwb_option(options, key, text, sizeof text))
 		return 0;
 	if (tcp_parse_address(text, out))
 		return rwf_fail(EINVAL, "provider tcp: option %s=%s: give ADDR, ADDR:PORT or [ADDR6]:PORT", key, text);
@@ -111,7 +110,7 @@ static int set_up(struct tcp_device *dev, const char *device, const char *option
 {
 	static const char *const known[] = {"listen", "advertise", "peer", "sndbuf", "rcvbuf", "window", NULL};
 	struct tcp_endpoint listen_on;
-	int rc = rwf_option_check("tcp", options, known);
+	int rc = rwb_option_check("tcp", options, known);
 
 	if (rc || (rc = read_addresses(dev, device, options, &listen_on)) ||
 	    (rc = option_bytes(options, "sndbuf", 64 << 10, 1 << 30, &dev->sndbuf)) ||
@@ -179,122 +178,6 @@ static int tcp_query(rwf_device *head, struct rwf_device_attr *out)
 	out->link_mbps = dev->link_mbps;
 	out->flags = RWF_DEV_ANY_MEMORY;
 	return 0;
-}
-
-static int tcp_alloc_pd(rwf_device *head, rwf_pd **out)
-{
-	struct tcp_device *dev = (struct tcp_device *)head;
-	struct tcp_pd *pd = calloc(1, sizeof *pd);
-
-	if (!pd)
-		return rwf_fail(ENOMEM, "allocate protection domain: out of memory");
-	pd->head.ops = &rwf_tcp_ops;
-	pd->head.dev = head;
-	atomic_fetch_add(&dev->pd_count, 1);
-	*out = &pd->head;
-	return 0;
-}
-
-static int tcp_dealloc_pd(rwf_pd *head)
-{
-	struct tcp_device *dev = (struct tcp_device *)head->dev;
-	struct tcp_pd *pd = (struct tcp_pd *)head;
-
-	if (atomic_load(&pd->users))
-		return rwf_fail(EBUSY, "deallocate protection domain: queue pairs or memory regions of it are open");
-	atomic_fetch_sub(&dev->pd_count, 1);
-	free(pd);
-	return 0;
-}
-
-/* Keys of different devices differ where they can: a key gone astray should open nothing. */
-static struct tcp_mr *free_mr(struct tcp_device *dev)
-{
-	struct tcp_mr *mr = SLIST_FIRST(&dev->free_mrs);
-
-	if (mr) {
-		SLIST_REMOVE_HEAD(&dev->free_mrs, free);
-	} else if (dev->mrs_used < TCP_MAX_MR) {
-		mr = &dev->mrs[dev->mrs_used++];
-		mr->generation = (uint16_t)(dev->address.port * 40503u);
-	}
-	return mr;
-}
-
-static int tcp_reg_mr(rwf_pd *head, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
-{
-	struct tcp_device *dev = (struct tcp_device *)head->dev;
-	struct tcp_pd *pd = (struct tcp_pd *)head;
-	struct tcp_mr *mr;
-	uint32_t key;
-
-	(void)fd;
-	(void)fd_offset;
-	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
-		return rwf_fail(EINVAL, "register memory: unknown access rights 0x%x", access);
-	if ((access & RWF_ACCESS_REMOTE_WRITE) && !(access & RWF_ACCESS_LOCAL_WRITE))
-		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
-	if (length > UINT64_MAX - (uintptr_t)addr)
-		return rwf_fail(EINVAL, "register memory: %zu bytes at %p pass the end of the address space", length, addr);
-	pthread_mutex_lock(&dev->mr_lock);
-	mr = free_mr(dev);
-	if (!mr) {
-		pthread_mutex_unlock(&dev->mr_lock);
-		return rwf_fail(ENOMEM, "register memory: %d regions are registered, the limit", TCP_MAX_MR);
-	}
-	if (++mr->generation == 0)
-		mr->generation = 1;
-	key = (uint32_t)mr->generation << 16 | (uint32_t)(mr - dev->mrs);
-	mr->pd = pd;
-	mr->addr = (uintptr_t)addr;
-	mr->length = length;
-	mr->access = access;
-	atomic_store_explicit(&mr->key, key, memory_order_release);
-	pthread_mutex_unlock(&dev->mr_lock);
-	atomic_fetch_add(&pd->users, 1);
-	*out = (struct rwf_mr){.addr = (uintptr_t)addr, .length = length, .lkey = key, .rkey = key};
-	return 0;
-}
-
-/* Every queue found inside a call may have seen the key: wait until that call is over. Calls are short and never wait. */
-static void quiesce(struct tcp_device *dev)
-{
-	struct tcp_cq *cq;
-
-	LIST_FOREACH (cq, &dev->cqs, all) {
-		uint32_t seen = atomic_load(&cq->busy);
-
-		while (seen & 1 && atomic_load(&cq->busy) == seen)
-			sched_yield();
-	}
-}
-
-static int tcp_dereg_mr(rwf_pd *head, uint32_t lkey)
-{
-	struct tcp_device *dev = (struct tcp_device *)head->dev;
-	struct tcp_pd *pd = (struct tcp_pd *)head;
-	struct tcp_mr *mr = &dev->mrs[lkey & (TCP_MAX_MR - 1)];
-
-	pthread_mutex_lock(&dev->mr_lock);
-	if (lkey == 0 || atomic_load(&mr->key) != lkey || mr->pd != pd) {
-		pthread_mutex_unlock(&dev->mr_lock);
-		return rwf_fail(EINVAL, "deregister memory: 0x%x is not a key of this protection domain", lkey);
-	}
-	atomic_store(&mr->key, 0);
-	quiesce(dev);
-	SLIST_INSERT_HEAD(&dev->free_mrs, mr, free);
-	pthread_mutex_unlock(&dev->mr_lock);
-	atomic_fetch_sub(&pd->users, 1);
-	return 0;
-}
-
-/* Whether key lets this queue pair use [addr, addr+length). Called inside a call counted by busy only. */
-bool tcp_mr_allows(struct tcp_qp *qp, uint32_t key, uint64_t addr, uint64_t length, int access)
-{
-	struct tcp_mr *mr = &qp->dev->mrs[key & (TCP_MAX_MR - 1)];
-
-	return key != 0 && atomic_load_explicit(&mr->key, memory_order_acquire) == key && &mr->pd->head == qp->head.pd &&
-	       (mr->access & access) == access && addr >= mr->addr && length <= mr->length && addr - mr->addr <= mr->length - length;
 }
 
 const struct rwf_ops rwf_tcp_ops = {

@@ -13,16 +13,16 @@ enum { READS_PER_TURN = 4 };
 
 static uint32_t buffered(const struct tcp_qp *qp)
 {
-	return qp->rx_len - qp->rx_at;
+	return qp->in.buf_len - qp->in.buf_at;
 }
 
 /* The status to refuse an entry of the present frame with; success: it may be placed, now. */
 static enum rwf_wc_status judge(struct tcp_qp *qp, uint32_t index)
 {
-	const struct tcp_entry *e = &qp->in[index];
+	const struct tcp_entry *e = &qp->in.entries[index];
 
-	if (index == qp->in_limit)
-		return qp->in_status;
+	if (index == qp->in.refused)
+		return qp->in.refusal;
 	if (e->length && !tcp_mr_allows(qp, e->rkey, e->raddr, e->length, RWF_ACCESS_REMOTE_WRITE))
 		return RWF_WC_REM_ACCESS_ERR;
 	return RWF_WC_SUCCESS;
@@ -31,52 +31,52 @@ static enum rwf_wc_status judge(struct tcp_qp *qp, uint32_t index)
 /* Whatever stands before the refused message was placed; the peer learns its number, and both queue pairs fail. */
 static void refuse(struct tcp_qp *qp, enum rwf_wc_status status)
 {
-	qp->nak = status;
+	qp->in.nak = status;
 	tcp_transmit(qp);
 }
 
 static void deliver(struct tcp_qp *qp, const struct tcp_entry *e)
 {
 	struct rwf_wc wc = {
-		.wr_id = qp->rq[qp->rq_used & qp->rq_mask],
-		.byte_len = (uint32_t)qp->message_bytes,
+		.wr_id = qp->in.wr_ids[qp->in.used & qp->in.mask],
+		.byte_len = (uint32_t)qp->in.message_bytes,
 		.imm = e->imm,
 		.qp_num = qp->head.num,
 		.opcode = RWF_WC_RECV_IMM,
 	};
 
-	qp->rq_used++;
-	tcp_cq_push(qp->recv_cq, qp, &wc, qp->rq_used);
+	qp->in.used++;
+	tcp_cq_push(qp->recv_cq, qp, &wc, qp->in.used);
 }
 
 /* Counts n bytes as placed into the present entry and finishes it when it is full. */
 static void placed(struct tcp_qp *qp, uint32_t n)
 {
-	const struct tcp_entry *e = &qp->in[qp->in_at];
+	const struct tcp_entry *e = &qp->in.entries[qp->in.entry];
 
-	qp->rx_placed += n;
-	qp->in_done += n;
-	if (qp->in_done < e->length)
+	qp->in.placed += n;
+	qp->in.done += n;
+	if (qp->in.done < e->length)
 		return;
-	qp->data_due = qp->heard = true;
-	qp->in_done = 0;
-	qp->in_at++;
-	qp->message_bytes += e->length;
+	qp->in.data_due = qp->in.heard = true;
+	qp->in.done = 0;
+	qp->in.entry++;
+	qp->in.message_bytes += e->length;
 	if (!(e->flags & TCP_ENTRY_LAST))
 		return;
 	if (e->flags & TCP_ENTRY_IMM)
 		deliver(qp, e);
-	qp->rx_seq++;
-	qp->message_bytes = 0;
+	qp->in.seq++;
+	qp->in.message_bytes = 0;
 }
 
 /* Places what of the present frame lies in the buffer; true when the frame is complete. */
 static bool place_buffered(struct tcp_qp *qp)
 {
-	while (qp->in_at < qp->in_count && qp->head.state == RWF_QPS_RTS) {
-		const struct tcp_entry *e = &qp->in[qp->in_at];
-		uint32_t n = e->length - qp->in_done;
-		enum rwf_wc_status status = judge(qp, qp->in_at);
+	while (qp->in.entry < qp->in.count && qp->head.state == RWF_QPS_RTS) {
+		const struct tcp_entry *e = &qp->in.entries[qp->in.entry];
+		uint32_t n = e->length - qp->in.done;
+		enum rwf_wc_status status = judge(qp, qp->in.entry);
 
 		if (status) {
 			refuse(qp, status);
@@ -87,8 +87,8 @@ static bool place_buffered(struct tcp_qp *qp)
 		if (n == 0 && e->length)
 			return false;
 		if (n)
-			memcpy((void *)(uintptr_t)(e->raddr + qp->in_done), qp->rx_buf + qp->rx_at, n);
-		qp->rx_at += n;
+			memcpy((void *)(uintptr_t)(e->raddr + qp->in.done), qp->in.buf + qp->in.buf_at, n);
+		qp->in.buf_at += n;
 		placed(qp, n);
 	}
 	return qp->head.state == RWF_QPS_RTS;
@@ -97,7 +97,7 @@ static bool place_buffered(struct tcp_qp *qp)
 static bool take_head(struct tcp_qp *qp, const struct tcp_head *head)
 {
 	/* Totals never run backwards, nor ahead of what was sent. */
-	if (head->placed < qp->peer_placed || head->placed > qp->tx_total || head->posted - qp->peer_posted > TCP_MAX_WR)
+	if (head->placed < qp->out.peer_placed || head->placed > qp->out.total || head->posted - qp->out.peer_posted > TCP_MAX_WR)
 		return false;
 	tcp_acknowledged(qp, head->placed, head->posted);
 	return true;
@@ -106,13 +106,13 @@ static bool take_head(struct tcp_qp *qp, const struct tcp_head *head)
 /* Decodes the entry table, and finds the first entry that no posted receive is left for. */
 static bool take_entries(struct tcp_qp *qp, const struct tcp_head *head, const uint8_t *table)
 {
-	uint32_t receives = atomic_load_explicit(&qp->rq_posted, memory_order_relaxed) - qp->rq_used, seq = qp->rx_seq;
-	uint64_t bytes = qp->message_bytes;
+	uint32_t receives = atomic_load_explicit(&qp->in.posted, memory_order_relaxed) - qp->in.used, seq = qp->in.seq;
+	uint64_t bytes = qp->in.message_bytes;
 
-	qp->in_at = qp->in_done = 0;
-	qp->in_count = qp->in_limit = head->count;
+	qp->in.entry = qp->in.done = 0;
+	qp->in.count = qp->in.refused = head->count;
 	for (uint32_t i = 0; i < head->count; i++) {
-		struct tcp_entry *e = &qp->in[i];
+		struct tcp_entry *e = &qp->in.entries[i];
 
 		if (tcp_entry_decode(e, table + i * TCP_ENTRY_LEN) || e->seq != seq)
 			return false;
@@ -123,9 +123,9 @@ static bool take_entries(struct tcp_qp *qp, const struct tcp_head *head, const u
 			bytes = 0;
 			seq++;
 		}
-		if (e->flags & TCP_ENTRY_IMM && receives-- == 0 && qp->in_limit == head->count) {
-			qp->in_limit = i;
-			qp->in_status = RWF_WC_REM_INV_REQ_ERR;
+		if (e->flags & TCP_ENTRY_IMM && receives-- == 0 && qp->in.refused == head->count) {
+			qp->in.refused = i;
+			qp->in.refusal = RWF_WC_REM_INV_REQ_ERR;
 		}
 	}
 	return true;
@@ -136,7 +136,7 @@ static bool take_nak(struct tcp_qp *qp, const uint8_t *table)
 {
 	struct tcp_entry e;
 
-	if (tcp_entry_decode(&e, table) || qp->sq_acked == qp->sq_posted || e.seq != qp->sq_acked)
+	if (tcp_entry_decode(&e, table) || qp->out.acked == qp->out.sends.posted || e.seq != (uint32_t)qp->out.acked)
 		return false;
 	tcp_qp_error(qp, e.imm == RWF_WC_REM_ACCESS_ERR ? RWF_WC_REM_ACCESS_ERR : RWF_WC_REM_INV_REQ_ERR);
 	return true;
@@ -145,7 +145,7 @@ static bool take_nak(struct tcp_qp *qp, const uint8_t *table)
 /* Takes the next frame's table from the buffer; false: it is not all there, or it is not a frame and the queue pair failed. */
 static bool next_frame(struct tcp_qp *qp)
 {
-	const uint8_t *at = qp->rx_buf + qp->rx_at;
+	const uint8_t *at = qp->in.buf + qp->in.buf_at;
 	struct tcp_head head;
 	uint32_t length;
 	bool ok;
@@ -163,8 +163,8 @@ static bool next_frame(struct tcp_qp *qp)
 		ok = take_entries(qp, &head, at + TCP_HEAD_LEN);
 	if (!ok)
 		tcp_qp_error(qp, RWF_WC_GENERAL_ERR);
-	qp->rx_at += length;
-	qp->rx_placed += length;
+	qp->in.buf_at += length;
+	qp->in.placed += length;
 	return qp->head.state == RWF_QPS_RTS;
 }
 
@@ -174,45 +174,42 @@ static void consume_buffer(struct tcp_qp *qp)
 		;
 }
 
-/* The rest of the present frame's targets, then the buffer. Returns the number of pieces; 0: the queue pair refused one. */
+/* The targets of the present frame's rest, up to one that is refused, or else the buffer behind them; returns how many. */
 static int gather(struct tcp_qp *qp, struct iovec *iov, size_t *total)
 {
-	uint32_t skip = qp->in_done;
+	uint32_t skip = qp->in.done;
 	int n = 0;
 
 	*total = 0;
-	for (uint32_t i = qp->in_at; i < qp->in_count; i++, skip = 0) {
-		const struct tcp_entry *e = &qp->in[i];
+	for (uint32_t i = qp->in.entry; i < qp->in.count; i++, skip = 0) {
+		const struct tcp_entry *e = &qp->in.entries[i];
 
-		if (judge(qp, i)) {
-			if (n == 0)
-				refuse(qp, judge(qp, i));
+		if (judge(qp, i))
 			return n;
-		}
 		iov[n++] = (struct iovec){(void *)(uintptr_t)(e->raddr + skip), e->length - skip};
 		*total += e->length - skip;
 	}
 	/* Between frames the buffer may hold the beginning of a table. */
-	memmove(qp->rx_buf, qp->rx_buf + qp->rx_at, buffered(qp));
-	qp->rx_len = buffered(qp);
-	qp->rx_at = 0;
-	iov[n++] = (struct iovec){qp->rx_buf + qp->rx_len, sizeof qp->rx_buf - qp->rx_len};
-	*total += sizeof qp->rx_buf - qp->rx_len;
+	memmove(qp->in.buf, qp->in.buf + qp->in.buf_at, buffered(qp));
+	qp->in.buf_len = buffered(qp);
+	qp->in.buf_at = 0;
+	iov[n++] = (struct iovec){qp->in.buf + qp->in.buf_len, sizeof qp->in.buf - qp->in.buf_len};
+	*total += sizeof qp->in.buf - qp->in.buf_len;
 	return n;
 }
 
 /* Counts what a read brought: payload of the present frame first, the rest is in the buffer. */
 static void scatter(struct tcp_qp *qp, size_t got)
 {
-	while (got && qp->in_at < qp->in_count) {
-		uint32_t rest = qp->in[qp->in_at].length - qp->in_done;
+	while (got && qp->in.entry < qp->in.count) {
+		uint32_t rest = qp->in.entries[qp->in.entry].length - qp->in.done;
 
 		if (rest > got)
 			rest = (uint32_t)got;
 		got -= rest;
 		placed(qp, rest);
 	}
-	qp->rx_len += (uint32_t)got;
+	qp->in.buf_len += (uint32_t)got;
 }
 
 /*
@@ -221,34 +218,37 @@ static void scatter(struct tcp_qp *qp, size_t got)
  */
 static void acknowledge_arrivals(struct tcp_qp *qp)
 {
-	uint32_t posted = atomic_load_explicit(&qp->rq_posted, memory_order_relaxed);
+	uint32_t posted = atomic_load_explicit(&qp->in.posted, memory_order_relaxed);
 
-	if (qp->rx_placed - qp->told_placed >= qp->dev->window / 4 || posted - qp->told_posted > qp->rq_cap / 2 ||
-	    (qp->data_due && !qp->converses))
-		qp->ack_now = true;
-	if (qp->data_due)
+	if (qp->in.placed - qp->in.told_placed >= qp->dev->window / 4 || posted - qp->in.told_posted > qp->in.limit / 2 ||
+	    (qp->in.data_due && !qp->in.converses))
+		qp->out.ack_now = true;
+	if (qp->in.data_due)
 		qp->send_cq->due = qp->recv_cq->due = true;
 }
 
 bool tcp_receive(struct tcp_qp *qp)
 {
 	struct iovec iov[TCP_MAX_ENTRIES + 1];
+	enum rwf_wc_status refusal;
 
-	for (int reads = 0; qp->rx_ready && !qp->nak && qp->head.state == RWF_QPS_RTS; reads++) {
+	for (int reads = 0; qp->in.ready && !qp->in.nak && qp->head.state == RWF_QPS_RTS; reads++) {
 		size_t total;
 		ssize_t got;
 		int n;
 
 		if (reads == READS_PER_TURN)
 			return true;
-		n = gather(qp, iov, &total);
-		if (n == 0)
+		if (qp->in.entry < qp->in.count && (refusal = judge(qp, qp->in.entry))) {
+			refuse(qp, refusal);
 			break;
+		}
+		n = gather(qp, iov, &total);
 		got = readv(qp->fd, iov, n);
 		if (got < 0 && errno == EINTR)
 			continue;
-		if (got < 0 && errno == EAGAIN && !qp->tx_dead && !qp->hung_up) {
-			qp->rx_ready = false;
+		if (got < 0 && errno == EAGAIN && !qp->out.dead && !qp->in.hung_up) {
+			qp->in.ready = false;
 			break;
 		}
 		if (got <= 0) {
@@ -257,8 +257,8 @@ bool tcp_receive(struct tcp_qp *qp)
 			break;
 		}
 		/* After a short read news come with a new event (epoll(7)), but for what hung_up and tx_dead tell already. */
-		if ((size_t)got < total && !qp->hung_up && !qp->tx_dead)
-			qp->rx_ready = false;
+		if ((size_t)got < total && !qp->in.hung_up && !qp->out.dead)
+			qp->in.ready = false;
 		scatter(qp, (size_t)got);
 		consume_buffer(qp);
 		acknowledge_arrivals(qp);

@@ -111,7 +111,7 @@ static int serve(struct crew *c, int epoll_fd)
 		}
 		if (!left)
 			return 0;
-		if (tcp_now_ns() > c->deadline_ns)
+		if (rwb_now_ns() > c->deadline_ns)
 			return -ETIMEDOUT;
 		take_events(epoll_fd, ready ? 0 : 100);
 	}
@@ -206,7 +206,7 @@ static void release(const struct rwf_tcp_roofline *r, struct end *ends)
 
 static int64_t run(const struct rwf_tcp_roofline *r, struct crew *crews, struct end *near, struct end *far)
 {
-	uint64_t start = tcp_now_ns(), deadline = start + r->timeout_ms * 1000000ull;
+	uint64_t start = rwb_now_ns(), deadline = start + r->timeout_ms * 1000000ull;
 	int rc = 0;
 
 	for (uint32_t i = 0; i < r->hubs + r->peers; i++) {
@@ -226,7 +226,7 @@ static int64_t run(const struct rwf_tcp_roofline *r, struct crew *crews, struct 
 		pthread_join(crews[i].thread, NULL);
 		rc = rc ? rc : crews[i].error;
 	}
-	return rc ? rc : (int64_t)(tcp_now_ns() - start);
+	return rc ? rc : (int64_t)(rwb_now_ns() - start);
 }
 
 int64_t rwf_tcp_roofline(const struct rwf_tcp_roofline *r)

@@ -1,21 +1,26 @@
 /*
  * Provider tcp: the objects and what its files call of each other.
+ * Files, each standing on those before it:
  *
- *	tcp_wire     endpoints, hellos and frames as bytes
- *	tcp_addr     addresses, interfaces, sockets
- *	tcp_device   device, protection domains, memory regions, the operations table
- *	tcp_accept   the listener: passive peers and asynchronous events
- *	tcp_connect  the active side of a connection
- *	tcp_qp       queue pairs: life, posting, failure
- *	tcp_send     frames out
- *	tcp_receive  frames in
- *	tcp_cq       completion queues: progress, polling, waiting
+ *	wire     endpoints, hellos and frames as bytes
+ *	addr     addresses, interfaces, sockets
+ *	memory   protection domains and memory regions
+ *	fail     events, and how a queue pair ends
+ *	cq       completion queues
+ *	send     frames out
+ *	receive  frames in
+ *	connect  the active side of a connection
+ *	accept   the listener: passive peers and asynchronous events
+ *	qp       queue pairs from creation to their end
+ *	post     posting
+ *	progress polling and waiting, where sockets make progress
+ *	device   the device and the operations table
  *
  * Progress is made inside calls only. Where an owner neither polls nor waits, nothing is placed and nothing acknowledged:
  * its peers' sends stay outstanding, but do not fail as long as its host answers.
  *
- * Threads. A queue pair is its owner's alone, but for what the listener hands over: it fills peer_*, stores the socket in
- * arrived_fd with release order and raises the queues' attention flag; the owner takes the socket from there. Memory
+ * Threads. A queue pair is its owner's alone, but for what the listener hands over: it fills join and what the hello told, stores
+ * the socket in arrived_fd with release order and raises the queues' attention flag; the owner takes the socket from there. Memory
  * regions are looked up without a lock: a queue counts its calls in busy (odd inside one), and a deregistration unpublishes
  * the key and then waits until no call that may have seen it still runs.
  */
@@ -23,10 +28,12 @@
 #define RW_TCP_H
 
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* accept4, ppoll, POLLRDHUP, pthread_mutex_clocklock */
+#define _GNU_SOURCE /* accept4, POLLRDHUP, pthread_mutex_clocklock */
 #endif
 
 #include "../base/provider.h"
+#include "../base/queue.h"
+#include "../base/wait.h"
 #include "wire.h"
 
 #include <pthread.h>
@@ -99,12 +106,6 @@ struct tcp_pd {
 	_Atomic uint32_t users; /* queue pairs and memory regions */
 };
 
-struct tcp_completion {
-	struct rwf_wc wc;
-	struct tcp_qp *qp;
-	uint32_t upto; /* the queue pair's send or receive queue is free up to here once this is polled */
-};
-
 /* A queue pair's membership in a completion queue. */
 struct tcp_link {
 	struct tcp_qp *qp;
@@ -121,8 +122,7 @@ struct tcp_cq {
 	_Atomic uint32_t attention; /* another thread changed the state of a queue pair */
 	_Atomic uint32_t woken;     /* the next wait is to return */
 	int epoll_fd, wake_fd;
-	struct tcp_completion *ring;
-	uint32_t cap, mask, first, last;
+	struct rwb_ring ring;
 	bool overrun, errors;
 	bool due;         /* some queue pair may owe its peer an acknowledgement */
 	uint32_t armed;   /* completions the next wait is to wait for */
@@ -132,9 +132,70 @@ struct tcp_cq {
 	TAILQ_HEAD(tcp_links, tcp_link) ready; /* queue pairs with work, served in turn */
 };
 
-struct tcp_send {
-	struct rwf_send_wr wr;
-	uint64_t end; /* the offset in the outgoing stream just after its payload, once it is framed */
+/* How a passive queue pair meets its peer: under the device's lock until arrived_fd is stored. */
+struct tcp_join {
+	struct tcp_endpoint peer;
+	uint64_t deadline_ns;
+	bool waiting;
+	_Atomic int arrived_fd;
+};
+
+/* Frames out: the send queue and the frame on its way. */
+struct tcp_out {
+	/* Requests before acked await polling, those before framed are on their way, those before posted wait. */
+	struct rwb_sends sends;
+	uint64_t acked, framed;
+	uint64_t *ends; /* of each request on its way: the offset in the stream just after its payload */
+	uint32_t fragment; /* bytes of request framed that went in earlier frames */
+	uint32_t imm_sent;
+	uint64_t rnr_deadline_ns; /* when the next send will have waited too long for a posted receive; 0: it does not wait */
+	enum rwf_wc_status error; /* of the oldest outstanding send, once failed */
+
+	uint32_t window;      /* bytes that the peer takes before it has acknowledged them */
+	uint32_t peer_posted; /* receives the peer has posted, a running total */
+	uint64_t peer_placed; /* bytes of the stream that it has placed, a running total */
+	uint64_t total;       /* bytes of the stream so far */
+
+	uint32_t frame_bytes; /* most payload in one */
+	int iov_at, iov_count;
+	uint64_t first; /* its work requests */
+	uint32_t entries;
+	bool blocked, dead; /* the socket is full; it is gone */
+	bool ack_now;       /* a frame is to go even if it is empty */
+	bool nak_sent;
+	struct iovec iov[TCP_MAX_ENTRIES + 1];
+	uint8_t table[TCP_HEAD_LEN + TCP_MAX_ENTRIES * TCP_ENTRY_LEN];
+};
+
+/* Frames in: the receive queue and the frame on its way. */
+struct tcp_in {
+	/* Receives before used await polling, those before posted are posted. */
+	uint64_t *wr_ids;
+	uint32_t limit, mask, freed, used;
+	_Atomic uint32_t posted;
+	uint32_t told_posted; /* what the peer knows of posted and of placed */
+	uint64_t told_placed;
+
+	bool ready, hung_up;
+	bool data_due;  /* data arrived that the peer has no word of */
+	bool heard;     /* data arrived since the last of ours went out */
+	bool converses; /* its owner answers data with data, which will carry the acknowledgement */
+
+	uint32_t count, entry, done;  /* entries of the frame, the present one, its bytes placed */
+	uint32_t refused;             /* the first entry that no receive is left for, refused with refusal */
+	enum rwf_wc_status refusal, nak; /* nak: what to refuse the peer with, once the frame going out is complete */
+	uint32_t seq;
+	uint64_t message_bytes; /* of the present message, in earlier entries */
+	uint64_t placed;
+	struct tcp_entry entries[TCP_MAX_ENTRIES];
+	uint32_t buf_at, buf_len;
+	uint8_t buf[TCP_RX_BUFFER];
+};
+
+/* Whether the peer's host is alive. */
+struct tcp_host {
+	uint64_t silent_ns; /* since when it has been owing an answer; 0: it is not */
+	uint64_t placed;    /* in.placed when this was last looked after */
 };
 
 struct tcp_qp {
@@ -146,57 +207,10 @@ struct tcp_qp {
 	uint8_t cookie[TCP_COOKIE_LEN];
 	_Atomic uint32_t event_bits; /* 1 << enum rwf_async_type */
 	uint32_t rnr_timeout_ms, ack_timeout_ms;
-
-	/* Passive side, under the device's lock until arrived_fd is stored. */
-	struct tcp_endpoint peer;
-	uint64_t passive_deadline_ns;
-	bool waiting;
-	_Atomic int arrived_fd;
-	uint32_t peer_window;
-	uint32_t peer_posted; /* receives the peer has posted, a running total */
-	uint32_t told_posted; /* what the peer knows of ours */
-
-	/* Send queue: [free_send, acked) awaits polling, [acked, framed) is on its way, [framed, posted) waits. */
-	struct tcp_send *sq;
-	uint8_t *inline_data;
-	uint32_t sq_cap, sq_mask, max_inline;
-	uint32_t sq_free, sq_acked, sq_framed, sq_posted;
-	uint32_t fragment; /* bytes of sq_framed that went in earlier frames */
-	uint32_t imm_sent;
-	uint64_t rnr_deadline_ns; /* when the next send will have waited too long for a posted receive; 0: it does not wait */
-	uint64_t silent_ns;       /* since when the peer's host has been owing an answer; 0: it is not */
-	uint64_t rx_looked;       /* rx_placed when its deadlines were last looked after */
-	enum rwf_wc_status error; /* of the oldest outstanding send, once failed */
-
-	/* The frame on its way out. */
-	uint32_t frame_bytes; /* most payload in one */
-	int tx_iov_at, tx_iov_count;
-	uint32_t tx_first, tx_entries; /* its work requests */
-	uint64_t tx_total, peer_placed;
-	bool tx_blocked, tx_dead, ack_now;
-	bool nak_sent;
-	struct iovec tx_iov[TCP_MAX_ENTRIES + 1];
-	uint8_t tx_table[TCP_HEAD_LEN + TCP_MAX_ENTRIES * TCP_ENTRY_LEN];
-
-	/* Receive queue: [rq_free, rq_used) awaits polling, [rq_used, rq_posted) is posted. */
-	uint64_t *rq;
-	uint32_t rq_cap, rq_mask, rq_free, rq_used;
-	_Atomic uint32_t rq_posted;
-
-	/* The frame on its way in. */
-	bool rx_ready, hung_up;
-	bool data_due;  /* data arrived that the peer has no word of */
-	bool heard;     /* data arrived since the last of ours went out */
-	bool converses; /* its owner answers data with data, which will carry the acknowledgement */
-	uint32_t rx_at, rx_len;
-	uint32_t in_count, in_at, in_done; /* entries, the present one, its bytes placed */
-	uint32_t in_limit;                 /* the entry refused because of in_status */
-	enum rwf_wc_status in_status, nak; /* nak: what to refuse the peer with, once the frame going out is complete */
-	uint32_t rx_seq;
-	uint64_t message_bytes; /* of the present message, in earlier entries */
-	uint64_t rx_placed, told_placed;
-	struct tcp_entry in[TCP_MAX_ENTRIES];
-	uint8_t rx_buf[TCP_RX_BUFFER];
+	struct tcp_join join;
+	struct tcp_host host;
+	struct tcp_out out;
+	struct tcp_in in;
 };
 
 static inline void tcp_enter(struct tcp_cq *cq)
@@ -209,8 +223,16 @@ static inline void tcp_leave(struct tcp_cq *cq)
 	atomic_fetch_add_explicit(&cq->busy, 1, memory_order_release);
 }
 
-/* tcp_addr */
-uint64_t tcp_now_ns(void);
+/* Lets the queue serve the queue pair in its next turn. */
+static inline void tcp_cq_ready(struct tcp_link *link)
+{
+	if (link->queued)
+		return;
+	link->queued = true;
+	TAILQ_INSERT_TAIL(&link->cq->ready, link, ready);
+}
+
+/* addr.c */
 int tcp_parse_address(const char *text, struct tcp_endpoint *out); /* ADDR, ADDR:PORT or [ADDR6]:PORT */
 int tcp_list_addresses(char *buf, size_t cap);
 uint32_t tcp_link_mbps(const struct tcp_endpoint *address);
@@ -219,50 +241,59 @@ int tcp_no_delay(int fd);
 bool tcp_owes_answer(int fd, uint32_t *last_answer_ms);
 bool tcp_is_wildcard(const struct tcp_endpoint *address);
 
-/* tcp_device */
+/* memory.c */
+int tcp_alloc_pd(rwf_device *dev, rwf_pd **out);
+int tcp_dealloc_pd(rwf_pd *pd);
+int tcp_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out);
+int tcp_dereg_mr(rwf_pd *pd, uint32_t lkey);
 bool tcp_mr_allows(struct tcp_qp *qp, uint32_t key, uint64_t addr, uint64_t length, int access);
 
-/* tcp_accept */
-int tcp_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
-void tcp_raise(struct tcp_qp *qp, enum rwf_async_type type);
+/* fail.c */
 void tcp_poke_listener(struct tcp_device *dev);
+void tcp_raise(struct tcp_qp *qp, enum rwf_async_type type);
+void tcp_qp_end(struct tcp_qp *qp, enum rwf_wc_status status);   /* without an event: the owner asked for it */
+void tcp_qp_error(struct tcp_qp *qp, enum rwf_wc_status status); /* with one, unless it has ended before */
 
-/* tcp_qp */
+/* cq.c */
+int tcp_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
+int tcp_destroy_cq(rwf_cq *cq);
+int tcp_wake_cq(rwf_cq *cq);
+void tcp_cq_attach(struct tcp_cq *cq, struct tcp_link *link);
+void tcp_cq_detach(struct tcp_link *link);
+int tcp_cq_watch(struct tcp_link *link, int fd);
+void tcp_cq_attention(struct tcp_cq *cq);
+bool tcp_cq_full(const struct tcp_cq *cq);
+void tcp_cq_push(struct tcp_cq *cq, struct tcp_qp *qp, const struct rwf_wc *wc, uint64_t done);
+
+/* send.c */
+void tcp_transmit(struct tcp_qp *qp);
+void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted);
+void tcp_acknowledge(struct tcp_qp *qp); /* tells the peer what it does not know yet */
+
+/* receive.c */
+bool tcp_receive(struct tcp_qp *qp); /* true: there may be more to read */
+
+/* connect.c */
+int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr);
+
+/* accept.c */
+int tcp_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
+
+/* qp.c */
 int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out);
 int tcp_destroy_qp(rwf_qp *qp);
 int tcp_qp_endpoint(rwf_qp *qp, void *buf, size_t cap);
 int tcp_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
 int tcp_fail_qp(rwf_qp *qp);
+void tcp_adopt(struct tcp_qp *qp); /* takes the socket the listener left */
+
+/* post.c */
 int tcp_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
 int tcp_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
-void tcp_adopt(struct tcp_qp *qp); /* takes the socket the listener left */
-void tcp_qp_error(struct tcp_qp *qp, enum rwf_wc_status status);
-bool tcp_qp_progress(struct tcp_link *link); /* true: there is more to do */
 
-/* tcp_connect */
-int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr);
-
-/* tcp_send */
-void tcp_transmit(struct tcp_qp *qp);
-void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted);
-void tcp_acknowledge(struct tcp_qp *qp); /* tells the peer what it does not know yet */
-
-/* tcp_receive */
-bool tcp_receive(struct tcp_qp *qp); /* true: there may be more to read */
-
-/* tcp_cq */
-int tcp_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
-int tcp_destroy_cq(rwf_cq *cq);
+/* progress.c */
 int tcp_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
 int tcp_req_notify_cq(rwf_cq *cq, uint32_t count);
 int tcp_wait_cq(rwf_cq *cq, int64_t timeout_us);
-int tcp_wake_cq(rwf_cq *cq);
-void tcp_cq_attach(struct tcp_cq *cq, struct tcp_link *link);
-void tcp_cq_detach(struct tcp_link *link);
-int tcp_cq_watch(struct tcp_link *link, int fd);
-void tcp_cq_ready(struct tcp_link *link);
-void tcp_cq_attention(struct tcp_cq *cq);
-bool tcp_cq_full(const struct tcp_cq *cq);
-void tcp_cq_push(struct tcp_cq *cq, struct tcp_qp *qp, const struct rwf_wc *wc, uint32_t upto);
 
 #endif

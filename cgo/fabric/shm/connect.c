@@ -10,7 +10,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -24,7 +23,7 @@ static const uint8_t ACCEPT = 'A';
 /* Both sides compute the same: the ring toward the passive side first. */
 static size_t shared_len(uint32_t to_passive, uint32_t to_active)
 {
-	return SHM_RINGS_OFFSET + ((size_t)shm_pow2(to_passive) + shm_pow2(to_active)) * sizeof(struct shm_desc);
+	return SHM_RINGS_OFFSET + ((size_t)rwb_pow2(to_passive) + rwb_pow2(to_active)) * sizeof(struct shm_desc);
 }
 
 static int make_shared(size_t len)
@@ -59,7 +58,7 @@ static void unlink_peer(struct shm_qp *q)
  */
 static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 {
-	uint32_t out = shm_pow2(q->peer_ep.recv_depth), in = shm_pow2(q->self.recv_depth);
+	uint32_t out = rwb_pow2(q->peer_ep.recv_depth), in = rwb_pow2(q->self.recv_depth);
 	size_t len = active ? shared_len(out, in) : shared_len(in, out);
 	struct shm_shared *s;
 	struct shm_desc *ring;
@@ -109,14 +108,14 @@ static void announce(struct shm_qp *q)
 static int await_accept(int sock, uint64_t deadline_ms, int cancel_fd)
 {
 	for (;;) {
-		uint64_t now = shm_now_ms();
+		uint64_t now = rwb_now_ms();
 		uint8_t byte;
 		int fd, n;
 
 		if (now >= deadline_ms)
 			return rwf_fail(ETIMEDOUT, "connect: the peer did not let us in: its process must be calling "
 						   "rwf_get_async_event and its queue pair be connecting to this one");
-		n = rwf_connect_wait(sock, POLLIN, cancel_fd, (deadline_ms - now) * 1000000);
+		n = rwb_connect_wait(sock, POLLIN, cancel_fd, (deadline_ms - now) * 1000000);
 		if (n < 0)
 			return n;
 		n = shm_recv(sock, &byte, 1, &fd);
@@ -149,9 +148,9 @@ static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms, int c
  */
 static void settle_regions(struct shm_qp *q)
 {
-	uint64_t end = shm_now_ms() + 100;
+	uint64_t end = rwb_now_ms() + 100;
 
-	while (shm_sync_regions(q) == -EAGAIN && shm_now_ms() < end)
+	while (shm_sync_regions(q) == -EAGAIN && rwb_now_ms() < end)
 		sched_yield();
 }
 
@@ -188,7 +187,7 @@ int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 	struct shm_qp *q = (struct shm_qp *)qp;
 	struct shm_device *d = shm_dev(qp->pd->dev);
 	struct shm_endpoint ep;
-	int rc = rwf_shm_decode_endpoint(peer, len, &ep);
+	int rc = shm_decode_endpoint(peer, len, &ep);
 
 	if (rc)
 		return rc;
@@ -197,11 +196,11 @@ int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 	q->rnr_ms = attr->rnr_timeout_ms;
 	q->ack_ms = attr->ack_timeout_ms;
 	q->peer_ep = ep;
-	q->deadline_ms = shm_now_ms() + attr->timeout_ms;
+	q->deadline_ms = rwb_now_ms() + attr->timeout_ms;
 	if (attr->active)
 		return connect_active(q, q->deadline_ms, attr->cancel_fd);
 	atomic_store(&q->base.state, RWF_QPS_RTR);
-	eventfd_write(d->event_fd, 1);
+	rwb_notify(d->event_fd);
 	return 0;
 }
 
@@ -284,7 +283,7 @@ static bool step(struct shm_device *d, struct shm_half_open *h, uint64_t now)
 
 static void step_all(struct shm_device *d)
 {
-	uint64_t now = shm_now_ms();
+	uint64_t now = rwb_now_ms();
 
 	for (int i = 0; i < d->halves; i++)
 		if (!step(d, &d->half[i], now))
@@ -297,7 +296,7 @@ static void step_all(struct shm_device *d)
  */
 static void let_in(struct shm_device *d)
 {
-	uint64_t now = shm_now_ms();
+	uint64_t now = rwb_now_ms();
 
 	if (d->halves == SHM_MAX_HALF_OPEN)
 		for (int i = 0; i < d->halves; i++)
@@ -336,7 +335,7 @@ static bool take_bit(_Atomic uint32_t *events, uint32_t *type)
  */
 static bool next_event(struct shm_device *d, struct rwf_async_event *out, bool *waiting)
 {
-	uint64_t now = shm_now_ms();
+	uint64_t now = rwb_now_ms();
 	bool found = false;
 
 	pthread_mutex_lock(&d->lock);
@@ -364,22 +363,21 @@ static bool next_event(struct shm_device *d, struct rwf_async_event *out, bool *
 /* Sleeps until something happens at the listener, a half-open connection or to a queue pair, at most ms. */
 static void wait_for_any(struct shm_device *d, int ms)
 {
-	bool closed = d->halves == SHM_MAX_HALF_OPEN || shm_now_ms() < d->accept_paused_ms;
+	bool closed = d->halves == SHM_MAX_HALF_OPEN || rwb_now_ms() < d->accept_paused_ms;
 	struct pollfd p[2 + SHM_MAX_HALF_OPEN] = {{closed ? -1 : d->listener, POLLIN, 0}, {d->event_fd, POLLIN, 0}};
-	eventfd_t count;
 
 	/* A greeted connection waits for its queue pair, which announces itself by event_fd. */
 	for (int i = 0; i < d->halves; i++)
 		p[2 + i] = (struct pollfd){d->half[i].fd < 0 ? d->half[i].sock : -1, POLLIN, 0};
 	poll(p, 2 + (nfds_t)d->halves, ms);
-	eventfd_read(d->event_fd, &count);
+	rwb_clear(d->event_fd);
 }
 
 int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out)
 {
 	enum { SLICE_MS = 20 }; /* while something can grow too old, ages are looked at this often */
 	struct shm_device *d = shm_dev(dev);
-	uint64_t end = shm_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
+	uint64_t end = rwb_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
 	struct timespec t;
 	int found;
 
@@ -394,7 +392,7 @@ int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event 
 		let_in(d);
 		step_all(d);
 		found = next_event(d, out, &waiting);
-		now = shm_now_ms();
+		now = rwb_now_ms();
 		if (found || now >= end)
 			break;
 		waiting |= d->halves > 0 || now < d->accept_paused_ms;

@@ -1,4 +1,4 @@
-/* Provider shm: the data path. Owner thread only; no allocation, and no system call unless someone sleeps. */
+/* Provider shm: posting. Owner thread only; no allocation, and no system call unless someone sleeps. */
 #include "shm.h"
 
 #include <errno.h>
@@ -9,12 +9,12 @@ enum { WAIT_RECEIVE = -1, WAIT_REGIONS = -2, PEER_GONE = -3 };
 
 static void complete_send(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 {
-	struct shm_cqe *e = shm_cq_push(q->send_cq);
+	struct rwb_completion *e = shm_cq_push(q->send_cq);
 
 	if (!e)
 		return;
-	e->qp = q;
-	e->sq_upto = q->sq_done;
+	e->qp = &q->base;
+	e->done = q->sent;
 	e->wc = (struct rwf_wc){.wr_id = w->wr_id, .byte_len = w->length, .qp_num = q->base.num, .status = (uint16_t)status,
 				.opcode = RWF_WC_SEND};
 }
@@ -92,7 +92,7 @@ static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 		return false;
 	}
 	q->stalled_ms = 0;
-	q->sq_done++;
+	q->sent++;
 	if (status != RWF_WC_SUCCESS || (w->flags & RWF_SEND_SIGNALED))
 		complete_send(q, w, status);
 	if (status != RWF_WC_SUCCESS)
@@ -116,20 +116,13 @@ static void ring(struct shm_qp *q)
 	}
 }
 
-static const void *waiting_source(const struct shm_qp *q, const struct rwf_send_wr *w)
-{
-	if (w->flags & RWF_SEND_INLINE)
-		return q->sq_inline + (size_t)(w - q->sq) * q->max_inline;
-	return (const void *)(uintptr_t)w->laddr;
-}
-
 /* Carries out what waits, and gives it up when it has waited too long. */
 void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 {
-	while (shm_state(q) == RWF_QPS_RTS && q->sq_done != q->sq_posted) {
-		const struct rwf_send_wr *w = &q->sq[q->sq_done & q->sq_mask];
+	while (shm_state(q) == RWF_QPS_RTS && q->sent != q->sends.posted) {
+		const struct rwf_send_wr *w = rwb_send(&q->sends, q->sent);
 
-		if (settle(q, w, carry_out(q, w, waiting_source(q, w))))
+		if (settle(q, w, carry_out(q, w, rwb_payload(&q->sends, q->sent))))
 			continue;
 		if (q->stalled_ms == 0)
 			q->stalled_ms = now_ms;
@@ -138,23 +131,6 @@ void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 		break;
 	}
 	ring(q);
-}
-
-static void keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
-{
-	struct rwf_send_wr *slot = &q->sq[q->sq_posted & q->sq_mask];
-
-	*slot = *w;
-	if ((w->flags & RWF_SEND_INLINE) && w->length)
-		memcpy(q->sq_inline + (size_t)(slot - q->sq) * q->max_inline, (const void *)(uintptr_t)w->laddr, w->length);
-	q->sq_posted++;
-}
-
-static int check_request(const struct shm_qp *q, const struct rwf_send_wr *w)
-{
-	if (q->sq_posted - q->sq_freed >= q->max_send)
-		return rwf_fail(ENOMEM, "post send: the send queue holds %u requests; poll the completion of a signaled one", q->max_send);
-	return rwf_check_send(&q->base, w, q->max_inline, SHM_DEVICE_FLAGS);
 }
 
 int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
@@ -168,27 +144,27 @@ int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 		const struct rwf_send_wr *w = &wr[i];
 		int status;
 
-		rc = check_request(q, w);
+		rc = rwb_sends_check(&q->sends, qp, w, SHM_DEVICE_FLAGS);
 		if (rc)
 			break;
 		if (shm_state(q) == RWF_QPS_ERR) {
 			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
-			q->sq_posted++;
-			q->sq_done++;
+			q->sends.posted++;
+			q->sent++;
 			complete_send(q, w, RWF_WC_WR_FLUSH_ERR);
 			continue;
 		}
-		if (q->sq_done != q->sq_posted) {
-			keep_waiting(q, w);
+		if (q->sent != q->sends.posted) {
+			rwb_sends_post(&q->sends, w);
 			continue;
 		}
 		status = carry_out(q, w, (const void *)(uintptr_t)w->laddr);
 		if (status < 0) {
-			keep_waiting(q, w);
+			rwb_sends_post(&q->sends, w);
 			settle(q, w, status);
 			continue;
 		}
-		q->sq_posted++;
+		q->sends.posted++;
 		settle(q, w, status);
 	}
 	ring(q);
@@ -202,7 +178,7 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 	void *data;
 	int rc;
 
-	if (shm_state(q) != RWF_QPS_RTS || q->sq_done != q->sq_posted) {
+	if (shm_state(q) != RWF_QPS_RTS || q->sent != q->sends.posted) {
 		rwf_fail(EAGAIN, "map: queue pair 0x%x is not connected, or earlier requests wait in its send queue", qp->num);
 		return NULL;
 	}
@@ -247,66 +223,4 @@ int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n)
 		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
 	}
 	return 0;
-}
-
-/*
- * Turns a descriptor, copied out of the shared memory, into a completion. False: the peer had no right to send it, or does
- * not exist as far as its regions are concerned.
- */
-static bool accept_descriptor(struct shm_qp *q, const struct shm_desc *d, struct rwf_wc *wc)
-{
-	wc->byte_len = d->len;
-	wc->imm = d->imm;
-	if (d->len == 0)
-		return true;
-	if (!shm_mr_allows(q->base.pd, d->rkey, d->raddr, d->len, RWF_ACCESS_REMOTE_WRITE))
-		return false;
-	if (!d->by_ref)
-		return true;
-	if (!q->by_ref)
-		return false;
-	char *data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
-
-	if (!data && shm_drain(q) == 0)
-		data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
-	wc->addr = (uintptr_t)data;
-	wc->src_addr = d->laddr;
-	wc->src_rkey = d->lkey;
-	return data;
-}
-
-#define SHARED(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
-
-/* Moves the descriptors that have arrived to the completion queue. */
-void shm_receive(struct shm_qp *q)
-{
-	uint64_t posted = atomic_load_explicit(&q->rq_posted, memory_order_relaxed);
-
-	while (q->rx_head != posted) {
-		struct shm_desc *s = &q->rx[q->rx_head & q->rx_mask], d;
-		struct shm_cqe *e;
-
-		if (atomic_load_explicit(&s->seq, memory_order_acquire) != q->rx_head + 1)
-			return;
-		d.laddr = SHARED(s->laddr);
-		d.raddr = SHARED(s->raddr);
-		d.lkey = SHARED(s->lkey);
-		d.rkey = SHARED(s->rkey);
-		d.len = SHARED(s->len);
-		d.imm = SHARED(s->imm);
-		d.by_ref = SHARED(s->by_ref);
-		struct rwf_wc wc = {.wr_id = q->rq[q->rx_head & q->rx_mask], .qp_num = q->base.num, .opcode = RWF_WC_RECV_IMM};
-
-		if (!accept_descriptor(q, &d, &wc)) {
-			shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
-			return;
-		}
-		e = shm_cq_push(q->recv_cq);
-		if (!e)
-			return;
-		q->rx_head++;
-		e->qp = q;
-		e->sq_upto = 0;
-		e->wc = wc;
-	}
 }

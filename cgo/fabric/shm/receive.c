@@ -1,0 +1,65 @@
+/* Provider shm: descriptors in. Owner thread only; no allocation. */
+#include "shm.h"
+
+/*
+ * Turns a descriptor, copied out of the shared memory, into a completion. False: the peer had no right to send it, or does
+ * not exist as far as its regions are concerned.
+ */
+static bool accept_descriptor(struct shm_qp *q, const struct shm_desc *d, struct rwf_wc *wc)
+{
+	wc->byte_len = d->len;
+	wc->imm = d->imm;
+	if (d->len == 0)
+		return true;
+	if (!shm_mr_allows(q->base.pd, d->rkey, d->raddr, d->len, RWF_ACCESS_REMOTE_WRITE))
+		return false;
+	if (!d->by_ref)
+		return true;
+	if (!q->by_ref)
+		return false;
+	char *data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
+
+	if (!data && shm_drain(q) == 0)
+		data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
+	wc->addr = (uintptr_t)data;
+	wc->src_addr = d->laddr;
+	wc->src_rkey = d->lkey;
+	return data;
+}
+
+#define SHARED(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+
+/*
+ * Moves the descriptors that have arrived to the completion queue. False: one of them was not the peer's to send, and the
+ * queue pair must fail.
+ */
+bool shm_receive(struct shm_qp *q)
+{
+	uint64_t posted = atomic_load_explicit(&q->rq_posted, memory_order_relaxed);
+
+	while (q->rx_head != posted) {
+		struct shm_desc *s = &q->rx[q->rx_head & q->rx_mask], d;
+		struct rwb_completion *e;
+
+		if (atomic_load_explicit(&s->seq, memory_order_acquire) != q->rx_head + 1)
+			return true;
+		d.laddr = SHARED(s->laddr);
+		d.raddr = SHARED(s->raddr);
+		d.lkey = SHARED(s->lkey);
+		d.rkey = SHARED(s->rkey);
+		d.len = SHARED(s->len);
+		d.imm = SHARED(s->imm);
+		d.by_ref = SHARED(s->by_ref);
+		struct rwf_wc wc = {.wr_id = q->rq[q->rx_head & q->rx_mask], .qp_num = q->base.num, .opcode = RWF_WC_RECV_IMM};
+
+		if (!accept_descriptor(q, &d, &wc))
+			return false;
+		e = shm_cq_push(q->recv_cq);
+		if (!e)
+			return true;
+		q->rx_head++;
+		e->qp = &q->base;
+		e->wc = wc;
+	}
+	return true;
+}
