@@ -10,7 +10,8 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// BenchmarkPushPull exchanges 16 MiB in 16 tensors between 4 workers of one process: it shows the cost of the client, not of a network.
+// BenchmarkPushPull exchanges 16 MiB in 16 tensors between 4 workers of one process: it shows the cost of the client, not of a
+// network.
 func BenchmarkPushPull(b *testing.B) {
 	const tensors, elems, workers = 16, 1 << 18, 4
 	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// callbacks calls Op.Done: one goroutine waits for the operations that have one, in the order they were started, and calls those
-// that are done by then.
+// callbacks calls Op.Done. One goroutine waits for the operations that have one, in the order in which they were started, and then
+// calls those of all that are done.
 type callbacks struct {
 	mu      sync.Mutex
 	pending []callback
@@ -52,7 +52,7 @@ func (c *callbacks) run() {
 	}
 }
 
-// takeDone takes what is done out of the pending; under mu.
+// takeDone removes what is done from the pending, under mu.
 func (c *callbacks) takeDone() []callback {
 	var done []callback
 	kept := c.pending[:0]
@@ -68,5 +68,5 @@ func (c *callbacks) takeDone() []callback {
 	return done
 }
 
-// stop waits until every callback was called; the worker has failed or all is done.
+// stop waits until every callback was called. The worker has failed, or all operations are done.
 func (c *callbacks) stop() { c.idle.Wait() }

@@ -118,7 +118,8 @@ func TestAModelSavedGoesOnAfterTheAggregatorRestarts(t *testing.T) {
 		grads := swap(randomModel(3000+uint64(rank), model()))
 		var ops []client.Op
 		for i := range tensors {
-			ops = append(ops, client.Op{Kind: client.PushPull, Tensor: i, Src: client.Bytes(grads[i]), Dst: client.Bytes(tr.results[rank][i])})
+			ops = append(ops, client.Op{Kind: client.PushPull, Tensor: i, Src: client.Bytes(grads[i]),
+				Dst: client.Bytes(tr.results[rank][i])})
 		}
 		handles, err := w.Submit(ops...)
 		if err != nil {
@@ -158,13 +159,15 @@ func TestACheckpointOfAnotherModelIsRefusedByName(t *testing.T) {
 		}
 	}
 	t.Run("tensor unknown", func(t *testing.T) {
-		refused(t, adam(verbs.ProviderTCP), []client.Tensor{one[0], {Name: "c", Shape: []uint64{4}}}, "one", `tensor "b", which the job has not`)
+		refused(t, adam(verbs.ProviderTCP), []client.Tensor{one[0], {Name: "c", Shape: []uint64{4}}}, "one",
+			`tensor "b", which the job has not`)
 	})
 	t.Run("tensor lacking", func(t *testing.T) {
 		refused(t, adam(verbs.ProviderTCP), append(one[:2:2], client.Tensor{Name: "c"}), "one", `lacks tensor "c"`)
 	})
 	t.Run("other size", func(t *testing.T) {
-		refused(t, adam(verbs.ProviderTCP), []client.Tensor{one[0], {Name: "b", Shape: []uint64{5}}}, "one", `tensor "b" has 4 elements in it and 5`)
+		refused(t, adam(verbs.ProviderTCP), []client.Tensor{one[0], {Name: "b", Shape: []uint64{5}}}, "one",
+			`tensor "b" has 4 elements in it and 5`)
 	})
 	t.Run("other optimizer", func(t *testing.T) {
 		cfg := adam(verbs.ProviderTCP)
@@ -221,7 +224,8 @@ func TestSavingWhileGradientsAreUnderWayIsRefused(t *testing.T) {
 
 func TestATwoPhaseStepThatIsNotCommittedIsNotSaved(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, CheckpointDir: t.TempDir()})
-	cfg := client.Config{Job: "two", Workers: 2, Mode: "two-phase", Optimizer: "adamw_torch", Provider: verbs.ProviderTCP, WireType: chunk.F32}
+	cfg := client.Config{Job: "two", Workers: 2, Mode: "two-phase", Optimizer: "adamw_torch", Provider: verbs.ProviderTCP,
+		WireType: chunk.F32}
 	tr := train(t, s, cfg, model())
 	tr.start()
 	tr.all(client.Push, 100)

@@ -11,21 +11,22 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// Step is what a two-phase step is committed with; every worker commits with the same.
+// Step says how a two-phase step updates the parameters. All workers commit with the same.
 type Step struct {
-	LR, WD float64
-	Scale  float64 // multiplies the gradients' sum; 0: 1
-	Clip   float64 // of the global norm; 0: none
+	LR, WD float64 // learning rate and weight decay
+	Scale  float64 // multiplies the sum of the gradients; 0: 1
+	Clip   float64 // the largest global norm of the scaled sum, to which larger ones are scaled down; 0: any
 	Skip   bool    // drop the gradients and leave the parameters as they are
 }
 
 // Committed is the outcome of a step.
 type Committed struct {
-	Norm  float64 // of the scaled gradient, before clipping
-	Scale float64 // that the gradient was multiplied by, clipping included
+	Norm  float64 // global L2 norm of the scaled sum, before clipping
+	Scale float64 // what the sum was multiplied by, clipping included
 }
 
-// Commit ends a two-phase step: the pushed gradients update the parameters. No operation may be under way.
+// Commit ends a two-phase step: it updates the parameters with the gradients that were pushed since the last commit, and waits
+// until all workers have committed. No operation may be under way.
 func (w *Worker) Commit(ctx context.Context, s Step) (Committed, error) {
 	w.committing.Lock()
 	defer w.committing.Unlock()
@@ -69,7 +70,7 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 	return id, nil
 }
 
-// Barrier waits until all workers have called it with the same name.
+// Barrier waits until all workers have called it with the same name. The error at the deadline names the workers that are missing.
 func (w *Worker) Barrier(ctx context.Context, name string) error {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
@@ -79,8 +80,9 @@ func (w *Worker) Barrier(ctx context.Context, name string) error {
 	return nil
 }
 
-// Save makes the aggregator write the parameters and optimizer state to its disk under a name. One worker calls it while no
-// worker has a gradient under way: after a barrier, and with another before the next step. It returns the file's path there.
+// Save makes the aggregator write the parameters and the optimizer's state to its disk under a name, and returns the path of
+// the file there. One worker calls it while no worker has a gradient under way: after a barrier, with another one before the
+// next step.
 func (w *Worker) Save(ctx context.Context, name string) (path string, err error) {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
@@ -91,8 +93,8 @@ func (w *Worker) Save(ctx context.Context, name string) (path string, err error)
 	return r.Path, nil
 }
 
-// Restore makes the aggregator read back what Save wrote, in this run or an earlier one of a job of the same name, tensors and
-// optimizer. As for Save; afterwards every worker pulls the parameters.
+// Restore makes the aggregator read what Save wrote under a name, in this run or an earlier one, for a job of the same name,
+// tensors and optimizer. One worker calls it, as it does Save; then every worker pulls the parameters.
 func (w *Worker) Restore(ctx context.Context, name string) error {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()

@@ -21,32 +21,36 @@ import (
 // AnyRank lets the aggregator choose the worker's rank.
 const AnyRank = -1
 
-// DefaultTimeout bounds every wait that has no deadline of its own.
+// DefaultTimeout bounds waits that have no deadline of their own.
 const DefaultTimeout = time.Minute
 
-// Config says which job to join, and how.
+// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Optimizer, Hyper, WireType and
+// ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what the job has.
 type Config struct {
-	Server string // URL: http://host:7077, or https://
-	CA     string // file with the certificates to trust, for https; empty: the system's
-	Job    string
-	Token  string
+	Server string // URL of the aggregator: http://host:7077 or https://host:7077
+	CA     string // file with the certificates to trust, in PEM form, for https; empty: the system's
+	Job    string // name; the first worker that joins creates the job
+	Token  string // whoever joins must know the job's
 	// Rank of this worker, 0 to Workers-1, or [AnyRank].
 	Rank    int
-	Workers int
+	Workers int // in the job
 
-	Mode      string             // eager (default where an optimizer is named), aggregate or two-phase
-	Optimizer string             // an update rule such as sgd_torch
-	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum, …
+	// Mode says what a pushpull answers and when parameters are updated. aggregate: with the sum of the gradients; there are no
+	// parameters. eager: with the parameters, updated as soon as the last gradient is there. two-phase: gradients gather, and
+	// [Worker.Commit] updates the parameters. Empty: eager if there is an optimizer, else aggregate.
+	Mode      string
+	Optimizer string             // an update rule, such as sgd_torch
+	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum and others
 
-	WireType   chunk.DType // default for tensors: F32
-	MemoryType chunk.DType // default for tensors: F32
-	ChunkBytes int         // 0: the aggregator's default
+	WireType   chunk.DType // of tensors that name none: how elements travel; 0: F32
+	MemoryType chunk.DType // of tensors that name none: how elements lie in this worker's buffers; 0: F32
+	ChunkBytes int         // a power of two; 0: the aggregator's default
 
-	Provider        string   // shm, tcp, ibv, sim, or auto (empty): the fastest that all workers can use
-	Devices         []string // of the provider; empty: its first, of ibv all that have a link
-	ProviderOptions string   // of verbs.Open
+	Provider        string   // shm, tcp, ibv or sim; empty or auto: the fastest that all workers can use
+	Devices         []string // names of the provider's; empty: its first one, of ibv all that have a link
+	ProviderOptions string   // for verbs.Open
 
-	Timeout time.Duration // of every wait without a deadline of its own; 0: DefaultTimeout
+	Timeout time.Duration // of waits that have no deadline of their own; 0: DefaultTimeout
 	Spin    int           // empty polls before a wait sleeps; 0: 64; -1: none
 }
 
@@ -81,10 +85,13 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// httpClient speaks HTTP/2 to the server, with pings that find out when it is silent: later than TCP, whose pauses between tries
-// double, has come back from a link that was down for 3 s.
+// httpClient returns a client that speaks HTTP/2 to the server. Its pings notice a silent server, but not before TCP, whose pauses
+// between retries double, has recovered from a link that was down for 3 s.
 func (c *Config) httpClient() (*http.Client, *http.Transport, error) {
-	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
+	dialer := &net.Dialer{
+		Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second,
+			Count: 5},
+	}
 	t := &http.Transport{
 		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second},
@@ -108,7 +115,8 @@ func (c *Config) httpClient() (*http.Client, *http.Transport, error) {
 	return &http.Client{Transport: t}, t, nil
 }
 
-// providersHere lists the providers this process can use. One that is named is left to be tried: it says itself what is missing.
+// providersHere lists the providers that this process can use. A provider that is named is not checked: opening it says what is
+// missing.
 func (c *Config) providersHere() ([]string, error) {
 	if c.Provider != "auto" {
 		return []string{c.Provider}, nil
@@ -120,8 +128,8 @@ func (c *Config) providersHere() ([]string, error) {
 	return here, nil
 }
 
-// callTimeout gives a call's context its deadline and says in ms what to tell the server of it. The server's comes first, so
-// that its error, which says what was waited for, arrives.
+// callTimeout returns a context with a call's deadline, and the timeout in ms to tell the server. The server's deadline passes
+// first, so that its error arrives, which says what was waited for.
 func callTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc, uint32) {
 	if d, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, time.Until(d))

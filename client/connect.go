@@ -19,7 +19,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// enrol makes the Join call.
+// enrol makes the Join call, which waits until all workers have joined.
 func (w *Worker) enrol(ctx context.Context) error {
 	client, transport, err := w.cfg.httpClient()
 	if err != nil {
@@ -51,7 +51,7 @@ func (w *Worker) enrol(ctx context.Context) error {
 	return nil
 }
 
-// noteServer notes, at every connection for calls, the address it leads to.
+// noteServer makes every connection for calls note the address it leads to.
 func (w *Worker) noteServer() {
 	dial := w.transport.DialContext
 	w.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -73,7 +73,7 @@ func (w *Worker) watch() error {
 		close(w.watching)
 		return classify(err)
 	}
-	// Heartbeats come every second; without any for this long the aggregator is gone though its host answers pings.
+	// An aggregator that sends no heartbeat for this long is gone, even if its host answers pings.
 	patience := 10 * time.Duration(w.info.HeartbeatMs) * time.Millisecond
 	silence := time.AfterFunc(patience, func() { cancel(fmt.Errorf("no heartbeat for %v", patience)) })
 	go func() {
@@ -97,12 +97,12 @@ func (w *Worker) watch() error {
 	return nil
 }
 
-// connect opens the devices and connects a queue pair to every lane.
+// connect opens the devices and connects to every lane.
 func (w *Worker) connect(ctx context.Context) error {
 	if err := w.openDevices(); err != nil {
 		return err
 	}
-	// By reference few buffers, always the same, stay in the cache; else there is one for every slot.
+	// By reference a few buffers, which stay in the cache, are enough. Otherwise every slot has one.
 	staging := int(w.info.Window)
 	if w.info.ByReference {
 		staging = min(staging, stagingByReference)
@@ -121,7 +121,8 @@ func (w *Worker) connect(ctx context.Context) error {
 		Name: "rackweave " + w.cfg.Job, Control: controlPlane{w}, Devices: w.devices, Lanes: primaries, Rank: int(w.info.Rank),
 		ChunkBytes: int(w.info.ChunkBytes), Window: int(w.info.Window), Staging: staging,
 		SendDepth: int(w.info.SendDepth), RecvDepth: int(w.info.RecvDepth),
-		AckTimeout: noticeWithin, LinkTimeout: time.Duration(w.info.LinkTimeoutMs) * time.Millisecond, ReconnectTimeout: reconnectWithin, Cancel: w.failed,
+		AckTimeout: noticeWithin, LinkTimeout: time.Duration(w.info.LinkTimeoutMs) * time.Millisecond,
+		ReconnectTimeout: reconnectWithin, Cancel: w.failed,
 	})
 	if err != nil {
 		return err
@@ -145,9 +146,10 @@ func (w *Worker) connect(ctx context.Context) error {
 	return err
 }
 
+// stagingByReference is how many staging buffers a lane has where payloads are read where they lie.
 const stagingByReference = 32
 
-// open makes the C worker, once the size of the model is known.
+// open opens the C worker, once the size of the model is known.
 func (w *Worker) open(modelBytes uint64) error {
 	isa, _ := kernel.Default() // the aggregator's side says so when the choice is wrong
 	err := w.session.Start(lanes.WorkerConfig{

@@ -23,7 +23,9 @@ func (c controlPlane) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]la
 	r := &api.ConnectRequest{Session: w.info.Session, TimeoutMs: ms}
 	for _, e := range ends {
 		r.Resumable, r.AckTimeoutMs = e.Resumable, uint32(e.AckTimeout.Milliseconds())
-		r.Lanes = append(r.Lanes, &api.WorkerLane{Endpoint: e.Endpoint, ReplyAddr: e.ReplyAddr, ReplyRkey: e.ReplyRKey, Staging: e.Staging})
+		r.Lanes = append(r.Lanes, &api.WorkerLane{
+			Endpoint: e.Endpoint, ReplyAddr: e.ReplyAddr, ReplyRkey: e.ReplyRKey, Staging: e.Staging,
+		})
 	}
 	answer, err := w.rpc.Connect(call, r)
 	if err != nil {
@@ -41,8 +43,8 @@ func (c controlPlane) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed
 	ctx, cancel := context.WithTimeout(ctx, resumeWithin)
 	defer cancel()
 	req := &api.ResumeRequest{
-		Session: c.w.info.Session, Lane: uint32(r.Lane), Attempt: r.Attempt, Nic: uint32(r.NIC), Received: r.Received, Endpoint: r.Endpoint,
-		AckTimeoutMs: uint32(r.AckTimeout.Milliseconds()),
+		Session: c.w.info.Session, Lane: uint32(r.Lane), Attempt: r.Attempt, Nic: uint32(r.NIC), Received: r.Received,
+		Endpoint: r.Endpoint, AckTimeoutMs: uint32(r.AckTimeout.Milliseconds()),
 	}
 	for _, mr := range r.Regions {
 		req.Regions = append(req.Regions, &api.Region{Addr: mr.Addr, Length: mr.Length, Rkey: mr.RKey})

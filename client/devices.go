@@ -10,7 +10,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// openDevices opens the devices that the configuration names, or else those that suit the provider.
+// openDevices opens the devices that the configuration names, or those that suit the provider.
 func (w *Worker) openDevices() error {
 	names, provider := w.cfg.Devices, w.info.Provider
 	chosen := len(names) > 0
@@ -60,7 +60,7 @@ func (w *Worker) openDevice(name string) error {
 	return err
 }
 
-// options are those of the configuration and, for an aggregator that listens on every address, the one where calls reach it.
+// options returns the configuration's, with the address where calls reach the aggregator: it may listen on all of its addresses.
 func (w *Worker) options() string {
 	at := w.server.Load()
 	if w.info.Provider != verbs.ProviderTCP || at.Zone != "" {

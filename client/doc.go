@@ -1,12 +1,16 @@
-// Package client is a worker in Go: it joins a job, registers its tensors and exchanges gradients for sums or updated
-// parameters. The control plane is Go (package service has the other end), the data path is the C worker of cgo/worker.
+// Package client is a worker in Go. [Join] makes this process a worker of a job, [Worker.Register] declares the model's
+// tensors, and operations exchange gradients for their sums or for updated parameters. Calls to the aggregator's control plane
+// are made in Go (package service answers them); the data goes through the C worker of cgo/worker.
 //
-// Buffers are byte slices of a tensor's elements, in memory of any kind; [Bytes] views other slices as such. Memory from
-// [Worker.Alloc] is registered with the transport and needs no copy. Go memory is pinned until the operation is waited for or the
-// tensor's next one starts. An operation belongs to whoever waits for its [Handle]: progress is made by waiting.
+// A buffer is a byte slice that holds all elements of a tensor, in row-major order, in the tensor's memory type. It may lie in
+// any memory; [Bytes] views a slice of numbers as one. Memory from [Worker.Alloc] is registered with the transport and needs no
+// copy. Go memory is pinned until the operation was waited for, or until the tensor's next operation starts. Leave a source
+// unchanged, and a destination alone, while an operation uses it.
 //
-// Every wait ends: when the operation is done, at its deadline, or within about a second of the failure of another worker,
-// the aggregator or a connection. A failed Worker stays failed; its errors wrap [ErrAborted], [ErrServerLost], [ErrTimeout],
-// [ErrClosed] or [ErrForked]. A wait that gives up, by deadline or by its context, fails the worker too: the step can no longer
-// be finished.
+// Waiting makes progress: a process that starts operations waits for their handles, or gives them a callback.
+//
+// Every wait ends: when the operation is done, at its deadline, or within about a second of the failure of another worker, of
+// the aggregator or of a connection. A Worker that has failed stays failed, and joins anew as another Worker. A wait that ends
+// early, at its deadline or by its context, fails the worker, because the step cannot be finished. Errors wrap [ErrAborted],
+// [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy], [ErrClosed] or [ErrForked], and say what to do about it.
 package client

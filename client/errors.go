@@ -18,28 +18,28 @@ import (
 	"github.com/rackweave/rackweave/client/lanes"
 )
 
-// What errors of this package wrap.
+// Errors of this package wrap one of these.
 var (
-	// ErrAborted: the job failed; a [*JobError] says because of whom.
+	// ErrAborted means that the job failed. A [*JobError] says because of whom.
 	ErrAborted = errors.New("job aborted")
-	// ErrServerLost: the aggregator, or the way to it, is gone.
+	// ErrServerLost means that the aggregator cannot be reached, any more or at all.
 	ErrServerLost = errors.New("aggregator lost")
-	// ErrTimeout: a deadline passed.
+	// ErrTimeout means that a deadline passed.
 	ErrTimeout = errors.New("timed out")
-	// ErrForked: the process is a forked child of the one that joined.
+	// ErrForked means that this process is a forked child of the one that joined.
 	ErrForked = errors.New("used in a forked child")
-	// ErrClosed: the worker was closed.
+	// ErrClosed means that the worker was closed.
 	ErrClosed = errors.New("worker closed")
-	// ErrRefused: the aggregator does not take the request.
+	// ErrRefused means that the aggregator turned the request down. errors.As finds its code, in a *connect.Error.
 	ErrRefused = errors.New("refused by the aggregator")
-	// ErrBusy: the tensor is still being exchanged.
+	// ErrBusy means that the tensor has an operation under way.
 	ErrBusy = errors.New("busy")
 )
 
 // JobError is the failure of a job. It wraps [ErrAborted].
 type JobError struct {
 	Job  string
-	Rank int // of the worker that caused it; -1: none did
+	Rank int // of the worker that caused it, or -1
 	Text string
 }
 
@@ -48,15 +48,15 @@ func (e *JobError) Error() string { return fmt.Sprintf("job %q failed: %s", e.Jo
 // Is matches [ErrAborted].
 func (e *JobError) Is(target error) bool { return target == ErrAborted }
 
-// fail makes err the worker's failure, unless it has one, and ends all that is in flight. Nothing begins in the background after it.
+// fail makes err the worker's failure, unless it has one, and ends all operations. Nothing starts in the background afterwards.
 func (w *Worker) fail(err error) { w.failAnd(func() {}, err) }
 
-// giveUp fails the worker for a reason of its own, and tells the aggregator at once: the others need not wait for Close.
+// giveUp fails the worker for a reason of its own and tells the aggregator at once, so that the others need not wait for Close.
 func (w *Worker) giveUp(err error) {
 	w.failAnd(func() { w.telling.Go(func() { w.tell(err.Error()) }) }, err)
 }
 
-// failAnd does also, before anyone sees the failure, if err is the one.
+// failAnd is fail that calls also, before anyone sees the failure, if err becomes it.
 func (w *Worker) failAnd(also func(), err error) {
 	w.failOnce.Do(func() {
 		w.failure = err
@@ -70,7 +70,7 @@ func (w *Worker) failAnd(also func(), err error) {
 	})
 }
 
-// Err is the worker's failure; nil while it has none.
+// Err returns the worker's failure, or nil while it has none.
 func (w *Worker) Err() error {
 	select {
 	case <-w.failed:
@@ -80,10 +80,10 @@ func (w *Worker) Err() error {
 	}
 }
 
-// Failed is closed when the worker has failed.
+// Failed returns a channel that is closed when the worker has failed.
 func (w *Worker) Failed() <-chan struct{} { return w.failed }
 
-// reasonWait is how long a failure of the data path waits for the control plane to say what is behind it.
+// reasonWait is how long a failure of the data path waits for the control plane to say what caused it.
 const reasonWait = 500 * time.Millisecond
 
 // dataError turns a result of the C worker into an error.
@@ -102,7 +102,7 @@ func (w *Worker) dataError(what string, rc int) error {
 			if rc == cworker.ErrAborted {
 				w.fail(err)
 			} else {
-				w.giveUp(err) // the way to the aggregator is gone, but perhaps not the one that calls take
+				w.giveUp(err) // calls may still reach the aggregator
 			}
 		}
 	case -int(syscall.ETIMEDOUT):
@@ -114,7 +114,7 @@ func (w *Worker) dataError(what string, rc int) error {
 	return fmt.Errorf("%s: %w", what, w.Err())
 }
 
-// sessionError turns an error of the session into one of this package's, if it is the C worker's.
+// sessionError turns an error of the C worker into one of this package's, and returns others as they are.
 func (w *Worker) sessionError(err error) error {
 	if c := (*lanes.WorkerError)(nil); errors.As(err, &c) {
 		return w.dataError(c.Op, c.RC)
@@ -166,7 +166,7 @@ func classify(err error) error {
 	}
 }
 
-// classifyFirst is classify for the first call to an aggregator, where what is wrong may be the way to it that was given.
+// classifyFirst is classify for the first call to an aggregator, which may fail because of how the server was named.
 func (c *Config) classifyFirst(err error) error {
 	lost := classify(err)
 	remedy, dial := "", new(net.OpError)
@@ -185,7 +185,7 @@ func (c *Config) classifyFirst(err error) error {
 	return fmt.Errorf("%w%s", lost, remedy)
 }
 
-// unreached is an aggregator that no connection leads to: an [ErrServerLost] of one that may never have been there.
+// unreached is an [ErrServerLost] of an aggregator that may never have been there.
 type unreached struct{ err error }
 
 func (u unreached) Error() string { return fmt.Sprintf("cannot reach the aggregator: %v", u.err) }
@@ -194,7 +194,7 @@ func (unreached) Is(target error) bool { return target == ErrServerLost }
 
 func (u unreached) Unwrap() error { return u.err }
 
-// refusal is a request that the aggregator turned down; the code is there for errors.As with [*connect.Error].
+// refusal is an [ErrRefused].
 type refusal struct{ err *connect.Error }
 
 func (r *refusal) Error() string { return fmt.Sprintf("%v: %s", ErrRefused, r.err.Message()) }

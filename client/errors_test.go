@@ -13,7 +13,8 @@ import (
 )
 
 func TestCallErrorsWrapWhatTheyMean(t *testing.T) {
-	broken := &url.Error{Op: "Post", URL: "http://box", Err: &net.OpError{Op: "write", Err: syscall.EPIPE}}
+	broken := &url.Error{Op: "Post", URL: "http://host", Err: &net.OpError{Op: "write", Err: syscall.EPIPE}}
+	unreachable := &url.Error{Op: "Post", URL: "http://host", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}
 	for _, c := range []struct {
 		err  error
 		want error
@@ -22,7 +23,7 @@ func TestCallErrorsWrapWhatTheyMean(t *testing.T) {
 		{connect.NewError(connect.CodeCanceled, fmt.Errorf("post: %w", context.Canceled)), context.Canceled},
 		{connect.NewWireError(connect.CodeCanceled, errors.New("the call was given up")), context.Canceled},
 		{connect.NewError(connect.CodeUnavailable, errors.New("refused")), ErrServerLost},
-		{connect.NewError(connect.CodeUnavailable, &url.Error{Op: "Post", URL: "http://box", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}), ErrServerLost},
+		{connect.NewError(connect.CodeUnavailable, unreachable), ErrServerLost},
 		{connect.NewError(connect.CodeDeadlineExceeded, errors.New("late")), ErrTimeout},
 		{connect.NewError(connect.CodeAborted, errors.New("job failed")), ErrAborted},
 		{connect.NewError(connect.CodePermissionDenied, errors.New("wrong token")), ErrRefused},

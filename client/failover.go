@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	lookEvery       = 20 * time.Millisecond  // how long a queue pair that failed may go unseen
-	eventSlice      = 100 * time.Millisecond // how long following a NIC can take to see that it should end
+	lookEvery       = 20 * time.Millisecond  // for queue pairs that failed
+	eventSlice      = 100 * time.Millisecond // after which following a NIC looks whether the worker has ended
 	reconnectWithin = 300 * time.Millisecond // over a path that works it takes a millisecond
-	noticeWithin    = 800 * time.Millisecond // until a message that is not acknowledged breaks the connection, where there is another path
+	noticeWithin    = 800 * time.Millisecond // for an acknowledgement, while another path is open
 )
 
-// follower keeps every lane on the best path: it tells the worker's session what happens to links and connections, and has it
-// take the steps that follow.
+// follower keeps every lane on its best path. It tells the worker's session what happens to links and connections, and lets it take
+// the steps of failovers.
 type follower struct {
 	w    *Worker
-	kick chan struct{} // holds an element when there is something to look at
+	kick chan struct{} // has an element when something happened
 	work sync.WaitGroup
 
 	mu      sync.Mutex
 	session *lanes.Session // nil until it is open
-	down    []int          // the aggregator's NICs without a link, as it said last
+	down    []int          // the aggregator's NICs that have no link
 }
 
 // open takes the session, once it is there.
@@ -52,14 +52,14 @@ func (f *follower) start() {
 
 func (f *follower) wait() { f.work.Wait() }
 
-// follow takes a NIC's events. One that cannot say how it is, is as good as one without a link.
+// follow takes a NIC's events. A NIC that reports none any more counts as one without a link.
 func (f *follower) follow(nic int) {
 	for f.w.Err() == nil {
 		ev, ok, err := f.w.devices[nic].AsyncEvent(eventSlice)
 		switch {
 		case err != nil, ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
 			f.link(nic, false)
-			return // it comes back, if ever, to a worker that opens it anew
+			return // a device that failed has to be opened anew
 		case ok && (ev.Type == verbs.EventPortErr || ev.Type == verbs.EventPortActive):
 			f.link(nic, ev.Type == verbs.EventPortActive)
 		}
@@ -71,7 +71,7 @@ func (f *follower) link(nic int, up bool) {
 	f.hurry()
 }
 
-// told takes what the aggregator says of its own links and of connections that broke there.
+// told takes what the aggregator says of its links and of connections that broke there.
 func (f *follower) told(l *api.Links) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +115,7 @@ func (f *follower) run() {
 	}
 }
 
-// look finds the lanes that should go another way, and takes them there, one after another.
+// look lets one lane after another take the steps that are due.
 func (f *follower) look() {
 	f.session.Look()
 	for lane := range f.w.info.Lanes {

@@ -25,8 +25,8 @@ type linkRig struct {
 	workers []*client.Worker
 }
 
-// newLinkRig names its NICs after the test: box.0, box.1, …, and worker.RANK.0, …
-func newLinkRig(t *testing.T, boxNICs, workerNICs, workers int, linkTimeout time.Duration) *linkRig {
+// newLinkRig names its NICs after the test: agg.0, agg.1, …, and worker.RANK.0, …
+func newLinkRig(t *testing.T, aggregatorNICs, workerNICs, workers int, linkTimeout time.Duration) *linkRig {
 	t.Helper()
 	r := &linkRig{t: t, name: strings.Map(func(c rune) rune {
 		if c == '/' || c == '_' {
@@ -34,17 +34,19 @@ func newLinkRig(t *testing.T, boxNICs, workerNICs, workers int, linkTimeout time
 		}
 		return c
 	}, t.Name())[:min(30, len(t.Name()))]}
-	var box []string
-	for i := range boxNICs {
-		box = append(box, r.nic("box", i))
+	var aggregator []string
+	for i := range aggregatorNICs {
+		aggregator = append(aggregator, r.nic("agg", i))
 	}
 	r.s = serve(t, service.Options{
-		Providers: []string{verbs.ProviderSim}, ProviderOptions: map[string]string{verbs.ProviderSim: "link=1"}, NICs: box, Cores: 2, LinkTimeout: linkTimeout,
+		Providers: []string{verbs.ProviderSim}, ProviderOptions: map[string]string{verbs.ProviderSim: "link=1"},
+		NICs: aggregator, Cores: 2, LinkTimeout: linkTimeout,
 	})
 	r.workers = make([]*client.Worker, workers)
 	each(t, r.workers, func(rank int, _ *client.Worker) (err error) {
 		cfg := client.Config{
-			Server: r.s.URL(), Job: "j", Workers: workers, Rank: rank, Provider: verbs.ProviderSim, ProviderOptions: "link=1", ChunkBytes: 4096, Timeout: deadline,
+			Server: r.s.URL(), Job: "j", Workers: workers, Rank: rank, Provider: verbs.ProviderSim, ProviderOptions: "link=1",
+			ChunkBytes: 4096, Timeout: deadline,
 			Mode: "aggregate",
 		}
 		for i := range workerNICs {
@@ -66,7 +68,7 @@ func (r *linkRig) link(up bool, whose string, i int) {
 	}
 }
 
-func (r *linkRig) moves() (n uint64) {
+func (r *linkRig) failovers() (n uint64) {
 	r.t.Helper()
 	for _, w := range r.workers {
 		s, err := w.Stats()
@@ -94,7 +96,9 @@ func (r *linkRig) guests() (n int) {
 // exchange sums a tensor until stop says so, and checks every sum.
 func (r *linkRig) exchange(stop func(steps int) bool) {
 	r.t.Helper()
-	tensors := []client.Tensor{{Name: "a", Shape: []uint64{100_000}}, {Name: "b", Shape: []uint64{7}}, {Name: "c", Shape: []uint64{33_333}}}
+	tensors := []client.Tensor{
+		{Name: "a", Shape: []uint64{100_000}}, {Name: "b", Shape: []uint64{7}}, {Name: "c", Shape: []uint64{33_333}},
+	}
 	grads := make([][][]float32, len(r.workers))
 	for rank := range grads {
 		grads[rank] = randomModel(uint64(rank+1), tensors)
@@ -135,55 +139,55 @@ func (r *linkRig) exchange(stop func(steps int) bool) {
 
 func atLeast(n int) func(int) bool { return func(steps int) bool { return steps >= n } }
 
-func TestLanesMoveWhenALinkGoesDownAndReturnWithIt(t *testing.T) {
+func TestLanesFailOverWhenALinkGoesDownAndReturnWithIt(t *testing.T) {
 	for _, c := range []struct {
-		name            string
-		boxNICs, nics   int
-		whose           string
-		movesBothWays   uint64
-		guestsMeanwhile bool
+		name                 string
+		aggregatorNICs, nics int
+		whose                string
+		failovers            uint64
+		guestsMeanwhile      bool
 	}{
-		{"two and two, the box's", 2, 2, "box", 2, true},
+		{"two and two, the aggregator's", 2, 2, "agg", 2, true},
 		{"two and two, a worker's", 2, 2, "worker.1", 1, true}, // NICs of the same number go together
 		{"one and two, the worker's", 1, 2, "worker.1", 1, false},
-		{"two and one, the box's", 2, 1, "box", 2, true},
+		{"two and one, the aggregator's", 2, 1, "agg", 2, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newLinkRig(t, c.boxNICs, c.nics, 2, 5*time.Second)
+			r := newLinkRig(t, c.aggregatorNICs, c.nics, 2, 5*time.Second)
 			r.exchange(atLeast(2))
-			if n := r.moves(); n != 0 {
-				t.Fatalf("%d moves before anything happened", n)
+			if n := r.failovers(); n != 0 {
+				t.Fatalf("%d failovers before anything happened", n)
 			}
 			began := time.Now()
 			time.AfterFunc(5*time.Millisecond, func() { r.link(false, c.whose, 0) })
-			r.exchange(func(int) bool { return r.moves() >= c.movesBothWays })
+			r.exchange(func(int) bool { return r.failovers() >= c.failovers })
 			if took := time.Since(began); took > promptly {
-				t.Errorf("the move took %v", took)
+				t.Errorf("the failover took %v", took)
 			}
 			r.exchange(atLeast(3))
 			if n := r.guests(); (n > 0) != c.guestsMeanwhile {
 				t.Errorf("%d connections are guests", n)
 			}
-			away := r.moves()
+			away := r.failovers()
 			r.link(true, c.whose, 0)
-			r.exchange(func(int) bool { return r.moves() >= away+c.movesBothWays })
+			r.exchange(func(int) bool { return r.failovers() >= away+c.failovers })
 			r.exchange(atLeast(3))
 			if n := r.guests(); n != 0 {
-				t.Errorf("%d connections did not come home", n)
+				t.Errorf("%d connections did not return", n)
 			}
 		})
 	}
 }
 
-func TestWithoutAnotherWayALinkMayBeDownForTheLinkTimeout(t *testing.T) {
+func TestWithoutAnotherPathALinkMayBeDownForTheLinkTimeout(t *testing.T) {
 	r := newLinkRig(t, 1, 1, 2, 2*time.Second)
 	r.exchange(atLeast(1))
 	time.AfterFunc(5*time.Millisecond, func() { r.link(false, "worker.0", 0) })
 	time.AfterFunc(time.Second, func() { r.link(true, "worker.0", 0) })
 	end := time.Now().Add(1200 * time.Millisecond)
 	r.exchange(func(int) bool { return time.Now().After(end) })
-	if n := r.moves(); n != 0 {
-		t.Errorf("%d moves, with nowhere to go", n)
+	if n := r.failovers(); n != 0 {
+		t.Errorf("%d failovers, with nowhere to go", n)
 	}
 }
 

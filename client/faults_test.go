@@ -91,8 +91,8 @@ func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
 func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
 		t.Run(provider, func(t *testing.T) {
-			box := play(t, "aggregator", service.Options{Providers: []string{provider}, Unpinned: true})
-			cfg := client.Config{Server: box.line(t), Job: "doomed", Workers: 2, Provider: provider, Timeout: deadline}
+			aggregator := play(t, "aggregator", service.Options{Providers: []string{provider}, Unpinned: true})
+			cfg := client.Config{Server: aggregator.line(t), Job: "doomed", Workers: 2, Provider: provider, Timeout: deadline}
 			workers := make([]*client.Worker, 2)
 			t.Cleanup(func() {
 				for _, w := range workers {
@@ -111,7 +111,7 @@ func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 			})
 			killedAt := make(chan time.Time, 1)
 			time.AfterFunc(100*time.Millisecond, func() {
-				box.kill()
+				aggregator.kill()
 				killedAt <- time.Now()
 			})
 			ends := make([]time.Time, 2)
@@ -141,7 +141,10 @@ func TestConnectingEndsWhenTheJobFailsOrTheCallerGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, ProviderOptions: map[string]string{verbs.ProviderTCP: "advertise=" + silent.Addr().String()}})
+	s := serve(t, service.Options{
+		Providers:       []string{verbs.ProviderTCP},
+		ProviderOptions: map[string]string{verbs.ProviderTCP: "advertise=" + silent.Addr().String()},
+	})
 	ctx, cancel := context.WithCancel(context20(t))
 	time.AfterFunc(300*time.Millisecond, cancel)
 	began := time.Now()
@@ -311,7 +314,8 @@ func TestAnOperationIsOneAtATimePerTensorAndChecked(t *testing.T) {
 		want string
 	}{
 		{client.Op{Kind: client.PushPull, Tensor: 99}, "8 are registered"},
-		{client.Op{Kind: client.PushPull, Tensor: 3, Src: client.Bytes(x[1:]), Dst: client.Bytes(x)}, "source of 119996 bytes: the tensor has 120000"},
+		{client.Op{Kind: client.PushPull, Tensor: 3, Src: client.Bytes(x[1:]), Dst: client.Bytes(x)},
+			"source of 119996 bytes: the tensor has 120000"},
 		{client.Op{Kind: client.PushPull, Tensor: 3, Src: client.Bytes(x), Dst: client.Bytes(x[1:])}, "destination of 119996 bytes"},
 	} {
 		if _, err := w.Submit(c.op); err == nil || !strings.Contains(err.Error(), c.want) {

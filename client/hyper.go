@@ -6,16 +6,15 @@ import (
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 )
 
-// Hyper is the hyper-parameters that travel with a tensor's gradients in mode eager.
+// Hyper holds the hyper-parameters that travel with a tensor's gradients in mode eager.
 type Hyper struct {
-	LR, WD   float32
-	Scale    float32 // multiplies the sum of the gradients
-	Clip     float32 // by value; 0 or less: none
-	Momentum float32 // beta 1 where the rule has two
-	Beta2    float32 // alpha where the rule has one
-	Eps      float32
-	// Dampening of the momentum.
-	Dampening float32
+	LR, WD    float32 // learning rate and weight decay
+	Scale     float32 // multiplies the sum of the gradients
+	Clip      float32 // the largest magnitude of a scaled element; 0 or less: any
+	Momentum  float32 // beta 1 of rules that have two betas
+	Beta2     float32 // alpha of rules that have one
+	Eps       float32
+	Dampening float32 // of the momentum
 }
 
 func (h Hyper) record() [8]float32 {
@@ -26,14 +25,15 @@ func hyperOf(r []float32) Hyper {
 	return Hyper{LR: r[0], WD: r[1], Scale: r[2], Clip: r[3], Momentum: r[4], Beta2: r[5], Eps: r[6], Dampening: r[7]}
 }
 
-// Hyper is the job's hyper-parameters as it was made: the start for [Worker.SetHyper].
+// Hyper returns the hyper-parameters that the job was created with: where [Worker.SetHyper] starts from.
 func (w *Worker) Hyper() Hyper { return w.hyper }
 
 // AllTensors stands for every registered tensor.
 const AllTensors = -1
 
-// SetHyper changes a tensor's hyper-parameters, or those of [AllTensors], from its next gradient on. Every worker must set the
-// same before that; multipliers of the tensor apply on top. Only mode eager has them; a two-phase step's come with its commit.
+// SetHyper changes the hyper-parameters of a tensor, or of [AllTensors], from the next gradient on. All workers must set the same
+// before they send it, or the job fails and names the tensor. The tensor's multipliers apply on top. Only mode eager has these
+// hyper-parameters; those of a two-phase step come with [Worker.Commit].
 func (w *Worker) SetHyper(tensor int, h Hyper) error {
 	if !w.info.LiveHyper {
 		return fmt.Errorf("set hyper-parameters: mode %s takes none with the gradients", w.cfg.Mode)

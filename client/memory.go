@@ -10,7 +10,7 @@ func Bytes[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
 }
 
-// Floats views memory of f32 elements as such, without a copy; it panics if b is not a whole number of them, aligned.
+// Floats views bytes as f32 elements, without a copy. It panics if b is not aligned to 4 bytes or holds a part of an element.
 func Floats(b []byte) []float32 {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if len(b)%4 != 0 || uintptr(p)%4 != 0 {
@@ -19,8 +19,8 @@ func Floats(b []byte) []float32 {
 	return unsafe.Slice((*float32)(p), len(b)/4)
 }
 
-// Alloc returns memory that the transport reaches itself: gradients and results there are never copied by this process. It lasts
-// until Close. Use few large pieces rather than many small ones.
+// Alloc returns memory that the transport reaches by itself: this process does not copy gradients and results that lie there. It is
+// zero, begins at a page and lasts until Close. A few large pieces are better than many small ones.
 func (w *Worker) Alloc(bytes int) ([]byte, error) {
 	w.using.RLock()
 	defer w.using.RUnlock()

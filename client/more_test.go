@@ -53,7 +53,8 @@ func TestABarrierOpensWhenAllAreThere(t *testing.T) {
 
 func TestATwoPhaseStepClipsByTheGlobalNormAndCanBeSkipped(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
-	tr := train(t, s, client.Config{Job: "two", Workers: 2, Mode: "two-phase", Optimizer: "sgd_torch", Provider: verbs.ProviderTCP}, model())
+	tr := train(t, s, client.Config{Job: "two", Workers: 2, Mode: "two-phase", Optimizer: "sgd_torch",
+		Provider: verbs.ProviderTCP}, model())
 	tr.start()
 	before := tr.parameters()
 	commit := func(step client.Step) client.Committed {
@@ -96,7 +97,8 @@ func TestATwoPhaseStepClipsByTheGlobalNormAndCanBeSkipped(t *testing.T) {
 
 func TestHyperParametersChangeFromTheNextGradientOn(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
-	cfg := client.Config{Job: "sgd", Workers: 2, Optimizer: "sgd_torch", Hyper: map[string]float64{"lr": 0.5}, Provider: verbs.ProviderTCP}
+	cfg := client.Config{Job: "sgd", Workers: 2, Optimizer: "sgd_torch", Hyper: map[string]float64{"lr": 0.5},
+		Provider: verbs.ProviderTCP}
 	tr := train(t, s, cfg, model())
 	tr.start()
 	rule := optim.SGDTorch
@@ -152,7 +154,8 @@ func TestCallbacksComeOnceEach(t *testing.T) {
 	}
 	// And with an error where the operation fails.
 	x := client.Bytes(tr.results[0][0])
-	if _, err := tr.workers[0].Submit(client.Op{Kind: client.PushPull, Src: x, Dst: x, Done: func(err error) { calls <- err }}); err != nil {
+	if _, err := tr.workers[0].Submit(client.Op{Kind: client.PushPull, Src: x, Dst: x,
+		Done: func(err error) { calls <- err }}); err != nil {
 		t.Fatal(err)
 	}
 	tr.workers[1].Close()

@@ -20,9 +20,9 @@ type Kind uint8
 const (
 	// Push sends a gradient and gets nothing back.
 	Push = Kind(chunk.OpPush)
-	// PushPull sends a gradient and gets the sum or the updated parameters, as the job's mode says.
+	// PushPull sends a gradient and gets the sum or the updated parameters, by the job's mode.
 	PushPull = Kind(chunk.OpPushPull)
-	// Pull gets the parameters.
+	// Pull gets the parameters. A job in mode aggregate has none.
 	Pull = Kind(chunk.OpPull)
 	// Broadcast gives every worker rank 0's values, and makes them the parameters.
 	Broadcast = Kind(chunk.OpBroadcast)
@@ -35,31 +35,31 @@ func (k Kind) String() string {
 	return chunk.Op(k).String()
 }
 
-// Op is an operation on one tensor. Buffers hold all of the tensor's elements, in its memory type; Src and Dst may be the same.
+// Op is an operation on one tensor. Buffers hold all elements of the tensor, in its memory type. Src and Dst may be the same.
 type Op struct {
 	Kind   Kind
-	Tensor int
-	Src    []byte // not for Pull, nor for Broadcast but on rank 0
-	Dst    []byte // not for Push
-	// Higher goes first.
+	Tensor int    // number
+	Src    []byte // of Push, PushPull and rank 0's Broadcast
+	Dst    []byte // of PushPull, Pull and Broadcast
+	// Priority orders what waits to be sent: higher goes first.
 	Priority int32
-	// Done, if not nil, is called once, from a goroutine of the worker's, when the operation is done or has failed.
+	// Done, if not nil, is called once when the operation is done or has failed, by a goroutine of the worker.
 	Done func(error)
 }
 
-// Handle is an operation that was started.
+// Handle stands for an operation that was started.
 type Handle struct {
 	w  *Worker
 	id uint64
 }
 
-// Submit starts operations; one at a time per tensor. It returns the handles of those that were started: all, or with the
-// error those before the one at fault.
+// Submit starts operations and returns their handles. A tensor has one operation at a time: starting another is an error that wraps
+// [ErrBusy]. With an error come the handles of the operations before the one at fault, which were started.
 func (w *Worker) Submit(ops ...Op) ([]Handle, error) {
 	return w.SubmitTo(make([]Handle, 0, len(ops)), ops)
 }
 
-// SubmitTo is [Worker.Submit] that appends the handles to a slice of the caller's.
+// SubmitTo is like [Worker.Submit] but appends the handles to a slice of the caller's.
 func (w *Worker) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	w.using.RLock()
 	defer w.using.RUnlock()
@@ -111,7 +111,7 @@ func (w *Worker) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	return handles, nil
 }
 
-// check refuses what the C worker cannot see to be wrong.
+// check refuses operations that the C worker cannot tell to be wrong.
 func (w *Worker) check(table *tensorTable, op *Op) error {
 	if op.Tensor < 0 || op.Tensor >= len(table.bytes) {
 		return fmt.Errorf("%v of tensor %d: %d are registered", op.Kind, op.Tensor, len(table.bytes))
@@ -129,7 +129,7 @@ func (w *Worker) check(table *tensorTable, op *Op) error {
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// pinAll pins the buffers that may be Go's; nil if none.
+// pinAll pins the buffers that may be Go memory. It returns nil if there are none.
 func (w *Worker) pinAll(ops []Op) []pin {
 	var pins []pin
 	for i := range ops {
@@ -146,22 +146,22 @@ func (w *Worker) pinAll(ops []Op) []pin {
 	return pins
 }
 
-// Push starts a push.
+// Push starts to send a gradient.
 func (w *Worker) Push(tensor int, src []byte, priority int32) (Handle, error) {
 	return w.one(Op{Kind: Push, Tensor: tensor, Src: src, Priority: priority})
 }
 
-// Pull starts a pull.
+// Pull starts to get the parameters.
 func (w *Worker) Pull(tensor int, dst []byte, priority int32) (Handle, error) {
 	return w.one(Op{Kind: Pull, Tensor: tensor, Dst: dst, Priority: priority})
 }
 
-// PushPull starts a pushpull.
+// PushPull starts to send a gradient and to get the sum or the updated parameters.
 func (w *Worker) PushPull(tensor int, src, dst []byte, priority int32) (Handle, error) {
 	return w.one(Op{Kind: PushPull, Tensor: tensor, Src: src, Dst: dst, Priority: priority})
 }
 
-// Broadcast starts a broadcast of rank 0's values, in place.
+// Broadcast starts to replace the values in buf by rank 0's, which become the parameters.
 func (w *Worker) Broadcast(tensor int, buf []byte) (Handle, error) {
 	return w.one(Op{Kind: Broadcast, Tensor: tensor, Src: buf, Dst: buf})
 }
@@ -175,7 +175,7 @@ func (w *Worker) one(op Op) (Handle, error) {
 	return handles[0], nil
 }
 
-// Done tells whether the operation is done, without waiting; progress is made only by waits.
+// Done reports whether the operation is done. It does not wait, and makes no progress.
 func (h Handle) Done() (bool, error) {
 	w := h.w
 	w.using.RLock()
@@ -190,12 +190,13 @@ func (h Handle) Done() (bool, error) {
 	return rc == 1, nil
 }
 
-// Wait waits until the operation is done: until the context's deadline, or the worker's timeout where that is earlier.
+// Wait waits until the operation is done, at most until the context's deadline or for [Config.Timeout]. The error at the deadline
+// wraps [ErrTimeout] and names the workers that are awaited.
 func (h Handle) Wait(ctx context.Context) error {
 	return h.w.wait(ctx, h.id)
 }
 
-// WaitAll waits for operations; it returns the first error.
+// WaitAll waits for operations. It returns the first error.
 func (w *Worker) WaitAll(ctx context.Context, handles []Handle) error {
 	for _, h := range handles {
 		if err := h.Wait(ctx); err != nil {
@@ -231,7 +232,7 @@ func (w *Worker) wait(ctx context.Context, id uint64) error {
 	return nil
 }
 
-// unpin lets the memory of a finished operation go.
+// unpin unpins the memory of a finished operation.
 func (w *Worker) unpin(id uint64) {
 	t := int(id >> 32)
 	w.submitting.Lock()
@@ -249,7 +250,7 @@ func (w *Worker) describe(id uint64) string {
 	return "commit"
 }
 
-// whoIsAwaited asks the aggregator which workers keep chunks waiting, for the text of a timeout.
+// whoIsAwaited asks the aggregator which workers it waits for, for the text of a timeout.
 func (w *Worker) whoIsAwaited() string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -14,14 +14,14 @@ import (
 // Tensor is one parameter of the model.
 type Tensor struct {
 	Name  string
-	Shape []uint64 // empty: a scalar
+	Shape []uint64 // elements in each dimension; empty: a scalar
 	// Multiply the job's learning rate and weight decay; nil: 1.
 	LRMult, WDMult *float64
-	WireType       chunk.DType // 0: Config.WireType
-	MemoryType     chunk.DType // of this worker's buffers; 0: Config.MemoryType
+	WireType       chunk.DType // how elements travel; 0: Config.WireType
+	MemoryType     chunk.DType // how they lie in this worker's buffers; 0: Config.MemoryType
 }
 
-// Elems is how many elements the tensor has.
+// Elems returns how many elements the tensor has.
 func (t *Tensor) Elems() uint64 {
 	n := uint64(1)
 	for _, d := range t.Shape {
@@ -30,15 +30,15 @@ func (t *Tensor) Elems() uint64 {
 	return n
 }
 
-// tensorTable is what operations need of the registered tensors; it is replaced, never changed.
+// tensorTable is what operations need to know of the registered tensors. It is replaced, never changed.
 type tensorTable struct {
 	names  map[string]int
 	bytes  []uint64 // in this worker's memory
 	labels []string
 }
 
-// Register declares the next tensors, the same in every worker and in the same order, and waits until all workers have. Tensors
-// are numbered in the order of registration, from 0.
+// Register declares the model's next tensors and waits until all workers have declared the same, in the same order. Tensors are
+// numbered from 0 in the order of registration. Tensors that differ between workers fail the job, and the error names them.
 func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	w.using.RLock()
 	defer w.using.RUnlock()
@@ -72,14 +72,16 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 		return fmt.Errorf("register: %w", err)
 	}
 	if hash := w.plan.Hash(); !bytes.Equal(hash[:], resp.PlanHash) {
-		err := fmt.Errorf("register: this worker's plan (%x…) is not the aggregator's (%x…): they are of different versions", hash[:4], resp.PlanHash[:min(4, len(resp.PlanHash))])
+		theirs := resp.PlanHash[:min(4, len(resp.PlanHash))]
+		err := fmt.Errorf("register: this worker's plan (%x…) is not the aggregator's (%x…): they are of different versions",
+			hash[:4], theirs)
 		w.giveUp(err)
 		return err
 	}
 	return w.take(first, tensors, descs)
 }
 
-// take gives tensors that the aggregator has taken to the C worker.
+// take hands tensors that the aggregator has accepted to the C worker.
 func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) error {
 	table := &tensorTable{names: map[string]int{}}
 	if old := w.tensors.Load(); old != nil {
@@ -129,7 +131,7 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 	return nil
 }
 
-// Lookup finds a tensor's number by its name.
+// Lookup returns the number of the tensor with a name, and whether there is one.
 func (w *Worker) Lookup(name string) (int, bool) {
 	table := w.tensors.Load()
 	if table == nil {
@@ -139,7 +141,7 @@ func (w *Worker) Lookup(name string) (int, bool) {
 	return i, ok
 }
 
-// NumTensors is how many tensors are registered.
+// NumTensors returns how many tensors are registered.
 func (w *Worker) NumTensors() int {
 	if table := w.tensors.Load(); table != nil {
 		return len(table.bytes)

@@ -6,17 +6,17 @@ import (
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 )
 
-// Stats is what a worker has moved.
+// Stats counts what a worker has done since it joined.
 type Stats struct {
-	SentBytes, ReceivedBytes   uint64
+	SentBytes, ReceivedBytes   uint64 // of payload, as it travels
 	SentChunks, ReceivedChunks uint64
 	Doorbells                  uint64 // posts to send queues
-	NACKs                      uint64 // chunks the aggregator refused for now, to be sent again
+	NACKs                      uint64 // chunks that the aggregator asked to send again later
 	Sleeps                     uint64 // waits that slept
-	Failovers                  uint64 // times that a lane went on over another path
+	Failovers                  uint64 // times that a lane resumed over another queue pair
 }
 
-// Stats returns what the worker has moved so far.
+// Stats returns what the worker has done so far.
 func (w *Worker) Stats() (Stats, error) {
 	w.using.RLock()
 	defer w.using.RUnlock()

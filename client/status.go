@@ -11,8 +11,7 @@ import (
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
-// Status asks an aggregator what it is doing. Of the configuration it needs Server, and CA and Timeout if they are not the
-// defaults.
+// Status asks an aggregator what it is doing. It uses Server, CA and Timeout of the configuration.
 func Status(ctx context.Context, c Config) (status *api.StatusResponse, err error) {
 	err = control(ctx, c, "status", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
 		status, err = rpc.Status(ctx, &api.StatusRequest{})
@@ -21,8 +20,9 @@ func Status(ctx context.Context, c Config) (status *api.StatusResponse, err erro
 	return status, err
 }
 
-// Drain makes an aggregator refuse new jobs and end when those it has are done, or after timeout (0: never). It needs of the
-// configuration what Status does, and the admin token as Token where the aggregator has one. It returns how many jobs there are.
+// Drain makes an aggregator refuse new jobs, and end when those it has are done or after timeout; 0 means no timeout. It
+// returns how many jobs there are. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
+// admin token.
 func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err error) {
 	err = control(ctx, c, "drain", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
 		r, err := rpc.Drain(ctx, &api.DrainRequest{Token: c.Token, TimeoutMs: uint32(timeout.Milliseconds())})
@@ -32,7 +32,7 @@ func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err 
 	return jobs, err
 }
 
-// control makes a call that belongs to no worker.
+// control makes a call that is not a worker's.
 func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
 	if err := c.complete(); err != nil {
 		return err

@@ -69,8 +69,9 @@ type pin struct {
 	id     uint64
 }
 
-// Join makes this process a worker of a job. It returns when all of the job's workers have joined and this one is connected,
-// or with an error that names what is wrong.
+// Join makes this process a worker of a job. It returns when all workers of the job have joined and this one is connected. Its
+// error wraps [ErrRefused] if the aggregator does not take the worker, [ErrTimeout] if workers are missing at the deadline,
+// which the error names, and [ErrServerLost] if there is no aggregator.
 func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("join job %q: %w", cfg.Job, err)
@@ -82,7 +83,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// join runs the steps of joining; on an error it takes back those done, and tells the aggregator.
+// join takes the steps of joining. On an error it undoes them and tells the aggregator.
 func (w *Worker) join(ctx context.Context) error {
 	if err := w.enrol(ctx); err != nil {
 		return err
@@ -98,20 +99,20 @@ func (w *Worker) join(ctx context.Context) error {
 	return nil
 }
 
-// Rank is this worker's number in the job.
+// Rank returns this worker's number in the job, from 0.
 func (w *Worker) Rank() int { return int(w.info.Rank) }
 
-// Workers is how many workers the job has.
+// Workers returns how many workers the job has.
 func (w *Worker) Workers() int { return int(w.info.Workers) }
 
-// Provider is what carries the job's data.
+// Provider returns the name of what carries the job's data: shm, tcp, ibv or sim.
 func (w *Worker) Provider() string { return w.info.Provider }
 
-// Lanes is how many cores of the aggregator serve the job.
+// Lanes returns how many cores of the aggregator serve the job.
 func (w *Worker) Lanes() int { return len(w.info.Lanes) }
 
-// Close leaves the job and gives everything back; memory from Alloc is gone then. A worker that closes while its operations
-// are under way fails the job.
+// Close leaves the job and releases everything. Memory from [Worker.Alloc] must not be touched any more. A worker that closes while
+// its operations are under way fails the job. Closing again does nothing.
 func (w *Worker) Close() error {
 	if !w.closing.CompareAndSwap(false, true) {
 		<-w.closed
@@ -124,9 +125,9 @@ func (w *Worker) Close() error {
 	} else if w.inFlight() {
 		reason = "it was closed with operations in flight"
 	}
-	// The aggregator lets go of the connections first, or their end would be a failure.
+	// The aggregator detaches the worker first, or the end of its connections would be a failure.
 	w.leave(reason)
-	// Operations that were being started have their callbacks then, and none is started any more.
+	// After this, operations that were being started have their callbacks, and no other starts.
 	w.using.Lock()
 	w.using.Unlock()
 	w.callbacks.stop()
@@ -136,7 +137,7 @@ func (w *Worker) Close() error {
 	return w.release()
 }
 
-// inFlight tells whether an operation that was started is not done.
+// inFlight reports whether an operation is under way.
 func (w *Worker) inFlight() bool {
 	w.using.RLock()
 	defer w.using.RUnlock()
@@ -153,7 +154,7 @@ func (w *Worker) inFlight() bool {
 	return false
 }
 
-// tell makes the Leave call; reason is empty where the worker goes in peace.
+// tell makes the Leave call. The reason is empty if the worker leaves in peace.
 func (w *Worker) tell(reason string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -162,7 +163,7 @@ func (w *Worker) tell(reason string) {
 	}
 }
 
-// leave ends the control plane's part.
+// leave ends the worker's part in the control plane.
 func (w *Worker) leave(reason string) {
 	w.leaving.Store(true)
 	w.tell(reason)
@@ -173,7 +174,7 @@ func (w *Worker) leave(reason string) {
 	w.transport.CloseIdleConnections()
 }
 
-// release gives back what join took, in the order that verbs asks for.
+// release closes what join opened.
 func (w *Worker) release() error {
 	w.handleMu.Lock()
 	w.c = nil

@@ -2,10 +2,10 @@
 // connections and attempts goes in as events, what a lane should do comes out as a [Decision]. Times are nanoseconds of a clock
 // that the caller reads.
 //
-// One rule decides: every lane goes the best path that is open. Its primary path is best, then come paths between NICs of the same
-// number, which is how the NICs of a rack are usually wired, then all others. Paths that failed lately come last, the one that failed
-// first before the others. A path is open while both its NICs have a link; a link that returns to the worker is trusted when it
-// has lasted for [Config.Settle]. The aggregator says of its own links only what has settled.
+// One rule decides: every lane goes the best path that is open. Its primary path is best, then come paths between NICs of the
+// same number, which is how the NICs of a rack are usually wired, then all others. Paths that failed lately come last, the one
+// that failed first before the others. A path is open while both its NICs have a link; a link that returns to the worker is
+// trusted when it has lasted for [Config.Settle]. The aggregator says of its own links only what has settled.
 package failover
 
 import (

@@ -206,7 +206,8 @@ func (o *oracle) want(now int64, lane int) Decision {
 
 func (c *Chooser) clone() *Chooser {
 	d := *c
-	d.paths, d.lanes, d.usable, d.aggDown = slices.Clone(c.paths), slices.Clone(c.lanes), slices.Clone(c.usable), slices.Clone(c.aggDown)
+	d.paths, d.lanes, d.usable, d.aggDown = slices.Clone(c.paths), slices.Clone(c.lanes), slices.Clone(c.usable),
+		slices.Clone(c.aggDown)
 	return &d
 }
 
@@ -306,7 +307,8 @@ func ask(t *testing.T, rng *rand.Rand, c *Chooser, o *oracle, now int64, lane in
 		}
 		meanwhile := now + rng.Int64N(min(until-now, 2*testTimeout))
 		if then := c.clone().Next(meanwhile, lane); then.Action != Wait {
-			t.Fatalf("%d ms, lane %d: wait until %d ms, but at %d ms: %+v", now/millisecond, lane, until/millisecond, meanwhile/millisecond, then)
+			t.Fatalf("%d ms, lane %d: wait until %d ms, but at %d ms: %+v", now/millisecond, lane, until/millisecond,
+				meanwhile/millisecond, then)
 		}
 	}
 }

@@ -227,8 +227,8 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 	r.to = to
 	r.attempt++
 	answer, err := s.cfg.Control.Resume(ctx, Resume{
-		Lane: lane, Attempt: r.attempt, NIC: to.Aggregator, Received: r.received, Endpoint: endpoint, Regions: cworker.Regions(s.C, to.Worker),
-		AckTimeout: s.ackTimeout(),
+		Lane: lane, Attempt: r.attempt, NIC: to.Aggregator, Received: r.received, Endpoint: endpoint,
+		Regions: cworker.Regions(s.C, to.Worker), AckTimeout: s.ackTimeout(),
 	})
 	if err != nil {
 		return err
@@ -244,7 +244,9 @@ func (s *Session) Finish(lane int) error {
 		err := s.connect(lane, r.qp, s.cfg.ReconnectTimeout)
 		if err == nil {
 			s.lanes[lane].NIC = uint32(r.to.Worker)
-			err = s.call(fmt.Sprintf("resume lane %d", lane), func() int { return cworker.Resume(s.C, lane, &s.lanes[lane], r.peerReceived) })
+			err = s.call(fmt.Sprintf("resume lane %d", lane), func() int {
+				return cworker.Resume(s.C, lane, &s.lanes[lane], r.peerReceived)
+			})
 		}
 		if err != nil {
 			return errors.Join(err, r.drop())

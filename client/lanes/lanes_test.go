@@ -3,6 +3,7 @@ package lanes_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -179,7 +180,8 @@ func TestALaneLeavesANICWithoutALinkAndReturns(t *testing.T) {
 	if asked.Attempt != 1 || asked.AckTimeout != time.Second && asked.AckTimeout != linkTimeout {
 		t.Errorf("asked for %+v", asked)
 	}
-	if !slices.ContainsFunc(asked.Regions, func(m verbs.MR) bool { return m.Addr == memory.MRs[1].Addr && m.RKey == memory.MRs[1].RKey }) {
+	if !slices.ContainsFunc(asked.Regions,
+		func(m verbs.MR) bool { return m.Addr == memory.MRs[1].Addr && m.RKey == memory.MRs[1].RKey }) {
 		t.Errorf("the aggregator was given %+v, without memory %+v as NIC 1 knows it", asked.Regions, memory.MRs[1])
 	}
 	r.WorkerLink(0, true)
@@ -230,7 +232,8 @@ func TestALaneWithoutAPathIsGivenUpAndSaysWhatItTriedLast(t *testing.T) {
 	for ; err == nil && r.now < int64(2*linkTimeout); r.now += int64(10 * time.Millisecond) {
 		_, err = r.settle(0)
 	}
-	if !errors.Is(err, lanes.ErrNoPath) || !strings.Contains(err.Error(), "for 5s; the last attempt, to (") || !strings.Contains(err.Error(), "out of order") {
+	if text := fmt.Sprint(err); !errors.Is(err, lanes.ErrNoPath) || !strings.Contains(text, "for 5s; the last attempt, to (") ||
+		!strings.Contains(text, "out of order") {
 		t.Errorf("after %v: %v", time.Duration(r.now), err)
 	}
 	if took := time.Duration(r.now); took < linkTimeout || took > linkTimeout+100*time.Millisecond {

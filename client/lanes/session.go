@@ -4,8 +4,8 @@
 //
 // How the aggregator is asked is a [Control]: package client asks over HTTP, tests and the simulation in process.
 //
-// [Open], [Session.Attach] and [Session.Start] come in this order, [Session.Close] at any time after Open. The methods belong to one
-// goroutine, except those of failover.go that say what happened, and [Session.Holds].
+// [Open], [Session.Attach] and [Session.Start] come in this order, [Session.Close] at any time after Open. The methods belong
+// to one goroutine, except those of failover.go that say what happened, and [Session.Holds].
 package lanes
 
 import (
@@ -121,8 +121,8 @@ type Session struct {
 // Open opens what a session needs on its devices: completion queues, staging buffers, queue pairs.
 func Open(cfg Config) (s *Session, err error) {
 	s = &Session{
-		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), lanes: make([]cworker.Lane, len(cfg.Lanes)), recovery: make([]recovery, len(cfg.Lanes)),
-		told: make([]uint64, len(cfg.Lanes)),
+		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), lanes: make([]cworker.Lane, len(cfg.Lanes)),
+		recovery: make([]recovery, len(cfg.Lanes)), told: make([]uint64, len(cfg.Lanes)),
 		chooser: failover.New(failover.Config{
 			Lanes: cfg.Lanes, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles), Timeout: int64(cfg.LinkTimeout),
 		}),
@@ -190,8 +190,9 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 			return err
 		}
 		ends[i] = WorkerLane{
-			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.cfg.Staging*s.cfg.ChunkBytes), ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey,
-			Staging: uint32(s.cfg.Staging), AckTimeout: s.ackTimeout(), Resumable: s.resumable,
+			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.cfg.Staging*s.cfg.ChunkBytes),
+			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: uint32(s.cfg.Staging),
+			AckTimeout: s.ackTimeout(), Resumable: s.resumable,
 		}
 	}
 	peers, err := s.cfg.Control.Attach(ctx, ends)
@@ -241,13 +242,14 @@ type WorkerConfig struct {
 func (s *Session) Start(c WorkerConfig) error {
 	nics := make([]cworker.NIC, len(s.NICs))
 	for i, n := range s.NICs {
-		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: s.staging.MRs[i].LKey, StagingRKey: s.staging.MRs[i].RKey}
+		mr := &s.staging.MRs[i]
+		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}
 	}
 	err := s.call("open worker", func() (rc int) {
 		s.C, rc = cworker.Open(&cworker.Config{
-			NICs: nics, Lanes: s.lanes, ChunkBytes: s.cfg.ChunkBytes, Window: s.cfg.Window, Staging: s.cfg.Staging, StagingAddr: s.staging.Addr(),
-			Rank: s.cfg.Rank, ByReference: c.ByReference, AnyMemory: c.AnyMemory, Streaming: c.Streaming, Resumable: s.resumable, ISA: c.ISA,
-			Spin: c.Spin, ClockNS: c.ClockNS,
+			NICs: nics, Lanes: s.lanes, ChunkBytes: s.cfg.ChunkBytes, Window: s.cfg.Window, Staging: s.cfg.Staging,
+			StagingAddr: s.staging.Addr(), Rank: s.cfg.Rank, ByReference: c.ByReference, AnyMemory: c.AnyMemory,
+			Streaming: c.Streaming, Resumable: s.resumable, ISA: c.ISA, Spin: c.Spin, ClockNS: c.ClockNS,
 		})
 		return rc
 	})

@@ -54,7 +54,8 @@ func failovers(s *Schedule) {
 	s.Failovers = f
 }
 
-// tellLink lets the workers know of a link that went up or down: their own at once, the aggregator's when its control plane says so.
+// tellLink lets the workers know of a link that went up or down: their own at once, the aggregator's when its control plane
+// says so.
 func (r *run) tellLink(host int, up bool) {
 	if r.Failovers == nil {
 		return

@@ -307,7 +307,8 @@ func (m *member) audit() error {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
 	if st.ReceivedChunks != m.chunks || st.SentChunks-st.NACKs != m.chunks {
-		return fmt.Errorf("%v: its operations have %d chunks; sent %d, given back %d, answered %d", m, m.chunks, st.SentChunks, st.NACKs, st.ReceivedChunks)
+		return fmt.Errorf("%v: its operations have %d chunks; sent %d, given back %d, answered %d", m, m.chunks, st.SentChunks,
+			st.NACKs, st.ReceivedChunks)
 	}
 	if got := m.job.rack.Job.WorkerCounters()[m.rank]; got.Chunks != m.gradients {
 		return fmt.Errorf("%v: its operations have %d gradients, the aggregator folded %d", m, m.gradients, got.Chunks)

@@ -96,7 +96,8 @@ func (p *plant) build(ctx context.Context, t *testing.T) (binary string) {
 		}
 	}
 	binary = filepath.Join(dir, "simrack.test")
-	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, ".").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary,
+		".").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}

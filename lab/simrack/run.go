@@ -76,8 +76,8 @@ type progress struct{ chunks, ops uint64 }
 func Run(s *Schedule, log io.Writer) (res Result, err error) {
 	r := &run{
 		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
-		idle: make([]int, s.Lanes), wake: make([]int64, s.Lanes), lost: make([]bool, s.Lanes), links: s.Links, struck: s.Fault.Kind == NoFault,
-		changes: make([]int, s.NICs),
+		idle: make([]int, s.Lanes), wake: make([]int64, s.Lanes), lost: make([]bool, s.Lanes),
+		changes: make([]int, s.NICs), links: s.Links, struck: s.Fault.Kind == NoFault,
 	}
 	c, err := newCluster(s, r.trace)
 	r.cluster = c
@@ -388,7 +388,8 @@ func (r *run) stuck(now time.Duration) error {
 		return nil
 	}
 	if now-r.markTime > stuckAfter || r.turns-r.markTurns > stuckTurns {
-		return fmt.Errorf("stuck: nothing was finished in %v of virtual time, %d turns; %s", now-r.markTime, r.turns-r.markTurns, r.waits())
+		return fmt.Errorf("stuck: nothing was finished in %v of virtual time, %d turns; %s", now-r.markTime, r.turns-r.markTurns,
+			r.waits())
 	}
 	if r.turns > longestTurns {
 		return fmt.Errorf("not done after %d turns; %s", r.turns, r.waits())

@@ -171,7 +171,7 @@ func (d draw) job(name string) *JobSchedule {
 	j := &JobSchedule{Name: name, Memory: memory(d.IntN(3)), InPlace: d.chance(20), Retires: d.chance(50)}
 	j.Mode = []aggregate.Mode{aggregate.Aggregate, aggregate.Eager, aggregate.TwoPhase}[d.IntN(3)]
 	rules := optim.Rules()[1:]
-	for j.Rule = optim.Sum; j.Mode != aggregate.Aggregate && (j.Rule == optim.Sum || (j.Rule.NeedsNorms() && j.Mode != aggregate.TwoPhase)); {
+	for j.Rule = optim.Sum; j.Mode != aggregate.Aggregate && !suits(j.Rule, j.Mode); {
 		j.Rule = rules[d.IntN(len(rules))]
 	}
 	j.Hyper = j.Rule.Defaults()
@@ -193,8 +193,14 @@ func (d draw) job(name string) *JobSchedule {
 	return j
 }
 
+// suits reports whether a job in a mode with an optimizer can have a rule.
+func suits(rule optim.Rule, mode aggregate.Mode) bool {
+	return rule != optim.Sum && (!rule.NeedsNorms() || mode == aggregate.TwoPhase)
+}
+
 func (d draw) worker() WorkerSchedule {
-	return WorkerSchedule{Weight: d.between(1, 4), AtOnce: d.between(1, 6), Pipelined: d.chance(60), Priorities: d.between(1, 4), Leaves: d.chance(25), Seldom: d.chance(15)}
+	return WorkerSchedule{Weight: d.between(1, 4), AtOnce: d.between(1, 6), Pipelined: d.chance(60), Priorities: d.between(1, 4),
+		Leaves: d.chance(25), Seldom: d.chance(15)}
 }
 
 // crowd makes stalls of some schedules: three workers or more submit all they can, in orders of their own, through as few slots
@@ -354,9 +360,11 @@ func (d draw) nuisances(s *Schedule) {
 
 func (s *Schedule) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: %d lanes on %d NICs, window %d, by reference %v (staging %d), copies at post %v, order %d, network %+v\n",
+	fmt.Fprintf(&b,
+		"seed %d: %d lanes on %d NICs, window %d, by reference %v (staging %d), copies at post %v, order %d, network %+v\n",
 		s.Seed, s.Lanes, s.NICs, s.Window, s.ByReference, s.Staging, s.CopiesAtPost, s.Order, s.Network)
-	fmt.Fprintf(&b, "  weights: network %d, lanes %v; links %v; lane pauses %v; fault: %v\n", s.NetworkWeight, s.LaneWeights, s.Links, s.LanePauses, s.Fault)
+	fmt.Fprintf(&b, "  weights: network %d, lanes %v; links %v; lane pauses %v; fault: %v\n", s.NetworkWeight, s.LaneWeights,
+		s.Links, s.LanePauses, s.Fault)
 	if s.Failovers != nil {
 		fmt.Fprintf(&b, "  failovers: %+v\n", *s.Failovers)
 	}
