@@ -189,7 +189,7 @@ func (s *share) configure(a *reduce.Action) error {
 	if !a.New {
 		return nil
 	}
-	h := HyperOf(s.store.rule, r)
+	h := s.store.rule.FromRecord(r.Values())
 	if err := s.store.checkHyper(h); err != nil {
 		return err
 	}

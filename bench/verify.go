@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
 )
@@ -37,7 +36,7 @@ func Reference(ctx context.Context, s *Spec, progress interface{ Add(int) }) ([]
 	if err != nil {
 		return nil, err
 	}
-	h = aggregate.Rounded(rule, h)
+	h = rule.Rounded(h)
 	out := make([][]float32, len(s.Model.Tensors))
 	var next atomic.Int64
 	var wg sync.WaitGroup

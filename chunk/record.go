@@ -11,6 +11,9 @@ import (
 // RecordBytes is the size of a [TensorRecord] on the wire.
 const RecordBytes = 64
 
+// RecordValues is how many values a record carries for an update rule, which says what they are.
+const RecordValues = 8
+
 // The checksum's offset; eight zero bytes follow it.
 const recordSumAt = 52
 
@@ -44,11 +47,16 @@ var ErrRecord = errors.New("bad tensor record")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// Values returns the hyper-parameters in their order on the wire.
+func (r *TensorRecord) Values() [RecordValues]float32 {
+	return [...]float32{r.LR, r.WD, r.Scale, r.Clip, r.Momentum, r.Beta2, r.Eps, r.Extra}
+}
+
 // Encode writes the record to the first [RecordBytes] bytes of dst; it panics when dst is shorter.
 func (r *TensorRecord) Encode(dst []byte) {
 	dst = dst[:RecordBytes]
 	le := binary.LittleEndian
-	for i, f := range [...]float32{r.LR, r.WD, r.Scale, r.Clip, r.Momentum, r.Beta2, r.Eps, r.Extra} {
+	for i, f := range r.Values() {
 		le.PutUint32(dst[4*i:], math.Float32bits(f))
 	}
 	le.PutUint64(dst[32:], r.DstAddr)

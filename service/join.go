@@ -270,7 +270,7 @@ func (m *member) welcome() *api.JoinResponse {
 		WatchWithinMs: uint32(watchWithin.Milliseconds()), HeartbeatMs: uint32(heartbeatEvery.Milliseconds()),
 		LinkTimeoutMs: uint32(e.linkTimeout.Milliseconds()),
 	}
-	record := aggregate.RecordOf(j.spec.rule, j.spec.hyper)
+	record := j.spec.rule.Record(j.spec.hyper)
 	r.Record = record[:]
 	for i, l := range e.lanes {
 		r.Lanes = append(r.Lanes, &api.Lane{Nic: uint32(l.NIC), Core: uint32(l.Core), Weight: l.Weight, Device: e.names[i]})

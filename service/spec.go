@@ -59,7 +59,7 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	if s.hyper, err = s.rule.Hyper(r.Hyper); err != nil {
 		return s, err
 	}
-	s.hyper = aggregate.Rounded(s.rule, s.hyper)
+	s.hyper = s.rule.Rounded(s.hyper)
 	return s, s.rule.Check(s.hyper)
 }
 

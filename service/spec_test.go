@@ -21,7 +21,7 @@ func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
 	}
 	h := optim.AdamWTorch.Defaults()
 	h.LR, h.Beta1 = 0.5, 0.8
-	want := spec{3, aggregate.Eager, optim.AdamWTorch, aggregate.Rounded(optim.AdamWTorch, h), chunk.DefaultChunkBytes}
+	want := spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes}
 	if s != want {
 		t.Errorf("%+v, want %+v", s, want)
 	}

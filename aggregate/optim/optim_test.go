@@ -2,6 +2,7 @@ package optim
 
 import (
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +78,42 @@ func TestNamedHyperParametersAreThoseThatTheRuleReads(t *testing.T) {
 				t.Errorf("%v takes %s and does not read it", r, p.name)
 			}
 		}
+	}
+}
+
+func TestHyperParametersAreTheFieldsInOrder(t *testing.T) {
+	var h Hyper
+	v := reflect.ValueOf(&h).Elem()
+	if v.NumField() != len(params) {
+		t.Fatalf("%d hyper-parameters, %d fields", len(params), v.NumField())
+	}
+	for i, p := range params {
+		if name := v.Type().Field(i).Name; !strings.EqualFold(name, p.name) || h.fields()[i] != v.Field(i).Addr().Interface() {
+			t.Errorf("hyper-parameter %d is %s, the field %s", i, p.name, name)
+		}
+	}
+}
+
+func TestRecordsCarryWhatTheRuleTakes(t *testing.T) {
+	for r := range rules {
+		names := r.Takes()
+		var h, want Hyper
+		for i, p := range params {
+			*h.fields()[i] = float64(i+1) / 4
+			if slices.Contains(names, p.name) {
+				*want.fields()[i] = float64(i+1) / 4
+				names = slices.DeleteFunc(names, func(s string) bool { return s == p.name })
+			}
+		}
+		if got := r.Rounded(h); got != want {
+			t.Errorf("%v: %+v comes back as %+v, want %+v", r, h, got, want)
+		}
+		if len(names) > 0 {
+			t.Errorf("%v takes %q, which are no hyper-parameters", r, names)
+		}
+	}
+	if got := SGDTorch.Rounded(Hyper{LR: 0.1}).LR; got != float64(float32(0.1)) {
+		t.Errorf("a record carries %v for 0.1", got)
 	}
 }
 

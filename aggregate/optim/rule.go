@@ -8,12 +8,12 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// Rule is an update rule. Values are those of enum rwk_rule in cgo/kernel/kernel.h.
+// Rule is an update rule. Values are those of enum rwk_rule in cgo/kernel, which is generated from the table of rules.
 type Rule uint8
 
-// The update rules: s is the gradient summed over the workers, w the weight, and clip(x) limits x to ±Clip.
+// The rules that a job may name.
 const (
-	// Sum updates nothing: the result is clip(scale·s). Aggregate-only mode.
+	// Sum updates nothing: the result is the scaled and clipped sum. Aggregate-only mode.
 	Sum Rule = iota
 	// SGDMXNet is SGDKernel and SGDMomKernel of MXNet 1.9.1's src/operator/optimizer_op-inl.h: decay outside the clip,
 	// learning rate inside the momentum.
@@ -22,7 +22,7 @@ const (
 	// first gradient copied into the momentum, learning rate outside it.
 	SGDTorch
 	// NAGMXNet is NAGMomKernel of optimizer_op-inl.h as NAG.update runs it, in place: the decay that enters the momentum is
-	// that of the weight just written. With no momentum MXNet's NAG runs SGDKernel, and so does this.
+	// that of the weight just written. Without momentum MXNet's NAG runs SGDKernel, and so does this.
 	NAGMXNet
 	// NesterovTorch is torch.optim.SGD with nesterov=True.
 	NesterovTorch
@@ -49,59 +49,33 @@ const (
 	// weight alone and gives the step r as the result. [SumSq] of w and r over the whole tensor is what the second pass
 	// needs. NVIDIA's NVLAMB is this with the gradient's global norm clipped beforehand, through the scale.
 	LAMB
-	// LAMBApply is LAMB's second pass, LambUpdatePhaseTwoKernel without bounds: the step is computed again from the moments,
-	// so none is kept. No job names it; its scalars come from [DeriveLAMBApply].
-	LAMBApply
 
-	rules = iota
+	named // how many rules a job may name
 )
 
-// family says how a rule is parametrised.
-type family uint8
-
+// The rules that others become.
 const (
-	plain family = iota
-	momentum
-	adam
-	adagrad
-	rmsprop
+	// LAMBApply is LAMB's second pass, LambUpdatePhaseTwoKernel without bounds: the step is computed again from the moments,
+	// so none is kept. Its scalars come from [DeriveLAMBApply].
+	LAMBApply = named + iota
+	// The forms of rules whose momentum is 0.
+	sgdMXNetPlain
+	sgdTorchPlain
+	rmspropTorchPlain
+
+	rules
 )
 
-// table describes each rule; states counts f32 arrays as large as the weights, momentumStates of which there are only with
-// a momentum. The defaults are the framework's.
-var table = [rules]struct {
-	name                   string
-	family                 family
-	states, momentumStates int
-	defaults               Hyper
-}{
-	Sum:           {"sum", plain, 0, 0, Hyper{Scale: 1}},
-	SGDMXNet:      {"sgd_mxnet", momentum, 1, 1, Hyper{LR: 0.01, Scale: 1}},
-	SGDTorch:      {"sgd_torch", momentum, 1, 1, Hyper{LR: 0.01, Scale: 1}},
-	NAGMXNet:      {"nag_mxnet", momentum, 1, 1, Hyper{LR: 0.01, Scale: 1}},
-	NesterovTorch: {"nesterov_torch", momentum, 1, 1, Hyper{LR: 0.01, Scale: 1, Momentum: 0.9}},
-	AdamMXNet:     {"adam_mxnet", adam, 2, 0, Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}},
-	AdamTorch:     {"adam_torch", adam, 2, 0, Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}},
-	AdamWMXNet:    {"adamw_mxnet", adam, 2, 0, Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-6}},
-	AdamWTorch:    {"adamw_torch", adam, 2, 0, Hyper{LR: 0.001, WD: 0.01, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}},
-	AdagradMXNet:  {"adagrad_mxnet", adagrad, 1, 0, Hyper{LR: 0.01, Scale: 1, Eps: 1e-7}},
-	AdagradTorch:  {"adagrad_torch", adagrad, 1, 0, Hyper{LR: 0.01, Scale: 1, Eps: 1e-10}},
-	RMSPropMXNet:  {"rmsprop_mxnet", rmsprop, 1, 0, Hyper{LR: 0.001, Scale: 1, Alpha: 0.9, Eps: 1e-8}},
-	RMSPropTorch:  {"rmsprop_torch", rmsprop, 2, 1, Hyper{LR: 0.01, Scale: 1, Alpha: 0.99, Eps: 1e-8}},
-	LAMB:          {"lamb", adam, 2, 0, Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-6}},
-	LAMBApply:     {"lamb_apply", adam, 2, 0, Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-6}},
-}
-
-// Rules lists the rules a job may name, in the order of their values.
+// Rules lists the rules that a job may name, in the order of their values.
 func Rules() []Rule {
-	all := make([]Rule, 0, rules)
-	for r := Sum; r < LAMBApply; r++ {
+	all := make([]Rule, 0, named)
+	for r := range named {
 		all = append(all, r)
 	}
 	return all
 }
 
-// Valid tells whether r is a rule, [LAMBApply] included.
+// Valid reports whether r is a rule, one that a job may not name included.
 func (r Rule) Valid() bool { return r < rules }
 
 func (r Rule) String() string {
@@ -111,9 +85,9 @@ func (r Rule) String() string {
 	return table[r].name
 }
 
-// Parse reads the name of a rule a job may use. The error lists the names and guesses which was meant.
+// Parse reads the name of a rule that a job may use. The error lists the names and guesses which was meant.
 func Parse(name string) (Rule, error) {
-	names := make([]string, 0, rules)
+	names := make([]string, 0, named)
 	for _, r := range Rules() {
 		if table[r].name == name {
 			return r, nil
@@ -132,22 +106,23 @@ func Parse(name string) (Rule, error) {
 // MaxStates is how many f32 state arrays the kernels have room for; no rule keeps more.
 const MaxStates = 3
 
-// States is how many f32 arrays, each as large as the weights, the rule keeps between steps: none for a momentum of 0.
-// They start as zeros.
-func (r Rule) States(h Hyper) int {
-	n := table[r].states
-	if float32(h.Momentum) == 0 {
-		n -= table[r].momentumStates
+// States returns how many f32 arrays, each as large as the weights, the rule keeps between steps. They start as zeros.
+func (r Rule) States(h Hyper) int { return table[r.form(float32(h.Momentum))].states }
+
+// form returns the rule that runs where r is asked for with a momentum, or a beta 1.
+func (r Rule) form(momentum float32) Rule {
+	if plain := table[r].plain; plain != 0 && momentum == 0 {
+		return plain
 	}
-	return n
+	return r
 }
 
-// Defaults are the hyper-parameters the rule's framework uses when told nothing.
+// Defaults returns the hyper-parameters that the rule's framework uses when told nothing.
 func (r Rule) Defaults() Hyper { return table[r].defaults }
 
-// Updates tells whether the rule writes the weights; the others give a result only.
-func (r Rule) Updates() bool { return r != Sum && r != LAMB }
+// Updates reports whether the rule writes the weights; the others give a result only.
+func (r Rule) Updates() bool { return r != Sum && !r.NeedsNorms() }
 
-// NeedsNorms tells whether the rule takes two passes with the tensor's norms between them, and so runs only where a step
+// NeedsNorms reports whether the rule takes two passes with the tensor's norms between them, and so runs only where a step
 // is committed for a whole tensor.
 func (r Rule) NeedsNorms() bool { return r == LAMB }

@@ -195,7 +195,7 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 			return fmt.Errorf("add tensors to worker %d: %d", w.Rank, rc)
 		}
 		if r.Config.Job.Mode == aggregate.Eager {
-			hyper := aggregate.RecordOf(r.Config.Job.Rule, r.Config.Job.Hyper)
+			hyper := r.Config.Job.Rule.Record(r.Config.Job.Hyper)
 			for i := range tensors {
 				worker.Hyper(w.C, uint32(first+i), &hyper, 0)
 			}

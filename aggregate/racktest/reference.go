@@ -25,7 +25,7 @@ type Reference struct {
 func NewReference(mode aggregate.Mode, rule optim.Rule, h optim.Hyper, wire chunk.DType, w [][]float32) *Reference {
 	r := &Reference{Mode: mode, Rule: rule, Hyper: h, Wire: wire}
 	if mode == aggregate.Eager {
-		r.Hyper = aggregate.Rounded(rule, h)
+		r.Hyper = rule.Rounded(h)
 	}
 	r.Add(w...)
 	return r

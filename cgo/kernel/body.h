@@ -186,7 +186,7 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 #include "rules.h"
 
 /* The update of elements [from, to) by a rule. */
-#define UPDATE(number, name)                                                                                                   \
+#define UPDATE(number, name, ...)                                                                                              \
 	LOOP void update_##name(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,       \
 				uint64_t from, uint64_t to)                                                                    \
 	{                                                                                                                      \
@@ -215,8 +215,8 @@ RWK_EACH_RULE(UPDATE)
 typedef void (*update_fn)(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from,
 			  uint64_t to);
 
-#define ROW(number, name) [number] = update_##name,
-static const update_fn updates[RWK_STEPS] = {RWK_EACH_RULE(ROW)};
+#define UPDATE_OF(number, name, ...) [RWK_##number] = update_##name,
+static const update_fn updates[RWK_RULES] = {RWK_EACH_RULE(UPDATE_OF)};
 
 LOOP void update(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from,
 		 uint64_t to)

@@ -9,29 +9,11 @@
 #define SOURCES 8
 #define BLOCK 4096
 
-/* Which arrays a rule needs, and the form it takes when its momentum is 0 (0: it needs one always, or has none). */
-static const struct rule {
+/* Which arrays a rule needs, and the form that it takes when its momentum is 0. */
+#define ROW(name, step, w, states, plain) [RWK_##name] = {w, states, RWK_##plain},
+static const struct {
 	uint8_t w, states, plain;
-} rules[RWK_STEPS] = {
-	[RWK_SUM] = {0, 0, 0},
-	[RWK_SGD_MXNET] = {1, 1, RWK_SGD_MXNET_PLAIN},
-	[RWK_SGD_TORCH] = {1, 1, RWK_SGD_TORCH_PLAIN},
-	[RWK_NAG_MXNET] = {1, 1, RWK_SGD_MXNET_PLAIN},
-	[RWK_NESTEROV_TORCH] = {1, 1, RWK_SGD_TORCH_PLAIN},
-	[RWK_ADAM_MXNET] = {1, 2, 0},
-	[RWK_ADAM_TORCH] = {1, 2, 0},
-	[RWK_ADAMW_MXNET] = {1, 2, 0},
-	[RWK_ADAMW_TORCH] = {1, 2, 0},
-	[RWK_ADAGRAD_MXNET] = {1, 1, 0},
-	[RWK_ADAGRAD_TORCH] = {1, 1, 0},
-	[RWK_RMSPROP_MXNET] = {1, 1, 0},
-	[RWK_RMSPROP_TORCH] = {1, 2, RWK_RMSPROP_TORCH_PLAIN},
-	[RWK_LAMB] = {1, 2, 0},
-	[RWK_LAMB_APPLY] = {1, 2, 0},
-	[RWK_SGD_MXNET_PLAIN] = {1, 0, 0},
-	[RWK_SGD_TORCH_PLAIN] = {1, 0, 0},
-	[RWK_RMSPROP_TORCH_PLAIN] = {1, 1, 0},
-};
+} rules[RWK_RULES] = {RWK_EACH_RULE(ROW)};
 
 /* One pass over the sources: an update by a rule, or only the sum where u is 0. */
 struct pass {
@@ -110,7 +92,7 @@ int rwk_update(int isa, const struct rwk_update *u)
 
 	if (p.rule >= RWK_RULES)
 		return -1;
-	if (rules[p.rule].plain && u->scalar[RWK_K_MOMENTUM] == 0)
+	if (u->scalar[RWK_K_MOMENTUM] == 0)
 		p.rule = rules[p.rule].plain;
 	if (rules[p.rule].w && !u->w)
 		return -2;

@@ -71,11 +71,7 @@ const (
 	F16  = C.RWK_F16
 )
 
-// Counts that package optim must match.
-const (
-	cRules   = C.RWK_RULES
-	cScalars = C.RWK_SCALARS
-)
+const cScalars = C.RWK_SCALARS
 
 var isaNames = [...]string{Scalar: "scalar", AVX2: "avx2", AVX512: "avx512", NEON: "neon"}
 

@@ -9,23 +9,17 @@
 #ifndef RW_KERNEL_H
 #define RW_KERNEL_H
 
+#include "table.h"
+
 #include <stdint.h>
 
 enum rwk_isa { RWK_SCALAR = 0, RWK_AVX2 = 1, RWK_AVX512 = 2, RWK_NEON = 3, RWK_ISAS };
 enum rwk_dtype { RWK_F32 = 1, RWK_BF16 = 2, RWK_F16 = 3 };
 
-/* The update rules, as in aggregate/optim, which names the source of each formula. */
-enum rwk_rule {
-	RWK_SUM, RWK_SGD_MXNET, RWK_SGD_TORCH, RWK_NAG_MXNET, RWK_NESTEROV_TORCH, RWK_ADAM_MXNET, RWK_ADAM_TORCH,
-	RWK_ADAMW_MXNET, RWK_ADAMW_TORCH, RWK_ADAGRAD_MXNET, RWK_ADAGRAD_TORCH, RWK_RMSPROP_MXNET, RWK_RMSPROP_TORCH,
-	RWK_LAMB, RWK_LAMB_APPLY, RWK_RULES
-};
-
-/* Indexes into rwk_update.scalar. */
-enum rwk_scalar {
-	RWK_K_SCALE, RWK_K_CLIP, RWK_K_LR, RWK_K_WD, RWK_K_KEEP, RWK_K_MOMENTUM, RWK_K_GAIN, RWK_K_BETA2, RWK_K_GAIN2,
-	RWK_K_EPS, RWK_K_BIAS1, RWK_K_BIAS2, RWK_SCALARS
-};
+/* The update rules: aggregate/optim names the source of each formula. */
+#define RWK_NUMBER(name, step, w, states, plain) RWK_##name,
+enum rwk_rule { RWK_EACH_RULE(RWK_NUMBER) RWK_RULES };
+#undef RWK_NUMBER
 
 /* The fastest set on this CPU, of those that it has and the build has; rwk_built and rwk_supported say which these are. */
 int rwk_best(void);

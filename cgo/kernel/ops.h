@@ -14,9 +14,6 @@
 
 #define RWK_LINE 64 /* bytes of a cache line */
 
-/* The rule actually run: a public one, or the form it takes without momentum. */
-enum { RWK_SGD_MXNET_PLAIN = RWK_RULES, RWK_SGD_TORCH_PLAIN, RWK_RMSPROP_TORCH_PLAIN, RWK_STEPS };
-
 /* Where a result goes: count arrays of a type, which may be none. */
 struct rwk_outputs {
 	const uint64_t *addr;

@@ -1,6 +1,6 @@
 /*
- * The update rules, written once over vf, a vector of any width. Each mirrors element.step in aggregate/optim, which names
- * the formula's source; the order of operations is the same, so are the bits.
+ * The steps of the update rules, written once over vf, a vector of any width. Each mirrors the function of its name in
+ * aggregate/optim/formulas.go; the order of operations is the same, so are the bits.
  */
 
 /* What a rule reads of an update: the scalars in every lane, and where the arrays lie. */
@@ -233,24 +233,3 @@ RULE(lamb_apply)
 	STORE(w);
 	return w;
 }
-
-/* Every rule by its number, for tables of what is made of them. */
-#define RWK_EACH_RULE(X)                                                                                               \
-	X(RWK_SUM, sum)                                                                                                \
-	X(RWK_SGD_MXNET, sgd_mxnet)                                                                                    \
-	X(RWK_SGD_TORCH, sgd_torch)                                                                                    \
-	X(RWK_NAG_MXNET, nag_mxnet)                                                                                    \
-	X(RWK_NESTEROV_TORCH, nesterov_torch)                                                                          \
-	X(RWK_ADAM_MXNET, adam_mxnet)                                                                                  \
-	X(RWK_ADAM_TORCH, adam_torch)                                                                                  \
-	X(RWK_ADAMW_MXNET, adamw_mxnet)                                                                                \
-	X(RWK_ADAMW_TORCH, adamw_torch)                                                                                \
-	X(RWK_ADAGRAD_MXNET, adagrad_mxnet)                                                                            \
-	X(RWK_ADAGRAD_TORCH, adagrad_torch)                                                                            \
-	X(RWK_RMSPROP_MXNET, rmsprop_mxnet)                                                                            \
-	X(RWK_RMSPROP_TORCH, rmsprop_torch)                                                                            \
-	X(RWK_LAMB, lamb)                                                                                              \
-	X(RWK_LAMB_APPLY, lamb_apply)                                                                                  \
-	X(RWK_SGD_MXNET_PLAIN, sgd_mxnet_plain)                                                                        \
-	X(RWK_SGD_TORCH_PLAIN, sgd_torch_plain)                                                                        \
-	X(RWK_RMSPROP_TORCH_PLAIN, rmsprop_torch_plain)

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/cgo/worker"
 )
@@ -181,7 +180,7 @@ func (m *member) finishPhases() error {
 func (m *member) prepare(t int) {
 	p := &m.job.Phases[m.phase]
 	if p.hyper != nil {
-		record := aggregate.RecordOf(m.job.Rule, *p.hyper)
+		record := m.job.Rule.Record(*p.hyper)
 		worker.Hyper(m.w.C, uint32(t), &record, 0)
 	}
 	if p.kind == phasePush || p.kind == phasePushPull || (p.kind == phaseInit && m.rank == 0) {

@@ -61,7 +61,7 @@ func (o *oracle) reach(phase int) {
 // run works out one tensor's part of a phase.
 func (o *oracle) run(n int, p *phase, t int) []float32 {
 	if p.hyper != nil {
-		o.hyper[t] = aggregate.Rounded(o.job.Rule, *p.hyper)
+		o.hyper[t] = o.job.Rule.Rounded(*p.hyper)
 	}
 	o.ref.Hyper = o.hyper[t]
 	switch p.kind {

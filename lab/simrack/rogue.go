@@ -65,7 +65,7 @@ func (r *run) misbehave(m *member) error {
 		if j.Mode == aggregate.Eager && len(j.members) > 1 {
 			h := j.Hyper
 			h.LR *= 3
-			record := aggregate.RecordOf(j.Rule, h)
+			record := j.Rule.Record(h)
 			worker.Hyper(m.w.C, uint32(r.rng.IntN(j.rack.Plan.NumTensors())), &record, 0)
 		}
 		return nil

@@ -1,0 +1,110 @@
+package optim
+
+import "fmt"
+
+//go:generate go test -run TestTheKernelsHaveThisTable -update
+
+// table is all there is to know of each rule but its formula, which stands here (formulas.go) as the reference, and as a
+// step of the kernels (cgo/kernel/rules.h) under the rule's name. A new rule is a constant, a row, and these two formulas.
+var table = [rules]struct {
+	name   string
+	states int    // f32 arrays as large as the weights that it keeps
+	plain  Rule   // what runs where the momentum is 0, if that is another rule
+	takes  string // the hyper-parameters that it reads, by their names in params
+	// defaults are the framework's.
+	defaults Hyper
+	// check, if there is one, tells what the ranges of single hyper-parameters do not.
+	check func(h Hyper) error
+	// derive, if there is one, changes the scalars that the hyper-parameters alone give for a step counted from 1.
+	derive func(k Scalars, h Hyper, step uint32) Scalars
+	// step updates an element with the scaled gradient and returns the result.
+	step func(e *element, k *Scalars, g float32) float32
+}{
+	Sum: {
+		name: "sum", takes: "scale clip", defaults: Hyper{Scale: 1}, step: stepSum,
+	},
+	SGDMXNet: {
+		name: "sgd_mxnet", states: 1, plain: sgdMXNetPlain, takes: "lr wd scale clip momentum",
+		defaults: Hyper{LR: 0.01, Scale: 1}, derive: deriveSGDMXNet, step: stepSGDMXNet,
+	},
+	SGDTorch: {
+		name: "sgd_torch", states: 1, plain: sgdTorchPlain, takes: "lr wd scale clip momentum dampening",
+		defaults: Hyper{LR: 0.01, Scale: 1}, derive: deriveSGDTorch, step: stepSGDTorch,
+	},
+	NAGMXNet: {
+		name: "nag_mxnet", states: 1, plain: sgdMXNetPlain, takes: "lr wd scale clip momentum",
+		defaults: Hyper{LR: 0.01, Scale: 1}, derive: deriveNAGMXNet, step: stepNAGMXNet,
+	},
+	NesterovTorch: {
+		name: "nesterov_torch", states: 1, plain: sgdTorchPlain, takes: "lr wd scale clip momentum dampening",
+		defaults: Hyper{LR: 0.01, Scale: 1, Momentum: 0.9}, check: checkNesterovTorch, derive: deriveSGDTorch, step: stepNesterovTorch,
+	},
+	AdamMXNet: {
+		name: "adam_mxnet", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
+		defaults: Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, derive: deriveAdamMXNet, step: stepAdamMXNet,
+	},
+	AdamTorch: {
+		name: "adam_torch", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
+		defaults: Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, derive: deriveAdamTorch, step: stepAdamTorch,
+	},
+	AdamWMXNet: {
+		name: "adamw_mxnet", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
+		defaults: Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-6}, derive: deriveAdamMXNet, step: stepAdamWMXNet,
+	},
+	AdamWTorch: {
+		name: "adamw_torch", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
+		defaults: Hyper{LR: 0.001, WD: 0.01, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, derive: deriveAdamTorch, step: stepAdamWTorch,
+	},
+	AdagradMXNet: {
+		name: "adagrad_mxnet", states: 1, takes: "lr wd scale clip eps",
+		defaults: Hyper{LR: 0.01, Scale: 1, Eps: 1e-7}, step: stepAdagradMXNet,
+	},
+	AdagradTorch: {
+		name: "adagrad_torch", states: 1, takes: "lr wd scale clip eps",
+		defaults: Hyper{LR: 0.01, Scale: 1, Eps: 1e-10}, step: stepAdagradTorch,
+	},
+	RMSPropMXNet: {
+		name: "rmsprop_mxnet", states: 1, takes: "lr wd scale clip alpha eps",
+		defaults: Hyper{LR: 0.001, Scale: 1, Alpha: 0.9, Eps: 1e-8}, derive: deriveRMSPropMXNet, step: stepRMSPropMXNet,
+	},
+	RMSPropTorch: {
+		name: "rmsprop_torch", states: 2, plain: rmspropTorchPlain, takes: "lr wd scale clip alpha eps momentum",
+		defaults: Hyper{LR: 0.01, Scale: 1, Alpha: 0.99, Eps: 1e-8}, derive: deriveRMSPropTorch, step: stepRMSPropTorch,
+	},
+	LAMB: {
+		name: "lamb", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
+		defaults: Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-6}, derive: deriveLAMB, step: stepLAMB,
+	},
+	LAMBApply: {
+		name: "lamb_apply", states: 2, takes: "lr wd scale clip beta1 beta2 eps", derive: deriveLAMB, step: stepLAMBApply,
+	},
+	sgdMXNetPlain:     {name: "sgd_mxnet_plain", step: stepSGDMXNetPlain},
+	sgdTorchPlain:     {name: "sgd_torch_plain", step: stepSGDTorchPlain},
+	rmspropTorchPlain: {name: "rmsprop_torch_plain", states: 1, step: stepRMSPropTorchPlain},
+}
+
+// params are the hyper-parameters, in the order of [Hyper]'s fields: each one's name in requests, its place in a control
+// record, and its values, from lo to below hi. Two that no rule takes together may share a place.
+var params = [...]struct {
+	name   string
+	place  place
+	lo, hi float64
+}{
+	{"lr", placeLR, 0, inf},
+	{"wd", placeWD, 0, inf},
+	{"scale", placeScale, -inf, inf},
+	{"clip", placeClip, -inf, inf},
+	{"momentum", placeMomentum, 0, inf},
+	{"dampening", placeExtra, -inf, inf},
+	{"beta1", placeMomentum, 0, 1},
+	{"beta2", placeBeta2, 0, 1},
+	{"eps", placeEps, 0, inf},
+	{"alpha", placeBeta2, 0, 1},
+}
+
+func checkNesterovTorch(h Hyper) error {
+	if h.Momentum == 0 || h.Dampening != 0 {
+		return fmt.Errorf("momentum is %v and dampening %v: Nesterov's needs a momentum and no dampening", h.Momentum, h.Dampening)
+	}
+	return nil
+}
