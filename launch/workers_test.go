@@ -133,7 +133,9 @@ func TestOneFailureEndsAllAndIsNamed(t *testing.T) {
 }
 
 func TestAWorkerThatIgnoresItsEndIsKilledAfterGrace(t *testing.T) {
-	j, _ := shell(2, `trap "" TERM; [ $RANK = 1 ] && exit 3; while :; do sleep 0.1; done`)
+	ready := filepath.Join(t.TempDir(), "ready")
+	j, _ := shell(2, `if [ $RANK = 1 ]; then until [ -e `+ready+` ]; do sleep 0.01; done; exit 3; fi
+trap "" TERM; echo >`+ready+`; while :; do sleep 0.1; done`)
 	j.Grace = 300 * time.Millisecond
 	exits, err := Run(t.Context(), j)
 	if err == nil || len(exits) != 2 || exits[1].Rank != 0 || exits[1].Signal != syscall.SIGKILL.String() {

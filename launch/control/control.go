@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -132,6 +133,7 @@ type member struct {
 	session  string
 	unwatch  context.CancelFunc // nil before Join
 	watched  chan struct{}
+	failure  atomic.Pointer[api.Failure] // of the job, once Watch has brought it
 }
 
 // serve answers requests until the connection ends.
@@ -143,6 +145,9 @@ func (m *member) serve(c io.ReadWriter) {
 			return
 		}
 		answer, err := m.answer(k, payload)
+		if f := m.failure.Load(); err != nil && f != nil {
+			err = fmt.Errorf("job %q has failed: %s", m.p.cfg.Job, f.Text) // rather than what follows from it
+		}
 		if err != nil {
 			err = send(c, kindError, []byte(plain(err).Error()))
 		} else {
@@ -304,6 +309,9 @@ func (m *member) watch() error {
 	go func() {
 		defer close(m.watched)
 		for stream.Receive() {
+			if f := stream.Msg().Failure; f != nil {
+				m.failure.Store(f)
+			}
 		}
 		stream.Close()
 	}()
