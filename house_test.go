@@ -39,6 +39,7 @@ var house = map[string][]string{
 	"aggregate/session":  {"verbs", "chunk"},
 	"aggregate/optim":    {"chunk"},
 	"aggregate/racktest": {"aggregate", "aggregate/optim", "client/lanes", "client/failover", "chunk", "numa", "verbs", "cgo"},
+	"policy":             {},
 	"chunk":              {},
 	"numa":               {},
 	"verbs":              {"cgo"},
@@ -73,7 +74,7 @@ var only = map[string][]string{
 }
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
-var pure = []string{"chunk", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models"}
+var pure = []string{"chunk", "policy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models"}
 
 // computing is all that a pure room may import from outside the house. Of time only durations are used.
 var computing = []string{

@@ -1,0 +1,142 @@
+package policy
+
+// batching is how workers go on while a batch is collected.
+type batching uint8
+
+const (
+	waiting batching = iota // a worker waits for the update that its gradient is in (k-ASP)
+	running                 // it goes on with what is current (k-batch-ASP, softsync)
+	same                    // it goes on with the parameters it has; an update cancels what is computed (k-batch-BSP)
+)
+
+// batch updates with any k gradients.
+type batch struct {
+	members
+	k      int
+	mode   batching
+	factor bool // each gradient is divided by its staleness, and the learning rate is not scaled
+
+	in []member
+}
+
+// member is a gradient in the batch.
+type member struct {
+	w    int
+	step uint64
+	tau  uint64
+}
+
+func (*batch) Stream() bool { return false }
+
+func (p *batch) Rate(uint64) float64 { return p.rate(1) }
+
+// rate is the learning rate's factor for an update of size gradients. It was chosen for n gradients of one version; the synchronous
+// rule keeps it.
+func (p *batch) rate(size int) float64 {
+	if p.factor || p.mode == same {
+		return 1
+	}
+	return float64(size) / float64(p.n)
+}
+
+func (p *batch) On(e Event, to []Act) []Act {
+	switch e.Kind {
+	case Push:
+		p.t[e.W]++
+		if p.mode == same && e.Tau > 0 {
+			return p.release(e.W, p.t[e.W], append(to, Act{Kind: Drop, W: e.W, Step: e.Step}))
+		}
+		p.in = append(p.in, member{e.W, e.Step, e.Tau})
+		updated := p.full()
+		to = p.try(to)
+		switch {
+		case p.mode == running:
+			to = p.release(e.W, p.t[e.W], to)
+		case p.mode == same && !updated:
+			to = p.release(e.W, p.t[e.W], to)
+			to[len(to)-1].Pull = false
+		}
+		return to
+	case Join:
+		p.join(e.W, p.min())
+		return p.release(e.W, p.t[e.W], to)
+	case Leave:
+		p.leave(e.W)
+		p.in = remove(p.in, e.W)
+	case Finish:
+		p.leave(e.W)
+	}
+	return p.try(to)
+}
+
+// remove takes a worker's gradients out.
+func remove(in []member, w int) []member {
+	kept := in[:0]
+	for _, m := range in {
+		if m.w != w {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+// full reports whether the batch is what it can be.
+func (p *batch) full() bool {
+	if len(p.in) == 0 || len(p.in) >= p.k {
+		return len(p.in) > 0
+	}
+	for w, live := range p.live {
+		if live && (p.mode != waiting || !p.held(w)) {
+			return false // another gradient can come
+		}
+	}
+	return true
+}
+
+func (p *batch) try(to []Act) []Act {
+	if !p.full() {
+		return to
+	}
+	size := len(p.in)
+	update := Act{Kind: Apply, Rate: p.rate(size)}
+	for _, m := range p.in {
+		weight := 1 / float64(size)
+		if p.factor {
+			weight /= float64(max(1, m.tau))
+		}
+		update.Parts = append(update.Parts, Part{m.w, m.step, weight})
+	}
+	to = append(to, update)
+	switch p.mode {
+	case waiting:
+		for _, m := range p.in {
+			to = p.release(m.w, p.t[m.w], to)
+		}
+	case same:
+		for w, live := range p.live {
+			if !live {
+				continue
+			}
+			if !p.held(w) {
+				to = append(to, Act{Kind: Cancel, W: w, Step: p.t[w]})
+			}
+			p.may[w] = false // to say it again: the parameters have changed
+			to = p.release(w, p.t[w], to)
+		}
+	}
+	p.in = p.in[:0]
+	return to
+}
+
+func (p *batch) state(c *codec) {
+	p.members.state(c)
+	n := c.length(len(p.in), max(p.k, p.n))
+	if c.loading {
+		p.in = make([]member, n)
+	}
+	each(p.in, func(m *member) {
+		c.int(&m.w)
+		c.uint(&m.step)
+		c.uint(&m.tau)
+	})
+}

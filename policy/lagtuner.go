@@ -1,0 +1,150 @@
+package policy
+
+// Reading is how the gaps of LagTuner's published procedure are filled.
+type Reading uint8
+
+// The readings.
+const (
+	// Strict never lets two workers' begun steps differ by more than the upper bound.
+	Strict Reading = iota
+	// Literal lets the fastest ask for extra steps again when it has used them up, and it gets as many as before.
+	Literal
+	// Loose also lets everyone above the lower bound ask, and holds a worker only until the slowest's next push.
+	Loose
+)
+
+// lagTuner is SSP(lower) in which the fastest worker may get extra steps: as many as bring its push nearest to one of the slowest.
+type lagTuner struct {
+	members
+	learningRate
+	lower, upper uint64
+	reading      Reading
+
+	now      int64
+	last     []int64  // when a worker pushed
+	since    []int64  // when it began its step
+	interval []int64  // how long its last step took, without the time it was held; 0: unknown
+	extra    []uint64 // steps it still has, whatever its lead
+	awaits   []int    // Loose: whose push releases it
+}
+
+func newLagTuner(m members, r learningRate, lower, upper uint64, reading Reading) *lagTuner {
+	return &lagTuner{
+		members: m, learningRate: r, lower: lower, upper: upper, reading: reading,
+		last: make([]int64, m.n), since: make([]int64, m.n), interval: make([]int64, m.n), extra: make([]uint64, m.n),
+		awaits: make([]int, m.n),
+	}
+}
+
+func (*lagTuner) Stream() bool { return true }
+
+func (p *lagTuner) On(e Event, to []Act) []Act {
+	p.now = max(p.now, e.At)
+	switch e.Kind {
+	case Push:
+		to = p.alone(e, to)
+		p.t[e.W]++
+		p.interval[e.W] = p.now - p.since[e.W]
+		p.last[e.W], p.since[e.W] = p.now, p.now
+		to = p.decide(e.W, to)
+	case Join:
+		p.join(e.W, p.min())
+		p.last[e.W], p.since[e.W], p.interval[e.W], p.extra[e.W] = p.now, p.now, 0, 0
+	case Leave, Finish:
+		p.leave(e.W)
+	case Loss:
+		return to
+	}
+	return p.recheck(e, to)
+}
+
+// decide releases the worker that has pushed, or leaves it held.
+func (p *lagTuner) decide(w int, to []Act) []Act {
+	switch {
+	case p.extra[w] > 0:
+		p.extra[w]--
+		return p.release(w, p.t[w], to)
+	case p.lead(w) <= p.lower:
+		return p.release(w, p.t[w], to)
+	case p.reading == Loose || p.t[w] == p.max():
+		if r := p.control(w); r > 0 {
+			p.extra[w] = r - 1
+			return p.release(w, p.t[w]+r-1, to)
+		}
+	}
+	p.awaits[w] = p.slowest()
+	return to
+}
+
+// recheck releases whom an event brought within the lower bound, and those who waited for the push.
+func (p *lagTuner) recheck(e Event, to []Act) []Act {
+	lowest := p.min()
+	for w := range p.live {
+		held := p.held(w)
+		awaited := p.reading == Loose && held && w != e.W && p.awaits[w] == e.W && e.Kind != Join
+		to = p.release(w, plus(lowest, p.lower), to)
+		if awaited {
+			to = p.release(w, p.t[w], to)
+		}
+		if held && !p.held(w) {
+			p.since[w] = p.now
+		}
+	}
+	return to
+}
+
+// slowest is the worker with the lowest clock; of several, the one whose next push is expected last, then the one of the lowest
+// rank.
+func (p *lagTuner) slowest() int {
+	found, lowest := -1, p.min()
+	for w, live := range p.live {
+		if !live || p.t[w] != lowest {
+			continue
+		}
+		if found < 0 || p.last[w]+p.interval[w] > p.last[found]+p.interval[found] {
+			found = w
+		}
+	}
+	return found
+}
+
+// control is the number of steps, the next one included, after which a worker's push comes nearest to a push of the slowest.
+// Of equal ones it is the least; 0 holds the worker.
+func (p *lagTuner) control(w int) uint64 {
+	most := p.upper - p.lower
+	if p.reading == Strict {
+		if p.lead(w) > p.upper {
+			return 0
+		}
+		most = min(most, p.upper-p.lead(w)+1)
+	}
+	s := p.slowest()
+	if p.interval[s] == 0 || p.interval[w] == 0 {
+		return 0
+	}
+	next := max(p.last[s]+p.interval[s], p.now)
+	best, shortest := uint64(0), int64(-1)
+	at := p.now
+	for q := uint64(0); q <= most; q++ {
+		wait := next - at
+		if wait < 0 {
+			past := -wait % p.interval[s]
+			wait = min(past, p.interval[s]-past)
+		}
+		if shortest < 0 || wait < shortest {
+			best, shortest = q, wait
+		}
+		at += p.interval[w]
+	}
+	return best
+}
+
+func (p *lagTuner) state(c *codec) {
+	p.members.state(c)
+	c.time(&p.now)
+	each(p.last, c.time)
+	each(p.since, c.time)
+	each(p.interval, c.time)
+	each(p.extra, c.uint)
+	each(p.awaits, c.int)
+}

@@ -1,0 +1,43 @@
+package policy
+
+// learningRate is the factor of the learning rate for gradients that are applied alone.
+type learningRate struct {
+	factor    float64
+	staleness bool // 1/(τ+1) instead: DynSGD
+}
+
+func (r learningRate) Rate(tau uint64) float64 {
+	if r.staleness {
+		return 1 / (float64(tau) + 1)
+	}
+	return r.factor
+}
+
+// alone says that a push was applied by itself.
+func (r learningRate) alone(e Event, to []Act) []Act {
+	return append(to, Act{Kind: Apply, W: e.W, Step: e.Step, Rate: r.Rate(e.Tau), Parts: []Part{{e.W, e.Step, 1}}})
+}
+
+// stale is SSP: nobody begins a step more than bound ahead of the slowest. Without a bound it is ASP.
+type stale struct {
+	members
+	learningRate
+	bound uint64
+}
+
+func (*stale) Stream() bool { return true }
+
+func (p *stale) On(e Event, to []Act) []Act {
+	switch e.Kind {
+	case Push:
+		to = p.alone(e, to)
+		p.t[e.W]++
+	case Join:
+		p.join(e.W, p.min())
+	case Leave, Finish:
+		p.leave(e.W)
+	}
+	return p.releaseAll(plus(p.min(), p.bound), to)
+}
+
+func (p *stale) state(c *codec) { p.members.state(c) }
