@@ -126,7 +126,7 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 				step := s.step(tc.mode)
 				step()                              // queues and pools grow to what a step needs
 				if transport.options == ",link=1" { // also away from home
-					if err := r.Move(r.Workers[0], 0, 1, 1); err != nil {
+					if err := r.Resume(r.Workers[0], 0, 1, 1); err != nil {
 						t.Fatal(err)
 					}
 					step()

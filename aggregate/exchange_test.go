@@ -34,11 +34,12 @@ func rackIn(t *testing.T, sim *fabric.Sim, options string, workers int, cfg rack
 		}
 		return d
 	}
-	var devices []*verbs.Device
+	devices := []*verbs.Device{open("aggregator")}
+	cfg.NICs, cfg.Manual = devices, true
 	for w := range workers {
-		devices = append(devices, open(fmt.Sprintf("worker%d", w)))
+		d := open(fmt.Sprintf("worker%d", w))
+		devices, cfg.Workers = append(devices, d), append(cfg.Workers, []*verbs.Device{d})
 	}
-	cfg.Box, cfg.Hosts, cfg.Manual = open("box"), devices, true
 	cfg.Now = func() int64 { return int64(sim.Now()) }
 	r, err := racktest.Open(cfg)
 	if err != nil {
@@ -48,7 +49,7 @@ func rackIn(t *testing.T, sim *fabric.Sim, options string, workers int, cfg rack
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
-		for _, d := range append(devices, cfg.Box) {
+		for _, d := range devices {
 			if err := d.Close(); err != nil {
 				t.Error(err)
 			}

@@ -18,13 +18,11 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// nicRack is a manual rack over a simulated network in which box and workers have two NICs each.
+// nicRack is a manual rack over a simulated network in which aggregator and workers have two NICs each.
 type nicRack struct {
 	*racktest.Rack
-	t     *testing.T
-	sim   *fabric.Sim
-	box   []*verbs.Device
-	hosts [][]*verbs.Device
+	t   *testing.T
+	sim *fabric.Sim
 	// each is called in every round, before the network moves.
 	each func(round int)
 	now  int
@@ -48,12 +46,9 @@ func newNICRack(t *testing.T, seed uint64, workers int, cfg racktest.Config) *ni
 		}
 		return nics
 	}
-	r.box = pair("box")
-	cfg.Box, cfg.BoxNICs = r.box[0], r.box[1:]
+	cfg.NICs = pair("aggregator")
 	for w := range workers {
-		nics := pair(fmt.Sprintf("worker%d", w))
-		r.hosts = append(r.hosts, nics)
-		cfg.Hosts, cfg.HostNICs = append(cfg.Hosts, nics[0]), append(cfg.HostNICs, nics[1:])
+		cfg.Workers = append(cfg.Workers, pair(fmt.Sprintf("worker%d", w)))
 	}
 	cfg.Manual, cfg.AckTimeout = true, 100*time.Millisecond
 	cfg.Now = func() int64 { return int64(sim.Now()) }
@@ -106,17 +101,17 @@ func (r *nicRack) run(ops [][]worker.Op) error {
 // down takes a NIC's link down, or up again.
 func (r *nicRack) link(d *verbs.Device, up bool) { fabric.LinkSim(fabric.Device(d.Handle()), up) }
 
-// move moves a lane and fails the test if it cannot.
-func (r *nicRack) move(rank, lane, boxNIC, nic int) {
+// resume resumes a lane over other NICs and fails the test if it cannot.
+func (r *nicRack) resume(rank, lane, aggregatorNIC, nic int) {
 	r.t.Helper()
-	if err := r.Move(r.Workers[rank], lane, boxNIC, nic); err != nil {
-		r.t.Fatalf("round %d: move lane %d of worker %d to %d, %d: %v", r.now, lane, rank, boxNIC, nic, err)
+	if err := r.Resume(r.Workers[rank], lane, aggregatorNIC, nic); err != nil {
+		r.t.Fatalf("round %d: resume lane %d of worker %d over NICs %d, %d: %v", r.now, lane, rank, aggregatorNIC, nic, err)
 	}
 }
 
-// rescue moves every lane whose queue pair failed, at either end, the first of the ways, from a NIC of the box's to one of the
-// worker's, that is possible.
-func (r *nicRack) rescue(ways ...[2]int) {
+// rescue resumes every lane whose queue pair failed, at either end, over the first path that is possible, a NIC of the aggregator's
+// and one of the worker's.
+func (r *nicRack) rescue(paths ...[2]int) {
 	r.t.Helper()
 	for rank, w := range r.Workers {
 		broken := make([]uint8, r.Config.Lanes)
@@ -134,8 +129,8 @@ func (r *nicRack) rescue(ways ...[2]int) {
 				continue
 			}
 			var errs []error
-			for _, to := range ways {
-				err := r.Move(w, lane, to[0], to[1])
+			for _, to := range paths {
+				err := r.Resume(w, lane, to[0], to[1])
 				if err == nil {
 					errs = nil
 					break
@@ -164,7 +159,7 @@ var resumeCases = []struct {
 	{"bf16 wire", aggregate.Eager, optim.AdamWTorch, chunk.BF16, false, false},
 }
 
-func (r *nicRack) moves() (n uint64) {
+func (r *nicRack) failovers() (n uint64) {
 	for _, l := range r.Engine.Lanes() {
 		n += l.Counters().Failovers
 	}
@@ -194,11 +189,11 @@ func TestConnectionsMoveAtAnyTimeAndSumsStayExact(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 5))
 				r.each = func(int) {
 					for rng.IntN(12) == 0 {
-						r.move(rng.IntN(3), rng.IntN(3), rng.IntN(2), rng.IntN(2))
+						r.resume(rng.IntN(3), rng.IntN(3), rng.IntN(2), rng.IntN(2))
 					}
 				}
 				exchange(t, r.Rack, 3, r.run)
-				if r.moves() == 0 {
+				if r.failovers() == 0 {
 					t.Error("nothing moved")
 				}
 			})
@@ -207,7 +202,7 @@ func TestConnectionsMoveAtAnyTimeAndSumsStayExact(t *testing.T) {
 }
 
 func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
-	for _, side := range []string{"box", "worker", "both"} {
+	for _, side := range []string{"aggregator", "worker", "both"} {
 		for _, tc := range resumeCases {
 			t.Run(side+"/"+tc.name, func(t *testing.T) {
 				cfg := resumeConfig(tc.mode, tc.rule, tc.wire)
@@ -215,10 +210,10 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 				r := newNICRack(t, 9, 3, cfg)
 				var cut []*verbs.Device
 				if side != "worker" {
-					cut = append(cut, r.box[0])
+					cut = append(cut, r.Config.NICs[0])
 				}
-				if side != "box" {
-					cut = append(cut, r.hosts[1][0])
+				if side != "aggregator" {
+					cut = append(cut, r.Config.Workers[1][0])
 				}
 				r.each = func(round int) {
 					switch {
@@ -234,7 +229,7 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 						}
 						for rank := range r.Workers {
 							for lane := range r.Config.Lanes {
-								r.move(rank, lane, lane%2, lane%2)
+								r.resume(rank, lane, lane%2, lane%2)
 							}
 						}
 					}
@@ -246,8 +241,8 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 					}
 					return r.run(ops)
 				})
-				if r.moves() < 9 {
-					t.Errorf("%d moves", r.moves())
+				if r.failovers() < 9 {
+					t.Errorf("%d failovers", r.failovers())
 				}
 			})
 		}
@@ -273,7 +268,7 @@ func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
 						r.rescue([2]int{1, 1}, [2]int{0, 0})
 					}
 					exchange(t, r.Rack, 4, r.run)
-					if r.moves() == 0 {
+					if r.failovers() == 0 {
 						t.Error("nothing moved")
 					}
 				})
@@ -282,7 +277,7 @@ func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
 	}
 }
 
-func TestTwoPhaseStepsSurviveMoves(t *testing.T) {
+func TestTwoPhaseStepsSurviveFailovers(t *testing.T) {
 	for _, rule := range []optim.Rule{optim.AdamWTorch, optim.LAMB} {
 		for _, wire := range []chunk.DType{chunk.F32, chunk.BF16} {
 			t.Run(fmt.Sprintf("%v, %v", rule, wire), func(t *testing.T) {
@@ -292,7 +287,7 @@ func TestTwoPhaseStepsSurviveMoves(t *testing.T) {
 				rng := rand.New(rand.NewPCG(6, 7))
 				r.each = func(int) {
 					for rng.IntN(8) == 0 {
-						r.move(rng.IntN(2), rng.IntN(3), rng.IntN(2), rng.IntN(2))
+						r.resume(rng.IntN(2), rng.IntN(3), rng.IntN(2), rng.IntN(2))
 					}
 				}
 				two := &twoPhaseRack{
@@ -316,7 +311,7 @@ func TestAConnectionThatNobodyResumesIsALostWorkerInTime(t *testing.T) {
 	cutAt := int64(0)
 	r.each = func(round int) {
 		if round == 20 {
-			r.link(r.hosts[1][0], false)
+			r.link(r.Config.Workers[1][0], false)
 			cutAt = r.Config.Now()
 		}
 	}
@@ -338,7 +333,7 @@ func TestAConnectionThatNobodyResumesIsALostWorkerInTime(t *testing.T) {
 
 func TestAnOldOrImpossibleAttemptToResumeIsRefused(t *testing.T) {
 	r := newNICRack(t, 3, 2, resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32))
-	r.move(0, 0, 1, 1)
+	r.resume(0, 0, 1, 1)
 	if _, err := r.Job.Resume(t.Context(), 0, aggregate.Resume{Lane: 0, Attempt: 1}); !errors.Is(err, aggregate.ErrStale) {
 		t.Errorf("an attempt that came before: %v", err)
 	}
@@ -362,10 +357,10 @@ func TestAnAttemptToResumeLeavesTheConnectionToALaterOne(t *testing.T) {
 	if err := takeOut(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Move(r.Workers[0], 0, 1, 1); !errors.Is(err, aggregate.ErrStale) { // its first attempt, as the one above
+	if err := r.Resume(r.Workers[0], 0, 1, 1); !errors.Is(err, aggregate.ErrStale) { // its first attempt, as the one above
 		t.Fatal(err)
 	}
-	r.move(0, 0, 1, 1)
+	r.resume(0, 0, 1, 1)
 	if _, err := drain(); !errors.Is(err, aggregate.ErrStale) {
 		t.Errorf("drain: %v", err)
 	}

@@ -49,9 +49,9 @@ func openDevice(t testing.TB, provider string) *verbs.Device {
 
 func threadedRack(t testing.TB, provider string, workers int, cfg racktest.Config) *racktest.Rack {
 	t.Helper()
-	cfg.Box = openDevice(t, provider)
+	cfg.NICs = []*verbs.Device{openDevice(t, provider)}
 	for range workers {
-		cfg.Hosts = append(cfg.Hosts, openDevice(t, provider))
+		cfg.Workers = append(cfg.Workers, []*verbs.Device{openDevice(t, provider)})
 	}
 	r, err := racktest.Open(cfg)
 	if err != nil {

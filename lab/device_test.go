@@ -124,9 +124,10 @@ func exchangeExactly(r *racktest.Rack, steps int) error {
 // A peer may write where its own job's slots are, and nowhere else: the protection domain stops it, its job fails, and a job
 // beside it goes on.
 func TestIBVPeerThatWritesElsewhere(t *testing.T) {
-	d := devices(t, 1)[0]
+	nic := devices(t, 1)
+	workers := [][]*verbs.Device{nic, nic}
 	job, tensors := jobOf("neighbour")
-	neighbour := openRack(t, racktest.Config{Box: d, Hosts: []*verbs.Device{d, d}, Lanes: 1, MaxConns: 8, Job: job, Tensors: tensors})
+	neighbour := openRack(t, racktest.Config{NICs: nic, Workers: workers, Lanes: 1, MaxConns: 8, Job: job, Tensors: tensors})
 	if err := exchangeExactly(neighbour, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +142,7 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			job, tensors := jobOf(c.name)
-			r := openRack(t, racktest.Config{Box: d, Hosts: []*verbs.Device{d, d}, Lanes: 1, Engine: neighbour.Engine, Job: job,
+			r := openRack(t, racktest.Config{NICs: nic, Workers: workers, Lanes: 1, Engine: neighbour.Engine, Job: job,
 				Tensors: tensors})
 			rogue := r.Workers[1]
 			payload, err := rogue.Allocate("payload", 4096)
@@ -212,8 +213,7 @@ func TestIBVPlacement(t *testing.T) {
 	})
 	job, tensors := jobOf("placed")
 	r := openRack(t, racktest.Config{
-		Box: nics[0], BoxNICs: nics[1:], Hosts: []*verbs.Device{nics[0], nics[0]}, HostNICs: [][]*verbs.Device{nics[1:], nics[1:]},
-		Lanes: len(lanes), Engine: engine, Job: job, Tensors: tensors,
+		NICs: nics, Workers: [][]*verbs.Device{nics, nics}, Lanes: len(lanes), Engine: engine, Job: job, Tensors: tensors,
 	})
 	if err := exchangeExactly(r, 2); err != nil {
 		t.Fatal(err)

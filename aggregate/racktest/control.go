@@ -40,7 +40,7 @@ func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, err
 
 // Move takes a worker's connection to a lane to other NICs, of the aggregator and of the worker, whatever a worker would
 // choose. After an error the lane waits for the next time.
-func (r *Rack) Move(w *Worker, lane, aggregatorNIC, nic int) error {
+func (r *Rack) Resume(w *Worker, lane, aggregatorNIC, nic int) error {
 	if err := w.Detach(lane); err != nil {
 		return err
 	}

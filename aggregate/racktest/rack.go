@@ -21,17 +21,15 @@ import (
 
 // Config describes a rack.
 type Config struct {
-	Box        *verbs.Device
-	Hosts      []*verbs.Device   // a device for each worker; all may be the same
-	BoxNICs    []*verbs.Device   // beside Box: the lanes are spread over all
-	HostNICs   [][]*verbs.Device // by worker, beside Hosts
+	NICs       []*verbs.Device   // the aggregator's: the lanes are spread over all
+	Workers    [][]*verbs.Device // by worker: its NICs; several workers may use the same
 	AckTimeout time.Duration     // 0: the contract's
 	Absent     int               // more workers of the job, which never attach
 	Lanes      int
 	Window     int
-	MaxConns   int                 // per lane, for all jobs; 0: len(Hosts)
-	Engine     *aggregate.Engine   // to run the job on, of another rack with this Box; nil: one of its own
-	Job        aggregate.JobConfig // Workers is len(Hosts)
+	MaxConns   int                 // per lane, for all jobs; 0: len(Workers)
+	Engine     *aggregate.Engine   // to run the job on, of another rack with the same NICs; nil: one of its own
+	Job        aggregate.JobConfig // its Workers is ignored
 	Tensors    []chunk.Tensor
 	Memory     chunk.DType // of the workers' buffers; 0: F32
 	Arena      bool        // gradients and results in registered memory
@@ -74,7 +72,7 @@ func Open(cfg Config) (r *Rack, err error) {
 	if cfg.Staging == 0 {
 		cfg.Staging = 8
 	}
-	cfg.Job.Workers = len(cfg.Hosts) + cfg.Absent
+	cfg.Job.Workers = len(cfg.Workers) + cfg.Absent
 	if cfg.Job.ChunkBytes == 0 {
 		cfg.Job.ChunkBytes = chunk.DefaultChunkBytes
 	}
@@ -86,13 +84,12 @@ func Open(cfg Config) (r *Rack, err error) {
 	}()
 	placed := make([]aggregate.LaneConfig, cfg.Lanes)
 	places := make([]chunk.Lane, cfg.Lanes)
-	box := append([]*verbs.Device{cfg.Box}, cfg.BoxNICs...)
 	for i := range placed {
-		placed[i] = aggregate.LaneConfig{Device: box[i%len(box)], NIC: i % len(box), CPU: -1, Node: -1}
+		placed[i] = aggregate.LaneConfig{Device: cfg.NICs[i%len(cfg.NICs)], NIC: i % len(cfg.NICs), CPU: -1, Node: -1}
 		places[i] = chunk.Lane{Core: i}
 	}
 	if cfg.MaxConns == 0 {
-		cfg.MaxConns = len(cfg.Hosts)
+		cfg.MaxConns = len(cfg.Workers)
 	}
 	if r.Engine = cfg.Engine; r.Engine == nil {
 		r.Engine, err = aggregate.Start(aggregate.Config{
@@ -108,13 +105,9 @@ func Open(cfg Config) (r *Rack, err error) {
 	if r.Plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: cfg.Job.ChunkBytes, Lanes: places}); err != nil {
 		return r, err
 	}
-	for rank, host := range cfg.Hosts {
+	for rank, nics := range cfg.Workers {
 		w := &Worker{Rank: rank}
 		r.Workers = append(r.Workers, w)
-		nics := []*verbs.Device{host}
-		if cfg.HostNICs != nil {
-			nics = append(nics, cfg.HostNICs[rank]...)
-		}
 		if err = r.connect(w, nics); err != nil {
 			return r, err
 		}
@@ -131,7 +124,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	if err != nil {
 		return err
 	}
-	byReference := cfg.Box.Attr().Has(verbs.DevByReference)
+	byReference := cfg.NICs[0].Attr().Has(verbs.DevByReference)
 	staging := window
 	if byReference {
 		staging = cfg.Staging

@@ -16,7 +16,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// cluster is a schedule's rack: the box's NICs, which are the first hosts, and a host for every worker of every job.
+// cluster is a schedule's rack: the aggregator's NICs, which are the first hosts, and a host for every worker of every job.
 type cluster struct {
 	schedule *Schedule
 	sim      *fabric.Sim
@@ -45,7 +45,7 @@ type job struct {
 	struck   bool          // something fatal may have happened to it
 	doubtful bool          // a worker may have sent false gradients: results prove nothing
 	failed   time.Duration // when its failure was first noticed; 0: it was not
-	skipped  bool          // the box was gone before it could start
+	skipped  bool          // the aggregator was gone before it could start
 	closed   bool
 }
 
@@ -61,7 +61,7 @@ func newCluster(s *Schedule, log func(format string, args ...any)) (*cluster, er
 		return c, err
 	}
 	for i := range s.NICs {
-		if err := c.addHost(fmt.Sprintf("box%d", i)); err != nil {
+		if err := c.addHost(fmt.Sprintf("aggregator%d", i)); err != nil {
 			return c, err
 		}
 	}
@@ -138,7 +138,7 @@ func (c *cluster) tick() {
 func (c *cluster) start(j *job) error {
 	s := c.schedule
 	cfg := racktest.Config{
-		Engine: c.engine, Box: c.hosts[0], Lanes: s.Lanes, Window: s.Window, Staging: s.Staging, ClockNS: c.clockNS(),
+		Engine: c.engine, NICs: c.hosts[:s.NICs], Lanes: s.Lanes, Window: s.Window, Staging: s.Staging, ClockNS: c.clockNS(),
 		Job: aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes},
 		Now: func() int64 { return c.now }, Log: func(format string, args ...any) {
 			c.log("%v: %s "+format, slices.Insert(args, 0, any(time.Duration(c.now)), any(j.Name))...)
@@ -146,12 +146,11 @@ func (c *cluster) start(j *job) error {
 		Memory: j.Type, Arena: j.Memory == arena, Copy: j.Memory == copied, Tensors: j.tensors(0),
 	}
 	for _, m := range j.members {
-		cfg.Hosts = append(cfg.Hosts, c.hosts[m.host])
-		var more []*verbs.Device
-		for _, nic := range m.nics[1:] {
-			more = append(more, c.hosts[nic])
+		var nics []*verbs.Device
+		for _, nic := range m.nics {
+			nics = append(nics, c.hosts[nic])
 		}
-		cfg.HostNICs = append(cfg.HostNICs, more)
+		cfg.Workers = append(cfg.Workers, nics)
 	}
 	if s.Failovers != nil {
 		cfg.AckTimeout = s.Failovers.AckTimeout

@@ -96,7 +96,7 @@ func (r *run) tellAggregatorLink(nic int, up bool) {
 
 // failOver takes the steps of failovers that are due.
 func (r *run) failOver() {
-	if r.Failovers == nil || r.boxDead {
+	if r.Failovers == nil || r.aggregatorDead {
 		return
 	}
 	for _, m := range r.members {

@@ -25,26 +25,26 @@ type FaultKind int
 // The faults. Where the data path cannot notice (a host that is dead or cut off sends nothing), the control plane does, as
 // the service's does: by a membership stream that ends.
 const (
-	NoFault       FaultKind = iota
-	KillWorker              // its host stops
-	CutWorker               // its host loses its link for good
-	KillBox                 // the aggregator's host stops
-	StaleKey                // a message of a worker's is refused as if its key were stale
-	QPFail                  // a worker's queue pair fails
-	AnyStaleKey             // the same of any queue pair, the aggregator's too
-	AnyQPFail               //
-	AnyOverrun              // a completion queue overruns, a worker's or a lane's
-	ShrinkCQ                // a worker's completion queue becomes too small
-	WorkerAborts            // a worker's program gives up
-	WorkerTimeout           // a worker's wait reaches its deadline
-	JobFailed               // the control plane ends the job
-	JobClosed               // the control plane takes the job away
-	Rogue                   // a worker sends what the protocol forbids
+	NoFault        FaultKind = iota
+	KillWorker               // its host stops
+	CutWorker                // its host loses its link for good
+	KillAggregator           // the aggregator's host stops
+	StaleKey                 // a message of a worker's is refused as if its key were stale
+	QPFail                   // a worker's queue pair fails
+	AnyStaleKey              // the same of any queue pair, the aggregator's too
+	AnyQPFail                //
+	AnyOverrun               // a completion queue overruns, a worker's or a lane's
+	ShrinkCQ                 // a worker's completion queue becomes too small
+	WorkerAborts             // a worker's program gives up
+	WorkerTimeout            // a worker's wait reaches its deadline
+	JobFailed                // the control plane ends the job
+	JobClosed                // the control plane takes the job away
+	Rogue                    // a worker sends what the protocol forbids
 	faultKinds
 )
 
 var faultNames = [...]string{
-	"none", "worker killed", "worker cut off", "box killed", "stale key", "queue pair failed", "stale key anywhere",
+	"none", "worker killed", "worker cut off", "aggregator killed", "stale key", "queue pair failed", "stale key anywhere",
 	"queue pair failed anywhere", "completion queue overrun anywhere", "worker's completion queue shrunk", "worker aborts",
 	"worker's deadline passed", "job failed by the control plane", "job closed", "rogue worker",
 }
@@ -125,11 +125,11 @@ func (r *run) strike() error {
 			r.setLink(nic, false)
 		}
 		r.later(f.Notice, func() error { return r.expel(m) })
-	case KillBox:
+	case KillAggregator:
 		for _, nic := range r.hosts[:r.NICs] {
 			fabric.KillSim(fabric.Device(nic.Handle()))
 		}
-		r.boxDead = true
+		r.aggregatorDead = true
 		for _, j := range r.jobs {
 			j.struck = true
 		}
@@ -162,7 +162,8 @@ func (r *run) strike() error {
 	return nil
 }
 
-// expel is what the control plane does when it hears no more of a worker; a worker that lives hears no more of the box either.
+// expel is what the control plane does when it hears no more of a worker. A worker that lives hears no more of the aggregator
+// either.
 func (r *run) expel(m *member) error {
 	if m.job.closed {
 		return nil
@@ -197,7 +198,7 @@ func (r *run) strikeAnywhere() {
 	}
 }
 
-// abortAll is what the workers' control plane does when the box is gone.
+// abortAll is what the workers' control plane does when the aggregator is gone.
 func (r *run) abortAll() error {
 	for _, m := range r.members {
 		if !m.dead && !m.job.closed {
@@ -237,7 +238,7 @@ func (r *run) hurry(j *job) {
 	r.weigh()
 }
 
-// spread tells the box of a worker that failed, and the workers of a job that did.
+// spread tells the aggregator of a worker that failed, and the workers of a job that failed.
 func (r *run) spread(j *job) error {
 	if j.closed {
 		return nil

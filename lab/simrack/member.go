@@ -183,7 +183,7 @@ func (m *member) prepare(t int) {
 		record := m.job.Rule.Record(*p.hyper)
 		worker.Hyper(m.w.C, uint32(t), &record, 0)
 	}
-	if p.kind == phasePush || p.kind == phasePushPull || (p.kind == phaseInit && m.rank == 0) {
+	if p.kind == phasePush || p.kind == phasePushPull || (p.kind == phaseBroadcast && m.rank == 0) {
 		store(m.job.Type, m.w.Src(t), m.job.oracle.gradient(m.phase, m.rank, t))
 	}
 	if p.kind == phasePush || p.kind == phasePushPull {
@@ -306,7 +306,7 @@ func (m *member) audit() error {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
 	if st.ReceivedChunks != m.chunks || st.SentChunks-st.NACKs != m.chunks {
-		return fmt.Errorf("%v: its operations have %d chunks; sent %d, given back %d, answered %d", m, m.chunks, st.SentChunks,
+		return fmt.Errorf("%v: its operations have %d chunks; sent %d, NACKed %d, answered %d", m, m.chunks, st.SentChunks,
 			st.NACKs, st.ReceivedChunks)
 	}
 	if got := m.job.rack.Job.WorkerCounters()[m.rank]; got.Chunks != m.gradients {

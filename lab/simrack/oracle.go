@@ -65,7 +65,7 @@ func (o *oracle) run(n int, p *phase, t int) []float32 {
 	}
 	o.ref.Hyper = o.hyper[t]
 	switch p.kind {
-	case phaseInit:
+	case phaseBroadcast:
 		o.ref.W[t] = clone(racktest.OnWire(o.job.Wire, o.gradient(n, 0, t)))
 		return clone(racktest.OnWire(o.job.Type, o.ref.W[t]))
 	case phasePushPull:

@@ -56,6 +56,14 @@ var plants = []plant{
 		"a resumed connection sends a message again that had arrived", "aggregate/attach.go",
 		"s.sent(k, n)", "s.sent(k, max(n-1, 0))",
 	},
+	{
+		"a worker says that it received a message less than it did", "client/lanes/failover.go",
+		"Received: r.received, Endpoint", "Received: max(r.received, 1) - 1, Endpoint",
+	},
+	{
+		"a lane that broke is not resumed", "client/failover/failover.go",
+		"case l.state == broken:\n\t\treturn true", "case l.state == broken:\n\t\treturn false",
+	},
 }
 
 const (

@@ -14,23 +14,23 @@ import (
 type rogueKind int
 
 const (
-	rogueEpoch   rogueKind = iota // a gradient of an epoch to come
-	rogueLate                     // one of the last epoch again
-	rogueSize                     // one of the right epoch, too short
-	rogueChunk                    // one of a chunk there is not
-	rogueRecord                   // a control record that is none
-	rogueTensor                   // one of a tensor there is not
-	rogueBoxOp                    // what only the aggregator sends
-	rogueMode                     // what the job's mode does not know
-	rogueKey                      // a write with a key there is not
-	rogueBounds                   // a write behind its slots
-	rogueForeign                  // a write into another job's slots
-	rogueHyper                    // other hyper-parameters than the others'
-	rogueCommit                   // a commit with other values
-	rogueTwice                    // a chunk that is at the aggregator, again
-	rogueFlood                    // more than its window
-	rogueTarget                   // a record that aims answers at memory the worker does not have
-	rogueNoise                    // any immediate, any size
+	rogueEpoch        rogueKind = iota // a gradient of an epoch to come
+	rogueLate                          // one of the last epoch again
+	rogueSize                          // one of the right epoch, too short
+	rogueChunk                         // one of a chunk there is not
+	rogueRecord                        // a control record that is none
+	rogueTensor                        // one of a tensor there is not
+	rogueAggregatorOp                  // what only the aggregator sends
+	rogueMode                          // what the job's mode does not know
+	rogueKey                           // a write with a key there is not
+	rogueBounds                        // a write behind its slots
+	rogueForeign                       // a write into another job's slots
+	rogueHyper                         // other hyper-parameters than the others'
+	rogueCommit                        // a commit with other values
+	rogueTwice                         // a chunk that is at the aggregator, again
+	rogueFlood                         // more than its window
+	rogueTarget                        // a record that aims answers at memory the worker does not have
+	rogueNoise                         // any immediate, any size
 	rogueKinds
 )
 
@@ -166,7 +166,7 @@ func (r *run) forge(m *member) (out []message) {
 		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes - r.rng.IntN(2)*4}
 	case rogueTensor:
 		msg = message{op: chunk.OpTensor, index: 1 << 20, bytes: chunk.RecordBytes}
-	case rogueBoxOp:
+	case rogueAggregatorOp:
 		msg.op = chunk.OpNotice + chunk.Op(r.rng.IntN(2))
 	case rogueMode:
 		msg = r.ofAnotherMode(m, msg)
@@ -270,7 +270,7 @@ func (r *run) rogueFate(j *job) error {
 		return nil
 	}
 	// There is room in the window for a duplicate, which is refused as such, or as late when it was overtaken by the result. Had
-	// it been taken, its slot would be lost and the window end early. But when the chunk itself was given back meanwhile, the
+	// it been taken, its slot would be lost and the window end early. But when the chunk itself was NACKed meanwhile, the
 	// duplicate is the first, and what the worker sends again is too much.
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)

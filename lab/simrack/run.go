@@ -51,13 +51,13 @@ type run struct {
 	events   []event
 	links    []linkFault // still to come, or to end
 
-	struck    bool // the fault has happened, or cannot any more
-	boxDead   bool
-	cut       []int  // hosts without a link for good
-	down      []bool // hosts without a link now
-	rumours   int    // still to come
-	changes   []int  // of the aggregator's links, by NIC
-	rogueSent bool
+	struck         bool // the fault has happened, or cannot any more
+	aggregatorDead bool
+	cut            []int  // hosts without a link for good
+	down           []bool // hosts without a link now
+	rumours        int    // still to come
+	changes        []int  // of the aggregator's links, by NIC
+	rogueSent      bool
 
 	mark      progress
 	markTime  time.Duration
@@ -110,7 +110,7 @@ func (r *run) openAndClose() error {
 	for _, j := range r.jobs {
 		switch {
 		case j.rack == nil && !j.skipped && r.mayStart(j):
-			if r.boxDead || slices.Contains(r.lost, true) {
+			if r.aggregatorDead || slices.Contains(r.lost, true) {
 				j.skipped = true
 				continue
 			}
@@ -229,7 +229,7 @@ func (r *run) turn() error {
 		r.struck = true
 		return r.strike()
 	}
-	if m.done && m.Leaves && !m.left && m.job.failed == 0 && !r.boxDead {
+	if m.done && m.Leaves && !m.left && m.job.failed == 0 && !r.aggregatorDead {
 		return m.leave(func(rank int) error { return m.job.rack.Job.Detach(context.Background(), rank) })
 	}
 	return nil
@@ -295,7 +295,7 @@ func (r *run) later(after time.Duration, do func() error) {
 
 // laneTurn is a round of a lane's loop; one that has nothing to do looks for stalls, as it does before it sleeps.
 func (r *run) laneTurn(lane int) error {
-	if r.boxDead || r.lost[lane] {
+	if r.aggregatorDead || r.lost[lane] {
 		return nil
 	}
 	now := time.Duration(r.now)
@@ -350,7 +350,7 @@ func (j *job) over() bool {
 // look checks what must hold at any time.
 func (r *run) look() error {
 	for i, l := range r.engine.Lanes() {
-		if r.lost[i] || r.boxDead {
+		if r.lost[i] || r.aggregatorDead {
 			continue
 		}
 		if err := l.Audit(); err != nil {
@@ -438,7 +438,7 @@ func (j *job) reason() error {
 
 // verdict checks what must hold at the end.
 func (r *run) verdict() error {
-	broken, dead := 0, r.boxDead
+	broken, dead := 0, r.aggregatorDead
 	for _, j := range r.jobs {
 		if j.skipped {
 			continue
@@ -455,7 +455,7 @@ func (r *run) verdict() error {
 			dead = dead || m.dead
 		}
 	}
-	if broken > 1 && !r.boxDead && !slices.Contains(r.lost, true) {
+	if broken > 1 && !r.aggregatorDead && !slices.Contains(r.lost, true) {
 		return errors.New("one fault brought down two jobs")
 	}
 	if broken == 0 && !dead {

@@ -29,7 +29,7 @@ var memoryNames = [...]string{"ordinary memory", "arenas", "staging buffers"}
 // Schedule is one run, all that its seed decides but for the choices made on the way.
 type Schedule struct {
 	Seed                      uint64
-	Lanes, NICs               int // lanes take the box's NICs in turn
+	Lanes, NICs               int // lanes take the aggregator's NICs in turn
 	Window, Staging           int
 	ByReference, CopiesAtPost bool
 	Order                     fabric.SimOrder
@@ -98,15 +98,15 @@ type linkFault struct {
 type phaseKind int
 
 const (
-	phaseInit     phaseKind = iota
-	phasePushPull           // one operation
-	phasePush               // one operation
-	phasePull               // one operation
-	phaseCommit             // of a two-phase step
-	phaseRegister           // the next batch of tensors
+	phaseBroadcast phaseKind = iota
+	phasePushPull            // one operation
+	phasePush                // one operation
+	phasePull                // one operation
+	phaseCommit              // of a two-phase step
+	phaseRegister            // the next batch of tensors
 )
 
-var phaseNames = [...]string{"init", "pushpull", "push", "pull", "commit", "register"}
+var phaseNames = [...]string{"broadcast", "pushpull", "push", "pull", "commit", "register"}
 
 // phase is a part of every worker's program: an operation on each of some tensors, in an order of the worker's own.
 type phase struct {
@@ -261,7 +261,7 @@ func (d draw) program(j *JobSchedule) (phases []phase) {
 		first := tensors
 		tensors += len(j.Batches[b])
 		if j.Mode != aggregate.Aggregate || d.chance(30) {
-			phases = append(phases, phase{kind: phaseInit, tensors: span(first, tensors)})
+			phases = append(phases, phase{kind: phaseBroadcast, tensors: span(first, tensors)})
 		}
 		steps := d.between(1, 3)
 		if d.chance(2) && tensors == 1 && j.Batches[0][0] < 50 {
