@@ -44,7 +44,7 @@ type memory struct {
 }
 
 // allocate makes an arena on a lane's node and registers it with every NIC, as connections fail over from one to another.
-func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access int, lazy bool) (*region, error) {
+func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access verbs.Access, lazy bool) (*region, error) {
 	r := &region{kind: kind, lazy: lazy}
 	var err error
 	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", regionNames[kind], lane), Bytes: bytes, Node: node, Lazy: lazy})

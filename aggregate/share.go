@@ -81,7 +81,7 @@ func (s *share) refused(k *link, err error) {
 }
 
 // failed handles a completion in error: the path to the worker is broken, or the worker is gone, or did what its keys forbid.
-func (s *share) failed(k *link, status uint16) {
+func (s *share) failed(k *link, status verbs.Status) {
 	switch {
 	case k.State() != session.Up:
 	case k.Survives(status):

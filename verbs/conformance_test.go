@@ -120,7 +120,7 @@ func TestIBV(t *testing.T) {
 	verbstest.Run(t, verbstest.Provider{
 		Name: verbs.ProviderIBV, Open: ends(verbs.ProviderIBV, rdmaDevice(t), ""), Memory: private, Link: softLink(t),
 		// Soft-RoCE calls a key it does not find an operation error, and later kernels flush the request.
-		LocalKeyErrors: []uint16{verbs.WCLocQPOpErr, verbs.WCFlushErr},
+		LocalKeyErrors: []verbs.Status{verbs.WCLocQPOpErr, verbs.WCFlushErr},
 	})
 }
 

@@ -93,7 +93,7 @@ func (e *ibvEnd) take(n int) {
 }
 
 // write is a write with immediate of 64 bytes.
-func (e *ibvEnd) write(to *ibvEnd, flags uint16) verbs.SendWR {
+func (e *ibvEnd) write(to *ibvEnd, flags verbs.SendFlags) verbs.SendWR {
 	return verbs.SendWR{
 		LAddr: e.mr.Addr, LKey: e.mr.LKey, RAddr: to.mr.Addr, RKey: to.mr.RKey, Length: 64, Opcode: verbs.OpWriteWithImm, Flags: flags,
 	}

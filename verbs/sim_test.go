@@ -115,7 +115,7 @@ func settle(t testing.TB, w *fabric.Sim, hosts ...*host) time.Duration {
 	return 0
 }
 
-func statuses(h *host) (s []uint16) {
+func statuses(h *host) (s []verbs.Status) {
 	for _, wc := range h.got {
 		s = append(s, wc.Status)
 	}
@@ -145,37 +145,37 @@ func TestSimFaultsStrikeAsPlanned(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		strike      func(*pair)
-		sends, recv []uint16 // of three messages
+		sends, recv []verbs.Status // of three messages
 		least, most time.Duration
 	}{
-		{"nothing", func(*pair) {}, []uint16{ok, ok, ok}, []uint16{ok, ok, ok}, 0, time.Millisecond},
+		{"nothing", func(*pair) {}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, 0, time.Millisecond},
 		{"one delay", func(p *pair) {
 			p.w.SetFaults(fabric.SimFaults{DelayMax: time.Millisecond})
 			fabric.TriggerSim(fabric.QP(p.qa.Handle()), fabric.SimDelay)
-		}, []uint16{ok, ok, ok}, []uint16{ok, ok, ok}, time.Microsecond, 2 * time.Millisecond},
+		}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, time.Microsecond, 2 * time.Millisecond},
 		{"one drop: sent again after an eighth of the ack timeout", func(p *pair) {
 			fabric.TriggerSim(fabric.QP(p.qa.Handle()), fabric.SimDrop)
-		}, []uint16{ok, ok, ok}, []uint16{ok, ok, ok}, 125 * time.Millisecond, 130 * time.Millisecond},
+		}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, 125 * time.Millisecond, 130 * time.Millisecond},
 		{"every drop: the ack timeout passes", func(p *pair) { p.w.SetFaults(fabric.SimFaults{Drop: always}) },
-			[]uint16{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
+			[]verbs.Status{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
 		{"one receiver not ready", func(p *pair) { fabric.TriggerSim(fabric.QP(p.qa.Handle()), fabric.SimRNR) },
-			[]uint16{ok, ok, ok}, []uint16{ok, ok, ok}, time.Millisecond, 3 * time.Millisecond},
+			[]verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, time.Millisecond, 3 * time.Millisecond},
 		{"never ready: the timeout passes", func(p *pair) { p.w.SetFaults(fabric.SimFaults{RNR: always}) },
-			[]uint16{verbs.WCRNRRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
+			[]verbs.Status{verbs.WCRNRRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
 		{"a stale key", func(p *pair) { fabric.TriggerSim(fabric.QP(p.qa.Handle()), fabric.SimStaleKey) },
-			[]uint16{verbs.WCRemAccessErr, flush, flush}, nil, 0, time.Millisecond},
+			[]verbs.Status{verbs.WCRemAccessErr, flush, flush}, nil, 0, time.Millisecond},
 		{"a queue pair that fails", func(p *pair) { fabric.TriggerSim(fabric.QP(p.qa.Handle()), fabric.SimQPFail) },
-			[]uint16{fatal, flush, flush}, nil, 0, time.Millisecond},
+			[]verbs.Status{fatal, flush, flush}, nil, 0, time.Millisecond},
 		{"the receiver's host dies", func(p *pair) { fabric.KillSim(p.b.device()) },
-			[]uint16{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
+			[]verbs.Status{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
 		{"the sender's host dies", func(p *pair) { fabric.KillSim(p.a.device()) }, nil, nil, 0, 2 * time.Millisecond},
 		{"the link is down for good", func(p *pair) { fabric.LinkSim(p.b.device(), false) },
-			[]uint16{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
+			[]verbs.Status{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
 		{"links go down for a while", func(p *pair) {
 			p.w.SetFaults(fabric.SimFaults{LinkDown: always / 50, LinkDownMax: 100 * time.Millisecond})
-		}, []uint16{ok, ok, ok}, []uint16{ok, ok, ok}, 0, time.Second},
+		}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, 0, time.Second},
 		{"the sender's completion queue shrinks", func(p *pair) { fabric.ShrinkSimCQ(fabric.CQ(p.a.cq.Handle()), 0) },
-			[]uint16{}, []uint16{ok}, 0, time.Millisecond},
+			[]verbs.Status{}, []verbs.Status{ok}, 0, time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPair(t, 1)
@@ -209,7 +209,7 @@ func TestSimFaultsStrikeAsPlanned(t *testing.T) {
 	}
 }
 
-func equal(a, b []uint16) bool {
+func equal(a, b []verbs.Status) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -230,7 +230,7 @@ func TestSimLinkThatComesBackCarriesOn(t *testing.T) {
 	}
 	fabric.LinkSim(p.b.device(), true)
 	settle(t, p.w, p.a, p.b)
-	if got := statuses(p.a); !equal(got, []uint16{0, 0, 0}) {
+	if got := statuses(p.a); !equal(got, []verbs.Status{0, 0, 0}) {
 		t.Errorf("the sends ended in %v", got)
 	}
 	fabric.LinkSim(p.a.device(), false)
@@ -286,7 +286,7 @@ func TestSimQueuePairsOnAQueueThatOverranFail(t *testing.T) {
 	p.a.got = nil
 	p.a.send(late, p.b, 2)
 	settle(t, p.w, p.a)
-	if got := statuses(p.a); !equal(got, []uint16{verbs.WCRetryExcErr, verbs.WCFlushErr}) || lateB.State() != verbs.StateErr {
+	if got := statuses(p.a); !equal(got, []verbs.Status{verbs.WCRetryExcErr, verbs.WCFlushErr}) || lateB.State() != verbs.StateErr {
 		t.Errorf("the sends ended in %v, the receiver is in %v", got, lateB.State())
 	}
 }

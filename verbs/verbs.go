@@ -84,70 +84,17 @@ type (
 	MR = fabric.MR
 )
 
-// Work request opcodes.
-const (
-	OpWrite        = 0
-	OpWriteWithImm = 1
-)
-
-// Work completion opcodes.
-const (
-	WCSend    = 0
-	WCRecvImm = 1
-)
-
-// Work request flags.
-const (
-	SendSignaled  = 1
-	SendInline    = 2
-	SendStreaming = 4
-	SendPlaced    = 8
-)
-
-// Access rights of a memory region.
-const (
-	AccessLocalWrite  = 1
-	AccessRemoteWrite = 2
-)
-
-// Work completion statuses, as in enum ibv_wc_status.
-const (
-	WCSuccess        = 0
-	WCLocQPOpErr     = 2
-	WCLocProtErr     = 4
-	WCFlushErr       = 5
-	WCRemInvReqErr   = 9
-	WCRemAccessErr   = 10
-	WCRetryExcErr    = 12
-	WCRNRRetryExcErr = 13
-	WCFatalErr       = 19
-	WCGeneralErr     = 21
-)
-
-// StatusText names a work completion's status.
-func StatusText(status uint16) string { return fabric.StatusString(status) }
-
-// Device flags.
-const (
-	DevByReference  = 1
-	DevCopiesAtPost = 2
-	DevAnyMemory    = 4
-	DevSharedFD     = 8
-	DevLink         = 16
-	DevMaps         = 32
-)
-
 // Attr describes a device and its limits.
 type Attr struct {
 	Provider, Name                                  string
 	MaxMRSize                                       uint64
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
 	LinkMbps, MTU                                   uint32
-	Flags                                           uint32
+	Flags                                           DevFlags
 }
 
 // Has reports whether the device has a flag.
-func (a Attr) Has(flag uint32) bool { return a.Flags&flag != 0 }
+func (a Attr) Has(flag DevFlags) bool { return a.Flags&flag != 0 }
 
 // Devices lists a provider's devices.
 func Devices(provider string) ([]string, error) {
@@ -224,29 +171,8 @@ func (d *Device) Close() error {
 	return do("close device "+d.attr.Name, func() int { return fabric.Close(d.h) })
 }
 
-// EventType is the kind of an asynchronous event.
-type EventType uint32
-
-// Kinds of asynchronous events.
-const (
-	EventQPEstablished EventType = 1
-	EventQPFatal       EventType = 2
-	EventCQErr         EventType = 3
-	EventPortActive    EventType = 4
-	EventPortErr       EventType = 5
-	EventDeviceFatal   EventType = 6
-)
-
 // LinkSettles is how long a link must be up before both ends use it again: one that comes up often goes down once more.
 const LinkSettles = 500 * time.Millisecond
-
-func (t EventType) String() string {
-	names := [...]string{"none", "queue pair established", "queue pair fatal", "completion queue error", "port active", "port error", "device fatal"}
-	if int(t) < len(names) {
-		return names[t]
-	}
-	return fmt.Sprintf("event %d", uint32(t))
-}
 
 // AsyncEvent is an asynchronous event of a device.
 type AsyncEvent struct {
@@ -262,7 +188,7 @@ func (d *Device) AsyncEvent(timeout time.Duration) (ev AsyncEvent, ok bool, err 
 	if err != nil {
 		err = fmt.Errorf("device %s: %w", d.attr.Name, err)
 	}
-	return AsyncEvent{EventType(e.Type), e.QPNum}, n > 0, err
+	return AsyncEvent{e.Type, e.QPNum}, n > 0, err
 }
 
 // PD is a protection domain: the memory and queue pairs of one tenant.
@@ -288,7 +214,7 @@ func (pd *PD) Close() error {
 
 // RegisterMR registers length bytes at addr, memory that Go's collector does not own. fd and offset name the memfd that
 // backs them; -1 where there is none.
-func (pd *PD) RegisterMR(addr unsafe.Pointer, length uint64, access, fd int, offset uint64) (MR, error) {
+func (pd *PD) RegisterMR(addr unsafe.Pointer, length uint64, access Access, fd int, offset uint64) (MR, error) {
 	var mr MR
 	err := do("register memory", func() int { return fabric.RegMR(pd.h, addr, length, access, fd, offset, &mr) })
 	return mr, err
@@ -358,31 +284,6 @@ type QPConfig struct {
 	ByReference bool
 }
 
-// QPState is the state of a queue pair.
-type QPState int
-
-// States of a queue pair.
-const (
-	StateInit QPState = 1
-	StateRTR  QPState = 2
-	StateRTS  QPState = 3
-	StateErr  QPState = 6
-)
-
-func (s QPState) String() string {
-	switch s {
-	case StateInit:
-		return "INIT"
-	case StateRTR:
-		return "RTR"
-	case StateRTS:
-		return "RTS"
-	case StateErr:
-		return "ERR"
-	}
-	return fmt.Sprintf("state %d", int(s))
-}
-
 // QP is a reliable connected queue pair.
 type QP struct{ h fabric.QP }
 
@@ -393,7 +294,7 @@ func (pd *PD) CreateQP(c QPConfig) (*QP, error) {
 		MaxSendWR: uint32(c.MaxSendWR), MaxRecvWR: uint32(c.MaxRecvWR), MaxInline: uint32(c.MaxInline),
 	}
 	if c.ByReference {
-		init.Flags = 1
+		init.Flags = fabric.QPByReference
 	}
 	qp := &QP{}
 	err := do("create queue pair", func() (rc int) { qp.h, rc = fabric.CreateQP(pd.h, &init); return })
@@ -415,7 +316,7 @@ func (qp *QP) Close() error {
 func (qp *QP) Num() uint32 { return fabric.QPNum(qp.h) }
 
 // State is the queue pair's state now.
-func (qp *QP) State() QPState { return QPState(fabric.QPState(qp.h)) }
+func (qp *QP) State() QPState { return fabric.State(qp.h) }
 
 // Endpoint is what the peer needs to connect; opaque outside the provider.
 func (qp *QP) Endpoint() ([]byte, error) {

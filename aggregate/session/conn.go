@@ -217,7 +217,7 @@ func (c *Conn) Replenish() error {
 // Survives reports whether the connection outlives a work completion in error: another queue pair may do better. Soft-RoCE calls
 // a packet that finds no link an operation error, which for other devices is a work request that they do not understand; and
 // what is fatal to one NIC need not be to another. An error that is this end's own fault comes again and again.
-func (c *Conn) Survives(status uint16) bool {
+func (c *Conn) Survives(status verbs.Status) bool {
 	switch {
 	case !c.cfg.Resumable:
 		return false

@@ -60,7 +60,7 @@ type DeviceAttr struct {
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
 	LinkMbps                                        uint32
 	MTU                                             uint32
-	Flags                                           uint32
+	Flags                                           DevFlags
 }
 
 // MR mirrors struct rwf_mr.
@@ -80,8 +80,8 @@ type SendWR struct {
 	Length     uint32
 	LKey, RKey uint32
 	Imm        uint32
-	Opcode     uint16
-	Flags      uint16
+	Opcode     Opcode
+	Flags      SendFlags
 	_          uint32
 }
 
@@ -95,8 +95,8 @@ type WC struct {
 	ByteLen   uint32
 	Imm       uint32
 	QPNum     uint32
-	Status    uint16
-	Opcode    uint16
+	Status    Status
+	Opcode    WCOpcode
 	VendorErr uint32
 }
 
@@ -104,7 +104,7 @@ type WC struct {
 type QPInit struct {
 	SendCQ, RecvCQ                  CQ
 	MaxSendWR, MaxRecvWR, MaxInline uint32
-	Flags                           uint32
+	Flags                           QPFlags
 }
 
 // ConnectAttr mirrors struct rwf_connect_attr.
@@ -116,12 +116,10 @@ type ConnectAttr struct {
 
 // AsyncEvent mirrors struct rwf_async_event.
 type AsyncEvent struct {
-	_           structs.HostLayout
-	Type, QPNum uint32
+	_     structs.HostLayout
+	Type  EventType
+	QPNum uint32
 }
-
-// EndpointMax is the most bytes QPEndpoint writes.
-const EndpointMax = C.RWF_ENDPOINT_MAX
 
 func init() {
 	for _, s := range []struct {
@@ -145,9 +143,6 @@ func init() {
 // LastError is the text of the calling thread's last failure. Lock the goroutine to its thread around the call and this,
 // or use the verbs package, which does.
 func LastError() string { return C.GoString(C.rwf_last_error()) }
-
-// StatusString names a work completion's status.
-func StatusString(status uint16) string { return C.GoString(C.rwf_wc_status_str(C.int(status))) }
 
 // Open opens a device of a provider.
 func Open(provider, device, options string) (Device, int) {
@@ -182,7 +177,7 @@ func AllocPD(d Device) (PD, int) {
 func DeallocPD(pd PD) int { return int(C.rwf_dealloc_pd((*C.rwf_pd)(pd))) }
 
 // RegMR registers length bytes at addr, which must not be Go memory.
-func RegMR(pd PD, addr unsafe.Pointer, length uint64, access, fd int, fdOffset uint64, out *MR) int {
+func RegMR(pd PD, addr unsafe.Pointer, length uint64, access Access, fd int, fdOffset uint64, out *MR) int {
 	return int(C.rwf_reg_mr((*C.rwf_pd)(pd), addr, C.size_t(length), C.int(access), C.int(fd), C.uint64_t(fdOffset),
 		(*C.struct_rwf_mr)(unsafe.Pointer(out))))
 }
@@ -224,7 +219,7 @@ func CreateQP(pd PD, init *QPInit) (QP, int) {
 
 func DestroyQP(qp QP) int { return int(C.rwf_destroy_qp((*C.rwf_qp)(qp))) }
 func QPNum(qp QP) uint32  { return uint32(C.rwf_qp_num((*C.rwf_qp)(qp))) }
-func QPState(qp QP) int   { return int(C.rwf_qp_state((*C.rwf_qp)(qp))) }
+func State(qp QP) QPState { return QPState(C.rwf_qp_state((*C.rwf_qp)(qp))) }
 func FailQP(qp QP) int    { return int(C.rwf_fail_qp((*C.rwf_qp)(qp))) }
 
 func QPEndpoint(qp QP, buf []byte) int {

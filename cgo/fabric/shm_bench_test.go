@@ -38,7 +38,7 @@ func BenchmarkShmByReference(b *testing.B) {
 	for i := range list {
 		list[i] = p.write(uint64(i), i*32768, 32768, 0)
 	}
-	list[batch-1].Flags = signaled
+	list[batch-1].Flags = SendSignaled
 	onThread(b, 0, func() {
 		for done := 0; done < b.N; done += batch {
 			must("post send", PostSend(p.qa, list))
@@ -55,15 +55,15 @@ func BenchmarkShmByReference(b *testing.B) {
 func BenchmarkShmCopy(b *testing.B) {
 	for _, c := range []struct {
 		name  string
-		flags uint16
-	}{{"streaming", streaming}, {"cached", 0}} {
+		flags SendFlags
+	}{{"streaming", SendStreaming}, {"cached", 0}} {
 		for _, n := range []int{1, 4, 8} {
-			b.Run(fmt.Sprintf("%s/qps=%d", c.name, n), func(b *testing.B) { benchmarkCopy(b, n, signaled|c.flags) })
+			b.Run(fmt.Sprintf("%s/qps=%d", c.name, n), func(b *testing.B) { benchmarkCopy(b, n, SendSignaled|c.flags) })
 		}
 	}
 }
 
-func benchmarkCopy(b *testing.B, n int, flags uint16) {
+func benchmarkCopy(b *testing.B, n int, flags SendFlags) {
 	const chunk, region = 32 << 10, 64 << 20
 	src, dst := newNode(4096), newNode(4096)
 	source := newMemory(src, 1<<20, remote)
@@ -89,7 +89,7 @@ func benchmarkCopy(b *testing.B, n int, flags uint16) {
 		for k := range n {
 			must("post recv", PostRecv(to[k], 1, 1))
 			wr[0] = SendWR{LAddr: source.mr.Addr, LKey: source.mr.LKey, RAddr: target[k].mr.Addr + uint64(i*chunk%region),
-				RKey: target[k].mr.RKey, Length: chunk, Opcode: imm, Flags: flags}
+				RKey: target[k].mr.RKey, Length: chunk, Opcode: OpWriteWithImm, Flags: flags}
 			must("post send", PostSend(from[k], wr))
 		}
 		if must("poll", PollCQ(src.cq, wc)) != n || must("poll", PollCQ(dst.cq, wc)) != n {
@@ -125,7 +125,7 @@ func BenchmarkShmPingPong(b *testing.B) {
 func pong(n *node, qp QP, rounds int, first, sleep bool) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	wr, wc := []SendWR{{Opcode: imm, Flags: signaled}}, make([]WC, 8)
+	wr, wc := []SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled}}, make([]WC, 8)
 	if first {
 		must("post send", PostSend(qp, wr))
 	}

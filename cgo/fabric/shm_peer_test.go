@@ -192,14 +192,14 @@ func TestShmHostilePeerFailsOnlyItsOwnQueuePair(t *testing.T) {
 					t.Errorf("completion %d: %+v", i, wc)
 				}
 			}
-			if QPState(qp) != stateErr {
-				t.Errorf("the queue pair is in state %d", QPState(qp))
+			if State(qp) != StateErr {
+				t.Errorf("the queue pair is in state %d", State(qp))
 			}
 			if !bytes.Equal(before, neighbour.mb.data) {
 				t.Error("the victim's memory changed")
 			}
 			must("neighbour receives", PostRecv(neighbour.qb, 9, 1))
-			must("neighbour sends", PostSend(neighbour.qa, []SendWR{neighbour.write(3, 64, 64, signaled)}))
+			must("neighbour sends", PostSend(neighbour.qa, []SendWR{neighbour.write(3, 64, 64, SendSignaled)}))
 			polled(t, neighbour.a.cq, 1)
 			if wc := polled(t, victim.cq, 1)[0]; wc.Status != 0 || wc.WRID != 9 {
 				t.Errorf("the neighbour's completion: %+v", wc)
@@ -225,7 +225,7 @@ func TestShmScribbledCountersHarmNobody(t *testing.T) {
 		le.PutUint64(s.shared[offWakeAt:], uint64(i))
 		le.PutUint64(s.shared[offIssued:], uint64(i)+1)
 		le.PutUint64(s.shared[offSent:], uint64(i)+1)
-		must("post send", PostSend(qp, []SendWR{{WRID: uint64(i), Opcode: imm, Flags: signaled}}))
+		must("post send", PostSend(qp, []SendWR{{WRID: uint64(i), Opcode: OpWriteWithImm, Flags: SendSignaled}}))
 		if wc := polled(t, n.cq, 1)[0]; wc.Status != 0 || wc.WRID != uint64(i) {
 			t.Fatalf("completion %+v", wc)
 		}
@@ -233,7 +233,7 @@ func TestShmScribbledCountersHarmNobody(t *testing.T) {
 	// Messages that never come hold a send for the acknowledgement timeout, no longer.
 	le.PutUint64(s.shared[offIssued:], 1<<40)
 	start := time.Now()
-	must("post send", PostSend(qp, []SendWR{{Opcode: imm, Flags: signaled, Length: 8, LAddr: m.mr.Addr, LKey: m.mr.LKey}}))
+	must("post send", PostSend(qp, []SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled, Length: 8, LAddr: m.mr.Addr, LKey: m.mr.LKey}}))
 	if wc := polled(t, n.cq, 1)[0]; wc.Status != 12 || time.Since(start) < 50*time.Millisecond {
 		t.Fatalf("a send that waits for messages completed with %d after %v", wc.Status, time.Since(start))
 	}
@@ -294,9 +294,9 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	if took := time.Since(start); took > time.Second {
 		t.Errorf("the honest one waited %v", took)
 	}
-	for QPState(qp) != stateRTS {
+	for State(qp) != StateRTS {
 		if time.Since(start) > time.Second {
-			t.Fatalf("the queue pair is in state %d", QPState(qp))
+			t.Fatalf("the queue pair is in state %d", State(qp))
 		}
 	}
 }
@@ -370,7 +370,8 @@ func TestShmRegistersOnlyMemoryThatCannotShrink(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		length, offset uint64
-		access, fd     int
+		access         Access
+		fd             int
 	}{
 		{"no memfd", 8192, 0, remote, -1},
 		{"not a memfd", 1, 0, remote, 0},

@@ -14,19 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	imm       = 1 // RWF_WRITE_WITH_IMM
-	signaled  = 1
-	inline    = 2
-	streaming = 4
-	remote    = 1 | 2 // RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE
-	stateRTS  = 3
-	stateErr  = 6
-
-	evEstablished = 1
-	evFatal       = 2
-	evCQErr       = 3
-)
+const remote = AccessLocalWrite | AccessRemoteWrite
 
 // must panics on a failed call, in any goroutine.
 func must(what string, rc int) int {
@@ -82,7 +70,7 @@ type memory struct {
 	mr   MR
 }
 
-func newMemory(n *node, size int, access int) *memory {
+func newMemory(n *node, size int, access Access) *memory {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		panic(err)
@@ -110,9 +98,9 @@ func (m *memory) unmap() {
 }
 
 func newQP(n *node, depth uint32, byRef bool) QP {
-	flags := uint32(0)
+	var flags QPFlags
 	if byRef {
-		flags = 1
+		flags = QPByReference
 	}
 	qp, rc := CreateQP(n.pd, &QPInit{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: depth, MaxRecvWR: depth, MaxInline: 64, Flags: flags})
 	must("create qp", rc)
@@ -177,9 +165,9 @@ func newPairAttr(tb testing.TB, depth uint32, byRef bool, attr ConnectAttr) *pai
 }
 
 // write is a request that moves length bytes at offset of a's memory to the same offset of b's.
-func (p *pair) write(id uint64, offset, length int, flags uint16) SendWR {
+func (p *pair) write(id uint64, offset, length int, flags SendFlags) SendWR {
 	return SendWR{WRID: id, LAddr: p.ma.mr.Addr + uint64(offset), RAddr: p.mb.mr.Addr + uint64(offset), Length: uint32(length),
-		LKey: p.ma.mr.LKey, RKey: p.mb.mr.RKey, Imm: uint32(id), Opcode: imm, Flags: flags}
+		LKey: p.ma.mr.LKey, RKey: p.mb.mr.RKey, Imm: uint32(id), Opcode: OpWriteWithImm, Flags: flags}
 }
 
 func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
@@ -187,15 +175,15 @@ func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		offset, length int
-		flags          uint16
+		flags          SendFlags
 	}{
-		{"small", 3, 5, signaled},
-		{"chunk", 4096, 32768, signaled},
-		{"streamed chunk", 65536, 32768, signaled | streaming},
-		{"streamed, odd ends", 131073, 32771, signaled | streaming},
-		{"streamed, short", 200001, 63, signaled | streaming},
-		{"inline", 300000, 64, signaled | inline},
-		{"immediate alone", 0, 0, signaled},
+		{"small", 3, 5, SendSignaled},
+		{"chunk", 4096, 32768, SendSignaled},
+		{"streamed chunk", 65536, 32768, SendSignaled | SendStreaming},
+		{"streamed, odd ends", 131073, 32771, SendSignaled | SendStreaming},
+		{"streamed, short", 200001, 63, SendSignaled | SendStreaming},
+		{"inline", 300000, 64, SendSignaled | SendInline},
+		{"immediate alone", 0, 0, SendSignaled},
 	} {
 		for i := range p.ma.data {
 			p.ma.data[i], p.mb.data[i] = byte(i*7+len(c.name)), 0
@@ -221,7 +209,7 @@ func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
 	p := newPair(t, 16, true)
 	copy(p.ma.data[5000:], "gradient")
 	must("post recv", PostRecv(p.qb, 1, 1))
-	must("post send", PostSend(p.qa, []SendWR{p.write(9, 5000, 8, signaled)}))
+	must("post send", PostSend(p.qa, []SendWR{p.write(9, 5000, 8, SendSignaled)}))
 	wc := polled(t, p.b.cq, 1)[0]
 	if wc.SrcAddr != p.ma.mr.Addr+5000 || wc.SrcRKey != p.ma.mr.RKey {
 		t.Fatalf("completion %+v", wc)
@@ -236,7 +224,7 @@ func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
 	copy(p.mb.data[100:], "WEIGHTS!")
 	must("post recv", PostRecv(p.qa, 1, 1))
 	must("reply", PostSend(p.qb, []SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8,
-		Opcode: imm, Flags: inline}}))
+		Opcode: OpWriteWithImm, Flags: SendInline}}))
 	polled(t, p.a.cq, 2)
 	if got := string(p.ma.data[5000:5008]); got != "WEIGHTS!" {
 		t.Fatalf("reply %q", got)

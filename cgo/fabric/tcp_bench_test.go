@@ -58,9 +58,9 @@ func (p *party) post(x exchange, i int) error {
 	for k := range n {
 		off := uint64((p.sent[i] + k) % x.depth * x.size)
 		p.wr[k] = fabric.SendWR{WRID: uint64(p.sent[i] + k + 1), LAddr: p.out[i].Addr + off, LKey: p.out[i].LKey, RAddr: p.peerIn[i].Addr + off,
-			RKey: p.peerIn[i].RKey, Length: uint32(x.size), Opcode: opWriteImm, Imm: uint32(p.sent[i] + k)}
+			RKey: p.peerIn[i].RKey, Length: uint32(x.size), Opcode: fabric.OpWriteWithImm, Imm: uint32(p.sent[i] + k)}
 	}
-	p.wr[n-1].Flags = sendSignaled
+	p.wr[n-1].Flags = fabric.SendSignaled
 	p.sent[i] += n
 	if got := fabric.PostSend(p.qps[i], p.wr[:n]); got != n {
 		return fmt.Errorf("posted %d of %d: %s", got, n, fabric.LastError())
@@ -96,10 +96,10 @@ func (p *party) run(x exchange) error {
 		var again [64]int
 		for _, c := range p.wc[:n] {
 			i := p.index[c.QPNum]
-			if c.Status != statusOK {
-				return fmt.Errorf("completion: %s", fabric.StatusString(c.Status))
+			if c.Status != fabric.WCSuccess {
+				return fmt.Errorf("completion: %s", c.Status)
 			}
-			if c.Opcode == wcSend {
+			if c.Opcode == fabric.WCSend {
 				p.acked[i] = int(c.WRID)
 				if p.acked[i] == x.messages {
 					left--

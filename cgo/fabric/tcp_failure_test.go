@@ -25,7 +25,7 @@ func TestTCPPeerThatDoesNotPollIsNotDead(t *testing.T) {
 	post(t, r.qa, r.write(0, 4<<20, 1))
 	r.a.quiet(1200 * time.Millisecond) // some window probes
 	sent, _ := pollBoth(t, r.a, r.b, 1, 1)
-	wantStatus(t, sent[0], 1, statusOK)
+	wantStatus(t, sent[0], 1, fabric.WCSuccess)
 	if !bytes.Equal(r.source, r.target) {
 		t.Error("the target differs from the source")
 	}
@@ -80,8 +80,8 @@ func silentLink(t *testing.T) {
 	start := time.Now()
 	post(t, busy.qa, busy.write(0, 1000, 2))
 	sent, flushed := pollBoth(t, busy.a, idle.a, 1, 1)
-	wantStatus(t, sent[0], 2, statusRetry)
-	wantStatus(t, flushed[0], 8, statusFlush)
+	wantStatus(t, sent[0], 2, fabric.WCRetryExcErr)
+	wantStatus(t, flushed[0], 8, fabric.WCFlushErr)
 	if d := time.Since(start); d > 2*time.Second {
 		t.Errorf("a dead link was found after %v", d)
 	}
@@ -124,13 +124,13 @@ func TestTCPRefusesBadTargetsAndPlacesWhatStoodBefore(t *testing.T) {
 			c.bad(r, &bad)
 			post(t, r.qa, good, bad, after)
 			sent, got := pollBoth(t, r.a, r.b, 3, 3)
-			wantStatus(t, sent[0], 1, statusOK)
-			wantStatus(t, sent[1], 2, statusRemAccess)
-			wantStatus(t, sent[2], 3, statusFlush)
-			wantStatus(t, got[0], 9, statusOK)
-			wantStatus(t, got[1], 9, statusFlush)
-			wantStatus(t, got[2], 9, statusFlush)
-			if fabric.QPState(r.qa) != stateErr || fabric.QPState(r.qb) != stateErr {
+			wantStatus(t, sent[0], 1, fabric.WCSuccess)
+			wantStatus(t, sent[1], 2, fabric.WCRemAccessErr)
+			wantStatus(t, sent[2], 3, fabric.WCFlushErr)
+			wantStatus(t, got[0], 9, fabric.WCSuccess)
+			wantStatus(t, got[1], 9, fabric.WCFlushErr)
+			wantStatus(t, got[2], 9, fabric.WCFlushErr)
+			if fabric.State(r.qa) != fabric.StateErr || fabric.State(r.qb) != fabric.StateErr {
 				t.Error("a queue pair is not in ERR")
 			}
 			if !bytes.Equal(r.target[:4096], r.source[:4096]) || !allZero(r.target[4096:]) {
@@ -147,9 +147,9 @@ func TestTCPBadLocalKeyFailsTheSendItBelongsTo(t *testing.T) {
 	bad.LAddr = r.src.Addr + r.src.Length
 	post(t, r.qa, good, bad, after)
 	sent, _ := pollBoth(t, r.a, r.b, 3, 3)
-	wantStatus(t, sent[0], 1, statusOK)
-	wantStatus(t, sent[1], 2, statusLocProt)
-	wantStatus(t, sent[2], 3, statusFlush)
+	wantStatus(t, sent[0], 1, fabric.WCSuccess)
+	wantStatus(t, sent[1], 2, fabric.WCLocProtErr)
+	wantStatus(t, sent[2], 3, fabric.WCFlushErr)
 }
 
 func TestTCPWaitsForAPostedReceiveThenGivesUp(t *testing.T) {
@@ -161,14 +161,14 @@ func TestTCPWaitsForAPostedReceiveThenGivesUp(t *testing.T) {
 	r.b.quiet(10 * time.Millisecond)
 	check(t, fabric.PostRecv(r.qb, 5, 1), "post receive")
 	sent, got := pollBoth(t, r.a, r.b, 1, 1)
-	wantStatus(t, sent[0], 1, statusOK)
-	wantStatus(t, got[0], 5, statusOK)
+	wantStatus(t, sent[0], 1, fabric.WCSuccess)
+	wantStatus(t, got[0], 5, fabric.WCSuccess)
 
 	start := time.Now()
 	post(t, r.qa, r.write(0, 4096, 2), r.write(0, 4096, 3))
 	sent, _ = pollBoth(t, r.a, r.b, 2, 0)
-	wantStatus(t, sent[0], 2, statusRNR)
-	wantStatus(t, sent[1], 3, statusFlush)
+	wantStatus(t, sent[0], 2, fabric.WCRNRRetryExcErr)
+	wantStatus(t, sent[1], 3, fabric.WCFlushErr)
 	if d := time.Since(start); d < 140*time.Millisecond || d > 2*time.Second {
 		t.Errorf("the send failed after %v, the timeout is 150 ms", d)
 	}
@@ -178,7 +178,7 @@ func TestTCPWaitsForAPostedReceiveThenGivesUp(t *testing.T) {
 // waitErr polls until the queue pair is in ERR.
 func waitErr(t testing.TB, n *node, qp fabric.QP) {
 	t.Helper()
-	for end := time.Now().Add(patience); fabric.QPState(qp) != stateErr; {
+	for end := time.Now().Add(patience); fabric.State(qp) != fabric.StateErr; {
 		check(t, fabric.PollCQ(n.cq, make([]fabric.WC, 16)), "poll")
 		if time.Now().After(end) {
 			t.Fatal("the queue pair does not fail")
@@ -195,7 +195,7 @@ func TestTCPStarvedWaitReturnsWhenTheSendFails(t *testing.T) {
 	if rc := fabric.WaitCQ(r.a.cq, 5_000_000); rc != 1 {
 		t.Fatalf("wait: %d", rc)
 	}
-	wantStatus(t, r.a.poll(1)[0], 1, statusRNR)
+	wantStatus(t, r.a.poll(1)[0], 1, fabric.WCRNRRetryExcErr)
 }
 
 func TestTCPCompletionQueueOverrunIsAnError(t *testing.T) {
@@ -206,7 +206,7 @@ func TestTCPCompletionQueueOverrunIsAnError(t *testing.T) {
 	check(t, fabric.PostRecv(qb, 0, 8), "post receive")
 	connect(t, qa, qb, testAttr)
 	for range 8 {
-		post(t, qa, fabric.SendWR{LAddr: src.Addr, LKey: src.LKey, RAddr: dst.Addr, RKey: dst.RKey, Length: 8, Opcode: opWriteImm})
+		post(t, qa, fabric.SendWR{LAddr: src.Addr, LKey: src.LKey, RAddr: dst.Addr, RKey: dst.RKey, Length: 8, Opcode: fabric.OpWriteWithImm})
 	}
 	var rc int
 	for end := time.Now().Add(patience); rc == 0; {
@@ -222,7 +222,7 @@ func TestTCPCompletionQueueOverrunIsAnError(t *testing.T) {
 	if rc != -int(syscall.EOVERFLOW) {
 		t.Fatalf("8 completions into 4 entries: %d", rc)
 	}
-	if fabric.QPState(qb) != stateErr {
+	if fabric.State(qb) != fabric.StateErr {
 		t.Error("the queue pair is not in ERR")
 	}
 	waitErr(t, a, qa)
@@ -235,11 +235,11 @@ func TestTCPFailingOneSideFailsBoth(t *testing.T) {
 	check(t, fabric.FailQP(r.qb), "fail")
 	wa, wb := pollBoth(t, r.a, r.b, 2, 2)
 	for i := range 2 {
-		wantStatus(t, wa[i], 1, statusFlush)
-		wantStatus(t, wb[i], 2, statusFlush)
+		wantStatus(t, wa[i], 1, fabric.WCFlushErr)
+		wantStatus(t, wb[i], 2, fabric.WCFlushErr)
 	}
 	post(t, r.qa, r.write(0, 8, 4))
-	wantStatus(t, r.a.poll(1)[0], 4, statusFlush)
+	wantStatus(t, r.a.poll(1)[0], 4, fabric.WCFlushErr)
 }
 
 func TestTCPClosedPeerFailsOutstandingSends(t *testing.T) {
@@ -248,14 +248,14 @@ func TestTCPClosedPeerFailsOutstandingSends(t *testing.T) {
 	post(t, r.qa, r.write(0, 3<<20, 1), r.write(0, 8, 2))
 	check(t, fabric.FailQP(r.qb), "fail")
 	sent := r.a.poll(2)
-	wantStatus(t, sent[0], 1, statusRetry)
-	wantStatus(t, sent[1], 2, statusFlush)
-	if !r.a.sawEventSoon(eventFatal, fabric.QPNum(r.qa)) {
+	wantStatus(t, sent[0], 1, fabric.WCRetryExcErr)
+	wantStatus(t, sent[1], 2, fabric.WCFlushErr)
+	if !r.a.sawEventSoon(fabric.EventQPFatal, fabric.QPNum(r.qa)) {
 		t.Error("no event says that the queue pair failed")
 	}
 }
 
-func (n *node) sawEventSoon(kind, qpNum uint32) bool {
+func (n *node) sawEventSoon(kind fabric.EventType, qpNum uint32) bool {
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if n.sawEvent(kind, qpNum) {
 			return true
@@ -271,8 +271,8 @@ func TestTCPDeregistrationStopsWritesThatWait(t *testing.T) {
 	post(t, r.qa, r.write(0, 4<<20, 1))
 	check(t, fabric.DeregMR(r.b.pd, r.dst.LKey), "deregister")
 	sent, got := pollBoth(t, r.a, r.b, 1, 1)
-	wantStatus(t, sent[0], 1, statusRemAccess)
-	wantStatus(t, got[0], 2, statusFlush)
+	wantStatus(t, sent[0], 1, fabric.WCRemAccessErr)
+	wantStatus(t, got[0], 2, fabric.WCFlushErr)
 	if !allZero(r.target) {
 		t.Error("a deregistered region was written")
 	}
@@ -320,8 +320,8 @@ func TestTCPPeerMayArriveBeforeItIsExpected(t *testing.T) {
 	time.Sleep(30 * time.Millisecond)
 	check(t, fabric.ConnectQP(qb, endpoint(t, qa), &fabric.ConnectAttr{TimeoutMS: 5000}), "connect passive")
 	check(t, <-connected, "connect active")
-	waitState(t, qb, stateRTS)
-	if !b.sawEventSoon(eventEstablished, fabric.QPNum(qb)) {
+	waitState(t, qb, fabric.StateRTS)
+	if !b.sawEventSoon(fabric.EventQPEstablished, fabric.QPNum(qb)) {
 		t.Error("no event says that the peer arrived")
 	}
 }
@@ -331,13 +331,13 @@ func TestTCPPassiveQueuePairFailsWhenNobodyComes(t *testing.T) {
 	qa, qb := a.newQP(1, 1), b.newQP(1, 2)
 	check(t, fabric.PostRecv(qb, 3, 2), "post receive")
 	check(t, fabric.ConnectQP(qb, endpoint(t, qa), &fabric.ConnectAttr{TimeoutMS: 50}), "connect passive")
-	if n := fabric.PostSend(qb, []fabric.SendWR{{Opcode: opWriteImm}}); n != -int(syscall.EINVAL) {
+	if n := fabric.PostSend(qb, []fabric.SendWR{{Opcode: fabric.OpWriteWithImm}}); n != -int(syscall.EINVAL) {
 		t.Errorf("posting on a queue pair without a peer: %d", n)
 	}
 	for _, c := range b.poll(2) {
-		wantStatus(t, c, 3, statusFlush)
+		wantStatus(t, c, 3, fabric.WCFlushErr)
 	}
-	if fabric.QPState(qb) != stateErr || !b.sawEventSoon(eventFatal, fabric.QPNum(qb)) {
+	if fabric.State(qb) != fabric.StateErr || !b.sawEventSoon(fabric.EventQPFatal, fabric.QPNum(qb)) {
 		t.Error("the queue pair did not fail with an event")
 	}
 }
@@ -425,7 +425,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 
 	for got := 0; got < 2000; {
 		wcs := n.poll(1)
-		wantStatus(t, wcs[0], 7, statusOK)
+		wantStatus(t, wcs[0], 7, fabric.WCSuccess)
 		check(t, fabric.PostRecv(qp, 7, 1), "post receive")
 		got++
 	}
@@ -435,11 +435,11 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 	killed := time.Now()
 	for flushed := 0; flushed < 64; {
 		wc := n.poll(1)[0]
-		if wc.Status == statusOK {
+		if wc.Status == fabric.WCSuccess {
 			fabric.PostRecv(qp, 7, 1)
 			continue
 		}
-		wantStatus(t, wc, 7, statusFlush)
+		wantStatus(t, wc, 7, fabric.WCFlushErr)
 		flushed++
 	}
 	if d := time.Since(killed); d > time.Second {
@@ -462,12 +462,12 @@ func streamForever(t *testing.T) {
 	attr := testAttr
 	attr.Active = 1
 	check(t, fabric.ConnectQP(qp, in[:len(mine)], &attr), "connect active")
-	wr := []fabric.SendWR{{LAddr: src.Addr, LKey: src.LKey, Length: 32 << 10, Opcode: opWriteImm, Flags: sendSignaled,
+	wr := []fabric.SendWR{{LAddr: src.Addr, LKey: src.LKey, Length: 32 << 10, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled,
 		RAddr: binary.LittleEndian.Uint64(in[len(mine):]), RKey: binary.LittleEndian.Uint32(in[len(mine)+8:])}}
 	wc := make([]fabric.WC, 64)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		fabric.PostSend(qp, wr)
-		if got := fabric.PollCQ(n.cq, wc); got < 0 || (got > 0 && wc[0].Status != statusOK) {
+		if got := fabric.PollCQ(n.cq, wc); got < 0 || (got > 0 && wc[0].Status != fabric.WCSuccess) {
 			return
 		}
 	}

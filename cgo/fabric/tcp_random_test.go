@@ -98,7 +98,7 @@ func (f *flow) post(t *testing.T, r *rand.Rand) {
 	for k := range min(r.IntN(12), len(f.sizes)-f.posted) {
 		i := f.posted + k
 		wrs = append(wrs, fabric.SendWR{LAddr: f.src.Addr + uint64(f.offsets[i]), LKey: f.src.LKey, RAddr: f.dst.Addr + uint64(f.offsets[i]),
-			RKey: f.dst.RKey, Length: uint32(f.sizes[i]), Imm: uint32(i), Opcode: opWriteImm, Flags: sendSignaled})
+			RKey: f.dst.RKey, Length: uint32(f.sizes[i]), Imm: uint32(i), Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled})
 	}
 	n := fabric.PostSend(f.send, wrs)
 	if n < 0 && n != -int(syscall.ENOMEM) {
@@ -119,9 +119,9 @@ func (f *flow) take(t *testing.T, flows [2]*flow, most int) {
 	}
 	for _, c := range wc[:n] {
 		switch {
-		case c.Status != statusOK:
-			t.Fatalf("completion: %s", fabric.StatusString(c.Status))
-		case c.Opcode == wcSend:
+		case c.Status != fabric.WCSuccess:
+			t.Fatalf("completion: %s", c.Status)
+		case c.Opcode == fabric.WCSend:
 			f.done++
 		case c.Imm != uint32(other.got) || c.ByteLen != uint32(other.sizes[other.got]):
 			t.Fatalf("message %d of %d bytes arrived, want %d of %d", c.Imm, c.ByteLen, other.got, other.sizes[other.got])

@@ -19,26 +19,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/fabric"
 )
 
-// What the contract's C enums say, as far as these tests look.
-const (
-	statusOK         = 0
-	statusLocProt    = 4
-	statusFlush      = 5
-	statusRemAccess  = 10
-	statusRetry      = 12
-	statusRNR        = 13
-	opWrite          = 0
-	opWriteImm       = 1
-	sendSignaled     = 1
-	sendInline       = 2
-	wcSend           = 0
-	wcRecvImm        = 1
-	stateRTS         = 3
-	stateErr         = 6
-	eventEstablished = 1
-	eventFatal       = 2
-	accessAll        = 3
-)
+const accessAll = fabric.AccessLocalWrite | fabric.AccessRemoteWrite
 
 // patience bounds every wait of these tests: far more than any of them needs on a loaded machine.
 const patience = 10 * time.Second
@@ -112,7 +93,7 @@ func newNode(t testing.TB, options string, cqe uint32) *node {
 	return n
 }
 
-func (n *node) sawEvent(kind, qpNum uint32) bool {
+func (n *node) sawEvent(kind fabric.EventType, qpNum uint32) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, ev := range n.events {
@@ -123,7 +104,7 @@ func (n *node) sawEvent(kind, qpNum uint32) bool {
 	return false
 }
 
-func (n *node) register(b []byte, access int) fabric.MR {
+func (n *node) register(b []byte, access fabric.Access) fabric.MR {
 	n.t.Helper()
 	var mr fabric.MR
 	check(n.t, fabric.RegMR(n.pd, unsafe.Pointer(&b[0]), uint64(len(b)), access, -1, 0, &mr), "register memory")
@@ -186,14 +167,14 @@ func connect(t testing.TB, a, b fabric.QP, attr fabric.ConnectAttr) {
 	check(t, fabric.ConnectQP(b, endpoint(t, a), &attr), "connect passive")
 	attr.Active = 1
 	check(t, fabric.ConnectQP(a, endpoint(t, b), &attr), "connect active")
-	waitState(t, b, stateRTS)
+	waitState(t, b, fabric.StateRTS)
 }
 
-func waitState(t testing.TB, qp fabric.QP, state int) {
+func waitState(t testing.TB, qp fabric.QP, state fabric.QPState) {
 	t.Helper()
-	for end := time.Now().Add(patience); fabric.QPState(qp) != state; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); fabric.State(qp) != state; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("queue pair is in state %d, not %d", fabric.QPState(qp), state)
+			t.Fatalf("queue pair is in state %d, not %d", fabric.State(qp), state)
 		}
 	}
 }
@@ -224,7 +205,7 @@ func newRigWith(t testing.TB, options string, bytes int, attr fabric.ConnectAttr
 // write is a signaled write with immediate of length bytes at offset to the same offset.
 func (r *rig) write(offset, length int, imm uint32) fabric.SendWR {
 	return fabric.SendWR{WRID: uint64(imm), LAddr: r.src.Addr + uint64(offset), RAddr: r.dst.Addr + uint64(offset), Length: uint32(length),
-		LKey: r.src.LKey, RKey: r.dst.RKey, Imm: imm, Opcode: opWriteImm, Flags: sendSignaled}
+		LKey: r.src.LKey, RKey: r.dst.RKey, Imm: imm, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
 }
 
 func post(t testing.TB, qp fabric.QP, wr ...fabric.SendWR) {
@@ -252,10 +233,10 @@ func pollBoth(t testing.TB, a, b *node, wantA, wantB int) (wa, wb []fabric.WC) {
 	return wa, wb
 }
 
-func wantStatus(t testing.TB, wc fabric.WC, id uint64, status uint16) {
+func wantStatus(t testing.TB, wc fabric.WC, id uint64, status fabric.Status) {
 	t.Helper()
 	if wc.WRID != id || wc.Status != status {
-		t.Fatalf("completion of %d is %q, want %d with %q", wc.WRID, fabric.StatusString(wc.Status), id, fabric.StatusString(status))
+		t.Fatalf("completion of %d is %q, want %d with %q", wc.WRID, wc.Status, id, status)
 	}
 }
 
@@ -272,9 +253,9 @@ func TestTCPPlacesMessagesOfAnySizeInOrder(t *testing.T) {
 	post(t, r.qa, wrs...)
 	sent, got := pollBoth(t, r.a, r.b, len(sizes), len(sizes))
 	for i, size := range sizes {
-		wantStatus(t, sent[i], uint64(i), statusOK)
-		wantStatus(t, got[i], 77, statusOK)
-		if got[i].Imm != uint32(i) || got[i].ByteLen != uint32(size) || got[i].Opcode != wcRecvImm || got[i].QPNum != fabric.QPNum(r.qb) {
+		wantStatus(t, sent[i], uint64(i), fabric.WCSuccess)
+		wantStatus(t, got[i], 77, fabric.WCSuccess)
+		if got[i].Imm != uint32(i) || got[i].ByteLen != uint32(size) || got[i].Opcode != fabric.WCRecvImm || got[i].QPNum != fabric.QPNum(r.qb) {
 			t.Errorf("message %d arrived as %+v", i, got[i])
 		}
 	}
@@ -289,15 +270,15 @@ func TestTCPPlacesMessagesOfAnySizeInOrder(t *testing.T) {
 func TestTCPPlainWritesAndInlineNeedNoReceive(t *testing.T) {
 	r := newRig(t, 1<<20, testAttr)
 	w := r.write(0, 1<<20, 1)
-	w.Opcode = opWrite
+	w.Opcode = fabric.OpWrite
 	small := []byte("inline payload")
 	post(t, r.qa, w, fabric.SendWR{WRID: 2, LAddr: uint64(uintptr(unsafe.Pointer(&small[0]))), RAddr: r.dst.Addr, RKey: r.dst.RKey,
-		Length: uint32(len(small)), Opcode: opWrite, Flags: sendSignaled | sendInline})
+		Length: uint32(len(small)), Opcode: fabric.OpWrite, Flags: fabric.SendSignaled | fabric.SendInline})
 	want := append([]byte(nil), small...)
 	clear(small) // the source is the caller's again
 	sent, _ := pollBoth(t, r.a, r.b, 2, 0)
-	wantStatus(t, sent[0], 1, statusOK)
-	wantStatus(t, sent[1], 2, statusOK)
+	wantStatus(t, sent[0], 1, fabric.WCSuccess)
+	wantStatus(t, sent[1], 2, fabric.WCSuccess)
 	if !bytes.Equal(r.target[:len(want)], want) || !bytes.Equal(r.target[len(want):], r.source[len(want):]) {
 		t.Error("the target differs from the source")
 	}
@@ -329,7 +310,7 @@ func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 						// a sends from its lower half to b's lower half, b from its upper half to a's.
 						off := uint64(side*chunk*depth + posted%depth*chunk)
 						wr := []fabric.SendWR{{WRID: uint64(posted), LAddr: out[side].Addr + off, RAddr: in[side].Addr + off, Length: chunk,
-							LKey: out[side].LKey, RKey: in[side].RKey, Imm: uint32(posted), Opcode: opWriteImm, Flags: sendSignaled}}
+							LKey: out[side].LKey, RKey: in[side].RKey, Imm: uint32(posted), Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}}
 						if fabric.PostSend(qps[side], wr) != 1 {
 							return fmt.Errorf("post: %s", fabric.LastError())
 						}
@@ -339,9 +320,9 @@ func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 					n := fabric.PollCQ(nodes[side].cq, wc)
 					for _, c := range wc[:max(n, 0)] {
 						switch {
-						case c.Status != statusOK:
+						case c.Status != fabric.WCSuccess:
 							return fmt.Errorf("completion %+v", c)
-						case c.Opcode == wcSend:
+						case c.Opcode == fabric.WCSend:
 							completed++
 						case c.Imm != uint32(received):
 							return fmt.Errorf("immediate %d, want %d", c.Imm, received)
@@ -400,10 +381,10 @@ func TestTCPFullQueuesAreErrors(t *testing.T) {
 	wrs := make([]fabric.SendWR, 70)
 	for i := range wrs {
 		wrs[i] = r.write(0, 64, uint32(i))
-		wrs[i].Opcode = opWrite
+		wrs[i].Opcode = fabric.OpWrite
 		wrs[i].Flags = 0
 	}
-	wrs[62].Flags = sendSignaled
+	wrs[62].Flags = fabric.SendSignaled
 	if n := fabric.PostSend(r.qa, wrs); n != 64 || !strings.Contains(fabric.LastError(), "64 work requests") {
 		t.Fatalf("posted %d of 70 into 64 entries: %s", n, fabric.LastError())
 	}
@@ -412,7 +393,7 @@ func TestTCPFullQueuesAreErrors(t *testing.T) {
 	}
 	// Unsignaled sends hold their entries until a later completion is polled; the one after it still does.
 	sent, _ := pollBoth(t, r.a, r.b, 1, 0)
-	wantStatus(t, sent[0], 62, statusOK)
+	wantStatus(t, sent[0], 62, fabric.WCSuccess)
 	if n := fabric.PostSend(r.qa, wrs); n != 63 {
 		t.Fatalf("posted %d with 63 entries free", n)
 	}
@@ -442,7 +423,7 @@ func TestTCPManyQueuePairsShareAQueueFairly(t *testing.T) {
 		for m := range wrs {
 			off := uint64((i*messages + m) * size)
 			wrs[m] = fabric.SendWR{LAddr: src.Addr + off, LKey: src.LKey, RAddr: dst.Addr + off, RKey: dst.RKey, Length: size,
-				Imm: uint32(m), Opcode: opWriteImm, Flags: sendSignaled}
+				Imm: uint32(m), Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
 		}
 		post(t, qa[i], wrs...)
 	}
@@ -476,17 +457,19 @@ func TestTCPSeparateQueuesForSendsAndReceives(t *testing.T) {
 	check(t, fabric.PostRecv(qa, 1, 1), "post receive")
 	check(t, fabric.PostRecv(qb, 2, 1), "post receive")
 	connect(t, qa, qb, testAttr)
-	imm := func(id uint64) fabric.SendWR { return fabric.SendWR{WRID: id, Opcode: opWriteImm, Flags: sendSignaled} }
+	imm := func(id uint64) fabric.SendWR {
+		return fabric.SendWR{WRID: id, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
+	}
 	post(t, qa, imm(3))
 	post(t, qb, imm(4))
 	sends := &node{t: t, cq: sendCQ}
 	sent, _ := pollBoth(t, sends, b, 1, 2)
-	wantStatus(t, sent[0], 3, statusOK)
+	wantStatus(t, sent[0], 3, fabric.WCSuccess)
 	check(t, fabric.ReqNotifyCQ(a.cq, 1), "arm")
 	if rc := fabric.WaitCQ(a.cq, patience.Microseconds()); rc != 1 {
 		t.Fatalf("wait: %d", rc)
 	}
-	wantStatus(t, a.poll(1)[0], 1, statusOK)
+	wantStatus(t, a.poll(1)[0], 1, fabric.WCSuccess)
 }
 
 func TestTCPWaitSleepsUntilSomethingComesOrAWake(t *testing.T) {

@@ -60,7 +60,7 @@ func attachRaw(t testing.TB, n *node) (fabric.QP, rawPeer) {
 	if _, err := io.ReadFull(p, reply); err != nil {
 		t.Fatal(err)
 	}
-	waitState(t, qp, stateRTS)
+	waitState(t, qp, fabric.StateRTS)
 	return qp, p
 }
 
@@ -120,7 +120,7 @@ func TestTCPGarbageMidStreamFailsOnlyItsQueuePair(t *testing.T) {
 	check(t, fabric.PostRecv(r.qb, 1, 1), "post receive")
 	post(t, r.qa, r.write(0, 4096, 1))
 	sent, _ := pollBoth(t, r.a, r.b, 1, 1)
-	wantStatus(t, sent[0], 1, statusOK)
+	wantStatus(t, sent[0], 1, fabric.WCSuccess)
 }
 
 func TestTCPFramesMayArriveByteByByte(t *testing.T) {

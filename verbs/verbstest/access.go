@@ -17,7 +17,7 @@ const (
 
 // refused posts a bad write, with a good one behind it, on a queue pair of its own and expects that the first fails with
 // one of the statuses, the second is flushed, and neither leaves a trace.
-func (r *rig) refused(bad verbs.SendWR, target Buffer, statuses ...uint16) {
+func (r *rig) refused(bad verbs.SendWR, target Buffer, statuses ...verbs.Status) {
 	r.t.Helper()
 	a, b := r.connect(shape{connect: verbs.ConnectConfig{AckTimeout: 200 * time.Millisecond}})
 	fill(target.Bytes(), 42)
@@ -146,7 +146,7 @@ func localAccessIsChecked(t *testing.T, p Provider) {
 			in.t = t
 			in.refused(verbs.SendWR{
 				LAddr: c.addr, LKey: c.key, Length: 64, RAddr: remote.Addr, RKey: remote.RKey,
-			}, target, append([]uint16{verbs.WCLocProtErr}, p.LocalKeyErrors...)...)
+			}, target, append([]verbs.Status{verbs.WCLocProtErr}, p.LocalKeyErrors...)...)
 		})
 	}
 }

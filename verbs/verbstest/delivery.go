@@ -172,7 +172,7 @@ func orderHolds(t *testing.T, p Provider) {
 	type end struct {
 		side   *side
 		qp     uint32
-		opcode uint16
+		opcode verbs.WCOpcode
 	}
 	streams := map[end]*stream{}
 	for i, window := range windows {

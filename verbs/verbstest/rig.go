@@ -101,7 +101,7 @@ func (r *rig) open(e *side, cqe, bytes int) {
 }
 
 // register registers a buffer until the test ends.
-func (r *rig) register(pd *verbs.PD, b Buffer, access int) verbs.MR {
+func (r *rig) register(pd *verbs.PD, b Buffer, access verbs.Access) verbs.MR {
 	r.t.Helper()
 	mr, err := pd.RegisterMR(b.Addr, uint64(b.Len), access, b.FD, b.Offset)
 	r.must(err, "register memory")
@@ -280,7 +280,7 @@ func write(src, dst *side, from, to, length int, imm uint32) verbs.SendWR {
 }
 
 // expect compares what holds of a completion, whatever its status.
-func (r *rig) expect(got verbs.WC, wrID uint64, qp *verbs.QP, status uint16) {
+func (r *rig) expect(got verbs.WC, wrID uint64, qp *verbs.QP, status verbs.Status) {
 	r.t.Helper()
 	if got.WRID != wrID || got.QPNum != qp.Num() || got.Status != status {
 		r.t.Errorf("completion of work request %d on queue pair 0x%x: %s; expected %d on 0x%x: %s", got.WRID, got.QPNum,

@@ -20,7 +20,7 @@ type Provider struct {
 	// Drive, where not nil, is called whenever the suite waits: it lets a simulated world move.
 	Drive func()
 	// LocalKeyErrors are the statuses, besides a local protection error, by which it may report a key that is not the sender's.
-	LocalKeyErrors []uint16
+	LocalKeyErrors []verbs.Status
 	// Link takes the link of a device down, or up again; nil: it has none, or not one to play with.
 	Link func(t *testing.T, d *verbs.Device, up bool)
 	// Now, where not nil, is the clock the provider's timeouts run on.

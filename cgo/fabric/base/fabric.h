@@ -143,6 +143,8 @@ const char *rwf_last_error(void);
 /* Sets rwf_last_error() and returns -err; for providers and what is built on them. */
 int rwf_fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 const char *rwf_wc_status_str(int status);
+const char *rwf_qp_state_str(int state);
+const char *rwf_async_type_str(uint32_t type);
 
 /*
  * device: the provider's name for it, "" for its first. options: "key=value,key=value", each documented in the provider's

@@ -41,6 +41,30 @@ const char *rwf_wc_status_str(int status)
 	return "unknown status";
 }
 
+const char *rwf_qp_state_str(int state)
+{
+	switch (state) {
+	case RWF_QPS_INIT: return "INIT";
+	case RWF_QPS_RTR: return "RTR";
+	case RWF_QPS_RTS: return "RTS";
+	case RWF_QPS_ERR: return "ERR";
+	}
+	return "unknown state";
+}
+
+const char *rwf_async_type_str(uint32_t type)
+{
+	switch (type) {
+	case RWF_EVENT_QP_ESTABLISHED: return "queue pair established";
+	case RWF_EVENT_QP_FATAL: return "queue pair fatal";
+	case RWF_EVENT_CQ_ERR: return "completion queue error";
+	case RWF_EVENT_PORT_ACTIVE: return "port active";
+	case RWF_EVENT_PORT_ERR: return "port error";
+	case RWF_EVENT_DEVICE_FATAL: return "device fatal";
+	}
+	return "unknown event";
+}
+
 static size_t key_length(const char *s)
 {
 	return strcspn(s, "=,");

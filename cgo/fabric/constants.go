@@ -1,0 +1,101 @@
+package fabric
+
+/*
+#include "base/fabric.h"
+*/
+import "C"
+
+// The contract's enumerations, each a type of its own. [Status], [EventType] and [QPState] name their values.
+type (
+	Opcode    uint16 // enum rwf_opcode
+	SendFlags uint16 // enum rwf_send_flags
+	WCOpcode  uint16 // enum rwf_wc_opcode
+	Status    uint16 // enum rwf_wc_status
+	Access    uint32 // enum rwf_access
+	DevFlags  uint32 // enum rwf_device_flags
+	QPFlags   uint32 // enum rwf_qp_flags
+	QPState   uint32 // enum rwf_qp_state
+	EventType uint32 // enum rwf_async_type
+)
+
+// Opcodes of work requests.
+const (
+	OpWrite        Opcode = C.RWF_WRITE
+	OpWriteWithImm Opcode = C.RWF_WRITE_WITH_IMM
+)
+
+// Flags of work requests.
+const (
+	SendSignaled  SendFlags = C.RWF_SEND_SIGNALED
+	SendInline    SendFlags = C.RWF_SEND_INLINE
+	SendStreaming SendFlags = C.RWF_SEND_STREAMING
+	SendPlaced    SendFlags = C.RWF_SEND_PLACED
+)
+
+// Opcodes of work completions.
+const (
+	WCSend    WCOpcode = C.RWF_WC_SEND
+	WCRecvImm WCOpcode = C.RWF_WC_RECV_IMM
+)
+
+// Statuses of work completions.
+const (
+	WCSuccess        Status = C.RWF_WC_SUCCESS
+	WCLocLenErr      Status = C.RWF_WC_LOC_LEN_ERR
+	WCLocQPOpErr     Status = C.RWF_WC_LOC_QP_OP_ERR
+	WCLocProtErr     Status = C.RWF_WC_LOC_PROT_ERR
+	WCFlushErr       Status = C.RWF_WC_WR_FLUSH_ERR
+	WCRemInvReqErr   Status = C.RWF_WC_REM_INV_REQ_ERR
+	WCRemAccessErr   Status = C.RWF_WC_REM_ACCESS_ERR
+	WCRemOpErr       Status = C.RWF_WC_REM_OP_ERR
+	WCRetryExcErr    Status = C.RWF_WC_RETRY_EXC_ERR
+	WCRNRRetryExcErr Status = C.RWF_WC_RNR_RETRY_EXC_ERR
+	WCFatalErr       Status = C.RWF_WC_FATAL_ERR
+	WCGeneralErr     Status = C.RWF_WC_GENERAL_ERR
+)
+
+// Access rights of memory regions.
+const (
+	AccessLocalWrite  Access = C.RWF_ACCESS_LOCAL_WRITE
+	AccessRemoteWrite Access = C.RWF_ACCESS_REMOTE_WRITE
+)
+
+// Flags of devices.
+const (
+	DevByReference  DevFlags = C.RWF_DEV_BY_REFERENCE
+	DevCopiesAtPost DevFlags = C.RWF_DEV_COPIES_AT_POST
+	DevAnyMemory    DevFlags = C.RWF_DEV_ANY_MEMORY
+	DevSharedFD     DevFlags = C.RWF_DEV_SHARED_FD
+	DevLink         DevFlags = C.RWF_DEV_LINK
+	DevMaps         DevFlags = C.RWF_DEV_MAPS
+)
+
+// QPByReference is the flag of queue pairs that take payloads where the sender holds them.
+const QPByReference QPFlags = C.RWF_QP_BY_REFERENCE
+
+// States of queue pairs.
+const (
+	StateInit QPState = C.RWF_QPS_INIT
+	StateRTR  QPState = C.RWF_QPS_RTR
+	StateRTS  QPState = C.RWF_QPS_RTS
+	StateErr  QPState = C.RWF_QPS_ERR
+)
+
+// Types of asynchronous events.
+const (
+	EventQPEstablished EventType = C.RWF_EVENT_QP_ESTABLISHED
+	EventQPFatal       EventType = C.RWF_EVENT_QP_FATAL
+	EventCQErr         EventType = C.RWF_EVENT_CQ_ERR
+	EventPortActive    EventType = C.RWF_EVENT_PORT_ACTIVE
+	EventPortErr       EventType = C.RWF_EVENT_PORT_ERR
+	EventDeviceFatal   EventType = C.RWF_EVENT_DEVICE_FATAL
+)
+
+// EndpointMax is the most bytes that [QPEndpoint] writes.
+const EndpointMax = C.RWF_ENDPOINT_MAX
+
+func (s Status) String() string { return C.GoString(C.rwf_wc_status_str(C.int(s))) }
+
+func (s QPState) String() string { return C.GoString(C.rwf_qp_state_str(C.int(s))) }
+
+func (t EventType) String() string { return C.GoString(C.rwf_async_type_str(C.uint32_t(t))) }

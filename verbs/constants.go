@@ -1,0 +1,88 @@
+package verbs
+
+import "github.com/rackweave/rackweave/cgo/fabric"
+
+// The contract's enumerations. Their values are those of the C header.
+type (
+	Opcode    = fabric.Opcode    // of a work request
+	SendFlags = fabric.SendFlags // of a work request
+	WCOpcode  = fabric.WCOpcode  // of a work completion
+	Status    = fabric.Status    // of a work completion
+	Access    = fabric.Access    // rights to a memory region
+	DevFlags  = fabric.DevFlags  // of a device
+	QPState   = fabric.QPState   // of a queue pair
+	EventType = fabric.EventType // of an asynchronous event
+)
+
+// Opcodes of work requests.
+const (
+	OpWrite        = fabric.OpWrite
+	OpWriteWithImm = fabric.OpWriteWithImm
+)
+
+// Flags of work requests; fabric.h says what they ask for.
+const (
+	SendSignaled  = fabric.SendSignaled
+	SendInline    = fabric.SendInline
+	SendStreaming = fabric.SendStreaming
+	SendPlaced    = fabric.SendPlaced
+)
+
+// Opcodes of work completions.
+const (
+	WCSend    = fabric.WCSend
+	WCRecvImm = fabric.WCRecvImm
+)
+
+// Statuses of work completions, as in enum ibv_wc_status.
+const (
+	WCSuccess        = fabric.WCSuccess
+	WCLocLenErr      = fabric.WCLocLenErr
+	WCLocQPOpErr     = fabric.WCLocQPOpErr
+	WCLocProtErr     = fabric.WCLocProtErr
+	WCFlushErr       = fabric.WCFlushErr
+	WCRemInvReqErr   = fabric.WCRemInvReqErr
+	WCRemAccessErr   = fabric.WCRemAccessErr
+	WCRemOpErr       = fabric.WCRemOpErr
+	WCRetryExcErr    = fabric.WCRetryExcErr
+	WCRNRRetryExcErr = fabric.WCRNRRetryExcErr
+	WCFatalErr       = fabric.WCFatalErr
+	WCGeneralErr     = fabric.WCGeneralErr
+)
+
+// Access rights of memory regions.
+const (
+	AccessLocalWrite  = fabric.AccessLocalWrite
+	AccessRemoteWrite = fabric.AccessRemoteWrite
+)
+
+// Flags of devices; fabric.h says what they promise.
+const (
+	DevByReference  = fabric.DevByReference
+	DevCopiesAtPost = fabric.DevCopiesAtPost
+	DevAnyMemory    = fabric.DevAnyMemory
+	DevSharedFD     = fabric.DevSharedFD
+	DevLink         = fabric.DevLink
+	DevMaps         = fabric.DevMaps
+)
+
+// States of queue pairs.
+const (
+	StateInit = fabric.StateInit
+	StateRTR  = fabric.StateRTR
+	StateRTS  = fabric.StateRTS
+	StateErr  = fabric.StateErr
+)
+
+// Types of asynchronous events.
+const (
+	EventQPEstablished = fabric.EventQPEstablished
+	EventQPFatal       = fabric.EventQPFatal
+	EventCQErr         = fabric.EventCQErr
+	EventPortActive    = fabric.EventPortActive
+	EventPortErr       = fabric.EventPortErr
+	EventDeviceFatal   = fabric.EventDeviceFatal
+)
+
+// StatusText names a work completion's status.
+func StatusText(s Status) string { return s.String() }
