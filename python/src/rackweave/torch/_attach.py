@@ -1,0 +1,205 @@
+"""Gradients of any model exchanged as backward makes them, by hooks on its parameters."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, List, Optional
+
+import torch
+
+from .. import _lib
+from .._world import world
+from ..errors import ConfigError
+from . import _arena
+from ._exchange import Exchange
+from ._fused import Fused
+from ._state import Buffers, broadcast_parameters
+
+
+def attach(
+    model: torch.nn.Module,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+    *,
+    fused: bool = False,
+    scaler: Any = None,
+    broadcast_buffers: bool = True,
+    find_unused_parameters: bool = False,
+    wire: str = "",
+    nonfinite: str = "count",
+) -> "Attached":
+    """Makes backward exchange the gradients of a model's parameters. All ranks get rank 0's parameters and buffers first.
+
+    By default p.grad holds the average over the ranks when backward returns, so clipping, GradScaler, schedulers and any
+    optimizer go on as they are. With fused the optimizer runs at the aggregator: optimizer.step() sends no gradient, it commits
+    those that backward pushed, and gets the new parameters; p.grad holds this rank's own gradient, so clip with
+    Attached.clip_grad_norm_. What the aggregator has no rule for is refused.
+
+    Args:
+        optimizer: needed for fused; may be left out otherwise.
+        scaler: a GradScaler in use, for fused.
+        broadcast_buffers: gives all ranks rank 0's buffers before every forward in training, as DistributedDataParallel does.
+        find_unused_parameters: exchanges zeros for parameters that a rank's backward left out.
+        wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
+        nonfinite: what to do about gradients with NaN or infinity: ignore, count or refuse, which fails the job with an error
+            that names tensor and rank.
+    """
+    return Attached(model, optimizer, fused, scaler, broadcast_buffers, find_unused_parameters, wire, nonfinite)
+
+
+class _Slot:
+    """A parameter, and the place of its gradient."""
+
+    def __init__(self, name: str, parameter: torch.Tensor) -> None:
+        self.name, self.parameter = name, parameter
+        self.number = -1
+        self.place = _arena.empty_like(parameter) if not parameter.is_cuda else None
+        self.started = False  # in this backward
+
+    def settle(self) -> torch.Tensor:
+        """Returns the gradient, moved to its place if it is elsewhere."""
+        grad = self.parameter.grad
+        assert grad is not None
+        if self.place is None:
+            return grad
+        if grad.data_ptr() != self.place.data_ptr():
+            with torch.no_grad():
+                self.place.copy_(grad)
+            self.parameter.grad = self.place
+        return self.place
+
+
+class Attached:
+    """What attach returns: a model whose gradients are exchanged."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optional[torch.optim.Optimizer],
+        fused: bool,
+        scaler: Any,
+        broadcast_buffers: bool,
+        find_unused: bool,
+        wire: str,
+        nonfinite: str,
+    ) -> None:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel() > 0]
+        if not named:
+            raise ConfigError("the model has no parameter that requires a gradient: attach it before they are frozen, or leave it out")
+        if fused and optimizer is None:
+            raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
+        self._sync, self._find_unused = True, find_unused
+        w = world()
+        self._fused = Fused(optimizer, named, scaler) if fused and optimizer is not None else None
+        if self._fused is None:
+            session = w.session(hyper={"scale": 1 / w.world_size})
+        else:
+            session = w.session(mode="two-phase", optimizer=self._fused.rule, hyper=self._fused.hyper)
+        self._exchange = Exchange(session, nonfinite)
+        self._slots: List[_Slot] = [_Slot(name, p) for name, p in named]
+        numbers = self._exchange.register(named, wire, self._fused.multipliers if self._fused else None)
+        for slot, number in zip(self._slots, numbers):
+            slot.number = number
+        if self._fused:
+            self._fused.attach(self._exchange, self._slots)
+        broadcast_parameters(self._exchange, numbers, [p for _, p in named])
+        self._buffers = Buffers(self._exchange, model)
+        self._buffers.broadcast()
+        self._hooks: List[Any] = []
+        if broadcast_buffers:
+            self._hooks.append(model.register_forward_pre_hook(self._before_forward))
+        self._nodes: List[Any] = []  # torch keeps a hook only as long as its node
+        for slot in self._slots:
+            self._hook(slot)
+
+    def _hook(self, slot: _Slot) -> None:
+        def accumulated(*_: Any) -> None:
+            self._accumulated(slot)
+
+        p = slot.parameter
+        if hasattr(p, "register_post_accumulate_grad_hook"):  # torch 2.1
+            self._hooks.append(p.register_post_accumulate_grad_hook(accumulated))
+        else:
+            node = p.expand_as(p).grad_fn.next_functions[0][0]
+            self._nodes.append(node)
+            self._hooks.append(node.register_hook(accumulated))
+
+    def _accumulated(self, slot: _Slot) -> None:
+        if not self._sync:
+            return
+        grad = slot.settle()
+        slot.started = True
+        if self._fused:
+            self._fused.pushing(slot)
+            self._exchange.start(_lib.PUSH, [(slot.number, grad)])
+        else:
+            self._exchange.start(_lib.PUSHPULL, [(slot.number, grad)])
+        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        if self._find_unused and any(s.started for s in self._slots):
+            for slot in self._slots:
+                if not slot.started:
+                    self._exchange_zeros(slot)
+        for slot in self._slots:
+            slot.started = False
+        if self._fused is None:
+            self._exchange.drain()
+
+    def _exchange_zeros(self, slot: _Slot) -> None:
+        p = slot.parameter
+        if p.grad is None:
+            p.grad = torch.zeros_like(p) if slot.place is None else slot.place.zero_()
+        self._accumulated(slot)
+
+    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+        if module.training and self._sync and torch.is_grad_enabled():
+            self._buffers.broadcast()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Lets backward accumulate gradients here only; the next backward outside exchanges what has accumulated."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def clip_grad_norm_(self, max_norm: float) -> None:
+        """Fused: clips the next step's averaged gradient to a global norm, as torch.nn.utils.clip_grad_norm_ does."""
+        self._need_fused("clip_grad_norm_", "torch.nn.utils.clip_grad_norm_").clip = float(max_norm)
+
+    def skip_step(self) -> None:
+        """Fused: drops the gradients that were pushed since the last step, at every rank. All ranks call it."""
+        self._need_fused("skip_step", "leaving out optimizer.step()").skip()
+
+    @property
+    def grad_norm(self) -> float:
+        """Fused: the global norm of the last step's averaged gradient, before clipping."""
+        return self._need_fused("grad_norm", "what torch.nn.utils.clip_grad_norm_ returns").norm
+
+    def save(self, name: str) -> str:
+        """Fused: writes parameters and optimizer state to the aggregator's disk; all ranks call it. Returns the path at rank 0."""
+        return self._need_fused("save", "torch.save").save(name)
+
+    def restore(self, name: str) -> None:
+        """Fused: reads back what save wrote, parameters included; all ranks call it."""
+        self._need_fused("restore", "torch.load").restore(name)
+
+    def _need_fused(self, what: str, instead: str) -> Fused:
+        if self._fused is None:
+            raise ConfigError(f"{what} is for fused=True: use {instead}")
+        return self._fused
+
+    def stats(self) -> Dict[str, int]:
+        """Returns what was moved: see rackweave.stats; and nonfinite, the gradients that held NaN or infinity."""
+        return {**self._exchange.session.stats(), "nonfinite": self._exchange.nonfinite_count}
+
+    def detach(self) -> None:
+        """Takes the hooks away and leaves the job."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._nodes.clear()
+        if self._fused:
+            self._fused.detach()
+        self._exchange.session.close()

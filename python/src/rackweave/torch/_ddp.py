@@ -1,0 +1,130 @@
+"""DistributedDataParallel with its gradients averaged by the aggregator: a communication hook."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, List
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import _lib
+from .._world import world
+from ..errors import ConfigError
+from . import _arena
+from ._exchange import Exchange
+from ._state import Buffers, broadcast_parameters
+
+# Buckets are rebuilt at the beginning of the second forward; from then on they stay where they are.
+_FORWARDS_UNTIL_REBUILT = 2
+
+
+def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **options: Any) -> DistributedDataParallel:
+    """Returns a DistributedDataParallel whose gradients are averaged by the aggregator, exactly and in rank order.
+
+    module is a DistributedDataParallel, which gets the hook before its first backward, or a plain module, which is wrapped with
+    options for DistributedDataParallel. torch's process group goes on carrying what is not gradients: the first broadcast of
+    parameters, and buffers. Where there is no process group, the aggregator carries these too.
+
+    Args:
+        wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
+        nonfinite: what to do about gradients with NaN or infinity: ignore, count (see ddp_stats) or refuse, which fails the job
+            with an error that names tensor and rank.
+    """
+    if not isinstance(module, DistributedDataParallel):
+        options.setdefault("gradient_as_bucket_view", True)
+        with _arena.adoptable():
+            module = DistributedDataParallel(module, process_group=_process_group(), **options)
+    elif options:
+        raise ConfigError(f"the module is a DistributedDataParallel already: give {', '.join(options)} to that")
+    size = dist.get_world_size(module.process_group)
+    w = world()
+    if size not in (1, w.world_size):
+        raise ConfigError(f"the module's process group has {size} processes and RackWeave {w.world_size} workers: start both with the same number")
+    exchange = Exchange(w.session(hyper={"scale": 1 / w.world_size}), nonfinite)
+    hook = _Hook(exchange, module, wire)
+    if size == 1 and w.world_size > 1:
+        broadcast_parameters(exchange, hook.numbers, hook.parameters)
+        buffers = Buffers(exchange, module.module)
+        buffers.broadcast()
+        if module.broadcast_buffers:
+            module.register_forward_pre_hook(_sync_buffers(buffers))
+    _rebuild_adoptable(module)
+
+    # torch wants a function with an argument of this name, and no annotations that are strings.
+    def rackweave_hook(state, bucket):  # type: ignore[no-untyped-def]
+        return hook(bucket)
+
+    module.register_comm_hook(None, rackweave_hook)
+    return module
+
+
+def _process_group() -> Any:
+    """Returns the process group to wrap with: the default one, or where there is none, one of this process alone."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return None
+
+
+def _sync_buffers(buffers: Buffers) -> Any:
+    def before_forward(module: DistributedDataParallel, _: Any) -> None:
+        if module.training and module.require_backward_grad_sync and torch.is_grad_enabled():
+            buffers.broadcast()
+
+    return before_forward
+
+
+def _rebuild_adoptable(module: DistributedDataParallel) -> None:
+    """Makes the memory of the buckets adoptable that DDP makes between its own and its module's first forwards."""
+    scope = contextlib.ExitStack()
+    forwards = 0
+
+    def before(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+        scope.enter_context(_arena.adoptable())
+        if forwards == _FORWARDS_UNTIL_REBUILT:
+            outer.remove()
+
+    def inside(*_: Any) -> None:
+        scope.close()
+        if forwards >= _FORWARDS_UNTIL_REBUILT:
+            inner.remove()
+
+    outer = module.register_forward_pre_hook(before)
+    inner = module.module.register_forward_pre_hook(inside)
+
+
+class _Hook:
+    """Exchanges buckets, parameter by parameter: which bucket a parameter is in changes, its name does not."""
+
+    def __init__(self, exchange: Exchange, module: DistributedDataParallel, wire: str) -> None:
+        self._exchange = exchange
+        ignored = set(getattr(module.module, "_ddp_params_and_buffers_to_ignore", ()))
+        named = [(n, p) for n, p in module.module.named_parameters() if p.requires_grad and p.numel() > 0 and n not in ignored]
+        self.parameters = [p for _, p in named]
+        self.numbers: List[int] = exchange.register(named, wire)
+        self._number = {id(p): number for p, number in zip(self.parameters, self.numbers)}
+        self._seen: Dict[int, int] = {}  # the address of each bucket
+        self._adopted: Dict[int, _arena.Adopted] = {}
+
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        self._settle(bucket.index(), buffer)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+        items = [(self._number[id(p)], g) for p, g in zip(bucket.parameters(), bucket.gradients()) if p.numel() > 0]
+        self._exchange.start(_lib.PUSHPULL, items, lambda: future.set_result(buffer))
+        # DDP's own callback comes after this one and finds its futures done, so no wait of it keeps Ctrl-C or an error away.
+        self._exchange.drain_after_backward()
+        return future
+
+    def _settle(self, index: int, buffer: torch.Tensor) -> None:
+        """Adopts a bucket's memory when it is seen at the same place again."""
+        address = buffer.data_ptr()
+        adopted = self._adopted.get(index)
+        if adopted is not None and adopted.address != address:
+            del self._adopted[index]
+        if self._seen.get(index) == address and index not in self._adopted and not buffer.is_cuda:
+            self._adopted[index] = _arena.Adopted(buffer)
+        self._seen[index] = address

@@ -1,0 +1,104 @@
+"""Gradients on their way: started by hooks in the middle of backward, awaited at its end."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from .. import _lib
+from .._session import Handle, Op, Session, Tensor
+from ..errors import ConfigError, NonFiniteError
+from . import _arena
+from ._cuda import Stage
+
+NONFINITE = ("ignore", "count", "refuse")
+
+
+class Exchange:
+    """The tensors of one session, and what of them is under way."""
+
+    def __init__(self, session: Session, nonfinite: str = "ignore") -> None:
+        if nonfinite not in NONFINITE:
+            raise ConfigError(f"nonfinite is {nonfinite!r}: use one of {', '.join(NONFINITE)}")
+        self.session, self.nonfinite = session, nonfinite
+        self.nonfinite_count = 0
+        self._stages: Dict[int, Stage] = {}
+        self._staged: List[Tuple[Stage, Op]] = []  # on their way from a GPU, oldest first
+        self._handles: List[Handle] = []
+        self._landing: List[Stage] = []
+        self._then: List[Callable[[], None]] = []
+        self._active: Dict[int, bool] = {}
+
+    def register(self, named: Sequence[Tuple[str, torch.Tensor]], wire: str = "", multipliers: Optional[Dict[str, Tuple[float, float]]] = None) -> List[int]:
+        """Declares tensors; returns their numbers. multipliers are of learning rate and weight decay, by name."""
+        tensors = []
+        for name, t in named:
+            dtype = _arena.type_of(t, name)
+            lr, wd = (multipliers or {}).get(name, (1.0, 1.0))
+            # Elements travel in the order of memory, so ranks must agree on it.
+            label = name if t.is_contiguous() else f"{name} of strides {tuple(t.stride())}"
+            tensors.append(Tensor(label, tuple(t.shape), dtype, wire or dtype, lr, wd))
+        return self.session.register(tensors)
+
+    def start(self, kind: int, items: Sequence[Tuple[int, torch.Tensor]], then: Optional[Callable[[], None]] = None) -> None:
+        """Starts operations in place on dense tensors; then is called by drain when all are done. The first has the highest priority."""
+        if any(number in self._active for number, _ in items):
+            self.drain()  # of a backward that an error ended
+        if self.nonfinite != "ignore" and kind in (_lib.PUSH, _lib.PUSHPULL):
+            self._check(items)
+        ops = []
+        for number, t in items:
+            self._active[number] = True
+            if t.is_cuda:
+                stage = self._stages.setdefault(number, Stage(t))
+                host = stage.lift(t)
+                self._staged.append((stage, Op(kind, number, host, host, -number, t)))
+            else:
+                at = t.data_ptr()
+                ops.append(Op(kind, number, at, at, -number, t))
+        if ops:
+            self._handles.append(self.session.submit(ops))
+        if then is not None:
+            self._then.append(then)
+        self._launch(wait=False)
+
+    def drain(self) -> None:
+        """Waits until all that was started is done."""
+        self._launch(wait=True)
+        handles, self._handles = self._handles, []
+        then, self._then = self._then, []
+        landing, self._landing = self._landing, []
+        self._active.clear()
+        for handle in handles:
+            handle.wait()
+        for stage in landing:
+            stage.land()
+        for f in then:
+            f()
+
+    def drain_after_backward(self) -> None:
+        """Makes the backward that is running call drain at its end."""
+        torch.autograd.Variable._execution_engine.queue_callback(self.drain)
+
+    def _launch(self, wait: bool) -> None:
+        """Submits what has arrived from GPUs; with wait all of it."""
+        ops = []
+        while self._staged and (wait or self._staged[0][0].lifted()):
+            stage, op = self._staged.pop(0)
+            stage.wait()
+            ops.append(op)
+            self._landing.append(stage)
+        if ops:
+            self._handles.append(self.session.submit(ops))
+
+    def _check(self, items: Sequence[Tuple[int, torch.Tensor]]) -> None:
+        """Counts gradients that hold NaN or infinity, or refuses them."""
+        for number, t in items:
+            # The sum tells most, in one fast pass; it can itself be too large for the type.
+            if not t.is_cuda and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
+                self.nonfinite_count += 1
+                if self.nonfinite == "refuse":
+                    error = NonFiniteError(f"the gradient of {self.session.names[number]!r} at rank {self.session.rank} holds NaN or infinity")
+                    self.session.fail(error)
+                    raise error

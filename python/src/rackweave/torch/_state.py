@@ -1,0 +1,60 @@
+"""Parameters and buffers of a model, made those of rank 0."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence
+
+import torch
+
+from .. import _lib
+from .._session import Tensor
+from . import _arena
+from ._exchange import Exchange
+
+
+class Buffers:
+    """A module's buffers (running means and the like) of any type, broadcast as the bytes they are, in one tensor."""
+
+    def __init__(self, exchange: Exchange, module: torch.nn.Module) -> None:
+        self._session, self._module = exchange.session, module
+        self._packed: Optional[torch.Tensor] = None
+        words = sum(_words(b) for b in self._all())
+        if words:
+            self._packed = _arena.empty_like(torch.empty(words))
+            self._number = self._session.register([Tensor("buffers", (words,))])[0]
+
+    def broadcast(self) -> None:
+        """Gives every rank rank 0's buffers."""
+        if self._packed is None:
+            return
+        with torch.no_grad():
+            raw, at, places = self._packed.view(torch.uint8), 0, []
+            for b in self._all():
+                places.append((b, raw[at : at + b.numel() * b.element_size()]))
+                at += 4 * _words(b)
+            if self._session.rank == 0:
+                for b, place in places:
+                    place.copy_(b.cpu().contiguous().view(-1).view(torch.uint8))
+            self._session.broadcast(self._number, self._packed.numpy()).wait()
+            if self._session.rank != 0:
+                for b, place in places:
+                    b.copy_(place.clone().view(b.dtype).view(b.shape))
+
+    def _all(self) -> List[torch.Tensor]:
+        return [b for b in self._module.buffers() if b.numel() > 0]
+
+
+def _words(b: torch.Tensor) -> int:
+    """How many f32 elements hold the bytes of b."""
+    return (b.numel() * b.element_size() + 3) // 4
+
+
+def broadcast_parameters(exchange: Exchange, numbers: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+    """Gives every rank rank 0's parameters."""
+    with torch.no_grad():
+        dense = [p.data if _arena.is_dense(p) else p.data.contiguous() for p in parameters]
+        exchange.start(_lib.BROADCAST, list(zip(numbers, dense)))
+        exchange.drain()
+        for p, d in zip(parameters, dense):
+            if d.data_ptr() != p.data_ptr():
+                p.data.copy_(d)

@@ -1,0 +1,468 @@
+"""rackweave.torch against torch itself: the same models, data and seeds, trained both ways."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import unittest
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import rack
+import rackweave
+import rackweave.torch
+
+STEPS = 12
+FEATURES, CLASSES, BATCH = 32, 10, 16
+
+
+def plain(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 600), torch.nn.Tanh(), torch.nn.Linear(600, 600), torch.nn.Tanh(), torch.nn.Linear(600, CLASSES))
+
+
+def normed(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+
+
+def convolutional(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (2, 4, 4)), torch.nn.Conv2d(2, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(128, CLASSES)
+    ).to(memory_format=torch.channels_last)
+
+
+def batch(step: int, rank: int, size: int = BATCH):
+    g = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(size, FEATURES, generator=g), torch.randint(0, CLASSES, (size,), generator=g)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def nesterov(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=1e-3, weight_decay=1e-3)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def rmsprop(parameters):
+    return torch.optim.RMSprop(parameters, lr=1e-3)
+
+
+def weights(model: torch.nn.Module) -> np.ndarray:
+    state = [t.detach().reshape(-1).to(torch.float32) for t in model.state_dict().values()]
+    return torch.cat(state).numpy().copy()
+
+
+def train(model, optimizer, steps=STEPS, rank=None, sizes=None, after_backward=None, scheduler=None):
+    rank = rackweave.rank() if rank is None else rank
+    for step in range(steps):
+        x, y = batch(step, rank, sizes[rank] if sizes and step == steps - 1 else BATCH)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        if after_backward:
+            after_backward()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+    return weights(model)
+
+
+def gloo(store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rackweave.rank(), world_size=rackweave.world_size())
+
+
+def same_as_ddp(store: str):
+    gloo(store)
+    rank = rackweave.rank()
+    results = {}
+    for name, make, optimizer, sizes in (
+        ("sgd", plain, sgd, None),
+        ("adam", plain, adam, None),
+        ("batchnorm", normed, sgd, None),
+        ("channels last", convolutional, sgd, None),
+        ("uneven last batch", plain, sgd, [16, 5, 9, 3]),
+    ):
+        ways = results[name] = {}
+        model = DistributedDataParallel(make(rank))
+        ways["gloo"] = train(model, optimizer(model.parameters()), sizes=sizes)
+        model = rackweave.torch.ddp(DistributedDataParallel(make(rank)))
+        ways["ddp"] = train(model, optimizer(model.parameters()), sizes=sizes)
+        model = make(rank)
+        attached = rackweave.torch.attach(model, o := optimizer(model.parameters()))
+        ways["attach"] = train(model, o, sizes=sizes)
+        attached.detach()
+    return results
+
+
+def own_groups():
+    torch.set_num_threads(1)
+    model = rackweave.torch.ddp(normed(rackweave.rank()))  # no process group: parameters and buffers come by RackWeave, too
+    trained = train(model, sgd(model.parameters()))
+    again = rackweave.torch.ddp(normed(rackweave.rank()))
+    return trained, train(again, sgd(again.parameters()))
+
+
+def fused(name: str):
+    """Trains fused, and then with the optimizer here, on the same averages."""
+    torch.set_num_threads(1)
+    optimizer = globals()[name]
+    local = plain(rackweave.rank())
+    o = optimizer(local.parameters())
+    rackweave.torch.attach(local, o)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 3, 0.5), torch.optim.lr_scheduler.ExponentialLR(o, 0.99)]
+
+    class Both:
+        def step(self):
+            for s in schedulers:
+                s.step()
+
+    here = train(local, o, after_backward=lambda: torch.nn.utils.clip_grad_norm_(local.parameters(), 0.5), scheduler=Both())
+    model = plain(rackweave.rank())
+    o = optimizer(model.parameters())
+    before = torch.optim.lr_scheduler.StepLR(o, 3, 0.5)
+    attached = rackweave.torch.attach(model, o, fused=True)
+    after = torch.optim.lr_scheduler.ExponentialLR(o, 0.99)
+
+    def clip():
+        attached.clip_grad_norm_(0.5)
+
+    schedulers[:] = [before, after]
+    trained = train(model, o, after_backward=clip, scheduler=Both())
+    return trained, attached.grad_norm, attached.stats()["copied_bytes"], here
+
+
+def single(name: str, n: int):
+    """The whole batch in one process."""
+    torch.set_num_threads(1)
+    model = plain(0)
+    o = globals()[name](model.parameters())
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 3, 0.5), torch.optim.lr_scheduler.ExponentialLR(o, 0.99)]
+    norm = 0.0
+    for step in range(STEPS):
+        parts = [batch(step, rank) for rank in range(n)]
+        o.zero_grad()
+        F.cross_entropy(model(torch.cat([x for x, _ in parts])), torch.cat([y for _, y in parts])).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
+        o.step()
+        for s in schedulers:
+            s.step()
+    return weights(model), norm
+
+
+def accumulate():
+    torch.set_num_threads(1)
+    rank, results = rackweave.rank(), []
+    for way in ("ddp", "attach", "fused", "attach without no_sync"):
+        model = plain(rank)
+        o = sgd(model.parameters())
+        if way == "ddp":
+            model = rackweave.torch.ddp(model)
+            no_sync = model.no_sync
+        else:
+            o = sgd(model.parameters())
+            attached = rackweave.torch.attach(model, o, fused=way == "fused")
+            no_sync = attached.no_sync
+        for step in range(4):
+            o.zero_grad()
+            for part in range(3):
+                x, y = batch(10 * step + part, rank)
+                if part < 2 and "without" not in way:
+                    with no_sync():
+                        (F.cross_entropy(model(x), y) / 3).backward()
+                else:
+                    (F.cross_entropy(model(x), y) / 3).backward()
+            o.step()
+        results.append(weights(model))
+    return results
+
+
+def several_models():
+    torch.set_num_threads(1)
+    rank = rackweave.rank()
+    makers, outs = [], []
+    for i in range(2):
+        a, b = plain(10 * i + rank), rackweave.torch.ddp(normed(10 * i + rank))
+        oa, ob = sgd(a.parameters()), adam(b.parameters())
+        rackweave.torch.attach(a, oa)
+        makers.append((a, oa, b, ob))
+    for step in range(5):
+        for a, oa, b, ob in makers:
+            x, y = batch(step, rank)
+            oa.zero_grad()
+            ob.zero_grad()
+            (F.cross_entropy(a(x), y) + F.cross_entropy(b(x), y)).backward()
+            oa.step()
+            ob.step()
+    for a, _, b, _ in makers:
+        outs += [weights(a), weights(b)]
+    return outs
+
+
+def loaders():
+    torch.set_num_threads(1)
+    rank = rackweave.rank()
+    data = torch.utils.data.TensorDataset(*batch(0, rank, 128))
+    model = plain(rank)
+    o = sgd(model.parameters())
+    rackweave.torch.attach(model, o, fused=True)
+    wrapped = rackweave.torch.ddp(plain(rank))
+    ow = sgd(wrapped.parameters())
+    seen = 0
+    for _ in range(2):
+        for x, y in torch.utils.data.DataLoader(data, batch_size=32, num_workers=2):
+            o.zero_grad()
+            ow.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(wrapped(x), y).backward()
+            o.step()
+            ow.step()
+            seen += len(x)
+    return seen, weights(model), weights(wrapped)
+
+
+def unused():
+    torch.set_num_threads(1)
+    rank = rackweave.rank()
+    model = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+    o = sgd(model.parameters())
+    rackweave.torch.attach(model, o, find_unused_parameters=True)
+    for step in range(3):
+        o.zero_grad()
+        model[(step + rank) % 2](torch.ones(2, 4)).sum().backward()
+        o.step()
+    return weights(model)
+
+
+def copied_share():
+    torch.set_num_threads(1)
+    rank, shares = rackweave.rank(), {}
+    for way in ("ddp", "attach", "fused"):
+        model = plain(rank)
+        if way == "ddp":
+            model = rackweave.torch.ddp(model)
+        o = sgd(model.parameters())
+        attached = rackweave.torch.attach(model, o, fused=way == "fused") if way != "ddp" else None
+        train(model, o, 4)
+        before = rackweave.stats()
+        train(model, o, 6)
+        after = rackweave.stats()
+        moved = sum(after[k] - before[k] for k in ("sent_bytes", "received_bytes"))
+        shares[way] = (after["copied_bytes"] - before["copied_bytes"]) / moved
+        if attached:
+            attached.detach()
+    return shares
+
+
+def checkpoint():
+    torch.set_num_threads(1)
+    model = plain(rackweave.rank())
+    o = adam(model.parameters())
+    attached = rackweave.torch.attach(model, o, fused=True)
+    train(model, o, 4)
+    attached.save("four")
+    first = train(model, o, 4)
+    attached.restore("four")
+    return first, train(model, o, 4)
+
+
+def nan(policy: str):
+    torch.set_num_threads(1)
+    model = plain(0)
+    o = sgd(model.parameters())
+    attached = rackweave.torch.attach(model, o, nonfinite=policy)
+    x, y = batch(0, rackweave.rank())
+    if rackweave.rank() == 1:
+        x[0, 0] = float("nan")
+    F.cross_entropy(model(x), y).backward()
+    return attached.stats()["nonfinite"]
+
+
+def other_model():
+    model = torch.nn.Linear(4, 4 + rackweave.rank())
+    rackweave.torch.attach(model)
+
+
+def dies():
+    torch.set_num_threads(1)
+    model = rackweave.torch.ddp(plain(0))
+    o = sgd(model.parameters())
+    train(model, o, 3)
+    print("ready", flush=True)
+    if rackweave.rank() == 1:
+        time.sleep(60)
+    train(model, o, 3)
+
+
+def mistakes():
+    torch.set_num_threads(1)
+    texts = []
+
+    def refused(f):
+        try:
+            f()
+        except rackweave.Error as e:
+            texts.append(str(e))
+        else:
+            texts.append("")
+
+    model = plain(0)
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    refused(lambda: rackweave.torch.attach(frozen))
+    refused(lambda: rackweave.torch.attach(model, fused=True))
+    refused(lambda: rackweave.torch.attach(model, torch.optim.Adadelta(model.parameters()), fused=True))
+    refused(lambda: rackweave.torch.attach(model, torch.optim.Adam(model.parameters(), amsgrad=True), fused=True))
+    refused(lambda: rackweave.torch.attach(model, torch.optim.SGD(model[0].parameters(), lr=1), fused=True))
+    refused(lambda: rackweave.torch.attach(model, nonfinite="perhaps"))
+    refused(lambda: rackweave.torch.attach(torch.nn.Linear(2, 2).double()))
+    o = torch.optim.SGD([{"params": model[:2].parameters()}, {"params": model[2:].parameters(), "lr": 0.5}], lr=1.0)
+    attached = rackweave.torch.attach(model, o, fused=True)
+    refused(o.state_dict)
+    o.param_groups[1]["lr"] = 0.1
+    refused(o.step)
+    o.param_groups[1]["lr"] = 0.5
+    x, y = batch(0, 0)
+    F.cross_entropy(model(x), y).backward()
+    refused(lambda: F.cross_entropy(model(x), y).backward())
+    refused(lambda: rackweave.torch.attach(plain(0), nonfinite="ignore").skip_step())
+    return texts
+
+
+def close(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9))
+
+
+class Torch(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.directory.cleanup)
+        cls.box = rack.Aggregator("--checkpoint-dir", cls.directory.name)
+        cls.addClassCleanup(cls.box.__exit__)
+
+    def run_workers(self, target, n, *args):
+        return rack.run(target, n, self.box.address, *args, env={"RACKWEAVE_JOB": f"{target.__name__}-{n}-{'-'.join(a for a in args if '/' not in a)}".rstrip("-")})
+
+    def assert_ranks_equal(self, results):
+        for r in results[1:]:
+            np.testing.assert_array_equal(r, results[0])
+
+    def test_training_equals_ddp_with_gloo(self):
+        for n in (2, 4):
+            results = self.run_workers(same_as_ddp, n, os.path.join(self.directory.name, f"store{n}"))
+            for name, ways in results[0].items():
+                for way in ("ddp", "attach"):
+                    with self.subTest(f"{n} workers, {name}, {way}"):
+                        if name != "batchnorm":  # its running means are each rank's own after the last forward
+                            self.assert_ranks_equal([r[name][way] for r in results])
+                        self.assertLess(close(ways[way], ways["gloo"]), 1e-5)
+
+    def test_without_a_process_group_all_goes_by_rackweave_and_repeats_bit_by_bit(self):
+        for first, again in self.run_workers(own_groups, 2):
+            np.testing.assert_array_equal(first, again)
+
+    def test_fused_equals_one_process_with_the_whole_batch(self):
+        for name in ("sgd", "nesterov", "adam", "adamw", "rmsprop"):
+            with self.subTest(name):
+                results = self.run_workers(fused, 2, name)
+                self.assert_ranks_equal([w for w, _, _, _ in results])
+                self.assertLess(close(results[0][0], results[0][3]), 1e-5 if name in ("sgd", "nesterov") else 1e-4)
+                want, norm = single(name, 2)
+                # The adaptive rules make much of how a sum is rounded where a gradient is nearly nothing.
+                self.assertLess(close(results[0][0], want), 2e-5 if name in ("sgd", "nesterov") else 5e-4)
+                self.assertAlmostEqual(results[0][1], norm, delta=1e-4 * norm)
+                self.assertEqual(results[0][2], 0)
+
+    def test_gradients_accumulate(self):
+        results = self.run_workers(accumulate, 2)
+        for way, w in enumerate(results[0]):
+            np.testing.assert_array_equal(w, results[1][way])
+            self.assertLess(close(w, results[0][0]), 1e-5, way)
+
+    def test_several_models_train_side_by_side(self):
+        a, b = self.run_workers(several_models, 2)
+        for i in (0, 2):
+            np.testing.assert_array_equal(a[i], b[i])
+            self.assertLess(close(a[i + 1], b[i + 1]), 1)
+        self.assertGreater(close(a[0], a[2]), 1e-3)
+
+    def test_data_loaders_fork_workers(self):
+        results = self.run_workers(loaders, 2)
+        for seen, model, wrapped in results:
+            self.assertEqual(seen, 256)
+            np.testing.assert_array_equal(model, results[0][1])
+            np.testing.assert_array_equal(wrapped, results[0][2])
+
+    def test_parameters_that_a_rank_left_out_are_averaged_with_zeros(self):
+        self.assert_ranks_equal(self.run_workers(unused, 2))
+
+    def test_less_than_a_twentieth_of_the_bytes_is_copied(self):
+        for shares in self.run_workers(copied_share, 2):
+            for way, share in shares.items():
+                self.assertLess(share, 0.05, way)
+
+    def test_a_checkpoint_at_the_aggregator_brings_parameters_and_state_back(self):
+        for first, again in self.run_workers(checkpoint, 2):
+            np.testing.assert_array_equal(first, again)
+
+    def test_gradients_with_nan_are_counted_or_refused_by_name_and_rank(self):
+        counts = self.run_workers(nan, 2, "count")
+        self.assertEqual(counts[0], 0)
+        self.assertGreater(counts[1], 0)
+        for o in rack.Workers(nan, 2, self.box.address, ("refuse",), {"RACKWEAVE_JOB": "nan-refuse"}).finish():
+            for text in ("NaN or infinity", "4.", "rank 1"):
+                self.assertIn(text, o.error)
+
+    def test_ranks_with_different_models_are_told_which_tensor(self):
+        for o in rack.Workers(other_model, 2, self.box.address, env={"RACKWEAVE_JOB": "other-model"}).finish():
+            self.assertIn("'weight'", o.error.replace('"', "'"))
+
+    def test_a_worker_that_dies_ends_backward_at_the_others(self):
+        workers = rack.Workers(dies, 3, self.box.address, env={"RACKWEAVE_JOB": "dies"})
+        for r in range(3):
+            workers.wait_for(r, "ready")
+        workers.processes[1].kill()
+        killed = time.monotonic()
+        outcomes = workers.finish()
+        self.assertLess(time.monotonic() - killed, 20)
+        for r in (0, 2):
+            self.assertRegex(outcomes[r].error, "JobFailedError.*worker 1")
+
+    def test_mistakes_are_named_with_their_remedy(self):
+        (texts,) = self.run_workers(mistakes, 1)
+        for text, want in zip(
+            texts,
+            (
+                "no parameter that requires a gradient",
+                "fused needs the optimizer",
+                "no rule for Adadelta",
+                "amsgrad=True",
+                "'2.weight' is not the optimizer's",
+                "ignore, count, refuse",
+                "float64",
+                "Attached.save",
+                "scale all groups alike",
+                "no_sync",
+                "skip_step is for fused=True",
+            ),
+        ):
+            self.assertIn(want, text)
+
+
+if __name__ == "__main__":
+    unittest.main()
