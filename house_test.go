@@ -22,8 +22,8 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "launch", "launch/control", "service", "service/api", "client", "aggregate", "aggregate/optim", "chunk",
-		"numa", "verbs", "cgo", "lab"},
+	"cmd": {"bench", "bench/models", "launch", "launch/control", "service", "service/api", "client", "aggregate", "aggregate/optim",
+		"chunk", "numa", "verbs", "cgo", "lab"},
 	"bench": {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs",
 		"cgo"},
 	"bench/models":       {"chunk"},
@@ -46,8 +46,8 @@ var house = map[string][]string{
 	"verbs/verbstest":    {"verbs"},
 	"cgo":                {"include"},
 	"include":            {},
-	"lab": {"aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk", "numa", "verbs",
-		"cgo"},
+	"lab": {"launch", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk", "numa",
+		"verbs", "cgo"},
 }
 
 // tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.

@@ -12,7 +12,7 @@ import (
 	"sync"
 )
 
-// agent speaks with the guest's init (init.sh has the protocol).
+// agent talks to the guest's init (init.sh has the protocol).
 type agent struct {
 	conn      net.Conn
 	shared    string
@@ -79,10 +79,10 @@ type Cmd struct {
 	script string
 	status int // valid once done
 	done   chan struct{}
-	err    error // why it could not be started
+	err    error // why it could not start
 }
 
-// ExitError is a command that ended with another status than 0; above 128 it is a signal's number plus 128.
+// ExitError is the failure of a command. A status above 128 is a signal's number plus 128.
 type ExitError struct {
 	Guest, Command string
 	Status         int
@@ -120,8 +120,8 @@ func (a *agent) run(c *Cmd) error {
 	return nil
 }
 
-// Run runs a shell script in the guest and returns what it printed, also with an error: an [ExitError], [ErrGuestGone], or
-// the context's, after which the script is killed.
+// Run runs a shell script in the guest and returns its output, also with an error: an [ExitError], [ErrGuestGone], or the
+// context's. The script is killed when the context ends.
 func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 	out, err := g.Start(script).Wait(ctx)
 	var exit *ExitError
@@ -131,7 +131,7 @@ func (g *Guest) Run(ctx context.Context, script string) (string, error) {
 	return out, err
 }
 
-// Wait returns what the command printed when it has ended, as [Guest.Run] does.
+// Wait waits for the command's end and returns its output, as [Guest.Run] does.
 func (c *Cmd) Wait(ctx context.Context) (string, error) {
 	if c.err != nil {
 		return "", c.err
@@ -150,7 +150,7 @@ func (c *Cmd) Wait(ctx context.Context) (string, error) {
 	return c.Output(), nil
 }
 
-// Output is what the command has printed so far.
+// Output returns the command's output so far.
 func (c *Cmd) Output() string {
 	out, err := os.ReadFile(filepath.Join(c.agent.shared, fmt.Sprintf("%d.out", c.n)))
 	if err != nil {
@@ -162,7 +162,7 @@ func (c *Cmd) Output() string {
 // Done is closed when the command has ended.
 func (c *Cmd) Done() <-chan struct{} { return c.done }
 
-// Kill kills the command and all it started (unless they made sessions of their own); Wait then returns.
+// Kill kills the command and all it started (unless they made sessions of their own). Wait then returns.
 func (c *Cmd) Kill() {
 	fmt.Fprintf(c.agent.conn, "kill %d\n", c.n)
 }

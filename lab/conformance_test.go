@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// dependOnSources makes "go test" look at the whole module before it takes this test's result from its cache: it notes the
-// directories that a test reads, but not what the commands it runs read.
+// dependOnSources makes "go test" look at the whole module before it uses this test's cached result. It notes the directories that
+// a test reads, but not those that the test's commands read.
 func dependOnSources(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
@@ -25,8 +25,8 @@ func dependOnSources(t *testing.T) {
 	}
 }
 
-// build builds something of this module where a guest sees it, unless it is there, and returns its path there: one through the
-// guest's root, where it is read once, while [SharedDir] is read again by every process.
+// build builds a part of this module where a guest sees it, unless it is there, and returns its path in the guest. The path leads
+// through the guest's root, where a file is read once; every process reads files of [SharedDir] again.
 func build(t *testing.T, g *Guest, name string, args ...string) string {
 	t.Helper()
 	dependOnSources(t)

@@ -11,13 +11,13 @@ import (
 	"sync"
 )
 
-// kernelComplaint matches what no run may cause.
+// kernelComplaint matches the kernel messages that no run may cause.
 var kernelComplaint = regexp.MustCompile(`\b(BUG|WARNING|Oops|Kernel panic)\b`)
 
-// ErrKernel is wrapped by what a guest's kernel complained of.
+// ErrKernel is wrapped by the complaints of a guest's kernel.
 var ErrKernel = errors.New("the guest's kernel complained")
 
-// console keeps the end of what the kernel prints, and its complaints.
+// console keeps the end of the kernel's output, and its complaints.
 type console struct {
 	conn net.Conn
 	done chan struct{}
@@ -100,7 +100,7 @@ func (c *console) complaint(guest string) error {
 		strings.Join(c.lines, "\n"))
 }
 
-// setMirror copies the console to w; nil ends that.
+// setMirror copies the console to w, until it is called with nil.
 func (c *console) setMirror(w io.Writer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// The tests of this file run on the RDMA devices that RDMA_DEVICE names: in guests, which other tests boot for them, or on
-// this machine's own.
+// The tests of this file run on the RDMA devices that RDMA_DEVICE names: in guests that other tests boot, or on this machine's own
+// devices.
 func devices(t *testing.T, least int) []*verbs.Device {
 	t.Helper()
 	names := strings.FieldsFunc(os.Getenv("RDMA_DEVICE"), func(r rune) bool { return r == ',' })
@@ -87,7 +87,7 @@ func together(r *racktest.Rack, kind chunk.Op) error {
 	return errors.Join(errs...)
 }
 
-// exchangeExactly gives the rack's tensor its first values and then does steps, each of which plain Go must confirm.
+// exchangeExactly gives the rack's tensor its first values and runs steps. It checks each step against plain Go.
 func exchangeExactly(r *racktest.Rack, steps int) error {
 	rng := rand.New(rand.NewPCG(1, 2))
 	fill := func() (all [][][]float32) {
@@ -121,8 +121,8 @@ func exchangeExactly(r *racktest.Rack, steps int) error {
 	return nil
 }
 
-// A peer may write where its own job's slots are, and nowhere else: the protection domain stops it, its job fails, and a job
-// beside it goes on.
+// A peer may write to the slots of its own job and nowhere else. The protection domain stops it, its job fails, and other jobs are
+// not affected.
 func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	nic := devices(t, 1)
 	workers := [][]*verbs.Device{nic, nic}
@@ -182,8 +182,8 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	}
 }
 
-// On a machine of two nodes with a NIC on each, everything that a chunk meets is on one node: its NIC, the core that owns it, the
-// slots it arrives in, its parameters and its results.
+// On a machine of two nodes with a NIC on each, all that a chunk uses is on one node: its NIC, the core that owns it, the slots it
+// arrives in, its parameters and its results.
 func TestIBVPlacement(t *testing.T) {
 	nics := devices(t, 2)
 	var names []string

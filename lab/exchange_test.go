@@ -31,7 +31,7 @@ func exchange(t *testing.T, g *Guest, flags string) string {
 	return checksum(t, filepath.Join(g.Dir(), "result.json"), flags)
 }
 
-// exchangeOnHost does the same on this machine.
+// exchangeOnHost does the same as exchange on this machine.
 func exchangeOnHost(t *testing.T, g *Guest, flags string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")

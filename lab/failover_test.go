@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// A netdev goes down in mid-exchange and comes back: its lanes move to the other NIC and return.
-func TestLanesMoveWhenANICOfTwoLosesItsLink(t *testing.T) {
+// A netdev goes down during an exchange and comes back: its lanes fail over to the other NIC and return.
+func TestLanesFailOverWhenANICOfTwoLosesItsLink(t *testing.T) {
 	g := bootShape(t, TwoNodes).Guests[0]
 	rw := program(t, g) + " "
 	const (
 		server = "http://127.0.0.1:7077"
 		log    = SharedDir + "/serve.log"
-		file   = "moves.json"
+		file   = "failover.json"
 	)
 	aggregator := g.Start("exec " + rw + "serve --providers ibv --listen 127.0.0.1:7077 > " + log + " 2>&1")
 	t.Cleanup(func() {
@@ -56,7 +56,7 @@ func TestLanesMoveWhenANICOfTwoLosesItsLink(t *testing.T) {
 	aggregator.Wait(within(t, 20*time.Second))
 }
 
-// when is the time of the first line of a log that contains a text.
+// when returns the time of the first line of a log that contains a text.
 func when(t *testing.T, log, text string) time.Time {
 	t.Helper()
 	for line := range strings.Lines(log) {
@@ -74,7 +74,7 @@ func when(t *testing.T, log, text string) time.Time {
 	return time.Time{}
 }
 
-// waitUntil is a script that runs a command until what it prints matches.
+// waitUntil returns a script that runs a command until its output matches.
 func waitUntil(command, pattern string) string {
 	return fmt.Sprintf("for i in $(seq 200); do %s > /tmp/until 2>/dev/null && grep -qE '%s' /tmp/until && exit; sleep 0.1; done; cat /tmp/until; exit 1", command, pattern)
 }

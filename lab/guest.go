@@ -9,12 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/rackweave/rackweave/launch"
 )
 
 // SharedDir is where a guest sees [Guest.Dir].
@@ -68,7 +69,7 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
-// ErrGuestGone is wrapped by what was asked of a guest that is no longer there.
+// ErrGuestGone is wrapped by the errors of calls on a guest that has ended.
 var ErrGuestGone = errors.New("guest is gone")
 
 // Guest is a running guest.
@@ -79,7 +80,7 @@ type Guest struct {
 	console *console
 	agent   *agent
 	monitor *monitor
-	process *os.Process
+	qemu    *launch.Process
 	gone    chan struct{} // closed when QEMU has exited
 	cause   atomic.Pointer[error]
 	stderr  bytes.Buffer // read only once gone
@@ -87,8 +88,8 @@ type Guest struct {
 	result  error
 }
 
-// bootAttempts: a kernel patches its own code while it boots, and now and then the emulator lets another processor run what
-// is half patched, which ends in an Oops. Nothing of ours runs before a guest is up, so that is no result.
+// bootAttempts bounds how often a guest is booted. A kernel patches its own code while it boots. Now and then the emulator lets
+// another processor run half-patched code, which ends in an Oops. Nothing of ours has run by then.
 const bootAttempts = 3
 
 // Boot starts a guest and returns when its devices are up.
@@ -129,7 +130,7 @@ func (g *Guest) bringUp(ctx context.Context) error {
 	return nil
 }
 
-// start makes everything the guest needs and launches QEMU.
+// start makes all that the guest needs and launches QEMU.
 func start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	for _, name := range []string{"ip", "rdma"} {
 		if _, err := tool(name); err != nil {
@@ -195,35 +196,28 @@ func start(ctx context.Context, cfg Config) (g *Guest, err error) {
 	return g, nil
 }
 
-// launch starts QEMU so that it dies with this process: the parent-death signal is bound to the thread that forks, so one
-// goroutine keeps that thread until QEMU has exited.
+// launch starts QEMU, which ends with this process and at the guest's deadline.
 func (g *Guest) launch(cmd *exec.Cmd, files []*os.File) error {
 	cmd.ExtraFiles = files
 	cmd.Stdout, cmd.Stderr = &g.stderr, &g.stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	started := make(chan error)
+	var err error
+	if g.qemu, err = launch.Start(cmd); err != nil {
+		return err
+	}
+	deadline := time.AfterFunc(g.cfg.Deadline, func() {
+		g.fail(fmt.Errorf("killed at its deadline of %v", g.cfg.Deadline))
+		g.end()
+	})
 	go func() {
-		runtime.LockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err != nil {
-			return
-		}
-		err = cmd.Wait()
+		err := g.qemu.Wait()
+		deadline.Stop()
 		g.fail(fmt.Errorf("QEMU exited: %w: %s", errOr(err, "the guest powered off"), strings.TrimSpace(g.stderr.String())))
 		close(g.gone)
 	}()
-	if err := <-started; err != nil {
-		return err
-	}
-	g.process = cmd.Process
-	deadline := time.AfterFunc(g.cfg.Deadline, func() {
-		g.fail(fmt.Errorf("killed at its deadline of %v", g.cfg.Deadline))
-		g.process.Kill()
-	})
-	go func() { <-g.gone; deadline.Stop() }()
 	return nil
 }
+
+func (g *Guest) end() { _ = g.qemu.Signal(syscall.SIGKILL) } // fails only for processes of another user
 
 func errOr(err error, text string) error {
 	if err != nil {
@@ -232,32 +226,32 @@ func errOr(err error, text string) error {
 	return errors.New(text)
 }
 
-// fail keeps the first reason for which the guest goes away.
+// fail keeps the first reason for the guest's end.
 func (g *Guest) fail(err error) { g.cause.CompareAndSwap(nil, &err) }
 
 func (g *Guest) goneError() error {
 	return fmt.Errorf("guest %s: %w: %w", g.cfg.Name, ErrGuestGone, *g.cause.Load())
 }
 
-// Dir is the directory shared with the guest, on the host. It goes with the guest.
+// Dir returns the directory shared with the guest, on the host. Close removes it.
 func (g *Guest) Dir() string { return filepath.Join(g.dir, "shared") }
 
-// GuestPath is where a guest sees a path of the host, also below /tmp and /run.
+// GuestPath returns the path in a guest of a file of the host, also of one below /tmp and /run.
 func GuestPath(hostPath string) string { return filepath.Join("/run/host", hostPath) }
 
-// Name is the guest's host name.
+// Name returns the guest's host name.
 func (g *Guest) Name() string { return g.cfg.Name }
 
-// Addr is the address of a NIC, without its prefix length.
+// Addr returns the address of a NIC, without its prefix length.
 func (g *Guest) Addr(nic int) string {
 	addr, _, _ := strings.Cut(g.cfg.NICs[nic].Addr, "/")
 	return addr
 }
 
-// Console returns the end of what the guest's kernel printed.
+// Console returns the end of the output of the guest's kernel.
 func (g *Guest) Console() string { return g.console.tail() }
 
-// SetLink plugs a NIC's cable in or pulls it out; the guest sees the carrier change.
+// SetLink plugs a NIC's cable in or pulls it out. The guest sees the carrier change.
 func (g *Guest) SetLink(nic int, up bool) error {
 	if g.cfg.NICs[nic].Wire == nil {
 		return fmt.Errorf("guest %s: nic%d is a dummy interface and has no cable", g.cfg.Name, nic)
@@ -271,11 +265,11 @@ func (g *Guest) SetLink(nic int, up bool) error {
 // Kill ends the guest as a power failure would.
 func (g *Guest) Kill() {
 	g.fail(errors.New("killed"))
-	g.process.Kill()
+	g.end()
 	<-g.gone
 }
 
-// Close ends the guest and removes what it left. The error is what its kernel complained of, if it did.
+// Close ends the guest and removes its files. It returns the complaints of the guest's kernel.
 func (g *Guest) Close() error {
 	g.closing.Do(func() {
 		g.Kill()

@@ -11,7 +11,7 @@ import (
 //go:embed init.sh
 var initScript []byte
 
-// initramfs builds what the kernel unpacks as its first root: busybox, the modules, and init.
+// initramfs builds the archive that the kernel unpacks as its first root: busybox, the modules, and init.
 func initramfs(k *kernel, busybox string) ([]byte, error) {
 	var c cpio
 	for _, dir := range []string{"bin", "modules", "proc", "sys", "dev", "host"} {

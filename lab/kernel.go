@@ -15,8 +15,8 @@ import (
 	"syscall"
 )
 
-// guestModules are what a guest may need; modprobe adds what they depend on. crc32_generic is a dependency of rdma_rxe that
-// no metadata names: without it "rdma link add" fails with ENOENT.
+// guestModules are the modules that a guest may need; modprobe adds their dependencies. crc32_generic is a dependency of rdma_rxe
+// that no metadata names: without it "rdma link add" fails with ENOENT.
 var guestModules = []string{
 	"virtio_pci", "9p", "9pnet_virtio", "virtio_net", "virtio_console", "virtio_rng", "dummy", "veth", "sch_netem", "sch_tbf",
 	"crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe",
@@ -28,7 +28,7 @@ type kernel struct {
 	modules []string
 }
 
-// CacheDir is where kernels are kept between runs.
+// CacheDir returns the directory that keeps kernels between runs.
 func CacheDir() (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -37,7 +37,7 @@ func CacheDir() (string, error) {
 	return filepath.Join(base, "rackweave", "lab"), nil
 }
 
-// fetchKernel returns the distribution's current kernel, downloading and unpacking it if the cache has none.
+// fetchKernel returns the distribution's current kernel. It downloads and unpacks the kernel if the cache has none.
 func fetchKernel(ctx context.Context) (*kernel, error) {
 	if runtime.GOARCH != "amd64" {
 		return nil, fmt.Errorf("the lab boots x86-64 guests on x86-64 hosts only, this is %s", runtime.GOARCH)
@@ -196,7 +196,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// command runs a host tool and returns what it printed.
+// command runs a host tool and returns its output.
 func command(ctx context.Context, dir, name string, args ...string) ([]byte, error) {
 	path, err := tool(name)
 	if err != nil {

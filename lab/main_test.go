@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// bootAll boots guests for one test and fails the test with what its kernels complained of.
+// bootAll boots guests for one test, and fails the test with the complaints of their kernels.
 func bootAll(t *testing.T, cfgs ...Config) *Rack {
 	t.Helper()
 	if testing.Short() {

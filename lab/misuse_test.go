@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// refuses runs a script that must fail, soon, and say all of wants.
+// refuses runs a script that must fail soon, with an error that has all of wants.
 func refuses(t *testing.T, g *Guest, script string, wants ...string) {
 	t.Helper()
 	out, err := g.Run(within(t, time.Minute), script)
@@ -21,13 +21,13 @@ func refuses(t *testing.T, g *Guest, script string, wants ...string) {
 	}
 }
 
-// What runs without privileges; only the shared directory is open to it.
+// unprivileged runs a command as a user who can open only the shared directory.
 const (
 	asNobody       = "setpriv --reuid 65534 --clear-groups"
 	nobodysProgram = SharedDir + "/rackweave"
 )
 
-// whatCannotBeHad asks for what the guest's device does not have, each time with one thing taken away.
+// whatCannotBeHad asks for what the guest's device does not have. Each time one thing is missing.
 func whatCannotBeHad(t *testing.T, g *Guest) {
 	rackweave := program(t, g) + " "
 	with := func(options string) string {
@@ -52,7 +52,7 @@ func whatCannotBeHad(t *testing.T, g *Guest) {
 	untilItHasAnAddress(t, g)
 }
 
-// untilItHasAnAddress waits until the device that was just made has its IPv4 GID.
+// untilItHasAnAddress waits until a new device has its IPv4 GID.
 func untilItHasAnAddress(t *testing.T, g *Guest) {
 	t.Helper()
 	run(t, g, "for i in $(seq 200); do grep -q ffff: /sys/class/infiniband/rxe0/ports/1/gids/* && exit; sleep 0.05; done; exit 1")

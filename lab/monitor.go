@@ -61,7 +61,7 @@ func (m *monitor) call(name string, arguments map[string]any) error {
 		if answer.Error != nil {
 			return errors.New("monitor " + name + ": " + answer.Error.Desc)
 		}
-		if answer.Return != nil { // else the greeting, or an event
+		if answer.Return != nil { // otherwise it is the greeting, or an event
 			return nil
 		}
 	}

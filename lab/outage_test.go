@@ -44,7 +44,7 @@ func startExchange(t *testing.T, g *Guest, flags string) *Cmd {
 	return nil
 }
 
-// failsSoon waits for a command to fail, and for what it says.
+// failsSoon waits for a command to fail, with output that has all of wants.
 func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
 	t.Helper()
 	start := time.Now()
@@ -61,7 +61,7 @@ func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
 	t.Logf("after %v: %s", took.Round(100*time.Millisecond), firstLine(out[max(strings.LastIndex(out, "rackweave:"), 0):]))
 }
 
-// rideOut pulls a worker's cable in mid-exchange and plugs it in 3 s later.
+// rideOut pulls a worker's cable during an exchange and plugs it in 3 s later.
 func rideOut(t *testing.T, aggregator, worker *Guest) {
 	share(t, aggregator, worker)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
@@ -105,7 +105,7 @@ func link(t *testing.T, g *Guest, up bool) {
 	}
 }
 
-// says waits until a command has printed something.
+// says waits until a command has printed a text.
 func says(t *testing.T, c *Cmd, limit time.Duration, want string) {
 	t.Helper()
 	for end := time.Now().Add(limit); !strings.Contains(c.Output(), want); time.Sleep(100 * time.Millisecond) {
@@ -116,7 +116,7 @@ func says(t *testing.T, c *Cmd, limit time.Duration, want string) {
 	}
 }
 
-// powerFailures takes away a worker's host, which fails its job and no other, and then the aggregator, which fails what is left.
+// powerFailures kills a worker's host, which fails its job alone, and then the aggregator's, which fails all other jobs.
 func powerFailures(t *testing.T, aggregator, first, second *Guest) {
 	share(t, aggregator, first)
 	share(t, aggregator, second)

@@ -9,16 +9,15 @@ import (
 	"syscall"
 )
 
-// qemu gathers a command line and the file descriptors it refers to. Every line to the guest is a socket pair: nothing
-// listens anywhere, and nothing is left in the file system.
+// qemu is a command line and the file descriptors it refers to. Every line to the guest is a socket pair: nothing listens, and
+// nothing stays in the file system.
 type qemu struct {
 	args  []string
 	files []*os.File // QEMU's, numbered from 3
 }
 
-// With tsc=reliable clocks are read without asking the emulator, which does not say that its processors' counters agree,
-// though they do. The watchdogs are off: on a busy host a guest's processor can stand still for seconds, which they take for
-// the kernel's fault.
+// With tsc=reliable the guest reads clocks without asking the emulator, whose processors' counters agree although it does not say
+// so. The watchdogs are off: on a busy host a guest's processor can stand still for seconds, for which they would blame the kernel.
 func kernelCommandLine() string {
 	return fmt.Sprintf("console=ttyS0 panic=-1 loglevel=5 mitigations=off tsc=reliable tsc_early_khz=%d random.trust_cpu=on "+
 		"no_timer_check highres=off nowatchdog rcupdate.rcu_cpu_stall_suppress=1", tscKHz())
@@ -47,7 +46,7 @@ func newQEMU(cfg Config, dir, vmlinuz, initrd string) *qemu {
 
 func (q *qemu) add(args ...string) { q.args = append(q.args, args...) }
 
-// nodes splits processors and memory over NUMA nodes and gives each a PCI bus of its own.
+// nodes splits processors and memory over NUMA nodes and gives each node a PCI bus of its own.
 func (q *qemu) nodes(cfg Config) {
 	cpus := cfg.CPUs / cfg.Nodes
 	for n := range cfg.Nodes {
@@ -68,7 +67,7 @@ func (q *qemu) line(id string) (net.Conn, error) {
 	case "console":
 		q.add("-serial", "chardev:console")
 	case "agent":
-		// Not a second serial line: emulated UARTs lose an interrupt now and then, and what waits then waits for ever.
+		// A second serial line would not do: emulated UARTs lose an interrupt now and then, and the reader then waits for ever.
 		q.add("-device", "virtio-serial-pci,bus=pcie.0", "-device", "virtserialport,chardev=agent,name=agent")
 	case "monitor":
 		q.add("-mon", "chardev=monitor,mode=control")
@@ -79,7 +78,7 @@ func (q *qemu) line(id string) (net.Conn, error) {
 // stations numbers the NICs of all guests of this process.
 var stations atomic.Uint32
 
-// plug adds the NICs that have wires; the addresses of those without are nil.
+// plug adds the NICs that have wires. The addresses of those without are nil.
 func (q *qemu) plug(nics []NIC) ([]net.HardwareAddr, error) {
 	macs := make([]net.HardwareAddr, len(nics))
 	for i, nic := range nics {
@@ -115,7 +114,7 @@ func (q *qemu) hasNodes() bool {
 
 func netID(nic int) string { return fmt.Sprintf("nic%d", nic) }
 
-// socket makes a socket pair: our end, and the number QEMU will know the other by.
+// socket makes a socket pair. It returns our end, and QEMU's number of the other end.
 func (q *qemu) socket() (net.Conn, int, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

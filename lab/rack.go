@@ -55,7 +55,7 @@ func onOneWire(names ...string) []Config {
 // Rack is a set of running guests.
 type Rack struct{ Guests []*Guest }
 
-// BootAll boots guests side by side; on an error none is left.
+// BootAll boots guests side by side. On an error it leaves none.
 func BootAll(ctx context.Context, cfgs ...Config) (*Rack, error) {
 	r := &Rack{Guests: make([]*Guest, len(cfgs))}
 	errs := make([]error, len(cfgs))
@@ -70,7 +70,7 @@ func BootAll(ctx context.Context, cfgs ...Config) (*Rack, error) {
 	return r, nil
 }
 
-// Close closes all guests; the error is what their kernels complained of.
+// Close closes all guests and returns the complaints of their kernels.
 func (r *Rack) Close() error {
 	var errs []error
 	for _, g := range r.Guests {

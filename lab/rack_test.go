@@ -17,7 +17,7 @@ func writeBandwidth(t *testing.T, server, client *Guest, flags string) float64 {
 	var out string
 	for range 5 {
 		s := server.Start("exec ib_write_bw " + flags)
-		// Until the server listens the client is refused at once.
+		// The client is refused at once until the server listens.
 		var err error
 		out, err = client.Run(within(t, time.Minute), fmt.Sprintf(
 			"for i in $(seq 50); do ib_write_bw %s %s 2>&1 | tee /tmp/bw; grep -q 'connect to' /tmp/bw || exit 0; sleep 0.2; done; exit 1",

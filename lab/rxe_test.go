@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// softRoCEComesAndGoes makes and removes the guest's device with rackweave rxe, and asks for what cannot be had.
+// softRoCEComesAndGoes makes and removes the guest's device with rackweave rxe, and asks for the impossible.
 func softRoCEComesAndGoes(t *testing.T, g *Guest) {
 	rxe := program(t, g) + " rxe "
 	says := func(script, want string) {
@@ -28,7 +28,7 @@ func softRoCEComesAndGoes(t *testing.T, g *Guest) {
 	run(t, g, "ip route del default")
 }
 
-// moduleFile is where a guest sees a module of its kernel.
+// moduleFile returns the path in a guest of a module of its kernel.
 func moduleFile(t *testing.T, name string) string {
 	t.Helper()
 	k, err := fetchKernel(t.Context())

@@ -6,7 +6,7 @@ import (
 )
 
 // setupScript names the guest's NICs, gives them their addresses and puts a soft-RoCE device on each. An MTU of 4200 gives
-// RoCE its largest path MTU, 4096; without duplicate address detection the link-local GIDs are there at once.
+// RoCE its largest path MTU, 4096. Without duplicate address detection the link-local GIDs are there at once.
 func (g *Guest) setupScript() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "set -e\nhostname %s\nip link set lo up\n", g.cfg.Name)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Shell gives the person at this process's terminal a shell in the guest, on its console, until that ends. It begins where the
-// person is, with what was built there in its PATH.
+// Shell gives the user of this process's terminal a shell in the guest, on its console, until the shell ends. It begins in the
+// user's directory, with bin/ there in its PATH.
 func (g *Guest) Shell(ctx context.Context) error {
 	here, err := os.Getwd()
 	if err != nil {
@@ -36,8 +36,8 @@ func (g *Guest) Shell(ctx context.Context) error {
 	return err
 }
 
-// shellScript ends well however the shell does: the status of its last command is the person's affair. Of the kernel's messages,
-// which share the terminal, it lets errors through.
+// shellScript always succeeds: the status of the shell's last command is the user's concern. It lets only the kernel's errors
+// through to the terminal.
 func shellScript(dir, size string) string {
 	quoted := "'" + strings.ReplaceAll(dir, "'", `'\''`) + "'"
 	return fmt.Sprintf(`stty %s -F /dev/ttyS0; echo 4 >/proc/sys/kernel/printk; cd %s; PATH="$PWD/bin:$PATH" setsid -c -w bash -i </dev/ttyS0 >/dev/ttyS0 2>&1; exit 0`, size, quoted)

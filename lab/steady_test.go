@@ -33,7 +33,7 @@ func untilItServes(t *testing.T, g *Guest, url string) {
 done 2>/dev/null; exit 1`, url))
 }
 
-// counters reads what soft-RoCE counts of a device.
+// counters reads soft-RoCE's counters of a device.
 func counters(t *testing.T, g *Guest, names ...string) map[string]int {
 	t.Helper()
 	values := map[string]int{}
@@ -60,8 +60,8 @@ func metric(text, name string) (sum float64) {
 	return sum
 }
 
-// steadyState shows what an exchange asks of the device: several requests per doorbell, no receiver that was not ready. A
-// completion queue that overran would have failed the job.
+// steadyState shows what an exchange asks of the device: several requests per doorbell, and receivers that are always ready. An
+// overrun completion queue would have failed the job.
 func steadyState(t *testing.T, g *Guest) {
 	const url = "http://127.0.0.1:7079"
 	c := serve(t, g, "ibv", "--listen 127.0.0.1:7079")
@@ -83,9 +83,9 @@ func steadyState(t *testing.T, g *Guest) {
 	}
 }
 
-// shareOfPerftest prints how much of ib_write_bw's rate, measured in the same guest right after, an exchange had. It is no test
-// of speed: both share this machine with whatever else runs. The documentation of roofline.Perftest has figures, and where the
-// rest goes.
+// shareOfPerftest prints an exchange's share of the rate that ib_write_bw has in the same guest right after. It is no test of
+// speed: both share this machine with other programs. The documentation of roofline.Perftest has figures and explains the
+// difference.
 func shareOfPerftest(t *testing.T, g *Guest) {
 	file := filepath.Join(g.Dir(), "share.json")
 	out, err := g.Run(within(t, 3*time.Minute),

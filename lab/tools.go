@@ -12,7 +12,7 @@ import (
 // ErrMissingTool is wrapped by errors that name a program the lab needs and the package that has it.
 var ErrMissingTool = errors.New("missing tool")
 
-// packages says which Debian or Ubuntu package has a tool. The last few run in the guest, from the host's root.
+// packages maps a tool to its Debian or Ubuntu package. The last few run in the guest, from the host's root.
 var packages = map[string]string{
 	"qemu-system-x86_64": "qemu-system-x86",
 	"busybox":            "busybox-static",
@@ -27,7 +27,7 @@ var packages = map[string]string{
 	"rdma":               "iproute2",
 }
 
-// tool finds a program in PATH, or where an unprivileged user's PATH does not reach.
+// tool finds a program in PATH, or in directories that an unprivileged user's PATH leaves out.
 func tool(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return filepath.Abs(path)
@@ -41,7 +41,7 @@ func tool(name string) (string, error) {
 	return "", fmt.Errorf("%w: %s is not installed: apt-get install %s", ErrMissingTool, name, packages[name])
 }
 
-// staticBusybox finds a busybox that runs in an initramfs, where there is no dynamic loader.
+// staticBusybox finds a busybox that runs in an initramfs, which has no dynamic loader.
 func staticBusybox() (string, error) {
 	path, err := tool("busybox")
 	if err != nil {

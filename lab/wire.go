@@ -8,20 +8,20 @@ import (
 	"sync"
 )
 
-// Wire is an Ethernet segment that joins the NICs plugged into it. It learns which station is where, as a switch does.
+// Wire is an Ethernet segment that joins the NICs plugged into it. It learns the place of each station, as a switch does.
 type Wire struct {
 	mu       sync.RWMutex
 	ports    map[*port]struct{}
 	stations map[[6]byte]*port
 }
 
-// NewWire makes a wire with nothing plugged in. It needs no closing: it goes with its guests.
+// NewWire makes a wire with nothing plugged in. It needs no closing: it ends with its guests.
 func NewWire() *Wire {
 	return &Wire{ports: map[*port]struct{}{}, stations: map[[6]byte]*port{}}
 }
 
-// port is one NIC's end. QEMU's socket netdev carries frames in a stream: four bytes of length, most significant first, then
-// the frame.
+// port is one NIC's end. QEMU's socket netdev carries frames in a stream: four bytes of length, most significant first, and the
+// frame.
 type port struct {
 	conn net.Conn
 	mu   sync.Mutex // a frame is written whole
@@ -87,7 +87,7 @@ func (w *Wire) forward(from *port, packet []byte) {
 	}
 }
 
-// send blocks while the guest's QEMU is busy; a port that is gone loses the frame, as a wire does.
+// send blocks while the guest's QEMU is busy. A port that has ended loses the frame, as a wire does.
 func (p *port) send(packet []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,5 +1,5 @@
 // Package launch starts processes on this machine and ends them together: the workers of a job, and an aggregator for them.
 //
-// Every process leads a process group of its own. All of a group ends with its leader, and a leader ends with this process,
-// however that happens.
+// Every process leads a process group of its own. A group ends with its leader, and a leader ends with this process, however that
+// happens.
 package launch

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Place is what workers are told of their job.
+// Place is the job of workers, as their environment describes it.
 type Place struct {
 	Server     string // URL of the aggregator
 	CA         string // file with the certificates to trust, for https; may be empty

@@ -9,7 +9,7 @@ import (
 
 const (
 	maxLine = 64 << 10
-	// drainWithin is how long after a worker's end its output is read on: a process that left the worker's group may hold it open.
+	// drainWithin bounds the reading of a worker's output after its end: a process that left the worker's group may hold it open.
 	drainWithin = time.Second
 )
 
@@ -38,7 +38,7 @@ func newPipe(output *io.Writer, line func([]byte)) (*pipe, error) {
 	return p, nil
 }
 
-// started closes the end that the command has now, or never got.
+// started closes this process's copy of the writing end.
 func (p *pipe) started() { p.to.Close() }
 
 // wait waits for the rest of the output of a command that has ended.

@@ -21,7 +21,7 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{cmd: cmd, ended: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The death that the kernel watches for is that of the thread that forks (prctl(2)): it must live as long as the command.
+		// The kernel kills the command when the thread that forked it ends (prctl(2)): the thread must live as long as the command.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -53,7 +53,7 @@ func (p *Process) Wait() error {
 	return p.err
 }
 
-// Signal sends a signal to the process group. It does nothing where the group has ended.
+// Signal sends a signal to the process group. It does nothing if the group has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
 	if err := syscall.Kill(-p.PID(), sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err

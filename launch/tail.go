@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Tail keeps the last of what a process says, for its error, until someone else listens.
+// Tail keeps the end of a process's output, for its error, until the output is forwarded.
 type Tail struct {
 	mu sync.Mutex
 	b  []byte
@@ -32,7 +32,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Forward passes on what was said and what will be, instead of keeping it.
+// Forward writes what is kept, and all further output, to a writer. It keeps nothing more.
 func (t *Tail) Forward(to io.Writer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,7 +49,7 @@ func (t *Tail) String() string {
 	return strings.TrimSpace(string(t.b))
 }
 
-// Error says how a process of this program's ended: in its own words where it said any, else by the exit status or signal in err.
+// Error explains err, the end of a process of this same program, by the process's own words if there are any.
 func (t *Tail) Error(err error) error {
 	if err == nil {
 		return nil

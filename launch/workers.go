@@ -31,13 +31,13 @@ type Job struct {
 	Env func(rank int) []string
 	// Line takes each line of the workers' output, from several goroutines at once. It must not keep the line.
 	Line func(rank int, from Stream, line []byte)
-	// Signals are passed on to the workers. After one that asks for an end (SIGINT, SIGTERM, SIGHUP, SIGQUIT) they have Grace to
-	// end; a second one kills them.
+	// Signals are passed on to the workers. After a signal to end (SIGINT, SIGTERM, SIGHUP, SIGQUIT) they have Grace to end; a second
+	// one kills them.
 	Signals <-chan os.Signal
 	// Lost, if not nil, is closed when what the workers need has ended; LostWhy says why, if there is more to say.
 	Lost    <-chan struct{}
 	LostWhy func() error
-	// Grace is how long workers that are told to end may take before they are killed.
+	// Grace is how long workers may take to end before they are killed.
 	Grace time.Duration
 }
 
@@ -47,10 +47,10 @@ var errLost = errors.New("the aggregator has ended before the workers")
 type Exit struct {
 	Rank   int    `json:"rank"`
 	PID    int    `json:"pid"`
-	Code   int    `json:"code"`             // as a shell gives it: 128 and the signal's number for one that a signal ended
-	Signal string `json:"signal,omitempty"` // the one that ended it
+	Code   int    `json:"code"`             // as in a shell: 128 plus the signal's number if a signal ended it
+	Signal string `json:"signal,omitempty"` // the signal that ended it
 	Told   bool   `json:"told,omitempty"`   // it was told to end before it did
-	Said   string `json:"said,omitempty"`   // its last line on standard error, where it failed
+	Said   string `json:"said,omitempty"`   // its last line on standard error, if it failed
 }
 
 func (e *Exit) String() string {
@@ -66,8 +66,8 @@ func (e *Exit) String() string {
 
 // FailedError is a job that failed.
 type FailedError struct {
-	First *Exit // the worker that failed first; nil where none did
-	Cause error // why the others were ended, where no worker's failure is the reason
+	First *Exit // the worker that failed first; nil if none did by itself
+	Cause error // why the workers were ended; nil if First is the reason
 }
 
 func (e *FailedError) Error() string {
@@ -83,7 +83,7 @@ func (e *FailedError) Error() string {
 // Unwrap returns the cause.
 func (e *FailedError) Unwrap() error { return e.Cause }
 
-// ExitCode returns the exit status that says the same of this process.
+// ExitCode returns the exit status for this process.
 func (e *FailedError) ExitCode() int {
 	if e.First != nil && e.First.Code != 0 {
 		return e.First.Code
@@ -108,9 +108,9 @@ func (j *Job) Check() error {
 	return nil
 }
 
-// Run runs a job's workers to their end and returns how each ended, in the order they did. When one fails, or ctx ends, the others
-// are told to end, and killed after the job's grace. None of them, nor what they leave in their process groups, runs when Run
-// returns. The error is a [*FailedError] where a worker has failed.
+// Run runs a job's workers to their end and returns how each ended, in the order of their ends. When a worker fails or ctx ends, it
+// terminates the others, and kills them after the job's grace. When Run returns, neither they nor the rest of their process groups
+// run. The error is a [*FailedError] if a worker has failed.
 func Run(ctx context.Context, j Job) ([]Exit, error) {
 	if err := j.Check(); err != nil {
 		return nil, err
@@ -276,7 +276,7 @@ func ends(sig syscall.Signal) bool {
 func (r *run) signal(sig syscall.Signal) {
 	for _, p := range r.workers {
 		if p != nil {
-			_ = p.Signal(sig) // fails for what runs as another user: it has its pipes closed soon
+			_ = p.Signal(sig) // fails only for processes of another user
 		}
 	}
 }

@@ -23,17 +23,19 @@ type benchFlags struct {
 	workers                     []int
 	model, bytes, layers, dtype string
 	hyper                       []string
-	usual                       *pflag.Flag // what is exchanged where no flag says it: its default
+	usual                       *pflag.Flag // the one of model and bytes with a default
 }
 
-// add adds the flags. usual is the one of model and bytes that stands at value where none of model, bytes and layers is given.
+// add adds the flags. usual names the one of model and bytes that has the default value where none of model, bytes and layers is
+// given.
 func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f := cmd.Flags()
 	f.IntSliceVar(&b.workers, "workers", []int{4}, "workers; several numbers are measured one after another")
 	f.BoolVar(&b.spec.Procs, "procs", true, "one process per worker; false: goroutines of one process")
 	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp, ibv or sim (sim: one process, a simulated network)")
 	f.StringVar(&b.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
-	f.StringVar(&b.bytes, "bytes", "", "instead of a model: a size on the wire, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
+	f.StringVar(&b.bytes, "bytes", "",
+		"instead of a model: a size on the wire, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
 	f.StringVar(&b.layers, "layers", "", "instead of a model: a CSV file of layer_index,numel,forward_ns,backward_ns")
 	f.StringVar(&b.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
 	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
@@ -55,10 +57,10 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.Uint64Var(&b.spec.Seed, "seed", 1, "seed of the gradients")
 	f.DurationVar(&b.spec.Jitter, "jitter", 0, "workers sleep up to this long before each exchange and submit in orders of their own")
 	b.usual = f.Lookup(usual)
-	b.usual.DefValue = value // for --help; it is set when it is known that nothing else is
+	b.usual.DefValue = value // for --help; modelOf sets it if no other is given
 }
 
-// complete works the flags into specs, one for each number of workers.
+// complete turns the flags into specs, one for each number of workers.
 func (b *benchFlags) complete() ([]bench.Spec, error) {
 	spec := b.spec
 	var err error
@@ -199,7 +201,7 @@ func newRunner(cmd *cobra.Command) (*bench.Runner, error) {
 	}, nil
 }
 
-// workerCommand is what the benchmark starts as a worker process.
+// workerCommand is the command of the benchmark's worker processes.
 func workerCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "bench-worker", Hidden: true, Args: cobra.NoArgs,
@@ -209,7 +211,7 @@ func workerCommand() *cobra.Command {
 	}
 }
 
-// checkOutput finds out whether a file can be written, before the work for it is done.
+// checkOutput reports whether a file can be written, before the work for it begins.
 func checkOutput(name string) error {
 	if name == "" || name == "-" {
 		return nil
@@ -221,7 +223,7 @@ func checkOutput(name string) error {
 	return f.Close()
 }
 
-// checkDir does the same for a directory, which it makes.
+// checkDir makes a directory and reports whether files can be written there.
 func checkDir(name string) error {
 	if name == "" {
 		return nil
@@ -248,7 +250,7 @@ func output(cmd *cobra.Command, name string, write func(io.Writer) error) error 
 	return errors.Join(write(f), f.Close())
 }
 
-// printResults prints a table, or JSON: an object, or of several results a list.
+// printResults prints a table, or JSON: an object for one result, a list for several.
 func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) error {
 	if jsonFile != "" {
 		var v any = results

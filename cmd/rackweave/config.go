@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// applyConfig sets, from the file that --config names, the flags that the command line did not.
+// applyConfig sets the flags that the command line did not, from the file that --config names.
 func applyConfig(cmd *cobra.Command) error {
 	path, err := cmd.Flags().GetString("config")
 	if err != nil || path == "" {
@@ -26,7 +26,7 @@ func applyConfig(cmd *cobra.Command) error {
 	}
 	var values map[string]any
 	if err := yaml.Unmarshal(text, &values); err != nil {
-		// Without the lines around it, which may be anything.
+		// The error leaves out the lines around it, which may be anything.
 		return fmt.Errorf("read configuration %s: %s", path, yaml.FormatError(err, false, false))
 	}
 	var known []string
@@ -73,7 +73,7 @@ func readConfig(path string) ([]byte, error) {
 
 var errNoValue = errors.New("no value: give one, or remove the key")
 
-// setFlag gives a flag a value of the file. Flags that take several take a list, or a mapping where they take NAME=VALUE.
+// setFlag sets a flag to a value of the file. A flag of several values takes a list, and one of NAME=VALUE a mapping.
 func setFlag(f *pflag.Flag, v any) error {
 	var items []string
 	switch v := v.(type) {
@@ -88,7 +88,7 @@ func setFlag(f *pflag.Flag, v any) error {
 		}
 	case map[string]any:
 		for name, value := range v {
-			if value == nil { // else a job without a token would have one that can be guessed
+			if value == nil { // a job without a token would have the token "<nil>"
 				return fmt.Errorf("%s: %w", name, errNoValue)
 			}
 			items = append(items, fmt.Sprintf("%s=%v", name, value))

@@ -45,7 +45,7 @@ func doctorCommand() *cobra.Command {
 	return cmd
 }
 
-// providerFindings tells which transports can be used here, by opening them.
+// providerFindings reports which transports work here, by opening them.
 func providerFindings() []numa.Finding {
 	var out []numa.Finding
 	for _, p := range []string{verbs.ProviderIBV, verbs.ProviderSHM, verbs.ProviderTCP} {

@@ -19,14 +19,14 @@ var version = "development"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends what the first could not
+	context.AfterFunc(ctx, stop) // a second signal ends the process
 	if err := root().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "rackweave:", err)
 		os.Exit(exitCode(err))
 	}
 }
 
-// exitCode returns the exit status of a command that failed: that of the program it ran, where that is what failed.
+// exitCode returns the exit status of a command that failed: that of the program it ran if the program failed.
 func exitCode(err error) int {
 	if failed := new(launch.FailedError); errors.As(err, &failed) {
 		return failed.ExitCode()

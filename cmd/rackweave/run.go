@@ -66,7 +66,7 @@ end they have --grace, and a second one kills them. No worker outlives the comma
 		},
 	}
 	f := cmd.Flags()
-	f.SetInterspersed(false) // what follows the program is its own
+	f.SetInterspersed(false) // flags after the program are its own
 	f.IntVarP(&place.Workers, "workers", "n", 1, "workers to run")
 	f.StringVar(&place.Server, "server", "", "URL of a running aggregator (default: one of its own)")
 	f.StringVar(&place.CA, "ca", "", "file with the certificates to trust, for https")
@@ -79,7 +79,7 @@ end they have --grace, and a second one kills them. No worker outlives the comma
 }
 
 func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig string, grace time.Duration, p *printer) error {
-	// Workers get these signals from the terminal's user by way of this command, which ends when they have.
+	// This command passes these signals on to the workers, and ends when they have.
 	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -142,7 +142,7 @@ func serveFor(config string, p *printer) (*launch.Aggregator, error) {
 	return launch.StartAggregator(context.Background(), argv, &launch.Lines{Line: p.aggregator})
 }
 
-// usualEnv returns variables that workers have where the user has not set them.
+// usualEnv returns the defaults of variables that the user has not set.
 func usualEnv(workers int) []string {
 	var env []string
 	for name, value := range map[string]string{
@@ -156,7 +156,7 @@ func usualEnv(workers int) []string {
 	return env
 }
 
-// printer prints what workers and aggregator say, whole lines at a time.
+// printer prints the output of workers and aggregator, whole lines at a time.
 type printer struct {
 	mu       sync.Mutex
 	out, err io.Writer

@@ -210,7 +210,7 @@ func TestTopoMapsTheDevicesThatServeTakes(t *testing.T) {
 		{[]numa.RDMADevice{a, c}, "a c"},
 		{nil, ""},
 	} {
-		if got := strings.Join(servedUnlessTold(tc.here), " "); got != tc.want {
+		if got := strings.Join(servedByDefault(tc.here), " "); got != tc.want {
 			t.Errorf("of %v: %q, want %q", tc.here, got, tc.want)
 		}
 	}

@@ -31,7 +31,7 @@ func topoCommand() *cobra.Command {
 				return err
 			}
 			if len(nics) == 0 {
-				nics = servedUnlessTold(top.RDMA)
+				nics = servedByDefault(top.RDMA)
 			}
 			lanes, notes, err := top.Lanes(numa.LaneConfig{NICs: nics, Cores: cores})
 			if err != nil {
@@ -70,8 +70,8 @@ func topoCommand() *cobra.Command {
 	return cmd
 }
 
-// servedUnlessTold names the devices that an aggregator serves when none is named: those with a link, or all where none has one.
-func servedUnlessTold(devices []numa.RDMADevice) []string {
+// servedByDefault names the devices that an aggregator serves when none is named: those with a link, or all if none has one.
+func servedByDefault(devices []numa.RDMADevice) []string {
 	var all, up []string
 	for _, d := range devices {
 		all = append(all, d.Name)
