@@ -86,13 +86,27 @@ FN void cast(char *dst, int dst_type, const char *src, int src_type, uint64_t n,
 FN void cast_any(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
 {
 	switch (dst_type << 2 | src_type) {
-	case RWK_F32 << 2 | RWK_F32: cast(dst, RWK_F32, src, RWK_F32, n, streaming); break;
-	case RWK_F32 << 2 | RWK_BF16: cast(dst, RWK_F32, src, RWK_BF16, n, streaming); break;
-	case RWK_F32 << 2 | RWK_F16: cast(dst, RWK_F32, src, RWK_F16, n, streaming); break;
-	case RWK_BF16 << 2 | RWK_F32: cast(dst, RWK_BF16, src, RWK_F32, n, streaming); break;
-	case RWK_BF16 << 2 | RWK_F16: cast(dst, RWK_BF16, src, RWK_F16, n, streaming); break;
-	case RWK_F16 << 2 | RWK_F32: cast(dst, RWK_F16, src, RWK_F32, n, streaming); break;
-	case RWK_F16 << 2 | RWK_BF16: cast(dst, RWK_F16, src, RWK_BF16, n, streaming); break;
+	case RWK_F32 << 2 | RWK_F32:
+		cast(dst, RWK_F32, src, RWK_F32, n, streaming);
+		break;
+	case RWK_F32 << 2 | RWK_BF16:
+		cast(dst, RWK_F32, src, RWK_BF16, n, streaming);
+		break;
+	case RWK_F32 << 2 | RWK_F16:
+		cast(dst, RWK_F32, src, RWK_F16, n, streaming);
+		break;
+	case RWK_BF16 << 2 | RWK_F32:
+		cast(dst, RWK_BF16, src, RWK_F32, n, streaming);
+		break;
+	case RWK_BF16 << 2 | RWK_F16:
+		cast(dst, RWK_BF16, src, RWK_F16, n, streaming);
+		break;
+	case RWK_F16 << 2 | RWK_F32:
+		cast(dst, RWK_F16, src, RWK_F32, n, streaming);
+		break;
+	case RWK_F16 << 2 | RWK_BF16:
+		cast(dst, RWK_F16, src, RWK_BF16, n, streaming);
+		break;
 	}
 }
 
@@ -168,9 +182,15 @@ FN void sum_groups(const struct rwk_outputs *out, const struct rwk_sources *in, 
 LOOP void sum_any(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to)
 {
 	switch (in->type) {
-	case RWK_F32: sum_groups(out, in, RWK_F32, from, to); break;
-	case RWK_BF16: sum_groups(out, in, RWK_BF16, from, to); break;
-	case RWK_F16: sum_groups(out, in, RWK_F16, from, to); break;
+	case RWK_F32:
+		sum_groups(out, in, RWK_F32, from, to);
+		break;
+	case RWK_BF16:
+		sum_groups(out, in, RWK_BF16, from, to);
+		break;
+	case RWK_F16:
+		sum_groups(out, in, RWK_F16, from, to);
+		break;
 	}
 }
 
@@ -186,29 +206,29 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 #include "rules.h"
 
 /* The update of elements [from, to) by a rule. */
-#define UPDATE(number, name, ...)                                                                                              \
-	LOOP void update_##name(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,       \
-				uint64_t from, uint64_t to)                                                                    \
-	{                                                                                                                      \
-		const struct operands o = operands_of(u);                                                                      \
-		const struct rwk_sources sources = *in;                                                                        \
-		const int outputs = out->count != 0;                                                                           \
-                                                                                                                               \
-		for (uint64_t i = from; i < to; i += GROUP) {                                                                  \
-			vf x[VECTORS], memory[VECTORS];                                                                        \
-                                                                                                                               \
-			if (sources.type == RWK_F32) {                                                                         \
-				gather(x, &sources, RWK_F32, i);                                                               \
-			} else {                                                                                               \
-				gather_halves(memory, in, i);                                                                  \
-				for (int v = 0; v < VECTORS; v++)                                                              \
-					x[v] = memory[v];                                                                      \
-			}                                                                                                      \
-			for (int v = 0; v < VECTORS; v++)                                                                      \
-				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                                 \
-			if (outputs)                                                                                           \
-				emit(out, x, i);                                                                               \
-		}                                                                                                              \
+#define UPDATE(number, name, ...)                                                                                                  \
+	LOOP void update_##name(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,           \
+				uint64_t from, uint64_t to)                                                                        \
+	{                                                                                                                          \
+		const struct operands o = operands_of(u);                                                                          \
+		const struct rwk_sources sources = *in;                                                                            \
+		const int outputs = out->count != 0;                                                                               \
+                                                                                                                                   \
+		for (uint64_t i = from; i < to; i += GROUP) {                                                                      \
+			vf x[VECTORS], memory[VECTORS];                                                                            \
+                                                                                                                                   \
+			if (sources.type == RWK_F32) {                                                                             \
+				gather(x, &sources, RWK_F32, i);                                                                   \
+			} else {                                                                                                   \
+				gather_halves(memory, in, i);                                                                      \
+				for (int v = 0; v < VECTORS; v++)                                                                  \
+					x[v] = memory[v];                                                                          \
+			}                                                                                                          \
+			for (int v = 0; v < VECTORS; v++)                                                                          \
+				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                                     \
+			if (outputs)                                                                                               \
+				emit(out, x, i);                                                                                   \
+		}                                                                                                                  \
 	}
 RWK_EACH_RULE(UPDATE)
 
@@ -266,8 +286,8 @@ LOOP void probe(const struct rwk_probe *p)
 	vf_fence();
 }
 
-#define RWK_TABLE                                                                                                      \
-	{                                                                                                              \
-		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert,                  \
-		.stream = convert_stream, .fence = fence, .sumsq = sumsq, .probe = probe                               \
+#define RWK_TABLE                                                                                                                  \
+	{                                                                                                                          \
+		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert, .stream = convert_stream,    \
+		.fence = fence, .sumsq = sumsq, .probe = probe                                                                     \
 	}

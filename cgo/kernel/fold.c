@@ -85,7 +85,8 @@ void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const ui
 int rwk_update(int isa, const struct rwk_update *u)
 {
 	struct pass p = {
-		.u = u, .rule = u->rule,
+		.u = u,
+		.rule = u->rule,
 		.out = {(const uint64_t *)(uintptr_t)u->out, u->nout, u->out_type, u->stream && u->nout},
 	};
 	struct rwk_sources in = {.addr = (const uint64_t *)(uintptr_t)u->src, .count = u->nsrc, .type = u->src_type};

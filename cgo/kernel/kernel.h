@@ -37,10 +37,10 @@ void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const ui
 
 /* One fused pass: sums the sources, updates w and the states, and writes the result to each of nout outputs. */
 struct rwk_update {
-	uint64_t w;          /* f32[n], updated in place; RWK_SUM does not touch it, RWK_LAMB only reads it */
-	uint64_t state[3];   /* f32[n] each, as many as the rule has; with RWK_K_MOMENTUM 0 an SGD has none */
-	uint64_t src;        /* uint64_t[nsrc]: addresses of the gradients, src_type[n] each */
-	uint64_t out;        /* uint64_t[nout]: addresses of the outputs, out_type[n] each: the new w; of RWK_SUM the scaled
+	uint64_t w;        /* f32[n], updated in place; RWK_SUM does not touch it, RWK_LAMB only reads it */
+	uint64_t state[3]; /* f32[n] each, as many as the rule has; with RWK_K_MOMENTUM 0 an SGD has none */
+	uint64_t src;      /* uint64_t[nsrc]: addresses of the gradients, src_type[n] each */
+	uint64_t out;      /* uint64_t[nout]: addresses of the outputs, out_type[n] each: the new w; of RWK_SUM the scaled
 	                      * sum, of RWK_LAMB the step */
 	uint64_t n;
 	uint32_t nsrc, nout; /* nsrc is at least 1, nout may be 0 */

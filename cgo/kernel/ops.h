@@ -32,8 +32,8 @@ struct rwk_sources {
 struct rwk_ops {
 	uint32_t group, width; /* to - from must be a multiple of group in sum and update, of width in convert */
 	void (*sum)(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to);
-	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from,
-		       uint64_t to);
+	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,
+		       uint64_t from, uint64_t to);
 	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
 	/* Writes whole cache lines past the cache; fence orders them before all later stores. */
 	void (*stream)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);

@@ -14,11 +14,21 @@ FN struct operands operands_of(const struct rwk_update *u)
 	const float *k = u->scalar;
 
 	return (struct operands){
-		.scale = vf_all(k[RWK_K_SCALE]), .bound = vf_all(k[RWK_K_CLIP]), .lr = vf_all(k[RWK_K_LR]),
-		.wd = vf_all(k[RWK_K_WD]), .keep = vf_all(k[RWK_K_KEEP]), .beta1 = vf_all(k[RWK_K_MOMENTUM]),
-		.gain = vf_all(k[RWK_K_GAIN]), .beta2 = vf_all(k[RWK_K_BETA2]), .gain2 = vf_all(k[RWK_K_GAIN2]),
-		.eps = vf_all(k[RWK_K_EPS]), .bias1 = vf_all(k[RWK_K_BIAS1]), .bias2 = vf_all(k[RWK_K_BIAS2]),
-		.w_at = u->w, .s0_at = u->state[0], .s1_at = u->state[1],
+		.scale = vf_all(k[RWK_K_SCALE]),
+		.bound = vf_all(k[RWK_K_CLIP]),
+		.lr = vf_all(k[RWK_K_LR]),
+		.wd = vf_all(k[RWK_K_WD]),
+		.keep = vf_all(k[RWK_K_KEEP]),
+		.beta1 = vf_all(k[RWK_K_MOMENTUM]),
+		.gain = vf_all(k[RWK_K_GAIN]),
+		.beta2 = vf_all(k[RWK_K_BETA2]),
+		.gain2 = vf_all(k[RWK_K_GAIN2]),
+		.eps = vf_all(k[RWK_K_EPS]),
+		.bias1 = vf_all(k[RWK_K_BIAS1]),
+		.bias2 = vf_all(k[RWK_K_BIAS2]),
+		.w_at = u->w,
+		.s0_at = u->state[0],
+		.s1_at = u->state[1],
 	};
 }
 
@@ -28,12 +38,12 @@ FN struct operands operands_of(const struct rwk_update *u)
 #define STORE(x) vf_store(rwk_at(o.x##_at, RWK_F32, i), x)
 
 /* Adam's moving averages of the gradient and of its square. */
-#define MOMENTS                                   \
-	LOAD(s0);                                 \
-	LOAD(s1);                                 \
-	s0 = o.beta1 * s0 + o.gain * g;           \
-	s1 = o.beta2 * s1 + o.gain2 * g * g;      \
-	STORE(s0);                                \
+#define MOMENTS                                                                                                                    \
+	LOAD(s0);                                                                                                                  \
+	LOAD(s1);                                                                                                                  \
+	s0 = o.beta1 * s0 + o.gain * g;                                                                                            \
+	s1 = o.beta2 * s1 + o.gain2 * g * g;                                                                                       \
+	STORE(s0);                                                                                                                 \
 	STORE(s1)
 
 /* LAMB's step before it is scaled by the norms. */
