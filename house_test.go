@@ -23,7 +23,7 @@ const module = "github.com/rackweave/rackweave"
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
 	"cmd": {"bench", "bench/models", "launch", "launch/control", "service", "service/api", "client", "aggregate", "aggregate/optim",
-		"chunk", "numa", "verbs", "cgo", "lab"},
+		"chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
 	"bench": {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs",
 		"cgo"},
 	"bench/models":       {"chunk"},
@@ -41,7 +41,10 @@ var house = map[string][]string{
 	"aggregate/racktest": {"aggregate", "aggregate/optim", "client/lanes", "client/failover", "chunk", "numa", "verbs", "cgo"},
 	"policy":             {},
 	"chunk":              {},
+	"doctor":             {"numa", "verbs"},
+	"rxe":                {},
 	"numa":               {},
+	"numa/numatest":      {},
 	"verbs":              {"cgo"},
 	"verbs/verbstest":    {"verbs"},
 	"cgo":                {"include"},
@@ -59,14 +62,15 @@ var tests = map[string][]string{
 }
 
 // forTests are the rooms that only tests import, and each other.
-var forTests = []string{"aggregate/racktest", "verbs/verbstest", "lab"}
+var forTests = []string{"aggregate/racktest", "numa/numatest", "verbs/verbstest", "lab"}
 
 // only names the rooms that may import something from outside: the one door to it.
 var only = map[string][]string{
 	"C":                                 {"cgo"},
 	"golang.org/x/sys/unix":             {"numa", "cgo"},
 	"github.com/Mellanox/rdmamap":       {"numa"},
-	"github.com/vishvananda/netlink":    {"numa"},
+	"github.com/klauspost/cpuid/v2":     {"numa", "cgo"},
+	"github.com/vishvananda/netlink":    {"rxe"},
 	"github.com/cockroachdb/datadriven": forTests,
 	"github.com/google/go-cmp/cmp":      forTests,
 	"go.uber.org/goleak":                forTests,

@@ -90,7 +90,7 @@ type mapping struct {
 func NewArena(c ArenaConfig) (*Arena, error) {
 	a, err := newArena(c)
 	if err != nil {
-		return nil, fmt.Errorf("arena %q of %s: %w", c.Name, formatBytes(c.Bytes), err)
+		return nil, fmt.Errorf("arena %q of %s: %w", c.Name, FormatBytes(c.Bytes), err)
 	}
 	return a, nil
 }
@@ -112,7 +112,7 @@ func newArena(c ArenaConfig) (*Arena, error) {
 	}
 	// 0: it could not be read, as where no descriptor is left, and what comes next says why.
 	if total := tr.kib("proc/meminfo", "MemTotal"); total > 0 && c.Bytes > total {
-		return nil, fmt.Errorf("%w: the machine has %s", ErrNoMemory, formatBytes(total))
+		return nil, fmt.Errorf("%w: the machine has %s", ErrNoMemory, FormatBytes(total))
 	}
 	if nodes := tr.memoryNodes(); c.Node != AnyNode && !nodes.Has(c.Node) {
 		return nil, fmt.Errorf("node %d: the nodes with memory are %s, and %d is any", c.Node, nodes, AnyNode)

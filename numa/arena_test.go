@@ -25,7 +25,7 @@ func mustArena(t testing.TB, c ArenaConfig) *Arena {
 			t.Error(err)
 		}
 	})
-	t.Logf("%s: %s, %s huge, notes %q", formatBytes(c.Bytes), a.Pages, formatBytes(a.HugeBytes), a.Notes)
+	t.Logf("%s: %s, %s huge, notes %q", FormatBytes(c.Bytes), a.Pages, FormatBytes(a.HugeBytes), a.Notes)
 	return a
 }
 

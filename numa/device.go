@@ -48,8 +48,8 @@ func (t *Topology) discoverNICs(tr tree) {
 	}
 }
 
-// nic finds a NIC by its name.
-func (t *Topology) nic(name string) *NIC {
+// NIC finds a NIC by its name.
+func (t *Topology) NIC(name string) *NIC {
 	for i := range t.NICs {
 		if t.NICs[i].Name == name {
 			return &t.NICs[i]

@@ -3,36 +3,29 @@ package numa
 import (
 	"encoding/json"
 	"fmt"
-	"math"
-	"os"
 	"path/filepath"
 	"reflect"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/rackweave/rackweave/numa/numatest"
 )
 
-// Each folder of testdata is a machine: "tree" holds its sysfs and procfs as testdata/capture.sh printed them, "golden" what
-// this package makes of it. Commands of golden scripts:
+// Each file of testdata is what this package makes of a machine that package numatest holds. Commands of these scripts:
 //
 //	topology                              the text form
 //	lanes [nics=(A,B,…)] [cores=N]        the NIC↔node↔core map
-//	findings                              the findings, for unlimited memlock
-//	findings memlock=BYTES [want=BYTES] [can-lock]  the finding about memlock
 func TestCapturedMachines(t *testing.T) {
-	for _, name := range machines(t) {
+	for _, name := range numatest.Machines(t) {
 		t.Run(name, func(t *testing.T) {
-			top := discover(t, filepath.Join("testdata", name, "tree"))
-			datadriven.RunTest(t, filepath.Join("testdata", name, "golden"), func(t *testing.T, d *datadriven.TestData) string {
+			top := discover(t, name)
+			datadriven.RunTest(t, filepath.Join("testdata", name), func(t *testing.T, d *datadriven.TestData) string {
 				switch d.Cmd {
 				case "topology":
 					return top.String()
 				case "lanes":
 					return lanesCommand(t, top, d)
-				case "findings":
-					return findingsCommand(t, top, d)
 				}
 				d.Fatalf(t, "unknown command %q", d.Cmd)
 				return ""
@@ -59,36 +52,6 @@ func lanesCommand(t *testing.T, top *Topology, d *datadriven.TestData) string {
 	}
 	checkLanes(t, top, c, lanes)
 	return LanesText(lanes, notes)
-}
-
-func findingsCommand(t *testing.T, top *Topology, d *datadriven.TestData) string {
-	lim := Limits{Memlock: math.MaxUint64}
-	for _, arg := range d.CmdArgs {
-		switch arg.Key {
-		case "memlock":
-			arg.Scan(t, 0, &lim.Memlock)
-		case "want":
-			arg.Scan(t, 0, &lim.Want)
-		case "can-lock":
-			lim.CanLock = true
-		default:
-			d.Fatalf(t, "unknown argument %q", arg.Key)
-		}
-	}
-	var b strings.Builder
-	for _, f := range Findings(top, lim) {
-		if d.HasArg("memlock") && f.Check != "memlock" {
-			continue
-		}
-		fmt.Fprintf(&b, "%-4s  %s: %s\n", f.Level, f.Check, f.Detail)
-		if f.Remedy != "" {
-			fmt.Fprintf(&b, "      %s\n", f.Remedy)
-		}
-		if (f.Level == LevelWarn || f.Level == LevelFail) && f.Remedy == "" {
-			t.Errorf("%s: %s: no remedy", f.Check, f.Detail)
-		}
-	}
-	return b.String()
 }
 
 // checkLanes holds what is true of every lane map, whatever the golden file says.
@@ -119,7 +82,7 @@ func checkLanes(t testing.TB, top *Topology, c LaneConfig, lanes []Lane) {
 	}
 	for _, l := range lanes {
 		own := l.Node
-		if n := top.nic(l.NIC); n != nil {
+		if n := top.NIC(l.NIC); n != nil {
 			own = n.Node
 		} else if d := top.rdma(l.NIC); d != nil {
 			own = d.Node
@@ -134,8 +97,8 @@ func checkLanes(t testing.TB, top *Topology, c LaneConfig, lanes []Lane) {
 }
 
 func TestTopologySurvivesJSON(t *testing.T) {
-	for _, name := range machines(t) {
-		top := discover(t, filepath.Join("testdata", name, "tree"))
+	for _, name := range numatest.Machines(t) {
+		top := discover(t, name)
 		text, err := json.Marshal(top)
 		if err != nil {
 			t.Fatal(err)
@@ -150,88 +113,21 @@ func TestTopologySurvivesJSON(t *testing.T) {
 	}
 }
 
-func machines(t testing.TB) []string {
-	t.Helper()
-	trees, err := filepath.Glob("testdata/*/tree")
-	if err != nil || len(trees) == 0 {
-		t.Fatalf("no captured machines: %v", err)
-	}
-	for i, p := range trees {
-		trees[i] = filepath.Base(filepath.Dir(p))
-	}
-	return trees
-}
-
 // captured keeps what was discovered: expanding a tree is the slow part. Tests only read it.
 var captured = map[string]*Topology{}
 
-// discover expands a captured tree and discovers the machine in it.
-func discover(t testing.TB, file string) *Topology {
+// discover discovers a captured machine.
+func discover(t testing.TB, machine string) *Topology {
 	t.Helper()
-	if top := captured[file]; top != nil {
+	if top := captured[machine]; top != nil {
 		return top
 	}
-	text, err := os.ReadFile(file)
+	top, err := Discover(numatest.Root(t, machine))
 	if err != nil {
 		t.Fatal(err)
 	}
-	top, err := Discover(expand(t, string(text)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	captured[file] = top
+	captured[machine] = top
 	return top
-}
-
-// expand writes a tree in the form of testdata/capture.sh into a folder: "path = content" with \n for a newline,
-// "path -> target" for symbolic links, cpu{0-3,8} in a path for several. Lines that start with # are comments.
-func expand(t testing.TB, text string) string {
-	t.Helper()
-	root := t.TempDir()
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if line == "" || line[0] == '#' {
-			continue
-		}
-		if name, content, ok := strings.Cut(line, " ="); ok {
-			content = strings.ReplaceAll(strings.TrimPrefix(content, " "), `\n`, "\n") + "\n"
-			for _, p := range braces(t, name) {
-				plant(t, filepath.Join(root, p), func(full string) error { return os.WriteFile(full, []byte(content), 0o644) })
-			}
-		} else if name, target, ok := strings.Cut(line, " -> "); ok {
-			plant(t, filepath.Join(root, name), func(full string) error { return os.Symlink(target, full) })
-		} else {
-			t.Fatalf("neither a file nor a link: %q", line)
-		}
-	}
-	return root
-}
-
-func plant(t testing.TB, full string, make func(string) error) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := make(full); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func braces(t testing.TB, name string) []string {
-	before, rest, ok := strings.Cut(name, "{")
-	if !ok {
-		return []string{name}
-	}
-	list, after, _ := strings.Cut(rest, "}")
-	cpus, err := ParseCPUs(list)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, cpu := range cpus {
-		names = append(names, before+strconv.Itoa(cpu)+after)
-	}
-	return names
 }
 
 func ExampleCPUSet() {

@@ -127,7 +127,7 @@ func (m *laneMap) choose(nics []string) error {
 	for i, name := range nics {
 		s := site{Lane: Lane{NIC: name, NICIndex: i}}
 		var unknown, up bool
-		if n := m.t.nic(name); n != nil {
+		if n := m.t.NIC(name); n != nil {
 			s.Node, unknown, up, s.speed = n.Node, n.NodeUnknown, n.OperState != "down", n.SpeedMbps
 		} else if d := m.t.rdma(name); d != nil {
 			s.Node, unknown, up, s.speed = d.Node, d.NodeUnknown, d.Active(), d.RateMbps()

@@ -9,6 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Limits are what the system lets this process do, and what it wants.
+type Limits struct {
+	// Memlock is RLIMIT_MEMLOCK in bytes, math.MaxUint64 for unlimited. CanLock: the process has CAP_IPC_LOCK, which lifts it.
+	Memlock uint64 `json:"memlock"`
+	CanLock bool   `json:"can_lock"`
+	// Want is how many bytes the process means to register with RDMA devices; 0 where that is not known yet.
+	Want uint64 `json:"want"`
+}
+
 // ReadLimits reads this process's limits. want is how many bytes it means to register.
 func ReadLimits(want uint64) (Limits, error) {
 	var r unix.Rlimit

@@ -1,10 +1,7 @@
 package numa
 
 import (
-	"bytes"
-	"encoding/json"
 	"math"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -12,6 +9,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/rackweave/rackweave/numa/numatest"
 )
 
 func TestCPUListsRead(t *testing.T) {
@@ -86,8 +85,8 @@ func TestNamesSortByTheirNumbers(t *testing.T) {
 // same one each time.
 func TestLaneMapsHoldTheirRules(t *testing.T) {
 	var tops []*Topology
-	for _, name := range machines(t) {
-		tops = append(tops, discover(t, filepath.Join("testdata", name, "tree")))
+	for _, name := range numatest.Machines(t) {
+		tops = append(tops, discover(t, name))
 	}
 	rapid.Check(t, func(r *rapid.T) {
 		top := rapid.SampledFrom(tops).Draw(r, "machine")
@@ -130,10 +129,6 @@ func TestThisMachineIsDiscovered(t *testing.T) {
 	if err != nil || lim.Want != 1<<20 || lim.Memlock == 0 && !lim.CanLock {
 		t.Errorf("limits %+v, %v", lim, err)
 	}
-	text, err := json.Marshal(Findings(top, lim))
-	if err != nil || !bytes.Contains(text, []byte(`"check":"memlock"`)) {
-		t.Errorf("findings as JSON: %s, %v", text, err)
-	}
 }
 
 func TestMachineWithoutSysfsIsAnError(t *testing.T) {
@@ -145,7 +140,7 @@ func TestMachineWithoutSysfsIsAnError(t *testing.T) {
 }
 
 func TestKernelWithoutNUMAIsOneNode(t *testing.T) {
-	top, err := Discover(expand(t, `
+	top, err := Discover(numatest.Expand(t, `
 proc/meminfo = MemTotal: 1024 kB\nMemFree: 512 kB
 proc/sys/kernel/osrelease = 6.1
 sys/devices/system/cpu/online = 0-3
@@ -178,7 +173,7 @@ func TestIsolatedCPUsCountUnlessAffinityWasNarrowed(t *testing.T) {
 		{"a cpuset of isolated ones only", "4-5", "4-7", "4-5", "4-5"},
 		{"an affinity that names offline ones", "0-63", "", "", "0-7"},
 	} {
-		root := expand(t, "sys/devices/system/cpu/online = 0-7\nsys/devices/system/cpu/isolated = "+c.isolated+
+		root := numatest.Expand(t, "sys/devices/system/cpu/online = 0-7\nsys/devices/system/cpu/isolated = "+c.isolated+
 			"\nproc/self/status = Cpus_allowed_list:\t"+c.affinity+"\nproc/self/cgroup = 0::/job\nsys/fs/cgroup/job/cpuset.cpus.effective = "+c.cpuset)
 		top, err := Discover(root)
 		if err != nil {
@@ -223,7 +218,7 @@ sys/fs/cgroup/memory.max = 4096`, AnyNode, 4096, "/sys/fs/cgroup/memory.max"},
 sys/devices/system/node/online = 0-1
 sys/devices/system/node/node1/meminfo = Node 1 MemFree: 1024 kB\nNode 1 Inactive(file): 512 kB`, 1, 1536 << 10, "/sys/devices/system/node/node1/meminfo"},
 	} {
-		tr, err := openTree(expand(t, "proc/meminfo = MemAvailable: 4194304 kB\n"+c.tree))
+		tr, err := openTree(numatest.Expand(t, "proc/meminfo = MemAvailable: 4194304 kB\n"+c.tree))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +241,7 @@ func TestLockingNeedsTheInitialUserNamespace(t *testing.T) {
 		{"0000000000003fff", "0 0 4294967295", false},
 		{"000001ffffffffff", "0 1000 1", false},
 	} {
-		tr, err := openTree(expand(t, "proc/self/status = CapEff:\t"+c.caps+"\nproc/self/uid_map = "+c.uids))
+		tr, err := openTree(numatest.Expand(t, "proc/self/status = CapEff:\t"+c.caps+"\nproc/self/uid_map = "+c.uids))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -290,10 +285,10 @@ func TestBelievableLastLevelCaches(t *testing.T) {
 			top.CPUs = append(top.CPUs, cpu)
 		}
 		if got := top.LastLevelCache(); got != c.want {
-			t.Errorf("%s: %s, want %s", c.what, formatBytes(got), formatBytes(c.want))
+			t.Errorf("%s: %s, want %s", c.what, FormatBytes(got), FormatBytes(c.want))
 		}
 	}
 	if got := LastLevelCache(); got < mib || got > 2<<30 {
-		t.Errorf("this machine: %s", formatBytes(got))
+		t.Errorf("this machine: %s", FormatBytes(got))
 	}
 }

@@ -90,7 +90,7 @@ func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	}
 	size := roundUp(c.Bytes, page)
 	if free, bound := tr.available(c.Node); size > free {
-		return fmt.Errorf("%w: %s available%s (%s)", ErrNoMemory, formatBytes(free), onNode(c.Node), bound)
+		return fmt.Errorf("%w: %s available%s (%s)", ErrNoMemory, FormatBytes(free), onNode(c.Node), bound)
 	}
 	if err := a.open(size, uintptr(page), 0); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	if err := a.place(tr); err != nil {
 		return err
 	}
-	a.Pages = formatBytes(small)
+	a.Pages = FormatBytes(small)
 	if c.Lazy {
 		return nil
 	}
@@ -117,10 +117,10 @@ func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	switch {
 	case c.Huge == HugeRequire && a.Pages != PagesTHP:
 		return fmt.Errorf("huge pages are required: %s in transparent huge pages; %s",
-			formatBytes(a.HugeBytes), strings.Join(append(a.Notes, "reserve some in the node's hugepages/*/nr_hugepages"), "; "))
+			FormatBytes(a.HugeBytes), strings.Join(append(a.Notes, "reserve some in the node's hugepages/*/nr_hugepages"), "; "))
 	case want && a.HugeBytes < size:
 		a.Notes = append(a.Notes, fmt.Sprintf("%s of %s in transparent huge pages, the rest in pages of %s",
-			formatBytes(a.HugeBytes), formatBytes(size), formatBytes(small)))
+			FormatBytes(a.HugeBytes), FormatBytes(size), FormatBytes(small)))
 	}
 	return a.prove(tr, page)
 }

@@ -44,7 +44,7 @@ func (t *Topology) discoverRDMA(tr tree) {
 			}
 			t.RDMA = append(t.RDMA, d)
 			for _, dev := range d.NetDevs {
-				if n := t.nic(dev); n != nil {
+				if n := t.NIC(dev); n != nil {
 					n.RDMA = append(n.RDMA, name)
 				}
 			}

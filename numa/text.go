@@ -17,10 +17,10 @@ func (t *Topology) String() string {
 		all = append(all, c.ID)
 	}
 	fmt.Fprintf(&b, "%s, %s, %s, %s; memory %s, %s available\n", count(t.Sockets, "socket"), count(len(t.Nodes), "node"),
-		count(len(t.cores(all)), "core"), count(len(t.CPUs), "cpu"), formatBytes(t.MemoryBytes), formatBytes(t.AvailableBytes))
+		count(len(t.cores(all)), "core"), count(len(t.CPUs), "cpu"), FormatBytes(t.MemoryBytes), FormatBytes(t.AvailableBytes))
 	fmt.Fprintf(&b, "cpus allowed %s, isolated %s, nohz_full %s; governor %s\n",
-		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.governors(), ", ")))
-	fmt.Fprintf(&b, "last-level cache to count on %s; hypervisor %s\n", formatBytes(t.LastLevelCache()), orNone(t.Hypervisor))
+		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.Governors(), ", ")))
+	fmt.Fprintf(&b, "last-level cache to count on %s; hypervisor %s\n", FormatBytes(t.LastLevelCache()), orNone(t.Hypervisor))
 	fmt.Fprintf(&b, "transparent huge pages: anonymous memory %s, shared memory %s\n", orNone(t.THP.Anon), orNone(t.THP.Shmem))
 	if t.NVIDIAGPUs > 0 {
 		module := "not loaded"
@@ -51,14 +51,14 @@ func (t *Topology) String() string {
 func (t *Topology) writeNodes(b *strings.Builder) {
 	head := "node\tcpus\tcores\tallowed\tL2\tL3\tmemory\tfree"
 	for _, p := range t.Nodes[0].HugePages {
-		head += "\t" + formatBytes(p.PageBytes) + " pages"
+		head += "\t" + FormatBytes(p.PageBytes) + " pages"
 	}
 	table(b, head+"\tdistances", func(w io.Writer) {
 		for i := range t.Nodes {
 			n := &t.Nodes[i]
 			fmt.Fprintf(w, "%d\t%s\t%d\t%s\t%s\t%s\t%s\t%s", n.ID, orNone(n.CPUs.String()), len(t.cores(n.CPUs)),
 				orNone(n.Allowed.String()), t.caches(n, func(c CPU) Cache { return c.L2 }), t.caches(n, func(c CPU) Cache { return c.L3 }),
-				formatBytes(n.MemoryBytes), formatBytes(n.FreeBytes))
+				FormatBytes(n.MemoryBytes), FormatBytes(n.FreeBytes))
 			for _, p := range n.HugePages {
 				fmt.Fprintf(w, "\t%d of %d free", p.Free, p.Pages)
 			}
@@ -103,7 +103,7 @@ func (t *Topology) caches(n *Node, pick func(CPU) Cache) string {
 		if c.Node != n.ID || cache.Bytes == 0 || len(cache.CPUs) > 0 && cache.CPUs.And(n.CPUs)[0] != c.ID {
 			continue
 		}
-		kind := formatBytes(cache.Bytes)
+		kind := FormatBytes(cache.Bytes)
 		if len(cache.CPUs.Minus(n.CPUs)) > 0 {
 			kind += " (spans nodes)"
 		}
@@ -117,8 +117,8 @@ func (t *Topology) caches(n *Node, pick func(CPU) Cache) string {
 	return orUnknown(strings.Join(kinds, ", "))
 }
 
-// governors lists the frequency governors in use.
-func (t *Topology) governors() []string {
+// Governors lists the frequency governors in use.
+func (t *Topology) Governors() []string {
 	var all []string
 	for _, c := range t.CPUs {
 		if c.Governor != "" && !slices.Contains(all, c.Governor) {
@@ -170,8 +170,8 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// formatBytes gives a size in the largest binary unit that keeps it at least 1.
-func formatBytes(n int64) string {
+// FormatBytes gives a size in the largest binary unit that keeps it at least 1.
+func FormatBytes(n int64) string {
 	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	v, u := float64(n), 0
 	for v >= 1024 && u < len(units)-1 {

@@ -1,6 +1,6 @@
 // Package numa knows the machine: which NUMA nodes, cores, NICs and RDMA devices it has and how they lie to each other
 // ([Discover]), which core serves which NIC ([Topology.Lanes]), memory bound to a node in pages as large as can be had
-// ([NewArena]), threads that stay on a core ([Pin]), and what on this machine should be set otherwise ([Findings]).
+// ([NewArena]), how much of a cache can be counted on ([LastLevelCache]), and threads that stay on a core ([Pin]).
 //
 // Discovery reads sysfs and procfs below a root that may be a captured tree; what it gives is a plain value.
 package numa
@@ -166,4 +166,9 @@ func (t *Topology) cores(cpus CPUSet) []CPUSet {
 		}
 	}
 	return cores
+}
+
+// CanCollapse reports whether arenas can have huge pages made of small ones: the kernel has MADV_COLLAPSE (6.1) and transparent huge pages at all.
+func (t *Topology) CanCollapse() bool {
+	return t.THP.Anon != "" && compareNatural(t.Kernel, "6.1") >= 0
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/rxe"
 )
 
 func rxeCommand() *cobra.Command {
@@ -24,7 +24,7 @@ func rxeCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			devices, err := rxe(cmd, args[0] == "up", append(args, "")[1])
+			devices, err := switchRxe(cmd, args[0] == "up", append(args, "")[1])
 			if err != nil {
 				return err
 			}
@@ -43,10 +43,10 @@ func rxeCommand() *cobra.Command {
 	return cmd
 }
 
-func rxe(cmd *cobra.Command, up bool, netdev string) ([]numa.SoftDevice, error) {
+func switchRxe(cmd *cobra.Command, up bool, netdev string) ([]rxe.Device, error) {
 	if !up {
-		return numa.RemoveSoftRoCE(netdev)
+		return rxe.Remove(netdev)
 	}
-	d, err := numa.AddSoftRoCE(cmd.Context(), netdev)
-	return []numa.SoftDevice{d}, err
+	d, err := rxe.Add(cmd.Context(), netdev)
+	return []rxe.Device{d}, err
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rackweave/rackweave/doctor"
 	"github.com/rackweave/rackweave/numa"
 )
 
@@ -221,14 +222,14 @@ func TestDoctorPrintsFindingsWithRemedies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var findings []numa.Finding
+	var findings []doctor.Finding
 	if err := json.Unmarshal([]byte(out), &findings); err != nil {
 		t.Fatalf("%v in\n%s", err, out)
 	}
 	told := map[string]bool{}
 	for _, f := range findings {
 		told[f.Check] = true
-		if f.Detail == "" || f.Level == numa.LevelWarn && f.Remedy == "" {
+		if f.Detail == "" || f.Level == doctor.LevelWarn && f.Remedy == "" {
 			t.Errorf("finding %+v lacks a detail or a remedy", f)
 		}
 	}

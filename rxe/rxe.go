@@ -1,4 +1,5 @@
-package numa
+// Package rxe makes and removes soft-RoCE devices: RDMA in software on any network device.
+package rxe
 
 import (
 	"context"
@@ -14,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// SoftDevice is a soft-RoCE device: RDMA in software on a network device.
-type SoftDevice struct {
+// Device is a soft-RoCE device.
+type Device struct {
 	Name   string `json:"name"`
 	NetDev string `json:"netdev"`
 	// State is what became of it: "made", "was there" or "removed".
@@ -23,30 +24,30 @@ type SoftDevice struct {
 }
 
 const (
-	rxeModule = "rdma_rxe"
-	rxeType   = "rxe"
+	module   = "rdma_rxe"
+	linkType = "rxe"
 )
 
-// AddSoftRoCE makes a soft-RoCE device on a network device, unless one is there. "" stands for the network device of the
+// Add makes a soft-RoCE device on a network device, unless one is there. "" stands for the network device of the
 // default route. Errors name what is missing (privileges, the kernel's module, the interface) and the remedy.
-func AddSoftRoCE(ctx context.Context, netdev string) (SoftDevice, error) {
-	netdev, there, err := softDevices(netdev)
+func Add(ctx context.Context, netdev string) (Device, error) {
+	netdev, there, err := devices(netdev)
 	if err != nil {
-		return SoftDevice{}, fmt.Errorf("make a soft-RoCE device: %w", err)
+		return Device{}, fmt.Errorf("make a soft-RoCE device: %w", err)
 	}
 	if len(there) > 0 {
 		return there[0], nil
 	}
-	d := SoftDevice{Name: freeRxeName(), NetDev: netdev, State: "made"}
+	d := Device{Name: freeName(), NetDev: netdev, State: "made"}
 	if err := d.add(ctx); err != nil {
-		return SoftDevice{}, fmt.Errorf("make soft-RoCE device %s on %s: %w", d.Name, netdev, err)
+		return Device{}, fmt.Errorf("make soft-RoCE device %s on %s: %w", d.Name, netdev, err)
 	}
 	return d, nil
 }
 
-// RemoveSoftRoCE removes the soft-RoCE devices of a network device, "" standing for that of the default route.
-func RemoveSoftRoCE(netdev string) ([]SoftDevice, error) {
-	netdev, there, err := softDevices(netdev)
+// Remove removes the soft-RoCE devices of a network device, "" standing for that of the default route.
+func Remove(netdev string) ([]Device, error) {
+	netdev, there, err := devices(netdev)
 	if err != nil {
 		return nil, fmt.Errorf("remove a soft-RoCE device: %w", err)
 	}
@@ -62,8 +63,8 @@ func RemoveSoftRoCE(netdev string) ([]SoftDevice, error) {
 	return there, nil
 }
 
-// softDevices returns the network device that is meant, and its soft-RoCE devices.
-func softDevices(netdev string) (string, []SoftDevice, error) {
+// devices returns the network device that is meant, and its soft-RoCE devices.
+func devices(netdev string) (string, []Device, error) {
 	if netdev == "" {
 		var err error
 		if netdev, err = defaultNetDev(); err != nil {
@@ -73,11 +74,11 @@ func softDevices(netdev string) (string, []SoftDevice, error) {
 	if _, err := os.Stat("/sys/class/net/" + netdev); err != nil {
 		return "", nil, fmt.Errorf("there is no network device %s: see ip link", netdev)
 	}
-	var there []SoftDevice
+	var there []Device
 	for _, name := range rdmaNames() {
 		parent, err := os.ReadFile("/sys/class/infiniband/" + name + "/parent")
 		if err == nil && strings.TrimSpace(string(parent)) == netdev {
-			there = append(there, SoftDevice{Name: name, NetDev: netdev, State: "was there"})
+			there = append(there, Device{Name: name, NetDev: netdev, State: "was there"})
 		}
 	}
 	return netdev, there, nil
@@ -95,7 +96,7 @@ func rdmaNames() []string {
 	return names
 }
 
-func freeRxeName() string {
+func freeName() string {
 	names := rdmaNames()
 	for i := 0; ; i++ {
 		if name := fmt.Sprintf("rxe%d", i); !slices.Contains(names, name) {
@@ -130,14 +131,14 @@ func defaultNetDev() (string, error) {
 	return "", errors.New("this machine has no default route: name the network device, see ip link")
 }
 
-func (d SoftDevice) add(ctx context.Context) error {
+func (d Device) add(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return privilege(syscall.EPERM)
 	}
-	if err := loadRxe(ctx); err != nil {
+	if err := loadModule(ctx); err != nil {
 		return err
 	}
-	switch err := netlink.RdmaLinkAdd(d.Name, rxeType, d.NetDev); {
+	switch err := netlink.RdmaLinkAdd(d.Name, linkType, d.NetDev); {
 	case errors.Is(err, syscall.ENOENT):
 		return fmt.Errorf("%w: the kernel's CRC32 is missing: modprobe crc32_generic", err)
 	case errors.Is(err, syscall.EEXIST):
@@ -156,21 +157,21 @@ func privilege(err error) error {
 	return err
 }
 
-// loadRxe loads the kernel's soft-RoCE.
-func loadRxe(ctx context.Context) error {
-	if _, err := os.Stat("/sys/module/" + rxeModule); err == nil {
+// loadModule loads the kernel's soft-RoCE.
+func loadModule(ctx context.Context) error {
+	if _, err := os.Stat("/sys/module/" + module); err == nil {
 		return nil
 	}
 	modprobe, err := exec.LookPath("modprobe")
 	if err != nil {
 		return errors.New("modprobe is not installed: apt-get install kmod")
 	}
-	out, err := exec.CommandContext(ctx, modprobe, rxeModule).CombinedOutput()
+	out, err := exec.CommandContext(ctx, modprobe, module).CombinedOutput()
 	if err == nil {
 		return nil
 	}
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	return fmt.Errorf("this kernel, %s, has no module %s (%s): install a kernel that has it: apt-get install linux-image-amd64 on Debian "+
 		"(its cloud kernels have none), linux-modules-extra-%[1]s on Ubuntu; or use the lab, which needs none: make lab",
-		strings.TrimSpace(string(release)), rxeModule, strings.TrimSpace(string(out)))
+		strings.TrimSpace(string(release)), module, strings.TrimSpace(string(out)))
 }

@@ -1,41 +1,16 @@
-package numa
+package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/rackweave/rackweave/numa"
 )
 
-// Level is how much a finding matters.
-type Level string
-
-// Levels: as it should be; good to know; works, but slower or not for long; does not work.
-const (
-	LevelOK   Level = "ok"
-	LevelInfo Level = "info"
-	LevelWarn Level = "warn"
-	LevelFail Level = "fail"
-)
-
-// Finding is one thing looked at on a machine. Remedy is what to do about it, as a command where there is one.
-type Finding struct {
-	Check  string `json:"check"`
-	Level  Level  `json:"level"`
-	Detail string `json:"detail"`
-	Remedy string `json:"remedy,omitempty"`
-}
-
-// Limits are what the system lets this process do, and what it wants.
-type Limits struct {
-	// Memlock is RLIMIT_MEMLOCK in bytes, math.MaxUint64 for unlimited. CanLock: the process has CAP_IPC_LOCK, which lifts it.
-	Memlock uint64 `json:"memlock"`
-	CanLock bool   `json:"can_lock"`
-	// Want is how many bytes the process means to register with RDMA devices; 0 where that is not known yet.
-	Want uint64 `json:"want"`
-}
-
-// findings collects what is found.
+// findings collects what is found, in order.
 type findings []Finding
 
 func (f *findings) add(check string, level Level, remedy, detail string, args ...any) {
@@ -43,7 +18,7 @@ func (f *findings) add(check string, level Level, remedy, detail string, args ..
 }
 
 // Findings says what of a machine's settings helps or hinders, in a fixed order. It only reads its arguments.
-func Findings(t *Topology, lim Limits) []Finding {
+func Findings(t *numa.Topology, lim numa.Limits) []Finding {
 	var f findings
 	f.memlock(t, lim)
 	f.cpuset(t)
@@ -63,15 +38,16 @@ func Findings(t *Topology, lim Limits) []Finding {
 	return f
 }
 
-func (f *findings) memlock(t *Topology, lim Limits) {
-	const remedy = "LimitMEMLOCK=infinity in the systemd unit; or \"* - memlock unlimited\" in /etc/security/limits.d/rackweave.conf and a new login"
+func (f *findings) memlock(t *numa.Topology, lim numa.Limits) {
+	const remedy = "LimitMEMLOCK=infinity in the systemd unit; " +
+		"or \"* - memlock unlimited\" in /etc/security/limits.d/rackweave.conf and a new login"
 	has := "unlimited"
 	if lim.Memlock != math.MaxUint64 {
-		has = formatBytes(int64(min(lim.Memlock, math.MaxInt64)))
+		has = numa.FormatBytes(int64(min(lim.Memlock, math.MaxInt64)))
 	}
 	want := "arenas, queues and completion queues count against it"
 	if lim.Want > 0 {
-		want = formatBytes(int64(min(lim.Want, math.MaxInt64))) + " will be registered"
+		want = numa.FormatBytes(int64(min(lim.Want, math.MaxInt64))) + " will be registered"
 	}
 	switch {
 	case lim.Memlock == math.MaxUint64:
@@ -89,19 +65,20 @@ func (f *findings) memlock(t *Topology, lim Limits) {
 	}
 }
 
-func (f *findings) cpuset(t *Topology) {
+func (f *findings) cpuset(t *numa.Topology) {
 	if len(t.Allowed) == len(t.CPUs) {
 		return
 	}
 	f.add("cpuset", LevelInfo, "", "%d of %d cpus may be used: %s", len(t.Allowed), len(t.CPUs), t.Allowed)
 	for _, n := range t.Nodes {
 		if len(n.CPUs) > 0 && !n.MemAllowed && len(n.Allowed) > 0 {
-			f.add("cpuset", LevelWarn, fmt.Sprintf("add node %d to cpuset.mems", n.ID), "node %d: cpus %s may be used, its memory may not", n.ID, n.Allowed)
+			f.add("cpuset", LevelWarn, fmt.Sprintf("add node %d to cpuset.mems", n.ID),
+				"node %d: cpus %s may be used, its memory may not", n.ID, n.Allowed)
 		}
 	}
 }
 
-func (f *findings) hugePages(t *Topology) {
+func (f *findings) hugePages(t *numa.Topology) {
 	for _, n := range t.Nodes {
 		if n.MemoryBytes == 0 {
 			continue
@@ -109,98 +86,102 @@ func (f *findings) hugePages(t *Topology) {
 		var pools []string
 		pages, free := int64(0), int64(0)
 		for _, p := range n.HugePages {
-			pools = append(pools, fmt.Sprintf("%d of %d of %s free", p.Free, p.Pages, formatBytes(p.PageBytes)))
+			pools = append(pools, fmt.Sprintf("%d of %d of %s free", p.Free, p.Pages, numa.FormatBytes(p.PageBytes)))
 			pages += p.Pages
 			free += p.Free
 		}
 		const reserve = "echo PAGES > /sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages, early after boot"
-		detail := fmt.Sprintf("node %d: %s", n.ID, orUnknown(strings.Join(pools, ", ")))
+		detail := fmt.Sprintf("node %d: %s", n.ID, unknown(strings.Join(pools, ", ")))
 		switch {
 		case free > 0:
 			f.add("huge pages", LevelOK, "", "%s", detail)
 		case pages > 0:
 			f.add("huge pages", LevelInfo, fmt.Sprintf(reserve, n.ID), "%s: all taken", detail)
-		case t.canCollapse():
-			f.add("huge pages", LevelInfo, fmt.Sprintf(reserve, n.ID), "%s: transparent huge pages take their place as long as memory is not fragmented", detail)
+		case t.CanCollapse():
+			f.add("huge pages", LevelInfo, fmt.Sprintf(reserve, n.ID),
+				"%s: transparent huge pages take their place as long as memory is not fragmented", detail)
 		default:
 			f.add("huge pages", LevelWarn, fmt.Sprintf(reserve, n.ID), "%s", detail)
 		}
 	}
 }
 
-// canCollapse reports whether the kernel has MADV_COLLAPSE (6.1) and transparent huge pages at all.
-func (t *Topology) canCollapse() bool {
-	return t.THP.Anon != "" && compareNatural(t.Kernel, "6.1") >= 0
-}
-
-func (f *findings) transparentHugePages(t *Topology) {
+func (f *findings) transparentHugePages(t *numa.Topology) {
 	const dir = "/sys/kernel/mm/transparent_hugepage/"
 	switch t.THP.Anon {
 	case "":
 		f.add("transparent huge pages", LevelWarn, "a kernel with CONFIG_TRANSPARENT_HUGEPAGE", "the kernel has none")
 		return
 	case "never":
-		f.add("transparent huge pages", LevelWarn, "echo madvise > "+dir+"enabled", "anonymous memory: never; a worker's own gradients stay in small pages")
+		f.add("transparent huge pages", LevelWarn, "echo madvise > "+dir+"enabled",
+			"anonymous memory: never; a worker's own gradients stay in small pages")
 	default:
 		f.add("transparent huge pages", LevelOK, "", "anonymous memory: %s", t.THP.Anon)
 	}
 	switch {
-	case t.canCollapse():
-		f.add("transparent huge pages", LevelOK, "", "shared memory: %s; arenas get them by MADV_COLLAPSE all the same", orUnknown(t.THP.Shmem))
+	case t.CanCollapse():
+		f.add("transparent huge pages", LevelOK, "", "shared memory: %s; arenas get them by MADV_COLLAPSE all the same",
+			unknown(t.THP.Shmem))
 	case slices.Contains([]string{"always", "within_size", "advise", "force"}, t.THP.Shmem):
 		f.add("transparent huge pages", LevelOK, "", "shared memory: %s", t.THP.Shmem)
 	default:
 		f.add("transparent huge pages", LevelWarn, "echo advise > "+dir+"shmem_enabled",
-			"shared memory: %s, and the kernel (%s, before 6.1) cannot collapse on demand", orUnknown(t.THP.Shmem), t.Kernel)
+			"shared memory: %s, and the kernel (%s, before 6.1) cannot collapse on demand", unknown(t.THP.Shmem), t.Kernel)
 	}
 }
 
-func (f *findings) cache(t *Topology) {
+func (f *findings) cache(t *numa.Topology) {
 	claimed := int64(0)
 	for _, c := range t.CPUs {
 		claimed = max(claimed, c.L3.Bytes)
 	}
-	counted := formatBytes(t.LastLevelCache())
+	counted := numa.FormatBytes(t.LastLevelCache())
 	switch {
 	case claimed == 0:
 		f.add("last-level cache", LevelInfo, "", "its size is unknown; %s is counted on", counted)
 	case t.LastLevelCache() == claimed:
 		f.add("last-level cache", LevelOK, "", "%s", counted)
 	default:
-		f.add("last-level cache", LevelInfo, "", "%s is claimed, but others use it too; %s is counted on", formatBytes(claimed), counted)
+		f.add("last-level cache", LevelInfo, "", "%s is claimed, but others use it too; %s is counted on",
+			numa.FormatBytes(claimed), counted)
 	}
 }
 
-func (f *findings) governor(t *Topology) {
-	governors := t.governors()
+func (f *findings) governor(t *numa.Topology) {
+	governors := t.Governors()
 	switch {
 	case len(governors) == 0:
 		f.add("governor", LevelOK, "", "frequency is not scaled by this kernel, as in most virtual machines")
 	case slices.Equal(governors, []string{"performance"}):
 		f.add("governor", LevelOK, "", "performance")
 	default:
-		f.add("governor", LevelWarn, "cpupower frequency-set -g performance", "%s: cores that wait run slowly", strings.Join(governors, ", "))
+		f.add("governor", LevelWarn, "cpupower frequency-set -g performance",
+			"%s: cores that wait run slowly", strings.Join(governors, ", "))
 	}
 }
 
-func (f *findings) isolation(t *Topology) {
+func (f *findings) isolation(t *numa.Topology) {
 	usable := t.Isolated.And(t.Allowed)
 	switch {
 	case len(usable) > 0:
 		f.add("isolated cores", LevelOK, "", "cpus %s", usable)
 		if tick := usable.Minus(t.NoHzFull); len(tick) > 0 {
-			f.add("isolated cores", LevelInfo, fmt.Sprintf("nohz_full=%s rcu_nocbs=%s on the kernel command line", usable, usable), "cpus %s still get the timer tick", tick)
+			f.add("isolated cores", LevelInfo, fmt.Sprintf("nohz_full=%s rcu_nocbs=%s on the kernel command line", usable, usable),
+				"cpus %s still get the timer tick", tick)
 		}
 	case len(t.Isolated) > 0:
-		f.add("isolated cores", LevelWarn, "start without taskset, or with these cpus in the cpuset", "cpus %s are isolated, but this process may not use them", t.Isolated)
+		f.add("isolated cores", LevelWarn, "start without taskset, or with these cpus in the cpuset",
+			"cpus %s are isolated, but this process may not use them", t.Isolated)
 	default:
-		f.add("isolated cores", LevelInfo, "isolcpus=LIST nohz_full=LIST rcu_nocbs=LIST on the kernel command line", "none: other work may run on the cores that aggregate")
+		f.add("isolated cores", LevelInfo, "isolcpus=LIST nohz_full=LIST rcu_nocbs=LIST on the kernel command line",
+			"none: other work may run on the cores that aggregate")
 	}
 }
 
-func (f *findings) nic(t *Topology, n *NIC) {
+func (f *findings) nic(t *numa.Topology, n *numa.NIC) {
 	if n.NodeUnknown && len(t.Nodes) > 1 {
-		f.add("NIC "+n.Name, LevelWarn, "set the slot's proximity (NUMA) in the firmware, or the virtual machine's device on the node's own bus",
+		f.add("NIC "+n.Name, LevelWarn,
+			"set the slot's proximity (NUMA) in the firmware, or the virtual machine's device on the node's own bus",
 			"the machine does not say which node it is on; node 0 is assumed")
 	}
 	switch {
@@ -215,7 +196,7 @@ func (f *findings) nic(t *Topology, n *NIC) {
 // roceMTU is what a network device's MTU must be at least for RoCE packets of 4096 bytes: payload and headers.
 const roceMTU = 4200
 
-func (f *findings) rdma(t *Topology, d *RDMADevice) {
+func (f *findings) rdma(t *numa.Topology, d *numa.RDMADevice) {
 	check := "RDMA " + d.Name
 	if d.NodeUnknown && len(t.Nodes) > 1 {
 		f.add(check, LevelWarn, "", "the machine does not say which node it is on; node 0 is assumed")
@@ -224,17 +205,17 @@ func (f *findings) rdma(t *Topology, d *RDMADevice) {
 		f.add(check, LevelWarn, "connect the cable; InfiniBand needs a subnet manager too", "no port is active")
 		return
 	}
-	if !slices.ContainsFunc(d.Ports, func(p Port) bool { return p.LinkLayer == LinkEthernet }) {
+	if !slices.ContainsFunc(d.Ports, func(p numa.Port) bool { return p.LinkLayer == numa.LinkEthernet }) {
 		return
 	}
 	for _, dev := range d.NetDevs {
-		if n := t.nic(dev); n != nil && n.MTU < roceMTU {
+		if n := t.NIC(dev); n != nil && n.MTU < roceMTU {
 			f.add(check, LevelWarn, "ip link set "+dev+" mtu 9000, on every host and switch port of the path",
 				"mtu of %s is %d: packets of 4096 bytes need %d", dev, n.MTU, roceMTU)
 		}
 	}
-	v2 := func(p Port) bool {
-		return slices.ContainsFunc(p.GIDs, func(g GID) bool { return g.Type == "RoCE v2" })
+	v2 := func(p numa.Port) bool {
+		return slices.ContainsFunc(p.GIDs, func(g numa.GID) bool { return g.Type == "RoCE v2" })
 	}
 	if !slices.ContainsFunc(d.Ports, v2) {
 		f.add(check, LevelFail, "give its network device an address, and check cma_roce_mode", "no RoCE v2 GID")
@@ -252,13 +233,16 @@ func (f *findings) rdma(t *Topology, d *RDMADevice) {
 		"RoCE loses packets under incast unless priority flow control or ECN is on along the path, which cannot be seen from here")
 }
 
-func (f *findings) peerMemory(t *Topology) {
+func (f *findings) peerMemory(t *numa.Topology) {
 	switch {
 	case t.NVIDIAGPUs == 0 || len(t.RDMA) == 0:
-		f.add("nvidia_peermem", LevelOK, "", "not needed: %s, %s", count(t.NVIDIAGPUs, "NVIDIA GPU"), count(len(t.RDMA), "RDMA device"))
+		f.add("nvidia_peermem", LevelOK, "", "not needed; NVIDIA GPUs: %d, RDMA devices: %d", t.NVIDIAGPUs, len(t.RDMA))
 	case t.PeerMem:
-		f.add("nvidia_peermem", LevelOK, "", "loaded, for %s", count(t.NVIDIAGPUs, "NVIDIA GPU"))
+		f.add("nvidia_peermem", LevelOK, "", "loaded; NVIDIA GPUs: %d", t.NVIDIAGPUs)
 	default:
-		f.add("nvidia_peermem", LevelWarn, "modprobe nvidia_peermem", "not loaded: RDMA devices reach the memory of %s through dma-buf only", count(t.NVIDIAGPUs, "NVIDIA GPU"))
+		f.add("nvidia_peermem", LevelWarn, "modprobe nvidia_peermem",
+			"not loaded: RDMA devices reach the memory of GPUs through dma-buf only; NVIDIA GPUs: %d", t.NVIDIAGPUs)
 	}
 }
+
+func unknown(s string) string { return cmp.Or(s, "unknown") }

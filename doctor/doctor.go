@@ -1,0 +1,75 @@
+// Package doctor looks at a machine and tells what of its settings helps or hinders, each finding with its remedy.
+package doctor
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Level is how much a finding matters.
+type Level string
+
+// Levels: as it should be; good to know; works, but slower or not for long; does not work.
+const (
+	LevelOK   Level = "ok"
+	LevelInfo Level = "info"
+	LevelWarn Level = "warn"
+	LevelFail Level = "fail"
+)
+
+// Finding is one thing looked at on a machine. Remedy is what to do about it, as a command where there is one.
+type Finding struct {
+	Check  string `json:"check"`
+	Level  Level  `json:"level"`
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Examine looks at this machine: its settings, and which transports can be used.
+func Examine() ([]Finding, error) {
+	top, err := numa.Discover("")
+	if err != nil {
+		return nil, err
+	}
+	limits, err := numa.ReadLimits(0)
+	if err != nil {
+		return nil, err
+	}
+	return append(Findings(top, limits), providers()...), nil
+}
+
+// providers reports which transports work here, by opening them.
+func providers() []Finding {
+	var all []Finding
+	for _, p := range []string{verbs.ProviderIBV, verbs.ProviderSHM, verbs.ProviderTCP} {
+		f := Finding{Check: "provider " + p, Level: LevelOK}
+		d, err := verbs.Open(p, "", "")
+		if err != nil {
+			f.Level, f.Detail = LevelInfo, err.Error()
+		} else {
+			a := d.Attr()
+			f.Detail = fmt.Sprintf("device %s: queue pairs of %d work requests, completion queues of %d", a.Name, a.MaxQPWR, a.MaxCQE)
+			if err := d.Close(); err != nil {
+				f.Level, f.Detail = LevelWarn, err.Error()
+			}
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// Write writes findings as a person reads them, each remedy on a line of its own.
+func Write(w io.Writer, all []Finding) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range all {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Level, f.Check, f.Detail)
+		if f.Remedy != "" {
+			fmt.Fprintf(table, "\t\t→ %s\n", f.Remedy)
+		}
+	}
+	return table.Flush()
+}
