@@ -62,7 +62,8 @@ func (k *arithmetic) step(s *store, c *storedChunk, src, outs []uint64, stream b
 	k.run(s, s.rule, &t.scalars, c, src, uint8(t.wire), outs, uint8(t.wire), stream)
 }
 
-func (k *arithmetic) run(s *store, r optim.Rule, scalars *optim.Scalars, c *storedChunk, src []uint64, srcType uint8, outs []uint64, outType uint8, stream bool) {
+func (k *arithmetic) run(s *store, r optim.Rule, scalars *optim.Scalars, c *storedChunk, src []uint64, srcType uint8, outs []uint64,
+	outType uint8, stream bool) {
 	u := &k.update
 	*u = kernel.Update{W: c.addr, N: uint64(c.elems), SrcType: srcType, OutType: outType, Rule: uint8(r), Scalar: *scalars}
 	if stream {

@@ -34,7 +34,8 @@ type AggregatorLane struct {
 // worker to connect. Each rank attaches once.
 func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]AggregatorLane, error) {
 	if rank < 0 || rank >= j.workers || len(lanes) != len(j.shares) {
-		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.name, rank, len(lanes), j.workers, len(j.shares))
+		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.name, rank,
+			len(lanes), j.workers, len(j.shares))
 	}
 	if err := j.open(); err != nil {
 		return nil, err
@@ -47,7 +48,8 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 			return nil, err
 		}
 		w := &lanes[i]
-		k := &link{rank: rank, slots: slots, replyAddr: w.ReplyAddr, replyRKey: w.ReplyRKey, staging: uint64(w.Staging) * uint64(j.chunkBytes)}
+		k := &link{rank: rank, slots: slots, replyAddr: w.ReplyAddr, replyRKey: w.ReplyRKey,
+			staging: uint64(w.Staging) * uint64(j.chunkBytes)}
 		if err := l.try(ctx, func() (err error) { out[i], err = j.attach(l, j.shares[i], k, w); return err }); err != nil {
 			return nil, err
 		}
@@ -141,7 +143,8 @@ func (j *Job) Resume(ctx context.Context, rank int, r Resume) (Resumed, error) {
 
 // stale refuses an attempt when a later one has the connection.
 func (j *Job) stale(k *link, r *Resume) error {
-	return fmt.Errorf("job %q: attempt %d to resume lane %d of worker %d: %w: there was attempt %d", j.name, r.Attempt, r.Lane, k.rank, ErrStale, k.attempt)
+	return fmt.Errorf("job %q: attempt %d to resume lane %d of worker %d: %w: there was attempt %d", j.name, r.Attempt, r.Lane, k.rank,
+		ErrStale, k.attempt)
 }
 
 // takeOut takes the connection's queue pair out of service; on the lane's goroutine, as the next two.

@@ -21,7 +21,8 @@ func (s *share) carryOut() {
 			s.answer(a.Worker, &a.Message, a, payload{result: noResult})
 		case reduce.Configure:
 			if err := s.configure(a); err != nil {
-				s.machine.Violate(int(a.Worker), "sent hyper-parameters for tensor %q that cannot be used: %w", s.store.tensors[a.Index].name, err)
+				s.machine.Violate(int(a.Worker), "sent hyper-parameters for tensor %q that cannot be used: %w", s.store.tensors[a.Index].name,
+					err)
 				s.carryOut()
 				return
 			}

@@ -53,7 +53,8 @@ func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
 	perConn := d.AggregatorSend + d.AggregatorRecv
 	d.MaxConns = min(maxConns, int(maxCQE)/perConn)
 	if d.MaxConns < 1 {
-		return d, fmt.Errorf("window of %d needs %d completion queue entries for one worker, the device allows %d", window, perConn, maxCQE)
+		return d, fmt.Errorf("window of %d needs %d completion queue entries for one worker, the device allows %d", window, perConn,
+			maxCQE)
 	}
 	d.CQ = d.MaxConns * perConn
 	return d, nil

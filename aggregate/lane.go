@@ -68,8 +68,9 @@ func newLane(index int, cfg LaneConfig, nics []*verbs.Device, engine Config) (*L
 	}
 	l := &Lane{
 		cfg: cfg, index: index, attr: attr, depths: d, spin: engine.Spin, manual: engine.Manual, primary: slices.Index(nics, cfg.Device),
-		cqLost: make([]bool, len(nics)), on: make([]int, len(nics)), publishedOn: make([]int, len(nics)), publishedByRank: map[*share][]WorkerCounters{},
-		core: core{lane: index, now: engine.Now, arithmetic: arithmetic{isa: isa}}, done: make(chan struct{}),
+		cqLost: make([]bool, len(nics)), on: make([]int, len(nics)), publishedOn: make([]int, len(nics)),
+		publishedByRank: map[*share][]WorkerCounters{}, core: core{lane: index, now: engine.Now, arithmetic: arithmetic{isa: isa}},
+		done: make(chan struct{}),
 	}
 	for _, nic := range nics {
 		cq, err := nic.CreateCQ(d.CQ)

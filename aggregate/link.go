@@ -48,7 +48,8 @@ func (k *link) target(h *reduce.Held, d *destination, offset uint64, chunkBytes 
 	return k.replyAddr + uint64(h.Slot)*uint64(chunkBytes), k.replyRKey
 }
 
-// aim gives everything that was said about keys the ones of other NICs: of the aggregator's, and of the one that the worker uses now.
+// aim gives everything that was said about keys the ones of other NICs: of the aggregator's, and of the one that the worker uses
+// now.
 func (k *link) aim(nic int, theirs []verbs.MR, ours *memory) error {
 	k.replyRKey, _ = keyOf(theirs, k.replyAddr, 1)
 	for i := range k.dst {

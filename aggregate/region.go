@@ -47,7 +47,8 @@ type memory struct {
 func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access verbs.Access, lazy bool) (*region, error) {
 	r := &region{kind: kind, lazy: lazy}
 	var err error
-	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", regionNames[kind], lane), Bytes: bytes, Node: node, Lazy: lazy})
+	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", regionNames[kind], lane), Bytes: bytes, Node: node,
+		Lazy: lazy})
 	for nic := 0; err == nil && nic < len(m.pds); nic++ {
 		var mr verbs.MR
 		if mr, err = m.pds[nic].RegisterMR(r.arena.Addr(), uint64(r.arena.Len()), access, r.arena.FD(), 0); err == nil {

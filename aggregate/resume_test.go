@@ -323,7 +323,8 @@ func TestAConnectionThatNobodyResumesIsALostWorkerInTime(t *testing.T) {
 		t.Fatal("the exchange succeeded")
 	}
 	f := r.Job.Failure()
-	if f == nil || f.Rank != 1 || !errors.Is(f.Err, aggregate.ErrWorkerLost) || !strings.Contains(f.Err.Error(), "no path to it for 5s") {
+	if f == nil || f.Rank != 1 || !errors.Is(f.Err, aggregate.ErrWorkerLost) ||
+		!strings.Contains(f.Err.Error(), "no path to it for 5s") {
 		t.Fatalf("%+v", f)
 	}
 	if took := time.Duration(r.Config.Now() - cutAt); took > aggregate.DefaultLinkTimeout+time.Second {

@@ -130,7 +130,8 @@ func BenchmarkSharedMemorySum(b *testing.B) {
 
 func TestALaneWithoutItsCoreIsRefusedAtStart(t *testing.T) {
 	d := openDevice(t, verbs.ProviderSHM)
-	e, err := aggregate.Start(aggregate.Config{Lanes: []aggregate.LaneConfig{{Device: d, CPU: -1, Node: -1}, {Device: d, CPU: 8000, Node: -1}}})
+	e, err := aggregate.Start(aggregate.Config{Lanes: []aggregate.LaneConfig{{Device: d, CPU: -1, Node: -1},
+		{Device: d, CPU: 8000, Node: -1}}})
 	if err == nil {
 		err = e.Close()
 		t.Fatalf("it started, and closed with %v", err)
@@ -144,7 +145,8 @@ func TestAWorkerSaysBecauseOfWhomTheJobFailed(t *testing.T) {
 	for rank, want := range map[int]string{-1: "the aggregator ended the job", 1: "the aggregator ended the job (worker 1 failed)"} {
 		r := threadedRack(t, verbs.ProviderSHM, 2, resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32))
 		r.Job.Fail(rank, errors.New("for the test"))
-		if err := r.Workers[0].Run(20*time.Second, r.Workers[0].Op(chunk.OpPushPull, 0, 0)); err == nil || !strings.HasSuffix(err.Error(), ": "+want) {
+		if err := r.Workers[0].Run(20*time.Second, r.Workers[0].Op(chunk.OpPushPull, 0, 0)); err == nil ||
+			!strings.HasSuffix(err.Error(), ": "+want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

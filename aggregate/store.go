@@ -79,7 +79,8 @@ func (s *store) checkHyper(h optim.Hyper) error {
 		return err
 	}
 	if n := s.rule.States(h); n > s.states {
-		return fmt.Errorf("%v with momentum %v needs %d state arrays, the job was made with %d: make it with a momentum", s.rule, h.Momentum, n, s.states)
+		return fmt.Errorf("%v with momentum %v needs %d state arrays, the job was made with %d: make it with a momentum", s.rule,
+			h.Momentum, n, s.states)
 	}
 	return nil
 }

@@ -28,7 +28,8 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 			t.Errorf("a window of %d, of at most %d: %v", window, worker.MaxWindow, err)
 		}
 	}
-	if got, want := [...]chunk.DType{kernel.F32, kernel.BF16, kernel.F16}, [...]chunk.DType{chunk.F32, chunk.BF16, chunk.F16}; got != want {
+	if got, want := [...]chunk.DType{kernel.F32, kernel.BF16, kernel.F16}, [...]chunk.DType{chunk.F32, chunk.BF16,
+		chunk.F16}; got != want {
 		t.Errorf("the element types are %v in C, %v in Go", got, want)
 	}
 }

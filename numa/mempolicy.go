@@ -35,7 +35,8 @@ func bind(addr unsafe.Pointer, size uintptr, node int, move bool) error {
 // there yet is made by asking.
 func NodeOf(addr uintptr) (int, error) {
 	var node int32
-	_, _, errno := unix.Syscall6(unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&node)), 0, 0, addr, unix.MPOL_F_NODE|unix.MPOL_F_ADDR, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&node)), 0, 0, addr, unix.MPOL_F_NODE|unix.MPOL_F_ADDR,
+		0)
 	if errno != 0 {
 		return 0, fmt.Errorf("get node of page: %w", errno)
 	}

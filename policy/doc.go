@@ -1,5 +1,6 @@
 // Package policy decides who waits for whom: when a worker's gradient is applied, with which weight, and when the worker may
-// compute its next step. A [Policy] is a pure machine: events in, acts out. It decides about whole steps of workers, never about a chunk.
+// compute its next step. A [Policy] is a pure machine: events in, acts out. It decides about whole steps of workers, never about a
+// chunk.
 //
 // Steps count from 0. A worker's clock is the step that it computes or waits to compute; it is allowed steps up to some number, and
 // held while its clock is above that. τ is how many updates were made between the version a gradient was computed on and its

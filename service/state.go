@@ -57,7 +57,8 @@ type stateRange interface {
 }
 
 // withState calls f with the pieces that begin at the range's offset and hold elems elements or less, but one piece at least.
-func (s *Service) withState(ctx context.Context, r stateRange, elems int, f func(*aggregate.Snapshot, []aggregate.Piece, []float32) error) error {
+func (s *Service) withState(ctx context.Context, r stateRange, elems int,
+	f func(*aggregate.Snapshot, []aggregate.Piece, []float32) error) error {
 	m, err := s.active(r.GetSession())
 	if err != nil {
 		return err

@@ -99,7 +99,8 @@ func (m *mesh) take(h *host, wc verbs.WC) {
 	}
 	l := m.sends[wc.QPNum]
 	if wc.WRID != uint64(l.ended) || (wc.Status == verbs.WCSuccess && l.failed) {
-		m.t.Errorf("lane %d: send %d ended (%s), expected %d; failed before: %v", l.slot, wc.WRID, verbs.StatusText(wc.Status), l.ended, l.failed)
+		m.t.Errorf("lane %d: send %d ended (%s), expected %d; failed before: %v", l.slot, wc.WRID, verbs.StatusText(wc.Status), l.ended,
+			l.failed)
 	}
 	l.ended++
 	if wc.Status == verbs.WCSuccess {

@@ -26,7 +26,8 @@ func kernelTable() string {
 		if r == Sum {
 			needsW = 0
 		}
-		fmt.Fprintf(&b, " \\\n\tX(%s, %s, %d, %d, %s)", strings.ToUpper(row.name), row.name, needsW, row.states, strings.ToUpper(r.form(0).String()))
+		fmt.Fprintf(&b, " \\\n\tX(%s, %s, %d, %d, %s)", strings.ToUpper(row.name), row.name, needsW, row.states,
+			strings.ToUpper(r.form(0).String()))
 	}
 	b.WriteString("\n\n/* Indexes into rwk_update.scalar. */\nenum rwk_scalar {\n")
 	for _, name := range scalarNames {

@@ -61,7 +61,8 @@ func TestNamedHyperParametersAreThoseThatTheRuleReads(t *testing.T) {
 		for _, p := range params {
 			h, err := r.Hyper(map[string]float64{p.name: 0.25})
 			if !slices.Contains(r.Takes(), p.name) {
-				if err == nil || !strings.Contains(err.Error(), r.String()+` has no hyper-parameter "`+p.name+`": use `+strings.Join(r.Takes(), ", ")) {
+				if err == nil || !strings.Contains(err.Error(),
+					r.String()+` has no hyper-parameter "`+p.name+`": use `+strings.Join(r.Takes(), ", ")) {
 					t.Errorf("%v with %s: %v", r, p.name, err)
 				}
 				continue

@@ -53,7 +53,8 @@ var table = [rules]struct {
 	},
 	AdamWTorch: {
 		name: "adamw_torch", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
-		defaults: Hyper{LR: 0.001, WD: 0.01, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, derive: deriveAdamTorch, step: stepAdamWTorch,
+		defaults: Hyper{LR: 0.001, WD: 0.01, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, derive: deriveAdamTorch,
+		step: stepAdamWTorch,
 	},
 	AdagradMXNet: {
 		name: "adagrad_mxnet", states: 1, takes: "lr wd scale clip eps",

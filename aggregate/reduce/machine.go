@@ -99,7 +99,8 @@ func (m *Machine) Tick(now int64, counts bool) bool {
 	return m.state == Running && m.folds.open() > 0 && m.ready.len() == 0 && m.tick(counts)
 }
 
-// End ends the job in this lane. The workers that are left are told whom to blame, if anybody; blame is negative if nobody is to blame.
+// End ends the job in this lane. The workers that are left are told whom to blame, if anybody; blame is negative if nobody is to
+// blame.
 func (m *Machine) End(blame int) {
 	m.begin(m.now)
 	if m.state == Ended {

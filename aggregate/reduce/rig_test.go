@@ -79,9 +79,9 @@ func (r *rig) settle() string {
 }
 
 var kindNames = [...]string{
-	Update: "update", Sum: "sum", Accumulate: "accumulate", Broadcast: "broadcast", HandUp: "hand-up", Deliver: "deliver", Pull: "pull",
-	Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort", Fail: "fail", Meet: "meet",
-	Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
+	Update: "update", Sum: "sum", Accumulate: "accumulate", Broadcast: "broadcast", HandUp: "hand-up", Deliver: "deliver",
+	Pull: "pull", Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort", Fail: "fail",
+	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
 }
 
 func name(rank int32) string { return string(rune('A' + rank)) }

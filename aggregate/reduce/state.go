@@ -237,7 +237,8 @@ func (m *Machine) violate(rank int, format string, args ...any) {
 		return
 	}
 	m.state = Failing
-	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: fmt.Errorf("%w: worker %d %w", ErrProtocol, rank, fmt.Errorf(format, args...))})
+	m.emit(Action{Kind: Fail, Worker: int32(rank),
+		Err: fmt.Errorf("%w: worker %d %w", ErrProtocol, rank, fmt.Errorf(format, args...))})
 }
 
 func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }

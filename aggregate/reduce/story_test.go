@@ -55,7 +55,8 @@ func argsOf(d *datadriven.TestData) string {
 func open(t *testing.T, d *datadriven.TestData) *rig {
 	cfg := Config{Workers: 2, Window: 4, Sends: 72, Results: 4}
 	mode, chunks, tensors, staging, direct := "eager", 4, 1, 4, false
-	for key, v := range map[string]*int{"workers": &cfg.Workers, "window": &cfg.Window, "sends": &cfg.Sends, "results": &cfg.Results, "chunks": &chunks, "tensors": &tensors, "staging": &staging} {
+	for key, v := range map[string]*int{"workers": &cfg.Workers, "window": &cfg.Window, "sends": &cfg.Sends, "results": &cfg.Results,
+		"chunks": &chunks, "tensors": &tensors, "staging": &staging} {
 		d.MaybeScanArgs(t, key, v)
 	}
 	d.MaybeScanArgs(t, "mode", &mode)
@@ -70,8 +71,8 @@ func open(t *testing.T, d *datadriven.TestData) *rig {
 }
 
 var ops = map[string]chunk.Op{
-	"push": chunk.OpPush, "pushpull": chunk.OpPushPull, "pull": chunk.OpPull, "broadcast": chunk.OpBroadcast, "record": chunk.OpTensor, "commit": chunk.OpCommit,
-	"abort": chunk.OpAbort,
+	"push": chunk.OpPush, "pushpull": chunk.OpPushPull, "pull": chunk.OpPull, "broadcast": chunk.OpBroadcast, "record": chunk.OpTensor,
+	"commit": chunk.OpCommit, "abort": chunk.OpAbort,
 }
 
 // tell tells the machine one line of a story: "pushpull A 0 1 2 [epoch=3] [bytes=8] [staged]".
@@ -168,7 +169,8 @@ func (r *rig) message(op chunk.Op, rank int, index uint32, set map[string]int) M
 	known := int(index) < len(p.epochs)
 	switch {
 	case op == chunk.OpCommit:
-		m.Epoch, m.Record = epochAfter(r.CommitEpoch()), &chunk.TensorRecord{LR: float32(set["lr"]), Flags: chunk.RecordFlags(set["skip"])}
+		m.Epoch, m.Record = epochAfter(r.CommitEpoch()), &chunk.TensorRecord{LR: float32(set["lr"]),
+			Flags: chunk.RecordFlags(set["skip"])}
 	case op == chunk.OpTensor:
 		m.HyperSum, m.Record = uint32(max(set["hyper"], 1)), &chunk.TensorRecord{}
 	case known && (op == chunk.OpPush || op == chunk.OpPushPull):

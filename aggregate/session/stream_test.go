@@ -150,7 +150,8 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 				s.Resume()
 				post()
 			}
-			if done, reached := s.Done(), s.reached; uint64(delivered) < done || uint64(delivered) > reached || reached > done+uint64(s.Held()) {
+			if done, reached := s.Done(), s.reached; uint64(delivered) < done || uint64(delivered) > reached ||
+				reached > done+uint64(s.Held()) {
 				t.Fatalf("done %d, delivered %d, reached %d, held %d", done, delivered, reached, s.Held())
 			}
 		}

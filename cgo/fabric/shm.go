@@ -39,5 +39,6 @@ func ShmCopy(level int, dst, src []byte, pastCache bool) {
 	if pastCache {
 		past = 1
 	}
-	C.shm_copy_with(C.int(level), unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)), C.size_t(len(src)), past)
+	C.shm_copy_with(C.int(level), unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)), C.size_t(len(src)),
+		past)
 }

@@ -170,7 +170,8 @@ func TestShmHostilePeerFailsOnlyItsOwnQueuePair(t *testing.T) {
 		{"a region whose offset wraps", false, func(s *stranger) {
 			send(t, s.sock, ctl(1, 0x7001, 1, 1, 4096, 4096, math.MaxUint64-100), good(4096))
 		}},
-		{"a region around 2^64", false, func(s *stranger) { send(t, s.sock, ctl(1, 0x7001, 1, 1, math.MaxUint64-100, 4096, 0), good(4096)) }},
+		{"a region around 2^64", false,
+			func(s *stranger) { send(t, s.sock, ctl(1, 0x7001, 1, 1, math.MaxUint64-100, 4096, 0), good(4096)) }},
 		{"a region that cannot be written", false, func(s *stranger) {
 			send(t, s.sock, ctl(1, 0x7001, 1, 3, 4096, 4096, 0), sealedFD(t, 4096, unix.F_SEAL_SHRINK|unix.F_SEAL_WRITE))
 		}},
@@ -233,7 +234,8 @@ func TestShmScribbledCountersHarmNobody(t *testing.T) {
 	// Messages that never come hold a send for the acknowledgement timeout, no longer.
 	le.PutUint64(s.shared[offIssued:], 1<<40)
 	start := time.Now()
-	must("post send", PostSend(qp, []SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled, Length: 8, LAddr: m.mr.Addr, LKey: m.mr.LKey}}))
+	must("post send", PostSend(qp,
+		[]SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled, Length: 8, LAddr: m.mr.Addr, LKey: m.mr.LKey}}))
 	if wc := polled(t, n.cq, 1)[0]; wc.Status != 12 || time.Since(start) < 50*time.Millisecond {
 		t.Fatalf("a send that waits for messages completed with %d after %v", wc.Status, time.Since(start))
 	}

@@ -62,7 +62,8 @@ func otherProcess(mode string) {
 	out.Encode(report)
 	wc := make([]WC, 64)
 	for i := uint32(0); mode == "stream" || i < killDepth/2; i++ {
-		wr := SendWR{LAddr: m.mr.Addr, LKey: m.mr.LKey, RAddr: o.RAddr, RKey: o.RKey, Length: 32768, Imm: i, Opcode: OpWriteWithImm, Flags: SendSignaled}
+		wr := SendWR{LAddr: m.mr.Addr, LKey: m.mr.LKey, RAddr: o.RAddr, RKey: o.RKey, Length: 32768, Imm: i, Opcode: OpWriteWithImm,
+			Flags: SendSignaled}
 		for PostSend(qp, []SendWR{wr}) < 0 {
 			must("poll", PollCQ(n.cq, wc))
 		}
@@ -360,7 +361,8 @@ func TestShmLeavesNothingBehind(t *testing.T) {
 			qps[i], qps[i+1] = newQP(a, 16, i%4 == 0), newQP(b, 16, i%4 == 0)
 			connect(qps[i], qps[i+1], ConnectAttr{})
 			must("post recv", PostRecv(qps[i+1], 1, 4))
-			must("post", PostSend(qps[i], []SendWR{{LAddr: ma.mr.Addr, LKey: ma.mr.LKey, RAddr: mb.mr.Addr, RKey: mb.mr.RKey, Length: 64, Opcode: OpWriteWithImm}}))
+			must("post", PostSend(qps[i],
+				[]SendWR{{LAddr: ma.mr.Addr, LKey: ma.mr.LKey, RAddr: mb.mr.Addr, RKey: mb.mr.RKey, Length: 64, Opcode: OpWriteWithImm}}))
 			polled(t, b.cq, 1)
 		}
 		// Regions come and go while connected, and one connection attempt fails.
@@ -396,7 +398,8 @@ func TestShmDeregisteredPayloadStaysReadable(t *testing.T) {
 	m := newMemory(p.a, 1<<16, remote)
 	m.data[100] = 42
 	must("post recv", PostRecv(p.qb, 1, 2))
-	must("post", PostSend(p.qa, []SendWR{{LAddr: m.mr.Addr + 100, LKey: m.mr.LKey, RAddr: p.mb.mr.Addr, RKey: p.mb.mr.RKey, Length: 1, Opcode: OpWriteWithImm}}))
+	must("post", PostSend(p.qa,
+		[]SendWR{{LAddr: m.mr.Addr + 100, LKey: m.mr.LKey, RAddr: p.mb.mr.Addr, RKey: p.mb.mr.RKey, Length: 1, Opcode: OpWriteWithImm}}))
 	wc := polled(t, p.b.cq, 1)[0]
 	payload := (*byte)(address(wc.Addr))
 	if *payload != 42 {
@@ -408,7 +411,8 @@ func TestShmDeregisteredPayloadStaysReadable(t *testing.T) {
 			t.Fatal("the region was not given back")
 		}
 	}
-	reply := SendWR{LAddr: p.mb.mr.Addr, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 1, Opcode: OpWriteWithImm, Flags: SendSignaled}
+	reply := SendWR{LAddr: p.mb.mr.Addr, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 1, Opcode: OpWriteWithImm,
+		Flags: SendSignaled}
 	must("reply", PostSend(p.qb, []SendWR{reply}))
 	if got := polled(t, p.b.cq, 2)[0]; got.Status != 10 {
 		t.Errorf("a reply to the deregistered region completed with %d", got.Status)
@@ -431,8 +435,9 @@ func TestShmManyRegionsReachAPeerThatReadsLate(t *testing.T) {
 	must("post recv", PostRecv(p.qb, 1, 3))
 	for i, m := range []*memory{all[0], all[regions/2], all[regions-1]} {
 		p.ma.data[0] = byte(i + 1)
-		must("post", PostSend(p.qa, []SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr, RKey: m.mr.RKey, Length: 1, Opcode: OpWriteWithImm,
-			Flags: SendSignaled}}))
+		must("post", PostSend(p.qa,
+			[]SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr, RKey: m.mr.RKey, Length: 1, Opcode: OpWriteWithImm,
+				Flags: SendSignaled}}))
 		for done, out := 0, make([]WC, 4); done < 2; {
 			k := must("poll a", PollCQ(p.a.cq, out))
 			k += must("poll b", PollCQ(p.b.cq, out[k:]))
@@ -457,7 +462,9 @@ func TestShmSparseRegionStaysSparse(t *testing.T) {
 	defer m.close(p.b)
 	must("post recv", PostRecv(p.qb, 1, 1))
 	p.ma.data[0] = 5
-	must("post", PostSend(p.qa, []SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr + size - 1, RKey: m.mr.RKey, Length: 1, Opcode: OpWriteWithImm}}))
+	must("post", PostSend(p.qa,
+		[]SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr + size - 1, RKey: m.mr.RKey, Length: 1,
+			Opcode: OpWriteWithImm}}))
 	polled(t, p.b.cq, 1)
 	if m.data[size-1] != 5 {
 		t.Error("the last byte was not written")

@@ -193,7 +193,8 @@ func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
 		must("post recv", PostRecv(p.qb, 7, 1))
 		must("post send", PostSend(p.qa, []SendWR{p.write(42, c.offset, c.length, c.flags)}))
 		wc := polled(t, p.b.cq, 1)[0]
-		if wc.Status != 0 || wc.WRID != 7 || wc.Imm != 42 || wc.Opcode != 1 || int(wc.ByteLen) != c.length || wc.Addr != 0 || wc.QPNum != QPNum(p.qb) {
+		if wc.Status != 0 || wc.WRID != 7 || wc.Imm != 42 || wc.Opcode != 1 || int(wc.ByteLen) != c.length || wc.Addr != 0 ||
+			wc.QPNum != QPNum(p.qb) {
 			t.Fatalf("%s: completion %+v", c.name, wc)
 		}
 		if !bytes.Equal(want, p.mb.data) {
@@ -223,8 +224,9 @@ func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
 	// The reply goes where the payload came from.
 	copy(p.mb.data[100:], "WEIGHTS!")
 	must("post recv", PostRecv(p.qa, 1, 1))
-	must("reply", PostSend(p.qb, []SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8,
-		Opcode: OpWriteWithImm, Flags: SendInline}}))
+	must("reply", PostSend(p.qb,
+		[]SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8, Opcode: OpWriteWithImm,
+			Flags: SendInline}}))
 	polled(t, p.a.cq, 2)
 	if got := string(p.ma.data[5000:5008]); got != "WEIGHTS!" {
 		t.Fatalf("reply %q", got)

@@ -35,7 +35,8 @@ type party struct {
 }
 
 func newParty(b *testing.B, x exchange, connections int) *party {
-	p := &party{n: newNode(b, "", uint32(connections*x.depth*4)), index: map[uint32]int{}, wr: make([]fabric.SendWR, x.depth), wc: make([]fabric.WC, 64)}
+	p := &party{n: newNode(b, "", uint32(connections*x.depth*4)), index: map[uint32]int{}, wr: make([]fabric.SendWR, x.depth),
+		wc: make([]fabric.WC, 64)}
 	for i := range connections {
 		qp := p.n.newQP(uint32(2*x.depth), uint32(2*x.depth))
 		out, in := memory(b, x.depth*x.size), memory(b, x.depth*x.size)
@@ -57,8 +58,8 @@ func (p *party) post(x exchange, i int) error {
 	}
 	for k := range n {
 		off := uint64((p.sent[i] + k) % x.depth * x.size)
-		p.wr[k] = fabric.SendWR{WRID: uint64(p.sent[i] + k + 1), LAddr: p.out[i].Addr + off, LKey: p.out[i].LKey, RAddr: p.peerIn[i].Addr + off,
-			RKey: p.peerIn[i].RKey, Length: uint32(x.size), Opcode: fabric.OpWriteWithImm, Imm: uint32(p.sent[i] + k)}
+		p.wr[k] = fabric.SendWR{WRID: uint64(p.sent[i] + k + 1), LAddr: p.out[i].Addr + off, LKey: p.out[i].LKey,
+			RAddr: p.peerIn[i].Addr + off, RKey: p.peerIn[i].RKey, Length: uint32(x.size), Opcode: fabric.OpWriteWithImm, Imm: uint32(p.sent[i] + k)}
 	}
 	p.wr[n-1].Flags = fabric.SendSignaled
 	p.sent[i] += n
@@ -131,7 +132,8 @@ func BenchmarkTCPShareOfRoofline(b *testing.B) {
 		{connections: 4, peers: 1, size: 4 << 10, depth: 64, messages: 8000},
 		{connections: 4, peers: 1, size: 1 << 20, depth: 4, messages: 60},
 	} {
-		b.Run(fmt.Sprintf("connections=%d/peers=%d/size=%d", x.connections, x.peers, x.size), func(b *testing.B) { shareOfRoofline(b, x) })
+		b.Run(fmt.Sprintf("connections=%d/peers=%d/size=%d", x.connections, x.peers, x.size),
+			func(b *testing.B) { shareOfRoofline(b, x) })
 	}
 }
 

@@ -64,7 +64,8 @@ func setLoopback(t *testing.T, flags uint16) {
 	var ifreq [40]byte // struct ifreq of netdevice(7)
 	copy(ifreq[:], "lo")
 	binary.NativeEndian.PutUint16(ifreq[16:], flags)
-	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&ifreq))); errno != 0 {
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), syscall.SIOCSIFFLAGS,
+		uintptr(unsafe.Pointer(&ifreq))); errno != 0 {
 		t.Fatal(errno)
 	}
 }
@@ -206,7 +207,8 @@ func TestTCPCompletionQueueOverrunIsAnError(t *testing.T) {
 	check(t, fabric.PostRecv(qb, 0, 8), "post receive")
 	connect(t, qa, qb, testAttr)
 	for range 8 {
-		post(t, qa, fabric.SendWR{LAddr: src.Addr, LKey: src.LKey, RAddr: dst.Addr, RKey: dst.RKey, Length: 8, Opcode: fabric.OpWriteWithImm})
+		post(t, qa, fabric.SendWR{LAddr: src.Addr, LKey: src.LKey, RAddr: dst.Addr, RKey: dst.RKey, Length: 8,
+			Opcode: fabric.OpWriteWithImm})
 	}
 	var rc int
 	for end := time.Now().Add(patience); rc == 0; {
@@ -462,8 +464,8 @@ func streamForever(t *testing.T) {
 	attr := testAttr
 	attr.Active = 1
 	check(t, fabric.ConnectQP(qp, in[:len(mine)], &attr), "connect active")
-	wr := []fabric.SendWR{{LAddr: src.Addr, LKey: src.LKey, Length: 32 << 10, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled,
-		RAddr: binary.LittleEndian.Uint64(in[len(mine):]), RKey: binary.LittleEndian.Uint32(in[len(mine)+8:])}}
+	wr := []fabric.SendWR{{LAddr: src.Addr, LKey: src.LKey, Length: 32 << 10, Opcode: fabric.OpWriteWithImm,
+		Flags: fabric.SendSignaled, RAddr: binary.LittleEndian.Uint64(in[len(mine):]), RKey: binary.LittleEndian.Uint32(in[len(mine)+8:])}}
 	wc := make([]fabric.WC, 64)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		fabric.PostSend(qp, wr)

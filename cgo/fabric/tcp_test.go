@@ -204,8 +204,8 @@ func newRigWith(t testing.TB, options string, bytes int, attr fabric.ConnectAttr
 
 // write is a signaled write with immediate of length bytes at offset to the same offset.
 func (r *rig) write(offset, length int, imm uint32) fabric.SendWR {
-	return fabric.SendWR{WRID: uint64(imm), LAddr: r.src.Addr + uint64(offset), RAddr: r.dst.Addr + uint64(offset), Length: uint32(length),
-		LKey: r.src.LKey, RKey: r.dst.RKey, Imm: imm, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
+	return fabric.SendWR{WRID: uint64(imm), LAddr: r.src.Addr + uint64(offset), RAddr: r.dst.Addr + uint64(offset),
+		Length: uint32(length), LKey: r.src.LKey, RKey: r.dst.RKey, Imm: imm, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
 }
 
 func post(t testing.TB, qp fabric.QP, wr ...fabric.SendWR) {
@@ -255,7 +255,8 @@ func TestTCPPlacesMessagesOfAnySizeInOrder(t *testing.T) {
 	for i, size := range sizes {
 		wantStatus(t, sent[i], uint64(i), fabric.WCSuccess)
 		wantStatus(t, got[i], 77, fabric.WCSuccess)
-		if got[i].Imm != uint32(i) || got[i].ByteLen != uint32(size) || got[i].Opcode != fabric.WCRecvImm || got[i].QPNum != fabric.QPNum(r.qb) {
+		if got[i].Imm != uint32(i) || got[i].ByteLen != uint32(size) || got[i].Opcode != fabric.WCRecvImm ||
+			got[i].QPNum != fabric.QPNum(r.qb) {
 			t.Errorf("message %d arrived as %+v", i, got[i])
 		}
 	}

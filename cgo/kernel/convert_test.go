@@ -85,7 +85,8 @@ func TestProbeLeavesWhatItUpdatesAndZeroesWhatItWrites(t *testing.T) {
 		for i := range update {
 			read[i], update[i], write[i] = 1, byte(i), 2
 		}
-		p := Probe{Read: []uint64{address(read)}, Update: []uint64{address(update)}, Write: []uint64{address(write)}, Bytes: lines*64 + 63}
+		p := Probe{Read: []uint64{address(read)}, Update: []uint64{address(update)}, Write: []uint64{address(write)},
+			Bytes: lines*64 + 63}
 		for _, threads := range []int{1, 2, 40} {
 			p.Run(isa, threads)
 		}

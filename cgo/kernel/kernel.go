@@ -148,7 +148,8 @@ func SumTo(isa ISA, dsts []uint64, dstType uint8, src []uint64, srcType uint8, n
 	checkType(dstType)
 	checkType(srcType)
 	if len(src) == 0 || len(dsts) == 0 || accumulate && dstType != F32 {
-		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(src), len(dsts), dstType, accumulate))
+		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(src), len(dsts), dstType,
+			accumulate))
 	}
 	C.rwk_sum(C.int(isa), pointer(dsts), C.uint32_t(len(dsts)), C.int(dstType), pointer(src), C.uint32_t(len(src)), C.int(srcType),
 		C.uint64_t(n), flag(accumulate), flag(stream))

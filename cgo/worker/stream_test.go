@@ -63,8 +63,8 @@ func TestStreamFollowsTheAggregatorsSpecification(t *testing.T) {
 				t.Fatalf("unknown command %q", d.Cmd)
 			}
 			st := s.State()
-			return fmt.Sprintf("%sheld %s unposted %d done %d reached %d received %d\n", out, numbers(st.Held, "none"), st.Unposted, st.Done, st.Reached,
-				st.Received)
+			return fmt.Sprintf("%sheld %s unposted %d done %d reached %d received %d\n", out, numbers(st.Held, "none"), st.Unposted, st.Done,
+				st.Reached, st.Received)
 		})
 	}
 }

@@ -145,7 +145,8 @@ const (
 )
 
 func init() {
-	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic || unsafe.Sizeof(TensorDesc{}) != C.sizeof_struct_rw_tensor_desc ||
+	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic ||
+		unsafe.Sizeof(TensorDesc{}) != C.sizeof_struct_rw_tensor_desc ||
 		unsafe.Sizeof(ChunkDesc{}) != C.sizeof_struct_rw_chunk_desc || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
 		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_stats {
 		panic("worker: a struct differs between Go and C")
@@ -184,7 +185,8 @@ func Region(w Worker, mrs []fabric.MR) int {
 // Regions lists the worker's memory with the keys of a NIC.
 func Regions(w Worker, nic int) []fabric.MR {
 	for mrs := []fabric.MR(nil); ; {
-		n := int(C.rw_worker_regions((*C.rw_worker)(w), C.uint32_t(nic), (*C.struct_rwf_mr)(unsafe.Pointer(unsafe.SliceData(mrs))), C.uint32_t(len(mrs))))
+		n := int(C.rw_worker_regions((*C.rw_worker)(w), C.uint32_t(nic), (*C.struct_rwf_mr)(unsafe.Pointer(unsafe.SliceData(mrs))),
+			C.uint32_t(len(mrs))))
 		if n <= len(mrs) {
 			return mrs[:max(n, 0)]
 		}
@@ -210,7 +212,8 @@ func Detach(w Worker, lane int) (received uint64, rc int) {
 }
 
 func Resume(w Worker, lane int, with *Lane, peerReceived uint64) int {
-	return int(C.rw_worker_resume((*C.rw_worker)(w), C.uint32_t(lane), (*C.struct_rw_worker_lane)(unsafe.Pointer(with)), C.uint64_t(peerReceived)))
+	return int(C.rw_worker_resume((*C.rw_worker)(w), C.uint32_t(lane), (*C.struct_rw_worker_lane)(unsafe.Pointer(with)),
+		C.uint64_t(peerReceived)))
 }
 
 // Add appends tensors; chunks holds every lane's list, one after another, nchunks their lengths.

@@ -56,7 +56,8 @@ func carriesImmediateAlone(t *testing.T, p Provider) {
 	r := newRig(t, p, shape{pairs: 1})
 	fill(r.b.buf.Bytes(), 5)
 	r.recv(r.b.qps[0], 1, 2)
-	with, without := r.write(0, 0, 0, 0xabcdef01), verbs.SendWR{WRID: 9, Imm: 7, Opcode: verbs.OpWriteWithImm, Flags: verbs.SendSignaled}
+	with, without := r.write(0, 0, 0, 0xabcdef01), verbs.SendWR{WRID: 9, Imm: 7, Opcode: verbs.OpWriteWithImm,
+		Flags: verbs.SendSignaled}
 	r.post(r.a.qps[0], with, without)
 	r.collect(2, 2)
 	r.expectRecv(r.b.got[0], 1, r.b.qps[0], 0xabcdef01, 0)

@@ -220,7 +220,8 @@ func cancelled(t *testing.T, p Provider) {
 	deaf, cancel := r.create(r.b, shape{}), make(chan struct{})
 	time.AfterFunc(50*time.Millisecond, func() { close(cancel) })
 	start := time.Now()
-	if err := r.create(r.a, shape{}).Connect(r.endpoint(deaf), verbs.ConnectConfig{Active: true, Timeout: deadline, Cancel: cancel}); err == nil {
+	if err := r.create(r.a, shape{}).Connect(r.endpoint(deaf),
+		verbs.ConnectConfig{Active: true, Timeout: deadline, Cancel: cancel}); err == nil {
 		t.Error("connecting to a queue pair that does not wait for it: no error")
 	}
 	if took := time.Since(start); took > deadline/2 {
@@ -253,7 +254,8 @@ func garbageEndpoint(t *testing.T, p Provider) {
 	for _, active := range []bool{true, false} {
 		for name, blob := range map[string][]byte{
 			"empty": {}, "one byte": {1}, "zeros": make([]byte, len(good)), "ones": ones[:len(good)], "long ones": ones,
-			"cut short": good[:len(good)-1], "too long": append(slices.Clone(good), 0), "its head damaged": append([]byte{^good[0]}, good[1:]...),
+			"cut short": good[:len(good)-1], "too long": append(slices.Clone(good), 0),
+			"its head damaged": append([]byte{^good[0]}, good[1:]...),
 		} {
 			qp := r.create(r.a, shape{})
 			err := qp.Connect(blob, verbs.ConnectConfig{Active: active, Timeout: 50 * time.Millisecond})

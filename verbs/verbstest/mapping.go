@@ -81,8 +81,8 @@ func mappingIsChecked(t *testing.T, p Provider) {
 	if r.a.qps[0].Map(good.RKey, good.Addr, regionBytes) == 0 {
 		t.Fatal("a whole region is not mapped")
 	}
-	stale, err := r.b.pd.RegisterMR(target.part(pageBytes, regionBytes).Addr, regionBytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite,
-		target.FD, target.Offset+pageBytes)
+	stale, err := r.b.pd.RegisterMR(target.part(pageBytes, regionBytes).Addr, regionBytes,
+		verbs.AccessLocalWrite|verbs.AccessRemoteWrite, target.FD, target.Offset+pageBytes)
 	r.must(err, "register memory")
 	if r.a.qps[0].Map(stale.RKey, stale.Addr, regionBytes) == 0 {
 		t.Fatal("a region registered after the connection is not mapped")

@@ -252,7 +252,8 @@ func limitsAreErrors(t *testing.T, p Provider) {
 	if err = r.a.pd.DeregisterMR(verbs.MR{LKey: r.a.mr.LKey + 0x10000}); err == nil {
 		t.Error("deregistering a region that is none: no error")
 	}
-	if d, err := verbs.Open(attr.Provider, "", "no_such_option=1"); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "no_such_option") {
+	if d, err := verbs.Open(attr.Provider, "", "no_such_option=1"); !errors.Is(err, syscall.EINVAL) ||
+		!strings.Contains(err.Error(), "no_such_option") {
 		t.Errorf("an unknown option: device %v, error %v, expected EINVAL with its name", d, err)
 	}
 }

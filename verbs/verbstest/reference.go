@@ -30,7 +30,8 @@ func byReferenceDelivers(t *testing.T, p Provider) {
 		return
 	}
 	a, b := r.a.qps[0], r.b.qps[0]
-	for i, c := range []struct{ from, to, length int }{{0, 0, 32 << 10}, {4096, 0, 4096}, {32 << 10, 64 << 10, 128 << 10}, {12345, 4, 999}} {
+	for i, c := range []struct{ from, to, length int }{{0, 0, 32 << 10}, {4096, 0, 4096}, {32 << 10, 64 << 10, 128 << 10},
+		{12345, 4, 999}} {
 		fill(r.a.buf.Bytes()[c.from:c.from+c.length], uint64(i))
 		r.recv(b, 1, 1)
 		r.post(a, r.write(c.from, c.to, c.length, uint32(i)))
@@ -38,7 +39,8 @@ func byReferenceDelivers(t *testing.T, p Provider) {
 		wc := r.b.got[i]
 		r.expectRecv(wc, 1, b, uint32(i), c.length)
 		if wc.Addr == 0 || wc.SrcAddr != r.a.mr.Addr+uint64(c.from) {
-			t.Fatalf("message %d: it lies at 0x%x here and 0x%x there, expected 0x%x there", i, wc.Addr, wc.SrcAddr, r.a.mr.Addr+uint64(c.from))
+			t.Fatalf("message %d: it lies at 0x%x here and 0x%x there, expected 0x%x there", i, wc.Addr, wc.SrcAddr,
+				r.a.mr.Addr+uint64(c.from))
 		}
 		if k := differs(at(wc.Addr, c.length), uint64(i)); k >= 0 {
 			t.Errorf("message %d: byte %d differs", i, k)

@@ -102,9 +102,9 @@ static int control(const char *name, char *label, int room)
 	MPI_T_enum labels;
 
 	if (MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS ||
-	    MPI_T_cvar_get_info(index, NULL, &named, &verbosity, &type, &labels, NULL, &described, &binding, &scope) != MPI_SUCCESS ||
-	    type != MPI_INT || labels == MPI_T_ENUM_NULL ||
-	    MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) != MPI_SUCCESS)
+	    MPI_T_cvar_get_info(index, NULL, &named, &verbosity, &type, &labels, NULL, &described, &binding, &scope) !=
+		    MPI_SUCCESS ||
+	    type != MPI_INT || labels == MPI_T_ENUM_NULL || MPI_T_cvar_handle_alloc(index, NULL, &handle, &count) != MPI_SUCCESS)
 		return -1;
 	MPI_T_cvar_read(handle, &raw);
 	MPI_T_cvar_handle_free(&handle);
