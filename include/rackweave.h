@@ -10,7 +10,7 @@
  *	Register  -> rw_add, with the lanes of the chunks that the answer lists
  *	Resume    <- rw_detach;    its answer -> rw_resume
  *
- * A program started by "rackweave run" makes no calls at all: rw_join does all of the above (see rw_join).
+ * A program that "rackweave run" started makes no calls at all: it uses rw_join and rw_register instead.
  *
  * Every call returns 0 or a count on success and a negative number on failure: an errno or an enum rw_error. rw_error() then
  * has the text, per thread. Calls may come from any thread. Structs begin with their size, so that they can grow; set it to
@@ -75,7 +75,7 @@ RW_API int rw_open(const struct rw_config *config, rw_session **session);
 /* Takes everything back. No other call on the session may be under way; operations in flight are lost. */
 RW_API int rw_close(rw_session *session);
 
-/* What was opened. */
+/* What was opened; its size may be smaller than this struct. */
 struct rw_info {
 	uint32_t size;
 	uint32_t rank, nlanes, nnics;
@@ -83,6 +83,7 @@ struct rw_info {
 	uint8_t linked;     /* each NIC has a link that can fail: with more than one path lanes can be resumed */
 	uint8_t any_memory; /* ordinary memory is sent and received without a copy by this process */
 	uint8_t reserved[2];
+	uint32_t workers; /* of the job, after rw_join; else 0 */
 };
 RW_API int rw_query(rw_session *session, struct rw_info *info);
 
@@ -213,6 +214,43 @@ RW_API int rw_regions(rw_session *session, uint32_t nic, struct rw_region *regio
 enum rw_link { RW_LINK_NONE = 0, RW_LINK_UP = 1, RW_LINK_DOWN = 2, RW_LINK_LOST = 3 };
 /* Waits for what happens to a NIC's link: enum rw_link, RW_LINK_NONE after timeout_ms. A lost device does not come back. */
 RW_API int rw_link_event(rw_session *session, uint32_t nic, uint32_t timeout_ms);
+
+/*
+ * A program that "rackweave run" started finds there what to join: these calls do in one what rw_open, rw_connect and rw_add do
+ * in steps. A lane whose connection fails ends the session.
+ */
+
+struct rw_hyper {
+	const char *name; /* lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps, alpha */
+	double value;
+};
+
+/* What the job is; the same at every worker. */
+struct rw_job {
+	uint32_t size;
+	uint32_t timeout_ms;          /* of every wait for other workers; 0: the aggregator's default */
+	const char *mode;             /* eager, aggregate or two-phase; NULL: eager with an optimizer, else aggregate */
+	const char *optimizer;        /* an update rule, such as sgd_torch; NULL: none */
+	const char *provider;         /* NULL: the fastest that all workers can use */
+	const struct rw_hyper *hyper; /* overrides the rule's defaults */
+	uint32_t nhyper, chunk_bytes; /* 0: the aggregator's default */
+};
+/* Makes this process a worker of the job, once all workers have called it. rw_close leaves the job. */
+RW_API int rw_join(const struct rw_job *job, rw_session **session);
+
+struct rw_parameter {
+	uint32_t size;
+	uint8_t wire_type, memory_type; /* enum rw_type */
+	uint8_t reserved[2];
+	const char *name;
+	const uint64_t *shape;
+	uint32_t ndim, reserved2;
+	double lr_mult, wd_mult; /* multiply the job's learning rate and weight decay */
+};
+/* Declares the next tensors, the same in every worker and in the same order, and waits until all workers have. */
+RW_API int rw_register(rw_session *session, const struct rw_parameter *parameters, uint32_t n);
+/* Waits until all workers have called it with the same name. */
+RW_API int rw_barrier(rw_session *session, const char *name);
 
 /*
  * Arenas: memory that every session sends from and receives into without a copy. It is shared with the aggregator on this host

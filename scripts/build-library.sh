@@ -18,7 +18,7 @@ for file in cgo/fabric/*.c cgo/fabric/*/*.c cgo/kernel/*.c cgo/worker/*.c cgo/li
 	*) sources+=("$file") ;;
 	esac
 done
-flags=(-std=gnu11 -O3 -fPIC -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra -Werror)
+flags=(-I. -std=gnu11 -O3 -fPIC -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra -Werror)
 libraries=(-Wl,--as-needed -ldl -lpthread -lm)
 if [ $# -gt 1 ]; then
 	exec ${CC:-cc} -o "$out" "${flags[@]}" ${CFLAGS:-} "$2" "${sources[@]}" "${libraries[@]}"

@@ -67,12 +67,13 @@ static int is_ordinary(const struct mapping *m)
 static int find_block(const void *p, char **block, size_t *bytes)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	const size_t *header = (const size_t *)p - 2; /* how far into its mapping it lies, and its size */
+	const size_t *header; /* how far into its mapping the block lies, and its size */
 	struct mapping m;
 	int rc;
 
 	if (!p || (uintptr_t)p % (2 * sizeof *header))
 		return rwf_fail(EINVAL, "adopt %p: that is no block of malloc's", p);
+	header = (const size_t *)p - 2;
 	rc = find_mapping((uintptr_t)header, &m);
 	if (rc)
 		return rc;
@@ -82,7 +83,7 @@ static int find_block(const void *p, char **block, size_t *bytes)
 	*bytes = (header[1] & ~(size_t)FLAGS) + header[0];
 	if (header[0] > *bytes || (uintptr_t)*block % page || *bytes % page || (uintptr_t)*block < m.first ||
 	    *bytes > m.end - (uintptr_t)*block)
-		return rwf_fail(ENOTSUP, "adopt %p: what lies before it is not glibc's: another allocator gave it", p);
+		return rwf_fail(ENOTSUP, "adopt %p: it is not one ordinary mapping, as glibc makes them: copy", p);
 	return 0;
 }
 

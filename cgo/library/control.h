@@ -33,9 +33,9 @@ struct control_hyper {
 };
 
 struct control_join {
-	char mode[16], optimizer[32];       /* as in JoinRequest; empty: its default */
-	char provider[16], providers[64];   /* the one asked for, or auto; those that can be used, with commas between them */
-	uint32_t chunk_bytes, timeout_ms;   /* 0: the aggregator's default */
+	char mode[16], optimizer[32];     /* as in JoinRequest; empty: its default */
+	char provider[16], providers[64]; /* the one asked for, or auto; those that can be used, with commas between them */
+	uint32_t chunk_bytes, timeout_ms; /* 0: the aggregator's default */
 	uint32_t nhyper, reserved;
 	struct control_hyper hyper[CONTROL_HYPERS];
 };

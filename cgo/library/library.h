@@ -74,8 +74,11 @@ struct rw_session {
 	uint32_t ntensors;
 	rw_worker *worker; /* from the first rw_add on; atomic */
 	pthread_t thread;
-	int cancel;  /* a file that rw_abort makes readable */
-	int aborted; /* before there was a worker; atomic */
+	int cancel;                   /* a file that rw_abort makes readable */
+	int control;                  /* the socket of rackweave run; -1: none */
+	pthread_mutex_t control_lock; /* one request at a time */
+	uint32_t workers, timeout_ms; /* of rw_join */
+	int aborted;                  /* before there was a worker; atomic */
 	char reason[256];
 };
 
@@ -87,6 +90,14 @@ rw_worker *session_worker(struct rw_session *s);
 void session_register(struct rw_session *s);
 /* The registered memory that p lies in; under the session's lock, or while nothing can change it. */
 const struct registered *session_memory(const struct rw_session *s, const void *p);
+
+/* control.c */
+
+/* Sends a request and takes its answer: of n bytes into answer, or, where *answer is NULL, of any size into memory to be freed. */
+int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms);
+/* Connects to rackweave run. */
+int control_open(void);
+void session_leave(struct rw_session *s);
 
 /* lanes.c */
 int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic);

@@ -102,6 +102,8 @@ int rw_open(const struct rw_config *config, rw_session **session)
 	pthread_mutex_init(&s->lock, NULL);
 	s->owner = getpid();
 	s->cfg = *config;
+	pthread_mutex_init(&s->control_lock, NULL);
+	s->control = -1;
 	s->cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	s->lanes = calloc(s->cfg.nlanes, sizeof *s->lanes);
 	rc = s->cancel < 0 || !s->lanes ? rwf_fail(ENOMEM, "open: no memory, or no file descriptor: %s", strerror(errno))
@@ -129,6 +131,7 @@ int rw_close(rw_session *s)
 	rc = session_usable(s);
 	if (rc)
 		return rc;
+	session_leave(s); /* the aggregator lets go of the connections first, or their end would be a failure */
 	if (s->threaded) {
 		rw_worker_stop(s->worker);
 		pthread_join(s->thread, NULL);
@@ -144,6 +147,7 @@ int rw_close(rw_session *s)
 	nics_close(s->nics, s->nnics);
 	if (s->cancel >= 0)
 		close(s->cancel);
+	pthread_mutex_destroy(&s->control_lock);
 	pthread_mutex_destroy(&s->lock);
 	free(s->memory);
 	free(s->lanes);
@@ -165,6 +169,7 @@ int rw_query(rw_session *s, struct rw_info *out)
 	}
 	pthread_mutex_lock(&s->lock);
 	now.tensors = s->ntensors;
+	now.workers = s->workers;
 	pthread_mutex_unlock(&s->lock);
 	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
 	return 0;

@@ -152,6 +152,18 @@ void rw_worker_abort(rw_worker *w, const char *text)
 	pthread_mutex_unlock(&w->lock);
 }
 
+uint32_t rw_worker_active(rw_worker *w)
+{
+	uint32_t n = 0;
+
+	if (forked(w))
+		return 0;
+	enter(w);
+	n = w->active;
+	pthread_mutex_unlock(&w->lock);
+	return n;
+}
+
 int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap)
 {
 	int rc;

@@ -139,6 +139,8 @@ int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t c
 
 /* Fails everything in flight and to come with RW_EABORTED and this text. */
 void rw_worker_abort(rw_worker *w, const char *text);
+/* How many operations are in flight. */
+uint32_t rw_worker_active(rw_worker *w);
 /* 0, or the failure, its text in buf. */
 int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap);
 void rw_worker_stats(rw_worker *w, struct rw_stats *out);

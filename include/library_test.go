@@ -1,0 +1,176 @@
+package include_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// output runs a command and returns what it prints.
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func compiler() string {
+	if cc := os.Getenv("CC"); cc != "" {
+		return cc
+	}
+	return "cc"
+}
+
+var (
+	dir string // of what is built once
+	// The compiler's warnings about what is not initialized are of no use with sanitizers, as its manual says.
+	sanitizers = []string{"-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wno-maybe-uninitialized"}
+	plain      = sync.OnceValues(func() (string, error) { return build("plain", nil) })
+	sanitized  = sync.OnceValues(func() (string, error) { return build("sanitized", sanitizers) })
+	command    = sync.OnceValues(func() (string, error) {
+		out := filepath.Join(dir, "rackweave")
+		text, err := exec.Command("go", "build", "-o", out, "../cmd/rackweave").CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("build rackweave: %w: %s", err, text)
+		}
+		return out, err
+	})
+)
+
+// build makes the shared library in a folder of its own.
+func build(name string, flags []string) (string, error) {
+	out := filepath.Join(dir, name, "librackweave.so.0")
+	cmd := exec.Command("../scripts/build-library.sh", out)
+	cmd.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("build the library: %w: %s", err, text)
+	}
+	return out, err
+}
+
+func TestMain(m *testing.M) {
+	var err error
+	if dir, err = os.MkdirTemp("", "librackweave"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// built returns what is built once.
+func built(t *testing.T, what func() (string, error)) string {
+	t.Helper()
+	path, err := what()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// program builds a C program with a library.
+func program(t *testing.T, source, library string, flags ...string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
+	args := append([]string{"-Wall", "-Wextra", "-Werror", "-pthread"}, flags...)
+	output(t, compiler(), append(args, "-I.", "-I..", "-o", out, source, library, "-lm", "-Wl,-rpath,"+filepath.Dir(library))...)
+	return out
+}
+
+func TestLibraryExportsWhatTheHeaderDeclares(t *testing.T) {
+	header, err := os.ReadFile("rackweave.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared, exported []string
+	for _, m := range regexp.MustCompile(`(?s)RW_API [^;]*?\b(rw_\w+)\(`).FindAllSubmatch(header, -1) {
+		declared = append(declared, string(m[1]))
+	}
+	library := built(t, plain)
+	for line := range strings.Lines(output(t, "nm", "-D", "--defined-only", library)) {
+		fields := strings.Fields(line)
+		exported = append(exported, fields[len(fields)-1])
+	}
+	slices.Sort(declared)
+	slices.Sort(exported)
+	if !slices.Equal(declared, exported) || len(declared) == 0 {
+		t.Errorf("the header declares\n%v\nand the library exports\n%v", declared, exported)
+	}
+}
+
+// Frameworks load the library late, where there is little static thread-local storage left, and into processes of any kind.
+func TestLibraryNeedsNothingButTheCLibrary(t *testing.T) {
+	dynamic := output(t, "readelf", "--wide", "--dynamic", built(t, plain))
+	if !strings.Contains(dynamic, "Library soname: [librackweave.so.0]") {
+		t.Error("it has another name than librackweave.so.0")
+	}
+	if strings.Contains(dynamic, "STATIC_TLS") {
+		t.Error("it takes static thread-local storage")
+	}
+	for _, m := range regexp.MustCompile(`Shared library: \[([^\]]*)\]`).FindAllStringSubmatch(dynamic, -1) {
+		if !regexp.MustCompile(`^(lib(c|m|dl|pthread)\.so\.|ld-linux)`).MatchString(m[1]) {
+			t.Errorf("it needs %s", m[1])
+		}
+	}
+}
+
+func TestHeaderIsPlainCAndCPlusPlus(t *testing.T) {
+	for _, language := range []string{"-xc -std=c99", "-xc -std=c11", "-xc++ -std=c++11"} {
+		args := append(strings.Fields(language), "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "rackweave.h")
+		output(t, compiler(), args...)
+	}
+}
+
+func TestArenasHandOutMemoryOnce(t *testing.T) {
+	if out := output(t, program(t, "testdata/arena.c", built(t, sanitized), sanitizers...)); out != "ok\n" {
+		t.Error(out)
+	}
+}
+
+// Not under the address sanitizer, which has an allocator of its own.
+func TestOrdinaryMemoryIsAdopted(t *testing.T) {
+	if out := output(t, program(t, "testdata/adopt.c", built(t, plain))); out != "ok\n" {
+		t.Error(out)
+	}
+}
+
+func TestSessionsOfARunJob(t *testing.T) {
+	session := program(t, "testdata/session.c", built(t, sanitized), sanitizers...)
+	for _, provider := range []string{"shm", "tcp"} {
+		if out := output(t, built(t, command), "run", "-n", "2", "--", session, provider); strings.Count(out, "ok") != 2 {
+			t.Errorf("%s: %s", provider, out)
+		}
+	}
+}
+
+func TestWorkersAreToldThatOneDied(t *testing.T) {
+	dies := program(t, "testdata/dies.c", built(t, sanitized), sanitizers...)
+	if out := output(t, built(t, command), "run", "-n", "3", "--", dies); strings.Count(out, "worker 1 failed") != 2 {
+		t.Error(out)
+	}
+}
+
+func TestExampleFitsALine(t *testing.T) {
+	linear := program(t, "../examples/c/linear.c", built(t, plain), "-std=c99")
+	out := output(t, built(t, command), "run", "-n", "3", "--", linear)
+	lines := map[string]int{}
+	for line := range strings.Lines(out) {
+		if _, result, ok := strings.Cut(line, "] y = "); ok {
+			result, _, _ = strings.Cut(result, ", mean")
+			lines[result]++
+		}
+	}
+	if lines["2.9997 x + 2.0002"] != 3 {
+		t.Errorf("three workers should have found the same line, 3 x + 2:\n%s", out)
+	}
+}

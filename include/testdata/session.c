@@ -1,0 +1,272 @@
+/* What a session does for a worker that rackweave run started. */
+#include "check.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { WAIT_MS = 30000, TENSORS = 3 };
+
+static const uint64_t sizes[TENSORS] = {100000, 7, 300000};
+static rw_session *session;
+static struct rw_info info = {.size = sizeof info};
+static float *memory[TENSORS];
+
+static void fill(float value)
+{
+	for (int t = 0; t < TENSORS; t++)
+		for (uint64_t i = 0; i < sizes[t]; i++)
+			memory[t][i] = value + (float)(i % 5);
+}
+
+static void expect(float value)
+{
+	for (int t = 0; t < TENSORS; t++)
+		for (uint64_t i = 0; i < sizes[t]; i++)
+			CHECK(memory[t][i] == value + (float)(i % 5) * (float)info.workers);
+}
+
+static float sum_of_ranks(void)
+{
+	return (float)(info.workers * (info.workers + 1) / 2);
+}
+
+static void submit(uint64_t handles[TENSORS], rw_done_fn done, void *arg)
+{
+	struct rw_op ops[TENSORS];
+
+	for (uint32_t t = 0; t < TENSORS; t++)
+		ops[t] = (struct rw_op){.size = sizeof ops[t],
+					.tensor = t,
+					.src = memory[t],
+					.dst = memory[t],
+					.kind = RW_PUSHPULL,
+					.done = done,
+					.done_arg = arg,
+					.priority = (int32_t)t};
+	CHECK(rw_submit(session, ops, TENSORS, handles) == TENSORS);
+}
+
+static void exchange(void)
+{
+	uint64_t handles[TENSORS];
+
+	fill((float)(info.rank + 1));
+	submit(handles, NULL, NULL);
+	CHECK(rw_wait_all(session, handles, TENSORS, WAIT_MS) == 0);
+	expect(sum_of_ranks());
+}
+
+static uint64_t copied(void)
+{
+	struct rw_stats stats = {.size = sizeof stats};
+
+	CHECK(rw_stats(session, &stats) == 0);
+	return stats.copied_bytes;
+}
+
+/* In arenas nothing is copied; elsewhere everything is, on providers that need registered memory. */
+static void copies(void)
+{
+	uint64_t before = copied();
+
+	exchange();
+	CHECK(copied() == before);
+	for (int t = 0; t < TENSORS; t++) {
+		CHECK(rw_free(memory[t]) == 0);
+		memory[t] = malloc(sizes[t] * sizeof(float));
+	}
+	exchange();
+	CHECK((copied() > before) == !info.any_memory);
+	for (int t = 0; t < TENSORS; t++) {
+		void *at;
+
+		free(memory[t]);
+		CHECK(rw_alloc(sizes[t] * sizeof(float), &at) == 0);
+		memory[t] = at;
+	}
+}
+
+static void count(void *arg, uint64_t handle, int status)
+{
+	(void)handle;
+	__atomic_add_fetch((int *)arg, status == 0 ? 1 : 1000, __ATOMIC_SEQ_CST);
+}
+
+/* Waits one by one, and for callbacks, which come without anybody waiting. */
+static void waits(void)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	uint64_t handles[TENSORS];
+	int called = 0, status, left = TENSORS;
+
+	fill((float)(info.rank + 1));
+	submit(handles, count, &called);
+	while (left > 0) {
+		int i = rw_wait_any(session, handles, (uint32_t)left, WAIT_MS, &status);
+
+		CHECK(i >= 0 && i < left && status == 0);
+		CHECK(rw_test(session, handles[i]) == 1);
+		handles[i] = handles[--left];
+	}
+	expect(sum_of_ranks());
+	fill((float)(info.rank + 1));
+	for (int i = 0; __atomic_load_n(&called, __ATOMIC_SEQ_CST) < TENSORS && i < WAIT_MS; i++)
+		nanosleep(&pause, NULL);
+	submit(handles, count, &called);
+	for (int i = 0; __atomic_load_n(&called, __ATOMIC_SEQ_CST) < 2 * TENSORS && i < WAIT_MS; i++)
+		nanosleep(&pause, NULL);
+	CHECK(called == 2 * TENSORS);
+	expect(sum_of_ranks());
+}
+
+/* A wait that ends too early loses nothing. */
+static void patience(void)
+{
+	const struct timespec late = {.tv_nsec = 200000000};
+	uint64_t handles[TENSORS];
+	int status;
+
+	CHECK(rw_barrier(session, "patience") == 0);
+	fill((float)(info.rank + 1));
+	if (info.rank == 0)
+		nanosleep(&late, NULL);
+	submit(handles, NULL, NULL);
+	if (info.rank != 0) {
+		CHECK(rw_wait_any(session, handles, TENSORS, 10, &status) == -ETIMEDOUT);
+		CHECK(rw_failure(session, (char[8]){0}, 8) == 0);
+		CHECK(rw_submit(session,
+				&(struct rw_op){
+					.size = sizeof(struct rw_op), .src = memory[0], .dst = memory[0], .kind = RW_PUSHPULL},
+				1, handles) == -EBUSY);
+		CHECK(strstr(rw_error(), "still being exchanged"));
+	}
+	CHECK(rw_wait_all(session, handles, TENSORS, WAIT_MS) == 0);
+	expect(sum_of_ranks());
+}
+
+/* Every call refuses in a child, which begins while operations are in flight. The parent goes on. */
+static void forks(void)
+{
+	uint64_t handles[TENSORS];
+	int status;
+	pid_t pid;
+
+	fill((float)(info.rank + 1));
+	submit(handles, NULL, NULL);
+	pid = fork();
+	if (pid == 0) {
+		struct rw_op op = {.size = sizeof op};
+		struct rw_step step = {.size = sizeof step};
+		struct rw_stats stats = {.size = sizeof stats};
+		char text[128];
+
+		CHECK(rw_submit(session, &op, 1, handles) == RW_EFORKED);
+		CHECK(rw_test(session, handles[0]) == RW_EFORKED);
+		CHECK(rw_wait_any(session, handles, 1, WAIT_MS, &status) == RW_EFORKED);
+		CHECK(rw_wait_all(session, handles, 1, WAIT_MS) == RW_EFORKED);
+		CHECK(rw_progress(session) == RW_EFORKED);
+		CHECK(rw_commit(session, &step, handles) == RW_EFORKED);
+		CHECK(rw_failure(session, text, sizeof text) == RW_EFORKED && strstr(text, "forked child"));
+		CHECK(rw_stats(session, &stats) == RW_EFORKED);
+		CHECK(rw_query(session, &info) == RW_EFORKED);
+		CHECK(rw_register(session, NULL, 1) == RW_EFORKED);
+		CHECK(rw_barrier(session, "x") == RW_EFORKED);
+		CHECK(rw_add(session, NULL, 0, NULL, 0) == RW_EFORKED);
+		CHECK(rw_detach(session, 0, 0, NULL, NULL) == RW_EFORKED && rw_resume(session, 0, NULL, 0, NULL) == RW_EFORKED);
+		CHECK(rw_endpoint(session, 0, NULL) == RW_EFORKED && rw_connect(session, NULL, 0, NULL) == RW_EFORKED);
+		CHECK(rw_committed(session, NULL, NULL) == RW_EFORKED);
+		CHECK(rw_broken(session, (uint8_t *)text) == RW_EFORKED);
+		CHECK(rw_regions(session, 0, NULL, 0) == RW_EFORKED);
+		CHECK(rw_link_event(session, 0, 0) == RW_EFORKED);
+		rw_abort(session, "not heard");
+		CHECK(rw_close(session) == RW_EFORKED);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	CHECK(rw_wait_all(session, handles, TENSORS, WAIT_MS) == 0);
+	expect(sum_of_ranks());
+}
+
+/* The library's threads block all signals and have its name; the program's handlers are what they were. */
+static void threads(const struct sigaction *before)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
+	int ours = 0;
+
+	while ((task = readdir(tasks))) {
+		char path[300], line[128], name[32] = "";
+		FILE *f;
+
+		snprintf(path, sizeof path, "/proc/self/task/%s/status", task->d_name);
+		f = fopen(path, "r");
+		if (!f)
+			continue;
+		while (fgets(line, sizeof line, f)) {
+			unsigned long long blocked;
+
+			sscanf(line, "Name: %31s", name);
+			if (sscanf(line, "SigBlk: %llx", &blocked) == 1 && strcmp(name, "rackweave") == 0) {
+				ours++;
+				CHECK((blocked | 1ull << 31 | 1ull << 32 | 1ull << 8 | 1ull << 18) ==
+				      ~0ull); /* not glibc's own two, KILL, STOP */
+			}
+		}
+		fclose(f);
+	}
+	closedir(tasks);
+	CHECK(ours == 1);
+	for (int sig = 1; sig < 32; sig++) {
+		struct sigaction now;
+
+		if (sigaction(sig, NULL, &now) == 0)
+			CHECK(now.sa_handler == before[sig].sa_handler);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static struct sigaction before[32];
+	struct rw_job job = {.size = sizeof job, .timeout_ms = WAIT_MS, .provider = argc > 1 ? argv[1] : NULL};
+	struct rw_parameter parameters[TENSORS];
+
+	for (int sig = 1; sig < 32; sig++)
+		sigaction(sig, NULL, &before[sig]);
+	CHECK(rw_abi_version() == RW_ABI_VERSION);
+	CHECK(rw_join(&job, &session) == 0);
+	CHECK(rw_submit(session, &(struct rw_op){.size = sizeof(struct rw_op)}, 1, &(uint64_t){0}) == -EINVAL &&
+	      strstr(rw_error(), "rw_add"));
+	for (int t = 0; t < TENSORS; t++) {
+		static const char *const names[TENSORS] = {"a", "b", "c"};
+		void *at;
+
+		parameters[t] = (struct rw_parameter){.size = sizeof parameters[t],
+						      .wire_type = RW_F32,
+						      .memory_type = RW_F32,
+						      .name = names[t],
+						      .shape = &sizes[t],
+						      .ndim = 1,
+						      .lr_mult = 1,
+						      .wd_mult = 1};
+		CHECK(rw_alloc(sizes[t] * sizeof(float), &at) == 0);
+		memory[t] = at;
+	}
+	CHECK(rw_register(session, parameters, TENSORS) == 0);
+	CHECK(rw_register(session, parameters, 0) == -EINVAL);
+	CHECK(rw_query(session, &info) == 0 && info.tensors == TENSORS);
+	exchange();
+	copies();
+	waits();
+	patience();
+	forks();
+	threads(before);
+	CHECK(rw_barrier(session, "end") == 0);
+	CHECK(rw_close(session) == 0);
+	puts("ok");
+	return 0;
+}
