@@ -87,14 +87,20 @@ func program(t *testing.T, source, library string, flags ...string) string {
 	return out
 }
 
-func TestLibraryExportsWhatTheHeaderDeclares(t *testing.T) {
-	header, err := os.ReadFile("rackweave.h")
+func TestLibraryExportsWhatItsHeadersDeclare(t *testing.T) {
+	headers, err := filepath.Glob("*.h")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var declared, exported []string
-	for _, m := range regexp.MustCompile(`(?s)RW_API [^;]*?\b(rw_\w+)\(`).FindAllSubmatch(header, -1) {
-		declared = append(declared, string(m[1]))
+	for _, name := range headers {
+		header, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?s)RW_API [^;]*?\b(rw_\w+)\(`).FindAllSubmatch(header, -1) {
+			declared = append(declared, string(m[1]))
+		}
 	}
 	library := built(t, plain)
 	for line := range strings.Lines(output(t, "nm", "-D", "--defined-only", library)) {
@@ -104,7 +110,7 @@ func TestLibraryExportsWhatTheHeaderDeclares(t *testing.T) {
 	slices.Sort(declared)
 	slices.Sort(exported)
 	if !slices.Equal(declared, exported) || len(declared) == 0 {
-		t.Errorf("the header declares\n%v\nand the library exports\n%v", declared, exported)
+		t.Errorf("the headers declare\n%v\nand the library exports\n%v", declared, exported)
 	}
 }
 
@@ -124,9 +130,9 @@ func TestLibraryNeedsNothingButTheCLibrary(t *testing.T) {
 	}
 }
 
-func TestHeaderIsPlainCAndCPlusPlus(t *testing.T) {
+func TestHeadersArePlainCAndCPlusPlus(t *testing.T) {
 	for _, language := range []string{"-xc -std=c99", "-xc -std=c11", "-xc++ -std=c++11"} {
-		args := append(strings.Fields(language), "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "rackweave.h")
+		args := append(strings.Fields(language), "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "rackweave.h", "rackweave_mxnet.h")
 		output(t, compiler(), args...)
 	}
 }
