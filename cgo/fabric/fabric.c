@@ -177,7 +177,8 @@ void *rwf_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 {
 	if (qp->ops->map)
 		return qp->ops->map(qp, rkey, raddr, length);
-	rwf_fail(ENOTSUP, "map on queue pair 0x%x: provider %s does not map the peer's memory: post the payload", qp->num, qp->ops->name);
+	rwf_fail(ENOTSUP, "map on queue pair 0x%x: provider %s does not map the peer's memory: post the payload", qp->num,
+		 qp->ops->name);
 	return NULL;
 }
 

@@ -116,8 +116,8 @@ struct rwf_qp_init {
 };
 
 struct rwf_connect_attr {
-	uint32_t active;     /* 1: this side opens the connection and returns once it stands; 0: it waits for the peer */
-	uint32_t timeout_ms; /* active: how long to try; passive: how long the peer may take, then the queue pair fails */
+	uint32_t active;         /* 1: this side opens the connection and returns once it stands; 0: it waits for the peer */
+	uint32_t timeout_ms;     /* active: how long to try; passive: how long the peer may take, then the queue pair fails */
 	uint32_t rnr_timeout_ms; /* how long a send waits for a posted receive before it fails; 0: 1000 */
 	uint32_t ack_timeout_ms; /* how long an unacknowledged send is retried before it fails; 0: 1000 */
 	int32_t cancel_fd;       /* active: a file that becomes readable to end the wait, with -ECANCELED; 0: none */

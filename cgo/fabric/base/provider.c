@@ -22,47 +22,53 @@ int rwf_fail(int err, const char *fmt, ...)
 	return -err;
 }
 
+static const char *name_of(uint32_t value, const char *const *names, size_t count, const char *none)
+{
+	return value < count && names[value] ? names[value] : none;
+}
+
+#define NAME_OF(value, names, none) name_of((uint32_t)(value), names, sizeof(names) / sizeof *(names), none)
+
 const char *rwf_wc_status_str(int status)
 {
-	switch (status) {
-	case RWF_WC_SUCCESS: return "success";
-	case RWF_WC_LOC_LEN_ERR: return "local length error";
-	case RWF_WC_LOC_QP_OP_ERR: return "local queue pair operation error";
-	case RWF_WC_LOC_PROT_ERR: return "local protection error";
-	case RWF_WC_WR_FLUSH_ERR: return "work request flushed";
-	case RWF_WC_REM_INV_REQ_ERR: return "remote invalid request error";
-	case RWF_WC_REM_ACCESS_ERR: return "remote access error";
-	case RWF_WC_REM_OP_ERR: return "remote operation error";
-	case RWF_WC_RETRY_EXC_ERR: return "transport retry counter exceeded";
-	case RWF_WC_RNR_RETRY_EXC_ERR: return "receiver-not-ready retry counter exceeded";
-	case RWF_WC_FATAL_ERR: return "fatal error";
-	case RWF_WC_GENERAL_ERR: return "general error";
-	}
-	return "unknown status";
+	static const char *const names[] = {
+		[RWF_WC_SUCCESS] = "success",
+		[RWF_WC_LOC_LEN_ERR] = "local length error",
+		[RWF_WC_LOC_QP_OP_ERR] = "local queue pair operation error",
+		[RWF_WC_LOC_PROT_ERR] = "local protection error",
+		[RWF_WC_WR_FLUSH_ERR] = "work request flushed",
+		[RWF_WC_REM_INV_REQ_ERR] = "remote invalid request error",
+		[RWF_WC_REM_ACCESS_ERR] = "remote access error",
+		[RWF_WC_REM_OP_ERR] = "remote operation error",
+		[RWF_WC_RETRY_EXC_ERR] = "transport retry counter exceeded",
+		[RWF_WC_RNR_RETRY_EXC_ERR] = "receiver-not-ready retry counter exceeded",
+		[RWF_WC_FATAL_ERR] = "fatal error",
+		[RWF_WC_GENERAL_ERR] = "general error",
+	};
+
+	return NAME_OF(status, names, "unknown status");
 }
 
 const char *rwf_qp_state_str(int state)
 {
-	switch (state) {
-	case RWF_QPS_INIT: return "INIT";
-	case RWF_QPS_RTR: return "RTR";
-	case RWF_QPS_RTS: return "RTS";
-	case RWF_QPS_ERR: return "ERR";
-	}
-	return "unknown state";
+	static const char *const names[] = {
+		[RWF_QPS_INIT] = "INIT", [RWF_QPS_RTR] = "RTR", [RWF_QPS_RTS] = "RTS", [RWF_QPS_ERR] = "ERR"};
+
+	return NAME_OF(state, names, "unknown state");
 }
 
 const char *rwf_async_type_str(uint32_t type)
 {
-	switch (type) {
-	case RWF_EVENT_QP_ESTABLISHED: return "queue pair established";
-	case RWF_EVENT_QP_FATAL: return "queue pair fatal";
-	case RWF_EVENT_CQ_ERR: return "completion queue error";
-	case RWF_EVENT_PORT_ACTIVE: return "port active";
-	case RWF_EVENT_PORT_ERR: return "port error";
-	case RWF_EVENT_DEVICE_FATAL: return "device fatal";
-	}
-	return "unknown event";
+	static const char *const names[] = {
+		[RWF_EVENT_QP_ESTABLISHED] = "queue pair established",
+		[RWF_EVENT_QP_FATAL] = "queue pair fatal",
+		[RWF_EVENT_CQ_ERR] = "completion queue error",
+		[RWF_EVENT_PORT_ACTIVE] = "port active",
+		[RWF_EVENT_PORT_ERR] = "port error",
+		[RWF_EVENT_DEVICE_FATAL] = "device fatal",
+	};
+
+	return NAME_OF(type, names, "unknown event");
 }
 
 static size_t key_length(const char *s)
@@ -103,7 +109,8 @@ int rwb_option_check(const char *provider, const char *options, const char *cons
 				strncat(names, name == known ? "" : ", ", sizeof(names) - strlen(names) - 1);
 				strncat(names, *name, sizeof(names) - strlen(names) - 1);
 			}
-			return rwf_fail(EINVAL, "provider %s has no option \"%.*s\": it has %s", provider, (int)k, s, *names ? names : "none");
+			return rwf_fail(EINVAL, "provider %s has no option \"%.*s\": it has %s", provider, (int)k, s,
+					*names ? names : "none");
 		}
 		s += k;
 		s += strcspn(s, ",");
@@ -117,8 +124,8 @@ int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_
 	enum { KNOWN = RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_STREAMING | RWF_SEND_PLACED };
 
 	if (wr->opcode > RWF_WRITE_WITH_IMM)
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate", qp->num,
-				wr->opcode);
+		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate",
+				qp->num, wr->opcode);
 	if (wr->flags & ~KNOWN)
 		return rwf_fail(EINVAL, "post send on queue pair 0x%x: flags 0x%x are unknown", qp->num, wr->flags & ~KNOWN);
 	if (wr->flags & RWF_SEND_INLINE && wr->length > max_inline)
@@ -127,10 +134,13 @@ int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_
 	if (!(wr->flags & RWF_SEND_PLACED))
 		return 0;
 	if (!(device_flags & RWF_DEV_MAPS))
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: a placed payload, but provider %s does not map the peer's memory: "
-					"post the payload", qp->num, qp->ops->name);
+		return rwf_fail(EINVAL,
+				"post send on queue pair 0x%x: a placed payload, but provider %s does not map the peer's memory: "
+				"post the payload",
+				qp->num, qp->ops->name);
 	if (wr->opcode != RWF_WRITE_WITH_IMM || wr->flags & RWF_SEND_INLINE)
-		return rwf_fail(EINVAL, "post send on queue pair 0x%x: a placed payload needs a write with immediate that is not inline",
+		return rwf_fail(EINVAL,
+				"post send on queue pair 0x%x: a placed payload needs a write with immediate that is not inline",
 				qp->num);
 	return 0;
 }

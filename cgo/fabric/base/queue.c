@@ -23,7 +23,8 @@ void rwb_sends_free(struct rwb_sends *s)
 int rwb_sends_check(const struct rwb_sends *s, const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t device_flags)
 {
 	if (s->posted - s->freed >= s->limit)
-		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
+		return rwf_fail(ENOMEM,
+				"post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
 				qp->num, s->limit);
 	return rwb_check_send(qp, wr, s->max_inline, device_flags);
 }

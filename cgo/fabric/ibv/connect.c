@@ -43,27 +43,37 @@ static int unreachable(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, in
 
 	inet_ntop(AF_INET6, qp->addr.gid.raw, ours, sizeof ours);
 	inet_ntop(AF_INET6, peer->gid, theirs, sizeof theirs);
-	return rwf_fail(-rc,
-			"connect queue pair 0x%x: %s port %u cannot reach %s from %s (GID %u): %s: check the route between them, or choose "
-			"another gid=",
-			qp->base.num, qp->dev->attr.name, qp->dev->port, theirs, ours, qp->addr.gid_index, strerror(-rc));
+	return rwf_fail(
+		-rc,
+		"connect queue pair 0x%x: %s port %u cannot reach %s from %s (GID %u): %s: check the route between them, or choose "
+		"another gid=",
+		qp->base.num, qp->dev->attr.name, qp->dev->port, theirs, ours, qp->addr.gid_index, strerror(-rc));
 }
 
 static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
 {
 	const struct vb_device *dev = qp->dev;
 	int rnr = or_else(dev->rnr, DEFAULT_RNR), rc;
-	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_RTR, .path_mtu = peer->mtu < dev->mtu ? peer->mtu : dev->mtu,
-		.dest_qp_num = peer->qpn, .rq_psn = peer->psn, .max_dest_rd_atomic = 0,
-		.min_rnr_timer = (uint8_t)or_else(dev->min_rnr_timer, rwf_ibv_rnr_timer(a->rnr_timeout_ms, (uint8_t)rnr)),
-		.ah_attr = {
-			.dlid = peer->lid, .sl = (uint8_t)or_else(dev->sl, 0), .port_num = dev->port, .is_global = peer->link != RWF_IBV_IB,
-			.grh = {.sgid_index = qp->addr.gid_index, .hop_limit = HOP_LIMIT, .traffic_class = (uint8_t)or_else(dev->tc, 0)}}};
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
+				   .path_mtu = peer->mtu < dev->mtu ? peer->mtu : dev->mtu,
+				   .dest_qp_num = peer->qpn,
+				   .rq_psn = peer->psn,
+				   .max_dest_rd_atomic = 0,
+				   .min_rnr_timer =
+					   (uint8_t)or_else(dev->min_rnr_timer, rwf_ibv_rnr_timer(a->rnr_timeout_ms, (uint8_t)rnr)),
+				   .ah_attr = {.dlid = peer->lid,
+					       .sl = (uint8_t)or_else(dev->sl, 0),
+					       .port_num = dev->port,
+					       .is_global = peer->link != RWF_IBV_IB,
+					       .grh = {.sgid_index = qp->addr.gid_index,
+						       .hop_limit = HOP_LIMIT,
+						       .traffic_class = (uint8_t)or_else(dev->tc, 0)}}};
 
 	memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-	rc = vb_modify(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, "RTR");
+	rc = vb_modify(qp, &attr,
+		       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			       IBV_QP_MIN_RNR_TIMER,
+		       "RTR");
 	return rc ? unreachable(qp, peer, rc) : 0;
 }
 
@@ -71,12 +81,17 @@ static int to_rts(struct vb_qp *qp, const struct rwf_connect_attr *a)
 {
 	const struct vb_device *dev = qp->dev;
 	uint8_t retry = (uint8_t)or_else(dev->retry, DEFAULT_RETRY);
-	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_RTS, .sq_psn = qp->psn, .retry_cnt = retry, .rnr_retry = (uint8_t)or_else(dev->rnr, DEFAULT_RNR),
-		.timeout = (uint8_t)or_else(dev->timeout, rwf_ibv_ack_timeout(a->ack_timeout_ms, retry)), .max_rd_atomic = 0};
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS,
+				   .sq_psn = qp->psn,
+				   .retry_cnt = retry,
+				   .rnr_retry = (uint8_t)or_else(dev->rnr, DEFAULT_RNR),
+				   .timeout = (uint8_t)or_else(dev->timeout, rwf_ibv_ack_timeout(a->ack_timeout_ms, retry)),
+				   .max_rd_atomic = 0};
 
-	return vb_modify(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-		      IBV_QP_MAX_QP_RD_ATOMIC, "RTS");
+	return vb_modify(qp, &attr,
+			 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+				 IBV_QP_MAX_QP_RD_ATOMIC,
+			 "RTS");
 }
 
 static int bring_up(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
@@ -193,7 +208,8 @@ int vb_connect_qp(rwf_qp *base, const void *buf, size_t len, const struct rwf_co
 	if (qp->connected)
 		return rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
 	if (peer.link != qp->addr.link)
-		return rwf_fail(EPROTONOSUPPORT, "connect queue pair 0x%x: the peer speaks %s, %s speaks %s: choose matching gid= options",
+		return rwf_fail(EPROTONOSUPPORT,
+				"connect queue pair 0x%x: the peer speaks %s, %s speaks %s: choose matching gid= options",
 				base->num, link_name(peer.link), qp->dev->attr.name, link_name(qp->addr.link));
 	if ((rc = bring_up(qp, &peer, a)))
 		return rc;
@@ -245,7 +261,8 @@ static int convert(struct vb_device *dev, const struct ibv_async_event *ev, stru
 	struct vb_qp *qp;
 
 	*out = (struct rwf_async_event){0};
-	if (ev->event_type == IBV_EVENT_GID_CHANGE || ev->event_type == IBV_EVENT_LID_CHANGE || ev->event_type == IBV_EVENT_PORT_ACTIVE) {
+	if (ev->event_type == IBV_EVENT_GID_CHANGE || ev->event_type == IBV_EVENT_LID_CHANGE ||
+	    ev->event_type == IBV_EVENT_PORT_ACTIVE) {
 		pthread_mutex_lock(&dev->lock);
 		dev->addr_stale = true;
 		pthread_mutex_unlock(&dev->lock);

@@ -36,7 +36,8 @@ struct options {
 
 static int parse(const char *options, struct options *o, struct vb_device *dev)
 {
-	static const char *const known[] = {"port", "gid", "mtu", "tc", "sl", "timeout", "retry", "rnr", "min_rnr_timer", "arrival", NULL};
+	static const char *const known[] = {"port",  "gid", "mtu",           "tc",      "sl", "timeout",
+					    "retry", "rnr", "min_rnr_timer", "arrival", NULL};
 	int rc = rwb_option_check("ibv", options, known);
 
 	if (rc || (rc = number(options, "port", 1, 255, &o->port)) || (rc = number(options, "gid", 0, 255, &o->gid)) ||
@@ -77,7 +78,8 @@ static int choose_port(struct vb_device *dev, int wanted, uint8_t ports, struct 
 	}
 	if (wanted == UNSET)
 		return rwf_fail(ENETDOWN, "open ibv: device %s has no active port: bring its link up", dev->attr.name);
-	return rwf_fail(ENETDOWN, "open ibv: port %d of %s is %s: bring its link up", wanted, dev->attr.name, port_state(attr->state));
+	return rwf_fail(ENETDOWN, "open ibv: port %d of %s is %s: bring its link up", wanted, dev->attr.name,
+			port_state(attr->state));
 }
 
 static uint32_t mtu_bytes(enum ibv_mtu mtu)
@@ -91,8 +93,8 @@ static int choose_mtu(struct vb_device *dev, int wanted, enum ibv_mtu active)
 	if (wanted == UNSET)
 		return 0;
 	if ((uint32_t)wanted > mtu_bytes(active))
-		return rwf_fail(EINVAL, "open ibv: mtu=%d, but port %u of %s carries %u: raise its interface's MTU", wanted, dev->port,
-				dev->attr.name, mtu_bytes(active));
+		return rwf_fail(EINVAL, "open ibv: mtu=%d, but port %u of %s carries %u: raise its interface's MTU", wanted,
+				dev->port, dev->attr.name, mtu_bytes(active));
 	while (mtu_bytes(dev->mtu) > (uint32_t)wanted)
 		dev->mtu--;
 	return 0;
@@ -102,7 +104,11 @@ static int choose_mtu(struct vb_device *dev, int wanted, enum ibv_mtu active)
 static uint32_t link_mbps(const struct ibv_port_attr *p)
 {
 	static const uint32_t lane_mbps[] = {2500, 5000, 10000, 10000, 14000, 25000, 50000, 100000};
-	uint32_t lanes = p->active_width == 16 ? 2 : p->active_width == 8 ? 12 : p->active_width == 4 ? 8 : p->active_width == 2 ? 4 : 1;
+	uint32_t lanes = p->active_width == 16  ? 2
+			 : p->active_width == 8 ? 12
+			 : p->active_width == 4 ? 8
+			 : p->active_width == 2 ? 4
+						: 1;
 
 	for (int bit = 7; bit >= 0; bit--)
 		if (p->active_speed & 1 << bit)
@@ -119,7 +125,9 @@ static uint32_t probe_inline(struct vb_device *dev)
 
 	for (uint32_t size = 1024; cq && size >= 32; size /= 2) {
 		struct ibv_qp_init_attr init = {
-			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+			.send_cq = cq,
+			.recv_cq = cq,
+			.qp_type = IBV_QPT_RC,
 			.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_inline_data = size}};
 		struct ibv_qp *qp = dev->lib->create_qp(pd, &init);
 
@@ -194,7 +202,8 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 	if (dev->kick_fd < 0 || !dev->qps)
 		rc = rwf_fail(ENOMEM, "open ibv: no memory for a device");
 	else if ((rc = parse(options, &o, dev)) == 0 && !(dev->ctx = lib->open_device(device)))
-		rc = rwf_fail(errno, "open ibv: device %s: %s: may this user open /dev/infiniband/uverbs*?", dev->attr.name, strerror(errno));
+		rc = rwf_fail(errno, "open ibv: device %s: %s: may this user open /dev/infiniband/uverbs*?", dev->attr.name,
+			      strerror(errno));
 	else if (rc == 0)
 		rc = set_up(dev, &o);
 	if (rc) {
@@ -207,10 +216,11 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 
 static int no_device(const char *wanted)
 {
-	return rwf_fail(ENODEV,
-			"open ibv: no RDMA device%s%s: see ibv_devices; a driver's user half is in ibverbs-providers; soft-RoCE: rackweave "
-			"rxe up",
-			*wanted ? " named " : "", wanted);
+	return rwf_fail(
+		ENODEV,
+		"open ibv: no RDMA device%s%s: see ibv_devices; a driver's user half is in ibverbs-providers; soft-RoCE: rackweave "
+		"rxe up",
+		*wanted ? " named " : "", wanted);
 }
 
 int vb_open(const char *device, const char *options, rwf_device **out)
@@ -272,8 +282,8 @@ int vb_close(rwf_device *base)
 	cqs = dev->cqs;
 	pthread_mutex_unlock(&dev->lock);
 	if (pds || cqs)
-		return rwf_fail(EBUSY, "close device %s: %u protection domains and %u completion queues are open", dev->attr.name, pds,
-				cqs);
+		return rwf_fail(EBUSY, "close device %s: %u protection domains and %u completion queues are open", dev->attr.name,
+				pds, cqs);
 	dispose(dev);
 	return 0;
 }

@@ -30,9 +30,12 @@ static bool is_link_local(const union ibv_gid *gid)
 static int rank(const struct ibv_gid_entry *e)
 {
 	switch (e->gid_type) {
-	case IBV_GID_TYPE_IB: return 0;
-	case IBV_GID_TYPE_ROCE_V2: return is_ipv4(&e->gid) ? 0 : is_link_local(&e->gid) ? 2 : 1;
-	case IBV_GID_TYPE_ROCE_V1: return is_link_local(&e->gid) ? 4 : 3;
+	case IBV_GID_TYPE_IB:
+		return 0;
+	case IBV_GID_TYPE_ROCE_V2:
+		return is_ipv4(&e->gid) ? 0 : is_link_local(&e->gid) ? 2 : 1;
+	case IBV_GID_TYPE_ROCE_V1:
+		return is_link_local(&e->gid) ? 4 : 3;
 	}
 	return NEVER;
 }
@@ -40,9 +43,9 @@ static int rank(const struct ibv_gid_entry *e)
 /* An address handle to one's own address proves that the entry can be spoken from. */
 static bool usable(struct vb_device *dev, const struct ibv_gid_entry *e)
 {
-	struct ibv_ah_attr attr = {
-		.is_global = 1, .port_num = dev->port,
-		.grh = {.dgid = e->gid, .sgid_index = (uint8_t)e->gid_index, .hop_limit = 255}};
+	struct ibv_ah_attr attr = {.is_global = 1,
+				   .port_num = dev->port,
+				   .grh = {.dgid = e->gid, .sgid_index = (uint8_t)e->gid_index, .hop_limit = 255}};
 	struct ibv_pd *pd = dev->lib->alloc_pd(dev->ctx);
 	struct ibv_ah *ah = pd ? dev->lib->create_ah(pd, &attr) : NULL;
 
@@ -65,18 +68,19 @@ static int refuse(const struct vb_device *dev, const struct ibv_gid_entry *table
 		used += (size_t)snprintf(has + used, sizeof has - used, "%s%u %s", used ? ", " : "", table[i].gid_index, address);
 	}
 	if (wanted >= 0)
-		return rwf_fail(EINVAL, "open ibv: port %u of %s has no usable GID at index %d; it has: %s", dev->port, dev->attr.name,
-				wanted, has);
-	return rwf_fail(EADDRNOTAVAIL, "open ibv: port %u of %s has no usable GID, give its interface an address; it has: %s", dev->port,
-			dev->attr.name, has);
+		return rwf_fail(EINVAL, "open ibv: port %u of %s has no usable GID at index %d; it has: %s", dev->port,
+				dev->attr.name, wanted, has);
+	return rwf_fail(EADDRNOTAVAIL, "open ibv: port %u of %s has no usable GID, give its interface an address; it has: %s",
+			dev->port, dev->attr.name, has);
 }
 
 static void take(struct vb_device *dev, const struct ibv_gid_entry *e, uint16_t lid)
 {
 	dev->addr.gid = e->gid;
 	dev->addr.gid_index = (uint8_t)e->gid_index;
-	dev->addr.link = e->gid_type == IBV_GID_TYPE_IB ? RWF_IBV_IB :
-			 e->gid_type == IBV_GID_TYPE_ROCE_V2 ? RWF_IBV_ROCE_V2 : RWF_IBV_ROCE_V1;
+	dev->addr.link = e->gid_type == IBV_GID_TYPE_IB        ? RWF_IBV_IB
+			 : e->gid_type == IBV_GID_TYPE_ROCE_V2 ? RWF_IBV_ROCE_V2
+							       : RWF_IBV_ROCE_V1;
 	dev->addr.lid = e->gid_type == IBV_GID_TYPE_IB ? lid : 0;
 }
 

@@ -10,8 +10,8 @@ static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool find_symbols(void *handle, struct vb_lib *lib)
 {
-#define VB_FIND(name) \
-	if (!(*(void **)&lib->name = dlsym(handle, "ibv_" #name))) \
+#define VB_FIND(name)                                                                                                              \
+	if (!(*(void **)&lib->name = dlsym(handle, "ibv_" #name)))                                                                 \
 		return false;
 	VB_SYMBOLS(VB_FIND)
 #undef VB_FIND
@@ -38,7 +38,8 @@ static int load(const struct vb_lib **out)
 		return 0;
 	handle = dlopen("libibverbs.so.1", RTLD_NOW);
 	if (!handle)
-		return rwf_fail(ELIBACC, "libibverbs cannot be loaded: %s: apt-get install libibverbs1 ibverbs-providers", dlerror());
+		return rwf_fail(ELIBACC, "libibverbs cannot be loaded: %s: apt-get install libibverbs1 ibverbs-providers",
+				dlerror());
 	if (!find_symbols(handle, &lib) || !init_fork(handle)) {
 		dlclose(handle);
 		return rwf_fail(ELIBBAD, "libibverbs.so.1 lacks a call or cannot be initialised: install rdma-core 34 or newer");

@@ -59,10 +59,11 @@ static int registration_failed(const struct vb_device *dev, size_t length, int e
 	struct rlimit limit;
 
 	if (err == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-		return rwf_fail(ENOMEM,
-				"register memory on %s: %zu KiB more must be locked, and this process may lock %llu KiB in all: raise it with "
-				"ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in /etc/security/limits.conf",
-				dev->attr.name, (length + 1023) / 1024, (unsigned long long)limit.rlim_cur / 1024);
+		return rwf_fail(
+			ENOMEM,
+			"register memory on %s: %zu KiB more must be locked, and this process may lock %llu KiB in all: raise it with "
+			"ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in /etc/security/limits.conf",
+			dev->attr.name, (length + 1023) / 1024, (unsigned long long)limit.rlim_cur / 1024);
 	return rwf_fail(err, "register %zu bytes on %s: %s", length, dev->attr.name, strerror(err));
 }
 
@@ -78,8 +79,8 @@ int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint6
 	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
 		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
 	if (length > dev->attr.max_mr_size)
-		return rwf_fail(EINVAL, "register memory: %zu bytes, the device %s allows %llu in one region", length, dev->attr.name,
-				(unsigned long long)dev->attr.max_mr_size);
+		return rwf_fail(EINVAL, "register memory: %zu bytes, the device %s allows %llu in one region", length,
+				dev->attr.name, (unsigned long long)dev->attr.max_mr_size);
 	if (access) /* verbs grant remote write only together with local write */
 		flags = IBV_ACCESS_LOCAL_WRITE;
 	if (access & RWF_ACCESS_REMOTE_WRITE)

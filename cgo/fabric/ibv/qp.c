@@ -26,10 +26,11 @@ static int make_queue(struct vb_queue *q, uint32_t size)
 static int reserve(struct vb_cq *cq, uint32_t need)
 {
 	if (need > cq->cqe - cq->reserved)
-		return rwf_fail(EINVAL,
-				"create queue pair: its %u work requests could overrun the completion queue, of whose %u entries %u are taken: make "
-				"that larger",
-				need, cq->cqe, cq->reserved);
+		return rwf_fail(
+			EINVAL,
+			"create queue pair: its %u work requests could overrun the completion queue, of whose %u entries %u are taken: make "
+			"that larger",
+			need, cq->cqe, cq->reserved);
 	cq->reserved += need;
 	return 0;
 }
@@ -55,8 +56,8 @@ static int take_address(struct vb_device *dev, struct vb_qp *qp)
 	pthread_mutex_lock(&dev->lock);
 	if (dev->addr_stale) {
 		rc = vb_query_port(dev, dev->port, &port);
-		rc = rc ? rwf_fail(rc, "create queue pair: query port %u of %s: %s", dev->port, dev->attr.name, strerror(rc)) :
-			  vb_choose_address(dev, &port);
+		rc = rc ? rwf_fail(rc, "create queue pair: query port %u of %s: %s", dev->port, dev->attr.name, strerror(rc))
+			: vb_choose_address(dev, &port);
 		dev->addr_stale = rc != 0;
 	}
 	qp->addr = dev->addr;
@@ -97,18 +98,22 @@ static void dispose(struct vb_qp *qp)
 
 static int make_hardware(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *init)
 {
-	struct ibv_qp_init_attr attr = {
-		.qp_context = qp, .send_cq = qp->send_cq->cq, .recv_cq = qp->recv_cq->cq, .qp_type = IBV_QPT_RC,
-		.cap = {
-			.max_send_wr = init->max_send_wr, .max_recv_wr = init->max_recv_wr, .max_send_sge = 1, .max_recv_sge = 1,
-			.max_inline_data = init->max_inline}};
+	struct ibv_qp_init_attr attr = {.qp_context = qp,
+					.send_cq = qp->send_cq->cq,
+					.recv_cq = qp->recv_cq->cq,
+					.qp_type = IBV_QPT_RC,
+					.cap = {.max_send_wr = init->max_send_wr,
+						.max_recv_wr = init->max_recv_wr,
+						.max_send_sge = 1,
+						.max_recv_sge = 1,
+						.max_inline_data = init->max_inline}};
 
 	qp->qp = qp->dev->lib->create_qp(pd->pd, &attr);
 	if (!qp->qp) {
 		int err = errno;
 
-		return rwf_fail(err, "create queue pair of %u sends and %u receives on %s: %s", init->max_send_wr, init->max_recv_wr,
-				qp->dev->attr.name, strerror(err));
+		return rwf_fail(err, "create queue pair of %u sends and %u receives on %s: %s", init->max_send_wr,
+				init->max_recv_wr, qp->dev->attr.name, strerror(err));
 	}
 	qp->base.num = qp->qp->qp_num;
 	return vb_to_init(qp);
@@ -124,7 +129,8 @@ static int set_up(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *
 	if (getrandom(&qp->psn, sizeof qp->psn, 0) != sizeof qp->psn)
 		return rwf_fail(EIO, "create queue pair: no random packet sequence number");
 	qp->psn &= PSN_MASK;
-	if ((rc = take_slot(qp->dev, qp)) == 0 && (rc = take_address(qp->dev, qp)) == 0 && (rc = make_hardware(qp, pd, init)) && qp->qp)
+	if ((rc = take_slot(qp->dev, qp)) == 0 && (rc = take_address(qp->dev, qp)) == 0 && (rc = make_hardware(qp, pd, init)) &&
+	    qp->qp)
 		qp->dev->lib->destroy_qp(qp->qp);
 	return rc;
 }
@@ -138,8 +144,8 @@ int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
 	int rc;
 
 	if (init->max_inline > dev->attr.max_inline)
-		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline, dev->attr.name,
-				dev->attr.max_inline);
+		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline,
+				dev->attr.name, dev->attr.max_inline);
 	if ((rc = reserve_both(send, recv, init)))
 		return rc;
 	qp = calloc(1, sizeof *qp);
@@ -206,7 +212,8 @@ static int check_send(const struct vb_qp *qp, const struct rwf_send_wr *wr)
 	if (rc)
 		return rc;
 	if (qp->sq.head - qp->sq.tail == qp->sq.size)
-		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
+		return rwf_fail(ENOMEM,
+				"post send on queue pair 0x%x: its %u work requests are outstanding; poll a later completion",
 				qp->base.num, qp->sq.size);
 	return 0;
 }
@@ -217,12 +224,15 @@ static void fill(struct vb_qp *qp, const struct rwf_send_wr *in, struct ibv_send
 
 	qp->sq.wr_ids[seq & qp->sq.mask] = in->wr_id;
 	*sge = (struct ibv_sge){in->laddr, in->length, in->lkey};
-	*out = (struct ibv_send_wr){
-		.wr_id = vb_wr_id(qp, false, seq), .next = out + 1, .sg_list = sge, .num_sge = in->length != 0,
-		.opcode = in->opcode == RWF_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
-		.send_flags = (in->flags & RWF_SEND_SIGNALED ? IBV_SEND_SIGNALED : 0u) | (in->flags & RWF_SEND_INLINE ? IBV_SEND_INLINE : 0u),
-		.imm_data = htonl(in->imm),
-		.wr.rdma = {in->raddr, in->rkey}};
+	*out = (struct ibv_send_wr){.wr_id = vb_wr_id(qp, false, seq),
+				    .next = out + 1,
+				    .sg_list = sge,
+				    .num_sge = in->length != 0,
+				    .opcode = in->opcode == RWF_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
+				    .send_flags = (in->flags & RWF_SEND_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
+						  (in->flags & RWF_SEND_INLINE ? IBV_SEND_INLINE : 0u),
+				    .imm_data = htonl(in->imm),
+				    .wr.rdma = {in->raddr, in->rkey}};
 }
 
 /* Posts up to a batch; returns how many the hardware took, and the reason why not all in *rc. */

@@ -9,13 +9,15 @@ int vb_modify(struct vb_qp *qp, struct ibv_qp_attr *attr, int mask, const char *
 {
 	int err = qp->dev->lib->modify_qp(qp->qp, attr, mask);
 
-	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->attr.name, to, strerror(err)) : 0;
+	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->attr.name, to, strerror(err))
+		   : 0;
 }
 
 int vb_to_init(struct vb_qp *qp)
 {
-	struct ibv_qp_attr attr = {
-		.qp_state = IBV_QPS_INIT, .port_num = qp->dev->port, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+				   .port_num = qp->dev->port,
+				   .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
 
 	return vb_modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
 }

@@ -59,7 +59,8 @@ int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint
 		.qpn = get32(p + 8), .psn = get32(p + 12), .lid = (uint16_t)get32(p + 16), .link = p[5], .mtu = p[6]};
 	memcpy(e->gid, p + 20, sizeof e->gid);
 	if (p[7] != 0 || get32(p + 16) > UINT16_MAX || !sane(e))
-		return rwf_fail(EINVAL, "endpoint is damaged: link %u, mtu %u, qpn 0x%x, psn 0x%x", e->link, e->mtu, e->qpn, e->psn);
+		return rwf_fail(EINVAL, "endpoint is damaged: link %u, mtu %u, qpn 0x%x, psn 0x%x", e->link, e->mtu, e->qpn,
+				e->psn);
 	return 0;
 }
 
@@ -79,8 +80,9 @@ uint8_t rwf_ibv_ack_timeout(uint32_t ms, uint8_t retry)
 /* InfiniBand Architecture, volume 1, table 45: RNR NAK timer codes, in units of 10 us. Code 0 is the longest. */
 uint8_t rwf_ibv_rnr_timer(uint32_t ms, uint8_t retries)
 {
-	static const uint32_t units[32] = {65536, 1,   2,   3,   4,    6,    8,    12,   16,   24,   32,    48,    64,    96,    128,   192,
-					   256,   384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
+	static const uint32_t units[32] = {65536, 1,    2,    3,    4,    6,     8,     12,    16,    24,   32,
+					   48,    64,   96,   128,  192,  256,   384,   512,   768,   1024, 1536,
+					   2048,  3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152};
 
 	for (uint8_t code = 1; code < 32; code++)
 		if (UINT64_C(10) * units[code] * retries >= ms * UINT64_C(1000))

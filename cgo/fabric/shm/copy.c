@@ -49,21 +49,21 @@ INLINE void line_sse2(char *dst, const char *src, int past)
 }
 
 /* Four lines a step. */
-#define LINES(level, isa)                                                                                  \
-	__attribute__((target(isa))) INLINE void lines_##level(char *dst, const char *src, size_t n, int past) \
-	{                                                                                                  \
-		for (; n >= 4; n -= 4, dst += 256, src += 256)                                             \
-			for (int i = 0; i < 256; i += 64)                                                  \
-				line_##level(dst + i, src + i, past);                                      \
-		for (; n; n--, dst += 64, src += 64)                                                       \
-			line_##level(dst, src, past);                                                      \
-	}                                                                                                  \
-	__attribute__((target(isa))) static void copy_##level(char *dst, const char *src, size_t n, int past) \
-	{                                                                                                  \
-		if (past)                                                                                  \
-			lines_##level(dst, src, n, 1);                                                     \
-		else                                                                                       \
-			lines_##level(dst, src, n, 0);                                                     \
+#define LINES(level, isa)                                                                                                          \
+	__attribute__((target(isa))) INLINE void lines_##level(char *dst, const char *src, size_t n, int past)                     \
+	{                                                                                                                          \
+		for (; n >= 4; n -= 4, dst += 256, src += 256)                                                                     \
+			for (int i = 0; i < 256; i += 64)                                                                          \
+				line_##level(dst + i, src + i, past);                                                              \
+		for (; n; n--, dst += 64, src += 64)                                                                               \
+			line_##level(dst, src, past);                                                                              \
+	}                                                                                                                          \
+	__attribute__((target(isa))) static void copy_##level(char *dst, const char *src, size_t n, int past)                      \
+	{                                                                                                                          \
+		if (past)                                                                                                          \
+			lines_##level(dst, src, n, 1);                                                                             \
+		else                                                                                                               \
+			lines_##level(dst, src, n, 0);                                                                             \
 	}
 
 LINES(avx512, "avx512f")

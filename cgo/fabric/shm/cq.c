@@ -19,7 +19,8 @@ int shm_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 	cq->base = (struct rwf_cq){dev->ops, dev};
 	cq->epfd = epoll_create1(EPOLL_CLOEXEC);
 	cq->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (rwb_ring_make(&cq->ring, cqe) || cq->epfd < 0 || cq->wake_fd < 0 || epoll_ctl(cq->epfd, EPOLL_CTL_ADD, cq->wake_fd, &ev)) {
+	if (rwb_ring_make(&cq->ring, cqe) || cq->epfd < 0 || cq->wake_fd < 0 ||
+	    epoll_ctl(cq->epfd, EPOLL_CTL_ADD, cq->wake_fd, &ev)) {
 		int e = errno;
 
 		if (cq->epfd >= 0)

@@ -24,8 +24,8 @@ bool shm_mr_allows(rwf_pd *pd, uint32_t key, uint64_t addr, uint32_t len, int ac
 {
 	const struct shm_mr *m = &shm_dev(pd->dev)->mr[slot_of(key)];
 
-	return key && atomic_load_explicit(&m->key, memory_order_acquire) == key && m->pd == pd &&
-	       (m->access & access) == access && addr >= m->addr && len <= m->len && addr - m->addr <= m->len - len;
+	return key && atomic_load_explicit(&m->key, memory_order_acquire) == key && m->pd == pd && (m->access & access) == access &&
+	       addr >= m->addr && len <= m->len && addr - m->addr <= m->len - len;
 }
 
 static void mark(struct shm_qp *q, uint32_t slot)
@@ -121,8 +121,10 @@ static int check_memfd(int fd, uint64_t offset, size_t length)
 				(unsigned long long)(offset + length));
 	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (!(seals & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)))
-		return rwf_fail(EINVAL, "register memory: fd %d cannot be sealed against shrinking: create it with "
-					"memfd_create(MFD_ALLOW_SEALING)", fd);
+		return rwf_fail(EINVAL,
+				"register memory: fd %d cannot be sealed against shrinking: create it with "
+				"memfd_create(MFD_ALLOW_SEALING)",
+				fd);
 	return 0;
 }
 

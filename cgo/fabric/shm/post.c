@@ -15,8 +15,8 @@ static void complete_send(struct shm_qp *q, const struct rwf_send_wr *w, int sta
 		return;
 	e->qp = &q->base;
 	e->done = q->sent;
-	e->wc = (struct rwf_wc){.wr_id = w->wr_id, .byte_len = w->length, .qp_num = q->base.num, .status = (uint16_t)status,
-				.opcode = RWF_WC_SEND};
+	e->wc = (struct rwf_wc){
+		.wr_id = w->wr_id, .byte_len = w->length, .qp_num = q->base.num, .status = (uint16_t)status, .opcode = RWF_WC_SEND};
 }
 
 static void publish(struct shm_qp *q, const struct rwf_send_wr *w, bool by_ref)
@@ -186,13 +186,14 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 	if (rc) {
 		if (rc != -EAGAIN)
 			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
-		rwf_fail(-rc, "map: the peer of queue pair 0x%x %s", qp->num, rc == -EAGAIN ? "has yet to tell its regions" : "is gone");
+		rwf_fail(-rc, "map: the peer of queue pair 0x%x %s", qp->num,
+			 rc == -EAGAIN ? "has yet to tell its regions" : "is gone");
 		return NULL;
 	}
 	data = shm_remote_data(q, rkey, raddr, length, RWF_ACCESS_REMOTE_WRITE);
 	if (!data)
-		rwf_fail(EACCES, "map: key 0x%x of queue pair 0x%x's peer does not allow %u bytes at 0x%llx to be written", rkey, qp->num,
-			 length, (unsigned long long)raddr);
+		rwf_fail(EACCES, "map: key 0x%x of queue pair 0x%x's peer does not allow %u bytes at 0x%llx to be written", rkey,
+			 qp->num, length, (unsigned long long)raddr);
 	return data;
 }
 

@@ -80,7 +80,8 @@ int shm_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
 	cq->ready = false;
 	progress(cq);
 	if (cq->overrun)
-		return rwf_fail(EOVERFLOW, "poll: the completion queue of %u entries overran; its queue pairs have failed", cq->ring.limit);
+		return rwf_fail(EOVERFLOW, "poll: the completion queue of %u entries overran; its queue pairs have failed",
+				cq->ring.limit);
 	while (got < n && (e = rwb_ring_pop(&cq->ring))) {
 		wc[got++] = e->wc;
 		if (e->wc.opcode == RWF_WC_SEND)

@@ -147,8 +147,8 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 
 static int add_region(struct shm_qp *q, const struct shm_ctl *c, int fd)
 {
-	struct shm_remote_mr **page = &q->remote[c->slot / SHM_MR_PAGE], m = {
-		.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len};
+	struct shm_remote_mr **page = &q->remote[c->slot / SHM_MR_PAGE],
+			     m = {.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len};
 	int rc;
 
 	if ((c->key & (SHM_MR_SLOTS - 1)) != c->slot || c->key < SHM_MR_SLOTS || c->len == 0 || c->len > SHM_MAX_MR_SIZE ||

@@ -171,7 +171,7 @@ struct shm_qp {
 	uint64_t tx_tail, tx_credit, tx_rung, last_wake;
 	uint64_t adverts_seen;
 	uint32_t tx_mask;
-	uint64_t stalled_ms; /* since when the oldest waiting request waits; 0: it has not been tried */
+	uint64_t stalled_ms;  /* since when the oldest waiting request waits; 0: it has not been tried */
 	bool stalled_on_peer; /* for the peer's regions, not for its receives */
 
 	struct shm_remote_mr *remote[SHM_MR_SLOTS / SHM_MR_PAGE];

@@ -56,8 +56,8 @@ int shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out
 	out->recv_depth = get32(buf + 12);
 	out->by_ref = get16(buf + 6) & 1;
 	if (get16(buf + 6) > 1 || out->recv_depth == 0 || out->recv_depth > SHM_MAX_QP_WR)
-		return rwf_fail(EINVAL, "connect: the peer's shm endpoint is out of range: flags 0x%x, %u receives",
-				get16(buf + 6), out->recv_depth);
+		return rwf_fail(EINVAL, "connect: the peer's shm endpoint is out of range: flags 0x%x, %u receives", get16(buf + 6),
+				out->recv_depth);
 	memcpy(out->listener, buf + 16, SHM_COOKIE);
 	memcpy(out->cookie, buf + 32, SHM_COOKIE);
 	return 0;

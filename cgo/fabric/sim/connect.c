@@ -71,7 +71,8 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 		if (!w->automatic)
 			w->now_ns = until_ns;
 		if (w->now_ns >= until_ns) {
-			rc = rwf_fail(ETIMEDOUT, "connect queue pair 0x%x: queue pair 0x%x of device %u did not wait for it within %u ms",
+			rc = rwf_fail(ETIMEDOUT,
+				      "connect queue pair 0x%x: queue pair 0x%x of device %u did not wait for it within %u ms",
 				      qp->base.num, e->qp_num, e->device, timeout_ms);
 			break;
 		}

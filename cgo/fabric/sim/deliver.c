@@ -57,8 +57,9 @@ static void turn_away(struct sim_qp *qp)
 		return;
 	}
 	sim_log(w, "not ready", qp->base.num, qp->peer->base.num, 0);
-	sim_at(qp, SIM_DELIVER, min_u64(w->now_ns + min_u64(qp->rnr_timeout_ns / RNR_ATTEMPTS, rnr_backoff_max_ns),
-					qp->rnr_since_ns + qp->rnr_timeout_ns));
+	sim_at(qp, SIM_DELIVER,
+	       min_u64(w->now_ns + min_u64(qp->rnr_timeout_ns / RNR_ATTEMPTS, rnr_backoff_max_ns),
+		       qp->rnr_since_ns + qp->rnr_timeout_ns));
 }
 
 /* The oldest undelivered send ends in an error; those before it arrived, and are said to have. */

@@ -25,10 +25,11 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 	int rc = rwb_option_check("sim", options, known), given = 0;
 	struct sim_device *dev;
 
-	if (rc || (given = rc = option_number(options, "world", &world)) < 0 ||
-	    (rc = option_number(options, "seed", &seed)) < 0 || (rc = option_number(options, "auto", &automatic)) < 0 ||
+	if (rc || (given = rc = option_number(options, "world", &world)) < 0 || (rc = option_number(options, "seed", &seed)) < 0 ||
+	    (rc = option_number(options, "auto", &automatic)) < 0 ||
 	    (rc = option_number(options, "by_reference", &by_reference)) < 0 || (rc = option_number(options, "maps", &maps)) < 0 ||
-	    (rc = option_number(options, "copies_at_post", &copies_at_post)) < 0 || (rc = option_number(options, "link", &link)) < 0)
+	    (rc = option_number(options, "copies_at_post", &copies_at_post)) < 0 ||
+	    (rc = option_number(options, "link", &link)) < 0)
 		return rc;
 	if (link && (by_reference || copies_at_post || maps))
 		return rwf_fail(EINVAL, "open sim: a device with link=1 has none of by_reference=1, copies_at_post=1 and maps=1");
@@ -44,8 +45,8 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 	}
 	dev->base.ops = &rwf_sim_ops;
 	snprintf(dev->name, sizeof dev->name, "%s", *name ? name : "sim0");
-	dev->flags = RWF_DEV_ANY_MEMORY | (by_reference ? RWF_DEV_BY_REFERENCE : 0) | (copies_at_post ? RWF_DEV_COPIES_AT_POST : 0) |
-		     (maps ? RWF_DEV_MAPS : 0) | (link ? RWF_DEV_LINK : 0);
+	dev->flags = RWF_DEV_ANY_MEMORY | (by_reference ? RWF_DEV_BY_REFERENCE : 0) |
+		     (copies_at_post ? RWF_DEV_COPIES_AT_POST : 0) | (maps ? RWF_DEV_MAPS : 0) | (link ? RWF_DEV_LINK : 0);
 	dev->up_at_ns = SIM_NEVER;
 	sim_lock(dev->world);
 	dev->id = ++dev->world->last_device;

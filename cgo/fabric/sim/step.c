@@ -18,11 +18,18 @@ static void happen(struct sim_choice c)
 
 	qp->due_ns[c.event] = SIM_NEVER;
 	switch (c.event) {
-	case SIM_DELIVER: sim_deliver(qp); break;
-	case SIM_ACK: sim_acknowledge(qp); break;
+	case SIM_DELIVER:
+		sim_deliver(qp);
+		break;
+	case SIM_ACK:
+		sim_acknowledge(qp);
+		break;
 	case SIM_GONE:
-	case SIM_GIVE_UP: sim_qp_error(qp, RWF_WC_RETRY_EXC_ERR); break;
-	case SIM_EVENTS: break;
+	case SIM_GIVE_UP:
+		sim_qp_error(qp, RWF_WC_RETRY_EXC_ERR);
+		break;
+	case SIM_EVENTS:
+		break;
 	}
 	for (int e = 0; e < SIM_EVENTS; e++)
 		ahead |= qp->due_ns[e] != SIM_NEVER;

@@ -98,7 +98,8 @@ static bool same_secret(const uint8_t *a, const uint8_t *b)
 static enum verdict admit(struct tcp_qp *qp, struct tcp_half *half, const struct tcp_hello *hello)
 {
 	struct tcp_device *dev = qp->dev;
-	struct tcp_hello reply = {.kind = TCP_HELLO_ACCEPT, .to_qp = hello->from_qp, .from_qp = qp->head.num, .window = dev->window};
+	struct tcp_hello reply = {
+		.kind = TCP_HELLO_ACCEPT, .to_qp = hello->from_qp, .from_qp = qp->head.num, .window = dev->window};
 	uint8_t bytes[TCP_HELLO_LEN];
 
 	if (hello->from_qp != qp->join.peer.qp_num || tcp_no_delay(half->fd))
@@ -195,7 +196,8 @@ static uint64_t expire_passive(struct tcp_device *dev, uint64_t now, uint64_t un
 /* Waits for something to do, at most until, and does it. */
 static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 {
-	struct pollfd fds[2 + TCP_MAX_HALF_OPEN] = {{.fd = dev->event_fd, .events = POLLIN}, {.fd = dev->listen_fd, .events = POLLIN}};
+	struct pollfd fds[2 + TCP_MAX_HALF_OPEN] = {{.fd = dev->event_fd, .events = POLLIN},
+						    {.fd = dev->listen_fd, .events = POLLIN}};
 	struct tcp_half *polled[TCP_MAX_HALF_OPEN];
 	nfds_t n = 2; /* only places in use: more than the limit on open files is EINVAL */
 

@@ -155,7 +155,8 @@ int tcp_no_delay(int fd)
 {
 	int on = 1;
 
-	return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) ? rwf_fail(errno, "set TCP_NODELAY: %s", strerror(errno)) : 0;
+	return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) ? rwf_fail(errno, "set TCP_NODELAY: %s", strerror(errno))
+									: 0;
 }
 
 /*

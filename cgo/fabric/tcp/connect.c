@@ -105,7 +105,8 @@ static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
 	if (!tcp_is_wildcard(peer))
 		return 0;
 	if (!dev->peer.family)
-		return rwf_fail(EDESTADDRREQ, "connect to port %u: the peer listens on every address: say with option peer=ADDR where it is",
+		return rwf_fail(EDESTADDRREQ,
+				"connect to port %u: the peer listens on every address: say with option peer=ADDR where it is",
 				peer->port);
 	peer->family = dev->peer.family;
 	memcpy(peer->addr, dev->peer.addr, sizeof peer->addr);

@@ -118,8 +118,8 @@ void tcp_cq_push(struct tcp_cq *cq, struct tcp_qp *qp, const struct rwf_wc *wc, 
 	if (!c) {
 		cq->overrun = true;
 		tcp_raise(qp, RWF_EVENT_CQ_ERR);
-		LIST_FOREACH (link, &cq->links, all)
-			tcp_qp_error(link->qp, RWF_WC_WR_FLUSH_ERR);
+		LIST_FOREACH(link, &cq->links, all)
+		tcp_qp_error(link->qp, RWF_WC_WR_FLUSH_ERR);
 		return;
 	}
 	cq->errors |= wc->status != RWF_WC_SUCCESS;

@@ -84,7 +84,8 @@ static void quiesce(struct tcp_device *dev)
 {
 	struct tcp_cq *cq;
 
-	LIST_FOREACH (cq, &dev->cqs, all) {
+	LIST_FOREACH(cq, &dev->cqs, all)
+	{
 		uint32_t seen = atomic_load(&cq->busy);
 
 		while (seen & 1 && atomic_load(&cq->busy) == seen)
@@ -117,5 +118,6 @@ bool tcp_mr_allows(struct tcp_qp *qp, uint32_t key, uint64_t addr, uint64_t leng
 	struct tcp_mr *mr = &qp->dev->mrs[key & (TCP_MAX_MR - 1)];
 
 	return key != 0 && atomic_load_explicit(&mr->key, memory_order_acquire) == key && &mr->pd->head == qp->head.pd &&
-	       (mr->access & access) == access && addr >= mr->addr && length <= mr->length && addr - mr->addr <= mr->length - length;
+	       (mr->access & access) == access && addr >= mr->addr && length <= mr->length &&
+	       addr - mr->addr <= mr->length - length;
 }

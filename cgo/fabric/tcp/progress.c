@@ -68,7 +68,8 @@ static void serve_attention(struct tcp_cq *cq)
 	struct tcp_link *link;
 
 	atomic_store(&cq->attention, 0);
-	LIST_FOREACH (link, &cq->links, all) {
+	LIST_FOREACH(link, &cq->links, all)
+	{
 		tcp_adopt(link->qp);
 		if (link->qp->head.state == RWF_QPS_ERR)
 			tcp_cq_ready(link);
@@ -105,8 +106,8 @@ static void acknowledge_all(struct tcp_cq *cq)
 	if (!cq->due)
 		return;
 	cq->due = false;
-	LIST_FOREACH (link, &cq->links, all)
-		tcp_acknowledge(link->qp);
+	LIST_FOREACH(link, &cq->links, all)
+	tcp_acknowledge(link->qp);
 }
 
 /*
@@ -143,7 +144,8 @@ static void look_after(struct tcp_cq *cq, uint64_t now)
 	if (now < cq->look_ns)
 		return;
 	cq->look_ns = now + LOOK_MS * 1000000ull;
-	LIST_FOREACH (link, &cq->links, all) {
+	LIST_FOREACH(link, &cq->links, all)
+	{
 		struct tcp_qp *qp = link->qp;
 
 		if (qp->send_cq != cq)

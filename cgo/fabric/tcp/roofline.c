@@ -161,8 +161,8 @@ static int join_all(const struct rwf_tcp_roofline *r, struct end *near, struct e
 	socklen_t len = sizeof at;
 	int rc = 0, listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	if (listener < 0 || tune(listener, r->sockbuf) || bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, 16) ||
-	    getsockname(listener, (struct sockaddr *)&at, &len))
+	if (listener < 0 || tune(listener, r->sockbuf) || bind(listener, (struct sockaddr *)&at, sizeof at) ||
+	    listen(listener, 16) || getsockname(listener, (struct sockaddr *)&at, &len))
 		rc = -errno;
 	for (uint32_t i = 0; i < r->connections && !rc; i++) {
 		int fds[2] = {-1, -1};
@@ -213,7 +213,10 @@ static int64_t run(const struct rwf_tcp_roofline *r, struct crew *crews, struct 
 		bool hub = i < r->hubs;
 		struct crew *c = &crews[i];
 
-		*c = (struct crew){.r = r, .ends = hub ? near : far, .first = hub ? i : i - r->hubs, .step = hub ? r->hubs : r->peers,
+		*c = (struct crew){.r = r,
+				   .ends = hub ? near : far,
+				   .first = hub ? i : i - r->hubs,
+				   .step = hub ? r->hubs : r->peers,
 				   .deadline_ns = deadline};
 		c->started = pthread_create(&c->thread, NULL, work, c) == 0;
 		if (!c->started)
@@ -237,8 +240,9 @@ int64_t rwf_tcp_roofline(const struct rwf_tcp_roofline *r)
 
 	if (r->connections == 0 || r->connections > MAX_CONNECTIONS || r->hubs == 0 || r->hubs > r->connections || r->peers == 0 ||
 	    r->peers > r->connections || r->block == 0 || r->span < r->block || r->bytes < r->connections)
-		return rwf_fail(EINVAL, "tcp roofline: %u connections, %u hubs, %u peers, blocks of %u, span %llu, %llu bytes", r->connections,
-				r->hubs, r->peers, r->block, (unsigned long long)r->span, (unsigned long long)r->bytes);
+		return rwf_fail(EINVAL, "tcp roofline: %u connections, %u hubs, %u peers, blocks of %u, span %llu, %llu bytes",
+				r->connections, r->hubs, r->peers, r->block, (unsigned long long)r->span,
+				(unsigned long long)r->bytes);
 	near = calloc(r->connections, sizeof *near);
 	far = calloc(r->connections, sizeof *far);
 	crews = calloc(r->hubs + r->peers, sizeof *crews);

@@ -69,7 +69,8 @@ static uint32_t add_entries(struct tcp_qp *qp)
 			break;
 		}
 		e.length = (uint32_t)share;
-		qp->out.iov[1 + n] = (struct iovec){(char *)(uintptr_t)rwb_payload(&qp->out.sends, qp->out.framed) + qp->out.fragment, (size_t)share};
+		qp->out.iov[1 + n] = (struct iovec){
+			(char *)(uintptr_t)rwb_payload(&qp->out.sends, qp->out.framed) + qp->out.fragment, (size_t)share};
 		qp->out.fragment += e.length;
 		room -= share;
 		if (qp->out.fragment == wr->length) {
@@ -213,7 +214,8 @@ void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted)
 		const struct rwf_send_wr *wr = rwb_send(&qp->out.sends, qp->out.acked++);
 
 		if (wr->flags & RWF_SEND_SIGNALED) {
-			struct rwf_wc wc = {.wr_id = wr->wr_id, .byte_len = wr->length, .qp_num = qp->head.num, .opcode = RWF_WC_SEND};
+			struct rwf_wc wc = {
+				.wr_id = wr->wr_id, .byte_len = wr->length, .qp_num = qp->head.num, .opcode = RWF_WC_SEND};
 
 			tcp_cq_push(qp->send_cq, qp, &wc, qp->out.acked);
 		}

@@ -55,7 +55,7 @@ enum {
 
 struct tcp_mr {
 	_Atomic uint32_t key; /* 0: free; else generation << 16 | index */
-	uint16_t generation; /* of the last key */
+	uint16_t generation;  /* of the last key */
 	int access;
 	struct tcp_pd *pd;
 	uint64_t addr, length;
@@ -85,7 +85,7 @@ struct tcp_device {
 	pthread_mutex_t lock; /* of the queue pair table and the passive side of its queue pairs */
 	struct tcp_qp *qps[TCP_MAX_QP];
 	uint32_t qp_generation, qp_next;
-	uint32_t waiting; /* passive queue pairs whose peer has not come */
+	uint32_t waiting;        /* passive queue pairs whose peer has not come */
 	_Atomic uint32_t events; /* event bits set in queue pairs */
 
 	pthread_mutex_t mr_lock; /* of the memory region table and the list of queues; never taken inside a call counted by busy */
@@ -145,7 +145,7 @@ struct tcp_out {
 	/* Requests before acked await polling, those before framed are on their way, those before posted wait. */
 	struct rwb_sends sends;
 	uint64_t acked, framed;
-	uint64_t *ends; /* of each request on its way: the offset in the stream just after its payload */
+	uint64_t *ends;    /* of each request on its way: the offset in the stream just after its payload */
 	uint32_t fragment; /* bytes of request framed that went in earlier frames */
 	uint32_t imm_sent;
 	uint64_t rnr_deadline_ns; /* when the next send will have waited too long for a posted receive; 0: it does not wait */
@@ -181,8 +181,8 @@ struct tcp_in {
 	bool heard;     /* data arrived since the last of ours went out */
 	bool converses; /* its owner answers data with data, which will carry the acknowledgement */
 
-	uint32_t count, entry, done;  /* entries of the frame, the present one, its bytes placed */
-	uint32_t refused;             /* the first entry that no receive is left for, refused with refusal */
+	uint32_t count, entry, done;     /* entries of the frame, the present one, its bytes placed */
+	uint32_t refused;                /* the first entry that no receive is left for, refused with refusal */
 	enum rwf_wc_status refusal, nak; /* nak: what to refuse the peer with, once the frame going out is complete */
 	uint32_t seq;
 	uint64_t message_bytes; /* of the present message, in earlier entries */

@@ -82,12 +82,17 @@ int tcp_endpoint_decode(struct tcp_endpoint *ep, const void *buf, size_t len)
 	if (get32(p) != endpoint_magic)
 		return rwf_fail(EINVAL, "peer endpoint: it is not provider tcp's: is the peer using another provider?");
 	if (get16(p + 4) != WIRE_VERSION)
-		return rwf_fail(EINVAL, "peer endpoint: version %u, this side speaks %d: run the same release on both", get16(p + 4),
-				WIRE_VERSION);
+		return rwf_fail(EINVAL, "peer endpoint: version %u, this side speaks %d: run the same release on both",
+				get16(p + 4), WIRE_VERSION);
 	switch (get16(p + 6)) {
-	case 4: ep->family = AF_INET; break;
-	case 6: ep->family = AF_INET6; break;
-	default: return rwf_fail(EINVAL, "peer endpoint: address family %u, it must be 4 or 6", get16(p + 6));
+	case 4:
+		ep->family = AF_INET;
+		break;
+	case 6:
+		ep->family = AF_INET6;
+		break;
+	default:
+		return rwf_fail(EINVAL, "peer endpoint: address family %u, it must be 4 or 6", get16(p + 6));
 	}
 	ep->qp_num = get32(p + 8);
 	ep->port = get16(p + 12);
