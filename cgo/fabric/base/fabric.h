@@ -1,19 +1,19 @@
 /*
- * The transport contract, in libibverbs' words. Everything above this header is written once, against registered
- * memory, RDMA WRITE WITH IMMEDIATE and completion queues; a provider (ibv, shm, tcp, sim) makes it true.
+ * The transport contract, in libibverbs' words. What stands above this header is written once, against registered memory,
+ * RDMA WRITE WITH IMMEDIATE and completion queues. A provider (ibv, shm, tcp, sim) carries it out.
  *
- * Calls return 0 or a count on success and a negative errno on failure; rwf_last_error() then has the text, per thread.
+ * Calls return 0 or a count on success and a negative errno on failure. rwf_last_error() then holds the text, per thread.
  *
- * Threads. A completion queue and every queue pair bound to it belong to one owner thread at a time: create, connect,
- * post, poll, arm, wait and destroy are called by that thread only. Three calls may come from any thread: rwf_wake_cq,
- * rwf_reg_mr/rwf_dereg_mr, and rwf_get_async_event (which also accepts a passive peer's connection, so the provider
- * publishes that to the owner safely).
+ * Threads. A completion queue and the queue pairs bound to it belong to one owner thread at a time. Only that thread calls
+ * create, connect, post, map, poll, arm, wait and destroy. Any thread may call rwf_wake_cq, rwf_reg_mr, rwf_dereg_mr and
+ * rwf_get_async_event. The last also accepts a passive peer's connection; the provider publishes that to the owner safely.
  *
  * Strictness. A write with immediate consumes a posted receive; without one the sender retries (receiver not ready) until
- * its timeout and then fails. Keys, access rights and bounds are checked on every write. A full send queue is -ENOMEM and
- * posts nothing further. A completion queue that overruns is an error of the queue (its queue pairs fail), never a lost
- * completion; a provider may instead refuse queue pairs that could overrun it (ibv does), so make it as large as all their
- * queues together. An error moves the queue pair to ERR and flushes every outstanding send and posted receive.
+ * its timeout and then fails. Every write is checked for keys, access rights and bounds. A full send queue is -ENOMEM and
+ * posts nothing further. A completion queue that overruns is an error of the queue, and its queue pairs fail; a completion
+ * is never lost. A provider may instead refuse queue pairs that could overrun it (ibv does), so make a completion queue as
+ * large as all their queues together. An error moves the queue pair to ERR and flushes every outstanding send and posted
+ * receive.
  */
 #ifndef RW_FABRIC_H
 #define RW_FABRIC_H
@@ -48,8 +48,8 @@ enum rwf_wc_opcode { RWF_WC_SEND = 0, RWF_WC_RECV_IMM = 1 };
 enum rwf_send_flags {
 	RWF_SEND_SIGNALED = 1,
 	RWF_SEND_INLINE = 2,    /* the source may be reused on return; lkey is not looked at */
-	RWF_SEND_STREAMING = 4, /* hint: the target will not be read soon, so a copying provider may bypass the cache */
-	RWF_SEND_PLACED = 8,    /* the payload is at the target already, by way of rwf_map; laddr and lkey are not looked at */
+	RWF_SEND_STREAMING = 4, /* hint: nobody reads the target soon, so a copying provider may bypass the cache */
+	RWF_SEND_PLACED = 8,    /* the payload is at the target already, see rwf_map; laddr and lkey are not looked at */
 };
 
 enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
@@ -120,7 +120,7 @@ struct rwf_connect_attr {
 	uint32_t timeout_ms;     /* active: how long to try; passive: how long the peer may take, then the queue pair fails */
 	uint32_t rnr_timeout_ms; /* how long a send waits for a posted receive before it fails; 0: 1000 */
 	uint32_t ack_timeout_ms; /* how long an unacknowledged send is retried before it fails; 0: 1000 */
-	int32_t cancel_fd;       /* active: a file that becomes readable to end the wait, with -ECANCELED; 0: none */
+	int32_t cancel_fd;       /* active: a file that ends the wait with -ECANCELED once it is readable; 0: none */
 };
 
 enum rwf_async_type {
@@ -137,47 +137,48 @@ struct rwf_async_event {
 	uint32_t qp_num;
 };
 
-/* Names of the providers built in, NULL after the last. */
+/* Returns the names of the providers, NULL after the last. */
 const char *const *rwf_providers(void);
 const char *rwf_last_error(void);
-/* Sets rwf_last_error() and returns -err; for providers and what is built on them. */
+/* Sets rwf_last_error() and returns -err. For providers and what is built on the contract. */
 int rwf_fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 const char *rwf_wc_status_str(int status);
 const char *rwf_qp_state_str(int state);
 const char *rwf_async_type_str(uint32_t type);
 
 /*
- * device: the provider's name for it, "" for its first. options: "key=value,key=value", each documented in the provider's
- * own file; an unknown key is -EINVAL and named in the error.
+ * Opens a device by the provider's name for it; "" is its first. options are "key=value,key=value", documented in the
+ * provider's own header. An unknown key is -EINVAL, and the error names it.
  */
 int rwf_open(const char *provider, const char *device, const char *options, rwf_device **out);
 int rwf_close(rwf_device *dev); /* -EBUSY while a pd or cq of it is open */
 int rwf_query(rwf_device *dev, struct rwf_device_attr *out);
-/* Device names of a provider, '\n' between them, into buf; returns their number. */
+/* Writes the names of a provider's devices into buf, '\n' between them. Returns how many there are. */
 int rwf_list(const char *provider, char *buf, size_t cap);
 
 int rwf_alloc_pd(rwf_device *dev, rwf_pd **out);
 int rwf_dealloc_pd(rwf_pd *pd);
 
 /*
- * Registers [addr, addr+length). fd and fd_offset name the memfd that backs the range, as in ibv_reg_dmabuf_mr(3); -1 where
- * there is none. Every queue pair of the protection domain, connected before or after, may then use the keys.
+ * Registers [addr, addr+length). fd and fd_offset name the memfd that backs the range, as in ibv_reg_dmabuf_mr(3); fd is -1
+ * where there is none. Every queue pair of the protection domain may then use the keys, whether it was connected before or
+ * is after.
  */
 int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out);
 int rwf_dereg_mr(rwf_pd *pd, uint32_t lkey);
 
 int rwf_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
 int rwf_destroy_cq(rwf_cq *cq); /* -EBUSY while a queue pair uses it */
-/* Takes up to n completions, oldest first per queue pair. Also makes progress. Negative: the queue overran (-EOVERFLOW). */
+/* Makes progress, and takes up to n completions, oldest first per queue pair. Returns -EOVERFLOW when the queue overran. */
 int rwf_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
 /*
- * Arms the queue: the next wait returns once count completions are there (moderation, a hint: fewer may wake it too;
- * 1: the first), or one in error, or a wake. The usual order holds: arm, poll once more, then wait.
+ * Arms the queue: the next wait returns once count completions are there, or one in error, or on a wake. count is a hint:
+ * fewer may end the wait. Arm, poll once more, then wait.
  */
 int rwf_req_notify_cq(rwf_cq *cq, uint32_t count);
-/* 1: something is there, 0: timeout_us passed. */
+/* Returns 1 when something is there, 0 when timeout_us has passed. */
 int rwf_wait_cq(rwf_cq *cq, int64_t timeout_us);
-/* Makes the present or the next wait return. Any thread; async-signal-safe. */
+/* Makes the present or the next wait return. Any thread may call it, and a signal handler. */
 int rwf_wake_cq(rwf_cq *cq);
 
 int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out);
@@ -185,37 +186,43 @@ int rwf_destroy_qp(rwf_qp *qp); /* completions not yet polled are dropped */
 uint32_t rwf_qp_num(const rwf_qp *qp);
 int rwf_qp_state(const rwf_qp *qp);
 enum { RWF_ENDPOINT_MAX = 256 };
-/* Writes what the peer needs to connect to this queue pair; returns its length. Opaque outside the provider. */
+/* Writes what the peer needs to connect to this queue pair, and returns its length. Only the provider reads it. */
 int rwf_qp_endpoint(rwf_qp *qp, void *buf, size_t cap);
-/* Takes the peer's endpoint to the queue pair and brings it to RTS (passive: when the peer arrives). */
+/*
+ * Gives the queue pair its peer's endpoint and brings it to RTS: on return where it is active, when the peer arrives where
+ * it is passive.
+ */
 int rwf_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
-/* Moves the queue pair to ERR: everything outstanding is flushed. The peer sees an error too. */
+/* Moves the queue pair to ERR and flushes all that is outstanding. The peer sees an error too. */
 int rwf_fail_qp(rwf_qp *qp);
 
 /*
- * Posts n work requests in order and rings the doorbell once. Returns how many were posted; fewer than n only with an
- * error in rwf_last_error(), and the negative errno if none was.
+ * Posts n work requests in order and rings the doorbell once. Returns how many were posted, with the error of the next in
+ * rwf_last_error() where they are fewer than n, or its negative errno where there are none.
  */
 int rwf_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
 /* Posts n receives without buffers, all with this wr_id. */
 int rwf_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
 
 /*
- * Returns where the peer's [raddr, raddr+length) lies in this process, after the checks of a remote write. Returns NULL, with
- * rwf_last_error(), where it may not be written, and where it cannot be now: earlier requests wait in the send queue and
- * must land first, or the device does not map. Post an ordinary write then: it waits its turn or fails as it should.
+ * Returns where the peer's [raddr, raddr+length) lies in this process, after the checks of a remote write. Returns NULL,
+ * and sets rwf_last_error(), where it may not be written, where the device does not map, and while earlier requests wait in
+ * the send queue, since they must land first. Post an ordinary write then: it waits its turn or fails as it should.
  *
- * The address holds until the owner's next call with this queue pair or one of its completion queues. What is written there
- * is in the peer's memory at once, as by a plain write. A write with immediate flagged RWF_SEND_PLACED then announces it: the
- * provider checks key and bounds again, takes a receive, and carries the immediate and the length. The caller orders its
- * stores before the post: ordinary ones are, streaming ones need a store fence (sfence); the provider publishes by a release.
- * -EINVAL where the device does not map, and for a plain or inline write.
+ * The address holds until the owner's next call with this queue pair or one of its completion queues. What is stored there
+ * reaches the peer's memory at once, as by a plain write. A write with immediate and RWF_SEND_PLACED then announces it. The
+ * provider checks key and bounds again, takes a receive, and carries the immediate and the length. It publishes with a
+ * release store, which orders ordinary stores; streaming stores need a store fence (sfence) before the post. The flag is
+ * -EINVAL where the device does not map, and with a plain or inline write.
  */
 void *rwf_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length);
-/* Calls rwf_map for n queue pairs, each with its own key and address. out[i] is 0 where it returned NULL. Returns how many are not. */
+/*
+ * Calls rwf_map for n queue pairs, each with its own key and address. Sets out[i] to 0 where it returned NULL. Returns how
+ * many addresses it found.
+ */
 int rwf_map_all(rwf_qp *const *qps, const uint32_t *rkeys, const uint64_t *raddrs, uint32_t length, int n, uint64_t *out);
 
-/* Returns 1 and an event, or 0 after timeout_ms. Call it in a loop: it is also what lets passive peers in. */
+/* Returns 1 and an event, or 0 after timeout_ms. Call it in a loop: passive peers are let in by it. */
 int rwf_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a provider implements: one function per call of fabric.h, with the common head of each object. */
+/* What a provider implements: one function for each call of fabric.h, and the common head of each object. */
 #ifndef RW_PROVIDER_H
 #define RW_PROVIDER_H
 
@@ -58,8 +58,8 @@ extern const struct rwf_ops rwf_ibv_ops, rwf_shm_ops, rwf_tcp_ops, rwf_sim_ops;
 int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags);
 
 /*
- * Walks "k=v,k=v": copies the value of key into out (cap bytes) and returns 1, or 0 if absent.
- * rwb_option_check returns -EINVAL, naming the key, if options hold one that is not in the NULL-ended list.
+ * Copies the value of key in "k=v,k=v" into out (cap bytes) and returns 1, or returns 0 where it is absent.
+ * rwb_option_check returns -EINVAL, with the key in the error, where options hold one that is not in the NULL-ended list.
  */
 int rwb_option(const char *options, const char *key, char *out, size_t cap);
 int rwb_option_check(const char *provider, const char *options, const char *const *known);

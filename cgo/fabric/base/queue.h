@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/* The least power of two that is at least n. */
+/* Returns the least power of two that is at least n. */
 static inline uint32_t rwb_pow2(uint32_t n)
 {
 	return n <= 1 ? 1 : 1u << (32 - __builtin_clz(n - 1));
@@ -22,7 +22,7 @@ struct rwb_sends {
 
 int rwb_sends_make(struct rwb_sends *s, uint32_t limit, uint32_t max_inline); /* 0 or -ENOMEM */
 void rwb_sends_free(struct rwb_sends *s);
-/* Checks a request that is to be posted: rwb_check_send, and that there is room for it. Returns 0 or a negative errno. */
+/* Checks a request before it is posted: by rwb_check_send, and that there is room. Returns 0 or a negative errno. */
 int rwb_sends_check(const struct rwb_sends *s, const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t device_flags);
 /* Appends a request that was checked, and its bytes if it is inline. */
 void rwb_sends_post(struct rwb_sends *s, const struct rwf_send_wr *wr);
@@ -32,7 +32,7 @@ static inline struct rwf_send_wr *rwb_send(const struct rwb_sends *s, uint64_t i
 	return &s->ring[index & s->mask];
 }
 
-/* Where the payload of a request in the queue lies. */
+/* Returns where the payload of a request in the queue lies. */
 static inline const void *rwb_payload(const struct rwb_sends *s, uint64_t index)
 {
 	const struct rwf_send_wr *wr = rwb_send(s, index);
@@ -45,7 +45,7 @@ static inline const void *rwb_payload(const struct rwb_sends *s, uint64_t index)
 struct rwb_completion {
 	struct rwf_wc wc;
 	rwf_qp *qp;
-	uint64_t done; /* the requests of wc's direction that it ends, with all before */
+	uint64_t done; /* wc ends this many requests of its direction, counted from the first */
 };
 
 /* Completions from their event until they are polled. */
@@ -65,13 +65,13 @@ static inline uint32_t rwb_ring_length(const struct rwb_ring *r)
 	return (uint32_t)(r->tail - r->head);
 }
 
-/* The next entry, to be filled, or NULL where there is no room. */
+/* Returns the next entry, to be filled, or NULL where there is no room. */
 static inline struct rwb_completion *rwb_ring_push(struct rwb_ring *r)
 {
 	return rwb_ring_length(r) < r->limit ? &r->entries[r->tail++ & r->mask] : NULL;
 }
 
-/* The oldest entry, good until the next push, or NULL where there is none. */
+/* Returns the oldest entry, good until the next push, or NULL where there is none. */
 static inline const struct rwb_completion *rwb_ring_pop(struct rwb_ring *r)
 {
 	return r->head != r->tail ? &r->entries[r->head++ & r->mask] : NULL;

@@ -1,9 +1,9 @@
 /*
- * Provider ibv: bringing queue pairs up, and learning that peers come and go.
+ * Provider ibv: bringing queue pairs up, and noticing that peers come and go.
  *
- * Verbs have no handshake: both sides are told the other's number and go to RTS on their own. So the active side writes 0
- * bytes, which touches no memory and consumes no receive, and connecting ends with the acknowledgement: the peer is
- * there and the path works both ways. The passive side sees the same write move the packet sequence number it expects.
+ * Verbs have no handshake: both sides get the other's number and go to RTS on their own. So the active side writes 0 bytes,
+ * which touches no memory and consumes no receive. Connecting ends with the acknowledgement: the peer is there, and the
+ * path works in both directions. The passive side sees the same write change the packet sequence number it expects.
  */
 #if __has_include(<infiniband/verbs.h>)
 
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Retries: 7 means for ever for RNR, and on soft-RoCE, against the specification, also for lost packets. */
+/* Retries: 7 means for ever for RNR, and on soft-RoCE also for lost packets, against the specification. */
 enum { NOT_YET = -1, HOP_LIMIT = 255, DEFAULT_RETRY = 6, DEFAULT_RNR = 6, ARRIVAL_POLL_MS = 5 };
 
 int vb_qp_endpoint(rwf_qp *base, void *buf, size_t cap)
@@ -108,7 +108,7 @@ static void set_aside(struct vb_qp *qp, uint32_t seq, int *status)
 		vb_set_aside(qp->recv_cq, qp, seq, status);
 }
 
-/* The write that asks whether the peer is there; returns its status, or NOT_YET at the deadline. */
+/* Writes nothing to the peer, to see whether it is there. Sets the write's status, NOT_YET at the deadline. */
 static int probe(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *status)
 {
 	const struct rwf_send_wr nothing = {.opcode = RWF_WRITE, .flags = RWF_SEND_SIGNALED};
@@ -130,7 +130,7 @@ static int probe(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *sta
 	}
 }
 
-/* Back to where connecting began: an error flushed the receives, so they are posted again. */
+/* Goes back to where connecting began. An error flushed the receives, so it posts them again. */
 static int start_again(struct vb_qp *qp, uint32_t first_recv, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -221,7 +221,7 @@ int vb_connect_qp(rwf_qp *base, const void *buf, size_t len, const struct rwf_co
 	return 0;
 }
 
-/* Has anything arrived? Data that was polled says so; else the packet sequence number has moved from where it was set. */
+/* Reports whether anything has arrived: data was polled, or the packet sequence number has changed since it was set. */
 static bool arrived(struct vb_qp *qp)
 {
 	struct ibv_qp_init_attr init;
@@ -232,7 +232,7 @@ static bool arrived(struct vb_qp *qp)
 	return qp->dev->lib->query_qp(qp->qp, &attr, IBV_QP_RQ_PSN, &init) == 0 && attr.rq_psn != qp->peer_psn;
 }
 
-/* The first of the waiting queue pairs whose peer came, or will not come any more. Called with the lock held. */
+/* Finds the first of the waiting queue pairs whose peer came, or will not come any more. Called with the lock held. */
 static int next_arrival(struct vb_device *dev, struct rwf_async_event *out)
 {
 	uint64_t now = rwb_now_ns();
@@ -254,7 +254,7 @@ static int next_arrival(struct vb_device *dev, struct rwf_async_event *out)
 	return 0;
 }
 
-/* The library's events, as the contract has them; 0 for those it has no word for. */
+/* Translates the library's events into the contract's. Returns 0 for those it has no word for. */
 static int convert(struct vb_device *dev, const struct ibv_async_event *ev, struct rwf_async_event *out)
 {
 	struct vb_cq *cq;

@@ -70,8 +70,8 @@ int vb_destroy_cq(rwf_cq *base)
 }
 
 /*
- * Work request ids given to the hardware: direction, queue pair, number. So a completion, also one in error, of which
- * neither opcode nor immediate holds, finds its queue pair and frees what it and the unsignaled before it occupied.
+ * The hardware's work request ids hold direction, queue pair and number. A completion in error has neither opcode nor
+ * immediate. By its id it finds its queue pair, and frees what it and the unsignaled requests before it occupied.
  */
 enum { SLOT_SHIFT = 32, RECV_SHIFT = 63 };
 
@@ -85,7 +85,10 @@ static struct vb_qp *qp_of(const struct vb_device *dev, const struct ibv_wc *wc)
 	return dev->qps[wc->wr_id >> SLOT_SHIFT & (VB_MAX_QP - 1)];
 }
 
-/* Success on a passive queue pair also says that its peer has arrived: the thread that waits for events will report it. */
+/*
+ * Notes what a completion says of the queue pair's state. Success on a passive one also means that its peer has arrived;
+ * the thread that waits for events reports it.
+ */
 static void note_state(struct vb_qp *qp, bool ok, bool recv)
 {
 	if (!ok)

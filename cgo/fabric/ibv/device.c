@@ -13,7 +13,7 @@
 
 enum { UNSET = -1, MAX_RETRY = 7 };
 
-/* A number option within its range, or UNSET. */
+/* Reads an option that is a number within a range, UNSET where it is absent. */
 static int number(const char *options, const char *key, int low, int high, int *out)
 {
 	char text[32], *end;
@@ -116,7 +116,7 @@ static uint32_t link_mbps(const struct ibv_port_attr *p)
 	return 0;
 }
 
-/* The device does not say how much it sends inline; try. */
+/* Probes how much the device sends inline, since it does not say. */
 static uint32_t probe_inline(struct vb_device *dev)
 {
 	struct ibv_pd *pd = dev->lib->alloc_pd(dev->ctx);
@@ -237,7 +237,7 @@ int vb_open(const char *device, const char *options, rwf_device **out)
 		if (*device && strcmp(device, lib->get_device_name(list[i])) != 0)
 			continue;
 		rc = open_one(lib, list[i], options, out);
-		if (*device || rc != -ENETDOWN) /* any device: pass over those without a link */
+		if (*device || rc != -ENETDOWN) /* any device: skip those without a link */
 			break;
 	}
 	if (list)

@@ -1,6 +1,6 @@
 /*
- * Provider ibv: the address a device speaks from. The GID table's order follows the order in which addresses were assigned
- * and may change, so the index is chosen by what an entry is, and tried by making an address handle from it.
+ * Provider ibv: the address a device speaks from. The GID table follows the order in which addresses were assigned and may
+ * change. So an index is chosen by what its entry is, and tried by making an address handle from it.
  */
 #if __has_include(<infiniband/verbs.h>)
 

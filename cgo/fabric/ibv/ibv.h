@@ -20,7 +20,7 @@
 
 #include "../base/fabric.h"
 
-/* What a queue pair has asked of its device, to be read by its owner: requests per doorbell show how well posts are batched. */
+/* What a queue pair has asked of its device; its owner reads it. Requests per doorbell show how well posts are batched. */
 struct rwf_ibv_stats {
 	uint64_t sends, send_doorbells;
 	uint64_t recvs, recv_doorbells;
@@ -31,7 +31,7 @@ int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out);
 
 enum rwf_ibv_link { RWF_IBV_IB = 1, RWF_IBV_ROCE_V1 = 2, RWF_IBV_ROCE_V2 = 3 };
 
-/* What one queue pair tells another. */
+/* What one queue pair's peer needs to know of it. */
 struct rwf_ibv_endpoint {
 	uint32_t qpn, psn; /* 24 bits each */
 	uint16_t lid;      /* InfiniBand only */
@@ -43,12 +43,12 @@ struct rwf_ibv_endpoint {
 enum { RWF_IBV_ENDPOINT_BYTES = 36 };
 
 void rwf_ibv_encode_endpoint(const struct rwf_ibv_endpoint *e, uint8_t buf[RWF_IBV_ENDPOINT_BYTES]);
-/* Returns 0, or -EINVAL with the reason: accepts exactly what the encoder writes of a sane endpoint. */
+/* Returns 0, or -EINVAL with the reason. Accepts exactly what the encoder writes of a sane endpoint. */
 int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint *e);
 
-/* The code of ibv_modify_qp(3)'s timeout with which retry + 1 attempts last about so long: 2/3 to 4/3 of it. */
+/* Returns the code of ibv_modify_qp(3)'s timeout with which retry + 1 attempts last about so long: 2/3 to 4/3 of it. */
 uint8_t rwf_ibv_ack_timeout(uint32_t ms, uint8_t retry);
-/* The code of the shortest RNR timer with which so many retries last at least so long. */
+/* Returns the code of the shortest RNR timer with which so many retries last at least so long. */
 uint8_t rwf_ibv_rnr_timer(uint32_t ms, uint8_t retries);
 
 #endif

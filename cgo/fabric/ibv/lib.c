@@ -18,7 +18,7 @@ static bool find_symbols(void *handle, struct vb_lib *lib)
 	return (*(void **)&lib->query_gid_table = dlsym(handle, "_ibv_query_gid_table")) != NULL;
 }
 
-/* Before any other call, ibv_fork_init: what is registered must not be copied under the hardware by a fork. */
+/* Calls ibv_fork_init, before any other call: a fork must not copy registered memory under the hardware. */
 static bool init_fork(void *handle)
 {
 	__typeof__(ibv_fork_init) *fork_init;

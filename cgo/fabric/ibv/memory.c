@@ -61,13 +61,13 @@ static int registration_failed(const struct vb_device *dev, size_t length, int e
 	if (err == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
 		return rwf_fail(
 			ENOMEM,
-			"register memory on %s: %zu KiB more must be locked, and this process may lock %llu KiB in all: raise it with "
-			"ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in /etc/security/limits.conf",
+			"register memory on %s: %zu KiB more must be locked, and this process may lock %llu KiB in all: "
+			"raise it with ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in /etc/security/limits.conf",
 			dev->attr.name, (length + 1023) / 1024, (unsigned long long)limit.rlim_cur / 1024);
 	return rwf_fail(err, "register %zu bytes on %s: %s", length, dev->attr.name, strerror(err));
 }
 
-/* The memfd behind the range is of no interest to a device that reads pages. */
+/* Ignores the memfd behind the range: the device reads pages. */
 int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
 {
 	struct vb_pd *pd = (struct vb_pd *)base;

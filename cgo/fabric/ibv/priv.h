@@ -18,10 +18,11 @@
  */
 #define VB_SYMBOLS(X)                                                                                                              \
 	X(get_device_list)                                                                                                         \
-	X(free_device_list) X(get_device_name) X(open_device) X(close_device) X(query_device) X(query_port) X(alloc_pd)            \
-		X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_ah) X(destroy_ah) X(create_comp_channel) X(destroy_comp_channel)      \
-			X(create_cq) X(destroy_cq) X(get_cq_event) X(ack_cq_events) X(create_qp) X(modify_qp) X(query_qp)          \
-				X(destroy_qp) X(get_async_event) X(ack_async_event)
+	X(free_device_list)                                                                                                        \
+	X(get_device_name) X(open_device) X(close_device) X(query_device) X(query_port) X(alloc_pd) X(dealloc_pd) X(reg_mr)        \
+		X(dereg_mr) X(create_ah) X(destroy_ah) X(create_comp_channel) X(destroy_comp_channel) X(create_cq) X(destroy_cq)   \
+			X(get_cq_event) X(ack_cq_events) X(create_qp) X(modify_qp) X(query_qp) X(destroy_qp) X(get_async_event)    \
+				X(ack_async_event)
 
 struct vb_lib {
 #define VB_FIELD(name) __typeof__(ibv_##name) *name;
@@ -33,7 +34,7 @@ struct vb_lib {
 /* The library, loaded on first use. */
 int vb_load(const struct vb_lib **out);
 
-/* A queue pair's number in its device's table is part of the work request ids it gives the hardware. */
+/* The slot of a queue pair in its device's table is part of the work request ids it gives the hardware. */
 enum { VB_MAX_QP = 1 << 16 };
 
 struct vb_qp;
@@ -119,7 +120,7 @@ int vb_modify(struct vb_qp *, struct ibv_qp_attr *, int mask, const char *to);
 int vb_to_init(struct vb_qp *);
 int vb_to_error(struct vb_qp *);
 void vb_establish(struct vb_qp *);
-/* Takes the queue pair out of the list of those that wait for their peer; vb_unlink_waiting with the device's lock held. */
+/* Takes the queue pair off the list of those that wait for their peer. vb_unlink_waiting needs the device's lock. */
 void vb_stop_waiting(struct vb_qp *);
 void vb_unlink_waiting(struct vb_qp *);
 
@@ -128,7 +129,7 @@ int vb_list(char *buf, size_t cap);
 int vb_close(rwf_device *);
 int vb_query(rwf_device *, struct rwf_device_attr *);
 int vb_query_port(struct vb_device *, uint8_t port, struct ibv_port_attr *);
-/* Chooses the device's address anew; with the lock held once others know of the device. */
+/* Chooses the device's address anew. Needs the lock once others know of the device. */
 int vb_choose_address(struct vb_device *, const struct ibv_port_attr *);
 
 int vb_alloc_pd(rwf_device *, rwf_pd **);
@@ -143,7 +144,7 @@ int vb_req_notify_cq(rwf_cq *, uint32_t);
 int vb_wait_cq(rwf_cq *, int64_t);
 int vb_wake_cq(rwf_cq *);
 /*
- * Takes all that lies in the hardware's queue. Completions of other queue pairs are held for later polls; those of qp free
+ * Takes all that lies in the hardware's queue. Holds completions of other queue pairs for later polls. Those of qp free
  * what they occupy, and the last status of its send number seq goes to *status.
  */
 void vb_set_aside(struct vb_cq *, struct vb_qp *qp, uint32_t seq, int *status);
@@ -153,7 +154,7 @@ int vb_destroy_qp(rwf_qp *);
 int vb_fail_qp(rwf_qp *);
 int vb_post_send(rwf_qp *, const struct rwf_send_wr *, int);
 int vb_post_recv(rwf_qp *, uint64_t, int);
-/* Hands receives to the hardware, from number seq on; returns how many it took. */
+/* Hands receives to the hardware, from number seq on. Returns how many it took. */
 int vb_hand_recvs(struct vb_qp *, uint32_t seq, int n);
 uint64_t vb_wr_id(const struct vb_qp *, bool recv, uint32_t seq);
 

@@ -28,8 +28,8 @@ static int reserve(struct vb_cq *cq, uint32_t need)
 	if (need > cq->cqe - cq->reserved)
 		return rwf_fail(
 			EINVAL,
-			"create queue pair: its %u work requests could overrun the completion queue, of whose %u entries %u are taken: make "
-			"that larger",
+			"create queue pair: its %u work requests could overrun the completion queue, of whose %u entries %u are taken: "
+			"make that larger",
 			need, cq->cqe, cq->reserved);
 	cq->reserved += need;
 	return 0;
@@ -235,7 +235,7 @@ static void fill(struct vb_qp *qp, const struct rwf_send_wr *in, struct ibv_send
 				    .wr.rdma = {in->raddr, in->rkey}};
 }
 
-/* Posts up to a batch; returns how many the hardware took, and the reason why not all in *rc. */
+/* Posts up to a batch. Returns how many the hardware took, and in *rc why not all. */
 static int post_batch(struct vb_qp *qp, const struct rwf_send_wr *wr, int n, int *rc)
 {
 	struct ibv_send_wr list[POST_BATCH], *bad = NULL;
@@ -311,7 +311,7 @@ int vb_post_recv(rwf_qp *base, uint64_t wr_id, int n)
 	if (handed < n)
 		return rwf_fail(EIO, "post %d receives on queue pair 0x%x: the device took %d", n, base->num, handed);
 	if (base->state == RWF_QPS_ERR)
-		return vb_to_error(qp); /* soft-RoCE flushes what is posted in error only when told again */
+		return vb_to_error(qp); /* soft-RoCE flushes what is posted in error only on another transition to it */
 	return 0;
 }
 

@@ -30,7 +30,10 @@ int vb_to_error(struct vb_qp *qp)
 	return vb_modify(qp, &attr, IBV_QP_STATE, "ERR");
 }
 
-/* The owner and the thread that waits for events may both get here, and the queue pair may have failed meanwhile. */
+/*
+ * Establishes a queue pair whose peer arrived. The owner and the thread that waits for events may both get here, and the
+ * queue pair may have failed meanwhile.
+ */
 void vb_establish(struct vb_qp *qp)
 {
 	int rtr = RWF_QPS_RTR;

@@ -65,8 +65,8 @@ int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint
 }
 
 /*
- * A code t is 4.096 us * 2^t; 0 would be for ever, 31 is the largest. All tries together last ms at least: an outage of that
- * length is to be ridden out. Hardware may take up to four times as long.
+ * A code t is 4.096 us * 2^t. 0 would mean for ever, and 31 is the largest. All tries together last at least ms, so that an
+ * outage of that length is survived. Hardware may take up to four times as long.
  */
 uint8_t rwf_ibv_ack_timeout(uint32_t ms, uint8_t retry)
 {

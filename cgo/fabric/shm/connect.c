@@ -1,6 +1,6 @@
 /*
  * Provider shm: connections. The active side makes the shared memory, dials the passive device's listener and greets with
- * both queue pairs' cookies; the passive side lets it in from shm_get_async_event, on whatever thread calls that.
+ * both queue pairs' cookies. The passive side lets it in by shm_get_async_event, on whatever thread calls that.
  */
 #define _GNU_SOURCE
 #include "shm.h"
@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
-enum { PAUSE_MS = 100 }; /* of letting in, without a descriptor to spare */
+enum { PAUSE_MS = 100 }; /* without a descriptor to spare, before the next try */
 static const uint8_t ACCEPT = 'A';
 
-/* Both sides compute the same: the ring toward the passive side first. */
+/* Both sides compute the same. The ring toward the passive side comes first. */
 static size_t shared_len(uint32_t to_passive, uint32_t to_active)
 {
 	return SHM_RINGS_OFFSET + ((size_t)rwb_pow2(to_passive) + rwb_pow2(to_active)) * sizeof(struct shm_desc);
@@ -53,8 +53,8 @@ static void unlink_peer(struct shm_qp *q)
 }
 
 /*
- * Maps the rings behind fd and points the queue pair at its halves; the socket becomes the queue pair's on success. The
- * state is the caller's to change.
+ * Maps the rings behind fd and points the queue pair at its halves. On success the socket belongs to the queue pair. The
+ * caller changes the state.
  */
 static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 {
@@ -94,8 +94,9 @@ static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 }
 
 /*
- * The last step on both sides, under the device's lock, after the state became RTS: what the owner posted or the device
- * registered before is told to the peer. The owner may be posting receives at this moment and then tells the newer count.
+ * Takes the last step on both sides, under the device's lock and after the state became RTS: notifies the peer of what the
+ * owner posted and the device registered before. The owner may be posting receives at this moment and then publishes the
+ * newer count.
  */
 static void announce(struct shm_qp *q)
 {
@@ -143,8 +144,8 @@ static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms, int c
 }
 
 /*
- * The peer answers before it announces, moments later: seeing that out here spares the first send a wait. A peer with more
- * regions than its socket holds goes on when its owner polls, so this does not insist.
+ * The peer answers first and announces its regions moments later. Waiting for that here spares the first send a wait. A
+ * peer with more regions than its socket holds goes on when its owner polls, so the wait is short.
  */
 static void settle_regions(struct shm_qp *q)
 {
@@ -204,7 +205,7 @@ int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 	return 0;
 }
 
-/* Lets a greeted peer in: 0, or why not. Under the device's lock. */
+/* Lets a greeted peer in. Returns 0 or why not. Under the device's lock. */
 static int admit(struct shm_qp *q, struct shm_half_open *h)
 {
 	int rtr = RWF_QPS_RTR, rc;
@@ -244,7 +245,7 @@ void shm_drop_half_open(struct shm_device *d)
 		drop(d, 0);
 }
 
-/* Tries to take one step with a half-open connection; false when it is done with, one way or the other. */
+/* Tries to take one step with a half-open connection. Returns false when it is over, with success or without. */
 static bool step(struct shm_device *d, struct shm_half_open *h, uint64_t now)
 {
 	bool keep = true;
@@ -260,7 +261,7 @@ static bool step(struct shm_device *d, struct shm_half_open *h, uint64_t now)
 	} else {
 		uint8_t byte;
 
-		/* Greeted and waiting: it has nothing to say but that it gave up. */
+		/* It has greeted and has nothing to say until it gives up. */
 		if (recv(h->sock, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN)
 			return false;
 	}
@@ -269,7 +270,7 @@ static bool step(struct shm_device *d, struct shm_half_open *h, uint64_t now)
 
 	while (q && memcmp(q->self.cookie, h->to, SHM_COOKIE) != 0)
 		q = q->next;
-	/* In INIT its owner has yet to say whom it waits for. */
+	/* In INIT the owner has not said yet whom it waits for. */
 	if (!q || (shm_state(q) != RWF_QPS_INIT && shm_state(q) != RWF_QPS_RTR) || now - h->since_ms >= SHM_ACCEPT_MS) {
 		keep = false;
 	} else if (shm_state(q) == RWF_QPS_RTR) {
@@ -291,8 +292,8 @@ static void step_all(struct shm_device *d)
 }
 
 /*
- * Takes in new connections. When too many are half open, those that should have greeted long since go; the rest of the
- * newcomers wait in the listener's queue and, when that is full, try again.
+ * Takes in new connections. When too many are half open, it drops those that should have greeted long since. The other
+ * newcomers wait in the listener's queue and try again when that is full.
  */
 static void let_in(struct shm_device *d)
 {
@@ -306,7 +307,7 @@ static void let_in(struct shm_device *d)
 		int s = accept4(d->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 		if (s < 0) {
-			/* The newcomer stays in the queue, which would end every wait at once. */
+			/* The newcomer stays in the queue, where it would end every wait at once. */
 			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
 				d->accept_paused_ms = now + PAUSE_MS;
 			return;
@@ -330,8 +331,8 @@ static bool take_bit(_Atomic uint32_t *events, uint32_t *type)
 }
 
 /*
- * Gives up passive queue pairs whose time has passed, then looks for an event. Queue pairs tell theirs by a bit each.
- * *waiting: some queue pair's time still runs.
+ * Gives up passive queue pairs whose time has passed, then looks for an event; a queue pair has a bit for each. Sets
+ * *waiting when some queue pair's time still runs.
  */
 static bool next_event(struct shm_device *d, struct rwf_async_event *out, bool *waiting)
 {
@@ -360,7 +361,7 @@ static bool next_event(struct shm_device *d, struct rwf_async_event *out, bool *
 	return found;
 }
 
-/* Sleeps until something happens at the listener, a half-open connection or to a queue pair, at most ms. */
+/* Sleeps for at most ms, until something happens at the listener, a half-open connection or a queue pair. */
 static void wait_for_any(struct shm_device *d, int ms)
 {
 	bool closed = d->halves == SHM_MAX_HALF_OPEN || rwb_now_ms() < d->accept_paused_ms;
@@ -375,7 +376,7 @@ static void wait_for_any(struct shm_device *d, int ms)
 
 int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out)
 {
-	enum { SLICE_MS = 20 }; /* while something can grow too old, ages are looked at this often */
+	enum { SLICE_MS = 20 }; /* how often ages are checked while something can grow too old */
 	struct shm_device *d = shm_dev(dev);
 	uint64_t end = rwb_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
 	struct timespec t;

@@ -1,7 +1,7 @@
 /*
- * Provider shm: copying a payload. Past the cache where the target will not be read soon, as another process's arena: ordinary
- * stores would first read every line of it and then push what is hot out of the cache. Within the cache, too, vector loops are
- * twice as fast as memcpy, which takes the processor's string instruction for chunks.
+ * Provider shm: copying a payload. It bypasses the cache where nobody reads the target soon, as in another process's arena:
+ * ordinary stores would read every line of the target first and then push what is hot out of the cache. Within the cache,
+ * too, vector loops are twice as fast as memcpy, which takes the processor's string instruction for chunks.
  */
 #include "shm.h"
 
@@ -10,7 +10,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Whole lines of 64 bytes, the target aligned to 64; past the cache or not. The compiler makes two loops of each. */
+/* Copies whole lines of 64 bytes to a target aligned to 64, past the cache or not. The compiler makes two loops of each. */
 #define INLINE static inline __attribute__((always_inline))
 
 __attribute__((target("avx512f"))) INLINE void line_avx512(char *dst, const char *src, int past)
@@ -87,7 +87,7 @@ int shm_copy_level(void)
 	return __builtin_cpu_supports("avx2") ? SHM_COPY_AVX2 : SHM_COPY_BASE;
 }
 
-/* Past the cache it ends with a fence: a descriptor published after it is seen after the payload. */
+/* Past the cache it ends with a fence, so that a descriptor published after it is seen after the payload. */
 void shm_copy_with(int level, void *dst, const void *src, size_t n, int past)
 {
 	size_t head = -(uintptr_t)dst & 63, body;

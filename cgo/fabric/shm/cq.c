@@ -88,7 +88,7 @@ void shm_cq_detach(struct shm_cq *cq, struct shm_qp *q)
 	rwb_ring_drop(&cq->ring, &q->base);
 }
 
-/* Lets the queue's sleeper notice the queue pair's socket and its peer's death. Any thread. */
+/* Makes the queue's sleeper notice the queue pair's socket and its peer's death. Any thread. */
 int shm_cq_watch(struct shm_cq *cq, struct shm_qp *q)
 {
 	struct epoll_event ev = {.events = EPOLLIN, .data.u64 = (uintptr_t)q};

@@ -39,8 +39,8 @@ static void flush_receives(struct shm_qp *q)
 }
 
 /*
- * Ends the queue pair: what had arrived is delivered, all else is flushed, the first waiting send with send_status. The
- * peer learns of it by the end of the socket. The state may be ERR already: the accepting thread gives passive queue pairs
+ * Ends the queue pair. Delivers what had arrived and flushes the rest, the first waiting send with send_status. The peer
+ * learns of it by the end of the socket. The state may be ERR already, since the accepting thread gives passive queue pairs
  * up without touching what belongs to the owner.
  */
 void shm_enter_error(struct shm_qp *q, int send_status)

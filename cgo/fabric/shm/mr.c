@@ -1,9 +1,10 @@
 /*
- * Provider shm: this process's memory regions, and telling the peers of them.
+ * Provider shm: this process's memory regions, and notifying the peers of them.
  *
  * Every change marks its slot dirty in each queue pair of the protection domain and raises adverts_issued in the shared
- * memory; the message follows, at once or, when the socket is full, from the owner's next call. A sender that sees the count
- * move reads its socket before it looks a key up, so a key is good, or stale, as soon as the call that made it so returned.
+ * memory. The message follows at once or, when the socket is full, from the owner's next call. A sender that sees the count
+ * change reads its socket before it looks a key up. So a key becomes good, or stale, as soon as the call that makes it so
+ * returns.
  */
 #define _GNU_SOURCE
 #include "shm.h"
@@ -19,7 +20,7 @@ static uint32_t slot_of(uint32_t key)
 	return key & (SHM_MR_SLOTS - 1);
 }
 
-/* The region [addr, addr+len) lies in, if key names one of this domain with these rights. Any thread, no lock. */
+/* Reports whether key names a region of this domain with these rights that holds [addr, addr+len). Any thread, no lock. */
 bool shm_mr_allows(rwf_pd *pd, uint32_t key, uint64_t addr, uint32_t len, int access)
 {
 	const struct shm_mr *m = &shm_dev(pd->dev)->mr[slot_of(key)];
@@ -33,7 +34,7 @@ static void mark(struct shm_qp *q, uint32_t slot)
 	q->dirty[slot / 64] |= UINT64_C(1) << slot % 64;
 }
 
-/* One slot's message: 0 when it is sent or not needed. */
+/* Sends one slot's message. Returns 0 when it is sent or not needed. */
 static int advertise_slot(struct shm_qp *q, uint32_t slot)
 {
 	const struct shm_mr *m = &shm_dev(q->base.pd->dev)->mr[slot];
@@ -80,7 +81,7 @@ void shm_advertise(struct shm_qp *q)
 	pthread_mutex_unlock(&d->lock);
 }
 
-/* A connection has come up: its peer learns of every region there is. Under the device's lock. */
+/* Makes the peer of a new connection learn of every region. Under the device's lock. */
 void shm_advertise_all(struct shm_qp *q)
 {
 	struct shm_device *d = shm_dev(q->base.pd->dev);
@@ -106,7 +107,7 @@ static void changed(struct shm_device *d, rwf_pd *pd, uint32_t slot)
 	}
 }
 
-/* The memfd must be one that cannot shrink under whoever maps it; the seal is added if it is missing. */
+/* Checks that the memfd cannot shrink under whoever maps it, and adds the seal where it is missing. */
 static int check_memfd(int fd, uint64_t offset, size_t length)
 {
 	struct stat st;
@@ -128,7 +129,7 @@ static int check_memfd(int fd, uint64_t offset, size_t length)
 	return 0;
 }
 
-/* A key that cannot be guessed and differs from the slot's last. */
+/* Draws a key that cannot be guessed and differs from the slot's last. */
 static int new_key(struct shm_mr *m, uint32_t slot, uint32_t *key)
 {
 	do {
@@ -144,7 +145,7 @@ static int new_key(struct shm_mr *m, uint32_t slot, uint32_t *key)
 static int add(struct shm_device *d, rwf_pd *pd, const struct shm_mr *want, uint32_t *key)
 {
 	for (uint32_t i = 0; i < SHM_MR_SLOTS; i++) {
-		/* Slots are taken in turn, so that one just freed stays free for long. */
+		/* Slots are taken in turn, so that a freed one stays free for long. */
 		uint32_t slot = (d->next_mr + i) & (SHM_MR_SLOTS - 1);
 		struct shm_mr *m = &d->mr[slot];
 		int rc;

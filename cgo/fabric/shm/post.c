@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* A reason to keep a request waiting, beside enum rwf_wc_status. */
+/* Reasons to keep a request waiting, beside enum rwf_wc_status. */
 enum { WAIT_RECEIVE = -1, WAIT_REGIONS = -2, PEER_GONE = -3 };
 
 static void complete_send(struct shm_qp *q, const struct rwf_send_wr *w, int status)
@@ -43,8 +43,8 @@ static bool has_receive(struct shm_qp *q)
 }
 
 /*
- * Carries one request out: a work completion status, or a reason to wait. Checks in the order of hardware: the source, the
- * target, then the receive. src is where the payload lies now: an inline request that waited has been moved.
+ * Carries one request out. Returns a work completion status or a reason to wait. Checks the source, the target, then the
+ * receive, as hardware does. src is where the payload lies now: that of an inline request that waited was copied.
  */
 static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *src)
 {
@@ -68,7 +68,7 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 	if (imm && !has_receive(q))
 		return WAIT_RECEIVE;
 	if (by_ref && atomic_load_explicit(&q->backlog, memory_order_relaxed)) {
-		/* The peer must be able to resolve the source: our own messages go first. */
+		/* The peer must be able to find the source, so our own messages go first. */
 		shm_advertise(q);
 		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
 			return WAIT_REGIONS;
@@ -80,7 +80,7 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 	return RWF_WC_SUCCESS;
 }
 
-/* Accounts for a request that carry_out decided on; false when it must wait. */
+/* Accounts for what carry_out decided on a request. Returns false when it must wait. */
 static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 {
 	if (status == WAIT_RECEIVE || status == WAIT_REGIONS) {
@@ -100,7 +100,7 @@ static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 	return true;
 }
 
-/* Wakes the peer if what was published since the last call is what it sleeps for. */
+/* Wakes the peer if it sleeps for what was published since the last call. */
 static void ring(struct shm_qp *q)
 {
 	uint64_t at;
@@ -116,7 +116,7 @@ static void ring(struct shm_qp *q)
 	}
 }
 
-/* Carries out what waits, and gives it up when it has waited too long. */
+/* Carries out the requests that wait, and gives the oldest up when it has waited too long. */
 void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 {
 	while (shm_state(q) == RWF_QPS_RTS && q->sent != q->sends.posted) {
@@ -198,8 +198,8 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 }
 
 /*
- * Posted receives are told to the peer through shared memory. Before the connection stands there is none: the thread that
- * lets the peer in then publishes the count, and the fences on both sides see to it that one of the two does.
+ * Posts receives, and publishes their count to the peer by shared memory. Before the connection stands there is none: then
+ * the thread that lets the peer in publishes the count. The fences on both sides make sure that one of the two does.
  */
 int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n)
 {

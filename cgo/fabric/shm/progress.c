@@ -29,7 +29,7 @@ static void handle_events(struct shm_cq *cq, int64_t timeout_ns)
 	}
 }
 
-/* A queue pair that is not connected: given up by the accepting thread, or by us when its peer did not come in time. */
+/* Ends a queue pair that is not connected: the accepting thread gave it up, or its peer did not come in time. */
 static void check_unconnected(struct shm_qp *q, uint64_t now)
 {
 	int rtr = RWF_QPS_RTR;
@@ -45,7 +45,7 @@ static void progress(struct shm_cq *cq)
 {
 	uint64_t now = rwb_now_ms();
 
-	/* The sockets, once a timer tick: a poller that never sleeps must hear of a death too. */
+	/* Checks the sockets once a timer tick: a poller that never sleeps must notice a death too. */
 	if (now != cq->now_ms) {
 		cq->now_ms = now;
 		handle_events(cq, 0);
@@ -90,7 +90,7 @@ int shm_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
 	return got;
 }
 
-/* Tells the peers to wake us when senders of this queue can go on. True if one waits. */
+/* Asks the peers to wake us when senders of this queue can go on. Returns whether one waits. */
 static bool arm_senders(struct shm_cq *cq)
 {
 	bool any = false;
@@ -107,8 +107,8 @@ static bool arm_senders(struct shm_cq *cq)
 }
 
 /*
- * Publishes to each peer at which count of descriptors to wake us. With count completions wanted over n queue pairs, one of
- * these has its share when all are there: waking at ceil(count/n) on any is never too late. The fence pairs with the one
+ * Publishes to each peer the count of descriptors at which to wake us. When count completions over n queue pairs are there,
+ * one of these has its share of ceil(count/n), so waking at that share is never too late. The fence pairs with the one
  * between a sender's publishing and its look at wake_at: either it sees that we sleep, or we see what it published.
  */
 int shm_req_notify_cq(rwf_cq *base, uint32_t count)
@@ -143,7 +143,7 @@ static void disarm(struct shm_cq *cq)
 	cq->ready = cq->woken = false;
 }
 
-/* When a sleeper must look again by itself, in coarse milliseconds: something is given up then. UINT64_MAX: never. */
+/* Returns when a sleeper must look again by itself to give something up, in coarse milliseconds. UINT64_MAX: never. */
 static uint64_t next_deadline(const struct shm_cq *cq)
 {
 	uint64_t first = UINT64_MAX;
@@ -157,7 +157,7 @@ static uint64_t next_deadline(const struct shm_cq *cq)
 		else if (shm_state(q) == RWF_QPS_RTS && q->stalled_ms)
 			at = q->stalled_ms + (q->stalled_on_peer ? q->ack_ms : q->rnr_ms);
 		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
-			at = 0; /* the peer's socket was full: nobody tells when it is not */
+			at = 0; /* the peer's socket was full, and nobody notifies us when it no longer is */
 		if (at < first)
 			first = at;
 	}

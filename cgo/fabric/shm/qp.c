@@ -1,4 +1,4 @@
-/* Provider shm: queue pairs, from creation to the error that ends them. Owner thread only, but for shm_raise. */
+/* Provider shm: queue pairs from creation to their end. Owner thread only. */
 #define _GNU_SOURCE
 #include "shm.h"
 
@@ -103,7 +103,7 @@ int shm_destroy_qp(rwf_qp *qp)
 	struct shm_qp *q = (struct shm_qp *)qp;
 	struct shm_device *d = shm_dev(qp->pd->dev);
 
-	/* Off the device's list first: from then on no other thread knows the queue pair. */
+	/* First off the device's list: from then on no other thread knows the queue pair. */
 	pthread_mutex_lock(&d->lock);
 	for (struct shm_qp **p = &d->qps; *p; p = &(*p)->next)
 		if (*p == q) {

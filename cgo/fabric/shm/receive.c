@@ -2,8 +2,8 @@
 #include "shm.h"
 
 /*
- * Turns a descriptor, copied out of the shared memory, into a completion. False: the peer had no right to send it, or does
- * not exist as far as its regions are concerned.
+ * Turns a descriptor, copied out of the shared memory, into a completion. Returns false where the peer had no right to send
+ * it or the region it names does not exist.
  */
 static bool accept_descriptor(struct shm_qp *q, const struct shm_desc *d, struct rwf_wc *wc)
 {
@@ -30,8 +30,8 @@ static bool accept_descriptor(struct shm_qp *q, const struct shm_desc *d, struct
 #define SHARED(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 
 /*
- * Moves the descriptors that have arrived to the completion queue. False: one of them was not the peer's to send, and the
- * queue pair must fail.
+ * Moves the descriptors that have arrived to the completion queue. Returns false where one of them was not the peer's to
+ * send: the queue pair must fail.
  */
 bool shm_receive(struct shm_qp *q)
 {

@@ -18,7 +18,7 @@ static struct shm_remote_mr *slot_ptr(struct shm_qp *q, uint32_t slot)
 	return page ? &page[slot % SHM_MR_PAGE] : NULL;
 }
 
-/* Where [addr, addr+len) of the peer lies here, if key names it with these rights; else NULL. */
+/* Returns where the peer's [addr, addr+len) lies here if key names it with these rights, else NULL. */
 char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
 {
 	const struct shm_remote_mr *m = slot_ptr(q, key & (SHM_MR_SLOTS - 1));
@@ -30,7 +30,7 @@ char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t le
 }
 
 /*
- * The peer took a region back. A by-reference payload in it may still be in the hands of whoever polled it, so the range
+ * Lets go of a region that the peer took back. Whoever polled a by-reference payload may still be reading it, so the range
  * stays readable, as zeroes that cost no memory, until the queue pair goes.
  */
 static int retire(struct shm_qp *q, struct shm_remote_mr *m)
@@ -62,15 +62,15 @@ static int remove_region(struct shm_qp *q, uint32_t slot)
 
 enum { HUGE_PAGE = 2 << 20, POPULATE_STEP = 32 << 20, POPULATE_MS = 100 };
 
-/* Maps at an address that is a multiple of align, or MAP_FAILED. */
+/* Maps at a multiple of align. Returns MAP_FAILED where it cannot. */
 static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t start)
 {
 	char *reserved, *at;
 	void *map, *trial = mmap(NULL, len, prot, MAP_SHARED, fd, (off_t)start);
 
 	/*
-	 * What can fail has failed here: on top of another mapping a failure leaves a hole, which some other thread's memory may
-	 * fill before it is let go of.
+	 * What can fail has failed here. On top of another mapping a failure leaves a hole, which another thread's memory
+	 * may fill before it is unmapped.
 	 */
 	if (trial == MAP_FAILED)
 		return MAP_FAILED;
@@ -83,7 +83,7 @@ static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t st
 	map = mmap(at, len, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)start);
 	munmap(trial, len);
 	if (map == MAP_FAILED)
-		return MAP_FAILED; /* the range is given up rather than unmapped: it may be another's by now */
+		return MAP_FAILED; /* leaves the range: it may be another thread's by now */
 	if (at > reserved)
 		munmap(reserved, (size_t)(at - reserved));
 	if (at < reserved + align)
@@ -92,9 +92,9 @@ static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t st
 }
 
 /*
- * Makes the page table entries now rather than under the data path. Only of a file that has all its pages, or a peer's sparse
- * one would be filled at our expense; and only for so long over the queue pair's life, or a peer of many regions would hold
- * the core: what is left is mapped when it is touched.
+ * Makes the page table entries now rather than on the data path. It does so only for a file that has all its pages, since a
+ * peer's sparse one would be filled at our expense, and only for so long over the queue pair's life, since a peer of many
+ * regions would hold the core. The rest is mapped when it is touched.
  */
 static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const struct stat *st)
 {
@@ -111,7 +111,7 @@ static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const stru
 	q->populate_ms += took;
 }
 
-/* Maps [offset, offset+len) of a memfd, whatever its page size, after making sure that touching it cannot fault. */
+/* Maps [offset, offset+len) of a memfd of any page size, after making sure that touching it cannot fault. */
 static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct shm_remote_mr *m)
 {
 	int seals = fcntl(fd, F_GET_SEALS), prot = PROT_READ;
@@ -129,7 +129,7 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 	if (c->access & RWF_ACCESS_REMOTE_WRITE)
 		prot |= PROT_WRITE;
 	if (page < HUGE_PAGE && end - start >= HUGE_PAGE) {
-		/* Huge pages of the file are mapped as such where file and address are aligned alike. */
+		/* Huge pages of the file are mapped as such only where file and address are aligned alike. */
 		uint64_t whole = (end + HUGE_PAGE - 1) & ~(uint64_t)(HUGE_PAGE - 1);
 
 		start &= ~(uint64_t)(HUGE_PAGE - 1);
@@ -190,8 +190,8 @@ static int handle(struct shm_qp *q, const void *buf, size_t len, int fd)
 }
 
 /*
- * Takes what the socket holds: 0, or a negative errno when the peer is gone or talks nonsense. Bounded, so that a peer that
- * never stops sending cannot hold us here.
+ * Takes what the socket holds. Returns 0, or a negative errno when the peer is gone or talks nonsense. Bounded, so that a
+ * peer that never stops sending cannot hold us here.
  */
 int shm_drain(struct shm_qp *q)
 {
@@ -201,7 +201,10 @@ int shm_drain(struct shm_qp *q)
 
 		if (n == -EAGAIN)
 			return 0;
-		/* A peer that ended before reading all resets the socket: said once, and what it sent is still there. */
+		/*
+		 * A peer that ended before reading all resets the socket. That is reported once, and what it sent is still
+		 * there.
+		 */
 		if (n == -ECONNRESET)
 			continue;
 		if (n <= 0)
@@ -216,8 +219,8 @@ int shm_drain(struct shm_qp *q)
 }
 
 /*
- * Brings the view of the peer's regions up to what it has issued: 0, -EAGAIN while its messages are still to come, another
- * negative errno when the peer is gone. One load when nothing changed.
+ * Brings the view of the peer's regions up to what it has issued. Returns 0, -EAGAIN while its messages are still to come,
+ * or another negative errno when the peer is gone. Costs one load when nothing changed.
  */
 int shm_sync_regions(struct shm_qp *q)
 {
@@ -230,7 +233,7 @@ int shm_sync_regions(struct shm_qp *q)
 	rc = shm_drain(q);
 	if (rc)
 		return rc;
-	/* 0: it has not got round to its first announcement. */
+	/* 0: its first announcement is still to come. */
 	if (sent < issued || issued == 0)
 		return -EAGAIN;
 	q->adverts_seen = issued;

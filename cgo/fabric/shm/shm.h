@@ -1,18 +1,18 @@
 /*
- * Provider shm: processes of one host. Memory is shared through memfd, a connection is two rings of descriptors in shared
- * memory and one Unix socket that carries what is rare: the handshake, advertised memory regions, wake-ups, and by its end
+ * Provider shm: processes of one host. Memory is shared by memfd. A connection is two rings of descriptors in shared memory
+ * and one Unix socket, which carries what is rare: the handshake, advertised memory regions and wake-ups. Its end reports
  * the peer's death.
  *
  * Options: none.
  *
- * Limits worth knowing. Both processes must share a network namespace (the listener is an abstract socket) and, unless one
- * is root, a user. Registration seals the memfd against shrinking: a peer that has it mapped would die of SIGBUS otherwise.
- * A send completes when its payload is placed and the descriptor published, or, to a queue pair that takes payloads by
- * reference, when the descriptor is published: its source must then stay as it is until the peer answers. An inline send and
- * a plain write are always copied to their target.
+ * Limits. Both processes must share a network namespace (the listener is an abstract socket) and, unless one is root, a
+ * user. Registration seals the memfd against shrinking, since a peer that has it mapped would die of SIGBUS otherwise. A
+ * send completes when its payload is placed and the descriptor published. Toward a queue pair that takes payloads by
+ * reference it completes when the descriptor is published, and its source must then stay as it is until the peer answers.
+ * An inline send and a plain write are always copied to their target.
  *
- * Trust. Shared memory belongs to the peer as much as to us: a descriptor is copied before it is checked, indexes are ours and
- * masked, and whatever a peer writes there can fail its own queue pair only.
+ * Trust. The peer can write the shared memory at any time. So a descriptor is copied before it is checked, indexes are
+ * private and masked, and what a peer writes there can fail its own queue pair only.
  */
 #ifndef RW_SHM_H
 #define RW_SHM_H
@@ -53,7 +53,7 @@ struct shm_desc {
 };
 _Static_assert(sizeof(struct shm_desc) == 64, "a descriptor is a cache line");
 
-/* What one side tells the other; written by its owner, except that a wake-up clears rnr_armed. */
+/* What one side publishes to the other. Its owner writes it, except that a wake-up clears rnr_armed. */
 struct shm_side {
 	alignas(64) _Atomic uint64_t recv_posted; /* receives posted since the start */
 	alignas(64) _Atomic uint64_t wake_at;     /* wake me once this many descriptors were published to me */
@@ -77,7 +77,7 @@ struct shm_endpoint {
 	uint8_t listener[SHM_COOKIE], cookie[SHM_COOKIE];
 };
 
-/* A registered region. key is 0 while the slot is free, and is stored last; the rest is changed under the device's lock. */
+/* A registered region. key is 0 while the slot is free and is stored last. The rest changes under the device's lock. */
 struct shm_mr {
 	_Atomic uint32_t key;
 	uint32_t last_key;
@@ -117,7 +117,7 @@ enum {
 	SHM_MAX_HALF_OPEN = 128,
 	SHM_HELLO_MS = 1000,     /* to greet in */
 	SHM_HELLO_FULL_MS = 100, /* the same while others wait at the door */
-	SHM_ACCEPT_MS = 10000,   /* for the queue pair asked for to be connected from its side */
+	SHM_ACCEPT_MS = 10000,   /* for the queue pair it asks for to be connected from its side */
 };
 
 struct shm_device {
@@ -171,7 +171,7 @@ struct shm_qp {
 	uint64_t tx_tail, tx_credit, tx_rung, last_wake;
 	uint64_t adverts_seen;
 	uint32_t tx_mask;
-	uint64_t stalled_ms;  /* since when the oldest waiting request waits; 0: it has not been tried */
+	uint64_t stalled_ms;  /* since when the oldest waiting request waits; 0: it was not tried yet */
 	bool stalled_on_peer; /* for the peer's regions, not for its receives */
 
 	struct shm_remote_mr *remote[SHM_MR_SLOTS / SHM_MR_PAGE];
@@ -203,7 +203,7 @@ static inline int shm_state(struct shm_qp *q)
 	return atomic_load_explicit(&q->base.state, memory_order_acquire);
 }
 
-/* An epoll event names its queue pair; the lowest bit marks the file that tells of the peer process's end. */
+/* An epoll event names its queue pair. The lowest bit marks the file that reports the end of the peer's process. */
 enum { SHM_PEER_PROCESS = 1 };
 
 /* wire.c: pure */

@@ -84,7 +84,10 @@ int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd)
 	return s;
 }
 
-/* The same user; root may serve anyone and be served by anyone: the cookie is the secret then. */
+/*
+ * Reports whether the peer runs as the same user. Root may serve anyone and be served by anyone: the cookie is the secret
+ * then.
+ */
 bool shm_peer_allowed(int sock)
 {
 	struct ucred cred;
@@ -96,8 +99,8 @@ bool shm_peer_allowed(int sock)
 }
 
 /*
- * A file that becomes readable when the peer's process ends. The socket alone does not tell: children that the peer
- * forked hold it open. -1 where the kernel or a pid namespace denies it.
+ * Returns a file that becomes readable when the peer's process ends, -1 where the kernel or a pid namespace denies it. The
+ * socket alone does not show that: children that the peer forked hold it open.
  */
 int shm_peer_pidfd(int sock)
 {
@@ -113,7 +116,7 @@ int shm_peer_pidfd(int sock)
 	return (int)syscall(SYS_pidfd_open, cred.pid, 0);
 }
 
-/* Sends a message, with a file unless fd is -1, without blocking. Too many files in flight reads as -EAGAIN too. */
+/* Sends a message without blocking, with a file unless fd is -1. Returns -EAGAIN, too, when too many files are in flight. */
 int shm_send(int sock, const void *buf, size_t len, int fd)
 {
 	union {
@@ -145,8 +148,8 @@ int shm_send(int sock, const void *buf, size_t len, int fd)
 }
 
 /*
- * Takes one message without blocking: its length, 0 at the end of the connection, a negative errno. *fd is the file that
- * came with it or -1; more than one, or one that could not be received, is -EPROTO.
+ * Takes one message without blocking. Returns its length, 0 at the end of the connection, or a negative errno. *fd is the
+ * file that came with it or -1; more than one, or one that could not be received, is -EPROTO.
  */
 int shm_recv(int sock, void *buf, size_t cap, int *fd)
 {

@@ -1,7 +1,7 @@
 /* Completions, and how queue pairs and completion queues end. */
 #include "world.h"
 
-/* Leaves the peer, which hears of it a little later, or never. */
+/* Leaves the peer, which notices a little later or never. */
 void sim_part(struct sim_qp *qp)
 {
 	struct rwf_sim *w = sim_of(qp);
@@ -22,7 +22,7 @@ void sim_raise(struct sim_qp *qp, enum rwf_async_type type)
 	sim_wake_sleepers(sim_of(qp));
 }
 
-/* The queue has no room: it is lost, and with it every queue pair that uses it. */
+/* Loses a queue that has no room, and with it every queue pair that uses it. */
 static void overrun(struct sim_cq *cq)
 {
 	struct sim_device *dev = (struct sim_device *)cq->base.dev;
@@ -38,7 +38,7 @@ static void overrun(struct sim_cq *cq)
 
 static void push(struct sim_cq *cq, struct sim_qp *qp, const struct rwf_wc *wc, uint64_t done)
 {
-	if (cq->failed) { /* one that was made on it since has no better luck than those before */
+	if (cq->failed) { /* a queue pair that was made on it since fails too */
 		sim_qp_error(qp, RWF_WC_FATAL_ERR);
 		return;
 	}

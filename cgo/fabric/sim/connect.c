@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* What one queue pair tells another; all in one process, so in its own byte order. */
+/* What one queue pair's peer needs to know of it, in the process's own byte order. */
 struct endpoint {
 	uint32_t magic, world, device, qp_num;
 };
@@ -109,7 +109,7 @@ int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_
 	return rc;
 }
 
-/* An event is a bit and not a queue entry, so that none is lost when nobody reads them. */
+/* Takes an event. It is a bit and not a queue entry, so that none is lost when nobody reads them. */
 static bool take_event(uint32_t *bits, uint32_t qp_num, struct rwf_async_event *out)
 {
 	if (!*bits)

@@ -1,4 +1,4 @@
-/* What a test does to a world: reading it, steering it, striking it. */
+/* What a test does to a world: read it, steer it, strike it. */
 #include "world.h"
 
 #include <string.h>

@@ -83,7 +83,10 @@ static struct sim_qp *new_qp(rwf_pd *pd, const struct rwf_qp_init *init)
 	return qp;
 }
 
-/* Under the lock. The active list has room for every queue pair, so that no event has to find some. */
+/*
+ * Admits a queue pair to the world. The active list gets room for every queue pair, so that no event has to find some.
+ * Under the lock.
+ */
 static int admit(struct sim_qp *qp)
 {
 	struct rwf_sim *w = sim_of(qp);

@@ -30,7 +30,7 @@ static bool strikes(struct sim_qp *qp, enum rwf_sim_fault fault, uint32_t in_655
 	return fault >= RWF_SIM_STALE_KEY ? sim_fatal_chance(w, in_65536) : sim_chance(w, in_65536);
 }
 
-/* The network took this attempt: again later, or the end. */
+/* Loses this attempt to the network: tries again later, or gives up. */
 static void lose(struct sim_qp *qp, enum sim_event event)
 {
 	struct rwf_sim *w = sim_of(qp);
@@ -62,7 +62,7 @@ static void turn_away(struct sim_qp *qp)
 		       qp->rnr_since_ns + qp->rnr_timeout_ns));
 }
 
-/* The oldest undelivered send ends in an error; those before it arrived, and are said to have. */
+/* Ends the oldest undelivered send in an error. Those before it arrived, and complete. */
 static void refuse(struct sim_qp *qp, enum rwf_wc_status status)
 {
 	struct sim_qp *peer = qp->peer;
@@ -98,7 +98,7 @@ static void place(const struct sim_qp *qp, uint64_t index)
 		memmove((void *)(uintptr_t)wr->raddr, rwb_payload(&qp->sends, index), wr->length);
 }
 
-/* Only a message behind which all others have landed too: one that must not land stops those after it. */
+/* Places a message when it is posted if all before it have landed too: one that must not land stops those after it. */
 void sim_place_early(struct sim_qp *qp)
 {
 	uint64_t last = qp->sends.posted - 1;

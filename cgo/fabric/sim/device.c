@@ -1,4 +1,4 @@
-/* Provider sim: its objects. What it is and its options: sim.h. */
+/* Provider sim: its devices and the operations table. Its options: sim.h. */
 #include "world.h"
 
 #include <errno.h>

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 /*
- * A key is a generation, a slot and a side, so that one that was given back, or is used on the wrong side, names nothing.
- * Slots are 12 bits (SIM_MAX_MR), the side is the last.
+ * A key holds a generation, a slot and a side, so that one that was deregistered, or is used on the wrong side, names
+ * nothing. The slot is 12 bits (SIM_MAX_MR), the side is the last.
  */
 static uint32_t slot_of(uint32_t key)
 {

@@ -54,7 +54,7 @@ int sim_req_notify_cq(rwf_cq *base, uint32_t count)
 	return 0;
 }
 
-/* Whether a wait is over; takes the wake that ends it. */
+/* Reports whether a wait is over, and takes the wake that ends it. */
 static bool take_news(struct sim_cq *cq)
 {
 	bool woken = atomic_exchange(&cq->woken, false);
@@ -79,7 +79,7 @@ int sim_wait_cq(rwf_cq *base, int64_t timeout_us)
 	return something;
 }
 
-/* The one call without the lock: a signal handler may be where the lock is held. */
+/* Takes no lock: a signal handler may be where the lock is held. */
 int sim_wake_cq(rwf_cq *base)
 {
 	struct sim_cq *cq = (struct sim_cq *)base;

@@ -2,8 +2,8 @@
  * Provider sim: hosts, links and queue pairs in one process, driven by calls, the same schedule for the same seed.
  *
  * A world is a set of devices that reach each other. rwf_open("sim", name, "world=ID") opens a device, which is a host, in
- * a world; without world= it is opened in a world of the process's own, made by the first such open and gone with the last
- * device, which runs by itself (auto=1). Options:
+ * a world. Without world= it opens one in a world of the process's own. The first such open makes that world, and it goes
+ * with its last device. It runs by itself (auto=1). Options:
  *
  *   world=ID          a world from rwf_sim_new
  *   seed=N            the seed of the process's own world, by its first open
@@ -14,12 +14,12 @@
  *   maps=1            the device has RWF_DEV_MAPS
  *   link=1            the device has RWF_DEV_LINK
  *
- * In a world that does not run by itself nothing moves but by rwf_sim_step: polls only take, waits return at once, and
+ * In a world that does not run by itself only rwf_sim_step moves anything: polls only take, waits return at once, and
  * time is virtual. An active connect needs its passive peer to have called rwf_connect_qp before it; if it has not, the
  * virtual timeout passes at once. A send is delivered, then acknowledged, as two events, so that a reply can overtake the
  * completion it answers. Order is kept within a queue pair and left to chance across them.
  *
- * Memory is read and written by the event that delivers, as a NIC would, by whoever calls rwf_sim_step.
+ * The event that delivers reads and writes memory, as a NIC would, on the thread that calls rwf_sim_step.
  */
 #ifndef RW_SIM_H
 #define RW_SIM_H
@@ -43,7 +43,7 @@ struct rwf_sim_faults {
 	uint32_t cq_overrun;   /* per completion: the queue overruns on it */
 	uint32_t link_down;    /* per step: one device's link goes down for up to link_down_max_ns */
 	uint32_t kill;         /* per step: one device dies */
-	uint32_t silent_close; /* per queue pair that fails: its peer is not told and learns only from what it sends */
+	uint32_t silent_close; /* per queue pair that fails: its peer is not notified and learns only from what it sends */
 	uint32_t fatal_max;    /* how many of stale_key, qp_fail, cq_overrun and kill may strike in all; 0: any number */
 	uint64_t delay_max_ns, link_down_max_ns;
 };
@@ -57,35 +57,38 @@ enum rwf_sim_fault {
 	RWF_SIM_QP_FAIL = 5,
 };
 
-/* NULL when as many worlds are open as there may be, or without memory. */
+/* Makes a world. Returns NULL when as many are open as there may be, or without memory. */
 struct rwf_sim *rwf_sim_new(uint64_t seed);
-/* Lets the world go; devices still open in it keep it alive until they are closed. */
+/* Lets the world go. Devices still open keep it alive until they are closed. */
 void rwf_sim_free(struct rwf_sim *);
 /* The ID of option world=. */
 int rwf_sim_id(const struct rwf_sim *);
 
 /*
- * Lets one event happen and returns how many messages are still to be delivered or acknowledged. With nothing due, up to
- * a millisecond of virtual time passes instead, so that whoever has a deadline meets it.
+ * Lets one event happen. Returns how many messages are still to be delivered or acknowledged. With nothing due, up to a
+ * millisecond of virtual time passes instead, so that whoever has a deadline meets it.
  */
 int rwf_sim_step(struct rwf_sim *);
 uint64_t rwf_sim_now(struct rwf_sim *); /* ns */
 void rwf_sim_set_order(struct rwf_sim *, enum rwf_sim_order);
 void rwf_sim_set_faults(struct rwf_sim *, const struct rwf_sim_faults *);
 
-/* The host stops: nothing comes from it or reaches it. Peers that send to it fail after their ack timeout; others hear nothing. */
+/*
+ * Stops the host: nothing comes from it or reaches it. Peers that send to it fail after their ack timeout; others hear
+ * nothing.
+ */
 void rwf_sim_kill_device(rwf_device *);
-/* Down: messages from and to the device are lost until it is up again; its owner gets a port event. */
+/* Takes the device's link down or up. Messages from and to it are lost while it is down. Its owner gets a port event. */
 void rwf_sim_link(rwf_device *, int up);
-/* The same for the devices of that name in the process's own world; returns how many there are. */
+/* Does the same to the devices of that name in the process's own world. Returns how many there are. */
 int rwf_sim_link_named(const char *name, int up);
 void rwf_sim_trigger(rwf_qp *, enum rwf_sim_fault);
-/* Leaves room for cqe completions, fewer than it was made for; the queue overruns if more are there by the next one. */
+/* Leaves room for cqe completions, fewer than it was made for. The queue overruns if more are there by the next one. */
 void rwf_sim_shrink_cq(rwf_cq *, uint32_t cqe);
 
-/* A hash over everything that happened so far: equal for equal seeds and calls. Addresses and wr_ids are left out. */
+/* Returns a hash over everything that happened so far: equal for equal seeds and calls. Leaves addresses and wr_ids out. */
 uint64_t rwf_sim_log_hash(struct rwf_sim *);
-/* Writes a line for every event to fd from now on; -1 ends it. */
+/* Writes a line for every event to fd from now on; -1 stops it. */
 void rwf_sim_trace(struct rwf_sim *, int fd);
 
 #endif

@@ -63,7 +63,7 @@ static void restore_links(struct rwf_sim *w)
 			sim_set_link(d, true);
 }
 
-/* One of the devices opened so far; NULL if that one is closed again. */
+/* Draws one of the devices opened so far. Returns NULL if that one is closed again. */
 static struct sim_device *any_device(struct rwf_sim *w)
 {
 	uint64_t id = 1 + sim_random(w, w->last_device);
@@ -74,7 +74,7 @@ static struct sim_device *any_device(struct rwf_sim *w)
 	return d;
 }
 
-/* The faults that strike hosts rather than messages. */
+/* Draws the faults that strike hosts rather than messages. */
 static void strike_hosts(struct rwf_sim *w)
 {
 	struct sim_device *d;

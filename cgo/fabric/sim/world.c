@@ -133,7 +133,7 @@ bool sim_fatal_chance(struct rwf_sim *w, uint32_t in_65536)
 	return true;
 }
 
-/* How long a message takes. In random order the order itself is the delay, but for the one injected. */
+/* Draws how long a message takes. In random order the order itself is the delay, besides an injected one. */
 uint64_t sim_latency(struct rwf_sim *w)
 {
 	uint64_t ns = w->order == RWF_SIM_BY_TIME ? 300 + sim_random(w, 2700) : 0;

@@ -1,6 +1,6 @@
 /*
- * The simulation's objects and what its files call of each other, each file standing on those before it. Up to deliver.c all of
- * it is under the world's lock; what comes after step.c takes it.
+ * The simulation's objects and what its files call of each other, each file standing on those before it. Up to deliver.c
+ * everything runs under the world's lock; what comes after step.c takes it.
  */
 #ifndef RW_SIM_WORLD_H
 #define RW_SIM_WORLD_H
@@ -100,12 +100,12 @@ struct sim_qp {
 	uint32_t trigger, events;
 	int active; /* index in the world's active list; -1: not there */
 
-	/* Requests before acked have completed, those before sent have been delivered. */
+	/* Requests before acked have completed; those before sent have been delivered. */
 	struct rwb_sends sends;
 	uint64_t acked, sent;
 	uint64_t placed; /* copies_at_post: payloads before this one have landed */
 
-	/* Receive queue: posted from head to tail; held by completions not polled yet. */
+	/* Receive queue: posted from head to tail. Completions not yet polled hold some more. */
 	uint64_t *rq;
 	uint32_t rq_mask, rq_max, rq_head, rq_tail, rq_held;
 
@@ -142,10 +142,10 @@ struct sim_choice sim_any_due(struct rwf_sim *);
 void sim_wake_sleepers(struct rwf_sim *);
 
 /* memory.c */
-/* The region of pd that key names, if [addr, addr+len) lies in it; else NULL. */
+/* Returns the region of pd that key names if [addr, addr+len) lies in it, else NULL. */
 const struct sim_mr *sim_local_mr(const struct sim_pd *, uint32_t lkey, uint64_t addr, uint32_t len);
 const struct sim_mr *sim_remote_mr(const struct sim_pd *, uint32_t rkey, uint64_t addr, uint32_t len);
-/* A new region, or NULL where the device has all its. */
+/* Adds a region. Returns NULL where the device has no room for another, or no memory. */
 struct sim_mr *sim_mr_add(struct sim_pd *, uint64_t addr, uint64_t length, int access);
 bool sim_mr_remove(struct sim_pd *, uint32_t lkey);
 

@@ -1,6 +1,6 @@
 /*
- * The listener: who calls rwf_get_async_event lets passive peers in. A stranger gets a bounded place for a bounded time, and
- * nothing of what it says is believed before its hello has named a queue pair that waits and the cookie of it.
+ * The listener. Whoever calls rwf_get_async_event lets passive peers in. A stranger gets a bounded place for a bounded
+ * time. Nothing of what it says is believed before its hello has named a queue pair that waits, and its cookie.
  */
 #include "tcp.h"
 
@@ -48,7 +48,7 @@ static void drop(struct tcp_half *half)
 	half->fd = -1;
 }
 
-/* The place for a newcomer: a free one, else that of the oldest stranger, else that of the oldest parked peer. */
+/* Finds the place for a newcomer: a free one, else that of the oldest stranger, else that of the oldest parked peer. */
 static struct tcp_half *place(struct tcp_device *dev)
 {
 	struct tcp_half *worst = NULL;
@@ -144,14 +144,14 @@ static enum verdict examine(struct tcp_device *dev, struct tcp_half *half)
 	return verdict;
 }
 
-/* Reads what a stranger says; a peer that knows the cookie may stay until its queue pair waits for it. */
+/* Reads what a stranger says. A peer that knows the cookie may stay until its queue pair waits for it. */
 static void listen_to(struct tcp_device *dev, struct tcp_half *half, uint64_t now, bool readable)
 {
 	bool stranger = half->have < TCP_HELLO_LEN;
 	enum verdict verdict = KEEP;
 
 	if (readable) {
-		/* A parked peer has nothing more to say: it only hangs up. */
+		/* A parked peer has nothing more to say: it can only hang up. */
 		ssize_t n = stranger ? read(half->fd, half->hello + half->have, TCP_HELLO_LEN - half->have) : 0;
 
 		if (n > 0)
@@ -168,7 +168,7 @@ static void listen_to(struct tcp_device *dev, struct tcp_half *half, uint64_t no
 		drop(half);
 }
 
-/* Fails queue pairs whose peer did not come; returns the next such deadline, at most until. */
+/* Fails queue pairs whose peer did not come. Returns the next such deadline, at most until. */
 static uint64_t expire_passive(struct tcp_device *dev, uint64_t now, uint64_t until)
 {
 	pthread_mutex_lock(&dev->lock);
@@ -193,7 +193,7 @@ static uint64_t expire_passive(struct tcp_device *dev, uint64_t now, uint64_t un
 	return until;
 }
 
-/* Waits for something to do, at most until, and does it. */
+/* Waits, at most until, for something to do, and does it. */
 static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 {
 	struct pollfd fds[2 + TCP_MAX_HALF_OPEN] = {{.fd = dev->event_fd, .events = POLLIN},

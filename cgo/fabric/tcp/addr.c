@@ -62,7 +62,7 @@ bool tcp_is_wildcard(const struct tcp_endpoint *address)
 	return memcmp(address->addr, zero, sizeof zero) == 0;
 }
 
-/* The address of an interface entry, as bytes; family 0 if it is of another kind, or link-local, which needs a scope. */
+/* Reads the address of an interface entry. family is 0 if it is of another kind, or link-local, which needs a scope. */
 static void interface_address(const struct ifaddrs *ifa, struct tcp_endpoint *out)
 {
 	memset(out, 0, sizeof *out);
@@ -105,7 +105,7 @@ int tcp_list_addresses(char *buf, size_t cap)
 	return count;
 }
 
-/* The speed of the interface that has this address; 0 where it has none (loopback, virtual interfaces). */
+/* Returns the speed of the interface that has this address, 0 where it has none (loopback, virtual interfaces). */
 uint32_t tcp_link_mbps(const struct tcp_endpoint *address)
 {
 	struct ifaddrs *list;

@@ -99,7 +99,7 @@ static int introduce(struct tcp_qp *qp, struct attempt *a, const struct tcp_endp
 	return 0;
 }
 
-/* Where the peer is: what its endpoint says, or, where it listens on every address, what the device's option does. */
+/* Finds where the peer is: what its endpoint says, or, where it listens on every address, what the device's option says. */
 static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
 {
 	if (!tcp_is_wildcard(peer))
@@ -113,7 +113,7 @@ static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
 	return 0;
 }
 
-/* Leaves the connection's socket in arrived_fd, and in peer where it leads. */
+/* Connects. Leaves the socket in arrived_fd, and in peer the address it leads to. */
 int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr)
 {
 	struct attempt a = {.cancel_fd = attr->cancel_fd, .deadline_ns = rwb_now_ns() + attr->timeout_ms * 1000000ull};

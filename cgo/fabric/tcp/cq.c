@@ -96,7 +96,7 @@ int tcp_wake_cq(rwf_cq *head)
 	return 0;
 }
 
-/* From any thread: makes the owner look at the state of its queue pairs. */
+/* Makes the owner look at the state of its queue pairs. Any thread. */
 void tcp_cq_attention(struct tcp_cq *cq)
 {
 	atomic_store(&cq->attention, 1);

@@ -5,7 +5,7 @@
  *
  *	listen=ADDR[:PORT]     where peers connect to; default: the device's address, any free port. IPv6 as [ADDR]:PORT
  *	advertise=ADDR[:PORT]  what endpoints say instead, where peers see another address or port
- *	peer=ADDR              where a peer is whose endpoint says every address: it listens on 0.0.0.0 or :: and advertises nothing
+ *	peer=ADDR              where a peer is that listens on every address, 0.0.0.0 or ::, and advertises none
  *	sndbuf=BYTES           socket buffers; the kernel tunes them itself by default, and caps these at net.core.wmem_max
  *	rcvbuf=BYTES           and rmem_max
  *	window=BYTES           most a peer may have on its way to a queue pair unacknowledged, 512 KiB by default
@@ -35,7 +35,7 @@ static int option_bytes(const char *options, const char *key, uint32_t least, ui
 	return 0;
 }
 
-/* 1: the option was there and is in out. */
+/* Returns 1 when the option was there and is in out. */
 static int option_address(const char *options, const char *key, struct tcp_endpoint *out)
 {
 	char text[96];
@@ -47,7 +47,7 @@ static int option_address(const char *options, const char *key, struct tcp_endpo
 	return 1;
 }
 
-/* What to listen on (into listen), and dev's name, source and address. */
+/* Reads what to listen on into listen_on, and dev's name, source and address. */
 static int read_addresses(struct tcp_device *dev, const char *device, const char *options, struct tcp_endpoint *listen_on)
 {
 	int rc;

@@ -20,8 +20,8 @@ void tcp_raise(struct tcp_qp *qp, enum rwf_async_type type)
 }
 
 /*
- * The socket stays open, shut down, until the queue pair is destroyed: closed with data unread it would reset the connection
- * and might take back what was sent last.
+ * Shuts the socket down but keeps it open until the queue pair is destroyed: closing it with data unread would reset the
+ * connection and might take back what was sent last.
  */
 void tcp_qp_end(struct tcp_qp *qp, enum rwf_wc_status status)
 {

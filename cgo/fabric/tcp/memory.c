@@ -30,7 +30,7 @@ int tcp_dealloc_pd(rwf_pd *head)
 	return 0;
 }
 
-/* Keys of different devices differ where they can: a key gone astray should open nothing. */
+/* Takes a free region. Keys of different devices differ where they can: a key gone astray should open nothing. */
 static struct tcp_mr *free_mr(struct tcp_device *dev)
 {
 	struct tcp_mr *mr = SLIST_FIRST(&dev->free_mrs);
@@ -79,7 +79,7 @@ int tcp_reg_mr(rwf_pd *head, void *addr, size_t length, int access, int fd, uint
 	return 0;
 }
 
-/* Every queue found inside a call may have seen the key: wait until that call is over. Calls are short and never wait. */
+/* Waits until every call that may have seen a key is over. Calls are short and never wait. */
 static void quiesce(struct tcp_device *dev)
 {
 	struct tcp_cq *cq;
@@ -112,7 +112,7 @@ int tcp_dereg_mr(rwf_pd *head, uint32_t lkey)
 	return 0;
 }
 
-/* Whether key lets this queue pair use [addr, addr+length). Called inside a call counted by busy only. */
+/* Reports whether key lets this queue pair use [addr, addr+length). Only inside a call that busy counts. */
 bool tcp_mr_allows(struct tcp_qp *qp, uint32_t key, uint64_t addr, uint64_t length, int access)
 {
 	struct tcp_mr *mr = &qp->dev->mrs[key & (TCP_MAX_MR - 1)];

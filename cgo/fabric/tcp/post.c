@@ -23,7 +23,7 @@ int tcp_post_send(rwf_qp *head, const struct rwf_send_wr *wr, int n)
 		tcp_enter(qp->send_cq);
 		tcp_transmit(qp);
 		if (qp->out.rnr_deadline_ns) {
-			/* The peer may have said meanwhile that it posted receives: an owner that only posts would not hear it. */
+			/* The peer may have posted receives meanwhile, and an owner that only posts would not notice. */
 			qp->in.ready = true;
 			if (tcp_receive(qp))
 				tcp_cq_ready(&qp->links[0]);
@@ -34,7 +34,7 @@ int tcp_post_send(rwf_qp *head, const struct rwf_send_wr *wr, int n)
 	return posted ? posted : rc;
 }
 
-/* Now, if the peer has used up the receives it knows of and may be waiting; soon, if it may before long. */
+/* Announces receives now if the peer has used up those it knows of and may be waiting, soon if it may before long. */
 static void announce_receives(struct tcp_qp *qp)
 {
 	uint32_t left = qp->in.told_posted - qp->in.used;

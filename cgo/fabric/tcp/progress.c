@@ -7,22 +7,25 @@
 
 enum {
 	EVENTS = 64,
-	/* The sockets are asked at least this often, however busy the queue pairs known to have work are. */
+	/* The sockets are checked at least this often, however busy the queue pairs known to have work are. */
 	ROUNDS_PER_EVENTS = 8,
-	IDLE_POLLS_PER_EVENTS = 8, /* and no oftener by polls that find nothing: asking is a system call */
-	/* Empty polls, or time asleep, before peers are told what has arrived: a reply would have told them for nothing. */
+	IDLE_POLLS_PER_EVENTS = 8, /* polls that find nothing check no oftener: it is a system call */
+	/* Empty polls, or time asleep, before peers learn what has arrived. Until then a reply may carry it for nothing. */
 	IDLE_POLLS = 32,
 	IDLE_US = 50,
 	ROUNDS_PER_ACKNOWLEDGEMENT = 64, /* where other queue pairs keep the queue from being idle */
 	ROUNDS_PER_CLOCK = 16,
-	/* How often deadlines are looked after, and how long a peer's host may be quiet before it is asked to answer. */
+	/* How often deadlines are checked, and how long a peer's host may be quiet before it is probed. */
 	LOOK_MS = 50,
 	QUIET_MS = 300,
 	/* A wait for several completions gives up this long after the first one came. */
 	GATHER_US = 1000,
 };
 
-/* The first outstanding send carries the error, all else is flushed; what does not fit the queue waits until it is polled. */
+/*
+ * Flushes the queue pair; the first outstanding send carries the error. What does not fit the queue waits until it is
+ * polled. Returns true while something is left.
+ */
 static bool flush(struct tcp_qp *qp, struct tcp_cq *cq)
 {
 	struct rwf_wc wc = {.qp_num = qp->head.num};
@@ -47,7 +50,7 @@ static bool flush(struct tcp_qp *qp, struct tcp_cq *cq)
 	return false;
 }
 
-/* One turn of a queue pair; true: there is more to do. */
+/* Gives a queue pair one turn. Returns true while there is more to do. */
 static bool serve(struct tcp_link *link)
 {
 	struct tcp_qp *qp = link->qp;
@@ -137,7 +140,7 @@ static void watch_host(struct tcp_qp *qp, uint64_t now)
 }
 
 /* Fails queue pairs whose send found no posted receive in time, or whose peer's host is lost. */
-static void look_after(struct tcp_cq *cq, uint64_t now)
+static void check_deadlines(struct tcp_cq *cq, uint64_t now)
 {
 	struct tcp_link *link;
 
@@ -158,7 +161,10 @@ static void look_after(struct tcp_cq *cq, uint64_t now)
 	}
 }
 
-/* One turn for every queue pair with work; who will sleep without work must look for events first. */
+/*
+ * Gives every queue pair with work one turn. With look it checks the sockets first if there is none: the caller would
+ * sleep.
+ */
 static void progress(struct tcp_cq *cq, bool look)
 {
 	struct tcp_links turn = TAILQ_HEAD_INITIALIZER(turn);
@@ -180,7 +186,7 @@ static void progress(struct tcp_cq *cq, bool look)
 	if (cq->idle == IDLE_POLLS || cq->rounds % ROUNDS_PER_ACKNOWLEDGEMENT == 0)
 		acknowledge_all(cq);
 	if (cq->rounds % ROUNDS_PER_CLOCK == 0)
-		look_after(cq, rwb_now_ns());
+		check_deadlines(cq, rwb_now_ns());
 }
 
 static int overrun_error(const struct tcp_cq *cq)
@@ -252,7 +258,7 @@ int tcp_wait_cq(rwf_cq *head, int64_t timeout_us)
 			acknowledge_all(cq);
 			quiet = 0;
 		}
-		look_after(cq, now);
+		check_deadlines(cq, now);
 		tcp_leave(cq);
 		if (cq->overrun)
 			return overrun_error(cq);

@@ -9,7 +9,7 @@
 
 enum { MAX_FRAME = 1 << 20 };
 
-/* Finds a place in the table; the number says which, and tells its tenants apart (24 bits, as on an RDMA wire). */
+/* Finds a place in the table. The number names it and tells its tenants apart (24 bits, as on an RDMA wire). */
 static int enroll(struct tcp_device *dev, struct tcp_qp *qp)
 {
 	pthread_mutex_lock(&dev->lock);
@@ -51,7 +51,7 @@ int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	if (init->max_inline > TCP_MAX_INLINE)
 		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, provider tcp allows %d", init->max_inline,
 				TCP_MAX_INLINE);
-	if (init->flags & ~RWF_QP_BY_REFERENCE) /* which is a wish: payloads lie where the sender aimed */
+	if (init->flags & ~RWF_QP_BY_REFERENCE) /* a wish only: payloads lie where the sender aimed */
 		return rwf_fail(EINVAL, "create queue pair: unknown flags 0x%x", init->flags);
 	qp = calloc(1, sizeof *qp);
 	if (!qp)
@@ -85,7 +85,7 @@ int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	return 0;
 }
 
-/* From here on the listener leaves the queue pair alone; what it left before is taken. */
+/* Takes the queue pair away from the listener, and takes what that left before. */
 static void stop_waiting(struct tcp_qp *qp)
 {
 	struct tcp_device *dev = qp->dev;
@@ -106,7 +106,7 @@ int tcp_destroy_qp(rwf_qp *head)
 
 	stop_waiting(qp);
 	if (head->state == RWF_QPS_RTS) {
-		/* What was placed is placed: the peer may know. */
+		/* What was placed is placed, and the peer may know it. */
 		tcp_enter(qp->send_cq);
 		tcp_acknowledge(qp);
 		tcp_leave(qp->send_cq);

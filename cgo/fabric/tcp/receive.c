@@ -1,7 +1,7 @@
 /*
- * Frames in. The entries are read into a small buffer, checked, and their payloads read straight into registered memory;
- * the last piece of that read is the buffer again, so that the next frame's entries come with it. What payload the buffer
- * catches is copied from there.
+ * Frames in. The entries are read into a small buffer and checked, and their payloads are read straight into registered
+ * memory. The last piece of that read is the buffer again, so that the next frame's entries come with it. Payload that
+ * lands in the buffer is copied from there.
  */
 #include "tcp.h"
 
@@ -16,7 +16,7 @@ static uint32_t buffered(const struct tcp_qp *qp)
 	return qp->in.buf_len - qp->in.buf_at;
 }
 
-/* The status to refuse an entry of the present frame with; success: it may be placed, now. */
+/* Returns the status to refuse an entry of the present frame with. Success: it may be placed now. */
 static enum rwf_wc_status judge(struct tcp_qp *qp, uint32_t index)
 {
 	const struct tcp_entry *e = &qp->in.entries[index];
@@ -28,7 +28,7 @@ static enum rwf_wc_status judge(struct tcp_qp *qp, uint32_t index)
 	return RWF_WC_SUCCESS;
 }
 
-/* Whatever stands before the refused message was placed; the peer learns its number, and both queue pairs fail. */
+/* Refuses the present message. What stands before it was placed; the peer learns its number, and both queue pairs fail. */
 static void refuse(struct tcp_qp *qp, enum rwf_wc_status status)
 {
 	qp->in.nak = status;
@@ -70,7 +70,7 @@ static void placed(struct tcp_qp *qp, uint32_t n)
 	qp->in.message_bytes = 0;
 }
 
-/* Places what of the present frame lies in the buffer; true when the frame is complete. */
+/* Places the part of the present frame that lies in the buffer. Returns true when the frame is complete. */
 static bool place_buffered(struct tcp_qp *qp)
 {
 	while (qp->in.entry < qp->in.count && qp->head.state == RWF_QPS_RTS) {
@@ -142,7 +142,10 @@ static bool take_nak(struct tcp_qp *qp, const uint8_t *table)
 	return true;
 }
 
-/* Takes the next frame's table from the buffer; false: it is not all there, or it is not a frame and the queue pair failed. */
+/*
+ * Takes the next frame's table from the buffer. Returns false when it is not all there, or is not a frame and the queue
+ * pair failed.
+ */
 static bool next_frame(struct tcp_qp *qp)
 {
 	const uint8_t *at = qp->in.buf + qp->in.buf_at;
@@ -174,7 +177,10 @@ static void consume_buffer(struct tcp_qp *qp)
 		;
 }
 
-/* The targets of the present frame's rest, up to one that is refused, or else the buffer behind them; returns how many. */
+/*
+ * Lists the targets of the present frame's rest, up to one that is refused, or else the buffer behind them. Returns how
+ * many there are.
+ */
 static int gather(struct tcp_qp *qp, struct iovec *iov, size_t *total)
 {
 	uint32_t skip = qp->in.done;
@@ -198,7 +204,7 @@ static int gather(struct tcp_qp *qp, struct iovec *iov, size_t *total)
 	return n;
 }
 
-/* Counts what a read brought: payload of the present frame first, the rest is in the buffer. */
+/* Counts what a read brought: payload of the present frame first, the rest in the buffer. */
 static void scatter(struct tcp_qp *qp, size_t got)
 {
 	while (got && qp->in.entry < qp->in.count) {
@@ -213,8 +219,9 @@ static void scatter(struct tcp_qp *qp, size_t got)
 }
 
 /*
- * What arrived is acknowledged at once, for its owner need not poll again soon, unless an answer is likely to do it for
- * nothing. Then too the peer hears at once when silence would hold it up: its window or the receives it knows of run out.
+ * Acknowledges what arrived at once, since the owner need not poll again soon, unless an answer is likely to do it for
+ * nothing. Even then the peer hears at once when silence would hold it up: when its window or the receives it knows of run
+ * out.
  */
 static void acknowledge_arrivals(struct tcp_qp *qp)
 {
@@ -252,11 +259,11 @@ bool tcp_receive(struct tcp_qp *qp)
 			break;
 		}
 		if (got <= 0) {
-			/* The peer's queue pair failed, its process died or the link is gone: what it did not acknowledge is lost. */
+			/* The peer's queue pair failed, its process died or the link is gone. */
 			tcp_qp_error(qp, RWF_WC_RETRY_EXC_ERR);
 			break;
 		}
-		/* After a short read news come with a new event (epoll(7)), but for what hung_up and tx_dead tell already. */
+		/* After a short read a new event reports news (epoll(7)), except what hung_up and dead report already. */
 		if ((size_t)got < total && !qp->in.hung_up && !qp->out.dead)
 			qp->in.ready = false;
 		scatter(qp, (size_t)got);

@@ -7,7 +7,7 @@
 
 enum {
 	FRAMES_PER_CALL = 4,
-	/* A message longer than a frame is not cut into pieces smaller than this to fill a window's rest. */
+	/* A message longer than a frame is not cut into smaller pieces than this to fill the rest of a window. */
 	LEAST_FRAGMENT = 32 << 10,
 };
 
@@ -25,13 +25,13 @@ static void wait_for_receive(struct tcp_qp *qp)
 		qp->send_cq->look_ns = qp->out.rnr_deadline_ns;
 }
 
-/* Whether nothing but a posted receive is missing for the rest of a request to go into a frame that has so much room. */
+/* Reports whether only a posted receive is missing for the rest of a request to go into a frame with so much room. */
 static bool lacks_receive(const struct tcp_qp *qp, const struct rwf_send_wr *wr, int64_t room)
 {
 	return room >= wr->length - qp->out.fragment && wr->opcode == RWF_WRITE_WITH_IMM && qp->out.imm_sent == qp->out.peer_posted;
 }
 
-/* How many bytes of the next work request go into a frame that has so much room; -1: none may go now. */
+/* Returns how many bytes of the next request go into a frame with so much room, -1 if none may go now. */
 static int64_t next_share(const struct tcp_qp *qp, const struct rwf_send_wr *wr, int64_t room)
 {
 	uint32_t rest = wr->length - qp->out.fragment;
@@ -41,7 +41,7 @@ static int64_t next_share(const struct tcp_qp *qp, const struct rwf_send_wr *wr,
 	return wr->length > qp->out.frame_bytes && room >= LEAST_FRAGMENT ? room : -1;
 }
 
-/* Fills the table and the payload list from the send queue; returns the number of entries. */
+/* Fills the table and the payload list from the send queue. Returns the number of entries. */
 static uint32_t add_entries(struct tcp_qp *qp)
 {
 	int64_t room = (int64_t)qp->out.window - (int64_t)(qp->out.total - qp->out.peer_placed);
@@ -63,7 +63,7 @@ static uint32_t add_entries(struct tcp_qp *qp)
 		if (share < 0)
 			break;
 		if (!may_read(qp, wr)) {
-			/* What was posted before it completes first; then it is the one in error. */
+			/* What was posted before it completes first; then this one is in error. */
 			if (n == 0 && qp->out.acked == qp->out.framed)
 				tcp_qp_error(qp, RWF_WC_LOC_PROT_ERR);
 			break;
@@ -159,7 +159,7 @@ static void advance(struct tcp_qp *qp, size_t sent)
 	}
 }
 
-/* Hands the socket what is left of the frame; true when all of it went. */
+/* Hands the socket the rest of the frame. Returns true when all of it went. */
 static bool send_frame(struct tcp_qp *qp)
 {
 	struct msghdr msg = {.msg_iov = qp->out.iov + qp->out.iov_at, .msg_iovlen = (size_t)(qp->out.iov_count - qp->out.iov_at)};
@@ -169,7 +169,10 @@ static bool send_frame(struct tcp_qp *qp)
 		sent = sendmsg(qp->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (sent < 0 && errno == EINTR);
 	if (sent < 0 && errno != EAGAIN) {
-		/* What the peer said before it went, perhaps why, is still to be read: that side fails the queue pair. */
+		/*
+		 * What the peer sent before it went, perhaps the reason, is still to be read: the receiving side fails the
+		 * queue pair.
+		 */
 		qp->out.dead = qp->in.ready = true;
 		for (int i = 0; i < 2; i++)
 			if (qp->links[i].cq)
@@ -203,7 +206,7 @@ void tcp_transmit(struct tcp_qp *qp)
 	tcp_cq_ready(&qp->links[0]);
 }
 
-/* The peer has posted receives and placed this much of the stream: completes the sends that lie in it. */
+/* Takes the peer's totals of receives posted and bytes placed, and completes the sends that lie in them. */
 void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted)
 {
 	if (posted != qp->out.peer_posted)
@@ -222,7 +225,7 @@ void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted)
 	}
 }
 
-/* No reply came to carry it. New receives alone are no news while the peer knows of plenty. */
+/* Acknowledges, since no reply came to carry it. New receives alone are no news while the peer knows of plenty. */
 void tcp_acknowledge(struct tcp_qp *qp)
 {
 	uint32_t posted = atomic_load_explicit(&qp->in.posted, memory_order_relaxed);

@@ -97,7 +97,7 @@ struct tcp_device {
 	_Atomic uint32_t pd_count;
 
 	pthread_mutex_t accept_lock; /* held by the one thread inside rwf_get_async_event */
-	uint64_t accept_paused_ns;   /* out of descriptors: the listener is left alone until then */
+	uint64_t accept_paused_ns;   /* out of descriptors: new connections wait until then */
 	struct tcp_half half[TCP_MAX_HALF_OPEN];
 };
 
@@ -125,8 +125,8 @@ struct tcp_cq {
 	struct rwb_ring ring;
 	bool overrun, errors;
 	bool due;         /* some queue pair may owe its peer an acknowledgement */
-	uint32_t armed;   /* completions the next wait is to wait for */
-	uint64_t look_ns; /* when to look after the deadlines of its queue pairs */
+	uint32_t armed;   /* completions that end the next wait */
+	uint64_t look_ns; /* when to check the deadlines of its queue pairs */
 	uint32_t rounds, idle;
 	LIST_HEAD(, tcp_link) links;
 	TAILQ_HEAD(tcp_links, tcp_link) ready; /* queue pairs with work, served in turn */
@@ -177,7 +177,7 @@ struct tcp_in {
 	uint64_t told_placed;
 
 	bool ready, hung_up;
-	bool data_due;  /* data arrived that the peer has no word of */
+	bool data_due;  /* data arrived that the peer was not notified of */
 	bool heard;     /* data arrived since the last of ours went out */
 	bool converses; /* its owner answers data with data, which will carry the acknowledgement */
 
@@ -195,7 +195,7 @@ struct tcp_in {
 /* Whether the peer's host is alive. */
 struct tcp_host {
 	uint64_t silent_ns; /* since when it has been owing an answer; 0: it is not */
-	uint64_t placed;    /* in.placed when this was last looked after */
+	uint64_t placed;    /* in.placed at the last check */
 };
 
 struct tcp_qp {
@@ -268,7 +268,7 @@ void tcp_cq_push(struct tcp_cq *cq, struct tcp_qp *qp, const struct rwf_wc *wc, 
 /* send.c */
 void tcp_transmit(struct tcp_qp *qp);
 void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted);
-void tcp_acknowledge(struct tcp_qp *qp); /* tells the peer what it does not know yet */
+void tcp_acknowledge(struct tcp_qp *qp); /* notifies the peer of what it does not know yet */
 
 /* receive.c */
 bool tcp_receive(struct tcp_qp *qp); /* true: there may be more to read */

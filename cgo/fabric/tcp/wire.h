@@ -1,13 +1,13 @@
 /*
  * What provider tcp puts on the wire: pure encoders and strict decoders, little-endian throughout.
  *
- * A connection carries, each way, one hello and then frames. A frame is a head, count entries, and then the payloads of its
- * entries one after the other, so that a receiver that has the entries takes all payloads with one system call, straight
+ * A connection carries one hello in each direction and then frames. A frame is a head, count entries, and then the payloads
+ * of its entries one after the other. A receiver that has the entries takes all payloads with one system call, straight
  * into their targets. A message longer than a frame goes as several entries, the last of which is marked.
  *
- * Every head carries two running totals, which makes any frame an acknowledgement: how many bytes of the peer's stream
- * (hello not counted) have been placed, and how many receives have been posted. A send is complete when the placed total
- * passes its last byte; a write with immediate goes out only against a posted receive.
+ * Every head carries two running totals, so any frame is an acknowledgement: how many bytes of the peer's stream (without
+ * the hello) have been placed, and how many receives have been posted. A send is complete when the placed total passes its
+ * last byte. A write with immediate goes out only against a posted receive.
  */
 #ifndef RW_TCP_WIRE_H
 #define RW_TCP_WIRE_H
