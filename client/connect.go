@@ -44,7 +44,7 @@ func (w *Worker) enrol(ctx context.Context) error {
 		transport.CloseIdleConnections()
 		return w.cfg.classifyFirst(err)
 	}
-	if len(w.info.Record) != len(Hyper{}.record()) || len(w.info.Lanes) == 0 || w.info.Window == 0 {
+	if len(w.info.Record) != hyperParameters || len(w.info.Lanes) == 0 || w.info.Window == 0 {
 		return errors.New("the aggregator's answer is incomplete: client and aggregator are of different versions")
 	}
 	w.hyper = hyperOf(w.info.Record)

@@ -18,8 +18,8 @@ import (
 // promptly is how soon a failure must be known everywhere. The promise is a second; a loaded test machine gets more.
 const promptly = 3 * time.Second
 
-// pushUntilFailure exchanges endlessModel until an operation fails; it returns the error and when it came.
-func pushUntilFailure(t testing.TB, w *client.Worker) (error, time.Time) {
+// pushUntilFailure exchanges endlessModel until an operation fails; it returns when that was, and the error.
+func pushUntilFailure(t testing.TB, w *client.Worker) (time.Time, error) {
 	buf := make([]byte, endlessModel[0].Elems()*4)
 	for {
 		h, err := w.PushPull(0, buf, buf, 0)
@@ -27,7 +27,7 @@ func pushUntilFailure(t testing.TB, w *client.Worker) (error, time.Time) {
 			err = h.Wait(context20(t))
 		}
 		if err != nil {
-			return err, time.Now()
+			return time.Now(), err
 		}
 	}
 }
@@ -61,7 +61,7 @@ func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
 			}()
 			ends := make([]time.Time, 2)
 			errs := every(workers, func(rank int, w *client.Worker) (err error) {
-				err, ends[rank] = pushUntilFailure(t, w)
+				ends[rank], err = pushUntilFailure(t, w)
 				return err
 			})
 			at := <-killedAt
@@ -116,7 +116,7 @@ func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 			})
 			ends := make([]time.Time, 2)
 			errs := every(workers, func(rank int, w *client.Worker) (err error) {
-				err, ends[rank] = pushUntilFailure(t, w)
+				ends[rank], err = pushUntilFailure(t, w)
 				return err
 			})
 			at := <-killedAt
@@ -171,7 +171,7 @@ func TestAServiceThatClosesTellsItsWorkers(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	tr := train(t, s, client.Config{Job: "j", Workers: 2, Provider: verbs.ProviderTCP}, endlessModel)
 	time.AfterFunc(50*time.Millisecond, func() { s.Close() })
-	for rank, err := range every(tr.workers, func(_ int, w *client.Worker) error { err, _ := pushUntilFailure(t, w); return err }) {
+	for rank, err := range every(tr.workers, func(_ int, w *client.Worker) error { _, err := pushUntilFailure(t, w); return err }) {
 		if !errors.Is(err, client.ErrAborted) || !strings.Contains(err.Error(), "shutting down") {
 			t.Errorf("worker %d: %v", rank, err)
 		}
@@ -254,13 +254,10 @@ func TestAWorkerThatLeavesInPeaceFailsNothing(t *testing.T) {
 		t.Errorf("barrier: %v", err)
 	}
 	began := time.Now()
-	err, _ = func() (error, time.Time) {
-		h, err := w.PushPull(3, client.Bytes(tr.results[0][3]), client.Bytes(tr.results[0][3]), 0)
-		if err != nil {
-			return err, time.Now()
-		}
-		return h.Wait(context20(t)), time.Now()
-	}()
+	h, err = w.PushPull(3, client.Bytes(tr.results[0][3]), client.Bytes(tr.results[0][3]), 0)
+	if err == nil {
+		err = h.Wait(context20(t))
+	}
 	if !errors.Is(err, client.ErrAborted) || !strings.Contains(err.Error(), "worker 1") || !strings.Contains(err.Error(), "has left") {
 		t.Errorf("push: %v", err)
 	}

@@ -17,8 +17,11 @@ type Hyper struct {
 	Dampening float32 // of the momentum
 }
 
-func (h Hyper) record() [8]float32 {
-	return [8]float32{h.LR, h.WD, h.Scale, h.Clip, h.Momentum, h.Beta2, h.Eps, h.Dampening}
+// hyperParameters is the number of hyper-parameters in a control record.
+const hyperParameters = 8
+
+func (h Hyper) record() [hyperParameters]float32 {
+	return [hyperParameters]float32{h.LR, h.WD, h.Scale, h.Clip, h.Momentum, h.Beta2, h.Eps, h.Dampening}
 }
 
 func hyperOf(r []float32) Hyper {

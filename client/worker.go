@@ -129,7 +129,7 @@ func (w *Worker) Close() error {
 	w.leave(reason)
 	// After this, operations that were being started have their callbacks, and no other starts.
 	w.using.Lock()
-	w.using.Unlock()
+	w.using.Unlock() //lint:ignore SA2001 taking the lock waits for its holders
 	w.callbacks.stop()
 	w.failover.wait()
 	w.using.Lock()

@@ -21,8 +21,6 @@ type rig struct {
 type peer struct {
 	slots  []uint16 // free ones, in the order in which it fills them
 	epochs []uint8  // by chunk, of the last gradient that was answered
-	commit uint8
-	staged int
 }
 
 const chunkBytes = 100

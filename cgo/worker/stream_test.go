@@ -72,12 +72,12 @@ func TestStreamFollowsTheAggregatorsSpecification(t *testing.T) {
 func TestFullRingTakesNoMessage(t *testing.T) {
 	s := streamtest.New(2)
 	defer s.Close()
-	if !s.Put() || !s.Put() || s.Put() {
+	if first, second := s.Put(), s.Put(); !first || !second || s.Put() {
 		t.Fatal("a ring of two holds other than two messages")
 	}
 	s.Post()
 	s.Sent(1)
-	if !s.Put() || s.Put() {
+	if third, fourth := s.Put(), s.Put(); !third || fourth {
 		t.Fatal("an entry that became free is not used once")
 	}
 }
