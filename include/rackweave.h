@@ -48,7 +48,7 @@ RW_API const char *rw_error(void);
 
 typedef struct rw_session rw_session;
 
-enum { RW_MAX_LANES = 256, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8, RW_ENDPOINT_BYTES = 256, RW_HYPERS = 8 };
+enum { RW_MAX_LANES = 256, RW_MIN_WINDOW = 2, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8, RW_ENDPOINT_BYTES = 256, RW_HYPERS = 8 };
 
 /* What Join answered, and how to run. */
 struct rw_config {

@@ -8,6 +8,8 @@
 
 #include "rackweave.h"
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -17,7 +19,7 @@ struct rw_mx_engine {
 	uint32_t size, reserved;
 	int (*push_async)(void (*run)(void *, void *, void *), void *arg, void (*release)(void *), const void *context,
 			  void **reads, int nreads, void **writes, int nwrites, const void *property, int priority,
-			  const char *name, _Bool wait);
+			  const char *name, bool wait);
 	int (*copy_handle)(void *array, void **out);
 	int (*free_handle)(void *array);
 	int (*data)(void *array, void **out);

@@ -45,14 +45,12 @@ static int check(const struct rw_config *c)
 				sizeof *c);
 	if (!c->provider)
 		return rwf_fail(EINVAL, "open: no provider: name the one that Join answered");
-	if (c->nlanes == 0 || c->nlanes > RW_MAX_LANES || c->window < 2 || c->window > RW_MAX_WINDOW)
+	if (c->nlanes == 0 || c->nlanes > RW_MAX_LANES || c->window < RW_MIN_WINDOW || c->window > RW_MAX_WINDOW)
 		return rwf_fail(EINVAL, "open: %u lanes and a window of %u: use 1 to %d and 2 to %d", c->nlanes, c->window,
 				RW_MAX_LANES, RW_MAX_WINDOW);
-	if (c->recv_depth < c->window + RW_RECEIVE_MARGIN || c->send_depth < c->window)
-		return rwf_fail(
-			EINVAL,
-			"open: queues of %u sends and %u receives for a window of %u: use what Join answered, at least %u and %u",
-			c->send_depth, c->recv_depth, c->window, c->window, c->window + RW_RECEIVE_MARGIN);
+	if (c->recv_depth < c->window || c->send_depth < c->window)
+		return rwf_fail(EINVAL, "open: queues of %u sends and %u receives for a window of %u: use what Join answered",
+				c->send_depth, c->recv_depth, c->window);
 	if (c->chunk_bytes < RW_RECORD_BYTES || (c->chunk_bytes & (c->chunk_bytes - 1)) || !c->lane_nics)
 		return rwf_fail(EINVAL, "open: chunks of %u bytes, lanes' NICs %s: use what Join answered", c->chunk_bytes,
 				c->lane_nics ? "given" : "not given");

@@ -24,11 +24,11 @@ struct chunk {
 	uint32_t part;   /* index into the lane's parts */
 	uint32_t elems;
 	uint16_t slot, staging;
-	uint32_t next_want; /* chain of wanted chunks that can be sent */
-	uint8_t state;      /* enum chunk_state */
-	uint8_t wanted;     /* the aggregator asked for this chunk before others */
-	uint8_t chained;    /* stands in the lane's chain of wanted chunks */
-	uint8_t in_again;   /* stands in the lane's ring of chunks given back */
+	uint32_t next_request; /* chain of requested chunks that can be sent */
+	uint8_t state;         /* enum chunk_state */
+	uint8_t requested;     /* the aggregator asked for this chunk before others */
+	uint8_t chained;       /* stands in the lane's chain of requested chunks */
+	uint8_t in_again;      /* stands in the lane's ring of chunks that were NACKed */
 };
 
 /* A part is what one tensor has in one lane: a run of chunks. Its index in the lane is the "lane's tensor index". */
@@ -96,11 +96,11 @@ struct lane {
 	uint32_t staging_count;
 	uint32_t *heap; /* parts with chunks to send, best first */
 	uint32_t heap_len;
-	uint32_t *again; /* chunks the aggregator gave back, a ring of nchunks entries */
+	uint32_t *again; /* chunks the aggregator NACKed, a ring of nchunks entries */
 	uint32_t again_head, again_count;
-	uint32_t want_head;  /* wanted chunks that can be sent now, chained; NONE: none */
-	uint32_t last_want;  /* the chunk that was wanted last goes before the others; NONE: none yet */
-	uint32_t wants_open; /* wanted chunks not sent yet, whether they can be or not */
+	uint32_t request_head;  /* requested chunks that can be sent now, chained; NONE: none */
+	uint32_t last_request;  /* the chunk that was requested last goes before the others; NONE: none yet */
+	uint32_t requests_open; /* requested chunks not sent yet, whether they can be or not */
 	struct stream stream;
 	uint32_t consumed, receives; /* receives to post again; posted and not completed */
 	uint64_t progress;           /* done and received when the device last blamed this side for a break; */
@@ -198,10 +198,17 @@ static inline struct part *part_of(struct rw_worker *w, const struct tensor *t, 
 /* pages.c; under the lock. Takes note that an operation uses memory at this end. */
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
+/* queue.c; all under the lock, as lane.c. */
+void queue_part(struct rw_worker *w, struct lane *l, uint32_t part); /* all of its chunks are to be sent */
+/* The next chunk to send; NONE: there is none, or no slot for it. */
+uint32_t queue_next(struct rw_worker *w, struct lane *l);
+void queue_sent(struct lane *l, uint32_t index);
+void queue_request(struct lane *l, uint32_t index); /* it goes before others */
+void queue_again(struct lane *l, uint32_t index);   /* it goes behind all others */
+
 /* lane.c; all under the lock, by the driving thread. */
 int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg);
 void lane_free(struct lane *l);
-void lane_queue(struct rw_worker *w, struct lane *l, uint32_t part);
 int lane_send(struct rw_worker *w, struct lane *l);
 int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
 /* Writes a part's control record into its staging buffer, with the keys of the NIC that the lane is on. */

@@ -19,12 +19,12 @@ int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *
 		return rwf_fail(EINVAL, "open worker: lane %u is on NIC %u of %u", index, cfg->nic, w->cfg.nnics);
 	l->qp = cfg->qp;
 	l->nic = cfg->nic;
-	l->receives = window + RW_RECEIVE_MARGIN;
+	l->receives = cfg->recv_depth;
 	w->nics[l->nic].lanes++;
 	l->slot_addr = cfg->slot_addr;
 	l->slot_rkey = cfg->slot_rkey;
 	l->staging = (char *)w->cfg.staging + (size_t)index * nstaging * w->cfg.chunk_bytes;
-	l->want_head = l->last_want = NONE;
+	l->request_head = l->last_request = NONE;
 	l->slots = calloc(window, sizeof *l->slots);
 	l->staging_free = calloc(nstaging, sizeof *l->staging_free);
 	if (!l->slots || !l->staging_free || stream_init(&l->stream, cfg->send_depth))
@@ -47,67 +47,6 @@ void lane_free(struct lane *l)
 	stream_free(&l->stream);
 	free(l->heap);
 	free(l->again);
-}
-
-/* Whether part a goes before part b: by priority, then in the order of submission. */
-static int before(struct rw_worker *w, const struct lane *l, uint32_t a, uint32_t b)
-{
-	const struct tensor *x = &w->tensors[l->parts[a].tensor], *y = &w->tensors[l->parts[b].tensor];
-
-	return x->priority != y->priority ? x->priority > y->priority : x->seq < y->seq;
-}
-
-static void heap_put(struct lane *l, uint32_t i, uint32_t part)
-{
-	l->heap[i] = part;
-	l->parts[part].heap_at = i;
-}
-
-/* Moves a part from place i to where it belongs: as one that is new there, or whose priority changed. */
-static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t part)
-{
-	for (; i > 0 && before(w, l, part, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
-		heap_put(l, i, l->heap[(i - 1) / 2]);
-	for (uint32_t child; (child = 2 * i + 1) < l->heap_len; i = child) {
-		if (child + 1 < l->heap_len && before(w, l, l->heap[child + 1], l->heap[child]))
-			child++;
-		if (before(w, l, part, l->heap[child]))
-			break;
-		heap_put(l, i, l->heap[child]);
-	}
-	heap_put(l, i, part);
-}
-
-static void heap_pop(struct rw_worker *w, struct lane *l)
-{
-	uint32_t last = l->heap[--l->heap_len];
-
-	l->parts[l->heap[0]].heap_at = NONE;
-	if (l->heap_len > 0)
-		heap_sift(w, l, 0, last);
-}
-
-static void chain_want(struct lane *l, uint32_t index)
-{
-	if (l->chunks[index].chained)
-		return;
-	l->chunks[index].chained = 1;
-	l->chunks[index].next_want = l->want_head;
-	l->want_head = index;
-}
-
-void lane_queue(struct rw_worker *w, struct lane *l, uint32_t part)
-{
-	struct part *p = &l->parts[part];
-
-	p->cursor = p->first;
-	for (uint32_t i = p->first; i < p->first + p->count; i++) {
-		l->chunks[i].state = CHUNK_PENDING;
-		if (l->chunks[i].wanted)
-			chain_want(l, i);
-	}
-	/* It may still stand there from its last operation: a part is taken out only when it is looked at. */
-	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, part);
 }
 
 static char *staging_at(struct rw_worker *w, struct lane *l, uint32_t index)
@@ -139,7 +78,7 @@ static int take(struct rw_worker *w, struct lane *l, int wants_staging, uint32_t
 	return 1;
 }
 
-static void give_back(struct rw_worker *w, struct lane *l, uint16_t slot, uint16_t staging)
+static void free_slot(struct rw_worker *w, struct lane *l, uint16_t slot, uint16_t staging)
 {
 	if (w->cfg.by_reference) {
 		if (staging != UINT16_MAX)
@@ -178,10 +117,10 @@ void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 	record_encode((unsigned char *)staging_at(w, l, p->record_staging), t->hyper, t->bound_dst, rkey, flags);
 }
 
-/* The last staging buffer is kept for what the aggregator asked for, as the last slot is (pick). */
+/* The last staging buffer is kept for what the aggregator asked for, as the last slot is (queue_next). */
 static uint32_t leave_by(const struct lane *l, const struct chunk *c)
 {
-	return l->wants_open > 0 && !c->wanted;
+	return l->requests_open > 0 && !c->requested;
 }
 
 /* The control record of the chunk's tensor, ahead of the first chunk that needs it. */
@@ -198,13 +137,6 @@ static int build_record(struct rw_worker *w, struct lane *l, const struct chunk 
 	p->record_dirty = 0;
 	p->record_in_flight = 1;
 	return 1;
-}
-
-static void again_pop(struct lane *l)
-{
-	l->chunks[l->again[l->again_head]].in_again = 0;
-	l->again_head = (l->again_head + 1) % l->nchunks;
-	l->again_count--;
 }
 
 static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr, int *staged)
@@ -236,15 +168,8 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 		/* Nothing moves by reference: the length only says where the answer goes. */
 		from_staging(w, l, wr, c->staging, bytes);
 	}
-	if (c->wanted) {
-		c->wanted = 0;
-		l->wants_open--;
-	}
+	queue_sent(l, index);
 	c->state = CHUNK_IN_FLIGHT;
-	/* Not to be found there again: one that is given back goes behind all else. */
-	p->cursor += p->cursor == index;
-	if (l->again_count > 0 && l->again[l->again_head] == index)
-		again_pop(l);
 	w->stats.sent_chunks++;
 	w->stats.sent_bytes += payload ? bytes : 0;
 	return 1;
@@ -259,40 +184,6 @@ static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr 
 	from_staging(w, l, wr, l->commit_staging, RW_RECORD_BYTES);
 	l->commit_state = CHUNK_IN_FLIGHT;
 	return 1;
-}
-
-/* The next chunk to send, NONE if there is none: what the aggregator asked for, then by priority, then what it gave back. */
-static uint32_t pick(struct rw_worker *w, struct lane *l)
-{
-	if (l->last_want != NONE && l->chunks[l->last_want].wanted && l->chunks[l->last_want].state == CHUNK_PENDING)
-		return l->last_want;
-	while (l->want_head != NONE) {
-		struct chunk *c = &l->chunks[l->want_head];
-
-		if (c->wanted && c->state == CHUNK_PENDING)
-			return l->want_head;
-		c->chained = 0;
-		l->want_head = c->next_want;
-	}
-	/* The last slot is kept for what the aggregator asked for, or it could fill with what only this worker has sent. */
-	if (l->in_flight + (l->wants_open > 0) >= w->cfg.window)
-		return NONE;
-	while (l->heap_len > 0) {
-		struct part *p = &l->parts[l->heap[0]];
-
-		for (; p->cursor < p->first + p->count; p->cursor++)
-			if (l->chunks[p->cursor].state == CHUNK_PENDING)
-				return p->cursor;
-		heap_pop(w, l);
-	}
-	while (l->again_count > 0) {
-		uint32_t index = l->again[l->again_head];
-
-		if (l->chunks[index].state == CHUNK_PENDING)
-			return index;
-		again_pop(l);
-	}
-	return NONE;
 }
 
 int lane_flush(struct rw_worker *w, struct lane *l)
@@ -334,7 +225,7 @@ int lane_send(struct rw_worker *w, struct lane *l)
 			if (!build_commit(w, l, wr))
 				break;
 		} else {
-			index = pick(w, l);
+			index = queue_next(w, l);
 			if (index == NONE)
 				break;
 			if (l->parts[l->chunks[index].part].record_dirty) {
@@ -362,23 +253,14 @@ static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, ui
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: notice about chunk %u of %u", l - w->lanes, index, l->nchunks);
 	c = &l->chunks[index];
 	if (what == RW_NOTICE_REQUEST) {
-		l->last_want = index;
-		if (c->state != CHUNK_IN_FLIGHT && !c->wanted) {
-			c->wanted = 1;
-			l->wants_open++;
-			if (c->state == CHUNK_PENDING)
-				chain_want(l, index);
-		}
+		queue_request(l, index);
 		return 0;
 	}
 	if (c->state != CHUNK_IN_FLIGHT)
-		return worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u given back but not sent", l - w->lanes, index);
-	give_back(w, l, c->slot, c->staging);
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u NACKed, which was not sent", l - w->lanes, index);
+	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_PENDING;
-	if (!c->in_again) {
-		c->in_again = 1;
-		l->again[(l->again_head + l->again_count++) % l->nchunks] = index;
-	}
+	queue_again(l, index);
 	w->stats.nacks++;
 	return 0;
 }
@@ -388,7 +270,7 @@ static int receive_record(struct rw_worker *w, struct lane *l, uint32_t index)
 	if (index >= l->nparts || !l->parts[index].record_in_flight)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer to record %u, which was not sent", l - w->lanes, index);
 	l->parts[index].record_in_flight = 0;
-	give_back(w, l, l->parts[index].record_slot, l->parts[index].record_staging);
+	free_slot(w, l, l->parts[index].record_slot, l->parts[index].record_staging);
 	return 0;
 }
 
@@ -397,7 +279,7 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 	if (l->commit_state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer of %u bytes to a commit", l - w->lanes, byte_len);
 	memcpy(w->commit_record, staging_at(w, l, l->commit_staging), RW_RECORD_BYTES);
-	give_back(w, l, l->commit_slot, l->commit_staging);
+	free_slot(w, l, l->commit_slot, l->commit_staging);
 	l->commit_state = CHUNK_IDLE;
 	if (--w->commit.remaining == 0)
 		tensor_done(w, COMMIT_TENSOR, 0);
@@ -424,7 +306,7 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 		rwk_convert(w->cfg.isa, t->dst + c->offset * type_size(t->memory_type), t->memory_type,
 			    staging_at(w, l, c->staging), t->wire_type, c->elems, w->cfg.streaming);
 	}
-	give_back(w, l, c->slot, c->staging);
+	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_IDLE;
 	w->stats.received_chunks++;
 	w->stats.received_bytes += bytes;
@@ -438,7 +320,7 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
  * devices is a work request that they do not understand; and what is fatal to one NIC need not be to another. An error that is
  * this side's own fault comes again and again.
  */
-static int mendable(struct rw_worker *w, struct lane *l, uint16_t status)
+static int can_resume(struct rw_worker *w, struct lane *l, uint16_t status)
 {
 	if (!w->cfg.resumable)
 		return 0;
@@ -457,7 +339,7 @@ int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 		l->receives--;
 	if (l->stream.broken)
 		return 0;
-	if (mendable(w, l, wc->status)) {
+	if (can_resume(w, l, wc->status)) {
 		l->stream.broken = 1;
 		return 0;
 	}

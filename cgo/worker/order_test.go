@@ -90,7 +90,7 @@ func newOrderPeer(t *testing.T) *orderPeer {
 		NICs:       []worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}},
 		ChunkBytes: size, Window: orderWindow, Staging: orderWindow,
 		StagingAddr: memory.Addr(),
-		Lanes:       []worker.Lane{{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, SendDepth: 64}},
+		Lanes:       []worker.Lane{{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, SendDepth: 64, RecvDepth: 64}},
 	})
 	if rc < 0 {
 		t.Fatalf("open: %d", rc)
@@ -116,8 +116,8 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	return p
 }
 
-// evict tells the worker to take a chunk back or to send it first.
-func (p *orderPeer) evict(what uint8, index uint32) {
+// notice tells the worker that a chunk is NACKed or requested.
+func (p *orderPeer) notice(what uint8, index uint32) {
 	p.t.Helper()
 	wr := verbs.SendWR{Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpNotice, what, index), Flags: verbs.SendSignaled, WRID: 1}
 	if _, err := p.qp.PostSend([]verbs.SendWR{wr}); err != nil {
@@ -163,24 +163,24 @@ func (p *orderPeer) arrived() (chunks []uint32) {
 	return chunks
 }
 
-// The aggregator gives back every chunk as it comes, so that the order in which they come is the worker's.
+// The aggregator NACKs every chunk as it comes, so that the order in which they come is the worker's.
 func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		wants []uint32
+		requests []uint32
 		order []uint32
 	}{
-		{"what was given back goes behind all else", nil, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},
+		{"what was NACKed goes behind all else", nil, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},
 		{"also while the last slot is kept for what was not submitted", []uint32{orderChunks}, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},
-		{"what was wanted goes before all else", []uint32{5}, []uint32{0, 1, 5, 2, 3, 4}},
-		{"what was wanted last goes first", []uint32{5, 6, 7}, []uint32{0, 1, 7}},
-		{"also when it was wanted before", []uint32{5, 6, 7, 5}, []uint32{0, 1, 5}},
+		{"what was requested goes before all else", []uint32{5}, []uint32{0, 1, 5, 2, 3, 4}},
+		{"what was requested last goes first", []uint32{5, 6, 7}, []uint32{0, 1, 7}},
+		{"also when it was requested before", []uint32{5, 6, 7, 5}, []uint32{0, 1, 5}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newOrderPeer(t)
 			p.settle()
-			for _, c := range tc.wants {
-				p.evict(chunk.NoticeRequest, c)
+			for _, c := range tc.requests {
+				p.notice(chunk.NoticeRequest, c)
 			}
 			var order, held []uint32
 			for range 4 * orderChunks {
@@ -190,7 +190,7 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 					break
 				}
 				if len(held) > 0 {
-					p.evict(chunk.NoticeNACK, held[0])
+					p.notice(chunk.NoticeNACK, held[0])
 					held = held[1:]
 				}
 			}

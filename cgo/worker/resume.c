@@ -131,7 +131,7 @@ int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *w
 		l->qp = with->qp;
 		l->nic = with->nic;
 		l->slot_rkey = with->slot_rkey;
-		l->receives = w->cfg.window + RW_RECEIVE_MARGIN;
+		l->receives = with->recv_depth;
 		w->nics[l->nic].lanes++;
 		aim_again(w, l);
 		rc = lane_flush(w, l);

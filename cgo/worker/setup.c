@@ -11,9 +11,9 @@ int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out)
 	struct rw_worker *w;
 	int rc = 0;
 
-	if (cfg->nlanes == 0 || cfg->nlanes > RW_MAX_LANES || cfg->window < 2 || cfg->window > RW_MAX_WINDOW || cfg->nnics == 0 ||
-	    cfg->nnics > RW_MAX_NICS || cfg->nstaging < 2 || (!cfg->by_reference && cfg->nstaging != cfg->window) ||
-	    cfg->nstaging > RW_MAX_WINDOW)
+	if (cfg->nlanes == 0 || cfg->nlanes > RW_MAX_LANES || cfg->window < RW_MIN_WINDOW || cfg->window > RW_MAX_WINDOW ||
+	    cfg->nnics == 0 || cfg->nnics > RW_MAX_NICS || cfg->nstaging < 2 ||
+	    (!cfg->by_reference && cfg->nstaging != cfg->window) || cfg->nstaging > RW_MAX_WINDOW)
 		return rwf_fail(
 			EINVAL,
 			"open worker: %u lanes, %u NICs, window %u, %u staging buffers: want 1 to %d lanes, 1 to %d NICs, a window of 2 to %d, as many buffers or, by reference, 2 or more",

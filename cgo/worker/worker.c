@@ -75,7 +75,7 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 		if (part == NONE)
 			continue;
 		t->remaining += w->lanes[i].parts[part].count;
-		lane_queue(w, &w->lanes[i], part);
+		queue_part(w, &w->lanes[i], part);
 	}
 	*handle = (uint64_t)op->tensor << 32 | t->generation;
 	return 0;

@@ -63,7 +63,7 @@ type Lane struct {
 	SlotRKey  uint32
 	SendDepth uint32
 	NIC       uint32
-	_         uint32
+	RecvDepth uint32
 }
 
 // NIC mirrors struct rw_worker_nic.
@@ -138,8 +138,9 @@ var (
 	Notices = [...]int{C.RW_NOTICE_NACK, C.RW_NOTICE_REQUEST}
 )
 
-// Limits of worker.h.
+// Limits of rackweave.h.
 const (
+	MinWindow = C.RW_MIN_WINDOW
 	MaxWindow = C.RW_MAX_WINDOW
 	MaxNICs   = C.RW_MAX_NICS
 )

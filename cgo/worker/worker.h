@@ -39,7 +39,7 @@ enum rw_notice {
 	RW_NOTICE_NACK = 0,    /* it is not kept any more: send it again */
 	RW_NOTICE_REQUEST = 1, /* send it before others */
 };
-enum { RW_RECORD_BYTES = 64, RW_RECEIVE_MARGIN = 32 /* receives beyond the window: notices and an abort */ };
+enum { RW_RECORD_BYTES = 64 };
 
 struct rw_worker_nic {
 	rwf_pd *pd;
@@ -48,12 +48,12 @@ struct rw_worker_nic {
 };
 
 struct rw_worker_lane {
-	rwf_qp *qp;         /* connected, with window + RW_RECEIVE_MARGIN receives posted under the lane's number as wr_id */
+	rwf_qp *qp;         /* connected, with recv_depth receives posted under the lane's number as wr_id */
 	uint64_t slot_addr; /* the aggregator's slots for this queue pair, window * chunk_bytes */
 	uint32_t slot_rkey;
 	uint32_t send_depth; /* max_send_wr of qp */
 	uint32_t nic;        /* that qp is on */
-	uint32_t reserved;
+	uint32_t recv_depth;
 };
 
 struct rw_worker_config {

@@ -156,7 +156,7 @@ func Open(cfg Config) (s *Session, err error) {
 		if s.QPs[i], err = s.createQP(nic); err != nil {
 			return s, err
 		}
-		s.lanes[i] = cworker.Lane{NIC: uint32(nic), SendDepth: uint32(cfg.SendDepth)}
+		s.lanes[i] = cworker.Lane{NIC: uint32(nic), SendDepth: uint32(cfg.SendDepth), RecvDepth: uint32(cfg.RecvDepth)}
 	}
 	return s, nil
 }
