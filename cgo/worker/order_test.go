@@ -166,9 +166,9 @@ func (p *orderPeer) arrived() (chunks []uint32) {
 // The aggregator NACKs every chunk as it comes, so that the order in which they come is the worker's.
 func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 	for _, tc := range []struct {
-		name  string
+		name     string
 		requests []uint32
-		order []uint32
+		order    []uint32
 	}{
 		{"what was NACKed goes behind all else", nil, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},
 		{"also while the last slot is kept for what was not submitted", []uint32{orderChunks}, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2}},

@@ -14,10 +14,11 @@ int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out)
 	if (cfg->nlanes == 0 || cfg->nlanes > RW_MAX_LANES || cfg->window < RW_MIN_WINDOW || cfg->window > RW_MAX_WINDOW ||
 	    cfg->nnics == 0 || cfg->nnics > RW_MAX_NICS || cfg->nstaging < 2 ||
 	    (!cfg->by_reference && cfg->nstaging != cfg->window) || cfg->nstaging > RW_MAX_WINDOW)
-		return rwf_fail(
-			EINVAL,
-			"open worker: %u lanes, %u NICs, window %u, %u staging buffers: want 1 to %d lanes, 1 to %d NICs, a window of 2 to %d, as many buffers or, by reference, 2 or more",
-			cfg->nlanes, cfg->nnics, cfg->window, cfg->nstaging, RW_MAX_LANES, RW_MAX_NICS, RW_MAX_WINDOW);
+		return rwf_fail(EINVAL,
+				"open worker: %u lanes, %u NICs, window %u, %u staging buffers: want 1 to %d lanes, 1 to %d NICs, "
+				"a window of %d to %d, as many buffers or, by reference, 2 or more",
+				cfg->nlanes, cfg->nnics, cfg->window, cfg->nstaging, RW_MAX_LANES, RW_MAX_NICS, RW_MIN_WINDOW,
+				RW_MAX_WINDOW);
 	w = calloc(1, sizeof *w);
 	if (!w)
 		return -ENOMEM;

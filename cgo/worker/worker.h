@@ -1,9 +1,9 @@
 /*
  * A worker's data path: tensors go out as chunks and come back as parameters, over any provider of the transport contract.
  *
- * One queue pair per lane (a lane is one core of the aggregator with its NIC), one completion queue per NIC of the worker's
- * for all lanes on it. What is known about placement comes from the plan (package chunk), given by rw_worker_add. Every message to the aggregator holds one
- * slot of the lane's window until the aggregator answers it: the answer is the credit.
+ * There is one queue pair for each lane (a core of the aggregator with its NIC), and one completion queue for each NIC of the
+ * worker's, for all lanes on it. The plan (package chunk) says which chunks a lane has; rw_worker_add takes it. Every message to
+ * the aggregator holds one slot of the lane's window until the aggregator answers it: the answer is the credit.
  *
  * Where a slot is not by reference, message k of a queue pair lies in the aggregator's slot that was freed k-th (the first
  * `window` messages in slots 0, 1, …): both ends know the order of messages and of answers, so no slot number travels. The

@@ -59,9 +59,9 @@ int main(void)
 	mallopt(M_MMAP_THRESHOLD, 128 << 10); /* or glibc takes larger blocks from the heap after a while */
 	p = malloc(BYTES);
 	round_trip(p);
-	p = realloc(p, 2 * BYTES);
-	CHECK(p && p[1] == 7);
-	free(p);
+	q = realloc(p, 2 * BYTES);
+	CHECK(q && q[1] == 7);
+	free(q);
 	CHECK(posix_memalign(&aligned, 64, BYTES) == 0);
 	round_trip(aligned);
 	free(aligned);

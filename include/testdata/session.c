@@ -163,6 +163,12 @@ static void forks(void)
 		struct rw_op op = {.size = sizeof op};
 		struct rw_step step = {.size = sizeof step};
 		struct rw_stats stats = {.size = sizeof stats};
+		struct rw_endpoint end = {.size = sizeof end};
+		struct rw_connect how = {.size = sizeof how};
+		struct rw_parameter parameter = {.size = sizeof parameter};
+		struct rw_tensor tensor = {.size = sizeof tensor};
+		struct rw_region region;
+		uint32_t lane = 0;
 		char text[128];
 
 		CHECK(rw_submit(session, &op, 1, handles) == RW_EFORKED);
@@ -174,14 +180,14 @@ static void forks(void)
 		CHECK(rw_failure(session, text, sizeof text) == RW_EFORKED && strstr(text, "forked child"));
 		CHECK(rw_stats(session, &stats) == RW_EFORKED);
 		CHECK(rw_query(session, &info) == RW_EFORKED);
-		CHECK(rw_register(session, NULL, 1) == RW_EFORKED);
+		CHECK(rw_register(session, &parameter, 1) == RW_EFORKED);
 		CHECK(rw_barrier(session, "x") == RW_EFORKED);
-		CHECK(rw_add(session, NULL, 0, NULL, 0) == RW_EFORKED);
-		CHECK(rw_detach(session, 0, 0, NULL, NULL) == RW_EFORKED && rw_resume(session, 0, NULL, 0, NULL) == RW_EFORKED);
-		CHECK(rw_endpoint(session, 0, NULL) == RW_EFORKED && rw_connect(session, NULL, 0, NULL) == RW_EFORKED);
-		CHECK(rw_committed(session, NULL, NULL) == RW_EFORKED);
+		CHECK(rw_add(session, &tensor, 1, &lane, 1) == RW_EFORKED);
+		CHECK(rw_endpoint(session, 0, &end) == RW_EFORKED && rw_connect(session, &end, 1, &how) == RW_EFORKED);
+		CHECK(rw_detach(session, 0, 0, &end, handles) == RW_EFORKED && rw_resume(session, 0, &end, 0, &how) == RW_EFORKED);
+		CHECK(rw_committed(session, memory[0], memory[1]) == RW_EFORKED);
 		CHECK(rw_broken(session, (uint8_t *)text) == RW_EFORKED);
-		CHECK(rw_regions(session, 0, NULL, 0) == RW_EFORKED);
+		CHECK(rw_regions(session, 0, &region, 1) == RW_EFORKED);
 		CHECK(rw_link_event(session, 0, 0) == RW_EFORKED);
 		rw_abort(session, "not heard");
 		CHECK(rw_close(session) == RW_EFORKED);

@@ -112,7 +112,8 @@ int main(void)
 	must(rwf_connect_qp(me.qp, box.endpoint, (size_t)box.endpoint_len, &active), "connect");
 	must(rwf_post_recv(box.qp, 0, WINDOW), "post receive");
 	must(rwf_post_recv(me.qp, 0, WINDOW), "post receive");
-	lane = (struct rw_worker_lane){.qp = me.qp, .slot_addr = box.mr.addr, .slot_rkey = box.mr.rkey, .send_depth = DEPTH, .recv_depth = WINDOW};
+	lane = (struct rw_worker_lane){
+		.qp = me.qp, .slot_addr = box.mr.addr, .slot_rkey = box.mr.rkey, .send_depth = DEPTH, .recv_depth = WINDOW};
 	nic = (struct rw_worker_nic){me.pd, me.cq, me.mr.lkey, me.mr.rkey};
 	cfg.nics = &nic;
 	cfg.nnics = 1;
