@@ -20,7 +20,7 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel sim lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel sim learn lab generate clean
 
 all: build
 
@@ -75,6 +75,10 @@ ifeq ($(SEED),0)
 else
 	$(GO) test ./lab/simrack -run TestSchedules -count=1 -v -seed $(SEED)
 endif
+
+# What synchronization policies do to learning, in virtual time: tables, and figures in build/learn.
+learn: build
+	$(BIN) bench learn --seeds 10 --svg build/learn
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.

@@ -22,10 +22,10 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "launch", "launch/control", "service", "service/api", "client", "aggregate", "aggregate/optim",
-		"chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
-	"bench": {"bench/models", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs",
-		"cgo"},
+	"cmd": {"bench", "bench/models", "policy", "launch", "launch/control", "service", "service/api", "client", "aggregate",
+		"aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
+	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
+		"numa", "verbs", "cgo"},
 	"bench/models":       {"chunk"},
 	"service":            {"service/api", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
 	"service/api":        {},

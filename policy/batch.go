@@ -1,5 +1,7 @@
 package policy
 
+import "slices"
+
 // batching is how workers go on while a batch is collected.
 type batching uint8
 
@@ -96,6 +98,10 @@ func (p *batch) full() bool {
 func (p *batch) try(to []Act) []Act {
 	if !p.full() {
 		return to
+	}
+	if p.mode == waiting {
+		// In the order of ranks, as every synchronous sum is.
+		slices.SortFunc(p.in, func(a, b member) int { return a.w - b.w })
 	}
 	size := len(p.in)
 	update := Act{Kind: Apply, Rate: p.rate(size)}

@@ -180,7 +180,7 @@ machine can do of such an exchange is measured in the same run, and the result i
 	cmd.Flags().StringVar(&jsonFile, "json", "",
 		"write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
-	cmd.AddCommand(compareCommand(), ablateCommand())
+	cmd.AddCommand(compareCommand(), ablateCommand(), learnCommand())
 	return cmd
 }
 

@@ -1,0 +1,214 @@
+package learn
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/rackweave/rackweave/policy"
+)
+
+func TestDigitsAreAllThere(t *testing.T) {
+	// As scikit-learn's documentation counts them.
+	want := [classes]int{178, 182, 177, 183, 181, 182, 181, 179, 174, 180}
+	var got [classes]int
+	for _, x := range digits() {
+		got[x.digit]++
+	}
+	if got != want {
+		t.Errorf("images by digit: %v, want %v", got, want)
+	}
+	for fold := range Folds {
+		train, test := split(fold)
+		if len(train) != images-testImages || len(test) != testImages {
+			t.Errorf("fold %d has %d images to train with and %d to test with", fold, len(train), len(test))
+		}
+	}
+}
+
+func TestGradientIsTheSlopeOfTheLoss(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 7))
+	n := newNetwork(r)
+	train, _ := split(0)
+	batch := []*image{&train[0], &train[1], &train[2]}
+	loss := func() float64 {
+		sum := 0.0
+		var a activations
+		for _, x := range batch {
+			sum += n.forward(x, &a)
+		}
+		return sum / float64(len(batch))
+	}
+	var g network
+	n.gradient(&g, batch)
+	const step = 1e-2
+	for range 200 {
+		i := r.IntN(parameters)
+		was := n[i]
+		n[i] = was + step
+		up := loss()
+		n[i] = was - step
+		down := loss()
+		n[i] = was
+		if slope := (up - down) / (2 * step); math.Abs(slope-float64(g[i])) > 2e-3 {
+			t.Errorf("parameter %d: slope %g, gradient %g", i, slope, g[i])
+		}
+	}
+}
+
+func run(t *testing.T, spec string, s Setting) Outcome {
+	t.Helper()
+	s.Policy = mustParse(spec)[0]
+	if s.Cluster.Steps == nil {
+		s.Cluster = mustCluster(four)[0]
+	}
+	o, err := Run(context.Background(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestSameSeedIsTheSameRun(t *testing.T) {
+	s := Setting{LR: learningRate, Batch: batchSize, Epochs: 4, Seed: 3}
+	for _, spec := range []string{"bsp", loose, "k-batch-bsp:k=3"} {
+		if a, b := run(t, spec, s), run(t, spec, s); !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: two runs of a seed differ", spec)
+		}
+	}
+}
+
+func TestDegeneratePoliciesLearnTheSame(t *testing.T) {
+	s := Setting{LR: learningRate, Momentum: 0.5, Batch: batchSize, Epochs: 5, Seed: 1}
+	for _, pair := range [][2]string{
+		{"bsp", "k-bsp:k=4"}, {"bsp", "backup:b=0"}, {"bsp", "k-asp:k=4"}, {"asp", "ssp:s=none"}, {"asp", "k-asp:k=1"},
+		{"asp", "softsync:m=4,factor=off"}, {"ssp:s=2", "lagtuner:sl=2,su=2"}, {"k-batch-asp:k=2", "softsync:m=2,factor=off"},
+	} {
+		if a, b := run(t, pair[0], s), run(t, pair[1], s); !reflect.DeepEqual(a, b) {
+			t.Errorf("%s and %s differ: %v and %v after %v and %v", pair[0], pair[1], a.Loss, b.Loss, a.Time, b.Time)
+		}
+	}
+}
+
+func TestPushesInATimeAreAsTheyMustBe(t *testing.T) {
+	for _, c := range []struct {
+		cluster, policy string
+		low, high       float64
+	}{
+		{"1,3.1", "ssp:s=15", 0.99, 1.03}, {"1,3.1", strict, 0.99, 1.03}, {"1,3.1", loose, 1.95, 2.1}, {"1,3.1", "asp", 1.95, 2.1},
+		{four, "ssp:s=15", 1, 1.1}, {four, strict, 1, 1.12}, {four, loose, 2, 2.15}, {four, "asp", 2, 2.15},
+		{even, loose, 1, 1.15}, {even, "asp", 1, 1.15},
+	} {
+		s := Setting{Cluster: mustCluster(c.cluster)[0], Batch: batchSize, Epochs: 1, Blind: timedSteps, Seed: 1}
+		bsp, o := run(t, "bsp", s), run(t, c.policy, s)
+		if ratio := float64(o.Pushes) / float64(bsp.Pushes); ratio < c.low || ratio > c.high {
+			t.Errorf("%s on %s: %.3fx bsp's pushes, want %g to %g", c.policy, c.cluster, ratio, c.low, c.high)
+		}
+	}
+}
+
+func TestLooseLagTunerIsAsFastAsASPAndStrictIsNot(t *testing.T) {
+	all, err := Learn(context.Background(), Config{Only: []string{"lagtuner"}, Seeds: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &all.Studies[0]
+	for _, c := range []string{two, four} {
+		time := func(p string) float64 { return s.row(c, p).Time.Median }
+		if r := time(loose) / time("asp"); r > 1.1 {
+			t.Errorf("on %s loose takes %.2f of asp's time, want at most 1.1", c, r)
+		}
+		for _, slow := range []string{"bsp", "ssp:s=3"} {
+			if r := time(loose) / time(slow); r > 0.65 {
+				t.Errorf("on %s loose takes %.2f of %s's time, want at most 0.65", c, r, slow)
+			}
+		}
+		if lead := s.row(c, strict).MaxLead; lead > 15 {
+			t.Errorf("on %s strict led by %d, above its bound", c, lead)
+		}
+	}
+	if r := s.row(even, loose).OverBSP.Median; math.Abs(r-1) > 0.05 {
+		t.Errorf("on even workers loose takes %.2f of bsp's time, want 0.95 to 1.05", r)
+	}
+}
+
+func TestStrategySwitchIsAsFastAsItsFormula(t *testing.T) {
+	s := Setting{LR: learningRate, Batch: batchSize, Epochs: 20, Seed: 2}
+	bsp, asp := run(t, "bsp", s), run(t, "asp", s)
+	steps := 20 * (images - testImages) / batchSize
+	o := run(t, fmt.Sprintf("strategy-switch:at=0.3,steps=%d", steps), s)
+	rate := func(o *Outcome) float64 { return float64(o.Pushes) / o.Time }
+	f, x := o.Switched/20, rate(&asp)/rate(&bsp)
+	if got, want := rate(&o)/rate(&bsp), 1/(f+(1-f)/x); math.Abs(f-0.3) > 0.01 || math.Abs(got/want-1) > 0.02 {
+		t.Errorf("switched after %.2f of the epochs, %.3fx as fast; want 0.3 and %.3fx", f, got, want)
+	}
+}
+
+func TestStudiesAreWrittenAsTablesJSONAndFigures(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{
+		Policies: mustParse("asp", "k-batch-asp:k=2"), Clusters: mustCluster("1,2"), Seeds: 1,
+	}
+	all, err := Learn(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table strings.Builder
+	if err := all.WriteTable(&table); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"# policies: ", "\n1,2      bsp ", "\n1,2      k-batch-asp:k=2 ", "slowest's share %"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table.String())
+		}
+	}
+	text, err := json.Marshal(&all)
+	if err != nil || !strings.Contains(string(text), `"over_bsp":{"median":`) {
+		t.Errorf("%v, %s", err, text)
+	}
+	files, err := all.WriteSVGs(dir)
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	if svg, err := os.ReadFile(files[0]); err != nil || !strings.HasPrefix(string(svg), "<?xml") {
+		t.Errorf("figure: %v, %d bytes", err, len(svg))
+	}
+}
+
+func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Seeds: 0}, "0 seeds: use 1 to 1000"},
+		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use rates, policies, lagtuner, ssp, switch`},
+		{Config{Seeds: 1, Policies: mustParse("k-asp:k=3"), Clusters: mustCluster("1,1")}, "on the cluster 1,1"},
+	} {
+		if err := c.cfg.Check(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+	for _, s := range []string{"", "1,,2", "0", "1,-1", "1,x", "1~2", "1~x", strings.Repeat("1,", maxWorkers) + "1"} {
+		if c, err := ParseCluster(s); err == nil {
+			t.Errorf("the cluster %q is read as %v", s, c)
+		}
+	}
+	_, err := Run(context.Background(), Setting{Cluster: mustCluster("1,1")[0], Policy: policy.Spec{}, Batch: 1, Epochs: 1})
+	if err == nil {
+		t.Error("a batch of less than a sample for each worker is accepted")
+	}
+}
+
+func TestStudyEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := Learn(ctx, Config{Only: []string{"switch"}, Seeds: 1}); err == nil {
+		t.Error("no error")
+	}
+}

@@ -1,0 +1,339 @@
+package learn
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/rackweave/rackweave/policy"
+)
+
+// Setting is a training to run: the problem, the cluster, the policy.
+type Setting struct {
+	Cluster  Cluster
+	Policy   policy.Spec
+	LR       float64
+	Momentum float64
+	Batch    int     // samples of all workers together
+	Epochs   int     // samples to train with, in epochs of all workers together
+	DecayAt  int     // the epoch from which the learning rate is a tenth; 0: never
+	Target   float64 // loss at which the clock is read; 0: none
+	Stop     bool    // when the target is reached
+	Fold     int
+	Seed     uint64
+	// Blind computes nothing, for as many steps of the fastest worker: only the policy's timing is measured. 0: it computes.
+	Blind float64
+}
+
+// Point is the state of learning at a time.
+type Point struct {
+	Time     float64 // in steps of the fastest worker
+	Loss     float64
+	Accuracy float64
+}
+
+// Outcome is what a training came to.
+type Outcome struct {
+	ToTarget float64 // when the loss reached the target, in steps of the fastest worker; 0: it did not
+	Time     float64 // of the whole training
+	Accuracy float64 // at the end
+	Loss     float64
+	Pushes   uint64
+	Dropped  uint64
+	Updates  uint64
+	Held     float64   // share of the workers' time
+	Shares   []float64 // of the pushes, by worker
+	Tau      []uint64  // staleness of the gradients that were pushed
+	MaxLead  uint64    // by which a worker began a step ahead of another
+	Switched float64   // epoch at which Strategy-Switch switched; 0: it did not
+	Curve    []Point
+}
+
+// arrival is a push that will be there at a time.
+type arrival struct {
+	at    int64
+	w     int
+	round int // of the worker's steps: one that was cancelled is of an earlier round
+}
+
+type agenda []arrival
+
+func (a agenda) Len() int { return len(a) }
+func (a agenda) Less(i, j int) bool {
+	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].w < a[j].w
+}
+func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
+func (a *agenda) Push(x any)   { *a = append(*a, x.(arrival)) }
+func (a *agenda) Pop() any {
+	last := (*a)[len(*a)-1]
+	*a = (*a)[:len(*a)-1]
+	return last
+}
+
+// trainee is a worker.
+type trainee struct {
+	chance  *rand.Rand // its step times: the same under every policy
+	had     *network   // the parameters it fetched
+	version uint64     // updates that they include
+	pull    bool       // fetch parameters before the next step
+	busy    bool
+	round   int
+	batch   []*image
+}
+
+type key struct {
+	w    int
+	step uint64
+}
+
+// training is a run.
+type training struct {
+	Setting
+	r       *policy.Runner
+	train   []image
+	test    []image
+	now     int64
+	agenda  agenda
+	workers []trainee
+	params  *network
+	speed   *network // momentum
+	pushed  map[key]*network
+	spare   []*network
+	chance  *rand.Rand // the order of images
+	order   []int
+	next    int
+	samples int
+	acts    []policy.Act
+	out     Outcome
+}
+
+// Run trains.
+func Run(ctx context.Context, s Setting) (Outcome, error) {
+	n := len(s.Cluster.Steps)
+	if n == 0 || s.Batch < n || s.Epochs < 1 {
+		return Outcome{}, fmt.Errorf("learning needs workers, a batch of at least a sample each, and an epoch: it has %d, %d and %d", n,
+			s.Batch, s.Epochs)
+	}
+	r, err := policy.NewRunner(s.Policy, n)
+	if err != nil {
+		return Outcome{}, err
+	}
+	t := &training{
+		Setting: s, r: r, workers: make([]trainee, n), pushed: make(map[key]*network), chance: rand.New(rand.NewPCG(s.Seed, 2)),
+		params: newNetwork(rand.New(rand.NewPCG(s.Seed, 1))), speed: new(network),
+	}
+	t.train, t.test = split(s.Fold)
+	for w := range t.workers {
+		t.workers[w] = trainee{chance: rand.New(rand.NewPCG(s.Seed, uint64(w)+3)), had: new(network), pull: true}
+		if err := t.event(policy.Event{Kind: policy.Join, W: w}); err != nil {
+			return Outcome{}, err
+		}
+	}
+	t.begin()
+	if err := t.loop(ctx); err != nil {
+		return Outcome{}, err
+	}
+	return t.finish(), nil
+}
+
+// loop handles pushes until enough samples were computed.
+func (t *training) loop(ctx context.Context) error {
+	each := t.Batch / len(t.workers)
+	enough := t.Epochs * len(t.train)
+	epoch, measured := 1, 0
+	for t.Blind == 0 && t.samples < enough || t.time() < t.Blind {
+		if t.out.Pushes%1024 == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if len(t.agenda) == 0 {
+			return fmt.Errorf("%v on %v: all workers are held at step %d", t.Policy, t.Cluster, t.r.Clock(0))
+		}
+		a := heap.Pop(&t.agenda).(arrival)
+		if a.round != t.workers[a.w].round {
+			continue
+		}
+		t.now = a.at
+		t.samples += each
+		if err := t.push(a.w); err != nil {
+			return err
+		}
+		if t.Blind == 0 && t.samples >= measured+t.Batch {
+			measured = t.samples
+			if t.Target > 0 && t.look() && t.Stop {
+				return nil
+			}
+		}
+		if t.samples >= epoch*len(t.train) {
+			if err := t.epoch(); err != nil {
+				return err
+			}
+			epoch++
+		}
+	}
+	return nil
+}
+
+// push computes a gradient and gives it to the policy.
+func (t *training) push(w int) error {
+	worker := &t.workers[w]
+	worker.busy, worker.pull = false, true
+	step := t.r.Clock(w)
+	if t.Blind == 0 {
+		g := t.buffer()
+		worker.had.gradient(g, worker.batch)
+		t.pushed[key{w, step}] = g
+	}
+	tau := t.r.Updates() - worker.version
+	t.out.Pushes++
+	t.out.Tau = append(t.out.Tau, tau)
+	if err := t.event(policy.Event{Kind: policy.Push, W: w, Step: step, At: t.now, Tau: tau}); err != nil {
+		return err
+	}
+	t.begin()
+	return nil
+}
+
+// event tells the policy, and does what it says.
+func (t *training) event(e policy.Event) (err error) {
+	if t.acts, err = t.r.On(e, t.acts[:0]); err != nil {
+		return err
+	}
+	for _, a := range t.acts {
+		switch a.Kind {
+		case policy.Apply:
+			t.apply(a)
+		case policy.Drop:
+			t.free(key{a.W, a.Step})
+			t.out.Dropped++
+		case policy.Cancel:
+			t.workers[a.W].round++
+			t.workers[a.W].busy = false
+		case policy.Release:
+			t.workers[a.W].pull = a.Pull
+		case policy.Switch:
+			t.out.Switched = float64(t.samples) / float64(len(t.train))
+		}
+	}
+	return nil
+}
+
+// begin starts the step of every worker that may and has not.
+func (t *training) begin() {
+	for w := range t.workers {
+		worker := &t.workers[w]
+		if worker.busy || t.r.Held(w) {
+			continue
+		}
+		worker.busy = true
+		if worker.pull {
+			*worker.had, worker.version = *t.params, t.r.Updates()
+		}
+		for o := range t.workers {
+			if c, other := t.r.Clock(w), t.r.Clock(o); c > other {
+				t.out.MaxLead = max(t.out.MaxLead, c-other)
+			}
+		}
+		if t.Blind == 0 {
+			worker.batch = t.draw(worker.batch[:0])
+		}
+		heap.Push(&t.agenda, arrival{t.now + t.Cluster.stepTime(w, worker.chance), w, worker.round})
+	}
+}
+
+// draw takes the next images of the epoch, which all workers share: who is faster takes more.
+func (t *training) draw(to []*image) []*image {
+	for range t.Batch / len(t.workers) {
+		if t.next == len(t.order) {
+			t.order, t.next = t.chance.Perm(len(t.train)), 0
+		}
+		to = append(to, &t.train[t.order[t.next]])
+		t.next++
+	}
+	return to
+}
+
+// rate is the learning rate of now.
+func (t *training) rate() float64 {
+	if t.DecayAt > 0 && t.samples >= t.DecayAt*len(t.train) {
+		return t.LR / 10
+	}
+	return t.LR
+}
+
+// apply makes an update: plain SGD, or with momentum as torch.optim.SGD's.
+func (t *training) apply(a policy.Act) {
+	if t.Blind > 0 {
+		return
+	}
+	sum := t.buffer()
+	*sum = network{}
+	for _, p := range a.Parts {
+		g := t.pushed[key{p.W, p.Step}]
+		weight := float32(p.Weight)
+		for i := range sum {
+			sum[i] += weight * g[i]
+		}
+		t.free(key{p.W, p.Step})
+	}
+	lr, momentum := float32(t.rate()*a.Rate), float32(t.Momentum)
+	for i := range sum {
+		t.speed[i] = momentum*t.speed[i] + sum[i]
+		t.params[i] -= lr * t.speed[i]
+	}
+	t.spare = append(t.spare, sum)
+}
+
+func (t *training) buffer() *network {
+	if n := len(t.spare); n > 0 {
+		last := t.spare[n-1]
+		t.spare = t.spare[:n-1]
+		return last
+	}
+	return new(network)
+}
+
+func (t *training) free(k key) {
+	if g := t.pushed[k]; g != nil {
+		delete(t.pushed, k)
+		t.spare = append(t.spare, g)
+	}
+}
+
+// look measures the loss, and reports whether the target is reached.
+func (t *training) look() bool {
+	if t.out.ToTarget > 0 {
+		return true
+	}
+	loss, accuracy := t.params.test(t.test)
+	t.out.Curve = append(t.out.Curve, Point{t.time(), loss, accuracy})
+	if loss <= t.Target {
+		t.out.ToTarget = t.time()
+	}
+	return t.out.ToTarget > 0
+}
+
+func (t *training) time() float64 { return float64(t.now) / unit }
+
+// epoch reports the loss to a policy that asks for it.
+func (t *training) epoch() error {
+	if t.Blind > 0 || t.Policy.Name() != "strategy-switch" {
+		return nil
+	}
+	loss, _ := t.params.test(t.test)
+	return t.event(policy.Event{Kind: policy.Loss, At: t.now, Value: loss})
+}
+
+func (t *training) finish() Outcome {
+	o := &t.out
+	o.Time, o.Updates = t.time(), t.r.Updates()
+	if t.Blind == 0 {
+		o.Loss, o.Accuracy = t.params.test(t.test)
+	}
+	for w := range t.workers {
+		s := t.r.Stats(w)
+		o.Held += float64(s.HeldNS) / float64(t.now) / float64(len(t.workers))
+		o.Shares = append(o.Shares, float64(s.Pushed)/float64(o.Pushes))
+	}
+	return *o
+}

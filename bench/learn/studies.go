@@ -1,0 +1,183 @@
+package learn
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/policy"
+)
+
+// mustParse reads specs that are written here.
+func mustParse(specs ...string) []policy.Spec {
+	var all []policy.Spec
+	for _, s := range specs {
+		spec, err := policy.Parse(s)
+		if err != nil {
+			panic("learn: " + err.Error())
+		}
+		all = append(all, spec)
+	}
+	return all
+}
+
+func mustCluster(names ...string) []Cluster {
+	var all []Cluster
+	for _, s := range names {
+		c, err := ParseCluster(s)
+		if err != nil {
+			panic("learn: " + err.Error())
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+const (
+	two, four, even = "1,3", "1,1,3,3", "1,1,1,1"
+	strict          = "lagtuner:sl=3,su=15"
+	literal         = "lagtuner:sl=3,su=15,reading=literal"
+	loose           = "lagtuner:sl=3,su=15,reading=loose"
+)
+
+var mixed = mustCluster(four, "1,1,1,1~0.05")
+
+var problem = Setting{LR: learningRate, Batch: batchSize, Epochs: mostEpochs, Target: targetLoss, Stop: true}
+
+func describe(s *Setting, more string) string {
+	text := fmt.Sprintf("digits, network %d-%d-%d, SGD lr %g", pixels, hidden, classes, s.LR)
+	if s.Momentum > 0 {
+		text += fmt.Sprintf(" momentum %g", s.Momentum)
+	}
+	return text + fmt.Sprintf(", batch %d/n, step times with jitter %g; %s", s.Batch, jitter, more)
+}
+
+func rates(*Config) plan {
+	return plan{
+		Study: Study{
+			Title:   "Pushes in a time: what a policy lets a cluster do",
+			Setting: fmt.Sprintf("%d steps of the fastest worker; nothing is computed", timedSteps),
+			columns: []column{rateRatio, held, maxLead, tauMean, slowest}, plot: rateRatio,
+		},
+		clusters: mustCluster("1,3.1", four), policies: mustParse("ssp:s=15", strict, literal, loose, "asp"),
+		base: Setting{Batch: batchSize, Epochs: 1, Blind: timedSteps}, folds: 1,
+		tell: func(s *Study) {
+			for _, c := range []string{"1,3.1", four} {
+				s.find("on %s a bound of 15 steps gives %.2fx (strict) to BSP's rate, no bound %.2fx (loose) and %.2fx (asp): a bound B is a "+
+					"head start of about B steps, once in a run", c, s.row(c, strict).RateRatio, s.row(c, loose).RateRatio,
+					s.row(c, "asp").RateRatio)
+			}
+		},
+	}
+}
+
+func policies(cfg *Config) plan {
+	p := plan{
+		Study: Study{
+			Title:   fmt.Sprintf("Time until the loss is %g", targetLoss),
+			Setting: describe(&problem, "~ is the share of steps that take five times as long"),
+			columns: []column{timeTo, overBSP, accuracy, rateRatio, held, dropped, tauMean, tauMax, slowest}, plot: overBSP,
+		},
+		clusters: mixed,
+		policies: mustParse("backup:b=1", "k-bsp:k=2", "k-batch-bsp:k=4", "k-asp:k=2", "k-batch-asp:k=2", "softsync:m=2", "ssp:s=3",
+			"asp:rate=staleness", strict, loose, "asp"),
+		base: problem, folds: 1,
+	}
+	if len(cfg.Clusters) > 0 {
+		p.clusters = cfg.Clusters
+	}
+	if len(cfg.Policies) > 0 {
+		p.policies = cfg.Policies
+	}
+	return p
+}
+
+func lagTuner(*Config) plan {
+	return plan{
+		Study: Study{
+			Title:   "LagTuner's Table 2 in shape",
+			Setting: describe(&problem, fmt.Sprintf("time until the loss is %g", targetLoss)),
+			columns: []column{timeTo, overBSP, accuracy, rateRatio, held, maxLead, tauMean}, plot: overBSP,
+		},
+		clusters: mustCluster(two, four, "1,1,1,3", even),
+		policies: mustParse("ssp:s=3", "ssp:s=6", "ssp:s=15", strict, literal, loose, "asp"), base: problem, folds: 1,
+		tell: func(s *Study) {
+			for _, c := range []string{two, four} {
+				time := func(p string) float64 { return s.row(c, p).Time.Median }
+				s.find("on %s loose takes %.2f of asp's time, %.2f of ssp(3)'s, %.2f of bsp's; strict takes %.2f of bsp's", c,
+					time(loose)/time("asp"), time(loose)/time("ssp:s=3"), time(loose)/time("bsp"), time(strict)/time("bsp"))
+			}
+			s.find("on even workers loose takes %.2f of bsp's time, strict %.2f", s.row(even, loose).OverBSP.Median,
+				s.row(even, strict).OverBSP.Median)
+			s.find("a lead of at most 15 steps (strict: %d) and the published times, those of asp, exclude each other: loose leads by %d",
+				s.row(two, strict).MaxLead, s.row(two, loose).MaxLead)
+		},
+	}
+}
+
+func bounds(*Config) plan {
+	var specs []string
+	for s := 3; s <= 15; s++ {
+		specs = append(specs, fmt.Sprintf("ssp:s=%d", s))
+	}
+	return plan{
+		Study: Study{
+			Title:   "SSP: how far the bound helps",
+			Setting: describe(&problem, fmt.Sprintf("time until the loss is %g", targetLoss)),
+			columns: []column{timeTo, overBSP, rateRatio, held, tauMean, tauMax}, plot: overBSP, kind: report.Lines,
+		},
+		clusters: mustCluster(two, four), policies: mustParse(specs...), base: problem, folds: 1,
+	}
+}
+
+func strategySwitch(*Config) plan {
+	base := Setting{LR: learningRate, Batch: batchSize, Epochs: switchEpochs, DecayAt: decayEpoch}
+	train, _ := split(0)
+	steps := switchEpochs * len(train) / batchSize
+	var specs []string
+	for a := 1; a <= 9; a++ {
+		specs = append(specs, fmt.Sprintf("strategy-switch:at=0.%d,steps=%d", a, steps))
+	}
+	specs = append(specs, "strategy-switch", "asp")
+	return plan{
+		Study: Study{
+			Title: "Strategy-Switch: synchronous first, then asynchronous",
+			Setting: describe(&base, fmt.Sprintf("%d epochs, the learning rate a tenth from epoch %d on; %d folds", switchEpochs,
+				decayEpoch, Folds)),
+			columns: []column{rateRatio, predicted, accuracy, gain, switchedAt, tauMean}, plot: rateRatio, kind: report.Lines,
+		},
+		clusters: mustCluster(four), policies: mustParse(specs...), base: base, folds: Folds,
+		tell: func(s *Study) { tellSwitch(s, steps) },
+	}
+}
+
+// tellSwitch compares with the formula: with the synchronous share f, and asp x times as fast, the whole is 1/(f + (1-f)/x) times
+// as fast.
+func tellSwitch(s *Study, steps int) {
+	bsp, x := s.row(four, "bsp"), s.row(four, "asp").RateRatio
+	worst, within := 0.0, 0
+	for i := range s.Rows {
+		r := &s.Rows[i]
+		if !strings.HasPrefix(r.Policy, "strategy-switch") {
+			continue
+		}
+		f := 1.0
+		if r.Switched != nil {
+			f = r.Switched.Median / switchEpochs
+		}
+		r.Predicted = 1 / (f + (1-f)/x)
+		worst = max(worst, r.RateRatio/r.Predicted-1, 1-r.RateRatio/r.Predicted)
+		if r.Accuracy.Mean > bsp.Accuracy.Mean-bsp.Accuracy.Half && r.Accuracy.Mean < bsp.Accuracy.Mean+bsp.Accuracy.Half {
+			within++
+		}
+	}
+	s.find("speed-ups are at most %.1f%% from 1/(f + (1-f)/%.2f)", 100*worst, x)
+	s.find("%d of 10 have an accuracy within bsp's 95%% interval, %.2f ± %.2f", within, bsp.Accuracy.Mean, bsp.Accuracy.Half)
+	rule := s.row(four, "strategy-switch")
+	if rule.Switched == nil {
+		s.find("the empirical rule never switched: no window of six losses was level enough")
+		return
+	}
+	s.find("the empirical rule switched in %d of %d runs, at epoch %.0f (%.0f to %.0f); the learning rate falls at epoch %d, which "+
+		"levels the loss", rule.Switches, rule.Runs, rule.Switched.Median, rule.Switched.Low, rule.Switched.High, decayEpoch)
+}

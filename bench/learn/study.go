@@ -1,0 +1,210 @@
+package learn
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/policy"
+)
+
+// The problem of all studies: without momentum, at the rate that lets BSP reach the target in about a hundred of its steps.
+const (
+	learningRate = 0.8
+	batchSize    = 128
+	targetLoss   = 0.18
+	mostEpochs   = 200
+	switchEpochs = 60
+	decayEpoch   = 30
+	timedSteps   = 3000
+)
+
+// Config says what to run.
+type Config struct {
+	Only []string // names of studies; empty: all, or only "policies" where policies or clusters are given
+	// Policies and Clusters replace those of the study "policies".
+	Policies []policy.Spec
+	Clusters []Cluster
+	Seeds    int
+	// Progress shows how many runs of a study have ended. It may be nil.
+	Progress func(label string, total int) *report.Progress
+}
+
+// Studies are what was found.
+type Studies struct {
+	Seeds   int     `json:"seeds"`
+	Studies []Study `json:"studies"`
+}
+
+// Study is one question.
+type Study struct {
+	Name     string   `json:"name"`
+	Title    string   `json:"title"`
+	Setting  string   `json:"setting"`
+	Rows     []Row    `json:"rows"`
+	Findings []string `json:"findings"`
+
+	columns []column
+	plot    column
+	kind    report.ChartKind
+}
+
+// plan is a study to run.
+type plan struct {
+	Study
+	clusters []Cluster
+	policies []policy.Spec // beside bsp, which always comes first
+	base     Setting
+	folds    int
+	tell     func(*Study)
+}
+
+var plans = []struct {
+	name string
+	make func(*Config) plan
+}{{"rates", rates}, {"policies", policies}, {"lagtuner", lagTuner}, {"ssp", bounds}, {"switch", strategySwitch}}
+
+// Names lists the studies.
+func Names() []string {
+	var names []string
+	for _, p := range plans {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+const maxSeeds = 1000
+
+// Check reports what in the configuration cannot be done.
+func (c *Config) Check() error {
+	if c.Seeds < 1 || c.Seeds > maxSeeds {
+		return fmt.Errorf("%d seeds: use 1 to %d", c.Seeds, maxSeeds)
+	}
+	for _, name := range c.Only {
+		if !slices.Contains(Names(), name) {
+			return fmt.Errorf("unknown study %q: use %s", name, strings.Join(Names(), ", "))
+		}
+	}
+	clusters := c.Clusters
+	if len(clusters) == 0 {
+		clusters = mixed
+	}
+	for _, cluster := range clusters {
+		for _, p := range c.Policies {
+			if err := p.Check(len(cluster.Steps)); err != nil {
+				return fmt.Errorf("on the cluster %v: %w", cluster, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Learn runs the studies.
+func Learn(ctx context.Context, cfg Config) (Studies, error) {
+	if err := cfg.Check(); err != nil {
+		return Studies{}, err
+	}
+	only := cfg.Only
+	if len(only) == 0 && len(cfg.Policies)+len(cfg.Clusters) > 0 {
+		only = []string{"policies"}
+	}
+	all := Studies{Seeds: cfg.Seeds}
+	for _, p := range plans {
+		if len(only) > 0 && !slices.Contains(only, p.name) {
+			continue
+		}
+		plan := p.make(&cfg)
+		plan.Name = p.name
+		if err := plan.run(ctx, &cfg); err != nil {
+			return all, fmt.Errorf("study %s: %w", p.name, err)
+		}
+		all.Studies = append(all.Studies, plan.Study)
+	}
+	return all, nil
+}
+
+// run runs every policy on every cluster, with every fold and seed: pairs that differ in the policy only.
+func (p *plan) run(ctx context.Context, cfg *Config) error {
+	var settings []Setting
+	specs := append([]policy.Spec{{}}, p.policies...)
+	for _, c := range p.clusters {
+		for _, spec := range specs {
+			for fold := range p.folds {
+				for seed := range cfg.Seeds {
+					s := p.base
+					s.Cluster, s.Policy, s.Fold, s.Seed = c, spec, fold, uint64(seed+1)
+					settings = append(settings, s)
+				}
+			}
+		}
+	}
+	var bar *report.Progress
+	if cfg.Progress != nil {
+		bar = cfg.Progress(p.Name, len(settings))
+	}
+	outcomes, err := runAll(ctx, settings, bar)
+	if err != nil {
+		return err
+	}
+	each := p.folds * cfg.Seeds
+	for i := range p.clusters {
+		bsp := outcomes[i*len(specs)*each:][:each]
+		for k := range specs {
+			first := (i*len(specs) + k) * each
+			p.Rows = append(p.Rows, summarise(settings[first], outcomes[first:first+each], bsp))
+		}
+	}
+	if p.tell != nil {
+		p.tell(&p.Study)
+	}
+	return nil
+}
+
+// runAll runs trainings on all processors. Each depends on its setting only.
+func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Outcome, error) {
+	defer bar.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	outcomes := make([]Outcome, len(settings))
+	next := make(chan int)
+	var wait sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wait.Go(func() {
+			for i := range next {
+				o, err := Run(ctx, settings[i])
+				if err != nil {
+					cancel(fmt.Errorf("%v on %v: %w", settings[i].Policy, settings[i].Cluster, err))
+				}
+				outcomes[i] = o
+				bar.Add(1)
+			}
+		})
+	}
+	for i := range settings {
+		if ctx.Err() != nil {
+			break
+		}
+		next <- i
+	}
+	close(next)
+	wait.Wait()
+	return outcomes, context.Cause(ctx)
+}
+
+// find appends a finding.
+func (s *Study) find(format string, args ...any) {
+	s.Findings = append(s.Findings, fmt.Sprintf(format, args...))
+}
+
+// row finds a row by its cluster and policy.
+func (s *Study) row(cluster, policy string) *Row {
+	i := slices.IndexFunc(s.Rows, func(r Row) bool { return r.Cluster == cluster && r.Policy == policy })
+	if i < 0 {
+		panic(fmt.Sprintf("learn: study %s has no row for %s on %s", s.Name, policy, cluster))
+	}
+	return &s.Rows[i]
+}
