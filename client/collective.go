@@ -64,8 +64,9 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 	}
 	record := w.session.CommitRecord()
 	r.Encode(record)
-	if rc := cworker.Commit(w.c, unsafe.Pointer(unsafe.SliceData(record)), &id); rc < 0 {
-		return 0, w.dataError("commit", rc)
+	rc, text := onThread(func() int { return cworker.Commit(w.c, unsafe.Pointer(unsafe.SliceData(record)), &id) })
+	if rc < 0 {
+		return 0, w.dataError("commit", rc, text)
 	}
 	return id, nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -86,13 +87,23 @@ func (w *Worker) Failed() <-chan struct{} { return w.failed }
 // reasonWait is how long a failure of the data path waits for the control plane to say what caused it.
 const reasonWait = 500 * time.Millisecond
 
-// dataError turns a result of the C worker into an error.
-func (w *Worker) dataError(what string, rc int) error {
+// onThread makes a call of the C worker and returns, with a negative result, the text by which the thread explains it.
+func onThread(f func() int) (rc int, text string) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if rc = f(); rc < 0 {
+		text = fabric.LastError()
+	}
+	return rc, text
+}
+
+// dataError turns a result of the C worker into an error. The text explains what is not the worker's failure.
+func (w *Worker) dataError(what string, rc int, text string) error {
 	switch rc {
 	case cworker.ErrForked:
 		return fmt.Errorf("%s: %w: join the job anew in the child", what, ErrForked)
 	case -int(syscall.EBUSY):
-		return fmt.Errorf("%s: %w: %s", what, ErrBusy, fabric.LastError())
+		return fmt.Errorf("%s: %w: %s", what, ErrBusy, text)
 	case cworker.ErrAborted, cworker.ErrTransport, cworker.ErrProtocol:
 		select {
 		case <-w.failed:
@@ -109,7 +120,7 @@ func (w *Worker) dataError(what string, rc int) error {
 		_, text := cworker.Failure(w.c)
 		w.giveUp(fmt.Errorf("%w: %s%s", ErrTimeout, text, w.whoIsAwaited()))
 	default:
-		return fmt.Errorf("%s: %s (%w)", what, fabric.LastError(), syscall.Errno(-rc))
+		return fmt.Errorf("%s: %s (%w)", what, text, syscall.Errno(-rc))
 	}
 	return fmt.Errorf("%s: %w", what, w.Err())
 }
@@ -117,7 +128,7 @@ func (w *Worker) dataError(what string, rc int) error {
 // sessionError turns an error of the C worker into one of this package's, and returns others as they are.
 func (w *Worker) sessionError(err error) error {
 	if c := (*lanes.WorkerError)(nil); errors.As(err, &c) {
-		return w.dataError(c.Op, c.RC)
+		return w.dataError(c.Op, c.RC, c.Text)
 	}
 	return err
 }

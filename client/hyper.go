@@ -53,10 +53,15 @@ func (w *Worker) SetHyper(tensor int, h Hyper) error {
 	if first < 0 || end > w.NumTensors() {
 		return fmt.Errorf("set hyper-parameters of tensor %d: %d are registered", tensor, w.NumTensors())
 	}
+	return w.sendHyper(first, end, h)
+}
+
+// sendHyper hands the hyper-parameters of tensors to the C worker.
+func (w *Worker) sendHyper(first, end int, h Hyper) error {
 	record := h.record()
 	for t := first; t < end; t++ {
-		if rc := cworker.Hyper(w.c, uint32(t), &record, 0); rc < 0 {
-			return w.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", w.tensors.Load().labels[t]), rc)
+		if rc, text := onThread(func() int { return cworker.Hyper(w.c, uint32(t), &record, 0) }); rc < 0 {
+			return w.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", w.tensors.Load().labels[t]), rc, text)
 		}
 	}
 	return nil

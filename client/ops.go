@@ -87,12 +87,12 @@ func (w *Worker) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	}
 	pins := w.pinAll(ops)
 	for started := 0; started < len(ops); {
-		n := cworker.Submit(w.c, w.scratch[started:], w.ids[started:len(ops)])
+		n, text := onThread(func() int { return cworker.Submit(w.c, w.scratch[started:], w.ids[started:len(ops)]) })
 		if n < 0 {
 			for i := started; i < len(pins); i++ {
 				pins[i].pinner.Unpin()
 			}
-			return handles, w.dataError(fmt.Sprintf("%v %q", ops[started].Kind, table.labels[ops[started].Tensor]), n)
+			return handles, w.dataError(fmt.Sprintf("%v %q", ops[started].Kind, table.labels[ops[started].Tensor]), n, text)
 		}
 		for i := started; i < started+n; i++ {
 			p := &w.pins[ops[i].Tensor]
@@ -185,7 +185,7 @@ func (h Handle) Done() (bool, error) {
 	}
 	rc := cworker.Test(w.c, h.id)
 	if rc < 0 {
-		return true, w.dataError(w.describe(h.id), rc)
+		return true, w.dataError(w.describe(h.id), rc, "test")
 	}
 	return rc == 1, nil
 }
@@ -226,7 +226,7 @@ func (w *Worker) wait(ctx context.Context, id uint64) error {
 	}
 	rc := cworker.Wait(w.c, id, uint32(max(timeout.Milliseconds(), 1)))
 	if rc < 0 {
-		return w.dataError(w.describe(id), rc)
+		return w.dataError(w.describe(id), rc, "wait")
 	}
 	w.unpin(id)
 	return nil

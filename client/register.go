@@ -112,8 +112,8 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 			}
 		}
 	}
-	if rc := cworker.Add(w.c, descs, chunks, counts); rc < 0 {
-		return w.dataError("register", rc)
+	if rc, text := onThread(func() int { return cworker.Add(w.c, descs, chunks, counts) }); rc < 0 {
+		return w.dataError("register", rc, text)
 	}
 	w.submitting.Lock()
 	w.pins = append(w.pins, make([]pin, len(descs))...)
@@ -122,13 +122,7 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 	if !w.info.LiveHyper {
 		return nil
 	}
-	record := w.hyper.record()
-	for i := range descs {
-		if rc := cworker.Hyper(w.c, uint32(first+i), &record, 0); rc < 0 {
-			return w.dataError("register", rc)
-		}
-	}
-	return nil
+	return w.sendHyper(first, first+len(descs), w.hyper)
 }
 
 // Lookup returns the number of the tensor with a name, and whether there is one.

@@ -9,10 +9,10 @@ import (
 	"github.com/rackweave/rackweave/client/lanes"
 )
 
-// reconnectTimeout bounds the connecting of a lane that is resumed. Simulated, it passes at once where the peer is not there.
+// reconnectTimeout bounds the connecting of a lane that is resumed. In a simulation it passes at once if the peer is not there.
 const reconnectTimeout = 10 * time.Millisecond
 
-// control is the aggregator's job as a worker's session asks it to connect, in process.
+// control lets a worker's session ask the job to connect, in process.
 type control struct {
 	job  *aggregate.Job
 	rank int
@@ -38,8 +38,8 @@ func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, err
 	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.AggregatorLane), Received: answer.Received}, err
 }
 
-// Move takes a worker's connection to a lane to other NICs, of the aggregator and of the worker, whatever a worker would
-// choose. After an error the lane waits for the next time.
+// Resume takes a worker's connection to a lane to the given NICs of the aggregator and the worker, whatever the worker would
+// choose. After an error the lane has no connection and may be resumed again.
 func (r *Rack) Resume(w *Worker, lane, aggregatorNIC, nic int) error {
 	if err := w.Detach(lane); err != nil {
 		return err

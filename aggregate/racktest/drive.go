@@ -24,8 +24,8 @@ func (w *Worker) Done(handle uint64) (bool, error) {
 	return rc == 1, nil
 }
 
-// Drive steps a manual rack until every given worker's operations are done: network is called once per round, then every lane
-// and worker makes what progress it can. It gives up after limit rounds.
+// Drive steps a manual rack until the given operations, by worker, are done. In every round it calls network, then lets every
+// lane and worker make progress. It gives up after limit rounds.
 func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 	for round := range limit {
 		network()

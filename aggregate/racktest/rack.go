@@ -23,7 +23,7 @@ import (
 type Config struct {
 	NICs       []*verbs.Device   // the aggregator's: the lanes are spread over all
 	Workers    [][]*verbs.Device // by worker: its NICs; several workers may use the same
-	AckTimeout time.Duration     // 0: the contract's
+	AckTimeout time.Duration     // 0: the contract's default
 	Absent     int               // more workers of the job, which never attach
 	Lanes      int
 	Window     int
@@ -64,7 +64,7 @@ type buffer struct {
 	bytes    uint64
 }
 
-// Open builds the rack and connects it. On an error, what was opened is closed.
+// Open builds the rack and connects it.
 func Open(cfg Config) (r *Rack, err error) {
 	if cfg.Memory == 0 {
 		cfg.Memory = chunk.F32
@@ -197,7 +197,7 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 	return nil
 }
 
-// makeBuffers makes memory for the tensors' gradients and, behind them, their results, each tensor 64-byte aligned.
+// makeBuffers makes memory for the tensors' gradients and for their results, each tensor aligned to 64 bytes.
 func (w *Worker) makeBuffers(tensors []chunk.Tensor, memory chunk.DType, register bool) error {
 	offsets := make([]uint64, len(tensors)+1)
 	for i, t := range tensors {
@@ -216,7 +216,7 @@ func (w *Worker) makeBuffers(tensors []chunk.Tensor, memory chunk.DType, registe
 	return nil
 }
 
-// allocate gives the worker memory, registered or not, which is freed when the rack is closed.
+// allocate returns memory, registered or not, that is freed when the rack is closed.
 func (w *Worker) allocate(bytes int, register bool) (*numa.Arena, error) {
 	if register {
 		m, err := w.Allocate("tensors", bytes)
@@ -232,7 +232,8 @@ func (w *Worker) allocate(bytes int, register bool) (*numa.Arena, error) {
 	return a, err
 }
 
-// ChunkDescs is the plan's tensors from number first on as the C worker takes them: every lane's chunks, and their counts.
+// ChunkDescs returns the chunks of the plan's tensors from number first on, as the C worker takes them: lane after lane, with how
+// many each lane has.
 func ChunkDescs(p *chunk.Plan, first int) (chunks []worker.ChunkDesc, counts []uint32) {
 	for l := range p.NumLanes() {
 		n := len(chunks)
@@ -246,33 +247,33 @@ func ChunkDescs(p *chunk.Plan, first int) (chunks []worker.ChunkDesc, counts []u
 	return chunks, counts
 }
 
-// Src is a tensor's gradient buffer, with what pads it to 64 bytes.
+// Src returns a tensor's gradient buffer, padded to 64 bytes.
 func (w *Worker) Src(t int) []byte {
 	return unsafe.Slice((*byte)(w.buffers[t].src), w.buffers[t].bytes)
 }
 
-// Dst is a tensor's result buffer, with what pads it to 64 bytes.
+// Dst returns a tensor's result buffer, padded to 64 bytes.
 func (w *Worker) Dst(t int) []byte {
 	return unsafe.Slice((*byte)(w.buffers[t].dst), w.buffers[t].bytes)
 }
 
-// SrcF32 is Src of a rack whose memory type is F32.
+// SrcF32 is Src for a rack whose memory type is F32.
 func (w *Worker) SrcF32(t int) []float32 { return f32(w.Src(t)) }
 
-// DstF32 is Dst of a rack whose memory type is F32.
+// DstF32 is Dst for a rack whose memory type is F32.
 func (w *Worker) DstF32(t int) []float32 { return f32(w.Dst(t)) }
 
 func f32(b []byte) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }
 
-// Op is an operation on a tensor with the worker's buffers.
+// Op returns an operation on a tensor with the worker's buffers.
 func (w *Worker) Op(kind chunk.Op, t int, priority int32) worker.Op {
 	b := &w.buffers[t]
 	return worker.Op{Src: uintptr(b.src), Dst: uintptr(b.dst), Tensor: uint32(t), Priority: priority, Kind: uint8(kind)}
 }
 
-// Error is the C worker's failure as an error.
+// Error returns the C worker's failure as an error.
 func (w *Worker) Error(rc int) error {
 	_, text := worker.Failure(w.C)
 	return fmt.Errorf("worker %d: %d: %s", w.Rank, rc, text)
@@ -300,14 +301,14 @@ func (w *Worker) CommitStart(rec chunk.TensorRecord) (handle uint64, rc int) {
 	return handle, rc
 }
 
-// CommitNorm is the gradient's global norm, from the answer to a finished commit.
+// CommitNorm returns the gradient's global norm from the answer to a finished commit.
 func (w *Worker) CommitNorm() (float32, error) {
 	var rec chunk.TensorRecord
 	err := rec.Decode(w.CommitRecord())
 	return rec.Extra, err
 }
 
-// Close takes the rack down; an engine of another rack stays.
+// Close closes the rack, but not an engine of another rack.
 func (r *Rack) Close() error {
 	var errs []error
 	for _, w := range r.Workers {

@@ -20,8 +20,8 @@ type Reference struct {
 	acc    [][]float32 // two-phase: the gradients pushed since the last commit; nil: none
 }
 
-// NewReference starts from parameters w, which it takes over; nil elements of an aggregate-only job are fine. Eager jobs get
-// their hyper-parameters through control records, which round them.
+// NewReference returns a reference that starts from parameters w and keeps them. They may be nil for an aggregate-only job.
+// Hyper-parameters of eager jobs are rounded, as control records round them.
 func NewReference(mode aggregate.Mode, rule optim.Rule, h optim.Hyper, wire chunk.DType, w [][]float32) *Reference {
 	r := &Reference{Mode: mode, Rule: rule, Hyper: h, Wire: wire}
 	if mode == aggregate.Eager {
@@ -45,7 +45,7 @@ func (r *Reference) Add(w ...[]float32) {
 	}
 }
 
-// Step takes every worker's gradients (by worker, then tensor) and returns what a pushpull answers for each tensor.
+// Step takes gradients by worker and tensor, and returns what a pushpull answers for each tensor.
 func (r *Reference) Step(grads [][][]float32) [][]float32 {
 	out := make([][]float32, len(grads[0]))
 	for t := range out {
@@ -137,7 +137,7 @@ func onWire(d chunk.DType, grads [][]float32) [][]float32 {
 	return out
 }
 
-// OnWire is what is left of f32 values after they crossed in a wire type.
+// OnWire returns what is left of f32 values after they crossed in a wire type.
 func OnWire(d chunk.DType, x []float32) []float32 {
 	if d == chunk.F32 {
 		return x

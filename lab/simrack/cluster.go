@@ -23,28 +23,28 @@ type cluster struct {
 	hosts    []*verbs.Device
 	engine   *aggregate.Engine
 	jobs     []*job
-	clock    *numa.Arena // virtual time in ns, where the C workers read it
-	now      int64       // the same
+	clock    *numa.Arena // holds virtual time, in ns, where the C workers read it
+	now      int64       // virtual time, in ns
 	log      func(format string, args ...any)
 
 	aggregatorDown []int // its NICs without a link, as the control plane says
 }
 
-// job is one job under way.
+// job is a job of a schedule that runs.
 type job struct {
 	*JobSchedule
 	index   int
 	rack    *racktest.Rack
 	members []*member
 	oracle  *oracle
-	memory  aggregate.MemoryUse // after the last registration
+	memory  aggregate.MemoryUse // what it held after the last registration
 	waiting int                 // members that wait for the next batch to be registered
-	batches int                 // registered
+	batches int                 // that were registered
 	ops     int                 // operations that completed, over all members
 
 	struck   bool          // something fatal may have happened to it
 	doubtful bool          // a worker may have sent false gradients: results prove nothing
-	failed   time.Duration // when its failure was first noticed; 0: it was not
+	failed   time.Duration // when its failure was first noticed; 0: it has not failed
 	skipped  bool          // the aggregator was gone before it could start
 	closed   bool
 }
@@ -92,7 +92,7 @@ func newCluster(s *Schedule, log func(format string, args ...any)) (*cluster, er
 	return c, c.addNICs()
 }
 
-// addNICs gives the members their further NICs.
+// addNICs adds the members' NICs after the first.
 func (c *cluster) addNICs() error {
 	for _, j := range c.jobs {
 		for _, m := range j.members {
@@ -128,7 +128,7 @@ func (c *cluster) addHost(name string) error {
 
 func (c *cluster) clockNS() *uint64 { return (*uint64)(unsafe.Pointer(c.clock.Addr())) }
 
-// tick takes over the network's time.
+// tick sets the cluster's time to the network's.
 func (c *cluster) tick() {
 	c.now = int64(c.sim.Now())
 	atomic.StoreUint64(c.clockNS(), uint64(c.now))
@@ -170,7 +170,7 @@ func (c *cluster) start(j *job) error {
 	return nil
 }
 
-// tensors are a batch's.
+// tensors returns the tensors of a batch.
 func (j *JobSchedule) tensors(batch int) (out []chunk.Tensor) {
 	for i, n := range j.Batches[batch] {
 		out = append(out, chunk.Tensor{Name: fmt.Sprintf("t%d.%d", batch, i), Elems: n, DType: j.Wire})
@@ -178,7 +178,7 @@ func (j *JobSchedule) tensors(batch int) (out []chunk.Tensor) {
 	return out
 }
 
-// register adds the job's next batch of tensors, when all members have asked for it.
+// register adds the job's next batch of tensors. All members have asked for it.
 func (j *job) register() error {
 	err := j.rack.Add(j.tensors(j.batches))
 	j.batches++
@@ -195,7 +195,7 @@ func (j *job) close() error {
 	return j.rack.Close()
 }
 
-// close takes everything down; what does not come down cleanly is a leak.
+// close closes everything. What cannot be closed was leaked.
 func (c *cluster) close() error {
 	var errs []error
 	for _, j := range c.jobs {

@@ -22,8 +22,8 @@ type Fault struct {
 // FaultKind is what goes wrong for good.
 type FaultKind int
 
-// The faults. Where the data path cannot notice (a host that is dead or cut off sends nothing), the control plane does, as
-// the service's does: by a membership stream that ends.
+// The faults. The data path cannot notice that a host is dead or cut off, which sends nothing. There the control plane notices, as
+// the service does, by a membership stream that ends.
 const (
 	NoFault        FaultKind = iota
 	KillWorker               // its host stops
@@ -31,14 +31,14 @@ const (
 	KillAggregator           // the aggregator's host stops
 	StaleKey                 // a message of a worker's is refused as if its key were stale
 	QPFail                   // a worker's queue pair fails
-	AnyStaleKey              // the same of any queue pair, the aggregator's too
-	AnyQPFail                //
+	AnyStaleKey              // a message of any queue pair is refused so, the aggregator's included
+	AnyQPFail                // any queue pair fails
 	AnyOverrun               // a completion queue overruns, a worker's or a lane's
 	ShrinkCQ                 // a worker's completion queue becomes too small
 	WorkerAborts             // a worker's program gives up
 	WorkerTimeout            // a worker's wait reaches its deadline
 	JobFailed                // the control plane ends the job
-	JobClosed                // the control plane takes the job away
+	JobClosed                // the control plane closes the job
 	Rogue                    // a worker sends what the protocol forbids
 	faultKinds
 )
@@ -80,11 +80,11 @@ func (d draw) fault(s *Schedule) Fault {
 	return f
 }
 
-// noticed is how long after a failure was first seen anywhere all survivors must have ended.
+// noticed is how soon all survivors must have ended after a failure was first seen anywhere.
 const noticed = time.Second
 
-// due reports whether it is time for the fault. A rogue's message must not overwrite the worker's own: it waits until none
-// of those is in flight.
+// due reports whether it is time for the fault. A rogue waits until none of its worker's messages is in flight, so that it does
+// not overwrite one.
 func (r *run) due() bool {
 	j := r.jobs[r.Fault.Job]
 	m := j.members[r.Fault.Worker]
@@ -162,8 +162,8 @@ func (r *run) strike() error {
 	return nil
 }
 
-// expel is what the control plane does when it hears no more of a worker. A worker that lives hears no more of the aggregator
-// either.
+// expel does what the control plane does when it hears no more of a worker. If the worker lives, it hears no more of the
+// aggregator either.
 func (r *run) expel(m *member) error {
 	if m.job.closed {
 		return nil
@@ -177,7 +177,7 @@ func (r *run) expel(m *member) error {
 
 var errGone = errors.New("its membership stream ended")
 
-// strikeAnywhere lets one fatal fault hit whatever it hits.
+// strikeAnywhere lets one fatal fault hit anything.
 func (r *run) strikeAnywhere() {
 	network := r.Network
 	network.FatalMax = 1
@@ -198,7 +198,7 @@ func (r *run) strikeAnywhere() {
 	}
 }
 
-// abortAll is what the workers' control plane does when the aggregator is gone.
+// abortAll does what the workers' control plane does when the aggregator is gone.
 func (r *run) abortAll() error {
 	for _, m := range r.members {
 		if !m.dead && !m.job.closed {
@@ -208,8 +208,8 @@ func (r *run) abortAll() error {
 	return nil
 }
 
-// notice looks for failures. The control plane tells the others of one only where the data path could not: where queue
-// pairs fail silently, or a link was down when it should have told, or one that fails may only be about to go another way.
+// notice looks for failures. The control plane spreads the news only where the data path may not: where queue pairs fail
+// silently, where links go down, and where a queue pair that fails may only mean a failover.
 func (r *run) notice(j *job) {
 	if j.failed != 0 || j.rack == nil || j.closed {
 		return
@@ -228,7 +228,7 @@ func (r *run) notice(j *job) {
 	}
 }
 
-// hurry ends what keeps the job's members and the lanes from being told.
+// hurry ends all pauses, so that the job's members can be told.
 func (r *run) hurry(j *job) {
 	for _, m := range j.members {
 		m.pauses = nil

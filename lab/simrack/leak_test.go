@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// footprint is what the process holds: open files, bytes of memory, goroutines.
+// footprint returns what the process holds: open files, bytes of memory, goroutines.
 func footprint(t *testing.T) (files, resident, goroutines int) {
 	t.Helper()
 	debug.FreeOSMemory()
@@ -40,7 +40,7 @@ func TestSchedulesLeaveNothingBehind(t *testing.T) {
 	}
 	run()
 	files, resident, goroutines := footprint(t)
-	// Heaps of C threads and their stacks grow to their size in steps: a leak is what never ends.
+	// Heaps of C threads, and their stacks, grow to their size in steps. A leak never stops to grow.
 	for range 5 {
 		run()
 		run()

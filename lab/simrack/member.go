@@ -15,31 +15,31 @@ type member struct {
 	job    *job
 	rank   int
 	host   int
-	nics   []int   // hosts, too: it and the further NICs
+	nics   []int   // numbers in cluster.hosts, host first
 	due    []int64 // by lane: when the next step of a failover may be taken
 	w      *racktest.Worker
 	rng    *rand.Rand
-	pauses []pause // left of its own
-	seldom bool    // the same
+	pauses []pause // its own; none once it has to hurry
+	seldom bool    // its own; false once it has to hurry
 
 	phase     int         // under way
-	begun     bool        // its todo is made
-	todo      []int       // tensors of the phase not submitted yet
+	begun     bool        // the phase has its todo
+	todo      []int       // tensors of the phase to submit
 	pending   []operation // in flight, at most one per tensor
 	active    []bool      // by tensor
 	pushes    []int       // by tensor: gradients submitted
 	last      []int       // by tensor: the last phase that answered it; -1: none
-	ops       []worker.Op // of a turn
+	ops       []worker.Op // to start in this turn
 	starting  []operation
 	chunks    uint64 // chunks of the operations that completed
 	gradients uint64 // of those, the ones that were folded
 
-	done bool  // went through all phases
-	left bool  // and left the job
-	err  error // why it could not
-	dead bool  // its host is
+	done bool  // it went through all phases
+	left bool  // it left the job after that
+	err  error // why it could not go on
+	dead bool  // its host stopped
 
-	contrary bool // commits with other values than the others
+	contrary bool // it commits with other values than the others
 }
 
 type operation struct {
@@ -61,10 +61,10 @@ func newMember(c *cluster, j *job, rank, host int) *member {
 	return m
 }
 
-// over reports that nothing is to be expected of the member any more.
+// over reports whether nothing more can be expected of the member.
 func (m *member) over() bool { return m.done || m.err != nil || m.dead }
 
-// turn is what the worker's process does at a time: submit what it may, make progress, look what is done.
+// turn does what the worker's process does at a time: it submits what it may, makes progress and looks at what is done.
 func (m *member) turn(now time.Duration) error {
 	for _, p := range m.pauses {
 		if now >= p.from && now < p.to {
@@ -103,7 +103,7 @@ func (m *member) submit() error {
 	return m.finishPhases()
 }
 
-// next reports whether there is a tensor to submit now, and goes on to the next phase if that is why there is none.
+// next reports whether there is a tensor to submit now. It begins the next phase when the last one has none left.
 func (m *member) next() bool {
 	for m.phase < len(m.job.Phases) {
 		if p := &m.job.Phases[m.phase]; !m.begun && !m.begin(p) {
@@ -113,7 +113,7 @@ func (m *member) next() bool {
 			return !m.active[m.todo[0]]
 		}
 		if m.job.Phases[m.phase].kind >= phaseCommit {
-			return false // over when it is answered
+			return false // finishPhases ends it
 		}
 		m.phase++
 		m.begun = false
@@ -121,7 +121,7 @@ func (m *member) next() bool {
 	return false
 }
 
-// begin starts a phase of tensors; false: not yet, or it is none of tensors.
+// begin starts a phase of operations on tensors. It reports false if that has to wait, or if the phase is another kind.
 func (m *member) begin(p *phase) bool {
 	busy := len(m.pending) > 0 || len(m.ops) > 0
 	if p.kind >= phaseCommit || (busy && !m.Pipelined) {
@@ -133,7 +133,7 @@ func (m *member) begin(p *phase) bool {
 	return true
 }
 
-// finishPhases does the phases that are not made of tensors, and notes the end.
+// finishPhases takes the phases that are no operations on tensors, and notes the end of the last phase.
 func (m *member) finishPhases() error {
 	if len(m.pending) > 0 || m.err != nil {
 		return nil
@@ -158,7 +158,7 @@ func (m *member) finishPhases() error {
 		m.pending = append(m.pending, operation{handle, m.phase, -1})
 	case p.kind == phaseRegister && !m.begun:
 		m.begun = true
-		// Of a job that has failed the control plane takes no more.
+		// The control plane takes no more tensors of a job that has failed.
 		if m.job.waiting++; m.job.waiting == len(m.job.members) && m.job.rack.Job.Failure() == nil {
 			if err := m.job.register(); err != nil {
 				return fmt.Errorf("register the next tensors: %w", err)
@@ -176,7 +176,7 @@ func (m *member) finishPhases() error {
 	return nil
 }
 
-// prepare makes the operation on a tensor that the phase asks for.
+// prepare makes the phase's operation on a tensor.
 func (m *member) prepare(t int) {
 	p := &m.job.Phases[m.phase]
 	if p.hyper != nil {
@@ -198,7 +198,7 @@ func (m *member) prepare(t int) {
 	m.active[t] = true
 }
 
-// reap takes what has completed, and checks it.
+// reap takes and checks the operations that have completed.
 func (m *member) reap() error {
 	kept := m.pending[:0]
 	for _, op := range m.pending {
@@ -252,7 +252,7 @@ func (m *member) complete(op operation) error {
 	return m.check(op.tensor)
 }
 
-// check compares a tensor's last result with plain Go's, and looks for writes behind its end.
+// check compares a tensor's last result with plain Go's, and looks for writes past its end.
 func (m *member) check(t int) error {
 	phase := m.last[t]
 	if phase < 0 || m.active[t] || m.job.doubtful {
@@ -270,7 +270,7 @@ func (m *member) check(t int) error {
 	}
 	for i, x := range memory[len(want)*m.job.Type.Size():] {
 		if x != 0 {
-			return fmt.Errorf("%v: phase %d: %#x was written %d bytes behind the end of tensor %d", m, phase, x, i, t)
+			return fmt.Errorf("%v: phase %d: %#x was written %d bytes past the end of tensor %d", m, phase, x, i, t)
 		}
 	}
 	return nil
@@ -292,7 +292,7 @@ func (m *member) leave(detach func(rank int) error) error {
 	}
 	for _, qp := range m.w.QPs {
 		if qp == nil {
-			continue // it was failing over
+			continue // the lane has none now
 		}
 		if err := qp.Fail(); err != nil {
 			return err
@@ -301,7 +301,7 @@ func (m *member) leave(detach func(rank int) error) error {
 	return nil
 }
 
-// audit checks what the worker counted after a run in which nothing broke: every chunk was answered once.
+// audit checks the worker's counts after a run in which nothing broke: every chunk was answered once.
 func (m *member) audit() error {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)

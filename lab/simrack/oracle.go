@@ -7,7 +7,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// oracle is a job in plain Go: what every phase answers, worked out phase by phase when first asked.
+// oracle is a job in plain Go. It works out what a phase answers when first asked.
 type oracle struct {
 	job   *JobSchedule
 	key   uint64 // of the job's gradients
@@ -33,13 +33,13 @@ func newOracle(j *JobSchedule, key uint64) *oracle {
 	return o
 }
 
-// result is what a worker must get for a tensor in a phase; nil: nothing.
+// result returns what a worker must get for a tensor in a phase; nil means nothing.
 func (o *oracle) result(phase, tensor int) []float32 {
 	o.reach(phase)
 	return o.data[phase][tensor]
 }
 
-// norm is what a phase of commits answers.
+// norm returns what a phase of commits answers.
 func (o *oracle) norm(phase int) float32 {
 	o.reach(phase)
 	return o.norms[phase]
@@ -91,8 +91,8 @@ func (o *oracle) gradients(phase, tensor int) [][]float32 {
 	return g
 }
 
-// gradient is a worker's in a phase, as its memory holds it: numbers of both signs and many magnitudes, so that the order of a
-// sum shows.
+// gradient returns a worker's gradient in a phase, as its memory holds it. Its numbers have both signs and many magnitudes, so that
+// the order of a sum shows.
 func (o *oracle) gradient(phase, worker, tensor int) []float32 {
 	g := make([]float32, o.elems[tensor])
 	z := o.key ^ uint64(phase)<<40 ^ uint64(worker)<<20 ^ uint64(tensor)
@@ -107,7 +107,7 @@ func (o *oracle) gradient(phase, worker, tensor int) []float32 {
 	return racktest.OnWire(o.job.Type, g)
 }
 
-// chunksOf is how many chunks a tensor has.
+// chunksOf returns how many chunks a tensor has.
 func chunksOf(wire chunk.DType, elems uint64) uint64 {
 	perChunk := uint64(chunkBytes / wire.Size())
 	return (elems + perChunk - 1) / perChunk

@@ -14,22 +14,22 @@ import (
 type rogueKind int
 
 const (
-	rogueEpoch        rogueKind = iota // a gradient of an epoch to come
-	rogueLate                          // one of the last epoch again
-	rogueSize                          // one of the right epoch, too short
-	rogueChunk                         // one of a chunk there is not
-	rogueRecord                        // a control record that is none
-	rogueTensor                        // one of a tensor there is not
+	rogueEpoch        rogueKind = iota // a gradient of a later epoch
+	rogueLate                          // a gradient of the last epoch
+	rogueSize                          // a gradient of the right epoch, too short
+	rogueChunk                         // a gradient of an unknown chunk
+	rogueRecord                        // a broken control record
+	rogueTensor                        // a record of an unknown tensor
 	rogueAggregatorOp                  // what only the aggregator sends
-	rogueMode                          // what the job's mode does not know
-	rogueKey                           // a write with a key there is not
-	rogueBounds                        // a write behind its slots
+	rogueMode                          // an operation of another mode
+	rogueKey                           // a write with an unknown key
+	rogueBounds                        // a write past its slots
 	rogueForeign                       // a write into another job's slots
 	rogueHyper                         // other hyper-parameters than the others'
 	rogueCommit                        // a commit with other values
-	rogueTwice                         // a chunk that is at the aggregator, again
+	rogueTwice                         // a gradient that the aggregator has
 	rogueFlood                         // more than its window
-	rogueTarget                        // a record that aims answers at memory the worker does not have
+	rogueTarget                        // a record that aims answers at foreign memory
 	rogueNoise                         // any immediate, any size
 	rogueKinds
 )
@@ -41,15 +41,16 @@ var rogueNames = [...]string{
 	"answers to foreign memory", "noise",
 }
 
-// rejected reports whether the aggregator must refuse the very message, so that all results stay right. Otherwise the worker
-// may have got false gradients into the sum, which are its own to send.
+// rejected reports whether the aggregator must refuse the message itself, so that all results stay right. Otherwise the message
+// may change the worker's own part of a sum.
 func (k rogueKind) rejected() bool { return k < rogueTwice }
 
-// answered reports whether the aggregator may have to answer the very message: a record whose tensor has no more answers to come,
-// pulls of which each is answered before the next is there. The worker itself then gets an answer to what it did not ask.
+// answered reports whether the aggregator may answer the message instead of refusing it: a record of a tensor that has no more
+// answers to come, or pulls of which each is answered before the next arrives. The worker then gets an answer to what it did
+// not ask.
 func (k rogueKind) answered() bool { return k == rogueTarget || k == rogueFlood }
 
-// message is a raw message, from the start of the rogue's memory to the start of its slots.
+// message is a raw message from the start of the rogue's memory.
 type message struct {
 	op    chunk.Op
 	epoch int
@@ -90,7 +91,7 @@ func (r *run) misbehave(m *member) error {
 	qp := m.w.QPs[lane]
 	for _, msg := range r.forge(m) {
 		if kind.misses() {
-			msg.bytes = max(msg.bytes, 1) // without bytes no key is looked at
+			msg.bytes = max(msg.bytes, 1) // without bytes the key does not matter
 		}
 		_, err := qp.PostSend([]verbs.SendWR{{
 			WRID: uint64(lane), Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(msg.op, uint8(msg.epoch), uint32(msg.index)),
@@ -108,7 +109,7 @@ func (r *run) misbehave(m *member) error {
 // misses reports whether the rogue writes where it may not.
 func (k rogueKind) misses() bool { return k == rogueKey || k == rogueBounds || k == rogueForeign }
 
-// aim is where the rogue writes to.
+// aim returns where the rogue writes to.
 func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 	lane := r.Fault.Lane
 	addr, rkey = m.w.Peers[lane].SlotAddr, m.w.Peers[lane].SlotRKey
@@ -127,8 +128,8 @@ func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 	return addr, rkey
 }
 
-// gradient is a message of a chunk of the lane as the worker sent it last, and whether the worker is done with that. Without
-// chunks in the lane it is of one there is not.
+// gradient returns the message that the worker sent last of a chunk of the lane, and whether its operation is done. If the lane has
+// no such chunk, the message is of an unknown one.
 func (r *run) gradient(m *member, index int) (msg message, done bool) {
 	msg = message{op: chunk.OpPushPull, index: index}
 	if m.job.Mode == aggregate.TwoPhase {
@@ -192,9 +193,9 @@ func (r *run) forge(m *member) (out []message) {
 	return []message{msg}
 }
 
-// waiting is the number in the fault's lane of a chunk whose gradient is at the aggregator, and cannot be summed yet because
-// another worker has not even submitted its own; -1: there is none. All that the worker submitted must have been taken: a
-// duplicate lands in a slot where something could lie that was not, a control record for one.
+// waiting returns a chunk of the fault's lane whose gradient the aggregator has, but cannot sum because another worker has not
+// submitted its own; -1 means none. The aggregator must have taken all that the worker submitted, because a duplicate overwrites a
+// slot, which might hold what was not taken, such as a control record.
 func (r *run) waiting(m *member) int {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
@@ -236,7 +237,7 @@ func (r *run) waiting(m *member) int {
 	return -1
 }
 
-// ofAnotherMode is a message that a job in another mode would take.
+// ofAnotherMode returns a message that only a job in another mode takes.
 func (r *run) ofAnotherMode(m *member, msg message) message {
 	switch m.job.Mode {
 	case aggregate.Aggregate:
@@ -252,7 +253,7 @@ func (r *run) ofAnotherMode(m *member, msg message) message {
 	return msg
 }
 
-// rogueFate says whether a job's rogue was found out, once all is delivered.
+// rogueFate checks that a job's rogue was found out, once all is delivered.
 func (r *run) rogueFate(j *job) error {
 	if r.Fault.Kind != Rogue || r.Fault.Job != j.index || !r.rogueSent || r.Fault.Rogue == rogueNoise {
 		return nil
@@ -269,9 +270,9 @@ func (r *run) rogueFate(j *job) error {
 	case r.Fault.Rogue != rogueTwice:
 		return nil
 	}
-	// There is room in the window for a duplicate, which is refused as such, or as late when it was overtaken by the result. Had
-	// it been taken, its slot would be lost and the window end early. But when the chunk itself was NACKed meanwhile, the
-	// duplicate is the first, and what the worker sends again is too much.
+	// The window has room for a duplicate, which is refused as such, or as late if the result overtook it. If it were taken, its
+	// slot would be lost and the window would end early. But if the chunk was NACKed meanwhile, the duplicate comes first, and what
+	// the worker sends again is too much.
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
 	if text := j.reason().Error(); st.NACKs == 0 && !strings.HasSuffix(text, "twice") && !strings.Contains(text, "for epoch") {

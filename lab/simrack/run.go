@@ -14,27 +14,27 @@ import (
 	"github.com/rackweave/rackweave/cgo/fabric"
 )
 
-// What a schedule may take. A network step is at most a millisecond.
+// Limits of a schedule. A network step takes at most a millisecond.
 const (
-	stuckAfter   = 6 * time.Second // without progress, while nothing is paused or cut off: a broken connection may wait for 5
+	stuckAfter   = 6 * time.Second // without progress, while nothing is paused or cut off; a broken connection may wait for 5 s
 	stuckTurns   = 400_000         // without progress
 	longestTurns = 20_000_000
 
-	longestDrain = 20_000 // after the end, until
-	quietTurns   = 300    // have passed without a message on its way
+	longestDrain = 20_000 // turns after the end
+	quietTurns   = 300    // turns without a message on its way, which end the drain
 )
 
-// Result is what two runs of a seed must have in common.
+// Result is the outcome of a run. Two runs of a seed have the same.
 type Result struct {
 	NetworkHash uint64
 	Lanes       string // counters
 	Turns       int
 	Virtual     time.Duration
 	Failovers   int
-	Failed      bool // a job did
+	Failed      bool // a job failed
 }
 
-// run is a schedule under way.
+// run is a schedule that runs.
 type run struct {
 	*Schedule
 	*cluster
@@ -46,12 +46,12 @@ type run struct {
 	total    int
 	members  []*member // of all jobs that run
 	idle     []int     // rounds, by lane
-	wake     []int64   // by lane: the time until which it may sleep
+	wake     []int64   // by lane: until when it may sleep
 	lost     []bool    // lanes whose completion queue failed
 	events   []event
 	links    []linkFault // still to come, or to end
 
-	struck         bool // the fault has happened, or cannot any more
+	struck         bool // the fault has happened, or there is none
 	aggregatorDead bool
 	cut            []int  // hosts without a link for good
 	down           []bool // hosts without a link now
@@ -64,7 +64,7 @@ type run struct {
 	markTurns int
 }
 
-// event is something that the control plane does at a time.
+// event is something that the control plane will do.
 type event struct {
 	at time.Duration
 	do func() error
@@ -72,7 +72,7 @@ type event struct {
 
 type progress struct{ chunks, ops uint64 }
 
-// Run runs a schedule. A violation of what must hold is an error; log takes what happened, if it is not nil.
+// Run runs a schedule. Its error says what must hold and did not. What happens is written to log, if it is not nil.
 func Run(s *Schedule, log io.Writer) (res Result, err error) {
 	r := &run{
 		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
@@ -105,7 +105,7 @@ func (r *run) trace(format string, args ...any) {
 	}
 }
 
-// openAndClose starts the jobs whose time has come, gives their members turns, and takes away those that retire.
+// openAndClose starts the jobs whose time has come and closes those that retire.
 func (r *run) openAndClose() error {
 	for _, j := range r.jobs {
 		switch {
@@ -136,7 +136,7 @@ func (r *run) openAndClose() error {
 	return nil
 }
 
-// mayStart reports whether it is a job's time, and no link is down that it needs to connect.
+// mayStart reports whether it is a job's time and all links are up, which it needs to connect.
 func (r *run) mayStart(j *job) bool {
 	for _, l := range r.links {
 		if now := time.Duration(r.now); now >= l.from && now < l.to {
@@ -153,7 +153,7 @@ func (r *run) mayStart(j *job) bool {
 	return true
 }
 
-// weigh works out how often each part gets a turn.
+// weigh works out how often each part of the rack gets a turn.
 func (r *run) weigh() {
 	r.weights = append(r.weights[:0], 16*r.NetworkWeight)
 	for _, w := range r.LaneWeights {
@@ -199,7 +199,7 @@ func (r *run) all() error {
 	return r.verdict()
 }
 
-// turn lets one part of the rack do something.
+// turn gives one part of the rack its turn.
 func (r *run) turn() error {
 	r.turns++
 	if r.turns%64 == 0 {
@@ -235,7 +235,7 @@ func (r *run) turn() error {
 	return nil
 }
 
-// networkTurn lets some events of the network happen, and what is due by then.
+// networkTurn lets some events of the network happen, then all that is due.
 func (r *run) networkTurn() error {
 	for range 1 + r.rng.IntN(4) {
 		before := r.now
@@ -288,12 +288,12 @@ func (r *run) setLink(host int, up bool) {
 	r.tellLink(host, up)
 }
 
-// later does something on the control plane.
+// later lets the control plane do something after a time.
 func (r *run) later(after time.Duration, do func() error) {
 	r.events = append(r.events, event{time.Duration(r.now) + after, do})
 }
 
-// laneTurn is a round of a lane's loop; one that has nothing to do looks for stalls, as it does before it sleeps.
+// laneTurn runs a round of a lane's loop. A lane that has nothing to do looks for stalls, as it does before it sleeps.
 func (r *run) laneTurn(lane int) error {
 	if r.aggregatorDead || r.lost[lane] {
 		return nil
@@ -327,7 +327,7 @@ func (r *run) laneTurn(lane int) error {
 	return nil
 }
 
-// over reports that there is nothing to wait for.
+// over reports whether all jobs are over.
 func (r *run) over() bool {
 	for _, j := range r.jobs {
 		if !j.skipped && !j.over() {
@@ -337,7 +337,7 @@ func (r *run) over() bool {
 	return true
 }
 
-// over reports that nothing is to be expected of the job any more.
+// over reports whether nothing more can be expected of the job.
 func (j *job) over() bool {
 	for _, m := range j.members {
 		if !m.over() {
@@ -345,188 +345,4 @@ func (j *job) over() bool {
 		}
 	}
 	return j.rack != nil
-}
-
-// look checks what must hold at any time.
-func (r *run) look() error {
-	for i, l := range r.engine.Lanes() {
-		if r.lost[i] || r.aggregatorDead {
-			continue
-		}
-		if err := l.Audit(); err != nil {
-			return err
-		}
-	}
-	now := time.Duration(r.now)
-	for _, j := range r.jobs {
-		if r.notice(j); j.failed == 0 || j.closed {
-			continue
-		}
-		if !j.struck {
-			return fmt.Errorf("%s failed, which nothing struck: %w", j.Name, j.reason())
-		}
-		for _, m := range j.members {
-			if !m.over() && now > j.failed+noticed {
-				return fmt.Errorf("%v still waits %v after its job failed (%w)", m, now-j.failed, j.reason())
-			}
-		}
-	}
-	return r.stuck(now)
-}
-
-// stuck looks for progress.
-func (r *run) stuck(now time.Duration) error {
-	p := progress{}
-	for _, l := range r.engine.Lanes() {
-		p.chunks += l.Counters().Chunks
-	}
-	for _, j := range r.jobs {
-		p.ops += uint64(j.ops)
-	}
-	if p != r.mark || r.over() || r.paused(now) {
-		r.mark, r.markTime, r.markTurns = p, now, r.turns
-		return nil
-	}
-	if now-r.markTime > stuckAfter || r.turns-r.markTurns > stuckTurns {
-		return fmt.Errorf("stuck: nothing was finished in %v of virtual time, %d turns; %s", now-r.markTime, r.turns-r.markTurns,
-			r.waits())
-	}
-	if r.turns > longestTurns {
-		return fmt.Errorf("not done after %d turns; %s", r.turns, r.waits())
-	}
-	return nil
-}
-
-// paused reports whether something is still to come that may explain a standstill.
-func (r *run) paused(now time.Duration) bool {
-	for _, m := range r.members {
-		for _, p := range m.pauses {
-			if now < p.to {
-				return true
-			}
-		}
-	}
-	for _, p := range r.LanePauses {
-		if now < p.to {
-			return true
-		}
-	}
-	return len(r.links) > 0 || len(r.events) > 0
-}
-
-// waits names who waits for what.
-func (r *run) waits() (text string) {
-	for _, m := range r.members {
-		if !m.over() {
-			text += fmt.Sprintf("%v is in phase %d with %d operations in flight, %d to submit; ", m, m.phase, len(m.pending), len(m.todo))
-		}
-	}
-	return text
-}
-
-func (j *job) reason() error {
-	if f := j.rack.Job.Failure(); f != nil {
-		return fmt.Errorf("because of worker %d: %w", f.Rank, f.Err)
-	}
-	for _, m := range j.members {
-		if m.err != nil {
-			return m.err
-		}
-	}
-	return errors.New("for no reason given")
-}
-
-// verdict checks what must hold at the end.
-func (r *run) verdict() error {
-	broken, dead := 0, r.aggregatorDead
-	for _, j := range r.jobs {
-		if j.skipped {
-			continue
-		}
-		if !j.closed {
-			if err := r.judge(j); err != nil {
-				return err
-			}
-		}
-		if j.failed != 0 {
-			broken++
-		}
-		for _, m := range j.members {
-			dead = dead || m.dead
-		}
-	}
-	if broken > 1 && !r.aggregatorDead && !slices.Contains(r.lost, true) {
-		return errors.New("one fault brought down two jobs")
-	}
-	if broken == 0 && !dead {
-		return r.count()
-	}
-	return nil
-}
-
-// judge checks what must hold of a job that is over.
-func (r *run) judge(j *job) error {
-	r.notice(j)
-	if err := r.rogueFate(j); err != nil {
-		return err
-	}
-	for _, l := range r.engine.Lanes() {
-		l.Counters() // publishes the workers' counters
-	}
-	for _, m := range j.members {
-		for t := range m.last {
-			if err := m.check(t); err != nil {
-				return fmt.Errorf("at the end: %w", err)
-			}
-		}
-	}
-	if j.failed != 0 {
-		if !j.struck {
-			return fmt.Errorf("%s failed, which nothing struck: %w", j.Name, j.reason())
-		}
-		return nil
-	}
-	if got := j.rack.Job.Memory(); got != j.memory {
-		return fmt.Errorf("%s holds %+v, after its last registration it held %+v", j.Name, got, j.memory)
-	}
-	for _, m := range j.members {
-		if m.dead {
-			continue
-		}
-		if err := m.audit(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// count checks that every chunk was summed once, and none was dropped.
-func (r *run) count() error {
-	var got, dropped, want uint64
-	for _, l := range r.engine.Lanes() {
-		c := l.Counters()
-		got += c.Chunks
-		dropped += c.Dropped
-	}
-	for _, j := range r.jobs {
-		want += j.members[0].gradients
-	}
-	if got != want || dropped != 0 {
-		return fmt.Errorf("%d chunks were finished, expected %d; %d messages were dropped", got, want, dropped)
-	}
-	return nil
-}
-
-func (r *run) result() Result {
-	res := Result{NetworkHash: r.sim.LogHash(), Turns: r.turns, Virtual: time.Duration(r.now)}
-	for _, l := range r.engine.Lanes() {
-		res.Lanes += fmt.Sprintf("%+v\n", l.Counters())
-	}
-	for _, m := range r.members {
-		res.Failovers += int(m.w.Failovers())
-	}
-	for _, j := range r.jobs {
-		res.Failed = res.Failed || j.failed != 0
-	}
-	return res
 }

@@ -26,7 +26,7 @@ const (
 
 var memoryNames = [...]string{"ordinary memory", "arenas", "staging buffers"}
 
-// Schedule is one run, all that its seed decides but for the choices made on the way.
+// Schedule describes a run. Its seed decides all of it, and the choices that are made on the way.
 type Schedule struct {
 	Seed                      uint64
 	Lanes, NICs               int // lanes take the aggregator's NICs in turn
@@ -39,16 +39,16 @@ type Schedule struct {
 	Spin                      int // empty rounds before a lane looks for stalls
 	Jobs                      []*JobSchedule
 	Links                     []linkFault
-	LanePauses                []pause // who is a lane
+	LanePauses                []pause // of lanes
 	Fault                     Fault
-	Failovers                 *failoverSchedule // nil: connections stay where they are
+	Failovers                 *failoverSchedule // nil: connections do not outlive their queue pair
 }
 
-// JobSchedule is one job of a schedule.
+// JobSchedule describes a job.
 type JobSchedule struct {
 	Name    string
 	Starts  start
-	Retires bool // is closed when it is over, while others may go on
+	Retires bool // closed when it is over, while others may go on
 	Mode    aggregate.Mode
 	Rule    optim.Rule
 	Hyper   optim.Hyper
@@ -72,13 +72,13 @@ const (
 
 var startNames = [...]string{"starts at once", "starts in between", "starts afterwards"}
 
-// WorkerSchedule is how one worker behaves.
+// WorkerSchedule says how a worker behaves.
 type WorkerSchedule struct {
-	Weight     int  // how often it gets a turn, against the network's
-	Seldom     bool // until its job fails, a small part of that
+	Weight     int  // how often it gets a turn, relative to the network
+	Seldom     bool // gets only a small part of that until its job fails
 	AtOnce     int  // operations submitted in one turn
 	Pipelined  bool // goes on to the next phase with the tensors that are done with this one
-	Priorities int  // drawn below this
+	Priorities int  // how many there are
 	Pauses     []pause
 	Leaves     bool // leaves the job when it is done, while others are not
 }
@@ -108,7 +108,7 @@ const (
 
 var phaseNames = [...]string{"broadcast", "pushpull", "push", "pull", "commit", "register"}
 
-// phase is a part of every worker's program: an operation on each of some tensors, in an order of the worker's own.
+// phase is a part of every worker's program: an operation on each of some tensors, in any order.
 type phase struct {
 	kind    phaseKind
 	tensors []int
@@ -121,19 +121,19 @@ func (k phaseKind) op() chunk.Op {
 	return [...]chunk.Op{chunk.OpBroadcast, chunk.OpPushPull, chunk.OpPush, chunk.OpPull}[k]
 }
 
-// draw is the randomness of a schedule's making.
+// draw is the randomness that makes a schedule.
 type draw struct{ *rand.Rand }
 
 func (d draw) chance(percent int) bool { return d.IntN(100) < percent }
 
-// between is uniform over [lo, hi].
+// between returns a number from lo to hi.
 func (d draw) between(lo, hi int) int { return lo + d.IntN(hi-lo+1) }
 
 func (d draw) duration(lo, hi time.Duration) time.Duration {
 	return lo + time.Duration(d.Int64N(int64(hi-lo)+1))
 }
 
-// Draw makes the schedule of a seed.
+// Draw returns the schedule of a seed.
 func Draw(seed uint64) *Schedule {
 	d := draw{rand.New(rand.NewPCG(seed, 1))}
 	s := &Schedule{
@@ -203,8 +203,8 @@ func (d draw) worker() WorkerSchedule {
 		Leaves: d.chance(25), Seldom: d.chance(15)}
 }
 
-// crowd makes stalls of some schedules: three workers or more submit all they can, in orders of their own, through as few slots
-// and buffers as there can be. Its randomness is its own, too.
+// crowd makes some schedules stall: three workers or more submit all they can, in orders of their own, through as few slots and
+// buffers as possible. It draws from randomness of its own, so that all else stays as it would be.
 func crowd(s *Schedule) {
 	d := draw{rand.New(rand.NewPCG(s.Seed, 4))}
 	if !d.chance(10) {
@@ -231,7 +231,7 @@ func crowd(s *Schedule) {
 	}
 }
 
-// batch draws tensors' sizes: of one element, of a chunk or nearly, of several.
+// batch draws the sizes of tensors: one element, about a chunk, several chunks.
 func (d draw) batch(wire chunk.DType) (elems []uint64) {
 	perChunk := chunkBytes / wire.Size()
 	for range d.between(1, 5) {
@@ -265,7 +265,7 @@ func (d draw) program(j *JobSchedule) (phases []phase) {
 		}
 		steps := d.between(1, 3)
 		if d.chance(2) && tensors == 1 && j.Batches[0][0] < 50 {
-			steps = 140 // all the way around the epochs' cycle
+			steps = 140 // more than there are epochs
 		}
 		for range steps {
 			phases = append(phases, d.step(j, tensors)...)
@@ -306,7 +306,7 @@ func (d draw) step(j *JobSchedule, tensors int) []phase {
 	return append(phases, phase{kind: phaseCommit, commit: rec}, phase{kind: phasePull, tensors: some})
 }
 
-// some is a part of the tensors, at least one, most often all.
+// some returns some of the tensors, at least one and most often all.
 func (d draw) some(n int) []int {
 	all := span(0, n)
 	if d.chance(60) {
@@ -323,7 +323,7 @@ func span(from, to int) (out []int) {
 	return out
 }
 
-// nuisances are what no job may fail of.
+// nuisances draws what must not fail a job.
 func (d draw) nuisances(s *Schedule) {
 	f := &s.Network
 	if d.chance(40) {
@@ -349,7 +349,7 @@ func (d draw) nuisances(s *Schedule) {
 		from := d.duration(0, 3*time.Millisecond)
 		s.LanePauses = append(s.LanePauses, pause{d.IntN(s.Lanes), from, from + d.duration(0, 200*time.Millisecond)})
 	}
-	// A message that is lost goes again every eighth of a second, until a second has passed.
+	// A message that is lost is sent again every eighth of a second, for a second.
 	for at := time.Duration(0); d.chance(20); {
 		l := linkFault{host: d.IntN(hosts), from: at + d.duration(0, 3*time.Millisecond)}
 		l.to = l.from + d.duration(0, 300*time.Millisecond)
