@@ -22,7 +22,7 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "policy", "launch", "launch/control", "service", "service/api", "client", "aggregate",
+	"cmd": {"bench", "bench/models", "policy", "hierarchy", "launch", "launch/control", "service", "service/api", "client", "aggregate",
 		"aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
 	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
 		"numa", "verbs", "cgo"},
@@ -40,6 +40,7 @@ var house = map[string][]string{
 	"aggregate/optim":    {"chunk"},
 	"aggregate/racktest": {"aggregate", "aggregate/optim", "client/lanes", "client/failover", "chunk", "numa", "verbs", "cgo"},
 	"policy":             {},
+	"hierarchy":          {},
 	"chunk":              {},
 	"doctor":             {"numa", "verbs"},
 	"rxe":                {},
@@ -78,11 +79,11 @@ var only = map[string][]string{
 }
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
-var pure = []string{"chunk", "policy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models"}
+var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models"}
 
 // computing is all that a pure room may import from outside the house. Of time only durations are used.
 var computing = []string{
-	"bytes", "cmp", "crypto/sha256", "encoding/binary", "encoding/csv", "errors", "fmt", "hash/crc32", "io", "iter", "maps", "math",
+	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "errors", "fmt", "hash/crc32", "io", "iter", "maps", "math",
 	"math/bits", "slices", "sort", "strconv", "strings", "time", "github.com/agnivade/levenshtein",
 }
 

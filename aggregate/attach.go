@@ -34,7 +34,8 @@ type AggregatorLane struct {
 // worker to connect. Each rank attaches once.
 func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]AggregatorLane, error) {
 	if rank < 0 || rank >= j.workers || len(lanes) != len(j.shares) {
-		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.name, rank,
+		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes",
+			j.name, rank,
 			len(lanes), j.workers, len(j.shares))
 	}
 	if err := j.open(); err != nil {
@@ -73,7 +74,8 @@ func (j *Job) attach(l *Lane, s *share, k *link, w *WorkerLane) (AggregatorLane,
 	k.Conn = session.New(session.Config{
 		ID: id, SendDepth: l.depths.AggregatorSend, RecvDepth: l.depths.AggregatorRecv, MaxInline: inline,
 		ByReference: l.attr.Has(verbs.DevByReference), Resumable: w.Resumable && l.attr.Has(verbs.DevLink),
-		Timeout: j.timeouts.peer, AckTimeout: w.AckTimeout, MaxBatch: pollBatch, InlineCompletionPeriod: l.depths.AggregatorSend / 4,
+		Timeout: j.timeouts.peer, AckTimeout: w.AckTimeout, MaxBatch: pollBatch,
+		InlineCompletionPeriod: l.depths.AggregatorSend / 4,
 	})
 	l.seat(s, k)
 	endpoint, err := l.connect(s, k, l.primary, j.memory.pds[l.primary], w.Endpoint)
@@ -143,7 +145,8 @@ func (j *Job) Resume(ctx context.Context, rank int, r Resume) (Resumed, error) {
 
 // stale refuses an attempt when a later one has the connection.
 func (j *Job) stale(k *link, r *Resume) error {
-	return fmt.Errorf("job %q: attempt %d to resume lane %d of worker %d: %w: there was attempt %d", j.name, r.Attempt, r.Lane, k.rank,
+	return fmt.Errorf("job %q: attempt %d to resume lane %d of worker %d: %w: there was attempt %d", j.name, r.Attempt, r.Lane,
+		k.rank,
 		ErrStale, k.attempt)
 }
 

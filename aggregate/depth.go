@@ -31,7 +31,8 @@ type Depths struct {
 //
 //   - A worker sends at most window messages before an answer comes. A message's send-queue entry is free only when a later
 //     completion was polled, and the answer may overtake that completion: twice the window.
-//   - The aggregator receives at most window messages, and a round's batch more: it posts receives again only at a round's end, when
+//   - The aggregator receives at most window messages, and a round's batch more: it posts receives again only at a round's end,
+//     when
 //     answers have already let the worker send. It answers each message once: the same reasoning for its send queue, plus a
 //     NACK and a request for each (package reduce) and the abort.
 //   - A worker receives an answer for each message, plus NACKs and requests; the aggregator stops sending those at the margin.
@@ -53,7 +54,8 @@ func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
 	perConn := d.AggregatorSend + d.AggregatorRecv
 	d.MaxConns = min(maxConns, int(maxCQE)/perConn)
 	if d.MaxConns < 1 {
-		return d, fmt.Errorf("window of %d needs %d completion queue entries for one worker, the device allows %d", window, perConn,
+		return d, fmt.Errorf("window of %d needs %d completion queue entries for one worker, the device allows %d", window,
+			perConn,
 			maxCQE)
 	}
 	d.CQ = d.MaxConns * perConn

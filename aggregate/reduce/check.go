@@ -14,7 +14,8 @@ func (m *Machine) Check() error {
 		open++
 		f := m.folds.at(i)
 		if f.state == Free || m.chunks[f.chunk].fold != i {
-			return fmt.Errorf("fold %d of chunk %d is %v, and the chunk has fold %d", i, f.chunk, f.state, m.chunks[f.chunk].fold)
+			return fmt.Errorf("fold %d of chunk %d is %v, and the chunk has fold %d", i, f.chunk, f.state,
+				m.chunks[f.chunk].fold)
 		}
 		for rank, a := range m.folds.row(i) {
 			if a.present {

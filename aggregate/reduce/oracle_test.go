@@ -28,7 +28,8 @@ func (o *oracle) observe(r *rig, a *Action) error {
 		}
 		for rank, there := range o.there {
 			if slot, ok := there[a.Index]; !ok || slot != r.Sources(a, rank).Slot {
-				return fmt.Errorf("chunk %d of worker %d summed from slot %d: %v lie there", a.Index, rank, r.Sources(a, rank).Slot, there)
+				return fmt.Errorf("chunk %d of worker %d summed from slot %d: %v lie there", a.Index, rank,
+					r.Sources(a, rank).Slot, there)
 			}
 			delete(there, a.Index)
 			o.outstanding[rank]++
@@ -37,7 +38,8 @@ func (o *oracle) observe(r *rig, a *Action) error {
 		o.results++
 	case NACK:
 		if slot, ok := o.there[a.Worker][a.Index]; !ok || slot != a.Message.Slot {
-			return fmt.Errorf("NACK of chunk %d in slot %d to worker %d: %v lie there", a.Index, a.Message.Slot, a.Worker, o.there[a.Worker])
+			return fmt.Errorf("NACK of chunk %d in slot %d to worker %d: %v lie there", a.Index, a.Message.Slot,
+				a.Worker, o.there[a.Worker])
 		}
 		delete(o.there[a.Worker], a.Index)
 		o.outstanding[a.Worker]++
@@ -61,7 +63,8 @@ func (o *oracle) check(r *rig) error {
 			return fmt.Errorf("%d messages sent to worker %d, whose queue takes %d", n, rank, o.cfg.Sends)
 		}
 		if r.Held(rank) != len(o.there[rank]) {
-			return fmt.Errorf("worker %d holds %d slots, %d gradients lie there", rank, r.Held(rank), len(o.there[rank]))
+			return fmt.Errorf("worker %d holds %d slots, %d gradients lie there", rank, r.Held(rank),
+				len(o.there[rank]))
 		}
 	}
 	for c := range o.finished {
@@ -107,7 +110,8 @@ func (m *member) take(at int) uint32 {
 func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{
-			Workers: rapid.IntRange(1, 4).Draw(t, "workers"), Window: rapid.IntRange(2, 6).Draw(t, "window"), Mode: Aggregate,
+			Workers: rapid.IntRange(1, 4).Draw(t, "workers"), Window: rapid.IntRange(2, 6).Draw(t, "window"),
+			Mode:    Aggregate,
 			Results: rapid.IntRange(1, 3).Draw(t, "results"),
 		}
 		cfg.Sends = 2*cfg.Window + 2*SendMargin

@@ -78,7 +78,8 @@ func (r *rig) settle() string {
 
 var kindNames = [...]string{
 	Update: "update", Sum: "sum", Accumulate: "accumulate", Broadcast: "broadcast", HandUp: "hand-up", Deliver: "deliver",
-	Pull: "pull", Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort", Fail: "fail",
+	Pull: "pull", Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort",
+	Fail: "fail",
 	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
 }
 

@@ -20,7 +20,8 @@ func (m *Machine) pull(rank int, msg *Message, h Held) {
 // workers must have sent the same hyper-parameters by then.
 func (m *Machine) record(rank int, msg *Message, h Held) {
 	if int(msg.Index) >= len(m.tensors) {
-		m.violate(rank, "sent a control record of tensor %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.tensors))
+		m.violate(rank, "sent a control record of tensor %d of lane %d, which has %d", msg.Index, m.cfg.Lane,
+			len(m.tensors))
 		return
 	}
 	a := Action{Kind: Configure, Worker: int32(rank), Index: msg.Index}
@@ -55,6 +56,7 @@ func (m *Machine) answer(a *alone) bool {
 		m.results--
 	}
 	w.release(&a.held)
-	m.emit(Action{Kind: a.kind, Op: a.held.Op, Epoch: a.epoch, Result: result, Worker: a.worker, Index: a.index, Message: a.held})
+	m.emit(Action{Kind: a.kind, Op: a.held.Op, Epoch: a.epoch, Result: result, Worker: a.worker, Index: a.index,
+		Message: a.held})
 	return true
 }

@@ -37,7 +37,8 @@ func (m *Machine) tick(counts bool) bool {
 		stalled = true
 		w.need = m.follow(rank)
 		if rotate && m.stall.kept != none && !m.folds.has(m.stall.kept, rank) {
-			m.request(rank, m.stall.kept, requestsAtOnce) // also if it has one: a worker sends first what was requested last
+			m.request(rank, m.stall.kept,
+				requestsAtOnce) // also if it has one: a worker sends first what was requested last
 		}
 	}
 	// Only now, as what one worker is sent NACKs for the others no longer lack.
@@ -166,7 +167,8 @@ func (m *Machine) sendBack(rank, leader, n int) {
 	for i, before := m.folds.last, int32(none); n > 0 && i != none && w.canAnswer(); i = before {
 		f := m.folds.at(i)
 		before = f.prev
-		if i == m.stall.kept || f.state != Gathering || !m.folds.has(i, rank) || leader != nobody && m.folds.has(i, leader) {
+		if i == m.stall.kept || f.state != Gathering || !m.folds.has(i, rank) || leader != nobody && m.folds.has(i,
+			leader) {
 			continue
 		}
 		if !slots && !m.folds.row(i)[rank].Staged {

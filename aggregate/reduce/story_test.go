@@ -55,8 +55,9 @@ func argsOf(d *datadriven.TestData) string {
 func open(t *testing.T, d *datadriven.TestData) *rig {
 	cfg := Config{Workers: 2, Window: 4, Sends: 72, Results: 4}
 	mode, chunks, tensors, staging, direct := "eager", 4, 1, 4, false
-	for key, v := range map[string]*int{"workers": &cfg.Workers, "window": &cfg.Window, "sends": &cfg.Sends, "results": &cfg.Results,
-		"chunks": &chunks, "tensors": &tensors, "staging": &staging} {
+	for key, v := range map[string]*int{"workers": &cfg.Workers, "window": &cfg.Window, "sends": &cfg.Sends,
+		"results": &cfg.Results,
+		"chunks":  &chunks, "tensors": &tensors, "staging": &staging} {
 		d.MaybeScanArgs(t, key, v)
 	}
 	d.MaybeScanArgs(t, "mode", &mode)
@@ -71,7 +72,8 @@ func open(t *testing.T, d *datadriven.TestData) *rig {
 }
 
 var ops = map[string]chunk.Op{
-	"push": chunk.OpPush, "pushpull": chunk.OpPushPull, "pull": chunk.OpPull, "broadcast": chunk.OpBroadcast, "record": chunk.OpTensor,
+	"push": chunk.OpPush, "pushpull": chunk.OpPushPull, "pull": chunk.OpPull, "broadcast": chunk.OpBroadcast,
+	"record": chunk.OpTensor,
 	"commit": chunk.OpCommit, "abort": chunk.OpAbort,
 }
 

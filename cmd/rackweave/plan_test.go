@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestPlanChoosesAShape(t *testing.T) {
+	out, err := run(t, "plan", "--racks", "8", "--pods", "2", "--workers", "16", "--link", "25Gb/s", "--core", "4:1",
+		"--pod-core", "8:1",
+		"--model", "bert-large", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Best   string
+		Bytes  float64
+		Shapes []struct {
+			Shape   string
+			Seconds float64
+			Unfit   string
+			Links   map[string]float64 `json:"bytes_by_link"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Best != "pods" || got.Shapes[0].Shape != "pods" || got.Shapes[0].Links["pod uplink"] != got.Bytes {
+		t.Errorf("%+v", got)
+	}
+	if last := got.Shapes[len(got.Shapes)-1]; last.Shape != "spine" || last.Unfit == "" {
+		t.Errorf("the shape that does not fit comes as %+v", last)
+	}
+}
+
+func TestPlanPrintsThePapersTable(t *testing.T) {
+	out, err := run(t, "plan", "--table1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []string{"ResNet-269", "122   122", "1408  1408", "6.26"} {
+		if !strings.Contains(out, row) {
+			t.Errorf("no %q in\n%s", row, out)
+		}
+	}
+}
+
+func TestPlanNamesWhatItCannotUse(t *testing.T) {
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--link", "fast"}, `--link "fast" is no rate: write it as 100Gb/s or 12.5GB/s`},
+		{[]string{"--core", "4:2"}, `--core "4:2" is no oversubscription: write it as 4:1`},
+		{[]string{"--racks", "4", "--pods", "3"}, "4 racks in 3 pods"},
+		{[]string{"--racks", "0"}, "0 racks of 8 workers"},
+		{[]string{"--memory", "-1GB/s"}, `--memory "-1GB/s"`},
+		{[]string{"--model", "resnet5"}, "resnet5"},
+	} {
+		if _, err := run(t, append([]string{"plan"}, tc.args...)...); err == nil || !strings.Contains(err.Error(),
+			tc.want) {
+			t.Errorf("%v: %v, expected %q", tc.args, err, tc.want)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package hierarchy
+
+import (
+	"fmt"
+	"math"
+	"testing"
+)
+
+const gbps = 1e9 / 8
+
+func lab(racks, workers int, over float64) *Cluster {
+	return &Cluster{
+		Racks: racks, Workers: workers, WorkerNIC: 10 * gbps, AggregatorNIC: 10 * gbps * float64(workers),
+		Uplink: 10 * gbps * float64(workers) / over, RackLatency: 5e-6, CoreLatency: 15e-6, SpineNIC: 40 * gbps,
+	}
+}
+
+// What the formula predicts is never less than the links allow, and close to what following every transfer gives. Where two links
+// in series are equally tight their queues add up, which the formula leaves out: there it may be a quarter short.
+func TestPredictionsAgreeWithTheSimulation(t *testing.T) {
+	const chunk = 32 << 10
+	for _, c := range []*Cluster{lab(1, 4, 1), lab(2, 4, 1), lab(2, 4, 8), lab(4, 2, 4), lab(3, 3, 2)} {
+		for _, spare := range []float64{1, 1.5} {
+			c := *c
+			c.AggregatorNIC *= spare
+			low := 0.75
+			if spare > 1 {
+				low = 0.85
+			}
+			for _, s := range Shapes() {
+				if s.Fits(&c) != nil {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v, %d racks of %d, uplink %.0f, aggregator %.0f Gb/s", s, c.Racks, c.Workers,
+					c.Uplink/gbps, c.AggregatorNIC/gbps), func(t *testing.T) {
+					chunks := 100 * c.Racks
+					p := c.Predict(s, float64(chunks)*chunk, chunk)
+					got := c.Simulate(s, chunks, chunk)
+					if got < p.Bound*0.999 {
+						t.Errorf("simulated %.3g s, less than the bound of %.3g s", got, p.Bound)
+					}
+					if r := p.Seconds / got; r < low || r > 1.15 {
+						t.Errorf("predicted %.4g s, simulated %.4g s: %.2f of it", p.Seconds, got, r)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestOversubscriptionDecidesBetweenFlatAndSharded(t *testing.T) {
+	const model, chunk = 100e6, 32 << 10
+	for _, tc := range []struct {
+		over float64
+		best Shape
+	}{{8, Sharded}, {4, Sharded}, {0.25, Flat}} {
+		c := lab(2, 4, tc.over)
+		c.SpineNIC = 0
+		all, err := c.Choose(model, chunk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := all[0].Shape; s != tc.best && all[0].Seconds < 0.999*c.Predict(tc.best, model, chunk).Seconds {
+			t.Errorf("core %g:1: %v is best, expected %v", tc.over, s, tc.best)
+		}
+	}
+	// Both bound by the core, flat takes W times as long.
+	c := lab(2, 4, 8)
+	if r := c.Predict(Flat, model, chunk).Bound / c.Predict(Sharded, model, chunk).Bound; math.Abs(r-4) > 1e-9 {
+		t.Errorf("flat takes %g times sharded's bound, not 4", r)
+	}
+}
+
+func TestBadClustersAreRefused(t *testing.T) {
+	good := lab(4, 2, 4)
+	for name, spoil := range map[string]func(*Cluster){
+		"no racks": func(c *Cluster) { c.Racks = 0 }, "pods that do not divide": func(c *Cluster) { c.Pods = 3 },
+		"no uplink": func(c *Cluster) { c.Uplink = 0 }, "NaN": func(c *Cluster) { c.WorkerNIC = math.NaN() },
+		"negative latency": func(c *Cluster) { c.CoreLatency = -1 },
+	} {
+		c := *good
+		spoil(&c)
+		if _, err := c.Choose(1e8, 1<<15); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := good.Choose(10, 100); err == nil {
+		t.Error("accepted a chunk larger than the model")
+	}
+}
+
+func TestTable1ComesOutOfOneUnknownPerRow(t *testing.T) {
+	for _, r := range Table1() {
+		u, ok := r.Unit()
+		if !ok {
+			t.Errorf("%s: no unit gives its four cells", r.Network)
+			continue
+		}
+		for p := CC; p <= NCS; p++ {
+			if got := math.Round(u * p.Busiest(TableWorkers)); got != r.Paper[p] {
+				t.Errorf("%s, %v: %g, the paper prints %g", r.Network, p, got, r.Paper[p])
+			}
+		}
+	}
+}
+
+// The paper's 120 workers (section VII.B): 90 GB/s of PCIe to memory, in and out, ResNet-50 of 102.2 MB.
+func TestWorkersOfOneAggregator(t *testing.T) {
+	box := Box{Memory: 90e9}
+	for _, tc := range []struct {
+		step float64
+		want int
+	}{{0.161, 70}, {0.348, 153}, {0.273, 120}} {
+		got, err := box.Capacity(102.2e6, tc.step, 2)
+		if err != nil || got.Workers != tc.want || got.Binding != "memory" {
+			t.Errorf("a step of %g s: %+v, %v; expected %d", tc.step, got, err, tc.want)
+		}
+	}
+}

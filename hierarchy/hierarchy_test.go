@@ -1,0 +1,162 @@
+package hierarchy
+
+import (
+	"fmt"
+	"math"
+	"testing"
+)
+
+// load counts what one step of a shape puts on every link, transfer by transfer, and returns the most of each class.
+func load(c *Cluster, s Shape, chunks int) Loads {
+	type end struct {
+		link Link
+		id   Node
+		out  bool
+	}
+	bytes := map[end]float64{}
+	nic := func(n Node) (Link, Node) {
+		switch {
+		case n.Rack == c.Racks:
+			return SpineNIC, n
+		case n.Worker < 0:
+			return AggregatorNIC, n
+		}
+		return WorkerNIC, n
+	}
+	pod := func(n Node) int {
+		if n.Rack == c.Racks {
+			return -1
+		}
+		return n.Rack / c.inPod()
+	}
+	for chunk := range chunks {
+		up, down := s.Edges(c, chunk)
+		for _, e := range append(up, down...) {
+			for _, out := range []bool{true, false} {
+				n := e.To
+				if out {
+					n = e.From
+				}
+				l, id := nic(n)
+				bytes[end{l, id, out}] += 1 / float64(chunks)
+				if e.From.Rack != e.To.Rack && n.Rack != c.Racks {
+					bytes[end{Uplink, Node{n.Rack, 0}, out}] += 1 / float64(chunks)
+				}
+				if pod(e.From) != pod(e.To) && n.Rack != c.Racks && c.pods() > 1 {
+					bytes[end{PodUplink, Node{pod(n), 0}, out}] += 1 / float64(chunks)
+				}
+			}
+		}
+	}
+	var most Loads
+	for e, n := range bytes {
+		most[e.link] = max(most[e.link], n)
+	}
+	return most
+}
+
+func TestLoadsAreWhatTheTransfersAddUpTo(t *testing.T) {
+	for _, racks := range []int{1, 2, 3, 4, 6, 8} {
+		for _, workers := range []int{1, 3, 4} {
+			for _, pods := range []int{0, 2, 3} {
+				c := &Cluster{Racks: racks, Workers: workers, Pods: pods, WorkerNIC: 1, AggregatorNIC: 1, Uplink: 1,
+					PodUplink: 1, SpineNIC: 1}
+				if c.Check() != nil {
+					continue
+				}
+				for _, s := range Shapes() {
+					if s.Fits(c) != nil {
+						continue
+					}
+					want, got := load(c, s, racks*racks*6), c.Loads(s)
+					for l := range links {
+						if math.Abs(want[l]-got[l]) > 1e-9 {
+							t.Errorf("%v, %d racks, %d workers, %d pods: %v carries %g, the transfers add up to %g", s, racks, workers, pods, l, got[l], want[l])
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// Whatever the shape, the owner gets every worker's gradient once, every worker gets the result once, and nobody passes on what
+// it does not have.
+func TestEveryShapeReachesEverybody(t *testing.T) {
+	for _, racks := range []int{1, 2, 3, 5, 8} {
+		c := &Cluster{Racks: racks, Workers: 3, WorkerNIC: 1, AggregatorNIC: 1, Uplink: 1, PodUplink: 1, SpineNIC: 1}
+		if racks == 8 {
+			c.Pods = 4
+		}
+		for _, s := range Shapes() {
+			if s.Fits(c) != nil {
+				continue
+			}
+			for chunk := range 2 * racks {
+				t.Run(fmt.Sprintf("%v, %d racks, chunk %d", s, racks, chunk), func(t *testing.T) {
+					reaches(t, c, s,
+						chunk)
+				})
+			}
+		}
+	}
+}
+
+func reaches(t *testing.T, c *Cluster, s Shape, chunk int) {
+	up, down := s.Edges(c, chunk)
+	sum := map[Node]map[Node]bool{}
+	for rack := range c.Racks {
+		for w := range c.Workers {
+			n := Node{rack, w}
+			sum[n] = map[Node]bool{n: true}
+		}
+	}
+	sent := map[Node]bool{}
+	for _, e := range up {
+		if sent[e.From] {
+			t.Fatalf("%v sends its sum twice", e.From)
+		}
+		sent[e.From] = true
+		if sent[e.To] {
+			t.Fatalf("%v has passed its sum on when %v's comes", e.To, e.From)
+		}
+		if sum[e.To] == nil {
+			sum[e.To] = map[Node]bool{}
+		}
+		for n := range sum[e.From] {
+			if sum[e.To][n] {
+				t.Fatalf("%v gets %v's gradient twice", e.To, n)
+			}
+			sum[e.To][n] = true
+		}
+	}
+	var owner Node
+	owners := 0
+	for n, from := range sum {
+		if !sent[n] {
+			owner = n
+			owners++
+			if len(from) != c.Racks*c.Workers {
+				t.Fatalf("owner %v has %d gradients", n, len(from))
+			}
+		}
+	}
+	if owners != 1 {
+		t.Fatalf("%d owners", owners)
+	}
+	has := map[Node]bool{owner: true}
+	for _, e := range down {
+		if !has[e.From] || has[e.To] {
+			t.Fatalf("result goes from %v, which has it: %v, to %v, which has it: %v", e.From, has[e.From], e.To,
+				has[e.To])
+		}
+		has[e.To] = true
+	}
+	for rack := range c.Racks {
+		for w := range c.Workers {
+			if !has[Node{rack, w}] {
+				t.Fatalf("worker %d of rack %d gets no result", w, rack)
+			}
+		}
+	}
+}
