@@ -7,7 +7,10 @@
 #include <stddef.h>
 #include <string.h>
 
-/* GCC does not contract to FMA in ISO mode (-std=c11); Clang has to be told. */
+/*
+ * GCC contracts to FMA unless it is in ISO mode (-std=c11), which cgo asks for because the go command lets no flag through that
+ * says so; Clang has to be told.
+ */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
 #endif
