@@ -1,6 +1,7 @@
 package numa
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -28,7 +29,7 @@ func Discover(root string) (*Topology, error) {
 		return nil, fmt.Errorf("discover topology: %s lists no cpu: is sysfs mounted?", tr.path("sys/devices/system/cpu/online"))
 	}
 	t := &Topology{
-		CPUModel:       tr.field("proc/cpuinfo", "model name\t"),
+		CPUModel:       tr.cpuModel(),
 		Kernel:         tr.text("proc/sys/kernel/osrelease"),
 		MemoryBytes:    tr.kib("proc/meminfo", "MemTotal"),
 		AvailableBytes: tr.kib("proc/meminfo", "MemAvailable"),
@@ -56,10 +57,25 @@ func Discover(root string) (*Topology, error) {
 	return t, nil
 }
 
+// cpuModel names the CPU. Kernels on arm64 give no name; there the implementer's number and the part's stand for it.
+func (t tree) cpuModel() string {
+	const cpuinfo = "proc/cpuinfo"
+	if name := t.field(cpuinfo, "model name\t"); name != "" {
+		return name
+	}
+	if t.own() && cpuid.CPU.BrandName != "" {
+		return cpuid.CPU.BrandName
+	}
+	if part := t.field(cpuinfo, "CPU part\t"); part != "" {
+		return fmt.Sprintf("CPU implementer %s part %s", t.field(cpuinfo, "CPU implementer\t"), part)
+	}
+	return ""
+}
+
 // hypervisor names what runs this machine if it is a virtual one. Only the CPU knows the name; a captured machine's flags
 // tell that there is one.
 func (t tree) hypervisor() string {
-	if t.root == "/" {
+	if t.own() {
 		return cpuid.CPU.HypervisorVendorString
 	}
 	if slices.Contains(strings.Fields(t.field("proc/cpuinfo", "flags\t\t")), "hypervisor") {
@@ -161,6 +177,10 @@ func (t *Topology) discoverCPUs(tr tree, online CPUSet) {
 			case "3":
 				c.L3 = tr.cache(dir)
 			}
+		}
+		if tr.own() {
+			c.L2.Bytes = cmp.Or(c.L2.Bytes, int64(max(0, cpuid.CPU.Cache.L2)))
+			c.L3.Bytes = cmp.Or(c.L3.Bytes, int64(max(0, cpuid.CPU.Cache.L3)))
 		}
 		sockets[c.Socket] = true
 		t.CPUs = append(t.CPUs, c)

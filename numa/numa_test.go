@@ -292,3 +292,13 @@ func TestBelievableLastLevelCaches(t *testing.T) {
 		t.Errorf("this machine: %s", FormatBytes(got))
 	}
 }
+
+func TestCPUWithoutANameIsNamedByItsPart(t *testing.T) {
+	top, err := Discover(numatest.Expand(t, `
+proc/cpuinfo = processor	: 0\nCPU implementer	: 0x41\nCPU part	: 0xd40
+sys/devices/system/cpu/online = 0
+`))
+	if err != nil || top.CPUModel != "CPU implementer 0x41 part 0xd40" {
+		t.Errorf("%+v, %v", top, err)
+	}
+}

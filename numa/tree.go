@@ -25,6 +25,9 @@ func openTree(root string) (tree, error) {
 	return tree{root}, err
 }
 
+// own reports whether this is the machine's own tree, so that what its CPU says belongs to it.
+func (t tree) own() bool { return t.root == "/" }
+
 func (t tree) path(p string) string { return filepath.Join(t.root, p) }
 
 func (t tree) exists(p string) bool {

@@ -3,67 +3,46 @@ package report
 import (
 	"runtime"
 	"testing"
-	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/numa/numatest"
 )
 
-func tree(files map[string]string) fstest.MapFS {
-	root := fstest.MapFS{}
-	for name, data := range files {
-		root[name] = &fstest.MapFile{Data: []byte(data)}
+func TestMachinesAreDescribed(t *testing.T) {
+	vm, err := numa.Discover(numatest.Root(t, "vm"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return root
-}
-
-func TestReadMachineOfCapturedTrees(t *testing.T) {
-	const cache = "sys/devices/system/cpu/cpu0/cache/"
 	for _, c := range []struct {
-		name  string
-		files map[string]string
-		want  Machine
-		text  string
+		name string
+		top  *numa.Topology
+		want Machine
+		text string
 	}{
 		{
-			name: "x86-64, confined to 6 of its CPUs",
-			files: map[string]string{
-				"proc/cpuinfo":              "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz\n\nprocessor\t: 1\nmodel name\t: other\n",
-				"proc/self/status":          "Name:\trackweave\nCpus_allowed:\t3f\nCpus_allowed_list:\t0-3,8,10\n",
-				"proc/meminfo":              "MemTotal:       131072000 kB\nMemFree:        1 kB\n",
-				"proc/sys/kernel/osrelease": "6.1.0-13-amd64\n",
-				cache + "index0/level":      "1\n", cache + "index0/type": "Data\n", cache + "index0/size": "32K\n",
-				cache + "index1/level": "3\n", cache + "index1/type": "Unified\n", cache + "index1/size": "35840K\n",
+			"a virtual machine", vm,
+			Machine{
+				CPU: "AMD EPYC", Cores: 2, Memory: 24684084 << 10, Kernel: "6.18.44-fc-v669",
+				Caches: []Cache{{Level: 2, Bytes: 1 << 20}, {Level: 3, Bytes: 32 << 20, CountOn: 8 << 20}},
 			},
-			want: Machine{
-				CPU: "Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz", Cores: 6, Memory: 131072000 << 10, Kernel: "6.1.0-13-amd64",
-				Caches: []Cache{{1, "Data", 32 << 10}, {3, "Unified", 35 << 20}},
-			},
-			text: "Intel(R) Xeon(R) CPU E5-2690 v4 @ 2.60GHz, 6 cores, 125 GiB, L3 35 MiB, Linux 6.1.0-13-amd64, ",
+			"AMD EPYC, 2 cores, 23.5 GiB, L2 1 MiB, L3 32 MiB (8 MiB to count on), Linux 6.18.44-fc-v669, ",
 		},
 		{
-			name: "arm64 names a part, not a model",
-			files: map[string]string{
-				"proc/cpuinfo":            "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n",
-				"proc/self/status":        "Cpus_allowed_list:\t0-3\n", // of the first thread
-				"proc/thread-self/status": "Cpus_allowed_list:\t0\n",
-				"proc/meminfo":            "MemTotal: 1048576 kB\n",
+			"a machine of its own",
+			&numa.Topology{
+				CPUModel: "Xeon", Allowed: numa.CPUSet{0}, MemoryBytes: 125 << 30,
+				CPUs: []numa.CPU{{L3: numa.Cache{Bytes: 35 << 20, CPUs: numa.CPUSet{0}}}},
 			},
-			want: Machine{CPU: "CPU implementer 0x41 part 0xd40", Cores: 1, Memory: 1 << 30},
-			text: "CPU implementer 0x41 part 0xd40, 1 core, 1 GiB, ",
+			Machine{CPU: "Xeon", Cores: 1, Memory: 125 << 30, Caches: []Cache{{Level: 3, Bytes: 35 << 20}}},
+			"Xeon, 1 core, 125 GiB, L3 35 MiB, ",
 		},
-		{name: "nothing to read", want: Machine{}, text: "unknown CPU, 0 cores, 0 B, "},
-		{
-			name: "nonsense",
-			files: map[string]string{
-				"proc/self/status": "Cpus_allowed_list:\t3-1\n",
-				"proc/meminfo":     "MemTotal: lots\n",
-			},
-			text: "unknown CPU, 0 cores, 0 B, ",
-		},
+		{"nothing known", &numa.Topology{}, Machine{}, "unknown CPU, 0 cores, 0 B, "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.want.Go = runtime.Version()
-			got := ReadMachine(tree(c.files))
+			got := describe(c.top)
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("machine (-want +got):\n%s", diff)
 			}
