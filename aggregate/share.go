@@ -87,7 +87,7 @@ func (s *share) failed(k *link, status verbs.Status) {
 	case k.Survives(status):
 		s.breakOff(k)
 	default:
-		s.lose(k, errors.New(verbs.StatusText(status)))
+		s.lose(k, errors.New(status.String()))
 	}
 }
 

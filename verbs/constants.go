@@ -83,6 +83,3 @@ const (
 	EventPortErr       = fabric.EventPortErr
 	EventDeviceFatal   = fabric.EventDeviceFatal
 )
-
-// StatusText names a work completion's status.
-func StatusText(s Status) string { return s.String() }

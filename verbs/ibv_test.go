@@ -82,7 +82,7 @@ func (e *ibvEnd) take(n int) {
 		e.must(err)
 		for _, wc := range e.wc[:got] {
 			if wc.Status != verbs.WCSuccess {
-				e.t.Fatalf("work request %d: %s", wc.WRID, verbs.StatusText(wc.Status))
+				e.t.Fatalf("work request %d: %s", wc.WRID, wc.Status)
 			}
 		}
 		if n -= got; time.Now().After(end) {
@@ -95,7 +95,8 @@ func (e *ibvEnd) take(n int) {
 // write is a write with immediate of 64 bytes.
 func (e *ibvEnd) write(to *ibvEnd, flags verbs.SendFlags) verbs.SendWR {
 	return verbs.SendWR{
-		LAddr: e.mr.Addr, LKey: e.mr.LKey, RAddr: to.mr.Addr, RKey: to.mr.RKey, Length: 64, Opcode: verbs.OpWriteWithImm, Flags: flags,
+		LAddr: e.mr.Addr, LKey: e.mr.LKey, RAddr: to.mr.Addr, RKey: to.mr.RKey, Length: 64,
+		Opcode: verbs.OpWriteWithImm, Flags: flags,
 	}
 }
 
@@ -259,7 +260,8 @@ func TestIBVReportsItsPortsLink(t *testing.T) {
 				t.Errorf("opening a device without a link: %v, error %v", d, err)
 			}
 			here := verbs.ProvidersHere()
-			if names, err := verbs.Devices(verbs.ProviderIBV); err != nil || len(names) == 1 && slices.Contains(here, verbs.ProviderIBV) {
+			names, err := verbs.Devices(verbs.ProviderIBV)
+			if err != nil || len(names) == 1 && slices.Contains(here, verbs.ProviderIBV) {
 				t.Errorf("of %v none has a link, and these can be used: %v; error %v", names, here, err)
 			}
 		}

@@ -99,7 +99,7 @@ func (m *mesh) take(h *host, wc verbs.WC) {
 	}
 	l := m.sends[wc.QPNum]
 	if wc.WRID != uint64(l.ended) || (wc.Status == verbs.WCSuccess && l.failed) {
-		m.t.Errorf("lane %d: send %d ended (%s), expected %d; failed before: %v", l.slot, wc.WRID, verbs.StatusText(wc.Status), l.ended,
+		m.t.Errorf("lane %d: send %d ended (%s), expected %d; failed before: %v", l.slot, wc.WRID, wc.Status, l.ended,
 			l.failed)
 	}
 	l.ended++
@@ -152,7 +152,8 @@ func (m *mesh) run(faults fabric.SimFaults) {
 			m.t.Errorf("lane %d: %d sends succeeded, %d arrived", l.slot, l.ok, l.delivered)
 		}
 		dead := faults.Kill > 0 && l.sqp.State() == verbs.StateRTS // its host's completions never come
-		if !m.lost[l.from] && !dead && (l.ended < l.posted || (l.ended < meshMessages && !l.failed && l.sqp.State() == verbs.StateRTS)) {
+		late := l.ended < l.posted || (l.ended < meshMessages && !l.failed && l.sqp.State() == verbs.StateRTS)
+		if !m.lost[l.from] && !dead && late {
 			m.t.Errorf("lane %d: %d of %d posted sends ended, in %v", l.slot, l.ended, l.posted, l.sqp.State())
 		}
 	}

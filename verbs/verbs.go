@@ -1,14 +1,14 @@
 // Package verbs is the one transport contract, in RDMA's own words: devices, protection domains, memory regions, completion
-// queues, queue pairs, work requests and completions. Everything above it is written once; a provider makes it true:
+// queues, queue pairs, work requests and completions. What stands above it is written once; providers carry it out:
 //
 //	ibv   libibverbs: hardware NICs and soft-RoCE
 //	shm   one host: shared memory
 //	tcp   between hosts without RDMA
 //	sim   one process: a seeded, repeatable schedule with faults
 //
-// The contract is cgo/fabric/base/fabric.h: how strict it is, and which thread may call what, stands there. In short: a [CQ] and
-// the [QP]s bound to it belong to one owner at a time; only [CQ.Wake], [PD.RegisterMR] and [Device.AsyncEvent] may come from
-// elsewhere. Close queue pairs first, then completion queues, memory regions, protection domains, the device.
+// The contract is cgo/fabric/base/fabric.h: it says how strict providers are, and which thread may call what. In short, a [CQ]
+// and the [QP]s bound to it belong to one owner at a time; only [CQ.Wake], [PD.RegisterMR] and [Device.AsyncEvent] may come
+// from elsewhere. Close queue pairs first, then completion queues, memory regions, protection domains, the device.
 package verbs
 
 import (
@@ -32,10 +32,10 @@ const (
 	ProviderSim = "sim"
 )
 
-// ErrTransport is what every error of this package wraps.
+// ErrTransport is wrapped by every error of this package.
 var ErrTransport = errors.New("transport error")
 
-// Error is a failed call: which, the errno it returned, and the provider's explanation.
+// Error is a failed call: its name, the errno it returned, and the provider's explanation.
 type Error struct {
 	Op    string
 	Errno syscall.Errno
@@ -107,8 +107,8 @@ func Devices(provider string) ([]string, error) {
 	return strings.Split(strings.TrimRight(text, "\n"), "\n"), nil
 }
 
-// ProvidersHere lists the providers that can be used on this machine, the fastest first: those with a device, and where devices
-// have links, one with a link.
+// ProvidersHere lists the providers that this machine can use, fastest first: those that have a device, whose link is up where
+// devices have links.
 func ProvidersHere() []string {
 	var here []string
 	for _, p := range []string{ProviderSHM, ProviderIBV, ProviderTCP} {
@@ -119,7 +119,7 @@ func ProvidersHere() []string {
 		if errors.Is(err, syscall.ENETDOWN) {
 			continue
 		}
-		here = append(here, p) // what else is wrong with it is told when it is used
+		here = append(here, p) // what else is wrong with it shows when it is used
 		if err == nil {
 			_ = d.Close() // nothing of it is open
 		}
@@ -171,7 +171,7 @@ func (d *Device) Close() error {
 	return do("close device "+d.attr.Name, func() int { return fabric.Close(d.h) })
 }
 
-// LinkSettles is how long a link must be up before both ends use it again: one that comes up often goes down once more.
+// LinkSettles is how long a link must be up before both ends use it again. A link that comes up often goes down once more.
 const LinkSettles = 500 * time.Millisecond
 
 // AsyncEvent is an asynchronous event of a device.
@@ -180,8 +180,8 @@ type AsyncEvent struct {
 	QPNum uint32
 }
 
-// AsyncEvent waits for the device's next event; ok is false when the timeout passed. Call it in a loop: it is also what
-// lets the peers of passive queue pairs in.
+// AsyncEvent waits for the device's next event. ok is false when the timeout passed. Call it in a loop: it also lets the peers
+// of passive queue pairs in.
 func (d *Device) AsyncEvent(timeout time.Duration) (ev AsyncEvent, ok bool, err error) {
 	var e fabric.AsyncEvent
 	n, err := call("wait for an event", func() int { return fabric.GetAsyncEvent(d.h, int(timeout.Milliseconds()), &e) })
@@ -212,15 +212,15 @@ func (pd *PD) Close() error {
 	return do("deallocate protection domain", func() int { return fabric.DeallocPD(pd.h) })
 }
 
-// RegisterMR registers length bytes at addr, memory that Go's collector does not own. fd and offset name the memfd that
-// backs them; -1 where there is none.
+// RegisterMR registers length bytes at addr, in memory that Go's collector does not own. fd and offset name the memfd that
+// backs them; fd is -1 where there is none.
 func (pd *PD) RegisterMR(addr unsafe.Pointer, length uint64, access Access, fd int, offset uint64) (MR, error) {
 	var mr MR
 	err := do("register memory", func() int { return fabric.RegMR(pd.h, addr, length, access, fd, offset, &mr) })
 	return mr, err
 }
 
-// DeregisterMR forgets a memory region.
+// DeregisterMR deregisters a memory region.
 func (pd *PD) DeregisterMR(mr MR) error {
 	return do("deregister memory", func() int { return fabric.DeregMR(pd.h, mr.LKey) })
 }
@@ -246,7 +246,8 @@ func (cq *CQ) Close() error {
 	return do("destroy completion queue", func() int { return fabric.DestroyCQ(cq.h) })
 }
 
-// Poll takes up to len(wc) completions and makes progress. An error means that the queue is lost: it overran, or its device failed.
+// Poll makes progress and takes up to len(wc) completions. An error means that the queue is lost: it overran, or its device
+// failed.
 func (cq *CQ) Poll(wc []WC) (int, error) {
 	n := fabric.PollCQ(cq.h, wc)
 	if n < 0 {
@@ -263,7 +264,7 @@ func (cq *CQ) Arm(count int) error {
 	return nil
 }
 
-// Wait sleeps until an armed queue has something, Wake is called, or the timeout passes, which it reports by false.
+// Wait sleeps until an armed queue has something, Wake is called, or the timeout passes. It returns false for the last.
 func (cq *CQ) Wait(timeout time.Duration) (bool, error) {
 	n := fabric.WaitCQ(cq.h, timeout.Microseconds())
 	if n < 0 {
@@ -307,18 +308,18 @@ func (pd *PD) CreateQP(c QPConfig) (*QP, error) {
 // Handle is the C queue pair, for the worker's data path.
 func (qp *QP) Handle() unsafe.Pointer { return unsafe.Pointer(qp.h) }
 
-// Close destroys the queue pair; completions not yet polled are dropped.
+// Close destroys the queue pair and drops its completions that are not yet polled.
 func (qp *QP) Close() error {
 	return do("destroy queue pair", func() int { return fabric.DestroyQP(qp.h) })
 }
 
-// Num is the queue pair's number.
+// Num returns the queue pair's number.
 func (qp *QP) Num() uint32 { return fabric.QPNum(qp.h) }
 
-// State is the queue pair's state now.
+// State returns the queue pair's state now.
 func (qp *QP) State() QPState { return fabric.State(qp.h) }
 
-// Endpoint is what the peer needs to connect; opaque outside the provider.
+// Endpoint returns what the peer needs to connect. Only the provider reads it.
 func (qp *QP) Endpoint() ([]byte, error) {
 	buf := make([]byte, fabric.EndpointMax)
 	n, err := call("read endpoint", func() int { return fabric.QPEndpoint(qp.h, buf) })
@@ -337,8 +338,8 @@ type ConnectConfig struct {
 	Cancel <-chan struct{}
 }
 
-// Connect takes the peer's endpoint to the queue pair. Active: on return the queue pair is in RTS. Passive: it gets there
-// when the peer arrives, which the device reports as [EventQPEstablished].
+// Connect gives the queue pair its peer's endpoint. An active one is in RTS on return. A passive one gets there when the peer
+// arrives, which the device reports as [EventQPEstablished].
 func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
 	attr := fabric.ConnectAttr{
 		TimeoutMS: uint32(c.Timeout.Milliseconds()), RNRTimeoutMS: uint32(c.RNRTimeout.Milliseconds()),
@@ -348,16 +349,16 @@ func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
 		attr.Active = 1
 	}
 	if c.Active && c.Cancel != nil {
-		told, teller, err := os.Pipe()
+		cancelled, cancel, err := os.Pipe()
 		if err != nil {
 			return fmt.Errorf("connect queue pair: %w", err)
 		}
-		defer told.Close()
-		attr.CancelFD = int32(told.Fd())
+		defer cancelled.Close()
+		attr.CancelFD = int32(cancelled.Fd())
 		connected := make(chan struct{})
 		defer close(connected)
 		go func() {
-			defer teller.Close() // told becomes readable
+			defer cancel.Close() // cancelled becomes readable
 			select {
 			case <-c.Cancel:
 			case <-connected:
@@ -367,7 +368,7 @@ func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
 	return do("connect queue pair", func() int { return fabric.ConnectQP(qp.h, peer, &attr) })
 }
 
-// Fail moves the queue pair to ERR: all that is outstanding is flushed, and the peer sees an error.
+// Fail moves the queue pair to ERR and flushes all that is outstanding. The peer sees an error.
 func (qp *QP) Fail() error {
 	return do("fail queue pair", func() int { return fabric.FailQP(qp.h) })
 }
@@ -381,10 +382,10 @@ func (qp *QP) PostSend(wr []SendWR) (int, error) {
 	return max(n, 0), qp.postError("post send", n)
 }
 
-// Map returns where the peer's memory [raddr, raddr+length) lies in this process; 0 where it may not be written, or cannot be
-// now, or the device has no [DevMaps]. Post an ordinary write then. The address holds until the next call on this queue pair or a
-// completion queue of it. What is stored there is announced by a write with [SendPlaced]; a store fence must stand between
-// streaming stores and that post.
+// Map returns where the peer's [raddr, raddr+length) lies in this process. It returns 0 where that may not be written, where
+// earlier requests wait and must land first, and where the device has no [DevMaps]: post an ordinary write then. The address
+// holds until the next call on this queue pair or one of its completion queues. A write with [SendPlaced] announces what was
+// stored there; put a store fence between streaming stores and that post.
 func (qp *QP) Map(rkey uint32, raddr uint64, length uint32) uint64 {
 	return uint64(uintptr(fabric.Map(qp.h, rkey, raddr, length)))
 }

@@ -38,7 +38,7 @@ import (
 	_ "github.com/rackweave/rackweave/cgo/fabric/tcp"
 )
 
-// See package base; this one makes it hold for who includes base by way of this package.
+// See package base. This makes what includes its headers, and imports this package, be built anew too.
 //
 //go:embed base/*.h
 var _ embed.FS
@@ -140,7 +140,7 @@ func init() {
 	}
 }
 
-// LastError is the text of the calling thread's last failure. Lock the goroutine to its thread around the call and this,
+// LastError returns the text of the calling thread's last failure. Lock the goroutine to its thread around the call and this,
 // or use the verbs package, which does.
 func LastError() string { return C.GoString(C.rwf_last_error()) }
 

@@ -7,7 +7,7 @@ import "C"
 
 import "time"
 
-// TCPRoofline describes a bare socket loop on loopback, both ways at once: what provider tcp is measured against.
+// TCPRoofline describes a bare socket loop on loopback in both directions at once, against which provider tcp is measured.
 type TCPRoofline struct {
 	// Connections is how many there are; Hubs and Peers are the threads at their two ends, the connections dealt out among
 	// the threads of an end.
@@ -16,7 +16,7 @@ type TCPRoofline struct {
 	Block int
 	// Span is the bytes of memory that each connection walks through in each direction, at least Block.
 	Span int
-	// Bytes is what goes each way, over all connections.
+	// Bytes is how many go in each direction, over all connections.
 	Bytes int64
 	// SocketBuffer is the bytes of each socket buffer; 0 leaves them to the kernel.
 	SocketBuffer int

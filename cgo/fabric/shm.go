@@ -27,7 +27,7 @@ func DecodeShmEndpoint(buf []byte) (ep ShmEndpoint, rc int) {
 	return ep, 0
 }
 
-// ShmCopyLevel is the widest kind of store that this processor can copy with; 0 is what all have.
+// ShmCopyLevel returns the widest kind of store that this processor can copy with; every one has 0.
 func ShmCopyLevel() int { return int(C.shm_copy_level()) }
 
 // ShmCopy copies src over the start of dst with a level's stores, past the cache or not.

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"math"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -76,15 +77,26 @@ func hello(to, from [16]byte) []byte {
 // dial connects to the listener that an endpoint names.
 func dial(t *testing.T, ep ShmEndpoint) int {
 	t.Helper()
+	sock := newSocket(t)
+	dialBy(t, sock, ep)
+	return sock
+}
+
+func newSocket(t *testing.T) int {
+	t.Helper()
 	sock, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(sock) })
+	return sock
+}
+
+func dialBy(t *testing.T, sock int, ep ShmEndpoint) {
+	t.Helper()
 	if err := unix.Connect(sock, &unix.SockaddrUnix{Name: "@rackweave-shm-" + hex.EncodeToString(ep.Listener[:])}); err != nil {
 		t.Fatal(err)
 	}
-	return sock
 }
 
 func send(t *testing.T, sock int, msg []byte, fds ...int) {
@@ -175,7 +187,9 @@ func TestShmHostilePeerFailsOnlyItsOwnQueuePair(t *testing.T) {
 		{"a region that cannot be written", false, func(s *stranger) {
 			send(t, s.sock, ctl(1, 0x7001, 1, 3, 4096, 4096, 0), sealedFD(t, 4096, unix.F_SEAL_SHRINK|unix.F_SEAL_WRITE))
 		}},
-		{"a region in another's slot", false, func(s *stranger) { send(t, s.sock, ctl(1, 0x7001, 2, 1, 4096, 4096, 0), good(4096)) }},
+		{"a region in another's slot", false, func(s *stranger) {
+			send(t, s.sock, ctl(1, 0x7001, 2, 1, 4096, 4096, 0), good(4096))
+		}},
 		{"a slot that is none", false, func(s *stranger) { send(t, s.sock, ctl(2, 0, 4096, 0, 0, 0, 0)) }},
 		{"an unknown message", false, func(s *stranger) { send(t, s.sock, ctl(3, 0x7001, 1, 1, 4096, 4096, 0)) }},
 		{"its end", false, func(s *stranger) { unix.Shutdown(s.sock, unix.SHUT_RDWR) }},
@@ -293,11 +307,11 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	if k, err := unix.Read(s.sock, make([]byte, 8)); k != 1 || err != nil {
 		t.Fatalf("the honest one was answered with %d bytes, %v", k, err)
 	}
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("the honest one waited %v", took)
 	}
 	for State(qp) != StateRTS {
-		if time.Since(start) > time.Second {
+		if time.Since(start) > 5*time.Second {
 			t.Fatalf("the queue pair is in state %d", State(qp))
 		}
 	}
@@ -313,12 +327,18 @@ func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)
 	}
-	sock := dial(t, ep)
+	sock, late := dial(t, ep), newSocket(t)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: old.Max}); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &old)
 	var taken []int
+	closeTaken := sync.OnceFunc(func() {
+		for _, fd := range taken {
+			unix.Close(fd)
+		}
+	})
+	defer closeTaken()
 	for {
 		fd, err := unix.Dup(sock)
 		if err != nil {
@@ -326,10 +346,8 @@ func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
 		}
 		taken = append(taken, fd)
 	}
-	// The first newcomer may have been let in before; this one cannot be. No descriptor is free but the one it takes.
-	unix.Close(taken[0])
-	taken = taken[1:]
-	late := dial(t, ep)
+	// The first newcomer may have been let in before; this one cannot be: no descriptor is free.
+	dialBy(t, late, ep)
 	cpu := func() time.Duration {
 		var u unix.Rusage
 		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -342,9 +360,7 @@ func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
 	if spent := cpu() - before; spent > 30*time.Millisecond {
 		t.Errorf("300 ms with a newcomer that cannot be let in took %v of the CPU", spent)
 	}
-	for _, fd := range taken {
-		unix.Close(fd)
-	}
+	closeTaken()
 	send(t, late, []byte("noise"))
 	unix.SetsockoptTimeval(late, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
 	if k, err := unix.Read(late, make([]byte, 8)); k != 0 && err != unix.ECONNRESET {

@@ -183,7 +183,7 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 			must("post recv", PostRecv(qp, 1, k))
 		}
 	}
-	if took = time.Since(time.Unix(0, killed.Load())); took > time.Second {
+	if took = time.Since(time.Unix(0, killed.Load())); took > 5*time.Second { // a second, on a machine without other work
 		t.Errorf("noticed %v after the kill", took)
 	}
 	if good == 0 || mode != "stream" && good != killDepth/2 {
@@ -362,7 +362,8 @@ func TestShmLeavesNothingBehind(t *testing.T) {
 			connect(qps[i], qps[i+1], ConnectAttr{})
 			must("post recv", PostRecv(qps[i+1], 1, 4))
 			must("post", PostSend(qps[i],
-				[]SendWR{{LAddr: ma.mr.Addr, LKey: ma.mr.LKey, RAddr: mb.mr.Addr, RKey: mb.mr.RKey, Length: 64, Opcode: OpWriteWithImm}}))
+				[]SendWR{{LAddr: ma.mr.Addr, LKey: ma.mr.LKey, RAddr: mb.mr.Addr, RKey: mb.mr.RKey,
+					Length: 64, Opcode: OpWriteWithImm}}))
 			polled(t, b.cq, 1)
 		}
 		// Regions come and go while connected, and one connection attempt fails.
@@ -399,7 +400,8 @@ func TestShmDeregisteredPayloadStaysReadable(t *testing.T) {
 	m.data[100] = 42
 	must("post recv", PostRecv(p.qb, 1, 2))
 	must("post", PostSend(p.qa,
-		[]SendWR{{LAddr: m.mr.Addr + 100, LKey: m.mr.LKey, RAddr: p.mb.mr.Addr, RKey: p.mb.mr.RKey, Length: 1, Opcode: OpWriteWithImm}}))
+		[]SendWR{{LAddr: m.mr.Addr + 100, LKey: m.mr.LKey, RAddr: p.mb.mr.Addr, RKey: p.mb.mr.RKey,
+			Length: 1, Opcode: OpWriteWithImm}}))
 	wc := polled(t, p.b.cq, 1)[0]
 	payload := (*byte)(address(wc.Addr))
 	if *payload != 42 {

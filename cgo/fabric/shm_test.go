@@ -225,8 +225,9 @@ func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
 	copy(p.mb.data[100:], "WEIGHTS!")
 	must("post recv", PostRecv(p.qa, 1, 1))
 	must("reply", PostSend(p.qb,
-		[]SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8, Opcode: OpWriteWithImm,
-			Flags: SendInline}}))
+		[]SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8,
+			Opcode: OpWriteWithImm,
+			Flags:  SendInline}}))
 	polled(t, p.a.cq, 2)
 	if got := string(p.ma.data[5000:5008]); got != "WEIGHTS!" {
 		t.Fatalf("reply %q", got)

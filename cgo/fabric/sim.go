@@ -36,7 +36,7 @@ type SimFaults struct {
 	CQOverrun   uint32 // per completion: its queue overruns
 	LinkDown    uint32 // per step: a device's link goes down for up to LinkDownMax
 	Kill        uint32 // per step: a device dies
-	SilentClose uint32 // per queue pair that fails: its peer is not told
+	SilentClose uint32 // per queue pair that fails: its peer is not notified
 	FatalMax    uint32 // how many of StaleKey, QPFail, CQOverrun and Kill may strike in all; 0: any number
 	DelayMax    time.Duration
 	LinkDownMax time.Duration
@@ -63,23 +63,23 @@ func NewSim(seed uint64) (*Sim, error) {
 	return &Sim{h}, nil
 }
 
-// Options is what to open a device of this world with.
+// Options returns what to open a device of this world with.
 func (s *Sim) Options() string { return fmt.Sprintf("world=%d", int(C.rwf_sim_id(s.h))) }
 
 // Close lets the world go; devices still open keep it alive until they are closed.
 func (s *Sim) Close() { C.rwf_sim_free(s.h) }
 
-// Step lets one event happen, or, with nothing due, up to a millisecond pass. It returns how many messages are still to
-// be delivered or acknowledged.
+// Step lets one event happen or, with nothing due, up to a millisecond pass. It returns how many messages are still to be
+// delivered or acknowledged.
 func (s *Sim) Step() int { return int(C.rwf_sim_step(s.h)) }
 
-// Now is the virtual time since the world was made.
+// Now returns the virtual time since the world was made.
 func (s *Sim) Now() time.Duration { return time.Duration(C.rwf_sim_now(s.h)) }
 
 // SetOrder chooses how events are ordered.
 func (s *Sim) SetOrder(o SimOrder) { C.rwf_sim_set_order(s.h, C.enum_rwf_sim_order(o)) }
 
-// SetFaults makes f what may go wrong from now on.
+// SetFaults chooses what may go wrong from now on.
 func (s *Sim) SetFaults(f SimFaults) {
 	C.rwf_sim_set_faults(s.h, &C.struct_rwf_sim_faults{
 		delay: C.uint32_t(f.Delay), drop: C.uint32_t(f.Drop), rnr: C.uint32_t(f.RNR), stale_key: C.uint32_t(f.StaleKey),
@@ -89,7 +89,7 @@ func (s *Sim) SetFaults(f SimFaults) {
 	})
 }
 
-// LogHash is a hash over all that happened: equal for equal seeds and calls.
+// LogHash returns a hash over all that happened: equal for equal seeds and calls.
 func (s *Sim) LogHash() uint64 { return uint64(C.rwf_sim_log_hash(s.h)) }
 
 // Trace writes a line for every event to fd from now on; -1 ends it.

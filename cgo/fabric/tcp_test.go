@@ -205,7 +205,8 @@ func newRigWith(t testing.TB, options string, bytes int, attr fabric.ConnectAttr
 // write is a signaled write with immediate of length bytes at offset to the same offset.
 func (r *rig) write(offset, length int, imm uint32) fabric.SendWR {
 	return fabric.SendWR{WRID: uint64(imm), LAddr: r.src.Addr + uint64(offset), RAddr: r.dst.Addr + uint64(offset),
-		Length: uint32(length), LKey: r.src.LKey, RKey: r.dst.RKey, Imm: imm, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
+		Length: uint32(length), LKey: r.src.LKey, RKey: r.dst.RKey, Imm: imm,
+		Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
 }
 
 func post(t testing.TB, qp fabric.QP, wr ...fabric.SendWR) {
@@ -310,8 +311,10 @@ func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 					for posted < total && posted-completed < depth {
 						// a sends from its lower half to b's lower half, b from its upper half to a's.
 						off := uint64(side*chunk*depth + posted%depth*chunk)
-						wr := []fabric.SendWR{{WRID: uint64(posted), LAddr: out[side].Addr + off, RAddr: in[side].Addr + off, Length: chunk,
-							LKey: out[side].LKey, RKey: in[side].RKey, Imm: uint32(posted), Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}}
+						wr := []fabric.SendWR{{WRID: uint64(posted), LAddr: out[side].Addr + off, RAddr: in[side].Addr + off,
+							Length: chunk,
+							LKey:   out[side].LKey, RKey: in[side].RKey, Imm: uint32(posted),
+							Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}}
 						if fabric.PostSend(qps[side], wr) != 1 {
 							return fmt.Errorf("post: %s", fabric.LastError())
 						}

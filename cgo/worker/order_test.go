@@ -148,7 +148,7 @@ func (p *orderPeer) arrived() (chunks []uint32) {
 	}
 	for _, c := range wc[:n] {
 		if c.Status != verbs.WCSuccess {
-			p.t.Fatal(verbs.StatusText(c.Status))
+			p.t.Fatal(c.Status)
 		}
 		if c.WRID == 1 {
 			continue

@@ -114,7 +114,7 @@ func (c *cluster) addHost(name string) error {
 		options += ",by_reference=1"
 	}
 	if c.schedule.CopiesAtPost {
-		options += ",copies_at_post=1"
+		options += ",copies_at_post=1,maps=1" // as provider shm
 	}
 	if c.schedule.Failovers != nil {
 		options += ",link=1"

@@ -146,7 +146,7 @@ func (s *stream) fillWindow(r *rig, list []verbs.SendWR) {
 func (s *stream) take(r *rig, wc verbs.WC) {
 	r.t.Helper()
 	if wc.Status != verbs.WCSuccess {
-		r.t.Fatalf("stream %d: work request %d: %s", s.id, wc.WRID, verbs.StatusText(wc.Status))
+		r.t.Fatalf("stream %d: work request %d: %s", s.id, wc.WRID, wc.Status)
 	}
 	if wc.Opcode == verbs.WCSend {
 		if int(wc.WRID) < s.completed {

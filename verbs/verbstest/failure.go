@@ -8,7 +8,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// quick makes failures that only a timeout tells of come soon.
+// quick shortens the timeouts that some failures wait for.
 var quick = verbs.ConnectConfig{AckTimeout: 200 * time.Millisecond}
 
 func failFlushes(t *testing.T, p Provider) {
@@ -93,7 +93,7 @@ func neighboursGoOn(t *testing.T, p Provider) {
 	r.until("every send ended", func() bool { return len(r.a.got) >= good+1 })
 	for _, wc := range r.a.got {
 		if ok := wc.Status == verbs.WCSuccess; ok != (wc.QPNum != r.a.qps[1].Num()) {
-			t.Errorf("queue pair 0x%x: %s", wc.QPNum, verbs.StatusText(wc.Status))
+			t.Errorf("queue pair 0x%x: %s", wc.QPNum, wc.Status)
 		}
 	}
 	for _, i := range []int{0, 2} {

@@ -17,7 +17,7 @@ func placed(dst *side, to, length int, imm uint32) verbs.SendWR {
 	}
 }
 
-// mappingRig is a rig of pairs whose device maps the peer's memory, or nil: the device must refuse to then.
+// mappingRig returns a rig of pairs whose device maps the peer's memory, or nil after checking that the device refuses to.
 func mappingRig(t *testing.T, p Provider, s shape) *rig {
 	r := newRig(t, p, s)
 	if r.a.dev.Attr().Has(verbs.DevMaps) {
@@ -119,7 +119,7 @@ func mappingIsChecked(t *testing.T, p Provider) {
 	}
 }
 
-// mappingKeepsOrder has a write wait for a receive: what is stored by way of a mapping must not land before it.
+// mappingKeepsOrder makes a write wait for a receive. What is stored through a mapping must not land before it.
 func mappingKeepsOrder(t *testing.T, p Provider) {
 	r := mappingRig(t, p, shape{pairs: 1})
 	if r == nil {

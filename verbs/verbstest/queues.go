@@ -79,7 +79,8 @@ func fullQueuePostsNothingFurther(t *testing.T, p Provider) {
 	}
 	n, err := a.PostSend(list)
 	if n != capacity || !errors.Is(err, syscall.ENOMEM) {
-		t.Fatalf("a list of %d on a queue of %d: posted %d, error %v; expected %d and ENOMEM", len(list), capacity, n, err, capacity)
+		t.Fatalf("a list of %d on a queue of %d: posted %d, error %v; expected %d and ENOMEM", len(list), capacity, n, err,
+			capacity)
 	}
 	r.collect(capacity, capacity)
 	r.pass(5 * time.Millisecond)
@@ -153,7 +154,7 @@ func (r *rig) expectOverrun(e, other *side) {
 		n := r.poll(other)
 		err := r.progress(e)
 		if err == nil && len(other.got) >= overrunMessages {
-			n, err = e.cq.Poll(e.wc[:1]) // all are through, so what was dropped must tell by now
+			n, err = e.cq.Poll(e.wc[:1]) // all are through, so the overrun must show by now
 		}
 		if err != nil && !errors.Is(err, syscall.EOVERFLOW) {
 			r.t.Fatalf("polling failed with %v, expected EOVERFLOW", err)

@@ -7,8 +7,8 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// referenceRig is a rig of one by-reference pair, or nil where the device delivers in place only, which then must ignore
-// the wish for references.
+// referenceRig returns a rig of one by-reference pair, or nil where the device delivers in place only, after checking that it
+// ignores the wish for references.
 func referenceRig(t *testing.T, p Provider) *rig {
 	r := newRig(t, p, shape{pairs: 1, byReference: true, bytes: 256 << 10})
 	if r.a.dev.Attr().Has(verbs.DevByReference) {
@@ -77,7 +77,7 @@ func byReferenceReply(t *testing.T, p Provider) {
 	r.collect(2, 2)
 	for _, wc := range append(r.a.got, r.b.got...) {
 		if wc.Status != verbs.WCSuccess {
-			t.Errorf("work request %d: %s", wc.WRID, verbs.StatusText(wc.Status))
+			t.Errorf("work request %d: %s", wc.WRID, wc.Status)
 		}
 		if wc.Opcode != verbs.WCRecvImm || wc.QPNum != a.Num() {
 			continue

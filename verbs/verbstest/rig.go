@@ -241,7 +241,8 @@ func (r *rig) collect(a, b int) {
 	r.t.Helper()
 	r.until("all completions are there", func() bool { return len(r.a.got) >= a && len(r.b.got) >= b })
 	if len(r.a.got) != a || len(r.b.got) != b {
-		r.t.Fatalf("%d and %d completions, expected %d and %d: %+v, %+v", len(r.a.got), len(r.b.got), a, b, tail(r.a.got), tail(r.b.got))
+		r.t.Fatalf("%d and %d completions, expected %d and %d: %+v, %+v", len(r.a.got), len(r.b.got), a, b, tail(r.a.got),
+			tail(r.b.got))
 	}
 }
 
@@ -284,7 +285,7 @@ func (r *rig) expect(got verbs.WC, wrID uint64, qp *verbs.QP, status verbs.Statu
 	r.t.Helper()
 	if got.WRID != wrID || got.QPNum != qp.Num() || got.Status != status {
 		r.t.Errorf("completion of work request %d on queue pair 0x%x: %s; expected %d on 0x%x: %s", got.WRID, got.QPNum,
-			verbs.StatusText(got.Status), wrID, qp.Num(), verbs.StatusText(status))
+			got.Status, wrID, qp.Num(), status)
 	}
 }
 

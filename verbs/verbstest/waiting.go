@@ -115,7 +115,7 @@ func sleepAndWake(t *testing.T, p Provider, burst, bursts int) {
 			}
 			for _, wc := range r.b.wc[:got] {
 				if wc.Status != verbs.WCSuccess || wc.Imm != uint32(n) {
-					t.Errorf("message %d: %s, immediate %d", n, verbs.StatusText(wc.Status), wc.Imm)
+					t.Errorf("message %d: %s, immediate %d", n, wc.Status, wc.Imm)
 					return
 				}
 				n++
