@@ -35,8 +35,9 @@ var (
 	// The compiler's warnings about what is not initialized are of no use with sanitizers, as its manual says.
 	sanitizers = []string{"-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wno-maybe-uninitialized"}
 	plain      = sync.OnceValues(func() (string, error) { return build("plain", nil) })
-	sanitized  = sync.OnceValues(func() (string, error) { return build("sanitized", sanitizers) })
-	command    = sync.OnceValues(func() (string, error) {
+	// It also lets programs play the aggregator's part.
+	sanitized = sync.OnceValues(func() (string, error) { return build("sanitized", append(sanitizers, "-fvisibility=default")) })
+	command   = sync.OnceValues(func() (string, error) {
 		out := filepath.Join(dir, "rackweave")
 		text, err := exec.Command("go", "build", "-o", out, "../cmd/rackweave").CombinedOutput()
 		if err != nil {
@@ -155,6 +156,15 @@ func TestSessionsOfARunJob(t *testing.T) {
 	for _, provider := range []string{"shm", "tcp"} {
 		if out := output(t, built(t, command), "run", "-n", "2", "--", session, provider); strings.Count(out, "ok") != 2 {
 			t.Errorf("%s: %s", provider, out)
+		}
+	}
+}
+
+func TestLanesGoOnOverAnotherNIC(t *testing.T) {
+	resume := program(t, "testdata/resume.c", built(t, sanitized), sanitizers...)
+	for _, messages := range []string{"1", "2", "3", "7", "20", "40", "41"} {
+		if out := output(t, resume, messages); out != "ok\n" {
+			t.Errorf("broken after %s messages: %s", messages, out)
 		}
 	}
 }

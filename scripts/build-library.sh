@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Builds librackweave, the worker's data path with a C interface (include/rackweave.h), as a shared library.
-# Usage: build-library.sh OUTPUT [PROGRAM.c]. With a program, OUTPUT is an executable of it and the library's sources, for tests.
-# CFLAGS is added to the compiler's flags.
+# Usage: build-library.sh OUTPUT. CFLAGS is added to the compiler's flags.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -19,13 +18,10 @@ for file in cgo/fabric/*.c cgo/fabric/*/*.c cgo/kernel/*.c cgo/worker/*.c cgo/li
 	esac
 done
 flags=(-I. -std=gnu11 -O3 -fPIC -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra -Werror)
-libraries=(-Wl,--as-needed -ldl -lpthread -lm)
-if [ $# -gt 1 ]; then
-	exec ${CC:-cc} -o "$out" "${flags[@]}" ${CFLAGS:-} "$2" "${sources[@]}" "${libraries[@]}"
-fi
 exports=$(mktemp)
 trap 'rm -f "$exports"' EXIT
-printf '{ global: rw_*; local: *; };\n' >"$exports"
+# rwf_* is hidden, but where a test asks for -fvisibility=default.
+printf '{ global: rw_*; rwf_*; local: *; };\n' >"$exports"
 # nodelete: its threads and fork handlers outlive whoever loaded it.
 ${CC:-cc} -shared -o "$out" "${flags[@]}" ${CFLAGS:-} -Wl,-soname,librackweave.so.0 -Wl,-z,defs -Wl,-z,nodelete \
-	-Wl,--version-script="$exports" "${sources[@]}" "${libraries[@]}"
+	-Wl,--version-script="$exports" "${sources[@]}" -Wl,--as-needed -ldl -lpthread -lm
