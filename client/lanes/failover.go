@@ -18,7 +18,7 @@ import (
 // ErrNoPath is wrapped by the error of a lane that found no path to the aggregator for too long.
 var ErrNoPath = errors.New("no path to the aggregator")
 
-// recovery is a lane's way from one queue pair to the next.
+// recovery takes a lane from one queue pair to the next.
 type recovery struct {
 	step         step
 	to           failover.Path
@@ -33,7 +33,7 @@ type recovery struct {
 type step uint8
 
 const (
-	detach step = iota // when the lane should go another way
+	detach step = iota // once the lane should take another path
 	ask
 	finish
 )
@@ -72,20 +72,20 @@ func (s *Session) Broke(lane int, attempt uint64) {
 	}
 }
 
-// Path is the one that a lane is on, was on before it broke, or tries.
+// Path returns the path that a lane is on, was on before it broke, or tries.
 func (s *Session) Path(lane int) failover.Path {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.chooser.At(lane)
 }
 
-// Attempt is how many times the session asked the aggregator to resume a lane.
+// Attempt returns how many times the session asked the aggregator to resume a lane.
 func (s *Session) Attempt(lane int) uint64 { return s.recovery[lane].attempt }
 
-// Failovers is how many times a lane went on over another queue pair.
+// Failovers returns how many times lanes resumed over another queue pair.
 func (s *Session) Failovers() uint64 { return s.failovers.Load() }
 
-// ackTimeout is how long a message that is not acknowledged is repeated: where there is another path, not long.
+// ackTimeout returns how long a message that is not acknowledged is repeated: not long while another path is open.
 func (s *Session) ackTimeout() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

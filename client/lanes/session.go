@@ -4,8 +4,9 @@
 //
 // How the aggregator is asked is a [Control]: package client asks over HTTP, tests and the simulation in process.
 //
-// [Open], [Session.Attach] and [Session.Start] come in this order, [Session.Close] at any time after Open. The methods belong
-// to one goroutine, except those of failover.go that say what happened, and [Session.Holds].
+// Call [Open], [Session.Attach] and [Session.Start] in this order, and [Session.Close] at last. After Start one goroutine may call
+// [Session.Advance] and [Session.Look] while another calls [Session.Allocate]. WorkerLink, AggregatorLinks, Broke, Holds, Path and
+// Failovers may be called by any.
 package lanes
 
 import (
@@ -80,10 +81,10 @@ type Config struct {
 	Staging              int // staging buffers per lane
 	SendDepth, RecvDepth int // of every queue pair
 
-	// How long a message is repeated that is not acknowledged: AckTimeout while another path is open, else LinkTimeout. A lane that
-	// finds no path for LinkTimeout is given up. 0: the contract's default.
+	// A message that is not acknowledged is repeated for AckTimeout while another path is open, else for LinkTimeout; 0 means the
+	// contract's default. A lane that finds no path for LinkTimeout is given up.
 	AckTimeout, LinkTimeout time.Duration
-	// How long connecting a queue pair may take when a lane is resumed.
+	// ReconnectTimeout bounds the connecting of a queue pair when a lane is resumed.
 	ReconnectTimeout time.Duration
 
 	Cancel <-chan struct{} // ends waits for a peer when it is closed; may be nil
@@ -98,7 +99,7 @@ type NIC struct {
 	CQ     *verbs.CQ
 }
 
-// Session is a worker's connections. Its fields are for reading.
+// Session is a worker's connections. Only read its fields.
 type Session struct {
 	C     cworker.Worker // nil before Start and after Close
 	NICs  []NIC
@@ -228,7 +229,7 @@ func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 	return nil
 }
 
-// WorkerConfig is how the C worker runs.
+// WorkerConfig says how the C worker runs.
 type WorkerConfig struct {
 	ByReference bool // the aggregator reads payloads where they lie
 	AnyMemory   bool // ordinary memory can be sent from and received into
@@ -264,7 +265,7 @@ func (s *Session) Start(c WorkerConfig) error {
 	return nil
 }
 
-// CommitRecord is where the record of a commit lies, and its answer.
+// CommitRecord returns where the record of a commit lies, and then its answer.
 func (s *Session) CommitRecord() []byte {
 	return s.staging.Bytes()[s.staging.Len()-chunk.RecordBytes:]
 }
