@@ -52,7 +52,7 @@ type Spec struct {
 const maxIters = 1_000_000
 
 // providers are the names of transports, auto for the fastest.
-var providers = []string{"auto", verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}
+var providers = append([]string{"auto"}, verbs.Providers()...)
 
 // Check completes the spec and reports what in it cannot be done.
 func (s *Spec) Check() error {

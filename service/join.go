@@ -225,7 +225,7 @@ func (s *Service) chooseEngine(j *job) (*engine, error) {
 		}
 		asked = m
 	}
-	candidates := []string{verbs.ProviderSHM, verbs.ProviderIBV, verbs.ProviderTCP}
+	candidates := slices.DeleteFunc(verbs.Providers(), func(p string) bool { return p == verbs.ProviderSim })
 	if asked != nil {
 		candidates = []string{asked.provider}
 	}

@@ -129,8 +129,8 @@ func (o *Options) complete() error {
 		return errors.New("only listed jobs are to be served and none is listed: list some")
 	}
 	for _, p := range append(slices.Sorted(maps.Keys(o.ProviderOptions)), o.Providers...) {
-		if known := []string{verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderIBV, verbs.ProviderSim}; !slices.Contains(known, p) {
-			return fmt.Errorf("unknown provider %q: use %s", p, list(known))
+		if !slices.Contains(verbs.Providers(), p) {
+			return fmt.Errorf("unknown provider %q: use %s", p, list(verbs.Providers()))
 		}
 	}
 	if o.Spin < -1 {

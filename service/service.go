@@ -98,7 +98,7 @@ func New(o Options) (s *Service, err error) {
 		return s, fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(o.NICs),
 			verbs.ProviderIBV, list(providers))
 	}
-	for _, p := range []string{verbs.ProviderSHM, verbs.ProviderIBV, verbs.ProviderTCP, verbs.ProviderSim} {
+	for _, p := range verbs.Providers() {
 		if !slices.Contains(providers, p) {
 			continue
 		}

@@ -32,6 +32,9 @@ const (
 	ProviderSim = "sim"
 )
 
+// Providers lists the providers, fastest first. The last, sim, is a simulation, which nobody gets without asking for it.
+func Providers() []string { return []string{ProviderSHM, ProviderIBV, ProviderTCP, ProviderSim} }
+
 // ErrTransport is wrapped by every error of this package.
 var ErrTransport = errors.New("transport error")
 
@@ -111,7 +114,10 @@ func Devices(provider string) ([]string, error) {
 // devices have links.
 func ProvidersHere() []string {
 	var here []string
-	for _, p := range []string{ProviderSHM, ProviderIBV, ProviderTCP} {
+	for _, p := range Providers() {
+		if p == ProviderSim {
+			continue
+		}
 		if names, err := Devices(p); err != nil || len(names) == 0 {
 			continue
 		}
