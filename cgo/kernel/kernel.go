@@ -47,21 +47,8 @@ import "C"
 
 import (
 	"fmt"
-	"os"
-	"strings"
 	"structs"
 	"unsafe"
-)
-
-// ISA is an instruction set the kernels are built for. The bits are the same in all.
-type ISA int
-
-// The instruction sets.
-const (
-	Scalar ISA = C.RWK_SCALAR
-	AVX2   ISA = C.RWK_AVX2
-	AVX512 ISA = C.RWK_AVX512
-	NEON   ISA = C.RWK_NEON
 )
 
 // Element types, as chunk.DType.
@@ -72,62 +59,6 @@ const (
 )
 
 const cScalars = C.RWK_SCALARS
-
-var isaNames = [...]string{Scalar: "scalar", AVX2: "avx2", AVX512: "avx512", NEON: "neon"}
-
-// ISAs lists the instruction sets this build has, narrowest first.
-func ISAs() []ISA {
-	var built []ISA
-	for isa := range ISA(len(isaNames)) {
-		if C.rwk_built(C.int(isa)) != 0 {
-			built = append(built, isa)
-		}
-	}
-	return built
-}
-
-func (isa ISA) String() string {
-	if isa < 0 || int(isa) >= len(isaNames) {
-		return fmt.Sprintf("isa(%d)", int(isa))
-	}
-	return isaNames[isa]
-}
-
-// ParseISA reads what [ISA.String] writes.
-func ParseISA(s string) (ISA, error) {
-	for isa, name := range isaNames {
-		if s == name {
-			return ISA(isa), nil
-		}
-	}
-	return Scalar, fmt.Errorf("unknown instruction set %q: use one of %s", s, strings.Join(isaNames[:], ", "))
-}
-
-// Best is the fastest instruction set on this CPU. It is not always the widest: data comes from memory.
-func Best() ISA { return ISA(C.rwk_best()) }
-
-// Supported tells whether this CPU and build have isa.
-func Supported(isa ISA) bool { return C.rwk_supported(C.int(isa)) != 0 }
-
-// Env names the environment variable that forces an instruction set.
-const Env = "RACKWEAVE_ISA"
-
-// Default is the instruction set to use: what the environment variable [Env] names, else [Best]. The error tells that the
-// variable is wrong or asks for more than the CPU has; the ISA returned with it works.
-func Default() (ISA, error) {
-	name := os.Getenv(Env)
-	if name == "" {
-		return Best(), nil
-	}
-	isa, err := ParseISA(name)
-	if err != nil {
-		return Best(), fmt.Errorf("%s: %w; using %v", Env, err, Best())
-	}
-	if !Supported(isa) {
-		return Best(), fmt.Errorf("%s: this CPU lacks %v: unset it or use %v; using that", Env, isa, Best())
-	}
-	return isa, nil
-}
 
 func checkType(d uint8) {
 	if d < F32 || d > F16 {

@@ -337,6 +337,14 @@ func TestNamesOfTheInstructionSets(t *testing.T) {
 	}
 }
 
+func TestGoAndCDetectTheSame(t *testing.T) {
+	for isa := Scalar - 1; isa <= NEON+1; isa++ {
+		if best, supported := detectedByC(isa); best != Best() || supported != Supported(isa) {
+			t.Errorf("%v: C says %v and best %v, Go %v and %v", isa, supported, best, Supported(isa), Best())
+		}
+	}
+}
+
 func TestTheEnvironmentForcesAnInstructionSet(t *testing.T) {
 	t.Setenv(Env, "scalar")
 	if isa, err := Default(); isa != Scalar || err != nil {
