@@ -120,7 +120,7 @@ func (l *lane) add(to uint64, sources []uint64, offset, bytes uint64, accumulate
 	for _, s := range sources {
 		l.src = append(l.src, s+offset)
 	}
-	kernel.Sum(l.isa, to, kernel.F32, l.src, kernel.F32, bytes/4, accumulate)
+	kernel.SumTo(l.isa, []uint64{to}, kernel.F32, l.src, kernel.F32, bytes/4, accumulate, false)
 }
 
 // together runs do on every operating-system thread at once and waits for all.

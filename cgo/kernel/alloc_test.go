@@ -33,7 +33,7 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 			dsts := [...]uint64{w, m}
 			SumTo(isa, dsts[:], F32, addrs, F32, n, false, true)
 		},
-		"sum":     func() { Sum(isa, w, F32, addrs, F32, n, false) },
+		"sum":     func() { SumTo(isa, []uint64{w}, F32, addrs, F32, n, false, false) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },
 		"sumsq":   func() { SumSq(isa, w, n) },
 	} {

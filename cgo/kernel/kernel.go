@@ -66,11 +66,6 @@ func checkType(d uint8) {
 	}
 }
 
-// Sum writes the sum of the sources to dst: [SumTo] with one destination, through the cache.
-func Sum(isa ISA, dst uint64, dstType uint8, src []uint64, srcType uint8, n uint64, accumulate bool) {
-	SumTo(isa, []uint64{dst}, dstType, src, srcType, n, accumulate, false)
-}
-
 // SumTo writes the sum of the sources, n elements of srcType each, to every destination, in one pass: in index order, in
 // f32, cast to dstType at the end. With accumulate the destinations are f32, and the first one stands before the first
 // source. With stream the destinations are written past the cache: for results that this core will not read. They are

@@ -39,7 +39,7 @@ func TestSumsAreTheReferencesBits(t *testing.T) {
 							dst := a.place(want, dstType)
 							nums, addrs := sources(rnd, a, count, n, i%5, srcType, wild)
 
-							Sum(isa, address(dst), uint8(dstType), addrs, uint8(srcType), uint64(n), accumulate)
+							SumTo(isa, []uint64{address(dst)}, uint8(dstType), addrs, uint8(srcType), uint64(n), accumulate, false)
 							optim.SumInto(want, nums, accumulate)
 							rounded := make([]byte, len(dst))
 							optim.Encode(rounded, want, dstType)
@@ -127,7 +127,8 @@ func (o *outputs) check(want []float32) error {
 		}
 		for j, b := range o.around[i] {
 			if b != mark {
-				return fmt.Errorf("destination %d of %d: byte %d beside it was written", i, len(o.mem), int(o.addrs[i]-address(o.around[i]))-j)
+				at := j - int(o.addrs[i]-address(o.around[i]))
+				return fmt.Errorf("destination %d of %d: byte %d, which is beside it, was written", i, len(o.mem), at)
 			}
 		}
 	}
@@ -141,10 +142,10 @@ func TestAccumulatingTheRestGivesTheBitsOfOneSum(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(2, 0))
 		_, addrs := sources(rnd, a, 40, n, 0, chunk.BF16, false)
 		whole, parts := a.take(n, chunk.F32), a.take(n, chunk.F32)
-		Sum(isa, address(whole), F32, addrs, BF16, n, false)
+		SumTo(isa, []uint64{address(whole)}, F32, addrs, BF16, n, false, false)
 		for split := 1; split < len(addrs); split++ {
-			Sum(isa, address(parts), F32, addrs[:split], BF16, n, false)
-			Sum(isa, address(parts), F32, addrs[split:], BF16, n, true)
+			SumTo(isa, []uint64{address(parts)}, F32, addrs[:split], BF16, n, false, false)
+			SumTo(isa, []uint64{address(parts)}, F32, addrs[split:], BF16, n, true, false)
 			if err := equalBytes(parts, whole); err != nil {
 				t.Fatalf("split after %d: %v", split, err)
 			}
@@ -162,7 +163,7 @@ func TestSumMayReplaceASource(t *testing.T) {
 				nums, addrs := sources(rand.New(rand.NewPCG(3, 0)), a, count, n, 1, chunk.F32, false)
 				want := make([]float32, n)
 				optim.SumInto(want, nums, false)
-				Sum(isa, addrs[at], F32, addrs, F32, n, false)
+				SumTo(isa, []uint64{addrs[at]}, F32, addrs, F32, n, false, false)
 				begin := addrs[at] - address(a.mem)
 				if err := sameBits(decoded(a.mem[begin:begin+4*n], chunk.F32), want); err != nil {
 					t.Fatalf("%d sources into number %d: %v", count, at, err)
@@ -284,8 +285,8 @@ func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
 		"update without sources":  func() { _ = (&Update{SrcType: F32}).Run(Best(), nil, nil) },
 		"update to no dtype":      func() { _ = (&Update{SrcType: F32}).Run(Best(), src, src) },
 		"sum to nowhere":          func() { SumTo(Best(), nil, F32, src, F32, 1, false, true) },
-		"sum of nothing":          func() { Sum(Best(), mem, F32, nil, F32, 1, false) },
-		"accumulate into bf16":    func() { Sum(Best(), mem, BF16, src, F32, 1, true) },
+		"sum of nothing":          func() { SumTo(Best(), []uint64{mem}, F32, nil, F32, 1, false, false) },
+		"accumulate into bf16":    func() { SumTo(Best(), []uint64{mem}, BF16, src, F32, 1, true, false) },
 		"conversion to dtype 4":   func() { Convert(Best(), mem, 4, mem, F32, 1, false) },
 		"probe off a cache line":  func() { Probe{Read: []uint64{mem + 4}, Bytes: 64}.Run(Best(), 1) },
 		"conversion from dtype 0": func() { Convert(Best(), mem, F32, mem, 0, 1, false) },
@@ -364,7 +365,7 @@ func TestMoreThanTheCPUHasRunsAsWhatItHas(t *testing.T) {
 	a := newArena(t, 1<<12)
 	src := a.place([]float32{1.5}, chunk.F32)
 	dst := a.take(1, chunk.F32)
-	Sum(NEON+1, address(dst), F32, []uint64{address(src)}, F32, 1, false)
+	SumTo(NEON+1, []uint64{address(dst)}, F32, []uint64{address(src)}, F32, 1, false, false)
 	if got := decoded(dst, chunk.F32)[0]; got != 1.5 {
 		t.Errorf("got %v", got)
 	}

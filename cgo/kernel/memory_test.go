@@ -134,7 +134,7 @@ func (wl *workload) sum(s stretch, threads int, sources []uint64, accumulate boo
 		for i, g := range sources {
 			src[i] = g + (s.from+from)*4
 		}
-		Sum(wl.isa, wl.s+(s.from+from)*4, F32, src, F32, to-from, accumulate)
+		SumTo(wl.isa, []uint64{wl.s + (s.from+from)*4}, F32, src, F32, to-from, accumulate, false)
 	})
 }
 
@@ -212,7 +212,7 @@ func (wl *workload) sumThenCopy(results []uint64) contender {
 	return func(s stretch, threads int) {
 		wl.eachChunk(s, threads, func(at uint64, r *room) {
 			sum := wl.s + at>>21&1<<20 + at&(1<<20-1) // 32 buffers for each of two threads
-			Sum(wl.isa, sum, F32, moved(r.src[:], wl.grads, at), F32, chunkElems, false)
+			SumTo(wl.isa, []uint64{sum}, F32, moved(r.src[:], wl.grads, at), F32, chunkElems, false, false)
 			for _, to := range results {
 				Convert(wl.isa, to+at, F32, sum, F32, chunkElems, true)
 			}
