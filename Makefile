@@ -20,7 +20,7 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel sim learn lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel example-torch sim learn lab generate clean
 
 all: build
 
@@ -62,6 +62,12 @@ test-python: build lib
 	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
 	scripts/mxnet-env.sh
 	cd python/tests/mxnet && $(CURDIR)/build/mxnet-venv/bin/python -m pytest -q
+
+# Trains handwritten digits with PyTorch in four workers: through Gloo, then through RackWeave.
+example-torch: build lib
+	@scripts/need.sh $(PYTHON_PACKAGES) python3-sklearn
+	@for way in --gloo ''; do PYTHONPATH=python/src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 \
+		$(BIN) run -n 4 -- $(PYTHON) examples/torch_digits.py $$way || exit 1; done
 
 # build/rackweave-*.whl: the Python package with its library, for any Python 3 of this platform.
 wheel: lib

@@ -1,0 +1,79 @@
+"""Trains a convolutional network on handwritten digits with DistributedDataParallel.
+
+    rackweave run -n 4 -- python3 examples/torch_digits.py           # gradients through RackWeave
+    rackweave run -n 4 -- python3 examples/torch_digits.py --gloo    # through torch's own Gloo
+
+The same script runs under torchrun, mpirun and srun with RACKWEAVE_ADDR set. The digits come with scikit-learn.
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import rackweave.torch
+
+
+def digits():
+    """Returns the training and the test set: every fifth image is for the test."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
+    y = torch.tensor(labels)
+    test = torch.arange(len(x)) % 5 == 0
+    return TensorDataset(x[~test], y[~test]), TensorDataset(x[test], y[test])
+
+
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10),
+    )  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gloo", action="store_true", help="average gradients with Gloo, for comparison")
+    parser.add_argument("--epochs", type=int, default=8)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    dist.init_process_group("gloo")
+
+    model = DistributedDataParallel(network())
+    if not args.gloo:
+        model = rackweave.torch.ddp(model)  # <-- the one changed line
+
+    train, test = digits()
+    sampler = DistributedSampler(train, shuffle=True)
+    loader = DataLoader(train, batch_size=32, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=args.epochs * len(loader))
+    start, steps = time.perf_counter(), 0
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+            steps += 1
+    seconds = time.perf_counter() - start
+
+    model.eval()
+    with torch.no_grad():
+        x, y = test.tensors
+        accuracy = (model.module(x).argmax(1) == y).float().mean().item()
+    if dist.get_rank() == 0:
+        way = "Gloo" if args.gloo else "RackWeave"
+        print(f"{way:>9}: {dist.get_world_size()} workers, {steps} steps of {1000 * seconds / steps:.1f} ms, test accuracy {100 * accuracy:.2f} %")
+    dist.barrier()  # rank 0 keeps the others' rendezvous
+
+
+if __name__ == "__main__":
+    main()
