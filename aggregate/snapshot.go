@@ -16,7 +16,7 @@ const countStep = 1 << 16
 type Snapshot struct {
 	job   *Job
 	plan  *chunk.Plan
-	marks []quietMark // by lane
+	marks []quietMark // by lane; nil: others may be at work
 }
 
 // quietMark tells whether a lane has worked since.
@@ -36,10 +36,11 @@ type Piece struct {
 
 // Snapshot starts one; plan is what AddTensors was last called with.
 func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error) {
-	if st := &j.shares[0].store; st.arrays() == 0 {
-		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
+	s, err := j.Peek(plan)
+	if err != nil {
+		return nil, err
 	}
-	s := &Snapshot{job: j, plan: plan, marks: make([]quietMark, len(j.shares))}
+	s.marks = make([]quietMark, len(j.shares))
 	for i, sh := range j.shares {
 		err := s.visit(ctx, i, func() error {
 			s.marks[i] = quietMark{true, sh.machine.Finished(), sh.machine.CommitEpoch()}
@@ -52,6 +53,15 @@ func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error)
 	return s, nil
 }
 
+// Peek starts a snapshot that is only read, for a worker that has nothing in flight: without it no step can end, so what it
+// reads holds still although other workers have begun the next one.
+func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
+	if st := &j.shares[0].store; st.arrays() == 0 {
+		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
+	}
+	return &Snapshot{job: j, plan: plan}, nil
+}
+
 // Arrays is how many arrays each chunk has: the parameters and the optimizer's states.
 func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
 
@@ -59,9 +69,13 @@ func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	sh := s.job.shares[lane]
 	return s.job.lanes[lane].try(ctx, func() error {
-		switch mark := s.marks[lane]; {
-		case sh.machine.State() != reduce.Running:
+		if sh.machine.State() != reduce.Running {
 			return ErrClosed
+		}
+		if s.marks == nil {
+			return f()
+		}
+		switch mark := s.marks[lane]; {
 		case !sh.machine.Quiet(), mark.set && mark != quietMark{true, sh.machine.Finished(), sh.machine.CommitEpoch()}:
 			return fmt.Errorf("job %q: %w: let every worker finish and meet at a barrier before and after", s.job.name, ErrNotQuiet)
 		}
@@ -92,7 +106,7 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 					continue
 				}
 				c := &sh.store.chunks[at.LaneIndex]
-				if c.dirty {
+				if c.dirty && s.marks != nil {
 					return fmt.Errorf("job %q: %w: what was pushed is not committed", s.job.name, ErrNotQuiet)
 				}
 				inner := sh.store.values(c, p.Array)

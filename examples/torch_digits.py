@@ -70,8 +70,8 @@ def main():
         x, y = test.tensors
         accuracy = (model.module(x).argmax(1) == y).float().mean().item()
     if dist.get_rank() == 0:
-        way = "Gloo" if args.gloo else "RackWeave"
-        print(f"{way:>9}: {dist.get_world_size()} workers, {steps} steps of {1000 * seconds / steps:.1f} ms, test accuracy {100 * accuracy:.2f} %")
+        way, step = "Gloo" if args.gloo else "RackWeave", 1000 * seconds / steps
+        print(f"{way:>9}: {dist.get_world_size()} workers, {steps} steps of {step:.1f} ms, test accuracy {100 * accuracy:.2f} %")
     dist.barrier()  # rank 0 keeps the others' rendezvous
 
 

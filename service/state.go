@@ -15,10 +15,16 @@ import (
 // ReadState implements the schema's ReadState.
 func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.ReadStateResponse, error) {
 	out := &api.ReadStateResponse{}
-	err := s.withState(ctx, r, batchElems, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+	peek := func(j *job) (*aggregate.Snapshot, error) { return j.agg.Peek(j.plan) }
+	err := s.withState(r, peek, batchElems, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
 		if err := snap.Read(ctx, pieces); err != nil {
 			return err
 		}
+		updates, err := snap.Updates(ctx)
+		if err != nil {
+			return err
+		}
+		out.Updates = updates[r.Tensor]
 		out.Data = make([]byte, 0, 4*len(data))
 		for _, x := range data {
 			out.Data = binary.LittleEndian.AppendUint32(out.Data, math.Float32bits(x))
@@ -33,14 +39,23 @@ func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.
 
 // WriteState implements the schema's WriteState.
 func (s *Service) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.WriteStateResponse, error) {
-	err := s.withState(ctx, r, len(r.Data)/4, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+	quiet := func(j *job) (*aggregate.Snapshot, error) { return j.agg.Snapshot(ctx, j.plan) }
+	err := s.withState(r, quiet, len(r.Data)/4, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
 		if len(r.Data) != 4*len(data) {
 			return refuse(connect.CodeInvalidArgument, "write state: %d bytes: give all elements of each chunk", len(r.Data))
 		}
 		for i := range data {
 			data[i] = math.Float32frombits(binary.LittleEndian.Uint32(r.Data[4*i:]))
 		}
-		return snap.Write(ctx, pieces)
+		if err := snap.Write(ctx, pieces); err != nil || r.Updates == nil {
+			return err
+		}
+		updates, err := snap.Updates(ctx)
+		if err != nil {
+			return err
+		}
+		updates[r.Tensor] = *r.Updates
+		return snap.SetUpdates(ctx, updates)
 	})
 	if err != nil {
 		return nil, err
@@ -57,7 +72,7 @@ type stateRange interface {
 }
 
 // withState calls f with the pieces that begin at the range's offset and hold elems elements or less, but one piece at least.
-func (s *Service) withState(ctx context.Context, r stateRange, elems int,
+func (s *Service) withState(r stateRange, open func(*job) (*aggregate.Snapshot, error), elems int,
 	f func(*aggregate.Snapshot, []aggregate.Piece, []float32) error) error {
 	m, err := s.active(r.GetSession())
 	if err != nil {
@@ -74,7 +89,7 @@ func (s *Service) withState(ctx context.Context, r stateRange, elems int,
 	if int64(r.GetTensor()) >= int64(j.plan.NumTensors()) {
 		return refuse(connect.CodeInvalidArgument, "state of tensor %d: job %q has %d", r.GetTensor(), j.name, j.plan.NumTensors())
 	}
-	snap, err := j.agg.Snapshot(ctx, j.plan)
+	snap, err := open(j)
 	if err != nil {
 		return refuse(connect.CodeFailedPrecondition, "state: %w", err)
 	}

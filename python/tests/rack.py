@@ -77,7 +77,9 @@ class Outcome:
 class Workers:
     """Processes that run one function, with ranks from 0."""
 
-    def __init__(self, target: Callable[..., Any], n: int, address: str, args: Sequence[Any] = (), env: Optional[Dict[str, str]] = None):
+    def __init__(
+        self, target: Callable[..., Any], n: int, address: str, args: Sequence[Any] = (), env: Optional[Dict[str, str]] = None
+    ):
         self._directory = tempfile.TemporaryDirectory()
         self._start = time.monotonic()
         self.processes: List[subprocess.Popen] = []
@@ -93,11 +95,19 @@ class Workers:
                 "OMP_NUM_THREADS": "1",
                 **(env or {}),
             }
-            command = [sys.executable, os.path.join(HERE, "rack.py"), target.__module__, target.__name__, self._path(rank, "result")]
+            command = [
+                sys.executable,
+                os.path.join(HERE, "rack.py"),
+                target.__module__,
+                target.__name__,
+                self._path(rank, "result"),
+            ]
             with open(self._path(rank, "args"), "wb") as f:
                 pickle.dump(tuple(args), f)
             with open(self._path(rank, "output"), "w") as output:
-                self.processes.append(subprocess.Popen([*command, self._path(rank, "args")], env=environ, stdout=output, stderr=output))
+                self.processes.append(
+                    subprocess.Popen([*command, self._path(rank, "args")], env=environ, stdout=output, stderr=output)
+                )
 
     def _path(self, rank: int, what: str) -> str:
         return os.path.join(self._directory.name, f"{what}{rank}")

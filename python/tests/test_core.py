@@ -175,7 +175,9 @@ class Exchange(unittest.TestCase):
     def test_four_workers_get_the_bits_of_a_sum_in_rank_order(self):
         for provider in ("shm", "tcp"):
             with self.subTest(provider):
-                results = rack.run(exchange, 4, self.box.address, env={"RACKWEAVE_JOB": "exchange-" + provider, "RACKWEAVE_PROVIDER": provider})
+                results = rack.run(
+                    exchange, 4, self.box.address, env={"RACKWEAVE_JOB": "exchange-" + provider, "RACKWEAVE_PROVIDER": provider}
+                )
                 for r in results:
                     for what in ("sum", "mean", "arena", "out", "bits", "plain"):
                         self.assertTrue(r[what], what)

@@ -1752,7 +1752,9 @@ func (x *ReadStateRequest) GetOffset() uint64 {
 type ReadStateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Elements from offset on, as many as fit into an answer: f32, little-endian.
-	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// The tensor's optimizer steps so far.
+	Updates       uint32 `protobuf:"varint,2,opt,name=updates,proto3" json:"updates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1794,6 +1796,13 @@ func (x *ReadStateResponse) GetData() []byte {
 	return nil
 }
 
+func (x *ReadStateResponse) GetUpdates() uint32 {
+	if x != nil {
+		return x.Updates
+	}
+	return 0
+}
+
 type WriteStateRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -1802,7 +1811,9 @@ type WriteStateRequest struct {
 	// The first element: one that begins a chunk.
 	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
 	// All elements of each chunk from offset on: f32, little-endian.
-	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	// Replaces the count of the tensor's optimizer steps, which Adam's rules read; absent: it stays.
+	Updates       *uint32 `protobuf:"varint,6,opt,name=updates,proto3,oneof" json:"updates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1870,6 +1881,13 @@ func (x *WriteStateRequest) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *WriteStateRequest) GetUpdates() uint32 {
+	if x != nil && x.Updates != nil {
+		return *x.Updates
+	}
+	return 0
 }
 
 type WriteStateResponse struct {
@@ -3070,15 +3088,19 @@ const file_job_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offset\"'\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\"A\n" +
 	"\x11ReadStateResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\x87\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
+	"\aupdates\x18\x02 \x01(\rR\aupdates\"\xb2\x01\n" +
 	"\x11WriteStateRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
-	"\x04data\x18\x05 \x01(\fR\x04data\"\x14\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\x12\x1d\n" +
+	"\aupdates\x18\x06 \x01(\rH\x00R\aupdates\x88\x01\x01B\n" +
+	"\n" +
+	"\b_updates\"\x14\n" +
 	"\x12WriteStateResponse\"B\n" +
 	"\fLeaveRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x18\n" +
@@ -3304,6 +3326,7 @@ func file_job_proto_init() {
 		return
 	}
 	file_job_proto_msgTypes[16].OneofWrappers = []any{}
+	file_job_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

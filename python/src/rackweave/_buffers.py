@@ -68,7 +68,9 @@ def as_buffer(tensor: Any, name: str = "") -> Buffer:
     try:
         view = memoryview(tensor)
     except TypeError:
-        raise TensorError(f"{label} offers no memory: give an array with DLPack, __array_interface__ or the buffer protocol") from None
+        raise TensorError(
+            f"{label} offers no memory: give an array with DLPack, __array_interface__ or the buffer protocol"
+        ) from None
     return _from_memoryview(tensor, view, label)
 
 
@@ -150,7 +152,9 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.p
 def _from_dlpack(tensor: Any, label: str) -> Buffer:
     device, _ = tensor.__dlpack_device__()
     if device not in _CPU_DEVICES:
-        raise TensorError(f"{label} lies on a device of DLPack type {device}: copy it to the host first, or use the shim of its framework")
+        raise TensorError(
+            f"{label} lies on a device of DLPack type {device}: copy it to the host first, or use the shim of its framework"
+        )
     detached = tensor.detach() if getattr(tensor, "requires_grad", False) else tensor
     try:
         capsule = detached.__dlpack__(max_version=(1, 1))
@@ -164,7 +168,9 @@ def _from_dlpack(tensor: Any, label: str) -> Buffer:
         t, writable = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor")), True
     else:
         raise TensorError(f"{label} gives a DLPack capsule of an unknown kind: pass an array of a framework of today")
-    dtype = _type(_FROM_DLPACK, (t.code, t.bits) if t.lanes == 1 else None, label, f"code {t.code} of {t.bits} bits, {t.lanes} lanes")
+    dtype = _type(
+        _FROM_DLPACK, (t.code, t.bits) if t.lanes == 1 else None, label, f"code {t.code} of {t.bits} bits, {t.lanes} lanes"
+    )
     shape = tuple(t.shape[i] for i in range(t.ndim))
     _dense(shape, tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None, 1, label)
     return Buffer((t.data or 0) + t.byte_offset, shape, dtype, writable, (tensor, capsule))

@@ -46,7 +46,9 @@ class Control:
             response = connection.getresponse()
             body = response.read()
         except socket.timeout:
-            raise WaitTimeoutError(f"{method}: the aggregator at {self.address} did not answer within {timeout + _GRACE:g} s") from None
+            raise WaitTimeoutError(
+                f"{method}: the aggregator at {self.address} did not answer within {timeout + _GRACE:g} s"
+            ) from None
         except (OSError, http.client.HTTPException) as e:
             raise ServerLostError(f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
         finally:
@@ -72,7 +74,8 @@ class Control:
             ) from None
         except OSError as e:
             raise ServerLostError(
-                f"cannot reach the aggregator at {self.address}: {e}: is it running (rackweave serve), and is this its address (RACKWEAVE_ADDR)?"
+                f"cannot reach the aggregator at {self.address}: {e}: is it running (rackweave serve), "
+                "and is this its address (RACKWEAVE_ADDR)?"
             ) from None
         return connection
 
@@ -88,7 +91,14 @@ class Control:
 class Watch:
     """The stream that ties a worker's life to its job: while it is open the worker lives. It tells of the job's failure."""
 
-    def __init__(self, control: Control, session: str, patience: float, links: Callable[[Dict[str, Any]], None], failed: Callable[[Error], None]):
+    def __init__(
+        self,
+        control: Control,
+        session: str,
+        patience: float,
+        links: Callable[[Dict[str, Any]], None],
+        failed: Callable[[Error], None],
+    ):
         """Opens the stream. After patience seconds without a frame the aggregator counts as lost.
 
         links is called with the aggregator's news of its links, failed once with what ended the stream; both in a thread of the

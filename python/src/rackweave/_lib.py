@@ -178,7 +178,9 @@ def _load() -> ctypes.CDLL:
         except OSError as e:
             tried.append(str(e))
     else:
-        raise LibraryError(f"cannot load {SONAME} ({'; '.join(tried)}): build it with 'make lib' and set RACKWEAVE_LIBRARY to its path")
+        raise LibraryError(
+            f"cannot load {SONAME} ({'; '.join(tried)}): build it with 'make lib' and set RACKWEAVE_LIBRARY to its path"
+        )
     try:
         lib.rw_abi_version.restype = c_uint32
         lib.rw_abi_version.argtypes = []
@@ -220,7 +222,9 @@ class NativeError(Error):
 def check(what: str, code: int) -> int:
     """Returns a call's result, or raises what it failed with."""
     if code == EFORKED:
-        raise ForkedError(f"{what}: this process is a forked child of the one that joined the job: call rackweave.init() in it to join anew")
+        raise ForkedError(
+            f"{what}: this process is a forked child of the one that joined the job: call rackweave.init() in it to join anew"
+        )
     if code < 0:
         raise NativeError(what, code)
     return code

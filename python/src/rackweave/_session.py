@@ -226,7 +226,9 @@ class Session:
         answer = self._call("Connect", {"lanes": mine, "timeoutMs": _ms(timeout), "ackTimeoutMs": ack_timeout}, timeout)
         peers = answer.get("lanes", [])
         if len(peers) != len(lanes):
-            raise ServerLostError(f"Connect: the aggregator answered for {len(peers)} lanes of {len(lanes)}: use client and aggregator of one release")
+            raise ServerLostError(
+                f"Connect: the aggregator answered for {len(peers)} lanes of {len(lanes)}: use client and aggregator of one release"
+            )
         for end, peer in zip(ends, peers):
             endpoint = base64.b64decode(peer.get("endpoint", ""))
             if len(endpoint) > _lib.ENDPOINT_BYTES:
@@ -301,7 +303,9 @@ class Session:
         b = self._buffer(tensor, buffer)
         return self.submit([Op(_lib.BROADCAST, tensor, b.address, b.address, 0, b.owner)])
 
-    def commit(self, *, lr: float, wd: float = 0.0, scale: float = 1.0, clip: float = 0.0, skip: bool = False) -> Tuple[float, float]:
+    def commit(
+        self, *, lr: float, wd: float = 0.0, scale: float = 1.0, clip: float = 0.0, skip: bool = False
+    ) -> Tuple[float, float]:
         """Ends a two-phase step: the pushed gradients update the parameters. All ranks commit with the same values.
 
         clip bounds the scaled gradient's global norm, 0: not at all; skip drops the gradients. Returns the norm of the scaled
@@ -335,7 +339,9 @@ class Session:
                     raise
                 if left > 0:
                     continue
-                self._give_up(WaitTimeoutError(f"no answer within {limit:g} s for {self._unfinished(raw, tensors)}{self.awaited()}"))
+                self._give_up(
+                    WaitTimeoutError(f"no answer within {limit:g} s for {self._unfinished(raw, tensors)}{self.awaited()}")
+                )
                 raise self._failure from None  # type: ignore[misc]
             for t in tensors:
                 self._keep.pop(t, None)
@@ -368,12 +374,22 @@ class Session:
         self._call("Barrier", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
 
     def save(self, name: str) -> str:
-        """Writes parameters and optimizer state to the aggregator's disk; returns the path there. One rank calls it, after a barrier."""
-        return str(self._call("Save", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout).get("path", ""))
+        """Writes parameters and optimizer state to the aggregator's disk; returns the path there.
+
+        One rank calls it, after a barrier.
+        """
+        return str(
+            self._call("Save", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout).get("path", "")
+        )
 
     def restore(self, name: str) -> None:
         """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
         self._call("Restore", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
+
+    def updates(self, tensor: int) -> int:
+        """Returns how many optimizer steps a tensor has had at the aggregator."""
+        request = {"tensor": tensor, "array": 0, "offset": "0"}
+        return int(self._call("ReadState", request, self.settings.timeout).get("updates", 0))
 
     def read_state(self, tensor: int, array: int) -> bytes:
         """Returns an array that the aggregator keeps of a tensor: its parameters, 0, or a state of the optimizer, from 1 on.
@@ -387,12 +403,14 @@ class Session:
             data += base64.b64decode(self._call("ReadState", request, self.settings.timeout)["data"])
         return bytes(data)
 
-    def write_state(self, tensor: int, array: int, data: bytes) -> None:
-        """Replaces what read_state reads. One rank calls it, between barriers."""
+    def write_state(self, tensor: int, array: int, data: bytes, updates: Optional[int] = None) -> None:
+        """Replaces what read_state reads, and with updates the tensor's count of steps. One rank calls it, between barriers."""
         page = int(self._info["chunkBytes"]) * _PAGE_CHUNKS
         for at in range(0, len(data), page):
             part = base64.b64encode(data[at : at + page]).decode()
             request = {"tensor": tensor, "array": array, "offset": str(at // 4), "data": part}
+            if updates is not None:
+                request["updates"] = updates
             self._call("WriteState", request, self.settings.timeout)
 
     def stats(self) -> Dict[str, int]:
@@ -428,7 +446,9 @@ class Session:
     def check(self) -> None:
         """Raises what made the session fail; in a forked child, that it is one."""
         if os.getpid() != self._pid:
-            raise ForkedError(f"job {self.job!r}: this process is a forked child of the one that joined: call rackweave.init() in it to join anew")
+            raise ForkedError(
+                f"job {self.job!r}: this process is a forked child of the one that joined: call rackweave.init() in it to join anew"
+            )
         if self._failure is not None:
             raise self._failure
 

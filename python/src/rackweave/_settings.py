@@ -118,7 +118,9 @@ def _job(env: Mapping[str, str]) -> str:
 
 def _address(text: str) -> str:
     if not text:
-        raise ConfigError("the aggregator's address is unknown: set RACKWEAVE_ADDR to its URL, such as http://box:7077, or use 'rackweave run'")
+        raise ConfigError(
+            "the aggregator's address is unknown: set RACKWEAVE_ADDR to its URL, such as http://box:7077, or use 'rackweave run'"
+        )
     if "://" not in text:
         text = "http://" + text
     url = urllib.parse.urlsplit(text)

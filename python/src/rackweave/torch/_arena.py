@@ -52,22 +52,23 @@ def holds(tensor: torch.Tensor) -> bool:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MAPPED_FROM = 64 << 10  # bytes from which a block gets pages of its own; smaller ones are quick to copy
+_WORTHWHILE = 64 << 10  # bytes from which memory is adopted; less is quick to copy
 _MOST_THRESHOLD = 32 << 20  # where glibc's own adjustment of the threshold ends
+_MOST_PLUGS = 64
 
 
 @contextlib.contextmanager
-def adoptable() -> Iterator[None]:
-    """Makes glibc give large blocks pages of their own meanwhile, so that they can be adopted.
+def _mapped() -> Iterator[None]:
+    """Makes glibc map large blocks meanwhile that its heap has no room for.
 
-    By itself glibc does so up to the size of the largest block that was freed. Setting the threshold ends that, so it is left where
-    it would have ended up.
+    By itself glibc does so from the size of the largest block on that was freed. Setting the threshold ends that, so it is left
+    where it would have ended up.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
-        yield  # another C library: blocks are copied
+        yield  # another C library
         return
-    mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
+    mallopt(_M_MMAP_THRESHOLD, _WORTHWHILE)
     try:
         yield
     finally:
@@ -75,14 +76,38 @@ def adoptable() -> Iterator[None]:
         mallopt(_M_TRIM_THRESHOLD, 2 * _MOST_THRESHOLD)
 
 
+def _adopt(tensor: torch.Tensor) -> bool:
+    return _lib.library().rw_adopt(tensor.data_ptr()) == 0
+
+
+def _move_to_own_pages(tensor: torch.Tensor) -> None:
+    """Moves a storage, for all tensors that share it, to a block that glibc mapped: by resizing it while the heap has no room."""
+    storage = tensor.storage()
+    more = storage.size() + 64 // tensor.element_size()
+    with _mapped():
+        plugs = []
+        for _ in range(_MOST_PLUGS):
+            block = torch.empty(more, dtype=tensor.dtype)
+            if _adopt(block):
+                _lib.library().rw_disown(block.data_ptr())
+                del block
+                storage.resize_(more)
+                return
+            plugs.append(block)
+
+
 class Adopted:
     """Memory of torch's own that was turned into arena memory at its place; it is kept alive until it is let go."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Adopts the block that begins where the tensor does, if it can be; else the tensor goes on being copied."""
-        self.tensor = tensor
-        self.address = tensor.data_ptr()
-        self._adopted = tensor.storage_offset() == 0 and not holds(tensor) and _lib.library().rw_adopt(self.address) == 0
+        """Adopts the storage of a tensor that fills it, if that can be; else the tensor goes on being copied."""
+        self._adopted = False
+        if tensor.storage_offset() == 0 and tensor.numel() * tensor.element_size() >= _WORTHWHILE and not holds(tensor):
+            self._adopted = _adopt(tensor)
+            if not self._adopted:
+                _move_to_own_pages(tensor)
+                self._adopted = _adopt(tensor)
+        self.tensor, self.address = tensor, tensor.data_ptr()
 
     def __del__(self) -> None:
         if self._adopted:

@@ -84,7 +84,9 @@ class Attached:
     ) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel() > 0]
         if not named:
-            raise ConfigError("the model has no parameter that requires a gradient: attach it before they are frozen, or leave it out")
+            raise ConfigError(
+                "the model has no parameter that requires a gradient: attach it before they are frozen, or leave it out"
+            )
         if fused and optimizer is None:
             raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
         self._sync, self._find_unused = True, find_unused
@@ -101,7 +103,9 @@ class Attached:
             slot.number = number
         if self._fused:
             self._fused.attach(self._exchange, self._slots)
-        broadcast_parameters(self._exchange, numbers, [p for _, p in named])
+            self._fused.broadcast()
+        else:
+            broadcast_parameters(self._exchange, numbers, [p for _, p in named])
         self._buffers = Buffers(self._exchange, model)
         self._buffers.broadcast()
         self._hooks: List[Any] = []
@@ -124,18 +128,18 @@ class Attached:
             self._hooks.append(node.register_hook(accumulated))
 
     def _accumulated(self, slot: _Slot) -> None:
-        if not self._sync:
-            return
+        if self._sync:
+            self._exchange.in_backward(lambda: self._start(slot), self._after_backward)
+
+    def _start(self, slot: _Slot) -> None:
         grad = slot.settle()
         slot.started = True
         if self._fused:
             self._fused.pushing(slot)
-            self._exchange.start(_lib.PUSH, [(slot.number, grad)])
-        else:
-            self._exchange.start(_lib.PUSHPULL, [(slot.number, grad)])
-        torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+        self._exchange.start(_lib.PUSH if self._fused else _lib.PUSHPULL, [(slot.number, grad)])
 
     def _after_backward(self) -> None:
+        self._exchange.check()
         if self._find_unused and any(s.started for s in self._slots):
             for slot in self._slots:
                 if not slot.started:
@@ -149,7 +153,7 @@ class Attached:
         p = slot.parameter
         if p.grad is None:
             p.grad = torch.zeros_like(p) if slot.place is None else slot.place.zero_()
-        self._accumulated(slot)
+        self._start(slot)
 
     def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
         if module.training and self._sync and torch.is_grad_enabled():
@@ -176,6 +180,13 @@ class Attached:
     def grad_norm(self) -> float:
         """Fused: the global norm of the last step's averaged gradient, before clipping."""
         return self._need_fused("grad_norm", "what torch.nn.utils.clip_grad_norm_ returns").norm
+
+    def broadcast_parameters(self) -> None:
+        """Gives all ranks, and fused the aggregator, rank 0's parameters; all ranks call it, after changing a model."""
+        if self._fused:
+            self._fused.broadcast()
+        else:
+            broadcast_parameters(self._exchange, [s.number for s in self._slots], [s.parameter for s in self._slots])
 
     def save(self, name: str) -> str:
         """Fused: writes parameters and optimizer state to the aggregator's disk; all ranks call it. Returns the path at rank 0."""

@@ -6,7 +6,6 @@ from typing import Optional
 
 import torch
 
-from .. import _lib
 from ..errors import Error
 from . import _arena
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Dict, List
 
 import torch
@@ -15,9 +14,6 @@ from ..errors import ConfigError
 from . import _arena
 from ._exchange import Exchange
 from ._state import Buffers, broadcast_parameters
-
-# Buckets are rebuilt at the beginning of the second forward; from then on they stay where they are.
-_FORWARDS_UNTIL_REBUILT = 2
 
 
 def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **options: Any) -> DistributedDataParallel:
@@ -34,14 +30,15 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
     """
     if not isinstance(module, DistributedDataParallel):
         options.setdefault("gradient_as_bucket_view", True)
-        with _arena.adoptable():
-            module = DistributedDataParallel(module, process_group=_process_group(), **options)
+        module = DistributedDataParallel(module, process_group=_process_group(), **options)
     elif options:
         raise ConfigError(f"the module is a DistributedDataParallel already: give {', '.join(options)} to that")
     size = dist.get_world_size(module.process_group)
     w = world()
     if size not in (1, w.world_size):
-        raise ConfigError(f"the module's process group has {size} processes and RackWeave {w.world_size} workers: start both with the same number")
+        raise ConfigError(
+            f"the module's process group has {size} processes and RackWeave {w.world_size} workers: start both with the same number"
+        )
     exchange = Exchange(w.session(hyper={"scale": 1 / w.world_size}), nonfinite)
     hook = _Hook(exchange, module, wire)
     if size == 1 and w.world_size > 1:
@@ -50,7 +47,6 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
         buffers.broadcast()
         if module.broadcast_buffers:
             module.register_forward_pre_hook(_sync_buffers(buffers))
-    _rebuild_adoptable(module)
 
     # torch wants a function with an argument of this name, and no annotations that are strings.
     def rackweave_hook(state, bucket):  # type: ignore[no-untyped-def]
@@ -75,27 +71,6 @@ def _sync_buffers(buffers: Buffers) -> Any:
     return before_forward
 
 
-def _rebuild_adoptable(module: DistributedDataParallel) -> None:
-    """Makes the memory of the buckets adoptable that DDP makes between its own and its module's first forwards."""
-    scope = contextlib.ExitStack()
-    forwards = 0
-
-    def before(*_: Any) -> None:
-        nonlocal forwards
-        forwards += 1
-        scope.enter_context(_arena.adoptable())
-        if forwards == _FORWARDS_UNTIL_REBUILT:
-            outer.remove()
-
-    def inside(*_: Any) -> None:
-        scope.close()
-        if forwards >= _FORWARDS_UNTIL_REBUILT:
-            inner.remove()
-
-    outer = module.register_forward_pre_hook(before)
-    inner = module.module.register_forward_pre_hook(inside)
-
-
 class _Hook:
     """Exchanges buckets, parameter by parameter: which bucket a parameter is in changes, its name does not."""
 
@@ -111,20 +86,22 @@ class _Hook:
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        self._settle(bucket.index(), buffer)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         items = [(self._number[id(p)], g) for p, g in zip(bucket.parameters(), bucket.gradients()) if p.numel() > 0]
-        self._exchange.start(_lib.PUSHPULL, items, lambda: future.set_result(buffer))
-        # DDP's own callback comes after this one and finds its futures done, so no wait of it keeps Ctrl-C or an error away.
-        self._exchange.drain_after_backward()
+
+        def start() -> None:
+            self._settle(bucket.index(), buffer)
+            self._exchange.start(_lib.PUSHPULL, items, lambda: future.set_result(buffer))
+
+        # DDP's own callback comes after drain and finds its futures done, so no wait of it keeps Ctrl-C or an error away.
+        self._exchange.in_backward(start, self._exchange.drain)
         return future
 
     def _settle(self, index: int, buffer: torch.Tensor) -> None:
-        """Adopts a bucket's memory when it is seen at the same place again."""
-        address = buffer.data_ptr()
+        """Adopts a bucket's memory when it is seen at the same place again: DDP makes others after the first backward."""
         adopted = self._adopted.get(index)
-        if adopted is not None and adopted.address != address:
+        if adopted is not None and adopted.address != buffer.data_ptr():
             del self._adopted[index]
-        if self._seen.get(index) == address and index not in self._adopted and not buffer.is_cuda:
+        if self._seen.get(index) == buffer.data_ptr() and index not in self._adopted and not buffer.is_cuda:
             self._adopted[index] = _arena.Adopted(buffer)
-        self._seen[index] = address
+        self._seen[index] = buffer.data_ptr()

@@ -29,8 +29,14 @@ class Exchange:
         self._landing: List[Stage] = []
         self._then: List[Callable[[], None]] = []
         self._active: Dict[int, bool] = {}
+        self._error: Optional[BaseException] = None
 
-    def register(self, named: Sequence[Tuple[str, torch.Tensor]], wire: str = "", multipliers: Optional[Dict[str, Tuple[float, float]]] = None) -> List[int]:
+    def register(
+        self,
+        named: Sequence[Tuple[str, torch.Tensor]],
+        wire: str = "",
+        multipliers: Optional[Dict[str, Tuple[float, float]]] = None,
+    ) -> List[int]:
         """Declares tensors; returns their numbers. multipliers are of learning rate and weight decay, by name."""
         tensors = []
         for name, t in named:
@@ -42,7 +48,7 @@ class Exchange:
         return self.session.register(tensors)
 
     def start(self, kind: int, items: Sequence[Tuple[int, torch.Tensor]], then: Optional[Callable[[], None]] = None) -> None:
-        """Starts operations in place on dense tensors; then is called by drain when all are done. The first has the highest priority."""
+        """Starts operations in place on dense tensors, the first with the highest priority; drain calls then when all are done."""
         if any(number in self._active for number, _ in items):
             self.drain()  # of a backward that an error ended
         if self.nonfinite != "ignore" and kind in (_lib.PUSH, _lib.PUSHPULL):
@@ -64,7 +70,8 @@ class Exchange:
         self._launch(wait=False)
 
     def drain(self) -> None:
-        """Waits until all that was started is done."""
+        """Waits until all that was started is done; raises what in_backward kept."""
+        self.check()
         self._launch(wait=True)
         handles, self._handles = self._handles, []
         then, self._then = self._then, []
@@ -77,9 +84,23 @@ class Exchange:
         for f in then:
             f()
 
-    def drain_after_backward(self) -> None:
-        """Makes the backward that is running call drain at its end."""
-        torch.autograd.Variable._execution_engine.queue_callback(self.drain)
+    def in_backward(self, start: Callable[[], None], end: Callable[[], None]) -> None:
+        """Calls start from a hook in the middle of backward, and end when all gradients are there.
+
+        An error of start is kept for check: a backward that a hook's error cuts short makes torch 1.13 hang when the process ends.
+        """
+        if self._error is None:
+            try:
+                start()
+            except BaseException as e:
+                self._error = e
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def check(self) -> None:
+        """Raises the error that in_backward kept, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _launch(self, wait: bool) -> None:
         """Submits what has arrived from GPUs; with wait all of it."""
@@ -99,6 +120,8 @@ class Exchange:
             if not t.is_cuda and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
                 self.nonfinite_count += 1
                 if self.nonfinite == "refuse":
-                    error = NonFiniteError(f"the gradient of {self.session.names[number]!r} at rank {self.session.rank} holds NaN or infinity")
+                    error = NonFiniteError(
+                        f"the gradient of {self.session.names[number]!r} at rank {self.session.rank} holds NaN or infinity"
+                    )
                     self.session.fail(error)
                     raise error

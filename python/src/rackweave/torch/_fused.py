@@ -11,6 +11,7 @@ from .. import _lib
 from ..errors import ConfigError, Error
 from . import _arena
 from ._exchange import Exchange
+from ._state import broadcast_parameters
 
 
 def _sgd(g: Dict[str, Any]) -> Tuple[str, Dict[str, float], List[str]]:
@@ -44,6 +45,17 @@ _RULES: Dict[type, Callable[[Dict[str, Any]], Tuple[str, Dict[str, float], List[
     torch.optim.RMSprop: _rmsprop,
 }
 
+# What each rule keeps at the aggregator, in its order, by torch's names; those of momentum only with one.
+_STATES: Dict[str, List[str]] = {
+    "sgd_torch": ["momentum_buffer"],
+    "nesterov_torch": ["momentum_buffer"],
+    "adam_torch": ["exp_avg", "exp_avg_sq"],
+    "adamw_torch": ["exp_avg", "exp_avg_sq"],
+    "adagrad_torch": ["sum"],
+    "rmsprop_torch": ["square_avg", "momentum_buffer"],
+}
+_WITHOUT_STEP = ("sgd_torch", "nesterov_torch")  # torch keeps no count of theirs
+
 _SAME = 1e-6  # how far, relatively, a group's learning rate may be from the multiple of the first's that was registered
 
 
@@ -55,7 +67,8 @@ class Fused:
         name = type(optimizer).__name__
         if type(optimizer) not in _RULES:
             raise ConfigError(
-                f"the aggregator has no rule for {name}: use {', '.join(sorted(t.__name__ for t in _RULES))}, or attach without fused"
+                f"the aggregator has no rule for {name}: use {', '.join(sorted(t.__name__ for t in _RULES))}, "
+                "or attach without fused"
             )
         self.rule, self._fixed = self._read(optimizer.param_groups[0])
         self.clip, self.norm = 0.0, 0.0
@@ -65,7 +78,9 @@ class Fused:
         self.multipliers: Dict[str, Tuple[float, float]] = {}
         for n, p in named:
             if id(p) not in group_of:
-                raise ConfigError(f"parameter {n!r} is not the optimizer's: add it, or freeze it (requires_grad_(False)) before attach")
+                raise ConfigError(
+                    f"parameter {n!r} is not the optimizer's: add it, or freeze it (requires_grad_(False)) before attach"
+                )
             self.multipliers[n] = self._ratios(group_of[id(p)])
         self._registered = [self._ratios(g) for g in optimizer.param_groups]
         self._pushed: Dict[int, bool] = {}
@@ -74,7 +89,8 @@ class Fused:
         rule, hyper, off = _RULES[type(self._optimizer)](group)
         for option in [*off, "maximize", "differentiable"]:
             if group.get(option):
-                raise ConfigError(f"{type(self._optimizer).__name__} with {option}={group[option]}: the aggregator has no rule for it: attach without fused")
+                name = type(self._optimizer).__name__
+                raise ConfigError(f"{name} with {option}: the aggregator has no rule for it: attach without fused")
         return rule, {k: float(v) for k, v in hyper.items()}
 
     def _bases(self) -> Tuple[float, float]:
@@ -104,20 +120,22 @@ class Fused:
             return fused._step(closure)
 
         self._optimizer.step = types.MethodType(step, self._optimizer)  # type: ignore[method-assign]
-        self._state_dict = self._optimizer.state_dict
-        self._optimizer.state_dict = self._refuse_state_dict  # type: ignore[method-assign]
+        self._state_dict, self._load_state_dict = self._optimizer.state_dict, self._optimizer.load_state_dict
+        self._optimizer.state_dict = self._read_state_dict  # type: ignore[method-assign]
+        self._optimizer.load_state_dict = self._write_state_dict  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Gives the optimizer its step back."""
         self._optimizer.step = self._inner  # type: ignore[method-assign]
         self._optimizer.state_dict = self._state_dict  # type: ignore[method-assign]
+        self._optimizer.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
 
     def pushing(self, slot: Any) -> None:
         """Notes that a gradient is about to be pushed."""
         if slot.number in self._pushed:
             error = Error(
-                f"parameter {slot.name!r} gets a second gradient before optimizer.step(): wrap every backward but the last in Attached.no_sync(), "
-                "or call Attached.skip_step() where a step is left out"
+                f"parameter {slot.name!r} gets a second gradient before optimizer.step(): wrap every backward but the last in "
+                "Attached.no_sync(), or call Attached.skip_step() where a step is left out"
             )
             self._exchange.session.fail(error)
             raise error
@@ -153,6 +171,11 @@ class Fused:
         self.clip = 0.0
         self._pushed.clear()
 
+    def broadcast(self) -> None:
+        """Makes rank 0's parameters everyone's, and the aggregator's."""
+        broadcast_parameters(self._exchange, [s.number for s in self._slots], [s.parameter for s in self._slots])
+        self._versions = [s.parameter._version for s in self._slots]
+
     def _pull(self) -> None:
         self._exchange.start(_lib.PULL, [(s.number, s.parameter.data) for s in self._slots])
         self._exchange.drain()
@@ -164,15 +187,24 @@ class Fused:
 
     def _check(self) -> None:
         """Refuses what the aggregator would not see."""
+        for slot, version in zip(self._slots, self._versions):
+            if slot.parameter._version != version:
+                raise Error(
+                    f"parameter {slot.name!r} was changed, and fused its values are the aggregator's: "
+                    "call Attached.broadcast_parameters() after loading or changing a model"
+                )
         for group, registered in zip(self._optimizer.param_groups, self._registered):
             rule, fixed = self._read(group)
             if rule != self.rule or fixed != self._fixed:
-                raise ConfigError(f"hyper-parameters {fixed} differ from {self._fixed}: fused, only lr and weight_decay may change, or differ by group")
+                raise ConfigError(
+                    f"hyper-parameters {fixed} differ from {self._fixed}: fused, only lr and weight_decay may change, "
+                    "or differ by group"
+                )
             for what, now, then in zip(("lr", "weight_decay"), self._ratios(group), registered):
                 if abs(now - then) > _SAME * max(abs(then), _SAME):
                     raise ConfigError(
-                        f"a group's {what} is {now:g} of the largest and was {then:g} when attached: fused, schedulers must scale all groups alike; "
-                        "or attach without fused"
+                        f"a group's {what} is {now:g} of the largest and was {then:g} when attached: fused, schedulers must "
+                        "scale all groups alike; or attach without fused"
                     )
 
     def save(self, name: str) -> str:
@@ -192,5 +224,48 @@ class Fused:
         session.barrier("restored")
         self._pull()
 
-    def _refuse_state_dict(self, *_: Any, **__: Any) -> Dict[str, Any]:
-        raise ConfigError("fused, the optimizer's state lies at the aggregator: use Attached.save(name) and Attached.restore(name)")
+    def _kept(self) -> List[str]:
+        """Names the states that the aggregator keeps."""
+        return [n for n in _STATES[self.rule] if n != "momentum_buffer" or self._fixed["momentum"]]
+
+    def _places(self) -> List[Tuple[int, Any]]:
+        """Lists the managed parameters by their numbers in a state dict."""
+        parameters = [p for g in self._optimizer.param_groups for p in g["params"]]
+        return [(i, self._of[id(p)]) for i, p in enumerate(parameters) if id(p) in self._of]
+
+    def _read_state_dict(self) -> Dict[str, Any]:
+        """The optimizer's state_dict with the state that lies at the aggregator."""
+        out, session = self._state_dict(), self._exchange.session
+        for i, slot in self._places():
+            steps = session.updates(slot.number)
+            if steps == 0:
+                continue
+            state = out["state"][i] = {} if self.rule in _WITHOUT_STEP else {"step": torch.tensor(float(steps))}
+            for array, name in enumerate(self._kept(), 1):
+                data = bytearray(session.read_state(slot.number, array))
+                state[name] = self._shaped(slot, torch.frombuffer(data, dtype=torch.float32))
+        return out
+
+    def _shaped(self, slot: Any, flat: torch.Tensor) -> torch.Tensor:
+        """Gives an array of the aggregator's, which has the order of memory, the parameter's shape and strides."""
+        p = slot.parameter
+        return torch.as_strided(flat, p.shape, p.stride()) if _arena.is_dense(p) else flat.view(p.shape)
+
+    def _write_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """The optimizer's load_state_dict, to the aggregator; all ranks call it. Their parameters become rank 0's, as loaded."""
+        session = self._exchange.session
+        self._load_state_dict({**state_dict, "state": {}})
+        session.barrier("load")
+        if session.rank == 0:
+            for i, slot in self._places():
+                state = state_dict["state"].get(i, {})
+                # torch counts no steps of SGD; of its first the aggregator must only know that it was.
+                steps = int(state.get("step", 1)) if state else 0
+                for array, name in enumerate(self._kept(), 1):
+                    values = self._shaped(slot, torch.zeros(slot.parameter.numel()))
+                    if state.get(name) is not None:
+                        values.copy_(state[name])
+                    flat = torch.as_strided(values, (values.numel(),), (1,))
+                    session.write_state(slot.number, array, flat.numpy().tobytes(), steps)
+        session.barrier("loaded")
+        self.broadcast()
