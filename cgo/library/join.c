@@ -1,4 +1,4 @@
-/* Sessions of programs that rackweave run started. */
+/* Joining and leaving a job: sessions of programs that rackweave run started. */
 #include "control.h"
 #include "library.h"
 
@@ -240,7 +240,7 @@ int rw_barrier(rw_session *s, const char *name)
 	return rc ? rc : call(s, CONTROL_BARRIER, &request, sizeof request, &answer, &n);
 }
 
-void session_leave(struct rw_session *s)
+static void leave(struct rw_session *s)
 {
 	struct control_leave request = {0};
 	void *answer = &request;
@@ -254,4 +254,18 @@ void session_leave(struct rw_session *s)
 	control_call(s->control, CONTROL_LEAVE, &request, sizeof request, &answer, &n, s->timeout_ms);
 	close(s->control); /* where the call failed, this tells the aggregator */
 	s->control = -1;
+}
+
+int rw_close(rw_session *s)
+{
+	int rc;
+
+	if (!s)
+		return 0;
+	rc = session_usable(s);
+	if (rc)
+		return rc;
+	leave(s); /* the aggregator lets go of the connections first, or their end would be a failure */
+	session_free(s);
+	return 0;
 }

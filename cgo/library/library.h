@@ -82,6 +82,7 @@ struct rw_session {
 	char reason[256];
 };
 
+void session_free(struct rw_session *s);
 int session_usable(const struct rw_session *s); /* 0 or RW_EFORKED */
 /* The worker, or NULL with a text: no tensors are added. */
 rw_worker *session_worker(struct rw_session *s);
@@ -97,7 +98,6 @@ const struct registered *session_memory(const struct rw_session *s, const void *
 int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms);
 /* Connects to rackweave run. */
 int control_open(void);
-void session_leave(struct rw_session *s);
 
 /* lanes.c */
 int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic);

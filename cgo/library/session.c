@@ -87,6 +87,30 @@ static int set_up(struct rw_session *s)
 	return rc;
 }
 
+void session_free(struct rw_session *s)
+{
+	if (s->threaded) {
+		rw_worker_stop(s->worker);
+		pthread_join(s->thread, NULL);
+	}
+	rw_worker_close(s->worker);
+	for (uint32_t i = 0; s->lanes && i < s->cfg.nlanes; i++)
+		if (s->lanes[i].qp)
+			rwf_destroy_qp(s->lanes[i].qp);
+	for (uint32_t i = 0; i < s->nmemory; i++)
+		for (uint32_t nic = 0; nic < s->nnics && !s->memory[i].failed; nic++)
+			rwf_dereg_mr(s->nics[nic].pd, s->memory[i].mr[nic].lkey);
+	rw_free(s->staging);
+	nics_close(s->nics, s->nnics);
+	if (s->cancel >= 0)
+		close(s->cancel);
+	pthread_mutex_destroy(&s->control_lock);
+	pthread_mutex_destroy(&s->lock);
+	free(s->memory);
+	free(s->lanes);
+	free(s);
+}
+
 int rw_open(const struct rw_config *config, rw_session **session)
 {
 	struct rw_session *s;
@@ -113,43 +137,10 @@ int rw_open(const struct rw_config *config, rw_session **session)
 		char why[256];
 
 		snprintf(why, sizeof why, "%s", rwf_last_error());
-		rw_close(s);
+		session_free(s);
 		return rwf_fail(-rc, "%s", why);
 	}
 	*session = s;
-	return 0;
-}
-
-int rw_close(rw_session *s)
-{
-	int rc;
-
-	if (!s)
-		return 0;
-	rc = session_usable(s);
-	if (rc)
-		return rc;
-	session_leave(s); /* the aggregator lets go of the connections first, or their end would be a failure */
-	if (s->threaded) {
-		rw_worker_stop(s->worker);
-		pthread_join(s->thread, NULL);
-	}
-	rw_worker_close(s->worker);
-	for (uint32_t i = 0; s->lanes && i < s->cfg.nlanes; i++)
-		if (s->lanes[i].qp)
-			rwf_destroy_qp(s->lanes[i].qp);
-	for (uint32_t i = 0; i < s->nmemory; i++)
-		for (uint32_t nic = 0; nic < s->nnics && !s->memory[i].failed; nic++)
-			rwf_dereg_mr(s->nics[nic].pd, s->memory[i].mr[nic].lkey);
-	rw_free(s->staging);
-	nics_close(s->nics, s->nnics);
-	if (s->cancel >= 0)
-		close(s->cancel);
-	pthread_mutex_destroy(&s->control_lock);
-	pthread_mutex_destroy(&s->lock);
-	free(s->memory);
-	free(s->lanes);
-	free(s);
 	return 0;
 }
 
