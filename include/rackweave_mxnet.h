@@ -57,8 +57,13 @@ RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange
 RW_API uint64_t rw_mx_oldest(rw_mx_store *store, uint32_t *tensor);
 /* How many exchanges were queued and are not done. */
 RW_API uint64_t rw_mx_pending(rw_mx_store *store);
-/* 0, or the first failure of an exchange, with its text in buf. */
+/* 0, or the first failure of an exchange, with what the data path says of it in buf. */
 RW_API int rw_mx_failure(rw_mx_store *store, char *buf, uint32_t cap);
+/*
+ * Tells MXNet's engine of the exchanges that failed, and of those that will, with the reason, which is raised where their
+ * results are waited for. Until then they are not done: whoever sees a failure calls this.
+ */
+RW_API void rw_mx_fail(rw_mx_store *store, const char *reason);
 
 /*
  * Arena memory as a DLManagedTensor for MXNDArrayFromDLPackEx. Its deleter, which MXNet may call from any thread and at exit,

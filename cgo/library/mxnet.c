@@ -21,8 +21,10 @@ struct rw_mx_store {
 	pthread_mutex_t mu;
 	struct exchange *oldest, *newest; /* in flight, in the order they started */
 	uint64_t pending;
+	struct exchange *parked; /* failed, without a reason yet */
 	int failed;
-	char text[600];
+	char text[600];   /* what the data path says of the first failure */
+	char reason[600]; /* of all failures; empty: not known yet */
 };
 
 /* One exchange from rw_mx_start until the engine lets it go. */
@@ -38,39 +40,63 @@ struct exchange {
 	float threshold;
 };
 
-static void note(rw_mx_store *s, int status, const char *text)
+/* Tells the engine that the exchange is done, or failed for a reason. A std::runtime_error, as dmlc::Error is, has two words. */
+static void complete(struct exchange *x, const char *reason)
 {
+	const struct rw_mx_engine e = x->store->engine; /* once the engine knows, exchange and store may be gone */
+	struct completion done = x->complete;
+	void *error[4] = {0};
+
+	if (!reason || !e.error_init) {
+		done.call(done.engine, done.op, NULL);
+		return;
+	}
+	e.error_init(error, reason);
+	error[0] = e.error_vtable;
+	done.call(done.engine, done.op, error);
+	e.error_destroy(error);
+}
+
+/* An exchange that failed waits for the reason, which the control plane knows better (rw_mx_fail). */
+static void finish(struct exchange *x, int status)
+{
+	rw_mx_store *s = x->store;
+	int known = 1;
+
+	if (!status) {
+		complete(x, NULL);
+		return;
+	}
 	pthread_mutex_lock(&s->mu);
 	if (!s->failed) {
 		s->failed = status;
-		snprintf(s->text, sizeof s->text, "%s", text);
+		if (!rw_failure(s->session, s->text, sizeof s->text))
+			snprintf(s->text, sizeof s->text, "exchanging a tensor failed: %s", rw_error());
+	}
+	if (!s->reason[0]) {
+		known = 0;
+		x->newer = s->parked;
+		s->parked = x;
 	}
 	pthread_mutex_unlock(&s->mu);
+	if (known)
+		complete(x, s->reason);
 }
 
-/* Tells the engine that the exchange is done. Room for a std::runtime_error, of which dmlc::Error is one, is two words. */
-static void finish(struct exchange *x, int status)
+void rw_mx_fail(rw_mx_store *s, const char *reason)
 {
-	const struct rw_mx_engine e = x->store->engine; /* once the engine knows, exchange and store may be gone */
-	struct completion complete = x->complete;
-	void *error[4] = {0};
-	char text[600];
+	struct exchange *x, *next;
 
-	if (!status) {
-		complete.call(complete.engine, complete.op, NULL);
-		return;
+	pthread_mutex_lock(&s->mu);
+	if (!s->reason[0])
+		snprintf(s->reason, sizeof s->reason, "%s", reason[0] ? reason : "exchanging a tensor failed");
+	x = s->parked;
+	s->parked = NULL;
+	pthread_mutex_unlock(&s->mu);
+	for (; x; x = next) {
+		next = x->newer;
+		complete(x, s->reason);
 	}
-	if (!rw_failure(x->store->session, text, sizeof text))
-		snprintf(text, sizeof text, "exchanging a tensor failed: %s", rw_error());
-	note(x->store, status, text);
-	if (!e.error_init) {
-		complete.call(complete.engine, complete.op, NULL);
-		return;
-	}
-	e.error_init(error, text);
-	error[0] = e.error_vtable;
-	complete.call(complete.engine, complete.op, error);
-	e.error_destroy(error);
 }
 
 static void enlist(struct exchange *x)

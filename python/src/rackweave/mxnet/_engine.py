@@ -89,6 +89,7 @@ def _declare() -> Any:
         ("rw_mx_oldest", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
         ("rw_mx_pending", ctypes.c_uint64, [pointer]),
         ("rw_mx_failure", ctypes.c_int, [pointer, ctypes.c_char_p, u32]),
+        ("rw_mx_fail", None, [pointer, ctypes.c_char_p]),
         ("rw_mx_tensor", ctypes.c_int, [shape, ctypes.c_int32, u8, u8, ctypes.POINTER(pointer)]),
         ("rw_in_arena", ctypes.c_int, [pointer, ctypes.c_size_t]),
     ):
@@ -172,6 +173,10 @@ class Store:
         """Returns what made the first exchange fail; empty if none did."""
         text = ctypes.create_string_buffer(600)
         return text.value.decode(errors="replace") if _rw.rw_mx_failure(self.handle, text, len(text)) else ""
+
+    def fail(self, reason: str) -> None:
+        """Ends the exchanges that failed, and those that will, by an exception of MXNet's that says the reason."""
+        _rw.rw_mx_fail(self.handle, reason.encode())
 
 
 def allocate(shape: Sequence[int], dtype: Any) -> Optional[mx.nd.NDArray]:

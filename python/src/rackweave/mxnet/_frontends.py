@@ -47,7 +47,7 @@ def _init_kvstore(method: Any) -> Any:
         if not isinstance(self._kvstore, RackWeave):
             return
         if self._update_on_kvstore and getattr(self, "_amp_loss_scaler", None) is not None:
-            raise ConfigError("AMP looks for overflows after the aggregator's update: make the Trainer with update_on_kvstore=False")
+            raise ConfigError("AMP looks for overflows after the update: make the Trainer with update_on_kvstore=False")
         # The trainer would refuse another batch size. The scale travels with each step here.
         self._distributed = False
 

@@ -38,7 +38,7 @@ def write(session: Session, entries: Iterable[Any], states: Dict[Any, Any]) -> N
     entries = list(entries)
     for entry in entries:
         entry.exchange.wait()
-    session.barrier("before loading optimizer states")
+    session.barrier("before-loading-states")
     if session.rank == 0:
         for entry in entries:
             if entry.key in states:
@@ -49,7 +49,7 @@ def write(session: Session, entries: Iterable[Any], states: Dict[Any, Any]) -> N
                             "the file is of another model"
                         )
                     session.write_state(entry.tensor, number, array.astype("float32").asnumpy().astype("<f4").tobytes())
-    session.barrier("after loading optimizer states")
+    session.barrier("after-loading-states")
 
 
 def _listed(state: Any) -> List[Any]:

@@ -177,7 +177,7 @@ class RackWeave(KVStoreBase):
     def _barrier(self) -> None:
         """Waits until all workers are here."""
         self._barriers += 1
-        self._opened().barrier(f"kvstore {self._barriers}")
+        self._opened().barrier(f"kvstore-{self._barriers}")
 
     def close(self) -> None:
         """Waits for what is under way and leaves the aggregator."""

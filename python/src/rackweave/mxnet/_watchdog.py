@@ -1,11 +1,11 @@
-"""Bounds how long an exchange may wait in MXNet's engine, where nobody else looks at the clock."""
+"""Follows exchanges that wait in MXNet's engine: bounds their time, and gives those that fail their reason."""
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
-import weakref
-from typing import TYPE_CHECKING, Any, Tuple
+from typing import TYPE_CHECKING, List, Tuple
 
 from ..errors import WaitTimeoutError
 
@@ -13,28 +13,53 @@ if TYPE_CHECKING:
     from .._session import Session
     from ._engine import Store
 
-_EVERY = 0.2  # seconds
+_EVERY = 0.1  # seconds
+_REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
+
+_open: List[Tuple["Session", "Store"]] = []
 
 
 def follow(session: "Session", store: "Store") -> None:
-    """Fails the session when an exchange of the store's waits for longer than the session's timeout."""
-    threading.Thread(target=_follow, args=(weakref.ref(session), weakref.ref(store)), name="rackweave-mxnet", daemon=True).start()
+    """Follows a store's exchanges until settle."""
+    pair = (session, store)
+    _open.append(pair)
+    threading.Thread(target=_follow, args=(pair,), name="rackweave-mxnet", daemon=True).start()
 
 
-def _follow(session_of: Any, store_of: Any) -> None:
-    while True:
+def _follow(pair: Tuple["Session", "Store"]) -> None:
+    while pair in _open:
         time.sleep(_EVERY)
-        session, store = session_of(), store_of()
-        if session is None or store is None or not store.handle or session.error is not None:
-            return
-        limit = session.settings.timeout
-        age, tensor = store.oldest()
-        if age > limit:
-            session.fail(WaitTimeoutError(f"no answer within {limit:g} s for key {session.names[tensor]}{session.awaited()}"))
-        del session, store
+        if pair in _open:
+            _look(*pair)
+
+
+def _look(session: "Session", store: "Store") -> None:
+    limit = session.settings.timeout
+    age, tensor = store.oldest()
+    if age > limit and session.error is None:
+        session.fail(WaitTimeoutError(f"no answer within {limit:g} s for key {session.names[tensor]}{session.awaited()}"))
+    text = store.failure()
+    if text:
+        until = time.monotonic() + _REASON_WAIT
+        while session.error is None and time.monotonic() < until:
+            time.sleep(0.01)
+        store.fail(str(session.error or text))
 
 
 def settle(session: "Session", store: "Store") -> None:
-    """Waits until every exchange is done, by its deadline or by the session's failure."""
+    """Waits until every exchange is done, by its deadline or by the session's failure, and follows no more."""
+    pair = (session, store)
+    if pair in _open:
+        _open.remove(pair)
+    waited = 0.0
     while store.pending() > 0:
-        time.sleep(0.001)
+        time.sleep(min(waited, _EVERY))
+        waited += 0.001
+        _look(session, store)
+
+
+@atexit.register
+def _settle_all() -> None:
+    """Settles before MXNet and the sessions end: MXNet's end waits for all that is in its engine."""
+    for session, store in list(_open):
+        settle(session, store)

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Times pushpull of MXNet's kvstores between processes of one host; prints one line of JSON.
+
+The store is MXNet's own dist_sync, with its scheduler and servers, or RackWeave's. An iteration fills the inputs (dist_sync
+overwrites them; that is off the clock), meets at a barrier, calls pushpull for each tensor as gluon.Trainer does, and ends when
+all results are there; each rank times it for itself, and the slowest rank's time is the iteration's. The last sums are compared
+with what they must be, element by element: the inputs are small integers, so any order of adding gives the same bits.
+"""
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+PERIOD = 4  # of the inputs: element i of rank r is (i + r) % PERIOD
+UNSUPPORTED = 3  # exit status: a dtype that the store does not sum; Go knows it too
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--store", choices=["dist_sync", "rackweave"], required=True)
+    p.add_argument("--workers", type=int, required=True)
+    p.add_argument("--bytes", type=int, required=True, help="bytes of one rank's tensors")
+    p.add_argument("--dtype", default="f32")
+    p.add_argument("--iters", type=int, default=20)
+    p.add_argument("--warmup", type=int, default=5)
+    p.add_argument("--tensors", metavar="FILE", help="a file with the bytes of a tensor per line, in all --bytes")
+    p.add_argument("--servers", type=int, default=1, help="of dist_sync")
+    p.add_argument("--memory", choices=["arena", "ordinary"], default="arena", help="where RackWeave's tensors lie")
+    p.add_argument("--rackweave", metavar="PROGRAM", default="rackweave", help="the rackweave command")
+    p.add_argument("--results", metavar="DIRECTORY", help=argparse.SUPPRESS)  # given to workers
+    args = p.parse_args()
+    if args.iters < 1 or args.warmup < 0 or args.workers < 1 or args.servers < 1:
+        p.error("at least one worker, one server and one iteration are needed")
+    args.sizes = [args.bytes // 4]
+    if args.tensors:
+        with open(args.tensors) as f:
+            args.sizes = [int(line) // 4 for line in f if line.strip()]
+    if sum(args.sizes) * 4 != args.bytes or 0 in args.sizes:
+        p.error(f"--tensors: {sum(args.sizes)} elements in {args.tensors}, {args.bytes} bytes in --bytes")
+    return args
+
+
+def work(args):
+    """One rank's whole run; leaves its times in microseconds and its wrong elements in the directory of results."""
+    if args.store == "rackweave":
+        import rackweave.mxnet
+        from rackweave.mxnet import _arena
+    import mxnet as mx
+    import numpy as np
+
+    store = mx.kv.create("dist_sync" if args.store == "dist_sync" else "dist_sync_rackweave")
+
+    def tensors(name):
+        if args.store == "rackweave" and args.memory == "arena":
+            return [getattr(_arena, name)((size,), np.float32) for size in args.sizes]
+        return [mx.nd.empty((size,)) for size in args.sizes]
+
+    inputs, outputs = tensors("gradient"), tensors("weight")
+    filled = [mx.nd.array((np.arange(size) + store.rank) % PERIOD) for size in args.sizes]
+    for i, out in enumerate(outputs):
+        out[:] = -1
+        store.init(i, out)
+    times = []
+    for _ in range(args.warmup + args.iters):
+        for value, values in zip(inputs, filled):
+            values.copyto(value)
+        mx.nd.waitall()
+        store._barrier()
+        start = time.perf_counter()
+        for i, (value, out) in enumerate(zip(inputs, outputs)):
+            store.pushpull(i, value, out=out, priority=-i)
+        for out in outputs:
+            out.wait_to_read()
+        times.append((time.perf_counter() - start) * 1e6)
+    period = np.array([sum((i + r) % PERIOD for r in range(args.workers)) for i in range(PERIOD)], np.float32)
+    wrong = sum(int((out.asnumpy() != np.resize(period, out.size)).sum()) for out in outputs)
+    with open(os.path.join(args.results, str(store.rank)), "w") as f:
+        json.dump({"times_us": times[args.warmup:], "wrong": wrong, "version": mx.__version__}, f)
+    store._barrier()
+
+
+def native(args, command, environment):
+    """Starts dist_sync's processes, the workers first."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port), DMLC_NODE_HOST="127.0.0.1",
+                       DMLC_NUM_SERVER=str(args.servers), DMLC_NUM_WORKER=str(args.workers))
+    environment.pop("PORT", None)
+    roles = ["worker"] * args.workers + ["server"] * args.servers + ["scheduler"]
+    return [subprocess.Popen(command, env=dict(environment, DMLC_ROLE=role), stdout=sys.stderr) for role in roles]
+
+
+def start(args, folder):
+    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--results", folder]
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.workers)))
+    if args.store == "dist_sync":
+        return native(args, command, environment)
+    command = [args.rackweave, "run", "-n", str(args.workers), "--", *command]
+    return [subprocess.Popen(command, env=environment, stdout=sys.stderr)]
+
+
+def finish(processes):
+    """Waits for all; when one fails, ends the others and raises."""
+    try:
+        while any(p.poll() is None for p in processes):
+            if any(p.returncode for p in processes):
+                break
+            time.sleep(0.05)
+        failed = [p.returncode for p in processes if p.returncode]
+        if failed:
+            raise SystemExit(f"mxnet_kvstore.py: a process ended with {failed[0]}")
+    finally:
+        for p in processes:
+            if p.poll() is None:
+                p.terminate()
+        for p in processes:
+            try:
+                p.wait(10)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+
+
+def main():
+    args = parse()
+    if args.dtype != "f32":
+        print(f"mxnet_kvstore.py: {args.dtype}: the comparison is of f32", file=sys.stderr)
+        sys.exit(UNSUPPORTED)
+    if args.results:
+        return work(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through finish, which ends the processes
+    with tempfile.TemporaryDirectory() as folder:
+        finish(start(args, folder))
+        ranks = [json.load(open(os.path.join(folder, str(r)))) for r in range(args.workers)]
+    how = f"dist_sync, {args.servers} server" if args.store == "dist_sync" else f"kvstore, tensors in {args.memory} memory"
+    print(json.dumps({
+        "version": f"mxnet {ranks[0]['version']}",
+        "transport": how,
+        "times_us": [round(max(t), 3) for t in zip(*(r["times_us"] for r in ranks))],
+        "wrong": sum(r["wrong"] for r in ranks),
+    }))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""Checks of the kvstore that need two workers; prints "ok" and the name of each that holds."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+import numpy as np
+from common import RANK, WORKERS, data, mx, network, parameters, seed
+
+import rackweave
+from rackweave.mxnet import _arena, _engine
+
+CHECKS = []
+N = WORKERS
+TOTAL = N * (N + 1) / 2  # of rank + 1 over all ranks
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def store():
+    return mx.kv.create("dist_sync_rackweave")
+
+
+def mine(*shape, dtype="float32"):
+    return mx.nd.full(shape, RANK + 1, dtype=dtype)
+
+
+def same(array, want):
+    np.testing.assert_array_equal(array.asnumpy(), np.broadcast_to(np.float32(want), array.shape))
+
+
+def raises(error, text, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except error as e:
+        assert text in str(e), f"{text!r} is not in {e}"
+        return
+    raise AssertionError(f"no {error} was raised")
+
+
+@check
+def names_and_place():
+    kv = store()
+    assert (kv.type, kv.rank, kv.num_workers) == ("dist_sync_rackweave", RANK, N)
+    assert kv.is_capable("optimizer") and isinstance(mx.kv.create("rackweave"), type(kv))
+    raises(ValueError, "capability", kv.is_capable, "flying")
+    raises(ValueError, "asynchronous training is not supported", mx.kv.create, "dist_async_rackweave")
+
+
+@check
+def a_name_without_dist_is_taken_on_one_device():
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="rackweave")
+    trainer._init_kvstore()
+    assert trainer._kvstore is not None and trainer._kvstore.type == "dist_sync_rackweave"
+
+
+@check
+def broadcast_gives_rank_0s_values():
+    kv, out = store(), [mx.nd.zeros((3, 2)), mx.nd.zeros((3, 2), ctx=mx.cpu(1))]
+    kv.broadcast("w", mine(3, 2), out=out)
+    same(out[0], 1)
+    same(out[1], 1)
+
+
+@check
+def pushpull_sums_over_devices_and_workers():
+    kv = store()
+    value = [mine(5), mx.nd.full((5,), 10, ctx=mx.cpu(1))]
+    out = [mx.nd.zeros((5,)), mx.nd.zeros((5,), ctx=mx.cpu(1))]
+    kv.pushpull("g", value, out=out)
+    same(out[0], TOTAL + 10 * N)
+    same(out[1], TOTAL + 10 * N)
+    same(value[0], RANK + 1)
+    array = mine(5)
+    kv.pushpull(7, array)
+    same(array, TOTAL)
+    arrays = [mine(2), mine(3)]
+    kv.pushpull(["a", "b"], arrays)
+    same(arrays[0], TOTAL)
+    same(arrays[1], TOTAL)
+
+
+@check
+def half_precision_is_summed():
+    kv, array = store(), mine(1000, dtype="float16")
+    kv.pushpull("h", array)
+    same(array.astype("float32"), TOTAL)
+
+
+@check
+def push_and_pull_are_those_of_dist_sync():
+    kv, out = store(), mx.nd.zeros((4,))
+    kv.init("w", mine(4))
+    kv.pull("w", out=out)
+    same(out, 1)
+    kv.push("w", mine(4))
+    kv.pull("w", out=out)
+    same(out, TOTAL)
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))  # after the keys: the store goes on with their values
+    kv.push("w", mine(4))
+    kv.pull("w", out=out)
+    same(out, TOTAL - 0.5 * TOTAL)
+
+
+@check
+def stores_do_not_meet():
+    first, second = store(), store()
+    a, b = mine(4), mine(6)
+    first.pushpull(0, a)
+    second.pushpull(0, b)
+    same(a, TOTAL)
+    same(b, TOTAL)
+
+
+@check
+def bad_values_are_refused():
+    kv = store()
+    sparse = mx.nd.ones((2, 2)).tostype("row_sparse")
+    raises(ValueError, "row_sparse", kv.pushpull, "s", sparse)
+    raises(ValueError, "row_sparse", kv.row_sparse_pull, "s", out=sparse)
+    raises(ValueError, "int32", kv.pushpull, "i", mx.nd.ones((2,), dtype="int32"))
+    raises(TypeError, "NDArray", kv.pushpull, "n", np.ones(2))
+    raises(ValueError, "no value", kv.pull, "unknown", out=mx.nd.ones((2,)))
+    kv.pushpull("g", mine(4))
+    raises(ValueError, "shape (4,)", kv.pushpull, "g", mine(5))
+    raises(ValueError, "threshold", kv.set_gradient_compression, {"type": "2bit", "threshold": 0})
+    raises(ValueError, "1bit", kv.set_gradient_compression, {"type": "1bit"})
+    raises(ValueError, "no optimizer", kv.save_optimizer_states, "/dev/null")
+
+
+@check
+def compression_is_mxnets_2bit():
+    kv = store()
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    residuals, out = [np.zeros(1000, np.float32) for _ in range(N)], mx.nd.zeros((1000,))
+    for step in range(5):
+        grads = [np.random.RandomState(10 * step + r).uniform(-1, 1, 1000).astype(np.float32) for r in range(N)]
+        want = np.zeros(1000, np.float32)
+        for r in range(N):  # MXNet's definition, by hand
+            residuals[r] += grads[r]
+            sent = np.where(residuals[r] >= 0.5, np.float32(0.5), np.where(residuals[r] <= -0.5, np.float32(-0.5), np.float32(0)))
+            residuals[r] -= sent
+            want += sent
+        kv.pushpull("g", mx.nd.array(grads[RANK]), out=out)
+        np.testing.assert_array_equal(out.asnumpy(), want)
+
+
+def trained(optimizer, params, kvstore, steps=6, change=None, before=None, after=None, batches=(16,)):
+    """Trains one net by a store, or by full batches without one, and returns its weights."""
+    mx.name.NameManager._current.value = mx.name.NameManager()
+    seed(5)
+    net = mx.gluon.nn.HybridSequential(prefix="t_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(16, activation="tanh", in_units=64), mx.gluon.nn.Dense(10, in_units=16))
+    net.initialize(mx.init.Xavier())
+    net[0].weight.lr_mult, net[1].bias.wd_mult = 0.5, 0.0
+    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, dict(params), kvstore=kvstore)
+    if before:
+        before(trainer)
+    shares = [data(r, seed=3) for r in ([RANK] if kvstore else range(N))]
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for step in range(steps):
+        batch = batches[step % len(batches)]
+        with mx.autograd.record():
+            values = [loss(net(mx.nd.array(x[:batch].reshape(batch, 64))), mx.nd.array(y[:batch])) for x, y in shares]
+            total = mx.nd.concat(*values, dim=0)
+        total.backward()
+        if change:
+            change(trainer, step)
+        trainer.step(batch * N)
+    if after:
+        after(trainer)
+    return [p.data().asnumpy() for p in net.collect_params().values()]
+
+
+def alike(a, b, tolerance=1e-5):
+    for x, y in zip(a, b):
+        assert np.abs(x - y).max() <= tolerance * np.abs(y).max(), np.abs(x - y).max()
+
+
+@check
+def every_optimizer_does_what_it_does_locally():
+    for name, params in {
+        "sgd": {"learning_rate": 0.1}, "nag": {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+        "adam": {"learning_rate": 0.01, "wd": 0.01, "clip_gradient": 0.01}, "adagrad": {"learning_rate": 0.1, "wd": 0.01},
+        "rmsprop": {"learning_rate": 0.01, "wd": 0.01}, "ftrl": {"learning_rate": 0.1},
+        "signum": {"learning_rate": 0.01, "momentum": 0},
+        "rmsprop ": {"learning_rate": 0.01, "centered": True},
+    }.items():
+        alike(trained(name.strip(), params, store()), trained(name.strip(), params, None), 2e-5)
+
+
+@check
+def hyper_parameters_are_live():
+    def change(trainer, step):
+        if step == 2:
+            trainer.set_learning_rate(0.01)
+
+    sgd = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+    alike(trained("sgd", sgd, store(), change=change), trained("sgd", sgd, None, change=change))
+
+    def scheduled():
+        return dict(sgd, lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5))
+
+    alike(trained("sgd", scheduled(), store()), trained("sgd", scheduled(), None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        # The last batch may be smaller.
+        alike(trained("sgd", sgd, store(), batches=(16, 4)), trained("sgd", sgd, None, batches=(16, 4)))
+
+
+@check
+def optimizer_states_go_to_local_training_and_back():
+    for name, params in {"sgd": {"learning_rate": 0.1, "momentum": 0.9}, "adam": {"learning_rate": 0.01}, "ftrl": {}}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            ours, local = os.path.join(folder, "ours"), os.path.join(folder, "local")
+            trained(name, params, store(), after=lambda t: t.save_states(ours))
+            trained(name, params, None, after=lambda t: t.save_states(local))
+            (a, _), (b, _) = (pickle.load(open(path, "rb")) for path in (ours, local))
+            assert a.keys() == b.keys()
+            for key in a:
+                for x, y in zip(listed(a[key]), listed(b[key])):
+                    alike([x.asnumpy()], [y.asnumpy()], 1e-4)
+
+            def load(trainer):
+                trainer.load_states(local)
+
+            alike(trained(name, params, store(), before=load), trained(name, params, None, before=load))
+
+
+@check
+def one_rank_may_save_states_while_others_go_on():
+    path = os.path.join(tempfile.gettempdir(), f"rackweave-states-{os.getpid()}")
+
+    def save(trainer, step):
+        if step == 3 and RANK == 0:
+            time.sleep(0.2)  # the others' gradients are there
+            trainer.save_states(path)
+
+    sgd = {"learning_rate": 0.1, "momentum": 0.9}
+    alike(trained("sgd", sgd, store(), change=save), trained("sgd", sgd, None))
+    if RANK == 0:
+        os.remove(path)
+
+
+def listed(state):
+    return list(state) if isinstance(state, (list, tuple)) else [] if state is None else [state]
+
+
+@check
+def weights_set_after_the_first_step_count():
+    net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, kvstore="rackweave")
+    for value in (None, 100.0):
+        if value is not None:
+            net.weight.set_data(mx.nd.full((1, 1), value))
+        with mx.autograd.record():
+            out = net(mx.nd.ones((1, 1)))
+        out.backward()
+        trainer.step(N)
+    same(net.weight.data(), 99)
+
+
+@check
+def module_starts_from_rank_0s_weights_where_workers_update():
+    os.environ["MXNET_UPDATE_ON_KVSTORE"] = "0"
+    try:
+        seed(50 + RANK)
+        s = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="f"), name="softmax")
+        net, (x, y) = mx.mod.Module(s), data(RANK)
+        net.fit(mx.io.NDArrayIter(x, y, 32, label_name="softmax_label"), num_epoch=1, kvstore=store(), initializer=mx.init.Xavier())
+        weight = net.get_params()[0]["f_weight"]
+        summed = weight.copy()
+        store().pushpull("check", summed)
+        np.testing.assert_allclose(summed.asnumpy(), N * weight.asnumpy(), rtol=1e-6)
+    finally:
+        del os.environ["MXNET_UPDATE_ON_KVSTORE"]
+
+
+@check
+def pushpull_returns_before_a_late_peer_came():
+    kv, array, late = store(), mine(1000), 1.0
+    kv.pushpull("g", array)
+    array.wait_to_read()
+    kv._barrier()
+    if RANK == 1:
+        time.sleep(late)
+    began = time.monotonic()
+    kv.pushpull("g", array)
+    started = time.monotonic() - began
+    mx.nd.dot(mx.nd.ones((50, 50)), mx.nd.ones((50, 50))).wait_to_read()
+    other = time.monotonic() - began
+    array.wait_to_read()
+    if RANK == 0:
+        assert started < 0.1 and other < late / 2 < time.monotonic() - began, (started, other)
+
+
+@check
+def forks_and_data_loaders_work():
+    kv, array = store(), mine(1000)
+    x = mx.gluon.data.ArrayDataset(np.arange(64).astype(np.float32))
+    kv.pushpull("g", array)
+    assert sum(b.sum().asscalar() for b in mx.gluon.data.DataLoader(x, 8, num_workers=2)) == 64 * 63 / 2
+    child = os.fork()
+    if child == 0:
+        try:
+            raises(rackweave.ForkedError, "forked", kv.pushpull, "g", array)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    kv.pushpull("g", array)
+    same(array, TOTAL * N)
+
+
+@check
+def parameters_and_gradients_are_not_copied():
+    net = network("arena_")
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=store())
+    x, y = data(RANK)
+    before = rackweave.stats()
+    for _ in range(5):
+        with mx.autograd.record():
+            value = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(mx.nd.array(x[:16])), mx.nd.array(y[:16]))
+        value.backward()
+        trainer.step(16 * N)
+    mx.nd.waitall()
+    moved = {k: v - before.get(k, 0) for k, v in rackweave.stats().items()}
+    assert moved["copied_bytes"] <= 0.05 * (moved["sent_bytes"] + moved["received_bytes"]), moved
+    net.cast("float32")
+    assert all(_engine.in_arena(p.data()) and _engine.in_arena(p.grad()) for p in net.collect_params().values() if p._grad)
+
+
+@check
+def signal_handlers_are_left_alone():
+    code = "import signal, mxnet; before = [signal.getsignal(s) for s in range(1, 32)]\n"
+    code += "import rackweave.mxnet\nassert before == [signal.getsignal(s) for s in range(1, 32)]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def main():
+    for function in CHECKS:
+        if len(sys.argv) == 1 or function.__name__ in sys.argv[1:]:
+            function()
+            print("ok", function.__name__)
+
+
+if __name__ == "__main__":
+    main()

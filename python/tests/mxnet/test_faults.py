@@ -1,0 +1,76 @@
+"""What goes wrong at one rank is an exception at every rank, in time, that says what to do."""
+
+import os
+import sys
+import types
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+import rack  # noqa: E402
+
+PATHS = [os.path.join(rack.ROOT, "python", "src"), os.path.dirname(HERE), os.path.join(HERE, "programs")]
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(PATHS)}
+
+
+@pytest.fixture
+def aggregator():
+    with rack.Aggregator() as a:
+        yield a
+
+
+def workers(name, address, *args, n=2, **env):
+    """Starts processes that run a function of programs/faults.py, which only they import."""
+    function = types.SimpleNamespace(__module__="faults", __name__=name)
+    return rack.Workers(function, n, address, args, {**ENVIRONMENT, **env})
+
+
+def failures(job):
+    """Returns what was raised at each rank; none may have crashed."""
+    outcomes = job.finish()
+    for rank, o in enumerate(outcomes):
+        assert o.code in (1, 7), f"worker {rank} ended with {o.code}: {o.output}"
+    return [o.error for o in outcomes]
+
+
+def test_a_worker_that_dies_is_named_at_the_others(aggregator):
+    errors = failures(workers("one_dies", aggregator.address, 1, n=3))
+    for rank in (0, 2):
+        assert "worker 1" in errors[rank], errors
+
+
+def test_a_worker_that_is_late_is_named_when_the_time_is_up(aggregator):
+    errors = failures(workers("one_is_late", aggregator.address, 1, RACKWEAVE_TIMEOUT="2"))
+    assert "no answer within 2 s for key g; the aggregator waits for rank 1" in errors[0], errors
+    assert "no answer within 2 s for key g" in errors[1], errors
+
+
+def test_an_aggregator_that_is_killed_is_told_of(aggregator):
+    job = workers("goes_on", aggregator.address)
+    for rank in range(2):
+        job.wait_for(rank, "under way")
+    aggregator.kill()
+    for error in failures(job):
+        assert "aggregator" in error, error
+
+
+@pytest.mark.parametrize("name,text", [
+    ("models_differ", "weight"),
+    ("types_differ", "weight"),
+    ("optimizers_differ", "optimizer"),
+    ("learning_rates_differ", "weight"),
+], ids=["models", "types", "optimizers", "learning rates"])
+def test_ranks_that_differ_are_told_in_what(aggregator, name, text):
+    for error in failures(workers(name, aggregator.address)):
+        assert text in error, error
+
+
+def test_no_aggregator_is_a_clear_error():
+    for error in failures(workers("no_aggregator", "http://127.0.0.1:9")):
+        assert "ServerLostError" in error and "rackweave serve" in error, error
+
+
+def test_a_program_may_end_without_waiting(aggregator):
+    for outcome in workers("gradients_are_left_under_way", aggregator.address).finish():
+        assert outcome.code == 0 and not outcome.error, outcome
