@@ -1,4 +1,4 @@
-// Package doctor looks at a machine and tells what of its settings helps or hinders, each finding with its remedy.
+// Package doctor examines a machine and tells which of its settings help or hinder, each with its remedy.
 package doctor
 
 import (
@@ -21,7 +21,7 @@ const (
 	LevelFail Level = "fail"
 )
 
-// Finding is one thing looked at on a machine. Remedy is what to do about it, as a command where there is one.
+// Finding is one thing that was examined. Remedy tells what to do about it, as a command where there is one.
 type Finding struct {
 	Check  string `json:"check"`
 	Level  Level  `json:"level"`
@@ -29,7 +29,7 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Examine looks at this machine: its settings, and which transports can be used.
+// Examine examines this machine: its settings, and which transports work.
 func Examine() ([]Finding, error) {
 	top, err := numa.Discover("")
 	if err != nil {

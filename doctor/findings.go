@@ -17,7 +17,7 @@ func (f *findings) add(check string, level Level, remedy, detail string, args ..
 	*f = append(*f, Finding{check, level, fmt.Sprintf(detail, args...), remedy})
 }
 
-// Findings says what of a machine's settings helps or hinders, in a fixed order. It only reads its arguments.
+// Findings tells which of a machine's settings help or hinder, in a fixed order. It only reads its arguments.
 func Findings(t *numa.Topology, lim numa.Limits) []Finding {
 	var f findings
 	f.memlock(t, lim)
@@ -193,7 +193,7 @@ func (f *findings) nic(t *numa.Topology, n *numa.NIC) {
 	}
 }
 
-// roceMTU is what a network device's MTU must be at least for RoCE packets of 4096 bytes: payload and headers.
+// roceMTU is the least MTU of a network device for RoCE packets with 4096 bytes of payload.
 const roceMTU = 4200
 
 func (f *findings) rdma(t *numa.Topology, d *numa.RDMADevice) {

@@ -14,13 +14,13 @@ import (
 type HugePolicy int
 
 const (
-	// HugeAuto takes the largest pages to be had: 1 GiB, 2 MiB, transparent huge pages, small.
+	// HugeAuto takes the largest pages available: 1 GiB, 2 MiB, transparent huge pages, small.
 	HugeAuto HugePolicy = iota
 	// HugeTransparent leaves the pools of huge pages to others.
 	HugeTransparent
-	// HugeOff is small pages.
+	// HugeOff takes small pages.
 	HugeOff
-	// HugeRequire is HugeAuto, but an error instead of small pages.
+	// HugeRequire is HugeAuto, but fails instead of taking small pages.
 	HugeRequire
 )
 
@@ -28,7 +28,7 @@ var hugeNames = [...]string{"auto", "transparent", "off", "require"}
 
 func (h HugePolicy) String() string { return hugeNames[h] }
 
-// MarshalText gives the policy's name.
+// MarshalText returns the policy's name.
 func (h HugePolicy) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
 
 // UnmarshalText reads a policy's name: auto, transparent, off or require.
@@ -42,10 +42,10 @@ func (h *HugePolicy) UnmarshalText(text []byte) error {
 	return fmt.Errorf("huge page policy %q: use one of %s", text, strings.Join(hugeNames[:], ", "))
 }
 
-// AnyNode leaves it to the kernel where an arena's memory is.
+// AnyNode lets the kernel choose the node of an arena's memory.
 const AnyNode = -1
 
-// ErrNoMemory is wrapped by errors of [NewArena] when what is asked for is more than there is.
+// ErrNoMemory is what errors of [NewArena] wrap when there is less memory than was asked for.
 var ErrNoMemory = errors.New("not enough memory")
 
 // ArenaConfig describes an arena.
@@ -54,20 +54,20 @@ type ArenaConfig struct {
 	Bytes int64
 	Node  int // NUMA node to bind to, or [AnyNode]
 	Huge  HugePolicy
-	// Lazy leaves pages to be made when first touched; they are small, and memory may then run out under whoever touches.
+	// Lazy makes each page when it is first touched. The pages are small, and memory may run out at that moment.
 	Lazy bool
 }
 
-// Arena is memory that is shared by descriptor, bound to a NUMA node, in pages as large as could be had. It is a sealed
-// memfd: its size can never change again, so that a process which maps it cannot
-// be made to fault. The file is Len rounded up to whole pages: a peer maps all of it, at a multiple of the page size, 2 MiB
-// for [PagesTHP], without which it would get small pages. An inaccessible page follows the mapping.
+// Arena is memory that is shared by descriptor, bound to a NUMA node, in the largest pages available. It is a sealed memfd: its
+// size never changes, so a process that maps it cannot be made to fault. The file is Len rounded up to whole pages. A peer maps
+// all of it at a multiple of the page size, 2 MiB for [PagesTHP]; elsewhere it would get small pages. An inaccessible page
+// follows the mapping.
 type Arena struct {
-	// Pages is what it got: "1 GiB" or "2 MiB" from a pool, "THP" (for at least half of it), or the size of small pages.
+	// Pages names the pages it has: "1 GiB" or "2 MiB" from a pool, "THP" for at least half of it, or the size of small pages.
 	Pages string
 	// HugeBytes is how much of it lies in huge pages.
 	HugeBytes int64
-	// Notes says why it did not get larger pages, and what would change that.
+	// Notes tell why it has no larger pages, and what would change that.
 	Notes []string
 
 	name string
@@ -85,8 +85,8 @@ type mapping struct {
 	used uintptr
 }
 
-// NewArena makes an arena. Unless it is lazy its pages exist, on its node, when NewArena returns: nothing fails later for
-// want of memory. Errors name the size and what there is; those for lack of memory wrap [ErrNoMemory].
+// NewArena makes an arena. Unless it is lazy, its pages exist on its node when NewArena returns, so memory cannot run out later.
+// Errors name the size and what is available. Those for lack of memory wrap [ErrNoMemory].
 func NewArena(c ArenaConfig) (*Arena, error) {
 	a, err := newArena(c)
 	if err != nil {
@@ -137,25 +137,25 @@ func newArena(c ArenaConfig) (*Arena, error) {
 	return a, nil
 }
 
-// Addr is the arena's first byte; nil once closed.
+// Addr returns the address of the arena's first byte, or nil after Close.
 func (a *Arena) Addr() unsafe.Pointer { return a.span.addr }
 
-// Len is the arena's size: what was asked for.
+// Len returns the arena's size in bytes, as asked for.
 func (a *Arena) Len() int { return a.len }
 
-// Bytes is the arena as a slice. It must not be used after Close.
+// Bytes returns the arena as a slice. It must not be used after Close.
 func (a *Arena) Bytes() []byte { return unsafe.Slice((*byte)(a.span.addr), a.len) }
 
-// FD is the memfd; the arena owns it. Offset 0 of the file is the first byte.
+// FD returns the memfd, which the arena owns. Offset 0 of the file is the first byte.
 func (a *Arena) FD() int { return a.fd }
 
-// Name is the arena's name.
+// Name returns the arena's name.
 func (a *Arena) Name() string { return a.name }
 
-// Node is the node the arena is bound to, or [AnyNode].
+// Node returns the node that the arena is bound to, or [AnyNode].
 func (a *Arena) Node() int { return a.node }
 
-// NodeOf is the node that holds the byte at an offset, as the kernel tells. On a lazy arena asking makes the page.
+// NodeOf returns the node that holds the byte at an offset, as the kernel tells. In a lazy arena the question makes the page.
 func (a *Arena) NodeOf(offset int) (int, error) {
 	if offset < 0 || offset >= a.len {
 		panic(fmt.Sprintf("arena %q: offset %d outside [0, %d)", a.name, offset, a.len))
@@ -211,8 +211,8 @@ func (m *mapping) mapFile(fd int, size, align uintptr) error {
 		return os.NewSyscallError("mmap", err)
 	}
 	m.base, m.size = base, reserve
-	// A mapping that fails on top of another leaves a hole there, which some other thread's memory may fill before it is let go
-	// of. So it is tried elsewhere first: what can fail fails there, and the huge pages it reserves stay with the file.
+	// A mapping that fails on top of another leaves a hole, which another thread's memory may fill before the hole is unmapped.
+	// So it is tried elsewhere first: what can fail fails there, and the huge pages that it reserves stay with the file.
 	trial, err := unix.MmapPtr(fd, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return os.NewSyscallError("mmap", err)

@@ -16,13 +16,12 @@ func LastLevelCache() int64 {
 	return t.LastLevelCache()
 }
 
-// LastLevelCache returns how many bytes of a last-level cache this process can count on: data that one core writes, and
-// another of the same cache reads soon, stays there if there is no more of it. Where the machine has several such caches it
-// is the largest one's figure.
+// LastLevelCache returns how many bytes of a last-level cache this process can count on. That much data stays in the cache
+// between one core's write and another's read soon after. Of several such caches the largest figure counts.
 //
-// It is the size that the machine claims where the machine is the process's own: no hypervisor runs it, and the process may
-// run on every CPU of the cache. Elsewhere others use the cache too. A virtual machine passes the host's size on: one with two
-// cores claims 480 MiB. There it is 4 MiB for each core that the process may run on, and no more than is claimed.
+// The process has all that the machine claims if no hypervisor runs the machine and the process may run on every CPU of the
+// cache. Otherwise others use the cache too, and a virtual machine even claims its host's size: one with two cores claims
+// 480 MiB. Then the process has 4 MiB for each core that it may run on, and no more than is claimed.
 func (t *Topology) LastLevelCache() int64 {
 	var largest int64
 	for _, c := range t.CPUs {

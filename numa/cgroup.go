@@ -9,7 +9,7 @@ import (
 )
 
 // cgroupDirs lists the directories of this process's cgroup for a controller, innermost first, in cgroup v1 or v2
-// (cgroups(7)). Where the path is that of another namespace only the root of the hierarchy is listed: a container's own.
+// (cgroups(7)). Where the path belongs to another namespace, it lists only the root of the hierarchy: the container's own.
 func (t tree) cgroupDirs(controller string) []string {
 	base, at := "sys/fs/cgroup", ""
 	for line := range strings.Lines(t.text("proc/self/cgroup")) {
@@ -34,7 +34,7 @@ func (t tree) cgroupDirs(controller string) []string {
 	return dirs
 }
 
-// cpuset is the CPUs that this process's cgroup lets it run on; ok is false where no cgroup says.
+// cpuset returns the CPUs that this process's cgroup lets it run on; ok is false where no cgroup tells.
 func (t tree) cpuset() (set CPUSet, ok bool) {
 	for _, dir := range t.cgroupDirs("cpuset") {
 		for _, file := range []string{"cpuset.cpus.effective", "cpuset.effective_cpus"} {
@@ -46,8 +46,8 @@ func (t tree) cpuset() (set CPUSet, ok bool) {
 	return nil, false
 }
 
-// cgroupMemory is what the memory limits of this process's cgroups leave: limit minus use, page cache that can be dropped
-// counted as free. limit names the file that binds, "" where none does.
+// cgroupMemory returns what the memory limits of this process's cgroups leave: limit minus use, with page cache that can be
+// dropped counted as free. limit names the file that binds, "" where none does.
 func (t tree) cgroupMemory() (bytes int64, limit string) {
 	bytes = math.MaxInt64
 	for _, dir := range t.cgroupDirs("memory") {

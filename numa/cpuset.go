@@ -13,8 +13,8 @@ const maxCPUs = 1 << 16
 // CPUSet is a set of CPU numbers, ascending. Its text and JSON form is the kernel's list format, "0-3,8" (cpuset(7)).
 type CPUSet []int
 
-// ParseCPUs reads the kernel's list format. An empty list, also as "(null)", which is what /sys/devices/system/cpu/nohz_full
-// says when it is not set, is an empty set.
+// ParseCPUs reads the kernel's list format. An empty list is an empty set, and so is "(null)", which
+// /sys/devices/system/cpu/nohz_full says when it is not set.
 func ParseCPUs(s string) (CPUSet, error) {
 	s = strings.TrimSpace(s)
 	if s == "" || s == "(null)" {
@@ -42,7 +42,7 @@ func ParseCPUs(s string) (CPUSet, error) {
 	return slices.Compact(set), nil
 }
 
-// String gives the kernel's list format.
+// String returns the set in the kernel's list format.
 func (s CPUSet) String() string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
@@ -62,7 +62,7 @@ func (s CPUSet) String() string {
 	return b.String()
 }
 
-// MarshalText gives the kernel's list format.
+// MarshalText returns the set in the kernel's list format.
 func (s CPUSet) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText reads the kernel's list format.
@@ -77,13 +77,13 @@ func (s CPUSet) Has(cpu int) bool {
 	return found
 }
 
-// And is the intersection of two sets.
+// And returns the intersection of two sets.
 func (s CPUSet) And(o CPUSet) CPUSet { return s.filter(o.Has) }
 
-// Minus is what of s is not in o.
+// Minus returns the CPUs of s that are not in o.
 func (s CPUSet) Minus(o CPUSet) CPUSet { return s.filter(func(cpu int) bool { return !o.Has(cpu) }) }
 
-// Or is the union of two sets.
+// Or returns the union of two sets.
 func (s CPUSet) Or(o CPUSet) CPUSet {
 	u := slices.Concat(s, o)
 	slices.Sort(u)

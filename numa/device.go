@@ -8,8 +8,8 @@ import (
 
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// deviceNode is the NUMA node of a device. Only bus devices have the file numa_node, not the virtio or auxiliary devices
-// on top of them, so it is looked for upwards. The kernel says -1 where the firmware gave none.
+// deviceNode returns the NUMA node of a device. Only bus devices have the file numa_node, not the virtio or auxiliary devices
+// on top of them, so it searches upwards. The kernel says -1 where the firmware gave none.
 func (t tree) deviceNode(dev string) (node int, ok bool) {
 	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
 		if n, found := t.number(at + "/numa_node"); found {
@@ -19,7 +19,7 @@ func (t tree) deviceNode(dev string) (node int, ok bool) {
 	return 0, false
 }
 
-// pciOf is the PCI address of a device or of the nearest one above it.
+// pciOf returns the PCI address of a device or of the nearest one above it.
 func pciOf(dev string) string {
 	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
 		if pciAddress.MatchString(path.Base(at)) {
@@ -29,7 +29,7 @@ func pciOf(dev string) string {
 	return ""
 }
 
-// discoverNICs lists the network devices with a device behind them, which leaves out loopback, bridges, tunnels and bonds.
+// discoverNICs lists the network devices with hardware behind them: no loopback, bridges, tunnels or bonds.
 func (t *Topology) discoverNICs(tr tree) {
 	for _, name := range tr.names("sys/class/net") {
 		at := path.Join("sys/class/net", name)

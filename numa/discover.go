@@ -13,12 +13,12 @@ import (
 
 // Discover reads a machine's topology from the sysfs and procfs below root; "" is this machine.
 //
-// Allowed CPUs are the affinity of the calling thread, so call it from a goroutine that is not pinned. With isolcpus= the
-// kernel takes the isolated CPUs out of every process's default affinity although it lets a thread be pinned to them; they
-// therefore count as allowed where the process's cpuset holds them, unless someone narrowed the affinity (taskset(1),
-// systemd's CPUAffinity=), which is respected as it is.
+// The allowed CPUs are the affinity of the calling thread, so call it from a goroutine that is not pinned. With isolcpus= the
+// kernel takes the isolated CPUs out of every process's default affinity, although it lets a thread be pinned to them. They
+// count as allowed where the process's cpuset holds them, unless someone narrowed the affinity (taskset(1), systemd's
+// CPUAffinity=), which is respected as it is.
 //
-// What the machine does not say stays zero and, where it matters, is noted; an error means that there is no sysfs at all.
+// What the machine does not tell stays zero and, where it matters, is noted. An error means that there is no sysfs at all.
 func Discover(root string) (*Topology, error) {
 	tr, err := openTree(root)
 	if err != nil {
@@ -84,9 +84,9 @@ func (t tree) hypervisor() string {
 	return ""
 }
 
-// allowed is the CPUs that this process may pin threads to.
+// allowed returns the CPUs that this process may pin threads to.
 func (t tree) allowed(online, isolated CPUSet) CPUSet {
-	// The thread's own file: the process's is that of its first thread, which may be a pinned one.
+	// The process's file is that of its first thread, which may be pinned; the thread has its own.
 	status := "proc/thread-self/status"
 	if !t.exists(status) {
 		status = "proc/self/status"

@@ -13,30 +13,29 @@ type Lane struct {
 	NICIndex int    `json:"nic_index"`     // its place among those chosen; 0 where none was
 	Node     int    `json:"node"`          // of the core, where the lane's memory belongs
 	CPU      int    `json:"cpu"`
-	// Mbps is the NIC's link speed; 0 on every lane when the speed of one of the NICs is not known.
+	// Mbps is the NIC's link speed. It is 0 on every lane if the speed of any NIC is unknown.
 	Mbps int `json:"mbps"`
 }
 
 // LaneConfig chooses lanes.
 type LaneConfig struct {
-	// NICs are the devices to serve, by the names of network or RDMA devices. Empty: the lanes are spread over the nodes.
+	// NICs names the network or RDMA devices to serve. If it is empty, the lanes are spread over the nodes.
 	NICs []string
-	// Cores is how many cores to use. 0: of each node that serves, the isolated ones; where there are none, all but one of
-	// those allowed, which is left to the system, or all if there are no more than two.
+	// Cores is how many cores to use. 0 uses the isolated cores of each node that serves. Where none are isolated, it uses all
+	// that are allowed but one, which is left to the system, or all if there are no more than two.
 	Cores int
 }
 
-// site is where cores are handed out to: a chosen NIC, or a whole node where none is chosen.
+// site is what cores are given to: a chosen NIC, or a whole node where none is chosen.
 type site struct {
 	Lane
 	speed int
 	taken int
 }
 
-// Lanes is the NIC↔node↔core map. Each physical core is used once, by one of its SMT siblings; cores go to NICs in
-// proportion to link speed, isolated ones first, the core left to the system last. The lanes come in order of NIC, node and CPU,
-// with notes on whatever a person should know. Errors: an unknown or repeated NIC, more cores than there are, fewer than
-// the NICs' nodes.
+// Lanes returns the NIC↔node↔core map, and notes for a person. Each physical core is used once, by one of its SMT siblings. Cores
+// go to NICs in proportion to link speed, isolated ones first, the core left to the system last. The lanes are ordered by NIC,
+// node and CPU. It refuses an unknown or repeated NIC, more cores than there are, and fewer than the NICs have nodes.
 func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 	m := &laneMap{t: t, queues: map[int][]int{}, spare: map[int][]int{}, used: map[int][]int{}}
 	for i := range t.Nodes {
@@ -66,9 +65,11 @@ func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 	}
 	switch {
 	case c.Cores < 0 || c.Cores > usable:
-		return nil, nil, fmt.Errorf("%s asked for: %d can be used here (one sibling of each core, of cpus %s); 0 chooses", count(c.Cores, "core"), usable, t.Allowed)
+		return nil, nil, fmt.Errorf("%s asked for: %d can be used here (one sibling of each core, of cpus %s); 0 chooses",
+			count(c.Cores, "core"), usable, t.Allowed)
 	case c.Cores > 0 && c.Cores < serving && len(c.NICs) > 0:
-		return nil, nil, fmt.Errorf("%s asked for: the NICs are on %d nodes, each needs a core of its own node", count(c.Cores, "core"), serving)
+		return nil, nil, fmt.Errorf("%s asked for: the NICs are on %d nodes, each needs a core of its own node",
+			count(c.Cores, "core"), serving)
 	}
 	m.hand(cmp.Or(c.Cores, usable))
 	m.noteUnused(c)
@@ -90,7 +91,7 @@ func (m *laneMap) note(format string, args ...any) {
 	m.notes = append(m.notes, fmt.Sprintf(format, args...))
 }
 
-// coreOrder lists one CPU of each core that may be used on a node, best first, and how many to use unless told.
+// coreOrder lists one CPU of each core that may be used on a node, best first, and returns how many to use by default.
 func (t *Topology) coreOrder(n *Node) (cpus []int, use int) {
 	var isolated, others []int
 	for _, core := range t.cores(n.Allowed) {
@@ -162,7 +163,7 @@ func (m *laneMap) choose(nics []string) error {
 	return nil
 }
 
-// nearest is the node with usable CPUs at the least distance.
+// nearest returns the node with usable CPUs at the least distance.
 func (m *laneMap) nearest(node int) int {
 	distance := func(to int) int {
 		n := m.t.node(node)
@@ -175,7 +176,7 @@ func (m *laneMap) nearest(node int) int {
 	return slices.MinFunc(m.nodes, func(a, b int) int { return cmp.Compare(distance(a), distance(b)) })
 }
 
-// hand gives out cores one by one: to the site with the fewest for its speed, then on the node with the fewest, then in order.
+// hand gives out cores one by one: to the site with the fewest for its speed, then the node with the fewest, then in order.
 func (m *laneMap) hand(cores int) {
 	for range cores {
 		var best *site
@@ -203,7 +204,7 @@ func (m *laneMap) hand(cores int) {
 	})
 }
 
-// share lets NICs that got no core use one that serves another NIC of their node, as evenly as can be.
+// share lets NICs without a core use one that serves another NIC of their node, as evenly as possible.
 func (m *laneMap) share() {
 	turn := map[int]int{}
 	for i := range m.sites {
@@ -219,7 +220,7 @@ func (m *laneMap) share() {
 	}
 }
 
-// noteUnused says what is left alone, and why.
+// noteUnused notes what stays unused, and why.
 func (m *laneMap) noteUnused(c LaneConfig) {
 	var left CPUSet
 	for _, node := range m.nodes {
@@ -247,7 +248,7 @@ func (m *laneMap) noteUnused(c LaneConfig) {
 	}
 }
 
-// deviceNames lists what can be chosen as a NIC.
+// deviceNames lists the devices that can be chosen as NICs.
 func (t *Topology) deviceNames() []string {
 	var names []string
 	for _, n := range t.NICs {
@@ -259,7 +260,7 @@ func (t *Topology) deviceNames() []string {
 	return names
 }
 
-// LanesText is a lane map as a person reads it: a line for each NIC and node, then the notes.
+// LanesText prints a lane map for a person: a line for each NIC and node, then the notes.
 func LanesText(lanes []Lane, notes []string) string {
 	var b strings.Builder
 	for i := 0; i < len(lanes); {

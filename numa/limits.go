@@ -11,14 +11,14 @@ import (
 
 // Limits are what the system lets this process do, and what it wants.
 type Limits struct {
-	// Memlock is RLIMIT_MEMLOCK in bytes, math.MaxUint64 for unlimited. CanLock: the process has CAP_IPC_LOCK, which lifts it.
+	// Memlock is RLIMIT_MEMLOCK in bytes, math.MaxUint64 for unlimited. CanLock tells that CAP_IPC_LOCK lifts it.
 	Memlock uint64 `json:"memlock"`
 	CanLock bool   `json:"can_lock"`
-	// Want is how many bytes the process means to register with RDMA devices; 0 where that is not known yet.
+	// Want is how many bytes the process will register with RDMA devices; 0 is unknown.
 	Want uint64 `json:"want"`
 }
 
-// ReadLimits reads this process's limits. want is how many bytes it means to register.
+// ReadLimits reads this process's limits. want is how many bytes it will register.
 func ReadLimits(want uint64) (Limits, error) {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {

@@ -16,8 +16,8 @@ func (t tree) memoryNodes() CPUSet {
 	return CPUSet{0}
 }
 
-// available is how much ordinary memory can be taken now without pushing anything out, and what sets that bound. node -1 is
-// any. Huge page pools are not part of it.
+// available returns how much ordinary memory can be taken now without pushing anything out, and what sets that bound. node -1
+// is any. Huge page pools are not part of it.
 func (t tree) available(node int) (bytes int64, bound string) {
 	bytes, bound = math.MaxInt64, "nothing known"
 	if n := t.kib("proc/meminfo", "MemAvailable"); n > 0 {
@@ -26,7 +26,7 @@ func (t tree) available(node int) (bytes int64, bound string) {
 	if n, limit := t.cgroupMemory(); n < bytes {
 		bytes, bound = n, limit
 	}
-	// Beyond what a bound node can give, the kernel kills instead of refusing. With one node MemAvailable has said it.
+	// Beyond what a bound node has, the kernel kills instead of refusing. With one node MemAvailable has told.
 	if node >= 0 && len(t.memoryNodes()) > 1 {
 		file := fmt.Sprintf("sys/devices/system/node/node%d/meminfo", node)
 		n := t.kib(file, "MemFree") + t.kib(file, "Active(file)") + t.kib(file, "Inactive(file)") + t.kib(file, "SReclaimable")
@@ -37,7 +37,7 @@ func (t tree) available(node int) (bytes int64, bound string) {
 	return bytes, bound
 }
 
-// freeHugePages is how many huge pages of a size are free in a node's pool; of all nodes for -1.
+// freeHugePages returns how many huge pages of a size are free in a node's pool, or in all pools for -1.
 func (t tree) freeHugePages(size int64, node int) int64 {
 	at := "sys/kernel/mm"
 	if node >= 0 && t.exists("sys/devices/system/node") {

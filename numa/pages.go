@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pool is a size of huge pages that the kernel keeps pools of.
+// pool is a size of huge pages that the kernel keeps in pools.
 type pool struct {
 	name  string
 	size  int64
@@ -69,7 +69,7 @@ func onNode(node int) string {
 	return fmt.Sprintf(" on node %d", node)
 }
 
-// undo lets go of what an attempt made.
+// undo releases what an attempt made.
 func (a *Arena) undo() error {
 	err := a.span.unmap()
 	if a.fd >= 0 {
@@ -79,7 +79,7 @@ func (a *Arena) undo() error {
 	return err
 }
 
-// fromShmem takes ordinary memory, in transparent huge pages where that is wanted and possible.
+// fromShmem takes ordinary memory, in transparent huge pages where they are wanted and possible.
 func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	small := int64(os.Getpagesize())
 	huge, _ := tr.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
@@ -125,9 +125,9 @@ func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	return a.prove(tr, page)
 }
 
-// collapse asks for transparent huge pages. Touching one byte of each and collapsing (madvise(2), MADV_COLLAPSE, kernel
-// 6.1) makes a huge page whatever /sys/kernel/mm/transparent_hugepage says, on the node of the byte touched, and spares
-// the kernel from making the small ones. Older kernels do what shmem_enabled tells them.
+// collapse asks for transparent huge pages. Touching one byte of each and collapsing (madvise(2), MADV_COLLAPSE, kernel 6.1)
+// makes a huge page on the node of the byte, whatever /sys/kernel/mm/transparent_hugepage says, without the small ones first.
+// Older kernels do what shmem_enabled tells them.
 func (a *Arena) collapse(huge int64) {
 	if err := a.span.advise(unix.MADV_HUGEPAGE); err != nil {
 		a.Notes = append(a.Notes, fmt.Sprintf("MADV_HUGEPAGE: %v", err))
@@ -142,14 +142,15 @@ func (a *Arena) collapse(huge int64) {
 	switch err {
 	case nil:
 	case unix.EINVAL:
-		a.Notes = append(a.Notes, "the kernel (before 6.1) has no MADV_COLLAPSE: set shmem_enabled to advise in /sys/kernel/mm/transparent_hugepage")
+		a.Notes = append(a.Notes,
+			"the kernel (before 6.1) has no MADV_COLLAPSE: set shmem_enabled to advise in /sys/kernel/mm/transparent_hugepage")
 	default:
 		a.Notes = append(a.Notes, fmt.Sprintf("MADV_COLLAPSE: %v: memory may be too fragmented", err))
 	}
 }
 
-// populateEvery makes the small page at every multiple of step, without touching it: what cannot be made is an error, never
-// a signal.
+// populateEvery makes the small page at every multiple of step. It does not touch the page, so a failure is an error and never a
+// signal.
 func (a *Arena) populateEvery(step int64) error {
 	for off := int64(0); off < int64(a.span.used); off += step {
 		page := mapping{addr: unsafe.Add(a.span.addr, off), used: uintptr(os.Getpagesize())}
@@ -160,7 +161,7 @@ func (a *Arena) populateEvery(step int64) error {
 	return nil
 }
 
-// populate makes those of a mapping's pages that are not there yet; by touching them where the kernel (before 5.14) cannot be asked to.
+// populate makes a mapping's missing pages. Where the kernel (before 5.14) cannot be asked to, it touches them.
 func (m *mapping) populate() error {
 	err := m.advise(unix.MADV_POPULATE_WRITE)
 	if err != unix.EINVAL {
@@ -212,7 +213,7 @@ func (a *Arena) strayPage(page int64) error {
 	return nil
 }
 
-// hugeMapped is how much of a range of this process's shared memory is mapped by huge pages (smaps in proc(5)).
+// hugeMapped returns how much of a range of this process's shared memory huge pages map (smaps in proc(5)).
 func hugeMapped(addr, size uintptr) int64 {
 	text, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {

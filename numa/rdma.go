@@ -30,8 +30,8 @@ func (t tree) mapped(f func()) {
 	f()
 }
 
-// discoverRDMA lists RDMA devices: names, ports and character devices by rdmamap, the rest, which it does not give, from
-// sysfs. It comes after the NICs.
+// discoverRDMA lists RDMA devices. Names, ports and character devices come from rdmamap, the rest from sysfs. It runs after
+// discoverNICs.
 func (t *Topology) discoverRDMA(tr tree) {
 	tr.mapped(func() {
 		names := rdmamap.GetRdmaDeviceList()

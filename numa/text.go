@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 )
 
-// String is the topology as a person reads it: the machine, a table of nodes, one of NICs, one of RDMA devices, notes.
+// String prints the topology for a person: the machine, a table each of nodes, NICs and RDMA devices, and the notes.
 func (t *Topology) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, Linux %s\n", orUnknown(t.CPUModel), orUnknown(t.Kernel))
@@ -94,7 +94,7 @@ func (t *Topology) writeRDMA(b *strings.Builder) {
 	})
 }
 
-// caches says what caches a node's CPUs have, as in "8 x 4 MiB"; one that other nodes' CPUs share too is marked.
+// caches describes the caches of a node's CPUs, as in "8 x 4 MiB". It marks one that other nodes' CPUs share.
 func (t *Topology) caches(n *Node, pick func(CPU) Cache) string {
 	seen := map[string]int{}
 	var kinds []string
@@ -129,7 +129,7 @@ func (t *Topology) Governors() []string {
 	return all
 }
 
-// table writes columns after an empty line. Empty last cells are left without the spaces that would pad them.
+// table writes columns after an empty line, without spaces at the ends of lines.
 func table(b *strings.Builder, head string, rows func(io.Writer)) {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -170,7 +170,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// FormatBytes gives a size in the largest binary unit that keeps it at least 1.
+// FormatBytes prints a size in the largest binary unit that leaves at least one: "32 KiB", "23.5 GiB".
 func FormatBytes(n int64) string {
 	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	v, u := float64(n), 0

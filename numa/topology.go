@@ -1,20 +1,20 @@
-// Package numa knows the machine: which NUMA nodes, cores, NICs and RDMA devices it has and how they lie to each other
-// ([Discover]), which core serves which NIC ([Topology.Lanes]), memory bound to a node in pages as large as can be had
-// ([NewArena]), how much of a cache can be counted on ([LastLevelCache]), and threads that stay on a core ([Pin]).
+// Package numa knows the machine. [Discover] finds its NUMA nodes, cores, NICs and RDMA devices, and how near they are to each
+// other. [Topology.Lanes] chooses the core that serves each NIC. [NewArena] makes memory on a node, in the largest pages
+// available. [Pin] keeps a thread on a core. [LastLevelCache] tells how much of the cache a process can count on.
 //
-// Discovery reads sysfs and procfs below a root that may be a captured tree; what it gives is a plain value.
+// Discovery reads sysfs and procfs below a root, which may be a captured tree, and returns a plain value.
 package numa
 
-// Topology is a machine as discovered. Lists are in ascending or natural order: the same machine gives the same value.
+// Topology describes a machine. Its lists are in ascending or natural order, so the same machine has the same value.
 type Topology struct {
 	CPUModel string `json:"cpu_model,omitempty"`
-	// Hypervisor names what runs this virtual machine; "" is a machine of its own, or one that does not tell.
+	// Hypervisor names what runs a virtual machine; "" is no virtual machine, or one that does not tell.
 	Hypervisor     string `json:"hypervisor,omitempty"`
 	Kernel         string `json:"kernel"`
 	Sockets        int    `json:"sockets"`
 	MemoryBytes    int64  `json:"memory_bytes"`
 	AvailableBytes int64  `json:"available_bytes"`
-	// Allowed is the CPUs this process may run on; see [Discover] for how isolated ones count.
+	// Allowed is the CPUs that this process may run on; [Discover] tells how isolated ones count.
 	Allowed  CPUSet       `json:"allowed_cpus"`
 	Isolated CPUSet       `json:"isolated_cpus,omitempty"`
 	NoHzFull CPUSet       `json:"nohz_full_cpus,omitempty"`
@@ -23,21 +23,21 @@ type Topology struct {
 	CPUs     []CPU        `json:"cpus"`
 	NICs     []NIC        `json:"nics"`
 	RDMA     []RDMADevice `json:"rdma_devices"`
-	// NVIDIAGPUs counts NVIDIA GPUs; PeerMem tells whether the module nvidia_peermem is loaded.
+	// NVIDIAGPUs counts NVIDIA GPUs. PeerMem tells whether the module nvidia_peermem is loaded.
 	NVIDIAGPUs int  `json:"nvidia_gpus"`
 	PeerMem    bool `json:"nvidia_peermem"`
-	// Notes is what a person should know about how this was found.
+	// Notes tell a person what was assumed or left out.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// THP is how transparent huge pages are set: always, within_size, advise, madvise, never, …; "" where the kernel has none
-// (/sys/kernel/mm/transparent_hugepage).
+// THP is the setting of transparent huge pages in /sys/kernel/mm/transparent_hugepage: always, within_size, advise, madvise,
+// never, …; "" where the kernel has none.
 type THP struct {
 	Anon  string `json:"anonymous"`
 	Shmem string `json:"shmem"`
 }
 
-// Node is a NUMA node. One without CPUs is memory alone.
+// Node is a NUMA node. One without CPUs has only memory.
 type Node struct {
 	ID          int        `json:"id"`
 	CPUs        CPUSet     `json:"cpus"`         // online
@@ -69,7 +69,7 @@ type CPU struct {
 	Governor string `json:"governor,omitempty"`
 }
 
-// Cache is a cache and the CPUs that share it; zero where it is not known.
+// Cache is a cache and the CPUs that share it; zero where that is unknown.
 type Cache struct {
 	Bytes int64  `json:"bytes"`
 	CPUs  CPUSet `json:"cpus"`
@@ -78,7 +78,7 @@ type Cache struct {
 // NIC is a network device with hardware, real or emulated, behind it.
 type NIC struct {
 	Name string `json:"name"`
-	// Node is the NUMA node it is attached to. NodeUnknown: the machine does not say, and node 0 is assumed.
+	// Node is the NUMA node it is attached to. With NodeUnknown the machine does not tell, and node 0 is assumed.
 	Node        int      `json:"node"`
 	NodeUnknown bool     `json:"node_unknown,omitempty"`
 	PCI         string   `json:"pci,omitempty"`
@@ -136,7 +136,7 @@ func (d *RDMADevice) Active() bool {
 	return false
 }
 
-// RateMbps is the rate of the device's active ports together, of all ports if none is active.
+// RateMbps returns the rate of the device's active ports together, of all ports if none is active.
 func (d *RDMADevice) RateMbps() int {
 	sum := 0
 	for _, p := range d.Ports {
@@ -168,7 +168,8 @@ func (t *Topology) cores(cpus CPUSet) []CPUSet {
 	return cores
 }
 
-// CanCollapse reports whether arenas can have huge pages made of small ones: the kernel has MADV_COLLAPSE (6.1) and transparent huge pages at all.
+// CanCollapse reports whether arenas can have transparent huge pages whatever their setting: the kernel has them, and
+// MADV_COLLAPSE (6.1).
 func (t *Topology) CanCollapse() bool {
 	return t.THP.Anon != "" && compareNatural(t.Kernel, "6.1") >= 0
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// tree reads sysfs and procfs below a root: the machine's own, or a captured one. Paths are relative to it. What cannot be
-// read is the zero value: which files exist differs from kernel to kernel, and their absence is an answer too.
+// tree reads sysfs and procfs below a root: the machine's own, or a captured one. Paths are relative to it. What cannot be read
+// is the zero value: kernels differ in the files they have, and a missing file is an answer too.
 type tree struct{ root string }
 
 func openTree(root string) (tree, error) {
@@ -35,7 +35,7 @@ func (t tree) exists(p string) bool {
 	return err == nil
 }
 
-// text is a file's content without the white space around it.
+// text returns a file's content without the white space around it.
 func (t tree) text(p string) string {
 	b, err := os.ReadFile(t.path(p))
 	if err != nil {
@@ -44,7 +44,7 @@ func (t tree) text(p string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// number is the integer in a file; ok is false when there is none.
+// number returns the integer in a file; ok is false when there is none.
 func (t tree) number(p string) (n int64, ok bool) {
 	n, err := strconv.ParseInt(t.text(p), 10, 64)
 	return n, err == nil
@@ -58,7 +58,7 @@ func (t tree) cpus(p string) CPUSet {
 	return set
 }
 
-// field is the value of a "name: value" line, as in /proc/meminfo and /proc/self/status.
+// field returns the value of a "name: value" line, as in /proc/meminfo and /proc/self/status.
 func (t tree) field(p, name string) string {
 	for line := range strings.Lines(t.text(p)) {
 		if _, value, ok := strings.Cut(line, name+":"); ok {
@@ -68,20 +68,20 @@ func (t tree) field(p, name string) string {
 	return ""
 }
 
-// kib is a field given in kB, in bytes; 0 when there is none.
+// kib returns the bytes of a field that is given in kB; 0 when there is none.
 func (t tree) kib(p, name string) int64 {
 	n, _ := strconv.ParseInt(strings.TrimSuffix(t.field(p, name), " kB"), 10, 64)
 	return n << 10
 }
 
-// chosen is the word in brackets of a file that lists its choices, as in "always [madvise] never".
+// chosen returns the word in brackets of a file that lists its choices, as in "always [madvise] never".
 func (t tree) chosen(p string) string {
 	_, after, _ := strings.Cut(t.text(p), "[")
 	word, _, _ := strings.Cut(after, "]")
 	return word
 }
 
-// names lists a directory, numbers in names compared as numbers: node2 comes before node10.
+// names lists a directory in natural order: node2 comes before node10.
 func (t tree) names(dir string) []string {
 	entries, err := os.ReadDir(t.path(dir))
 	if err != nil {
@@ -95,7 +95,7 @@ func (t tree) names(dir string) []string {
 	return names
 }
 
-// resolve follows the symbolic links of a path; the result is relative to the root, "" where the path leads nowhere.
+// resolve follows the symbolic links of a path. The result is relative to the root, "" where the path leads nowhere.
 func (t tree) resolve(p string) string {
 	full, err := filepath.EvalSymlinks(t.path(p))
 	if err != nil {
@@ -108,7 +108,7 @@ func (t tree) resolve(p string) string {
 	return rel
 }
 
-// link is the last element of a symbolic link's target.
+// link returns the last element of a symbolic link's target.
 func (t tree) link(p string) string {
 	target, err := os.Readlink(t.path(p))
 	if err != nil {
@@ -117,7 +117,7 @@ func (t tree) link(p string) string {
 	return filepath.Base(target)
 }
 
-// compareNatural orders names with runs of digits compared by value.
+// compareNatural orders names and compares runs of digits by value.
 func compareNatural(a, b string) int {
 	for a != "" && b != "" {
 		na, nb := digits(a), digits(b)

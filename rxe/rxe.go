@@ -19,7 +19,7 @@ import (
 type Device struct {
 	Name   string `json:"name"`
 	NetDev string `json:"netdev"`
-	// State is what became of it: "made", "was there" or "removed".
+	// State tells what happened to it: "made", "was there" or "removed".
 	State string `json:"state"`
 }
 
@@ -28,8 +28,8 @@ const (
 	linkType = "rxe"
 )
 
-// Add makes a soft-RoCE device on a network device, unless one is there. "" stands for the network device of the
-// default route. Errors name what is missing (privileges, the kernel's module, the interface) and the remedy.
+// Add makes a soft-RoCE device on a network device, unless it has one. "" is the network device of the default route. Errors
+// name what is missing (privileges, the kernel's module, the interface) and the remedy.
 func Add(ctx context.Context, netdev string) (Device, error) {
 	netdev, there, err := devices(netdev)
 	if err != nil {
@@ -45,7 +45,7 @@ func Add(ctx context.Context, netdev string) (Device, error) {
 	return d, nil
 }
 
-// Remove removes the soft-RoCE devices of a network device, "" standing for that of the default route.
+// Remove removes the soft-RoCE devices of a network device; "" is that of the default route.
 func Remove(netdev string) ([]Device, error) {
 	netdev, there, err := devices(netdev)
 	if err != nil {
@@ -63,7 +63,7 @@ func Remove(netdev string) ([]Device, error) {
 	return there, nil
 }
 
-// devices returns the network device that is meant, and its soft-RoCE devices.
+// devices returns the network device that is named or stands for "", and its soft-RoCE devices.
 func devices(netdev string) (string, []Device, error) {
 	if netdev == "" {
 		var err error
@@ -105,7 +105,7 @@ func freeName() string {
 	}
 }
 
-// defaultNetDev is the interface of the default route with the lowest metric, IPv4 before IPv6.
+// defaultNetDev returns the interface of the default route with the lowest metric, IPv4 before IPv6.
 func defaultNetDev() (string, error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteList(nil, family)
@@ -149,7 +149,7 @@ func (d Device) add(ctx context.Context) error {
 	return nil
 }
 
-// privilege adds the remedy to an error of a caller who may not do this.
+// privilege adds the remedy to an error for lack of privileges.
 func privilege(err error) error {
 	if errors.Is(err, syscall.EPERM) {
 		return fmt.Errorf("%w: run it as root", err)

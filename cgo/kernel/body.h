@@ -1,8 +1,8 @@
 /* The kernels over a vector of any width: an instruction set includes its vec_*.h, then this, then names its table. */
 
 /*
- * Elements summed at once: four cache lines of f32. Their sums stay in registers until the update has used them. The
- * scalar kernels take what is left of a group, so theirs is one element.
+ * Elements summed at once: four cache lines of f32. Their sums stay in registers until the update has used them. The scalar
+ * kernels' group is one element, because they take the rest of a range.
  */
 #define GROUP (WIDTH == 1 ? 1 : 64) /* measured with data in memory: 64 beats 16, 32 and 128 */
 #define VECTORS (GROUP / WIDTH)
@@ -194,7 +194,7 @@ LOOP void sum_any(const struct rwk_outputs *out, const struct rwk_sources *in, u
 	}
 }
 
-/* The group at element i of 16-bit sources: a function, lest every rule contain it. */
+/* Sums the group at element i of 16-bit sources. A function of its own, or every rule would contain it. */
 NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_t i)
 {
 	if (in->type == RWK_BF16)
@@ -261,7 +261,7 @@ LOOP void sumsq(double part[16], const float *x, uint64_t n)
 		vsq_store(part + j * (16 / SQ_VECTORS), acc[j]);
 }
 
-/* Goes through memory in the order of update. */
+/* Walks memory in the order of update. */
 LOOP void probe(const struct rwk_probe *p)
 {
 	const uint64_t *read = (const uint64_t *)(uintptr_t)p->array, *update = read + p->nread, *write = update + p->nupdate;

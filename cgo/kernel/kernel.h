@@ -1,10 +1,10 @@
 /*
  * SIMD kernels of the aggregating core: sums over workers, optimizer updates fused into the same pass, casts, norms.
  *
- * Every kernel exists as scalar, and as AVX2 and AVX-512 or as NEON, bit-equal to each other and to the Go reference in aggregate/optim:
- * sums run over the sources in index order, ((s0 + s1) + s2) + …, in f32; nothing is contracted to FMA. n counts
- * elements and may be anything, pointers need only the alignment of their element. Which NaN an arithmetic result is (sign,
- * payload) is unspecified; that it is one is not. An isa the CPU lacks runs as rwk_best.
+ * Every kernel exists as scalar, and as AVX2 and AVX-512 or as NEON. All give the bits of the Go reference in aggregate/optim:
+ * sums run over the sources in index order, ((s0 + s1) + s2) + …, in f32, and nothing is contracted to FMA. n counts elements
+ * and may be anything. Pointers need only the alignment of their element. A NaN is a NaN in all of them, but its sign and payload
+ * are unspecified. An isa that the CPU lacks runs as rwk_best.
  */
 #ifndef RW_KERNEL_H
 #define RW_KERNEL_H
@@ -21,7 +21,10 @@ enum rwk_dtype { RWK_F32 = 1, RWK_BF16 = 2, RWK_F16 = 3 };
 enum rwk_rule { RWK_EACH_RULE(RWK_NUMBER) RWK_RULES };
 #undef RWK_NUMBER
 
-/* The fastest set on this CPU, of those that it has and the build has; rwk_built and rwk_supported say which these are. */
+/*
+ * rwk_best returns the fastest instruction set that this CPU supports; rwk_built and rwk_supported tell which the build has, and
+ * which of them the CPU supports.
+ */
 int rwk_best(void);
 int rwk_built(int isa);
 int rwk_supported(int isa);
@@ -51,10 +54,10 @@ struct rwk_update {
 /* Returns 0, -1 where the rule is unknown, or -2 where w or a state that the rule needs is 0. */
 int rwk_update(int isa, const struct rwk_update *u);
 
-/* dst = src, cast with round to nearest even. streaming: dst is written past the cache, and is visible on return. */
+/* Casts src to dst, rounding to nearest even. With streaming dst is written past the cache; it is visible on return. */
 void rwk_convert(int isa, void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming);
 
-/* Sum of squares in f64, over 16 interleaved partial sums added in a fixed tree: the same bits at every width. */
+/* Returns the sum of squares in f64, over 16 interleaved partial sums added in a fixed tree: the same bits at every width. */
 double rwk_sumsq(int isa, const float *x, uint64_t n);
 
 /*
