@@ -60,6 +60,7 @@ var tests = map[string][]string{
 	"launch/control": {"service"},
 	"client":         {"service", "aggregate", "aggregate/optim"},
 	"cgo":            {"chunk", "aggregate/optim", "numa", "verbs"},
+	"include":        {"cgo", "numa"},
 }
 
 // forTests are the rooms that only tests import, and each other.

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/numa"
 )
 
 // output runs a command and returns what it prints.
@@ -148,6 +151,14 @@ func TestArenasHandOutMemoryOnce(t *testing.T) {
 func TestOrdinaryMemoryIsAdopted(t *testing.T) {
 	if out := output(t, program(t, "testdata/adopt.c", built(t, plain))); out != "ok\n" {
 		t.Error(out)
+	}
+}
+
+// The library has no Go beside it, and finds out by itself what package numa and the aggregator's kernels find out.
+func TestLibrarySeesTheMachineAsGoDoes(t *testing.T) {
+	want := fmt.Sprintf("%d %d\n", kernel.Best(), numa.LastLevelCache())
+	if got := output(t, program(t, "testdata/machine.c", built(t, plain))); got != want {
+		t.Errorf("instruction set and cache: %swant %s", got, want)
 	}
 }
 

@@ -84,6 +84,9 @@ struct rw_info {
 	uint8_t any_memory; /* ordinary memory is sent and received without a copy by this process */
 	uint8_t reserved[2];
 	uint32_t workers; /* of the job, after rw_join; else 0 */
+	uint32_t isa;     /* of the kernels in use: 0 scalar, 1 AVX2, 2 AVX-512, 3 NEON */
+	uint32_t reserved2;
+	uint64_t cache_bytes; /* of the last-level cache that this process can count on: more is written past it */
 };
 RW_API int rw_query(rw_session *session, struct rw_info *info);
 

@@ -30,6 +30,9 @@ struct memory *arena_find(const void *p, size_t bytes);
 int arena_lock(void); /* 0, or RW_EFORKED */
 void arena_unlock(void);
 
+/* cache.c */
+uint64_t last_level_cache(void); /* bytes that this process can count on */
+
 /* nic.c */
 
 struct nic {

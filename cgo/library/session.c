@@ -1,4 +1,5 @@
 /* A session: devices, memory and queue pairs of a worker, as rackweave.h describes them. */
+#include "../kernel/kernel.h"
 #include "library.h"
 
 #include <errno.h>
@@ -124,6 +125,8 @@ int rw_open(const struct rw_config *config, rw_session **session)
 	pthread_mutex_init(&s->lock, NULL);
 	s->owner = getpid();
 	s->cfg = *config;
+	if (!s->cfg.cache_bytes)
+		s->cfg.cache_bytes = last_level_cache();
 	pthread_mutex_init(&s->control_lock, NULL);
 	s->control = -1;
 	s->cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -159,6 +162,8 @@ int rw_query(rw_session *s, struct rw_info *out)
 	pthread_mutex_lock(&s->lock);
 	now.tensors = s->ntensors;
 	now.workers = s->workers;
+	now.cache_bytes = s->cfg.cache_bytes;
+	now.isa = (uint32_t)rwk_best();
 	pthread_mutex_unlock(&s->lock);
 	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
 	return 0;

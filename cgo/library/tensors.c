@@ -10,22 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A last-level cache that is believed: of a machine that claims more, as virtual ones do, others use most. */
-#define CACHE_PER_CPU ((uint64_t)8 << 20)
-#define USUAL_CACHE ((uint64_t)32 << 20)
-
-static uint64_t last_level_cache(const struct rw_config *cfg)
-{
-	long claimed = sysconf(_SC_LEVEL3_CACHE_SIZE), cpus = sysconf(_SC_NPROCESSORS_ONLN);
-	uint64_t most = (uint64_t)(cpus > 0 ? cpus : 1) * CACHE_PER_CPU;
-
-	if (cfg->cache_bytes)
-		return cfg->cache_bytes;
-	if (claimed <= 0)
-		return USUAL_CACHE;
-	return (uint64_t)claimed < most ? (uint64_t)claimed : most;
-}
-
 static void *serve(void *arg)
 {
 	rw_worker_serve(arg);
@@ -69,7 +53,7 @@ static int open_worker(struct rw_session *s, uint64_t model_bytes)
 		.by_reference = s->cfg.by_reference,
 		.any_memory = 1,
 		.resumable = s->resumable,
-		.streaming = model_bytes * local > last_level_cache(&s->cfg),
+		.streaming = model_bytes * local > s->cfg.cache_bytes,
 		.isa = rwk_best(),
 		.spin = s->cfg.spin,
 	};
