@@ -77,9 +77,9 @@ wheel: lib
 sim:
 	@scripts/need.sh $(BUILD_PACKAGES)
 ifeq ($(SEED),0)
-	$(GO) test ./lab/simrack -run 'TestSchedules|TestPlantedBugs' -count=1 -v -seeds $(SEEDS)
+	$(GO) test ./lab/simrack -run '^TestSchedules$$|TestPlantedBugs' -count=1 -v -seeds $(SEEDS)
 else
-	$(GO) test ./lab/simrack -run TestSchedules -count=1 -v -seed $(SEED)
+	$(GO) test ./lab/simrack -run '^TestSchedules$$' -count=1 -v -seed $(SEED)
 endif
 
 # What synchronization policies do to learning, in virtual time: tables, and figures in build/learn.
