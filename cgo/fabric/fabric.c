@@ -65,6 +65,12 @@ int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64
 {
 	if (!addr || length == 0)
 		return rwf_fail(EINVAL, "register memory: the range is empty");
+	if (length > UINT64_MAX - (uintptr_t)addr)
+		return rwf_fail(EINVAL, "register memory: %zu bytes at %p pass the end of the address space", length, addr);
+	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
+		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
+	if (access == RWF_ACCESS_REMOTE_WRITE)
+		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
 	return pd->ops->reg_mr(pd, addr, length, access, fd, fd_offset, out);
 }
 
@@ -122,6 +128,13 @@ int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	    init->max_recv_wr > attr.max_qp_wr)
 		return rwf_fail(EINVAL, "create queue pair: %u sends and %u receives, the device %s allows 1 to %u",
 				init->max_send_wr, init->max_recv_wr, attr.name, attr.max_qp_wr);
+	if (init->max_inline > attr.max_inline)
+		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline, attr.name,
+				attr.max_inline);
+	if (!init->send_cq || !init->recv_cq || init->send_cq->dev != pd->dev || init->recv_cq->dev != pd->dev)
+		return rwf_fail(EINVAL, "create queue pair: it needs completion queues of its device %s", attr.name);
+	if (init->flags & ~RWF_QP_BY_REFERENCE)
+		return rwf_fail(EINVAL, "create queue pair: flags 0x%x are unknown", init->flags & ~RWF_QP_BY_REFERENCE);
 	return pd->ops->create_qp(pd, init, out);
 }
 

@@ -76,12 +76,10 @@ int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint6
 	int flags = 0;
 
 	(void)fd, (void)fd_offset;
-	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
-		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
 	if (length > dev->attr.max_mr_size)
 		return rwf_fail(EINVAL, "register memory: %zu bytes, the device %s allows %llu in one region", length,
 				dev->attr.name, (unsigned long long)dev->attr.max_mr_size);
-	if (access) /* verbs grant remote write only together with local write */
+	if (access & RWF_ACCESS_LOCAL_WRITE)
 		flags = IBV_ACCESS_LOCAL_WRITE;
 	if (access & RWF_ACCESS_REMOTE_WRITE)
 		flags |= IBV_ACCESS_REMOTE_WRITE;

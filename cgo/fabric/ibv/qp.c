@@ -143,9 +143,6 @@ int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
 	struct vb_qp *qp;
 	int rc;
 
-	if (init->max_inline > dev->attr.max_inline)
-		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline,
-				dev->attr.name, dev->attr.max_inline);
 	if ((rc = reserve_both(send, recv, init)))
 		return rc;
 	qp = calloc(1, sizeof *qp);

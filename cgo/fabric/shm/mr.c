@@ -177,10 +177,6 @@ int shm_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64
 	uint32_t key;
 	int rc;
 
-	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
-		return rwf_fail(EINVAL, "register memory: access 0x%x has unknown bits", access);
-	if ((access & RWF_ACCESS_REMOTE_WRITE) && !(access & RWF_ACCESS_LOCAL_WRITE))
-		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
 	if (length > SHM_MAX_MR_SIZE)
 		return rwf_fail(EINVAL, "register memory: %zu bytes, the device allows %llu", length,
 				(unsigned long long)SHM_MAX_MR_SIZE);

@@ -40,11 +40,6 @@ int shm_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	struct shm_qp *q;
 	int rc;
 
-	if (init->max_inline > SHM_MAX_INLINE)
-		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device allows %d", init->max_inline,
-				SHM_MAX_INLINE);
-	if (!init->send_cq || !init->recv_cq || init->send_cq->dev != pd->dev || init->recv_cq->dev != pd->dev)
-		return rwf_fail(EINVAL, "create queue pair: its completion queues must be of the same device");
 	q = alloc_qp(init);
 	if (!q)
 		return rwf_fail(ENOMEM, "create queue pair: out of memory");

@@ -5,6 +5,7 @@
  *             | 16 listener's name 16 bytes | 32 the queue pair's cookie 16 bytes
  *   greeting  0 magic "RWSH" | 4 version u16 | 6 zero u16 | 8 cookie called 16 bytes | 24 own cookie 16 bytes
  */
+#include "../base/bytes.h"
 #include "shm.h"
 
 #include <errno.h>
@@ -12,35 +13,13 @@
 
 enum { VERSION = 1 };
 
-static void put16(uint8_t *p, uint32_t v)
-{
-	p[0] = (uint8_t)v;
-	p[1] = (uint8_t)(v >> 8);
-}
-
-static void put32(uint8_t *p, uint32_t v)
-{
-	put16(p, v);
-	put16(p + 2, v >> 16);
-}
-
-static uint32_t get16(const uint8_t *p)
-{
-	return p[0] | (uint32_t)p[1] << 8;
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-	return get16(p) | get16(p + 2) << 16;
-}
-
 void shm_encode_endpoint(const struct shm_endpoint *ep, uint8_t out[SHM_ENDPOINT_LEN])
 {
 	memcpy(out, "RWSE", 4);
-	put16(out + 4, VERSION);
-	put16(out + 6, ep->by_ref);
-	put32(out + 8, ep->qp_num);
-	put32(out + 12, ep->recv_depth);
+	rwb_put16(out + 4, VERSION);
+	rwb_put16(out + 6, ep->by_ref);
+	rwb_put32(out + 8, ep->qp_num);
+	rwb_put32(out + 12, ep->recv_depth);
 	memcpy(out + 16, ep->listener, SHM_COOKIE);
 	memcpy(out + 32, ep->cookie, SHM_COOKIE);
 }
@@ -49,15 +28,15 @@ int shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out
 {
 	if (len != SHM_ENDPOINT_LEN || memcmp(buf, "RWSE", 4) != 0)
 		return rwf_fail(EINVAL, "connect: %zu bytes that are not an endpoint of provider shm", len);
-	if (get16(buf + 4) != VERSION)
+	if (rwb_get16(buf + 4) != VERSION)
 		return rwf_fail(EINVAL, "connect: the peer's shm endpoint has version %u, this is %d: run the same release on both",
-				get16(buf + 4), VERSION);
-	out->qp_num = get32(buf + 8);
-	out->recv_depth = get32(buf + 12);
-	out->by_ref = get16(buf + 6) & 1;
-	if (get16(buf + 6) > 1 || out->recv_depth == 0 || out->recv_depth > SHM_MAX_QP_WR)
-		return rwf_fail(EINVAL, "connect: the peer's shm endpoint is out of range: flags 0x%x, %u receives", get16(buf + 6),
-				out->recv_depth);
+				rwb_get16(buf + 4), VERSION);
+	out->qp_num = rwb_get32(buf + 8);
+	out->recv_depth = rwb_get32(buf + 12);
+	out->by_ref = rwb_get16(buf + 6) & 1;
+	if (rwb_get16(buf + 6) > 1 || out->recv_depth == 0 || out->recv_depth > SHM_MAX_QP_WR)
+		return rwf_fail(EINVAL, "connect: the peer's shm endpoint is out of range: flags 0x%x, %u receives",
+				rwb_get16(buf + 6), out->recv_depth);
 	memcpy(out->listener, buf + 16, SHM_COOKIE);
 	memcpy(out->cookie, buf + 32, SHM_COOKIE);
 	return 0;
@@ -66,15 +45,15 @@ int shm_decode_endpoint(const uint8_t *buf, size_t len, struct shm_endpoint *out
 void shm_encode_hello(const uint8_t *to, const uint8_t *from, uint8_t out[SHM_HELLO_LEN])
 {
 	memcpy(out, "RWSH", 4);
-	put16(out + 4, VERSION);
-	put16(out + 6, 0);
+	rwb_put16(out + 4, VERSION);
+	rwb_put16(out + 6, 0);
 	memcpy(out + 8, to, SHM_COOKIE);
 	memcpy(out + 24, from, SHM_COOKIE);
 }
 
 int shm_decode_hello(const uint8_t *buf, size_t len, uint8_t *to, uint8_t *from)
 {
-	if (len != SHM_HELLO_LEN || memcmp(buf, "RWSH", 4) != 0 || get16(buf + 4) != VERSION || get16(buf + 6) != 0)
+	if (len != SHM_HELLO_LEN || memcmp(buf, "RWSH", 4) != 0 || rwb_get16(buf + 4) != VERSION || rwb_get16(buf + 6) != 0)
 		return -EINVAL;
 	memcpy(to, buf + 8, SHM_COOKIE);
 	memcpy(from, buf + 24, SHM_COOKIE);

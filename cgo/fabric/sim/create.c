@@ -117,9 +117,6 @@ int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	struct sim_qp *qp;
 	int rc;
 
-	if (init->max_inline > SIM_MAX_INLINE)
-		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %d", init->max_inline,
-				((struct sim_device *)pd->dev)->name, SIM_MAX_INLINE);
 	qp = new_qp(pd, init);
 	if (!qp)
 		return rwf_fail(ENOMEM, "create queue pair: no memory for %u sends and %u receives", init->max_send_wr,

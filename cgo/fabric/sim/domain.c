@@ -42,10 +42,6 @@ int sim_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint
 	int rc = 0;
 
 	(void)fd, (void)fd_offset; /* one process: every address is everyone's */
-	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
-		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
-	if ((uintptr_t)addr + length < (uintptr_t)addr)
-		return rwf_fail(EINVAL, "register memory: %zu bytes at %p pass the end of the address space", length, addr);
 	sim_lock(dev->world);
 	mr = sim_mr_add((struct sim_pd *)base, (uintptr_t)addr, length, access);
 	if (mr)

@@ -53,12 +53,6 @@ int tcp_reg_mr(rwf_pd *head, void *addr, size_t length, int access, int fd, uint
 
 	(void)fd;
 	(void)fd_offset;
-	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
-		return rwf_fail(EINVAL, "register memory: unknown access rights 0x%x", access);
-	if ((access & RWF_ACCESS_REMOTE_WRITE) && !(access & RWF_ACCESS_LOCAL_WRITE))
-		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
-	if (length > UINT64_MAX - (uintptr_t)addr)
-		return rwf_fail(EINVAL, "register memory: %zu bytes at %p pass the end of the address space", length, addr);
 	pthread_mutex_lock(&dev->mr_lock);
 	mr = free_mr(dev);
 	if (!mr) {

@@ -46,13 +46,6 @@ int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	uint32_t recvs = rwb_pow2(init->max_recv_wr);
 	int rc;
 
-	if (!init->send_cq || !init->recv_cq || init->send_cq->dev != pd->dev || init->recv_cq->dev != pd->dev)
-		return rwf_fail(EINVAL, "create queue pair: it needs two completion queues of its device");
-	if (init->max_inline > TCP_MAX_INLINE)
-		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, provider tcp allows %d", init->max_inline,
-				TCP_MAX_INLINE);
-	if (init->flags & ~RWF_QP_BY_REFERENCE) /* a wish only: payloads lie where the sender aimed */
-		return rwf_fail(EINVAL, "create queue pair: unknown flags 0x%x", init->flags);
 	qp = calloc(1, sizeof *qp);
 	if (!qp)
 		return rwf_fail(ENOMEM, "create queue pair: out of memory");

@@ -1,8 +1,8 @@
 #include "wire.h"
 
+#include "../base/bytes.h"
 #include "../base/provider.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <string.h>
@@ -11,48 +11,6 @@ static const uint32_t endpoint_magic = 0x45545752; /* "RWTE" */
 static const uint32_t hello_magic = 0x48545752;    /* "RWTH" */
 enum { WIRE_VERSION = 1, HEAD_MAGIC = 0xa7 };
 
-static uint8_t *put16(uint8_t *p, uint16_t v)
-{
-	v = htole16(v);
-	return (uint8_t *)memcpy(p, &v, sizeof v) + sizeof v;
-}
-
-static uint8_t *put32(uint8_t *p, uint32_t v)
-{
-	v = htole32(v);
-	return (uint8_t *)memcpy(p, &v, sizeof v) + sizeof v;
-}
-
-static uint8_t *put64(uint8_t *p, uint64_t v)
-{
-	v = htole64(v);
-	return (uint8_t *)memcpy(p, &v, sizeof v) + sizeof v;
-}
-
-static uint16_t get16(const uint8_t *p)
-{
-	uint16_t v;
-
-	memcpy(&v, p, sizeof v);
-	return le16toh(v);
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-	uint32_t v;
-
-	memcpy(&v, p, sizeof v);
-	return le32toh(v);
-}
-
-static uint64_t get64(const uint8_t *p)
-{
-	uint64_t v;
-
-	memcpy(&v, p, sizeof v);
-	return le64toh(v);
-}
-
 /* Layout: magic 4, version 2, family 2 (4 or 6), qp number 4, port 2, zero 2, address 16, cookie 16. */
 int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap)
 {
@@ -60,12 +18,12 @@ int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap)
 
 	if (cap < TCP_ENDPOINT_LEN)
 		return rwf_fail(ENOSPC, "endpoint: %zu bytes of room, it takes %d", cap, TCP_ENDPOINT_LEN);
-	p = put32(p, endpoint_magic);
-	p = put16(p, WIRE_VERSION);
-	p = put16(p, ep->family == AF_INET6 ? 6 : 4);
-	p = put32(p, ep->qp_num);
-	p = put16(p, ep->port);
-	p = put16(p, 0);
+	p = rwb_put32(p, endpoint_magic);
+	p = rwb_put16(p, WIRE_VERSION);
+	p = rwb_put16(p, ep->family == AF_INET6 ? 6 : 4);
+	p = rwb_put32(p, ep->qp_num);
+	p = rwb_put16(p, ep->port);
+	p = rwb_put16(p, 0);
 	memcpy(p, ep->addr, sizeof ep->addr);
 	memcpy(p + sizeof ep->addr, ep->cookie, sizeof ep->cookie);
 	return TCP_ENDPOINT_LEN;
@@ -79,12 +37,12 @@ int tcp_endpoint_decode(struct tcp_endpoint *ep, const void *buf, size_t len)
 	if (len != TCP_ENDPOINT_LEN)
 		return rwf_fail(EINVAL, "peer endpoint: %zu bytes, provider tcp's has %d: is the peer using another provider?", len,
 				TCP_ENDPOINT_LEN);
-	if (get32(p) != endpoint_magic)
+	if (rwb_get32(p) != endpoint_magic)
 		return rwf_fail(EINVAL, "peer endpoint: it is not provider tcp's: is the peer using another provider?");
-	if (get16(p + 4) != WIRE_VERSION)
+	if (rwb_get16(p + 4) != WIRE_VERSION)
 		return rwf_fail(EINVAL, "peer endpoint: version %u, this side speaks %d: run the same release on both",
-				get16(p + 4), WIRE_VERSION);
-	switch (get16(p + 6)) {
+				rwb_get16(p + 4), WIRE_VERSION);
+	switch (rwb_get16(p + 6)) {
 	case 4:
 		ep->family = AF_INET;
 		break;
@@ -92,11 +50,11 @@ int tcp_endpoint_decode(struct tcp_endpoint *ep, const void *buf, size_t len)
 		ep->family = AF_INET6;
 		break;
 	default:
-		return rwf_fail(EINVAL, "peer endpoint: address family %u, it must be 4 or 6", get16(p + 6));
+		return rwf_fail(EINVAL, "peer endpoint: address family %u, it must be 4 or 6", rwb_get16(p + 6));
 	}
-	ep->qp_num = get32(p + 8);
-	ep->port = get16(p + 12);
-	if (ep->qp_num == 0 || ep->port == 0 || get16(p + 14) != 0)
+	ep->qp_num = rwb_get32(p + 8);
+	ep->port = rwb_get16(p + 12);
+	if (ep->qp_num == 0 || ep->port == 0 || rwb_get16(p + 14) != 0)
 		return rwf_fail(EINVAL, "peer endpoint: damaged (queue pair 0x%x, port %u)", ep->qp_num, ep->port);
 	memcpy(ep->addr, p + 16, sizeof ep->addr);
 	if (ep->family == AF_INET && memcmp(ep->addr + 4, zero, sizeof zero) != 0)
@@ -129,26 +87,26 @@ void tcp_hello_encode(const struct tcp_hello *h, uint8_t buf[TCP_HELLO_LEN])
 {
 	uint8_t *p = buf;
 
-	p = put32(p, hello_magic);
-	p = put16(p, WIRE_VERSION);
-	p = put16(p, h->kind);
-	p = put32(p, h->to_qp);
-	p = put32(p, h->from_qp);
+	p = rwb_put32(p, hello_magic);
+	p = rwb_put16(p, WIRE_VERSION);
+	p = rwb_put16(p, h->kind);
+	p = rwb_put32(p, h->to_qp);
+	p = rwb_put32(p, h->from_qp);
 	memcpy(p, h->cookie, sizeof h->cookie);
-	p = put32(p + sizeof h->cookie, h->window);
-	put32(p, h->posted);
+	p = rwb_put32(p + sizeof h->cookie, h->window);
+	rwb_put32(p, h->posted);
 }
 
 int tcp_hello_decode(struct tcp_hello *h, const uint8_t buf[TCP_HELLO_LEN])
 {
-	if (get32(buf) != hello_magic || get16(buf + 4) != WIRE_VERSION)
+	if (rwb_get32(buf) != hello_magic || rwb_get16(buf + 4) != WIRE_VERSION)
 		return -EINVAL;
-	h->kind = get16(buf + 6);
-	h->to_qp = get32(buf + 8);
-	h->from_qp = get32(buf + 12);
+	h->kind = rwb_get16(buf + 6);
+	h->to_qp = rwb_get32(buf + 8);
+	h->from_qp = rwb_get32(buf + 12);
 	memcpy(h->cookie, buf + 16, sizeof h->cookie);
-	h->window = get32(buf + 32);
-	h->posted = get32(buf + 36);
+	h->window = rwb_get32(buf + 32);
+	h->posted = rwb_get32(buf + 36);
 	if (h->kind != TCP_HELLO_REQUEST && h->kind != TCP_HELLO_ACCEPT)
 		return -EINVAL;
 	if (h->window < TCP_MIN_WINDOW || h->window > TCP_MAX_WINDOW)
@@ -163,7 +121,7 @@ void tcp_head_encode(const struct tcp_head *h, uint8_t buf[TCP_HEAD_LEN])
 	buf[1] = h->kind;
 	buf[2] = h->count;
 	buf[3] = 0;
-	put64(put32(buf + 4, h->posted), h->placed);
+	rwb_put64(rwb_put32(buf + 4, h->posted), h->placed);
 }
 
 int tcp_head_decode(struct tcp_head *h, const uint8_t buf[TCP_HEAD_LEN])
@@ -172,8 +130,8 @@ int tcp_head_decode(struct tcp_head *h, const uint8_t buf[TCP_HEAD_LEN])
 		return -EINVAL;
 	h->kind = buf[1];
 	h->count = buf[2];
-	h->posted = get32(buf + 4);
-	h->placed = get64(buf + 8);
+	h->posted = rwb_get32(buf + 4);
+	h->placed = rwb_get64(buf + 8);
 	if (h->kind == TCP_DATA)
 		return h->count <= TCP_MAX_ENTRIES ? 0 : -EINVAL;
 	return h->kind == TCP_NAK && h->count == 1 ? 0 : -EINVAL;
@@ -184,23 +142,23 @@ void tcp_entry_encode(const struct tcp_entry *e, uint8_t buf[TCP_ENTRY_LEN])
 {
 	uint8_t *p = buf;
 
-	p = put64(p, e->raddr);
-	p = put32(p, e->rkey);
-	p = put32(p, e->length);
-	p = put32(p, e->imm);
-	p = put32(p, e->seq);
-	put64(p, e->flags);
+	p = rwb_put64(p, e->raddr);
+	p = rwb_put32(p, e->rkey);
+	p = rwb_put32(p, e->length);
+	p = rwb_put32(p, e->imm);
+	p = rwb_put32(p, e->seq);
+	rwb_put64(p, e->flags);
 }
 
 int tcp_entry_decode(struct tcp_entry *e, const uint8_t buf[TCP_ENTRY_LEN])
 {
-	uint64_t flags = get64(buf + 24);
+	uint64_t flags = rwb_get64(buf + 24);
 
-	e->raddr = get64(buf);
-	e->rkey = get32(buf + 8);
-	e->length = get32(buf + 12);
-	e->imm = get32(buf + 16);
-	e->seq = get32(buf + 20);
+	e->raddr = rwb_get64(buf);
+	e->rkey = rwb_get32(buf + 8);
+	e->length = rwb_get32(buf + 12);
+	e->imm = rwb_get32(buf + 16);
+	e->seq = rwb_get32(buf + 20);
 	e->flags = (uint8_t)flags;
 	if (flags & ~(uint64_t)(TCP_ENTRY_LAST | TCP_ENTRY_IMM))
 		return -EINVAL;
