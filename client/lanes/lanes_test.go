@@ -20,7 +20,7 @@ import (
 const (
 	chunkBytes  = 4096
 	window      = 4
-	depth       = window + 32 // of receives, as the C worker counts on
+	depth       = window + 32
 	linkTimeout = 5 * time.Second
 )
 
