@@ -62,6 +62,19 @@ func (k *arithmetic) step(s *store, c *storedChunk, src, outs []uint64, stream b
 	k.run(s, s.rule, &t.scalars, c, src, uint8(t.wire), outs, uint8(t.wire), stream)
 }
 
+// stepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate; the gradient is scaled
+// as if it were all workers' sum, so that rules in which a scale cancels out take the same hyper-parameters as eager mode's.
+func (k *arithmetic) stepOne(s *store, c *storedChunk, h *optim.Hyper, factor float64, workers int, src, outs []uint64) {
+	t := &s.tensors[c.tensor]
+	c.updates++
+	own := *h
+	own.LR *= t.lrMult * factor
+	own.WD *= t.wdMult
+	own.Scale *= float64(workers)
+	scalars := optim.Derive(s.rule, own, c.updates)
+	k.run(s, s.rule, &scalars, c, src, uint8(t.wire), outs, uint8(t.wire), false)
+}
+
 func (k *arithmetic) run(s *store, r optim.Rule, scalars *optim.Scalars, c *storedChunk, src []uint64, srcType uint8, outs []uint64,
 	outType uint8, stream bool) {
 	u := &k.update

@@ -83,6 +83,9 @@ func (j *Job) attach(l *Lane, s *share, k *link, w *WorkerLane) (AggregatorLane,
 		return AggregatorLane{}, errors.Join(err, l.drop(k))
 	}
 	k.dst = make([]destination, len(s.store.tensors))
+	if s.pace != nil {
+		k.stream.fit(&s.store)
+	}
 	s.links[k.rank] = k
 	s.machine.Attach(k.rank, int(w.Staging))
 	return k.aggregatorLane(endpoint), nil

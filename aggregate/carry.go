@@ -17,6 +17,14 @@ func (s *share) carryOut() {
 			s.finish(a)
 		case reduce.Pull:
 			s.pull(a)
+		case reduce.UpdateOne:
+			s.updateOne(a)
+		case reduce.EndStep:
+			if err := s.pace.end(int(a.Worker), s.now()); err != nil {
+				s.fate.fail(int(a.Worker), err)
+			}
+		case reduce.AnswerStep:
+			s.answerStep(a)
 		case reduce.Acknowledge:
 			s.answer(a.Worker, &a.Message, a, payload{result: noResult})
 		case reduce.Configure:
@@ -161,10 +169,58 @@ func (s *share) pull(a *reduce.Action) {
 		p.addr = s.results.addr(p.result)
 		s.parameters(&s.store, c, p.addr)
 	}
+	if s.pace != nil {
+		s.links[a.Worker].stream.seen[a.Index] = c.updates
+	}
 	s.answer(a.Worker, &a.Message, a, p)
 	if a.Result {
 		s.release(p.result)
 	}
+}
+
+// updateOne applies one worker's gradient by itself and answers it.
+func (s *share) updateOne(a *reduce.Action) {
+	c := &s.store.chunks[a.Index]
+	of := &s.links[a.Worker].stream
+	tau := c.updates - min(c.updates, of.seen[a.Index]) // a restored job may have had fewer updates
+	factor := s.pace.rate(uint64(tau))
+	s.src[0] = a.Message.Payload
+	p := payload{result: noResult}
+	var outs []uint64
+	if a.Result {
+		p.result, p.bytes = s.results.take(), s.store.wireBytes(c)
+		p.addr = s.results.addr(p.result)
+		s.outs[0] = p.addr
+		outs = s.outs[:1]
+	}
+	s.stepOne(&s.store, c, &of.hypers[c.tensor], factor, len(s.links), s.src[:1], outs)
+	if a.Result {
+		of.seen[a.Index] = c.updates
+	}
+	s.answer(a.Worker, &a.Message, a, p)
+	if a.Result {
+		s.release(p.result)
+	}
+	s.local.Chunks++
+}
+
+// letGo answers the commit with which a worker ended its step.
+func (s *share) letGo(rank int, answer chunk.TensorRecord) {
+	k := s.links[rank]
+	if k == nil || s.fate.failure.Load() != nil {
+		return
+	}
+	k.stream.answer = answer
+	s.machine.Release(s.stamp, rank)
+	s.carryOut()
+}
+
+func (s *share) answerStep(a *reduce.Action) {
+	p := payload{bytes: chunk.RecordBytes, result: s.results.take()}
+	p.addr = s.results.addr(p.result)
+	s.results.write(p.result, &s.links[a.Worker].stream.answer)
+	s.answer(a.Worker, &a.Message, a, p)
+	s.release(p.result)
 }
 
 // answerCommit tells every worker the norm and the scale.
@@ -194,6 +250,10 @@ func (s *share) configure(a *reduce.Action) error {
 	if err := s.store.checkHyper(h); err != nil {
 		return err
 	}
+	if s.pace != nil {
+		s.links[a.Worker].stream.hypers[a.Index] = h
+		return nil
+	}
 	t.hyper, t.scalarsFor = h, 0
 	return nil
 }
@@ -213,7 +273,7 @@ func (s *share) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 		wr.Length = uint32(p.bytes)
 		var d *destination
 		var offset uint64
-		if a.Kind != reduce.AnswerCommit {
+		if a.Kind != reduce.AnswerCommit && a.Kind != reduce.AnswerStep {
 			c := &s.store.chunks[a.Index]
 			d, offset = &k.dst[c.tensor], c.offset
 		}

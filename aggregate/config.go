@@ -5,6 +5,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -50,6 +51,7 @@ const (
 	Eager     = reduce.Eager
 	Aggregate = reduce.Aggregate
 	TwoPhase  = reduce.TwoPhase
+	Stream    = reduce.Stream
 )
 
 // ParseMode reads the name of a mode.
@@ -63,6 +65,8 @@ type JobConfig struct {
 	Rule       optim.Rule
 	Hyper      optim.Hyper
 	ChunkBytes int
+	// Policy is who waits for whom in mode stream; the others are synchronous.
+	Policy policy.Spec
 }
 
 // TensorSpec is what a job knows of a tensor beside the plan.

@@ -10,6 +10,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -23,6 +24,7 @@ type Job struct {
 	memory     memory
 	fate       fate
 	across     across
+	pace       *pace // mode stream; else nil
 	lanes      []*Lane
 	shares     []*share     // by lane
 	breaks     []chan Break // by rank
@@ -62,6 +64,15 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	for range c.Workers {
 		j.breaks = append(j.breaks, make(chan Break, 2*len(lanes)))
 	}
+	if c.Mode == Stream {
+		p, err := newPace(c.Policy, c.Workers, len(lanes), j.release)
+		if err != nil {
+			return nil, fmt.Errorf("job %q: %w", c.Name, err)
+		}
+		j.pace = p
+	} else if c.Policy != (policy.Spec{}) {
+		return nil, fmt.Errorf("job %q: mode %v runs no policy %v: use mode %v", c.Name, c.Mode, c.Policy, Stream)
+	}
 	for _, d := range devices {
 		pd, err := d.AllocPD()
 		if err != nil {
@@ -96,7 +107,8 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 			Lane: l.index, Workers: c.Workers, Window: j.window, Sends: l.depths.AggregatorSend, Results: resultBuffers, Mode: c.Mode,
 			Norms: c.Rule.NeedsNorms(),
 		}),
-		fate: &j.fate, across: &j.across, links: make([]*link, c.Workers), breaks: j.breaks, results: newResults(r, c.ChunkBytes),
+		fate: &j.fate, across: &j.across, pace: j.pace,
+		links: make([]*link, c.Workers), breaks: j.breaks, results: newResults(r, c.ChunkBytes),
 		store: store{mode: c.Mode, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
 		wakeLanes: func() {
 			for _, other := range j.lanes {
@@ -151,6 +163,9 @@ func (s *share) add(a *addition) {
 	for _, k := range s.links {
 		if k != nil {
 			k.dst = append(k.dst, make([]destination, len(a.tensors))...)
+			if s.pace != nil {
+				k.stream.fit(&s.store)
+			}
 		}
 	}
 }
@@ -196,7 +211,29 @@ func (j *Job) Detach(ctx context.Context, rank int) error {
 			return err
 		}
 	}
+	if j.pace != nil {
+		return j.pace.finish(rank, j.lanes[0].now())
+	}
 	return nil
+}
+
+// release answers a worker's commit in every lane: it may begin its next step.
+func (j *Job) release(rank int, answer chunk.TensorRecord) {
+	for i, s := range j.shares {
+		l := j.lanes[i]
+		l.later(func() {
+			s.letGo(rank, answer)
+			l.list(s)
+		})
+	}
+}
+
+// Pace returns how far a worker of a job in mode stream is.
+func (j *Job) Pace(rank int) (p Pace, ok bool) {
+	if j.pace == nil {
+		return Pace{}, false
+	}
+	return j.pace.look(rank), true
 }
 
 // Awaited counts, by rank, the chunks in progress that miss a worker's gradient; of a failed job, those when it failed.

@@ -141,6 +141,14 @@ func (l *Lane) Do(ctx context.Context, f func()) error {
 	}
 }
 
+// later runs f on the lane's goroutine, between rounds. Any goroutine; a lane's own, too.
+func (l *Lane) later(f func()) {
+	l.mu.Lock()
+	l.commands = append(l.commands, f)
+	l.mu.Unlock()
+	l.notify()
+}
+
 // try is Do for what can fail. When ctx ends first the lane may still be about to run f: nothing that f sets may be looked at.
 func (l *Lane) try(ctx context.Context, f func() error) error {
 	var err error

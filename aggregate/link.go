@@ -3,8 +3,10 @@ package aggregate
 import (
 	"fmt"
 
+	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -26,12 +28,28 @@ type link struct {
 	replyRKey uint32
 	staging   uint64        // bytes of all its staging buffers
 	dst       []destination // by tensor of the lane
+	stream    streamLink
 
 	attempt  uint64 // the worker's, that made the queue pair; 0: the first
 	untold   bool   // the worker has not been told that the connection broke
 	deadline int64  // broken: when the worker is lost, ns
 	dirty    bool   // on the core's list
 	counters WorkerCounters
+}
+
+// streamLink is what stream mode keeps of a worker.
+type streamLink struct {
+	hypers []optim.Hyper      // by tensor of the lane: the worker's own
+	seen   []uint32           // by chunk of the lane: its updates when the worker got it last
+	answer chunk.TensorRecord // to its commit
+}
+
+// fit makes room for the store's tensors and chunks.
+func (l *streamLink) fit(s *store) {
+	for i := len(l.hypers); i < len(s.tensors); i++ {
+		l.hypers = append(l.hypers, s.tensors[i].hyper)
+	}
+	l.seen = append(l.seen, make([]uint32, len(s.chunks)-len(l.seen))...)
 }
 
 // staged tells whether a payload that came by reference lies in a staging buffer of the worker's.

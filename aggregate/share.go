@@ -19,6 +19,7 @@ type share struct {
 	machine    *reduce.Machine
 	fate       *fate
 	across     *across
+	pace       *pace // mode stream
 	store      store
 	results    results
 	links      []*link // by rank; nil: not attached

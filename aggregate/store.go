@@ -61,8 +61,10 @@ func (s *store) arrays() int {
 func (s *store) wireBytes(c *storedChunk) int { return int(c.elems) * s.tensors[c.tensor].wire.Size() }
 
 // direct reports whether answers lie in the parameters: they do when the wire carries f32, as no worker pushes a chunk again
-// before it has the answer.
-func (s *store) direct(wire chunk.DType) bool { return s.mode != Aggregate && wire == chunk.F32 }
+// before it has the answer. In stream mode they never do: another worker may push it meanwhile.
+func (s *store) direct(wire chunk.DType) bool {
+	return s.mode != Aggregate && s.mode != Stream && wire == chunk.F32
+}
 
 func (s *store) array(c *storedChunk, i int) uint64 { return c.addr + uint64(i)*stride(c.elems) }
 

@@ -25,8 +25,9 @@ const (
 	RecordSkip      RecordFlags = 1 << 0 // leave the parameters as they are in this step
 	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey are set
 	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon: write them past the cache
+	RecordPull      RecordFlags = 1 << 3 // answer to a commit of stream mode: pull the parameters before the next step
 
-	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming
+	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming | RecordPull
 )
 
 // TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and the destination of its replies. On the

@@ -30,23 +30,47 @@ type Committed struct {
 func (w *Worker) Commit(ctx context.Context, s Step) (Committed, error) {
 	w.committing.Lock()
 	defer w.committing.Unlock()
+	r, err := w.commit(ctx, s)
+	return Committed{Norm: float64(r.Extra), Scale: float64(r.Scale)}, err
+}
+
+// StepEnd is what a worker is told when it may begin its next step.
+type StepEnd struct {
+	Step uint64 // that it begins, of the job's whole run; modulo 2^32
+	// Pull: the parameters must be pulled first, as the policy asks for newer ones than the step's pushpulls got.
+	Pull bool
+}
+
+// EndStep ends this worker's step in mode stream, and waits until the policy lets it begin the next. All gradients of the step must
+// have been answered.
+func (w *Worker) EndStep(ctx context.Context) (StepEnd, error) {
+	if w.cfg.Mode != "stream" {
+		return StepEnd{}, fmt.Errorf("end step: mode %s has no steps of single workers: use mode stream", w.cfg.Mode)
+	}
+	w.committing.Lock()
+	defer w.committing.Unlock()
+	r, err := w.commit(ctx, Step{})
+	return StepEnd{Step: uint64(r.Step), Pull: r.Flags&chunk.RecordPull != 0}, err
+}
+
+// commit sends a commit and waits for its answer.
+func (w *Worker) commit(ctx context.Context, s Step) (r chunk.TensorRecord, err error) {
 	id, err := w.startCommit(s)
 	if err == nil {
 		err = w.wait(ctx, id)
 	}
 	if err != nil {
-		return Committed{}, err
+		return r, err
 	}
 	w.using.RLock()
 	defer w.using.RUnlock()
 	if err := w.Err(); err != nil {
-		return Committed{}, fmt.Errorf("commit: %w", err)
+		return r, fmt.Errorf("commit: %w", err)
 	}
-	var r chunk.TensorRecord
 	if err := r.Decode(w.session.CommitRecord()); err != nil {
-		return Committed{}, fmt.Errorf("commit: %w", err)
+		return r, fmt.Errorf("commit: %w", err)
 	}
-	return Committed{Norm: float64(r.Extra), Scale: float64(r.Scale)}, nil
+	return r, nil
 }
 
 func (w *Worker) startCommit(s Step) (id uint64, err error) {

@@ -24,7 +24,7 @@ const AnyRank = -1
 // DefaultTimeout bounds waits that have no deadline of their own.
 const DefaultTimeout = time.Minute
 
-// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Optimizer, Hyper, WireType and
+// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Optimizer, Hyper, WireType and
 // ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what the job has.
 type Config struct {
 	Server string // URL of the aggregator: http://host:7077 or https://host:7077
@@ -37,8 +37,11 @@ type Config struct {
 
 	// Mode says what a pushpull answers and when parameters are updated. aggregate: with the sum of the gradients; there are no
 	// parameters. eager: with the parameters, updated as soon as the last gradient is there. two-phase: gradients gather, and
-	// [Worker.Commit] updates the parameters. Empty: eager if there is an optimizer, else aggregate.
-	Mode      string
+	// [Worker.Commit] updates the parameters. stream: with the parameters, updated by each gradient alone; [Worker.EndStep] ends
+	// this worker's step. Empty: eager if there is an optimizer, else aggregate; with a policy, stream.
+	Mode string
+	// Policy says who waits for whom in mode stream: asp, ssp:s=3, lagtuner:sl=3,su=15 and others. Empty: asp.
+	Policy    string
 	Optimizer string             // an update rule, such as sgd_torch
 	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum and others
 
@@ -59,6 +62,9 @@ func (c *Config) complete() error {
 		c.Mode = "aggregate"
 		if c.Optimizer != "" {
 			c.Mode = "eager"
+		}
+		if c.Policy != "" && c.Policy != "bsp" {
+			c.Mode = "stream"
 		}
 	}
 	c.WireType = cmp.Or(c.WireType, chunk.F32)

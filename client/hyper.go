@@ -35,8 +35,8 @@ func (w *Worker) Hyper() Hyper { return w.hyper }
 const AllTensors = -1
 
 // SetHyper changes the hyper-parameters of a tensor, or of [AllTensors], from the next gradient on. All workers must set the same
-// before they send it, or the job fails and names the tensor. The tensor's multipliers apply on top. Only mode eager has these
-// hyper-parameters; those of a two-phase step come with [Worker.Commit].
+// before they send it, or the job fails and names the tensor; in mode stream each worker's are its own. The tensor's multipliers
+// apply on top. Only modes eager and stream have these hyper-parameters; those of a two-phase step come with [Worker.Commit].
 func (w *Worker) SetHyper(tensor int, h Hyper) error {
 	if !w.info.LiveHyper {
 		return fmt.Errorf("set hyper-parameters: mode %s takes none with the gradients", w.cfg.Mode)

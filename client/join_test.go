@@ -39,7 +39,7 @@ func TestJoinRefusesWhatCannotBeAndSaysWhatCan(t *testing.T) {
 		want string
 	}{
 		{"mode", func(c *client.Config) { c.Mode = "lazy" }, connect.CodeInvalidArgument,
-			`unknown mode "lazy": use eager, aggregate or two-phase`},
+			`unknown mode "lazy": use eager, aggregate, two-phase or stream`},
 		{"optimizer", func(c *client.Config) { c.Optimizer = "sgd_troch" }, connect.CodeInvalidArgument, "did you mean sgd_torch?"},
 		{"no optimizer", func(c *client.Config) { c.Optimizer = "" }, connect.CodeInvalidArgument, "mode eager needs an optimizer"},
 		{"useless optimizer", func(c *client.Config) { c.Mode = "aggregate" }, connect.CodeInvalidArgument, "runs no optimizer"},

@@ -172,6 +172,7 @@ func (j *job) run() (err error) {
 	}
 	j.agg, err = e.agg.NewJob(aggregate.JobConfig{
 		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
+		Policy: j.spec.policy,
 	})
 	if err != nil {
 		return err

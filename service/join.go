@@ -11,7 +11,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -266,7 +265,7 @@ func (m *member) welcome() *api.JoinResponse {
 	r := &api.JoinResponse{
 		Session: m.session, Rank: uint32(m.rank), Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes),
 		Provider: e.provider, Window: uint32(e.agg.Window()), SendDepth: uint32(e.depths.WorkerSend),
-		RecvDepth: uint32(e.depths.WorkerRecv), ByReference: e.byReference(), LiveHyper: j.spec.mode == aggregate.Eager,
+		RecvDepth: uint32(e.depths.WorkerRecv), ByReference: e.byReference(), LiveHyper: j.spec.liveHyper(),
 		WatchWithinMs: uint32(watchWithin.Milliseconds()), HeartbeatMs: uint32(heartbeatEvery.Milliseconds()),
 		LinkTimeoutMs: uint32(e.linkTimeout.Milliseconds()),
 	}

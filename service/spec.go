@@ -1,12 +1,14 @@
 package service
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service/api"
 )
 
@@ -17,6 +19,7 @@ type spec struct {
 	rule       optim.Rule
 	hyper      optim.Hyper
 	chunkBytes int
+	policy     policy.Spec
 }
 
 // parseSpec reads and checks a request on its own.
@@ -37,6 +40,9 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	}
 	var err error
 	if s.mode, err = aggregate.ParseMode(r.Mode); err != nil {
+		return s, err
+	}
+	if err := s.parsePolicy(r.Policy); err != nil {
 		return s, err
 	}
 	switch {
@@ -63,6 +69,27 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	return s, s.rule.Check(s.hyper)
 }
 
+// liveHyper reports whether workers send hyper-parameters with their gradients.
+func (s *spec) liveHyper() bool { return s.mode == aggregate.Eager || s.mode == aggregate.Stream }
+
+// parsePolicy reads the policy, which mode stream has and no other.
+func (s *spec) parsePolicy(text string) (err error) {
+	if s.mode == aggregate.Stream {
+		text = cmp.Or(text, "asp")
+	}
+	if s.policy, err = policy.Parse(cmp.Or(text, "bsp")); err != nil {
+		return err
+	}
+	switch {
+	case s.mode == aggregate.Stream && !s.policy.Stream():
+		return fmt.Errorf("mode %v and policy %v: it runs asp, ssp and lagtuner: name one, or use mode %v for bsp", s.mode, s.policy,
+			aggregate.Eager)
+	case s.mode != aggregate.Stream && s.policy != (policy.Spec{}):
+		return fmt.Errorf("mode %v is synchronous and policy %v is named: use mode %v", s.mode, s.policy, aggregate.Stream)
+	}
+	return s.policy.Check(s.workers)
+}
+
 // differs names the first field in which a worker's spec is not the job's.
 func (s spec) differs(of spec) error {
 	type field struct {
@@ -74,6 +101,7 @@ func (s spec) differs(of spec) error {
 		{"mode", s.mode, of.mode},
 		{"optimizer", s.rule, of.rule},
 		{"chunk_bytes", s.chunkBytes, of.chunkBytes},
+		{"policy", s.policy, of.policy},
 	}
 	for _, name := range s.rule.Takes() {
 		fields = append(fields, field{name, float32(*s.hyper.Field(name)), float32(*of.hyper.Field(name))}) // as they were rounded

@@ -59,8 +59,8 @@ func (e *engine) status() *api.EngineStatus {
 
 func (j *job) status(ctx context.Context) *api.JobStatus {
 	out := &api.JobStatus{
-		Name: j.name, State: j.state(), Mode: j.spec.mode.String(), Optimizer: j.spec.rule.String(), Workers: uint32(j.spec.workers),
-		ChunkBytes: uint32(j.spec.chunkBytes), AgeSeconds: time.Since(j.born).Seconds(),
+		Name: j.name, State: j.state(), Mode: j.spec.mode.String(), Policy: j.spec.policy.String(), Optimizer: j.spec.rule.String(),
+		Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes), AgeSeconds: time.Since(j.born).Seconds(),
 	}
 	j.mu.Lock()
 	out.Tensors, out.ModelBytes = uint64(j.tensors), uint64(j.modelBytes)

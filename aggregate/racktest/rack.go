@@ -187,7 +187,7 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 		if rc := worker.Add(w.C, descs, chunks, counts); rc < 0 {
 			return fmt.Errorf("add tensors to worker %d: %d", w.Rank, rc)
 		}
-		if r.Config.Job.Mode == aggregate.Eager {
+		if m := r.Config.Job.Mode; m == aggregate.Eager || m == aggregate.Stream {
 			hyper := r.Config.Job.Rule.Record(r.Config.Job.Hyper)
 			for i := range tensors {
 				worker.Hyper(w.C, uint32(first+i), &hyper, 0)

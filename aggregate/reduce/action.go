@@ -22,6 +22,12 @@ const (
 	Deliver
 	// Pull answers one worker with the chunk's parameters.
 	Pull
+	// UpdateOne runs the update rule with one worker's gradient, and answers it: a pushpull with the new parameters.
+	UpdateOne
+	// EndStep says that a worker has ended its step, all of which is applied here.
+	EndStep
+	// AnswerStep lets a worker begin its next step.
+	AnswerStep
 	// Configure applies the control record of the message under way to tensor Index. If New, its hyper-parameters are not those
 	// that the tensor has.
 	Configure
@@ -86,6 +92,6 @@ type Action struct {
 	End     uint32
 	fold    int32
 	Since   int64 // Update, Sum, Accumulate, Deliver: when the chunk's first gradient arrived
-	Message Held  // what Pull and Acknowledge answer, and a NACK gives back
+	Message Held  // what Pull, UpdateOne, AnswerStep and Acknowledge answer, and a NACK gives back
 	Err     error
 }

@@ -39,7 +39,7 @@ func (m *Machine) Check() error {
 		}
 	}
 	for rank := range m.workers {
-		if w := &m.workers[rank]; w.state != Absent {
+		if w := &m.workers[rank]; w.state == Attached {
 			if err := w.check(held[rank]); err != nil {
 				return fmt.Errorf("worker %d: %w", rank, err)
 			}

@@ -27,16 +27,34 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 		w.staged++
 	}
 	switch msg.Op {
-	case chunk.OpPush, chunk.OpPushPull, chunk.OpBroadcast:
+	case chunk.OpPush, chunk.OpPushPull:
+		if m.cfg.Mode == Stream {
+			m.apply(rank, msg, h)
+		} else {
+			m.gather(rank, msg, h)
+		}
+	case chunk.OpBroadcast:
 		m.gather(rank, msg, h)
 	case chunk.OpPull:
 		m.pull(rank, msg, h)
 	case chunk.OpTensor:
 		m.record(rank, msg, h)
 	case chunk.OpCommit:
-		m.collect(rank, msg, h)
+		if m.cfg.Mode == Stream {
+			m.endStep(rank, msg, h)
+		} else {
+			m.collect(rank, msg, h)
+		}
 	default:
 		m.violate(rank, "sent operation %v, which only the aggregator sends", msg.Op)
+	}
+}
+
+// Release lets a worker that has ended its step in stream mode begin the next.
+func (m *Machine) Release(now int64, rank int) {
+	m.begin(now)
+	if m.state == Running && m.workers[rank].state == Attached {
+		m.letGo(rank)
 	}
 }
 

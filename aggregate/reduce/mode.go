@@ -13,9 +13,12 @@ const (
 	// TwoPhase accumulates pushes until every worker commits the step, with its learning rate, scale and clipping; then the
 	// parameters are updated and can be pulled.
 	TwoPhase
+	// Stream updates the parameters with each gradient by itself, when it arrives. A worker ends its step with a commit of its
+	// own, which is answered when it may begin the next.
+	Stream
 )
 
-var modeNames = [...]string{"eager", "aggregate", "two-phase"}
+var modeNames = [...]string{"eager", "aggregate", "two-phase", "stream"}
 
 func (m Mode) String() string { return modeNames[m] }
 
@@ -26,5 +29,5 @@ func ParseMode(s string) (Mode, error) {
 			return Mode(i), nil
 		}
 	}
-	return 0, fmt.Errorf("unknown mode %q: use eager, aggregate or two-phase", s)
+	return 0, fmt.Errorf("unknown mode %q: use eager, aggregate, two-phase or stream", s)
 }

@@ -21,6 +21,7 @@ type rig struct {
 type peer struct {
 	slots  []uint16 // free ones, in the order in which it fills them
 	epochs []uint8  // by chunk, of the last gradient that was answered
+	steps  uint8    // of the last commit that was answered, in stream mode
 }
 
 const chunkBytes = 100
@@ -79,7 +80,8 @@ func (r *rig) settle() string {
 var kindNames = [...]string{
 	Update: "update", Sum: "sum", Accumulate: "accumulate", Broadcast: "broadcast", HandUp: "hand-up", Deliver: "deliver",
 	Pull: "pull", Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort",
-	Fail: "fail",
+	Fail:      "fail",
+	UpdateOne: "update-one", EndStep: "end-step", AnswerStep: "answer-step",
 	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
 }
 
@@ -108,6 +110,17 @@ func (r *rig) carryOut(a *Action) string {
 			r.free(rank, r.Sources(a, rank).Slot)
 		}
 		return fmt.Sprintf("%s epoch %d", kindNames[a.Kind], a.Epoch)
+	case UpdateOne:
+		p := &r.at[a.Worker]
+		r.free(int(a.Worker), a.Message.Slot)
+		p.epochs[a.Index] = a.Epoch
+		return fmt.Sprintf("update-one %d epoch %d from %s/%d", a.Index, a.Epoch, name(a.Worker), a.Message.Slot)
+	case EndStep:
+		return "end-step of " + name(a.Worker)
+	case AnswerStep:
+		r.free(int(a.Worker), a.Message.Slot)
+		r.at[a.Worker].steps = a.Epoch
+		return fmt.Sprintf("answer-step epoch %d to %s/%d", a.Epoch, name(a.Worker), a.Message.Slot)
 	case Pull, Acknowledge:
 		r.free(int(a.Worker), a.Message.Slot)
 		return fmt.Sprintf("%s %d to %s/%d", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot)
@@ -148,7 +161,7 @@ func (r *rig) arrive(a *Action) {
 				r.Sent(rank, 1)
 			}
 		}
-	case Pull, Acknowledge, NACK, Request, Abort:
+	case Pull, UpdateOne, AnswerStep, Acknowledge, NACK, Request, Abort:
 		r.Sent(int(a.Worker), 1)
 	}
 	if a.Result {

@@ -1,5 +1,7 @@
 package reduce
 
+import "github.com/rackweave/rackweave/chunk"
+
 // pull answers with the parameters as they are after the worker's last finished push.
 func (m *Machine) pull(rank int, msg *Message, h Held) {
 	if !m.place(rank, msg) {
@@ -9,7 +11,11 @@ func (m *Machine) pull(rank int, msg *Message, h Held) {
 		m.violate(rank, "pulled from an aggregate-only job, which keeps no parameters: use pushpull")
 		return
 	}
-	if e := m.chunks[msg.Index].epoch; msg.Epoch != e {
+	e := m.chunks[msg.Index].epoch
+	if m.cfg.Mode == Stream {
+		e = m.workers[rank].epochs[msg.Index]
+	}
+	if msg.Epoch != e {
 		m.violate(rank, "pulled chunk %d of lane %d for epoch %d, which is at %d", msg.Index, m.cfg.Lane, msg.Epoch, e)
 		return
 	}
@@ -25,9 +31,13 @@ func (m *Machine) record(rank int, msg *Message, h Held) {
 		return
 	}
 	a := Action{Kind: Configure, Worker: int32(rank), Index: msg.Index}
-	if m.cfg.Mode == Eager {
+	switch w := &m.workers[rank]; m.cfg.Mode {
+	case Stream:
+		a.New = msg.HyperSum != w.hyperSum[msg.Index]
+		w.hyperSum[msg.Index] = msg.HyperSum
+	case Eager:
 		t := &m.tensors[msg.Index]
-		m.workers[rank].hyperSum[msg.Index] = msg.HyperSum
+		w.hyperSum[msg.Index] = msg.HyperSum
 		a.New = msg.HyperSum != t.hyperSum
 		t.hyperSum = msg.HyperSum
 	}
@@ -48,7 +58,12 @@ func (m *Machine) answer(a *alone) bool {
 	if w.state == Gone {
 		return true
 	}
-	result := a.kind == Pull && !m.tensors[m.chunks[a.index].Tensor].Direct
+	if a.kind == EndStep {
+		m.commit.held[a.worker], m.commit.has[a.worker] = a.held, true
+		m.emit(Action{Kind: EndStep, Worker: a.worker})
+		return true
+	}
+	result := m.needsResult(a)
 	if !w.canAnswer() || result && m.results == 0 {
 		return false
 	}
@@ -56,7 +71,25 @@ func (m *Machine) answer(a *alone) bool {
 		m.results--
 	}
 	w.release(&a.held)
+	switch a.kind {
+	case UpdateOne:
+		m.done++
+	case AnswerStep:
+		w.ending = false
+	}
 	m.emit(Action{Kind: a.kind, Op: a.held.Op, Epoch: a.epoch, Result: result, Worker: a.worker, Index: a.index,
 		Message: a.held})
 	return true
+}
+
+// needsResult reports whether an answer lies in a result buffer. Stream mode's always do: another worker's gradient may change the
+// parameters while the answer is sent.
+func (m *Machine) needsResult(a *alone) bool {
+	switch a.kind {
+	case Pull:
+		return !m.tensors[m.chunks[a.index].Tensor].Direct
+	case UpdateOne:
+		return a.held.Op == chunk.OpPushPull
+	}
+	return a.kind == AnswerStep
 }

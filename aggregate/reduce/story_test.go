@@ -115,6 +115,9 @@ func tell(t *testing.T, r *rig, line string) string {
 	case "freed":
 		r.Freed()
 		return ""
+	case "release":
+		r.Release(r.now, rank)
+		return r.settle()
 	case "at":
 		r.now = int64(indexes[0])
 		return ""
@@ -171,7 +174,11 @@ func (r *rig) message(op chunk.Op, rank int, index uint32, set map[string]int) M
 	known := int(index) < len(p.epochs)
 	switch {
 	case op == chunk.OpCommit:
-		m.Epoch, m.Record = epochAfter(r.CommitEpoch()), &chunk.TensorRecord{LR: float32(set["lr"]),
+		last := r.CommitEpoch()
+		if r.cfg.Mode == Stream {
+			last = p.steps
+		}
+		m.Epoch, m.Record = epochAfter(last), &chunk.TensorRecord{LR: float32(set["lr"]),
 			Flags: chunk.RecordFlags(set["skip"])}
 	case op == chunk.OpTensor:
 		m.HyperSum, m.Record = uint32(max(set["hyper"], 1)), &chunk.TensorRecord{}

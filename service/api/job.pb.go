@@ -36,7 +36,7 @@ type JoinRequest struct {
 	// -1: any.
 	Rank    int32  `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers uint32 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
-	// eager, aggregate or two-phase.
+	// eager, aggregate, two-phase or stream.
 	Mode string `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
 	// An update rule, such as sgd_torch; none in mode aggregate.
 	Optimizer string `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
@@ -55,7 +55,9 @@ type JoinRequest struct {
 	Pid       int64  `protobuf:"varint,13,opt,name=pid,proto3" json:"pid,omitempty"`
 	TimeoutMs uint32 `protobuf:"varint,14,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	// The worker's user: a process shares memory with processes of its user and of root.
-	Uid           uint32 `protobuf:"varint,15,opt,name=uid,proto3" json:"uid,omitempty"`
+	Uid uint32 `protobuf:"varint,15,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Who waits for whom in mode stream, such as ssp:s=3; empty: asp. The other modes are synchronous and take none, or bsp.
+	Policy        string `protobuf:"bytes,16,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -193,6 +195,13 @@ func (x *JoinRequest) GetUid() uint32 {
 		return x.Uid
 	}
 	return 0
+}
+
+func (x *JoinRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
 }
 
 type JoinResponse struct {
@@ -2425,6 +2434,7 @@ type JobStatus struct {
 	Members        []*WorkerStatus `protobuf:"bytes,13,rep,name=members,proto3" json:"members,omitempty"`
 	Failure        *Failure        `protobuf:"bytes,14,opt,name=failure,proto3" json:"failure,omitempty"`
 	AgeSeconds     float64         `protobuf:"fixed64,15,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"`
+	Policy         string          `protobuf:"bytes,16,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2562,6 +2572,13 @@ func (x *JobStatus) GetAgeSeconds() float64 {
 		return x.AgeSeconds
 	}
 	return 0
+}
+
+func (x *JobStatus) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
 }
 
 type WorkerStatus struct {
@@ -2940,7 +2957,7 @@ var File_job_proto protoreflect.FileDescriptor
 
 const file_job_proto_rawDesc = "" +
 	"\n" +
-	"\tjob.proto\x12\frackweave.v1\"\xd6\x03\n" +
+	"\tjob.proto\x12\frackweave.v1\"\xee\x03\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\x12\n" +
@@ -2959,7 +2976,8 @@ const file_job_proto_rawDesc = "" +
 	"\x03pid\x18\r \x01(\x03R\x03pid\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x0e \x01(\rR\ttimeoutMs\x12\x10\n" +
-	"\x03uid\x18\x0f \x01(\rR\x03uid\x1a8\n" +
+	"\x03uid\x18\x0f \x01(\rR\x03uid\x12\x16\n" +
+	"\x06policy\x18\x10 \x01(\tR\x06policy\x1a8\n" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -3141,7 +3159,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xec\x03\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x84\x04\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -3162,7 +3180,8 @@ const file_job_proto_rawDesc = "" +
 	"\amembers\x18\r \x03(\v2\x1a.rackweave.v1.WorkerStatusR\amembers\x12/\n" +
 	"\afailure\x18\x0e \x01(\v2\x15.rackweave.v1.FailureR\afailure\x12\x1f\n" +
 	"\vage_seconds\x18\x0f \x01(\x01R\n" +
-	"ageSeconds\"\xcf\x02\n" +
+	"ageSeconds\x12\x16\n" +
+	"\x06policy\x18\x10 \x01(\tR\x06policy\"\xcf\x02\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +

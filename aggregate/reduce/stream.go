@@ -1,0 +1,50 @@
+package reduce
+
+// A job in stream mode applies every gradient by itself, when it arrives; a worker ends its step with a commit of its own, which is
+// answered when the synchronization policy lets it go on. Epochs are the worker's own: it pushes each chunk once in a step.
+
+// apply takes a gradient that is applied alone.
+func (m *Machine) apply(rank int, msg *Message, h Held) {
+	if !m.place(rank, msg) {
+		return
+	}
+	w := &m.workers[rank]
+	c := &m.chunks[msg.Index]
+	switch expect := epochAfter(w.epochs[msg.Index]); {
+	case msg.Epoch != expect:
+		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)
+		return
+	case w.ending:
+		m.violate(rank, "sent a gradient of chunk %d of lane %d before the end of its last step was answered", msg.Index, m.cfg.Lane)
+		return
+	case msg.Bytes != c.Bytes:
+		m.violate(rank, "sent %d bytes for chunk %d of lane %d, expected %d", msg.Bytes, msg.Index, m.cfg.Lane, c.Bytes)
+		return
+	case c.fold != none:
+		m.violate(rank, "sent a gradient of chunk %d of lane %d while others broadcast it", msg.Index, m.cfg.Lane)
+		return
+	}
+	w.epochs[msg.Index] = msg.Epoch
+	w.stats.Chunks++
+	m.answerOrWait(alone{worker: int32(rank), kind: UpdateOne, epoch: msg.Epoch, index: msg.Index, held: h})
+}
+
+// endStep takes the commit that ends a worker's step. What the worker sent before it may still wait for room.
+func (m *Machine) endStep(rank int, msg *Message, h Held) {
+	w := &m.workers[rank]
+	if expect := epochAfter(w.stepEpoch); msg.Epoch != expect || w.ending {
+		m.violate(rank, "ended step %d, expected %d, once", msg.Epoch, expect)
+		return
+	}
+	w.stepEpoch, w.ending = msg.Epoch, true
+	m.answerOrWait(alone{worker: int32(rank), kind: EndStep, held: h})
+}
+
+// letGo answers the commit with which a worker ended its step.
+func (m *Machine) letGo(rank int) {
+	if !m.commit.has[rank] {
+		panic("reduce: a worker is released that has not ended its step")
+	}
+	m.commit.has[rank] = false
+	m.answerOrWait(alone{worker: int32(rank), kind: AnswerStep, epoch: m.workers[rank].stepEpoch, held: m.commit.held[rank]})
+}

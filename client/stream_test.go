@@ -1,0 +1,160 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// streamConfig uses plain SGD with powers of two, so that small whole gradients add up exactly in any order.
+func streamConfig(provider, policy string, workers int) client.Config {
+	return client.Config{
+		Job: "stream", Workers: workers, Policy: policy, Optimizer: "sgd_torch", Hyper: map[string]float64{"lr": 0.25, "scale": 0.5},
+		Provider: provider,
+	}
+}
+
+// streamStep pushes ones, ends the step, and pulls if it must.
+func streamStep(ctx context.Context, w *client.Worker, grads, params [][]float32) (client.StepEnd, error) {
+	run := func(kind client.Kind) error {
+		var ops []client.Op
+		for i := range grads {
+			ops = append(ops, client.Op{Kind: kind, Tensor: i, Src: client.Bytes(grads[i]), Dst: client.Bytes(params[i])})
+		}
+		handles, err := w.Submit(ops...)
+		if err != nil {
+			return err
+		}
+		return w.WaitAll(ctx, handles)
+	}
+	if err := run(client.PushPull); err != nil {
+		return client.StepEnd{}, err
+	}
+	end, err := w.EndStep(ctx)
+	if err == nil && end.Pull {
+		err = run(client.Pull)
+	}
+	return end, err
+}
+
+func onesAndZeros(tensors []client.Tensor) (ones, zeros [][]float32) {
+	for i := range tensors {
+		g := make([]float32, tensors[i].Elems())
+		for k := range g {
+			g[k] = 1
+		}
+		ones, zeros = append(ones, g), append(zeros, make([]float32, len(g)))
+	}
+	return ones, zeros
+}
+
+func TestWorkersTrainOutOfStep(t *testing.T) {
+	const steps, n = 4, 4
+	tensors := model()
+	for _, provider := range software {
+		for _, policy := range []string{"asp", "ssp:s=0", "lagtuner:sl=1,su=2,reading=loose"} {
+			t.Run(provider+" "+policy, func(t *testing.T) {
+				workers := joinAll(t, serve(t, service.Options{Providers: []string{provider}}), streamConfig(provider, policy, n))
+				last := make([]float32, n)
+				each(t, workers, func(rank int, w *client.Worker) error {
+					if err := w.Register(context20(t), tensors); err != nil {
+						return err
+					}
+					ones, params := onesAndZeros(tensors)
+					for step := range uint64(steps) {
+						end, err := streamStep(context20(t), w, ones, params)
+						if err != nil {
+							return err
+						}
+						if end.Step != step+1 {
+							return fmt.Errorf("step %d comes after %d", end.Step, step)
+						}
+						if policy == "ssp:s=0" && !end.Pull {
+							return errors.New("parameters of before the others' pushes would do")
+						}
+					}
+					if err := w.Barrier(context20(t), "end"); err != nil {
+						return err
+					}
+					h, err := w.Pull(0, client.Bytes(params[0]), 0)
+					if err != nil {
+						return err
+					}
+					last[rank] = 0
+					if err := h.Wait(context20(t)); err != nil {
+						return err
+					}
+					last[rank] = params[0][0]
+					return nil
+				})
+				for rank, got := range last {
+					if want := float32(-0.25 * 0.5 * steps * n); got != want {
+						t.Errorf("worker %d has %v, all gradients make %v", rank, got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
+		t.Run(provider, func(t *testing.T) {
+			cfg := streamConfig(provider, "ssp:s=0", 2)
+			cfg.Server, cfg.Timeout, cfg.Rank = serve(t, service.Options{Providers: []string{provider}}).URL(), deadline, 1
+			victim := play(t, "worker", cfg) // never ends a step
+			cfg.Rank = 0
+			w, err := client.Join(context20(t), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { closeAll(t, []*client.Worker{w}) })
+			if err := w.Register(context20(t), endlessModel); err != nil {
+				t.Fatal(err)
+			}
+			killedAt := make(chan time.Time, 1)
+			go func() {
+				victim.lines.Scan() // "pushing"
+				victim.kill()
+				killedAt <- time.Now()
+			}()
+			ones, params := onesAndZeros(endlessModel)
+			_, err = streamStep(context20(t), w, ones, params)
+			took := time.Since(<-killedAt)
+			var job *client.JobError
+			if !errors.Is(err, client.ErrAborted) || !errors.As(err, &job) || job.Rank != 1 || took > promptly {
+				t.Errorf("%v, known after %v: want an abort because of worker 1", err, took)
+			}
+		})
+	}
+}
+
+func TestPoliciesThatCannotRunAreRefused(t *testing.T) {
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
+	for _, c := range []struct {
+		name, policy, mode, optimizer, want string
+	}{
+		{"unknown", "lagtunr:sl=1,su=2", "", "sgd_torch", "did you mean lagtuner?"},
+		{"unknown parameter", "ssp:z=1", "", "sgd_torch", "did you mean s?"},
+		{"bounds exchanged", "lagtuner:sl=5,su=2", "", "sgd_torch", "sl=5 is above su=2"},
+		{"of sets", "k-bsp:k=2", "", "sgd_torch", "mode stream and policy k-bsp:k=2"},
+		{"in step", "ssp:s=1", "eager", "sgd_torch", "mode eager is synchronous"},
+		{"of a sum", "ssp:s=1", "aggregate", "", "mode aggregate is synchronous"},
+		{"with norms", "asp", "", "lamb", "use mode two-phase"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := streamConfig(verbs.ProviderTCP, c.policy, 2)
+			cfg.Server, cfg.Mode, cfg.Optimizer, cfg.Hyper, cfg.Rank = s.URL(), c.mode, c.optimizer, nil, 0
+			_, err := client.Join(context20(t), cfg)
+			refused(t, err, connect.CodeInvalidArgument, c.want)
+		})
+	}
+}
