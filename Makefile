@@ -104,6 +104,7 @@ endif
 generate:
 	@scripts/need.sh protobuf-compiler
 	service/generate.sh
+	$(GO) generate ./aggregate/optim
 
 clean:
 	rm -rf bin build

@@ -19,8 +19,8 @@ func BF16(x float32) uint16 {
 // FromBF16 widens a bfloat16, exactly.
 func FromBF16(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
 
-// F16 rounds x to IEEE half precision, to nearest even: subnormals are kept, what is too large becomes infinite, a NaN
-// keeps its sign and upper payload bits and becomes quiet.
+// F16 rounds x to IEEE half precision, to nearest even. It keeps subnormals, and makes infinite what is too large. A NaN keeps
+// its sign and upper payload bits and becomes quiet.
 func F16(x float32) uint16 {
 	b := math.Float32bits(x)
 	sign, b := uint16(b>>16&0x8000), b&0x7fffffff
@@ -82,7 +82,7 @@ func Encode(dst []byte, src []float32, d chunk.DType) {
 	}
 }
 
-// Convert casts n elements: equal types are copied bit for bit, others go through f32.
+// Convert casts n elements. It copies equal types bit for bit, and casts others through f32.
 func Convert(dst []byte, to chunk.DType, src []byte, from chunk.DType, n int) {
 	if to == from {
 		copy(dst, src[:n*from.Size()])

@@ -1,7 +1,7 @@
 package optim
 
-// SumInto adds the sources in index order: ((s0 + s1) + s2) + …; with accumulate dst stands before s0. Folding a prefix and
-// accumulating the rest later therefore gives the bits of one sum over all.
+// SumInto adds the sources in index order: ((s0 + s1) + s2) + …; with accumulate dst stands before s0. So summing a prefix and
+// accumulating the rest later gives the bits of one sum over all.
 func SumInto(dst []float32, srcs [][]float32, accumulate bool) {
 	for i := range dst {
 		rest := srcs
@@ -16,7 +16,7 @@ func SumInto(dst []float32, srcs [][]float32, accumulate bool) {
 	}
 }
 
-// SumSq is the sum of squares in f64: element i goes to partial sum i mod 16, and the sixteen are added in halves (0 to 8,
+// SumSq returns the sum of squares in f64: element i goes to partial sum i mod 16, and the sixteen are added in halves (0 to 8,
 // 1 to 9, …, then 0 to 4, …). Each square of an f32 is exact in f64.
 func SumSq(x []float32) float64 {
 	var part [16]float64

@@ -4,8 +4,8 @@ import "fmt"
 
 //go:generate go test -run TestTheKernelsHaveThisTable -update
 
-// table is all there is to know of each rule but its formula, which stands here (formulas.go) as the reference, and as a
-// step of the kernels (cgo/kernel/rules.h) under the rule's name. A new rule is a constant, a row, and these two formulas.
+// table holds all that is known of each rule but its formula. The formula is the row's step here, and the kernels' step of the
+// rule's name.
 var table = [rules]struct {
 	name   string
 	states int    // f32 arrays as large as the weights that it keeps
@@ -13,9 +13,9 @@ var table = [rules]struct {
 	takes  string // the hyper-parameters that it reads, by their names in params
 	// defaults are the framework's.
 	defaults Hyper
-	// check, if there is one, tells what the ranges of single hyper-parameters do not.
+	// check, if not nil, refuses what the ranges of single hyper-parameters do not.
 	check func(h Hyper) error
-	// derive, if there is one, changes the scalars that the hyper-parameters alone give for a step counted from 1.
+	// derive, if not nil, changes the scalars that follow from the hyper-parameters alone, for a step counted from 1.
 	derive func(k Scalars, h Hyper, step uint32) Scalars
 	// step updates an element with the scaled gradient and returns the result.
 	step func(e *element, k *Scalars, g float32) float32

@@ -2,8 +2,8 @@
 // updates fused into the same pass, casts, norms, and the memory probe they are measured against. Each gives the bits of
 // the plain Go reference in aggregate/optim at every width.
 //
-// Arrays are given by address: they lie outside the Go heap, in registered arenas, and nothing here keeps them alive. No
-// call allocates. A wrong dtype, or no source at all, is the caller's bug and panics.
+// Arrays are given by address: they lie outside the Go heap, in registered arenas, and nothing here keeps them alive. No call
+// allocates. A wrong dtype, or no source at all, panics.
 package kernel
 
 /*
@@ -85,7 +85,8 @@ func pointer(addrs []uint64) *C.uint64_t {
 	return (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(addrs)))
 }
 
-// Convert casts n elements to nearest even. Streaming writes dst past the cache: for results this core will not read.
+// Convert casts n elements, rounding to nearest even. Streaming writes dst past the cache, for results that this core will not
+// read.
 func Convert(isa ISA, dst uint64, dstType uint8, src uint64, srcType uint8, n uint64, streaming bool) {
 	checkType(dstType)
 	checkType(srcType)
@@ -93,7 +94,7 @@ func Convert(isa ISA, dst uint64, dstType uint8, src uint64, srcType uint8, n ui
 		flag(streaming))
 }
 
-// SumSq is the sum of squares of x, f32[n], in f64 and in a fixed order.
+// SumSq returns the sum of squares of x, f32[n], in f64 and in a fixed order.
 func SumSq(isa ISA, x, n uint64) float64 {
 	return float64(C.rwk_sumsq_at(C.int(isa), C.uint64_t(x), C.uint64_t(n)))
 }

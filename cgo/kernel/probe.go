@@ -29,7 +29,7 @@ type Probe struct {
 	Bytes               uint64
 }
 
-// Moved is the bytes the probe moves between cache and memory when the arrays fit no cache.
+// Moved returns how many bytes the probe moves between cache and memory if the arrays fit no cache.
 func (p Probe) Moved() uint64 {
 	return p.Bytes * uint64(len(p.Read)+2*len(p.Update)+len(p.Write))
 }
