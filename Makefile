@@ -20,7 +20,7 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel example-torch sim learn lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel example-torch example-mxnet sim learn lab generate clean
 
 all: build
 
@@ -68,6 +68,12 @@ example-torch: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES) python3-sklearn
 	@for way in --gloo ''; do PYTHONPATH=python/src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 \
 		$(BIN) run -n 4 -- $(PYTHON) examples/torch_digits.py $$way || exit 1; done
+
+example-mxnet: build lib
+	@scripts/need.sh $(BUILD_PACKAGES) python3-venv
+	@scripts/mxnet-env.sh
+	@for way in --dist-sync ''; do PYTHONPATH=python/src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 \
+		$(BIN) run -n 4 -- build/mxnet-venv/bin/python examples/mxnet_digits.py $$way || exit 1; done
 
 # build/rackweave-*.whl: the Python package with its library, for any Python 3 of this platform.
 wheel: lib

@@ -1,0 +1,103 @@
+"""Trains a convolutional network on handwritten digits with gluon.
+
+    rackweave run -n 4 -- python3 examples/mxnet_digits.py              # gradients and optimizer through RackWeave
+    rackweave run -n 4 -- python3 examples/mxnet_digits.py --dist-sync  # through MXNet's own dist_sync, with one server
+
+The same script runs under mpirun and srun with RACKWEAVE_ADDR set. The digits come with scikit-learn.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dist-sync", action="store_true", help="train with MXNet's own kvstore, for comparison")
+    parser.add_argument("--epochs", type=int, default=8)
+    return parser.parse_args()
+
+
+def start_dist_sync():
+    """Makes this process a worker of dist_sync; the first also starts its scheduler and its server."""
+    os.environ.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=os.environ["MASTER_PORT"], DMLC_NODE_HOST="127.0.0.1",
+                      DMLC_NUM_SERVER="1", DMLC_NUM_WORKER=os.environ["WORLD_SIZE"])  # fmt: skip
+    if os.environ["RANK"] == "0":
+        for role in ("scheduler", "server"):
+            subprocess.Popen([sys.executable, "-c", "import mxnet"], env=dict(os.environ, DMLC_ROLE=role))
+    os.environ["DMLC_ROLE"] = "worker"
+
+
+def digits():
+    """Returns the training and the test set: every fifth image is for the test."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = (images / 16.0).reshape(-1, 1, 8, 8).astype(np.float32), labels.astype(np.float32)
+    test = np.arange(len(x)) % 5 == 0
+    return (x[~test], y[~test]), (x[test], y[test])
+
+
+def network(nn):
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(32, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"),
+        nn.Conv2D(64, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(),
+        nn.Dense(1024, activation="relu"), nn.Dense(10),
+    )  # fmt: skip
+    return net
+
+
+def main():
+    args = arguments()
+    if args.dist_sync:
+        start_dist_sync()
+        import mxnet as mx
+
+        store = "dist_sync"
+    else:
+        import mxnet as mx
+        import rackweave.mxnet  # noqa: F401  <-- the one changed line, with the store's name below
+
+        store = "dist_sync_rackweave"
+    kv = mx.kv.create(store)
+    mx.random.seed(1)
+
+    net = network(mx.gluon.nn)
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True)
+    (x, y), (test_x, test_y) = digits()
+    batch = 32
+    share = len(x) // kv.num_workers // batch * batch  # of each worker, in each epoch
+    steps = args.epochs * share // batch
+    optimizer = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", optimizer, kvstore=kv)
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+
+    start = time.perf_counter()
+    for epoch in range(args.epochs):
+        order = np.random.RandomState(epoch).permutation(len(x))[kv.rank :: kv.num_workers]
+        for at in range(0, share, batch):
+            chosen = order[at : at + batch]
+            with mx.autograd.record():
+                value = loss(net(mx.nd.array(x[chosen])), mx.nd.array(y[chosen]))
+            value.backward()
+            trainer.step(len(chosen) * kv.num_workers)
+    mx.nd.waitall()
+    seconds = time.perf_counter() - start
+
+    accuracy = (net(mx.nd.array(test_x)).asnumpy().argmax(1) == test_y).mean()
+    if kv.rank == 0:
+        way = "dist_sync" if args.dist_sync else "RackWeave"
+        print(
+            f"{way:>9}: {kv.num_workers} workers, {steps} steps of {1000 * seconds / steps:.1f} ms, "
+            f"{steps * batch * kv.num_workers / seconds:.0f} images/s, test accuracy {100 * accuracy:.2f} %"
+        )
+    kv._barrier()
+
+
+if __name__ == "__main__":
+    main()
