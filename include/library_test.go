@@ -171,6 +171,13 @@ func TestSessionsOfARunJob(t *testing.T) {
 	}
 }
 
+func TestTwoPhaseStepsAreCommitted(t *testing.T) {
+	step := program(t, "testdata/step.c", built(t, sanitized), sanitizers...)
+	if out := output(t, built(t, command), "run", "-n", "2", "--", step); strings.Count(out, "ok") != 2 {
+		t.Error(out)
+	}
+}
+
 func TestLanesGoOnOverAnotherNIC(t *testing.T) {
 	resume := program(t, "testdata/resume.c", built(t, sanitized), sanitizers...)
 	for _, messages := range []string{"1", "2", "3", "7", "20", "40", "41"} {
