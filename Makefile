@@ -79,7 +79,8 @@ example-mxnet: build lib
 wheel: lib
 	scripts/build-wheel.sh build
 
-# A whole cluster under seeded schedules with faults, which must also find the bugs that are planted. SEED=N replays one, with its trace.
+# A whole cluster under seeded schedules with faults, which must also find the bugs that are planted. SEED=N replays one, with its
+# trace.
 sim:
 	@scripts/need.sh $(BUILD_PACKAGES)
 ifeq ($(SEED),0)

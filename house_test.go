@@ -16,14 +16,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "policy", "hierarchy", "launch", "launch/control", "service", "service/api", "client", "aggregate",
-		"aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
+	"cmd": {"bench", "bench/models", "policy", "hierarchy", "launch", "launch/control", "service", "service/api", "client",
+		"aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
 	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
 		"numa", "verbs", "cgo"},
 	"bench/models":       {"chunk"},
@@ -84,8 +85,8 @@ var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregat
 
 // computing is all that a pure room may import from outside the house. Of time only durations are used.
 var computing = []string{
-	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "errors", "fmt", "hash/crc32", "io", "iter", "maps", "math",
-	"math/bits", "slices", "sort", "strconv", "strings", "time", "github.com/agnivade/levenshtein",
+	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "errors", "fmt", "hash/crc32", "io",
+	"iter", "maps", "math", "math/bits", "slices", "sort", "strconv", "strings", "time", "github.com/agnivade/levenshtein",
 }
 
 // impure are the functions that would let a clock or goroutines in by the packages of computing.
@@ -104,6 +105,14 @@ var includes = map[string][]string{
 	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
 	"cgo/worker":      {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base", "cgo/fabric/sim"},
 }
+
+const (
+	maxColumns = 132 // a tab is one
+	maxLines   = 600
+)
+
+// longText matches a string that no line has room for; to divide a message would hide it from a search.
+var longText = regexp.MustCompile("\"[^\"]{60,}\"|`[^`]{60,}`?|^[^`]{60,}`")
 
 // longest returns the key of a map that is a folder itself or the longest of those it lies in; "": none.
 func longest[V any](in map[string]V, dir string) string {
@@ -239,4 +248,20 @@ func TestEveryIncludePointsDown(t *testing.T) {
 			}
 		}
 	}, "*.c", "*.h", "*.go")
+}
+
+func TestFilesAndLinesAreShort(t *testing.T) {
+	sources(t, func(name string, text []byte) {
+		n := 0
+		for line := range bytes.Lines(text) {
+			n++
+			columns := utf8.RuneCount(bytes.TrimRight(line, "\n"))
+			if columns > maxColumns && !longText.Match(line) {
+				t.Errorf("%s:%d has %d columns: use at most %d", name, n, columns, maxColumns)
+			}
+		}
+		if n > maxLines {
+			t.Errorf("%s has %d lines: divide it, none should have more than %d", name, n, maxLines)
+		}
+	}, "*.go", "*.c", "*.h", "*.proto", "*.py", "*.sh", "Makefile")
 }

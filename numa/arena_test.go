@@ -258,7 +258,8 @@ func TestHugePolicyNames(t *testing.T) {
 			t.Errorf("%v does not survive its text form", h)
 		}
 	}
-	if err := new(HugePolicy).UnmarshalText([]byte("huge")); err == nil || !strings.Contains(err.Error(), "auto, transparent, off, require") {
+	if err := new(HugePolicy).UnmarshalText([]byte("huge")); err == nil ||
+		!strings.Contains(err.Error(), "auto, transparent, off, require") {
 		t.Errorf("error for an unknown policy: %v", err)
 	}
 }

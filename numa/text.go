@@ -19,7 +19,8 @@ func (t *Topology) String() string {
 	fmt.Fprintf(&b, "%s, %s, %s, %s; memory %s, %s available\n", count(t.Sockets, "socket"), count(len(t.Nodes), "node"),
 		count(len(t.cores(all)), "core"), count(len(t.CPUs), "cpu"), FormatBytes(t.MemoryBytes), FormatBytes(t.AvailableBytes))
 	fmt.Fprintf(&b, "cpus allowed %s, isolated %s, nohz_full %s; governor %s\n",
-		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.Governors(), ", ")))
+		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.Governors(),
+			", ")))
 	fmt.Fprintf(&b, "last-level cache to count on %s; hypervisor %s\n", FormatBytes(t.LastLevelCache()), orNone(t.Hypervisor))
 	fmt.Fprintf(&b, "transparent huge pages: anonymous memory %s, shared memory %s\n", orNone(t.THP.Anon), orNone(t.THP.Shmem))
 	if t.NVIDIAGPUs > 0 {

@@ -6,12 +6,8 @@ go=${GO:-go}
 
 step() { printf '\n== %s\n' "$*"; }
 
-step "formatting"
-unformatted=$(gofmt -l $(git ls-files '*.go'))
-[ -z "$unformatted" ] || { echo "run gofmt -w on: $unformatted"; exit 1; }
-
-step "vet"
-$go vet ./...
+step "lint"
+make --no-print-directory lint
 
 step "pure packages, without C"
 make --no-print-directory test-pure

@@ -29,8 +29,8 @@ HTTP+JSON, health, reflection, Prometheus metrics (/metrics) and profiles (/debu
 
 Interrupted or terminated it ends at once: its jobs fail, and their workers are told. "rackweave drain" lets the jobs end first.`,
 		Example: `  rackweave serve
-  rackweave serve --listen :7077 --providers ibv --nics mlx5_0,mlx5_1 --cores 16
-  rackweave serve --tls-cert aggregator.pem --tls-key aggregator.key --jobs resnet=SECRET --only-listed --checkpoint-dir /var/lib/rackweave
+  rackweave serve --listen :7077 --providers ibv --nics mlx5_0,mlx5_1 --cores 16 --checkpoint-dir /var/lib/rackweave
+  rackweave serve --tls-cert aggregator.pem --tls-key aggregator.key --jobs resnet=SECRET --only-listed
   rackweave serve --config /etc/rackweave.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

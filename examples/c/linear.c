@@ -1,6 +1,6 @@
 /*
- * Fits a line by data-parallel gradient descent: each worker has its own points, the aggregator sums the workers' gradients and runs
- * the optimizer. Run it with
+ * Fits a line by data-parallel gradient descent: each worker has its own points, the aggregator sums the workers' gradients and
+ * runs the optimizer. Run it with
  *
  *	cc -o linear linear.c -lrackweave
  *	rackweave run -n 4 -- ./linear
