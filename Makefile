@@ -20,7 +20,7 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python wheel example-torch example-mxnet sim learn lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch example-mxnet sim learn lab generate clean
 
 all: build
 
@@ -62,6 +62,11 @@ test-python: build lib
 	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
 	scripts/mxnet-env.sh
 	cd python/tests/mxnet && $(CURDIR)/build/mxnet-venv/bin/python -m pytest -q
+
+# rackweave.torch with the PyTorch of Debian trixie.
+test-trixie: build lib
+	@scripts/need.sh debootstrap
+	scripts/test-trixie.sh
 
 # Trains handwritten digits with PyTorch in four workers: through Gloo, then through RackWeave.
 example-torch: build lib

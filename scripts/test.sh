@@ -22,4 +22,4 @@ step "sanitizers"
 make --no-print-directory test-sanitized
 
 step "python"
-make --no-print-directory test-python
+make --no-print-directory test-python test-trixie
