@@ -16,13 +16,13 @@
  * What is called through dlsym. Posting, polling and arming are not here: verbs.h inlines them to calls through the device's
  * own table. ibv_query_port is the old entry point, for drivers without the extended one.
  */
-#define VB_SYMBOLS(X)                                                                                                              \
-	X(get_device_list)                                                                                                         \
-	X(free_device_list)                                                                                                        \
-	X(get_device_name)                                                                                                         \
-	X(open_device) X(close_device) X(query_device) X(query_port) X(alloc_pd) X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_ah)  \
-		X(destroy_ah) X(create_comp_channel) X(destroy_comp_channel) X(create_cq) X(destroy_cq) X(get_cq_event)            \
-			X(ack_cq_events) X(create_qp) X(modify_qp) X(query_qp) X(destroy_qp) X(get_async_event) X(ack_async_event)
+/* clang-format off */
+#define VB_SYMBOLS(X) \
+	X(get_device_list) X(free_device_list) X(get_device_name) X(open_device) X(close_device) X(query_device) \
+	X(query_port) X(alloc_pd) X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_ah) X(destroy_ah) \
+	X(create_comp_channel) X(destroy_comp_channel) X(create_cq) X(destroy_cq) X(get_cq_event) X(ack_cq_events) \
+	X(create_qp) X(modify_qp) X(query_qp) X(destroy_qp) X(get_async_event) X(ack_async_event)
+/* clang-format on */
 
 struct vb_lib {
 #define VB_FIELD(name) __typeof__(ibv_##name) *name;
