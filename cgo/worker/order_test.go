@@ -70,13 +70,13 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	t.Cleanup(sim.Close)
 	p := &orderPeer{t: t, sim: sim}
 	const size, elems = chunk.MinChunkBytes, chunk.MinChunkBytes / 4
-	_, cq, box, _, slots := p.end("box", orderWindow*size)
+	_, cq, aggregator, _, slots := p.end("aggregator", orderWindow*size)
 	pd, workerCQ, qp, memory, mr := p.end("worker", (orderWindow+2*orderChunks)*size)
-	p.cq, p.qp = cq, box
+	p.cq, p.qp = cq, aggregator
 	for _, c := range []struct {
 		qp, peer *verbs.QP
 		active   bool
-	}{{box, qp, false}, {qp, box, true}} {
+	}{{aggregator, qp, false}, {qp, aggregator, true}} {
 		end, err := c.peer.Endpoint()
 		if err != nil {
 			t.Fatal(err)
