@@ -139,24 +139,25 @@ func (wl *workload) sum(s stretch, threads int, sources []uint64, accumulate boo
 }
 
 // race runs the contenders in turn, each on the next stretch of elems elements, so that it finds nothing of its own in a
-// cache. It returns the median speed of the first in elements per second, and of each the median ratio of its time to that
-// of the first in the same round.
+// cache. Every round begins with another, because what one leaves dirty in the cache is written while the next runs. It
+// returns the median speed of the first contender in elements per second, and of each the median ratio of its time to the
+// first one's of the same round.
 func (wl *workload) race(rounds, threads int, elems uint64, contenders ...contender) (speed float64, ratios []float64) {
 	at := uint64(0)
 	speeds, all := []float64{}, make([][]float64, len(contenders))
-	for range rounds {
-		var first time.Duration
-		for i, run := range contenders {
+	took := make([]time.Duration, len(contenders))
+	for round := range rounds {
+		for i := range contenders {
+			i = (i + round) % len(contenders)
 			s := stretch{at, at + elems}
 			at = s.to % wl.n
 			start := time.Now()
-			run(s, threads)
-			took := time.Since(start)
-			if i == 0 {
-				first = took
-				speeds = append(speeds, float64(elems)/took.Seconds())
-			}
-			all[i] = append(all[i], float64(took)/float64(first))
+			contenders[i](s, threads)
+			took[i] = time.Since(start)
+		}
+		speeds = append(speeds, float64(elems)/took[0].Seconds())
+		for i, t := range took {
+			all[i] = append(all[i], float64(t)/float64(took[0]))
 		}
 	}
 	for _, r := range all {
