@@ -373,6 +373,8 @@ def mistakes():
     o.param_groups[1]["lr"] = 0.5
     x, y = batch(0, 0)
     F.cross_entropy(model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    refused(o.step)
     refused(lambda: F.cross_entropy(model(x), y).backward())
     refused(lambda: rackweave.torch.attach(plain(0), nonfinite="ignore").skip_step())
     return texts
@@ -500,6 +502,7 @@ class Torch(unittest.TestCase):
                 "float64",
                 "'0.weight' was changed",
                 "scale all groups alike",
+                "was changed after backward",
                 "no_sync",
                 "skip_step is for fused=True",
             ),

@@ -21,7 +21,6 @@ def attach(
     optimizer: Optional[torch.optim.Optimizer] = None,
     *,
     fused: bool = False,
-    scaler: Any = None,
     broadcast_buffers: bool = True,
     find_unused_parameters: bool = False,
     wire: str = "",
@@ -32,18 +31,17 @@ def attach(
     By default p.grad holds the average over the ranks when backward returns, so clipping, GradScaler, schedulers and any
     optimizer go on as they are. With fused the optimizer runs at the aggregator: optimizer.step() sends no gradient, it commits
     those that backward pushed, and gets the new parameters; p.grad holds this rank's own gradient, so clip with
-    Attached.clip_grad_norm_. What the aggregator has no rule for is refused.
+    Attached.clip_grad_norm_; a GradScaler is for attach without fused. What the aggregator has no rule for is refused.
 
     Args:
         optimizer: needed for fused; may be left out otherwise.
-        scaler: a GradScaler in use, for fused.
         broadcast_buffers: gives all ranks rank 0's buffers before every forward in training, as DistributedDataParallel does.
         find_unused_parameters: exchanges zeros for parameters that a rank's backward left out.
         wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
         nonfinite: what to do about gradients with NaN or infinity: ignore, count or refuse, which fails the job with an error
             that names tensor and rank.
     """
-    return Attached(model, optimizer, fused, scaler, broadcast_buffers, find_unused_parameters, wire, nonfinite)
+    return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite)
 
 
 class _Slot:
@@ -76,7 +74,6 @@ class Attached:
         model: torch.nn.Module,
         optimizer: Optional[torch.optim.Optimizer],
         fused: bool,
-        scaler: Any,
         broadcast_buffers: bool,
         find_unused: bool,
         wire: str,
@@ -91,7 +88,7 @@ class Attached:
             raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
         self._sync, self._find_unused = True, find_unused
         w = world()
-        self._fused = Fused(optimizer, named, scaler) if fused and optimizer is not None else None
+        self._fused = Fused(optimizer, named) if fused and optimizer is not None else None
         if self._fused is None:
             session = w.session(hyper={"scale": 1 / w.world_size})
         else:
@@ -135,7 +132,7 @@ class Attached:
         grad = slot.settle()
         slot.started = True
         if self._fused:
-            self._fused.pushing(slot)
+            self._fused.pushing(slot, grad)
         self._exchange.start(_lib.PUSH if self._fused else _lib.PUSHPULL, [(slot.number, grad)])
 
     def _after_backward(self) -> None:

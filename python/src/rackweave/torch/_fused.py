@@ -62,8 +62,8 @@ _SAME = 1e-6  # how far, relatively, a group's learning rate may be from the mul
 class Fused:
     """Replaces the step of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, named: Sequence[Tuple[str, torch.Tensor]], scaler: Any) -> None:
-        self._optimizer, self._scaler = optimizer, scaler
+    def __init__(self, optimizer: torch.optim.Optimizer, named: Sequence[Tuple[str, torch.Tensor]]) -> None:
+        self._optimizer = optimizer
         name = type(optimizer).__name__
         if type(optimizer) not in _RULES:
             raise ConfigError(
@@ -83,7 +83,7 @@ class Fused:
                 )
             self.multipliers[n] = self._ratios(group_of[id(p)])
         self._registered = [self._ratios(g) for g in optimizer.param_groups]
-        self._pushed: Dict[int, bool] = {}
+        self._pushed: Dict[int, int] = {}  # the version of each gradient as it was pushed
 
     def _read(self, group: Dict[str, Any]) -> Tuple[str, Dict[str, float]]:
         rule, hyper, off = _RULES[type(self._optimizer)](group)
@@ -130,7 +130,7 @@ class Fused:
         self._optimizer.state_dict = self._state_dict  # type: ignore[method-assign]
         self._optimizer.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
 
-    def pushing(self, slot: Any) -> None:
+    def pushing(self, slot: Any, grad: torch.Tensor) -> None:
         """Notes that a gradient is about to be pushed."""
         if slot.number in self._pushed:
             error = Error(
@@ -139,7 +139,7 @@ class Fused:
             )
             self._exchange.session.fail(error)
             raise error
-        self._pushed[slot.number] = True
+        self._pushed[slot.number] = grad._version
 
     def _step(self, closure: Optional[Callable[[], Any]]) -> Any:
         loss = None
@@ -165,8 +165,6 @@ class Fused:
     def _commit(self, skip: bool = False) -> None:
         lr, wd = self._bases()
         scale = 1.0 / self._exchange.session.world_size
-        if self._scaler is not None:
-            scale /= float(self._scaler.get_scale())
         self.norm, _ = self._exchange.session.commit(lr=lr, wd=wd, scale=scale, clip=self.clip, skip=skip)
         self.clip = 0.0
         self._pushed.clear()
@@ -192,6 +190,13 @@ class Fused:
                 raise Error(
                     f"parameter {slot.name!r} was changed, and fused its values are the aggregator's: "
                     "call Attached.broadcast_parameters() after loading or changing a model"
+                )
+        for slot in self._slots:
+            grad, pushed = slot.parameter.grad, self._pushed.get(slot.number)
+            if pushed is not None and (grad is None or grad._version != pushed):
+                raise Error(
+                    f"the gradient of {slot.name!r} was changed after backward had pushed it, which the aggregator does not see: "
+                    "clip with Attached.clip_grad_norm_, and for GradScaler or changes of your own attach without fused"
                 )
         for group, registered in zip(self._optimizer.param_groups, self._registered):
             rule, fixed = self._read(group)
