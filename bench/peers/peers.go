@@ -47,7 +47,7 @@ type Peer interface {
 	Run(ctx context.Context, spec Spec) (report.Times, error)
 }
 
-// Names lists the peers.
+// Names lists the peers whose exchange is a bare all-reduce. [MXNet] is another matter: ours goes through the framework then.
 var Names = []string{"gloo", "mpi"}
 
 // ByName returns the named peers, in the order of names.

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +24,8 @@ func compareCommand() *cobra.Command {
 		Use:   "compare",
 		Short: "Do the same exchange with other libraries on this machine, by turns, and print the ratios",
 		Example: `  rackweave bench compare --with gloo,mpi
-  rackweave bench compare --with gloo --provider tcp --bytes 100MB --workers 8`,
+  rackweave bench compare --with gloo --provider tcp --bytes 100MB --workers 8
+  rackweave bench compare --with mxnet --model resnet50 --arena`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			specs, err := b.complete()
@@ -35,20 +39,13 @@ func compareCommand() *cobra.Command {
 				return fmt.Errorf("workers %v: a comparison is of one number: use one", b.workers)
 			}
 			ours := specs[0]
-			others, err := peers.ByName(with)
-			if err != nil {
-				return err
-			}
-			runner, err := newRunner(cmd)
-			if err != nil {
-				return err
-			}
-			runner.Started, runner.Progress = nil, nil
 			spec := peers.Spec{Workers: ours.Workers, Bytes: ours.Bytes(), DType: b.dtype, Iters: ours.Iters, Warmup: ours.Warmup}
+			run, others, err := contenders(cmd, ours, with, &spec)
+			if err != nil {
+				return err
+			}
 			bar := report.NewProgress(cmd.ErrOrStderr(), "compare", peers.Steps(others, rounds))
-			c, err := peers.Alternate(cmd.Context(), func(ctx context.Context) (report.Times, error) {
-				return bench.Times(runner.Run(ctx, ours))
-			}, others, spec, rounds, bar)
+			c, err := peers.Alternate(cmd.Context(), run, others, spec, rounds, bar)
 			bar.Close()
 			if err != nil {
 				return err
@@ -64,8 +61,39 @@ func compareCommand() *cobra.Command {
 	}
 	b.add(cmd, "bytes", "100MB")
 	cmd.Flags().Lookup("workers").Usage = "workers, one number"
-	cmd.Flags().StringSliceVar(&with, "with", peers.Names, "libraries to compare with")
+	cmd.Flags().StringSliceVar(&with, "with", peers.Names, "libraries to compare with; or mxnet: kvstores, both in the framework")
 	cmd.Flags().IntVar(&rounds, "rounds", 5, "rounds of alternating runs")
 	cmd.Flags().StringVar(&jsonFile, "json", "", "write the comparison as JSON to this file (-: standard output)")
 	return cmd
+}
+
+// contenders returns our side of a comparison and the others. With mxnet our side goes through the framework, tensor by tensor.
+func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.Spec) (peers.Ours, []peers.Peer, error) {
+	if !slices.Contains(with, "mxnet") {
+		others, err := peers.ByName(with)
+		if err != nil {
+			return nil, nil, err
+		}
+		runner, err := newRunner(cmd)
+		if err != nil {
+			return nil, nil, err
+		}
+		runner.Started, runner.Progress = nil, nil
+		return func(ctx context.Context) (report.Times, error) { return bench.Times(runner.Run(ctx, ours)) }, others, nil
+	}
+	if len(with) > 1 {
+		return nil, nil, fmt.Errorf("--with %s: compare mxnet by itself: both sides run in the framework then", strings.Join(with, ","))
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, t := range ours.Model.Tensors {
+		spec.Tensors = append(spec.Tensors, 4*t.Elems())
+	}
+	through := peers.Through(program, ours.Arena)
+	if err := through.Probe(cmd.Context()); err != nil {
+		return nil, nil, err
+	}
+	return func(ctx context.Context) (report.Times, error) { return through.Run(ctx, *spec) }, []peers.Peer{peers.MXNet()}, nil
 }
