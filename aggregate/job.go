@@ -228,6 +228,28 @@ func (j *Job) release(rank int, answer chunk.TensorRecord) {
 	}
 }
 
+// SetPolicy lets another policy decide who waits for whom in a job of mode stream, from a step on that no worker has begun. Until
+// all have reached it, the old one does.
+func (j *Job) SetPolicy(spec policy.Spec) (was policy.Spec, err error) {
+	if j.pace == nil {
+		return was, fmt.Errorf("job %q: only mode %v has a policy to change", j.name, Stream)
+	}
+	if was, err = j.pace.change(spec, j.lanes[0].now()); err != nil {
+		return was, fmt.Errorf("job %q: %w", j.name, err)
+	}
+	return was, nil
+}
+
+// Policy is the policy that decides now.
+func (j *Job) Policy() policy.Spec {
+	if j.pace == nil {
+		return policy.Spec{}
+	}
+	j.pace.mu.Lock()
+	defer j.pace.mu.Unlock()
+	return j.pace.spec
+}
+
 // Pace returns how far a worker of a job in mode stream is.
 func (j *Job) Pace(rank int) (p Pace, ok bool) {
 	if j.pace == nil {

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/policy"
@@ -11,11 +12,12 @@ import (
 // pace runs a stream job's synchronization policy: it hears of every worker's steps, and says who may begin the next. The lane that
 // is the last to end a worker's step asks the policy; nothing waits for it.
 type pace struct {
-	rate    func(tau uint64) float64 // of the policy; any goroutine may call it
+	rates   atomic.Pointer[policy.Policy] // whose Rate holds; any goroutine may call it
 	lanes   int
 	release func(rank int, answer chunk.TensorRecord) // tells every lane
 
 	mu      sync.Mutex
+	spec    policy.Spec // that rates is of
 	runner  *policy.Runner
 	workers []pacedWorker
 	acts    []policy.Act
@@ -37,16 +39,15 @@ type Pace struct {
 }
 
 func newPace(spec policy.Spec, workers, lanes int, release func(int, chunk.TensorRecord)) (*pace, error) {
-	if !spec.Stream() {
-		return nil, fmt.Errorf("policy %v applies sets of gradients: mode %v needs asp, ssp or lagtuner", spec, Stream)
+	if err := checkStream(spec); err != nil {
+		return nil, err
 	}
 	r, err := policy.NewRunner(spec, workers)
 	if err != nil {
 		return nil, err
 	}
-	p := &pace{
-		rate: policy.New(spec, workers, 0).Rate, lanes: lanes, release: release, runner: r, workers: make([]pacedWorker, workers),
-	}
+	p := &pace{lanes: lanes, release: release, runner: r, workers: make([]pacedWorker, workers)}
+	p.takeRate()
 	for rank := range p.workers {
 		if err := p.tell(policy.Event{Kind: policy.Join, W: rank}); err != nil {
 			return nil, err
@@ -58,9 +59,50 @@ func newPace(spec policy.Spec, workers, lanes int, release func(int, chunk.Tenso
 	return p, nil
 }
 
+func checkStream(spec policy.Spec) error {
+	if !spec.Stream() {
+		return fmt.Errorf("policy %v applies sets of gradients: mode %v needs asp, ssp or lagtuner", spec, Stream)
+	}
+	return nil
+}
+
+// takeRate lets the learning rate follow the policy that decides now.
+func (p *pace) takeRate() {
+	p.spec = p.runner.Spec()
+	now := policy.New(p.spec, len(p.workers), 0)
+	p.rates.Store(&now)
+}
+
+// rate is the policy's factor of the learning rate for a gradient of this staleness.
+func (p *pace) rate(tau uint64) float64 { return (*p.rates.Load()).Rate(tau) }
+
 func (p *pace) tell(e policy.Event) (err error) {
 	p.acts, err = p.runner.On(e, p.acts[:0])
+	if p.runner.Spec() != p.spec {
+		p.takeRate()
+	}
 	return err
+}
+
+// change lets another policy decide, from a step on that no worker has begun.
+func (p *pace) change(spec policy.Spec, now int64) (was policy.Spec, err error) {
+	if err := checkStream(spec); err != nil {
+		return was, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was = p.spec
+	if p.acts, err = p.runner.Change(spec, now, p.acts[:0]); err != nil {
+		return was, err
+	}
+	if p.runner.Spec() != p.spec {
+		p.takeRate()
+	}
+	for rank := range p.workers {
+		p.workers[rank].fresh = false // by what the old policy asks
+	}
+	p.answer()
+	return was, nil
 }
 
 // begin takes note that a worker begins a step. Its pushpulls will do for the step after if it is allowed that one already: then

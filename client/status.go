@@ -32,6 +32,22 @@ func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err 
 	return jobs, err
 }
 
+// SetPolicy lets another synchronization policy decide who waits for whom in a running job of mode stream, and returns the one
+// until now. It uses Server, CA, Job, Token and Timeout of the configuration.
+func SetPolicy(ctx context.Context, c Config, policy string) (was string, err error) {
+	err = control(ctx, c, "set policy", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
+		r, err := rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: c.Job, Token: c.Token, Policy: policy})
+		was = r.GetWas()
+		return err
+	})
+	return was, err
+}
+
+// SetPolicy is [SetPolicy] for the worker's job.
+func (w *Worker) SetPolicy(ctx context.Context, policy string) (was string, err error) {
+	return SetPolicy(ctx, w.cfg, policy)
+}
+
 // control makes a call that is not a worker's.
 func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
 	if err := c.complete(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -134,6 +135,61 @@ func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
 				t.Errorf("%v, known after %v: want an abort because of worker 1", err, took)
 			}
 		})
+	}
+}
+
+func TestPolicyChangesWhileAJobRuns(t *testing.T) {
+	const steps, n = 12, 2
+	tensors := model()[:4]
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
+	workers := joinAll(t, s, streamConfig(verbs.ProviderSHM, "asp", n))
+	each(t, workers, func(rank int, w *client.Worker) error {
+		if err := w.Register(context20(t), tensors); err != nil {
+			return err
+		}
+		ones, params := onesAndZeros(tensors)
+		for step := range steps {
+			if step == 3 {
+				if err := w.Barrier(context20(t), "here"); err != nil {
+					return err
+				}
+			}
+			if rank == 0 && step == 4 {
+				if was, err := w.SetPolicy(context20(t), "ssp:s=0"); err != nil || was != "asp" {
+					return fmt.Errorf("policy was %s: %w", was, err)
+				}
+			}
+			if rank == 1 && step == 4 {
+				waitFor(t, "the other policy", func() bool {
+					status, err := s.Status(context20(t), nil)
+					return err != nil || status.Jobs[0].Policy == "ssp:s=0" || status.Jobs[0].Members[0].Held
+				})
+			}
+			if _, err := streamStep(context20(t), w, ones, params); err != nil {
+				return err
+			}
+		}
+		// In step now: the last step's parameters have all gradients.
+		if got, want := params[0][0], float32(-0.25*0.5*steps*n); got != want {
+			return fmt.Errorf("parameters are %v, want %v", got, want)
+		}
+		return nil
+	})
+	status, err := s.Status(context20(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := status.Jobs[0]
+	if j.Policy != "ssp:s=0" || j.Members[1].Step != steps {
+		t.Errorf("status says policy %s, step %d", j.Policy, j.Members[1].Step)
+	}
+	for policy, want := range map[string]string{"ssp:z=1": "did you mean s?", "bsp": "applies sets of gradients"} {
+		if _, err := workers[0].SetPolicy(context20(t), policy); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("policy %s: %v, want %q", policy, err, want)
+		}
+	}
+	if _, err := client.SetPolicy(context20(t), client.Config{Server: s.URL(), Job: "stream", Token: "guess"}, "asp"); err == nil {
+		t.Error("anybody may change the policy")
 	}
 }
 

@@ -18,7 +18,11 @@ type Stats struct {
 	Dropped   uint64
 	HeldNS    int64
 	Staleness [StalenessBuckets]uint64 // pushes by staleness
+	TauSum    uint64                   // of all pushes
 }
+
+// MeanTau is the mean staleness of the pushes.
+func (s *Stats) MeanTau() float64 { return float64(s.TauSum) / float64(max(s.Pushed, 1)) }
 
 // Runner runs a job's policy. It refuses events that cannot be, with an error that says whose fault it is, and does nothing then.
 type Runner struct {
@@ -104,6 +108,7 @@ func (r *Runner) On(e Event, to []Act) ([]Act, error) {
 	case Push:
 		s := &r.stats[e.W]
 		s.Pushed++
+		s.TauSum += e.Tau
 		s.Staleness[min(bits.Len64(e.Tau), StalenessBuckets-1)]++
 		r.floor[e.W] = Unbounded
 	case Join:

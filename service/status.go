@@ -90,6 +90,12 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 			w.LatenessSeconds = float64(c.LatenessNS) / float64(c.Chunks) / 1e9
 		}
 	}
+	out.Policy = j.agg.Policy().String()
+	for r, w := range out.Members {
+		if p, ok := j.agg.Pace(r); ok {
+			w.Step, w.Held, w.HeldSeconds, w.Staleness = p.Step, p.Waits, float64(p.HeldNS)/1e9, p.MeanTau()
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if awaited, err := j.agg.Awaited(ctx); err == nil {

@@ -49,6 +49,8 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"topo --chunk-bytes 7", []string{"chunk size of 7"}},
 		{"rxe", []string{"rxe: use up or down"}},
 		{"rxe sideways", []string{"rxe sideways: use up or down"}},
+		{"policy set ssp:z=1", []string{"did you mean s?"}},
+		{"policy set asp --server http://127.0.0.1:1 --timeout 2s", []string{"127.0.0.1:1", "refused: is it running (rackweave serve)"}},
 		{"drain --server aggregator", []string{`"aggregator"`, "http://host:7077"}},
 		{"status --server aggregator", []string{`"aggregator"`, "http://host:7077"}},
 		{"status --server http://127.0.0.1:1 --timeout 2s", []string{"127.0.0.1:1", "refused: is it running (rackweave serve)"}},

@@ -74,15 +74,31 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 	for _, j := range s.Jobs {
 		fmt.Fprintf(w, "\njob %s: %s, %s %s over %s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, j.Provider,
 			j.Workers, j.Tensors, report.Size(j.ModelBytes))
+		stream := j.Mode == "stream"
+		if stream {
+			fmt.Fprintf(w, "  policy: %s\n", j.Policy)
+		}
 		fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
 			report.Size(j.SlotBytes), report.Size(j.ResultBytes))
 		if j.Failure != nil {
 			fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
 		}
-		fmt.Fprint(w, "  worker\thost\tpid\treceived\tsent\tlast to come\tlateness\tawaited\n")
+		fmt.Fprint(w, "  worker\thost\tpid\treceived\tsent\tlast to come\tlateness\tawaited")
+		if stream {
+			fmt.Fprint(w, "\tstep\theld\tstaleness")
+		}
+		fmt.Fprintln(w)
 		for _, m := range j.Members {
-			fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%d\t%v\t%d\n", m.Rank, m.Host, m.Pid, report.Size(m.ReceivedBytes),
+			fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%d\t%v\t%d", m.Rank, m.Host, m.Pid, report.Size(m.ReceivedBytes),
 				report.Size(m.SentBytes), m.LastArrivals, (time.Duration(m.LatenessSeconds * 1e9)).Round(time.Microsecond), m.AwaitedChunks)
+			if stream {
+				held := (time.Duration(m.HeldSeconds * 1e9)).Round(time.Millisecond).String()
+				if m.Held {
+					held += ", and now"
+				}
+				fmt.Fprintf(w, "\t%d\t%s\t%.1f", m.Step, held, m.Staleness)
+			}
+			fmt.Fprintln(w)
 		}
 	}
 	return w.Flush()

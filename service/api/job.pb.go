@@ -2597,6 +2597,14 @@ type WorkerStatus struct {
 	LatenessSeconds float64 `protobuf:"fixed64,10,opt,name=lateness_seconds,json=latenessSeconds,proto3" json:"lateness_seconds,omitempty"`
 	// Open chunks that wait for its gradient.
 	AwaitedChunks uint64 `protobuf:"varint,11,opt,name=awaited_chunks,json=awaitedChunks,proto3" json:"awaited_chunks,omitempty"`
+	// Mode stream: the step that it computes, or waits to compute.
+	Step uint64 `protobuf:"varint,12,opt,name=step,proto3" json:"step,omitempty"`
+	// The policy holds it.
+	Held bool `protobuf:"varint,13,opt,name=held,proto3" json:"held,omitempty"`
+	// How long the policy has held it, in all.
+	HeldSeconds float64 `protobuf:"fixed64,14,opt,name=held_seconds,json=heldSeconds,proto3" json:"held_seconds,omitempty"`
+	// Updates that the others made while it computed a gradient, on average.
+	Staleness     float64 `protobuf:"fixed64,15,opt,name=staleness,proto3" json:"staleness,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2708,6 +2716,141 @@ func (x *WorkerStatus) GetAwaitedChunks() uint64 {
 	return 0
 }
 
+func (x *WorkerStatus) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *WorkerStatus) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *WorkerStatus) GetHeldSeconds() float64 {
+	if x != nil {
+		return x.HeldSeconds
+	}
+	return 0
+}
+
+func (x *WorkerStatus) GetStaleness() float64 {
+	if x != nil {
+		return x.Staleness
+	}
+	return 0
+}
+
+type SetPolicyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// The job's.
+	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// Such as ssp:s=3.
+	Policy        string `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPolicyRequest) Reset() {
+	*x = SetPolicyRequest{}
+	mi := &file_job_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPolicyRequest) ProtoMessage() {}
+
+func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
+func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SetPolicyRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *SetPolicyRequest) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *SetPolicyRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+type SetPolicyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The policy until now.
+	Was           string `protobuf:"bytes,1,opt,name=was,proto3" json:"was,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPolicyResponse) Reset() {
+	*x = SetPolicyResponse{}
+	mi := &file_job_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPolicyResponse) ProtoMessage() {}
+
+func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
+func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SetPolicyResponse) GetWas() string {
+	if x != nil {
+		return x.Was
+	}
+	return ""
+}
+
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's admin token. A server without one accepts Drain from its own host only.
@@ -2720,7 +2863,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2875,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2888,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DrainRequest) GetToken() string {
@@ -2771,7 +2914,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +2926,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +2939,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -2822,7 +2965,7 @@ type CheckpointHeader struct {
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2977,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +2990,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CheckpointHeader) GetJob() string {
@@ -2904,7 +3047,7 @@ type CheckpointTensor struct {
 
 func (x *CheckpointTensor) Reset() {
 	*x = CheckpointTensor{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3059,7 @@ func (x *CheckpointTensor) String() string {
 func (*CheckpointTensor) ProtoMessage() {}
 
 func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3072,7 @@ func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
 func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CheckpointTensor) GetName() string {
@@ -3181,7 +3324,7 @@ const file_job_proto_rawDesc = "" +
 	"\afailure\x18\x0e \x01(\v2\x15.rackweave.v1.FailureR\afailure\x12\x1f\n" +
 	"\vage_seconds\x18\x0f \x01(\x01R\n" +
 	"ageSeconds\x12\x16\n" +
-	"\x06policy\x18\x10 \x01(\tR\x06policy\"\xcf\x02\n" +
+	"\x06policy\x18\x10 \x01(\tR\x06policy\"\xb8\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -3195,7 +3338,17 @@ const file_job_proto_rawDesc = "" +
 	"\rlast_arrivals\x18\t \x01(\x04R\flastArrivals\x12)\n" +
 	"\x10lateness_seconds\x18\n" +
 	" \x01(\x01R\x0flatenessSeconds\x12%\n" +
-	"\x0eawaited_chunks\x18\v \x01(\x04R\rawaitedChunks\"C\n" +
+	"\x0eawaited_chunks\x18\v \x01(\x04R\rawaitedChunks\x12\x12\n" +
+	"\x04step\x18\f \x01(\x04R\x04step\x12\x12\n" +
+	"\x04held\x18\r \x01(\bR\x04held\x12!\n" +
+	"\fheld_seconds\x18\x0e \x01(\x01R\vheldSeconds\x12\x1c\n" +
+	"\tstaleness\x18\x0f \x01(\x01R\tstaleness\"R\n" +
+	"\x10SetPolicyRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\"%\n" +
+	"\x11SetPolicyResponse\x12\x10\n" +
+	"\x03was\x18\x01 \x01(\tR\x03was\"C\n" +
 	"\fDrainRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1d\n" +
 	"\n" +
@@ -3213,7 +3366,7 @@ const file_job_proto_rawDesc = "" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
-	"\aupdates\x18\x03 \x01(\rR\aupdates2\xa3\a\n" +
+	"\aupdates\x18\x03 \x01(\rR\aupdates2\xf1\a\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -3228,7 +3381,8 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
-	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12@\n" +
+	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12L\n" +
+	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12@\n" +
 	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
@@ -3243,7 +3397,7 @@ func file_job_proto_rawDescGZIP() []byte {
 	return file_job_proto_rawDescData
 }
 
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_job_proto_goTypes = []any{
 	(*JoinRequest)(nil),        // 0: rackweave.v1.JoinRequest
 	(*JoinResponse)(nil),       // 1: rackweave.v1.JoinResponse
@@ -3282,14 +3436,16 @@ var file_job_proto_goTypes = []any{
 	(*LaneStatus)(nil),         // 34: rackweave.v1.LaneStatus
 	(*JobStatus)(nil),          // 35: rackweave.v1.JobStatus
 	(*WorkerStatus)(nil),       // 36: rackweave.v1.WorkerStatus
-	(*DrainRequest)(nil),       // 37: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),      // 38: rackweave.v1.DrainResponse
-	(*CheckpointHeader)(nil),   // 39: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil),   // 40: rackweave.v1.CheckpointTensor
-	nil,                        // 41: rackweave.v1.JoinRequest.HyperEntry
+	(*SetPolicyRequest)(nil),   // 37: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),  // 38: rackweave.v1.SetPolicyResponse
+	(*DrainRequest)(nil),       // 39: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),      // 40: rackweave.v1.DrainResponse
+	(*CheckpointHeader)(nil),   // 41: rackweave.v1.CheckpointHeader
+	(*CheckpointTensor)(nil),   // 42: rackweave.v1.CheckpointTensor
+	nil,                        // 43: rackweave.v1.JoinRequest.HyperEntry
 }
 var file_job_proto_depIdxs = []int32{
-	41, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	43, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	2,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	7,  // 2: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
 	5,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
@@ -3305,7 +3461,7 @@ var file_job_proto_depIdxs = []int32{
 	33, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
 	36, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
 	7,  // 15: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	40, // 16: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
+	42, // 16: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
 	0,  // 17: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
 	3,  // 18: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
 	8,  // 19: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
@@ -3318,22 +3474,24 @@ var file_job_proto_depIdxs = []int32{
 	26, // 26: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
 	28, // 27: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
 	30, // 28: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	37, // 29: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	1,  // 30: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	4,  // 31: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	10, // 32: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	14, // 33: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	17, // 34: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	19, // 35: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	21, // 36: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	23, // 37: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	25, // 38: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	27, // 39: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	29, // 40: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	31, // 41: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	38, // 42: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	30, // [30:43] is the sub-list for method output_type
-	17, // [17:30] is the sub-list for method input_type
+	37, // 29: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	39, // 30: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	1,  // 31: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	4,  // 32: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	10, // 33: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	14, // 34: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	17, // 35: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	19, // 36: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	21, // 37: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	23, // 38: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	25, // 39: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	27, // 40: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	29, // 41: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	31, // 42: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	38, // 43: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	40, // 44: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	31, // [31:45] is the sub-list for method output_type
+	17, // [17:31] is the sub-list for method input_type
 	17, // [17:17] is the sub-list for extension type_name
 	17, // [17:17] is the sub-list for extension extendee
 	0,  // [0:17] is the sub-list for field type_name
@@ -3352,7 +3510,7 @@ func file_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

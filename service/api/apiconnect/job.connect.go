@@ -63,6 +63,8 @@ const (
 	JobServiceLeaveProcedure = "/rackweave.v1.JobService/Leave"
 	// JobServiceStatusProcedure is the fully-qualified name of the JobService's Status RPC.
 	JobServiceStatusProcedure = "/rackweave.v1.JobService/Status"
+	// JobServiceSetPolicyProcedure is the fully-qualified name of the JobService's SetPolicy RPC.
+	JobServiceSetPolicyProcedure = "/rackweave.v1.JobService/SetPolicy"
 	// JobServiceDrainProcedure is the fully-qualified name of the JobService's Drain RPC.
 	JobServiceDrainProcedure = "/rackweave.v1.JobService/Drain"
 )
@@ -97,6 +99,8 @@ type JobServiceClient interface {
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports what the aggregator is doing.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
+	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
+	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 }
@@ -185,6 +189,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		setPolicy: connect.NewClient[api.SetPolicyRequest, api.SetPolicyResponse](
+			httpClient,
+			baseURL+JobServiceSetPolicyProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("SetPolicy")),
+			connect.WithClientOptions(opts...),
+		),
 		drain: connect.NewClient[api.DrainRequest, api.DrainResponse](
 			httpClient,
 			baseURL+JobServiceDrainProcedure,
@@ -208,6 +218,7 @@ type jobServiceClient struct {
 	writeState *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
 	leave      *connect.Client[api.LeaveRequest, api.LeaveResponse]
 	status     *connect.Client[api.StatusRequest, api.StatusResponse]
+	setPolicy  *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
 	drain      *connect.Client[api.DrainRequest, api.DrainResponse]
 }
 
@@ -315,6 +326,15 @@ func (c *jobServiceClient) Status(ctx context.Context, req *api.StatusRequest) (
 	return nil, err
 }
 
+// SetPolicy calls rackweave.v1.JobService.SetPolicy.
+func (c *jobServiceClient) SetPolicy(ctx context.Context, req *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
+	response, err := c.setPolicy.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Drain calls rackweave.v1.JobService.Drain.
 func (c *jobServiceClient) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainResponse, error) {
 	response, err := c.drain.CallUnary(ctx, connect.NewRequest(req))
@@ -354,6 +374,8 @@ type JobServiceHandler interface {
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports what the aggregator is doing.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
+	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
+	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 }
@@ -438,6 +460,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceSetPolicyHandler := connect.NewUnaryHandlerSimple(
+		JobServiceSetPolicyProcedure,
+		svc.SetPolicy,
+		connect.WithSchema(jobServiceMethods.ByName("SetPolicy")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceDrainHandler := connect.NewUnaryHandlerSimple(
 		JobServiceDrainProcedure,
 		svc.Drain,
@@ -470,6 +498,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceLeaveHandler.ServeHTTP(w, r)
 		case JobServiceStatusProcedure:
 			jobServiceStatusHandler.ServeHTTP(w, r)
+		case JobServiceSetPolicyProcedure:
+			jobServiceSetPolicyHandler.ServeHTTP(w, r)
 		case JobServiceDrainProcedure:
 			jobServiceDrainHandler.ServeHTTP(w, r)
 		default:
@@ -527,6 +557,10 @@ func (UnimplementedJobServiceHandler) Leave(context.Context, *api.LeaveRequest) 
 
 func (UnimplementedJobServiceHandler) Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Status is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.SetPolicy is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error) {

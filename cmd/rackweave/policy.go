@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/policy"
+)
+
+func policyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Change who waits for whom in a running job",
+		Long: `Change who waits for whom in a running job of mode stream. The policies are ` + strings.Join(policy.Names(), ", ") + `;
+mode stream runs asp, ssp and lagtuner. "rackweave bench learn" measures all of them.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(policySetCommand())
+	return cmd
+}
+
+func policySetCommand() *cobra.Command {
+	var cfg client.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "set POLICY",
+		Short: "Let another policy decide, from a step on that no worker has begun",
+		Example: `  rackweave policy set --job resnet --token SECRET ssp:s=3
+  rackweave policy set --job resnet --token SECRET lagtuner:sl=3,su=15,reading=loose`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := policy.Parse(args[0])
+			if err != nil {
+				return err
+			}
+			was, err := client.SetPolicy(cmd.Context(), cfg, spec.String())
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), map[string]string{"was": was, "policy": spec.String()})
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "job %s: %s, and was %s\n", cfg.Job, spec, was)
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
+	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, for https")
+	f.StringVar(&cfg.Job, "job", "", "the job's name")
+	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
+	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

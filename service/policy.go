@@ -1,0 +1,42 @@
+package service
+
+import (
+	"context"
+	"crypto/subtle"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/policy"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// SetPolicy implements the schema's SetPolicy.
+func (s *Service) SetPolicy(_ context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
+	s.mu.Lock()
+	j := s.jobs[r.Job]
+	s.mu.Unlock()
+	if j == nil || subtle.ConstantTimeCompare([]byte(r.Token), []byte(j.token)) != 1 {
+		return nil, refuse(connect.CodePermissionDenied, "set policy: there is no job %q with this token", r.Job)
+	}
+	spec, err := policy.Parse(r.Policy)
+	if err == nil {
+		err = spec.Check(j.spec.workers)
+	}
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if j.state() != "running" {
+		return nil, refuse(connect.CodeFailedPrecondition, "set policy: job %q is %s, not running", r.Job, j.state())
+	}
+	release, err := j.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	was, err := j.agg.SetPolicy(spec)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	s.log.Info("policy changes", "job", j.name, "from", was, "to", spec)
+	return &api.SetPolicyResponse{Was: was.String()}, nil
+}
