@@ -20,7 +20,8 @@ UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 SEEDS ?= 2000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch example-mxnet sim learn lab generate clean
+.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch \
+	example-mxnet sim learn lab generate clean
 
 all: build
 

@@ -36,9 +36,10 @@ func (w *Worker) enrol(ctx context.Context) error {
 	ctx, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
 	w.info, err = w.rpc.Join(ctx, &api.JoinRequest{
-		Job: w.cfg.Job, Token: w.cfg.Token, Rank: int32(w.cfg.Rank), Workers: uint32(w.cfg.Workers), Mode: w.cfg.Mode, Policy: w.cfg.Policy,
-		Optimizer: w.cfg.Optimizer, Hyper: w.cfg.Hyper, ChunkBytes: uint32(w.cfg.ChunkBytes), Provider: w.cfg.Provider,
-		Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()), Uid: uint32(os.Geteuid()), TimeoutMs: ms,
+		Job: w.cfg.Job, Token: w.cfg.Token, Rank: int32(w.cfg.Rank), Workers: uint32(w.cfg.Workers), Mode: w.cfg.Mode,
+		Policy: w.cfg.Policy, Optimizer: w.cfg.Optimizer, Hyper: w.cfg.Hyper, ChunkBytes: uint32(w.cfg.ChunkBytes),
+		Provider: w.cfg.Provider, Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()),
+		Uid: uint32(os.Geteuid()), TimeoutMs: ms,
 	})
 	if err != nil {
 		transport.CloseIdleConnections()
