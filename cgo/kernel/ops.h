@@ -8,11 +8,12 @@
 #include <string.h>
 
 /*
- * GCC contracts to FMA unless it is in ISO mode (-std=c11), which cgo asks for because the go command lets no flag through that
- * says so; Clang has to be told.
+ * No product and sum may become an FMA: results must not depend on the instruction set. The go command lets no flag for it through.
  */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
+#else
+#pragma GCC optimize("fp-contract=off")
 #endif
 
 #define RWK_LINE 64 /* bytes of a cache line */
