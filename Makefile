@@ -12,8 +12,8 @@ LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
-PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... ./bench/models/... \
-	./bench/report/...
+PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
+	./bench/models/... ./bench/report/...
 # C, run under AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
