@@ -187,7 +187,7 @@ func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 		want string
 	}{
 		{Config{Seeds: 0}, "0 seeds: use 1 to 1000"},
-		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use rates, policies, lagtuner, ssp, switch`},
+		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use rates, policies, lagtuner, ssp, switch, real`},
 		{Config{Seeds: 1, Policies: mustParse("k-asp:k=3"), Clusters: mustCluster("1,1")}, "on the cluster 1,1"},
 	} {
 		if err := c.cfg.Check(); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -210,5 +210,21 @@ func TestStudyEndsWithItsContext(t *testing.T) {
 	cancel()
 	if _, err := Learn(ctx, Config{Only: []string{"switch"}, Seeds: 1}); err == nil {
 		t.Error("no error")
+	}
+}
+
+func TestRealTrainingGoesThroughAnAggregator(t *testing.T) {
+	p := real(nil)
+	p.base.Steps = 12
+	if err := p.runReal(context.Background(), &Config{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Rows) != 6 {
+		t.Fatalf("%d rows", len(p.Rows))
+	}
+	for _, r := range p.Rows {
+		if r.PushRate <= 0 || r.Predicted < 0.9 || r.Accuracy.Mean < 20 {
+			t.Errorf("%+v", r)
+		}
 	}
 }

@@ -24,6 +24,8 @@ type Setting struct {
 	Seed     uint64
 	// Blind computes nothing, for as many steps of the fastest worker: only the policy's timing is measured. 0: it computes.
 	Blind float64
+	// Steps of the fastest worker that a real training takes.
+	Steps int
 }
 
 // Point is the state of learning at a time.

@@ -2,6 +2,7 @@ package learn
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/rackweave/rackweave/bench/report"
@@ -180,4 +181,24 @@ func tellSwitch(s *Study, steps int) {
 	}
 	s.find("the empirical rule switched in %d of %d runs, at epoch %.0f (%.0f to %.0f); the learning rate falls at epoch %d, which "+
 		"levels the loss", rule.Switches, rule.Runs, rule.Switched.Median, rule.Switched.Low, rule.Switched.High, decayEpoch)
+}
+
+func real(*Config) plan {
+	base := Setting{LR: learningRate, Batch: batchSize, Epochs: 1, Steps: realSteps}
+	return plan{
+		Study: Study{
+			Title: "By the clock: through an aggregator over shared memory, beside the simulation",
+			Setting: describe(&base, fmt.Sprintf("workers sleep for the rest of their steps, of %v to the fastest; %d of those", realStep,
+				realSteps)),
+			columns: []column{rateRatio, predicted, accuracy, held, slowest}, plot: rateRatio,
+		},
+		clusters: mustCluster(four), policies: mustParse("ssp:s=3", "ssp:s=15", strict, loose, "asp"), base: base, real: true,
+		tell: func(s *Study) {
+			worst := 0.0
+			for i := range s.Rows {
+				worst = max(worst, math.Abs(s.Rows[i].RateRatio/s.Rows[i].Predicted-1))
+			}
+			s.find("rates are at most %.0f%% from the simulation's", 100*worst)
+		},
+	}
 }

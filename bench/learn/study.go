@@ -61,12 +61,13 @@ type plan struct {
 	base     Setting
 	folds    int
 	tell     func(*Study)
+	real     bool // through an aggregator, by the clock
 }
 
 var plans = []struct {
 	name string
 	make func(*Config) plan
-}{{"rates", rates}, {"policies", policies}, {"lagtuner", lagTuner}, {"ssp", bounds}, {"switch", strategySwitch}}
+}{{"rates", rates}, {"policies", policies}, {"lagtuner", lagTuner}, {"ssp", bounds}, {"switch", strategySwitch}, {"real", real}}
 
 // Names lists the studies.
 func Names() []string {
@@ -103,6 +104,13 @@ func (c *Config) Check() error {
 	return nil
 }
 
+func (c *Config) bar(label string, total int) *report.Progress {
+	if c.Progress == nil {
+		return nil
+	}
+	return c.Progress(label, total)
+}
+
 // Learn runs the studies.
 func Learn(ctx context.Context, cfg Config) (Studies, error) {
 	if err := cfg.Check(); err != nil {
@@ -119,7 +127,11 @@ func Learn(ctx context.Context, cfg Config) (Studies, error) {
 		}
 		plan := p.make(&cfg)
 		plan.Name = p.name
-		if err := plan.run(ctx, &cfg); err != nil {
+		run := plan.run
+		if plan.real {
+			run = plan.runReal
+		}
+		if err := run(ctx, &cfg); err != nil {
 			return all, fmt.Errorf("study %s: %w", p.name, err)
 		}
 		all.Studies = append(all.Studies, plan.Study)
@@ -142,11 +154,7 @@ func (p *plan) run(ctx context.Context, cfg *Config) error {
 			}
 		}
 	}
-	var bar *report.Progress
-	if cfg.Progress != nil {
-		bar = cfg.Progress(p.Name, len(settings))
-	}
-	outcomes, err := runAll(ctx, settings, bar)
+	outcomes, err := runAll(ctx, settings, cfg.bar(p.Name, len(settings)))
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ var (
 	gain      = column{"points over bsp", func(r *Row) string { return fmt.Sprintf("%+.2f ± %.2f", r.Gain.Mean, r.Gain.Half) }, nil}
 	rateRatio = column{"pushes/s over bsp's", plain("%.2f", func(r *Row) float64 { return r.RateRatio }),
 		func(r *Row) float64 { return r.RateRatio }}
-	predicted = column{"by formula", func(r *Row) string {
+	predicted = column{"predicted", func(r *Row) string {
 		if r.Predicted == 0 {
 			return "-"
 		}
@@ -65,7 +65,8 @@ var (
 // WriteTable prints a table for each study, with its findings.
 func (all *Studies) WriteTable(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# virtual time, in steps of the fastest worker; medians and quartiles, means ± 95%%, of %d seeds\n", all.Seeds)
+	fmt.Fprintf(&b, "# virtual time (but in study real), in steps of the fastest worker; medians and quartiles, means ± 95%%, "+
+		"of %d seeds\n", all.Seeds)
 	for i := range all.Studies {
 		all.Studies[i].write(&b)
 	}

@@ -19,14 +19,15 @@ func learnCommand() *cobra.Command {
 	var svgDir, jsonFile string
 	cmd := &cobra.Command{
 		Use:   "learn",
-		Short: "Measure what synchronization policies do to learning, in virtual time, and plot it",
-		Long: `Measure what synchronization policies do to learning, in virtual time, and plot it:
+		Short: "Measure what synchronization policies do to learning, and plot it",
+		Long: `Measure what synchronization policies do to learning, in virtual time but for one study, and plot it:
 
   rates     pushes in a time, under SSP, LagTuner's three readings and ASP
   policies  time to a loss under every policy, on a mixed cluster and with random stragglers
   lagtuner  the same on clusters of one to three speeds, as LagTuner was published
   ssp       SSP with bounds from 3 to 15
   switch    Strategy-Switch from 10 to 90 % and by the loss: speed-up and accuracy, over 5 folds
+  real      by the clock: through an aggregator over shared memory, with workers that sleep, beside the simulation
 
 A small network learns handwritten digits. Every gradient is computed for real, on the parameters that its worker had; how long a
 step takes is drawn. A cluster is the step times of its workers, "1,1,3,3"; "1,1,1,1~0.05" lets one step in twenty take five
