@@ -11,15 +11,9 @@ PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-venv
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...
-<<<<<<< Updated upstream
 # Code that needs no C: plans, codecs, machines, references, models, reports.
 PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
 	./bench/models/... ./bench/report/...
-=======
-# Code that needs no C: plans, codecs, references, models, reports.
-PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/reduce/... ./aggregate/optim/... \
-	./client/failover/... ./bench/models/... ./bench/report/...
->>>>>>> Stashed changes
 # C, run under AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
