@@ -15,7 +15,10 @@ func visible(cmd *cobra.Command) []*cobra.Command {
 		if !c.IsAvailableCommand() || c.Name() == "completion" {
 			continue
 		}
-		all = append(append(all, c), visible(c)...)
+		if c.Runnable() { // others only have commands of their own
+			all = append(all, c)
+		}
+		all = append(all, visible(c)...)
 	}
 	return all
 }
