@@ -6,12 +6,12 @@ import numpy as np
 from common import STORE, WORKERS, data, mx, network, parameters, save, seed
 
 OPTIMIZERS = {
-    "sgd": ("sgd", {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}),
+    "sgd": ("sgd", {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-3}),
     "adam": ("adam", {"learning_rate": 0.003, "wd": 1e-3}),
     "nag": ("nag", {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-3}),
     "adagrad": ("adagrad", {"learning_rate": 0.02, "wd": 1e-3}),
     "rmsprop": ("rmsprop", {"learning_rate": 0.001, "wd": 1e-3}),
-    "adadelta": ("adadelta", {"wd": 1e-3}),
+    "dcasgd": ("dcasgd", {"learning_rate": 0.05, "wd": 1e-3}),
 }
 BATCH = 16
 
