@@ -15,7 +15,7 @@ func visible(cmd *cobra.Command) []*cobra.Command {
 		if !c.IsAvailableCommand() || c.Name() == "completion" {
 			continue
 		}
-		if c.Runnable() { // others only have commands of their own
+		if !c.HasSubCommands() || c.LocalNonPersistentFlags().HasAvailableFlags() { // others only group commands
 			all = append(all, c)
 		}
 		all = append(all, visible(c)...)
