@@ -111,12 +111,15 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 			{"momentum", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32},
 			{"adam over bf16", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.BF16},
 			{"two-phase", aggregate.TwoPhase, optim.SGDTorch, momentum, chunk.F32},
+			{"stream", aggregate.Stream, optim.SGDTorch, momentum, chunk.F32},
 		} {
 			t.Run(transport.name+"/"+tc.name, func(t *testing.T) {
+				job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096}
+				if tc.mode == aggregate.Stream {
+					job.Policy = spec(t, "asp")
+				}
 				r, network := manualRack(t, transport.provider, transport.options, 3, racktest.Config{
-					Lanes: 2, Window: 4, Arena: true,
-					Job:     aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096},
-					Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
+					Lanes: 2, Window: 4, Arena: true, Job: job, Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
 				})
 				s := &stepper{t: t, rack: r, network: network, handles: make([][]uint64, len(r.Workers))}
 				for i := range s.handles {

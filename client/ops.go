@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -264,8 +265,11 @@ func (w *Worker) whoIsAwaited() string {
 			continue
 		}
 		for _, m := range j.Members {
-			if m.AwaitedChunks > 0 {
+			switch {
+			case m.AwaitedChunks > 0:
 				late = append(late, fmt.Sprintf("worker %d (%d chunks)", m.Rank, m.AwaitedChunks))
+			case j.Mode == "stream" && !m.Held && !m.Left && m.Step == slowest(j.Members):
+				late = append(late, fmt.Sprintf("worker %d (at step %d)", m.Rank, m.Step))
 			}
 		}
 		break
@@ -274,4 +278,15 @@ func (w *Worker) whoIsAwaited() string {
 		return ""
 	}
 	return "; the aggregator waits for " + strings.Join(late, ", ")
+}
+
+// slowest is the step of the member that has made the fewest.
+func slowest(members []*api.WorkerStatus) uint64 {
+	step := uint64(math.MaxUint64)
+	for _, m := range members {
+		if !m.Left {
+			step = min(step, m.Step)
+		}
+	}
+	return step
 }

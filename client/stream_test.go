@@ -138,6 +138,20 @@ func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
 	}
 }
 
+func TestHeldWorkersTimeoutNamesTheSlowest(t *testing.T) {
+	tensors := model()[:2]
+	workers := joinAll(t, serve(t, service.Options{Providers: []string{verbs.ProviderTCP}}),
+		streamConfig(verbs.ProviderTCP, "ssp:s=0", 2))
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	ones, params := onesAndZeros(tensors)
+	if _, err := streamStep(ctx, workers[0], ones, params); !errors.Is(err, client.ErrTimeout) ||
+		!strings.Contains(err.Error(), "waits for worker 1 (at step 0)") {
+		t.Errorf("%v: want worker 1 named", err)
+	}
+}
+
 func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 	const steps, n = 12, 2
 	tensors := model()[:4]
