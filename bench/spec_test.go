@@ -9,6 +9,7 @@ import (
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
 )
 
 func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
@@ -22,7 +23,7 @@ func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
 		{"no iterations", func(s *Spec) { s.Iters = 0 }, []string{"0 iterations", "1 to 1000000"}},
 		{"less than no warm-up", func(s *Spec) { s.Warmup = -1 }, []string{"-1 to warm up", "0 to 1000000"}},
 		{"no tensors", func(s *Spec) { s.Model = models.Model{Name: "nothing"} }, []string{`"nothing"`, "no tensors"}},
-		{"unknown provider", func(s *Spec) { s.Provider = "smh" }, []string{`"smh"`, "auto, shm, ibv, tcp, sim"}},
+		{"unknown provider", func(s *Spec) { s.Provider = "smh" }, []string{`"smh"`, "auto, " + strings.Join(verbs.Providers(), ", ")}},
 		{"options of no provider", func(s *Spec) { s.ProviderOptions = "gid=3" }, []string{`"gid=3"`, "name the provider"}},
 		{"a simulation of processes", func(s *Spec) { s.Provider = "sim" }, []string{"provider sim", "procs=false"}},
 		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://aggregator:7077" },

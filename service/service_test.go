@@ -144,7 +144,7 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		o    service.Options
 		want string
 	}{
-		"provider":         {service.Options{Providers: []string{"roce"}}, `unknown provider "roce": use shm, ibv, tcp, sim`},
+		"provider":         {service.Options{Providers: []string{"roce"}}, `unknown provider "roce": use ` + strings.Join(verbs.Providers(), ", ")},
 		"port taken":       {service.Options{Listen: taken.Addr().String()}, "address already in use: give another address"},
 		"half of TLS":      {service.Options{TLSCert: "x"}, "give both files, or neither"},
 		"missing TLS file": {service.Options{TLSCert: "/no/cert", TLSKey: "/no/key"}, "/no/cert"},

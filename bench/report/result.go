@@ -101,12 +101,11 @@ func (r *Result) SetRoofline(roof Roofline) {
 	}
 }
 
-// NoteFor returns the caveat for numbers of a provider: [SoftwareNote] for the software ones, none for hardware. A caller
-// that knows its RDMA device to be emulated uses SoftwareNote itself.
+// NoteFor returns the caveat for numbers of a provider: [SoftwareNote] for all but RDMA hardware's. A caller that knows its RDMA
+// device to be emulated uses SoftwareNote itself.
 func NoteFor(provider string) string {
-	switch provider {
-	case "shm", "tcp", "sim":
-		return SoftwareNote
+	if provider == "ibv" {
+		return ""
 	}
-	return ""
+	return SoftwareNote
 }

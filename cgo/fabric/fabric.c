@@ -2,6 +2,7 @@
 #include "base/provider.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 static const struct rwf_ops *const provider_ops[] = {&rwf_ibv_ops, &rwf_shm_ops, &rwf_tcp_ops, &rwf_sim_ops};
@@ -18,7 +19,10 @@ static const struct rwf_ops *find(const char *provider)
 	for (int i = 0; i < PROVIDERS; i++)
 		if (strcmp(provider_names[i], provider) == 0)
 			return provider_ops[i];
-	rwf_fail(ENOENT, "unknown provider \"%s\": use one of ibv, shm, tcp, sim", provider);
+	char known[128] = "";
+	for (int i = 0; i < PROVIDERS; i++)
+		snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", provider_names[i]);
+	rwf_fail(ENOENT, "unknown provider \"%s\": use one of %s", provider, known);
 	return NULL;
 }
 

@@ -4,8 +4,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -73,10 +75,11 @@ func TestSchedules(t *testing.T) {
 	}
 	start := time.Now()
 	f := sweep(*from, n, *enough)
-	for s, err := range f.failures {
-		t.Errorf("seed %d: %v\nreplay: go test ./lab/simrack -run TestSchedules -seed=%d -v", s, err, s)
+	for _, s := range slices.Sorted(maps.Keys(f.failures)) {
+		t.Errorf("seed %d: %v\nreplay: make sim SEED=%d", s, f.failures[s], s)
 	}
 	if len(f.failures) > 0 {
+		t.Logf("the sweep of %d schedules stopped after these failures", n)
 		return
 	}
 	took := time.Since(start)

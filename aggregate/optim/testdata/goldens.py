@@ -1,7 +1,7 @@
 """Runs the frameworks' own optimizers and writes what the update rules are tested against.
 
-    python3 goldens.py torch > torch.json    # PyTorch 1.13.1 (Debian's python3-torch)
-    python3 goldens.py mxnet > mxnet.json    # MXNet 1.9.1 with numpy 1.23
+    /usr/bin/python3 goldens.py torch > torch.json               # PyTorch 1.13.1 (Debian's python3-torch)
+    ../../../build/mxnet-venv/bin/python goldens.py mxnet > mxnet.json    # MXNet 1.9.1 (scripts/mxnet-env.sh)
 
 Each case names a rule, its hyper-parameters, the first weights, and per step the gradient and the weights after it.
 """
