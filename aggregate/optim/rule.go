@@ -1,13 +1,5 @@
 package optim
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-
-	"github.com/agnivade/levenshtein"
-)
-
 // Rule is an update rule. Values are those of enum rwk_rule in cgo/kernel, which is generated from the table of rules.
 type Rule uint8
 
@@ -78,47 +70,8 @@ func Rules() []Rule {
 // Valid reports whether r is a rule, one that a job may not name included.
 func (r Rule) Valid() bool { return r < rules }
 
-func (r Rule) String() string {
-	if !r.Valid() {
-		return fmt.Sprintf("rule(%d)", uint8(r))
-	}
-	return table[r].name
-}
-
-// Parse reads the name of a rule that a job may use. The error lists the names and guesses which was meant.
-func Parse(name string) (Rule, error) {
-	names := make([]string, 0, named)
-	for _, r := range Rules() {
-		if table[r].name == name {
-			return r, nil
-		}
-		names = append(names, table[r].name)
-	}
-	// A name without its framework is nearer than one that shares a few letters.
-	distance := func(s string) int {
-		bare, _, _ := strings.Cut(s, "_")
-		return min(levenshtein.ComputeDistance(strings.ToLower(name), s), levenshtein.ComputeDistance(strings.ToLower(name), bare)+1)
-	}
-	nearest := slices.MinFunc(names, func(a, b string) int { return distance(a) - distance(b) })
-	return 0, fmt.Errorf("unknown optimizer %q: did you mean %s? The names are %s", name, nearest, strings.Join(names, ", "))
-}
-
 // MaxStates is how many f32 state arrays the kernels have room for; no rule keeps more.
 const MaxStates = 3
-
-// States returns how many f32 arrays, each as large as the weights, the rule keeps between steps. They start as zeros.
-func (r Rule) States(h Hyper) int { return table[r.form(float32(h.Momentum))].states }
-
-// form returns the rule that runs where r is asked for with a momentum, or a beta 1.
-func (r Rule) form(momentum float32) Rule {
-	if plain := table[r].plain; plain != 0 && momentum == 0 {
-		return plain
-	}
-	return r
-}
-
-// Defaults returns the hyper-parameters that the rule's framework uses when told nothing.
-func (r Rule) Defaults() Hyper { return table[r].defaults }
 
 // Updates reports whether the rule writes the weights; the others give a result only.
 func (r Rule) Updates() bool { return r != Sum && !r.NeedsNorms() }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
-	"github.com/rackweave/rackweave/client/failover"
 	"github.com/rackweave/rackweave/client/lanes"
 )
 
@@ -36,16 +35,4 @@ func (c control) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]lanes.A
 func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, error) {
 	answer, err := c.job.Resume(ctx, c.rank, aggregate.Resume(r))
 	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.AggregatorLane), Received: answer.Received}, err
-}
-
-// Resume takes a worker's connection to a lane to the given NICs of the aggregator and the worker, whatever the worker would
-// choose. After an error the lane has no connection and may be resumed again.
-func (r *Rack) Resume(w *Worker, lane, aggregatorNIC, nic int) error {
-	if err := w.Detach(lane); err != nil {
-		return err
-	}
-	if err := w.Ask(context.Background(), lane, failover.Path{Aggregator: aggregatorNIC, Worker: nic}); err != nil {
-		return err
-	}
-	return w.Finish(lane)
 }

@@ -1,9 +1,11 @@
 package racktest
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/client/failover"
 )
 
 // Submit starts operations without waiting.
@@ -55,4 +57,16 @@ func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 		}
 	}
 	return fmt.Errorf("not done after %d rounds", limit)
+}
+
+// Resume takes a worker's connection to a lane to the given NICs of the aggregator and the worker, whatever the worker would
+// choose. After an error the lane has no connection and may be resumed again.
+func (r *Rack) Resume(w *Worker, lane, aggregatorNIC, nic int) error {
+	if err := w.Detach(lane); err != nil {
+		return err
+	}
+	if err := w.Ask(context.Background(), lane, failover.Path{Aggregator: aggregatorNIC, Worker: nic}); err != nil {
+		return err
+	}
+	return w.Finish(lane)
 }
