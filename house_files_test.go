@@ -14,7 +14,8 @@ import (
 // A reader follows a file downward only: the files of these rooms use each other in no circle.
 func TestFilesOfARoomFormNoCircle(t *testing.T) {
 	rooms := []string{
-		"aggregate", "aggregate/reduce", "aggregate/session", "aggregate/optim", "aggregate/racktest", "client/failover", "hierarchy", "launch", "launch/control", "rxe", "verbs",
+		"aggregate", "aggregate/reduce", "aggregate/session", "aggregate/optim", "aggregate/racktest",
+		"client/failover", "hierarchy", "launch", "launch/control", "rxe", "verbs",
 	}
 	for _, room := range rooms {
 		t.Run(room, func(t *testing.T) {
