@@ -59,7 +59,10 @@ func (h *Histogram) Quantile(q float64) float64 {
 		return 0
 	}
 	// A bucket answers with its upper end: never more than was really seen.
-	d := min(max(time.Duration(h.hdr.ValueAtQuantile(q*100)), h.min), h.max)
+	// The library rounds the rank to the nearest whole one, which can be one too low.
+	n := float64(h.hdr.TotalCount())
+	rank := math.Ceil(q * n)
+	d := min(max(time.Duration(h.hdr.ValueAtQuantile(100*rank/n)), h.min), h.max)
 	return microseconds(float64(d))
 }
 
