@@ -267,6 +267,11 @@ func (m *member) leave(ctx context.Context) error {
 	if !m.depart(nil) {
 		return nil
 	}
+	select {
+	case <-m.job.ended:
+		m.job.s.retire(m.job) // before the last worker hears that it has left: it may join the next job of this name at once
+	default:
+	}
 	m.job.s.log.Info("worker left", "job", m.job.name, "rank", m.rank)
 	return m.job.agg.Detach(ctx, m.rank)
 }
