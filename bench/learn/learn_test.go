@@ -114,6 +114,9 @@ func TestPushesInATimeAreAsTheyMustBe(t *testing.T) {
 }
 
 func TestLooseLagTunerIsAsFastAsASPAndStrictIsNot(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains for minutes under the race detector; run without -short")
+	}
 	all, err := Learn(context.Background(), Config{Only: []string{"lagtuner"}, Seeds: 5})
 	if err != nil {
 		t.Fatal(err)
