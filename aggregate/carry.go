@@ -114,6 +114,9 @@ func (s *share) finish(a *reduce.Action) {
 	for rank := range s.links {
 		h := s.machine.Sources(a, rank)
 		a.Op = h.Op
+		if a.Kind == reduce.Broadcast {
+			a.Epoch = h.Epoch
+		}
 		if h.Op == chunk.OpPush {
 			s.answer(int32(rank), h, a, payload{result: noResult})
 		} else {

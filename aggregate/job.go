@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
@@ -26,8 +27,9 @@ type Job struct {
 	across     across
 	pace       *pace // mode stream; else nil
 	lanes      []*Lane
-	shares     []*share     // by lane
-	breaks     []chan Break // by rank
+	shares     []*share      // by lane
+	breaks     []chan Break  // by rank
+	left       []atomic.Bool // by rank: in peace, which a lane may not have heard of yet
 
 	mu     sync.Mutex
 	closed bool
@@ -53,7 +55,7 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	}
 	j := &Job{
 		name: c.Name, workers: c.Workers, chunkBytes: c.ChunkBytes, window: window, timeouts: t, lanes: lanes,
-		memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})},
+		memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})}, left: make([]atomic.Bool, c.Workers),
 	}
 	j.across.lanes = int64(len(lanes))
 	j.fate.notify = func() {
@@ -108,7 +110,7 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 			Norms: c.Rule.NeedsNorms(),
 		}),
 		fate: &j.fate, across: &j.across, pace: j.pace,
-		links: make([]*link, c.Workers), breaks: j.breaks, results: newResults(r, c.ChunkBytes),
+		links: make([]*link, c.Workers), breaks: j.breaks, left: j.left, results: newResults(r, c.ChunkBytes),
 		store: store{mode: c.Mode, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
 		wakeLanes: func() {
 			for _, other := range j.lanes {
@@ -201,6 +203,7 @@ func (j *Job) Breaks(rank int) <-chan Break { return j.breaks[rank] }
 // Detach lets go of a worker that has left the job in peace: from here on losing its connection fails nothing. The job can
 // finish no more chunks without it.
 func (j *Job) Detach(ctx context.Context, rank int) error {
+	j.left[rank].Store(true)
 	for i, s := range j.shares {
 		err := j.lanes[i].Do(ctx, func() {
 			if k := s.links[rank]; k != nil {

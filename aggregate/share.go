@@ -3,6 +3,7 @@ package aggregate
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/session"
@@ -24,7 +25,8 @@ type share struct {
 	results    results
 	links      []*link // by rank; nil: not attached
 	breaks     []chan Break
-	wakeLanes  func() // makes the job's lanes look at a barrier
+	left       []atomic.Bool // by rank
+	wakeLanes  func()        // makes the job's lanes look at a barrier
 
 	target   int64    // of the barrier that this lane waits at
 	decision decision // of the commit under way
@@ -114,6 +116,9 @@ func (s *share) tell(k *link) {
 // lose gives a worker up for lost.
 func (s *share) lose(k *link, err error) {
 	s.leave(k)
+	if s.left[k.rank].Load() {
+		return
+	}
 	s.fate.fail(k.rank, fmt.Errorf("%w: worker %d: %w", ErrWorkerLost, k.rank, err))
 }
 
@@ -121,6 +126,12 @@ func (s *share) lose(k *link, err error) {
 func (s *share) leave(k *link) {
 	k.Close()
 	s.machine.Leave(k.rank)
+	// It has its answers, or wants none: what they hold is free, although it may never be known that they arrived.
+	for i := range k.Held() {
+		if result := k.Forget(i); result != noResult {
+			s.release(result)
+		}
+	}
 }
 
 // put appends a message to a worker. It holds a result buffer until it has arrived.

@@ -65,8 +65,7 @@ func (j *job) gather(ctx context.Context, key string, rank int, brings any, chec
 // gathering finds or starts the collective call named key. The caller holds j.mu.
 func (j *job) gathering(key string, rank int, brings any) (*gathering, error) {
 	if m := j.firstLeft(); m != nil {
-		return nil, connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf("%s: %v has left job %q: it cannot be waited for", key, m, j.name))
+		return nil, deserted(key, m)
 	}
 	g := j.gatherings[key]
 	if g == nil {
@@ -81,6 +80,20 @@ func (j *job) gathering(key string, rank int, brings any) (*gathering, error) {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("%s: worker %d is in this call already", key, rank))
 	}
 	return g, nil
+}
+
+// endGatherings fails the collective calls that wait for a worker who has left. The caller holds j.mu.
+func (j *job) endGatherings(m *member) {
+	for key, g := range j.gatherings {
+		if !g.full && !g.arrived[m.rank] {
+			j.finish(key, g, nil, deserted(key, m))
+		}
+	}
+}
+
+func deserted(key string, m *member) error {
+	return connect.NewError(connect.CodeFailedPrecondition,
+		fmt.Errorf("%s: %v has left job %q: it cannot be waited for", key, m, m.job.name))
 }
 
 // finish ends a collective call for all who wait. The caller holds j.mu.

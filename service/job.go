@@ -297,6 +297,9 @@ func (m *member) depart(reason error) bool {
 	}
 	m.isGone, m.left, m.reason = true, reason == nil, reason
 	close(m.out)
+	if reason == nil {
+		j.endGatherings(m)
+	}
 	if j.gone++; j.gone == len(j.members) {
 		close(j.ended)
 	}

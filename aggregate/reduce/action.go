@@ -76,8 +76,9 @@ type Where struct {
 // Held is a message that holds its slot.
 type Held struct {
 	Where
-	Slot uint16
-	Op   chunk.Op
+	Slot  uint16
+	Op    chunk.Op
+	Epoch uint8 // the worker's own, that a broadcast is answered with
 }
 
 // Action is one thing for the lane to do. Its sources stay readable until the next event.

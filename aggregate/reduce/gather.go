@@ -9,9 +9,13 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 	}
 	c := &m.chunks[msg.Index]
 	broadcast := msg.Op == chunk.OpBroadcast
+	at := c.epoch
+	if m.cfg.Mode == Stream {
+		at = m.workers[rank].epochs[msg.Index]
+	}
 	switch {
-	case broadcast && msg.Epoch != c.epoch, !broadcast && m.cfg.Gate(rank, c.epoch, msg.Epoch) != Join:
-		expect := c.epoch
+	case broadcast && msg.Epoch != at, !broadcast && m.cfg.Gate(rank, c.epoch, msg.Epoch) != Join:
+		expect := at
 		if !broadcast {
 			expect = epochAfter(c.epoch)
 		}

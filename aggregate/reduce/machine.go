@@ -22,7 +22,7 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 		m.violate(rank, "sent more than its window of %d messages", m.cfg.Window)
 		return
 	}
-	h := Held{Where: msg.Where, Slot: w.slots.take(), Op: msg.Op}
+	h := Held{Where: msg.Where, Slot: w.slots.take(), Op: msg.Op, Epoch: msg.Epoch}
 	if h.Staged {
 		w.staged++
 	}

@@ -232,6 +232,19 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 	})
 }
 
+// Steps may end before a tensor is registered, and the worker need not acknowledge anything.
+func TestStepsThatEndBeforeTensorsAreRegisteredWaitForRoom(t *testing.T) {
+	m := New(Config{Workers: 1, Window: 8, Sends: 80, Results: 4, Mode: Stream})
+	m.Attach(0, 8)
+	for epoch := uint8(1); !m.Waiting(); epoch++ {
+		if m.State() != Running || epoch > 40 {
+			t.Fatalf("epoch %d: %v, and nothing waits", epoch, m.State())
+		}
+		m.Receive(0, 0, &Message{Op: chunk.OpCommit, Epoch: epoch, Record: &chunk.TensorRecord{}})
+		m.Release(0, 0)
+	}
+}
+
 // Events allocate nothing, from a chunk's first gradient to its last.
 func TestEventsAllocateNothing(t *testing.T) {
 	r := newRig(Config{Workers: 4, Window: 8, Sends: 80, Results: 4, Mode: Eager}, 8, 1, 8, true)

@@ -115,6 +115,7 @@ func New(cfg Config) *Machine {
 	}
 	m.commit.held = make([]Held, cfg.Workers)
 	m.commit.has = make([]bool, cfg.Workers)
+	m.alone.grow(cfg.Workers * cfg.Window) // everything that waits holds a slot
 	return m
 }
 
@@ -132,7 +133,6 @@ func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	held := m.cfg.Workers * m.cfg.Window
 	m.folds.grow(min(len(m.chunks), held))
 	m.ready.grow(len(m.folds.all))
-	m.alone.grow(held) // everything that waits holds a slot
 	// A tick can send every worker a NACK for what it holds, and requests.
 	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.actions) < most {
 		m.actions = make([]Action, 0, most)
@@ -204,8 +204,13 @@ func (m *Machine) Quiet() bool {
 	return m.folds.open() == 0 && m.commit.phase == Collecting && m.commit.arrived() == 0
 }
 
-// Missing adds to counts, by worker, the open folds that miss its gradient.
+// Missing adds to counts, by worker, the open folds that miss its gradient, and a two-phase step that misses its commit.
 func (m *Machine) Missing(counts []int) {
+	for rank, has := range m.commit.has {
+		if !has && m.cfg.Mode == TwoPhase && m.commit.arrived() > 0 {
+			counts[rank]++
+		}
+	}
 	for i := m.folds.first; i != none; i = m.folds.at(i).next {
 		for rank := range counts {
 			if !m.folds.has(i, rank) {

@@ -48,6 +48,13 @@ func (s *Stream) At(i int) *verbs.SendWR { return &s.wrs[s.index(i)] }
 // Token returns what the i-th oldest message holds.
 func (s *Stream) Token(i int) int32 { return s.tokens[s.index(i)] }
 
+// Forget takes from the i-th oldest message what it holds.
+func (s *Stream) Forget(i int) (token int32) {
+	at := &s.tokens[s.index(i)]
+	token, *at = *at, NoToken
+	return token
+}
+
 // Depth returns how many messages the stream can hold.
 func (s *Stream) Depth() int { return len(s.wrs) }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import gc
 import os
 import signal
 import sys
 import threading
 import time
 import unittest
+import weakref
 
 import numpy as np
 
@@ -152,6 +154,7 @@ def leave_by_exception():
 
 
 def interrupted():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
     rackweave.init()
     x = np.zeros(1000, "f4")
     rackweave.push_pull(x, "x")
@@ -164,6 +167,44 @@ def interrupted():
         rackweave.push_pull(x, "x")
     except KeyboardInterrupt:
         return time.monotonic() - start
+
+
+def polls_and_ends():
+    rackweave.init()
+    x = np.ones(100000, "f4")
+    if rackweave.rank() == 1:
+        handle = rackweave.push_pull(x, "x", wait=False)
+        while not handle.done():
+            time.sleep(0.001)
+        return float(x[0])
+    rackweave.push_pull(x, "x")
+    time.sleep(1.5)  # the other ends meanwhile
+    rackweave.world().exchange(False).check()
+    return float(x[0])
+
+
+class Array(array.array):
+    """An array that can be referred to weakly."""
+
+
+def submits_a_busy_tensor():
+    rackweave.init()
+    x = Array("f", [1.0] * 1000)
+    rackweave.push_pull(x, "x")
+    if rackweave.rank() == 1:
+        time.sleep(1)
+        rackweave.push_pull(x, "x")
+        return True
+    alive = weakref.ref(x)
+    handle = rackweave.push_pull(x, "x", wait=False)
+    try:
+        rackweave.push_pull(array.array("f", [2.0] * 1000), "x", wait=False)
+    except rackweave.Error:
+        del x
+        gc.collect()
+        kept = alive() is not None
+        handle.wait()
+        return kept
 
 
 class Exchange(unittest.TestCase):
@@ -227,6 +268,14 @@ class Exchange(unittest.TestCase):
         outcomes = rack.Workers(leave_by_exception, 2, self.box.address, env={"RACKWEAVE_JOB": "exception"}).finish()
         self.assertIn("JobFailedError", outcomes[0].error)
         self.assertIn("a bug of the user's", outcomes[0].error)
+
+    def test_a_worker_that_polled_its_operation_leaves_in_peace(self):
+        outcomes = rack.Workers(polls_and_ends, 2, self.box.address, env={"RACKWEAVE_JOB": "polls"}).finish()
+        self.assertEqual([o.result for o in outcomes], [2.0, 2.0], [o.error for o in outcomes])
+
+    def test_memory_of_an_operation_is_kept_when_another_of_its_tensor_is_refused(self):
+        outcomes = rack.Workers(submits_a_busy_tensor, 2, self.box.address, env={"RACKWEAVE_JOB": "busy"}).finish()
+        self.assertEqual([o.result for o in outcomes], [True, True], [o.error for o in outcomes])
 
     def test_ctrl_c_ends_a_wait(self):
         outcomes = rack.Workers(interrupted, 2, self.box.address, env={"RACKWEAVE_JOB": "interrupt"}).finish()

@@ -91,7 +91,7 @@ class Handle:
 
     def done(self) -> bool:
         """Tells without waiting whether all are done."""
-        return self._session._done(self._raw)
+        return self._session._done(self._raw, self._tensors)
 
 
 class Session:
@@ -115,7 +115,7 @@ class Session:
         self.names: List[str] = []
         self._bytes: List[int] = []
         self._elems: List[int] = []
-        self._keep: Dict[int, Any] = {}
+        self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
         self._control = Control(settings.address, settings.ca)
         self._failed = threading.Event()
@@ -276,18 +276,20 @@ class Session:
             o.size, o.tensor, o.src, o.dst, o.priority, o.kind = size, op.tensor, op.src, op.dst, op.priority, op.kind
             if op.hyper is not None:
                 o.hyper = (ctypes.c_float * _lib.HYPERS)(*op.hyper)
-            self._keep[op.tensor] = op.owner
         started = 0
         while started < n:
             rest, handles = ctypes.byref(native, started * size), ctypes.byref(raw, started * 8)
             name = self.names[ops[started].tensor]
-            started += self._native_call(
+            now = self._native_call(
                 f"tensor {name!r}",
                 self._library.rw_submit,
                 ctypes.cast(rest, ctypes.POINTER(_lib.Op)),
                 n - started,
                 ctypes.cast(handles, ctypes.POINTER(ctypes.c_uint64)),
             )
+            for i in range(started, started + now):
+                self._keep[ops[i].tensor] = (raw[i], ops[i].owner)
+            started += now
         return Handle(self, raw, [op.tensor for op in ops])
 
     def push_pull(self, tensor: int, src: Any, dst: Any = None, priority: int = 0) -> Handle:
@@ -343,12 +345,19 @@ class Session:
                     WaitTimeoutError(f"no answer within {limit:g} s for {self._unfinished(raw, tensors)}{self.awaited()}")
                 )
                 raise self._failure from None  # type: ignore[misc]
-            for t in tensors:
-                self._keep.pop(t, None)
+            self._let_go(raw, tensors)
             return
 
-    def _done(self, raw: Any) -> bool:
-        return all(self._native_call("test", self._library.rw_test, handle) == 1 for handle in raw)
+    def _done(self, raw: Any, tensors: Sequence[int]) -> bool:
+        if not all(self._native_call("test", self._library.rw_test, handle) == 1 for handle in raw):
+            return False
+        self._let_go(raw, tensors)
+        return True
+
+    def _let_go(self, raw: Any, tensors: Sequence[int]) -> None:
+        for handle, t in zip(raw, tensors):
+            if self._keep.get(t, (0, None))[0] == handle:
+                del self._keep[t]
 
     def _unfinished(self, raw: Any, tensors: Sequence[int]) -> str:
         with self._using() as native:
@@ -514,7 +523,8 @@ class Session:
         with self._lock:
             if self._native is None:
                 return
-            reason = str(self._failure or reason) or ("it was closed with operations in flight" if self._keep else "")
+            busy = any(self._library.rw_test(self._native, handle) == 0 for handle, _ in self._keep.values())
+            reason = str(self._failure or reason) or ("it was closed with operations in flight" if busy else "")
         if self._watch is not None:
             self._watch.leave()  # before the aggregator lets go, or the stream's end would be a failure
         self._leave(reason)
