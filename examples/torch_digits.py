@@ -3,7 +3,8 @@
     rackweave run -n 4 -- python3 examples/torch_digits.py           # gradients through RackWeave
     rackweave run -n 4 -- python3 examples/torch_digits.py --gloo    # through torch's own Gloo
 
-The same script runs under torchrun, mpirun and srun with RACKWEAVE_ADDR set. The digits come with scikit-learn.
+The same script runs under torchrun with RACKWEAVE_ADDR set, and under mpirun and srun if RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT are set as torch's process group needs them. The digits come with scikit-learn.
 """
 
 import argparse

@@ -67,7 +67,7 @@ func (s *Service) quietly(ctx context.Context, what, session, name string, ms ui
 		return err
 	}
 	if s.opts.CheckpointDir == "" {
-		return refuse(connect.CodeFailedPrecondition, "%s: the aggregator has no checkpoint directory: start it with one", what)
+		return refuse(connect.CodeFailedPrecondition, "%s: the aggregator has no checkpoint directory: start it with --checkpoint-dir DIR", what)
 	}
 	if err := checkName("checkpoint", name); err != nil {
 		return connect.NewError(connect.CodeInvalidArgument, err)

@@ -31,7 +31,7 @@ type mxnet struct {
 // MXNet is MXNet's dist_sync with one server, over TCP on the loopback device.
 func MXNet() Peer {
 	return newProgram("dist_sync", &mxnet{
-		module: "mxnet", remedy: "python3 -m pip install mxnet==1.9.1 numpy==1.23.5", args: []string{"--store=dist_sync"},
+		module: "mxnet", remedy: "scripts/mxnet-env.sh", args: []string{"--store=dist_sync"},
 	}, []setting{{report.AsInstalled, nil}})
 }
 
@@ -43,7 +43,7 @@ func Through(program string, arena bool) Peer {
 		memory = "--memory=arena"
 	}
 	return newProgram("rackweave.mxnet", &mxnet{
-		module: "rackweave.mxnet", remedy: "make wheel && python3 -m pip install build/rackweave-*.whl",
+		module: "rackweave.mxnet", remedy: "scripts/mxnet-env.sh && make wheel && build/mxnet-venv/bin/python -m pip install build/rackweave-*.whl",
 		args: []string{"--store=rackweave", "--rackweave=" + program, memory},
 	}, []setting{{report.AsInstalled, nil}})
 }

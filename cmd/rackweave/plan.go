@@ -33,9 +33,8 @@ func planCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Predict what a step takes on a cluster that may not exist, and which shape of reduction is fastest",
-		Long: `Predict what exchanging a model's gradients takes on a cluster,
-			for every shape in which its aggregators can reduce among
-themselves, with the bytes on every link, and how many workers one aggregator carries.
+		Long: `Predict what exchanging a model's gradients takes on a cluster, for every shape in which its aggregators can reduce
+among themselves, with the bytes on every link, and how many workers one aggregator carries.
 
 A step streams, so it takes the bytes on the tightest link over its rate, and what the last chunk takes alone.`,
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
@@ -302,8 +301,8 @@ func megabytes(bytes float64) string {
 }
 
 func printTable1(w io.Writer) error {
-	fmt.Fprint(w, `Table I of the RackWeave paper: bandwidth of the busiest NIC, in Gb/s,
-		that hides communication behind compute.
+	fmt.Fprint(w, `Table I of the RackWeave paper: bandwidth of the busiest NIC, in Gb/s, that hides communication
+behind compute.
 The paper gives no number of workers, sizes or compute times. Each row has one unknown, U = 2M/T: what a NIC carries, in and out,
 that moves one model per step. With 8 workers the columns are 7 U, 1.75 U, 8 U and U, rounded: no other number of workers fits.
 

@@ -2,7 +2,7 @@
  * Fits a line by data-parallel gradient descent: each worker has its own points, the aggregator sums the workers' gradients and
  * runs the optimizer. Run it with
  *
- *	cc -o linear linear.c -lrackweave
+ *	cc -Iinclude -o linear examples/c/linear.c bin/librackweave.so.0 -lm -Wl,-rpath,$PWD/bin
  *	rackweave run -n 4 -- ./linear
  */
 #include <rackweave.h>

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from . import _lib
+from . import _host, _lib
 from ._buffers import TYPES, Buffer, as_buffer
 from ._control import Control, Watch
 from ._settings import Settings
@@ -175,8 +175,8 @@ class Session:
                 "optimizer": optimizer,
                 "hyper": dict(hyper),
                 "provider": s.provider,
-                "providers": _providers() if s.provider == "auto" else [s.provider],
-                "hostId": _host_id(),
+                "providers": _host.providers() if s.provider == "auto" else [s.provider],
+                "hostId": _host.identity(),
                 "host": socket.gethostname(),
                 "pid": str(os.getpid()),
                 "uid": os.geteuid(),
@@ -582,26 +582,3 @@ def _listed(what: str, items: Sequence[str], most: int = 5) -> str:
 
 def _ms(seconds: float) -> int:
     return max(int(seconds * 1000), 0)
-
-
-def _providers() -> List[str]:
-    """Lists what this host can use."""
-    try:
-        rdma = bool(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        rdma = False
-    return (["ibv"] if rdma else []) + ["shm", "tcp"]
-
-
-def _host_id() -> str:
-    """Tells hosts apart: the kernel's boot id with the network namespace."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
-            boot = f.read().strip()
-    except OSError:
-        boot = "host " + socket.gethostname()
-    try:
-        namespace = os.readlink("/proc/self/ns/net")
-    except OSError:
-        namespace = ""
-    return f"{boot} {namespace}"
