@@ -56,7 +56,7 @@ func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access v
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("job %q: %s of lane %d: %w", m.job, regionNames[kind], lane, err), m.free(r))
+		return nil, errors.Join(fmt.Errorf("job %q: %s of lane %d: %w", m.job, regionNames[kind], lane, err), m.deregister(r))
 	}
 	m.mu.Lock()
 	m.regions = append(m.regions, r)
@@ -64,7 +64,7 @@ func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access v
 	return r, nil
 }
 
-func (m *memory) free(r *region) error {
+func (m *memory) deregister(r *region) error {
 	var errs []error
 	for nic, mr := range r.mrs {
 		errs = append(errs, m.pds[nic].DeregisterMR(mr))
@@ -90,7 +90,7 @@ func (m *memory) lkeyOf(nic int, addr, bytes uint64) uint32 {
 func (m *memory) close() error {
 	var errs []error
 	for _, r := range m.regions {
-		errs = append(errs, m.free(r))
+		errs = append(errs, m.deregister(r))
 	}
 	for _, pd := range m.pds {
 		errs = append(errs, pd.Close())
