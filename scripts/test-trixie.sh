@@ -10,7 +10,7 @@ if [ "${1:-}" != inside ]; then
 		echo "making a Debian trixie root with python3-torch in $root"
 		rm -rf "$root"
 		mkdir -p "$root"
-		debootstrap --variant=minbase --include=python3-torch,python3-numpy trixie "$root" http://deb.debian.org/debian \
+		debootstrap --variant=minbase --include=python3-torch,python3-numpy trixie "$root" \
 			>"$root.log" 2>&1 ||
 			{ tail -n 20 "$root.log" >&2; exit 1; }
 		touch "$root/complete"
