@@ -51,7 +51,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 		w := &lanes[i]
 		k := &link{rank: rank, slots: slots, replyAddr: w.ReplyAddr, replyRKey: w.ReplyRKey,
 			staging: uint64(w.Staging) * uint64(j.chunkBytes)}
-		if err := l.try(ctx, func() (err error) { out[i], err = j.attach(l, j.shares[i], k, w); return err }); err != nil {
+		if err := l.try(ctx, j.shares[i], func() (err error) { out[i], err = j.attach(l, j.shares[i], k, w); return err }); err != nil {
 			return nil, err
 		}
 	}
@@ -127,12 +127,12 @@ func (j *Job) Resume(ctx context.Context, rank int, r Resume) (Resumed, error) {
 			j.name, r.Lane, rank, r.NIC, len(j.shares), j.workers, len(j.memory.pds))
 	}
 	l := j.lanes[r.Lane]
-	if err := l.try(ctx, func() error { return j.takeOut(rank, &r) }); err != nil {
+	if err := l.try(ctx, j.shares[r.Lane], func() error { return j.takeOut(rank, &r) }); err != nil {
 		return Resumed{}, err
 	}
 	drained := false
 	for end := time.Now().Add(drainLimit); !drained && time.Now().Before(end); {
-		if err := l.try(ctx, func() (err error) { drained, err = j.drain(rank, &r); return err }); err != nil {
+		if err := l.try(ctx, j.shares[r.Lane], func() (err error) { drained, err = j.drain(rank, &r); return err }); err != nil {
 			return Resumed{}, err
 		}
 		if !drained {
@@ -140,7 +140,7 @@ func (j *Job) Resume(ctx context.Context, rank int, r Resume) (Resumed, error) {
 		}
 	}
 	var out Resumed
-	if err := l.try(ctx, func() (err error) { out, err = j.reconnect(rank, &r); return err }); err != nil {
+	if err := l.try(ctx, j.shares[r.Lane], func() (err error) { out, err = j.reconnect(rank, &r); return err }); err != nil {
 		return Resumed{}, err
 	}
 	return out, nil
@@ -190,9 +190,8 @@ func (j *Job) drain(rank int, r *Resume) (bool, error) {
 			return false, err
 		}
 		l.stamp = l.now()
-		for i := range l.wc[:n] {
-			l.complete(&l.wc[i])
-		}
+		l.next, l.polled = 0, n
+		l.completeAll()
 	}
 	return false, nil
 }

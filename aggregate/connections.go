@@ -69,12 +69,10 @@ func (l *Lane) leave(s *share) error {
 			errs = append(errs, l.drop(k))
 		}
 	}
-	s.machine.End(noRank)
-	l.shares = slices.DeleteFunc(l.shares, func(o *share) bool { return o == s })
-	l.busy = slices.DeleteFunc(l.busy, func(o *share) bool { return o == s })
-	l.mu.Lock()
-	delete(l.publishedByRank, s)
-	l.mu.Unlock()
+	if !s.dead {
+		s.machine.End(noRank)
+	}
+	l.forget(s)
 	return errors.Join(errs...)
 }
 
@@ -98,8 +96,18 @@ func (l *Lane) away() bool {
 	return false
 }
 
-// poll takes completions. Where connections are on several NICs, none of the queues may keep the others waiting.
+// poll takes completions into l.wc, unless a round that panicked left some there. Where connections are on several NICs, none of
+// the queues may keep the others waiting.
 func (l *Lane) poll() (n int, err error) {
+	if l.next < l.polled {
+		return l.polled - l.next, nil
+	}
+	l.next = 0
+	l.polled, err = l.pollAll()
+	return l.polled, err
+}
+
+func (l *Lane) pollAll() (n int, err error) {
 	if !l.away() {
 		return l.take(l.primary, l.wc[:])
 	}
@@ -147,6 +155,14 @@ func (l *Lane) loseQueue(nic int, err error) error {
 	return nil
 }
 
+// completeAll dispatches what was polled.
+func (l *Lane) completeAll() {
+	for l.next < l.polled {
+		l.next++
+		l.complete(&l.wc[l.next-1])
+	}
+}
+
 // complete dispatches one completion.
 func (l *Lane) complete(wc *verbs.WC) {
 	id := session.Owner(wc.WRID)
@@ -154,6 +170,7 @@ func (l *Lane) complete(wc *verbs.WC) {
 		return // of a connection that was closed meanwhile
 	}
 	s, k := l.seats[id.Number].share, l.seats[id.Number].link
+	l.serving = s
 	sends, isSend := session.IsSend(wc.WRID)
 	ok := wc.Status == verbs.WCSuccess
 	if !isSend {

@@ -142,7 +142,8 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	}
 	j.across.add(norms)
 	for i, s := range j.shares {
-		if err := j.lanes[i].Do(ctx, func() { s.add(additions[i]) }); err != nil {
+		if err := j.lanes[i].do(ctx, s, func() { s.add(additions[i]) }); err != nil {
+			j.fate.fail(noRank, fmt.Errorf("tensors are known to some lanes only: %w", err))
 			return err
 		}
 	}
@@ -205,7 +206,7 @@ func (j *Job) Breaks(rank int) <-chan Break { return j.breaks[rank] }
 func (j *Job) Detach(ctx context.Context, rank int) error {
 	j.left[rank].Store(true)
 	for i, s := range j.shares {
-		err := j.lanes[i].Do(ctx, func() {
+		err := j.lanes[i].do(ctx, s, func() {
 			if k := s.links[rank]; k != nil {
 				s.leave(k)
 			}
@@ -224,7 +225,7 @@ func (j *Job) Detach(ctx context.Context, rank int) error {
 func (j *Job) release(rank int, answer chunk.TensorRecord) {
 	for i, s := range j.shares {
 		l := j.lanes[i]
-		l.later(func() {
+		l.later(s, func() {
 			s.letGo(rank, answer)
 			l.list(s)
 		})
@@ -265,7 +266,7 @@ func (j *Job) Pace(rank int) (p Pace, ok bool) {
 func (j *Job) Awaited(ctx context.Context) ([]int, error) {
 	out := make([]int, j.workers)
 	for i, s := range j.shares {
-		if err := j.lanes[i].Do(ctx, func() { s.machine.Missing(out) }); err != nil {
+		if err := j.lanes[i].do(ctx, s, func() { s.machine.Missing(out) }); err != nil {
 			return nil, err
 		}
 	}
@@ -287,8 +288,11 @@ func (j *Job) Close() error {
 	for i, s := range j.shares {
 		l := j.lanes[i]
 		release := func() { errs = append(errs, l.leave(s)) }
-		if l.Do(context.Background(), release) != nil {
+		switch err := l.Do(context.Background(), release); {
+		case err == ErrClosed:
 			release() // the lane has ended
+		case err != nil:
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(append(errs, j.memory.close())...)

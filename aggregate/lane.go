@@ -18,6 +18,13 @@ type seat struct {
 	link  *link
 }
 
+// command is what another goroutine asks a lane to do, for a share or for none.
+type command struct {
+	share *share
+	run   func()
+	done  chan<- error // takes the panic that it ended with, if any; nil: nobody waits
+}
+
 // Lane is one core's loop: its completion queue, its connections, its shares of the jobs.
 type Lane struct {
 	cfg     LaneConfig
@@ -38,11 +45,14 @@ type Lane struct {
 	on      []int    // connections by NIC
 	nextNIC int      // whose queue is polled first, where several are
 	wc      [pollBatch]verbs.WC
+	next    int    // of wc, those before it are dispatched
+	polled  int    // how many of wc were polled
+	serving *share // whose work is under way; nil: the lane's own
 	idle    int
 	last    int64 // when counters were published, ns
 
 	mu              sync.Mutex
-	commands        []func()
+	commands        []command
 	published       Counters
 	publishedOn     []int // connections by NIC
 	publishedByRank map[*share][]WorkerCounters
@@ -103,6 +113,7 @@ func (l *Lane) publish() {
 	defer l.mu.Unlock()
 	copy(l.publishedOn, l.on)
 	for _, s := range l.shares {
+		l.serving = s
 		l.local.FoldsOpen += uint64(s.machine.Open())
 		l.local.Deferred += s.machine.Deferred() - s.deferred
 		s.deferred = s.machine.Deferred()
@@ -120,20 +131,22 @@ func (l *Lane) publish() {
 	l.published = l.local
 }
 
-// Do runs f on the lane's goroutine, between rounds, and waits for it.
-func (l *Lane) Do(ctx context.Context, f func()) error {
+// Do runs f on the lane's goroutine, between rounds, and waits for it. It returns a panic of f as an error.
+func (l *Lane) Do(ctx context.Context, f func()) error { return l.do(ctx, nil, f) }
+
+// do is Do for a share: a panic of f ends its job. In a manual lane nothing is contained, so that tests and the simulation see
+// every panic.
+func (l *Lane) do(ctx context.Context, s *share, f func()) (err error) {
 	if l.manual {
+		l.serving = s
 		f()
 		return nil
 	}
-	ran := make(chan struct{})
-	l.mu.Lock()
-	l.commands = append(l.commands, func() { f(); close(ran) })
-	l.mu.Unlock()
-	l.notify()
+	done := make(chan error, 1)
+	l.enqueue(command{s, f, done})
 	select {
-	case <-ran:
-		return nil
+	case err := <-done:
+		return err
 	case <-l.done:
 		return ErrClosed
 	case <-ctx.Done():
@@ -141,18 +154,28 @@ func (l *Lane) Do(ctx context.Context, f func()) error {
 	}
 }
 
-// later runs f on the lane's goroutine, between rounds. Any goroutine; a lane's own, too.
-func (l *Lane) later(f func()) {
+// later runs f for a share on the lane's goroutine, between rounds. Any goroutine; a lane's own, too.
+func (l *Lane) later(s *share, f func()) { l.enqueue(command{share: s, run: f}) }
+
+func (l *Lane) enqueue(c command) {
 	l.mu.Lock()
-	l.commands = append(l.commands, f)
+	l.commands = append(l.commands, c)
 	l.mu.Unlock()
 	l.notify()
 }
 
-// try is Do for what can fail. When ctx ends first the lane may still be about to run f: nothing that f sets may be looked at.
-func (l *Lane) try(ctx context.Context, f func() error) error {
+func (l *Lane) takeCommands() []command {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	commands := l.commands
+	l.commands = nil
+	return commands
+}
+
+// try is do for what can fail. When ctx ends first the lane may still be about to run f: nothing that f sets may be looked at.
+func (l *Lane) try(ctx context.Context, s *share, f func() error) error {
 	var err error
-	if doErr := l.Do(ctx, func() { err = f() }); doErr != nil {
+	if doErr := l.do(ctx, s, func() { err = f() }); doErr != nil {
 		return doErr
 	}
 	return err
@@ -178,23 +201,16 @@ func (l *Lane) list(s *share) {
 // flush posts what the round left to post.
 func (l *Lane) flush() {
 	for i, k := range l.dirty {
-		k.dirty = false
+		if k == nil {
+			continue // flushed by a round that panicked later
+		}
+		l.dirty[i], k.dirty = nil, false
 		if s := l.seats[k.ID().Number].share; s != nil {
+			l.serving = s
 			s.flush(k)
 		}
-		l.dirty[i] = nil
 	}
 	l.dirty = l.dirty[:0]
-}
-
-func (l *Lane) runCommands() {
-	l.mu.Lock()
-	commands := l.commands
-	l.commands = nil
-	l.mu.Unlock()
-	for _, f := range commands {
-		f()
-	}
 }
 
 // join takes a share into the lane.
@@ -202,6 +218,16 @@ func (l *Lane) join(s *share) {
 	l.shares = append(l.shares, s)
 	l.mu.Lock()
 	l.publishedByRank[s] = make([]WorkerCounters, len(s.links))
+	l.mu.Unlock()
+}
+
+// forget takes a share off the lane's lists.
+func (l *Lane) forget(s *share) {
+	is := func(o *share) bool { return o == s }
+	l.shares = slices.DeleteFunc(l.shares, is)
+	l.busy = slices.DeleteFunc(l.busy, is)
+	l.mu.Lock()
+	delete(l.publishedByRank, s)
 	l.mu.Unlock()
 }
 

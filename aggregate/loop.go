@@ -2,6 +2,7 @@ package aggregate
 
 import (
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/rackweave/rackweave/numa"
@@ -25,21 +26,34 @@ func (l *Lane) run(pinned chan<- error) {
 	if pinned <- err; err != nil {
 		return
 	}
+	debug.SetPanicOnFault(true) // memory that a worker takes back fails its job
 	for !l.stopping.Load() {
-		worked, err := l.Step()
-		if err != nil {
+		if err := l.turn(); err != nil {
 			l.err = err
 			l.stopping.Store(true)
 		}
-		if worked {
-			l.idle = 0
-			continue
-		}
-		if l.idle++; l.idle > l.spin {
-			l.sleep()
-		}
 	}
 	l.runCommands()
+}
+
+// turn is one round of the lane's loop and, when there is nothing to do, a sleep. A panic ends the job that the lane was serving;
+// an error is one that ends the lane.
+func (l *Lane) turn() (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = l.contain(v)
+		}
+	}()
+	worked, err := l.Step()
+	if err != nil {
+		return err
+	}
+	if worked {
+		l.idle = 0
+	} else if l.idle++; l.idle > l.spin {
+		l.sleep()
+	}
+	return nil
 }
 
 // sleep waits for the next completion. A stalled job is looked at every millisecond; otherwise the wait is only bounded.
@@ -72,6 +86,7 @@ func (l *Lane) Tick() bool {
 	l.stamp = l.now()
 	stalled := false
 	for _, s := range l.shares {
+		l.serving = s
 		// What comes in wakes the lane for ticks in between: they do not count, as others have not had a processor since.
 		counts := l.manual || l.stamp-s.lookedAt >= int64(tickEvery)
 		if counts {
@@ -90,12 +105,11 @@ func (l *Lane) Step() (bool, error) {
 	if l.broken {
 		l.recover()
 	}
+	l.serving = nil
 	n, err := l.poll()
 	if err != nil {
 		err = fmt.Errorf("lane %d: %w", l.index, err)
-		for _, s := range l.shares {
-			s.fate.fail(noRank, err)
-		}
+		l.failAll(err)
 		return false, err
 	}
 	attention := l.attention.Load()
@@ -103,14 +117,13 @@ func (l *Lane) Step() (bool, error) {
 		return false, nil
 	}
 	l.stamp = l.now()
-	for i := range l.wc[:n] {
-		l.complete(&l.wc[i])
-	}
+	l.completeAll()
 	if attention {
 		l.attention.Store(false)
 		l.runCommands()
 		for _, s := range l.shares {
 			if s.fate.failure.Load() != nil {
+				l.serving = s
 				s.end()
 			}
 		}
@@ -118,6 +131,7 @@ func (l *Lane) Step() (bool, error) {
 	worked := n > 0 || attention
 	for i := 0; i < len(l.busy); {
 		s := l.busy[i]
+		l.serving = s
 		worked = s.advance() || worked
 		if s.machine.Waiting() {
 			i++

@@ -33,6 +33,7 @@ type share struct {
 	lookedAt int64    // ns, the last tick that counted
 	listed   bool     // on the lane's busy list
 	deferred uint64   // of the machine's, those that are counted
+	dead     bool     // it panicked: its state may be torn
 }
 
 // Break is a connection that waits for its worker to resume it.

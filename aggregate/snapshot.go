@@ -68,7 +68,7 @@ func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
 // visit runs f on a lane's goroutine if nothing is under way there.
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	sh := s.job.shares[lane]
-	return s.job.lanes[lane].try(ctx, func() error {
+	return s.job.lanes[lane].try(ctx, sh, func() error {
 		if sh.machine.State() != reduce.Running {
 			return ErrClosed
 		}

@@ -219,6 +219,9 @@ func (j *job) supervise() {
 	if f := j.agg.Failure(); f != nil {
 		j.failure = j.explain(*f)
 		j.s.log.Warn("job failed", "job", j.name, "rank", f.Rank, "err", j.failure.Err)
+		if p := new(aggregate.PanicError); errors.As(f.Err, &p) {
+			j.s.log.Error("panic in a lane", "job", j.name, "value", fmt.Sprint(p.Value), "stack", string(p.Stack))
+		}
 		j.s.jobsFailed.Add(1)
 		close(j.failed)
 	} else {
