@@ -23,11 +23,12 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "policy", "hierarchy", "launch", "launch/control", "service", "service/api", "client",
-		"aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
+	"cmd": {"bench", "bench/models", "bench/overlap", "policy", "hierarchy", "launch", "launch/control", "service", "service/api",
+		"client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
 	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
 		"numa", "verbs", "cgo"},
 	"bench/models":       {"chunk"},
+	"bench/overlap":      {"bench/models"},
 	"service":            {"service/api", "policy", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
 	"service/api":        {},
 	"launch":             {},
@@ -81,7 +82,8 @@ var only = map[string][]string{
 }
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
-var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models"}
+var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models",
+	"bench/overlap"}
 
 // computing is all that a pure room may import from outside the house. Of time only durations are used.
 var computing = []string{

@@ -129,11 +129,15 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 			defer results[rank].Close()
 		}
 	}
+	before := r.foldTimes(ctx, &s, server)
 	reports, err := r.workers(ctx, &s, server, results)
 	if err != nil {
 		return res, err
 	}
 	res = summarise(&s, reports)
+	if s.Replay {
+		res.Replay.AggregationUS = before.until(r.foldTimes(ctx, &s, server)) / float64(s.Steps()) * 1e6
+	}
 	if s.Verify {
 		if err := r.verify(ctx, &s, results, &res); err != nil {
 			return res, err
@@ -275,6 +279,13 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 		h.Record(time.Duration(slowest * 1e3))
 	}
 	res.SetTimes(h.Summary(), means)
+	if s.Replay {
+		traces := make([]*trace, len(reports))
+		for rank := range reports {
+			traces[rank] = reports[rank].Trace
+		}
+		res.Replay = breakdown(s, traces)
+	}
 	for _, rep := range reports {
 		if rep.Checksum != reports[0].Checksum {
 			res.Checksum = "differs between workers"

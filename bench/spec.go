@@ -30,8 +30,10 @@ type Spec struct {
 	Warmup          int
 	Arena           bool // gradients and results in registered memory, else in ordinary memory
 	Verify          bool
-	Jitter          time.Duration // workers sleep up to this long before each exchange, and submit in orders of their own
-	Seed            uint64
+	// Replay has workers spend the model's times in forward and backward passes: see [Model.Tensors].
+	Replay bool
+	Jitter time.Duration // workers sleep up to this long before each exchange, and submit in orders of their own
+	Seed   uint64
 
 	Server string // URL of an aggregator; empty: embedded
 	Job    string // its name; empty: one of its own
@@ -83,10 +85,28 @@ func (s *Spec) Check() error {
 	if s.Cores < 0 || s.Window < 0 || s.Jitter < 0 {
 		return fmt.Errorf("cores %d, window %d, jitter %v: use 0 or more", s.Cores, s.Window, s.Jitter)
 	}
+	if err := s.checkReplay(); err != nil {
+		return err
+	}
 	if err := s.checkOptimizer(); err != nil {
 		return err
 	}
 	return s.checkMemory()
+}
+
+// checkReplay: the first step waits for nothing, because nothing was pushed before it.
+func (s *Spec) checkReplay() error {
+	switch {
+	case !s.Replay:
+		return nil
+	case s.Model.Compute.Time == 0:
+		return fmt.Errorf("a replay of %s, which has no times: give --compute, or --layers with them", s.Model.Name)
+	case s.Warmup == 0:
+		return errors.New("a replay after 0 iterations to warm up: use at least 1, because the first has nothing to wait for")
+	case s.Jitter > 0:
+		return fmt.Errorf("a replay with a jitter of %v: use one of the two", s.Jitter)
+	}
+	return nil
 }
 
 func (s *Spec) checkOptimizer() error {

@@ -29,6 +29,7 @@ type workerReport struct {
 	Done     bool      `json:"done,omitempty"`
 	TimesUS  []float64 `json:"times_us,omitempty"` // of the measured exchanges
 	Checksum uint64    `json:"checksum,omitempty"` // of the final results
+	Trace    *trace    `json:"trace,omitempty"`    // of a replay
 	Provider string    `json:"provider,omitempty"`
 	Lanes    int       `json:"lanes,omitempty"`
 }
@@ -66,6 +67,12 @@ type buffers struct {
 func (b *buffers) f32(of []byte, t int) []float32 {
 	part := of[b.offsets[t]:b.offsets[t+1]]
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(part))), len(part)/4)
+}
+
+// op exchanges a tensor. The next step needs the first layers first.
+func (b *buffers) op(kind client.Kind, t int) client.Op {
+	return client.Op{Kind: kind, Tensor: t, Src: b.src[b.offsets[t]:b.offsets[t+1]], Dst: b.dst[b.offsets[t]:b.offsets[t+1]],
+		Priority: int32(-t)}
 }
 
 func (b *buffers) allocate(w *client.Worker, s *Spec) error {
@@ -154,13 +161,10 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	}
 	ops, handles := make([]client.Op, len(tensors)), make([]client.Handle, 0, len(tensors))
 	run := func(kind client.Kind) error {
-		// A training step produces gradients from the last layer to the first. The next step needs the first layers first.
+		// A training step produces gradients from the last layer to the first.
 		for i := range ops {
 			t := len(ops) - 1 - i
-			ops[i] = client.Op{
-				Kind: kind, Tensor: t, Src: b.src[b.offsets[t]:b.offsets[t+1]], Dst: b.dst[b.offsets[t]:b.offsets[t+1]],
-				Priority: int32(-t),
-			}
+			ops[i] = b.op(kind, t)
 		}
 		if s.Jitter > 0 {
 			inOwnOrder(ops, rng)
@@ -176,7 +180,16 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 		return err
 	}
 	fill(0)
-	var times []float64
+	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
+	if s.Replay {
+		r := replayer{w: w, s: s, b: b, fill: fill, say: say}
+		var err error
+		if done.Trace, err = r.run(ctx); err != nil {
+			return err
+		}
+		done.TimesUS = done.Trace.times(s.Warmup)
+		return finish(b, len(tensors), done, results, say)
+	}
 	for step := range s.Steps() {
 		if s.Verify && step > 0 {
 			fill(step)
@@ -193,22 +206,27 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 			return err
 		}
 		if step >= s.Warmup {
-			times = append(times, float64(time.Since(start).Nanoseconds())/1e3)
+			done.TimesUS = append(done.TimesUS, float64(time.Since(start).Nanoseconds())/1e3)
 		}
 		if err := say(workerReport{Step: step + 1}); err != nil {
 			return err
 		}
 	}
-	sum := uint64(digestStart)
+	return finish(b, len(tensors), done, results, say)
+}
+
+// finish writes the final results if there is a file for them, and makes the worker's last report.
+func finish(b *buffers, tensors int, done workerReport, results *os.File, say func(workerReport) error) error {
+	done.Checksum = digestStart
 	for t := range tensors {
-		sum = digest(sum, b.f32(b.dst, t))
+		done.Checksum = digest(done.Checksum, b.f32(b.dst, t))
 	}
 	if results != nil {
 		if _, err := results.Write(b.dst); err != nil {
 			return fmt.Errorf("write the final results for comparison: %w", err)
 		}
 	}
-	return say(workerReport{Done: true, TimesUS: times, Checksum: sum, Provider: w.Provider(), Lanes: w.Lanes()})
+	return say(done)
 }
 
 // inOwnOrder shuffles operations and clears their priorities, which would undo that.

@@ -14,6 +14,7 @@ import (
 const (
 	maxLayers    = 1 << 20
 	maxFileBytes = 128 * maxLayers
+	maxTime      = int64(time.Hour) // of a layer; the sum of all fits a Duration
 )
 
 // bounded reads at most left bytes and then fails.
@@ -39,7 +40,7 @@ func FromCSV(r io.Reader) (Model, error) {
 	in.FieldsPerRecord = 4
 	in.TrimLeadingSpace = true
 	in.ReuseRecord = true
-	m := Model{Name: "layers", Source: "a file of layers"}
+	m := Model{Name: "layers", Source: "a file of layers", Compute: Compute{Source: "the file of layers"}}
 	var elems uint64
 	last := int64(-1)
 	for first := true; ; first = false {
@@ -67,6 +68,7 @@ func FromCSV(r io.Reader) (Model, error) {
 				line, elems, len(m.Tensors)+1, uint64(maxElems), maxLayers)
 		}
 		m.Tensors = append(m.Tensors, t)
+		m.Compute.Time += t.Forward + t.Backward
 	}
 	if len(m.Tensors) == 0 {
 		return Model{}, errors.New("layers: the file has none: give a line layer_index,numel,forward_ns,backward_ns for each")
@@ -87,7 +89,7 @@ func csvError(err error) error {
 
 func parseLayer(record []string) (index int64, t Tensor, err error) {
 	var v [4]int64
-	for i, limit := range [...]int64{math.MaxInt64, maxElems, math.MaxInt64, math.MaxInt64} {
+	for i, limit := range [...]int64{math.MaxInt64, maxElems, maxTime, maxTime} {
 		name := [...]string{"layer_index", "numel", "forward_ns", "backward_ns"}[i]
 		field := strings.TrimSpace(record[i])
 		if v[i], err = strconv.ParseInt(field, 10, 64); err != nil || v[i] < 0 || v[i] > limit {

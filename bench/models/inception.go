@@ -2,7 +2,9 @@ package models
 
 // googLeNet is torchvision's: batch-normalised, and with 3x3 kernels where the paper has 5x5 (its issue 906).
 func googLeNet(b *builder) {
+	b.side = 112
 	b.convNorm("conv1", 3, 64, 7, 7)
+	b.side = 56
 	b.convNorm("conv2", 64, 64, 1, 1)
 	b.convNorm("conv3", 64, 192, 3, 3)
 	in := 192
@@ -20,6 +22,7 @@ func googLeNet(b *builder) {
 		{"inception5a", 256, 160, 320, 32, 128, 128},
 		{"inception5b", 384, 192, 384, 48, 128, 128},
 	} {
+		b.side = 28 >> (m.name[len("inception")] - '3')
 		b.convNorm(m.name+".branch1", in, m.one, 1, 1)
 		b.convNorm(m.name+".branch2.0", in, m.threeReduce, 1, 1)
 		b.convNorm(m.name+".branch2.1", m.threeReduce, m.three, 3, 3)
@@ -32,19 +35,26 @@ func googLeNet(b *builder) {
 }
 
 func inceptionV3(b *builder) {
+	b.side = 149
 	b.convNorm("Conv2d_1a_3x3", 3, 32, 3, 3)
+	b.side = 147
 	b.convNorm("Conv2d_2a_3x3", 32, 32, 3, 3)
 	b.convNorm("Conv2d_2b_3x3", 32, 64, 3, 3)
+	b.side = 73
 	b.convNorm("Conv2d_3b_1x1", 64, 80, 1, 1)
+	b.side = 71
 	b.convNorm("Conv2d_4a_3x3", 80, 192, 3, 3)
+	b.side = 35
 	inceptionA(b, "Mixed_5b", 192, 32)
 	inceptionA(b, "Mixed_5c", 256, 64)
 	inceptionA(b, "Mixed_5d", 288, 64)
+	b.side = 17
 	inceptionB(b, "Mixed_6a", 288)
 	inceptionC(b, "Mixed_6b", 128)
 	inceptionC(b, "Mixed_6c", 160)
 	inceptionC(b, "Mixed_6d", 160)
 	inceptionC(b, "Mixed_6e", 192)
+	b.side = 8
 	inceptionD(b, "Mixed_7a")
 	inceptionE(b, "Mixed_7b", 1280)
 	inceptionE(b, "Mixed_7c", 2048)

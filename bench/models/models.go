@@ -34,6 +34,8 @@ type Model struct {
 	Name    string
 	Tensors []Tensor
 	Source  string
+	// Compute says where the tensors' times come from; without times it has no Time.
+	Compute Compute
 }
 
 // Params returns the number of elements of all tensors.
@@ -58,19 +60,20 @@ func (m Model) Chunkable(d chunk.DType) []chunk.Tensor {
 type builtin struct {
 	name, source string
 	build        func(*builder)
+	compute      Compute // as published; it may have no Time
 }
 
 var builtins = []builtin{
-	{"alexnet", "Krizhevsky, arXiv:1404.5997, as torchvision.models.alexnet", alexNet},
-	{"vgg16", "Simonyan and Zisserman, arXiv:1409.1556, configuration D, as torchvision.models.vgg16", vgg16},
-	{"vgg19", "Simonyan and Zisserman, arXiv:1409.1556, configuration E, as torchvision.models.vgg19", vgg19},
-	{"googlenet", "Szegedy et al., arXiv:1409.4842, as torchvision.models.googlenet without auxiliary heads", googLeNet},
-	{"inception-v3", "Szegedy et al., arXiv:1512.00567, as torchvision.models.inception_v3 without the auxiliary head", inceptionV3},
-	{"resnet50", "He et al., arXiv:1512.03385, as torchvision.models.resnet50", resNet50},
-	{"resnet110-cifar", "He et al., arXiv:1512.03385, section 4.2, n = 18, identity shortcuts (option A)", resNet110},
-	{"resnet269", "He et al., arXiv:1603.05027, as MXNet's example/image-classification/symbols/resnet.py with 269 layers", resNet269},
-	{"bert-large", "Devlin et al., arXiv:1810.04805, uncased, with the pooler and no head, as transformers.BertModel", bertLarge},
-	{"gpt2-xl", "Radford et al., Language Models are Unsupervised Multitask Learners, as transformers.GPT2Model", gpt2XL},
+	{"alexnet", "Krizhevsky, arXiv:1404.5997, as torchvision.models.alexnet", alexNet, phub(16, 32)},
+	{"vgg16", "Simonyan and Zisserman, arXiv:1409.1556, configuration D, as torchvision.models.vgg16", vgg16, Compute{}},
+	{"vgg19", "Simonyan and Zisserman, arXiv:1409.1556, configuration E, as torchvision.models.vgg19", vgg19, phub(268, 32)},
+	{"googlenet", "Szegedy et al., arXiv:1409.4842, as torchvision.models.googlenet without auxiliary heads", googLeNet, phub(100, 32)},
+	{"inception-v3", "Szegedy et al., arXiv:1512.00567, as torchvision.models.inception_v3 without the auxiliary head", inceptionV3, phub(225, 32)},
+	{"resnet50", "He et al., arXiv:1512.03385, as torchvision.models.resnet50", resNet50, phub(161, 32)},
+	{"resnet110-cifar", "He et al., arXiv:1512.03385, section 4.2, n = 18, identity shortcuts (option A)", resNet110, Compute{}},
+	{"resnet269", "He et al., arXiv:1603.05027, as MXNet's example/image-classification/symbols/resnet.py with 269 layers", resNet269, phub(350, 16)},
+	{"bert-large", "Devlin et al., arXiv:1810.04805, uncased, with the pooler and no head, as transformers.BertModel", bertLarge, Compute{}},
+	{"gpt2-xl", "Radford et al., Language Models are Unsupervised Multitask Learners, as transformers.GPT2Model", gpt2XL, Compute{}},
 }
 
 // Names returns the names of the built-in models.
@@ -88,7 +91,9 @@ func Get(name string) (Model, error) {
 		if b.name == name {
 			var to builder
 			b.build(&to)
-			return Model{b.name, to.tensors, b.source}, nil
+			m := Model{Name: b.name, Tensors: to.tensors, Source: b.source, Compute: b.compute}
+			m.spread(to.work)
+			return m, nil
 		}
 	}
 	var hint string

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 
@@ -107,5 +108,58 @@ func TestUnknownModelSuggestsTheNearest(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("Get(%q): %v", name, err)
 		}
+	}
+}
+
+// The work by which a published time is divided is what papers say of a forward pass, in billions of multiplications.
+func TestTimesAreDividedByWork(t *testing.T) {
+	for name, want := range map[string]float64{
+		"alexnet": 0.71, "vgg19": 19.6, "googlenet": 1.5, "inception-v3": 5.7, "resnet50": 4.1,
+	} {
+		for _, b := range builtins {
+			if b.name != name {
+				continue
+			}
+			var to builder
+			b.build(&to)
+			var got float64
+			for _, w := range to.work {
+				got += w / 1e9
+			}
+			if got < 0.94*want || got > 1.06*want {
+				t.Errorf("%s: %.2f billion multiplications, published are %.2f", name, got, want)
+			}
+		}
+	}
+}
+
+func TestComputingKeepsTheWholeTime(t *testing.T) {
+	const second = time.Second
+	bytes, err := FromBytes("1MB", chunk.F32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vgg, err := Get("vgg19")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := FromCSV(strings.NewReader("0,10,5,10\n1,10,0,5\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if file.Compute.Time != 20 {
+		t.Errorf("the file's layers take %v, not 20ns", file.Compute.Time)
+	}
+	for _, m := range []Model{bytes.Computing(second), vgg.Computing(second), file.Computing(second)} {
+		var sum time.Duration
+		for _, ts := range m.Tensors {
+			sum += ts.Forward + ts.Backward
+		}
+		if m.Compute.Time != second || (second-sum).Abs() > time.Microsecond {
+			t.Errorf("%s: layers of %v in all, %v announced, expected 1s", m.Name, sum, m.Compute.Time)
+		}
+	}
+	if vgg.Compute.Time != 268*time.Millisecond || vgg.Tensors[0].Backward > 10*time.Millisecond {
+		t.Errorf("Computing changed the model it was asked of: %v", vgg.Compute)
 	}
 }

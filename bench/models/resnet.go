@@ -4,12 +4,14 @@ import "fmt"
 
 // resNet50 has bottleneck blocks, normalised after each convolution; a stage's first block projects its shortcut.
 func resNet50(b *builder) {
+	b.side = 112
 	b.conv("conv1", 3, 64, 7, 7)
 	b.norm("bn1", 64)
 	in := 64
 	for stage, blocks := range []int{3, 4, 6, 3} {
 		mid := 64 << stage
 		out := 4 * mid
+		b.side = 56 >> stage
 		for i := range blocks {
 			name := fmt.Sprintf("layer%d.%d", stage+1, i)
 			b.conv(name+".conv1", in, mid, 1, 1)
@@ -30,11 +32,13 @@ func resNet50(b *builder) {
 
 // resNet110 is for 32x32 images: three stages of 18 blocks of two convolutions; shortcuts have no parameters.
 func resNet110(b *builder) {
+	b.side = 32
 	b.conv("conv1", 3, 16, 3, 3)
 	b.norm("bn1", 16)
 	in := 16
 	for stage := range 3 {
 		out := 16 << stage
+		b.side = 32 >> stage
 		for i := range 18 {
 			name := fmt.Sprintf("layer%d.%d", stage+1, i)
 			b.conv(name+".conv1", in, out, 3, 3)
@@ -54,7 +58,11 @@ func resNet269(b *builder) {
 		b.add(name+"_gamma", channels)
 		b.add(name+"_beta", channels)
 	}
-	conv := func(name string, in, out, k int) { b.add(name+"_weight", out, in, k, k) }
+	conv := func(name string, in, out, k int) {
+		b.add(name+"_weight", out, in, k, k)
+		b.uses(b.side * b.side)
+	}
+	b.side = 112
 	norm("bn_data", 3)
 	conv("conv0", 3, 64, 7)
 	norm("bn0", 64)
@@ -62,6 +70,7 @@ func resNet269(b *builder) {
 	for stage, units := range []int{3, 30, 48, 8} {
 		mid := 64 << stage
 		out := 4 * mid
+		b.side = 56 >> stage
 		for i := range units {
 			name := fmt.Sprintf("stage%d_unit%d_", stage+1, i+1)
 			norm(name+"bn1", in)
@@ -78,5 +87,6 @@ func resNet269(b *builder) {
 	}
 	norm("bn1", in)
 	b.add("fc1_weight", 1000, in)
+	b.uses(1)
 	b.add("fc1_bias", 1000)
 }

@@ -2,8 +2,11 @@ package models
 
 // alexNet is the single-column AlexNet.
 func alexNet(b *builder) {
+	b.side = 55
 	b.biasedConv("features.0", 3, 64, 11)
+	b.side = 27
 	b.biasedConv("features.3", 64, 192, 5)
+	b.side = 13
 	b.biasedConv("features.6", 192, 384, 3)
 	b.biasedConv("features.8", 384, 256, 3)
 	b.biasedConv("features.10", 256, 256, 3)
@@ -20,6 +23,7 @@ func vgg(b *builder, convs ...int) {
 	in, layer := 3, 0
 	for stage, n := range convs {
 		out := min(64<<stage, 512)
+		b.side = 224 >> stage
 		for range n {
 			b.biasedConv(at("features", layer), in, out, 3)
 			in = out

@@ -8,7 +8,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// testdata/table.txt: "results" prints the table of a JSON list of results, "comparison" that of a comparison.
+// testdata/table.txt: "results" prints the table of a JSON list of results, "replays" that of their breakdowns, "comparison" that
+// of a comparison.
 func TestTables(t *testing.T) {
 	datadriven.RunTest(t, "testdata/table.txt", func(t *testing.T, d *datadriven.TestData) string {
 		var out strings.Builder
@@ -17,6 +18,12 @@ func TestTables(t *testing.T) {
 			var results []Result
 			decode(t, d, &results)
 			if err := WriteTable(&out, results); err != nil {
+				return err.Error()
+			}
+		case "replays":
+			var results []Result
+			decode(t, d, &results)
+			if err := WriteReplay(&out, results); err != nil {
 				return err.Error()
 			}
 		case "comparison":

@@ -35,6 +35,8 @@ type Result struct {
 	Goodput []float64 `json:"goodput_gbs"`
 
 	Roofline Roofline `json:"roofline"`
+	// Replay is the breakdown of the time, where computation was replayed.
+	Replay *Replay `json:"replay,omitempty"`
 	// Wrong counts elements that differ from the reference; with Verified false nothing was compared.
 	Wrong    uint64 `json:"wrong"`
 	Verified bool   `json:"verified"`

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -23,7 +24,8 @@ type benchFlags struct {
 	workers                     []int
 	model, bytes, layers, dtype string
 	hyper                       []string
-	usual                       *pflag.Flag // the one of model and bytes with a default
+	compute                     time.Duration // of a step in a replay; 0: the model's
+	usual                       *pflag.Flag   // the one of model and bytes with a default
 }
 
 // add adds the flags. usual names the one of model and bytes that has the default value where none of model, bytes and layers is
@@ -69,6 +71,12 @@ func (b *benchFlags) complete() ([]bench.Spec, error) {
 	}
 	if spec.Model, err = b.modelOf(spec.DType); err != nil {
 		return nil, err
+	}
+	if b.compute < 0 {
+		return nil, fmt.Errorf("--compute %v: use 0 or more", b.compute)
+	}
+	if b.compute > 0 {
+		spec.Model = spec.Model.Computing(b.compute)
 	}
 	if spec.Hyper, err = hyperOf(b.hyper); err != nil {
 		return nil, err
@@ -137,13 +145,17 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Exchange a model's gradients with infinitely fast compute and measure it",
 		Long: `Exchange a model's gradients with infinitely fast compute and measure it, in the terms of nccl-tests. The most that this
-machine can do of such an exchange is measured in the same run, and the result is printed as a share of it.`,
+machine can do of such an exchange is measured in the same run, and the result is printed as a share of it.
+With --replay workers compute as long as the model's layers do, by sleeping: gradients are pushed while the backward pass goes on,
+and each layer's forward pass waits for its own parameters. The step's time is printed in parts.`,
 		Example: `  rackweave bench
   rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
   rackweave bench --bytes 100MB --workers 1,2,4,8
   rackweave bench --server http://aggregator:7077 --workers 2
   rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token SECRET
+  rackweave bench --replay --model resnet50 --workers 8
+  rackweave bench --replay --layers layers.csv
   rackweave bench compare --with gloo,mpi
   rackweave bench ablate --svg figures`,
 		Args: cobra.NoArgs,
@@ -155,6 +167,7 @@ machine can do of such an exchange is measured in the same run, and the result i
 			if err != nil {
 				return err
 			}
+			noRoofline = noRoofline || b.spec.Replay
 			runner, err := newRunner(cmd)
 			if err != nil {
 				return err
@@ -177,6 +190,10 @@ machine can do of such an exchange is measured in the same run, and the result i
 	}
 	b.add(cmd, "model", "resnet50")
 	cmd.Flags().BoolVar(&b.spec.Verify, "verify", false, "compute everything again in plain Go and compare bits")
+	cmd.Flags().BoolVar(&b.spec.Replay, "replay", false,
+		"compute as long as the model's layers do, and overlap that with the exchange")
+	cmd.Flags().DurationVar(&b.compute, "compute", 0,
+		"what forward and backward pass take in a replay (0: the model's published time)")
 	cmd.Flags().StringVar(&jsonFile, "json", "",
 		"write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
@@ -262,7 +279,11 @@ func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) 
 		}
 	}
 	if jsonFile != "-" {
-		if err := report.WriteTable(cmd.OutOrStdout(), results); err != nil {
+		write := report.WriteTable
+		if results[0].Replay != nil {
+			write = report.WriteReplay
+		}
+		if err := write(cmd.OutOrStdout(), results); err != nil {
 			return err
 		}
 		for i := range results {

@@ -25,7 +25,7 @@ type planFlags struct {
 	chunkBytes                                    int
 	touches                                       float64
 	priceWorker, priceAggregator, priceUplinkGbps float64
-	table1, asJSON                                bool
+	table1, table2, asJSON                        bool
 }
 
 func planCommand() *cobra.Command {
@@ -40,11 +40,15 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms
-  rackweave plan --table1`,
+  rackweave plan --table1
+  rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.table1 {
 				return printTable1(cmd.OutOrStdout())
+			}
+			if f.table2 {
+				return f.printTable2(cmd.OutOrStdout())
 			}
 			return f.run(cmd.OutOrStdout())
 		},
@@ -76,6 +80,8 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 	fl.Float64Var(&f.priceAggregator, "price-aggregator", 0, "price of an aggregator")
 	fl.Float64Var(&f.priceUplinkGbps, "price-uplink", 0, "price of 1 Gb/s of uplink")
 	fl.BoolVar(&f.table1, "table1", false, "print Table I of the RackWeave paper beside ours, and what it leaves open")
+	fl.BoolVar(&f.table2, "table2", false,
+		"print Table II of the paper beside what computation and bytes allow at --link, and from which rate on communication is hidden")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }

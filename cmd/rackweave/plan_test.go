@@ -64,3 +64,15 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 		}
 	}
 }
+
+func TestPlanPrintsWhatTable2CanBe(t *testing.T) {
+	out, err := run(t, "plan", "--table2", "--link", "10Gb/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []string{"alexnet          16000        1309   1712", "1.75   2.70", "117.0 Gb/s"} {
+		if !strings.Contains(out, row) {
+			t.Errorf("no %q in\n%s", row, out)
+		}
+	}
+}
