@@ -99,7 +99,7 @@ func (e *element) moments(k *Scalars, g float32) {
 
 func deriveAdamMXNet(k Scalars, h Hyper, step uint32) Scalars {
 	bias1, bias2 := biases(h, step)
-	k[KLR] = float32(h.LR * math.Sqrt(bias2) / bias1)
+	k[KLR] = float32(h.LR * (math.Sqrt(bias2) / bias1))
 	k[KGain], k[KGain2] = 1-k[KMomentum], 1-k[KBeta2]
 	return k
 }

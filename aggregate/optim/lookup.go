@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/agnivade/levenshtein"
@@ -67,6 +68,14 @@ var takes = func() (taken [rules][len(params)]bool) {
 	return taken
 }()
 
+// raises tells of each rule whether it raises its betas to powers.
+var raises = func() (raising [rules]bool) {
+	for r := range rules {
+		raising[r] = slices.Contains(r.Takes(), "beta2")
+	}
+	return raising
+}()
+
 // Takes lists the hyper-parameters that the rule reads, by name.
 func (r Rule) Takes() []string { return strings.Fields(table[r].takes) }
 
@@ -123,15 +132,30 @@ func (r Rule) Record(h Hyper) [chunk.RecordValues]float32 {
 	return v
 }
 
-// FromRecord returns the hyper-parameters that the rule finds among a control record's values.
+// FromRecord returns the hyper-parameters that the rule finds among a control record's values. Powers of the betas magnify what
+// f32 rounded off, to 1e-5 of a step: a rule that takes them gets the shortest decimals that round to the values, which are what
+// users write.
 func (r Rule) FromRecord(v [chunk.RecordValues]float32) Hyper {
 	var h Hyper
+	widen := func(x float32) float64 { return float64(x) }
+	if raises[r] {
+		widen = decimal
+	}
 	for i, field := range h.fields() {
 		if takes[r][i] {
-			*field = float64(v[params[i].place])
+			*field = widen(v[params[i].place])
 		}
 	}
 	return h
+}
+
+// decimal returns the shortest decimal that rounds to x.
+func decimal(x float32) float64 {
+	d, err := strconv.ParseFloat(strconv.FormatFloat(float64(x), 'g', -1, 32), 64)
+	if err != nil {
+		panic(fmt.Sprintf("optim: a float does not read as it was written: %v", err))
+	}
+	return d
 }
 
 // Rounded returns the hyper-parameters as they are after a control record carried them.

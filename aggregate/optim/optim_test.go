@@ -116,6 +116,9 @@ func TestRecordsCarryWhatTheRuleTakes(t *testing.T) {
 	if got := SGDTorch.Rounded(Hyper{LR: 0.1}).LR; got != float64(float32(0.1)) {
 		t.Errorf("a record carries %v for 0.1", got)
 	}
+	if got := AdamMXNet.Rounded(Hyper{LR: 0.003, Beta2: 0.999}); got.LR != 0.003 || got.Beta2 != 0.999 {
+		t.Errorf("a record of Adam's carries %v and %v for 0.003 and 0.999", got.LR, got.Beta2)
+	}
 }
 
 func TestCheckNamesTheValueAtFault(t *testing.T) {
