@@ -97,11 +97,8 @@ func (p *program) Run(ctx context.Context, spec Spec) (report.Times, error) {
 	return times, err
 }
 
-// choose tries every setting, unless there is no choice. It records one that fails as 0.
+// choose tries every setting. It records one that fails as 0.
 func (p *program) choose(ctx context.Context, spec Spec) choice {
-	if len(p.settings) == 1 && spec.DType == "f32" {
-		return choice{spec: spec, setting: p.settings[0]}
-	}
 	best := choice{spec: spec, tried: map[string]float64{}}
 	spec.Iters, spec.Warmup = trialIters, trialWarmup
 	for _, s := range p.settings {
