@@ -19,6 +19,7 @@ SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 
 SEEDS ?= 2000
+PACED_SEEDS ?= 5000
 SEED ?= 0
 
 .PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch \
@@ -86,15 +87,15 @@ example-mxnet: build lib
 wheel: lib
 	scripts/build-wheel.sh build
 
-# A whole cluster under seeded schedules with faults, which must also find the bugs that are planted. SEED=N replays one, with its
-# trace.
+# A whole cluster under seeded schedules with faults, synchronous and under policies, which must also find the bugs that are
+# planted. SEED=N replays one, with its trace; PACED=1 with it: of those under policies.
 sim:
 	@scripts/need.sh $(BUILD_PACKAGES)
 ifeq ($(SEED),0)
-	$(GO) test ./lab/simrack -run '^TestSchedules$$' -count=1 -v -seeds $(SEEDS)
+	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -timeout 30m -seeds $(SEEDS) -paced-seeds $(PACED_SEEDS)
 	$(GO) test ./lab/simrack -run TestPlantedBugs -count=1 -v
 else
-	$(GO) test ./lab/simrack -run '^TestSchedules$$' -count=1 -v -seed $(SEED)
+	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -seed $(SEED) $(if $(PACED),-paced)
 endif
 
 # What synchronization policies do to learning, in virtual time: tables, and figures in build/learn.

@@ -52,8 +52,8 @@ var house = map[string][]string{
 	"verbs/verbstest":    {"verbs"},
 	"cgo":                {"include"},
 	"include":            {},
-	"lab": {"launch", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk", "numa",
-		"verbs", "cgo"},
+	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
+		"numa", "verbs", "cgo"},
 }
 
 // tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.

@@ -20,6 +20,9 @@ func (s *share) carryOut() {
 		case reduce.UpdateOne:
 			s.updateOne(a)
 		case reduce.EndStep:
+			if s.trace != nil {
+				s.trace.put(TraceEvent{At: s.now(), Kind: TraceEnd, Op: chunk.OpCommit, Worker: a.Worker})
+			}
 			if err := s.pace.end(int(a.Worker), s.now()); err != nil {
 				s.fate.fail(int(a.Worker), err)
 			}
@@ -78,7 +81,7 @@ type payload struct {
 // finish does the arithmetic of a complete chunk and answers every worker.
 func (s *share) finish(a *reduce.Action) {
 	c := &s.store.chunks[a.Index]
-	timed := s.timed()
+	timed := s.timed() || s.trace != nil
 	var t0, t1 int64
 	if timed {
 		t0 = s.now()
@@ -128,8 +131,13 @@ func (s *share) finish(a *reduce.Action) {
 	}
 	if timed {
 		s.local.FoldNS += uint64(t1 - t0)
-		s.local.PostNS += uint64(s.now() - t1)
+		t2 := s.now()
+		s.local.PostNS += uint64(t2 - t1)
 		s.local.Samples++
+		if s.trace != nil {
+			s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(t2 - t1), Kind: TraceFold, Op: a.Op, Epoch: a.Epoch,
+				Worker: -1, Chunk: a.Index})
+		}
 	}
 	s.local.Chunks++
 	s.local.observe(s.stamp - a.Since)
@@ -175,6 +183,9 @@ func (s *share) pull(a *reduce.Action) {
 	if s.pace != nil {
 		s.links[a.Worker].stream.seen[a.Index] = c.updates
 	}
+	if s.trace != nil {
+		s.trace.put(TraceEvent{At: s.now(), Kind: TracePull, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
+	}
 	s.answer(a.Worker, &a.Message, a, p)
 	if a.Result {
 		s.release(p.result)
@@ -196,11 +207,22 @@ func (s *share) updateOne(a *reduce.Action) {
 		s.outs[0] = p.addr
 		outs = s.outs[:1]
 	}
+	var t0, t1 int64
+	if s.trace != nil {
+		t0 = s.now()
+	}
 	s.stepOne(&s.store, c, &of.hypers[c.tensor], factor, len(s.links), s.src[:1], outs)
 	if a.Result {
 		of.seen[a.Index] = c.updates
 	}
+	if s.trace != nil {
+		t1 = s.now()
+	}
 	s.answer(a.Worker, &a.Message, a, p)
+	if s.trace != nil {
+		s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(s.now() - t1), Kind: TraceUpdate, Op: a.Op, Epoch: a.Epoch,
+			Worker: a.Worker, Chunk: a.Index})
+	}
 	if a.Result {
 		s.release(p.result)
 	}
@@ -222,6 +244,9 @@ func (s *share) answerStep(a *reduce.Action) {
 	p := payload{bytes: chunk.RecordBytes, result: s.results.take()}
 	p.addr = s.results.addr(p.result)
 	s.results.write(p.result, &s.links[a.Worker].stream.answer)
+	if s.trace != nil {
+		s.trace.put(TraceEvent{At: s.now(), Kind: TraceGo, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker})
+	}
 	s.answer(a.Worker, &a.Message, a, p)
 	s.release(p.result)
 }

@@ -30,6 +30,8 @@ func (s *share) receive(k *link, wc *verbs.WC) {
 			return
 		}
 		m.Record = &s.reader.record
+	} else if s.trace != nil && op != chunk.OpPull {
+		s.trace.put(TraceEvent{At: s.stamp, Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.rank), Chunk: index})
 	}
 	s.machine.Receive(s.stamp, k.rank, m)
 	s.carryOut()

@@ -20,7 +20,8 @@ type share struct {
 	machine    *reduce.Machine
 	fate       *fate
 	across     *across
-	pace       *pace // mode stream
+	pace       *pace  // mode stream
+	trace      *trace // nil: off
 	store      store
 	results    results
 	links      []*link // by rank; nil: not attached

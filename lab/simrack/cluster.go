@@ -1,6 +1,7 @@
 package simrack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -37,6 +38,7 @@ type job struct {
 	rack    *racktest.Rack
 	members []*member
 	oracle  *oracle
+	stream  *streamOracle       // mode stream; else nil
 	memory  aggregate.MemoryUse // what it held after the last registration
 	waiting int                 // members that wait for the next batch to be registered
 	batches int                 // that were registered
@@ -45,6 +47,7 @@ type job struct {
 	struck   bool          // something fatal may have happened to it
 	doubtful bool          // a worker may have sent false gradients: results prove nothing
 	failed   time.Duration // when its failure was first noticed; 0: it has not failed
+	changed  bool          // its policy
 	skipped  bool          // the aggregator was gone before it could start
 	closed   bool
 }
@@ -81,6 +84,9 @@ func newCluster(s *Schedule, log func(format string, args ...any)) (*cluster, er
 	}
 	for i, js := range s.Jobs {
 		j := &job{JobSchedule: js, index: i, oracle: newOracle(js, s.Seed<<8+uint64(i))}
+		if js.Mode == aggregate.Stream {
+			j.stream = newStreamOracle(j)
+		}
 		c.jobs = append(c.jobs, j)
 		for rank := range js.Workers {
 			j.members = append(j.members, newMember(c, j, rank, len(c.hosts)))
@@ -139,7 +145,7 @@ func (c *cluster) start(j *job) error {
 	s := c.schedule
 	cfg := racktest.Config{
 		Engine: c.engine, NICs: c.hosts[:s.NICs], Lanes: s.Lanes, Window: s.Window, Staging: s.Staging, ClockNS: c.clockNS(),
-		Job: aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes},
+		Job: aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes, Policy: j.Policy.Spec},
 		Now: func() int64 { return c.now }, Log: func(format string, args ...any) {
 			c.log("%v: %s "+format, slices.Insert(args, 0, any(time.Duration(c.now)), any(j.Name))...)
 		},
@@ -160,6 +166,11 @@ func (c *cluster) start(j *job) error {
 		return err // what was opened is closed
 	}
 	j.rack = rack
+	if j.stream != nil {
+		if err := rack.Job.Trace(context.Background(), traceEvents); err != nil {
+			return err
+		}
+	}
 	j.batches, j.memory = 1, j.rack.Job.Memory()
 	for i, m := range j.members {
 		m.w = j.rack.Workers[i]

@@ -34,7 +34,7 @@ func footprint(t *testing.T) (files, resident, goroutines int) {
 func TestSchedulesLeaveNothingBehind(t *testing.T) {
 	const n, slack = 100, 8 << 20
 	run := func() {
-		if f := sweep(1, n, 1); len(f.failures) > 0 {
+		if f := sweep(Draw, 1, n, 1); len(f.failures) > 0 {
 			t.Fatal(f.failures)
 		}
 	}

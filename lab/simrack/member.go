@@ -28,11 +28,14 @@ type member struct {
 	pending   []operation // in flight, at most one per tensor
 	active    []bool      // by tensor
 	pushes    []int       // by tensor: gradients submitted
+	sent      []int       // by tensor: the last phase that sent it
 	last      []int       // by tensor: the last phase that answered it; -1: none
 	ops       []worker.Op // to start in this turn
 	starting  []operation
+	told      bool   // the last end of a step said to pull
 	chunks    uint64 // chunks of the operations that completed
 	gradients uint64 // of those, the ones that were folded
+	alone     uint64 // of those, the ones that were applied alone
 
 	done bool  // it went through all phases
 	left bool  // it left the job after that
@@ -53,13 +56,16 @@ func newMember(c *cluster, j *job, rank, host int) *member {
 	m := &member{
 		WorkerSchedule: &j.Workers[rank], job: j, rank: rank, host: host, pauses: j.Workers[rank].Pauses, seldom: j.Workers[rank].Seldom,
 		rng:    rand.New(rand.NewPCG(c.schedule.Seed, uint64(2+host))),
-		active: make([]bool, tensors), pushes: make([]int, tensors), last: make([]int, tensors),
+		active: make([]bool, tensors), pushes: make([]int, tensors), sent: make([]int, tensors), last: make([]int, tensors),
 	}
 	for t := range m.last {
 		m.last[t] = -1
 	}
 	return m
 }
+
+// lastPhase is the phase at which the member is done.
+func (m *member) lastPhase() int { return len(m.job.Phases) - m.Skips }
 
 // over reports whether nothing more can be expected of the member.
 func (m *member) over() bool { return m.done || m.err != nil || m.dead }
@@ -77,6 +83,9 @@ func (m *member) turn(now time.Duration) error {
 		}
 	}
 	worker.Progress(m.w.C)
+	if err := m.job.stream.follow(); err != nil {
+		return err
+	}
 	return m.reap()
 }
 
@@ -86,7 +95,9 @@ func (m *member) submit() error {
 	for n := 0; n < m.AtOnce && m.next(); n++ {
 		t := m.todo[0]
 		m.todo = m.todo[1:]
-		m.prepare(t)
+		if err := m.prepare(t); err != nil {
+			return err
+		}
 	}
 	if len(m.ops) == 0 {
 		return m.finishPhases()
@@ -105,7 +116,7 @@ func (m *member) submit() error {
 
 // next reports whether there is a tensor to submit now. It begins the next phase when the last one has none left.
 func (m *member) next() bool {
-	for m.phase < len(m.job.Phases) {
+	for m.phase < m.lastPhase() {
 		if p := &m.job.Phases[m.phase]; !m.begun && !m.begin(p) {
 			return false
 		}
@@ -129,6 +140,9 @@ func (m *member) begin(p *phase) bool {
 	}
 	m.begun = true
 	m.todo = append(m.todo[:0], p.tensors...)
+	if p.ifTold && !m.told {
+		m.todo = m.todo[:0]
+	}
 	m.rng.Shuffle(len(m.todo), func(a, b int) { m.todo[a], m.todo[b] = m.todo[b], m.todo[a] })
 	return true
 }
@@ -138,13 +152,13 @@ func (m *member) finishPhases() error {
 	if len(m.pending) > 0 || m.err != nil {
 		return nil
 	}
-	if m.phase == len(m.job.Phases) {
+	if m.phase == m.lastPhase() {
 		m.done = true
 		return nil
 	}
 	p := &m.job.Phases[m.phase]
 	switch {
-	case p.kind == phaseCommit && !m.begun:
+	case (p.kind == phaseCommit || p.kind == phaseEnd) && !m.begun:
 		m.begun = true
 		record := p.commit
 		if m.contrary {
@@ -177,7 +191,7 @@ func (m *member) finishPhases() error {
 }
 
 // prepare makes the phase's operation on a tensor.
-func (m *member) prepare(t int) {
+func (m *member) prepare(t int) error {
 	p := &m.job.Phases[m.phase]
 	if p.hyper != nil {
 		record := m.job.Rule.Record(*p.hyper)
@@ -187,7 +201,15 @@ func (m *member) prepare(t int) {
 		store(m.job.Type, m.w.Src(t), m.job.oracle.gradient(m.phase, m.rank, t))
 	}
 	if p.kind == phasePush || p.kind == phasePushPull {
+		if m.job.stream != nil {
+			if err := m.job.stream.fresh(m, t); err != nil {
+				return err
+			}
+		}
 		m.pushes[t]++
+	}
+	if p.kind != phasePull {
+		m.sent[t] = m.phase
 	}
 	op := m.w.Op(p.kind.op(), t, int32(m.rng.IntN(m.Priorities)))
 	if m.job.InPlace {
@@ -196,6 +218,7 @@ func (m *member) prepare(t int) {
 	m.ops = append(m.ops, op)
 	m.starting = append(m.starting, operation{phase: m.phase, tensor: t})
 	m.active[t] = true
+	return nil
 }
 
 // reap takes and checks the operations that have completed.
@@ -227,6 +250,9 @@ func (m *member) complete(op operation) error {
 	if op.tensor < 0 {
 		m.phase++
 		m.begun = false
+		if p.kind == phaseEnd {
+			return m.endStep()
+		}
 		norm, err := m.w.CommitNorm()
 		if err != nil {
 			return fmt.Errorf("%v: phase %d: the answer to its commit: %w", m, op.phase, err)
@@ -241,6 +267,9 @@ func (m *member) complete(op operation) error {
 	m.chunks += n
 	if p.kind != phasePull {
 		m.gradients += n
+	}
+	if m.job.stream != nil && (p.kind == phasePush || p.kind == phasePushPull) {
+		m.alone += n
 	}
 	if p.kind == phasePush {
 		if m.job.InPlace {
@@ -262,7 +291,12 @@ func (m *member) check(t int) error {
 	if m.job.InPlace {
 		memory = m.w.Src(t)
 	}
-	want := m.job.oracle.result(phase, t)
+	var want []float32
+	if m.job.stream != nil {
+		want = m.job.stream.workers[m.rank].got[t]
+	} else {
+		want = m.job.oracle.result(phase, t)
+	}
 	got := load(m.job.Type, memory, len(want))
 	if i, same := racktest.SameBits(want, got); !same {
 		return fmt.Errorf("%v: phase %d (%s): tensor %d element %d is %v, plain Go says %v",

@@ -17,52 +17,74 @@ type plant struct {
 	name     string
 	file     string // from the module's root
 	old, new string
+	paced    bool // schedules in which workers are out of step show it
 }
 
 var plants = []plant{
 	{
-		"sums begin with any worker", "aggregate/carry.go",
-		"src[rank] = s.machine.Sources(a, rank).Payload", "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
+		name: "sums begin with any worker", file: "aggregate/carry.go",
+		old: "src[rank] = s.machine.Sources(a, rank).Payload", new: "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
 	},
 	{
-		"epochs are not checked", "aggregate/reduce/gate.go",
-		"if got == (finished+1)&chunk.EpochMask {", "if got|finished|chunk.EpochMask != 0 {",
+		name: "epochs are not checked", file: "aggregate/reduce/gate.go",
+		old: "if got == (finished+1)&chunk.EpochMask {", new: "if got|finished|chunk.EpochMask != 0 {",
 	},
 	{
-		"a chunk may come twice", "aggregate/reduce/gather.go",
-		"if m.folds.has(i, rank) {", "if m.folds.has(i, rank) { m.folds.leave(i, rank) }; if false {",
+		name: "a chunk may come twice", file: "aggregate/reduce/gather.go",
+		old: "if m.folds.has(i, rank) {", new: "if m.folds.has(i, rank) { m.folds.leave(i, rank) }; if false {",
 	},
 	{
-		"another worker never leads", "aggregate/reduce/stall.go",
-		"if s.idle < rotateAfter ||", "if true || s.idle < rotateAfter ||",
+		name: "another worker never leads", file: "aggregate/reduce/stall.go",
+		old: "if s.idle < rotateAfter ||", new: "if true || s.idle < rotateAfter ||",
 	},
 	{
-		"a result's buffer is used again before it was read", "aggregate/carry.go",
-		"if k.Inline() {\n\t\thold = noResult", "if true {\n\t\thold = noResult",
+		name: "a result's buffer is used again before it was read", file: "aggregate/carry.go",
+		old: "if k.Inline() {\n\t\thold = noResult", new: "if true {\n\t\thold = noResult",
 	},
 	{
-		"a failed job's workers are not told", "aggregate/reduce/machine.go",
-		"w.state == Attached && w.sends > 0 {", "w.state == Attached && w.sends < 0 {",
+		name: "a failed job's workers are not told", file: "aggregate/reduce/machine.go",
+		old: "w.state == Attached && w.sends > 0 {", new: "w.state == Attached && w.sends < 0 {",
 	},
 	{
-		"a commit does not wait for the other lanes' norms", "aggregate/reduce/commit.go",
-		"case AwaitNorms:\n\t\tif !met {", "case AwaitNorms:\n\t\tif false {",
+		name: "a commit does not wait for the other lanes' norms", file: "aggregate/reduce/commit.go",
+		old: "case AwaitNorms:\n\t\tif !met {", new: "case AwaitNorms:\n\t\tif false {",
 	},
 	{
-		"a NACKed chunk keeps its slot", "aggregate/reduce/stall.go",
-		"w.release(&h)", "_ = h; w.sends--",
+		name: "a NACKed chunk keeps its slot", file: "aggregate/reduce/stall.go",
+		old: "w.release(&h)", new: "_ = h; w.sends--",
 	},
 	{
-		"a resumed connection sends a message again that had arrived", "aggregate/attach.go",
-		"s.sent(k, n)", "s.sent(k, max(n-1, 0))",
+		name: "a resumed connection sends a message again that had arrived", file: "aggregate/attach.go",
+		old: "s.sent(k, n)", new: "s.sent(k, max(n-1, 0))",
 	},
 	{
-		"a worker says that it received a message less than it did", "client/lanes/failover.go",
-		"Received: r.received, Endpoint", "Received: max(r.received, 1) - 1, Endpoint",
+		name: "a worker says that it received a message less than it did", file: "client/lanes/failover.go",
+		old: "Received: r.received, Endpoint", new: "Received: max(r.received, 1) - 1, Endpoint",
 	},
 	{
-		"a lane that broke is not resumed", "client/failover/failover.go",
-		"case l.state == broken:\n\t\treturn true", "case l.state == broken:\n\t\treturn false",
+		name: "a lane that broke is not resumed", file: "client/failover/failover.go",
+		old: "case l.state == broken:\n\t\treturn true", new: "case l.state == broken:\n\t\treturn false",
+	},
+	{
+		name: "a gate lets workers lead by one step too many", file: "policy/stream.go", paced: true,
+		old: "plus(p.min(), p.bound)", new: "plus(p.min()+1, p.bound)",
+	},
+	{
+		name: "a worker's step ends in its first lane", file: "aggregate/pace.go", paced: true,
+		old: "w.ended < p.lanes {", new: "w.ended < 1 {",
+	},
+	{
+		name: "answers point at parameters that another push may change", file: "aggregate/store.go", paced: true,
+		old: "s.mode != Aggregate && s.mode != Stream &&", new: "s.mode != Aggregate &&",
+	},
+	{
+		name: "parameters count as new enough that a step's gate had not vouched for", file: "aggregate/pace.go", paced: true,
+		old: "p.runner.Allowed(rank) > p.runner.Clock(rank)", new: "p.runner.Allowed(rank) >= p.runner.Clock(rank)",
+	},
+	{
+		name: "held workers wait for one that has left", file: "aggregate/pace.go", paced: true,
+		old: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}\n\tp.answer()",
+		new: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}",
 	},
 }
 
@@ -127,7 +149,11 @@ func TestPlantedBugsAreCaught(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), withinTime)
 			defer cancel()
 			binary := p.build(ctx, t)
-			args := []string{"-test.run", "^TestSchedules$", "-seeds", strconv.Itoa(withinSeeds), "-enough", "1"}
+			schedules, number := "^TestSchedules$", "-seeds"
+			if p.paced {
+				schedules, number = "^TestPacedSchedules$", "-paced-seeds"
+			}
+			args := []string{"-test.run", schedules, number, strconv.Itoa(withinSeeds), "-enough", "1"}
 			out, err := exec.CommandContext(ctx, binary, args...).CombinedOutput()
 			if err == nil {
 				t.Fatalf("%d schedules passed with this bug", withinSeeds)

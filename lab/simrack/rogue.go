@@ -247,6 +247,8 @@ func (r *run) ofAnotherMode(m *member, msg message) message {
 		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}
 	case aggregate.Eager:
 		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}
+	case aggregate.Stream: // takes all: the end of a step to come
+		return message{op: chunk.OpCommit, epoch: 40, bytes: chunk.RecordBytes}
 	}
 	msg.op = chunk.OpPushPull
 	msg.epoch++

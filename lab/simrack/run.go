@@ -179,6 +179,9 @@ func (r *run) all() error {
 			if err := r.openAndClose(); err != nil {
 				return err
 			}
+			if err := r.changePolicies(); err != nil {
+				return err
+			}
 			if r.over() {
 				break
 			}
@@ -216,7 +219,10 @@ func (r *run) turn() error {
 	case who == 0:
 		return r.networkTurn()
 	case who <= r.Lanes:
-		return r.laneTurn(who - 1)
+		if err := r.laneTurn(who - 1); err != nil {
+			return err
+		}
+		return r.follow()
 	}
 	m := r.members[who-1-r.Lanes]
 	if m.dead || m.left || m.job.closed {
@@ -269,9 +275,15 @@ func (r *run) networkTurn() error {
 		}
 	}
 	r.failOver()
+	if err := r.follow(); err != nil {
+		return err
+	}
 	for lane := range r.wake {
 		if r.now >= r.wake[lane] {
 			if err := r.laneTurn(lane); err != nil {
+				return err
+			}
+			if err := r.follow(); err != nil {
 				return err
 			}
 		}
@@ -322,6 +334,16 @@ func (r *run) laneTurn(lane int) error {
 		r.wake[lane] = r.now + int64(100*time.Millisecond)
 		if l.Tick() {
 			r.wake[lane] = r.now + int64(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// follow lets the oracles of the jobs in mode stream see what the lanes did.
+func (r *run) follow() error {
+	for _, j := range r.jobs {
+		if err := j.stream.follow(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -58,6 +58,8 @@ type JobSchedule struct {
 	InPlace bool // the result replaces the gradient
 	Batches [][]uint64
 	Phases  []phase
+	Policy  pacing        // mode stream
+	Change  *policyChange // mode stream; nil: none
 	Workers []WorkerSchedule
 }
 
@@ -81,6 +83,7 @@ type WorkerSchedule struct {
 	Priorities int  // how many there are
 	Pauses     []pause
 	Leaves     bool // leaves the job when it is done, while others are not
+	Skips      int  // phases at the end of the program that it leaves to others
 }
 
 // pause is a time in which a worker or a lane does nothing.
@@ -104,9 +107,10 @@ const (
 	phasePull                // one operation
 	phaseCommit              // of a two-phase step
 	phaseRegister            // the next batch of tensors
+	phaseEnd                 // of a worker's step, in mode stream
 )
 
-var phaseNames = [...]string{"broadcast", "pushpull", "push", "pull", "commit", "register"}
+var phaseNames = [...]string{"broadcast", "pushpull", "push", "pull", "commit", "register", "end of step"}
 
 // phase is a part of every worker's program: an operation on each of some tensors, in any order.
 type phase struct {
@@ -115,6 +119,7 @@ type phase struct {
 	hyper   *optim.Hyper       // eager: from this phase on
 	commit  chunk.TensorRecord // phaseCommit
 	batch   int                // phaseRegister
+	ifTold  bool               // phasePull: only where the end of the step said so
 }
 
 func (k phaseKind) op() chunk.Op {
@@ -371,6 +376,9 @@ func (s *Schedule) String() string {
 	for _, j := range s.Jobs {
 		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, in place %v, tensors %v\n",
 			j.Name, startNames[j.Starts], j.Retires, j.Mode, j.Rule, j.Wire, j.Type, memoryNames[j.Memory], j.InPlace, j.Batches)
+		if j.Mode == aggregate.Stream {
+			fmt.Fprintf(&b, "    policy %v, change %+v\n", j.Policy, j.Change)
+		}
 		for i, w := range j.Workers {
 			fmt.Fprintf(&b, "    worker %d: %+v\n", i, w)
 		}

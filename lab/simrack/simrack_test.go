@@ -15,10 +15,12 @@ import (
 )
 
 var (
-	seeds  = flag.Int("seeds", 2000, "how many schedules TestSchedules runs; a tenth of them with -short")
-	from   = flag.Uint64("from", 1, "the first of their seeds")
-	enough = flag.Int("enough", 5, "stop when so many seeds have failed")
-	seed   = flag.Uint64("seed", 0, "run the schedule of this seed only; with -v, and trace it")
+	seeds      = flag.Int("seeds", 2000, "how many schedules TestSchedules runs; a tenth of them with -short")
+	pacedSeeds = flag.Int("paced-seeds", 200, "how many schedules TestPacedSchedules runs; a tenth of them with -short")
+	from       = flag.Uint64("from", 1, "the first of their seeds")
+	paced      = flag.Bool("paced", false, "with -seed: the schedule in which workers are out of step")
+	enough     = flag.Int("enough", 5, "stop when so many seeds have failed")
+	seed       = flag.Uint64("seed", 0, "run the schedule of this seed only; with -v, and trace it")
 )
 
 // found is what a sweep of schedules found.
@@ -29,7 +31,7 @@ type found struct {
 }
 
 // sweep runs schedules on all cores until so many have failed.
-func sweep(first uint64, n, enough int) found {
+func sweep(schedule func(seed uint64) *Schedule, first uint64, n, enough int) found {
 	f := found{failures: map[uint64]error{}}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -47,7 +49,7 @@ func sweep(first uint64, n, enough int) found {
 					return
 				}
 				s := first + uint64(i)
-				res, err := Run(Draw(s), nil)
+				res, err := Run(schedule(s), nil)
 				mu.Lock()
 				if res.Failed {
 					f.broken++
@@ -65,18 +67,31 @@ func sweep(first uint64, n, enough int) found {
 }
 
 func TestSchedules(t *testing.T) {
+	if *seed != 0 && *paced {
+		t.Skip("-paced: TestPacedSchedules replays")
+	}
+	testSchedules(t, Draw, *seeds, "")
+}
+
+func TestPacedSchedules(t *testing.T) {
+	if *seed != 0 && !*paced {
+		t.Skip("without -paced: TestSchedules replays")
+	}
+	testSchedules(t, DrawPaced, *pacedSeeds, " PACED=1")
+}
+
+func testSchedules(t *testing.T, schedule func(seed uint64) *Schedule, n int, option string) {
 	if *seed != 0 {
-		replay(t, *seed)
+		replay(t, schedule(*seed))
 		return
 	}
-	n := *seeds
 	if testing.Short() {
 		n = max(n/10, 1)
 	}
 	start := time.Now()
-	f := sweep(*from, n, *enough)
+	f := sweep(schedule, *from, n, *enough)
 	for _, s := range slices.Sorted(maps.Keys(f.failures)) {
-		t.Errorf("seed %d: %v\nreplay: make sim SEED=%d", s, f.failures[s], s)
+		t.Errorf("seed %d: %v\nreplay: make sim SEED=%d%s", s, f.failures[s], s, option)
 	}
 	if len(f.failures) > 0 {
 		t.Logf("the sweep of %d schedules stopped after these failures", n)
@@ -90,27 +105,31 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-func replay(t *testing.T, seed uint64) {
+func replay(t *testing.T, s *Schedule) {
 	var log io.Writer
 	if testing.Verbose() {
 		log = os.Stdout
 	}
-	res, err := Run(Draw(seed), log)
+	res, err := Run(s, log)
 	t.Logf("%d turns, %v of virtual time, network hash %#x", res.Turns, res.Virtual, res.NetworkHash)
 	if err != nil {
-		t.Fatalf("seed %d: %v", seed, err)
+		t.Fatalf("seed %d: %v", s.Seed, err)
 	}
 }
 
 func TestSameSeedRunsTheSameWay(t *testing.T) {
-	for s := range uint64(40) {
-		t.Run(fmt.Sprintf("seed %d", s), func(t *testing.T) {
+	for i := range uint64(40) {
+		s, schedule := i/2, Draw
+		if i%2 == 1 {
+			schedule = DrawPaced
+		}
+		t.Run(fmt.Sprintf("seed %d", i), func(t *testing.T) {
 			t.Parallel()
-			a, err := Run(Draw(s), nil)
+			a, err := Run(schedule(s), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			b, err := Run(Draw(s), nil)
+			b, err := Run(schedule(s), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -157,6 +157,9 @@ func (r *run) judge(j *job) error {
 			return err
 		}
 	}
+	if j.stream != nil {
+		return j.stream.atEnd()
+	}
 	return nil
 }
 
@@ -169,12 +172,24 @@ func (r *run) count() error {
 		dropped += c.Dropped
 	}
 	for _, j := range r.jobs {
-		want += j.members[0].gradients
+		want += j.finished()
 	}
 	if got != want || dropped != 0 {
 		return fmt.Errorf("%d chunks were finished, expected %d; %d messages were dropped", got, want, dropped)
 	}
 	return nil
+}
+
+// finished is how many chunks the aggregator finishes: in mode stream every worker's gradient by itself.
+func (j *job) finished() (chunks uint64) {
+	for i, m := range j.members {
+		if i == 0 {
+			chunks += m.gradients
+		} else {
+			chunks += m.alone
+		}
+	}
+	return chunks
 }
 
 func (r *run) result() Result {

@@ -1,0 +1,383 @@
+package simrack
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/policy"
+)
+
+// traceEvents is how many events a lane's trace keeps between two rounds.
+const traceEvents = 1 << 12
+
+// pacing is a policy, and the bound that it keeps.
+type pacing struct {
+	policy.Spec
+	bound uint64 // of the steps by which a worker may be ahead; [policy.Unbounded]: none
+}
+
+func (d draw) pacing(rate string) pacing {
+	s := d.IntN(4)
+	text, bound := "asp", uint64(policy.Unbounded)
+	switch d.IntN(6) {
+	case 0:
+		text = "ssp:s=none"
+	case 1, 2:
+		text, bound = fmt.Sprintf("ssp:s=%d", s), uint64(s)
+	case 3:
+		upper := s + d.IntN(4)
+		text, bound = fmt.Sprintf("lagtuner:sl=%d,su=%d", s, upper), uint64(upper)
+	case 4:
+		text = fmt.Sprintf("lagtuner:sl=%d,su=%d,reading=%s", s, s+d.IntN(4), []string{"literal", "loose"}[d.IntN(2)])
+	}
+	if rate != "" {
+		text = addParameter(text, "rate="+rate)
+	}
+	spec, err := policy.Parse(text)
+	if err != nil {
+		panic(err)
+	}
+	return pacing{spec, bound}
+}
+
+func addParameter(spec, parameter string) string {
+	for _, c := range spec {
+		if c == ':' {
+			return spec + "," + parameter
+		}
+	}
+	return spec + ":" + parameter
+}
+
+// DrawPaced returns the schedule of a seed in which workers are out of step: most of its jobs are in mode stream, under policies
+// that may change on the way.
+func DrawPaced(seed uint64) *Schedule {
+	s := Draw(seed)
+	d := draw{rand.New(rand.NewPCG(seed, 5))}
+	for i, j := range s.Jobs {
+		if i == 0 || d.chance(75) {
+			d.pace(j)
+		}
+	}
+	if f := &s.Fault; f.Kind == Rogue && f.Rogue == rogueTwice && s.Jobs[f.Job].Mode == aggregate.Stream {
+		f.Rogue = rogueLate // a gradient that is applied at once can only come late
+	}
+	return s
+}
+
+// pace makes a job one of mode stream.
+func (d draw) pace(j *JobSchedule) {
+	j.Mode = aggregate.Stream
+	rules := optim.Rules()[1:]
+	for !suits(j.Rule, j.Mode) {
+		j.Rule = rules[d.IntN(len(rules))]
+		j.Hyper = j.Rule.Defaults()
+	}
+	rate := []string{"", "", "staleness", "0.5"}[d.IntN(4)]
+	j.Policy = d.pacing(rate)
+	j.Phases = nil
+	tensors, ops := 0, 0
+	for b := range j.Batches {
+		if b > 0 {
+			j.Phases = append(j.Phases, phase{kind: phaseRegister, batch: b})
+		}
+		first := tensors
+		tensors += len(j.Batches[b])
+		j.Phases = append(j.Phases, phase{kind: phaseBroadcast, tensors: span(first, tensors)})
+		for range d.between(1, 8) {
+			j.Phases = append(j.Phases, d.streamStep(tensors)...)
+			ops += tensors
+		}
+	}
+	for w := range j.Workers {
+		if j.Workers[w].Leaves && len(j.Batches) == 1 {
+			j.Workers[w].Skips = 3 * d.IntN(len(j.Phases)/3) // steps, of three phases each
+		}
+	}
+	if d.chance(40) {
+		j.Change = &policyChange{d.IntN(ops*len(j.Workers) + 1), d.pacing(rate)}
+	}
+}
+
+// streamStep draws a worker's step: gradients, its end, and the parameters of the next where they are needed.
+func (d draw) streamStep(tensors int) []phase {
+	all := span(0, tensors)
+	step := phase{kind: phasePushPull, tensors: all}
+	if d.chance(30) {
+		step.tensors = d.some(tensors)
+	}
+	if d.chance(30) {
+		step.kind = phasePush
+	}
+	got := step.kind == phasePushPull && len(step.tensors) == tensors
+	return []phase{step, {kind: phaseEnd}, {kind: phasePull, tensors: all, ifTold: got}}
+}
+
+// policyChange is a change of a job's policy.
+type policyChange struct {
+	After int // operations of the job that complete first
+	To    pacing
+}
+
+// changePolicies changes the policies whose time has come.
+func (r *run) changePolicies() error {
+	for _, j := range r.jobs {
+		if j.Change == nil || j.changed || j.rack == nil || j.closed || j.failed != 0 || j.ops < j.Change.After {
+			continue
+		}
+		j.changed = true
+		r.trace("%v: %s: policy %v becomes %v", time.Duration(r.now), j.Name, j.Policy, j.Change.To)
+		if _, err := j.rack.Job.SetPolicy(j.Change.To.Spec); err != nil {
+			return fmt.Errorf("%s: %w", j.Name, err)
+		}
+	}
+	return nil
+}
+
+// streamOracle follows a job in mode stream by its trace: it applies every gradient in plain Go when the job says that it did.
+type streamOracle struct {
+	job   *job
+	hyper optim.Hyper
+	ref   *racktest.Reference // a tensor for each chunk
+	// By chunk of the plan: the worker's gradients applied, the updates it has seen, the updates after each of its steps.
+	workers []streamFollowed
+	updates []uint32
+	rate    policy.Policy // whose rate holds; the policies of a job have the same
+}
+
+// streamFollowed is what the oracle knows of a worker.
+type streamFollowed struct {
+	applied, seen []uint32
+	after         [][]uint32  // by step
+	got           [][]float32 // by tensor: what its memory must hold
+	ended         []int       // steps, by lane
+	begun         int         // steps that it was let go on with
+}
+
+func newStreamOracle(j *job) *streamOracle {
+	return &streamOracle{
+		job: j, hyper: j.Rule.Rounded(j.Hyper), ref: racktest.NewReference(aggregate.Eager, j.Rule, j.Hyper, j.Wire, nil),
+		workers: make([]streamFollowed, len(j.Workers)), rate: policy.New(j.Policy.Spec, len(j.Workers), 0),
+	}
+}
+
+// grow takes the plan's new tensors in.
+func (o *streamOracle) grow() {
+	plan := o.job.rack.Plan
+	for id := len(o.updates); id < plan.NumChunks(); id++ {
+		o.ref.Add(make([]float32, plan.Chunk(id).Elems))
+		o.updates = append(o.updates, 0)
+	}
+	for w := range o.workers {
+		f := &o.workers[w]
+		for t := len(f.got); t < plan.NumTensors(); t++ {
+			f.got = append(f.got, make([]float32, o.job.oracle.elems[t]))
+		}
+		f.applied = append(f.applied, make([]uint32, len(o.updates)-len(f.applied))...)
+		f.seen = append(f.seen, make([]uint32, len(o.updates)-len(f.seen))...)
+	}
+}
+
+// follow takes what the lanes did since it was last called.
+func (o *streamOracle) follow() error {
+	if o == nil || o.job.doubtful || o.job.rack == nil || o.job.closed {
+		return nil
+	}
+	o.grow()
+	lanes, lost, err := o.job.rack.Job.Traced(context.Background())
+	if err != nil || lost > 0 {
+		return fmt.Errorf("%s: %d events are lost: %w", o.job.Name, lost, err)
+	}
+	for lane, events := range lanes {
+		for i := range events {
+			if err := o.event(lane, &events[i]); err != nil {
+				return fmt.Errorf("%s: lane %d: %w", o.job.Name, lane, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (o *streamOracle) event(lane int, e *aggregate.TraceEvent) error {
+	plan := o.job.rack.Plan
+	switch e.Kind {
+	case aggregate.TraceArrive:
+		return nil
+	case aggregate.TraceEnd:
+		return o.end(lane, int(e.Worker))
+	case aggregate.TraceGo:
+		return o.letGo(int(e.Worker))
+	}
+	id := int(plan.LaneChunks(lane)[e.Chunk])
+	switch e.Kind {
+	case aggregate.TraceFold:
+		return o.broadcast(id)
+	case aggregate.TracePull:
+		o.give(int(e.Worker), id, racktest.OnWire(o.job.Wire, o.ref.W[id]))
+		o.workers[e.Worker].seen[id] = o.updates[id]
+		return nil
+	}
+	return o.apply(int(e.Worker), id, e)
+}
+
+// part returns the part of a tensor's values that a chunk has.
+func (o *streamOracle) part(id int, of []float32) []float32 {
+	c := o.job.rack.Plan.Chunk(id)
+	return of[c.Offset : c.Offset+uint64(c.Elems)]
+}
+
+func (o *streamOracle) tensor(id int) int { return int(o.job.rack.Plan.Chunk(id).Tensor) }
+
+// give takes note of what a worker is sent of a chunk.
+func (o *streamOracle) give(w, id int, values []float32) {
+	copy(o.part(id, o.workers[w].got[o.tensor(id)]), racktest.OnWire(o.job.Type, values))
+}
+
+func (o *streamOracle) broadcast(id int) error {
+	t := o.tensor(id)
+	root := o.job.oracle.gradient(o.job.members[0].sent[t], 0, t)
+	o.ref.W[id] = clone(racktest.OnWire(o.job.Wire, o.part(id, root)))
+	for w := range o.workers {
+		o.give(w, id, o.ref.W[id])
+	}
+	return nil
+}
+
+// apply makes the update of one worker's gradient.
+func (o *streamOracle) apply(w, id int, e *aggregate.TraceEvent) error {
+	f, t, m := &o.workers[w], o.tensor(id), o.job.members[w]
+	if f.applied[id]++; int(f.applied[id]) != m.pushes[t] {
+		return fmt.Errorf("worker %d has pushed tensor %d %d times, and its chunk %d is applied %d times", w, t, m.pushes[t], id,
+			f.applied[id])
+	}
+	o.ref.Hyper = o.hyper
+	o.ref.Hyper.Scale *= float64(len(o.workers))
+	o.ref.Hyper.LR *= o.rate.Rate(uint64(o.updates[id] - f.seen[id]))
+	gradient := o.part(id, o.job.oracle.gradient(m.sent[t], w, t))
+	values := o.ref.StepTensor(id, [][]float32{gradient})
+	o.updates[id]++
+	for len(f.after) <= f.begun {
+		f.after = append(f.after, make([]uint32, 0))
+	}
+	for len(f.after[f.begun]) < len(o.updates) {
+		f.after[f.begun] = append(f.after[f.begun], 0)
+	}
+	f.after[f.begun][id] = o.updates[id]
+	if e.Op == chunk.OpPushPull {
+		o.give(w, id, values)
+		f.seen[id] = o.updates[id]
+	}
+	return nil
+}
+
+// end takes note that a lane has all of a worker's step.
+func (o *streamOracle) end(lane, w int) error {
+	f := &o.workers[w]
+	if f.ended == nil {
+		f.ended = make([]int, o.job.rack.Config.Lanes)
+	}
+	f.ended[lane]++
+	for _, id := range o.job.rack.Plan.LaneChunks(lane) {
+		if t := o.tensor(int(id)); int(f.applied[id]) != o.job.members[w].pushes[t] {
+			return fmt.Errorf("worker %d has ended its step, and of chunk %d %d gradients of %d are applied", w, id, f.applied[id],
+				o.job.members[w].pushes[t])
+		}
+	}
+	return nil
+}
+
+// steps is how many steps of a worker are applied in all lanes.
+func (f *streamFollowed) steps() int {
+	n := math.MaxInt
+	for _, ended := range f.ended {
+		n = min(n, ended)
+	}
+	if f.ended == nil {
+		n = 0
+	}
+	return n
+}
+
+// bound is what the job's policy allows.
+func (o *streamOracle) bound() uint64 {
+	if o.job.changed {
+		return max(o.job.Policy.bound, o.job.Change.To.bound)
+	}
+	return o.job.Policy.bound
+}
+
+// letGo checks that a worker may go on that is let go on.
+func (o *streamOracle) letGo(w int) error {
+	f := &o.workers[w]
+	step := 0
+	for _, ended := range f.ended {
+		step = max(step, ended)
+	}
+	if f.steps() != step {
+		return fmt.Errorf("worker %d goes on with step %d, and its lanes have ended %v", w, step, f.ended)
+	}
+	f.begun = step
+	for other, m := range o.job.members {
+		if done := o.workers[other].steps(); !m.left && uint64(step) > uint64(done) && uint64(step-done) > o.bound() {
+			return fmt.Errorf("worker %d goes on with step %d, and worker %d has made %d: %v allows a lead of %d", w, step, other, done,
+				o.job.rack.Job.Policy(), o.bound())
+		}
+	}
+	return nil
+}
+
+// fresh checks that a worker that pushes a tensor had the updates of it that it must: of all steps that nobody may lead by more.
+func (o *streamOracle) fresh(m *member, t int) error {
+	f := &o.workers[m.rank]
+	if o.job.doubtful || o.bound() == policy.Unbounded || uint64(f.begun) < o.bound()+1 {
+		return nil
+	}
+	last := f.begun - int(o.bound()) - 1
+	for other := range o.workers {
+		after := o.workers[other].after
+		for step := range min(last+1, len(after)) {
+			for id, updates := range after[step] {
+				if o.tensor(id) == t && f.seen[id] < updates {
+					return fmt.Errorf("%v begins step %d without worker %d's gradient of step %d of chunk %d", m, f.begun, other, step, id)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// endStep takes the answer to the end of a step.
+func (m *member) endStep() error {
+	var r chunk.TensorRecord
+	if err := r.Decode(m.w.CommitRecord()); err != nil {
+		return fmt.Errorf("%v: the answer to the end of its step: %w", m, err)
+	}
+	m.told = r.Flags&chunk.RecordPull != 0
+	if begun := m.job.stream.workers[m.rank].begun; int(r.Step) != begun && !m.job.doubtful {
+		return fmt.Errorf("%v is told to begin step %d, and its next is %d", m, r.Step, begun)
+	}
+	return nil
+}
+
+// atEnd checks what must hold of a job that has ended well.
+func (o *streamOracle) atEnd() error {
+	steps := 0
+	for i := range o.job.Phases {
+		if o.job.Phases[i].kind == phaseEnd {
+			steps++
+		}
+	}
+	for _, m := range o.job.members {
+		if p, _ := o.job.rack.Job.Pace(m.rank); !m.dead && !m.left && !o.job.doubtful && (p.Step != uint64(steps) || p.Waits) {
+			return fmt.Errorf("%v has made %d steps, and the aggregator says %+v", m, steps, p)
+		}
+	}
+	return nil
+}
