@@ -23,7 +23,7 @@ PACED_SEEDS ?= 5000
 SEED ?= 0
 
 .PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch \
-	example-mxnet sim learn lab generate clean
+	example-mxnet bench-torch sim learn lab generate clean
 
 all: build
 
@@ -76,6 +76,12 @@ example-torch: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES) python3-sklearn
 	@for way in --gloo ''; do PYTHONPATH=python/src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 \
 		$(BIN) run -n 4 -- $(PYTHON) examples/torch_digits.py $$way || exit 1; done
+
+# Times a training step through DistributedDataParallel's hook and through Gloo, by turns, on networks of several sizes.
+bench-torch: build lib
+	@scripts/need.sh $(PYTHON_PACKAGES)
+	@PYTHONPATH=python/src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 \
+		$(BIN) run -n 4 -- $(PYTHON) python/bench/torch_ddp.py $(BENCH)
 
 example-mxnet: build lib
 	@scripts/need.sh $(BUILD_PACKAGES) python3-venv

@@ -32,7 +32,7 @@ extern "C" {
 #define RW_API __attribute__((visibility("default")))
 
 /* The upper half changes when something is taken away, the lower when something is added. */
-#define RW_ABI_VERSION 0x00010000u
+#define RW_ABI_VERSION 0x00010001u
 RW_API uint32_t rw_abi_version(void);
 
 /* Failures beside negative errnos. */
@@ -195,6 +195,16 @@ struct rw_stats {
 	uint64_t doorbells, nacks, sleeps;
 };
 RW_API int rw_stats(rw_session *session, struct rw_stats *out);
+
+/* Notes from now on when operations begin and end, of the first cap that are submitted. */
+RW_API int rw_trace(rw_session *session, uint32_t cap);
+/* An operation as it was noted: nanoseconds of CLOCK_MONOTONIC, ended 0 while it is in flight, both 0 if it did not start. */
+struct rw_traced {
+	uint64_t began, ended;
+	uint32_t tensor, kind; /* enum rw_kind */
+};
+/* Reads up to n, from the given one on, oldest first; returns how many there are. */
+RW_API int rw_traced(rw_session *session, uint32_t first, struct rw_traced *out, uint32_t n);
 
 /*
  * Resuming lanes, of a session that is connected as resumable. A lane whose connection failed waits, and nothing is lost:

@@ -81,6 +81,7 @@ struct rw_session {
 	int control;                  /* the socket of rackweave run; -1: none */
 	pthread_mutex_t control_lock; /* one request at a time */
 	uint32_t workers, timeout_ms; /* of rw_join */
+	struct trace *trace;          /* of operations; NULL: none is kept; atomic */
 	int aborted;                  /* before there was a worker; atomic */
 	char reason[256];
 };
@@ -101,6 +102,11 @@ const struct registered *session_memory(const struct rw_session *s, const void *
 int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms);
 /* Connects to rackweave run. */
 int control_open(void);
+
+/* trace.c */
+
+/* Submits operations, and notes when each begins and ends. */
+int trace_submit(struct trace *t, rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t *handles);
 
 /* lanes.c */
 int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic);

@@ -34,11 +34,13 @@ int rw_submit(rw_session *s, const struct rw_op *ops, uint32_t n, uint64_t *hand
 {
 	int rc;
 	rw_worker *w = worker_for(s, &rc);
+	struct trace *trace;
 
 	if (!w)
 		return rc;
 	session_register(s);
-	return explain(w, rw_worker_submit(w, ops, n, handles));
+	trace = __atomic_load_n(&s->trace, __ATOMIC_ACQUIRE);
+	return explain(w, trace ? trace_submit(trace, w, ops, n, handles) : rw_worker_submit(w, ops, n, handles));
 }
 
 int rw_test(rw_session *s, uint64_t handle)

@@ -107,6 +107,7 @@ void session_free(struct rw_session *s)
 		close(s->cancel);
 	pthread_mutex_destroy(&s->control_lock);
 	pthread_mutex_destroy(&s->lock);
+	free(s->trace);
 	free(s->memory);
 	free(s->lanes);
 	free(s);

@@ -149,6 +149,30 @@ static void patience(void)
 	expect(sum_of_ranks());
 }
 
+/* A trace has every operation up to its bound, in the order of submission. */
+static void traces(void)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	struct rw_traced noted[2 * TENSORS];
+
+	CHECK(rw_traced(session, 0, noted, 1) == -EINVAL && strstr(rw_error(), "rw_trace"));
+	CHECK(rw_trace(session, 0) == -EINVAL);
+	CHECK(rw_trace(session, TENSORS + 1) == 0 && rw_trace(session, 1) == -EALREADY);
+	exchange();
+	CHECK(rw_traced(session, 0, noted, 2 * TENSORS) == TENSORS);
+	waits();
+	CHECK(rw_traced(session, 1, noted, 2 * TENSORS) == TENSORS);
+	for (int i = 0; i < TENSORS; i++) {
+		CHECK(noted[i].kind == RW_PUSHPULL && noted[i].tensor == (uint32_t)(i + 1) % TENSORS);
+		for (int k = 0; !noted[i].ended && k < WAIT_MS; k++) { /* its callback may come after the wait */
+			nanosleep(&pause, NULL);
+			CHECK(rw_traced(session, (uint32_t)i + 1, &noted[i], 1) == 1);
+		}
+		CHECK(0 < noted[i].began && noted[i].began < noted[i].ended);
+		CHECK(i == 0 || noted[i - 1].began <= noted[i].began);
+	}
+}
+
 /* Every call refuses in a child, which begins while operations are in flight. The parent goes on. */
 static void forks(void)
 {
@@ -168,6 +192,7 @@ static void forks(void)
 		struct rw_parameter parameter = {.size = sizeof parameter};
 		struct rw_tensor tensor = {.size = sizeof tensor};
 		struct rw_region region;
+		struct rw_traced noted;
 		uint32_t lane = 0;
 		char text[128];
 
@@ -180,6 +205,7 @@ static void forks(void)
 		CHECK(rw_failure(session, text, sizeof text) == RW_EFORKED && strstr(text, "forked child"));
 		CHECK(rw_stats(session, &stats) == RW_EFORKED);
 		CHECK(rw_query(session, &info) == RW_EFORKED);
+		CHECK(rw_trace(session, 1) == RW_EFORKED && rw_traced(session, 0, &noted, 1) == RW_EFORKED);
 		CHECK(rw_register(session, &parameter, 1) == RW_EFORKED);
 		CHECK(rw_barrier(session, "x") == RW_EFORKED);
 		CHECK(rw_add(session, &tensor, 1, &lane, 1) == RW_EFORKED);
@@ -269,6 +295,7 @@ int main(int argc, char **argv)
 	copies();
 	waits();
 	patience();
+	traces();
 	forks();
 	threads(before);
 	CHECK(rw_barrier(session, "end") == 0);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tempfile
 import time
@@ -262,6 +263,17 @@ def unused():
     return weights(model)
 
 
+def traced(directory: str):
+    os.environ["RACKWEAVE_TRACE"] = directory
+    torch.set_num_threads(1)
+    model = rackweave.torch.ddp(plain(rackweave.rank(), 1500), bucket_cap_mb=4)
+    train(model, sgd(model.parameters()), 6)
+    attached = rackweave.torch.attach(other := plain(rackweave.rank(), 1500))
+    train(other, sgd(other.parameters()), 6)
+    attached.detach()
+    rackweave.shutdown()
+
+
 def copied_share():
     torch.set_num_threads(1)
     rank, shares = rackweave.rank(), {}
@@ -453,6 +465,25 @@ class Torch(unittest.TestCase):
 
     def test_parameters_that_a_rank_left_out_are_averaged_with_zeros(self):
         self.assert_ranks_equal(self.run_workers(unused, 2))
+
+    def test_a_timeline_shows_exchanges_that_begin_and_end_within_backward(self):
+        with tempfile.TemporaryDirectory() as directory:
+            self.run_workers(traced, 2, directory)
+            for rank in range(2):
+                with open(os.path.join(directory, f"rank-{rank}.json")) as f:
+                    events = json.load(f)["traceEvents"]
+                backward = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("backward")]
+                waits = [e for e in events if e["name"] == "wait for gradients"]
+                begins = {e["id"]: e["ts"] for e in events if e["ph"] == "b" and e["name"].startswith("pushpull")}
+                ends = {e["id"]: e["ts"] for e in events if e["ph"] == "e"}
+                self.assertEqual(len(backward), 12)
+                self.assertEqual(len(waits), 12)
+                self.assertEqual(len(begins), 2 * 6 * 6)  # both ways, steps, parameters
+                for way in (backward[:6], backward[6:]):
+                    within = [i for i, at in begins.items() if any(a <= at < b for a, b in way)]
+                    done = [i for i in within if any(a <= begins[i] and ends[i] < b for a, b in way)]
+                    self.assertGreater(len(within), 6)
+                    self.assertGreater(len(done), 0)
 
     def test_less_than_a_twentieth_of_the_bytes_is_copied(self):
         for shares in self.run_workers(copied_share, 2):

@@ -123,6 +123,10 @@ class Stats(_Sized):
     ]
 
 
+class Traced(ctypes.Structure):
+    _fields_ = [("began", c_uint64), ("ended", c_uint64), ("tensor", c_uint32), ("kind", c_uint32)]
+
+
 class Arenas(_Sized):
     _fields_ = [
         ("size", c_uint32),
@@ -150,6 +154,8 @@ _PROTOTYPES = {
     "rw_abort": (None, [_session, c_char_p]),
     "rw_failure": (c_int, [_session, c_char_p, c_uint32]),
     "rw_stats": (c_int, [_session, POINTER(Stats)]),
+    "rw_trace": (c_int, [_session, c_uint32]),
+    "rw_traced": (c_int, [_session, c_uint32, POINTER(Traced), c_uint32]),
     "rw_alloc": (c_int, [c_size_t, POINTER(c_void_p)]),
     "rw_free": (c_int, [c_void_p]),
     "rw_in_arena": (c_int, [c_void_p, c_size_t]),

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from . import _host, _lib
+from . import _host, _lib, _trace
 from ._buffers import TYPES, Buffer, as_buffer
 from ._control import Control, Watch
 from ._settings import Settings
@@ -209,6 +209,7 @@ class Session:
         native = ctypes.c_void_p()
         _lib.check(f"open {info['provider']}", self._library.rw_open(ctypes.byref(config), ctypes.byref(native)))
         self._native = native
+        _trace.follow(native)
         ends = (_lib.Endpoint * len(lanes))()
         mine = []
         for i, end in enumerate(ends):
@@ -540,6 +541,7 @@ class Session:
             self._idle.wait_for(lambda: self._users == 0, timeout=_LEAVE_TIMEOUT)
             busy = self._users > 0
         if native is not None and not busy:
+            _trace.collect(native, self.job, self.rank, self.names)
             self._library.rw_close(native)
 
     def _forked(self) -> None:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import _lib, _settings
+from . import _lib, _settings, _trace
 from ._buffers import as_buffer
 from ._session import Handle, Session, Tensor, open_sessions
 from .errors import ConfigError
@@ -168,9 +168,11 @@ def shutdown(reason: str = "") -> None:
     """Leaves all jobs; with a reason they fail at every rank. It happens by itself when the process ends."""
     global _world
     sessions: List[Session] = sorted(open_sessions(), key=lambda s: s.job)
-    _world = None
+    ended, _world = _world, None
     for session in sessions:
         session.close(reason)
+    if ended is not None:
+        _trace.write(ended.rank)
 
 
 def _at_exit() -> None:

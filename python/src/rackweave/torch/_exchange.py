@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from .. import _lib
+from .. import _lib, _trace
 from .._session import Handle, Op, Session, Tensor
 from ..errors import ConfigError, NonFiniteError
 from . import _arena
@@ -30,6 +31,7 @@ class Exchange:
         self._then: List[Callable[[], None]] = []
         self._active: Dict[int, bool] = {}
         self._error: Optional[BaseException] = None
+        self._began = 0  # of this backward's hooks, in nanoseconds
 
     def register(
         self,
@@ -89,12 +91,22 @@ class Exchange:
 
         An error of start is kept for check: a backward that a hook's error cuts short makes torch 1.13 hang when the process ends.
         """
+        self._began = self._began or time.monotonic_ns()
         if self._error is None:
             try:
                 start()
             except BaseException as e:
                 self._error = e
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(end))
+
+    def _end_backward(self, end: Callable[[], None]) -> None:
+        if not self._began:
+            return  # each hook's callback is called, and the first has done it
+        began, self._began = self._began, 0
+        rank = self.session.rank
+        _trace.span("backward, from its first gradient", rank, began)
+        with _trace.timed("wait for gradients", rank):
+            end()
 
     def check(self) -> None:
         """Raises the error that in_backward kept, once."""

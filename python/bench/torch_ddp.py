@@ -1,0 +1,126 @@
+"""Times a training step of DistributedDataParallel, gradients through RackWeave's hook against torch's own Gloo.
+
+    rackweave run -n 4 -- python3 python/bench/torch_ddp.py
+
+Both ways train the same model in the same processes, by turns: a block of steps each, several rounds. A step is zero_grad, forward,
+backward and the optimizer's step. A row's times are medians of the rounds' milliseconds per step at the slowest rank; the ratio is
+the median of the rounds' own, so that what else the machine does meanwhile touches both ways alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Callable, Dict, List, Tuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import rackweave.torch
+
+CLASSES = 10
+
+
+def perceptron(width: int, layers: int) -> torch.nn.Module:
+    hidden = [layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    return torch.nn.Sequential(*hidden, torch.nn.Linear(width, CLASSES))
+
+
+def convolutional() -> torch.nn.Module:
+    """The network of examples/torch_digits.py."""
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(),
+        torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, CLASSES),
+    )  # fmt: skip
+
+
+def deep() -> torch.nn.Module:
+    """Much to compute and little to send."""
+    convolutions = [torch.nn.Conv2d(3 if i == 0 else 64, 64, 3, padding=1) for i in range(4)]
+    layers = [layer for c in convolutions for layer in (c, torch.nn.BatchNorm2d(64), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
+
+
+# For each network what makes it, the shape of one sample, and the samples of a rank's batch.
+NETWORKS: Dict[str, Tuple[Callable[[], torch.nn.Module], Tuple[int, ...], int]] = {
+    "mlp-small": (lambda: perceptron(64, 1), (64,), 32),
+    "conv": (convolutional, (1, 8, 8), 32),
+    "conv-deep": (deep, (3, 16, 16), 8),
+    "mlp-17mb": (lambda: perceptron(1024, 4), (1024,), 16),
+    "mlp-67mb": (lambda: perceptron(2048, 4), (2048,), 16),
+}
+
+
+def stepper(name: str, hooked: bool) -> Callable[[], None]:
+    """Returns a step of training a network."""
+    make, shape, size = NETWORKS[name]
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(make())
+    if hooked:
+        model = rackweave.torch.ddp(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x, y = torch.randn(size, *shape), torch.randint(0, CLASSES, (size,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], None], steps: int) -> float:
+    """Returns the milliseconds per step of a block, at the slowest rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    took = torch.tensor([1000 * (time.perf_counter() - start) / steps])
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return took.item()
+
+
+def compare(name: str, rounds: int, seconds: float) -> Tuple[List[float], List[float]]:
+    """Returns the rounds' times of RackWeave and of Gloo."""
+    ways = [stepper(name, True), stepper(name, False)]
+    for step in ways:
+        timed(step, 5)  # buckets are made anew, and memory settles
+    slowest = max(timed(step, 5) for step in ways)
+    steps = max(3, int(1000 * seconds / slowest))
+    times: Tuple[List[float], List[float]] = ([], [])
+    for turn in range(rounds):
+        for way in (0, 1) if turn % 2 == 0 else (1, 0):
+            times[way].append(timed(ways[way], steps))
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each way in each round, about")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} workers, torch {torch.__version__}, {args.rounds} rounds by turns, ms per step")
+        print(f"{'network':>10} {'MB':>6} {'RackWeave':>10} {'Gloo':>10} {'ours is':>8}  least to most", flush=True)
+    for name in args.networks:
+        megabytes = 4e-6 * sum(p.numel() for p in NETWORKS[name][0]().parameters())
+        ours, gloo = compare(name, args.rounds, args.seconds)
+        ratios = [b / a for a, b in zip(ours, gloo)]
+        if dist.get_rank() == 0:
+            print(
+                f"{name:>10} {megabytes:6.1f} {statistics.median(ours):10.2f} {statistics.median(gloo):10.2f} "
+                f"{statistics.median(ratios):7.2f}x  {min(ratios):.2f}x to {max(ratios):.2f}x",
+                flush=True,
+            )
+    dist.barrier()  # rank 0 keeps the others' rendezvous
+
+
+if __name__ == "__main__":
+    main()
