@@ -75,6 +75,37 @@ func (k *arithmetic) stepOne(s *store, c *storedChunk, h *optim.Hyper, factor fl
 	k.run(s, s.rule, &scalars, c, src, uint8(t.wire), outs, uint8(t.wire), false)
 }
 
+// accumulateOne adds one worker's gradient, times weight, to the chunk's accumulator. scratch has room for a chunk in f32.
+func (k *arithmetic) accumulateOne(s *store, c *storedChunk, src []uint64, weight float64, scratch uint64) {
+	wire := uint8(s.tensors[c.tensor].wire)
+	if weight != 1 {
+		scalars := optim.Derive(optim.Sum, optim.Hyper{Scale: weight}, 1)
+		k.one[0] = scratch
+		k.run(s, optim.Sum, &scalars, c, src, wire, k.one[:], kernel.F32, false)
+		src[0], wire = scratch, kernel.F32
+	}
+	k.one[0] = s.accumulator(c)
+	kernel.SumTo(k.isa, k.one[:], kernel.F32, src, wire, uint64(c.elems), c.dirty, false)
+	c.dirty = true
+}
+
+// applySet updates one chunk with the sum of a set, whose mean is scaled as if it were all workers' sum.
+func (k *arithmetic) applySet(s *store, c *storedChunk, u *setUpdate, workers int) {
+	if !c.dirty {
+		return
+	}
+	c.dirty = false
+	c.updates++
+	t := &s.tensors[c.tensor]
+	own := t.hyper
+	own.LR *= t.lrMult * u.rate
+	own.WD *= t.wdMult
+	own.Scale *= float64(workers) / float64(u.size)
+	scalars := optim.Derive(s.rule, own, c.updates)
+	k.one[0] = s.accumulator(c)
+	k.run(s, s.rule, &scalars, c, k.one[:], kernel.F32, nil, 0, false)
+}
+
 func (k *arithmetic) run(s *store, r optim.Rule, scalars *optim.Scalars, c *storedChunk, src []uint64, srcType uint8, outs []uint64,
 	outType uint8, stream bool) {
 	u := &k.update

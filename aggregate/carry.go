@@ -19,6 +19,16 @@ func (s *share) carryOut() {
 			s.pull(a)
 		case reduce.UpdateOne:
 			s.updateOne(a)
+		case reduce.Add:
+			s.addOne(a)
+		case reduce.Drop:
+			s.answer(a.Worker, &a.Message, a, payload{result: noResult})
+		case reduce.Announce:
+			if err := s.pace.announce(int(a.Worker), &s.reader.record, s.now()); err != nil {
+				s.fate.fail(int(a.Worker), err)
+			}
+		case reduce.Updated:
+			s.pace.updated()
 		case reduce.EndStep:
 			if s.trace != nil {
 				s.trace.put(TraceEvent{At: s.now(), Kind: TraceEnd, Op: chunk.OpCommit, Worker: a.Worker})
@@ -57,7 +67,11 @@ func (s *share) carryOut() {
 			s.decision = decide(s.machine.CommitRecord(), a.Epoch, s.across.sum(a.Epoch&1))
 		case reduce.Apply:
 			for c := a.Index; c < a.End; c++ {
-				s.apply(&s.store, &s.store.chunks[c], &s.decision)
+				if s.pace != nil {
+					s.applySet(&s.store, &s.store.chunks[c], &s.update, len(s.links))
+				} else {
+					s.apply(&s.store, &s.store.chunks[c], &s.decision)
+				}
 			}
 		case reduce.Scale:
 			for c := a.Index; c < a.End; c++ {
@@ -67,15 +81,6 @@ func (s *share) carryOut() {
 			s.answerCommit(a)
 		}
 	}
-}
-
-// payload is what an answer carries: bytes at addr, or nothing but the immediate. result is the result buffer that addr lies in,
-// or noResult: then addr lies in the chunk's parameters. placed: the bytes are in the worker's memory already.
-type payload struct {
-	addr   uint64
-	bytes  int
-	result int32
-	placed bool
 }
 
 // finish does the arithmetic of a complete chunk and answers every worker.
@@ -192,65 +197,6 @@ func (s *share) pull(a *reduce.Action) {
 	}
 }
 
-// updateOne applies one worker's gradient by itself and answers it.
-func (s *share) updateOne(a *reduce.Action) {
-	c := &s.store.chunks[a.Index]
-	of := &s.links[a.Worker].stream
-	tau := c.updates - min(c.updates, of.seen[a.Index]) // a restored job may have had fewer updates
-	factor := s.pace.rate(uint64(tau))
-	s.src[0] = a.Message.Payload
-	p := payload{result: noResult}
-	var outs []uint64
-	if a.Result {
-		p.result, p.bytes = s.results.take(), s.store.wireBytes(c)
-		p.addr = s.results.addr(p.result)
-		s.outs[0] = p.addr
-		outs = s.outs[:1]
-	}
-	var t0, t1 int64
-	if s.trace != nil {
-		t0 = s.now()
-	}
-	s.stepOne(&s.store, c, &of.hypers[c.tensor], factor, len(s.links), s.src[:1], outs)
-	if a.Result {
-		of.seen[a.Index] = c.updates
-	}
-	if s.trace != nil {
-		t1 = s.now()
-	}
-	s.answer(a.Worker, &a.Message, a, p)
-	if s.trace != nil {
-		s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(s.now() - t1), Kind: TraceUpdate, Op: a.Op, Epoch: a.Epoch,
-			Worker: a.Worker, Chunk: a.Index})
-	}
-	if a.Result {
-		s.release(p.result)
-	}
-	s.local.Chunks++
-}
-
-// letGo answers the commit with which a worker ended its step.
-func (s *share) letGo(rank int, answer chunk.TensorRecord) {
-	k := s.links[rank]
-	if k == nil || s.fate.failure.Load() != nil {
-		return
-	}
-	k.stream.answer = answer
-	s.machine.Release(s.stamp, rank)
-	s.carryOut()
-}
-
-func (s *share) answerStep(a *reduce.Action) {
-	p := payload{bytes: chunk.RecordBytes, result: s.results.take()}
-	p.addr = s.results.addr(p.result)
-	s.results.write(p.result, &s.links[a.Worker].stream.answer)
-	if s.trace != nil {
-		s.trace.put(TraceEvent{At: s.now(), Kind: TraceGo, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker})
-	}
-	s.answer(a.Worker, &a.Message, a, p)
-	s.release(p.result)
-}
-
 // answerCommit tells every worker the norm and the scale.
 func (s *share) answerCommit(a *reduce.Action) {
 	p := payload{bytes: chunk.RecordBytes, result: s.results.take()}
@@ -284,55 +230,4 @@ func (s *share) configure(a *reduce.Action) error {
 	}
 	t.hyper, t.scalarsFor = h, 0
 	return nil
-}
-
-// answer posts the answer to a message.
-func (s *share) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) {
-	k := s.links[rank]
-	if k.State() == session.Closed {
-		return
-	}
-	hold := p.result
-	if k.Inline() {
-		hold = noResult // the transport has read it when the post returns
-	}
-	wr := s.put(k, chunk.Pack(a.Op, a.Epoch, a.Index), hold)
-	if p.bytes > 0 {
-		wr.Length = uint32(p.bytes)
-		var d *destination
-		var offset uint64
-		if a.Kind != reduce.AnswerCommit && a.Kind != reduce.AnswerStep {
-			c := &s.store.chunks[a.Index]
-			d, offset = &k.dst[c.tensor], c.offset
-		}
-		wr.RAddr, wr.RKey = k.target(h, d, offset, s.chunkBytes)
-		switch {
-		case p.placed:
-			wr.Flags |= verbs.SendPlaced
-		default:
-			s.source(k, wr, a, p)
-			if d != nil && d.streaming {
-				wr.Flags |= verbs.SendStreaming
-			}
-		}
-	}
-	s.local.Answers++
-	s.local.SentBytes += uint64(p.bytes)
-	k.counters.SentBytes += uint64(p.bytes)
-	if k.Inline() {
-		s.post(k)
-	}
-}
-
-// source fills in where an answer's bytes lie.
-func (s *share) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
-	wr.LAddr = p.addr
-	switch nic := max(k.NIC(), 0); { // without a queue pair the keys come when it resumes
-	case k.Inline():
-		wr.Flags |= verbs.SendInline
-	case p.result != noResult:
-		wr.LKey = s.results.region.mrs[nic].LKey
-	default:
-		wr.LKey = s.store.lkeys[nic][a.Index]
-	}
 }

@@ -67,6 +67,8 @@ type JobConfig struct {
 	ChunkBytes int
 	// Policy is who waits for whom in mode stream; the others are synchronous.
 	Policy policy.Spec
+	// Decided, if not nil, is told of every update that a policy decides, in order; the policy waits meanwhile.
+	Decided func(policy.Act)
 }
 
 // TensorSpec is what a job knows of a tensor beside the plan.

@@ -63,3 +63,36 @@ func (s *share) end() {
 	s.machine.End(s.fate.failure.Load().Rank)
 	s.carryOut()
 }
+
+// admit takes a worker's step into a set, its gradients times weight.
+func (s *share) admit(rank int, set uint64, weight float64) {
+	if k := s.links[rank]; k != nil {
+		k.stream.weight = weight
+		s.machine.Admit(s.stamp, rank, set)
+		s.carryOut()
+	}
+}
+
+func (s *share) leaveOut(rank int) {
+	if s.links[rank] != nil {
+		s.machine.LeaveOut(s.stamp, rank)
+		s.carryOut()
+	}
+}
+
+func (s *share) updateSet(u setUpdate) {
+	s.update = u
+	s.machine.UpdateSet(s.stamp)
+	s.carryOut()
+}
+
+// letGo answers the commit with which a worker ended its step. next is the standing of the next.
+func (s *share) letGo(rank int, answer chunk.TensorRecord, next reduce.Standing) {
+	k := s.links[rank]
+	if k == nil {
+		return
+	}
+	k.stream.answer = answer
+	s.machine.Release(s.stamp, rank, next)
+	s.carryOut()
+}

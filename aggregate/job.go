@@ -67,10 +67,11 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 		j.breaks = append(j.breaks, make(chan Break, 2*len(lanes)))
 	}
 	if c.Mode == Stream {
-		p, err := newPace(c.Policy, c.Workers, len(lanes), j.release)
+		p, err := newPace(c.Policy, c.Workers, len(lanes), j.later)
 		if err != nil {
 			return nil, fmt.Errorf("job %q: %w", c.Name, err)
 		}
+		p.log = c.Decided
 		j.pace = p
 	} else if c.Policy != (policy.Spec{}) {
 		return nil, fmt.Errorf("job %q: mode %v runs no policy %v: use mode %v", c.Name, c.Mode, c.Policy, Stream)
@@ -83,7 +84,11 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 		j.memory.pds = append(j.memory.pds, pd)
 	}
 	for _, l := range lanes {
-		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, resultBuffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
+		buffers := int64(resultBuffers)
+		if j.pace != nil && j.pace.sets {
+			buffers += 2 // a chunk in f32, whatever the wire's type
+		}
+		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, buffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
 		if err != nil {
 			return nil, errors.Join(err, j.Close())
 		}
@@ -103,15 +108,16 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 		scalars := optim.Derive(optim.Sum, c.Hyper, 1)
 		scaled = &scalars
 	}
+	sets := j.pace != nil && j.pace.sets
 	return &share{
 		core: &l.core, name: c.Name, chunkBytes: c.ChunkBytes, linkNS: int64(j.timeouts.link), maps: l.attr.Has(verbs.DevMaps),
 		machine: reduce.New(reduce.Config{
 			Lane: l.index, Workers: c.Workers, Window: j.window, Sends: l.depths.AggregatorSend, Results: resultBuffers, Mode: c.Mode,
-			Norms: c.Rule.NeedsNorms(),
+			Norms: c.Rule.NeedsNorms(), Standing: j.pace.standing(),
 		}),
 		fate: &j.fate, across: &j.across, pace: j.pace,
 		links: make([]*link, c.Workers), breaks: j.breaks, left: j.left, results: newResults(r, c.ChunkBytes),
-		store: store{mode: c.Mode, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
+		store: store{mode: c.Mode, sets: sets, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
 		wakeLanes: func() {
 			for _, other := range j.lanes {
 				if other != l {
@@ -221,13 +227,15 @@ func (j *Job) Detach(ctx context.Context, rank int) error {
 	return nil
 }
 
-// release answers a worker's commit in every lane: it may begin its next step.
-func (j *Job) release(rank int, answer chunk.TensorRecord) {
+// later has every lane do something with its share, unless the job has failed by then. Lanes do what they are told in one order.
+func (j *Job) later(f func(s paced)) {
 	for i, s := range j.shares {
 		l := j.lanes[i]
 		l.later(s, func() {
-			s.letGo(rank, answer)
-			l.list(s)
+			if s.fate.failure.Load() == nil {
+				f(s)
+				l.list(s)
+			}
 		})
 	}
 }

@@ -41,6 +41,7 @@ type link struct {
 type streamLink struct {
 	hypers []optim.Hyper      // by tensor of the lane: the worker's own
 	seen   []uint32           // by chunk of the lane: its updates when the worker got it last
+	weight float64            // of the gradients of its step in a set
 	answer chunk.TensorRecord // to its commit
 }
 

@@ -29,12 +29,13 @@ type share struct {
 	left       []atomic.Bool // by rank
 	wakeLanes  func()        // makes the job's lanes look at a barrier
 
-	target   int64    // of the barrier that this lane waits at
-	decision decision // of the commit under way
-	lookedAt int64    // ns, the last tick that counted
-	listed   bool     // on the lane's busy list
-	deferred uint64   // of the machine's, those that are counted
-	dead     bool     // it panicked: its state may be torn
+	target   int64     // of the barrier that this lane waits at
+	decision decision  // of the commit under way
+	update   setUpdate // under way
+	lookedAt int64     // ns, the last tick that counted
+	listed   bool      // on the lane's busy list
+	deferred uint64    // of the machine's, those that are counted
+	dead     bool      // it panicked: its state may be torn
 }
 
 // Break is a connection that waits for its worker to resume it.

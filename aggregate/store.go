@@ -35,6 +35,7 @@ type storedTensor struct {
 // store is one job's parameters and optimizer state in one lane, and the rule that updates them.
 type store struct {
 	mode    Mode
+	sets    bool // mode stream: updates may be of sets, which need accumulators
 	rule    optim.Rule
 	states  int
 	hyper   optim.Hyper    // the job's
@@ -54,6 +55,10 @@ func (s *store) arrays() int {
 		return 0
 	case TwoPhase:
 		return 2 + s.states
+	case Stream:
+		if s.sets {
+			return 2 + s.states
+		}
 	}
 	return 1 + s.states
 }

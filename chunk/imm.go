@@ -25,7 +25,7 @@ const (
 	OpPushPull  Op = 1 // a gradient; the reply is data
 	OpPull      Op = 2 // no payload; the reply is data
 	OpBroadcast Op = 3 // the root's message carries the values, those of the others nothing; the reply is data
-	OpTensor    Op = 4 // a [TensorRecord]; the index is the lane-local tensor index
+	OpTensor    Op = 4 // a [TensorRecord]; the index is the lane-local tensor index; all ones: it announces the worker's step
 	OpCommit    Op = 5 // a [TensorRecord] that ends a two-phase step
 	OpNotice    Op = 6 // aggregator to worker, about a chunk; the epoch says what: NoticeNACK or NoticeRequest
 	OpAbort     Op = 7 // aggregator to worker: the job failed; the index is the rank of the worker that caused it, all ones: none did

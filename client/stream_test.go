@@ -61,7 +61,7 @@ func TestWorkersTrainOutOfStep(t *testing.T) {
 	const steps, n = 4, 4
 	tensors := model()
 	for _, provider := range software {
-		for _, policy := range []string{"asp", "ssp:s=0", "lagtuner:sl=1,su=2,reading=loose"} {
+		for _, policy := range []string{"asp", "ssp:s=0", "lagtuner:sl=1,su=2,reading=loose", "backup:b=0", "k-batch-asp:k=2"} {
 			t.Run(provider+" "+policy, func(t *testing.T) {
 				workers := joinAll(t, serve(t, service.Options{Providers: []string{provider}}), streamConfig(provider, policy, n))
 				last := make([]float32, n)
@@ -215,7 +215,7 @@ func TestPoliciesThatCannotRunAreRefused(t *testing.T) {
 		{"unknown", "lagtunr:sl=1,su=2", "", "sgd_torch", "did you mean lagtuner?"},
 		{"unknown parameter", "ssp:z=1", "", "sgd_torch", "did you mean s?"},
 		{"bounds exchanged", "lagtuner:sl=5,su=2", "", "sgd_torch", "sl=5 is above su=2"},
-		{"of sets", "k-bsp:k=2", "", "sgd_torch", "mode stream and policy k-bsp:k=2"},
+		{"more than there are", "k-bsp:k=3", "", "sgd_torch", "k=3, but the job has 2 workers"},
 		{"in step", "ssp:s=1", "eager", "sgd_torch", "mode eager is synchronous"},
 		{"of a sum", "ssp:s=1", "aggregate", "", "mode aggregate is synchronous"},
 		{"with norms", "asp", "", "lamb", "use mode two-phase"},

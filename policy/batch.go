@@ -41,6 +41,14 @@ func (p *batch) rate(size int) float64 {
 	return float64(size) / float64(p.n)
 }
 
+// share is what a gradient is multiplied by, beside the division by their number.
+func (p *batch) share(m member) float64 {
+	if p.factor {
+		return 1 / float64(max(1, m.tau))
+	}
+	return 1
+}
+
 func (p *batch) On(e Event, to []Act) []Act {
 	switch e.Kind {
 	case Push:
@@ -48,7 +56,11 @@ func (p *batch) On(e Event, to []Act) []Act {
 		if p.mode == same && e.Tau > 0 {
 			return p.release(e.W, p.t[e.W], append(to, Act{Kind: Drop, W: e.W, Step: e.Step}))
 		}
-		p.in = append(p.in, member{e.W, e.Step, e.Tau})
+		m := member{e.W, e.Step, e.Tau}
+		p.in = append(p.in, m)
+		if p.mode != waiting {
+			to = append(to, Act{Kind: Admit, W: e.W, Step: e.Step, Rate: p.share(m)})
+		}
 		updated := p.full()
 		to = p.try(to)
 		switch {
@@ -106,11 +118,7 @@ func (p *batch) try(to []Act) []Act {
 	size := len(p.in)
 	update := Act{Kind: Apply, Rate: p.rate(size)}
 	for _, m := range p.in {
-		weight := 1 / float64(size)
-		if p.factor {
-			weight /= float64(max(1, m.tau))
-		}
-		update.Parts = append(update.Parts, Part{m.w, m.step, weight})
+		update.Parts = append(update.Parts, Part{m.w, m.step, p.share(m) / float64(size)})
 	}
 	to = append(to, update)
 	switch p.mode {

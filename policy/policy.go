@@ -47,6 +47,9 @@ const (
 	Release
 	// Switch: policy To decides from Step on.
 	Switch
+	// Admit: the gradient of (W, Step), times Rate, is in the update after the last one, behind those admitted before it. A policy
+	// says so where an update is not decided yet and its order is.
+	Admit
 )
 
 // Part is a gradient in an update.

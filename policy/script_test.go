@@ -20,6 +20,8 @@ func (a Act) String() string {
 			parts = append(parts, fmt.Sprintf("%s%d*%.4g", name(p.W), p.Step, p.Weight))
 		}
 		return fmt.Sprintf("apply %s rate %.4g", strings.Join(parts, " "), a.Rate)
+	case Admit:
+		return fmt.Sprintf("admit %s%d*%.4g", name(a.W), a.Step, a.Rate)
 	case Drop:
 		return fmt.Sprintf("drop %s%d", name(a.W), a.Step)
 	case Cancel:

@@ -80,11 +80,7 @@ func (s *spec) parsePolicy(text string) (err error) {
 	if s.policy, err = policy.Parse(cmp.Or(text, "bsp")); err != nil {
 		return err
 	}
-	switch {
-	case s.mode == aggregate.Stream && !s.policy.Stream():
-		return fmt.Errorf("mode %v and policy %v: it runs asp, ssp and lagtuner: name one, or use mode %v for bsp", s.mode, s.policy,
-			aggregate.Eager)
-	case s.mode != aggregate.Stream && s.policy != (policy.Spec{}):
+	if s.mode != aggregate.Stream && s.policy != (policy.Spec{}) {
 		return fmt.Errorf("mode %v is synchronous and policy %v is named: use mode %v", s.mode, s.policy, aggregate.Stream)
 	}
 	return s.policy.Check(s.workers)

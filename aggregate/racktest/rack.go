@@ -159,6 +159,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	}
 	return w.Start(lanes.WorkerConfig{
 		ByReference: byReference, AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int(isa), ClockNS: cfg.ClockNS,
+		Steps: cfg.Job.Mode == aggregate.Stream,
 	})
 }
 

@@ -24,6 +24,14 @@ const (
 	Pull
 	// UpdateOne runs the update rule with one worker's gradient, and answers it: a pushpull with the new parameters.
 	UpdateOne
+	// Add adds one worker's gradient to the chunk's accumulator, and acknowledges it.
+	Add
+	// Drop acknowledges one worker's gradient, which is of no use.
+	Drop
+	// Announce says that a worker has announced its step, by the control record of the message under way.
+	Announce
+	// Updated says that the update of the set is made here.
+	Updated
 	// EndStep says that a worker has ended its step, all of which is applied here.
 	EndStep
 	// AnswerStep lets a worker begin its next step.
@@ -93,6 +101,6 @@ type Action struct {
 	End     uint32
 	fold    int32
 	Since   int64 // Update, Sum, Accumulate, Deliver: when the chunk's first gradient arrived
-	Message Held  // what Pull, UpdateOne, AnswerStep and Acknowledge answer, and a NACK gives back
+	Message Held  // what Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and a NACK gives back
 	Err     error
 }

@@ -50,6 +50,10 @@ func (m *Machine) step(met bool) bool {
 		if m.chunksOf(Apply) {
 			break
 		}
+		if m.cfg.Mode == Stream {
+			m.setUpdated()
+			break
+		}
 		if m.cfg.Norms && c.first.Flags&chunk.RecordSkip == 0 {
 			m.meet(AwaitTrust)
 		} else {

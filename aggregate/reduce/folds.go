@@ -13,10 +13,11 @@ const (
 	Complete                   // none is missing: it waits for room to answer
 	Above                      // handed to the reducer above the rack
 	Returned                   // the reducer above has its result: it waits for room to answer
+	Waiting                    // gradients wait for their sets
 )
 
 func (s FoldState) String() string {
-	return [...]string{"free", "gathering", "complete", "above", "returned"}[s]
+	return [...]string{"free", "gathering", "complete", "above", "returned", "waiting"}[s]
 }
 
 // fold is a chunk in progress.

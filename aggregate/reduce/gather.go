@@ -27,7 +27,7 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 	case m.cfg.Mode == TwoPhase && msg.Op == chunk.OpPushPull:
 		m.violate(rank, "sent a pushpull to a two-phase job: push, commit, then pull")
 		return
-	case m.committing():
+	case m.committing() && m.cfg.Mode == TwoPhase:
 		m.violate(rank, "sent a gradient while the step is being committed")
 		return
 	}

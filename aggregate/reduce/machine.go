@@ -50,11 +50,37 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 	}
 }
 
-// Release lets a worker that has ended its step in stream mode begin the next.
-func (m *Machine) Release(now int64, rank int) {
+// Release lets a worker that has ended its step in stream mode begin the next, whose gradients have this standing.
+func (m *Machine) Release(now int64, rank int, next Standing) {
 	m.begin(now)
 	if m.state == Running && m.workers[rank].state == Attached {
-		m.letGo(rank)
+		m.letGo(rank, next)
+	}
+}
+
+// Admit says that the step that a worker pushes is in a set, behind those admitted before it. Sets are numbered from 0, without
+// gaps.
+func (m *Machine) Admit(now int64, rank int, set uint64) {
+	m.begin(now)
+	if m.state == Running && m.workers[rank].state == Attached {
+		m.admit(rank, set)
+	}
+}
+
+// LeaveOut says that the step that a worker pushes is dropped.
+func (m *Machine) LeaveOut(now int64, rank int) {
+	m.begin(now)
+	if m.state == Running && m.workers[rank].state == Attached {
+		m.leaveOut(rank)
+	}
+}
+
+// UpdateSet runs the update of the oldest set, in steps ([Machine.AdvanceCommit]), and says [Updated] when it has. Every worker in
+// the set has ended its step.
+func (m *Machine) UpdateSet(now int64) {
+	m.begin(now)
+	if m.state == Running {
+		m.commit.phase, m.commit.next = Applying, 0
 	}
 }
 
@@ -98,6 +124,7 @@ func (m *Machine) Advance(now int64) bool {
 		return true
 	case m.alone.len() > 0 && m.answer(m.alone.at(0)):
 		m.alone.drop()
+		m.settle()
 		return true
 	}
 	return false
@@ -114,6 +141,9 @@ func (m *Machine) AdvanceCommit(now int64, met bool) bool {
 // passed since the last tick that counted for every worker to have had a processor.
 func (m *Machine) Tick(now int64, counts bool) bool {
 	m.begin(now)
+	if m.cfg.Mode == Stream && !m.broadcasting() {
+		return false // gradients wait for their sets
+	}
 	return m.state == Running && m.folds.open() > 0 && m.ready.len() == 0 && m.tick(counts)
 }
 

@@ -13,8 +13,8 @@ const (
 	// TwoPhase accumulates pushes until every worker commits the step, with its learning rate, scale and clipping; then the
 	// parameters are updated and can be pulled.
 	TwoPhase
-	// Stream updates the parameters with each gradient by itself, when it arrives. A worker ends its step with a commit of its
-	// own, which is answered when it may begin the next.
+	// Stream updates the parameters with each gradient by itself, when it arrives, or with a set of several workers' whole
+	// gradients. A worker ends its step with a commit of its own, which is answered when it may begin the next.
 	Stream
 )
 

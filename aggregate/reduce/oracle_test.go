@@ -241,7 +241,7 @@ func TestStepsThatEndBeforeTensorsAreRegisteredWaitForRoom(t *testing.T) {
 			t.Fatalf("epoch %d: %v, and nothing waits", epoch, m.State())
 		}
 		m.Receive(0, 0, &Message{Op: chunk.OpCommit, Epoch: epoch, Record: &chunk.TensorRecord{}})
-		m.Release(0, 0)
+		m.Release(0, 0, Alone)
 	}
 }
 

@@ -25,6 +25,11 @@ func (m *Machine) pull(rank int, msg *Message, h Held) {
 // record takes a tensor's hyper-parameters and destination. They hold from the worker's next chunk of the tensor on, and all
 // workers must have sent the same hyper-parameters by then.
 func (m *Machine) record(rank int, msg *Message, h Held) {
+	if msg.Index == chunk.IndexMask && m.cfg.Mode == Stream {
+		m.emit(Action{Kind: Announce, Worker: int32(rank)})
+		m.answerOrWait(alone{worker: int32(rank), kind: Acknowledge, epoch: msg.Epoch, index: msg.Index, held: h})
+		return
+	}
 	if int(msg.Index) >= len(m.tensors) {
 		m.violate(rank, "sent a control record of tensor %d of lane %d, which has %d", msg.Index, m.cfg.Lane,
 			len(m.tensors))
@@ -61,6 +66,7 @@ func (m *Machine) answer(a *alone) bool {
 	if a.kind == EndStep {
 		m.commit.held[a.worker], m.commit.has[a.worker] = a.held, true
 		m.emit(Action{Kind: EndStep, Worker: a.worker})
+		w.ended, m.sets.stepped = true, true
 		return true
 	}
 	result := m.needsResult(a)
@@ -71,13 +77,17 @@ func (m *Machine) answer(a *alone) bool {
 		m.results--
 	}
 	w.release(&a.held)
+	op := a.held.Op
 	switch a.kind {
 	case UpdateOne:
 		m.done++
+	case Add, Drop:
+		m.done++
+		op = chunk.OpPush // also a pushpull: there is nothing to pull before the update
 	case AnswerStep:
 		w.ending = false
 	}
-	m.emit(Action{Kind: a.kind, Op: a.held.Op, Epoch: a.epoch, Result: result, Worker: a.worker, Index: a.index,
+	m.emit(Action{Kind: a.kind, Op: op, Epoch: a.epoch, Result: result, Worker: a.worker, Index: a.index,
 		Message: a.held})
 	return true
 }

@@ -14,15 +14,16 @@ var ErrProtocol = errors.New("protocol violation")
 
 // Config is what a machine is made of.
 type Config struct {
-	Lane    int // for the texts of errors
-	Workers int
-	Window  int // slots of each worker
-	Sends   int // entries of each worker's send queue
-	Results int // result buffers
-	Mode    Mode
-	Norms   bool // the update rule needs whole tensors' norms: a commit takes a second pass
-	Above   bool // complete chunks go to a reducer above the rack
-	Gate    Gate // nil: Lockstep
+	Lane     int // for the texts of errors
+	Workers  int
+	Window   int // slots of each worker
+	Sends    int // entries of each worker's send queue
+	Results  int // result buffers
+	Mode     Mode
+	Norms    bool     // the update rule needs whole tensors' norms: a commit takes a second pass
+	Above    bool     // complete chunks go to a reducer above the rack
+	Gate     Gate     // nil: Lockstep
+	Standing Standing // stream: of every worker's first step
 }
 
 // Tensor is a tensor's part in the lane.
@@ -50,8 +51,9 @@ const (
 
 type chunkState struct {
 	Chunk
-	fold  int32 // in progress, or none
-	epoch uint8 // that it has finished
+	fold  int32  // in progress, or none
+	epoch uint8  // that it has finished
+	added uint16 // stream: how many of the set's addends its accumulator has, or lacks for good
 }
 
 type tensorState struct {
@@ -95,6 +97,7 @@ type Machine struct {
 	ready   queue[int32] // complete and returned folds, oldest first
 	alone   queue[alone]
 	commit  commit
+	sets    sets
 	stall   stall
 	results int // free result buffers
 	now     int64
@@ -115,6 +118,7 @@ func New(cfg Config) *Machine {
 	}
 	m.commit.held = make([]Held, cfg.Workers)
 	m.commit.has = make([]bool, cfg.Workers)
+	m.sets.addends = make([]addend, 0, 2*cfg.Workers)
 	m.alone.grow(cfg.Workers * cfg.Window) // everything that waits holds a slot
 	return m
 }
@@ -157,7 +161,7 @@ func (m *Machine) Attach(rank, staging int) {
 	if w.state != Absent {
 		panic(fmt.Sprintf("reduce: worker %d attached twice", rank))
 	}
-	*w = worker{state: Attached, slots: newSlots(m.cfg.Window), staging: staging, sends: m.cfg.Sends}
+	*w = worker{state: Attached, standing: m.cfg.Standing, slots: newSlots(m.cfg.Window), staging: staging, sends: m.cfg.Sends}
 	m.fit(w)
 }
 
@@ -213,7 +217,7 @@ func (m *Machine) Missing(counts []int) {
 	}
 	for i := m.folds.first; i != none; i = m.folds.at(i).next {
 		for rank := range counts {
-			if !m.folds.has(i, rank) {
+			if !m.folds.has(i, rank) && m.folds.at(i).state != Waiting {
 				counts[rank]++
 			}
 		}
@@ -272,6 +276,16 @@ func (m *Machine) place(rank int, msg *Message) bool {
 	}
 	m.workers[rank].requested.remove(int(msg.Index))
 	return true
+}
+
+// broadcasting reports whether a broadcast is in progress.
+func (m *Machine) broadcasting() bool {
+	for i := m.folds.first; i != none; i = m.folds.at(i).next {
+		if m.folds.at(i).broadcast {
+			return true
+		}
+	}
+	return false
 }
 
 // committing reports whether two-phase gradients are being committed, so that no other may come.

@@ -116,7 +116,7 @@ func tell(t *testing.T, r *rig, line string) string {
 		r.Freed()
 		return ""
 	case "release":
-		r.Release(r.now, rank)
+		r.Release(r.now, rank, r.cfg.Standing)
 		return r.settle()
 	case "at":
 		r.now = int64(indexes[0])

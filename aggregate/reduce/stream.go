@@ -1,9 +1,10 @@
 package reduce
 
 // A job in stream mode applies every gradient by itself, when it arrives; a worker ends its step with a commit of its own, which is
-// answered when the synchronization policy lets it go on. Epochs are the worker's own: it pushes each chunk once in a step.
+// answered when the synchronization policy lets it go on. Where the policy makes sets, gradients wait for them (sets.go). Epochs
+// are the worker's own: it pushes each chunk once in a step.
 
-// apply takes a gradient that is applied alone.
+// apply takes a gradient, which is applied alone or goes into a set.
 func (m *Machine) apply(rank int, msg *Message, h Held) {
 	if !m.place(rank, msg) {
 		return
@@ -20,12 +21,16 @@ func (m *Machine) apply(rank int, msg *Message, h Held) {
 	case msg.Bytes != c.Bytes:
 		m.violate(rank, "sent %d bytes for chunk %d of lane %d, expected %d", msg.Bytes, msg.Index, m.cfg.Lane, c.Bytes)
 		return
-	case c.fold != none:
+	case c.fold != none && m.folds.at(c.fold).broadcast:
 		m.violate(rank, "sent a gradient of chunk %d of lane %d while others broadcast it", msg.Index, m.cfg.Lane)
 		return
 	}
 	w.epochs[msg.Index] = msg.Epoch
 	w.stats.Chunks++
+	if w.standing != Alone {
+		m.propose(rank, msg, h)
+		return
+	}
 	m.answerOrWait(alone{worker: int32(rank), kind: UpdateOne, epoch: msg.Epoch, index: msg.Index, held: h})
 }
 
@@ -38,13 +43,15 @@ func (m *Machine) endStep(rank int, msg *Message, h Held) {
 	}
 	w.stepEpoch, w.ending = msg.Epoch, true
 	m.answerOrWait(alone{worker: int32(rank), kind: EndStep, held: h})
+	m.settle()
 }
 
 // letGo answers the commit with which a worker ended its step.
-func (m *Machine) letGo(rank int) {
+func (m *Machine) letGo(rank int, next Standing) {
 	if !m.commit.has[rank] {
 		panic("reduce: a worker is released that has not ended its step")
 	}
 	m.commit.has[rank] = false
+	m.workers[rank].standing, m.workers[rank].ended = next, false
 	m.answerOrWait(alone{worker: int32(rank), kind: AnswerStep, epoch: m.workers[rank].stepEpoch, held: m.commit.held[rank]})
 }

@@ -36,13 +36,15 @@ type worker struct {
 	sends     int // free entries of its send queue
 	requested set // chunks it was asked for and has not sent since
 	hyperSum  []uint32
-	epochs    []uint8 // stream: by chunk, of its last gradient
-	stepEpoch uint8   // stream: of its last commit
-	ending    bool    // stream: that is not answered
-	unheard   int     // requests sent since its last message
-	owing     bool    // it has sent nothing since it was sent a NACK
-	stalled   bool    // found so by the tick under way
-	need      int     // slots that it needs for what the tick asked of it
+	epochs    []uint8  // stream: by chunk, of its last gradient
+	stepEpoch uint8    // stream: of its last commit
+	ending    bool     // stream: that is not answered
+	standing  Standing // stream: of the step that it pushes
+	ended     bool     // stream: all of that step is applied, added or dropped
+	unheard   int      // requests sent since its last message
+	owing     bool     // it has sent nothing since it was sent a NACK
+	stalled   bool     // found so by the tick under way
+	need      int      // slots that it needs for what the tick asked of it
 	stats     WorkerStats
 }
 

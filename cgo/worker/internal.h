@@ -16,6 +16,8 @@ enum { SEND_BATCH = 32, POLL_BATCH = 64 };
 /* COMMIT travels as a tensor of one chunk in every lane, without elements. */
 #define COMMIT_TENSOR UINT32_MAX
 #define NONE UINT32_MAX
+/* The index of the control record that announces a step. */
+#define ANNOUNCEMENT ((1u << RW_INDEX_BITS) - 1)
 
 enum chunk_state { CHUNK_IDLE, CHUNK_PENDING, CHUNK_IN_FLIGHT };
 
@@ -107,6 +109,8 @@ struct lane {
 	uint32_t fruitless;          /* how often it did since */
 	uint16_t commit_slot, commit_staging;
 	uint8_t commit_state; /* enum chunk_state */
+	uint16_t announce_slot, announce_staging;
+	uint8_t announce_state; /* enum chunk_state; of lane 0 */
 };
 
 struct finished {
@@ -127,6 +131,8 @@ struct rw_worker {
 	uint32_t ntensors;
 	struct tensor commit;
 	unsigned char *commit_record;
+	uint32_t step; /* that the next push belongs to, or the present one */
+	uint8_t announced;
 	struct nic {
 		struct rw_worker_nic cfg;
 		uint32_t lanes; /* on it: its queue is polled while there are any */
@@ -252,6 +258,8 @@ int drive(struct rw_worker *w);
 void kick(struct rw_worker *w);
 
 /* record.c */
+void record_announce(unsigned char out[RW_RECORD_BYTES], uint32_t step);
+uint32_t record_step(const unsigned char record[RW_RECORD_BYTES]);
 void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags);
 enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4 };
 

@@ -175,6 +175,17 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	return 1;
 }
 
+static int build_announcement(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
+{
+	if (!take(w, l, 1, 0, &l->announce_slot, &l->announce_staging))
+		return 0;
+	record_announce((unsigned char *)staging_at(w, l, l->announce_staging), w->step);
+	aim(w, l, wr, l->announce_slot, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT));
+	from_staging(w, l, wr, l->announce_staging, RW_RECORD_BYTES);
+	l->announce_state = CHUNK_IN_FLIGHT;
+	return 1;
+}
+
 static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
 {
 	if (!take(w, l, 1, 0, &l->commit_slot, &l->commit_staging))
@@ -221,7 +232,10 @@ int lane_send(struct rw_worker *w, struct lane *l)
 		uint32_t index;
 		int copied = 0;
 
-		if (l->commit_state == CHUNK_PENDING) {
+		if (l->announce_state == CHUNK_PENDING) {
+			if (!build_announcement(w, l, wr))
+				break;
+		} else if (l->commit_state == CHUNK_PENDING) {
 			if (!build_commit(w, l, wr))
 				break;
 		} else {
@@ -267,6 +281,11 @@ static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, ui
 
 static int receive_record(struct rw_worker *w, struct lane *l, uint32_t index)
 {
+	if (index == ANNOUNCEMENT && l->announce_state == CHUNK_IN_FLIGHT) {
+		l->announce_state = CHUNK_IDLE;
+		free_slot(w, l, l->announce_slot, l->announce_staging);
+		return 0;
+	}
 	if (index >= l->nparts || !l->parts[index].record_in_flight)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer to record %u, which was not sent", l - w->lanes, index);
 	l->parts[index].record_in_flight = 0;
@@ -281,8 +300,11 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 	memcpy(w->commit_record, staging_at(w, l, l->commit_staging), RW_RECORD_BYTES);
 	free_slot(w, l, l->commit_slot, l->commit_staging);
 	l->commit_state = CHUNK_IDLE;
-	if (--w->commit.remaining == 0)
+	if (--w->commit.remaining == 0) {
+		w->step = record_step(w->commit_record); /* in mode stream: the aggregator says which is the next */
+		w->announced = 0;
 		tensor_done(w, COMMIT_TENSOR, 0);
+	}
 	return 0;
 }
 
@@ -291,13 +313,15 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes;
 	struct chunk *c;
 	struct tensor *t;
+	int empty;
 
 	if (index >= l->nchunks)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer for chunk %u of %u", l - w->lanes, index, l->nchunks);
 	c = &l->chunks[index];
 	t = &w->tensors[l->parts[c->part].tensor];
 	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
-	if (c->state != CHUNK_IN_FLIGHT || op != t->kind || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
+	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later: the worker pulls then */
+	if (c->state != CHUNK_IN_FLIGHT || (op != t->kind && !empty) || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
 		return worker_fail(w, RW_EPROTOCOL,
 				   "lane %td: chunk %u answered with op %u, epoch %u, %u bytes; expected op %u, epoch %u, %u bytes",
 				   l - w->lanes, index, op, imm_epoch(wc->imm), wc->byte_len, t->kind, t->epoch, bytes);

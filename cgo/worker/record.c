@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-enum { SCALE = 8, EXTRA = 28, DST = 32, RKEY = 40, FLAGS = 44, SUM = 52 };
+enum { SCALE = 8, EXTRA = 28, DST = 32, RKEY = 40, FLAGS = 44, STEP = 48, SUM = 52 };
 
 static uint32_t crc32c(const unsigned char *p, size_t n)
 {
@@ -24,9 +24,14 @@ static void put32(unsigned char *p, uint32_t v)
 		p[i] = (unsigned char)(v >> 8 * i);
 }
 
+static uint32_t get32(const unsigned char *p)
+{
+	return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
 static float get_float(const unsigned char *p)
 {
-	uint32_t bits = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+	uint32_t bits = get32(p);
 	float f;
 
 	memcpy(&f, &bits, sizeof f);
@@ -47,6 +52,18 @@ void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uin
 	put32(out + RKEY, rkey);
 	put32(out + FLAGS, flags);
 	put32(out + SUM, crc32c(out, SUM));
+}
+
+void record_announce(unsigned char out[RW_RECORD_BYTES], uint32_t step)
+{
+	memset(out, 0, RW_RECORD_BYTES);
+	put32(out + STEP, step);
+	put32(out + SUM, crc32c(out, SUM));
+}
+
+uint32_t record_step(const unsigned char record[RW_RECORD_BYTES])
+{
+	return get32(record + STEP);
 }
 
 void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip)

@@ -100,7 +100,7 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 		wr->rkey = l->slot_rkey;
 		if (wr->length)
 			wr->lkey = lkey_of(w, l, wr);
-		if (imm_op(wr->imm) == RW_TENSOR)
+		if (imm_op(wr->imm) == RW_TENSOR && imm_index(wr->imm) != ANNOUNCEMENT)
 			lane_record(w, l, &l->parts[imm_index(wr->imm)]);
 	}
 }

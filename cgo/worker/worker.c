@@ -33,6 +33,15 @@ static void place(struct rw_worker *w, struct tensor *t)
 	}
 }
 
+/* Says, ahead of a step's first push, that the step is pushed. */
+static void announce(struct rw_worker *w)
+{
+	if (!w->cfg.steps || w->announced)
+		return;
+	w->announced = 1;
+	w->lanes[0].announce_state = CHUNK_PENDING;
+}
+
 static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 {
 	int reads = op->kind == RW_PUSH || op->kind == RW_PUSHPULL || (op->kind == RW_BROADCAST && w->cfg.rank == 0);
@@ -51,6 +60,8 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 		return rwf_fail(EINVAL, "submit: tensor %u has no %s", op->tensor, reads && !op->src ? "source" : "destination");
 	if (op->hyper && (op->kind == RW_PUSH || op->kind == RW_PUSHPULL))
 		set_hyper(w, t, op->hyper, t->hyper_flags);
+	if (op->kind == RW_PUSH || op->kind == RW_PUSHPULL)
+		announce(w);
 	t->kind = op->kind;
 	t->src = reads ? op->src : NULL;
 	t->dst = writes ? op->dst : NULL;
@@ -114,6 +125,7 @@ int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *h
 	if (!rc && w->active)
 		rc = rwf_fail(EBUSY, "commit: %u operations are still in flight: wait for them first", w->active);
 	if (!rc) {
+		announce(w); /* a step without a push */
 		t->generation++;
 		t->active = 1;
 		t->remaining = w->cfg.nlanes;

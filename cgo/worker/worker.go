@@ -82,6 +82,7 @@ type Config struct {
 	Rank                              int
 	ByReference, AnyMemory, Streaming bool
 	Resumable                         bool
+	Steps                             bool
 	ISA                               int
 	Spin                              int
 	ClockNS                           *uint64 // C memory, or nil for the system's clock
@@ -167,8 +168,9 @@ func Open(c *Config) (Worker, int) {
 		nnics: C.uint32_t(len(c.NICs)), nlanes: C.uint32_t(len(c.Lanes)),
 		chunk_bytes: C.uint32_t(c.ChunkBytes), window: C.uint32_t(c.Window), nstaging: C.uint32_t(c.Staging),
 		staging: c.StagingAddr, rank: C.uint32_t(c.Rank),
-		by_reference: flag(c.ByReference), any_memory: flag(c.AnyMemory), streaming: flag(c.Streaming), resumable: flag(c.Resumable),
-		isa: C.int(c.ISA), spin: C.uint32_t(c.Spin), clock_ns: (*C.uint64_t)(unsafe.Pointer(c.ClockNS)),
+		by_reference: flag(c.ByReference), any_memory: flag(c.AnyMemory), streaming: flag(c.Streaming), steps: flag(c.Steps),
+		resumable: flag(c.Resumable),
+		isa:       C.int(c.ISA), spin: C.uint32_t(c.Spin), clock_ns: (*C.uint64_t)(unsafe.Pointer(c.ClockNS)),
 	}
 	var w *C.rw_worker
 	rc := C.open_worker(cfg, (*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(c.NICs))),

@@ -30,7 +30,7 @@ typedef struct rw_worker rw_worker;
 enum { RW_OP_BITS = 3, RW_EPOCH_BITS = 7, RW_INDEX_BITS = 22 };
 enum rw_opcode {
 	/* enum rw_kind, then: */
-	RW_TENSOR = 4, /* tensor control record; index is the lane's tensor index */
+	RW_TENSOR = 4, /* tensor control record; index is the lane's tensor index; all ones: the record announces a step */
 	RW_COMMIT = 5, /* end of a two-phase step; record out, record back */
 	RW_NOTICE = 6, /* from the aggregator; the epoch says what of the chunk */
 	RW_ABORT = 7,  /* from the aggregator: the job failed; index is the rank of the worker that caused it, all ones: none did */
@@ -68,6 +68,7 @@ struct rw_worker_config {
 	uint8_t by_reference;     /* the aggregator reads payloads where they lie */
 	uint8_t any_memory;       /* registering ordinary memory is free: send from and receive into the caller's buffers */
 	uint8_t streaming;        /* results are larger than the cache: write them past it */
+	uint8_t steps;            /* each step is announced with its first push and ended by a commit; a pushpull may get nothing */
 	uint8_t resumable;        /* a lane whose queue pair fails waits for rw_worker_resume, and does not fail the worker */
 	int isa;                  /* enum rwk_isa */
 	uint32_t spin;            /* empty polls before a wait sleeps */

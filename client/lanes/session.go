@@ -234,6 +234,7 @@ type WorkerConfig struct {
 	ByReference bool // the aggregator reads payloads where they lie
 	AnyMemory   bool // ordinary memory can be sent from and received into
 	Streaming   bool // results are larger than the cache: write them past it
+	Steps       bool // the job is in mode stream
 	ISA         int
 	Spin        int     // empty polls before a wait sleeps
 	ClockNS     *uint64 // C memory; nil: the system's clock
@@ -250,7 +251,7 @@ func (s *Session) Start(c WorkerConfig) error {
 		s.C, rc = cworker.Open(&cworker.Config{
 			NICs: nics, Lanes: s.lanes, ChunkBytes: s.cfg.ChunkBytes, Window: s.cfg.Window, Staging: s.cfg.Staging,
 			StagingAddr: s.staging.Addr(), Rank: s.cfg.Rank, ByReference: c.ByReference, AnyMemory: c.AnyMemory,
-			Streaming: c.Streaming, Resumable: s.resumable, ISA: c.ISA, Spin: c.Spin, ClockNS: c.ClockNS,
+			Streaming: c.Streaming, Steps: c.Steps, Resumable: s.resumable, ISA: c.ISA, Spin: c.Spin, ClockNS: c.ClockNS,
 		})
 		return rc
 	})
