@@ -29,8 +29,9 @@ var house = map[string][]string{
 		"numa", "verbs", "cgo"},
 	"bench/models":      {"chunk"},
 	"bench/overlap":     {"bench/models"},
-	"service":           {"service/api", "policy", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
+	"service":           {"service/api", "service/door", "policy", "aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
 	"service/api":       {},
+	"service/door":      {},
 	"launch":            {},
 	"launch/control":    {"service/api"},
 	"client":            {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
@@ -55,6 +56,7 @@ var house = map[string][]string{
 	"include":         {},
 	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
 		"numa", "verbs", "cgo"},
+	"lab/attacks": {"launch", "service/api", "client", "chunk", "verbs"},
 }
 
 // tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.
@@ -67,7 +69,7 @@ var tests = map[string][]string{
 }
 
 // forTests are the rooms that only tests import, and each other.
-var forTests = []string{"aggregate/racktest", "numa/numatest", "verbs/verbstest", "lab"}
+var forTests = []string{"aggregate/racktest", "numa/numatest", "verbs/verbstest", "lab", "lab/attacks"}
 
 // only names the rooms that may import something from outside: the one door to it.
 var only = map[string][]string{

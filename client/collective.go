@@ -99,7 +99,7 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 func (w *Worker) Barrier(ctx context.Context, name string) error {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
-	if _, err := w.rpc.Barrier(call, &api.BarrierRequest{Session: w.info.Session, Name: name, TimeoutMs: ms}); err != nil {
+	if _, err := w.rpc.Barrier(call, &api.BarrierRequest{Name: name, TimeoutMs: ms}); err != nil {
 		return w.callError("barrier", err)
 	}
 	return nil
@@ -111,7 +111,7 @@ func (w *Worker) Barrier(ctx context.Context, name string) error {
 func (w *Worker) Save(ctx context.Context, name string) (path string, err error) {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
-	r, err := w.rpc.Save(call, &api.SaveRequest{Session: w.info.Session, Name: name, TimeoutMs: ms})
+	r, err := w.rpc.Save(call, &api.SaveRequest{Name: name, TimeoutMs: ms})
 	if err != nil {
 		return "", w.callError("save", err)
 	}
@@ -123,7 +123,7 @@ func (w *Worker) Save(ctx context.Context, name string) (path string, err error)
 func (w *Worker) Restore(ctx context.Context, name string) error {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
-	if _, err := w.rpc.Restore(call, &api.RestoreRequest{Session: w.info.Session, Name: name, TimeoutMs: ms}); err != nil {
+	if _, err := w.rpc.Restore(call, &api.RestoreRequest{Name: name, TimeoutMs: ms}); err != nil {
 		return w.callError("restore", err)
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -55,6 +56,19 @@ type Config struct {
 
 	Timeout time.Duration // of waits that have no deadline of their own; 0: DefaultTimeout
 	Spin    int           // empty polls before a wait sleeps; 0: 64; -1: none
+
+	socket string // Unix, that leads to the server; empty: none
+}
+
+// useSocket calls an aggregator of this user on this host over its Unix socket, where no token is needed.
+func (c *Config) useSocket() {
+	u, err := url.Parse(c.Server)
+	if err != nil || c.Token != "" {
+		return
+	}
+	if c.socket = api.LocalSocket(u.Hostname(), u.Port()); c.socket != "" {
+		c.Server, c.CA = "http://"+u.Host, ""
+	}
 }
 
 func (c *Config) complete() error {
@@ -102,7 +116,12 @@ func (c *Config) httpClient() (*http.Client, *http.Transport, error) {
 		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second},
 	}
-	if strings.HasPrefix(c.Server, "http:") {
+	if c.socket != "" {
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", c.socket)
+		}
+	}
+	if strings.HasPrefix(c.Server, "http:") || c.socket != "" {
 		t.Protocols.SetUnencryptedHTTP2(true)
 	} else {
 		t.Protocols.SetHTTP2(true)

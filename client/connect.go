@@ -27,7 +27,7 @@ func (w *Worker) enrol(ctx context.Context) error {
 	}
 	w.transport = transport
 	w.noteServer()
-	w.rpc = apiconnect.NewJobServiceClient(client, w.cfg.Server)
+	w.rpc = apiconnect.NewJobServiceClient(client, w.cfg.Server, api.Identify(func() string { return w.info.GetSession() }, w.cfg.Token))
 	providers, err := w.cfg.providersHere()
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (w *Worker) enrol(ctx context.Context) error {
 	ctx, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
 	w.info, err = w.rpc.Join(ctx, &api.JoinRequest{
-		Job: w.cfg.Job, Token: w.cfg.Token, Rank: int32(w.cfg.Rank), Workers: uint32(w.cfg.Workers), Mode: w.cfg.Mode,
+		Job: w.cfg.Job, Rank: int32(w.cfg.Rank), Workers: uint32(w.cfg.Workers), Mode: w.cfg.Mode,
 		Policy: w.cfg.Policy, Optimizer: w.cfg.Optimizer, Hyper: w.cfg.Hyper, ChunkBytes: uint32(w.cfg.ChunkBytes),
 		Provider: w.cfg.Provider, Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()),
 		Uid: uint32(os.Geteuid()), TimeoutMs: ms,
@@ -68,7 +68,7 @@ func (w *Worker) noteServer() {
 func (w *Worker) watch() error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w.unwatch = func() { cancel(nil) }
-	stream, err := w.rpc.Watch(ctx, &api.WatchRequest{Session: w.info.Session})
+	stream, err := w.rpc.Watch(ctx, &api.WatchRequest{})
 	if err != nil {
 		cancel(err)
 		close(w.watching)

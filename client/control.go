@@ -20,7 +20,7 @@ func (c controlPlane) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]la
 	w := c.w
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
-	r := &api.ConnectRequest{Session: w.info.Session, TimeoutMs: ms}
+	r := &api.ConnectRequest{TimeoutMs: ms}
 	for _, e := range ends {
 		r.Resumable, r.AckTimeoutMs = e.Resumable, uint32(e.AckTimeout.Milliseconds())
 		r.Lanes = append(r.Lanes, &api.WorkerLane{
@@ -43,7 +43,7 @@ func (c controlPlane) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed
 	ctx, cancel := context.WithTimeout(ctx, resumeWithin)
 	defer cancel()
 	req := &api.ResumeRequest{
-		Session: c.w.info.Session, Lane: uint32(r.Lane), Attempt: r.Attempt, Nic: uint32(r.NIC), Received: r.Received,
+		Lane: uint32(r.Lane), Attempt: r.Attempt, Nic: uint32(r.NIC), Received: r.Received,
 		Endpoint: r.Endpoint, AckTimeoutMs: uint32(r.AckTimeout.Milliseconds()),
 	}
 	for _, mr := range r.Regions {

@@ -49,7 +49,7 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	defer w.registering.Unlock()
 	batch := make([]chunk.Tensor, len(tensors))
 	descs := make([]cworker.TensorDesc, len(tensors))
-	req := &api.RegisterRequest{Session: w.info.Session, Tensors: make([]*api.Tensor, len(tensors))}
+	req := &api.RegisterRequest{Tensors: make([]*api.Tensor, len(tensors))}
 	for i := range tensors {
 		t := &tensors[i]
 		wire, mem := cmp.Or(t.WireType, w.cfg.WireType), cmp.Or(t.MemoryType, w.cfg.MemoryType)

@@ -11,7 +11,9 @@ import (
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
-// Status asks an aggregator what it is doing. It uses Server, CA and Timeout of the configuration.
+// Status asks an aggregator what it is doing. It uses Server, CA, Token and Timeout of the configuration. Over the Unix socket of an
+// aggregator of this user on this host, which it finds by itself, and with the admin's token, it tells of all jobs; with a job's
+// token of that one.
 func Status(ctx context.Context, c Config) (status *api.StatusResponse, err error) {
 	err = control(ctx, c, "status", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
 		status, err = rpc.Status(ctx, &api.StatusRequest{})
@@ -22,10 +24,10 @@ func Status(ctx context.Context, c Config) (status *api.StatusResponse, err erro
 
 // Drain makes an aggregator refuse new jobs, and end when those it has are done or after timeout; 0 means no timeout. It
 // returns how many jobs there are. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
-// admin token.
+// admin token. To an aggregator of this user on this host it finds a way without.
 func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err error) {
 	err = control(ctx, c, "drain", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.Drain(ctx, &api.DrainRequest{Token: c.Token, TimeoutMs: uint32(timeout.Milliseconds())})
+		r, err := rpc.Drain(ctx, &api.DrainRequest{TimeoutMs: uint32(timeout.Milliseconds())})
 		jobs = int(r.GetJobs())
 		return err
 	})
@@ -36,7 +38,7 @@ func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err 
 // until now. It uses Server, CA, Job, Token and Timeout of the configuration.
 func SetPolicy(ctx context.Context, c Config, policy string) (was string, err error) {
 	err = control(ctx, c, "set policy", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: c.Job, Token: c.Token, Policy: policy})
+		r, err := rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: c.Job, Policy: policy})
 		was = r.GetWas()
 		return err
 	})
@@ -53,6 +55,7 @@ func control(ctx context.Context, c Config, what string, call func(context.Conte
 	if err := c.complete(); err != nil {
 		return err
 	}
+	c.useSocket()
 	h, transport, err := c.httpClient()
 	if err != nil {
 		return err
@@ -60,7 +63,7 @@ func control(ctx context.Context, c Config, what string, call func(context.Conte
 	defer transport.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	if err := call(ctx, apiconnect.NewJobServiceClient(h, c.Server, connect.WithGRPC())); err != nil {
+	if err := call(ctx, apiconnect.NewJobServiceClient(h, c.Server, connect.WithGRPC(), api.Identify(nil, c.Token))); err != nil {
 		return fmt.Errorf("%s of %s: %w", what, c.Server, c.classifyFirst(err))
 	}
 	return nil

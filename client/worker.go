@@ -158,7 +158,7 @@ func (w *Worker) inFlight() bool {
 func (w *Worker) tell(reason string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if _, err := w.rpc.Leave(ctx, &api.LeaveRequest{Session: w.info.Session, Failure: reason}); err != nil {
+	if _, err := w.rpc.Leave(ctx, &api.LeaveRequest{Failure: reason}); err != nil {
 		w.fail(classify(err)) // the aggregator finds out by the watch stream's end
 	}
 }

@@ -65,6 +65,9 @@ func StartAggregator(ctx context.Context, argv []string, log io.Writer) (*Aggreg
 // Ended is closed when the aggregator has ended.
 func (a *Aggregator) Ended() <-chan struct{} { return a.p.Ended() }
 
+// PID returns the process's number.
+func (a *Aggregator) PID() int { return a.p.PID() }
+
 // Err waits for the aggregator's end and returns why it failed, nil if it was told to end.
 func (a *Aggregator) Err() error {
 	if err := a.said.Error(a.p.Wait()); err != nil {

@@ -2,11 +2,9 @@ package service
 
 import (
 	"context"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"time"
 
 	"connectrpc.com/connect"
@@ -18,9 +16,9 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// active finds a member whose job has not failed.
-func (s *Service) active(session string) (*member, error) {
-	m, err := s.session(session)
+// active returns the member that calls, if its job has not failed.
+func (s *Service) active(ctx context.Context) (*member, error) {
+	m, err := s.session(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +37,7 @@ func (s *Service) active(session string) (*member, error) {
 
 // Watch implements the schema's Watch.
 func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connect.ServerStream[api.WatchResponse]) error {
-	m, err := s.session(r.Session)
+	m, err := s.session(ctx)
 	if err != nil {
 		return err
 	}
@@ -83,7 +81,7 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 
 // Connect implements the schema's Connect.
 func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.ConnectResponse, error) {
-	m, err := s.active(r.Session)
+	m, err := s.active(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +128,7 @@ func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conn
 
 // Resume implements the schema's Resume.
 func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.ResumeResponse, error) {
-	m, err := s.active(r.Session)
+	m, err := s.active(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +169,7 @@ func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.Resume
 
 // Barrier implements the schema's Barrier.
 func (s *Service) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.BarrierResponse, error) {
-	m, err := s.active(r.Session)
+	m, err := s.active(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +186,7 @@ func (s *Service) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.Barr
 
 // Leave implements the schema's Leave.
 func (s *Service) Leave(ctx context.Context, r *api.LeaveRequest) (*api.LeaveResponse, error) {
-	m, err := s.session(r.Session)
+	m, err := s.session(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -206,28 +204,12 @@ func (s *Service) Leave(ctx context.Context, r *api.LeaveRequest) (*api.LeaveRes
 
 // Drain implements the schema's Drain.
 func (s *Service) Drain(ctx context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
-	if err := s.mayDrain(ctx, r.Token); err != nil {
-		return nil, err
+	if !callerOf(ctx).admin {
+		s.refusals.count("admin")
+		return nil, refuse(connect.CodePermissionDenied, "drain: %w", errNotAdmin)
 	}
 	n := s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond)
 	return &api.DrainResponse{Jobs: uint32(n)}, nil
-}
-
-func (s *Service) mayDrain(ctx context.Context, token string) error {
-	if s.opts.AdminToken != "" {
-		if subtle.ConstantTimeCompare([]byte(token), []byte(s.opts.AdminToken)) != 1 {
-			return refuse(connect.CodePermissionDenied, "drain: wrong admin token")
-		}
-		return nil
-	}
-	info, ok := connect.CallInfoForHandlerContext(ctx)
-	if ok {
-		host, _, _ := net.SplitHostPort(info.Peer().Addr)
-		if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
-			return nil
-		}
-	}
-	return refuse(connect.CodePermissionDenied, "drain: the aggregator has no admin token: drain it from its own host, or give it one")
 }
 
 // StartDrain refuses new jobs and makes [Service.Serve] return when the present jobs have ended, or after timeout (0: never). It

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
 )
 
 // job is one tenant's job, from the first Join to the end of the last worker.
@@ -60,6 +62,8 @@ type member struct {
 	uid       uint32
 	provider  string // asked for; "": any
 	providers []string
+
+	calls atomic.Int32 // under way
 
 	// Guarded by job.mu.
 	watched  bool
@@ -335,4 +339,9 @@ func (j *job) failIfDeserted(ctx context.Context) {
 	}
 }
 
-var errShutdown = errors.New("the aggregator is shutting down")
+var (
+	errShutdown   = errors.New("the aggregator is shutting down")
+	errNoSession  = errors.New("no such session: give the one that Join returned in the header " + api.SessionHeader + "; if it did, it has ended, or the aggregator was restarted: join again")
+	errBusyMember = errors.New("the worker has as many calls under way as it may: wait for some")
+	errNotAdmin   = errors.New("only for the admin: give the admin's token, or call as the aggregator's user over its Unix socket")
+)

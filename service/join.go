@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,7 +14,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-func refuse(code connect.Code, format string, args ...any) error {
+func refuse(code connect.Code, format string, args ...any) *connect.Error {
 	return connect.NewError(code, fmt.Errorf(format, args...))
 }
 
@@ -49,10 +48,12 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	}
 	wait, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	j, last, err := s.admit(m, r, sp)
+	by := callerOf(ctx)
+	j, last, err := s.admit(m, by.token, r, sp)
 	if err != nil {
 		return nil, err
 	}
+	by.becomes(m)
 	if last {
 		j.startErr = j.run()
 		s.mu.Lock()
@@ -79,7 +80,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 }
 
 // admit makes a worker a member of its job. It makes the job if there is none, and reports whether the worker completes it.
-func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
+func (s *Service) admit(m *member, token string, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
 	policy, ok := s.opts.policy(r.Job)
 	if !ok {
 		return nil, false, refuse(connect.CodePermissionDenied,
@@ -92,11 +93,11 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 	}
 	j = s.jobs[r.Job]
 	if j == nil {
-		if j, err = s.newJob(r, policy, sp); err != nil {
+		if j, err = s.newJob(r, token, policy, sp); err != nil {
 			return nil, false, err
 		}
 	}
-	if subtle.ConstantTimeCompare([]byte(r.Token), []byte(j.token)) != 1 {
+	if !equal(token, j.token) {
 		return nil, false, refuse(connect.CodePermissionDenied, "job %q: wrong token", r.Job)
 	}
 	j.mu.Lock()
@@ -132,14 +133,13 @@ func (s *Service) admit(m *member, r *api.JoinRequest, sp spec) (j *job, last bo
 }
 
 // newJob makes a job from its first worker's request. The caller holds s.mu.
-func (s *Service) newJob(r *api.JoinRequest, policy JobPolicy, sp spec) (*job, error) {
+func (s *Service) newJob(r *api.JoinRequest, token string, policy JobPolicy, sp spec) (*job, error) {
 	if len(s.jobs)+len(s.retired) >= s.opts.MaxJobs {
 		return nil, refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may", len(s.jobs)+len(s.retired))
 	}
 	if n := policy.Quota.maxWorkers(); sp.workers > n {
 		return nil, refuse(connect.CodeResourceExhausted, "job %q of %d workers: its quota is %d", r.Job, sp.workers, n)
 	}
-	token := r.Token
 	if policy.Token != "" {
 		token = policy.Token
 	}

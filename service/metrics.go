@@ -1,12 +1,15 @@
 package service
 
 import (
+	"bytes"
 	"net/http"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/common/expfmt"
 
 	"github.com/rackweave/rackweave/aggregate"
 )
@@ -84,6 +87,8 @@ var (
 		gauge("lane_slots_held", "Messages not answered yet.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.SlotsHeld) }),
 	}
+	refusedCalls = prometheus.NewDesc("rackweave_refused_total", "Connections and calls that were turned away, by reason.",
+		[]string{"reason"}, nil)
 	laneLatency = prometheus.NewDesc("rackweave_lane_chunk_latency_seconds", "From a chunk's first gradient to its answer.",
 		laneLabels, nil)
 
@@ -124,6 +129,8 @@ var (
 	serviceFamilies = []family[Service]{
 		counter("jobs_started_total", "Jobs that ran.", nil, func(s *Service) float64 { return float64(s.jobsStarted.Load()) }),
 		counter("jobs_failed_total", "Jobs that failed.", nil, func(s *Service) float64 { return float64(s.jobsFailed.Load()) }),
+		gauge("stranger_connections", "Connections of peers who have shown no session.", nil,
+			func(s *Service) float64 { return float64(s.door.Strangers()) }),
 		gauge("uptime_seconds", "Time since the aggregator started.", nil, func(s *Service) float64 { return s.uptime().Seconds() }),
 	}
 )
@@ -138,11 +145,47 @@ type jobMetrics struct {
 // Collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing.
 func (s *Service) Collector() prometheus.Collector { return collector{s} }
 
-// MetricsHandler serves the metrics of the service, the process and the Go runtime.
-func (s *Service) MetricsHandler() http.Handler {
+// pageEvery is how often the metrics are rendered at most. Whoever asks sooner gets the same page.
+const pageEvery = 250 * time.Millisecond
+
+// metricsPage serves the metrics of the service, the process and the Go runtime. A page is rendered before it is sent, so that a
+// reader who takes none of it holds nothing up.
+func (s *Service) metricsPage() http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(s.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return promhttp.HandlerFor(r, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
+	var mu sync.Mutex
+	var page []byte
+	var rendered time.Time
+	format := expfmt.NewFormat(expfmt.TypeTextPlain)
+	current := func() ([]byte, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(rendered) < pageEvery {
+			return page, nil
+		}
+		families, err := r.Gather()
+		if err != nil {
+			return nil, err
+		}
+		var b bytes.Buffer
+		encode := expfmt.NewEncoder(&b, format)
+		for _, f := range families {
+			if err := encode.Encode(f); err != nil {
+				return nil, err
+			}
+		}
+		page, rendered = b.Bytes(), time.Now()
+		return page, nil
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		text, err := current()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", string(format))
+		w.Write(text)
+	})
 }
 
 type collector struct{ s *Service }
@@ -155,11 +198,15 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 	describe(out, jobFamilies)
 	describe(out, workerFamilies)
 	describe(out, serviceFamilies)
+	out <- refusedCalls
 }
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	emit(out, serviceFamilies, c.s)
+	for reason, n := range c.s.refusals.all() {
+		out <- prometheus.MustNewConstMetric(refusedCalls, prometheus.CounterValue, float64(n), reason)
+	}
 	for _, p := range c.s.served {
 		c.s.engines[p].collect(out)
 	}

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"crypto/subtle"
 
 	"connectrpc.com/connect"
 
@@ -11,11 +10,11 @@ import (
 )
 
 // SetPolicy implements the schema's SetPolicy.
-func (s *Service) SetPolicy(_ context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
+func (s *Service) SetPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
 	s.mu.Lock()
 	j := s.jobs[r.Job]
 	s.mu.Unlock()
-	if j == nil || subtle.ConstantTimeCompare([]byte(r.Token), []byte(j.token)) != 1 {
+	if j == nil || !equal(callerOf(ctx).token, j.token) {
 		return nil, refuse(connect.CodePermissionDenied, "set policy: there is no job %q with this token", r.Job)
 	}
 	spec, err := policy.Parse(r.Policy)

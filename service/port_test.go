@@ -74,7 +74,7 @@ func TestOnePortSpeaksJSONConnectAndGRPC(t *testing.T) {
 		len(status.Engines[0].Lanes) == 0 {
 		t.Errorf("%s", body)
 	}
-	code, body = post(t, base+"/Barrier", `{"session": "nobody", "name": "b"}`)
+	code, body = post(t, base+"/Barrier", `{"name": "b"}`)
 	if code != http.StatusUnauthorized || !strings.Contains(body, `"unauthenticated"`) || !strings.Contains(body, "no such session") {
 		t.Errorf("%d %s", code, body)
 	}
@@ -106,10 +106,15 @@ func TestAWorkerNeedsNoMoreThanJSONOverHTTP(t *testing.T) {
 		t.Fatalf("%d %s: %v", code, body, err)
 	}
 	// Watch is a stream: every message has a byte of flags and its length before it.
-	message := fmt.Appendf(nil, `{"session": %q}`, joined.Session)
-	request := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
+	request := append(binary.BigEndian.AppendUint32([]byte{0}, 2), "{}"...)
 	tr := &http.Transport{DisableKeepAlives: true}
-	resp, err := (&http.Client{Transport: tr}).Post(base+"/Watch", "application/connect+json", bytes.NewReader(request))
+	watch, err := http.NewRequest("POST", base+"/Watch", bytes.NewReader(request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch.Header.Set("Content-Type", "application/connect+json")
+	watch.Header.Set(api.SessionHeader, joined.Session)
+	resp, err := (&http.Client{Transport: tr}).Do(watch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +251,7 @@ func TestGarbageOnThePortHurtsNobody(t *testing.T) {
 		c.Write(b)
 		c.Close()
 	}
-	code, body := post(t, s.URL()+"/"+apiconnect.JobServiceName+"/Register", `{"session": "`+strings.Repeat("x", 1<<20)+`"}`)
+	code, body := post(t, s.URL()+"/"+apiconnect.JobServiceName+"/Register", `{"x": "`+strings.Repeat("x", 1<<20)+`"}`)
 	if code != http.StatusUnauthorized {
 		t.Errorf("%d %.100s", code, body)
 	}
@@ -255,7 +260,7 @@ func TestGarbageOnThePortHurtsNobody(t *testing.T) {
 
 func TestARequestThatIsTooLargeIsRefused(t *testing.T) {
 	s, _ := serve(t, service.Options{})
-	code, body := post(t, s.URL()+"/"+apiconnect.JobServiceName+"/Register", `{"session": "`+strings.Repeat("x", 70<<20)+`"}`)
+	code, body := post(t, s.URL()+"/"+apiconnect.JobServiceName+"/Join", `{"job": "`+strings.Repeat("x", 17<<10)+`"}`)
 	if code != http.StatusTooManyRequests || !strings.Contains(body, "resource_exhausted") {
 		t.Errorf("%d %.200s", code, body)
 	}

@@ -89,7 +89,7 @@ func mismatch(a int, as []declared, b int, bs []declared) error {
 
 // Register implements the schema's Register.
 func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.RegisterResponse, error) {
-	m, err := s.active(r.Session)
+	m, err := s.active(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ const checkpointSuffix = ".rwck"
 // Save implements the schema's Save.
 func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveResponse, error) {
 	out := &api.SaveResponse{}
-	err := s.quietly(ctx, "save", r.Session, r.Name, r.TimeoutMs, func(ctx context.Context, j *job, path string) error {
+	err := s.quietly(ctx, "save", r.Name, r.TimeoutMs, func(ctx context.Context, j *job, path string) error {
 		n, err := j.save(ctx, path)
 		out.Path, out.Bytes = path, uint64(n)
 		return err
@@ -48,7 +48,7 @@ func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveRespon
 // Restore implements the schema's Restore.
 func (s *Service) Restore(ctx context.Context, r *api.RestoreRequest) (*api.RestoreResponse, error) {
 	out := &api.RestoreResponse{}
-	err := s.quietly(ctx, "restore", r.Session, r.Name, r.TimeoutMs, func(ctx context.Context, j *job, path string) error {
+	err := s.quietly(ctx, "restore", r.Name, r.TimeoutMs, func(ctx context.Context, j *job, path string) error {
 		n, err := j.restore(ctx, path)
 		out.Path, out.Bytes = path, uint64(n)
 		return err
@@ -60,9 +60,9 @@ func (s *Service) Restore(ctx context.Context, r *api.RestoreRequest) (*api.Rest
 }
 
 // quietly runs f for a member's checkpoint while nothing else uses the job's tensors, and gives its error a code.
-func (s *Service) quietly(ctx context.Context, what, session, name string, ms uint32,
+func (s *Service) quietly(ctx context.Context, what, name string, ms uint32,
 	f func(context.Context, *job, string) error) error {
-	m, err := s.active(session)
+	m, err := s.active(ctx)
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/door"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -29,8 +30,13 @@ type Service struct {
 	opts     Options
 	log      *slog.Logger
 	listener net.Listener
+	socket   net.Listener // Unix; nil: none
 	mux      *http.ServeMux
+	guarded  http.Handler // mux, behind the guard
+	door     *door.Door
+	refusals *refusals
 	http     *http.Server
+	local    *http.Server // of the Unix socket
 	health   *grpchealth.StaticChecker
 	engines  map[string]*engine
 	served   []string // providers, fastest first
@@ -67,7 +73,7 @@ func New(o Options) (s *Service, err error) {
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()),
 		start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{},
-		sessions: map[string]*member{},
+		sessions: map[string]*member{}, refusals: newRefusals(o.Log),
 	}
 	defer func() {
 		if err != nil {
@@ -75,7 +81,8 @@ func New(o Options) (s *Service, err error) {
 			s = nil
 		}
 	}()
-	if s.http, err = s.server(); err != nil {
+	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.count)
+	if err = s.serveBy(); err != nil {
 		return s, err
 	}
 	// Listening comes first: it reports a taken port before memory is allocated.
@@ -83,6 +90,9 @@ func New(o Options) (s *Service, err error) {
 		if s.listener, err = listen(o.Listen); err != nil {
 			return s, err
 		}
+	}
+	if s.socket, err = s.listenSocket(); err != nil {
+		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
 	topo, err := numa.Discover("")
 	if err != nil {
@@ -123,39 +133,41 @@ func listen(address string) (net.Listener, error) {
 	return l, nil
 }
 
-// server makes the HTTP server. It bounds requests in size and in the time they take to arrive, and finds silent peers by pings.
-func (s *Service) server() (*http.Server, error) {
-	options := []connect.HandlerOption{
-		connect.WithReadMaxBytes(maxMessageBytes),
-		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
-			s.log.Error("panic in a call", "procedure", spec.Procedure, "panic", p)
-			return connect.NewError(connect.CodeInternal, fmt.Errorf("panic in %s: see the aggregator's log", spec.Procedure))
-		}),
-	}
+// serveBy makes the HTTP servers. They bound requests in size and in the time they take to arrive, and find silent peers by pings.
+func (s *Service) serveBy() error {
+	options := append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
 	s.mux.Handle(apiconnect.NewJobServiceHandler(s, options...))
+	s.mux.Handle("/metrics", s.metricsPage())
 	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
 
-	h := &http.Server{
-		Handler: bodyWithin(20*time.Second, http.HandlerFunc(s.handle)), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute,
-		MaxHeaderBytes: 64 << 10, Protocols: new(http.Protocols), ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second,
-			MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 1 << 20},
-	}
-	h.Protocols.SetHTTP1(true)
-	h.Protocols.SetHTTP2(true)
-	h.Protocols.SetUnencryptedHTTP2(s.opts.TLSCert == "")
+	s.local, s.http = s.server(true), s.server(s.opts.TLSCert == "")
 	if s.opts.TLSCert != "" {
 		cert, err := tls.LoadX509KeyPair(s.opts.TLSCert, s.opts.TLSKey)
 		if err != nil {
-			return nil, fmt.Errorf("TLS certificate %s with key %s: %w", s.opts.TLSCert, s.opts.TLSKey, err)
+			return fmt.Errorf("TLS certificate %s with key %s: %w", s.opts.TLSCert, s.opts.TLSKey, err)
 		}
-		h.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+		s.http.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
-	return h, nil
+	return nil
+}
+
+func (s *Service) server(plain bool) *http.Server {
+	h := &http.Server{
+		Handler:           door.InTime(door.BodyWithin, door.AnswerWithin, http.HandlerFunc(s.handle)),
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) }, Protocols: new(http.Protocols), ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second,
+			MaxConcurrentStreams: 32, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 1 << 20,
+			WriteByteTimeout: door.AnswerWithin},
+	}
+	h.Protocols.SetHTTP1(true)
+	h.Protocols.SetHTTP2(true)
+	h.Protocols.SetUnencryptedHTTP2(plain)
+	return h
 }
 
 func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
@@ -165,7 +177,7 @@ func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, errShutdown.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	s.mux.ServeHTTP(w, r)
+	s.guarded.ServeHTTP(w, r)
 }
 
 // begin counts a job as running. It returns false if the service is closing.
@@ -179,8 +191,8 @@ func (s *Service) begin() bool {
 	return true
 }
 
-// Handle mounts another handler on the service's port, such as metrics and profiles. Call it before Serve.
-func (s *Service) Handle(pattern string, h http.Handler) { s.mux.Handle(pattern, h) }
+// HandleAdmin mounts another handler on the service's port, for the admin. Call it before Serve.
+func (s *Service) HandleAdmin(pattern string, h http.Handler) { s.mux.Handle(pattern, s.adminOnly(h)) }
 
 // Addr returns the address that the service listens on.
 func (s *Service) Addr() net.Addr { return s.listener.Addr() }
@@ -231,11 +243,14 @@ func (s *Service) Serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
 		if s.http.TLSConfig != nil {
-			served <- s.http.ServeTLS(s.listener, "", "")
+			served <- s.http.ServeTLS(s.door.Listen(s.listener), "", "")
 		} else {
-			served <- s.http.Serve(s.listener)
+			served <- s.http.Serve(s.door.Listen(s.listener))
 		}
 	}()
+	if s.socket != nil {
+		go s.local.Serve(s.socket) // until Close
+	}
 	var err error
 	select {
 	case <-ctx.Done():
@@ -266,10 +281,15 @@ func (s *Service) close() error {
 	var errs []error
 	if s.http != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		if s.http.Shutdown(ctx) != nil {
-			errs = append(errs, s.http.Close())
+		for _, h := range []*http.Server{s.http, s.local} {
+			if h.Shutdown(ctx) != nil {
+				errs = append(errs, h.Close())
+			}
 		}
 		cancel()
+	}
+	if s.socket != nil {
+		s.socket.Close()
 	}
 	if s.listener != nil {
 		s.listener.Close() // the server has closed it if it served
@@ -303,18 +323,16 @@ func (s *Service) forget(j *job) {
 	s.members -= len(j.members)
 	for _, m := range j.members {
 		delete(s.sessions, m.session)
+		s.door.Dismiss(m)
 	}
 }
 
-// session finds a member.
-func (s *Service) session(id string) (*member, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := s.sessions[id]
-	if m == nil {
-		return nil, refuse(connect.CodeUnauthenticated, "no such session: it has ended, or the aggregator was restarted: join again")
+// session returns the member that calls.
+func (s *Service) session(ctx context.Context) (*member, error) {
+	if m := callerOf(ctx).member; m != nil {
+		return m, nil
 	}
-	return m, nil
+	return nil, connect.NewError(connect.CodeUnauthenticated, errNoSession)
 }
 
 // tend does what is due every second: it samples rates and fails jobs that wait for a worker who has left.

@@ -62,7 +62,6 @@ func serve(t testing.TB, o service.Options) (s *service.Service, ended <-chan er
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Handle("/metrics", s.MetricsHandler())
 	done := make(chan error, 1)
 	finished := make(chan struct{})
 	go func() {

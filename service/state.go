@@ -16,7 +16,7 @@ import (
 func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.ReadStateResponse, error) {
 	out := &api.ReadStateResponse{}
 	peek := func(j *job) (*aggregate.Snapshot, error) { return j.agg.Peek(j.plan) }
-	err := s.withState(r, peek, batchElems, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+	err := s.withState(ctx, r, peek, batchElems, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
 		if err := snap.Read(ctx, pieces); err != nil {
 			return err
 		}
@@ -40,7 +40,7 @@ func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.
 // WriteState implements the schema's WriteState.
 func (s *Service) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.WriteStateResponse, error) {
 	quiet := func(j *job) (*aggregate.Snapshot, error) { return j.agg.Snapshot(ctx, j.plan) }
-	err := s.withState(r, quiet, len(r.Data)/4, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+	err := s.withState(ctx, r, quiet, len(r.Data)/4, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
 		if len(r.Data) != 4*len(data) {
 			return refuse(connect.CodeInvalidArgument, "write state: %d bytes: give all elements of each chunk", len(r.Data))
 		}
@@ -65,16 +65,15 @@ func (s *Service) WriteState(ctx context.Context, r *api.WriteStateRequest) (*ap
 
 // stateRange says which elements of a tensor a call is about.
 type stateRange interface {
-	GetSession() string
 	GetTensor() uint32
 	GetArray() uint32
 	GetOffset() uint64
 }
 
 // withState calls f with the pieces that begin at the range's offset and hold elems elements or less, but one piece at least.
-func (s *Service) withState(r stateRange, open func(*job) (*aggregate.Snapshot, error), elems int,
+func (s *Service) withState(ctx context.Context, r stateRange, open func(*job) (*aggregate.Snapshot, error), elems int,
 	f func(*aggregate.Snapshot, []aggregate.Piece, []float32) error) error {
-	m, err := s.active(r.GetSession())
+	m, err := s.active(ctx)
 	if err != nil {
 		return err
 	}

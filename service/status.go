@@ -9,15 +9,16 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// Status implements the schema's Status.
+// Status implements the schema's Status. A tenant learns of its own job, the admin of all.
 func (s *Service) Status(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
+	by := callerOf(ctx)
 	out := &api.StatusResponse{Version: s.opts.Version, UptimeSeconds: s.uptime().Seconds()}
 	s.mu.Lock()
 	out.Draining = s.draining
 	for _, p := range s.served {
-		out.Engines = append(out.Engines, s.engines[p].status())
+		out.Engines = append(out.Engines, s.engines[p].status(by.admin))
 	}
-	jobs := s.allJobs()
+	jobs := slices.DeleteFunc(s.allJobs(), func(j *job) bool { return !by.owns(j) })
 	s.mu.Unlock()
 	for _, j := range jobs {
 		out.Jobs = append(out.Jobs, j.status(ctx))
@@ -38,16 +39,28 @@ func (s *Service) allJobs() []*job {
 	return jobs
 }
 
-// status returns an engine's part of the status. The caller holds s.mu, which guards the rates.
-func (e *engine) status() *api.EngineStatus {
+// owns reports whether a job is the caller's.
+func (c *caller) owns(j *job) bool {
+	return c.admin || c.member != nil && c.member.job == j || c.token != "" && equal(c.token, j.token)
+}
+
+// status returns an engine's part of the status, without what it did for all if that is asked by one tenant. The caller holds s.mu,
+// which guards the rates.
+func (e *engine) status(all bool) *api.EngineStatus {
 	out := &api.EngineStatus{Provider: e.provider, Window: uint32(e.agg.Window())}
 	for i, l := range e.agg.Lanes() {
 		cfg, c := l.Config(), l.Counters()
-		out.Lanes = append(out.Lanes, &api.LaneStatus{
-			Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node), ReceivedBytes: c.RecvBytes,
-			SentBytes: c.SentBytes, Chunks: c.Chunks, ReceivedBytesPerSecond: e.rates[i].received, SentBytesPerSecond: e.rates[i].sent,
-			FoldsOpen: c.FoldsOpen, Sleeps: c.Sleeps, Dropped: c.Dropped, Failovers: c.Failovers,
-		})
+		lane := &api.LaneStatus{Device: e.names[i], Nic: uint32(cfg.NIC), Cpu: int32(cfg.CPU), Node: int32(cfg.Node)}
+		out.Lanes = append(out.Lanes, lane)
+		if !all {
+			continue
+		}
+		lane.ReceivedBytes, lane.SentBytes, lane.Chunks, lane.FoldsOpen = c.RecvBytes, c.SentBytes, c.Chunks, c.FoldsOpen
+		lane.ReceivedBytesPerSecond, lane.SentBytesPerSecond = e.rates[i].received, e.rates[i].sent
+		lane.Sleeps, lane.Dropped, lane.Failovers = c.Sleeps, c.Dropped, c.Failovers
+	}
+	if !all {
+		return out
 	}
 	for nic, d := range e.devices {
 		all, failedOver := e.agg.Connections(d)

@@ -101,11 +101,10 @@ func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilE
 		return err
 	}
 	defer s.Close()
-	s.Handle("/metrics", s.MetricsHandler())
-	s.Handle("/debug/pprof/", http.HandlerFunc(pprof.Index))
-	s.Handle("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
-	s.Handle("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
-	s.Handle("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
+	s.HandleAdmin("/debug/pprof/", http.HandlerFunc(pprof.Index))
+	s.HandleAdmin("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
+	s.HandleAdmin("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
+	s.HandleAdmin("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
 	switch {
 	case untilEOF:
 		fmt.Fprintln(out, s.URL())

@@ -81,13 +81,13 @@ func TestServeSaysWhereItIsAndStatusAnswers(t *testing.T) {
 	if out, err = run(t, "status", "--server", said.URL); err != nil || !strings.Contains(out, "lane 0") {
 		t.Errorf("%v:\n%s", err, out)
 	}
-	for _, path := range []string{"/metrics", "/debug/pprof/"} {
+	for path, want := range map[string]int{"/metrics": http.StatusOK, "/debug/pprof/": http.StatusForbidden} {
 		answer, err := http.Get(said.URL + path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		answer.Body.Close()
-		if answer.StatusCode != http.StatusOK {
+		if answer.StatusCode != want {
 			t.Errorf("%s: %s", path, answer.Status)
 		}
 	}

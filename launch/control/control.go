@@ -38,7 +38,7 @@ type Config struct {
 // Proxy makes calls for the workers of a job.
 type Proxy struct {
 	cfg       Config
-	rpc       apiconnect.JobServiceClient
+	server    string
 	transport *http.Transport
 	dir       string
 	listeners []net.Listener
@@ -60,7 +60,7 @@ func Listen(cfg Config) (*Proxy, error) {
 			return nil, fmt.Errorf("CA file %s holds no certificate in PEM form", cfg.CA)
 		}
 	}
-	p.rpc = apiconnect.NewJobServiceClient(&http.Client{Transport: p.transport}, strings.TrimRight(cfg.Server, "/"))
+	p.server = strings.TrimRight(cfg.Server, "/")
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	var err error
 	if p.dir, err = os.MkdirTemp("", "rackweave-run-"); err != nil {
@@ -101,6 +101,8 @@ func (p *Proxy) accept(l net.Listener, rank int) {
 		}
 		stop := context.AfterFunc(p.ctx, func() { c.Close() })
 		m := &member{p: p, rank: rank, pid: os.Getpid(), uid: os.Geteuid()}
+		m.rpc = apiconnect.NewJobServiceClient(&http.Client{Transport: p.transport}, p.server,
+			api.Identify(func() string { return m.session }, p.cfg.Token))
 		if peer, err := credentials(c.(*net.UnixConn)); err == nil {
 			m.pid, m.uid = int(peer.Pid), int(peer.Uid)
 		}
@@ -130,6 +132,7 @@ type member struct {
 	p        *Proxy
 	rank     int
 	pid, uid int // of the program
+	rpc      apiconnect.JobServiceClient
 	session  string
 	unwatch  context.CancelFunc // nil before Join
 	watched  chan struct{}
@@ -195,7 +198,7 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		}
 		ctx, cancel := m.bounded(r.TimeoutMS)
 		defer cancel()
-		_, err := m.p.rpc.Barrier(ctx, &api.BarrierRequest{Session: m.session, Name: text(r.Name[:]), TimeoutMs: r.TimeoutMS})
+		_, err := m.rpc.Barrier(ctx, &api.BarrierRequest{Name: text(r.Name[:]), TimeoutMs: r.TimeoutMS})
 		return nil, err
 	case kindLeave:
 		var r leaveRequest
@@ -204,7 +207,7 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		}
 		ctx, cancel := m.bounded(0)
 		defer cancel()
-		_, err := m.p.rpc.Leave(ctx, &api.LeaveRequest{Session: m.session, Failure: text(r.Failure[:])})
+		_, err := m.rpc.Leave(ctx, &api.LeaveRequest{Failure: text(r.Failure[:])})
 		return nil, err
 	}
 	return nil, fmt.Errorf("request of unknown kind %d: the program's librackweave is of another version", k)
@@ -244,8 +247,8 @@ func (m *member) join(payload []byte) ([]any, error) {
 	host, _ := os.Hostname()
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
-	j, err := m.p.rpc.Join(ctx, &api.JoinRequest{
-		Job: m.p.cfg.Job, Token: m.p.cfg.Token, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode, Optimizer: optimizer,
+	j, err := m.rpc.Join(ctx, &api.JoinRequest{
+		Job: m.p.cfg.Job, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode, Optimizer: optimizer,
 		Hyper: hyper, ChunkBytes: r.ChunkBytes, Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
 		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid), TimeoutMs: r.TimeoutMS,
 	})
@@ -300,7 +303,7 @@ func (p *Proxy) address(ctx context.Context) (string, error) {
 // watch opens the stream that ties the worker's life to the aggregator's. Workers learn of failures on the data path.
 func (m *member) watch() error {
 	ctx, cancel := context.WithCancel(m.p.ctx)
-	stream, err := m.p.rpc.Watch(ctx, &api.WatchRequest{Session: m.session})
+	stream, err := m.rpc.Watch(ctx, &api.WatchRequest{})
 	if err != nil {
 		cancel()
 		return err
@@ -328,7 +331,7 @@ func (m *member) connect(payload []byte) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	req := &api.ConnectRequest{Session: m.session, TimeoutMs: r.TimeoutMS, AckTimeoutMs: r.AckTimeoutMS}
+	req := &api.ConnectRequest{TimeoutMs: r.TimeoutMS, AckTimeoutMs: r.AckTimeoutMS}
 	for _, e := range ends {
 		req.Lanes = append(req.Lanes, &api.WorkerLane{
 			Endpoint: e.Bytes[:min(e.Length, endpointBytes)], ReplyAddr: e.Addr, ReplyRkey: e.RKey, Staging: e.Staging,
@@ -336,7 +339,7 @@ func (m *member) connect(payload []byte) ([]any, error) {
 	}
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
-	c, err := m.p.rpc.Connect(ctx, req)
+	c, err := m.rpc.Connect(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -364,7 +367,7 @@ func (m *member) register(payload []byte) ([]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	req := &api.RegisterRequest{Session: m.session, TimeoutMs: r.TimeoutMS}
+	req := &api.RegisterRequest{TimeoutMs: r.TimeoutMS}
 	for i := range tensors {
 		t := &tensors[i]
 		if int(t.NDim) > len(t.Shape) {
@@ -376,7 +379,7 @@ func (m *member) register(payload []byte) ([]any, error) {
 	}
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
-	a, err := m.p.rpc.Register(ctx, req)
+	a, err := m.rpc.Register(ctx, req)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,12 @@
 // exchanges.
 //
 // A worker's life: Join, Watch (kept open to the end), Connect, Register (once or more), then gradients; Leave.
+//
+// Who calls stands in headers, which are read before the body: the session that Join returned in Rackweave-Session, a token in
+// Authorization as "Bearer TOKEN". Join, SetPolicy and Status take the job's token; the first to join a job that the server's
+// configuration does not name sets it. Drain, and Status of all jobs, take the admin's token or come over the Unix socket.
+// Requests are not compressed.
+//
 // Every call that waits for other workers has a timeout; 0 is the server's default. Errors name the worker, the tensor or
 // the value they are about.
 
@@ -31,8 +37,6 @@ const (
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// The first to join a job that the server's configuration does not name sets its token.
-	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// -1: any.
 	Rank    int32  `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers uint32 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
@@ -95,13 +99,6 @@ func (*JoinRequest) Descriptor() ([]byte, []int) {
 func (x *JoinRequest) GetJob() string {
 	if x != nil {
 		return x.Job
-	}
-	return ""
-}
-
-func (x *JoinRequest) GetToken() string {
-	if x != nil {
-		return x.Token
 	}
 	return ""
 }
@@ -206,7 +203,7 @@ func (x *JoinRequest) GetPolicy() string {
 
 type JoinResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Identifies the worker in all further calls.
+	// Identifies the worker in all further calls, as the header Rackweave-Session.
 	Session    string  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Rank       uint32  `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers    uint32  `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
@@ -450,7 +447,6 @@ func (x *Lane) GetDevice() string {
 
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -483,13 +479,6 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *WatchRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 type WatchResponse struct {
@@ -708,7 +697,6 @@ func (x *Failure) GetText() string {
 
 type ConnectRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
-	Session   string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Lanes     []*WorkerLane          `protobuf:"bytes,2,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	TimeoutMs uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	// The worker resumes lanes that fail.
@@ -747,13 +735,6 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *ConnectRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *ConnectRequest) GetLanes() []*WorkerLane {
@@ -958,9 +939,8 @@ func (x *AggregatorLane) GetSlotRkey() uint32 {
 }
 
 type ResumeRequest struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	Lane    uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lane  uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
 	// Counts the worker's attempts on the lane, from 1. An attempt is refused when a later one has come.
 	Attempt uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// A NIC of the aggregator, as lanes number them.
@@ -1003,13 +983,6 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *ResumeRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *ResumeRequest) GetLane() uint32 {
@@ -1176,7 +1149,6 @@ func (x *ResumeResponse) GetReceived() uint64 {
 
 type RegisterRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Tensors       []*Tensor              `protobuf:"bytes,2,rep,name=tensors,proto3" json:"tensors,omitempty"`
 	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1211,13 +1183,6 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{15}
-}
-
-func (x *RegisterRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *RegisterRequest) GetTensors() []*Tensor {
@@ -1368,7 +1333,6 @@ func (x *RegisterResponse) GetChunkLanes() []uint32 {
 
 type BarrierRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1403,13 +1367,6 @@ func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use BarrierRequest.ProtoReflect.Descriptor instead.
 func (*BarrierRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *BarrierRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *BarrierRequest) GetName() string {
@@ -1463,8 +1420,7 @@ func (*BarrierResponse) Descriptor() ([]byte, []int) {
 }
 
 type SaveRequest struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
 	// The checkpoint's name, among those of the job.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
@@ -1500,13 +1456,6 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *SaveRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *SaveRequest) GetName() string {
@@ -1577,7 +1526,6 @@ func (x *SaveResponse) GetBytes() uint64 {
 
 type RestoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1612,13 +1560,6 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{22}
-}
-
-func (x *RestoreRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *RestoreRequest) GetName() string {
@@ -1688,8 +1629,7 @@ func (x *RestoreResponse) GetBytes() uint64 {
 }
 
 type ReadStateRequest struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
 	// Numbered in the order of registration.
 	Tensor uint32 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
 	// 0: the parameters; then each state of the optimizer. A number beyond those is out of range.
@@ -1728,13 +1668,6 @@ func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ReadStateRequest.ProtoReflect.Descriptor instead.
 func (*ReadStateRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{24}
-}
-
-func (x *ReadStateRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *ReadStateRequest) GetTensor() uint32 {
@@ -1813,10 +1746,9 @@ func (x *ReadStateResponse) GetUpdates() uint32 {
 }
 
 type WriteStateRequest struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	Tensor  uint32                 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
-	Array   uint32                 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tensor uint32                 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	Array  uint32                 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
 	// The first element: one that begins a chunk.
 	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
 	// All elements of each chunk from offset on: f32, little-endian.
@@ -1855,13 +1787,6 @@ func (x *WriteStateRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use WriteStateRequest.ProtoReflect.Descriptor instead.
 func (*WriteStateRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{26}
-}
-
-func (x *WriteStateRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *WriteStateRequest) GetTensor() uint32 {
@@ -1936,8 +1861,7 @@ func (*WriteStateResponse) Descriptor() ([]byte, []int) {
 }
 
 type LeaveRequest struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why the worker cannot continue; the job fails with this text. Empty: the worker is done.
 	Failure       string `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1972,13 +1896,6 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{28}
-}
-
-func (x *LeaveRequest) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
 }
 
 func (x *LeaveRequest) GetFailure() string {
@@ -2747,8 +2664,6 @@ func (x *WorkerStatus) GetStaleness() float64 {
 type SetPolicyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// The job's.
-	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// Such as ssp:s=3.
 	Policy        string `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2788,13 +2703,6 @@ func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
 func (x *SetPolicyRequest) GetJob() string {
 	if x != nil {
 		return x.Job
-	}
-	return ""
-}
-
-func (x *SetPolicyRequest) GetToken() string {
-	if x != nil {
-		return x.Token
 	}
 	return ""
 }
@@ -2853,8 +2761,6 @@ func (x *SetPolicyResponse) GetWas() string {
 
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The server's admin token. A server without one accepts Drain from its own host only.
-	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// Jobs that last longer are ended. 0: all may finish.
 	TimeoutMs     uint32 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2889,13 +2795,6 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{39}
-}
-
-func (x *DrainRequest) GetToken() string {
-	if x != nil {
-		return x.Token
-	}
-	return ""
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3100,10 +2999,9 @@ var File_job_proto protoreflect.FileDescriptor
 
 const file_job_proto_rawDesc = "" +
 	"\n" +
-	"\tjob.proto\x12\frackweave.v1\"\xee\x03\n" +
+	"\tjob.proto\x12\frackweave.v1\"\xde\x03\n" +
 	"\vJoinRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\tR\x05token\x12\x12\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\x05R\x04rank\x12\x18\n" +
 	"\aworkers\x18\x04 \x01(\rR\aworkers\x12\x12\n" +
 	"\x04mode\x18\x05 \x01(\tR\x04mode\x12\x1c\n" +
@@ -3124,7 +3022,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x85\x04\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\x85\x04\n" +
 	"\fJoinResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -3151,9 +3049,8 @@ const file_job_proto_rawDesc = "" +
 	"\x03nic\x18\x01 \x01(\rR\x03nic\x12\x12\n" +
 	"\x04core\x18\x02 \x01(\rR\x04core\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x16\n" +
-	"\x06device\x18\x04 \x01(\tR\x06device\"(\n" +
-	"\fWatchRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\"k\n" +
+	"\x06device\x18\x04 \x01(\tR\x06device\"\x14\n" +
+	"\fWatchRequestJ\x04\b\x01\x10\x02\"k\n" +
 	"\rWatchResponse\x12/\n" +
 	"\afailure\x18\x01 \x01(\v2\x15.rackweave.v1.FailureR\afailure\x12)\n" +
 	"\x05links\x18\x02 \x01(\v2\x13.rackweave.v1.LinksR\x05links\"M\n" +
@@ -3166,14 +3063,13 @@ const file_job_proto_rawDesc = "" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\"1\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\x05R\x04rank\x12\x12\n" +
-	"\x04text\x18\x02 \x01(\tR\x04text\"\xbd\x01\n" +
-	"\x0eConnectRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12.\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"\xa9\x01\n" +
+	"\x0eConnectRequest\x12.\n" +
 	"\x05lanes\x18\x02 \x03(\v2\x18.rackweave.v1.WorkerLaneR\x05lanes\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12\x1c\n" +
 	"\tresumable\x18\x04 \x01(\bR\tresumable\x12$\n" +
-	"\x0eack_timeout_ms\x18\x05 \x01(\rR\fackTimeoutMs\"\x80\x01\n" +
+	"\x0eack_timeout_ms\x18\x05 \x01(\rR\fackTimeoutMsJ\x04\b\x01\x10\x02\"\x80\x01\n" +
 	"\n" +
 	"WorkerLane\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\fR\bendpoint\x12\x1d\n" +
@@ -3187,28 +3083,26 @@ const file_job_proto_rawDesc = "" +
 	"\x0eAggregatorLane\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\fR\bendpoint\x12\x1b\n" +
 	"\tslot_addr\x18\x02 \x01(\x06R\bslotAddr\x12\x1b\n" +
-	"\tslot_rkey\x18\x03 \x01(\aR\bslotRkey\"\xf7\x01\n" +
-	"\rResumeRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"\tslot_rkey\x18\x03 \x01(\aR\bslotRkey\"\xe3\x01\n" +
+	"\rResumeRequest\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\x12\x10\n" +
 	"\x03nic\x18\x04 \x01(\rR\x03nic\x12\x1a\n" +
 	"\breceived\x18\x05 \x01(\x04R\breceived\x12\x1a\n" +
 	"\bendpoint\x18\x06 \x01(\fR\bendpoint\x12.\n" +
 	"\aregions\x18\a \x03(\v2\x14.rackweave.v1.RegionR\aregions\x12$\n" +
-	"\x0eack_timeout_ms\x18\b \x01(\rR\fackTimeoutMs\"H\n" +
+	"\x0eack_timeout_ms\x18\b \x01(\rR\fackTimeoutMsJ\x04\b\x01\x10\x02\"H\n" +
 	"\x06Region\x12\x12\n" +
 	"\x04addr\x18\x01 \x01(\x06R\x04addr\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x04R\x06length\x12\x12\n" +
 	"\x04rkey\x18\x03 \x01(\aR\x04rkey\"^\n" +
 	"\x0eResumeResponse\x120\n" +
 	"\x04lane\x18\x01 \x01(\v2\x1c.rackweave.v1.AggregatorLaneR\x04lane\x12\x1a\n" +
-	"\breceived\x18\x02 \x01(\x04R\breceived\"z\n" +
-	"\x0fRegisterRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12.\n" +
+	"\breceived\x18\x02 \x01(\x04R\breceived\"f\n" +
+	"\x0fRegisterRequest\x12.\n" +
 	"\atensors\x18\x02 \x03(\v2\x14.rackweave.v1.TensorR\atensors\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\x9c\x01\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"\x9c\x01\n" +
 	"\x06Tensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05shape\x18\x02 \x03(\x04R\x05shape\x12\x14\n" +
@@ -3222,50 +3116,44 @@ const file_job_proto_rawDesc = "" +
 	"\x10RegisterResponse\x12\x1b\n" +
 	"\tplan_hash\x18\x01 \x01(\fR\bplanHash\x12\x1f\n" +
 	"\vchunk_lanes\x18\x02 \x03(\rR\n" +
-	"chunkLanes\"]\n" +
-	"\x0eBarrierRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"chunkLanes\"I\n" +
+	"\x0eBarrierRequest\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\x11\n" +
-	"\x0fBarrierResponse\"Z\n" +
-	"\vSaveRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"\x11\n" +
+	"\x0fBarrierResponse\"F\n" +
+	"\vSaveRequest\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"8\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"8\n" +
 	"\fSaveResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"]\n" +
-	"\x0eRestoreRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"I\n" +
+	"\x0eRestoreRequest\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\";\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\";\n" +
 	"\x0fRestoreResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"r\n" +
-	"\x10ReadStateRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"^\n" +
+	"\x10ReadStateRequest\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offset\"A\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offsetJ\x04\b\x01\x10\x02\"A\n" +
 	"\x11ReadStateResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
-	"\aupdates\x18\x02 \x01(\rR\aupdates\"\xb2\x01\n" +
-	"\x11WriteStateRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
+	"\aupdates\x18\x02 \x01(\rR\aupdates\"\x9e\x01\n" +
+	"\x11WriteStateRequest\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x05 \x01(\fR\x04data\x12\x1d\n" +
 	"\aupdates\x18\x06 \x01(\rH\x00R\aupdates\x88\x01\x01B\n" +
 	"\n" +
-	"\b_updates\"\x14\n" +
-	"\x12WriteStateResponse\"B\n" +
+	"\b_updatesJ\x04\b\x01\x10\x02\"\x14\n" +
+	"\x12WriteStateResponse\".\n" +
 	"\fLeaveRequest\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x18\n" +
-	"\afailure\x18\x02 \x01(\tR\afailure\"\x0f\n" +
+	"\afailure\x18\x02 \x01(\tR\afailureJ\x04\b\x01\x10\x02\"\x0f\n" +
 	"\rLeaveResponse\"\x0f\n" +
 	"\rStatusRequest\"\xd0\x01\n" +
 	"\x0eStatusResponse\x12\x18\n" +
@@ -3342,17 +3230,15 @@ const file_job_proto_rawDesc = "" +
 	"\x04step\x18\f \x01(\x04R\x04step\x12\x12\n" +
 	"\x04held\x18\r \x01(\bR\x04held\x12!\n" +
 	"\fheld_seconds\x18\x0e \x01(\x01R\vheldSeconds\x12\x1c\n" +
-	"\tstaleness\x18\x0f \x01(\x01R\tstaleness\"R\n" +
+	"\tstaleness\x18\x0f \x01(\x01R\tstaleness\"B\n" +
 	"\x10SetPolicyRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\tR\x05token\x12\x16\n" +
-	"\x06policy\x18\x03 \x01(\tR\x06policy\"%\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policyJ\x04\b\x02\x10\x03\"%\n" +
 	"\x11SetPolicyResponse\x12\x10\n" +
-	"\x03was\x18\x01 \x01(\tR\x03was\"C\n" +
-	"\fDrainRequest\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\tR\x05token\x12\x1d\n" +
+	"\x03was\x18\x01 \x01(\tR\x03was\"3\n" +
+	"\fDrainRequest\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMs\"#\n" +
+	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
 	"\x04jobs\x18\x01 \x01(\rR\x04jobs\"\xc7\x01\n" +
 	"\x10CheckpointHeader\x12\x10\n" +

@@ -24,7 +24,9 @@ _MOST_FRAME = 16 << 20
 class Control:
     """Calls one aggregator. Safe for use from any thread: every call has a connection of its own."""
 
-    def __init__(self, address: str, ca: str = "") -> None:
+    def __init__(self, address: str, ca: str = "", token: str = "") -> None:
+        self.session = ""  # of the worker, once it has joined
+        self._token = token
         url = urllib.parse.urlsplit(address)
         self.address = address
         self._host, self._port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
@@ -42,7 +44,7 @@ class Control:
         connection = self.connect()
         try:
             connection.sock.settimeout(timeout + _GRACE)
-            connection.request("POST", _SERVICE + method, json.dumps(request), {"Content-Type": "application/json"})
+            connection.request("POST", _SERVICE + method, json.dumps(request), self.headers("application/json"))
             response = connection.getresponse()
             body = response.read()
         except socket.timeout:
@@ -57,6 +59,15 @@ class Control:
         if response.status != 200 or answer is None:
             raise failure_of(method, answer, f"HTTP status {response.status}")
         return answer
+
+    def headers(self, content: str) -> Dict[str, str]:
+        """Returns the headers of a request: they say who calls."""
+        headers = {"Content-Type": content}
+        if self._token:
+            headers["Authorization"] = "Bearer " + self._token
+        if self.session:
+            headers["Rackweave-Session"] = self.session
+        return headers
 
     def connect(self) -> http.client.HTTPConnection:
         """Opens a connection."""
@@ -94,7 +105,6 @@ class Watch:
     def __init__(
         self,
         control: Control,
-        session: str,
         patience: float,
         links: Callable[[Dict[str, Any]], None],
         failed: Callable[[Error], None],
@@ -108,14 +118,14 @@ class Watch:
         self._address = control.address
         self._closing = False
         self._connection = control.connect()
-        message = json.dumps({"session": session}).encode()
+        message = b"{}"
         try:
             self._connection.sock.settimeout(patience)
             self._connection.request(
                 "POST",
                 _SERVICE + "Watch",
                 struct.pack(">BI", 0, len(message)) + message,
-                {"Content-Type": "application/connect+json", "Connect-Protocol-Version": "1"},
+                {**control.headers("application/connect+json"), "Connect-Protocol-Version": "1"},
             )
         except OSError as e:
             raise ServerLostError(f"Watch: the connection to the aggregator at {self._address} broke: {e}") from None

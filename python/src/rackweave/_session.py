@@ -117,7 +117,7 @@ class Session:
         self._elems: List[int] = []
         self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
-        self._control = Control(settings.address, settings.ca)
+        self._control = Control(settings.address, settings.ca, settings.token)
         self._failed = threading.Event()
         self._failure: Optional[Error] = None
         self._lock = threading.Lock()  # of _failure, _native and _users
@@ -128,9 +128,10 @@ class Session:
         self._watch: Optional[Watch] = None
         self._library = _lib.library()
         self._info = self._join(optimizer, hyper or {})
+        self._control.session = self._info["session"]
         try:
             patience = _MISSED_HEARTBEATS * self._info.get("heartbeatMs", 1000) / 1000
-            self._watch = Watch(self._control, self._info["session"], patience, lambda links: None, self._fail)
+            self._watch = Watch(self._control, patience, lambda links: None, self._fail)
             self._connect()
         except BaseException as e:
             self._leave(str(e) or type(e).__name__)
@@ -168,7 +169,6 @@ class Session:
             "Join",
             {
                 "job": self.job,
-                "token": s.token,
                 "rank": s.rank,
                 "workers": s.world_size,
                 "mode": self.mode,
@@ -446,7 +446,7 @@ class Session:
     def _call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
         self.check()
         try:
-            return self._control.call(method, {"session": self._info["session"], **request}, timeout)
+            return self._control.call(method, request, timeout)
         except JobFailedError:
             self._failed.wait(_REASON_WAIT)  # the watch says because of whom
             if self._failure is not None:
@@ -513,7 +513,7 @@ class Session:
 
     def _leave(self, reason: str) -> None:
         try:
-            self._control.call("Leave", {"session": self._info["session"], "failure": reason}, _LEAVE_TIMEOUT)
+            self._control.call("Leave", {"failure": reason}, _LEAVE_TIMEOUT)
         except Error:
             pass  # the aggregator finds out by the end of the watch
 

@@ -6,6 +6,12 @@
 // exchanges.
 //
 // A worker's life: Join, Watch (kept open to the end), Connect, Register (once or more), then gradients; Leave.
+//
+// Who calls stands in headers, which are read before the body: the session that Join returned in Rackweave-Session, a token in
+// Authorization as "Bearer TOKEN". Join, SetPolicy and Status take the job's token; the first to join a job that the server's
+// configuration does not name sets it. Drain, and Status of all jobs, take the admin's token or come over the Unix socket.
+// Requests are not compressed.
+//
 // Every call that waits for other workers has a timeout; 0 is the server's default. Errors name the worker, the tensor or
 // the value they are about.
 package apiconnect
@@ -97,7 +103,7 @@ type JobServiceClient interface {
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
-	// Status reports what the aggregator is doing.
+	// Status reports what the aggregator is doing, and of the caller's own job; to the admin of all jobs.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
@@ -372,7 +378,7 @@ type JobServiceHandler interface {
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
-	// Status reports what the aggregator is doing.
+	// Status reports what the aggregator is doing, and of the caller's own job; to the admin of all jobs.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)

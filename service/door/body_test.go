@@ -1,4 +1,4 @@
-package service
+package door
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 // slowServer answers after the body and a wait that is longer than a body may take.
 func slowServer(t *testing.T) *httptest.Server {
 	const limit = 100 * time.Millisecond
-	s := httptest.NewUnstartedServer(bodyWithin(limit, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewUnstartedServer(InTime(limit, time.Minute, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
 			w.WriteHeader(http.StatusRequestTimeout)
 			return

@@ -1,0 +1,156 @@
+// Package attacks starts a real aggregator, attacks it as a stranger or a hostile tenant would, and watches a victim's job beside it.
+package attacks
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rackweave/rackweave/launch"
+)
+
+// patience bounds waits that end at once on a quiet machine.
+const patience = time.Minute
+
+// Build builds the binary into a folder and returns its path.
+func Build(ctx context.Context, dir string) (string, error) {
+	binary := filepath.Join(dir, "rackweave")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/rackweave/rackweave/cmd/rackweave")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the aggregator: %w: %s", err, out)
+	}
+	return binary, nil
+}
+
+// Aggregator is the process under attack.
+type Aggregator struct {
+	URL  string
+	p    *launch.Aggregator
+	pid  int
+	idle int64 // resident bytes before any job
+	log  bytes.Buffer
+}
+
+// Start starts an aggregator with these flags of rackweave serve.
+func Start(ctx context.Context, binary string, flags ...string) (*Aggregator, error) {
+	a := &Aggregator{}
+	argv := append([]string{binary, "serve", "--until-eof", "--listen", "127.0.0.1:0", "--unpinned"}, flags...)
+	var err error
+	if a.p, err = launch.StartAggregator(ctx, argv, &a.log); err != nil {
+		return nil, err
+	}
+	a.URL = a.p.URL
+	a.pid = a.p.PID()
+	if a.idle, err = a.resident(); err != nil {
+		return nil, errors.Join(err, a.Stop())
+	}
+	return a, nil
+}
+
+// Stop ends the process. It returns an error if the process failed or had ended before.
+func (a *Aggregator) Stop() error {
+	select {
+	case <-a.p.Ended():
+		return fmt.Errorf("the aggregator ended: %w", a.p.Err())
+	default:
+		return a.p.Stop()
+	}
+}
+
+// Addr returns the host and port that the aggregator listens on.
+func (a *Aggregator) Addr() string {
+	_, addr, _ := strings.Cut(a.URL, "://")
+	return addr
+}
+
+// resident returns the process's resident bytes that no other process maps, but for shared memory.
+func (a *Aggregator) resident() (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kib, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, errors.New("the kernel tells no resident size")
+}
+
+// CPU returns the processor time that the process has used.
+func (a *Aggregator) CPU() (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.pid))
+	if err != nil {
+		return 0, err
+	}
+	f := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	user, err := strconv.ParseInt(f[11], 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	system, err := strconv.ParseInt(f[12], 10, 64)
+	return time.Duration(user+system) * (time.Second / 100), err
+}
+
+// Recovers waits until the process is within extra bytes of its idle size.
+func (a *Aggregator) Recovers(extra int64) error {
+	var now int64
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		var err error
+		if now, err = a.resident(); err != nil {
+			return err
+		}
+		if now < a.idle+extra {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d MiB are resident, and %d were when it was idle", now>>20, a.idle>>20)
+}
+
+// Metrics returns the page of metrics.
+func (a *Aggregator) Metrics(ctx context.Context) (string, error) {
+	for {
+		text, err := a.get(ctx, "/metrics")
+		if err == nil || ctx.Err() != nil {
+			return text, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (a *Aggregator) get(ctx context.Context, path string) (string, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.URL+path, nil)
+	if err != nil {
+		return "", err
+	}
+	h := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	answer, err := h.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", path, answer.Status)
+	}
+	return string(text), err
+}
+
+// dialer dials as another peer than the victims: limits are by address.
+var dialer = &net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+
+// stranger returns an HTTP client of that peer.
+func stranger() *http.Client {
+	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+}

@@ -1,0 +1,296 @@
+// Package door keeps strangers from using up what members need: connections, descriptors, calls and time. A stranger is a peer who
+// has not shown a session yet. Nothing here reads a request.
+package door
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Limits bound what all strangers together have at once. Where the house is full, the oldest of the peer with the most gives way, so
+// that whoever comes late with a good reason gets in.
+type Limits struct {
+	Connections int // of all strangers
+	Calls       int // of all strangers
+	PerPeer     int // calls of one address
+	// Connections and calls of one address, per second and at once. An address with a member may connect more often.
+	Rate  rate.Limit
+	Burst int
+}
+
+// Default suits a rack: a thousand workers may come at once.
+func Default() Limits {
+	return Limits{Connections: 512, Calls: 64, PerPeer: 16, Rate: 100, Burst: 1024}
+}
+
+// maxPeers bounds how many addresses are remembered; an address that has nothing open may be forgotten.
+const maxPeers = 4096
+
+// maxOfMember bounds the connections by which one member counts as such.
+const maxOfMember = 16
+
+// Door counts connections and calls.
+type Door struct {
+	limits  Limits
+	refused func(reason string)
+
+	mu        sync.Mutex
+	peers     map[netip.Addr]*peer
+	strangers []*Conn // oldest first
+	calls     []*Call // oldest first
+	members   map[any][]*Conn
+}
+
+// peer is an address that has come.
+type peer struct {
+	connections, calls, members int
+	rate                        *rate.Limiter
+}
+
+// New makes a door. It calls refused with the reason whenever it turns someone away.
+func New(l Limits, refused func(reason string)) *Door {
+	return &Door{limits: l, refused: refused, peers: map[netip.Addr]*peer{}, members: map[any][]*Conn{}}
+}
+
+// Listen returns a listener whose connections pass the door.
+func (d *Door) Listen(l net.Listener) net.Listener { return &listener{l, d} }
+
+type listener struct {
+	net.Listener
+	d *Door
+}
+
+// Accept returns the next connection that may come in, and closes those that may not.
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if in := l.d.enter(c); in != nil {
+			return in, nil
+		}
+		if t, ok := c.(*net.TCPConn); ok {
+			t.SetLinger(0)
+		}
+		c.Close()
+	}
+}
+
+// Conn is a connection that has come in.
+type Conn struct {
+	net.Conn
+	d      *Door
+	addr   netip.Addr
+	member any // nil: a stranger's; guarded by d.mu
+	closed bool
+}
+
+// address returns what a peer is known by: its address, of IPv6 the network, which one host has whole.
+func address(a net.Addr) netip.Addr {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	ip := t.AddrPort().Addr().Unmap().WithZone("")
+	if ip.Is6() {
+		if p, err := ip.Prefix(64); err == nil {
+			return p.Addr()
+		}
+	}
+	return ip
+}
+
+// peer finds or makes a peer. The caller holds d.mu.
+func (d *Door) peer(a netip.Addr) *peer {
+	p := d.peers[a]
+	if p != nil {
+		return p
+	}
+	if len(d.peers) >= maxPeers {
+		for old, p := range d.peers {
+			if p.connections == 0 {
+				delete(d.peers, old)
+			}
+		}
+	}
+	p = &peer{rate: rate.NewLimiter(d.limits.Rate, d.limits.Burst)}
+	d.peers[a] = p
+	return p
+}
+
+// enter takes a connection in; nil: it may not come in.
+func (d *Door) enter(c net.Conn) *Conn {
+	in := &Conn{Conn: c, d: d, addr: address(c.RemoteAddr())}
+	d.mu.Lock()
+	p := d.peer(in.addr)
+	if p.members == 0 && !p.rate.Allow() {
+		d.mu.Unlock()
+		d.refused("connection_rate")
+		return nil
+	}
+	p.connections++
+	d.strangers = append(d.strangers, in)
+	var out *Conn
+	if len(d.strangers) > d.limits.Connections {
+		out = d.strangers[d.oldest(len(d.strangers), func(i int) netip.Addr { return d.strangers[i].addr })]
+	}
+	d.mu.Unlock()
+	if out != nil {
+		d.refused("connections")
+		out.Close()
+	}
+	return in
+}
+
+// oldest returns the first of n things that the peer with the most of them has. The caller holds d.mu.
+func (d *Door) oldest(n int, of func(int) netip.Addr) int {
+	count := make(map[netip.Addr]int, n)
+	most := of(0)
+	for i := range n {
+		a := of(i)
+		if count[a]++; count[a] > count[most] {
+			most = a
+		}
+	}
+	for i := range n {
+		if of(i) == most {
+			return i
+		}
+	}
+	return 0
+}
+
+// Close closes the connection. It counts no more.
+func (c *Conn) Close() error {
+	d := c.d
+	d.mu.Lock()
+	if !c.closed {
+		c.closed = true
+		p := d.peers[c.addr]
+		p.connections--
+		if c.member != nil {
+			p.members--
+			d.members[c.member] = without(d.members[c.member], c)
+			if len(d.members[c.member]) == 0 {
+				delete(d.members, c.member)
+			}
+		} else {
+			d.strangers = without(d.strangers, c)
+		}
+	}
+	d.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Promote makes the connection a member's: it is a stranger's no more.
+func (c *Conn) Promote(member any) {
+	d := c.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c.closed || c.member != nil || len(d.members[member]) >= maxOfMember {
+		return
+	}
+	c.member = member
+	d.members[member] = append(d.members[member], c)
+	d.peers[c.addr].members++
+	d.strangers = without(d.strangers, c)
+}
+
+// Dismiss makes the connections of a member that is gone strangers' again.
+func (d *Door) Dismiss(member any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.members[member] {
+		c.member = nil
+		d.peers[c.addr].members--
+		d.strangers = append(d.strangers, c)
+	}
+	delete(d.members, member)
+}
+
+func without[T comparable](all []T, one T) []T {
+	return slices.DeleteFunc(all, func(o T) bool { return o == one })
+}
+
+// Call is a stranger's call.
+type Call struct {
+	conn *Conn
+	once sync.Once
+}
+
+// Call begins a stranger's call. It returns nil, and closes the connection, if its address calls too often. Where too many calls are
+// under way, the oldest one's connection is closed: honest calls are short.
+func (c *Conn) Call() *Call {
+	d := c.d
+	call := &Call{conn: c}
+	d.mu.Lock()
+	p := d.peers[c.addr]
+	if c.closed || p == nil || !p.rate.Allow() {
+		d.mu.Unlock()
+		d.refused("call_rate")
+		c.Close()
+		return nil
+	}
+	p.calls++
+	d.calls = append(d.calls, call)
+	var out *Call
+	switch {
+	case p.calls > d.limits.PerPeer:
+		out = d.calls[slices.IndexFunc(d.calls, func(o *Call) bool { return o.conn.addr == c.addr })]
+	case len(d.calls) > d.limits.Calls:
+		out = d.calls[d.oldest(len(d.calls), func(i int) netip.Addr { return d.calls[i].conn.addr })]
+	}
+	d.mu.Unlock()
+	if out != nil {
+		d.refused("calls")
+		out.End()
+		out.conn.Close()
+	}
+	return call
+}
+
+// End ends the call. A call that goes on as a member's ends as a stranger's.
+func (c *Call) End() {
+	c.once.Do(func() {
+		d := c.conn.d
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if p := d.peers[c.conn.addr]; p != nil {
+			p.calls--
+		}
+		d.calls = without(d.calls, c)
+	})
+}
+
+// Strangers returns how many connections strangers have.
+func (d *Door) Strangers() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.strangers)
+}
+
+// Of finds the door's connection below another, such as one of TLS; nil: it came by another way.
+func Of(c net.Conn) *Conn {
+	for {
+		switch at := c.(type) {
+		case *Conn:
+			return at
+		case interface{ NetConn() net.Conn }:
+			c = at.NetConn()
+		default:
+			return nil
+		}
+	}
+}
+
+// BodyWithin is how long a body may take, AnswerWithin how long each part of an answer may wait for its reader.
+const (
+	BodyWithin   = 20 * time.Second
+	AnswerWithin = 10 * time.Second
+)

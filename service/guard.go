@@ -1,0 +1,178 @@
+package service
+
+import (
+	"context"
+	"crypto/subtle"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/door"
+)
+
+// strangersBody bounds the body of a call that needs no session, and of whatever else reaches the port.
+const strangersBody = 16 << 10
+
+// maxMemberCalls bounds the calls of one worker that are under way.
+const maxMemberCalls = 64
+
+// memberCalls are the calls that need a session, with the most bytes that their bodies may have.
+var memberCalls = map[string]int64{
+	apiconnect.JobServiceWatchProcedure:      4 << 10,
+	apiconnect.JobServiceConnectProcedure:    1 << 20,
+	apiconnect.JobServiceResumeProcedure:     1 << 20,
+	apiconnect.JobServiceRegisterProcedure:   maxMessageBytes,
+	apiconnect.JobServiceBarrierProcedure:    4 << 10,
+	apiconnect.JobServiceSaveProcedure:       4 << 10,
+	apiconnect.JobServiceRestoreProcedure:    4 << 10,
+	apiconnect.JobServiceReadStateProcedure:  4 << 10,
+	apiconnect.JobServiceWriteStateProcedure: maxMessageBytes,
+	apiconnect.JobServiceLeaveProcedure:      64 << 10,
+}
+
+// caller is who makes a call, known before its body is read.
+type caller struct {
+	admin  bool
+	token  string
+	member *member // by its session
+	conn   *door.Conn
+	call   *door.Call // while a stranger's
+}
+
+type callerKey struct{}
+
+// callerOf returns who makes a call. A call that no request brought comes from this process.
+func callerOf(ctx context.Context) *caller {
+	if c, ok := ctx.Value(callerKey{}).(*caller); ok {
+		return c
+	}
+	return &caller{admin: true}
+}
+
+// becomes makes a stranger who has joined a member.
+func (c *caller) becomes(m *member) {
+	if c.call != nil {
+		c.call.End()
+	}
+	if c.conn != nil {
+		c.conn.Promote(m)
+	}
+}
+
+// guard finds out who calls and bounds the request, before h reads its body.
+func (s *Service) guard(h http.Handler) http.Handler {
+	errors := connect.NewErrorWriter(codecs...)
+	turnAway := func(w http.ResponseWriter, r *http.Request, reason string, err *connect.Error) {
+		s.refusals.count(reason)
+		if errors.IsSupported(r) {
+			errors.Write(w, r, err)
+			return
+		}
+		http.Error(w, err.Message(), statusOf(err.Code()))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := &caller{token: api.Token(r.Header)}
+		conn, _ := r.Context().Value(connKey{}).(net.Conn)
+		if conn != nil {
+			c.conn = door.Of(conn)
+		}
+		c.admin = s.ownUser(conn) || s.opts.AdminToken != "" && equal(c.token, s.opts.AdminToken)
+		if id := r.Header.Get(api.SessionHeader); id != "" {
+			s.mu.Lock()
+			c.member = s.sessions[id]
+			s.mu.Unlock()
+		}
+		most, needsSession := memberCalls[r.URL.Path]
+		switch {
+		case c.member != nil:
+			if c.conn != nil {
+				c.conn.Promote(c.member)
+			}
+			if c.member.calls.Add(1) > maxMemberCalls {
+				c.member.calls.Add(-1)
+				turnAway(w, r, "member_calls", connect.NewError(connect.CodeResourceExhausted, errBusyMember))
+				return
+			}
+			defer c.member.calls.Add(-1)
+		case c.conn != nil && !c.admin:
+			if c.call = c.conn.Call(); c.call == nil {
+				panic(http.ErrAbortHandler)
+			}
+			defer c.call.End()
+		}
+		if needsSession && c.member == nil {
+			turnAway(w, r, "session", connect.NewError(connect.CodeUnauthenticated, errNoSession))
+			return
+		}
+		if !needsSession {
+			most = strangersBody
+		}
+		if r.ContentLength > most {
+			turnAway(w, r, "body", refuse(connect.CodeResourceExhausted, "a body of %d bytes: at most %d are taken", r.ContentLength, most))
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, most)
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
+	})
+}
+
+func statusOf(c connect.Code) int {
+	switch c {
+	case connect.CodeUnauthenticated:
+		return http.StatusUnauthorized
+	case connect.CodePermissionDenied:
+		return http.StatusForbidden
+	}
+	return http.StatusTooManyRequests
+}
+
+func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+
+// connKey is the key of a request's connection.
+type connKey struct{}
+
+// ownUser reports whether a connection is of the Unix socket, and of this process's user or root.
+func (s *Service) ownUser(c net.Conn) bool {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return false
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return false
+	}
+	own := false
+	err = raw.Control(func(fd uintptr) {
+		peer, err := syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+		own = err == nil && (peer.Uid == uint32(os.Geteuid()) || peer.Uid == 0)
+	})
+	return err == nil && own
+}
+
+// adminOnly lets only the admin's requests through.
+func (s *Service) adminOnly(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !callerOf(r.Context()).admin {
+			s.refusals.count("admin")
+			http.Error(w, errNotAdmin.Error(), http.StatusForbidden)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// recovered turns a panic in a call into an error. It fails the caller's job and no other.
+func (s *Service) recovered(ctx context.Context, spec connect.Spec, _ http.Header, p any) error {
+	s.log.Error("panic in a call", "procedure", spec.Procedure, "panic", p, "stack", string(debug.Stack()))
+	err := refuse(connect.CodeInternal, "panic in %s: see the aggregator's log", spec.Procedure)
+	if m := callerOf(ctx).member; m != nil {
+		m.job.agg.Fail(-1, err.Unwrap())
+	}
+	return err
+}
