@@ -27,7 +27,8 @@ func (w *Worker) enrol(ctx context.Context) error {
 	}
 	w.transport = transport
 	w.noteServer()
-	w.rpc = apiconnect.NewJobServiceClient(client, w.cfg.Server, api.Identify(func() string { return w.info.GetSession() }, w.cfg.Token))
+	w.rpc = apiconnect.NewJobServiceClient(client, w.cfg.Server,
+		api.Identify(func() string { return w.info.GetSession() }, w.cfg.Token))
 	providers, err := w.cfg.providersHere()
 	if err != nil {
 		return err

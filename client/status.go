@@ -11,9 +11,9 @@ import (
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
-// Status asks an aggregator what it is doing. It uses Server, CA, Token and Timeout of the configuration. Over the Unix socket of an
-// aggregator of this user on this host, which it finds by itself, and with the admin's token, it tells of all jobs; with a job's
-// token of that one.
+// Status asks an aggregator what it is doing. It uses Server, CA, Token and Timeout of the configuration. An aggregator of this
+// user on this host, whose Unix socket it finds by itself, tells of all jobs, and so does one that is given the admin's token; with
+// a job's token it tells of that one.
 func Status(ctx context.Context, c Config) (status *api.StatusResponse, err error) {
 	err = control(ctx, c, "status", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
 		status, err = rpc.Status(ctx, &api.StatusRequest{})

@@ -1,4 +1,4 @@
-// Package attacks starts a real aggregator, attacks it as a stranger or a hostile tenant would, and watches a victim's job beside it.
+// Package attacks starts a real aggregator, attacks it as a stranger or a hostile tenant would, and watches a victim beside it.
 package attacks
 
 import (
@@ -152,5 +152,6 @@ var dialer = &net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: 
 
 // stranger returns an HTTP client of that peer.
 func stranger() *http.Client {
-	return &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+	t := &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}
+	return &http.Client{Timeout: 30 * time.Second, Transport: t}
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits bound what all strangers together have at once. Where the house is full, the oldest of the peer with the most gives way, so
-// that whoever comes late with a good reason gets in.
+// Limits bound what all strangers together have at once. Where the house is full, the oldest of the peer with the most gives way:
+// whoever comes late with a good reason gets in.
 type Limits struct {
 	Connections int // of all strangers
 	Calls       int // of all strangers
@@ -25,7 +25,7 @@ type Limits struct {
 
 // Default suits a rack: a thousand workers may come at once.
 func Default() Limits {
-	return Limits{Connections: 512, Calls: 64, PerPeer: 16, Rate: 100, Burst: 1024}
+	return Limits{Connections: 384, Calls: 64, PerPeer: 16, Rate: 100, Burst: 1024}
 }
 
 // maxPeers bounds how many addresses are remembered; an address that has nothing open may be forgotten.
@@ -224,8 +224,8 @@ type Call struct {
 	once sync.Once
 }
 
-// Call begins a stranger's call. It returns nil, and closes the connection, if its address calls too often. Where too many calls are
-// under way, the oldest one's connection is closed: honest calls are short.
+// Call begins a stranger's call. It returns nil, and closes the connection, if its address calls too often. Where too many calls
+// are under way, the oldest one's connection is closed: honest calls are short.
 func (c *Conn) Call() *Call {
 	d := c.d
 	call := &Call{conn: c}
