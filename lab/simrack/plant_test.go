@@ -38,7 +38,7 @@ var plants = []plant{
 		old: "if s.idle < rotateAfter ||", new: "if true || s.idle < rotateAfter ||",
 	},
 	{
-		name: "a result's buffer is used again before it was read", file: "aggregate/carry.go",
+		name: "a result's buffer is used again before it was read", file: "aggregate/answer.go",
 		old: "if k.Inline() {\n\t\thold = noResult", new: "if true {\n\t\thold = noResult",
 	},
 	{
@@ -71,7 +71,7 @@ var plants = []plant{
 	},
 	{
 		name: "a worker's step ends in its first lane", file: "aggregate/pace.go", paced: true,
-		old: "w.ended < p.lanes {", new: "w.ended < 1 {",
+		old: "w.ended < p.queue.lanes {", new: "w.ended < 1 {",
 	},
 	{
 		name: "answers point at parameters that another push may change", file: "aggregate/store.go", paced: true,
