@@ -16,13 +16,13 @@ type arithmetic struct {
 }
 
 // sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.
-func (k *arithmetic) sum(s *store, c *storedChunk, src, outs []uint64, stream bool) {
+func (k *arithmetic) sum(s *store, c *storedChunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
 	wire := uint8(s.tensors[c.tensor].wire)
 	if s.scaled != nil {
-		k.run(s, optim.Sum, s.scaled, c, src, wire, outs, wire, stream)
+		k.run(s, optim.Sum, s.scaled, c, src, srcType, outs, wire, stream)
 		return
 	}
-	kernel.SumTo(k.isa, outs, wire, src, wire, uint64(c.elems), false, stream)
+	kernel.SumTo(k.isa, outs, wire, src, srcType, uint64(c.elems), false, stream)
 }
 
 // accumulate adds the sum of the sources to the chunk's accumulator, and notes its norm for the commit of this parity.
@@ -50,7 +50,7 @@ func (k *arithmetic) parameters(s *store, c *storedChunk, out uint64) {
 }
 
 // step runs the job's rule over the sum of the sources, and writes the new parameters, in the wire's type, to every output.
-func (k *arithmetic) step(s *store, c *storedChunk, src, outs []uint64, stream bool) {
+func (k *arithmetic) step(s *store, c *storedChunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
 	t := &s.tensors[c.tensor]
 	c.updates++
 	if t.scalarsFor != c.updates {
@@ -59,7 +59,7 @@ func (k *arithmetic) step(s *store, c *storedChunk, src, outs []uint64, stream b
 		h.WD *= t.wdMult
 		t.scalars, t.scalarsFor = optim.Derive(s.rule, h, c.updates), c.updates
 	}
-	k.run(s, s.rule, &t.scalars, c, src, uint8(t.wire), outs, uint8(t.wire), stream)
+	k.run(s, s.rule, &t.scalars, c, src, srcType, outs, uint8(t.wire), stream)
 }
 
 // stepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate; the gradient is scaled

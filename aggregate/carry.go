@@ -13,8 +13,10 @@ func (s *share) carryOut() {
 	for i := range actions {
 		a := &actions[i]
 		switch a.Kind {
-		case reduce.Update, reduce.Sum, reduce.Accumulate, reduce.Broadcast:
+		case reduce.Update, reduce.Sum, reduce.Accumulate, reduce.Broadcast, reduce.Deliver:
 			s.finish(a)
+		case reduce.HandUp:
+			s.handUp(*a)
 		case reduce.Pull:
 			s.pull(a)
 		case reduce.UpdateOne:
@@ -106,11 +108,14 @@ func (s *share) finish(a *reduce.Action) {
 		s.outs[0] = p.addr
 		outs = s.outs[:1]
 	}
+	wire := uint8(s.store.tensors[c.tensor].wire)
 	switch a.Kind {
 	case reduce.Update:
-		s.step(&s.store, c, src, outs, stream)
+		s.step(&s.store, c, src, wire, outs, stream)
 	case reduce.Sum:
-		s.sum(&s.store, c, src, outs, stream)
+		s.sum(&s.store, c, src, wire, outs, stream)
+	case reduce.Deliver:
+		s.deliver(a, c, outs, stream)
 	case reduce.Accumulate:
 		s.accumulate(&s.store, c, src, (s.machine.CommitEpoch()+1)&1)
 	case reduce.Broadcast:
@@ -122,7 +127,7 @@ func (s *share) finish(a *reduce.Action) {
 	for rank := range s.links {
 		h := s.machine.Sources(a, rank)
 		a.Op = h.Op
-		if a.Kind == reduce.Broadcast {
+		if h.Op == chunk.OpBroadcast {
 			a.Epoch = h.Epoch
 		}
 		if h.Op == chunk.OpPush {
@@ -133,6 +138,9 @@ func (s *share) finish(a *reduce.Action) {
 	}
 	if a.Result {
 		s.release(p.result)
+	}
+	if a.Kind == reduce.Deliver {
+		s.delivered(a.Index)
 	}
 	if timed {
 		s.local.FoldNS += uint64(t1 - t0)

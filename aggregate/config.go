@@ -69,6 +69,8 @@ type JobConfig struct {
 	Policy policy.Spec
 	// Decided, if not nil, is told of every update that a policy decides, in order; the policy waits meanwhile.
 	Decided func(policy.Act)
+	// Above places the job's rack among others; nil: it is alone.
+	Above *Above
 }
 
 // TensorSpec is what a job knows of a tensor beside the plan.

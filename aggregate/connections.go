@@ -69,6 +69,13 @@ func (l *Lane) leave(s *share) error {
 			errs = append(errs, l.drop(k))
 		}
 	}
+	if s.above != nil {
+		for _, k := range s.above.links {
+			if k != nil {
+				errs = append(errs, l.drop(k))
+			}
+		}
+	}
 	if !s.dead {
 		s.machine.End(noRank)
 	}
@@ -179,6 +186,8 @@ func (l *Lane) complete(wc *verbs.WC) {
 	switch {
 	case !ok:
 		s.failed(k, wc.Status)
+	case isSend && k.peer:
+		s.sentAbove(k, sends)
 	case isSend:
 		s.sent(k, sends)
 	default:

@@ -21,8 +21,10 @@ type Counters struct {
 	Dropped              uint64 // late, duplicate or foreign messages
 	Breaks, Failovers    uint64 // connections that broke, and that resumed over another queue pair
 	FoldsOpen, SlotsHeld uint64 // now
-	LatencySumNS         uint64
-	Latency              [LatencyBuckets]uint64 // from a chunk's first arrival to its answer
+	// To and from other racks' aggregators: sums and results, with their notes.
+	AboveRecvBytes, AboveSentBytes uint64
+	LatencySumNS                   uint64
+	Latency                        [LatencyBuckets]uint64 // from a chunk's first arrival to its answer
 }
 
 // WorkerCounters is what one worker did in one lane.

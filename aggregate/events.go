@@ -11,6 +11,10 @@ func (s *share) receive(k *link, wc *verbs.WC) {
 	if s.fate.failure.Load() != nil {
 		return
 	}
+	if k.peer {
+		s.receiveAbove(k, wc)
+		return
+	}
 	op, epoch, index := chunk.Unpack(wc.Imm)
 	m := &s.message
 	*m = reduce.Message{Op: op, Epoch: epoch, Index: index, Bytes: wc.ByteLen}
@@ -48,20 +52,45 @@ func (s *share) advance() bool {
 		s.carryOut()
 		worked = true
 	}
+	if s.above != nil {
+		worked = s.advanceAbove() || worked
+	}
 	return worked
 }
+
+// advanceAbove gives the workers what has come from above the rack, and sends up what waited.
+func (s *share) advanceAbove() (worked bool) {
+	worked = s.sumWaiting()
+	for _, index := range s.above.returned {
+		s.machine.Returned(s.stamp, index)
+		s.carryOut()
+		worked = true
+	}
+	s.above.returned = s.above.returned[:0]
+	return worked
+}
+
+// waiting reports whether advance may have something to do.
+func (s *share) waiting() bool { return s.machine.Waiting() || s.above != nil && s.above.waiting() }
 
 // tick looks for a stall and reports whether there is one.
 func (s *share) tick(counts bool) bool {
 	stalled := s.machine.Tick(s.stamp, counts)
 	s.carryOut()
+	if s.above != nil {
+		s.missLeft()
+	}
 	return stalled
 }
 
 // end stops the job's traffic in this lane once the job has failed: the workers that live are told, the rest is ignored.
 func (s *share) end() {
-	s.machine.End(s.fate.failure.Load().Rank)
+	blame := s.fate.failure.Load().Rank
+	s.machine.End(blame)
 	s.carryOut()
+	if s.above != nil {
+		s.tellPeers(peerFailed, s.above.blame(blame))
+	}
 }
 
 // admit takes a worker's step into a set, its gradients times weight.

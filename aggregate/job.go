@@ -25,7 +25,9 @@ type Job struct {
 	memory     memory
 	fate       fate
 	across     across
-	pace       *pace // mode stream; else nil
+	pace       *pace    // mode stream; else nil
+	above      *Above   // nil: the rack is alone
+	owners     []owners // by lane
 	lanes      []*Lane
 	shares     []*share      // by lane
 	breaks     []chan Break  // by rank
@@ -76,6 +78,12 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	} else if c.Policy != (policy.Spec{}) {
 		return nil, fmt.Errorf("job %q: mode %v runs no policy %v: use mode %v", c.Name, c.Mode, c.Policy, Stream)
 	}
+	if c.Above != nil {
+		if err := checkAbove(&c); err != nil {
+			return nil, fmt.Errorf("job %q: %w", c.Name, err)
+		}
+		j.above = c.Above
+	}
 	for _, d := range devices {
 		pd, err := d.AllocPD()
 		if err != nil {
@@ -92,7 +100,16 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 		if err != nil {
 			return nil, errors.Join(err, j.Close())
 		}
-		j.shares = append(j.shares, j.newShare(c, l, r))
+		s := j.newShare(c, l, r)
+		if c.Above != nil {
+			bytes := int64(sumBuffers(window, c.ChunkBytes)) * int64(sumBufferBytes(c.ChunkBytes))
+			r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, bytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite, false)
+			if err != nil {
+				return nil, errors.Join(err, j.Close())
+			}
+			s.above = newAbove(&c, l.index, window, l.depths.AggregatorSend, r)
+		}
+		j.shares, j.owners = append(j.shares, s), append(j.owners, newOwners(c.Above, l.index))
 	}
 	for i, l := range lanes {
 		if err := l.Do(context.Background(), func() { l.join(j.shares[i]) }); err != nil {
@@ -114,6 +131,7 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 		machine: reduce.New(reduce.Config{
 			Lane: l.index, Workers: c.Workers, Window: j.window, Sends: l.depths.AggregatorSend, Results: resultBuffers, Mode: c.Mode,
 			Norms: c.Rule.NeedsNorms(), Standing: j.pace.standing(),
+			Above: c.Above != nil, Root: c.Above.root(),
 		}),
 		fate: &j.fate, across: &j.across, pace: j.pace,
 		links: make([]*link, c.Workers), breaks: j.breaks, left: j.left, results: newResults(r, c.ChunkBytes),
@@ -142,7 +160,8 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	additions := make([]*addition, len(j.shares))
 	for i, s := range j.shares {
 		var err error
-		if additions[i], err = s.store.layOut(plan, i, j.lanes[i].cfg.Node, first, specs, norms, &j.memory); err != nil {
+		if additions[i], err = s.store.layOut(plan, i, j.lanes[i].cfg.Node, first, specs, norms, &j.memory,
+			&j.owners[i]); err != nil {
 			return err
 		}
 	}
@@ -169,6 +188,9 @@ func (s *share) add(a *addition) {
 		chunks[i] = reduce.Chunk{Tensor: c.tensor, Bytes: uint32(s.store.wireBytes(c))}
 	}
 	s.machine.Add(tensors, chunks)
+	if s.above != nil {
+		s.above.add(a.chunks)
+	}
 	for _, k := range s.links {
 		if k != nil {
 			k.dst = append(k.dst, make([]destination, len(a.tensors))...)
@@ -291,6 +313,9 @@ func (j *Job) Close() error {
 	}
 	j.closed = true
 	j.mu.Unlock()
+	if j.above != nil {
+		j.leavePeers()
+	}
 	j.fate.fail(noRank, ErrClosed)
 	var errs []error
 	for i, s := range j.shares {
@@ -312,6 +337,52 @@ func (j *Job) open() error {
 	defer j.mu.Unlock()
 	if j.closed {
 		return fmt.Errorf("job %q: %w", j.name, ErrClosed)
+	}
+	return nil
+}
+
+// leavePeers tells the other racks that this one's workers have left, once all that they wait for has arrived.
+func (j *Job) leavePeers() {
+	ctx, cancel := context.WithTimeout(context.Background(), j.timeouts.link)
+	defer cancel()
+	flush := func(i int) {
+		for flushed := false; !flushed && j.fate.failure.Load() == nil && ctx.Err() == nil; {
+			if j.lanes[i].Do(ctx, func() { flushed = j.shares[i].flushed() }) != nil || flushed || j.lanes[i].manual {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for i := range j.shares {
+		flush(i)
+	}
+	for i, s := range j.shares {
+		if j.fate.failure.Load() == nil {
+			_ = j.lanes[i].Do(ctx, func() { s.tellPeers(peerLeft, 0) })
+		}
+	}
+	for i := range j.shares {
+		flush(i)
+	}
+}
+
+// checkAbove reports what of a job cannot run over several racks.
+func checkAbove(c *JobConfig) error {
+	a := c.Above
+	if err := a.Check(); err != nil {
+		return err
+	}
+	switch {
+	case a.Rack < 0 || a.Rack >= a.Racks || len(a.Names) != a.Racks || len(a.Workers) != a.Racks:
+		return fmt.Errorf("rack %d of %d, with %d names and workers in %d", a.Rack, a.Racks, len(a.Names), len(a.Workers))
+	case a.Workers[a.Rack] != c.Workers:
+		return fmt.Errorf("%d workers in a rack of %d", c.Workers, a.Workers[a.Rack])
+	case c.Mode == Stream:
+		return errors.New("mode stream runs in one rack: use mode eager, or one aggregator")
+	case c.Mode == TwoPhase:
+		return errors.New("mode two-phase runs in one rack: use mode eager, or one aggregator")
+	case c.Rule != optim.Sum && c.Rule.NeedsNorms():
+		return fmt.Errorf("optimizer %v runs in one rack: use another, or one aggregator", c.Rule)
 	}
 	return nil
 }

@@ -192,7 +192,7 @@ func (l *Lane) wake() { l.cqs[l.primary].Wake() }
 
 // list puts a share on the lane's list of those with something that waits.
 func (l *Lane) list(s *share) {
-	if !s.listed && s.machine.Waiting() {
+	if !s.listed && s.waiting() {
 		s.listed = true
 		l.busy = append(l.busy, s)
 	}

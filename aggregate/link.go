@@ -20,15 +20,17 @@ type destination struct {
 // link is a worker's connection to one lane, with the memory at both ends.
 type link struct {
 	*session.Conn
-	rank  int
+	rank  int     // of the rack, if it is a peer's
+	peer  bool    // it leads to another rack's aggregator
 	slots *region // window * chunk bytes; untouched when payloads come by reference
 
-	// Where answers go that have no destination of their own: the worker's staging buffer of the message's slot.
-	replyAddr uint64
-	replyRKey uint32
-	staging   uint64        // bytes of all its staging buffers
-	dst       []destination // by tensor of the lane
-	stream    streamLink
+	// Where answers go that have no destination of their own: the worker's staging buffer of the message's slot. A peer's slots.
+	replyAddr  uint64
+	replyRKey  uint32
+	resultRKey uint32        // a peer's, of where it wants results
+	staging    uint64        // bytes of all its staging buffers
+	dst        []destination // by tensor of the lane
+	stream     streamLink
 
 	attempt  uint64 // the worker's, that made the queue pair; 0: the first
 	untold   bool   // the worker has not been told that the connection broke

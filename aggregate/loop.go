@@ -133,7 +133,7 @@ func (l *Lane) Step() (bool, error) {
 		s := l.busy[i]
 		l.serving = s
 		worked = s.advance() || worked
-		if s.machine.Waiting() {
+		if s.waiting() {
 			i++
 			continue
 		}

@@ -22,6 +22,7 @@ type share struct {
 	across     *across
 	pace       *pace  // mode stream
 	trace      *trace // nil: off
+	above      *above // the job runs in several racks
 	store      store
 	results    results
 	links      []*link // by rank; nil: not attached
@@ -118,6 +119,10 @@ func (s *share) tell(k *link) {
 
 // lose gives a worker up for lost.
 func (s *share) lose(k *link, err error) {
+	if k.peer {
+		s.losePeer(k, err)
+		return
+	}
 	s.leave(k)
 	if s.left[k.rank].Load() {
 		return
@@ -144,4 +149,12 @@ func (s *share) put(k *link, imm uint32, result int32) *verbs.SendWR {
 	}
 	s.touch(k)
 	return k.Put(imm, result)
+}
+
+// losePeer gives another rack's aggregator up for lost.
+func (s *share) losePeer(k *link, err error) {
+	k.Close()
+	if !s.above.left[k.rank] {
+		s.fate.fail(noRank, fmt.Errorf("%w: %s: %w", ErrPeerLost, s.above.name(k.rank), err))
+	}
 }

@@ -56,8 +56,11 @@ func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error)
 // Peek starts a snapshot that is only read, for a worker that has nothing in flight: without it no step can end, so what it
 // reads holds still although other workers have begun the next one.
 func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
-	if st := &j.shares[0].store; st.arrays() == 0 {
+	if st := &j.shares[0].store; st.arrays(true) == 0 {
 		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
+	}
+	if a := j.shares[0].above; a != nil {
+		return nil, fmt.Errorf("job %q: its state is spread over %d racks: it is not saved yet", j.name, a.cfg.Racks)
 	}
 	return &Snapshot{job: j, plan: plan}, nil
 }

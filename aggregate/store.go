@@ -17,6 +17,7 @@ type storedChunk struct {
 	tensor  uint32 // of the lane
 	updates uint32 // optimizer steps so far
 	dirty   bool   // two-phase: the accumulator holds gradients since the last commit
+	owner   uint8  // the rack that runs its optimizer; the others only have its parameters
 	norms   *norms
 }
 
@@ -48,17 +49,15 @@ type store struct {
 // stride is the distance in bytes between a chunk's arrays, each in its own cache lines.
 func stride(elems uint32) uint64 { return (uint64(elems)*4 + 63) &^ 63 }
 
-// arrays is how many f32 arrays the store keeps for each parameter.
-func (s *store) arrays() int {
-	switch s.mode {
-	case Aggregate:
+// arrays is how many f32 arrays the store keeps for each parameter of a chunk of its own, or of another rack's.
+func (s *store) arrays(own bool) int {
+	switch {
+	case s.mode == Aggregate:
 		return 0
-	case TwoPhase:
+	case !own:
+		return 1
+	case s.mode == TwoPhase, s.mode == Stream && s.sets:
 		return 2 + s.states
-	case Stream:
-		if s.sets {
-			return 2 + s.states
-		}
 	}
 	return 1 + s.states
 }
@@ -101,7 +100,8 @@ type addition struct {
 
 // layOut plans a lane's part of the plan's tensors from number first on, and allocates it. norms are those of the same tensors'
 // chunks, in the plan's order.
-func (s *store) layOut(plan *chunk.Plan, lane, node, first int, specs []TensorSpec, norms []norms, mem *memory) (*addition, error) {
+func (s *store) layOut(plan *chunk.Plan, lane, node, first int, specs []TensorSpec, norms []norms, mem *memory,
+	owners *owners) (*addition, error) {
 	a := &addition{}
 	firstChunk, _ := plan.TensorChunks(first)
 	var bytes uint64
@@ -119,11 +119,12 @@ func (s *store) layOut(plan *chunk.Plan, lane, node, first int, specs []TensorSp
 		})
 		for i := lt.First; i < lt.First+lt.Chunks; i++ {
 			c := plan.Chunk(int(ids[i]))
+			owner, own := owners.next(uint64(c.Elems))
 			a.chunks = append(a.chunks, storedChunk{
-				addr: bytes, elems: uint32(c.Elems), tensor: uint32(len(s.tensors) + len(a.tensors) - 1),
+				owner: owner, addr: bytes, elems: uint32(c.Elems), tensor: uint32(len(s.tensors) + len(a.tensors) - 1),
 				offset: c.Offset * uint64(t.DType.Size()), norms: &norms[int(ids[i])-firstChunk],
 			})
-			bytes += uint64(s.arrays()) * stride(uint32(c.Elems))
+			bytes += uint64(s.arrays(own)) * stride(uint32(c.Elems))
 		}
 	}
 	for range mem.pds {

@@ -31,32 +31,38 @@ func (w *Worker) Done(handle uint64) (bool, error) {
 func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 	for round := range limit {
 		network()
-		for _, l := range r.Engine.Lanes() {
-			if _, err := l.Step(); err != nil {
-				return err
-			}
-		}
-		all := true
-		for rank, w := range r.Workers {
-			worker.Progress(w.C)
-			for _, h := range handles[rank] {
-				done, err := w.Done(h)
-				if err != nil {
-					return err
-				}
-				all = all && done
-			}
-		}
-		if all {
-			return nil
-		}
-		if round%16 == 15 {
-			for _, l := range r.Engine.Lanes() {
-				l.Tick()
-			}
+		if done, err := r.step(handles, round%16 == 15); done || err != nil {
+			return err
 		}
 	}
 	return fmt.Errorf("not done after %d rounds", limit)
+}
+
+// step lets every lane and worker make progress, and reports whether the given operations are done. idle lets the lanes look for
+// stalls.
+func (r *Rack) step(handles [][]uint64, idle bool) (bool, error) {
+	for _, l := range r.Engine.Lanes() {
+		if _, err := l.Step(); err != nil {
+			return false, err
+		}
+	}
+	all := true
+	for rank, w := range r.Workers {
+		worker.Progress(w.C)
+		for _, h := range handles[rank] {
+			done, err := w.Done(h)
+			if err != nil {
+				return false, err
+			}
+			all = all && done
+		}
+	}
+	if idle && !all {
+		for _, l := range r.Engine.Lanes() {
+			l.Tick()
+		}
+	}
+	return all, nil
 }
 
 // Resume takes a worker's connection to a lane to the given NICs of the aggregator and the worker, whatever the worker would

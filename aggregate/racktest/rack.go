@@ -25,6 +25,7 @@ type Config struct {
 	Workers    [][]*verbs.Device // by worker: its NICs; several workers may use the same
 	AckTimeout time.Duration     // 0: the contract's default
 	Absent     int               // more workers of the job, which never attach
+	FirstRank  int               // of the first worker, in a job over several racks
 	Lanes      int
 	Window     int
 	MaxConns   int                 // per lane, for all jobs; 0: len(Workers)
@@ -143,8 +144,9 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 		}
 	}
 	w.Session, err = lanes.Open(lanes.Config{
-		Name: "worker", Control: control{r.Job, w.Rank}, Devices: nics, Lanes: primaries, Rank: w.Rank, ChunkBytes: cfg.Job.ChunkBytes,
-		Window: window, Staging: staging, SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
+		Name: "worker", Control: control{r.Job, w.Rank}, Devices: nics, Lanes: primaries, Rank: cfg.FirstRank + w.Rank,
+		ChunkBytes: cfg.Job.ChunkBytes,
+		Window:     window, Staging: staging, SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
 		AckTimeout: cfg.AckTimeout, LinkTimeout: linkTimeout, ReconnectTimeout: reconnectTimeout, Now: cfg.Now, Log: log,
 	})
 	if err != nil {

@@ -60,7 +60,11 @@ func (r *Reference) Step(grads [][][]float32) [][]float32 {
 
 // StepTensor is Step for one tensor.
 func (r *Reference) StepTensor(t int, grads [][]float32) []float32 {
-	g := onWire(r.Wire, grads)
+	return r.update(t, onWire(r.Wire, grads))
+}
+
+// update takes a step with these summands.
+func (r *Reference) update(t int, g [][]float32) []float32 {
 	out := make([]float32, len(g[0]))
 	r.steps[t]++
 	k := optim.Derive(r.Rule, r.Hyper, r.steps[t])

@@ -16,7 +16,8 @@ const (
 	Accumulate
 	// Broadcast makes the root's values the parameters and answers every worker with them.
 	Broadcast
-	// HandUp sums the sources for the reducer above the rack, which says [Machine.Returned] when it has the result.
+	// HandUp sums the sources for the reducer above the rack, or, if Op is a broadcast, takes the root's values where it is one of
+	// them. [Machine.Returned] says that the result is there.
 	HandUp
 	// Deliver answers every worker of a chunk that was handed up with what the reducer above returned.
 	Deliver

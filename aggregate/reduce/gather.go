@@ -21,7 +21,7 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 		}
 		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)
 		return
-	case msg.Bytes != c.Bytes && (!broadcast || rank == rootWorker):
+	case msg.Bytes != c.Bytes && (!broadcast || rank == m.cfg.Root):
 		m.violate(rank, "sent %d bytes for chunk %d of lane %d, expected %d", msg.Bytes, msg.Index, m.cfg.Lane, c.Bytes)
 		return
 	case m.cfg.Mode == TwoPhase && msg.Op == chunk.OpPushPull:
@@ -60,9 +60,18 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 // room.
 func (m *Machine) complete(i int32) {
 	f := m.folds.at(i)
-	if m.cfg.Above && !f.broadcast {
+	if m.cfg.Above {
+		if m.cfg.Mode == Eager && !f.broadcast && !m.agree(m.chunks[f.chunk].Tensor) {
+			return
+		}
 		f.state = Above
-		m.emit(Action{Kind: HandUp, Index: f.chunk, fold: i, Epoch: epochAfter(m.chunks[f.chunk].epoch), Since: f.since})
+		op, epoch := chunk.OpPush, m.chunks[f.chunk].epoch
+		if f.broadcast {
+			op = chunk.OpBroadcast
+		} else {
+			epoch = epochAfter(epoch)
+		}
+		m.emit(Action{Kind: HandUp, Op: op, Index: f.chunk, fold: i, Epoch: epoch, Since: f.since})
 		return
 	}
 	f.state = Complete
@@ -95,7 +104,7 @@ func (m *Machine) finish(i int32) bool {
 	if !m.canAnswerAll(result) {
 		return false
 	}
-	if m.cfg.Mode == Eager && !f.broadcast && !m.agree(c.Tensor) {
+	if m.cfg.Mode == Eager && !f.broadcast && f.state != Returned && !m.agree(c.Tensor) {
 		return true
 	}
 	if result {
@@ -127,10 +136,10 @@ func (m *Machine) agree(tensor uint32) bool {
 
 func (m *Machine) kindOf(f *fold) Kind {
 	switch {
-	case f.broadcast:
-		return Broadcast
 	case f.state == Returned:
 		return Deliver
+	case f.broadcast:
+		return Broadcast
 	}
 	return [...]Kind{Eager: Update, Aggregate: Sum, TwoPhase: Accumulate}[m.cfg.Mode]
 }

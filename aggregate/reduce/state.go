@@ -7,8 +7,6 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-const rootWorker = 0 // whose values a broadcast takes
-
 // ErrProtocol is what a worker's violation of the protocol wraps.
 var ErrProtocol = errors.New("protocol violation")
 
@@ -24,6 +22,7 @@ type Config struct {
 	Above    bool     // complete chunks go to a reducer above the rack
 	Gate     Gate     // nil: Lockstep
 	Standing Standing // stream: of every worker's first step
+	Root     int      // the worker whose values a broadcast takes; negative: it is in another rack
 }
 
 // Tensor is a tensor's part in the lane.
@@ -196,6 +195,9 @@ func (m *Machine) Open() int {
 
 // Finished returns how many folds were finished.
 func (m *Machine) Finished() uint64 { return m.done }
+
+// HyperSum returns the checksum of the hyper-parameters in use for a chunk; 0: the job's own.
+func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunks[index].Tensor].hyperSum }
 
 // CommitEpoch returns the epoch of the last commit that every worker has sent.
 func (m *Machine) CommitEpoch() uint8 { return m.commit.epoch }

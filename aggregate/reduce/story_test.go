@@ -187,7 +187,7 @@ func (r *rig) message(op chunk.Op, rank int, index uint32, set map[string]int) M
 	case known:
 		m.Epoch = p.epochs[index]
 	}
-	if op == chunk.OpPull || op == chunk.OpBroadcast && rank != rootWorker {
+	if op == chunk.OpPull || op == chunk.OpBroadcast && rank != 0 {
 		m.Bytes = 0
 	}
 	if v, ok := set["epoch"]; ok {

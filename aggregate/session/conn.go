@@ -116,6 +116,14 @@ func (c *Conn) Resumable() bool { return c.cfg.Resumable }
 
 // Connect makes a queue pair, which waits for the worker, and returns its endpoint.
 func (c *Conn) Connect(p Path, peer []byte) (endpoint []byte, err error) {
+	if endpoint, err = c.Open(p); err != nil {
+		return nil, err
+	}
+	return endpoint, c.Join(peer, false)
+}
+
+// Open makes a queue pair and returns its endpoint.
+func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 	c.qp, err = p.PD.CreateQP(verbs.QPConfig{
 		SendCQ: p.CQ, RecvCQ: p.CQ, MaxSendWR: c.cfg.SendDepth, MaxRecvWR: c.cfg.RecvDepth, MaxInline: c.cfg.MaxInline,
 		ByReference: c.cfg.ByReference,
@@ -125,20 +133,27 @@ func (c *Conn) Connect(p Path, peer []byte) (endpoint []byte, err error) {
 		return nil, err
 	}
 	c.nic = p.NIC
-	if endpoint, err = c.qp.Endpoint(); err == nil {
-		err = c.qp.Connect(peer, verbs.ConnectConfig{Timeout: c.cfg.Timeout, AckTimeout: c.cfg.AckTimeout})
+	if endpoint, err = c.qp.Endpoint(); err != nil {
+		return nil, errors.Join(err, c.Disconnect())
 	}
+	return endpoint, nil
+}
+
+// Join connects the queue pair to its peer's, or, if it is not active, lets it wait for the peer. After an error there is no
+// queue pair.
+func (c *Conn) Join(peer []byte, active bool) error {
+	err := c.qp.Connect(peer, verbs.ConnectConfig{Active: active, Timeout: c.cfg.Timeout, AckTimeout: c.cfg.AckTimeout})
 	if err == nil {
 		err = c.qp.PostRecv(c.cfg.ID.wrID(), c.cfg.RecvDepth)
 	}
 	c.receives, c.consumed = c.cfg.RecvDepth, 0
 	if err != nil {
-		return nil, errors.Join(err, c.Disconnect())
+		return errors.Join(err, c.Disconnect())
 	}
 	if c.state == Broken {
 		c.state = Resuming
 	}
-	return endpoint, nil
+	return nil
 }
 
 // Disconnect destroys the queue pair.

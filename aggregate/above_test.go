@@ -1,0 +1,162 @@
+package aggregate_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// simCluster is racks of manual lanes and workers over a simulated network, with so many workers in each rack.
+func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers []int,
+	cfg racktest.Config) (*racktest.Cluster, func()) {
+	t.Helper()
+	sim, err := fabric.NewSim(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sim.Close() })
+	open := func(format string, args ...any) *verbs.Device {
+		d, err := verbs.Open(verbs.ProviderSim, fmt.Sprintf(format, args...), sim.Options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return d
+	}
+	cfg.Manual, cfg.Now = true, func() int64 { return int64(sim.Now()) }
+	racks := make([]racktest.Config, len(workers))
+	for r, n := range workers {
+		racks[r] = cfg
+		racks[r].NICs = []*verbs.Device{open("aggregator%d", r)}
+		for w := range n {
+			racks[r].Workers = append(racks[r].Workers, []*verbs.Device{open("worker%d.%d", r, w)})
+		}
+	}
+	c, err := racktest.OpenCluster(topology, racks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c, func() {
+		for range 4 {
+			sim.Step()
+		}
+	}
+}
+
+// exchangeRacks runs broadcast and steps over a cluster and compares every result with plain Go, bit for bit.
+func exchangeRacks(t *testing.T, seed uint64, c *racktest.Cluster, pods, steps int, network func()) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 2))
+	job, plan := c.Racks[0].Config.Job, c.Racks[0].Plan
+	wire := plan.Tensor(0).DType
+	run := func(kind chunk.Op) {
+		t.Helper()
+		handles, err := c.Submit(c.AllOps(kind))
+		if err == nil {
+			err = c.Drive(network, handles, 100000)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, want [][]float32) {
+		t.Helper()
+		for r, rack := range c.Racks {
+			for _, w := range rack.Workers {
+				for k := range want {
+					got := w.DstF32(k)[:len(want[k])]
+					if i, same := racktest.SameBits(got, want[k]); !same {
+						t.Fatalf("%s: rack %d worker %d tensor %d element %d is %v, plain Go says %v", what, r, w.Rank, k, i, got[i],
+							want[k][i])
+					}
+				}
+			}
+		}
+	}
+	gradients := func() [][][][]float32 {
+		grads := make([][][][]float32, len(c.Racks))
+		for r, rack := range c.Racks {
+			grads[r] = make([][][]float32, len(rack.Workers))
+			for i, w := range rack.Workers {
+				for k := range plan.NumTensors() {
+					g := w.SrcF32(k)[:plan.Tensor(k).Elems]
+					fill(rng, g)
+					grads[r][i] = append(grads[r][i], append([]float32(nil), g...))
+				}
+			}
+		}
+		return grads
+	}
+	var initial [][]float32
+	for _, x := range gradients()[0][0] {
+		initial = append(initial, append([]float32(nil), racktest.OnWire(wire, x)...))
+	}
+	run(chunk.OpBroadcast)
+	check("broadcast", initial)
+	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, wire, initial)
+	for step := range steps {
+		grads := gradients()
+		run(chunk.OpPushPull)
+		check(fmt.Sprintf("step %d", step), ref.StepRacks(grads, pods))
+	}
+	if job.Mode == aggregate.Eager {
+		want := make([][]float32, len(ref.W))
+		for k := range want {
+			want[k] = racktest.OnWire(wire, ref.W[k])
+		}
+		run(chunk.OpPull)
+		check("pull", want)
+	}
+}
+
+func TestRacksEqualPlainGoBitForBit(t *testing.T) {
+	momentum := optim.SGDMXNet.Defaults()
+	momentum.Momentum, momentum.WD = 0.9, 1e-4
+	type shape = hierarchy.Topology
+	for _, tc := range []struct {
+		name     string
+		mode     aggregate.Mode
+		rule     optim.Rule
+		hyper    optim.Hyper
+		wire     chunk.DType
+		topology shape
+		workers  []int
+	}{
+		{"sum", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, shape{Shape: hierarchy.Sharded}, []int{2, 2}},
+		{"momentum", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, shape{Shape: hierarchy.Sharded}, []int{2, 1, 3}},
+		{"bf16", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.BF16, shape{Shape: hierarchy.Sharded}, []int{1, 2}},
+		{"root", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, shape{Shape: hierarchy.Root}, []int{2, 1, 2}},
+		{"chain", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, shape{Shape: hierarchy.Chain}, []int{2, 1, 2, 1}},
+		{"ring", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F16, shape{Shape: hierarchy.Ring}, []int{1, 1, 1}},
+		{"pods first", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, shape{Shape: hierarchy.Sharded, Pods: 2}, []int{1, 2, 1, 1}},
+		{"pods", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, shape{Shape: hierarchy.Pods, Pods: 2}, []int{1, 2, 1, 1}},
+		{"one rack", aggregate.Eager, optim.SGDMXNet, momentum, chunk.F32, shape{Shape: hierarchy.Sharded}, []int{3}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.topology.Racks = len(tc.workers)
+			c, network := simCluster(t, 7, tc.topology, tc.workers, racktest.Config{
+				Lanes: 2, Window: 4, Staging: 3,
+				Job:     aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096},
+				Tensors: tensorsOf(tc.wire, 1, 5000, 1023, 20000, 3),
+			})
+			exchangeRacks(t, 1, c, tc.topology.Pods, 3, network)
+		})
+	}
+}

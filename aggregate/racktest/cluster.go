@@ -1,0 +1,168 @@
+package racktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+)
+
+// Cluster is several racks whose aggregators reduce among themselves.
+type Cluster struct {
+	Racks []*Rack
+}
+
+// OpenCluster builds racks and connects their aggregators.
+func OpenCluster(t hierarchy.Topology, racks []Config) (c *Cluster, err error) {
+	above := aggregate.Above{Topology: t}
+	for i := range racks {
+		above.Names = append(above.Names, fmt.Sprintf("rack%d", i))
+		above.Workers = append(above.Workers, len(racks[i].Workers)+racks[i].Absent)
+	}
+	c = &Cluster{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	for i, cfg := range racks {
+		own := above
+		own.Rack = i
+		cfg.Job.Above, cfg.FirstRank = &own, 0
+		for _, w := range above.Workers[:i] {
+			cfg.FirstRank += w
+		}
+		if cfg.MaxConns == 0 {
+			cfg.MaxConns = len(cfg.Workers) + len(racks)
+		}
+		r, err := Open(cfg)
+		if err != nil {
+			return c, err
+		}
+		c.Racks = append(c.Racks, r)
+	}
+	return c, c.connect()
+}
+
+func (c *Cluster) connect() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for i, a := range c.Racks {
+		for j, b := range c.Racks[:i] {
+			theirs, err := b.Job.OpenPeer(ctx, i)
+			if err != nil {
+				return err
+			}
+			ours, err := a.Job.OpenPeer(ctx, j)
+			if err != nil {
+				return err
+			}
+			if err := b.Job.JoinPeer(ctx, i, ours, false); err != nil {
+				return err
+			}
+			if err := a.Job.JoinPeer(ctx, j, theirs, true); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Drive steps manual racks until the given operations, by rack and worker, are done, as [Rack.Drive] does.
+func (c *Cluster) Drive(network func(), handles [][][]uint64, limit int) error {
+	for round := range limit {
+		network()
+		all := true
+		for i, r := range c.Racks {
+			done, err := r.step(handles[i], round%16 == 15)
+			if err != nil {
+				return fmt.Errorf("rack %d: %w", i, err)
+			}
+			all = all && done
+		}
+		if all {
+			return nil
+		}
+	}
+	return fmt.Errorf("not done after %d rounds", limit)
+}
+
+// Submit starts operations, by rack and worker.
+func (c *Cluster) Submit(ops [][][]worker.Op) (handles [][][]uint64, err error) {
+	handles = make([][][]uint64, len(c.Racks))
+	for i, r := range c.Racks {
+		for k, w := range r.Workers {
+			h, err := w.Submit(ops[i][k]...)
+			if err != nil {
+				return nil, err
+			}
+			handles[i] = append(handles[i], h)
+		}
+	}
+	return handles, nil
+}
+
+// Close closes the racks.
+func (c *Cluster) Close() error {
+	var errs []error
+	for _, r := range c.Racks {
+		errs = append(errs, r.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// StepRacks is [Reference.Step] for a cluster: gradients come by rack, worker and tensor. Each rack's are added first, then, with
+// pods, those of each pod's racks, then what is left, all in order and in f32.
+func (r *Reference) StepRacks(grads [][][][]float32, pods int) [][]float32 {
+	out := make([][]float32, len(grads[0][0]))
+	for t := range out {
+		var sums [][]float32
+		for _, rack := range grads {
+			g := make([][]float32, len(rack))
+			for w := range rack {
+				g[w] = rack[w][t]
+			}
+			sums = append(sums, added(onWire(r.Wire, g)))
+		}
+		if pods > 1 {
+			sums = byPod(sums, pods)
+		}
+		out[t] = r.update(t, sums)
+	}
+	return out
+}
+
+func added(all [][]float32) []float32 {
+	sum := make([]float32, len(all[0]))
+	optim.SumInto(sum, all, false)
+	return sum
+}
+
+func byPod(sums [][]float32, pods int) (out [][]float32) {
+	size := len(sums) / pods
+	for p := range pods {
+		out = append(out, added(sums[p*size:(p+1)*size]))
+	}
+	return out
+}
+
+// AllOps are operations of one kind on all tensors, by rack and worker, with priorities that differ.
+func (c *Cluster) AllOps(kind chunk.Op) [][][]worker.Op {
+	ops := make([][][]worker.Op, len(c.Racks))
+	for i, r := range c.Racks {
+		for _, w := range r.Workers {
+			var of []worker.Op
+			for t := range r.Plan.NumTensors() {
+				of = append(of, w.Op(kind, t, int32(t%3)))
+			}
+			ops[i] = append(ops[i], of)
+		}
+	}
+	return ops
+}

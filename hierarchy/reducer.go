@@ -1,0 +1,342 @@
+package hierarchy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// ErrProtocol is what a peer's violation of the protocol between aggregators wraps.
+var ErrProtocol = errors.New("protocol violation between aggregators")
+
+// epochMask bounds an epoch, which counts modulo 128 as the immediate does.
+const epochMask = 127
+
+const none = -1
+
+// ActionKind says what an action asks of the lane.
+type ActionKind uint8
+
+// The actions.
+const (
+	// Combine adds the inputs into this rack's partial sum of the chunk.
+	Combine ActionKind = iota
+	// Finish adds the inputs and makes them the chunk's result: this rack owns it.
+	Finish
+	// SendPartial sends the partial sum to rack Peer, into slot Slot there.
+	SendPartial
+	// SendResult sends the result to rack Peer, whose partial sum lies in slot Slot here.
+	SendResult
+	// Return gives the result to the rack's workers.
+	Return
+	// Violate ends the job: rack Peer broke the protocol, as Err says.
+	Violate
+)
+
+// Action is one thing for the lane to do.
+type Action struct {
+	Kind  ActionKind
+	Index uint32
+	Epoch uint8 // of the message
+	Init  bool  // a broadcast of initial values, not gradients
+	Peer  int
+	Slot  int
+	Err   error
+}
+
+// ReducerConfig is what a reducer is made of.
+type ReducerConfig struct {
+	Topology
+	Lane   int // for the texts of errors
+	Rack   int
+	Window int // partial sums that one rack may have at another, unanswered
+	Open   int // sums of its own that the rack keeps at most
+	Sends  int // entries of the send queue to each peer
+}
+
+// chunkState is the state of a chunk.
+type chunkState struct {
+	owner uint16
+	epoch uint8 // finished
+	sent  bool  // its partial sum has a slot at the parent
+	own   bool  // this rack's sum is there
+	init  bool  // what is under way is a broadcast
+	have  uint16
+	slot  uint16 // at the parent
+	row   int32  // where the children's slots are kept; none: no child's sum is there
+}
+
+// answer is a result that waits for room.
+type answer struct {
+	index uint32
+	slot  uint16 // of the sum that it answers
+	init  bool
+}
+
+// peer is the reducer's view of another rack.
+type peer struct {
+	there   ring[uint16] // free slots for this rack's sums there, in the order in which they became free
+	here    ring[uint16] // the same of its slots here
+	sends   int          // free entries of the send queue
+	answers ring[answer] // what waits for room, oldest first; answers go first
+	sums    ring[uint32]
+}
+
+// Reducer decides what becomes of one lane's chunks above the rack. It is a pure machine: events go in, actions come out. A chunk
+// goes up a tree of racks to its owner and comes back down; a [Route] is a rack's part in that.
+//
+// A rack's sum holds a slot at its parent until the result answers it, so what is under way is bounded. Slots carry no numbers:
+// both ends know the order of messages and of answers. A rack keeps its sum until the result is there.
+type Reducer struct {
+	cfg     ReducerConfig
+	routes  []Route // by owner
+	chunks  []chunkState
+	rows    []uint16 // of slots, by rack
+	free    []int32  // unused rows
+	peers   []peer   // by rack
+	slots   []uint16 // those of the chunk that was gathered last, by rack, plus 1
+	failed  bool
+	actions []Action
+}
+
+// NewReducer makes a reducer without chunks.
+func NewReducer(cfg ReducerConfig) *Reducer {
+	m := &Reducer{cfg: cfg, peers: make([]peer, cfg.Racks), slots: make([]uint16, cfg.Racks)}
+	for owner := range cfg.Racks {
+		m.routes = append(m.routes, cfg.Route(cfg.Rack, owner))
+	}
+	for r := range m.peers {
+		p := &m.peers[r]
+		p.sends = cfg.Sends
+		p.there, p.here = fullRing(cfg.Window), fullRing(cfg.Window)
+		p.answers, p.sums = newRing[answer](cfg.Window), newRing[uint32](cfg.Open)
+	}
+	rows := cfg.Window * max(cfg.Racks-1, 1)
+	m.rows = make([]uint16, rows*cfg.Racks)
+	for i := range rows {
+		m.free = append(m.free, int32(i))
+	}
+	return m
+}
+
+// Add appends chunks by their owners.
+func (m *Reducer) Add(owners []int) {
+	for _, o := range owners {
+		m.chunks = append(m.chunks, chunkState{owner: uint16(o), row: none})
+	}
+}
+
+// Route returns this rack's part in a chunk's journey.
+func (m *Reducer) Route(index uint32) *Route { return m.route(&m.chunks[index]) }
+
+// Owes reports whether an answer to a rack waits for room.
+func (m *Reducer) Owes(rack int) bool { return m.peers[rack].answers.len() > 0 }
+
+// Actions returns what the last event asks for, in order.
+func (m *Reducer) Actions() []Action { return m.actions }
+
+// Slot returns the slot here in which a child's sum lies, of the chunk that [Combine] or [Finish] is about.
+func (m *Reducer) Slot(rack int) int { return int(m.slots[rack]) - 1 }
+
+func (m *Reducer) begin() { m.actions = m.actions[:0] }
+
+func (m *Reducer) route(c *chunkState) *Route { return &m.routes[c.owner] }
+
+// Ready takes note that the rack's own sum of a chunk is there; init: the values of a broadcast, or none.
+func (m *Reducer) Ready(index uint32, init bool) {
+	m.begin()
+	c := &m.chunks[index]
+	if c.own || c.sent {
+		panic(fmt.Sprintf("hierarchy: chunk %d is ready twice", index))
+	}
+	if c.have > 0 && c.init != init {
+		m.violate(m.child(c), "%s chunk %d of lane %d while rack %d does not", initOrSum(c.init), index, m.cfg.Lane, m.cfg.Rack)
+		return
+	}
+	c.own, c.init = true, init
+	m.gathered(index, c)
+}
+
+func initOrSum(init bool) string {
+	if init {
+		return "broadcasts"
+	}
+	return "sums"
+}
+
+// child returns a rack whose sum of the chunk is there.
+func (m *Reducer) child(c *chunkState) int {
+	for _, r := range m.route(c).Children {
+		if m.row(c)[r] != 0 {
+			return r
+		}
+	}
+	return none
+}
+
+// row is the children's slots, plus 1, by rack; 0: its sum is not there.
+func (m *Reducer) row(c *chunkState) []uint16 {
+	return m.rows[int(c.row)*m.cfg.Racks:][:m.cfg.Racks]
+}
+
+// NextSlot returns the slot here that a rack's next partial sum lies in.
+func (m *Reducer) NextSlot(rack int) (int, bool) {
+	p := &m.peers[rack]
+	if p.here.len() == 0 {
+		return 0, false
+	}
+	return int(*p.here.at(0)), true
+}
+
+// Partial takes a child's partial sum.
+func (m *Reducer) Partial(rack int, index uint32, epoch uint8, init bool) {
+	m.begin()
+	if m.failed {
+		return
+	}
+	if int(index) >= len(m.chunks) {
+		m.violate(rack, "sent chunk %d of lane %d, which has %d", index, m.cfg.Lane, len(m.chunks))
+		return
+	}
+	c := &m.chunks[index]
+	p := &m.peers[rack]
+	expect := after(c.epoch)
+	if init {
+		expect = c.epoch
+	}
+	switch {
+	case p.here.len() == 0:
+		m.violate(rack, "sent more than its window of %d", m.cfg.Window)
+		return
+	case !slices.Contains(m.route(c).Children, rack):
+		m.violate(rack, "sent chunk %d of lane %d, which rack %d sums for rack %d", index, m.cfg.Lane, m.cfg.Rack, c.owner)
+		return
+	case epoch != expect:
+		m.violate(rack, "sent chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
+		return
+	case (c.have > 0 || c.own) && c.init != init:
+		m.violate(rack, "%s chunk %d of lane %d while others do not", initOrSum(init), index, m.cfg.Lane)
+		return
+	}
+	if c.row == none {
+		c.row = m.free[len(m.free)-1]
+		m.free = m.free[:len(m.free)-1]
+		clear(m.row(c))
+	}
+	if m.row(c)[rack] != 0 {
+		m.violate(rack, "sent chunk %d of lane %d for epoch %d twice", index, m.cfg.Lane, epoch)
+		return
+	}
+	m.row(c)[rack] = *p.here.at(0) + 1
+	p.here.drop()
+	c.init = init
+	c.have++
+	m.gathered(index, c)
+}
+
+// gathered takes the next step with a chunk if all sums are there.
+func (m *Reducer) gathered(index uint32, c *chunkState) {
+	r := m.route(c)
+	if !c.own || int(c.have) < len(r.Children) {
+		return
+	}
+	if c.have > 0 {
+		copy(m.slots, m.row(c))
+	}
+	if r.Parent < 0 {
+		m.emit(Action{Kind: Finish, Index: index, Init: c.init})
+		m.finished(index, c)
+		return
+	}
+	if c.have > 0 {
+		m.emit(Action{Kind: Combine, Index: index, Init: c.init})
+	}
+	m.peers[r.Parent].sums.put(index)
+	m.flush(r.Parent)
+}
+
+// finished passes a result on to the children and to the rack's own workers.
+func (m *Reducer) finished(index uint32, c *chunkState) {
+	if !c.init {
+		c.epoch = after(c.epoch)
+	}
+	c.own, c.sent = false, false
+	for _, child := range m.route(c).Children {
+		m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, init: c.init})
+	}
+	c.have = 0
+	if c.row != none {
+		m.free = append(m.free, c.row)
+		c.row = none
+	}
+	m.emit(Action{Kind: Return, Index: index, Init: c.init})
+	for _, child := range m.route(c).Children {
+		m.flush(child)
+	}
+}
+
+// Result takes a chunk's result from its parent.
+func (m *Reducer) Result(rack int, index uint32, epoch uint8, init bool) {
+	m.begin()
+	if m.failed {
+		return
+	}
+	if int(index) >= len(m.chunks) || !m.chunks[index].sent || m.route(&m.chunks[index]).Parent != rack {
+		m.violate(rack, "answered chunk %d of lane %d, which it was not sent", index, m.cfg.Lane)
+		return
+	}
+	c := &m.chunks[index]
+	expect := c.epoch
+	if !c.init {
+		expect = after(c.epoch)
+	}
+	if epoch != expect || init != c.init {
+		m.violate(rack, "answered chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
+		return
+	}
+	m.peers[rack].there.put(c.slot)
+	m.finished(index, c)
+	m.flush(rack)
+}
+
+// Sent takes note that n messages to a rack have arrived.
+func (m *Reducer) Sent(rack, n int) {
+	m.begin()
+	p := &m.peers[rack]
+	if p.sends += n; p.sends > m.cfg.Sends {
+		panic(fmt.Sprintf("hierarchy: rack %d has received more messages than were sent", rack))
+	}
+	m.flush(rack)
+}
+
+// flush sends what waits for a rack and has room.
+func (m *Reducer) flush(rack int) {
+	p := &m.peers[rack]
+	for ; p.sends > 0 && p.answers.len() > 0; p.sends-- {
+		a := *p.answers.at(0)
+		p.answers.drop()
+		p.here.put(a.slot)
+		m.emit(Action{Kind: SendResult, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Init: a.init})
+	}
+	for ; p.sends > 0 && p.sums.len() > 0 && p.there.len() > 0; p.sends-- {
+		index := *p.sums.at(0)
+		p.sums.drop()
+		c := &m.chunks[index]
+		c.slot, c.sent = *p.there.at(0), true
+		p.there.drop()
+		epoch := c.epoch
+		if !c.init {
+			epoch = after(epoch)
+		}
+		m.emit(Action{Kind: SendPartial, Index: index, Peer: rack, Slot: int(c.slot), Epoch: epoch, Init: c.init})
+	}
+}
+
+func after(epoch uint8) uint8 { return (epoch + 1) & epochMask }
+
+func (m *Reducer) violate(rack int, format string, args ...any) {
+	m.failed = true
+	m.emit(Action{Kind: Violate, Peer: rack, Err: fmt.Errorf("%w: rack %d %w", ErrProtocol, rack, fmt.Errorf(format, args...))})
+}
+
+func (m *Reducer) emit(a Action) { m.actions = append(m.actions, a) }

@@ -1,0 +1,156 @@
+package hierarchy
+
+import "fmt"
+
+// Topology is how the aggregators of a job reduce among themselves. The order of summation belongs to racks and pods, not to the
+// shape: the racks' sums are added in rack order, or, with pods, those of each pod first and then the pods'. So a shape never
+// changes a bit.
+type Topology struct {
+	Shape Shape
+	Racks int
+	Pods  int // equal runs of racks; 0 or 1: none
+}
+
+// MaxRacks is the most racks that reduce among themselves.
+const MaxRacks = 64
+
+// Check returns why the aggregators cannot reduce this way.
+func (t Topology) Check() error {
+	switch {
+	case t.Racks < 1 || t.Racks > MaxRacks:
+		return fmt.Errorf("%w: %d racks: use 1 to %d", ErrCluster, t.Racks, MaxRacks)
+	case t.Pods < 0 || t.Pods > 1 && t.Racks%t.Pods != 0:
+		return fmt.Errorf("%w: %d racks in %d pods: use a number of pods that divides the racks", ErrCluster, t.Racks, t.Pods)
+	}
+	switch t.Shape {
+	case Sharded, Root:
+		return nil
+	case Ring, Chain:
+		if t.Pods > 1 {
+			return fmt.Errorf("%w: shape %v adds along the racks and %d pods are declared, whose sums come first: use sharded, root or pods",
+				ErrCluster, t.Shape, t.Pods)
+		}
+		return nil
+	case Pods:
+		if t.Pods < 2 {
+			return fmt.Errorf("%w: shape pods and no pods declared: declare them, or use sharded", ErrCluster)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: aggregators do not reduce in shape %v: use sharded, ring, chain, root or pods", ErrCluster, t.Shape)
+}
+
+// Owners are the racks that own chunks.
+func (t Topology) Owners() []int {
+	switch {
+	case t.Shape == Root:
+		return []int{0}
+	case t.Shape == Chain, t.Shape == Ring && t.Racks > 2:
+		return []int{t.Racks - 1}
+	}
+	all := make([]int, t.Racks)
+	for r := range all {
+		all[r] = r
+	}
+	return all
+}
+
+// Route is a rack's part in a chunk's journey.
+type Route struct {
+	Parent   int   // the rack that its sum goes to; -1: it owns the chunk
+	Children []int // the racks whose sums come to it
+	// Groups are the sums that it adds, its own among them, by rack, in order: those of each group first, then the groups.
+	Groups [][]int
+}
+
+// Route returns a rack's part in the journey of chunks that belong to owner.
+func (t Topology) Route(rack, owner int) Route {
+	switch {
+	case t.Shape == Pods:
+		return t.podRoute(rack, owner)
+	case t.Shape == Chain, t.Shape == Ring && t.Racks > 2:
+		r := Route{Parent: rack + 1, Groups: [][]int{{rack}}}
+		if rack == owner {
+			r.Parent = -1
+		}
+		if rack > 0 {
+			r.Children, r.Groups = []int{rack - 1}, [][]int{{rack - 1, rack}}
+		}
+		return r
+	case rack != owner:
+		return Route{Parent: owner, Groups: [][]int{{rack}}}
+	}
+	r := Route{Parent: -1, Groups: t.pods()}
+	for other := range t.Racks {
+		if other != rack {
+			r.Children = append(r.Children, other)
+		}
+	}
+	return r
+}
+
+// pods lists the racks by pod; without pods all racks are in one.
+func (t Topology) pods() [][]int {
+	size := t.Racks / max(t.Pods, 1)
+	pods := make([][]int, max(t.Pods, 1))
+	for r := range t.Racks {
+		pods[r/size] = append(pods[r/size], r)
+	}
+	return pods
+}
+
+// podRoute has each pod's sum made by the rack that has the owner's place in it.
+func (t Topology) podRoute(rack, owner int) Route {
+	pods := t.pods()
+	size := len(pods[0])
+	leader := func(pod int) int { return pods[pod][owner%size] }
+	own := rack / size
+	if rack != leader(own) {
+		return Route{Parent: leader(own), Groups: [][]int{{rack}}}
+	}
+	r := Route{Parent: owner}
+	for _, other := range pods[own] {
+		if other != rack {
+			r.Children = append(r.Children, other)
+		}
+	}
+	if rack != owner {
+		r.Groups = [][]int{pods[own]}
+		return r
+	}
+	r.Parent = -1
+	for p, racks := range pods {
+		if p == own {
+			r.Groups = append(r.Groups, racks)
+			continue
+		}
+		r.Children = append(r.Children, leader(p))
+		r.Groups = append(r.Groups, []int{leader(p)})
+	}
+	return r
+}
+
+// Owners spreads one lane's chunks over the racks that own some, so that all get as many bytes.
+type Owners struct {
+	racks []int
+	bytes []uint64
+	first int // who wins a tie: lanes begin at different ones
+}
+
+// NewOwners starts the spreading of a lane's chunks.
+func (t Topology) NewOwners(lane int) Owners {
+	racks := t.Owners()
+	return Owners{racks: racks, bytes: make([]uint64, len(racks)), first: lane % len(racks)}
+}
+
+// Next returns the owner of the lane's next chunk.
+func (o *Owners) Next(bytes uint64) int {
+	best := o.first
+	for i := 1; i < len(o.racks); i++ {
+		if n := (o.first + i) % len(o.racks); o.bytes[n] < o.bytes[best] {
+			best = n
+		}
+	}
+	o.bytes[best] += bytes
+	return o.racks[best]
+}
