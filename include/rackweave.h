@@ -66,7 +66,8 @@ struct rw_config {
 	uint8_t by_reference;
 	uint8_t live_hyper; /* a tensor starts with record as its hyper-parameters */
 	uint8_t no_thread;  /* progress is made only in calls that wait, and in rw_progress */
-	uint8_t reserved[5];
+	uint8_t steps;      /* the job is in mode stream: a step's first push announces it, a commit ends it */
+	uint8_t reserved[4];
 	float record[RW_HYPERS];
 };
 

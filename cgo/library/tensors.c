@@ -52,6 +52,7 @@ static int open_worker(struct rw_session *s, uint64_t model_bytes)
 		.rank = s->cfg.rank,
 		.by_reference = s->cfg.by_reference,
 		.any_memory = 1,
+		.steps = s->cfg.steps,
 		.resumable = s->resumable,
 		.streaming = model_bytes * local > s->cfg.cache_bytes,
 		.isa = rwk_best(),

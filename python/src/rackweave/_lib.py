@@ -45,7 +45,8 @@ class Config(_Sized):
         ("by_reference", c_uint8),
         ("live_hyper", c_uint8),
         ("no_thread", c_uint8),
-        ("reserved", c_uint8 * 5),
+        ("steps", c_uint8),
+        ("reserved", c_uint8 * 4),
         ("record", c_float * HYPERS),
     ]
 
