@@ -35,11 +35,19 @@ typedef struct rw_mx_store rw_mx_store;
 RW_API int rw_mx_open(rw_session *session, const struct rw_mx_engine *engine, rw_mx_store **store);
 RW_API void rw_mx_close(rw_mx_store *store);
 
+enum rw_mx_nonfinite {
+	RW_MX_IGNORE, /* nothing: src is not looked at */
+	RW_MX_COUNT,
+	RW_MX_REFUSE, /* counts, and the exchange fails */
+};
+
 struct rw_mx_exchange {
 	uint32_t size;
 	uint32_t tensor;
-	uint8_t kind; /* enum rw_kind */
-	uint8_t reserved[3];
+	uint8_t kind;       /* enum rw_kind */
+	uint8_t nonfinite;  /* what a NaN or an infinity in a gradient does: enum rw_mx_nonfinite */
+	uint8_t elem_bytes; /* of src, where that is asked */
+	uint8_t reserved;
 	int32_t priority;
 	uint64_t elems;
 	void *src, *dst;    /* NDArrays of the tensor's type and size; may be the same */
@@ -57,6 +65,8 @@ RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange
 RW_API uint64_t rw_mx_oldest(rw_mx_store *store, uint32_t *tensor);
 /* How many exchanges were queued and are not done. */
 RW_API uint64_t rw_mx_pending(rw_mx_store *store);
+/* How many gradients held a NaN or an infinity, and the tensor of the first. */
+RW_API uint64_t rw_mx_nonfinite(rw_mx_store *store, uint32_t *tensor);
 /* 0, or the first failure of an exchange, with what the data path says of it in buf. */
 RW_API int rw_mx_failure(rw_mx_store *store, char *buf, uint32_t cap);
 /*

@@ -21,6 +21,8 @@ struct rw_mx_store {
 	pthread_mutex_t mu;
 	struct exchange *oldest, *newest; /* in flight, in the order they started */
 	uint64_t pending;
+	uint64_t nonfinite; /* gradients that held a NaN or an infinity */
+	uint32_t nonfinite_tensor;
 	struct exchange *parked; /* failed, without a reason yet */
 	int failed;
 	char text[600];   /* what the data path says of the first failure */
@@ -38,6 +40,7 @@ struct exchange {
 	struct rw_op op;
 	float hyper[RW_HYPERS];
 	float threshold;
+	uint8_t nonfinite, elem_bytes;
 };
 
 /* Tells the engine that the exchange is done, or failed for a reason. A std::runtime_error, as dmlc::Error is, has two words. */
@@ -165,6 +168,48 @@ static int compress(struct exchange *x)
 	return 0;
 }
 
+/* Tells whether all elements are finite: their exponents are not all ones. */
+static int all_finite(const void *elements, uint64_t n, unsigned elem_bytes)
+{
+	unsigned bad = 0;
+
+	if (elem_bytes == 2) {
+		const uint16_t *v = elements;
+
+		for (uint64_t i = 0; i < n; i++)
+			bad |= (v[i] & 0x7c00) == 0x7c00;
+	} else {
+		const uint32_t *v = elements;
+
+		for (uint64_t i = 0; i < n; i++)
+			bad |= (v[i] & 0x7f800000) == 0x7f800000;
+	}
+	return !bad;
+}
+
+/* Counts a gradient that holds a NaN or an infinity; returns an error where it is refused. */
+static int judge(struct exchange *x)
+{
+	rw_mx_store *s = x->store;
+
+	if (x->nonfinite == RW_MX_IGNORE || x->op.kind != RW_PUSHPULL || all_finite(x->op.src, x->elems, x->elem_bytes))
+		return 0;
+	pthread_mutex_lock(&s->mu);
+	if (!s->nonfinite++)
+		s->nonfinite_tensor = x->op.tensor;
+	pthread_mutex_unlock(&s->mu);
+	return x->nonfinite == RW_MX_REFUSE ? -EDOM : 0;
+}
+
+uint64_t rw_mx_nonfinite(rw_mx_store *s, uint32_t *tensor)
+{
+	pthread_mutex_lock(&s->mu);
+	uint64_t n = s->nonfinite;
+	*tensor = s->nonfinite_tensor;
+	pthread_mutex_unlock(&s->mu);
+	return n;
+}
+
 /* The engine calls it when all that the exchange reads is written, and nobody reads any more what it writes. */
 static void run(void *context, void *on_complete, void *arg)
 {
@@ -182,6 +227,8 @@ static void run(void *context, void *on_complete, void *arg)
 		rc = elements(e, x->dst, &dst);
 	x->op.src = src;
 	x->op.dst = dst;
+	if (!rc)
+		rc = judge(x);
 	if (!rc && x->threshold > 0)
 		rc = compress(x);
 	if (rc) {
@@ -262,6 +309,8 @@ int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 	x->store = s;
 	x->threshold = with->threshold;
 	x->elems = with->elems;
+	x->nonfinite = with->nonfinite;
+	x->elem_bytes = with->elem_bytes;
 	x->op = (struct rw_op){
 		.size = sizeof x->op,
 		.tensor = with->tensor,

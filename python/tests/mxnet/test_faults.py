@@ -1,5 +1,6 @@
 """What goes wrong at one rank is an exception at every rank, in time, that says what to do."""
 
+import contextlib
 import os
 import sys
 import types
@@ -30,7 +31,7 @@ def failures(job):
     """Returns what was raised at each rank; none may have crashed."""
     outcomes = job.finish()
     for rank, o in enumerate(outcomes):
-        assert o.code in (1, 7), f"worker {rank} ended with {o.code}: {o.output}"
+        assert o.code in (1, -9), f"worker {rank} ended with {o.code}: {o.output}"
     return [o.error for o in outcomes]
 
 
@@ -38,6 +39,7 @@ def test_a_worker_that_dies_is_named_at_the_others(aggregator):
     errors = failures(workers("one_dies", aggregator.address, 1, n=3))
     for rank in (0, 2):
         assert "worker 1" in errors[rank], errors
+    assert errors[1] is None  # it was killed
 
 
 def test_a_worker_that_is_late_is_named_when_the_time_is_up(aggregator):
@@ -46,13 +48,20 @@ def test_a_worker_that_is_late_is_named_when_the_time_is_up(aggregator):
     assert "no answer within 2 s for key g" in errors[1], errors
 
 
-def test_an_aggregator_that_is_killed_is_told_of(aggregator):
+@pytest.mark.parametrize("restarted", [False, True], ids=["killed", "restarted"])
+def test_an_aggregator_that_is_gone_is_told_of(aggregator, restarted):
     job = workers("goes_on", aggregator.address)
     for rank in range(2):
         job.wait_for(rank, "under way")
     aggregator.kill()
-    for error in failures(job):
-        assert "aggregator" in error, error
+    with rack.Aggregator("--listen", aggregator.address.partition("//")[2]) if restarted else contextlib.nullcontext():
+        for error in failures(job):
+            assert "aggregator" in error, error
+
+
+def test_a_nan_is_refused_by_tensor_and_rank(aggregator):
+    for error in failures(workers("one_has_nan", aggregator.address, 1, RACKWEAVE_NONFINITE="refuse")):
+        assert "the gradient of key g at rank 1 holds NaN or infinity" in error, error
 
 
 @pytest.mark.parametrize("name,text", [

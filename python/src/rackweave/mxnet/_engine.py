@@ -18,6 +18,7 @@ _ERROR_INIT = "_ZNSt13runtime_errorC2EPKc"
 _ERROR_DESTROY = "_ZNSt13runtime_errorD2Ev"
 
 PUSHPULL, BROADCAST = 1, 3  # enum rw_kind
+IGNORE, COUNT, REFUSE = range(3)  # enum rw_mx_nonfinite
 HYPERS = 8
 
 # DLPack's code and bits of the types that can be exchanged.
@@ -44,7 +45,9 @@ class _Exchange(ctypes.Structure):
         ("size", ctypes.c_uint32),
         ("tensor", ctypes.c_uint32),
         ("kind", ctypes.c_uint8),
-        ("reserved", ctypes.c_uint8 * 3),
+        ("nonfinite", ctypes.c_uint8),
+        ("elem_bytes", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8),
         ("priority", ctypes.c_int32),
         ("elems", ctypes.c_uint64),
         ("src", ctypes.c_void_p),
@@ -88,6 +91,7 @@ def _declare() -> Any:
         ("rw_mx_start", ctypes.c_int, [pointer, ctypes.POINTER(_Exchange)]),
         ("rw_mx_oldest", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
         ("rw_mx_pending", ctypes.c_uint64, [pointer]),
+        ("rw_mx_nonfinite", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
         ("rw_mx_failure", ctypes.c_int, [pointer, ctypes.c_char_p, u32]),
         ("rw_mx_fail", None, [pointer, ctypes.c_char_p]),
         ("rw_mx_tensor", ctypes.c_int, [shape, ctypes.c_int32, u8, u8, ctypes.POINTER(pointer)]),
@@ -107,11 +111,18 @@ class Exchange:
 
     __slots__ = ("_fields", "_hyper", "_order", "_kept", "_reference")
 
-    def __init__(self, tensor: int, elems: int) -> None:
+    def __init__(self, tensor: int, elems: int, elem_bytes: int, nonfinite: int) -> None:
         self._hyper = (ctypes.c_float * HYPERS)()
         self._order = mx.nd.zeros((1,))
         self._kept: Tuple[Any, ...] = ()
-        self._fields = _Exchange(ctypes.sizeof(_Exchange), tensor, elems=elems, order=self._order.handle)
+        self._fields = _Exchange(
+            ctypes.sizeof(_Exchange),
+            tensor,
+            elems=elems,
+            elem_bytes=elem_bytes,
+            nonfinite=nonfinite,
+            order=self._order.handle,
+        )
         self._reference = ctypes.byref(self._fields)
 
     def compress(self, threshold: float, residual: mx.nd.NDArray, packed: mx.nd.NDArray) -> None:
@@ -169,10 +180,16 @@ class Store:
         tensor = ctypes.c_uint32()
         return _rw.rw_mx_oldest(self.handle, ctypes.byref(tensor)) / 1000, tensor.value
 
-    def failure(self) -> str:
-        """Returns what made the first exchange fail; empty if none did."""
+    def nonfinite(self) -> Tuple[int, int]:
+        """Returns how many gradients held NaN or infinity, and the tensor of the first."""
+        tensor = ctypes.c_uint32()
+        return _rw.rw_mx_nonfinite(self.handle, ctypes.byref(tensor)), tensor.value
+
+    def failure(self) -> Tuple[int, str]:
+        """Returns the first failure of an exchange, a negative errno, and what made it fail; 0 and nothing if none failed."""
         text = ctypes.create_string_buffer(600)
-        return text.value.decode(errors="replace") if _rw.rw_mx_failure(self.handle, text, len(text)) else ""
+        code = _rw.rw_mx_failure(self.handle, text, len(text))
+        return code, text.value.decode(errors="replace") if code else ""
 
     def fail(self, reason: str) -> None:
         """Ends the exchanges that failed, and those that will, by an exception of MXNet's that says the reason."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -56,6 +57,7 @@ class RackWeave(KVStoreBase):
         self._rule: Optional[Rule] = None
         self._named: Dict[str, float] = {}  # the rule's hyper-parameters that the session was made with
         self._threshold = 0.0
+        self._nonfinite = _nonfinite(os.environ.get("RACKWEAVE_NONFINITE", "count"))
         self._barriers = 0
         self._closed = False
 
@@ -75,6 +77,14 @@ class RackWeave(KVStoreBase):
     def num_workers(self) -> int:
         """How many workers there are."""
         return self._world.world_size
+
+    @property
+    def nonfinite(self) -> int:
+        """How many gradients of this worker's held NaN or infinity.
+
+        RACKWEAVE_NONFINITE says what such a gradient does: count, or refuse, which fails the job, or ignore.
+        """
+        return self._native.nonfinite()[0] if self._native is not None else 0
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -213,7 +223,7 @@ class RackWeave(KVStoreBase):
         tensors = [Tensor(str(e.key), tuple(e.shape), memory=_TYPES[e.dtype]) for e in entries]
         for entry, number in zip(entries, self._opened().register(tensors)):
             entry.tensor, entry.steps = number, 0
-            entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)))
+            entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)), entry.dtype.itemsize, self._nonfinite)
             entry.checked = (None, None)
             self._compress(entry)
 
@@ -348,6 +358,13 @@ class RackWeave(KVStoreBase):
         self._session = self._native = None
         session.close()
         native.close()
+
+
+def _nonfinite(name: str) -> int:
+    try:
+        return {"ignore": _engine.IGNORE, "count": _engine.COUNT, "refuse": _engine.REFUSE}[name]
+    except KeyError:
+        raise ConfigError(f"RACKWEAVE_NONFINITE is {name!r}: use count, refuse or ignore") from None
 
 
 def _pairs(key: Any, *arrays: Any) -> Iterable[Tuple[Any, ...]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import threading
 import time
 from typing import TYPE_CHECKING, List, Tuple
 
-from ..errors import WaitTimeoutError
+from ..errors import NonFiniteError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from .._session import Session
@@ -38,7 +39,10 @@ def _look(session: "Session", store: "Store") -> None:
     age, tensor = store.oldest()
     if age > limit and session.error is None:
         session.fail(WaitTimeoutError(f"no answer within {limit:g} s for key {session.names[tensor]}{session.awaited()}"))
-    text = store.failure()
+    code, text = store.failure()
+    if code == -errno.EDOM and session.error is None:
+        name = session.names[store.nonfinite()[1]]
+        session.fail(NonFiniteError(f"the gradient of key {name} at rank {session.rank} holds NaN or infinity"))
     if text:
         until = time.monotonic() + _REASON_WAIT
         while session.error is None and time.monotonic() < until:

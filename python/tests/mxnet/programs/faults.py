@@ -1,21 +1,19 @@
 """Workers that something goes wrong for; each is a process of its own, run by rack.py."""
 
 import os
+import signal
 import time
 
 import numpy as np
+from common import data, mx, network
 
 import rackweave
-import rackweave.mxnet
-import mxnet as mx
 
 
-def steps(kv, n, at=None):
-    """Exchanges until it fails; calls at before each step."""
+def steps(kv, n):
+    """Exchanges until it fails."""
     array = mx.nd.ones((5000,))
     for step in range(n):
-        if at:
-            at(step)
         kv.pushpull("g", array)
         array.wait_to_read()
         if step == 2:
@@ -28,13 +26,22 @@ def store():
 
 
 def one_dies(rank):
-    kv = store()
-
-    def at(step):
-        if step == 5 and kv.rank == rank:
-            os._exit(7)
-
-    steps(kv, 100000, at)
+    """Trains; one worker is killed in the middle of the second epoch."""
+    kv, batch = store(), 16
+    x, y = data(kv.rank)
+    net = network("dies_")
+    net.initialize(mx.init.Xavier())
+    trainer = mx.gluon.Trainer(net.collect_params(), "adam", kvstore=kv)
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for epoch in range(1000):
+        for at in range(0, len(x), batch):
+            if epoch == 1 and at == 5 * batch and kv.rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with mx.autograd.record():
+                value = loss(net(mx.nd.array(x[at : at + batch])), mx.nd.array(y[at : at + batch]))
+            value.backward()
+            trainer.step(batch * kv.num_workers)
+            value.wait_to_read()
 
 
 def one_is_late(rank):
@@ -75,6 +82,16 @@ def learning_rates_differ():
     kv.broadcast("weight", array, out=array)
     kv.pushpull("weight", array, out=array)
     array.wait_to_read()
+
+
+def one_has_nan(rank):
+    kv = store()
+    array = mx.nd.ones((5000,))
+    for step in range(1000):
+        if step == 3 and kv.rank == rank:
+            array[4321] = float("nan")
+        kv.pushpull("g", array, out=mx.nd.ones((5000,)))
+        mx.nd.waitall()
 
 
 def no_aggregator():

@@ -140,19 +140,51 @@ def bad_values_are_refused():
 
 @check
 def compression_is_mxnets_2bit():
-    kv = store()
-    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-    residuals, out = [np.zeros(1000, np.float32) for _ in range(N)], mx.nd.zeros((1000,))
-    for step in range(5):
-        grads = [np.random.RandomState(10 * step + r).uniform(-1, 1, 1000).astype(np.float32) for r in range(N)]
-        want = np.zeros(1000, np.float32)
-        for r in range(N):  # MXNet's definition, by hand
-            residuals[r] += grads[r]
-            sent = np.where(residuals[r] >= 0.5, np.float32(0.5), np.where(residuals[r] <= -0.5, np.float32(-0.5), np.float32(0)))
-            residuals[r] -= sent
-            want += sent
-        kv.pushpull("g", mx.nd.array(grads[RANK]), out=out)
-        np.testing.assert_array_equal(out.asnumpy(), want)
+    for devices in (1, 2):  # whose sum is compressed
+        kv = store()
+        kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        residuals = [np.zeros(1000, np.float32) for _ in range(N)]
+        outs = [mx.nd.zeros((1000,), ctx=mx.cpu(d)) for d in range(devices)]
+        for step in range(5):
+            r = np.random.RandomState(step)
+            grads = r.uniform(-1, 1, (N, devices, 1000)).astype(np.float32)
+            want = np.zeros(1000, np.float32)
+            for residual, grad in zip(residuals, grads):  # MXNet's definition, by hand
+                residual += grad.sum(0)
+                sent = np.float32(0.5) * ((residual >= 0.5).astype(np.float32) - (residual <= -0.5).astype(np.float32))
+                residual -= sent
+                want += sent
+            kv.pushpull("g", [mx.nd.array(grads[RANK, d], ctx=mx.cpu(d)) for d in range(devices)], out=outs)
+            for out in outs:
+                np.testing.assert_array_equal(out.asnumpy(), want)
+
+
+@check
+def gradients_with_nan_are_counted():
+    kv, out = store(), mx.nd.zeros((1000,))
+    for dtype in ("float32", "float16"):
+        for bad in (float("nan"), float("-inf"), 0):
+            array = mine(1000, dtype=dtype)
+            array[999 if RANK else 0] = bad
+            kv.pushpull(dtype, array, out=out.astype(dtype))
+    mx.nd.waitall()
+    assert kv.nonfinite == 4, kv.nonfinite
+    os.environ["RACKWEAVE_NONFINITE"] = "perhaps"
+    try:
+        raises(ValueError, "'perhaps': use count, refuse or ignore", store)
+    finally:
+        del os.environ["RACKWEAVE_NONFINITE"]
+
+
+@check
+def sparse_gradients_are_refused_by_the_trainer():
+    net = mx.gluon.nn.Embedding(10, 4, sparse_grad=True)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store())
+    with mx.autograd.record():
+        out = net(mx.nd.array([1, 2]))
+    out.backward()
+    raises(ValueError, "sparse", trainer.step, 2)
 
 
 def trained(optimizer, params, kvstore, steps=6, change=None, before=None, after=None, batches=(16,)):
@@ -290,20 +322,22 @@ def module_starts_from_rank_0s_weights_where_workers_update():
 
 @check
 def pushpull_returns_before_a_late_peer_came():
-    kv, array, late = store(), mine(1000), 1.0
-    kv.pushpull("g", array)
-    array.wait_to_read()
+    kv, arrays, late = store(), [mine(1000) for _ in range(100)], 1.0
+    kv.pushpull(list(range(100)), arrays)
+    mx.nd.waitall()
     kv._barrier()
     if RANK == 1:
         time.sleep(late)
-    began = time.monotonic()
-    kv.pushpull("g", array)
-    started = time.monotonic() - began
+    began, took = time.monotonic(), []
+    for key, array in enumerate(arrays):
+        start = time.monotonic()
+        kv.pushpull(key, array)
+        took.append(time.monotonic() - start)
     mx.nd.dot(mx.nd.ones((50, 50)), mx.nd.ones((50, 50))).wait_to_read()
     other = time.monotonic() - began
-    array.wait_to_read()
+    mx.nd.waitall()
     if RANK == 0:
-        assert started < 0.1 and other < late / 2 < time.monotonic() - began, (started, other)
+        assert np.median(took) < 0.001 and other < late / 2 < time.monotonic() - began, (np.median(took), other)
 
 
 @check
@@ -326,22 +360,11 @@ def forks_and_data_loaders_work():
 
 
 @check
-def parameters_and_gradients_are_not_copied():
+def a_parameter_that_is_cast_stays_in_the_arena():
     net = network("arena_")
     net.initialize(mx.init.Xavier())
-    net.hybridize()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=store())
-    x, y = data(RANK)
-    before = rackweave.stats()
-    for _ in range(5):
-        with mx.autograd.record():
-            value = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(mx.nd.array(x[:16])), mx.nd.array(y[:16]))
-        value.backward()
-        trainer.step(16 * N)
-    mx.nd.waitall()
-    moved = {k: v - before.get(k, 0) for k, v in rackweave.stats().items()}
-    assert moved["copied_bytes"] <= 0.05 * (moved["sent_bytes"] + moved["received_bytes"]), moved
-    net.cast("float32")
+    net(mx.nd.array(data(RANK)[0][:16]))
+    net.cast("float16")
     assert all(_engine.in_arena(p.data()) and _engine.in_arena(p.grad()) for p in net.collect_params().values() if p._grad)
 
 

@@ -5,6 +5,8 @@ import sys
 import numpy as np
 from common import STORE, WORKERS, data, mx, network, parameters, save, seed
 
+import rackweave
+
 OPTIMIZERS = {
     "sgd": ("sgd", {"learning_rate": 0.01, "momentum": 0.9, "wd": 1e-3}),
     "adam": ("adam", {"learning_rate": 0.003, "wd": 1e-3}),
@@ -57,12 +59,22 @@ def module(task, optimizer, option, steps):
     return rank, dict({k: v.asnumpy() for k, v in net.get_params()[0].items()}, accuracy=accuracy)
 
 
+def moved():
+    """Returns how many bytes were exchanged so far, and how many of them were copied."""
+    if "rackweave" not in STORE:
+        return np.zeros(2)
+    mx.nd.waitall()
+    stats = rackweave.stats()
+    return np.array([stats.get("sent_bytes", 0) + stats.get("received_bytes", 0), stats.get("copied_bytes", 0)])
+
+
 def main():
     out, steps = sys.argv[1], int(sys.argv[2])
     for task in sys.argv[3:]:
         frontend, optimizer, *option = task.split("-")
+        before = moved()
         rank, arrays = {"gluon": gluon, "module": module}[frontend](task, optimizer, option[0] if option else "", steps)
-        save(out, task, rank, arrays)
+        save(out, task, rank, dict(arrays, moved=moved() - before))
     print("trained")
 
 
