@@ -274,6 +274,20 @@ func (j *Job) SetPolicy(spec policy.Spec) (was policy.Spec, err error) {
 	return was, nil
 }
 
+// ReportLoss tells the job's policy the validation loss after an epoch. A synchronous job has no use for it.
+func (j *Job) ReportLoss(rank int, loss float64) error {
+	if j.pace == nil {
+		return nil
+	}
+	if err := j.pace.loss(rank, loss, j.lanes[0].now()); err != nil {
+		return fmt.Errorf("job %q: %w", j.name, err)
+	}
+	return nil
+}
+
+// Now is the clock of the job's times, in ns.
+func (j *Job) Now() int64 { return j.lanes[0].now() }
+
 // Policy is the policy that decides now.
 func (j *Job) Policy() policy.Spec {
 	if j.pace == nil {
@@ -292,15 +306,21 @@ func (j *Job) Pace(rank int) (p Pace, ok bool) {
 	return j.pace.look(rank), true
 }
 
-// Awaited counts, by rank, the chunks in progress that miss a worker's gradient; of a failed job, those when it failed.
-func (j *Job) Awaited(ctx context.Context) ([]int, error) {
-	out := make([]int, j.workers)
+// Awaited counts, by rank, the chunks in progress that miss a worker's gradient; of a failed job, those when it failed. since is
+// when the oldest of them began, by [Job.Now].
+func (j *Job) Awaited(ctx context.Context) (chunks []int, since int64, err error) {
+	chunks, since = make([]int, j.workers), j.Now()
 	for i, s := range j.shares {
-		if err := j.lanes[i].do(ctx, s, func() { s.machine.Missing(out) }); err != nil {
-			return nil, err
+		err := j.lanes[i].do(ctx, s, func() {
+			if began := s.machine.Missing(chunks); began != 0 {
+				since = min(since, began)
+			}
+		})
+		if err != nil {
+			return nil, 0, err
 		}
 	}
-	return out, nil
+	return chunks, since, nil
 }
 
 // Close ends the job and frees what it held. The workers' queue pairs fail. No other call may be under way; those that come

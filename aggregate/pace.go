@@ -42,6 +42,8 @@ type pacedWorker struct {
 type Pace struct {
 	Step  uint64 // it computes, or waits to compute
 	Waits bool   // its step is done, and the policy holds it
+	For   []int  // while it waits: the workers whose steps it waits for
+	Since int64  // while it waits: ns of the engine's clock
 	policy.Stats
 }
 
@@ -229,6 +231,17 @@ func (p *pace) finish(rank int, now int64) error {
 	return nil
 }
 
+// loss tells the policy the validation loss that a worker reports.
+func (p *pace) loss(rank int, value float64, now int64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.tell(policy.Event{Kind: policy.Loss, W: rank, At: now, Value: value}); err != nil {
+		return err
+	}
+	p.answer()
+	return nil
+}
+
 // answer lets those go on who wait and are not held.
 func (p *pace) answer() {
 	next := p.standing()
@@ -251,5 +264,9 @@ func (p *pace) look(rank int) Pace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w := &p.workers[rank]
-	return Pace{Step: p.runner.Clock(rank), Waits: w.waits || w.announced && p.runner.Held(rank), Stats: p.runner.Stats(rank)}
+	at := Pace{Step: p.runner.Clock(rank), Waits: w.waits || w.announced && p.runner.Held(rank), Stats: p.runner.Stats(rank)}
+	if at.Waits && p.runner.Held(rank) {
+		at.For, at.Since = p.runner.Awaited(nil), p.runner.HeldSince(rank)
+	}
+	return at
 }

@@ -50,6 +50,31 @@ func (w *Worker) SetPolicy(ctx context.Context, policy string) (was string, err 
 	return SetPolicy(ctx, w.cfg, policy)
 }
 
+// ReportLoss tells the policy of the worker's job the validation loss after an epoch: strategy-switch may decide by it. One worker
+// reports each epoch's.
+func (w *Worker) ReportLoss(ctx context.Context, loss float64) error {
+	call, cancel, _ := callTimeout(ctx, w.cfg.Timeout)
+	defer cancel()
+	if _, err := w.rpc.ReportLoss(call, &api.ReportLossRequest{Loss: loss}); err != nil {
+		return w.callError("report loss", err)
+	}
+	return nil
+}
+
+// Trace takes note of what happens to a running job's chunks and steps for a while, at most so many events in each of the
+// aggregator's lanes, 0 being its default. It uses Server, CA, Job, Token and Timeout of the configuration.
+func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *api.TraceResponse, err error) {
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	c.Timeout += d
+	err = control(ctx, c, "trace", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
+		trace, err = rpc.Trace(ctx, &api.TraceRequest{Job: c.Job, DurationMs: uint32(d.Milliseconds()), Events: uint32(events)})
+		return err
+	})
+	return trace, err
+}
+
 // control makes a call that is not a worker's.
 func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
 	if err := c.complete(); err != nil {

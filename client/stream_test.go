@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -149,6 +152,122 @@ func TestHeldWorkersTimeoutNamesTheSlowest(t *testing.T) {
 	if _, err := streamStep(ctx, workers[0], ones, params); !errors.Is(err, client.ErrTimeout) ||
 		!strings.Contains(err.Error(), "waits for worker 1 (at step 0)") {
 		t.Errorf("%v: want worker 1 named", err)
+	}
+}
+
+func TestStatusSaysForWhomAHeldWorkerWaits(t *testing.T) {
+	tensors := model()[:2]
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
+	workers := joinAll(t, s, streamConfig(verbs.ProviderSHM, "ssp:s=0", 2))
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+	ones, params := onesAndZeros(tensors)
+	released := make(chan error, 1)
+	go func() {
+		_, err := streamStep(context20(t), workers[0], ones, params)
+		released <- err
+	}()
+	waitFor(t, "worker 0 to wait for worker 1", func() bool {
+		status, err := s.Status(context20(t), nil)
+		if err != nil {
+			return false
+		}
+		m := status.Jobs[0].Members
+		return m[0].Held && slices.Equal(m[0].WaitsFor, []uint32{1}) && m[0].WaitsSeconds > 0 && len(m[1].WaitsFor) == 0
+	})
+	mine, other := onesAndZeros(tensors)
+	if _, err := streamStep(context20(t), workers[1], mine, other); err != nil {
+		t.Error(err)
+	}
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	if err := workers[0].ReportLoss(context20(t), 0.5); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTraceTellsOfEveryStep(t *testing.T) {
+	const steps, n = 6, 2
+	tensors := model()[:3]
+	for _, policy := range []string{"", "ssp:s=1"} {
+		t.Run(policy, func(t *testing.T) {
+			cfg := streamConfig(verbs.ProviderSHM, policy, n)
+			s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
+			workers := joinAll(t, s, cfg)
+			cfg.Server = s.URL()
+			type traced struct {
+				*api.TraceResponse
+				err error
+			}
+			got := make(chan traced, 1)
+			var ended atomic.Bool
+			over, done := make(chan bool), make(chan bool)
+			go func() {
+				defer close(done)
+				trace, err := client.Trace(context20(t), cfg, time.Second, 0)
+				close(over)
+				got <- traced{trace, err}
+			}()
+			each(t, workers, func(rank int, w *client.Worker) error {
+				if err := w.Register(context20(t), tensors); err != nil {
+					return err
+				}
+				ones, params := onesAndZeros(tensors)
+				for !ended.Load() { // rank 0 sees that the trace is over
+					for range steps {
+						if policy != "" {
+							if _, err := streamStep(context20(t), w, ones, params); err != nil {
+								return err
+							}
+							continue
+						}
+						h, err := w.PushPull(0, client.Bytes(ones[0]), client.Bytes(params[0]), 0)
+						if err == nil {
+							err = h.Wait(context20(t))
+						}
+						if err != nil {
+							return err
+						}
+					}
+					if err := w.Barrier(context20(t), "round"); err != nil {
+						return err
+					}
+					select {
+					case <-over:
+						ended.Store(rank == 0 || ended.Load())
+					default:
+					}
+					if err := w.Barrier(context20(t), "look"); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			<-done
+			trace := <-got
+			if trace.err != nil {
+				t.Fatal(trace.err)
+			}
+			kinds := map[api.TraceEvent_Kind]int{}
+			for _, lane := range trace.Lanes {
+				for _, e := range lane.Events {
+					kinds[e.Kind]++
+				}
+			}
+			want := []api.TraceEvent_Kind{api.TraceEvent_ARRIVE, api.TraceEvent_FOLD}
+			if policy != "" {
+				want = []api.TraceEvent_Kind{api.TraceEvent_ARRIVE, api.TraceEvent_UPDATE, api.TraceEvent_END, api.TraceEvent_GO}
+			}
+			for _, k := range want {
+				if kinds[k] < steps {
+					t.Errorf("%d of %v in %v", kinds[k], k, kinds)
+				}
+			}
+		})
+	}
+	nobody := client.Config{Server: "http://127.0.0.1:1", Job: "x", Timeout: time.Second}
+	if _, err := client.Trace(context20(t), nobody, 0, 0); err == nil {
+		t.Error("a trace of nothing")
 	}
 }
 

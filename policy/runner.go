@@ -93,6 +93,25 @@ func (r *Runner) Live(w int) bool {
 // Held reports whether a worker waits to be released.
 func (r *Runner) Held(w int) bool { return r.Live(w) && r.heldAt[w] != notHeld }
 
+// HeldSince is when a worker that is held began to wait.
+func (r *Runner) HeldSince(w int) int64 { return r.heldAt[w] }
+
+// Awaited appends the workers for whose step those wait that are held: of those who compute, the ones furthest behind.
+func (r *Runner) Awaited(to []int) []int {
+	lowest := uint64(Unbounded)
+	for w := range r.n {
+		if r.Live(w) && !r.Held(w) {
+			lowest = min(lowest, r.Clock(w))
+		}
+	}
+	for w := range r.n {
+		if r.Live(w) && !r.Held(w) && r.Clock(w) == lowest {
+			to = append(to, w)
+		}
+	}
+	return to
+}
+
 // Stats returns what became of a worker's steps.
 func (r *Runner) Stats(w int) Stats { return r.stats[w] }
 

@@ -33,6 +33,7 @@ var memberCalls = map[string]int64{
 	apiconnect.JobServiceRestoreProcedure:    4 << 10,
 	apiconnect.JobServiceReadStateProcedure:  4 << 10,
 	apiconnect.JobServiceWriteStateProcedure: maxMessageBytes,
+	apiconnect.JobServiceReportLossProcedure: 4 << 10,
 	apiconnect.JobServiceLeaveProcedure:      64 << 10,
 }
 

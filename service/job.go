@@ -33,9 +33,10 @@ type job struct {
 	engine   *engine
 	agg      *aggregate.Job
 
-	model  sync.Mutex   // held while tensors are added to plan, saved or restored; taken before the other locks
-	memory sync.RWMutex // read-locked to use the job's memory, locked to free it
-	freed  bool         // guarded by memory
+	tracing sync.Mutex   // held while the job is traced
+	model   sync.Mutex   // held while tensors are added to plan, saved or restored; taken before the other locks
+	memory  sync.RWMutex // read-locked to use the job's memory, locked to free it
+	freed   bool         // guarded by memory
 
 	failed  chan struct{} // closed when the job has failed; failure is set before
 	failure aggregate.Failure
@@ -327,7 +328,7 @@ func (j *job) failIfDeserted(ctx context.Context) {
 	if !some || all {
 		return
 	}
-	awaited, err := j.agg.Awaited(ctx)
+	awaited, _, err := j.agg.Awaited(ctx)
 	if err != nil {
 		return
 	}

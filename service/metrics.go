@@ -126,6 +126,23 @@ var (
 			workerLabels, func(c *aggregate.WorkerCounters) float64 { return seconds(c.LatenessNS) }),
 	}
 
+	paceFamilies = []family[aggregate.Pace]{
+		counter("worker_steps_total", "Steps that the worker has ended.", workerLabels,
+			func(p *aggregate.Pace) float64 { return float64(p.Step) }),
+		counter("worker_held_seconds_total", "Time for which the policy held the worker, but for a wait under way.", workerLabels,
+			func(p *aggregate.Pace) float64 { return float64(p.HeldNS) / 1e9 }),
+		gauge("worker_held", "Whether the policy holds the worker: 1 or 0.", workerLabels, func(p *aggregate.Pace) float64 {
+			if p.Waits {
+				return 1
+			}
+			return 0
+		}),
+		counter("worker_staleness_total", "Updates that others made while the worker computed its gradients, summed.", workerLabels,
+			func(p *aggregate.Pace) float64 { return float64(p.TauSum) }),
+		counter("worker_dropped_steps_total", "Steps whose gradients the policy dropped.", workerLabels,
+			func(p *aggregate.Pace) float64 { return float64(p.Dropped) }),
+	}
+
 	serviceFamilies = []family[Service]{
 		counter("jobs_started_total", "Jobs that ran.", nil, func(s *Service) float64 { return float64(s.jobsStarted.Load()) }),
 		counter("jobs_failed_total", "Jobs that failed.", nil, func(s *Service) float64 { return float64(s.jobsFailed.Load()) }),
@@ -197,6 +214,7 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 	out <- laneLatency
 	describe(out, jobFamilies)
 	describe(out, workerFamilies)
+	describe(out, paceFamilies)
 	describe(out, serviceFamilies)
 	out <- refusedCalls
 }
@@ -255,5 +273,8 @@ func (j *job) collect(out chan<- prometheus.Metric) {
 	emit(out, jobFamilies, &m, j.name)
 	for rank, c := range j.agg.WorkerCounters() {
 		emit(out, workerFamilies, &c, j.name, strconv.Itoa(rank), j.members[rank].host)
+		if p, ok := j.agg.Pace(rank); ok {
+			emit(out, paceFamilies, &p, j.name, strconv.Itoa(rank), j.members[rank].host)
+		}
 	}
 }

@@ -9,6 +9,23 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 )
 
+// ReportLoss implements the schema's ReportLoss.
+func (s *Service) ReportLoss(ctx context.Context, r *api.ReportLossRequest) (*api.ReportLossResponse, error) {
+	m, err := s.active(ctx)
+	if err != nil {
+		return nil, err
+	}
+	release, err := m.job.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := m.job.agg.ReportLoss(m.rank, r.Loss); err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	return &api.ReportLossResponse{}, nil
+}
+
 // SetPolicy implements the schema's SetPolicy.
 func (s *Service) SetPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
 	s.mu.Lock()

@@ -107,14 +107,32 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	for r, w := range out.Members {
 		if p, ok := j.agg.Pace(r); ok {
 			w.Step, w.Held, w.HeldSeconds, w.Staleness = p.Step, p.Waits, float64(p.HeldNS)/1e9, p.MeanTau()
+			if p.Waits {
+				w.WaitsSeconds = float64(j.agg.Now()-p.Since) / 1e9
+				for _, other := range p.For {
+					w.WaitsFor = append(w.WaitsFor, uint32(other))
+				}
+			}
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if awaited, err := j.agg.Awaited(ctx); err == nil {
+	if awaited, since, err := j.agg.Awaited(ctx); err == nil {
 		for r, n := range awaited {
 			out.Members[r].AwaitedChunks = uint64(n)
 		}
+		nameAwaited(out.Members, float64(j.agg.Now()-since)/1e9)
 	}
 	return out
+}
+
+// nameAwaited tells the workers that have sent their gradients for whose they wait.
+func nameAwaited(members []*api.WorkerStatus, seconds float64) {
+	for _, m := range members {
+		for _, other := range members {
+			if m.AwaitedChunks == 0 && other.AwaitedChunks > 0 {
+				m.WaitsFor, m.WaitsSeconds = append(m.WaitsFor, other.Rank), seconds
+			}
+		}
+	}
 }

@@ -210,20 +210,25 @@ func (m *Machine) Quiet() bool {
 	return m.folds.open() == 0 && m.commit.phase == Collecting && m.commit.arrived() == 0
 }
 
-// Missing adds to counts, by worker, the open folds that miss its gradient, and a two-phase step that misses its commit.
-func (m *Machine) Missing(counts []int) {
+// Missing adds to counts, by worker, the open folds that miss its gradient, and a two-phase step that misses its commit. It returns
+// when the oldest of the folds began, in ns; 0: there is none.
+func (m *Machine) Missing(counts []int) (since int64) {
 	for rank, has := range m.commit.has {
 		if !has && m.cfg.Mode == TwoPhase && m.commit.arrived() > 0 {
 			counts[rank]++
 		}
 	}
 	for i := m.folds.first; i != none; i = m.folds.at(i).next {
+		if since == 0 {
+			since = m.folds.at(i).since
+		}
 		for rank := range counts {
 			if !m.folds.has(i, rank) && m.folds.at(i).state != Waiting {
 				counts[rank]++
 			}
 		}
 	}
+	return since
 }
 
 // Sources are the messages of an action on a whole chunk, or of [AnswerCommit], by worker.

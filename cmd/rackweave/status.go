@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -93,13 +94,31 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 				report.Size(m.SentBytes), m.LastArrivals, (time.Duration(m.LatenessSeconds * 1e9)).Round(time.Microsecond), m.AwaitedChunks)
 			if stream {
 				held := (time.Duration(m.HeldSeconds * 1e9)).Round(time.Millisecond).String()
-				if m.Held {
-					held += ", and now"
-				}
 				fmt.Fprintf(w, "\t%d\t%s\t%.1f", m.Step, held, m.Staleness)
 			}
 			fmt.Fprintln(w)
 		}
+		for _, m := range j.Members {
+			if text := waits(m, j.Members); text != "" {
+				fmt.Fprintf(w, "  worker %d waits for %s\n", m.Rank, text)
+			}
+		}
 	}
 	return w.Flush()
+}
+
+// waits says for whom a worker waits, and for how long.
+func waits(m *api.WorkerStatus, members []*api.WorkerStatus) string {
+	var all []string
+	for _, rank := range m.WaitsFor {
+		text := fmt.Sprintf("worker %d", rank)
+		if m.Held {
+			text += fmt.Sprintf(", step %d", members[rank].Step)
+		}
+		all = append(all, text)
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s, since %.1f s", strings.Join(all, " and "), m.WaitsSeconds)
 }

@@ -34,6 +34,70 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type TraceEvent_Kind int32
+
+const (
+	// A worker's gradient came.
+	TraceEvent_ARRIVE TraceEvent_Kind = 0
+	// The gradients of all workers made one update, or rank 0's values became the parameters.
+	TraceEvent_FOLD TraceEvent_Kind = 1
+	// One worker's gradient made an update.
+	TraceEvent_UPDATE TraceEvent_Kind = 2
+	// A worker was sent the parameters.
+	TraceEvent_PULL TraceEvent_Kind = 3
+	// A worker has ended its step.
+	TraceEvent_END TraceEvent_Kind = 4
+	// The worker may begin its next step.
+	TraceEvent_GO TraceEvent_Kind = 5
+)
+
+// Enum value maps for TraceEvent_Kind.
+var (
+	TraceEvent_Kind_name = map[int32]string{
+		0: "ARRIVE",
+		1: "FOLD",
+		2: "UPDATE",
+		3: "PULL",
+		4: "END",
+		5: "GO",
+	}
+	TraceEvent_Kind_value = map[string]int32{
+		"ARRIVE": 0,
+		"FOLD":   1,
+		"UPDATE": 2,
+		"PULL":   3,
+		"END":    4,
+		"GO":     5,
+	}
+)
+
+func (x TraceEvent_Kind) Enum() *TraceEvent_Kind {
+	p := new(TraceEvent_Kind)
+	*p = x
+	return p
+}
+
+func (x TraceEvent_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TraceEvent_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_job_proto_enumTypes[0].Descriptor()
+}
+
+func (TraceEvent_Kind) Type() protoreflect.EnumType {
+	return &file_job_proto_enumTypes[0]
+}
+
+func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TraceEvent_Kind.Descriptor instead.
+func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{44, 0}
+}
+
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2521,7 +2585,11 @@ type WorkerStatus struct {
 	// How long the policy has held it, in all.
 	HeldSeconds float64 `protobuf:"fixed64,14,opt,name=held_seconds,json=heldSeconds,proto3" json:"held_seconds,omitempty"`
 	// Updates that the others made while it computed a gradient, on average.
-	Staleness     float64 `protobuf:"fixed64,15,opt,name=staleness,proto3" json:"staleness,omitempty"`
+	Staleness float64 `protobuf:"fixed64,15,opt,name=staleness,proto3" json:"staleness,omitempty"`
+	// The ranks whose step it waits for: in mode stream those that keep it held, else those whose gradients its own wait for.
+	WaitsFor []uint32 `protobuf:"varint,16,rep,packed,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// Mode stream: how long it has been held this time.
+	WaitsSeconds  float64 `protobuf:"fixed64,17,opt,name=waits_seconds,json=waitsSeconds,proto3" json:"waits_seconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2661,6 +2729,20 @@ func (x *WorkerStatus) GetStaleness() float64 {
 	return 0
 }
 
+func (x *WorkerStatus) GetWaitsFor() []uint32 {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
+func (x *WorkerStatus) GetWaitsSeconds() float64 {
+	if x != nil {
+		return x.WaitsSeconds
+	}
+	return 0
+}
+
 type SetPolicyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -2759,6 +2841,378 @@ func (x *SetPolicyResponse) GetWas() string {
 	return ""
 }
 
+type ReportLossRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One worker reports each epoch's.
+	Loss          float64 `protobuf:"fixed64,1,opt,name=loss,proto3" json:"loss,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportLossRequest) Reset() {
+	*x = ReportLossRequest{}
+	mi := &file_job_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportLossRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportLossRequest) ProtoMessage() {}
+
+func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
+func (*ReportLossRequest) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ReportLossRequest) GetLoss() float64 {
+	if x != nil {
+		return x.Loss
+	}
+	return 0
+}
+
+type ReportLossResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportLossResponse) Reset() {
+	*x = ReportLossResponse{}
+	mi := &file_job_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportLossResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportLossResponse) ProtoMessage() {}
+
+func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
+func (*ReportLossResponse) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{40}
+}
+
+type TraceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// How long. At most a minute.
+	DurationMs uint32 `protobuf:"varint,2,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// The most events that each lane keeps: the last ones. 0: the server's default.
+	Events        uint32 `protobuf:"varint,3,opt,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_job_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
+func (*TraceRequest) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *TraceRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetEvents() uint32 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+type TraceResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Mode    string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	Workers uint32                 `protobuf:"varint,2,opt,name=workers,proto3" json:"workers,omitempty"`
+	// Names by number.
+	Tensors []string     `protobuf:"bytes,3,rep,name=tensors,proto3" json:"tensors,omitempty"`
+	Lanes   []*LaneTrace `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	// Events that newer ones replaced.
+	Lost          uint64 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceResponse) Reset() {
+	*x = TraceResponse{}
+	mi := &file_job_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceResponse) ProtoMessage() {}
+
+func (x *TraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
+func (*TraceResponse) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *TraceResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *TraceResponse) GetWorkers() uint32 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *TraceResponse) GetTensors() []string {
+	if x != nil {
+		return x.Tensors
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetLanes() []*LaneTrace {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+func (x *TraceResponse) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+type LaneTrace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tensors of the lane's chunks.
+	Tensors []uint32 `protobuf:"varint,1,rep,packed,name=tensors,proto3" json:"tensors,omitempty"`
+	// Oldest first.
+	Events        []*TraceEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaneTrace) Reset() {
+	*x = LaneTrace{}
+	mi := &file_job_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaneTrace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaneTrace) ProtoMessage() {}
+
+func (x *LaneTrace) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
+func (*LaneTrace) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *LaneTrace) GetTensors() []uint32 {
+	if x != nil {
+		return x.Tensors
+	}
+	return nil
+}
+
+func (x *LaneTrace) GetEvents() []*TraceEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+type TraceEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  TraceEvent_Kind        `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.TraceEvent_Kind" json:"kind,omitempty"`
+	// ns of the aggregator's clock.
+	At int64 `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
+	// ns of arithmetic, and in which answers were posted after that.
+	Took   uint32 `protobuf:"varint,3,opt,name=took,proto3" json:"took,omitempty"`
+	Posted uint32 `protobuf:"varint,4,opt,name=posted,proto3" json:"posted,omitempty"`
+	// The chunk, numbered in the lane.
+	Chunk uint32 `protobuf:"varint,5,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	// -1: all.
+	Worker int32 `protobuf:"zigzag32,6,opt,name=worker,proto3" json:"worker,omitempty"`
+	// The worker's count of the chunk's pushes, modulo 128.
+	Epoch         uint32 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceEvent) Reset() {
+	*x = TraceEvent{}
+	mi := &file_job_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceEvent) ProtoMessage() {}
+
+func (x *TraceEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
+func (*TraceEvent) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *TraceEvent) GetKind() TraceEvent_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return TraceEvent_ARRIVE
+}
+
+func (x *TraceEvent) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetTook() uint32 {
+	if x != nil {
+		return x.Took
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetPosted() uint32 {
+	if x != nil {
+		return x.Posted
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetChunk() uint32 {
+	if x != nil {
+		return x.Chunk
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetWorker() int32 {
+	if x != nil {
+		return x.Worker
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Jobs that last longer are ended. 0: all may finish.
@@ -2769,7 +3223,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +3235,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +3248,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -2813,7 +3267,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2825,7 +3279,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2838,7 +3292,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -2864,7 +3318,7 @@ type CheckpointHeader struct {
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3330,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3343,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CheckpointHeader) GetJob() string {
@@ -2946,7 +3400,7 @@ type CheckpointTensor struct {
 
 func (x *CheckpointTensor) Reset() {
 	*x = CheckpointTensor{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3412,7 @@ func (x *CheckpointTensor) String() string {
 func (*CheckpointTensor) ProtoMessage() {}
 
 func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3425,7 @@ func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
 func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CheckpointTensor) GetName() string {
@@ -3212,7 +3666,7 @@ const file_job_proto_rawDesc = "" +
 	"\afailure\x18\x0e \x01(\v2\x15.rackweave.v1.FailureR\afailure\x12\x1f\n" +
 	"\vage_seconds\x18\x0f \x01(\x01R\n" +
 	"ageSeconds\x12\x16\n" +
-	"\x06policy\x18\x10 \x01(\tR\x06policy\"\xb8\x03\n" +
+	"\x06policy\x18\x10 \x01(\tR\x06policy\"\xfa\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -3230,12 +3684,49 @@ const file_job_proto_rawDesc = "" +
 	"\x04step\x18\f \x01(\x04R\x04step\x12\x12\n" +
 	"\x04held\x18\r \x01(\bR\x04held\x12!\n" +
 	"\fheld_seconds\x18\x0e \x01(\x01R\vheldSeconds\x12\x1c\n" +
-	"\tstaleness\x18\x0f \x01(\x01R\tstaleness\"B\n" +
+	"\tstaleness\x18\x0f \x01(\x01R\tstaleness\x12\x1b\n" +
+	"\twaits_for\x18\x10 \x03(\rR\bwaitsFor\x12#\n" +
+	"\rwaits_seconds\x18\x11 \x01(\x01R\fwaitsSeconds\"B\n" +
 	"\x10SetPolicyRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06policy\x18\x03 \x01(\tR\x06policyJ\x04\b\x02\x10\x03\"%\n" +
 	"\x11SetPolicyResponse\x12\x10\n" +
-	"\x03was\x18\x01 \x01(\tR\x03was\"3\n" +
+	"\x03was\x18\x01 \x01(\tR\x03was\"'\n" +
+	"\x11ReportLossRequest\x12\x12\n" +
+	"\x04loss\x18\x01 \x01(\x01R\x04loss\"\x14\n" +
+	"\x12ReportLossResponse\"Y\n" +
+	"\fTraceRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x1f\n" +
+	"\vduration_ms\x18\x02 \x01(\rR\n" +
+	"durationMs\x12\x16\n" +
+	"\x06events\x18\x03 \x01(\rR\x06events\"\x9a\x01\n" +
+	"\rTraceResponse\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
+	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
+	"\atensors\x18\x03 \x03(\tR\atensors\x12-\n" +
+	"\x05lanes\x18\x04 \x03(\v2\x17.rackweave.v1.LaneTraceR\x05lanes\x12\x12\n" +
+	"\x04lost\x18\x05 \x01(\x04R\x04lost\"W\n" +
+	"\tLaneTrace\x12\x18\n" +
+	"\atensors\x18\x01 \x03(\rR\atensors\x120\n" +
+	"\x06events\x18\x02 \x03(\v2\x18.rackweave.v1.TraceEventR\x06events\"\x84\x02\n" +
+	"\n" +
+	"TraceEvent\x121\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1d.rackweave.v1.TraceEvent.KindR\x04kind\x12\x0e\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x12\n" +
+	"\x04took\x18\x03 \x01(\rR\x04took\x12\x16\n" +
+	"\x06posted\x18\x04 \x01(\rR\x06posted\x12\x14\n" +
+	"\x05chunk\x18\x05 \x01(\rR\x05chunk\x12\x16\n" +
+	"\x06worker\x18\x06 \x01(\x11R\x06worker\x12\x14\n" +
+	"\x05epoch\x18\a \x01(\rR\x05epoch\"C\n" +
+	"\x04Kind\x12\n" +
+	"\n" +
+	"\x06ARRIVE\x10\x00\x12\b\n" +
+	"\x04FOLD\x10\x01\x12\n" +
+	"\n" +
+	"\x06UPDATE\x10\x02\x12\b\n" +
+	"\x04PULL\x10\x03\x12\a\n" +
+	"\x03END\x10\x04\x12\x06\n" +
+	"\x02GO\x10\x05\"3\n" +
 	"\fDrainRequest\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
@@ -3252,7 +3743,7 @@ const file_job_proto_rawDesc = "" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
-	"\aupdates\x18\x03 \x01(\rR\aupdates2\xf1\a\n" +
+	"\aupdates\x18\x03 \x01(\rR\aupdates2\x84\t\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -3268,7 +3759,10 @@ const file_job_proto_rawDesc = "" +
 	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
 	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12L\n" +
-	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12@\n" +
+	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12O\n" +
+	"\n" +
+	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12@\n" +
+	"\x05Trace\x12\x1a.rackweave.v1.TraceRequest\x1a\x1b.rackweave.v1.TraceResponse\x12@\n" +
 	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
@@ -3283,104 +3777,119 @@ func file_job_proto_rawDescGZIP() []byte {
 	return file_job_proto_rawDescData
 }
 
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_job_proto_goTypes = []any{
-	(*JoinRequest)(nil),        // 0: rackweave.v1.JoinRequest
-	(*JoinResponse)(nil),       // 1: rackweave.v1.JoinResponse
-	(*Lane)(nil),               // 2: rackweave.v1.Lane
-	(*WatchRequest)(nil),       // 3: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),      // 4: rackweave.v1.WatchResponse
-	(*Links)(nil),              // 5: rackweave.v1.Links
-	(*BrokenLane)(nil),         // 6: rackweave.v1.BrokenLane
-	(*Failure)(nil),            // 7: rackweave.v1.Failure
-	(*ConnectRequest)(nil),     // 8: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),         // 9: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),    // 10: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),     // 11: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),      // 12: rackweave.v1.ResumeRequest
-	(*Region)(nil),             // 13: rackweave.v1.Region
-	(*ResumeResponse)(nil),     // 14: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),    // 15: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),             // 16: rackweave.v1.Tensor
-	(*RegisterResponse)(nil),   // 17: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),     // 18: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),    // 19: rackweave.v1.BarrierResponse
-	(*SaveRequest)(nil),        // 20: rackweave.v1.SaveRequest
-	(*SaveResponse)(nil),       // 21: rackweave.v1.SaveResponse
-	(*RestoreRequest)(nil),     // 22: rackweave.v1.RestoreRequest
-	(*RestoreResponse)(nil),    // 23: rackweave.v1.RestoreResponse
-	(*ReadStateRequest)(nil),   // 24: rackweave.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),  // 25: rackweave.v1.ReadStateResponse
-	(*WriteStateRequest)(nil),  // 26: rackweave.v1.WriteStateRequest
-	(*WriteStateResponse)(nil), // 27: rackweave.v1.WriteStateResponse
-	(*LeaveRequest)(nil),       // 28: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),      // 29: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),      // 30: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),     // 31: rackweave.v1.StatusResponse
-	(*EngineStatus)(nil),       // 32: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),          // 33: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),         // 34: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),          // 35: rackweave.v1.JobStatus
-	(*WorkerStatus)(nil),       // 36: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),   // 37: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),  // 38: rackweave.v1.SetPolicyResponse
-	(*DrainRequest)(nil),       // 39: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),      // 40: rackweave.v1.DrainResponse
-	(*CheckpointHeader)(nil),   // 41: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil),   // 42: rackweave.v1.CheckpointTensor
-	nil,                        // 43: rackweave.v1.JoinRequest.HyperEntry
+	(TraceEvent_Kind)(0),       // 0: rackweave.v1.TraceEvent.Kind
+	(*JoinRequest)(nil),        // 1: rackweave.v1.JoinRequest
+	(*JoinResponse)(nil),       // 2: rackweave.v1.JoinResponse
+	(*Lane)(nil),               // 3: rackweave.v1.Lane
+	(*WatchRequest)(nil),       // 4: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),      // 5: rackweave.v1.WatchResponse
+	(*Links)(nil),              // 6: rackweave.v1.Links
+	(*BrokenLane)(nil),         // 7: rackweave.v1.BrokenLane
+	(*Failure)(nil),            // 8: rackweave.v1.Failure
+	(*ConnectRequest)(nil),     // 9: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),         // 10: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),    // 11: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),     // 12: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),      // 13: rackweave.v1.ResumeRequest
+	(*Region)(nil),             // 14: rackweave.v1.Region
+	(*ResumeResponse)(nil),     // 15: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),    // 16: rackweave.v1.RegisterRequest
+	(*Tensor)(nil),             // 17: rackweave.v1.Tensor
+	(*RegisterResponse)(nil),   // 18: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),     // 19: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),    // 20: rackweave.v1.BarrierResponse
+	(*SaveRequest)(nil),        // 21: rackweave.v1.SaveRequest
+	(*SaveResponse)(nil),       // 22: rackweave.v1.SaveResponse
+	(*RestoreRequest)(nil),     // 23: rackweave.v1.RestoreRequest
+	(*RestoreResponse)(nil),    // 24: rackweave.v1.RestoreResponse
+	(*ReadStateRequest)(nil),   // 25: rackweave.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),  // 26: rackweave.v1.ReadStateResponse
+	(*WriteStateRequest)(nil),  // 27: rackweave.v1.WriteStateRequest
+	(*WriteStateResponse)(nil), // 28: rackweave.v1.WriteStateResponse
+	(*LeaveRequest)(nil),       // 29: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),      // 30: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),      // 31: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),     // 32: rackweave.v1.StatusResponse
+	(*EngineStatus)(nil),       // 33: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),          // 34: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),         // 35: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),          // 36: rackweave.v1.JobStatus
+	(*WorkerStatus)(nil),       // 37: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),   // 38: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),  // 39: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),  // 40: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil), // 41: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),       // 42: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),      // 43: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),          // 44: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),         // 45: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),       // 46: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),      // 47: rackweave.v1.DrainResponse
+	(*CheckpointHeader)(nil),   // 48: rackweave.v1.CheckpointHeader
+	(*CheckpointTensor)(nil),   // 49: rackweave.v1.CheckpointTensor
+	nil,                        // 50: rackweave.v1.JoinRequest.HyperEntry
 }
 var file_job_proto_depIdxs = []int32{
-	43, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
-	2,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
-	7,  // 2: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
-	5,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	6,  // 4: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
-	9,  // 5: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	11, // 6: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
-	13, // 7: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	11, // 8: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	16, // 9: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	32, // 10: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	35, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	34, // 12: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	33, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	36, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
-	7,  // 15: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	42, // 16: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
-	0,  // 17: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	3,  // 18: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	8,  // 19: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	12, // 20: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	15, // 21: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	18, // 22: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	20, // 23: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	22, // 24: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	24, // 25: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	26, // 26: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	28, // 27: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	30, // 28: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	37, // 29: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	39, // 30: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	1,  // 31: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	4,  // 32: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	10, // 33: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	14, // 34: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	17, // 35: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	19, // 36: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	21, // 37: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	23, // 38: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	25, // 39: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	27, // 40: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	29, // 41: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	31, // 42: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	38, // 43: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	40, // 44: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	31, // [31:45] is the sub-list for method output_type
-	17, // [17:31] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	50, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	3,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
+	8,  // 2: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
+	6,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
+	7,  // 4: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
+	10, // 5: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
+	12, // 6: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
+	14, // 7: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
+	12, // 8: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
+	17, // 9: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	33, // 10: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	36, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	35, // 12: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	34, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	37, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	8,  // 15: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
+	44, // 16: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	45, // 17: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 18: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	49, // 19: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
+	1,  // 20: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	4,  // 21: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	9,  // 22: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	13, // 23: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	16, // 24: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	19, // 25: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	21, // 26: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	23, // 27: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	25, // 28: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	27, // 29: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	29, // 30: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	31, // 31: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	38, // 32: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	40, // 33: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	42, // 34: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	46, // 35: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	2,  // 36: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	5,  // 37: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	11, // 38: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	15, // 39: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	18, // 40: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	20, // 41: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	22, // 42: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	24, // 43: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	26, // 44: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	28, // 45: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	30, // 46: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	32, // 47: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	39, // 48: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	41, // 49: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	43, // 50: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	47, // 51: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	36, // [36:52] is the sub-list for method output_type
+	20, // [20:36] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -3395,13 +3904,14 @@ func file_job_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   44,
+			NumEnums:      1,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_job_proto_goTypes,
 		DependencyIndexes: file_job_proto_depIdxs,
+		EnumInfos:         file_job_proto_enumTypes,
 		MessageInfos:      file_job_proto_msgTypes,
 	}.Build()
 	File_job_proto = out.File

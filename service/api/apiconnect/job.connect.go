@@ -71,6 +71,10 @@ const (
 	JobServiceStatusProcedure = "/rackweave.v1.JobService/Status"
 	// JobServiceSetPolicyProcedure is the fully-qualified name of the JobService's SetPolicy RPC.
 	JobServiceSetPolicyProcedure = "/rackweave.v1.JobService/SetPolicy"
+	// JobServiceReportLossProcedure is the fully-qualified name of the JobService's ReportLoss RPC.
+	JobServiceReportLossProcedure = "/rackweave.v1.JobService/ReportLoss"
+	// JobServiceTraceProcedure is the fully-qualified name of the JobService's Trace RPC.
+	JobServiceTraceProcedure = "/rackweave.v1.JobService/Trace"
 	// JobServiceDrainProcedure is the fully-qualified name of the JobService's Drain RPC.
 	JobServiceDrainProcedure = "/rackweave.v1.JobService/Drain"
 )
@@ -107,6 +111,10 @@ type JobServiceClient interface {
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
+	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
+	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
+	// Trace takes note of what happens to a running job's chunks and steps for a while, and returns it.
+	Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 }
@@ -201,6 +209,18 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("SetPolicy")),
 			connect.WithClientOptions(opts...),
 		),
+		reportLoss: connect.NewClient[api.ReportLossRequest, api.ReportLossResponse](
+			httpClient,
+			baseURL+JobServiceReportLossProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("ReportLoss")),
+			connect.WithClientOptions(opts...),
+		),
+		trace: connect.NewClient[api.TraceRequest, api.TraceResponse](
+			httpClient,
+			baseURL+JobServiceTraceProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("Trace")),
+			connect.WithClientOptions(opts...),
+		),
 		drain: connect.NewClient[api.DrainRequest, api.DrainResponse](
 			httpClient,
 			baseURL+JobServiceDrainProcedure,
@@ -225,6 +245,8 @@ type jobServiceClient struct {
 	leave      *connect.Client[api.LeaveRequest, api.LeaveResponse]
 	status     *connect.Client[api.StatusRequest, api.StatusResponse]
 	setPolicy  *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
+	reportLoss *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
+	trace      *connect.Client[api.TraceRequest, api.TraceResponse]
 	drain      *connect.Client[api.DrainRequest, api.DrainResponse]
 }
 
@@ -341,6 +363,24 @@ func (c *jobServiceClient) SetPolicy(ctx context.Context, req *api.SetPolicyRequ
 	return nil, err
 }
 
+// ReportLoss calls rackweave.v1.JobService.ReportLoss.
+func (c *jobServiceClient) ReportLoss(ctx context.Context, req *api.ReportLossRequest) (*api.ReportLossResponse, error) {
+	response, err := c.reportLoss.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Trace calls rackweave.v1.JobService.Trace.
+func (c *jobServiceClient) Trace(ctx context.Context, req *api.TraceRequest) (*api.TraceResponse, error) {
+	response, err := c.trace.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Drain calls rackweave.v1.JobService.Drain.
 func (c *jobServiceClient) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainResponse, error) {
 	response, err := c.drain.CallUnary(ctx, connect.NewRequest(req))
@@ -382,6 +422,10 @@ type JobServiceHandler interface {
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
+	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
+	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
+	// Trace takes note of what happens to a running job's chunks and steps for a while, and returns it.
+	Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 }
@@ -472,6 +516,18 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("SetPolicy")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceReportLossHandler := connect.NewUnaryHandlerSimple(
+		JobServiceReportLossProcedure,
+		svc.ReportLoss,
+		connect.WithSchema(jobServiceMethods.ByName("ReportLoss")),
+		connect.WithHandlerOptions(opts...),
+	)
+	jobServiceTraceHandler := connect.NewUnaryHandlerSimple(
+		JobServiceTraceProcedure,
+		svc.Trace,
+		connect.WithSchema(jobServiceMethods.ByName("Trace")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceDrainHandler := connect.NewUnaryHandlerSimple(
 		JobServiceDrainProcedure,
 		svc.Drain,
@@ -506,6 +562,10 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceStatusHandler.ServeHTTP(w, r)
 		case JobServiceSetPolicyProcedure:
 			jobServiceSetPolicyHandler.ServeHTTP(w, r)
+		case JobServiceReportLossProcedure:
+			jobServiceReportLossHandler.ServeHTTP(w, r)
+		case JobServiceTraceProcedure:
+			jobServiceTraceHandler.ServeHTTP(w, r)
 		case JobServiceDrainProcedure:
 			jobServiceDrainHandler.ServeHTTP(w, r)
 		default:
@@ -567,6 +627,14 @@ func (UnimplementedJobServiceHandler) Status(context.Context, *api.StatusRequest
 
 func (UnimplementedJobServiceHandler) SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.SetPolicy is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.ReportLoss is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Trace is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error) {
