@@ -44,7 +44,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 	out := make([]AggregatorLane, len(lanes))
 	for i, l := range j.lanes {
 		slots, err := j.memory.allocate(slotRegion, i, l.cfg.Node, int64(j.window*j.chunkBytes),
-			verbs.AccessLocalWrite|verbs.AccessRemoteWrite, l.attr.Has(verbs.DevByReference))
+			verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessForPeer(peerOf(rank)), l.attr.Has(verbs.DevByReference))
 		if err != nil {
 			return nil, err
 		}
@@ -57,6 +57,9 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 	}
 	return out, nil
 }
+
+// peerOf is how the verbs know a worker: only it can write its slots.
+func peerOf(rank int) int { return 1 + rank }
 
 // attach opens a connection; on the lane's goroutine.
 func (j *Job) attach(l *Lane, s *share, k *link, w *WorkerLane) (AggregatorLane, error) {
@@ -72,7 +75,7 @@ func (j *Job) attach(l *Lane, s *share, k *link, w *WorkerLane) (AggregatorLane,
 		inline = j.chunkBytes
 	}
 	k.Conn = session.New(session.Config{
-		ID: id, SendDepth: l.depths.AggregatorSend, RecvDepth: l.depths.AggregatorRecv, MaxInline: inline,
+		ID: id, Peer: peerOf(k.rank), SendDepth: l.depths.AggregatorSend, RecvDepth: l.depths.AggregatorRecv, MaxInline: inline,
 		ByReference: l.attr.Has(verbs.DevByReference), Resumable: w.Resumable && l.attr.Has(verbs.DevLink),
 		Timeout: j.timeouts.peer, AckTimeout: w.AckTimeout, MaxBatch: pollBatch,
 		InlineCompletionPeriod: l.depths.AggregatorSend / 4,

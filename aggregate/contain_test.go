@@ -160,3 +160,27 @@ func TestCommitsWhileTensorsAreAddedHurtNobody(t *testing.T) {
 		})
 	}
 }
+
+func TestAJobThatRegistersTensorsOneByOneLeavesRegionsToOthers(t *testing.T) {
+	cfg := sumJob("many", 5000)
+	cfg.Job = aggregate.JobConfig{
+		Name: "many", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults(), ChunkBytes: 4096,
+	}
+	many := threadedRack(t, verbs.ProviderSHM, 1, cfg)
+	before := many.Job.Memory().Parameters
+	for i := range 5000 {
+		first := many.Plan.NumTensors()
+		if err := many.Plan.Add([]chunk.Tensor{{Name: fmt.Sprint("late", i), Elems: 1000, DType: chunk.F32}}); err != nil {
+			t.Fatal(err)
+		}
+		specs := []aggregate.TensorSpec{{LRMult: 1, WDMult: 1}}
+		if err := many.Job.AddTensors(context.Background(), many.Plan, first, specs); err != nil {
+			t.Fatalf("registration %d: %v", i, err)
+		}
+	}
+	if got, need := many.Job.Memory().Parameters-before, uint64(5000*4000); got > need*3/2 {
+		t.Errorf("%d bytes of parameters are held for %d that are needed", got, need)
+	}
+	next := beside(t, many, verbs.ProviderSHM, 2, sumJob("next", 5000))
+	exchange(t, next, 2, func(ops [][]worker.Op) error { return together(next, ops) })
+}

@@ -41,6 +41,47 @@ type memory struct {
 	pds     []*verbs.PD // by NIC
 	mu      sync.Mutex
 	regions []*region
+	shelves map[int]*shelf // by lane; those who add tensors use it, one at a time
+}
+
+// shelf is where a lane's next parameters go. A device has few regions for all jobs, so that tensors that are registered by ones
+// share some.
+type shelf struct {
+	region *region
+	used   int64
+	total  int64 // bytes of all the lane's regions
+}
+
+// What a new region of parameters has to spare: a quarter of what the lane has, within these.
+const (
+	leastSpare = 256 << 10
+	mostSpare  = 64 << 20
+)
+
+// shelve finds room for a lane's parameters. Tensors' arrays begin at multiples of 64 bytes.
+func (m *memory) shelve(lane, node int, bytes int64) (r *region, offset int64, err error) {
+	if m.shelves == nil {
+		m.shelves = map[int]*shelf{}
+	}
+	s := m.shelves[lane]
+	if s == nil {
+		s = &shelf{}
+		m.shelves[lane] = s
+	}
+	if s.region == nil || bytes > int64(s.region.arena.Len())-s.used {
+		size := max(bytes, leastSpare, min(s.total/4, mostSpare))
+		if r, err = m.allocate(parameterRegion, lane, node, size, verbs.AccessLocalWrite, false); err != nil && size > bytes {
+			size = bytes
+			r, err = m.allocate(parameterRegion, lane, node, size, verbs.AccessLocalWrite, false)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		s.region, s.used, s.total = r, 0, s.total+size
+	}
+	offset = s.used
+	s.used += bytes
+	return s.region, offset, nil
 }
 
 // allocate makes an arena on a lane's node and registers it with every NIC, as connections fail over from one to another.
@@ -48,7 +89,7 @@ func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access v
 	r := &region{kind: kind, lazy: lazy}
 	var err error
 	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", regionNames[kind], lane), Bytes: bytes, Node: node,
-		Lazy: lazy})
+		Lazy: lazy, Private: kind != slotRegion})
 	for nic := 0; err == nil && nic < len(m.pds); nic++ {
 		var mr verbs.MR
 		if mr, err = m.pds[nic].RegisterMR(r.arena.Addr(), uint64(r.arena.Len()), access, r.arena.FD(), 0); err == nil {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // storedChunk is what a lane keeps of a chunk between steps.
@@ -136,12 +135,12 @@ func (s *store) layOut(plan *chunk.Plan, lane, node, first int, specs []TensorSp
 		}
 		return a, nil
 	}
-	r, err := mem.allocate(parameterRegion, lane, node, int64(bytes), verbs.AccessLocalWrite, false)
+	r, offset, err := mem.shelve(lane, node, int64(bytes))
 	if err != nil {
 		return nil, err
 	}
 	for i := range a.chunks {
-		a.chunks[i].addr += r.addr()
+		a.chunks[i].addr += r.addr() + uint64(offset)
 		for nic := range a.lkeys {
 			a.lkeys[nic][i] = r.mrs[nic].LKey
 		}

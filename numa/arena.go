@@ -56,6 +56,8 @@ type ArenaConfig struct {
 	Huge  HugePolicy
 	// Lazy makes each page when it is first touched. The pages are small, and memory may run out at that moment.
 	Lazy bool
+	// Private lets nobody who is given the descriptor write to the arena or take its pages away. Kernels before 5.1 cannot do that.
+	Private bool
 }
 
 // Arena is memory that is shared by descriptor, bound to a NUMA node, in the largest pages available. It is a sealed memfd: its
@@ -70,11 +72,12 @@ type Arena struct {
 	// Notes tell why it has no larger pages, and what would change that.
 	Notes []string
 
-	name string
-	node int
-	fd   int
-	span mapping
-	len  int
+	name    string
+	node    int
+	private bool
+	fd      int
+	span    mapping
+	len     int
 }
 
 // mapping is a reserved range of addresses and the aligned part of it that is in use.
@@ -117,7 +120,7 @@ func newArena(c ArenaConfig) (*Arena, error) {
 	if nodes := tr.memoryNodes(); c.Node != AnyNode && !nodes.Has(c.Node) {
 		return nil, fmt.Errorf("node %d: the nodes with memory are %s, and %d is any", c.Node, nodes, AnyNode)
 	}
-	a := &Arena{name: c.Name, node: c.Node, fd: -1, len: int(c.Bytes)}
+	a := &Arena{name: c.Name, node: c.Node, private: c.Private, fd: -1, len: int(c.Bytes)}
 	if !c.Lazy && c.Huge != HugeOff && c.Huge != HugeTransparent {
 		for _, pool := range pools {
 			if c.Bytes < pool.size {
@@ -186,11 +189,23 @@ func (a *Arena) open(size int64, align uintptr, flags int) error {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return os.NewSyscallError("ftruncate", err)
 	}
-	// A peer refuses memory that could shrink under it.
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	if err := a.span.mapFile(fd, uintptr(size), align); err != nil {
+		return err
 	}
-	return a.span.mapFile(fd, uintptr(size), align)
+	return os.NewSyscallError("fcntl F_ADD_SEALS", seal(fd, a.private))
+}
+
+// seal keeps the file's size: a peer refuses memory that could shrink under it. A private file can be written only through the
+// mapping that is there already.
+func seal(fd int, private bool) error {
+	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	if private {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, size|unix.F_SEAL_FUTURE_WRITE); err != unix.EINVAL {
+			return err
+		}
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, size)
+	return err
 }
 
 // memfd makes a memfd that can be sealed and, where the kernel knows that (6.3), not be executed.

@@ -2,6 +2,7 @@ package numa
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"slices"
@@ -362,5 +363,35 @@ func TestAnArenaWithoutADescriptorToSpareSaysSo(t *testing.T) {
 	}
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("error %v, want %v", err, unix.EMFILE)
+	}
+}
+
+func TestNobodyWritesToAPrivateArenaByItsDescriptor(t *testing.T) {
+	a, err := NewArena(ArenaConfig{Name: "private", Bytes: 1 << 20, Node: AnyNode, Private: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	a.Bytes()[0] = 1
+	if _, err := unix.Mmap(a.FD(), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != unix.EPERM {
+		t.Errorf("a writable mapping: %v", err)
+	}
+	if err := unix.Fallocate(a.FD(), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 4096); err != unix.EPERM {
+		t.Errorf("punching a hole: %v", err)
+	}
+	again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", a.FD()), unix.O_RDWR, 0)
+	if err == nil {
+		defer unix.Close(again)
+		if _, err := unix.Pwrite(again, []byte{2}, 0); err != unix.EPERM {
+			t.Errorf("writing to the file, opened anew: %v", err)
+		}
+	}
+	view, err := unix.Mmap(a.FD(), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(view)
+	if a.Bytes()[0] = 3; view[0] != 3 {
+		t.Error("what the owner writes is not seen")
 	}
 }

@@ -251,8 +251,9 @@ func (s *Service) usable(p string, members []*member) error {
 		if p == verbs.ProviderSHM && m.hostID != s.hostID {
 			return fmt.Errorf("%v is not on the aggregator's host", m)
 		}
-		if p == verbs.ProviderSHM && m.uid != s.uid && m.uid != 0 && s.uid != 0 {
-			return fmt.Errorf("%v runs as user %d, the aggregator as user %d: run both as one, or use another provider", m, m.uid, s.uid)
+		if p == verbs.ProviderSHM && m.uid != s.uid && m.uid != 0 && !s.opts.sharesWithAnyUser() {
+			return fmt.Errorf("%v runs as user %d, the aggregator as user %d: run both as one, use another provider, or start the aggregator "+
+				"with --provider-options shm:users=any", m, m.uid, s.uid)
 		}
 	}
 	return nil

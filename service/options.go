@@ -184,3 +184,8 @@ func (o *Options) policy(job string) (p JobPolicy, ok bool) {
 func (q Quota) maxWorkers() int {
 	return min(cmp.Or(q.Workers, aggregate.MaxWorkers), aggregate.MaxWorkers)
 }
+
+// sharesWithAnyUser reports whether provider shm takes workers of other users.
+func (o *Options) sharesWithAnyUser() bool {
+	return slices.Contains(strings.Split(o.ProviderOptions[verbs.ProviderSHM], ","), "users=any")
+}

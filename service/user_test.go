@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ func TestAutoLeavesSharedMemoryToProcessesOfOneUserAndRoot(t *testing.T) {
 	for _, c := range []struct {
 		aggregator, worker uint32
 		want               *engine
-	}{{1000, 1000, shm}, {1000, 0, shm}, {0, 1000, shm}, {1000, 1001, tcp}} {
+	}{{1000, 1000, shm}, {1000, 0, shm}, {0, 1000, tcp}, {0, 0, shm}, {1000, 1001, tcp}} {
 		s := &Service{uid: c.aggregator, engines: map[string]*engine{verbs.ProviderSHM: shm, verbs.ProviderTCP: tcp}}
 		m := &member{rank: -1, uid: c.worker, providers: []string{verbs.ProviderSHM, verbs.ProviderTCP}}
 		if e, err := s.chooseEngine(&job{members: []*member{m}}); err != nil || e != c.want {
@@ -20,9 +21,13 @@ func TestAutoLeavesSharedMemoryToProcessesOfOneUserAndRoot(t *testing.T) {
 		}
 		m.provider = verbs.ProviderSHM
 		_, err := s.chooseEngine(&job{members: []*member{m}})
-		if (err != nil) != (c.want == tcp) || err != nil &&
-			!strings.Contains(err.Error(), "runs as user 1001, the aggregator as user 1000: run both as one") {
+		says := fmt.Sprintf("runs as user %d, the aggregator as user %d: run both as one", c.worker, c.aggregator)
+		if (err != nil) != (c.want == tcp) || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("aggregator of user %d, worker of user %d that asks for shm: error %v", c.aggregator, c.worker, err)
+		}
+		s.opts.ProviderOptions = map[string]string{verbs.ProviderSHM: "users=any"}
+		if e, err := s.chooseEngine(&job{members: []*member{m}}); err != nil || e != shm {
+			t.Errorf("aggregator of user %d that takes any, worker of user %d: engine %p, error %v", c.aggregator, c.worker, e, err)
 		}
 	}
 }

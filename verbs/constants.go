@@ -56,6 +56,10 @@ const (
 	AccessRemoteWrite = fabric.AccessRemoteWrite
 )
 
+// AccessForPeer, added to a region's access, lets only peers of queue pairs with this [QPConfig.Peer] reach it. RDMA NICs cannot
+// check that: there the key is the secret.
+func AccessForPeer(peer int) Access { return fabric.AccessForPeer(peer) }
+
 // Flags of devices; fabric.h says what they promise.
 const (
 	DevByReference  = fabric.DevByReference

@@ -289,6 +289,8 @@ type QPConfig struct {
 	MaxInline            int
 	// ByReference lets incoming payloads be delivered where the sender holds them, on devices that can.
 	ByReference bool
+	// Peer says whom the queue pair is for, from 1 on: regions that name a peer are for it alone. 0: nobody in particular.
+	Peer int
 }
 
 // QP is a reliable connected queue pair.
@@ -298,7 +300,7 @@ type QP struct{ h fabric.QP }
 func (pd *PD) CreateQP(c QPConfig) (*QP, error) {
 	init := fabric.QPInit{
 		SendCQ: c.SendCQ.h, RecvCQ: c.RecvCQ.h,
-		MaxSendWR: uint32(c.MaxSendWR), MaxRecvWR: uint32(c.MaxRecvWR), MaxInline: uint32(c.MaxInline),
+		MaxSendWR: uint32(c.MaxSendWR), MaxRecvWR: uint32(c.MaxRecvWR), MaxInline: uint32(c.MaxInline), Peer: uint32(c.Peer),
 	}
 	if c.ByReference {
 		init.Flags = fabric.QPByReference

@@ -51,6 +51,7 @@ type Config struct {
 	ID                     ID
 	SendDepth, RecvDepth   int
 	MaxInline              int  // bytes; 0: messages are not sent inline
+	Peer                   int  // whom it is for, as the verbs know peers
 	ByReference            bool // payloads are delivered where the worker holds them
 	Resumable              bool // the worker can resume, and the link can fail
 	Timeout                time.Duration
@@ -126,7 +127,7 @@ func (c *Conn) Connect(p Path, peer []byte) (endpoint []byte, err error) {
 func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 	c.qp, err = p.PD.CreateQP(verbs.QPConfig{
 		SendCQ: p.CQ, RecvCQ: p.CQ, MaxSendWR: c.cfg.SendDepth, MaxRecvWR: c.cfg.RecvDepth, MaxInline: c.cfg.MaxInline,
-		ByReference: c.cfg.ByReference,
+		ByReference: c.cfg.ByReference, Peer: c.cfg.Peer,
 	})
 	if err != nil {
 		c.qp = nil

@@ -60,6 +60,9 @@ const (
 	AccessRemoteWrite Access = C.RWF_ACCESS_REMOTE_WRITE
 )
 
+// AccessForPeer adds to a region's access whom it is for: peers of queue pairs created for this peer.
+func AccessForPeer(peer int) Access { return Access(peer) << C.RWF_ACCESS_PEER_SHIFT }
+
 // Flags of devices.
 const (
 	DevByReference  DevFlags = C.RWF_DEV_BY_REFERENCE

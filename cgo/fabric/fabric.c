@@ -67,13 +67,16 @@ int rwf_dealloc_pd(rwf_pd *pd)
 
 int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
 {
+	int rights = access & ((1 << RWF_ACCESS_PEER_SHIFT) - 1);
+
 	if (!addr || length == 0)
 		return rwf_fail(EINVAL, "register memory: the range is empty");
 	if (length > UINT64_MAX - (uintptr_t)addr)
 		return rwf_fail(EINVAL, "register memory: %zu bytes at %p pass the end of the address space", length, addr);
-	if (access & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
+	if (access < 0 || access >> RWF_ACCESS_PEER_SHIFT > RWF_ACCESS_PEER_MAX ||
+	    rights & ~(RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE))
 		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
-	if (access == RWF_ACCESS_REMOTE_WRITE)
+	if (rights == RWF_ACCESS_REMOTE_WRITE)
 		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
 	return pd->ops->reg_mr(pd, addr, length, access, fd, fd_offset, out);
 }
@@ -139,7 +142,10 @@ int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 		return rwf_fail(EINVAL, "create queue pair: it needs completion queues of its device %s", attr.name);
 	if (init->flags & ~RWF_QP_BY_REFERENCE)
 		return rwf_fail(EINVAL, "create queue pair: flags 0x%x are unknown", init->flags & ~RWF_QP_BY_REFERENCE);
-	return pd->ops->create_qp(pd, init, out);
+	rc = pd->ops->create_qp(pd, init, out);
+	if (rc == 0)
+		(*out)->peer = init->peer;
+	return rc;
 }
 
 int rwf_destroy_qp(rwf_qp *qp)

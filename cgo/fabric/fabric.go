@@ -105,6 +105,7 @@ type QPInit struct {
 	SendCQ, RecvCQ                  CQ
 	MaxSendWR, MaxRecvWR, MaxInline uint32
 	Flags                           QPFlags
+	Peer                            uint32
 }
 
 // ConnectAttr mirrors struct rwf_connect_attr.
@@ -210,7 +211,7 @@ func CreateQP(pd PD, init *QPInit) (QP, int) {
 	c := C.struct_rwf_qp_init{
 		send_cq: (*C.rwf_cq)(init.SendCQ), recv_cq: (*C.rwf_cq)(init.RecvCQ),
 		max_send_wr: C.uint32_t(init.MaxSendWR), max_recv_wr: C.uint32_t(init.MaxRecvWR),
-		max_inline: C.uint32_t(init.MaxInline), flags: C.uint32_t(init.Flags),
+		max_inline: C.uint32_t(init.MaxInline), flags: C.uint32_t(init.Flags), peer: C.uint32_t(init.Peer),
 	}
 	var qp *C.rwf_qp
 	rc := C.rwf_create_qp((*C.rwf_pd)(pd), &c, &qp)

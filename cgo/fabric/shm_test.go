@@ -34,10 +34,12 @@ type node struct {
 	done   chan struct{}
 }
 
-func newNode(cqe uint32) *node {
+func newNode(cqe uint32) *node { return newNodeWith(cqe, "") }
+
+func newNodeWith(cqe uint32, options string) *node {
 	n := &node{done: make(chan struct{})}
 	var rc int
-	n.dev, rc = Open("shm", "", "")
+	n.dev, rc = Open("shm", "", options)
 	must("open", rc)
 	n.pd, rc = AllocPD(n.dev)
 	must("alloc pd", rc)

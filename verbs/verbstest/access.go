@@ -74,7 +74,7 @@ func remoteAccessIsChecked(t *testing.T, p Provider) {
 	r.collect(3, 3)
 	r.expect(r.a.got[2], last.WRID, r.a.qps[0], verbs.WCSuccess)
 
-	for _, c := range []struct {
+	cases := []struct {
 		name   string
 		addr   uint64
 		length uint32
@@ -92,7 +92,26 @@ func remoteAccessIsChecked(t *testing.T, p Provider) {
 		{"address 0", 0, 16, good.RKey},
 		{"no remote write access", good.Addr, 16, localOnly.RKey},
 		{"of another protection domain", good.Addr, 16, foreign.RKey},
-	} {
+	}
+	if !r.b.dev.Attr().Has(verbs.DevLink) || r.b.dev.Attr().Provider == verbs.ProviderSim { // a NIC cannot check it
+		const peer = 7
+		theirs := r.register(r.b.pd, region, rw|verbs.AccessForPeer(peer))
+		cases = append(cases, struct {
+			name   string
+			addr   uint64
+			length uint32
+			key    uint32
+		}{"for another peer", good.Addr, 16, theirs.RKey})
+		a, b := r.connect(shape{peer: peer})
+		r.recv(b, 1, 1)
+		own := r.write(0, 0, 16, 1)
+		own.RAddr, own.RKey = theirs.Addr, theirs.RKey
+		r.post(a, own)
+		r.a.got, r.b.got = r.a.got[:0], r.b.got[:0]
+		r.collect(1, 1)
+		r.expect(r.a.got[0], own.WRID, a, verbs.WCSuccess)
+	}
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			in := *r
 			in.t = t

@@ -40,6 +40,7 @@ type shape struct {
 	pairs, send, recv, cqe, bytes, inline int
 	aCQE, bCQE                            int
 	byReference                           bool
+	peer                                  int
 	connect                               verbs.ConnectConfig
 }
 
@@ -115,6 +116,7 @@ func (r *rig) create(e *side, s shape) *verbs.QP {
 	s = s.withDefaults()
 	qp, err := e.pd.CreateQP(verbs.QPConfig{
 		SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: s.send, MaxRecvWR: s.recv, MaxInline: s.inline, ByReference: s.byReference,
+		Peer: s.peer,
 	})
 	r.must(err, "create queue pair")
 	e.qps = append(e.qps, qp)

@@ -53,6 +53,12 @@ enum rwf_send_flags {
 };
 
 enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
+/*
+ * Beside the rights, a region's access names the peer it is for: 0 is every peer of the protection domain, n is those of queue
+ * pairs created for peer n. An RDMA NIC has no such check; there keys are the secret.
+ */
+#define RWF_ACCESS_PEER_SHIFT 8
+#define RWF_ACCESS_PEER_MAX 0xffff
 
 enum rwf_qp_state { RWF_QPS_INIT = 1, RWF_QPS_RTR = 2, RWF_QPS_RTS = 3, RWF_QPS_ERR = 6 };
 
@@ -113,6 +119,7 @@ struct rwf_qp_init {
 	rwf_cq *send_cq, *recv_cq; /* may be the same */
 	uint32_t max_send_wr, max_recv_wr, max_inline;
 	uint32_t flags; /* enum rwf_qp_flags */
+	uint32_t peer;  /* whom it is for, see RWF_ACCESS_PEER_SHIFT; 0: regions that name a peer are not for it */
 };
 
 struct rwf_connect_attr {

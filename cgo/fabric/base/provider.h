@@ -48,9 +48,17 @@ struct rwf_cq {
 struct rwf_qp {
 	const struct rwf_ops *ops;
 	rwf_pd *pd;
-	uint32_t num;
+	uint32_t num, peer;
 	_Atomic int state; /* enum rwf_qp_state */
 };
+
+/* Reports whether a region's access is for this queue pair's peer. */
+static inline int rwb_for_peer(const rwf_qp *qp, int access)
+{
+	uint32_t peer = (uint32_t)access >> RWF_ACCESS_PEER_SHIFT;
+
+	return !peer || peer == qp->peer;
+}
 
 extern const struct rwf_ops rwf_ibv_ops, rwf_shm_ops, rwf_tcp_ops, rwf_sim_ops;
 

@@ -41,14 +41,21 @@ static int make_shared(size_t len)
 	return fd;
 }
 
+void shm_unmap_rings(struct shm_qp *q)
+{
+	shm_guard_remove(q->shared_guard);
+	q->shared_guard = -1;
+	if (q->shared)
+		munmap(q->shared, q->shared_len);
+	q->shared = NULL;
+}
+
 static void unlink_peer(struct shm_qp *q)
 {
 	if (q->pidfd >= 0)
 		close(q->pidfd);
-	if (q->shared)
-		munmap(q->shared, q->shared_len);
+	shm_unmap_rings(q);
 	q->sock = q->pidfd = -1;
-	q->shared = NULL;
 	q->mine = q->peer = NULL;
 }
 
@@ -70,9 +77,19 @@ static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 	s = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
 	if (s == MAP_FAILED)
 		return -errno;
-	ring = (struct shm_desc *)((char *)s + SHM_RINGS_OFFSET);
 	q->shared = s;
 	q->shared_len = len;
+	q->guarded = !active || q->by_ref;
+	if (q->guarded) {
+		rc = shm_guard_start();
+		q->shared_guard = rc ? rc : shm_guard_add(s, len, &st, 0, UINT64_MAX);
+		if (q->shared_guard < 0) {
+			rc = q->shared_guard;
+			shm_unmap_rings(q);
+			return rc;
+		}
+	}
+	ring = (struct shm_desc *)((char *)s + SHM_RINGS_OFFSET);
 	q->mine = &s->side[!active];
 	q->peer = &s->side[active];
 	q->tx = active ? ring : ring + in;
@@ -134,7 +151,7 @@ static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms, int c
 	uint8_t hello[SHM_HELLO_LEN];
 	int rc;
 
-	if (!shm_peer_allowed(sock))
+	if (!shm_peer_allowed(sock, shm_dev(q->base.pd->dev)->any_user))
 		return rwf_fail(EPERM, "connect: the peer runs as another user: run both as one, or use provider tcp");
 	shm_encode_hello(q->peer_ep.cookie, q->self.cookie, hello);
 	rc = shm_send(sock, hello, sizeof hello, fd);
@@ -312,7 +329,7 @@ static void let_in(struct shm_device *d)
 				d->accept_paused_ms = now + PAUSE_MS;
 			return;
 		}
-		if (shm_peer_allowed(s))
+		if (shm_peer_allowed(s, d->any_user))
 			d->half[d->halves++] = (struct shm_half_open){.sock = s, .fd = -1, .since_ms = now};
 		else
 			close(s);

@@ -15,12 +15,34 @@ static int shm_list(char *buf, size_t cap)
 	return 1;
 }
 
+static int parse_options(const char *options, bool *any_user, uint64_t *max_mapped)
+{
+	char v[32], *end;
+
+	if (rwb_option(options, "users", v, sizeof v)) {
+		*any_user = strcmp(v, "any") == 0;
+		if (!*any_user && strcmp(v, "same") != 0)
+			return rwf_fail(EINVAL, "open shm0: users=%s: use same or any", v);
+	}
+	*max_mapped = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 4 * 3;
+	if (rwb_option(options, "mapped", v, sizeof v)) {
+		*max_mapped = strtoull(v, &end, 10);
+		if (!*max_mapped || *end || *v == '-')
+			return rwf_fail(EINVAL, "open shm0: mapped=%s: use a number of bytes", v);
+	}
+	return 0;
+}
+
 static int shm_open_device(const char *device, const char *options, rwf_device **out)
 {
-	static const char *const known[] = {NULL};
+	static const char *const known[] = {"users", "mapped", NULL};
 	struct shm_device *d;
+	bool any_user = false;
+	uint64_t max_mapped = 0;
 	int rc = rwb_option_check("shm", options, known);
 
+	if (!rc)
+		rc = parse_options(options, &any_user, &max_mapped);
 	if (rc)
 		return rc;
 	if (*device && strcmp(device, "shm0") != 0)
@@ -29,6 +51,8 @@ static int shm_open_device(const char *device, const char *options, rwf_device *
 	if (!d)
 		return rwf_fail(ENOMEM, "open shm0: out of memory");
 	d->base.ops = &rwf_shm_ops;
+	d->any_user = any_user;
+	d->max_mapped = max_mapped;
 	pthread_mutex_init(&d->lock, NULL);
 	pthread_mutex_init(&d->accept_lock, NULL);
 	d->listener = -1;

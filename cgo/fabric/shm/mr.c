@@ -20,12 +20,13 @@ static uint32_t slot_of(uint32_t key)
 	return key & (SHM_MR_SLOTS - 1);
 }
 
-/* Reports whether key names a region of this domain with these rights that holds [addr, addr+len). Any thread, no lock. */
-bool shm_mr_allows(rwf_pd *pd, uint32_t key, uint64_t addr, uint32_t len, int access)
+/* Reports whether key gives this queue pair, or its peer, these rights to [addr, addr+len). Any thread, no lock. */
+bool shm_mr_allows(const struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
 {
-	const struct shm_mr *m = &shm_dev(pd->dev)->mr[slot_of(key)];
+	const struct shm_mr *m = &shm_dev(q->base.pd->dev)->mr[slot_of(key)];
 
-	return key && atomic_load_explicit(&m->key, memory_order_acquire) == key && m->pd == pd && (m->access & access) == access &&
+	return key && atomic_load_explicit(&m->key, memory_order_acquire) == key && m->pd == q->base.pd &&
+	       (m->access & access) == access && (!access || rwb_for_peer(&q->base, m->access)) &&
 	       addr >= m->addr && len <= m->len && addr - m->addr <= m->len - len;
 }
 
@@ -42,8 +43,11 @@ static int advertise_slot(struct shm_qp *q, uint32_t slot)
 	struct shm_ctl c = {.type = SHM_MR_DEL, .slot = slot};
 	int rc;
 
-	if (m->key && m->pd == q->base.pd && ((m->access & RWF_ACCESS_REMOTE_WRITE) || q->peer_by_ref)) {
-		c = (struct shm_ctl){SHM_MR_ADD, m->key, slot, (uint32_t)m->access, m->addr, m->len, m->offset};
+	if (m->key && m->pd == q->base.pd && rwb_for_peer(&q->base, m->access) &&
+	    ((m->access & RWF_ACCESS_REMOTE_WRITE) || q->peer_by_ref)) {
+		uint32_t rights = (uint32_t)m->access & (RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE);
+
+		c = (struct shm_ctl){SHM_MR_ADD, m->key, slot, rights, m->addr, m->len, m->offset};
 		rc = shm_send(q->sock, &c, sizeof c, m->fd);
 		if (rc == 0)
 			q->known[slot / 64] |= bit;

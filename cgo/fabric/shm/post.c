@@ -56,12 +56,12 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 	if (w->length) {
 		int rc;
 
-		if (!in_line && !placed && !shm_mr_allows(q->base.pd, w->lkey, w->laddr, w->length, 0))
+		if (!in_line && !placed && !shm_mr_allows(q, w->lkey, w->laddr, w->length, 0))
 			return RWF_WC_LOC_PROT_ERR;
 		rc = shm_sync_regions(q);
 		if (rc)
 			return rc == -EAGAIN ? WAIT_REGIONS : PEER_GONE;
-		dst = shm_remote_data(q, w->rkey, w->raddr, w->length, RWF_ACCESS_REMOTE_WRITE);
+		dst = shm_remote_target(q, w->rkey, w->raddr, w->length);
 		if (!dst)
 			return RWF_WC_REM_ACCESS_ERR;
 	}
@@ -93,11 +93,37 @@ static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 	}
 	q->stalled_ms = 0;
 	q->sent++;
+	if (q->waiting_used && w->flags & RWF_SEND_INLINE && w->length)
+		q->waiting_used--;
 	if (status != RWF_WC_SUCCESS || (w->flags & RWF_SEND_SIGNALED))
 		complete_send(q, w, status);
 	if (status != RWF_WC_SUCCESS)
 		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
 	return true;
+}
+
+/*
+ * Appends a request to those that wait, with its bytes if it is inline. A peer that posts no receives is not waited for with
+ * ever more of them. Returns 0 or a negative errno.
+ */
+static int keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
+{
+	bool bytes = w->flags & RWF_SEND_INLINE && w->length;
+
+	if (bytes && q->waiting_used == q->waiting_cap)
+		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: %u inline payloads wait for the peer, the most it may", q->base.num,
+				q->waiting_cap);
+	struct rwf_send_wr *kept = rwb_send(&q->sends, q->sends.posted++);
+
+	*kept = *w;
+	if (bytes) {
+		uint8_t *at = q->waiting + (size_t)(q->waiting_next++ % q->waiting_cap) * q->sends.max_inline;
+
+		memcpy(at, (const void *)(uintptr_t)w->laddr, w->length);
+		kept->laddr = (uintptr_t)at;
+		q->waiting_used++;
+	}
+	return 0;
 }
 
 /* Wakes the peer if it sleeps for what was published since the last call. */
@@ -122,7 +148,7 @@ void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 	while (shm_state(q) == RWF_QPS_RTS && q->sent != q->sends.posted) {
 		const struct rwf_send_wr *w = rwb_send(&q->sends, q->sent);
 
-		if (settle(q, w, carry_out(q, w, rwb_payload(&q->sends, q->sent))))
+		if (settle(q, w, carry_out(q, w, (const void *)(uintptr_t)w->laddr)))
 			continue;
 		if (q->stalled_ms == 0)
 			q->stalled_ms = now_ms;
@@ -155,12 +181,16 @@ int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 			continue;
 		}
 		if (q->sent != q->sends.posted) {
-			rwb_sends_post(&q->sends, w);
+			rc = keep_waiting(q, w);
+			if (rc)
+				break;
 			continue;
 		}
 		status = carry_out(q, w, (const void *)(uintptr_t)w->laddr);
 		if (status < 0) {
-			rwb_sends_post(&q->sends, w);
+			rc = keep_waiting(q, w);
+			if (rc)
+				break;
 			settle(q, w, status);
 			continue;
 		}
@@ -190,7 +220,7 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 			 rc == -EAGAIN ? "has yet to tell its regions" : "is gone");
 		return NULL;
 	}
-	data = shm_remote_data(q, rkey, raddr, length, RWF_ACCESS_REMOTE_WRITE);
+	data = shm_remote_target(q, rkey, raddr, length);
 	if (!data)
 		rwf_fail(EACCES, "map: key 0x%x of queue pair 0x%x's peer does not allow %u bytes at 0x%llx to be written", rkey,
 			 qp->num, length, (unsigned long long)raddr);

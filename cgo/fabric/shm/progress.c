@@ -41,6 +41,19 @@ static void check_unconnected(struct shm_qp *q, uint64_t now)
 		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
 }
 
+/* Fails the queue pairs whose peers took pages away from under a mapping. */
+static void check_tears(struct shm_cq *cq)
+{
+	uint32_t tears = atomic_load_explicit(&shm_tears, memory_order_relaxed);
+
+	if (cq->tears_seen == tears)
+		return;
+	cq->tears_seen = tears;
+	for (int i = 0; i < cq->nqps; i++)
+		if (shm_state(cq->qps[i]) == RWF_QPS_RTS && shm_lost_pages(cq->qps[i]))
+			shm_enter_error(cq->qps[i], RWF_WC_RETRY_EXC_ERR);
+}
+
 static void progress(struct shm_cq *cq)
 {
 	uint64_t now = rwb_now_ms();
@@ -49,6 +62,7 @@ static void progress(struct shm_cq *cq)
 	if (now != cq->now_ms) {
 		cq->now_ms = now;
 		handle_events(cq, 0);
+		check_tears(cq);
 	}
 	for (int k = 0, i = cq->start; k < cq->nqps; k++) {
 		struct shm_qp *q = cq->qps[i];

@@ -13,8 +13,17 @@
 static void free_qp(struct shm_qp *q)
 {
 	free(q->rq);
+	free(q->waiting);
 	rwb_sends_free(&q->sends);
 	free(q);
+}
+
+static uint32_t waiting_cap(const struct rwf_qp_init *init)
+{
+	uint32_t cap = init->max_inline ? SHM_MAX_WAITING / init->max_inline : 0;
+
+	cap = cap < 4 ? 4 : cap;
+	return cap < init->max_send_wr ? cap : init->max_send_wr;
 }
 
 static struct shm_qp *alloc_qp(const struct rwf_qp_init *init)
@@ -27,7 +36,10 @@ static struct shm_qp *alloc_qp(const struct rwf_qp_init *init)
 	memset(q, 0, sizeof *q);
 	q->rq = calloc(recvs, sizeof *q->rq);
 	q->rx_mask = recvs - 1;
-	if (rwb_sends_make(&q->sends, init->max_send_wr, init->max_inline) || !q->rq) {
+	q->waiting_cap = waiting_cap(init);
+	if (init->max_inline)
+		q->waiting = calloc(q->waiting_cap, init->max_inline);
+	if (rwb_sends_make(&q->sends, init->max_send_wr, 0) || !q->rq || (init->max_inline && !q->waiting)) {
 		free_qp(q);
 		return NULL;
 	}
@@ -50,7 +62,8 @@ int shm_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	q->by_ref = init->flags & RWF_QP_BY_REFERENCE;
 	q->last_wake = SHM_DISARMED;
 	q->adverts_seen = UINT64_MAX;
-	q->sock = q->pidfd = -1;
+	q->sock = q->pidfd = q->shared_guard = -1;
+	q->sends.max_inline = init->max_inline;
 	q->self.recv_depth = q->max_recv;
 	q->self.by_ref = q->by_ref;
 	memcpy(q->self.listener, d->name, SHM_COOKIE);
@@ -115,8 +128,7 @@ int shm_destroy_qp(rwf_qp *qp)
 	if (q->pidfd >= 0)
 		close(q->pidfd);
 	shm_unmap_remote(q);
-	if (q->shared)
-		munmap(q->shared, q->shared_len);
+	shm_unmap_rings(q);
 	free_qp(q);
 	return 0;
 }

@@ -11,20 +11,28 @@ static bool accept_descriptor(struct shm_qp *q, const struct shm_desc *d, struct
 	wc->imm = d->imm;
 	if (d->len == 0)
 		return true;
-	if (!shm_mr_allows(q->base.pd, d->rkey, d->raddr, d->len, RWF_ACCESS_REMOTE_WRITE))
+	if (!shm_mr_allows(q, d->rkey, d->raddr, d->len, RWF_ACCESS_REMOTE_WRITE))
 		return false;
 	if (!d->by_ref)
 		return true;
 	if (!q->by_ref)
 		return false;
-	char *data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
+	struct shm_remote_mr *m = shm_remote_find(q, d->lkey, d->laddr, d->len, 0);
 
-	if (!data && shm_drain(q) == 0)
-		data = shm_remote_data(q, d->lkey, d->laddr, d->len, 0);
+	if (!m && shm_drain(q) == 0)
+		m = shm_remote_find(q, d->lkey, d->laddr, d->len, 0);
+	if (!m)
+		return false;
+	char *data = m->data + (d->laddr - m->addr);
+
 	wc->addr = (uintptr_t)data;
 	wc->src_addr = d->laddr;
 	wc->src_rkey = d->lkey;
-	return data;
+	if (__builtin_expect(m->sparse != NULL, 0) && !shm_sparse_there(m, data, d->len)) {
+		wc->addr = d->raddr; /* our own memory, where the sender aimed */
+		return shm_sparse_copy(m, (void *)(uintptr_t)d->raddr, data, d->len);
+	}
+	return true;
 }
 
 #define SHARED(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)

@@ -18,15 +18,33 @@ static struct shm_remote_mr *slot_ptr(struct shm_qp *q, uint32_t slot)
 	return page ? &page[slot % SHM_MR_PAGE] : NULL;
 }
 
-/* Returns where the peer's [addr, addr+len) lies here if key names it with these rights, else NULL. */
-char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
+/* Returns the peer's region that holds [addr, addr+len) if key names it with these rights, else NULL. */
+struct shm_remote_mr *shm_remote_find(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
 {
-	const struct shm_remote_mr *m = slot_ptr(q, key & (SHM_MR_SLOTS - 1));
+	struct shm_remote_mr *m = slot_ptr(q, key & (SHM_MR_SLOTS - 1));
 
 	if (!key || !m || m->key != key || (m->access & access) != access || addr < m->addr || len > m->len ||
 	    addr - m->addr > m->len - len)
 		return NULL;
-	return m->data + (addr - m->addr);
+	return m;
+}
+
+/* Returns where the peer's [addr, addr+len) lies here if it may be written, else NULL. */
+char *shm_remote_target(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len)
+{
+	struct shm_remote_mr *m = shm_remote_find(q, key, addr, len, RWF_ACCESS_REMOTE_WRITE);
+	char *data = m ? m->data + (addr - m->addr) : NULL;
+
+	if (m && __builtin_expect(m->sparse != NULL, 0) && !shm_sparse_fill(q, m, data, len))
+		return NULL;
+	return data;
+}
+
+static void drop_mapping(struct shm_qp *q, void *map, size_t len, int guard)
+{
+	shm_guard_remove(guard);
+	munmap(map, len);
+	q->mappings--;
 }
 
 /*
@@ -36,8 +54,9 @@ char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t le
 static int retire(struct shm_qp *q, struct shm_remote_mr *m)
 {
 	m->key = 0;
+	shm_sparse_close(m);
 	if (!q->by_ref) {
-		munmap(m->map, m->map_len);
+		drop_mapping(q, m->map, m->map_len, m->guard);
 		q->mapped -= m->map_len;
 		return 0;
 	}
@@ -48,7 +67,8 @@ static int retire(struct shm_qp *q, struct shm_remote_mr *m)
 		if (!q->retired)
 			return -ENOMEM;
 	}
-	q->retired[q->retired_len++] = (struct shm_retired){m->map, m->map_len};
+	q->retired[q->retired_len++] = (struct shm_retired){m->map, m->map_len, m->guard};
+	shm_guard_retire(m->guard);
 	mmap(m->map, m->map_len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 	return 0;
 }
@@ -111,6 +131,28 @@ static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const stru
 	q->populate_ms += took;
 }
 
+/*
+ * Guards a new mapping of a peer that is not trusted. A peer may have an eighth of the mappings that are left, so that the
+ * next one finds some too.
+ */
+static int guard_region(struct shm_qp *q, struct shm_remote_mr *m, int fd, const struct stat *st, uint64_t start, bool huge)
+{
+	bool holes = (uint64_t)st->st_blocks * 512 < (uint64_t)st->st_size;
+	int rc;
+
+	if (q->mappings >= shm_guard_free() / 8)
+		return -ENOSPC;
+	if (holes && huge)
+		return -EPERM;
+	m->guard = shm_guard_add(m->map, m->map_len, st, start, shm_dev(q->base.pd->dev)->max_mapped);
+	if (m->guard < 0)
+		return m->guard;
+	rc = holes ? shm_sparse_open(m, fd, start) : 0;
+	if (rc)
+		shm_guard_remove(m->guard);
+	return rc;
+}
+
 /* Maps [offset, offset+len) of a memfd of any page size, after making sure that touching it cannot fault. */
 static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct shm_remote_mr *m)
 {
@@ -140,6 +182,15 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 	m->map = map_aligned(m->map_len, page, prot, fd, start);
 	if (m->map == MAP_FAILED)
 		return -errno;
+	if (q->guarded) {
+		int rc = guard_region(q, m, fd, &st, start, fs.f_bsize > HUGE_PAGE / 2);
+
+		if (rc) {
+			munmap(m->map, m->map_len);
+			return rc;
+		}
+	}
+	q->mappings++;
 	populate(q, m, &st);
 	m->data = (char *)m->map + (c->offset - start);
 	return 0;
@@ -148,7 +199,7 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 static int add_region(struct shm_qp *q, const struct shm_ctl *c, int fd)
 {
 	struct shm_remote_mr **page = &q->remote[c->slot / SHM_MR_PAGE],
-			     m = {.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len};
+			     m = {.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len, .guard = -1};
 	int rc;
 
 	if ((c->key & (SHM_MR_SLOTS - 1)) != c->slot || c->key < SHM_MR_SLOTS || c->len == 0 || c->len > SHM_MAX_MR_SIZE ||
@@ -240,17 +291,35 @@ int shm_sync_regions(struct shm_qp *q)
 	return 0;
 }
 
+/* Reports whether the peer took pages away from under a mapping. */
+bool shm_lost_pages(struct shm_qp *q)
+{
+	if (shm_guard_torn(q->shared_guard))
+		return true;
+	for (int p = 0; p < SHM_MR_SLOTS / SHM_MR_PAGE; p++)
+		for (int i = 0; q->remote[p] && i < SHM_MR_PAGE; i++)
+			if (q->remote[p][i].key && shm_guard_torn(q->remote[p][i].guard))
+				return true;
+	return false;
+}
+
+static void drop_region(struct shm_qp *q, struct shm_remote_mr *m)
+{
+	shm_sparse_close(m);
+	drop_mapping(q, m->map, m->map_len, m->guard);
+}
+
 void shm_unmap_remote(struct shm_qp *q)
 {
 	for (int p = 0; p < SHM_MR_SLOTS / SHM_MR_PAGE; p++) {
 		for (int i = 0; q->remote[p] && i < SHM_MR_PAGE; i++)
 			if (q->remote[p][i].key)
-				munmap(q->remote[p][i].map, q->remote[p][i].map_len);
+				drop_region(q, &q->remote[p][i]);
 		free(q->remote[p]);
 		q->remote[p] = NULL;
 	}
 	for (int i = 0; i < q->retired_len; i++)
-		munmap(q->retired[i].map, q->retired[i].len);
+		drop_mapping(q, q->retired[i].map, q->retired[i].len, q->retired[i].guard);
 	free(q->retired);
 	q->retired = NULL;
 }

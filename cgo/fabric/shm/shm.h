@@ -3,16 +3,21 @@
  * and one Unix socket, which carries what is rare: the handshake, advertised memory regions and wake-ups. Its end reports
  * the peer's death.
  *
- * Options: none.
+ * Options: users=any lets processes of any user in; else only those of the same user, and root's. mapped=BYTES bounds the
+ * peers' memory that this process maps, each file counted once; by default it is three quarters of the machine's.
  *
- * Limits. Both processes must share a network namespace (the listener is an abstract socket) and, unless one is root, a
- * user. Registration seals the memfd against shrinking, since a peer that has it mapped would die of SIGBUS otherwise. A
- * send completes when its payload is placed and the descriptor published. Toward a queue pair that takes payloads by
- * reference it completes when the descriptor is published, and its source must then stay as it is until the peer answers.
+ * Limits. Both processes must share a network namespace (the listener is an abstract socket). Registration seals the memfd
+ * against shrinking, since a peer that has it mapped would die of SIGBUS otherwise. A send completes when its payload is placed
+ * and the descriptor published. Toward a queue pair that takes payloads by reference it completes when the descriptor is
+ * published, and its source must then stay as it is until the peer answers.
  * An inline send and a plain write are always copied to their target.
  *
  * Trust. The peer can write the shared memory at any time. So a descriptor is copied before it is checked, indexes are
- * private and masked, and what a peer writes there can fail its own queue pair only.
+ * private and masked, and what a peer writes there can fail its own queue pair only. A queue pair that is passive or takes
+ * payloads by reference guards itself further: a peer's file that loses pages under a mapping reads as zeroes and fails the
+ * queue pair (guard.c), payloads in a file with holes are copied rather than touched (sparse.c), and the number of mappings
+ * and their bytes are bounded. A region that names a peer is told to nobody else; one that may not be written is sealed so by
+ * its owner.
  */
 #ifndef RW_SHM_H
 #define RW_SHM_H
@@ -37,10 +42,13 @@ enum {
 	SHM_COOKIE = 16,
 	SHM_ENDPOINT_LEN = 48,
 	SHM_HELLO_LEN = 40,
+	SHM_MAX_MAPPINGS = 32768, /* guarded ones of the process; the kernel allows 65530 by default */
+	SHM_MAX_WAITING = 2 << 20, /* bytes of inline payloads of a queue pair that wait for the peer, and at least a few */
 	SHM_DEVICE_FLAGS = RWF_DEV_BY_REFERENCE | RWF_DEV_COPIES_AT_POST | RWF_DEV_SHARED_FD | RWF_DEV_MAPS,
 };
 #define SHM_MAX_MR_SIZE (UINT64_C(1) << 40)
 #define SHM_MAX_MAPPED (UINT64_C(1) << 42)
+#define SHM_MAX_FILLED (UINT64_C(64) << 20) /* bytes of a peer's holes that are written to */
 #define SHM_DISARMED UINT64_MAX
 
 /* One work request on its way; a cache line. seq is its number plus one, stored last. */
@@ -94,6 +102,8 @@ struct shm_remote_mr {
 	char *data; /* its first byte here */
 	void *map;
 	size_t map_len;
+	int guard;	     /* of its mapping; -1: not guarded */
+	struct shm_sparse *sparse; /* NULL: its file has all its pages, or is trusted to */
 };
 
 /* A message about a region, with its memfd when it is new. A message of one byte is a wake-up. */
@@ -106,6 +116,7 @@ enum { SHM_MR_ADD = 1, SHM_MR_DEL = 2 };
 struct shm_retired {
 	void *map;
 	size_t len;
+	int guard;
 };
 
 struct shm_half_open {
@@ -134,6 +145,8 @@ struct shm_device {
 	uint8_t name[SHM_COOKIE];
 	struct shm_half_open half[SHM_MAX_HALF_OPEN];
 	int halves;
+	bool any_user;
+	uint64_t max_mapped;
 	uint64_t accept_paused_ms; /* out of descriptors: the listener is left alone until then */
 };
 
@@ -143,6 +156,7 @@ struct shm_cq {
 	bool overrun, overrun_told;
 	bool ready, woken; /* the next wait returns: armed, and it is there already; shm_wake_cq was called */
 	uint64_t now_ms;
+	uint32_t tears_seen;
 	struct shm_qp **qps;
 	int nqps, cap, start;
 	int epfd, wake_fd;
@@ -164,6 +178,8 @@ struct shm_qp {
 
 	/* Sending. Requests from sent on wait in the queue; those before hold their places until their completion is polled. */
 	struct rwb_sends sends;
+	uint8_t *waiting; /* inline payloads of requests that wait, as a ring */
+	uint32_t waiting_next, waiting_used, waiting_cap;
 	uint64_t sent;
 	bool peer_by_ref, flushed;
 	struct shm_desc *tx;
@@ -177,7 +193,10 @@ struct shm_qp {
 	struct shm_remote_mr *remote[SHM_MR_SLOTS / SHM_MR_PAGE];
 	struct shm_retired *retired;
 	int retired_len;
-	uint64_t mapped, populate_ms;
+	uint64_t mapped, populate_ms, filled;
+	uint32_t mappings;
+	bool guarded; /* the peer is not trusted with this process's life */
+	int shared_guard;
 
 	/* Setup and the socket. dirty, known, issued are under the device's lock. */
 	int sock, pidfd;
@@ -222,7 +241,7 @@ void shm_copy(void *dst, const void *src, size_t n, int past_the_cache);
 int shm_random(void *buf, size_t len);
 int shm_listen(const uint8_t *name);
 int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd);
-bool shm_peer_allowed(int sock);
+bool shm_peer_allowed(int sock, bool any_user);
 int shm_peer_pidfd(int sock);
 int shm_send(int sock, const void *buf, size_t len, int fd);
 int shm_recv(int sock, void *buf, size_t cap, int *fd);
@@ -250,12 +269,31 @@ static inline struct rwb_completion *shm_cq_push(struct shm_cq *cq)
 /* mr.c */
 int shm_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t offset, struct rwf_mr *out);
 int shm_dereg_mr(rwf_pd *pd, uint32_t lkey);
-bool shm_mr_allows(rwf_pd *pd, uint32_t key, uint64_t addr, uint32_t len, int access);
+bool shm_mr_allows(const struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access);
 void shm_advertise_all(struct shm_qp *q);
 void shm_advertise(struct shm_qp *q);
 
+/* guard.c */
+struct stat;
+int shm_guard_start(void);
+int shm_guard_add(void *map, size_t len, const struct stat *st, uint64_t offset, uint64_t max_bytes);
+void shm_guard_retire(int guard);
+void shm_guard_remove(int guard);
+bool shm_guard_torn(int guard);
+uint32_t shm_guard_free(void);
+extern _Atomic uint32_t shm_tears; /* mappings that lost pages, since the start */
+
+/* sparse.c */
+int shm_sparse_open(struct shm_remote_mr *m, int fd, uint64_t start);
+void shm_sparse_close(struct shm_remote_mr *m);
+bool shm_sparse_there(struct shm_remote_mr *m, const char *data, uint32_t len);
+bool shm_sparse_copy(const struct shm_remote_mr *m, void *dst, const char *data, uint32_t len);
+bool shm_sparse_fill(struct shm_qp *q, struct shm_remote_mr *m, const char *data, uint32_t len);
+
 /* remote.c */
-char *shm_remote_data(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access);
+struct shm_remote_mr *shm_remote_find(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access);
+char *shm_remote_target(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len);
+bool shm_lost_pages(struct shm_qp *q);
 int shm_drain(struct shm_qp *q);
 int shm_sync_regions(struct shm_qp *q);
 void shm_unmap_remote(struct shm_qp *q);
@@ -289,5 +327,6 @@ int shm_fail_qp(rwf_qp *qp);
 int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
 int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
 void shm_drop_half_open(struct shm_device *d);
+void shm_unmap_rings(struct shm_qp *q);
 
 #endif

@@ -79,7 +79,7 @@ static enum rwf_wc_status check(const struct sim_qp *qp, const struct rwf_send_w
 		return RWF_WC_SUCCESS; /* no bytes, no keys: IBA volume 1, 9.4.3 */
 	if (!(wr->flags & (RWF_SEND_INLINE | RWF_SEND_PLACED)) && !sim_local_mr(qp->pd, wr->lkey, wr->laddr, wr->length))
 		return RWF_WC_LOC_PROT_ERR;
-	if (!sim_remote_mr(qp->peer->pd, wr->rkey, wr->raddr, wr->length))
+	if (!sim_remote_mr(qp->peer, wr->rkey, wr->raddr, wr->length))
 		return RWF_WC_REM_ACCESS_ERR;
 	return RWF_WC_SUCCESS;
 }

@@ -31,11 +31,11 @@ const struct sim_mr *sim_local_mr(const struct sim_pd *pd, uint32_t lkey, uint64
 	return mr && mr->lkey == lkey ? mr : NULL;
 }
 
-const struct sim_mr *sim_remote_mr(const struct sim_pd *pd, uint32_t rkey, uint64_t addr, uint32_t len)
+const struct sim_mr *sim_remote_mr(const struct sim_qp *qp, uint32_t rkey, uint64_t addr, uint32_t len)
 {
-	const struct sim_mr *mr = find(pd, rkey, addr, len);
+	const struct sim_mr *mr = find(qp->pd, rkey, addr, len);
 
-	return mr && mr->rkey == rkey && (mr->access & RWF_ACCESS_REMOTE_WRITE) ? mr : NULL;
+	return mr && mr->rkey == rkey && (mr->access & RWF_ACCESS_REMOTE_WRITE) && rwb_for_peer(&qp->base, mr->access) ? mr : NULL;
 }
 
 static struct sim_mr *free_slot(struct sim_device *dev)

@@ -145,7 +145,7 @@ void *sim_map(rwf_qp *base, uint32_t rkey, uint64_t raddr, uint32_t length)
 	else if (base->state != RWF_QPS_RTS || !sim_reachable(qp) || qp->placed != qp->sends.posted)
 		rwf_fail(EAGAIN, "map on queue pair 0x%x: its peer is out of reach, or earlier requests wait in its send queue",
 			 base->num);
-	else if (!sim_remote_mr(qp->peer->pd, rkey, raddr, length))
+	else if (!sim_remote_mr(qp->peer, rkey, raddr, length))
 		rwf_fail(EACCES, "map on queue pair 0x%x: key 0x%x does not allow %u bytes at 0x%llx to be written", base->num,
 			 rkey, length, (unsigned long long)raddr);
 	else

@@ -144,7 +144,7 @@ void sim_wake_sleepers(struct rwf_sim *);
 /* memory.c */
 /* Returns the region of pd that key names if [addr, addr+len) lies in it, else NULL. */
 const struct sim_mr *sim_local_mr(const struct sim_pd *, uint32_t lkey, uint64_t addr, uint32_t len);
-const struct sim_mr *sim_remote_mr(const struct sim_pd *, uint32_t rkey, uint64_t addr, uint32_t len);
+const struct sim_mr *sim_remote_mr(const struct sim_qp *, uint32_t rkey, uint64_t addr, uint32_t len);
 /* Adds a region. Returns NULL where the device has no room for another, or no memory. */
 struct sim_mr *sim_mr_add(struct sim_pd *, uint64_t addr, uint64_t length, int access);
 bool sim_mr_remove(struct sim_pd *, uint32_t lkey);
