@@ -123,6 +123,12 @@ else
 	$(GO) test ./lab -count=1 -v -timeout 30m
 endif
 
+# Step times on emulated links, of ours and of other libraries: a table, and figures in build/racks. Run it as root.
+racks: build
+	@scripts/need.sh iproute2 python3-torch python3-venv
+	scripts/mxnet-env.sh
+	$(BIN) lab measure --svg build/racks --json build/racks.json
+
 generate:
 	@scripts/need.sh protobuf-compiler
 	service/generate.sh

@@ -24,7 +24,7 @@ const module = "github.com/rackweave/rackweave"
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
 	"cmd": {"bench", "bench/models", "bench/overlap", "policy", "hierarchy", "launch", "launch/control", "service", "service/api",
-		"client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab"},
+		"client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab", "lab/racks"},
 	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
 		"numa", "verbs", "cgo"},
 	"bench/models":  {"chunk"},
@@ -56,6 +56,7 @@ var house = map[string][]string{
 	"verbs/verbstest": {"verbs"},
 	"cgo":             {"include"},
 	"include":         {},
+	"lab/racks":       {"bench", "bench/models", "bench/overlap", "hierarchy", "launch", "chunk", "verbs"},
 	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
 		"numa", "verbs", "cgo"},
 	"lab/attacks": {"launch", "service/api", "client", "chunk", "verbs"},

@@ -116,7 +116,9 @@ func (r *replayer) backward(ctx context.Context) (submitted []int64, err error) 
 				return nil, err
 			}
 		}
-		r.ready = append(r.ready, r.b.op(client.PushPull, t))
+		op := r.b.op(client.PushPull, t)
+		op.Done = func(error) {} // so that progress is made while this worker computes
+		r.ready = append(r.ready, op)
 	}
 	return submitted, r.submit(submitted)
 }

@@ -30,7 +30,9 @@ type Runner struct {
 	// Worker is the command of a worker process, which runs WorkerMain. Serve is the command of an aggregator; see
 	// [launch.StartAggregator]. Both are needed where Spec.Procs is set.
 	Worker, Serve []string
-	Log           io.Writer // the aggregator's log; nil: discarded
+	// Enter, if not nil, returns a command that runs a worker's command elsewhere, such as in a network namespace.
+	Enter func(rank int) []string
+	Log   io.Writer // the aggregator's log; nil: discarded
 	// Progress, if not nil, makes the progress of a phase of so many steps.
 	Progress func(label string, steps int) *report.Progress
 	// Started, if not nil, is told the aggregator's URL.
@@ -226,7 +228,11 @@ func workerErrors(errs []error) error {
 
 func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
 	errs := &launch.Tail{}
-	cmd := command(ctx, r.Worker, errs)
+	argv := r.Worker
+	if r.Enter != nil {
+		argv = append(r.Enter(o.Rank), argv...)
+	}
+	cmd := command(ctx, argv, errs)
 	if results != nil {
 		cmd.ExtraFiles = []*os.File{results} // resultsFD
 	}

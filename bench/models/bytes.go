@@ -3,6 +3,7 @@ package models
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -70,4 +71,16 @@ func ParseBytes(s string) (uint64, error) {
 		return 0, fmt.Errorf("size %q: does not fit in 64 bits", s)
 	}
 	return bytes, nil
+}
+
+// Scaled returns the model with tensors of a share of the elements, at least one each, for links that are as much slower.
+func (m Model) Scaled(divisor uint64) Model {
+	m.Tensors = slices.Clone(m.Tensors)
+	for i, t := range m.Tensors {
+		m.Tensors[i].Shape = []int{int(max(t.Elems()/divisor, 1))}
+	}
+	if divisor > 1 {
+		m.Name = fmt.Sprintf("%s/%d", m.Name, divisor)
+	}
+	return m
 }

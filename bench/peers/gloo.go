@@ -73,5 +73,6 @@ func (g *gloo) command(spec Spec, s setting, dir, tensors string) ([]string, err
 	if tensors != "" {
 		argv = append(argv, "--tensors", tensors)
 	}
+	argv = append(argv, hostFlags("--hosts", spec.Hosts)...)
 	return append(argv, s.args...), nil
 }

@@ -28,10 +28,15 @@ type mxnet struct {
 	python string
 }
 
-// MXNet is MXNet's dist_sync with one server, over TCP on the loopback device.
-func MXNet() Peer {
+// MXNet is MXNet's dist_sync over TCP: with one server on the loopback device, or with a server on each of the exchange's server
+// hosts. Tensors of at least so many elements are divided among the servers; 0: MXNet's default.
+func MXNet(divided int) Peer {
+	var args []string
+	if divided > 0 {
+		args = []string{"--divided=" + strconv.Itoa(divided)}
+	}
 	return newProgram("dist_sync", &mxnet{
-		module: "mxnet", remedy: "scripts/mxnet-env.sh", args: []string{"--store=dist_sync"},
+		module: "mxnet", remedy: "scripts/mxnet-env.sh", args: append(args, "--store=dist_sync"),
 	}, []setting{{report.AsInstalled, nil}})
 }
 
@@ -83,5 +88,7 @@ func (m *mxnet) command(spec Spec, s setting, dir, tensors string) ([]string, er
 	if tensors != "" {
 		argv = append(argv, "--tensors", tensors)
 	}
+	argv = append(argv, hostFlags("--hosts", spec.Hosts)...)
+	argv = append(argv, hostFlags("--server-hosts", spec.Servers)...)
 	return append(argv, s.args...), nil
 }

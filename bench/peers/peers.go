@@ -33,6 +33,26 @@ type Spec struct {
 	Warmup  int
 	// Tensors are the bytes of each tensor, in all Bytes, to be reduced one by one; none: one flat buffer.
 	Tensors []uint64
+	// Hosts are the network namespaces of the workers, by rank; none: all workers are in this process's. Servers are those of a
+	// kvstore's servers; none: one server beside the workers.
+	Hosts, Servers []Host
+	// Rate is the least bytes per second of all workers together, where slow links make it less than any machine's.
+	Rate float64
+}
+
+// Host is a network namespace as `ip netns` names it, with one interface to use and its address.
+type Host struct{ Namespace, Interface, Addr string }
+
+// hostFlags are what scripts are told of hosts: a namespace and its address each.
+func hostFlags(flag string, hosts []Host) []string {
+	if len(hosts) == 0 {
+		return nil
+	}
+	var all []string
+	for _, h := range hosts {
+		all = append(all, h.Namespace+"="+h.Addr)
+	}
+	return []string{flag, strings.Join(all, ","), "--interface", hosts[0].Interface}
 }
 
 // Peer is a library to compare with. It is not for concurrent use.
@@ -73,7 +93,11 @@ func (s Spec) deadline() time.Duration {
 		exchange  = 100 * time.Millisecond // even of nothing, with more processes than cores
 		slowBytes = 50e6                   // per second, of all workers together
 	)
-	seconds := float64(s.Iters+s.Warmup) * float64(s.Workers) * float64(s.Bytes) / slowBytes
+	rate := slowBytes
+	if s.Rate > 0 {
+		rate = min(rate, s.Rate)
+	}
+	seconds := float64(s.Iters+s.Warmup) * float64(s.Workers) * float64(s.Bytes) / rate
 	return startup + time.Duration(s.Iters+s.Warmup)*exchange + time.Duration(seconds*float64(time.Second))
 }
 
@@ -92,6 +116,9 @@ func (s Spec) check() error {
 	if s.Workers < 1 || s.Iters < 1 || s.Warmup < 0 || s.Bytes < 4 {
 		return fmt.Errorf("an exchange of %d bytes by %d workers, %d iterations after %d: at least 4 bytes, a worker and an iteration are needed",
 			s.Bytes, s.Workers, s.Iters, s.Warmup)
+	}
+	if s.Hosts != nil && len(s.Hosts) != s.Workers {
+		return fmt.Errorf("%d workers on %d hosts: name a host for each", s.Workers, len(s.Hosts))
 	}
 	if !slices.Contains([]string{"f32", "bf16", "f16"}, s.DType) {
 		return fmt.Errorf("dtype %q: use f32, bf16 or f16", s.DType)

@@ -95,5 +95,5 @@ func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.
 	if err := through.Probe(cmd.Context()); err != nil {
 		return nil, nil, err
 	}
-	return func(ctx context.Context) (report.Times, error) { return through.Run(ctx, *spec) }, []peers.Peer{peers.MXNet()}, nil
+	return func(ctx context.Context) (report.Times, error) { return through.Run(ctx, *spec) }, []peers.Peer{peers.MXNet(0)}, nil
 }

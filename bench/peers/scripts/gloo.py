@@ -11,6 +11,7 @@ What can make Gloo faster on a host is an option, so that whoever compares with 
   --threads  Gloo's threads per process, each working on one operation at a time
 """
 import argparse
+import ctypes
 import datetime
 import json
 import multiprocessing
@@ -41,6 +42,8 @@ def parse():
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--tensors", metavar="FILE", help="one operation per tensor instead of one flat buffer: a file with "
                    "the bytes of a tensor per line, in all --bytes; --pieces is then not used")
+    p.add_argument("--hosts", metavar="NAMESPACE=ADDRESS,...", help="network namespaces of the ranks")
+    p.add_argument("--interface", default="lo", help="network device to use, in each namespace")
     p.add_argument("--timeout", type=float, default=60, help="seconds that one operation may take")
     args = p.parse_args()
     size = torch.empty(0, dtype=DTYPES[args.dtype]).element_size()
@@ -60,9 +63,17 @@ def parse():
     return args
 
 
+def enter(namespace):
+    """Moves this process, which has one thread yet, into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/run/netns/" + namespace) as f:
+        if libc.setns(f.fileno(), 0x40000000):  # CLONE_NEWNET
+            raise RuntimeError(f"enter the network namespace {namespace}: {os.strerror(ctypes.get_errno())}")
+
+
 def connect(rank, args, store):
     options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(interface="lo") for _ in range(args.devices)]
+    options._devices = [dist.ProcessGroupGloo.create_device(interface=args.interface) for _ in range(args.devices)]
     options._threads = args.threads
     options._timeout = datetime.timedelta(seconds=args.timeout)
     return dist.ProcessGroupGloo(dist.FileStore(store, args.workers), rank, args.workers, options)
@@ -101,6 +112,8 @@ def exchange(rank, args, store):
 
 def rank_main(rank, args, store, results):
     try:
+        if args.hosts:
+            enter(args.hosts.split(",")[rank].split("=")[0])
         result = exchange(rank, args, store)
     except RuntimeError as e:
         status = UNSUPPORTED if "Invalid scalar type" in str(e) else 1
@@ -146,11 +159,12 @@ def run(args):
 
 
 def main():
-    result = run(parse())
+    args = parse()
+    result = run(args)
     if "error" in result:
         print("gloo.py:", result["error"], file=sys.stderr)
         sys.exit(result.get("status", 1))
-    print(json.dumps({"version": "torch " + torch.__version__, "transport": "tcp over lo", **result}))
+    print(json.dumps({"version": "torch " + torch.__version__, "transport": "tcp over " + args.interface, **result}))
 
 
 if __name__ == "__main__":

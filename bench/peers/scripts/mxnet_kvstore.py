@@ -31,6 +31,11 @@ def parse():
     p.add_argument("--warmup", type=int, default=5)
     p.add_argument("--tensors", metavar="FILE", help="a file with the bytes of a tensor per line, in all --bytes")
     p.add_argument("--servers", type=int, default=1, help="of dist_sync")
+    p.add_argument("--hosts", metavar="NAMESPACE=ADDRESS,...", help="network namespaces of the workers; dist_sync's scheduler is "
+                   "in the first")
+    p.add_argument("--server-hosts", metavar="NAMESPACE=ADDRESS,...", help="those of the servers, one in each")
+    p.add_argument("--interface", default="lo", help="network device to use, in each namespace")
+    p.add_argument("--divided", type=int, help="elements of a tensor from which on dist_sync divides it among its servers")
     p.add_argument("--memory", choices=["arena", "ordinary"], default="arena", help="where RackWeave's tensors lie")
     p.add_argument("--rackweave", metavar="PROGRAM", default="rackweave", help="the rackweave command")
     p.add_argument("--results", metavar="DIRECTORY", help=argparse.SUPPRESS)  # given to workers
@@ -91,16 +96,33 @@ def work(args):
     store._barrier()
 
 
+def places(flag, count):
+    """The command prefix and the address of each of a role's processes."""
+    if not flag:
+        return [([], "127.0.0.1")] * count
+    pairs = [host.split("=") for host in flag.split(",")]
+    return [(["ip", "netns", "exec", namespace], address) for namespace, address in pairs]
+
+
 def native(args, command, environment):
     """Starts dist_sync's processes, the workers first."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    environment.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port), DMLC_NODE_HOST="127.0.0.1",
-                       DMLC_NUM_SERVER=str(args.servers), DMLC_NUM_WORKER=str(args.workers))
+    workers = places(args.hosts, args.workers)
+    servers = places(args.server_hosts, args.servers)
+    port = 9091  # in a namespace of its own nobody else has it
+    if not args.hosts:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+    environment.update(DMLC_PS_ROOT_URI=workers[0][1], DMLC_PS_ROOT_PORT=str(port), DMLC_NUM_SERVER=str(len(servers)),
+                       DMLC_NUM_WORKER=str(len(workers)))
+    if args.hosts:
+        environment["DMLC_INTERFACE"] = args.interface
+    if args.divided:
+        environment["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(args.divided)
     environment.pop("PORT", None)
-    roles = ["worker"] * args.workers + ["server"] * args.servers + ["scheduler"]
-    return [subprocess.Popen(command, env=dict(environment, DMLC_ROLE=role), stdout=sys.stderr) for role in roles]
+    roles = [("worker", w) for w in workers] + [("server", s) for s in servers] + [("scheduler", workers[0])]
+    return [subprocess.Popen(prefix + command, env=dict(environment, DMLC_ROLE=role, DMLC_NODE_HOST=address), stdout=sys.stderr)
+            for role, (prefix, address) in roles]
 
 
 def start(args, folder):
@@ -146,7 +168,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         finish(start(args, folder))
         ranks = [json.load(open(os.path.join(folder, str(r)))) for r in range(args.workers)]
-    how = f"dist_sync, {args.servers} server" if args.store == "dist_sync" else f"kvstore, tensors in {args.memory} memory"
+    how = f"dist_sync, {len(places(args.server_hosts, args.servers))} server" if args.store == "dist_sync" else f"kvstore, tensors in {args.memory} memory"
     print(json.dumps({
         "version": f"mxnet {ranks[0]['version']}",
         "transport": how,

@@ -1,0 +1,186 @@
+package racks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/rackweave/rackweave/bench"
+	"github.com/rackweave/rackweave/bench/models"
+	"github.com/rackweave/rackweave/bench/peers"
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/launch"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Lab measures exchanges on a fabric.
+type Lab struct {
+	*Fabric
+	Program string    // the rackweave command
+	Log     io.Writer // what aggregators and failed workers say
+	Iters   int
+	Warmup  int
+	Verify  bool
+}
+
+// Measured is how long a step of an exchange took, and what the links carried meanwhile.
+type Measured struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`       // of a step, the median
+	Bound   float64 `json:"bound_seconds"` // what the tightest link takes for the bytes of a step
+	Note    string  `json:"note,omitempty"`
+	// Uplinks are the bytes that the busiest uplink carried in a direction, per step, as [Counters] counts; with one rack 0.
+	Uplinks float64        `json:"uplink_bytes"`
+	Losses  uint64         `json:"segments_sent_again"`
+	CPU     float64        `json:"cpu"` // share of the machine's cores that were busy
+	Replay  *report.Replay `json:"replay,omitempty"`
+}
+
+// payloadRate is what a worker's link carries of payload, in bytes per second.
+func (l *Lab) payloadRate() float64 { return l.Rate * goodput / 8 }
+
+// tcpPort is where the lab's aggregators listen.
+const tcpPort = 7077
+
+// window is how many messages of a worker are under way. On a link as slow as the lab's this is 40 ms of traffic, for which what is
+// more urgent waits; the window that suits a fast link is four times that.
+const window = "16"
+
+// serve starts an aggregator on a host.
+func (l *Lab) serve(ctx context.Context, h Host, flags ...string) (*launch.Aggregator, error) {
+	argv := append(h.Command(l.Program, "serve", "--listen", fmt.Sprintf("%s:%d", h.Addr, tcpPort), "--providers", verbs.ProviderTCP,
+		"--unpinned", "--window", window, "--until-eof", "--log-level", "warn"), flags...)
+	return launch.StartAggregator(ctx, argv, l.Log)
+}
+
+// spec is the exchange of a model by all workers.
+func (l *Lab) spec(m models.Model, server string) bench.Spec {
+	return bench.Spec{
+		Workers: l.Racks * l.Workers, Procs: true, Provider: verbs.ProviderTCP, Model: m, DType: chunk.F32, Optimizer: "sum",
+		Iters: l.Iters, Warmup: l.Warmup, Verify: l.Verify, Seed: 1, Server: server,
+	}
+}
+
+// One measures the exchange of a model through the first rack's aggregator, by all workers. With replay set they compute.
+func (l *Lab) One(ctx context.Context, m models.Model, replay bool) (Measured, error) {
+	a, err := l.serve(ctx, l.Aggregator(0))
+	if err != nil {
+		return Measured{}, err
+	}
+	spec := l.spec(m, a.URL)
+	spec.Replay = replay
+	runner := bench.Runner{
+		Worker: []string{l.Program, "bench-worker"}, Log: l.Log,
+		Enter: func(rank int) []string { return l.WorkerOfRank(rank).Command() },
+	}
+	measured, err := l.during(ctx, func() (Measured, error) {
+		res, err := runner.Run(ctx, spec)
+		if err == nil && res.Wrong > 0 {
+			err = fmt.Errorf("%d elements differ from plain Go", res.Wrong)
+		}
+		return Measured{Seconds: res.TimeUS.P50 / 1e6, Replay: res.Replay}, err
+	})
+	return measured, errors.Join(err, a.Stop())
+}
+
+// Peer measures another library's exchange of a model by all workers, tensor by tensor.
+func (l *Lab) Peer(ctx context.Context, p peers.Peer, m models.Model, servers []Host) (Measured, error) {
+	if err := p.Probe(ctx); err != nil {
+		return Measured{}, err
+	}
+	n := l.Racks * l.Workers
+	spec := peers.Spec{Workers: n, Bytes: 4 * m.Params(), DType: "f32", Iters: l.Iters, Warmup: l.Warmup, Servers: peerHosts(servers),
+		Rate: l.Rate / 8 / 4}
+	for _, t := range m.Tensors {
+		spec.Tensors = append(spec.Tensors, 4*t.Elems())
+	}
+	for rank := range n {
+		spec.Hosts = append(spec.Hosts, peerHosts([]Host{l.WorkerOfRank(rank)})...)
+	}
+	return l.during(ctx, func() (Measured, error) {
+		times, err := p.Run(ctx, spec)
+		if err == nil && times.Wrong > 0 {
+			err = fmt.Errorf("%s: %d elements are wrong", p.Name(), times.Wrong)
+		}
+		return Measured{Seconds: times.TimeUS.P50 / 1e6, Note: times.Setting}, err
+	})
+}
+
+func peerHosts(hosts []Host) (all []peers.Host) {
+	for _, h := range hosts {
+		all = append(all, peers.Host{Namespace: h.Namespace, Interface: Interface, Addr: h.Addr})
+	}
+	return all
+}
+
+// during adds what counters say of a run.
+func (l *Lab) during(ctx context.Context, run func() (Measured, error)) (Measured, error) {
+	ports, err := l.Counters(ctx)
+	if err != nil {
+		return Measured{}, err
+	}
+	lost, err := l.Retransmits(ctx)
+	if err != nil {
+		return Measured{}, err
+	}
+	busy, all, err := processorTime()
+	if err != nil {
+		return Measured{}, err
+	}
+	m, err := run()
+	if err != nil {
+		return m, err
+	}
+	busyNow, allNow, err := processorTime()
+	if err != nil {
+		return m, err
+	}
+	m.CPU = (busyNow - busy) / math.Max(allNow-all, 1)
+	lostNow, err := l.Retransmits(ctx)
+	if err != nil {
+		return m, err
+	}
+	m.Losses = lostNow - lost
+	portsNow, err := l.Counters(ctx)
+	if err != nil {
+		return m, err
+	}
+	for rack := range l.Racks {
+		c := portsNow[UplinkPort(rack)].Since(ports[UplinkPort(rack)])
+		m.Uplinks = max(m.Uplinks, float64(max(c.Sent, c.Received))/float64(l.Iters+l.Warmup))
+	}
+	return m, nil
+}
+
+// processorTime returns the ticks that all cores have been busy, and all ticks.
+func processorTime() (busy, all float64, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, err
+	}
+	return parseProcessorTime(string(text))
+}
+
+func parseProcessorTime(text string) (busy, all float64, err error) {
+	line, _, _ := strings.Cut(text, "\n")
+	fields := strings.Fields(line) // cpu, user, nice, system, idle, waiting for input or output, …
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, 0, fmt.Errorf("read processor times from %q: not what the kernel prints", line)
+	}
+	for i, field := range fields[1:9] { // the others are part of user and nice
+		ticks, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("read processor times: %w", err)
+		}
+		if all += ticks; i != 3 && i != 4 {
+			busy += ticks
+		}
+	}
+	return busy, all, nil
+}
