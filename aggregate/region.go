@@ -89,7 +89,7 @@ func (m *memory) allocate(kind regionKind, lane, node int, bytes int64, access v
 	r := &region{kind: kind, lazy: lazy}
 	var err error
 	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", regionNames[kind], lane), Bytes: bytes, Node: node,
-		Lazy: lazy, Private: kind != slotRegion})
+		Lazy: lazy, Private: access&verbs.AccessRemoteWrite == 0})
 	for nic := 0; err == nil && nic < len(m.pds); nic++ {
 		var mr verbs.MR
 		if mr, err = m.pds[nic].RegisterMR(r.arena.Addr(), uint64(r.arena.Len()), access, r.arena.FD(), 0); err == nil {
