@@ -137,6 +137,10 @@ func decide(record *chunk.TensorRecord, epoch uint8, normSq float64) decision {
 		d.scale = 1
 	}
 	d.norm = math.Sqrt(normSq) * math.Abs(float64(d.scale))
+	if record.Flags&chunk.RecordSkipNonFinite != 0 {
+		told := float64(float32(d.norm)) // what the workers see, so that they know
+		d.skip = d.skip || math.IsInf(told, 0) || math.IsNaN(told)
+	}
 	if clip := float64(record.Clip); clip > 0 {
 		if coef := clip / (d.norm + 1e-6); coef < 1 {
 			d.scale = float32(float64(d.scale) * coef)

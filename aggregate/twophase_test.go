@@ -2,6 +2,7 @@ package aggregate_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -121,6 +122,8 @@ func TestTwoPhaseStepEqualsPlainGoBitForBit(t *testing.T) {
 		{LR: 0.1, Scale: 0.25, WD: 0.01, Clip: 0.5},
 		{LR: 0.1, Scale: 1, Flags: chunk.RecordSkip},
 		{LR: 0.05, Scale: 0.5, Clip: 1e6},
+		{LR: 0.05, Scale: 0.5, Flags: chunk.RecordSkipNonFinite},
+		{LR: 0.05, Scale: float32(math.Inf(1)), Flags: chunk.RecordSkipNonFinite},
 	}
 	for _, rule := range []optim.Rule{optim.SGDTorch, optim.AdamWTorch, optim.LAMB} {
 		for _, wire := range []chunk.DType{chunk.F32, chunk.BF16, chunk.F16} {

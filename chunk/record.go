@@ -26,8 +26,10 @@ const (
 	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey are set
 	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon: write them past the cache
 	RecordPull      RecordFlags = 1 << 3 // answer to a commit of stream mode: pull the parameters before the next step
+	// RecordSkipNonFinite leaves the parameters as they are if the gradient's global norm is infinite or not a number.
+	RecordSkipNonFinite RecordFlags = 1 << 4
 
-	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming | RecordPull
+	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming | RecordPull | RecordSkipNonFinite
 )
 
 // TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and the destination of its replies. On the

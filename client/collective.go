@@ -17,6 +17,8 @@ type Step struct {
 	Scale  float64 // multiplies the sum of the gradients; 0: 1
 	Clip   float64 // the largest global norm of the scaled sum, to which larger ones are scaled down; 0: any
 	Skip   bool    // drop the gradients and leave the parameters as they are
+	// SkipNonFinite does so if the gradients hold infinity or NaN: if the norm is not finite.
+	SkipNonFinite bool
 }
 
 // Committed is the outcome of a step.
@@ -84,7 +86,10 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 	}
 	r := chunk.TensorRecord{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}
 	if s.Skip {
-		r.Flags = chunk.RecordSkip
+		r.Flags |= chunk.RecordSkip
+	}
+	if s.SkipNonFinite {
+		r.Flags |= chunk.RecordSkipNonFinite
 	}
 	record := w.session.CommitRecord()
 	r.Encode(record)

@@ -175,10 +175,11 @@ RW_API int rw_progress(rw_session *session);
 struct rw_step {
 	uint32_t size;
 	float lr, wd;
-	float scale;  /* multiplies the gradients' sum */
-	float clip;   /* of the global norm; 0: none */
-	uint8_t skip; /* drop the gradients, leave the parameters as they are */
-	uint8_t reserved[3];
+	float scale;             /* multiplies the gradients' sum */
+	float clip;              /* of the global norm; 0: none */
+	uint8_t skip;            /* drop the gradients, leave the parameters as they are */
+	uint8_t skip_non_finite; /* do so if the norm is not finite */
+	uint8_t reserved[2];
 };
 RW_API int rw_commit(rw_session *session, const struct rw_step *step, uint64_t *handle);
 /* The outcome of the last commit, once it is done: the norm of the scaled gradient, and the scale with clipping included. */

@@ -98,8 +98,10 @@ func (r *Reference) Commit(rec chunk.TensorRecord, chunkBytes int) (norm float32
 	}
 	h := r.Hyper
 	h.LR, h.WD, h.Scale = float64(rec.LR), float64(rec.WD), float64(scale)
+	finite := n <= math.MaxFloat32
+	skip := rec.Flags&chunk.RecordSkip != 0 || rec.Flags&chunk.RecordSkipNonFinite != 0 && !finite
 	for t := range r.acc {
-		if r.acc[t] != nil && rec.Flags&chunk.RecordSkip == 0 {
+		if r.acc[t] != nil && !skip {
 			r.apply(t, h, perChunk)
 		}
 	}

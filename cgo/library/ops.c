@@ -104,7 +104,7 @@ int rw_commit(rw_session *s, const struct rw_step *step, uint64_t *handle)
 	if (step->size < sizeof *step)
 		return rwf_fail(EINVAL, "commit: the step's size is %u: set it to sizeof(struct rw_step), %zu", step->size,
 				sizeof *step);
-	rw_worker_step(record, hyper, step->skip);
+	rw_worker_step(record, hyper, step->skip, step->skip_non_finite);
 	return explain(w, rw_worker_commit(w, record, s->record, handle));
 }
 

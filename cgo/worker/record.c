@@ -66,9 +66,9 @@ uint32_t record_step(const unsigned char record[RW_RECORD_BYTES])
 	return get32(record + STEP);
 }
 
-void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip)
+void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip, int skip_non_finite)
 {
-	record_encode(record, hyper, 0, 0, skip ? RECORD_SKIP : 0);
+	record_encode(record, hyper, 0, 0, (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0));
 }
 
 int rw_worker_committed(const void *answer, float *norm, float *scale)

@@ -325,6 +325,41 @@ def checkpoint():
     return first, second, third, train(local, o, 4)
 
 
+def gradient_scaler():
+    """torch 2.3's for CPUs; before, torch had one for GPUs alone, which is disabled here."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    return torch.cuda.amp.GradScaler(enabled=False)
+
+
+def scaled(way: str):
+    """Trains with a GradScaler. Where it works, rank 1's gradient overflows in step 3."""
+    torch.set_num_threads(1)
+    rank, scaler = rackweave.rank(), gradient_scaler()
+    model = plain(rank)
+    o = sgd(model.parameters())
+    clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)  # noqa: E731
+    if way == "ddp":
+        model = rackweave.torch.ddp(model)
+    else:
+        attached = rackweave.torch.attach(model, o, fused=way == "fused", scaler=scaler if way == "fused" else None)
+        clip = (lambda: attached.clip_grad_norm_(0.5)) if way == "fused" else clip
+    kept = True
+    for step in range(8):
+        x, y = batch(step, rank)
+        overflow = scaler.is_enabled() and step == 3
+        before = weights(model)
+        o.zero_grad()
+        scaler.scale(F.cross_entropy(model(x * 1e38 if overflow and rank == 1 else x), y)).backward()
+        if step % 2:
+            scaler.unscale_(o)
+            clip()
+        scaler.step(o)
+        scaler.update()
+        kept = kept and np.array_equal(before, weights(model)) == overflow
+    return weights(model), scaler.get_scale(), kept
+
+
 def nan(policy: str):
     torch.set_num_threads(1)
     model = plain(0)
@@ -495,6 +530,17 @@ class Torch(unittest.TestCase):
             np.testing.assert_array_equal(first, restored)
             np.testing.assert_array_equal(first, loaded)
             self.assertLess(close(local, first), 1e-4)
+
+    def test_a_gradient_scaler_leaves_the_same_steps_out_at_all_ranks(self):
+        expect = 2.0**10 * 0.5 * 2 if gradient_scaler().is_enabled() else 1.0  # an overflow, and four steps without one
+        ways = {}
+        for way in ("ddp", "attach", "fused"):
+            results = self.run_workers(scaled, 2, way)
+            self.assert_ranks_equal([w for w, _, _ in results])
+            self.assertEqual([(scale, kept) for _, scale, kept in results], 2 * [(expect, True)], way)
+            ways[way] = results[0][0]
+        np.testing.assert_array_equal(ways["ddp"], ways["attach"])
+        self.assertLess(close(ways["fused"], ways["attach"]), 1e-5)
 
     def test_gradients_with_nan_are_counted_or_refused_by_name_and_rank(self):
         counts = self.run_workers(nan, 2, "count")

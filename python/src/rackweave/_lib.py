@@ -105,7 +105,8 @@ class Step(_Sized):
         ("scale", c_float),
         ("clip", c_float),
         ("skip", c_uint8),
-        ("reserved", c_uint8 * 3),
+        ("skip_non_finite", c_uint8),
+        ("reserved", c_uint8 * 2),
     ]
 
 

@@ -307,14 +307,21 @@ class Session:
         return self.submit([Op(_lib.BROADCAST, tensor, b.address, b.address, 0, b.owner)])
 
     def commit(
-        self, *, lr: float, wd: float = 0.0, scale: float = 1.0, clip: float = 0.0, skip: bool = False
+        self,
+        *,
+        lr: float,
+        wd: float = 0.0,
+        scale: float = 1.0,
+        clip: float = 0.0,
+        skip: bool = False,
+        skip_non_finite: bool = False,
     ) -> Tuple[float, float]:
         """Ends a two-phase step: the pushed gradients update the parameters. All ranks commit with the same values.
 
-        clip bounds the scaled gradient's global norm, 0: not at all; skip drops the gradients. Returns the norm of the scaled
-        gradient before clipping, and the scale it was multiplied by in all.
+        clip bounds the scaled gradient's global norm, 0: not at all; skip drops the gradients; skip_non_finite does so
+        if the norm is not finite. Returns the norm of the scaled gradient before clipping, and the scale it was multiplied by.
         """
-        step = _lib.Step(lr=lr, wd=wd, scale=scale, clip=clip, skip=skip)
+        step = _lib.Step(lr=lr, wd=wd, scale=scale, clip=clip, skip=skip, skip_non_finite=skip_non_finite)
         raw = (ctypes.c_uint64 * 1)()
         self._native_call("commit", self._library.rw_commit, ctypes.byref(step), raw)
         self._wait(raw, (), None)

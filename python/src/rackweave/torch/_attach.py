@@ -25,13 +25,14 @@ def attach(
     find_unused_parameters: bool = False,
     wire: str = "",
     nonfinite: str = "count",
+    scaler: Any = None,
 ) -> "Attached":
     """Makes backward exchange the gradients of a model's parameters. All ranks get rank 0's parameters and buffers first.
 
     By default p.grad holds the average over the ranks when backward returns, so clipping, GradScaler, schedulers and any
     optimizer go on as they are. With fused the optimizer runs at the aggregator: optimizer.step() sends no gradient, it commits
     those that backward pushed, and gets the new parameters; p.grad holds this rank's own gradient, so clip with
-    Attached.clip_grad_norm_; a GradScaler is for attach without fused. What the aggregator has no rule for is refused.
+    Attached.clip_grad_norm_, and name the GradScaler, if there is one. What the aggregator has no rule for is refused.
 
     Args:
         optimizer: needed for fused; may be left out otherwise.
@@ -40,8 +41,10 @@ def attach(
         wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
         nonfinite: what to do about gradients with NaN or infinity: ignore, count or refuse, which fails the job with an error
             that names tensor and rank.
+        scaler: fused: the torch.amp.GradScaler that scales the loss. A step in which any rank's gradient overflows is left out at
+            all ranks, and their scales stay the same.
     """
-    return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite)
+    return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite, scaler)
 
 
 class _Slot:
@@ -78,6 +81,7 @@ class Attached:
         find_unused: bool,
         wire: str,
         nonfinite: str,
+        scaler: Any,
     ) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel() > 0]
         if not named:
@@ -86,9 +90,11 @@ class Attached:
             )
         if fused and optimizer is None:
             raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
+        if scaler is not None and (not fused or nonfinite == "refuse"):
+            raise ConfigError("scaler is for fused=True, and not with nonfinite='refuse': overflow is a scaler's way: leave one out")
         self._sync, self._find_unused = True, find_unused
         w = world()
-        self._fused = Fused(optimizer, named) if fused and optimizer is not None else None
+        self._fused = Fused(optimizer, named, scaler) if fused and optimizer is not None else None
         if self._fused is None:
             session = w.session(hyper={"scale": 1 / w.world_size})
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -62,8 +63,11 @@ _SAME = 1e-6  # how far, relatively, a group's learning rate may be from the mul
 class Fused:
     """Replaces the step of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, named: Sequence[Tuple[str, torch.Tensor]]) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, named: Sequence[Tuple[str, torch.Tensor]], scaler: Any = None
+    ) -> None:
         self._optimizer = optimizer
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         name = type(optimizer).__name__
         if type(optimizer) not in _RULES:
             raise ConfigError(
@@ -115,17 +119,21 @@ class Fused:
         self._inner = self._optimizer.step
         fused = self
 
-        # A method of the optimizer, because torch's schedulers wrap it as one.
-        def step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None) -> Any:
+        # A method of the optimizer, because torch's schedulers wrap it as one. Old scalers pass themselves.
+        def step(optimizer: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None, **_: Any) -> Any:
             return fused._step(closure)
 
         self._optimizer.step = types.MethodType(step, self._optimizer)  # type: ignore[method-assign]
+        if self._scaler is not None:  # it leaves unscaling and overflow to step
+            self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._state_dict, self._load_state_dict = self._optimizer.state_dict, self._optimizer.load_state_dict
         self._optimizer.state_dict = self._read_state_dict  # type: ignore[method-assign]
         self._optimizer.load_state_dict = self._write_state_dict  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Gives the optimizer its step back."""
+        if self._scaler is not None:
+            del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
         self._optimizer.step = self._inner  # type: ignore[method-assign]
         self._optimizer.state_dict = self._state_dict  # type: ignore[method-assign]
         self._optimizer.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
@@ -150,7 +158,8 @@ class Fused:
         self._exchange.drain()
         if self._pushed:
             self._commit()
-            self._pull()
+            if self._report():
+                self._pull()
         # The optimizer's own step, or a scheduler's around it, counts the step and finds nothing to do.
         grads = [(s.parameter, s.parameter.grad) for s in self._slots]
         for p, _ in grads:
@@ -165,9 +174,24 @@ class Fused:
     def _commit(self, skip: bool = False) -> None:
         lr, wd = self._bases()
         scale = 1.0 / self._exchange.session.world_size
-        self.norm, _ = self._exchange.session.commit(lr=lr, wd=wd, scale=scale, clip=self.clip, skip=skip)
+        if self._scaler is not None:
+            scale /= self._scaler.get_scale()
+        self.norm, _ = self._exchange.session.commit(
+            lr=lr, wd=wd, scale=scale, clip=self.clip, skip=skip, skip_non_finite=self._scaler is not None
+        )
         self.clip = 0.0
         self._pushed.clear()
+
+    def _report(self) -> bool:
+        """Tells the scaler whether any rank's gradient overflowed, and the caller whether the parameters have changed."""
+        if self._scaler is None:
+            return True
+        overflow = not math.isfinite(self.norm)
+        if not self._scaler._found_inf_per_device(self._optimizer):
+            self._scaler._check_inf_per_device(self._optimizer)
+        for found in self._scaler._found_inf_per_device(self._optimizer).values():
+            found.fill_(float(overflow))
+        return not overflow
 
     def broadcast(self) -> None:
         """Makes rank 0's parameters everyone's, and the aggregator's."""
@@ -191,12 +215,14 @@ class Fused:
                     f"parameter {slot.name!r} was changed, and fused its values are the aggregator's: "
                     "call Attached.broadcast_parameters() after loading or changing a model"
                 )
+        unscaled = 0 if self._scaler is None else 1  # it looks at this rank's own gradient, and writes it
         for slot in self._slots:
             grad, pushed = slot.parameter.grad, self._pushed.get(slot.number)
-            if pushed is not None and (grad is None or grad._version != pushed):
+            if pushed is not None and (grad is None or grad._version not in (pushed, pushed + unscaled)):
                 raise Error(
                     f"the gradient of {slot.name!r} was changed after backward had pushed it, which the aggregator does not see: "
-                    "clip with Attached.clip_grad_norm_, and for GradScaler or changes of your own attach without fused"
+                    "clip with Attached.clip_grad_norm_, name a GradScaler by attach(scaler=), and for changes of your own attach "
+                    "without fused"
                 )
         for group, registered in zip(self._optimizer.param_groups, self._registered):
             rule, fixed = self._read(group)
