@@ -24,15 +24,17 @@ const module = "github.com/rackweave/rackweave"
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
 	"cmd": {"bench", "bench/models", "bench/overlap", "policy", "hierarchy", "launch", "launch/control", "service", "service/api",
-		"client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab", "lab/racks"},
+		"service/racks", "client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab",
+		"lab/racks"},
 	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
 		"numa", "verbs", "cgo"},
 	"bench/models":  {"chunk"},
 	"bench/overlap": {"bench/models"},
-	"service": {"service/api", "service/door", "hierarchy", "policy", "aggregate", "aggregate/optim", "chunk", "numa",
-		"verbs"},
+	"service": {"service/api", "service/door", "service/racks", "hierarchy", "policy", "aggregate", "aggregate/optim", "chunk",
+		"numa", "verbs"},
 	"service/api":     {},
 	"service/door":    {},
+	"service/racks":   {"hierarchy"},
 	"launch":          {},
 	"launch/control":  {"service/api"},
 	"client":          {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
@@ -66,7 +68,7 @@ var house = map[string][]string{
 var tests = map[string][]string{
 	"service":        {"client"},
 	"launch/control": {"service"},
-	"client":         {"service", "aggregate", "aggregate/optim"},
+	"client":         {"service", "service/racks", "aggregate", "aggregate/optim"},
 	"cgo":            {"chunk", "aggregate/optim", "numa", "verbs"},
 	"include":        {"cgo", "numa"},
 }

@@ -141,11 +141,20 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 		res.Replay.AggregationUS = before.until(r.foldTimes(ctx, &s, server)) / float64(s.Steps()) * 1e6
 	}
 	if s.Verify {
+		s.racks, s.pods = reports[0].Racks, reports[0].Pods
 		if err := r.verify(ctx, &s, results, &res); err != nil {
 			return res, err
 		}
 	}
 	return res, nil
+}
+
+// rackOf is the rack of a worker, where racks have as many workers each.
+func rackOf(rank, workers, racks int) (rack int) {
+	for rank >= workers*(rack+1)/racks {
+		rack++
+	}
+	return rack
 }
 
 // unnamed makes a temporary file for a worker's results. The file goes when the processes that hold it have ended, however they
@@ -174,7 +183,8 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 	errs := make([]error, s.Workers)
 	var wg sync.WaitGroup
 	for rank := range s.Workers {
-		o := &order{Spec: *s, Rank: rank, Server: server, Job: job}
+		servers := strings.Split(server, ",") // of the racks, in their order
+		o := &order{Spec: *s, Rank: rank, Server: servers[rackOf(rank, s.Workers, len(servers))], Job: job}
 		say := func(rep workerReport) error {
 			if rep.Done {
 				reports[rank] = rep

@@ -35,7 +35,7 @@ type Spec struct {
 	Jitter time.Duration // workers sleep up to this long before each exchange, and submit in orders of their own
 	Seed   uint64
 
-	Server string // URL of an aggregator; empty: embedded
+	Server string // URL of an aggregator, or of those of several racks, with commas; empty: embedded
 	Job    string // its name; empty: one of its own
 	Token  string
 	CA     string
@@ -49,6 +49,9 @@ type Spec struct {
 	Unpinned    bool
 	Window      int
 	Spin        int
+
+	racks []int // workers by rack, of aggregators that reduce among themselves
+	pods  int
 }
 
 const maxIters = 1_000_000
@@ -87,6 +90,9 @@ func (s *Spec) Check() error {
 	}
 	if err := s.checkReplay(); err != nil {
 		return err
+	}
+	if n := strings.Count(s.Server, ",") + 1; n > s.Workers {
+		return fmt.Errorf("%d workers and the aggregators of %d racks: use a worker in each at least", s.Workers, n)
 	}
 	if err := s.checkOptimizer(); err != nil {
 		return err

@@ -79,15 +79,42 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 			Gradient(grads[r], s.Seed, r, t, step)
 			onWire(s.DType, grads[r])
 		}
+		sums := s.byRack(grads)
 		if rule == optim.Sum {
-			optim.SumInto(result, grads, false)
+			optim.SumInto(result, sums, false)
 		} else {
 			k := optim.Derive(rule, h, uint32(step+1))
-			optim.Update(rule, &k, w, states, grads, result)
+			optim.Update(rule, &k, w, states, sums, result)
 		}
 	}
 	onWire(s.DType, result)
 	return result
+}
+
+// byRack adds the gradients of each rack, and the sums of each pod's racks, in order: as aggregators of racks do.
+func (s *Spec) byRack(grads [][]float32) [][]float32 {
+	if len(s.racks) == 0 {
+		return grads
+	}
+	sums := added(grads, s.racks)
+	if s.pods > 1 {
+		pods := make([]int, s.pods)
+		for i := range pods {
+			pods[i] = len(sums) / s.pods
+		}
+		sums = added(sums, pods)
+	}
+	return sums
+}
+
+// added adds runs of these lengths.
+func added(all [][]float32, runs []int) (sums [][]float32) {
+	for _, n := range runs {
+		sum := make([]float32, len(all[0]))
+		optim.SumInto(sum, all[:n], false)
+		sums, all = append(sums, sum), all[n:]
+	}
+	return sums
 }
 
 // compare counts the elements of got that differ from want in their bits, and names the first.

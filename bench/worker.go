@@ -32,6 +32,8 @@ type workerReport struct {
 	Trace    *trace    `json:"trace,omitempty"`    // of a replay
 	Provider string    `json:"provider,omitempty"`
 	Lanes    int       `json:"lanes,omitempty"`
+	Racks    []int     `json:"racks,omitempty"` // workers by rack, where there are several aggregators
+	Pods     int       `json:"pods,omitempty"`
 }
 
 // resultsFD is the descriptor of the file to which a worker process writes its final results for verification: the first of
@@ -181,6 +183,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	}
 	fill(0)
 	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
+	done.Racks, done.Pods = w.Racks()
 	if s.Replay {
 		r := replayer{w: w, s: s, b: b, fill: fill, say: say}
 		var err error

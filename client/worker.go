@@ -108,6 +108,15 @@ func (w *Worker) Workers() int { return int(w.info.Workers) }
 // Provider returns the name of what carries the job's data: shm, tcp, ibv or sim.
 func (w *Worker) Provider() string { return w.info.Provider }
 
+// Racks returns how many of the job's workers are in each rack, in the order in which the racks' sums are added, and how many pods
+// the racks form, whose sums come first. A job with one aggregator has no racks.
+func (w *Worker) Racks() (workers []int, pods int) {
+	for _, n := range w.info.RackWorkers {
+		workers = append(workers, int(n))
+	}
+	return workers, max(int(w.info.Pods), 1)
+}
+
 // Lanes returns how many cores of the aggregator serve the job.
 func (w *Worker) Lanes() int { return len(w.info.Lanes) }
 

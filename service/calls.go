@@ -72,7 +72,7 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 			return ctx.Err()
 		case <-m.job.failed:
 			f := m.job.failure
-			err := stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: int32(f.Rank), Text: f.Err.Error()}})
+			err := stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: m.job.inJob(f.Rank), Text: f.Err.Error()}})
 			m.depart(errFailed)
 			return err
 		}
@@ -178,7 +178,8 @@ func (s *Service) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.Barr
 	}
 	ctx, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	if _, err := m.job.gather(ctx, "barrier "+r.Name, m.rank, nil, nil, nil); err != nil {
+	all := func() (any, error) { return nil, m.job.acrossRacks(ctx, "barrier "+r.Name, "barrier", r.Name) }
+	if _, err := m.job.gather(ctx, "barrier "+r.Name, m.rank, nil, nil, all); err != nil {
 		return nil, err
 	}
 	return &api.BarrierResponse{}, nil

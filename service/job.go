@@ -56,7 +56,8 @@ type job struct {
 type member struct {
 	job       *job
 	session   string
-	rank      int // -1: any, until the job starts
+	rank      int // in this rack; -1: any, until the job starts
+	first     int // the rank in the whole job of this rack's first worker
 	host      string
 	hostID    string
 	pid       int64
@@ -80,7 +81,18 @@ func (m *member) String() string {
 	if m.rank < 0 {
 		return fmt.Sprintf("a worker on %s (pid %d)", m.host, m.pid)
 	}
-	return fmt.Sprintf("worker %d (%s, pid %d)", m.rank, m.host, m.pid)
+	return fmt.Sprintf("worker %d (%s, pid %d)", m.inJob(), m.host, m.pid)
+}
+
+// inJob is the worker's rank in the whole job.
+func (m *member) inJob() int { return m.first + m.rank }
+
+// inJob is the rank in the whole job of a worker of this rack; -1 for none.
+func (j *job) inJob(rank int) int32 {
+	if rank < 0 {
+		return -1
+	}
+	return int32(j.members[rank].inJob())
 }
 
 func newSession() string {
@@ -158,29 +170,35 @@ func (j *job) hold() (release func(), err error) {
 }
 
 // run starts a job that all workers have joined, and supervises it.
-func (j *job) run() (err error) {
+func (j *job) run(ctx context.Context) (err error) {
 	if !j.s.begin() {
 		return errShutdown
 	}
 	defer func() {
 		if err != nil {
+			j.giveUpRacks()
 			j.s.jobsRunning.Done()
 		}
 	}()
-	e, err := j.s.chooseEngine(j)
+	e, lanes, above, err := j.choose(ctx)
 	if err != nil {
 		return err
 	}
-	j.plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: j.spec.chunkBytes, Lanes: e.lanes})
+	j.plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: j.spec.chunkBytes, Lanes: lanes})
 	if err != nil {
 		return err
 	}
 	j.agg, err = e.agg.NewJob(aggregate.JobConfig{
 		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
-		Policy: j.spec.policy,
+		Policy: j.spec.policy, Above: above,
 	})
 	if err != nil {
 		return err
+	}
+	if above != nil {
+		if err := j.connectRacks(ctx); err != nil {
+			return errors.Join(err, j.agg.Close())
+		}
 	}
 	j.engine = e
 	j.assignRanks()
@@ -243,6 +261,7 @@ func (j *job) supervise() {
 	j.freed = true
 	err := j.agg.Close()
 	j.memory.Unlock()
+	j.endRacks()
 	if err != nil {
 		j.s.log.Error("close job", "job", j.name, "err", err)
 	}

@@ -39,6 +39,9 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid,
 		provider: r.Provider, providers: r.Providers, out: make(chan struct{}),
 	}
+	if err := s.place(&sp, m); err != nil {
+		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
+	}
 	if m.provider == "auto" {
 		m.provider = ""
 	}
@@ -55,7 +58,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	}
 	by.becomes(m)
 	if last {
-		j.startErr = j.run()
+		j.startErr = j.run(wait)
 		s.mu.Lock()
 		s.settle(j)
 		s.mu.Unlock()
@@ -213,6 +216,23 @@ func (j *job) missing(but *member) string {
 
 // chooseEngine picks the provider of a job whose workers have all joined.
 func (s *Service) chooseEngine(j *job) (*engine, error) {
+	candidates, err := j.candidates()
+	if err != nil {
+		return nil, err
+	}
+	var reasons []string
+	for _, p := range candidates {
+		if err := s.usable(p, j.members); err == nil {
+			return s.engines[p], nil
+		} else {
+			reasons = append(reasons, fmt.Sprintf("%s: %v", p, err))
+		}
+	}
+	return nil, fmt.Errorf("no provider suits all workers: %s", strings.Join(reasons, "; "))
+}
+
+// candidates are the providers that the job's workers allow, fastest first.
+func (j *job) candidates() ([]string, error) {
 	var asked *member
 	for _, m := range j.members {
 		if m.provider == "" {
@@ -224,19 +244,10 @@ func (s *Service) chooseEngine(j *job) (*engine, error) {
 		}
 		asked = m
 	}
-	candidates := slices.DeleteFunc(verbs.Providers(), func(p string) bool { return p == verbs.ProviderSim })
 	if asked != nil {
-		candidates = []string{asked.provider}
+		return []string{asked.provider}, nil
 	}
-	var reasons []string
-	for _, p := range candidates {
-		if err := s.usable(p, j.members); err == nil {
-			return s.engines[p], nil
-		} else {
-			reasons = append(reasons, fmt.Sprintf("%s: %v", p, err))
-		}
-	}
-	return nil, fmt.Errorf("no provider suits all workers: %s", strings.Join(reasons, "; "))
+	return slices.DeleteFunc(verbs.Providers(), func(p string) bool { return p == verbs.ProviderSim }), nil
 }
 
 // usable reports whether all workers can use a provider, and if not, why.
@@ -264,15 +275,16 @@ func (m *member) welcome() *api.JoinResponse {
 	j := m.job
 	e := j.engine
 	r := &api.JoinResponse{
-		Session: m.session, Rank: uint32(m.rank), Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes),
+		Session: m.session, Rank: uint32(m.inJob()), Workers: uint32(j.spec.total), ChunkBytes: uint32(j.spec.chunkBytes),
 		Provider: e.provider, Window: uint32(e.agg.Window()), SendDepth: uint32(e.depths.WorkerSend),
 		RecvDepth: uint32(e.depths.WorkerRecv), ByReference: e.byReference(), LiveHyper: j.spec.liveHyper(),
 		WatchWithinMs: uint32(watchWithin.Milliseconds()), HeartbeatMs: uint32(heartbeatEvery.Milliseconds()),
 		LinkTimeoutMs: uint32(e.linkTimeout.Milliseconds()),
 	}
+	j.tellRacks(r)
 	record := j.spec.rule.Record(j.spec.hyper)
 	r.Record = record[:]
-	for i, l := range e.lanes {
+	for i, l := range j.plan.Config().Lanes {
 		r.Lanes = append(r.Lanes, &api.Lane{Nic: uint32(l.NIC), Core: uint32(l.Core), Weight: l.Weight, Device: e.names[i]})
 	}
 	for _, o := range j.members {

@@ -15,6 +15,7 @@ import (
 	"unicode"
 
 	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -73,6 +74,8 @@ type Options struct {
 	Quota      Quota
 	MaxJobs    int // 0: 64
 	MaxWorkers int // over all jobs; 0: 1024
+
+	Cluster *racks.Cluster // the racks that this one reduces with; nil: it is alone
 
 	CheckpointDir string // empty: Save and Restore are refused
 	AdminToken    string // of Drain; empty: only callers on this host may drain

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -114,6 +115,9 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 		},
 		func() (any, error) {
 			answer, err := j.add(tensors)
+			if err == nil {
+				err = j.acrossRacks(ctx, "tensors", "the plan and multipliers", digest(answer.PlanHash, tensors))
+			}
 			if err != nil {
 				j.agg.Fail(-1, reason(err))
 			}
@@ -123,6 +127,16 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 		return nil, err
 	}
 	return answer.(*api.RegisterResponse), nil
+}
+
+// digest is what the racks of a job compare of what was registered.
+func digest(plan []byte, tensors []declared) string {
+	h := sha256.New()
+	for i := range tensors {
+		t := &tensors[i]
+		fmt.Fprintln(h, t.name, t.shape, t.lrMult, t.wdMult)
+	}
+	return fmt.Sprintf("%x and %x of %d tensors", plan[:4], h.Sum(nil)[:4], len(tensors))
 }
 
 // add adds tensors to the plan and the engine, and returns the answer to the workers.

@@ -34,6 +34,7 @@ type Service struct {
 	mux      *http.ServeMux
 	guarded  http.Handler // mux, behind the guard
 	door     *door.Door
+	cluster  *cluster // nil: the rack is alone
 	refusals *refusals
 	http     *http.Server
 	local    *http.Server // of the Unix socket
@@ -81,6 +82,11 @@ func New(o Options) (s *Service, err error) {
 			s = nil
 		}
 	}()
+	if o.Cluster != nil {
+		if s.cluster, err = newCluster(o.Cluster, s.URL); err != nil {
+			return s, err
+		}
+	}
 	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.count)
 	if err = s.serveBy(); err != nil {
 		return s, err
@@ -139,6 +145,7 @@ func (s *Service) serveBy() error {
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
 	s.mux.Handle(apiconnect.NewJobServiceHandler(s, options...))
+	s.mux.Handle(apiconnect.NewRackServiceHandler(s, options...))
 	s.mux.Handle("/metrics", s.metricsPage())
 	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))

@@ -14,17 +14,18 @@ import (
 
 // spec is what all workers of a job must agree on.
 type spec struct {
-	workers    int
+	workers    int // of this rack
 	mode       aggregate.Mode
 	rule       optim.Rule
 	hyper      optim.Hyper
 	chunkBytes int
 	policy     policy.Spec
+	total      int // workers of all racks
 }
 
 // parseSpec reads and checks a request on its own.
 func parseSpec(r *api.JoinRequest) (spec, error) {
-	s := spec{workers: int(r.Workers), chunkBytes: int(r.ChunkBytes)}
+	s := spec{workers: int(r.Workers), total: int(r.Workers), chunkBytes: int(r.ChunkBytes)}
 	if s.chunkBytes == 0 {
 		s.chunkBytes = chunk.DefaultChunkBytes
 	}
@@ -93,7 +94,7 @@ func (s spec) differs(of spec) error {
 		job, mine any
 	}
 	fields := []field{
-		{"workers", s.workers, of.workers},
+		{"workers", s.total, of.total},
 		{"mode", s.mode, of.mode},
 		{"optimizer", s.rule, of.rule},
 		{"chunk_bytes", s.chunkBytes, of.chunkBytes},

@@ -22,7 +22,7 @@ func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
 	}
 	h := optim.AdamWTorch.Defaults()
 	h.LR, h.Beta1 = 0.5, 0.8
-	want := spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes, policy.Spec{}}
+	want := spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes, policy.Spec{}, 3}
 	if s != want {
 		t.Errorf("%+v, want %+v", s, want)
 	}

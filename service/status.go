@@ -79,7 +79,7 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	out.Tensors, out.ModelBytes = uint64(j.tensors), uint64(j.modelBytes)
 	for _, m := range j.members {
 		out.Members = append(out.Members,
-			&api.WorkerStatus{Rank: uint32(max(m.rank, 0)), Host: m.host, Pid: m.pid, Connected: m.attached, Left: m.isGone})
+			&api.WorkerStatus{Rank: uint32(max(m.inJob(), 0)), Host: m.host, Pid: m.pid, Connected: m.attached, Left: m.isGone})
 	}
 	j.mu.Unlock()
 	if out.State == "forming" || j.agg == nil {
@@ -87,7 +87,7 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	}
 	out.Provider = j.engine.provider
 	if out.State == "failed" {
-		out.Failure = &api.Failure{Rank: int32(j.failure.Rank), Text: j.failure.Err.Error()}
+		out.Failure = &api.Failure{Rank: j.inJob(j.failure.Rank), Text: j.failure.Err.Error()}
 	}
 	release, err := j.hold()
 	if err != nil {

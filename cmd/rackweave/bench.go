@@ -46,7 +46,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
-	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator (default: one of its own)")
+	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B (default: one of its own)")
 	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves only those that it lists (default: one made up)")
 	f.StringVar(&b.spec.Token, "token", "", "token of the job")
 	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, for https")

@@ -19,7 +19,7 @@ import (
 func serveCommand() *cobra.Command {
 	var o service.Options
 	var jobs, options []string
-	var logLevel string
+	var logLevel, clusterFile, rack string
 	var asJSON, untilEOF bool
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -53,6 +53,9 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 				}
 				o.ProviderOptions[name] = text
 			}
+			if o.Cluster, err = readCluster(clusterFile, rack); err != nil {
+				return err
+			}
 			o.Version = version
 			return serve(cmd.Context(), o, cmd.OutOrStdout(), asJSON, untilEOF)
 		},
@@ -77,6 +80,8 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once (0: 64)")
 	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters (empty: saving is refused)")
 	f.StringVar(&o.AdminToken, "admin-token", "", "token that draining needs (empty: only this host may drain)")
+	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves (empty: this one is alone)")
+	f.StringVar(&rack, "rack", "", "this aggregator's rack, by its name in the cluster's file")
 	f.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	f.BoolVar(&asJSON, "json", false, "log JSON")
 	f.BoolVar(&untilEOF, "until-eof", false, "end when standard input does: print only the URL, for programs that start an aggregator")

@@ -294,6 +294,11 @@ type JoinResponse struct {
 	HeartbeatMs uint32 `protobuf:"varint,15,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	// How long a link may be down. Until then messages are sent again, and lanes wait to be resumed.
 	LinkTimeoutMs uint32 `protobuf:"varint,16,opt,name=link_timeout_ms,json=linkTimeoutMs,proto3" json:"link_timeout_ms,omitempty"`
+	// The job's workers by rack, where several aggregators reduce among themselves. Ranks count through the racks, whose sums are
+	// added in this order.
+	RackWorkers []uint32 `protobuf:"varint,17,rep,packed,name=rack_workers,json=rackWorkers,proto3" json:"rack_workers,omitempty"`
+	// Equal runs of racks whose sums are added first; 0 or 1: none.
+	Pods          uint32 `protobuf:"varint,18,opt,name=pods,proto3" json:"pods,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -436,6 +441,20 @@ func (x *JoinResponse) GetHeartbeatMs() uint32 {
 func (x *JoinResponse) GetLinkTimeoutMs() uint32 {
 	if x != nil {
 		return x.LinkTimeoutMs
+	}
+	return 0
+}
+
+func (x *JoinResponse) GetRackWorkers() []uint32 {
+	if x != nil {
+		return x.RackWorkers
+	}
+	return nil
+}
+
+func (x *JoinResponse) GetPods() uint32 {
+	if x != nil {
+		return x.Pods
 	}
 	return 0
 }
@@ -3476,7 +3495,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\x85\x04\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\xbc\x04\n" +
 	"\fJoinResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -3498,7 +3517,9 @@ const file_job_proto_rawDesc = "" +
 	"\rlocal_workers\x18\r \x01(\rR\flocalWorkers\x12&\n" +
 	"\x0fwatch_within_ms\x18\x0e \x01(\rR\rwatchWithinMs\x12!\n" +
 	"\fheartbeat_ms\x18\x0f \x01(\rR\vheartbeatMs\x12&\n" +
-	"\x0flink_timeout_ms\x18\x10 \x01(\rR\rlinkTimeoutMs\"\\\n" +
+	"\x0flink_timeout_ms\x18\x10 \x01(\rR\rlinkTimeoutMs\x12!\n" +
+	"\frack_workers\x18\x11 \x03(\rR\vrackWorkers\x12\x12\n" +
+	"\x04pods\x18\x12 \x01(\rR\x04pods\"\\\n" +
 	"\x04Lane\x12\x10\n" +
 	"\x03nic\x18\x01 \x01(\rR\x03nic\x12\x12\n" +
 	"\x04core\x18\x02 \x01(\rR\x04core\x12\x16\n" +

@@ -1,0 +1,193 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/racks"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+const clusterSecret = "a secret of the racks"
+
+// serveRacks runs an aggregator for each rack. spoil may change what a rack's own knows of the cluster.
+func serveRacks(t testing.TB, n int, spoil func(rack int, c *racks.Cluster)) []*service.Service {
+	t.Helper()
+	c := racks.Cluster{Secret: clusterSecret}
+	listeners := make([]net.Listener, n)
+	for i := range listeners {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners[i] = l
+		c.Racks = append(c.Racks, racks.Rack{Name: fmt.Sprintf("r%d", i), URL: "http://" + l.Addr().String()})
+	}
+	services := make([]*service.Service, n)
+	for i, l := range listeners {
+		own := c
+		own.Own = c.Racks[i].Name
+		if spoil != nil {
+			spoil(i, &own)
+		}
+		services[i] = serve(t, service.Options{Listener: l, Providers: []string{verbs.ProviderTCP}, Cores: 1, Cluster: &own})
+	}
+	return services
+}
+
+// joinRacks joins two workers in each of two racks.
+func joinRacks(t testing.TB, services []*service.Service, cfg client.Config) ([]*client.Worker, []error) {
+	workers := make([]*client.Worker, 2*len(services))
+	errs := every(workers, func(i int, _ *client.Worker) (err error) {
+		own := cfg
+		own.Server, own.Rank, own.Workers, own.Timeout = services[i/2].URL(), i, len(workers), deadline
+		workers[i], err = client.Join(context20(t), own)
+		return err
+	})
+	return workers, errs
+}
+
+func TestTwoRacksTrainTogether(t *testing.T) {
+	services := serveRacks(t, 2, nil)
+	workers, errs := joinRacks(t, services, client.Config{Job: "j", Token: "t", Provider: verbs.ProviderTCP, Optimizer: "sgd_torch",
+		Mode: "eager", Hyper: map[string]float64{"lr": 1}})
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer closeAll(t, workers)
+	each(t, workers, func(rank int, w *client.Worker) error {
+		if by, pods := w.Racks(); w.Rank() != rank || len(by) != 2 || by[0] != 2 || by[1] != 2 || pods != 1 {
+			return fmt.Errorf("rank %d of racks %v with %d pods", w.Rank(), by, pods)
+		}
+		return w.Register(context20(t), model())
+	})
+	each(t, workers, func(rank int, w *client.Worker) error {
+		i, _ := w.Lookup("layer7.weight")
+		x, g := make([]float32, 100_000), make([]float32, 100_000)
+		for k := range x {
+			x[k], g[k] = float32(100*(rank+1)), float32(rank)
+		}
+		for _, op := range []func() (client.Handle, error){
+			func() (client.Handle, error) { return w.Broadcast(i, client.Bytes(x)) },
+			func() (client.Handle, error) { return w.PushPull(i, client.Bytes(g), client.Bytes(x), 0) },
+		} {
+			h, err := op()
+			if err == nil {
+				err = h.Wait(context20(t))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if want := float32(100 - 0 - 1 - 2 - 3); x[0] != want || x[99_999] != want {
+			return fmt.Errorf("parameters %v, %v, want %v", x[0], x[99_999], want)
+		}
+		return w.Barrier(context20(t), "end")
+	})
+}
+
+func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		spoil func(rack int, c *racks.Cluster)
+		edit  func(rank int, c *client.Config)
+		want  string
+	}{
+		{"secret", func(rack int, c *racks.Cluster) { c.Secret += fmt.Sprint(rack) }, nil, "has not this cluster's secret"},
+		{"shape", func(rack int, c *racks.Cluster) { c.Shape = []string{"sharded", "root"}[rack] }, nil,
+			`rack "r1" has shape root with 1 pods`},
+		{"mode", nil, func(rank int, c *client.Config) {
+			if rank > 1 {
+				c.Mode, c.Optimizer = "eager", "sgd_torch"
+			}
+		}, `rack "r1" has mode eager`},
+		{"token", nil, func(rank int, c *client.Config) { c.Token = fmt.Sprint(rank / 2) }, "token's digest"},
+		{"rank", nil, func(rank int, c *client.Config) { c.Rank = (rank + 2) % 4 }, `belongs to rack "r1", this is rack "r0" with ranks 0 to 1`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			services := serveRacks(t, 2, tc.spoil)
+			began := time.Now()
+			workers := make([]*client.Worker, 4)
+			var said []string
+			for i, err := range every(workers, func(i int, _ *client.Worker) error {
+				cfg := client.Config{Server: services[i/2].URL(), Job: "j", Rank: i, Workers: 4, Provider: verbs.ProviderTCP, Timeout: deadline}
+				if tc.edit != nil {
+					tc.edit(i, &cfg)
+				}
+				w, err := client.Join(context20(t), cfg)
+				if err == nil {
+					w.Close()
+				}
+				return err
+			}) {
+				if err == nil {
+					t.Fatalf("worker %d joined", i)
+				}
+				said = append(said, err.Error())
+			}
+			if all := strings.Join(said, "\n"); !strings.Contains(all, tc.want) {
+				t.Errorf("%s\nwant one to say %q", all, tc.want)
+			}
+			if took := time.Since(began); took > deadline {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+}
+
+func TestARackThatDoesNotComeIsNamed(t *testing.T) {
+	services := serveRacks(t, 2, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_, err := client.Join(ctx, client.Config{Server: services[0].URL(), Job: "j", Rank: 0, Workers: 2, Provider: verbs.ProviderTCP,
+		Timeout: 300 * time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), `rack "r1" at http://`) {
+		t.Errorf("%v: want it to name rack r1", err)
+	}
+}
+
+// A job that fails in one rack fails in all, at once, and says where.
+func TestAWorkerLostInOneRackEndsTheJobInAll(t *testing.T) {
+	services := serveRacks(t, 2, nil)
+	workers, errs := joinRacks(t, services, client.Config{Job: "j", Provider: verbs.ProviderTCP})
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), model()) })
+	began := time.Now()
+	for i, err := range every(workers, func(rank int, w *client.Worker) error {
+		if rank == 2 {
+			return nil
+		}
+		x := make([]float32, 100_000)
+		i, _ := w.Lookup("layer7.weight")
+		h, err := w.PushPull(i, client.Bytes(x), client.Bytes(x), 0)
+		if err != nil {
+			return err
+		}
+		if rank == 3 {
+			return w.Close() // with an operation in flight
+		}
+		return h.Wait(context20(t))
+	}) {
+		if i < 2 && (err == nil || !strings.Contains(err.Error(), `rack "r1"`) || !strings.Contains(err.Error(), "worker 3")) {
+			t.Errorf("worker %d: %v: want it to name rack r1 and worker 3", i, err)
+		}
+	}
+	if took := time.Since(began); took > promptly {
+		t.Errorf("took %v", took)
+	}
+	for _, w := range workers {
+		w.Close()
+	}
+}
