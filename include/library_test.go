@@ -178,6 +178,13 @@ func TestTwoPhaseStepsAreCommitted(t *testing.T) {
 	}
 }
 
+func TestWorkersOfModeStreamEndTheirOwnSteps(t *testing.T) {
+	stream := program(t, "testdata/stream.c", built(t, sanitized), sanitizers...)
+	if out := output(t, built(t, command), "run", "-n", "3", "--", stream); strings.Count(out, "ok") != 3 {
+		t.Error(out)
+	}
+}
+
 func TestLanesGoOnOverAnotherNIC(t *testing.T) {
 	resume := program(t, "testdata/resume.c", built(t, sanitized), sanitizers...)
 	for _, messages := range []string{"1", "2", "3", "7", "20", "40", "41"} {

@@ -32,7 +32,7 @@ extern "C" {
 #define RW_API __attribute__((visibility("default")))
 
 /* The upper half changes when something is taken away, the lower when something is added. */
-#define RW_ABI_VERSION 0x00010001u
+#define RW_ABI_VERSION 0x00010002u
 RW_API uint32_t rw_abi_version(void);
 
 /* Failures beside negative errnos. */
@@ -185,6 +185,14 @@ RW_API int rw_commit(rw_session *session, const struct rw_step *step, uint64_t *
 /* The outcome of the last commit, once it is done: the norm of the scaled gradient, and the scale with clipping included. */
 RW_API int rw_committed(rw_session *session, float *norm, float *scale);
 
+/*
+ * The end of this worker's step, in mode stream. No other operation may be in flight. It is done when the job's policy lets the
+ * worker begin its next step.
+ */
+RW_API int rw_end_step(rw_session *session, uint64_t *handle);
+/* What the end of the last step answered, once it is done: the step that begins, and whether to pull the parameters before. */
+RW_API int rw_step_ended(rw_session *session, uint32_t *step, int *pull);
+
 /* Fails everything in flight and to come with RW_EABORTED and this text. */
 RW_API void rw_abort(rw_session *session, const char *text);
 /* 0, or the session's failure and its text in buf. */
@@ -244,11 +252,12 @@ struct rw_hyper {
 struct rw_job {
 	uint32_t size;
 	uint32_t timeout_ms;          /* of every wait for other workers; 0: the aggregator's default */
-	const char *mode;             /* eager, aggregate or two-phase; NULL: eager with an optimizer, else aggregate */
+	const char *mode;             /* NULL: stream with a policy, eager with an optimizer, else aggregate */
 	const char *optimizer;        /* an update rule, such as sgd_torch; NULL: none */
 	const char *provider;         /* NULL: the fastest that all workers can use */
 	const struct rw_hyper *hyper; /* overrides the rule's defaults */
 	uint32_t nhyper, chunk_bytes; /* 0: the aggregator's default */
+	const char *policy;           /* who waits for whom in mode stream, such as "ssp:s=3"; NULL: asp */
 };
 /* Makes this process a worker of the job, once all workers have called it. rw_close leaves the job. */
 RW_API int rw_join(const struct rw_job *job, rw_session **session);
@@ -266,6 +275,10 @@ struct rw_parameter {
 RW_API int rw_register(rw_session *session, const struct rw_parameter *parameters, uint32_t n);
 /* Waits until all workers have called it with the same name. */
 RW_API int rw_barrier(rw_session *session, const char *name);
+/* Lets another policy decide who waits for whom, in mode stream. */
+RW_API int rw_set_policy(rw_session *session, const char *policy);
+/* Tells the policy the validation loss after an epoch; one worker reports each epoch's. */
+RW_API int rw_report_loss(rw_session *session, double loss);
 
 /*
  * Arenas: memory that every session sends from and receives into without a copy. It is shared with the aggregator on this host

@@ -17,6 +17,8 @@ enum control_kind {
 	CONTROL_REGISTER = 3,
 	CONTROL_BARRIER = 4,
 	CONTROL_LEAVE = 5,
+	CONTROL_POLICY = 6,
+	CONTROL_LOSS = 7,
 };
 
 enum { CONTROL_MAX_BYTES = 64 << 20, CONTROL_DIMS = 8, CONTROL_HYPERS = 16 };
@@ -34,6 +36,7 @@ struct control_hyper {
 
 struct control_join {
 	char mode[16], optimizer[32];     /* as in JoinRequest; empty: its default */
+	char policy[96];                  /* as in JoinRequest */
 	char provider[16], providers[64]; /* the one asked for, or auto; those that can be used, with commas between them */
 	uint32_t chunk_bytes, timeout_ms; /* 0: the aggregator's default */
 	uint32_t nhyper, reserved;
@@ -45,7 +48,7 @@ struct control_joined {
 	uint32_t rank, workers, local_workers;
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
 	uint32_t link_timeout_ms;
-	uint32_t by_reference, live_hyper;
+	uint32_t by_reference, live_hyper, steps;
 	float record[RW_HYPERS];
 	uint32_t nlanes;
 	uint32_t lane_nics[RW_MAX_LANES];
@@ -72,6 +75,16 @@ struct control_tensor {
 struct control_barrier {
 	char name[64];
 	uint32_t timeout_ms, reserved;
+};
+
+/* CONTROL_POLICY. Its answer is empty. */
+struct control_policy {
+	char policy[96];
+};
+
+/* CONTROL_LOSS. Its answer is empty. */
+struct control_loss {
+	double loss;
 };
 
 /* CONTROL_LEAVE. Its answer is empty. */

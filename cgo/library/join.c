@@ -3,6 +3,7 @@
 #include "library.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,14 +47,15 @@ static int describe_job(const struct rw_job *job, struct control_join *r)
 	const char *provider = job->provider ? job->provider : "auto";
 	int rc;
 
-	if (job->size < sizeof *job)
+	if (job->size < offsetof(struct rw_job, policy))
 		return rwf_fail(EINVAL, "join: the job's size is %u: set it to sizeof(struct rw_job), %zu", job->size, sizeof *job);
 	if (job->nhyper > CONTROL_HYPERS)
 		return rwf_fail(EINVAL, "join: %u hyper-parameters: use at most %d", job->nhyper, CONTROL_HYPERS);
 	*r = (struct control_join){.chunk_bytes = job->chunk_bytes, .timeout_ms = job->timeout_ms, .nhyper = job->nhyper};
 	if ((rc = put_text(r->mode, sizeof r->mode, job->mode, "mode")) ||
 	    (rc = put_text(r->optimizer, sizeof r->optimizer, job->optimizer, "optimizer")) ||
-	    (rc = put_text(r->provider, sizeof r->provider, provider, "provider")))
+	    (rc = put_text(r->provider, sizeof r->provider, provider, "provider")) ||
+	    (job->size >= sizeof *job && (rc = put_text(r->policy, sizeof r->policy, job->policy, "policy"))))
 		return rc;
 	for (uint32_t i = 0; i < job->nhyper; i++) {
 		r->hyper[i].value = job->hyper[i].value;
@@ -85,6 +87,7 @@ static int open_joined(const struct control_joined *j, rw_session **session)
 		.spin = SPIN,
 		.by_reference = (uint8_t)j->by_reference,
 		.live_hyper = (uint8_t)j->live_hyper,
+		.steps = (uint8_t)j->steps,
 	};
 
 	memcpy(cfg.record, j->record, sizeof cfg.record);
@@ -238,6 +241,25 @@ int rw_barrier(rw_session *s, const char *name)
 	int rc = put_text(request.name, sizeof request.name, name, "barrier");
 
 	return rc ? rc : call(s, CONTROL_BARRIER, &request, sizeof request, &answer, &n);
+}
+
+int rw_set_policy(rw_session *s, const char *policy)
+{
+	struct control_policy request = {0};
+	void *answer = &request;
+	uint32_t n = 0;
+	int rc = put_text(request.policy, sizeof request.policy, policy, "policy");
+
+	return rc ? rc : call(s, CONTROL_POLICY, &request, sizeof request, &answer, &n);
+}
+
+int rw_report_loss(rw_session *s, double loss)
+{
+	struct control_loss request = {loss};
+	void *answer = &request;
+	uint32_t n = 0;
+
+	return call(s, CONTROL_LOSS, &request, sizeof request, &answer, &n);
 }
 
 static void leave(struct rw_session *s)

@@ -115,6 +115,28 @@ int rw_committed(rw_session *s, float *norm, float *scale)
 	return rc ? rc : rw_worker_committed(s->record, norm, scale);
 }
 
+int rw_end_step(rw_session *s, uint64_t *handle)
+{
+	static const float none[RW_HYPERS];
+	unsigned char record[RW_RECORD_BYTES];
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	if (!w)
+		return rc;
+	if (!s->cfg.steps)
+		return rwf_fail(EINVAL, "end of step: the job has no steps of single workers: join it in mode stream");
+	rw_worker_step(record, none, 0);
+	return explain(w, rw_worker_commit(w, record, s->record, handle));
+}
+
+int rw_step_ended(rw_session *s, uint32_t *step, int *pull)
+{
+	int rc = session_usable(s);
+
+	return rc ? rc : rw_worker_stepped(s->record, step, pull);
+}
+
 void rw_abort(rw_session *s, const char *text)
 {
 	rw_worker *w;

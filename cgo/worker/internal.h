@@ -261,6 +261,6 @@ void kick(struct rw_worker *w);
 void record_announce(unsigned char out[RW_RECORD_BYTES], uint32_t step);
 uint32_t record_step(const unsigned char record[RW_RECORD_BYTES]);
 void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags);
-enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4, RECORD_SKIP_NON_FINITE = 16 };
+enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
 
 #endif

@@ -71,15 +71,36 @@ void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip, int sk
 	record_encode(record, hyper, 0, 0, (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0));
 }
 
+static int answered(const unsigned char *answer)
+{
+	unsigned char sum[4];
+
+	put32(sum, crc32c(answer, SUM));
+	if (memcmp(sum, answer + SUM, sizeof sum) != 0)
+		return rwf_fail(EPROTO, "commit: there is no answer yet, or its checksum is wrong");
+	return 0;
+}
+
 int rw_worker_committed(const void *answer, float *norm, float *scale)
 {
 	const unsigned char *p = answer;
-	unsigned char sum[4];
+	int rc = answered(p);
 
-	put32(sum, crc32c(p, SUM));
-	if (memcmp(sum, p + SUM, sizeof sum) != 0)
-		return rwf_fail(EPROTO, "commit: there is no answer yet, or its checksum is wrong");
+	if (rc)
+		return rc;
 	*norm = get_float(p + EXTRA);
 	*scale = get_float(p + SCALE);
+	return 0;
+}
+
+int rw_worker_stepped(const void *answer, uint32_t *step, int *pull)
+{
+	const unsigned char *p = answer;
+	int rc = answered(p);
+
+	if (rc)
+		return rc;
+	*step = get32(p + STEP);
+	*pull = (get32(p + FLAGS) & RECORD_PULL) != 0;
 	return 0;
 }

@@ -110,6 +110,7 @@ int rw_worker_test(rw_worker *w, uint64_t handle);
 /* Makes the record of a commit, and reads its answer: -EPROTO where that is none. */
 void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip, int skip_non_finite);
 int rw_worker_committed(const void *answer, float *norm, float *scale);
+int rw_worker_stepped(const void *answer, uint32_t *step, int *pull);
 /* 0 when done; -ETIMEDOUT after timeout_ms, and the worker is failed: the step cannot be finished any more. */
 int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms);
 /* As rw_wait_any in rackweave.h. */

@@ -68,6 +68,7 @@ int main(void)
 		for (int i = 0; i < ELEMS; i++)
 			CHECK(near(w[i], expected));
 	}
+	CHECK(rw_end_step(session, &handle) < 0 && strstr(rw_error(), "mode stream"));
 	CHECK(rw_barrier(session, "end") == 0);
 	CHECK(rw_close(session) == 0);
 	puts("ok");

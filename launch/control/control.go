@@ -200,6 +200,24 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		defer cancel()
 		_, err := m.rpc.Barrier(ctx, &api.BarrierRequest{Name: text(r.Name[:]), TimeoutMs: r.TimeoutMS})
 		return nil, err
+	case kindPolicy:
+		var r policyRequest
+		if _, err := decode(payload, &r); err != nil {
+			return nil, err
+		}
+		ctx, cancel := m.bounded(0)
+		defer cancel()
+		_, err := m.rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: m.p.cfg.Job, Policy: text(r.Policy[:])})
+		return nil, err
+	case kindLoss:
+		var r lossRequest
+		if _, err := decode(payload, &r); err != nil {
+			return nil, err
+		}
+		ctx, cancel := m.bounded(0)
+		defer cancel()
+		_, err := m.rpc.ReportLoss(ctx, &api.ReportLossRequest{Loss: r.Loss})
+		return nil, err
 	case kindLeave:
 		var r leaveRequest
 		if _, err := decode(payload, &r); err != nil {
@@ -237,19 +255,23 @@ func (m *member) join(payload []byte) ([]any, error) {
 	for _, h := range r.Hyper[:r.NHyper] {
 		hyper[text(h.Name[:])] = h.Value
 	}
-	optimizer, mode := text(r.Optimizer[:]), text(r.Mode[:])
-	if mode == "" {
+	optimizer, mode, policy := text(r.Optimizer[:]), text(r.Mode[:]), text(r.Policy[:])
+	switch {
+	case mode != "":
+	case policy != "":
+		mode = "stream"
+	case optimizer != "":
+		mode = "eager"
+	default:
 		mode = "aggregate"
-		if optimizer != "" {
-			mode = "eager"
-		}
 	}
 	host, _ := os.Hostname()
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
 	j, err := m.rpc.Join(ctx, &api.JoinRequest{
-		Job: m.p.cfg.Job, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode, Optimizer: optimizer,
-		Hyper: hyper, ChunkBytes: r.ChunkBytes, Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
+		Job: m.p.cfg.Job, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode,
+		Policy: policy, Optimizer: optimizer, Hyper: hyper, ChunkBytes: r.ChunkBytes,
+		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
 		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid), TimeoutMs: r.TimeoutMS,
 	})
 	if err != nil {
@@ -258,7 +280,7 @@ func (m *member) join(payload []byte) ([]any, error) {
 	a := joinAnswer{
 		Rank: j.Rank, Workers: j.Workers, LocalWorkers: j.LocalWorkers, ChunkBytes: j.ChunkBytes, Window: j.Window,
 		SendDepth: j.SendDepth, RecvDepth: j.RecvDepth, LinkTimeoutMS: j.LinkTimeoutMs, ByReference: number(j.ByReference),
-		LiveHyper: number(j.LiveHyper), NLanes: uint32(len(j.Lanes)),
+		LiveHyper: number(j.LiveHyper), Steps: number(mode == "stream"), NLanes: uint32(len(j.Lanes)),
 	}
 	if len(j.Lanes) > maxLanes || len(j.Record) != len(a.Record) {
 		return nil, fmt.Errorf("%d lanes and %d hyper-parameters: rackweave run and aggregator are of different versions", len(j.Lanes),

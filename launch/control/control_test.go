@@ -24,11 +24,12 @@ func TestStructsAreThoseOfTheHeader(t *testing.T) {
 	fmt.Fprintln(&c, "#include <stddef.h>\n#include \"cgo/library/control.h\"")
 	fmt.Fprintf(&c, "_Static_assert(CONTROL_MAX_BYTES == %d && RW_MAX_LANES == %d && RW_ENDPOINT_BYTES == %d, \"limits\");\n",
 		maxBytes, maxLanes, endpointBytes)
-	fmt.Fprintf(&c, "_Static_assert(CONTROL_JOIN == %d && CONTROL_LEAVE == %d, \"kinds\");\n", kindJoin, kindLeave)
+	fmt.Fprintf(&c, "_Static_assert(CONTROL_JOIN == %d && CONTROL_LOSS == %d, \"kinds\");\n", kindJoin, kindLoss)
 	for name, v := range map[string]any{
 		"control_head": head{}, "control_hyper": hyperValue{}, "control_join": joinRequest{}, "control_joined": joinAnswer{},
 		"control_connect": connectRequest{}, "rw_endpoint": endpoint{}, "control_register": registerRequest{}, "control_tensor": tensor{},
-		"control_barrier": barrierRequest{}, "control_leave": leaveRequest{},
+		"control_barrier": barrierRequest{}, "control_leave": leaveRequest{}, "control_policy": policyRequest{},
+		"control_loss": lossRequest{},
 	} {
 		typ := reflect.TypeOf(v)
 		fmt.Fprintf(&c, "_Static_assert(sizeof(struct %s) == %d, \"size of %s\");\n", name, typ.Size(), name)

@@ -17,6 +17,8 @@ const (
 	kindRegister
 	kindBarrier
 	kindLeave
+	kindPolicy
+	kindLoss
 )
 
 const (
@@ -38,6 +40,7 @@ type hyperValue struct {
 type joinRequest struct {
 	Mode                  [16]byte
 	Optimizer             [32]byte
+	Policy                [96]byte
 	Provider              [16]byte
 	Providers             [64]byte
 	ChunkBytes, TimeoutMS uint32
@@ -51,7 +54,7 @@ type joinAnswer struct {
 	Rank, Workers, LocalWorkers              uint32
 	ChunkBytes, Window, SendDepth, RecvDepth uint32
 	LinkTimeoutMS                            uint32
-	ByReference, LiveHyper                   uint32
+	ByReference, LiveHyper, Steps            uint32
 	Record                                   [8]float32
 	NLanes                                   uint32
 	LaneNICs                                 [maxLanes]uint32
@@ -79,6 +82,10 @@ type barrierRequest struct {
 	Name         [64]byte
 	TimeoutMS, _ uint32
 }
+
+type policyRequest struct{ Policy [96]byte }
+
+type lossRequest struct{ Loss float64 }
 
 type leaveRequest struct{ Failure [256]byte }
 

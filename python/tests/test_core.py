@@ -32,6 +32,37 @@ def in_rank_order(n: int) -> np.ndarray:
     return total
 
 
+def out_of_step():
+    w = rackweave.init(policy="ssp:s=0", timeout=60)
+    s = w.session(mode="stream", optimizer="sgd_torch", hyper={"lr": 0.25, "scale": 0.5})
+    t = s.register([rackweave.Tensor("w", (5000,))])[0]
+    ones, params, steps = np.ones(5000, "f4"), np.zeros(5000, "f4"), 6
+    for step in range(steps):
+        if step == 3 and w.rank == 0:
+            was = s.set_policy("ssp:s=1")
+            s.report_loss(0.5)
+            s.report_loss(float("nan"))
+            for bad in ("ssp:z=1", "ssp:s=-1", "nothing"):
+                try:
+                    s.set_policy(bad)
+                except rackweave.RefusedError as e:
+                    assert "use 0 to" in str(e) or "did you mean" in str(e), e
+                else:
+                    raise AssertionError(f"{bad} was taken")
+            assert was == "ssp:s=0", was
+        s.push_pull(t, ones, params).wait()
+        following, pull = s.end_step()
+        assert following == step + 1
+        assert pull or step >= 3
+        if pull:
+            s.pull(t, params).wait()
+    s.barrier("end")
+    s.pull(t, params).wait()
+    assert (params == -0.125 * steps * w.world_size).all(), params
+    rackweave.shutdown()
+    return "ok"
+
+
 def exchange():
     rackweave.init()
     rank, n = rackweave.rank(), rackweave.world_size()
@@ -225,6 +256,11 @@ class Exchange(unittest.TestCase):
                     self.assertEqual(r["half"], results[0]["half"])
                     if provider == "shm":
                         self.assertEqual(r["copied"], 0)
+
+    def test_workers_of_mode_stream_end_their_own_steps(self):
+        for provider in ("shm", "tcp"):
+            env = {"RACKWEAVE_JOB": "stream-" + provider, "RACKWEAVE_PROVIDER": provider}
+            self.assertEqual(rack.run(out_of_step, 3, self.box.address, env=env), ["ok"] * 3)
 
     def test_no_signal_handler_or_mask_changes(self):
         for before, after in rack.run(handlers, 2, self.box.address, env={"RACKWEAVE_JOB": "handlers"}):

@@ -153,6 +153,8 @@ _PROTOTYPES = {
     "rw_wait_all": (c_int, [_session, POINTER(c_uint64), c_uint32, c_uint32]),
     "rw_commit": (c_int, [_session, POINTER(Step), POINTER(c_uint64)]),
     "rw_committed": (c_int, [_session, POINTER(c_float), POINTER(c_float)]),
+    "rw_end_step": (c_int, [_session, POINTER(c_uint64)]),
+    "rw_step_ended": (c_int, [_session, POINTER(c_uint32), POINTER(c_int)]),
     "rw_abort": (None, [_session, c_char_p]),
     "rw_failure": (c_int, [_session, c_char_p, c_uint32]),
     "rw_stats": (c_int, [_session, POINTER(Stats)]),

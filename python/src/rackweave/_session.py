@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
-import dataclasses
 import errno
+import math
 import os
 import socket
 import threading
@@ -18,6 +18,7 @@ from . import _host, _lib, _trace
 from ._buffers import TYPES, Buffer, as_buffer
 from ._control import Control, Watch
 from ._settings import Settings
+from ._tensors import Op, Tensor, declaration
 from .errors import ClosedError, Error, ForkedError, JobFailedError, ServerLostError, TensorError, WaitTimeoutError
 
 _SLICE_MS = 200  # of every wait: between slices Ctrl-C and failures are seen
@@ -26,57 +27,6 @@ _LEAVE_TIMEOUT = 5.0
 _MISSED_HEARTBEATS = 10
 _PAGE_CHUNKS = 64  # of each call that writes state: some MiB
 _SPIN = 64  # empty polls before a wait sleeps
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """A tensor as all ranks declare it.
-
-    Attributes:
-        name: unique in the session.
-        shape: elements in each dimension; empty for a scalar.
-        memory: its type in this worker's memory: f32, bf16 or f16.
-        wire: its type on the wire; empty: as in memory.
-        lr_mult, wd_mult: multiply the session's learning rate and weight decay.
-    """
-
-    name: str
-    shape: Tuple[int, ...]
-    memory: str = "f32"
-    wire: str = ""
-    lr_mult: float = 1.0
-    wd_mult: float = 1.0
-
-    @property
-    def elems(self) -> int:
-        """The number of elements."""
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
-
-
-@dataclasses.dataclass(frozen=True)
-class Op:
-    """An operation on one tensor; src and dst may be the same.
-
-    Attributes:
-        kind: PUSH, PUSHPULL, PULL or BROADCAST of rackweave._lib.
-        tensor: its number, from register.
-        src: address of the tensor's elements to send; 0 for a pull.
-        dst: address for its result; 0 for a push.
-        priority: higher goes first.
-        owner: what keeps that memory alive.
-        hyper: 8 hyper-parameters in the places of a control record, that hold from this push on; None: as they are.
-    """
-
-    kind: int
-    tensor: int
-    src: int = 0
-    dst: int = 0
-    priority: int = 0
-    owner: Any = None
-    hyper: Optional[Sequence[float]] = None
 
 
 class Handle:
@@ -105,11 +55,12 @@ class Session:
         mode: str = "aggregate",
         optimizer: str = "",
         hyper: Optional[Mapping[str, float]] = None,
+        policy: str = "",
     ) -> None:
         """Joins the job and waits until all its workers have.
 
-        mode is aggregate, eager or two-phase; optimizer an update rule such as sgd_torch, empty in mode aggregate; hyper its
-        hyper-parameters.
+        mode is aggregate, eager, two-phase or stream; optimizer an update rule such as sgd_torch, empty in mode aggregate; hyper
+        its hyper-parameters. policy says who waits for whom in mode stream: asp, which is the default, ssp:s=3 and others.
         """
         self.settings, self.job, self.mode = settings, job, mode
         self.names: List[str] = []
@@ -127,7 +78,7 @@ class Session:
         self._native: Optional[ctypes.c_void_p] = None
         self._watch: Optional[Watch] = None
         self._library = _lib.library()
-        self._info = self._join(optimizer, hyper or {})
+        self._info = self._join(optimizer, hyper or {}, policy)
         self._control.session = self._info["session"]
         try:
             patience = _MISSED_HEARTBEATS * self._info.get("heartbeatMs", 1000) / 1000
@@ -163,7 +114,7 @@ class Session:
 
     # Joining.
 
-    def _join(self, optimizer: str, hyper: Mapping[str, float]) -> Dict[str, Any]:
+    def _join(self, optimizer: str, hyper: Mapping[str, float], policy: str) -> Dict[str, Any]:
         s = self.settings
         return self._control.call(
             "Join",
@@ -174,6 +125,7 @@ class Session:
                 "mode": self.mode,
                 "optimizer": optimizer,
                 "hyper": dict(hyper),
+                "policy": policy,
                 "provider": s.provider,
                 "providers": _host.providers() if s.provider == "auto" else [s.provider],
                 "hostId": _host.identity(),
@@ -204,6 +156,7 @@ class Session:
             spin=_SPIN,
             by_reference=info.get("byReference", False),
             live_hyper=info.get("liveHyper", False),
+            steps=self.mode == "stream",
             record=(ctypes.c_float * _lib.HYPERS)(*(float(x) for x in info["record"])),
         )
         native = ctypes.c_void_p()
@@ -257,7 +210,7 @@ class Session:
                 n.size, n.elems = ctypes.sizeof(n), t.elems
                 n.memory_type, n.wire_type = TYPES[t.memory][1], TYPES[t.wire or t.memory][1]
             timeout = self.settings.timeout
-            request = {"tensors": [_declaration(t) for t in tensors], "timeoutMs": _ms(timeout)}
+            request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": _ms(timeout)}
             lanes = self._call("Register", request, timeout).get("chunkLanes", [])
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
@@ -301,6 +254,11 @@ class Session:
             raise TensorError(f"tensor {self.names[tensor]!r} is read-only: give a destination that can be written")
         return self.submit([Op(_lib.PUSHPULL, tensor, source.address, target.address, priority, (source.owner, target.owner))])
 
+    def pull(self, tensor: int, dst: Any) -> Handle:
+        """Starts to get the parameters of one tensor into dst."""
+        b = self._buffer(tensor, dst)
+        return self.submit([Op(_lib.PULL, tensor, 0, b.address, 0, b.owner)])
+
     def broadcast(self, tensor: int, buffer: Any) -> Handle:
         """Starts a broadcast of rank 0's values, in place."""
         b = self._buffer(tensor, buffer)
@@ -328,6 +286,19 @@ class Session:
         norm, applied = ctypes.c_float(), ctypes.c_float()
         self._native_call("commit", self._library.rw_committed, ctypes.byref(norm), ctypes.byref(applied))
         return norm.value, applied.value
+
+    def end_step(self) -> Tuple[int, bool]:
+        """Ends this worker's step in mode stream, and waits until the policy lets it begin the next.
+
+        All gradients of the step must be answered. Returns the number of the next step, and whether the parameters must be pulled
+        first, as the policy asks for newer ones than the step's push_pulls got.
+        """
+        raw = (ctypes.c_uint64 * 1)()
+        self._native_call("end of step", self._library.rw_end_step, raw)
+        self._wait(raw, (), None)
+        step, pull = ctypes.c_uint32(), ctypes.c_int()
+        self._native_call("end of step", self._library.rw_step_ended, ctypes.byref(step), ctypes.byref(pull))
+        return step.value, bool(pull.value)
 
     def _buffer(self, tensor: int, array: Any) -> Buffer:
         b = as_buffer(array, self.names[tensor])
@@ -380,7 +351,10 @@ class Session:
             return "; the aggregator does not answer either"
         for job in reversed(jobs):
             if job.get("name") == self.job:
-                late = [f"{m.get('rank', 0)}" for m in job.get("members", []) if int(m.get("awaitedChunks", 0)) > 0]
+                members = job.get("members", [])
+                late = [f"{m.get('rank', 0)}" for m in members if int(m.get("awaitedChunks", 0)) > 0]
+                held = [f"{rank}" for m in members if m.get("rank", 0) == self.rank for rank in m.get("waitsFor", [])]
+                late = late or held
                 return f"; the aggregator waits for {_listed('rank', late)}" if late else ""
         return ""
 
@@ -389,6 +363,15 @@ class Session:
     def barrier(self, name: str) -> None:
         """Waits until all ranks have called it with the same name."""
         self._call("Barrier", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
+
+    def set_policy(self, policy: str) -> str:
+        """Lets another policy decide who waits for whom, from a step on that no worker has begun; returns the one until now."""
+        return str(self._call("SetPolicy", {"job": self.job, "policy": policy}, self.settings.timeout).get("was", ""))
+
+    def report_loss(self, loss: float) -> None:
+        """Tells the policy the validation loss after an epoch: strategy-switch may decide by it. One rank reports each epoch's."""
+        value = loss if math.isfinite(loss) else str(loss).replace("nan", "NaN").replace("inf", "Infinity")
+        self._call("ReportLoss", {"loss": value}, self.settings.timeout)
 
     def save(self, name: str) -> str:
         """Writes parameters and optimizer state to the aggregator's disk; returns the path there.
@@ -572,16 +555,6 @@ os.register_at_fork(after_in_child=_after_fork)
 def open_sessions() -> List[Session]:
     """Lists the sessions that this process has open."""
     return list(_sessions)
-
-
-def _declaration(t: Tensor) -> Dict[str, Any]:
-    return {
-        "name": t.name,
-        "shape": [str(d) for d in t.shape],
-        "dtype": t.wire or t.memory,
-        "lrMult": t.lr_mult,
-        "wdMult": t.wd_mult,
-    }
 
 
 def _listed(what: str, items: Sequence[str], most: int = 5) -> str:

@@ -39,6 +39,7 @@ class Settings:
         ca: file with the certificates to trust, for https; empty: the system's.
         provider: shm, tcp, ibv or auto.
         timeout: seconds that bound every wait.
+        policy: who waits for whom in sessions of mode stream; empty: asp.
     """
 
     address: str
@@ -49,6 +50,7 @@ class Settings:
     ca: str = ""
     provider: str = "auto"
     timeout: float = DEFAULT_TIMEOUT
+    policy: str = ""
 
 
 def read(
@@ -62,6 +64,7 @@ def read(
     ca: Optional[str] = None,
     provider: Optional[str] = None,
     timeout: Optional[float] = None,
+    policy: Optional[str] = None,
 ) -> Settings:
     """Returns the settings: arguments first, then the environment."""
     env = os.environ if environ is None else environ
@@ -84,6 +87,7 @@ def read(
         ca=env.get("RACKWEAVE_CA", "") if ca is None else ca,
         provider=provider or env.get("RACKWEAVE_PROVIDER", "") or "auto",
         timeout=timeout,
+        policy=env.get("RACKWEAVE_POLICY", "") if policy is None else policy,
     )
 
 

@@ -27,12 +27,24 @@ class World:
         self._exchanges: Dict[bool, Session] = {}  # of push_pull and broadcast, by whether they average
         self._numbers: Dict[bool, Dict[str, int]] = {False: {}, True: {}}
 
-    def session(self, *, mode: str = "aggregate", optimizer: str = "", hyper: Optional[Mapping[str, float]] = None) -> Session:
-        """Joins another job with the same workers. All ranks open their sessions in the same order."""
+    def session(
+        self,
+        *,
+        mode: str = "aggregate",
+        optimizer: str = "",
+        hyper: Optional[Mapping[str, float]] = None,
+        policy: Optional[str] = None,
+    ) -> Session:
+        """Joins another job with the same workers. All ranks open their sessions in the same order.
+
+        In mode stream, policy says who waits for whom; None: what init was given.
+        """
+        if policy is None:
+            policy = self.settings.policy if mode == "stream" else ""
         with self._lock:
             self._opened += 1
             job = self.settings.job if self._opened == 1 else f"{self.settings.job}.{self._opened}"
-        return Session(self.settings, job, mode=mode, optimizer=optimizer, hyper=hyper)
+        return Session(self.settings, job, mode=mode, optimizer=optimizer, hyper=hyper, policy=policy)
 
     def exchange(self, average: bool) -> Session:
         """Returns the session that sums, or averages; the first call opens it."""
@@ -64,19 +76,28 @@ def init(
     ca: Optional[str] = None,
     provider: Optional[str] = None,
     timeout: Optional[float] = None,
+    policy: Optional[str] = None,
 ) -> World:
     """Says who this worker is and where the aggregator is; nothing is joined yet.
 
-    What is not given is read from RACKWEAVE_ADDR, _JOB, _RANK, _WORLD_SIZE, _TOKEN, _CA, _PROVIDER and _TIMEOUT (seconds); rank
-    and number of workers also from what torchrun, Open MPI, MPICH, Slurm and ps-lite set. A second call returns the first's
-    world, unless shutdown came between.
+    policy says who waits for whom in sessions of mode stream, such as ssp:s=3. What is not given is read from RACKWEAVE_ADDR, _JOB,
+    _RANK, _WORLD_SIZE, _TOKEN, _CA, _PROVIDER, _TIMEOUT (seconds) and _POLICY; rank and number of workers also from what torchrun,
+    Open MPI, MPICH, Slurm and ps-lite set. A second call returns the first's world, unless shutdown came between.
     """
     global _world
     if _world is None:
         _lib.library()  # a library that is missing is told of now
         _world = World(
             _settings.read(
-                address=address, job=job, rank=rank, world_size=world_size, token=token, ca=ca, provider=provider, timeout=timeout
+                address=address,
+                job=job,
+                rank=rank,
+                world_size=world_size,
+                token=token,
+                ca=ca,
+                provider=provider,
+                timeout=timeout,
+                policy=policy,
             )
         )
     return _world
