@@ -44,7 +44,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 	out := make([]AggregatorLane, len(lanes))
 	for i, l := range j.lanes {
 		slots, err := j.memory.allocate(slotRegion, i, l.cfg.Node, int64(j.window*j.chunkBytes),
-			verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessForPeer(peerOf(rank)), l.attr.Has(verbs.DevByReference))
+			verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessForPeer(peerOf(rank)), l.lazySlots())
 		if err != nil {
 			return nil, err
 		}
@@ -60,6 +60,9 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 
 // peerOf is how the verbs know a worker: only it can write its slots.
 func peerOf(rank int) int { return 1 + rank }
+
+// lazySlots reports whether the lane's slots take no memory: payloads are read where they lie.
+func (l *Lane) lazySlots() bool { return l.attr.Has(verbs.DevByReference) }
 
 // attach opens a connection; on the lane's goroutine.
 func (j *Job) attach(l *Lane, s *share, k *link, w *WorkerLane) (AggregatorLane, error) {

@@ -37,6 +37,12 @@ func (t tree) available(node int) (bytes int64, bound string) {
 	return bytes, bound
 }
 
+// AvailableMemory returns how much ordinary memory this process can take now without pushing anything out.
+func AvailableMemory() int64 {
+	bytes, _ := tree{"/"}.available(AnyNode)
+	return bytes
+}
+
 // freeHugePages returns how many huge pages of a size are free in a node's pool, or in all pools for -1.
 func (t tree) freeHugePages(size int64, node int) int64 {
 	at := "sys/kernel/mm"

@@ -14,10 +14,14 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/door"
+	"github.com/rackweave/rackweave/service/quota"
 )
 
 // strangersBody bounds the body of a call that needs no session, and of whatever else reaches the port.
 const strangersBody = 16 << 10
+
+// unknownBody bounds a body whose length is not told before it comes: what it may take is charged at once.
+const unknownBody = 1 << 20
 
 // maxMemberCalls bounds the calls of one worker that are under way.
 const maxMemberCalls = 64
@@ -114,11 +118,25 @@ func (s *Service) guard(h http.Handler) http.Handler {
 		if !needsSession {
 			most = strangersBody
 		}
+		if r.ContentLength < 0 {
+			most = min(most, unknownBody)
+		}
 		if r.ContentLength > most {
 			turnAway(w, r, "body", refuse(connect.CodeResourceExhausted, "a body of %d bytes: at most %d are taken", r.ContentLength, most))
 			return
 		}
+		if r.ContentLength >= 0 {
+			most = r.ContentLength
+		}
 		r.Body = http.MaxBytesReader(w, r.Body, most)
+		if c.member != nil {
+			x := quota.Amounts{quota.Memory: growth * most}
+			if err := c.member.job.account.Charge(x); err != nil {
+				turnAway(w, r, "quota", refuse(connect.CodeResourceExhausted, "a request of %d bytes: %w", most, err))
+				return
+			}
+			defer c.member.job.account.Return(x)
+		}
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/quota"
 )
 
 // job is one tenant's job, from the first Join to the end of the last worker.
@@ -25,6 +28,10 @@ type job struct {
 	policy JobPolicy
 	spec   spec
 	born   time.Time
+	peer   netip.Addr // of the first worker
+
+	account  *quota.Account
+	starting time.Time // when its last worker joined; guarded by s.mu
 
 	// started is closed when the job runs or has failed to start; startErr says which. The next fields are set before that and never
 	// change.
@@ -73,6 +80,7 @@ type member struct {
 	attached bool          // and is connected
 	left     bool          // said so
 	isGone   bool          // left or lost
+	timers   []*time.Timer // of what it must do in time
 	reason   error         // why it was lost
 	out      chan struct{} // closed with isGone
 }
@@ -169,7 +177,21 @@ func (j *job) hold() (release func(), err error) {
 	return j.memory.RUnlock, nil
 }
 
-// run starts a job that all workers have joined, and supervises it.
+// begin runs a job that all workers have joined. A panic fails it and no other.
+func (j *job) begin(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			j.s.log.Error("panic in the start of a job", "job", j.name, "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic at its start: see the aggregator's log")
+		}
+		if err != nil {
+			j.account.Close()
+		}
+	}()
+	return j.run(ctx)
+}
+
+// run starts the job and supervises it.
 func (j *job) run(ctx context.Context) (err error) {
 	if !j.s.begin() {
 		return errShutdown
@@ -188,10 +210,12 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	j.agg, err = e.agg.NewJob(aggregate.JobConfig{
-		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
-		Policy: j.spec.policy, Above: above,
-	})
+	if err := j.charge("workers", e.amounts(e.agg.JobNeed(j.spec.workers, j.spec.chunkBytes))); err != nil {
+		return err
+	}
+	c := j.config()
+	c.Above = above
+	j.agg, err = e.agg.NewJob(c)
 	if err != nil {
 		return err
 	}
@@ -205,6 +229,13 @@ func (j *job) run(ctx context.Context) (err error) {
 	j.s.jobsStarted.Add(1)
 	go j.supervise()
 	return nil
+}
+
+func (j *job) config() aggregate.JobConfig {
+	return aggregate.JobConfig{
+		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
+		Policy: j.spec.policy,
+	}
 }
 
 // assignRanks gives the free ranks to the workers that asked for none, in the order they joined, and sorts members by rank.
@@ -229,6 +260,9 @@ func (j *job) assignRanks() {
 	}
 	j.members = byRank
 }
+
+// freeBeyond is the memory of a job after which the process gives back what it does not use.
+const freeBeyond = 256 << 20
 
 // supervise waits for the job's end, frees its name, then its memory.
 func (j *job) supervise() {
@@ -265,7 +299,12 @@ func (j *job) supervise() {
 	if err != nil {
 		j.s.log.Error("close job", "job", j.name, "err", err)
 	}
+	large := j.account.Used()[quota.Memory] > freeBeyond
+	j.account.Close()
 	j.s.forget(j)
+	if large {
+		time.AfterFunc(time.Second, debug.FreeOSMemory) // when its last calls have ended
+	}
 }
 
 // watch marks a member as watched.
@@ -324,6 +363,9 @@ func (m *member) depart(reason error) bool {
 	}
 	m.isGone, m.left, m.reason = true, reason == nil, reason
 	close(m.out)
+	for _, t := range m.timers {
+		t.Stop()
+	}
 	if reason == nil {
 		j.endGatherings(m)
 	}

@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -52,13 +53,22 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	wait, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
 	by := callerOf(ctx)
-	j, last, err := s.admit(m, by.token, r, sp)
+	j, last, err := s.admit(m, by, r, sp)
+	for errors.As(err, new(*noPlace)) && wait.Err() == nil {
+		select {
+		case <-wait.Done():
+		case <-s.closing:
+			return nil, connect.NewError(connect.CodeUnavailable, errShutdown)
+		case <-time.After(placeAgain):
+			j, last, err = s.admit(m, by, r, sp)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	by.becomes(m)
 	if last {
-		j.startErr = j.run(wait)
+		j.startErr = j.begin(wait)
 		s.mu.Lock()
 		s.settle(j)
 		s.mu.Unlock()
@@ -74,7 +84,11 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 		<-j.started
 	}
 	if j.startErr != nil {
-		return nil, refuse(connect.CodeFailedPrecondition, "join job %q: %w", r.Job, j.startErr)
+		code := connect.CodeFailedPrecondition
+		if connect.CodeOf(j.startErr) == connect.CodeResourceExhausted {
+			code = connect.CodeResourceExhausted
+		}
+		return nil, refuse(code, "join job %q: %w", r.Job, reason(j.startErr))
 	}
 	if ctx.Err() != nil {
 		m.lost("it went away while it joined")
@@ -83,7 +97,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 }
 
 // admit makes a worker a member of its job. It makes the job if there is none, and reports whether the worker completes it.
-func (s *Service) admit(m *member, token string, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
+func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
 	policy, ok := s.opts.policy(r.Job)
 	if !ok {
 		return nil, false, refuse(connect.CodePermissionDenied,
@@ -96,11 +110,11 @@ func (s *Service) admit(m *member, token string, r *api.JoinRequest, sp spec) (j
 	}
 	j = s.jobs[r.Job]
 	if j == nil {
-		if j, err = s.newJob(r, token, policy, sp); err != nil {
+		if j, err = s.newJob(r, by, policy, sp); err != nil {
 			return nil, false, err
 		}
 	}
-	if !equal(token, j.token) {
+	if !equal(by.token, j.token) {
 		return nil, false, refuse(connect.CodePermissionDenied, "job %q: wrong token", r.Job)
 	}
 	j.mu.Lock()
@@ -123,8 +137,16 @@ func (s *Service) admit(m *member, token string, r *api.JoinRequest, sp spec) (j
 			return nil, false, refuse(connect.CodeAlreadyExists, "rank %d of job %q is taken by %v", m.rank, r.Job, other)
 		}
 	}
+	if last = len(j.members)+1 == j.spec.workers; last {
+		if err := s.takePlace(); err != nil {
+			return nil, false, err
+		}
+	}
 	if s.members == s.opts.MaxWorkers {
 		return nil, false, refuse(connect.CodeResourceExhausted, "the aggregator serves %d workers, all it may", s.members)
+	}
+	if last {
+		j.starting = time.Now()
 	}
 	s.jobs[r.Job] = j
 	s.members++
@@ -132,23 +154,23 @@ func (s *Service) admit(m *member, token string, r *api.JoinRequest, sp spec) (j
 	j.members = append(j.members, m)
 	s.log.Info("worker joined", "job", j.name, "host", m.host, "pid", m.pid, "workers",
 		fmt.Sprintf("%d of %d", len(j.members), j.spec.workers))
-	return j, len(j.members) == j.spec.workers, nil
+	return j, last, nil
 }
 
 // newJob makes a job from its first worker's request. The caller holds s.mu.
-func (s *Service) newJob(r *api.JoinRequest, token string, policy JobPolicy, sp spec) (*job, error) {
-	if len(s.jobs)+len(s.retired) >= s.opts.MaxJobs {
-		return nil, refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may", len(s.jobs)+len(s.retired))
-	}
+func (s *Service) newJob(r *api.JoinRequest, by *caller, policy JobPolicy, sp spec) (*job, error) {
+	s.makeRoom()
 	if n := policy.Quota.maxWorkers(); sp.workers > n {
 		return nil, refuse(connect.CodeResourceExhausted, "job %q of %d workers: its quota is %d", r.Job, sp.workers, n)
 	}
+	token := by.token
 	if policy.Token != "" {
 		token = policy.Token
 	}
 	return &job{
 		s: s, name: r.Job, token: token, policy: policy, spec: sp, born: time.Now(), started: make(chan struct{}),
-		failed: make(chan struct{}), ended: make(chan struct{}), gatherings: map[string]*gathering{},
+		failed: make(chan struct{}), ended: make(chan struct{}), gatherings: map[string]*gathering{}, peer: by.conn.Addr(),
+		account: s.ledger.Open(quota.Amounts{quota.Memory: policy.Quota.MemoryBytes}),
 	}, nil
 }
 
@@ -158,6 +180,9 @@ func (s *Service) settle(j *job) {
 		s.log.Warn("job could not start", "job", j.name, "err", j.startErr)
 		delete(s.jobs, j.name)
 		s.members -= len(j.members)
+		for _, m := range j.members {
+			s.door.Dismiss(m)
+		}
 	} else {
 		s.log.Info("job started", "job", j.name, "workers", j.spec.workers, "mode", j.spec.mode.String(), "optimizer",
 			j.spec.rule.String(), "provider", j.engine.provider)
@@ -186,6 +211,7 @@ func (s *Service) withdraw(m *member, cause error) error {
 	}
 	j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
 	s.members--
+	s.door.Dismiss(m)
 	if len(j.members) == 0 {
 		delete(s.jobs, j.name)
 	}
@@ -292,7 +318,9 @@ func (m *member) welcome() *api.JoinResponse {
 			r.LocalWorkers++
 		}
 	}
-	time.AfterFunc(watchWithin, m.unwatched)
+	j.mu.Lock()
+	m.timers = []*time.Timer{time.AfterFunc(watchWithin, m.unwatched), time.AfterFunc(connectWithin, m.unconnected)}
+	j.mu.Unlock()
 	return r
 }
 

@@ -44,6 +44,8 @@ type Quota struct {
 	Workers    int
 	Tensors    int
 	ModelBytes int64 // parameters in f32, without optimizer state
+	// Of all that the job has at the aggregator.
+	MemoryBytes int64
 }
 
 // JobPolicy is the configuration of a job by name.
@@ -144,7 +146,8 @@ func (o *Options) complete() error {
 		value int64
 	}{
 		{"jobs", int64(o.MaxJobs)}, {"workers", int64(o.MaxWorkers)}, {"workers of a job", int64(o.Quota.Workers)},
-		{"tensors of a job", int64(o.Quota.Tensors)}, {"bytes of a job", o.Quota.ModelBytes}, {"messages in the window", int64(o.Window)},
+		{"tensors of a job", int64(o.Quota.Tensors)}, {"bytes of a job", o.Quota.ModelBytes},
+		{"bytes of memory of a job", o.Quota.MemoryBytes}, {"messages in the window", int64(o.Window)},
 	} {
 		if n.value < 0 {
 			return fmt.Errorf("at most %d %s: use 0 or more", n.value, n.what)
@@ -178,6 +181,7 @@ func (o *Options) policy(job string) (p JobPolicy, ok bool) {
 			p.Quota.Workers = cmp.Or(p.Quota.Workers, o.Quota.Workers)
 			p.Quota.Tensors = cmp.Or(p.Quota.Tensors, o.Quota.Tensors)
 			p.Quota.ModelBytes = cmp.Or(p.Quota.ModelBytes, o.Quota.ModelBytes)
+			p.Quota.MemoryBytes = cmp.Or(p.Quota.MemoryBytes, o.Quota.MemoryBytes)
 			return p, true
 		}
 	}

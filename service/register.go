@@ -150,10 +150,12 @@ func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 	defer release()
 	batch := make([]chunk.Tensor, len(tensors))
 	specs := make([]aggregate.TensorSpec, len(tensors))
+	elems := make([]uint64, len(tensors))
 	model := j.modelBytes
 	for i, t := range tensors {
 		batch[i] = chunk.Tensor{Name: t.name, Elems: t.elems, DType: t.dtype}
 		specs[i] = aggregate.TensorSpec{LRMult: t.lrMult, WDMult: t.wdMult}
+		elems[i] = t.elems
 		model += int64(t.elems) * 4
 	}
 	first, firstChunk := j.plan.NumTensors(), j.plan.NumChunks()
@@ -165,7 +167,12 @@ func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d bytes of parameters: its quota is %d", j.name, model,
 			q.ModelBytes)
 	}
+	need := j.engine.amounts(j.engine.agg.TensorsNeed(j.config(), elems))
+	if err := j.charge("tensors", need); err != nil {
+		return nil, err
+	}
 	if err := j.plan.Add(batch); err != nil {
+		j.account.Return(need)
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), maxWait)

@@ -22,6 +22,7 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/door"
+	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -35,6 +36,7 @@ type Service struct {
 	guarded  http.Handler // mux, behind the guard
 	door     *door.Door
 	cluster  *cluster // nil: the rack is alone
+	ledger   *quota.Ledger
 	refusals *refusals
 	http     *http.Server
 	local    *http.Server // of the Unix socket
@@ -74,7 +76,7 @@ func New(o Options) (s *Service, err error) {
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()),
 		start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{},
-		sessions: map[string]*member{}, refusals: newRefusals(o.Log),
+		sessions: map[string]*member{}, refusals: newRefusals(o.Log), ledger: openLedger(),
 	}
 	defer func() {
 		if err != nil {
@@ -122,6 +124,7 @@ func New(o Options) (s *Service, err error) {
 			delete(s.engines, p)
 			return s, err
 		}
+		s.ledger.Add(s.engines[p].has())
 		s.log.Info("transport ready", "provider", p, "lanes", s.engines[p].String())
 		s.served = append(s.served, p)
 	}

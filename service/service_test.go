@@ -189,7 +189,8 @@ func TestTheBoxHasLimits(t *testing.T) {
 	s, _ := serve(t, service.Options{MaxJobs: 2, MaxWorkers: 3})
 	join(t, s, client.Config{Job: "one", Workers: 1, Provider: verbs.ProviderTCP})
 	join(t, s, client.Config{Job: "two", Workers: 2, Provider: verbs.ProviderTCP})
-	cfg := client.Config{Server: s.URL(), Job: "three", Workers: 1, Provider: verbs.ProviderTCP}
+	cfg := client.Config{Server: s.URL(), Job: "three", Workers: 1, Provider: verbs.ProviderTCP,
+		Timeout: 100 * time.Millisecond}
 	if _, err := client.Join(within(t), cfg); err == nil || !strings.Contains(err.Error(), "serves 2 jobs, all it may") {
 		t.Error(err)
 	}

@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -82,6 +83,11 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 			&api.WorkerStatus{Rank: uint32(max(m.inJob(), 0)), Host: m.host, Pid: m.pid, Connected: m.attached, Left: m.isGone})
 	}
 	j.mu.Unlock()
+	used := j.account.Used()
+	for _, name := range slices.Sorted(maps.Keys(used)) {
+		out.Resources = append(out.Resources,
+			&api.Resource{Name: name, Reserved: uint64(used[name]), Limit: uint64(j.account.Limit(name))})
+	}
 	if out.State == "forming" || j.agg == nil {
 		return out
 	}

@@ -77,6 +77,7 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job (0: 1024)")
 	f.IntVar(&o.Quota.Tensors, "max-job-tensors", 0, "most tensors of a job (0: no bound)")
 	f.Int64Var(&o.Quota.ModelBytes, "max-job-bytes", 0, "most bytes of a job's parameters in f32 (0: what memory holds)")
+	f.Int64Var(&o.Quota.MemoryBytes, "max-job-memory", 0, "most bytes of memory of a job (0: all but an eighth of what is free)")
 	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once (0: 64)")
 	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters (empty: saving is refused)")
 	f.StringVar(&o.AdminToken, "admin-token", "", "token that draining needs (empty: only this host may drain)")

@@ -81,6 +81,13 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 		}
 		fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
 			report.Size(j.SlotBytes), report.Size(j.ResultBytes))
+		for _, r := range j.Resources {
+			if r.Name == "bytes of memory" {
+				fmt.Fprintf(w, "  memory reserved: %s, and it may have %s in all\n", report.Size(r.Reserved), report.Size(r.Limit))
+			} else {
+				fmt.Fprintf(w, "  %s reserved: %d, and it may have %d in all\n", r.Name, r.Reserved, r.Limit)
+			}
+		}
 		if j.Failure != nil {
 			fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
 		}

@@ -88,3 +88,25 @@ func TestStrangersHurtNobody(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.attack) })
 	}
 }
+
+func TestTenantsStayWithinTheirQuota(t *testing.T) {
+	beside(t, []string{"--max-job-memory", fmt.Sprint(512 << 20)}, HugeTensors)
+}
+
+func TestTenantsHurtNobody(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		attack func(context.Context, *Aggregator) error
+	}{
+		{"absent workers", AbsentWorkers},
+		{"half jobs", HalfJobs},
+		{"never attach", NeverAttach},
+		{"empty tensors", EmptyTensors},
+		{"guessed sessions", GuessSessions},
+		{"another's token", OthersToken},
+		{"a flood of barriers", BarrierFlood},
+		{"half closed", HalfClosed},
+	} {
+		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.attack) })
+	}
+}

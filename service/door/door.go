@@ -91,6 +91,14 @@ type Conn struct {
 	closed bool
 }
 
+// Addr returns the address by which the peer is known. A nil connection has none.
+func (c *Conn) Addr() netip.Addr {
+	if c == nil {
+		return netip.Addr{}
+	}
+	return c.addr
+}
+
 // address returns what a peer is known by: its address, of IPv6 the network, which one host has whole.
 func address(a net.Addr) netip.Addr {
 	t, ok := a.(*net.TCPAddr)

@@ -1,0 +1,152 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/service/quota"
+)
+
+const (
+	connectWithin = 15 * time.Second // from Join to Connect
+	// A job whose workers are not all connected gives its place away when it has had it for this long and another needs it; sooner if
+	// its peer has more than half of all places.
+	placeHeld      = 5 * time.Second
+	placeHeldMost  = time.Second
+	placeAgain     = 50 * time.Millisecond // until a worker that completes a job asks for a place again
+	retiredPerJobs = 4
+	// Jobs that still form have no place, but each of their workers waits in a call.
+	formingPerPlace = 4
+)
+
+// openLedger opens the machine's account: the memory that is available now, less what the process needs for itself.
+func openLedger() *quota.Ledger {
+	available := numa.AvailableMemory()
+	return quota.New(quota.Amounts{quota.Memory: available - available/16})
+}
+
+// resources are the names of what a provider has a number of.
+func (e *engine) resources() (connections, regions string) {
+	return "connections of " + e.provider, "regions of " + e.provider
+}
+
+// has is what a provider adds to the machine.
+func (e *engine) has() quota.Amounts {
+	connections, regions := e.resources()
+	return quota.Amounts{connections: int64(e.agg.MaxConns()), regions: int64(e.devices[0].Attr().MaxMR)}
+}
+
+func (e *engine) amounts(n aggregate.Need) quota.Amounts {
+	connections, regions := e.resources()
+	return quota.Amounts{quota.Memory: n.Bytes, connections: int64(n.Connections), regions: int64(n.Regions)}
+}
+
+// charge charges the job, or returns a refusal.
+func (j *job) charge(what string, x quota.Amounts) error {
+	if err := j.account.Charge(x); err != nil {
+		j.s.refusals.count("quota")
+		return refuse(connect.CodeResourceExhausted, "%s of job %q: %w", what, j.name, err)
+	}
+	return nil
+}
+
+// takePlace gives a job that is about to start a place among those that run. Where all are taken, the oldest job whose workers have
+// not connected in time makes room. The caller holds s.mu.
+func (s *Service) takePlace() error {
+	running := 0
+	of := map[netip.Addr]int{}
+	for _, j := range s.jobs {
+		if !j.forming() {
+			running++
+			of[j.peer]++
+		}
+	}
+	if running < s.opts.MaxJobs && running+len(s.retired) < retiredPerJobs*s.opts.MaxJobs {
+		return nil
+	}
+	s.refusals.count("jobs")
+	var idle *job
+	for _, j := range s.jobs {
+		held := placeHeld
+		if of[j.peer] > s.opts.MaxJobs/2 {
+			held = placeHeldMost
+		}
+		if !j.forming() && j.state() == "running" && time.Since(j.starting) > held && !j.connected() &&
+			(idle == nil || j.starting.Before(idle.starting)) {
+			idle = j
+		}
+	}
+	if idle != nil {
+		idle.agg.Fail(-1, errors.New("its workers did not connect in time, and another job needs its place"))
+	}
+	return &noPlace{refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: try again", running)}
+}
+
+// noPlace is a refusal that may be none in a moment.
+type noPlace struct{ error }
+
+func (n *noPlace) Unwrap() error { return n.error }
+
+// connected reports whether all of a job's workers are connected.
+func (j *job) connected() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, m := range j.members {
+		if !m.attached {
+			return false
+		}
+	}
+	return len(j.members) == j.spec.workers
+}
+
+// makeRoom lets the oldest job that still forms, of the peer with the most of them, give way where too many do. The caller holds
+// s.mu.
+func (s *Service) makeRoom() {
+	count := map[netip.Addr]int{}
+	n, most := 0, 0
+	for _, j := range s.jobs {
+		if j.forming() {
+			n++
+			count[j.peer]++
+			most = max(most, count[j.peer])
+		}
+	}
+	if n < formingPerPlace*s.opts.MaxJobs {
+		return
+	}
+	var out *job
+	for _, j := range s.jobs {
+		if j.forming() && count[j.peer] == most && (out == nil || j.born.Before(out.born)) {
+			out = j
+		}
+	}
+	s.refusals.count("forming")
+	out.startErr = refuse(connect.CodeResourceExhausted, "too many jobs wait for their workers, and this one for the longest")
+	s.settle(out)
+}
+
+// forming reports whether a job waits for workers. The caller holds s.mu.
+func (j *job) forming() bool {
+	select {
+	case <-j.started:
+		return false
+	default:
+		return j.starting.IsZero()
+	}
+}
+
+// unconnected ends the membership of a worker that has joined and not connected.
+func (m *member) unconnected() {
+	m.job.mu.Lock()
+	connected := m.attached
+	m.job.mu.Unlock()
+	if !connected {
+		m.lost(fmt.Sprintf("it did not connect within %v of joining", connectWithin))
+	}
+}

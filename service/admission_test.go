@@ -1,0 +1,46 @@
+package service_test
+
+import (
+	"testing"
+
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/quota"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+func TestAJobIsChargedForMoreThanItTakes(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderTCP, verbs.ProviderSHM} {
+		s, _ := serve(t, service.Options{Providers: []string{provider}})
+		workers := join(t, s, client.Config{Job: "j", Workers: 2, Mode: "eager", Optimizer: "adam_torch", Provider: provider})
+		registerAll(t, workers, 300_000)
+		status, err := s.Status(within(t), nil)
+		if err != nil || len(status.Jobs) != 1 {
+			t.Fatalf("%v, %v", status, err)
+		}
+		j := status.Jobs[0]
+		took := j.ParameterBytes + j.SlotBytes + j.ResultBytes
+		for _, r := range j.Resources {
+			if r.Name == quota.Memory && (r.Reserved < took || r.Reserved > 3*took+(64<<20) || r.Limit < r.Reserved) {
+				t.Errorf("%s: %d bytes are reserved, %d taken, %d the limit", provider, r.Reserved, took, r.Limit)
+			}
+		}
+		if len(j.Resources) != 3 {
+			t.Errorf("%s: resources %v", provider, j.Resources)
+		}
+	}
+}
+
+// registerAll registers a tensor at all workers.
+func registerAll(t testing.TB, workers []*client.Worker, elems uint64) {
+	t.Helper()
+	errs := make(chan error, len(workers))
+	for _, w := range workers {
+		go func() { errs <- w.Register(within(t), []client.Tensor{{Name: "w", Shape: []uint64{elems}}}) }()
+	}
+	for range workers {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
