@@ -20,6 +20,7 @@ type pace struct {
 
 	mu      sync.Mutex
 	spec    policy.Spec // that rates is of
+	since   uint64      // the first step that it decides about
 	runner  *policy.Runner
 	workers []pacedWorker
 	queue   sets
@@ -28,6 +29,7 @@ type pace struct {
 
 // pacedWorker is a worker's step.
 type pacedWorker struct {
+	standing  reduce.Standing // of the gradients of its step, when it began
 	announced bool
 	step      uint64 // that it announced last
 	ended     int    // lanes that have
@@ -115,7 +117,7 @@ func (p *pace) carryOut(stream bool) {
 			w := &p.workers[a.W]
 			w.after, w.pull = p.queue.decided, w.pull || a.Pull
 		case policy.Switch:
-			stream = a.To.Stream()
+			stream, p.since = a.To.Stream(), a.Step
 		}
 	}
 	if p.runner.Spec() != p.spec {
@@ -152,7 +154,8 @@ func (p *pace) change(spec policy.Spec, now int64) (was policy.Spec, err error) 
 // begin takes note that a worker begins a step. Its pushpulls will do for the step after if it is allowed that one already: then
 // the updates that this one must see are applied in every lane.
 func (p *pace) begin(rank int) {
-	p.workers[rank].fresh = p.runner.Allowed(rank) > p.runner.Clock(rank)
+	w := &p.workers[rank]
+	w.fresh, w.standing = p.runner.Allowed(rank) > p.runner.Clock(rank), p.standing()
 }
 
 // announce takes note of the step that a worker says it pushes. It is the worker's push to a policy that applies sets.
@@ -165,11 +168,15 @@ func (p *pace) announce(rank int, record *chunk.TensorRecord, now int64) error {
 	switch {
 	case w.announced || w.waits:
 		return fmt.Errorf("%w: worker %d announced step %d before it ended step %d", policy.ErrEvent, rank, step, w.step)
-	case p.runner.Stream() && step != clock:
+	case w.standing == reduce.Alone && step != clock:
 		return fmt.Errorf("%w: worker %d announced step %d: its next is %d", policy.ErrEvent, rank, step, clock)
 	}
 	w.announced, w.step = true, step
-	if p.runner.Stream() {
+	switch {
+	case w.standing == reduce.Alone:
+		return nil
+	case step < p.since: // it was cancelled, and the policy has changed since
+		p.queue.leaveOut(rank)
 		return nil
 	}
 	if err := p.tell(policy.Event{Kind: policy.Push, W: rank, Step: step, At: now, Tau: p.made() - w.version}); err != nil {
@@ -194,7 +201,7 @@ func (p *pace) end(rank int, now int64) error {
 		return fmt.Errorf("%w: worker %d ended step %d, which it did not announce", policy.ErrEvent, rank, p.runner.Clock(rank))
 	}
 	w.announced, w.ended, w.waits = false, 0, true
-	if p.runner.Stream() {
+	if w.standing == reduce.Alone {
 		tau := p.runner.Updates() - w.version
 		if err := p.tell(policy.Event{Kind: policy.Push, W: rank, Step: p.runner.Clock(rank), At: now, Tau: tau}); err != nil {
 			return err
@@ -244,18 +251,18 @@ func (p *pace) loss(rank int, value float64, now int64) error {
 
 // answer lets those go on who wait and are not held.
 func (p *pace) answer() {
-	next := p.standing()
 	for rank := range p.workers {
 		w := &p.workers[rank]
 		if !w.waits || p.runner.Held(rank) || p.queue.made < w.after {
 			continue
 		}
 		answer := chunk.TensorRecord{Step: uint32(p.runner.Clock(rank))}
-		if next == reduce.Alone && !w.fresh || next != reduce.Alone && w.pull {
+		if p.runner.Stream() && !w.fresh || !p.runner.Stream() && w.pull {
 			answer.Flags, w.version = chunk.RecordPull, p.made()
 		}
 		w.waits, w.pull = false, false
 		p.begin(rank)
+		next := w.standing
 		p.queue.later(func(s paced) { s.letGo(rank, answer, next) })
 	}
 }

@@ -1,252 +1,122 @@
 package aggregate_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"runtime"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
-	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/policy"
 )
 
-// rough is worker rank's gradient of a step: such that sums depend on their order.
-func rough(rank int, step uint64, sizes []uint64) [][]float32 {
-	rng := rand.New(rand.NewPCG(uint64(rank), step))
-	g := make([][]float32, len(sizes))
-	for k, n := range sizes {
-		g[k] = make([]float32, n)
-		fill(rng, g[k])
-	}
-	return g
-}
-
-// setRack is a rack in mode stream whose workers take their steps as fast as chance lets them, driven by one goroutine.
-type setRack struct {
-	*racktest.Rack
-	t       *testing.T
-	network func() // nil: the lanes and the network run by themselves
-	chance  *rand.Rand
-	decided []policy.Act
-	workers []*setWorker
-}
-
-// setWorker is one worker's training, a part at a time.
-type setWorker struct {
-	*racktest.Worker
-	rack    *setRack
-	kind    chunk.Op
-	step    uint64
-	until   uint64
-	part    int
-	handles []uint64
-	left    bool
-}
-
-func newSetRack(t *testing.T, provider string, workers int, job aggregate.JobConfig, seed uint64) *setRack {
-	t.Helper()
-	s := &setRack{t: t, chance: rand.New(rand.NewPCG(seed, 7))}
-	job.Decided = func(a policy.Act) { s.decided = append(s.decided, a) }
-	cfg := racktest.Config{Lanes: 2, Window: 4, Staging: 3, Job: job, Tensors: tensorsOf(chunk.F32, streamSizes...)}
-	if provider == "sim" {
-		s.Rack, s.network = simRack(t, seed, "", workers, cfg)
-	} else {
-		s.Rack = threadedRack(t, provider, workers, cfg)
-	}
-	for _, w := range s.Workers {
-		s.workers = append(s.workers, &setWorker{Worker: w, rack: s, kind: chunk.OpPushPull})
-	}
-	return s
-}
-
-// advance starts the next part of a worker's step once the last is done.
-func (w *setWorker) advance() error {
-	for _, h := range w.handles {
-		if done, err := w.Done(h); err != nil || !done {
-			return err
-		}
-	}
-	w.handles = nil
-	switch w.part++; w.part {
-	case 1:
-		if w.step == w.until {
-			w.left = true
-			return w.rack.Job.Detach(context.Background(), w.Rank)
-		}
-		for k, g := range rough(w.Rank, w.step, streamSizes) {
-			copy(w.SrcF32(k), g)
-		}
-		return w.submit(w.kind)
-	case 2:
-		h, rc := w.CommitStart(chunk.TensorRecord{})
-		if rc < 0 {
-			return w.Error(rc)
-		}
-		w.handles = []uint64{h}
-	case 3:
-		w.part = 0
-		var rec chunk.TensorRecord
-		if err := rec.Decode(w.CommitRecord()); err != nil {
-			return err
-		}
-		w.step = uint64(rec.Step)
-		if rec.Flags&chunk.RecordPull != 0 {
-			return w.submit(chunk.OpPull)
-		}
-	}
-	return nil
-}
-
-func (w *setWorker) submit(kind chunk.Op) (err error) {
-	var ops []worker.Op
-	for k := range streamSizes {
-		ops = append(ops, w.Op(kind, k, 0))
-	}
-	w.handles, err = w.Submit(ops...)
-	return err
-}
-
-// round lets everything go on a little, each worker with its own speed.
-func (s *setRack) round(speeds []float64) {
-	s.t.Helper()
-	if s.network != nil {
-		s.network()
-		for _, l := range s.Engine.Lanes() {
-			if _, err := l.Step(); err != nil {
-				s.t.Fatal(err)
-			}
-			if err := l.Audit(); err != nil {
-				s.t.Fatal(err)
-			}
-			l.Tick()
-		}
-	} else {
-		runtime.Gosched()
-	}
-	for rank, w := range s.workers {
-		worker.Progress(w.C)
-		if w.left || s.chance.Float64() >= speeds[rank] {
-			continue
-		}
-		if err := w.advance(); err != nil {
-			s.t.Fatalf("%v\n%s", err, s.picture())
-		}
-	}
-}
-
-func (s *setRack) picture() (text string) {
-	for rank, w := range s.workers {
-		p, _ := s.Job.Pace(rank)
-		text += fmt.Sprintf("worker %d: step %d, part %d, left %v; the aggregator says step %d, waits %v, pushed %d, dropped %d\n", rank,
-			w.step, w.part, w.left, p.Step, p.Waits, p.Pushed, p.Dropped)
-	}
-	if f := s.Job.Failure(); f != nil {
-		text += fmt.Sprintf("the job failed: %v\n", f.Err)
-	}
-	return text + fmt.Sprintf("%d updates", len(s.decided))
-}
-
-// train runs every worker until it has reached a step.
-func (s *setRack) train(steps uint64, speeds []float64) {
-	s.t.Helper()
-	for _, w := range s.workers {
-		w.until = steps
-	}
-	for deadline := time.Now().Add(60 * time.Second); ; {
-		s.round(speeds)
-		if !slices.ContainsFunc(s.workers, func(w *setWorker) bool { return !w.left }) {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("not done:\n%s", s.picture())
-		}
-	}
-}
-
-// parameters reads the parameters once every update is made.
-func (s *setRack) parameters() [][]float32 {
-	s.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		out, err := s.read()
-		if err == nil {
-			return out
-		}
-		if !errors.Is(err, aggregate.ErrNotQuiet) || time.Now().After(deadline) {
-			s.t.Fatalf("%v\n%s", err, s.picture())
-		}
-		s.round(make([]float64, len(s.workers)))
-	}
-}
-
-func (s *setRack) read() ([][]float32, error) {
-	snapshot, err := s.Job.Snapshot(context.Background(), s.Plan)
-	if err != nil {
-		return nil, err
-	}
-	out := make([][]float32, s.Plan.NumTensors())
-	for k := range out {
-		from, end := s.Plan.TensorChunks(k)
-		for c := from; c < end; c++ {
-			data := make([]float32, s.Plan.Chunk(c).Elems)
-			if err := snapshot.Read(context.Background(), []aggregate.Piece{{Chunk: c, Data: data}}); err != nil {
-				return nil, err
-			}
-			out[k] = append(out[k], data...)
-		}
-	}
-	return out, nil
-}
-
-// replay is what plain Go makes of the updates that were decided.
-func (s *setRack) replay() [][]float32 {
-	var zeros [][]float32
-	for _, n := range streamSizes {
-		zeros = append(zeros, make([]float32, n))
-	}
-	job := &s.Config.Job
-	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, chunk.F32, zeros)
-	for _, u := range s.decided {
-		ref.Replay(u, len(s.workers), func(rank int, step uint64) [][]float32 { return rough(rank, step, streamSizes) })
-	}
-	return ref.W
-}
-
-func (s *setRack) same(what string, want [][]float32) {
-	s.t.Helper()
-	for k, got := range s.parameters() {
-		if i, same := racktest.SameBits(got, want[k]); !same {
-			s.t.Fatalf("tensor %d element %d is %v, %s says %v\n%s", k, i, got[i], what, want[k][i], s.picture())
-		}
-	}
-}
-
-func momentumJob(t testing.TB, text string) aggregate.JobConfig {
-	h := optim.SGDTorch.Defaults()
-	h.LR, h.Momentum, h.WD = 0.05, 0.9, 1e-3
-	return aggregate.JobConfig{
-		Name: "job", Mode: aggregate.Stream, Rule: optim.SGDTorch, Hyper: h, ChunkBytes: 4096, Policy: spec(t, text),
-	}
-}
+var allProviders = []string{"sim", "shm", "tcp"}
 
 // Every update contains the whole gradients that the policy chose and no others, in its order, whatever the order of arrival.
 func TestSetsEqualPlainGoBitForBit(t *testing.T) {
-	for _, provider := range []string{"sim", "shm", "tcp"} {
+	for _, provider := range allProviders {
 		for i, text := range []string{
 			"bsp", "k-bsp:k=2", "backup:b=1", "k-asp:k=2", "k-batch-asp:k=3", "k-batch-bsp:k=3", "softsync:m=1", "softsync:m=2,factor=off",
 		} {
 			t.Run(provider+" "+text, func(t *testing.T) {
 				s := newSetRack(t, provider, 4, momentumJob(t, text), uint64(i+1))
-				s.train(8, []float64{1, 0.5, 0.9, 0.1})
+				s.train(8, false, 1, 0.5, 0.9, 0.1)
 				s.same("the replay", s.replay())
 			})
 		}
+	}
+}
+
+// Policies that are the same for these parameters give the same bits.
+func TestPoliciesThatAreOneGiveTheSameBits(t *testing.T) {
+	const steps = 6
+	for _, family := range []struct {
+		turns    bool // one worker after another
+		policies []string
+	}{
+		{false, []string{"bsp", "k-bsp:k=4", "k-asp:k=4", "backup:b=0", "strategy-switch:at=1,steps=6"}},
+		{true, []string{"asp", "k-asp:k=1", "k-batch-asp:k=1", "softsync:m=4,factor=off", "ssp:s=none", "strategy-switch:at=0,steps=6"}},
+		{true, []string{"k-batch-asp:k=2", "softsync:m=2,factor=off"}},
+		{true, []string{"ssp:s=2", "lagtuner:sl=2,su=2"}},
+	} {
+		for _, provider := range allProviders {
+			var first [][]float32
+			for _, text := range family.policies {
+				t.Run(fmt.Sprintf("%s %s", provider, text), func(t *testing.T) {
+					s := newSetRack(t, provider, 4, momentumJob(t, text), 3)
+					if family.turns {
+						s.trainInTurns(steps, false)
+					} else {
+						s.train(steps, false, 0.2, 1, 0.6, 0.9)
+					}
+					if first == nil {
+						first = s.replay()
+					}
+					s.same(family.policies[0], first)
+				})
+			}
+		}
+	}
+}
+
+// A set of all workers gives the bits of a synchronous job.
+func TestBSPEqualsAnEagerJobBitForBit(t *testing.T) {
+	s := newSetRack(t, "shm", 4, momentumJob(t, "bsp"), 1)
+	s.train(5, false, 1, 1, 1, 1)
+	job := s.Config.Job
+	ref := racktest.NewReference(aggregate.Eager, job.Rule, job.Hyper, chunk.F32, zeros())
+	for step := range uint64(5) {
+		var grads [][][]float32
+		for rank := range s.workers {
+			grads = append(grads, rough(rank, step))
+		}
+		ref.Step(grads)
+	}
+	s.same("an eager job's reference", ref.W)
+}
+
+// Strategy-Switch keeps the optimizer's state: what was momentum goes on.
+func TestStrategySwitchGoesOnFromTheStateThatThereIs(t *testing.T) {
+	for _, provider := range allProviders {
+		t.Run(provider, func(t *testing.T) {
+			s := newSetRack(t, provider, 4, momentumJob(t, "strategy-switch:at=0.5,steps=8"), 2)
+			s.train(4, true, 1, 0.3, 0.7, 0.5)
+			if got := s.Job.Policy().String(); got != "asp" {
+				t.Fatalf("after half of the steps the policy is %s", got)
+			}
+			s.trainInTurns(8, false)
+			if len(s.decided) != 4+4*4 {
+				t.Errorf("%d updates were made", len(s.decided))
+			}
+			s.same("the replay", s.replay())
+		})
+	}
+}
+
+// A job that began with sets may change to any policy and back, at any time.
+func TestPoliciesChangeLive(t *testing.T) {
+	changes := []string{
+		"k-batch-asp:k=3", "backup:b=1", "softsync:m=2", "k-asp:k=2", "asp", "k-batch-bsp:k=2", "ssp:s=1", "lagtuner:sl=1,su=3", "bsp",
+	}
+	for _, provider := range allProviders {
+		t.Run(provider, func(t *testing.T) {
+			s := newSetRack(t, provider, 4, momentumJob(t, "bsp"), 4)
+			for i, text := range changes {
+				rounds := s.chance.IntN(200)
+				for _, w := range s.workers {
+					w.until, w.rests = 1e6, false
+				}
+				n := 0
+				s.until([]float64{1, 0.4, 0.8, 0.2}, func() bool { n++; return n > rounds })
+				if _, err := s.Job.SetPolicy(spec(t, text)); err != nil {
+					t.Fatalf("change %d: %v", i, err)
+				}
+				s.until([]float64{1, 0.4, 0.8, 0.2}, func() bool { return s.Job.Policy() == spec(t, text) })
+			}
+			last := uint64(0)
+			for _, w := range s.workers {
+				last = max(last, w.step)
+			}
+			s.train(last+3, false, 1, 1, 1, 1)
+		})
 	}
 }
