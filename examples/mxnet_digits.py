@@ -20,6 +20,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dist-sync", action="store_true", help="train with MXNet's own kvstore, for comparison")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--width", type=int, default=1024, help="of the hidden layer, which holds most of what is exchanged")
     return parser.parse_args()
 
 
@@ -41,12 +42,12 @@ def digits():
     return (x[~test], y[~test]), (x[test], y[test])
 
 
-def network(nn):
+def network(nn, width):
     net = nn.HybridSequential()
     net.add(
         nn.Conv2D(32, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"),
         nn.Conv2D(64, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(),
-        nn.Dense(1024, activation="relu"), nn.Dense(10),
+        nn.Dense(width, activation="relu"), nn.Dense(10),
     )  # fmt: skip
     return net
 
@@ -66,7 +67,7 @@ def main():
     kv = mx.kv.create(store)
     mx.random.seed(1)
 
-    net = network(mx.gluon.nn)
+    net = network(mx.gluon.nn, args.width)
     net.initialize(mx.init.Xavier())
     net.hybridize(static_alloc=True)
     (x, y), (test_x, test_y) = digits()
@@ -96,6 +97,10 @@ def main():
             f"{way:>9}: {kv.num_workers} workers, {steps} steps of {1000 * seconds / steps:.1f} ms, "
             f"{steps * batch * kv.num_workers / seconds:.0f} images/s, test accuracy {100 * accuracy:.2f} %"
         )
+        if not args.dist_sync:
+            moved = rackweave.stats()
+            share = moved["copied_bytes"] / (moved["sent_bytes"] + moved["received_bytes"])
+            print(f"           {100 * (1 - share):.1f} % of the bytes were exchanged where they lay, uncopied")
     kv._barrier()
 
 
