@@ -1,18 +1,28 @@
 /*
  * Huge pages under the caller's own gradients and results. An allocator gives memory in small pages unless the system says
  * otherwise, and a copy from there takes up to twice as long. So memory that serves a tensor for the second time, and will for
- * longer, is asked to be moved into huge pages, once (madvise(2), MADV_COLLAPSE, Linux 6.1). What cannot be stays as it is.
+ * longer, is asked to be moved into huge pages, once (madvise(2), MADV_COLLAPSE, Linux 6.1). What cannot be stays as it is. So
+ * does all where memory is short: the system would first move other pages out of the way, for seconds.
  */
 #define _GNU_SOURCE
 #include "internal.h"
 
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
+#define SPARE 4 /* times what is moved must be free: other workers do the same at the same time */
+
+static uint64_t free_memory(void)
+{
+	struct sysinfo info;
+
+	return sysinfo(&info) ? 0 : (uint64_t)info.freeram * info.mem_unit;
+}
 
 static uint64_t start_of(const struct rw_worker *w, uint32_t tensor, int end)
 {
@@ -41,7 +51,7 @@ static void collapse(const struct rw_worker *w, uint32_t tensor, int end)
 		first = (from + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	if (to < last)
 		last = to & ~(HUGE_PAGE - 1);
-	if (first < last)
+	if (first < last && (last - first) * SPARE <= free_memory())
 		madvise((void *)(uintptr_t)first, last - first, MADV_COLLAPSE);
 }
 

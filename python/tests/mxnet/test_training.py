@@ -22,30 +22,20 @@ NOISE = 4  # times what two runs of dist_sync differ by, where that is more
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Returns what trains a number of workers, once: their results by task and rank, of dist_sync and of RackWeave twice."""
-    done = {}
+    """Returns what gives the results of a way of training, by rank; each is trained once. Ways are native, once and again."""
+    folders = {}
 
-    def native(workers):
-        folder = tmp_path_factory.mktemp("native")
-        for task in TASKS[workers]:  # one store to a run: dist_sync's servers keep the keys
-            jobs.native(workers, "train.py", folder, STEPS, task, TEST_KVSTORE="dist_sync")
-        return folder
-
-    def ours(workers):
-        folder = tmp_path_factory.mktemp("rackweave")
-        jobs.rackweave(workers, "train.py", folder, STEPS, *TASKS[workers])
-        return folder
-
-    def train(workers):
-        if workers not in done:
-            folders = {"native": native(workers), "once": ours(workers), "again": ours(workers)}
-            if workers > 2:
-                folders["native again"] = native(workers)
-            done[workers] = {
-                way: {t: [dict(np.load(folder / f"{t}.{r}.npz")) for r in range(workers)] for t in TASKS[workers]}
-                for way, folder in folders.items()
-            }
-        return done[workers]
+    def train(way, workers, task):
+        # One store to a run of dist_sync: its servers keep the keys.
+        tasks = [task] if "native" in way else TASKS[workers]
+        run = (way, workers, *tasks)
+        if run not in folders:
+            folders[run] = folder = tmp_path_factory.mktemp("trained")
+            if "native" in way:
+                jobs.native(workers, "train.py", folder, STEPS, task, TEST_KVSTORE="dist_sync")
+            else:
+                jobs.rackweave(workers, "train.py", folder, STEPS, *tasks)
+        return [dict(np.load(folders[run] / f"{task}.{r}.npz")) for r in range(workers)]
 
     return train
 
@@ -61,25 +51,24 @@ def difference(a, b):
 
 @pytest.mark.parametrize("workers,task", CASES)
 def test_weights_equal_those_of_dist_sync(trained, workers, task):
-    runs = trained(workers)
-    once, native = runs["once"][task][0], runs["native"][task][0]
+    once, native = (trained(way, workers, task)[0] for way in ("once", "native"))
     for name, want in weights(native).items():
         if workers == 2:
             np.testing.assert_array_equal(once[name], want)
-        else:
-            noise = difference(runs["native again"][task][0][name], want)
-            assert difference(once[name], want) <= max(TOLERANCE, NOISE * noise), (name, noise)
+        elif (far := difference(once[name], want)) > TOLERANCE:
+            noise = difference(trained("native again", workers, task)[0][name], want)
+            assert far <= NOISE * noise, (name, far, noise)
 
 
 @pytest.mark.parametrize("workers,task", CASES)
 def test_accuracy_equals_that_of_dist_sync(trained, workers, task):
-    runs = trained(workers)
-    assert [r["accuracy"] for r in runs["once"][task]] == [r["accuracy"] for r in runs["native"][task]]
+    once, native = (trained(way, workers, task) for way in ("once", "native"))
+    assert [r["accuracy"] for r in once] == [r["accuracy"] for r in native]
 
 
 @pytest.mark.parametrize("workers,task", CASES)
 def test_ranks_are_bit_equal(trained, workers, task):
-    first, *others = trained(workers)["once"][task]
+    first, *others = trained("once", workers, task)
     for other in others:
         for name, want in weights(first).items():
             np.testing.assert_array_equal(other[name], want)
@@ -87,13 +76,13 @@ def test_ranks_are_bit_equal(trained, workers, task):
 
 @pytest.mark.parametrize("workers,task", CASES)
 def test_two_runs_are_bit_equal(trained, workers, task):
-    runs = trained(workers)
-    for name, want in weights(runs["once"][task][0]).items():
-        np.testing.assert_array_equal(runs["again"][task][0][name], want)
+    once, again = (trained(way, workers, task)[0] for way in ("once", "again"))
+    for name, want in weights(once).items():
+        np.testing.assert_array_equal(again[name], want)
 
 
 @pytest.mark.parametrize("workers,task", CASES)
 def test_less_than_a_twentieth_of_the_bytes_is_copied(trained, workers, task):
-    for result in trained(workers)["once"][task]:
+    for result in trained("once", workers, task):
         exchanged, copied = result["moved"]
         assert exchanged > 0 and copied <= 0.05 * exchanged, (exchanged, copied)
