@@ -185,6 +185,7 @@ func (j *Job) drain(rank int, r *Resume) (bool, error) {
 	if r.Attempt != k.attempt {
 		return false, j.stale(k, r)
 	}
+	l.dispatch(j.shares[r.Lane])
 	defer l.flush() // the queue is that of others too
 	for range drainBatches {
 		nic := k.NIC()
@@ -196,8 +197,10 @@ func (j *Job) drain(rank int, r *Resume) (bool, error) {
 			return false, err
 		}
 		l.stamp = l.now()
-		l.next, l.polled = 0, n
-		l.completeAll()
+		for i := range l.wc[:n] {
+			l.deal(&l.wc[i])
+		}
+		l.dispatch(j.shares[r.Lane])
 	}
 	return false, nil
 }
@@ -209,6 +212,7 @@ func (j *Job) reconnect(rank int, r *Resume) (Resumed, error) {
 	if r.Attempt != k.attempt {
 		return Resumed{}, j.stale(k, r)
 	}
+	l.dispatch(s)
 	if err := k.Disconnect(); err != nil {
 		return Resumed{}, err
 	}

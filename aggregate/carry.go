@@ -68,6 +68,7 @@ func (s *share) carryOut() {
 		case reduce.Decide:
 			s.decision = decide(s.machine.CommitRecord(), a.Epoch, s.across.sum(a.Epoch&1))
 		case reduce.Apply:
+			s.updated += uint64(a.End-a.Index) * uint64(s.chunkBytes)
 			for c := a.Index; c < a.End; c++ {
 				if s.pace != nil {
 					s.applySet(&s.store, &s.store.chunks[c], &s.update, len(s.links))
@@ -76,6 +77,7 @@ func (s *share) carryOut() {
 				}
 			}
 		case reduce.Scale:
+			s.updated += uint64(a.End-a.Index) * uint64(s.chunkBytes)
 			for c := a.Index; c < a.End; c++ {
 				s.scale(&s.store, &s.store.chunks[c], &s.decision)
 			}

@@ -35,6 +35,9 @@ type Config struct {
 	Manual bool
 }
 
+// MaxWeight is the most weight that a job can have.
+const MaxWeight = 10000
+
 // LaneConfig places a lane.
 type LaneConfig struct {
 	Device *verbs.Device
@@ -65,6 +68,8 @@ type JobConfig struct {
 	Rule       optim.Rule
 	Hyper      optim.Hyper
 	ChunkBytes int
+	// Weight is the job's part of a lane that several jobs use, beside theirs: from 1, which 0 stands for, to MaxWeight.
+	Weight int
 	// Policy is who waits for whom in mode stream; the others are synchronous.
 	Policy policy.Spec
 	// Decided, if not nil, is told of every update that a policy decides, in order; the policy waits meanwhile.

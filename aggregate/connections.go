@@ -202,6 +202,10 @@ func (l *Lane) recover() {
 	l.broken = false
 	for i := range l.seats {
 		s, k := l.seats[i].share, l.seats[i].link
+		if k != nil && s.lent {
+			l.broken = true
+			continue
+		}
 		if k == nil || k.State() != session.Broken && k.State() != session.Resuming || s.fate.failure.Load() != nil {
 			continue
 		}

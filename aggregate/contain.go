@@ -25,6 +25,10 @@ func (e *PanicError) Unwrap() error {
 // runCommands runs what other goroutines asked for, each by itself: a panic is returned to who asked.
 func (l *Lane) runCommands() {
 	for _, c := range l.takeCommands() {
+		if c.share != nil && c.share.lent {
+			l.parked = append(l.parked, c)
+			continue
+		}
 		err := l.guard(c.share, c.run)
 		if c.done != nil {
 			c.done <- err

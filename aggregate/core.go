@@ -8,13 +8,14 @@ import (
 // core is what one lane's shares have in common: its clock, its arithmetic, its counters, and scratch memory. Only the lane's
 // goroutine touches it.
 type core struct {
-	lane   int
-	now    func() int64 // ns
-	stamp  int64        // now, read once per round
-	local  Counters
-	dirty  []*link // with answers to post or receives to replenish
-	rung   uint64  // doorbells of connections that are gone
-	broken bool    // a connection may have broken since the lane last looked
+	lane    int
+	now     func() int64 // ns
+	stamp   int64        // now, read once per round
+	local   Counters
+	dirty   []*link // with answers to post or receives to replenish
+	updated uint64  // bytes of parameters that commits updated
+	rung    uint64  // doorbells of connections that are gone
+	broken  bool    // a connection may have broken since the lane last looked
 
 	arithmetic
 	reader  recordReader

@@ -52,6 +52,12 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	} else if c.Rule.NeedsNorms() && c.Mode != TwoPhase {
 		return nil, fmt.Errorf("job %q: optimizer %v needs whole tensors' norms: use mode two-phase", c.Name, c.Rule)
 	}
+	if c.Weight == 0 {
+		c.Weight = 1
+	}
+	if c.Weight < 1 || c.Weight > MaxWeight {
+		return nil, fmt.Errorf("job %q: weight %d: use 1 to %d", c.Name, c.Weight, MaxWeight)
+	}
 	if err := c.Rule.Check(c.Hyper); err != nil {
 		return nil, fmt.Errorf("job %q: %w", c.Name, err)
 	}
@@ -133,7 +139,7 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 			Norms: c.Rule.NeedsNorms(), Standing: j.pace.standing(),
 			Above: c.Above != nil, Root: c.Above.root(),
 		}),
-		fate: &j.fate, across: &j.across, pace: j.pace,
+		fate: &j.fate, across: &j.across, pace: j.pace, weight: uint64(c.Weight),
 		links: make([]*link, c.Workers), breaks: j.breaks, left: j.left, results: newResults(r, c.ChunkBytes),
 		store: store{mode: c.Mode, sets: sets, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
 		wakeLanes: func() {
@@ -167,7 +173,7 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	}
 	j.across.add(norms)
 	for i, s := range j.shares {
-		if err := j.lanes[i].do(ctx, s, func() { s.add(additions[i]) }); err != nil {
+		if err := j.lanes[i].borrow(ctx, s, func() error { s.add(additions[i]); return nil }); err != nil {
 			j.fate.fail(noRank, fmt.Errorf("tensors are known to some lanes only: %w", err))
 			return err
 		}
@@ -175,7 +181,7 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	return nil
 }
 
-// add takes tensors into the share; on the lane's goroutine.
+// add takes tensors into the share; its lane leaves it alone meanwhile.
 func (s *share) add(a *addition) {
 	tensors := make([]reduce.Tensor, len(a.tensors))
 	for i := range a.tensors {
@@ -311,10 +317,11 @@ func (j *Job) Pace(rank int) (p Pace, ok bool) {
 func (j *Job) Awaited(ctx context.Context) (chunks []int, since int64, err error) {
 	chunks, since = make([]int, j.workers), j.Now()
 	for i, s := range j.shares {
-		err := j.lanes[i].do(ctx, s, func() {
+		err := j.lanes[i].borrow(ctx, s, func() error {
 			if began := s.machine.Missing(chunks); began != 0 {
 				since = min(since, began)
 			}
+			return nil
 		})
 		if err != nil {
 			return nil, 0, err

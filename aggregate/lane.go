@@ -45,9 +45,13 @@ type Lane struct {
 	on      []int    // connections by NIC
 	nextNIC int      // whose queue is polled first, where several are
 	wc      [pollBatch]verbs.WC
-	next    int    // of wc, those before it are dispatched
-	polled  int    // how many of wc were polled
-	serving *share // whose work is under way; nil: the lane's own
+	queued  int       // completions in inboxes
+	lent    int       // shares that callers have borrowed
+	parked  []command // for those
+	first   int       // whose turn comes first, where shares take turns
+	next    int       // of wc, those before it are dispatched
+	polled  int       // how many of wc were polled
+	serving *share    // whose work is under way; nil: the lane's own
 	idle    int
 	last    int64 // when counters were published, ns
 
@@ -113,6 +117,9 @@ func (l *Lane) publish() {
 	defer l.mu.Unlock()
 	copy(l.publishedOn, l.on)
 	for _, s := range l.shares {
+		if s.lent {
+			continue
+		}
 		l.serving = s
 		l.local.FoldsOpen += uint64(s.machine.Open())
 		l.local.Deferred += s.machine.Deferred() - s.deferred
@@ -224,6 +231,8 @@ func (l *Lane) join(s *share) {
 // forget takes a share off the lane's lists.
 func (l *Lane) forget(s *share) {
 	is := func(o *share) bool { return o == s }
+	l.queued -= s.inbox.n
+	s.inbox = inbox{}
 	l.shares = slices.DeleteFunc(l.shares, is)
 	l.busy = slices.DeleteFunc(l.busy, is)
 	l.mu.Lock()

@@ -86,6 +86,9 @@ func (l *Lane) Tick() bool {
 	l.stamp = l.now()
 	stalled := false
 	for _, s := range l.shares {
+		if s.lent {
+			continue
+		}
 		l.serving = s
 		// What comes in wakes the lane for ticks in between: they do not count, as others have not had a processor since.
 		counts := l.manual || l.stamp-s.lookedAt >= int64(tickEvery)
@@ -107,33 +110,44 @@ func (l *Lane) Step() (bool, error) {
 	}
 	l.serving = nil
 	n, err := l.poll()
+	alone := l.alone()
+	if err == nil && !alone {
+		err = l.dealAll()
+	}
 	if err != nil {
 		err = fmt.Errorf("lane %d: %w", l.index, err)
 		l.failAll(err)
 		return false, err
 	}
 	attention := l.attention.Load()
-	if n == 0 && len(l.busy) == 0 && !attention {
+	if n == 0 && len(l.busy) == 0 && !attention && l.queued == 0 {
 		return false, nil
 	}
 	l.stamp = l.now()
-	l.completeAll()
+	if alone {
+		l.completeAll()
+	}
 	if attention {
 		l.attention.Store(false)
 		l.runCommands()
 		for _, s := range l.shares {
-			if s.fate.failure.Load() != nil {
+			if s.fate.failure.Load() != nil && !s.lent {
 				l.serving = s
 				s.end()
 			}
 		}
 	}
 	worked := n > 0 || attention
+	if !alone {
+		worked = l.serve() || worked
+	}
 	for i := 0; i < len(l.busy); {
 		s := l.busy[i]
-		l.serving = s
-		worked = s.advance() || worked
-		if s.waiting() {
+		if alone {
+			l.serving = s
+			worked = s.advance() || worked
+		}
+		if s.lent || s.waiting() {
 			i++
 			continue
 		}

@@ -36,7 +36,11 @@ type share struct {
 	lookedAt int64     // ns, the last tick that counted
 	listed   bool      // on the lane's busy list
 	deferred uint64    // of the machine's, those that are counted
-	dead     bool      // it panicked: its state may be torn
+	inbox    inbox
+	weight   uint64
+	credit   int64 // bytes it may move now; negative: those it owes
+	lent     bool  // a caller has borrowed it: the lane leaves it alone
+	dead     bool  // it panicked: its state may be torn
 }
 
 // Break is a connection that waits for its worker to resume it.

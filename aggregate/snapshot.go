@@ -68,10 +68,10 @@ func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
 // Arrays is how many arrays each chunk has: the parameters and the optimizer's states.
 func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
 
-// visit runs f on a lane's goroutine if nothing is under way there.
+// visit runs f if nothing is under way in a lane, which leaves the job alone meanwhile.
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	sh := s.job.shares[lane]
-	return s.job.lanes[lane].try(ctx, sh, func() error {
+	return s.job.lanes[lane].borrow(ctx, sh, func() error {
 		if sh.machine.State() != reduce.Running {
 			return ErrClosed
 		}
