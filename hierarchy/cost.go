@@ -127,22 +127,37 @@ func (c *Cluster) Predict(s Shape, model, chunk float64) Prediction {
 	return p
 }
 
-// fill is what the last chunk takes alone. In the rack the worker's NIC serializes it, and on the way back the aggregator's.
+// fill is what the last chunk takes alone: on every hop its latency, and as many chunks as come to the same node at once, because
+// all racks send their chunks in the same order.
 func (c *Cluster) fill(s Shape, chunk float64) float64 {
+	W, R := float64(c.Workers), float64(c.Racks)
 	hops := float64(s.Hops(c))
-	fill := 2*c.RackLatency + 2*chunk/c.WorkerNIC
+	together := W // gradients that an aggregator gets at once, and answers
 	if s == Flat {
-		fill = 2*c.CoreLatency + 2*chunk/c.WorkerNIC
-		hops = 0
+		together = W * R
 	}
-	if hops > 0 {
-		fill += hops * (c.CoreLatency + chunk/math.Min(c.Uplink, c.AggregatorNIC))
+	fill := 2*c.RackLatency + 2*chunk/c.WorkerNIC + 2*together*chunk/c.AggregatorNIC
+	across := math.Min(c.Uplink, c.AggregatorNIC)
+	switch {
+	case s == Flat && c.Racks > 1:
+		fill += 2*(c.CoreLatency-c.RackLatency) + 2*W*(R-1)*chunk/c.Uplink
+		hops = 0
+	case s == Flat:
+		hops = 0
+	case s == Spine:
+		fill += hops*c.CoreLatency + 2*chunk/across + 2*R*chunk/c.SpineNIC
+	case s == Sharded || s == Root:
+		if hops > 0 {
+			fill += hops*c.CoreLatency + 2*(R-1)*chunk/across
+		}
+	case s == Pods:
+		P, Q := float64(c.pods()), float64(c.inPod())
+		fill += hops*c.CoreLatency + 2*(Q+P-2)*chunk/across
+	default:
+		fill += hops * (c.CoreLatency + chunk/across)
 	}
 	if c.FoldRate > 0 {
-		folds := float64(c.Workers) * (1 + hops/2)
-		if s == Flat {
-			folds = float64(c.Workers * c.Racks)
-		}
+		folds := together + hops/2
 		fill += folds * chunk / c.FoldRate
 	}
 	return fill

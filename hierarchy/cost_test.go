@@ -35,15 +35,62 @@ func TestPredictionsAgreeWithTheSimulation(t *testing.T) {
 					c.Uplink/gbps, c.AggregatorNIC/gbps), func(t *testing.T) {
 					chunks := 100 * c.Racks
 					p := c.Predict(s, float64(chunks)*chunk, chunk)
-					got := c.Simulate(s, chunks, chunk)
+					got := c.simulateEach(s, chunks, chunk, 0)
 					if got < p.Bound*0.999 {
 						t.Errorf("simulated %.3g s, less than the bound of %.3g s", got, p.Bound)
 					}
-					if r := p.Seconds / got; r < low || r > 1.15 {
+					if r := p.Seconds / got; r < low || r > 1.05 {
 						t.Errorf("predicted %.4g s, simulated %.4g s: %.2f of it", p.Seconds, got, r)
 					}
 				})
 			}
+		}
+	}
+}
+
+// Workers of a rack that are followed as one take as long as each followed alone.
+func TestWorkersThatAreAlikeTakeAsLongAsEachAlone(t *testing.T) {
+	const chunk = 32 << 10
+	for _, c := range []*Cluster{lab(1, 8, 1), lab(2, 4, 8), lab(3, 3, 2), lab(8, 2, 4)} {
+		c.FoldRate = 6e9
+		if c.Racks == 8 {
+			c.Pods, c.PodUplink = 2, c.Uplink*2
+		}
+		for _, s := range Shapes() {
+			if s.Fits(c) != nil {
+				continue
+			}
+			for _, window := range []int{0, 16} {
+				each, one := c.simulateEach(s, 60*c.Racks, chunk, window), c.Simulate(s, 60*c.Racks, chunk, window)
+				if r := one / each; r < 0.97 || r > 1.03 {
+					t.Errorf("%v, %d racks of %d, window %d: %.3f of the time", s, c.Racks, c.Workers, window, r)
+				}
+			}
+		}
+	}
+}
+
+// A window that holds less than a round trip's bytes is what bounds a step, and one that holds more changes nothing.
+func TestAWindowMustHoldARoundTrip(t *testing.T) {
+	const chunk, chunks = 32 << 10, 1000
+	c := lab(2, 4, 1)
+	c.CoreLatency = 1e-3
+	all := c.Simulate(Sharded, chunks, chunk, 0)
+	if got := c.Simulate(Sharded, chunks, chunk, 500); got > 1.02*all {
+		t.Errorf("%g s with a window of 500 chunks, %g without", got, all)
+	}
+	if got, least := c.Simulate(Sharded, chunks, chunk, 4), chunks/4*2*c.CoreLatency/2; got < least {
+		t.Errorf("%g s with a window of 4 chunks, at least %g", got, least)
+	}
+}
+
+func TestTenThousandWorkersTakeWhatIsPredicted(t *testing.T) {
+	const model, pieces = 100e6, 500
+	c := lab(50, 200, 20)
+	for _, s := range []Shape{Sharded, Flat} {
+		p, got := c.Predict(s, model, model/pieces), c.Simulate(s, pieces, model/pieces, 0)
+		if r := p.Seconds / got; got < 0.999*p.Bound || r < 0.85 || r > 1.15 {
+			t.Errorf("%v: predicted %g s, bound %g s, simulated %g s", s, p.Seconds, p.Bound, got)
 		}
 	}
 }

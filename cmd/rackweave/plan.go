@@ -26,6 +26,8 @@ type planFlags struct {
 	touches                                       float64
 	priceWorker, priceAggregator, priceUplinkGbps float64
 	table1, table2, asJSON                        bool
+	scale                                         []int
+	svgDir                                        string
 }
 
 func planCommand() *cobra.Command {
@@ -40,12 +42,16 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms
+  rackweave plan --scale 1,2,8,32,125,250 --workers 40 --core 4:1 --model bert-large --svg figures
   rackweave plan --table1
   rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.table1 {
 				return printTable1(cmd.OutOrStdout())
+			}
+			if len(f.scale) > 0 {
+				return f.printScale(cmd.OutOrStdout())
 			}
 			if f.table2 {
 				return f.printTable2(cmd.OutOrStdout())
@@ -82,6 +88,8 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 	fl.BoolVar(&f.table1, "table1", false, "print Table I of the RackWeave paper beside ours, and what it leaves open")
 	fl.BoolVar(&f.table2, "table2", false,
 		"print Table II of the paper beside what computation and bytes allow at --link, and from which rate on communication is hidden")
+	fl.IntSliceVar(&f.scale, "scale", nil, "instead of one cluster: numbers of racks, each predicted and simulated")
+	fl.StringVar(&f.svgDir, "svg", "", "with --scale: directory for figures")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -218,8 +226,7 @@ func (f *planFlags) plan() (*planResult, error) {
 	if out.OneRack, err = box.Capacity(bytes, step, f.touches); err != nil {
 		return nil, err
 	}
-	price := float64(c.Racks)*(float64(c.Workers)*f.priceWorker+f.priceAggregator) + f.priceUplinkGbps*float64(c.Racks)*c.Uplink*8/1e9
-	if price > 0 {
+	if price := f.price(&c); price > 0 {
 		out.StepsPerCost = 1 / step / price
 	}
 	for _, p := range all {

@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -74,5 +76,25 @@ func TestPlanPrintsWhatTable2CanBe(t *testing.T) {
 		if !strings.Contains(out, row) {
 			t.Errorf("no %q in\n%s", row, out)
 		}
+	}
+}
+
+func TestPlanSimulatesAGrowingCluster(t *testing.T) {
+	dir := t.TempDir()
+	out, err := run(t, "plan", "--scale", "1,4", "--workers", "4", "--core", "8:1", "--bytes", "10MB", "--price-worker", "2",
+		"--svg", dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"racks  workers", "simulated", "    1        4     306", "    4       16     306"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if figure, err := os.ReadFile(filepath.Join(dir, "scale.svg")); err != nil || !strings.Contains(string(figure), "sharded") {
+		t.Errorf("the figure: %v, %d bytes", err, len(figure))
+	}
+	if _, err := run(t, "plan", "--scale", "300", "--workers", "40"); err == nil || !strings.Contains(err.Error(), "at most 10000") {
+		t.Errorf("12000 workers: %v", err)
 	}
 }
