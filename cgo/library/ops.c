@@ -126,7 +126,7 @@ int rw_end_step(rw_session *s, uint64_t *handle)
 		return rc;
 	if (!s->cfg.steps)
 		return rwf_fail(EINVAL, "end of step: the job has no steps of single workers: join it in mode stream");
-	rw_worker_step(record, none, 0);
+	rw_worker_step(record, none, 0, 0);
 	return explain(w, rw_worker_commit(w, record, s->record, handle));
 }
 
