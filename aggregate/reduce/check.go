@@ -13,6 +13,9 @@ func (m *Machine) Check() error {
 	for i := m.folds.first; i != none && open <= len(m.folds.all); i = m.folds.at(i).next {
 		open++
 		f := m.folds.at(i)
+		if f.arrived == 0 {
+			return fmt.Errorf("fold %d of chunk %d is open and has no gradient", i, f.chunk)
+		}
 		if f.state == Free || m.chunks[f.chunk].fold != i {
 			return fmt.Errorf("fold %d of chunk %d is %v, and the chunk has fold %d", i, f.chunk, f.state,
 				m.chunks[f.chunk].fold)

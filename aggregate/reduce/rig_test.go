@@ -80,7 +80,8 @@ func (r *rig) settle() string {
 var kindNames = [...]string{
 	Update: "update", Sum: "sum", Accumulate: "accumulate", Broadcast: "broadcast", HandUp: "hand-up", Deliver: "deliver",
 	Pull: "pull", Configure: "configure", Acknowledge: "acknowledge", NACK: "nack", Request: "request", Abort: "abort",
-	Fail:      "fail",
+	Fail: "fail",
+	Add:  "add", Drop: "drop", Announce: "announce", Updated: "updated",
 	UpdateOne: "update-one", EndStep: "end-step", AnswerStep: "answer-step",
 	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
 }
@@ -115,6 +116,17 @@ func (r *rig) carryOut(a *Action) string {
 		r.free(int(a.Worker), a.Message.Slot)
 		p.epochs[a.Index] = a.Epoch
 		return fmt.Sprintf("update-one %d epoch %d from %s/%d", a.Index, a.Epoch, name(a.Worker), a.Message.Slot)
+	case Add, Drop:
+		p := &r.at[a.Worker]
+		r.free(int(a.Worker), a.Message.Slot)
+		p.epochs[a.Index] = a.Epoch
+		out := fmt.Sprintf("%s %d of %s/%d", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot)
+		if want := payloadOf(int(a.Worker), a.Index, a.Message.Slot); a.Message.Payload != want || a.Op != chunk.OpPush {
+			out += fmt.Sprintf(" [answered as %v, payload 0x%x, not 0x%x]", a.Op, a.Message.Payload, want)
+		}
+		return out
+	case Announce:
+		return "announce " + name(a.Worker)
 	case EndStep:
 		return "end-step of " + name(a.Worker)
 	case AnswerStep:
@@ -123,6 +135,9 @@ func (r *rig) carryOut(a *Action) string {
 		return fmt.Sprintf("answer-step epoch %d to %s/%d", a.Epoch, name(a.Worker), a.Message.Slot)
 	case Pull, Acknowledge:
 		r.free(int(a.Worker), a.Message.Slot)
+		if a.Index == chunk.IndexMask {
+			return fmt.Sprintf("acknowledge step to %s/%d", name(a.Worker), a.Message.Slot)
+		}
 		return fmt.Sprintf("%s %d to %s/%d", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot)
 	case NACK:
 		r.free(int(a.Worker), a.Message.Slot)
@@ -161,7 +176,7 @@ func (r *rig) arrive(a *Action) {
 				r.Sent(rank, 1)
 			}
 		}
-	case Pull, UpdateOne, AnswerStep, Acknowledge, NACK, Request, Abort:
+	case Pull, UpdateOne, Add, Drop, AnswerStep, Acknowledge, NACK, Request, Abort:
 		r.Sent(int(a.Worker), 1)
 	}
 	if a.Result {

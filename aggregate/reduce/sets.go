@@ -75,15 +75,16 @@ func (m *Machine) add(i int32, size int) {
 	}
 	f := m.folds.at(i)
 	c := &m.chunks[f.chunk]
-	for ; int(c.added) < size; c.added++ {
-		switch next := &m.sets.addends[c.added]; {
-		case next.ended: // it has pushed this chunk before, or not at all
-		case !m.folds.has(i, int(next.worker)):
-			return
-		default:
-			h := m.folds.leave(i, int(next.worker))
-			m.answerOrWait(alone{worker: next.worker, kind: Add, epoch: h.Epoch, index: f.chunk, held: h})
+	for ; f.arrived > 0 && int(c.added) < size; c.added++ {
+		next := &m.sets.addends[c.added]
+		if next.ended {
+			continue // it has pushed this chunk before, or not at all
 		}
+		if !m.folds.has(i, int(next.worker)) {
+			break
+		}
+		h := m.folds.leave(i, int(next.worker))
+		m.answerOrWait(alone{worker: next.worker, kind: Add, epoch: h.Epoch, index: f.chunk, held: h})
 	}
 	m.closeIfEmpty(i)
 }

@@ -66,6 +66,9 @@ func open(t *testing.T, d *datadriven.TestData) *rig {
 		t.Fatal(err)
 	}
 	cfg.Above, cfg.Norms, direct = d.HasArg("above"), d.HasArg("norms"), d.HasArg("direct")
+	if d.HasArg("sets") {
+		cfg.Standing = Undecided
+	}
 	r := newRig(cfg, chunks, tensors, staging, direct)
 	r.manual = d.HasArg("manual")
 	return r
@@ -117,6 +120,17 @@ func tell(t *testing.T, r *rig, line string) string {
 		return ""
 	case "release":
 		r.Release(r.now, rank, r.cfg.Standing)
+		return r.settle()
+	case "announce":
+		return r.send(rank, r.message(chunk.OpTensor, rank, chunk.IndexMask, set))
+	case "admit":
+		r.Admit(r.now, rank, uint64(set["set"]))
+		return r.settle()
+	case "leave-out":
+		r.LeaveOut(r.now, rank)
+		return r.settle()
+	case "update-set":
+		r.UpdateSet(r.now)
 		return r.settle()
 	case "at":
 		r.now = int64(indexes[0])
