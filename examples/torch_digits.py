@@ -2,6 +2,8 @@
 
     rackweave run -n 4 -- python3 examples/torch_digits.py           # gradients through RackWeave
     rackweave run -n 4 -- python3 examples/torch_digits.py --gloo    # through torch's own Gloo
+    rackweave run -n 4 -- python3 examples/torch_digits.py --attach  # without DistributedDataParallel
+    rackweave run -n 4 -- python3 examples/torch_digits.py --fused   # the same, with the optimizer at the aggregator
 
 The same script runs under torchrun with RACKWEAVE_ADDR set, and under mpirun and srun if RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT are set as torch's process group needs them. The digits come with scikit-learn.
@@ -39,22 +41,28 @@ def network():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gloo", action="store_true", help="average gradients with Gloo, for comparison")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--gloo", action="store_true", help="average gradients with Gloo, for comparison")
+    ways.add_argument("--attach", action="store_true", help="exchange the gradients of the plain network")
+    ways.add_argument("--fused", action="store_true", help="as --attach, with the optimizer at the aggregator")
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group("gloo")
 
-    model = DistributedDataParallel(network())
-    if not args.gloo:
+    plain = network()
+    model = plain if args.attach or args.fused else DistributedDataParallel(plain)
+    if model is not plain and not args.gloo:
         model = rackweave.torch.ddp(model)  # <-- the one changed line
 
     train, test = digits()
     sampler = DistributedSampler(train, shuffle=True)
     loader = DataLoader(train, batch_size=32, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=args.epochs * len(loader))
+    if model is plain:
+        rackweave.torch.attach(model, optimizer, fused=args.fused)  # <-- or this one, without DistributedDataParallel
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=args.epochs * len(loader), cycle_momentum=False)
     start, steps = time.perf_counter(), 0
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -69,10 +77,14 @@ def main():
     model.eval()
     with torch.no_grad():
         x, y = test.tensors
-        accuracy = (model.module(x).argmax(1) == y).float().mean().item()
+        accuracy = (plain(x).argmax(1) == y).float().mean().item()
     if dist.get_rank() == 0:
         way, step = "Gloo" if args.gloo else "RackWeave", 1000 * seconds / steps
         print(f"{way:>9}: {dist.get_world_size()} workers, {steps} steps of {step:.1f} ms, test accuracy {100 * accuracy:.2f} %")
+        if not args.gloo:
+            moved = rackweave.stats()
+            share = 1 - moved["copied_bytes"] / (moved["sent_bytes"] + moved["received_bytes"])
+            print(f"           {100 * share:.1f} % of the bytes to and from the aggregator were not copied here")
     dist.barrier()  # rank 0 keeps the others' rendezvous
 
 

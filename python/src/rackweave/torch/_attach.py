@@ -91,7 +91,7 @@ class Attached:
         if fused and optimizer is None:
             raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
         if scaler is not None and (not fused or nonfinite == "refuse"):
-            raise ConfigError("scaler is for fused=True, and not with nonfinite='refuse': overflow is a scaler's way: leave one out")
+            raise ConfigError("scaler is for fused=True, and not with nonfinite='refuse', because scales overflow: leave one out")
         self._sync, self._find_unused = True, find_unused
         w = world()
         self._fused = Fused(optimizer, named, scaler) if fused and optimizer is not None else None
@@ -149,7 +149,7 @@ class Attached:
                     self._exchange_zeros(slot)
         for slot in self._slots:
             slot.started = False
-        if self._fused is None:
+        if self._fused is None or self._fused.scaler is not None:  # a scaler writes gradients, which are sent from where they lie
             self._exchange.drain()
 
     def _exchange_zeros(self, slot: _Slot) -> None:

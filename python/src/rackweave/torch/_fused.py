@@ -67,7 +67,7 @@ class Fused:
         self, optimizer: torch.optim.Optimizer, named: Sequence[Tuple[str, torch.Tensor]], scaler: Any = None
     ) -> None:
         self._optimizer = optimizer
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         name = type(optimizer).__name__
         if type(optimizer) not in _RULES:
             raise ConfigError(
@@ -124,7 +124,7 @@ class Fused:
             return fused._step(closure)
 
         self._optimizer.step = types.MethodType(step, self._optimizer)  # type: ignore[method-assign]
-        if self._scaler is not None:  # it leaves unscaling and overflow to step
+        if self.scaler is not None:  # it leaves unscaling and overflow to step
             self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._state_dict, self._load_state_dict = self._optimizer.state_dict, self._optimizer.load_state_dict
         self._optimizer.state_dict = self._read_state_dict  # type: ignore[method-assign]
@@ -132,7 +132,7 @@ class Fused:
 
     def detach(self) -> None:
         """Gives the optimizer its step back."""
-        if self._scaler is not None:
+        if self.scaler is not None:
             del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
         self._optimizer.step = self._inner  # type: ignore[method-assign]
         self._optimizer.state_dict = self._state_dict  # type: ignore[method-assign]
@@ -164,6 +164,9 @@ class Fused:
         grads = [(s.parameter, s.parameter.grad) for s in self._slots]
         for p, _ in grads:
             p.grad = None
+        for name in ("grad_scale", "found_inf"):  # a scaler left them for the step, and deletes them
+            if hasattr(self._optimizer, name):
+                setattr(self._optimizer, name, None)
         try:
             self._inner()
         finally:
@@ -174,22 +177,22 @@ class Fused:
     def _commit(self, skip: bool = False) -> None:
         lr, wd = self._bases()
         scale = 1.0 / self._exchange.session.world_size
-        if self._scaler is not None:
-            scale /= self._scaler.get_scale()
+        if self.scaler is not None:
+            scale /= self.scaler.get_scale()
         self.norm, _ = self._exchange.session.commit(
-            lr=lr, wd=wd, scale=scale, clip=self.clip, skip=skip, skip_non_finite=self._scaler is not None
+            lr=lr, wd=wd, scale=scale, clip=self.clip, skip=skip, skip_non_finite=self.scaler is not None
         )
         self.clip = 0.0
         self._pushed.clear()
 
     def _report(self) -> bool:
         """Tells the scaler whether any rank's gradient overflowed, and the caller whether the parameters have changed."""
-        if self._scaler is None:
+        if self.scaler is None:
             return True
         overflow = not math.isfinite(self.norm)
-        if not self._scaler._found_inf_per_device(self._optimizer):
-            self._scaler._check_inf_per_device(self._optimizer)
-        for found in self._scaler._found_inf_per_device(self._optimizer).values():
+        if not self.scaler._found_inf_per_device(self._optimizer):
+            self.scaler._check_inf_per_device(self._optimizer)
+        for found in self.scaler._found_inf_per_device(self._optimizer).values():
             found.fill_(float(overflow))
         return not overflow
 
@@ -215,7 +218,7 @@ class Fused:
                     f"parameter {slot.name!r} was changed, and fused its values are the aggregator's: "
                     "call Attached.broadcast_parameters() after loading or changing a model"
                 )
-        unscaled = 0 if self._scaler is None else 1  # it looks at this rank's own gradient, and writes it
+        unscaled = 0 if self.scaler is None else 1  # it looks at this rank's own gradient, and writes it
         for slot in self._slots:
             grad, pushed = slot.parameter.grad, self._pushed.get(slot.number)
             if pushed is not None and (grad is None or grad._version not in (pushed, pushed + unscaled)):
