@@ -24,4 +24,4 @@ mount --rbind /proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 exec chroot "$root" env -C /tree/python/tests PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=../src \
-	RACKWEAVE_LIBRARY=/tree/bin/librackweave.so.0 python3 -W ignore::ResourceWarning -m unittest -v test_torch
+	RACKWEAVE_LIBRARY=/tree/bin/librackweave.so.0 python3 -W ignore::ResourceWarning -m unittest -v test_torch test_torch_faults

@@ -15,7 +15,10 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -159,6 +162,30 @@ def run(target: Callable[..., Any], n: int, address: str, *args: Any, env: Optio
         if o.code != 0 or o.error:
             raise AssertionError(f"worker {rank} ended with {o.code}: {o.error}\n{o.output}")
     return [o.result for o in outcomes]
+
+
+class Case(unittest.TestCase):
+    """Tests that share an aggregator, with a directory for its checkpoints and for what workers exchange by files."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.directory.cleanup)
+        cls.box = Aggregator("--checkpoint-dir", cls.directory.name)
+        cls.addClassCleanup(cls.box.__exit__)
+
+    def run_workers(self, target, n, *args):
+        return run(
+            target,
+            n,
+            self.box.address,
+            *args,
+            env={"RACKWEAVE_JOB": f"{target.__name__}-{n}-{'-'.join(a for a in args if '/' not in a)}".rstrip("-")},
+        )
+
+    def assert_ranks_equal(self, results):
+        for r in results[1:]:
+            np.testing.assert_array_equal(r, results[0])
 
 
 def _main() -> None:
