@@ -71,7 +71,14 @@ func (s *share) carryOut() {
 			s.updated += uint64(a.End-a.Index) * uint64(s.chunkBytes)
 			for c := a.Index; c < a.End; c++ {
 				if s.pace != nil {
+					at := int64(0)
+					if s.trace != nil {
+						at = s.now()
+					}
 					s.applySet(&s.store, &s.store.chunks[c], &s.update, len(s.links))
+					if s.trace != nil {
+						s.trace.put(TraceEvent{At: at, Took: uint32(s.now() - at), Kind: TraceFold, Op: chunk.OpCommit, Worker: -1, Chunk: c})
+					}
 				} else {
 					s.apply(&s.store, &s.store.chunks[c], &s.decision)
 				}

@@ -9,7 +9,8 @@ type TraceKind uint8
 const (
 	// TraceArrive: a gradient of a worker's came.
 	TraceArrive TraceKind = iota
-	// TraceFold: the gradients of all workers made one update, or rank 0's values became the parameters. Worker is -1.
+	// TraceFold: the gradients of all workers made one update, or rank 0's values became the parameters, or the update of a set was
+	// made, where Op is [chunk.OpCommit]. Worker is -1.
 	TraceFold
 	// TraceUpdate: one worker's gradient made an update.
 	TraceUpdate

@@ -162,7 +162,8 @@ func (w *Worker) PushPull(tensor int, src, dst []byte, priority int32) (Handle, 
 	return w.one(Op{Kind: PushPull, Tensor: tensor, Src: src, Dst: dst, Priority: priority})
 }
 
-// Broadcast starts to replace the values in buf by rank 0's, which become the parameters.
+// Broadcast starts to replace the values in buf by rank 0's, which become the parameters. In mode stream wait for all broadcasts
+// before you push the first gradient.
 func (w *Worker) Broadcast(tensor int, buf []byte) (Handle, error) {
 	return w.one(Op{Kind: Broadcast, Tensor: tensor, Src: buf, Dst: buf})
 }

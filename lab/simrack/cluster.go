@@ -14,6 +14,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/fabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -160,6 +161,9 @@ func (c *cluster) start(j *job) error {
 	}
 	if s.Failovers != nil {
 		cfg.AckTimeout = s.Failovers.AckTimeout
+	}
+	if j.Sets {
+		cfg.Job.Decided = func(a policy.Act) { j.stream.decided = append(j.stream.decided, a) }
 	}
 	rack, err := racktest.Open(cfg)
 	if err != nil {

@@ -33,6 +33,7 @@ type member struct {
 	ops       []worker.Op // to start in this turn
 	starting  []operation
 	told      bool   // the last end of a step said to pull
+	step      uint64 // in mode stream: that it makes
 	chunks    uint64 // chunks of the operations that completed
 	gradients uint64 // of those, the ones that were folded
 	alone     uint64 // of those, the ones that were applied alone
@@ -135,7 +136,9 @@ func (m *member) next() bool {
 // begin starts a phase of operations on tensors. It reports false if that has to wait, or if the phase is another kind.
 func (m *member) begin(p *phase) bool {
 	busy := len(m.pending) > 0 || len(m.ops) > 0
-	if p.kind >= phaseCommit || (busy && !m.Pipelined) {
+	// A gradient that waits for a set to be decided holds a slot, which others' broadcasts may need.
+	waits := m.job.Sets && m.phase > 0 && m.job.Phases[m.phase-1].kind == phaseBroadcast
+	if p.kind >= phaseCommit || (busy && (waits || !m.Pipelined)) {
 		return false
 	}
 	m.begun = true
@@ -202,7 +205,7 @@ func (m *member) prepare(t int) error {
 	}
 	if p.kind == phasePush || p.kind == phasePushPull {
 		if m.job.stream != nil {
-			if err := m.job.stream.fresh(m, t); err != nil {
+			if err := m.job.stream.push(m, t); err != nil {
 				return err
 			}
 		}

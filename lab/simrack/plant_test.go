@@ -82,6 +82,14 @@ var plants = []plant{
 		old: "p.runner.Allowed(rank) > p.runner.Clock(rank)", new: "p.runner.Allowed(rank) >= p.runner.Clock(rank)",
 	},
 	{
+		name: "a set is updated before its steps are in all lanes, so that steps are torn", file: "aggregate/sets.go", paced: true,
+		old: "if !q.open[0].addends[i].ended {", new: "if i < 0 {",
+	},
+	{
+		name: "a set has a step in its first lane only", file: "aggregate/events.go", paced: true,
+		old: "if k := s.links[rank]; k != nil {\n\t\tk.stream.weight", new: "if k := s.links[rank]; k != nil && s.lane == 0 {\n\t\tk.stream.weight",
+	},
+	{
 		name: "held workers wait for one that has left", file: "aggregate/pace.go", paced: true,
 		old: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}\n\tp.answer()",
 		new: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}",

@@ -59,6 +59,7 @@ type JobSchedule struct {
 	Batches [][]uint64
 	Phases  []phase
 	Policy  pacing        // mode stream
+	Sets    bool          // mode stream: policies that apply sets of gradients
 	Change  *policyChange // mode stream; nil: none
 	Workers []WorkerSchedule
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
@@ -47,6 +48,20 @@ func (d draw) pacing(rate string) pacing {
 	return pacing{spec, bound}
 }
 
+// sets draws a policy of sets.
+func (d draw) sets(workers int) pacing {
+	k := d.between(1, workers)
+	text := []string{
+		"bsp", fmt.Sprintf("k-bsp:k=%d", k), fmt.Sprintf("k-batch-bsp:k=%d", k), fmt.Sprintf("k-asp:k=%d", k),
+		fmt.Sprintf("k-batch-asp:k=%d", k), fmt.Sprintf("softsync:m=%d", k), fmt.Sprintf("backup:b=%d", k-1),
+	}[d.IntN(7)]
+	spec, err := policy.Parse(text)
+	if err != nil {
+		panic(err)
+	}
+	return pacing{spec, policy.Unbounded}
+}
+
 func addParameter(spec, parameter string) string {
 	for _, c := range spec {
 		if c == ':' {
@@ -81,7 +96,16 @@ func (d draw) pace(j *JobSchedule) {
 		j.Hyper = j.Rule.Defaults()
 	}
 	rate := []string{"", "", "staleness", "0.5"}[d.IntN(4)]
-	j.Policy = d.pacing(rate)
+	draws := func() pacing { return d.pacing(rate) }
+	if j.Sets = d.chance(50); j.Sets {
+		draws = func() pacing { return d.sets(len(j.Workers)) }
+		j.InPlace = false         // pushpulls get nothing
+		j.Batches = j.Batches[:1] // who waits to register pushes nothing, for which others may wait
+		for w := range j.Workers {
+			j.Workers[w].Leaves = true // or a set could wait for ever
+		}
+	}
+	j.Policy = draws()
 	j.Phases = nil
 	tensors, ops := 0, 0
 	for b := range j.Batches {
@@ -102,7 +126,7 @@ func (d draw) pace(j *JobSchedule) {
 		}
 	}
 	if d.chance(40) {
-		j.Change = &policyChange{d.IntN(ops*len(j.Workers) + 1), d.pacing(rate)}
+		j.Change = &policyChange{d.IntN(ops*len(j.Workers) + 1), draws()}
 	}
 }
 
@@ -150,22 +174,29 @@ type streamOracle struct {
 	workers []streamFollowed
 	updates []uint32
 	rate    policy.Policy // whose rate holds; the policies of a job have the same
+	decided []policy.Act  // updates of sets
+	made    []int         // of those, by chunk
 }
 
 // streamFollowed is what the oracle knows of a worker.
 type streamFollowed struct {
 	applied, seen []uint32
-	after         [][]uint32  // by step
-	got           [][]float32 // by tensor: what its memory must hold
-	ended         []int       // steps, by lane
-	begun         int         // steps that it was let go on with
+	after         [][]uint32     // by step
+	phases        map[uint64]int // by step: in which it was pushed
+	got           [][]float32    // by tensor: what its memory must hold
+	ended         []int          // steps, by lane
+	begun         int            // steps that it was let go on with
 }
 
 func newStreamOracle(j *job) *streamOracle {
-	return &streamOracle{
+	o := &streamOracle{
 		job: j, hyper: j.Rule.Rounded(j.Hyper), ref: racktest.NewReference(aggregate.Eager, j.Rule, j.Hyper, j.Wire, nil),
 		workers: make([]streamFollowed, len(j.Workers)), rate: policy.New(j.Policy.Spec, len(j.Workers), 0),
 	}
+	for w := range o.workers {
+		o.workers[w].phases = make(map[uint64]int)
+	}
+	return o
 }
 
 // grow takes the plan's new tensors in.
@@ -183,6 +214,7 @@ func (o *streamOracle) grow() {
 		f.applied = append(f.applied, make([]uint32, len(o.updates)-len(f.applied))...)
 		f.seen = append(f.seen, make([]uint32, len(o.updates)-len(f.seen))...)
 	}
+	o.made = append(o.made, make([]int, len(o.updates)-len(o.made))...)
 }
 
 // follow takes what the lanes did since it was last called.
@@ -218,6 +250,9 @@ func (o *streamOracle) event(lane int, e *aggregate.TraceEvent) error {
 	id := int(plan.LaneChunks(lane)[e.Chunk])
 	switch e.Kind {
 	case aggregate.TraceFold:
+		if e.Op == chunk.OpCommit {
+			return o.update(id)
+		}
 		return o.broadcast(id)
 	case aggregate.TracePull:
 		o.give(int(e.Worker), id, racktest.OnWire(o.job.Wire, o.ref.W[id]))
@@ -277,6 +312,29 @@ func (o *streamOracle) apply(w, id int, e *aggregate.TraceEvent) error {
 	return nil
 }
 
+// update makes the next update of a set.
+func (o *streamOracle) update(id int) error {
+	if o.made[id] == len(o.decided) {
+		return fmt.Errorf("chunk %d has had %d updates of sets, and no more are decided", id, o.made[id])
+	}
+	set := o.decided[o.made[id]]
+	o.made[id]++
+	t := o.tensor(id)
+	o.ref.Hyper = o.job.Hyper
+	wrong := error(nil)
+	o.ref.ReplayTensor(id, set, len(o.workers), func(w int, step uint64) []float32 {
+		phase, ok := o.workers[w].phases[step]
+		if !ok {
+			wrong = fmt.Errorf("the set has worker %d's step %d, which it did not push", w, step)
+		}
+		if !slices.Contains(o.job.Phases[phase].tensors, t) {
+			return nil
+		}
+		return o.part(id, o.job.oracle.gradient(phase, w, t))
+	})
+	return wrong
+}
+
 // end takes note that a lane has all of a worker's step.
 func (o *streamOracle) end(lane, w int) error {
 	f := &o.workers[w]
@@ -285,6 +343,9 @@ func (o *streamOracle) end(lane, w int) error {
 	}
 	f.ended[lane]++
 	for _, id := range o.job.rack.Plan.LaneChunks(lane) {
+		if o.job.Sets {
+			break // they are in an accumulator, or dropped
+		}
 		if t := o.tensor(int(id)); int(f.applied[id]) != o.job.members[w].pushes[t] {
 			return fmt.Errorf("worker %d has ended its step, and of chunk %d %d gradients of %d are applied", w, id, f.applied[id],
 				o.job.members[w].pushes[t])
@@ -333,6 +394,12 @@ func (o *streamOracle) letGo(w int) error {
 	return nil
 }
 
+// push takes note that a worker pushes a tensor.
+func (o *streamOracle) push(m *member, t int) error {
+	o.workers[m.rank].phases[m.step] = m.phase
+	return o.fresh(m, t)
+}
+
 // fresh checks that a worker that pushes a tensor had the updates of it that it must: of all steps that nobody may lead by more.
 func (o *streamOracle) fresh(m *member, t int) error {
 	f := &o.workers[m.rank]
@@ -360,6 +427,10 @@ func (m *member) endStep() error {
 		return fmt.Errorf("%v: the answer to the end of its step: %w", m, err)
 	}
 	m.told = r.Flags&chunk.RecordPull != 0
+	m.step = uint64(r.Step)
+	if m.job.Sets {
+		return nil // the steps of a worker that others were faster than are left out
+	}
 	if begun := m.job.stream.workers[m.rank].begun; int(r.Step) != begun && !m.job.doubtful {
 		return fmt.Errorf("%v is told to begin step %d, and its next is %d", m, r.Step, begun)
 	}
@@ -375,7 +446,8 @@ func (o *streamOracle) atEnd() error {
 		}
 	}
 	for _, m := range o.job.members {
-		if p, _ := o.job.rack.Job.Pace(m.rank); !m.dead && !m.left && !o.job.doubtful && (p.Step != uint64(steps) || p.Waits) {
+		p, _ := o.job.rack.Job.Pace(m.rank)
+		if !o.job.Sets && !m.dead && !m.left && !o.job.doubtful && (p.Step != uint64(steps) || p.Waits) {
 			return fmt.Errorf("%v has made %d steps, and the aggregator says %+v", m, steps, p)
 		}
 	}
