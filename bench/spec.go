@@ -12,6 +12,7 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -26,6 +27,7 @@ type Spec struct {
 	DType           chunk.DType // on the wire; buffers are f32
 	Optimizer       string      // "sum": aggregate only
 	Hyper           map[string]float64
+	Policy          string // who waits for whom, in mode stream; empty: all wait for all
 	Iters           int
 	Warmup          int
 	Arena           bool // gradients and results in registered memory, else in ordinary memory
@@ -97,6 +99,9 @@ func (s *Spec) Check() error {
 	if err := s.checkOptimizer(); err != nil {
 		return err
 	}
+	if err := s.checkPolicy(); err != nil {
+		return err
+	}
 	return s.checkMemory()
 }
 
@@ -112,6 +117,29 @@ func (s *Spec) checkReplay() error {
 	case s.Jitter > 0:
 		return fmt.Errorf("a replay with a jitter of %v: use one of the two", s.Jitter)
 	}
+	return nil
+}
+
+// checkPolicy: out of step, what a worker gets depends on who came first.
+func (s *Spec) checkPolicy() error {
+	if s.Policy == "" {
+		return nil
+	}
+	p, err := policy.Parse(s.Policy)
+	if err == nil {
+		err = p.Check(s.Workers)
+	}
+	switch {
+	case err != nil:
+		return err
+	case s.Optimizer == "sum":
+		return fmt.Errorf("policy %v without an optimizer: workers that are out of step have no common sum: name an optimizer", p)
+	case s.Verify:
+		return fmt.Errorf("policy %v and verification: results depend on which worker comes first: use one of the two", p)
+	case s.Replay:
+		return fmt.Errorf("policy %v and a replay, which is of synchronous training: use one of the two", p)
+	}
+	s.Policy = p.String()
 	return nil
 }
 

@@ -124,7 +124,7 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 		ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes, Hyper: s.Hyper, Spin: s.Spin,
 	}
 	if s.Optimizer != "sum" {
-		cfg.Optimizer = s.Optimizer
+		cfg.Optimizer, cfg.Policy = s.Optimizer, s.Policy
 	}
 	w, err := client.Join(ctx, cfg)
 	if err != nil {
@@ -181,6 +181,19 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	if err := run(client.Broadcast); err != nil {
 		return err
 	}
+	step := func() error { return run(client.PushPull) }
+	if w.Stream() {
+		step = func() error {
+			if err := run(client.PushPull); err != nil {
+				return err
+			}
+			end, err := w.EndStep(ctx)
+			if err != nil || !end.Pull {
+				return err
+			}
+			return run(client.Pull)
+		}
+	}
 	fill(0)
 	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
 	done.Racks, done.Pods = w.Racks()
@@ -193,9 +206,9 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 		done.TimesUS = done.Trace.times(s.Warmup)
 		return finish(b, len(tensors), done, results, say)
 	}
-	for step := range s.Steps() {
-		if s.Verify && step > 0 {
-			fill(step)
+	for i := range s.Steps() {
+		if s.Verify && i > 0 {
+			fill(i)
 		}
 		if s.Jitter > 0 {
 			select {
@@ -205,13 +218,13 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 			}
 		}
 		start := time.Now()
-		if err := run(client.PushPull); err != nil {
+		if err := step(); err != nil {
 			return err
 		}
-		if step >= s.Warmup {
+		if i >= s.Warmup {
 			done.TimesUS = append(done.TimesUS, float64(time.Since(start).Nanoseconds())/1e3)
 		}
-		if err := say(workerReport{Step: step + 1}); err != nil {
+		if err := say(workerReport{Step: i + 1}); err != nil {
 			return err
 		}
 	}

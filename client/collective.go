@@ -43,10 +43,13 @@ type StepEnd struct {
 	Pull bool
 }
 
+// Stream reports whether the job is in mode stream, in which every worker ends its own steps.
+func (w *Worker) Stream() bool { return w.cfg.Mode == "stream" }
+
 // EndStep ends this worker's step in mode stream, and waits until the policy lets it begin the next. All gradients of the step must
 // have been answered.
 func (w *Worker) EndStep(ctx context.Context) (StepEnd, error) {
-	if w.cfg.Mode != "stream" {
+	if !w.Stream() {
 		return StepEnd{}, fmt.Errorf("end step: mode %s has no steps of single workers: use mode stream", w.cfg.Mode)
 	}
 	w.committing.Lock()

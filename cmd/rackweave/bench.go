@@ -43,6 +43,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
 	f.StringVar(&b.spec.Optimizer, "optimizer", "sum", "update rule the aggregator runs; sum: none")
 	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
+	f.StringVar(&b.spec.Policy, "policy", "", "who waits for whom, such as ssp:s=3 (default: all wait for all)")
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
@@ -152,6 +153,7 @@ and each layer's forward pass waits for its own parameters. The step's time is p
   rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
   rackweave bench --bytes 100MB --workers 1,2,4,8
+  rackweave bench --optimizer sgd_torch --policy ssp:s=3 --jitter 20ms
   rackweave bench --server http://aggregator:7077 --workers 2
   rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token SECRET
   rackweave bench --replay --model resnet50 --workers 8
