@@ -164,7 +164,7 @@ func (p *pace) announce(rank int, record *chunk.TensorRecord, now int64) error {
 	defer p.mu.Unlock()
 	w := &p.workers[rank]
 	clock := p.runner.Clock(rank)
-	step := clock + uint64(int32(record.Step-uint32(clock))) // records count modulo 2^32
+	step := nearest(record.Step, clock)
 	switch {
 	case w.announced || w.waits:
 		return fmt.Errorf("%w: worker %d announced step %d before it ended step %d", policy.ErrEvent, rank, step, w.step)
@@ -184,6 +184,15 @@ func (p *pace) announce(rank int, record *chunk.TensorRecord, now int64) error {
 	}
 	p.answer()
 	return nil
+}
+
+// nearest is the step near clock that a record means, which counts modulo 2^32.
+func nearest(stated uint32, clock uint64) uint64 {
+	ahead := int64(int32(stated - uint32(clock)))
+	if ahead < 0 && uint64(-ahead) > clock {
+		return uint64(stated)
+	}
+	return clock + uint64(ahead)
 }
 
 // made is how many updates were made, of those that the policy has decided.

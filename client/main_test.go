@@ -98,6 +98,10 @@ func playWorker() error {
 	}
 	for step := 0; ; step++ {
 		h, err := w.PushPull(0, buf, buf, 0)
+		if err == nil && cfg.Policy != "" { // it never ends its step
+			fmt.Println("pushing")
+			<-ctx.Done()
+		}
 		if err == nil {
 			err = h.Wait(ctx)
 		}

@@ -24,6 +24,11 @@ func (s *set) add(i int) bool {
 	return true
 }
 
+func (s *set) clear() {
+	clear(s.bits)
+	s.n = 0
+}
+
 func (s *set) remove(i int) {
 	if s.has(i) {
 		s.bits[i/64] &^= 1 << (i % 64)

@@ -44,7 +44,12 @@ func (m *Machine) setUpdated() {
 
 // propose takes a gradient of a worker whose steps go into sets.
 func (m *Machine) propose(rank int, msg *Message, h Held) {
-	if m.workers[rank].standing == LeftOut {
+	w := &m.workers[rank]
+	if !w.pushed.add(int(msg.Index)) {
+		m.violate(rank, "sent chunk %d of lane %d twice in a step: a set has it once", msg.Index, m.cfg.Lane)
+		return
+	}
+	if w.standing == LeftOut {
 		m.answerOrWait(alone{worker: int32(rank), kind: Drop, epoch: msg.Epoch, index: msg.Index, held: h})
 		return
 	}

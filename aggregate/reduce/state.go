@@ -149,6 +149,7 @@ func (m *Machine) fit(w *worker) {
 	}
 	w.requested.grow(len(m.chunks))
 	if m.cfg.Mode == Stream {
+		w.pushed.grow(len(m.chunks))
 		w.epochs = append(w.epochs, make([]uint8, len(m.chunks)-len(w.epochs))...)
 	}
 	w.hyperSum = append(w.hyperSum, make([]uint32, len(m.tensors)-len(w.hyperSum))...)

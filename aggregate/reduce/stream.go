@@ -52,6 +52,8 @@ func (m *Machine) letGo(rank int, next Standing) {
 		panic("reduce: a worker is released that has not ended its step")
 	}
 	m.commit.has[rank] = false
-	m.workers[rank].standing, m.workers[rank].ended = next, false
+	w := &m.workers[rank]
+	w.standing, w.ended = next, false
+	w.pushed.clear()
 	m.answerOrWait(alone{worker: int32(rank), kind: AnswerStep, epoch: m.workers[rank].stepEpoch, held: m.commit.held[rank]})
 }

@@ -40,6 +40,7 @@ type worker struct {
 	stepEpoch uint8    // stream: of its last commit
 	ending    bool     // stream: that is not answered
 	standing  Standing // stream: of the step that it pushes
+	pushed    set      // stream: chunks of that step, unless each is applied alone
 	ended     bool     // stream: all of that step is applied, added or dropped
 	unheard   int      // requests sent since its last message
 	owing     bool     // it has sent nothing since it was sent a NACK
