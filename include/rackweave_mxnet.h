@@ -61,6 +61,12 @@ struct rw_mx_exchange {
 /* Queues an exchange in MXNet's engine and returns at once. */
 RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange);
 
+/*
+ * Queues the end of this worker's step, in mode stream: it runs when the exchanges with these arrays for their order, which must be
+ * all that were started, are done, and those that are started later run when the job's policy lets the next step begin.
+ */
+RW_API int rw_mx_end_step(rw_mx_store *store, void *const *orders, uint32_t n);
+
 /* The oldest exchange that was started and is not done: its age in milliseconds and its tensor; 0: there is none. */
 RW_API uint64_t rw_mx_oldest(rw_mx_store *store, uint32_t *tensor);
 /* How many exchanges were queued and are not done. */

@@ -15,6 +15,8 @@ struct completion {
 	void *engine, *op;
 };
 
+enum { SLICE_MS = 200 };
+
 struct rw_mx_store {
 	rw_session *session;
 	struct rw_mx_engine engine;
@@ -292,12 +294,20 @@ static int writes(void **list, int n, void *array)
 	return n + 1;
 }
 
+static const struct {
+	int32_t device_type, device_id;
+} cpu = {1, 0};
+static const int prioritized = 3; /* FnProperty::kCPUPrioritized */
+
+static void count(rw_mx_store *s)
+{
+	pthread_mutex_lock(&s->mu);
+	s->pending++;
+	pthread_mutex_unlock(&s->mu);
+}
+
 int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 {
-	static const struct {
-		int32_t device_type, device_id;
-	} cpu = {1, 0};
-	static const int prioritized = 3; /* FnProperty::kCPUPrioritized */
 	struct exchange *x;
 	int rc = 0;
 
@@ -337,14 +347,45 @@ int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 		if (!rc)
 			n = writes(written, n, *kept[i]);
 	}
-	pthread_mutex_lock(&s->mu);
-	s->pending++;
-	pthread_mutex_unlock(&s->mu);
+	count(s);
 	if (rc) {
 		release(x);
 		return rc;
 	}
 	return s->engine.push_async(run, x, release, &cpu, NULL, 0, written, n, &prioritized, with->priority, "rackweave", 0)
+		       ? -EINVAL
+		       : 0;
+}
+
+/* The engine calls it between two steps. Nothing else can go on, so that the wait holds up nobody; rw_abort ends it. */
+static void run_end(void *context, void *on_complete, void *arg)
+{
+	struct exchange *x = arg;
+	rw_session *session = x->store->session;
+	uint64_t handle;
+	int rc;
+
+	(void)context;
+	x->complete = *(struct completion *)on_complete;
+	enlist(x);
+	rc = rw_end_step(session, &handle);
+	if (!rc)
+		do
+			rc = rw_wait_all(session, &handle, 1, SLICE_MS);
+		while (rc == -ETIMEDOUT);
+	delist(x);
+	finish(x, rc);
+}
+
+int rw_mx_end_step(rw_mx_store *s, void *const *orders, uint32_t n)
+{
+	struct exchange *x = calloc(1, sizeof *x);
+
+	if (!x)
+		return -ENOMEM;
+	x->store = s;
+	count(s);
+	return s->engine.push_async(run_end, x, release, &cpu, NULL, 0, (void **)orders, (int)n, &prioritized, 0, "rackweave", 0)
 		       ? -EINVAL
 		       : 0;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Iterable, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -89,6 +89,7 @@ def _declare() -> Any:
         ("rw_mx_open", ctypes.c_int, [pointer, ctypes.POINTER(_Functions), ctypes.POINTER(pointer)]),
         ("rw_mx_close", None, [pointer]),
         ("rw_mx_start", ctypes.c_int, [pointer, ctypes.POINTER(_Exchange)]),
+        ("rw_mx_end_step", ctypes.c_int, [pointer, ctypes.POINTER(pointer), u32]),
         ("rw_mx_oldest", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
         ("rw_mx_pending", ctypes.c_uint64, [pointer]),
         ("rw_mx_nonfinite", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
@@ -130,6 +131,11 @@ class Exchange:
         self._kept = (residual, packed)
         self._fields.threshold, self._fields.residual, self._fields.packed = threshold, residual.handle, packed.handle
 
+    @property
+    def order(self) -> ctypes.c_void_p:
+        """The handle of the array that puts the exchanges in order."""
+        return self._order.handle
+
     def wait(self) -> None:
         """Waits until every exchange that was started is done; raises what made one fail."""
         self._order.wait_to_read()
@@ -170,6 +176,12 @@ class Store:
         handle, self.handle = self.handle, ctypes.c_void_p()
         if handle:
             _rw.rw_mx_close(handle)
+
+    def end_step(self, exchanges: Iterable[Exchange]) -> None:
+        """Queues the end of this worker's step in mode stream, behind all exchanges and before those that are started later."""
+        orders = [e.order for e in exchanges]
+        if _rw.rw_mx_end_step(self.handle, (ctypes.c_void_p * len(orders))(*orders), len(orders)):
+            raise Error("MXNet's engine does not take the end of a step: is this process shutting down?")
 
     def pending(self) -> int:
         """Returns how many exchanges were queued and are not done."""

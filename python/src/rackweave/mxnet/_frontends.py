@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import mxnet as mx
 from mxnet import model as _model
 from mxnet.gluon import trainer as _trainer
 from mxnet.module import module as _module
@@ -18,8 +19,8 @@ def _create(create: Any) -> Any:
 
     @functools.wraps(create)
     def wrapper(kvstore: Any, num_device: int, arg_params: Any) -> Any:
-        if isinstance(kvstore, str) and "rackweave" in kvstore.lower() and "dist" not in kvstore.lower():
-            kvstore = "dist_" + kvstore
+        if isinstance(kvstore, str) and "rackweave" in kvstore.lower():
+            kvstore = mx.kv.create(kvstore)
         return create(kvstore, num_device, arg_params)
 
     return wrapper

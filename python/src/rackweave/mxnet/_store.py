@@ -278,11 +278,7 @@ class RackWeave(KVStoreBase):
         elif self._rule is not None:
             target = entry.value if entry.own else outs[0]
             result = target if entry.direct else entry.merged
-            entry.steps += 1
-            hyper = self._rule.hyper(self._updater.optimizer, key, entry.steps)
-            if self._named.get("momentum") == 0:
-                hyper[4] = 0.0  # as MXNet's updater, which makes a momentum's state at the first update or never
-            entry.exchange.start(store, _engine.PUSHPULL, source, result, priority, hyper)
+            entry.exchange.start(store, _engine.PUSHPULL, source, result, priority, self._hyper(entry))
             if result is not target:
                 result.copyto(target)
         else:
@@ -317,15 +313,26 @@ class RackWeave(KVStoreBase):
         if self._session is None:
             if self._closed:
                 raise ClosedError("the kvstore is closed: make another by mxnet.kvstore.create")
-            if self._rule is None:
-                self._session = self._world.session()
-            else:
-                self._session = self._world.session(mode="eager", optimizer=self._rule.name, hyper=self._named)
+            self._session = self._join()
             self._native = _engine.Store(self._session.native)
             _watchdog.follow(self._session, self._native)
         self._session.check()
         assert self._native is not None
         return self._native
+
+    def _join(self) -> Session:
+        if self._rule is None:
+            return self._world.session()
+        return self._world.session(mode="eager", optimizer=self._rule.name, hyper=self._named)
+
+    def _hyper(self, entry: _Key) -> List[float]:
+        """Counts an update of the key and returns what to tell the aggregator for it."""
+        assert self._rule is not None
+        entry.steps += 1
+        hyper = self._rule.hyper(self._updater.optimizer, entry.key, entry.steps)
+        if self._named.get("momentum") == 0:
+            hyper[4] = 0.0  # as MXNet's updater, which makes a momentum's state at the first update or never
+        return hyper
 
     def _change_rule(self) -> None:
         """Follows a change of optimizer, whose states begin anew: in another session where this one has states, or another rule."""
@@ -407,10 +414,3 @@ def _fits(entry: _Key, array: Any) -> None:
             f"key {entry.key!r} was given as {entry.dtype} of shape {entry.shape}, "
             f"and now as {np.dtype(array.dtype)} of shape {array.shape}"
         )
-
-
-class RackWeaveAsync(RackWeave):
-    """Refuses asynchronous training, which the aggregator does not do."""
-
-    def __init__(self) -> None:
-        raise ConfigError(f"asynchronous training is not supported: use {TYPE!r}")

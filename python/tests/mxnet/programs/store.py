@@ -52,16 +52,16 @@ def names_and_place():
     assert (kv.type, kv.rank, kv.num_workers) == ("dist_sync_rackweave", RANK, N)
     assert kv.is_capable("optimizer") and isinstance(mx.kv.create("rackweave"), type(kv))
     raises(ValueError, "capability", kv.is_capable, "flying")
-    raises(ValueError, "asynchronous training is not supported", mx.kv.create, "dist_async_rackweave")
 
 
 @check
 def a_name_without_dist_is_taken_on_one_device():
     net = mx.gluon.nn.Dense(1, in_units=1)
     net.initialize()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="rackweave")
-    trainer._init_kvstore()
-    assert trainer._kvstore is not None and trainer._kvstore.type == "dist_sync_rackweave"
+    for name, kind in {"rackweave": "dist_sync_rackweave", "rackweave_async": "dist_async_rackweave"}.items():
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=name)
+        trainer._init_kvstore()
+        assert trainer._kvstore is not None and trainer._kvstore.type == kind
 
 
 @check
@@ -157,6 +157,49 @@ def compression_is_mxnets_2bit():
             kv.pushpull("g", [mx.nd.array(grads[RANK, d], ctx=mx.cpu(d)) for d in range(devices)], out=outs)
             for out in outs:
                 np.testing.assert_array_equal(out.asnumpy(), want)
+
+
+@check
+def an_asynchronous_store_updates_by_each_gradient_alone():
+    r, turns = np.random.RandomState(3), 4
+    start, grads = r.uniform(-1, 1, 500).astype(np.float32), r.uniform(-1, 1, (N, turns, 500)).astype(np.float32)
+    for name, params in {
+        "sgd": {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+        "sgd ": {"learning_rate": 0.1},
+        "adam": {"learning_rate": 0.01, "wd": 0.01},
+    }.items():
+        kv, weight, want = mx.kv.create("dist_async_rackweave"), mx.nd.array(start), mx.nd.array(start)
+        assert kv.type == "dist_async_rackweave"
+        kv.set_optimizer(mx.optimizer.create(name.strip(), rescale_grad=0.25, **params))
+        local = mx.optimizer.get_updater(mx.optimizer.create(name.strip(), rescale_grad=0.25, **params))
+        kv.broadcast("w", weight, out=weight)
+        for rank in range(N):  # one after the other, so that there is one right result
+            for grad in grads[rank]:
+                local("w", mx.nd.array(grad), want)
+                if rank == RANK:
+                    kv.pushpull("w", mx.nd.array(grad), out=weight)
+            mx.nd.waitall()
+            kv._barrier()
+            if rank == RANK:
+                np.testing.assert_array_equal(weight.asnumpy(), want.asnumpy())
+
+
+@check
+def an_asynchronous_worker_does_not_wait_for_the_others():
+    kv = mx.kv.create("rackweave_async")
+    net = mx.gluon.nn.Dense(1, in_units=3)
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=kv)
+    for _ in range(5 + 20 * RANK):
+        with mx.autograd.record():
+            out = net(mx.nd.ones((2, 3)))
+        out.backward()
+        trainer.step(2)
+    mx.nd.waitall()  # rank 0 is here first; nobody waits for it
+    kv._barrier()
+    kv = mx.kv.create("dist_async_rackweave")
+    raises(ValueError, "no optimizer", kv.pushpull, "g", mine(3))
+    raises(ValueError, "the aggregator runs the optimizer, and it is Ftrl", trained, "ftrl", {}, kv)
 
 
 @check
