@@ -71,6 +71,18 @@ func (s *share) carryAbove() {
 			s.sendSum(act)
 		case hierarchy.SendResult:
 			s.sendResult(act)
+		case hierarchy.SendRequest:
+			s.notice(act, noticeRequest)
+		case hierarchy.SendRecall:
+			s.notice(act, noticeRecall)
+		case hierarchy.SendNACK:
+			s.notice(act, noticeNACK)
+		case hierarchy.Follow:
+			a.wanted = append(a.wanted, act.Index)
+		case hierarchy.Discard:
+			a.sums.release(a.buffer[act.Index])
+			a.buffer[act.Index] = noResult
+			a.recalled = append(a.recalled, act.Index)
 		case hierarchy.Return:
 			b := a.buffer[act.Index]
 			a.result[act.Index] = b
@@ -246,6 +258,13 @@ func (s *share) sendResult(act *hierarchy.Action) {
 	s.counted(k, wr)
 }
 
+// notice sends word of a chunk to another rack, without a payload.
+func (s *share) notice(act *hierarchy.Action, what uint8) {
+	k := s.above.links[act.Peer]
+	s.touch(k)
+	k.Put(chunk.Pack(chunk.OpNotice, what, act.Index), noResult)
+}
+
 func (s *share) counted(k *link, wr *verbs.SendWR) {
 	k.counters.SentBytes += uint64(wr.Length)
 	s.local.AboveSentBytes += uint64(wr.Length)
@@ -263,6 +282,10 @@ func (s *share) receiveAbove(k *link, wc *verbs.WC) {
 	}
 	if int(index) >= len(s.store.chunks) {
 		s.peerViolates(k, "sent chunk %d of lane %d, which has %d", index, s.lane, len(s.store.chunks))
+		return
+	}
+	if op == chunk.OpNotice {
+		s.noticed(k, epoch, index)
 		return
 	}
 	c := &s.store.chunks[index]
@@ -285,6 +308,23 @@ func (s *share) receiveAbove(k *link, wc *verbs.WC) {
 		return
 	}
 	k.counters.Chunks++
+	s.carryAbove()
+}
+
+// noticed handles a notice of another rack's.
+func (s *share) noticed(k *link, what uint8, index uint32) {
+	a := s.above
+	switch what {
+	case noticeRequest:
+		a.reducer.Requested(k.rank, index)
+	case noticeRecall:
+		a.reducer.Recall(k.rank, index)
+	case noticeNACK:
+		a.reducer.NACKed(k.rank, index)
+	default:
+		s.peerViolates(k, "sent notice %d", what)
+		return
+	}
 	s.carryAbove()
 }
 

@@ -1,8 +1,11 @@
 package aggregate_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"testing"
 
 	"github.com/rackweave/rackweave/aggregate"
@@ -158,5 +161,51 @@ func TestRacksEqualPlainGoBitForBit(t *testing.T) {
 			})
 			exchangeRacks(t, 1, c, tc.topology.Pods, 3, network)
 		})
+	}
+}
+
+// Racks may have 1 to 8 members in any shape, and workers may push in orders of their own: windows of a few slots then fill with
+// chunks that other racks cannot send. All of it ends with the same bits.
+func TestRacksInAnyShapeAndOrderEqualPlainGo(t *testing.T) {
+	// RACKS_SEEDS asks for more of them.
+	seeds, err := strconv.ParseUint(cmp.Or(os.Getenv("RACKS_SEEDS"), "20"), 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range seeds {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		workers := make([]int, 1+rng.IntN(8))
+		for i := range workers {
+			workers[i] = 1 + rng.IntN(2)
+		}
+		topology := hierarchy.Topology{Racks: len(workers), Pods: 1}
+		if n := len(workers); n%2 == 0 && n > 2 && rng.IntN(2) == 0 {
+			topology.Pods = 2
+		}
+		var shapes []hierarchy.Shape
+		for _, s := range hierarchy.Shapes() {
+			if topology.Shape = s; topology.Check() == nil {
+				shapes = append(shapes, s)
+			}
+		}
+		topology.Shape = shapes[rng.IntN(len(shapes))]
+		job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: 4096, Hyper: optim.Sum.Defaults()}
+		if rng.IntN(2) == 0 {
+			job.Mode, job.Rule, job.Hyper = aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()
+		}
+		wire := []chunk.DType{chunk.F32, chunk.BF16}[rng.IntN(2)]
+		window := 2 + rng.IntN(6)
+		name := fmt.Sprintf("seed %d: workers %v, %v, %d pods, mode %v, %v, window %d", seed, workers, topology.Shape, topology.Pods,
+			job.Mode, wire, window)
+		ok := t.Run(name, func(t *testing.T) {
+			c, network := simCluster(t, seed, topology, workers, racktest.Config{
+				Lanes: 1 + rng.IntN(2), Window: window, Job: job, Shuffle: seed + 1,
+				Tensors: tensorsOf(wire, 1, 5000, 1023, 20000, 3, 4000, 9000),
+			})
+			exchangeRacks(t, seed, c, topology.Pods, 2, network)
+		})
+		if !ok {
+			return
+		}
 	}
 }

@@ -67,7 +67,46 @@ func (s *share) advanceAbove() (worked bool) {
 		worked = true
 	}
 	s.above.returned = s.above.returned[:0]
+	for _, index := range s.above.recalled {
+		s.machine.Recalled(s.stamp, index)
+		s.carryOut()
+		worked = true
+	}
+	s.above.recalled = s.above.recalled[:0]
+	s.follow()
 	return worked
+}
+
+// follow asks the workers for chunks that other racks wait for, and makes room for them.
+func (s *share) follow() {
+	for _, index := range s.above.wanted {
+		stuck := s.machine.Follow(s.stamp, index)
+		s.carryOut()
+		if stuck {
+			s.above.reducer.Yield()
+			s.carryAbove()
+		}
+	}
+	s.above.wanted = s.above.wanted[:0]
+}
+
+// patience is how many counted ticks pass without a chunk finished above the rack before its own workers are taken for stalled:
+// their slots are held while sums are on their way.
+const patience = 32
+
+// tickAbove looks for stalls among racks, and among the rack's own workers only if nothing moves above.
+func (s *share) tickAbove(counts bool) (stalled bool) {
+	r := s.above.reducer
+	r.Tick(counts)
+	s.carryAbove()
+	s.advanceAbove()
+	s.missLeft()
+	if r.Open() > 0 && r.Idle() < patience {
+		return true
+	}
+	stalled = s.machine.Tick(s.stamp, counts)
+	s.carryOut()
+	return stalled || r.Open() > 0
 }
 
 // waiting reports whether advance may have something to do.
@@ -75,11 +114,11 @@ func (s *share) waiting() bool { return s.machine.Waiting() || s.above != nil &&
 
 // tick looks for a stall and reports whether there is one.
 func (s *share) tick(counts bool) bool {
+	if s.above != nil {
+		return s.tickAbove(counts)
+	}
 	stalled := s.machine.Tick(s.stamp, counts)
 	s.carryOut()
-	if s.above != nil {
-		s.missLeft()
-	}
 	return stalled
 }
 

@@ -25,6 +25,13 @@ const (
 	peerLeft   = 1 // the rack's workers have left the job in peace
 )
 
+// The epochs of a [chunk.OpNotice] between aggregators.
+const (
+	noticeNACK    = chunk.NoticeNACK    // to the parent's child: its sum is not kept
+	noticeRequest = chunk.NoticeRequest // to the child: others wait for its sum
+	noticeRecall  = 2                   // to the parent: the child wants its sum back
+)
+
 // noteBytes is the size of the note behind a sum: where its result goes, the checksum of the hyper-parameters, and flags.
 const (
 	noteBytes  = 16
@@ -63,6 +70,8 @@ type above struct {
 	result    []int32         // by chunk: of the last result
 	pending   []reduce.Action // chunks that wait for a buffer, oldest first
 	returned  []uint32        // chunks whose results are there for the rack's workers
+	recalled  []uint32        // chunks whose sums are not kept
+	wanted    []uint32        // chunks that other racks wait for
 	slotBytes uint64
 	left      []bool // by rack: its workers have left in peace
 	someLeft  bool
@@ -111,4 +120,6 @@ func (a *above) add(chunks []storedChunk) {
 func (a *above) name(rack int) string { return fmt.Sprintf("rack %q", a.cfg.Names[rack]) }
 
 // waiting reports whether something is to be done that is no message.
-func (a *above) waiting() bool { return len(a.pending)+len(a.returned) > 0 }
+func (a *above) waiting() bool {
+	return len(a.pending)+len(a.returned)+len(a.recalled)+len(a.wanted) > 0
+}

@@ -12,8 +12,6 @@ var ErrProtocol = errors.New("protocol violation between aggregators")
 // epochMask bounds an epoch, which counts modulo 128 as the immediate does.
 const epochMask = 127
 
-const none = -1
-
 // ActionKind says what an action asks of the lane.
 type ActionKind uint8
 
@@ -29,6 +27,16 @@ const (
 	SendResult
 	// Return gives the result to the rack's workers.
 	Return
+	// Discard gives the rack's sum of the chunk up: its workers send their gradients again.
+	Discard
+	// Follow makes the rack's workers send the chunk before others.
+	Follow
+	// SendRequest asks rack Peer to send its sum of the chunk before others.
+	SendRequest
+	// SendRecall asks rack Peer to give this rack's sum of the chunk back, so that others find room.
+	SendRecall
+	// SendNACK tells rack Peer that its sum of the chunk is not kept. It answers the sum.
+	SendNACK
 	// Violate ends the job: rack Peer broke the protocol, as Err says.
 	Violate
 )
@@ -61,9 +69,13 @@ type chunkState struct {
 	sent  bool  // its partial sum has a slot at the parent
 	own   bool  // this rack's sum is there
 	init  bool  // what is under way is a broadcast
-	have  uint16
-	slot  uint16 // at the parent
-	row   int32  // where the children's slots are kept; none: no child's sum is there
+	asked bool  // others wait for this rack's sum
+	back  bool  // this rack's sum was asked back from the parent
+	// What the children's windows are to hold while racks are stalled.
+	agreed bool
+	have   uint16
+	slot   uint16 // at the parent
+	row    int32  // where the children's slots are kept; none: no child's sum is there
 }
 
 // answer is a result that waits for room.
@@ -71,6 +83,7 @@ type answer struct {
 	index uint32
 	slot  uint16 // of the sum that it answers
 	init  bool
+	nack  bool
 }
 
 // peer is the reducer's view of another rack.
@@ -80,6 +93,7 @@ type peer struct {
 	sends   int          // free entries of the send queue
 	answers ring[answer] // what waits for room, oldest first; answers go first
 	sums    ring[uint32]
+	notices int // requests and recalls on their way
 }
 
 // Reducer decides what becomes of one lane's chunks above the rack. It is a pure machine: events go in, actions come out. A chunk
@@ -90,11 +104,14 @@ type peer struct {
 type Reducer struct {
 	cfg     ReducerConfig
 	routes  []Route // by owner
+	lead    []int   // by owner, the rack by which the leader's sum comes
 	chunks  []chunkState
 	rows    []uint16 // of slots, by rack
 	free    []int32  // unused rows
 	peers   []peer   // by rack
 	slots   []uint16 // those of the chunk that was gathered last, by rack, plus 1
+	open    []uint32 // chunks of which some sum is there, oldest first
+	stall   stall
 	failed  bool
 	actions []Action
 }
@@ -104,6 +121,7 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 	m := &Reducer{cfg: cfg, peers: make([]peer, cfg.Racks), slots: make([]uint16, cfg.Racks)}
 	for owner := range cfg.Racks {
 		m.routes = append(m.routes, cfg.Route(cfg.Rack, owner))
+		m.lead = append(m.lead, cfg.leads(cfg.Rack, owner))
 	}
 	for r := range m.peers {
 		p := &m.peers[r]
@@ -153,8 +171,24 @@ func (m *Reducer) Ready(index uint32, init bool) {
 		m.violate(m.child(c), "%s chunk %d of lane %d while rack %d does not", initOrSum(c.init), index, m.cfg.Lane, m.cfg.Rack)
 		return
 	}
+	m.opened(index, c)
 	c.own, c.init = true, init
 	m.gathered(index, c)
+}
+
+// opened takes note of a chunk's first sum.
+func (m *Reducer) opened(index uint32, c *chunkState) {
+	if !c.own && c.have == 0 {
+		m.open = append(m.open, index)
+	}
+}
+
+// shut takes note that no sum of a chunk is there any more.
+func (m *Reducer) shut(index uint32, c *chunkState) {
+	if !c.own && c.have == 0 {
+		i := slices.Index(m.open, index)
+		m.open = slices.Delete(m.open, i, i+1)
+	}
 }
 
 func initOrSum(init bool) string {
@@ -227,6 +261,7 @@ func (m *Reducer) Partial(rack int, index uint32, epoch uint8, init bool) {
 		m.violate(rack, "sent chunk %d of lane %d for epoch %d twice", index, m.cfg.Lane, epoch)
 		return
 	}
+	m.opened(index, c)
 	m.row(c)[rack] = *p.here.at(0) + 1
 	p.here.drop()
 	c.init = init
@@ -260,18 +295,25 @@ func (m *Reducer) finished(index uint32, c *chunkState) {
 	if !c.init {
 		c.epoch = after(c.epoch)
 	}
-	c.own, c.sent = false, false
+	c.own, c.sent, c.asked, c.back = false, false, false, false
+	m.stall.finished++
 	for _, child := range m.route(c).Children {
 		m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, init: c.init})
 	}
+	m.empty(c)
+	m.shut(index, c)
+	m.emit(Action{Kind: Return, Index: index, Init: c.init})
+	for _, child := range m.route(c).Children {
+		m.flush(child)
+	}
+}
+
+// empty gives up the children's sums of a chunk.
+func (m *Reducer) empty(c *chunkState) {
 	c.have = 0
 	if c.row != none {
 		m.free = append(m.free, c.row)
 		c.row = none
-	}
-	m.emit(Action{Kind: Return, Index: index, Init: c.init})
-	for _, child := range m.route(c).Children {
-		m.flush(child)
 	}
 }
 
@@ -303,6 +345,7 @@ func (m *Reducer) Result(rack int, index uint32, epoch uint8, init bool) {
 func (m *Reducer) Sent(rack, n int) {
 	m.begin()
 	p := &m.peers[rack]
+	p.notices = max(0, p.notices-n)
 	if p.sends += n; p.sends > m.cfg.Sends {
 		panic(fmt.Sprintf("hierarchy: rack %d has received more messages than were sent", rack))
 	}
@@ -316,6 +359,10 @@ func (m *Reducer) flush(rack int) {
 		a := *p.answers.at(0)
 		p.answers.drop()
 		p.here.put(a.slot)
+		if a.nack {
+			m.emit(Action{Kind: SendNACK, Index: a.index, Peer: rack, Slot: int(a.slot)})
+			continue
+		}
 		m.emit(Action{Kind: SendResult, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Init: a.init})
 	}
 	for ; p.sends > 0 && p.sums.len() > 0 && p.there.len() > 0; p.sends-- {

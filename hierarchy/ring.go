@@ -1,13 +1,13 @@
 package hierarchy
 
 // ring is a bounded first-in, first-out queue.
-type ring[T any] struct {
+type ring[T comparable] struct {
 	all  []T
 	head int
 	n    int
 }
 
-func newRing[T any](size int) ring[T] { return ring[T]{all: make([]T, size)} }
+func newRing[T comparable](size int) ring[T] { return ring[T]{all: make([]T, size)} }
 
 // fullRing is a ring of the numbers from 0 to size-1.
 func fullRing(size int) ring[uint16] {
@@ -34,4 +34,18 @@ func (r *ring[T]) put(v T) {
 func (r *ring[T]) drop() {
 	r.head = (r.head + 1) % len(r.all)
 	r.n--
+}
+
+// advance puts an element that is there before all others.
+func (r *ring[T]) advance(v T) {
+	for i := range r.n {
+		if *r.at(i) != v {
+			continue
+		}
+		for ; i > 0; i-- {
+			*r.at(i) = *r.at(i - 1)
+		}
+		*r.at(0) = v
+		return
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
@@ -82,7 +83,7 @@ func (c *Cluster) Drive(network func(), handles [][][]uint64, limit int) error {
 		for i, r := range c.Racks {
 			done, err := r.step(handles[i], round%16 == 15)
 			if err != nil {
-				return fmt.Errorf("rack %d: %w", i, err)
+				return errors.Join(fmt.Errorf("rack %d: %w", i, err), c.failures())
 			}
 			all = all && done
 		}
@@ -91,6 +92,17 @@ func (c *Cluster) Drive(network func(), handles [][][]uint64, limit int) error {
 		}
 	}
 	return fmt.Errorf("not done after %d rounds", limit)
+}
+
+// failures are why the racks' jobs failed.
+func (c *Cluster) failures() error {
+	var errs []error
+	for i, r := range c.Racks {
+		if f := r.Job.Failure(); f != nil {
+			errs = append(errs, fmt.Errorf("rack %d failed: %w", i, f.Err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Submit starts operations, by rack and worker.
@@ -152,7 +164,7 @@ func byPod(sums [][]float32, pods int) (out [][]float32) {
 	return out
 }
 
-// AllOps are operations of one kind on all tensors, by rack and worker, with priorities that differ.
+// AllOps are operations of one kind on all tensors, by rack and worker, with priorities that differ, or in orders that do.
 func (c *Cluster) AllOps(kind chunk.Op) [][][]worker.Op {
 	ops := make([][][]worker.Op, len(c.Racks))
 	for i, r := range c.Racks {
@@ -160,6 +172,13 @@ func (c *Cluster) AllOps(kind chunk.Op) [][][]worker.Op {
 			var of []worker.Op
 			for t := range r.Plan.NumTensors() {
 				of = append(of, w.Op(kind, t, int32(t%3)))
+			}
+			if seed := r.Config.Shuffle; seed != 0 {
+				rng := rand.New(rand.NewPCG(seed, uint64(r.Config.FirstRank+w.Rank)))
+				rng.Shuffle(len(of), func(a, b int) { of[a], of[b] = of[b], of[a] })
+				for k := range of {
+					of[k].Priority = 0
+				}
 			}
 			ops[i] = append(ops[i], of)
 		}

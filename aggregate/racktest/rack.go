@@ -25,6 +25,7 @@ type Config struct {
 	Workers    [][]*verbs.Device // by worker: its NICs; several workers may use the same
 	AckTimeout time.Duration     // 0: the contract's default
 	Absent     int               // more workers of the job, which never attach
+	Shuffle    uint64            // AllOps gives each worker an order of its own, by this seed; 0: it does not
 	FirstRank  int               // of the first worker, in a job over several racks
 	Lanes      int
 	Window     int

@@ -13,11 +13,12 @@ const (
 	Complete                   // none is missing: it waits for room to answer
 	Above                      // handed to the reducer above the rack
 	Returned                   // the reducer above has its result: it waits for room to answer
+	Recalled                   // the reducer above gave it back: its gradients are to be sent again
 	Waiting                    // gradients wait for their sets
 )
 
 func (s FoldState) String() string {
-	return [...]string{"free", "gathering", "complete", "above", "returned", "waiting"}[s]
+	return [...]string{"free", "gathering", "complete", "above", "returned", "recalled", "waiting"}[s]
 }
 
 // fold is a chunk in progress.

@@ -88,6 +88,37 @@ func (m *Machine) returned(index uint32) {
 	m.finishOrWait(i)
 }
 
+// recalled takes a chunk back whose sum the reducer above does not keep.
+func (m *Machine) recalled(index uint32) {
+	i := m.chunks[index].fold
+	if i == none || m.folds.at(i).state != Above {
+		panic("reduce: a chunk was recalled that was not handed up")
+	}
+	m.folds.at(i).state = Recalled
+	m.finishOrWait(i)
+}
+
+// giveBack tells every worker that its gradient of a recalled chunk is not kept.
+func (m *Machine) giveBack(i int32) bool {
+	if !m.canAnswerAll(false) {
+		return false
+	}
+	index := m.folds.at(i).chunk
+	for rank := range m.workers {
+		w := &m.workers[rank]
+		h := m.folds.leave(i, rank)
+		if w.state != Attached {
+			continue
+		}
+		w.owing = true
+		w.release(&h)
+		w.stats.Chunks--
+		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: index, Message: h})
+	}
+	m.endFold(i)
+	return true
+}
+
 func (m *Machine) finishOrWait(i int32) {
 	if m.ready.len() > 0 || !m.finish(i) {
 		m.ready.put(i)
@@ -99,6 +130,9 @@ func (m *Machine) finishOrWait(i int32) {
 func (m *Machine) finish(i int32) bool {
 	f := m.folds.at(i)
 	c := &m.chunks[f.chunk]
+	if f.state == Recalled {
+		return m.giveBack(i)
+	}
 	// A push of a two-phase step has no answer but the acknowledgement.
 	result := (m.cfg.Mode != TwoPhase || f.broadcast) && !m.tensors[c.Tensor].Direct
 	if !m.canAnswerAll(result) {

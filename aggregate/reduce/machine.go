@@ -113,6 +113,31 @@ func (m *Machine) Returned(now int64, index uint32) {
 	}
 }
 
+// Recalled takes a chunk back from the reducer above the rack, which does not keep its sum: its gradients are to be sent again.
+func (m *Machine) Recalled(now int64, index uint32) {
+	m.begin(now)
+	if m.state == Running {
+		m.recalled(index)
+	}
+}
+
+// Follow asks the workers for a chunk that other racks have sent up. It reports whether one that lacks it has no slot for it.
+func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
+	m.begin(now)
+	i := m.chunks[index].fold
+	for rank := range m.workers {
+		w := &m.workers[rank]
+		if m.state != Running || w.state != Attached || i != none && m.folds.has(i, rank) {
+			continue
+		}
+		if !w.requested.has(int(index)) {
+			m.requestChunk(rank, index, requestsAtOnce)
+		}
+		stuck = stuck || w.stuck()
+	}
+	return stuck
+}
+
 // Advance does one thing that waited for room, if there is room, and reports whether it did. Call it until it does nothing.
 func (m *Machine) Advance(now int64) bool {
 	m.begin(now)

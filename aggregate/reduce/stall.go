@@ -95,11 +95,14 @@ func (m *Machine) lacks(rank int) bool { return m.folds.of[rank] < m.folds.open(
 
 // request tells a worker that others have sent a chunk and it has not.
 func (m *Machine) request(rank int, i int32, most int) {
+	m.requestChunk(rank, m.folds.at(i).chunk, most)
+}
+
+func (m *Machine) requestChunk(rank int, index uint32, most int) {
 	w := &m.workers[rank]
 	if !w.hears(most) {
 		return
 	}
-	index := m.folds.at(i).chunk
 	w.requested.add(int(index))
 	w.unheard++
 	w.sends--

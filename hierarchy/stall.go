@@ -1,0 +1,238 @@
+package hierarchy
+
+// Racks may get their chunks complete in different orders, because their workers push in different orders. Windows are bounded, so
+// each rack can fill with chunks that another has not sent: a deadlock that order alone causes, as among the workers of one rack.
+// It is broken in the same way. Rack 0 leads. Where its sum of a chunk is there and others are missing, they are sent a request
+// for theirs, and pass it on to their workers; one whose workers have no room recalls a sum that nobody asked it for, which its
+// workers then send again later. Rack 0 recalls nothing, so each chunk that it has sent is finished after finitely many ticks.
+
+const (
+	// followAfter is how many counted ticks pass without a finished chunk before the leader is followed, and between two requests.
+	followAfter = 4
+	// requestsPerTick bounds the chunks that a tick asks for, oldest first.
+	requestsPerTick = 8
+	// mostNotices bounds the requests and recalls on their way to a rack: they must find posted receives.
+	mostNotices = 12
+)
+
+// Idle returns how many counted ticks have passed without a finished chunk.
+func (m *Reducer) Idle() int { return m.stall.idle }
+
+// Open returns how many chunks wait for sums or for their results.
+func (m *Reducer) Open() int { return len(m.open) }
+
+// Tick looks for chunks that others wait for and asks for them. counts says that enough time has passed since the last tick that
+// counted for every rack to have done something.
+func (m *Reducer) Tick(counts bool) {
+	m.begin()
+	s := &m.stall
+	if s.finished != s.before || len(m.open) == 0 {
+		s.before, s.idle = s.finished, 0
+		return
+	}
+	if counts {
+		s.idle++
+	}
+	if !counts || s.idle%followAfter != 0 || m.failed {
+		return
+	}
+	// The children's windows here are to hold the oldest chunks that the leader has sent, or that the parent waits for.
+	agreed, asked := 0, 0
+	for _, index := range m.open {
+		c := &m.chunks[index]
+		if c.agreed = agreed < m.cfg.Window && (m.led(c) || c.asked) && !c.sent; c.agreed {
+			agreed++
+		}
+	}
+	for i := 0; i < len(m.open) && asked < requestsPerTick; i++ {
+		c := &m.chunks[m.open[i]]
+		if (c.agreed || c.asked && !c.sent) && m.follow(m.open[i], c) {
+			asked++
+		}
+	}
+}
+
+// makeRoom gives a child the youngest of its sums back that is not agreed on, if its window here is full.
+func (m *Reducer) makeRoom(child int) {
+	if m.peers[child].here.len() > 0 {
+		return
+	}
+	for i := len(m.open) - 1; i >= 0; i-- {
+		if c := &m.chunks[m.open[i]]; !c.agreed && !c.sent && c.have > 0 && m.row(c)[child] != 0 && !m.queued(c) {
+			m.giveBack(child, m.open[i], c)
+			return
+		}
+	}
+}
+
+// giveBack answers a child's sum by giving it back.
+func (m *Reducer) giveBack(child int, index uint32, c *chunkState) {
+	m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, nack: true})
+	m.row(c)[child] = 0
+	if c.have--; c.have == 0 {
+		m.empty(c)
+	}
+	m.shut(index, c)
+	m.flush(child)
+}
+
+// led reports whether the leader's sum of a chunk is there.
+func (m *Reducer) led(c *chunkState) bool {
+	switch by := m.lead[c.owner]; {
+	case by == none:
+		return false
+	case by == m.cfg.Rack:
+		return c.own
+	default:
+		return c.have > 0 && m.row(c)[by] != 0
+	}
+}
+
+// follow asks for the sums of a chunk that are missing here, and reports whether any is.
+func (m *Reducer) follow(index uint32, c *chunkState) (missing bool) {
+	c.asked = true
+	if !c.own {
+		missing = true
+		m.emit(Action{Kind: Follow, Index: index})
+	}
+	for _, child := range m.route(c).Children {
+		if c.have == 0 || m.row(c)[child] == 0 {
+			missing = true
+			if c.agreed {
+				m.makeRoom(child)
+			}
+			m.notify(child, Action{Kind: SendRequest, Index: index, Peer: child})
+		}
+	}
+	return missing
+}
+
+// notify sends a request or a recall, if there is room: if not, a later tick will.
+func (m *Reducer) notify(rack int, a Action) bool {
+	p := &m.peers[rack]
+	if p.notices >= mostNotices || p.sends == 0 {
+		return false
+	}
+	p.notices++
+	p.sends--
+	m.emit(a)
+	return true
+}
+
+// Requested takes note that the parent waits for the sum of a chunk.
+func (m *Reducer) Requested(rack int, index uint32) {
+	m.begin()
+	if m.failed {
+		return
+	}
+	if int(index) >= len(m.chunks) || m.route(&m.chunks[index]).Parent != rack {
+		m.violate(rack, "asked for chunk %d of lane %d, which is none of its own", index, m.cfg.Lane)
+		return
+	}
+	// One that was sent meanwhile is on its way.
+	if c := &m.chunks[index]; m.queued(c) {
+		m.peers[rack].sums.advance(index)
+	} else if !c.sent {
+		m.follow(index, c)
+	}
+}
+
+// Yield makes room in the rack's windows: it gives up the youngest of its sums that nobody has asked for.
+func (m *Reducer) Yield() {
+	m.begin()
+	if m.failed || m.cfg.Rack == leader {
+		return
+	}
+	for i := len(m.open) - 1; i >= 0; i-- {
+		index := m.open[i]
+		c := &m.chunks[index]
+		switch {
+		case !c.own || c.asked || c.back || m.led(c) || m.queued(c) && c.have > 0:
+			continue
+		case c.sent:
+			if !m.notify(m.route(c).Parent, Action{Kind: SendRecall, Index: index, Peer: m.route(c).Parent}) {
+				return
+			}
+			c.back = true
+		default:
+			if m.queued(c) {
+				sums := &m.peers[m.route(c).Parent].sums
+				sums.advance(index)
+				sums.drop()
+			}
+			c.own = false
+			m.shut(index, c)
+			m.emit(Action{Kind: Discard, Index: index})
+		}
+		return
+	}
+}
+
+// queued reports whether a chunk's sum, with its children's, waits for room at the parent.
+func (m *Reducer) queued(c *chunkState) bool {
+	return !c.sent && c.own && int(c.have) == len(m.route(c).Children) && m.route(c).Parent >= 0
+}
+
+// Recall takes note that a child wants its sum of a chunk back. It gets it, unless the result is on its way.
+func (m *Reducer) Recall(rack int, index uint32) {
+	m.begin()
+	if m.failed {
+		return
+	}
+	if int(index) >= len(m.chunks) || !m.isChild(rack, &m.chunks[index]) {
+		m.violate(rack, "recalled chunk %d of lane %d, which is none of its own", index, m.cfg.Lane)
+		return
+	}
+	c := &m.chunks[index]
+	switch {
+	case c.have == 0 || m.row(c)[rack] == 0 || m.queued(c):
+	case c.sent:
+		parent := m.route(c).Parent
+		if !c.back && !m.led(c) && m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent}) {
+			c.back = true
+		}
+	default:
+		m.giveBack(rack, index, c)
+	}
+}
+
+func (m *Reducer) isChild(rack int, c *chunkState) bool {
+	for _, child := range m.route(c).Children {
+		if child == rack {
+			return true
+		}
+	}
+	return false
+}
+
+// NACKed takes note that the parent has not kept a chunk's sum. It is sent again behind others, unless it was recalled: then all
+// that is part of it is given up.
+func (m *Reducer) NACKed(rack int, index uint32) {
+	m.begin()
+	if m.failed {
+		return
+	}
+	if int(index) >= len(m.chunks) || !m.chunks[index].sent || m.route(&m.chunks[index]).Parent != rack {
+		m.violate(rack, "gave chunk %d of lane %d back, which it was not sent", index, m.cfg.Lane)
+		return
+	}
+	c := &m.chunks[index]
+	m.peers[rack].there.put(c.slot)
+	if !c.back {
+		c.sent = false
+		m.peers[rack].sums.put(index)
+		m.flush(rack)
+		return
+	}
+	for _, child := range m.route(c).Children {
+		m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, nack: true})
+	}
+	c.own, c.sent, c.back = false, false, false
+	m.empty(c)
+	m.shut(index, c)
+	m.emit(Action{Kind: Discard, Index: index})
+	for _, child := range m.route(c).Children {
+		m.flush(child)
+	}
+	m.flush(rack)
+}
