@@ -132,7 +132,7 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 		}
 	}
 	before := r.foldTimes(ctx, &s, server)
-	reports, err := r.workers(ctx, &s, server, results)
+	reports, err := r.workers(ctx, &s, server, results, nil)
 	if err != nil {
 		return res, err
 	}
@@ -168,7 +168,8 @@ func unnamed() (*os.File, error) {
 }
 
 // workers runs all workers to their end. The first that fails ends the others. Each writes its final results where there is a file.
-func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []*os.File) ([]workerReport, error) {
+// stepped, if not nil, is told of each exchange that rank 0 has ended.
+func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []*os.File, stepped func()) ([]workerReport, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	job := s.Job
@@ -190,6 +191,9 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 				reports[rank] = rep
 			} else if rank == 0 {
 				bar.Add(1)
+				if stepped != nil {
+					stepped()
+				}
 			}
 			return nil
 		}

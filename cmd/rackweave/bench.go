@@ -141,14 +141,16 @@ func hyperOf(settings []string) (map[string]float64, error) {
 func benchCommand() *cobra.Command {
 	var b benchFlags
 	var jsonFile string
-	var noRoofline bool
+	var noRoofline, flood bool
+	var jobs int
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Exchange a model's gradients with infinitely fast compute and measure it",
 		Long: `Exchange a model's gradients with infinitely fast compute and measure it, in the terms of nccl-tests. The most that this
 machine can do of such an exchange is measured in the same run, and the result is printed as a share of it.
 With --replay workers compute as long as the model's layers do, by sleeping: gradients are pushed while the backward pass goes on,
-and each layer's forward pass waits for its own parameters. The step's time is printed in parts.`,
+and each layer's forward pass waits for its own parameters. The step's time is printed in parts.
+With --jobs several jobs exchange side by side, or all but the last beside one that floods: what each gets of its weight's share.`,
 		Example: `  rackweave bench
   rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
@@ -158,6 +160,8 @@ and each layer's forward pass waits for its own parameters. The step's time is p
   rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token SECRET
   rackweave bench --replay --model resnet50 --workers 8
   rackweave bench --replay --layers layers.csv
+  rackweave bench --jobs 4 --workers 1 --bytes 16MB
+  rackweave bench --jobs 2 --flood --workers 1 --bytes 1MB
   rackweave bench compare --with gloo,mpi
   rackweave bench ablate --svg figures`,
 		Args: cobra.NoArgs,
@@ -173,6 +177,12 @@ and each layer's forward pass waits for its own parameters. The step's time is p
 			runner, err := newRunner(cmd)
 			if err != nil {
 				return err
+			}
+			if jobs > 1 || flood {
+				if len(specs) > 1 {
+					return errors.New("several jobs side by side have one number of workers each: give --workers once")
+				}
+				return benchJobs(cmd, runner, bench.Jobs{Spec: specs[0], N: max(jobs, 2), Flood: flood}, jsonFile)
 			}
 			var results []report.Result
 			for _, spec := range specs {
@@ -198,9 +208,28 @@ and each layer's forward pass waits for its own parameters. The step's time is p
 		"what forward and backward pass take in a replay (0: the model's published time)")
 	cmd.Flags().StringVar(&jsonFile, "json", "",
 		"write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
+	cmd.Flags().IntVar(&jobs, "jobs", 1, "jobs that exchange side by side")
+	cmd.Flags().BoolVar(&flood, "flood", false, "the last of the jobs exchanges far more than the others")
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
 	cmd.AddCommand(compareCommand(), ablateCommand(), learnCommand())
 	return cmd
+}
+
+// benchJobs runs several jobs side by side.
+func benchJobs(cmd *cobra.Command, runner *bench.Runner, j bench.Jobs, jsonFile string) error {
+	res, err := runner.RunJobs(cmd.Context(), j)
+	if err != nil {
+		return err
+	}
+	if jsonFile != "" {
+		if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &res) }); err != nil {
+			return err
+		}
+	}
+	if jsonFile == "-" {
+		return nil
+	}
+	return report.WriteJobs(cmd.OutOrStdout(), &res)
 }
 
 // newRunner starts worker and aggregator processes from this same binary.

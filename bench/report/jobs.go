@@ -1,0 +1,76 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Jobs is what several jobs got that exchanged side by side, and what one of them gets alone.
+type Jobs struct {
+	Machine  Machine `json:"machine"`
+	Provider string  `json:"provider"`
+	Model    string  `json:"model"`
+	Workers  int     `json:"workers"` // of each job
+	Alone    Job     `json:"alone"`
+	Jobs     []Job   `json:"jobs"`
+	// TotalOverAlone is what all jobs moved together, over what the one moved alone.
+	TotalOverAlone float64 `json:"total_over_alone"`
+	Note           string  `json:"note,omitempty"`
+}
+
+// Job is one of several jobs.
+type Job struct {
+	Bytes  uint64 `json:"bytes"` // of the model on the wire
+	Weight int    `json:"weight,omitempty"`
+	Floods bool   `json:"floods,omitempty"`
+	TimeUS TimeUS `json:"time_us,omitzero"` // of whole exchanges
+	// GBs is what its workers sent and received per second while all jobs ran.
+	GBs float64 `json:"gbs"`
+	// Share is that, over what the job has a right to: its weight's part of what all moved, or what it moves alone if that is less.
+	Share float64 `json:"share,omitempty"`
+	// P99OverAlone is how much longer its worst exchanges took than alone.
+	P99OverAlone float64 `json:"p99_over_alone,omitempty"`
+}
+
+// Share fills in what follows from the rates and times.
+func (r *Jobs) Share() {
+	total, weights := 0.0, 0
+	for _, j := range r.Jobs {
+		total, weights = total+j.GBs, weights+j.Weight
+	}
+	for i := range r.Jobs {
+		j := &r.Jobs[i]
+		right := total * float64(j.Weight) / float64(weights)
+		if !j.Floods {
+			right = min(right, r.Alone.GBs)
+			j.P99OverAlone = j.TimeUS.P99 / r.Alone.TimeUS.P99
+		}
+		j.Share = j.GBs / right
+	}
+	r.TotalOverAlone = total / r.Alone.GBs
+}
+
+// WriteJobs prints a row for each job.
+func WriteJobs(w io.Writer, r *Jobs) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s\n# provider %s, model %s, %d workers each\n", r.Machine.String(), r.Provider, r.Model, r.Workers)
+	if r.Note != "" {
+		fmt.Fprintf(&b, "# %s\n", r.Note)
+	}
+	const heads, row = "#%5s %14s %7s %9s %7s %10s %10s %10s", "%6s %14d %7d %9.3f %7s %10s %10s %10s"
+	line(&b, heads, "job", "size", "weight", "rate", "share", "p50", "p99", "p99/alone")
+	line(&b, heads, "", "(B)", "", "(GB/s)", "", "(us)", "(us)", "")
+	line(&b, row, "alone", r.Alone.Bytes, 1, r.Alone.GBs, "", us(r.Alone.TimeUS.P50), us(r.Alone.TimeUS.P99), "")
+	for i, j := range r.Jobs {
+		name, ratio := fmt.Sprint(i), fmt.Sprintf("%.2f", j.P99OverAlone)
+		if j.Floods {
+			name, ratio = "flood", ""
+		}
+		line(&b, row, name, j.Bytes, j.Weight, j.GBs, fmt.Sprintf("%.0f%%", 100*j.Share), us(j.TimeUS.P50), us(j.TimeUS.P99),
+			ratio)
+	}
+	fmt.Fprintf(&b, "# all jobs together move %.2f of what one moves alone\n", r.TotalOverAlone)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
