@@ -3,14 +3,11 @@ package client
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -29,9 +26,11 @@ const DefaultTimeout = time.Minute
 // ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what the job has.
 type Config struct {
 	Server string // URL of the aggregator: http://host:7077 or https://host:7077
-	CA     string // file with the certificates to trust, in PEM form, for https; empty: the system's
-	Job    string // name; the first worker that joins creates the job
-	Token  string // whoever joins must know the job's
+	// For https: a file with the certificates to trust, in PEM form, or sha256: and the fingerprint of the aggregator's; empty: the
+	// system's.
+	CA    string
+	Job   string // name; the first worker that joins creates the job
+	Token string // whoever joins must know the job's
 	// Rank of this worker, 0 to Workers-1, or [AnyRank].
 	Rank    int
 	Workers int // in the job
@@ -125,16 +124,9 @@ func (c *Config) httpClient() (*http.Client, *http.Transport, error) {
 		t.Protocols.SetUnencryptedHTTP2(true)
 	} else {
 		t.Protocols.SetHTTP2(true)
-		t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-	}
-	if c.CA != "" {
-		pem, err := os.ReadFile(c.CA)
-		if err != nil {
-			return nil, nil, fmt.Errorf("CA file: %w", err)
-		}
-		t.TLSClientConfig.RootCAs = x509.NewCertPool()
-		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, nil, fmt.Errorf("CA file %s holds no certificate in PEM form", c.CA)
+		var err error
+		if t.TLSClientConfig, err = api.TrustOf(c.CA); err != nil {
+			return nil, nil, err
 		}
 	}
 	return &http.Client{Transport: t}, t, nil

@@ -29,7 +29,7 @@ func refused(t *testing.T, err error, code connect.Code, want string) {
 func TestJoinRefusesWhatCannotBeAndSaysWhatCan(t *testing.T) {
 	s := serve(t, service.Options{
 		Providers: []string{verbs.ProviderTCP},
-		Jobs:      []service.JobPolicy{{Name: "listed", Token: "secret", Quota: service.Quota{Workers: 2}}},
+		Jobs:      []service.JobPolicy{{Name: "j"}, {Name: "listed", Token: "secret", Quota: service.Quota{Workers: 2}}},
 	})
 	ok := client.Config{Server: s.URL(), Job: "j", Workers: 1, Mode: "eager", Optimizer: "sgd_torch", Provider: verbs.ProviderTCP}
 	for _, c := range []struct {

@@ -2,12 +2,9 @@ package service
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -77,19 +74,12 @@ func newCluster(c *racks.Cluster, url func() string) (*cluster, error) {
 }
 
 func peerHTTP(ca string) (*http.Client, error) {
-	t := &http.Transport{TLSHandshakeTimeout: 5 * time.Second, IdleConnTimeout: time.Minute, MaxIdleConnsPerHost: 4}
-	if ca != "" {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, err
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA file %s holds no certificate", ca)
-		}
-		t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	trust, err := api.TrustOf(ca)
+	if err != nil {
+		return nil, err
 	}
-	return &http.Client{Transport: t}, nil
+	return &http.Client{Transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second, IdleConnTimeout: time.Minute,
+		MaxIdleConnsPerHost: 4, TLSClientConfig: trust}}, nil
 }
 
 // fields are what a question's seal covers.

@@ -111,6 +111,10 @@ func (s *Service) guard(h http.Handler) http.Handler {
 			}
 			defer c.call.End()
 		}
+		if s.keys != nil && !openPaths[r.URL.Path] && !s.known(c) {
+			turnAway(w, r, "token", connect.NewError(connect.CodeUnauthenticated, errNoToken))
+			return
+		}
 		if needsSession && c.member == nil {
 			turnAway(w, r, "session", connect.NewError(connect.CodeUnauthenticated, errNoSession))
 			return
@@ -172,6 +176,14 @@ func (s *Service) ownUser(c net.Conn) bool {
 		own = err == nil && (peer.Uid == uint32(os.Geteuid()) || peer.Uid == 0)
 	})
 	return err == nil && own
+}
+
+// hostOnly lets requests through that reach an open aggregator, and the admin's.
+func (s *Service) hostOnly(h http.Handler) http.Handler {
+	if s.keys == nil {
+		return h
+	}
+	return s.adminOnly(h)
 }
 
 // adminOnly lets only the admin's requests through.

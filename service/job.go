@@ -402,8 +402,10 @@ func (j *job) failIfDeserted(ctx context.Context) {
 }
 
 var (
-	errShutdown   = errors.New("the aggregator is shutting down")
-	errNoSession  = errors.New("no such session: give the one that Join returned in the header " + api.SessionHeader + "; if it did, it has ended, or the aggregator was restarted: join again")
+	errShutdown  = errors.New("the aggregator is shutting down")
+	errNoSession = errors.New("no such session: give the one that Join returned in the header " + api.SessionHeader +
+		"; it has ended, or the aggregator was restarted, if it was that: join again")
+	errNoToken    = errors.New("no token: give the job's, or the admin's, as Authorization: Bearer TOKEN")
 	errBusyMember = errors.New("the worker has as many calls under way as it may: wait for some")
 	errNotAdmin   = errors.New("only for the admin: give the admin's token, or call as the aggregator's user over its Unix socket")
 )

@@ -98,10 +98,9 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 
 // admit makes a worker a member of its job. It makes the job if there is none, and reports whether the worker completes it.
 func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
-	policy, ok := s.opts.policy(r.Job)
-	if !ok {
-		return nil, false, refuse(connect.CodePermissionDenied,
-			"job %q may not run here: use the name of a job that the aggregator's configuration lists, and its token", r.Job)
+	policy, err := s.policy(r.Job, by)
+	if err != nil {
+		return nil, false, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

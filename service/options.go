@@ -20,7 +20,7 @@ import (
 )
 
 // DefaultListen is the address of an empty [Options.Listen].
-const DefaultListen = ":7077"
+const DefaultListen = "127.0.0.1:7077"
 
 // Limits that no option changes.
 const (
@@ -45,14 +45,16 @@ type Quota struct {
 	Tensors    int
 	ModelBytes int64 // parameters in f32, without optimizer state
 	// Of all that the job has at the aggregator.
-	MemoryBytes int64
+	MemoryBytes     int64
+	CheckpointBytes int64 // on disk
 }
 
 // JobPolicy is the configuration of a job by name.
 type JobPolicy struct {
-	Name  string
-	Token string
-	Quota Quota
+	Name   string
+	Token  string
+	Quota  Quota
+	Weight int // of its share of the lanes; 0: 1
 }
 
 // Options configures a service. The zero value serves shm and tcp, without TLS, to any job.
@@ -69,10 +71,13 @@ type Options struct {
 	Spin            int               // see aggregate.Config
 	LinkTimeout     time.Duration     // how long a link may be down before its workers count as lost; 0: aggregate.DefaultLinkTimeout
 
+	// An aggregator that other hosts reach is closed: it wants TLS, and a token from everybody. What of them is not given is made, and
+	// kept in Keys. Insecure leaves it open, as one is that only this host reaches.
+	Insecure        bool
+	Keys            string // folder; empty: keys.Folder()
 	TLSCert, TLSKey string // files; both or neither
 
-	Jobs       []JobPolicy
-	OnlyListed bool // refuse jobs that Jobs does not name
+	Jobs       []JobPolicy // if any, only those run
 	Quota      Quota
 	MaxJobs    int // 0: 64
 	MaxWorkers int // over all jobs; 0: 1024
@@ -80,7 +85,7 @@ type Options struct {
 	Cluster *racks.Cluster // the racks that this one reduces with; nil: it is alone
 
 	CheckpointDir string // empty: Save and Restore are refused
-	AdminToken    string // of Drain; empty: only callers on this host may drain
+	AdminToken    string // empty: only this user administers the aggregator, over its Unix socket
 	Version       string // for Status
 	Log           *slog.Logger
 }
@@ -130,9 +135,6 @@ func (o *Options) complete() error {
 		}
 		seen[p.Name] = true
 	}
-	if o.OnlyListed && len(o.Jobs) == 0 {
-		return errors.New("only listed jobs are to be served and none is listed: list some")
-	}
 	for _, p := range append(slices.Sorted(maps.Keys(o.ProviderOptions)), o.Providers...) {
 		if !slices.Contains(verbs.Providers(), p) {
 			return fmt.Errorf("unknown provider %q: use %s", p, list(verbs.Providers()))
@@ -147,7 +149,8 @@ func (o *Options) complete() error {
 	}{
 		{"jobs", int64(o.MaxJobs)}, {"workers", int64(o.MaxWorkers)}, {"workers of a job", int64(o.Quota.Workers)},
 		{"tensors of a job", int64(o.Quota.Tensors)}, {"bytes of a job", o.Quota.ModelBytes},
-		{"bytes of memory of a job", o.Quota.MemoryBytes}, {"messages in the window", int64(o.Window)},
+		{"bytes of memory of a job", o.Quota.MemoryBytes}, {"bytes of checkpoints of a job", o.Quota.CheckpointBytes},
+		{"messages in the window", int64(o.Window)},
 	} {
 		if n.value < 0 {
 			return fmt.Errorf("at most %d %s: use 0 or more", n.value, n.what)
@@ -174,18 +177,19 @@ func (o *Options) checkCheckpointDir() error {
 	return nil
 }
 
-// policy returns the policy for a job. ok is false if the job may not run here.
+// policy returns the policy for a job by its name. ok is false if jobs are listed and it is not.
 func (o *Options) policy(job string) (p JobPolicy, ok bool) {
 	for _, p := range o.Jobs {
 		if p.Name == job {
 			p.Quota.Workers = cmp.Or(p.Quota.Workers, o.Quota.Workers)
 			p.Quota.Tensors = cmp.Or(p.Quota.Tensors, o.Quota.Tensors)
 			p.Quota.ModelBytes = cmp.Or(p.Quota.ModelBytes, o.Quota.ModelBytes)
+			p.Quota.CheckpointBytes = cmp.Or(p.Quota.CheckpointBytes, o.Quota.CheckpointBytes)
 			p.Quota.MemoryBytes = cmp.Or(p.Quota.MemoryBytes, o.Quota.MemoryBytes)
 			return p, true
 		}
 	}
-	return JobPolicy{Name: job, Quota: o.Quota}, !o.OnlyListed
+	return JobPolicy{Name: job, Quota: o.Quota}, len(o.Jobs) == 0
 }
 
 func (q Quota) maxWorkers() int {

@@ -19,6 +19,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/checkpoint"
+	"github.com/rackweave/rackweave/service/quota"
 )
 
 // batchElems is the number of elements that pass between engine and file at once, and batchPieces the most arrays of chunks that
@@ -90,6 +91,9 @@ func (s *Service) quietly(ctx context.Context, what, name string, ms uint32,
 	defer cancel()
 	path := filepath.Join(s.opts.CheckpointDir, j.name, name+checkpointSuffix)
 	began := time.Now()
+	if err := j.ownsFolder(filepath.Dir(path)); err != nil {
+		return err
+	}
 	if err := f(ctx, j, path); err != nil {
 		s.log.Warn(what+" failed", "job", j.name, "path", path, "err", err)
 		return refuse(checkpointCode(err), "%s %q: %w", what, name, err)
@@ -100,6 +104,8 @@ func (s *Service) quietly(ctx context.Context, what, name string, ms uint32,
 
 func checkpointCode(err error) connect.Code {
 	switch {
+	case errors.Is(err, quota.ErrExceeded):
+		return connect.CodeResourceExhausted
 	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, errMismatch):
 		return connect.CodeFailedPrecondition
 	case errors.Is(err, os.ErrNotExist):
@@ -132,10 +138,10 @@ func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
 		order[i] = i
 		h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: t.Name, Elems: t.Elems, Updates: updates[i]})
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+	if err := removeUnfinished(path); err != nil {
 		return 0, err
 	}
-	if err := removeUnfinished(path); err != nil {
+	if err := j.roomFor(path, h, snap.Arrays()); err != nil {
 		return 0, err
 	}
 	// The temporary file lies beside the final one: TMPDIR may be small, and a killed aggregator should not leave a model there.
@@ -240,10 +246,17 @@ func (j *job) restore(ctx context.Context, path string) (bytes int64, err error)
 	if err != nil {
 		return 0, err
 	}
+	torn := false
+	defer func() {
+		if torn && err != nil {
+			j.agg.Fail(-1, fmt.Errorf("its restore from %s ended midway, half of the model is old: %w", path, err))
+		}
+	}()
 	err = eachBatch(j.plan, order, snap.Arrays(), func(pieces []aggregate.Piece, data []float32) error {
 		if err := r.Read(data); err != nil {
 			return err
 		}
+		torn = true
 		return snap.Write(ctx, pieces)
 	})
 	if err != nil {

@@ -22,30 +22,34 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/door"
+	"github.com/rackweave/rackweave/service/keys"
 	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // Service is a running aggregator.
 type Service struct {
-	opts     Options
-	log      *slog.Logger
-	listener net.Listener
-	socket   net.Listener // Unix; nil: none
-	mux      *http.ServeMux
-	guarded  http.Handler // mux, behind the guard
-	door     *door.Door
-	cluster  *cluster // nil: the rack is alone
-	ledger   *quota.Ledger
-	refusals *refusals
-	http     *http.Server
-	local    *http.Server // of the Unix socket
-	health   *grpchealth.StaticChecker
-	engines  map[string]*engine
-	served   []string // providers, fastest first
-	hostID   string
-	uid      uint32
-	start    time.Time
+	opts      Options
+	log       *slog.Logger
+	listener  net.Listener
+	socket    net.Listener // Unix; nil: none
+	mux       *http.ServeMux
+	guarded   http.Handler // mux, behind the guard
+	door      *door.Door
+	cluster   *cluster // nil: the rack is alone
+	ledger    *quota.Ledger
+	keys      *keys.Keys // nil: open to whoever reaches it
+	tls       *tls.Config
+	adminFile string
+	refusals  *refusals
+	http      *http.Server
+	local     *http.Server // of the Unix socket
+	health    *grpchealth.StaticChecker
+	engines   map[string]*engine
+	served    []string // providers, fastest first
+	hostID    string
+	uid       uint32
+	start     time.Time
 
 	closing     chan struct{} // closed when the service ends
 	drained     chan struct{} // closed when a drain is complete
@@ -89,16 +93,17 @@ func New(o Options) (s *Service, err error) {
 			return s, err
 		}
 	}
-	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.count)
-	if err = s.serveBy(); err != nil {
-		return s, err
-	}
 	// Listening comes first: it reports a taken port before memory is allocated.
 	if s.listener = o.Listener; s.listener == nil {
 		if s.listener, err = listen(o.Listen); err != nil {
 			return s, err
 		}
 	}
+	if err = s.lock(); err != nil {
+		return s, err
+	}
+	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.count)
+	s.serveBy()
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
@@ -129,7 +134,7 @@ func New(o Options) (s *Service, err error) {
 		s.served = append(s.served, p)
 	}
 	s.background.Go(s.tend)
-	s.log.Info("serving", "address", s.Addr(), "providers", list(s.served), "tls", o.TLSCert != "")
+	s.log.Info("serving", "address", s.Addr(), "providers", list(s.served), "tls", s.tls != nil, "closed", s.keys != nil)
 	return s, nil
 }
 
@@ -143,26 +148,19 @@ func listen(address string) (net.Listener, error) {
 }
 
 // serveBy makes the HTTP servers. They bound requests in size and in the time they take to arrive, and find silent peers by pings.
-func (s *Service) serveBy() error {
+func (s *Service) serveBy() {
 	options := append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
 	s.mux.Handle(apiconnect.NewJobServiceHandler(s, options...))
 	s.mux.Handle(apiconnect.NewRackServiceHandler(s, options...))
-	s.mux.Handle("/metrics", s.metricsPage())
+	s.mux.Handle("/metrics", s.hostOnly(s.metricsPage()))
 	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
 
-	s.local, s.http = s.server(true), s.server(s.opts.TLSCert == "")
-	if s.opts.TLSCert != "" {
-		cert, err := tls.LoadX509KeyPair(s.opts.TLSCert, s.opts.TLSKey)
-		if err != nil {
-			return fmt.Errorf("TLS certificate %s with key %s: %w", s.opts.TLSCert, s.opts.TLSKey, err)
-		}
-		s.http.TLSConfig = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
-	}
-	return nil
+	s.local, s.http = s.server(true), s.server(s.tls == nil)
+	s.http.TLSConfig = s.tls
 }
 
 func (s *Service) server(plain bool) *http.Server {
@@ -218,7 +216,7 @@ func (s *Service) URL() string {
 // other hosts can use. The last is that of [Service.URL].
 func (s *Service) URLs() []string {
 	scheme := "http"
-	if s.opts.TLSCert != "" {
+	if s.tls != nil {
 		scheme = "https"
 	}
 	host, port, _ := net.SplitHostPort(s.Addr().String())

@@ -149,7 +149,6 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		"missing TLS file": {service.Options{TLSCert: "/no/cert", TLSKey: "/no/key"}, "/no/cert"},
 		"job name":         {service.Options{Jobs: []service.JobPolicy{{Name: "a b"}}}, `job name "a b"`},
 		"job twice":        {service.Options{Jobs: []service.JobPolicy{{Name: "a"}, {Name: "a"}}}, "listed twice"},
-		"no job may run":   {service.Options{OnlyListed: true}, "none is listed"},
 		"too many cores":   {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 5000}, "5000 cores asked for"},
 		"window": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Window: 1 << 20},
 			"window of 1048576: use 2 to 4096"},
@@ -177,7 +176,7 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 }
 
 func TestAnUnlistedJobIsRefusedWhereOnlyListedOnesRun(t *testing.T) {
-	s, _ := serve(t, service.Options{OnlyListed: true, Jobs: []service.JobPolicy{{Name: "good", Token: "t"}}})
+	s, _ := serve(t, service.Options{Jobs: []service.JobPolicy{{Name: "good", Token: "t"}}})
 	_, err := client.Join(within(t), client.Config{Server: s.URL(), Job: "bad", Workers: 1, Provider: verbs.ProviderTCP})
 	if err == nil || !strings.Contains(err.Error(), `job "bad" may not run here`) {
 		t.Error(err)

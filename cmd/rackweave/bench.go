@@ -50,7 +50,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B (default: one of its own)")
 	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves only those that it lists (default: one made up)")
 	f.StringVar(&b.spec.Token, "token", "", "token of the job")
-	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, for https")
+	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	f.IntVar(&b.spec.ChunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	f.IntVar(&b.spec.Cores, "cores", 0, "cores of the embedded aggregator (0: chosen)")
 	f.BoolVar(&b.spec.Unpinned, "unpinned", false, "let the embedded aggregator's loops float over the cores")

@@ -9,7 +9,7 @@ import (
 func TestAMistypedKeyNamesItselfAndTheNearest(t *testing.T) {
 	for _, tc := range []struct{ command, text, key, meant string }{
 		{"bench", "worker: 2\n", "worker", "workers"},
-		{"serve", "listen: :0\nonly_listed: true\n", "only_listed", "only-listed"},
+		{"serve", "listen: :0\nadmin_token: x\n", "admin_token", "admin-token"},
 		{"topo", "Cores: 2\n", "Cores", "cores"},
 	} {
 		path := file(t, "rackweave.yaml", tc.text)

@@ -33,7 +33,7 @@ func drainCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, for https")
+	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	f.StringVar(&cfg.Token, "token", "", "the aggregator's admin token, where it has one")
 	f.DurationVar(&after, "after", 0, "end after this long, jobs or not (0: wait for them)")
 	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")

@@ -51,6 +51,6 @@ Every flag can stand in a YAML file given by --config, under the flag's name; a 
 	}
 	cmd.PersistentFlags().String("config", "", "YAML file with flags by their names")
 	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), traceCommand(),
-		drainCommand(), topoCommand(), planCommand(), labCommand(), doctorCommand(), rxeCommand(), workerCommand())
+		drainCommand(), tokenCommand(), topoCommand(), planCommand(), labCommand(), doctorCommand(), rxeCommand(), workerCommand())
 	return cmd
 }

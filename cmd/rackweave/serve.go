@@ -30,7 +30,8 @@ HTTP+JSON, health, reflection, Prometheus metrics (/metrics) and profiles (/debu
 Interrupted or terminated it ends at once: its jobs fail, and their workers are told. "rackweave drain" lets the jobs end first.`,
 		Example: `  rackweave serve
   rackweave serve --listen :7077 --providers ibv --nics mlx5_0,mlx5_1 --cores 16 --checkpoint-dir /var/lib/rackweave
-  rackweave serve --tls-cert aggregator.pem --tls-key aggregator.key --jobs resnet=SECRET --only-listed
+  rackweave serve --listen :7077
+  rackweave serve --listen :7077 --tls-cert aggregator.pem --tls-key aggregator.key --jobs resnet=SECRET
   rackweave serve --config /etc/rackweave.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -72,15 +73,17 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.DurationVar(&o.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost (0: 5s)")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
 	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")
-	f.StringSliceVar(&jobs, "jobs", nil, "jobs with tokens of their own, as NAME=TOKEN,…")
-	f.BoolVar(&o.OnlyListed, "only-listed", false, "refuse jobs that --jobs does not name")
+	f.StringSliceVar(&jobs, "jobs", nil, "jobs with tokens, as NAME=TOKEN,…; only those run")
+	f.BoolVar(&o.Insecure, "insecure", false, "serve other hosts without TLS and tokens")
+	keysFlag(cmd, &o.Keys)
 	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job (0: 1024)")
 	f.IntVar(&o.Quota.Tensors, "max-job-tensors", 0, "most tensors of a job (0: no bound)")
 	f.Int64Var(&o.Quota.ModelBytes, "max-job-bytes", 0, "most bytes of a job's parameters in f32 (0: what memory holds)")
 	f.Int64Var(&o.Quota.MemoryBytes, "max-job-memory", 0, "most bytes of memory of a job (0: all but an eighth of what is free)")
+	f.Int64Var(&o.Quota.CheckpointBytes, "max-job-checkpoints", 0, "most bytes of a job's checkpoints (0: what the disk holds)")
 	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once (0: 64)")
 	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters (empty: saving is refused)")
-	f.StringVar(&o.AdminToken, "admin-token", "", "token that draining needs (empty: only this host may drain)")
+	f.StringVar(&o.AdminToken, "admin-token", "", "token that drain and profiles need (empty: only this user, over the Unix socket)")
 	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves (empty: this one is alone)")
 	f.StringVar(&rack, "rack", "", "this aggregator's rack, by its name in the cluster's file")
 	f.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
@@ -122,13 +125,21 @@ func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilE
 			cancel()
 		}()
 	case asJSON:
-		if err := json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "urls": s.URLs(), "providers": s.Providers()}); err != nil {
+		err := json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "urls": s.URLs(), "providers": s.Providers(),
+			"fingerprint": s.Fingerprint(), "admin_token_file": s.AdminFile()})
+		if err != nil {
 			return err
 		}
 	default:
 		urls := s.URLs()
 		fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "),
 			strings.Join(s.Providers(), ", "), urls[0])
+		if f := s.Fingerprint(); f != "" {
+			fmt.Fprintf(out, "certificate %s\n", f)
+		}
+		if f := s.AdminFile(); f != "" {
+			fmt.Fprintf(out, "admin's token in %s; make one for each job by rackweave token make JOB\n", f)
+		}
 	}
 	return s.Serve(ctx)
 }

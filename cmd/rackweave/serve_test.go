@@ -117,8 +117,8 @@ func TestServeForAPersonSaysWhereItIs(t *testing.T) {
 }
 
 func TestTheBenchmarkRunsAsAJobThatIsListed(t *testing.T) {
-	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs", "resnet=SECRET",
-		"--only-listed"))[2], ";")
+	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs", "resnet=SECRET"))[2],
+		";")
 	args := []string{"bench", "--server", url, "--provider", "tcp", "--procs=false", "--workers", "2", "--bytes", "4KiB", "--iters",
 		"1", "--no-roofline"}
 	fails(t, args, "may not run here", "use the name of a job")
@@ -174,7 +174,7 @@ func TestTopoThatCannotBePrintedIsAnError(t *testing.T) {
 }
 
 func TestServeOnAllAddressesNamesThoseThatReachIt(t *testing.T) {
-	line := serving(t, "--listen", ":0", "--providers", "tcp", "--json")
+	line := serving(t, "--listen", ":0", "--insecure", "--providers", "tcp", "--json")
 	var said struct {
 		URL  string
 		URLs []string

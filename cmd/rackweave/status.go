@@ -41,7 +41,8 @@ func statusCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	cmd.Flags().StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, for https")
+	cmd.Flags().StringVar(&cfg.Token, "token", "", "the admin's token, or a job's to see that one")
+	cmd.Flags().StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -51,7 +51,7 @@ that leave as they are computed count as wire.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, for https")
+	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	f.StringVar(&cfg.Job, "job", "", "the job's name")
 	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
 	f.DurationVar(&during, "for", time.Second, "how long")

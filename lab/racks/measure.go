@@ -55,7 +55,7 @@ const window = "16"
 // serve starts an aggregator on a host.
 func (l *Lab) serve(ctx context.Context, h Host, flags ...string) (*launch.Aggregator, error) {
 	argv := append(h.Command(l.Program, "serve", "--listen", fmt.Sprintf("%s:%d", h.Addr, tcpPort), "--providers", verbs.ProviderTCP,
-		"--unpinned", "--window", window, "--until-eof", "--log-level", "warn"), flags...)
+		"--unpinned", "--window", window, "--until-eof", "--log-level", "warn", "--insecure"), flags...)
 	return launch.StartAggregator(ctx, argv, l.Log)
 }
 

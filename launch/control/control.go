@@ -4,8 +4,6 @@ package control
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +28,7 @@ import (
 // Config says which job the workers join.
 type Config struct {
 	Server     string // URL of the aggregator
-	CA         string // file with the certificates to trust, for https; empty: the system's
+	CA         string // file with the certificates to trust, or sha256:FINGERPRINT, for https; empty: the system's
 	Job, Token string
 	Workers    int
 }
@@ -50,19 +48,12 @@ type Proxy struct {
 // Listen makes a socket for each worker. Only this user's processes can reach them.
 func Listen(cfg Config) (*Proxy, error) {
 	p := &Proxy{cfg: cfg, transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second}}
-	if cfg.CA != "" {
-		pem, err := os.ReadFile(cfg.CA)
-		if err != nil {
-			return nil, fmt.Errorf("CA file: %w", err)
-		}
-		p.transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
-		if !p.transport.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA file %s holds no certificate in PEM form", cfg.CA)
-		}
+	var err error
+	if p.transport.TLSClientConfig, err = api.TrustOf(cfg.CA); err != nil {
+		return nil, err
 	}
 	p.server = strings.TrimRight(cfg.Server, "/")
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	var err error
 	if p.dir, err = os.MkdirTemp("", "rackweave-run-"); err != nil {
 		return nil, fmt.Errorf("make a directory for the workers' sockets: %w: set TMPDIR to a directory that can be written", err)
 	}

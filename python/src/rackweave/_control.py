@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -18,6 +19,7 @@ _SERVICE = "/rackweave.v1.JobService/"
 _END_OF_STREAM = 2  # flag of the last frame
 _GRACE = 2.0  # seconds by which a call outlives its timeout, so that the aggregator's error, which says more, arrives
 _CONNECT_TIMEOUT = 5.0
+_PIN = "sha256:"  # begins a fingerprint where a CA file may stand
 _MOST_FRAME = 16 << 20
 
 
@@ -31,7 +33,15 @@ class Control:
         self.address = address
         self._host, self._port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
         self._tls: Optional[ssl.SSLContext] = None
-        if url.scheme == "https":
+        self._pin = b""
+        if url.scheme == "https" and ca.startswith(_PIN):
+            try:
+                self._pin = bytes.fromhex(ca[len(_PIN) :])
+            except ValueError:
+                raise ConfigError(f"fingerprint {ca}: use {_PIN} and 64 hexadecimal digits") from None
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
+        elif url.scheme == "https":
             try:
                 self._tls = ssl.create_default_context(cafile=ca or None)
             except OSError as e:
@@ -79,6 +89,9 @@ class Control:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT)
         try:
             connection.connect()
+            if self._pin and hashlib.sha256(connection.sock.getpeercert(True) or b"").digest() != self._pin:
+                connection.close()
+                raise ServerLostError(f"the aggregator at {self.address} shows another certificate than the one of RACKWEAVE_CA")
         except ssl.SSLError as e:
             raise ServerLostError(
                 f"cannot reach the aggregator at {self.address}: {e}: give the file of its certificate's issuer (RACKWEAVE_CA)"

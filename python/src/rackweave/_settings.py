@@ -36,7 +36,7 @@ class Settings:
         rank: of this worker, from 0.
         world_size: how many workers the job has.
         token: the job's secret; empty if the aggregator asks for none.
-        ca: file with the certificates to trust, for https; empty: the system's.
+        ca: file with the certificates to trust, or sha256: and a fingerprint, for https; empty: the system's.
         provider: shm, tcp, ibv or auto.
         timeout: seconds that bound every wait.
         policy: who waits for whom in sessions of mode stream; empty: asp.

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/service/keys"
+)
+
+func tokenCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "Make and list the tokens by which jobs join an aggregator that other hosts reach",
+		Long: `Make and list the tokens by which jobs join an aggregator that other hosts reach. Run it as the aggregator's user on its host.
+Only a token's digest is kept; a running aggregator knows a new one within a second.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(tokenMakeCommand(), tokenListCommand())
+	return cmd
+}
+
+func keysFlag(cmd *cobra.Command, dir *string) {
+	cmd.Flags().StringVar(dir, "keys", "", "folder of the certificate and tokens that are made (default "+keys.Folder()+")")
+}
+
+func tokenMakeCommand() *cobra.Command {
+	var dir string
+	var asJSON bool
+	var t keys.Token
+	cmd := &cobra.Command{
+		Use:   "make JOB",
+		Short: "Make a token for a job, and print it",
+		Example: `  rackweave token make resnet
+  rackweave token make resnet --max-workers 8 --max-memory 8589934592 --weight 2`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			t.Job = args[0]
+			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+			if err != nil {
+				return err
+			}
+			token, err := k.Make(t)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), map[string]string{"job": t.Job, "token": token})
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), token)
+			return err
+		},
+	}
+	keysFlag(cmd, &dir)
+	cmd.Flags().IntVar(&t.Workers, "max-workers", 0, "most workers of the job (0: what the aggregator gives)")
+	cmd.Flags().Int64Var(&t.MemoryBytes, "max-memory", 0, "most bytes of memory of the job (0: what the aggregator gives)")
+	cmd.Flags().IntVar(&t.Weight, "weight", 0, "the job's share of the lanes against others' (0: 1)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func tokenListCommand() *cobra.Command {
+	var dir string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the jobs that have tokens, with what they may have",
+		Example: `  rackweave token list --json`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+			if err != nil {
+				return err
+			}
+			all, err := k.List()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), all)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "job\tmade\tworkers\tmemory\tweight\tdigest")
+			for _, t := range all {
+				fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%.12s\n", t.Job, t.Made.Format(time.DateTime), t.Workers,
+					report.Size(uint64(t.MemoryBytes)), max(t.Weight, 1), t.SHA256)
+			}
+			return w.Flush()
+		},
+	}
+	keysFlag(cmd, &dir)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

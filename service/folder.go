@@ -1,0 +1,93 @@
+package service
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/quota"
+)
+
+// ownerOf returns the file that says whose a job's folder of checkpoints is: it holds a digest of the job's token. No job's name
+// begins with a dot.
+func ownerOf(dir string) string {
+	return filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".owner")
+}
+
+// maxCheckpoints bounds the checkpoints of a job without a quota of its own.
+const maxCheckpoints = 1000
+
+// ownsFolder makes the folder of the job's checkpoints where it is missing, for the job's token, and refuses that of another token.
+// A folder that nobody owns yet becomes the job's.
+func (j *job) ownsFolder(dir string) error {
+	if err := os.Mkdir(dir, 0o750); err == nil {
+		err = syncDir(filepath.Dir(dir))
+		if err != nil {
+			return refuse(connect.CodeInternal, "checkpoints of job %q: %w", j.name, err)
+		}
+	} else if !errors.Is(err, os.ErrExist) {
+		return refuse(connect.CodeInternal, "checkpoints of job %q: %w", j.name, err)
+	}
+	sum := sha256.Sum256([]byte("rackweave checkpoints " + j.token))
+	mine := hex.EncodeToString(sum[:])
+	path := ownerOf(dir)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		_, err = f.WriteString(mine + "\n")
+		err = errors.Join(err, f.Sync(), f.Close(), syncDir(filepath.Dir(path)))
+	} else if errors.Is(err, os.ErrExist) {
+		var text []byte
+		if text, err = os.ReadFile(path); err == nil && !equal(strings.TrimSpace(string(text)), mine) {
+			j.s.refusals.count("checkpoint_owner")
+			return refuse(connect.CodePermissionDenied,
+				"checkpoints of job %q belong to another token: use that one, or another job's name, or have the admin remove %s", j.name, path)
+		}
+	}
+	if err != nil {
+		return refuse(connect.CodeInternal, "checkpoints of job %q: %w", j.name, err)
+	}
+	return nil
+}
+
+// roomFor refuses a checkpoint that the job's quota or the disk has no room for. One of the same name makes room.
+func (j *job) roomFor(path string, h *api.CheckpointHeader, arrays int) error {
+	bytes := int64(0)
+	for _, t := range h.Tensors {
+		bytes += int64(t.Elems)*4*int64(arrays) + int64(len(t.Name)) + 64
+	}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	used, count := int64(0), 1
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && e.Name() != filepath.Base(path) && strings.HasSuffix(e.Name(), checkpointSuffix) {
+			used += info.Size()
+			count++
+		}
+	}
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(filepath.Dir(path), &disk); err != nil {
+		return err
+	}
+	free := int64(disk.Bavail) * disk.Bsize
+	switch q := j.policy.Quota; {
+	case count > maxCheckpoints:
+		return fmt.Errorf("%w: job %q has %d checkpoints, all it may: save under the name of one of them", quota.ErrExceeded, j.name,
+			count-1)
+	case q.CheckpointBytes > 0 && used+bytes > q.CheckpointBytes:
+		return fmt.Errorf("%w: %d bytes beside %d that job %q has saved: its quota is %d", quota.ErrExceeded, bytes, used, j.name,
+			q.CheckpointBytes)
+	case bytes > free-free/8:
+		return fmt.Errorf("%w: %d bytes, and the disk has %d, of which an eighth is left to others", quota.ErrExceeded, bytes, free)
+	}
+	return nil
+}
