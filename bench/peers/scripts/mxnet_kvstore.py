@@ -131,6 +131,7 @@ def start(args, folder):
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // args.workers)))
     if args.store == "dist_sync":
         return native(args, command, environment)
+    environment.setdefault("RACKWEAVE_NONFINITE", "ignore")  # dist_sync does not look for NaN
     command = [args.rackweave, "run", "-n", str(args.workers), "--", *command]
     return [subprocess.Popen(command, env=environment, stdout=sys.stderr)]
 
