@@ -20,7 +20,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dist-sync", action="store_true", help="train with MXNet's own kvstore, for comparison")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--width", type=int, default=1024, help="of the hidden layer, which holds most of what is exchanged")
+    parser.add_argument("--width", type=int, default=4096, help="of the hidden layer, which holds most of what is exchanged")
     return parser.parse_args()
 
 
