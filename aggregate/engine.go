@@ -102,6 +102,15 @@ func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 // Lanes returns the engine's lanes, in the plan's order.
 func (e *Engine) Lanes() []*Lane { return e.lanes }
 
+// Placed returns the bytes of all jobs' chunks in each lane: a new job's go where there are fewer.
+func (e *Engine) Placed() []uint64 {
+	out := make([]uint64, len(e.lanes))
+	for i, l := range e.lanes {
+		out[i] = uint64(l.placed.Load())
+	}
+	return out
+}
+
 // Window returns the slots per worker and lane.
 func (e *Engine) Window() int { return e.cfg.Window }
 

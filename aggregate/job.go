@@ -28,6 +28,7 @@ type Job struct {
 	pace       *pace    // mode stream; else nil
 	above      *Above   // nil: the rack is alone
 	owners     []owners // by lane
+	placed     []int64  // by lane: bytes of its chunks
 	lanes      []*Lane
 	shares     []*share      // by lane
 	breaks     []chan Break  // by rank
@@ -64,6 +65,7 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	j := &Job{
 		name: c.Name, workers: c.Workers, chunkBytes: c.ChunkBytes, window: window, timeouts: t, lanes: lanes,
 		memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})}, left: make([]atomic.Bool, c.Workers),
+		placed: make([]int64, len(lanes)),
 	}
 	j.across.lanes = int64(len(lanes))
 	j.fate.notify = func() {
@@ -170,6 +172,11 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 			&j.owners[i]); err != nil {
 			return err
 		}
+	}
+	for i, l := range j.lanes {
+		_, bytes := plan.LaneLoad(i)
+		l.placed.Add(int64(bytes) - j.placed[i])
+		j.placed[i] = int64(bytes)
 	}
 	j.across.add(norms)
 	for i, s := range j.shares {
@@ -344,6 +351,9 @@ func (j *Job) Close() error {
 		j.leavePeers()
 	}
 	j.fate.fail(noRank, ErrClosed)
+	for i, l := range j.lanes {
+		l.placed.Add(-j.placed[i])
+	}
 	var errs []error
 	for i, s := range j.shares {
 		l := j.lanes[i]

@@ -55,6 +55,7 @@ type Lane struct {
 	idle    int
 	last    int64 // when counters were published, ns
 
+	placed          atomic.Int64 // bytes of all jobs' chunks
 	mu              sync.Mutex
 	commands        []command
 	published       Counters

@@ -2,7 +2,7 @@ package chunk
 
 import "math/bits"
 
-// nicState is a NIC's weight, load in wire bytes, and lanes by number.
+// nicState is a NIC's weight, load in wire bytes (other plans' too), and lanes by number.
 type nicState struct {
 	weight, bytes uint64
 	lanes         []int
@@ -39,14 +39,16 @@ func groupByNIC(lanes []Lane) ([]nicState, error) {
 				nics[n].weight)
 		}
 		nics[n].lanes = append(nics[n].lanes, i)
+		nics[n].bytes += l.Load
 	}
 	return nics, nil
 }
 
 // lightest charges the next chunk to the NIC that would finish it first at its link speed, and among the NIC's lanes to the one
-// with the fewest bytes. The first wins a tie. It returns the lane's number.
+// with the fewest bytes, those of other plans counted. The first wins a tie. It returns the lane's number.
 //
-// Any two NICs i and j thus stay within one chunk of each other: load[i]/weight[i] <= (load[j]+chunk)/weight[j].
+// Any two NICs i and j that no other plan uses thus stay within one chunk of each other:
+// load[i]/weight[i] <= (load[j]+chunk)/weight[j].
 func (p *Plan) lightest(bytes uint64) int {
 	nic := &p.nics[0]
 	for i := 1; i < len(p.nics); i++ {
@@ -60,11 +62,16 @@ func (p *Plan) lightest(bytes uint64) int {
 	}
 	best := nic.lanes[0]
 	for _, l := range nic.lanes[1:] {
-		if p.lanes[l].bytes < p.lanes[best].bytes {
+		if p.lanes[l].bytes+p.lanes[l].Load < p.lanes[best].bytes+p.lanes[best].Load {
 			best = l
 		}
 	}
-	nic.bytes += bytes
-	p.lanes[best].bytes += bytes
+	p.charge(best, bytes)
 	return best
+}
+
+// charge counts a chunk's bytes for its lane and the lane's NIC.
+func (p *Plan) charge(lane int, bytes uint64) {
+	p.lanes[lane].bytes += bytes
+	p.nics[p.lanes[lane].nic].bytes += bytes
 }

@@ -60,7 +60,7 @@ func TestHundredThousandOneElementTensors(t *testing.T) {
 // One lane fills while the sum over all lanes still fits: that shows only while chunks are placed, and the plan must come out
 // of it unharmed.
 func TestFullLaneIsAnErrorThatLeavesThePlanAsItWas(t *testing.T) {
-	c := Config{ChunkBytes: MinChunkBytes, Lanes: []Lane{{0, 0, 1_000_000}, {1, 1, 1}}}
+	c := Config{ChunkBytes: MinChunkBytes, Lanes: []Lane{{NIC: 0, Core: 0, Weight: 1_000_000}, {NIC: 1, Core: 1, Weight: 1}}}
 	p := build(t, c, []Tensor{{"a", 5000, F32}})
 	before, text, hash := all(p), p.String(), p.Hash()
 	err := p.Add([]Tensor{{"b", 10, F32}, {"c", (MaxLaneChunks + 100) * 1024, F32}})

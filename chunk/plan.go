@@ -33,10 +33,12 @@ type Tensor struct {
 }
 
 // Lane is a (NIC, core) pair. Weight is the NIC's link speed, the same on all its lanes and in the same unit for all NICs (Mb/s).
-// If all lanes leave it 0, the NICs are equal.
+// If all lanes leave it 0, the NICs are equal. Load is the bytes of other plans' chunks that the lane has already: it is no part of
+// the plan's hash, as an end that follows another's plan need not know it.
 type Lane struct {
 	NIC, Core int
 	Weight    uint32
+	Load      uint64
 }
 
 // Config configures a plan. ChunkBytes is a power of two, 0 for [DefaultChunkBytes].
@@ -71,6 +73,7 @@ type Plan struct {
 
 type laneState struct {
 	Lane
+	nic          int // of the plan's
 	chunks       []uint32
 	tensors      []LaneTensor
 	elems, bytes uint64
@@ -100,14 +103,44 @@ func NewPlan(c Config) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{chunkBytes: c.ChunkBytes, nics: nics, byName: map[string]int{}}
-	for _, l := range c.Lanes {
-		p.lanes = append(p.lanes, laneState{Lane: l})
+	p.lanes = make([]laneState, len(c.Lanes))
+	for n := range nics {
+		for _, l := range nics[n].lanes {
+			p.lanes[l] = laneState{Lane: c.Lanes[l], nic: n}
+		}
 	}
 	return p, nil
 }
 
 // Add appends tensors and places their chunks. On an error it leaves the plan as it was.
 func (p *Plan) Add(batch []Tensor) error {
+	return p.add(batch, func(bytes uint64) (int, error) { return p.lightest(bytes), nil })
+}
+
+// Follow appends tensors whose chunks another end has placed on these lanes. On an error it leaves the plan as it was.
+func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
+	var chunks uint64
+	for _, t := range batch {
+		if size := t.DType.Size(); size > 0 && t.Elems > 0 {
+			chunks += (t.Elems-1)/p.perChunk(t.DType) + 1
+		}
+	}
+	if chunks != uint64(len(lanes)) {
+		return invalid("%d tensors of %d chunks, placed on %d lanes: one lane for each chunk", len(batch), chunks, len(lanes))
+	}
+	next := 0
+	return p.add(batch, func(bytes uint64) (int, error) {
+		n := lanes[next]
+		if next++; n >= uint32(len(p.lanes)) {
+			return 0, invalid("chunk %d is placed on lane %d of %d", len(p.chunks), n, len(p.lanes))
+		}
+		p.charge(int(n), bytes)
+		return int(n), nil
+	})
+}
+
+// add appends tensors. place puts a chunk of so many bytes on a lane, and charges it.
+func (p *Plan) add(batch []Tensor, place func(bytes uint64) (int, error)) error {
 	added := 0
 	undo := func() {
 		for _, t := range batch[:added] {
@@ -136,7 +169,7 @@ func (p *Plan) Add(batch []Tensor) error {
 	p.tensors = slices.Grow(p.tensors, len(batch))
 	p.chunks = slices.Grow(p.chunks, int(chunks))
 	for _, t := range batch {
-		if err := p.place(t); err != nil {
+		if err := p.place(t, place); err != nil {
 			undo()
 			p.lanes, p.nics, p.tensors, p.chunks = lanes, nics, tensors, placed
 			return err
@@ -163,15 +196,18 @@ func (p *Plan) check(t Tensor) error {
 	return nil
 }
 
-// place cuts a checked tensor into chunks and puts each one on the lane that balance chooses.
-func (p *Plan) place(t Tensor) error {
+// place cuts a checked tensor into chunks and puts each one on the lane that is chosen for it.
+func (p *Plan) place(t Tensor, choose func(bytes uint64) (int, error)) error {
 	tensor := uint32(len(p.tensors))
 	p.tensors = append(p.tensors, tensorState{t, len(p.chunks)})
 	perChunk, size := p.perChunk(t.DType), uint64(t.DType.Size())
 	for left := t.Elems; left > 0; {
 		elems := min(left, perChunk)
 		left -= elems
-		n := p.lightest(elems * size)
+		n, err := choose(elems * size)
+		if err != nil {
+			return fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
 		l := &p.lanes[n]
 		index := uint32(len(l.chunks))
 		if index == MaxLaneChunks {

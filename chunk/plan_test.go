@@ -231,15 +231,15 @@ func TestBatchesDoNotMoveChunks(t *testing.T) {
 }
 
 func TestHashTellsPlansApart(t *testing.T) {
-	lanes := []Lane{{0, 0, 10}, {1, 1, 10}}
+	lanes := []Lane{{NIC: 0, Core: 0, Weight: 10}, {NIC: 1, Core: 1, Weight: 10}}
 	model := []Tensor{{"ab", 5000, F32}, {"c", 1, F32}}
 	seen := map[[32]byte]string{}
 	for name, p := range map[string]*Plan{
 		"plain":       build(t, Config{4096, lanes}, model),
 		"empty":       build(t, Config{4096, lanes}),
 		"chunk size":  build(t, Config{8192, lanes}, model),
-		"core":        build(t, Config{4096, []Lane{{0, 0, 10}, {1, 2, 10}}}, model),
-		"weight":      build(t, Config{4096, []Lane{{0, 0, 11}, {1, 1, 11}}}, model),
+		"core":        build(t, Config{4096, []Lane{{NIC: 0, Core: 0, Weight: 10}, {NIC: 1, Core: 2, Weight: 10}}}, model),
+		"weight":      build(t, Config{4096, []Lane{{NIC: 0, Core: 0, Weight: 11}, {NIC: 1, Core: 1, Weight: 11}}}, model),
 		"names":       build(t, Config{4096, lanes}, []Tensor{{"a", 5000, F32}, {"bc", 1, F32}}),
 		"elems":       build(t, Config{4096, lanes}, []Tensor{{"ab", 5001, F32}, {"c", 1, F32}}),
 		"dtype":       build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32}, {"c", 1, F16}}),

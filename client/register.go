@@ -68,7 +68,7 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 		return w.callError("register", err)
 	}
 	first := w.plan.NumTensors()
-	if err := w.plan.Add(batch); err != nil {
+	if err := w.plan.Follow(batch, resp.ChunkLanes); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
 	if hash := w.plan.Hash(); !bytes.Equal(hash[:], resp.PlanHash) {

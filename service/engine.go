@@ -162,6 +162,15 @@ func (e *engine) openDevices(names []string, o *Options,
 	return opened, nil
 }
 
+// loaded are the lanes with what other jobs have there.
+func (e *engine) loaded() []chunk.Lane {
+	lanes := slices.Clone(e.lanes)
+	for i, bytes := range e.agg.Placed() {
+		lanes[i].Load = bytes
+	}
+	return lanes
+}
+
 // String describes the lanes' places: "mlx5_0 and node 0: cpus 0, 1; mlx5_1 and node 1: cpus 8, 9".
 func (e *engine) String() string {
 	var places []string

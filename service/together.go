@@ -110,7 +110,7 @@ func (j *job) choose(ctx context.Context) (*engine, []chunk.Lane, *aggregate.Abo
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		return e, e.lanes, nil, nil
+		return e, e.loaded(), nil, nil
 	}
 	workers, err := k.Workers(j.spec.total)
 	if err != nil {
