@@ -60,6 +60,7 @@ func newSetRack(t *testing.T, provider string, workers int, job aggregate.JobCon
 	if provider == "sim" {
 		s.Rack, s.network = simRack(t, seed, "", workers, cfg)
 	} else {
+		cfg.Window = 16 // fewer waits for a processor
 		s.Rack = threadedRack(t, provider, workers, cfg)
 	}
 	for _, w := range s.Workers {
@@ -185,7 +186,7 @@ func (s *setRack) trainInTurns(steps uint64, stays bool) {
 
 func (s *setRack) until(speeds []float64, done func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); s.round(speeds) {
+	for deadline := time.Now().Add(2 * time.Minute); !done(); s.round(speeds) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("not done:\n%s", s.picture())
 		}

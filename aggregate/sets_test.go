@@ -92,6 +92,26 @@ func TestStrategySwitchGoesOnFromTheStateThatThereIs(t *testing.T) {
 	}
 }
 
+// The empirical rule switches when the loss that a worker reports has settled, at the next update.
+func TestStrategySwitchFollowsTheLossThatIsReported(t *testing.T) {
+	s := newSetRack(t, "sim", 4, momentumJob(t, "strategy-switch"), 2)
+	for epoch, loss := range []float64{.4, .3998, .3997, .3996, .3995, .3994} {
+		s.train(uint64(epoch)+1, true, 1, 0.3, 0.7, 0.5)
+		if got := s.Job.Policy().Name(); got != "strategy-switch" {
+			t.Fatalf("after %d losses the policy is %s", epoch, got)
+		}
+		if err := s.Job.ReportLoss(1, loss); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.train(7, true, 1, 1, 1, 1)
+	if got := s.Job.Policy().String(); got != "asp" {
+		t.Fatalf("after six losses that hardly differ the policy is %s", got)
+	}
+	s.trainInTurns(9, false)
+	s.same("the replay", s.replay())
+}
+
 // A job that began with sets may change to any policy and back, at any time.
 func TestPoliciesChangeLive(t *testing.T) {
 	changes := []string{
