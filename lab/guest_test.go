@@ -36,6 +36,7 @@ func TestSingleGuest(t *testing.T) {
 	t.Run("batches doorbells and never finds a receiver not ready", func(t *testing.T) { steadyState(t, g) })
 	t.Run("prints its share of ib_write_bw", func(t *testing.T) { shareOfPerftest(t, g) })
 	t.Run("keeps peers out of other memory", func(t *testing.T) { onDevice(t, g, "TestIBVPeerThatWritesElsewhere", "rxe0") })
+	t.Run("keeps policies' updates to the bit", func(t *testing.T) { onDevice(t, g, "TestIBVPolicies", "rxe0") })
 	t.Run("says what cannot be had", func(t *testing.T) { whatCannotBeHad(t, g) })
 	t.Run("soft-RoCE comes and goes", func(t *testing.T) { softRoCEComesAndGoes(t, g) })
 	t.Run("reports exit status and output", func(t *testing.T) {

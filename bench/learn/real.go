@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,13 +28,14 @@ type realWorker struct {
 	*client.Worker
 	rank   int
 	params *network
-	pushes int
-	waited time.Duration // from gradients to the next steps
+	pull   bool          // the parameters, before the next step
+	taken  []int64       // by step: until its gradient was there, in virtual time
+	held   time.Duration // by the policy
 	took   time.Duration // all
 }
 
-// runReal trains through an aggregator.
-func runReal(ctx context.Context, s *service.Service, setting Setting) (Outcome, error) {
+// runReal trains through an aggregator. taken has the time of every step, by worker, as a simulation takes it.
+func runReal(ctx context.Context, s *service.Service, setting Setting) (o Outcome, taken [][]int64, err error) {
 	n := len(setting.Cluster.Steps)
 	job := fmt.Sprintf("learn-%d", time.Now().UnixNano())
 	workers := make([]*realWorker, n)
@@ -47,37 +47,34 @@ func runReal(ctx context.Context, s *service.Service, setting Setting) (Outcome,
 	}
 	all.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return Outcome{}, err
-	}
-	var o Outcome
-	for _, w := range workers {
-		o.Pushes += uint64(w.pushes)
+		return o, nil, err
 	}
 	for _, w := range workers {
+		o.Pushes += uint64(len(w.taken))
 		o.Time = max(o.Time, float64(w.took)/float64(realStep))
-		o.Held += float64(w.waited) / float64(w.took) / float64(n)
-		o.Shares = append(o.Shares, float64(w.pushes)/float64(o.Pushes))
+	}
+	for _, w := range workers {
+		o.Held += float64(w.held) / float64(w.took) / float64(n)
+		o.Shares = append(o.Shares, float64(len(w.taken))/float64(o.Pushes))
+		taken = append(taken, w.taken)
 	}
 	_, test := split(setting.Fold)
 	o.Loss, o.Accuracy = workers[0].params.test(test)
-	return o, nil
+	return o, taken, nil
 }
 
 // train joins, takes rank 0's parameters, and makes steps until the time is over.
 func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) (err error) {
 	n := len(s.Cluster.Steps)
-	cfg := client.Config{
-		Server: server, Job: job, Rank: w.rank, Workers: n, Optimizer: "sgd_torch", Provider: "shm", Timeout: realTimeout,
+	w.Worker, err = client.Join(ctx, client.Config{
+		Server: server, Job: job, Rank: w.rank, Workers: n, Mode: "stream", Policy: s.Policy.String(), Optimizer: "sgd_torch",
+		Provider: "shm", Timeout: realTimeout,
 		Hyper: map[string]float64{"lr": s.LR, "momentum": s.Momentum, "scale": 1 / float64(n)},
-	}
-	stream := s.Policy.Stream()
-	if stream {
-		cfg.Policy = s.Policy.String()
-	}
-	if w.Worker, err = client.Join(ctx, cfg); err != nil {
+	})
+	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.Close()) }()
+	defer func() { err = errors.Join(err, w.Close()) }() // the others wait for it no more
 	if err := w.Register(ctx, []client.Tensor{{Name: "network", Shape: []uint64{parameters}}}); err != nil {
 		return err
 	}
@@ -89,54 +86,45 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 	if err != nil {
 		return err
 	}
-	// The synchronous end together, after as many steps as the slowest can take.
-	begun := time.Now()
-	last := max(1, int(float64(s.Steps)/slices.Max(s.Cluster.Steps)))
-	over := func() bool {
-		if stream {
-			return time.Since(begun) >= time.Duration(s.Steps)*realStep
-		}
-		return w.pushes >= last
-	}
 	times, images := rand.New(rand.NewPCG(s.Seed, uint64(w.rank)+3)), rand.New(rand.NewPCG(s.Seed, uint64(w.rank)+100))
 	train, _ := split(s.Fold)
 	var g network
 	batch := make([]*image, s.Batch/n)
-	for !over() {
-		until := time.Now().Add(time.Duration(s.Cluster.stepTime(w.rank, times)) * realStep / unit)
+	for begun := time.Now(); w.took < time.Duration(s.Steps)*realStep; w.took = time.Since(begun) {
+		from := time.Now()
+		if w.pull {
+			if err := w.wait(ctx)(w.Pull(0, client.Bytes(w.params[:]), 0)); err != nil {
+				return err
+			}
+		}
 		for i := range batch {
 			batch[i] = &train[images.IntN(len(train))]
 		}
 		w.params.gradient(&g, batch)
-		time.Sleep(time.Until(until))
-		computed := time.Now()
-		if err := w.step(ctx, &g, stream); err != nil {
+		time.Sleep(time.Duration(s.Cluster.stepTime(w.rank, times))*realStep/unit - time.Since(from))
+		if err := w.wait(ctx)(w.PushPull(0, client.Bytes(g[:]), client.Bytes(w.params[:]), 0)); err != nil {
 			return err
 		}
-		w.waited += time.Since(computed)
-		w.pushes++
+		pushed := time.Now()
+		end, err := w.EndStep(ctx)
+		if err != nil {
+			return err
+		}
+		w.pull = end.Pull
+		w.held += time.Since(pushed)
+		w.taken = append(w.taken, int64(pushed.Sub(from))*unit/int64(realStep))
 	}
-	w.took = time.Since(begun)
 	return nil
 }
 
-// step pushes a gradient, and returns with the parameters of the next step.
-func (w *realWorker) step(ctx context.Context, g *network, stream bool) error {
-	h, err := w.PushPull(0, client.Bytes(g[:]), client.Bytes(w.params[:]), 0)
-	if err == nil {
-		err = h.Wait(ctx)
+// wait waits for an operation that was started.
+func (w *realWorker) wait(ctx context.Context) func(client.Handle, error) error {
+	return func(h client.Handle, err error) error {
+		if err != nil {
+			return err
+		}
+		return h.Wait(ctx)
 	}
-	if err != nil || !stream {
-		return err
-	}
-	end, err := w.EndStep(ctx)
-	if err != nil || !end.Pull {
-		return err
-	}
-	if h, err = w.Pull(0, client.Bytes(w.params[:]), 0); err != nil {
-		return err
-	}
-	return h.Wait(ctx)
 }
 
 // runRealStudy runs every policy on every cluster once, one after another, beside its simulation.
@@ -162,33 +150,26 @@ func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
 	go func() { ended <- s.Serve(ctx) }()
 	defer func() { err = errors.Join(err, s.Close(), <-ended) }()
 	var bsp Outcome
+	var inStep float64 // BSP's rate of pushes in the simulation
 	for _, setting := range rows {
-		o, err := runReal(ctx, s, setting)
+		o, taken, err := runReal(ctx, s, setting)
 		if err != nil {
 			return fmt.Errorf("%v on %v: %w", setting.Policy, setting.Cluster, err)
 		}
-		if setting.Policy == (policy.Spec{}) {
-			bsp = o
-		}
-		row := summarise(setting, []Outcome{o}, []Outcome{bsp})
-		if row.Predicted, err = simulatedRate(ctx, setting); err != nil {
+		setting.Blind, setting.Taken = float64(setting.Steps), taken
+		simulated, err := Run(ctx, setting)
+		if err != nil {
 			return err
 		}
+		rate := float64(simulated.Pushes) / simulated.Time
+		if setting.Policy == (policy.Spec{}) {
+			bsp, inStep = o, rate
+		}
+		row := summarise(setting, []Outcome{o}, []Outcome{bsp})
+		row.Predicted = rate / inStep
 		p.Rows = append(p.Rows, row)
 		bar.Add(1)
 	}
 	p.tell(&p.Study)
 	return nil
-}
-
-// simulatedRate is the rate of pushes over BSP's that the simulation gives.
-func simulatedRate(ctx context.Context, s Setting) (float64, error) {
-	s.Blind = float64(s.Steps)
-	o, err := Run(ctx, s)
-	if err != nil {
-		return 0, err
-	}
-	s.Policy = policy.Spec{}
-	bsp, err := Run(ctx, s)
-	return float64(o.Pushes) / o.Time * bsp.Time / float64(bsp.Pushes), err
 }

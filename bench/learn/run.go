@@ -26,6 +26,8 @@ type Setting struct {
 	Blind float64
 	// Steps of the fastest worker that a real training takes.
 	Steps int
+	// Taken has the times of steps that a real training took, by worker; nil: they are drawn.
+	Taken [][]int64
 }
 
 // Point is the state of learning at a time.
@@ -80,6 +82,7 @@ type trainee struct {
 	version uint64     // updates that they include
 	pull    bool       // fetch parameters before the next step
 	busy    bool
+	begun   int // steps
 	round   int
 	batch   []*image
 }
@@ -239,8 +242,19 @@ func (t *training) begin() {
 		if t.Blind == 0 {
 			worker.batch = t.draw(worker.batch[:0])
 		}
-		heap.Push(&t.agenda, arrival{t.now + t.Cluster.stepTime(w, worker.chance), w, worker.round})
+		heap.Push(&t.agenda, arrival{t.now + t.stepTime(w), w, worker.round})
 	}
+}
+
+// stepTime is how long a worker's next step takes. One that a real training took no more is as long as its last.
+func (t *training) stepTime(w int) int64 {
+	worker := &t.workers[w]
+	if t.Taken == nil {
+		return t.Cluster.stepTime(w, worker.chance)
+	}
+	steps := t.Taken[w]
+	worker.begun++
+	return steps[min(worker.begun, len(steps))-1]
 }
 
 // draw takes the next images of the epoch, which all workers share: who is faster takes more.

@@ -192,7 +192,9 @@ func real(*Config) plan {
 				realSteps)),
 			columns: []column{rateRatio, predicted, accuracy, held, slowest}, plot: rateRatio,
 		},
-		clusters: mustCluster(four), policies: mustParse("ssp:s=3", "ssp:s=15", strict, loose, "asp"), base: base, real: true,
+		clusters: mustCluster(four),
+		policies: mustParse("ssp:s=3", "ssp:s=15", strict, loose, "asp", "backup:b=1", "k-asp:k=2", "k-batch-asp:k=2"),
+		base:     base, real: true,
 		tell: func(s *Study) {
 			worst := 0.0
 			for i := range s.Rows {
