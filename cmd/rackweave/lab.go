@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -8,13 +9,140 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/lab/racks"
 )
 
 func labCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "lab", Short: "Emulate racks on this machine, with network namespaces and shaped links", Args: cobra.NoArgs}
-	cmd.AddCommand(labMeasureCommand())
+	cmd.AddCommand(labRacksCommand(), labExchangeCommand(), labMeasureCommand())
+	return cmd
+}
+
+// fabricFlags are the flags that name a fabric. Commands for the same one take the same.
+func fabricFlags(cmd *cobra.Command, c *racks.Config) (complete func() error) {
+	var rate, core string
+	f := cmd.Flags()
+	f.StringVar(&c.Name, "name", fabricName, "prefix of the network namespaces")
+	f.IntVar(&c.Racks, "racks", 2, "racks")
+	f.IntVar(&c.Workers, "workers", 4, "workers in each rack")
+	f.StringVar(&rate, "rate", "200Mb/s", "rate of a worker's link, each direction")
+	f.StringVar(&core, "core", "8:1", "oversubscription of a rack's uplink: its workers' links over the uplink")
+	return func() error {
+		bytes, err := parseRate("rate", rate)
+		if err != nil {
+			return err
+		}
+		c.Rate = bytes * 8
+		if c.Core, err = parseRatio("core", core); err != nil {
+			return err
+		}
+		return c.Check()
+	}
+}
+
+func labRacksCommand() *cobra.Command {
+	var c racks.Config
+	var shape string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "racks",
+		Short: "Bring up racks on this machine, with an aggregator in each, until interrupted",
+		Long: `Bring up racks of workers on this machine: network namespaces with shaped links, and in each rack an aggregator, that
+reduce among themselves. They stay until this command is interrupted. Run it as root.`,
+		Example: `  rackweave lab racks
+  rackweave lab racks --racks 4 --workers 2 --rate 100Mb/s --core 4:1 --shape ring`,
+		Args: cobra.NoArgs,
+	}
+	complete := fabricFlags(cmd, &c)
+	cmd.Flags().StringVar(&shape, "shape", "auto", "how aggregators reduce among themselves: auto, sharded, ring, chain or root")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		ctx := cmd.Context()
+		if err := complete(); err != nil {
+			return err
+		}
+		if err := racks.Probe(ctx); err != nil {
+			return err
+		}
+		l := racks.Lab{Log: cmd.ErrOrStderr()}
+		if l.Program, err = os.Executable(); err != nil {
+			return err
+		}
+		if l.Fabric, err = racks.Up(ctx, c); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, l.Close()) }()
+		cluster, err := l.Serve(ctx, shape)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, cluster.Stop()) }()
+		if asJSON {
+			if err := writeJSON(cmd.OutOrStdout(), c.Hosts()); err != nil {
+				return err
+			}
+			return cluster.Wait(ctx)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%d racks of %d workers, links of %.4g Mb/s, uplinks of %.4g Mb/s\n", c.Racks, c.Workers, c.Rate/1e6,
+			c.Uplink()/1e6)
+		for rack := range c.Racks {
+			fmt.Fprintf(cmd.OutOrStdout(), "aggregator of %s: ip netns exec %s rackweave status --server %s\n", racks.RackName(rack),
+				c.Aggregator(rack).Namespace, c.URL(rack))
+		}
+		return cluster.Wait(ctx)
+	}
+	return cmd
+}
+
+func labExchangeCommand() *cobra.Command {
+	var c racks.Config
+	var model string
+	var divisor uint64
+	var asJSON bool
+	l := racks.Lab{Warmup: 1}
+	cmd := &cobra.Command{
+		Use:   "exchange",
+		Short: "Exchange a model among the workers of racks that are up",
+		Example: `  rackweave lab exchange --verify
+  rackweave lab exchange --racks 4 --workers 2 --model vgg19 --divisor 32 --iters 100`,
+		Args: cobra.NoArgs,
+	}
+	complete := fabricFlags(cmd, &c)
+	f := cmd.Flags()
+	f.StringVar(&model, "model", "resnet50", "model to exchange")
+	f.Uint64Var(&divisor, "divisor", 16, "by which the model is scaled down, as links are slow")
+	f.IntVar(&l.Iters, "iters", 10, "measured steps, after one to warm up")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	f.BoolVar(&l.Verify, "verify", false, "compute everything again in plain Go and compare bits")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if err := complete(); err != nil {
+			return err
+		}
+		m, err := models.Get(model)
+		switch {
+		case err != nil:
+			return err
+		case divisor < 1 || l.Iters < 1:
+			return fmt.Errorf("--divisor %d, --iters %d: use 1 or more of each", divisor, l.Iters)
+		}
+		if l.Program, err = os.Executable(); err != nil {
+			return err
+		}
+		l.Log, l.Fabric = cmd.ErrOrStderr(), &racks.Fabric{Config: c}
+		if err := l.Present(cmd.Context()); err != nil {
+			return fmt.Errorf("%w: bring them up with: rackweave lab racks", err)
+		}
+		row, err := l.Running(cmd.Context(), m.Scaled(divisor))
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return writeJSON(cmd.OutOrStdout(), row)
+		}
+		return racks.WriteTable(cmd.OutOrStdout(), report.ThisMachine(), []racks.Row{row})
+	}
 	return cmd
 }
 
@@ -24,7 +152,8 @@ const fabricName = "rackweave"
 func labMeasureCommand() *cobra.Command {
 	var s racks.Study
 	var name, rate, svgDir, jsonFile string
-	var replay []string
+	var replay, acrossRacks []string
+	var cores []float64
 	cmd := &cobra.Command{
 		Use:   "measure",
 		Short: "Measure exchanges and those of Gloo and MXNet on the same emulated links",
@@ -68,6 +197,18 @@ machine's cores, to be what is waited for: ratios are of bytes and stay. Run it 
 			if err := labChart(svgDir, "one-rack.svg", racks.Chart("Step of 8 workers in one rack", machine, rows)); err != nil {
 				return err
 			}
+			s.Models = acrossRacks
+			for _, over := range cores {
+				more, err := s.Cores(cmd.Context(), name, over)
+				if err != nil {
+					return err
+				}
+				title := fmt.Sprintf("Step of 2 racks of 4 workers, core %g:1", over)
+				if err := labChart(svgDir, fmt.Sprintf("core-%g.svg", over), racks.Chart(title, machine, more)); err != nil {
+					return err
+				}
+				rows = append(rows, more...)
+			}
 			s.Models = replay
 			replayed, err := s.Replay(cmd.Context(), name)
 			if err != nil {
@@ -88,6 +229,8 @@ machine's cores, to be what is waited for: ratios are of bytes and stay. Run it 
 	f.StringVar(&rate, "rate", "100Mb/s", "rate of a worker's link, each direction")
 	f.Uint64Var(&s.Divisor, "divisor", 16, "by which models are scaled down")
 	f.StringSliceVar(&s.Models, "models", []string{"alexnet", "vgg19"}, "models to exchange")
+	f.Float64SliceVar(&cores, "core", []float64{4, 8}, "oversubscriptions of the core between two racks")
+	f.StringSliceVar(&acrossRacks, "across", []string{"resnet50"}, "models to exchange across racks")
 	f.StringSliceVar(&replay, "replay", []string{"alexnet", "vgg19", "googlenet", "resnet50"},
 		"models whose computation to replay beside the exchange")
 	f.IntVar(&s.Lab.Iters, "iters", 5, "measured steps of each, after one to warm up")
@@ -96,8 +239,9 @@ machine's cores, to be what is waited for: ratios are of bytes and stay. Run it 
 	return cmd
 }
 
+// labChart plots a chart that has something to plot, if a directory is given.
 func labChart(dir, name string, c *report.Chart) error {
-	if dir == "" {
+	if dir == "" || len(c.Series) == 0 {
 		return nil
 	}
 	f, err := os.Create(filepath.Join(dir, name))

@@ -45,7 +45,10 @@ func (c *Config) Check() error {
 func (c *Config) Uplink() float64 { return c.Rate * float64(c.Workers) / c.Core }
 
 // Host is a machine: a network namespace with one interface, [Interface].
-type Host struct{ Namespace, Addr string }
+type Host struct {
+	Namespace string `json:"namespace"`
+	Addr      string `json:"addr"`
+}
 
 // Interface is the name of every host's interface.
 const Interface = "eth0"
@@ -68,7 +71,23 @@ func (c *Config) Aggregator(rack int) Host {
 	return Host{fmt.Sprintf("%s-a%d", c.Name, rack), fmt.Sprintf("10.77.%d.1", rack)}
 }
 
-// Switches is the namespace of all bridges.
+// Hosts are all hosts, by their racks.
+type Hosts struct {
+	Aggregator Host   `json:"aggregator"`
+	URL        string `json:"url"` // of the aggregator
+	Workers    []Host `json:"workers"`
+}
+
+// Hosts returns all hosts, by their racks.
+func (c *Config) Hosts() (all []Hosts) {
+	for rack := range c.Racks {
+		hosts, _ := c.hosts(rack)
+		all = append(all, Hosts{hosts[0], c.URL(rack), hosts[1:]})
+	}
+	return all
+}
+
+// switches is the namespace of all bridges.
 func (c *Config) switches() string { return c.Name + "-net" }
 
 // hosts returns all hosts, each with the name of its port at its rack's bridge.

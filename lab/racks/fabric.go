@@ -78,6 +78,14 @@ func (f *Fabric) Close() error {
 	return sh(ctx, script.String())
 }
 
+// Present reports whether a fabric that another process built is there.
+func (f *Fabric) Present(ctx context.Context) error {
+	if _, err := f.Counters(ctx); err != nil {
+		return fmt.Errorf("racks named %q are not up: %w", f.Name, err)
+	}
+	return nil
+}
+
 // CutUplink takes a rack's uplink down, or up again.
 func (f *Fabric) CutUplink(ctx context.Context, rack int, cut bool) error {
 	state := "up"

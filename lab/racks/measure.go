@@ -15,7 +15,7 @@ import (
 	"github.com/rackweave/rackweave/bench/peers"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/launch"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -35,7 +35,7 @@ type Measured struct {
 	Seconds float64 `json:"seconds"`       // of a step, the median
 	Bound   float64 `json:"bound_seconds"` // what the tightest link takes for the bytes of a step
 	Note    string  `json:"note,omitempty"`
-	// Uplinks are the bytes that the busiest uplink carried in a direction, per step, as [Counters] counts; with one rack 0.
+	// Uplinks are the bytes that the busiest uplink carried in a direction, per exchange, as [Counters] counts; with one rack 0.
 	Uplinks float64        `json:"uplink_bytes"`
 	Losses  uint64         `json:"segments_sent_again"`
 	CPU     float64        `json:"cpu"` // share of the machine's cores that were busy
@@ -44,20 +44,6 @@ type Measured struct {
 
 // payloadRate is what a worker's link carries of payload, in bytes per second.
 func (l *Lab) payloadRate() float64 { return l.Rate * goodput / 8 }
-
-// tcpPort is where the lab's aggregators listen.
-const tcpPort = 7077
-
-// window is how many messages of a worker are under way. On a link as slow as the lab's this is 40 ms of traffic, for which what is
-// more urgent waits; the window that suits a fast link is four times that.
-const window = "16"
-
-// serve starts an aggregator on a host.
-func (l *Lab) serve(ctx context.Context, h Host, flags ...string) (*launch.Aggregator, error) {
-	argv := append(h.Command(l.Program, "serve", "--listen", fmt.Sprintf("%s:%d", h.Addr, tcpPort), "--providers", verbs.ProviderTCP,
-		"--unpinned", "--window", window, "--until-eof", "--log-level", "warn", "--insecure"), flags...)
-	return launch.StartAggregator(ctx, argv, l.Log)
-}
 
 // spec is the exchange of a model by all workers.
 func (l *Lab) spec(m models.Model, server string) bench.Spec {
@@ -75,18 +61,32 @@ func (l *Lab) One(ctx context.Context, m models.Model, replay bool) (Measured, e
 	}
 	spec := l.spec(m, a.URL)
 	spec.Replay = replay
+	measured, err := l.exchange(ctx, spec)
+	return measured, errors.Join(err, a.Stop())
+}
+
+// Across measures the exchange of a model through the aggregators of all racks, which reduce among themselves.
+func (l *Lab) Across(ctx context.Context, m models.Model, shape hierarchy.Shape) (Measured, error) {
+	c, err := l.Serve(ctx, shape.String())
+	if err != nil {
+		return Measured{}, err
+	}
+	measured, err := l.exchange(ctx, l.spec(m, c.Servers()))
+	return measured, errors.Join(err, c.Stop())
+}
+
+func (l *Lab) exchange(ctx context.Context, spec bench.Spec) (Measured, error) {
 	runner := bench.Runner{
 		Worker: []string{l.Program, "bench-worker"}, Log: l.Log,
 		Enter: func(rank int) []string { return l.WorkerOfRank(rank).Command() },
 	}
-	measured, err := l.during(ctx, func() (Measured, error) {
+	return l.during(ctx, 1+spec.Steps(), func() (Measured, error) { // a broadcast carries what a step does
 		res, err := runner.Run(ctx, spec)
 		if err == nil && res.Wrong > 0 {
 			err = fmt.Errorf("%d elements differ from plain Go", res.Wrong)
 		}
 		return Measured{Seconds: res.TimeUS.P50 / 1e6, Replay: res.Replay}, err
 	})
-	return measured, errors.Join(err, a.Stop())
 }
 
 // Peer measures another library's exchange of a model by all workers, tensor by tensor.
@@ -103,7 +103,7 @@ func (l *Lab) Peer(ctx context.Context, p peers.Peer, m models.Model, servers []
 	for rank := range n {
 		spec.Hosts = append(spec.Hosts, peerHosts([]Host{l.WorkerOfRank(rank)})...)
 	}
-	return l.during(ctx, func() (Measured, error) {
+	return l.during(ctx, l.Iters+l.Warmup, func() (Measured, error) {
 		times, err := p.Run(ctx, spec)
 		if err == nil && times.Wrong > 0 {
 			err = fmt.Errorf("%s: %d elements are wrong", p.Name(), times.Wrong)
@@ -119,8 +119,8 @@ func peerHosts(hosts []Host) (all []peers.Host) {
 	return all
 }
 
-// during adds what counters say of a run.
-func (l *Lab) during(ctx context.Context, run func() (Measured, error)) (Measured, error) {
+// during adds what counters say of a run of so many exchanges.
+func (l *Lab) during(ctx context.Context, exchanges int, run func() (Measured, error)) (Measured, error) {
 	ports, err := l.Counters(ctx)
 	if err != nil {
 		return Measured{}, err
@@ -153,7 +153,7 @@ func (l *Lab) during(ctx context.Context, run func() (Measured, error)) (Measure
 	}
 	for rack := range l.Racks {
 		c := portsNow[UplinkPort(rack)].Since(ports[UplinkPort(rack)])
-		m.Uplinks = max(m.Uplinks, float64(max(c.Sent, c.Received))/float64(l.Iters+l.Warmup))
+		m.Uplinks = max(m.Uplinks, float64(max(c.Sent, c.Received))/float64(exchanges))
 	}
 	return m, nil
 }

@@ -24,10 +24,10 @@ func (r *Row) Void() string {
 func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 	fmt.Fprintf(w, `# %s
 # Emulated links: network namespaces and tbf on one machine. Seconds of a step are medians; the bound is the bytes on the tightest
-# link over its rate. Uplink: bytes per step in the busier direction of a rack's uplink, as "ip -s link" counts, with headers.
+# link over its rate. Uplink: models per step in the busier direction of a rack's uplink, as "ip -s link" counts, with headers.
 `, machine)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "links\tmodel\texchange\tstep\tbound\tof bound\tpredicted\tratio\tuplink MB\tremarks")
+	fmt.Fprintln(t, "links\tmodel\texchange\tstep\tbound\tof bound\tpredicted\tratio\tuplink\tremarks")
 	first := map[string]float64{}
 	for i := range rows {
 		r := &rows[i]
@@ -50,8 +50,8 @@ func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 		if r.Predicted > 0 {
 			predicted = fmt.Sprintf("%.2f s", r.Predicted)
 		}
-		if r.Uplinks > 0 {
-			uplink = fmt.Sprintf("%.2f", r.Uplinks/1e6)
+		if r.Bytes > 0 {
+			uplink = fmt.Sprintf("%.3f", r.Uplinks/r.Bytes)
 		}
 		fmt.Fprintf(t, "%.2f s\t%.2f s\t%.2f\t%s\t%.2f\t%s\t%s\n", r.Seconds, r.Bound, r.Seconds/r.Bound, predicted, r.Seconds/first[key],
 			uplink, strings.Join(remarks, "; "))

@@ -1,0 +1,25 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestTheLabNamesWhatItCannotUse(t *testing.T) {
+	for _, tc := range []struct{ args, want string }{
+		{"racks --rate fast", `--rate "fast" is no rate`},
+		{"racks --core 1:4", `--core "1:4" is no oversubscription`},
+		{"racks --racks 0", "0 racks of 4 workers"},
+		{"exchange --name nobody", `racks named "nobody" are not up`},
+		{"exchange --divisor 0", "--divisor 0"},
+		{"exchange --model resnet5", "resnet5"},
+		{"measure --divisor 0", "--divisor 0"},
+		{"measure --iters 0", "--iters 0"},
+		{"measure --rate 1", `--rate "1" is no rate`},
+	} {
+		_, err := run(t, append([]string{"lab"}, strings.Fields(tc.args)...)...)
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, expected %q", tc.args, err, tc.want)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package racks
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/rackweave/rackweave/launch"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// tcpPort is where the lab's aggregators listen.
+const tcpPort = 7077
+
+// window is how many messages of a worker are under way. On a link as slow as the lab's this is 40 ms of traffic, for which what is
+// more urgent waits; the window that suits a fast link is four times that.
+const window = "16"
+
+// URL is where a rack's aggregator listens.
+func (c *Config) URL(rack int) string {
+	return fmt.Sprintf("http://%s:%d", c.Aggregator(rack).Addr, tcpPort)
+}
+
+// Servers are the URLs of all aggregators, as a benchmark takes them.
+func (c *Config) Servers() string {
+	urls := make([]string, c.Racks)
+	for rack := range urls {
+		urls[rack] = c.URL(rack)
+	}
+	return strings.Join(urls, ",")
+}
+
+// serve starts an aggregator on a host.
+func (l *Lab) serve(ctx context.Context, h Host, flags ...string) (*launch.Aggregator, error) {
+	argv := append(h.Command(l.Program, "serve", "--listen", fmt.Sprintf("%s:%d", h.Addr, tcpPort), "--providers", verbs.ProviderTCP,
+		"--unpinned", "--window", window, "--until-eof", "--log-level", "warn", "--insecure"), flags...)
+	return launch.StartAggregator(ctx, argv, l.Log)
+}
+
+// Cluster is the aggregators of all racks, that reduce among themselves.
+type Cluster struct {
+	*Fabric
+	Aggregators []*launch.Aggregator // by rack
+	folder      string
+}
+
+// RackName is a rack's name in the cluster's file.
+func RackName(rack int) string { return fmt.Sprintf("rack%d", rack) }
+
+// file is the cluster's file.
+func (c *Config) file(shape, secret string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "shape: %s\nsecret: %s\nracks:\n", shape, secret)
+	for rack := range c.Racks {
+		fmt.Fprintf(&b, "  - {name: %s, url: %q, size: %d}\n", RackName(rack), c.URL(rack), c.Workers)
+	}
+	return b.String()
+}
+
+// Serve starts an aggregator in each rack, that reduce among themselves in a shape.
+func (l *Lab) Serve(ctx context.Context, shape string) (*Cluster, error) {
+	folder, err := os.MkdirTemp("", "rackweave-racks-")
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Fabric: l.Fabric, folder: folder}
+	file := filepath.Join(folder, "cluster.yaml")
+	if err := os.WriteFile(file, []byte(l.file(shape, rand.Text())), 0o600); err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	for rack := range l.Racks {
+		a, err := l.serve(ctx, l.Aggregator(rack), "--cluster", file, "--rack", RackName(rack))
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", RackName(rack), err), c.Stop())
+		}
+		c.Aggregators = append(c.Aggregators, a)
+	}
+	return c, nil
+}
+
+// Wait returns when ctx ends, or with what ended an aggregator.
+func (c *Cluster) Wait(ctx context.Context) error {
+	ended := make(chan int, len(c.Aggregators))
+	for rack, a := range c.Aggregators {
+		go func() {
+			<-a.Ended()
+			ended <- rack
+		}()
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case rack := <-ended:
+		return fmt.Errorf("%s: its aggregator ended: %w", RackName(rack), c.Aggregators[rack].Err())
+	}
+}
+
+// Stop ends all aggregators and their jobs.
+func (c *Cluster) Stop() error {
+	var errs []error
+	for _, a := range c.Aggregators {
+		errs = append(errs, a.Stop())
+	}
+	return errors.Join(append(errs, os.RemoveAll(c.folder))...)
+}
