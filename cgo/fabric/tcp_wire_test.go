@@ -2,6 +2,8 @@ package fabric_test
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/binary"
 	"io"
 	"net"
@@ -35,13 +37,17 @@ func dialRaw(t testing.TB, ep []byte) rawPeer {
 // rawHello is a valid hello to the queue pair of endpoint to, from that of endpoint from.
 func rawHello(to, from []byte) []byte {
 	h := binary.LittleEndian.AppendUint32(nil, 0x48545752)
-	h = binary.LittleEndian.AppendUint16(h, 1)
+	h = binary.LittleEndian.AppendUint16(h, 2)
 	h = binary.LittleEndian.AppendUint16(h, 1)
 	h = append(h, to[8:12]...)
 	h = append(h, from[8:12]...)
-	h = append(h, to[32:48]...)
+	h = append(h, make([]byte, 16)...)
 	h = binary.LittleEndian.AppendUint32(h, 1<<20)
-	return binary.LittleEndian.AppendUint32(h, 0)
+	h = binary.LittleEndian.AppendUint32(h, 0)
+	proof := hmac.New(sha256.New, to[32:48])
+	proof.Write(h)
+	copy(h[16:32], proof.Sum(nil))
+	return h
 }
 
 // attachRaw makes a queue pair of n whose peer is a rawPeer.
@@ -150,7 +156,11 @@ func TestTCPStrangersAtTheListenerHurtNobody(t *testing.T) {
 	idle := endpoint(t, b.newQP(1, 1))
 	for i := range 100 {
 		p := dialRaw(t, idle)
-		switch i % 4 {
+		switch i % 5 {
+		case 4: // the cookie itself proves nothing
+			h := rawHello(idle, idle)
+			copy(h[16:32], idle[32:48])
+			p.Write(h)
 		case 0: // says nothing
 		case 1:
 			p.Write([]byte("RWTH"))

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/pprof"
 	"os"
@@ -36,7 +35,9 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
-			if o.Log, err = logger(cmd.ErrOrStderr(), logLevel, asJSON); err != nil {
+			log := newPatientLog(cmd.ErrOrStderr())
+			defer log.Close()
+			if o.Log, err = logger(log, logLevel, asJSON); err != nil {
 				return err
 			}
 			for _, j := range jobs {
@@ -90,18 +91,6 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.BoolVar(&asJSON, "json", false, "log JSON")
 	f.BoolVar(&untilEOF, "until-eof", false, "end when standard input does: print only the URL, for programs that start an aggregator")
 	return cmd
-}
-
-func logger(w io.Writer, level string, asJSON bool) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("log level %q: use debug, info, warn or error", level)
-	}
-	opts := &slog.HandlerOptions{Level: l}
-	if asJSON {
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
-	}
-	return slog.New(slog.NewTextHandler(w, opts)), nil
 }
 
 func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilEOF bool) error {

@@ -2,6 +2,7 @@
 package attacks
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/rackweave/rackweave/launch"
@@ -55,6 +57,34 @@ func Start(ctx context.Context, binary string, flags ...string) (*Aggregator, er
 		return nil, errors.Join(err, a.Stop())
 	}
 	return a, nil
+}
+
+// startUnread starts an aggregator whose log goes into a small pipe that nobody reads, and returns its URL.
+func startUnread(ctx context.Context, binary string) (url string, end func() error, err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return "", nil, err
+	}
+	defer write.Close()
+	const setPipeSize, page = 1031, 4096 // F_SETPIPE_SZ
+	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, write.Fd(), setPipeSize, page); errno != 0 {
+		return "", nil, errors.Join(errno, read.Close())
+	}
+	cmd := exec.CommandContext(ctx, binary, "serve", "--listen", "127.0.0.1:0", "--unpinned", "--until-eof", "--log-level", "debug")
+	cmd.Stderr = write
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	url, err = bufio.NewReader(out).ReadString('\n')
+	return strings.TrimSpace(url), func() error { return errors.Join(in.Close(), read.Close(), cmd.Wait()) }, err
 }
 
 // Stop ends the process. It returns an error if the process failed or had ended before.

@@ -110,3 +110,22 @@ func TestTenantsHurtNobody(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.attack) })
 	}
 }
+
+func TestALogThatNobodyReadsStopsNothing(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	url, end, err := startUnread(ctx, binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end()
+	for range 20 {
+		v, err := Join(ctx, url, "victim", "", "tcp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Leave(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

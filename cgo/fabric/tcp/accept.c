@@ -85,15 +85,6 @@ static void accept_new(struct tcp_device *dev, uint64_t now)
 	}
 }
 
-static bool same_secret(const uint8_t *a, const uint8_t *b)
-{
-	volatile uint8_t differs = 0;
-
-	for (int i = 0; i < TCP_COOKIE_LEN; i++)
-		differs |= a[i] ^ b[i];
-	return differs == 0;
-}
-
 /* Hands the connection to the queue pair's owner, who finds the socket once it looks. */
 static enum verdict admit(struct tcp_qp *qp, struct tcp_half *half, const struct tcp_hello *hello)
 {
@@ -104,9 +95,8 @@ static enum verdict admit(struct tcp_qp *qp, struct tcp_half *half, const struct
 
 	if (hello->from_qp != qp->join.peer.qp_num || tcp_no_delay(half->fd))
 		return DROP;
-	memcpy(reply.cookie, qp->join.peer.cookie, sizeof reply.cookie);
 	reply.posted = atomic_load(&qp->in.posted);
-	tcp_hello_encode(&reply, bytes);
+	tcp_hello_encode(&reply, qp->join.peer.cookie, bytes);
 	if (send(half->fd, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof bytes)
 		return DROP;
 	qp->out.window = hello->window;
@@ -134,7 +124,7 @@ static enum verdict examine(struct tcp_device *dev, struct tcp_half *half)
 		return DROP;
 	pthread_mutex_lock(&dev->lock);
 	qp = dev->qps[hello.to_qp % TCP_MAX_QP];
-	if (qp && qp->head.num == hello.to_qp && same_secret(qp->cookie, hello.cookie)) {
+	if (qp && qp->head.num == hello.to_qp && tcp_hello_proven(half->hello, qp->cookie)) {
 		if (qp->join.waiting)
 			verdict = admit(qp, half, &hello);
 		else if (qp->head.state == RWF_QPS_INIT)

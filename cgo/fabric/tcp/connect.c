@@ -83,16 +83,15 @@ static int introduce(struct tcp_qp *qp, struct attempt *a, const struct tcp_endp
 	uint8_t bytes[TCP_HELLO_LEN];
 	int rc;
 
-	memcpy(hello.cookie, peer->cookie, sizeof hello.cookie);
 	qp->in.told_posted = hello.posted;
-	tcp_hello_encode(&hello, bytes);
+	tcp_hello_encode(&hello, peer->cookie, bytes);
 	if (send(a->fd, bytes, sizeof bytes, MSG_NOSIGNAL) != sizeof bytes)
 		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
 	rc = read_reply(a, bytes);
 	if (rc)
 		return rc;
 	if (tcp_hello_decode(&hello, bytes) || hello.kind != TCP_HELLO_ACCEPT || hello.to_qp != qp->head.num ||
-	    hello.from_qp != peer->qp_num || memcmp(hello.cookie, qp->cookie, sizeof hello.cookie) != 0)
+	    hello.from_qp != peer->qp_num || !tcp_hello_proven(bytes, qp->cookie))
 		return rwf_fail(EPROTO, "connect to %s: what answered there is not the peer", a->where);
 	qp->out.window = hello.window;
 	qp->out.peer_posted = hello.posted;

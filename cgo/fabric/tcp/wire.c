@@ -1,5 +1,7 @@
 #include "wire.h"
 
+#include "hmac.h"
+
 #include "../base/bytes.h"
 #include "../base/provider.h"
 
@@ -9,7 +11,7 @@
 
 static const uint32_t endpoint_magic = 0x45545752; /* "RWTE" */
 static const uint32_t hello_magic = 0x48545752;    /* "RWTH" */
-enum { WIRE_VERSION = 1, HEAD_MAGIC = 0xa7 };
+enum { WIRE_VERSION = 2, HEAD_MAGIC = 0xa7, PROOF_AT = 16, PROOF_LEN = 16 };
 
 /* Layout: magic 4, version 2, family 2 (4 or 6), qp number 4, port 2, zero 2, address 16, cookie 16. */
 int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap)
@@ -82,9 +84,31 @@ socklen_t tcp_endpoint_sockaddr(const struct tcp_endpoint *ep, struct sockaddr_s
 	return sizeof *in;
 }
 
-/* Layout: magic 4, version 2, kind 2, to 4, from 4, cookie 16, window 4, posted 4. */
-void tcp_hello_encode(const struct tcp_hello *h, uint8_t buf[TCP_HELLO_LEN])
+/* What proves that a hello's sender knows the cookie of the queue pair that it is sent to: the cookie itself does not travel. */
+static void prove(const uint8_t hello[TCP_HELLO_LEN], const uint8_t cookie[TCP_COOKIE_LEN], uint8_t proof[TCP_DIGEST_LEN])
 {
+	uint8_t bare[TCP_HELLO_LEN];
+
+	memcpy(bare, hello, sizeof bare);
+	memset(bare + PROOF_AT, 0, PROOF_LEN);
+	tcp_hmac(cookie, TCP_COOKIE_LEN, bare, sizeof bare, proof);
+}
+
+bool tcp_hello_proven(const uint8_t hello[TCP_HELLO_LEN], const uint8_t cookie[TCP_COOKIE_LEN])
+{
+	uint8_t proof[TCP_DIGEST_LEN];
+	volatile uint8_t differs = 0;
+
+	prove(hello, cookie, proof);
+	for (int i = 0; i < PROOF_LEN; i++)
+		differs |= proof[i] ^ hello[PROOF_AT + i];
+	return !differs;
+}
+
+/* Layout: magic 4, version 2, kind 2, to 4, from 4, proof 16, window 4, posted 4. */
+void tcp_hello_encode(const struct tcp_hello *h, const uint8_t cookie[TCP_COOKIE_LEN], uint8_t buf[TCP_HELLO_LEN])
+{
+	uint8_t proof[TCP_DIGEST_LEN];
 	uint8_t *p = buf;
 
 	p = rwb_put32(p, hello_magic);
@@ -92,9 +116,10 @@ void tcp_hello_encode(const struct tcp_hello *h, uint8_t buf[TCP_HELLO_LEN])
 	p = rwb_put16(p, h->kind);
 	p = rwb_put32(p, h->to_qp);
 	p = rwb_put32(p, h->from_qp);
-	memcpy(p, h->cookie, sizeof h->cookie);
-	p = rwb_put32(p + sizeof h->cookie, h->window);
+	p = rwb_put32(p + PROOF_LEN, h->window);
 	rwb_put32(p, h->posted);
+	prove(buf, cookie, proof);
+	memcpy(buf + PROOF_AT, proof, PROOF_LEN);
 }
 
 int tcp_hello_decode(struct tcp_hello *h, const uint8_t buf[TCP_HELLO_LEN])
@@ -104,7 +129,6 @@ int tcp_hello_decode(struct tcp_hello *h, const uint8_t buf[TCP_HELLO_LEN])
 	h->kind = rwb_get16(buf + 6);
 	h->to_qp = rwb_get32(buf + 8);
 	h->from_qp = rwb_get32(buf + 12);
-	memcpy(h->cookie, buf + 16, sizeof h->cookie);
 	h->window = rwb_get32(buf + 32);
 	h->posted = rwb_get32(buf + 36);
 	if (h->kind != TCP_HELLO_REQUEST && h->kind != TCP_HELLO_ACCEPT)

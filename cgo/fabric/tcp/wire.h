@@ -12,6 +12,7 @@
 #ifndef RW_TCP_WIRE_H
 #define RW_TCP_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
@@ -41,9 +42,8 @@ enum tcp_hello_kind { TCP_HELLO_REQUEST = 1, TCP_HELLO_ACCEPT = 2 };
 struct tcp_hello {
 	uint16_t kind;
 	uint32_t to_qp, from_qp;
-	uint8_t cookie[TCP_COOKIE_LEN]; /* of the queue pair it is sent to */
-	uint32_t window;                /* bytes the peer may have on the way before they are acknowledged */
-	uint32_t posted;                /* receives posted so far */
+	uint32_t window; /* bytes the peer may have on the way before they are acknowledged */
+	uint32_t posted; /* receives posted so far */
 };
 
 enum tcp_kind { TCP_DATA = 1, TCP_NAK = 2 };
@@ -70,7 +70,9 @@ int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap);
 int tcp_endpoint_decode(struct tcp_endpoint *ep, const void *buf, size_t len);
 socklen_t tcp_endpoint_sockaddr(const struct tcp_endpoint *ep, struct sockaddr_storage *out);
 
-void tcp_hello_encode(const struct tcp_hello *h, uint8_t buf[TCP_HELLO_LEN]);
+/* cookie is that of the queue pair that the hello is sent to. */
+void tcp_hello_encode(const struct tcp_hello *h, const uint8_t cookie[TCP_COOKIE_LEN], uint8_t buf[TCP_HELLO_LEN]);
+bool tcp_hello_proven(const uint8_t hello[TCP_HELLO_LEN], const uint8_t cookie[TCP_COOKIE_LEN]);
 int tcp_hello_decode(struct tcp_hello *h, const uint8_t buf[TCP_HELLO_LEN]);
 
 void tcp_head_encode(const struct tcp_head *h, uint8_t buf[TCP_HEAD_LEN]);

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	logLines    = 4096            // that may wait for a slow reader
+	logLastWait = time.Second / 2 // for the last of them, when the process ends
+)
+
+// patientLog passes lines on to a writer that may take its time, such as a pipe that nobody reads. Write never waits: it drops lines
+// where too many wait, and says how many once there is room.
+type patientLog struct {
+	to      io.Writer
+	lines   chan []byte
+	dropped atomic.Uint64
+	ending  chan struct{}
+	done    chan struct{}
+}
+
+func newPatientLog(to io.Writer) *patientLog {
+	l := &patientLog{to: to, lines: make(chan []byte, logLines), ending: make(chan struct{}), done: make(chan struct{})}
+	go l.pass()
+	return l
+}
+
+func (l *patientLog) pass() {
+	defer close(l.done)
+	for {
+		select {
+		case line := <-l.lines:
+			l.write(line)
+			continue
+		default:
+		}
+		select {
+		case line := <-l.lines:
+			l.write(line)
+		case <-l.ending:
+			return
+		}
+	}
+}
+
+func (l *patientLog) write(line []byte) {
+	if n := l.dropped.Swap(0); n > 0 {
+		fmt.Fprintf(l.to, "rackweave: %d lines of the log were dropped: its reader is slow\n", n)
+	}
+	l.to.Write(line)
+}
+
+// Write implements io.Writer.
+func (l *patientLog) Write(line []byte) (int, error) {
+	select {
+	case l.lines <- append([]byte(nil), line...):
+	default:
+		l.dropped.Add(1)
+	}
+	return len(line), nil
+}
+
+// Close waits a moment for what was written.
+func (l *patientLog) Close() {
+	close(l.ending)
+	select {
+	case <-l.done:
+	case <-time.After(logLastWait):
+	}
+}
+
+func logger(w io.Writer, level string, asJSON bool) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("log level %q: use debug, info, warn or error", level)
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	if asJSON {
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, opts)), nil
+}
