@@ -13,8 +13,8 @@ const (
 	logLastWait = time.Second / 2 // for the last of them, when the process ends
 )
 
-// patientLog passes lines on to a writer that may take its time, such as a pipe that nobody reads. Write never waits: it drops lines
-// where too many wait, and says how many once there is room.
+// patientLog passes lines on to a writer that may take its time, such as a pipe that nobody reads. Write never waits: it drops
+// lines where too many wait, and says how many once there is room.
 type patientLog struct {
 	to      io.Writer
 	lines   chan []byte
