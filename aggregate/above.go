@@ -389,6 +389,7 @@ func (s *share) missLeft() {
 
 // tellPeers tells the other racks that the job has ended here.
 func (s *share) tellPeers(how uint8, blame uint32) {
+	s.above.told = true
 	for _, k := range s.above.links {
 		if k != nil && k.QP() != nil && k.QP().State() == verbs.StateRTS && k.Held() < k.Depth() && !s.above.left[k.rank] {
 			s.touch(k)
@@ -397,8 +398,11 @@ func (s *share) tellPeers(how uint8, blame uint32) {
 	}
 }
 
-// flushed reports whether all that the other racks are sent has arrived, or can not.
-func (s *share) flushed() bool {
+// flushed reports whether all that the other racks are sent has arrived, or can not; told: also how the job has ended.
+func (s *share) flushed(told bool) bool {
+	if told && !s.above.told {
+		return false
+	}
 	for rack, k := range s.above.links {
 		if k != nil && k.QP() != nil && k.QP().State() == verbs.StateRTS && (k.Held() > 0 || s.above.reducer.Owes(rack)) {
 			return false

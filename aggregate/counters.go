@@ -35,6 +35,20 @@ type WorkerCounters struct {
 	LatenessNS           uint64 // how long after a chunk's first arrival this worker's came, summed
 }
 
+// RackCounters is what a lane has of a job to do with another rack.
+type RackCounters struct {
+	OwnedBytes           uint64 // of parameters, on which that rack runs the optimizer
+	RecvBytes, SentBytes uint64 // sums and results, with their notes
+	Awaited              uint64 // chunks that wait for that rack's sum, or for its result
+}
+
+func (c *RackCounters) add(o *RackCounters) {
+	c.OwnedBytes += o.OwnedBytes
+	c.RecvBytes += o.RecvBytes
+	c.SentBytes += o.SentBytes
+	c.Awaited += o.Awaited
+}
+
 func (c *Counters) observe(latencyNS int64) {
 	c.LatencySumNS += uint64(latencyNS)
 	us, b := latencyNS/1000, 0

@@ -127,7 +127,7 @@ func (s *share) end() {
 	blame := s.fate.failure.Load().Rank
 	s.machine.End(blame)
 	s.carryOut()
-	if s.above != nil {
+	if s.above != nil && !s.above.told {
 		s.tellPeers(peerFailed, s.above.blame(blame))
 	}
 }

@@ -230,6 +230,22 @@ func (j *Job) WorkerCounters() []WorkerCounters {
 	return out
 }
 
+// RackCounters returns what there is to do with each rack, summed over the lanes; nothing if the rack is alone.
+func (j *Job) RackCounters() []RackCounters {
+	if j.above == nil {
+		return nil
+	}
+	out := make([]RackCounters, j.above.Racks)
+	for i, l := range j.lanes {
+		l.mu.Lock()
+		for rack := range out {
+			out[rack].add(&j.shares[i].above.published[rack])
+		}
+		l.mu.Unlock()
+	}
+	return out
+}
+
 // Fail ends the job because of what the control plane saw of a worker; rank -1: because of no worker.
 func (j *Job) Fail(rank int, err error) { j.fate.fail(rank, err) }
 
@@ -378,28 +394,29 @@ func (j *Job) open() error {
 	return nil
 }
 
-// leavePeers tells the other racks that this one's workers have left, once all that they wait for has arrived.
+// leavePeers tells the other racks that this one's workers have left, once all that they wait for has arrived, and waits until
+// they know that, or why the job has failed.
 func (j *Job) leavePeers() {
 	ctx, cancel := context.WithTimeout(context.Background(), j.timeouts.link)
 	defer cancel()
-	flush := func(i int) {
-		for flushed := false; !flushed && j.fate.failure.Load() == nil && ctx.Err() == nil; {
-			if j.lanes[i].Do(ctx, func() { flushed = j.shares[i].flushed() }) != nil || flushed || j.lanes[i].manual {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	for i := range j.shares {
-		flush(i)
-	}
+	j.flushPeers(ctx, false)
 	for i, s := range j.shares {
 		if j.fate.failure.Load() == nil {
 			_ = j.lanes[i].Do(ctx, func() { s.tellPeers(peerLeft, 0) })
 		}
 	}
-	for i := range j.shares {
-		flush(i)
+	j.flushPeers(ctx, true)
+}
+
+// flushPeers waits until what the other racks are sent has arrived; told: also how the job has ended.
+func (j *Job) flushPeers(ctx context.Context, told bool) {
+	for i, s := range j.shares {
+		for flushed := false; !flushed && ctx.Err() == nil && !j.lanes[i].manual && (told || j.fate.failure.Load() == nil); {
+			if j.lanes[i].Do(ctx, func() { flushed = s.flushed(told) }) != nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
 	}
 }
 

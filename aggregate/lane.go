@@ -135,6 +135,9 @@ func (l *Lane) publish() {
 			w.Chunks, w.LastArrivals, w.LatenessNS = st.Chunks, st.LastArrivals, st.LatenessNS
 			l.publishedByRank[s][rank] = w
 		}
+		if s.above != nil {
+			s.above.publish()
+		}
 	}
 	l.published = l.local
 }

@@ -73,8 +73,12 @@ type above struct {
 	recalled  []uint32        // chunks whose sums are not kept
 	wanted    []uint32        // chunks that other racks wait for
 	slotBytes uint64
-	left      []bool // by rack: its workers have left in peace
+	published []RackCounters // by rack, as the lane last published them; guarded by the lane's lock
+	awaited   []int          // by rack
+	owned     []uint64       // by rack, bytes of parameters
+	left      []bool         // by rack: its workers have left in peace
 	someLeft  bool
+	told      bool // the other racks were told how the job has ended
 	src       []uint64
 	folded    []uint64
 	one       [1]uint64
@@ -88,6 +92,7 @@ func newAbove(c *JobConfig, lane, window, sends int, r *region) *above {
 	n := sumBuffers(window, c.ChunkBytes)
 	a := &above{
 		cfg: c.Above, links: make([]*link, c.Above.Racks), slotBytes: peerSlotBytes(c.ChunkBytes),
+		published: make([]RackCounters, c.Above.Racks), awaited: make([]int, c.Above.Racks), owned: make([]uint64, c.Above.Racks),
 		left: make([]bool, c.Above.Racks), sums: newSums(r, c.ChunkBytes, n),
 		src: make([]uint64, 0, c.Above.Racks), folded: make([]uint64, 0, c.Above.Racks),
 		pending: make([]reduce.Action, 0, window), returned: make([]uint32, 0, window),
@@ -112,9 +117,23 @@ func (a *above) add(chunks []storedChunk) {
 	owners := make([]int, len(chunks))
 	for i := range chunks {
 		owners[i] = int(chunks[i].owner)
+		a.owned[owners[i]] += uint64(chunks[i].elems) * 4
 		a.buffer, a.result = append(a.buffer, noResult), append(a.result, noResult)
 	}
 	a.reducer.Add(owners)
+}
+
+// publish copies what others may read.
+func (a *above) publish() {
+	clear(a.awaited)
+	a.reducer.Awaited(a.awaited)
+	for rack := range a.published {
+		p := &a.published[rack]
+		*p = RackCounters{OwnedBytes: a.owned[rack], Awaited: uint64(a.awaited[rack])}
+		if k := a.links[rack]; k != nil {
+			p.RecvBytes, p.SentBytes = k.counters.RecvBytes, k.counters.SentBytes
+		}
+	}
 }
 
 func (a *above) name(rack int) string { return fmt.Sprintf("rack %q", a.cfg.Names[rack]) }

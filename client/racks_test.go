@@ -92,6 +92,18 @@ func TestTwoRacksTrainTogether(t *testing.T) {
 		}
 		return w.Barrier(context20(t), "end")
 	})
+	status, err := client.Status(context20(t), client.Config{Server: services[0].URL(), Token: "t"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(status.Jobs) != 1 || len(status.Jobs[0].Racks) != 2 {
+		t.Fatalf("the status has no job over two racks: %v", status)
+	}
+	other := status.Jobs[0].Racks[1]
+	if other.Name != "r1" || other.Own || other.Workers != 2 || other.OwnedBytes == 0 || other.ReceivedBytes == 0 ||
+		other.SentBytes == 0 {
+		t.Errorf("the other rack is %v", other)
+	}
 }
 
 func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
@@ -110,7 +122,8 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 			}
 		}, `rack "r1" has mode eager`},
 		{"token", nil, func(rank int, c *client.Config) { c.Token = fmt.Sprint(rank / 2) }, "token's digest"},
-		{"rank", nil, func(rank int, c *client.Config) { c.Rank = (rank + 2) % 4 }, `belongs to rack "r1", this is rack "r0" with ranks 0 to 1`},
+		{"rank", nil, func(rank int, c *client.Config) { c.Rank = (rank + 2) % 4 },
+			`belongs to rack "r1", this is rack "r0" with ranks 0 to 1`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			services := serveRacks(t, 2, tc.spoil)

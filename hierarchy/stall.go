@@ -18,6 +18,25 @@ const (
 // Idle returns how many counted ticks have passed without a finished chunk.
 func (m *Reducer) Idle() int { return m.stall.idle }
 
+// Awaited adds to counts, by rack, the chunks that wait for its sum or for its result.
+func (m *Reducer) Awaited(counts []int) {
+	for _, index := range m.open {
+		c := &m.chunks[index]
+		if c.sent {
+			counts[m.route(c).Parent]++
+			continue
+		}
+		if !c.own {
+			counts[m.cfg.Rack]++
+		}
+		for _, child := range m.route(c).Children {
+			if c.have == 0 || m.row(c)[child] == 0 {
+				counts[child]++
+			}
+		}
+	}
+}
+
 // Open returns how many chunks wait for sums or for their results.
 func (m *Reducer) Open() int { return len(m.open) }
 

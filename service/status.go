@@ -110,6 +110,7 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 		}
 	}
 	out.Policy = j.agg.Policy().String()
+	j.describeRacks(out)
 	for r, w := range out.Members {
 		if p, ok := j.agg.Pace(r); ok {
 			w.Step, w.Held, w.HeldSeconds, w.Staleness = p.Step, p.Waits, float64(p.HeldNS)/1e9, p.MeanTau()

@@ -136,6 +136,22 @@ func (j *job) tellRacks(r *api.JoinResponse) {
 	r.Pods = uint32(k.topology.Pods)
 }
 
+// describeRacks adds the racks to a job's status.
+func (j *job) describeRacks(out *api.JobStatus) {
+	k := j.s.cluster
+	if k == nil {
+		return
+	}
+	out.Shape = k.topology.Shape.String()
+	workers, _ := k.Workers(j.spec.total) // the job has started with them
+	for i, c := range j.agg.RackCounters() {
+		out.Racks = append(out.Racks, &api.RackStatus{
+			Name: k.Racks[i].Name, Url: k.Racks[i].URL, Own: i == k.own, Workers: uint32(workers[i]), OwnedBytes: c.OwnedBytes,
+			ReceivedBytes: c.RecvBytes, SentBytes: c.SentBytes, AwaitedChunks: c.Awaited,
+		})
+	}
+}
+
 // giveUpRacks ends the run of a job that could not start, once the other racks have learnt why.
 func (j *job) giveUpRacks() {
 	if j.s.cluster != nil {

@@ -106,6 +106,7 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 			}
 			fmt.Fprintln(w)
 		}
+		printRacks(w, j)
 		for _, m := range j.Members {
 			if text := waits(m, j.Members); text != "" {
 				fmt.Fprintf(w, "  worker %d waits for %s\n", m.Rank, text)
@@ -115,11 +116,27 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 	return w.Flush()
 }
 
+// printRacks prints how a job is spread over racks.
+func printRacks(w io.Writer, j *api.JobStatus) {
+	if len(j.Racks) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "  reduced above the rack: %s\n  rack\taggregator\tworkers\towns\treceived\tsent\tawaited\n", j.Shape)
+	for _, r := range j.Racks {
+		received, sent := report.Size(r.ReceivedBytes), report.Size(r.SentBytes)
+		if r.Own {
+			received, sent = "(this one)", ""
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\t%s\t%s\t%d\n", r.Name, r.Url, r.Workers, report.Size(r.OwnedBytes), received, sent,
+			r.AwaitedChunks)
+	}
+}
+
 // waits says for whom a worker waits, and for how long.
 func waits(m *api.WorkerStatus, members []*api.WorkerStatus) string {
 	var all []string
 	for _, rank := range m.WaitsFor {
-		text := fmt.Sprintf("worker %d", rank)
+		text := fmt.Sprintf("worker %d", members[rank].Rank)
 		if m.Held {
 			text += fmt.Sprintf(", step %d", members[rank].Step)
 		}

@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45, 0}
+	return file_job_proto_rawDescGZIP(), []int{46, 0}
 }
 
 type JoinRequest struct {
@@ -2436,7 +2436,11 @@ type JobStatus struct {
 	AgeSeconds     float64         `protobuf:"fixed64,15,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"`
 	Policy         string          `protobuf:"bytes,16,opt,name=policy,proto3" json:"policy,omitempty"`
 	// What the job has been given, by resource, and may be given in all as things are (0: without bound).
-	Resources     []*Resource `protobuf:"bytes,17,rep,name=resources,proto3" json:"resources,omitempty"`
+	Resources []*Resource `protobuf:"bytes,17,rep,name=resources,proto3" json:"resources,omitempty"`
+	// The racks that the job is spread over, in the order in which their sums are added; none: this aggregator has all of it.
+	Racks []*RackStatus `protobuf:"bytes,18,rep,name=racks,proto3" json:"racks,omitempty"`
+	// How their aggregators reduce among themselves.
+	Shape         string `protobuf:"bytes,19,opt,name=shape,proto3" json:"shape,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2590,6 +2594,124 @@ func (x *JobStatus) GetResources() []*Resource {
 	return nil
 }
 
+func (x *JobStatus) GetRacks() []*RackStatus {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+func (x *JobStatus) GetShape() string {
+	if x != nil {
+		return x.Shape
+	}
+	return ""
+}
+
+type RackStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Url   string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	// The aggregator that answers.
+	Own     bool   `protobuf:"varint,3,opt,name=own,proto3" json:"own,omitempty"`
+	Workers uint32 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
+	// Of the job's parameters: on which the rack runs the optimizer.
+	OwnedBytes uint64 `protobuf:"varint,5,opt,name=owned_bytes,json=ownedBytes,proto3" json:"owned_bytes,omitempty"`
+	// Between that rack's aggregator and this one: sums and results, with their notes.
+	ReceivedBytes uint64 `protobuf:"varint,6,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	SentBytes     uint64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// Chunks that wait for the rack: for its sum, or for its result.
+	AwaitedChunks uint64 `protobuf:"varint,8,opt,name=awaited_chunks,json=awaitedChunks,proto3" json:"awaited_chunks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RackStatus) Reset() {
+	*x = RackStatus{}
+	mi := &file_job_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RackStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RackStatus) ProtoMessage() {}
+
+func (x *RackStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
+func (*RackStatus) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *RackStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RackStatus) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *RackStatus) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+func (x *RackStatus) GetWorkers() uint32 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *RackStatus) GetOwnedBytes() uint64 {
+	if x != nil {
+		return x.OwnedBytes
+	}
+	return 0
+}
+
+func (x *RackStatus) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *RackStatus) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *RackStatus) GetAwaitedChunks() uint64 {
+	if x != nil {
+		return x.AwaitedChunks
+	}
+	return 0
+}
+
 type Resource struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2601,7 +2723,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2613,7 +2735,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2626,7 +2748,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Resource) GetName() string {
@@ -2684,7 +2806,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2818,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2831,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -2842,7 +2964,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +2976,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +2989,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -2894,7 +3016,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3028,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3041,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -2939,7 +3061,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3073,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3086,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -2982,7 +3104,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3116,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3129,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 type TraceRequest struct {
@@ -3023,7 +3145,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3035,7 +3157,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3048,7 +3170,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3087,7 +3209,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3221,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3234,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3162,7 +3284,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3296,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3309,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3224,7 +3346,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3358,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3371,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45}
+	return file_job_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3311,7 +3433,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[46]
+	mi := &file_job_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3445,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[46]
+	mi := &file_job_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3458,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{46}
+	return file_job_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3355,7 +3477,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[47]
+	mi := &file_job_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3367,7 +3489,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[47]
+	mi := &file_job_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3380,7 +3502,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{47}
+	return file_job_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3406,7 +3528,7 @@ type CheckpointHeader struct {
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_job_proto_msgTypes[48]
+	mi := &file_job_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3418,7 +3540,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[48]
+	mi := &file_job_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3431,7 +3553,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{48}
+	return file_job_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CheckpointHeader) GetJob() string {
@@ -3488,7 +3610,7 @@ type CheckpointTensor struct {
 
 func (x *CheckpointTensor) Reset() {
 	*x = CheckpointTensor{}
-	mi := &file_job_proto_msgTypes[49]
+	mi := &file_job_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3622,7 @@ func (x *CheckpointTensor) String() string {
 func (*CheckpointTensor) ProtoMessage() {}
 
 func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[49]
+	mi := &file_job_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3513,7 +3635,7 @@ func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
 func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{49}
+	return file_job_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CheckpointTensor) GetName() string {
@@ -3734,7 +3856,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xba\x04\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x80\x05\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -3757,7 +3879,21 @@ const file_job_proto_rawDesc = "" +
 	"\vage_seconds\x18\x0f \x01(\x01R\n" +
 	"ageSeconds\x12\x16\n" +
 	"\x06policy\x18\x10 \x01(\tR\x06policy\x124\n" +
-	"\tresources\x18\x11 \x03(\v2\x16.rackweave.v1.ResourceR\tresources\"P\n" +
+	"\tresources\x18\x11 \x03(\v2\x16.rackweave.v1.ResourceR\tresources\x12.\n" +
+	"\x05racks\x18\x12 \x03(\v2\x18.rackweave.v1.RackStatusR\x05racks\x12\x14\n" +
+	"\x05shape\x18\x13 \x01(\tR\x05shape\"\xec\x01\n" +
+	"\n" +
+	"RackStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\x12\x10\n" +
+	"\x03own\x18\x03 \x01(\bR\x03own\x12\x18\n" +
+	"\aworkers\x18\x04 \x01(\rR\aworkers\x12\x1f\n" +
+	"\vowned_bytes\x18\x05 \x01(\x04R\n" +
+	"ownedBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\x06 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\a \x01(\x04R\tsentBytes\x12%\n" +
+	"\x0eawaited_chunks\x18\b \x01(\x04R\rawaitedChunks\"P\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\breserved\x18\x02 \x01(\x04R\breserved\x12\x14\n" +
@@ -3873,7 +4009,7 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),       // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),        // 1: rackweave.v1.JoinRequest
@@ -3912,24 +4048,25 @@ var file_job_proto_goTypes = []any{
 	(*NicStatus)(nil),          // 34: rackweave.v1.NicStatus
 	(*LaneStatus)(nil),         // 35: rackweave.v1.LaneStatus
 	(*JobStatus)(nil),          // 36: rackweave.v1.JobStatus
-	(*Resource)(nil),           // 37: rackweave.v1.Resource
-	(*WorkerStatus)(nil),       // 38: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),   // 39: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),  // 40: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),  // 41: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil), // 42: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),       // 43: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),      // 44: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),          // 45: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),         // 46: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),       // 47: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),      // 48: rackweave.v1.DrainResponse
-	(*CheckpointHeader)(nil),   // 49: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil),   // 50: rackweave.v1.CheckpointTensor
-	nil,                        // 51: rackweave.v1.JoinRequest.HyperEntry
+	(*RackStatus)(nil),         // 37: rackweave.v1.RackStatus
+	(*Resource)(nil),           // 38: rackweave.v1.Resource
+	(*WorkerStatus)(nil),       // 39: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),   // 40: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),  // 41: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),  // 42: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil), // 43: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),       // 44: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),      // 45: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),          // 46: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),         // 47: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),       // 48: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),      // 49: rackweave.v1.DrainResponse
+	(*CheckpointHeader)(nil),   // 50: rackweave.v1.CheckpointHeader
+	(*CheckpointTensor)(nil),   // 51: rackweave.v1.CheckpointTensor
+	nil,                        // 52: rackweave.v1.JoinRequest.HyperEntry
 }
 var file_job_proto_depIdxs = []int32{
-	51, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	52, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	3,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	8,  // 2: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
 	6,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
@@ -3943,50 +4080,51 @@ var file_job_proto_depIdxs = []int32{
 	36, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
 	35, // 12: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
 	34, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	38, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	39, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
 	8,  // 15: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	37, // 16: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	45, // 17: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	46, // 18: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 19: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	50, // 20: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
-	1,  // 21: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	4,  // 22: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	9,  // 23: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	13, // 24: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	16, // 25: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	19, // 26: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	21, // 27: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	23, // 28: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	25, // 29: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	27, // 30: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	29, // 31: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	31, // 32: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	39, // 33: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	41, // 34: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	43, // 35: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	47, // 36: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	2,  // 37: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	5,  // 38: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	11, // 39: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	15, // 40: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	18, // 41: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	20, // 42: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	22, // 43: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	24, // 44: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	26, // 45: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	28, // 46: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	30, // 47: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	32, // 48: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	40, // 49: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	42, // 50: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	44, // 51: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	48, // 52: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	37, // [37:53] is the sub-list for method output_type
-	21, // [21:37] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	38, // 16: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	37, // 17: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	46, // 18: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	47, // 19: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 20: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	51, // 21: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
+	1,  // 22: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	4,  // 23: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	9,  // 24: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	13, // 25: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	16, // 26: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	19, // 27: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	21, // 28: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	23, // 29: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	25, // 30: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	27, // 31: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	29, // 32: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	31, // 33: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	40, // 34: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	42, // 35: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	44, // 36: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	48, // 37: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	2,  // 38: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	5,  // 39: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	11, // 40: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	15, // 41: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	18, // 42: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	20, // 43: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	22, // 44: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	24, // 45: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	26, // 46: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	28, // 47: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	30, // 48: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	32, // 49: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	41, // 50: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	43, // 51: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	45, // 52: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	49, // 53: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	38, // [38:54] is the sub-list for method output_type
+	22, // [22:38] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4002,7 +4140,7 @@ func file_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   51,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
