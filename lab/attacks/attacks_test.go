@@ -129,3 +129,17 @@ func TestALogThatNobodyReadsStopsNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestTenantsOfALaneHurtNobody(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		attack func(context.Context, *Aggregator) error
+	}{
+		{"commits while tensors are registered", CommitWhileRegistering},
+		{"tensors registered one by one", RegisterOneByOne},
+		{"a flood of chunks", FloodLanes},
+		{"ends in the middle", DieAmidAll},
+	} {
+		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.attack) })
+	}
+}
