@@ -29,8 +29,8 @@ type realWorker struct {
 	rank   int
 	params *network
 	pull   bool          // the parameters, before the next step
-	taken  []int64       // by step: until its gradient was there, in virtual time
-	held   time.Duration // by the policy
+	taken  []int64       // by step: until its gradient was computed, and what it takes to send, in virtual time
+	held   time.Duration // from gradients to the next steps
 	took   time.Duration // all
 }
 
@@ -102,17 +102,17 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 		}
 		w.params.gradient(&g, batch)
 		time.Sleep(time.Duration(s.Cluster.stepTime(w.rank, times))*realStep/unit - time.Since(from))
+		computed := time.Now()
 		if err := w.wait(ctx)(w.PushPull(0, client.Bytes(g[:]), client.Bytes(w.params[:]), 0)); err != nil {
 			return err
 		}
-		pushed := time.Now()
 		end, err := w.EndStep(ctx)
 		if err != nil {
 			return err
 		}
 		w.pull = end.Pull
-		w.held += time.Since(pushed)
-		w.taken = append(w.taken, int64(pushed.Sub(from))*unit/int64(realStep))
+		w.held += time.Since(computed)
+		w.taken = append(w.taken, int64(computed.Sub(from))*unit/int64(realStep)+wire)
 	}
 	return nil
 }
