@@ -102,7 +102,7 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	for _, l := range lanes {
 		buffers := int64(resultBuffers)
 		if j.pace != nil && j.pace.sets {
-			buffers += 2 // a chunk in f32, whatever the wire's type
+			buffers += scratchBuffers
 		}
 		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, buffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
 		if err != nil {

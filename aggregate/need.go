@@ -26,7 +26,7 @@ func (e *Engine) JobNeed(workers, chunkBytes int) Need {
 		if !l.lazySlots() {
 			slots = int64(e.cfg.Window * chunkBytes)
 		}
-		n.Bytes += int64(workers)*(slots+connectionHeap) + resultBuffers*int64(chunkBytes) + shareHeap
+		n.Bytes += int64(workers)*(slots+connectionHeap) + (resultBuffers+scratchBuffers)*int64(chunkBytes) + shareHeap
 	}
 	return n
 }

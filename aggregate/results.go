@@ -6,6 +6,9 @@ import "github.com/rackweave/rackweave/chunk"
 // the results of a round out of the core's cache.
 const resultBuffers = 32
 
+// scratchBuffers is how many more there are for sets' gradients that are scaled: a chunk in f32, whatever the wire's type.
+const scratchBuffers = 2
+
 const noResult = -1
 
 // results holds the buffers of answers that are not parameters. A buffer is free again when the transport has read it for
