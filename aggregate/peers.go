@@ -18,6 +18,9 @@ type PeerLane struct {
 	ResultRKey uint32 // of where results go, which each sum says itself
 }
 
+// peerPatience is how long a message to another rack may go unacknowledged: a core link that is down for less loses nothing.
+const peerPatience = 30 * time.Second
+
 // OpenPeer makes this end of every lane's connection to another rack's aggregator. [Job.JoinPeer] connects it.
 func (j *Job) OpenPeer(ctx context.Context, rack int) ([]PeerLane, error) {
 	if err := j.open(); err != nil {
@@ -49,7 +52,7 @@ func (j *Job) openPeer(l *Lane, s *share, k *link) (PeerLane, error) {
 	}
 	k.Conn = session.New(session.Config{
 		ID: id, SendDepth: l.depths.AggregatorSend, RecvDepth: l.depths.AggregatorRecv, Timeout: j.timeouts.peer,
-		AckTimeout: j.timeouts.link, MaxBatch: pollBatch,
+		AckTimeout: max(j.timeouts.link, peerPatience), MaxBatch: pollBatch,
 	})
 	l.seat(s, k)
 	endpoint, err := k.Open(session.Path{NIC: l.primary, PD: j.memory.pds[l.primary], CQ: l.cqs[l.primary]})

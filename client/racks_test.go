@@ -204,3 +204,41 @@ func TestAWorkerLostInOneRackEndsTheJobInAll(t *testing.T) {
 		w.Close()
 	}
 }
+
+// An aggregator that ends in mid-step is an error at every worker of every rack, soon and by name.
+func TestAnAggregatorLostInOneRackEndsTheJobInAll(t *testing.T) {
+	services := serveRacks(t, 2, nil)
+	workers, errs := joinRacks(t, services, client.Config{Job: "j", Provider: verbs.ProviderTCP})
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), model()) })
+	began := time.Now()
+	for rank, err := range every(workers, func(rank int, w *client.Worker) error {
+		switch rank {
+		case 2:
+			return nil // nobody's chunk can be finished without it
+		case 3:
+			return services[1].Close()
+		}
+		x := make([]float32, 100_000)
+		i, _ := w.Lookup("layer7.weight")
+		h, err := w.PushPull(i, client.Bytes(x), client.Bytes(x), 0)
+		if err != nil {
+			return err
+		}
+		return h.Wait(context20(t))
+	}) {
+		if rank < 2 && (err == nil || !strings.Contains(err.Error(), `rack "r1"`)) {
+			t.Errorf("worker %d: %v: want it to name rack r1", rank, err)
+		}
+	}
+	if took := time.Since(began); took > promptly {
+		t.Errorf("took %v", took)
+	}
+	for _, w := range workers {
+		w.Close()
+	}
+}
