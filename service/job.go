@@ -234,7 +234,7 @@ func (j *job) run(ctx context.Context) (err error) {
 func (j *job) config() aggregate.JobConfig {
 	return aggregate.JobConfig{
 		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
-		Policy: j.spec.policy,
+		Policy: j.spec.policy, Weight: j.policy.Weight,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/service/keys"
 )
@@ -41,6 +42,9 @@ func tokenMakeCommand() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t.Job = args[0]
+			if t.Weight < 0 || t.Weight > aggregate.MaxWeight {
+				return fmt.Errorf("--weight %d: use 1 to %d", t.Weight, aggregate.MaxWeight)
+			}
 			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
 			if err != nil {
 				return err
