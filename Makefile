@@ -23,7 +23,7 @@ PACED_SEEDS ?= 5000
 SEED ?= 0
 
 .PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch \
-	example-mxnet bench-torch sim learn lab generate clean
+	example-mxnet bench-torch sim soak learn lab generate clean
 
 all: build
 
@@ -103,6 +103,12 @@ ifeq ($(SEED),0)
 else
 	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -seed $(SEED) $(if $(PACED),-paced)
 endif
+
+# An hour of joins, kills, saves and attacks on one aggregator, whose memory, descriptors and threads must not grow.
+SOAK ?= 1h
+soak:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) test ./lab/attacks -run TestSoak -count=1 -v -soak $(SOAK) -timeout 3h
 
 # What synchronization policies do to learning, in virtual time: tables, and figures in build/learn.
 learn: build

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -101,36 +100,6 @@ func (a *Aggregator) Stop() error {
 func (a *Aggregator) Addr() string {
 	_, addr, _ := strings.Cut(a.URL, "://")
 	return addr
-}
-
-// resident returns the process's resident bytes that no other process maps, but for shared memory.
-func (a *Aggregator) resident() (int64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kib, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, errors.New("the kernel tells no resident size")
-}
-
-// CPU returns the processor time that the process has used.
-func (a *Aggregator) CPU() (time.Duration, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.pid))
-	if err != nil {
-		return 0, err
-	}
-	f := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-	user, err := strconv.ParseInt(f[11], 10, 64)
-	if err != nil {
-		return 0, err
-	}
-	system, err := strconv.ParseInt(f[12], 10, 64)
-	return time.Duration(user+system) * (time.Second / 100), err
 }
 
 // Recovers waits until the process is within extra bytes of its idle size.

@@ -70,11 +70,13 @@ func beside(t *testing.T, flags []string, attack func(context.Context, *Aggregat
 	t.Logf("the victim's p99: %v alone in %d rounds, %v attacked in %d", alone, before, attacked, after-before)
 }
 
-func TestStrangersHurtNobody(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		attack func(context.Context, *Aggregator) error
-	}{
+type attack struct {
+	name string
+	run  func(context.Context, *Aggregator) error
+}
+
+var (
+	strangers = []attack{
 		{"register as nobody", RegisterAsNobody},
 		{"bodies that inflate", InflateWithoutEnd},
 		{"large bodies", LargeBodies},
@@ -84,20 +86,15 @@ func TestStrangersHurtNobody(t *testing.T) {
 		{"many connections", ManyConnections},
 		{"closed windows", ClosedWindows},
 		{"garbage", Garbage},
-	} {
-		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.attack) })
+		{"rapid resets", RapidResets},
+		{"headers without end", HeadersWithoutEnd},
+		{"pings and settings", PingsAndSettings},
+		{"slow bodies", SlowBodies},
+		{"large heads", LargeHeads},
+		{"pipelined", Pipelined},
+		{"the data path", DataPath},
 	}
-}
-
-func TestTenantsStayWithinTheirQuota(t *testing.T) {
-	beside(t, []string{"--max-job-memory", fmt.Sprint(512 << 20)}, HugeTensors)
-}
-
-func TestTenantsHurtNobody(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		attack func(context.Context, *Aggregator) error
-	}{
+	tenants = []attack{
 		{"absent workers", AbsentWorkers},
 		{"half jobs", HalfJobs},
 		{"never attach", NeverAttach},
@@ -106,8 +103,22 @@ func TestTenantsHurtNobody(t *testing.T) {
 		{"another's token", OthersToken},
 		{"a flood of barriers", BarrierFlood},
 		{"half closed", HalfClosed},
-	} {
-		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.attack) })
+	}
+)
+
+func TestStrangersHurtNobody(t *testing.T) {
+	for _, c := range strangers {
+		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.run) })
+	}
+}
+
+func TestTenantsStayWithinTheirQuota(t *testing.T) {
+	beside(t, []string{"--max-job-memory", fmt.Sprint(512 << 20)}, HugeTensors)
+}
+
+func TestTenantsHurtNobody(t *testing.T) {
+	for _, c := range tenants {
+		t.Run(c.name, func(t *testing.T) { beside(t, nil, c.run) })
 	}
 }
 

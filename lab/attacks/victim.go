@@ -116,6 +116,21 @@ func (v *Victim) Leave() error {
 	return errors.Join(append(v.errs, v.close())...)
 }
 
+// SaveAndLeave ends the job after it has tried to save what it has: a job of mode aggregate has nothing, and is told so.
+func (v *Victim) SaveAndLeave(ctx context.Context) error {
+	if _, err := v.workers[0].Save(ctx, "soak"); !errors.Is(err, client.ErrRefused) {
+		return fmt.Errorf("save: %w, want it refused", err)
+	}
+	return v.Leave()
+}
+
+// Kill ends one worker with operations in flight: the job fails.
+func (v *Victim) Kill() {
+	v.workers[1].Close()
+	v.ended.Wait()
+	v.close()
+}
+
 func (v *Victim) close() error {
 	var errs []error
 	for _, w := range v.workers {

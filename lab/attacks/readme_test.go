@@ -1,0 +1,120 @@
+package attacks
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// namespaces makes two network namespaces with a cable between them, and returns their names.
+func namespaces(t *testing.T) (aggregator, worker string) {
+	t.Helper()
+	id := os.Getpid() % 10000
+	aggregator, worker = fmt.Sprintf("rwa%d", id), fmt.Sprintf("rww%d", id)
+	script := fmt.Sprintf(`set -e
+ip netns add %[1]s; ip netns add %[2]s
+ip link add %[1]s type veth peer name %[2]s
+ip link set %[1]s netns %[1]s; ip link set %[2]s netns %[2]s
+ip -n %[1]s addr add 10.77.0.1/24 dev %[1]s; ip -n %[2]s addr add 10.77.0.2/24 dev %[2]s
+for n in %[1]s %[2]s; do ip -n $n link set $n up; ip -n $n link set lo up; done`, aggregator, worker)
+	t.Cleanup(func() { exec.Command("sh", "-c", "ip netns del "+aggregator+"; ip netns del "+worker).Run() })
+	if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
+		t.Skipf("no network namespaces here: %v: %s", err, out)
+	}
+	return aggregator, worker
+}
+
+// commands returns what README says to run, in the section with this title.
+func commands(t *testing.T, title string) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(text), "### "+title+"\n")
+	if !ok {
+		t.Fatalf("README has no section %q", title)
+	}
+	section, _, _ = strings.Cut(section, "\n#")
+	for _, m := range regexp.MustCompile(`(?m)^    (rackweave [^#\n]*)`).FindAllStringSubmatch(section, -1) {
+		all = append(all, strings.TrimSpace(m[1]))
+	}
+	return all
+}
+
+func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
+	aggregator, worker := namespaces(t)
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	in := func(namespace, command string) *exec.Cmd {
+		command = strings.ReplaceAll(command, "/var/lib/rackweave", dir)
+		cmd := exec.CommandContext(ctx, "ip", "netns", "exec", namespace, "sh", "-c", "exec "+command)
+		cmd.Env = append(os.Environ(), "PATH="+binary[:strings.LastIndex(binary, "/")]+":"+os.Getenv("PATH"), "STATE_DIRECTORY="+dir,
+			"XDG_RUNTIME_DIR="+dir+"/"+namespace)
+		cmd.WaitDelay = 10 * time.Second
+		return cmd
+	}
+	all := commands(t, "For other hosts")
+	if len(all) != 3 {
+		t.Fatalf("README says to run %q, want three commands", all)
+	}
+	serve := in(aggregator, all[0]+" --unpinned --providers tcp --log-level error")
+	serve.Stderr = os.Stderr
+	out, err := serve.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		serve.Process.Signal(os.Interrupt)
+		serve.Wait()
+	}()
+	fingerprint := ""
+	for lines := bufio.NewScanner(out); fingerprint == "" && lines.Scan(); {
+		fingerprint, _ = strings.CutPrefix(lines.Text(), "certificate sha256:")
+		if fingerprint == lines.Text() {
+			fingerprint = ""
+		}
+	}
+	token, err := in(aggregator, all[1]).Output()
+	if err != nil || fingerprint == "" {
+		t.Fatalf("%s: %v; fingerprint %q", all[1], err, fingerprint)
+	}
+	fill := strings.NewReplacer("aggregator:", "10.77.0.1:", "FINGERPRINT", fingerprint, "TOKEN", strings.TrimSpace(string(token)))
+	small := " --provider tcp --workers 2 --bytes 64KiB --iters 2 --no-roofline"
+	for end := time.Now().Add(patience); ; {
+		out, err := in(worker, fill.Replace(all[2])+small).CombinedOutput()
+		if err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: %v\n%s", all[2], err, out)
+		}
+	}
+	for name, command := range map[string]string{
+		"no token":        strings.ReplaceAll(all[2], " --token TOKEN", ""),
+		"a guessed token": strings.ReplaceAll(all[2], "TOKEN", "GUESS"),
+		"another's job":   strings.ReplaceAll(all[2], "--job resnet", "--job bert"),
+		"no fingerprint":  strings.ReplaceAll(all[2], "--ca sha256:FINGERPRINT", ""),
+		"no TLS":          "rackweave bench --server http://aggregator:7077 --job resnet --token TOKEN",
+	} {
+		if out, err := in(worker, fill.Replace(command)+small).CombinedOutput(); err == nil {
+			t.Errorf("%s: a stranger got in:\n%s", name, out)
+		}
+	}
+	for _, command := range []string{"status", "drain"} {
+		out, err := in(worker, fill.Replace("rackweave "+command+" --server https://aggregator:7077 --ca sha256:FINGERPRINT")).CombinedOutput()
+		if err == nil {
+			t.Errorf("%s: a stranger got in:\n%s", command, out)
+		}
+	}
+}
