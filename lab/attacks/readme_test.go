@@ -112,7 +112,8 @@ func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"status", "drain"} {
-		out, err := in(worker, fill.Replace("rackweave "+command+" --server https://aggregator:7077 --ca sha256:FINGERPRINT")).CombinedOutput()
+		command = fill.Replace("rackweave " + command + " --server https://aggregator:7077 --ca sha256:FINGERPRINT")
+		out, err := in(worker, command).CombinedOutput()
 		if err == nil {
 			t.Errorf("%s: a stranger got in:\n%s", command, out)
 		}
