@@ -7,7 +7,7 @@ TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu
 	rdma-core ibverbs-providers ibverbs-utils perftest
 # The Python package is tested with Debian's torch, which only Debian's Python finds.
 PYTHON ?= /usr/bin/python3
-PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-venv
+PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-sklearn python3-venv
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...
@@ -73,7 +73,7 @@ test-trixie: build lib
 
 # Trains handwritten digits with PyTorch in four workers: through Gloo, then through RackWeave.
 example-torch: build lib
-	@scripts/need.sh $(PYTHON_PACKAGES) python3-sklearn
+	@scripts/need.sh $(PYTHON_PACKAGES)
 	@for way in --gloo ''; do PYTHONPATH=python/src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 \
 		$(BIN) run -n 4 -- $(PYTHON) examples/torch_digits.py $$way || exit 1; done
 

@@ -1,0 +1,65 @@
+"""One training script under several launchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+import rack
+
+PROGRAM = os.path.join(rack.HERE, "programs", "average.py")
+LAUNCHERS = ("RACKWEAVE_", "OMPI_", "PMI", "SLURM_", "DMLC_", "TORCHELASTIC_")
+
+
+def environment(**more: str):
+    """A user's environment: nothing of a launcher's, and the package of this tree."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS) and k not in ("RANK", "WORLD_SIZE")}
+    package = {"PYTHONPATH": os.path.join(rack.ROOT, "python", "src"), "RACKWEAVE_LIBRARY": rack.LIBRARY}
+    return {**env, **package, "OMP_NUM_THREADS": "1", "RACKWEAVE_TIMEOUT": "60", **more}
+
+
+def output(*commands, env):
+    """Runs commands side by side, and returns what all printed."""
+    running = [
+        subprocess.Popen(c, env=e, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for c, e in zip(commands, env)
+    ]
+    printed = ""
+    try:
+        for process in running:
+            text, _ = process.communicate(timeout=rack.DEADLINE)
+            if process.returncode != 0:
+                raise AssertionError(f"{process.args} ended with {process.returncode}: {text}")
+            printed += text
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return printed
+
+
+class Launchers(rack.Case):
+    def test_the_same_script_runs_under_rackweave_run_torchrun_and_srun(self):
+        script, served = [sys.executable, PROGRAM], environment(RACKWEAVE_ADDR=self.box.address)
+        # What is printed goes by a file: torch 1.13 with Python 3.11 fails where it does not.
+        files = ["--redirects=1", "--tee=1"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *files, PROGRAM]
+        tasks = [{**served, "SLURM_PROCID": str(r), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"} for r in range(2)]
+        ways = {
+            "rackweave run": output([rack.BINARY, "run", "-n", "2", "--", *script], env=[environment()]),
+            "torchrun": output(torchrun, env=[served]),
+            "srun's variables": output(script, script, env=tasks),
+        }
+        digests = set()
+        for way, printed in ways.items():
+            ranks = re.findall(r"rank (\d) of 2: ([0-9a-f]{64})", printed)
+            self.assertEqual(sorted(r for r, _ in ranks), ["0", "1"], f"{way}: {printed}")
+            digests.update(d for _, d in ranks)
+        self.assertEqual(len(digests), 1, ways)
+
+
+if __name__ == "__main__":
+    unittest.main()
