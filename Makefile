@@ -7,7 +7,7 @@ TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu
 	rdma-core ibverbs-providers ibverbs-utils perftest
 # The Python package is tested with Debian's torch, which only Debian's Python finds.
 PYTHON ?= /usr/bin/python3
-PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-sklearn python3-venv
+PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-sklearn python3-venv openmpi-bin
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import unittest
 
+import torch
+
 import rack
 
 PROGRAM = os.path.join(rack.HERE, "programs", "average.py")
@@ -42,23 +44,36 @@ def output(*commands, env):
 
 
 class Launchers(rack.Case):
-    def test_the_same_script_runs_under_rackweave_run_torchrun_and_srun(self):
-        script, served = [sys.executable, PROGRAM], environment(RACKWEAVE_ADDR=self.box.address)
+    script = [sys.executable, PROGRAM]
+
+    def setUp(self):
+        self.served = environment(RACKWEAVE_ADDR=self.box.address)
+
+    def digest(self, printed):
+        """Returns the digest of the weights, which both ranks have printed."""
+        ranks = re.findall(r"rank (\d) of 2: ([0-9a-f]{64})", printed)
+        self.assertEqual(sorted(r for r, _ in ranks), ["0", "1"], printed)
+        self.assertEqual(ranks[0][1], ranks[1][1])
+        return ranks[0][1]
+
+    def under_rackweave_run(self):
+        return self.digest(output([rack.BINARY, "run", "-n", "2", "--", *self.script], env=[environment()]))
+
+    def test_the_same_script_runs_under_rackweave_run_and_torchrun(self):
         # What is printed goes by a file: torch 1.13 with Python 3.11 fails where it does not.
-        files = ["--redirects=1", "--tee=1"]
+        files = ["--redirects=1", "--tee=1"] if torch.__version__ < "2" else []
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *files, PROGRAM]
-        tasks = [{**served, "SLURM_PROCID": str(r), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"} for r in range(2)]
-        ways = {
-            "rackweave run": output([rack.BINARY, "run", "-n", "2", "--", *script], env=[environment()]),
-            "torchrun": output(torchrun, env=[served]),
-            "srun's variables": output(script, script, env=tasks),
+        self.assertEqual(self.digest(output(torchrun, env=[self.served])), self.under_rackweave_run())
+
+    def test_the_same_script_runs_under_rackweave_run_mpirun_and_with_sruns_variables(self):
+        mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *self.script]
+        tasks = [{**self.served, "SLURM_PROCID": str(r), "SLURM_NTASKS": "2", "SLURM_JOB_ID": "77"} for r in range(2)]
+        digests = {
+            "rackweave run": self.under_rackweave_run(),
+            "mpirun": self.digest(output(mpirun, env=[self.served])),
+            "srun": self.digest(output(self.script, self.script, env=tasks)),
         }
-        digests = set()
-        for way, printed in ways.items():
-            ranks = re.findall(r"rank (\d) of 2: ([0-9a-f]{64})", printed)
-            self.assertEqual(sorted(r for r, _ in ranks), ["0", "1"], f"{way}: {printed}")
-            digests.update(d for _, d in ranks)
-        self.assertEqual(len(digests), 1, ways)
+        self.assertEqual(len(set(digests.values())), 1, digests)
 
 
 if __name__ == "__main__":
