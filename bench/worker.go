@@ -132,6 +132,9 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 	}
 	var b buffers
 	err = exchangeAll(ctx, w, o, &b, results, say)
+	if racks, _ := w.Racks(); err == nil && len(racks) > 1 {
+		err = w.Barrier(ctx, "done") // a rack that leaves first takes with it what others still wait for
+	}
 	if closeErr := w.Close(); err == nil {
 		err = closeErr
 	}

@@ -86,6 +86,11 @@ func (f *Fabric) Present(ctx context.Context) error {
 	return nil
 }
 
+// PowerOff kills every process of a host.
+func (f *Fabric) PowerOff(ctx context.Context, h Host) error {
+	return sh(ctx, fmt.Sprintf("ip netns pids %s | xargs -r kill -9\n", h.Namespace))
+}
+
 // CutUplink takes a rack's uplink down, or up again.
 func (f *Fabric) CutUplink(ctx context.Context, rack int, cut bool) error {
 	state := "up"

@@ -14,7 +14,17 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	var err error
+	if folder, err = os.MkdirTemp("", "rackweave-racks-test-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(folder)
+		os.Exit(code)
+	}))
+}
 
 // up builds a fabric for one test.
 func up(t *testing.T, c Config) *Fabric {

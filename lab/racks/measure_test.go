@@ -1,10 +1,12 @@
 package racks
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/rackweave/rackweave/bench/models"
@@ -13,16 +15,28 @@ import (
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
-// program builds the rackweave command for a test.
+// folder is where tests keep what they share.
+var folder string
+
+// build makes the rackweave command, once for all tests.
+var build = sync.OnceValues(func() (string, error) {
+	file := filepath.Join(folder, "rackweave")
+	out, err := exec.Command("go", "build", "-o", file, "github.com/rackweave/rackweave/cmd/rackweave").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return file, nil
+})
+
+// program returns the rackweave command for a test.
 func program(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("builds the rackweave command: left out by -short")
 	}
-	file := filepath.Join(t.TempDir(), "rackweave")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", file, "github.com/rackweave/rackweave/cmd/rackweave").
-		CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	file, err := build()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return file
 }
@@ -79,7 +93,7 @@ func TestARowWithBusyCoresIsVoid(t *testing.T) {
 	if c := Chart("none", report.Machine{}, nil); len(c.Series) != 0 {
 		t.Errorf("series of no rows: %+v", c.Series)
 	}
-	if c := Chart("t", report.Machine{}, rows); len(c.Series) != 4 || c.Series[0].Label != "bound" {
+	if c := Chart("t", report.Machine{}, rows); len(c.Series) != 2 || c.Series[1].Values[1] != 1.5 || len(c.Categories) != 4 {
 		t.Errorf("series %+v", c.Series)
 	}
 }

@@ -90,11 +90,11 @@ func (s *Study) OneRack(ctx context.Context, name string) (rows []Row, err error
 			bound := 4 * float64(m.Params()) / l.payloadRate()
 			for _, c := range []contender{
 				{"RackWeave", bound, 0, func() (Measured, error) { return l.One(ctx, m, false) }},
-				{"Gloo's ring", ringLoads(oneRack) * bound, 0, func() (Measured, error) { return l.Peer(ctx, peers.Gloo(), m, nil) }},
-				{"MXNet, colocated servers", ringLoads(oneRack) * bound, 0, func() (Measured, error) {
+				{"Gloo ring", ringLoads(oneRack) * bound, 0, func() (Measured, error) { return l.Peer(ctx, peers.Gloo(), m, nil) }},
+				{"MXNet colocated", ringLoads(oneRack) * bound, 0, func() (Measured, error) {
 					return l.Peer(ctx, peers.MXNet(divided), m, beside)
 				}},
-				{"MXNet, servers at the aggregator", bound, 0, func() (Measured, error) {
+				{"MXNet apart", bound, 0, func() (Measured, error) {
 					return l.Peer(ctx, peers.MXNet(divided), m, apart)
 				}},
 			} {
@@ -169,9 +169,9 @@ func (s *Study) Cores(ctx context.Context, name string, over float64) (rows []Ro
 			ring := ringLoads(oneRack) * bytes / min(planned.WorkerNIC, planned.Uplink)
 			servers := max(ringLoads(oneRack)*bytes/planned.WorkerNIC, float64(c.Workers)*bytes/planned.Uplink)
 			all = append(all,
-				contender{"flat: one aggregator", flat.Bound, flat.Seconds, func() (Measured, error) { return l.One(ctx, m, false) }},
-				contender{"Gloo's ring", ring, 0, func() (Measured, error) { return l.Peer(ctx, peers.Gloo(), m, nil) }},
-				contender{"MXNet, colocated servers", servers, 0, func() (Measured, error) {
+				contender{"flat", flat.Bound, flat.Seconds, func() (Measured, error) { return l.One(ctx, m, false) }},
+				contender{"Gloo ring", ring, 0, func() (Measured, error) { return l.Peer(ctx, peers.Gloo(), m, nil) }},
+				contender{"MXNet colocated", servers, 0, func() (Measured, error) {
 					return l.Peer(ctx, peers.MXNet(max(mxnetDivides/int(s.Divisor), 1)), m, beside)
 				}})
 			for _, c := range all {

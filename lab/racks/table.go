@@ -3,6 +3,8 @@ package racks
 import (
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -59,39 +61,35 @@ func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 	return t.Flush()
 }
 
-// Chart plots the step times of the rows of one kind of links.
+// Chart plots the step times of rows with the same links, each beside its bound.
 func Chart(title string, machine report.Machine, rows []Row) *report.Chart {
 	c := &report.Chart{
 		Title: title, YLabel: "step (s)", Caption: []string{
-			machine.String(), "emulated links: network namespaces and tbf; lower is better",
+			machine.String(), "emulated links: network namespaces and tbf; lower is better; a bound is bytes over the tightest link's rate",
 		},
 	}
-	at := map[string]int{}
-	var names []string
-	for _, r := range rows {
-		if _, ok := at[r.Model]; !ok {
-			at[r.Model] = len(c.Categories)
-			c.Categories = append(c.Categories, r.Model)
+	place := func(of []string, name string) ([]string, int) {
+		if i := slices.Index(of, name); i >= 0 {
+			return of, i
 		}
+		return append(of, name), len(of)
 	}
-	values := map[string][]float64{}
-	add := func(name, model string, v float64) {
-		if values[name] == nil {
-			names = append(names, name)
-			values[name] = make([]float64, len(c.Categories))
-		}
-		values[name][at[model]] = v
-	}
+	var models []string
 	for _, r := range rows {
-		if r.Error == "" {
-			if r.Name == rows[0].Name {
-				add("bound", r.Model, r.Bound)
+		c.Categories, _ = place(c.Categories, r.Name)
+		models, _ = place(models, r.Model)
+	}
+	for _, model := range models {
+		step, bound := make([]float64, len(c.Categories)), make([]float64, len(c.Categories))
+		for i := range step {
+			step[i], bound[i] = math.NaN(), math.NaN()
+		}
+		for _, r := range rows {
+			if _, i := place(c.Categories, r.Name); r.Model == model && r.Error == "" {
+				step[i], bound[i] = r.Seconds, r.Bound
 			}
-			add(r.Name, r.Model, r.Seconds)
 		}
-	}
-	for _, name := range names {
-		c.Series = append(c.Series, report.Series{Label: name, Values: values[name]})
+		c.Series = append(c.Series, report.Series{Label: model, Values: step}, report.Series{Label: model + ", bound", Values: bound})
 	}
 	return c
 }
