@@ -341,10 +341,8 @@ func (s *share) peerEnded(k *link, how uint8, blame uint32) {
 		a.someLeft = true
 		return
 	}
-	err := fmt.Errorf("%w: %s", ErrPeerLost, a.name(k.rank))
-	if blame == chunk.IndexMask {
-		err = fmt.Errorf("the job failed in %s: see its aggregator", a.name(k.rank))
-	} else {
+	err := fmt.Errorf("the job failed in %s: see its aggregator", a.name(k.rank))
+	if blame != chunk.IndexMask {
 		err = fmt.Errorf("the job failed in %s: worker %d caused it", a.name(k.rank), blame)
 	}
 	s.fate.fail(noRank, err)

@@ -80,8 +80,8 @@ func (c *Cluster) Names() []string {
 	return names
 }
 
-// Topology is how the aggregators reduce among themselves. Shape auto is pods where some are declared, else sharded: it has the
-// fewest bytes on every link and the fewest hops.
+// Topology is how the aggregators reduce among themselves. Shape auto is sharded: it has the fewest bytes on the racks' uplinks and
+// the fewest hops, and its windows free themselves whatever the order in which workers push.
 func (c *Cluster) Topology() (hierarchy.Topology, error) {
 	t := hierarchy.Topology{Racks: len(c.Racks), Pods: 1}
 	for i, r := range c.Racks {
@@ -106,8 +106,6 @@ func (c *Cluster) Topology() (hierarchy.Topology, error) {
 			return t, fmt.Errorf("%w: %w", ErrCluster, err)
 		}
 		t.Shape = s
-	case t.Pods > 1:
-		t.Shape = hierarchy.Pods
 	default:
 		t.Shape = hierarchy.Sharded
 	}

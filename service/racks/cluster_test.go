@@ -49,13 +49,13 @@ func TestBadClustersAreRefusedByName(t *testing.T) {
 	}
 }
 
-func TestAutoTakesPodsWhereTheyAreDeclared(t *testing.T) {
+func TestAutoShardsAlsoOverPods(t *testing.T) {
 	for _, tc := range []struct {
 		c    *Cluster
 		want hierarchy.Topology
 	}{
 		{cluster("", ""), hierarchy.Topology{Shape: hierarchy.Sharded, Racks: 2, Pods: 1}},
-		{cluster("a", "a", "b", "b"), hierarchy.Topology{Shape: hierarchy.Pods, Racks: 4, Pods: 2}},
+		{cluster("a", "a", "b", "b"), hierarchy.Topology{Shape: hierarchy.Sharded, Racks: 4, Pods: 2}},
 	} {
 		if got, err := tc.c.Topology(); err != nil || got != tc.want {
 			t.Errorf("%+v, %v; want %+v", got, err, tc.want)
