@@ -241,7 +241,7 @@ func TestWorkersReachTCPWhereTheyReachTheControlPlane(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := serve(t, service.Options{Listener: l, Providers: []string{verbs.ProviderTCP}})
+		s := serve(t, service.Options{Listener: l, Providers: []string{verbs.ProviderTCP}, Insecure: true})
 		joinAll(t, s, client.Config{Job: "j", Workers: 2})
 		status, err := client.Status(context20(t), client.Config{Server: s.URL()})
 		if err != nil {
