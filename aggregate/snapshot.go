@@ -60,7 +60,8 @@ func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
 		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
 	}
 	if a := j.shares[0].above; a != nil {
-		return nil, fmt.Errorf("job %q: its state is spread over %d racks: it is not saved yet", j.name, a.cfg.Racks)
+		return nil, fmt.Errorf("job %q: its state is spread over %d racks, and an aggregator saves only what it has all of: pull and save parameters in a worker",
+			j.name, a.cfg.Racks)
 	}
 	return &Snapshot{job: j, plan: plan}, nil
 }
