@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"testing"
 	"time"
 )
@@ -31,6 +32,7 @@ func TestSoak(t *testing.T) {
 	var files, threads int
 	began := time.Now()
 	for round := 0; time.Since(began) < *soak; round++ {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+round/200%200), byte(2+round%200))} // one may call only so often
 		name := fmt.Sprint("victim", round%3)
 		v, err := Join(ctx, a.URL, name, name, "tcp")
 		if err != nil {

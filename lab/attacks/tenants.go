@@ -35,6 +35,9 @@ func (a *Aggregator) newTenant(token string) *tenant {
 	return n
 }
 
+// newName returns a job's name that none has had: an attack's job may outlast it.
+func newName(what string) string { return fmt.Sprint(what, time.Now().UnixNano()) }
+
 // join joins a job of mode aggregate over tcp.
 func (n *tenant) join(ctx context.Context, job string, workers int) (err error) {
 	n.info, err = n.rpc.Join(ctx, &api.JoinRequest{Job: job, Rank: -1, Workers: uint32(workers), Mode: "aggregate",
@@ -140,7 +143,7 @@ func HugeTensors(ctx context.Context, a *Aggregator) error {
 // EmptyTensors registers, as a member, bodies that are small and would be large in memory.
 func EmptyTensors(ctx context.Context, a *Aggregator) error {
 	w := a.newTenant("")
-	if err := w.join(ctx, "empty", 1); err != nil {
+	if err := w.join(ctx, newName("empty"), 1); err != nil {
 		return err
 	}
 	head := map[string]string{api.SessionHeader: w.session}
@@ -205,7 +208,7 @@ func BarrierFlood(ctx context.Context, a *Aggregator) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	n := a.newTenant("")
-	if err := n.join(ctx, "barriers", 1); err != nil {
+	if err := n.join(ctx, newName("barriers"), 1); err != nil {
 		return err
 	}
 	var all sync.WaitGroup
