@@ -21,7 +21,7 @@ import (
 const (
 	askTurn  = 2 * time.Second
 	askAgain = 200 * time.Millisecond
-	// startGrace is how long a job that could not start keeps what it said, so that the other racks learn why.
+	// startGrace is how long a job that could not start, or has ended, keeps what it said, so that the other racks learn it.
 	startGrace = 5 * time.Second
 )
 
@@ -155,14 +155,20 @@ func (k *cluster) begin(j *job, workers []int) *run {
 	return u
 }
 
-// end forgets a job's run.
+// end forgets a job's run. If the job ended well, what it had to say stays for a while: other racks may still ask for it.
 func (k *cluster) end(j *job) {
 	k.mu.Lock()
 	u := k.runs[j]
 	delete(k.runs, j)
 	k.mu.Unlock()
-	if u != nil {
+	if u == nil {
+		return
+	}
+	select {
+	case <-j.failed:
 		k.board.End(j.name, u.id)
+	default:
+		time.AfterFunc(startGrace, func() { k.board.End(j.name, u.id) })
 	}
 }
 

@@ -291,6 +291,9 @@ func (j *job) supervise() {
 	case <-j.s.closing:
 		// Watch streams are notified first; the server's end waits for them.
 	}
+	if j.agg.Failure() == nil {
+		j.partRacks()
+	}
 	j.memory.Lock()
 	j.freed = true
 	err := j.agg.Close()

@@ -21,6 +21,7 @@ import (
 const (
 	stageForm   = "form"   // all workers of the rack have joined
 	stageEnds   = "ends"   // the ends of the connections between aggregators
+	stageEnd    = "end"    // all workers of the rack have left
 	stageListen = "listen" // who waits for its peer does
 )
 
@@ -156,6 +157,25 @@ func (j *job) describeRacks(out *api.JobStatus) {
 func (j *job) giveUpRacks() {
 	if j.s.cluster != nil {
 		time.AfterFunc(startGrace, j.endRacks)
+	}
+}
+
+// partRacks waits until the job has ended in the other racks: an aggregator that closes takes with it what they still wait for.
+func (j *job) partRacks() {
+	k := j.s.cluster
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	u := k.runs[j]
+	k.mu.Unlock()
+	if u == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startGrace)
+	defer cancel()
+	if _, err := k.meet(ctx, j, u, stageEnd, nil); err != nil {
+		j.s.log.Debug("the other racks may not have ended", "job", j.name, "err", err)
 	}
 }
 
