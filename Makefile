@@ -63,6 +63,7 @@ test-sanitized:
 test-python: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES)
 	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
+	PYTHON=$(PYTHON) scripts/test-wheel.sh
 	scripts/mxnet-env.sh
 	cd python/tests/mxnet && $(CURDIR)/build/mxnet-venv/bin/python -m pytest -q
 

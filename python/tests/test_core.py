@@ -6,7 +6,9 @@ import array
 import gc
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -338,6 +340,15 @@ class Faults(unittest.TestCase):
         for library, text in ((os.path.join(rack.HERE, "nowhere.so"), "make lib"), ("libc.so.6", "same release")):
             (o,) = rack.Workers(no_server, 1, "", env={"RACKWEAVE_LIBRARY": library}).finish()
             self.assertIn("LibraryError", o.error)
+            self.assertIn(text, o.error)
+
+    def test_a_library_with_another_major_version_of_the_c_interface_is_refused(self):
+        with tempfile.TemporaryDirectory() as directory:
+            library = os.path.join(directory, rackweave._lib.SONAME)
+            source = f"unsigned rw_abi_version(void) {{ return {rackweave._lib.ABI_MAJOR + 1}u << 16 | 3; }}"
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True)
+            (o,) = rack.Workers(no_server, 1, "", env={"RACKWEAVE_LIBRARY": library}).finish()
+        for text in ("LibraryError", library, f"version {rackweave._lib.ABI_MAJOR + 1}.3", "of the same release"):
             self.assertIn(text, o.error)
 
 

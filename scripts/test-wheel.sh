@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into a fresh virtual environment and trains the example with it, outside the repository.
+# The environment sees the system's torch and scikit-learn.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+repository=$PWD
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+scripts/build-wheel.sh "$work"
+"${PYTHON:-/usr/bin/python3}" -m venv --system-site-packages "$work/venv"
+"$work/venv/bin/pip" -q install --no-index "$work"/rackweave-*.whl
+cp examples/torch_digits.py "$work"
+cd "$work"
+env -u PYTHONPATH -u RACKWEAVE_LIBRARY "$repository/bin/rackweave" run -n 2 -- venv/bin/python torch_digits.py --epochs 2
