@@ -23,7 +23,7 @@ PACED_SEEDS ?= 5000
 SEED ?= 0
 
 .PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch \
-	example-mxnet bench-torch sim soak learn lab generate clean
+	example-mxnet bench-torch sim soak learn lab racks generate clean
 
 all: build
 
