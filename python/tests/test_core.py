@@ -163,10 +163,6 @@ def differ():
     rackweave.push_pull(np.zeros(10 + rackweave.rank(), "f4"), "odd one")
 
 
-def alone():
-    rackweave.init(timeout=2, world_size=2, rank=rackweave.rank())
-
-
 def join_alone():
     rackweave.init(timeout=2, world_size=3)
     rackweave.push_pull(np.zeros(4, "f4"), "x")
@@ -243,15 +239,14 @@ def submits_a_busy_tensor():
 class Exchange(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.box = rack.Aggregator()
-        cls.addClassCleanup(cls.box.__exit__)
+        cls.aggregator = rack.Aggregator()
+        cls.addClassCleanup(cls.aggregator.__exit__)
 
     def test_four_workers_get_the_bits_of_a_sum_in_rank_order(self):
         for provider in ("shm", "tcp"):
             with self.subTest(provider):
-                results = rack.run(
-                    exchange, 4, self.box.address, env={"RACKWEAVE_JOB": "exchange-" + provider, "RACKWEAVE_PROVIDER": provider}
-                )
+                env = {"RACKWEAVE_JOB": "exchange-" + provider, "RACKWEAVE_PROVIDER": provider}
+                results = rack.run(exchange, 4, self.aggregator.address, env=env)
                 for r in results:
                     for what in ("sum", "mean", "arena", "out", "bits", "plain"):
                         self.assertTrue(r[what], what)
@@ -262,20 +257,20 @@ class Exchange(unittest.TestCase):
     def test_workers_of_mode_stream_end_their_own_steps(self):
         for provider in ("shm", "tcp"):
             env = {"RACKWEAVE_JOB": "stream-" + provider, "RACKWEAVE_PROVIDER": provider}
-            self.assertEqual(rack.run(out_of_step, 3, self.box.address, env=env), ["ok"] * 3)
+            self.assertEqual(rack.run(out_of_step, 3, self.aggregator.address, env=env), ["ok"] * 3)
 
     def test_no_signal_handler_or_mask_changes(self):
-        for before, after in rack.run(handlers, 2, self.box.address, env={"RACKWEAVE_JOB": "handlers"}):
+        for before, after in rack.run(handlers, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "handlers"}):
             self.assertEqual(before, after)
 
     def test_fork_with_operations_in_flight_leaves_the_parent_alone(self):
-        for text, right in rack.run(fork_in_flight, 2, self.box.address, env={"RACKWEAVE_JOB": "fork"}):
+        for text, right in rack.run(fork_in_flight, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "fork"}):
             self.assertIn("ForkedError", text)
             self.assertIn("rackweave.init()", text)
             self.assertTrue(right)
 
     def test_a_worker_that_dies_is_an_error_at_every_rank_within_seconds(self):
-        workers = rack.Workers(die_or_wait, 3, self.box.address, env={"RACKWEAVE_JOB": "death"})
+        workers = rack.Workers(die_or_wait, 3, self.aggregator.address, env={"RACKWEAVE_JOB": "death"})
         for r in range(3):
             workers.wait_for(r, "ready")
         workers.processes[1].kill()
@@ -287,36 +282,36 @@ class Exchange(unittest.TestCase):
             self.assertIn("worker 1", outcomes[r].error)
 
     def test_a_rank_that_is_late_is_named_with_the_tensor(self):
-        outcomes = rack.Workers(late, 2, self.box.address, env={"RACKWEAVE_JOB": "late"}).finish()
+        outcomes = rack.Workers(late, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "late"}).finish()
         self.assertIn("WaitTimeoutError", outcomes[0].error)
         self.assertIn("'the weight'", outcomes[0].error)
         self.assertIn("rank 1", outcomes[0].error)
         self.assertIn("JobFailedError", outcomes[1].error)
 
     def test_ranks_that_declare_different_tensors_are_told_which(self):
-        for o in rack.Workers(differ, 2, self.box.address, env={"RACKWEAVE_JOB": "differ"}).finish():
+        for o in rack.Workers(differ, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "differ"}).finish():
             self.assertIn("odd one", o.error)
 
     def test_a_join_in_vain_names_the_missing_ranks(self):
-        (o,) = rack.Workers(join_alone, 1, self.box.address, env={"RACKWEAVE_JOB": "alone"}).finish()
+        (o,) = rack.Workers(join_alone, 1, self.aggregator.address, env={"RACKWEAVE_JOB": "alone"}).finish()
         self.assertIn("WaitTimeoutError", o.error)
         self.assertRegex(o.error, "1, 2|1 and 2")
 
     def test_an_exception_in_one_rank_ends_the_others_with_its_text(self):
-        outcomes = rack.Workers(leave_by_exception, 2, self.box.address, env={"RACKWEAVE_JOB": "exception"}).finish()
+        outcomes = rack.Workers(leave_by_exception, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "exception"}).finish()
         self.assertIn("JobFailedError", outcomes[0].error)
         self.assertIn("a bug of the user's", outcomes[0].error)
 
     def test_a_worker_that_polled_its_operation_leaves_in_peace(self):
-        outcomes = rack.Workers(polls_and_ends, 2, self.box.address, env={"RACKWEAVE_JOB": "polls"}).finish()
+        outcomes = rack.Workers(polls_and_ends, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "polls"}).finish()
         self.assertEqual([o.result for o in outcomes], [2.0, 2.0], [o.error for o in outcomes])
 
     def test_memory_of_an_operation_is_kept_when_another_of_its_tensor_is_refused(self):
-        outcomes = rack.Workers(submits_a_busy_tensor, 2, self.box.address, env={"RACKWEAVE_JOB": "busy"}).finish()
+        outcomes = rack.Workers(submits_a_busy_tensor, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "busy"}).finish()
         self.assertEqual([o.result for o in outcomes], [True, True], [o.error for o in outcomes])
 
     def test_ctrl_c_ends_a_wait(self):
-        outcomes = rack.Workers(interrupted, 2, self.box.address, env={"RACKWEAVE_JOB": "interrupt"}).finish()
+        outcomes = rack.Workers(interrupted, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "interrupt"}).finish()
         self.assertLess(outcomes[0].result, 3)
 
 
@@ -327,11 +322,11 @@ class Faults(unittest.TestCase):
             self.assertIn(text, o.error)
 
     def test_an_aggregator_that_is_killed_is_an_error_at_every_rank(self):
-        with rack.Aggregator() as box:
-            workers = rack.Workers(die_or_wait, 2, box.address, env={"RACKWEAVE_JOB": "kill"})
+        with rack.Aggregator() as aggregator:
+            workers = rack.Workers(die_or_wait, 2, aggregator.address, env={"RACKWEAVE_JOB": "kill"})
             for r in range(2):
                 workers.wait_for(r, "ready")
-            box.kill()
+            aggregator.kill()
             workers.processes[1].send_signal(signal.SIGTERM)  # it sleeps
             outcomes = workers.finish()
             self.assertIn("ServerLostError", outcomes[0].error)
@@ -354,7 +349,7 @@ class Faults(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def test_ranks_are_read_from_what_launchers_set(self):
-        base = {"RACKWEAVE_ADDR": "box:7077"}
+        base = {"RACKWEAVE_ADDR": "aggregator:7077"}
         for env, rank, size in (
             ({"RACKWEAVE_RANK": "1", "RACKWEAVE_WORLD_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"}, 1, 2),
             ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, 5, 8),
@@ -364,18 +359,18 @@ class Settings(unittest.TestCase):
             ({"DMLC_WORKER_ID": "2", "DMLC_NUM_WORKER": "3", "DMLC_ROLE": "worker"}, 2, 3),
         ):
             s = _settings.read({**base, **env})
-            self.assertEqual((s.rank, s.world_size, s.address), (rank, size, "http://box:7077"))
+            self.assertEqual((s.rank, s.world_size, s.address), (rank, size, "http://aggregator:7077"))
         self.assertEqual(_settings.read({**base, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "77"}).job, "77")
 
     def test_what_is_missing_or_wrong_is_named_with_a_remedy(self):
         rank = {"RACKWEAVE_RANK": "0", "RACKWEAVE_WORLD_SIZE": "2"}
         for env, text in (
-            ({"RACKWEAVE_ADDR": "box"}, "rackweave run"),
+            ({"RACKWEAVE_ADDR": "aggregator"}, "rackweave run"),
             (rank, "RACKWEAVE_ADDR"),
-            ({**rank, "RACKWEAVE_ADDR": "ftp://box"}, "http://box:7077"),
-            ({**rank, "RACKWEAVE_ADDR": "box", "RACKWEAVE_RANK": "2"}, "rank 2 of 2"),
-            ({**rank, "RACKWEAVE_ADDR": "box", "RACKWEAVE_RANK": "two"}, "RACKWEAVE_RANK is 'two'"),
-            ({**rank, "RACKWEAVE_ADDR": "box", "RACKWEAVE_TIMEOUT": "0"}, "timeout of 0"),
+            ({**rank, "RACKWEAVE_ADDR": "ftp://aggregator"}, "http://aggregator:7077"),
+            ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_RANK": "2"}, "rank 2 of 2"),
+            ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_RANK": "two"}, "RACKWEAVE_RANK is 'two'"),
+            ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_TIMEOUT": "0"}, "timeout of 0"),
         ):
             with self.assertRaises(rackweave.ConfigError) as caught:
                 _settings.read(env)

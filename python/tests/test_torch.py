@@ -195,7 +195,6 @@ def accumulate():
             model = rackweave.torch.ddp(model)
             no_sync = model.no_sync
         else:
-            o = sgd(model.parameters())
             attached = rackweave.torch.attach(model, o, fused=way == "fused")
             no_sync = attached.no_sync
         for step in range(4):
@@ -215,23 +214,22 @@ def accumulate():
 def several_models():
     torch.set_num_threads(1)
     rank = rackweave.rank()
-    makers, outs = [], []
+    pairs = []
     for i in range(2):
         a, b = plain(10 * i + rank), rackweave.torch.ddp(normed(10 * i + rank))
         oa, ob = sgd(a.parameters()), adam(b.parameters())
         rackweave.torch.attach(a, oa)
-        makers.append((a, oa, b, ob))
+        pairs.append((a, oa, b, ob))
     for step in range(5):
-        for a, oa, b, ob in makers:
+        for a, oa, b, ob in pairs:
             x, y = batch(step, rank)
             oa.zero_grad()
             ob.zero_grad()
             (F.cross_entropy(a(x), y) + F.cross_entropy(b(x), y)).backward()
             oa.step()
             ob.step()
-    for a, _, b, _ in makers:
-        outs += [weights(a), weights(b)]
-    return outs
+    # Parameters alone: b's running means are each rank's own after the last forward.
+    return [torch.nn.utils.parameters_to_vector(m.parameters()).detach().numpy() for a, _, b, _ in pairs for m in (a, b)]
 
 
 def loaders():
@@ -426,10 +424,10 @@ class Torch(rack.Case):
 
     def test_several_models_train_side_by_side(self):
         a, b = self.run_workers(several_models, 2)
-        for i in (0, 2):
-            np.testing.assert_array_equal(a[i], b[i])
-            self.assertLess(close(a[i + 1], b[i + 1]), 1)
-        self.assertGreater(close(a[0], a[2]), 1e-3)
+        for mine, other in zip(a, b):
+            np.testing.assert_array_equal(mine, other)
+        for first, second in zip(a[:2], a[2:]):
+            self.assertGreater(close(first, second), 1e-3)
 
     def test_data_loaders_fork_workers(self):
         results = self.run_workers(loaders, 2)
@@ -486,6 +484,7 @@ class Torch(rack.Case):
         for weight, turned in self.run_workers(strided, 2):
             np.testing.assert_array_equal(weight, np.full((4, 6), 3.0, "f4"))
             np.testing.assert_array_equal(turned, 1.5 * np.arange(15.0, dtype="f4").reshape(5, 3).T)
+
 
 if __name__ == "__main__":
     unittest.main()

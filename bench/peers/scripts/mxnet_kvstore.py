@@ -169,7 +169,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         finish(start(args, folder))
         ranks = [json.load(open(os.path.join(folder, str(r)))) for r in range(args.workers)]
-    how = f"dist_sync, {len(places(args.server_hosts, args.servers))} server" if args.store == "dist_sync" else f"kvstore, tensors in {args.memory} memory"
+    how = f"kvstore, tensors in {args.memory} memory"
+    if args.store == "dist_sync":
+        how = f"dist_sync, servers: {len(places(args.server_hosts, args.servers))}"
     print(json.dumps({
         "version": f"mxnet {ranks[0]['version']}",
         "transport": how,

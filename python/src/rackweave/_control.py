@@ -119,15 +119,13 @@ class Watch:
         self,
         control: Control,
         patience: float,
-        links: Callable[[Dict[str, Any]], None],
         failed: Callable[[Error], None],
     ):
         """Opens the stream. After patience seconds without a frame the aggregator counts as lost.
 
-        links is called with the aggregator's news of its links, failed once with what ended the stream; both in a thread of the
-        watch's own.
+        failed is called once with what ended the stream, in a thread of the watch's own.
         """
-        self._links, self._failed, self._patience = links, failed, patience
+        self._failed, self._patience = failed, patience
         self._address = control.address
         self._closing = False
         self._connection = control.connect()
@@ -195,8 +193,6 @@ class Watch:
             if "failure" in message:
                 rank = message["failure"].get("rank", 0)
                 return JobFailedError(f"the job failed: {message['failure'].get('text', '')}", None if rank < 0 else rank)
-            if "links" in message:
-                self._links(message["links"])
 
 
 def _parse(body: bytes) -> Optional[Dict[str, Any]]:

@@ -82,7 +82,7 @@ class Session:
         self._control.session = self._info["session"]
         try:
             patience = _MISSED_HEARTBEATS * self._info.get("heartbeatMs", 1000) / 1000
-            self._watch = Watch(self._control, patience, lambda links: None, self._fail)
+            self._watch = Watch(self._control, patience, self._fail)
             self._connect()
         except BaseException as e:
             self._leave(str(e) or type(e).__name__)

@@ -31,7 +31,7 @@ class Settings:
     """What a process needs to join jobs.
 
     Attributes:
-        address: the aggregator's URL, such as http://box:7077.
+        address: the aggregator's URL, such as http://aggregator:7077.
         job: the job's name; the first session has it, later ones have a number appended.
         rank: of this worker, from 0.
         world_size: how many workers the job has.
@@ -123,11 +123,12 @@ def _job(env: Mapping[str, str]) -> str:
 def _address(text: str) -> str:
     if not text:
         raise ConfigError(
-            "the aggregator's address is unknown: set RACKWEAVE_ADDR to its URL, such as http://box:7077, or use 'rackweave run'"
+            "the aggregator's address is unknown: set RACKWEAVE_ADDR to its URL, such as http://aggregator:7077, "
+            "or use 'rackweave run'"
         )
     if "://" not in text:
         text = "http://" + text
     url = urllib.parse.urlsplit(text)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigError(f"address {text!r}: use a URL such as http://box:7077 or https://box:7077")
+        raise ConfigError(f"address {text!r}: use a URL such as http://aggregator:7077 or https://aggregator:7077")
     return text.rstrip("/")

@@ -6,6 +6,7 @@ from typing import Any, List, Sequence, Set
 
 from .._session import Session
 from ..errors import ConfigError
+from ._optimizers import SCALE
 from ._store import RackWeave, _Key
 
 TYPE = "dist_async_rackweave"
@@ -48,5 +49,5 @@ class RackWeaveAsync(RackWeave):
 
     def _hyper(self, entry: _Key) -> List[float]:
         hyper = super()._hyper(entry)
-        hyper[2] /= self.num_workers  # the aggregator takes a gradient for all workers' sum
+        hyper[SCALE] /= self.num_workers  # the aggregator takes a gradient for all workers' sum
         return hyper

@@ -17,9 +17,7 @@ _ERROR_VTABLE = "_ZTVN4dmlc5ErrorE"
 _ERROR_INIT = "_ZNSt13runtime_errorC2EPKc"
 _ERROR_DESTROY = "_ZNSt13runtime_errorD2Ev"
 
-PUSHPULL, BROADCAST = 1, 3  # enum rw_kind
 IGNORE, COUNT, REFUSE = range(3)  # enum rw_mx_nonfinite
-HYPERS = 8
 
 # DLPack's code and bits of the types that can be exchanged.
 _DLPACK = {np.dtype(np.float32): (2, 32), np.dtype(np.float16): (2, 16)}
@@ -113,7 +111,7 @@ class Exchange:
     __slots__ = ("_fields", "_hyper", "_order", "_kept", "_reference")
 
     def __init__(self, tensor: int, elems: int, elem_bytes: int, nonfinite: int) -> None:
-        self._hyper = (ctypes.c_float * HYPERS)()
+        self._hyper = (ctypes.c_float * _lib.HYPERS)()
         self._order = mx.nd.zeros((1,))
         self._kept: Tuple[Any, ...] = ()
         self._fields = _Exchange(

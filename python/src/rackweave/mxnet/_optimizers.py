@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import mxnet as mx
 
 Places = Tuple[float, float, float]  # momentum or beta 1; beta 2 or alpha; epsilon
+SCALE, MOMENTUM = 2, 4  # places of a control record
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,17 +9,15 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from .. import _world
+from .. import _lib, _world
 from .._session import Session, Tensor
 from ..errors import ClosedError, ConfigError, TensorError
 from . import _arena, _engine, _states, _watchdog
-from ._optimizers import Rule, rule_of
+from ._optimizers import MOMENTUM, Rule, rule_of
 
 TYPE = "dist_sync_rackweave"
 
 _TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-
-
 _DENSE = "use dense ones (sparse_grad=False, stype='default')"
 
 
@@ -255,7 +253,7 @@ class RackWeave(KVStoreBase):
             entry.value = outs[0]
         source = value.as_in_context(mx.cpu()) if self.rank == 0 else None
         result = entry.value if _on_host(entry.value) else self._merged(entry)
-        entry.exchange.start(self._open_store(), _engine.BROADCAST, source, result)
+        entry.exchange.start(self._open_store(), _lib.BROADCAST, source, result)
         _spread(result, (entry.value, *outs))
 
     def _exchange(self, key: Any, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
@@ -274,16 +272,16 @@ class RackWeave(KVStoreBase):
             if entry.value is not outs[0]:
                 entry.value, entry.own = outs[0], False
             result = outs[0] if entry.direct else entry.merged
-            entry.exchange.start(store, _engine.PUSHPULL, source, result, priority)
+            entry.exchange.start(store, _lib.PUSHPULL, source, result, priority)
         elif self._rule is not None:
             target = entry.value if entry.own else outs[0]
             result = target if entry.direct else entry.merged
-            entry.exchange.start(store, _engine.PUSHPULL, source, result, priority, self._hyper(entry))
+            entry.exchange.start(store, _lib.PUSHPULL, source, result, priority, self._hyper(entry))
             if result is not target:
                 result.copyto(target)
         else:
             merged, result = self._merged(entry), entry.value
-            entry.exchange.start(store, _engine.PUSHPULL, source, merged, priority)
+            entry.exchange.start(store, _lib.PUSHPULL, source, merged, priority)
             self._updater(key, merged.as_in_context(result.context), result)
         if len(outs) > 1 or result is not outs[0]:
             _spread(result, outs)
@@ -331,7 +329,7 @@ class RackWeave(KVStoreBase):
         entry.steps += 1
         hyper = self._rule.hyper(self._updater.optimizer, entry.key, entry.steps)
         if self._named.get("momentum") == 0:
-            hyper[4] = 0.0  # as MXNet's updater, which makes a momentum's state at the first update or never
+            hyper[MOMENTUM] = 0.0  # as MXNet's updater, which makes a momentum's state at the first update or never
         return hyper
 
     def _change_rule(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -29,7 +29,7 @@ class Exchange:
         self._handles: List[Handle] = []
         self._landing: List[Stage] = []
         self._then: List[Callable[[], None]] = []
-        self._active: Dict[int, bool] = {}
+        self._active: Set[int] = set()
         self._error: Optional[BaseException] = None
         self._began = 0  # of this backward's hooks, in nanoseconds
 
@@ -57,7 +57,7 @@ class Exchange:
             self._check(items)
         ops = []
         for number, t in items:
-            self._active[number] = True
+            self._active.add(number)
             if t.is_cuda:
                 stage = self._stages.setdefault(number, Stage(t))
                 host = stage.lift(t)

@@ -57,7 +57,7 @@ _STATES: Dict[str, List[str]] = {
 }
 _WITHOUT_STEP = ("sgd_torch", "nesterov_torch")  # torch keeps no count of theirs
 
-_SAME = 1e-6  # how far, relatively, a group's learning rate may be from the multiple of the first's that was registered
+_SAME = 1e-6  # how far, relatively, a group's share of the largest learning rate may be from the one that was registered
 
 
 class Fused:
@@ -113,9 +113,9 @@ class Fused:
         with torch.no_grad():
             for s in self._slots:
                 if not s.parameter.is_cuda:
-                    home = _arena.empty_like(s.parameter)
-                    home.copy_(s.parameter)
-                    s.parameter.data = home
+                    place = _arena.empty_like(s.parameter)
+                    place.copy_(s.parameter)
+                    s.parameter.data = place
         self._inner = self._optimizer.step
         fused = self
 
