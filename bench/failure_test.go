@@ -193,7 +193,8 @@ func TestAWorkerGivesUpWhenTheBenchmarkIsKilled(t *testing.T) {
 
 // A benchmark that is killed cannot clean up.
 func TestResultsToVerifyHaveNoNameInTheFileSystem(t *testing.T) {
-	dir := t.TempDir()
+	sockets, dir := t.TempDir(), t.TempDir()
+	t.Setenv("XDG_RUNTIME_DIR", sockets) // for the aggregator's Unix socket
 	t.Setenv("TMPDIR", dir)
 	r := testRunner(t)
 	r.Progress = func(string, int) *report.Progress {

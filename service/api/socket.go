@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -30,9 +31,13 @@ func socketDir() string {
 // OwnSocketDir makes the folder of a Unix socket where it is missing, and refuses one that others may write to.
 func OwnSocketDir(path string) error {
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
+	return checkSocketDir(dir)
+}
+
+func checkSocketDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
 		return err
@@ -59,7 +64,7 @@ func LocalSocket(host, port string) string {
 	}
 	for _, listen := range []net.IP{ip, nil} {
 		path := SocketPath(&net.TCPAddr{IP: listen, Port: n})
-		if OwnSocketDir(path) != nil {
+		if checkSocketDir(filepath.Dir(path)) != nil {
 			return ""
 		}
 		if c, err := net.Dial("unix", path); err == nil {
