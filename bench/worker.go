@@ -141,9 +141,49 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 	return errors.Join(err, b.unmap())
 }
 
+// exchanger is a worker at work.
+type exchanger struct {
+	w       *client.Worker
+	s       *Spec
+	b       *buffers
+	rank    int
+	rng     *rand.Rand
+	ops     []client.Op
+	handles []client.Handle
+}
+
 func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, results *os.File,
-	say func(workerReport) error) error {
+	say func(workerReport) error) (err error) {
 	s := &o.Spec
+	if err := w.Register(ctx, declared(s)); err != nil {
+		return err
+	}
+	if err := b.allocate(w, s); err != nil {
+		return err
+	}
+	x := exchanger{w: w, s: s, b: b, rank: o.Rank, rng: rand.New(rand.NewPCG(s.Seed, uint64(o.Rank))),
+		ops: make([]client.Op, len(s.Model.Tensors))}
+	x.fill(initialStep)
+	if err := x.run(ctx, client.Broadcast); err != nil {
+		return err
+	}
+	x.fill(0)
+	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
+	done.Racks, done.Pods = w.Racks()
+	if s.Replay {
+		r := replayer{w: w, s: s, b: b, fill: x.fill, say: say}
+		if done.Trace, err = r.run(ctx); err != nil {
+			return err
+		}
+		done.TimesUS = done.Trace.times(s.Warmup)
+	} else if done.TimesUS, err = x.measure(ctx, say); err != nil {
+		return err
+	}
+	return finish(b, len(x.ops), done, results, say)
+}
+
+// declared returns the model's tensors as a worker registers them.
+func declared(s *Spec) []client.Tensor {
 	tensors := make([]client.Tensor, len(s.Model.Tensors))
 	for i, t := range s.Model.Tensors {
 		shape := make([]uint64, len(t.Shape))
@@ -152,86 +192,67 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 		}
 		tensors[i] = client.Tensor{Name: t.Name, Shape: shape}
 	}
-	if err := w.Register(ctx, tensors); err != nil {
+	return tensors
+}
+
+// fill makes the gradients of a step.
+func (x *exchanger) fill(step int) {
+	for t := range x.ops {
+		Gradient(x.b.f32(x.b.src, t), x.s.Seed, x.rank, t, step)
+	}
+}
+
+// run runs an operation on every tensor. A training step produces gradients from the last layer to the first.
+func (x *exchanger) run(ctx context.Context, kind client.Kind) (err error) {
+	for i := range x.ops {
+		x.ops[i] = x.b.op(kind, len(x.ops)-1-i)
+	}
+	if x.s.Jitter > 0 {
+		inOwnOrder(x.ops, x.rng)
+	}
+	if x.handles, err = x.w.SubmitTo(x.handles[:0], x.ops); err != nil {
 		return err
 	}
-	if err := b.allocate(w, s); err != nil {
+	return x.w.WaitAll(ctx, x.handles)
+}
+
+// step exchanges the gradients and, in mode stream, ends the worker's step.
+func (x *exchanger) step(ctx context.Context) error {
+	if err := x.run(ctx, client.PushPull); err != nil || !x.w.Stream() {
 		return err
 	}
-	rng := rand.New(rand.NewPCG(s.Seed, uint64(o.Rank)))
-	fill := func(step int) {
-		for t := range tensors {
-			Gradient(b.f32(b.src, t), s.Seed, o.Rank, t, step)
-		}
-	}
-	ops, handles := make([]client.Op, len(tensors)), make([]client.Handle, 0, len(tensors))
-	run := func(kind client.Kind) error {
-		// A training step produces gradients from the last layer to the first.
-		for i := range ops {
-			t := len(ops) - 1 - i
-			ops[i] = b.op(kind, t)
-		}
-		if s.Jitter > 0 {
-			inOwnOrder(ops, rng)
-		}
-		var err error
-		if handles, err = w.SubmitTo(handles[:0], ops); err != nil {
-			return err
-		}
-		return w.WaitAll(ctx, handles)
-	}
-	fill(initialStep)
-	if err := run(client.Broadcast); err != nil {
+	end, err := x.w.EndStep(ctx)
+	if err != nil || !end.Pull {
 		return err
 	}
-	step := func() error { return run(client.PushPull) }
-	if w.Stream() {
-		step = func() error {
-			if err := run(client.PushPull); err != nil {
-				return err
-			}
-			end, err := w.EndStep(ctx)
-			if err != nil || !end.Pull {
-				return err
-			}
-			return run(client.Pull)
+	return x.run(ctx, client.Pull)
+}
+
+// measure makes all steps, and returns the times of those after the warm-up in microseconds.
+func (x *exchanger) measure(ctx context.Context, say func(workerReport) error) (us []float64, err error) {
+	for i := range x.s.Steps() {
+		if x.s.Verify && i > 0 {
+			x.fill(i)
 		}
-	}
-	fill(0)
-	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
-	done.Racks, done.Pods = w.Racks()
-	if s.Replay {
-		r := replayer{w: w, s: s, b: b, fill: fill, say: say}
-		var err error
-		if done.Trace, err = r.run(ctx); err != nil {
-			return err
-		}
-		done.TimesUS = done.Trace.times(s.Warmup)
-		return finish(b, len(tensors), done, results, say)
-	}
-	for i := range s.Steps() {
-		if s.Verify && i > 0 {
-			fill(i)
-		}
-		if s.Jitter > 0 {
+		if x.s.Jitter > 0 {
 			select {
-			case <-time.After(rand.N(s.Jitter)):
+			case <-time.After(rand.N(x.s.Jitter)):
 			case <-ctx.Done():
-				return context.Cause(ctx)
+				return nil, context.Cause(ctx)
 			}
 		}
 		start := time.Now()
-		if err := step(); err != nil {
-			return err
+		if err := x.step(ctx); err != nil {
+			return nil, err
 		}
-		if i >= s.Warmup {
-			done.TimesUS = append(done.TimesUS, float64(time.Since(start).Nanoseconds())/1e3)
+		if i >= x.s.Warmup {
+			us = append(us, float64(time.Since(start).Nanoseconds())/1e3)
 		}
 		if err := say(workerReport{Step: i + 1}); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return finish(b, len(tensors), done, results, say)
+	return us, nil
 }
 
 // finish writes the final results if there is a file for them, and makes the worker's last report.

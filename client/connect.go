@@ -157,7 +157,7 @@ func (w *Worker) open(modelBytes uint64) error {
 	err := w.session.Start(lanes.WorkerConfig{
 		ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory),
 		Streaming: modelBytes*uint64(max(w.info.LocalWorkers, 1)) > uint64(numa.LastLevelCache()), ISA: int(isa), Spin: w.cfg.Spin,
-		Steps: w.cfg.Mode == "stream",
+		Steps: w.Stream(),
 	})
 	if err != nil {
 		return w.sessionError(err)

@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Box is what binds one aggregator. Rates are bytes per second; 0: not known, so it does not bind.
-type Box struct {
+// Limits is what binds one aggregator. Rates are bytes per second; 0: not known, so it does not bind.
+type Limits struct {
 	NIC    float64 // all NICs together, each direction
 	PCIe   float64 // all NICs' PCIe lanes together, each direction
 	Memory float64 // reads and writes together
@@ -19,11 +19,11 @@ type Capacity struct {
 	Binding string
 }
 
-// Capacity returns how many workers the box carries, each exchanging a model of so many bytes on the wire per step of so many
-// seconds: the least of rate * step / bytes over what binds. A gradient crosses a NIC and its PCIe lanes once in each direction,
-// and memory memoryTouches times: twice (written by the NIC, read by the sum) where it does not stay in the last-level cache,
-// and half as often where it does.
-func (b *Box) Capacity(model, step, memoryTouches float64) (Capacity, error) {
+// Capacity returns how many workers the aggregator carries, each exchanging a model of so many bytes on the wire per step of so
+// many seconds: the least of rate * step / bytes over what binds. A gradient crosses a NIC and its PCIe lanes once in each
+// direction, and memory memoryTouches times: twice (written by the NIC, read by the sum) where it does not stay in the last-level
+// cache, and half as often where it does.
+func (l *Limits) Capacity(model, step, memoryTouches float64) (Capacity, error) {
 	if !(model > 0) || !(step > 0) || !(memoryTouches >= 0) {
 		return Capacity{}, fmt.Errorf("%w: a model of %g bytes, a step of %g s, %g touches of memory", ErrCluster, model,
 			step, memoryTouches)
@@ -34,8 +34,7 @@ func (b *Box) Capacity(model, step, memoryTouches float64) (Capacity, error) {
 		rate  float64
 		bytes float64
 	}{
-		{"NIC", b.NIC, model}, {"PCIe", b.PCIe, model}, {"memory", b.Memory, model * memoryTouches}, {"cores", b.Fold,
-			model},
+		{"NIC", l.NIC, model}, {"PCIe", l.PCIe, model}, {"memory", l.Memory, model * memoryTouches}, {"cores", l.Fold, model},
 	} {
 		if r.rate == 0 || r.bytes == 0 {
 			continue

@@ -153,12 +153,12 @@ func TestTable1ComesOutOfOneUnknownPerRow(t *testing.T) {
 
 // The paper's 120 workers (section VII.B): 90 GB/s of PCIe to memory, in and out, ResNet-50 of 102.2 MB.
 func TestWorkersOfOneAggregator(t *testing.T) {
-	box := Box{Memory: 90e9}
+	limits := Limits{Memory: 90e9}
 	for _, tc := range []struct {
 		step float64
 		want int
 	}{{0.161, 70}, {0.348, 153}, {0.273, 120}} {
-		got, err := box.Capacity(102.2e6, tc.step, 2)
+		got, err := limits.Capacity(102.2e6, tc.step, 2)
 		if err != nil || got.Workers != tc.want || got.Binding != "memory" {
 			t.Errorf("a step of %g s: %+v, %v; expected %d", tc.step, got, err, tc.want)
 		}

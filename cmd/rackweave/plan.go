@@ -208,11 +208,11 @@ func (f *planFlags) plan() (*planResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	box := hierarchy.Box{NIC: c.AggregatorNIC, Fold: c.FoldRate}
+	limits := hierarchy.Limits{NIC: c.AggregatorNIC, Fold: c.FoldRate}
 	for _, r := range []struct {
 		flag, value string
 		to          *float64
-	}{{"memory", f.memory, &box.Memory}, {"pcie", f.pcie, &box.PCIe}} {
+	}{{"memory", f.memory, &limits.Memory}, {"pcie", f.pcie, &limits.PCIe}} {
 		if r.value == "" {
 			continue
 		}
@@ -223,7 +223,7 @@ func (f *planFlags) plan() (*planResult, error) {
 	best := all[0]
 	step := max(best.Seconds, f.compute.Seconds())
 	out := &planResult{Model: name, Bytes: bytes, Best: best.Name, Compute: f.compute.Seconds(), cluster: c, predictions: all}
-	if out.OneRack, err = box.Capacity(bytes, step, f.touches); err != nil {
+	if out.OneRack, err = limits.Capacity(bytes, step, f.touches); err != nil {
 		return nil, err
 	}
 	if price := f.price(&c); price > 0 {
