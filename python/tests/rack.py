@@ -171,14 +171,14 @@ class Case(unittest.TestCase):
     def setUpClass(cls):
         cls.directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.directory.cleanup)
-        cls.box = Aggregator("--checkpoint-dir", cls.directory.name)
-        cls.addClassCleanup(cls.box.__exit__)
+        cls.aggregator = Aggregator("--checkpoint-dir", cls.directory.name)
+        cls.addClassCleanup(cls.aggregator.__exit__)
 
     def run_workers(self, target, n, *args):
         return run(
             target,
             n,
-            self.box.address,
+            self.aggregator.address,
             *args,
             env={"RACKWEAVE_JOB": f"{target.__name__}-{n}-{'-'.join(a for a in args if '/' not in a)}".rstrip("-")},
         )

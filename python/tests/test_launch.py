@@ -47,7 +47,7 @@ class Launchers(rack.Case):
     script = [sys.executable, PROGRAM]
 
     def setUp(self):
-        self.served = environment(RACKWEAVE_ADDR=self.box.address)
+        self.served = environment(RACKWEAVE_ADDR=self.aggregator.address)
 
     def digest(self, printed):
         """Returns the digest of the weights, which both ranks have printed."""

@@ -404,7 +404,7 @@ class Torch(rack.Case):
 
     def test_fused_equals_one_process_with_the_whole_batch(self):
         names = ("sgd", "nesterov", "adam", "adamw", "rmsprop")
-        ranks = rack.run(fused, 2, self.box.address, names, env={"RACKWEAVE_JOB": "fused"})
+        ranks = rack.run(fused, 2, self.aggregator.address, names, env={"RACKWEAVE_JOB": "fused"})
         for name, *results in zip(names, *ranks):
             with self.subTest(name):
                 self.assert_ranks_equal([w for w, _, _, _ in results])

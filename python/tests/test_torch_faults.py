@@ -147,7 +147,7 @@ class Faults(rack.Case):
         counts = self.run_workers(nan, 2, "count")
         self.assertEqual(counts[0], 0)
         self.assertGreater(counts[1], 0)
-        for o in rack.Workers(nan, 2, self.box.address, ("refuse",), {"RACKWEAVE_JOB": "nan-refuse"}).finish():
+        for o in rack.Workers(nan, 2, self.aggregator.address, ("refuse",), {"RACKWEAVE_JOB": "nan-refuse"}).finish():
             for text in ("NaN or infinity", "4.", "rank 1"):
                 self.assertIn(text, o.error)
 
@@ -177,7 +177,7 @@ class Faults(rack.Case):
         self.assert_ranks_equal([o.result[1] for o in outcomes])
 
     def test_a_worker_that_dies_ends_backward_at_the_others(self):
-        workers = rack.Workers(dies, 3, self.box.address, env={"RACKWEAVE_JOB": "dies"})
+        workers = rack.Workers(dies, 3, self.aggregator.address, env={"RACKWEAVE_JOB": "dies"})
         for r in range(3):
             workers.wait_for(r, "ready")
         workers.processes[1].kill()
@@ -188,7 +188,7 @@ class Faults(rack.Case):
             self.assertRegex(outcomes[r].error, "JobFailedError.*worker 1")
 
     def test_ctrl_c_ends_a_backward_that_waits_for_another_rank(self):
-        workers = rack.Workers(interrupted, 2, self.box.address, env={"RACKWEAVE_JOB": "interrupt"})
+        workers = rack.Workers(interrupted, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "interrupt"})
         for r in range(2):
             workers.wait_for(r, "ready")
         time.sleep(1)  # rank 0 is in backward then
