@@ -27,9 +27,9 @@ type Step struct {
 
 // Late is by how much a worker's gradients came after those of the step's first worker, and where that time went.
 type Late struct {
-	Compute     time.Duration // between parameters and gradients
-	Wire        time.Duration // between the first gradient and the last
-	Aggregation time.Duration // its parameters left later
+	Compute     time.Duration `json:"compute_ns"`     // between parameters and gradients
+	Wire        time.Duration `json:"wire_ns"`        // between the first gradient and the last
+	Aggregation time.Duration `json:"aggregation_ns"` // its parameters left later
 }
 
 // Total is all of it.
@@ -152,9 +152,13 @@ func attribute(steps []Step) {
 
 // Share is where a worker's time went, over all its steps.
 type Share struct {
-	Worker, Steps                    int
-	Compute, Wire, Wait, Aggregation time.Duration
-	Late                             Late
+	Worker      int           `json:"worker"`
+	Steps       int           `json:"steps"`
+	Compute     time.Duration `json:"compute_ns"`
+	Wire        time.Duration `json:"wire_ns"`
+	Wait        time.Duration `json:"wait_ns"`
+	Aggregation time.Duration `json:"aggregation_ns"`
+	Late        Late          `json:"late"` // in a synchronous job
 }
 
 // Shares sums the steps up by worker. A worker waits for others from its last gradient until what it waits for is there.

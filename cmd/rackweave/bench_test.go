@@ -61,7 +61,7 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"serve --listen 127.0.0.1:0 --tls-cert aggregator.pem", []string{"certificate and a key"}},
 		{"serve --listen 7077", []string{"listen on 7077", "HOST:PORT or :PORT"}},
 		{"serve --listen 127.0.0.1:0 --providers tcp --provider-options tcp:gid=3", []string{`"gid"`, "it has listen, advertise,"}},
-		{"serve --listen 127.0.0.1:0 --providers shm --provider-options shm:gid=3", []string{`"gid"`, "it has none"}},
+		{"serve --listen 127.0.0.1:0 --providers shm --provider-options shm:gid=3", []string{`"gid"`, "it has users, mapped"}},
 	} {
 		t.Run(tc.args, func(t *testing.T) { fails(t, strings.Fields(tc.args), tc.wants...) })
 	}

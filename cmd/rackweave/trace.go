@@ -15,6 +15,7 @@ func traceCommand() *cobra.Command {
 	var during time.Duration
 	var events int
 	var file string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Write a timeline of a running job's steps, waits, folds and answers, and say where each worker's time goes",
@@ -46,6 +47,9 @@ that leave as they are computed, or that wait for room until others' are there, 
 			if file == "-" {
 				return nil
 			}
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), t.Shares())
+			}
 			return t.WriteTable(cmd.OutOrStdout())
 		},
 	}
@@ -56,6 +60,7 @@ that leave as they are computed, or that wait for room until others' are there, 
 	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
 	f.DurationVar(&during, "for", time.Second, "how long")
 	f.IntVar(&events, "events", 0, "the most events that each lane keeps, the last ones (0: the aggregator's default)")
+	f.BoolVar(&asJSON, "json", false, "print JSON: the sums over all steps, by worker")
 	f.StringVar(&file, "out", "", "write the timeline to this file, as JSON (-: standard output)")
 	return cmd
 }
