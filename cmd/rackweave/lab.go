@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -149,11 +150,17 @@ func labExchangeCommand() *cobra.Command {
 // fabricName is the default prefix of the lab's namespaces.
 const fabricName = "rackweave"
 
+// measureFlags are the flags of rackweave lab measure.
+type measureFlags struct {
+	study                    racks.Study
+	name, rate               string
+	exchange, across, replay []string // models
+	cores                    []float64
+	svgDir, jsonFile         string
+}
+
 func labMeasureCommand() *cobra.Command {
-	var s racks.Study
-	var name, rate, svgDir, jsonFile string
-	var replay, acrossRacks []string
-	var cores []float64
+	var m measureFlags
 	cmd := &cobra.Command{
 		Use:   "measure",
 		Short: "Measure exchanges and those of Gloo and MXNet on the same emulated links",
@@ -163,80 +170,95 @@ machine's cores, to be what is waited for: ratios are of bytes and stay. Run it 
 		Example: `  rackweave lab measure
   rackweave lab measure --models alexnet --rate 200Mb/s --divisor 8 --svg figures --json racks.json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			bytes, err := parseRate("rate", rate)
-			if err == nil {
-				s.Rate = bytes * 8
-				err = checkDir(svgDir)
-			}
-			if err == nil {
-				err = checkOutput(jsonFile)
-			}
-			if err == nil && s.Divisor < 1 {
-				err = fmt.Errorf("--divisor %d: use 1 or more", s.Divisor)
-			}
-			if err == nil && s.Lab.Iters < 1 {
-				err = fmt.Errorf("--iters %d: use 1 or more", s.Lab.Iters)
-			}
-			if err == nil {
-				err = racks.Probe(cmd.Context())
-			}
-			if err != nil {
-				return err
-			}
-			if s.Lab.Program, err = os.Executable(); err != nil {
-				return err
-			}
-			s.Lab.Log, s.Lab.Warmup = cmd.ErrOrStderr(), 1
-			s.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
-			rows, err := s.OneRack(cmd.Context(), name)
-			if err != nil {
-				return err
-			}
-			machine := report.ThisMachine()
-			if err := labChart(svgDir, "one-rack.svg", racks.Chart("Step of 8 workers in one rack", machine, rows)); err != nil {
-				return err
-			}
-			s.Models = acrossRacks
-			for _, over := range cores {
-				more, err := s.Cores(cmd.Context(), name, over)
-				if err != nil {
-					return err
-				}
-				title := fmt.Sprintf("Step of 2 racks of 4 workers, core %g:1", over)
-				if err := labChart(svgDir, fmt.Sprintf("core-%g.svg", over), racks.Chart(title, machine, more)); err != nil {
-					return err
-				}
-				rows = append(rows, more...)
-			}
-			s.Models = replay
-			replayed, err := s.Replay(cmd.Context(), name)
-			if err != nil {
-				return err
-			}
-			rows = append(rows, replayed...)
-			if jsonFile != "" {
-				err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, rows) })
-				if err != nil || jsonFile == "-" {
-					return err
-				}
-			}
-			return racks.WriteTable(cmd.OutOrStdout(), machine, rows)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return m.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&name, "name", fabricName, "prefix of the network namespaces")
-	f.StringVar(&rate, "rate", "100Mb/s", "rate of a worker's link, each direction")
-	f.Uint64Var(&s.Divisor, "divisor", 16, "by which models are scaled down")
-	f.StringSliceVar(&s.Models, "models", []string{"alexnet", "vgg19"}, "models to exchange")
-	f.Float64SliceVar(&cores, "core", []float64{4, 8}, "oversubscriptions of the core between two racks")
-	f.StringSliceVar(&acrossRacks, "across", []string{"resnet50"}, "models to exchange across racks")
-	f.StringSliceVar(&replay, "replay", []string{"alexnet", "vgg19", "googlenet", "resnet50"},
+	f.StringVar(&m.name, "name", fabricName, "prefix of the network namespaces")
+	f.StringVar(&m.rate, "rate", "100Mb/s", "rate of a worker's link, each direction")
+	f.Uint64Var(&m.study.Divisor, "divisor", 16, "by which models are scaled down")
+	f.StringSliceVar(&m.exchange, "models", []string{"alexnet", "vgg19"}, "models to exchange")
+	f.Float64SliceVar(&m.cores, "core", []float64{4, 8}, "oversubscriptions of the core between two racks")
+	f.StringSliceVar(&m.across, "across", []string{"resnet50"}, "models to exchange across racks")
+	f.StringSliceVar(&m.replay, "replay", []string{"alexnet", "vgg19", "googlenet", "resnet50"},
 		"models whose computation to replay beside the exchange")
-	f.IntVar(&s.Lab.Iters, "iters", 5, "measured steps of each, after one to warm up")
-	f.StringVar(&svgDir, "svg", "", "directory for figures")
-	f.StringVar(&jsonFile, "json", "", "write the rows as JSON to this file (-: standard output)")
+	f.IntVar(&m.study.Lab.Iters, "iters", 5, "measured steps of each, after one to warm up")
+	f.StringVar(&m.svgDir, "svg", "", "directory for figures")
+	f.StringVar(&m.jsonFile, "json", "", "write the rows as JSON to this file (-: standard output)")
 	return cmd
+}
+
+func (m *measureFlags) run(cmd *cobra.Command) error {
+	if err := m.check(cmd); err != nil {
+		return err
+	}
+	machine := report.ThisMachine()
+	rows, err := m.measure(cmd.Context(), machine)
+	if err != nil {
+		return err
+	}
+	if m.jsonFile != "" {
+		err := output(cmd, m.jsonFile, func(w io.Writer) error { return writeJSON(w, rows) })
+		if err != nil || m.jsonFile == "-" {
+			return err
+		}
+	}
+	return racks.WriteTable(cmd.OutOrStdout(), machine, rows)
+}
+
+// check completes the study and reports what in it cannot be done.
+func (m *measureFlags) check(cmd *cobra.Command) error {
+	s := &m.study
+	bytes, err := parseRate("rate", m.rate)
+	if err != nil {
+		return err
+	}
+	s.Rate = bytes * 8
+	if err := checkDir(m.svgDir); err != nil {
+		return err
+	}
+	if err := checkOutput(m.jsonFile); err != nil {
+		return err
+	}
+	if s.Divisor < 1 || s.Lab.Iters < 1 {
+		return fmt.Errorf("--divisor %d, --iters %d: use 1 or more of each", s.Divisor, s.Lab.Iters)
+	}
+	if err := racks.Probe(cmd.Context()); err != nil {
+		return err
+	}
+	if s.Lab.Program, err = os.Executable(); err != nil {
+		return err
+	}
+	s.Lab.Log, s.Lab.Warmup = cmd.ErrOrStderr(), 1
+	s.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
+	return nil
+}
+
+// measure makes the study, and plots what it finds.
+func (m *measureFlags) measure(ctx context.Context, machine report.Machine) ([]racks.Row, error) {
+	s := &m.study
+	s.Models = m.exchange
+	rows, err := s.OneRack(ctx, m.name)
+	if err != nil {
+		return nil, err
+	}
+	if err := labChart(m.svgDir, "one-rack.svg", racks.Chart("Step of 8 workers in one rack", machine, rows)); err != nil {
+		return nil, err
+	}
+	s.Models = m.across
+	for _, over := range m.cores {
+		more, err := s.Cores(ctx, m.name, over)
+		if err != nil {
+			return nil, err
+		}
+		title := fmt.Sprintf("Step of 2 racks of 4 workers, core %g:1", over)
+		if err := labChart(m.svgDir, fmt.Sprintf("core-%g.svg", over), racks.Chart(title, machine, more)); err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	s.Models = m.replay
+	replayed, err := s.Replay(ctx, m.name)
+	return append(rows, replayed...), err
 }
 
 // labChart plots a chart that has something to plot, if a directory is given.

@@ -56,64 +56,79 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 	}
 	fmt.Fprintln(w)
 	for _, e := range s.Engines {
-		fmt.Fprintf(w, "\n%s\tdevice\tcpu\tnode\tin GB/s\tout GB/s\tchunks\tin progress\tdropped\tfailovers\n", e.Provider)
-		for i, l := range e.Lanes {
-			fmt.Fprintf(w, "  lane %d\t%s\t%d\t%d\t%.2f\t%.2f\t%d\t%d\t%d\t%d\n", i, l.Device, l.Cpu, l.Node,
-				l.ReceivedBytesPerSecond/1e9, l.SentBytesPerSecond/1e9, l.Chunks, l.FoldsOpen, l.Dropped, l.Failovers)
-		}
-		for _, n := range e.Nics {
-			link := "up"
-			if !n.Up {
-				link = "down"
-			}
-			fmt.Fprintf(w, "  %s is %s, with %d connections", n.Device, link, n.Connections)
-			if n.FailedOver > 0 {
-				fmt.Fprintf(w, ", %d of them failed over from other devices", n.FailedOver)
-			}
-			fmt.Fprintln(w)
-		}
+		printEngine(w, e)
 	}
 	for _, j := range s.Jobs {
-		fmt.Fprintf(w, "\njob %s: %s, %s %s over %s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, j.Provider,
-			j.Workers, j.Tensors, report.Size(j.ModelBytes))
-		stream := j.Mode == "stream"
-		if stream {
-			fmt.Fprintf(w, "  policy: %s\n", j.Policy)
-		}
-		fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
-			report.Size(j.SlotBytes), report.Size(j.ResultBytes))
-		for _, r := range j.Resources {
-			if r.Name == "bytes of memory" {
-				fmt.Fprintf(w, "  memory reserved: %s, and it may have %s in all\n", report.Size(r.Reserved), report.Size(r.Limit))
-			} else {
-				fmt.Fprintf(w, "  %s reserved: %d, and it may have %d in all\n", r.Name, r.Reserved, r.Limit)
-			}
-		}
-		if j.Failure != nil {
-			fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
-		}
-		fmt.Fprint(w, "  worker\thost\tpid\treceived\tsent\tlast to come\tlateness\tawaited")
-		if stream {
-			fmt.Fprint(w, "\tstep\theld\tstaleness")
-		}
-		fmt.Fprintln(w)
-		for _, m := range j.Members {
-			fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%d\t%v\t%d", m.Rank, m.Host, m.Pid, report.Size(m.ReceivedBytes),
-				report.Size(m.SentBytes), m.LastArrivals, (time.Duration(m.LatenessSeconds * 1e9)).Round(time.Microsecond), m.AwaitedChunks)
-			if stream {
-				held := (time.Duration(m.HeldSeconds * 1e9)).Round(time.Millisecond).String()
-				fmt.Fprintf(w, "\t%d\t%s\t%.1f", m.Step, held, m.Staleness)
-			}
-			fmt.Fprintln(w)
-		}
-		printRacks(w, j)
-		for _, m := range j.Members {
-			if text := waits(m, j.Members); text != "" {
-				fmt.Fprintf(w, "  worker %d waits for %s\n", m.Rank, text)
-			}
-		}
+		printJob(w, j)
 	}
 	return w.Flush()
+}
+
+// printEngine prints a provider's lanes and devices.
+func printEngine(w io.Writer, e *api.EngineStatus) {
+	fmt.Fprintf(w, "\n%s\tdevice\tcpu\tnode\tin GB/s\tout GB/s\tchunks\tin progress\tdropped\tfailovers\n", e.Provider)
+	for i, l := range e.Lanes {
+		fmt.Fprintf(w, "  lane %d\t%s\t%d\t%d\t%.2f\t%.2f\t%d\t%d\t%d\t%d\n", i, l.Device, l.Cpu, l.Node,
+			l.ReceivedBytesPerSecond/1e9, l.SentBytesPerSecond/1e9, l.Chunks, l.FoldsOpen, l.Dropped, l.Failovers)
+	}
+	for _, n := range e.Nics {
+		link := "up"
+		if !n.Up {
+			link = "down"
+		}
+		fmt.Fprintf(w, "  %s is %s, with %d connections", n.Device, link, n.Connections)
+		if n.FailedOver > 0 {
+			fmt.Fprintf(w, ", %d of them failed over from other devices", n.FailedOver)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// printJob prints what a job takes, and its workers.
+func printJob(w io.Writer, j *api.JobStatus) {
+	fmt.Fprintf(w, "\njob %s: %s, %s %s over %s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, j.Provider,
+		j.Workers, j.Tensors, report.Size(j.ModelBytes))
+	if j.Mode == "stream" {
+		fmt.Fprintf(w, "  policy: %s\n", j.Policy)
+	}
+	fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
+		report.Size(j.SlotBytes), report.Size(j.ResultBytes))
+	for _, r := range j.Resources {
+		if what, ok := strings.CutPrefix(r.Name, "bytes of "); ok {
+			fmt.Fprintf(w, "  %s reserved: %s, and it may have %s in all\n", what, report.Size(r.Reserved), report.Size(r.Limit))
+		} else {
+			fmt.Fprintf(w, "  %s reserved: %d, and it may have %d in all\n", r.Name, r.Reserved, r.Limit)
+		}
+	}
+	if j.Failure != nil {
+		fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
+	}
+	printMembers(w, j)
+	printRacks(w, j)
+	for _, m := range j.Members {
+		if text := waits(m, j.Members); text != "" {
+			fmt.Fprintf(w, "  worker %d waits for %s\n", m.Rank, text)
+		}
+	}
+}
+
+// printMembers prints a row for each worker.
+func printMembers(w io.Writer, j *api.JobStatus) {
+	stream := j.Mode == "stream"
+	fmt.Fprint(w, "  worker\thost\tpid\treceived\tsent\tlast to come\tlateness\tawaited")
+	if stream {
+		fmt.Fprint(w, "\tstep\theld\tstaleness")
+	}
+	fmt.Fprintln(w)
+	for _, m := range j.Members {
+		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%d\t%v\t%d", m.Rank, m.Host, m.Pid, report.Size(m.ReceivedBytes),
+			report.Size(m.SentBytes), m.LastArrivals, (time.Duration(m.LatenessSeconds * 1e9)).Round(time.Microsecond), m.AwaitedChunks)
+		if stream {
+			held := (time.Duration(m.HeldSeconds * 1e9)).Round(time.Millisecond).String()
+			fmt.Fprintf(w, "\t%d\t%s\t%.1f", m.Step, held, m.Staleness)
+		}
+		fmt.Fprintln(w)
+	}
 }
 
 // printRacks prints how a job is spread over racks.
