@@ -3,11 +3,11 @@
 GO ?= go
 BIN := bin/rackweave
 BUILD_PACKAGES := libibverbs-dev
-TEST_PACKAGES := $(BUILD_PACKAGES) python3-torch openmpi-bin libopenmpi-dev qemu-system-x86 busybox-static kmod iproute2 \
-	rdma-core ibverbs-providers ibverbs-utils perftest
 # The Python package is tested with Debian's torch, which only Debian's Python finds.
 PYTHON ?= /usr/bin/python3
 PYTHON_PACKAGES := $(BUILD_PACKAGES) python3-torch python3-numpy python3-sklearn python3-venv openmpi-bin
+TEST_PACKAGES := $(PYTHON_PACKAGES) debootstrap libopenmpi-dev qemu-system-x86 busybox-static kmod iproute2 \
+	rdma-core ibverbs-providers ibverbs-utils perftest
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
 PACKAGES := ./...

@@ -34,4 +34,4 @@ rm -f "$lab_log"
 trap - EXIT
 
 step "python"
-make --no-print-directory test-python test-trixie
+make --no-print-directory --jobs=2 --output-sync=target test-python test-trixie
