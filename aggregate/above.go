@@ -60,11 +60,11 @@ func (s *share) carryAbove() {
 		act := &actions[i]
 		switch act.Kind {
 		case hierarchy.Combine:
-			if s.sameHyper(act) {
+			if s.readNotes(act) {
 				s.combine(act)
 			}
 		case hierarchy.Finish:
-			if s.sameHyper(act) {
+			if s.readNotes(act) {
 				s.finishAbove(act)
 			}
 		case hierarchy.SendPartial:
@@ -77,6 +77,8 @@ func (s *share) carryAbove() {
 			s.notice(act, noticeRecall)
 		case hierarchy.SendNACK:
 			s.notice(act, noticeNACK)
+		case hierarchy.SendTaken:
+			s.notice(act, noticeTaken)
 		case hierarchy.Follow:
 			a.wanted = append(a.wanted, act.Index)
 		case hierarchy.Discard:
@@ -107,15 +109,16 @@ func (s *share) sumOf(rack int, index uint32) uint64 {
 	return a.links[rack].slots.addr() + uint64(a.reducer.Slot(rack))*a.slotBytes
 }
 
-// sameHyper checks that all racks' workers sent the same hyper-parameters.
-func (s *share) sameHyper(act *hierarchy.Action) bool {
-	if act.Init || s.store.mode != Eager {
-		return true
-	}
+// readNotes takes note of where the results of a gathered chunk go, and checks that all racks' workers sent the same
+// hyper-parameters.
+func (s *share) readNotes(act *hierarchy.Action) bool {
 	a, c := s.above, &s.store.chunks[act.Index]
+	compare := !act.Init && s.store.mode == Eager
 	own := s.machine.HyperSum(act.Index)
 	for _, rack := range a.reducer.Route(act.Index).Children {
-		if readNote(s.sumOf(rack, act.Index)+s.sumBytes(c, false)).hyperSum != own {
+		n := readNote(s.sumOf(rack, act.Index) + s.sumBytes(c, act.Init))
+		*a.reply(a.buffer[act.Index], rack) = n.resultAddr
+		if compare && n.hyperSum != own {
 			s.fate.fail(noRank, fmt.Errorf("%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same",
 				ErrProtocol, a.name(rack), s.store.tensors[c.tensor].name, a.name(a.cfg.Rack)))
 			return false
@@ -248,12 +251,11 @@ func (s *share) sendResult(act *hierarchy.Action) {
 	if act.Init {
 		op = opInitResult
 	}
-	at := k.slots.addr() + uint64(act.Slot)*a.slotBytes
 	b := a.result[act.Index]
 	s.touch(k)
 	wr := k.Put(chunk.Pack(op, act.Epoch, act.Index), b)
 	wr.LAddr, wr.LKey = a.sums.result(b), a.sums.region.mrs[max(k.NIC(), 0)].LKey
-	wr.RAddr, wr.RKey = readNote(at+s.sumBytes(c, act.Init)).resultAddr, k.resultRKey
+	wr.RAddr, wr.RKey = *a.reply(b, act.Peer), k.resultRKey
 	wr.Length = uint32(s.store.wireBytes(c))
 	s.counted(k, wr)
 }
@@ -321,6 +323,8 @@ func (s *share) noticed(k *link, what uint8, index uint32) {
 		a.reducer.Recall(k.rank, index)
 	case noticeNACK:
 		a.reducer.NACKed(k.rank, index)
+	case noticeTaken:
+		a.reducer.Taken(k.rank, index)
 	default:
 		s.peerViolates(k, "sent notice %d", what)
 		return

@@ -23,6 +23,7 @@ const (
 type Depths struct {
 	WorkerSend, WorkerRecv         int
 	AggregatorSend, AggregatorRecv int
+	PeerSend, PeerRecv             int // of a connection between aggregators
 	CQ                             int // of the lane
 	MaxConns                       int // connections that the lane's completion queue can hold
 }
@@ -36,6 +37,8 @@ type Depths struct {
 //     answers have already let the worker send. It answers each message once: the same reasoning for its send queue, plus a
 //     NACK and a request for each (package reduce) and the abort.
 //   - A worker receives an answer for each message, plus NACKs and requests; the aggregator stops sending those at the margin.
+//   - An aggregator receives from another at most half a window of sums, word that half a window of its own were taken, and a
+//     window of results. What it sends waits for room. Both together are as large as for a worker.
 //   - The lane's completion queue must hold everything its connections could complete at once, or it overruns.
 //
 // maxQPWR and maxCQE are the device's limits; maxConns what is asked for.
@@ -47,6 +50,7 @@ func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
 		WorkerSend: 2*window + recvMargin, WorkerRecv: window + recvMargin,
 		AggregatorSend: 2*window + 2*recvMargin, AggregatorRecv: window + recvMargin + pollBatch,
 	}
+	d.PeerSend, d.PeerRecv = d.AggregatorSend-window, d.AggregatorRecv+window
 	if need := max(d.WorkerSend, d.AggregatorSend, d.AggregatorRecv); need > int(maxQPWR) {
 		return d, fmt.Errorf("window of %d needs queue pairs of %d work requests, the device allows %d: use a window of at most %d",
 			window, need, maxQPWR, (int(maxQPWR)-2*recvMargin)/2)

@@ -115,7 +115,7 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 			if err != nil {
 				return nil, errors.Join(err, j.Close())
 			}
-			s.above = newAbove(&c, l.index, window, l.depths.AggregatorSend, r)
+			s.above = newAbove(&c, l.index, window, l.depths.PeerSend, r)
 		}
 		j.shares, j.owners = append(j.shares, s), append(j.owners, newOwners(c.Above, l.index))
 	}

@@ -51,7 +51,7 @@ func (j *Job) openPeer(l *Lane, s *share, k *link) (PeerLane, error) {
 		return PeerLane{}, err
 	}
 	k.Conn = session.New(session.Config{
-		ID: id, SendDepth: l.depths.AggregatorSend, RecvDepth: l.depths.AggregatorRecv, Timeout: j.timeouts.peer,
+		ID: id, SendDepth: l.depths.PeerSend, RecvDepth: l.depths.PeerRecv, Timeout: j.timeouts.peer,
 		AckTimeout: max(j.timeouts.link, peerPatience), MaxBatch: pollBatch,
 	})
 	l.seat(s, k)

@@ -30,6 +30,7 @@ const (
 	noticeNACK    = chunk.NoticeNACK    // to the parent's child: its sum is not kept
 	noticeRequest = chunk.NoticeRequest // to the child: others wait for its sum
 	noticeRecall  = 2                   // to the parent: the child wants its sum back
+	noticeTaken   = 3                   // to the child: its sum is part of the parent's, its slot free
 )
 
 // noteBytes is the size of the note behind a sum: where its result goes, the checksum of the hyper-parameters, and flags.
@@ -72,6 +73,7 @@ type above struct {
 	returned  []uint32        // chunks whose results are there for the rack's workers
 	recalled  []uint32        // chunks whose sums are not kept
 	wanted    []uint32        // chunks that other racks wait for
+	replies   []uint64        // by buffer and rack, where the rack's result goes
 	slotBytes uint64
 	published []RackCounters // by rack, as the lane last published them; guarded by the lane's lock
 	awaited   []int          // by rack
@@ -94,7 +96,7 @@ func newAbove(c *JobConfig, lane, window, sends int, r *region) *above {
 		cfg: c.Above, links: make([]*link, c.Above.Racks), slotBytes: peerSlotBytes(c.ChunkBytes),
 		published: make([]RackCounters, c.Above.Racks), awaited: make([]int, c.Above.Racks), owned: make([]uint64, c.Above.Racks),
 		left: make([]bool, c.Above.Racks), sums: newSums(r, c.ChunkBytes, n),
-		src: make([]uint64, 0, c.Above.Racks), folded: make([]uint64, 0, c.Above.Racks),
+		replies: make([]uint64, n*c.Above.Racks), src: make([]uint64, 0, c.Above.Racks), folded: make([]uint64, 0, c.Above.Racks),
 		pending: make([]reduce.Action, 0, window), returned: make([]uint32, 0, window),
 	}
 	a.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
@@ -102,6 +104,11 @@ func newAbove(c *JobConfig, lane, window, sends int, r *region) *above {
 		Open: n, Sends: sends - 1, // one is left for the end of the job
 	})
 	return a
+}
+
+// reply is where a rack's result goes, of the chunk whose sum is in a buffer.
+func (a *above) reply(buffer int32, rack int) *uint64 {
+	return &a.replies[int(buffer)*a.cfg.Racks+rack]
 }
 
 // blame is the rank in the whole job of a worker of this rack, as an immediate carries it.

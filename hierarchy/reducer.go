@@ -23,7 +23,7 @@ const (
 	Finish
 	// SendPartial sends the partial sum to rack Peer, into slot Slot there.
 	SendPartial
-	// SendResult sends the result to rack Peer, whose partial sum lies in slot Slot here.
+	// SendResult sends the result to rack Peer.
 	SendResult
 	// Return gives the result to the rack's workers.
 	Return
@@ -37,6 +37,8 @@ const (
 	SendRecall
 	// SendNACK tells rack Peer that its sum of the chunk is not kept. It answers the sum.
 	SendNACK
+	// SendTaken tells rack Peer that its sum of the chunk is part of this rack's, and its slot here free.
+	SendTaken
 	// Violate ends the job: rack Peer broke the protocol, as Err says.
 	Violate
 )
@@ -66,24 +68,26 @@ type ReducerConfig struct {
 type chunkState struct {
 	owner uint16
 	epoch uint8 // finished
-	sent  bool  // its partial sum has a slot at the parent
 	own   bool  // this rack's sum is there
+	whole bool  // the children's sums are part of it, and it can go to the parent
+	sent  bool  // it was sent there
+	taken bool  // it has no slot there any more
 	init  bool  // what is under way is a broadcast
 	asked bool  // others wait for this rack's sum
 	back  bool  // this rack's sum was asked back from the parent
 	// What the children's windows are to hold while racks are stalled.
 	agreed bool
 	have   uint16
-	slot   uint16 // at the parent
+	slot   uint16 // at the parent, unless taken
 	row    int32  // where the children's slots are kept; none: no child's sum is there
 }
 
-// answer is a result that waits for room.
+// answer is an answer to a child's sum that waits for room.
 type answer struct {
 	index uint32
-	slot  uint16 // of the sum that it answers
+	slot  int32 // of the sum, free with this answer; none: it is free already
+	kind  ActionKind
 	init  bool
-	nack  bool
 }
 
 // peer is the reducer's view of another rack.
@@ -99,8 +103,9 @@ type peer struct {
 // Reducer decides what becomes of one lane's chunks above the rack. It is a pure machine: events go in, actions come out. A chunk
 // goes up a tree of racks to its owner and comes back down; a [Route] is a rack's part in that.
 //
-// A rack's sum holds a slot at its parent until the result answers it, so what is under way is bounded. Slots carry no numbers:
-// both ends know the order of messages and of answers. A rack keeps its sum until the result is there.
+// A rack's sum holds a slot at its parent until it is part of the parent's own, or until the result answers it, so what is under
+// way is bounded. Slots carry no numbers: both ends know the order of messages and of answers. A rack keeps its sum until the
+// result is there.
 type Reducer struct {
 	cfg     ReducerConfig
 	routes  []Route // by owner
@@ -127,7 +132,7 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 		p := &m.peers[r]
 		p.sends = cfg.Sends
 		p.there, p.here = fullRing(cfg.Window), fullRing(cfg.Window)
-		p.answers, p.sums = newRing[answer](cfg.Window), newRing[uint32](cfg.Open)
+		p.answers, p.sums = newRing[answer](cfg.Window+cfg.Open), newRing[uint32](cfg.Open)
 	}
 	rows := cfg.Window * max(cfg.Racks-1, 1)
 	m.rows = make([]uint16, rows*cfg.Racks)
@@ -283,11 +288,22 @@ func (m *Reducer) gathered(index uint32, c *chunkState) {
 		m.finished(index, c)
 		return
 	}
+	c.whole = true
 	if c.have > 0 {
 		m.emit(Action{Kind: Combine, Index: index, Init: c.init})
+		for _, child := range r.Children {
+			m.answer(child, answer{index: index, slot: int32(m.row(c)[child]) - 1, kind: SendTaken})
+		}
+		m.empty(c)
 	}
 	m.peers[r.Parent].sums.put(index)
 	m.flush(r.Parent)
+}
+
+// answer sends an answer to a child, if there is room.
+func (m *Reducer) answer(child int, a answer) {
+	m.peers[child].answers.put(a)
+	m.flush(child)
 }
 
 // finished passes a result on to the children and to the rack's own workers.
@@ -295,17 +311,24 @@ func (m *Reducer) finished(index uint32, c *chunkState) {
 	if !c.init {
 		c.epoch = after(c.epoch)
 	}
-	c.own, c.sent, c.asked, c.back = false, false, false, false
 	m.stall.finished++
-	for _, child := range m.route(c).Children {
-		m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, init: c.init})
-	}
-	m.empty(c)
-	m.shut(index, c)
 	m.emit(Action{Kind: Return, Index: index, Init: c.init})
 	for _, child := range m.route(c).Children {
-		m.flush(child)
+		a := answer{index: index, slot: none, kind: SendResult, init: c.init}
+		if !c.whole {
+			a.slot = int32(m.row(c)[child]) - 1
+		}
+		m.answer(child, a)
 	}
+	c.asked = false
+	m.reset(index, c)
+}
+
+// reset gives up all sums of a chunk.
+func (m *Reducer) reset(index uint32, c *chunkState) {
+	c.own, c.whole, c.sent, c.taken, c.back = false, false, false, false, false
+	m.empty(c)
+	m.shut(index, c)
 }
 
 // empty gives up the children's sums of a chunk.
@@ -336,8 +359,30 @@ func (m *Reducer) Result(rack int, index uint32, epoch uint8, init bool) {
 		m.violate(rack, "answered chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
 		return
 	}
-	m.peers[rack].there.put(c.slot)
+	m.vacated(rack, c)
 	m.finished(index, c)
+	m.flush(rack)
+}
+
+// vacated takes note that a sum's slot at the parent is free, unless that is known.
+func (m *Reducer) vacated(parent int, c *chunkState) {
+	if !c.taken {
+		m.peers[parent].there.put(c.slot)
+	}
+	c.taken = true
+}
+
+// Taken takes note that this rack's sum of a chunk is part of the parent's.
+func (m *Reducer) Taken(rack int, index uint32) {
+	m.begin()
+	if m.failed {
+		return
+	}
+	if int(index) >= len(m.chunks) || !m.chunks[index].sent || m.chunks[index].taken || m.route(&m.chunks[index]).Parent != rack {
+		m.violate(rack, "took chunk %d of lane %d, which it was not sent", index, m.cfg.Lane)
+		return
+	}
+	m.vacated(rack, &m.chunks[index])
 	m.flush(rack)
 }
 
@@ -358,18 +403,16 @@ func (m *Reducer) flush(rack int) {
 	for ; p.sends > 0 && p.answers.len() > 0; p.sends-- {
 		a := *p.answers.at(0)
 		p.answers.drop()
-		p.here.put(a.slot)
-		if a.nack {
-			m.emit(Action{Kind: SendNACK, Index: a.index, Peer: rack, Slot: int(a.slot)})
-			continue
+		if a.slot != none {
+			p.here.put(uint16(a.slot))
 		}
-		m.emit(Action{Kind: SendResult, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Init: a.init})
+		m.emit(Action{Kind: a.kind, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Init: a.init})
 	}
 	for ; p.sends > 0 && p.sums.len() > 0 && p.there.len() > 0; p.sends-- {
 		index := *p.sums.at(0)
 		p.sums.drop()
 		c := &m.chunks[index]
-		c.slot, c.sent = *p.there.at(0), true
+		c.slot, c.sent, c.taken = *p.there.at(0), true, false
 		p.there.drop()
 		epoch := c.epoch
 		if !c.init {

@@ -83,8 +83,10 @@ func (n *net) carry(rack int) {
 		case SendPartial:
 			n.slot(to, a.Slot, true)
 			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
-		case SendResult, SendNACK:
-			n.slot([2]int{a.Peer, rack}, a.Slot, false)
+		case SendResult, SendNACK, SendTaken:
+			if a.Slot >= 0 {
+				n.slot([2]int{a.Peer, rack}, a.Slot, false)
+			}
 			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
 		case SendRequest, SendRecall:
 			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
@@ -118,6 +120,8 @@ func (n *net) deliver(link [2]int) {
 		m.Result(from, w.index, w.epoch, w.init)
 	case SendNACK:
 		m.NACKed(from, w.index)
+	case SendTaken:
+		m.Taken(from, w.index)
 	case SendRequest:
 		m.Requested(from, w.index)
 	case SendRecall:
@@ -214,6 +218,7 @@ func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 		"a result to the owner":   func(m *Reducer) { m.Result(1, 0, 1, false) },
 		"a request to the owner":  func(m *Reducer) { m.Requested(1, 0) },
 		"a sum given back unsent": func(m *Reducer) { m.NACKed(1, 0) },
+		"a sum taken unsent":      func(m *Reducer) { m.Taken(1, 0) },
 	} {
 		m := fresh()
 		f(m)

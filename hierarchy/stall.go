@@ -30,7 +30,7 @@ func (m *Reducer) Awaited(counts []int) {
 			counts[m.cfg.Rack]++
 		}
 		for _, child := range m.route(c).Children {
-			if c.have == 0 || m.row(c)[child] == 0 {
+			if !c.whole && !m.has(c, child) {
 				counts[child]++
 			}
 		}
@@ -77,7 +77,7 @@ func (m *Reducer) makeRoom(child int) {
 		return
 	}
 	for i := len(m.open) - 1; i >= 0; i-- {
-		if c := &m.chunks[m.open[i]]; !c.agreed && !c.sent && c.have > 0 && m.row(c)[child] != 0 && !m.queued(c) {
+		if c := &m.chunks[m.open[i]]; !c.agreed && m.has(c, child) {
 			m.giveBack(child, m.open[i], c)
 			return
 		}
@@ -86,13 +86,30 @@ func (m *Reducer) makeRoom(child int) {
 
 // giveBack answers a child's sum by giving it back.
 func (m *Reducer) giveBack(child int, index uint32, c *chunkState) {
-	m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, nack: true})
+	slot := int32(m.row(c)[child]) - 1
 	m.row(c)[child] = 0
 	if c.have--; c.have == 0 {
 		m.empty(c)
 	}
 	m.shut(index, c)
-	m.flush(child)
+	m.answer(child, answer{index: index, slot: slot, kind: SendNACK})
+}
+
+// giveUp gives up a rack's sum of a chunk of which its children's are part.
+func (m *Reducer) giveUp(index uint32, c *chunkState) {
+	m.reset(index, c)
+	m.emit(Action{Kind: Discard, Index: index})
+	for _, child := range m.route(c).Children {
+		m.answer(child, answer{index: index, slot: none, kind: SendNACK})
+	}
+}
+
+// unqueue gives up a sum that waits for room at the parent.
+func (m *Reducer) unqueue(index uint32, c *chunkState) {
+	sums := &m.peers[m.route(c).Parent].sums
+	sums.advance(index)
+	sums.drop()
+	m.giveUp(index, c)
 }
 
 // led reports whether the leader's sum of a chunk is there.
@@ -103,9 +120,12 @@ func (m *Reducer) led(c *chunkState) bool {
 	case by == m.cfg.Rack:
 		return c.own
 	default:
-		return c.have > 0 && m.row(c)[by] != 0
+		return c.whole || m.has(c, by)
 	}
 }
+
+// has reports whether a child's sum of a chunk lies here.
+func (m *Reducer) has(c *chunkState, child int) bool { return c.have > 0 && m.row(c)[child] != 0 }
 
 // follow asks for the sums of a chunk that are missing here, and reports whether any is.
 func (m *Reducer) follow(index uint32, c *chunkState) (missing bool) {
@@ -114,8 +134,11 @@ func (m *Reducer) follow(index uint32, c *chunkState) (missing bool) {
 		missing = true
 		m.emit(Action{Kind: Follow, Index: index})
 	}
+	if c.whole {
+		return false
+	}
 	for _, child := range m.route(c).Children {
-		if c.have == 0 || m.row(c)[child] == 0 {
+		if !m.has(c, child) {
 			missing = true
 			if c.agreed {
 				m.makeRoom(child)
@@ -166,19 +189,16 @@ func (m *Reducer) Yield() {
 		index := m.open[i]
 		c := &m.chunks[index]
 		switch {
-		case !c.own || c.asked || c.back || m.led(c) || m.queued(c) && c.have > 0:
+		case !c.own || c.asked || c.back || m.led(c):
 			continue
 		case c.sent:
 			if !m.notify(m.route(c).Parent, Action{Kind: SendRecall, Index: index, Peer: m.route(c).Parent}) {
 				return
 			}
 			c.back = true
+		case c.whole:
+			m.unqueue(index, c)
 		default:
-			if m.queued(c) {
-				sums := &m.peers[m.route(c).Parent].sums
-				sums.advance(index)
-				sums.drop()
-			}
 			c.own = false
 			m.shut(index, c)
 			m.emit(Action{Kind: Discard, Index: index})
@@ -188,9 +208,7 @@ func (m *Reducer) Yield() {
 }
 
 // queued reports whether a chunk's sum, with its children's, waits for room at the parent.
-func (m *Reducer) queued(c *chunkState) bool {
-	return !c.sent && c.own && int(c.have) == len(m.route(c).Children) && m.route(c).Parent >= 0
-}
+func (m *Reducer) queued(c *chunkState) bool { return c.whole && !c.sent }
 
 // Recall takes note that a child wants its sum of a chunk back. It gets it, unless the result is on its way.
 func (m *Reducer) Recall(rack int, index uint32) {
@@ -204,14 +222,14 @@ func (m *Reducer) Recall(rack int, index uint32) {
 	}
 	c := &m.chunks[index]
 	switch {
-	case c.have == 0 || m.row(c)[rack] == 0 || m.queued(c):
+	case m.has(c, rack):
+		m.giveBack(rack, index, c)
+	case c.asked || c.back || !c.whole || m.led(c):
 	case c.sent:
 		parent := m.route(c).Parent
-		if !c.back && !m.led(c) && m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent}) {
-			c.back = true
-		}
+		c.back = m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent})
 	default:
-		m.giveBack(rack, index, c)
+		m.unqueue(index, c)
 	}
 }
 
@@ -236,22 +254,13 @@ func (m *Reducer) NACKed(rack int, index uint32) {
 		return
 	}
 	c := &m.chunks[index]
-	m.peers[rack].there.put(c.slot)
+	m.vacated(rack, c)
 	if !c.back {
 		c.sent = false
 		m.peers[rack].sums.put(index)
 		m.flush(rack)
 		return
 	}
-	for _, child := range m.route(c).Children {
-		m.peers[child].answers.put(answer{index: index, slot: m.row(c)[child] - 1, nack: true})
-	}
-	c.own, c.sent, c.back = false, false, false
-	m.empty(c)
-	m.shut(index, c)
-	m.emit(Action{Kind: Discard, Index: index})
-	for _, child := range m.route(c).Children {
-		m.flush(child)
-	}
+	m.giveUp(index, c)
 	m.flush(rack)
 }
