@@ -62,10 +62,10 @@ class Launchers(rack.Case):
     def test_the_same_script_runs_under_rackweave_run_and_torchrun(self):
         # What is printed goes by a file: torch 1.13 with Python 3.11 fails where it does not.
         files = ["--redirects=1", "--tee=1"] if torch.__version__ < "2" else []
-        # Not --standalone: all that torch 1.13 starts so on one machine share a port.
-        meet = ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "--nproc_per_node=2"]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *meet, *files, PROGRAM]
-        served = {**self.served, "USE_LIBUV": "0"}  # Debian builds torch 2.6 without it
+        # The agents meet in a file: Debian builds torch 2.6 without libuv, which its other ways of meeting need.
+        meet = ["--rdzv_backend=c10d", "--rdzv_conf=store_type=file", f"--rdzv_endpoint={self.directory.name}/torchrun"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *meet, *files, PROGRAM]
+        served = {**self.served, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         self.assertEqual(self.digest(output(torchrun, env=[served])), self.under_rackweave_run())
 
     def test_the_same_script_runs_under_rackweave_run_mpirun_and_with_sruns_variables(self):
