@@ -51,7 +51,6 @@ type jobRun struct {
 	spec Spec
 	mu   sync.Mutex
 	ends []time.Time
-	err  error
 }
 
 // RunJobs runs one job alone, then all side by side.
