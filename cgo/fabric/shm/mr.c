@@ -26,8 +26,8 @@ bool shm_mr_allows(const struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t
 	const struct shm_mr *m = &shm_dev(q->base.pd->dev)->mr[slot_of(key)];
 
 	return key && atomic_load_explicit(&m->key, memory_order_acquire) == key && m->pd == q->base.pd &&
-	       (m->access & access) == access && (!access || rwb_for_peer(&q->base, m->access)) &&
-	       addr >= m->addr && len <= m->len && addr - m->addr <= m->len - len;
+	       (m->access & access) == access && (!access || rwb_for_peer(&q->base, m->access)) && addr >= m->addr &&
+	       len <= m->len && addr - m->addr <= m->len - len;
 }
 
 static void mark(struct shm_qp *q, uint32_t slot)

@@ -111,8 +111,8 @@ static int keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
 	bool bytes = w->flags & RWF_SEND_INLINE && w->length;
 
 	if (bytes && q->waiting_used == q->waiting_cap)
-		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: %u inline payloads wait for the peer, the most it may", q->base.num,
-				q->waiting_cap);
+		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: %u inline payloads wait for the peer, the most it may",
+				q->base.num, q->waiting_cap);
 	struct rwf_send_wr *kept = rwb_send(&q->sends, q->sends.posted++);
 
 	*kept = *w;

@@ -42,7 +42,7 @@ enum {
 	SHM_COOKIE = 16,
 	SHM_ENDPOINT_LEN = 48,
 	SHM_HELLO_LEN = 40,
-	SHM_MAX_MAPPINGS = 32768, /* guarded ones of the process; the kernel allows 65530 by default */
+	SHM_MAX_MAPPINGS = 32768,  /* guarded ones of the process; the kernel allows 65530 by default */
 	SHM_MAX_WAITING = 2 << 20, /* bytes of inline payloads of a queue pair that wait for the peer, and at least a few */
 	SHM_DEVICE_FLAGS = RWF_DEV_BY_REFERENCE | RWF_DEV_COPIES_AT_POST | RWF_DEV_SHARED_FD | RWF_DEV_MAPS,
 };
@@ -102,7 +102,7 @@ struct shm_remote_mr {
 	char *data; /* its first byte here */
 	void *map;
 	size_t map_len;
-	int guard;	     /* of its mapping; -1: not guarded */
+	int guard;                 /* of its mapping; -1: not guarded */
 	struct shm_sparse *sparse; /* NULL: its file has all its pages, or is trusted to */
 };
 

@@ -15,7 +15,7 @@ enum { BLOCK = 2 << 20 };
 
 struct shm_sparse {
 	int fd;
-	uint64_t start; /* in the file, of the mapping */
+	uint64_t start;  /* in the file, of the mapping */
 	uint8_t there[]; /* a bit for each block of the mapping */
 };
 

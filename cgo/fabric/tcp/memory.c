@@ -112,6 +112,6 @@ bool tcp_mr_allows(struct tcp_qp *qp, uint32_t key, uint64_t addr, uint64_t leng
 	struct tcp_mr *mr = &qp->dev->mrs[key & (TCP_MAX_MR - 1)];
 
 	return key != 0 && atomic_load_explicit(&mr->key, memory_order_acquire) == key && &mr->pd->head == qp->head.pd &&
-	       (mr->access & access) == access && (!access || rwb_for_peer(&qp->head, mr->access)) &&
-	       addr >= mr->addr && length <= mr->length && addr - mr->addr <= mr->length - length;
+	       (mr->access & access) == access && (!access || rwb_for_peer(&qp->head, mr->access)) && addr >= mr->addr &&
+	       length <= mr->length && addr - mr->addr <= mr->length - length;
 }
