@@ -3,7 +3,7 @@
 //
 //	fabric, err := racks.Up(ctx, racks.Config{Racks: 2, Workers: 4, Rate: 200e6, Core: 8})
 //	defer fabric.Close()
-//	cmd := exec.Command(fabric.Aggregator(0).Command("rackweave", "serve", "--listen", "0.0.0.0:7077"))
+//	cmd := exec.Command(fabric.Aggregator(0).Command("rackweave", "serve", "--insecure", "--listen", ":7077"))
 //
 // Each worker has one link of [Config.Rate] in each direction. An aggregator's link is not shaped: it has a NIC for each of its
 // workers, and one for the core. A rack's uplink to the spine has the rate of its workers' links over [Config.Core].
