@@ -41,30 +41,43 @@ type Job struct {
 // timeouts are those of an engine's configuration.
 type timeouts struct{ peer, link time.Duration }
 
-// newJob makes a job without tensors or workers.
-func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t timeouts) (*Job, error) {
+// complete fills in what follows from the rest, and reports what cannot be.
+func (c *JobConfig) complete() error {
 	if c.Workers < 1 || c.Workers > MaxWorkers {
-		return nil, fmt.Errorf("job %q: %d workers: use 1 to %d", c.Name, c.Workers, MaxWorkers)
+		return fmt.Errorf("%d workers: use 1 to %d", c.Workers, MaxWorkers)
 	}
 	if c.Mode == Aggregate {
 		c.Rule = optim.Sum
 	} else if c.Rule == optim.Sum {
-		return nil, fmt.Errorf("job %q: mode %v needs an optimizer: name one, or use mode aggregate", c.Name, c.Mode)
+		return fmt.Errorf("mode %v needs an optimizer: name one, or use mode aggregate", c.Mode)
 	} else if c.Rule.NeedsNorms() && c.Mode != TwoPhase {
-		return nil, fmt.Errorf("job %q: optimizer %v needs whole tensors' norms: use mode two-phase", c.Name, c.Rule)
+		return fmt.Errorf("optimizer %v needs whole tensors' norms: use mode two-phase", c.Rule)
 	}
 	if c.Weight == 0 {
 		c.Weight = 1
 	}
 	if c.Weight < 1 || c.Weight > MaxWeight {
-		return nil, fmt.Errorf("job %q: weight %d: use 1 to %d", c.Name, c.Weight, MaxWeight)
+		return fmt.Errorf("weight %d: use 1 to %d", c.Weight, MaxWeight)
 	}
-	if err := c.Rule.Check(c.Hyper); err != nil {
+	if c.Mode != Stream && c.Policy != (policy.Spec{}) {
+		return fmt.Errorf("mode %v runs no policy %v: use mode %v", c.Mode, c.Policy, Stream)
+	}
+	if c.Above != nil {
+		if err := checkAbove(c); err != nil {
+			return err
+		}
+	}
+	return c.Rule.Check(c.Hyper)
+}
+
+// newJob makes a job without tensors or workers.
+func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t timeouts) (*Job, error) {
+	if err := c.complete(); err != nil {
 		return nil, fmt.Errorf("job %q: %w", c.Name, err)
 	}
 	j := &Job{
 		name: c.Name, workers: c.Workers, chunkBytes: c.ChunkBytes, window: window, timeouts: t, lanes: lanes,
-		memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})}, left: make([]atomic.Bool, c.Workers),
+		above: c.Above, memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})}, left: make([]atomic.Bool, c.Workers),
 		placed: make([]int64, len(lanes)),
 	}
 	j.across.lanes = int64(len(lanes))
@@ -83,14 +96,6 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 		}
 		p.log = c.Decided
 		j.pace = p
-	} else if c.Policy != (policy.Spec{}) {
-		return nil, fmt.Errorf("job %q: mode %v runs no policy %v: use mode %v", c.Name, c.Mode, c.Policy, Stream)
-	}
-	if c.Above != nil {
-		if err := checkAbove(&c); err != nil {
-			return nil, fmt.Errorf("job %q: %w", c.Name, err)
-		}
-		j.above = c.Above
 	}
 	for _, d := range devices {
 		pd, err := d.AllocPD()

@@ -70,7 +70,7 @@ func (j *Job) openPeer(l *Lane, s *share, k *link) (PeerLane, error) {
 // JoinPeer connects the lanes to the other rack's ends. One side is active, once the other is not: it waits for its peer.
 func (j *Job) JoinPeer(ctx context.Context, rack int, theirs []PeerLane, active bool) error {
 	if len(theirs) != len(j.lanes) {
-		return fmt.Errorf("job %q: rack %q has %d lanes, rack %q %d: give their aggregators as many cores", j.name, j.above.Names[rack],
+		return fmt.Errorf("job %q: rack %q has %d lanes, rack %q %d: give both the same number of cores", j.name, j.above.Names[rack],
 			len(theirs), j.above.Names[j.above.Rack], len(j.lanes))
 	}
 	for i, l := range j.lanes {

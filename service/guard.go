@@ -70,6 +70,22 @@ func (c *caller) becomes(m *member) {
 	}
 }
 
+// identify finds out who calls.
+func (s *Service) identify(r *http.Request) *caller {
+	c := &caller{token: api.Token(r.Header)}
+	conn, _ := r.Context().Value(connKey{}).(net.Conn)
+	if conn != nil {
+		c.conn = door.Of(conn)
+	}
+	c.admin = s.ownUser(conn) || s.opts.AdminToken != "" && equal(c.token, s.opts.AdminToken)
+	if id := r.Header.Get(api.SessionHeader); id != "" {
+		s.mu.Lock()
+		c.member = s.sessions[id]
+		s.mu.Unlock()
+	}
+	return c
+}
+
 // guard finds out who calls and bounds the request, before h reads its body.
 func (s *Service) guard(h http.Handler) http.Handler {
 	errors := connect.NewErrorWriter(codecs...)
@@ -82,17 +98,7 @@ func (s *Service) guard(h http.Handler) http.Handler {
 		http.Error(w, err.Message(), statusOf(err.Code()))
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := &caller{token: api.Token(r.Header)}
-		conn, _ := r.Context().Value(connKey{}).(net.Conn)
-		if conn != nil {
-			c.conn = door.Of(conn)
-		}
-		c.admin = s.ownUser(conn) || s.opts.AdminToken != "" && equal(c.token, s.opts.AdminToken)
-		if id := r.Header.Get(api.SessionHeader); id != "" {
-			s.mu.Lock()
-			c.member = s.sessions[id]
-			s.mu.Unlock()
-		}
+		c := s.identify(r)
 		most, needsSession := memberCalls[r.URL.Path]
 		switch {
 		case c.member != nil:

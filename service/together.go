@@ -218,7 +218,7 @@ func (j *job) agree(ctx context.Context, workers []int) (e *engine, err error) {
 		}
 		for i := range all {
 			if a, b := ours.Lanes[p], all[i].Lanes[p]; a != b {
-				return nil, fmt.Errorf("rack %q has lanes %s, rack %q %s: give all aggregators as many cores on like NICs, and one window", k.Own, a,
+				return nil, fmt.Errorf("rack %q has lanes %s, rack %q %s: give all aggregators the same cores, NICs and window", k.Own, a,
 					k.Racks[i].Name, b)
 			}
 		}
