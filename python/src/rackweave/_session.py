@@ -8,15 +8,15 @@ import ctypes
 import errno
 import math
 import os
-import socket
 import threading
 import time
 import weakref
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from . import _host, _lib, _trace
+from . import _joining, _lib, _trace
 from ._buffers import TYPES, Buffer, as_buffer
 from ._control import Control, Watch
+from ._joining import ms
 from ._settings import Settings
 from ._tensors import Op, Tensor, declaration
 from .errors import ClosedError, Error, ForkedError, JobFailedError, ServerLostError, TensorError, WaitTimeoutError
@@ -26,7 +26,6 @@ _REASON_WAIT = 0.5  # how long a failure of the data path waits for the control 
 _LEAVE_TIMEOUT = 5.0
 _MISSED_HEARTBEATS = 10
 _PAGE_CHUNKS = 64  # of each call that writes state: some MiB
-_SPIN = 64  # empty polls before a wait sleeps
 
 
 class Handle:
@@ -78,7 +77,8 @@ class Session:
         self._native: Optional[ctypes.c_void_p] = None
         self._watch: Optional[Watch] = None
         self._library = _lib.library()
-        self._info = self._join(optimizer, hyper or {}, policy)
+        request = _joining.request(settings, job, mode, optimizer, hyper or {}, policy)
+        self._info = self._control.call("Join", request, settings.timeout)
         self._control.session = self._info["session"]
         try:
             patience = _MISSED_HEARTBEATS * self._info.get("heartbeatMs", 1000) / 1000
@@ -112,84 +112,23 @@ class Session:
             raise self._failure or ClosedError(f"the session of job {self.job!r} is closed")
         return self._native
 
-    # Joining.
-
-    def _join(self, optimizer: str, hyper: Mapping[str, float], policy: str) -> Dict[str, Any]:
-        s = self.settings
-        return self._control.call(
-            "Join",
-            {
-                "job": self.job,
-                "rank": s.rank,
-                "workers": s.world_size,
-                "mode": self.mode,
-                "optimizer": optimizer,
-                "hyper": dict(hyper),
-                "policy": policy,
-                "provider": s.provider,
-                "providers": _host.providers() if s.provider == "auto" else [s.provider],
-                "hostId": _host.identity(),
-                "host": socket.gethostname(),
-                "pid": str(os.getpid()),
-                "uid": os.geteuid(),
-                "timeoutMs": _ms(s.timeout),
-            },
-            s.timeout,
-        )
-
     def _connect(self) -> None:
         """Opens the devices and connects a queue pair to every lane."""
         info, timeout = self._info, self.settings.timeout
-        lanes = info["lanes"]
-        options = b"peer=" + self._control.peer().encode() if info["provider"] == "tcp" else None
-        config = _lib.Config(
-            rank=self.rank,
-            provider=info["provider"].encode(),
-            options=options,
-            lane_nics=(ctypes.c_uint32 * len(lanes))(*(lane.get("nic", 0) for lane in lanes)),
-            nlanes=len(lanes),
-            chunk_bytes=info["chunkBytes"],
-            window=info["window"],
-            send_depth=info["sendDepth"],
-            recv_depth=info["recvDepth"],
-            local_workers=info.get("localWorkers", 1),
-            spin=_SPIN,
-            by_reference=info.get("byReference", False),
-            live_hyper=info.get("liveHyper", False),
-            steps=self.mode == "stream",
-            record=(ctypes.c_float * _lib.HYPERS)(*(float(x) for x in info["record"])),
-        )
+        peer = self._control.peer() if info["provider"] == "tcp" else ""
+        config = _joining.config(info, self.rank, peer, self.mode == "stream")
         native = ctypes.c_void_p()
         _lib.check(f"open {info['provider']}", self._library.rw_open(ctypes.byref(config), ctypes.byref(native)))
         self._native = native
         _trace.follow(native)
-        ends = (_lib.Endpoint * len(lanes))()
-        mine = []
+        ends = (_lib.Endpoint * len(info["lanes"]))()
         for i, end in enumerate(ends):
             end.size = ctypes.sizeof(end)
             _lib.check(f"lane {i}", self._library.rw_endpoint(native, i, ctypes.byref(end)))
-            mine.append(
-                {
-                    "endpoint": base64.b64encode(bytes(end.bytes[: end.length])).decode(),
-                    "replyAddr": str(end.addr),
-                    "replyRkey": end.rkey,
-                    "staging": end.staging,
-                }
-            )
         ack_timeout = info.get("linkTimeoutMs", 5000)
-        answer = self._call("Connect", {"lanes": mine, "timeoutMs": _ms(timeout), "ackTimeoutMs": ack_timeout}, timeout)
-        peers = answer.get("lanes", [])
-        if len(peers) != len(lanes):
-            raise ServerLostError(
-                f"Connect: the aggregator answered for {len(peers)} lanes of {len(lanes)}: use client and aggregator of one release"
-            )
-        for end, peer in zip(ends, peers):
-            endpoint = base64.b64decode(peer.get("endpoint", ""))
-            if len(endpoint) > _lib.ENDPOINT_BYTES:
-                raise ServerLostError(f"Connect: an endpoint of {len(endpoint)} bytes: use client and aggregator of one release")
-            ctypes.memmove(end.bytes, endpoint, len(endpoint))
-            end.length, end.addr, end.rkey = len(endpoint), int(peer.get("slotAddr", 0)), peer.get("slotRkey", 0)
-        how = _lib.Connect(timeout_ms=_ms(timeout), ack_timeout_ms=ack_timeout)
+        request = {"lanes": [_joining.told(end) for end in ends], "timeoutMs": ms(timeout), "ackTimeoutMs": ack_timeout}
+        _joining.take(ends, self._call("Connect", request, timeout).get("lanes", []))
+        how = _lib.Connect(timeout_ms=ms(timeout), ack_timeout_ms=ack_timeout)
         self._native_call("connect", self._library.rw_connect, ends, len(ends), ctypes.byref(how))
 
     # Tensors.
@@ -210,7 +149,7 @@ class Session:
                 n.size, n.elems = ctypes.sizeof(n), t.elems
                 n.memory_type, n.wire_type = TYPES[t.memory][1], TYPES[t.wire or t.memory][1]
             timeout = self.settings.timeout
-            request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": _ms(timeout)}
+            request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": ms(timeout)}
             lanes = self._call("Register", request, timeout).get("chunkLanes", [])
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
@@ -312,7 +251,7 @@ class Session:
         limit = self.settings.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         while True:
-            left = max(0, _ms(deadline - time.monotonic()))
+            left = max(0, ms(deadline - time.monotonic()))
             try:
                 self._native_call("wait", self._library.rw_wait_all, raw, len(raw), min(left, _SLICE_MS))
             except _lib.NativeError as e:
@@ -362,7 +301,7 @@ class Session:
 
     def barrier(self, name: str) -> None:
         """Waits until all ranks have called it with the same name."""
-        self._call("Barrier", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
+        self._call("Barrier", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout)
 
     def set_policy(self, policy: str) -> str:
         """Lets another policy decide who waits for whom, from a step on that no worker has begun; returns the one until now."""
@@ -379,12 +318,12 @@ class Session:
         One rank calls it, after a barrier.
         """
         return str(
-            self._call("Save", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout).get("path", "")
+            self._call("Save", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout).get("path", "")
         )
 
     def restore(self, name: str) -> None:
         """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
-        self._call("Restore", {"name": name, "timeoutMs": _ms(self.settings.timeout)}, self.settings.timeout)
+        self._call("Restore", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout)
 
     def updates(self, tensor: int) -> int:
         """Returns how many optimizer steps a tensor has had at the aggregator."""
@@ -560,7 +499,3 @@ def open_sessions() -> List[Session]:
 def _listed(what: str, items: Sequence[str], most: int = 5) -> str:
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return f"{what}{'s' if len(items) > 1 else ''} {', '.join(items[:most])}{more}"
-
-
-def _ms(seconds: float) -> int:
-    return max(int(seconds * 1000), 0)
