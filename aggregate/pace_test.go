@@ -30,7 +30,7 @@ func (l *told) letGo(rank int, answer chunk.TensorRecord, next reduce.Standing) 
 	l.note("let go %d to step %d pull %v alone %v", rank, answer.Step, answer.Flags&chunk.RecordPull != 0, next == reduce.Alone)
 }
 
-// told returns what was told since it was last called.
+// take returns what was told since it was last called.
 func (l *told) take() string {
 	out := strings.Join(l.lines, "; ")
 	l.lines = nil

@@ -98,7 +98,7 @@ func (r *nicRack) run(ops [][]worker.Op) error {
 	return err
 }
 
-// down takes a NIC's link down, or up again.
+// link takes a NIC's link up or down.
 func (r *nicRack) link(d *verbs.Device, up bool) { fabric.LinkSim(fabric.Device(d.Handle()), up) }
 
 // resume resumes a lane over other NICs and fails the test if it cannot.
@@ -166,7 +166,7 @@ func (r *nicRack) failovers() (n uint64) {
 	return n
 }
 
-// config is a rack of three lanes for a case.
+// resumeConfig is a rack of three lanes for a case.
 func resumeConfig(mode aggregate.Mode, rule optim.Rule, wire chunk.DType) racktest.Config {
 	h := rule.Defaults()
 	if rule == optim.SGDTorch {

@@ -105,7 +105,7 @@ func (s *Spec) Check() error {
 	return s.checkMemory()
 }
 
-// checkReplay: the first step waits for nothing, because nothing was pushed before it.
+// checkReplay reports what cannot be replayed.
 func (s *Spec) checkReplay() error {
 	switch {
 	case !s.Replay:
@@ -120,7 +120,7 @@ func (s *Spec) checkReplay() error {
 	return nil
 }
 
-// checkPolicy: out of step, what a worker gets depends on who came first.
+// checkPolicy writes the policy out in full, and reports what cannot run under it.
 func (s *Spec) checkPolicy() error {
 	if s.Policy == "" {
 		return nil

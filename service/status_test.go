@@ -117,7 +117,7 @@ func TestStatusTellsOfJobsAndWorkers(t *testing.T) {
 	}
 }
 
-// One worker of two joins until end is called.
+// joinHalf joins one worker of two, until end is called.
 func joinHalf(t *testing.T, s *service.Service, r *api.JoinRequest) (end func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(within(t))

@@ -93,7 +93,8 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 	for begun := time.Now(); w.took < time.Duration(s.Steps)*realStep; w.took = time.Since(begun) {
 		from := time.Now()
 		if w.pull {
-			if err := w.wait(ctx)(w.Pull(0, client.Bytes(w.params[:]), 0)); err != nil {
+			h, err := w.Pull(0, client.Bytes(w.params[:]), 0)
+			if err = wait(ctx, h, err); err != nil {
 				return err
 			}
 		}
@@ -103,7 +104,8 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 		w.params.gradient(&g, batch)
 		time.Sleep(time.Duration(s.Cluster.stepTime(w.rank, times))*realStep/unit - time.Since(from))
 		computed := time.Now()
-		if err := w.wait(ctx)(w.PushPull(0, client.Bytes(g[:]), client.Bytes(w.params[:]), 0)); err != nil {
+		h, err := w.PushPull(0, client.Bytes(g[:]), client.Bytes(w.params[:]), 0)
+		if err = wait(ctx, h, err); err != nil {
 			return err
 		}
 		end, err := w.EndStep(ctx)
@@ -117,17 +119,15 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 	return nil
 }
 
-// wait waits for an operation that was started.
-func (w *realWorker) wait(ctx context.Context) func(client.Handle, error) error {
-	return func(h client.Handle, err error) error {
-		if err != nil {
-			return err
-		}
-		return h.Wait(ctx)
+// wait waits for an operation, unless it did not start.
+func wait(ctx context.Context, h client.Handle, err error) error {
+	if err != nil {
+		return err
 	}
+	return h.Wait(ctx)
 }
 
-// runRealStudy runs every policy on every cluster once, one after another, beside its simulation.
+// runReal runs every policy on every cluster once, one after another, beside its simulation.
 func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
 	specs := append([]policy.Spec{{}}, p.policies...)
 	var rows []Setting

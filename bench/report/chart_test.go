@@ -19,7 +19,7 @@ func chart(kind ChartKind) Chart {
 	}
 }
 
-// texts and the number of paths of each fill or stroke colour.
+// parse returns the texts, and the number of paths of each fill or stroke colour.
 func parse(t *testing.T, svg []byte) (texts map[string]int, colours map[string]int) {
 	t.Helper()
 	texts, colours = map[string]int{}, map[string]int{}

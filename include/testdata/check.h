@@ -12,3 +12,16 @@
 			exit(1);                                                                                                   \
 		}                                                                                                                  \
 	} while (0)
+
+/* The tensor w, a vector of f32. */
+static inline struct rw_parameter vector(const uint64_t *elems)
+{
+	return (struct rw_parameter){.size = sizeof(struct rw_parameter),
+				     .wire_type = RW_F32,
+				     .memory_type = RW_F32,
+				     .name = "w",
+				     .shape = elems,
+				     .ndim = 1,
+				     .lr_mult = 1,
+				     .wd_mult = 1};
+}

@@ -6,15 +6,8 @@
 int main(void)
 {
 	struct rw_job job = {.size = sizeof job, .timeout_ms = 30000};
-	const uint64_t shape[] = {1000};
-	struct rw_parameter p = {.size = sizeof p,
-				 .wire_type = RW_F32,
-				 .memory_type = RW_F32,
-				 .name = "w",
-				 .shape = shape,
-				 .ndim = 1,
-				 .lr_mult = 1,
-				 .wd_mult = 1};
+	const uint64_t elems = 1000;
+	struct rw_parameter p = vector(&elems);
 	struct rw_info info = {.size = sizeof info};
 	static float w[1000];
 	struct rw_op op = {.size = sizeof op, .src = w, .dst = w, .kind = RW_PUSHPULL};

@@ -22,16 +22,9 @@ static int near(double a, double b)
 
 int main(void)
 {
-	const uint64_t shape[] = {ELEMS};
+	const uint64_t elems = ELEMS;
 	struct rw_job job = {.size = sizeof job, .timeout_ms = WAIT_MS, .mode = "two-phase", .optimizer = "sgd_torch"};
-	struct rw_parameter p = {.size = sizeof p,
-				 .wire_type = RW_F32,
-				 .memory_type = RW_F32,
-				 .name = "w",
-				 .shape = shape,
-				 .ndim = 1,
-				 .lr_mult = 1,
-				 .wd_mult = 1};
+	struct rw_parameter p = vector(&elems);
 	struct rw_info info = {.size = sizeof info};
 	struct rw_step step = {.size = sizeof step, .lr = 0.5f};
 	static float w[ELEMS], g[ELEMS];

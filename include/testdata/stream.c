@@ -22,21 +22,14 @@ int main(void)
 {
 	/* Powers of two, so that whole gradients add up exactly in any order. */
 	const struct rw_hyper hyper[] = {{"lr", 0.25}, {"scale", 0.5}};
-	const uint64_t shape[] = {ELEMS};
+	const uint64_t elems = ELEMS;
 	struct rw_job job = {.size = sizeof job,
 			     .timeout_ms = WAIT_MS,
 			     .optimizer = "sgd_torch",
 			     .hyper = hyper,
 			     .nhyper = 2,
 			     .policy = "ssp:s=0"};
-	struct rw_parameter p = {.size = sizeof p,
-				 .wire_type = RW_F32,
-				 .memory_type = RW_F32,
-				 .name = "w",
-				 .shape = shape,
-				 .ndim = 1,
-				 .lr_mult = 1,
-				 .wd_mult = 1};
+	struct rw_parameter p = vector(&elems);
 	struct rw_info info = {.size = sizeof info};
 	static float w[ELEMS], g[ELEMS];
 	const struct rw_op pushpull = {.size = sizeof pushpull, .kind = RW_PUSHPULL, .src = g, .dst = w},

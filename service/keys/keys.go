@@ -82,7 +82,7 @@ func Open(dir string) (*Keys, error) {
 	return &Keys{dir: dir}, nil
 }
 
-// Path returns the path of a file of the folder.
+// path returns the path of a file of the folder.
 func (k *Keys) path(name string) string { return filepath.Join(k.dir, name) }
 
 // private reads a file that only its owner may read.
