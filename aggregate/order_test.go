@@ -57,7 +57,7 @@ func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 					resent += l.Counters().NACKs
 				}
 				if resent > uint64(sent) {
-					t.Errorf("%d chunks were given back for %d that were to be sent", resent, sent)
+					t.Errorf("%d chunks were NACKed for %d that were to be sent", resent, sent)
 				}
 			})
 		}
@@ -92,7 +92,7 @@ func TestStallsAreLookedForBeforeAllHaveAttached(t *testing.T) {
 	}
 }
 
-// The lane looks for stalls many times before every other worker looks at its queue once: to give more back meanwhile would undo
+// The lane looks for stalls many times before every other worker looks at its queue once: to NACK more meanwhile would undo
 // what they are about to do. It takes 20000 rounds at most, and for ever if the lane does not wait for answers.
 func TestStallsOfWorkersThatSeldomAnswerEnd(t *testing.T) {
 	const seldom, limit = 300, 80000

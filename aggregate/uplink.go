@@ -29,7 +29,7 @@ const (
 const (
 	noticeNACK    = chunk.NoticeNACK    // to the parent's child: its sum is not kept
 	noticeRequest = chunk.NoticeRequest // to the child: others wait for its sum
-	noticeRecall  = 2                   // to the parent: the child wants its sum back
+	noticeRecall  = 2                   // to the parent: the child wants a NACK of its sum
 	noticeTaken   = 3                   // to the child: its sum is part of the parent's, its slot free
 )
 

@@ -21,7 +21,7 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 		t.Errorf("the operations are %v in C, %v in Go", worker.Ops, want)
 	}
 	if got, want := worker.Notices, [...]int{chunk.NoticeNACK, chunk.NoticeRequest}; got != want {
-		t.Errorf("giving back and wanting are %v in C, %v in Go", got, want)
+		t.Errorf("NACK and request are %v in C, %v in Go", got, want)
 	}
 	for window, fits := range map[int]bool{worker.MaxWindow: true, worker.MaxWindow + 1: false} {
 		if _, err := aggregate.QueueDepths(window, 1, 1<<20, 1<<20); (err == nil) != fits {

@@ -33,7 +33,7 @@ const (
 	Follow
 	// SendRequest asks rack Peer to send its sum of the chunk before others.
 	SendRequest
-	// SendRecall asks rack Peer to give this rack's sum of the chunk back, so that others find room.
+	// SendRecall asks rack Peer to NACK this rack's sum of the chunk, so that others find room.
 	SendRecall
 	// SendNACK tells rack Peer that its sum of the chunk is not kept. It answers the sum.
 	SendNACK
@@ -66,15 +66,15 @@ type ReducerConfig struct {
 
 // chunkState is the state of a chunk.
 type chunkState struct {
-	owner uint16
-	epoch uint8 // finished
-	own   bool  // this rack's sum is there
-	whole bool  // the children's sums are part of it, and it can go to the parent
-	sent  bool  // it was sent there
-	taken bool  // it has no slot there any more
-	init  bool  // what is under way is a broadcast
-	asked bool  // others wait for this rack's sum
-	back  bool  // this rack's sum was asked back from the parent
+	owner    uint16
+	epoch    uint8 // finished
+	own      bool  // this rack's sum is there
+	whole    bool  // the children's sums are part of it, and it can go to the parent
+	sent     bool  // it was sent there
+	taken    bool  // it has no slot there any more
+	init     bool  // what is under way is a broadcast
+	asked    bool  // others wait for this rack's sum
+	recalled bool  // this rack has recalled its sum from the parent
 	// What the children's windows are to hold while racks are stalled.
 	agreed bool
 	have   uint16
@@ -326,7 +326,7 @@ func (m *Reducer) finished(index uint32, c *chunkState) {
 
 // reset gives up all sums of a chunk.
 func (m *Reducer) reset(index uint32, c *chunkState) {
-	c.own, c.whole, c.sent, c.taken, c.back = false, false, false, false, false
+	c.own, c.whole, c.sent, c.taken, c.recalled = false, false, false, false, false
 	m.empty(c)
 	m.shut(index, c)
 }

@@ -211,14 +211,14 @@ func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 		return m
 	}
 	for name, f := range map[string]func(m *Reducer){
-		"an unknown chunk":        func(m *Reducer) { m.Partial(1, 2, 1, false) },
-		"another epoch":           func(m *Reducer) { m.Partial(1, 0, 2, false) },
-		"beyond the window":       func(m *Reducer) { m.Partial(1, 0, 1, false); m.Partial(1, 1, 1, false) },
-		"a broadcast among sums":  func(m *Reducer) { m.Partial(2, 0, 1, false); m.Partial(1, 0, 0, true) },
-		"a result to the owner":   func(m *Reducer) { m.Result(1, 0, 1, false) },
-		"a request to the owner":  func(m *Reducer) { m.Requested(1, 0) },
-		"a sum given back unsent": func(m *Reducer) { m.NACKed(1, 0) },
-		"a sum taken unsent":      func(m *Reducer) { m.Taken(1, 0) },
+		"an unknown chunk":                  func(m *Reducer) { m.Partial(1, 2, 1, false) },
+		"another epoch":                     func(m *Reducer) { m.Partial(1, 0, 2, false) },
+		"beyond the window":                 func(m *Reducer) { m.Partial(1, 0, 1, false); m.Partial(1, 1, 1, false) },
+		"a broadcast among sums":            func(m *Reducer) { m.Partial(2, 0, 1, false); m.Partial(1, 0, 0, true) },
+		"a result to the owner":             func(m *Reducer) { m.Result(1, 0, 1, false) },
+		"a request to the owner":            func(m *Reducer) { m.Requested(1, 0) },
+		"a NACK of a sum that was not sent": func(m *Reducer) { m.NACKed(1, 0) },
+		"a sum taken unsent":                func(m *Reducer) { m.Taken(1, 0) },
 	} {
 		m := fresh()
 		f(m)

@@ -71,21 +71,21 @@ func (m *Reducer) Tick(counts bool) {
 	}
 }
 
-// makeRoom gives a child the youngest of its sums back that is not agreed on, if its window here is full.
+// makeRoom NACKs the youngest of a child's sums that is not agreed on, if the child's window here is full.
 func (m *Reducer) makeRoom(child int) {
 	if m.peers[child].here.len() > 0 {
 		return
 	}
 	for i := len(m.open) - 1; i >= 0; i-- {
 		if c := &m.chunks[m.open[i]]; !c.agreed && m.has(c, child) {
-			m.giveBack(child, m.open[i], c)
+			m.nack(child, m.open[i], c)
 			return
 		}
 	}
 }
 
-// giveBack answers a child's sum by giving it back.
-func (m *Reducer) giveBack(child int, index uint32, c *chunkState) {
+// nack answers a child's sum with a NACK.
+func (m *Reducer) nack(child int, index uint32, c *chunkState) {
 	slot := int32(m.row(c)[child]) - 1
 	m.row(c)[child] = 0
 	if c.have--; c.have == 0 {
@@ -189,13 +189,13 @@ func (m *Reducer) Yield() {
 		index := m.open[i]
 		c := &m.chunks[index]
 		switch {
-		case !c.own || c.asked || c.back || m.led(c):
+		case !c.own || c.asked || c.recalled || m.led(c):
 			continue
 		case c.sent:
 			if !m.notify(m.route(c).Parent, Action{Kind: SendRecall, Index: index, Peer: m.route(c).Parent}) {
 				return
 			}
-			c.back = true
+			c.recalled = true
 		case c.whole:
 			m.unqueue(index, c)
 		default:
@@ -210,7 +210,7 @@ func (m *Reducer) Yield() {
 // queued reports whether a chunk's sum, with its children's, waits for room at the parent.
 func (m *Reducer) queued(c *chunkState) bool { return c.whole && !c.sent }
 
-// Recall takes note that a child wants its sum of a chunk back. It gets it, unless the result is on its way.
+// Recall takes note that a child recalls its sum of a chunk. It is NACKed, unless the result is on its way.
 func (m *Reducer) Recall(rack int, index uint32) {
 	m.begin()
 	if m.failed {
@@ -223,11 +223,11 @@ func (m *Reducer) Recall(rack int, index uint32) {
 	c := &m.chunks[index]
 	switch {
 	case m.has(c, rack):
-		m.giveBack(rack, index, c)
-	case c.asked || c.back || !c.whole || m.led(c):
+		m.nack(rack, index, c)
+	case c.asked || c.recalled || !c.whole || m.led(c):
 	case c.sent:
 		parent := m.route(c).Parent
-		c.back = m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent})
+		c.recalled = m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent})
 	default:
 		m.unqueue(index, c)
 	}
@@ -250,12 +250,12 @@ func (m *Reducer) NACKed(rack int, index uint32) {
 		return
 	}
 	if int(index) >= len(m.chunks) || !m.chunks[index].sent || m.route(&m.chunks[index]).Parent != rack {
-		m.violate(rack, "gave chunk %d of lane %d back, which it was not sent", index, m.cfg.Lane)
+		m.violate(rack, "NACKed chunk %d of lane %d, which it was not sent", index, m.cfg.Lane)
 		return
 	}
 	c := &m.chunks[index]
 	m.vacated(rack, c)
-	if !c.back {
+	if !c.recalled {
 		c.sent = false
 		m.peers[rack].sums.put(index)
 		m.flush(rack)
