@@ -2,98 +2,95 @@ package simrack
 
 import (
 	"context"
-	"encoding/json"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rackweave/rackweave/lab/plant"
 )
 
-// plant is a bug that the simulation must find: in a build of its own, new stands where the file has old.
-type plant struct {
-	name     string
-	file     string // from the module's root
-	old, new string
-	paced    bool // schedules in which workers are out of step show it
+// planted is a bug that the simulation must find.
+type planted struct {
+	plant.Plant
+	paced bool // schedules in which workers are out of step show it
 }
 
-var plants = []plant{
-	{
-		name: "sums begin with any worker", file: "aggregate/carry.go",
-		old: "src[rank] = s.machine.Sources(a, rank).Payload", new: "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
-	},
-	{
-		name: "epochs are not checked", file: "aggregate/reduce/gate.go",
-		old: "if got == (finished+1)&chunk.EpochMask {", new: "if got|finished|chunk.EpochMask != 0 {",
-	},
-	{
-		name: "a chunk may come twice", file: "aggregate/reduce/gather.go",
-		old: "if m.folds.has(i, rank) {", new: "if m.folds.has(i, rank) { m.folds.leave(i, rank) }; if false {",
-	},
-	{
-		name: "another worker never leads", file: "aggregate/reduce/stall.go",
-		old: "if s.idle < rotateAfter ||", new: "if true || s.idle < rotateAfter ||",
-	},
-	{
-		name: "a result's buffer is used again before it was read", file: "aggregate/answer.go",
-		old: "if k.Inline() {\n\t\thold = noResult", new: "if true {\n\t\thold = noResult",
-	},
-	{
-		name: "a failed job's workers are not told", file: "aggregate/reduce/machine.go",
-		old: "w.state == Attached && w.sends > 0 {", new: "w.state == Attached && w.sends < 0 {",
-	},
-	{
-		name: "a commit does not wait for the other lanes' norms", file: "aggregate/reduce/commit.go",
-		old: "case AwaitNorms:\n\t\tif !met {", new: "case AwaitNorms:\n\t\tif false {",
-	},
-	{
-		name: "a NACKed chunk keeps its slot", file: "aggregate/reduce/stall.go",
-		old: "w.release(&h)", new: "_ = h; w.sends--",
-	},
-	{
-		name: "a resumed connection sends a message again that had arrived", file: "aggregate/attach.go",
-		old: "s.sent(k, n)", new: "s.sent(k, max(n-1, 0))",
-	},
-	{
-		name: "a worker says that it received a message less than it did", file: "client/lanes/failover.go",
-		old: "Received: r.received, Endpoint", new: "Received: max(r.received, 1) - 1, Endpoint",
-	},
-	{
-		name: "a lane that broke is not resumed", file: "client/failover/failover.go",
-		old: "case l.state == broken:\n\t\treturn true", new: "case l.state == broken:\n\t\treturn false",
-	},
-	{
-		name: "a gate lets workers lead by one step too many", file: "policy/stream.go", paced: true,
-		old: "plus(p.min(), p.bound)", new: "plus(p.min()+1, p.bound)",
-	},
-	{
-		name: "a worker's step ends in its first lane", file: "aggregate/pace.go", paced: true,
-		old: "w.ended < p.queue.lanes {", new: "w.ended < 1 {",
-	},
-	{
-		name: "answers point at parameters that another push may change", file: "aggregate/store.go", paced: true,
-		old: "s.mode != Aggregate && s.mode != Stream &&", new: "s.mode != Aggregate &&",
-	},
-	{
-		name: "parameters count as new enough that a step's gate had not vouched for", file: "aggregate/pace.go", paced: true,
-		old: "p.runner.Allowed(rank) > p.runner.Clock(rank)", new: "p.runner.Allowed(rank) >= p.runner.Clock(rank)",
-	},
-	{
-		name: "a set is updated before its steps are in all lanes, so that steps are torn", file: "aggregate/sets.go", paced: true,
-		old: "if !q.open[0].addends[i].ended {", new: "if i < 0 {",
-	},
-	{
-		name: "a set has a step in its first lane only", file: "aggregate/events.go", paced: true,
-		old: "if k := s.links[rank]; k != nil {\n\t\tk.stream.weight", new: "if k := s.links[rank]; k != nil && s.lane == 0 {\n\t\tk.stream.weight",
-	},
-	{
-		name: "held workers wait for one that has left", file: "aggregate/pace.go", paced: true,
-		old: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}\n\tp.answer()",
-		new: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}",
-	},
+var plants = []planted{
+	{Plant: plant.Plant{
+		Name: "sums begin with any worker", File: "aggregate/carry.go",
+		Old: "src[rank] = s.machine.Sources(a, rank).Payload", New: "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
+	}},
+	{Plant: plant.Plant{
+		Name: "epochs are not checked", File: "aggregate/reduce/gate.go",
+		Old: "if got == (finished+1)&chunk.EpochMask {", New: "if got|finished|chunk.EpochMask != 0 {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a chunk may come twice", File: "aggregate/reduce/gather.go",
+		Old: "if m.folds.has(i, rank) {", New: "if m.folds.has(i, rank) { m.folds.leave(i, rank) }; if false {",
+	}},
+	{Plant: plant.Plant{
+		Name: "another worker never leads", File: "aggregate/reduce/stall.go",
+		Old: "if s.idle < rotateAfter ||", New: "if true || s.idle < rotateAfter ||",
+	}},
+	{Plant: plant.Plant{
+		Name: "a result's buffer is used again before it was read", File: "aggregate/answer.go",
+		Old: "if k.Inline() {\n\t\thold = noResult", New: "if true {\n\t\thold = noResult",
+	}},
+	{Plant: plant.Plant{
+		Name: "a failed job's workers are not told", File: "aggregate/reduce/machine.go",
+		Old: "w.state == Attached && w.sends > 0 {", New: "w.state == Attached && w.sends < 0 {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a commit does not wait for the other lanes' norms", File: "aggregate/reduce/commit.go",
+		Old: "case AwaitNorms:\n\t\tif !met {", New: "case AwaitNorms:\n\t\tif false {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a NACKed chunk keeps its slot", File: "aggregate/reduce/stall.go",
+		Old: "w.release(&h)", New: "_ = h; w.sends--",
+	}},
+	{Plant: plant.Plant{
+		Name: "a resumed connection sends a message again that had arrived", File: "aggregate/attach.go",
+		Old: "s.sent(k, n)", New: "s.sent(k, max(n-1, 0))",
+	}},
+	{Plant: plant.Plant{
+		Name: "a worker says that it received a message less than it did", File: "client/lanes/failover.go",
+		Old: "Received: r.received, Endpoint", New: "Received: max(r.received, 1) - 1, Endpoint",
+	}},
+	{Plant: plant.Plant{
+		Name: "a lane that broke is not resumed", File: "client/failover/failover.go",
+		Old: "case l.state == broken:\n\t\treturn true", New: "case l.state == broken:\n\t\treturn false",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a gate lets workers lead by one step too many", File: "policy/stream.go",
+		Old: "plus(p.min(), p.bound)", New: "plus(p.min()+1, p.bound)",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a worker's step ends in its first lane", File: "aggregate/pace.go",
+		Old: "w.ended < p.queue.lanes {", New: "w.ended < 1 {",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "answers point at parameters that another push may change", File: "aggregate/store.go",
+		Old: "s.mode != Aggregate && s.mode != Stream &&", New: "s.mode != Aggregate &&",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "parameters count as new enough that a step's gate had not vouched for", File: "aggregate/pace.go",
+		Old: "p.runner.Allowed(rank) > p.runner.Clock(rank)", New: "p.runner.Allowed(rank) >= p.runner.Clock(rank)",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a set is updated before its steps are in all lanes, so that steps are torn", File: "aggregate/sets.go",
+		Old: "if !q.open[0].addends[i].ended {", New: "if i < 0 {",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a set has a step in its first lane only", File: "aggregate/events.go",
+		Old: "if k := s.links[rank]; k != nil {\n\t\tk.stream.weight", New: "if k := s.links[rank]; k != nil && s.lane == 0 {\n\t\tk.stream.weight",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "held workers wait for one that has left", File: "aggregate/pace.go",
+		Old: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}\n\tp.answer()",
+		New: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}",
+	}},
 }
 
 const (
@@ -101,50 +98,9 @@ const (
 	withinTime  = 5 * time.Minute // for building and running one
 )
 
-// mutate returns the plant's file, and its text with the bug in it.
-func (p *plant) mutate(t *testing.T) (file, text string) {
-	t.Helper()
-	file, err := filepath.Abs(filepath.Join("..", "..", p.file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(b), p.old); n != 1 {
-		t.Fatalf("%s has %q %d times: change the plant so that it names one place", p.file, p.old, n)
-	}
-	return file, strings.Replace(string(b), p.old, p.new, 1)
-}
-
-// build builds this package's tests with the bug, without touching the source.
-func (p *plant) build(ctx context.Context, t *testing.T) (binary string) {
-	t.Helper()
-	file, text := p.mutate(t)
-	dir := t.TempDir()
-	mutant := filepath.Join(dir, "mutant.go")
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {file: mutant}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, data := range map[string][]byte{mutant: []byte(text), filepath.Join(dir, "overlay.json"): overlay} {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	binary = filepath.Join(dir, "simrack.test")
-	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary,
-		".").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return binary
-}
-
 func TestPlantsNameOnePlaceEach(t *testing.T) {
 	for _, p := range plants {
-		t.Run(p.name, func(t *testing.T) { p.mutate(t) })
+		t.Run(p.Name, func(t *testing.T) { p.Check(t) })
 	}
 }
 
@@ -153,10 +109,10 @@ func TestPlantedBugsAreCaught(t *testing.T) {
 		t.Skip("builds these tests once per bug; run without -short")
 	}
 	for _, p := range plants {
-		t.Run(p.name, func(t *testing.T) {
+		t.Run(p.Name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), withinTime)
 			defer cancel()
-			binary := p.build(ctx, t)
+			binary := p.Build(ctx, t)
 			schedules, number := "^TestSchedules$", "-seeds"
 			if p.paced {
 				schedules, number = "^TestPacedSchedules$", "-paced-seeds"
