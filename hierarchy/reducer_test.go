@@ -56,13 +56,28 @@ type wire struct {
 
 // net is reducers with the queues between them; sums are counted, not added.
 type net struct {
-	t        *rapid.T
+	t        interface{ Fatalf(string, ...any) }
 	machines []*Reducer
 	queues   map[[2]int][]wire
 	ready    []map[uint32]bool // by rack: the rack's workers wait for the chunk's result
-	again    []map[uint32]bool // by rack: the workers are to send the chunk again
 	finished map[uint32]int
 	held     map[[2]int]map[int]bool // by child and parent, the slots in use
+}
+
+// newNet makes the reducers of all racks.
+func newNet(t interface{ Fatalf(string, ...any) }, top Topology, chunks, window, open, sends int) net {
+	n := net{t: t, queues: map[[2]int][]wire{}, finished: map[uint32]int{}, held: map[[2]int]map[int]bool{}}
+	spread := top.NewOwners(0)
+	var owners []int
+	for range chunks {
+		owners = append(owners, spread.Next(1))
+	}
+	for rack := range top.Racks {
+		m := NewReducer(ReducerConfig{Topology: top, Rack: rack, Window: window, Open: open, Sends: sends})
+		m.Add(owners)
+		n.machines, n.ready = append(n.machines, m), append(n.ready, map[uint32]bool{})
+	}
+	return n
 }
 
 func (n *net) carry(rack int) {
@@ -79,7 +94,6 @@ func (n *net) carry(rack int) {
 			delete(n.ready[rack], a.Index)
 		case Discard:
 			delete(n.ready[rack], a.Index)
-			n.again[rack][a.Index] = true
 		case SendPartial:
 			n.slot(to, a.Slot, true)
 			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
@@ -91,7 +105,7 @@ func (n *net) carry(rack int) {
 		case SendRequest, SendRecall:
 			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
 		case Violate:
-			n.t.Fatal(a.Err)
+			n.t.Fatalf("rack %d: %v", rack, a.Err)
 		}
 	}
 }
@@ -107,7 +121,8 @@ func (n *net) slot(from [2]int, slot int, take bool) {
 	n.held[from][slot] = take
 }
 
-func (n *net) deliver(link [2]int) {
+// receive lets the oldest message of a link arrive; react does what a rack's reducer then asks for.
+func (n *net) receive(link [2]int, react func(rack int)) {
 	q := n.queues[link]
 	w := q[0]
 	n.queues[link] = q[1:]
@@ -127,9 +142,9 @@ func (n *net) deliver(link [2]int) {
 	case SendRecall:
 		m.Recall(from, w.index)
 	}
-	n.carry(to)
+	react(to)
 	n.machines[from].Sent(to, 1)
-	n.carry(from)
+	react(from)
 }
 
 // In any order of arrival every chunk is finished once a step, at its owner, and every rack gets its result once.
@@ -143,19 +158,8 @@ func TestEveryChunkIsFinishedOnceInAnyOrder(t *testing.T) {
 			return Topology{Shape: s, Racks: top.Racks, Pods: top.Pods}.Check() != nil
 		})).Draw(t, "shape")
 		chunks := rapid.IntRange(1, 6).Draw(t, "chunks")
-		n := &net{t: t, queues: map[[2]int][]wire{}, finished: map[uint32]int{}, held: map[[2]int]map[int]bool{}}
-		spread := top.NewOwners(0)
-		var owners []int
-		for range chunks {
-			owners = append(owners, spread.Next(1))
-		}
 		window, sends := rapid.IntRange(chunks, chunks+1).Draw(t, "window"), rapid.IntRange(1, 20).Draw(t, "sends")
-		for rack := range top.Racks {
-			m := NewReducer(ReducerConfig{Topology: top, Rack: rack, Window: window, Open: chunks, Sends: sends})
-			m.Add(owners)
-			n.machines = append(n.machines, m)
-			n.ready, n.again = append(n.ready, map[uint32]bool{}), append(n.again, map[uint32]bool{})
-		}
+		n := newNet(t, top, chunks, window, chunks, sends)
 		for step := 1; step <= 3; step++ {
 			init := step == 1
 			left := make([][]uint32, top.Racks)
@@ -181,7 +185,7 @@ func TestEveryChunkIsFinishedOnceInAnyOrder(t *testing.T) {
 				for a := range top.Racks {
 					for b := range top.Racks {
 						if link := [2]int{a, b}; len(n.queues[link]) > 0 {
-							moves = append(moves, func() { n.deliver(link) })
+							moves = append(moves, func() { n.receive(link, n.carry) })
 						}
 					}
 				}
@@ -206,14 +210,19 @@ func TestEveryChunkIsFinishedOnceInAnyOrder(t *testing.T) {
 
 func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 	fresh := func() *Reducer {
-		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 3}, Window: 1, Open: 4, Sends: 8})
-		m.Add([]int{0, 0})
+		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 3}, Window: 2, Open: 4, Sends: 8})
+		m.Add([]int{0, 0, 0})
 		return m
 	}
 	for name, f := range map[string]func(m *Reducer){
-		"an unknown chunk":                  func(m *Reducer) { m.Partial(1, 2, 1, false) },
-		"another epoch":                     func(m *Reducer) { m.Partial(1, 0, 2, false) },
-		"beyond the window":                 func(m *Reducer) { m.Partial(1, 0, 1, false); m.Partial(1, 1, 1, false) },
+		"an unknown chunk": func(m *Reducer) { m.Partial(1, 3, 1, false) },
+		"another epoch":    func(m *Reducer) { m.Partial(1, 0, 2, false) },
+		"beyond the window": func(m *Reducer) {
+			for index := range uint32(3) {
+				m.Partial(1, index, 1, false)
+			}
+		},
+		"a sum twice":                       func(m *Reducer) { m.Partial(1, 0, 1, false); m.Partial(1, 0, 1, false) },
 		"a broadcast among sums":            func(m *Reducer) { m.Partial(2, 0, 1, false); m.Partial(1, 0, 0, true) },
 		"a result to the owner":             func(m *Reducer) { m.Result(1, 0, 1, false) },
 		"a request to the owner":            func(m *Reducer) { m.Requested(1, 0) },

@@ -1,10 +1,11 @@
 package hierarchy
 
-// Racks may get their chunks complete in different orders, because their workers push in different orders. Windows are bounded, so
-// each rack can fill with chunks that another has not sent: a deadlock that order alone causes, as among the workers of one rack.
-// It is broken in the same way. Rack 0 leads. Where its sum of a chunk is there and others are missing, they are sent a request
-// for theirs, and pass it on to their workers; one whose workers have no room recalls a sum that nobody asked it for, which its
-// workers then send again later. Rack 0 recalls nothing, so each chunk that it has sent is finished after finitely many ticks.
+// Racks may get their chunks complete in different orders, because their workers push in different orders. Windows are
+// bounded, so each rack can fill with chunks that another has not sent: a deadlock that order alone causes, as among the
+// workers of one rack. It is broken in the same way. Rack 0 leads. Where its sum of a chunk is there and others are missing,
+// they are sent a request for theirs, and pass it on to their workers; one whose workers have no room recalls a sum that
+// nobody asked it for, which its workers then send again later. Nothing is recalled that has rack 0's sum, so each chunk that
+// it has sent is finished after finitely many ticks.
 
 const (
 	// followAfter is how many counted ticks pass without a finished chunk before the leader is followed, and between two requests.
@@ -182,7 +183,7 @@ func (m *Reducer) Requested(rack int, index uint32) {
 // Yield makes room in the rack's windows: it gives up the youngest of its sums that nobody has asked for.
 func (m *Reducer) Yield() {
 	m.begin()
-	if m.failed || m.cfg.Rack == leader {
+	if m.failed {
 		return
 	}
 	for i := len(m.open) - 1; i >= 0; i-- {
@@ -210,7 +211,8 @@ func (m *Reducer) Yield() {
 // queued reports whether a chunk's sum, with its children's, waits for room at the parent.
 func (m *Reducer) queued(c *chunkState) bool { return c.whole && !c.sent }
 
-// Recall takes note that a child recalls its sum of a chunk. It is NACKed, unless the result is on its way.
+// Recall takes note that a child recalls its sum of a chunk. It is NACKed, unless it is part of a sum that was sent: this rack,
+// whose workers have as much room, is asked for what is missing too, and recalls that sum itself if need be.
 func (m *Reducer) Recall(rack int, index uint32) {
 	m.begin()
 	if m.failed {
@@ -224,11 +226,7 @@ func (m *Reducer) Recall(rack int, index uint32) {
 	switch {
 	case m.has(c, rack):
 		m.nack(rack, index, c)
-	case c.asked || c.recalled || !c.whole || m.led(c):
-	case c.sent:
-		parent := m.route(c).Parent
-		c.recalled = m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent})
-	default:
+	case m.queued(c) && !c.asked && !m.led(c):
 		m.unqueue(index, c)
 	}
 }

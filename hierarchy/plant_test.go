@@ -1,0 +1,99 @@
+package hierarchy
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rackweave/rackweave/lab/plant"
+)
+
+const (
+	reducerFile  = "hierarchy/reducer.go"
+	stallFile    = "hierarchy/stall.go"
+	topologyFile = "hierarchy/topology.go"
+)
+
+var plants = []plant.Plant{
+	{
+		Name: "a chain adds a rack before those in front of it", File: topologyFile,
+		Old: "[][]int{{rack - 1, rack}}", New: "[][]int{{rack, rack - 1}}",
+	},
+	{
+		Name: "epochs are not checked", File: reducerFile,
+		Old: "case epoch != expect:", New: "case epoch > epochMask:",
+	},
+	{
+		Name: "a sum may come twice", File: reducerFile,
+		Old: "if m.row(c)[rack] != 0 {", New: "if false {",
+	},
+	{
+		Name: "a chunk is finished while one sum is missing", File: reducerFile,
+		Old: "int(c.have) < len(r.Children)", New: "int(c.have)+1 < len(r.Children)",
+	},
+	{
+		Name: "a broadcast counts as a step", File: reducerFile,
+		Old: "if !c.init {\n\t\tc.epoch = after(c.epoch)\n\t}", New: "c.epoch = after(c.epoch)",
+	},
+	{
+		Name: "a slot is free twice", File: reducerFile,
+		Old: "if !c.taken {\n\t\tm.peers[parent].there.put(c.slot)", New: "if true {\n\t\tm.peers[parent].there.put(c.slot)",
+	},
+	{
+		Name: "a sum that was taken keeps its slot", File: reducerFile,
+		Old: "slot: int32(m.row(c)[child]) - 1, kind: SendTaken", New: "slot: none, kind: SendTaken",
+	},
+	{
+		Name: "a child gets no result", File: reducerFile,
+		Old: "\t\tm.answer(child, a)\n", New: "\t\t_ = a\n",
+	},
+	{
+		Name: "a sum that was not kept is not sent again", File: stallFile,
+		Old: "c.sent = false\n\t\tm.peers[rack].sums.put(index)", New: "c.sent = false",
+	},
+	{
+		Name: "nobody asks for what is missing", File: stallFile,
+		Old: "if !counts || s.idle%followAfter != 0 ||", New: "if true ||",
+	},
+	{
+		Name: "a full window stays full", File: stallFile,
+		Old: "if m.peers[child].here.len() > 0 {", New: "if true {",
+	},
+	{
+		Name: "workers without room keep what they pushed", File: stallFile,
+		Old: "case !c.own || c.asked || c.recalled || m.led(c):", New: "case true:",
+	},
+	{
+		Name: "what was asked for is recalled", File: stallFile,
+		Old: "case !c.own || c.asked || c.recalled || m.led(c):", New: "case !c.own || c.recalled:",
+	},
+	{
+		Name: "what is recalled is kept", File: stallFile,
+		Old: "case m.queued(c) && !c.asked && !m.led(c):", New: "case false:",
+	},
+}
+
+// withinTime bounds the building and running of one bug.
+const withinTime = 3 * time.Minute
+
+func TestPlantedBugsAreCaught(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds these tests once per bug; run without -short")
+	}
+	for _, p := range plants {
+		t.Run(p.Name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), withinTime)
+			defer cancel()
+			out, err := exec.CommandContext(ctx, p.Build(ctx, t), "-test.failfast", "-test.run",
+				"Routes|AnyOrder|OrdersOfTheirOwn|BreaksTheProtocol", "-rapid.nofailfile", "-rapid.shrinktime", "1ms").CombinedOutput()
+			if err == nil {
+				t.Fatal("all tests pass with this bug")
+			}
+			if ctx.Err() != nil || !strings.Contains(string(out), "FAIL") && !strings.Contains(string(out), "panic: ") {
+				t.Fatalf("no test failed: %v, %v\n%s", err, ctx.Err(), out)
+			}
+		})
+	}
+}
