@@ -11,6 +11,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -45,36 +46,45 @@ func (s *stepper) run() {
 	const limit = 1_000_000
 	for range limit {
 		s.network()
-		for _, l := range s.rack.Engine.Lanes() {
-			if _, err := l.Step(); err != nil {
-				s.t.Fatal(err)
-			}
-		}
-		pending := false
-		for rank, w := range s.rack.Workers {
-			worker.Progress(w.C)
-			for _, h := range s.handles[rank] {
-				rc := worker.Test(w.C, h)
-				if rc < 0 {
-					s.t.Fatal(w.Error(rc))
-				}
-				pending = pending || rc == 0
-			}
-		}
-		if !pending {
+		if !s.advance() {
 			return
 		}
 	}
 	s.t.Fatalf("not done after %d rounds", limit)
 }
 
-// do has every worker submit its operations, and waits.
-func (s *stepper) do(ops [][]worker.Op) {
+// advance makes lanes and workers go on once, and reports whether some handle is not done.
+func (s *stepper) advance() (pending bool) {
+	for _, l := range s.rack.Engine.Lanes() {
+		if _, err := l.Step(); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	for rank, w := range s.rack.Workers {
+		worker.Progress(w.C)
+		for _, h := range s.handles[rank] {
+			rc := worker.Test(w.C, h)
+			if rc < 0 {
+				s.t.Fatal(w.Error(rc))
+			}
+			pending = pending || rc == 0
+		}
+	}
+	return pending
+}
+
+// submit has every worker start its operations.
+func (s *stepper) submit(ops [][]worker.Op) {
 	for rank, w := range s.rack.Workers {
 		if n := worker.Submit(w.C, ops[rank], s.handles[rank]); n != len(ops[rank]) {
 			s.t.Fatal(w.Error(n))
 		}
 	}
+}
+
+// do has every worker submit its operations, and waits.
+func (s *stepper) do(ops [][]worker.Op) {
+	s.submit(ops)
 	s.run()
 }
 
@@ -121,10 +131,7 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 				r, network := manualRack(t, transport.provider, transport.options, 3, racktest.Config{
 					Lanes: 2, Window: 4, Arena: true, Job: job, Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
 				})
-				s := &stepper{t: t, rack: r, network: network, handles: make([][]uint64, len(r.Workers))}
-				for i := range s.handles {
-					s.handles[i] = make([]uint64, r.Plan.NumTensors())
-				}
+				s := newStepper(t, r, network)
 				s.do(s.ops(chunk.OpBroadcast))
 				step := s.step(tc.mode)
 				step()                              // queues and pools grow to what a step needs
@@ -134,15 +141,79 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 					}
 					step()
 				}
-				n := testing.AllocsPerRun(5, step)
-				for tries := 0; n != 0 && tries < 3; tries++ { // the runtime's own goroutines allocate now and then
-					n = min(n, testing.AllocsPerRun(5, step))
-				}
-				if n != 0 {
-					t.Errorf("a step of %d chunks allocates %v times, want 0", r.Plan.NumChunks(), n)
-				}
+				allocatesNothing(t, r.Plan, step)
 			})
 		}
+	}
+}
+
+func newStepper(t *testing.T, r *racktest.Rack, network func()) *stepper {
+	s := &stepper{t: t, rack: r, network: network, handles: make([][]uint64, len(r.Workers))}
+	for i := range s.handles {
+		s.handles[i] = make([]uint64, r.Plan.NumTensors())
+	}
+	return s
+}
+
+func allocatesNothing(t *testing.T, plan *chunk.Plan, step func()) {
+	t.Helper()
+	n := testing.AllocsPerRun(5, step)
+	for tries := 0; n != 0 && tries < 3; tries++ { // the runtime's own goroutines allocate now and then
+		n = min(n, testing.AllocsPerRun(5, step))
+	}
+	if n != 0 {
+		t.Errorf("a step of %d chunks allocates %v times, want 0", plan.NumChunks(), n)
+	}
+}
+
+// The same over racks that reduce among themselves.
+func TestExchangesAboveTheRackDoNotAllocate(t *testing.T) {
+	for _, tc := range []struct {
+		topology hierarchy.Topology
+		mode     aggregate.Mode
+		rule     optim.Rule
+		wire     chunk.DType
+	}{
+		{hierarchy.Topology{Shape: hierarchy.Sharded}, aggregate.Aggregate, optim.Sum, chunk.F32},
+		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.BF16},
+		{hierarchy.Topology{Shape: hierarchy.Pods, Pods: 2}, aggregate.Eager, optim.AdamTorch, chunk.F32},
+	} {
+		t.Run(tc.topology.Shape.String(), func(t *testing.T) {
+			tc.topology.Racks = 4
+			job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.rule.Defaults(), ChunkBytes: 4096}
+			c, network := simCluster(t, 3, tc.topology, []int{2, 1, 1, 2}, racktest.Config{
+				Lanes: 2, Window: 4, Arena: true, Job: job, Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
+			})
+			racks := make([]*stepper, len(c.Racks))
+			for i, r := range c.Racks {
+				racks[i] = newStepper(t, r, nil)
+			}
+			exchange := func(kind chunk.Op) func() {
+				ops := make([][][]worker.Op, len(racks))
+				for i, s := range racks {
+					ops[i] = s.ops(kind)
+				}
+				return func() {
+					for i, s := range racks {
+						s.submit(ops[i])
+					}
+					for pending, rounds := true, 0; pending; rounds++ {
+						if rounds == 1_000_000 {
+							t.Fatalf("not done after %d rounds", rounds)
+						}
+						network()
+						pending = false
+						for _, s := range racks {
+							pending = s.advance() || pending
+						}
+					}
+				}
+			}
+			exchange(chunk.OpBroadcast)()
+			step := exchange(chunk.OpPushPull)
+			step() // queues and pools grow to what a step needs
+			allocatesNothing(t, c.Racks[0].Plan, step)
+		})
 	}
 }
 
