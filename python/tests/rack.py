@@ -164,6 +164,20 @@ def run(target: Callable[..., Any], n: int, address: str, *args: Any, env: Optio
     return [o.result for o in outcomes]
 
 
+def kill_one(target: Callable[..., Any], n: int, address: str, job: str) -> List[Outcome]:
+    """Kills rank 1 when all workers have printed "ready"; returns how they ended, within seconds."""
+    workers = Workers(target, n, address, env={"RACKWEAVE_JOB": job})
+    for rank in range(n):
+        workers.wait_for(rank, "ready")
+    workers.processes[1].kill()
+    killed = time.monotonic()
+    outcomes = workers.finish()
+    took = time.monotonic() - killed
+    if took >= 20:
+        raise AssertionError(f"the others ended {took:.1f} s after worker 1 was killed: {outcomes}")
+    return outcomes
+
+
 class Case(unittest.TestCase):
     """Tests that share an aggregator, with a directory for its checkpoints and for what workers exchange by files."""
 

@@ -77,7 +77,7 @@ def loses_the_aggregator(address: str):
     return lost, train(model, sgd(model.parameters()), 3)
 
 
-def dies():
+def waits_for_rank_1():
     torch.set_num_threads(1)
     model = rackweave.torch.ddp(plain(0))
     o = sgd(model.parameters())
@@ -90,15 +90,8 @@ def dies():
 
 def interrupted():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
-    torch.set_num_threads(1)
-    model = rackweave.torch.ddp(plain(0))
-    o = sgd(model.parameters())
-    train(model, o, 3)
-    print("ready", flush=True)
-    if rackweave.rank() == 1:
-        time.sleep(60)
     try:
-        train(model, o, 3)
+        waits_for_rank_1()
     except KeyboardInterrupt:
         return "interrupted"
 
@@ -177,13 +170,7 @@ class Faults(rack.Case):
         self.assert_ranks_equal([o.result[1] for o in outcomes])
 
     def test_a_worker_that_dies_ends_backward_at_the_others(self):
-        workers = rack.Workers(dies, 3, self.aggregator.address, env={"RACKWEAVE_JOB": "dies"})
-        for r in range(3):
-            workers.wait_for(r, "ready")
-        workers.processes[1].kill()
-        killed = time.monotonic()
-        outcomes = workers.finish()
-        self.assertLess(time.monotonic() - killed, 20)
+        outcomes = rack.kill_one(waits_for_rank_1, 3, self.aggregator.address, "dies")
         for r in (0, 2):
             self.assertRegex(outcomes[r].error, "JobFailedError.*worker 1")
 

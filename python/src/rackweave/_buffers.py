@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 from typing import Any, Optional, Tuple
 
 from .errors import TensorError
@@ -38,10 +39,7 @@ class Buffer:
     @property
     def elems(self) -> int:
         """The number of elements."""
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
