@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -53,8 +54,24 @@ func joinRacks(t testing.TB, services []*service.Service, cfg client.Config) ([]
 	return workers, errs
 }
 
-func TestTwoRacksTrainTogether(t *testing.T) {
-	services := serveRacks(t, 2, nil)
+func TestRacksTrainTogetherInEveryShape(t *testing.T) {
+	for _, tc := range []struct {
+		shape       string
+		racks, pods int
+	}{{"sharded", 2, 1}, {"root", 3, 1}, {"chain", 3, 1}, {"pods", 4, 2}} {
+		t.Run(tc.shape, func(t *testing.T) { trainTogether(t, tc.shape, tc.racks, tc.pods) })
+	}
+}
+
+func trainTogether(t *testing.T, shape string, n, pods int) {
+	services := serveRacks(t, n, func(_ int, c *racks.Cluster) {
+		c.Shape, c.Racks = shape, slices.Clone(c.Racks)
+		for i := range c.Racks {
+			if pods > 1 {
+				c.Racks[i].Pod = fmt.Sprintf("p%d", i*pods/n)
+			}
+		}
+	})
 	workers, errs := joinRacks(t, services, client.Config{Job: "j", Token: "t", Provider: verbs.ProviderTCP, Optimizer: "sgd_torch",
 		Mode: "eager", Hyper: map[string]float64{"lr": 1}})
 	for _, err := range errs {
@@ -64,8 +81,8 @@ func TestTwoRacksTrainTogether(t *testing.T) {
 	}
 	defer closeAll(t, workers)
 	each(t, workers, func(rank int, w *client.Worker) error {
-		if by, pods := w.Racks(); w.Rank() != rank || len(by) != 2 || by[0] != 2 || by[1] != 2 || pods != 1 {
-			return fmt.Errorf("rank %d of racks %v with %d pods", w.Rank(), by, pods)
+		if by, in := w.Racks(); w.Rank() != rank || len(by) != n || by[0] != 2 || by[1] != 2 || in != pods {
+			return fmt.Errorf("rank %d of racks %v with %d pods", w.Rank(), by, in)
 		}
 		return w.Register(context20(t), model())
 	})
@@ -87,7 +104,7 @@ func TestTwoRacksTrainTogether(t *testing.T) {
 				return err
 			}
 		}
-		if want := float32(100 - 0 - 1 - 2 - 3); x[0] != want || x[99_999] != want {
+		if want := float32(100 - n*(2*n-1)); x[0] != want || x[99_999] != want {
 			return fmt.Errorf("parameters %v, %v, want %v", x[0], x[99_999], want)
 		}
 		return w.Barrier(context20(t), "end")
@@ -96,12 +113,26 @@ func TestTwoRacksTrainTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(status.Jobs) != 1 || len(status.Jobs[0].Racks) != 2 {
-		t.Fatalf("the status has no job over two racks: %v", status)
+	if len(status.Jobs) != 1 || len(status.Jobs[0].Racks) != n {
+		t.Fatalf("the status has no job over %d racks: %v", n, status)
 	}
 	other := status.Jobs[0].Racks[1]
-	if other.Name != "r1" || other.Own || other.Workers != 2 || other.OwnedBytes == 0 || other.ReceivedBytes == 0 ||
-		other.SentBytes == 0 {
+	var owned uint64
+	for _, r := range status.Jobs[0].Racks {
+		owned += r.OwnedBytes
+	}
+	var want uint64
+	for _, tensor := range model() {
+		elems := uint64(1)
+		for _, n := range tensor.Shape {
+			elems *= n
+		}
+		want += 4 * elems
+	}
+	if owned != want {
+		t.Errorf("the racks own %d bytes of a model of %d", owned, want)
+	}
+	if other.Name != "r1" || other.Own || other.Workers != 2 || other.ReceivedBytes == 0 || other.SentBytes == 0 {
 		t.Errorf("the other rack is %v", other)
 	}
 }
