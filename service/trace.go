@@ -65,7 +65,7 @@ func (s *Service) Trace(ctx context.Context, r *api.TraceRequest) (*api.TraceRes
 
 // traced ends a trace.
 func (j *job) traced() (*api.TraceResponse, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	lanes, lost, err := j.agg.Traced(ctx)
 	if err == nil {
