@@ -89,12 +89,12 @@ func resNet50(t *testing.T, g *Guest) {
 // packets are lost.
 func twoHostsExchange(t *testing.T, aggregator, worker *Guest) {
 	share(t, aggregator, worker)
-	serve(t, aggregator, "ibv", "--listen :7077")
+	serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
 	untilItServes(t, worker, url)
 	flags := small + " --provider ibv --server " + url
 	want := exchange(t, worker, flags)
-	serve(t, aggregator, "tcp", "--listen :7080")
+	serve(t, aggregator, "tcp", "--insecure --listen :7080")
 	overTCP := fmt.Sprintf("http://%s:7080", aggregator.Addr(0))
 	untilItServes(t, worker, overTCP)
 	if got := exchange(t, worker, small+" --provider tcp --server "+overTCP); got != want {

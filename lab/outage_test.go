@@ -65,7 +65,7 @@ func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
 func rideOut(t *testing.T, aggregator, worker *Guest) {
 	share(t, aggregator, worker)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
-	serve(t, aggregator, "ibv", "--listen :7077")
+	serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	untilItServes(t, worker, url)
 	c := startExchange(t, worker,
 		"--bytes 4MB --workers 2 --iters 8 --jitter 500ms --warmup 0 --optimizer sgd_torch --verify --no-roofline --json "+SharedDir+
@@ -88,7 +88,7 @@ func rideOut(t *testing.T, aggregator, worker *Guest) {
 func giveUp(t *testing.T, aggregator, worker *Guest) {
 	share(t, aggregator, worker)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
-	serving := serve(t, aggregator, "ibv", "--listen :7077")
+	serving := serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	untilItServes(t, worker, url)
 	c := startExchange(t, worker, endless+url)
 	link(t, worker, false)
@@ -121,7 +121,7 @@ func powerFailures(t *testing.T, aggregator, first, second *Guest) {
 	share(t, aggregator, first)
 	share(t, aggregator, second)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
-	serving := serve(t, aggregator, "ibv", "--listen :7077")
+	serving := serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	untilItServes(t, first, url)
 	doomed := startExchange(t, second, endless+url)
 	going := startExchange(t, first,
