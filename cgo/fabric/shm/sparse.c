@@ -1,7 +1,7 @@
 /*
  * Provider shm: a peer's file with holes. To touch one would fill it at our expense, so a payload that may lie in one is read
  * from the file, which fills nothing, and only so much is written into them. What was found to be there once is trusted to
- * stay, in blocks, so that a payload costs the look at one bit.
+ * stay, page by page: memory that is allocated in pieces has holes near what is in use, and to look costs a walk over the pages.
  */
 #define _GNU_SOURCE
 #include "shm.h"
@@ -11,18 +11,18 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { BLOCK = 2 << 20 };
+enum { PAGE = 4096 };
 
 struct shm_sparse {
 	int fd;
 	uint64_t start;  /* in the file, of the mapping */
-	uint8_t there[]; /* a bit for each block of the mapping */
+	uint8_t there[]; /* a bit for each page of the mapping */
 };
 
 /* Takes note that a region's file has holes. Returns 0 or a negative errno. */
 int shm_sparse_open(struct shm_remote_mr *m, int fd, uint64_t start)
 {
-	struct shm_sparse *s = calloc(1, sizeof *s + m->map_len / BLOCK / 8 + 1);
+	struct shm_sparse *s = calloc(1, sizeof *s + m->map_len / PAGE / 8 + 1);
 
 	if (!s)
 		return -ENOMEM;
@@ -45,32 +45,28 @@ void shm_sparse_close(struct shm_remote_mr *m)
 	m->sparse = NULL;
 }
 
-/* Reports whether the file has all pages of a part of the mapping, or has them in swap. */
-static bool whole(const struct shm_remote_mr *m, size_t at, size_t end)
+static bool there(const struct shm_sparse *s, size_t page)
 {
-	off_t hole = lseek(m->sparse->fd, (off_t)(m->sparse->start + at), SEEK_HOLE);
-
-	return hole >= 0 && (uint64_t)hole >= m->sparse->start + (end < m->map_len ? end : m->map_len);
+	return s->there[page / 8] & 1 << page % 8;
 }
 
-static bool block_there(struct shm_remote_mr *m, size_t block)
-{
-	uint8_t *bits = &m->sparse->there[block / 8], bit = (uint8_t)(1 << block % 8);
-
-	if (!(*bits & bit) && whole(m, block * BLOCK, (block + 1) * BLOCK))
-		*bits |= bit;
-	return *bits & bit;
-}
-
-/* Reports whether touching the range fills no hole. */
+/* Reports whether touching the range fills no hole: whether the file has all its pages, or has them in swap. */
 bool shm_sparse_there(struct shm_remote_mr *m, const char *data, uint32_t len)
 {
-	size_t at = (size_t)(data - (char *)m->map), last = (at + len - 1) / BLOCK;
+	struct shm_sparse *s = m->sparse;
+	size_t at = (size_t)(data - (char *)m->map), end = at + len, page = at / PAGE;
+	off_t hole;
 
-	for (size_t b = at / BLOCK; b <= last; b++)
-		if (!block_there(m, b))
-			return whole(m, at, at + len);
-	return true;
+	while (page * PAGE < end && there(s, page))
+		page++;
+	if (page * PAGE >= end)
+		return true;
+	hole = lseek(s->fd, (off_t)(s->start + page * PAGE), SEEK_HOLE);
+	if (hole < 0)
+		return false;
+	for (; page * PAGE < m->map_len && s->start + page * PAGE < (uint64_t)hole; page++)
+		s->there[page / 8] |= (uint8_t)(1 << page % 8);
+	return page * PAGE >= end;
 }
 
 /* Copies the range out of the file. */
