@@ -14,8 +14,8 @@ const (
 	MinChunkBytes     = 4 << 10
 	MaxChunkBytes     = 4 << 20
 	MaxLanes          = 1 << 10
-	// MaxLaneChunks is the number of chunks that the immediate can distinguish within a lane.
-	MaxLaneChunks = 1 << IndexBits
+	// MaxLaneChunks is the number of chunks of a plan that the immediate can distinguish within a lane.
+	MaxLaneChunks = GuestBit
 )
 
 // ErrInvalid is wrapped by every error of [NewPlan] and [Plan.Add].

@@ -88,9 +88,15 @@ type mapping struct {
 	used uintptr
 }
 
+// busy has a place for each arena that is being made or unmapped. The kernel does one after the other for the most part, and Go
+// keeps a thread for ever for each call that ever waited there, so more at a time cost threads and gain nothing.
+var busy = make(chan struct{}, 8)
+
 // NewArena makes an arena. Unless it is lazy, its pages exist on its node when NewArena returns, so memory cannot run out later.
 // Errors name the size and what is available. Those for lack of memory wrap [ErrNoMemory].
 func NewArena(c ArenaConfig) (*Arena, error) {
+	busy <- struct{}{}
+	defer func() { <-busy }()
 	a, err := newArena(c)
 	if err != nil {
 		return nil, fmt.Errorf("arena %q of %s: %w", c.Name, FormatBytes(c.Bytes), err)
@@ -134,8 +140,7 @@ func newArena(c ArenaConfig) (*Arena, error) {
 		}
 	}
 	if err := a.fromShmem(tr, c); err != nil {
-		a.Close()
-		return nil, err
+		return nil, errors.Join(err, a.undo())
 	}
 	return a, nil
 }
@@ -168,11 +173,10 @@ func (a *Arena) NodeOf(offset int) (int, error) {
 
 // Close unmaps the arena and closes its descriptor. Peers that mapped it keep the memory until they unmap it.
 func (a *Arena) Close() error {
-	err := a.span.unmap()
-	if a.fd >= 0 {
-		err = errors.Join(err, unix.Close(a.fd))
-	}
-	a.fd, a.len = -1, 0
+	busy <- struct{}{}
+	err := a.undo()
+	<-busy
+	a.len = 0
 	if err != nil {
 		return fmt.Errorf("close arena %q: %w", a.name, err)
 	}

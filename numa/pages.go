@@ -69,7 +69,7 @@ func onNode(node int) string {
 	return fmt.Sprintf(" on node %d", node)
 }
 
-// undo releases what an attempt made.
+// undo releases what there is of the arena.
 func (a *Arena) undo() error {
 	err := a.span.unmap()
 	if a.fd >= 0 {

@@ -116,6 +116,10 @@ func TestTCP(t *testing.T) {
 	verbstest.Run(t, verbstest.Provider{Name: verbs.ProviderTCP, Open: ends(verbs.ProviderTCP, "", ""), Memory: private})
 }
 
+func TestTCPEncrypted(t *testing.T) {
+	verbstest.Run(t, verbstest.Provider{Name: verbs.ProviderTCP, Open: ends(verbs.ProviderTCP, "", "encrypt=yes"), Memory: private})
+}
+
 func TestIBV(t *testing.T) {
 	verbstest.Run(t, verbstest.Provider{
 		Name: verbs.ProviderIBV, Open: ends(verbs.ProviderIBV, rdmaDevice(t), ""), Memory: private, Link: softLink(t),

@@ -94,6 +94,7 @@ type Attr struct {
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
 	LinkMbps, MTU                                   uint32
 	Flags                                           DevFlags
+	QPBytes                                         uint32 // what a queue pair may take in memory beside its queues
 }
 
 // Has reports whether the device has a flag.
@@ -156,7 +157,7 @@ func Open(provider, name, options string) (*Device, error) {
 	d.attr = Attr{
 		Provider: cString(a.Provider[:]), Name: cString(a.Name[:]), MaxMRSize: a.MaxMRSize,
 		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, MaxCQ: a.MaxCQ, MaxCQE: a.MaxCQE, MaxMR: a.MaxMR, MaxInline: a.MaxInline,
-		LinkMbps: a.LinkMbps, MTU: a.MTU, Flags: a.Flags,
+		LinkMbps: a.LinkMbps, MTU: a.MTU, Flags: a.Flags, QPBytes: a.QPBytes,
 	}
 	return d, nil
 }

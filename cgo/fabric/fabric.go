@@ -61,6 +61,7 @@ type DeviceAttr struct {
 	LinkMbps                                        uint32
 	MTU                                             uint32
 	Flags                                           DevFlags
+	QPBytes                                         uint32
 }
 
 // MR mirrors struct rwf_mr.

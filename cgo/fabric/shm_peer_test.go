@@ -122,6 +122,11 @@ func (s *stranger) connect(qp QP, depth uint32, attr ConnectAttr) {
 	if n, err := unix.Read(s.sock, answer[:]); err != nil || n != 1 || answer[0] != 'A' {
 		s.t.Fatalf("greeting answered with %q, %v", answer[:n], err)
 	}
+	for end := time.Now().Add(10 * time.Second); State(qp) != StateRTS; time.Sleep(time.Millisecond) { // it answers first
+		if time.Now().After(end) {
+			s.t.Fatalf("the queue pair is in state %d", State(qp))
+		}
+	}
 }
 
 // descriptor publishes one as the number seq.

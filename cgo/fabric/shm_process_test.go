@@ -389,7 +389,8 @@ func TestShmLeavesNothingBehind(t *testing.T) {
 		a.close()
 		b.close()
 	}
-	if after := processState(t); after != before {
+	// Fewer are no leak: the collector closes what earlier tests left.
+	if after := processState(t); after.files > before.files || after.mappings > before.mappings {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
 }

@@ -351,6 +351,7 @@ func TestTCPOpenErrorsNameTheOption(t *testing.T) {
 		{"", "peer=box", "peer=box"},
 		{"", "window=12", "window=12"},
 		{"", "rcvbuf=lots", "rcvbuf=lots"},
+		{"", "encrypt=maybe", "encrypt=maybe"},
 		{"eth-none", "", "eth-none"},
 		{"203.0.113.7", "", "203.0.113.7"},
 	} {

@@ -35,7 +35,11 @@ func randomTraffic(t *testing.T, r *rand.Rand) {
 	const messages, arena = 120, 2 << 20
 	n := [2]*node{}
 	for i := range n {
-		n[i] = newNode(t, "window=65536,sndbuf=65536,rcvbuf=262144", 1024)
+		options := "window=65536,sndbuf=65536,rcvbuf=262144"
+		if i == 1 && r.IntN(2) == 0 {
+			options += ",encrypt=yes" // one side is enough
+		}
+		n[i] = newNode(t, options, 1024)
 	}
 	flows := [2]*flow{}
 	for i := range flows {

@@ -546,7 +546,8 @@ func TestTCPLeaksNoDescriptors(t *testing.T) {
 	for range 5 {
 		newRigAndClose()
 	}
-	if after := openDescriptors(t); after != before {
+	// Fewer are no leak: the collector closes what earlier tests left.
+	if after := openDescriptors(t); after > before {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

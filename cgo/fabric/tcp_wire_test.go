@@ -190,7 +190,7 @@ func FuzzTCPEndpoint(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		family := func(v uint16) bool { return v == 4 && len(b) >= 32 && allZero(b[20:32]) || v == 6 }
 		want := len(b) == 48 && bytes.Equal(b[:6], valid[:6]) && family(binary.LittleEndian.Uint16(b[6:])) &&
-			!allZero(b[8:12]) && !allZero(b[12:14]) && allZero(b[14:16])
+			!allZero(b[8:12]) && !allZero(b[12:14]) && b[14] <= 1 && b[15] == 0
 		if got := fabric.TCPEndpointValid(b); got != want {
 			t.Errorf("valid: %v, want %v: %x", got, want, b)
 		}

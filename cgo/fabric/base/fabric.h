@@ -79,6 +79,7 @@ struct rwf_device_attr {
 	uint32_t link_mbps; /* 0: not a link (memory, simulation) */
 	uint32_t mtu;       /* path MTU in bytes; 0: not packetised */
 	uint32_t flags;     /* enum rwf_device_flags */
+	uint32_t qp_bytes;  /* what a queue pair may take in memory beside its queues */
 };
 
 struct rwf_mr {

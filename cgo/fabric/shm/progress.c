@@ -54,6 +54,19 @@ static void check_tears(struct shm_cq *cq)
 			shm_enter_error(cq->qps[i], RWF_WC_RETRY_EXC_ERR);
 }
 
+/* Gives each queue pair in turn time to populate, one in a timer tick. */
+static void populate(struct shm_cq *cq)
+{
+	for (int i = 0; i < cq->nqps; i++) {
+		struct shm_qp *q = cq->qps[(cq->start + i) % cq->nqps];
+
+		if (q->unpopulated > 0 && shm_state(q) == RWF_QPS_RTS) {
+			shm_populate(q);
+			return;
+		}
+	}
+}
+
 static void progress(struct shm_cq *cq)
 {
 	uint64_t now = rwb_now_ms();
@@ -63,6 +76,7 @@ static void progress(struct shm_cq *cq)
 		cq->now_ms = now;
 		handle_events(cq, 0);
 		check_tears(cq);
+		populate(cq);
 	}
 	for (int k = 0, i = cq->start; k < cq->nqps; k++) {
 		struct shm_qp *q = cq->qps[i];

@@ -47,6 +47,13 @@ static void drop_mapping(struct shm_qp *q, void *map, size_t len, int guard)
 	q->mappings--;
 }
 
+/* Takes note that no more of a region is populated. */
+static void populated(struct shm_qp *q, struct shm_remote_mr *m)
+{
+	q->unpopulated -= m->populated < m->map_len;
+	m->populated = m->map_len;
+}
+
 /*
  * Lets go of a region that the peer took back. Whoever polled a by-reference payload may still be reading it, so the range
  * stays readable, as zeroes that cost no memory, until the queue pair goes.
@@ -54,6 +61,7 @@ static void drop_mapping(struct shm_qp *q, void *map, size_t len, int guard)
 static int retire(struct shm_qp *q, struct shm_remote_mr *m)
 {
 	m->key = 0;
+	populated(q, m);
 	shm_sparse_close(m);
 	if (!q->by_ref) {
 		drop_mapping(q, m->map, m->map_len, m->guard);
@@ -80,7 +88,7 @@ static int remove_region(struct shm_qp *q, uint32_t slot)
 	return m && m->key ? retire(q, m) : 0;
 }
 
-enum { HUGE_PAGE = 2 << 20, POPULATE_STEP = 32 << 20, POPULATE_MS = 100 };
+enum { HUGE_PAGE = 2 << 20, POPULATE_STEP = 1 << 20, POPULATE_AT_ONCE_NS = 200000, POPULATE_NS = 100000000 };
 
 /* Maps at a multiple of align. Returns MAP_FAILED where it cannot. */
 static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t start)
@@ -112,23 +120,47 @@ static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t st
 }
 
 /*
- * Makes the page table entries now rather than on the data path. It does so only for a file that has all its pages, since a
- * peer's sparse one would be filled at our expense, and only for so long over the queue pair's life, since a peer of many
- * regions would hold the core. The rest is mapped when it is touched.
+ * Whether to make a region's page table entries ahead of the data path: only for a file that has all its pages, since a peer's
+ * sparse one would be filled at our expense.
  */
-static void populate(struct shm_qp *q, const struct shm_remote_mr *m, const struct stat *st)
+static void expect_population(struct shm_qp *q, struct shm_remote_mr *m, const struct stat *st)
 {
-	uint64_t begin = rwb_now_ms(), took = 0;
-
 	if (st->st_blocks * 512 < st->st_size)
-		return;
-	for (size_t at = 0; at < m->map_len && q->populate_ms + took < POPULATE_MS; at += POPULATE_STEP) {
-		size_t left = m->map_len - at;
+		m->populated = m->map_len;
+	q->unpopulated += m->populated < m->map_len;
+}
 
-		madvise((char *)m->map + at, left < POPULATE_STEP ? left : POPULATE_STEP, MADV_POPULATE_READ);
-		took = rwb_now_ms() - begin;
+/*
+ * A bit at a time, since a core that polls has other peers too, and only for so long over the queue pair's life, since a peer may
+ * have many regions. The rest is mapped when it is touched.
+ */
+void shm_populate(struct shm_qp *q)
+{
+	uint64_t begin = rwb_now_ns(), took = 0;
+
+	for (int i = 0; q->unpopulated > 0 && i < SHM_MR_SLOTS; i++) {
+		struct shm_remote_mr *m = slot_ptr(q, (uint32_t)i);
+
+		while (m && m->key && m->populated < m->map_len) {
+			size_t left = m->map_len - m->populated, step = left < POPULATE_STEP ? left : POPULATE_STEP;
+
+			if (q->populate_ns + took >= POPULATE_NS) {
+				populated(q, m);
+				break;
+			}
+			madvise((char *)m->map + m->populated, step, MADV_POPULATE_READ);
+			if (step == left)
+				populated(q, m);
+			else
+				m->populated += step;
+			took = rwb_now_ns() - begin;
+			if (took >= POPULATE_AT_ONCE_NS) {
+				q->populate_ns += took;
+				return;
+			}
+		}
 	}
-	q->populate_ms += took;
+	q->populate_ns += took;
 }
 
 /*
@@ -191,7 +223,7 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 		}
 	}
 	q->mappings++;
-	populate(q, m, &st);
+	expect_population(q, m, &st);
 	m->data = (char *)m->map + (c->offset - start);
 	return 0;
 }

@@ -102,6 +102,7 @@ struct shm_remote_mr {
 	char *data; /* its first byte here */
 	void *map;
 	size_t map_len;
+	size_t populated;          /* bytes of it whose page table entries are there, or are not to be made ahead */
 	int guard;                 /* of its mapping; -1: not guarded */
 	struct shm_sparse *sparse; /* NULL: its file has all its pages, or is trusted to */
 };
@@ -193,7 +194,8 @@ struct shm_qp {
 	struct shm_remote_mr *remote[SHM_MR_SLOTS / SHM_MR_PAGE];
 	struct shm_retired *retired;
 	int retired_len;
-	uint64_t mapped, populate_ms, filled;
+	uint64_t mapped, populate_ns, filled;
+	int unpopulated; /* regions that are not populated in full */
 	uint32_t mappings;
 	bool guarded; /* the peer is not trusted with this process's life */
 	int shared_guard;
@@ -296,6 +298,8 @@ char *shm_remote_target(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t 
 bool shm_lost_pages(struct shm_qp *q);
 int shm_drain(struct shm_qp *q);
 int shm_sync_regions(struct shm_qp *q);
+/* Makes some of the page table entries of the peer's regions, for a small part of a millisecond. */
+void shm_populate(struct shm_qp *q);
 void shm_unmap_remote(struct shm_qp *q);
 
 /* receive.c */

@@ -1,6 +1,7 @@
 /*
  * The listener. Whoever calls rwf_get_async_event lets passive peers in. A stranger gets a bounded place for a bounded
- * time. Nothing of what it says is believed before its hello has named a queue pair that waits, and its cookie.
+ * time. Nothing of what it says is believed before its hello has named a queue pair that waits, and proven that it knows the
+ * cookie. While no queue pair waits only so many may come: others stay in the kernel, and cost nothing here.
  */
 #include "tcp.h"
 
@@ -15,6 +16,7 @@ enum {
 	HELLO_MS = 2000,   /* for a stranger to say whom it wants */
 	PARKED_MS = 30000, /* for a queue pair to begin waiting for a peer that knows its cookie */
 	PAUSE_MS = 100,    /* without a descriptor to spare */
+	UNAWAITED_MS = 5,  /* between connections while no queue pair waits, on average */
 };
 
 enum verdict { DROP, KEEP, ADMITTED };
@@ -69,6 +71,7 @@ static struct tcp_half *place(struct tcp_device *dev)
 
 static void accept_new(struct tcp_device *dev, uint64_t now)
 {
+	dev->unawaited_paused_ns = now;
 	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++) {
 		int fd = accept4(dev->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		struct tcp_half *half;
@@ -82,6 +85,7 @@ static void accept_new(struct tcp_device *dev, uint64_t now)
 		half->fd = fd;
 		half->have = 0;
 		half->deadline_ns = now + HELLO_MS * 1000000ull;
+		dev->unawaited_paused_ns += UNAWAITED_MS * 1000000ull;
 	}
 }
 
@@ -183,6 +187,18 @@ static uint64_t expire_passive(struct tcp_device *dev, uint64_t now, uint64_t un
 	return until;
 }
 
+/* Returns until when new connections stay in the kernel. */
+static uint64_t paused_until(struct tcp_device *dev)
+{
+	uint64_t until = dev->accept_paused_ns;
+
+	pthread_mutex_lock(&dev->lock);
+	if (!dev->waiting && dev->unawaited_paused_ns > until)
+		until = dev->unawaited_paused_ns;
+	pthread_mutex_unlock(&dev->lock);
+	return until;
+}
+
 /* Waits, at most until, for something to do, and does it. */
 static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 {
@@ -190,11 +206,12 @@ static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 						    {.fd = dev->listen_fd, .events = POLLIN}};
 	struct tcp_half *polled[TCP_MAX_HALF_OPEN];
 	nfds_t n = 2; /* only places in use: more than the limit on open files is EINVAL */
+	uint64_t paused = paused_until(dev);
 
 	until = expire_passive(dev, now, until);
-	if (now < dev->accept_paused_ns) {
+	if (now < paused) {
 		fds[1].fd = -1;
-		until = dev->accept_paused_ns < until ? dev->accept_paused_ns : until;
+		until = paused < until ? paused : until;
 	}
 	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++) {
 		struct tcp_half *half = &dev->half[i];

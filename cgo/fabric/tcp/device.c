@@ -8,6 +8,7 @@
  *	peer=ADDR              where a peer is that listens on every address, 0.0.0.0 or ::, and advertises none
  *	sndbuf=BYTES           socket buffers; the kernel tunes them itself by default, and caps these at net.core.wmem_max
  *	rcvbuf=BYTES           and rmem_max
+ *	encrypt=yes            encrypt connections, whatever the peer's device says; default: where the peer's wants it
  *	window=BYTES           most a peer may have on its way to a queue pair unacknowledged, 512 KiB by default
  */
 #include "tcp.h"
@@ -67,6 +68,17 @@ static int read_addresses(struct tcp_device *dev, const char *device, const char
 	return rc < 0 ? rc : 0;
 }
 
+static int read_encrypt(struct tcp_device *dev, const char *options)
+{
+	char text[8] = "no";
+
+	rwb_option(options, "encrypt", text, sizeof text);
+	if (strcmp(text, "yes") && strcmp(text, "no"))
+		return rwf_fail(EINVAL, "provider tcp: option encrypt=%s: give yes or no", text);
+	dev->address.encrypt = !strcmp(text, "yes");
+	return dev->address.encrypt ? tcp_seal_load() : 0;
+}
+
 static int start_listening(struct tcp_device *dev, const struct tcp_endpoint *at)
 {
 	struct sockaddr_storage sa;
@@ -108,11 +120,11 @@ static int release(struct tcp_device *dev)
 
 static int set_up(struct tcp_device *dev, const char *device, const char *options)
 {
-	static const char *const known[] = {"listen", "advertise", "peer", "sndbuf", "rcvbuf", "window", NULL};
+	static const char *const known[] = {"listen", "advertise", "peer", "sndbuf", "rcvbuf", "window", "encrypt", NULL};
 	struct tcp_endpoint listen_on;
 	int rc = rwb_option_check("tcp", options, known);
 
-	if (rc || (rc = read_addresses(dev, device, options, &listen_on)) ||
+	if (rc || (rc = read_addresses(dev, device, options, &listen_on)) || (rc = read_encrypt(dev, options)) ||
 	    (rc = option_bytes(options, "sndbuf", 64 << 10, 1 << 30, &dev->sndbuf)) ||
 	    (rc = option_bytes(options, "rcvbuf", 64 << 10, 1 << 30, &dev->rcvbuf)) ||
 	    (rc = option_bytes(options, "window", TCP_MIN_WINDOW, TCP_MAX_WINDOW, &dev->window)))
@@ -177,6 +189,7 @@ static int tcp_query(rwf_device *head, struct rwf_device_attr *out)
 	out->max_inline = TCP_MAX_INLINE;
 	out->link_mbps = dev->link_mbps;
 	out->flags = RWF_DEV_ANY_MEMORY;
+	out->qp_bytes = tcp_seal_bytes(); /* the peer may want it, whatever this device says */
 	return 0;
 }
 

@@ -32,6 +32,7 @@ static int enroll(struct tcp_device *dev, struct tcp_qp *qp)
 
 static int release(struct tcp_qp *qp, int rc)
 {
+	tcp_seal_free(qp->seal);
 	rwb_sends_free(&qp->out.sends);
 	free(qp->out.ends);
 	free(qp->in.wr_ids);
@@ -138,6 +139,14 @@ int tcp_connect_qp(rwf_qp *head, const void *peer, size_t len, const struct rwf_
 		return rc;
 	if (head->state != RWF_QPS_INIT)
 		return rwf_fail(EINVAL, "connect queue pair 0x%x: it was connected before: make a new one", head->num);
+	if (ep.encrypt || dev->address.encrypt) {
+		tcp_seal_free(qp->seal); /* of an attempt that failed */
+		qp->seal = NULL;
+		rc = tcp_seal_make(attr->active ? qp->cookie : ep.cookie, attr->active ? ep.cookie : qp->cookie, attr->active,
+				   &qp->seal);
+		if (rc)
+			return rc;
+	}
 	qp->rnr_timeout_ms = attr->rnr_timeout_ms;
 	qp->ack_timeout_ms = attr->ack_timeout_ms;
 	if (!attr->active) {
@@ -159,6 +168,19 @@ int tcp_connect_qp(rwf_qp *head, const void *peer, size_t len, const struct rwf_
 	return 0;
 }
 
+/* Lets the kernel encrypt where it can. */
+static void offload_seal(struct tcp_qp *qp)
+{
+	int rc = qp->seal ? tcp_seal_offload(qp->seal, qp->fd) : 0;
+
+	if (rc > 0) {
+		tcp_seal_free(qp->seal);
+		qp->seal = NULL;
+	} else if (rc < 0) {
+		tcp_qp_error(qp, RWF_WC_GENERAL_ERR);
+	}
+}
+
 void tcp_adopt(struct tcp_qp *qp)
 {
 	int fd = qp->fd >= 0 ? -1 : atomic_load_explicit(&qp->join.arrived_fd, memory_order_acquire);
@@ -166,6 +188,7 @@ void tcp_adopt(struct tcp_qp *qp)
 	if (fd < 0)
 		return;
 	qp->fd = fd;
+	offload_seal(qp);
 	qp->out.frame_bytes = qp->out.window / 2 < MAX_FRAME ? qp->out.window / 2 : MAX_FRAME;
 	for (int i = 0; i < 2; i++)
 		if (qp->links[i].cq && tcp_cq_watch(&qp->links[i], fd))

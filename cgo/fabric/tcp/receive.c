@@ -251,7 +251,7 @@ bool tcp_receive(struct tcp_qp *qp)
 			break;
 		}
 		n = gather(qp, iov, &total);
-		got = readv(qp->fd, iov, n);
+		got = qp->seal ? tcp_seal_read(qp->seal, qp->fd, iov, n) : readv(qp->fd, iov, n);
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EAGAIN && !qp->out.dead && !qp->in.hung_up) {

@@ -120,8 +120,10 @@ static bool build_frame(struct tcp_qp *qp)
 	if (qp->in.nak) {
 		struct tcp_entry e = {.imm = qp->in.nak, .seq = qp->in.seq, .flags = TCP_ENTRY_LAST};
 
-		if (qp->out.nak_sent)
+		if (qp->out.nak_sent) { /* it was sealed before, and has gone since */
+			tcp_qp_error(qp, RWF_WC_WR_FLUSH_ERR);
 			return false;
+		}
 		qp->out.nak_sent = true;
 		tcp_entry_encode(&e, qp->out.table + TCP_HEAD_LEN);
 		finish_frame(qp, TCP_NAK, 1);
@@ -159,6 +161,26 @@ static void advance(struct tcp_qp *qp, size_t sent)
 	}
 }
 
+/* What the peer sent before it went, perhaps the reason, is still to be read: the receiving side fails the queue pair. */
+static void socket_failed(struct tcp_qp *qp)
+{
+	qp->out.dead = qp->in.ready = true;
+	for (int i = 0; i < 2; i++)
+		if (qp->links[i].cq)
+			tcp_cq_ready(&qp->links[i]);
+}
+
+/* Hands the socket what is sealed. Returns true when all of it went. */
+static bool flush_sealed(struct tcp_qp *qp)
+{
+	int flushed = tcp_seal_flush(qp->seal, qp->fd);
+
+	if (flushed < 0)
+		socket_failed(qp);
+	qp->out.blocked = flushed == 0;
+	return flushed > 0;
+}
+
 /* Hands the socket the rest of the frame. Returns true when all of it went. */
 static bool send_frame(struct tcp_qp *qp)
 {
@@ -166,22 +188,16 @@ static bool send_frame(struct tcp_qp *qp)
 	ssize_t sent;
 
 	do
-		sent = sendmsg(qp->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+		sent = qp->seal ? tcp_seal_send(qp->seal, qp->fd, msg.msg_iov, (int)msg.msg_iovlen)
+				: sendmsg(qp->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (sent < 0 && errno == EINTR);
 	if (sent < 0 && errno != EAGAIN) {
-		/*
-		 * What the peer sent before it went, perhaps the reason, is still to be read: the receiving side fails the
-		 * queue pair.
-		 */
-		qp->out.dead = qp->in.ready = true;
-		for (int i = 0; i < 2; i++)
-			if (qp->links[i].cq)
-				tcp_cq_ready(&qp->links[i]);
+		socket_failed(qp);
 		return false;
 	}
 	if (sent > 0)
 		advance(qp, (size_t)sent);
-	qp->out.blocked = qp->out.iov_at != qp->out.iov_count;
+	qp->out.blocked = qp->out.iov_at != qp->out.iov_count || (qp->seal && tcp_seal_waits(qp->seal));
 	return !qp->out.blocked;
 }
 
@@ -190,6 +206,8 @@ void tcp_transmit(struct tcp_qp *qp)
 {
 	for (int frames = 0; frames < FRAMES_PER_CALL; frames++) {
 		if (qp->fd < 0 || qp->head.state != RWF_QPS_RTS || qp->out.blocked || qp->out.dead)
+			return;
+		if (qp->seal && !flush_sealed(qp))
 			return;
 		if (qp->out.iov_at == qp->out.iov_count) {
 			if (!build_frame(qp))

@@ -3,6 +3,7 @@
  * Files, each standing on those before it:
  *
  *	wire     endpoints, hellos and frames as bytes
+ *	seal     encryption of a connection
  *	addr     addresses, interfaces, sockets
  *	memory   protection domains and memory regions
  *	fail     events, and how a queue pair ends
@@ -34,6 +35,7 @@
 #include "../base/provider.h"
 #include "../base/queue.h"
 #include "../base/wait.h"
+#include "seal.h"
 #include "wire.h"
 
 #include <pthread.h>
@@ -96,8 +98,9 @@ struct tcp_device {
 	uint32_t cq_count;
 	_Atomic uint32_t pd_count;
 
-	pthread_mutex_t accept_lock; /* held by the one thread inside rwf_get_async_event */
-	uint64_t accept_paused_ns;   /* out of descriptors: new connections wait until then */
+	pthread_mutex_t accept_lock;  /* held by the one thread inside rwf_get_async_event */
+	uint64_t accept_paused_ns;    /* out of descriptors: new connections wait until then */
+	uint64_t unawaited_paused_ns; /* likewise, while no queue pair waits for a peer */
 	struct tcp_half half[TCP_MAX_HALF_OPEN];
 };
 
@@ -204,6 +207,7 @@ struct tcp_qp {
 	struct tcp_cq *send_cq, *recv_cq;
 	struct tcp_link links[2]; /* the second is used if the two queues differ */
 	int fd;
+	struct tcp_seal *seal; /* NULL: nothing is encrypted */
 	uint8_t cookie[TCP_COOKIE_LEN];
 	_Atomic uint32_t event_bits; /* 1 << enum rwf_async_type */
 	uint32_t rnr_timeout_ms, ack_timeout_ms;

@@ -13,7 +13,7 @@ static const uint32_t endpoint_magic = 0x45545752; /* "RWTE" */
 static const uint32_t hello_magic = 0x48545752;    /* "RWTH" */
 enum { WIRE_VERSION = 2, HEAD_MAGIC = 0xa7, PROOF_AT = 16, PROOF_LEN = 16 };
 
-/* Layout: magic 4, version 2, family 2 (4 or 6), qp number 4, port 2, zero 2, address 16, cookie 16. */
+/* Layout: magic 4, version 2, family 2 (4 or 6), qp number 4, port 2, flags 2 (1: encrypted), address 16, cookie 16. */
 int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap)
 {
 	uint8_t *p = buf;
@@ -25,7 +25,7 @@ int tcp_endpoint_encode(const struct tcp_endpoint *ep, void *buf, size_t cap)
 	p = rwb_put16(p, ep->family == AF_INET6 ? 6 : 4);
 	p = rwb_put32(p, ep->qp_num);
 	p = rwb_put16(p, ep->port);
-	p = rwb_put16(p, 0);
+	p = rwb_put16(p, ep->encrypt);
 	memcpy(p, ep->addr, sizeof ep->addr);
 	memcpy(p + sizeof ep->addr, ep->cookie, sizeof ep->cookie);
 	return TCP_ENDPOINT_LEN;
@@ -56,7 +56,8 @@ int tcp_endpoint_decode(struct tcp_endpoint *ep, const void *buf, size_t len)
 	}
 	ep->qp_num = rwb_get32(p + 8);
 	ep->port = rwb_get16(p + 12);
-	if (ep->qp_num == 0 || ep->port == 0 || rwb_get16(p + 14) != 0)
+	ep->encrypt = rwb_get16(p + 14) == 1;
+	if (ep->qp_num == 0 || ep->port == 0 || rwb_get16(p + 14) > 1)
 		return rwf_fail(EINVAL, "peer endpoint: damaged (queue pair 0x%x, port %u)", ep->qp_num, ep->port);
 	memcpy(ep->addr, p + 16, sizeof ep->addr);
 	if (ep->family == AF_INET && memcmp(ep->addr + 4, zero, sizeof zero) != 0)

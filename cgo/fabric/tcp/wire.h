@@ -33,6 +33,7 @@ struct tcp_endpoint {
 	uint32_t qp_num;
 	uint16_t family; /* AF_INET or AF_INET6 */
 	uint16_t port;
+	bool encrypt;     /* its connection is to be encrypted */
 	uint8_t addr[16]; /* network order; AF_INET uses the first four */
 	uint8_t cookie[TCP_COOKIE_LEN];
 };
