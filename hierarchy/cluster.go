@@ -1,12 +1,6 @@
 package hierarchy
 
-import (
-	"errors"
-	"fmt"
-)
-
-// ErrCluster is what every error about a cluster wraps.
-var ErrCluster = errors.New("bad cluster")
+import "fmt"
 
 // Cluster is what is known of the machines and links of a job. Rates are bytes per second and direction, latencies seconds one
 // way.
@@ -26,6 +20,8 @@ type Cluster struct {
 
 	// FoldRate is how many bytes of gradients one aggregator sums per second, all its cores together; 0: as fast as they come.
 	FoldRate float64
+
+	Outer Outer // how racks that train on their own meet; the zero value: they add their gradients in every step
 }
 
 // Check returns what of a cluster cannot be.
@@ -48,7 +44,7 @@ func (c *Cluster) Check() error {
 	case c.SpineNIC < 0 || c.FoldRate < 0 || c.RackLatency < 0 || c.CoreLatency < 0:
 		return fmt.Errorf("%w: a rate or latency is negative", ErrCluster)
 	}
-	return nil
+	return c.Outer.Check()
 }
 
 // pods returns P, at least 1.

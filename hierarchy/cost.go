@@ -16,16 +16,13 @@ func (c *Cluster) Loads(s Shape) (l Loads) {
 	theta := 2 * (R - 1) / R
 	l[WorkerNIC] = 1
 	inner := float64(0) // what the aggregators' NICs carry beside their workers
-	switch s {
+	switch s.taken(c.Racks) {
 	case Flat:
 		l[Uplink] = W * theta
 		l[PodUplink] = Q * W * 2 * (P - 1) / P
 	case Sharded:
 		inner, l[Uplink] = theta, theta
 		l[PodUplink] = Q * 2 * (P - 1) / P
-	case Ring:
-		inner, l[Uplink] = theta, theta
-		l[PodUplink] = theta
 	case Chain:
 		// An inner rack passes the sum on and the result back; with two racks there is no inner one.
 		inner = math.Min(2, R-1)
@@ -113,6 +110,18 @@ func (c *Cluster) Predict(s Shape, model, chunk float64) Prediction {
 	}
 	for l := range links {
 		p.Loads[l] *= model
+	}
+	c.bind(&p, chunk)
+	if c.Outer.Every > 0 {
+		c.between(&p, model, chunk)
+	}
+	return p
+}
+
+// bind fills in what follows from a prediction's loads.
+func (c *Cluster) bind(p *Prediction, chunk float64) {
+	p.Bound = 0
+	for l := range links {
 		if rate := c.Rate(l); rate > 0 && p.Loads[l]/rate > p.Bound {
 			p.Bound, p.Binding = p.Loads[l]/rate, l.String()
 		}
@@ -122,9 +131,32 @@ func (c *Cluster) Predict(s Shape, model, chunk float64) Prediction {
 			p.Bound, p.Binding = folds, "aggregator cores"
 		}
 	}
-	p.Fill = c.fill(s, chunk)
+	p.Fill = c.fill(p.Shape, chunk)
 	p.Seconds = p.Bound + p.Fill
-	return p
+}
+
+// between turns the prediction of a step in which racks add all gradients into the mean of the steps from one meeting to the next:
+// in some a fragment crosses the core, in the others nothing does.
+func (c *Cluster) between(p *Prediction, model, chunk float64) {
+	alone := *c
+	alone.Racks, alone.Pods, alone.Outer = 1, 0, Outer{}
+	rest := alone.Predict(Sharded, model, chunk)
+	meetings := float64(max(c.Outer.Fragments, 1))
+	for l := range links {
+		p.Loads[l] = rest.Loads[l] + (p.Loads[l]-rest.Loads[l])/meetings
+	}
+	c.bind(p, chunk)
+	share := meetings / float64(c.Outer.Every)
+	if share*p.Seconds < (1-share)*rest.Seconds {
+		p.Binding = rest.Binding
+	}
+	mean := func(meeting *float64, other float64) { *meeting = share**meeting + (1-share)*other }
+	mean(&p.Seconds, rest.Seconds)
+	mean(&p.Bound, rest.Bound)
+	mean(&p.Fill, rest.Fill)
+	for l := range links {
+		mean(&p.Loads[l], rest.Loads[l])
+	}
 }
 
 // fill is what the last chunk takes alone: on every hop its latency, and as many chunks as come to the same node at once, because

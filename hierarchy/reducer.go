@@ -45,13 +45,13 @@ const (
 
 // Action is one thing for the lane to do.
 type Action struct {
-	Kind  ActionKind
-	Index uint32
-	Epoch uint8 // of the message
-	Init  bool  // a broadcast of initial values, not gradients
-	Peer  int
-	Slot  int
-	Err   error
+	Kind      ActionKind
+	Index     uint32
+	Epoch     uint8 // of the message
+	Broadcast bool  // a broadcast of initial values, not gradients
+	Peer      int
+	Slot      int
+	Err       error
 }
 
 // ReducerConfig is what a reducer is made of.
@@ -66,15 +66,18 @@ type ReducerConfig struct {
 
 // chunkState is the state of a chunk.
 type chunkState struct {
-	owner    uint16
-	epoch    uint8 // finished
-	own      bool  // this rack's sum is there
-	whole    bool  // the children's sums are part of it, and it can go to the parent
-	sent     bool  // it was sent there
-	taken    bool  // it has no slot there any more
-	init     bool  // what is under way is a broadcast
-	asked    bool  // others wait for this rack's sum
-	recalled bool  // this rack has recalled its sum from the parent
+	owner     uint16
+	epoch     uint8 // finished
+	shape     Shape
+	to        Shape // from the epoch turn on, if it is another
+	turn      uint8
+	own       bool // this rack's sum is there
+	whole     bool // the children's sums are part of it, and it can go to the parent
+	sent      bool // it was sent there
+	taken     bool // it has no slot there any more
+	broadcast bool // what is under way is a broadcast
+	asked     bool // others wait for this rack's sum
+	recalled  bool // this rack has recalled its sum from the parent
 	// What the children's windows are to hold while racks are stalled.
 	agreed bool
 	have   uint16
@@ -84,10 +87,10 @@ type chunkState struct {
 
 // answer is an answer to a child's sum that waits for room.
 type answer struct {
-	index uint32
-	slot  int32 // of the sum, free with this answer; none: it is free already
-	kind  ActionKind
-	init  bool
+	index     uint32
+	slot      int32 // of the sum, free with this answer; none: it is free already
+	kind      ActionKind
+	broadcast bool
 }
 
 // peer is the reducer's view of another rack.
@@ -108,14 +111,14 @@ type peer struct {
 // result is there.
 type Reducer struct {
 	cfg     ReducerConfig
-	routes  []Route // by owner
-	lead    []int   // by owner, the rack by which the leader's sum comes
+	plans   [shapes]plan // of the shapes that chunks take
 	chunks  []chunkState
 	rows    []uint16 // of slots, by rack
 	free    []int32  // unused rows
 	peers   []peer   // by rack
 	slots   []uint16 // those of the chunk that was gathered last, by rack, plus 1
 	open    []uint32 // chunks of which some sum is there, oldest first
+	early   []early  // sums of epochs that chunks turn at and have not come to here
 	stall   stall
 	failed  bool
 	actions []Action
@@ -124,10 +127,7 @@ type Reducer struct {
 // NewReducer makes a reducer without chunks.
 func NewReducer(cfg ReducerConfig) *Reducer {
 	m := &Reducer{cfg: cfg, peers: make([]peer, cfg.Racks), slots: make([]uint16, cfg.Racks)}
-	for owner := range cfg.Racks {
-		m.routes = append(m.routes, cfg.Route(cfg.Rack, owner))
-		m.lead = append(m.lead, cfg.leads(cfg.Rack, owner))
-	}
+	m.plan(cfg.Shape)
 	for r := range m.peers {
 		p := &m.peers[r]
 		p.sends = cfg.Sends
@@ -142,10 +142,38 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 	return m
 }
 
+// plan is this rack's part in a shape, by the chunk's owner.
+type plan struct {
+	routes []Route
+	lead   []int // the rack by which the leader's sum comes
+}
+
+// plan finds this rack's part in the journeys of all owners' chunks.
+func (m *Reducer) plan(s Shape) {
+	if m.plans[s].routes != nil {
+		return
+	}
+	t := m.cfg.Topology
+	t.Shape = s
+	for owner := range t.Racks {
+		m.plans[s].routes = append(m.plans[s].routes, t.Route(m.cfg.Rack, owner))
+		m.plans[s].lead = append(m.plans[s].lead, t.leads(m.cfg.Rack, owner))
+	}
+}
+
+// SetShape gives a reducer without chunks another shape.
+func (m *Reducer) SetShape(s Shape) {
+	if len(m.chunks) > 0 {
+		panic(fmt.Sprintf("hierarchy: shape %v for %d chunks on their way in shape %v", s, len(m.chunks), m.cfg.Shape))
+	}
+	m.cfg.Shape = s
+	m.plan(s)
+}
+
 // Add appends chunks by their owners.
 func (m *Reducer) Add(owners []int) {
 	for _, o := range owners {
-		m.chunks = append(m.chunks, chunkState{owner: uint16(o), row: none})
+		m.chunks = append(m.chunks, chunkState{owner: uint16(o), row: none, shape: m.cfg.Shape, to: m.cfg.Shape})
 	}
 }
 
@@ -163,21 +191,31 @@ func (m *Reducer) Slot(rack int) int { return int(m.slots[rack]) - 1 }
 
 func (m *Reducer) begin() { m.actions = m.actions[:0] }
 
-func (m *Reducer) route(c *chunkState) *Route { return &m.routes[c.owner] }
+func (m *Reducer) route(c *chunkState) *Route { return &m.plans[c.shape].routes[c.owner] }
 
-// Ready takes note that the rack's own sum of a chunk is there; init: the values of a broadcast, or none.
-func (m *Reducer) Ready(index uint32, init bool) {
-	m.begin()
+// at returns a chunk that an event is about, in the shape that it takes now.
+func (m *Reducer) at(index uint32) *chunkState {
 	c := &m.chunks[index]
+	if c.shape != c.to && after(c.epoch) == c.turn && !c.own && c.have == 0 {
+		c.shape = c.to
+		m.takeEarly(index, c)
+	}
+	return c
+}
+
+// Ready takes note that the rack's own sum of a chunk is there, or its part of a broadcast.
+func (m *Reducer) Ready(index uint32, broadcast bool) {
+	m.begin()
+	c := m.at(index)
 	if c.own || c.sent {
 		panic(fmt.Sprintf("hierarchy: chunk %d is ready twice", index))
 	}
-	if c.have > 0 && c.init != init {
-		m.violate(m.child(c), "%s chunk %d of lane %d while rack %d does not", initOrSum(c.init), index, m.cfg.Lane, m.cfg.Rack)
+	if c.have > 0 && c.broadcast != broadcast {
+		m.violate(m.child(c), "%s chunk %d of lane %d while rack %d does not", verbOf(c.broadcast), index, m.cfg.Lane, m.cfg.Rack)
 		return
 	}
 	m.opened(index, c)
-	c.own, c.init = true, init
+	c.own, c.broadcast = true, broadcast
 	m.gathered(index, c)
 }
 
@@ -196,8 +234,8 @@ func (m *Reducer) shut(index uint32, c *chunkState) {
 	}
 }
 
-func initOrSum(init bool) string {
-	if init {
+func verbOf(broadcast bool) string {
+	if broadcast {
 		return "broadcasts"
 	}
 	return "sums"
@@ -228,7 +266,7 @@ func (m *Reducer) NextSlot(rack int) (int, bool) {
 }
 
 // Partial takes a child's partial sum.
-func (m *Reducer) Partial(rack int, index uint32, epoch uint8, init bool) {
+func (m *Reducer) Partial(rack int, index uint32, epoch uint8, broadcast bool) {
 	m.begin()
 	if m.failed {
 		return
@@ -237,15 +275,19 @@ func (m *Reducer) Partial(rack int, index uint32, epoch uint8, init bool) {
 		m.violate(rack, "sent chunk %d of lane %d, which has %d", index, m.cfg.Lane, len(m.chunks))
 		return
 	}
-	c := &m.chunks[index]
+	c := m.at(index)
 	p := &m.peers[rack]
 	expect := after(c.epoch)
-	if init {
+	if broadcast {
 		expect = c.epoch
 	}
 	switch {
 	case p.here.len() == 0:
 		m.violate(rack, "sent more than its window of %d", m.cfg.Window)
+		return
+	case c.shape != c.to && epoch == after(expect) && after(after(c.epoch)) == c.turn && m.turnsTo(c, rack):
+		m.early = append(m.early, early{index, uint16(rack), *p.here.at(0), broadcast})
+		p.here.drop()
 		return
 	case !slices.Contains(m.route(c).Children, rack):
 		m.violate(rack, "sent chunk %d of lane %d, which rack %d sums for rack %d", index, m.cfg.Lane, m.cfg.Rack, c.owner)
@@ -253,25 +295,31 @@ func (m *Reducer) Partial(rack int, index uint32, epoch uint8, init bool) {
 	case epoch != expect:
 		m.violate(rack, "sent chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
 		return
-	case (c.have > 0 || c.own) && c.init != init:
-		m.violate(rack, "%s chunk %d of lane %d while others do not", initOrSum(init), index, m.cfg.Lane)
+	case (c.have > 0 || c.own) && c.broadcast != broadcast:
+		m.violate(rack, "%s chunk %d of lane %d while others do not", verbOf(broadcast), index, m.cfg.Lane)
 		return
 	}
+	if m.has(c, rack) {
+		m.violate(rack, "sent chunk %d of lane %d for epoch %d twice", index, m.cfg.Lane, epoch)
+		return
+	}
+	slot := *p.here.at(0)
+	p.here.drop()
+	m.take(rack, index, c, slot, broadcast)
+	m.gathered(index, c)
+}
+
+// take takes a child's sum into a chunk.
+func (m *Reducer) take(rack int, index uint32, c *chunkState, slot uint16, broadcast bool) {
 	if c.row == none {
 		c.row = m.free[len(m.free)-1]
 		m.free = m.free[:len(m.free)-1]
 		clear(m.row(c))
 	}
-	if m.row(c)[rack] != 0 {
-		m.violate(rack, "sent chunk %d of lane %d for epoch %d twice", index, m.cfg.Lane, epoch)
-		return
-	}
 	m.opened(index, c)
-	m.row(c)[rack] = *p.here.at(0) + 1
-	p.here.drop()
-	c.init = init
+	m.row(c)[rack] = slot + 1
+	c.broadcast = broadcast
 	c.have++
-	m.gathered(index, c)
 }
 
 // gathered takes the next step with a chunk if all sums are there.
@@ -284,13 +332,13 @@ func (m *Reducer) gathered(index uint32, c *chunkState) {
 		copy(m.slots, m.row(c))
 	}
 	if r.Parent < 0 {
-		m.emit(Action{Kind: Finish, Index: index, Init: c.init})
+		m.emit(Action{Kind: Finish, Index: index, Broadcast: c.broadcast})
 		m.finished(index, c)
 		return
 	}
 	c.whole = true
 	if c.have > 0 {
-		m.emit(Action{Kind: Combine, Index: index, Init: c.init})
+		m.emit(Action{Kind: Combine, Index: index, Broadcast: c.broadcast})
 		for _, child := range r.Children {
 			m.answer(child, answer{index: index, slot: int32(m.row(c)[child]) - 1, kind: SendTaken})
 		}
@@ -308,13 +356,13 @@ func (m *Reducer) answer(child int, a answer) {
 
 // finished passes a result on to the children and to the rack's own workers.
 func (m *Reducer) finished(index uint32, c *chunkState) {
-	if !c.init {
+	if !c.broadcast {
 		c.epoch = after(c.epoch)
 	}
 	m.stall.finished++
-	m.emit(Action{Kind: Return, Index: index, Init: c.init})
+	m.emit(Action{Kind: Return, Index: index, Broadcast: c.broadcast})
 	for _, child := range m.route(c).Children {
-		a := answer{index: index, slot: none, kind: SendResult, init: c.init}
+		a := answer{index: index, slot: none, kind: SendResult, broadcast: c.broadcast}
 		if !c.whole {
 			a.slot = int32(m.row(c)[child]) - 1
 		}
@@ -341,7 +389,7 @@ func (m *Reducer) empty(c *chunkState) {
 }
 
 // Result takes a chunk's result from its parent.
-func (m *Reducer) Result(rack int, index uint32, epoch uint8, init bool) {
+func (m *Reducer) Result(rack int, index uint32, epoch uint8, broadcast bool) {
 	m.begin()
 	if m.failed {
 		return
@@ -352,10 +400,10 @@ func (m *Reducer) Result(rack int, index uint32, epoch uint8, init bool) {
 	}
 	c := &m.chunks[index]
 	expect := c.epoch
-	if !c.init {
+	if !c.broadcast {
 		expect = after(c.epoch)
 	}
-	if epoch != expect || init != c.init {
+	if epoch != expect || broadcast != c.broadcast {
 		m.violate(rack, "answered chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
 		return
 	}
@@ -406,7 +454,9 @@ func (m *Reducer) flush(rack int) {
 		if a.slot != none {
 			p.here.put(uint16(a.slot))
 		}
-		m.emit(Action{Kind: a.kind, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Init: a.init})
+		m.emit(Action{
+			Kind: a.kind, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Broadcast: a.broadcast,
+		})
 	}
 	for ; p.sends > 0 && p.sums.len() > 0 && p.there.len() > 0; p.sends-- {
 		index := *p.sums.at(0)
@@ -415,10 +465,10 @@ func (m *Reducer) flush(rack int) {
 		c.slot, c.sent, c.taken = *p.there.at(0), true, false
 		p.there.drop()
 		epoch := c.epoch
-		if !c.init {
+		if !c.broadcast {
 			epoch = after(epoch)
 		}
-		m.emit(Action{Kind: SendPartial, Index: index, Peer: rack, Slot: int(c.slot), Epoch: epoch, Init: c.init})
+		m.emit(Action{Kind: SendPartial, Index: index, Peer: rack, Slot: int(c.slot), Epoch: epoch, Broadcast: c.broadcast})
 	}
 }
 
@@ -430,3 +480,41 @@ func (m *Reducer) violate(rack int, format string, args ...any) {
 }
 
 func (m *Reducer) emit(a Action) { m.actions = append(m.actions, a) }
+
+// early is a child's sum of the epoch at which a chunk turns. A child can come to it first, as the result of the epoch before comes
+// to it another way.
+type early struct {
+	index     uint32
+	rack      uint16
+	slot      uint16
+	broadcast bool
+}
+
+// turnsTo reports whether a rack is a child of this one in the shape that a chunk turns to.
+func (m *Reducer) turnsTo(c *chunkState, rack int) bool {
+	return slices.Contains(m.plans[c.to].routes[c.owner].Children, rack)
+}
+
+// takeEarly takes the early sums of a chunk that has turned.
+func (m *Reducer) takeEarly(index uint32, c *chunkState) {
+	for i := 0; i < len(m.early); {
+		e := m.early[i]
+		if e.index != index {
+			i++
+			continue
+		}
+		m.early = slices.Delete(m.early, i, i+1)
+		rack := int(e.rack)
+		switch {
+		case c.have > 0 && c.broadcast != e.broadcast:
+			m.violate(rack, "%s chunk %d of lane %d while others do not", verbOf(e.broadcast), index, m.cfg.Lane)
+		case m.has(c, rack):
+			m.violate(rack, "sent chunk %d of lane %d twice", index, m.cfg.Lane)
+		default:
+			m.take(rack, index, c, e.slot, e.broadcast)
+		}
+	}
+}
+
+// has reports whether a child's sum of a chunk lies here.
+func (m *Reducer) has(c *chunkState, child int) bool { return c.have > 0 && m.row(c)[child] != 0 }

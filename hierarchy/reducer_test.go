@@ -48,10 +48,10 @@ func sumAt(t Topology, rack, owner int) (sum []int) {
 
 // wire is a message under way between two reducers.
 type wire struct {
-	kind  ActionKind
-	index uint32
-	epoch uint8
-	init  bool
+	kind      ActionKind
+	index     uint32
+	epoch     uint8
+	broadcast bool
 }
 
 // net is reducers with the queues between them; sums are counted, not added.
@@ -96,14 +96,14 @@ func (n *net) carry(rack int) {
 			delete(n.ready[rack], a.Index)
 		case SendPartial:
 			n.slot(to, a.Slot, true)
-			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
+			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Broadcast})
 		case SendResult, SendNACK, SendTaken:
 			if a.Slot >= 0 {
 				n.slot([2]int{a.Peer, rack}, a.Slot, false)
 			}
-			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
+			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Broadcast})
 		case SendRequest, SendRecall:
-			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Init})
+			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Broadcast})
 		case Violate:
 			n.t.Fatalf("rack %d: %v", rack, a.Err)
 		}
@@ -130,9 +130,9 @@ func (n *net) receive(link [2]int, react func(rack int)) {
 	m := n.machines[to]
 	switch w.kind {
 	case SendPartial:
-		m.Partial(from, w.index, w.epoch, w.init)
+		m.Partial(from, w.index, w.epoch, w.broadcast)
 	case SendResult:
-		m.Result(from, w.index, w.epoch, w.init)
+		m.Result(from, w.index, w.epoch, w.broadcast)
 	case SendNACK:
 		m.NACKed(from, w.index)
 	case SendTaken:
@@ -161,7 +161,7 @@ func TestEveryChunkIsFinishedOnceInAnyOrder(t *testing.T) {
 		window, sends := rapid.IntRange(chunks, chunks+1).Draw(t, "window"), rapid.IntRange(1, 20).Draw(t, "sends")
 		n := newNet(t, top, chunks, window, chunks, sends)
 		for step := 1; step <= 3; step++ {
-			init := step == 1
+			broadcast := step == 1
 			left := make([][]uint32, top.Racks)
 			for rack := range left {
 				for c := range chunks {
@@ -177,7 +177,7 @@ func TestEveryChunkIsFinishedOnceInAnyOrder(t *testing.T) {
 							index := left[rack][i]
 							left[rack] = slices.Delete(left[rack], i, i+1)
 							n.ready[rack][index] = true
-							n.machines[rack].Ready(index, init)
+							n.machines[rack].Ready(index, broadcast)
 							n.carry(rack)
 						})
 					}
@@ -234,6 +234,47 @@ func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 		a := m.Actions()
 		if len(a) == 0 || a[len(a)-1].Kind != Violate || a[len(a)-1].Peer != 1 {
 			t.Errorf("%s: actions %v", name, a)
+		}
+	}
+}
+
+// A lane's own words to a rack take room of its send queue, as sums do, and no more of them are on their way than find receives.
+func TestALanesOwnWordsTakeRoom(t *testing.T) {
+	for _, tc := range []struct{ sends, want int }{{3, 3}, {100, mostNotices}} {
+		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 2}, Window: 2, Open: 4, Sends: tc.sends})
+		said := 0
+		for m.Spare(1) {
+			said++
+		}
+		if said != tc.want {
+			t.Errorf("with %d entries there was room for %d, want %d", tc.sends, said, tc.want)
+		}
+		if m.Sent(1, 1); !m.Spare(1) || m.Spare(1) {
+			t.Errorf("with %d entries, one that has arrived does not make room for one", tc.sends)
+		}
+	}
+}
+
+// Where sums are rounded between racks, no shape may round them twice: its bits would differ from another's.
+func TestSumsAreRoundedOnceOrRefused(t *testing.T) {
+	for racks := 1; racks <= 8; racks++ {
+		for pods := 1; pods <= racks; pods++ {
+			for _, shape := range Shapes() {
+				top := Topology{Shape: shape, Racks: racks, Pods: pods}
+				if top.Check() != nil {
+					continue
+				}
+				once := true
+				for _, owner := range top.Owners() {
+					for rack := range racks {
+						r := top.Route(rack, owner)
+						once = once && len(r.Groups) == 1 && (r.Parent < 0 || len(r.Children) == 0)
+					}
+				}
+				if refused := top.CheckOnce() != nil; refused == once && racks > 1 {
+					t.Errorf("%v, %d racks in %d pods: refused is %v, and sums are rounded once: %v", shape, racks, pods, refused, once)
+				}
+			}
 		}
 	}
 }

@@ -15,7 +15,8 @@ const (
 	// Sharded has every aggregator send its rack's sum of a chunk to the chunk's owner, which sends the result back. Chunks are
 	// spread over all owners: a reduce-scatter and an all-gather by chunk.
 	Sharded
-	// Ring passes sums around all aggregators, with a start that rotates by chunk, then the result around again.
+	// Ring passes sums around the aggregators, then the result around again. As racks are added in their order, the start rotates
+	// by chunk only between two; with more it is a chain.
 	Ring
 	// Chain passes sums along the racks in order, then the result back.
 	Chain
@@ -43,6 +44,17 @@ func Shapes() []Shape {
 	return all
 }
 
+// taken is the shape that chunks take between so many racks.
+func (s Shape) taken(racks int) Shape {
+	switch {
+	case s == Ring && racks > 2:
+		return Chain
+	case s == Ring:
+		return Sharded
+	}
+	return s
+}
+
 // ParseShape reads the name of a shape.
 func ParseShape(name string) (Shape, error) {
 	for i, n := range shapeNames {
@@ -58,6 +70,8 @@ func (s Shape) Fits(c *Cluster) error {
 	switch {
 	case s == Spine && c.SpineNIC == 0:
 		return fmt.Errorf("%w: shape spine needs an aggregator at the spine: give its NIC's rate", ErrCluster)
+	case s == Flat && c.Outer.Every > 0:
+		return fmt.Errorf("%w: shape flat has no rack's sums, and racks that meet every %d steps need them", ErrCluster, c.Outer.Every)
 	case s == Pods && (c.pods() < 2 || c.inPod() < 2):
 		return fmt.Errorf("%w: shape pods needs at least 2 pods of 2 racks, not %d of %d", ErrCluster, c.pods(), c.inPod())
 	}
@@ -109,14 +123,24 @@ func (s Shape) Edges(c *Cluster, chunk int) (up, down []Edge) {
 			up = append(up, Edge{Node{rack, w}, Aggregator(rack)})
 		}
 	}
-	across := func(from, to int) {
+	s.between(c, chunk, func(from, to int) {
 		up = append(up, Edge{Aggregator(from), Aggregator(to)})
-	}
-	back := func(from, to int) {
+	}, func(from, to int) {
 		down = append(down, Edge{Aggregator(from), Aggregator(to)})
+	})
+	for rack := range c.Racks {
+		for w := range c.Workers {
+			down = append(down, Edge{Aggregator(rack), Node{rack, w}})
+		}
 	}
+	return up, down
+}
+
+// between calls across for each transfer of a chunk's sums between aggregators, and back for each of its results, in an order in
+// which each follows those it waits for.
+func (s Shape) between(c *Cluster, chunk int, across, back func(from, to int)) {
 	R := c.Racks
-	switch s {
+	switch s = s.taken(R); s {
 	case Sharded, Root:
 		owner := 0
 		if s == Sharded {
@@ -133,12 +157,6 @@ func (s Shape) Edges(c *Cluster, chunk int) (up, down []Edge) {
 			across(rack, R)
 			back(R, rack)
 		}
-	case Ring:
-		owner := chunk % R
-		for i := 1; i < R; i++ {
-			across((owner+i)%R, (owner+i+1)%R)
-			back((owner+i-1)%R, (owner+i)%R)
-		}
 	case Chain:
 		for rack := range R - 1 {
 			across(rack, rack+1)
@@ -150,28 +168,29 @@ func (s Shape) Edges(c *Cluster, chunk int) (up, down []Edge) {
 			back((R-1-rack)/2, R-rack)
 		}
 	case Pods:
-		Q, owner := c.inPod(), chunk/c.inPod()%c.pods()*c.inPod()+chunk%c.inPod()
-		for rack := range R {
-			if local := rack/Q*Q + chunk%Q; rack != local {
-				across(rack, local)
-			}
+		betweenPods(c, chunk, across, back)
+	}
+}
+
+// betweenPods gathers a chunk within each pod before the pods meet.
+func betweenPods(c *Cluster, chunk int, across, back func(from, to int)) {
+	Q := c.inPod()
+	owner := chunk/Q%c.pods()*Q + chunk%Q
+	local := func(rack int) int { return rack/Q*Q + chunk%Q }
+	for rack := range c.Racks {
+		if rack != local(rack) {
+			across(rack, local(rack))
 		}
-		for pod := range c.pods() {
-			if local := pod*Q + chunk%Q; local != owner {
-				across(local, owner)
-				back(owner, local)
-			}
-		}
-		for rack := range R {
-			if local := rack/Q*Q + chunk%Q; rack != local {
-				back(local, rack)
-			}
+	}
+	for pod := range c.pods() {
+		if local := local(pod * Q); local != owner {
+			across(local, owner)
+			back(owner, local)
 		}
 	}
 	for rack := range c.Racks {
-		for w := range c.Workers {
-			down = append(down, Edge{Aggregator(rack), Node{rack, w}})
+		if rack != local(rack) {
+			back(local(rack), rack)
 		}
 	}
-	return up, down
 }

@@ -1,5 +1,7 @@
 package hierarchy
 
+import "slices"
+
 // Racks may get their chunks complete in different orders, because their workers push in different orders. Windows are
 // bounded, so each rack can fill with chunks that another has not sent: a deadlock that order alone causes, as among the
 // workers of one rack. It is broken in the same way. Rack 0 leads. Where its sum of a chunk is there and others are missing,
@@ -45,6 +47,12 @@ func (m *Reducer) Open() int { return len(m.open) }
 // counted for every rack to have done something.
 func (m *Reducer) Tick(counts bool) {
 	m.begin()
+	for i := 0; i < len(m.early); {
+		n := len(m.early)
+		if m.at(m.early[i].index); len(m.early) == n {
+			i++
+		}
+	}
 	s := &m.stall
 	if s.finished != s.before || len(m.open) == 0 {
 		s.before, s.idle = s.finished, 0
@@ -66,6 +74,9 @@ func (m *Reducer) Tick(counts bool) {
 	}
 	for i := 0; i < len(m.open) && asked < requestsPerTick; i++ {
 		c := &m.chunks[m.open[i]]
+		if m.queued(c) && m.led(c) && m.peers[m.route(c).Parent].there.len() == 0 {
+			m.giveWay(m.route(c).Parent)
+		}
 		if (c.agreed || c.asked && !c.sent) && m.follow(m.open[i], c) {
 			asked++
 		}
@@ -115,7 +126,7 @@ func (m *Reducer) unqueue(index uint32, c *chunkState) {
 
 // led reports whether the leader's sum of a chunk is there.
 func (m *Reducer) led(c *chunkState) bool {
-	switch by := m.lead[c.owner]; {
+	switch by := m.plans[c.shape].lead[c.owner]; {
 	case by == none:
 		return false
 	case by == m.cfg.Rack:
@@ -124,9 +135,6 @@ func (m *Reducer) led(c *chunkState) bool {
 		return c.whole || m.has(c, by)
 	}
 }
-
-// has reports whether a child's sum of a chunk lies here.
-func (m *Reducer) has(c *chunkState, child int) bool { return c.have > 0 && m.row(c)[child] != 0 }
 
 // follow asks for the sums of a chunk that are missing here, and reports whether any is.
 func (m *Reducer) follow(index uint32, c *chunkState) (missing bool) {
@@ -150,16 +158,24 @@ func (m *Reducer) follow(index uint32, c *chunkState) (missing bool) {
 	return missing
 }
 
-// notify sends a request or a recall, if there is room: if not, a later tick will.
-func (m *Reducer) notify(rack int, a Action) bool {
+// Spare takes an entry of the send queue to a rack for a word of the lane's own, if there is room.
+func (m *Reducer) Spare(rack int) bool {
 	p := &m.peers[rack]
 	if p.notices >= mostNotices || p.sends == 0 {
 		return false
 	}
 	p.notices++
 	p.sends--
-	m.emit(a)
 	return true
+}
+
+// notify sends a request or a recall, if there is room: if not, a later tick will.
+func (m *Reducer) notify(rack int, a Action) bool {
+	room := m.Spare(rack)
+	if room {
+		m.emit(a)
+	}
+	return room
 }
 
 // Requested takes note that the parent waits for the sum of a chunk.
@@ -167,6 +183,9 @@ func (m *Reducer) Requested(rack int, index uint32) {
 	m.begin()
 	if m.failed {
 		return
+	}
+	if int(index) < len(m.chunks) && m.comesTo(m.at(index), rack) {
+		return // it asks again when the chunk has come that far
 	}
 	if int(index) >= len(m.chunks) || m.route(&m.chunks[index]).Parent != rack {
 		m.violate(rack, "asked for chunk %d of lane %d, which is none of its own", index, m.cfg.Lane)
@@ -218,7 +237,10 @@ func (m *Reducer) Recall(rack int, index uint32) {
 	if m.failed {
 		return
 	}
-	if int(index) >= len(m.chunks) || !m.isChild(rack, &m.chunks[index]) {
+	if int(index) < len(m.chunks) && m.recallsEarly(rack, index) {
+		return
+	}
+	if int(index) >= len(m.chunks) || !m.isChild(rack, m.at(index)) {
 		m.violate(rack, "recalled chunk %d of lane %d, which is none of its own", index, m.cfg.Lane)
 		return
 	}
@@ -261,4 +283,47 @@ func (m *Reducer) NACKed(rack int, index uint32) {
 	}
 	m.giveUp(index, c)
 	m.flush(rack)
+}
+
+// comesTo reports whether a rack is the parent of this one only in the shape that a chunk turns to.
+func (m *Reducer) comesTo(c *chunkState, rack int) bool {
+	return c.shape != c.to && m.route(c).Parent != rack && m.plans[c.to].routes[c.owner].Parent == rack
+}
+
+// recallsEarly NACKs a sum that is recalled before its chunk has come to its epoch, and passes over the recall of one that was
+// answered in the shape before. It reports whether it was one of these.
+func (m *Reducer) recallsEarly(rack int, index uint32) bool {
+	for i, e := range m.early {
+		if e.index == index && int(e.rack) == rack {
+			m.early = slices.Delete(m.early, i, i+1)
+			m.answer(rack, answer{index: index, slot: int32(e.slot), kind: SendNACK})
+			return true
+		}
+	}
+	c := m.at(index)
+	if c.shape != c.to || m.isChild(rack, c) {
+		return false
+	}
+	for s := range m.plans {
+		if p := &m.plans[s]; p.routes != nil && slices.Contains(p.routes[c.owner].Children, rack) {
+			return true
+		}
+	}
+	return false
+}
+
+// giveWay recalls the youngest sum from a parent that may be: one with rack 0's sum waits for its slot there. In one shape either
+// all sums from here to there have rack 0's or none has; while chunks turn some may.
+func (m *Reducer) giveWay(parent int) {
+	for i := len(m.open) - 1; i >= 0; i-- {
+		index := m.open[i]
+		c := &m.chunks[index]
+		if !c.sent || c.taken || c.asked || m.route(c).Parent != parent || m.led(c) {
+			continue
+		}
+		if !c.recalled && m.notify(parent, Action{Kind: SendRecall, Index: index, Peer: parent}) {
+			c.recalled = true
+		}
+		return
+	}
 }

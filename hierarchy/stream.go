@@ -1,8 +1,9 @@
 package hierarchy
 
 import (
-	"container/heap"
 	"math"
+
+	"github.com/rackweave/rackweave/pqueue"
 )
 
 // Simulate returns the seconds that a step takes when every chunk is followed through every link, first come, first served: what
@@ -57,20 +58,7 @@ type event struct {
 	run func()
 }
 
-type events []event
-
-func (q events) Len() int { return len(q) }
-func (q events) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].seq < q[j].seq
-}
-func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *events) Push(x any)   { *q = append(*q, x.(event)) }
-func (q *events) Pop() any {
-	old := *q
-	e := old[len(old)-1]
-	*q = old[:len(old)-1]
-	return e
-}
+func (a event) before(b event) bool { return a.at < b.at || a.at == b.at && a.seq < b.seq }
 
 type stationKey struct {
 	node  Node
@@ -93,7 +81,7 @@ type simulation struct {
 	cores    map[Node]*hop
 	stations map[stationKey]*station // that wait for gradients and sums
 	results  map[stationKey]*station // that wait for the result
-	queue    events
+	queue    *pqueue.Queue[event]
 	seq      int
 	now, end float64
 }
@@ -101,12 +89,12 @@ type simulation struct {
 func newSimulation(c *Cluster, chunk float64, window int) *simulation {
 	return &simulation{c: c, chunk: chunk, window: window, unsent: map[Node][]transfer{},
 		hops: map[linkKey]*hop{}, cores: map[Node]*hop{},
-		stations: map[stationKey]*station{}, results: map[stationKey]*station{}}
+		stations: map[stationKey]*station{}, results: map[stationKey]*station{}, queue: pqueue.New(event.before)}
 }
 
 func (s *simulation) at(when float64, run func()) {
 	s.seq++
-	heap.Push(&s.queue, event{when, s.seq, run})
+	s.queue.Push(event{when, s.seq, run})
 }
 
 func (s *simulation) station(n Node, chunk int) *station {
@@ -276,8 +264,8 @@ func (s *simulation) run() float64 {
 			}
 		}
 	}
-	for len(s.queue) > 0 {
-		e := heap.Pop(&s.queue).(event)
+	for s.queue.Len() > 0 {
+		e := s.queue.Pop()
 		s.now = e.at
 		e.run()
 	}

@@ -40,12 +40,26 @@ func (t Topology) Check() error {
 	return fmt.Errorf("%w: aggregators do not reduce in shape %v: use sharded, ring, chain, root or pods", ErrCluster, t.Shape)
 }
 
+// CheckOnce returns why sums that are rounded between racks would be rounded more than once on their way: then the shape would
+// change their bits.
+func (t Topology) CheckOnce() error {
+	switch {
+	case t.Pods > 1:
+		return fmt.Errorf("%w: sums cross the core in bf16 and %d pods are declared, whose sums would be rounded again: use f32, or no pods",
+			ErrCluster, t.Pods)
+	case (t.Shape == Chain || t.Shape == Ring) && t.Racks > 2:
+		return fmt.Errorf("%w: sums cross the core in bf16, and shape %v would round them at every rack: use sharded or root, or f32", ErrCluster,
+			t.Shape)
+	}
+	return nil
+}
+
 // Owners are the racks that own chunks.
 func (t Topology) Owners() []int {
 	switch {
 	case t.Shape == Root:
 		return []int{0}
-	case t.Shape == Chain, t.Shape == Ring && t.Racks > 2:
+	case t.Shape.taken(t.Racks) == Chain:
 		return []int{t.Racks - 1}
 	}
 	all := make([]int, t.Racks)
@@ -68,7 +82,7 @@ func (t Topology) Route(rack, owner int) Route {
 	switch {
 	case t.Shape == Pods:
 		return t.podRoute(rack, owner)
-	case t.Shape == Chain, t.Shape == Ring && t.Racks > 2:
+	case t.Shape.taken(t.Racks) == Chain:
 		r := Route{Parent: rack + 1, Groups: [][]int{{rack}}}
 		if rack == owner {
 			r.Parent = -1
