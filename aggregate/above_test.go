@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
@@ -17,16 +19,15 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// simCluster is racks of manual lanes and workers over a simulated network, with so many workers in each rack.
-func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers []int,
-	cfg racktest.Config) (*racktest.Cluster, func()) {
+// simNetwork is a simulated network, and opens devices on it that are closed at the test's end.
+func simNetwork(t *testing.T, seed uint64) (sim *fabric.Sim, open func(format string, args ...any) *verbs.Device) {
 	t.Helper()
 	sim, err := fabric.NewSim(seed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { sim.Close() })
-	open := func(format string, args ...any) *verbs.Device {
+	return sim, func(format string, args ...any) *verbs.Device {
 		d, err := verbs.Open(verbs.ProviderSim, fmt.Sprintf(format, args...), sim.Options())
 		if err != nil {
 			t.Fatal(err)
@@ -38,6 +39,23 @@ func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers 
 		})
 		return d
 	}
+}
+
+// simCluster is racks of manual lanes and workers over a simulated network, with so many workers in each rack. With an odd seed
+// messages are delayed, lost and turned away.
+func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers []int,
+	cfg racktest.Config, each ...func(rack int, cfg *racktest.Config)) (*racktest.Cluster, func()) {
+	t.Helper()
+	sim, open := simNetwork(t, seed)
+	if seed%2 == 1 {
+		sim.SetFaults(fabric.SimFaults{Delay: 2000, DelayMax: time.Millisecond, Drop: 1000, RNR: 1000})
+	}
+	return clusterOn(t, sim, open, topology, workers, cfg, each...)
+}
+
+func clusterOn(t *testing.T, sim *fabric.Sim, open func(string, ...any) *verbs.Device, topology hierarchy.Topology, workers []int,
+	cfg racktest.Config, each ...func(rack int, cfg *racktest.Config)) (*racktest.Cluster, func()) {
+	t.Helper()
 	cfg.Manual, cfg.Now = true, func() int64 { return int64(sim.Now()) }
 	racks := make([]racktest.Config, len(workers))
 	for r, n := range workers {
@@ -45,6 +63,9 @@ func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers 
 		racks[r].NICs = []*verbs.Device{open("aggregator%d", r)}
 		for w := range n {
 			racks[r].Workers = append(racks[r].Workers, []*verbs.Device{open("worker%d.%d", r, w)})
+		}
+		for _, f := range each {
+			f(r, &racks[r])
 		}
 	}
 	c, err := racktest.OpenCluster(topology, racks)
@@ -66,6 +87,21 @@ func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers 
 // exchangeRacks runs broadcast and steps over a cluster and compares every result with plain Go, bit for bit.
 func exchangeRacks(t *testing.T, seed uint64, c *racktest.Cluster, pods, steps int, network func()) {
 	t.Helper()
+	exchangeWith(t, seed, c, steps, network, func(ref *racktest.Reference) plainGo {
+		ref.Core = c.Racks[0].Config.Core
+		return func(grads [][][][]float32) [][][]float32 {
+			return slices.Repeat([][][]float32{ref.StepRacks(grads, pods)}, len(grads))
+		}
+	})
+}
+
+// plainGo takes gradients by rack, worker and tensor, and returns what a pushpull answers, by rack and tensor.
+type plainGo func(grads [][][][]float32) [][][]float32
+
+// exchangeWith is exchangeRacks with the plain Go that begin makes of a reference with the broadcast's values.
+func exchangeWith(t *testing.T, seed uint64, c *racktest.Cluster, steps int, network func(),
+	begin func(*racktest.Reference) plainGo) {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 2))
 	job, plan := c.Racks[0].Config.Job, c.Racks[0].Plan
 	wire := plan.Tensor(0).DType
@@ -79,9 +115,10 @@ func exchangeRacks(t *testing.T, seed uint64, c *racktest.Cluster, pods, steps i
 			t.Fatal(err)
 		}
 	}
-	check := func(what string, want [][]float32) {
+	check := func(what string, all [][][]float32) {
 		t.Helper()
 		for r, rack := range c.Racks {
+			want := all[r]
 			for _, w := range rack.Workers {
 				for k := range want {
 					got := w.DstF32(k)[:len(want[k])]
@@ -112,18 +149,15 @@ func exchangeRacks(t *testing.T, seed uint64, c *racktest.Cluster, pods, steps i
 		initial = append(initial, append([]float32(nil), racktest.OnWire(wire, x)...))
 	}
 	run(chunk.OpBroadcast)
-	check("broadcast", initial)
-	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, wire, initial)
-	for step := range steps {
-		grads := gradients()
+	want := slices.Repeat([][][]float32{initial}, len(c.Racks))
+	check("broadcast", want)
+	step := begin(racktest.NewReference(job.Mode, job.Rule, job.Hyper, wire, initial))
+	for n := range steps {
+		want = step(gradients())
 		run(chunk.OpPushPull)
-		check(fmt.Sprintf("step %d", step), ref.StepRacks(grads, pods))
+		check(fmt.Sprintf("step %d", n), want)
 	}
 	if job.Mode == aggregate.Eager {
-		want := make([][]float32, len(ref.W))
-		for k := range want {
-			want[k] = racktest.OnWire(wire, ref.W[k])
-		}
 		run(chunk.OpPull)
 		check("pull", want)
 	}
@@ -164,15 +198,39 @@ func TestRacksEqualPlainGoBitForBit(t *testing.T) {
 	}
 }
 
-// Racks may have 1 to 8 members in any shape, and workers may push in orders of their own: windows of a few slots then fill with
-// chunks that other racks cannot send. All of it ends with the same bits.
-func TestRacksInAnyShapeAndOrderEqualPlainGo(t *testing.T) {
-	// RACKS_SEEDS asks for more of them.
-	seeds, err := strconv.ParseUint(cmp.Or(os.Getenv("RACKS_SEEDS"), "20"), 10, 32)
+// racksSeeds is how many seeds a test of racks takes, a third of n where the run is short; RACKS_SEEDS asks for more of them.
+func racksSeeds(t *testing.T, n int) uint64 {
+	if testing.Short() {
+		n = (n + 2) / 3
+	}
+	seeds, err := strconv.ParseUint(cmp.Or(os.Getenv("RACKS_SEEDS"), strconv.Itoa(n)), 10, 32)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for seed := range seeds {
+	return seeds
+}
+
+// anyShape draws a shape that the racks and pods of a topology can have.
+func anyShape(rng *rand.Rand, top hierarchy.Topology) hierarchy.Shape {
+	shapes := slices.DeleteFunc(hierarchy.Shapes(), func(s hierarchy.Shape) bool {
+		top.Shape = s
+		return top.Check() != nil
+	})
+	return shapes[rng.IntN(len(shapes))]
+}
+
+// anyCore draws a type for sums between racks.
+func anyCore(rng *rand.Rand, top hierarchy.Topology) chunk.DType {
+	if top.CheckOnce() == nil && rng.IntN(2) == 0 {
+		return chunk.BF16
+	}
+	return chunk.F32
+}
+
+// Racks may have 1 to 8 members in any shape, and workers may push in orders of their own: windows of a few slots then fill with
+// chunks that other racks cannot send. All of it ends with the same bits.
+func TestRacksInAnyShapeAndOrderEqualPlainGo(t *testing.T) {
+	for seed := range racksSeeds(t, 20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		workers := make([]int, 1+rng.IntN(8))
 		for i := range workers {
@@ -182,24 +240,18 @@ func TestRacksInAnyShapeAndOrderEqualPlainGo(t *testing.T) {
 		if n := len(workers); n%2 == 0 && n > 2 && rng.IntN(2) == 0 {
 			topology.Pods = 2
 		}
-		var shapes []hierarchy.Shape
-		for _, s := range hierarchy.Shapes() {
-			if topology.Shape = s; topology.Check() == nil {
-				shapes = append(shapes, s)
-			}
-		}
-		topology.Shape = shapes[rng.IntN(len(shapes))]
+		topology.Shape = anyShape(rng, topology)
 		job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: 4096, Hyper: optim.Sum.Defaults()}
 		if rng.IntN(2) == 0 {
 			job.Mode, job.Rule, job.Hyper = aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()
 		}
 		wire := []chunk.DType{chunk.F32, chunk.BF16}[rng.IntN(2)]
-		window := 2 + rng.IntN(6)
-		name := fmt.Sprintf("seed %d: workers %v, %v, %d pods, mode %v, %v, window %d", seed, workers, topology.Shape, topology.Pods,
-			job.Mode, wire, window)
+		window, core := 2+rng.IntN(6), anyCore(rng, topology)
+		name := fmt.Sprintf("seed %d: workers %v, %v, %d pods, mode %v, %v, %v between racks, window %d", seed, workers, topology.Shape,
+			topology.Pods, job.Mode, wire, core, window)
 		ok := t.Run(name, func(t *testing.T) {
 			c, network := simCluster(t, seed, topology, workers, racktest.Config{
-				Lanes: 1 + rng.IntN(2), Window: window, Job: job, Shuffle: seed + 1,
+				Lanes: 1 + rng.IntN(2), Window: window, Job: job, Shuffle: seed + 1, Core: core,
 				Tensors: tensorsOf(wire, 1, 5000, 1023, 20000, 3, 4000, 9000),
 			})
 			exchangeRacks(t, seed, c, topology.Pods, 2, network)

@@ -173,14 +173,18 @@ func TestExchangesAboveTheRackDoNotAllocate(t *testing.T) {
 		mode     aggregate.Mode
 		rule     optim.Rule
 		wire     chunk.DType
+		outer    hierarchy.Outer
 	}{
-		{hierarchy.Topology{Shape: hierarchy.Sharded}, aggregate.Aggregate, optim.Sum, chunk.F32},
-		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.BF16},
-		{hierarchy.Topology{Shape: hierarchy.Pods, Pods: 2}, aggregate.Eager, optim.AdamTorch, chunk.F32},
+		{hierarchy.Topology{Shape: hierarchy.Sharded}, aggregate.Aggregate, optim.Sum, chunk.F32, hierarchy.Outer{}},
+		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.BF16, hierarchy.Outer{}},
+		{hierarchy.Topology{Shape: hierarchy.Pods, Pods: 2}, aggregate.Eager, optim.AdamTorch, chunk.F32, hierarchy.Outer{}},
+		{hierarchy.Topology{Shape: hierarchy.Root}, aggregate.Eager, optim.AdamTorch, chunk.BF16,
+			hierarchy.Outer{Every: 2, Fragments: 2, Rule: hierarchy.OuterNesterov, LR: 0.7, Momentum: 0.9}},
 	} {
 		t.Run(tc.topology.Shape.String(), func(t *testing.T) {
 			tc.topology.Racks = 4
-			job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.rule.Defaults(), ChunkBytes: 4096}
+			job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.rule.Defaults(), ChunkBytes: 4096,
+				Outer: tc.outer}
 			c, network := simCluster(t, 3, tc.topology, []int{2, 1, 1, 2}, racktest.Config{
 				Lanes: 2, Window: 4, Arena: true, Job: job, Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
 			})

@@ -32,7 +32,7 @@ func (s *share) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 		var d *destination
 		var offset uint64
 		if a.Kind != reduce.AnswerCommit && a.Kind != reduce.AnswerStep {
-			c := &s.store.chunks[a.Index]
+			c := s.chunk(a.Index)
 			d, offset = &k.dst[c.tensor], c.offset
 		}
 		wr.RAddr, wr.RKey = k.target(h, d, offset, s.chunkBytes)
@@ -63,6 +63,6 @@ func (s *share) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
 	case p.result != noResult:
 		wr.LKey = s.results.region.mrs[nic].LKey
 	default:
-		wr.LKey = s.store.lkeys[nic][a.Index]
+		wr.LKey = s.lkey(nic, a.Index)
 	}
 }

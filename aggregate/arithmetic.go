@@ -17,18 +17,18 @@ type arithmetic struct {
 
 // sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.
 func (k *arithmetic) sum(s *store, c *storedChunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
-	wire := uint8(s.tensors[c.tensor].wire)
+	out := uint8(s.tensors[c.tensor].out)
 	if s.scaled != nil {
-		k.run(s, optim.Sum, s.scaled, c, src, srcType, outs, wire, stream)
+		k.run(s, optim.Sum, s.scaled, c, src, srcType, outs, out, stream)
 		return
 	}
-	kernel.SumTo(k.isa, outs, wire, src, srcType, uint64(c.elems), false, stream)
+	kernel.SumTo(k.isa, outs, out, src, srcType, uint64(c.elems), false, stream)
 }
 
 // accumulate adds the sum of the sources to the chunk's accumulator, and notes its norm for the commit of this parity.
-func (k *arithmetic) accumulate(s *store, c *storedChunk, src []uint64, parity uint8) {
+func (k *arithmetic) accumulate(s *store, c *storedChunk, src []uint64, srcType uint8, parity uint8) {
 	k.one[0] = s.accumulator(c)
-	kernel.SumTo(k.isa, k.one[:], kernel.F32, src, uint8(s.tensors[c.tensor].wire), uint64(c.elems), c.dirty, false)
+	kernel.SumTo(k.isa, k.one[:], kernel.F32, src, srcType, uint64(c.elems), c.dirty, false)
 	c.dirty = true
 	c.norms.gradient[parity] = kernel.SumSq(k.isa, k.one[0], uint64(c.elems))
 }
@@ -46,7 +46,12 @@ func (k *arithmetic) broadcast(s *store, c *storedChunk, root uint64, outs []uin
 
 // parameters writes the chunk's parameters to out, in the wire's type.
 func (k *arithmetic) parameters(s *store, c *storedChunk, out uint64) {
-	kernel.Convert(k.isa, out, uint8(s.tensors[c.tensor].wire), c.addr, kernel.F32, uint64(c.elems), false)
+	t, from, kind := &s.tensors[c.tensor], c.addr, uint8(kernel.F32)
+	if t.out != t.wire {
+		kernel.Convert(k.isa, s.scratch, uint8(t.out), c.addr, kernel.F32, uint64(c.elems), false)
+		from, kind = s.scratch, uint8(t.out)
+	}
+	kernel.Convert(k.isa, out, uint8(t.wire), from, kind, uint64(c.elems), false)
 }
 
 // step runs the job's rule over the sum of the sources, and writes the new parameters, in the wire's type, to every output.
@@ -57,9 +62,12 @@ func (k *arithmetic) step(s *store, c *storedChunk, src []uint64, srcType uint8,
 		h := t.hyper
 		h.LR *= t.lrMult
 		h.WD *= t.wdMult
+		if s.outer != nil {
+			h.Scale *= s.outer.share
+		}
 		t.scalars, t.scalarsFor = optim.Derive(s.rule, h, c.updates), c.updates
 	}
-	k.run(s, s.rule, &t.scalars, c, src, srcType, outs, uint8(t.wire), stream)
+	k.run(s, s.rule, &t.scalars, c, src, srcType, outs, uint8(t.out), stream)
 }
 
 // stepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate; the gradient is scaled

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -25,6 +26,8 @@ type Config struct {
 	Window   int // 0: what suits the devices
 	MaxConns int // per lane; 0: DefaultMaxConns
 	Spin     int // -1: none; 0: DefaultSpin
+	// Balance is the window by which lanes that are uneven for good are found, to move chunks; 0: DefaultBalance, negative: none move.
+	Balance time.Duration
 	// How long an attached worker may take to connect; 0: DefaultPeerDeadline.
 	PeerDeadline time.Duration
 	// How long a connection whose NIC or link failed may take to come back over another; 0: DefaultLinkTimeout.
@@ -74,8 +77,16 @@ type JobConfig struct {
 	Policy policy.Spec
 	// Decided, if not nil, is told of every update that a policy decides, in order; the policy waits meanwhile.
 	Decided func(policy.Act)
+	// Outer is how the job's racks that train on their own meet, in mode eager; the zero value: they add their gradients.
+	Outer hierarchy.Outer
+	// Met, if not nil, is told of every decision about the racks' meetings, in order, where racks may miss some ([hierarchy.Outer]'s
+	// Quorum), with the number of the fragment's last meeting and the racks' weights in it. A lane waits meanwhile, and reuses
+	// weights.
+	Met func(w hierarchy.Word, meeting uint32, weights []int)
 	// Above places the job's rack among others; nil: it is alone.
 	Above *Above
+	// Part is what of the job is this engine's.
+	Part Part
 }
 
 // TensorSpec is what a job knows of a tensor beside the plan.

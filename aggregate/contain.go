@@ -43,6 +43,9 @@ func (l *Lane) guard(s *share, f func()) (err error) {
 		return s.fate.failure.Load().Err
 	}
 	l.serving = s
+	if l.watch != nil {
+		f = l.watch(f)
+	}
 	if !l.manual {
 		defer func() {
 			if v := recover(); v != nil {

@@ -23,16 +23,7 @@ func beside(t testing.TB, r *racktest.Rack, provider string, workers int, cfg ra
 	for range workers {
 		cfg.Workers = append(cfg.Workers, []*verbs.Device{openDevice(t, provider)})
 	}
-	other, err := racktest.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := other.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return other
+	return openRack(t, cfg)
 }
 
 func sumJob(name string, elems ...uint64) racktest.Config {

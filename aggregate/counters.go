@@ -19,6 +19,7 @@ type Counters struct {
 	Deferred             uint64 // folds that had to wait for send-queue or result space
 	NACKs, Requests      uint64
 	Dropped              uint64 // late, duplicate or foreign messages
+	Moves                uint64 // chunks that went to another lane
 	Breaks, Failovers    uint64 // connections that broke, and that resumed over another queue pair
 	FoldsOpen, SlotsHeld uint64 // now
 	// To and from other racks' aggregators: sums and results, with their notes.

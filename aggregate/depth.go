@@ -15,8 +15,8 @@ const pollBatch = 16
 
 // The windows that a worker takes (cgo/worker).
 const (
-	minWindow = 2
-	maxWindow = 4096
+	MinWindow = 2
+	MaxWindow = 4096
 )
 
 // Depths are the queue depths of one connection between a worker and a lane, and of the lane's completion queue.
@@ -43,8 +43,8 @@ type Depths struct {
 //
 // maxQPWR and maxCQE are the device's limits; maxConns what is asked for.
 func QueueDepths(window, maxConns int, maxQPWR, maxCQE uint32) (Depths, error) {
-	if window < minWindow || window > maxWindow {
-		return Depths{}, fmt.Errorf("window of %d: use %d to %d", window, minWindow, maxWindow)
+	if window < MinWindow || window > MaxWindow {
+		return Depths{}, fmt.Errorf("window of %d: use %d to %d", window, MinWindow, MaxWindow)
 	}
 	d := Depths{
 		WorkerSend: 2*window + recvMargin, WorkerRecv: window + recvMargin,

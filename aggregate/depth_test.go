@@ -7,7 +7,7 @@ import (
 )
 
 func TestWindowsAreThoseThatWorkersTake(t *testing.T) {
-	if minWindow != worker.MinWindow || maxWindow != worker.MaxWindow {
-		t.Errorf("the aggregator takes windows of %d to %d, workers of %d to %d", minWindow, maxWindow, worker.MinWindow, worker.MaxWindow)
+	if MinWindow != worker.MinWindow || MaxWindow != worker.MaxWindow {
+		t.Errorf("the aggregator takes windows of %d to %d, workers of %d to %d", MinWindow, MaxWindow, worker.MinWindow, worker.MaxWindow)
 	}
 }

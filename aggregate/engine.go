@@ -16,7 +16,8 @@ type Engine struct {
 	cfg     Config
 	devices []*verbs.Device
 	lanes   []*Lane
-	running bool // the lanes have goroutines
+	running bool       // the lanes have goroutines
+	balance *balancing // nil: chunks stay, unless [Job.Move] says otherwise
 }
 
 // Start makes an engine and starts its lanes. The devices stay the caller's.
@@ -24,35 +25,7 @@ func Start(cfg Config) (*Engine, error) {
 	if len(cfg.Lanes) == 0 {
 		return nil, errors.New("start aggregator: no lanes: give it at least one core")
 	}
-	byReference := true
-	for _, l := range cfg.Lanes {
-		byReference = byReference && l.Device.Attr().Has(verbs.DevByReference)
-	}
-	if cfg.Window == 0 {
-		cfg.Window = DefaultWindow
-		if byReference {
-			cfg.Window = ByReferenceWindow
-		}
-	}
-	if cfg.MaxConns == 0 {
-		cfg.MaxConns = DefaultMaxConns
-	}
-	switch cfg.Spin {
-	case -1:
-		cfg.Spin = 0
-	case 0:
-		cfg.Spin = DefaultSpin
-	}
-	if cfg.PeerDeadline == 0 {
-		cfg.PeerDeadline = DefaultPeerDeadline
-	}
-	if cfg.LinkTimeout == 0 {
-		cfg.LinkTimeout = DefaultLinkTimeout
-	}
-	if cfg.Now == nil {
-		start := time.Now()
-		cfg.Now = func() int64 { return int64(time.Since(start)) }
-	}
+	cfg = cfg.complete()
 	e := &Engine{cfg: cfg}
 	for _, lc := range cfg.Lanes {
 		if !slices.Contains(e.devices, lc.Device) {
@@ -80,8 +53,49 @@ func Start(cfg Config) (*Engine, error) {
 		if err := errors.Join(errs...); err != nil {
 			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
 		}
+		if cfg.Balance > 0 && len(e.lanes) > 1 {
+			e.balance = newBalancing(cfg.Lanes)
+			go e.balance.run(cfg.Balance)
+		}
 	}
 	return e, nil
+}
+
+// complete fills in what was left to be chosen.
+func (cfg Config) complete() Config {
+	byReference := true
+	for _, l := range cfg.Lanes {
+		byReference = byReference && l.Device.Attr().Has(verbs.DevByReference)
+	}
+	if cfg.Window == 0 {
+		cfg.Window = DefaultWindow
+		if byReference {
+			cfg.Window = ByReferenceWindow
+		}
+	}
+	if cfg.MaxConns == 0 {
+		cfg.MaxConns = DefaultMaxConns
+	}
+	switch cfg.Spin {
+	case -1:
+		cfg.Spin = 0
+	case 0:
+		cfg.Spin = DefaultSpin
+	}
+	if cfg.PeerDeadline == 0 {
+		cfg.PeerDeadline = DefaultPeerDeadline
+	}
+	if cfg.LinkTimeout == 0 {
+		cfg.LinkTimeout = DefaultLinkTimeout
+	}
+	if cfg.Balance == 0 {
+		cfg.Balance = DefaultBalance
+	}
+	if cfg.Now == nil {
+		start := time.Now()
+		cfg.Now = func() int64 { return int64(time.Since(start)) }
+	}
+	return cfg
 }
 
 var sparing sync.Mutex
@@ -96,7 +110,12 @@ func spare(n int) {
 
 // NewJob makes a job without tensors or workers.
 func (e *Engine) NewJob(c JobConfig) (*Job, error) {
-	return newJob(c, e.lanes, e.devices, e.cfg.Window, timeouts{peer: e.cfg.PeerDeadline, link: e.cfg.LinkTimeout})
+	j, err := newJob(c, e.lanes, e.devices, e.cfg.Window, timeouts{peer: e.cfg.PeerDeadline, link: e.cfg.LinkTimeout})
+	if err == nil && e.balance != nil {
+		e.balance.add(j)
+		j.closing = func() { e.balance.remove(j) }
+	}
+	return j, err
 }
 
 // Lanes returns the engine's lanes, in the plan's order.
@@ -138,6 +157,9 @@ func (e *Engine) Connections(d *verbs.Device) (all, guests int) {
 // Close stops the lanes. Jobs must be closed first.
 func (e *Engine) Close() error {
 	var errs []error
+	if e.balance != nil {
+		e.balance.close()
+	}
 	for _, l := range e.lanes {
 		if e.running {
 			l.stop()

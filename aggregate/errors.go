@@ -2,6 +2,7 @@ package aggregate
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/rackweave/rackweave/aggregate/reduce"
 )
@@ -22,5 +23,18 @@ var (
 	// ErrNotQuiet is what a [Snapshot] fails with when gradients are under way.
 	ErrNotQuiet = errors.New("gradients are under way")
 )
+
+// FailedElsewhere is why a job fails that has failed in another rack.
+type FailedElsewhere struct {
+	Rack   string
+	Worker int // that caused it, by its rank in the whole job; -1: none
+}
+
+func (e *FailedElsewhere) Error() string {
+	if e.Worker < 0 {
+		return fmt.Sprintf("the job failed in rack %q: see its aggregator", e.Rack)
+	}
+	return fmt.Sprintf("the job failed in rack %q: worker %d caused it", e.Rack, e.Worker)
+}
 
 const noRank = -1 // a failure that no worker caused

@@ -15,6 +15,9 @@ func (s *share) receive(k *link, wc *verbs.WC) {
 		s.receiveAbove(k, wc)
 		return
 	}
+	if s.arrivals.some.Load() {
+		s.adopt()
+	}
 	op, epoch, index := chunk.Unpack(wc.Imm)
 	m := &s.message
 	*m = reduce.Message{Op: op, Epoch: epoch, Index: index, Bytes: wc.ByteLen}
@@ -61,6 +64,15 @@ func (s *share) advance() bool {
 // advanceAbove gives the workers what has come from above the rack, and sends up what waited.
 func (s *share) advanceAbove() (worked bool) {
 	worked = s.sumWaiting()
+	if s.quorum != nil {
+		worked = s.advanceTurns() || worked
+	}
+	if s.above.commit.refreshing {
+		return s.advanceRefresh() || worked
+	}
+	if s.above.commit.waiting() {
+		worked = s.exchangeNorms() || worked
+	}
 	for _, index := range s.above.returned {
 		s.machine.Returned(s.stamp, index)
 		s.carryOut()
@@ -80,9 +92,12 @@ func (s *share) advanceAbove() (worked bool) {
 // follow asks the workers for chunks that other racks wait for, and makes room for them.
 func (s *share) follow() {
 	for _, index := range s.above.wanted {
+		if s.quorum != nil && s.followTurn(index) {
+			continue
+		}
 		stuck := s.machine.Follow(s.stamp, index)
 		s.carryOut()
-		if stuck {
+		if stuck && !s.giveBackHeld() {
 			s.above.reducer.Yield()
 			s.carryAbove()
 		}
@@ -101,16 +116,21 @@ func (s *share) tickAbove(counts bool) (stalled bool) {
 	s.carryAbove()
 	s.advanceAbove()
 	s.missLeft()
+	if q := s.quorum; q != nil && q.desk != nil && q.desk.toDo() {
+		stalled = true
+	}
 	if r.Open() > 0 && r.Idle() < patience {
 		return true
 	}
-	stalled = s.machine.Tick(s.stamp, counts)
+	stalled = s.machine.Tick(s.stamp, counts) || stalled
 	s.carryOut()
 	return stalled || r.Open() > 0
 }
 
 // waiting reports whether advance may have something to do.
-func (s *share) waiting() bool { return s.machine.Waiting() || s.above != nil && s.above.waiting() }
+func (s *share) waiting() bool {
+	return s.machine.Waiting() || s.above != nil && s.above.waiting() || s.quorum != nil && s.quorum.toDo()
+}
 
 // tick looks for a stall and reports whether there is one.
 func (s *share) tick(counts bool) bool {

@@ -3,6 +3,7 @@ package aggregate_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/rackweave/rackweave/aggregate"
@@ -160,17 +161,47 @@ func TestPushPullEqualsPlainGoBitForBit(t *testing.T) {
 				Job:     aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096},
 				Tensors: tensorsOf(tc.wire, 1, 5000, 1023, 20000, 3),
 			})
-			exchange(t, r, 3, func(ops [][]worker.Op) error {
-				handles := make([][]uint64, len(ops))
-				for i, w := range r.Workers {
-					h, err := w.Submit(ops[i]...)
-					if err != nil {
-						return err
-					}
-					handles[i] = h
-				}
-				return r.Drive(network, handles, 100000)
-			})
+			exchange(t, r, 3, driven(r, network))
 		})
+	}
+}
+
+// driven runs operations of a manual rack until they are done.
+func driven(r *racktest.Rack, network func()) func(ops [][]worker.Op) error {
+	return func(ops [][]worker.Op) error {
+		handles := make([][]uint64, len(ops))
+		for i, w := range r.Workers {
+			h, err := w.Submit(ops[i]...)
+			if err != nil {
+				return err
+			}
+			handles[i] = h
+		}
+		return r.Drive(network, handles, 100000)
+	}
+}
+
+// A framework may add its tensors one by one, with exchanges in between.
+func TestResultsGoPastTheCacheOnceAllTensorsTogetherAreLarger(t *testing.T) {
+	const elems, tensors, fits = 3000, 5, 3
+	all := tensorsOf(chunk.F32, slices.Repeat([]uint64{elems}, tensors)...)
+	r, network := simRack(t, 7, "", 2, racktest.Config{
+		Lanes: 2, Window: 4, Arena: true, CacheBytes: fits * elems * 4, Tensors: all[:1],
+		Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, Rule: optim.Sum, Hyper: optim.Sum.Defaults(), ChunkBytes: 4096},
+	})
+	for n := 1; n <= tensors; n++ {
+		if n > 1 {
+			if err := r.Add(all[n-1 : n]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		exchange(t, r, 1, driven(r, network))
+		for rank := range r.Workers {
+			for k := range n {
+				if got, want := r.Job.Streams(rank, k), n > fits; got != want {
+					t.Errorf("worker %d, tensor %d of %d, a cache for %d: past the cache: %t, expected %t", rank, k, n, fits, got, want)
+				}
+			}
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -25,14 +26,22 @@ type Job struct {
 	memory     memory
 	fate       fate
 	across     across
-	pace       *pace    // mode stream; else nil
-	above      *Above   // nil: the rack is alone
+	pace       *pace  // mode stream; else nil
+	above      *Above // nil: the rack is alone
+	part       Part
+	firstLane  int      // of the plan's, where the job is spread over several aggregators
 	owners     []owners // by lane
 	placed     []int64  // by lane: bytes of its chunks
 	lanes      []*Lane
-	shares     []*share      // by lane
-	breaks     []chan Break  // by rank
-	left       []atomic.Bool // by rank: in peace, which a lane may not have heard of yet
+	shares     []*share        // by lane
+	come       []atomic.Uint32 // by fragment, to how many meetings the rack has come, where racks may miss some; else nil
+	breaks     []chan Break    // by rank
+	left       []atomic.Bool   // by rank: in peace, which a lane may not have heard of yet
+	moves      moves
+	replaced   atomic.Bool // the state was replaced in part, and no step made since
+	closing    func()      // nil: nobody is to know
+
+	tracing sync.Mutex // of what Traced keeps in shares
 
 	mu     sync.Mutex
 	closed bool
@@ -67,6 +76,12 @@ func (c *JobConfig) complete() error {
 			return err
 		}
 	}
+	if err := checkPart(c); err != nil {
+		return err
+	}
+	if err := checkOuter(c); err != nil {
+		return err
+	}
 	return c.Rule.Check(c.Hyper)
 }
 
@@ -78,9 +93,11 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	j := &Job{
 		name: c.Name, workers: c.Workers, chunkBytes: c.ChunkBytes, window: window, timeouts: t, lanes: lanes,
 		above: c.Above, memory: memory{job: c.Name}, fate: fate{failed: make(chan struct{})}, left: make([]atomic.Bool, c.Workers),
-		placed: make([]int64, len(lanes)),
+		placed: make([]int64, len(lanes)), part: c.Part,
+		firstLane: c.Part.Number * len(lanes),
 	}
 	j.across.lanes = int64(len(lanes))
+	j.moves.open(len(lanes))
 	j.fate.notify = func() {
 		for _, l := range lanes {
 			l.notify()
@@ -105,22 +122,9 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 		j.memory.pds = append(j.memory.pds, pd)
 	}
 	for _, l := range lanes {
-		buffers := int64(resultBuffers)
-		if j.pace != nil && j.pace.sets {
-			buffers += scratchBuffers
-		}
-		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, buffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
+		s, err := j.openShare(c, l)
 		if err != nil {
 			return nil, errors.Join(err, j.Close())
-		}
-		s := j.newShare(c, l, r)
-		if c.Above != nil {
-			bytes := int64(sumBuffers(window, c.ChunkBytes)) * int64(sumBufferBytes(c.ChunkBytes))
-			r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, bytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite, false)
-			if err != nil {
-				return nil, errors.Join(err, j.Close())
-			}
-			s.above = newAbove(&c, l.index, window, l.depths.PeerSend, r)
 		}
 		j.shares, j.owners = append(j.shares, s), append(j.owners, newOwners(c.Above, l.index))
 	}
@@ -132,6 +136,75 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 	return j, nil
 }
 
+// openShare makes the job's share of a lane, with its buffers.
+func (j *Job) openShare(c JobConfig, l *Lane) (*share, error) {
+	buffers := int64(resultBuffers)
+	if j.pace != nil && j.pace.sets {
+		buffers += scratchBuffers
+	}
+	r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, buffers*int64(c.ChunkBytes), verbs.AccessLocalWrite, false)
+	if err != nil {
+		return nil, err
+	}
+	s := j.newShare(c, l, r)
+	if c.Above != nil {
+		bytes := sumsBytes(j.window, c.ChunkBytes, c.Above.Racks, c.Above.Buddies)
+		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, bytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite, false)
+		if err != nil {
+			return nil, err
+		}
+		s.above = newAbove(&c, l.index, j.window, l.depths.PeerSend, r)
+		s.quorum = j.openQuorum(&c, l)
+		s.store.above, s.store.scratch = c.Above, s.above.sums.spare(c.Above.Racks)
+	}
+	if len(c.Part.Racks) > 1 {
+		r, err := j.memory.allocate(resultRegion, l.index, l.cfg.Node, c.Part.need(c.ChunkBytes), verbs.AccessLocalWrite, false)
+		if err != nil {
+			return nil, err
+		}
+		s.byRack = newByRack(&c.Part, c.ChunkBytes, r.addr())
+	}
+	return s, nil
+}
+
+// openQuorum makes a lane's part in meetings that racks may miss; nil: all come to all.
+func (j *Job) openQuorum(c *JobConfig, l *Lane) *quorum {
+	if c.Outer.Quorum == 0 {
+		return nil
+	}
+	var d *desk
+	if l.index == 0 {
+		d, j.come = newDesk(c, j.spread), make([]atomic.Uint32, max(c.Outer.Fragments, 1))
+	}
+	return newQuorum(c, d, j.come, j.window, func(fragment int) {
+		j.atDesk(func(d *desk) { d.put(noticeCome, uint32(fragment)) })
+	})
+}
+
+// spread has all lanes but the first hear words.
+func (j *Job) spread(words []hierarchy.Word) {
+	for i, l := range j.lanes[1:] {
+		s := j.shares[1+i]
+		l.later(s, func() {
+			if s.fate.failure.Load() == nil {
+				s.hear(words)
+				l.list(s)
+			}
+		})
+	}
+}
+
+// atDesk does something at the job's desk; on any goroutine.
+func (j *Job) atDesk(f func(*desk)) {
+	l, s := j.lanes[0], j.shares[0]
+	l.later(s, func() {
+		if s.fate.failure.Load() == nil {
+			f(s.quorum.desk)
+			l.list(s)
+		}
+	})
+}
+
 func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 	var scaled *optim.Scalars
 	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
@@ -139,16 +212,13 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 		scaled = &scalars
 	}
 	sets := j.pace != nil && j.pace.sets
-	return &share{
-		core: &l.core, name: c.Name, chunkBytes: c.ChunkBytes, linkNS: int64(j.timeouts.link), maps: l.attr.Has(verbs.DevMaps),
-		machine: reduce.New(reduce.Config{
-			Lane: l.index, Workers: c.Workers, Window: j.window, Sends: l.depths.AggregatorSend, Results: resultBuffers, Mode: c.Mode,
-			Norms: c.Rule.NeedsNorms(), Standing: j.pace.standing(),
-			Above: c.Above != nil, Root: c.Above.root(),
-		}),
-		fate: &j.fate, across: &j.across, pace: j.pace, weight: uint64(c.Weight),
+	s := &share{
+		handOver: func(index uint32, to int, a arrival) { j.handOver(place{l.index, index}, to, a) },
+		core:     &l.core, name: c.Name, chunkBytes: c.ChunkBytes, linkNS: int64(j.timeouts.link), maps: l.attr.Has(verbs.DevMaps),
+		fate: &j.fate, replaced: &j.replaced, across: &j.across, pace: j.pace, weight: uint64(c.Weight),
 		links: make([]*link, c.Workers), breaks: j.breaks, left: j.left, results: newResults(r, c.ChunkBytes),
-		store: store{mode: c.Mode, sets: sets, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled},
+		store: store{mode: c.Mode, sets: sets, rule: c.Rule, states: c.Rule.States(c.Hyper), hyper: c.Hyper, scaled: scaled,
+			outer: newOuter(&c)},
 		wakeLanes: func() {
 			for _, other := range j.lanes {
 				if other != l {
@@ -157,6 +227,24 @@ func (j *Job) newShare(c JobConfig, l *Lane, r *region) *share {
 			}
 		},
 	}
+	m := reduce.Config{
+		Lane: l.index, Workers: c.Workers, Window: j.window, Sends: l.depths.AggregatorSend, Results: resultBuffers, Mode: c.Mode,
+		Norms: c.Rule.NeedsNorms(), Standing: j.pace.standing(), Above: c.Above != nil, Root: c.Above.root(),
+	}
+	if s.store.outer != nil {
+		m.Inner = s.store.stays
+	}
+	s.machine = reduce.New(m)
+	return s
+}
+
+// handOver gives a chunk to another lane; on the goroutine of the lane that had it.
+func (j *Job) handOver(from place, to int, a arrival) {
+	bytes := int64(a.elems) * int64(a.tensor.wire.Size())
+	a.index = j.moves.arrived(from, to, bytes)
+	j.lanes[from.lane].placed.Add(-bytes)
+	j.lanes[to].placed.Add(bytes)
+	j.shares[to].arrivals.put(a)
 }
 
 // AddTensors takes the plan's tensors from number first on into the job: memory for them in every lane, on its node. Lanes get
@@ -173,28 +261,32 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	additions := make([]*addition, len(j.shares))
 	for i, s := range j.shares {
 		var err error
-		if additions[i], err = s.store.layOut(plan, i, j.lanes[i].cfg.Node, first, specs, norms, &j.memory,
+		if additions[i], err = s.store.layOut(plan, j.firstLane+i, j.lanes[i].cfg.Node, first, specs, norms, &j.memory,
 			&j.owners[i]); err != nil {
 			return err
 		}
 	}
 	for i, l := range j.lanes {
-		_, bytes := plan.LaneLoad(i)
+		_, bytes := plan.LaneLoad(j.firstLane + i)
 		l.placed.Add(int64(bytes) - j.placed[i])
 		j.placed[i] = int64(bytes)
 	}
 	j.across.add(norms)
 	for i, s := range j.shares {
-		if err := j.lanes[i].borrow(ctx, s, func() error { s.add(additions[i]); return nil }); err != nil {
+		if err := j.lanes[i].borrow(ctx, s, func() error { return s.add(additions[i]) }); err != nil {
 			j.fate.fail(noRank, fmt.Errorf("tensors are known to some lanes only: %w", err))
 			return err
 		}
 	}
+	j.moves.grow(plan, j.firstLane)
 	return nil
 }
 
 // add takes tensors into the share; its lane leaves it alone meanwhile.
-func (s *share) add(a *addition) {
+func (s *share) add(a *addition) error {
+	if s.quorum != nil && s.quorum.begun && len(a.chunks) > 0 {
+		return errLateTensors
+	}
 	tensors := make([]reduce.Tensor, len(a.tensors))
 	for i := range a.tensors {
 		tensors[i] = reduce.Tensor{Name: a.tensors[i].name, Direct: s.store.direct(a.tensors[i].wire)}
@@ -209,6 +301,9 @@ func (s *share) add(a *addition) {
 	if s.above != nil {
 		s.above.add(a.chunks)
 	}
+	if s.quorum != nil {
+		s.quorum.chunks = append(s.quorum.chunks, make([]turning, len(a.chunks))...)
+	}
 	for _, k := range s.links {
 		if k != nil {
 			k.dst = append(k.dst, make([]destination, len(a.tensors))...)
@@ -217,6 +312,7 @@ func (s *share) add(a *addition) {
 			}
 		}
 	}
+	return nil
 }
 
 // Memory returns what the job holds.
@@ -361,13 +457,26 @@ func (j *Job) Awaited(ctx context.Context) (chunks []int, since int64, err error
 // Close ends the job and frees what it held. The workers' queue pairs fail. No other call may be under way; those that come
 // later fail with ErrClosed.
 func (j *Job) Close() error {
-	j.mu.Lock()
-	if j.closed {
-		j.mu.Unlock()
+	if !j.shut() {
 		return nil
 	}
+	return errors.Join(j.end(), j.memory.close())
+}
+
+// shut closes the job for calls, and reports whether it was open.
+func (j *Job) shut() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	was := j.closed
 	j.closed = true
-	j.mu.Unlock()
+	return !was
+}
+
+// end ends the job in every lane.
+func (j *Job) end() error {
+	if j.closing != nil {
+		j.closing()
+	}
 	if j.above != nil {
 		j.leavePeers()
 	}
@@ -386,7 +495,8 @@ func (j *Job) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, j.memory.close())...)
+	j.moves.close(j.lanes)
+	return errors.Join(errs...)
 }
 
 // open refuses work on a job that was closed.
@@ -404,6 +514,7 @@ func (j *Job) open() error {
 func (j *Job) leavePeers() {
 	ctx, cancel := context.WithTimeout(context.Background(), j.timeouts.link)
 	defer cancel()
+	j.leaveMeetings(ctx)
 	j.flushPeers(ctx, false)
 	for i, s := range j.shares {
 		if j.fate.failure.Load() == nil {
@@ -411,6 +522,30 @@ func (j *Job) leavePeers() {
 		}
 	}
 	j.flushPeers(ctx, true)
+}
+
+// Away says whether all of the rack's workers wait for those of other racks, and so come to no meeting: a quorum is not waited for
+// that cannot come.
+func (j *Job) Away(away bool) {
+	if j.come == nil {
+		return
+	}
+	what := uint8(noticeBack)
+	if away {
+		what = noticeAway
+	}
+	j.atDesk(func(d *desk) { d.put(what, 0) })
+}
+
+// leaveMeetings tells the leader that the rack's workers have left.
+func (j *Job) leaveMeetings(ctx context.Context) {
+	if j.come == nil || j.fate.failure.Load() != nil || j.lanes[0].manual {
+		return
+	}
+	_ = j.lanes[0].Do(ctx, func() {
+		j.shares[0].quorum.desk.put(noticeLeave, 0)
+		j.lanes[0].list(j.shares[0])
+	})
 }
 
 // flushPeers waits until what the other racks are sent has arrived; told: also how the job has ended.
@@ -428,7 +563,7 @@ func (j *Job) flushPeers(ctx context.Context, told bool) {
 // checkAbove reports what of a job cannot run over several racks.
 func checkAbove(c *JobConfig) error {
 	a := c.Above
-	if err := a.Check(); err != nil {
+	if err := a.check(); err != nil {
 		return err
 	}
 	switch {
@@ -438,10 +573,28 @@ func checkAbove(c *JobConfig) error {
 		return fmt.Errorf("%d workers in a rack of %d", c.Workers, a.Workers[a.Rack])
 	case c.Mode == Stream:
 		return errors.New("mode stream runs in one rack: use mode eager, or one aggregator")
-	case c.Mode == TwoPhase:
-		return errors.New("mode two-phase runs in one rack: use mode eager, or one aggregator")
-	case c.Rule != optim.Sum && c.Rule.NeedsNorms():
-		return fmt.Errorf("optimizer %v runs in one rack: use another, or one aggregator", c.Rule)
+	case c.Outer.Every > 0 && a.Core == chunk.BF16:
+		return fmt.Errorf("racks that meet every %d steps hand up differences, which cross the core in f32 only", c.Outer.Every)
+	}
+	return checkBuddies(c)
+}
+
+// checkPart reports what of a job cannot be spread over several aggregators.
+func checkPart(c *JobConfig) error {
+	p := &c.Part
+	all := 0
+	for _, n := range p.Racks {
+		all += n
+	}
+	switch {
+	case p.Number < 0 || p.Number >= max(p.Of, 1):
+		return fmt.Errorf("part %d of %d", p.Number, p.Of)
+	case p.Several() && c.Above != nil:
+		return errors.New("aggregators that reduce among themselves share no parts of a job")
+	case p.Several() && (c.Mode == Stream || c.Mode == TwoPhase):
+		return fmt.Errorf("mode %v runs at one aggregator: use mode eager, or one aggregator", c.Mode)
+	case len(p.Racks) > 0 && (all != c.Workers || p.Pods > 1 && len(p.Racks)%p.Pods != 0):
+		return fmt.Errorf("%d workers in racks of %v and %d pods", c.Workers, p.Racks, p.Pods)
 	}
 	return nil
 }

@@ -53,7 +53,8 @@ type Lane struct {
 	polled  int       // how many of wc were polled
 	serving *share    // whose work is under way; nil: the lane's own
 	idle    int
-	last    int64 // when counters were published, ns
+	watch   func(func()) func() // around commands, for tests; nil: nothing is
+	last    int64               // when counters were published, ns
 
 	placed          atomic.Int64 // bytes of all jobs' chunks
 	mu              sync.Mutex

@@ -28,7 +28,7 @@ func (j *Job) OpenPeer(ctx context.Context, rack int) ([]PeerLane, error) {
 	}
 	out := make([]PeerLane, len(j.lanes))
 	for i, l := range j.lanes {
-		bytes := int64(peerWindow(j.window, j.chunkBytes)) * int64(peerSlotBytes(j.chunkBytes))
+		bytes := peerBytes(j.window, j.chunkBytes)
 		slots, err := j.memory.allocate(slotRegion, i, l.cfg.Node, bytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite, false)
 		if err != nil {
 			return nil, err

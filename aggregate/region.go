@@ -116,6 +116,19 @@ func (m *memory) deregister(r *region) error {
 	return errors.Join(errs...)
 }
 
+// keep takes the arenas of parameters out of what close frees.
+func (m *memory) keep() (arenas []*numa.Arena) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.regions {
+		if r.kind == parameterRegion {
+			arenas = append(arenas, r.arena)
+			r.arena = nil
+		}
+	}
+	return arenas
+}
+
 // lkeyOf is the key of memory of the job's own.
 func (m *memory) lkeyOf(nic int, addr, bytes uint64) uint32 {
 	m.mu.Lock()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -20,15 +21,21 @@ type share struct {
 	machine    *reduce.Machine
 	fate       *fate
 	across     *across
-	pace       *pace  // mode stream
-	trace      *trace // nil: off
-	above      *above // the job runs in several racks
+	pace       *pace   // mode stream
+	trace      *trace  // nil: off
+	spare      *trace  // that Traced gives the lane next
+	above      *above  // the job runs in several racks
+	quorum     *quorum // racks may miss meetings; else nil
+	byRack     *byRack // its workers are in several racks, and their gradients come here; else nil
 	store      store
 	results    results
 	links      []*link // by rank; nil: not attached
 	breaks     []chan Break
 	left       []atomic.Bool // by rank
 	wakeLanes  func()        // makes the job's lanes look at a barrier
+	arrivals   arrivals
+	replaced   *atomic.Bool
+	handOver   func(index uint32, to int, a arrival) // a chunk to another of the job's lanes
 
 	target   int64     // of the barrier that this lane waits at
 	decision decision  // of the commit under way
@@ -159,6 +166,22 @@ func (s *share) put(k *link, imm uint32, result int32) *verbs.SendWR {
 func (s *share) losePeer(k *link, err error) {
 	k.Close()
 	if !s.above.left[k.rank] {
-		s.fate.fail(noRank, fmt.Errorf("%w: %s: %w", ErrPeerLost, s.above.name(k.rank), err))
+		s.fate.fail(noRank, fmt.Errorf("%w: %s, by %s: %w", ErrPeerLost, s.above.name(k.rank), s.above.name(s.above.cfg.Rack), err))
 	}
 }
+
+func (s *share) peerViolates(k *link, format string, args ...any) {
+	s.local.Dropped++
+	s.fate.fail(noRank, fmt.Errorf("%w: %s %w", hierarchy.ErrProtocol, s.above.name(k.rank), fmt.Errorf(format, args...)))
+}
+
+// meetLanes tells the job's other lanes that this one has come to their next barrier.
+func (s *share) meetLanes() {
+	var all bool
+	if s.target, all = s.across.meet(); all {
+		s.wakeLanes()
+	}
+}
+
+// owns reports whether a chunk's optimizer runs in this rack.
+func (s *share) owns(c *storedChunk) bool { return s.above == nil || int(c.owner) == s.above.cfg.Rack }

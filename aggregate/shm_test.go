@@ -53,6 +53,11 @@ func threadedRack(t testing.TB, provider string, workers int, cfg racktest.Confi
 	for range workers {
 		cfg.Workers = append(cfg.Workers, []*verbs.Device{openDevice(t, provider)})
 	}
+	return openRack(t, cfg)
+}
+
+func openRack(t testing.TB, cfg racktest.Config) *racktest.Rack {
+	t.Helper()
 	r, err := racktest.Open(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,8 @@ package aggregate
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/chunk"
@@ -13,17 +15,19 @@ const countStep = 1 << 16
 
 // Snapshot reads and writes a job's parameters and optimizer state, between steps: from its making on no worker may push,
 // broadcast or commit, or every call fails with [ErrNotQuiet]. One goroutine uses it.
+//
+// In a job over several racks each rack reads and writes what it has: all parameters, and the optimizer state of the chunks that it
+// owns. Only an owner's parameters are the masters. An aggregator that has part of a job reads and writes its own chunks.
 type Snapshot struct {
 	job   *Job
 	plan  *chunk.Plan
-	marks []quietMark // by lane; nil: others may be at work
+	marks []Mark // by lane; none: others may be at work
 }
 
-// quietMark tells whether a lane has worked since.
-type quietMark struct {
-	set      bool
-	finished uint64
-	epoch    uint8 // of the last commit
+// Mark tells whether a lane has worked since.
+type Mark struct {
+	Finished uint64
+	Epoch    uint8 // of the last commit
 }
 
 // Piece is one array of one chunk: array 0 is the parameters, then comes each state of the optimizer. A caller bounds how much
@@ -40,17 +44,27 @@ func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error)
 	if err != nil {
 		return nil, err
 	}
-	s.marks = make([]quietMark, len(j.shares))
+	marks := make([]Mark, len(j.shares))
 	for i, sh := range j.shares {
-		err := s.visit(ctx, i, func() error {
-			s.marks[i] = quietMark{true, sh.machine.Finished(), sh.machine.CommitEpoch()}
-			return nil
-		})
+		err := j.lanes[i].borrow(ctx, sh, func() (err error) { marks[i], err = s.look(sh); return err })
 		if err != nil {
 			return nil, err
 		}
 	}
+	s.marks = marks
 	return s, nil
+}
+
+// Reopen goes on with a snapshot by its marks; without any it is as [Job.Peek]'s.
+func (j *Job) Reopen(plan *chunk.Plan, marks []Mark) (*Snapshot, error) {
+	s, err := j.Peek(plan)
+	if err == nil && len(marks) != 0 && len(marks) != len(j.shares) {
+		err = fmt.Errorf("job %q: a snapshot of %d lanes, the job has %d", j.name, len(marks), len(j.shares))
+	}
+	if err == nil {
+		s.marks = marks
+	}
+	return s, err
 }
 
 // Peek starts a snapshot that is only read, for a worker that has nothing in flight: without it no step can end, so what it
@@ -59,63 +73,114 @@ func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
 	if st := &j.shares[0].store; st.arrays(true) == 0 {
 		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
 	}
-	if a := j.shares[0].above; a != nil {
-		return nil, fmt.Errorf("job %q: its state is spread over %d racks, and an aggregator saves only what it has all of: pull and save parameters in a worker",
-			j.name, a.cfg.Racks)
+	if o := j.shares[0].store.outer; o != nil {
+		return nil, fmt.Errorf("job %q: its racks train on their own and meet every %d steps, which a checkpoint cannot hold: pull and save parameters in a worker",
+			j.name, o.Every)
 	}
 	return &Snapshot{job: j, plan: plan}, nil
+}
+
+// Marks are what [Job.Reopen] takes.
+func (s *Snapshot) Marks() []Mark { return s.marks }
+
+// Owner is the rack that owns a chunk, or the aggregator, where a job has parts.
+func (s *Snapshot) Owner(id int) int {
+	if s.job.part.Several() {
+		return s.plan.Chunk(id).Lane / len(s.job.lanes)
+	}
+	at, _ := s.home(id)
+	return int(s.job.shares[at.lane].store.chunks[at.index].owner)
+}
+
+// home is a chunk's place in the plan; it reports whether that is here.
+func (s *Snapshot) home(id int) (at place, here bool) {
+	c := s.plan.Chunk(id)
+	at = place{c.Lane - s.job.firstLane, uint32(c.LaneIndex)}
+	return at, at.lane >= 0 && at.lane < len(s.job.lanes)
 }
 
 // Arrays is how many arrays each chunk has: the parameters and the optimizer's states.
 func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
 
-// visit runs f if nothing is under way in a lane, which leaves the job alone meanwhile.
+// look refuses a lane in which something is under way.
+func (s *Snapshot) look(sh *share) (Mark, error) {
+	if sh.machine.State() != reduce.Running {
+		return Mark{}, ErrClosed
+	}
+	if !sh.machine.Quiet() {
+		return Mark{}, s.busy(meetFirst)
+	}
+	return Mark{sh.machine.Finished(), sh.machine.CommitEpoch()}, nil
+}
+
+const meetFirst = "let every worker finish and meet at a barrier before and after"
+
+func (s *Snapshot) busy(why string) error {
+	return fmt.Errorf("job %q: %w: %s", s.job.name, ErrNotQuiet, why)
+}
+
+// visit runs f if nothing has happened in a lane, which leaves the job alone meanwhile.
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	sh := s.job.shares[lane]
 	return s.job.lanes[lane].borrow(ctx, sh, func() error {
-		if sh.machine.State() != reduce.Running {
-			return ErrClosed
-		}
-		if s.marks == nil {
+		sh.adopt()
+		if len(s.marks) == 0 {
+			if sh.machine.State() != reduce.Running {
+				return ErrClosed
+			}
 			return f()
 		}
-		switch mark := s.marks[lane]; {
-		case !sh.machine.Quiet(), mark.set && mark != quietMark{true, sh.machine.Finished(), sh.machine.CommitEpoch()}:
-			return fmt.Errorf("job %q: %w: let every worker finish and meet at a barrier before and after", s.job.name, ErrNotQuiet)
+		switch mark, err := s.look(sh); {
+		case err != nil:
+			return err
+		case mark != s.marks[lane]:
+			return s.busy(meetFirst)
 		}
 		return f()
 	})
 }
 
-// Read copies pieces out of the job.
+// Read copies pieces of the rack's own chunks out of the job, and leaves others as they are.
 func (s *Snapshot) Read(ctx context.Context, pieces []Piece) error { return s.move(ctx, pieces, false) }
 
-// Write copies pieces into the job.
-func (s *Snapshot) Write(ctx context.Context, pieces []Piece) error { return s.move(ctx, pieces, true) }
+// Write copies pieces into the job: parameters, and the optimizer state of the chunks whose state the rack keeps.
+func (s *Snapshot) Write(ctx context.Context, pieces []Piece) error {
+	s.job.replaced.Store(true)
+	return s.move(ctx, pieces, true)
+}
 
 func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
-	for lane, sh := range s.job.shares {
-		mine := false
-		for i := range pieces {
-			mine = mine || s.plan.Chunk(pieces[i].Chunk).Lane == lane
-		}
-		if !mine {
+	of := make([][]int, len(s.job.shares)) // the pieces to move in each lane
+	places := make([]place, len(pieces))
+	for i := range pieces {
+		home, here := s.home(pieces[i].Chunk)
+		if !here {
 			continue
 		}
+		sh := s.job.shares[home.lane]
+		c := &sh.store.chunks[home.index]
+		if places[i] = s.job.moves.find(home); sh.owns(c) || write && (pieces[i].Array == 0 || c.history != nil) {
+			of[places[i].lane] = append(of[places[i].lane], i)
+		}
+	}
+	for lane, mine := range of {
+		if len(mine) == 0 {
+			continue
+		}
+		sh := s.job.shares[lane]
 		err := s.visit(ctx, lane, func() error {
-			for i := range pieces {
+			for _, i := range mine {
 				p := &pieces[i]
-				at := s.plan.Chunk(p.Chunk)
-				if at.Lane != lane {
-					continue
-				}
-				c := &sh.store.chunks[at.LaneIndex]
-				if c.dirty && s.marks != nil {
-					return fmt.Errorf("job %q: %w: what was pushed is not committed", s.job.name, ErrNotQuiet)
+				c := sh.chunk(places[i].index)
+				if c.dirty && len(s.marks) > 0 {
+					return s.busy("what was pushed is not committed")
 				}
 				inner := sh.store.values(c, p.Array)
 				if write {
 					copy(inner, p.Data)
+					if c.history != nil {
+						c.history.undo = false
+					}
 				} else {
 					copy(p.Data, inner)
 				}
@@ -129,38 +194,68 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 	return nil
 }
 
-// Updates returns how many optimizer steps each tensor has had, by its number in the plan.
+// NoUpdates stands for a tensor's updates where the rack owns no chunk of it.
+const NoUpdates = math.MaxUint32
+
+// Updates returns how many optimizer steps each tensor has had, by its number in the plan, or [NoUpdates].
 func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
-	out := make([]uint32, s.plan.NumTensors())
-	seen := make([]bool, len(out))
+	out := slices.Repeat([]uint32{NoUpdates}, s.plan.NumTensors())
 	err := s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
-		t := sh.store.tensors[c.tensor].number
-		if seen[t] && out[t] != c.updates {
-			return fmt.Errorf("job %q: %w: tensor %q is half updated", s.job.name, ErrNotQuiet, sh.store.tensors[c.tensor].name)
+		if !sh.owns(c) {
+			return nil
 		}
-		seen[t], out[t] = true, c.updates
+		t := sh.store.tensors[c.tensor].number
+		if out[t] != NoUpdates && out[t] != c.updates {
+			return s.busy(fmt.Sprintf("tensor %q is half updated", sh.store.tensors[c.tensor].name))
+		}
+		out[t] = c.updates
 		return nil
 	})
 	return out, err
 }
 
-// SetUpdates sets how many optimizer steps each tensor has had.
+// SetUpdates sets how many optimizer steps each tensor has had. It is the end of replacing the state.
 func (s *Snapshot) SetUpdates(ctx context.Context, updates []uint32) error {
-	return s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
+	err := s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
 		t := &sh.store.tensors[c.tensor]
 		c.updates, t.scalarsFor = updates[t.number], 0
+		if c.history != nil {
+			*c.history = history{changes: 1}
+		}
 		return nil
 	})
+	if err == nil {
+		s.job.replaced.Store(false)
+	}
+	return err
+}
+
+// WholeStep returns how many optimizer steps all chunks have had at least whose state this rack keeps.
+func (j *Job) WholeStep(ctx context.Context) (least uint32, err error) {
+	least = math.MaxUint32
+	s := Snapshot{job: j}
+	err = s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
+		if sh.owns(c) || sh.mirrored(c) {
+			least = min(least, c.updates)
+		}
+		return nil
+	})
+	if least == math.MaxUint32 {
+		least = 0 // it keeps none
+	}
+	return least, err
 }
 
 func (s *Snapshot) eachChunk(ctx context.Context, f func(*share, *storedChunk) error) error {
 	for lane, sh := range s.job.shares {
-		n := len(s.plan.LaneChunks(lane))
-		for from := 0; from < n; from += countStep {
+		for from, n := 0, 1; from < n; from += countStep {
 			err := s.visit(ctx, lane, func() error {
+				n = len(sh.store.chunks) + len(sh.store.guests)
 				for i := from; i < min(from+countStep, n); i++ {
-					if err := f(sh, &sh.store.chunks[i]); err != nil {
-						return err
+					if c := sh.store.ordinal(uint32(i)); c != nil {
+						if err := f(sh, c); err != nil {
+							return err
+						}
 					}
 				}
 				return nil

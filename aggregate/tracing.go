@@ -28,18 +28,41 @@ func (j *Job) Trace(ctx context.Context, n int) error {
 // Traced takes the events that were kept since it was last called, by lane, oldest first. lost counts those that newer ones
 // replaced.
 func (j *Job) Traced(ctx context.Context) (events [][]TraceEvent, lost uint64, err error) {
+	j.tracing.Lock()
+	defer j.tracing.Unlock()
 	events = make([][]TraceEvent, len(j.shares))
-	for i, s := range j.shares {
-		var n uint64
-		err := j.lanes[i].Do(ctx, func() {
-			if s.trace != nil {
-				events[i], n = s.trace.take()
-			}
-		})
+	for i := range j.shares {
+		t, err := j.swapTrace(ctx, i)
 		if err != nil {
 			return nil, 0, err
 		}
-		lost += n
+		if t != nil {
+			var n uint64
+			events[i], n = t.take()
+			lost += n
+		}
+		j.shares[i].spare = t
 	}
 	return events, lost, nil
+}
+
+// swapTrace gives a lane an empty ring for the one that it has, if any: to copy many events takes longer than a lane may be held.
+func (j *Job) swapTrace(ctx context.Context, lane int) (full *trace, err error) {
+	s := j.shares[lane]
+	for {
+		size := 0
+		err = j.lanes[lane].Do(ctx, func() {
+			switch {
+			case s.trace == nil:
+			case s.spare == nil || len(s.spare.ring) != len(s.trace.ring):
+				size = len(s.trace.ring)
+			default:
+				full, s.trace = s.trace, s.spare
+			}
+		})
+		if err != nil || size == 0 {
+			return full, err
+		}
+		s.spare = &trace{ring: make([]TraceEvent, size)}
+	}
 }

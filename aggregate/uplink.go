@@ -13,10 +13,10 @@ import (
 
 // The operations between aggregators. Sums and initial values go up with a note behind them, results come down.
 const (
-	opSum        = chunk.OpPush
-	opResult     = chunk.OpPushPull
-	opInit       = chunk.OpBroadcast
-	opInitResult = chunk.OpPull
+	opSum             = chunk.OpPush
+	opResult          = chunk.OpPushPull
+	opBroadcast       = chunk.OpBroadcast
+	opBroadcastResult = chunk.OpPull
 )
 
 // Epochs of an [chunk.OpAbort] between aggregators.
@@ -75,12 +75,16 @@ type above struct {
 	wanted    []uint32        // chunks that other racks wait for
 	replies   []uint64        // by buffer and rack, where the rack's result goes
 	slotBytes uint64
+	window    int            // slots of one connection
 	published []RackCounters // by rack, as the lane last published them; guarded by the lane's lock
 	awaited   []int          // by rack
 	owned     []uint64       // by rack, bytes of parameters
 	left      []bool         // by rack: its workers have left in peace
 	someLeft  bool
-	told      bool // the other racks were told how the job has ended
+	commit    commit
+	began     []uint8 // by chunk, the last epoch that may be begun now; nil: any
+	held      int64   // since when, ns
+	told      bool    // the other racks were told how the job has ended
 	src       []uint64
 	folded    []uint64
 	one       [1]uint64
@@ -91,16 +95,18 @@ const leftGrace = time.Second
 
 // newAbove makes a lane's part, without connections; r has room for its sums.
 func newAbove(c *JobConfig, lane, window, sends int, r *region) *above {
-	n := sumBuffers(window, c.ChunkBytes)
+	n := sumBuffers(window, c.ChunkBytes, c.Above.Buddies)
 	a := &above{
 		cfg: c.Above, links: make([]*link, c.Above.Racks), slotBytes: peerSlotBytes(c.ChunkBytes),
+		window:    peerWindow(window, c.ChunkBytes),
 		published: make([]RackCounters, c.Above.Racks), awaited: make([]int, c.Above.Racks), owned: make([]uint64, c.Above.Racks),
-		left: make([]bool, c.Above.Racks), sums: newSums(r, c.ChunkBytes, n),
+		left: make([]bool, c.Above.Racks), sums: newSums(r, c.ChunkBytes, n, c.Above.Buddies),
 		replies: make([]uint64, n*c.Above.Racks), src: make([]uint64, 0, c.Above.Racks), folded: make([]uint64, 0, c.Above.Racks),
 		pending: make([]reduce.Action, 0, window), returned: make([]uint32, 0, window),
+		commit: newCommit(c.Above.Racks, peerWindow(window, c.ChunkBytes)),
 	}
 	a.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
-		Topology: c.Above.Topology, Lane: lane, Rack: c.Above.Rack, Window: peerWindow(window, c.ChunkBytes),
+		Topology: c.Above.Topology, Lane: lane, Rack: c.Above.Rack, Window: a.window,
 		Open: n, Sends: sends - 1, // one is left for the end of the job
 	})
 	return a
@@ -124,6 +130,7 @@ func (a *above) add(chunks []storedChunk) {
 	owners := make([]int, len(chunks))
 	for i := range chunks {
 		owners[i] = int(chunks[i].owner)
+		a.commit.owned[owners[i]] = append(a.commit.owned[owners[i]], uint32(len(a.buffer)))
 		a.owned[owners[i]] += uint64(chunks[i].elems) * 4
 		a.buffer, a.result = append(a.buffer, noResult), append(a.result, noResult)
 	}
@@ -134,6 +141,7 @@ func (a *above) add(chunks []storedChunk) {
 func (a *above) publish() {
 	clear(a.awaited)
 	a.reducer.Awaited(a.awaited)
+	a.commit.awaited(a.awaited)
 	for rack := range a.published {
 		p := &a.published[rack]
 		*p = RackCounters{OwnedBytes: a.owned[rack], Awaited: uint64(a.awaited[rack])}
@@ -147,5 +155,18 @@ func (a *above) name(rack int) string { return fmt.Sprintf("rack %q", a.cfg.Name
 
 // waiting reports whether something is to be done that is no message.
 func (a *above) waiting() bool {
-	return len(a.pending)+len(a.returned)+len(a.recalled)+len(a.wanted) > 0
+	return len(a.pending)+len(a.returned)+len(a.recalled)+len(a.wanted) > 0 || a.commit.waiting()
+}
+
+// holdPatience is how long a hold may last.
+const holdPatience = 30 * time.Second
+
+// holds reports whether a chunk's next epoch must wait for the other racks.
+func (a *above) holds(index uint32) bool {
+	return a.began != nil && (int(index) >= len(a.began) || a.reducer.Begins(index, a.began[index]))
+}
+
+// overdue reports whether the job has been held too long, at a time.
+func (a *above) overdue(now int64) bool {
+	return a.began != nil && now-a.held > int64(holdPatience)
 }

@@ -29,6 +29,9 @@ func stepSum(_ *element, k *Scalars, g float32) float32 { return clip(g, k[KClip
 func deriveSGDMXNet(k Scalars, h Hyper, step uint32) Scalars {
 	k = deriveNAGMXNet(k, h, step)
 	k[KWD] = mul(k[KLR], k[KWD])
+	if k[KClip] == float32(inf) {
+		k[KLR], k[KScale] = mul(k[KLR], k[KScale]), 1 // as MXNet, which scales the gradient first only to clip it
+	}
 	return k
 }
 

@@ -34,7 +34,7 @@ func OpenCluster(t hierarchy.Topology, racks []Config) (c *Cluster, err error) {
 	}()
 	for i, cfg := range racks {
 		own := above
-		own.Rack = i
+		own.Rack, own.Core, own.Buddies = i, cfg.Core, cfg.Buddies
 		cfg.Job.Above, cfg.FirstRank = &own, 0
 		for _, w := range above.Workers[:i] {
 			cfg.FirstRank += w
@@ -81,7 +81,7 @@ func (c *Cluster) Drive(network func(), handles [][][]uint64, limit int) error {
 		network()
 		all := true
 		for i, r := range c.Racks {
-			done, err := r.step(handles[i], round%16 == 15)
+			done, err := r.Step(handles[i], round%16 == 15)
 			if err != nil {
 				return errors.Join(fmt.Errorf("rack %d: %w", i, err), c.failures())
 			}
@@ -134,20 +134,33 @@ func (c *Cluster) Close() error {
 func (r *Reference) StepRacks(grads [][][][]float32, pods int) [][]float32 {
 	out := make([][]float32, len(grads[0][0]))
 	for t := range out {
-		var sums [][]float32
-		for _, rack := range grads {
-			g := make([][]float32, len(rack))
-			for w := range rack {
-				g[w] = rack[w][t]
-			}
-			sums = append(sums, added(onWire(r.Wire, g)))
-		}
-		if pods > 1 {
-			sums = byPod(sums, pods)
-		}
-		out[t] = r.update(t, sums)
+		out[t] = r.update(t, r.sums(t, grads, pods))
 	}
 	return out
+}
+
+// PushRacks is [Reference.Push] for a cluster: gradients come by rack, worker and tensor.
+func (r *Reference) PushRacks(t int, grads [][][][]float32, pods int) {
+	r.accumulate(t, [][]float32{added(r.sums(t, grads, pods))})
+}
+
+// sums are what an owner adds up: the racks' sums of a tensor, or the pods'.
+func (r *Reference) sums(t int, grads [][][][]float32, pods int) (sums [][]float32) {
+	for _, rack := range grads {
+		g := make([][]float32, len(rack))
+		for w := range rack {
+			g[w] = rack[w][t]
+		}
+		sum := added(onWire(r.Wire, g))
+		if r.Core != 0 {
+			sum = OnWire(r.Core, sum)
+		}
+		sums = append(sums, sum)
+	}
+	if pods > 1 {
+		sums = byPod(sums, pods)
+	}
+	return sums
 }
 
 func added(all [][]float32) []float32 {

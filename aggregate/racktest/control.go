@@ -13,8 +13,10 @@ const reconnectTimeout = 10 * time.Millisecond
 
 // control lets a worker's session ask the job to connect, in process.
 type control struct {
-	job  *aggregate.Job
-	rank int
+	jobs  []*aggregate.Job // by aggregator
+	lanes int              // of each aggregator
+	nics  int
+	rank  int
 }
 
 // Attach implements [lanes.Control].
@@ -23,16 +25,24 @@ func (c control) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]lanes.A
 	for i, e := range ends {
 		theirs[i] = aggregate.WorkerLane(e)
 	}
-	answer, err := c.job.Attach(ctx, c.rank, theirs)
-	out := make([]lanes.AggregatorLane, len(answer))
-	for i, l := range answer {
-		out[i] = lanes.AggregatorLane(l)
+	var out []lanes.AggregatorLane
+	for i, job := range c.jobs {
+		answer, err := job.Attach(ctx, c.rank, theirs[i*c.lanes:(i+1)*c.lanes])
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range answer {
+			out = append(out, lanes.AggregatorLane(l))
+		}
 	}
-	return out, err
+	return out, nil
 }
 
 // Resume implements [lanes.Control].
 func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, error) {
-	answer, err := c.job.Resume(ctx, c.rank, aggregate.Resume(r))
+	at := r.Lane / c.lanes
+	r.NIC -= at * c.nics
+	r.Lane %= c.lanes
+	answer, err := c.jobs[at].Resume(ctx, c.rank, aggregate.Resume(r))
 	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.AggregatorLane), Received: answer.Received}, err
 }

@@ -31,19 +31,21 @@ func (w *Worker) Done(handle uint64) (bool, error) {
 func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 	for round := range limit {
 		network()
-		if done, err := r.step(handles, round%16 == 15); done || err != nil {
+		if done, err := r.Step(handles, round%16 == 15); done || err != nil {
 			return err
 		}
 	}
 	return fmt.Errorf("not done after %d rounds", limit)
 }
 
-// step lets every lane and worker make progress, and reports whether the given operations are done. idle lets the lanes look for
+// Step lets every lane and worker make progress, and reports whether the given operations are done. idle lets the lanes look for
 // stalls.
-func (r *Rack) step(handles [][]uint64, idle bool) (bool, error) {
-	for _, l := range r.Engine.Lanes() {
-		if _, err := l.Step(); err != nil {
-			return false, err
+func (r *Rack) Step(handles [][]uint64, idle bool) (bool, error) {
+	for _, a := range r.aggregators() {
+		for _, l := range a.engine.Lanes() {
+			if _, err := l.Step(); err != nil {
+				return false, err
+			}
 		}
 	}
 	all := true
@@ -58,8 +60,10 @@ func (r *Rack) step(handles [][]uint64, idle bool) (bool, error) {
 		}
 	}
 	if idle && !all {
-		for _, l := range r.Engine.Lanes() {
-			l.Tick()
+		for _, a := range r.aggregators() {
+			for _, l := range a.engine.Lanes() {
+				l.Tick()
+			}
 		}
 	}
 	return all, nil

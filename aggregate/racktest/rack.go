@@ -22,22 +22,29 @@ import (
 // Config describes a rack.
 type Config struct {
 	NICs       []*verbs.Device   // the aggregator's: the lanes are spread over all
+	Others     [][]*verbs.Device // NICs of further aggregators, which the job is spread over, too
 	Workers    [][]*verbs.Device // by worker: its NICs; several workers may use the same
 	AckTimeout time.Duration     // 0: the contract's default
 	Absent     int               // more workers of the job, which never attach
 	Shuffle    uint64            // AllOps gives each worker an order of its own, by this seed; 0: it does not
 	FirstRank  int               // of the first worker, in a job over several racks
+	Core       chunk.DType       // of sums between racks; 0: F32
+	Buddies    bool              // owners have them, in a job over several racks
 	Lanes      int
 	Window     int
 	MaxConns   int                 // per lane, for all jobs; 0: len(Workers)
 	Engine     *aggregate.Engine   // to run the job on, of another rack with the same NICs; nil: one of its own
 	Job        aggregate.JobConfig // its Workers is ignored
 	Tensors    []chunk.Tensor
-	Memory     chunk.DType // of the workers' buffers; 0: F32
-	Arena      bool        // gradients and results in registered memory
-	Copy       bool        // copy ordinary memory through staging buffers, also where a device could reach it
-	Staging    int         // buffers per lane where payloads go by reference; 0: 8
-	Manual     bool        // nothing runs by itself: call Lane.Step and Worker.Progress
+	Begin      func(*aggregate.Job) error // called before the job has tensors; nil: nothing
+	Memory     chunk.DType                // of the workers' buffers; 0: F32
+	Arena      bool                       // gradients and results in registered memory
+	Copy       bool                       // copy ordinary memory through staging buffers, also where a device could reach it
+	CacheBytes uint64                     // there are for each worker: results of a larger model are written past them; 0: of none
+	Staging    int                        // buffers per lane where payloads go by reference; 0: 8
+	Manual     bool                       // nothing runs by itself: call Lane.Step and Worker.Progress
+	Balance    time.Duration              // the window by which chunks move by themselves; 0: they do not
+	Loads      []uint64                   // by lane: bytes of other jobs' chunks, which the plan evens out; nil: none
 	Now        func() int64
 	Log        func(format string, args ...any) // of failovers
 	ClockNS    *uint64
@@ -50,6 +57,18 @@ type Rack struct {
 	Job     *aggregate.Job
 	Plan    *chunk.Plan
 	Workers []*Worker
+	others  []aggregator
+}
+
+// aggregator is one of several that a job is spread over.
+type aggregator struct {
+	engine *aggregate.Engine
+	job    *aggregate.Job
+}
+
+// aggregators are all of the job's.
+func (r *Rack) aggregators() []aggregator {
+	return append([]aggregator{{r.Engine, r.Job}}, r.others...)
 }
 
 // Worker is one worker of the rack.
@@ -84,25 +103,31 @@ func Open(cfg Config) (r *Rack, err error) {
 			err = errors.Join(err, r.Close())
 		}
 	}()
-	placed := make([]aggregate.LaneConfig, cfg.Lanes)
 	places := make([]chunk.Lane, cfg.Lanes)
-	for i := range placed {
-		placed[i] = aggregate.LaneConfig{Device: cfg.NICs[i%len(cfg.NICs)], NIC: i % len(cfg.NICs), CPU: -1, Node: -1}
+	for i := range places {
 		places[i] = chunk.Lane{Core: i}
+		if cfg.Loads != nil {
+			places[i].Load = cfg.Loads[i]
+		}
 	}
-	if cfg.MaxConns == 0 {
-		cfg.MaxConns = len(cfg.Workers)
+	if r.Config.MaxConns == 0 {
+		r.Config.MaxConns = len(cfg.Workers)
 	}
 	if r.Engine = cfg.Engine; r.Engine == nil {
-		r.Engine, err = aggregate.Start(aggregate.Config{
-			Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Manual: cfg.Manual, Now: cfg.Now,
-		})
-		if err != nil {
+		if r.Engine, err = r.start(cfg.NICs); err != nil {
 			return r, err
 		}
 	}
-	if r.Job, err = r.Engine.NewJob(cfg.Job); err != nil {
+	if n := 1 + len(cfg.Others); n > 1 {
+		r.Config.Job.Part.Of, places = n, chunk.Spread(places, n)
+	}
+	if r.Job, err = r.Engine.NewJob(r.Config.Job); err != nil {
 		return r, err
+	}
+	for i, nics := range cfg.Others {
+		if err = r.open(1+i, nics); err != nil {
+			return r, err
+		}
 	}
 	if r.Plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: cfg.Job.ChunkBytes, Lanes: places}); err != nil {
 		return r, err
@@ -114,7 +139,42 @@ func Open(cfg Config) (r *Rack, err error) {
 			return r, err
 		}
 	}
+	if cfg.Begin != nil {
+		if err := cfg.Begin(r.Job); err != nil {
+			return r, err
+		}
+	}
 	return r, r.Add(cfg.Tensors)
+}
+
+// start starts an engine on NICs.
+func (r *Rack) start(nics []*verbs.Device) (*aggregate.Engine, error) {
+	cfg := &r.Config
+	placed := make([]aggregate.LaneConfig, cfg.Lanes)
+	for i := range placed {
+		placed[i] = aggregate.LaneConfig{Device: nics[i%len(nics)], NIC: i % len(nics), CPU: -1, Node: -1}
+	}
+	balance := cfg.Balance
+	if balance == 0 {
+		balance = -1
+	}
+	return aggregate.Start(aggregate.Config{
+		Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Manual: cfg.Manual, Now: cfg.Now, Balance: balance,
+	})
+}
+
+// open opens a further aggregator, with its part of the job.
+func (r *Rack) open(number int, nics []*verbs.Device) error {
+	e, err := r.start(nics)
+	if err != nil {
+		return err
+	}
+	a := aggregator{engine: e}
+	c := r.Config.Job
+	c.Part.Number = number
+	a.job, err = e.NewJob(c)
+	r.others = append(r.others, a)
+	return err
 }
 
 // connect opens the worker's session and attaches it to the job.
@@ -131,9 +191,17 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	if byReference {
 		staging = cfg.Staging
 	}
-	primaries := make([]int, cfg.Lanes)
-	for i := range primaries {
-		primaries[i] = r.Engine.Lanes()[i].Config().NIC
+	ask := control{lanes: cfg.Lanes, nics: len(cfg.NICs), rank: w.Rank}
+	var primaries []int
+	for i, a := range r.aggregators() {
+		ask.jobs = append(ask.jobs, a.job)
+		for _, l := range r.Engine.Lanes() {
+			primaries = append(primaries, i*len(cfg.NICs)+l.Config().NIC)
+		}
+	}
+	each := 0
+	if len(r.others) > 0 {
+		each = len(cfg.NICs)
 	}
 	linkTimeout := cfg.AckTimeout
 	if len(nics) > 1 || len(r.Engine.NICs()) > 1 {
@@ -145,7 +213,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 		}
 	}
 	w.Session, err = lanes.Open(lanes.Config{
-		Name: "worker", Control: control{r.Job, w.Rank}, Devices: nics, Lanes: primaries, Rank: cfg.FirstRank + w.Rank,
+		Name: "worker", Control: ask, Devices: nics, Lanes: primaries, Each: each, Rank: cfg.FirstRank + w.Rank,
 		ChunkBytes: cfg.Job.ChunkBytes,
 		Window:     window, Staging: staging, SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
 		AckTimeout: cfg.AckTimeout, LinkTimeout: linkTimeout, ReconnectTimeout: reconnectTimeout, Now: cfg.Now, Log: log,
@@ -162,7 +230,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	}
 	return w.Start(lanes.WorkerConfig{
 		ByReference: byReference, AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int(isa), ClockNS: cfg.ClockNS,
-		Steps: cfg.Job.Mode == aggregate.Stream,
+		CacheBytes: cfg.CacheBytes, Steps: cfg.Job.Mode == aggregate.Stream,
 	})
 }
 
@@ -176,8 +244,10 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 	for i := range specs {
 		specs[i] = aggregate.TensorSpec{LRMult: 1, WDMult: 1}
 	}
-	if err := r.Job.AddTensors(context.Background(), r.Plan, first, specs); err != nil {
-		return err
+	for _, a := range r.aggregators() {
+		if err := a.job.AddTensors(context.Background(), r.Plan, first, specs); err != nil {
+			return err
+		}
 	}
 	descs := make([]worker.TensorDesc, len(tensors))
 	for i, t := range tensors {
@@ -323,6 +393,12 @@ func (r *Rack) Close() error {
 	}
 	if r.Engine != nil && r.Config.Engine == nil {
 		errs = append(errs, r.Engine.Close())
+	}
+	for _, a := range r.others {
+		if a.job != nil {
+			errs = append(errs, a.job.Close())
+		}
+		errs = append(errs, a.engine.Close())
 	}
 	return errors.Join(errs...)
 }

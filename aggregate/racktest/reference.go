@@ -2,6 +2,7 @@ package racktest
 
 import (
 	"math"
+	"slices"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
@@ -14,6 +15,7 @@ type Reference struct {
 	Rule   optim.Rule
 	Hyper  optim.Hyper
 	Wire   chunk.DType
+	Core   chunk.DType // of racks' sums, and of results in f32, between racks; 0: as they are
 	W      [][]float32
 	states [][optim.MaxStates][]float32
 	steps  []uint32
@@ -45,6 +47,15 @@ func (r *Reference) Add(w ...[]float32) {
 	}
 }
 
+// Arrays are copies of a tensor's parameters and states, as a checkpoint holds them.
+func (r *Reference) Arrays(t int) (out [][]float32) {
+	out = append(out, slices.Clone(r.W[t]))
+	for i := range r.Rule.States(r.Hyper) {
+		out = append(out, slices.Clone(r.states[t][i]))
+	}
+	return out
+}
+
 // Step takes gradients by worker and tensor, and returns what a pushpull answers for each tensor.
 func (r *Reference) Step(grads [][][]float32) [][]float32 {
 	out := make([][]float32, len(grads[0]))
@@ -69,16 +80,26 @@ func (r *Reference) update(t int, g [][]float32) []float32 {
 	r.steps[t]++
 	k := optim.Derive(r.Rule, r.Hyper, r.steps[t])
 	optim.Update(r.Rule, &k, r.W[t], r.states[t], g, out)
-	return OnWire(r.Wire, out)
+	return r.Answer(out)
+}
+
+// Answer returns what a worker gets of parameters, or of a sum.
+func (r *Reference) Answer(x []float32) []float32 {
+	if r.Core == chunk.BF16 && r.Wire == chunk.F32 {
+		x = OnWire(r.Core, x)
+	}
+	return OnWire(r.Wire, x)
 }
 
 // Push adds every worker's gradients to what the tensor has accumulated since the last commit.
-func (r *Reference) Push(t int, grads [][]float32) {
+func (r *Reference) Push(t int, grads [][]float32) { r.accumulate(t, onWire(r.Wire, grads)) }
+
+func (r *Reference) accumulate(t int, summands [][]float32) {
 	first := r.acc[t] == nil
 	if first {
 		r.acc[t] = make([]float32, len(r.W[t]))
 	}
-	optim.SumInto(r.acc[t], onWire(r.Wire, grads), !first)
+	optim.SumInto(r.acc[t], summands, !first)
 }
 
 // Commit ends a two-phase step and returns the gradient's global norm, which is added chunk by chunk, in the plan's order.

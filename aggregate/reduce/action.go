@@ -54,10 +54,12 @@ const (
 	Meet
 	// Decide works out the step's scale from the norms of all lanes.
 	Decide
-	// Apply updates the chunks from Index up to End with their accumulated gradients.
+	// Apply updates the chunks from Index up to End with their accumulated gradients; guests count from the plan's last.
 	Apply
-	// Scale runs the second pass of a rule that needs norms over the chunks from Index up to End.
+	// Scale runs the second pass of a rule that needs norms over the same chunks.
 	Scale
+	// Refresh gives all racks the parameters that the commit changed. [Machine.Refreshed] says that they have them.
+	Refresh
 	// AnswerCommit answers every worker's commit.
 	AnswerCommit
 )
@@ -97,6 +99,8 @@ type Action struct {
 	Epoch   uint8    // of the answer
 	Result  bool     // a result buffer is reserved: the lane says Freed when it is free again
 	New     bool     // Configure
+	Moves   bool     // the chunk moves to lane To before its workers are answered
+	To      uint8
 	Worker  int32
 	Index   uint32 // the chunk, unless the kind says otherwise
 	End     uint32

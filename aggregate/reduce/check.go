@@ -16,15 +16,14 @@ func (m *Machine) Check() error {
 		if f.arrived == 0 {
 			return fmt.Errorf("fold %d of chunk %d is open and has no gradient", i, f.chunk)
 		}
-		if f.state == Free || m.chunks[f.chunk].fold != i {
-			return fmt.Errorf("fold %d of chunk %d is %v, and the chunk has fold %d", i, f.chunk, f.state,
-				m.chunks[f.chunk].fold)
+		if c := m.chunk(f.chunk); f.state == Free || c == nil || c.fold != i {
+			return fmt.Errorf("fold %d is %v, and its chunk %d is %+v", i, f.state, f.chunk, c)
 		}
 		for rank, a := range m.folds.row(i) {
 			if a.present {
 				held[rank] = append(held[rank], a.Held)
 			}
-			if a.present && m.workers[rank].requested.has(int(f.chunk)) {
+			if a.present && m.workers[rank].requested.has(m.bit(f.chunk)) {
 				return fmt.Errorf("chunk %d is requested from worker %d, which has sent it", f.chunk, rank)
 			}
 		}

@@ -57,7 +57,7 @@ func (m *Machine) step(met bool) bool {
 		if m.cfg.Norms && c.first.Flags&chunk.RecordSkip == 0 {
 			m.meet(AwaitTrust)
 		} else {
-			c.phase = Answering
+			m.applied()
 		}
 	case AwaitTrust:
 		if !met {
@@ -66,7 +66,7 @@ func (m *Machine) step(met bool) bool {
 		c.phase, c.next = Scaling, 0
 	case Scaling:
 		if !m.chunksOf(Scale) {
-			c.phase = Answering
+			m.applied()
 		}
 	case Answering:
 		return m.answerCommit()
@@ -76,15 +76,29 @@ func (m *Machine) step(met bool) bool {
 	return true
 }
 
-// chunksOf emits an action on the next few chunks; false: there are none left.
-func (m *Machine) chunksOf(kind Kind) bool {
-	from := m.commit.next
-	end := min(from+chunksPerStep, uint32(len(m.chunks)))
-	if from < end {
-		m.emit(Action{Kind: kind, Index: from, End: end})
+// applied takes the next step once this lane's parameters are the new ones.
+func (m *Machine) applied() {
+	m.commit.phase = Answering
+	if m.cfg.Above {
+		m.commit.phase = Refreshing
+		m.emit(Action{Kind: Refresh})
 	}
-	m.commit.next = end
-	return from < end
+}
+
+// chunksOf emits an action on the next few chunks; false: there are none left. Guests, which count from the plan's last, come
+// first: the plan's can become more meanwhile.
+func (m *Machine) chunksOf(kind Kind) bool {
+	homes, guests, from := uint32(len(m.chunks)), uint32(len(m.guests.all)), m.commit.next
+	index, end := homes+from, homes+guests
+	if from >= guests {
+		index, end = from-guests, homes
+	}
+	if end = min(end, index+chunksPerStep); index >= end {
+		return false
+	}
+	m.emit(Action{Kind: kind, Index: index, End: end})
+	m.commit.next += end - index
+	return true
 }
 
 func (m *Machine) answerCommit() bool {

@@ -4,10 +4,10 @@ import "github.com/rackweave/rackweave/chunk"
 
 // gather takes a gradient, or a part of a broadcast, into its chunk's fold.
 func (m *Machine) gather(rank int, msg *Message, h Held) {
-	if !m.place(rank, msg) {
+	c := m.place(rank, msg)
+	if c == nil {
 		return
 	}
-	c := &m.chunks[msg.Index]
 	broadcast := msg.Op == chunk.OpBroadcast
 	at := c.epoch
 	if m.cfg.Mode == Stream {
@@ -60,8 +60,8 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 // room.
 func (m *Machine) complete(i int32) {
 	f := m.folds.at(i)
-	if m.cfg.Above {
-		if m.cfg.Mode == Eager && !f.broadcast && !m.agree(m.chunks[f.chunk].Tensor) {
+	if m.cfg.Above && (f.broadcast || m.cfg.Inner == nil || !m.cfg.Inner(f.chunk)) {
+		if m.cfg.Mode == Eager && !f.broadcast && !m.agree(m.chunk(f.chunk).Tensor) {
 			return
 		}
 		f.state = Above
@@ -129,7 +129,7 @@ func (m *Machine) finishOrWait(i int32) {
 // finish answers every worker of a complete fold. False: a send queue is full or no result buffer is free.
 func (m *Machine) finish(i int32) bool {
 	f := m.folds.at(i)
-	c := &m.chunks[f.chunk]
+	c := m.chunk(f.chunk)
 	if f.state == Recalled {
 		return m.giveBack(i)
 	}
@@ -148,11 +148,15 @@ func (m *Machine) finish(i int32) bool {
 		c.epoch = epochAfter(c.epoch)
 	}
 	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Result: result, Since: f.since})
+	moves := c.to != 0 && m.canMove()
 	for rank, row := 0, m.folds.row(i); rank < len(row); rank++ {
 		m.workers[rank].release(&row[rank].Held)
 	}
 	m.done++
 	m.endFold(i)
+	if moves {
+		m.move(c)
+	}
 	return true
 }
 
@@ -180,7 +184,7 @@ func (m *Machine) kindOf(f *fold) Kind {
 
 // endFold closes a fold that is finished, or of which every gradient was sent back.
 func (m *Machine) endFold(i int32) {
-	m.chunks[m.folds.at(i).chunk].fold = none
+	m.chunk(m.folds.at(i).chunk).fold = none
 	m.folds.end(i)
 	if m.stall.kept == i {
 		m.stall.kept = none

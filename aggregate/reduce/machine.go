@@ -124,13 +124,13 @@ func (m *Machine) Recalled(now int64, index uint32) {
 // Follow asks the workers for a chunk that other racks have sent up. It reports whether one that lacks it has no slot for it.
 func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
 	m.begin(now)
-	i := m.chunks[index].fold
+	i := m.chunk(index).fold
 	for rank := range m.workers {
 		w := &m.workers[rank]
 		if m.state != Running || w.state != Attached || i != none && m.folds.has(i, rank) {
 			continue
 		}
-		if !w.requested.has(int(index)) {
+		if !w.requested.has(m.bit(index)) {
 			m.requestChunk(rank, index, requestsAtOnce)
 		}
 		stuck = stuck || w.stuck()
@@ -160,6 +160,14 @@ func (m *Machine) Advance(now int64) bool {
 func (m *Machine) AdvanceCommit(now int64, met bool) bool {
 	m.begin(now)
 	return m.state == Running && m.step(met)
+}
+
+// Refreshed takes note that all racks have the parameters that the commit changed.
+func (m *Machine) Refreshed(now int64) {
+	m.begin(now)
+	if m.state == Running && m.commit.phase == Refreshing {
+		m.commit.phase = Answering
+	}
 }
 
 // Tick looks for a stall and breaks it, and reports whether there is one: then look again soon. counts says that enough time has

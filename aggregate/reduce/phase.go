@@ -12,11 +12,12 @@ const (
 	Applying                // updates this lane's chunks; a rule that needs norms only works out the step and its norms
 	AwaitTrust              // waits until every lane has its norms
 	Scaling                 // scales the step by each tensor's trust ratio
+	Refreshing              // waits until all racks have the parameters
 	Answering               // waits for room to answer the workers
 )
 
 func (p Phase) String() string {
-	return [...]string{"collecting", "await-norms", "applying", "await-trust", "scaling", "answering"}[p]
+	return [...]string{"collecting", "await-norms", "applying", "await-trust", "scaling", "refreshing", "answering"}[p]
 }
 
 type commit struct {

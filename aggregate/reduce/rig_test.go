@@ -83,7 +83,7 @@ var kindNames = [...]string{
 	Fail: "fail",
 	Add:  "add", Drop: "drop", Announce: "announce", Updated: "updated",
 	UpdateOne: "update-one", EndStep: "end-step", AnswerStep: "answer-step",
-	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit",
+	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit", Refresh: "refresh",
 }
 
 func name(rank int32) string { return string(rune('A' + rank)) }

@@ -4,14 +4,15 @@ import "github.com/rackweave/rackweave/chunk"
 
 // pull answers with the parameters as they are after the worker's last finished push.
 func (m *Machine) pull(rank int, msg *Message, h Held) {
-	if !m.place(rank, msg) {
+	c := m.place(rank, msg)
+	if c == nil {
 		return
 	}
 	if m.cfg.Mode == Aggregate {
 		m.violate(rank, "pulled from an aggregate-only job, which keeps no parameters: use pushpull")
 		return
 	}
-	e := m.chunks[msg.Index].epoch
+	e := c.epoch
 	if m.cfg.Mode == Stream {
 		e = m.workers[rank].epochs[msg.Index]
 	}
@@ -30,19 +31,20 @@ func (m *Machine) record(rank int, msg *Message, h Held) {
 		m.answerOrWait(alone{worker: int32(rank), kind: Acknowledge, epoch: msg.Epoch, index: msg.Index, held: h})
 		return
 	}
-	if int(msg.Index) >= len(m.tensors) {
+	tensor, ok := m.guests.tensor(msg.Index)
+	if !ok {
 		m.violate(rank, "sent a control record of tensor %d of lane %d, which has %d", msg.Index, m.cfg.Lane,
-			len(m.tensors))
+			len(m.guests.homes))
 		return
 	}
-	a := Action{Kind: Configure, Worker: int32(rank), Index: msg.Index}
+	a := Action{Kind: Configure, Worker: int32(rank), Index: tensor}
 	switch w := &m.workers[rank]; m.cfg.Mode {
 	case Stream:
-		a.New = msg.HyperSum != w.hyperSum[msg.Index]
-		w.hyperSum[msg.Index] = msg.HyperSum
+		a.New = msg.HyperSum != w.hyperSum[tensor]
+		w.hyperSum[tensor] = msg.HyperSum
 	case Eager:
-		t := &m.tensors[msg.Index]
-		w.hyperSum[msg.Index] = msg.HyperSum
+		t := &m.tensors[tensor]
+		w.hyperSum[tensor] = msg.HyperSum
 		a.New = msg.HyperSum != t.hyperSum
 		t.hyperSum = msg.HyperSum
 	}
@@ -97,7 +99,7 @@ func (m *Machine) answer(a *alone) bool {
 func (m *Machine) needsResult(a *alone) bool {
 	switch a.kind {
 	case Pull:
-		return !m.tensors[m.chunks[a.index].Tensor].Direct
+		return !m.tensors[m.chunk(a.index).Tensor].Direct
 	case UpdateOne:
 		return a.held.Op == chunk.OpPushPull
 	}

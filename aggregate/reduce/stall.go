@@ -103,7 +103,7 @@ func (m *Machine) requestChunk(rank int, index uint32, most int) {
 	if !w.hears(most) {
 		return
 	}
-	w.requested.add(int(index))
+	w.requested.add(m.bit(index))
 	w.unheard++
 	w.sends--
 	m.emit(Action{Kind: Request, Worker: int32(rank), Index: index})
@@ -114,7 +114,7 @@ func (m *Machine) requestChunk(rank int, index uint32, most int) {
 func (m *Machine) follow(rank int) (n int) {
 	w := &m.workers[rank]
 	for i := m.folds.last; i != none && w.hears(requestsAtOnce-1); i = m.folds.at(i).prev {
-		if !w.requested.has(int(m.folds.at(i).chunk)) && !m.folds.has(i, rank) && m.folds.has(i, m.stall.leader) {
+		if !w.requested.has(m.bit(m.folds.at(i).chunk)) && !m.folds.has(i, rank) && m.folds.has(i, m.stall.leader) {
 			m.request(rank, i, requestsAtOnce-1)
 			n++
 		}

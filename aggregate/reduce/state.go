@@ -20,6 +20,7 @@ type Config struct {
 	Mode     Mode
 	Norms    bool     // the update rule needs whole tensors' norms: a commit takes a second pass
 	Above    bool     // complete chunks go to a reducer above the rack
+	Inner    Inner    // with Above; nil: no step of a chunk stays in the rack
 	Gate     Gate     // nil: Lockstep
 	Standing Standing // stream: of every worker's first step
 	Root     int      // the worker whose values a broadcast takes; negative: it is in another rack
@@ -32,12 +33,6 @@ type Tensor struct {
 	Direct bool
 }
 
-// Chunk is a chunk of the lane, by its lane index.
-type Chunk struct {
-	Tensor uint32 // by the order of Add, over all calls
-	Bytes  uint32 // on the wire
-}
-
 // State is the state of a machine.
 type State uint8
 
@@ -47,13 +42,6 @@ const (
 	Failing       // a worker broke the protocol here: what arrives is ignored
 	Ended         // the job failed or was closed, and the workers were told
 )
-
-type chunkState struct {
-	Chunk
-	fold  int32  // in progress, or none
-	epoch uint8  // that it has finished
-	added uint16 // stream: how many of the set's addends its accumulator has, or lacks for good
-}
 
 type tensorState struct {
 	Tensor
@@ -92,6 +80,7 @@ type Machine struct {
 	workers []worker
 	chunks  []chunkState
 	tensors []tensorState
+	guests  guests
 	folds   folds
 	ready   queue[int32] // complete and returned folds, oldest first
 	alone   queue[alone]
@@ -125,6 +114,7 @@ func New(cfg Config) *Machine {
 // Add appends tensors and their chunks. Everything is allocated here: events allocate nothing.
 func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	for _, t := range tensors {
+		m.guests.homes = append(m.guests.homes, uint32(len(m.tensors)))
 		m.tensors = append(m.tensors, tensorState{Tensor: t})
 	}
 	for _, c := range chunks {
@@ -133,13 +123,18 @@ func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	for w := range m.workers {
 		m.fit(&m.workers[w])
 	}
-	held := m.cfg.Workers * m.cfg.Window
-	m.folds.grow(min(len(m.chunks), held))
-	m.ready.grow(len(m.folds.all))
+	m.fitFolds()
 	// A tick can send every worker a NACK for what it holds, and requests.
 	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.actions) < most {
 		m.actions = make([]Action, 0, most)
 	}
+}
+
+// fitFolds makes room for as many folds as can be in progress.
+func (m *Machine) fitFolds() {
+	held := m.cfg.Workers * m.cfg.Window
+	m.folds.grow(min(len(m.chunks)+len(m.guests.all), held))
+	m.ready.grow(len(m.folds.all))
 }
 
 // fit gives a worker room for the chunks and tensors there are.
@@ -147,7 +142,7 @@ func (m *Machine) fit(w *worker) {
 	if w.state == Absent {
 		return
 	}
-	w.requested.grow(len(m.chunks))
+	w.requested.grow(2 * max(len(m.chunks), len(m.guests.all)))
 	if m.cfg.Mode == Stream {
 		w.pushed.grow(len(m.chunks))
 		w.epochs = append(w.epochs, make([]uint8, len(m.chunks)-len(w.epochs))...)
@@ -198,10 +193,13 @@ func (m *Machine) Open() int {
 func (m *Machine) Finished() uint64 { return m.done }
 
 // HyperSum returns the checksum of the hyper-parameters in use for a chunk; 0: the job's own.
-func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunks[index].Tensor].hyperSum }
+func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunk(index).Tensor].hyperSum }
 
 // CommitEpoch returns the epoch of the last commit that every worker has sent.
 func (m *Machine) CommitEpoch() uint8 { return m.commit.epoch }
+
+// CommitPhase returns how far the commit under way is.
+func (m *Machine) CommitPhase() Phase { return m.commit.phase }
 
 // CommitRecord returns what every worker has sent with the commit under way.
 func (m *Machine) CommitRecord() *chunk.TensorRecord { return &m.commit.first }
@@ -276,14 +274,35 @@ func (m *Machine) canAnswerAll(result bool) bool {
 	return true
 }
 
-// place checks that the message's chunk exists, and takes note that its worker has sent it.
-func (m *Machine) place(rank int, msg *Message) bool {
-	if int(msg.Index) >= len(m.chunks) {
-		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
-		return false
+// chunk returns a chunk by its index; nil: the lane never had it.
+func (m *Machine) chunk(index uint32) *chunkState {
+	if int(index) < len(m.chunks) {
+		return &m.chunks[index]
 	}
-	m.workers[rank].requested.remove(int(msg.Index))
-	return true
+	return m.guests.chunk(index)
+}
+
+// bit is a chunk's place in sets of chunks: the plan's and guests take turns, as each can become more.
+func (m *Machine) bit(index uint32) int {
+	if int(index) < len(m.chunks) {
+		return int(index) * 2
+	}
+	return m.guests.at[index]*2 + 1
+}
+
+// place finds the message's chunk, and takes note that its worker has sent it. nil: the lane does not have it.
+func (m *Machine) place(rank int, msg *Message) *chunkState {
+	c := m.chunk(msg.Index)
+	if c == nil {
+		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
+		return nil
+	}
+	if c.fold == moved {
+		m.violate(rank, "sent chunk %d of lane %d, which has moved to another", msg.Index, m.cfg.Lane)
+		return nil
+	}
+	m.workers[rank].requested.remove(m.bit(msg.Index))
+	return c
 }
 
 // broadcasting reports whether a broadcast is in progress.

@@ -158,6 +158,9 @@ func tell(t *testing.T, r *rig, line string) string {
 	case "returned":
 		r.Returned(r.now, indexes[0])
 		return r.settle()
+	case "refreshed":
+		r.Refreshed(r.now)
+		return r.settle()
 	case "leave":
 		r.Leave(rank)
 		return ""

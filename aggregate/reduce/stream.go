@@ -6,11 +6,10 @@ package reduce
 
 // apply takes a gradient, which is applied alone or goes into a set.
 func (m *Machine) apply(rank int, msg *Message, h Held) {
-	if !m.place(rank, msg) {
+	c, w := m.place(rank, msg), &m.workers[rank]
+	if c == nil {
 		return
 	}
-	w := &m.workers[rank]
-	c := &m.chunks[msg.Index]
 	switch expect := epochAfter(w.epochs[msg.Index]); {
 	case msg.Epoch != expect:
 		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)

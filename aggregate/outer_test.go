@@ -1,0 +1,148 @@
+package aggregate_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// exchangeOuter runs broadcast and steps over racks that meet in some of them, and compares every result with plain Go.
+func exchangeOuter(t *testing.T, seed uint64, c *racktest.Cluster, o hierarchy.Outer, workers []int, pods, steps int,
+	network func()) {
+	t.Helper()
+	exchangeWith(t, seed, c, steps, network, func(ref *racktest.Reference) plainGo {
+		plan := c.Racks[0].Plan
+		perChunk := c.Racks[0].Config.Job.ChunkBytes / plan.Tensor(0).DType.Size()
+		return racktest.NewOuter(o, ref, workers, pods, func(tensor, elem int) int {
+			first, _ := plan.TensorChunks(tensor)
+			return first + elem/perChunk
+		}).Step
+	})
+}
+
+// Racks that train on their own and meet every few steps have the bits of plain Go, whatever the shape, the wire and the order of
+// pushes.
+func TestRacksThatMeetSeldomEqualPlainGo(t *testing.T) {
+	for seed := range racksSeeds(t, 24) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		workers := make([]int, 1+rng.IntN(5))
+		for i := range workers {
+			workers[i] = 1 + rng.IntN(3)
+		}
+		topology := hierarchy.Topology{Racks: len(workers), Pods: 1}
+		if len(workers) == 4 {
+			topology.Pods = 1 + rng.IntN(2)
+		}
+		var shapes []hierarchy.Shape
+		for _, s := range hierarchy.Shapes() {
+			if topology.Shape = s; topology.Check() == nil {
+				shapes = append(shapes, s)
+			}
+		}
+		topology.Shape = shapes[rng.IntN(len(shapes))]
+		o := hierarchy.Outer{Every: 1 + rng.IntN(4), Rule: hierarchy.OuterSGD, LR: 0.5 + rng.Float64()}
+		o.Fragments = rng.IntN(o.Every + 1)
+		if rng.IntN(2) == 0 {
+			o.Rule, o.Momentum = hierarchy.OuterNesterov, 0.9
+		}
+		rule := []optim.Rule{optim.SGDTorch, optim.AdamTorch}[rng.IntN(2)]
+		wire := []chunk.DType{chunk.F32, chunk.BF16}[rng.IntN(2)]
+		window := 2 + rng.IntN(6)
+		name := fmt.Sprintf("seed %d: workers %v, %v, %d pods, %v, %v, %v, window %d", seed, workers, topology.Shape, topology.Pods, o,
+			rule, wire, window)
+		ok := t.Run(name, func(t *testing.T) {
+			c, network := simCluster(t, seed, topology, workers, racktest.Config{
+				Lanes: 1 + rng.IntN(2), Window: window, Shuffle: seed + 1,
+				Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: rule, Hyper: rule.Defaults(), ChunkBytes: 4096,
+					Outer: o},
+				Tensors: tensorsOf(wire, 1, 5000, 1023, 9000, 3, 4000),
+			})
+			exchangeOuter(t, seed, c, o, workers, topology.Pods, 2*o.Every+1, network)
+		})
+		if !ok {
+			return
+		}
+	}
+}
+
+func TestRacksCannotTrainOnTheirOwnWhereNothingIsTrained(t *testing.T) {
+	device := openDevice(t, verbs.ProviderSHM)
+	good := hierarchy.Outer{Every: 4, Rule: hierarchy.OuterSGD, LR: 1}
+	bad := good
+	bad.LR = 0
+	for _, tc := range []struct {
+		mode aggregate.Mode
+		rule optim.Rule
+		o    hierarchy.Outer
+		want string
+	}{
+		{aggregate.Aggregate, optim.Sum, good, "which mode aggregate cannot: use mode eager"},
+		{aggregate.Eager, optim.SGDTorch, bad, "an outer learning rate of 0"},
+	} {
+		_, err := racktest.OpenCluster(hierarchy.Topology{Shape: hierarchy.Sharded, Racks: 1}, []racktest.Config{{
+			NICs: []*verbs.Device{device}, Lanes: 1, Absent: 1, Manual: true,
+			Job: aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.rule.Defaults(), ChunkBytes: 4096,
+				Outer: tc.o},
+		}})
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("mode %v, %v: error %v, want %q", tc.mode, tc.o, err, tc.want)
+		}
+	}
+}
+
+// Racks that meet in every step, with plain SGD inside and a rate of 1 outside, do what racks do that add gradients: the mean of
+// their parameters is what the mean of the gradients makes. Where nothing is lost to rounding, it is the same to the bit.
+func TestRacksThatMeetInEveryStepAddGradients(t *testing.T) {
+	hyper := optim.SGDTorch.Defaults()
+	hyper.LR, hyper.Scale = 0.5, 0.25
+	workers := []int{1, 3}
+	o := hierarchy.Outer{Every: 1, Rule: hierarchy.OuterSGD, LR: 1}
+	top := hierarchy.Topology{Shape: hierarchy.Sharded, Racks: len(workers)}
+	run := func(o hierarchy.Outer) [][]float32 {
+		c, network := simCluster(t, 5, top, workers, racktest.Config{
+			Lanes: 1, Window: 4, Tensors: tensorsOf(chunk.F32, 3000, 70),
+			Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: hyper, ChunkBytes: 4096,
+				Outer: o},
+		})
+		for step, kind := range []chunk.Op{chunk.OpBroadcast, chunk.OpPushPull, chunk.OpPushPull, chunk.OpPushPull} {
+			for r, rack := range c.Racks {
+				for i, w := range rack.Workers {
+					for k := range rack.Plan.NumTensors() {
+						for e, g := 0, w.SrcF32(k); e < int(rack.Plan.Tensor(k).Elems); e++ {
+							g[e] = float32((e+3*k+step)%7-r) * float32(1+3*r*(i+1)) // over 4 workers, and over 3, dyadic
+							if r == 1 {
+								g[e] *= 3
+							}
+						}
+					}
+				}
+			}
+			handles, err := c.Submit(c.AllOps(kind))
+			if err == nil {
+				err = c.Drive(network, handles, 100000)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		var out [][]float32
+		for k := range c.Racks[0].Plan.NumTensors() {
+			out = append(out, append([]float32(nil), c.Racks[1].Workers[2].DstF32(k)...))
+		}
+		return out
+	}
+	added, met := run(hierarchy.Outer{}), run(o)
+	for k := range added {
+		if i, same := racktest.SameBits(met[k], added[k]); !same {
+			t.Fatalf("tensor %d element %d is %v where racks meet, and %v where they add gradients", k, i, met[k][i], added[k][i])
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package aggregate_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// simParts is a job's manual workers and the manual aggregators that it is spread over, on a simulated network.
+func simParts(t *testing.T, seed uint64, aggregators, workers int, cfg racktest.Config) (*racktest.Cluster, func()) {
+	t.Helper()
+	sim, open := simNetwork(t, seed)
+	cfg.Manual, cfg.Now = true, func() int64 { return int64(sim.Now()) }
+	cfg.NICs = []*verbs.Device{open("aggregator0")}
+	for i := 1; i < aggregators; i++ {
+		cfg.Others = append(cfg.Others, []*verbs.Device{open("aggregator%d", i)})
+	}
+	for w := range workers {
+		cfg.Workers = append(cfg.Workers, []*verbs.Device{open("worker%d", w)})
+	}
+	r, err := racktest.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &racktest.Cluster{Racks: []*racktest.Rack{r}}, func() {
+		for range 4 {
+			sim.Step()
+		}
+	}
+}
+
+// However many aggregators a job is spread over, and in whatever orders its workers push, its bits are those of racks that reduce
+// among themselves.
+func TestAJobInPartsEqualsPlainGoOfItsRacks(t *testing.T) {
+	for seed := range racksSeeds(t, 20) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		part := aggregate.Part{Pods: 1}
+		all := 0
+		for range 1 + rng.IntN(6) {
+			n := 1 + rng.IntN(3)
+			part.Racks, all = append(part.Racks, n), all+n
+		}
+		if n := len(part.Racks); n%2 == 0 && n > 2 {
+			part.Pods = 2
+		}
+		job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: 4096, Hyper: optim.Sum.Defaults(), Part: part}
+		if rng.IntN(2) == 0 {
+			job.Mode, job.Rule, job.Hyper = aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()
+		}
+		wire := []chunk.DType{chunk.F32, chunk.BF16, chunk.F16}[rng.IntN(3)]
+		aggregators, window := 1+rng.IntN(4), 2+rng.IntN(6)
+		name := fmt.Sprintf("seed %d: workers %v, %d pods, %d aggregators, mode %v, %v, window %d", seed, part.Racks, part.Pods, aggregators,
+			job.Mode, wire, window)
+		ok := t.Run(name, func(t *testing.T) {
+			c, network := simParts(t, seed, aggregators, all, racktest.Config{
+				Lanes: 1 + rng.IntN(2), Window: window, Job: job, Shuffle: seed + 1,
+				Tensors: tensorsOf(wire, 1, 5000, 1023, 20000, 3, 4000, 9000),
+			})
+			exchangeWith(t, seed, c, 2, network, func(ref *racktest.Reference) plainGo {
+				return func(grads [][][][]float32) [][][]float32 {
+					var byRack [][][][]float32
+					left := grads[0]
+					for _, n := range part.Racks {
+						byRack, left = append(byRack, left[:n]), left[n:]
+					}
+					return [][][]float32{ref.StepRacks(byRack, part.Pods)}
+				}
+			})
+		})
+		if !ok {
+			return
+		}
+	}
+}
+
+func TestWhatCannotBeAPartIsRefusedByName(t *testing.T) {
+	two := aggregate.Part{Of: 2}
+	for _, tc := range []struct {
+		job  aggregate.JobConfig
+		want string
+	}{
+		{aggregate.JobConfig{Mode: aggregate.Aggregate, Part: aggregate.Part{Number: 2, Of: 2}}, "part 2 of 2"},
+		{aggregate.JobConfig{Mode: aggregate.Stream, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults(), Part: two},
+			"mode stream runs at one aggregator"},
+		{aggregate.JobConfig{Mode: aggregate.TwoPhase, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults(), Part: two},
+			"mode two-phase runs at one aggregator"},
+		{aggregate.JobConfig{Mode: aggregate.Aggregate, Part: aggregate.Part{Of: 2, Racks: []int{1, 2}}}, "2 workers in racks of [1 2]"},
+	} {
+		if tc.job.Hyper == (optim.Hyper{}) {
+			tc.job.Hyper = optim.Sum.Defaults()
+		}
+		_, open := simNetwork(t, 1)
+		tc.job.Name = "job"
+		r, err := racktest.Open(racktest.Config{
+			NICs: []*verbs.Device{open("aggregator")}, Lanes: 1, Window: 4, Absent: 2, MaxConns: 2, Manual: true, Job: tc.job,
+		})
+		if err == nil {
+			err = r.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%v, want one that says %q", err, tc.want)
+		}
+	}
+}
+
+// A plan has the chunks of all parts, so a job that claims many parts does not get its plan for nothing.
+func TestAPartIsChargedForTheWholePlan(t *testing.T) {
+	const elems, chunkBytes = 1 << 30, 4096
+	_, open := simNetwork(t, 1)
+	job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: chunkBytes, Hyper: optim.Sum.Defaults()}
+	e, err := aggregate.Start(aggregate.Config{
+		Lanes: []aggregate.LaneConfig{{Device: open("aggregator"), CPU: -1, Node: -1}}, Window: 4, MaxConns: 2, Spin: -1, Manual: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	need := func(parts int) int64 {
+		job.Part.Of = parts
+		return e.TensorsNeed(job, []uint64{elems}).Bytes
+	}
+	whole, part := need(1), need(1024)
+	if least := int64(elems / (chunkBytes / 4) * 64); part < least || part > whole/8 {
+		t.Errorf("a part of 1024 needs %d bytes, want from %d to an eighth of the whole's %d", part, least, whole)
+	}
+}
+
+// What a rack's aggregator holds for the others is charged: 21 sums of 3 MiB, and for each other rack 7 slots of 2 MiB in a lane.
+func TestARackIsChargedForTheOthers(t *testing.T) {
+	const chunkBytes, lanes, others = 1 << 20, 2, 2
+	_, open := simNetwork(t, 1)
+	lane := aggregate.LaneConfig{Device: open("aggregator"), CPU: -1, Node: -1}
+	e, err := aggregate.Start(aggregate.Config{
+		Lanes: []aggregate.LaneConfig{lane, lane}, Window: 64, MaxConns: 8, Spin: -1, Manual: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	c := aggregate.JobConfig{Name: "job", Workers: 2, Mode: aggregate.Aggregate, ChunkBytes: chunkBytes, Hyper: optim.Sum.Defaults()}
+	alone := e.JobNeed(c)
+	c.Above = &aggregate.Above{Topology: hierarchy.Topology{Racks: 1 + others}}
+	among := e.JobNeed(c)
+	if least := int64(lanes * (21*3 + others*7*2) << 20); among.Bytes-alone.Bytes < least || among.Bytes-alone.Bytes > least+8<<20 {
+		t.Errorf("%d bytes for the other racks, want %d and little more", among.Bytes-alone.Bytes, least)
+	}
+	if n := among.Regions - alone.Regions; n != lanes*(1+others) {
+		t.Errorf("%d regions for the other racks, want %d", n, lanes*(1+others))
+	}
+	if n := among.Connections - alone.Connections; n != others {
+		t.Errorf("%d connections of each lane to the other racks, want %d", n, others)
+	}
+	c.Above, c.Part = nil, aggregate.Part{Racks: []int{1, 1}}
+	if n := e.JobNeed(c).Regions - alone.Regions; n != lanes {
+		t.Errorf("%d regions for sums by rack, want %d", n, lanes)
+	}
+}
+
+// A connection that is encrypted keeps three records of 16 KiB each way, and any worker may want that over tcp.
+func TestAWorkerOverTCPIsChargedForItsEncryption(t *testing.T) {
+	const chunkBytes, window, records = 32 << 10, 4, 2 * 3 * 16 << 10
+	perWorker := func(provider, device string) int64 {
+		d, err := verbs.Open(provider, device, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		e, err := aggregate.Start(aggregate.Config{Lanes: []aggregate.LaneConfig{{Device: d, CPU: -1, Node: -1}}, Window: window,
+			MaxConns: 4, Spin: -1, Manual: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		c := aggregate.JobConfig{Name: "job", Workers: 2, Mode: aggregate.Aggregate, ChunkBytes: chunkBytes, Hyper: optim.Sum.Defaults()}
+		two := e.JobNeed(c).Bytes
+		c.Workers++
+		return e.JobNeed(c).Bytes - two
+	}
+	tcp, shm := perWorker(verbs.ProviderTCP, "127.0.0.1"), perWorker(verbs.ProviderSHM, "")
+	if more := tcp - window*chunkBytes - shm; more < records || more > 2*records {
+		t.Errorf("a worker takes %d bytes more over tcp than over shm, beside its slots: want %d and little more", more, records)
+	}
+}
