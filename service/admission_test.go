@@ -5,7 +5,6 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
-	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -21,7 +20,7 @@ func TestAJobIsChargedForMoreThanItTakes(t *testing.T) {
 		j := status.Jobs[0]
 		took := j.ParameterBytes + j.SlotBytes + j.ResultBytes
 		for _, r := range j.Resources {
-			if r.Name == quota.Memory && (r.Reserved < took || r.Reserved > 3*took+(64<<20) || r.Limit < r.Reserved) {
+			if r.Name == "memory" && (r.Reserved < took || r.Reserved > 3*took+(64<<20) || r.Limit < r.Reserved) {
 				t.Errorf("%s: %d bytes are reserved, %d taken, %d the limit", provider, r.Reserved, took, r.Limit)
 			}
 		}

@@ -53,7 +53,7 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 	}
 	for {
 		if err := stream.Send(next); err != nil {
-			m.lost("its watch stream broke")
+			m.lost(disconnected(ctx))
 			return err
 		}
 		next = &api.WatchResponse{}
@@ -66,9 +66,12 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 			m.job.s.log.Warn("connection broke", "job", m.job.name, "rank", m.rank, "lane", b.Lane)
 			next.Links = &api.Links{Down: down, Broken: []*api.BrokenLane{{Lane: uint32(b.Lane), Attempt: b.Attempt}}}
 		case <-m.out:
+			if why := m.lostBy(); why != nil {
+				return stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: int32(m.inJob()), Text: why.Error()}})
+			}
 			return nil
 		case <-ctx.Done():
-			m.lost("its connection to the control plane closed")
+			m.lost(disconnected(ctx))
 			return ctx.Err()
 		case <-m.job.failed:
 			f := m.job.failure
@@ -77,6 +80,14 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 			return err
 		}
 	}
+}
+
+// disconnected says how the connection of a call has ended: a peer that is there answers pings.
+func disconnected(ctx context.Context) string {
+	if silent := callerOf(ctx).conn.Silent(); silent >= pingTimeout {
+		return fmt.Sprintf("it has missed its heartbeats for %v: it is stopped, or its host cannot be reached", silent.Round(time.Second))
+	}
+	return "its connection to the control plane closed"
 }
 
 // Connect implements the schema's Connect.
@@ -182,7 +193,7 @@ func (s *Service) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.Barr
 	if _, err := m.job.gather(ctx, "barrier "+r.Name, m.rank, nil, nil, all); err != nil {
 		return nil, err
 	}
-	return &api.BarrierResponse{}, nil
+	return &api.BarrierResponse{RestoredStep: m.job.restored.Load()}, nil
 }
 
 // Leave implements the schema's Leave.

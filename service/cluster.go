@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
@@ -19,32 +21,51 @@ import (
 
 // How racks ask each other: an answer that is not there yet is waited for in turns, and one that fails is asked for again.
 const (
-	askTurn  = 2 * time.Second
-	askAgain = 200 * time.Millisecond
-	// startGrace is how long a job that could not start, or has ended, keeps what it said, so that the other racks learn it.
+	askTurn   = 2 * time.Second
+	stateTurn = 20 * time.Second
+	askAgain  = 200 * time.Millisecond
+	// startGrace is how long a job that has ended keeps what it said, so that the other racks learn it.
 	startGrace = 5 * time.Second
 )
 
-// cluster is the other racks, as this aggregator reaches them.
-type cluster struct {
-	*racks.Cluster
-	topology hierarchy.Topology
-	own      int
-	id       string // of this process
+// hub is what all jobs of an aggregator of a cluster share.
+type hub struct {
+	declared *cluster // all racks of the cluster
+	id       string   // of this process
 	url      func() string
 	board    *racks.Board
-	peers    []apiconnect.RackServiceClient // by rack; nil at this one's place
+	clients  map[string]*http.Client // by rack; each keeps its connections for the aggregator's life
 
-	mu   sync.Mutex
-	runs map[*job]*run // that are under way
+	probing probing
+
+	mu    sync.Mutex
+	runs  map[*job]*run               // that are under way
+	links map[string]*hierarchy.Links // by provider and racks, as they were measured last
+}
+
+// cluster is the racks that a job runs over, as this aggregator reaches them.
+type cluster struct {
+	*racks.Cluster
+	*hub
+	topology hierarchy.Topology
+	own      int
 }
 
 // run is a job's run over several racks.
 type run struct {
 	id          string
+	began       time.Time
 	workers     []int          // by rank of the racks
 	ids         []string       // by rack, of its run
+	peers       []peer         // by rack; nothing at this one's place
 	aggregators map[string]ask // by rack's name, who has asked
+}
+
+// peer is the aggregator of another rack.
+type peer struct {
+	apiconnect.RackServiceClient
+	url        string
+	aggregator string // identifies the process; empty: whichever is there
 }
 
 // ask is who asks for a rack.
@@ -54,37 +75,71 @@ func newCluster(c *racks.Cluster, url func() string) (*cluster, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
+	h := &hub{id: newSession(), url: url, board: racks.NewBoard(), clients: map[string]*http.Client{},
+		runs: map[*job]*run{}, links: map[string]*hierarchy.Links{}}
+	if c.Members != nil {
+		h.id = c.Members.ID()
+	}
+	for _, r := range c.Racks {
+		trust, err := api.TrustOf(r.CA)
+		if err != nil {
+			return nil, fmt.Errorf("rack %q: %w", r.Name, err)
+		}
+		h.clients[r.Name] = &http.Client{Transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second, IdleConnTimeout: time.Minute,
+			MaxIdleConnsPerHost: 4, TLSClientConfig: trust}}
+	}
+	var err error
+	h.declared, err = h.over(c)
+	return h.declared, err
+}
+
+// over returns the cluster of a declaration.
+func (h *hub) over(c *racks.Cluster) (*cluster, error) {
 	t, err := c.Topology()
 	if err != nil {
 		return nil, err
 	}
-	k := &cluster{Cluster: c, topology: t, own: c.Index(), id: newSession(), url: url, board: racks.NewBoard(), runs: map[*job]*run{}}
-	for i, r := range c.Racks {
-		var peer apiconnect.RackServiceClient
-		if i != k.own {
-			h, err := peerHTTP(r.CA)
-			if err != nil {
-				return nil, fmt.Errorf("rack %q: %w", r.Name, err)
-			}
-			peer = apiconnect.NewRackServiceClient(h, r.URL)
-		}
-		k.peers = append(k.peers, peer)
-	}
-	return k, nil
+	return &cluster{Cluster: c, hub: h, topology: t, own: c.Index()}, nil
 }
 
-func peerHTTP(ca string) (*http.Client, error) {
-	trust, err := api.TrustOf(ca)
-	if err != nil {
-		return nil, err
+// others are the other racks' names.
+func (k *cluster) others() []string { return slices.Delete(k.Names(), k.own, k.own+1) }
+
+// dial returns the aggregators of the other racks, at their URLs. Nothing is connected yet.
+func (k *cluster) dial() []peer {
+	peers := make([]peer, len(k.Racks))
+	for i, r := range k.Racks {
+		peers[i].url = r.URL
+		if i != k.own {
+			peers[i].RackServiceClient = apiconnect.NewRackServiceClient(k.clients[r.Name], r.URL)
+		}
 	}
-	return &http.Client{Transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second, IdleConnTimeout: time.Minute,
-		MaxIdleConnsPerHost: 4, TLSClientConfig: trust}}, nil
+	return peers
+}
+
+// hangUp closes the connections to other racks that no question uses.
+func (h *hub) hangUp() {
+	for _, c := range h.clients {
+		c.CloseIdleConnections()
+	}
 }
 
 // fields are what a question's seal covers.
 func fields(r *api.AskRequest) []string {
-	return []string{r.From, r.To, r.Aggregator, r.Url, r.Job, r.Run, r.Stage, r.Nonce}
+	all := []string{r.From, r.To, r.Aggregator, r.Url, r.Job, r.Run, r.Stage, r.Nonce, r.OwnRun, fmt.Sprint(r.AgeMs)}
+	if r.State != nil {
+		state, _ := proto.MarshalOptions{Deterministic: true}.Marshal(r.State) // never fails
+		all = append(all, string(state))
+	}
+	if r.Probe != nil {
+		probe, _ := proto.MarshalOptions{Deterministic: true}.Marshal(r.Probe) // never fails
+		all = append(all, "probe", string(probe))
+	}
+	if r.Reshape != nil {
+		reshape, _ := proto.MarshalOptions{Deterministic: true}.Marshal(r.Reshape) // never fails
+		all = append(all, "reshape", string(reshape))
+	}
+	return all
 }
 
 // Ask implements the schema's Ask.
@@ -109,7 +164,7 @@ func (s *Service) Ask(ctx context.Context, r *api.AskRequest) (*api.AskResponse,
 	if err := k.claim(r); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTurn)
+	ctx, cancel := context.WithTimeout(ctx, turn(r))
 	defer cancel()
 	go func() {
 		select {
@@ -118,20 +173,64 @@ func (s *Service) Ask(ctx context.Context, r *api.AskRequest) (*api.AskResponse,
 		case <-ctx.Done():
 		}
 	}()
-	payload, ok, gone := k.board.Take(ctx, r.From, r.Job, r.Run, r.Stage, r.Nonce)
-	if gone {
-		return nil, refuse(connect.CodeAborted, "job %q has ended in rack %q: see its aggregator", r.Job, k.Own)
+	payload, err := s.answer(ctx, r)
+	out := &api.AskResponse{Payload: payload, Ready: err == nil}
+	if err != nil && (r.State != nil || r.Probe != nil || r.Reshape != nil || !errors.Is(err, ctx.Err())) {
+		return nil, err
 	}
-	out := &api.AskResponse{Ready: ok, Payload: payload}
 	out.Seal = racks.Seal(k.Secret, r.Nonce, fmt.Sprint(out.Ready), string(out.Payload))
 	return out, nil
 }
 
-// claim refuses a second aggregator that claims a rack while a run goes on with the first.
+// answer answers a question, or returns the error of ctx if there is no answer in time.
+func (s *Service) answer(ctx context.Context, r *api.AskRequest) ([]byte, error) {
+	k := s.cluster
+	switch {
+	case r.State != nil:
+		return k.answerState(ctx, r)
+	case r.Probe != nil:
+		return s.answerProbe(ctx, r.Probe)
+	case r.Reshape != nil:
+		return s.answerReshape(ctx, r)
+	}
+	payload, err := k.board.Take(ctx, racks.Question{From: r.From, Job: r.Job, Run: r.Run, Stage: r.Stage, Nonce: r.Nonce,
+		Asker: r.OwnRun, Since: time.Now().Add(-time.Duration(r.AgeMs) * time.Millisecond)})
+	if why := new(racks.GivenUp); errors.As(err, &why) {
+		return nil, refuse(connect.CodeAborted, "job %q could not start in rack %q: %s", r.Job, k.Own, printable(why.Why, maxFailureText))
+	}
+	if errors.Is(err, racks.ErrEnded) {
+		return nil, k.endedHere(r.Job)
+	}
+	return payload, err
+}
+
+// turn is how long a question waits for its answer before it is asked again.
+func turn(r *api.AskRequest) time.Duration {
+	switch {
+	case r.State != nil:
+		return stateTurn
+	case r.Probe != nil:
+		return probeTurn
+	}
+	return askTurn
+}
+
+func (k *cluster) endedHere(job string) error {
+	return refuse(connect.CodeAborted, "job %q has ended in rack %q: see its aggregator", job, k.Own)
+}
+
+// claim refuses an aggregator that claims a rack of another: by the plan where there is one, else while a run goes on with the
+// other.
 func (k *cluster) claim(r *api.AskRequest) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.Members != nil {
+		return k.holds(r)
+	}
 	for j, u := range k.runs {
+		if s := j.state(); s == "failed" || s == "ended" {
+			continue
+		}
 		if was, is := u.aggregators[r.From]; is && was.aggregator != r.Aggregator {
 			return refuse(connect.CodeAlreadyExists, "two aggregators claim rack %q, at %s and at %s, and job %q runs with the first: end one of them",
 				r.From, was.url, r.Url, j.name)
@@ -146,13 +245,21 @@ func (k *cluster) claim(r *api.AskRequest) error {
 }
 
 // begin starts a job's run.
-func (k *cluster) begin(j *job, workers []int) *run {
-	u := &run{id: newSession(), workers: workers, ids: make([]string, len(k.Racks)), aggregators: map[string]ask{}}
+func (k *cluster) begin(j *job, workers []int, peers []peer) *run {
+	u := &run{id: newSession(), began: time.Now(), workers: workers, ids: make([]string, len(k.Racks)), peers: peers,
+		aggregators: map[string]ask{}}
 	k.mu.Lock()
 	k.runs[j] = u
 	k.mu.Unlock()
 	k.board.Begin(j.name, u.id)
 	return u
+}
+
+// run returns a job's run; nil: it has ended.
+func (k *cluster) run(j *job) *run {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.runs[j]
 }
 
 // end forgets a job's run. If the job ended well, what it had to say stays for a while: other racks may still ask for it.
@@ -172,9 +279,30 @@ func (k *cluster) end(j *job) {
 	}
 }
 
+// giveUp ends the run of a job that could not start, and tells racks that ask why.
+func (k *cluster) giveUp(j *job, why error) {
+	k.mu.Lock()
+	u := k.runs[j]
+	delete(k.runs, j)
+	k.mu.Unlock()
+	if u != nil {
+		k.board.GiveUp(j.name, u.id, why.Error(), u.ids)
+	}
+}
+
 // meet says something to all other racks at a stage of a job, and returns what they say, by rack.
 func (k *cluster) meet(ctx context.Context, j *job, u *run, stage string, payload []byte) ([][]byte, error) {
-	k.board.Post(j.name, u.id, stage, payload, len(k.Racks)-1)
+	k.board.Post(j.name, u.id, stage, payload, k.others())
+	out, err := k.askAll(ctx, j, u, func(rack int) *api.AskRequest { return &api.AskRequest{Stage: stage} })
+	if err != nil {
+		return nil, err
+	}
+	out[k.own] = payload
+	return out, nil
+}
+
+// askAll asks all other racks of a job's run at once, until they have answered or one cannot; about says what.
+func (k *cluster) askAll(ctx context.Context, j *job, u *run, about func(rack int) *api.AskRequest) ([][]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -191,47 +319,73 @@ func (k *cluster) meet(ctx context.Context, j *job, u *run, stage string, payloa
 	var wg sync.WaitGroup
 	for i := range k.Racks {
 		if i == k.own {
-			out[i] = payload
 			continue
 		}
 		wg.Go(func() {
-			if out[i], errs[i] = k.ask(ctx, i, j.name, u.ids[i], stage); errs[i] != nil {
+			r := about(i)
+			if r == nil {
+				return
+			}
+			r.Job, r.Run = j.name, u.ids[i]
+			if out[i], errs[i] = k.ask(ctx, u, i, r); errs[i] != nil {
 				cancel(errs[i])
 			}
 		})
 	}
 	wg.Wait()
 	for _, err := range errs {
-		if err != nil && !errors.Is(err, context.Canceled) {
+		if err != nil && !errors.As(err, new(*askedNoMore)) {
 			return nil, err
 		}
 	}
-	return out, errors.Join(errs...)
+	return out, cmp.Or(errs...)
 }
 
-// ask asks one rack until it answers.
-func (k *cluster) ask(ctx context.Context, rack int, job, run, stage string) ([]byte, error) {
-	r := &api.AskRequest{
-		From: k.Own, To: k.Racks[rack].Name, Aggregator: k.id, Url: k.url(), Job: job, Run: run, Stage: stage, Nonce: newSession(),
+// askedNoMore is the error of a question that was given up before its deadline.
+type askedNoMore struct {
+	cause error
+	last  error // what came of it so far; nil: nothing
+}
+
+func (e *askedNoMore) Error() string {
+	if e.last == nil {
+		return "asked no more: " + e.cause.Error()
 	}
-	r.Seal = racks.Seal(k.Secret, fields(r)...)
+	return fmt.Sprintf("%v; asked no more: %v", e.last, e.cause)
+}
+
+// Is matches [context.Canceled].
+func (e *askedNoMore) Is(target error) bool { return target == context.Canceled }
+
+func (e *askedNoMore) Unwrap() error { return e.cause }
+
+// ask asks one rack until it answers.
+func (k *cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) ([]byte, error) {
+	r.From, r.To, r.Aggregator, r.Url, r.Nonce = k.Own, k.Racks[rack].Name, k.id, k.url(), cmp.Or(r.Nonce, newSession())
+	r.OwnRun = u.id
 	var last error
 	for {
-		turn, cancel := context.WithTimeout(ctx, 2*askTurn)
-		answer, err := k.peers[rack].Ask(turn, r)
+		r.AgeMs = uint64(time.Since(u.began).Milliseconds())
+		r.Seal = racks.Seal(k.Secret, fields(r)...)
+		turn, cancel := context.WithTimeout(ctx, 2*turn(r))
+		answer, err := u.peers[rack].Ask(turn, r)
 		cancel()
 		switch code := connect.CodeOf(err); {
 		case err == nil && !racks.Sealed(answer.Seal, k.Secret, r.Nonce, fmt.Sprint(answer.Ready), string(answer.Payload)):
-			return nil, fmt.Errorf("what answers for rack %q at %s has not this cluster's secret", r.To, k.Racks[rack].URL)
+			return nil, fmt.Errorf("what answers for rack %q at %s has not this cluster's secret", r.To, u.peers[rack].url)
 		case err == nil && answer.Ready:
 			return answer.Payload, nil
 		case err == nil:
 			last = errors.New("it has not come so far")
 		case code == connect.CodePermissionDenied || code == connect.CodeFailedPrecondition || code == connect.CodeAborted ||
 			code == connect.CodeAlreadyExists || code == connect.CodeUnimplemented:
-			return nil, fmt.Errorf("rack %q at %s: %w", r.To, k.Racks[rack].URL, reason(err))
+			return nil, fmt.Errorf("rack %q at %s: %w", r.To, u.peers[rack].url, reason(err))
 		case ctx.Err() == nil:
 			last = reason(err)
+			k.clients[r.To].CloseIdleConnections()                  // they may be as dead
+			if err := k.moved(u, rack); err != nil && r.Run == "" { // the job has not begun
+				return nil, err
+			}
 		}
 		pause := askAgain
 		if err == nil {
@@ -245,8 +399,9 @@ func (k *cluster) ask(ctx context.Context, rack int, job, run, stage string) ([]
 		case <-ctx.Done():
 		}
 		if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
-			return nil, fmt.Errorf("rack %q at %s: %w", r.To, k.Racks[rack].URL, errors.Join(cause, context.Canceled))
+			return nil, fmt.Errorf("rack %q at %s: %w", r.To, u.peers[rack].url, &askedNoMore{cause, last})
 		}
-		return nil, fmt.Errorf("rack %q at %s does not come to %q in time: %w", r.To, k.Racks[rack].URL, stage, last)
+		return nil, fmt.Errorf("rack %q at %s does not come to %q in time: %w", r.To, u.peers[rack].url, cmp.Or(r.Stage, "state"),
+			cmp.Or(last, errors.New("it has not answered")))
 	}
 }

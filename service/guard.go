@@ -28,17 +28,19 @@ const maxMemberCalls = 64
 
 // memberCalls are the calls that need a session, with the most bytes that their bodies may have.
 var memberCalls = map[string]int64{
-	apiconnect.JobServiceWatchProcedure:      4 << 10,
-	apiconnect.JobServiceConnectProcedure:    1 << 20,
-	apiconnect.JobServiceResumeProcedure:     1 << 20,
-	apiconnect.JobServiceRegisterProcedure:   maxMessageBytes,
-	apiconnect.JobServiceBarrierProcedure:    4 << 10,
-	apiconnect.JobServiceSaveProcedure:       4 << 10,
-	apiconnect.JobServiceRestoreProcedure:    4 << 10,
-	apiconnect.JobServiceReadStateProcedure:  4 << 10,
-	apiconnect.JobServiceWriteStateProcedure: maxMessageBytes,
-	apiconnect.JobServiceReportLossProcedure: 4 << 10,
-	apiconnect.JobServiceLeaveProcedure:      64 << 10,
+	apiconnect.JobServiceWatchProcedure:       4 << 10,
+	apiconnect.JobServiceConnectProcedure:     1 << 20,
+	apiconnect.JobServiceResumeProcedure:      1 << 20,
+	apiconnect.JobServiceRegisterProcedure:    maxMessageBytes,
+	apiconnect.JobServiceBarrierProcedure:     4 << 10,
+	apiconnect.JobServiceSaveProcedure:        4 << 10,
+	apiconnect.JobServiceRestoreProcedure:     4 << 10,
+	apiconnect.JobServiceReadStateProcedure:   4 << 10,
+	apiconnect.JobServiceWriteStateProcedure:  maxMessageBytes,
+	apiconnect.JobServiceCarryProcedure:       maxMessageBytes,
+	apiconnect.JobServiceAnswerStateProcedure: maxMessageBytes,
+	apiconnect.JobServiceReportLossProcedure:  4 << 10,
+	apiconnect.JobServiceLeaveProcedure:       64 << 10,
 }
 
 // caller is who makes a call, known before its body is read.

@@ -32,6 +32,9 @@ type job struct {
 
 	account  *quota.Account
 	starting time.Time // when its last worker joined; guarded by s.mu
+	// hopeless ends when the job cannot begin any more; despair ends it, with the reason.
+	hopeless context.Context
+	despair  context.CancelCauseFunc
 
 	// started is closed when the job runs or has failed to start; startErr says which. The next fields are set before that and never
 	// change.
@@ -39,15 +42,23 @@ type job struct {
 	startErr error
 	engine   *engine
 	agg      *aggregate.Job
+	meetings *meetings        // racks may miss some; else nil
+	above    *aggregate.Above // nil: the rack is alone
+	lanes    []chunk.Lane     // this aggregator's, as workers are told of them
 
 	tracing sync.Mutex   // held while the job is traced
-	model   sync.Mutex   // held while tensors are added to plan, saved or restored; taken before the other locks
+	model   sync.RWMutex // read-locked to use tensors, locked to add to them, save or restore; taken before the other locks
+	turn    atomic.Int32 // of who has locked model: idle, marking or marked
 	memory  sync.RWMutex // read-locked to use the job's memory, locked to free it
 	freed   bool         // guarded by memory
 
 	failed  chan struct{} // closed when the job has failed; failure is set before
 	failure aggregate.Failure
 	ended   chan struct{} // closed when all members are gone
+	over    chan struct{} // closed when what is kept of it is known
+	keeps   bool          // the account goes on with that; guarded by over
+
+	restored atomic.Pointer[uint32] // how many optimizer steps the state had had that was restored last; nil: none was
 
 	mu         sync.Mutex
 	members    []*member // in the order they joined; by rank once started
@@ -57,6 +68,8 @@ type job struct {
 	modelBytes int64
 	tensors    int
 	gatherings map[string]*gathering
+	choice     *choice // of the shape; nil: none was made
+	reshaping  reshaping
 }
 
 // member is one worker of a job.
@@ -65,6 +78,8 @@ type member struct {
 	session   string
 	rank      int // in this rack; -1: any, until the job starts
 	first     int // the rank in the whole job of this rack's first worker
+	low       int // the first rank that it may have here
+	ranks     int // how many it may have
 	host      string
 	hostID    string
 	pid       int64
@@ -76,13 +91,14 @@ type member struct {
 
 	// Guarded by job.mu.
 	watched  bool
-	dialled  bool          // called Connect
-	attached bool          // and is connected
-	left     bool          // said so
-	isGone   bool          // left or lost
-	timers   []*time.Timer // of what it must do in time
-	reason   error         // why it was lost
-	out      chan struct{} // closed with isGone
+	dialled  bool              // called Connect
+	attached bool              // and is connected
+	left     bool              // said so
+	isGone   bool              // left or lost
+	timers   []*time.Timer     // of what it must do in time
+	reason   error             // why it was lost
+	carries  map[string]*carry // by name
+	out      chan struct{}     // closed with isGone
 }
 
 func (m *member) String() string {
@@ -91,6 +107,8 @@ func (m *member) String() string {
 	}
 	return fmt.Sprintf("worker %d (%s, pid %d)", m.inJob(), m.host, m.pid)
 }
+
+func (j *job) tenant() tenant { return tenant{j.name, j.token} }
 
 // inJob is the worker's rank in the whole job.
 func (m *member) inJob() int { return m.first + m.rank }
@@ -148,9 +166,13 @@ func (j *job) failureError() error {
 	}
 }
 
-// explain adds to a job's failure what the control plane knows of the worker that caused it. Often the data path sees a broken
-// connection first, and the reason arrives a moment later.
+// explain adds to a job's failure what the control plane knows of the worker or rack that caused it. Often the data path sees a
+// broken connection first, and the reason arrives a moment later.
 func (j *job) explain(f aggregate.Failure) aggregate.Failure {
+	if e := new(aggregate.FailedElsewhere); errors.As(f.Err, &e) {
+		f.Err = j.whyElsewhere(e)
+		return f
+	}
 	if f.Rank < 0 || !errors.Is(f.Err, aggregate.ErrWorkerLost) {
 		return f
 	}
@@ -198,7 +220,7 @@ func (j *job) run(ctx context.Context) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			j.giveUpRacks()
+			j.giveUpRacks(err)
 			j.s.jobsRunning.Done()
 		}
 	}()
@@ -206,15 +228,22 @@ func (j *job) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if j.lanes = lanes; j.spec.parts > 0 {
+		lanes = chunk.Spread(lanes, j.spec.parts)
+	}
 	j.plan, err = chunk.NewPlan(chunk.Config{ChunkBytes: j.spec.chunkBytes, Lanes: lanes})
 	if err != nil {
 		return err
 	}
-	if err := j.charge("workers", e.amounts(e.agg.JobNeed(j.spec.workers, j.spec.chunkBytes))); err != nil {
+	j.above = above
+	c := j.config()
+	if c.Outer.Quorum > 0 && above != nil {
+		j.meetings = newMeetings(above.Racks)
+		c.Met = j.meetings.hear
+	}
+	if err := j.charge("workers", e.amounts(e.agg.JobNeed(c))); err != nil {
 		return err
 	}
-	c := j.config()
-	c.Above = above
 	j.agg, err = e.agg.NewJob(c)
 	if err != nil {
 		return err
@@ -227,6 +256,9 @@ func (j *job) run(ctx context.Context) (err error) {
 	j.engine = e
 	j.assignRanks()
 	j.s.jobsStarted.Add(1)
+	if j.meetings != nil {
+		go j.logMeetings(j.meetings, above.Names)
+	}
 	go j.supervise()
 	return nil
 }
@@ -234,7 +266,8 @@ func (j *job) run(ctx context.Context) (err error) {
 func (j *job) config() aggregate.JobConfig {
 	return aggregate.JobConfig{
 		Name: j.name, Workers: j.spec.workers, Mode: j.spec.mode, Rule: j.spec.rule, Hyper: j.spec.hyper, ChunkBytes: j.spec.chunkBytes,
-		Policy: j.spec.policy, Weight: j.policy.Weight,
+		Policy: j.spec.policy, Outer: j.spec.outer, Weight: j.policy.Weight, Part: j.part(),
+		Above: j.above,
 	}
 }
 
@@ -248,11 +281,11 @@ func (j *job) assignRanks() {
 			byRank[m.rank] = m
 		}
 	}
-	next := 0
 	for _, m := range j.members {
 		if m.rank >= 0 {
 			continue
 		}
+		next := m.low
 		for byRank[next] != nil {
 			next++
 		}
@@ -267,14 +300,20 @@ const freeBeyond = 256 << 20
 // supervise waits for the job's end, frees its name, then its memory.
 func (j *job) supervise() {
 	defer j.s.jobsRunning.Done()
+	if k := j.spec.racks; k != nil && k.Members != nil { // the plan may have changed while the job began
+		s := k.Members.Standing()
+		j.follow(&s)
+	}
 	select {
 	case <-j.agg.Failed():
 	case <-j.ended:
 	case <-j.s.closing:
-		j.agg.Fail(-1, errShutdown)
+		j.agg.Fail(-1, j.s.shutdown())
 	}
 	if f := j.agg.Failure(); f != nil {
 		j.failure = j.explain(*f)
+		j.sayWhy()
+		j.failure.Err = j.sayKept(j.failure.Err)
 		j.s.log.Warn("job failed", "job", j.name, "rank", f.Rank, "err", j.failure.Err)
 		if p := new(aggregate.PanicError); errors.As(f.Err, &p) {
 			j.s.log.Error("panic in a lane", "job", j.name, "value", fmt.Sprint(p.Value), "stack", string(p.Stack))
@@ -291,19 +330,22 @@ func (j *job) supervise() {
 	case <-j.s.closing:
 		// Watch streams are notified first; the server's end waits for them.
 	}
-	if j.agg.Failure() == nil {
-		j.partRacks()
-	}
+	well := j.agg.Failure() == nil && j.partRacks() == nil
 	j.memory.Lock()
 	j.freed = true
-	err := j.agg.Close()
+	err := j.close(well)
 	j.memory.Unlock()
+	if j.meetings != nil {
+		close(j.meetings.log) // no lane hears of the job any more
+	}
 	j.endRacks()
 	if err != nil {
 		j.s.log.Error("close job", "job", j.name, "err", err)
 	}
 	large := j.account.Used()[quota.Memory] > freeBeyond
-	j.account.Close()
+	if !j.keeps {
+		j.account.Close()
+	}
 	j.s.forget(j)
 	if large {
 		time.AfterFunc(time.Second, debug.FreeOSMemory) // when its last calls have ended
@@ -323,6 +365,13 @@ func (m *member) watch() error {
 	}
 	m.watched = true
 	return nil
+}
+
+// lostBy returns why the member was lost; nil: it was not.
+func (m *member) lostBy() error {
+	m.job.mu.Lock()
+	defer m.job.mu.Unlock()
+	return m.reason
 }
 
 func (m *member) isAttached() bool {
@@ -408,7 +457,7 @@ var (
 	errShutdown  = errors.New("the aggregator is shutting down")
 	errNoSession = errors.New("no such session: give the one that Join returned in the header " + api.SessionHeader +
 		"; it has ended, or the aggregator was restarted, if it was that: join again")
-	errNoToken    = errors.New("no token: give the job's, or the admin's, as Authorization: Bearer TOKEN")
+	errNoToken    = errors.New("no token that is known here: give the job's, or the admin's, as Authorization: Bearer TOKEN")
 	errBusyMember = errors.New("the worker has as many calls under way as it may: wait for some")
 	errNotAdmin   = errors.New("only for the admin: give the admin's token, or call as the aggregator's user over its Unix socket")
 )

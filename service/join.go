@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,27 +33,19 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	if err := checkName("job", r.Job); err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	sp, err := parseSpec(r)
+	by := callerOf(ctx)
+	if to, err := s.redirect(r, by); to != nil || err != nil {
+		return to, err
+	}
+	m, sp, err := s.newMember(r)
 	if err != nil {
+		if errors.As(err, new(*misplaced)) {
+			s.endForming(r.Job, by, fmt.Errorf("%v was refused: %w", m, err))
+		}
 		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
-	}
-	m := &member{
-		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid,
-		provider: r.Provider, providers: r.Providers, out: make(chan struct{}),
-	}
-	if err := s.place(&sp, m); err != nil {
-		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
-	}
-	if m.provider == "auto" {
-		m.provider = ""
-	}
-	if m.provider != "" && s.engines[m.provider] == nil {
-		return nil, refuse(connect.CodeInvalidArgument, "join job %q: provider %q is not served here: use auto, or %s", r.Job, m.provider,
-			list(s.served))
 	}
 	wait, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	by := callerOf(ctx)
 	j, last, err := s.admit(m, by, r, sp)
 	for errors.As(err, new(*noPlace)) && wait.Err() == nil {
 		select {
@@ -68,7 +61,7 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	}
 	by.becomes(m)
 	if last {
-		j.startErr = j.begin(wait)
+		j.startErr = j.beginFor(ctx, wait, m)
 		s.mu.Lock()
 		s.settle(j)
 		s.mu.Unlock()
@@ -96,6 +89,77 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	return m.welcome(), nil
 }
 
+// beginFor begins the job whose last worker has joined, and says why it could not: that one has gone away, or another was refused.
+func (j *job) beginFor(ctx, wait context.Context, last *member) error {
+	wait, cancel := context.WithCancelCause(wait)
+	defer cancel(nil)
+	defer context.AfterFunc(j.hopeless, func() { cancel(context.Cause(j.hopeless)) })()
+	err := j.begin(wait)
+	switch why := context.Cause(j.hopeless); {
+	case err == nil:
+		return nil
+	case why != nil:
+		return why
+	case errors.Is(ctx.Err(), context.Canceled):
+		return fmt.Errorf("%v went away while the job began: %w", last, err)
+	}
+	return err
+}
+
+// misplaced is the error of a worker that has come to another rack than its own.
+type misplaced struct{ text string }
+
+func (e *misplaced) Error() string { return e.text }
+
+// endForming ends a job that still forms, or begins, for what one of its workers has done: the others would wait in vain. It leaves
+// alone a job that the caller has not the token of.
+func (s *Service) endForming(job string, by *caller, why error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[job]
+	if j == nil || !equal(by.token, j.token) {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	select {
+	case <-j.started:
+		return
+	default:
+	}
+	if len(j.members) == j.spec.workers {
+		j.despair(why)
+		return
+	}
+	j.startErr = why
+	s.settle(j)
+}
+
+// newMember reads who asks to join, and what for.
+func (s *Service) newMember(r *api.JoinRequest) (*member, spec, error) {
+	sp, err := parseSpec(r)
+	if err != nil {
+		return nil, sp, err
+	}
+	m := &member{
+		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid,
+		provider: r.Provider, providers: r.Providers, out: make(chan struct{}),
+	}
+	if err := s.place(&sp, m, r.Rack); err != nil {
+		return m, sp, err
+	}
+	if err := s.chooseOuter(&sp, r.Outer); err != nil {
+		return nil, sp, err
+	}
+	if m.provider == "auto" {
+		m.provider = ""
+	}
+	if m.provider != "" && s.engines[m.provider] == nil {
+		return nil, sp, fmt.Errorf("provider %q is not served here: use auto, or %s", m.provider, list(s.served))
+	}
+	return m, sp, nil
+}
+
 // admit makes a worker a member of its job. It makes the job if there is none, and reports whether the worker completes it.
 func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *job, last bool, err error) {
 	policy, err := s.policy(r.Job, by)
@@ -114,7 +178,7 @@ func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *
 		}
 	}
 	if !equal(by.token, j.token) {
-		return nil, false, refuse(connect.CodePermissionDenied, "job %q: wrong token", r.Job)
+		return nil, false, wrongToken(r.Job)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -126,15 +190,8 @@ func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *
 		}
 		return nil, false, refuse(connect.CodeFailedPrecondition, "join job %q: %w", r.Job, err)
 	}
-	if len(j.members) == j.spec.workers {
-		return nil, false, refuse(connect.CodeResourceExhausted,
-			"job %q has all of its %d workers: this one is too many, or an earlier run has not ended", r.Job, j.spec.workers)
-	}
-	for _, other := range j.members {
-		if m.rank >= 0 && m.rank == other.rank {
-			j.refused = fmt.Sprintf("; %v was refused: %v has its rank", m, other)
-			return nil, false, refuse(connect.CodeAlreadyExists, "rank %d of job %q is taken by %v", m.rank, r.Job, other)
-		}
+	if err := j.hasRoom(m, r.Rack); err != nil {
+		return nil, false, err
 	}
 	if last = len(j.members)+1 == j.spec.workers; last {
 		if err := s.takePlace(); err != nil {
@@ -156,19 +213,64 @@ func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *
 	return j, last, nil
 }
 
+// mayJoin refuses a caller without the token of the job, which may not have begun.
+func (s *Service) mayJoin(name string, by *caller) error {
+	policy, err := s.policy(name, by)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	token := cmp.Or(policy.Token, by.token)
+	if j := s.jobs[name]; j != nil {
+		token = j.token
+	}
+	if !equal(by.token, token) {
+		return wrongToken(name)
+	}
+	return nil
+}
+
+func wrongToken(job string) error {
+	return refuse(connect.CodePermissionDenied, "job %q: wrong token", job)
+}
+
+// hasRoom refuses a worker for whom there is no rank. The caller holds j.mu.
+func (j *job) hasRoom(m *member, rack string) error {
+	if len(j.members) == j.spec.workers {
+		return refuse(connect.CodeResourceExhausted,
+			"job %q has all of its %d workers: this one is too many, or an earlier run has not ended", j.name, j.spec.workers)
+	}
+	there := 0 // of its rack
+	for _, other := range j.members {
+		if m.rank >= 0 && m.rank == other.rank {
+			j.refused = fmt.Sprintf("; %v was refused: %v has its rank", m, other)
+			return refuse(connect.CodeAlreadyExists, "rank %d of job %q is taken by %v", m.rank, j.name, other)
+		}
+		if other.low == m.low {
+			there++
+		}
+	}
+	if there == m.ranks {
+		return refuse(connect.CodeResourceExhausted, "job %q has all of the %d workers of rack %q: this one is too many", j.name, there,
+			printable(rack, maxHostName))
+	}
+	return nil
+}
+
 // newJob makes a job from its first worker's request. The caller holds s.mu.
 func (s *Service) newJob(r *api.JoinRequest, by *caller, policy JobPolicy, sp spec) (*job, error) {
 	s.makeRoom()
 	if n := policy.Quota.maxWorkers(); sp.workers > n {
 		return nil, refuse(connect.CodeResourceExhausted, "job %q of %d workers: its quota is %d", r.Job, sp.workers, n)
 	}
-	token := by.token
-	if policy.Token != "" {
-		token = policy.Token
-	}
+	hopeless, despair := context.WithCancelCause(context.Background())
 	return &job{
-		s: s, name: r.Job, token: token, policy: policy, spec: sp, born: time.Now(), started: make(chan struct{}),
-		failed: make(chan struct{}), ended: make(chan struct{}), gatherings: map[string]*gathering{}, peer: by.conn.Addr(),
+		hopeless: hopeless, despair: despair,
+		s: s, name: r.Job, token: cmp.Or(policy.Token, by.token), policy: policy, spec: sp, born: time.Now(),
+		started: make(chan struct{}),
+		failed:  make(chan struct{}), ended: make(chan struct{}), over: make(chan struct{}),
+		gatherings: map[string]*gathering{}, peer: by.conn.Addr(),
 		account: s.ledger.Open(quota.Amounts{quota.Memory: policy.Quota.MemoryBytes}),
 	}, nil
 }
@@ -309,7 +411,7 @@ func (m *member) welcome() *api.JoinResponse {
 	j.tellRacks(r)
 	record := j.spec.rule.Record(j.spec.hyper)
 	r.Record = record[:]
-	for i, l := range j.plan.Config().Lanes {
+	for i, l := range j.lanes {
 		r.Lanes = append(r.Lanes, &api.Lane{Nic: uint32(l.NIC), Core: uint32(l.Core), Weight: l.Weight, Device: e.names[i]})
 	}
 	for _, o := range j.members {

@@ -60,8 +60,8 @@ func TestAnAggregatorThatOtherHostsReachIsClosed(t *testing.T) {
 		edit func(*client.Config)
 		want string
 	}{
-		{"no token", func(c *client.Config) { c.Token = "" }, "no token: give the job's"},
-		{"a guessed token", func(c *client.Config) { c.Token = "guess" }, "no token: give the job's"},
+		{"no token", func(c *client.Config) { c.Token = "" }, "no token that is known here: give the job's"},
+		{"a guessed token", func(c *client.Config) { c.Token = "guess" }, "no token that is known here: give the job's"},
 		{"another job's name", func(c *client.Config) { c.Job = "bert" }, `job "bert" may not run here`},
 		{"more workers", func(c *client.Config) { c.Workers = 3 }, "its quota is 2"},
 		{"another fingerprint", func(c *client.Config) { c.CA = "sha256:" + strings.Repeat("0", 64) }, "certificate's fingerprint is"},

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/racks"
 )
 
 // family is a metric of one kind of labelled thing. Its value comes from the thing's counters.
@@ -39,6 +40,13 @@ func describe[T any](out chan<- *prometheus.Desc, families []family[T]) {
 	for _, f := range families {
 		out <- f.desc
 	}
+}
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func seconds(ns uint64) float64 { return float64(ns) / 1e9 }
@@ -80,6 +88,8 @@ var (
 			func(c *aggregate.Counters) float64 { return float64(c.NACKs) }),
 		counter("lane_wants_total", "Chunks asked of workers that others had pushed before them.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Requests) }),
+		counter("lane_moves_total", "Chunks that went to another lane.", laneLabels,
+			func(c *aggregate.Counters) float64 { return float64(c.Moves) }),
 		counter("lane_breaks_total", "Connections whose queue pair failed and that can be resumed.", laneLabels,
 			func(c *aggregate.Counters) float64 { return float64(c.Breaks) }),
 		counter("lane_failovers_total", "Connections that were resumed over another queue pair.", laneLabels,
@@ -98,10 +108,7 @@ var (
 
 	nicFamilies = []family[bool]{
 		gauge("nic_up", "Whether the NIC's link is up: 1 or 0.", []string{"provider", "device"}, func(up *bool) float64 {
-			if *up {
-				return 1
-			}
-			return 0
+			return number(*up)
 		}),
 	}
 
@@ -130,17 +137,22 @@ var (
 			workerLabels, func(c *aggregate.WorkerCounters) float64 { return seconds(c.LatenessNS) }),
 	}
 
+	meetingFamilies = []family[uint64]{
+		counter("job_meetings_total", "Meetings that the job's racks have held, by fragment, where racks may miss some.", jobLabels,
+			func(n *uint64) float64 { return float64(*n) }),
+	}
+	missedFamilies = []family[uint64]{
+		counter("rack_missed_meetings_total", "Meetings that were held without the rack.", []string{"job", "rack"},
+			func(n *uint64) float64 { return float64(*n) }),
+	}
+
 	paceFamilies = []family[aggregate.Pace]{
 		counter("worker_steps_total", "Steps that the worker has ended.", workerLabels,
 			func(p *aggregate.Pace) float64 { return float64(p.Step) }),
 		counter("worker_held_seconds_total", "Time for which the policy held the worker, but for a wait under way.", workerLabels,
 			func(p *aggregate.Pace) float64 { return float64(p.HeldNS) / 1e9 }),
-		gauge("worker_held", "Whether the policy holds the worker: 1 or 0.", workerLabels, func(p *aggregate.Pace) float64 {
-			if p.Waits {
-				return 1
-			}
-			return 0
-		}),
+		gauge("worker_held", "Whether the policy holds the worker: 1 or 0.", workerLabels,
+			func(p *aggregate.Pace) float64 { return number(p.Waits) }),
 		counter("worker_staleness_total", "Updates that others made while the worker computed its gradients, summed.", workerLabels,
 			func(p *aggregate.Pace) float64 { return float64(p.TauSum) }),
 		counter("worker_dropped_steps_total", "Steps whose gradients the policy dropped.", workerLabels,
@@ -155,6 +167,20 @@ var (
 		gauge("uptime_seconds", "Time since the aggregator started.", nil, func(s *Service) float64 { return s.uptime().Seconds() }),
 	}
 )
+
+// membershipFamilies are of an aggregator whose cluster's membership etcd keeps.
+var membershipFamilies = []family[racks.Standing]{
+	gauge("cluster_plan_epoch", "Revision at which etcd's plan of the cluster was decided.", nil,
+		func(s *racks.Standing) float64 { return float64(s.Plan.Epoch) }),
+	gauge("cluster_etcd_up", "Whether etcd answers: 1 or 0.", nil,
+		func(s *racks.Standing) float64 { return number(s.Store.Reachable) }),
+	gauge("cluster_lease_age_seconds", "Time since the aggregator's lease was renewed; -1: never.", nil,
+		func(s *racks.Standing) float64 { return s.Store.Seconds }),
+	gauge("cluster_jobs_may_begin", "Whether jobs may begin here: 1 or 0. Those that run go on.", nil,
+		func(s *racks.Standing) float64 { return number(s.Refusal == nil) }),
+	gauge("cluster_racks_served", "Racks of the plan that have an aggregator.", nil,
+		func(s *racks.Standing) float64 { return float64(s.Plan.Served()) }),
+}
 
 // jobMetrics is the source of a job's metrics.
 type jobMetrics struct {
@@ -219,13 +245,20 @@ func (c collector) Describe(out chan<- *prometheus.Desc) {
 	describe(out, jobFamilies)
 	describe(out, workerFamilies)
 	describe(out, paceFamilies)
+	describe(out, meetingFamilies)
+	describe(out, missedFamilies)
 	describe(out, serviceFamilies)
+	describe(out, membershipFamilies)
 	out <- refusedCalls
 }
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	emit(out, serviceFamilies, c.s)
+	if k := c.s.cluster; k != nil && k.Members != nil {
+		standing := k.Members.Standing()
+		emit(out, membershipFamilies, &standing)
+	}
 	for reason, n := range c.s.refusals.all() {
 		out <- prometheus.MustNewConstMetric(refusedCalls, prometheus.CounterValue, float64(n), reason)
 	}
@@ -275,6 +308,13 @@ func (j *job) collect(out chan<- prometheus.Metric) {
 	j.mu.Unlock()
 	m.memory = j.agg.Memory()
 	emit(out, jobFamilies, &m, j.name)
+	if j.meetings != nil {
+		held, missed := j.meetings.counts()
+		emit(out, meetingFamilies, &held, j.name)
+		for rack, n := range missed {
+			emit(out, missedFamilies, &n, j.name, j.spec.racks.Racks[rack].Name)
+		}
+	}
 	for rank, c := range j.agg.WorkerCounters() {
 		emit(out, workerFamilies, &c, j.name, strconv.Itoa(rank), j.members[rank].host)
 		if p, ok := j.agg.Pace(rank); ok {

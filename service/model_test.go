@@ -1,6 +1,7 @@
 package service_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -21,18 +22,19 @@ type modelJob struct{ token, session string }
 // gone are the codes of calls with a session that has left: what is left of it goes away in its own time.
 var gone = []connect.Code{connect.CodeUnauthenticated, connect.CodeFailedPrecondition, connect.CodeAborted}
 
-// TestCallsInAnyOrderDoWhatAReferenceDoes makes random calls from many sessions, with tokens and sessions of each other's.
-func TestCallsInAnyOrderDoWhatAReferenceDoes(t *testing.T) {
+func TestCallsInAnyOrderDoWhatAReferenceDoes(t *testing.T) { rapid.Check(t, callsInAnyOrder(t)) }
+
+// callsInAnyOrder makes random calls from many sessions, with tokens and sessions of each other's.
+func callsInAnyOrder(t testing.TB) func(*rapid.T) {
 	s, _ := serve(t, service.Options{MaxJobs: 4})
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
 	as := func(session, token string) apiconnect.JobServiceClient {
-		return apiconnect.NewJobServiceClient(&http.Client{Transport: transport}, s.URL(),
+		return apiconnect.NewJobServiceClient(&http.Client{Transport: direct{s.Handler()}}, "http://x",
 			api.Identify(func() string { return session }, token))
 	}
 	run := 0
-	rapid.Check(t, func(r *rapid.T) {
-		ctx := within(t)
+	return func(r *rapid.T) {
+		ctx, cancel := context.WithTimeout(context.Background(), deadline)
+		defer cancel()
 		run++
 		jobs := map[string]modelJob{}
 		sessions := []string{"", "nobody"} // that are or were
@@ -108,5 +110,5 @@ func TestCallsInAnyOrderDoWhatAReferenceDoes(t *testing.T) {
 			_, err := as(j.session, j.token).Leave(ctx, &api.LeaveRequest{})
 			want("leave at the end", err, true)
 		}
-	})
+	}
 }

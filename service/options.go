@@ -29,6 +29,7 @@ const (
 	defaultWait     = time.Minute
 	watchWithin     = 10 * time.Second // from Join to Watch
 	heartbeatEvery  = time.Second
+	pingTimeout     = 8 * time.Second // of a peer that has sent nothing for a while
 	endGrace        = 5 * time.Second // how long an ended job's memory waits for its workers
 	maxHostName     = 64
 	maxFailureText  = 4096
@@ -76,6 +77,8 @@ type Options struct {
 	Insecure        bool
 	Keys            string // folder; empty: keys.Folder()
 	TLSCert, TLSKey string // files; both or neither
+	// What goes to other hosts is encrypted: provider tcp's payloads. Provider ibv, which cannot, is not served.
+	Encrypt bool
 
 	Jobs       []JobPolicy // if any, only those run
 	Quota      Quota
@@ -125,6 +128,9 @@ func (o *Options) complete() error {
 	if (o.TLSCert == "") != (o.TLSKey == "") {
 		return errors.New("TLS needs a certificate and a key: give both files, or neither")
 	}
+	if err := o.encrypt(); err != nil {
+		return err
+	}
 	seen := map[string]bool{}
 	for _, p := range o.Jobs {
 		if err := checkName("job", p.Name); err != nil {
@@ -157,6 +163,34 @@ func (o *Options) complete() error {
 		}
 	}
 	return o.checkCheckpointDir()
+}
+
+// encrypt has provider tcp encrypt, and leaves out what cannot.
+func (o *Options) encrypt() error {
+	if !o.Encrypt {
+		return nil
+	}
+	if o.Insecure {
+		return errors.New("encrypted payloads, insecure: their keys are told over the control plane, which needs TLS: choose one")
+	}
+	if o.Cluster != nil {
+		if r, is := o.Cluster.Exposed(); is {
+			return fmt.Errorf("encrypted payloads, and rack %q at %s: their keys are told over the control plane, which needs TLS: use https://",
+				r.Name, r.URL)
+		}
+	}
+	if slices.Contains(o.Providers, verbs.ProviderIBV) {
+		return fmt.Errorf("provider %s cannot encrypt: leave it out, or serve without encryption", verbs.ProviderIBV)
+	}
+	if len(o.Providers) == 0 {
+		o.Providers = slices.DeleteFunc(verbs.ProvidersHere(), func(p string) bool { return p == verbs.ProviderIBV })
+	}
+	o.ProviderOptions = maps.Clone(o.ProviderOptions)
+	if o.ProviderOptions == nil {
+		o.ProviderOptions = map[string]string{}
+	}
+	o.ProviderOptions[verbs.ProviderTCP] = strings.TrimPrefix(o.ProviderOptions[verbs.ProviderTCP]+",encrypt=yes", ",")
+	return nil
 }
 
 // checkCheckpointDir makes the directory if it is missing and tries to write to it. Hours into a job would be too late.

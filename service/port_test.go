@@ -29,6 +29,7 @@ import (
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -208,8 +209,8 @@ func TestTLSIsVerifiedAndWrongTLSIsAClearError(t *testing.T) {
 		server, ca string
 		want       string
 	}{
-		{"no CA", s.URL(), "", "certificate signed by unknown authority: give a CA file"},
-		{"another CA", s.URL(), otherCert, ": give a CA file"},
+		{"no CA", s.URL(), "", "certificate signed by unknown authority: give as its CA"},
+		{"another CA", s.URL(), otherCert, ": give as its CA"},
 		{"another name", strings.Replace(s.URL(), "127.0.0.1", "localhost", 1), cert, "a name or address that the certificate is for"},
 		{"a CA file that is none", s.URL(), key, "holds no certificate"},
 		{"http to https", strings.Replace(s.URL(), "https:", "http:", 1), "", "if it serves TLS, use https://"},
@@ -223,6 +224,23 @@ func TestTLSIsVerifiedAndWrongTLSIsAClearError(t *testing.T) {
 		}
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("%s: took %v", c.name, took)
+		}
+	}
+}
+
+func TestAnAggregatorThatEncryptsSumsOverTCPAndServesNothingThatCannot(t *testing.T) {
+	s, _ := serve(t, service.Options{Encrypt: true})
+	sumOnce(t, join(t, s, client.Config{Job: "j", Workers: 2, Provider: verbs.ProviderTCP}), 100_000)
+	for name, o := range map[string]service.Options{
+		"provider ibv cannot encrypt": {Encrypt: true, Providers: []string{verbs.ProviderTCP, verbs.ProviderIBV}},
+		"which needs TLS":             {Encrypt: true, Insecure: true},
+		`rack "far" at http://far:7077`: {Encrypt: true, Cluster: &racks.Cluster{
+			Own: "here", Racks: []racks.Rack{{Name: "here", URL: "http://here:7077"}, {Name: "far", URL: "http://far:7077"}},
+		}},
+	} {
+		o.Listen = "127.0.0.1:0"
+		if s, err := service.New(o); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v, %v, want %q", s, err, name)
 		}
 	}
 }

@@ -114,7 +114,11 @@ func (s *Service) Register(ctx context.Context, r *api.RegisterRequest) (*api.Re
 			return err
 		},
 		func() (any, error) {
-			answer, err := j.add(tensors)
+			var answer *api.RegisterResponse
+			err := j.takeShape(ctx, tensors)
+			if err == nil {
+				answer, err = j.add(tensors)
+			}
 			if err == nil {
 				err = j.acrossRacks(ctx, "tensors", "the plan and multipliers", digest(answer.PlanHash, tensors))
 			}
@@ -139,10 +143,21 @@ func digest(plan []byte, tensors []declared) string {
 	return fmt.Sprintf("%x and %x of %d tensors", plan[:4], h.Sum(nil)[:4], len(tensors))
 }
 
+// orSpread is the remedy for a model that one aggregator cannot hold, for a job that can be spread.
+func (j *job) orSpread() string {
+	if m := j.spec.mode; j.spec.racks != nil || j.spec.among != nil || m == aggregate.Stream || m == aggregate.TwoPhase {
+		return ""
+	}
+	return ", or spread the job over several aggregators: name them all as its server, with commas (rackweave bench --spread)"
+}
+
 // add adds tensors to the plan and the engine, and returns the answer to the workers.
 func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 	j.model.Lock()
 	defer j.model.Unlock()
+	if err := j.reshaped(); err != nil {
+		return nil, err
+	}
 	release, err := j.hold()
 	if err != nil {
 		return nil, err
@@ -163,13 +178,13 @@ func (j *job) add(tensors []declared) (*api.RegisterResponse, error) {
 	case q.Tensors > 0 && first+len(tensors) > q.Tensors:
 		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d tensors: its quota is %d", j.name, first+len(tensors),
 			q.Tensors)
-	case q.ModelBytes > 0 && model > q.ModelBytes:
-		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d bytes of parameters: its quota is %d", j.name, model,
-			q.ModelBytes)
+	case q.ModelBytes > 0 && model/int64(max(j.spec.parts, 1)) > q.ModelBytes:
+		return nil, refuse(connect.CodeResourceExhausted, "job %q registers %d bytes of parameters: its quota is %d: raise it%s", j.name, model,
+			q.ModelBytes, j.orSpread())
 	}
 	need := j.engine.amounts(j.engine.agg.TensorsNeed(j.config(), elems))
 	if err := j.charge("tensors", need); err != nil {
-		return nil, err
+		return nil, refuse(connect.CodeOf(err), "%w%s", reason(err), j.orSpread())
 	}
 	if err := j.plan.Add(batch); err != nil {
 		j.account.Return(need)

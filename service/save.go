@@ -29,14 +29,25 @@ const (
 	batchPieces = 1024
 )
 
+// carriedElems is what passes at once where a worker carries it: its requests are charged to the job with many times their length.
+const carriedElems = 32 << 10
+
+// batch is the number of elements that pass at once.
+func (m *modelState) batch() int {
+	if m.others != nil && !m.others.replicated() {
+		return carriedElems
+	}
+	return batchElems
+}
+
 // checkpointSuffix ends the names of checkpoint files, DIR/JOB/NAME.rwck.
 const checkpointSuffix = ".rwck"
 
 // Save implements the schema's Save.
 func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveResponse, error) {
 	out := &api.SaveResponse{}
-	err := s.quietly(ctx, "save", r.Name, r.TimeoutMs, func(ctx context.Context, j *job, path string) error {
-		n, err := j.save(ctx, path)
+	err := s.quietly(ctx, "save", r, func(ctx context.Context, j *job, others elsewhere, path string) error {
+		n, err := j.save(ctx, others, path)
 		out.Path, out.Bytes = path, uint64(n)
 		return err
 	})
@@ -49,9 +60,16 @@ func (s *Service) Save(ctx context.Context, r *api.SaveRequest) (*api.SaveRespon
 // Restore implements the schema's Restore.
 func (s *Service) Restore(ctx context.Context, r *api.RestoreRequest) (*api.RestoreResponse, error) {
 	out := &api.RestoreResponse{}
-	err := s.quietly(ctx, "restore", r.Name, r.TimeoutMs, func(ctx context.Context, j *job, path string) error {
-		n, err := j.restore(ctx, path)
-		out.Path, out.Bytes = path, uint64(n)
+	err := s.quietly(ctx, "restore", r, func(ctx context.Context, j *job, others elsewhere, path string) (err error) {
+		var n int64
+		if path == "" {
+			n, err = j.restoreKept(ctx, others)
+		} else {
+			n, err = j.restore(ctx, others, path)
+		}
+		if out.Path, out.Bytes = path, uint64(n); err == nil {
+			out.Step = *j.restored.Load()
+		}
 		return err
 	})
 	if err != nil {
@@ -60,14 +78,27 @@ func (s *Service) Restore(ctx context.Context, r *api.RestoreRequest) (*api.Rest
 	return out, nil
 }
 
-// quietly runs f for a member's checkpoint while nothing else uses the job's tensors, and gives its error a code.
-func (s *Service) quietly(ctx context.Context, what, name string, ms uint32,
-	f func(context.Context, *job, string) error) error {
+// checkpointCall is what the calls for checkpoints have in common.
+type checkpointCall interface {
+	GetName() string
+	GetTimeoutMs() uint32
+	GetCarry() string
+}
+
+// quietly runs f for a member's checkpoint while nothing else uses the job's tensors, and gives its error a code. What racks keep
+// of each other has no path.
+func (s *Service) quietly(ctx context.Context, what string, r checkpointCall,
+	f func(context.Context, *job, elsewhere, string) error) error {
 	m, err := s.active(ctx)
 	if err != nil {
 		return err
 	}
-	if s.opts.CheckpointDir == "" {
+	name := r.GetName()
+	inMemory := name == api.BuddyName
+	switch {
+	case inMemory && what == "save":
+		return refuse(connect.CodeInvalidArgument, "save %q: that is the name of what racks keep of each other: use another", name)
+	case !inMemory && s.opts.CheckpointDir == "":
 		return refuse(connect.CodeFailedPrecondition, "%s: the aggregator has no checkpoint directory: start it with --checkpoint-dir DIR", what)
 	}
 	if err := checkName("checkpoint", name); err != nil {
@@ -78,7 +109,7 @@ func (s *Service) quietly(ctx context.Context, what, name string, ms uint32,
 		return refuse(connect.CodeFailedPrecondition, "%s %q: tensors of job %q are being registered, saved or restored", what, name,
 			j.name)
 	}
-	defer j.model.Unlock()
+	defer j.unlockModel()
 	release, err := j.hold()
 	if err != nil {
 		return err
@@ -87,14 +118,21 @@ func (s *Service) quietly(ctx context.Context, what, name string, ms uint32,
 	if j.plan.NumTensors() == 0 {
 		return refuse(connect.CodeFailedPrecondition, "%s %q: job %q has no tensors: register them first", what, name, j.name)
 	}
-	ctx, cancel := bounded(ctx, ms)
+	ctx, cancel := bounded(ctx, r.GetTimeoutMs())
 	defer cancel()
-	path := filepath.Join(s.opts.CheckpointDir, j.name, name+checkpointSuffix)
-	began := time.Now()
-	if err := j.ownsFolder(filepath.Dir(path)); err != nil {
+	others, end, err := m.elsewhere(r.GetCarry())
+	if err != nil {
 		return err
 	}
-	if err := f(ctx, j, path); err != nil {
+	defer end()
+	path, began := "", time.Now()
+	if !inMemory {
+		path = filepath.Join(s.opts.CheckpointDir, j.name, name+checkpointSuffix)
+		if err := j.ownsFolder(filepath.Dir(path)); err != nil {
+			return err
+		}
+	}
+	if err := f(ctx, j, others, path); err != nil {
 		s.log.Warn(what+" failed", "job", j.name, "path", path, "err", err)
 		return refuse(checkpointCode(err), "%s %q: %w", what, name, err)
 	}
@@ -108,7 +146,7 @@ func checkpointCode(err error) connect.Code {
 		return connect.CodeResourceExhausted
 	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, errMismatch):
 		return connect.CodeFailedPrecondition
-	case errors.Is(err, os.ErrNotExist):
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, errNotKept), errors.Is(err, aggregate.ErrNotKept):
 		return connect.CodeNotFound
 	case errors.Is(err, checkpoint.ErrCorrupt):
 		return connect.CodeDataLoss
@@ -119,8 +157,8 @@ func checkpointCode(err error) connect.Code {
 }
 
 // save writes the job's state to a file. The file appears whole or not at all.
-func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
-	snap, err := j.agg.Snapshot(ctx, j.plan)
+func (j *job) save(ctx context.Context, others elsewhere, path string) (bytes int64, err error) {
+	snap, err := j.snapshot(ctx, others)
 	if err != nil {
 		return 0, err
 	}
@@ -155,7 +193,7 @@ func (j *job) save(ctx context.Context, path string) (bytes int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	err = eachBatch(j.plan, order, snap.Arrays(), func(pieces []aggregate.Piece, data []float32) error {
+	err = eachBatch(j.plan, order, snap.Arrays(), snap.batch(), func(pieces []aggregate.Piece, data []float32) error {
 		if err := snap.Read(ctx, pieces); err != nil {
 			return err
 		}
@@ -221,13 +259,13 @@ func syncDir(path string) error {
 }
 
 // restore reads the job's state from a file, twice: first to check that it is sound and fits, then into the engine.
-func (j *job) restore(ctx context.Context, path string) (bytes int64, err error) {
+func (j *job) restore(ctx context.Context, others elsewhere, path string) (bytes int64, err error) {
 	f, err := openRegular(path)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	snap, err := j.agg.Snapshot(ctx, j.plan)
+	snap, err := j.snapshot(ctx, others)
 	if err != nil {
 		return 0, err
 	}
@@ -246,27 +284,12 @@ func (j *job) restore(ctx context.Context, path string) (bytes int64, err error)
 	if err != nil {
 		return 0, err
 	}
-	torn := false
-	defer func() {
-		if torn && err != nil {
-			j.agg.Fail(-1, fmt.Errorf("its restore from %s ended midway, half of the model is old: %w", path, err))
-		}
-	}()
-	err = eachBatch(j.plan, order, snap.Arrays(), func(pieces []aggregate.Piece, data []float32) error {
-		if err := r.Read(data); err != nil {
-			return err
-		}
-		torn = true
-		return snap.Write(ctx, pieces)
-	})
-	if err != nil {
-		return 0, err
-	}
 	updates := make([]uint32, len(order))
 	for i, t := range order {
 		updates[t] = h.Tensors[i].Updates
 	}
-	if err := snap.SetUpdates(ctx, updates); err != nil {
+	err = j.rewrite(ctx, snap, order, updates, path, func(_ []aggregate.Piece, data []float32) error { return r.Read(data) })
+	if err != nil {
 		return 0, err
 	}
 	info, err := f.Stat()
@@ -274,6 +297,29 @@ func (j *job) restore(ctx context.Context, path string) (bytes int64, err error)
 		return 0, err
 	}
 	return info.Size(), nil
+}
+
+// rewrite replaces the job's state by what read fills batches with. A job whose state is half replaced fails.
+func (j *job) rewrite(ctx context.Context, snap *modelState, order []int, updates []uint32, from string,
+	read func(pieces []aggregate.Piece, data []float32) error) (err error) {
+	torn := false
+	defer func() {
+		if torn && err != nil {
+			j.agg.Fail(-1, fmt.Errorf("its restore from %s ended midway, half of the model is old: %w", from, err))
+		}
+	}()
+	err = eachBatch(j.plan, order, snap.Arrays(), snap.batch(), func(pieces []aggregate.Piece, data []float32) error {
+		if err := read(pieces, data); err != nil {
+			return err
+		}
+		err := snap.Write(ctx, pieces)
+		torn = torn || !errors.Is(err, errUnwritten)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return snap.SetUpdates(ctx, updates)
 }
 
 var errMismatch = errors.New("the checkpoint is of another model")
@@ -302,10 +348,10 @@ func (j *job) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
 	return order, nil
 }
 
-// eachBatch walks through tensors in the order of a checkpoint, array by array and chunk by chunk, one batch at a time. data holds
-// the batch's elements, and pieces describes them.
-func eachBatch(plan *chunk.Plan, order []int, arrays int, f func(pieces []aggregate.Piece, data []float32) error) error {
-	buf := make([]float32, max(batchElems, plan.ChunkBytes()/2))
+// eachBatch walks through tensors in the order of a checkpoint, array by array and chunk by chunk, one batch of so many
+// elements at a time. data holds the batch's, and pieces describes them.
+func eachBatch(plan *chunk.Plan, order []int, arrays, elems int, f func(pieces []aggregate.Piece, data []float32) error) error {
+	buf := make([]float32, max(elems, plan.ChunkBytes()/2))
 	pieces := make([]aggregate.Piece, 0, batchPieces)
 	n := 0
 	flush := func() error {

@@ -63,6 +63,7 @@ type Service struct {
 	mu       sync.Mutex
 	jobs     map[string]*job // forming and running
 	retired  map[*job]bool   // failed or ended, with memory to free
+	kept     map[tenant]*kept
 	sessions map[string]*member
 	members  int // of jobs and retired
 	draining bool
@@ -80,7 +81,7 @@ func New(o Options) (s *Service, err error) {
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()),
 		start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{},
-		sessions: map[string]*member{}, refusals: newRefusals(o.Log), ledger: openLedger(),
+		kept: map[tenant]*kept{}, sessions: map[string]*member{}, refusals: newRefusals(o.Log), ledger: openLedger(),
 	}
 	defer func() {
 		if err != nil {
@@ -107,18 +108,31 @@ func New(o Options) (s *Service, err error) {
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
-	topo, err := numa.Discover("")
-	if err != nil {
+	if err = s.openEngines(); err != nil {
 		return s, err
 	}
-	providers := o.Providers
+	s.background.Go(s.tend)
+	if s.cluster != nil && s.cluster.Members != nil {
+		s.background.Go(s.followPlan)
+	}
+	s.log.Info("serving", "address", s.Addr(), "providers", list(s.served), "tls", s.tls != nil, "closed", s.keys != nil)
+	return s, nil
+}
+
+// openEngines starts the transports that are served.
+func (s *Service) openEngines() error {
+	topo, err := numa.Discover("")
+	if err != nil {
+		return err
+	}
+	providers := s.opts.Providers
 	if len(providers) == 0 {
 		if providers = verbs.ProvidersHere(); len(providers) == 0 {
-			return s, errors.New("no provider has a device here: see rackweave doctor")
+			return errors.New("no provider has a device here: see rackweave doctor")
 		}
 	}
-	if len(o.NICs) > 0 && !slices.Contains(providers, verbs.ProviderIBV) && !slices.Contains(providers, verbs.ProviderSim) {
-		return s, fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(o.NICs),
+	if len(s.opts.NICs) > 0 && !slices.Contains(providers, verbs.ProviderIBV) && !slices.Contains(providers, verbs.ProviderSim) {
+		return fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(s.opts.NICs),
 			verbs.ProviderIBV, list(providers))
 	}
 	for _, p := range verbs.Providers() {
@@ -127,20 +141,17 @@ func New(o Options) (s *Service, err error) {
 		}
 		if s.engines[p], err = openEngine(p, &s.opts, topo, s.Addr()); err != nil {
 			delete(s.engines, p)
-			return s, err
+			return err
 		}
 		s.ledger.Add(s.engines[p].has())
 		s.log.Info("transport ready", "provider", p, "lanes", s.engines[p].String())
 		s.served = append(s.served, p)
 	}
-	s.background.Go(s.tend)
-	s.log.Info("serving", "address", s.Addr(), "providers", list(s.served), "tls", s.tls != nil, "closed", s.keys != nil)
-	return s, nil
+	return nil
 }
 
 func listen(address string) (net.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}}
-	l, err := lc.Listen(context.Background(), "tcp", address)
+	l, err := door.Listen(context.Background(), address)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w: give another address as HOST:PORT or :PORT, port 0 being any", address, err)
 	}
@@ -169,7 +180,7 @@ func (s *Service) server(plain bool) *http.Server {
 		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols), ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second,
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: pingTimeout,
 			MaxConcurrentStreams: 32, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10,
 			WriteByteTimeout: door.AnswerWithin},
 	}
@@ -307,7 +318,13 @@ func (s *Service) close() error {
 	s.gone = true
 	s.calls.Unlock()
 	s.jobsRunning.Wait()
+	for s.dropOldest(tenant{}) {
+	}
 	s.background.Wait()
+	if s.cluster != nil {
+		s.cluster.probing.end("")
+		s.cluster.hangUp()
+	}
 	for _, p := range s.served {
 		errs = append(errs, s.engines[p].close())
 	}

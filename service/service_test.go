@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"regexp"
 	"strings"
 	"sync"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -193,4 +196,34 @@ func TestTheBoxHasLimits(t *testing.T) {
 	if _, err := client.Join(within(t), cfg); err == nil || !strings.Contains(err.Error(), "serves 2 jobs, all it may") {
 		t.Error(err)
 	}
+}
+
+func TestAWorkerThatIsLostHearsWhy(t *testing.T) {
+	s, _ := serve(t, service.Options{})
+	h := &http.Client{Transport: &http.Transport{}}
+	defer h.CloseIdleConnections()
+	session := ""
+	c := apiconnect.NewJobServiceClient(h, s.URL(), api.Identify(func() string { return session }, ""))
+	joined, err := c.Join(within(t), &api.JoinRequest{Job: "j", Workers: 1, Mode: "aggregate", Providers: []string{verbs.ProviderTCP}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session = joined.Session
+	watch, err := c.Watch(within(t), &api.WatchRequest{})
+	if err != nil || !watch.Receive() {
+		t.Fatal(err, watch.Err())
+	}
+	defer watch.Close()
+	if _, err := c.Leave(within(t), &api.LeaveRequest{Failure: "a reason"}); err != nil {
+		t.Fatal(err)
+	}
+	for watch.Receive() {
+		if f := watch.Msg().Failure; f != nil {
+			if !strings.Contains(f.Text, "a reason") || f.Rank != 0 {
+				t.Errorf("it hears %v", f)
+			}
+			return
+		}
+	}
+	t.Errorf("the stream ends without a reason: %v", watch.Err())
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service/api"
 )
@@ -21,11 +22,20 @@ type spec struct {
 	chunkBytes int
 	policy     policy.Spec
 	total      int // workers of all racks
+	part       int // of the job that is this aggregator's
+	parts      int // aggregators that the job is spread over; 0: it is here alone
+	outer      hierarchy.Outer
+	onLoss     string   // the job's own choice about racks that were lost; empty: the cluster's
+	racks      *cluster // that the job runs over; nil: the rack is alone, or the job in parts
+	among      *cluster // of a job in parts: the racks of its workers, whose gradients are added first; nil: they are in one
 }
 
 // parseSpec reads and checks a request on its own.
 func parseSpec(r *api.JoinRequest) (spec, error) {
-	s := spec{workers: int(r.Workers), total: int(r.Workers), chunkBytes: int(r.ChunkBytes)}
+	s := spec{
+		workers: int(r.Workers), total: int(r.Workers), chunkBytes: int(r.ChunkBytes), part: int(r.Part), parts: int(r.Parts),
+		onLoss: r.OnLoss,
+	}
 	if s.chunkBytes == 0 {
 		s.chunkBytes = chunk.DefaultChunkBytes
 	}
@@ -38,6 +48,9 @@ func parseSpec(r *api.JoinRequest) (spec, error) {
 	// The chunk package knows which sizes are valid.
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.chunkBytes, Lanes: []chunk.Lane{{}}}); err != nil {
 		return s, err
+	}
+	if s.parts > chunk.MaxLanes || s.part >= max(s.parts, 1) {
+		return s, fmt.Errorf("part %d of %d: use 0 to %d", s.part, s.parts, max(s.parts, 1)-1)
 	}
 	var err error
 	if s.mode, err = aggregate.ParseMode(r.Mode); err != nil {
@@ -94,11 +107,14 @@ func (s spec) differs(of spec) error {
 		job, mine any
 	}
 	fields := []field{
-		{"workers", s.total, of.total},
+		{"workers", s.total, of.total}, {"racks", s.racks.names(), of.racks.names()},
 		{"mode", s.mode, of.mode},
 		{"optimizer", s.rule, of.rule},
 		{"chunk_bytes", s.chunkBytes, of.chunkBytes},
 		{"policy", s.policy, of.policy},
+		{"this aggregator's place", place{s.part, s.parts}, place{of.part, of.parts}},
+		{"outer", s.outer, of.outer},
+		{"on-loss", cmp.Or(s.onLoss, "the cluster's"), cmp.Or(of.onLoss, "the cluster's")},
 	}
 	for _, name := range s.rule.Takes() {
 		fields = append(fields, field{name, float32(*s.hyper.Field(name)), float32(*of.hyper.Field(name))}) // as they were rounded
@@ -109,6 +125,16 @@ func (s spec) differs(of spec) error {
 		}
 	}
 	return nil
+}
+
+// place is an aggregator's among those that a job is spread over.
+type place struct{ part, parts int }
+
+func (p place) String() string {
+	if p.parts == 0 {
+		return "alone"
+	}
+	return fmt.Sprintf("%d of %d", p.part+1, p.parts)
 }
 
 func list(names []string) string {

@@ -10,6 +10,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service/api"
 )
@@ -22,7 +23,8 @@ func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
 	}
 	h := optim.AdamWTorch.Defaults()
 	h.LR, h.Beta1 = 0.5, 0.8
-	want := spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes, policy.Spec{}, 3}
+	want := spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes, policy.Spec{}, 3, 0, 0,
+		hierarchy.Outer{}, "", nil, nil}
 	if s != want {
 		t.Errorf("%+v, want %+v", s, want)
 	}

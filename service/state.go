@@ -15,8 +15,7 @@ import (
 // ReadState implements the schema's ReadState.
 func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.ReadStateResponse, error) {
 	out := &api.ReadStateResponse{}
-	peek := func(j *job) (*aggregate.Snapshot, error) { return j.agg.Peek(j.plan) }
-	err := s.withState(ctx, r, peek, batchElems, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+	read := func(snap *modelState, pieces []aggregate.Piece, data []float32) error {
 		if err := snap.Read(ctx, pieces); err != nil {
 			return err
 		}
@@ -25,13 +24,10 @@ func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.
 			return err
 		}
 		out.Updates = updates[r.Tensor]
-		out.Data = make([]byte, 0, 4*len(data))
-		for _, x := range data {
-			out.Data = binary.LittleEndian.AppendUint32(out.Data, math.Float32bits(x))
-		}
+		out.Data = appendFloats(make([]byte, 0, 4*len(data)), data)
 		return nil
-	})
-	if err != nil {
+	}
+	if err := s.withState(ctx, r, (*job).readModel, (*job).peek, (*modelState).batch, read); err != nil {
 		return nil, err
 	}
 	return out, nil
@@ -39,14 +35,13 @@ func (s *Service) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.
 
 // WriteState implements the schema's WriteState.
 func (s *Service) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.WriteStateResponse, error) {
-	quiet := func(j *job) (*aggregate.Snapshot, error) { return j.agg.Snapshot(ctx, j.plan) }
-	err := s.withState(ctx, r, quiet, len(r.Data)/4, func(snap *aggregate.Snapshot, pieces []aggregate.Piece, data []float32) error {
+	given := func(*modelState) int { return len(r.Data) / 4 }
+	quiet := func(j *job, others elsewhere) (*modelState, error) { return j.snapshot(ctx, others) }
+	write := func(snap *modelState, pieces []aggregate.Piece, data []float32) error {
 		if len(r.Data) != 4*len(data) {
 			return refuse(connect.CodeInvalidArgument, "write state: %d bytes: give all elements of each chunk", len(r.Data))
 		}
-		for i := range data {
-			data[i] = math.Float32frombits(binary.LittleEndian.Uint32(r.Data[4*i:]))
-		}
+		readFloats(data, r.Data)
 		if err := snap.Write(ctx, pieces); err != nil || r.Updates == nil {
 			return err
 		}
@@ -56,11 +51,25 @@ func (s *Service) WriteState(ctx context.Context, r *api.WriteStateRequest) (*ap
 		}
 		updates[r.Tensor] = *r.Updates
 		return snap.SetUpdates(ctx, updates)
-	})
-	if err != nil {
+	}
+	if err := s.withState(ctx, r, (*job).lockModel, quiet, given, write); err != nil {
 		return nil, err
 	}
 	return &api.WriteStateResponse{}, nil
+}
+
+func appendFloats(b []byte, x []float32) []byte {
+	for _, v := range x {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+	}
+	return b
+}
+
+// readFloats fills x from bytes of four times its length.
+func readFloats(x []float32, b []byte) {
+	for i := range x {
+		x[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+	}
 }
 
 // stateRange says which elements of a tensor a call is about.
@@ -68,18 +77,30 @@ type stateRange interface {
 	GetTensor() uint32
 	GetArray() uint32
 	GetOffset() uint64
+	GetCarry() string
 }
 
-// withState calls f with the pieces that begin at the range's offset and hold elems elements or less, but one piece at least.
-func (s *Service) withState(ctx context.Context, r stateRange, open func(*job) (*aggregate.Snapshot, error), elems int,
-	f func(*aggregate.Snapshot, []aggregate.Piece, []float32) error) error {
+// readModel lets tensors be used until unlock is called, lockModel leaves them to the caller alone.
+func (j *job) readModel() (unlock func()) {
+	j.model.RLock()
+	return j.model.RUnlock
+}
+
+func (j *job) lockModel() (unlock func()) {
+	j.model.Lock()
+	return j.unlockModel
+}
+
+// withState calls f with the pieces that begin at the range's offset and hold so many elements at most, but one piece at least.
+func (s *Service) withState(ctx context.Context, r stateRange, lock func(*job) func(),
+	open func(*job, elsewhere) (*modelState, error), most func(*modelState) int,
+	f func(*modelState, []aggregate.Piece, []float32) error) error {
 	m, err := s.active(ctx)
 	if err != nil {
 		return err
 	}
 	j := m.job
-	j.model.Lock()
-	defer j.model.Unlock()
+	defer lock(j)()
 	release, err := j.hold()
 	if err != nil {
 		return err
@@ -88,7 +109,12 @@ func (s *Service) withState(ctx context.Context, r stateRange, open func(*job) (
 	if int64(r.GetTensor()) >= int64(j.plan.NumTensors()) {
 		return refuse(connect.CodeInvalidArgument, "state of tensor %d: job %q has %d", r.GetTensor(), j.name, j.plan.NumTensors())
 	}
-	snap, err := open(j)
+	others, done, err := m.elsewhere(r.GetCarry())
+	if err != nil {
+		return err
+	}
+	defer done()
+	snap, err := open(j, others)
 	if err != nil {
 		return refuse(connect.CodeFailedPrecondition, "state: %w", err)
 	}
@@ -97,7 +123,7 @@ func (s *Service) withState(ctx context.Context, r stateRange, open func(*job) (
 		return refuse(connect.CodeOutOfRange, "array %d of tensor %q: there are %d", r.GetArray(), name, snap.Arrays())
 	}
 	var pieces []aggregate.Piece
-	n := 0
+	n, elems := 0, most(snap)
 	first, end := j.plan.TensorChunks(int(r.GetTensor()))
 	for id := first; id < end; id++ {
 		c := j.plan.Chunk(id)

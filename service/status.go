@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/quota"
 )
 
 // Status implements the schema's Status. A tenant learns of its own job, the admin of all.
@@ -16,13 +17,19 @@ func (s *Service) Status(ctx context.Context, _ *api.StatusRequest) (*api.Status
 	out := &api.StatusResponse{Version: s.opts.Version, UptimeSeconds: s.uptime().Seconds()}
 	s.mu.Lock()
 	out.Draining = s.draining
+	s.cluster.describeMembers(out)
 	for _, p := range s.served {
 		out.Engines = append(out.Engines, s.engines[p].status(by.admin))
 	}
 	jobs := slices.DeleteFunc(s.allJobs(), func(j *job) bool { return !by.owns(j) })
+	keeps := slices.DeleteFunc(slices.Collect(maps.Values(s.kept)), func(k *kept) bool { return !by.mayKnow(k) })
 	s.mu.Unlock()
+	slices.SortFunc(keeps, func(a, b *kept) int { return cmp.Compare(a.job, b.job) })
 	for _, j := range jobs {
 		out.Jobs = append(out.Jobs, j.status(ctx))
+	}
+	for _, k := range keeps {
+		out.Jobs = append(out.Jobs, k.status())
 	}
 	return out, nil
 }
@@ -43,6 +50,12 @@ func (s *Service) allJobs() []*job {
 // owns reports whether a job is the caller's.
 func (c *caller) owns(j *job) bool {
 	return c.admin || c.member != nil && c.member.job == j || c.token != "" && equal(c.token, j.token)
+}
+
+// mayKnow reports whether what is kept is of the caller's job.
+func (c *caller) mayKnow(k *kept) bool {
+	return c.admin || c.member != nil && c.member.job.name == k.job && equal(c.member.job.token, k.token) ||
+		c.token != "" && equal(c.token, k.token)
 }
 
 // status returns an engine's part of the status, without what it did for all if that is asked by one tenant. The caller holds s.mu,
@@ -75,6 +88,7 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	out := &api.JobStatus{
 		Name: j.name, State: j.state(), Mode: j.spec.mode.String(), Policy: j.spec.policy.String(), Optimizer: j.spec.rule.String(),
 		Workers: uint32(j.spec.workers), ChunkBytes: uint32(j.spec.chunkBytes), AgeSeconds: time.Since(j.born).Seconds(),
+		Part: uint32(j.spec.part), Parts: uint32(j.spec.parts),
 	}
 	j.mu.Lock()
 	out.Tensors, out.ModelBytes = uint64(j.tensors), uint64(j.modelBytes)
@@ -85,8 +99,11 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	j.mu.Unlock()
 	used := j.account.Used()
 	for _, name := range slices.Sorted(maps.Keys(used)) {
-		out.Resources = append(out.Resources,
-			&api.Resource{Name: name, Reserved: uint64(used[name]), Limit: uint64(j.account.Limit(name))})
+		r := &api.Resource{Name: name, Reserved: uint64(used[name]), Limit: uint64(j.account.Limit(name))}
+		if name == quota.Memory {
+			r.Name, r.Unit = "memory", "bytes"
+		}
+		out.Resources = append(out.Resources, r)
 	}
 	if out.State == "forming" || j.agg == nil {
 		return out
@@ -102,16 +119,33 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 	defer release()
 	memory := j.agg.Memory()
 	out.ParameterBytes, out.SlotBytes, out.ResultBytes = memory.Parameters, memory.Slots, memory.Results
+	j.describeWorkers(out.Members)
+	out.Policy = j.agg.Policy().String()
+	j.describeRacks(out)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if j.buddies() {
+		out.WholeStep, _ = j.agg.WholeStep(ctx) // a job that ends has none to tell
+	}
+	if awaited, since, err := j.agg.Awaited(ctx); err == nil {
+		for r, n := range awaited {
+			out.Members[r].AwaitedChunks = uint64(n)
+		}
+		nameAwaited(out.Members, float64(j.agg.Now()-since)/1e9)
+	}
+	return out
+}
+
+// describeWorkers says what workers have sent and for whom they wait.
+func (j *job) describeWorkers(members []*api.WorkerStatus) {
 	for r, c := range j.agg.WorkerCounters() {
-		w := out.Members[r]
+		w := members[r]
 		w.ReceivedBytes, w.SentBytes, w.Chunks, w.LastArrivals = c.RecvBytes, c.SentBytes, c.Chunks, c.LastArrivals
 		if c.Chunks > 0 {
 			w.LatenessSeconds = float64(c.LatenessNS) / float64(c.Chunks) / 1e9
 		}
 	}
-	out.Policy = j.agg.Policy().String()
-	j.describeRacks(out)
-	for r, w := range out.Members {
+	for r, w := range members {
 		if p, ok := j.agg.Pace(r); ok {
 			w.Step, w.Held, w.HeldSeconds, w.Staleness = p.Step, p.Waits, float64(p.HeldNS)/1e9, p.MeanTau()
 			if p.Waits {
@@ -122,15 +156,6 @@ func (j *job) status(ctx context.Context) *api.JobStatus {
 			}
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	if awaited, since, err := j.agg.Awaited(ctx); err == nil {
-		for r, n := range awaited {
-			out.Members[r].AwaitedChunks = uint64(n)
-		}
-		nameAwaited(out.Members, float64(j.agg.Now()-since)/1e9)
-	}
-	return out
 }
 
 // nameAwaited tells the workers that have sent their gradients for whose they wait.

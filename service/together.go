@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -8,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
@@ -23,6 +23,7 @@ const (
 	stageEnds   = "ends"   // the ends of the connections between aggregators
 	stageEnd    = "end"    // all workers of the rack have left
 	stageListen = "listen" // who waits for its peer does
+	stageWhy    = "why"    // the job has failed
 )
 
 // said is one thing that all racks must say alike.
@@ -30,7 +31,10 @@ type said struct{ What, Value string }
 
 // introduction is what a rack says of a job that has formed there.
 type introduction struct {
-	Run    string
+	Run string
+	// Aggregator identifies the process.
+	Aggregator string
+
 	HostID string
 	UID    uint32
 	Usable []string // providers that suit its workers, fastest first
@@ -39,40 +43,52 @@ type introduction struct {
 }
 
 // place gives a worker its place in this rack: a job's workers are divided among the racks, and ranks count through them.
-func (s *Service) place(sp *spec, m *member) error {
+func (s *Service) place(sp *spec, m *member, rack string) error {
+	m.ranks = sp.workers
+	if sp.parts > 0 {
+		return s.placeSpread(sp, m, rack)
+	}
 	if s.cluster == nil {
+		if sp.onLoss != "" {
+			return fmt.Errorf("on-loss %q, and this aggregator is of no cluster: leave it out", printable(sp.onLoss, maxHostName))
+		}
 		return nil
 	}
-	workers, err := s.cluster.Workers(sp.total)
+	k, err := s.cluster.now(sp.onLoss)
 	if err != nil {
 		return err
 	}
-	for _, n := range workers[:s.cluster.own] {
+	workers, err := k.Workers(sp.total)
+	if err != nil {
+		return err
+	}
+	for _, n := range workers[:k.own] {
 		m.first += n
 	}
-	sp.workers = workers[s.cluster.own]
+	sp.racks, sp.workers = k, workers[k.own]
+	m.ranks = sp.workers
 	if m.rank < 0 {
 		return nil
 	}
-	if m.rank < m.first || m.rank >= m.first+sp.workers {
+	rank := m.rank
+	if m.rank -= m.first; m.rank < 0 || m.rank >= sp.workers {
 		first := 0
 		for i, n := range workers {
-			if m.rank < first+n {
-				return fmt.Errorf("rank %d of %d belongs to rack %q, this is rack %q with ranks %d to %d: join the aggregator at %s",
-					m.rank, sp.total, s.cluster.Racks[i].Name, s.cluster.Own, m.first, m.first+sp.workers-1, s.cluster.Racks[i].URL)
+			if rank < first+n {
+				return &misplaced{fmt.Sprintf("rank %d of %d belongs to rack %q, this is rack %q with ranks %d to %d: join the aggregator at %s",
+					rank, sp.total, k.Racks[i].Name, k.Own, m.first, m.first+sp.workers-1, cmp.Or(k.Racks[i].URL, "its URL"))}
 			}
 			first += n
 		}
 	}
-	m.rank -= m.first
 	return nil
 }
 
 // introduce says what the racks must agree on.
 func (j *job) introduce(u *run) (*introduction, error) {
 	s := j.s
-	k := s.cluster
-	in := &introduction{Run: u.id, HostID: s.hostID, UID: s.uid, Lanes: map[string]string{}}
+	k := j.spec.racks
+	in := &introduction{Run: u.id, Aggregator: k.id, HostID: s.hostID, UID: s.uid, Lanes: map[string]string{}}
 	candidates, err := j.candidates()
 	if err != nil {
 		return nil, err
@@ -87,9 +103,11 @@ func (j *job) introduce(u *run) (*introduction, error) {
 	hyper, _ := json.Marshal(j.spec.hyper)
 	in.Said = []said{
 		{"version", s.opts.Version}, {"racks", fmt.Sprint(k.Names())}, {"workers by rack", fmt.Sprint(u.workers)},
-		{"shape", fmt.Sprintf("%v with %d pods", k.topology.Shape, k.topology.Pods)}, {"mode", j.spec.mode.String()},
+		{"shape", fmt.Sprintf("%s with %d pods", k.ShapeName(), k.topology.Pods)},
+		{"type between racks", k.CoreName()}, {"mode", j.spec.mode.String()},
 		{"optimizer", j.spec.rule.String()}, {"hyper-parameters", string(hyper)}, {"chunk_bytes", fmt.Sprint(j.spec.chunkBytes)},
-		{"policy", fmt.Sprint(j.spec.policy)}, {"token's digest", hex.EncodeToString(token[:4])},
+		{"buddies", fmt.Sprint(k.Buddy)}, {"policy", fmt.Sprint(j.spec.policy)}, {"outer", j.spec.outer.String()},
+		{"token's digest", hex.EncodeToString(token[:4])},
 	}
 	return in, nil
 }
@@ -105,7 +123,7 @@ func clusterLanes(lanes []chunk.Lane) []chunk.Lane {
 
 // choose picks the engine of a job whose workers have all joined, the lanes of its plan, and its place above the rack.
 func (j *job) choose(ctx context.Context) (*engine, []chunk.Lane, *aggregate.Above, error) {
-	k := j.s.cluster
+	k := j.spec.racks
 	if k == nil {
 		e, err := j.s.chooseEngine(j)
 		if err != nil {
@@ -121,12 +139,19 @@ func (j *job) choose(ctx context.Context) (*engine, []chunk.Lane, *aggregate.Abo
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return e, clusterLanes(e.lanes), &aggregate.Above{Topology: k.topology, Rack: k.own, Names: k.Names(), Workers: workers}, nil
+	if len(k.Racks) == 1 { // the others are out
+		return e, clusterLanes(e.lanes), nil, nil
+	}
+	core, err := chunk.ParseDType(k.CoreName())
+	return e, clusterLanes(e.lanes), &aggregate.Above{
+		Topology: k.topology, Rack: k.own, Names: k.Names(), Workers: workers, Core: core,
+		Buddies: k.Buddy && j.spec.mode != aggregate.Aggregate, // which has no state
+	}, err
 }
 
 // tellRacks adds to the answer to a worker how the job is spread over racks.
 func (j *job) tellRacks(r *api.JoinResponse) {
-	k := j.s.cluster
+	k := cmp.Or(j.spec.racks, j.spec.among)
 	if k == nil {
 		return
 	}
@@ -135,61 +160,121 @@ func (j *job) tellRacks(r *api.JoinResponse) {
 		r.RackWorkers = append(r.RackWorkers, uint32(n))
 	}
 	r.Pods = uint32(k.topology.Pods)
+	r.Outer = j.spec.outer.String()
+	if len(k.Racks) > 1 {
+		r.Core = k.CoreName()
+	}
 }
 
 // describeRacks adds the racks to a job's status.
 func (j *job) describeRacks(out *api.JobStatus) {
-	k := j.s.cluster
+	k := j.spec.racks
 	if k == nil {
 		return
+	}
+	u := k.run(j)
+	url := func(rack int) string {
+		if u == nil {
+			return k.Racks[rack].URL
+		}
+		return u.peers[rack].url
 	}
 	out.Shape = k.topology.Shape.String()
+	j.mu.Lock()
+	if j.choice != nil {
+		out.Shape, out.ShapeReason = j.choice.Shape, j.choice.Reason
+	}
+	j.mu.Unlock()
+	if j.spec.outer.Every > 0 {
+		out.Outer = j.spec.outer.String()
+	}
 	workers, _ := k.Workers(j.spec.total) // the job has started with them
+	buddy := func(rack int) string {
+		if !j.buddies() {
+			return ""
+		}
+		return k.Racks[k.topology.Buddy(rack)].Name
+	}
 	for i, c := range j.agg.RackCounters() {
 		out.Racks = append(out.Racks, &api.RackStatus{
-			Name: k.Racks[i].Name, Url: k.Racks[i].URL, Own: i == k.own, Workers: uint32(workers[i]), OwnedBytes: c.OwnedBytes,
+			Name: k.Racks[i].Name, Url: url(i), Own: i == k.own, Workers: uint32(workers[i]), OwnedBytes: c.OwnedBytes,
 			ReceivedBytes: c.RecvBytes, SentBytes: c.SentBytes, AwaitedChunks: c.Awaited,
+			Buddy: buddy(i),
 		})
 	}
+	j.meetings.describe(out)
 }
 
-// giveUpRacks ends the run of a job that could not start, once the other racks have learnt why.
-func (j *job) giveUpRacks() {
-	if j.s.cluster != nil {
-		time.AfterFunc(startGrace, j.endRacks)
+// giveUpRacks ends the run of a job that could not start.
+func (j *job) giveUpRacks(why error) {
+	if j.spec.racks != nil {
+		j.spec.racks.giveUp(j, why)
 	}
 }
 
-// partRacks waits until the job has ended in the other racks: an aggregator that closes takes with it what they still wait for.
-func (j *job) partRacks() {
-	k := j.s.cluster
+// sayWhy lets the other racks learn why the job has failed.
+func (j *job) sayWhy() {
+	k := j.spec.racks
 	if k == nil {
 		return
 	}
-	k.mu.Lock()
-	u := k.runs[j]
-	k.mu.Unlock()
+	if u := k.run(j); u != nil {
+		k.board.Post(j.name, u.id, stageWhy, []byte(j.failure.Err.Error()), k.others())
+	}
+}
+
+// whyElsewhere asks the rack where the job has failed for the reason.
+func (j *job) whyElsewhere(e *aggregate.FailedElsewhere) error {
+	k := j.spec.racks
+	rack, u := slices.Index(k.Names(), e.Rack), k.run(j)
+	if rack < 0 || u == nil {
+		return e
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), reasonWait)
+	defer cancel()
+	why, err := k.ask(ctx, u, rack, &api.AskRequest{Job: j.name, Run: u.ids[rack], Stage: stageWhy})
+	if err != nil {
+		return e
+	}
+	return fmt.Errorf("the job failed in rack %q: %s", e.Rack, printable(string(why), maxFailureText))
+}
+
+// partRacks waits until the job has ended in the other racks, too: an aggregator that closes takes with it what they still wait
+// for. An error says that it may not have, or not well.
+func (j *job) partRacks() error {
+	k := j.spec.racks
+	if k == nil {
+		return nil
+	}
+	u := k.run(j)
 	if u == nil {
-		return
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startGrace)
 	defer cancel()
-	if _, err := k.meet(ctx, j, u, stageEnd, nil); err != nil {
+	j.agg.Away(true)
+	_, err := k.meet(ctx, j, u, stageEnd, nil)
+	if err != nil {
 		j.s.log.Debug("the other racks may not have ended", "job", j.name, "err", err)
 	}
+	return err
 }
 
 // endRacks forgets the job's run over several racks.
 func (j *job) endRacks() {
-	if j.s.cluster != nil {
-		j.s.cluster.end(j)
+	if j.spec.racks != nil {
+		j.spec.racks.end(j)
 	}
 }
 
 // agree meets the other racks and chooses the engine of the job.
 func (j *job) agree(ctx context.Context, workers []int) (e *engine, err error) {
-	k := j.s.cluster
-	u := k.begin(j, workers)
+	k := j.spec.racks
+	peers, err := k.reach(ctx)
+	if err != nil {
+		return nil, err
+	}
+	u := k.begin(j, workers, peers)
 	ours, err := j.introduce(u)
 	if err != nil {
 		return nil, err
@@ -208,6 +293,11 @@ func (j *job) agree(ctx context.Context, workers []int) (e *engine, err error) {
 			return nil, fmt.Errorf("rack %q says what cannot be read: %w", k.Racks[i].Name, err)
 		}
 		u.ids[i] = all[i].Run
+	}
+	for i := range all {
+		if want := u.peers[i].aggregator; i != k.own && want != "" && all[i].Aggregator != want {
+			return nil, fmt.Errorf("rack %q at %s has got another aggregator meanwhile: join again", k.Racks[i].Name, u.peers[i].url)
+		}
 		if err := differ(ours.Said, all[i].Said, k.Own, k.Racks[i].Name); err != nil {
 			return nil, err
 		}
@@ -240,7 +330,7 @@ func differ(a, b []said, nameA, nameB string) error {
 		}
 	}
 	if len(a) != len(b) {
-		return fmt.Errorf("rack %q says %d things of the job, rack %q %d: run one version in all racks", nameA, len(a), nameB, len(b))
+		return fmt.Errorf("rack %q says %d things of the job, rack %q %d: run one version of all aggregators", nameA, len(a), nameB, len(b))
 	}
 	return nil
 }
@@ -261,10 +351,8 @@ func suits(p string, all []introduction) bool {
 
 // connectRacks connects the job's aggregators. Of two the one of the later rack is active.
 func (j *job) connectRacks(ctx context.Context) error {
-	k := j.s.cluster
-	k.mu.Lock()
-	u := k.runs[j]
-	k.mu.Unlock()
+	k := j.spec.racks
+	u := k.run(j)
 	ends := make([][]aggregate.PeerLane, len(k.Racks))
 	for i := range k.Racks {
 		if i == k.own {
@@ -307,20 +395,20 @@ func (j *job) connectRacks(ctx context.Context) error {
 	return j.agg.PeersUp(ctx)
 }
 
-var errProtocolOfRacks = errors.New("run one version in all racks")
+var errProtocolOfRacks = errors.New("run one version of all aggregators")
 
 // acrossRacks waits until all racks have come to a stage and say the same of it.
 func (j *job) acrossRacks(ctx context.Context, stage, what, value string) error {
-	k := j.s.cluster
+	k := j.spec.racks
 	if k == nil {
 		return nil
 	}
-	k.mu.Lock()
-	u := k.runs[j]
-	k.mu.Unlock()
+	u := k.run(j)
 	if u == nil {
 		return j.failureError()
 	}
+	j.agg.Away(true) // its workers wait here, and come to no meeting
+	defer j.agg.Away(false)
 	answers, err := k.meet(ctx, j, u, stage, []byte(value))
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/service/api"
 )
 
@@ -91,8 +92,27 @@ func (j *job) traced() (*api.TraceResponse, error) {
 		for k := range events {
 			lane.Events[k] = traceEvent(&events[k])
 		}
+		nameGuests(lane, plan)
 	}
 	return out, nil
+}
+
+// nameGuests numbers the chunks that came from other lanes behind those that the plan has placed in this one.
+func nameGuests(lane *api.LaneTrace, plan *chunk.Plan) {
+	numbers := map[uint32]uint32{}
+	for _, e := range lane.Events {
+		if e.Chunk&chunk.GuestBit == 0 {
+			continue
+		}
+		n, known := numbers[e.Chunk]
+		if !known {
+			n = uint32(len(lane.Tensors))
+			numbers[e.Chunk] = n
+			home, index := chunk.Home(e.Chunk, plan.NumLanes())
+			lane.Tensors = append(lane.Tensors, uint32(plan.Chunk(int(plan.LaneChunks(home)[index])).Tensor))
+		}
+		e.Chunk = n
+	}
 }
 
 func traceEvent(e *aggregate.TraceEvent) *api.TraceEvent {

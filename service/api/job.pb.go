@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{46, 0}
+	return file_job_proto_rawDescGZIP(), []int{45, 0}
 }
 
 type JoinRequest struct {
@@ -125,7 +125,20 @@ type JoinRequest struct {
 	// The worker's user: a process shares memory with processes of its user and of root.
 	Uid uint32 `protobuf:"varint,15,opt,name=uid,proto3" json:"uid,omitempty"`
 	// Who waits for whom in mode stream, such as ssp:s=3; empty: asp. The other modes are synchronous and take none, or bsp.
-	Policy        string `protobuf:"bytes,16,opt,name=policy,proto3" json:"policy,omitempty"`
+	Policy string `protobuf:"bytes,16,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The worker can join several aggregators. One whose job is spread over several answers with them alone.
+	Spreads bool `protobuf:"varint,17,opt,name=spreads,proto3" json:"spreads,omitempty"`
+	// The aggregator's place among those that the job is spread over, and how many they are; 0: the job is here alone.
+	Part  uint32 `protobuf:"varint,18,opt,name=part,proto3" json:"part,omitempty"`
+	Parts uint32 `protobuf:"varint,19,opt,name=parts,proto3" json:"parts,omitempty"`
+	// The worker's rack, as the first answer named it.
+	Rack string `protobuf:"bytes,20,opt,name=rack,proto3" json:"rack,omitempty"`
+	// How the job's racks that train on their own meet, such as every=24,rule=nesterov,lr=0.7,momentum=0.9; empty: as the cluster's
+	// file says; none: they add their gradients in every step.
+	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
+	// When the job begins without a rack that was lost, where etcd keeps the membership of the job's cluster: wait or fail; empty: as
+	// the cluster's file says.
+	OnLoss        string `protobuf:"bytes,22,opt,name=on_loss,json=onLoss,proto3" json:"on_loss,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -265,6 +278,48 @@ func (x *JoinRequest) GetPolicy() string {
 	return ""
 }
 
+func (x *JoinRequest) GetSpreads() bool {
+	if x != nil {
+		return x.Spreads
+	}
+	return false
+}
+
+func (x *JoinRequest) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *JoinRequest) GetParts() uint32 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
+func (x *JoinRequest) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
+}
+
+func (x *JoinRequest) GetOuter() string {
+	if x != nil {
+		return x.Outer
+	}
+	return ""
+}
+
+func (x *JoinRequest) GetOnLoss() string {
+	if x != nil {
+		return x.OnLoss
+	}
+	return ""
+}
+
 type JoinResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identifies the worker in all further calls, as the header Rackweave-Session.
@@ -298,7 +353,14 @@ type JoinResponse struct {
 	// added in this order.
 	RackWorkers []uint32 `protobuf:"varint,17,rep,packed,name=rack_workers,json=rackWorkers,proto3" json:"rack_workers,omitempty"`
 	// Equal runs of racks whose sums are added first; 0 or 1: none.
-	Pods          uint32 `protobuf:"varint,18,opt,name=pods,proto3" json:"pods,omitempty"`
+	Pods uint32 `protobuf:"varint,18,opt,name=pods,proto3" json:"pods,omitempty"`
+	// The aggregators to join instead, all of them and in this order, and this one's rack. Nothing else is set then.
+	Aggregators []*Aggregator `protobuf:"bytes,19,rep,name=aggregators,proto3" json:"aggregators,omitempty"`
+	Rack        string        `protobuf:"bytes,20,opt,name=rack,proto3" json:"rack,omitempty"`
+	// As in JoinRequest, in full; none where racks add their gradients in every step.
+	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
+	// The type in which sums cross between racks, f32 or bf16; empty: f32.
+	Core          string `protobuf:"bytes,22,opt,name=core,proto3" json:"core,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -459,6 +521,88 @@ func (x *JoinResponse) GetPods() uint32 {
 	return 0
 }
 
+func (x *JoinResponse) GetAggregators() []*Aggregator {
+	if x != nil {
+		return x.Aggregators
+	}
+	return nil
+}
+
+func (x *JoinResponse) GetRack() string {
+	if x != nil {
+		return x.Rack
+	}
+	return ""
+}
+
+func (x *JoinResponse) GetOuter() string {
+	if x != nil {
+		return x.Outer
+	}
+	return ""
+}
+
+func (x *JoinResponse) GetCore() string {
+	if x != nil {
+		return x.Core
+	}
+	return ""
+}
+
+// Aggregator is one of those that a job is spread over.
+type Aggregator struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Url   string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	// The fingerprint of its certificate; empty: the worker knows whom to trust.
+	Ca            string `protobuf:"bytes,2,opt,name=ca,proto3" json:"ca,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Aggregator) Reset() {
+	*x = Aggregator{}
+	mi := &file_job_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Aggregator) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Aggregator) ProtoMessage() {}
+
+func (x *Aggregator) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Aggregator.ProtoReflect.Descriptor instead.
+func (*Aggregator) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Aggregator) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Aggregator) GetCa() string {
+	if x != nil {
+		return x.Ca
+	}
+	return ""
+}
+
 // Lane is a core of the aggregator and its primary NIC.
 type Lane struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -472,7 +616,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_job_proto_msgTypes[2]
+	mi := &file_job_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +628,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[2]
+	mi := &file_job_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +641,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{2}
+	return file_job_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Lane) GetNic() uint32 {
@@ -536,7 +680,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_job_proto_msgTypes[3]
+	mi := &file_job_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -548,7 +692,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[3]
+	mi := &file_job_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -561,7 +705,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{3}
+	return file_job_proto_rawDescGZIP(), []int{4}
 }
 
 type WatchResponse struct {
@@ -575,7 +719,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_job_proto_msgTypes[4]
+	mi := &file_job_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +731,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[4]
+	mi := &file_job_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +744,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{4}
+	return file_job_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WatchResponse) GetFailure() *Failure {
@@ -630,7 +774,7 @@ type Links struct {
 
 func (x *Links) Reset() {
 	*x = Links{}
-	mi := &file_job_proto_msgTypes[5]
+	mi := &file_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -642,7 +786,7 @@ func (x *Links) String() string {
 func (*Links) ProtoMessage() {}
 
 func (x *Links) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[5]
+	mi := &file_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -655,7 +799,7 @@ func (x *Links) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Links.ProtoReflect.Descriptor instead.
 func (*Links) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{5}
+	return file_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Links) GetDown() []uint32 {
@@ -683,7 +827,7 @@ type BrokenLane struct {
 
 func (x *BrokenLane) Reset() {
 	*x = BrokenLane{}
-	mi := &file_job_proto_msgTypes[6]
+	mi := &file_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +839,7 @@ func (x *BrokenLane) String() string {
 func (*BrokenLane) ProtoMessage() {}
 
 func (x *BrokenLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[6]
+	mi := &file_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +852,7 @@ func (x *BrokenLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokenLane.ProtoReflect.Descriptor instead.
 func (*BrokenLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{6}
+	return file_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BrokenLane) GetLane() uint32 {
@@ -736,7 +880,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_job_proto_msgTypes[7]
+	mi := &file_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +892,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[7]
+	mi := &file_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +905,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{7}
+	return file_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Failure) GetRank() int32 {
@@ -792,7 +936,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_job_proto_msgTypes[8]
+	mi := &file_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +948,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[8]
+	mi := &file_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +961,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{8}
+	return file_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConnectRequest) GetLanes() []*WorkerLane {
@@ -861,7 +1005,7 @@ type WorkerLane struct {
 
 func (x *WorkerLane) Reset() {
 	*x = WorkerLane{}
-	mi := &file_job_proto_msgTypes[9]
+	mi := &file_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +1017,7 @@ func (x *WorkerLane) String() string {
 func (*WorkerLane) ProtoMessage() {}
 
 func (x *WorkerLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[9]
+	mi := &file_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1030,7 @@ func (x *WorkerLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLane.ProtoReflect.Descriptor instead.
 func (*WorkerLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{9}
+	return file_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerLane) GetEndpoint() []byte {
@@ -926,7 +1070,7 @@ type ConnectResponse struct {
 
 func (x *ConnectResponse) Reset() {
 	*x = ConnectResponse{}
-	mi := &file_job_proto_msgTypes[10]
+	mi := &file_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1082,7 @@ func (x *ConnectResponse) String() string {
 func (*ConnectResponse) ProtoMessage() {}
 
 func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[10]
+	mi := &file_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1095,7 @@ func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectResponse.ProtoReflect.Descriptor instead.
 func (*ConnectResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{10}
+	return file_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConnectResponse) GetLanes() []*AggregatorLane {
@@ -972,7 +1116,7 @@ type AggregatorLane struct {
 
 func (x *AggregatorLane) Reset() {
 	*x = AggregatorLane{}
-	mi := &file_job_proto_msgTypes[11]
+	mi := &file_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1128,7 @@ func (x *AggregatorLane) String() string {
 func (*AggregatorLane) ProtoMessage() {}
 
 func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[11]
+	mi := &file_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1141,7 @@ func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AggregatorLane.ProtoReflect.Descriptor instead.
 func (*AggregatorLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{11}
+	return file_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AggregatorLane) GetEndpoint() []byte {
@@ -1040,7 +1184,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_job_proto_msgTypes[12]
+	mi := &file_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1196,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[12]
+	mi := &file_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1209,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{12}
+	return file_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResumeRequest) GetLane() uint32 {
@@ -1128,7 +1272,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_job_proto_msgTypes[13]
+	mi := &file_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1284,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[13]
+	mi := &file_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1297,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{13}
+	return file_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Region) GetAddr() uint64 {
@@ -1188,7 +1332,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_job_proto_msgTypes[14]
+	mi := &file_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1344,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[14]
+	mi := &file_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1357,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{14}
+	return file_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResumeResponse) GetLane() *AggregatorLane {
@@ -1240,7 +1384,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_job_proto_msgTypes[15]
+	mi := &file_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1396,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[15]
+	mi := &file_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1409,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{15}
+	return file_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RegisterRequest) GetTensors() []*Tensor {
@@ -1297,7 +1441,7 @@ type Tensor struct {
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_job_proto_msgTypes[16]
+	mi := &file_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1309,7 +1453,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[16]
+	mi := &file_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1322,7 +1466,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{16}
+	return file_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Tensor) GetName() string {
@@ -1372,7 +1516,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_job_proto_msgTypes[17]
+	mi := &file_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1528,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[17]
+	mi := &file_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1541,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{17}
+	return file_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RegisterResponse) GetPlanHash() []byte {
@@ -1424,7 +1568,7 @@ type BarrierRequest struct {
 
 func (x *BarrierRequest) Reset() {
 	*x = BarrierRequest{}
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1580,7 @@ func (x *BarrierRequest) String() string {
 func (*BarrierRequest) ProtoMessage() {}
 
 func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1593,7 @@ func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierRequest.ProtoReflect.Descriptor instead.
 func (*BarrierRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{18}
+	return file_job_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BarrierRequest) GetName() string {
@@ -1467,14 +1611,16 @@ func (x *BarrierRequest) GetTimeoutMs() uint32 {
 }
 
 type BarrierResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many optimizer steps the state had had that was restored last; not set: none was.
+	RestoredStep  *uint32 `protobuf:"varint,1,opt,name=restored_step,json=restoredStep,proto3,oneof" json:"restored_step,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BarrierResponse) Reset() {
 	*x = BarrierResponse{}
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1632,7 @@ func (x *BarrierResponse) String() string {
 func (*BarrierResponse) ProtoMessage() {}
 
 func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,21 +1645,30 @@ func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierResponse.ProtoReflect.Descriptor instead.
 func (*BarrierResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{19}
+	return file_job_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *BarrierResponse) GetRestoredStep() uint32 {
+	if x != nil && x.RestoredStep != nil {
+		return *x.RestoredStep
+	}
+	return 0
 }
 
 type SaveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The checkpoint's name, among those of the job.
-	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Name      string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	TimeoutMs uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// Tells this call in Carry; chosen by the worker, for one call. Needed where the job is spread over several aggregators.
+	Carry         string `protobuf:"bytes,4,opt,name=carry,proto3" json:"carry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1680,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1693,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{20}
+	return file_job_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SaveRequest) GetName() string {
@@ -1555,6 +1710,13 @@ func (x *SaveRequest) GetTimeoutMs() uint32 {
 	return 0
 }
 
+func (x *SaveRequest) GetCarry() string {
+	if x != nil {
+		return x.Carry
+	}
+	return ""
+}
+
 type SaveResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1565,7 +1727,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1739,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1752,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{21}
+	return file_job_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SaveResponse) GetPath() string {
@@ -1608,16 +1770,18 @@ func (x *SaveResponse) GetBytes() uint64 {
 }
 
 type RestoreRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	TimeoutMs uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// As in SaveRequest.
+	Carry         string `protobuf:"bytes,4,opt,name=carry,proto3" json:"carry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1793,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1806,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{22}
+	return file_job_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RestoreRequest) GetName() string {
@@ -1659,17 +1823,27 @@ func (x *RestoreRequest) GetTimeoutMs() uint32 {
 	return 0
 }
 
+func (x *RestoreRequest) GetCarry() string {
+	if x != nil {
+		return x.Carry
+	}
+	return ""
+}
+
 type RestoreResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: the state came from the memory of the job's aggregators.
+	Path  string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// The most optimizer steps that a tensor has had.
+	Step          uint32 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1855,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1868,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{23}
+	return file_job_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RestoreResponse) GetPath() string {
@@ -1711,236 +1885,11 @@ func (x *RestoreResponse) GetBytes() uint64 {
 	return 0
 }
 
-type ReadStateRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Numbered in the order of registration.
-	Tensor uint32 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
-	// 0: the parameters; then each state of the optimizer. A number beyond those is out of range.
-	Array uint32 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
-	// The first element: one that begins a chunk.
-	Offset        uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReadStateRequest) Reset() {
-	*x = ReadStateRequest{}
-	mi := &file_job_proto_msgTypes[24]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReadStateRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReadStateRequest) ProtoMessage() {}
-
-func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[24]
+func (x *RestoreResponse) GetStep() uint32 {
 	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReadStateRequest.ProtoReflect.Descriptor instead.
-func (*ReadStateRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{24}
-}
-
-func (x *ReadStateRequest) GetTensor() uint32 {
-	if x != nil {
-		return x.Tensor
+		return x.Step
 	}
 	return 0
-}
-
-func (x *ReadStateRequest) GetArray() uint32 {
-	if x != nil {
-		return x.Array
-	}
-	return 0
-}
-
-func (x *ReadStateRequest) GetOffset() uint64 {
-	if x != nil {
-		return x.Offset
-	}
-	return 0
-}
-
-type ReadStateResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Elements from offset on, as many as fit into an answer: f32, little-endian.
-	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// The tensor's optimizer steps so far.
-	Updates       uint32 `protobuf:"varint,2,opt,name=updates,proto3" json:"updates,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReadStateResponse) Reset() {
-	*x = ReadStateResponse{}
-	mi := &file_job_proto_msgTypes[25]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReadStateResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReadStateResponse) ProtoMessage() {}
-
-func (x *ReadStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[25]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReadStateResponse.ProtoReflect.Descriptor instead.
-func (*ReadStateResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{25}
-}
-
-func (x *ReadStateResponse) GetData() []byte {
-	if x != nil {
-		return x.Data
-	}
-	return nil
-}
-
-func (x *ReadStateResponse) GetUpdates() uint32 {
-	if x != nil {
-		return x.Updates
-	}
-	return 0
-}
-
-type WriteStateRequest struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Tensor uint32                 `protobuf:"varint,2,opt,name=tensor,proto3" json:"tensor,omitempty"`
-	Array  uint32                 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
-	// The first element: one that begins a chunk.
-	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
-	// All elements of each chunk from offset on: f32, little-endian.
-	Data []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
-	// Replaces the count of the tensor's optimizer steps, which Adam's rules read; absent: it stays.
-	Updates       *uint32 `protobuf:"varint,6,opt,name=updates,proto3,oneof" json:"updates,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WriteStateRequest) Reset() {
-	*x = WriteStateRequest{}
-	mi := &file_job_proto_msgTypes[26]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WriteStateRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WriteStateRequest) ProtoMessage() {}
-
-func (x *WriteStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[26]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WriteStateRequest.ProtoReflect.Descriptor instead.
-func (*WriteStateRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{26}
-}
-
-func (x *WriteStateRequest) GetTensor() uint32 {
-	if x != nil {
-		return x.Tensor
-	}
-	return 0
-}
-
-func (x *WriteStateRequest) GetArray() uint32 {
-	if x != nil {
-		return x.Array
-	}
-	return 0
-}
-
-func (x *WriteStateRequest) GetOffset() uint64 {
-	if x != nil {
-		return x.Offset
-	}
-	return 0
-}
-
-func (x *WriteStateRequest) GetData() []byte {
-	if x != nil {
-		return x.Data
-	}
-	return nil
-}
-
-func (x *WriteStateRequest) GetUpdates() uint32 {
-	if x != nil && x.Updates != nil {
-		return *x.Updates
-	}
-	return 0
-}
-
-type WriteStateResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *WriteStateResponse) Reset() {
-	*x = WriteStateResponse{}
-	mi := &file_job_proto_msgTypes[27]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *WriteStateResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*WriteStateResponse) ProtoMessage() {}
-
-func (x *WriteStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[27]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use WriteStateResponse.ProtoReflect.Descriptor instead.
-func (*WriteStateResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{27}
 }
 
 type LeaveRequest struct {
@@ -1953,7 +1902,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1965,7 +1914,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1978,7 +1927,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{28}
+	return file_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LeaveRequest) GetFailure() string {
@@ -1996,7 +1945,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +1957,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +1970,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{29}
+	return file_job_proto_rawDescGZIP(), []int{26}
 }
 
 type StatusRequest struct {
@@ -2032,7 +1981,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +1993,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2006,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{30}
+	return file_job_proto_rawDescGZIP(), []int{27}
 }
 
 type StatusResponse struct {
@@ -2067,13 +2016,15 @@ type StatusResponse struct {
 	Draining      bool                   `protobuf:"varint,3,opt,name=draining,proto3" json:"draining,omitempty"`
 	Engines       []*EngineStatus        `protobuf:"bytes,4,rep,name=engines,proto3" json:"engines,omitempty"`
 	Jobs          []*JobStatus           `protobuf:"bytes,5,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	// Of this aggregator in its cluster, where etcd keeps that.
+	Membership    *Membership `protobuf:"bytes,6,opt,name=membership,proto3" json:"membership,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +2036,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +2049,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2136,6 +2087,181 @@ func (x *StatusResponse) GetJobs() []*JobStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetMembership() *Membership {
+	if x != nil {
+		return x.Membership
+	}
+	return nil
+}
+
+type Membership struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan's: a later plan has a larger one, as long as etcd keeps its data.
+	Epoch int64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The rack whose aggregator decides.
+	Leader string `protobuf:"bytes,2,opt,name=leader,proto3" json:"leader,omitempty"`
+	// Whether etcd answers.
+	Reachable bool `protobuf:"varint,3,opt,name=reachable,proto3" json:"reachable,omitempty"`
+	// Since the lease was renewed; negative: it never was.
+	LeaseSeconds float64 `protobuf:"fixed64,4,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
+	// Why no job may begin; empty: it may.
+	Refusal       string        `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Racks         []*RackHolder `protobuf:"bytes,6,rep,name=racks,proto3" json:"racks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Membership) Reset() {
+	*x = Membership{}
+	mi := &file_job_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Membership) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Membership) ProtoMessage() {}
+
+func (x *Membership) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Membership.ProtoReflect.Descriptor instead.
+func (*Membership) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Membership) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Membership) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *Membership) GetReachable() bool {
+	if x != nil {
+		return x.Reachable
+	}
+	return false
+}
+
+func (x *Membership) GetLeaseSeconds() float64 {
+	if x != nil {
+		return x.LeaseSeconds
+	}
+	return 0
+}
+
+func (x *Membership) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
+func (x *Membership) GetRacks() []*RackHolder {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+type RackHolder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Of its aggregator; empty: none serves it.
+	Url string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	// The claim's: a later claim has a larger one.
+	Token int64 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
+	// Jobs begin without the rack.
+	Out           bool `protobuf:"varint,4,opt,name=out,proto3" json:"out,omitempty"`
+	Own           bool `protobuf:"varint,5,opt,name=own,proto3" json:"own,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RackHolder) Reset() {
+	*x = RackHolder{}
+	mi := &file_job_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RackHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RackHolder) ProtoMessage() {}
+
+func (x *RackHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RackHolder.ProtoReflect.Descriptor instead.
+func (*RackHolder) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RackHolder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RackHolder) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *RackHolder) GetToken() int64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *RackHolder) GetOut() bool {
+	if x != nil {
+		return x.Out
+	}
+	return false
+}
+
+func (x *RackHolder) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
 type EngineStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
@@ -2148,7 +2274,7 @@ type EngineStatus struct {
 
 func (x *EngineStatus) Reset() {
 	*x = EngineStatus{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2286,7 @@ func (x *EngineStatus) String() string {
 func (*EngineStatus) ProtoMessage() {}
 
 func (x *EngineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2299,7 @@ func (x *EngineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
 func (*EngineStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EngineStatus) GetProvider() string {
@@ -2217,7 +2343,7 @@ type NicStatus struct {
 
 func (x *NicStatus) Reset() {
 	*x = NicStatus{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2229,7 +2355,7 @@ func (x *NicStatus) String() string {
 func (*NicStatus) ProtoMessage() {}
 
 func (x *NicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2242,7 +2368,7 @@ func (x *NicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicStatus.ProtoReflect.Descriptor instead.
 func (*NicStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NicStatus) GetDevice() string {
@@ -2297,7 +2423,7 @@ type LaneStatus struct {
 
 func (x *LaneStatus) Reset() {
 	*x = LaneStatus{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2435,7 @@ func (x *LaneStatus) String() string {
 func (*LaneStatus) ProtoMessage() {}
 
 func (x *LaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2448,7 @@ func (x *LaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneStatus.ProtoReflect.Descriptor instead.
 func (*LaneStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LaneStatus) GetDevice() string {
@@ -2419,7 +2545,7 @@ func (x *LaneStatus) GetFailovers() uint64 {
 type JobStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// forming, running, failed or ended.
+	// forming, running, failed, ended, or kept: a failed run's state, from which the next may go on.
 	State          string          `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	Mode           string          `protobuf:"bytes,3,opt,name=mode,proto3" json:"mode,omitempty"`
 	Optimizer      string          `protobuf:"bytes,4,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
@@ -2440,14 +2566,25 @@ type JobStatus struct {
 	// The racks that the job is spread over, in the order in which their sums are added; none: this aggregator has all of it.
 	Racks []*RackStatus `protobuf:"bytes,18,rep,name=racks,proto3" json:"racks,omitempty"`
 	// How their aggregators reduce among themselves.
-	Shape         string `protobuf:"bytes,19,opt,name=shape,proto3" json:"shape,omitempty"`
+	Shape string `protobuf:"bytes,19,opt,name=shape,proto3" json:"shape,omitempty"`
+	// As in JoinRequest, in full; empty where racks add their gradients in every step.
+	Outer string `protobuf:"bytes,20,opt,name=outer,proto3" json:"outer,omitempty"`
+	// As in JoinRequest. The parameters here are those of this part.
+	Part  uint32 `protobuf:"varint,21,opt,name=part,proto3" json:"part,omitempty"`
+	Parts uint32 `protobuf:"varint,22,opt,name=parts,proto3" json:"parts,omitempty"`
+	// Where owners have buddies: the optimizer steps that all chunks have had whose state is here.
+	WholeStep uint32 `protobuf:"varint,26,opt,name=whole_step,json=wholeStep,proto3" json:"whole_step,omitempty"`
+	// Why the racks reduce in their shape, where that was chosen by the links; else empty.
+	ShapeReason string `protobuf:"bytes,25,opt,name=shape_reason,json=shapeReason,proto3" json:"shape_reason,omitempty"`
+	// Where racks may miss meetings (quorum), how many were held, counted by fragment.
+	Meetings      uint64 `protobuf:"varint,23,opt,name=meetings,proto3" json:"meetings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2596,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2609,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JobStatus) GetName() string {
@@ -2608,6 +2745,48 @@ func (x *JobStatus) GetShape() string {
 	return ""
 }
 
+func (x *JobStatus) GetOuter() string {
+	if x != nil {
+		return x.Outer
+	}
+	return ""
+}
+
+func (x *JobStatus) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *JobStatus) GetParts() uint32 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
+func (x *JobStatus) GetWholeStep() uint32 {
+	if x != nil {
+		return x.WholeStep
+	}
+	return 0
+}
+
+func (x *JobStatus) GetShapeReason() string {
+	if x != nil {
+		return x.ShapeReason
+	}
+	return ""
+}
+
+func (x *JobStatus) GetMeetings() uint64 {
+	if x != nil {
+		return x.Meetings
+	}
+	return 0
+}
+
 type RackStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2622,13 +2801,18 @@ type RackStatus struct {
 	SentBytes     uint64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	// Chunks that wait for the rack: for its sum, or for its result.
 	AwaitedChunks uint64 `protobuf:"varint,8,opt,name=awaited_chunks,json=awaitedChunks,proto3" json:"awaited_chunks,omitempty"`
+	// Where racks may miss meetings: how many it has missed, and its weight in the last; 0: it has missed that.
+	MissedMeetings uint64 `protobuf:"varint,9,opt,name=missed_meetings,json=missedMeetings,proto3" json:"missed_meetings,omitempty"`
+	LastWeight     uint64 `protobuf:"varint,10,opt,name=last_weight,json=lastWeight,proto3" json:"last_weight,omitempty"`
+	// The rack that keeps the state of this one's chunks, too; empty: none.
+	Buddy         string `protobuf:"bytes,11,opt,name=buddy,proto3" json:"buddy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RackStatus) Reset() {
 	*x = RackStatus{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2824,7 @@ func (x *RackStatus) String() string {
 func (*RackStatus) ProtoMessage() {}
 
 func (x *RackStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2837,7 @@ func (x *RackStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
 func (*RackStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RackStatus) GetName() string {
@@ -2712,18 +2896,41 @@ func (x *RackStatus) GetAwaitedChunks() uint64 {
 	return 0
 }
 
+func (x *RackStatus) GetMissedMeetings() uint64 {
+	if x != nil {
+		return x.MissedMeetings
+	}
+	return 0
+}
+
+func (x *RackStatus) GetLastWeight() uint64 {
+	if x != nil {
+		return x.LastWeight
+	}
+	return 0
+}
+
+func (x *RackStatus) GetBuddy() string {
+	if x != nil {
+		return x.Buddy
+	}
+	return ""
+}
+
 type Resource struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Reserved      uint64                 `protobuf:"varint,2,opt,name=reserved,proto3" json:"reserved,omitempty"`
-	Limit         uint64                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Reserved uint64                 `protobuf:"varint,2,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	Limit    uint64                 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// bytes, or empty for what is counted in pieces.
+	Unit          string `protobuf:"bytes,4,opt,name=unit,proto3" json:"unit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +2942,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +2955,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Resource) GetName() string {
@@ -2770,6 +2977,13 @@ func (x *Resource) GetLimit() uint64 {
 		return x.Limit
 	}
 	return 0
+}
+
+func (x *Resource) GetUnit() string {
+	if x != nil {
+		return x.Unit
+	}
+	return ""
 }
 
 type WorkerStatus struct {
@@ -2806,7 +3020,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3032,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3045,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -2964,7 +3178,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2976,7 +3190,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2989,7 +3203,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3016,7 +3230,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3242,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3255,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3061,7 +3275,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3287,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3300,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3104,7 +3318,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3116,7 +3330,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3129,7 +3343,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 type TraceRequest struct {
@@ -3145,7 +3359,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3371,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3384,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3209,7 +3423,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3435,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3234,7 +3448,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3284,7 +3498,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3510,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3523,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45}
+	return file_job_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3346,7 +3560,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[46]
+	mi := &file_job_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3572,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[46]
+	mi := &file_job_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3585,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{46}
+	return file_job_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3433,7 +3647,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[47]
+	mi := &file_job_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3659,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[47]
+	mi := &file_job_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3672,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{47}
+	return file_job_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3477,7 +3691,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[48]
+	mi := &file_job_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3489,7 +3703,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[48]
+	mi := &file_job_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3502,7 +3716,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{48}
+	return file_job_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3512,158 +3726,12 @@ func (x *DrainResponse) GetJobs() uint32 {
 	return 0
 }
 
-// CheckpointHeader begins a checkpoint file (service/checkpoint).
-type CheckpointHeader struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Job       string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Mode      string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
-	Optimizer string                 `protobuf:"bytes,3,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
-	// The number of f32 arrays kept for each tensor: parameters, then optimizer state.
-	Arrays        uint32              `protobuf:"varint,4,opt,name=arrays,proto3" json:"arrays,omitempty"`
-	SavedUnix     int64               `protobuf:"varint,5,opt,name=saved_unix,json=savedUnix,proto3" json:"saved_unix,omitempty"`
-	Tensors       []*CheckpointTensor `protobuf:"bytes,6,rep,name=tensors,proto3" json:"tensors,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CheckpointHeader) Reset() {
-	*x = CheckpointHeader{}
-	mi := &file_job_proto_msgTypes[49]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CheckpointHeader) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CheckpointHeader) ProtoMessage() {}
-
-func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[49]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
-func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{49}
-}
-
-func (x *CheckpointHeader) GetJob() string {
-	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *CheckpointHeader) GetMode() string {
-	if x != nil {
-		return x.Mode
-	}
-	return ""
-}
-
-func (x *CheckpointHeader) GetOptimizer() string {
-	if x != nil {
-		return x.Optimizer
-	}
-	return ""
-}
-
-func (x *CheckpointHeader) GetArrays() uint32 {
-	if x != nil {
-		return x.Arrays
-	}
-	return 0
-}
-
-func (x *CheckpointHeader) GetSavedUnix() int64 {
-	if x != nil {
-		return x.SavedUnix
-	}
-	return 0
-}
-
-func (x *CheckpointHeader) GetTensors() []*CheckpointTensor {
-	if x != nil {
-		return x.Tensors
-	}
-	return nil
-}
-
-type CheckpointTensor struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Elems uint64                 `protobuf:"varint,2,opt,name=elems,proto3" json:"elems,omitempty"`
-	// The optimizer steps so far.
-	Updates       uint32 `protobuf:"varint,3,opt,name=updates,proto3" json:"updates,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CheckpointTensor) Reset() {
-	*x = CheckpointTensor{}
-	mi := &file_job_proto_msgTypes[50]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CheckpointTensor) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CheckpointTensor) ProtoMessage() {}
-
-func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[50]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
-func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{50}
-}
-
-func (x *CheckpointTensor) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *CheckpointTensor) GetElems() uint64 {
-	if x != nil {
-		return x.Elems
-	}
-	return 0
-}
-
-func (x *CheckpointTensor) GetUpdates() uint32 {
-	if x != nil {
-		return x.Updates
-	}
-	return 0
-}
-
 var File_job_proto protoreflect.FileDescriptor
 
 const file_job_proto_rawDesc = "" +
 	"\n" +
-	"\tjob.proto\x12\frackweave.v1\"\xde\x03\n" +
+	"\tjob.proto\x12\frackweave.v1\x1a\n" +
+	"rack.proto\x1a\vstate.proto\"\xe5\x04\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\x05R\x04rank\x12\x18\n" +
@@ -3682,11 +3750,17 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x0e \x01(\rR\ttimeoutMs\x12\x10\n" +
 	"\x03uid\x18\x0f \x01(\rR\x03uid\x12\x16\n" +
-	"\x06policy\x18\x10 \x01(\tR\x06policy\x1a8\n" +
+	"\x06policy\x18\x10 \x01(\tR\x06policy\x12\x18\n" +
+	"\aspreads\x18\x11 \x01(\bR\aspreads\x12\x12\n" +
+	"\x04part\x18\x12 \x01(\rR\x04part\x12\x14\n" +
+	"\x05parts\x18\x13 \x01(\rR\x05parts\x12\x12\n" +
+	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
+	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x17\n" +
+	"\aon_loss\x18\x16 \x01(\tR\x06onLoss\x1a8\n" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\xbc\x04\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\xb6\x05\n" +
 	"\fJoinResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -3710,7 +3784,15 @@ const file_job_proto_rawDesc = "" +
 	"\fheartbeat_ms\x18\x0f \x01(\rR\vheartbeatMs\x12&\n" +
 	"\x0flink_timeout_ms\x18\x10 \x01(\rR\rlinkTimeoutMs\x12!\n" +
 	"\frack_workers\x18\x11 \x03(\rR\vrackWorkers\x12\x12\n" +
-	"\x04pods\x18\x12 \x01(\rR\x04pods\"\\\n" +
+	"\x04pods\x18\x12 \x01(\rR\x04pods\x12:\n" +
+	"\vaggregators\x18\x13 \x03(\v2\x18.rackweave.v1.AggregatorR\vaggregators\x12\x12\n" +
+	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
+	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x12\n" +
+	"\x04core\x18\x16 \x01(\tR\x04core\".\n" +
+	"\n" +
+	"Aggregator\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x12\x0e\n" +
+	"\x02ca\x18\x02 \x01(\tR\x02ca\"\\\n" +
 	"\x04Lane\x12\x10\n" +
 	"\x03nic\x18\x01 \x01(\rR\x03nic\x12\x12\n" +
 	"\x04core\x18\x02 \x01(\rR\x04core\x12\x16\n" +
@@ -3786,48 +3868,55 @@ const file_job_proto_rawDesc = "" +
 	"\x0eBarrierRequest\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"\x11\n" +
-	"\x0fBarrierResponse\"F\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"M\n" +
+	"\x0fBarrierResponse\x12(\n" +
+	"\rrestored_step\x18\x01 \x01(\rH\x00R\frestoredStep\x88\x01\x01B\x10\n" +
+	"\x0e_restored_step\"\\\n" +
 	"\vSaveRequest\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"8\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12\x14\n" +
+	"\x05carry\x18\x04 \x01(\tR\x05carryJ\x04\b\x01\x10\x02\"8\n" +
 	"\fSaveResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"I\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"_\n" +
 	"\x0eRestoreRequest\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\";\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12\x14\n" +
+	"\x05carry\x18\x04 \x01(\tR\x05carryJ\x04\b\x01\x10\x02\"O\n" +
 	"\x0fRestoreResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"^\n" +
-	"\x10ReadStateRequest\x12\x16\n" +
-	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
-	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offsetJ\x04\b\x01\x10\x02\"A\n" +
-	"\x11ReadStateResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
-	"\aupdates\x18\x02 \x01(\rR\aupdates\"\x9e\x01\n" +
-	"\x11WriteStateRequest\x12\x16\n" +
-	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
-	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
-	"\x04data\x18\x05 \x01(\fR\x04data\x12\x1d\n" +
-	"\aupdates\x18\x06 \x01(\rH\x00R\aupdates\x88\x01\x01B\n" +
-	"\n" +
-	"\b_updatesJ\x04\b\x01\x10\x02\"\x14\n" +
-	"\x12WriteStateResponse\".\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\rR\x04step\".\n" +
 	"\fLeaveRequest\x12\x18\n" +
 	"\afailure\x18\x02 \x01(\tR\afailureJ\x04\b\x01\x10\x02\"\x0f\n" +
 	"\rLeaveResponse\"\x0f\n" +
-	"\rStatusRequest\"\xd0\x01\n" +
+	"\rStatusRequest\"\x8a\x02\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
 	"\x0euptime_seconds\x18\x02 \x01(\x01R\ruptimeSeconds\x12\x1a\n" +
 	"\bdraining\x18\x03 \x01(\bR\bdraining\x124\n" +
 	"\aengines\x18\x04 \x03(\v2\x1a.rackweave.v1.EngineStatusR\aengines\x12+\n" +
-	"\x04jobs\x18\x05 \x03(\v2\x17.rackweave.v1.JobStatusR\x04jobs\"\x9f\x01\n" +
+	"\x04jobs\x18\x05 \x03(\v2\x17.rackweave.v1.JobStatusR\x04jobs\x128\n" +
+	"\n" +
+	"membership\x18\x06 \x01(\v2\x18.rackweave.v1.MembershipR\n" +
+	"membership\"\xc7\x01\n" +
+	"\n" +
+	"Membership\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x16\n" +
+	"\x06leader\x18\x02 \x01(\tR\x06leader\x12\x1c\n" +
+	"\treachable\x18\x03 \x01(\bR\treachable\x12#\n" +
+	"\rlease_seconds\x18\x04 \x01(\x01R\fleaseSeconds\x12\x18\n" +
+	"\arefusal\x18\x05 \x01(\tR\arefusal\x12.\n" +
+	"\x05racks\x18\x06 \x03(\v2\x18.rackweave.v1.RackHolderR\x05racks\"l\n" +
+	"\n" +
+	"RackHolder\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
+	"\x05token\x18\x03 \x01(\x03R\x05token\x12\x10\n" +
+	"\x03out\x18\x04 \x01(\bR\x03out\x12\x10\n" +
+	"\x03own\x18\x05 \x01(\bR\x03own\"\x9f\x01\n" +
 	"\fEngineStatus\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x16\n" +
 	"\x06window\x18\x02 \x01(\rR\x06window\x12.\n" +
@@ -3856,7 +3945,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x80\x05\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x9e\x06\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -3881,7 +3970,14 @@ const file_job_proto_rawDesc = "" +
 	"\x06policy\x18\x10 \x01(\tR\x06policy\x124\n" +
 	"\tresources\x18\x11 \x03(\v2\x16.rackweave.v1.ResourceR\tresources\x12.\n" +
 	"\x05racks\x18\x12 \x03(\v2\x18.rackweave.v1.RackStatusR\x05racks\x12\x14\n" +
-	"\x05shape\x18\x13 \x01(\tR\x05shape\"\xec\x01\n" +
+	"\x05shape\x18\x13 \x01(\tR\x05shape\x12\x14\n" +
+	"\x05outer\x18\x14 \x01(\tR\x05outer\x12\x12\n" +
+	"\x04part\x18\x15 \x01(\rR\x04part\x12\x14\n" +
+	"\x05parts\x18\x16 \x01(\rR\x05parts\x12\x1d\n" +
+	"\n" +
+	"whole_step\x18\x1a \x01(\rR\twholeStep\x12!\n" +
+	"\fshape_reason\x18\x19 \x01(\tR\vshapeReason\x12\x1a\n" +
+	"\bmeetings\x18\x17 \x01(\x04R\bmeetings\"\xcc\x02\n" +
 	"\n" +
 	"RackStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -3893,11 +3989,17 @@ const file_job_proto_rawDesc = "" +
 	"\x0ereceived_bytes\x18\x06 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
 	"\n" +
 	"sent_bytes\x18\a \x01(\x04R\tsentBytes\x12%\n" +
-	"\x0eawaited_chunks\x18\b \x01(\x04R\rawaitedChunks\"P\n" +
+	"\x0eawaited_chunks\x18\b \x01(\x04R\rawaitedChunks\x12'\n" +
+	"\x0fmissed_meetings\x18\t \x01(\x04R\x0emissedMeetings\x12\x1f\n" +
+	"\vlast_weight\x18\n" +
+	" \x01(\x04R\n" +
+	"lastWeight\x12\x14\n" +
+	"\x05buddy\x18\v \x01(\tR\x05buddy\"d\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\breserved\x18\x02 \x01(\x04R\breserved\x12\x14\n" +
-	"\x05limit\x18\x03 \x01(\x04R\x05limit\"\xfa\x03\n" +
+	"\x05limit\x18\x03 \x01(\x04R\x05limit\x12\x12\n" +
+	"\x04unit\x18\x04 \x01(\tR\x04unit\"\xfa\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -3962,19 +4064,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
-	"\x04jobs\x18\x01 \x01(\rR\x04jobs\"\xc7\x01\n" +
-	"\x10CheckpointHeader\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
-	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x1c\n" +
-	"\toptimizer\x18\x03 \x01(\tR\toptimizer\x12\x16\n" +
-	"\x06arrays\x18\x04 \x01(\rR\x06arrays\x12\x1d\n" +
-	"\n" +
-	"saved_unix\x18\x05 \x01(\x03R\tsavedUnix\x128\n" +
-	"\atensors\x18\x06 \x03(\v2\x1e.rackweave.v1.CheckpointTensorR\atensors\"V\n" +
-	"\x10CheckpointTensor\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
-	"\aupdates\x18\x03 \x01(\rR\aupdates2\x84\t\n" +
+	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xa4\v\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -3988,13 +4078,17 @@ const file_job_proto_rawDesc = "" +
 	"\tReadState\x12\x1e.rackweave.v1.ReadStateRequest\x1a\x1f.rackweave.v1.ReadStateResponse\x12O\n" +
 	"\n" +
 	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12@\n" +
+	"\x05Carry\x12\x1a.rackweave.v1.CarryRequest\x1a\x1b.rackweave.v1.CarryResponse\x12R\n" +
+	"\vAnswerState\x12 .rackweave.v1.AnswerStateRequest\x1a!.rackweave.v1.AnswerStateResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
 	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12L\n" +
 	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12O\n" +
 	"\n" +
 	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12@\n" +
 	"\x05Trace\x12\x1a.rackweave.v1.TraceRequest\x1a\x1b.rackweave.v1.TraceResponse\x12@\n" +
-	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
+	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponse\x12@\n" +
+	"\x05Links\x12\x1a.rackweave.v1.LinksRequest\x1a\x1b.rackweave.v1.LinksResponse\x12F\n" +
+	"\aReshape\x12\x1c.rackweave.v1.ReshapeRequest\x1a\x1d.rackweave.v1.ReshapeResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
 	file_job_proto_rawDescOnce sync.Once
@@ -4009,122 +4103,141 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_job_proto_goTypes = []any{
-	(TraceEvent_Kind)(0),       // 0: rackweave.v1.TraceEvent.Kind
-	(*JoinRequest)(nil),        // 1: rackweave.v1.JoinRequest
-	(*JoinResponse)(nil),       // 2: rackweave.v1.JoinResponse
-	(*Lane)(nil),               // 3: rackweave.v1.Lane
-	(*WatchRequest)(nil),       // 4: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),      // 5: rackweave.v1.WatchResponse
-	(*Links)(nil),              // 6: rackweave.v1.Links
-	(*BrokenLane)(nil),         // 7: rackweave.v1.BrokenLane
-	(*Failure)(nil),            // 8: rackweave.v1.Failure
-	(*ConnectRequest)(nil),     // 9: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),         // 10: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),    // 11: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),     // 12: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),      // 13: rackweave.v1.ResumeRequest
-	(*Region)(nil),             // 14: rackweave.v1.Region
-	(*ResumeResponse)(nil),     // 15: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),    // 16: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),             // 17: rackweave.v1.Tensor
-	(*RegisterResponse)(nil),   // 18: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),     // 19: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),    // 20: rackweave.v1.BarrierResponse
-	(*SaveRequest)(nil),        // 21: rackweave.v1.SaveRequest
-	(*SaveResponse)(nil),       // 22: rackweave.v1.SaveResponse
-	(*RestoreRequest)(nil),     // 23: rackweave.v1.RestoreRequest
-	(*RestoreResponse)(nil),    // 24: rackweave.v1.RestoreResponse
-	(*ReadStateRequest)(nil),   // 25: rackweave.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),  // 26: rackweave.v1.ReadStateResponse
-	(*WriteStateRequest)(nil),  // 27: rackweave.v1.WriteStateRequest
-	(*WriteStateResponse)(nil), // 28: rackweave.v1.WriteStateResponse
-	(*LeaveRequest)(nil),       // 29: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),      // 30: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),      // 31: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),     // 32: rackweave.v1.StatusResponse
-	(*EngineStatus)(nil),       // 33: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),          // 34: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),         // 35: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),          // 36: rackweave.v1.JobStatus
-	(*RackStatus)(nil),         // 37: rackweave.v1.RackStatus
-	(*Resource)(nil),           // 38: rackweave.v1.Resource
-	(*WorkerStatus)(nil),       // 39: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),   // 40: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),  // 41: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),  // 42: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil), // 43: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),       // 44: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),      // 45: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),          // 46: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),         // 47: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),       // 48: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),      // 49: rackweave.v1.DrainResponse
-	(*CheckpointHeader)(nil),   // 50: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil),   // 51: rackweave.v1.CheckpointTensor
-	nil,                        // 52: rackweave.v1.JoinRequest.HyperEntry
+	(TraceEvent_Kind)(0),        // 0: rackweave.v1.TraceEvent.Kind
+	(*JoinRequest)(nil),         // 1: rackweave.v1.JoinRequest
+	(*JoinResponse)(nil),        // 2: rackweave.v1.JoinResponse
+	(*Aggregator)(nil),          // 3: rackweave.v1.Aggregator
+	(*Lane)(nil),                // 4: rackweave.v1.Lane
+	(*WatchRequest)(nil),        // 5: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),       // 6: rackweave.v1.WatchResponse
+	(*Links)(nil),               // 7: rackweave.v1.Links
+	(*BrokenLane)(nil),          // 8: rackweave.v1.BrokenLane
+	(*Failure)(nil),             // 9: rackweave.v1.Failure
+	(*ConnectRequest)(nil),      // 10: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),          // 11: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),     // 12: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),      // 13: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),       // 14: rackweave.v1.ResumeRequest
+	(*Region)(nil),              // 15: rackweave.v1.Region
+	(*ResumeResponse)(nil),      // 16: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),     // 17: rackweave.v1.RegisterRequest
+	(*Tensor)(nil),              // 18: rackweave.v1.Tensor
+	(*RegisterResponse)(nil),    // 19: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),      // 20: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),     // 21: rackweave.v1.BarrierResponse
+	(*SaveRequest)(nil),         // 22: rackweave.v1.SaveRequest
+	(*SaveResponse)(nil),        // 23: rackweave.v1.SaveResponse
+	(*RestoreRequest)(nil),      // 24: rackweave.v1.RestoreRequest
+	(*RestoreResponse)(nil),     // 25: rackweave.v1.RestoreResponse
+	(*LeaveRequest)(nil),        // 26: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),       // 27: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),       // 28: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),      // 29: rackweave.v1.StatusResponse
+	(*Membership)(nil),          // 30: rackweave.v1.Membership
+	(*RackHolder)(nil),          // 31: rackweave.v1.RackHolder
+	(*EngineStatus)(nil),        // 32: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),           // 33: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),          // 34: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),           // 35: rackweave.v1.JobStatus
+	(*RackStatus)(nil),          // 36: rackweave.v1.RackStatus
+	(*Resource)(nil),            // 37: rackweave.v1.Resource
+	(*WorkerStatus)(nil),        // 38: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),    // 39: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),   // 40: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),   // 41: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),  // 42: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),        // 43: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),       // 44: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),           // 45: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),          // 46: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),        // 47: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),       // 48: rackweave.v1.DrainResponse
+	nil,                         // 49: rackweave.v1.JoinRequest.HyperEntry
+	(*ReadStateRequest)(nil),    // 50: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),   // 51: rackweave.v1.WriteStateRequest
+	(*CarryRequest)(nil),        // 52: rackweave.v1.CarryRequest
+	(*AnswerStateRequest)(nil),  // 53: rackweave.v1.AnswerStateRequest
+	(*LinksRequest)(nil),        // 54: rackweave.v1.LinksRequest
+	(*ReshapeRequest)(nil),      // 55: rackweave.v1.ReshapeRequest
+	(*ReadStateResponse)(nil),   // 56: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),  // 57: rackweave.v1.WriteStateResponse
+	(*CarryResponse)(nil),       // 58: rackweave.v1.CarryResponse
+	(*AnswerStateResponse)(nil), // 59: rackweave.v1.AnswerStateResponse
+	(*LinksResponse)(nil),       // 60: rackweave.v1.LinksResponse
+	(*ReshapeResponse)(nil),     // 61: rackweave.v1.ReshapeResponse
 }
 var file_job_proto_depIdxs = []int32{
-	52, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
-	3,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
-	8,  // 2: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
-	6,  // 3: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	7,  // 4: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
-	10, // 5: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	12, // 6: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
-	14, // 7: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	12, // 8: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	17, // 9: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	33, // 10: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	36, // 11: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	35, // 12: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	34, // 13: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	39, // 14: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
-	8,  // 15: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	38, // 16: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	37, // 17: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	46, // 18: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	47, // 19: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 20: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	51, // 21: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
-	1,  // 22: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	4,  // 23: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	9,  // 24: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	13, // 25: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	16, // 26: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	19, // 27: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	21, // 28: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	23, // 29: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	25, // 30: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	27, // 31: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	29, // 32: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	31, // 33: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	40, // 34: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	42, // 35: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	44, // 36: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	48, // 37: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	2,  // 38: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	5,  // 39: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	11, // 40: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	15, // 41: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	18, // 42: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	20, // 43: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	22, // 44: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	24, // 45: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	26, // 46: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	28, // 47: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	30, // 48: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	32, // 49: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	41, // 50: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	43, // 51: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	45, // 52: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	49, // 53: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	38, // [38:54] is the sub-list for method output_type
-	22, // [22:38] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	49, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
+	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
+	9,  // 3: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
+	7,  // 4: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
+	8,  // 5: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
+	11, // 6: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
+	13, // 7: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
+	15, // 8: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
+	13, // 9: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
+	18, // 10: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	32, // 11: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	35, // 12: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	30, // 13: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	31, // 14: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	34, // 15: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	33, // 16: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	38, // 17: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	9,  // 18: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
+	37, // 19: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	36, // 20: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	45, // 21: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	46, // 22: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 23: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 24: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	5,  // 25: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	10, // 26: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	14, // 27: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	17, // 28: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	20, // 29: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	22, // 30: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	24, // 31: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	50, // 32: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	51, // 33: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	52, // 34: rackweave.v1.JobService.Carry:input_type -> rackweave.v1.CarryRequest
+	53, // 35: rackweave.v1.JobService.AnswerState:input_type -> rackweave.v1.AnswerStateRequest
+	26, // 36: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	28, // 37: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	39, // 38: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	41, // 39: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	43, // 40: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	47, // 41: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	54, // 42: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	55, // 43: rackweave.v1.JobService.Reshape:input_type -> rackweave.v1.ReshapeRequest
+	2,  // 44: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 45: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 46: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 47: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 48: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 49: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	23, // 50: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	25, // 51: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	56, // 52: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	57, // 53: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	58, // 54: rackweave.v1.JobService.Carry:output_type -> rackweave.v1.CarryResponse
+	59, // 55: rackweave.v1.JobService.AnswerState:output_type -> rackweave.v1.AnswerStateResponse
+	27, // 56: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	29, // 57: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	40, // 58: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	42, // 59: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	44, // 60: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	48, // 61: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	60, // 62: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	61, // 63: rackweave.v1.JobService.Reshape:output_type -> rackweave.v1.ReshapeResponse
+	44, // [44:64] is the sub-list for method output_type
+	24, // [24:44] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4132,15 +4245,17 @@ func file_job_proto_init() {
 	if File_job_proto != nil {
 		return
 	}
-	file_job_proto_msgTypes[16].OneofWrappers = []any{}
-	file_job_proto_msgTypes[26].OneofWrappers = []any{}
+	file_rack_proto_init()
+	file_state_proto_init()
+	file_job_proto_msgTypes[17].OneofWrappers = []any{}
+	file_job_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   52,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,116 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ReshapeQuestion_Kind int32
+
+const (
+	// The answer is the last epochs that were begun, by lane and chunk, as JSON.
+	ReshapeQuestion_HOLD    ReshapeQuestion_Kind = 0
+	ReshapeQuestion_TURN    ReshapeQuestion_Kind = 1
+	ReshapeQuestion_RELEASE ReshapeQuestion_Kind = 2
+)
+
+// Enum value maps for ReshapeQuestion_Kind.
+var (
+	ReshapeQuestion_Kind_name = map[int32]string{
+		0: "HOLD",
+		1: "TURN",
+		2: "RELEASE",
+	}
+	ReshapeQuestion_Kind_value = map[string]int32{
+		"HOLD":    0,
+		"TURN":    1,
+		"RELEASE": 2,
+	}
+)
+
+func (x ReshapeQuestion_Kind) Enum() *ReshapeQuestion_Kind {
+	p := new(ReshapeQuestion_Kind)
+	*p = x
+	return p
+}
+
+func (x ReshapeQuestion_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReshapeQuestion_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_rack_proto_enumTypes[0].Descriptor()
+}
+
+func (ReshapeQuestion_Kind) Type() protoreflect.EnumType {
+	return &file_rack_proto_enumTypes[0]
+}
+
+func (x ReshapeQuestion_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReshapeQuestion_Kind.Descriptor instead.
+func (ReshapeQuestion_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{1, 0}
+}
+
+type ProbeQuestion_Kind int32
+
+const (
+	// Makes an end for each of the others. The answer is these ends. A rack takes part in one measurement at a time.
+	ProbeQuestion_OPEN ProbeQuestion_Kind = 0
+	// Connects to the given ends.
+	ProbeQuestion_JOIN ProbeQuestion_Kind = 1
+	// The answer is the latency to a rack one way, in seconds.
+	ProbeQuestion_LATENCY ProbeQuestion_Kind = 2
+	// The answer is the rate to a rack, in bytes per second.
+	ProbeQuestion_RATE ProbeQuestion_Kind = 3
+	// Ends the measurement.
+	ProbeQuestion_CLOSE ProbeQuestion_Kind = 4
+)
+
+// Enum value maps for ProbeQuestion_Kind.
+var (
+	ProbeQuestion_Kind_name = map[int32]string{
+		0: "OPEN",
+		1: "JOIN",
+		2: "LATENCY",
+		3: "RATE",
+		4: "CLOSE",
+	}
+	ProbeQuestion_Kind_value = map[string]int32{
+		"OPEN":    0,
+		"JOIN":    1,
+		"LATENCY": 2,
+		"RATE":    3,
+		"CLOSE":   4,
+	}
+)
+
+func (x ProbeQuestion_Kind) Enum() *ProbeQuestion_Kind {
+	p := new(ProbeQuestion_Kind)
+	*p = x
+	return p
+}
+
+func (x ProbeQuestion_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProbeQuestion_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_rack_proto_enumTypes[1].Descriptor()
+}
+
+func (ProbeQuestion_Kind) Type() protoreflect.EnumType {
+	return &file_rack_proto_enumTypes[1]
+}
+
+func (x ProbeQuestion_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ProbeQuestion_Kind.Descriptor instead.
+func (ProbeQuestion_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{2, 0}
+}
+
 type AskRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The racks' names.
@@ -39,8 +149,17 @@ type AskRequest struct {
 	Stage string `protobuf:"bytes,7,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Chosen by who asks. The same again gets the same answer.
 	Nonce string `protobuf:"bytes,8,opt,name=nonce,proto3" json:"nonce,omitempty"`
-	// HMAC-SHA256 with the cluster's secret over the fields above.
-	Seal          []byte `protobuf:"bytes,9,opt,name=seal,proto3" json:"seal,omitempty"`
+	// HMAC-SHA256 with the cluster's secret over the other fields.
+	Seal []byte `protobuf:"bytes,9,opt,name=seal,proto3" json:"seal,omitempty"`
+	// Asks for a part of the job's state, instead of what there is to say at a stage.
+	State *StateQuestion `protobuf:"bytes,10,opt,name=state,proto3" json:"state,omitempty"`
+	// The asker's own run, and how long ago it began, in milliseconds. It need not wait for one that was given up since then.
+	OwnRun string `protobuf:"bytes,11,opt,name=own_run,json=ownRun,proto3" json:"own_run,omitempty"`
+	AgeMs  uint64 `protobuf:"varint,12,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// Asks for a part in measuring links, instead.
+	Probe *ProbeQuestion `protobuf:"bytes,13,opt,name=probe,proto3" json:"probe,omitempty"`
+	// Asks for a part in changing the job's shape, instead.
+	Reshape       *ReshapeQuestion `protobuf:"bytes,14,opt,name=reshape,proto3" json:"reshape,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -138,6 +257,218 @@ func (x *AskRequest) GetSeal() []byte {
 	return nil
 }
 
+func (x *AskRequest) GetState() *StateQuestion {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+func (x *AskRequest) GetOwnRun() string {
+	if x != nil {
+		return x.OwnRun
+	}
+	return ""
+}
+
+func (x *AskRequest) GetAgeMs() uint64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *AskRequest) GetProbe() *ProbeQuestion {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+func (x *AskRequest) GetReshape() *ReshapeQuestion {
+	if x != nil {
+		return x.Reshape
+	}
+	return nil
+}
+
+// ReshapeQuestion has a rack take its part in changing the shape of a job that runs: all racks hold, then turn, then go on.
+type ReshapeQuestion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  ReshapeQuestion_Kind   `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.ReshapeQuestion_Kind" json:"kind,omitempty"`
+	// Identifies the change.
+	Change string `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	// For TURN.
+	Shape string `protobuf:"bytes,3,opt,name=shape,proto3" json:"shape,omitempty"`
+	// By lane, a byte for each chunk: the epoch from which on it takes the shape.
+	Turns         [][]byte `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReshapeQuestion) Reset() {
+	*x = ReshapeQuestion{}
+	mi := &file_rack_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReshapeQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReshapeQuestion) ProtoMessage() {}
+
+func (x *ReshapeQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReshapeQuestion.ProtoReflect.Descriptor instead.
+func (*ReshapeQuestion) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReshapeQuestion) GetKind() ReshapeQuestion_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return ReshapeQuestion_HOLD
+}
+
+func (x *ReshapeQuestion) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+func (x *ReshapeQuestion) GetShape() string {
+	if x != nil {
+		return x.Shape
+	}
+	return ""
+}
+
+func (x *ReshapeQuestion) GetTurns() [][]byte {
+	if x != nil {
+		return x.Turns
+	}
+	return nil
+}
+
+// ProbeQuestion has a rack take its part in a measurement of the links between racks. Racks are numbered by who measures.
+type ProbeQuestion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Kind  ProbeQuestion_Kind     `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.ProbeQuestion_Kind" json:"kind,omitempty"`
+	// Identifies the measurement.
+	Probe    string `protobuf:"bytes,2,opt,name=probe,proto3" json:"probe,omitempty"`
+	Provider string `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
+	// For OPEN.
+	Others []uint32 `protobuf:"varint,4,rep,packed,name=others,proto3" json:"others,omitempty"`
+	// For JOIN: by rack, as JSON.
+	Ends   []byte `protobuf:"bytes,5,opt,name=ends,proto3" json:"ends,omitempty"`
+	Active bool   `protobuf:"varint,6,opt,name=active,proto3" json:"active,omitempty"`
+	// For LATENCY and RATE.
+	To            uint32 `protobuf:"varint,7,opt,name=to,proto3" json:"to,omitempty"`
+	LastsMs       uint32 `protobuf:"varint,8,opt,name=lasts_ms,json=lastsMs,proto3" json:"lasts_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeQuestion) Reset() {
+	*x = ProbeQuestion{}
+	mi := &file_rack_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeQuestion) ProtoMessage() {}
+
+func (x *ProbeQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeQuestion.ProtoReflect.Descriptor instead.
+func (*ProbeQuestion) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ProbeQuestion) GetKind() ProbeQuestion_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return ProbeQuestion_OPEN
+}
+
+func (x *ProbeQuestion) GetProbe() string {
+	if x != nil {
+		return x.Probe
+	}
+	return ""
+}
+
+func (x *ProbeQuestion) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *ProbeQuestion) GetOthers() []uint32 {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
+func (x *ProbeQuestion) GetEnds() []byte {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *ProbeQuestion) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+func (x *ProbeQuestion) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *ProbeQuestion) GetLastsMs() uint32 {
+	if x != nil {
+		return x.LastsMs
+	}
+	return 0
+}
+
 type AskResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The aggregator has come to the stage; if not, ask again.
@@ -151,7 +482,7 @@ type AskResponse struct {
 
 func (x *AskResponse) Reset() {
 	*x = AskResponse{}
-	mi := &file_rack_proto_msgTypes[1]
+	mi := &file_rack_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -163,7 +494,7 @@ func (x *AskResponse) String() string {
 func (*AskResponse) ProtoMessage() {}
 
 func (x *AskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[1]
+	mi := &file_rack_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -176,7 +507,7 @@ func (x *AskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskResponse.ProtoReflect.Descriptor instead.
 func (*AskResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{1}
+	return file_rack_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AskResponse) GetReady() bool {
@@ -200,12 +531,325 @@ func (x *AskResponse) GetSeal() []byte {
 	return nil
 }
 
+type LinksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: the fastest that leads to other hosts.
+	Provider      string `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	TimeoutMs     uint32 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinksRequest) Reset() {
+	*x = LinksRequest{}
+	mi := &file_rack_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinksRequest) ProtoMessage() {}
+
+func (x *LinksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinksRequest.ProtoReflect.Descriptor instead.
+func (*LinksRequest) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *LinksRequest) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *LinksRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type LinksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names, in the order in which links number them.
+	Racks    []string        `protobuf:"bytes,1,rep,name=racks,proto3" json:"racks,omitempty"`
+	Pods     uint32          `protobuf:"varint,2,opt,name=pods,proto3" json:"pods,omitempty"`
+	Provider string          `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
+	Links    []*MeasuredLink `protobuf:"bytes,4,rep,name=links,proto3" json:"links,omitempty"`
+	// That measuring took.
+	Seconds float64 `protobuf:"fixed64,5,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// Of sums between racks: f32 or bf16.
+	Core          string `protobuf:"bytes,6,opt,name=core,proto3" json:"core,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinksResponse) Reset() {
+	*x = LinksResponse{}
+	mi := &file_rack_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinksResponse) ProtoMessage() {}
+
+func (x *LinksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinksResponse.ProtoReflect.Descriptor instead.
+func (*LinksResponse) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *LinksResponse) GetRacks() []string {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+func (x *LinksResponse) GetPods() uint32 {
+	if x != nil {
+		return x.Pods
+	}
+	return 0
+}
+
+func (x *LinksResponse) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *LinksResponse) GetLinks() []*MeasuredLink {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
+func (x *LinksResponse) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *LinksResponse) GetCore() string {
+	if x != nil {
+		return x.Core
+	}
+	return ""
+}
+
+type MeasuredLink struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	From           uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
+	To             uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
+	BytesPerSecond float64                `protobuf:"fixed64,3,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// One way.
+	LatencySeconds float64 `protobuf:"fixed64,4,opt,name=latency_seconds,json=latencySeconds,proto3" json:"latency_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *MeasuredLink) Reset() {
+	*x = MeasuredLink{}
+	mi := &file_rack_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeasuredLink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeasuredLink) ProtoMessage() {}
+
+func (x *MeasuredLink) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeasuredLink.ProtoReflect.Descriptor instead.
+func (*MeasuredLink) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MeasuredLink) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *MeasuredLink) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *MeasuredLink) GetBytesPerSecond() float64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *MeasuredLink) GetLatencySeconds() float64 {
+	if x != nil {
+		return x.LatencySeconds
+	}
+	return 0
+}
+
+type ReshapeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	Shape         string                 `protobuf:"bytes,2,opt,name=shape,proto3" json:"shape,omitempty"`
+	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReshapeRequest) Reset() {
+	*x = ReshapeRequest{}
+	mi := &file_rack_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReshapeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReshapeRequest) ProtoMessage() {}
+
+func (x *ReshapeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReshapeRequest.ProtoReflect.Descriptor instead.
+func (*ReshapeRequest) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ReshapeRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *ReshapeRequest) GetShape() string {
+	if x != nil {
+		return x.Shape
+	}
+	return ""
+}
+
+func (x *ReshapeRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type ReshapeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Was           string                 `protobuf:"bytes,1,opt,name=was,proto3" json:"was,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReshapeResponse) Reset() {
+	*x = ReshapeResponse{}
+	mi := &file_rack_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReshapeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReshapeResponse) ProtoMessage() {}
+
+func (x *ReshapeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReshapeResponse.ProtoReflect.Descriptor instead.
+func (*ReshapeResponse) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ReshapeResponse) GetWas() string {
+	if x != nil {
+		return x.Was
+	}
+	return ""
+}
+
 var File_rack_proto protoreflect.FileDescriptor
 
 const file_rack_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"rack.proto\x12\frackweave.v1\"\xc6\x01\n" +
+	"rack.proto\x12\frackweave.v1\x1a\vstate.proto\"\x95\x03\n" +
 	"\n" +
 	"AskRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
@@ -218,11 +862,64 @@ const file_rack_proto_rawDesc = "" +
 	"\x03run\x18\x06 \x01(\tR\x03run\x12\x14\n" +
 	"\x05stage\x18\a \x01(\tR\x05stage\x12\x14\n" +
 	"\x05nonce\x18\b \x01(\tR\x05nonce\x12\x12\n" +
-	"\x04seal\x18\t \x01(\fR\x04seal\"Q\n" +
+	"\x04seal\x18\t \x01(\fR\x04seal\x121\n" +
+	"\x05state\x18\n" +
+	" \x01(\v2\x1b.rackweave.v1.StateQuestionR\x05state\x12\x17\n" +
+	"\aown_run\x18\v \x01(\tR\x06ownRun\x12\x15\n" +
+	"\x06age_ms\x18\f \x01(\x04R\x05ageMs\x121\n" +
+	"\x05probe\x18\r \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\x05probe\x127\n" +
+	"\areshape\x18\x0e \x01(\v2\x1d.rackweave.v1.ReshapeQuestionR\areshape\"\xb6\x01\n" +
+	"\x0fReshapeQuestion\x126\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\".rackweave.v1.ReshapeQuestion.KindR\x04kind\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\x12\x14\n" +
+	"\x05shape\x18\x03 \x01(\tR\x05shape\x12\x14\n" +
+	"\x05turns\x18\x04 \x03(\fR\x05turns\"'\n" +
+	"\x04Kind\x12\b\n" +
+	"\x04HOLD\x10\x00\x12\b\n" +
+	"\x04TURN\x10\x01\x12\v\n" +
+	"\aRELEASE\x10\x02\"\xa4\x02\n" +
+	"\rProbeQuestion\x124\n" +
+	"\x04kind\x18\x01 \x01(\x0e2 .rackweave.v1.ProbeQuestion.KindR\x04kind\x12\x14\n" +
+	"\x05probe\x18\x02 \x01(\tR\x05probe\x12\x1a\n" +
+	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x16\n" +
+	"\x06others\x18\x04 \x03(\rR\x06others\x12\x12\n" +
+	"\x04ends\x18\x05 \x01(\fR\x04ends\x12\x16\n" +
+	"\x06active\x18\x06 \x01(\bR\x06active\x12\x0e\n" +
+	"\x02to\x18\a \x01(\rR\x02to\x12\x19\n" +
+	"\blasts_ms\x18\b \x01(\rR\alastsMs\"<\n" +
+	"\x04Kind\x12\b\n" +
+	"\x04OPEN\x10\x00\x12\b\n" +
+	"\x04JOIN\x10\x01\x12\v\n" +
+	"\aLATENCY\x10\x02\x12\b\n" +
+	"\x04RATE\x10\x03\x12\t\n" +
+	"\x05CLOSE\x10\x04\"Q\n" +
 	"\vAskResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x12\n" +
-	"\x04seal\x18\x03 \x01(\fR\x04seal2I\n" +
+	"\x04seal\x18\x03 \x01(\fR\x04seal\"I\n" +
+	"\fLinksRequest\x12\x1a\n" +
+	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMs\"\xb5\x01\n" +
+	"\rLinksResponse\x12\x14\n" +
+	"\x05racks\x18\x01 \x03(\tR\x05racks\x12\x12\n" +
+	"\x04pods\x18\x02 \x01(\rR\x04pods\x12\x1a\n" +
+	"\bprovider\x18\x03 \x01(\tR\bprovider\x120\n" +
+	"\x05links\x18\x04 \x03(\v2\x1a.rackweave.v1.MeasuredLinkR\x05links\x12\x18\n" +
+	"\aseconds\x18\x05 \x01(\x01R\aseconds\x12\x12\n" +
+	"\x04core\x18\x06 \x01(\tR\x04core\"\x85\x01\n" +
+	"\fMeasuredLink\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\x12(\n" +
+	"\x10bytes_per_second\x18\x03 \x01(\x01R\x0ebytesPerSecond\x12'\n" +
+	"\x0flatency_seconds\x18\x04 \x01(\x01R\x0elatencySeconds\"W\n" +
+	"\x0eReshapeRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
+	"\x05shape\x18\x02 \x01(\tR\x05shape\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"#\n" +
+	"\x0fReshapeResponse\x12\x10\n" +
+	"\x03was\x18\x01 \x01(\tR\x03was2I\n" +
 	"\vRackService\x12:\n" +
 	"\x03Ask\x12\x18.rackweave.v1.AskRequest\x1a\x19.rackweave.v1.AskResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
@@ -238,19 +935,36 @@ func file_rack_proto_rawDescGZIP() []byte {
 	return file_rack_proto_rawDescData
 }
 
-var file_rack_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_rack_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_rack_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_rack_proto_goTypes = []any{
-	(*AskRequest)(nil),  // 0: rackweave.v1.AskRequest
-	(*AskResponse)(nil), // 1: rackweave.v1.AskResponse
+	(ReshapeQuestion_Kind)(0), // 0: rackweave.v1.ReshapeQuestion.Kind
+	(ProbeQuestion_Kind)(0),   // 1: rackweave.v1.ProbeQuestion.Kind
+	(*AskRequest)(nil),        // 2: rackweave.v1.AskRequest
+	(*ReshapeQuestion)(nil),   // 3: rackweave.v1.ReshapeQuestion
+	(*ProbeQuestion)(nil),     // 4: rackweave.v1.ProbeQuestion
+	(*AskResponse)(nil),       // 5: rackweave.v1.AskResponse
+	(*LinksRequest)(nil),      // 6: rackweave.v1.LinksRequest
+	(*LinksResponse)(nil),     // 7: rackweave.v1.LinksResponse
+	(*MeasuredLink)(nil),      // 8: rackweave.v1.MeasuredLink
+	(*ReshapeRequest)(nil),    // 9: rackweave.v1.ReshapeRequest
+	(*ReshapeResponse)(nil),   // 10: rackweave.v1.ReshapeResponse
+	(*StateQuestion)(nil),     // 11: rackweave.v1.StateQuestion
 }
 var file_rack_proto_depIdxs = []int32{
-	0, // 0: rackweave.v1.RackService.Ask:input_type -> rackweave.v1.AskRequest
-	1, // 1: rackweave.v1.RackService.Ask:output_type -> rackweave.v1.AskResponse
-	1, // [1:2] is the sub-list for method output_type
-	0, // [0:1] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	11, // 0: rackweave.v1.AskRequest.state:type_name -> rackweave.v1.StateQuestion
+	4,  // 1: rackweave.v1.AskRequest.probe:type_name -> rackweave.v1.ProbeQuestion
+	3,  // 2: rackweave.v1.AskRequest.reshape:type_name -> rackweave.v1.ReshapeQuestion
+	0,  // 3: rackweave.v1.ReshapeQuestion.kind:type_name -> rackweave.v1.ReshapeQuestion.Kind
+	1,  // 4: rackweave.v1.ProbeQuestion.kind:type_name -> rackweave.v1.ProbeQuestion.Kind
+	8,  // 5: rackweave.v1.LinksResponse.links:type_name -> rackweave.v1.MeasuredLink
+	2,  // 6: rackweave.v1.RackService.Ask:input_type -> rackweave.v1.AskRequest
+	5,  // 7: rackweave.v1.RackService.Ask:output_type -> rackweave.v1.AskResponse
+	7,  // [7:8] is the sub-list for method output_type
+	6,  // [6:7] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_rack_proto_init() }
@@ -258,18 +972,20 @@ func file_rack_proto_init() {
 	if File_rack_proto != nil {
 		return
 	}
+	file_state_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rack_proto_rawDesc), len(file_rack_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   2,
+			NumEnums:      2,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_rack_proto_goTypes,
 		DependencyIndexes: file_rack_proto_depIdxs,
+		EnumInfos:         file_rack_proto_enumTypes,
 		MessageInfos:      file_rack_proto_msgTypes,
 	}.Build()
 	File_rack_proto = out.File

@@ -12,20 +12,20 @@ import (
 	"strings"
 )
 
-// pin begins a certificate's fingerprint where a file of certificates may stand.
-const pin = "sha256:"
+// Pin begins a certificate's fingerprint where a file of certificates may stand.
+const Pin = "sha256:"
 
 // Fingerprint returns a certificate's fingerprint, by which clients pin it.
 func Fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)
-	return pin + hex.EncodeToString(sum[:])
+	return Pin + hex.EncodeToString(sum[:])
 }
 
 // TrustOf returns the TLS configuration of a client that trusts what ca says: the certificates of a file, in PEM form; the one
 // certificate with a fingerprint, whatever its names; what the system trusts if it is empty.
 func TrustOf(ca string) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
-	if text, ok := strings.CutPrefix(ca, pin); ok {
+	if text, ok := strings.CutPrefix(ca, Pin); ok {
 		want, err := hex.DecodeString(text)
 		if err != nil || len(want) != sha256.Size {
 			return nil, fmt.Errorf("fingerprint %q: use sha256: and 64 hexadecimal digits, as rackweave serve prints them", ca)

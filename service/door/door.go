@@ -3,10 +3,14 @@
 package door
 
 import (
+	"errors"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -21,12 +25,20 @@ type Limits struct {
 	// Connections and calls of one address, per second and at once. An address with a member may connect more often.
 	Rate  rate.Limit
 	Burst int
+	// Connections of all addresses without a member. Beyond it, one that has come leastOfPeer times waits.
+	AllRate  rate.Limit
+	AllBurst int
+	KeptOut  time.Duration // for so long the kernel drops what an address sends that connects too often
 }
 
 // Default suits a rack: a thousand workers may come at once.
 func Default() Limits {
-	return Limits{Connections: 384, Calls: 64, PerPeer: 16, Rate: 100, Burst: 1024}
+	return Limits{Connections: 384, Calls: 64, PerPeer: 16, Rate: 20, Burst: 1024, AllRate: 20, AllBurst: 4096,
+		KeptOut: 10 * time.Second}
 }
+
+// leastOfPeer is how many connections an address has however many others come.
+const leastOfPeer = 8
 
 // maxPeers bounds how many addresses are remembered; an address that has nothing open may be forgotten.
 const maxPeers = 4096
@@ -38,8 +50,10 @@ const maxOfMember = 16
 type Door struct {
 	limits  Limits
 	refused func(reason string)
+	all     *rate.Limiter
 
 	mu        sync.Mutex
+	keptOut   map[netip.Addr]time.Time // until when
 	peers     map[netip.Addr]*peer
 	strangers []*Conn // oldest first
 	calls     []*Call // oldest first
@@ -49,20 +63,22 @@ type Door struct {
 // peer is an address that has come.
 type peer struct {
 	connections, calls, members int
-	rate                        *rate.Limiter
+	rate, least                 *rate.Limiter
 }
 
 // New makes a door. It calls refused with the reason whenever it turns someone away.
 func New(l Limits, refused func(reason string)) *Door {
-	return &Door{limits: l, refused: refused, peers: map[netip.Addr]*peer{}, members: map[any][]*Conn{}}
+	return &Door{limits: l, refused: refused, all: rate.NewLimiter(l.AllRate, l.AllBurst), keptOut: map[netip.Addr]time.Time{},
+		peers: map[netip.Addr]*peer{}, members: map[any][]*Conn{}}
 }
 
 // Listen returns a listener whose connections pass the door.
-func (d *Door) Listen(l net.Listener) net.Listener { return &listener{l, d} }
+func (d *Door) Listen(l net.Listener) net.Listener { return &listener{Listener: l, d: d} }
 
 type listener struct {
 	net.Listener
-	d *Door
+	d       *Door
+	keeping sync.Mutex // held while the filter changes
 }
 
 // Accept returns the next connection that may come in, and closes those that may not.
@@ -78,8 +94,49 @@ func (l *listener) Accept() (net.Conn, error) {
 		if t, ok := c.(*net.TCPConn); ok {
 			t.SetLinger(0)
 		}
+		from := address(c.RemoteAddr())
 		c.Close()
+		if l.d.keepOut(from) {
+			l.filter()
+		}
 	}
+}
+
+// filter tells the kernel who is kept out, now and when that ends.
+func (l *listener) filter() {
+	t, ok := l.Listener.(*net.TCPListener)
+	if !ok {
+		return
+	}
+	l.keeping.Lock()
+	defer l.keeping.Unlock()
+	if keepOut(t, l.d.keptOutNow()) == nil { // else the listener is closed, or the kernel has no filters: each is turned away
+		time.AfterFunc(l.d.limits.KeptOut+time.Millisecond, func() {
+			l.keeping.Lock()
+			defer l.keeping.Unlock()
+			keepOut(t, l.d.keptOutNow())
+		})
+	}
+}
+
+// keepOut keeps an address out for some time. It returns false where that is so already, or the address has a member.
+func (d *Door) keepOut(a netip.Addr) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.keptOut[a]
+	if p := d.peers[a]; ok || len(d.keptOut) >= maxKeptOut || !a.IsValid() || p != nil && p.members > 0 {
+		return false
+	}
+	d.keptOut[a] = time.Now().Add(d.limits.KeptOut)
+	return true
+}
+
+// keptOutNow lists the addresses that are kept out, and forgets others.
+func (d *Door) keptOutNow() []netip.Addr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.keptOut, func(_ netip.Addr, until time.Time) bool { return time.Now().After(until) })
+	return slices.Collect(maps.Keys(d.keptOut))
 }
 
 // Conn is a connection that has come in.
@@ -89,6 +146,26 @@ type Conn struct {
 	addr   netip.Addr
 	member any // nil: a stranger's; guarded by d.mu
 	closed bool
+	heard  atomic.Pointer[time.Time] // when the peer last sent something, or closed
+}
+
+// Read implements [net.Conn].
+func (c *Conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	own := errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded)
+	if n > 0 || err != nil && !own {
+		now := time.Now()
+		c.heard.Store(&now)
+	}
+	return n, err
+}
+
+// Silent returns for how long nothing has come from the peer, not even its end. A nil connection does not know.
+func (c *Conn) Silent() time.Duration {
+	if c == nil {
+		return 0
+	}
+	return time.Since(*c.heard.Load())
 }
 
 // Addr returns the address by which the peer is known. A nil connection has none.
@@ -127,7 +204,7 @@ func (d *Door) peer(a netip.Addr) *peer {
 			}
 		}
 	}
-	p = &peer{rate: rate.NewLimiter(d.limits.Rate, d.limits.Burst)}
+	p = &peer{rate: rate.NewLimiter(d.limits.Rate, d.limits.Burst), least: rate.NewLimiter(d.limits.Rate/leastOfPeer, leastOfPeer)}
 	d.peers[a] = p
 	return p
 }
@@ -135,9 +212,11 @@ func (d *Door) peer(a netip.Addr) *peer {
 // enter takes a connection in; nil: it may not come in.
 func (d *Door) enter(c net.Conn) *Conn {
 	in := &Conn{Conn: c, d: d, addr: address(c.RemoteAddr())}
+	now := time.Now()
+	in.heard.Store(&now)
 	d.mu.Lock()
 	p := d.peer(in.addr)
-	if p.members == 0 && !p.rate.Allow() {
+	if p.members == 0 && !d.may(p) {
 		d.mu.Unlock()
 		d.refused("connection_rate")
 		return nil
@@ -154,6 +233,12 @@ func (d *Door) enter(c net.Conn) *Conn {
 		out.Close()
 	}
 	return in
+}
+
+// may reports whether a peer without a member may connect once more. The caller holds d.mu.
+func (d *Door) may(p *peer) bool {
+	fresh := p.least.Allow()
+	return p.rate.Allow() && (d.all.Allow() || fresh)
 }
 
 // oldest returns the first of n things that the peer with the most of them has. The caller holds d.mu.

@@ -52,17 +52,25 @@ type Account struct {
 // Open opens an account. A job without a limit may take all but an eighth of what it finds, so that the next one gets in, too.
 func (l *Ledger) Open(limit Amounts) *Account { return &Account{l: l, limit: limit, used: Amounts{}} }
 
-// most returns how much of a resource the account may have in all, and whether there is a bound. The caller holds l.mu.
-func (a *Account) most(name string) (n int64, bounded bool) {
+// most returns how much of a resource the account may have in all once others have given so much back, and whether there is a
+// bound. The caller holds l.mu.
+func (a *Account) most(name string, others int64) (n int64, bounded bool) {
 	total, bounded := a.l.total[name]
 	if bounded {
-		found := total - a.l.used[name] + a.used[name]
+		found := total - a.l.used[name] + others + a.used[name]
 		n = found - found/leaves
 	}
 	if limit := a.limit[name]; limit > 0 && (!bounded || limit < n) {
 		n, bounded = limit, true
 	}
 	return n, bounded
+}
+
+// Could reports whether a charge would be taken if other accounts gave so much back first.
+func (a *Account) Could(x, others Amounts) bool {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	return !a.over && a.exceeds(x, others) == nil
 }
 
 // Charge takes all of what is asked, or returns an error that names what there is too little of.
@@ -72,15 +80,23 @@ func (a *Account) Charge(x Amounts) error {
 	if a.over {
 		return errors.New("the job is over")
 	}
-	for _, name := range slices.Sorted(maps.Keys(x)) {
-		if n, bounded := a.most(name); bounded && a.used[name]+x[name] > n {
-			return fmt.Errorf("%w: %d %s are needed beside the %d that the job has, and it may have %d in all: use less, or raise its quota",
-				ErrExceeded, x[name], name, a.used[name], n)
-		}
+	if err := a.exceeds(x, nil); err != nil {
+		return err
 	}
 	for name, n := range x {
 		a.used[name] += n
 		a.l.used[name] += n
+	}
+	return nil
+}
+
+// exceeds returns why a charge is refused, when other accounts have given so much back. The caller holds l.mu.
+func (a *Account) exceeds(x, others Amounts) error {
+	for _, name := range slices.Sorted(maps.Keys(x)) {
+		if n, bounded := a.most(name, others[name]); bounded && a.used[name]+x[name] > n {
+			return fmt.Errorf("%w: %d %s are needed beside the %d that the job has, and it may have %d in all: use less, or raise its quota",
+				ErrExceeded, x[name], name, a.used[name], n)
+		}
 	}
 	return nil
 }
@@ -124,6 +140,6 @@ func (a *Account) Used() Amounts {
 func (a *Account) Limit(name string) int64 {
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
-	n, _ := a.most(name)
+	n, _ := a.most(name, 0)
 	return n
 }

@@ -3,10 +3,12 @@
 package racks
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
+	"net"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/rackweave/rackweave/hierarchy"
 )
@@ -23,29 +25,103 @@ type Rack struct {
 // Cluster is the racks whose aggregators reduce among themselves, in the order in which their sums are added. All aggregators have
 // the same.
 type Cluster struct {
+	Name  string `yaml:"name"` // of the cluster, among those whose membership is kept in one place
 	Racks []Rack `yaml:"racks"`
-	// Shape is auto, sharded, ring, chain, root or pods.
+	// Shape is one of Shapes.
 	Shape string `yaml:"shape"`
+	// Outer is how racks that train on their own meet, as [hierarchy.ParseOuter] reads it, in jobs that do not say; empty: they add
+	// their gradients in every step.
+	Outer string `yaml:"outer"`
+	// Core is the type of sums between racks, f32 or bf16; empty: f32.
+	Core string `yaml:"core"`
 	// Secret is shared by the aggregators, and by nobody else.
 	Secret string `yaml:"secret"`
-	Own    string `yaml:"-"` // the name of this aggregator's rack
+	// OnLoss is what happens to jobs when a rack's aggregator is lost: wait, fail or go-on. Empty: wait.
+	OnLoss string `yaml:"on-loss"`
+	// Buddy says that each rack keeps the optimizer state of the one before it, too, in jobs of mode eager: it is not lost with that
+	// rack's aggregator.
+	Buddy bool   `yaml:"buddy"`
+	Own   string `yaml:"-"` // the name of this aggregator's rack
+	// Dynamic says that Members tells who serves the racks. Else the aggregators at the racks' URLs do.
+	Dynamic bool    `yaml:"-"`
+	Members Members `yaml:"-"`
 }
 
-// minSecret is the least length of a secret.
-const minSecret = 16
+const (
+	minSecret = 16 // bytes
+	// minDistinct is how many different bytes a secret has at least: one with fewer is no secret.
+	minDistinct = 8
+	// maxSize is the most workers of a job.
+	maxSize = 1024
+)
 
 // ErrCluster is what every error about a cluster's configuration wraps.
-var ErrCluster = errors.New("bad cluster")
+var ErrCluster = hierarchy.ErrCluster
+
+// Shapes are the shapes that a cluster may declare. Auto is chosen for each job, by links.
+var Shapes = []string{"auto", "sharded", "ring", "chain", "root", "pods", "flat"}
 
 // Check returns what of the cluster cannot be.
 func (c *Cluster) Check() error {
 	if len(c.Racks) == 0 || len(c.Racks) > hierarchy.MaxRacks {
-		return fmt.Errorf("%w: %d racks: list 1 to %d", ErrCluster, len(c.Racks), hierarchy.MaxRacks)
+		return fmt.Errorf("%w: %d racks: list 1 to %d under racks, each with its name and url", ErrCluster, len(c.Racks),
+			hierarchy.MaxRacks)
 	}
+	if err := c.checkSecret(); err != nil {
+		return err
+	}
+	if err := c.checkRacks(); err != nil {
+		return err
+	}
+	if c.Index() < 0 {
+		return fmt.Errorf("%w: this aggregator is of rack %q, which is not among %v", ErrCluster, c.Own, c.Names())
+	}
+	o, err := hierarchy.ParseOuter(c.Outer)
+	if err != nil {
+		return err
+	}
+	if err := o.CheckRacks(len(c.Racks)); err != nil {
+		return err
+	}
+	if !slices.Contains(Losses, c.Loss()) {
+		return fmt.Errorf("%w: on-loss %q: use one of %v", ErrCluster, c.OnLoss, Losses)
+	}
+	t, err := c.Topology()
+	if err == nil && c.Loss() == LossGoOn && (t.Pods > 1 || t.Shape == hierarchy.Flat) {
+		err = fmt.Errorf("%w: on-loss %s with pods or shape flat, which need every rack: use one of %v", ErrCluster, LossGoOn, Losses[:2])
+	}
+	if err == nil && t.Shape == hierarchy.Flat && o != (hierarchy.Outer{}) {
+		err = fmt.Errorf("%w: outer %q and shape flat, in which no aggregator has a rack's sums: use another shape, or outer none", ErrCluster,
+			c.Outer)
+	}
+	if err == nil && c.Buddy {
+		err = c.checkBuddies(t, o)
+	}
+	if err == nil {
+		err = c.checkCore(t)
+	}
+	return err
+}
+
+func (c *Cluster) checkSecret() error {
 	if len(c.Secret) < minSecret {
 		return fmt.Errorf("%w: a secret of %d characters: give all aggregators the same, of at least %d", ErrCluster, len(c.Secret),
 			minSecret)
 	}
+	distinct := map[byte]bool{}
+	for i := range len(c.Secret) {
+		distinct[c.Secret[i]] = true
+	}
+	if len(distinct) < minDistinct {
+		return fmt.Errorf("%w: a secret of %d different characters: use at least %d, such as those of openssl rand -hex 32", ErrCluster,
+			len(distinct), minDistinct)
+	}
+	return nil
+}
+
+// checkRacks checks each rack against those before it.
+func (c *Cluster) checkRacks() error {
+	at := map[string]string{} // by place, the rack
 	for i, r := range c.Racks {
 		u, err := url.Parse(r.URL)
 		switch {
@@ -53,17 +129,80 @@ func (c *Cluster) Check() error {
 			return fmt.Errorf("%w: rack %d has no name", ErrCluster, i)
 		case slices.ContainsFunc(c.Racks[:i], func(o Rack) bool { return o.Name == r.Name }):
 			return fmt.Errorf("%w: rack %q is listed twice", ErrCluster, r.Name)
+		case r.Size < 0 || r.Size > maxSize:
+			return fmt.Errorf("%w: rack %q has size %d: use a number of workers from 1 to %d, or leave it out", ErrCluster, r.Name, r.Size,
+				maxSize)
+		case r.URL == "" && c.Dynamic:
+			continue
 		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 			return fmt.Errorf("%w: rack %q has URL %q: use one such as http://aggregator:7077", ErrCluster, r.Name, r.URL)
-		case r.Size < 0:
-			return fmt.Errorf("%w: rack %q has size %d: use a number of workers, or leave it out", ErrCluster, r.Name, r.Size)
+		}
+		place := strings.ToLower(u.Host) + strings.TrimRight(u.Path, "/")
+		if o, is := at[place]; is {
+			return fmt.Errorf("%w: racks %q and %q both have URL %s: give each that of its own aggregator", ErrCluster, o, r.Name, r.URL)
+		}
+		at[place] = r.Name
+	}
+	return nil
+}
+
+// checkCore returns why sums cannot have the declared type between racks.
+func (c *Cluster) checkCore(t hierarchy.Topology) error {
+	switch {
+	case c.CoreName() == "f32":
+		return nil
+	case c.CoreName() != "bf16":
+		return fmt.Errorf("%w: core %q: use f32 or bf16", ErrCluster, c.Core)
+	case t.Shape == hierarchy.Flat:
+		return fmt.Errorf("%w: core bf16 and shape flat, in which no sums cross: use another shape, or register tensors as bf16", ErrCluster)
+	case c.Outer != "" && c.Outer != "none":
+		return fmt.Errorf("%w: core bf16 and outer %q, whose differences cross in f32 only: use one of them", ErrCluster, c.Outer)
+	}
+	return t.CheckOnce()
+}
+
+// checkBuddies returns why racks cannot keep each other's state.
+func (c *Cluster) checkBuddies(t hierarchy.Topology, o hierarchy.Outer) error {
+	if o != (hierarchy.Outer{}) {
+		return fmt.Errorf("%w: buddy and outer %q, whose racks do not meet in every step: use one of them", ErrCluster, c.Outer)
+	}
+	return t.CheckBuddies()
+}
+
+// CoreName is the type of sums between racks.
+func (c *Cluster) CoreName() string { return cmp.Or(c.Core, "f32") }
+
+// Loss is what happens to jobs when a rack's aggregator is lost.
+func (c *Cluster) Loss() string { return cmp.Or(c.OnLoss, LossWait) }
+
+// ShapeName is the shape as it is declared.
+func (c *Cluster) ShapeName() string { return cmp.Or(c.Shape, "auto") }
+
+// Declaration describes what all aggregators must have alike.
+func (c *Cluster) Declaration() string {
+	var b strings.Builder
+	for _, r := range c.Racks {
+		fmt.Fprintf(&b, "rack %s pod %q size %d, ", r.Name, r.Pod, max(r.Size, 1))
+	}
+	fmt.Fprintf(&b, "shape %s, core %s, outer %q, on-loss %s", c.ShapeName(), c.CoreName(), c.Outer, c.Loss())
+	if c.Buddy {
+		b.WriteString(", buddies")
+	}
+	return b.String()
+}
+
+// Exposed returns the first of the other racks whose URL leads off this host without TLS.
+func (c *Cluster) Exposed() (r Rack, is bool) {
+	for _, r := range c.Racks {
+		u, err := url.Parse(r.URL)
+		if err != nil || u.Scheme != "http" || r.Name == c.Own {
+			continue
+		}
+		if host := u.Hostname(); host != "localhost" && !net.ParseIP(host).IsLoopback() {
+			return r, true
 		}
 	}
-	if c.Index() < 0 {
-		return fmt.Errorf("%w: this aggregator is of rack %q, which is not among %v", ErrCluster, c.Own, c.Names())
-	}
-	_, err := c.Topology()
-	return err
+	return Rack{}, false
 }
 
 // Index is the number of this aggregator's rack.
@@ -80,8 +219,8 @@ func (c *Cluster) Names() []string {
 	return names
 }
 
-// Topology is how the aggregators reduce among themselves. Shape auto is sharded: it has the fewest bytes on the racks' uplinks and
-// the fewest hops, and its windows free themselves whatever the order in which workers push.
+// Topology is how the aggregators reduce among themselves. Shape auto is sharded until the links say otherwise: on even
+// uplinks it has the fewest bytes and hops, and its windows free themselves whatever the order in which workers push.
 func (c *Cluster) Topology() (hierarchy.Topology, error) {
 	t := hierarchy.Topology{Racks: len(c.Racks), Pods: 1}
 	for i, r := range c.Racks {
@@ -99,20 +238,21 @@ func (c *Cluster) Topology() (hierarchy.Topology, error) {
 			return t, fmt.Errorf("%w: %d racks in %d pods of different sizes: declare pods of as many racks", ErrCluster, len(c.Racks), t.Pods)
 		}
 	}
-	switch {
-	case c.Shape != "" && c.Shape != "auto":
-		s, err := hierarchy.ParseShape(c.Shape)
-		if err != nil {
-			return t, fmt.Errorf("%w: %w", ErrCluster, err)
+	if !slices.Contains(Shapes, c.ShapeName()) {
+		return t, fmt.Errorf("%w: shape %q: use one of %v", ErrCluster, c.Shape, Shapes)
+	}
+	t.Shape = hierarchy.Sharded
+	if c.ShapeName() != "auto" {
+		var err error
+		if t.Shape, err = hierarchy.ParseShape(c.Shape); err != nil {
+			return t, err
 		}
-		t.Shape = s
-	default:
-		t.Shape = hierarchy.Sharded
 	}
-	if err := t.Check(); err != nil {
-		return t, fmt.Errorf("%w: %w", ErrCluster, err)
+	reduces := t
+	if t.Shape == hierarchy.Flat {
+		reduces.Shape = hierarchy.Sharded // of flat only the racks and pods count, in the order of the sum
 	}
-	return t, nil
+	return t, reduces.Check()
 }
 
 // Workers divides a job's workers among the racks by their sizes: ranks count through the racks in order.

@@ -2,7 +2,10 @@ package racks
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,8 +33,12 @@ func TestBadClustersAreRefusedByName(t *testing.T) {
 		{"twice", func(c *Cluster) { c.Racks[1].Name = "r0" }, `rack "r0" is listed twice`},
 		{"url", func(c *Cluster) { c.Racks[1].URL = "h1:7077" }, `rack "r1" has URL "h1:7077": use one such as`},
 		{"own", func(c *Cluster) { c.Own = "x" }, `of rack "x", which is not among [r0 r1 r2 r3]`},
-		{"shape", func(c *Cluster) { c.Shape = "star" }, `unknown shape "star"`},
-		{"a shape of the planner only", func(c *Cluster) { c.Shape = "tree" }, "aggregators do not reduce in shape tree"},
+		{"a secret of NULs", func(c *Cluster) { c.Secret = strings.Repeat("\x00", 64) }, "a secret of 1 different characters"},
+		{"a secret of 7 bytes", func(c *Cluster) { c.Secret = strings.Repeat("abcdefg", 9) }, "a secret of 7 different characters"},
+		{"one url", func(c *Cluster) { c.Racks[2].URL = c.Racks[0].URL }, `racks "r0" and "r2" both have URL http://h0:7077: give each`},
+		{"one place", func(c *Cluster) { c.Racks[2].URL = "https://H0:7077/" }, `racks "r0" and "r2" both have URL https://H0:7077/`},
+		{"shape", func(c *Cluster) { c.Shape = "star" }, `shape "star": use one of [auto sharded ring chain root pods flat]`},
+		{"outer of shape flat", func(c *Cluster) { c.Outer, c.Shape = "every=4", "flat" }, `outer "every=4" and shape flat`},
 		{"no pods", func(c *Cluster) { c.Shape = "pods" }, "shape pods and no pods declared"},
 		{"pods apart", func(c *Cluster) { c.Racks[0].Pod, c.Racks[3].Pod = "a", "a" }, "stand apart"},
 		{"uneven pods", func(c *Cluster) { c.Racks[0].Pod = "a" }, "pods of different sizes"},
@@ -39,12 +46,54 @@ func TestBadClustersAreRefusedByName(t *testing.T) {
 			c.Shape = "chain"
 			c.Racks[0].Pod, c.Racks[1].Pod = "a", "a"
 		}, "whose sums come first"},
+		{"quorum", func(c *Cluster) { c.Outer = "every=4,quorum=1" }, "a quorum of 1 of 4 racks: use 3 to 4, more than half"},
+		{"outer", func(c *Cluster) { c.Outer = "every=0" }, "an outer step every 0 steps"},
+		{"core", func(c *Cluster) { c.Core = "f16" }, `core "f16": use f32 or bf16`},
+		{"core over pods", func(c *Cluster) {
+			c.Core = "bf16"
+			for i := range c.Racks {
+				c.Racks[i].Pod = fmt.Sprint(i / 2)
+			}
+		}, "whose sums would be rounded again"},
+		{"core along a chain", func(c *Cluster) { c.Core, c.Shape = "bf16", "chain" }, "shape chain would round them at every rack"},
+		{"core around a ring", func(c *Cluster) { c.Core, c.Shape = "bf16", "ring" }, "shape ring would round them at every rack"},
+		{"core of shape flat", func(c *Cluster) { c.Core, c.Shape = "bf16", "flat" }, "in which no sums cross"},
+		{"core of differences", func(c *Cluster) { c.Core, c.Outer = "bf16", "every=4" }, "cross in f32 only"},
 		{"size", func(c *Cluster) { c.Racks[2].Size = -1 }, "size -1"},
+		{"large size", func(c *Cluster) { c.Racks[2].Size = maxSize + 1 }, `rack "r2" has size 1025: use a number of workers from 1 to 1024`},
+		{"size that overflows", func(c *Cluster) { c.Racks[0].Size = math.MaxInt }, `rack "r0" has size 9223372036854775807`},
+		{"size without a url", func(c *Cluster) { c.Dynamic, c.Racks[2].URL, c.Racks[2].Size = true, "", -1 }, "size -1"},
+		{"many racks", func(c *Cluster) { c.Racks = make([]Rack, 65) }, "65 racks: list 1 to 64"},
 	} {
 		c := cluster("", "", "", "")
 		tc.spoil(c)
-		if err := c.Check(); err == nil || !strings.Contains(err.Error(), tc.want) {
+		err := c.Check()
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want it to say %q", tc.name, err, tc.want)
+		} else if strings.Count(err.Error(), "bad cluster") != 1 || !errors.Is(err, ErrCluster) {
+			t.Errorf("%s: %v, want it to say once that the cluster is bad", tc.name, err)
+		}
+	}
+}
+
+func TestTheShapesThatAreListedAreThoseThatWork(t *testing.T) {
+	tried := []string{"auto"}
+	for _, s := range hierarchy.Shapes() {
+		tried = append(tried, s.String())
+	}
+	for _, s := range tried {
+		c := cluster("", "", "", "")
+		if s == "pods" {
+			c = cluster("a", "a", "b", "b")
+		}
+		c.Shape = s
+		if err := c.Check(); (err == nil) != slices.Contains(Shapes, s) {
+			t.Errorf("shape %s of %v: %v", s, Shapes, err)
+		}
+	}
+	for _, s := range Shapes {
+		if !slices.Contains(tried, s) {
+			t.Errorf("shape %s is listed, and there is none", s)
 		}
 	}
 }
@@ -70,6 +119,7 @@ func TestEveryRackGetsWorkersByItsSize(t *testing.T) {
 		want  string
 	}{
 		{4, []int{0, 0}, "[2 2]"}, {5, []int{0, 0}, "[2 3]"}, {12, []int{8, 4}, "[8 4]"}, {6, []int{8, 4}, "[4 2]"},
+		{1024, []int{maxSize, maxSize, 0}, "[511 512 1]"},
 		{3, []int{100, 1, 1}, "[1 1 1]"}, {4, []int{100, 1, 1}, "[2 1 1]"}, {4, []int{1, 1, 100}, "[1 1 2]"},
 	} {
 		c := cluster(make([]string, len(tc.sizes))...)
@@ -92,30 +142,43 @@ func TestEachRackTakesAPostOnce(t *testing.T) {
 	take := func(from, run, nonce string) string {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 		defer cancel()
-		payload, ok, gone := b.Take(ctx, from, "job", run, "stage", nonce)
-		return fmt.Sprintf("%s %v %v", payload, ok, gone)
+		payload, err := b.Take(ctx, Question{From: from, Job: "job", Run: run, Stage: "stage", Nonce: nonce})
+		return fmt.Sprintf("%s %v", payload, err)
 	}
-	b.Post("job", "run1", "stage", []byte("first"), 2)
+	const late = " context deadline exceeded"
+	b.Post("job", "run1", "stage", []byte("first"), []string{"a", "b"})
 	for _, step := range []struct{ from, run, nonce, want string }{
-		{"a", "", "n1", "first true false"}, {"a", "run1", "n1", "first true false"}, {"b", "run1", "n2", "first true false"},
-		{"a", "run1", "n3", " false false"}, {"a", "run0", "n4", " false true"},
+		{"a", "", "n1", "first <nil>"}, {"a", "run1", "n1", "first <nil>"}, {"b", "run1", "n2", "first <nil>"},
+		{"a", "run1", "n3", late}, {"a", "run0", "n4", " the run has ended"}, {"c", "", "n6", late},
 	} {
 		if got := take(step.from, step.run, step.nonce); got != step.want {
 			t.Errorf("rack %s, run %q, nonce %s: %q, want %q", step.from, step.run, step.nonce, got, step.want)
 		}
 	}
-	b.Post("job", "run1", "stage", []byte("second"), 2)
-	if got := take("a", "run1", "n3"); got != "second true false" {
+	b.Post("job", "run1", "stage", []byte("second"), []string{"a", "b"})
+	if got := take("a", "run1", "n3"); got != "second <nil>" {
 		t.Errorf("the second post: %q", got)
 	}
 	b.End("job", "run1")
-	if got := take("b", "", "n5"); got != " false false" {
+	if got := take("b", "", "n5"); got != late {
 		t.Errorf("after the end: %q", got)
 	}
 	for i := range 10 * mostPosts {
-		b.Post("job", "run2", fmt.Sprint(i), nil, 0)
+		b.Post("job", "run2", fmt.Sprint(i), nil, nil)
 	}
 	if n := len(b.posts); n > mostPosts {
 		t.Errorf("%d posts are kept that all have taken", n)
+	}
+}
+
+func TestARackIsExposedThatIsElsewhereWithoutTLS(t *testing.T) {
+	for url, want := range map[string]bool{
+		"http://far:7077": true, "HTTP://10.0.0.1:7077": true, "http://[2001:db8::1]:7077": true, "http://localhost.far:7077": true,
+		"https://far:7077": false, "http://localhost:7077": false, "http://127.0.0.2:7077": false, "http://[::1]:7077": false, "": false,
+	} {
+		c := Cluster{Own: "own", Racks: []Rack{{Name: "own", URL: "http://own:7077"}, {Name: "other", URL: url}}}
+		if r, is := c.Exposed(); is != want || is && r.Name != "other" {
+			t.Errorf("%q: rack %q is exposed: %t, want %t", url, r.Name, is, want)
+		}
 	}
 }

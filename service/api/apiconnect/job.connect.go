@@ -65,6 +65,10 @@ const (
 	JobServiceReadStateProcedure = "/rackweave.v1.JobService/ReadState"
 	// JobServiceWriteStateProcedure is the fully-qualified name of the JobService's WriteState RPC.
 	JobServiceWriteStateProcedure = "/rackweave.v1.JobService/WriteState"
+	// JobServiceCarryProcedure is the fully-qualified name of the JobService's Carry RPC.
+	JobServiceCarryProcedure = "/rackweave.v1.JobService/Carry"
+	// JobServiceAnswerStateProcedure is the fully-qualified name of the JobService's AnswerState RPC.
+	JobServiceAnswerStateProcedure = "/rackweave.v1.JobService/AnswerState"
 	// JobServiceLeaveProcedure is the fully-qualified name of the JobService's Leave RPC.
 	JobServiceLeaveProcedure = "/rackweave.v1.JobService/Leave"
 	// JobServiceStatusProcedure is the fully-qualified name of the JobService's Status RPC.
@@ -77,6 +81,10 @@ const (
 	JobServiceTraceProcedure = "/rackweave.v1.JobService/Trace"
 	// JobServiceDrainProcedure is the fully-qualified name of the JobService's Drain RPC.
 	JobServiceDrainProcedure = "/rackweave.v1.JobService/Drain"
+	// JobServiceLinksProcedure is the fully-qualified name of the JobService's Links RPC.
+	JobServiceLinksProcedure = "/rackweave.v1.JobService/Links"
+	// JobServiceReshapeProcedure is the fully-qualified name of the JobService's Reshape RPC.
+	JobServiceReshapeProcedure = "/rackweave.v1.JobService/Reshape"
 )
 
 // JobServiceClient is a client for the rackweave.v1.JobService service.
@@ -105,9 +113,15 @@ type JobServiceClient interface {
 	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
 	// WriteState replaces it. One worker calls it, between barriers.
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
+	// Carry brings the worker what a call of its own asks the job's other aggregators, and takes their answers to the questions
+	// before. Where a job is spread over several aggregators, a worker that saves, restores, reads or writes state calls it
+	// meanwhile, again and again, at the same aggregator: they know nothing of each other.
+	Carry(context.Context, *api.CarryRequest) (*api.CarryResponse, error)
+	// AnswerState answers such a question about this aggregator's part of the job.
+	AnswerState(context.Context, *api.AnswerStateRequest) (*api.AnswerStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
-	// Status reports what the aggregator is doing, and of the caller's own job; to the admin of all jobs.
+	// Status reports the aggregator's lanes and NICs and the caller's job. The admin gets every job.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
@@ -117,6 +131,10 @@ type JobServiceClient interface {
 	Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
+	// Links measures the links between the racks of the aggregator's cluster. Only the admin may.
+	Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
+	// Reshape has the racks of a running job reduce in another shape. Only the admin may.
+	Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error)
 }
 
 // NewJobServiceClient constructs a client for the rackweave.v1.JobService service. By default, it
@@ -190,6 +208,18 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("WriteState")),
 			connect.WithClientOptions(opts...),
 		),
+		carry: connect.NewClient[api.CarryRequest, api.CarryResponse](
+			httpClient,
+			baseURL+JobServiceCarryProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("Carry")),
+			connect.WithClientOptions(opts...),
+		),
+		answerState: connect.NewClient[api.AnswerStateRequest, api.AnswerStateResponse](
+			httpClient,
+			baseURL+JobServiceAnswerStateProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("AnswerState")),
+			connect.WithClientOptions(opts...),
+		),
 		leave: connect.NewClient[api.LeaveRequest, api.LeaveResponse](
 			httpClient,
 			baseURL+JobServiceLeaveProcedure,
@@ -227,27 +257,43 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("Drain")),
 			connect.WithClientOptions(opts...),
 		),
+		links: connect.NewClient[api.LinksRequest, api.LinksResponse](
+			httpClient,
+			baseURL+JobServiceLinksProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("Links")),
+			connect.WithClientOptions(opts...),
+		),
+		reshape: connect.NewClient[api.ReshapeRequest, api.ReshapeResponse](
+			httpClient,
+			baseURL+JobServiceReshapeProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("Reshape")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // jobServiceClient implements JobServiceClient.
 type jobServiceClient struct {
-	join       *connect.Client[api.JoinRequest, api.JoinResponse]
-	watch      *connect.Client[api.WatchRequest, api.WatchResponse]
-	connect    *connect.Client[api.ConnectRequest, api.ConnectResponse]
-	resume     *connect.Client[api.ResumeRequest, api.ResumeResponse]
-	register   *connect.Client[api.RegisterRequest, api.RegisterResponse]
-	barrier    *connect.Client[api.BarrierRequest, api.BarrierResponse]
-	save       *connect.Client[api.SaveRequest, api.SaveResponse]
-	restore    *connect.Client[api.RestoreRequest, api.RestoreResponse]
-	readState  *connect.Client[api.ReadStateRequest, api.ReadStateResponse]
-	writeState *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
-	leave      *connect.Client[api.LeaveRequest, api.LeaveResponse]
-	status     *connect.Client[api.StatusRequest, api.StatusResponse]
-	setPolicy  *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
-	reportLoss *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
-	trace      *connect.Client[api.TraceRequest, api.TraceResponse]
-	drain      *connect.Client[api.DrainRequest, api.DrainResponse]
+	join        *connect.Client[api.JoinRequest, api.JoinResponse]
+	watch       *connect.Client[api.WatchRequest, api.WatchResponse]
+	connect     *connect.Client[api.ConnectRequest, api.ConnectResponse]
+	resume      *connect.Client[api.ResumeRequest, api.ResumeResponse]
+	register    *connect.Client[api.RegisterRequest, api.RegisterResponse]
+	barrier     *connect.Client[api.BarrierRequest, api.BarrierResponse]
+	save        *connect.Client[api.SaveRequest, api.SaveResponse]
+	restore     *connect.Client[api.RestoreRequest, api.RestoreResponse]
+	readState   *connect.Client[api.ReadStateRequest, api.ReadStateResponse]
+	writeState  *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
+	carry       *connect.Client[api.CarryRequest, api.CarryResponse]
+	answerState *connect.Client[api.AnswerStateRequest, api.AnswerStateResponse]
+	leave       *connect.Client[api.LeaveRequest, api.LeaveResponse]
+	status      *connect.Client[api.StatusRequest, api.StatusResponse]
+	setPolicy   *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
+	reportLoss  *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
+	trace       *connect.Client[api.TraceRequest, api.TraceResponse]
+	drain       *connect.Client[api.DrainRequest, api.DrainResponse]
+	links       *connect.Client[api.LinksRequest, api.LinksResponse]
+	reshape     *connect.Client[api.ReshapeRequest, api.ReshapeResponse]
 }
 
 // Join calls rackweave.v1.JobService.Join.
@@ -336,6 +382,24 @@ func (c *jobServiceClient) WriteState(ctx context.Context, req *api.WriteStateRe
 	return nil, err
 }
 
+// Carry calls rackweave.v1.JobService.Carry.
+func (c *jobServiceClient) Carry(ctx context.Context, req *api.CarryRequest) (*api.CarryResponse, error) {
+	response, err := c.carry.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// AnswerState calls rackweave.v1.JobService.AnswerState.
+func (c *jobServiceClient) AnswerState(ctx context.Context, req *api.AnswerStateRequest) (*api.AnswerStateResponse, error) {
+	response, err := c.answerState.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Leave calls rackweave.v1.JobService.Leave.
 func (c *jobServiceClient) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveResponse, error) {
 	response, err := c.leave.CallUnary(ctx, connect.NewRequest(req))
@@ -390,6 +454,24 @@ func (c *jobServiceClient) Drain(ctx context.Context, req *api.DrainRequest) (*a
 	return nil, err
 }
 
+// Links calls rackweave.v1.JobService.Links.
+func (c *jobServiceClient) Links(ctx context.Context, req *api.LinksRequest) (*api.LinksResponse, error) {
+	response, err := c.links.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Reshape calls rackweave.v1.JobService.Reshape.
+func (c *jobServiceClient) Reshape(ctx context.Context, req *api.ReshapeRequest) (*api.ReshapeResponse, error) {
+	response, err := c.reshape.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // JobServiceHandler is an implementation of the rackweave.v1.JobService service.
 type JobServiceHandler interface {
 	// Join makes the worker a member of a job and waits until all of the job's workers have joined. The first to join says
@@ -416,9 +498,15 @@ type JobServiceHandler interface {
 	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
 	// WriteState replaces it. One worker calls it, between barriers.
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
+	// Carry brings the worker what a call of its own asks the job's other aggregators, and takes their answers to the questions
+	// before. Where a job is spread over several aggregators, a worker that saves, restores, reads or writes state calls it
+	// meanwhile, again and again, at the same aggregator: they know nothing of each other.
+	Carry(context.Context, *api.CarryRequest) (*api.CarryResponse, error)
+	// AnswerState answers such a question about this aggregator's part of the job.
+	AnswerState(context.Context, *api.AnswerStateRequest) (*api.AnswerStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
-	// Status reports what the aggregator is doing, and of the caller's own job; to the admin of all jobs.
+	// Status reports the aggregator's lanes and NICs and the caller's job. The admin gets every job.
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
@@ -428,6 +516,10 @@ type JobServiceHandler interface {
 	Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
+	// Links measures the links between the racks of the aggregator's cluster. Only the admin may.
+	Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
+	// Reshape has the racks of a running job reduce in another shape. Only the admin may.
+	Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error)
 }
 
 // NewJobServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -497,6 +589,18 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("WriteState")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceCarryHandler := connect.NewUnaryHandlerSimple(
+		JobServiceCarryProcedure,
+		svc.Carry,
+		connect.WithSchema(jobServiceMethods.ByName("Carry")),
+		connect.WithHandlerOptions(opts...),
+	)
+	jobServiceAnswerStateHandler := connect.NewUnaryHandlerSimple(
+		JobServiceAnswerStateProcedure,
+		svc.AnswerState,
+		connect.WithSchema(jobServiceMethods.ByName("AnswerState")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceLeaveHandler := connect.NewUnaryHandlerSimple(
 		JobServiceLeaveProcedure,
 		svc.Leave,
@@ -534,6 +638,18 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("Drain")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceLinksHandler := connect.NewUnaryHandlerSimple(
+		JobServiceLinksProcedure,
+		svc.Links,
+		connect.WithSchema(jobServiceMethods.ByName("Links")),
+		connect.WithHandlerOptions(opts...),
+	)
+	jobServiceReshapeHandler := connect.NewUnaryHandlerSimple(
+		JobServiceReshapeProcedure,
+		svc.Reshape,
+		connect.WithSchema(jobServiceMethods.ByName("Reshape")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/rackweave.v1.JobService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case JobServiceJoinProcedure:
@@ -556,6 +672,10 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceReadStateHandler.ServeHTTP(w, r)
 		case JobServiceWriteStateProcedure:
 			jobServiceWriteStateHandler.ServeHTTP(w, r)
+		case JobServiceCarryProcedure:
+			jobServiceCarryHandler.ServeHTTP(w, r)
+		case JobServiceAnswerStateProcedure:
+			jobServiceAnswerStateHandler.ServeHTTP(w, r)
 		case JobServiceLeaveProcedure:
 			jobServiceLeaveHandler.ServeHTTP(w, r)
 		case JobServiceStatusProcedure:
@@ -568,6 +688,10 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceTraceHandler.ServeHTTP(w, r)
 		case JobServiceDrainProcedure:
 			jobServiceDrainHandler.ServeHTTP(w, r)
+		case JobServiceLinksProcedure:
+			jobServiceLinksHandler.ServeHTTP(w, r)
+		case JobServiceReshapeProcedure:
+			jobServiceReshapeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -617,6 +741,14 @@ func (UnimplementedJobServiceHandler) WriteState(context.Context, *api.WriteStat
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.WriteState is not implemented"))
 }
 
+func (UnimplementedJobServiceHandler) Carry(context.Context, *api.CarryRequest) (*api.CarryResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Carry is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) AnswerState(context.Context, *api.AnswerStateRequest) (*api.AnswerStateResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.AnswerState is not implemented"))
+}
+
 func (UnimplementedJobServiceHandler) Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Leave is not implemented"))
 }
@@ -639,4 +771,12 @@ func (UnimplementedJobServiceHandler) Trace(context.Context, *api.TraceRequest) 
 
 func (UnimplementedJobServiceHandler) Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Drain is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Links is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Reshape is not implemented"))
 }

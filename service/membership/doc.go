@@ -1,0 +1,25 @@
+// Package membership keeps in etcd which aggregator serves which rack of a cluster.
+//
+// # Protocol
+//
+// Under /rackweave/CLUSTER/ there are three kinds of keys. Every value is sealed with the cluster's secret.
+//
+//   - racks/NAME: the claim of an aggregator on a rack. It is written if it is not there, under the aggregator's lease. The
+//     revision that created it is the claim's token: a later claim has a larger one.
+//   - leader: the claim of an aggregator on deciding, under the same lease. Any aggregator that has a rack takes it when it is
+//     free.
+//   - plan: who serves each rack. Only the leader writes it, in a transaction on its own token and on the plan that it has seen.
+//     The revision that wrote it is its epoch. All aggregators follow it; that of a leader that is gone counts until another is
+//     there, but no job begins by it.
+//
+// The data path notices failures, etcd only decides. So a job that runs goes on while etcd is away, or its data is lost, and while
+// its aggregators' leases have ended; each claims its rack again when it can. What ends a run is that the plan gives one of
+// its racks to another aggregator. An aggregator whose rack has become another's is fenced: its jobs end, and it gives up.
+//
+// A job begins by a plan, in which every rack that it waits for is served, at an aggregator whose lease is good. Racks say to each
+// other which aggregator they are, and each compares that with the plan. A run keeps its racks to its end: another plan is for the
+// next run, over other queue pairs. So a step is with a rack or without it in every chunk, because a run is. A rack that is lost
+// ends the run in all racks, whatever part of a step has been applied, and the next run begins with parameters that are those of
+// one step everywhere: a checkpoint's, or a broadcast's. By the cluster's on-loss that run waits for the rack, is refused at once,
+// or goes on without it once the plan says so, with fewer workers.
+package membership

@@ -1,0 +1,151 @@
+package membership
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// ServerConfig is a member of etcd that runs in this process.
+type ServerConfig struct {
+	Name string // of the member: the rack's
+	Dir  string // of its data
+	URL  string // where it serves clients; empty: DefaultServer
+	Peer string // where it serves the other members; empty: DefaultPeer
+	// Members are all members of etcd, as NAME=PEER,…; empty: this one alone. Two are worse than one: either lost stops both.
+	Members string
+	Cluster string // keeps the members of different clusters apart
+	// Files. With a CA, clients and members must show a certificate of its.
+	CA, Cert, Key string
+	Insecure      bool // serve other hosts without certificates
+}
+
+// The URLs of a server whose configuration names none.
+const (
+	DefaultServer = "http://127.0.0.1:2379"
+	DefaultPeer   = "http://127.0.0.1:2380"
+)
+
+// serverWithin is how long a server may take to begin. It waits for a majority of the members.
+const serverWithin = time.Minute
+
+// ErrServer is what every error about the embedded server wraps.
+var ErrServer = errors.New("embedded etcd")
+
+// Server is a running member.
+type Server struct {
+	etcd *embed.Etcd
+	url  string
+}
+
+// StartServer starts a member, and returns when it serves.
+func StartServer(c ServerConfig) (*Server, error) {
+	cfg, err := c.config()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrServer, err)
+	}
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrServer, err)
+	}
+	s := &Server{e, cfg.AdvertiseClientUrls[0].String()}
+	select {
+	case <-e.Server.ReadyNotify():
+		return s, nil
+	case err := <-e.Err():
+		s.Close()
+		return nil, fmt.Errorf("%w: %w", ErrServer, err)
+	case <-time.After(serverWithin):
+		s.Close()
+		return nil, fmt.Errorf("%w: no majority of the members %s within %v: start the others", ErrServer, cfg.InitialCluster, serverWithin)
+	}
+}
+
+// URL is where it serves clients.
+func (s *Server) URL() string { return s.url }
+
+// Close stops the member. Close its clients first.
+func (s *Server) Close() { s.etcd.Close() }
+
+func (c *ServerConfig) config() (*embed.Config, error) {
+	if c.Dir == "" {
+		return nil, errors.New("no directory for its data: give one by --etcd-dir")
+	}
+	if c.CA != "" && c.Cert == "" {
+		return nil, errors.New("a CA without this member's certificate and key: give all three files")
+	}
+	client, err := c.listen(cmp.Or(c.URL, DefaultServer))
+	if err != nil {
+		return nil, err
+	}
+	peer, err := c.listen(cmp.Or(c.Peer, DefaultPeer))
+	if err != nil {
+		return nil, err
+	}
+	if err := c.checkMembers(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("directory %s: %w: give one that can be written", c.Dir, err)
+	}
+	cfg := embed.NewConfig()
+	cfg.Name, cfg.Dir, cfg.InitialClusterToken = c.Name, filepath.Join(c.Dir, "data"), "rackweave-"+c.Cluster
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{*client}, []url.URL{*client}
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{*peer}, []url.URL{*peer}
+	cfg.InitialCluster = cmp.Or(c.Members, c.Name+"="+peer.String())
+	cfg.LogLevel, cfg.LogOutputs = "warn", []string{filepath.Join(c.Dir, "etcd.log")}
+	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = "revision", "1000"
+	if c.Cert != "" {
+		files := transport.TLSInfo{CertFile: c.Cert, KeyFile: c.Key, TrustedCAFile: c.CA, ClientCertAuth: c.CA != ""}
+		cfg.ClientTLSInfo, cfg.PeerTLSInfo = files, files
+	}
+	return cfg, cfg.Validate()
+}
+
+// checkMembers names the member that cannot be.
+func (c *ServerConfig) checkMembers() error {
+	if c.Members == "" {
+		return nil
+	}
+	own := false
+	for m := range strings.SplitSeq(c.Members, ",") {
+		name, at, _ := strings.Cut(m, "=")
+		if u, err := url.Parse(at); name == "" || err != nil || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return fmt.Errorf("member %q of %q: use RACK=PEER, such as %s=%s", m, c.Members, c.Name, DefaultPeer)
+		}
+		own = own || name == c.Name
+	}
+	if !own {
+		return fmt.Errorf("members %q lack this rack: add %s=PEER, such as %s=%s", c.Members, c.Name, c.Name, DefaultPeer)
+	}
+	return nil
+}
+
+// listen checks where the member listens. Whoever reaches it can end the cluster's membership, so strangers must not.
+func (c *ServerConfig) listen(at string) (*url.URL, error) {
+	u, err := url.Parse(at)
+	if err != nil || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("it cannot listen at %q: use a URL such as %s", at, DefaultServer)
+	}
+	if (u.Scheme == "https") != (c.Cert != "") {
+		return nil, fmt.Errorf("%s and certificate %q: https needs one, http takes none", at, c.Cert)
+	}
+	ip := net.ParseIP(u.Hostname())
+	if ip == nil {
+		return nil, fmt.Errorf("it cannot listen at %q: give an IP address", at)
+	}
+	if !ip.IsLoopback() && c.CA == "" && !c.Insecure {
+		return nil, fmt.Errorf("other hosts could use it at %s without certificates: give a CA, a certificate and a key, or serve insecurely",
+			at)
+	}
+	return u, nil
+}

@@ -1,0 +1,102 @@
+package membership
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/service/racks"
+)
+
+// claim is what an aggregator says when it claims a rack, or the part of the leader.
+type claim struct {
+	Rack       string `json:"rack"`
+	Aggregator string `json:"aggregator"`
+	URL        string `json:"url"`
+	Declared   string `json:"declared"` // the cluster as its file has it
+
+	token int64 // revision that created the key
+}
+
+// decision is the plan as the leader writes it.
+type decision struct {
+	Declared string         `json:"declared"`
+	Leader   string         `json:"leader"` // its rack
+	Token    int64          `json:"token"`  // of the leader's claim
+	Holders  []racks.Holder `json:"holders"`
+
+	epoch int64 // revision that wrote it
+}
+
+// Bounds of what is read.
+const (
+	maxRecord = 256 << 10
+	maxText   = 1 << 10
+	sealBytes = 32
+)
+
+// ErrRecord is what every error about a value that was read wraps.
+var ErrRecord = errors.New("bad record")
+
+// encode returns a value under a key, sealed with the cluster's secret: whoever can write there cannot join without it.
+func encode(secret, key string, v any) (string, error) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return "", err
+	}
+	if len(body) > maxRecord {
+		return "", fmt.Errorf("%w: %d bytes, at most %d fit: declare fewer racks", ErrRecord, len(body), maxRecord)
+	}
+	return hex.EncodeToString(racks.Seal(secret, key, string(body))) + string(body), nil
+}
+
+func decode(secret, key string, value []byte, v any) error {
+	if len(value) < 2*sealBytes || len(value) > maxRecord+2*sealBytes {
+		return fmt.Errorf("%w: %d bytes", ErrRecord, len(value))
+	}
+	seal, err := hex.DecodeString(string(value[:2*sealBytes]))
+	body := value[2*sealBytes:]
+	if err != nil || !racks.Sealed(seal, secret, key, string(body)) {
+		return fmt.Errorf("%w: it is not sealed with this cluster's secret", ErrRecord)
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("%w: %w", ErrRecord, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: more follows", ErrRecord)
+	}
+	return nil
+}
+
+func decodeClaim(secret, key string, value []byte) (*claim, error) {
+	c := new(claim)
+	if err := decode(secret, key, value, c); err != nil {
+		return nil, err
+	}
+	if c.Rack == "" || c.Aggregator == "" || c.URL == "" || max(len(c.Rack), len(c.Aggregator), len(c.URL)) > maxText {
+		return nil, fmt.Errorf("%w: a claim of rack %.64q by %.64q at %.64q", ErrRecord, c.Rack, c.Aggregator, c.URL)
+	}
+	return c, nil
+}
+
+func decodeDecision(secret, key string, value []byte) (*decision, error) {
+	d := new(decision)
+	if err := decode(secret, key, value, d); err != nil {
+		return nil, err
+	}
+	if len(d.Holders) == 0 || len(d.Holders) > hierarchy.MaxRacks {
+		return nil, fmt.Errorf("%w: a plan of %d racks", ErrRecord, len(d.Holders))
+	}
+	for i, h := range d.Holders {
+		if (h.Aggregator == "") != (h.URL == "") || h.Aggregator != "" && h.Out || max(len(h.Aggregator), len(h.URL)) > maxText {
+			return nil, fmt.Errorf("%w: rack %d is served by %.64q at %.64q", ErrRecord, i, h.Aggregator, h.URL)
+		}
+	}
+	return d, nil
+}

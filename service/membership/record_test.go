@@ -1,0 +1,104 @@
+package membership
+
+import (
+	"encoding/hex"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/rackweave/rackweave/service/racks"
+)
+
+func sealed(t testing.TB, key string, v any) []byte {
+	t.Helper()
+	s, err := encode(testSecret, key, v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(s)
+}
+
+func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
+	c := claim{Rack: "a", Aggregator: "0123", URL: "http://a:1", Declared: "rack a"}
+	if got, err := decodeClaim(testSecret, "/k", sealed(t, "/k", c)); err != nil || *got != c {
+		t.Errorf("%+v, %v", got, err)
+	}
+	d := decision{Declared: "rack a", Leader: "a", Token: 7}
+	d.Holders = []racks.Holder{{Aggregator: "0", URL: "http://a:1", Token: 6}, {Out: true}}
+	if got, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d)); err != nil || !reflect.DeepEqual(*got, d) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestRecordsThatAreNotTheClustersAreRefused(t *testing.T) {
+	c := claim{Rack: "a", Aggregator: "0123", URL: "http://a:1"}
+	good := sealed(t, "/k", c)
+	for name, value := range map[string][]byte{
+		"nothing":        nil,
+		"no seal":        []byte(`{"rack":"a","aggregator":"0123","url":"http://a:1","declared":""}`),
+		"of another key": sealed(t, "/other", c),
+		"cut":            good[:len(good)-1],
+		"with a tail":    append(good[:len(good):len(good)], ' ', '1'),
+		"no rack":        sealed(t, "/k", claim{Aggregator: "0123", URL: "http://a:1"}),
+		"long":           sealed(t, "/k", claim{Rack: "a", Aggregator: "0123", URL: strings.Repeat("x", maxText+1)}),
+		"of other kind":  sealed(t, "/k", decision{Holders: make([]racks.Holder, 2)}),
+		"two values":     sealedText("/k", `{"rack":"a","aggregator":"0123","url":"http://a:1","declared":""} {}`),
+	} {
+		if got, err := decodeClaim(testSecret, "/k", value); !errors.Is(err, ErrRecord) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	for name, d := range map[string]decision{
+		"no racks":         {},
+		"served by no URL": {Holders: []racks.Holder{{Aggregator: "0"}}},
+		"served and out":   {Holders: []racks.Holder{{Aggregator: "0", URL: "http://a:1", Out: true}}},
+		"too many":         {Holders: make([]racks.Holder, 65)},
+	} {
+		if got, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d)); !errors.Is(err, ErrRecord) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+// sealedText seals a body that the codec would not write.
+func sealedText(key, body string) []byte {
+	return []byte(hex.EncodeToString(racks.Seal(testSecret, key, body)) + body)
+}
+
+// FuzzRecords reads bodies under a good seal, as one who has the secret and a bug may write them, and bare values.
+func FuzzRecords(f *testing.F) {
+	f.Add(`{"rack":"a","aggregator":"0","url":"http://a:1","declared":"x"}`)
+	f.Add(`{"declared":"x","leader":"a","token":1,"holders":[{"aggregator":"0","url":"u","token":2},{"out":true}]}`)
+	f.Add(`{"holders":[{"aggregator":"0"}]}`)
+	f.Add("")
+	f.Fuzz(func(t *testing.T, body string) {
+		for _, value := range [][]byte{[]byte(body), sealedText("/k", body)} {
+			if c, err := decodeClaim(testSecret, "/k", value); err == nil {
+				again, err := decodeClaim(testSecret, "/k", sealed(t, "/k", c))
+				if err != nil || *again != *c {
+					t.Fatalf("%+v is read again as %+v, %v", c, again, err)
+				}
+			} else if !errors.Is(err, ErrRecord) {
+				t.Fatal(err)
+			}
+			if d, err := decodeDecision(testSecret, "/k", value); err == nil {
+				again, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d))
+				if err != nil || !reflect.DeepEqual(again, d) {
+					t.Fatalf("%+v is read again as %+v, %v", d, again, err)
+				}
+			} else if !errors.Is(err, ErrRecord) {
+				t.Fatal(err)
+			}
+		}
+		v := newView(testCluster("a"))
+		for _, key := range []string{v.rack("a"), v.keys.leader(), v.keys.plan(), v.prefix + "?"} {
+			v.put(key, sealedText(key, body), 1, 2)
+			v.put(key, []byte(body), 1, 2)
+			v.drop(key)
+		}
+		if len(v.claims) > 0 || v.leader != nil || v.plan != nil {
+			t.Fatalf("keys that are gone leave %+v", v)
+		}
+	})
+}

@@ -1,0 +1,152 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate/probe"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+const (
+	// probeTurn is the longest that a question of a measurement takes.
+	probeTurn = 10 * time.Second
+	// probeIdle is how long a measurement keeps its ends while nobody asks.
+	probeIdle = 15 * time.Second
+	// mostLasts bounds how long one rate is measured.
+	mostLasts = time.Second
+)
+
+// probing is this aggregator's part in a measurement of the links between racks: one at a time.
+type probing struct {
+	mu     sync.Mutex
+	id     string // of the measurement; empty: there is none
+	prober *probe.Prober
+	ends   []byte      // the answer to OPEN
+	timer  *time.Timer // ends it when nobody asks
+}
+
+// answerProbe takes part in a measurement.
+func (s *Service) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte, error) {
+	var out any
+	p, err := s.cluster.probing.take(s, q)
+	if err == nil {
+		out, err = takePart(ctx, p, q)
+	}
+	switch {
+	case err != nil && connect.CodeOf(err) == connect.CodeUnavailable:
+		return nil, err
+	case err != nil:
+		return nil, refuse(connect.CodeFailedPrecondition, "measure links: %w", reason(err))
+	case q.Kind == api.ProbeQuestion_OPEN:
+		return s.cluster.probing.answer(q.Probe), nil
+	}
+	return json.Marshal(out)
+}
+
+// takePart does what a question asks for.
+func takePart(ctx context.Context, p *probe.Prober, q *api.ProbeQuestion) (any, error) {
+	switch q.Kind {
+	case api.ProbeQuestion_JOIN:
+		var ends map[int]probe.End
+		if err := json.Unmarshal(q.Ends, &ends); err != nil {
+			return nil, fmt.Errorf("ends that cannot be read: %w", err)
+		}
+		for other, end := range ends {
+			if err := p.Join(ctx, other, end, q.Active); err != nil {
+				return nil, err
+			}
+		}
+	case api.ProbeQuestion_LATENCY:
+		hop, err := p.Latency(ctx, int(q.To))
+		return hop.Seconds(), err
+	case api.ProbeQuestion_RATE:
+		return p.Rate(ctx, int(q.To), min(time.Duration(q.LastsMs)*time.Millisecond, mostLasts))
+	}
+	return nil, nil
+}
+
+// take returns this aggregator's end of the measurement that a question is about; nil: it has ended, as was asked.
+func (p *probing) take(s *Service, q *api.ProbeQuestion) (*probe.Prober, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case q.Kind == api.ProbeQuestion_CLOSE:
+		if p.id == q.Probe {
+			return nil, p.close()
+		}
+		return nil, nil
+	case q.Probe == "":
+		return nil, refuse(connect.CodeInvalidArgument, "no measurement is named")
+	case q.Kind == api.ProbeQuestion_OPEN && p.id == "":
+		return p.prober, p.open(s, q)
+	case q.Kind == api.ProbeQuestion_OPEN && p.id != q.Probe:
+		return nil, refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
+	case p.id != q.Probe:
+		return nil, refuse(connect.CodeFailedPrecondition, "the measurement has ended here")
+	}
+	p.timer.Reset(probeIdle)
+	return p.prober, nil
+}
+
+// open makes the ends. The caller holds p.mu.
+func (p *probing) open(s *Service, q *api.ProbeQuestion) error {
+	e := s.engines[q.Provider]
+	if e == nil {
+		return fmt.Errorf("provider %q is not served here: use one of %s", q.Provider, list(s.served))
+	}
+	others := make([]int, len(q.Others))
+	for i, other := range q.Others {
+		others[i] = int(other)
+	}
+	slices.Sort(others)
+	if others = slices.Compact(others); len(others) != len(q.Others) || len(others) >= len(s.cluster.Racks) {
+		return fmt.Errorf("ends to %d others, and %d racks: give all aggregators the same cluster", len(q.Others), len(s.cluster.Racks))
+	}
+	prober, ends, err := probe.Open(e.devices[0], others)
+	if err != nil {
+		return err
+	}
+	if p.ends, err = json.Marshal(ends); err != nil {
+		panic(fmt.Sprintf("service: ends of a measurement have no JSON: %v", err))
+	}
+	p.id, p.prober = q.Probe, prober
+	p.timer = time.AfterFunc(probeIdle, func() {
+		s.log.Warn("a measurement of links was not ended by who began it", "probe", q.Probe)
+		p.end(q.Probe)
+	})
+	return nil
+}
+
+// answer is what was answered to OPEN.
+func (p *probing) answer(id string) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.id != id {
+		return nil
+	}
+	return p.ends
+}
+
+// end ends a measurement, if that is still the one; empty: whichever is under way.
+func (p *probing) end(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.id != "" && (id == "" || p.id == id) {
+		_ = p.close() // its memory is small, and nobody is there to hear
+	}
+}
+
+// close ends the measurement. The caller holds p.mu.
+func (p *probing) close() error {
+	p.timer.Stop()
+	err := p.prober.Close()
+	p.id, p.prober, p.ends = "", nil, nil
+	return err
+}

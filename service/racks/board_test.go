@@ -1,0 +1,71 @@
+package racks
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestWhatIsWithdrawnMayHaveBeenTaken(t *testing.T) {
+	b := NewBoard()
+	b.Begin("job", "run")
+	for _, stage := range []string{"taken", "untaken"} {
+		b.Post("job", "run", stage, nil, []string{"other"})
+	}
+	if _, err := b.Take(t.Context(), Question{From: "other", Job: "job", Run: "run", Stage: "taken", Nonce: "nonce"}); err != nil {
+		t.Fatalf("what was posted is not there: %v", err)
+	}
+	for _, tc := range []struct {
+		stage string
+		want  bool
+	}{{"taken", true}, {"untaken", false}, {"untaken", true}} {
+		if taken := b.Withdraw("job", "run", tc.stage); taken != tc.want {
+			t.Errorf("%s may have been taken: %t, want %t", tc.stage, taken, tc.want)
+		}
+	}
+}
+
+func TestWhyARunWasGivenUpIsToldToRunsThatBeganBefore(t *testing.T) {
+	b := NewBoard()
+	before := time.Now()
+	b.Begin("job", "run1")
+	b.Post("job", "run1", "form", []byte("run1"), []string{"early", "late"})
+	waiting := make(chan error)
+	go func() {
+		_, err := b.Take(t.Context(), Question{From: "early", Job: "job", Run: "run1", Stage: "ends", Nonce: "1"})
+		waiting <- err
+	}()
+	b.GiveUp("job", "run1", "a reason", []string{"theirs"})
+	if err := <-waiting; !told(err) {
+		t.Errorf("who waits for the run: %v", err)
+	}
+	soon, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	ask := func(run, asker string, since time.Time) (string, error) {
+		payload, err := b.Take(soon, Question{From: "late", Job: "job", Run: run, Stage: "form", Nonce: "2", Asker: asker, Since: since})
+		return string(payload), err
+	}
+	if _, err := ask("run1", "", time.Now()); !told(err) {
+		t.Errorf("who asks for the run afterwards: %v", err)
+	}
+	if _, err := ask("", "", before); !told(err) {
+		t.Errorf("who began before: %v", err)
+	}
+	if _, err := ask("", "theirs", time.Now()); !told(err) {
+		t.Errorf("whose run it was to start with: %v", err)
+	}
+	if _, err := ask("", "", time.Now()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("who asks for another run: %v", err)
+	}
+	b.Begin("job", "run2")
+	b.Post("job", "run2", "form", []byte("run2"), []string{"late"})
+	if got, err := ask("", "", before); got != "run2" || err != nil {
+		t.Errorf("the next run says %q, %v", got, err)
+	}
+}
+
+func told(err error) bool {
+	why := new(GivenUp)
+	return errors.As(err, &why) && why.Why == "a reason"
+}

@@ -1,0 +1,261 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// halfReshape bounds either half of a change: until all racks hold, and until they have gone on. A hold may last longer than both.
+const halfReshape = 10 * time.Second
+
+// reshaping is this aggregator's part in a change of a job's shape.
+type reshaping struct {
+	mu    sync.Mutex
+	id    string // of the change; empty: there is none
+	began []byte // the answer to HOLD
+}
+
+// Reshape implements the schema's Reshape.
+func (s *Service) Reshape(ctx context.Context, r *api.ReshapeRequest) (*api.ReshapeResponse, error) {
+	if !callerOf(ctx).admin {
+		s.refusals.count("admin")
+		return nil, refuse(connect.CodePermissionDenied, "reshape: %w", errNotAdmin)
+	}
+	j, err := s.overRacks(r.Job)
+	if err != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "reshape: %w", err)
+	}
+	shape, err := hierarchy.ParseShape(r.Shape)
+	if err != nil {
+		return nil, refuse(connect.CodeInvalidArgument, "reshape job %q: %w", r.Job, err)
+	}
+	ctx, cancel := bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	was := j.shape()
+	to := j.spec.racks.topology
+	to.Shape = shape
+	err = to.Follows(was)
+	if err == nil && j.spec.racks.CoreName() != "f32" {
+		err = to.CheckOnce()
+	}
+	if err == nil && j.buddies() {
+		err = to.CheckBuddies()
+	}
+	if err != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "reshape job %q: %w", r.Job, err)
+	}
+	if err := j.reshape(ctx, shape); err != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "reshape job %q: %w", r.Job, err)
+	}
+	return &api.ReshapeResponse{Was: was.String()}, nil
+}
+
+// overRacks returns a job that runs over several racks.
+func (s *Service) overRacks(name string) (*job, error) {
+	s.mu.Lock()
+	j := s.jobs[name]
+	s.mu.Unlock()
+	if j == nil {
+		return nil, fmt.Errorf("no job %q runs here", printable(name, maxHostName))
+	}
+	if state := j.state(); state != "running" {
+		return nil, fmt.Errorf("job %q is %s: only one that runs has a shape", name, state)
+	}
+	if j.spec.racks == nil || len(j.spec.racks.Racks) < 2 {
+		return nil, fmt.Errorf("job %q runs in one rack", name)
+	}
+	return j, nil
+}
+
+// shape is how the job's racks reduce now.
+func (j *job) shape() hierarchy.Shape {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.choice != nil {
+		if s, err := hierarchy.ParseShape(j.choice.Shape); err == nil {
+			return s
+		}
+	}
+	return j.spec.racks.topology.Shape
+}
+
+// reshape has all racks change the job's shape. It fails the job if some have and others cannot.
+func (j *job) reshape(ctx context.Context, shape hierarchy.Shape) error {
+	k := j.spec.racks
+	u := k.run(j)
+	if u == nil {
+		return j.failureError()
+	}
+	id := newSession()
+	holding, cancel := context.WithTimeout(ctx, halfReshape)
+	answers, err := j.askReshape(holding, u, func(int) *api.ReshapeQuestion {
+		return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_HOLD, Change: id}
+	})
+	cancel()
+	var turns [][]byte
+	if err == nil {
+		turns, err = turnsOf(answers)
+	}
+	// What has begun is ended, whether or not who asked for it still waits: racks that stay held fail the job.
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), halfReshape)
+	defer cancel()
+	if err == nil {
+		_, err = j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
+			return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_TURN, Change: id, Shape: shape.String(), Turns: turns}
+		})
+		if err != nil {
+			err = fmt.Errorf("some racks may reduce in shape %v and others not: %w", shape, err)
+			j.agg.Fail(-1, err)
+			return err
+		}
+	}
+	// Of a rack that has not answered nobody knows whether it holds.
+	_, released := j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
+		return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_RELEASE, Change: id}
+	})
+	if err == nil {
+		err = released
+	}
+	return err
+}
+
+// turnsOf returns by lane the epochs at which chunks turn, given what all racks answer to HOLD.
+func turnsOf(answers [][]byte) (turns [][]byte, err error) {
+	began := make([][][]uint8, len(answers)) // by rack and lane
+	for rack, a := range answers {
+		if err := json.Unmarshal(a, &began[rack]); err != nil || len(began[rack]) != len(began[0]) {
+			return nil, fmt.Errorf("rack %d answers for %d lanes, rack 0 for %d: %w", rack, len(began[rack]), len(began[0]),
+				errors.Join(err, errProtocolOfRacks))
+		}
+	}
+	for lane := range began[0] {
+		var byRack [][]uint8
+		for rack := range began {
+			byRack = append(byRack, began[rack][lane])
+		}
+		epochs, err := hierarchy.TurnAt(byRack)
+		if err != nil {
+			return nil, err
+		}
+		turns = append(turns, epochs)
+	}
+	return turns, nil
+}
+
+// askReshape asks all racks at once, this one too.
+func (j *job) askReshape(ctx context.Context, u *run, about func(rack int) *api.ReshapeQuestion) ([][]byte, error) {
+	k := j.spec.racks
+	out, errs := make([][]byte, len(k.Racks)), make([]error, len(k.Racks))
+	var wg sync.WaitGroup
+	for rack := range k.Racks {
+		q := about(rack)
+		wg.Go(func() {
+			if rack == k.own {
+				out[rack], errs[rack] = j.takeReshape(ctx, q)
+			} else {
+				out[rack], errs[rack] = k.ask(ctx, u, rack, &api.AskRequest{Job: j.name, Run: u.ids[rack], Stage: "reshape", Reshape: q})
+			}
+		})
+	}
+	wg.Wait()
+	return out, errors.Join(errs...)
+}
+
+// answerReshape takes part in a change that another rack makes.
+func (s *Service) answerReshape(ctx context.Context, r *api.AskRequest) ([]byte, error) {
+	j, err := s.overRacks(r.Job)
+	if err == nil {
+		if u := j.spec.racks.run(j); u == nil || u.id != r.Run {
+			err = s.cluster.endedHere(r.Job)
+		}
+	}
+	var out []byte
+	if err == nil {
+		out, err = j.takeReshape(ctx, r.Reshape)
+	}
+	if err != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "%w", reason(err))
+	}
+	return out, nil
+}
+
+// takeReshape does what a question asks for.
+func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, error) {
+	c := &j.reshaping
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	release, err := j.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	switch {
+	case q.Kind == api.ReshapeQuestion_HOLD && c.id == "":
+		if !j.model.TryRLock() {
+			return nil, errors.New("tensors are being registered, saved or restored: try again after that")
+		}
+		defer j.model.RUnlock()
+		began, err := j.agg.Hold(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if c.began, err = json.Marshal(began); err != nil {
+			return nil, errors.Join(err, j.agg.Release(ctx))
+		}
+		c.id = q.Change
+	case q.Kind == api.ReshapeQuestion_HOLD && c.id != q.Change:
+		return nil, errors.New("another change is under way")
+	case c.id != q.Change:
+		if q.Kind == api.ReshapeQuestion_RELEASE {
+			return nil, nil // it was asked before
+		}
+		return nil, errors.New("the change has ended here")
+	case q.Kind == api.ReshapeQuestion_TURN:
+		shape, err := hierarchy.ParseShape(q.Shape)
+		if err == nil && j.shape() != shape {
+			err = j.agg.Turn(ctx, shape, q.Turns)
+		}
+		if err != nil {
+			return nil, err
+		}
+		j.mu.Lock()
+		j.choice = &choice{shape.String(), "it was asked for while the job ran"}
+		j.mu.Unlock()
+		j.s.log.Info("shape changes", "job", j.name, "shape", shape.String())
+	case q.Kind == api.ReshapeQuestion_RELEASE:
+		if err := j.agg.Release(ctx); err != nil {
+			return nil, err
+		}
+		c.id = ""
+		return nil, nil
+	}
+	return c.began, nil
+}
+
+// reshaped waits until the job's shape is not being changed. The caller has locked the model, so that no change begins.
+func (j *job) reshaped() error {
+	for {
+		j.reshaping.mu.Lock()
+		id := j.reshaping.id
+		j.reshaping.mu.Unlock()
+		if id == "" {
+			return nil
+		}
+		select {
+		case <-j.failed: // at the latest when the lanes have been held for too long
+			return j.failureError()
+		case <-j.s.closing:
+			return errShutdown
+		case <-time.After(askAgain):
+		}
+	}
+}

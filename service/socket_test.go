@@ -1,0 +1,183 @@
+package service_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+)
+
+// asUser runs f in a thread of another user, and ends the thread.
+func asUser(uid int, f func()) (err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		keep := ^uintptr(0)
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, uintptr(uid), keep); errno != 0 {
+			err = errno
+			return
+		}
+		f()
+	}()
+	<-done
+	return err
+}
+
+func TestTheUnixSocketIsForItsUserOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skipf("user %d cannot act as another", os.Geteuid())
+	}
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	s, _ := serve(t, service.Options{})
+	path := api.SocketPath(s.Addr().(*net.TCPAddr))
+	drain := func() (code int, text string, err error) {
+		dial := func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", path) }
+		h := &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: deadline}
+		r, err := h.Post("http://x"+apiconnect.JobServiceDrainProcedure, "application/json", strings.NewReader(`{}`))
+		if err != nil {
+			return 0, "", err
+		}
+		defer r.Body.Close()
+		b, err := io.ReadAll(r.Body)
+		return r.StatusCode, string(b), err
+	}
+	connect := func() (c *net.UnixConn, err error) {
+		if e := asUser(65534, func() { c, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"}) }); e != nil {
+			t.Fatal(e)
+		}
+		return c, err
+	}
+	if c, err := connect(); err == nil {
+		c.Close()
+		t.Error("another user reaches the socket")
+	}
+	// Were its folders open to others, the socket would still know them.
+	for dir := path; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "POST "+apiconnect.JobServiceDrainProcedure+" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+		"Connection: close\r\nContent-Length: 2\r\n\r\n{}")
+	answer, err := io.ReadAll(c)
+	if err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.1 403")) {
+		t.Errorf("another user's drain: %.100s, %v, want it forbidden", answer, err)
+	}
+	if code, text, err := drain(); err != nil || code != http.StatusOK {
+		t.Errorf("the user's own drain: %d %s, %v", code, text, err)
+	}
+}
+
+func TestRefusalsAreCountedByReasonAndFewAreLogged(t *testing.T) {
+	var log bytes.Buffer
+	s, ended := serve(t, service.Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	const calls = 200
+	for range calls {
+		r, err := http.NewRequest(http.MethodPost, "http://x"+apiconnect.JobServiceRegisterProcedure, strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		answer, err := direct{s.Handler()}.RoundTrip(r)
+		if err != nil || answer.StatusCode != http.StatusUnauthorized {
+			t.Fatalf("%v, %v", answer, err)
+		}
+	}
+	page, err := http.Get(s.URL() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer page.Body.Close()
+	text, err := io.ReadAll(page.Body)
+	if err != nil || !bytes.Contains(text, []byte(`rackweave_refused_total{reason="session"} 200`)) {
+		t.Errorf("metrics tell of no 200 refusals for want of a session: %v", err)
+	}
+	s.Close()
+	<-ended
+	if n := strings.Count(log.String(), "turned away"); n == 0 || n > 10 {
+		t.Errorf("%d of %d refusals are logged, want a few", n, calls)
+	}
+}
+
+func TestSocketsOfKilledAggregatorsAreSwept(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	dir := filepath.Dir(api.SocketPath(&net.TCPAddr{Port: 1}))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	for _, tc := range []struct {
+		name                      string
+		lives, full, young, swept bool
+	}{
+		{name: "any.1", swept: true}, {name: "127.0.0.1.2", swept: true}, {name: "any.3", lives: true}, {name: "any.4", young: true},
+		{name: "any.5", lives: true, full: true},
+	} {
+		path := filepath.Join(dir, tc.name)
+		fd := bound(t, path)
+		if tc.lives {
+			if err := syscall.Listen(fd, 0); err != nil {
+				t.Fatal(err)
+			}
+			defer syscall.Close(fd)
+		} else {
+			syscall.Close(fd) // as a killed process does: the file stays
+		}
+		if tc.full {
+			c, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+		if !tc.young {
+			if err := os.Chtimes(path, old, old); err != nil {
+				t.Fatal(err)
+			}
+		}
+		defer func() {
+			if _, err := os.Lstat(path); os.IsNotExist(err) != tc.swept {
+				t.Errorf("%+v: %v", tc, err)
+			}
+		}()
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, service.Options{Providers: []string{"tcp"}})
+	if _, err := os.Lstat(filepath.Join(dir, "file")); err != nil {
+		t.Errorf("a file that is no socket: %v", err)
+	}
+}
+
+// bound returns a Unix socket that is bound to a path and does not listen.
+func bound(t *testing.T, path string) int {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrUnix{Name: path})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
