@@ -105,34 +105,16 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 
 // Barrier waits until all workers have called it with the same name. The error at the deadline names the workers that are missing.
 func (w *Worker) Barrier(ctx context.Context, name string) error {
-	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
-	defer cancel()
-	if _, err := w.rpc.Barrier(call, &api.BarrierRequest{Name: name, TimeoutMs: ms}); err != nil {
-		return w.callError("barrier", err)
-	}
-	return nil
+	_, err := w.barrier(ctx, name)
+	return err
 }
 
-// Save makes the aggregator write the parameters and the optimizer's state to its disk under a name, and returns the path of
-// the file there. One worker calls it while no worker has a gradient under way: after a barrier, with another one before the
-// next step.
-func (w *Worker) Save(ctx context.Context, name string) (path string, err error) {
+func (w *Worker) barrier(ctx context.Context, name string) (*api.BarrierResponse, error) {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
-	r, err := w.rpc.Save(call, &api.SaveRequest{Name: name, TimeoutMs: ms})
+	r, err := w.aggregators[0].rpc.Barrier(call, &api.BarrierRequest{Name: name, TimeoutMs: ms})
 	if err != nil {
-		return "", w.callError("save", err)
+		return nil, w.callError("barrier", err)
 	}
-	return r.Path, nil
-}
-
-// Restore makes the aggregator read what Save wrote under a name, in this run or an earlier one, for a job of the same name,
-// tensors and optimizer. One worker calls it, as it does Save; then every worker pulls the parameters.
-func (w *Worker) Restore(ctx context.Context, name string) error {
-	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
-	defer cancel()
-	if _, err := w.rpc.Restore(call, &api.RestoreRequest{Name: name, TimeoutMs: ms}); err != nil {
-		return w.callError("restore", err)
-	}
-	return nil
+	return r, nil
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,10 +23,13 @@ const AnyRank = -1
 // DefaultTimeout bounds waits that have no deadline of their own.
 const DefaultTimeout = time.Minute
 
-// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Optimizer, Hyper, WireType and
-// ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what the job has.
+// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Outer, OnLoss, Optimizer,
+// Hyper, WireType and ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what
+// the job has.
 type Config struct {
-	Server string // URL of the aggregator: http://host:7077 or https://host:7077
+	// URL of the aggregator: http://host:7077 or https://host:7077. With several, and commas between them, the job is spread over
+	// all: each has some of the chunks, and memory for those. All workers give the same, in the same order.
+	Server string
 	// For https: a file with the certificates to trust, in PEM form, or sha256: and the fingerprint of the aggregator's; empty: the
 	// system's.
 	CA    string
@@ -41,7 +45,13 @@ type Config struct {
 	// this worker's step. Empty: eager if there is an optimizer, else aggregate; with a policy, stream.
 	Mode string
 	// Policy says who waits for whom in mode stream: asp, ssp:s=3, lagtuner:sl=3,su=15 and others. Empty: asp.
-	Policy    string
+	Policy string
+	// Outer says how the job's racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for
+	// instance. Empty: as their cluster's file says; none: they add their gradients in every step.
+	Outer string
+	// OnLoss says how the job begins after a rack of its cluster was lost, where etcd keeps who serves which rack: wait, until the
+	// rack is served again, or fail. Empty: as the cluster's file says, which may say go-on, too: without the rack.
+	OnLoss    string
 	Optimizer string             // an update rule, such as sgd_torch
 	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum and others
 
@@ -90,14 +100,21 @@ func (c *Config) complete() error {
 	case c.Spin < -1:
 		return fmt.Errorf("spin of %d: use a count of polls, or -1 for none", c.Spin)
 	}
-	u, err := url.Parse(c.Server)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("server %q: use a URL such as http://host:7077 or https://host:7077", c.Server)
+	servers := c.servers()
+	for i, server := range servers {
+		u, err := url.Parse(server)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return fmt.Errorf("server %q: use a URL such as http://host:7077 or https://host:7077", server)
+		}
+		if u.Scheme == "http" && c.CA != "" {
+			return fmt.Errorf("server %q: a CA file is given, so TLS is wanted: use https://", server)
+		}
+		servers[i] = strings.TrimRight(server, "/")
+		if slices.Contains(servers[:i], servers[i]) {
+			return fmt.Errorf("server %q is there twice: name each aggregator once", server)
+		}
 	}
-	c.Server = strings.TrimRight(c.Server, "/")
-	if u.Scheme == "http" && c.CA != "" {
-		return fmt.Errorf("server %q: a CA file is given, so TLS is wanted: use https://", c.Server)
-	}
+	c.Server = strings.Join(servers, ",")
 	if c.Timeout < time.Millisecond {
 		return fmt.Errorf("timeout of %v: use at least a millisecond", c.Timeout)
 	}

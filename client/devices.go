@@ -1,8 +1,10 @@
 package client
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -32,39 +34,71 @@ func (w *Worker) openDevices() error {
 	if chosen && len(names) > cworker.MaxNICs {
 		return fmt.Errorf("%d devices: a worker uses at most %d", len(names), cworker.MaxNICs)
 	}
-	var without error // the first of those without a link
-	for _, name := range names {
-		err := w.openDevice(name)
-		switch {
-		case err == nil:
-		case errors.Is(err, syscall.ENETDOWN) && !chosen:
-			without = err
-		default:
+	for i, a := range w.aggregators {
+		same := slices.IndexFunc(w.aggregators[:i], func(b *aggregator) bool { return b.options() == a.options() })
+		if same >= 0 {
+			a.device = w.aggregators[same].device
+			continue
+		}
+		if a.device = len(w.devices); a.device == cworker.MaxNICs {
+			return fmt.Errorf("aggregators at more than %d addresses: a worker uses at most as many devices, and %s needs one for each",
+				cworker.MaxNICs, provider)
+		}
+		if err := w.openEach(names, chosen, a.options()); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// openEach opens devices, of those that were not chosen only such as have a link, as far as a worker may have them.
+func (w *Worker) openEach(names []string, chosen bool, options string) error {
+	before := len(w.devices)
+	var without error // the first of those without a link
+	for _, name := range names {
 		if len(w.devices) == cworker.MaxNICs {
 			break
 		}
+		d, err := verbs.Open(w.info.Provider, name, options)
+		switch {
+		case err == nil:
+			w.devices = append(w.devices, d)
+		case errors.Is(err, syscall.ENETDOWN) && !chosen:
+			without = cmp.Or(without, err)
+		default:
+			return err
+		}
 	}
-	if len(w.devices) == 0 {
+	if len(w.devices) == before {
 		return without
 	}
 	return nil
 }
 
-func (w *Worker) openDevice(name string) error {
-	d, err := verbs.Open(w.info.Provider, name, w.options())
-	if err == nil {
-		w.devices = append(w.devices, d)
+// options returns the configuration's, with the address where calls reach the aggregator: it may listen on all of its addresses.
+func (a *aggregator) options() string {
+	at := a.at.Load()
+	if a.info.Provider != verbs.ProviderTCP || at.Zone != "" {
+		return a.cfg.ProviderOptions
 	}
-	return err
+	return strings.TrimPrefix(a.cfg.ProviderOptions+",peer="+at.IP.String(), ",")
 }
 
-// options returns the configuration's, with the address where calls reach the aggregator: it may listen on all of its addresses.
-func (w *Worker) options() string {
-	at := w.server.Load()
-	if w.info.Provider != verbs.ProviderTCP || at.Zone != "" {
-		return w.cfg.ProviderOptions
+// primaries says on which device each lane begins, where aggregators are reached over devices of their own; else nil.
+func (w *Worker) primaries(nics []int) (devices []int) {
+	last := w.aggregators[len(w.aggregators)-1]
+	if last.device == 0 {
+		return nil
 	}
-	return strings.TrimPrefix(w.cfg.ProviderOptions+",peer="+at.IP.String(), ",")
+	for lane, nic := range nics {
+		a := w.of(lane)
+		end := len(w.devices)
+		for _, b := range w.aggregators {
+			if b.device > a.device {
+				end = min(end, b.device)
+			}
+		}
+		devices = append(devices, a.device+(nic-a.nic)%(end-a.device))
+	}
+	return devices
 }

@@ -144,6 +144,9 @@ func (w *Worker) callError(what string, err error) error {
 	if failed := w.Err(); failed != nil {
 		return fmt.Errorf("%s: %w", what, failed)
 	}
+	if one := new(oneError); errors.As(err, &one) {
+		what = fmt.Sprintf("%s at %s", what, one.server)
+	}
 	return fmt.Errorf("%s: %w", what, classify(err))
 }
 
@@ -187,13 +190,23 @@ func (c *Config) classifyFirst(err error) error {
 		remedy = ": is it running (rackweave serve), and is this its address?"
 	case errors.As(err, &dial) && dial.Op == "dial":
 	case errors.As(err, new(*tls.CertificateVerificationError)):
-		remedy = ": give a CA file that holds its certificate's issuer, and a name or address that the certificate is for"
+		remedy = ": give as its CA the sha256:FINGERPRINT that rackweave serve printed, or a file with" +
+			" its certificate's issuer, and a name or address that the certificate is for"
 	case errors.Is(err, http.ErrSchemeMismatch):
 		remedy = ": it serves without TLS: use http://"
 	case strings.HasPrefix(c.Server, "http:"):
 		remedy = ": if it serves TLS, use https://"
 	}
 	return fmt.Errorf("%w%s", lost, remedy)
+}
+
+// becauseOf adds to the error of a call that its caller has given up why.
+func becauseOf(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if cause == context.Canceled || !errors.Is(ctx.Err(), context.Canceled) || !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // unreached is an [ErrServerLost] of an aggregator that may never have been there.

@@ -15,8 +15,48 @@ import (
 // exchange broadcasts rank 0's parameters, then runs steps of pushpulls, and compares every answer with the plain Go reference.
 func exchange(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref *racktest.Reference, steps int, alloc bool) {
 	t.Helper()
-	n := len(workers)
-	buffers := make([][][]float32, n) // by worker, tensor: results
+	exchangeBy(t, workers, tensors, ref, ref.Step, steps, alloc)
+}
+
+// exchangeBy is exchange with a reference that steps in its own way.
+func exchangeBy(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref *racktest.Reference,
+	next func([][][]float32) [][]float32, steps int, alloc bool) {
+	t.Helper()
+	buffers := begin(t, workers, tensors, ref, alloc)
+	for step := range steps {
+		grads := make([][][]float32, len(workers))
+		for rank := range grads {
+			grads[rank] = randomModel(uint64(step*100+rank+1), tensors)
+		}
+		want := next(grads)
+		each(t, workers, func(rank int, w *client.Worker) error {
+			var ops []client.Op
+			for i := range tensors {
+				ops = append(ops, client.Op{
+					Kind: client.PushPull, Tensor: i, Src: client.Bytes(grads[rank][i]), Dst: client.Bytes(buffers[rank][i]), Priority: int32(-i),
+				})
+			}
+			handles, err := w.Submit(ops...)
+			if err != nil {
+				return err
+			}
+			if err := w.WaitAll(context20(t), handles); err != nil {
+				return err
+			}
+			for i := range tensors {
+				if at, same := racktest.SameBits(buffers[rank][i], want[i]); !same {
+					return fmt.Errorf("step %d, tensor %d, element %d: %v, the reference has %v", step, i, at, buffers[rank][i][at], want[i][at])
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// begin registers the tensors and broadcasts the reference's parameters. It returns the workers' results, by worker and tensor.
+func begin(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref *racktest.Reference, alloc bool) [][][]float32 {
+	t.Helper()
+	buffers := make([][][]float32, len(workers))
 	each(t, workers, func(rank int, w *client.Worker) error {
 		if err := w.Register(context20(t), tensors); err != nil {
 			return err
@@ -51,34 +91,7 @@ func exchange(t *testing.T, workers []*client.Worker, tensors []client.Tensor, r
 		}
 		return nil
 	})
-	for step := range steps {
-		grads := make([][][]float32, n)
-		for rank := range grads {
-			grads[rank] = randomModel(uint64(step*100+rank+1), tensors)
-		}
-		want := ref.Step(grads)
-		each(t, workers, func(rank int, w *client.Worker) error {
-			var ops []client.Op
-			for i := range tensors {
-				ops = append(ops, client.Op{
-					Kind: client.PushPull, Tensor: i, Src: client.Bytes(grads[rank][i]), Dst: client.Bytes(buffers[rank][i]), Priority: int32(-i),
-				})
-			}
-			handles, err := w.Submit(ops...)
-			if err != nil {
-				return err
-			}
-			if err := w.WaitAll(context20(t), handles); err != nil {
-				return err
-			}
-			for i := range tensors {
-				if at, same := racktest.SameBits(buffers[rank][i], want[i]); !same {
-					return fmt.Errorf("step %d, tensor %d, element %d: %v, the reference has %v", step, i, at, buffers[rank][i][at], want[i][at])
-				}
-			}
-			return nil
-		})
-	}
+	return buffers
 }
 
 func TestPushPullIsBitEqualToTheReference(t *testing.T) {

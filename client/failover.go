@@ -28,7 +28,6 @@ type follower struct {
 
 	mu      sync.Mutex
 	session *lanes.Session // nil until it is open
-	down    []int          // the aggregator's NICs that have no link
 }
 
 // open takes the session, once it is there.
@@ -36,7 +35,17 @@ func (f *follower) open(w *Worker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.w, f.session, f.kick = w, w.session, make(chan struct{}, 1)
-	f.session.AggregatorLinks(f.down)
+	f.session.AggregatorLinks(w.down())
+}
+
+// down lists the aggregators' NICs that have no link, numbered through. The caller holds the follower's lock.
+func (w *Worker) down() (nics []int) {
+	for _, a := range w.aggregators {
+		for _, nic := range a.down {
+			nics = append(nics, a.nic+int(nic))
+		}
+	}
+	return nics
 }
 
 // start follows links and lanes until the worker ends.
@@ -71,20 +80,17 @@ func (f *follower) link(nic int, up bool) {
 	f.hurry()
 }
 
-// told takes what the aggregator says of its links and of connections that broke there.
-func (f *follower) told(l *api.Links) {
+// told takes what an aggregator says of its links and of connections that broke there.
+func (f *follower) told(a *aggregator, l *api.Links) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.down = f.down[:0]
-	for _, nic := range l.Down {
-		f.down = append(f.down, int(nic))
-	}
+	a.down = l.Down
 	if f.session == nil {
 		return
 	}
-	f.session.AggregatorLinks(f.down)
+	f.session.AggregatorLinks(f.w.down())
 	for _, b := range l.Broken {
-		f.session.Broke(int(b.Lane), b.Attempt)
+		f.session.Broke(a.lane+int(b.Lane), b.Attempt)
 	}
 	f.hurry()
 }
@@ -118,7 +124,7 @@ func (f *follower) run() {
 // look lets one lane after another take the steps that are due.
 func (f *follower) look() {
 	f.session.Look()
-	for lane := range f.w.info.Lanes {
+	for lane := range f.w.Lanes() {
 		for more := true; more && f.w.Err() == nil; {
 			var err error
 			if more, err = f.session.Advance(context.Background(), lane); err == nil {

@@ -21,6 +21,7 @@ import (
 type linkRig struct {
 	t       *testing.T
 	s       *service.Service
+	others  []*service.Service // that the job is spread over, before s
 	name    string
 	workers []*client.Worker
 }
@@ -28,24 +29,37 @@ type linkRig struct {
 // newLinkRig names its NICs after the test: agg.0, agg.1, …, and worker.RANK.0, …
 func newLinkRig(t *testing.T, aggregatorNICs, workerNICs, workers int, linkTimeout time.Duration) *linkRig {
 	t.Helper()
+	return newLinkRigOf(t, []string{"agg"}, aggregatorNICs, workerNICs, workers, linkTimeout)
+}
+
+// newLinkRigOf has a job spread over aggregators that have so many NICs each; s is the last of them.
+func newLinkRigOf(t *testing.T, aggregators []string, aggregatorNICs, workerNICs, workers int, linkTimeout time.Duration) *linkRig {
+	t.Helper()
 	r := &linkRig{t: t, name: strings.Map(func(c rune) rune {
 		if c == '/' || c == '_' {
 			return '-'
 		}
 		return c
 	}, t.Name())[:min(30, len(t.Name()))]}
-	var aggregator []string
-	for i := range aggregatorNICs {
-		aggregator = append(aggregator, r.nic("agg", i))
+	var urls []string
+	for _, name := range aggregators {
+		if r.s != nil {
+			r.others = append(r.others, r.s)
+		}
+		var nics []string
+		for i := range aggregatorNICs {
+			nics = append(nics, r.nic(name, i))
+		}
+		r.s = serve(t, service.Options{
+			Providers: []string{verbs.ProviderSim}, ProviderOptions: map[string]string{verbs.ProviderSim: "link=1"},
+			NICs: nics, Cores: 2, LinkTimeout: linkTimeout,
+		})
+		urls = append(urls, r.s.URL())
 	}
-	r.s = serve(t, service.Options{
-		Providers: []string{verbs.ProviderSim}, ProviderOptions: map[string]string{verbs.ProviderSim: "link=1"},
-		NICs: aggregator, Cores: 2, LinkTimeout: linkTimeout,
-	})
 	r.workers = make([]*client.Worker, workers)
 	each(t, r.workers, func(rank int, _ *client.Worker) (err error) {
 		cfg := client.Config{
-			Server: r.s.URL(), Job: "j", Workers: workers, Rank: rank, Provider: verbs.ProviderSim, ProviderOptions: "link=1",
+			Server: strings.Join(urls, ","), Job: "j", Workers: workers, Rank: rank, Provider: verbs.ProviderSim, ProviderOptions: "link=1",
 			ChunkBytes: 4096, Timeout: deadline,
 			Mode: "aggregate",
 		}

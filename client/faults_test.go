@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,6 +31,23 @@ func pushUntilFailure(t testing.TB, w *client.Worker) (time.Time, error) {
 			return time.Now(), err
 		}
 	}
+}
+
+// knowSoon has workers exchange until all fail, which must be soon after someone was killed. It returns their errors.
+func knowSoon(t *testing.T, workers []*client.Worker, killedAt <-chan time.Time) []error {
+	t.Helper()
+	ends := make([]time.Time, len(workers))
+	errs := every(workers, func(rank int, w *client.Worker) (err error) {
+		ends[rank], err = pushUntilFailure(t, w)
+		return err
+	})
+	at := <-killedAt
+	for rank, end := range ends {
+		if took := end.Sub(at); took > promptly {
+			t.Errorf("worker %d knew after %v", rank, took)
+		}
+	}
+	return errs
 }
 
 func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
@@ -59,19 +77,10 @@ func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
 				victim.kill()
 				killedAt <- time.Now()
 			}()
-			ends := make([]time.Time, 2)
-			errs := every(workers, func(rank int, w *client.Worker) (err error) {
-				ends[rank], err = pushUntilFailure(t, w)
-				return err
-			})
-			at := <-killedAt
-			for rank, err := range errs {
+			for rank, err := range knowSoon(t, workers, killedAt) {
 				var job *client.JobError
 				if !errors.Is(err, client.ErrAborted) || !errors.As(err, &job) || job.Rank != 2 {
 					t.Errorf("worker %d: %v: want an abort because of worker 2", rank, err)
-				}
-				if took := ends[rank].Sub(at); took > promptly {
-					t.Errorf("worker %d knew after %v", rank, took)
 				}
 			}
 			bystander.all(client.PushPull, 5)
@@ -85,6 +94,38 @@ func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
 			cfg.Workers = 2
 			train(t, s, cfg, model()).all(client.PushPull, 1)
 		})
+	}
+}
+
+// A stopped worker keeps its connections, and is lost when it has missed its heartbeats.
+func TestAStoppedWorkerIsSaidToHaveMissedItsHeartbeats(t *testing.T) {
+	if testing.Short() {
+		t.Skip("heartbeats are missed for 10 s")
+	}
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
+	cfg := client.Config{Server: s.URL(), Job: "j", Rank: 1, Workers: 2, Timeout: time.Minute}
+	other := play(t, "worker", cfg)
+	cfg.Rank = 0
+	w, err := client.Join(context20(t), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	if err := w.Register(context20(t), endlessModel); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.Failed():
+	case <-time.After(time.Minute):
+		t.Fatal("the job goes on without a worker")
+	}
+	for _, want := range []string{"worker 1 (", "is gone: it has missed its heartbeats for ", "it is stopped"} {
+		if err := w.Err(); !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want it to say %q", err, want)
+		}
 	}
 }
 
@@ -114,18 +155,9 @@ func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 				aggregator.kill()
 				killedAt <- time.Now()
 			})
-			ends := make([]time.Time, 2)
-			errs := every(workers, func(rank int, w *client.Worker) (err error) {
-				ends[rank], err = pushUntilFailure(t, w)
-				return err
-			})
-			at := <-killedAt
-			for rank, err := range errs {
+			for rank, err := range knowSoon(t, workers, killedAt) {
 				if !errors.Is(err, client.ErrServerLost) {
 					t.Errorf("worker %d: %v", rank, err)
-				}
-				if took := ends[rank].Sub(at); took > promptly {
-					t.Errorf("worker %d knew after %v", rank, took)
 				}
 			}
 			if err := workers[0].Barrier(context20(t), "b"); !errors.Is(err, client.ErrServerLost) {

@@ -256,11 +256,25 @@ func (w *Worker) describe(id uint64) string {
 func (w *Worker) whoIsAwaited() string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	status, err := w.rpc.Status(ctx, &api.StatusRequest{})
-	if err != nil {
-		return "; the aggregator does not answer either"
-	}
-	var late []string
+	said := make([]string, len(w.aggregators))
+	_ = w.everywhere(func(i int, a *aggregator) error {
+		who := "the aggregator"
+		if w.several() {
+			who += " at " + a.cfg.Server
+		}
+		status, err := a.rpc.Status(ctx, &api.StatusRequest{})
+		if err != nil {
+			said[i] = fmt.Sprintf("; %s does not answer either", who)
+		} else if late := w.late(status); len(late) > 0 {
+			said[i] = fmt.Sprintf("; %s waits for %s", who, strings.Join(late, ", "))
+		}
+		return nil
+	})
+	return strings.Join(said, "")
+}
+
+// late names the workers whom the job waits for at an aggregator.
+func (w *Worker) late(status *api.StatusResponse) (late []string) {
 	for _, j := range slices.Backward(status.Jobs) { // the latest of its name comes last
 		if j.Name != w.cfg.Job {
 			continue
@@ -275,10 +289,7 @@ func (w *Worker) whoIsAwaited() string {
 		}
 		break
 	}
-	if len(late) == 0 {
-		return ""
-	}
-	return "; the aggregator waits for " + strings.Join(late, ", ")
+	return late
 }
 
 // slowest is the step of the member that has made the fewest.

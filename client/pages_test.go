@@ -75,11 +75,8 @@ func TestMemoryThatIsUsedAgainComesIntoHugePages(t *testing.T) {
 	if err := w.Register(context20(t), tensors); err != nil {
 		t.Fatal(err)
 	}
-	src, dst := inSmallPages(t, size), inSmallPages(t, size)
-	for i, x := range client.Floats(src) {
-		client.Floats(src)[i] = x + float32(i)
-	}
-	for step, want := range []int{0, size / hugePage} {
+	var src, dst []byte
+	exchange := func() (huge map[string]int) {
 		at := 0
 		for i, tensor := range tensors {
 			n := int(tensor.Shape[0]) * 4
@@ -92,10 +89,23 @@ func TestMemoryThatIsUsedAgainComesIntoHugePages(t *testing.T) {
 			}
 			at += n
 		}
-		for name, mem := range map[string][]byte{"gradients": src, "results": dst} {
-			if got := hugePagesUnder(t, mem); got != want {
-				t.Errorf("after %d exchanges the %s have %d huge pages, want %d", step+1, name, got, want)
-			}
+		return map[string]int{"gradients": hugePagesUnder(t, src), "results": hugePagesUnder(t, dst)}
+	}
+	small := false
+	for attempt := 0; !small && attempt < 5; attempt++ { // the kernel's khugepaged may come first
+		src, dst = inSmallPages(t, size), inSmallPages(t, size)
+		for i, x := range client.Floats(src) {
+			client.Floats(src)[i] = x + float32(i)
+		}
+		huge := exchange()
+		small = huge["gradients"]+huge["results"] == 0
+	}
+	if !small {
+		t.Error("memory that came for the first time is in huge pages")
+	}
+	for name, got := range exchange() {
+		if want := size / hugePage; got != want {
+			t.Errorf("after two exchanges the %s have %d huge pages, want %d", name, got, want)
 		}
 	}
 	for i, x := range client.Floats(dst) {

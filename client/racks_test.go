@@ -2,12 +2,15 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
@@ -19,6 +22,11 @@ const clusterSecret = "a secret of the racks"
 
 // serveRacks runs an aggregator for each rack. spoil may change what a rack's own knows of the cluster.
 func serveRacks(t testing.TB, n int, spoil func(rack int, c *racks.Cluster)) []*service.Service {
+	t.Helper()
+	return serveRacksWith(t, n, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1}, spoil)
+}
+
+func serveRacksWith(t testing.TB, n int, o service.Options, spoil func(rack int, c *racks.Cluster)) []*service.Service {
 	t.Helper()
 	c := racks.Cluster{Secret: clusterSecret}
 	listeners := make([]net.Listener, n)
@@ -37,7 +45,8 @@ func serveRacks(t testing.TB, n int, spoil func(rack int, c *racks.Cluster)) []*
 		if spoil != nil {
 			spoil(i, &own)
 		}
-		services[i] = serve(t, service.Options{Listener: l, Providers: []string{verbs.ProviderTCP}, Cores: 1, Cluster: &own})
+		o.Listener, o.Cluster = l, &own
+		services[i] = serve(t, o)
 	}
 	return services
 }
@@ -153,6 +162,8 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 			}
 		}, `rack "r1" has mode eager`},
 		{"token", nil, func(rank int, c *client.Config) { c.Token = fmt.Sprint(rank / 2) }, "token's digest"},
+		{"type between racks", func(rack int, c *racks.Cluster) { c.Core = []string{"f32", "bf16"}[rack] }, nil,
+			`rack "r1" has type between racks bf16`},
 		{"rank", nil, func(rank int, c *client.Config) { c.Rank = (rank + 2) % 4 },
 			`belongs to rack "r1", this is rack "r0" with ranks 0 to 1`},
 	} {
@@ -184,6 +195,61 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 				t.Errorf("took %v", took)
 			}
 		})
+	}
+}
+
+// A worker that has come to another rack than its own is refused, and those that it leaves waiting learn why, at once.
+func TestWorkersOfARackLearnThatAnotherWasRefused(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		workers int // in the job
+		wrong   int // the rank that comes to rack 0
+	}{
+		{"while it begins", 2, 1},
+		{"while it forms", 4, 3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			services := serveRacks(t, 2, nil)
+			cfg := client.Config{Server: services[0].URL(), Job: "j", Workers: tc.workers, Provider: verbs.ProviderTCP, Timeout: time.Hour}
+			waits := make(chan error, 1)
+			go func() {
+				_, err := client.Join(context20(t), cfg)
+				waits <- err
+			}()
+			waitFor(t, "the first worker", func() bool { return forming(t, services[0]) == 1 })
+			other := cfg
+			other.Rank = tc.wrong
+			_, err := client.Join(context20(t), other)
+			want := fmt.Sprintf(`rank %d of %d belongs to rack "r1"`, tc.wrong, tc.workers)
+			refused(t, err, connect.CodeInvalidArgument, want)
+			refused(t, <-waits, connect.CodeFailedPrecondition, want)
+		})
+	}
+}
+
+// A worker that gives up while another rack is waited for says why, and the others of its rack learn who it was.
+func TestAWorkerThatGivesUpWhileTheJobBeginsIsNamed(t *testing.T) {
+	services := serveRacks(t, 2, nil)
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	defer giveUp(nil)
+	var joined [2]chan error
+	for rank, ctx := range []context.Context{context20(t), ctx} {
+		joined[rank] = make(chan error, 1)
+		go func() {
+			_, err := client.Join(ctx, client.Config{Server: services[0].URL(), Job: "j", Rank: rank, Workers: 4})
+			joined[rank] <- err
+		}()
+		waitFor(t, "the worker", func() bool { return forming(t, services[0]) == rank+1 })
+	}
+	giveUp(errors.New("nobody comes"))
+	if err := <-joined[1]; !errors.Is(err, context.Canceled) || !strings.HasSuffix(err.Error(), "context canceled: nobody comes") {
+		t.Errorf("the worker that gave up: %v", err)
+	}
+	err := <-joined[0]
+	refused(t, err, connect.CodeFailedPrecondition, "went away while the job began: rack \"r1\" at ")
+	refused(t, err, connect.CodeFailedPrecondition, "worker 1 (")
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("%q has several lines", err)
 	}
 }
 
@@ -271,5 +337,37 @@ func TestAnAggregatorLostInOneRackEndsTheJobInAll(t *testing.T) {
 	}
 	for _, w := range workers {
 		w.Close()
+	}
+}
+
+// A quota that one rack's workers fit into is exceeded by what its aggregator holds for the other's.
+func TestTheSumsOfRacksCountAgainstTheQuota(t *testing.T) {
+	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Window: 8, Quota: service.Quota{MemoryBytes: 32 << 20}}
+	cfg := client.Config{Job: "j", Provider: verbs.ProviderTCP, Mode: "aggregate", ChunkBytes: 256 << 10}
+	for n, fits := range map[int]bool{1: true, 2: false} {
+		workers, errs := joinRacks(t, serveRacksWith(t, n, o, nil), cfg)
+		for i, err := range errs {
+			if fits != (err == nil) || err != nil && !strings.Contains(err.Error(), `workers of job "j"`) {
+				t.Errorf("%d racks: %v, want it to fit: %t", n, err, fits)
+			}
+			if workers[i] != nil {
+				workers[i].Close()
+			}
+		}
+	}
+}
+
+// A remedy is not offered to a job that cannot use it.
+func TestAJobOverRacksIsNotToldToSpread(t *testing.T) {
+	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Window: 8, Quota: service.Quota{ModelBytes: 1 << 20}}
+	cfg := client.Config{Job: "j", Provider: verbs.ProviderTCP, Mode: "aggregate"}
+	workers, errs := joinRacks(t, serveRacksWith(t, 2, o, nil), cfg)
+	noErrors(t, errs)
+	for _, err := range every(workers, func(_ int, w *client.Worker) error {
+		return w.Register(context20(t), []client.Tensor{{Name: "large", Shape: []uint64{1 << 20}}})
+	}) {
+		if err == nil || !strings.Contains(err.Error(), "its quota is 1048576") || strings.Contains(err.Error(), "spread") {
+			t.Errorf("%v, want the quota named and no job spread", err)
+		}
 	}
 }

@@ -63,18 +63,25 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
 	req.TimeoutMs = ms
-	resp, err := w.rpc.Register(call, req)
+	answers := make([]*api.RegisterResponse, len(w.aggregators))
+	err := w.everywhere(func(i int, a *aggregator) (err error) {
+		answers[i], err = a.rpc.Register(call, req)
+		return err
+	})
 	if err != nil {
 		return w.callError("register", err)
 	}
 	first := w.plan.NumTensors()
-	if err := w.plan.Follow(batch, resp.ChunkLanes); err != nil {
+	if err := w.plan.Follow(batch, answers[0].ChunkLanes); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
-	if hash := w.plan.Hash(); !bytes.Equal(hash[:], resp.PlanHash) {
-		theirs := resp.PlanHash[:min(4, len(resp.PlanHash))]
-		err := fmt.Errorf("register: this worker's plan (%x…) is not the aggregator's (%x…): they are of different versions",
-			hash[:4], theirs)
+	hash := w.plan.Hash()
+	for i, a := range answers {
+		if bytes.Equal(hash[:], a.PlanHash) {
+			continue
+		}
+		err := fmt.Errorf("register: this worker's plan (%x…) is not that of the aggregator at %s (%x…): they are of different versions",
+			hash[:4], w.aggregators[i].cfg.Server, a.PlanHash[:min(4, len(a.PlanHash))])
 		w.giveUp(err)
 		return err
 	}
@@ -90,15 +97,13 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 		}
 		table.bytes, table.labels = append(table.bytes, old.bytes...), append(table.labels, old.labels...)
 	}
-	var model uint64
 	for i := range descs {
-		model += descs[i].Elems * 4
 		table.names[tensors[i].Name] = first + i
 		table.labels = append(table.labels, tensors[i].Name)
 		table.bytes = append(table.bytes, descs[i].Elems*uint64(chunk.DType(descs[i].MemoryType).Size()))
 	}
 	if w.c == nil {
-		if err := w.open(model); err != nil {
+		if err := w.open(); err != nil {
 			return err
 		}
 	}

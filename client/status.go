@@ -34,6 +34,28 @@ func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err 
 	return jobs, err
 }
 
+// Links has the aggregators of a cluster measure the links between their racks, over a provider; empty: the fastest that leads to
+// other hosts. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's admin token.
+func Links(ctx context.Context, c Config, provider string) (out *api.LinksResponse, err error) {
+	err = control(ctx, c, "measure links", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
+		within := c.Timeout - min(c.Timeout/2, 3*time.Second) // so that the aggregator can say which rack it waited for
+		out, err = rpc.Links(ctx, &api.LinksRequest{Provider: provider, TimeoutMs: uint32(within.Milliseconds())})
+		return err
+	})
+	return out, err
+}
+
+// Reshape has the racks of a running job reduce in another shape, whose owners are the same, and returns the one until now. It uses
+// Server, CA, Job and Timeout of the configuration, and Token, which is the aggregator's admin token.
+func Reshape(ctx context.Context, c Config, shape string) (was string, err error) {
+	err = control(ctx, c, "reshape", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
+		r, err := rpc.Reshape(ctx, &api.ReshapeRequest{Job: c.Job, Shape: shape, TimeoutMs: uint32(c.Timeout.Milliseconds())})
+		was = r.GetWas()
+		return err
+	})
+	return was, err
+}
+
 // SetPolicy lets another synchronization policy decide who waits for whom in a running job of mode stream, and returns the one
 // until now. It uses Server, CA, Job, Token and Timeout of the configuration.
 func SetPolicy(ctx context.Context, c Config, policy string) (was string, err error) {
@@ -55,7 +77,7 @@ func (w *Worker) SetPolicy(ctx context.Context, policy string) (was string, err 
 func (w *Worker) ReportLoss(ctx context.Context, loss float64) error {
 	call, cancel, _ := callTimeout(ctx, w.cfg.Timeout)
 	defer cancel()
-	if _, err := w.rpc.ReportLoss(call, &api.ReportLossRequest{Loss: loss}); err != nil {
+	if _, err := w.aggregators[0].rpc.ReportLoss(call, &api.ReportLossRequest{Loss: loss}); err != nil {
 		return w.callError("report loss", err)
 	}
 	return nil
@@ -79,6 +101,9 @@ func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *a
 func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
 	if err := c.complete(); err != nil {
 		return err
+	}
+	if len(c.servers()) > 1 {
+		return fmt.Errorf("%s of %s: ask one aggregator after the other", what, c.Server)
 	}
 	c.useSocket()
 	h, transport, err := c.httpClient()

@@ -1,11 +1,10 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -15,27 +14,23 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // Worker is one worker's membership in a job. Its methods may be called from any goroutine.
 type Worker struct {
-	cfg       Config
-	transport *http.Transport
-	server    atomic.Pointer[net.TCPAddr] // where calls reach the aggregator
-	rpc       apiconnect.JobServiceClient
-	info      *api.JoinResponse
-	hyper     Hyper
+	cfg         Config
+	aggregators []*aggregator
+	info        *api.JoinResponse // of the first
+	spread      atomic.Bool       // all of several aggregators were joined
+	hyper       Hyper
 
 	failOnce sync.Once
 	failed   chan struct{}
 	failure  error
 
-	telling  sync.WaitGroup
-	leaving  atomic.Bool
-	watching chan struct{} // closed when the watch goroutine has ended
-	unwatch  context.CancelFunc
+	telling sync.WaitGroup
+	leaving atomic.Bool
 
 	devices  []*verbs.Device
 	session  *lanes.Session // nil until connecting
@@ -76,7 +71,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("join job %q: %w", cfg.Job, err)
 	}
-	w := &Worker{cfg: cfg, failed: make(chan struct{}), watching: make(chan struct{}), closed: make(chan struct{})}
+	w := &Worker{cfg: cfg, failed: make(chan struct{}), closed: make(chan struct{})}
 	if err := w.join(ctx); err != nil {
 		return nil, fmt.Errorf("join job %q at %s: %w", cfg.Job, cfg.Server, err)
 	}
@@ -85,14 +80,14 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 
 // join takes the steps of joining. On an error it undoes them and tells the aggregator.
 func (w *Worker) join(ctx context.Context) error {
-	if err := w.enrol(ctx); err != nil {
-		return err
-	}
-	err := w.watch()
+	err := w.enrol(ctx)
 	if err == nil {
 		err = w.connect(ctx)
 	}
 	if err != nil {
+		if len(w.aggregators) == 0 {
+			return err
+		}
 		w.leave(err.Error())
 		return errors.Join(err, w.release())
 	}
@@ -117,8 +112,17 @@ func (w *Worker) Racks() (workers []int, pods int) {
 	return workers, max(int(w.info.Pods), 1)
 }
 
-// Lanes returns how many cores of the aggregator serve the job.
-func (w *Worker) Lanes() int { return len(w.info.Lanes) }
+// Lanes returns how many cores of the aggregator, or of all that it is spread over, serve the job.
+func (w *Worker) Lanes() int { return len(w.info.Lanes) * len(w.aggregators) }
+
+// Aggregators returns how many aggregators the job is spread over: one, if it is not.
+func (w *Worker) Aggregators() int { return len(w.aggregators) }
+
+// Outer says how the job's racks that train on their own meet, as in [Config], in full; none: they add their gradients.
+func (w *Worker) Outer() string { return cmp.Or(w.info.Outer, "none") }
+
+// Core returns the type in which sums cross between racks: f32 or bf16.
+func (w *Worker) Core() string { return cmp.Or(w.info.Core, "f32") }
 
 // Close leaves the job and releases everything. Memory from [Worker.Alloc] must not be touched any more. A worker that closes while
 // its operations are under way fails the job. Closing again does nothing.
@@ -165,9 +169,17 @@ func (w *Worker) inFlight() bool {
 
 // tell makes the Leave call. The reason is empty if the worker leaves in peace.
 func (w *Worker) tell(reason string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	within := 5 * time.Second
+	if reason != "" {
+		within = 2 * time.Second // the aggregator only takes note; one that is stopped does not
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	if _, err := w.rpc.Leave(ctx, &api.LeaveRequest{Failure: reason}); err != nil {
+	err := w.everywhere(func(_ int, a *aggregator) error {
+		_, err := a.rpc.Leave(ctx, &api.LeaveRequest{Failure: reason})
+		return err
+	})
+	if err != nil {
 		w.fail(classify(err)) // the aggregator finds out by the watch stream's end
 	}
 }
@@ -178,9 +190,11 @@ func (w *Worker) leave(reason string) {
 	w.tell(reason)
 	w.fail(ErrClosed)
 	w.telling.Wait()
-	w.unwatch()
-	<-w.watching
-	w.transport.CloseIdleConnections()
+	for _, a := range w.aggregators {
+		a.unwatch()
+		<-a.watching
+		a.transport.CloseIdleConnections()
+	}
 }
 
 // release closes what join opened.

@@ -1,6 +1,8 @@
 package include_test
 
 import (
+	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/lab/binary"
 	"github.com/rackweave/rackweave/numa"
 )
 
@@ -40,14 +43,7 @@ var (
 	plain      = sync.OnceValues(func() (string, error) { return build("plain", nil) })
 	// It also lets programs play the aggregator's part.
 	sanitized = sync.OnceValues(func() (string, error) { return build("sanitized", append(sanitizers, "-fvisibility=default")) })
-	command   = sync.OnceValues(func() (string, error) {
-		out := filepath.Join(dir, "rackweave")
-		text, err := exec.Command("go", "build", "-o", out, "../cmd/rackweave").CombinedOutput()
-		if err != nil {
-			err = fmt.Errorf("build rackweave: %w: %s", err, text)
-		}
-		return out, err
-	})
+	command   = sync.OnceValues(func() (string, error) { return binary.Build(context.Background(), dir) })
 )
 
 // build makes the shared library in a folder of its own.
@@ -147,6 +143,17 @@ func TestArenasHandOutMemoryOnce(t *testing.T) {
 	}
 }
 
+// Whether the machine gives shared memory huge pages, the program asks without the library.
+func TestArenasLieInHugePages(t *testing.T) {
+	switch out := output(t, program(t, "testdata/huge.c", built(t, sanitized), sanitizers...)); out {
+	case "ok\n":
+	case "none\n":
+		t.Skip("this machine gives shared memory no huge pages: Linux 6.1 and later does, with transparent huge pages built in")
+	default:
+		t.Error(out)
+	}
+}
+
 // Not under the address sanitizer, which has an allocator of its own.
 func TestOrdinaryMemoryIsAdopted(t *testing.T) {
 	if out := output(t, program(t, "testdata/adopt.c", built(t, plain))); out != "ok\n" {
@@ -168,6 +175,13 @@ func TestSessionsOfARunJob(t *testing.T) {
 		if out := output(t, built(t, command), "run", "-n", "2", "--", session, provider); strings.Count(out, "ok") != 2 {
 			t.Errorf("%s: %s", provider, out)
 		}
+	}
+}
+
+func TestExchangesThroughMXNetsEngine(t *testing.T) {
+	mxnet := program(t, "testdata/mxnet.c", built(t, sanitized), sanitizers...)
+	if out := output(t, built(t, command), "run", "-n", "2", "--", mxnet); strings.Count(out, "ok") != 2 {
+		t.Error(out)
 	}
 }
 
@@ -196,14 +210,66 @@ func TestLanesGoOnOverAnotherNIC(t *testing.T) {
 
 func TestWorkersAreToldThatOneDied(t *testing.T) {
 	dies := program(t, "testdata/dies.c", built(t, sanitized), sanitizers...)
-	if out := output(t, built(t, command), "run", "-n", "3", "--", dies); strings.Count(out, "worker 1 failed") != 2 {
-		t.Error(out)
+	for _, at := range [][]string{nil, {"--server", servedTwice(t)}} {
+		args := append(append([]string{"run", "-n", "3"}, at...), "--", dies)
+		if out := output(t, built(t, command), args...); strings.Count(out, "worker 1 failed") != 2 {
+			t.Errorf("%v: %s", args, out)
+		}
 	}
 }
 
 func TestExampleFitsALine(t *testing.T) {
 	linear := program(t, "../examples/c/linear.c", built(t, plain), "-std=c99")
-	out := output(t, built(t, command), "run", "-n", "3", "--", linear)
+	fitsALine(t, output(t, built(t, command), "run", "-n", "3", "--", linear))
+}
+
+// Where the job is spread over several aggregators, at addresses of their own, the program is the same.
+func TestExampleFitsALineOverTwoAggregators(t *testing.T) {
+	linear := program(t, "../examples/c/linear.c", built(t, sanitized), sanitizers...)
+	fitsALine(t, output(t, built(t, command), "run", "-n", "3", "--server", servedTwice(t), "--", linear))
+}
+
+// servedTwice runs two aggregators, at addresses of their own, and returns the URLs for a job that is spread over them.
+func servedTwice(t *testing.T) string {
+	t.Helper()
+	var urls []string
+	for _, host := range []string{"127.0.0.1", "127.0.0.2"} {
+		urls = append(urls, served(t, "--listen", host+":0", "--providers", "tcp", "--cores", "2", "--unpinned"))
+	}
+	return strings.Join(urls, ",")
+}
+
+// served runs an aggregator and returns its URL.
+func served(t *testing.T, flags ...string) string {
+	t.Helper()
+	cmd := exec.Command(built(t, command), append([]string{"serve", "--until-eof"}, flags...)...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("serve %v: %v", flags, err)
+		}
+	})
+	url, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("serve %v: %v", flags, err)
+	}
+	return strings.TrimSpace(url)
+}
+
+// fitsALine checks what the example's workers print.
+func fitsALine(t *testing.T, out string) {
+	t.Helper()
 	lines := map[string]int{}
 	for line := range strings.Lines(out) {
 		if _, result, ok := strings.Cut(line, "] y = "); ok {

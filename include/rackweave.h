@@ -56,8 +56,12 @@ struct rw_config {
 	uint32_t rank;
 	const char *provider;       /* shm, tcp, ibv or sim */
 	const char *const *devices; /* of the provider; NULL: its first, of ibv all that have a link */
-	const char *options;        /* of the provider, "key=value,…"; NULL: none. tcp wants peer=, the aggregator's IP address */
-	const uint32_t *lane_nics;  /* the aggregator's NIC of each lane */
+	/*
+	 * Of the provider, "key=value,…"; NULL: none. tcp wants peer=, the aggregator's IP address. Where a job is spread over several
+	 * aggregators: a line for each, in their order, or one for all of them.
+	 */
+	const char *options;
+	const uint32_t *lane_nics; /* the aggregator's NIC of each lane; of several aggregators the first's lanes come first */
 	uint32_t ndevices, nlanes;
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
 	uint32_t local_workers; /* on this host; 0: 1 */

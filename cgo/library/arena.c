@@ -236,19 +236,27 @@ static int split(struct block *b, size_t bytes)
 	return 0;
 }
 
-/* Makes the pages now: later, where there is no memory, whoever touches them would die of SIGBUS. */
+static uintptr_t whole_pages(const char *p)
+{
+	return ((uintptr_t)p + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+}
+
+/*
+ * Makes the pages now: later, where there is no memory, whoever touches them would die of SIGBUS. The block that begins a huge page
+ * makes all of it, for those behind it, too. Most systems give shared memory small pages, whatever is advised, and the ends of
+ * tensors would stay in these.
+ */
 static int populate(char *addr, size_t bytes)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	char *first = (char *)((uintptr_t)addr & ~(page - 1)), *end = (char *)(((uintptr_t)addr + bytes + page - 1) & ~(page - 1));
-	const struct memory *m;
+	char *first = (char *)((uintptr_t)addr & ~(page - 1)), *end = (char *)whole_pages(addr + bytes);
+	const struct memory *m = arena_find(addr, bytes);
 
-	if (madvise(first, (size_t)(end - first), MADV_POPULATE_WRITE) == 0)
-		return 0;
-	m = arena_find(addr, bytes);
-	if (errno == EINVAL && fallocate(m->fd, 0, first - m->addr, end - first) == 0)
-		return 0;
-	return rwf_fail(ENOMEM, "arena: the machine has no %zu bytes of shared memory left: %s", bytes, strerror(errno));
+	if (madvise(first, (size_t)(end - first), MADV_POPULATE_WRITE) &&
+	    (errno != EINVAL || fallocate(m->fd, 0, first - m->addr, end - first)))
+		return rwf_fail(ENOMEM, "arena: the machine has no %zu bytes of shared memory left: %s", bytes, strerror(errno));
+	rw_worker_huge_pages(whole_pages(addr), whole_pages(addr + bytes));
+	return 0;
 }
 
 static int allocate(size_t bytes, void **out)

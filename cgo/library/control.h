@@ -44,7 +44,7 @@ struct control_join {
 };
 
 struct control_joined {
-	char provider[16], options[128]; /* for rw_config */
+	char provider[16], options[512]; /* for rw_config */
 	uint32_t rank, workers, local_workers;
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
 	uint32_t link_timeout_ms;

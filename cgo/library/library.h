@@ -30,6 +30,11 @@ struct memory *arena_find(const void *p, size_t bytes);
 int arena_lock(void); /* 0, or RW_EFORKED */
 void arena_unlock(void);
 
+/* thread.c */
+
+/* Starts a thread that takes no signals: these are for the program's own. 0, or a negative errno with a text. */
+int thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg);
+
 /* cache.c */
 uint64_t last_level_cache(void); /* bytes that this process can count on */
 
@@ -41,7 +46,9 @@ struct nic {
 	rwf_cq *cq;
 	uint32_t flags; /* enum rwf_device_flags */
 };
-int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count);
+struct lane_end;
+/* Opens the devices that a session needs, and notes on which of them each lane begins. */
+int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count, struct lane_end *lanes);
 void nics_close(struct nic *nics, uint32_t count);
 
 /* session.c */

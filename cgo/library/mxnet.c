@@ -1,5 +1,6 @@
 /* MXNet's engine drives exchanges here: see include/rackweave_mxnet.h. */
 #include "../../include/rackweave_mxnet.h"
+#include "library.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* mxnet::engine::CallbackOnComplete of MXNet 1.5 to 1.9. The engine's own copy dies when run returns. */
 struct completion {
@@ -16,12 +18,22 @@ struct completion {
 };
 
 enum { SLICE_MS = 200 };
+/* How long the sender waits for more to send along, while it is known that the aggregator has something to do; and most at once. */
+enum { GATHER_US = 100, MOST_SENT = 64 };
+/* A gradient up to this size is searched for NaN by whoever finds it ready, be it the thread of the training script. */
+enum { QUICK_BYTES = 64 << 10 };
 
 struct rw_mx_store {
 	rw_session *session;
 	struct rw_mx_engine engine;
 	pthread_mutex_t mu;
 	struct exchange *oldest, *newest; /* in flight, in the order they started */
+	struct exchange *unsent;          /* the oldest of them that is not submitted */
+	uint64_t sent;                    /* how many are, and not done */
+	pthread_t sender;
+	pthread_cond_t work; /* there are unsent ones, or stopping is set */
+	int stopping;
+	pid_t owner;
 	uint64_t pending;
 	uint64_t nonfinite; /* gradients that held a NaN or an infinity */
 	uint32_t nonfinite_tensor;
@@ -104,15 +116,28 @@ void rw_mx_fail(rw_mx_store *s, const char *reason)
 	}
 }
 
+/* Puts an exchange in flight; under the lock. */
 static void enlist(struct exchange *x)
 {
 	rw_mx_store *s = x->store;
 
 	clock_gettime(CLOCK_MONOTONIC, &x->began);
-	pthread_mutex_lock(&s->mu);
 	x->older = s->newest;
 	*(s->newest ? &s->newest->newer : &s->oldest) = x;
 	s->newest = x;
+}
+
+/* Leaves an exchange to the sender: copies of ordinary memory hold up nobody who computes, and few calls carry many tensors. */
+static void send(struct exchange *x)
+{
+	rw_mx_store *s = x->store;
+
+	pthread_mutex_lock(&s->mu);
+	enlist(x);
+	if (!s->unsent) {
+		s->unsent = x;
+		pthread_cond_signal(&s->work);
+	}
 	pthread_mutex_unlock(&s->mu);
 }
 
@@ -123,6 +148,7 @@ static void delist(struct exchange *x)
 	pthread_mutex_lock(&s->mu);
 	*(x->older ? &x->older->newer : &s->oldest) = x->newer;
 	*(x->newer ? &x->newer->older : &s->newest) = x->older;
+	s->sent--;
 	pthread_mutex_unlock(&s->mu);
 }
 
@@ -218,7 +244,6 @@ static void run(void *context, void *on_complete, void *arg)
 	struct exchange *x = arg;
 	const struct rw_mx_engine *e = &x->store->engine;
 	void *src = NULL, *dst = NULL;
-	uint64_t handle;
 	int rc = 0;
 
 	(void)context;
@@ -233,16 +258,65 @@ static void run(void *context, void *on_complete, void *arg)
 		rc = judge(x);
 	if (!rc && x->threshold > 0)
 		rc = compress(x);
-	if (rc) {
+	if (rc)
 		finish(x, rc);
-		return;
+	else
+		send(x);
+}
+
+/* Takes up to MOST_SENT unsent exchanges. */
+static uint32_t take(rw_mx_store *s, struct exchange *list[MOST_SENT])
+{
+	uint32_t n = 0;
+
+	for (; n < MOST_SENT && s->unsent; s->unsent = s->unsent->newer)
+		list[n++] = s->unsent;
+	s->sent += n;
+	return n;
+}
+
+static void submit(rw_mx_store *s, struct exchange *const *list, uint32_t n)
+{
+	struct rw_op ops[MOST_SENT];
+	uint64_t handles[MOST_SENT];
+
+	for (uint32_t i = 0; i < n; i++)
+		ops[i] = list[i]->op;
+	for (uint32_t i = 0; i < n;) {
+		int rc = rw_submit(s->session, &ops[i], n - i, handles);
+
+		if (rc < 0)
+			done(list[i++], 0, rc);
+		else
+			i += (uint32_t)rc;
 	}
-	enlist(x);
-	rc = rw_submit(x->store->session, &x->op, 1, &handle);
-	if (rc < 0) {
-		delist(x);
-		finish(x, rc);
+}
+
+static void *send_all(void *arg)
+{
+	const struct timespec more = {.tv_nsec = GATHER_US * 1000};
+	struct exchange *list[MOST_SENT];
+	rw_mx_store *s = arg;
+	uint32_t n;
+
+	pthread_mutex_lock(&s->mu);
+	for (;;) {
+		while (!s->unsent && !s->stopping)
+			pthread_cond_wait(&s->work, &s->mu);
+		if (s->stopping)
+			break;
+		if (s->sent) {
+			pthread_mutex_unlock(&s->mu);
+			nanosleep(&more, NULL);
+			pthread_mutex_lock(&s->mu);
+		}
+		n = take(s, list);
+		pthread_mutex_unlock(&s->mu);
+		submit(s, list, n);
+		pthread_mutex_lock(&s->mu);
 	}
+	pthread_mutex_unlock(&s->mu);
+	return NULL;
 }
 
 /* The engine calls it once it has no more use of the exchange, whether it ran or not. */
@@ -264,6 +338,7 @@ static void release(void *arg)
 int rw_mx_open(rw_session *session, const struct rw_mx_engine *engine, rw_mx_store **store)
 {
 	rw_mx_store *s;
+	int rc;
 
 	if (!session || engine->size != sizeof *engine || !engine->push_async || !engine->copy_handle || !engine->free_handle ||
 	    !engine->data)
@@ -273,13 +348,28 @@ int rw_mx_open(rw_session *session, const struct rw_mx_engine *engine, rw_mx_sto
 		return -ENOMEM;
 	s->session = session;
 	s->engine = *engine;
+	s->owner = getpid();
 	pthread_mutex_init(&s->mu, NULL);
+	pthread_cond_init(&s->work, NULL);
+	rc = thread_start(&s->sender, "rackweave-mxnet", send_all, s);
+	if (rc) {
+		free(s);
+		return rc;
+	}
 	*store = s;
 	return 0;
 }
 
 void rw_mx_close(rw_mx_store *s)
 {
+	if (s->owner != getpid())
+		return; /* a forked child has no sender, and who holds the lock is not in it */
+	pthread_mutex_lock(&s->mu);
+	s->stopping = 1;
+	pthread_cond_signal(&s->work);
+	pthread_mutex_unlock(&s->mu);
+	pthread_join(s->sender, NULL);
+	pthread_cond_destroy(&s->work);
 	pthread_mutex_destroy(&s->mu);
 	free(s);
 }
@@ -297,7 +387,15 @@ static int writes(void **list, int n, void *array)
 static const struct {
 	int32_t device_type, device_id;
 } cpu = {1, 0};
-static const int prioritized = 3; /* FnProperty::kCPUPrioritized */
+/* FnProperty's: a thread of the engine's own for it; and where it is ready when it is pushed, the thread that pushes. */
+static const int prioritized = 3, immediate = 4;
+
+static const int *property(const struct exchange *x)
+{
+	int scanned = x->op.kind == RW_PUSHPULL && x->nonfinite != RW_MX_IGNORE;
+
+	return x->threshold > 0 || (scanned && x->elems * x->elem_bytes > QUICK_BYTES) ? &prioritized : &immediate;
+}
 
 static void count(rw_mx_store *s)
 {
@@ -352,7 +450,7 @@ int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 		release(x);
 		return rc;
 	}
-	return s->engine.push_async(run, x, release, &cpu, NULL, 0, written, n, &prioritized, with->priority, "rackweave", 0)
+	return s->engine.push_async(run, x, release, &cpu, NULL, 0, written, n, property(x), with->priority, "rackweave", 0)
 		       ? -EINVAL
 		       : 0;
 }
@@ -367,7 +465,10 @@ static void run_end(void *context, void *on_complete, void *arg)
 
 	(void)context;
 	x->complete = *(struct completion *)on_complete;
+	pthread_mutex_lock(&x->store->mu);
 	enlist(x);
+	x->store->sent++;
+	pthread_mutex_unlock(&x->store->mu);
 	rc = rw_end_step(session, &handle);
 	if (!rc)
 		do

@@ -39,11 +39,12 @@ void nics_close(struct nic *nics, uint32_t count)
 }
 
 /* Opens those that are named. */
-static int open_named(const struct rw_config *cfg, struct nic *nics, uint32_t *count)
+static int open_named(const struct rw_config *cfg, struct nic *nics, uint32_t room, uint32_t *count)
 {
-	if (cfg->ndevices > RW_MAX_NICS)
-		return rwf_fail(EINVAL, "open: %u devices: a session uses at most %d", cfg->ndevices, RW_MAX_NICS);
-	for (*count = 0; *count < cfg->ndevices;) {
+	if (cfg->ndevices > room)
+		return rwf_fail(EINVAL, "open: %u devices for one address: a session has room for %u of %d", cfg->ndevices, room,
+				RW_MAX_NICS);
+	while (*count < cfg->ndevices) {
 		struct nic *n = &nics[(*count)++];
 		int rc = open_one(cfg, cfg->devices[*count - 1], n);
 
@@ -54,7 +55,7 @@ static int open_named(const struct rw_config *cfg, struct nic *nics, uint32_t *c
 }
 
 /* Opens all that have a link. */
-static int open_linked(const struct rw_config *cfg, struct nic *nics, uint32_t *count)
+static int open_linked(const struct rw_config *cfg, struct nic *nics, uint32_t room, uint32_t *count)
 {
 	char names[NAMES_CAP];
 	int rc = rwf_list(cfg->provider, names, sizeof names);
@@ -63,7 +64,7 @@ static int open_linked(const struct rw_config *cfg, struct nic *nics, uint32_t *
 		return rc;
 	if (rc == 0)
 		names[0] = 0; /* opening no device says what is missing */
-	for (char *name = names, *end; *count < RW_MAX_NICS && (name == names || *name); name = end) {
+	for (char *name = names, *end; *count < room && (name == names || *name); name = end) {
 		struct nic *n = &nics[*count];
 
 		end = name + strcspn(name, "\n");
@@ -81,19 +82,79 @@ static int open_linked(const struct rw_config *cfg, struct nic *nics, uint32_t *
 	return *count ? 0 : rc;
 }
 
-int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count)
+/* Opens the devices that lead to one address. */
+static int open_some(const struct rw_config *cfg, struct nic *nics, uint32_t room, uint32_t *count)
 {
 	static const char *const first[] = {""};
 	struct rw_config one = *cfg;
 
-	*count = 0;
 	if (cfg->ndevices)
-		return open_named(cfg, nics, count);
+		return open_named(cfg, nics, room, count);
 	if (strcmp(cfg->provider, "ibv") == 0)
-		return open_linked(cfg, nics, count);
+		return open_linked(cfg, nics, room, count);
 	one.devices = first;
 	one.ndevices = 1;
-	return open_named(&one, nics, count);
+	return open_named(&one, nics, room, count);
+}
+
+/* The devices for one line of the options. */
+struct reach {
+	const char *line;
+	size_t length;
+	uint32_t first, count;
+};
+
+/* Finds the devices for a line, of n that are open, or opens them behind the others. */
+static int reach(const struct rw_config *cfg, struct reach *all, uint32_t *n, const char *line, size_t length, struct nic *nics,
+		 uint32_t *count, struct reach **out)
+{
+	char options[256];
+	struct rw_config one = *cfg;
+	struct reach *r = all;
+	int rc;
+
+	while (r < all + *n && (r->length != length || memcmp(r->line, line, length) != 0))
+		r++;
+	*out = r;
+	if (r < all + *n)
+		return 0;
+	if (*n == RW_MAX_NICS || length >= sizeof options)
+		return rwf_fail(EINVAL, "open: options for more than %d addresses, or of more than %zu bytes", RW_MAX_NICS,
+				sizeof options - 1);
+	memcpy(options, line, length);
+	options[length] = 0;
+	one.options = options;
+	*r = (struct reach){.line = line, .length = length, .first = *count};
+	rc = open_some(&one, nics + *count, RW_MAX_NICS - *count, &r->count);
+	*count += r->count;
+	++*n;
+	return rc;
+}
+
+int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count, struct lane_end *lanes)
+{
+	const char *line = cfg->options ? cfg->options : "", *end = line;
+	struct reach all[RW_MAX_NICS];
+	uint32_t aggregators = 1, n = 0, lane = 0;
+
+	for (const char *at = line; *at; at++)
+		aggregators += *at == '\n';
+	*count = 0;
+	if (cfg->nlanes % aggregators)
+		return rwf_fail(EINVAL, "open: %u lanes, and options for %u aggregators: each has as many lanes", cfg->nlanes,
+				aggregators);
+	for (uint32_t i = 0; i < aggregators; i++, line = end + 1) {
+		struct reach *r;
+		int rc;
+
+		end = line + strcspn(line, "\n");
+		rc = reach(cfg, all, &n, line, (size_t)(end - line), nics, count, &r);
+		if (rc)
+			return rc;
+		for (uint32_t k = 0; k < cfg->nlanes / aggregators; k++, lane++)
+			lanes[lane].nic = r->first + cfg->lane_nics[lane] % r->count;
+	}
+	return 0;
 }
 
 int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic)

@@ -74,7 +74,7 @@ static int make_staging(struct rw_session *s)
 
 static int set_up(struct rw_session *s)
 {
-	int rc = nics_open(&s->cfg, s->nics, &s->nnics);
+	int rc = nics_open(&s->cfg, s->nics, &s->nnics, s->lanes);
 
 	if (!rc)
 		rc = make_staging(s);
@@ -84,7 +84,7 @@ static int set_up(struct rw_session *s)
 			rc = rwf_fail(ENOMEM, "open: staging buffers: %s", rwf_last_error());
 	}
 	for (uint32_t i = 0; !rc && i < s->cfg.nlanes; i++)
-		rc = session_queue_pair(s, i, s->cfg.lane_nics[i] % s->nnics);
+		rc = session_queue_pair(s, i, s->lanes[i].nic);
 	return rc;
 }
 

@@ -4,7 +4,6 @@
 #include "../kernel/kernel.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,25 +15,19 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-/* The thread that makes progress; signals are for the program's own threads. */
+/* The thread that makes progress. */
 static int start_thread(struct rw_session *s)
 {
-	sigset_t all, before;
-	int rc;
+	int rc = thread_start(&s->thread, "rackweave", serve, s->worker);
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	rc = pthread_create(&s->thread, NULL, serve, s->worker);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (rc)
-		return rwf_fail(rc, "start the progress thread: %s", strerror(rc));
-	pthread_setname_np(s->thread, "rackweave");
+		return rc;
 	s->threaded = 1;
 	return 0;
 }
 
 /* Under the session's lock. */
-static int open_worker(struct rw_session *s, uint64_t model_bytes)
+static int open_worker(struct rw_session *s)
 {
 	const uint32_t local = s->cfg.local_workers ? s->cfg.local_workers : 1;
 	const struct registered *staging = session_memory(s, s->staging);
@@ -50,11 +43,11 @@ static int open_worker(struct rw_session *s, uint64_t model_bytes)
 		.nstaging = s->nstaging,
 		.staging = s->staging,
 		.rank = s->cfg.rank,
+		.cache_bytes = s->cfg.cache_bytes / local,
 		.by_reference = s->cfg.by_reference,
 		.any_memory = 1,
 		.steps = s->cfg.steps,
 		.resumable = s->resumable,
-		.streaming = model_bytes * local > s->cfg.cache_bytes,
 		.isa = rwk_best(),
 		.spin = s->cfg.spin,
 	};
@@ -84,7 +77,6 @@ struct cut {
 	struct rw_chunk_desc *chunks; /* lane by lane */
 	const struct rw_chunk_desc *lists[RW_MAX_LANES];
 	uint32_t counts[RW_MAX_LANES];
-	uint64_t bytes; /* of the model as f32 */
 };
 
 static uint64_t elems_per_chunk(const struct rw_session *s, uint8_t type)
@@ -133,7 +125,6 @@ static int cut(const struct rw_session *s, const struct rw_tensor *t, uint32_t n
 		uint64_t most = elems_per_chunk(s, t[i].wire_type);
 
 		c->tensors[i] = (struct rw_tensor_desc){t[i].elems, t[i].wire_type, t[i].memory_type};
-		c->bytes += 4 * t[i].elems;
 		for (uint64_t at = 0; at < t[i].elems; at += most) {
 			uint64_t left = t[i].elems - at;
 
@@ -145,7 +136,7 @@ static int cut(const struct rw_session *s, const struct rw_tensor *t, uint32_t n
 
 static int add(struct rw_session *s, const struct cut *c, uint32_t n)
 {
-	int rc = s->worker ? 0 : open_worker(s, c->bytes);
+	int rc = s->worker ? 0 : open_worker(s);
 
 	if (!rc)
 		rc = rw_worker_add(s->worker, c->tensors, n, c->lists, c->counts);

@@ -7,7 +7,9 @@
 
 #include "../kernel/kernel.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -23,20 +25,25 @@ enum chunk_state { CHUNK_IDLE, CHUNK_PENDING, CHUNK_IN_FLIGHT };
 
 struct chunk {
 	uint64_t offset; /* elements */
-	uint32_t part;   /* index into the lane's parts */
+	uint32_t part;   /* of its home, index into that lane's parts */
 	uint32_t elems;
 	uint16_t slot, staging;
 	uint32_t next_request; /* chain of requested chunks that can be sent */
+	uint32_t next_guest;   /* chain of a part's guests */
 	uint8_t state;         /* enum chunk_state */
-	uint8_t requested;     /* the aggregator asked for this chunk before others */
-	uint8_t chained;       /* stands in the lane's chain of requested chunks */
-	uint8_t in_again;      /* stands in the lane's ring of chunks that were NACKed */
+	uint8_t requested : 1, /* the aggregator asked for this chunk before others */
+		chained : 1,   /* stands in the lane's chain of requested chunks */
+		in_again : 1,  /* stands in the lane's ring of chunks that were NACKed */
+		away : 1;      /* is another lane's guest */
+	uint8_t to;            /* 1 + the lane it belongs to once it is answered; 0: it stays */
 };
 
 /* A part is what one tensor has in one lane: a run of chunks. Its index in the lane is the "lane's tensor index". */
 struct part {
 	uint32_t tensor, first, count;
-	uint32_t cursor; /* next of its chunks to send */
+	uint32_t cursor;               /* next of its chunks to send */
+	uint32_t name;                 /* index in control records */
+	uint32_t guests, guest_cursor; /* chunks of the tensor that have come from other lanes, by index; NONE: no other */
 	uint16_t record_slot, record_staging;
 	uint8_t record_dirty, record_in_flight;
 	uint32_t heap_at; /* place in the lane's heap; NONE: not there */
@@ -79,6 +86,8 @@ struct tensor {
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
 	uint8_t direct_src, direct_dst;
+	uint8_t recorded;  /* its control record has been sent, or is to be */
+	uint8_t streaming; /* as the aggregator knows: its results go past the cache */
 };
 
 struct lane {
@@ -89,7 +98,8 @@ struct lane {
 	char *staging;
 	struct chunk *chunks;
 	struct part *parts;
-	uint32_t nchunks, nparts;
+	uint32_t nchunks, nparts, nguests;
+	uint32_t *homes, nhomes; /* the parts that were added, by their index in control records */
 	uint32_t in_flight;
 	/* Free slots, oldest first: a ring of `window` entries (see worker.h on why first in, first out). */
 	uint16_t *slots;
@@ -98,8 +108,8 @@ struct lane {
 	uint32_t staging_count;
 	uint32_t *heap; /* parts with chunks to send, best first */
 	uint32_t heap_len;
-	uint32_t *again; /* chunks the aggregator NACKed, a ring of nchunks entries */
-	uint32_t again_head, again_count;
+	uint32_t *again; /* chunks the aggregator NACKed, a ring */
+	uint32_t again_head, again_count, again_cap;
 	uint32_t request_head;  /* requested chunks that can be sent now, chained; NONE: none */
 	uint32_t last_request;  /* the chunk that was requested last goes before the others; NONE: none yet */
 	uint32_t requests_open; /* requested chunks not sent yet, whether they can be or not */
@@ -129,6 +139,7 @@ struct rw_worker {
 	struct tensor *tensors;
 	uint32_t *part_index;
 	uint32_t ntensors;
+	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
 	unsigned char *commit_record;
 	uint32_t step; /* that the next push belongs to, or the present one */
@@ -184,9 +195,26 @@ static inline uint32_t type_size(uint8_t type)
 	return type == RWK_F32 ? 4 : 2;
 }
 
+/* Whether results go past the cache: a model grows, and the whole of it counts. */
+static inline uint8_t past_cache(const struct rw_worker *w)
+{
+	return w->cfg.cache_bytes && w->model_bytes > w->cfg.cache_bytes;
+}
+
 static inline int forked(const struct rw_worker *w)
 {
 	return w->owner != getpid();
+}
+
+/* A chunk of another lane, by its index as a guest. NULL: there is none. */
+static inline struct chunk *guest_at(struct rw_worker *w, uint32_t index)
+{
+	uint32_t home = index & ~(uint32_t)RW_GUEST_BIT;
+	struct lane *l = &w->lanes[home % w->cfg.nlanes];
+
+	if (!(index & RW_GUEST_BIT) || home / w->cfg.nlanes >= l->nchunks)
+		return NULL;
+	return &l->chunks[home / w->cfg.nlanes];
 }
 
 static inline struct tensor *tensor_of(struct rw_worker *w, uint32_t index)
@@ -201,6 +229,38 @@ static inline struct part *part_of(struct rw_worker *w, const struct tensor *t, 
 	return p == NONE ? NULL : &w->lanes[lane].parts[p];
 }
 
+/* A chunk of a lane, by its index there: one that was added to it, or one that was added to another. NULL: there is none. */
+static inline struct chunk *chunk_at(struct rw_worker *w, struct lane *l, uint32_t index)
+{
+	return index < l->nchunks ? &l->chunks[index] : guest_at(w, index);
+}
+
+/* The number of its tensor. */
+static inline uint32_t tensor_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
+{
+	const struct lane *home = index < l->nchunks ? l : &w->lanes[(index & ~(uint32_t)RW_GUEST_BIT) % w->cfg.nlanes];
+	const struct chunk *c =
+		index < l->nchunks ? &l->chunks[index] : &home->chunks[(index & ~(uint32_t)RW_GUEST_BIT) / w->cfg.nlanes];
+
+	return home->parts[c->part].tensor;
+}
+
+/* The part that it belongs to in the lane. */
+static inline uint32_t part_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
+{
+	if (index < l->nchunks)
+		return l->chunks[index].part;
+	return w->part_index[w->tensors[tensor_at(w, l, index)].first_part + (uint32_t)(l - w->lanes)];
+}
+
+/* move.c; all under the lock. */
+/* The lane's part of that index in control records; NULL: there is none. */
+struct part *part_named(struct rw_worker *w, struct lane *l, uint32_t name);
+/* Takes note that a chunk in flight belongs to another lane once it is answered. */
+int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to);
+/* Gives a chunk that is answered to its other lane. */
+int move_end(struct rw_worker *w, struct lane *l, uint32_t index);
+
 /* pages.c; under the lock. Takes note that an operation uses memory at this end. */
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
@@ -208,9 +268,11 @@ void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memor
 void queue_part(struct rw_worker *w, struct lane *l, uint32_t part); /* all of its chunks are to be sent */
 /* The next chunk to send; NONE: there is none, or no slot for it. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l);
-void queue_sent(struct lane *l, uint32_t index);
-void queue_request(struct lane *l, uint32_t index); /* it goes before others */
-void queue_again(struct lane *l, uint32_t index);   /* it goes behind all others */
+void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index);
+void queue_request(struct rw_worker *w, struct lane *l, uint32_t index); /* it goes before others */
+void queue_again(struct rw_worker *w, struct lane *l, uint32_t index);   /* it goes behind all others */
+int queue_reserve(struct lane *l, uint32_t n);                           /* room for so many chunks behind all others */
+void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index);  /* the chunk goes to another lane */
 
 /* lane.c; all under the lock, by the driving thread. */
 int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg);
@@ -230,6 +292,17 @@ void region_keys(const struct rw_worker *w, struct region *r, const struct rwf_m
 void region_forget(struct rw_worker *w, struct region *r);
 /* The region of a buffer, registering it if that is free; NULL: it must be copied. */
 const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t bytes, struct region **cached);
+
+/* Gives an array room; array points to the pointer to it. */
+static inline int grow(void *array, size_t count, size_t size)
+{
+	void **p = array, *bigger = realloc(*p, count * size);
+
+	if (!bigger)
+		return -ENOMEM;
+	*p = bigger;
+	return 0;
+}
 
 /* Takes the lock, from the thread that drives too. */
 static inline void enter(struct rw_worker *w)

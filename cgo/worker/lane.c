@@ -42,6 +42,7 @@ void lane_free(struct lane *l)
 {
 	free(l->chunks);
 	free(l->parts);
+	free(l->homes);
 	free(l->slots);
 	free(l->staging_free);
 	stream_free(&l->stream);
@@ -113,7 +114,7 @@ void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 	uint32_t flags = t->hyper_flags, rkey = t->bound_dst ? t->bound_region->rkey[l->nic] : 0;
 
 	if (t->bound_dst)
-		flags |= RECORD_HAS_DST | (w->cfg.streaming ? RECORD_STREAMING : 0);
+		flags |= RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
 	record_encode((unsigned char *)staging_at(w, l, p->record_staging), t->hyper, t->bound_dst, rkey, flags);
 }
 
@@ -124,15 +125,12 @@ static uint32_t leave_by(const struct lane *l, const struct chunk *c)
 }
 
 /* The control record of the chunk's tensor, ahead of the first chunk that needs it. */
-static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct rwf_send_wr *wr)
+static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct part *p, struct rwf_send_wr *wr)
 {
-	uint32_t index = c->part;
-	struct part *p = &l->parts[index];
-
 	if (p->record_in_flight || !take(w, l, 1, leave_by(l, c), &p->record_slot, &p->record_staging))
 		return 0;
 	lane_record(w, l, p);
-	aim(w, l, wr, p->record_slot, imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, index));
+	aim(w, l, wr, p->record_slot, imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, p->name));
 	from_staging(w, l, wr, p->record_staging, RW_RECORD_BYTES);
 	p->record_dirty = 0;
 	p->record_in_flight = 1;
@@ -141,9 +139,8 @@ static int build_record(struct rw_worker *w, struct lane *l, const struct chunk 
 
 static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr, int *staged)
 {
-	struct chunk *c = &l->chunks[index];
-	struct part *p = &l->parts[c->part];
-	struct tensor *t = &w->tensors[p->tensor];
+	struct chunk *c = chunk_at(w, l, index);
+	struct tensor *t = &w->tensors[tensor_at(w, l, index)];
 	uint32_t bytes = c->elems * type_size(t->wire_type);
 	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_BROADCAST && w->cfg.rank == 0);
 	int answer = t->kind != RW_PUSH;
@@ -168,7 +165,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 		/* Nothing moves by reference: the length only says where the answer goes. */
 		from_staging(w, l, wr, c->staging, bytes);
 	}
-	queue_sent(l, index);
+	queue_sent(w, l, index);
 	c->state = CHUNK_IN_FLIGHT;
 	w->stats.sent_chunks++;
 	w->stats.sent_bytes += payload ? bytes : 0;
@@ -242,8 +239,8 @@ int lane_send(struct rw_worker *w, struct lane *l)
 			index = queue_next(w, l);
 			if (index == NONE)
 				break;
-			if (l->parts[l->chunks[index].part].record_dirty) {
-				if (!build_record(w, l, &l->chunks[index], wr))
+			if (l->parts[part_at(w, l, index)].record_dirty) {
+				if (!build_record(w, l, chunk_at(w, l, index), &l->parts[part_at(w, l, index)], wr))
 					break;
 			} else if (!build_chunk(w, l, index, wr, &copied)) {
 				break;
@@ -261,35 +258,39 @@ int lane_send(struct rw_worker *w, struct lane *l)
 
 static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, uint32_t index)
 {
-	struct chunk *c;
+	struct chunk *c = chunk_at(w, l, index);
 
-	if (index >= l->nchunks)
+	if (!c)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: notice about chunk %u of %u", l - w->lanes, index, l->nchunks);
-	c = &l->chunks[index];
 	if (what == RW_NOTICE_REQUEST) {
-		queue_request(l, index);
+		queue_request(w, l, index);
 		return 0;
 	}
+	if (what >= RW_NOTICE_MOVE)
+		return move_begin(w, l, index, what - RW_NOTICE_MOVE);
 	if (c->state != CHUNK_IN_FLIGHT)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u NACKed, which was not sent", l - w->lanes, index);
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_PENDING;
-	queue_again(l, index);
+	queue_again(w, l, index);
 	w->stats.nacks++;
 	return 0;
 }
 
 static int receive_record(struct rw_worker *w, struct lane *l, uint32_t index)
 {
+	struct part *p;
+
 	if (index == ANNOUNCEMENT && l->announce_state == CHUNK_IN_FLIGHT) {
 		l->announce_state = CHUNK_IDLE;
 		free_slot(w, l, l->announce_slot, l->announce_staging);
 		return 0;
 	}
-	if (index >= l->nparts || !l->parts[index].record_in_flight)
+	p = part_named(w, l, index);
+	if (!p || !p->record_in_flight)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer to record %u, which was not sent", l - w->lanes, index);
-	l->parts[index].record_in_flight = 0;
-	free_slot(w, l, l->parts[index].record_slot, l->parts[index].record_staging);
+	p->record_in_flight = 0;
+	free_slot(w, l, p->record_slot, p->record_staging);
 	return 0;
 }
 
@@ -310,15 +311,15 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 
 static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 {
-	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes;
-	struct chunk *c;
+	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes, tensor;
+	struct chunk *c = chunk_at(w, l, index);
 	struct tensor *t;
 	int empty;
 
-	if (index >= l->nchunks)
+	if (!c)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer for chunk %u of %u", l - w->lanes, index, l->nchunks);
-	c = &l->chunks[index];
-	t = &w->tensors[l->parts[c->part].tensor];
+	tensor = tensor_at(w, l, index);
+	t = &w->tensors[tensor];
 	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
 	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later: the worker pulls then */
 	if (c->state != CHUNK_IN_FLIGHT || (op != t->kind && !empty) || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
@@ -328,14 +329,16 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	if (op != RW_PUSH && !t->direct_dst) {
 		w->stats.copied_bytes += bytes;
 		rwk_convert(w->cfg.isa, t->dst + c->offset * type_size(t->memory_type), t->memory_type,
-			    staging_at(w, l, c->staging), t->wire_type, c->elems, w->cfg.streaming);
+			    staging_at(w, l, c->staging), t->wire_type, c->elems, past_cache(w));
 	}
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_IDLE;
 	w->stats.received_chunks++;
 	w->stats.received_bytes += bytes;
+	if (c->to && move_end(w, l, index))
+		return w->failure;
 	if (--t->remaining == 0)
-		tensor_done(w, l->parts[c->part].tensor, 0);
+		tensor_done(w, tensor, 0);
 	return 0;
 }
 

@@ -24,6 +24,12 @@ static uint64_t free_memory(void)
 	return sysinfo(&info) ? 0 : (uint64_t)info.freeram * info.mem_unit;
 }
 
+void rw_worker_huge_pages(uint64_t first, uint64_t last)
+{
+	if (first < last && (last - first) * SPARE <= free_memory())
+		madvise((void *)(uintptr_t)first, last - first, MADV_COLLAPSE);
+}
+
 static uint64_t start_of(const struct rw_worker *w, uint32_t tensor, int end)
 {
 	return (uintptr_t)w->tensors[tensor].used[end].memory;
@@ -51,8 +57,7 @@ static void collapse(const struct rw_worker *w, uint32_t tensor, int end)
 		first = (from + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
 	if (to < last)
 		last = to & ~(HUGE_PAGE - 1);
-	if (first < last && (last - first) * SPARE <= free_memory())
-		madvise((void *)(uintptr_t)first, last - first, MADV_COLLAPSE);
+	rw_worker_huge_pages(first, last);
 }
 
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory)

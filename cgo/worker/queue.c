@@ -1,6 +1,9 @@
 /* Which chunk a lane sends next: what the aggregator requested, then by priority, then what it NACKed. */
 #include "internal.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
 /* Whether part a goes before part b: by priority, then in the order of submission. */
 static int before(struct rw_worker *w, const struct lane *l, uint32_t a, uint32_t b)
 {
@@ -39,13 +42,20 @@ static void heap_pop(struct rw_worker *w, struct lane *l)
 		heap_sift(w, l, 0, last);
 }
 
-static void chain_request(struct lane *l, uint32_t index)
+static void chain_request(struct lane *l, struct chunk *c, uint32_t index)
 {
-	if (l->chunks[index].chained)
+	if (c->chained)
 		return;
-	l->chunks[index].chained = 1;
-	l->chunks[index].next_request = l->request_head;
+	c->chained = 1;
+	c->next_request = l->request_head;
 	l->request_head = index;
+}
+
+static void queue_chunk(struct lane *l, struct chunk *c, uint32_t index)
+{
+	c->state = CHUNK_PENDING;
+	if (c->requested)
+		chain_request(l, c, index);
 }
 
 void queue_part(struct rw_worker *w, struct lane *l, uint32_t part)
@@ -53,29 +63,48 @@ void queue_part(struct rw_worker *w, struct lane *l, uint32_t part)
 	struct part *p = &l->parts[part];
 
 	p->cursor = p->first;
-	for (uint32_t i = p->first; i < p->first + p->count; i++) {
-		l->chunks[i].state = CHUNK_PENDING;
-		if (l->chunks[i].requested)
-			chain_request(l, i);
-	}
+	p->guest_cursor = p->guests;
+	for (uint32_t i = p->first; i < p->first + p->count; i++)
+		if (!l->chunks[i].away)
+			queue_chunk(l, &l->chunks[i], i);
+	for (uint32_t i = p->guests; i != NONE; i = guest_at(w, i)->next_guest)
+		queue_chunk(l, guest_at(w, i), i);
 	/* It may still stand there from its last operation: a part is taken out only when it is looked at. */
 	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, part);
 }
 
-static void again_pop(struct lane *l)
+static void again_pop(struct rw_worker *w, struct lane *l)
 {
-	l->chunks[l->again[l->again_head]].in_again = 0;
-	l->again_head = (l->again_head + 1) % l->nchunks;
+	chunk_at(w, l, l->again[l->again_head])->in_again = 0;
+	l->again_head = (l->again_head + 1) % l->again_cap;
 	l->again_count--;
+}
+
+/* The next of a part's chunks to send; NONE: there is none. */
+static uint32_t part_next(struct rw_worker *w, struct lane *l, struct part *p)
+{
+	for (; p->cursor < p->first + p->count; p->cursor++)
+		if (l->chunks[p->cursor].state == CHUNK_PENDING && !l->chunks[p->cursor].away)
+			return p->cursor;
+	for (; p->guest_cursor != NONE; p->guest_cursor = guest_at(w, p->guest_cursor)->next_guest)
+		if (guest_at(w, p->guest_cursor)->state == CHUNK_PENDING)
+			return p->guest_cursor;
+	return NONE;
 }
 
 /* The next chunk to send, NONE if there is none: what the aggregator asked for, then by priority, then what it gave back. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l)
 {
-	if (l->last_request != NONE && l->chunks[l->last_request].requested && l->chunks[l->last_request].state == CHUNK_PENDING)
-		return l->last_request;
+	uint32_t index;
+
+	if (l->last_request != NONE) {
+		const struct chunk *c = chunk_at(w, l, l->last_request);
+
+		if (c->requested && c->state == CHUNK_PENDING)
+			return l->last_request;
+	}
 	while (l->request_head != NONE) {
-		struct chunk *c = &l->chunks[l->request_head];
+		struct chunk *c = chunk_at(w, l, l->request_head);
 
 		if (c->requested && c->state == CHUNK_PENDING)
 			return l->request_head;
@@ -86,27 +115,24 @@ uint32_t queue_next(struct rw_worker *w, struct lane *l)
 	if (l->in_flight + (l->requests_open > 0) >= w->cfg.window)
 		return NONE;
 	while (l->heap_len > 0) {
-		struct part *p = &l->parts[l->heap[0]];
-
-		for (; p->cursor < p->first + p->count; p->cursor++)
-			if (l->chunks[p->cursor].state == CHUNK_PENDING)
-				return p->cursor;
+		index = part_next(w, l, &l->parts[l->heap[0]]);
+		if (index != NONE)
+			return index;
 		heap_pop(w, l);
 	}
 	while (l->again_count > 0) {
-		uint32_t index = l->again[l->again_head];
-
-		if (l->chunks[index].state == CHUNK_PENDING)
+		index = l->again[l->again_head];
+		if (chunk_at(w, l, index)->state == CHUNK_PENDING)
 			return index;
-		again_pop(l);
+		again_pop(w, l);
 	}
 	return NONE;
 }
 
-void queue_sent(struct lane *l, uint32_t index)
+void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index)
 {
-	struct chunk *c = &l->chunks[index];
-	struct part *p = &l->parts[c->part];
+	struct chunk *c = chunk_at(w, l, index);
+	struct part *p = &l->parts[part_at(w, l, index)];
 
 	if (c->requested) {
 		c->requested = 0;
@@ -114,13 +140,15 @@ void queue_sent(struct lane *l, uint32_t index)
 	}
 	/* Not to be found there again: one that is NACKed goes behind all else. */
 	p->cursor += p->cursor == index;
+	if (p->guest_cursor == index)
+		p->guest_cursor = c->next_guest;
 	if (l->again_count > 0 && l->again[l->again_head] == index)
-		again_pop(l);
+		again_pop(w, l);
 }
 
-void queue_request(struct lane *l, uint32_t index)
+void queue_request(struct rw_worker *w, struct lane *l, uint32_t index)
 {
-	struct chunk *c = &l->chunks[index];
+	struct chunk *c = chunk_at(w, l, index);
 
 	l->last_request = index;
 	if (c->state == CHUNK_IN_FLIGHT || c->requested)
@@ -128,15 +156,57 @@ void queue_request(struct lane *l, uint32_t index)
 	c->requested = 1;
 	l->requests_open++;
 	if (c->state == CHUNK_PENDING)
-		chain_request(l, index);
+		chain_request(l, c, index);
 }
 
-void queue_again(struct lane *l, uint32_t index)
+void queue_again(struct rw_worker *w, struct lane *l, uint32_t index)
 {
-	struct chunk *c = &l->chunks[index];
+	struct chunk *c = chunk_at(w, l, index);
 
 	if (c->in_again)
 		return;
 	c->in_again = 1;
-	l->again[(l->again_head + l->again_count++) % l->nchunks] = index;
+	l->again[(l->again_head + l->again_count++) % l->again_cap] = index;
+}
+
+int queue_reserve(struct lane *l, uint32_t n)
+{
+	uint32_t *again;
+
+	if (n <= l->again_cap)
+		return 0;
+	again = calloc(n, sizeof *again);
+	if (!again)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < l->again_count; i++)
+		again[i] = l->again[(l->again_head + i) % l->again_cap];
+	free(l->again);
+	l->again = again;
+	l->again_head = 0;
+	l->again_cap = n;
+	return 0;
+}
+
+void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index)
+{
+	struct chunk *c = chunk_at(w, l, index);
+	uint32_t kept = 0, *at = &l->request_head;
+
+	if (l->last_request == index)
+		l->last_request = NONE;
+	for (; c->chained && *at != NONE; at = &chunk_at(w, l, *at)->next_request)
+		if (*at == index) {
+			*at = c->next_request;
+			c->chained = 0;
+			break;
+		}
+	for (uint32_t i = 0; c->in_again && i < l->again_count; i++) {
+		uint32_t other = l->again[(l->again_head + i) % l->again_cap];
+
+		if (other != index)
+			l->again[(l->again_head + kept++) % l->again_cap] = other;
+	}
+	if (c->in_again)
+		l->again_count = kept;
+	c->in_again = 0;
 }

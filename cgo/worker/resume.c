@@ -86,7 +86,7 @@ static uint32_t lkey_of(const struct rw_worker *w, const struct lane *l, const s
 
 	if (wr->laddr >= first && wr->laddr - first < (uint64_t)w->cfg.nlanes * w->cfg.nstaging * w->cfg.chunk_bytes)
 		return w->nics[l->nic].cfg.staging_lkey;
-	return w->tensors[l->parts[l->chunks[imm_index(wr->imm)].part].tensor].src_region->lkey[l->nic];
+	return w->tensors[tensor_at(w, l, imm_index(wr->imm))].src_region->lkey[l->nic];
 }
 
 /* Makes what waits in the ring what it would be, had it been made for the queue pair there is now. */
@@ -101,7 +101,7 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 		if (wr->length)
 			wr->lkey = lkey_of(w, l, wr);
 		if (imm_op(wr->imm) == RW_TENSOR && imm_index(wr->imm) != ANNOUNCEMENT)
-			lane_record(w, l, &l->parts[imm_index(wr->imm)]);
+			lane_record(w, l, part_named(w, l, imm_index(wr->imm)));
 	}
 }
 

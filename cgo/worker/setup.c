@@ -73,16 +73,6 @@ void rw_worker_close(rw_worker *w)
 	free(w);
 }
 
-static int grow(void *array, size_t count, size_t size)
-{
-	void **p = array, *bigger = realloc(*p, count * size);
-
-	if (!bigger)
-		return -ENOMEM;
-	*p = bigger;
-	return 0;
-}
-
 int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
 {
 	struct region *r;
@@ -141,30 +131,25 @@ static int check_chunks(const struct rw_worker *w, const struct rw_tensor_desc *
 
 static int add_chunks(struct rw_worker *w, struct lane *l, const struct rw_chunk_desc *c, uint32_t n)
 {
-	uint32_t lane = (uint32_t)(l - w->lanes), parts = 0, *again;
+	uint32_t lane = (uint32_t)(l - w->lanes), parts = 0;
 
-	if ((uint64_t)l->nchunks + n > 1u << RW_INDEX_BITS)
+	if ((uint64_t)l->nchunks + n > RW_GUEST_BIT)
 		return rwf_fail(EINVAL, "add tensors: lane %u would have more than %u chunks: use larger chunks", lane,
-				1u << RW_INDEX_BITS);
+				RW_GUEST_BIT);
 	for (uint32_t i = 0; i < n; i++)
 		parts += i == 0 || c[i].tensor != c[i - 1].tensor;
 	if (n == 0)
 		return 0;
-	again = calloc(l->nchunks + n, sizeof *again);
-	if (!again || grow(&l->chunks, l->nchunks + n, sizeof *l->chunks) || grow(&l->parts, l->nparts + parts, sizeof *l->parts) ||
-	    grow(&l->heap, l->nparts + parts, sizeof *l->heap)) {
-		free(again);
+	if (queue_reserve(l, l->nchunks + l->nguests + n) || grow(&l->chunks, l->nchunks + n, sizeof *l->chunks) ||
+	    grow(&l->parts, l->nparts + parts, sizeof *l->parts) || grow(&l->heap, l->nparts + parts, sizeof *l->heap) ||
+	    grow(&l->homes, l->nhomes + parts, sizeof *l->homes))
 		return -ENOMEM;
-	}
-	for (uint32_t i = 0; i < l->again_count; i++)
-		again[i] = l->again[(l->again_head + i) % l->nchunks];
-	free(l->again);
-	l->again = again;
-	l->again_head = 0;
 	for (uint32_t i = 0; i < n; i++) {
 		if (i == 0 || c[i].tensor != c[i - 1].tensor) {
 			w->part_index[w->tensors[c[i].tensor].first_part + lane] = l->nparts;
-			l->parts[l->nparts++] = (struct part){.tensor = c[i].tensor, .first = l->nchunks, .heap_at = NONE};
+			l->parts[l->nparts] = (struct part){
+				.tensor = c[i].tensor, .first = l->nchunks, .name = l->nhomes, .guests = NONE, .heap_at = NONE};
+			l->homes[l->nhomes++] = l->nparts++;
 		}
 		l->parts[l->nparts - 1].count++;
 		l->chunks[l->nchunks++] = (struct chunk){.offset = c[i].offset, .elems = c[i].elems, .part = l->nparts - 1};
@@ -203,6 +188,7 @@ static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t nten
 				     .first_part = (w->ntensors + i) * nlanes};
 		for (uint32_t lane = 0; lane < nlanes; lane++)
 			w->part_index[t->first_part + lane] = NONE;
+		w->model_bytes += tensors[i].elems * 4;
 	}
 	for (uint32_t i = 0; i < nlanes; i++)
 		if ((rc = add_chunks(w, &w->lanes[i], chunks[i], nchunks[i])))
@@ -226,6 +212,7 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t n
 
 void mark_records(struct rw_worker *w, struct tensor *t)
 {
+	t->recorded = 1;
 	for (uint32_t lane = 0; lane < w->cfg.nlanes; lane++) {
 		struct part *p = part_of(w, t, lane);
 

@@ -9,6 +9,7 @@
 static void place(struct rw_worker *w, struct tensor *t)
 {
 	uint64_t bytes = t->elems * type_size(t->wire_type), bound = 0;
+	const uint8_t streaming = past_cache(w);
 	const struct region *to = NULL;
 
 	t->direct_src = t->direct_dst = 0;
@@ -25,8 +26,9 @@ static void place(struct rw_worker *w, struct tensor *t)
 		return; /* no answer to place */
 	if (to)
 		bound = (uintptr_t)t->dst;
-	if (bound != t->bound_dst || (to && (to != t->bound_region || to->rkey[0] != t->bound_rkey))) {
+	if (bound != t->bound_dst || (to && (to != t->bound_region || to->rkey[0] != t->bound_rkey || t->streaming != streaming))) {
 		t->bound_dst = bound;
+		t->streaming = streaming;
 		t->bound_region = to;
 		t->bound_rkey = to ? to->rkey[0] : 0;
 		mark_records(w, t);

@@ -75,17 +75,18 @@ type NIC struct {
 
 // Config is struct rw_worker_config; see worker.h.
 type Config struct {
-	NICs                              []NIC
-	Lanes                             []Lane
-	ChunkBytes, Window, Staging       int
-	StagingAddr                       unsafe.Pointer
-	Rank                              int
-	ByReference, AnyMemory, Streaming bool
-	Resumable                         bool
-	Steps                             bool
-	ISA                               int
-	Spin                              int
-	ClockNS                           *uint64 // C memory, or nil for the system's clock
+	NICs                        []NIC
+	Lanes                       []Lane
+	ChunkBytes, Window, Staging int
+	StagingAddr                 unsafe.Pointer
+	Rank                        int
+	CacheBytes                  uint64
+	ByReference, AnyMemory      bool
+	Resumable                   bool
+	Steps                       bool
+	ISA                         int
+	Spin                        int
+	ClockNS                     *uint64 // C memory, or nil for the system's clock
 }
 
 // TensorDesc mirrors struct rw_tensor_desc.
@@ -136,7 +137,8 @@ const (
 var (
 	ImmBits = [...]int{C.RW_OP_BITS, C.RW_EPOCH_BITS, C.RW_INDEX_BITS}
 	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_BROADCAST, C.RW_TENSOR, C.RW_COMMIT, C.RW_NOTICE, C.RW_ABORT}
-	Notices = [...]int{C.RW_NOTICE_NACK, C.RW_NOTICE_REQUEST}
+	Notices = [...]int{C.RW_NOTICE_NACK, C.RW_NOTICE_REQUEST, C.RW_NOTICE_MOVE}
+	Guest   = C.RW_GUEST_BIT
 )
 
 // Limits of rackweave.h.
@@ -167,8 +169,8 @@ func Open(c *Config) (Worker, int) {
 	cfg := C.struct_rw_worker_config{
 		nnics: C.uint32_t(len(c.NICs)), nlanes: C.uint32_t(len(c.Lanes)),
 		chunk_bytes: C.uint32_t(c.ChunkBytes), window: C.uint32_t(c.Window), nstaging: C.uint32_t(c.Staging),
-		staging: c.StagingAddr, rank: C.uint32_t(c.Rank),
-		by_reference: flag(c.ByReference), any_memory: flag(c.AnyMemory), streaming: flag(c.Streaming), steps: flag(c.Steps),
+		staging: c.StagingAddr, rank: C.uint32_t(c.Rank), cache_bytes: C.uint64_t(c.CacheBytes),
+		by_reference: flag(c.ByReference), any_memory: flag(c.AnyMemory), steps: flag(c.Steps),
 		resumable: flag(c.Resumable),
 		isa:       C.int(c.ISA), spin: C.uint32_t(c.Spin), clock_ns: (*C.uint64_t)(unsafe.Pointer(c.ClockNS)),
 	}

@@ -38,7 +38,13 @@ enum rw_opcode {
 enum rw_notice {
 	RW_NOTICE_NACK = 0,    /* it is not kept any more: send it again */
 	RW_NOTICE_REQUEST = 1, /* send it before others */
+	RW_NOTICE_MOVE = 2,    /* and above: once it is answered, it belongs to lane epoch - RW_NOTICE_MOVE */
 };
+/*
+ * Marks the index of a guest, a chunk that has moved from the lane where it was added: its index there * nlanes + that lane. In
+ * control records it marks the number of a tensor of which nothing was added to the lane. The same stands in chunk/imm.go.
+ */
+enum { RW_GUEST_BIT = 1 << (RW_INDEX_BITS - 1) };
 enum { RW_RECORD_BYTES = 64 };
 
 struct rw_worker_nic {
@@ -65,9 +71,9 @@ struct rw_worker_config {
 	uint32_t nstaging; /* staging buffers per lane; equals window unless by reference: then 2 or more */
 	void *staging;     /* nlanes * nstaging * chunk_bytes, registered with remote write */
 	uint32_t rank;
+	uint64_t cache_bytes;     /* there are for this worker: results of a larger model are written past them; 0: of none */
 	uint8_t by_reference;     /* the aggregator reads payloads where they lie */
 	uint8_t any_memory;       /* registering ordinary memory is free: send from and receive into the caller's buffers */
-	uint8_t streaming;        /* results are larger than the cache: write them past it */
 	uint8_t steps;            /* each step is announced with its first push and ended by a commit; a pushpull may get nothing */
 	uint8_t resumable;        /* a lane whose queue pair fails waits for rw_worker_resume, and does not fail the worker */
 	int isa;                  /* enum rwk_isa */
@@ -138,6 +144,9 @@ int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received);
 int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received);
 /* All memory that the aggregator may be told of, with the keys of a NIC, into mrs, of cap; returns how many there are. */
 int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t cap);
+
+/* Asks for huge pages from address first to last, multiples of their size, where enough memory is free. */
+void rw_worker_huge_pages(uint64_t first, uint64_t last);
 
 /* Fails everything in flight and to come with RW_EABORTED and this text. */
 void rw_worker_abort(rw_worker *w, const char *text);

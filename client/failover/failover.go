@@ -34,6 +34,8 @@ func (p Path) String() string { return fmt.Sprintf("(%d,%d)", p.Aggregator, p.Wo
 // Config describes a worker's lanes and NICs.
 type Config struct {
 	Lanes      []int // by lane: the number of the aggregator's NIC that serves it
+	Primary    []int // by lane: the worker's NIC of its primary path; none: that of the aggregator's NIC's number
+	Each       int   // NICs of each aggregator, numbered through, where lanes lie at several; 0: all lie at one
 	WorkerNICs int
 	Settle     int64 // ns that a link of the worker's must have lasted before it is used again
 	Timeout    int64 // ns that a lane may be without a connection before it is given up
@@ -105,8 +107,12 @@ func New(cfg Config) *Chooser {
 			c.paths = append(c.paths, path{Path: Path{aggregator, worker}, failed: math.MinInt64, punished: math.MinInt64})
 		}
 	}
-	for _, aggregator := range cfg.Lanes {
-		primary := c.index(Path{aggregator, aggregator % cfg.WorkerNICs})
+	for i, aggregator := range cfg.Lanes {
+		worker := c.opposite(aggregator)
+		if cfg.Primary != nil {
+			worker = cfg.Primary[i]
+		}
+		primary := c.index(Path{aggregator, worker})
 		c.lanes = append(c.lanes, lane{primary: primary, at: primary})
 	}
 	return c
@@ -116,8 +122,28 @@ func (c *Chooser) index(p Path) int {
 	return slices.IndexFunc(c.paths, func(q path) bool { return q.Path == p })
 }
 
-// Paths is how many paths there are, open or not.
-func (c *Chooser) Paths() int { return len(c.paths) }
+// opposite is the worker's NIC of the same number as one of an aggregator's.
+func (c *Chooser) opposite(nic int) int {
+	if c.cfg.Each > 0 {
+		nic %= c.cfg.Each
+	}
+	return nic % c.cfg.WorkerNICs
+}
+
+// leads reports whether a path leads to a lane's aggregator.
+func (c *Chooser) leads(p *path, lane int) bool {
+	return c.cfg.Each == 0 || p.Aggregator/c.cfg.Each == c.cfg.Lanes[lane]/c.cfg.Each
+}
+
+// Paths is how many paths a lane has, open or not.
+func (c *Chooser) Paths(lane int) (n int) {
+	for i := range c.paths {
+		if c.leads(&c.paths[i], lane) {
+			n++
+		}
+	}
+	return n
+}
 
 // At returns the path that a lane is on, was on before it broke, or tries.
 func (c *Chooser) At(lane int) Path { return c.paths[c.lanes[lane].at].Path }
@@ -192,10 +218,10 @@ func (c *Chooser) isOpen(now int64, p *path) bool {
 	return now >= c.usable[p.Worker] && !slices.Contains(c.aggDown, p.Aggregator)
 }
 
-// Open returns how many paths are open.
-func (c *Chooser) Open(now int64) (n int) {
+// Open returns how many of a lane's paths are open.
+func (c *Chooser) Open(now int64, lane int) (n int) {
 	for i := range c.paths {
-		if c.isOpen(now, &c.paths[i]) {
+		if c.leads(&c.paths[i], lane) && c.isOpen(now, &c.paths[i]) {
 			n++
 		}
 	}
@@ -241,7 +267,7 @@ func (c *Chooser) leaves(now int64, l *lane, best int) bool {
 func (c *Chooser) best(now int64, lane int) int {
 	best, bestRank := -1, rank{}
 	for i := range c.paths {
-		if c.isOpen(now, &c.paths[i]) {
+		if c.leads(&c.paths[i], lane) && c.isOpen(now, &c.paths[i]) {
 			if r := c.rank(now, lane, i); best < 0 || r.before(bestRank) {
 				best, bestRank = i, r
 			}
@@ -263,7 +289,7 @@ func (c *Chooser) rank(now int64, lane, at int) rank {
 	}
 	switch {
 	case at == c.lanes[lane].primary:
-	case p.Worker == p.Aggregator%c.cfg.WorkerNICs:
+	case p.Worker == c.opposite(p.Aggregator):
 		r[1] = 1
 	default:
 		r[1] = 2

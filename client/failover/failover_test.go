@@ -21,6 +21,9 @@ func TestStories(t *testing.T) {
 				var cfg Config
 				d.ScanArgs(t, "lanes", &cfg.Lanes)
 				d.ScanArgs(t, "nics", &cfg.WorkerNICs)
+				if d.HasArg("each") {
+					d.ScanArgs(t, "each", &cfg.Each)
+				}
 				cfg.Settle, cfg.Timeout = testSettle, testTimeout
 				c = New(cfg)
 				var out strings.Builder
@@ -152,19 +155,35 @@ func (o *oracle) failure(p Path) (failed, until int64) {
 	return failed, until
 }
 
+// opposite is the worker's NIC of the same number as one of its aggregator's.
+func (o *oracle) opposite(aggregator int) int {
+	if o.cfg.Each > 0 {
+		aggregator %= o.cfg.Each
+	}
+	return aggregator % o.cfg.WorkerNICs
+}
+
+func (o *oracle) primary(lane int) Path {
+	nic := o.cfg.Lanes[lane]
+	if o.cfg.Primary != nil {
+		return Path{nic, o.cfg.Primary[lane]}
+	}
+	return Path{nic, o.opposite(nic)}
+}
+
 // inOrder lists the open paths of a lane, best first.
 func (o *oracle) inOrder(now int64, lane int) (order []Path) {
-	primary := Path{o.cfg.Lanes[lane], o.cfg.Lanes[lane] % o.cfg.WorkerNICs}
+	primary := o.primary(lane)
 	classes := []func(Path) bool{
 		func(p Path) bool { return p == primary },
-		func(p Path) bool { return p != primary && p.Worker == p.Aggregator%o.cfg.WorkerNICs },
-		func(p Path) bool { return p != primary && p.Worker != p.Aggregator%o.cfg.WorkerNICs },
+		func(p Path) bool { return p != primary && p.Worker == o.opposite(p.Aggregator) },
+		func(p Path) bool { return p != primary && p.Worker != o.opposite(p.Aggregator) },
 	}
 	var late []Path
 	for _, class := range classes {
 		for i := range o.paths {
 			p := o.paths[(i-lane%len(o.paths)+len(o.paths))%len(o.paths)]
-			if !class(p) || !o.open(now, p) {
+			if !class(p) || !o.open(now, p) || o.cfg.Each > 0 && p.Aggregator/o.cfg.Each != primary.Aggregator/o.cfg.Each {
 				continue
 			}
 			if _, until := o.failure(p); now < until {
@@ -220,6 +239,14 @@ func TestDecisionsAreTheOnesThatTheWholeHistoryAsksFor(t *testing.T) {
 			for range 1 + rng.IntN(4) {
 				cfg.Lanes = append(cfg.Lanes, rng.IntN(aggregatorNICs))
 			}
+			if rng.IntN(2) == 0 {
+				cfg.Each = 1 + rng.IntN(2)
+			}
+			if rng.IntN(4) == 0 {
+				for range cfg.Lanes {
+					cfg.Primary = append(cfg.Primary, rng.IntN(cfg.WorkerNICs))
+				}
+			}
 			o := &oracle{cfg: cfg, state: make([]state, len(cfg.Lanes)), since: make([]int64, len(cfg.Lanes))}
 			for a := range aggregatorNICs {
 				for w := range cfg.WorkerNICs {
@@ -228,8 +255,8 @@ func TestDecisionsAreTheOnesThatTheWholeHistoryAsksFor(t *testing.T) {
 					}
 				}
 			}
-			for _, a := range cfg.Lanes {
-				o.at = append(o.at, Path{a, a % cfg.WorkerNICs})
+			for lane := range cfg.Lanes {
+				o.at = append(o.at, o.primary(lane))
 			}
 			c := New(cfg)
 			now := int64(1)

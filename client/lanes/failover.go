@@ -85,11 +85,11 @@ func (s *Session) Attempt(lane int) uint64 { return s.recovery[lane].attempt }
 // Failovers returns how many times lanes resumed over another queue pair.
 func (s *Session) Failovers() uint64 { return s.failovers.Load() }
 
-// ackTimeout returns how long a message that is not acknowledged is repeated: not long while another path is open.
-func (s *Session) ackTimeout() time.Duration {
+// ackTimeout returns how long a lane's message that is not acknowledged is repeated: not long while another path is open.
+func (s *Session) ackTimeout(lane int) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.resumable && s.chooser.Open(s.cfg.Now()) > 1 {
+	if s.resumable && s.chooser.Open(s.cfg.Now(), lane) > 1 {
 		return min(s.cfg.AckTimeout, s.cfg.LinkTimeout)
 	}
 	return s.cfg.LinkTimeout
@@ -228,7 +228,7 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 	r.attempt++
 	answer, err := s.cfg.Control.Resume(ctx, Resume{
 		Lane: lane, Attempt: r.attempt, NIC: to.Aggregator, Received: r.received, Endpoint: endpoint,
-		Regions: cworker.Regions(s.C, to.Worker), AckTimeout: s.ackTimeout(),
+		Regions: cworker.Regions(s.C, to.Worker), AckTimeout: s.ackTimeout(lane),
 	})
 	if err != nil {
 		return err

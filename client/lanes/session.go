@@ -74,6 +74,8 @@ type Config struct {
 	Control Control
 	Devices []*verbs.Device // the caller's, who closes them after the session
 	Lanes   []int           // by lane: the number of the aggregator's NIC that serves it
+	Primary []int           // by lane: the device it begins on; none: that of the NIC's number
+	Each    int             // NICs of each aggregator, numbered through, where lanes lie at several; 0: all lie at one
 	Rank    int
 
 	ChunkBytes           int
@@ -125,7 +127,8 @@ func Open(cfg Config) (s *Session, err error) {
 		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), lanes: make([]cworker.Lane, len(cfg.Lanes)),
 		recovery: make([]recovery, len(cfg.Lanes)), told: make([]uint64, len(cfg.Lanes)),
 		chooser: failover.New(failover.Config{
-			Lanes: cfg.Lanes, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles), Timeout: int64(cfg.LinkTimeout),
+			Lanes: cfg.Lanes, Primary: cfg.Primary, Each: cfg.Each, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles),
+			Timeout: int64(cfg.LinkTimeout),
 		}),
 	}
 	if s.cfg.Now == nil {
@@ -135,7 +138,7 @@ func Open(cfg Config) (s *Session, err error) {
 	if s.cfg.Log == nil {
 		s.cfg.Log = func(string, ...any) {}
 	}
-	s.resumable = s.chooser.Paths() > 1
+	s.resumable = s.chooser.Paths(0) > 1
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -193,7 +196,7 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 		ends[i] = WorkerLane{
 			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.cfg.Staging*s.cfg.ChunkBytes),
 			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: uint32(s.cfg.Staging),
-			AckTimeout: s.ackTimeout(), Resumable: s.resumable,
+			AckTimeout: s.ackTimeout(i), Resumable: s.resumable,
 		}
 	}
 	peers, err := s.cfg.Control.Attach(ctx, ends)
@@ -216,7 +219,7 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 	peer := &s.Peers[lane]
 	if err := qp.Connect(peer.Endpoint, verbs.ConnectConfig{
-		Active: true, Timeout: timeout, AckTimeout: s.ackTimeout(), Cancel: s.cfg.Cancel,
+		Active: true, Timeout: timeout, AckTimeout: s.ackTimeout(lane), Cancel: s.cfg.Cancel,
 	}); err != nil {
 		return err
 	}
@@ -233,11 +236,12 @@ func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 type WorkerConfig struct {
 	ByReference bool // the aggregator reads payloads where they lie
 	AnyMemory   bool // ordinary memory can be sent from and received into
-	Streaming   bool // results are larger than the cache: write them past it
 	Steps       bool // the job is in mode stream
-	ISA         int
-	Spin        int     // empty polls before a wait sleeps
-	ClockNS     *uint64 // C memory; nil: the system's clock
+	// CacheBytes is how much of the cache there is for this worker: results of a larger model are written past it; 0: of none.
+	CacheBytes uint64
+	ISA        int
+	Spin       int     // empty polls before a wait sleeps
+	ClockNS    *uint64 // C memory; nil: the system's clock
 }
 
 // Start opens the C worker over the connected lanes.
@@ -251,7 +255,7 @@ func (s *Session) Start(c WorkerConfig) error {
 		s.C, rc = cworker.Open(&cworker.Config{
 			NICs: nics, Lanes: s.lanes, ChunkBytes: s.cfg.ChunkBytes, Window: s.cfg.Window, Staging: s.cfg.Staging,
 			StagingAddr: s.staging.Addr(), Rank: s.cfg.Rank, ByReference: c.ByReference, AnyMemory: c.AnyMemory,
-			Streaming: c.Streaming, Steps: c.Steps, Resumable: s.resumable, ISA: c.ISA, Spin: c.Spin, ClockNS: c.ClockNS,
+			CacheBytes: c.CacheBytes, Steps: c.Steps, Resumable: s.resumable, ISA: c.ISA, Spin: c.Spin, ClockNS: c.ClockNS,
 		})
 		return rc
 	})

@@ -9,25 +9,20 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
 // Config says which job the workers join.
 type Config struct {
-	Server     string // URL of the aggregator
+	Server     string // URL of the aggregator, or of several that the job is spread over, with commas between them
 	CA         string // file with the certificates to trust, or sha256:FINGERPRINT, for https; empty: the system's
 	Job, Token string
 	Workers    int
@@ -36,23 +31,23 @@ type Config struct {
 // Proxy makes calls for the workers of a job.
 type Proxy struct {
 	cfg       Config
-	server    string
-	transport *http.Transport
 	dir       string
 	listeners []net.Listener
 	running   sync.WaitGroup
 	ctx       context.Context
 	cancel    context.CancelFunc
+
+	mu         sync.Mutex
+	transports map[string]*http.Transport // by whom they trust
 }
 
 // Listen makes a socket for each worker. Only this user's processes can reach them.
 func Listen(cfg Config) (*Proxy, error) {
-	p := &Proxy{cfg: cfg, transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second}}
-	var err error
-	if p.transport.TLSClientConfig, err = api.TrustOf(cfg.CA); err != nil {
+	p := &Proxy{cfg: cfg, transports: map[string]*http.Transport{}}
+	_, err := p.transport(cfg.CA)
+	if err != nil {
 		return nil, err
 	}
-	p.server = strings.TrimRight(cfg.Server, "/")
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	if p.dir, err = os.MkdirTemp("", "rackweave-run-"); err != nil {
 		return nil, fmt.Errorf("make a directory for the workers' sockets: %w: set TMPDIR to a directory that can be written", err)
@@ -79,8 +74,25 @@ func (p *Proxy) Close() error {
 		errs = append(errs, l.Close())
 	}
 	p.running.Wait()
-	p.transport.CloseIdleConnections()
+	for _, t := range p.transports {
+		t.CloseIdleConnections()
+	}
 	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
+}
+
+// transport returns what carries calls to aggregators that are known by a CA.
+func (p *Proxy) transport(ca string) (*http.Transport, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t := p.transports[ca]; t != nil {
+		return t, nil
+	}
+	trust, err := api.TrustOf(ca)
+	if err != nil {
+		return nil, err
+	}
+	p.transports[ca] = &http.Transport{TLSHandshakeTimeout: 5 * time.Second, TLSClientConfig: trust}
+	return p.transports[ca], nil
 }
 
 // accept serves a worker's connections, one at a time: a worker is one member of the job.
@@ -91,9 +103,10 @@ func (p *Proxy) accept(l net.Listener, rank int) {
 			return
 		}
 		stop := context.AfterFunc(p.ctx, func() { c.Close() })
-		m := &member{p: p, rank: rank, pid: os.Getpid(), uid: os.Geteuid()}
-		m.rpc = apiconnect.NewJobServiceClient(&http.Client{Transport: p.transport}, p.server,
-			api.Identify(func() string { return m.session }, p.cfg.Token))
+		m := &member{p: p, rank: rank, pid: os.Getpid(), uid: os.Geteuid(), membership: &membership{
+			transport: p.transport, server: p.cfg.Server, ca: p.cfg.CA, token: p.cfg.Token, ctx: p.ctx,
+			ended: make(chan struct{}), gone: make(chan struct{}),
+		}}
 		if peer, err := credentials(c.(*net.UnixConn)); err == nil {
 			m.pid, m.uid = int(peer.Pid), int(peer.Uid)
 		}
@@ -120,14 +133,10 @@ func credentials(c *net.UnixConn) (who *syscall.Ucred, err error) {
 
 // member is one connection's membership in the job.
 type member struct {
+	*membership
 	p        *Proxy
 	rank     int
 	pid, uid int // of the program
-	rpc      apiconnect.JobServiceClient
-	session  string
-	unwatch  context.CancelFunc // nil before Join
-	watched  chan struct{}
-	failure  atomic.Pointer[api.Failure] // of the job, once Watch has brought it
 }
 
 // serve answers requests until the connection ends.
@@ -153,26 +162,10 @@ func (m *member) serve(c io.ReadWriter) {
 	}
 }
 
-// plain takes the code off a refusal, which is for programs.
-func plain(err error) error {
-	if refusal := new(connect.Error); errors.As(err, &refusal) {
-		return refusal.Unwrap()
-	}
-	return err
-}
-
-// lose ends the membership: the aggregator sees the Watch stream end.
-func (m *member) lose() {
-	if m.unwatch != nil {
-		m.unwatch()
-		<-m.watched
-	}
-}
-
 var errNotJoined = errors.New("the worker has not joined: call rw_join first")
 
 func (m *member) answer(k kind, payload []byte) ([]any, error) {
-	if k != kindJoin && m.session == "" {
+	if k != kindJoin && len(m.aggregators) == 0 {
 		return nil, errNotJoined
 	}
 	switch k {
@@ -189,7 +182,7 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		}
 		ctx, cancel := m.bounded(r.TimeoutMS)
 		defer cancel()
-		_, err := m.rpc.Barrier(ctx, &api.BarrierRequest{Name: text(r.Name[:]), TimeoutMs: r.TimeoutMS})
+		_, err := m.aggregators[0].rpc.Barrier(ctx, &api.BarrierRequest{Name: text(r.Name[:]), TimeoutMs: r.TimeoutMS})
 		return nil, err
 	case kindPolicy:
 		var r policyRequest
@@ -198,7 +191,7 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		}
 		ctx, cancel := m.bounded(0)
 		defer cancel()
-		_, err := m.rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: m.p.cfg.Job, Policy: text(r.Policy[:])})
+		_, err := m.aggregators[0].rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: m.p.cfg.Job, Policy: text(r.Policy[:])})
 		return nil, err
 	case kindLoss:
 		var r lossRequest
@@ -207,7 +200,7 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		}
 		ctx, cancel := m.bounded(0)
 		defer cancel()
-		_, err := m.rpc.ReportLoss(ctx, &api.ReportLossRequest{Loss: r.Loss})
+		_, err := m.aggregators[0].rpc.ReportLoss(ctx, &api.ReportLossRequest{Loss: r.Loss})
 		return nil, err
 	case kindLeave:
 		var r leaveRequest
@@ -216,8 +209,7 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		}
 		ctx, cancel := m.bounded(0)
 		defer cancel()
-		_, err := m.rpc.Leave(ctx, &api.LeaveRequest{Failure: text(r.Failure[:])})
-		return nil, err
+		return nil, m.leave(ctx, text(r.Failure[:]))
 	}
 	return nil, fmt.Errorf("request of unknown kind %d: the program's librackweave is of another version", k)
 }
@@ -232,7 +224,7 @@ func (m *member) bounded(ms uint32) (context.Context, context.CancelFunc) {
 }
 
 func (m *member) join(payload []byte) ([]any, error) {
-	if m.session != "" {
+	if len(m.aggregators) > 0 {
 		return nil, errors.New("the worker has joined already: a connection joins once")
 	}
 	var r joinRequest
@@ -259,38 +251,44 @@ func (m *member) join(payload []byte) ([]any, error) {
 	host, _ := os.Hostname()
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
-	j, err := m.rpc.Join(ctx, &api.JoinRequest{
+	err := m.enrol(ctx, &api.JoinRequest{
 		Job: m.p.cfg.Job, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode,
 		Policy: policy, Optimizer: optimizer, Hyper: hyper, ChunkBytes: r.ChunkBytes,
 		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
 		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid), TimeoutMs: r.TimeoutMS,
+		Spreads: true,
 	})
 	if err != nil {
 		return nil, err
 	}
+	j := m.aggregators[0].info
 	a := joinAnswer{
 		Rank: j.Rank, Workers: j.Workers, LocalWorkers: j.LocalWorkers, ChunkBytes: j.ChunkBytes, Window: j.Window,
 		SendDepth: j.SendDepth, RecvDepth: j.RecvDepth, LinkTimeoutMS: j.LinkTimeoutMs, ByReference: number(j.ByReference),
-		LiveHyper: number(j.LiveHyper), Steps: number(mode == "stream"), NLanes: uint32(len(j.Lanes)),
+		LiveHyper: number(j.LiveHyper), Steps: number(mode == "stream"),
+		NLanes: uint32(len(j.Lanes) * len(m.aggregators)),
 	}
-	if len(j.Lanes) > maxLanes || len(j.Record) != len(a.Record) {
-		return nil, fmt.Errorf("%d lanes and %d hyper-parameters: rackweave run and aggregator are of different versions", len(j.Lanes),
+	if a.NLanes > maxLanes || len(j.Record) != len(a.Record) {
+		return nil, fmt.Errorf("%d lanes and %d hyper-parameters: rackweave run and aggregator are of different versions", a.NLanes,
 			len(j.Record))
 	}
 	copy(a.Record[:], j.Record)
 	copy(a.Provider[:len(a.Provider)-1], j.Provider)
-	for i, l := range j.Lanes {
-		a.LaneNICs[i] = l.Nic
+	for i := range a.NLanes {
+		a.LaneNICs[i] = j.Lanes[int(i)%len(j.Lanes)].Nic
 	}
 	if j.Provider == "tcp" {
-		at, err := m.p.address(ctx)
+		peers, err := m.peers(ctx)
 		if err != nil {
 			return nil, err
 		}
-		copy(a.Options[:len(a.Options)-1], "peer="+at)
+		if len(peers) >= len(a.Options) {
+			return nil, fmt.Errorf("addresses of %d aggregators: a program in C has room for %d bytes of them", len(m.aggregators),
+				len(a.Options)-1)
+		}
+		copy(a.Options[:], peers)
 	}
-	m.session = j.Session
-	return []any{a}, m.watch()
+	return []any{a}, nil
 }
 
 func number(b bool) uint32 {
@@ -300,64 +298,30 @@ func number(b bool) uint32 {
 	return 0
 }
 
-// address returns the aggregator's IP address.
-func (p *Proxy) address(ctx context.Context) (string, error) {
-	u, err := url.Parse(p.cfg.Server)
-	if err != nil {
-		return "", err
-	}
-	all, err := net.DefaultResolver.LookupHost(ctx, u.Hostname())
-	if err != nil {
-		return "", fmt.Errorf("find the aggregator's address: %w", err)
-	}
-	return all[0], nil
-}
-
-// watch opens the stream that ties the worker's life to the aggregator's. Workers learn of failures on the data path.
-func (m *member) watch() error {
-	ctx, cancel := context.WithCancel(m.p.ctx)
-	stream, err := m.rpc.Watch(ctx, &api.WatchRequest{})
-	if err != nil {
-		cancel()
-		return err
-	}
-	m.unwatch, m.watched = cancel, make(chan struct{})
-	go func() {
-		defer close(m.watched)
-		for stream.Receive() {
-			if f := stream.Msg().Failure; f != nil {
-				m.failure.Store(f)
-			}
-		}
-		stream.Close()
-	}()
-	return nil
-}
-
 func (m *member) connect(payload []byte) ([]any, error) {
 	var r connectRequest
 	rest, err := decode(payload, &r)
 	if err != nil {
 		return nil, err
 	}
-	ends, err := list[endpoint](rest, min(len(rest)/endpointSize, maxLanes))
+	own, err := list[endpoint](rest, min(len(rest)/endpointSize, maxLanes))
 	if err != nil {
 		return nil, err
 	}
 	req := &api.ConnectRequest{TimeoutMs: r.TimeoutMS, AckTimeoutMs: r.AckTimeoutMS}
-	for _, e := range ends {
+	for _, e := range own {
 		req.Lanes = append(req.Lanes, &api.WorkerLane{
 			Endpoint: e.Bytes[:min(e.Length, endpointBytes)], ReplyAddr: e.Addr, ReplyRkey: e.RKey, Staging: e.Staging,
 		})
 	}
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
-	c, err := m.rpc.Connect(ctx, req)
+	ends, err := m.attach(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	answer := make([]endpoint, len(c.Lanes))
-	for i, l := range c.Lanes {
+	answer := make([]endpoint, len(ends))
+	for i, l := range ends {
 		e := &answer[i]
 		if len(l.Endpoint) > endpointBytes {
 			return nil, fmt.Errorf("lane %d's endpoint has %d bytes: rackweave run knows at most %d", i, len(l.Endpoint), endpointBytes)
@@ -392,9 +356,9 @@ func (m *member) register(payload []byte) ([]any, error) {
 	}
 	ctx, cancel := m.bounded(r.TimeoutMS)
 	defer cancel()
-	a, err := m.rpc.Register(ctx, req)
+	lanes, err := m.declare(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	return []any{a.ChunkLanes}, nil
+	return []any{lanes}, nil
 }

@@ -50,7 +50,7 @@ type joinRequest struct {
 
 type joinAnswer struct {
 	Provider                                 [16]byte
-	Options                                  [128]byte
+	Options                                  [512]byte
 	Rank, Workers, LocalWorkers              uint32
 	ChunkBytes, Window, SendDepth, RecvDepth uint32
 	LinkTimeoutMS                            uint32

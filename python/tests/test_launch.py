@@ -59,14 +59,21 @@ class Launchers(rack.Case):
     def under_rackweave_run(self):
         return self.digest(output([rack.BINARY, "run", "-n", "2", "--", *self.script], env=[environment()]))
 
-    def test_the_same_script_runs_under_rackweave_run_and_torchrun(self):
-        # What is printed goes by a file: torch 1.13 with Python 3.11 fails where it does not.
-        files = ["--redirects=1", "--tee=1"] if torch.__version__ < "2" else []
+    def under_torchrun(self, *arguments, **more):
+        """Runs the script as docs/migrating.md says for a PyTorch without libuv."""
+        # What is printed goes by a file: torch 1.13 with Python 3.11 fails where it does not. It has no flag for its address.
+        flags = ["--redirects=1", "--tee=1"] if torch.__version__ < "2" else ["--local_addr=127.0.0.1"]
         # The agents meet in a file: Debian builds torch 2.6 without libuv, which its other ways of meeting need.
-        meet = ["--rdzv_backend=c10d", "--rdzv_conf=store_type=file", f"--rdzv_endpoint={self.directory.name}/torchrun"]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *meet, *files, PROGRAM]
-        served = {**self.served, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        self.assertEqual(self.digest(output(torchrun, env=[served])), self.under_rackweave_run())
+        meet = ["--rdzv_backend=c10d", "--rdzv_conf=store_type=file", f"--rdzv_endpoint={self.directory.name}/{self.id()}"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *meet, *flags, PROGRAM, *arguments]
+        served = {**self.served, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **more}
+        return self.digest(output(torchrun, env=[served]))
+
+    def test_the_same_script_runs_under_rackweave_run_and_torchrun(self):
+        self.assertEqual(self.under_torchrun(), self.under_rackweave_run())
+
+    def test_a_script_with_a_process_group_runs_under_torchrun(self):
+        self.assertEqual(self.under_torchrun("group", USE_LIBUV="0"), self.under_rackweave_run())
 
     def test_the_same_script_runs_under_rackweave_run_mpirun_and_with_sruns_variables(self):
         mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *self.script]

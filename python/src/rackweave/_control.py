@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import http.client
 import json
@@ -11,7 +12,7 @@ import ssl
 import struct
 import threading
 import urllib.parse
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Set
 
 from .errors import ConfigError, Error, JobFailedError, OutOfRangeError, RefusedError, ServerLostError, WaitTimeoutError
 
@@ -28,6 +29,8 @@ class Control:
 
     def __init__(self, address: str, ca: str = "", token: str = "") -> None:
         self.session = ""  # of the worker, once it has joined
+        self.interrupted = False
+        self._calls: Set[http.client.HTTPConnection] = set()  # under way
         self._token = token
         url = urllib.parse.urlsplit(address)
         self.address = address
@@ -38,7 +41,9 @@ class Control:
             try:
                 self._pin = bytes.fromhex(ca[len(_PIN) :])
             except ValueError:
-                raise ConfigError(f"fingerprint {ca}: use {_PIN} and 64 hexadecimal digits") from None
+                pass
+            if len(self._pin) != hashlib.sha256().digest_size:  # one that is empty would let any certificate pass
+                raise ConfigError(f"fingerprint {ca}: use {_PIN} and 64 hexadecimal digits")
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more
         elif url.scheme == "https":
@@ -49,10 +54,13 @@ class Control:
         elif ca:
             raise ConfigError(f"address {address}: a CA file is given, so TLS is wanted: use https://")
 
-    def call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+    def call(self, method: str, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
         """Makes a call and returns its answer. The request tells the aggregator of the timeout, in seconds, where it can."""
         connection = self.connect()
+        self._calls.add(connection)
         try:
+            if self.interrupted:
+                raise OSError("interrupted")
             connection.sock.settimeout(timeout + _GRACE)
             connection.request("POST", _SERVICE + method, json.dumps(request), self.headers("application/json"))
             response = connection.getresponse()
@@ -64,11 +72,27 @@ class Control:
         except (OSError, http.client.HTTPException) as e:
             raise ServerLostError(f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
         finally:
+            self._calls.discard(connection)
             connection.close()
         answer = _parse(body)
         if response.status != 200 or answer is None:
             raise failure_of(method, answer, f"HTTP status {response.status}")
         return answer
+
+    def interrupt(self) -> None:
+        """Ends the calls under way, and those to come: they raise ServerLostError."""
+        self.interrupted = True
+        for connection in list(self._calls):
+            try:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+            except (OSError, AttributeError):
+                pass  # the call has ended
+
+    def again(self) -> "Control":
+        """Returns another that makes the same worker's calls, and is interrupted on its own."""
+        other = copy.copy(self)
+        other._calls = set()
+        return other
 
     def headers(self, content: str) -> Dict[str, str]:
         """Returns the headers of a request: they say who calls."""

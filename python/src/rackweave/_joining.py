@@ -40,13 +40,13 @@ def request(s: Settings, job: str, mode: str, optimizer: str, hyper: Mapping[str
     }
 
 
-def config(info: Mapping[str, Any], rank: int, peer: str, steps: bool) -> _lib.Config:
-    """Returns what rw_open takes, by Join's answer. peer is the aggregator's address; steps: this worker ends its own."""
+def config(info: Mapping[str, Any], rank: int, steps: bool) -> _lib.Config:
+    """Returns what rw_open takes, by Join's answer. steps: this worker ends its own."""
     lanes = info["lanes"]
     return _lib.Config(
         rank=rank,
         provider=info["provider"].encode(),
-        options=b"peer=" + peer.encode() if peer else None,
+        options=info["options"].encode() or None,
         lane_nics=(ctypes.c_uint32 * len(lanes))(*(lane.get("nic", 0) for lane in lanes)),
         nlanes=len(lanes),
         chunk_bytes=info["chunkBytes"],

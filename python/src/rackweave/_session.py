@@ -11,11 +11,11 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from . import _joining, _lib, _trace
+from ._aggregators import Aggregators
 from ._buffers import TYPES, Buffer, as_buffer
-from ._control import Control, Watch
 from ._joining import ms
 from ._settings import Settings
 from ._tensors import Op, Tensor, declaration
@@ -23,8 +23,8 @@ from .errors import ClosedError, Error, ForkedError, JobFailedError, ServerLostE
 
 _SLICE_MS = 200  # of every wait: between slices Ctrl-C and failures are seen
 _REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
-_LEAVE_TIMEOUT = 5.0
-_MISSED_HEARTBEATS = 10
+_CLOSE_TIMEOUT = 5.0
+_T = TypeVar("_T")
 _PAGE_CHUNKS = 64  # of each call that writes state: some MiB
 
 
@@ -67,7 +67,7 @@ class Session:
         self._elems: List[int] = []
         self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
-        self._control = Control(settings.address, settings.ca, settings.token)
+        self._aggregators = Aggregators(settings, self._ended)
         self._failed = threading.Event()
         self._failure: Optional[Error] = None
         self._lock = threading.Lock()  # of _failure, _native and _users
@@ -75,17 +75,13 @@ class Session:
         self._registering = threading.Lock()
         self._users = 0
         self._native: Optional[ctypes.c_void_p] = None
-        self._watch: Optional[Watch] = None
         self._library = _lib.library()
         request = _joining.request(settings, job, mode, optimizer, hyper or {}, policy)
-        self._info = self._control.call("Join", request, settings.timeout)
-        self._control.session = self._info["session"]
         try:
-            patience = _MISSED_HEARTBEATS * self._info.get("heartbeatMs", 1000) / 1000
-            self._watch = Watch(self._control, patience, self._fail)
+            self._info = self._aggregators.join(request)
             self._connect()
         except BaseException as e:
-            self._leave(str(e) or type(e).__name__)
+            self._aggregators.leave(str(e) or type(e).__name__)
             self._release()
             raise
         _sessions.add(self)
@@ -115,8 +111,7 @@ class Session:
     def _connect(self) -> None:
         """Opens the devices and connects a queue pair to every lane."""
         info, timeout = self._info, self.settings.timeout
-        peer = self._control.peer() if info["provider"] == "tcp" else ""
-        config = _joining.config(info, self.rank, peer, self.mode == "stream")
+        config = _joining.config(info, self.rank, self.mode == "stream")
         native = ctypes.c_void_p()
         _lib.check(f"open {info['provider']}", self._library.rw_open(ctypes.byref(config), ctypes.byref(native)))
         self._native = native
@@ -126,8 +121,9 @@ class Session:
             end.size = ctypes.sizeof(end)
             _lib.check(f"lane {i}", self._library.rw_endpoint(native, i, ctypes.byref(end)))
         ack_timeout = info.get("linkTimeoutMs", 5000)
-        request = {"lanes": [_joining.told(end) for end in ends], "timeoutMs": ms(timeout), "ackTimeoutMs": ack_timeout}
-        _joining.take(ends, self._call("Connect", request, timeout).get("lanes", []))
+        request = {"timeoutMs": ms(timeout), "ackTimeoutMs": ack_timeout}
+        told = [_joining.told(end) for end in ends]
+        _joining.take(ends, self._calling(lambda: self._aggregators.connect(told, request)))
         how = _lib.Connect(timeout_ms=ms(timeout), ack_timeout_ms=ack_timeout)
         self._native_call("connect", self._library.rw_connect, ends, len(ends), ctypes.byref(how))
 
@@ -148,9 +144,8 @@ class Session:
                         raise TensorError(f"tensor {t.name!r} is of type {what!r}: use f32, bf16 or f16")
                 n.size, n.elems = ctypes.sizeof(n), t.elems
                 n.memory_type, n.wire_type = TYPES[t.memory][1], TYPES[t.wire or t.memory][1]
-            timeout = self.settings.timeout
-            request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": ms(timeout)}
-            lanes = self._call("Register", request, timeout).get("chunkLanes", [])
+            request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": ms(self.settings.timeout)}
+            lanes = self._calling(lambda: self._aggregators.register(request))
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
             first = len(self.names)
@@ -285,17 +280,13 @@ class Session:
     def awaited(self) -> str:
         """Asks the aggregator which ranks keep others waiting."""
         try:
-            jobs = self._control.call("Status", {}, 1.0).get("jobs", [])
+            jobs = self._aggregators.status(self.job)
         except Error:
             return "; the aggregator does not answer either"
-        for job in reversed(jobs):
-            if job.get("name") == self.job:
-                members = job.get("members", [])
-                late = [f"{m.get('rank', 0)}" for m in members if int(m.get("awaitedChunks", 0)) > 0]
-                held = [f"{rank}" for m in members if m.get("rank", 0) == self.rank for rank in m.get("waitsFor", [])]
-                late = late or held
-                return f"; the aggregator waits for {_listed('rank', late)}" if late else ""
-        return ""
+        members = [m for job in jobs for m in job.get("members", [])]
+        late = {m.get("rank", 0) for m in members if int(m.get("awaitedChunks", 0)) > 0}
+        late = late or {rank for m in members if m.get("rank", 0) == self.rank for rank in m.get("waitsFor", [])}
+        return f"; the aggregator waits for {_listed('rank', [str(rank) for rank in sorted(late)])}" if late else ""
 
     # Control.
 
@@ -317,18 +308,15 @@ class Session:
 
         One rank calls it, after a barrier.
         """
-        return str(
-            self._call("Save", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout).get("path", "")
-        )
+        return str(self._about_state("Save", {"name": name, "timeoutMs": ms(self.settings.timeout)}).get("path", ""))
 
     def restore(self, name: str) -> None:
         """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
-        self._call("Restore", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout)
+        self._about_state("Restore", {"name": name, "timeoutMs": ms(self.settings.timeout)})
 
     def updates(self, tensor: int) -> int:
         """Returns how many optimizer steps a tensor has had at the aggregator."""
-        request = {"tensor": tensor, "array": 0, "offset": "0"}
-        return int(self._call("ReadState", request, self.settings.timeout).get("updates", 0))
+        return int(self._about_state("ReadState", {"tensor": tensor, "array": 0, "offset": "0"}).get("updates", 0))
 
     def read_state(self, tensor: int, array: int) -> bytes:
         """Returns an array that the aggregator keeps of a tensor: its parameters, 0, or a state of the optimizer, from 1 on.
@@ -339,7 +327,7 @@ class Session:
         data = bytearray()
         while len(data) < size:
             request = {"tensor": tensor, "array": array, "offset": str(len(data) // 4)}
-            data += base64.b64decode(self._call("ReadState", request, self.settings.timeout)["data"])
+            data += base64.b64decode(self._about_state("ReadState", request)["data"])
         return bytes(data)
 
     def write_state(self, tensor: int, array: int, data: bytes, updates: Optional[int] = None) -> None:
@@ -350,7 +338,7 @@ class Session:
             request = {"tensor": tensor, "array": array, "offset": str(at // 4), "data": part}
             if updates is not None:
                 request["updates"] = updates
-            self._call("WriteState", request, self.settings.timeout)
+            self._about_state("WriteState", request)
 
     def stats(self) -> Dict[str, int]:
         """Returns what was moved so far: bytes and chunks, and of the bytes those that this process had to copy."""
@@ -373,9 +361,15 @@ class Session:
         self._give_up(error)
 
     def _call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+        return self._calling(lambda: self._aggregators.first.call(method, request, timeout))
+
+    def _about_state(self, method: str, request: Dict[str, Any]) -> Dict[str, Any]:
+        return self._calling(lambda: self._aggregators.carried(method, request, self.settings.timeout))
+
+    def _calling(self, call: Callable[[], _T]) -> _T:
         self.check()
         try:
-            return self._control.call(method, request, timeout)
+            return call()
         except JobFailedError:
             self._failed.wait(_REASON_WAIT)  # the watch says because of whom
             if self._failure is not None:
@@ -425,6 +419,13 @@ class Session:
 
     # Ending.
 
+    def _ended(self, error: Error) -> None:
+        """Takes note that the job has ended at an aggregator. Others that it is spread over learn it from here."""
+        if self._aggregators.several and self._aggregators.joined:
+            self._give_up(error)
+        else:
+            self._fail(error)
+
     def _fail(self, error: Error) -> bool:
         """Makes error the session's failure unless it has one; tells whether it did."""
         with self._lock:
@@ -438,13 +439,7 @@ class Session:
 
     def _give_up(self, error: Error) -> None:
         if self._fail(error):
-            self._leave(str(error))
-
-    def _leave(self, reason: str) -> None:
-        try:
-            self._control.call("Leave", {"failure": reason}, _LEAVE_TIMEOUT)
-        except Error:
-            pass  # the aggregator finds out by the end of the watch
+            self._aggregators.leave(str(error))
 
     def close(self, reason: str = "") -> None:
         """Leaves the job. With a reason, or with operations in flight, the job fails at every rank."""
@@ -455,19 +450,17 @@ class Session:
                 return
             busy = any(self._library.rw_test(self._native, handle) == 0 for handle, _ in self._keep.values())
             reason = str(self._failure or reason) or ("it was closed with operations in flight" if busy else "")
-        if self._watch is not None:
-            self._watch.leave()  # before the aggregator lets go, or the stream's end would be a failure
-        self._leave(reason)
+        self._aggregators.expect_end()  # before the aggregator lets go, or the stream's end would be a failure
+        self._aggregators.leave(reason)
         self._fail(ClosedError(f"the session of job {self.job!r} is closed"))
         self._release()
         _sessions.discard(self)
 
     def _release(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        self._aggregators.close()
         with self._lock:
             native, self._native = self._native, None
-            self._idle.wait_for(lambda: self._users == 0, timeout=_LEAVE_TIMEOUT)
+            self._idle.wait_for(lambda: self._users == 0, timeout=_CLOSE_TIMEOUT)
             busy = self._users > 0
         if native is not None and not busy:
             _trace.collect(native, self.job, self.rank, self.names)
@@ -475,8 +468,7 @@ class Session:
 
     def _forked(self) -> None:
         """In a forked child: lets go of what is the parent's."""
-        if self._watch is not None:
-            self._watch.abandon()
+        self._aggregators.abandon()
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

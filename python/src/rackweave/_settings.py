@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import urllib.parse
-from typing import Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 from .errors import ConfigError
 
@@ -31,7 +31,7 @@ class Settings:
     """What a process needs to join jobs.
 
     Attributes:
-        address: the aggregator's URL, such as http://aggregator:7077.
+        address: the aggregator's URL, such as http://aggregator:7077; several, with commas between them, if the job is spread.
         job: the job's name; the first session has it, later ones have a number appended.
         rank: of this worker, from 0.
         world_size: how many workers the job has.
@@ -126,9 +126,14 @@ def _address(text: str) -> str:
             "the aggregator's address is unknown: set RACKWEAVE_ADDR to its URL, such as http://aggregator:7077, "
             "or use 'rackweave run'"
         )
-    if "://" not in text:
-        text = "http://" + text
-    url = urllib.parse.urlsplit(text)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigError(f"address {text!r}: use a URL such as http://aggregator:7077 or https://aggregator:7077")
-    return text.rstrip("/")
+    addresses: List[str] = []
+    for one in text.split(","):
+        if "://" not in one:
+            one = "http://" + one
+        url = urllib.parse.urlsplit(one)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError(f"address {one!r}: use a URL such as http://aggregator:7077 or https://aggregator:7077")
+        if one.rstrip("/") in addresses:
+            raise ConfigError(f"address {one!r} is there twice: name each aggregator once")
+        addresses.append(one.rstrip("/"))
+    return ",".join(addresses)

@@ -80,6 +80,7 @@ def init(
 ) -> World:
     """Says who this worker is and where the aggregator is; nothing is joined yet.
 
+    With several addresses, and commas between them, the job is spread over all these aggregators: each has some of the model.
     policy says who waits for whom in sessions of mode stream, such as ssp:s=3. What is not given is read from RACKWEAVE_ADDR, _JOB,
     _RANK, _WORLD_SIZE, _TOKEN, _CA, _PROVIDER, _TIMEOUT (seconds) and _POLICY; rank and number of workers also from what torchrun,
     Open MPI, MPICH, Slurm and ps-lite set. A second call returns the first's world, unless shutdown came between.

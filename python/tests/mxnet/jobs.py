@@ -1,5 +1,6 @@
 """Runs training programs as jobs: by MXNet's own dist_sync, and by RackWeave."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -29,9 +30,10 @@ class JobFailed(Exception):
     """A job ended otherwise than with 0, or did not end."""
 
 
-def rackweave(workers, program, *arguments, deadline=DEADLINE, check=True, **env):
+def rackweave(workers, program, *arguments, deadline=DEADLINE, check=True, server=None, **env):
     """Runs a program's workers by RackWeave and returns what they printed, each line after its rank."""
-    command = [RACKWEAVE, "run", "-n", str(workers), "--", sys.executable, PROGRAMS / program, *arguments]
+    at = ["--server", server] if server else []
+    command = [RACKWEAVE, "run", "-n", str(workers), *at, "--", sys.executable, PROGRAMS / program, *arguments]
     with tempfile.TemporaryFile("w+") as output:
         job = subprocess.Popen([str(c) for c in command], env=environment(**env), stdout=output, stderr=subprocess.STDOUT)
         status = _wait(job, deadline)
@@ -40,6 +42,20 @@ def rackweave(workers, program, *arguments, deadline=DEADLINE, check=True, **env
     if check and status != 0:
         raise JobFailed(f"{program}: status {status}\n{printed[-6000:]}")
     return printed
+
+
+@contextlib.contextmanager
+def aggregators(n):
+    """Runs aggregators that know nothing of each other, and yields what workers are told of them."""
+    command = [str(RACKWEAVE), "serve", "--listen", "127.0.0.1:0", "--unpinned", "--until-eof", "--cores", "2"]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(n)]
+    try:
+        yield ",".join(p.stdout.readline().strip() for p in running)
+    finally:
+        for p in running:
+            p.stdin.close()
+            _wait(p, 20)
+            p.stdout.close()
 
 
 def native(workers, program, *arguments, servers=1, deadline=DEADLINE, **env):

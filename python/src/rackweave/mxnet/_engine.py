@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from typing import Any, Iterable, Optional, Sequence, Tuple
 
 import mxnet as mx
@@ -166,8 +167,11 @@ class Store:
 
     def __init__(self, session: int) -> None:
         self.handle = ctypes.c_void_p()
-        if _rw.rw_mx_open(session, ctypes.byref(_engine), ctypes.byref(self.handle)):
+        code = _rw.rw_mx_open(session, ctypes.byref(_engine), ctypes.byref(self.handle))
+        if code == -errno.EINVAL:
             raise Error(f"MXNet {mx.__version__} lacks a function of its C interface: use MXNet 1.9.1")
+        if code:
+            raise _lib.NativeError("exchanges in MXNet's engine", code)
 
     def close(self) -> None:
         """Frees the store; nothing may be in flight."""

@@ -170,8 +170,8 @@ def an_asynchronous_store_updates_by_each_gradient_alone():
     }.items():
         kv, weight, want = mx.kv.create("dist_async_rackweave"), mx.nd.array(start), mx.nd.array(start)
         assert kv.type == "dist_async_rackweave"
-        kv.set_optimizer(mx.optimizer.create(name.strip(), rescale_grad=0.25, **params))
-        local = mx.optimizer.get_updater(mx.optimizer.create(name.strip(), rescale_grad=0.25, **params))
+        kv.set_optimizer(mx.optimizer.create(name.strip(), rescale_grad=1 / 3, **params))
+        local = mx.optimizer.get_updater(mx.optimizer.create(name.strip(), rescale_grad=1 / 3, **params))
         kv.broadcast("w", weight, out=weight)
         for rank in range(N):  # one after the other, so that there is one right result
             for grad in grads[rank]:

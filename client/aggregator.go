@@ -1,0 +1,326 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// aggregator is one that a worker has joined. Mostly it is the only one. Where a job is spread over several, each has all workers
+// and some of the lanes.
+type aggregator struct {
+	cfg       Config // the worker's, with this one's server
+	transport *http.Transport
+	at        atomic.Pointer[net.TCPAddr] // where calls reach it
+	rpc       apiconnect.JobServiceClient
+	info      *api.JoinResponse
+	lane, nic int                // the numbers of its first lane and NIC, in the whole job
+	watching  chan struct{}      // closed when the watch goroutine has ended
+	unwatch   context.CancelFunc // nil: it was never watched
+	device    int                // the first of those that lead to it
+	down      []uint32           // its NICs that have no link; the follower's
+}
+
+// servers splits the URLs of several aggregators.
+func (c *Config) servers() []string { return strings.Split(c.Server, ",") }
+
+// dial prepares calls to an aggregator.
+func dial(cfg Config) (*aggregator, error) {
+	a := &aggregator{cfg: cfg, watching: make(chan struct{})}
+	client, transport, err := cfg.httpClient()
+	if err != nil {
+		return nil, err
+	}
+	a.transport = transport
+	a.noteAddress()
+	a.rpc = apiconnect.NewJobServiceClient(client, cfg.Server, api.Identify(func() string { return a.info.GetSession() }, cfg.Token))
+	return a, nil
+}
+
+// noteAddress makes every connection for calls note the address it leads to.
+func (a *aggregator) noteAddress() {
+	dial := a.transport.DialContext
+	a.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err == nil {
+			a.at.Store(c.RemoteAddr().(*net.TCPAddr))
+		}
+		return c, err
+	}
+}
+
+// join makes the Join call, which waits until all workers have joined.
+func (a *aggregator) join(ctx context.Context, r *api.JoinRequest) (err error) {
+	call, cancel, ms := callTimeout(ctx, a.cfg.Timeout)
+	defer cancel()
+	r.TimeoutMs = ms
+	if a.info, err = a.rpc.Join(call, r); err != nil {
+		a.transport.CloseIdleConnections()
+		return becauseOf(ctx, a.cfg.classifyFirst(err))
+	}
+	if len(a.info.Aggregators) == 0 &&
+		(len(a.info.Record) != hyperParameters || len(a.info.Lanes) == 0 || a.info.Window == 0) {
+		return errors.New("the aggregator's answer is incomplete: client and aggregator are of different versions")
+	}
+	return nil
+}
+
+// request is what the worker asks of every aggregator.
+func (w *Worker) request() (*api.JoinRequest, error) {
+	providers, err := w.cfg.providersHere()
+	if err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname()
+	return &api.JoinRequest{
+		Job: w.cfg.Job, Rank: int32(w.cfg.Rank), Workers: uint32(w.cfg.Workers), Mode: w.cfg.Mode,
+		Policy: w.cfg.Policy, Outer: w.cfg.Outer, OnLoss: w.cfg.OnLoss, Optimizer: w.cfg.Optimizer, Hyper: w.cfg.Hyper,
+		ChunkBytes: uint32(w.cfg.ChunkBytes),
+		Provider:   w.cfg.Provider, Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()),
+		Uid: uint32(os.Geteuid()), Spreads: true,
+	}, nil
+}
+
+// enrol joins the aggregator, or, where the job is spread over several, all of them, in the order in which all workers do.
+func (w *Worker) enrol(ctx context.Context) error {
+	r, err := w.request()
+	if err != nil {
+		return err
+	}
+	cfgs := make([]Config, 0, 1)
+	for _, url := range w.cfg.servers() {
+		cfg := w.cfg
+		cfg.Server = url
+		cfgs = append(cfgs, cfg)
+	}
+	if len(cfgs) == 1 {
+		a, err := dial(cfgs[0])
+		if err == nil {
+			err = a.join(ctx, r)
+		}
+		if err != nil {
+			return err
+		}
+		if len(a.info.Aggregators) == 0 {
+			return w.joined(a)
+		}
+		a.transport.CloseIdleConnections()
+		r.Rack, cfgs = a.info.Rack, cfgs[:0]
+		for _, other := range a.info.Aggregators {
+			cfg := w.cfg
+			cfg.Server, cfg.CA = strings.TrimRight(other.Url, "/"), cmp.Or(other.Ca, w.cfg.CA)
+			cfgs = append(cfgs, cfg)
+		}
+	}
+	return w.enrolAll(ctx, r, cfgs)
+}
+
+// enrolAll joins several aggregators. The first chooses the rank and what carries data.
+func (w *Worker) enrolAll(ctx context.Context, r *api.JoinRequest, cfgs []Config) error {
+	if !sameHost(cfgs) {
+		r.Providers = slices.DeleteFunc(r.Providers, func(p string) bool { return p == verbs.ProviderSHM && w.cfg.Provider != p })
+	}
+	r.Parts = uint32(len(cfgs))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // the job may end at one while another is being joined
+		select {
+		case <-w.failed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for i, cfg := range cfgs {
+		r.Part = uint32(i)
+		a, err := dial(cfg)
+		if err == nil {
+			err = a.join(ctx, r)
+		}
+		if err == nil {
+			err = w.joined(a)
+		}
+		if err == nil && len(w.aggregators) > 1 {
+			err = w.aggregators[0].agrees(a)
+		}
+		if failed := w.Err(); failed != nil {
+			return failed
+		}
+		if err != nil {
+			return fmt.Errorf("aggregator %d of %d at %s: %w", i+1, len(cfgs), cfg.Server, err)
+		}
+		r.Rank, r.Provider = int32(a.info.Rank), a.info.Provider
+	}
+	w.spread.Store(w.several())
+	return nil
+}
+
+// sameHost reports whether aggregators have one host by their names, so that memory may be shared with all.
+func sameHost(cfgs []Config) bool {
+	host := func(c *Config) string {
+		u, err := url.Parse(c.Server)
+		if err != nil {
+			return c.Server // dialling it will say what is wrong
+		}
+		return u.Hostname()
+	}
+	return !slices.ContainsFunc(cfgs, func(c Config) bool { return host(&c) != host(&cfgs[0]) })
+}
+
+// joined takes note of an aggregator that has this worker, and follows it.
+func (w *Worker) joined(a *aggregator) error {
+	if n := len(w.aggregators); n > 0 {
+		before := w.aggregators[n-1]
+		lanes := before.lanes()
+		a.lane, a.nic = before.lane+len(lanes), before.nic+chunk.NICs(lanes)
+	} else {
+		w.info, w.hyper = a.info, hyperOf(a.info.Record)
+	}
+	w.aggregators = append(w.aggregators, a)
+	return w.watch(a)
+}
+
+// agrees reports in what another aggregator of the job differs.
+func (a *aggregator) agrees(other *aggregator) error {
+	x, y := a.info, other.info
+	for _, f := range []struct {
+		what string
+		a, b any
+	}{
+		{"lanes", chunk.Spread(a.lanes(), 1), chunk.Spread(other.lanes(), 1)}, {"provider", x.Provider, y.Provider},
+		{"window", x.Window, y.Window}, {"depth of queues", [2]uint32{x.SendDepth, x.RecvDepth}, [2]uint32{y.SendDepth, y.RecvDepth}},
+		{"reading by reference", x.ByReference, y.ByReference}, {"link timeout in ms", x.LinkTimeoutMs, y.LinkTimeoutMs},
+		{"rank", x.Rank, y.Rank}, {"hyper-parameters", x.Record, y.Record}, {"workers by rack", x.RackWorkers, y.RackWorkers},
+		{"pods", x.Pods, y.Pods},
+	} {
+		if p, q := fmt.Sprint(f.a), fmt.Sprint(f.b); p != q {
+			return fmt.Errorf("it has %s %s, the one at %s has %s: give all aggregators of a job the same cores, NICs, settings and version",
+				f.what, q, a.cfg.Server, p)
+		}
+	}
+	return nil
+}
+
+// lanes are the aggregator's, in the plan's form.
+func (a *aggregator) lanes() []chunk.Lane {
+	out := make([]chunk.Lane, len(a.info.Lanes))
+	for i, l := range a.info.Lanes {
+		out[i] = chunk.Lane{NIC: int(l.Nic), Core: int(l.Core), Weight: l.Weight}
+	}
+	return out
+}
+
+// places are the lanes of all aggregators.
+func (w *Worker) places() []chunk.Lane {
+	own := w.aggregators[0].lanes()
+	if w.several() {
+		return chunk.Spread(own, len(w.aggregators))
+	}
+	return own
+}
+
+// several reports whether the job is spread over several aggregators.
+func (w *Worker) several() bool { return len(w.aggregators) > 1 }
+
+// each is how many NICs each aggregator has, where there are several.
+func (w *Worker) each() int {
+	if !w.several() {
+		return 0
+	}
+	return chunk.NICs(w.aggregators[0].lanes())
+}
+
+// of is the aggregator that has a lane.
+func (w *Worker) of(lane int) *aggregator {
+	return w.aggregators[lane/len(w.aggregators[0].info.Lanes)]
+}
+
+// everywhere makes a call to all aggregators at once. Its error is that of the first that has one.
+func (w *Worker) everywhere(call func(i int, a *aggregator) error) error {
+	if !w.several() {
+		return call(0, w.aggregators[0])
+	}
+	errs := make([]error, len(w.aggregators))
+	var all sync.WaitGroup
+	for i, a := range w.aggregators {
+		all.Go(func() {
+			if err := call(i, a); err != nil {
+				errs[i] = &oneError{a.cfg.Server, err}
+			}
+		})
+	}
+	all.Wait()
+	return cmp.Or(errs...)
+}
+
+// oneError is the error of one of several aggregators.
+type oneError struct {
+	server string
+	err    error
+}
+
+func (e *oneError) Error() string { return fmt.Sprintf("%s: %v", e.server, e.err) }
+
+func (e *oneError) Unwrap() error { return e.err }
+
+// watch opens the stream that ties this worker's life to an aggregator's, and follows it.
+func (w *Worker) watch(a *aggregator) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	a.unwatch = func() { cancel(nil) }
+	stream, err := a.rpc.Watch(ctx, &api.WatchRequest{})
+	if err != nil {
+		cancel(err)
+		close(a.watching)
+		return classify(err)
+	}
+	// An aggregator that sends no heartbeat for this long is gone, even if its host answers pings.
+	patience := 10 * time.Duration(a.info.HeartbeatMs) * time.Millisecond
+	silence := time.AfterFunc(patience, func() { cancel(fmt.Errorf("no heartbeat for %v", patience)) })
+	go func() {
+		defer close(a.watching)
+		defer stream.Close()
+		defer silence.Stop()
+		for stream.Receive() {
+			silence.Reset(patience)
+			if l := stream.Msg().Links; l != nil {
+				w.failover.told(a, l)
+			}
+			if f := stream.Msg().Failure; f != nil {
+				if !w.leaving.Load() {
+					w.ended(&JobError{Job: w.cfg.Job, Rank: int(f.Rank), Text: f.Text})
+				}
+				return
+			}
+		}
+		if !w.leaving.Load() {
+			why := cmp.Or(context.Cause(ctx), stream.Err(), io.EOF)
+			w.ended(fmt.Errorf("%w: the connection to %s broke: %w", ErrServerLost, a.cfg.Server, why))
+		}
+	}()
+	return nil
+}
+
+// ended takes note that the job has ended at an aggregator. Others that it is spread over learn it at once; while they are still
+// being joined, by that.
+func (w *Worker) ended(why error) {
+	if w.spread.Load() {
+		w.giveUp(why)
+	} else {
+		w.fail(why)
+	}
+}

@@ -1,0 +1,253 @@
+package control
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+)
+
+// aggregator is one that a worker has joined. Mostly it is the only one. Where a job is spread over several, each has all workers
+// and some of the lanes.
+type aggregator struct {
+	url     string
+	rpc     apiconnect.JobServiceClient
+	info    *api.JoinResponse
+	unwatch context.CancelFunc
+	watched chan struct{} // closed when its stream has ended
+}
+
+// membership is a worker's in a job, at all aggregators that this is spread over.
+type membership struct {
+	transport         func(ca string) (*http.Transport, error)
+	server, ca, token string
+	ctx               context.Context // ends with the proxy
+
+	aggregators []*aggregator
+	failure     atomic.Pointer[api.Failure] // of the job, once Watch has brought it
+	ended       chan struct{}               // closed with the failure
+	gone        chan struct{}               // closed when the worker is
+	telling     sync.WaitGroup
+}
+
+func (m *membership) dial(server, ca string) (*aggregator, error) {
+	a := &aggregator{url: strings.TrimRight(server, "/"), watched: make(chan struct{})}
+	t, err := m.transport(ca)
+	if err != nil {
+		return nil, err
+	}
+	a.rpc = apiconnect.NewJobServiceClient(&http.Client{Transport: t}, a.url,
+		api.Identify(func() string { return a.info.GetSession() }, m.token))
+	return a, nil
+}
+
+// lose ends the membership: the aggregators see the Watch streams end.
+func (m *membership) lose() {
+	close(m.gone)
+	m.telling.Wait()
+	for _, a := range m.aggregators {
+		a.unwatch()
+	}
+	for _, a := range m.aggregators {
+		<-a.watched
+	}
+}
+
+// plain takes the code off a refusal, which is for programs.
+func plain(err error) error {
+	if refusal := new(connect.Error); errors.As(err, &refusal) {
+		return refusal.Unwrap()
+	}
+	return err
+}
+
+// enrol joins the aggregator, or, where the job is spread over several, all of them, in the order in which all workers do.
+func (m *membership) enrol(ctx context.Context, r *api.JoinRequest) error {
+	var all []*api.Aggregator
+	for _, server := range strings.Split(m.server, ",") {
+		all = append(all, &api.Aggregator{Url: server})
+	}
+	if len(all) == 1 {
+		a, err := m.dial(all[0].Url, m.ca)
+		if err == nil {
+			a.info, err = a.rpc.Join(ctx, r)
+		}
+		if err != nil {
+			return err
+		}
+		if len(a.info.Aggregators) == 0 {
+			return m.joined(a, false)
+		}
+		all, r.Rack = a.info.Aggregators, a.info.Rack
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // the job may end at one while another is being joined
+		select {
+		case <-m.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	r.Parts = uint32(len(all))
+	for i, one := range all {
+		r.Part = uint32(i)
+		a, err := m.dial(one.Url, cmp.Or(one.Ca, m.ca))
+		if err == nil {
+			a.info, err = a.rpc.Join(ctx, r)
+		}
+		if err == nil {
+			err = m.joined(a, true)
+		}
+		if err != nil {
+			err = fmt.Errorf("aggregator %d of %d at %s: %w", i+1, len(all), one.Url, plain(err))
+			m.tell(err.Error())
+			return err
+		}
+		r.Rank, r.Provider = int32(a.info.Rank), a.info.Provider
+	}
+	m.telling.Go(func() {
+		select {
+		case <-m.ended:
+			m.tell(m.failure.Load().Text)
+		case <-m.gone:
+		}
+	})
+	return nil
+}
+
+// tellWithin bounds the calls that fail a job.
+const tellWithin = 2 * time.Second
+
+// tell fails the job at all aggregators, of which one may be the cause.
+func (m *membership) tell(why string) {
+	ctx, cancel := context.WithTimeout(m.ctx, tellWithin)
+	defer cancel()
+	_ = m.leave(ctx, why) // who does not hear it finds out by the end of the stream
+}
+
+// joined takes note of an aggregator that has the worker, and opens the stream that ties the worker's life to it. Workers learn of
+// failures on the data path, and other aggregators from here.
+func (m *membership) joined(a *aggregator, several bool) error {
+	ctx, cancel := context.WithCancel(m.ctx)
+	stream, err := a.rpc.Watch(ctx, &api.WatchRequest{})
+	if err != nil {
+		cancel()
+		return err
+	}
+	a.unwatch = cancel
+	m.aggregators = append(m.aggregators, a)
+	go func() {
+		defer close(a.watched)
+		defer stream.Close()
+		for stream.Receive() {
+			if f := stream.Msg().Failure; f != nil {
+				m.fail(f)
+			}
+		}
+		if several && ctx.Err() == nil && stream.Err() != nil {
+			m.fail(&api.Failure{Rank: -1, Text: fmt.Sprintf("the connection to %s broke: %v", a.url, stream.Err())})
+		}
+	}()
+	return m.agrees(a)
+}
+
+// agrees reports that an aggregator has other lanes than the first: programs in C take them all for alike.
+func (m *membership) agrees(a *aggregator) error {
+	first := m.aggregators[0]
+	x, y := first.info, a.info
+	for _, f := range []struct {
+		what string
+		a, b any
+	}{
+		{"number of lanes", len(x.Lanes), len(y.Lanes)}, {"provider", x.Provider, y.Provider}, {"window", x.Window, y.Window},
+		{"size of chunks", x.ChunkBytes, y.ChunkBytes}, {"reading by reference", x.ByReference, y.ByReference},
+		{"depth of queues", [2]uint32{x.SendDepth, x.RecvDepth}, [2]uint32{y.SendDepth, y.RecvDepth}},
+		{"rank", x.Rank, y.Rank}, {"hyper-parameters", fmt.Sprint(x.Record), fmt.Sprint(y.Record)},
+	} {
+		if f.a != f.b {
+			return fmt.Errorf("its %s is %v and that of %s %v: give all aggregators of a job the same cores, NICs, settings and version", f.what,
+				f.b, first.url, f.a)
+		}
+	}
+	return nil
+}
+
+// fail takes note of the job's failure.
+func (m *membership) fail(f *api.Failure) {
+	if m.failure.CompareAndSwap(nil, f) {
+		close(m.ended)
+	}
+}
+
+// leave ends the membership. With a reason the job fails.
+func (m *membership) leave(ctx context.Context, reason string) error {
+	var errs []error
+	for _, a := range m.aggregators {
+		_, err := a.rpc.Leave(ctx, &api.LeaveRequest{Failure: reason})
+		errs = append(errs, err)
+	}
+	return cmp.Or(errs...)
+}
+
+// peers are the aggregators' IP addresses as options of tcp, a line for each.
+func (m *membership) peers(ctx context.Context) (string, error) {
+	var lines []string
+	for _, a := range m.aggregators {
+		u, err := url.Parse(a.url)
+		if err != nil {
+			return "", err
+		}
+		all, err := net.DefaultResolver.LookupHost(ctx, u.Hostname())
+		if err != nil {
+			return "", fmt.Errorf("find the aggregator's address: %w", err)
+		}
+		lines = append(lines, "peer="+all[0])
+	}
+	return strings.Join(lines, "\n"), nil
+}
+
+// attach tells the aggregators the ends of the worker's lanes, and returns theirs.
+func (m *membership) attach(ctx context.Context, r *api.ConnectRequest) (ends []*api.AggregatorLane, err error) {
+	own := r.Lanes
+	for _, a := range m.aggregators {
+		n := min(len(a.info.Lanes), len(own))
+		r.Lanes, own = own[:n], own[n:]
+		out, err := a.rpc.Connect(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		ends = append(ends, out.Lanes...)
+	}
+	return ends, nil
+}
+
+// declare registers tensors everywhere, and returns the lanes of their chunks.
+func (m *membership) declare(ctx context.Context, r *api.RegisterRequest) (lanes []uint32, err error) {
+	var plan []byte
+	for i, a := range m.aggregators {
+		out, err := a.rpc.Register(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 && !bytes.Equal(out.PlanHash, plan) {
+			return nil, fmt.Errorf("the aggregators at %s and %s place the tensors differently: they are of different versions",
+				m.aggregators[0].url, a.url)
+		}
+		plan, lanes = out.PlanHash, out.ChunkLanes
+	}
+	return lanes, nil
+}

@@ -1,0 +1,228 @@
+"""The aggregators that a worker has joined: one, or all that its job is spread over."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import urllib.parse
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from ._control import Control, Watch
+from ._settings import Settings
+from .errors import Error, RefusedError, ServerLostError
+
+_MISSED_HEARTBEATS = 10
+_LEAVE_TIMEOUT = 5.0
+
+# What the answers to Join must have in common, and how to call it.
+_ALIKE = {
+    "provider": "provider",
+    "window": "window",
+    "sendDepth": "depth of queues",
+    "recvDepth": "depth of queues",
+    "chunkBytes": "size of chunks",
+    "byReference": "reading by reference",
+    "linkTimeoutMs": "link timeout",
+    "rank": "rank",
+    "record": "hyper-parameters",
+    "rackWorkers": "workers by rack",
+    "pods": "pods",
+}
+
+
+class Aggregators:
+    """Joins aggregators, and calls them. Where there are several, each has all workers and some of the lanes."""
+
+    def __init__(self, settings: Settings, failed: Callable[[Error], None]) -> None:
+        """failed is called, in threads of their own, when the job has ended at an aggregator, or one is lost."""
+        self._settings, self._on_failure = settings, failed
+        self._all: List[Control] = []
+        self._infos: List[Dict[str, Any]] = []
+        self._watches: List[Watch] = []
+        self._joining: Optional[Control] = None
+        self._failure: Optional[Error] = None
+        self.joined = False
+
+    @property
+    def first(self) -> Control:
+        """The one that serves what concerns the job as a whole."""
+        return self._all[0]
+
+    @property
+    def several(self) -> bool:
+        """Whether the job is spread over several."""
+        return len(self._all) > 1
+
+    def join(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Joins the aggregator, or all that the job is spread over, in the order in which all workers do.
+
+        Returns the first's answer, with the lanes of all and "options" for the C library.
+        """
+        s = self._settings
+        request = {**request, "spreads": True}
+        places = [(address, s.ca) for address in s.address.split(",")]
+        if len(places) == 1:
+            control = Control(*places[0], s.token)
+            info = control.call("Join", request, s.timeout)
+            if not info.get("aggregators"):
+                self._take(control, info)
+                return self._whole()
+            request["rack"] = info.get("rack", "")
+            places = [(a["url"].rstrip("/"), a.get("ca") or s.ca) for a in info["aggregators"]]
+        if s.provider == "auto" and len({urllib.parse.urlsplit(address).hostname for address, _ in places}) > 1:
+            request["providers"] = [p for p in request["providers"] if p != "shm"]  # memory is shared with one host
+        request["parts"] = len(places)
+        for part, (address, ca) in enumerate(places):
+            control = Control(address, ca, s.token)
+            try:
+                info = self._join_one(control, {**request, "part": part})
+                self._take(control, info)
+            except Error as e:
+                if self._failure is not None:
+                    raise self._failure from None
+                e.args = (f"aggregator {part + 1} of {len(places)} at {address}: {e}",)
+                raise
+            request.update(rank=info.get("rank", 0), provider=info["provider"])
+        return self._whole()
+
+    def _join_one(self, control: Control, request: Dict[str, Any]) -> Dict[str, Any]:
+        self._joining = control  # a failure elsewhere ends the wait
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return control.call("Join", request, self._settings.timeout)
+        finally:
+            self._joining = None
+
+    def _take(self, control: Control, info: Dict[str, Any]) -> None:
+        """Takes note of an aggregator that has this worker, and follows it."""
+        control.session = info["session"]
+        self._all.append(control)
+        self._infos.append(info)
+        self._watches.append(Watch(control, _MISSED_HEARTBEATS * info.get("heartbeatMs", 1000) / 1000, self._failed))
+        mine, its = self._infos[0], dict(info)
+        differ = [name for key, name in _ALIKE.items() if mine.get(key) != its.get(key)]
+        if [(lane.get("nic"), lane.get("weight")) for lane in mine["lanes"]] != [
+            (lane.get("nic"), lane.get("weight")) for lane in its["lanes"]
+        ]:
+            differ.append("lanes")
+        if differ:
+            raise RefusedError(
+                f"it has another {differ[0]} than the one at {self.first.address}: "
+                "give all aggregators of a job the same cores, NICs, settings and version"
+            )
+
+    def _failed(self, error: Error) -> None:
+        self._failure = self._failure or error
+        joining = self._joining
+        if joining is not None:
+            joining.interrupt()
+        self._on_failure(error)
+
+    def _whole(self) -> Dict[str, Any]:
+        self.joined = True
+        info = dict(self._infos[0])
+        info["lanes"] = [lane for i in self._infos for lane in i["lanes"]]
+        info["options"] = ""
+        if info["provider"] == "tcp":
+            info["options"] = "\n".join(f"peer={control.peer()}" for control in self._all)
+        return info
+
+    def connect(self, ends: Sequence[Dict[str, Any]], request: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Tells the aggregators this worker's ends of lanes, and returns theirs."""
+        out: List[Dict[str, Any]] = []
+        for control, info in zip(self._all, self._infos):
+            own = ends[len(out) : len(out) + len(info["lanes"])]
+            answer = control.call("Connect", {**request, "lanes": own}, self._settings.timeout).get("lanes", [])
+            if len(answer) != len(own):
+                raise ServerLostError(
+                    f"Connect: the aggregator at {control.address} answered for {len(answer)} lanes of {len(own)}: "
+                    "use client and aggregator of one release"
+                )
+            out += answer
+        return out
+
+    def register(self, request: Dict[str, Any]) -> List[int]:
+        """Declares tensors everywhere, and returns the lanes of their chunks."""
+        answers = [control.call("Register", request, self._settings.timeout) for control in self._all]
+        for control, answer in zip(self._all, answers):
+            if answer.get("planHash") != answers[0].get("planHash"):
+                raise RefusedError(
+                    f"register: the aggregators at {self.first.address} and {control.address} place the tensors differently: "
+                    "they are of different versions"
+                )
+        return list(answers[0].get("chunkLanes", []))
+
+    def status(self, name: str) -> List[Dict[str, Any]]:
+        """Returns what the aggregators tell of the job, in its latest run."""
+        out = []
+        for control in self._all:
+            jobs = control.call("Status", {}, 1.0).get("jobs", [])
+            out += [job for job in jobs if job.get("name") == name][-1:]
+        return out
+
+    def carried(self, method: str, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
+        """Makes a call about the job's state to the first, and carries meanwhile what that one asks the others."""
+        if not self.several:
+            return self.first.call(method, request, timeout)
+        caller, carrier = self.first.again(), self.first.again()
+        name = secrets.token_hex(16)
+        lost: List[Error] = []
+
+        def carry() -> None:
+            try:
+                self._carry(carrier, name, timeout)
+            except Error as e:
+                lost.append(e)
+                caller.interrupt()  # nobody answers its questions any more
+
+        thread = threading.Thread(target=carry, name="rackweave-carry", daemon=True)
+        thread.start()
+        try:
+            return caller.call(method, {**request, "carry": name}, timeout)
+        except ServerLostError:
+            if lost and caller.interrupted:
+                raise lost[0] from None
+            raise
+        finally:
+            carrier.interrupt()
+            thread.join(timeout)
+
+    def _carry(self, carrier: Control, name: str, timeout: float) -> None:
+        """Carries questions of the first aggregator to the others, and their answers back, until it is interrupted."""
+        answers: List[Dict[str, Any]] = []
+        while not carrier.interrupted:
+            asked = carrier.call("Carry", {"carry": name, "answers": answers}, timeout).get("questions", [])
+            answers = [self._answer(q, timeout) for q in asked]
+
+    def _answer(self, asked: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
+        part = asked.get("part", 0)
+        if part >= len(self._all):
+            return {"refusal": f"the worker knows {len(self._all)} aggregators"}
+        try:
+            return {"payload": self._all[part].call("AnswerState", asked["question"], timeout).get("payload", "")}
+        except Error as e:
+            return {"refusal": f"at {self._all[part].address}: {e}"}
+
+    def expect_end(self) -> None:
+        """Expects the aggregators to end their streams."""
+        for watch in self._watches:
+            watch.leave()
+
+    def leave(self, reason: str) -> None:
+        """Ends the membership. With a reason the job fails."""
+        for control in self._all:
+            try:
+                control.call("Leave", {"failure": reason}, _LEAVE_TIMEOUT)
+            except Error:
+                pass  # the aggregator finds out by the end of the watch
+
+    def close(self) -> None:
+        """Ends the streams."""
+        for watch in self._watches:
+            watch.close()
+
+    def abandon(self) -> None:
+        """In a forked child: lets go of the parent's connections."""
+        for watch in self._watches:
+            watch.abandon()
