@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,11 +16,15 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // promptly is how soon after a death everybody should have noticed: a second, and slack for a machine with other work.
 const promptly = 5 * time.Second
+
+// patience is how long a test waits for what may take failGrace, on a machine where nothing runs when it should.
+const patience = 30 * time.Second
 
 // running starts a benchmark that would take for ever and returns once all its workers' gradients flow, with the aggregator's
 // view of the job and what Run will return.
@@ -71,8 +76,8 @@ func outcome(t *testing.T, ended <-chan error, killed time.Time) string {
 		}
 		t.Logf("%v after the kill: %v", time.Since(killed).Round(time.Millisecond), err)
 		return err.Error()
-	case <-time.After(promptly):
-		t.Fatalf("the benchmark still runs %v after the kill, with %v", promptly, children(t))
+	case <-time.After(patience):
+		t.Fatalf("the benchmark still runs %v after the kill, with %v", patience, children(t))
 		return ""
 	}
 }
@@ -158,37 +163,100 @@ func TestAProgramThatCannotServeIsNamed(t *testing.T) {
 	mentions(t, err.Error(), "workers 0, 1, 2: ", "/nonexistent/worker: no such file")
 }
 
-func TestAWorkerGivesUpWhenTheBenchmarkIsKilled(t *testing.T) {
-	url, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
-	if err != nil {
-		t.Fatal(err)
+// A worker learns why it is ended while it waits for others.
+func TestAWorkerGivesUpWhenTheBenchmarkEnds(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		end  func(orders *os.File) error
+		want string
+	}{
+		{"killed", (*os.File).Close, "the benchmark has ended"},
+		{"another worker failed", func(orders *os.File) error {
+			return json.NewEncoder(orders).Encode(ending{"worker 2: it was refused"})
+		}, "context canceled: worker 2: it was refused"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			url, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stop()
+			in, orders, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer orders.Close()
+			s := momentumSpec(verbs.ProviderTCP) // of three workers, of which one comes
+			s.Verify = false
+			ended := make(chan error, 1)
+			go func() { ended <- WorkerMain(t.Context(), in, io.Discard) }()
+			if err := json.NewEncoder(orders).Encode(&order{Spec: s, Server: url, Job: "orphan"}); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-ended:
+				t.Fatalf("the worker ended while its benchmark ran: %v", err)
+			case <-time.After(300 * time.Millisecond):
+			}
+			if err := tc.end(orders); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-ended:
+				if err == nil {
+					t.Fatal("the worker succeeded")
+				}
+				mentions(t, err.Error(), tc.want)
+			case <-time.After(promptly):
+				t.Errorf("the worker still waits %v after its benchmark ended", promptly)
+			}
+		})
 	}
-	defer stop()
-	in, orders, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := momentumSpec(verbs.ProviderTCP) // of three workers, of which one comes
-	s.Verify = false
-	ended := make(chan error, 1)
-	go func() { ended <- WorkerMain(t.Context(), in, io.Discard) }()
-	if err := json.NewEncoder(orders).Encode(&order{Spec: s, Server: url, Job: "orphan"}); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case err := <-ended:
-		t.Fatalf("the worker ended while its benchmark ran: %v", err)
-	case <-time.After(300 * time.Millisecond):
-	}
-	orders.Close()
-	select {
-	case err := <-ended:
+}
+
+// A worker that nobody else notifies is ended, and only the failure itself is told as one. A stopped worker is killed.
+func TestTheFirstFailureEndsWorkersThatWait(t *testing.T) {
+	t.Run("waiting", func(t *testing.T) {
+		s := momentumSpec(verbs.ProviderTCP)
+		s.Workers = 2
+		first, _, _ := strings.Cut(serveRacks(t, 2, verbs.ProviderTCP, racks.Cluster{}), ",")
+		s.Server = first + ",http://127.0.0.1:1" // nobody listens there
+		began := time.Now()
+		_, err := testRunner(t).Run(t.Context(), s)
 		if err == nil {
-			t.Error("the worker succeeded")
+			t.Fatal("the benchmark succeeded")
 		}
-	case <-time.After(promptly):
-		t.Errorf("the worker still waits %v after its benchmark ended", promptly)
-	}
+		mentions(t, err.Error(), "worker 1: join job", "cannot reach the aggregator", "\nworker 0: ended because another worker failed")
+		if took := time.Since(began); took > patience {
+			t.Errorf("it took %v", took)
+		}
+	})
+	t.Run("told", func(t *testing.T) {
+		s := momentumSpec(verbs.ProviderTCP)
+		s.Workers, s.Server = 2, "http://127.0.0.1:1"
+		r, told := testRunner(t), filepath.Join(t.TempDir(), "told")
+		r.Enter = func(rank int) []string {
+			if rank == 0 {
+				return []string{"sh", "-c", "cat >" + told} // instead of the worker
+			}
+			return nil
+		}
+		if _, err := r.Run(t.Context(), s); err == nil {
+			t.Fatal("the benchmark succeeded")
+		}
+		text, err := os.ReadFile(told)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mentions(t, string(text), `{"Why":"ended because another worker failed: worker 1: join job`)
+	})
+	t.Run("stopped", func(t *testing.T) {
+		job, ended := running(t, momentumSpec(verbs.ProviderSHM))
+		if err := syscall.Kill(int(job.Members[0].Pid), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		mentions(t, outcome(t, ended, kill(t, int(job.Members[1].Pid))), "worker 1: signal: killed", "worker 0: ended because")
+	})
 }
 
 // A benchmark that is killed cannot clean up.

@@ -16,6 +16,9 @@ import (
 // floodFactor is how many times the others' bytes a flooding job exchanges: its windows are always full.
 const floodFactor = 16
 
+// turns is how often one job runs alone and then all side by side: what else the machine does takes from both.
+const turns = 4
+
 // Jobs is a benchmark of several jobs that exchange side by side at one aggregator.
 type Jobs struct {
 	Spec
@@ -53,7 +56,17 @@ type jobRun struct {
 	ends []time.Time
 }
 
-// RunJobs runs one job alone, then all side by side.
+// tally is what a job did in all the time that was measured.
+type tally struct {
+	spec      Spec
+	exchanges float64
+	within    time.Duration
+	times     *report.Histogram
+}
+
+func newTally(s Spec) *tally { return &tally{spec: s, times: report.NewHistogram()} }
+
+// RunJobs runs one job alone and all side by side, by turns.
 func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err error) {
 	if err := j.Check(); err != nil {
 		return res, err
@@ -71,30 +84,31 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 	if r.Started != nil {
 		r.Started(server)
 	}
-	var runs []*jobRun
+	var all []*tally
 	for i := range j.N {
 		s, err := j.spec(i)
 		if err != nil {
 			return res, err
 		}
-		runs = append(runs, &jobRun{spec: s})
+		all = append(all, newTally(s))
 	}
-	alone := &jobRun{spec: runs[0].spec}
-	from, to, err := quiet.sideBySide(ctx, []*jobRun{alone}, 1, j.Iters, server)
-	if err != nil {
-		return res, err
-	}
-	res = report.Jobs{Machine: report.ThisMachine(), Provider: j.Provider, Model: j.Model.Name, Workers: j.Workers,
-		Note: noteFor(j.Provider), Alone: alone.measure(from, to)}
-	measured := j.N
+	alone, measured := newTally(all[0].spec), j.N
 	if j.Flood {
 		measured--
 	}
-	if from, to, err = quiet.sideBySide(ctx, runs, measured, j.Iters, server); err != nil {
-		return res, err
+	for range turns {
+		iters := (j.Iters + turns - 1) / turns
+		if err := quiet.sideBySide(ctx, []*tally{alone}, 1, iters, server); err != nil {
+			return res, err
+		}
+		if err := quiet.sideBySide(ctx, all, measured, iters, server); err != nil {
+			return res, err
+		}
 	}
-	for i, run := range runs {
-		job := run.measure(from, to)
+	res = report.Jobs{Machine: report.ThisMachine(), Provider: j.Provider, Model: j.Model.Name, Workers: j.Workers,
+		Note: noteFor(j.Provider), Alone: alone.report()}
+	for i, t := range all {
+		job := t.report()
 		job.Floods = i >= measured
 		res.Jobs = append(res.Jobs, job)
 	}
@@ -102,9 +116,13 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 	return res, nil
 }
 
-// sideBySide runs jobs until the first few of them have made so many exchanges while all were warm. It returns when that was.
-func (r *Runner) sideBySide(ctx context.Context, runs []*jobRun, few, iters int, server string) (from, to time.Time, err error) {
+// sideBySide runs jobs until the first few of them have made so many exchanges while all were warm, and adds what they did then.
+func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int, server string) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
+	var runs []*jobRun
+	for _, t := range jobs {
+		runs = append(runs, &jobRun{spec: t.spec})
+	}
 	var all sync.WaitGroup
 	ended := make(chan error, len(runs))
 	stepped := make(chan struct{}, 1)
@@ -125,20 +143,26 @@ func (r *Runner) sideBySide(ctx context.Context, runs []*jobRun, few, iters int,
 	for err == nil {
 		select {
 		case <-stepped:
-			if from, to = overlap(runs, few, iters); !to.IsZero() {
-				cancel()
-				all.Wait()
-				return from, to, nil
+			from, to := overlap(runs, few, iters)
+			if to.IsZero() {
+				continue
 			}
+			cancel()
+			all.Wait()
+			for i, run := range runs {
+				jobs[i].add(run.ends, from, to)
+			}
+			return nil
 		case err = <-ended:
 		}
 	}
 	cancel()
 	all.Wait()
-	return from, to, err
+	return err
 }
 
-// overlap is the time from when all jobs were warm until the first few of them had made so many exchanges since; zero: not yet.
+// overlap is the time from when all jobs were warm until the first few of them had made so many exchanges since; zero: not yet,
+// or a job is still in an exchange that began in this time and counts in part.
 func overlap(runs []*jobRun, few, iters int) (from, to time.Time) {
 	for _, run := range runs {
 		run.mu.Lock()
@@ -160,22 +184,30 @@ func overlap(runs []*jobRun, few, iters int) (from, to time.Time) {
 			to = end
 		}
 	}
+	for _, run := range runs {
+		if run.ends[len(run.ends)-1].Before(to) {
+			return from, time.Time{}
+		}
+	}
 	return from, to
 }
 
-// measure returns what a job did in a time: an exchange that lies in it partly counts in part.
-func (run *jobRun) measure(from, to time.Time) report.Job {
-	n, times := 0.0, report.NewHistogram()
-	for i := 1; i < len(run.ends); i++ {
-		begin, end := run.ends[i-1], run.ends[i]
+// add adds what a run of the job did in a time: an exchange that lies in it partly counts in part.
+func (t *tally) add(ends []time.Time, from, to time.Time) {
+	t.within += to.Sub(from)
+	for i := 1; i < len(ends); i++ {
+		begin, end := ends[i-1], ends[i]
 		took, inside := end.Sub(begin), min(end.Sub(from), to.Sub(begin), end.Sub(begin), to.Sub(from))
 		if took <= 0 || inside <= 0 {
 			continue
 		}
-		n += float64(inside) / float64(took)
-		times.Record(took)
+		t.exchanges += float64(inside) / float64(took)
+		t.times.Record(took)
 	}
-	bytes := run.spec.Bytes()
-	moved := n * 2 * float64(bytes) * float64(run.spec.Workers)
-	return report.Job{Bytes: bytes, Weight: 1, TimeUS: times.Summary(), GBs: moved / to.Sub(from).Seconds() / 1e9}
+}
+
+func (t *tally) report() report.Job {
+	bytes := t.spec.Bytes()
+	moved := t.exchanges * 2 * float64(bytes) * float64(t.spec.Workers)
+	return report.Job{Bytes: bytes, Weight: 1, TimeUS: t.times.Summary(), GBs: moved / t.within.Seconds() / 1e9}
 }

@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -39,12 +38,18 @@ type Runner struct {
 	Started func(url string)
 }
 
-// command prepares a child that ends with ctx.
+// How workers end that do not end by themselves: the aggregator has failGrace to notify them of another's failure, and they have
+// endWithin to leave when they are told to end.
+const (
+	failGrace = 2 * time.Second
+	endWithin = time.Second
+)
+
+// command prepares a child that is killed soon after the end of ctx.
 func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stderr = stderr
-	cmd.WaitDelay = 5 * time.Second
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = endWithin
 	return cmd
 }
 
@@ -141,7 +146,9 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 		res.Replay.AggregationUS = before.until(r.foldTimes(ctx, &s, server)) / float64(s.Steps()) * 1e6
 	}
 	if s.Verify {
-		s.racks, s.pods = reports[0].Racks, reports[0].Pods
+		if err := s.take(&reports[0]); err != nil {
+			return res, err
+		}
 		if err := r.verify(ctx, &s, results, &res); err != nil {
 			return res, err
 		}
@@ -184,8 +191,11 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 	errs := make([]error, s.Workers)
 	var wg sync.WaitGroup
 	for rank := range s.Workers {
-		servers := strings.Split(server, ",") // of the racks, in their order
-		o := &order{Spec: *s, Rank: rank, Server: servers[rackOf(rank, s.Workers, len(servers))], Job: job}
+		o := &order{Spec: *s, Rank: rank, Server: server, Job: job}
+		if !s.Spread {
+			servers := strings.Split(server, ",") // of the racks, in their order
+			o.Server = servers[rackOf(rank, s.Workers, len(servers))]
+		}
 		say := func(rep workerReport) error {
 			if rep.Done {
 				reports[rank] = rep
@@ -206,9 +216,12 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 			if errs[rank] == nil && !reports[rank].Done {
 				errs[rank] = errors.New("ended without a report")
 			}
-			if errs[rank] != nil {
-				// The aggregator notifies the others; workers that do not end by themselves are ended.
-				time.AfterFunc(3*time.Second, func() { cancel(errs[rank]) })
+			switch err := errs[rank]; {
+			case err == nil:
+			case errors.Is(context.Cause(ctx), errOther):
+				errs[rank] = errOther
+			default:
+				time.AfterFunc(failGrace, func() { cancel(fmt.Errorf("%w: worker %d: %w", errOther, rank, err)) })
 			}
 		})
 	}
@@ -216,9 +229,13 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 	return reports, workerErrors(errs)
 }
 
-// workerErrors joins the workers' errors, each text once with its ranks.
+// errOther is why workers are ended.
+var errOther = errors.New("ended because another worker failed")
+
+// workerErrors joins the workers' errors, each text once with its ranks, those of workers that another's failure ended last.
 func workerErrors(errs []error) error {
 	var all []error
+	var ended error
 	told := map[string]bool{}
 	for _, err := range errs {
 		if err == nil || told[err.Error()] {
@@ -235,9 +252,14 @@ func workerErrors(errs []error) error {
 		if len(ranks) > 1 {
 			name = "workers"
 		}
-		all = append(all, fmt.Errorf("%s %s: %w", name, strings.Join(ranks, ", "), err))
+		text := fmt.Errorf("%s %s: %w", name, strings.Join(ranks, ", "), err)
+		if err == errOther {
+			ended = text
+			continue
+		}
+		all = append(all, text)
 	}
-	return errors.Join(all...)
+	return errors.Join(append(all, ended)...)
 }
 
 func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
@@ -253,6 +275,10 @@ func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, 
 	orders, err := cmd.StdinPipe() // stays open: its end tells the worker that this process has ended
 	if err != nil {
 		return err
+	}
+	cmd.Cancel = func() error {
+		go json.NewEncoder(orders).Encode(ending{context.Cause(ctx).Error()}) // a worker that is stopped reads nothing
+		return nil
 	}
 	cmd.Stdout = &launch.Lines{Line: func(line []byte) error {
 		var rep workerReport
@@ -308,7 +334,9 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 	}
 	for _, rep := range reports {
 		if rep.Checksum != reports[0].Checksum {
-			res.Checksum = "differs between workers"
+			if res.Checksum = "differs between workers"; strings.Contains(rep.Outer, "quorum=") {
+				res.Checksum += ", as racks may miss meetings"
+			}
 		}
 	}
 	return res

@@ -7,10 +7,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
@@ -28,6 +30,8 @@ type Spec struct {
 	Optimizer       string      // "sum": aggregate only
 	Hyper           map[string]float64
 	Policy          string // who waits for whom, in mode stream; empty: all wait for all
+	Outer           string // how racks that train on their own meet; empty: as their cluster says
+	OnLoss          string // how the job begins when a rack was lost; empty: as its cluster says
 	Iters           int
 	Warmup          int
 	Arena           bool // gradients and results in registered memory, else in ordinary memory
@@ -38,6 +42,7 @@ type Spec struct {
 	Seed   uint64
 
 	Server string // URL of an aggregator, or of those of several racks, with commas; empty: embedded
+	Spread bool   // the aggregators are not those of racks: the job is spread over them
 	Job    string // its name; empty: one of its own
 	Token  string
 	CA     string
@@ -54,6 +59,8 @@ type Spec struct {
 
 	racks []int // workers by rack, of aggregators that reduce among themselves
 	pods  int
+	outer hierarchy.Outer
+	core  chunk.DType // of sums between racks
 }
 
 const maxIters = 1_000_000
@@ -87,19 +94,32 @@ func (s *Spec) Check() error {
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.ChunkBytes, Lanes: make([]chunk.Lane, 1)}); err != nil {
 		return err
 	}
-	if s.Cores < 0 || s.Window < 0 || s.Jitter < 0 {
-		return fmt.Errorf("cores %d, window %d, jitter %v: use 0 or more", s.Cores, s.Window, s.Jitter)
+	if s.Cores < 0 || s.Jitter < 0 {
+		return fmt.Errorf("cores %d, jitter %v: use 0 or more", s.Cores, s.Jitter)
+	}
+	if s.Window != 0 && (s.Window < aggregate.MinWindow || s.Window > aggregate.MaxWindow) {
+		return fmt.Errorf("a window of %d messages: use %d to %d, or 0 for what suits the transport", s.Window, aggregate.MinWindow,
+			aggregate.MaxWindow)
 	}
 	if err := s.checkReplay(); err != nil {
 		return err
 	}
-	if n := strings.Count(s.Server, ",") + 1; n > s.Workers {
+	servers := strings.Split(s.Server, ",")
+	switch n := len(servers); {
+	case n > 1 && slices.Contains(servers, ""):
+		return fmt.Errorf("server %q: URL %d of %d is empty: give one, or remove its comma", s.Server, slices.Index(servers, "")+1, n)
+	case s.Spread && n < 2:
+		return errors.New("a job to be spread and not several aggregators: name them all, with commas between their URLs")
+	case !s.Spread && n > s.Workers:
 		return fmt.Errorf("%d workers and the aggregators of %d racks: use a worker in each at least", s.Workers, n)
 	}
 	if err := s.checkOptimizer(); err != nil {
 		return err
 	}
 	if err := s.checkPolicy(); err != nil {
+		return err
+	}
+	if _, err := hierarchy.ParseOuter(s.Outer); err != nil {
 		return err
 	}
 	return s.checkMemory()

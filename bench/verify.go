@@ -65,6 +65,16 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 	w := make([]float32, n)
 	Gradient(w, s.Seed, 0, t, initialStep)
 	onWire(s.DType, w)
+	gradients := func(step int) [][]float32 {
+		for r := range grads {
+			Gradient(grads[r], s.Seed, r, t, step)
+			onWire(s.DType, grads[r])
+		}
+		return grads
+	}
+	if s.outer.Every > 0 {
+		return s.outerTensor(rule, h, w, gradients)
+	}
 	var states [optim.MaxStates][]float32
 	for i := range rule.States(h) {
 		states[i] = make([]float32, n)
@@ -75,11 +85,7 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 		first = s.Steps() - 1 // sums do not build on each other
 	}
 	for step := first; step < s.Steps(); step++ {
-		for r := range grads {
-			Gradient(grads[r], s.Seed, r, t, step)
-			onWire(s.DType, grads[r])
-		}
-		sums := s.byRack(grads)
+		sums := s.byRack(gradients(step))
 		if rule == optim.Sum {
 			optim.SumInto(result, sums, false)
 		} else {
@@ -87,16 +93,28 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 			optim.Update(rule, &k, w, states, sums, result)
 		}
 	}
+	if s.DType == chunk.F32 {
+		onWire(s.core, result) // it crosses between racks in their type
+	}
 	onWire(s.DType, result)
 	return result
 }
 
-// byRack adds the gradients of each rack, and the sums of each pod's racks, in order: as aggregators of racks do.
+// byRack adds the gradients of each rack, rounds their sums to the type in which they cross, and adds those of each pod's racks, in
+// order: as aggregators of racks do.
 func (s *Spec) byRack(grads [][]float32) [][]float32 {
 	if len(s.racks) == 0 {
 		return grads
 	}
 	sums := added(grads, s.racks)
+	for _, sum := range sums {
+		onWire(s.core, sum)
+	}
+	return s.byPod(sums)
+}
+
+// byPod adds the sums of each pod's racks.
+func (s *Spec) byPod(sums [][]float32) [][]float32 {
 	if s.pods > 1 {
 		pods := make([]int, s.pods)
 		for i := range pods {

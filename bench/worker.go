@@ -23,6 +23,9 @@ type order struct {
 	Job    string
 }
 
+// ending follows the orders when a worker is to end.
+type ending struct{ Why string }
+
 // workerReport is a line of a worker process's report: after each exchange its number, in the end the rest.
 type workerReport struct {
 	Step     int       `json:"step,omitempty"`
@@ -34,22 +37,26 @@ type workerReport struct {
 	Lanes    int       `json:"lanes,omitempty"`
 	Racks    []int     `json:"racks,omitempty"` // workers by rack, where there are several aggregators
 	Pods     int       `json:"pods,omitempty"`
+	Outer    string    `json:"outer,omitempty"`
+	Core     string    `json:"core,omitempty"` // the type of sums between racks
 }
 
 // resultsFD is the descriptor of the file to which a worker process writes its final results for verification: the first of
 // exec.Cmd.ExtraFiles.
 const resultsFD = 3
 
-// WorkerMain is a worker process of the benchmark. It ends when its standard input does: then the benchmark has ended.
+// WorkerMain is a worker process of the benchmark. It ends when it is told to, or its standard input ends: then the benchmark has.
 func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
 	var o order
-	if err := json.NewDecoder(in).Decode(&o); err != nil {
+	dec := json.NewDecoder(in)
+	if err := dec.Decode(&o); err != nil {
 		return fmt.Errorf("read the worker's orders: %w", err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
-		io.Copy(io.Discard, in)
-		cancel(errors.New("the benchmark has ended"))
+		end := ending{Why: "the benchmark has ended"}
+		_ = dec.Decode(&end) // nothing comes from a benchmark that was killed
+		cancel(errors.New(end.Why))
 	}()
 	var results *os.File
 	if o.Spec.Verify {
@@ -122,6 +129,7 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 	cfg := client.Config{
 		Server: o.Server, CA: s.CA, Job: o.Job, Token: s.Token, Rank: o.Rank, Workers: s.Workers, Provider: s.Provider,
 		ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes, Hyper: s.Hyper, Spin: s.Spin,
+		Outer: s.Outer, OnLoss: s.OnLoss,
 	}
 	if s.Optimizer != "sum" {
 		cfg.Optimizer, cfg.Policy = s.Optimizer, s.Policy
@@ -170,6 +178,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	x.fill(0)
 	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
 	done.Racks, done.Pods = w.Racks()
+	done.Outer, done.Core = w.Outer(), w.Core()
 	if s.Replay {
 		r := replayer{w: w, s: s, b: b, fill: x.fill, say: say}
 		if done.Trace, err = r.run(ctx); err != nil {

@@ -190,7 +190,7 @@ func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 		want string
 	}{
 		{Config{Seeds: 0}, "0 seeds: use 1 to 1000"},
-		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use rates, policies, lagtuner, ssp, switch, real`},
+		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use rates, policies, lagtuner, ssp, switch, racks, real`},
 		{Config{Seeds: 1, Policies: mustParse("k-asp:k=3"), Clusters: mustCluster("1,1")}, "on the cluster 1,1"},
 	} {
 		if err := c.cfg.Check(); err == nil || !strings.Contains(err.Error(), c.want) {

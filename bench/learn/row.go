@@ -46,6 +46,7 @@ type Row struct {
 	MaxLead   uint64    `json:"max_lead"`
 	Tau       Staleness `json:"tau"`
 	Predicted float64   `json:"predicted,omitempty"` // RateRatio by the formula of Strategy-Switch
+	Crossed   Spread    `json:"crossed"`             // models that crossed the core, from each rack
 	Switched  *Spread   `json:"switched,omitempty"`  // epoch of the switch, where there was one
 	Switches  int       `json:"switches,omitempty"`
 }
@@ -95,10 +96,18 @@ func staleness(all []uint64) Staleness {
 	return Staleness{sum / float64(len(all)), all[last/2], all[last*99/100], all[last]}
 }
 
+// how names what is studied: who waits for whom, or how racks meet.
+func (s *Setting) how() string {
+	if s.Outer.Every > 0 {
+		return s.Outer.String()
+	}
+	return s.Policy.String()
+}
+
 // summarise makes a row of the outcomes of one policy, beside BSP's of the same seeds.
 func summarise(s Setting, outcomes, bsp []Outcome) Row {
-	row := Row{Cluster: s.Cluster.String(), Policy: s.Policy.String(), Runs: len(outcomes)}
-	var times, over, accuracy, gain, switched []float64
+	row := Row{Cluster: s.Cluster.String(), Policy: s.how(), Runs: len(outcomes)}
+	var times, over, accuracy, gain, switched, crossed []float64
 	var tau []uint64
 	n := float64(len(outcomes))
 	for i, o := range outcomes {
@@ -112,6 +121,7 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 		row.Slowest += o.Shares[len(o.Shares)-1] / n
 		row.MaxLead = max(row.MaxLead, o.MaxLead)
 		tau = append(tau, o.Tau...)
+		crossed = append(crossed, o.Crossed)
 		if o.Switched > 0 {
 			switched = append(switched, o.Switched)
 		}
@@ -130,6 +140,7 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 	}
 	row.Time, row.OverBSP, row.Accuracy, row.Gain = spread(times), spread(over), interval(accuracy), interval(gain)
 	row.Tau = staleness(tau)
+	row.Crossed = spread(crossed)
 	if row.Switches = len(switched); row.Switches > 0 {
 		at := spread(switched)
 		row.Switched = &at

@@ -1,12 +1,13 @@
 package learn
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
 	"math/rand/v2"
 
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/policy"
+	"github.com/rackweave/rackweave/pqueue"
 )
 
 // Setting is a training to run: the problem, the cluster, the policy.
@@ -28,6 +29,9 @@ type Setting struct {
 	Steps int
 	// Taken has the times of steps that a real training took, by worker; nil: they are drawn.
 	Taken [][]int64
+	// Workers stand for racks: what the whole model takes across the core, in steps of the fastest, and how they meet. 0: they do not.
+	Core  float64
+	Outer hierarchy.Outer
 }
 
 // Point is the state of learning at a time.
@@ -50,6 +54,7 @@ type Outcome struct {
 	Shares   []float64 // of the pushes, by worker
 	Tau      []uint64  // staleness of the gradients that were pushed
 	MaxLead  uint64    // by which a worker began a step ahead of another
+	Crossed  float64   // models that crossed the core, from each rack
 	Switched float64   // epoch at which Strategy-Switch switched; 0: it did not
 	Curve    []Point
 }
@@ -61,19 +66,7 @@ type arrival struct {
 	round int // of the worker's steps: one that was cancelled is of an earlier round
 }
 
-type agenda []arrival
-
-func (a agenda) Len() int { return len(a) }
-func (a agenda) Less(i, j int) bool {
-	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].w < a[j].w
-}
-func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a *agenda) Push(x any)   { *a = append(*a, x.(arrival)) }
-func (a *agenda) Pop() any {
-	last := (*a)[len(*a)-1]
-	*a = (*a)[:len(*a)-1]
-	return last
-}
+func (a arrival) before(b arrival) bool { return a.at < b.at || a.at == b.at && a.w < b.w }
 
 // trainee is a worker.
 type trainee struct {
@@ -99,7 +92,7 @@ type training struct {
 	train   []image
 	test    []image
 	now     int64
-	agenda  agenda
+	agenda  *pqueue.Queue[arrival]
 	workers []trainee
 	params  *network
 	speed   *network // momentum
@@ -120,12 +113,16 @@ func Run(ctx context.Context, s Setting) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("learning needs workers, a batch of at least a sample each, and an epoch: it has %d, %d and %d", n,
 			s.Batch, s.Epochs)
 	}
+	if s.Core > 0 {
+		return runRacks(ctx, s)
+	}
 	r, err := policy.NewRunner(s.Policy, n)
 	if err != nil {
 		return Outcome{}, err
 	}
 	t := &training{
-		Setting: s, r: r, workers: make([]trainee, n), pushed: make(map[key]*network), chance: rand.New(rand.NewPCG(s.Seed, 2)),
+		Setting: s, r: r, agenda: pqueue.New(arrival.before), workers: make([]trainee, n), pushed: make(map[key]*network),
+		chance: rand.New(rand.NewPCG(s.Seed, 2)),
 		params: newNetwork(rand.New(rand.NewPCG(s.Seed, 1))), speed: new(network),
 	}
 	t.train, t.test = split(s.Fold)
@@ -151,10 +148,10 @@ func (t *training) loop(ctx context.Context) error {
 		if t.out.Pushes%1024 == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if len(t.agenda) == 0 {
+		if t.agenda.Len() == 0 {
 			return fmt.Errorf("%v on %v: all workers are held at step %d", t.Policy, t.Cluster, t.r.Clock(0))
 		}
-		a := heap.Pop(&t.agenda).(arrival)
+		a := t.agenda.Pop()
 		if a.round != t.workers[a.w].round {
 			continue
 		}
@@ -242,7 +239,7 @@ func (t *training) begin() {
 		if t.Blind == 0 {
 			worker.batch = t.draw(worker.batch[:0])
 		}
-		heap.Push(&t.agenda, arrival{t.now + t.stepTime(w), w, worker.round})
+		t.agenda.Push(arrival{t.now + t.stepTime(w), w, worker.round})
 	}
 }
 

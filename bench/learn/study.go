@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -58,6 +59,7 @@ type plan struct {
 	Study
 	clusters []Cluster
 	policies []policy.Spec // beside bsp, which always comes first
+	outers   []hierarchy.Outer
 	base     Setting
 	folds    int
 	tell     func(*Study)
@@ -67,7 +69,10 @@ type plan struct {
 var plans = []struct {
 	name string
 	make func(*Config) plan
-}{{"rates", rates}, {"policies", policies}, {"lagtuner", lagTuner}, {"ssp", bounds}, {"switch", strategySwitch}, {"real", real}}
+}{
+	{"rates", rates}, {"policies", policies}, {"lagtuner", lagTuner}, {"ssp", bounds}, {"switch", strategySwitch},
+	{"racks", overCore}, {"real", real},
+}
 
 // Names lists the studies.
 func Names() []string {
@@ -142,13 +147,22 @@ func Learn(ctx context.Context, cfg Config) (Studies, error) {
 // run runs every policy on every cluster, with every fold and seed: pairs that differ in the policy only.
 func (p *plan) run(ctx context.Context, cfg *Config) error {
 	var settings []Setting
-	specs := append([]policy.Spec{{}}, p.policies...)
+	variants := []Setting{p.base}
+	for _, spec := range p.policies {
+		s := p.base
+		s.Policy = spec
+		variants = append(variants, s)
+	}
+	for _, o := range p.outers {
+		s := p.base
+		s.Outer = o
+		variants = append(variants, s)
+	}
 	for _, c := range p.clusters {
-		for _, spec := range specs {
+		for _, s := range variants {
 			for fold := range p.folds {
 				for seed := range cfg.Seeds {
-					s := p.base
-					s.Cluster, s.Policy, s.Fold, s.Seed = c, spec, fold, uint64(seed+1)
+					s.Cluster, s.Fold, s.Seed = c, fold, uint64(seed+1)
 					settings = append(settings, s)
 				}
 			}
@@ -160,9 +174,9 @@ func (p *plan) run(ctx context.Context, cfg *Config) error {
 	}
 	each := p.folds * cfg.Seeds
 	for i := range p.clusters {
-		bsp := outcomes[i*len(specs)*each:][:each]
-		for k := range specs {
-			first := (i*len(specs) + k) * each
+		bsp := outcomes[i*len(variants)*each:][:each]
+		for k := range variants {
+			first := (i*len(variants) + k) * each
 			p.Rows = append(p.Rows, summarise(settings[first], outcomes[first:first+each], bsp))
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/hierarchy"
 )
 
 // column is a figure of a row. Only those that are plotted have a value.
@@ -152,6 +153,9 @@ func (s *Study) chart() report.Chart {
 
 // short makes a policy's name fit under a bar.
 func short(policy string) string {
+	if o, err := hierarchy.ParseOuter(policy); err == nil {
+		return fmt.Sprintf("%d/%d\n%s", o.Every, o.Fragments, o.Rule)
+	}
 	name, parameters, _ := strings.Cut(policy, ":")
 	switch name {
 	case "lagtuner":

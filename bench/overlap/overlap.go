@@ -1,11 +1,11 @@
 package overlap
 
 import (
-	"container/heap"
 	"math"
 	"sort"
 
 	"github.com/rackweave/rackweave/bench/models"
+	"github.com/rackweave/rackweave/pqueue"
 )
 
 // Way is a way to exchange gradients among workers that have one NIC each. Shares are in models, of N workers.
@@ -67,27 +67,12 @@ type piece struct {
 	result        bool
 }
 
-// waiting are the pieces that a link may take next.
-type waiting struct {
-	pieces []piece
-	urgent bool
-}
-
-func (q *waiting) Len() int { return len(q.pieces) }
-func (q *waiting) Less(i, j int) bool {
-	a, b := q.pieces[i], q.pieces[j]
-	if q.urgent && a.tensor != b.tensor {
+// before reports whether a link takes piece a before b.
+func (w Way) before(a, b piece) bool {
+	if w.Urgent && a.tensor != b.tensor {
 		return a.tensor < b.tensor
 	}
 	return a.order < b.order
-}
-func (q *waiting) Swap(i, j int) { q.pieces[i], q.pieces[j] = q.pieces[j], q.pieces[i] }
-func (q *waiting) Push(x any)    { q.pieces = append(q.pieces, x.(piece)) }
-func (q *waiting) Pop() any {
-	last := len(q.pieces) - 1
-	p := q.pieces[last]
-	q.pieces = q.pieces[:last]
-	return p
 }
 
 // arrival is a piece that comes to a link.
@@ -100,20 +85,20 @@ type arrival struct {
 // link.
 func (w Way) carry(in []arrival, seconds func(piece) float64, then func(piece, float64) (piece, bool)) {
 	sort.SliceStable(in, func(i, j int) bool { return in[i].at < in[j].at })
-	q := &waiting{urgent: w.Urgent}
+	q := pqueue.New(w.before)
 	free := 0.0
 	for len(in) > 0 || q.Len() > 0 {
 		if q.Len() == 0 {
 			free = max(free, in[0].at)
 		}
 		for len(in) > 0 && in[0].at <= free {
-			heap.Push(q, in[0].piece)
+			q.Push(in[0].piece)
 			in = in[1:]
 		}
-		p := heap.Pop(q).(piece)
+		p := q.Pop()
 		free += seconds(p)
 		if next, ok := then(p, free); ok {
-			heap.Push(q, next)
+			q.Push(next)
 		}
 	}
 }

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,7 +14,8 @@ func ablateCommand() *cobra.Command {
 	cfg := bench.AblateConfig{Spec: bench.Spec{
 		Procs: true, DType: chunk.F32, Optimizer: "sgd_mxnet", Hyper: map[string]float64{"momentum": 0.9}, Iters: 1, Seed: 1,
 	}}
-	var bytes, svgDir, jsonFile string
+	var to study
+	var bytes string
 	cmd := &cobra.Command{
 		Use:   "ablate",
 		Short: "Measure what the design claims, each part against its alternative, and plot it",
@@ -42,7 +40,7 @@ Alternatives take turns, in rounds; medians are printed. It takes two or three m
 			if err := cfg.Check(); err != nil {
 				return err
 			}
-			if err := errors.Join(checkOutput(jsonFile), checkDir(svgDir)); err != nil {
+			if err := to.check(); err != nil {
 				return err
 			}
 			runner, err := newRunner(cmd)
@@ -53,24 +51,7 @@ Alternatives take turns, in rounds; medians are printed. It takes two or three m
 			if err != nil {
 				return err
 			}
-			if jsonFile != "" {
-				if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &all) }); err != nil {
-					return err
-				}
-			}
-			if jsonFile != "-" {
-				if err := all.WriteTable(cmd.OutOrStdout()); err != nil {
-					return err
-				}
-			}
-			if svgDir == "" {
-				return nil
-			}
-			files, err := all.WriteSVGs(svgDir)
-			if len(files) > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "figures: %s\n", strings.Join(files, " "))
-			}
-			return err
+			return to.write(cmd, &all)
 		},
 	}
 	f := cmd.Flags()
@@ -80,7 +61,6 @@ Alternatives take turns, in rounds; medians are printed. It takes two or three m
 	f.IntVar(&cfg.Spec.Workers, "workers", 4, "workers of the exchanges")
 	f.StringVar(&cfg.Spec.Provider, "provider", "auto", "transport of the exchanges: auto, shm, tcp or ibv")
 	f.StringVar(&bytes, "bytes", "32MB", "size of the exchanges' gradients")
-	f.StringVar(&svgDir, "svg", "", "write a figure for each into this directory, as NAME.svg")
-	f.StringVar(&jsonFile, "json", "", "write the numbers as JSON to this file (-: standard output)")
+	to.flags(f, "NAME.svg")
 	return cmd
 }

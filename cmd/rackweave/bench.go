@@ -44,10 +44,15 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.StringVar(&b.spec.Optimizer, "optimizer", "sum", "update rule the aggregator runs; sum: none")
 	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
 	f.StringVar(&b.spec.Policy, "policy", "", "who waits for whom, such as ssp:s=3 (default: all wait for all)")
+	f.StringVar(&b.spec.Outer, "outer", "",
+		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9,quorum=3,grace=2s (default: as their cluster's file says)")
+	f.StringVar(&b.spec.OnLoss, "on-loss", "",
+		"how the job begins when a rack was lost: wait or fail (default: as its cluster's file says)")
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
-	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B (default: one of its own)")
+	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B; those of no cluster need --spread (default: one of its own)")
+	f.BoolVar(&b.spec.Spread, "spread", false, "the aggregators are not of racks: spread the model over them, as one cannot hold it")
 	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves only those that it lists (default: one made up)")
 	f.StringVar(&b.spec.Token, "token", "", "token of the job")
 	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
@@ -150,7 +155,8 @@ func benchCommand() *cobra.Command {
 machine can do of such an exchange is measured in the same run, and the result is printed as a share of it.
 With --replay workers compute as long as the model's layers do, by sleeping: gradients are pushed while the backward pass goes on,
 and each layer's forward pass waits for its own parameters. The step's time is printed in parts.
-With --jobs several jobs exchange side by side, or all but the last beside one that floods: what each gets of its weight's share.`,
+With --jobs several jobs exchange side by side, or all but the last beside one that floods, by turns with one job alone: what each
+gets of its weight's share, and all of what one moves.`,
 		Example: `  rackweave bench
   rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
@@ -244,7 +250,9 @@ func newRunner(cmd *cobra.Command) (*bench.Runner, error) {
 			return report.NewProgress(cmd.ErrOrStderr(), label, steps)
 		},
 		Started: func(url string) {
-			fmt.Fprintf(cmd.ErrOrStderr(), "aggregator at %s, metrics at %s/metrics\n", url, url)
+			urls := strings.Split(url, ",")
+			fmt.Fprintf(cmd.ErrOrStderr(), "aggregator at %s, metrics at %s/metrics\n", strings.Join(urls, ", "),
+				strings.Join(urls, "/metrics, "))
 		},
 	}, nil
 }

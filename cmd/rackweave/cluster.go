@@ -2,15 +2,18 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/goccy/go-yaml"
 
 	"github.com/rackweave/rackweave/service/racks"
 )
 
-// readCluster reads the file that lists the racks, for the aggregator of one of them; without a file it returns nil.
-func readCluster(path, rack string) (*racks.Cluster, error) {
+// readCluster reads the file that lists the racks, for the aggregator of one of them; without a file it returns nil. A dynamic
+// cluster's file need not say where the aggregators are.
+func readCluster(path, rack string, dynamic bool) (*racks.Cluster, error) {
 	if path == "" {
 		if rack != "" {
 			return nil, fmt.Errorf("rack %q is named without a cluster: give its file by --cluster", rack)
@@ -21,8 +24,13 @@ func readCluster(path, rack string) (*racks.Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read cluster: %w", err)
 	}
-	c := &racks.Cluster{Own: rack}
-	if err := yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c); err != nil {
+	c := &racks.Cluster{Own: rack, Dynamic: dynamic}
+	err = yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c)
+	if errors.Is(err, io.EOF) || err == nil && len(c.Racks) == 0 && c.Secret == "" {
+		return nil, fmt.Errorf("read cluster %s: it lists no racks: list them under racks, each with its name and url, and give their secret",
+			path)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("read cluster %s: %s", path, yaml.FormatError(err, false, false))
 	}
 	if err := c.Check(); err != nil {

@@ -75,3 +75,10 @@ func TestListsInAConfigurationAreLists(t *testing.T) {
 	path = file(t, "rackweave.yaml", "hyper: {lr: 0.1, momentun: 0.9}\noptimizer: sgd_torch\n")
 	fails(t, []string{"bench", "--config", path}, `sgd_torch has no hyper-parameter "momentun"`)
 }
+
+func TestAClusterFileThatListsNothingSaysWhatIsMissing(t *testing.T) {
+	for _, text := range []string{"", "\n", "# racks\n", "---\n", "name: x\n"} {
+		path := file(t, "cluster.yaml", text)
+		fails(t, []string{"serve", "--cluster", path, "--rack", "a"}, path, "lists no racks: list them under racks", "secret")
+	}
+}

@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"path/filepath"
+	"os/exec"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,9 +18,12 @@ import (
 
 func labCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "lab", Short: "Emulate racks on this machine, with network namespaces and shaped links", Args: cobra.NoArgs}
-	cmd.AddCommand(labRacksCommand(), labExchangeCommand(), labMeasureCommand())
+	cmd.AddCommand(labRacksCommand(), labExchangeCommand(), labStatusCommand(), labMeasureCommand())
 	return cmd
 }
+
+// fabricName is the default prefix of the lab's namespaces.
+const fabricName = "rackweave"
 
 // fabricFlags are the flags that name a fabric. Commands for the same one take the same.
 func fabricFlags(cmd *cobra.Command, c *racks.Config) (complete func() error) {
@@ -75,7 +79,7 @@ reduce among themselves. They stay until this command is interrupted. Run it as 
 			return err
 		}
 		defer func() { err = errors.Join(err, l.Close()) }()
-		cluster, err := l.Serve(ctx, shape)
+		cluster, err := l.Serve(context.WithoutCancel(ctx), shape) // Stop ends them when ctx is interrupted
 		if err != nil {
 			return err
 		}
@@ -89,8 +93,8 @@ reduce among themselves. They stay until this command is interrupted. Run it as 
 		fmt.Fprintf(cmd.OutOrStdout(), "%d racks of %d workers, links of %.4g Mb/s, uplinks of %.4g Mb/s\n", c.Racks, c.Workers, c.Rate/1e6,
 			c.Uplink()/1e6)
 		for rack := range c.Racks {
-			fmt.Fprintf(cmd.OutOrStdout(), "aggregator of %s: ip netns exec %s rackweave status --server %s\n", racks.RackName(rack),
-				c.Aggregator(rack).Namespace, c.URL(rack))
+			fmt.Fprintf(cmd.OutOrStdout(), "aggregator of %s: %s\n", racks.RackName(rack),
+				strings.Join(c.StatusCommand("rackweave", rack), " "))
 		}
 		return cluster.Wait(ctx)
 	}
@@ -102,6 +106,7 @@ func labExchangeCommand() *cobra.Command {
 	var model string
 	var divisor uint64
 	var asJSON bool
+	var wait time.Duration
 	l := racks.Lab{Warmup: 1}
 	cmd := &cobra.Command{
 		Use:   "exchange",
@@ -117,6 +122,7 @@ func labExchangeCommand() *cobra.Command {
 	f.IntVar(&l.Iters, "iters", 10, "measured steps, after one to warm up")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVar(&l.Verify, "verify", false, "compute everything again in plain Go and compare bits")
+	waitFlag(cmd, &wait)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		if err := complete(); err != nil {
 			return err
@@ -132,7 +138,7 @@ func labExchangeCommand() *cobra.Command {
 			return err
 		}
 		l.Log, l.Fabric = cmd.ErrOrStderr(), &racks.Fabric{Config: c}
-		if err := l.Present(cmd.Context()); err != nil {
+		if err := within(cmd.Context(), wait, l.Answers); err != nil {
 			return fmt.Errorf("%w: bring them up with: rackweave lab racks", err)
 		}
 		row, err := l.Running(cmd.Context(), m.Scaled(divisor))
@@ -147,129 +153,54 @@ func labExchangeCommand() *cobra.Command {
 	return cmd
 }
 
-// fabricName is the default prefix of the lab's namespaces.
-const fabricName = "rackweave"
-
-// measureFlags are the flags of rackweave lab measure.
-type measureFlags struct {
-	study                    racks.Study
-	name, rate               string
-	exchange, across, replay []string // models
-	cores                    []float64
-	svgDir, jsonFile         string
-}
-
-func labMeasureCommand() *cobra.Command {
-	var m measureFlags
+func labStatusCommand() *cobra.Command {
+	c := racks.Config{Racks: 1, Workers: 1}
+	var rack int
+	var wait time.Duration
+	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "measure",
-		Short: "Measure exchanges and those of Gloo and MXNet on the same emulated links",
-		Long: `Measure exchanges on emulated links, beside Gloo's ring and MXNet's dist_sync on the same links, and steps that compute as
-long as published times say. Models are scaled down, so that a step takes seconds on links slow enough for the network, not the
-machine's cores, to be what is waited for: ratios are of bytes and stay. Run it as root.`,
-		Example: `  rackweave lab measure
-  rackweave lab measure --models alexnet --rate 200Mb/s --divisor 8 --svg figures --json racks.json`,
+		Use:   "status",
+		Short: "Show the status of an aggregator of racks that are up, once a job runs there",
+		Example: `  rackweave lab status
+  rackweave lab status --rack 1 --json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return m.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if rack < 0 {
+				return fmt.Errorf("--rack %d: racks count from 0", rack)
+			}
+			program, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			l := racks.Lab{Fabric: &racks.Fabric{Config: c}, Program: program}
+			err = within(cmd.Context(), wait, func(ctx context.Context) error { return l.Reduces(ctx, rack) })
+			if err != nil {
+				return fmt.Errorf("%w: bring racks up with rackweave lab racks, and run rackweave lab exchange meanwhile", err)
+			}
+			var flags []string
+			if asJSON {
+				flags = append(flags, "--json")
+			}
+			argv := l.StatusCommand(program, rack, flags...)
+			show := exec.CommandContext(cmd.Context(), argv[0], argv[1:]...)
+			show.Stdout, show.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			return show.Run()
+		},
 	}
-	f := cmd.Flags()
-	f.StringVar(&m.name, "name", fabricName, "prefix of the network namespaces")
-	f.StringVar(&m.rate, "rate", "100Mb/s", "rate of a worker's link, each direction")
-	f.Uint64Var(&m.study.Divisor, "divisor", 16, "by which models are scaled down")
-	f.StringSliceVar(&m.exchange, "models", []string{"alexnet", "vgg19"}, "models to exchange")
-	f.Float64SliceVar(&m.cores, "core", []float64{4, 8}, "oversubscriptions of the core between two racks")
-	f.StringSliceVar(&m.across, "across", []string{"resnet50"}, "models to exchange across racks")
-	f.StringSliceVar(&m.replay, "replay", []string{"alexnet", "vgg19", "googlenet", "resnet50"},
-		"models whose computation to replay beside the exchange")
-	f.IntVar(&m.study.Lab.Iters, "iters", 5, "measured steps of each, after one to warm up")
-	f.StringVar(&m.svgDir, "svg", "", "directory for figures")
-	f.StringVar(&m.jsonFile, "json", "", "write the rows as JSON to this file (-: standard output)")
+	cmd.Flags().StringVar(&c.Name, "name", fabricName, "prefix of the network namespaces")
+	cmd.Flags().IntVar(&rack, "rack", 0, "rack whose aggregator to ask")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	waitFlag(cmd, &wait)
 	return cmd
 }
 
-func (m *measureFlags) run(cmd *cobra.Command) error {
-	if err := m.check(cmd); err != nil {
-		return err
-	}
-	machine := report.ThisMachine()
-	rows, err := m.measure(cmd.Context(), machine)
-	if err != nil {
-		return err
-	}
-	if m.jsonFile != "" {
-		err := output(cmd, m.jsonFile, func(w io.Writer) error { return writeJSON(w, rows) })
-		if err != nil || m.jsonFile == "-" {
-			return err
-		}
-	}
-	return racks.WriteTable(cmd.OutOrStdout(), machine, rows)
+func waitFlag(cmd *cobra.Command, d *time.Duration) {
+	cmd.Flags().DurationVar(d, "wait", 30*time.Second, "how long to wait for what another command brings up")
 }
 
-// check completes the study and reports what in it cannot be done.
-func (m *measureFlags) check(cmd *cobra.Command) error {
-	s := &m.study
-	bytes, err := parseRate("rate", m.rate)
-	if err != nil {
-		return err
-	}
-	s.Rate = bytes * 8
-	if err := checkDir(m.svgDir); err != nil {
-		return err
-	}
-	if err := checkOutput(m.jsonFile); err != nil {
-		return err
-	}
-	if s.Divisor < 1 || s.Lab.Iters < 1 {
-		return fmt.Errorf("--divisor %d, --iters %d: use 1 or more of each", s.Divisor, s.Lab.Iters)
-	}
-	if err := racks.Probe(cmd.Context()); err != nil {
-		return err
-	}
-	if s.Lab.Program, err = os.Executable(); err != nil {
-		return err
-	}
-	s.Lab.Log, s.Lab.Warmup = cmd.ErrOrStderr(), 1
-	s.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
-	return nil
-}
-
-// measure makes the study, and plots what it finds.
-func (m *measureFlags) measure(ctx context.Context, machine report.Machine) ([]racks.Row, error) {
-	s := &m.study
-	s.Models = m.exchange
-	rows, err := s.OneRack(ctx, m.name)
-	if err != nil {
-		return nil, err
-	}
-	if err := labChart(m.svgDir, "one-rack.svg", racks.Chart("Step of 8 workers in one rack", machine, rows)); err != nil {
-		return nil, err
-	}
-	s.Models = m.across
-	for _, over := range m.cores {
-		more, err := s.Cores(ctx, m.name, over)
-		if err != nil {
-			return nil, err
-		}
-		title := fmt.Sprintf("Step of 2 racks of 4 workers, core %g:1", over)
-		if err := labChart(m.svgDir, fmt.Sprintf("core-%g.svg", over), racks.Chart(title, machine, more)); err != nil {
-			return nil, err
-		}
-		rows = append(rows, more...)
-	}
-	s.Models = m.replay
-	replayed, err := s.Replay(ctx, m.name)
-	return append(rows, replayed...), err
-}
-
-// labChart plots a chart that has something to plot, if a directory is given.
-func labChart(dir, name string, c *report.Chart) error {
-	if dir == "" || len(c.Series) == 0 {
-		return nil
-	}
-	f, err := os.Create(filepath.Join(dir, name))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return c.WriteSVG(f)
+// within waits for something at most so long.
+func within(ctx context.Context, d time.Duration, wait func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return wait(ctx)
 }

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,7 +13,7 @@ import (
 func learnCommand() *cobra.Command {
 	var cfg learn.Config
 	var policies, clusters []string
-	var svgDir, jsonFile string
+	var to study
 	cmd := &cobra.Command{
 		Use:   "learn",
 		Short: "Measure what synchronization policies do to learning, and plot it",
@@ -27,6 +24,7 @@ func learnCommand() *cobra.Command {
   lagtuner  the same on clusters of one to three speeds, as LagTuner was published
   ssp       SSP with bounds from 3 to 15
   switch    Strategy-Switch from 10 to 90 % and by the loss: speed-up and accuracy, over 5 folds
+  racks     racks that train on their own and meet every few steps: time to a loss, and what crosses a slow core
   real      by the clock: through an aggregator over shared memory, with workers that sleep, beside the simulation
 
 A small network learns handwritten digits. Every gradient is computed for real, on the parameters that its worker had; how long a
@@ -54,7 +52,7 @@ times as long. The policies are ` + strings.Join(policy.Names(), ", ") + `.`,
 			if err := cfg.Check(); err != nil {
 				return err
 			}
-			if err := errors.Join(checkOutput(jsonFile), checkDir(svgDir)); err != nil {
+			if err := to.check(); err != nil {
 				return err
 			}
 			cfg.Progress = func(label string, total int) *report.Progress {
@@ -64,24 +62,7 @@ times as long. The policies are ` + strings.Join(policy.Names(), ", ") + `.`,
 			if err != nil {
 				return err
 			}
-			if jsonFile != "" {
-				if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &all) }); err != nil {
-					return err
-				}
-			}
-			if jsonFile != "-" {
-				if err := all.WriteTable(cmd.OutOrStdout()); err != nil {
-					return err
-				}
-			}
-			if svgDir == "" {
-				return nil
-			}
-			files, err := all.WriteSVGs(svgDir)
-			if len(files) > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "figures: %s\n", strings.Join(files, " "))
-			}
-			return err
+			return to.write(cmd, &all)
 		},
 	}
 	f := cmd.Flags()
@@ -90,7 +71,6 @@ times as long. The policies are ` + strings.Join(policy.Names(), ", ") + `.`,
 	f.StringArrayVar(&policies, "policy", nil, "a policy to study instead, beside bsp; may be given several times")
 	f.StringArrayVar(&clusters, "cluster", nil,
 		"a cluster to study instead, as the step times of its workers; may be given several times")
-	f.StringVar(&svgDir, "svg", "", "write a figure for each into this directory, as learn-NAME.svg")
-	f.StringVar(&jsonFile, "json", "", "write the numbers as JSON to this file (-: standard output)")
+	to.flags(f, "learn-NAME.svg")
 	return cmd
 }

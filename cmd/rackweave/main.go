@@ -50,7 +50,25 @@ Every flag can stand in a YAML file given by --config, under the flag's name; a 
 		},
 	}
 	cmd.PersistentFlags().String("config", "", "YAML file with flags by their names")
-	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), traceCommand(),
+	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), reshapeCommand(), traceCommand(),
 		drainCommand(), tokenCommand(), topoCommand(), planCommand(), labCommand(), doctorCommand(), rxeCommand(), workerCommand())
 	return cmd
+}
+
+// oneArg accepts one argument, and says which where there is none or more.
+func oneArg(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return fmt.Errorf("%d arguments %q: give one, %s; see %s --help", len(args), args, name, cmd.CommandPath())
+		}
+		return nil
+	}
+}
+
+// jobFlag adds the flag --job to a command that cannot do without.
+func jobFlag(cmd *cobra.Command, job *string) {
+	cmd.Flags().StringVar(job, "job", "", "the job's name, as rackweave status prints it")
+	if err := cmd.MarkFlagRequired("job"); err != nil {
+		panic(err)
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
@@ -22,12 +23,16 @@ type planFlags struct {
 	link, aggregatorLink, core, podCore, spine    string
 	rackLatency, coreLatency, compute             time.Duration
 	model, bytes, dtype, fold, memory, pcie       string
+	outer                                         string
 	chunkBytes                                    int
 	touches                                       float64
 	priceWorker, priceAggregator, priceUplinkGbps float64
 	table1, table2, asJSON                        bool
 	scale                                         []int
 	svgDir                                        string
+	probe                                         bool
+	server                                        client.Config
+	provider                                      string
 }
 
 func planCommand() *cobra.Command {
@@ -38,15 +43,22 @@ func planCommand() *cobra.Command {
 		Long: `Predict what exchanging a model's gradients takes on a cluster, for every shape in which its aggregators can reduce
 among themselves, with the bytes on every link, and how many workers one aggregator carries.
 
-A step streams, so it takes the bytes on the tightest link over its rate, and what the last chunk takes alone.`,
+A step streams, so it takes the bytes on the tightest link over its rate, and what the last chunk takes alone.
+
+With --probe the aggregators of a cluster that runs measure the links between their racks, some seconds in which jobs on these
+links are slower, and what is predicted is what crossing the core takes by these.`,
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms
   rackweave plan --scale 1,2,8,32,125,250 --workers 40 --core 4:1 --model bert-large --svg figures
+  rackweave plan --probe --server http://aggregator-a:7077 --token ADMIN --model bert-large
   rackweave plan --table1
   rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.probe {
+				return f.probed(cmd.Context(), cmd.OutOrStdout())
+			}
 			if f.table1 {
 				return printTable1(cmd.OutOrStdout())
 			}
@@ -72,6 +84,7 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 	fl.DurationVar(&f.rackLatency, "rack-latency", 3*time.Microsecond, "one hop within a rack")
 	fl.DurationVar(&f.coreLatency, "core-latency", 10*time.Microsecond, "one hop between racks")
 	fl.DurationVar(&f.compute, "compute", 0, "what a step computes, to compare with (0: infinitely fast)")
+	fl.StringVar(&f.outer, "outer", "", "racks train on their own and meet, such as every=24,fragments=4: the mean of their steps; a quorum is checked, not predicted")
 	fl.StringVar(&f.model, "model", "resnet50", "model whose gradients to exchange")
 	fl.StringVar(&f.bytes, "bytes", "", "instead of a model: a size on the wire, such as 100MB")
 	fl.StringVar(&f.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
@@ -90,6 +103,12 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 		"print Table II of the paper beside what computation and bytes allow at --link, and from which rate on communication is hidden")
 	fl.IntSliceVar(&f.scale, "scale", nil, "instead of one cluster: numbers of racks, each predicted and simulated")
 	fl.StringVar(&f.svgDir, "svg", "", "with --scale: directory for figures")
+	fl.BoolVar(&f.probe, "probe", false, "measure the links of a cluster that runs, and predict by them")
+	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "with --probe: URL of one of the cluster's aggregators")
+	fl.StringVar(&f.server.CA, "ca", "", "with --probe: file with the certificates to trust, or sha256:FINGERPRINT, for https")
+	fl.StringVar(&f.server.Token, "token", "", "with --probe: the aggregator's admin token, where it has one")
+	fl.DurationVar(&f.server.Timeout, "timeout", time.Minute, "with --probe: how long to wait")
+	fl.StringVar(&f.provider, "provider", "", "with --probe: transport to measure (default: the fastest that leads to other hosts)")
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -129,6 +148,12 @@ func (f *planFlags) cluster() (c hierarchy.Cluster, err error) {
 	c = hierarchy.Cluster{
 		Racks: f.racks, Workers: f.workers, Pods: f.pods, RackLatency: f.rackLatency.Seconds(),
 		CoreLatency: f.coreLatency.Seconds(),
+	}
+	if c.Outer, err = hierarchy.ParseOuter(f.outer); err != nil {
+		return c, err
+	}
+	if err := c.Outer.CheckRacks(c.Racks); err != nil {
+		return c, err
 	}
 	if c.WorkerNIC, err = parseRate("link", f.link); err != nil {
 		return c, err

@@ -32,7 +32,7 @@ func policySetCommand() *cobra.Command {
 		Short: "Let another policy decide, from a step on that no worker has begun",
 		Example: `  rackweave policy set --job resnet --token SECRET ssp:s=3
   rackweave policy set --job resnet --token SECRET lagtuner:sl=3,su=15,reading=loose`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("POLICY"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := policy.Parse(args[0])
 			if err != nil {
@@ -52,7 +52,7 @@ func policySetCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
 	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
-	f.StringVar(&cfg.Job, "job", "", "the job's name")
+	jobFlag(cmd, &cfg.Job)
 	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
 	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	f.BoolVar(&asJSON, "json", false, "print JSON")

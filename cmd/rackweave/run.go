@@ -68,7 +68,7 @@ end they have --grace, and a second one kills them. No worker outlives the comma
 	f := cmd.Flags()
 	f.SetInterspersed(false) // flags after the program are its own
 	f.IntVarP(&place.Workers, "workers", "n", 1, "workers to run")
-	f.StringVar(&place.Server, "server", "", "URL of a running aggregator (default: one of its own)")
+	f.StringVar(&place.Server, "server", "", "URL of a running aggregator, or of several to spread the job over, with commas between (default: one of its own)")
 	f.StringVar(&place.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	f.StringVar(&place.Job, "job", "", "name of the job (default: one made up)")
 	f.StringVar(&place.Token, "token", "", "token of the job (default: one made up)")

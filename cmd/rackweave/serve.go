@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/membership"
 )
 
 func serveCommand() *cobra.Command {
@@ -20,6 +22,7 @@ func serveCommand() *cobra.Command {
 	var jobs, options []string
 	var logLevel, clusterFile, rack string
 	var asJSON, untilEOF bool
+	var etcd etcdOptions
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the aggregator",
@@ -31,6 +34,7 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
   rackweave serve --listen :7077 --providers ibv --nics mlx5_0,mlx5_1 --cores 16 --checkpoint-dir /var/lib/rackweave
   rackweave serve --listen :7077
   rackweave serve --listen :7077 --tls-cert aggregator.pem --tls-key aggregator.key --jobs resnet=SECRET
+  rackweave serve --listen :7077 --cluster cluster.yaml --rack a --etcd embed --etcd-dir /var/lib/rackweave/etcd
   rackweave serve --config /etc/rackweave.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -55,11 +59,18 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 				}
 				o.ProviderOptions[name] = text
 			}
-			if o.Cluster, err = readCluster(clusterFile, rack); err != nil {
+			if o.Cluster, err = readCluster(clusterFile, rack, etcd.where != ""); err != nil {
 				return err
 			}
+			m, err := etcd.open(cmd.Context(), o.Cluster, o.Log, o.Insecure)
+			if err != nil {
+				return err
+			}
+			if m != nil {
+				defer m.close()
+			}
 			o.Version = version
-			return serve(cmd.Context(), o, cmd.OutOrStdout(), asJSON, untilEOF)
+			return serve(cmd.Context(), o, m, cmd.OutOrStdout(), asJSON, untilEOF)
 		},
 	}
 	f := cmd.Flags()
@@ -75,6 +86,7 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
 	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")
 	f.StringSliceVar(&jobs, "jobs", nil, "jobs with tokens, as NAME=TOKEN,…; only those run")
+	f.BoolVar(&o.Encrypt, "encrypt", false, "encrypt payloads over tcp, and do not serve ibv, which cannot")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve other hosts without TLS and tokens")
 	keysFlag(cmd, &o.Keys)
 	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job (0: 1024)")
@@ -87,13 +99,14 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.StringVar(&o.AdminToken, "admin-token", "", "token that drain and profiles need (empty: only this user, over the Unix socket)")
 	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves (empty: this one is alone)")
 	f.StringVar(&rack, "rack", "", "this aggregator's rack, by its name in the cluster's file")
+	etcdFlags(cmd, &etcd)
 	f.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	f.BoolVar(&asJSON, "json", false, "log JSON")
 	f.BoolVar(&untilEOF, "until-eof", false, "end when standard input does: print only the URL, for programs that start an aggregator")
 	return cmd
 }
 
-func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilEOF bool) error {
+func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJSON, untilEOF bool) error {
 	s, err := service.New(o)
 	if err != nil {
 		return err
@@ -130,5 +143,14 @@ func serve(ctx context.Context, o service.Options, out io.Writer, asJSON, untilE
 			fmt.Fprintf(out, "admin's token in %s; make one for each job by rackweave token make JOB\n", f)
 		}
 	}
-	return s.Serve(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
+	wait := m.keep(ctx, s.URLs()[0], cancel)
+	err = s.Serve(ctx)
+	refused := context.Cause(ctx)
+	cancel(nil)
+	wait()
+	if errors.Is(refused, membership.ErrTaken) || errors.Is(refused, membership.ErrDiffers) {
+		err = errors.Join(refused, err)
+	}
+	return err
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -55,6 +57,7 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 		fmt.Fprint(w, ", draining")
 	}
 	fmt.Fprintln(w)
+	printMembership(w, s.Membership)
 	for _, e := range s.Engines {
 		printEngine(w, e)
 	}
@@ -62,6 +65,33 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 		printJob(w, j)
 	}
 	return w.Flush()
+}
+
+// printMembership prints which aggregator serves which rack of the cluster, where etcd keeps that.
+func printMembership(w io.Writer, m *api.Membership) {
+	if m == nil {
+		return
+	}
+	fmt.Fprintf(w, "cluster: plan of epoch %d, decided by the aggregator of rack %s", m.Epoch, m.Leader)
+	if !m.Reachable {
+		fmt.Fprintf(w, "; etcd does not answer, the lease was renewed %.1f s ago", m.LeaseSeconds)
+	}
+	fmt.Fprintln(w)
+	if m.Refusal != "" {
+		fmt.Fprintf(w, "  no job may begin: %s\n", m.Refusal)
+	}
+	for _, r := range m.Racks {
+		text := fmt.Sprintf("%s, token %d", r.Url, r.Token)
+		switch {
+		case r.Out:
+			text = "nobody serves it, and jobs go on without it"
+		case r.Url == "":
+			text = "nobody serves it"
+		case r.Own:
+			text += " (this one)"
+		}
+		fmt.Fprintf(w, "  rack %s: %s\n", r.Name, text)
+	}
 }
 
 // printEngine prints a provider's lanes and devices.
@@ -86,6 +116,11 @@ func printEngine(w io.Writer, e *api.EngineStatus) {
 
 // printJob prints what a job takes, and its workers.
 func printJob(w io.Writer, j *api.JobStatus) {
+	if j.State == "kept" {
+		fmt.Fprintf(w, "\njob %s: failed %.0f s ago, its state after step %d or later is kept for its next run: %s\n", j.Name, j.AgeSeconds,
+			j.WholeStep, report.Size(j.ParameterBytes))
+		return
+	}
 	fmt.Fprintf(w, "\njob %s: %s, %s %s over %s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, j.Provider,
 		j.Workers, j.Tensors, report.Size(j.ModelBytes))
 	if j.Mode == "stream" {
@@ -94,17 +129,20 @@ func printJob(w io.Writer, j *api.JobStatus) {
 	fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
 		report.Size(j.SlotBytes), report.Size(j.ResultBytes))
 	for _, r := range j.Resources {
-		if what, ok := strings.CutPrefix(r.Name, "bytes of "); ok {
-			fmt.Fprintf(w, "  %s reserved: %s, and it may have %s in all\n", what, report.Size(r.Reserved), report.Size(r.Limit))
-		} else {
-			fmt.Fprintf(w, "  %s reserved: %d, and it may have %d in all\n", r.Name, r.Reserved, r.Limit)
+		amount := func(n uint64) string { return strconv.FormatUint(n, 10) }
+		if r.Unit == "bytes" {
+			amount = report.Size
 		}
+		fmt.Fprintf(w, "  %s reserved: %s, and it may have %s in all\n", r.Name, amount(r.Reserved), amount(r.Limit))
 	}
 	if j.Failure != nil {
 		fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
 	}
 	printMembers(w, j)
 	printRacks(w, j)
+	if j.Parts > 1 {
+		fmt.Fprintf(w, "  part %d of %d: the job is spread over several aggregators, to which all its workers send\n", j.Part+1, j.Parts)
+	}
 	for _, m := range j.Members {
 		if text := waits(m, j.Members); text != "" {
 			fmt.Fprintf(w, "  worker %d waits for %s\n", m.Rank, text)
@@ -136,14 +174,43 @@ func printRacks(w io.Writer, j *api.JobStatus) {
 	if len(j.Racks) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "  reduced above the rack: %s\n  rack\taggregator\tworkers\towns\treceived\tsent\tawaited\n", j.Shape)
+	if j.Outer != "" {
+		fmt.Fprintf(w, "  racks train on their own and meet: %s\n", j.Outer)
+	}
+	quorum := strings.Contains(j.Outer, "quorum=")
+	if quorum {
+		fmt.Fprintf(w, "  meetings held: %d\n", j.Meetings)
+	}
+	buddies := slices.ContainsFunc(j.Racks, func(r *api.RackStatus) bool { return r.Buddy != "" })
+	if buddies {
+		fmt.Fprintf(w, "  racks keep each other's state: step %d is whole here\n", j.WholeStep)
+	}
+	fmt.Fprintf(w, "  reduced above the rack: %s\n", j.Shape)
+	if j.ShapeReason != "" {
+		fmt.Fprintf(w, "  because: %s\n", j.ShapeReason)
+	}
+	fmt.Fprint(w, "  rack\taggregator\tworkers\towns\treceived\tsent\tawaited")
+	if quorum {
+		fmt.Fprint(w, "\tmissed\tlast weight")
+	}
+	if buddies {
+		fmt.Fprint(w, "\tbuddy")
+	}
+	fmt.Fprintln(w)
 	for _, r := range j.Racks {
 		received, sent := report.Size(r.ReceivedBytes), report.Size(r.SentBytes)
 		if r.Own {
 			received, sent = "(this one)", ""
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\t%s\t%s\t%d\n", r.Name, r.Url, r.Workers, report.Size(r.OwnedBytes), received, sent,
+		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\t%s\t%s\t%d", r.Name, r.Url, r.Workers, report.Size(r.OwnedBytes), received, sent,
 			r.AwaitedChunks)
+		if quorum {
+			fmt.Fprintf(w, "\t%d\t%d", r.MissedMeetings, r.LastWeight)
+		}
+		if buddies {
+			fmt.Fprintf(w, "\t%s", r.Buddy)
+		}
+		fmt.Fprintln(w)
 	}
 }
 

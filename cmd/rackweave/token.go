@@ -39,7 +39,7 @@ func tokenMakeCommand() *cobra.Command {
 		Short: "Make a token for a job, and print it",
 		Example: `  rackweave token make resnet
   rackweave token make resnet --max-workers 8 --max-memory 8589934592 --weight 2`,
-		Args: cobra.ExactArgs(1),
+		Args: oneArg("JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t.Job = args[0]
 			if t.Weight < 0 || t.Weight > aggregate.MaxWeight {

@@ -56,7 +56,7 @@ that leave as they are computed, or that wait for room until others' are there, 
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
 	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
-	f.StringVar(&cfg.Job, "job", "", "the job's name")
+	jobFlag(cmd, &cfg.Job)
 	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
 	f.DurationVar(&during, "for", time.Second, "how long")
 	f.IntVar(&events, "events", 0, "the most events that each lane keeps, the last ones (0: the aggregator's default)")

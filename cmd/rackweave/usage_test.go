@@ -91,3 +91,10 @@ func TestUnknownCommandsAndFlagsAreNamed(t *testing.T) {
 	fails(t, []string{"bench", "--worker", "2"}, "--worker")
 	fails(t, []string{"topo", "everything"}, `"everything"`)
 }
+
+func TestCommandsOfAJobSayThatItsNameIsMissing(t *testing.T) {
+	fails(t, []string{"reshape", "pods"}, `"job" not set`)
+	fails(t, []string{"policy", "set", "asp"}, `"job" not set`)
+	fails(t, []string{"trace"}, `"job" not set`)
+	fails(t, []string{"reshape", "--job", "resnet"}, "give one, SHAPE", "rackweave reshape --help")
+}

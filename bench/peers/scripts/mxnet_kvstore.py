@@ -2,9 +2,10 @@
 """Times pushpull of MXNet's kvstores between processes of one host; prints one line of JSON.
 
 The store is MXNet's own dist_sync, with its scheduler and servers, or RackWeave's. An iteration fills the inputs (dist_sync
-overwrites them; that is off the clock), meets at a barrier, calls pushpull for each tensor as gluon.Trainer does, and ends when
-all results are there; each rank times it for itself, and the slowest rank's time is the iteration's. The last sums are compared
-with what they must be, element by element: the inputs are small integers, so any order of adding gives the same bits.
+overwrites them; that is off the clock), and meets at a barrier, where rank 0 names an instant. From then on each rank calls
+pushpull for each tensor as gluon.Trainer does, and waits until MXNet's engine has nothing left to do. The iteration's time is
+from that instant until the last rank is done, so that no rank works off the clock. The last sums are compared with what they
+must be, element by element: the inputs are small integers, so any order of adding gives the same bits.
 """
 import argparse
 import json
@@ -18,6 +19,7 @@ import time
 
 PERIOD = 4  # of the inputs: element i of rank r is (i + r) % PERIOD
 BLOCK = 1 << 20  # elements that are filled at once: a second copy of a large model does not fit everywhere
+AHEAD = 0.02  # seconds from the barrier to the start
 UNSUPPORTED = 3  # exit status: a dtype that the store does not sum; Go knows it too
 
 
@@ -51,6 +53,16 @@ def parse():
     return args
 
 
+def together(starts, iteration, rank):
+    """Waits until the instant at which all ranks, on one host, begin an iteration; returns it."""
+    if rank == 0:
+        starts[iteration] = time.perf_counter() + AHEAD
+    while starts[iteration] == 0:
+        time.sleep(AHEAD / 20)
+    time.sleep(max(0, starts[iteration] - time.perf_counter()))
+    return starts[iteration]
+
+
 def work(args):
     """One rank's whole run; leaves its times in microseconds and its wrong elements in the directory of results."""
     if args.store == "rackweave":
@@ -77,17 +89,17 @@ def work(args):
     for i, out in enumerate(outputs):
         out[:] = -1
         store.broadcast(i, out, out=out)
+    starts = np.memmap(os.path.join(args.results, "starts"), np.float64)
     times = []
-    for _ in range(args.warmup + args.iters):
+    for iteration in range(args.warmup + args.iters):
         for value in inputs:
             fill(value)
         mx.nd.waitall()
         store._barrier()
-        start = time.perf_counter()
+        start = together(starts, iteration, store.rank)
         for i, (value, out) in enumerate(zip(inputs, outputs)):
             store.pushpull(i, value, out=out, priority=-i)
-        for out in outputs:
-            out.wait_to_read()
+        mx.nd.waitall()
         times.append((time.perf_counter() - start) * 1e6)
     period = np.array([sum((i + r) % PERIOD for r in range(args.workers)) for i in range(PERIOD)], np.float32)
     wrong = sum(int((out.asnumpy() != np.resize(period, out.size)).sum()) for out in outputs)
@@ -167,6 +179,8 @@ def main():
         return work(args)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through finish, which ends the processes
     with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "starts"), "wb") as f:
+            f.write(bytes(8 * (args.warmup + args.iters)))
         finish(start(args, folder))
         ranks = [json.load(open(os.path.join(folder, str(r)))) for r in range(args.workers)]
     how = f"kvstore, tensors in {args.memory} memory"

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rackweave/rackweave/service/membership"
+	"github.com/rackweave/rackweave/service/racks"
+)
+
+// etcdOptions are serve's flags about etcd.
+type etcdOptions struct {
+	where    string
+	ttl      time.Duration
+	goOn     time.Duration
+	standby  bool
+	password string // its file
+	access   membership.Access
+	server   membership.ServerConfig
+}
+
+const embedded = "embed"
+
+func etcdFlags(cmd *cobra.Command, o *etcdOptions) {
+	f := cmd.Flags()
+	f.StringVar(&o.where, "etcd", "", "keep in etcd which aggregator serves which rack of --cluster: its URLs, or embed to run it here")
+	f.DurationVar(&o.ttl, "etcd-ttl", membership.DefaultTTL, "how long the rack stays this aggregator's when etcd does not hear of it")
+	f.DurationVar(&o.goOn, "go-on-after", membership.DefaultGoOnAfter,
+		"how long a rack may have no aggregator until jobs begin without it, in a cluster of on-loss: go-on")
+	f.BoolVar(&o.standby, "standby", false, "wait while another aggregator serves the rack")
+	f.StringVar(&o.access.CA, "etcd-ca", "", "certificates that etcd's must be signed by, PEM file")
+	f.StringVar(&o.access.Cert, "etcd-cert", "", "certificate to show to etcd, PEM file")
+	f.StringVar(&o.access.Key, "etcd-key", "", "its key, PEM file")
+	f.StringVar(&o.access.User, "etcd-user", "", "user of etcd")
+	f.StringVar(&o.password, "etcd-password-file", "", "file that holds the user's password")
+	f.StringVar(&o.server.Dir, "etcd-dir", "", "directory of the embedded etcd's data")
+	f.StringVar(&o.server.URL, "etcd-listen", membership.DefaultServer, "URL at which the embedded etcd serves")
+	f.StringVar(&o.server.Peer, "etcd-peer", membership.DefaultPeer, "URL at which it serves the other embedded ones")
+	f.StringVar(&o.server.Members, "etcd-members", "", "all embedded ones, as RACK=PEER,… (default: this one alone; use one or three)")
+}
+
+// member is this aggregator's membership, with the etcd that may run here for it.
+type member struct {
+	*membership.Member
+	server *membership.Server // nil: it runs elsewhere
+	url    string             // of this aggregator, if the cluster's file says it
+}
+
+// open begins what the flags say; nil: nothing, as the cluster's file says who serves the racks.
+func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logger, insecure bool) (m *member, err error) {
+	if o.where == "" {
+		if o.standby {
+			return nil, errors.New("a standby without etcd: give --etcd")
+		}
+		return nil, nil
+	}
+	if c == nil {
+		return nil, fmt.Errorf("etcd %s without a cluster: give the file that lists its racks by --cluster", o.where)
+	}
+	if o.password != "" {
+		text, err := os.ReadFile(o.password)
+		if err != nil {
+			return nil, fmt.Errorf("etcd's password: %w", err)
+		}
+		o.access.Password = strings.TrimRight(string(text), "\r\n")
+	}
+	m = &member{url: c.Racks[c.Index()].URL}
+	cfg := membership.Config{Cluster: c, Access: o.access, TTL: o.ttl, GoOnAfter: o.goOn, Standby: o.standby, Log: log}
+	cfg.Access.Endpoints = strings.Split(o.where, ",")
+	if o.where == embedded {
+		cfg.Access.Endpoints = []string{membership.DefaultServer} // until it serves
+	}
+	if o.goOn <= 0 {
+		return nil, fmt.Errorf("--go-on-after %v: use a time above 0, such as %v", o.goOn, membership.DefaultGoOnAfter)
+	}
+	if err := cfg.Check(); err != nil {
+		return nil, err
+	}
+	if o.where == embedded {
+		o.server.Name, o.server.Cluster, o.server.Insecure = c.Own, c.Name, insecure
+		o.server.CA, o.server.Cert, o.server.Key = o.access.CA, o.access.Cert, o.access.Key
+		log.Info("starting etcd", "at", o.server.URL)
+		if m.server, err = membership.StartServer(o.server); err != nil {
+			return nil, err
+		}
+		cfg.Access.Endpoints = []string{m.server.URL()}
+	}
+	if m.Member, err = membership.Open(ctx, cfg); err != nil {
+		m.close()
+		return nil, err
+	}
+	c.Members = m.Member
+	return m, nil
+}
+
+func (m *member) close() {
+	if m.Member != nil {
+		m.Member.Close()
+	}
+	if m.server != nil {
+		m.server.Close()
+	}
+}
+
+// keep holds the rack until ctx ends. If the rack is another's, end is told why.
+func (m *member) keep(ctx context.Context, url string, end func(error)) (wait func()) {
+	if m == nil {
+		return func() {}
+	}
+	if m.url != "" {
+		url = m.url
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := m.Run(ctx, url); err != nil {
+			end(err)
+		}
+	}()
+	return func() { <-done }
+}
