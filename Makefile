@@ -13,7 +13,8 @@ LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
 PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
-	./bench/models/... ./bench/overlap/... ./bench/report/...
+	./bench/models/... ./bench/overlap/... ./bench/report/... ./pqueue/...
+BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
 # C, run under AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
@@ -22,8 +23,8 @@ SEEDS ?= 2000
 PACED_SEEDS ?= 5000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-race test-sanitized test-python test-trixie wheel example-torch \
-	example-mxnet bench-torch sim soak learn lab racks generate clean
+.PHONY: all build lib demo lint test test-pure test-packages test-race test-sanitized test-python test-trixie wheel example-torch \
+	example-mxnet bench-torch sim fuzz soak learn lab racks generate clean
 
 all: build
 
@@ -51,10 +52,16 @@ test:
 test-pure:
 	CGO_ENABLED=0 $(GO) test $(PURE)
 
-# Without the packages that only drive programs, which they build without the detector.
+# One at a time: some measure time, others fill the machine. Those that wait for others have steps of their own.
+test-packages:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) test -p 1 -timeout 30m $(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE))
+
+# Without pure packages, which have no goroutines, those that drive programs, which they build without the detector, and those with
+# etcd, which takes a minute to build with it.
 test-race:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) test -race -short $(filter-out %/include %/lab/attacks,$(shell $(GO) list $(PACKAGES)))
+	$(GO) test -race -short $(filter-out %/include %/lab/attacks %/cmd/rackweave %/service/membership,$(BUT_PURE))
 
 test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
@@ -106,6 +113,12 @@ else
 	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -seed $(SEED) $(if $(PACED),-paced)
 endif
 
+# Every decoder, and the control plane as a whole, fed with what nobody would send, each so often.
+FUZZ ?= 500000
+fuzz:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	scripts/fuzz.sh $(FUZZ)
+
 # An hour of joins, kills, saves and attacks on one aggregator, whose memory, descriptors and threads must not grow.
 SOAK ?= 1h
 soak:
@@ -131,11 +144,13 @@ else
 	$(GO) test ./lab -count=1 -v -timeout 30m
 endif
 
-# Step times on emulated links, of ours and of other libraries: a table, and figures in build/racks. Run it as root.
+# Step times on emulated links, of ours and of other libraries: a table, claims, and figures in build/racks. Run it as root, again
+# where it was interrupted. RACKS='--only REGEXP' measures a part, RACKS=--again all anew.
 racks: build
 	@scripts/need.sh iproute2 python3-torch python3-venv
 	scripts/mxnet-env.sh
-	$(BIN) lab measure --svg build/racks --json build/racks.json
+	$(BIN) plan --scale 1,2,8,32,125,250 --workers 40 --core 4:1 --model resnet50 --svg build/racks
+	$(BIN) lab measure --svg build/racks --json build/racks/racks.json $(RACKS)
 
 generate:
 	@scripts/need.sh protobuf-compiler

@@ -24,36 +24,38 @@ const module = "github.com/rackweave/rackweave"
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
 	"cmd": {"bench", "bench/models", "bench/overlap", "policy", "hierarchy", "launch", "launch/control", "service", "service/api",
-		"service/keys",
-		"service/racks", "client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo", "lab",
-		"lab/racks"},
-	"bench": {"bench/models", "policy", "launch", "client", "service", "service/api", "aggregate", "aggregate/optim", "chunk",
-		"numa", "verbs", "cgo"},
+		"service/keys", "service/membership", "service/racks", "client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe",
+		"numa", "verbs", "cgo", "lab", "lab/racks"},
+	"bench": {"bench/models", "pqueue", "hierarchy", "policy", "launch", "client", "service", "service/api", "aggregate",
+		"aggregate/optim", "chunk", "numa", "verbs", "cgo"},
 	"bench/models":  {"chunk"},
-	"bench/overlap": {"bench/models"},
+	"bench/overlap": {"bench/models", "pqueue"},
 	"service": {"service/api", "service/door", "service/keys", "service/quota", "service/racks", "hierarchy", "policy",
-		"aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
-	"service/api":     {},
-	"service/door":    {},
-	"service/quota":   {},
-	"service/keys":    {},
-	"service/racks":   {"hierarchy"},
-	"launch":          {},
-	"launch/control":  {"service/api"},
-	"client":          {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
-	"client/lanes":    {"client/failover", "chunk", "numa", "verbs", "cgo"},
-	"client/failover": {},
+		"aggregate", "aggregate/optim", "aggregate/probe", "chunk", "numa", "verbs"},
+	"service/api":        {},
+	"service/door":       {},
+	"service/quota":      {},
+	"service/keys":       {},
+	"service/racks":      {"hierarchy"},
+	"service/membership": {"hierarchy", "service/api", "service/racks"},
+	"launch":             {},
+	"launch/control":     {"service/api"},
+	"client":             {"service/api", "client/lanes", "chunk", "numa", "verbs", "cgo"},
+	"client/lanes":       {"client/failover", "chunk", "numa", "verbs", "cgo"},
+	"client/failover":    {},
 	"aggregate": {"hierarchy", "policy", "aggregate/reduce", "aggregate/session", "aggregate/optim", "chunk", "numa", "verbs",
 		"cgo"},
 	"aggregate/reduce":  {"chunk"},
 	"aggregate/session": {"verbs", "chunk"},
 	"aggregate/optim":   {"chunk"},
+	"aggregate/probe":   {"numa", "verbs"},
 	"aggregate/racktest": {"aggregate", "aggregate/optim", "hierarchy", "client/lanes", "client/failover", "policy", "chunk", "numa",
 		"verbs", "cgo"},
 	"policy":          {},
-	"hierarchy":       {},
+	"hierarchy":       {"pqueue"},
 	"chunk":           {},
 	"doctor":          {"numa", "verbs"},
+	"pqueue":          {},
 	"rxe":             {},
 	"numa":            {},
 	"numa/numatest":   {},
@@ -69,11 +71,13 @@ var house = map[string][]string{
 
 // tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.
 var tests = map[string][]string{
-	"service":        {"client"},
-	"launch/control": {"service"},
-	"client":         {"service", "service/racks", "aggregate", "aggregate/optim"},
-	"cgo":            {"chunk", "aggregate/optim", "numa", "verbs"},
-	"include":        {"cgo", "numa"},
+	"bench":              {"service/racks"},
+	"service":            {"client"},
+	"service/membership": {"service", "client", "verbs"},
+	"launch/control":     {"service"},
+	"client":             {"service", "service/racks", "aggregate", "aggregate/optim"},
+	"cgo":                {"chunk", "aggregate/optim", "numa", "verbs"},
+	"include":            {"cgo", "numa"},
 }
 
 // forTests are the rooms that only tests import, and each other.
@@ -82,10 +86,12 @@ var forTests = []string{"aggregate/racktest", "numa/numatest", "verbs/verbstest"
 // only names the rooms that may import something from outside: the one door to it.
 var only = map[string][]string{
 	"C":                                 {"cgo"},
-	"golang.org/x/sys/unix":             {"numa", "cgo"},
+	"golang.org/x/sys/unix":             {"numa", "cgo", "service/door"},
 	"github.com/Mellanox/rdmamap":       {"numa"},
 	"github.com/klauspost/cpuid/v2":     {"numa", "cgo"},
 	"github.com/vishvananda/netlink":    {"rxe"},
+	"go.etcd.io/etcd/client/v3":         {"service/membership"},
+	"go.etcd.io/etcd/server/v3/embed":   {"service/membership"},
 	"github.com/cockroachdb/datadriven": forTests,
 	"github.com/google/go-cmp/cmp":      forTests,
 	"go.uber.org/goleak":                forTests,
@@ -94,7 +100,7 @@ var only = map[string][]string{
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
 var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models",
-	"bench/overlap"}
+	"bench/overlap", "pqueue"}
 
 // computing is all that a pure room may import from outside the house. Of time only durations are used.
 var computing = []string{

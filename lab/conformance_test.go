@@ -5,17 +5,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 )
 
 // dependOnSources makes "go test" look at the whole module before it uses this test's cached result. It notes the directories that
-// a test reads, but not those that the test's commands read.
+// a test reads, but not those that the test's commands read. What is hidden or built has no sources.
 func dependOnSources(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
+		built := path == "../build" || path == "../bin"
+		if d != nil && d.IsDir() && (built || strings.HasPrefix(d.Name(), ".") && path != "..") {
 			return fs.SkipDir
 		}
 		return err
@@ -40,6 +42,21 @@ func build(t *testing.T, g *Guest, name string, args ...string) string {
 		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	return GuestPath(file)
+}
+
+// kernelEncrypts runs the tests of encrypted tcp connections where the kernel has TLS, which must have done the work.
+func kernelEncrypts(t *testing.T, g *Guest) {
+	for pkg, tests := range map[string]string{"verbs": "^TestTCPEncrypted", "cgo/fabric": "^TestTCP(Encr|AChangedByte|Random)"} {
+		bin := build(t, g, filepath.Base(pkg)+".test", "test", "-c", "github.com/rackweave/rackweave/"+pkg)
+		out, err := g.Run(within(t, 4*time.Minute), bin+" -test.v -test.run '"+tests+"'")
+		if err != nil || !strings.Contains(out, "--- PASS") || strings.Contains(out, "--- SKIP") {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	stat := run(t, g, "cat /proc/net/tls_stat")
+	if ok, err := regexp.MatchString(`TlsTxSw\s+[1-9](?s:.*)TlsRxSw\s+[1-9]`, stat); !ok || err != nil {
+		t.Errorf("the kernel's TLS did nothing:\n%s", stat)
+	}
 }
 
 // ibvConforms runs the transport contract's tests, and provider ibv's own, against a guest's device.

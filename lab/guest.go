@@ -248,6 +248,9 @@ func (g *Guest) Addr(nic int) string {
 	return addr
 }
 
+// Carried returns how many bytes the wire of two guests' first NICs has carried from one to the other, headers included.
+func Carried(from, to *Guest) uint64 { return from.cfg.NICs[0].Wire.Carried(from.macs[0], to.macs[0]) }
+
 // Console returns the end of the output of the guest's kernel.
 func (g *Guest) Console() string { return g.console.tail() }
 

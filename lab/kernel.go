@@ -16,10 +16,10 @@ import (
 )
 
 // guestModules are the modules that a guest may need; modprobe adds their dependencies. crc32_generic is a dependency of rdma_rxe
-// that no metadata names: without it "rdma link add" fails with ENOENT.
+// that no metadata names: without it "rdma link add" fails with ENOENT. So are gcm, ctr and ghash_generic dependencies of tls.
 var guestModules = []string{
 	"virtio_pci", "9p", "9pnet_virtio", "virtio_net", "virtio_console", "virtio_rng", "dummy", "veth", "sch_netem", "sch_tbf",
-	"crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe",
+	"tls", "gcm", "ctr", "ghash_generic", "crc32_generic", "ib_uverbs", "rdma_ucm", "rdma_rxe",
 }
 
 // kernel is a stock kernel, unpacked: vmlinuz, and modules in the order in which they load.

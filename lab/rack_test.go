@@ -102,13 +102,14 @@ func TestTwoNodesHaveANICEach(t *testing.T) {
 	onDevice(t, g, "TestIBVPlacement", "rxe0,rxe1")
 }
 
-func TestTrioReachesEachOther(t *testing.T) {
+func TestTrioIsTwoRacks(t *testing.T) {
 	rack := bootShape(t, Trio)
 	for _, from := range rack.Guests {
 		for _, to := range rack.Guests {
 			run(t, from, "busybox ping -c1 -W10 "+to.Addr(0))
 		}
 	}
+	t.Run("two racks reduce among themselves", func(t *testing.T) { racksExchange(t, rack.Guests[:2], rack.Guests[2]) })
 	powerFailures(t, rack.Guests[0], rack.Guests[1], rack.Guests[2])
 }
 

@@ -8,16 +8,28 @@ import (
 	"sync"
 )
 
-// Wire is an Ethernet segment that joins the NICs plugged into it. It learns the place of each station, as a switch does.
+// Wire is an Ethernet segment that joins the NICs plugged into it. It learns the place of each station, as a switch does, and
+// counts what they send each other.
 type Wire struct {
-	mu       sync.RWMutex
+	mu       sync.Mutex
 	ports    map[*port]struct{}
-	stations map[[6]byte]*port
+	stations map[station]*port
+	carried  map[[2]station]uint64 // bytes of frames, from one to the other
 }
+
+// station is the address of a NIC.
+type station [6]byte
 
 // NewWire makes a wire with nothing plugged in. It needs no closing: it ends with its guests.
 func NewWire() *Wire {
-	return &Wire{ports: map[*port]struct{}{}, stations: map[[6]byte]*port{}}
+	return &Wire{ports: map[*port]struct{}{}, stations: map[station]*port{}, carried: map[[2]station]uint64{}}
+}
+
+// Carried returns how many bytes one NIC has sent the other, with the headers of each frame.
+func (w *Wire) Carried(from, to net.HardwareAddr) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.carried[[2]station{station(from), station(to)}]
 }
 
 // port is one NIC's end. QEMU's socket netdev carries frames in a stream: four bytes of length, most significant first, and the
@@ -61,9 +73,10 @@ func (w *Wire) carry(p *port) {
 
 func (w *Wire) forward(from *port, packet []byte) {
 	frame := packet[lengthBytes:]
-	dst, src := [6]byte(frame[0:6]), [6]byte(frame[6:12])
-	w.mu.RLock()
-	known := w.stations[src] == from
+	dst, src := station(frame[0:6]), station(frame[6:12])
+	w.mu.Lock()
+	w.stations[src] = from
+	w.carried[[2]station{src, dst}] += uint64(len(frame))
 	to := w.stations[dst]
 	var all []*port
 	if to == nil {
@@ -73,12 +86,7 @@ func (w *Wire) forward(from *port, packet []byte) {
 			}
 		}
 	}
-	w.mu.RUnlock()
-	if !known {
-		w.mu.Lock()
-		w.stations[src] = from
-		w.mu.Unlock()
-	}
+	w.mu.Unlock()
 	if to != nil && to != from {
 		to.send(packet)
 	}

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// station is a test's end of a wire, framed as QEMU frames.
-type station struct {
+// plug is a test's end of a wire, framed as QEMU frames.
+type plug struct {
 	t    *testing.T
 	mac  byte
 	conn net.Conn
 	r    *bufio.Reader
 }
 
-func newStation(t *testing.T, w *Wire, mac byte) *station {
+func plugIn(t *testing.T, w *Wire, mac byte) *plug {
 	q := &qemu{}
 	ours, _, err := q.socket()
 	if err != nil {
@@ -31,12 +31,12 @@ func newStation(t *testing.T, w *Wire, mac byte) *station {
 	q.closeChildEnds()
 	w.attach(theirs)
 	t.Cleanup(func() { ours.Close() })
-	return &station{t, mac, ours, bufio.NewReader(ours)}
+	return &plug{t, mac, ours, bufio.NewReader(ours)}
 }
 
 const broadcast = 0xff
 
-func (s *station) send(to byte, payload string) {
+func (s *plug) send(to byte, payload string) {
 	s.t.Helper()
 	frame := append(bytes.Repeat([]byte{to}, 6), bytes.Repeat([]byte{s.mac}, 6)...)
 	frame = append(frame, payload...)
@@ -45,7 +45,7 @@ func (s *station) send(to byte, payload string) {
 	}
 }
 
-func (s *station) want(payload string) {
+func (s *plug) want(payload string) {
 	s.t.Helper()
 	s.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	var n uint32
@@ -63,7 +63,7 @@ func (s *station) want(payload string) {
 
 func TestWireLearnsWhereStationsAre(t *testing.T) {
 	w := NewWire()
-	a, b, c := newStation(t, w, 1), newStation(t, w, 2), newStation(t, w, 3)
+	a, b, c := plugIn(t, w, 1), plugIn(t, w, 2), plugIn(t, w, 3)
 
 	a.send(broadcast, "who is there")
 	b.want("who is there")
@@ -77,13 +77,37 @@ func TestWireLearnsWhereStationsAre(t *testing.T) {
 	c.want("flooded: c has not spoken yet") // and has not seen what was only for b
 }
 
+func TestWireCountsWhatStationsSendEachOther(t *testing.T) {
+	w := NewWire()
+	a, b, c := plugIn(t, w, 1), plugIn(t, w, 2), plugIn(t, w, 3)
+	address := func(p *plug) net.HardwareAddr { return bytes.Repeat([]byte{p.mac}, 6) }
+	for range 2 {
+		a.send(2, "forward")
+		b.want("forward")
+		c.want("forward") // flooded: b has not spoken yet
+	}
+	b.send(1, "back")
+	a.want("back")
+	a.send(3, "aside")
+	c.want("aside")
+	const header = 12
+	for _, tc := range []struct {
+		from, to *plug
+		want     uint64
+	}{{a, b, 2 * (header + 7)}, {b, a, header + 4}, {a, c, header + 5}, {c, a, 0}} {
+		if got := w.Carried(address(tc.from), address(tc.to)); got != tc.want {
+			t.Errorf("%d has sent %d %d bytes, expected %d", tc.from.mac, tc.to.mac, got, tc.want)
+		}
+	}
+}
+
 func TestWireForgetsWhoIsUnplugged(t *testing.T) {
 	w := NewWire()
-	a, b := newStation(t, w, 1), newStation(t, w, 2)
+	a, b := plugIn(t, w, 1), plugIn(t, w, 2)
 	b.send(broadcast, "hello")
 	a.want("hello")
 	b.conn.Close()
-	again := newStation(t, w, 2)
+	again := plugIn(t, w, 2)
 	again.send(1, "moved")
 	a.want("moved")
 	a.send(2, "found")
@@ -93,7 +117,7 @@ func TestWireForgetsWhoIsUnplugged(t *testing.T) {
 func TestWireDropsAStationThatBreaksTheFraming(t *testing.T) {
 	for name, length := range map[string]uint32{"too short": 11, "too long": maxFrame + 1} {
 		t.Run(name, func(t *testing.T) {
-			s := newStation(t, NewWire(), 1)
+			s := plugIn(t, NewWire(), 1)
 			s.conn.Write(binary.BigEndian.AppendUint32(nil, length))
 			s.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 			if _, err := s.r.ReadByte(); err != io.EOF {

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -22,16 +21,6 @@ import (
 
 // patience bounds waits that end at once on a quiet machine.
 const patience = time.Minute
-
-// Build builds the binary into a folder and returns its path.
-func Build(ctx context.Context, dir string) (string, error) {
-	binary := filepath.Join(dir, "rackweave")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "github.com/rackweave/rackweave/cmd/rackweave")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the aggregator: %w: %s", err, out)
-	}
-	return binary, nil
-}
 
 // Aggregator is the process under attack.
 type Aggregator struct {
@@ -147,7 +136,17 @@ func (a *Aggregator) get(ctx context.Context, path string) (string, error) {
 }
 
 // dialer dials as another peer than the victims: limits are by address.
-var dialer = &net.Dialer{Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+var dialer = &net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+
+// moveOn makes the attacker another peer: one may call only so often.
+func moveOn() {
+	at := dialer.LocalAddr.(*net.TCPAddr).IP.To4()
+	n := 256*int(at[2]) + int(at[3]) + 1
+	if n%256 == 255 {
+		n += 2 // past what may be a broadcast's address, and a network's
+	}
+	dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, byte(n>>8), byte(n))}
+}
 
 // stranger returns an HTTP client of that peer.
 func stranger() *http.Client {

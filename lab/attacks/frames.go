@@ -130,7 +130,7 @@ func Pipelined(ctx context.Context, a *Aggregator) error {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(time.Second))
 	all := strings.Repeat("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 1000)
 	for range 100 {
 		if _, err := io.WriteString(c, all); err != nil {

@@ -18,7 +18,7 @@ func (a *Aggregator) updating(ctx context.Context, job, mode, provider string) (
 
 // CommitWhileRegistering commits steps in a loop while the same worker registers more tensors.
 func CommitWhileRegistering(ctx context.Context, a *Aggregator) error {
-	w, err := a.updating(ctx, "commits", "two-phase", "shm")
+	w, err := a.updating(ctx, newName("commits"), "two-phase", "shm")
 	if err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func CommitWhileRegistering(ctx context.Context, a *Aggregator) error {
 	if err := w.Register(ctx, []client.Tensor{{Name: "first", Shape: []uint64{100_000}}}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Second/2)
 	defer cancel()
 	var commits sync.WaitGroup
 	commits.Go(func() {
@@ -43,7 +43,7 @@ func CommitWhileRegistering(ctx context.Context, a *Aggregator) error {
 
 // RegisterOneByOne registers more batches of tensors than a device has regions, and lets others come then.
 func RegisterOneByOne(ctx context.Context, a *Aggregator) error {
-	w, err := a.updating(ctx, "ones", "eager", "shm")
+	w, err := a.updating(ctx, newName("ones"), "eager", "shm")
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func RegisterOneByOne(ctx context.Context, a *Aggregator) error {
 			break // its quota is spent
 		}
 	}
-	v, err := Join(ctx, a.URL, "beside", "", "shm")
+	v, err := Join(ctx, a.URL, newName("beside"), "", "shm")
 	if err != nil {
 		return fmt.Errorf("a new job beside one of many registrations: %w", err)
 	}
@@ -63,7 +63,8 @@ func RegisterOneByOne(ctx context.Context, a *Aggregator) error {
 
 // FloodLanes keeps every lane's windows full of another job's chunks, over the victim's provider.
 func FloodLanes(ctx context.Context, a *Aggregator) error {
-	w, err := client.Join(ctx, client.Config{Server: a.URL, Job: "flood", Workers: 1, Provider: "tcp", Timeout: 20 * time.Second})
+	w, err := client.Join(ctx, client.Config{Server: a.URL, Job: newName("flood"), Workers: 1, Provider: "tcp",
+		Timeout: 20 * time.Second})
 	if err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func FloodLanes(ctx context.Context, a *Aggregator) error {
 		return err
 	}
 	x := make([][]float32, tensors)
-	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(time.Second / 2); time.Now().Before(end); {
 		ops := make([]client.Op, tensors)
 		for i := range ops {
 			if x[i] == nil {
@@ -99,9 +100,9 @@ func FloodLanes(ctx context.Context, a *Aggregator) error {
 // DieAmidAll ends workers' connections in the middle of an exchange, again and again.
 func DieAmidAll(ctx context.Context, a *Aggregator) error {
 	var errs []error
-	for i := range 10 {
+	for i := range 4 {
 		provider := [...]string{"tcp", "shm"}[i%2]
-		w, err := client.Join(ctx, client.Config{Server: a.URL, Job: fmt.Sprint("dies", i), Workers: 1, Provider: provider,
+		w, err := client.Join(ctx, client.Config{Server: a.URL, Job: newName("dies"), Workers: 1, Provider: provider,
 			Timeout: 20 * time.Second})
 		if err != nil {
 			errs = append(errs, err)

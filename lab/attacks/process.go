@@ -46,6 +46,59 @@ func (a *Aggregator) count(folder string) (int, error) {
 	return len(entries), err
 }
 
+// size is what a process has of what it might leak.
+type size struct {
+	bytes          int64
+	files, threads int
+}
+
+func (s size) String() string {
+	return fmt.Sprintf("%d MiB, %d descriptors, %d threads", s.bytes>>20, s.files, s.threads)
+}
+
+func (a *Aggregator) size() (s size, err error) {
+	if s.bytes, err = a.resident(); err != nil {
+		return s, err
+	}
+	if s.files, err = a.count("fd"); err != nil {
+		return s, err
+	}
+	s.threads, err = a.count("task")
+	return s, err
+}
+
+// kinds counts what the process's descriptors are of.
+func (a *Aggregator) kinds() map[string]int {
+	dir := fmt.Sprintf("/proc/%d/fd", a.pid)
+	entries, _ := os.ReadDir(dir)
+	kinds := map[string]int{}
+	for _, e := range entries {
+		to, _ := os.Readlink(dir + "/" + e.Name())
+		kind, _, _ := strings.Cut(to, ":[")
+		kinds[kind]++
+	}
+	return kinds
+}
+
+// moreThreads is how many threads an aggregator may start that is attacked. Go keeps one for each call into the kernel and C that
+// ever was under way at once: a dozen of lanes and devices, eight at arenas, and, where a machine is so busy that it takes the
+// processor from threads in the midst of calls, one for each of the 64 requests that strangers may have under way.
+const moreThreads = 96
+
+// settles waits until what attacks have left is gone: jobs whose workers are never heard of again stay for some time, and
+// connections that say nothing for two minutes.
+func (a *Aggregator) settles(start size) (now size, err error) {
+	for end := time.Now().Add(4 * patience); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if now, err = a.size(); err != nil {
+			return now, err
+		}
+		if now.bytes < start.bytes+256<<20 && now.files < start.files+64 && now.threads < start.threads+moreThreads {
+			return now, nil
+		}
+	}
+	return now, fmt.Errorf("the process has %v, and had %v at first: %v", now, start, a.kinds())
+}
+
 // listening returns the ports on which the process's sockets listen.
 func (a *Aggregator) listening() (ports []int64, err error) {
 	own := map[string]bool{}

@@ -56,7 +56,7 @@ func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
 	in := func(namespace, command string) *exec.Cmd {
 		command = strings.ReplaceAll(command, "/var/lib/rackweave", dir)
 		cmd := exec.CommandContext(ctx, "ip", "netns", "exec", namespace, "sh", "-c", "exec "+command)
-		cmd.Env = append(os.Environ(), "PATH="+binary[:strings.LastIndex(binary, "/")]+":"+os.Getenv("PATH"), "STATE_DIRECTORY="+dir,
+		cmd.Env = append(os.Environ(), "PATH="+program[:strings.LastIndex(program, "/")]+":"+os.Getenv("PATH"), "STATE_DIRECTORY="+dir,
 			"XDG_RUNTIME_DIR="+dir+"/"+namespace)
 		cmd.WaitDelay = 10 * time.Second
 		return cmd

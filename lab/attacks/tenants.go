@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -49,14 +50,14 @@ func (n *tenant) join(ctx context.Context, job string, workers int) (err error) 
 // AbsentWorkers starts jobs whose only worker is never heard of again, as fast as it can, while a new job wants to start.
 func AbsentWorkers(ctx context.Context, a *Aggregator) error {
 	return besideNewJob(ctx, a, func(ctx context.Context, i int) {
-		a.newTenant("").join(ctx, fmt.Sprint("absent", i), 1)
+		a.newTenant("").join(ctx, newName("absent"), 1)
 	})
 }
 
 // HalfJobs begins jobs whose second worker never comes.
 func HalfJobs(ctx context.Context, a *Aggregator) error {
 	return besideNewJob(ctx, a, func(ctx context.Context, i int) {
-		a.newTenant("").join(ctx, fmt.Sprint("half", i), 2)
+		a.newTenant("").join(ctx, newName("half"), 2)
 	})
 }
 
@@ -72,16 +73,23 @@ func besideNewJob(ctx context.Context, a *Aggregator, call func(context.Context,
 			}
 		})
 	}
-	time.Sleep(time.Second)
+	time.Sleep(300 * time.Millisecond)
 	defer calls.Wait()
 	defer stop()
+	v, err := a.comeIn(ctx, newName("honest"), "")
+	if err != nil {
+		return fmt.Errorf("beside the attack: %w", err)
+	}
+	return v.Leave()
+}
+
+// comeIn joins the victim's job, again and again for a while: it may be refused where strangers have spent what all of them may
+// connect, or lose its place to the crowd while the machine is busy.
+func (a *Aggregator) comeIn(ctx context.Context, job, token string) (*Victim, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		v, err := Join(ctx, a.URL, "honest", "", "tcp")
-		if err == nil {
-			return v.Leave()
-		}
-		if time.Now().After(end) || !errors.Is(err, client.ErrRefused) {
-			return fmt.Errorf("beside the attack: %w", err)
+		v, err := Join(ctx, a.URL, job, token, "tcp")
+		if err == nil || time.Now().After(end) {
+			return v, err
 		}
 	}
 }
@@ -89,15 +97,18 @@ func besideNewJob(ctx context.Context, a *Aggregator, call func(context.Context,
 // NeverAttach lets many workers of large jobs ask for connections and connect none of them.
 func NeverAttach(ctx context.Context, a *Aggregator) error {
 	const jobs, workers = 8, 8
+	prefix := newName("large")
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
 	var all sync.WaitGroup
 	for j := range jobs {
 		for range workers {
 			all.Go(func() {
 				n := a.newTenant("")
-				if n.join(ctx, fmt.Sprint("large", j), workers) != nil {
+				if n.join(ctx, fmt.Sprint(prefix, "-", j), workers) != nil {
 					return // refused: its memory is bounded
 				}
-				r := &api.ConnectRequest{TimeoutMs: 10_000}
+				r := &api.ConnectRequest{TimeoutMs: 2_000}
 				for range n.info.Lanes {
 					r.Lanes = append(r.Lanes, &api.WorkerLane{Endpoint: make([]byte, 64), Staging: 64})
 				}
@@ -123,7 +134,7 @@ func HugeTensors(ctx context.Context, a *Aggregator) error {
 	errs := make([]error, 4)
 	for i := range errs {
 		all.Go(func() {
-			w, err := a.worker(ctx, fmt.Sprint("huge", i))
+			w, err := a.worker(ctx, newName("huge"))
 			if err != nil {
 				errs[i] = err
 				return
@@ -172,7 +183,10 @@ func GuessSessions(ctx context.Context, a *Aggregator) error {
 		n := a.newTenant("")
 		n.session = fmt.Sprintf("%032x", i)
 		_, err := n.rpc.Leave(ctx, &api.LeaveRequest{Failure: "from a stranger"})
-		if connect.CodeOf(err) != connect.CodeUnauthenticated && connect.CodeOf(err) != connect.CodeUnavailable {
+		if connect.CodeOf(err) == connect.CodeUnavailable || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+			break // its address is kept out
+		}
+		if connect.CodeOf(err) != connect.CodeUnauthenticated {
 			return fmt.Errorf("a guessed session: %w", err)
 		}
 	}
@@ -200,12 +214,12 @@ func OthersToken(ctx context.Context, a *Aggregator) error {
 
 // BarrierFlood lets one worker wait in more barriers than it may, and ask for its status without pause.
 func BarrierFlood(ctx context.Context, a *Aggregator) error {
-	w, err := a.worker(ctx, "flood")
+	w, err := a.worker(ctx, newName("flood"))
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	n := a.newTenant("")
 	if err := n.join(ctx, newName("barriers"), 1); err != nil {
@@ -227,7 +241,7 @@ func HalfClosed(ctx context.Context, a *Aggregator) error {
 	for i := range 200 {
 		c, err := dialer.DialContext(ctx, "tcp", a.Addr())
 		if err != nil {
-			continue
+			break // its address is kept out
 		}
 		body := fmt.Sprintf(`{"job": "gone%d", "workers": 2, "rank": -1, "mode": "aggregate", "providers": ["tcp"]}`, i)
 		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",

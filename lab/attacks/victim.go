@@ -26,8 +26,22 @@ const victimElems = 20_000
 
 // Join joins the victim's job and starts its exchange.
 func Join(ctx context.Context, url, job, token, provider string) (*Victim, error) {
+	v, err := enrol(ctx, url, job, token, provider)
+	if err != nil {
+		return nil, err
+	}
+	for rank := range v.workers {
+		v.ended.Go(func() { v.exchange(rank) })
+	}
+	return v, nil
+}
+
+// enrol joins the victim's job, and exchanges nothing.
+func enrol(ctx context.Context, url, job, token, provider string) (*Victim, error) {
 	v := &Victim{stop: make(chan struct{})}
 	var joining sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx) // one that is refused does not leave the other waiting
+	defer cancel()
 	errs := make([]error, len(v.workers))
 	for rank := range v.workers {
 		joining.Go(func() {
@@ -37,15 +51,14 @@ func Join(ctx context.Context, url, job, token, provider string) (*Victim, error
 				v.workers[rank] = w
 				err = w.Register(ctx, []client.Tensor{{Name: "w", Shape: []uint64{victimElems}}})
 			}
-			errs[rank] = err
+			if errs[rank] = err; err != nil {
+				cancel()
+			}
 		})
 	}
 	joining.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return nil, errors.Join(err, v.close())
-	}
-	for rank := range v.workers {
-		v.ended.Go(func() { v.exchange(rank) })
 	}
 	return v, nil
 }
@@ -107,6 +120,13 @@ func (v *Victim) Rounds(first int) (n int, p99 time.Duration) {
 		p99 = some[len(some)*99/100]
 	}
 	return len(v.latencies), p99
+}
+
+// Err returns what has gone wrong so far.
+func (v *Victim) Err() error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return errors.Join(v.errs...)
 }
 
 // Leave ends the job. It returns what went wrong in it.

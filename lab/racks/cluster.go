@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -16,9 +17,12 @@ import (
 // tcpPort is where the lab's aggregators listen.
 const tcpPort = 7077
 
+// adminToken lets anybody see all jobs of the lab's aggregators, which serve nobody else's hosts.
+const adminToken = "lab"
+
 // window is how many messages of a worker are under way. On a link as slow as the lab's this is 40 ms of traffic, for which what is
 // more urgent waits; the window that suits a fast link is four times that.
-const window = "16"
+const window = 16
 
 // URL is where a rack's aggregator listens.
 func (c *Config) URL(rack int) string {
@@ -35,15 +39,17 @@ func (c *Config) Servers() string {
 }
 
 // serve starts an aggregator on a host.
-func (l *Lab) serve(ctx context.Context, h Host, flags ...string) (*launch.Aggregator, error) {
+func (l *Lab) serve(ctx context.Context, h Host, window int, flags ...string) (*launch.Aggregator, error) {
 	argv := append(h.Command(l.Program, "serve", "--listen", fmt.Sprintf("%s:%d", h.Addr, tcpPort), "--providers", verbs.ProviderTCP,
-		"--unpinned", "--window", window, "--until-eof", "--log-level", "warn", "--insecure"), flags...)
+		"--unpinned", "--window", fmt.Sprint(window), "--until-eof", "--log-level", "warn", "--insecure", "--admin-token", adminToken),
+		flags...)
 	return launch.StartAggregator(ctx, argv, l.Log)
 }
 
 // Cluster is the aggregators of all racks, that reduce among themselves.
 type Cluster struct {
-	*Fabric
+	lab         *Lab
+	window      int
 	Aggregators []*launch.Aggregator // by rack
 	folder      string
 }
@@ -63,23 +69,43 @@ func (c *Config) file(shape, secret string) string {
 
 // Serve starts an aggregator in each rack, that reduce among themselves in a shape.
 func (l *Lab) Serve(ctx context.Context, shape string) (*Cluster, error) {
+	file := l.file(shape, rand.Text())
+	w := window
+	if shape == hierarchy.Flat.String() {
+		w = max(window/l.Racks, 1) // workers have one at each rack's aggregator
+	}
+	return l.serveEach(ctx, w, func(int) string { return file })
+}
+
+// serveEach starts an aggregator in each rack, with a cluster's file of its own.
+func (l *Lab) serveEach(ctx context.Context, window int, file func(rack int) string) (*Cluster, error) {
 	folder, err := os.MkdirTemp("", "rackweave-racks-")
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Fabric: l.Fabric, folder: folder}
-	file := filepath.Join(folder, "cluster.yaml")
-	if err := os.WriteFile(file, []byte(l.file(shape, rand.Text())), 0o600); err != nil {
-		return nil, errors.Join(err, c.Stop())
-	}
+	c := &Cluster{lab: l, window: window, Aggregators: make([]*launch.Aggregator, l.Racks), folder: folder}
 	for rack := range l.Racks {
-		a, err := l.serve(ctx, l.Aggregator(rack), "--cluster", file, "--rack", RackName(rack))
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%s: %w", RackName(rack), err), c.Stop())
+		err := os.WriteFile(c.file(rack), []byte(file(rack)), 0o600)
+		if err == nil {
+			err = c.start(ctx, rack)
 		}
-		c.Aggregators = append(c.Aggregators, a)
+		if err != nil {
+			return nil, errors.Join(err, c.Stop())
+		}
 	}
 	return c, nil
+}
+
+func (c *Cluster) file(rack int) string { return filepath.Join(c.folder, RackName(rack)+".yaml") }
+
+// start starts a rack's aggregator, at first or again.
+func (c *Cluster) start(ctx context.Context, rack int) (err error) {
+	c.Aggregators[rack], err = c.lab.serve(ctx, c.lab.Aggregator(rack), c.window, "--cluster", c.file(rack), "--rack",
+		RackName(rack))
+	if err != nil {
+		return fmt.Errorf("%s: %w", RackName(rack), err)
+	}
+	return nil
 }
 
 // Wait returns when ctx ends, or with what ended an aggregator.
@@ -103,7 +129,9 @@ func (c *Cluster) Wait(ctx context.Context) error {
 func (c *Cluster) Stop() error {
 	var errs []error
 	for _, a := range c.Aggregators {
-		errs = append(errs, a.Stop())
+		if a != nil {
+			errs = append(errs, a.Stop())
+		}
 	}
 	return errors.Join(append(errs, os.RemoveAll(c.folder))...)
 }

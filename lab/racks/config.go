@@ -8,11 +8,11 @@ import (
 // Config is what a fabric has.
 type Config struct {
 	// Name is the prefix of the namespaces, at most 20 letters, digits and dashes.
-	Name    string
-	Racks   int
-	Workers int     // in each rack
-	Rate    float64 // of a worker's link, in bits per second and direction
-	Core    float64 // of the workers' links of a rack, over the rack's uplink; at least 1
+	Name    string  `json:"-"`
+	Racks   int     `json:"racks"`
+	Workers int     `json:"workers"` // in each rack
+	Rate    float64 `json:"rate"`    // of a worker's link, in bits per second and direction
+	Core    float64 `json:"core"`    // of the workers' links of a rack, over the rack's uplink; at least 1
 }
 
 // The limits of a fabric: addresses of one subnet, and what tbf can shape.

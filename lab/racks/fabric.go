@@ -49,11 +49,32 @@ func Up(ctx context.Context, c Config) (*Fabric, error) {
 		return nil, err
 	}
 	f := &Fabric{c}
+	if err := f.unused(ctx); err != nil {
+		return nil, err
+	}
 	_ = f.Close() // mostly there is none
 	if err := sh(ctx, c.script()); err != nil {
 		return nil, errors.Join(fmt.Errorf("build racks %s: %w", c.Name, err), f.Close())
 	}
 	return f, nil
+}
+
+// unused reports whether processes run in a fabric of this name. Those of a process that was killed end soon after it.
+func (f *Fabric) unused(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for {
+		out, _ := exec.CommandContext(ctx, "ip", "netns", "pids", f.Aggregator(0).Namespace).Output() // it fails where there is none
+		pids := strings.Fields(string(out))
+		if len(pids) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("racks named %q are in use by processes %v: end these, or use another name", f.Name, pids)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // Close removes the fabric. Processes in it stay, without a network: end them before.
@@ -78,14 +99,6 @@ func (f *Fabric) Close() error {
 	return sh(ctx, script.String())
 }
 
-// Present reports whether a fabric that another process built is there.
-func (f *Fabric) Present(ctx context.Context) error {
-	if _, err := f.Counters(ctx); err != nil {
-		return fmt.Errorf("racks named %q are not up: %w", f.Name, err)
-	}
-	return nil
-}
-
 // PowerOff kills every process of a host.
 func (f *Fabric) PowerOff(ctx context.Context, h Host) error {
 	return sh(ctx, fmt.Sprintf("ip netns pids %s | xargs -r kill -9\n", h.Namespace))
@@ -108,6 +121,15 @@ func (f *Fabric) SetRate(ctx context.Context, rack int, rate float64) error {
 		for _, end := range [][2]string{{h.Namespace, Interface}, {f.switches(), ports[i+1]}} {
 			fmt.Fprintf(&b, "tc -n %s qdisc change dev %s root tbf rate %.0fbit burst %s limit %s\n", end[0], end[1], rate, burst, queue)
 		}
+	}
+	return sh(ctx, b.String())
+}
+
+// SetUplink shapes a rack's uplink anew, in both directions.
+func (f *Fabric) SetUplink(ctx context.Context, rack int, rate float64) error {
+	var b strings.Builder
+	for _, port := range []string{UplinkPort(rack), downlinkPort(rack)} {
+		fmt.Fprintf(&b, "tc -n %s qdisc change dev %s root tbf rate %.0fbit burst %s limit %s\n", f.switches(), port, rate, burst, queue)
 	}
 	return sh(ctx, b.String())
 }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,13 +28,20 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// up builds a fabric for one test.
+// probe asks once whether fabrics can be built here.
+var probe = sync.OnceValue(func() error { return Probe(context.Background()) })
+
+// fabrics numbers the fabrics of this process.
+var fabrics atomic.Uint32
+
+// up builds a fabric for one test, which runs beside others.
 func up(t *testing.T, c Config) *Fabric {
 	t.Helper()
-	if err := Probe(t.Context()); err != nil {
+	t.Parallel()
+	if err := probe(); err != nil {
 		t.Skip(err)
 	}
-	c.Name = fmt.Sprintf("rwt%d", os.Getpid())
+	c.Name = fmt.Sprintf("rwt%d-%d", os.Getpid(), fabrics.Add(1))
 	f, err := Up(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rackweave/rackweave/bench"
 	"github.com/rackweave/rackweave/bench/models"
@@ -43,7 +44,7 @@ type Measured struct {
 }
 
 // payloadRate is what a worker's link carries of payload, in bytes per second.
-func (l *Lab) payloadRate() float64 { return l.Rate * goodput / 8 }
+func (c *Config) payloadRate() float64 { return c.Rate * goodput / 8 }
 
 // spec is the exchange of a model by all workers.
 func (l *Lab) spec(m models.Model, server string) bench.Spec {
@@ -55,7 +56,7 @@ func (l *Lab) spec(m models.Model, server string) bench.Spec {
 
 // One measures the exchange of a model through the first rack's aggregator, by all workers. With replay set they compute.
 func (l *Lab) One(ctx context.Context, m models.Model, replay bool) (Measured, error) {
-	a, err := l.serve(ctx, l.Aggregator(0))
+	a, err := l.serve(ctx, l.Aggregator(0), window)
 	if err != nil {
 		return Measured{}, err
 	}
@@ -71,7 +72,7 @@ func (l *Lab) Across(ctx context.Context, m models.Model, shape hierarchy.Shape)
 	if err != nil {
 		return Measured{}, err
 	}
-	measured, err := l.exchange(ctx, l.spec(m, c.Servers()))
+	measured, err := l.exchange(ctx, l.spec(m, l.Servers()))
 	return measured, errors.Join(err, c.Stop())
 }
 
@@ -96,7 +97,7 @@ func (l *Lab) Peer(ctx context.Context, p peers.Peer, m models.Model, servers []
 	}
 	n := l.Racks * l.Workers
 	spec := peers.Spec{Workers: n, Bytes: 4 * m.Params(), DType: "f32", Iters: l.Iters, Warmup: l.Warmup, Servers: peerHosts(servers),
-		Rate: l.Rate / 8 / 4}
+		Rate: l.Rate / l.Core / 8 / 4}
 	for _, t := range m.Tensors {
 		spec.Tensors = append(spec.Tensors, 4*t.Elems())
 	}
@@ -165,6 +166,25 @@ func processorTime() (busy, all float64, err error) {
 		return 0, 0, err
 	}
 	return parseProcessorTime(string(text))
+}
+
+// othersShare returns the share of all cores that is busy while the lab does nothing. It waits a while for what still ends.
+func othersShare() (share float64, err error) {
+	for range 10 {
+		busy, all, err := processorTime()
+		if err != nil {
+			return 0, err
+		}
+		time.Sleep(500 * time.Millisecond)
+		busyNow, allNow, err := processorTime()
+		if err != nil {
+			return 0, err
+		}
+		if share = (busyNow - busy) / math.Max(allNow-all, 1); share <= mostOthers {
+			break
+		}
+	}
+	return share, nil
 }
 
 func parseProcessorTime(text string) (busy, all float64, err error) {

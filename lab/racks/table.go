@@ -11,17 +11,6 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 )
 
-// Void reports why a row shows the machine rather than its links; "": it does not.
-func (r *Row) Void() string {
-	switch {
-	case r.CPU > 0.7:
-		return fmt.Sprintf("cores %.0f%% busy", 100*r.CPU)
-	case r.Losses > 1000:
-		return fmt.Sprintf("%d segments lost", r.Losses)
-	}
-	return ""
-}
-
 // WriteTable prints rows. Ratios are to the first row of the same links and model.
 func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 	fmt.Fprintf(w, `# %s
@@ -33,12 +22,12 @@ func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 	first := map[string]float64{}
 	for i := range rows {
 		r := &rows[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t", r.Links, r.Model, r.Name)
+		fmt.Fprintf(t, "%s\t%s\t%s\t", r.Fabric.Links(), r.Model, r.Name)
 		if r.Error != "" {
 			fmt.Fprintf(t, "-\t\t\t\t\t\t%s\n", strings.ReplaceAll(r.Error, "\n", " "))
 			continue
 		}
-		key := r.Links + r.Model
+		key := r.Fabric.Links() + r.Model
 		if first[key] == 0 {
 			first[key] = r.Seconds
 		}
@@ -52,7 +41,7 @@ func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 		if r.Predicted > 0 {
 			predicted = fmt.Sprintf("%.2f s", r.Predicted)
 		}
-		if r.Bytes > 0 {
+		if r.Fabric.Racks > 1 {
 			uplink = fmt.Sprintf("%.3f", r.Uplinks/r.Bytes)
 		}
 		fmt.Fprintf(t, "%.2f s\t%.2f s\t%.2f\t%s\t%.2f\t%s\t%s\n", r.Seconds, r.Bound, r.Seconds/r.Bound, predicted, r.Seconds/first[key],
@@ -80,16 +69,26 @@ func Chart(title string, machine report.Machine, rows []Row) *report.Chart {
 		models, _ = place(models, r.Model)
 	}
 	for _, model := range models {
-		step, bound := make([]float64, len(c.Categories)), make([]float64, len(c.Categories))
-		for i := range step {
-			step[i], bound[i] = math.NaN(), math.NaN()
-		}
+		step, bound, predicted := missing(len(c.Categories)), missing(len(c.Categories)), missing(len(c.Categories))
 		for _, r := range rows {
 			if _, i := place(c.Categories, r.Name); r.Model == model && r.Error == "" {
 				step[i], bound[i] = r.Seconds, r.Bound
+				if r.Predicted > 0 {
+					predicted[i] = r.Predicted
+				}
 			}
 		}
-		c.Series = append(c.Series, report.Series{Label: model, Values: step}, report.Series{Label: model + ", bound", Values: bound})
+		c.Series = append(c.Series, report.Series{Label: model, Values: step}, report.Series{Label: model + ", bound", Values: bound},
+			report.Series{Label: model + ", predicted", Values: predicted})
 	}
 	return c
+}
+
+// missing returns the values of a series that has none yet.
+func missing(n int) []float64 {
+	values := make([]float64, n)
+	for i := range values {
+		values[i] = math.NaN()
+	}
+	return values
 }

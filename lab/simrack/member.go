@@ -44,6 +44,7 @@ type member struct {
 	dead bool  // its host stopped
 
 	contrary bool // it commits with other values than the others
+	rogue    bool // it sent what the aggregator may have answered or folded
 }
 
 type operation struct {

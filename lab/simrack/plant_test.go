@@ -62,6 +62,18 @@ var plants = []planted{
 		Name: "a lane that broke is not resumed", File: "client/failover/failover.go",
 		Old: "case l.state == broken:\n\t\treturn true", New: "case l.state == broken:\n\t\treturn false",
 	}},
+	{Plant: plant.Plant{
+		Name: "a lane takes in what others handed over too late", File: "aggregate/events.go",
+		Old: "if s.arrivals.some.Load() {", New: "if s.arrivals.some.Load() && s.machine.Open() == 0 {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a chunk that moves loses its epoch", File: "aggregate/reduce/move.go",
+		Old: "fold: none, epoch: epoch}", New: "fold: none, epoch: epoch & 1}",
+	}},
+	{Plant: plant.Plant{
+		Name: "a chunk moves with the optimizer steps it had before", File: "aggregate/guest.go",
+		Old: "guest: guest{storedChunk: *c},", New: "guest: guest{storedChunk: storedChunk{addr: c.addr, offset: c.offset, elems: c.elems, norms: c.norms}},",
+	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "a gate lets workers lead by one step too many", File: "policy/stream.go",
 		Old: "plus(p.min(), p.bound)", New: "plus(p.min()+1, p.bound)",

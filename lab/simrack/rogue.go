@@ -86,7 +86,8 @@ func (r *run) misbehave(m *member) error {
 		record := chunk.TensorRecord{LR: 0.1, Scale: 1, DstAddr: mr.Addr, DstRKey: mr.RKey + 2<<13, Flags: chunk.RecordHasDst}
 		record.Encode(memory.Bytes())
 	}
-	j.doubtful = !kind.rejected()
+	m.rogue = !kind.rejected()
+	j.doubtful = m.rogue
 	addr, rkey := r.aim(m)
 	qp := m.w.QPs[lane]
 	for _, msg := range r.forge(m) {
@@ -255,6 +256,11 @@ func (r *run) ofAnotherMode(m *member, msg message) message {
 	return msg
 }
 
+// late reports whether a message was refused as a duplicate can be.
+func late(text string) bool {
+	return strings.HasSuffix(text, "twice") || strings.Contains(text, "for epoch") || strings.Contains(text, "has moved to another")
+}
+
 // rogueFate checks that a job's rogue was found out, once all is delivered.
 func (r *run) rogueFate(j *job) error {
 	if r.Fault.Kind != Rogue || r.Fault.Job != j.index || !r.rogueSent || r.Fault.Rogue == rogueNoise {
@@ -272,12 +278,12 @@ func (r *run) rogueFate(j *job) error {
 	case r.Fault.Rogue != rogueTwice:
 		return nil
 	}
-	// The window has room for a duplicate, which is refused as such, or as late if the result overtook it. If it were taken, its
-	// slot would be lost and the window would end early. But if the chunk was NACKed meanwhile, the duplicate comes first, and what
-	// the worker sends again is too much.
+	// The window has room for a duplicate, which is refused as such, or as late if the result overtook it, with which the chunk may
+	// have moved. If it were taken, its slot would be lost and the window would end early. But if the chunk was NACKed meanwhile, the
+	// duplicate comes first, and what the worker sends again is too much.
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
-	if text := j.reason().Error(); st.NACKs == 0 && !strings.HasSuffix(text, "twice") && !strings.Contains(text, "for epoch") {
+	if text := j.reason().Error(); st.NACKs == 0 && !late(text) {
 		return fmt.Errorf("%s failed after worker %d sent a duplicate, but not of that: %s", j.Name, m.rank, text)
 	}
 	return nil

@@ -31,6 +31,7 @@ type Result struct {
 	Turns       int
 	Virtual     time.Duration
 	Failovers   int
+	Moves       int  // of chunks, between lanes
 	Failed      bool // a job failed
 }
 
@@ -39,6 +40,7 @@ type run struct {
 	*Schedule
 	*cluster
 	rng      *rand.Rand
+	moves    *rand.Rand
 	log      io.Writer // nil: none
 	turns    int
 	onTheWay int   // messages not delivered or acknowledged
@@ -75,7 +77,7 @@ type progress struct{ chunks, ops uint64 }
 // Run runs a schedule. Its error says what must hold and did not. What happens is written to log, if it is not nil.
 func Run(s *Schedule, log io.Writer) (res Result, err error) {
 	r := &run{
-		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
+		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), moves: rand.New(rand.NewPCG(s.Seed, 3)), log: log,
 		idle: make([]int, s.Lanes), wake: make([]int64, s.Lanes), lost: make([]bool, s.Lanes),
 		changes: make([]int, s.NICs), links: s.Links, struck: s.Fault.Kind == NoFault,
 	}
@@ -180,6 +182,9 @@ func (r *run) all() error {
 				return err
 			}
 			if err := r.changePolicies(); err != nil {
+				return err
+			}
+			if err := r.rebalance(); err != nil {
 				return err
 			}
 			if r.over() {

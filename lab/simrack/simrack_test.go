@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	seeds      = flag.Int("seeds", 2000, "how many schedules TestSchedules runs; a tenth of them with -short")
+	seeds      = flag.Int("seeds", 1000, "how many schedules TestSchedules runs; a tenth of them with -short")
 	pacedSeeds = flag.Int("paced-seeds", 200, "how many schedules TestPacedSchedules runs; a tenth of them with -short")
 	from       = flag.Uint64("from", 1, "the first of their seeds")
 	paced      = flag.Bool("paced", false, "with -seed: the schedule in which workers are out of step")
@@ -28,6 +28,7 @@ type found struct {
 	failures  map[uint64]error // by seed
 	broken    int              // schedules that ended a job by a fault
 	failovers int
+	moves     int // of chunks
 }
 
 // sweep runs schedules on all cores until so many have failed.
@@ -55,6 +56,7 @@ func sweep(schedule func(seed uint64) *Schedule, first uint64, n, enough int) fo
 					f.broken++
 				}
 				f.failovers += res.Failovers
+				f.moves += res.Moves
 				if err != nil {
 					f.failures[s] = err
 				}
@@ -98,10 +100,13 @@ func testSchedules(t *testing.T, schedule func(seed uint64) *Schedule, n int, op
 		return
 	}
 	took := time.Since(start)
-	t.Logf("%d schedules from seed %d, %d of which ended a job by a fault, with %d failovers, in %.1f s: %.0f a second",
-		n, *from, f.broken, f.failovers, took.Seconds(), float64(n)/took.Seconds())
+	t.Logf("%d schedules from seed %d, %d of which ended a job by a fault, with %d failovers and %d moves of chunks, in %.1f s: %.0f a second",
+		n, *from, f.broken, f.failovers, f.moves, took.Seconds(), float64(n)/took.Seconds())
 	if n >= 100 && f.failovers < n {
 		t.Errorf("%d failovers in %d schedules are too few to show much", f.failovers, n)
+	}
+	if option == "" && n >= 100 && f.moves < n {
+		t.Errorf("%d moves of chunks in %d schedules are too few to show much", f.moves, n)
 	}
 }
 

@@ -197,7 +197,9 @@ func (j *job) finished() (chunks uint64) {
 func (r *run) result() Result {
 	res := Result{NetworkHash: r.sim.LogHash(), Turns: r.turns, Virtual: time.Duration(r.now)}
 	for _, l := range r.engine.Lanes() {
-		res.Lanes += fmt.Sprintf("%+v\n", l.Counters())
+		c := l.Counters()
+		res.Lanes += fmt.Sprintf("%+v\n", c)
+		res.Moves += int(c.Moves)
 	}
 	for _, m := range r.members {
 		res.Failovers += int(m.w.Failovers())
