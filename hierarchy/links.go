@@ -42,6 +42,9 @@ type Links struct {
 	By      string      `json:"probe_provider"` // over which they were measured
 }
 
+// chosen are the shapes that measured links choose between.
+var chosen = []Shape{Sharded, Root, Chain, Pods}
+
 // Worthwhile is the part of a step's time that another shape must gain to be taken: predictions are no better.
 const Worthwhile = 0.05
 
@@ -210,7 +213,7 @@ func (l *Links) Choose(model, chunk float64, once bool) ([]Prediction, error) {
 		return nil, fmt.Errorf("%w: a model of %g bytes in chunks of %g", ErrCluster, model, chunk)
 	}
 	var all []Prediction
-	for _, s := range []Shape{Sharded, Root, Chain, Pods} {
+	for _, s := range chosen {
 		t := l.topology(s)
 		p := l.Predict(t, model, min(chunk, model))
 		if once && p.Unfit == nil {
