@@ -36,7 +36,8 @@ type hub struct {
 	board    *racks.Board
 	clients  map[string]*http.Client // by rack; each keeps its connections for the aggregator's life
 
-	probing probing
+	probing  probing
+	watching watching
 
 	mu    sync.Mutex
 	runs  map[*job]*run               // that are under way
@@ -76,7 +77,8 @@ func newCluster(c *racks.Cluster, url func() string) (*cluster, error) {
 		return nil, err
 	}
 	h := &hub{id: newSession(), url: url, board: racks.NewBoard(), clients: map[string]*http.Client{},
-		runs: map[*job]*run{}, links: map[string]*hierarchy.Links{}}
+		runs: map[*job]*run{}, links: map[string]*hierarchy.Links{},
+		watching: watching{window: windowLasts, measure: (*cluster).measure}}
 	if c.Members != nil {
 		h.id = c.Members.ID()
 	}

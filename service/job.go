@@ -69,7 +69,11 @@ type job struct {
 	tensors    int
 	gatherings map[string]*gathering
 	choice     *choice // of the shape; nil: none was made
+	asked      bool    // somebody has asked for the shape
+	changes    uint32  // of the shape while it ran
 	reshaping  reshaping
+
+	measurements atomic.Uint64 // of links while it ran
 }
 
 // member is one worker of a job.

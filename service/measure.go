@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// roundLasts is how long racks send in a round of a measurement, and allRounds in all of them, unless links are slow.
+	// roundLasts is how long racks send in a round of a measurement at most, and allRounds in all of them, unless links are slow.
 	roundLasts = 400 * time.Millisecond
 	allRounds  = 3 * time.Second
 	// measureWithin bounds a measurement for a job that begins.
@@ -53,7 +53,7 @@ func (s *Service) Links(ctx context.Context, r *api.LinksRequest) (*api.LinksRes
 	}
 	ctx, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	l, err := k.measure(ctx, s, provider)
+	l, err := k.measure(ctx, s, provider, allRounds)
 	if err != nil {
 		return nil, refuse(connect.CodeFailedPrecondition, "measure links: %w", err)
 	}
@@ -89,11 +89,11 @@ func (k *cluster) measured(ctx context.Context, s *Service, provider string) (*h
 	}
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
-	return k.measure(ctx, s, provider)
+	return k.watching.measure(k, ctx, s, provider, allRounds)
 }
 
-// measure has the racks measure the links among them.
-func (k *cluster) measure(ctx context.Context, s *Service, provider string) (l *hierarchy.Links, err error) {
+// measure has the racks measure the links among them, and send for so long in all rounds, unless links are slow.
+func (k *cluster) measure(ctx context.Context, s *Service, provider string, rounds time.Duration) (l *hierarchy.Links, err error) {
 	if len(k.Racks) < 2 {
 		return nil, errors.New("there is one rack, and no link to another")
 	}
@@ -111,7 +111,7 @@ func (k *cluster) measure(ctx context.Context, s *Service, provider string) (l *
 	if l.Latency, err = m.rounds(ctx, api.ProbeQuestion_LATENCY, 0); err != nil {
 		return nil, err
 	}
-	lasts := min(roundLasts, allRounds/time.Duration(len(hierarchy.Rounds(len(k.Racks)))))
+	lasts := min(roundLasts, rounds/time.Duration(len(hierarchy.Rounds(len(k.Racks)))))
 	if l.Rate, err = m.rounds(ctx, api.ProbeQuestion_RATE, lasts); err != nil {
 		return nil, err
 	}

@@ -122,6 +122,10 @@ var (
 			func(m *jobMetrics) float64 { return float64(m.memory.Slots) }),
 		gauge("job_result_bytes", "Memory that answers leave from.", jobLabels,
 			func(m *jobMetrics) float64 { return float64(m.memory.Results) }),
+		counter("job_shape_changes_total", "Times that the job's racks took another shape while it ran.", jobLabels,
+			func(m *jobMetrics) float64 { return float64(m.changes) }),
+		counter("job_link_measurements_total", "Times that the links between racks were measured because steps took another time.",
+			jobLabels, func(m *jobMetrics) float64 { return float64(m.measurements) }),
 	}
 
 	workerFamilies = []family[aggregate.WorkerCounters]{
@@ -186,6 +190,8 @@ var membershipFamilies = []family[racks.Standing]{
 type jobMetrics struct {
 	workers, tensors int
 	modelBytes       int64
+	changes          uint32
+	measurements     uint64
 	memory           aggregate.MemoryUse
 }
 
@@ -304,7 +310,8 @@ func (j *job) collect(out chan<- prometheus.Metric) {
 	}
 	defer release()
 	j.mu.Lock()
-	m := jobMetrics{workers: len(j.members), tensors: j.tensors, modelBytes: j.modelBytes}
+	m := jobMetrics{workers: len(j.members), tensors: j.tensors, modelBytes: j.modelBytes, changes: j.changes,
+		measurements: j.measurements.Load()}
 	j.mu.Unlock()
 	m.memory = j.agg.Memory()
 	emit(out, jobFamilies, &m, j.name)

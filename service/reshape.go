@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,22 +42,28 @@ func (s *Service) Reshape(ctx context.Context, r *api.ReshapeRequest) (*api.Resh
 	ctx, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
 	was := j.shape()
+	if err := j.mayTake(shape); err != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "reshape job %q: %w", r.Job, err)
+	}
+	err = j.reshape(ctx, func(context.Context) (hierarchy.Shape, string, error) { return shape, "", nil })
+	if err != nil {
+		return nil, refuse(connect.CodeFailedPrecondition, "reshape job %q: %w", r.Job, err)
+	}
+	return &api.ReshapeResponse{Was: was.String()}, nil
+}
+
+// mayTake returns why the job's racks cannot go over to a shape.
+func (j *job) mayTake(shape hierarchy.Shape) error {
 	to := j.spec.racks.topology
 	to.Shape = shape
-	err = to.Follows(was)
+	err := to.Follows(j.shape())
 	if err == nil && j.spec.racks.CoreName() != "f32" {
 		err = to.CheckOnce()
 	}
 	if err == nil && j.buddies() {
 		err = to.CheckBuddies()
 	}
-	if err != nil {
-		return nil, refuse(connect.CodeFailedPrecondition, "reshape job %q: %w", r.Job, err)
-	}
-	if err := j.reshape(ctx, shape); err != nil {
-		return nil, refuse(connect.CodeFailedPrecondition, "reshape job %q: %w", r.Job, err)
-	}
-	return &api.ReshapeResponse{Was: was.String()}, nil
+	return err
 }
 
 // overRacks returns a job that runs over several racks.
@@ -88,8 +95,9 @@ func (j *job) shape() hierarchy.Shape {
 	return j.spec.racks.topology.Shape
 }
 
-// reshape has all racks change the job's shape. It fails the job if some have and others cannot.
-func (j *job) reshape(ctx context.Context, shape hierarchy.Shape) error {
+// reshape has all racks change the job's shape to what decide says while they hold, and why; no reason: somebody has asked for it.
+// It fails the job if some have and others cannot.
+func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarchy.Shape, string, error)) error {
 	k := j.spec.racks
 	u := k.run(j)
 	if u == nil {
@@ -105,16 +113,25 @@ func (j *job) reshape(ctx context.Context, shape hierarchy.Shape) error {
 	if err == nil {
 		turns, err = turnsOf(answers)
 	}
-	// What has begun is ended, whether or not who asked for it still waits: racks that stay held fail the job.
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), halfReshape)
-	defer cancel()
+	var shape hierarchy.Shape
+	var why string
 	if err == nil {
+		shape, why, err = decide(ctx)
+	}
+	// What has begun is ended, whether or not who asked for it still waits: racks that stay held fail the job.
+	ctx, cancel = j.unlessOver(context.WithoutCancel(ctx), nil)
+	defer cancel()
+	ctx, cancel = context.WithTimeout(ctx, halfReshape)
+	defer cancel()
+	if err == nil && (why == "" || shape != j.shape()) {
 		_, err = j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
-			return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_TURN, Change: id, Shape: shape.String(), Turns: turns}
+			return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_TURN, Change: id, Shape: shape.String(), Turns: turns, Reason: why}
 		})
 		if err != nil {
 			err = fmt.Errorf("some racks may reduce in shape %v and others not: %w", shape, err)
-			j.agg.Fail(-1, err)
+			if j.state() == "running" { // else the others have ended it, too
+				j.agg.Fail(-1, err)
+			}
 			return err
 		}
 	}
@@ -126,6 +143,21 @@ func (j *job) reshape(ctx context.Context, shape hierarchy.Shape) error {
 		err = released
 	}
 	return err
+}
+
+// unlessOver returns a context that ends when the job has failed, the aggregator ends, or ended is closed.
+func (j *job) unlessOver(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-j.failed:
+		case <-ended:
+		case <-j.s.closing:
+		}
+		cancel()
+	}()
+	return ctx, cancel
 }
 
 // turnsOf returns by lane the epochs at which chunks turn, given what all racks answer to HOLD.
@@ -220,17 +252,9 @@ func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, 
 		}
 		return nil, errors.New("the change has ended here")
 	case q.Kind == api.ReshapeQuestion_TURN:
-		shape, err := hierarchy.ParseShape(q.Shape)
-		if err == nil && j.shape() != shape {
-			err = j.agg.Turn(ctx, shape, q.Turns)
-		}
-		if err != nil {
+		if err := j.turnTo(ctx, q); err != nil {
 			return nil, err
 		}
-		j.mu.Lock()
-		j.choice = &choice{shape.String(), "it was asked for while the job ran"}
-		j.mu.Unlock()
-		j.s.log.Info("shape changes", "job", j.name, "shape", shape.String())
 	case q.Kind == api.ReshapeQuestion_RELEASE:
 		if err := j.agg.Release(ctx); err != nil {
 			return nil, err
@@ -239,6 +263,28 @@ func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, 
 		return nil, nil
 	}
 	return c.began, nil
+}
+
+// turnTo has this rack's chunks take another shape.
+func (j *job) turnTo(ctx context.Context, q *api.ReshapeQuestion) error {
+	shape, err := hierarchy.ParseShape(q.Shape)
+	changes := err == nil && j.shape() != shape
+	if changes {
+		err = j.agg.Turn(ctx, shape, q.Turns)
+	}
+	if err != nil {
+		return err
+	}
+	why := cmp.Or(printable(q.Reason, maxFailureText), "it was asked for while the job ran")
+	j.s.log.Info("shape changes", "job", j.name, "shape", shape.String(), "because", why)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.choice = &choice{shape.String(), why}
+	j.asked = j.asked || q.Reason == ""
+	if changes {
+		j.changes++
+	}
+	return nil
 }
 
 // reshaped waits until the job's shape is not being changed. The caller has locked the model, so that no change begins.

@@ -64,6 +64,9 @@ func (j *job) takeShape(ctx context.Context, tensors []declared) error {
 	j.mu.Lock()
 	j.choice = c
 	j.mu.Unlock()
+	if k.own == 0 && len(j.ways()) > 1 {
+		j.s.background.Go(j.watchLinks)
+	}
 	return nil
 }
 
@@ -76,27 +79,33 @@ func (j *job) chooseShape(ctx context.Context, tensors []declared) *choice {
 		j.s.log.Warn("links between racks were not measured", "job", j.name, "err", err)
 		return &choice{now.String(), "the links were not measured: " + err.Error()}
 	}
-	bytes := float64(4)
-	rounds := k.CoreName() != "f32"
-	if rounds {
-		bytes = 2
-	}
 	var elems uint64
 	for i := range tensors {
 		elems += tensors[i].elems
 	}
-	all, err := links.Choose(max(1, float64(elems))*bytes, float64(j.spec.chunkBytes)/4*bytes, rounds)
+	all, err := j.predict(links, float64(elems))
 	if err != nil {
 		return &choice{now.String(), err.Error()}
 	}
-	if j.buddies() {
+	return &choice{hierarchy.Prefer(all, now).String(), explainShapes(all, links)}
+}
+
+// predict returns what a model of so many elements takes across the core in each shape, as hierarchy.Links.Choose does.
+func (j *job) predict(links *hierarchy.Links, elems float64) ([]hierarchy.Prediction, error) {
+	bytes := float64(4)
+	rounds := j.spec.racks.CoreName() != "f32"
+	if rounds {
+		bytes = 2
+	}
+	all, err := links.Choose(max(1, elems)*bytes, float64(j.spec.chunkBytes)/4*bytes, rounds)
+	if err == nil && j.buddies() {
 		all = slices.DeleteFunc(all, func(p hierarchy.Prediction) bool {
 			t := j.above.Topology
 			t.Shape = p.Shape
 			return t.CheckBuddies() != nil
 		})
 	}
-	return &choice{hierarchy.Prefer(all, now).String(), explainShapes(all, links)}
+	return all, err
 }
 
 // explainShapes says what is predicted of each shape that fits.

@@ -185,7 +185,11 @@ func printRacks(w io.Writer, j *api.JobStatus) {
 	if buddies {
 		fmt.Fprintf(w, "  racks keep each other's state: step %d is whole here\n", j.WholeStep)
 	}
-	fmt.Fprintf(w, "  reduced above the rack: %s\n", j.Shape)
+	fmt.Fprintf(w, "  reduced above the rack: %s", j.Shape)
+	if j.ShapeChanges > 0 {
+		fmt.Fprintf(w, ", after %d changes while it ran", j.ShapeChanges)
+	}
+	fmt.Fprintln(w)
 	if j.ShapeReason != "" {
 		fmt.Fprintf(w, "  because: %s\n", j.ShapeReason)
 	}

@@ -2576,6 +2576,8 @@ type JobStatus struct {
 	WholeStep uint32 `protobuf:"varint,26,opt,name=whole_step,json=wholeStep,proto3" json:"whole_step,omitempty"`
 	// Why the racks reduce in their shape, where that was chosen by the links; else empty.
 	ShapeReason string `protobuf:"bytes,25,opt,name=shape_reason,json=shapeReason,proto3" json:"shape_reason,omitempty"`
+	// How often they have changed it while the job ran.
+	ShapeChanges uint32 `protobuf:"varint,27,opt,name=shape_changes,json=shapeChanges,proto3" json:"shape_changes,omitempty"`
 	// Where racks may miss meetings (quorum), how many were held, counted by fragment.
 	Meetings      uint64 `protobuf:"varint,23,opt,name=meetings,proto3" json:"meetings,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2778,6 +2780,13 @@ func (x *JobStatus) GetShapeReason() string {
 		return x.ShapeReason
 	}
 	return ""
+}
+
+func (x *JobStatus) GetShapeChanges() uint32 {
+	if x != nil {
+		return x.ShapeChanges
+	}
+	return 0
 }
 
 func (x *JobStatus) GetMeetings() uint64 {
@@ -3945,7 +3954,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x9e\x06\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xc3\x06\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -3976,7 +3985,8 @@ const file_job_proto_rawDesc = "" +
 	"\x05parts\x18\x16 \x01(\rR\x05parts\x12\x1d\n" +
 	"\n" +
 	"whole_step\x18\x1a \x01(\rR\twholeStep\x12!\n" +
-	"\fshape_reason\x18\x19 \x01(\tR\vshapeReason\x12\x1a\n" +
+	"\fshape_reason\x18\x19 \x01(\tR\vshapeReason\x12#\n" +
+	"\rshape_changes\x18\x1b \x01(\rR\fshapeChanges\x12\x1a\n" +
 	"\bmeetings\x18\x17 \x01(\x04R\bmeetings\"\xcc\x02\n" +
 	"\n" +
 	"RackStatus\x12\x12\n" +

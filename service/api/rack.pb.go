@@ -301,7 +301,9 @@ type ReshapeQuestion struct {
 	// For TURN.
 	Shape string `protobuf:"bytes,3,opt,name=shape,proto3" json:"shape,omitempty"`
 	// By lane, a byte for each chunk: the epoch from which on it takes the shape.
-	Turns         [][]byte `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
+	Turns [][]byte `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
+	// For TURN: why, where the links have changed; empty where somebody has asked for it.
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -362,6 +364,13 @@ func (x *ReshapeQuestion) GetTurns() [][]byte {
 		return x.Turns
 	}
 	return nil
+}
+
+func (x *ReshapeQuestion) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 // ProbeQuestion has a rack take its part in a measurement of the links between racks. Racks are numbered by who measures.
@@ -868,12 +877,13 @@ const file_rack_proto_rawDesc = "" +
 	"\aown_run\x18\v \x01(\tR\x06ownRun\x12\x15\n" +
 	"\x06age_ms\x18\f \x01(\x04R\x05ageMs\x121\n" +
 	"\x05probe\x18\r \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\x05probe\x127\n" +
-	"\areshape\x18\x0e \x01(\v2\x1d.rackweave.v1.ReshapeQuestionR\areshape\"\xb6\x01\n" +
+	"\areshape\x18\x0e \x01(\v2\x1d.rackweave.v1.ReshapeQuestionR\areshape\"\xce\x01\n" +
 	"\x0fReshapeQuestion\x126\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\".rackweave.v1.ReshapeQuestion.KindR\x04kind\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\tR\x06change\x12\x14\n" +
 	"\x05shape\x18\x03 \x01(\tR\x05shape\x12\x14\n" +
-	"\x05turns\x18\x04 \x03(\fR\x05turns\"'\n" +
+	"\x05turns\x18\x04 \x03(\fR\x05turns\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"'\n" +
 	"\x04Kind\x12\b\n" +
 	"\x04HOLD\x10\x00\x12\b\n" +
 	"\x04TURN\x10\x01\x12\v\n" +
