@@ -20,11 +20,24 @@ func readCluster(path, rack string, dynamic bool) (*racks.Cluster, error) {
 		}
 		return nil, nil
 	}
+	c, err := parseCluster(path)
+	if err != nil {
+		return nil, err
+	}
+	c.Own, c.Dynamic = rack, dynamic
+	if err := c.Check(); err != nil {
+		return nil, fmt.Errorf("read cluster %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// parseCluster reads the file without looking at what it says.
+func parseCluster(path string) (*racks.Cluster, error) {
 	text, err := readConfig(path)
 	if err != nil {
 		return nil, fmt.Errorf("read cluster: %w", err)
 	}
-	c := &racks.Cluster{Own: rack, Dynamic: dynamic}
+	c := &racks.Cluster{}
 	err = yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c)
 	if errors.Is(err, io.EOF) || err == nil && len(c.Racks) == 0 && c.Secret == "" {
 		return nil, fmt.Errorf("read cluster %s: it lists no racks: list them under racks, each with its name and url, and give their secret",
@@ -33,8 +46,23 @@ func readCluster(path, rack string, dynamic bool) (*racks.Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read cluster %s: %s", path, yaml.FormatError(err, false, false))
 	}
-	if err := c.Check(); err != nil {
-		return nil, fmt.Errorf("read cluster %s: %w", path, err)
-	}
 	return c, nil
+}
+
+// firstAggregator returns the first rack of a cluster's file, by whose aggregator's measurements shapes are chosen.
+func firstAggregator(path string) (racks.Rack, error) {
+	c, err := parseCluster(path)
+	if err != nil {
+		return racks.Rack{}, err
+	}
+	if c.Dynamic = true; len(c.Racks) > 0 {
+		c.Own = c.Racks[0].Name
+	}
+	if err := c.Check(); err != nil {
+		return racks.Rack{}, fmt.Errorf("read cluster %s: %w", path, err)
+	}
+	if c.Racks[0].URL == "" {
+		return racks.Rack{}, fmt.Errorf("cluster %s: rack %q, the first, has no url: give that of its aggregator by --server instead", path, c.Own)
+	}
+	return c.Racks[0], nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
@@ -32,7 +33,27 @@ type planFlags struct {
 	svgDir                                        string
 	probe                                         bool
 	server                                        client.Config
-	provider                                      string
+	provider, clusterFile                         string
+}
+
+// ofProbe are the flags that say nothing without --probe.
+var ofProbe = []string{"server", "cluster", "ca", "token", "timeout", "provider"}
+
+// checkProbe refuses flags that would say nothing.
+func (f *planFlags) checkProbe(given *pflag.FlagSet) error {
+	for _, name := range ofProbe {
+		if !f.probe && given.Changed(name) {
+			value := fmt.Sprintf(" %q", given.Lookup(name).Value)
+			if name == "token" {
+				value = "" // a secret
+			}
+			return fmt.Errorf("--%s%s: without --probe no aggregator is asked: add --probe, or leave it out", name, value)
+		}
+	}
+	if given.Changed("server") && f.clusterFile != "" {
+		return fmt.Errorf("--server %q and --cluster %q: give one of them", f.server.Server, f.clusterFile)
+	}
+	return nil
 }
 
 func planCommand() *cobra.Command {
@@ -51,11 +72,14 @@ links are slower, and what is predicted is what crossing the core takes by these
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms
   rackweave plan --scale 1,2,8,32,125,250 --workers 40 --core 4:1 --model bert-large --svg figures
-  rackweave plan --probe --server http://aggregator-a:7077 --token ADMIN --model bert-large
+  rackweave plan --probe --cluster cluster.yaml --token ADMIN --model bert-large
   rackweave plan --table1
   rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.checkProbe(cmd.Flags()); err != nil {
+				return err
+			}
 			if f.probe {
 				return f.probed(cmd.Context(), cmd.OutOrStdout())
 			}
@@ -105,6 +129,7 @@ links are slower, and what is predicted is what crossing the core takes by these
 	fl.StringVar(&f.svgDir, "svg", "", "with --scale: directory for figures")
 	fl.BoolVar(&f.probe, "probe", false, "measure the links of a cluster that runs, and predict by them")
 	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "with --probe: URL of one of the cluster's aggregators")
+	fl.StringVar(&f.clusterFile, "cluster", "", "with --probe, instead of --server: the cluster's file, whose first aggregator is asked")
 	fl.StringVar(&f.server.CA, "ca", "", "with --probe: file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	fl.StringVar(&f.server.Token, "token", "", "with --probe: the aggregator's admin token, where it has one")
 	fl.DurationVar(&f.server.Timeout, "timeout", time.Minute, "with --probe: how long to wait")

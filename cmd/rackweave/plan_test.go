@@ -2,9 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -59,6 +63,13 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 		{[]string{"--racks", "0"}, "0 racks of 8 workers"},
 		{[]string{"--memory", "-1GB/s"}, `--memory "-1GB/s"`},
 		{[]string{"--model", "resnet5"}, "resnet5"},
+		{[]string{"--server", "http://a:7077"}, `--server "http://a:7077": without --probe no aggregator is asked: add --probe`},
+		{[]string{"--cluster", "c.yaml", "--table1"}, `--cluster "c.yaml": without --probe`},
+		{[]string{"--token", "secret"}, `--token: without --probe`},
+		{[]string{"--timeout", "2s"}, `--timeout "2s": without --probe`},
+		{[]string{"--probe", "--server", "http://a:7077", "--cluster", "c.yaml"},
+			`--server "http://a:7077" and --cluster "c.yaml": give one of them`},
+		{[]string{"--probe", "--cluster", "none.yaml"}, "read cluster: open none.yaml"},
 	} {
 		if _, err := run(t, append([]string{"plan"}, tc.args...)...); err == nil || !strings.Contains(err.Error(),
 			tc.want) {
@@ -96,5 +107,29 @@ func TestPlanSimulatesAGrowingCluster(t *testing.T) {
 	}
 	if _, err := run(t, "plan", "--scale", "300", "--workers", "40"); err == nil || !strings.Contains(err.Error(), "at most 10000") {
 		t.Errorf("12000 workers: %v", err)
+	}
+}
+
+// The aggregator that is asked is the first of the cluster's file.
+func TestPlanAsksTheClustersFirstAggregator(t *testing.T) {
+	var asked atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Store(true)
+		http.Error(w, "", http.StatusServiceUnavailable)
+	}))
+	defer s.Close()
+	file := filepath.Join(t.TempDir(), "cluster.yaml")
+	for _, tc := range []struct{ url, want string }{{s.URL, s.URL}, {"", `rack "a", the first, has no url: give that of its aggregator`}} {
+		text := fmt.Sprintf("secret: a secret of the racks\nracks:\n  - {name: a, url: %q}\n  - {name: b, url: \"http://127.0.0.1:1\"}\n", tc.url)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := run(t, "plan", "--probe", "--cluster", file, "--timeout", "2s")
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("with URL %q: %v, want it to say %q", tc.url, err, tc.want)
+		}
+	}
+	if !asked.Load() {
+		t.Error("the first aggregator was not asked")
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,6 +27,13 @@ func (f *planFlags) probed(ctx context.Context, w io.Writer) error {
 	name, bytes, err := f.wireBytes()
 	if err != nil {
 		return err
+	}
+	if f.clusterFile != "" {
+		first, err := firstAggregator(f.clusterFile)
+		if err != nil {
+			return err
+		}
+		f.server.Server, f.server.CA = first.URL, cmp.Or(f.server.CA, first.CA)
 	}
 	answer, err := client.Links(ctx, f.server, f.provider)
 	if err != nil {
