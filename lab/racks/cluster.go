@@ -62,7 +62,11 @@ func (c *Config) file(shape, secret string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "shape: %s\nsecret: %s\nracks:\n", shape, secret)
 	for rack := range c.Racks {
-		fmt.Fprintf(&b, "  - {name: %s, url: %q, size: %d}\n", RackName(rack), c.URL(rack), c.Workers)
+		pod := ""
+		if c.Pods > 0 {
+			pod = fmt.Sprintf(", pod: pod%d", c.pod(rack))
+		}
+		fmt.Fprintf(&b, "  - {name: %s, url: %q, size: %d%s}\n", RackName(rack), c.URL(rack), c.Workers, pod)
 	}
 	return b.String()
 }

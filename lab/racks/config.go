@@ -13,6 +13,8 @@ type Config struct {
 	Workers int     `json:"workers"` // in each rack
 	Rate    float64 `json:"rate"`    // of a worker's link, in bits per second and direction
 	Core    float64 `json:"core"`    // of the workers' links of a rack, over the rack's uplink; at least 1
+	// Pods are equal runs of racks, each behind an uplink that carries what its racks' do; 0: the racks meet at the spine.
+	Pods int `json:"pods,omitempty"`
 }
 
 // The limits of a fabric: addresses of one subnet, and what tbf can shape.
@@ -33,8 +35,12 @@ func (c *Config) Check() error {
 		return fmt.Errorf("racks named %q: use 1 to 20 of a-z, 0-9 and -", c.Name)
 	case c.Racks < 1 || c.Racks > maxRacks || c.Workers < 1 || c.Workers > maxWorkers:
 		return fmt.Errorf("%d racks of %d workers: use 1 to %d racks of 1 to %d", c.Racks, c.Workers, maxRacks, maxWorkers)
+	case c.Pods < 0 || c.Pods > 0 && c.Racks%c.Pods != 0:
+		return fmt.Errorf("%d racks in %d pods: use a number of pods that divides the racks, or 0", c.Racks, c.Pods)
 	case !(c.Rate >= minRate && c.Rate <= maxRate):
 		return fmt.Errorf("links of %g bit/s: use %g to %g, which this way of shaping keeps to", c.Rate, minRate, maxRate)
+	case c.Pods > 0 && c.PodUplink() > maxRate:
+		return fmt.Errorf("pod uplinks of %g bit/s: use at most %g, which this way of shaping keeps to", c.PodUplink(), maxRate)
 	case !(c.Core >= 1) || c.Uplink() < minRate:
 		return fmt.Errorf("a core oversubscribed %g:1: use at least 1, with at least %g bit/s for an uplink", c.Core, minRate)
 	}
@@ -43,6 +49,12 @@ func (c *Config) Check() error {
 
 // Uplink returns the rate of a rack's uplink, in bits per second and direction.
 func (c *Config) Uplink() float64 { return c.Rate * float64(c.Workers) / c.Core }
+
+// PodUplink returns the rate of a pod's uplink, in bits per second and direction.
+func (c *Config) PodUplink() float64 { return c.Uplink() * float64(c.Racks/max(c.Pods, 1)) }
+
+// pod is a rack's pod.
+func (c *Config) pod(rack int) int { return rack * c.Pods / c.Racks }
 
 // Host is a machine: a network namespace with one interface, [Interface].
 type Host struct {
@@ -112,6 +124,11 @@ func UplinkPort(rack int) string { return fmt.Sprintf("up%d", rack) }
 
 func downlinkPort(rack int) string { return fmt.Sprintf("down%d", rack) }
 
+// podPorts are the ends of a pod's uplink: at the pod, and at the spine.
+func podPorts(pod int) [2]string {
+	return [2]string{fmt.Sprintf("podup%d", pod), fmt.Sprintf("poddown%d", pod)}
+}
+
 const (
 	// With frames of 9000 bytes headers take 0.75% of what tbf counts, with 1500 bytes 4.6%.
 	mtu = 9000
@@ -142,19 +159,30 @@ func (c *Config) script() string {
 	attach := func(port, bridge string) {
 		line("ip -n %s link set %s mtu %d master %s up", net, port, mtu, bridge)
 	}
+	uplink := func(up, from, down, to string, rate float64) {
+		line("ip -n %s link add %s type veth peer name %s", net, up, down)
+		attach(up, from)
+		attach(down, to)
+		shape(net, up, rate)
+		shape(net, down, rate)
+	}
 	if c.Racks > 1 {
 		bridge("spine")
+	}
+	for pod := range c.Pods {
+		name, ports := fmt.Sprintf("pod%d", pod), podPorts(pod)
+		bridge(name)
+		uplink(ports[0], name, ports[1], "spine", c.PodUplink())
 	}
 	for rack := range c.Racks {
 		name := fmt.Sprintf("rack%d", rack)
 		bridge(name)
 		if c.Racks > 1 {
-			up, down := UplinkPort(rack), downlinkPort(rack)
-			line("ip -n %s link add %s type veth peer name %s", net, up, down)
-			attach(up, name)
-			attach(down, "spine")
-			shape(net, up, c.Uplink())
-			shape(net, down, c.Uplink())
+			above := "spine"
+			if c.Pods > 0 {
+				above = fmt.Sprintf("pod%d", c.pod(rack))
+			}
+			uplink(UplinkPort(rack), name, downlinkPort(rack), above, c.Uplink())
 		}
 		hosts, ports := c.hosts(rack)
 		for i, h := range hosts {

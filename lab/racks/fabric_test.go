@@ -156,6 +156,8 @@ func TestBadFabricsAreRefused(t *testing.T) {
 		`racks named ""`:        func(c *Config) { c.Name = "" },
 		`racks named "a;b"`:     func(c *Config) { c.Name = "a;b" },
 		"0 racks of 4 workers":  func(c *Config) { c.Racks = 0 },
+		"2 racks in 3 pods":     func(c *Config) { c.Pods = 3 },
+		"pod uplinks of 4e+09":  func(c *Config) { c.Rate, c.Workers, c.Core, c.Pods = 2e9, 2, 1, 2 },
 		"2 racks of 201":        func(c *Config) { c.Workers = 201 },
 		"links of 1e+10 bit/s":  func(c *Config) { c.Rate = 1e10 },
 		"oversubscribed 0.5:1":  func(c *Config) { c.Core = 0.5 },

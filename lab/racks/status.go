@@ -22,6 +22,7 @@ type Status struct {
 		State       string
 		Shape       string
 		ShapeReason string `json:"shape_reason"`
+		Changes     int    `json:"shape_changes"`
 		Racks       []struct {
 			Name    string
 			Awaited int    `json:"awaited_chunks,string"` // that wait for the rack

@@ -254,7 +254,7 @@ func (c *Config) Planned() *hierarchy.Cluster {
 	bytes := goodput / 8
 	return &hierarchy.Cluster{
 		Racks: c.Racks, Workers: c.Workers, WorkerNIC: c.Rate * bytes, AggregatorNIC: 100 * c.Rate * float64(c.Workers) * bytes,
-		Uplink: c.Uplink() * bytes, RackLatency: hopLatency, CoreLatency: 2 * hopLatency,
+		Uplink: c.Uplink() * bytes, Pods: c.Pods, PodUplink: c.PodUplink() * bytes, RackLatency: hopLatency, CoreLatency: 2 * hopLatency,
 	}
 }
 
