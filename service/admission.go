@@ -47,8 +47,7 @@ func (e *engine) amounts(n aggregate.Need) quota.Amounts {
 	return quota.Amounts{quota.Memory: n.Bytes, connections: int64(n.Connections), regions: int64(n.Regions)}
 }
 
-// charge charges the job, or returns a refusal. What is kept of other jobs makes room, if that is
-// enough.
+// charge charges the job, or returns a refusal. What is kept of other jobs makes room, if that is enough.
 func (j *job) charge(what string, x quota.Amounts) error {
 	err := j.account.Charge(x)
 	for err != nil && j.account.Could(x, j.s.keptOfOthers(j.tenant())) && j.s.dropOldest(j.tenant()) {
