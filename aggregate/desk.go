@@ -21,16 +21,20 @@ const opWords = chunk.OpCommit
 // wordBytes is the size of a word: its kind, its rack, two bytes of 0, the fragment and the racks.
 const wordBytes = 16
 
+// mostWords bounds the words that wait for a rack: more than come in half a minute from one that trains alone and meets every
+// millisecond.
+const mostWords = 1 << 16
+
 // desk is where a rack talks with the leader about meetings, and where the leader of rack 0 is. It is the first lane's.
 type desk struct {
 	rack   int
 	leader *hierarchy.Leader
 	told   func(w hierarchy.Word, meeting uint32, weights []int) // JobConfig.Met
 	spread func([]hierarchy.Word)
-	out    []sending // to the leader, oldest first
-	owes   bool      // word that the leader's last words were heard
-	log    []hierarchy.Word
-	peers  []deskPeer // by rack
+	out    []sending        // to the leader, oldest first
+	owes   bool             // word that the leader's last words were heard
+	log    []hierarchy.Word // those that some rack has not been sent
+	peers  []deskPeer       // by rack
 }
 
 // sending is a notice to the leader.
@@ -54,7 +58,33 @@ func newDesk(c *JobConfig, spread func([]hierarchy.Word)) *desk {
 	return d
 }
 
-func (d *desk) put(what uint8, index uint32) { d.out = append(d.out, sending{what, index}) }
+// put has something said to the leader. Workers wait as often as they like while the leader cannot be reached: it is told how that
+// ended.
+func (d *desk) put(what uint8, index uint32) {
+	waits := func(what uint8) bool { return what == noticeAway || what == noticeBack }
+	if n := len(d.out); n > 0 && waits(what) && waits(d.out[n-1].what) {
+		d.out[n-1].what = what
+		return
+	}
+	d.out = append(d.out, sending{what, index})
+}
+
+// forget drops the words that all racks were sent, once those are half of all.
+func (d *desk) forget() {
+	sent := len(d.log)
+	for rack := range d.peers {
+		if rack != d.rack {
+			sent = min(sent, d.peers[rack].sent)
+		}
+	}
+	if 2*sent < len(d.log) {
+		return
+	}
+	d.log = d.log[:copy(d.log, d.log[sent:])]
+	for rack := range d.peers {
+		d.peers[rack].sent -= min(sent, d.peers[rack].sent)
+	}
+}
 
 func (d *desk) toDo() bool {
 	if len(d.out) > 0 || d.owes || d.leader != nil && d.leader.Waiting() {

@@ -85,3 +85,27 @@ func (j *Job) Streams(rank, tensor int) bool {
 
 // Mishear has one lane hear a word of the racks' leader that was not said.
 func (j *Job) Mishear(lane int, w hierarchy.Word) { j.shares[lane].hear([]hierarchy.Word{w}) }
+
+// MostWords bounds the leader's words that wait for a rack.
+const MostWords = mostWords
+
+// Come has the job's leader hear that a rack's chunk has come to its next meeting.
+func (j *Job) Come(rack int) {
+	j.atDesk(func(*desk) {
+		if !j.shares[0].lead(rack, noticeCome, 0) {
+			panic("the rack has come already")
+		}
+	})
+}
+
+// AwayThere has the job's leader hear that a rack's workers wait for others.
+func (j *Job) AwayThere(rack int) { j.atDesk(func(*desk) { j.shares[0].lead(rack, noticeAway, 0) }) }
+
+// Unheard has a rack never acknowledge what the job's leader says next.
+func (j *Job) Unheard(rack int) { j.shares[0].quorum.desk.peers[rack].busy = true }
+
+// Words is how many of the leader's words are kept.
+func (j *Job) Words() int { return len(j.shares[0].quorum.desk.log) }
+
+// Unsaid is how many notices wait for the leader.
+func (j *Job) Unsaid() int { return len(j.shares[0].quorum.desk.out) }

@@ -1,6 +1,7 @@
 package aggregate_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -402,6 +403,85 @@ func TestAnAggregatorThatDiesEndsTheJobAlsoWithAQuorum(t *testing.T) {
 	}
 	if f := p.c.Racks[0].Job.Failure(); f == nil || !strings.Contains(f.Err.Error(), `rack "rack2"`) {
 		t.Errorf("rack 0's job failed by %v: want it to name rack 2", f)
+	}
+}
+
+// spin is a cluster of which rack 2 comes to meetings over and over, and the workers of the others wait.
+func spin(t *testing.T) (p *paced, leader *aggregate.Job) {
+	q := slowRack(3, hierarchy.Sharded)
+	q.lanes = 1
+	p = q.open(t)
+	if err := p.broadcast(); err != nil {
+		t.Fatal(err)
+	}
+	leader = p.c.Racks[0].Job
+	leader.AwayThere(0)
+	leader.AwayThere(1)
+	return p, leader
+}
+
+// turn is a round of the first lanes of all racks.
+func (p *paced) turn() {
+	p.t.Helper()
+	p.network()
+	for i, r := range p.c.Racks {
+		if _, err := r.Engine.Lanes()[0].Step(); err != nil {
+			p.t.Fatalf("rack %d: %v", i, err)
+		}
+	}
+}
+
+// A rack that makes the leader say more and more, and acknowledges nothing, ends the job by its name: what waits for it is bounded.
+func TestARackThatAcknowledgesNoWordsEndsTheJobByName(t *testing.T) {
+	p, leader := spin(t)
+	leader.Unheard(2)
+	n, most := 0, 0
+	for ; leader.Failure() == nil && n < 2*aggregate.MostWords; n++ {
+		if leader.Come(2); n%64 == 0 {
+			p.turn()
+			most = max(most, leader.Words())
+		}
+	}
+	if n < aggregate.MostWords || most > 2*aggregate.MostWords {
+		t.Errorf("of %d words %d were kept, and %d may wait", n, most, aggregate.MostWords)
+	}
+	switch f := leader.Failure(); {
+	case f == nil:
+		t.Error("the job goes on")
+	case !errors.Is(f.Err, aggregate.ErrPeerLost) || !strings.Contains(f.Err.Error(), `lost: rack "rack2"`):
+		t.Errorf("the job failed by %v: want rack 2 lost", f.Err)
+	}
+}
+
+// Words are forgotten as they are sent, also if the leader never falls silent.
+func TestWordsThatAllWereSentAreForgotten(t *testing.T) {
+	p, leader := spin(t)
+	most := 0
+	for n := range 20_000 { // it takes a thousand until a word is acknowledged
+		if n%20 == 0 {
+			leader.Come(2)
+		}
+		p.turn()
+		most = max(most, leader.Words())
+	}
+	if most > 300 {
+		t.Errorf("%d words were kept, of racks that acknowledge all", most)
+	}
+	if why := p.failures(); why != "" {
+		t.Error(why)
+	}
+}
+
+// Of workers that wait and go on while the leader cannot be reached one notice waits.
+func TestTheLeaderIsToldHowWaitingEnded(t *testing.T) {
+	p, _ := spin(t)
+	for range 1000 {
+		p.c.Racks[1].Job.Away(true)
+		p.c.Racks[1].Job.Away(false)
+	}
+	p.turn()
+	if n := p.c.Racks[1].Job.Unsaid(); n > 1 {
+		t.Errorf("%d notices wait", n)
 	}
 }
 

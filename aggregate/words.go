@@ -1,6 +1,8 @@
 package aggregate
 
 import (
+	"fmt"
+
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/verbs"
@@ -39,12 +41,7 @@ func (s *share) advanceDesk() (worked bool) {
 			worked = true
 		}
 	}
-	if d.heard() {
-		d.log = d.log[:0]
-		for rack := range d.peers {
-			d.peers[rack].sent = 0
-		}
-	}
+	d.forget()
 	return worked
 }
 
@@ -65,11 +62,18 @@ func (s *share) lead(rack int, what uint8, index uint32) bool {
 	return true
 }
 
-// say takes the leader's words into the log.
+// say takes the leader's words into the log. A rack for which too many wait is given up for lost: it acknowledges none.
 func (s *share) say() {
 	d := s.quorum.desk
 	words := d.leader.Words()
 	d.log = append(d.log, words...)
+	for rack := range d.peers {
+		if n := len(d.log) - d.peers[rack].sent; rack != d.rack && n > mostWords {
+			s.fate.fail(noRank, fmt.Errorf("%w: %s, by %s: it acknowledges no decisions about meetings, of which %d wait for it",
+				ErrPeerLost, s.above.name(rack), s.above.name(d.rack), n))
+			return
+		}
+	}
 	s.hearAll(words)
 }
 
