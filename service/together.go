@@ -408,6 +408,10 @@ func (j *job) acrossRacks(ctx context.Context, stage, what, value string) error 
 	if u == nil {
 		return j.failureError()
 	}
+	if rack, n := k.board.Behind(j.name, u.id); rack != "" {
+		return fmt.Errorf("rack %q has not come to %d barriers and registrations that rack %q has come to: let the workers of all racks do the same",
+			rack, n, k.Own)
+	}
 	j.agg.Away(true) // its workers wait here, and come to no meeting
 	defer j.agg.Away(false)
 	answers, err := k.meet(ctx, j, u, stage, []byte(value))

@@ -117,6 +117,30 @@ func (b *Board) Post(job, run, stage string, payload []byte, racks []string) {
 	b.notify()
 }
 
+// mostUntaken bounds what waits for a rack: the workers of a rack may come to one barrier after another and wait at none.
+const mostUntaken = 1 << 10
+
+// Behind names a rack for which as much waits of what a run has to say as may; empty: there is none.
+func (b *Board) Behind(job, run string) (rack string, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	count := map[string]int{}
+	for _, p := range b.posts {
+		if p.job != job || p.run != run {
+			continue
+		}
+		for _, rack := range p.racks {
+			if _, taken := p.takers[rack]; taken {
+				continue
+			}
+			if count[rack]++; count[rack] == mostUntaken {
+				return rack, mostUntaken
+			}
+		}
+	}
+	return "", 0
+}
+
 // Withdraw takes back what a job's run had to say at a stage, and reports whether a rack may have taken it.
 func (b *Board) Withdraw(job, run, stage string) (taken bool) {
 	b.mu.Lock()

@@ -3,6 +3,7 @@ package racks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 )
@@ -68,4 +69,26 @@ func TestWhyARunWasGivenUpIsToldToRunsThatBeganBefore(t *testing.T) {
 func told(err error) bool {
 	why := new(GivenUp)
 	return errors.As(err, &why) && why.Why == "a reason"
+}
+
+func TestARackThatAsksForNothingIsNamedBeforeTooMuchWaitsForIt(t *testing.T) {
+	b := NewBoard()
+	b.Begin("job", "run")
+	b.Begin("other", "run2")
+	for n := range mostUntaken {
+		if rack, _ := b.Behind("job", "run"); rack != "" {
+			t.Fatalf("after %d posts rack %q is behind", n, rack)
+		}
+		stage := fmt.Sprint("barrier ", n)
+		b.Post("job", "run", stage, nil, []string{"asks", "silent"})
+		if _, err := b.Take(t.Context(), Question{From: "asks", Job: "job", Run: "run", Stage: stage, Nonce: stage}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if rack, n := b.Behind("job", "run"); rack != "silent" || n != mostUntaken {
+		t.Errorf("rack %q is behind by %d, want the silent one by %d", rack, n, mostUntaken)
+	}
+	if rack, _ := b.Behind("other", "run2"); rack != "" {
+		t.Errorf("of another job rack %q is behind", rack)
+	}
 }
