@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -57,6 +58,17 @@ func (j *job) charge(what string, x quota.Amounts) error {
 		j.s.refusals.count("quota")
 		return refuse(connect.CodeResourceExhausted, "%s of job %q: %w", what, j.name, err)
 	}
+	return nil
+}
+
+// chargeCall charges the job for memory that a call takes, until the call's answer is written.
+func (j *job) chargeCall(ctx context.Context, what string, bytes int64) error {
+	x := quota.Amounts{quota.Memory: bytes}
+	if err := j.charge(what, x); err != nil {
+		return err
+	}
+	c := callerOf(ctx)
+	c.owed = append(c.owed, func() { j.account.Return(x) })
 	return nil
 }
 

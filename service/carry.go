@@ -136,6 +136,9 @@ func (s *Service) Carry(ctx context.Context, r *api.CarryRequest) (*api.CarryRes
 	if m.job.spec.parts < 2 {
 		return nil, refuse(connect.CodeFailedPrecondition, "carry: job %q is at one aggregator, which asks no other", m.job.name)
 	}
+	if err := m.job.chargeCall(ctx, "questions to carry", m.job.carriedCost()); err != nil {
+		return nil, err
+	}
 	c, end := m.carry(r.Carry)
 	defer end()
 	turn, cancel := context.WithTimeout(ctx, askTurn)
@@ -180,6 +183,9 @@ func (s *Service) AnswerState(ctx context.Context, r *api.AnswerStateRequest) (*
 		return nil, err
 	}
 	defer release()
+	if err := j.chargeCall(ctx, "an answer about the state", j.answerCost(r.Question)); err != nil {
+		return nil, err
+	}
 	payload, err := j.answerState(ctx, r.Question, func(bytes int) ([]byte, error) {
 		if len(r.Payload) != bytes {
 			return nil, fmt.Errorf("%d bytes for %d: %w", len(r.Payload), bytes, errProtocolOfRacks)

@@ -50,6 +50,7 @@ type caller struct {
 	member *member // by its session
 	conn   *door.Conn
 	call   *door.Call // while a stranger's
+	owed   []func()   // gives back what the call was charged beside its body
 }
 
 type callerKey struct{}
@@ -149,8 +150,16 @@ func (s *Service) guard(h http.Handler) http.Handler {
 			}
 			defer c.member.job.account.Return(x)
 		}
+		defer c.settle()
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
 	})
+}
+
+// settle gives back what a call was charged, once its answer is written.
+func (c *caller) settle() {
+	for _, giveBack := range c.owed {
+		giveBack()
+	}
 }
 
 func statusOf(c connect.Code) int {

@@ -118,6 +118,9 @@ func (s *Service) quietly(ctx context.Context, what string, r checkpointCall,
 	if j.plan.NumTensors() == 0 {
 		return refuse(connect.CodeFailedPrecondition, "%s %q: job %q has no tensors: register them first", what, name, j.name)
 	}
+	if err := j.chargeCall(ctx, what, j.checkpointCost()); err != nil {
+		return err
+	}
 	ctx, cancel := bounded(ctx, r.GetTimeoutMs())
 	defer cancel()
 	others, end, err := m.elsewhere(r.GetCarry())

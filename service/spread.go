@@ -198,7 +198,12 @@ func (m *modelState) Write(ctx context.Context, pieces []aggregate.Piece) error 
 		of = func(i int) []aggregate.Piece { return owned[i] }
 	}
 	return m.replace(ctx, func(i int) *api.StateQuestion { return about(api.StateQuestion_WRITE, of(i)) },
-		func(i int) (b []byte) {
+		func(i int) []byte {
+			n := 0
+			for _, p := range of(i) {
+				n += 4 * len(p.Data)
+			}
+			b := make([]byte, 0, n)
 			for _, p := range of(i) {
 				b = appendFloats(b, p.Data)
 			}
@@ -302,6 +307,9 @@ func (k *cluster) answerState(ctx context.Context, r *api.AskRequest) ([]byte, e
 		return nil, err
 	}
 	defer release()
+	if err := j.chargeCall(ctx, "an answer about the state", j.answerCost(r.State)); err != nil {
+		return nil, err
+	}
 	payload, err := j.answerState(ctx, r.State, func(bytes int) ([]byte, error) { return j.askBack(ctx, r, bytes) })
 	if err != nil {
 		return nil, refuse(connect.CodeFailedPrecondition, "state of job %q: %w", j.name, err)
@@ -389,7 +397,7 @@ func (j *job) answerState(ctx context.Context, q *api.StateQuestion, payload fun
 		if err == nil {
 			err = snap.Read(ctx, pieces)
 		}
-		return appendFloats(nil, data), err
+		return appendFloats(make([]byte, 0, 4*len(data)), data), err
 	case api.StateQuestion_WRITE:
 		pieces, data, err := j.pieces(q, snap.Arrays())
 		if err != nil {
@@ -422,6 +430,9 @@ func (j *job) answerState(ctx context.Context, q *api.StateQuestion, payload fun
 	return nil, fmt.Errorf("unknown question %v: %w", q.Kind, errProtocolOfRacks)
 }
 
+// mostElems is how many elements of the state pass at once.
+func (j *job) mostElems() int { return max(batchElems, j.plan.ChunkBytes()/2) }
+
 // pieces are those that a question names, with room for their values.
 func (j *job) pieces(q *api.StateQuestion, arrays int) (pieces []aggregate.Piece, data []float32, err error) {
 	if len(q.Chunks) != len(q.Arrays) || len(q.Chunks) > batchPieces {
@@ -435,7 +446,7 @@ func (j *job) pieces(q *api.StateQuestion, arrays int) (pieces []aggregate.Piece
 		}
 		n += j.plan.Chunk(int(id)).Elems
 	}
-	if most := max(batchElems, j.plan.ChunkBytes()/2); n > most {
+	if most := j.mostElems(); n > most {
 		return nil, nil, fmt.Errorf("%d elements: at most %d are asked for at once: %w", n, most, errProtocolOfRacks)
 	}
 	data = make([]float32, n)

@@ -72,6 +72,58 @@ func readFloats(x []float32, b []byte) {
 	}
 }
 
+// stateCopies is how often a call has values of the state in memory at most: as they are, as bytes, and in its answer, which JSON
+// makes longer and writes more than once.
+const stateCopies = 6
+
+// stateCost is what a call takes that moves so many elements.
+func stateCost(elems int) int64 { return 4 * stateCopies * int64(elems) }
+
+// updatesCost is what the numbers of each tensor's updates take, from here and from elsewhere.
+func (j *job) updatesCost() int64 {
+	from := max(j.spec.parts, 1)
+	if k := j.spec.racks; k != nil {
+		from = len(k.Racks)
+	}
+	return 4 * int64(1+from) * int64(j.plan.NumTensors())
+}
+
+// answerCost is what an answer to a question about the state takes.
+func (j *job) answerCost(q *api.StateQuestion) int64 {
+	elems := 0
+	switch q.Kind {
+	case api.StateQuestion_READ, api.StateQuestion_READ_KEPT, api.StateQuestion_WRITE:
+		for _, id := range q.Chunks {
+			if int64(id) < int64(j.plan.NumChunks()) {
+				elems += j.plan.Chunk(int(id)).Elems
+			}
+		}
+		elems = min(elems, j.mostElems())
+	case api.StateQuestion_UPDATES, api.StateQuestion_SET_UPDATES, api.StateQuestion_KEPT_UPDATES:
+		elems = j.plan.NumTensors()
+	}
+	return stateCost(elems)
+}
+
+// carriedCost is what questions take that a worker carries, of all other parts at once.
+func (j *job) carriedCost() int64 {
+	return stateCost(max(carriedElems, j.plan.ChunkBytes()/2) + j.spec.parts*j.plan.NumTensors())
+}
+
+// checkpointCost is what a save or a restore takes: a batch, which may come from elsewhere and is in no answer, the buffers of the
+// file, and its header.
+func (j *job) checkpointCost() int64 {
+	elems := j.mostElems()
+	if j.spec.parts > 1 {
+		elems = max(carriedElems, j.plan.ChunkBytes()/2)
+	}
+	bytes := 4*4*int64(elems) + j.updatesCost() + 2<<20
+	for i := range j.plan.NumTensors() {
+		bytes += 2 * int64(messageCost+len(j.plan.Tensor(i).Name))
+	}
+	return bytes
+}
+
 // stateRange says which elements of a tensor a call is about.
 type stateRange interface {
 	GetTensor() uint32
@@ -138,6 +190,9 @@ func (s *Service) withState(ctx context.Context, r stateRange, lock func(*job) f
 	}
 	if len(pieces) == 0 {
 		return refuse(connect.CodeInvalidArgument, "state of tensor %q from element %d on: no chunk begins there", name, r.GetOffset())
+	}
+	if err := j.chargeCall(ctx, "a part of the state", stateCost(n)+j.updatesCost()); err != nil {
+		return err
 	}
 	data := make([]float32, n)
 	at := 0
