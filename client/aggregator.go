@@ -66,11 +66,15 @@ func (a *aggregator) noteAddress() {
 }
 
 // join makes the Join call, which waits until all workers have joined.
-func (a *aggregator) join(ctx context.Context, r *api.JoinRequest) (err error) {
-	call, cancel, ms := callTimeout(ctx, a.cfg.Timeout)
-	defer cancel()
-	r.TimeoutMs = ms
-	if a.info, err = a.rpc.Join(call, r); err != nil {
+func (a *aggregator) join(ctx context.Context, r *api.JoinRequest) error {
+	err := a.contact(ctx, func(within time.Duration) (err error) {
+		call, cancel, ms := callTimeout(ctx, within)
+		defer cancel()
+		r.TimeoutMs = ms
+		a.info, err = a.rpc.Join(call, r)
+		return err
+	})
+	if err != nil {
 		a.transport.CloseIdleConnections()
 		return becauseOf(ctx, a.cfg.classifyFirst(err))
 	}
