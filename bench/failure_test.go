@@ -283,3 +283,36 @@ func TestResultsToVerifyHaveNoNameInTheFileSystem(t *testing.T) {
 		mentions(t, err.Error(), "/nonexistent", "set TMPDIR")
 	}
 }
+
+// Workers of aggregators of no cluster would wait for each other for a minute.
+func TestSeveralAggregatorsOfNoClusterAreRefusedAtOnce(t *testing.T) {
+	s := momentumSpec(verbs.ProviderTCP)
+	var servers []string
+	for range 2 {
+		url, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+		servers = append(servers, url)
+	}
+	s.Server, s.Workers, s.Procs, s.Verify = strings.Join(servers, ","), 2, false, false
+	for what, run := range map[string]func() error{
+		"one job":  func() error { _, err := new(Runner).Run(t.Context(), s); return err },
+		"two jobs": func() error { _, err := new(Runner).RunJobs(t.Context(), Jobs{Spec: s, N: 2}); return err },
+	} {
+		began := time.Now()
+		err := run()
+		if err == nil {
+			t.Fatalf("%s: exchanged", what)
+		}
+		mentions(t, err.Error(), servers[0]+" is of no cluster", "--spread")
+		if took := time.Since(began); took > patience {
+			t.Errorf("%s: took %v", what, took)
+		}
+	}
+}

@@ -71,6 +71,9 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 	if err := j.Check(); err != nil {
 		return res, err
 	}
+	if err := r.together(ctx, &j.Spec); err != nil {
+		return res, err
+	}
 	quiet := *r
 	quiet.Progress, quiet.Log = nil, nil // that jobs are ended is no news
 	server := j.Server

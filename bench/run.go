@@ -18,6 +18,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service"
@@ -44,6 +45,9 @@ const (
 	failGrace = 2 * time.Second
 	endWithin = time.Second
 )
+
+// reachWithin is how long an aggregator may take to say what it is.
+const reachWithin = 10 * time.Second
 
 // command prepares a child that is killed soon after the end of ctx.
 func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
@@ -111,9 +115,29 @@ func serveHere(ctx context.Context, s *Spec) (string, func() error, error) {
 	}, nil
 }
 
+// together reports why the workers of several aggregators cannot be of one job. Those of no cluster would wait for each other until
+// their time is up.
+func (r *Runner) together(ctx context.Context, s *Spec) error {
+	servers := strings.Split(s.Server, ",")
+	if s.Spread || len(servers) < 2 || r.Enter != nil { // elsewhere the aggregators may have other addresses
+		return nil
+	}
+	for _, url := range servers {
+		is, err := client.OfCluster(ctx, client.Config{Server: url, CA: s.CA, Timeout: reachWithin})
+		if err == nil && !is { // one that does not answer the workers will name
+			return fmt.Errorf("the aggregator at %s is of no cluster, and %d are named: give --spread to spread the model over all, or start them with --cluster",
+				url, len(servers))
+		}
+	}
+	return nil
+}
+
 // Run runs the benchmark.
 func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error) {
 	if err := s.Check(); err != nil {
+		return res, err
+	}
+	if err := r.together(ctx, &s); err != nil {
 		return res, err
 	}
 	server := s.Server

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -369,5 +371,23 @@ func TestAJobOverRacksIsNotToldToSpread(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "its quota is 1048576") || strings.Contains(err.Error(), "spread") {
 			t.Errorf("%v, want the quota named and no job spread", err)
 		}
+	}
+}
+
+func TestAnAggregatorSaysWhetherItIsOfACluster(t *testing.T) {
+	alone := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1})
+	for url, want := range map[string]bool{alone.URL(): false, serveRacks(t, 2, nil)[1].URL(): true} {
+		if is, err := client.OfCluster(context20(t), client.Config{Server: url}); err != nil || is != want {
+			t.Errorf("%s: %t, %v, want %t", url, is, err, want)
+		}
+	}
+	other := httptest.NewUnstartedServer(http.NotFoundHandler())
+	other.Config.Protocols = new(http.Protocols)
+	other.Config.Protocols.SetUnencryptedHTTP2(true)
+	other.Start()
+	defer other.Close()
+	_, err := client.OfCluster(context20(t), client.Config{Server: other.URL})
+	if err == nil || !strings.Contains(err.Error(), other.URL) {
+		t.Errorf("of what is no aggregator: %v", err)
 	}
 }

@@ -2,7 +2,11 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -20,6 +24,39 @@ func Status(ctx context.Context, c Config) (status *api.StatusResponse, err erro
 		return err
 	})
 	return status, err
+}
+
+// OfCluster reports whether an aggregator is that of a rack in a cluster, whose racks' workers may be of one job. Everybody may
+// ask. It uses Server, CA and Timeout of the configuration.
+func OfCluster(ctx context.Context, c Config) (is bool, err error) {
+	if err := c.complete(); err != nil {
+		return false, err
+	}
+	h, transport, err := c.httpClient()
+	if err != nil {
+		return false, err
+	}
+	defer transport.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Server+"/grpc.health.v1.Health/Check",
+		strings.NewReader(`{"service":"`+apiconnect.RackServiceName+`"}`))
+	if err != nil {
+		return false, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := h.Do(r)
+	if err != nil {
+		return false, fmt.Errorf("ask %s for its cluster: %w", c.Server, c.classifyFirst(err))
+	}
+	defer answer.Body.Close()
+	var said struct{ Status, Code string }
+	_ = json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&said) // what is no aggregator says anything
+	is = strings.HasSuffix(said.Status, "SERVING") && !strings.Contains(said.Status, "NOT")
+	if !is && said.Code != connect.CodeNotFound.String() {
+		return false, fmt.Errorf("ask %s for its cluster: it does not answer as an aggregator does: %s", c.Server, answer.Status)
+	}
+	return is, nil
 }
 
 // Drain makes an aggregator refuse new jobs, and end when those it has are done or after timeout; 0 means no timeout. It

@@ -162,6 +162,9 @@ func listen(address string) (net.Listener, error) {
 func (s *Service) serveBy() {
 	options := append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
+	if s.cluster != nil { // so that who names several aggregators can tell those of racks
+		s.health.SetStatus(apiconnect.RackServiceName, grpchealth.StatusServing)
+	}
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
 	s.mux.Handle(apiconnect.NewJobServiceHandler(s, options...))
 	s.mux.Handle(apiconnect.NewRackServiceHandler(s, options...))
