@@ -49,8 +49,9 @@ func etcdFlags(cmd *cobra.Command, o *etcdOptions) {
 // member is this aggregator's membership, with the etcd that may run here for it.
 type member struct {
 	*membership.Member
-	server *membership.Server // nil: it runs elsewhere
-	url    string             // of this aggregator, if the cluster's file says it
+	server  *membership.Server // nil: it runs elsewhere
+	url     string             // of this aggregator, if the cluster's file says it
+	standby bool
 }
 
 // open begins what the flags say; nil: nothing, as the cluster's file says who serves the racks.
@@ -71,7 +72,7 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 		}
 		o.access.Password = strings.TrimRight(string(text), "\r\n")
 	}
-	m = &member{url: c.Racks[c.Index()].URL}
+	m = &member{url: c.Racks[c.Index()].URL, standby: o.standby}
 	cfg := membership.Config{Cluster: c, Access: o.access, TTL: o.ttl, GoOnAfter: o.goOn, Standby: o.standby, Log: log}
 	cfg.Access.Endpoints = strings.Split(o.where, ",")
 	if o.where == embedded {
@@ -125,4 +126,23 @@ func (m *member) keep(ctx context.Context, url string, end func(error)) (wait fu
 		}
 	}()
 	return func() { <-done }
+}
+
+// settle waits until the rack is this aggregator's by the plan, or it stands by, or etcd does not say, or ctx ends.
+func (m *member) settle(ctx context.Context) {
+	if m == nil {
+		return
+	}
+	for {
+		changed := m.Changed()
+		s := m.Standing()
+		if s.Refusal == nil || !s.Store.Reachable || m.standby && errors.Is(s.Refusal, membership.ErrTaken) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

@@ -1,6 +1,10 @@
 package main
 
-import "testing"
+import (
+	"net"
+	"strings"
+	"testing"
+)
 
 func TestFlagsAboutEtcdThatCannotBeAreRefusedBeforeItIsReached(t *testing.T) {
 	path := file(t, "cluster.yaml", "secret: a secret of the racks\nracks: [{name: a}, {name: b}]\n")
@@ -30,5 +34,39 @@ func TestFlagsAboutEtcdThatCannotBeAreRefusedBeforeItIsReached(t *testing.T) {
 		{[]string{"--etcd", "embed", "--etcd-dir", dir, "--etcd-members", "b=http://127.0.0.1:2380"}, []string{"lack this rack: add a="}},
 	} {
 		fails(t, append([]string{"serve", "--cluster", path, "--rack", "a"}, tc.args...), tc.wants...)
+	}
+}
+
+// An aggregator whose rack is another's ends without having said that it listens.
+func TestAnAggregatorSaysThatItListensOnceTheRackIsIts(t *testing.T) {
+	path := file(t, "cluster.yaml", "secret: a secret of the racks\nracks: [{name: a}, {name: b}]\n")
+	var etcd []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		etcd = append(etcd, "http://"+l.Addr().String())
+		l.Close()
+	}
+	args := []string{"--cluster", path, "--providers", "tcp", "--unpinned", "--cores", "1", "--etcd-ttl", "2s"}
+	own := append(args, "--rack", "a", "--etcd", "embed", "--etcd-dir", t.TempDir(), "--etcd-listen", etcd[0], "--etcd-peer", etcd[1])
+	if line := serving(t, own...); !strings.HasPrefix(line, "listening on ") {
+		t.Fatalf("the first says %q", line)
+	}
+	args = append(args, "--etcd", etcd[0], "--listen", "127.0.0.1:0")
+	out, err := run(t, append(append([]string{"serve"}, args...), "--rack", "a")...)
+	if err == nil || !strings.Contains(err.Error(), "served by another aggregator") {
+		t.Errorf("the second of one rack: %v", err)
+	}
+	if out != "" {
+		t.Errorf("it says %q before it is refused", out)
+	}
+	if line := serving(t, append(args, "--rack", "a", "--standby")...); !strings.HasPrefix(line, "listening on ") {
+		t.Errorf("one that stands by says %q", line)
+	}
+	if line := serving(t, append(args, "--rack", "b")...); !strings.HasPrefix(line, "listening on ") {
+		t.Errorf("the other rack's says %q", line)
 	}
 }

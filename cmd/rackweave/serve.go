@@ -116,35 +116,24 @@ func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJ
 	s.HandleAdmin("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
 	s.HandleAdmin("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))
 	s.HandleAdmin("/debug/pprof/trace", http.HandlerFunc(pprof.Trace))
-	switch {
-	case untilEOF:
-		fmt.Fprintln(out, s.URL())
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	if untilEOF {
 		go func() {
 			io.Copy(io.Discard, os.Stdin)
-			cancel()
+			cancel(nil)
 		}()
-	case asJSON:
-		err := json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "urls": s.URLs(), "providers": s.Providers(),
-			"fingerprint": s.Fingerprint(), "admin_token_file": s.AdminFile()})
-		if err != nil {
-			return err
-		}
-	default:
-		urls := s.URLs()
-		fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "),
-			strings.Join(s.Providers(), ", "), urls[0])
-		if f := s.Fingerprint(); f != "" {
-			fmt.Fprintf(out, "certificate %s\n", f)
-		}
-		if f := s.AdminFile(); f != "" {
-			fmt.Fprintf(out, "admin's token in %s; make one for each job by rackweave token make JOB\n", f)
-		}
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
 	wait := m.keep(ctx, s.URLs()[0], cancel)
+	said := make(chan error, 1)
+	go func() {
+		var err error
+		if m.settle(ctx); ctx.Err() == nil { // else its rack is another's, for instance
+			if err = announce(s, out, asJSON, untilEOF); err != nil {
+				cancel(err)
+			}
+		}
+		said <- err
+	}()
 	err = s.Serve(ctx)
 	refused := context.Cause(ctx)
 	cancel(nil)
@@ -152,5 +141,27 @@ func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJ
 	if errors.Is(refused, membership.ErrTaken) || errors.Is(refused, membership.ErrDiffers) {
 		err = errors.Join(refused, err)
 	}
-	return err
+	return errors.Join(<-said, err)
+}
+
+// announce says where the aggregator is. For people it is enough to try.
+func announce(s *service.Service, out io.Writer, asJSON, untilEOF bool) error {
+	switch {
+	case untilEOF:
+		fmt.Fprintln(out, s.URL())
+		return nil
+	case asJSON:
+		return json.NewEncoder(out).Encode(map[string]any{"url": s.URL(), "urls": s.URLs(), "providers": s.Providers(),
+			"fingerprint": s.Fingerprint(), "admin_token_file": s.AdminFile()})
+	}
+	urls := s.URLs()
+	fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "),
+		strings.Join(s.Providers(), ", "), urls[0])
+	if f := s.Fingerprint(); f != "" {
+		fmt.Fprintf(out, "certificate %s\n", f)
+	}
+	if f := s.AdminFile(); f != "" {
+		fmt.Fprintf(out, "admin's token in %s; make one for each job by rackweave token make JOB\n", f)
+	}
+	return nil
 }
