@@ -59,14 +59,33 @@ type jobRun struct {
 // tally is what a job did in all the time that was measured.
 type tally struct {
 	spec      Spec
+	server    string
 	exchanges float64
 	within    time.Duration
 	times     *report.Histogram
 }
 
-func newTally(s Spec) *tally { return &tally{spec: s, times: report.NewHistogram()} }
+func newTally(s Spec, server string) *tally {
+	return &tally{spec: s, server: server, times: report.NewHistogram()}
+}
 
-// RunJobs runs one job alone and all side by side, by turns.
+// tallies are of all jobs, the last of which is at a server of its own.
+func (j *Jobs) tallies(server, last string) (all []*tally, err error) {
+	for i := range j.N {
+		if i == j.N-1 {
+			server = last
+		}
+		s, err := j.spec(i)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, newTally(s, server))
+	}
+	return all, nil
+}
+
+// RunJobs runs one job alone and all side by side, by turns, and where there is a flood, also with that at an aggregator of its
+// own: what the others lose then the flood takes from them in the machine, whose processors it uses, and not in the aggregator.
 func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err error) {
 	if err := j.Check(); err != nil {
 		return res, err
@@ -77,50 +96,77 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 	quiet := *r
 	quiet.Progress, quiet.Log = nil, nil // that jobs are ended is no news
 	server := j.Server
+	var stops []func() error
+	defer func() {
+		for _, stop := range stops {
+			err = errors.Join(err, stop())
+		}
+	}()
+	start := func() (string, error) {
+		url, stop, err := quiet.serve(ctx, &j.Spec)
+		if err == nil {
+			stops = append(stops, stop)
+		}
+		return url, err
+	}
 	if server == "" {
-		var stop func() error
-		if server, stop, err = quiet.serve(ctx, &j.Spec); err != nil {
+		if server, err = start(); err != nil {
 			return res, err
 		}
-		defer func() { err = errors.Join(err, stop()) }()
 	}
 	if r.Started != nil {
 		r.Started(server)
 	}
-	var all []*tally
-	for i := range j.N {
-		s, err := j.spec(i)
-		if err != nil {
-			return res, err
-		}
-		all = append(all, newTally(s))
+	all, err := j.tallies(server, server)
+	if err != nil {
+		return res, err
 	}
-	alone, measured := newTally(all[0].spec), j.N
+	var apart []*tally
+	measured := j.N
 	if j.Flood {
 		measured--
 	}
-	for range turns {
-		iters := (j.Iters + turns - 1) / turns
-		if err := quiet.sideBySide(ctx, []*tally{alone}, 1, iters, server); err != nil {
+	if j.Flood && j.Server == "" {
+		other, err := start()
+		if err != nil {
 			return res, err
 		}
-		if err := quiet.sideBySide(ctx, all, measured, iters, server); err != nil {
+		if apart, err = j.tallies(server, other); err != nil {
 			return res, err
 		}
 	}
-	res = report.Jobs{Machine: report.ThisMachine(), Provider: j.Provider, Model: j.Model.Name, Workers: j.Workers,
+	alone := newTally(all[0].spec, server)
+	for range turns {
+		iters := (j.Iters + turns - 1) / turns
+		for _, jobs := range [][]*tally{{alone}, all, apart} {
+			if err := quiet.sideBySide(ctx, jobs, min(measured, len(jobs)), iters); err != nil {
+				return res, err
+			}
+		}
+	}
+	return j.report(alone, all, apart, measured), nil
+}
+
+// report puts together what the jobs got, of which so many were measured.
+func (j *Jobs) report(alone *tally, all, apart []*tally, measured int) report.Jobs {
+	res := report.Jobs{Machine: report.ThisMachine(), Provider: j.Provider, Model: j.Model.Name, Workers: j.Workers,
 		Note: noteFor(j.Provider), Alone: alone.report()}
 	for i, t := range all {
 		job := t.report()
-		job.Floods = i >= measured
+		if job.Floods = i >= measured; !job.Floods && apart != nil {
+			job.Apart = apart[i].report().TimeUS
+		}
 		res.Jobs = append(res.Jobs, job)
 	}
 	res.Share()
-	return res, nil
+	return res
 }
 
 // sideBySide runs jobs until the first few of them have made so many exchanges while all were warm, and adds what they did then.
-func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int, server string) (err error) {
+func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int) (err error) {
+	if len(jobs) == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var runs []*jobRun
 	for _, t := range jobs {
@@ -131,7 +177,7 @@ func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int, 
 	stepped := make(chan struct{}, 1)
 	for i, run := range runs {
 		all.Go(func() {
-			_, err := r.workers(ctx, &run.spec, server, make([]*os.File, run.spec.Workers), func() {
+			_, err := r.workers(ctx, &run.spec, jobs[i].server, make([]*os.File, run.spec.Workers), func() {
 				run.mu.Lock()
 				run.ends = append(run.ends, time.Now())
 				run.mu.Unlock()

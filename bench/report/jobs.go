@@ -31,6 +31,10 @@ type Job struct {
 	Share float64 `json:"share,omitempty"`
 	// P99OverAlone is how much longer its worst exchanges took than alone.
 	P99OverAlone float64 `json:"p99_over_alone,omitempty"`
+	// Apart are the times while the flood was at another aggregator of this machine, and P99OverApart is how much longer its worst
+	// exchanges took than then: that is what it costs to share the aggregator, and not the machine's processors.
+	Apart        TimeUS  `json:"apart_us,omitzero"`
+	P99OverApart float64 `json:"p99_over_apart,omitempty"`
 }
 
 // Share fills in what follows from the rates and times.
@@ -45,6 +49,9 @@ func (r *Jobs) Share() {
 		if !j.Floods {
 			right = min(right, r.Alone.GBs)
 			j.P99OverAlone = j.TimeUS.P99 / r.Alone.TimeUS.P99
+			if j.Apart.P99 > 0 {
+				j.P99OverApart = j.TimeUS.P99 / j.Apart.P99
+			}
 		}
 		j.Share = j.GBs / right
 	}
@@ -58,17 +65,26 @@ func WriteJobs(w io.Writer, r *Jobs) error {
 	if r.Note != "" {
 		fmt.Fprintf(&b, "# %s\n", r.Note)
 	}
-	const heads, row = "#%5s %14s %7s %9s %7s %10s %10s %10s", "%6s %14d %7d %9.3f %7s %10s %10s %10s"
-	line(&b, heads, "job", "size", "weight", "rate", "share", "p50", "p99", "p99/alone")
-	line(&b, heads, "", "(B)", "", "(GB/s)", "", "(us)", "(us)", "")
-	line(&b, row, "alone", r.Alone.Bytes, 1, r.Alone.GBs, "", us(r.Alone.TimeUS.P50), us(r.Alone.TimeUS.P99), "")
+	const heads, row = "#%5s %14s %7s %9s %7s %10s %10s %10s %10s", "%6s %14d %7d %9.3f %7s %10s %10s %10s %10s"
+	line(&b, heads, "job", "size", "weight", "rate", "share", "p50", "p99", "p99/alone", "p99/apart")
+	line(&b, heads, "", "(B)", "", "(GB/s)", "", "(us)", "(us)", "", "")
+	line(&b, row, "alone", r.Alone.Bytes, 1, r.Alone.GBs, "", us(r.Alone.TimeUS.P50), us(r.Alone.TimeUS.P99), "", "")
+	apart := false
 	for i, j := range r.Jobs {
-		name, ratio := fmt.Sprint(i), fmt.Sprintf("%.2f", j.P99OverAlone)
+		name, ratio, shared := fmt.Sprint(i), fmt.Sprintf("%.2f", j.P99OverAlone), ""
 		if j.Floods {
 			name, ratio = "flood", ""
 		}
+		if j.P99OverApart > 0 {
+			apart, shared = true, fmt.Sprintf("%.2f", j.P99OverApart)
+		}
 		line(&b, row, name, j.Bytes, j.Weight, j.GBs, fmt.Sprintf("%.0f%%", 100*j.Share), us(j.TimeUS.P50), us(j.TimeUS.P99),
-			ratio)
+			ratio, shared)
+	}
+	if apart {
+		fmt.Fprintf(&b, "# apart: the flood is at another aggregator of this machine, and takes its processors, but not the job's lanes;\n"+
+			"#   job 0 takes p50 %s us, p99 %s us then, %.2f of alone\n", us(r.Jobs[0].Apart.P50), us(r.Jobs[0].Apart.P99),
+			r.Jobs[0].Apart.P99/r.Alone.TimeUS.P99)
 	}
 	fmt.Fprintf(&b, "# all jobs together move %.2f of what one moves alone\n", r.TotalOverAlone)
 	_, err := io.WriteString(w, b.String())

@@ -39,7 +39,7 @@ func TestJobsArePrintedInRows(t *testing.T) {
 	r := Jobs{
 		Provider: "shm", Model: "1MB", Workers: 2, Alone: Job{Bytes: 1e6, GBs: 4, TimeUS: TimeUS{P50: 100, P99: 200}},
 		Jobs: []Job{
-			{Bytes: 1e6, Weight: 1, GBs: 2, TimeUS: TimeUS{P50: 150, P99: 300}},
+			{Bytes: 1e6, Weight: 1, GBs: 2, TimeUS: TimeUS{P50: 150, P99: 300}, Apart: TimeUS{P50: 130, P99: 240}},
 			{Bytes: 16e6, Weight: 1, GBs: 2, TimeUS: TimeUS{P50: 1e3, P99: 2e3}, Floods: true},
 		},
 	}
@@ -49,11 +49,13 @@ func TestJobsArePrintedInRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, got, _ := strings.Cut(b.String(), "each\n")
-	const want = `#  job           size  weight      rate   share        p50        p99  p99/alone
+	const want = `#  job           size  weight      rate   share        p50        p99  p99/alone  p99/apart
 #                 (B)            (GB/s)               (us)       (us)
  alone        1000000       1     4.000              100.0      200.0
-     0        1000000       1     2.000    100%      150.0      300.0       1.50
+     0        1000000       1     2.000    100%      150.0      300.0       1.50       1.25
  flood       16000000       1     2.000    100%     1000.0     2000.0
+# apart: the flood is at another aggregator of this machine, and takes its processors, but not the job's lanes;
+#   job 0 takes p50 130.0 us, p99 240.0 us then, 1.20 of alone
 # all jobs together move 1.00 of what one moves alone
 `
 	if got != want {

@@ -156,7 +156,8 @@ machine can do of such an exchange is measured in the same run, and the result i
 With --replay workers compute as long as the model's layers do, by sleeping: gradients are pushed while the backward pass goes on,
 and each layer's forward pass waits for its own parameters. The step's time is printed in parts.
 With --jobs several jobs exchange side by side, or all but the last beside one that floods, by turns with one job alone: what each
-gets of its weight's share, and all of what one moves.`,
+gets of its weight's share, and all of what one moves. A flood takes processors of this machine, too: to tell that from what it
+takes in the aggregator, it floods another one by turns, and p99/apart compares with that.`,
 		Example: `  rackweave bench
   rackweave bench --model bert-large --workers 8 --optimizer adamw_torch --verify
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
