@@ -397,3 +397,21 @@ func TestNobodyWritesToAPrivateArenaByItsDescriptor(t *testing.T) {
 		t.Error("what the owner writes is not seen")
 	}
 }
+
+// What the kernel says of a range by itself is what it says of all memory.
+func TestBothWaysOfCountingHugePagesAgree(t *testing.T) {
+	a, err := NewArena(ArenaConfig{Name: "count", Bytes: 64 << 20, Node: AnyNode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	for _, part := range []uintptr{a.span.used, 0} {
+		scanned, err := hugeByScan(uintptr(a.span.addr), part)
+		if err != nil {
+			t.Skipf("PAGEMAP_SCAN: %v: the kernel is older than 6.7", err)
+		}
+		if read := hugeByMaps(uintptr(a.span.addr), part); scanned != read {
+			t.Errorf("of %d bytes %d are in huge pages by PAGEMAP_SCAN, %d by smaps", part, scanned, read)
+		}
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"unsafe"
 
@@ -211,32 +210,4 @@ func (a *Arena) strayPage(page int64) error {
 		}
 	}
 	return nil
-}
-
-// hugeMapped returns how much of a range of this process's shared memory huge pages map (smaps in proc(5)).
-func hugeMapped(addr, size uintptr) int64 {
-	text, err := os.ReadFile("/proc/self/smaps")
-	if err != nil {
-		return 0
-	}
-	var sum int64
-	inside := false
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "ShmemPmdMapped:"); ok {
-			if kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64); inside && err == nil {
-				sum += kib << 10
-			}
-			continue
-		}
-		// A mapping's first line starts with its range: "7f1c00000000-7f1c10000000 rw-s …"; the others with a capital.
-		if lo, rest, ok := strings.Cut(line, "-"); ok {
-			hi, _, _ := strings.Cut(rest, " ")
-			first, err := strconv.ParseUint(lo, 16, 64)
-			last, err2 := strconv.ParseUint(hi, 16, 64)
-			if err == nil && err2 == nil {
-				inside = uintptr(first) >= addr && uintptr(last) <= addr+size
-			}
-		}
-	}
-	return sum
 }
