@@ -76,32 +76,80 @@ func (j *job) chargeCall(ctx context.Context, what string, bytes int64) error {
 // not connected in time makes room. The caller holds s.mu.
 func (s *Service) takePlace() error {
 	running := 0
-	of := map[netip.Addr]int{}
 	for _, j := range s.jobs {
 		if !j.forming() {
 			running++
-			of[j.peer]++
 		}
 	}
 	if running < s.opts.MaxJobs && running+len(s.retired) < retiredPerJobs*s.opts.MaxJobs {
 		return nil
 	}
 	s.refusals.count("jobs")
+	s.endOverdue()
+	return &noPlace{refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: try again", running)}
+}
+
+// endOverdue fails the job that has had its place for longest of those whose workers have not connected in time. The caller holds
+// s.mu.
+func (s *Service) endOverdue() {
+	of := map[netip.Addr]int{}
+	for _, j := range s.jobs {
+		if !j.forming() {
+			of[j.peer]++
+		}
+	}
 	var idle *job
 	for _, j := range s.jobs {
 		held := placeHeld
 		if of[j.peer] > s.opts.MaxJobs/2 {
 			held = placeHeldMost
 		}
-		if !j.forming() && j.state() == "running" && time.Since(j.starting) > held && !j.connected() &&
-			(idle == nil || j.starting.Before(idle.starting)) {
+		if j.idles() && time.Since(j.starting) > held && (idle == nil || j.starting.Before(idle.starting)) {
 			idle = j
 		}
 	}
 	if idle != nil {
 		idle.agg.Fail(-1, errors.New("its workers did not connect in time, and another job needs its place"))
 	}
-	return &noPlace{refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: try again", running)}
+}
+
+// idles reports whether a job runs whose workers have not all connected. The caller holds s.mu.
+func (j *job) idles() bool { return !j.forming() && j.state() == "running" && !j.connected() }
+
+// chargeWorkers charges a job that begins for its workers. What jobs have that have ended, or whose workers do not connect, is free
+// soon: if it is enough then, chargeWorkers waits.
+func (j *job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
+	for ctx.Err() == nil && !j.account.Could(x, j.s.keptOfOthers(j.tenant())) && j.account.Could(x, j.s.freeSoon()) {
+		j.s.mu.Lock()
+		j.s.endOverdue()
+		j.s.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(placeAgain):
+		}
+	}
+	return j.charge("workers", x)
+}
+
+// freeSoon is what jobs have that have ended, or whose workers have not all connected.
+func (s *Service) freeSoon() quota.Amounts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum := quota.Amounts{}
+	add := func(j *job) {
+		for what, n := range j.account.Used() {
+			sum[what] += n
+		}
+	}
+	for j := range s.retired {
+		add(j)
+	}
+	for _, j := range s.jobs {
+		if j.idles() {
+			add(j)
+		}
+	}
+	return sum
 }
 
 // noPlace is a refusal that may be none in a moment.

@@ -1,10 +1,16 @@
 package service_test
 
 import (
+	"net/http"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -27,6 +33,29 @@ func TestAJobIsChargedForMoreThanItTakes(t *testing.T) {
 		if len(j.Resources) != 3 {
 			t.Errorf("%s: resources %v", provider, j.Resources)
 		}
+	}
+}
+
+// What jobs hold whose workers do not connect is not lost to others.
+func TestAJobWaitsForConnectionsThatAreFreeSoon(t *testing.T) {
+	s, _ := serve(t, service.Options{MaxJobs: 2})
+	s.TakeAway("connections of tcp", aggregate.DefaultMaxConns-1)
+	h := &http.Client{Transport: &http.Transport{}}
+	defer h.CloseIdleConnections()
+	absent := apiconnect.NewJobServiceClient(h, s.URL())
+	r := &api.JoinRequest{Job: "absent", Rank: -1, Workers: 1, Mode: "aggregate", Providers: []string{verbs.ProviderTCP}}
+	if _, err := absent.Join(within(t), r); err != nil {
+		t.Fatal(err)
+	}
+	workers := join(t, s, client.Config{Job: "honest", Workers: 1, Mode: "aggregate"})
+	sumOnce(t, workers, 1000)
+	cfg := client.Config{Server: s.URL(), Job: "late", Workers: 1, Mode: "aggregate", Timeout: deadline}
+	began := time.Now()
+	if _, err := client.Join(within(t), cfg); err == nil || !strings.Contains(err.Error(), "quota exceeded") {
+		t.Errorf("beside a job that holds all connections: %v", err)
+	}
+	if took := time.Since(began); took > deadline/2 {
+		t.Errorf("it was refused after %v", took)
 	}
 }
 

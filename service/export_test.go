@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/service/quota"
 )
 
 // Handler answers requests as the port does, of peers that have no connection.
@@ -19,3 +20,6 @@ func (s *Service) WatchLinks(window time.Duration, measure func() (*hierarchy.Li
 		return measure()
 	}
 }
+
+// TakeAway lets the machine have less of a resource.
+func (s *Service) TakeAway(resource string, n int64) { s.ledger.Add(quota.Amounts{resource: -n}) }

@@ -245,7 +245,7 @@ func (j *job) run(ctx context.Context) (err error) {
 		j.meetings = newMeetings(above.Racks)
 		c.Met = j.meetings.hear
 	}
-	if err := j.charge("workers", e.amounts(e.agg.JobNeed(c))); err != nil {
+	if err := j.chargeWorkers(ctx, e.amounts(e.agg.JobNeed(c))); err != nil {
 		return err
 	}
 	j.agg, err = e.agg.NewJob(c)
