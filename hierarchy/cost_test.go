@@ -15,6 +15,16 @@ func lab(racks, workers int, over float64) *Cluster {
 	}
 }
 
+// simulateEach is [Cluster.Simulate] with each worker by itself.
+func simulateEach(c *Cluster, s Shape, chunks int, chunk float64, window int) float64 {
+	sim := newSimulation(c, chunk, window)
+	sim.alike = 1
+	for i := range chunks {
+		sim.add(c, s, i)
+	}
+	return sim.run()
+}
+
 // What the formula predicts is never less than the links allow, and close to what following every transfer gives. Where two links
 // in series are equally tight their queues add up, which the formula leaves out: there it may be a quarter short.
 func TestPredictionsAgreeWithTheSimulation(t *testing.T) {
@@ -35,7 +45,7 @@ func TestPredictionsAgreeWithTheSimulation(t *testing.T) {
 					c.Uplink/gbps, c.AggregatorNIC/gbps), func(t *testing.T) {
 					chunks := 100 * c.Racks
 					p := c.Predict(s, float64(chunks)*chunk, chunk)
-					got := c.simulateEach(s, chunks, chunk, 0)
+					got := simulateEach(&c, s, chunks, chunk, 0)
 					if got < p.Bound*0.999 {
 						t.Errorf("simulated %.3g s, less than the bound of %.3g s", got, p.Bound)
 					}
@@ -61,7 +71,7 @@ func TestWorkersThatAreAlikeTakeAsLongAsEachAlone(t *testing.T) {
 				continue
 			}
 			for _, window := range []int{0, 16} {
-				each, one := c.simulateEach(s, 60*c.Racks, chunk, window), c.Simulate(s, 60*c.Racks, chunk, window)
+				each, one := simulateEach(c, s, 60*c.Racks, chunk, window), c.Simulate(s, 60*c.Racks, chunk, window)
 				if r := one / each; r < 0.97 || r > 1.03 {
 					t.Errorf("%v, %d racks of %d, window %d: %.3f of the time", s, c.Racks, c.Workers, window, r)
 				}

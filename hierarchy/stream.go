@@ -22,16 +22,6 @@ func (c *Cluster) Simulate(s Shape, chunks int, chunk float64, window int) float
 	return sim.run()
 }
 
-// simulateEach is Simulate with each worker by itself.
-func (c *Cluster) simulateEach(s Shape, chunks int, chunk float64, window int) float64 {
-	sim := newSimulation(c, chunk, window)
-	sim.alike = 1
-	for i := range chunks {
-		sim.add(c, s, i)
-	}
-	return sim.run()
-}
-
 // hop is a link in one direction, and when it is free.
 type hop struct {
 	rate float64
