@@ -198,10 +198,11 @@ func TestRacksEqualPlainGoBitForBit(t *testing.T) {
 	}
 }
 
-// racksSeeds is how many seeds a test of racks takes, a third of n where the run is short; RACKS_SEEDS asks for more of them.
+// racksSeeds is how many seeds a test of racks takes, an eighth of n where the run is short, as with detectors, which look at code
+// and not at schedules; RACKS_SEEDS asks for more of them.
 func racksSeeds(t *testing.T, n int) uint64 {
 	if testing.Short() {
-		n = (n + 2) / 3
+		n = (n + 7) / 8
 	}
 	seeds, err := strconv.ParseUint(cmp.Or(os.Getenv("RACKS_SEEDS"), strconv.Itoa(n)), 10, 32)
 	if err != nil {

@@ -78,12 +78,16 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 
 // All of the job is in one of two lanes, as where another job that was in the other has ended.
 func TestLanesThatAreUnevenForGoodAreEvenedOut(t *testing.T) {
+	elems := uint64(1 << 20)
+	if testing.Short() {
+		elems = 1 << 18
+	}
 	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
 		t.Run(provider, func(t *testing.T) {
 			r := threadedRack(t, provider, 2, racktest.Config{
 				Lanes: 2, Loads: []uint64{1 << 40, 0}, Balance: 100 * time.Millisecond, Arena: true,
 				Job:     aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults()},
-				Tensors: tensorsOf(chunk.F32, 1<<20, 100, 1<<19),
+				Tensors: tensorsOf(chunk.F32, elems, 100, elems/2),
 			})
 			first := true
 			exchange(t, r, 2, func(ops [][]worker.Op) error {

@@ -29,7 +29,11 @@ var stallConfigs = []struct {
 // Every worker submits every tensor, in an order of its own, and windows are far smaller than tensors. On the whole no chunk goes
 // more than twice.
 func TestWorkersMayPushInDifferentOrders(t *testing.T) {
-	for seed := range uint64(4) {
+	seeds := uint64(4)
+	if testing.Short() {
+		seeds = 1
+	}
+	for seed := range seeds {
 		for _, tc := range stallConfigs {
 			t.Run(fmt.Sprintf("seed %d, %s", seed, tc.name), func(t *testing.T) {
 				cfg := tc.cfg
