@@ -23,8 +23,8 @@ SEEDS ?= 2000
 PACED_SEEDS ?= 5000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-packages test-race test-sanitized test-python test-trixie wheel example-torch \
-	example-mxnet bench-torch sim fuzz soak learn lab racks generate clean
+.PHONY: all build lib demo lint test test-pure test-packages test-race test-sanitized test-python test-package test-mxnet \
+	test-wheel test-trixie wheel example-torch example-mxnet bench-torch sim fuzz soak learn lab racks generate clean
 
 all: build
 
@@ -67,13 +67,21 @@ test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO) test -asan -short $(SANITIZED)
 
-# The Python package, with the library and the aggregator of this tree.
-test-python: build lib
+# The Python package, with the library and the aggregator of this tree, in parts that can run side by side.
+test-python: test-package test-mxnet test-wheel
+
+test-package: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES)
 	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
-	PYTHON=$(PYTHON) scripts/test-wheel.sh
+
+test-mxnet: build lib
+	@scripts/need.sh $(PYTHON_PACKAGES)
 	scripts/mxnet-env.sh
 	cd python/tests/mxnet && $(CURDIR)/build/mxnet-venv/bin/python -m pytest -q
+
+test-wheel: build lib
+	@scripts/need.sh $(PYTHON_PACKAGES)
+	PYTHON=$(PYTHON) scripts/test-wheel.sh
 
 # rackweave.torch with the PyTorch of Debian trixie.
 test-trixie: build lib

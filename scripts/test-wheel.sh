@@ -11,4 +11,4 @@ scripts/build-wheel.sh "$work"
 "$work/venv/bin/pip" -q install --no-index "$work"/rackweave-*.whl
 cp examples/torch_digits.py "$work"
 cd "$work"
-env -u PYTHONPATH -u RACKWEAVE_LIBRARY "$repository/bin/rackweave" run -n 2 -- venv/bin/python torch_digits.py --epochs 2
+env -u PYTHONPATH -u RACKWEAVE_LIBRARY "$repository/bin/rackweave" run -n 2 -- venv/bin/python torch_digits.py --epochs 1

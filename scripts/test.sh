@@ -54,4 +54,4 @@ await lab
 await fuzzing
 
 step "python"
-make --no-print-directory --jobs=2 --output-sync=target test-python test-trixie
+make --no-print-directory --jobs=2 --output-sync=target test-trixie test-python

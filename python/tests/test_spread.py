@@ -16,6 +16,7 @@ import rackweave
 import test_core
 import test_torch
 
+FRAMEWORK = "torch"
 CLUSTER = """
 secret: at least sixteen characters
 shape: flat

@@ -18,8 +18,9 @@ import rack
 import rackweave
 import rackweave.torch
 
+FRAMEWORK = "torch"
 STEPS = 12
-LONG = 100
+LONG = 40
 FEATURES, CLASSES, BATCH = 32, 10, 16
 
 

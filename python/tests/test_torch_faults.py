@@ -15,6 +15,8 @@ import rackweave
 import rackweave.torch
 from test_torch import adam, batch, plain, sgd, train
 
+FRAMEWORK = "torch"
+
 
 def nan(policy: str):
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "python" / "tests"))
+import rack  # noqa: E402
+
 RACKWEAVE = ROOT / "bin" / "rackweave"
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DEADLINE = 240.0
@@ -59,16 +63,17 @@ def aggregators(n):
 
 
 def native(workers, program, *arguments, servers=1, deadline=DEADLINE, **env):
-    """Runs a program's workers by MXNet's dist_sync on this host, with its scheduler and servers."""
+    """Runs a program's workers by MXNet's dist_sync on this host, with its scheduler and servers, as forks of one process."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     common = dict(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port), DMLC_NODE_HOST="127.0.0.1",
                   DMLC_NUM_SERVER=str(servers), DMLC_NUM_WORKER=str(workers), **env)
-    command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
-    with tempfile.TemporaryFile("w+") as output:
+    task = ["program", str(PROGRAMS / program), *map(str, arguments)]
+    forker = rack.Forker.of("mxnet")
+    with tempfile.NamedTemporaryFile("r+") as output:
         def start(role):
-            return subprocess.Popen(command, env=environment(DMLC_ROLE=role, **common), stdout=output, stderr=subprocess.STDOUT)
+            return forker.fork(task, environment(DMLC_ROLE=role, **common), output.name)
 
         processes = [start("scheduler")] + [start("server") for _ in range(servers)] + [start("worker") for _ in range(workers)]
         until = time.monotonic() + deadline
@@ -79,7 +84,6 @@ def native(workers, program, *arguments, servers=1, deadline=DEADLINE, **env):
                 if p.poll() is None:
                     p.kill()
                     p.wait()
-        output.seek(0)
         printed = output.read()
     if any(statuses):
         raise JobFailed(f"native {program}: statuses {statuses}\n{printed[-6000:]}")
@@ -90,7 +94,7 @@ def _wait(process, seconds):
     try:
         return process.wait(max(seconds, 0.1))
     except subprocess.TimeoutExpired:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

@@ -24,7 +24,7 @@ def aggregator():
 def workers(name, address, *args, n=2, **env):
     """Starts processes that run a function of programs/faults.py, which only they import."""
     function = types.SimpleNamespace(__module__="faults", __name__=name)
-    return rack.Workers(function, n, address, args, {**ENVIRONMENT, **env})
+    return rack.Workers(function, n, address, args, {**ENVIRONMENT, **env}, "mxnet")
 
 
 def failures(job):

@@ -10,6 +10,9 @@ if "rackweave" in STORE:
     import rackweave.mxnet  # noqa: F401  (the one changed line)
 import mxnet as mx
 
+if os.environ.get("DMLC_ROLE", "worker") != "worker":  # a fork of a process that imported MXNet, which asks this then
+    mx.kvstore.kvstore_server._init_kvstore_server_module()
+
 RANK = int(os.environ.get("DMLC_WORKER_ID", os.environ.get("RACKWEAVE_RANK", "-1")))
 WORKERS = int(os.environ.get("DMLC_NUM_WORKER", os.environ.get("RACKWEAVE_WORLD_SIZE", "1")))
 
