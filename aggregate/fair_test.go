@@ -97,13 +97,17 @@ func TestALaneServesJobsByTheirWeights(t *testing.T) {
 
 // A million chunks are taken in, and the job asked for its state in a loop, while another job's messages are answered.
 func TestNoCommandOfAJobKeepsAnotherWaiting(t *testing.T) {
+	added := 200_000
+	if testing.Short() {
+		added /= 10
+	}
 	victim := threadedRack(t, verbs.ProviderSHM, 1, sumJob("victim", 1000))
 	large := beside(t, victim, verbs.ProviderSHM, 1, sumJob("large", 1000))
 	ended := make(chan error, 1)
 	go func() {
 		ended <- func() error {
 			first := large.Plan.NumTensors()
-			tensors := make([]chunk.Tensor, 200_000)
+			tensors := make([]chunk.Tensor, added)
 			specs := make([]aggregate.TensorSpec, len(tensors))
 			for i := range tensors {
 				tensors[i] = chunk.Tensor{Name: fmt.Sprint("late", i), Elems: 5000, DType: chunk.F32}

@@ -13,7 +13,11 @@ var allProviders = []string{"sim", "shm", "tcp"}
 
 // Every update contains the whole gradients that the policy chose and no others, in its order, whatever the order of arrival.
 func TestSetsEqualPlainGoBitForBit(t *testing.T) {
-	for _, provider := range allProviders {
+	providers := allProviders
+	if testing.Short() {
+		providers = providers[1:2]
+	}
+	for _, provider := range providers {
 		for i, text := range []string{
 			"bsp", "k-bsp:k=2", "backup:b=1", "k-asp:k=2", "k-batch-asp:k=3", "k-batch-bsp:k=3", "softsync:m=1", "softsync:m=2,factor=off",
 		} {
@@ -38,7 +42,11 @@ func TestPoliciesThatAreOneGiveTheSameBits(t *testing.T) {
 		{true, []string{"k-batch-asp:k=2", "softsync:m=2,factor=off"}},
 		{true, []string{"ssp:s=2", "lagtuner:sl=2,su=2"}},
 	} {
-		for _, provider := range allProviders {
+		providers := allProviders
+		if testing.Short() {
+			providers = providers[:1]
+		}
+		for _, provider := range providers {
 			var first [][]float32
 			for _, text := range family.policies {
 				t.Run(fmt.Sprintf("%s %s", provider, text), func(t *testing.T) {

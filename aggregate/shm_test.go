@@ -89,11 +89,15 @@ func together(r *racktest.Rack, ops [][]worker.Op) error {
 func TestSharedMemoryEqualsPlainGoBitForBit(t *testing.T) {
 	hyper := optim.SGDMXNet.Defaults()
 	hyper.Momentum = 0.9
+	most := uint64(2_000_000)
+	if testing.Short() {
+		most /= 10
+	}
 	for _, arena := range []bool{false, true} {
 		r := threadedRack(t, verbs.ProviderSHM, 4, racktest.Config{
 			Lanes: 2, Arena: arena,
 			Job:     aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDMXNet, Hyper: hyper},
-			Tensors: tensorsOf(chunk.F32, 1, 100_000, 1023, 2_000_000),
+			Tensors: tensorsOf(chunk.F32, 1, 100_000, 1023, most),
 		})
 		exchange(t, r, 3, func(ops [][]worker.Op) error { return together(r, ops) })
 	}

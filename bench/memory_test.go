@@ -86,6 +86,9 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 // What an aggregator holds is parameters, optimizer state and slots: a model that is larger by some bytes takes them once for
 // the parameters and once for each state, and not a byte for each worker.
 func TestAggregatorMemoryGrowsByParametersAndStateAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures resident memory: left out by -short, with which detectors that take some run")
+	}
 	const (
 		workers = 4
 		arrays  = 2 // parameters and momentum
