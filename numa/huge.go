@@ -15,7 +15,10 @@ const (
 	pageIsHuge  = 1 << 6
 )
 
-type pageRegion struct{ start, end, categories uint64 }
+type pageRegion struct {
+	start, end uint64
+	_          uint64 // categories
+}
 
 type scanArg struct {
 	size, flags                     uint64
