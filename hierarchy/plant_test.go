@@ -119,6 +119,7 @@ func TestPlantedBugsAreCaught(t *testing.T) {
 	}
 	for _, p := range plants {
 		t.Run(p.Name, func(t *testing.T) {
+			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), withinTime)
 			defer cancel()
 			out, err := exec.CommandContext(ctx, p.Build(ctx, t), "-test.failfast", "-test.run",

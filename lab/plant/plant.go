@@ -61,8 +61,8 @@ func (p *Plant) Build(ctx context.Context, t *testing.T) (binary string) {
 		}
 	}
 	binary = filepath.Join(dir, "planted.test")
-	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary,
-		".").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"),
+		"-o", binary, ".").CombinedOutput()
 	if err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
