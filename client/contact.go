@@ -10,8 +10,8 @@ import (
 	"connectrpc.com/connect"
 )
 
-// An aggregator resets connections that it does not take, for instance while strangers flood it. A worker then comes again, a
-// bounded number of times, as what answers so for ever may be no aggregator at all.
+// An aggregator resets connections that it does not take, for instance while strangers flood it. A worker then comes again, but
+// only so often: what resets for ever may be no aggregator at all.
 const (
 	contacts     = 6
 	contactAgain = 50 * time.Millisecond // doubles
@@ -57,7 +57,7 @@ func wasReset(err error) bool {
 		err != nil && strings.Contains(err.Error(), "http2: client conn could not be established")
 }
 
-// isOwnGhost reports whether a call was refused for a place that is taken.
+// isOwnGhost reports whether a call was refused because its place is taken, as it is by a call that was reset and is still served.
 func isOwnGhost(err error) bool {
 	code := connect.CodeOf(err)
 	return connect.IsWireError(err) && (code == connect.CodeAlreadyExists || code == connect.CodeResourceExhausted)

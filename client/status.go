@@ -47,14 +47,15 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := h.Do(r)
 	if err != nil {
-		return false, fmt.Errorf("ask %s for its cluster: %w", c.Server, c.classifyFirst(err))
+		return false, fmt.Errorf("ask %s whether it is of a cluster: %w", c.Server, c.classifyFirst(err))
 	}
 	defer answer.Body.Close()
 	var said struct{ Status, Code string }
-	_ = json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&said) // what is no aggregator says anything
+	_ = json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&said) // what is no aggregator may say anything
 	is = strings.HasSuffix(said.Status, "SERVING") && !strings.Contains(said.Status, "NOT")
 	if !is && said.Code != connect.CodeNotFound.String() {
-		return false, fmt.Errorf("ask %s for its cluster: it does not answer as an aggregator does: %s", c.Server, answer.Status)
+		return false, fmt.Errorf("ask %s whether it is of a cluster: it does not answer as an aggregator does: %s", c.Server,
+			answer.Status)
 	}
 	return is, nil
 }
