@@ -23,8 +23,9 @@ SEEDS ?= 2000
 PACED_SEEDS ?= 5000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-packages test-race test-sanitized test-python test-package test-mxnet \
-	test-wheel test-trixie wheel example-torch example-mxnet bench-torch sim fuzz soak learn lab racks generate clean
+.PHONY: all build lib demo lint test test-pure test-packages test-race test-sanitized test-python test-python-package \
+	test-python-mxnet test-python-wheel test-trixie wheel example-torch example-mxnet bench-torch sim fuzz soak learn lab racks \
+	generate clean
 
 all: build
 
@@ -52,12 +53,11 @@ test:
 test-pure:
 	CGO_ENABLED=0 $(GO) test $(PURE)
 
-# Those that measure time one at a time, then those that wait or compute. Those that wait for others have steps of their own.
-MEASURING = $(filter %/aggregate %/probe %/lab/attacks %/verbs,$(BUT_PURE)) $(shell $(GO) list ./bench/... ./cgo/... ./numa/...)
+# One at a time: some measure time, others fill the machine. lab, lab/racks and membership have steps of their own in
+# scripts/test.sh.
 test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) test -p 1 -timeout 30m $(filter $(MEASURING),$(BUT_PURE))
-	$(GO) test -timeout 30m $(filter-out $(MEASURING) %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE))
+	$(GO) test -p 1 -timeout 30m $(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE))
 
 # Without pure packages, which have no goroutines, those that drive programs, which they build without the detector, and those with
 # etcd, which takes a minute to build with it.
@@ -70,18 +70,18 @@ test-sanitized:
 	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO) test -asan -short $(SANITIZED)
 
 # The Python package, with the library and the aggregator of this tree, in parts that can run side by side.
-test-python: test-package test-mxnet test-wheel
+test-python: test-python-package test-python-mxnet test-python-wheel
 
-test-package: build lib
+test-python-package: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES)
 	cd python/tests && PYTHONPATH=../src RACKWEAVE_LIBRARY=$(CURDIR)/bin/librackweave.so.0 $(PYTHON) -m unittest discover -v
 
-test-mxnet: build lib
+test-python-mxnet: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES)
 	scripts/mxnet-env.sh
 	cd python/tests/mxnet && $(CURDIR)/build/mxnet-venv/bin/python -m pytest -q
 
-test-wheel: build lib
+test-python-wheel: build lib
 	@scripts/need.sh $(PYTHON_PACKAGES)
 	PYTHON=$(PYTHON) scripts/test-wheel.sh
 

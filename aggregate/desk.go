@@ -82,7 +82,9 @@ func (d *desk) forget() {
 	}
 	d.log = d.log[:copy(d.log, d.log[sent:])]
 	for rack := range d.peers {
-		d.peers[rack].sent -= min(sent, d.peers[rack].sent)
+		if rack != d.rack {
+			d.peers[rack].sent -= sent
+		}
 	}
 }
 

@@ -107,5 +107,21 @@ func (j *Job) Unheard(rack int) { j.shares[0].quorum.desk.peers[rack].busy = tru
 // Words is how many of the leader's words are kept.
 func (j *Job) Words() int { return len(j.shares[0].quorum.desk.log) }
 
+// Unreached returns which notices wait for a leader that cannot be reached, of workers that wait (true) and go on: what each says.
+func Unreached(away ...bool) (said []bool) {
+	d := &desk{}
+	for _, a := range away {
+		what := uint8(noticeBack)
+		if a {
+			what = noticeAway
+		}
+		d.put(what, 0)
+	}
+	for _, n := range d.out {
+		said = append(said, n.what == noticeAway)
+	}
+	return said
+}
+
 // Unsaid is how many notices wait for the leader.
 func (j *Job) Unsaid() int { return len(j.shares[0].quorum.desk.out) }

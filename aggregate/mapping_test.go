@@ -37,7 +37,7 @@ func smallPages(t *testing.T, bytes int) *numa.Arena {
 // that, so the longest round is the one that maps most.
 func TestMappingAWorkersMemoryDoesNotHoldALane(t *testing.T) {
 	if testing.Short() {
-		t.Skip("measures processor time: left out by -short, with which detectors that take some run")
+		t.Skip("measures processor time, of which detectors take some: left out by -short")
 	}
 	const attempts, most, bytes = 4, time.Millisecond, 256 << 20
 	runtime.LockOSThread()

@@ -472,8 +472,13 @@ func TestWordsThatAllWereSentAreForgotten(t *testing.T) {
 	}
 }
 
-// Of workers that wait and go on while the leader cannot be reached one notice waits.
+// Of workers that wait and go on while the leader cannot be reached one notice waits, the last.
 func TestTheLeaderIsToldHowWaitingEnded(t *testing.T) {
+	for _, last := range []bool{false, true} {
+		if said := aggregate.Unreached(!last, last, !last, last); !slices.Equal(said, []bool{last}) {
+			t.Errorf("of workers that wait (true) and go on, at last %t, these notices wait: %v", last, said)
+		}
+	}
 	p, _ := spin(t)
 	for range 1000 {
 		p.c.Racks[1].Job.Away(true)

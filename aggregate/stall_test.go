@@ -68,7 +68,7 @@ var commands = []struct {
 // the lane up, too, as the collector does, so the best of some attempts counts.
 func TestNoCommandOfATenantHoldsALaneForAMillisecond(t *testing.T) {
 	if testing.Short() {
-		t.Skip("measures processor time: left out by -short, with which detectors that take some run")
+		t.Skip("measures processor time, of which detectors take some: left out by -short")
 	}
 	const attempts, most = 4, time.Millisecond
 	for i, c := range commands {

@@ -69,7 +69,7 @@ func newTally(s Spec, server string) *tally {
 	return &tally{spec: s, server: server, times: report.NewHistogram()}
 }
 
-// tallies are of all jobs, the last of which is at a server of its own.
+// tallies are of all jobs: the last one at the server last, the others at server.
 func (j *Jobs) tallies(server, last string) (all []*tally, err error) {
 	for i := range j.N {
 		if i == j.N-1 {
@@ -84,8 +84,8 @@ func (j *Jobs) tallies(server, last string) (all []*tally, err error) {
 	return all, nil
 }
 
-// RunJobs runs one job alone and all side by side, by turns, and where there is a flood, also with that at an aggregator of its
-// own: what the others lose then the flood takes from them in the machine, whose processors it uses, and not in the aggregator.
+// RunJobs runs by turns one job alone, all side by side, and where there is a flood, all with that at an aggregator of its own:
+// what the others lose then, they lose to its use of the machine's processors, and not in the aggregator.
 func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err error) {
 	if err := j.Check(); err != nil {
 		return res, err

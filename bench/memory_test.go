@@ -87,7 +87,7 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 // the parameters and once for each state, and not a byte for each worker.
 func TestAggregatorMemoryGrowsByParametersAndStateAlone(t *testing.T) {
 	if testing.Short() {
-		t.Skip("measures resident memory: left out by -short, with which detectors that take some run")
+		t.Skip("measures resident memory, of which detectors take some: left out by -short")
 	}
 	const (
 		workers = 4

@@ -207,6 +207,12 @@ func (c *Cluster) Choose(model, chunk float64) ([]Prediction, error) {
 	for _, s := range Shapes() {
 		all = append(all, c.Predict(s, model, chunk))
 	}
+	fastestFirst(all)
+	return all, nil
+}
+
+// fastestFirst sorts predictions by their time, and those of shapes that cannot be had last.
+func fastestFirst(all []Prediction) {
 	sort.SliceStable(all, func(i, j int) bool {
 		a, b := &all[i], &all[j]
 		if (a.Unfit == nil) != (b.Unfit == nil) {
@@ -214,5 +220,4 @@ func (c *Cluster) Choose(model, chunk float64) ([]Prediction, error) {
 		}
 		return a.Seconds < b.Seconds
 	})
-	return all, nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 )
 
 // Rounds are the transfers, from one rack to another, by which links are measured, in rounds: those of a round go at once. Each
@@ -221,13 +220,7 @@ func (l *Links) Choose(model, chunk float64, once bool) ([]Prediction, error) {
 		}
 		all = append(all, p)
 	}
-	sort.SliceStable(all, func(i, j int) bool {
-		a, b := &all[i], &all[j]
-		if (a.Unfit == nil) != (b.Unfit == nil) {
-			return a.Unfit == nil
-		}
-		return a.Seconds < b.Seconds
-	})
+	fastestFirst(all)
 	return all, nil
 }
 

@@ -20,7 +20,7 @@ const (
 	// its peer has more than half of all places.
 	placeHeld      = 5 * time.Second
 	placeHeldMost  = time.Second
-	placeAgain     = 50 * time.Millisecond // until a worker that completes a job asks for a place again
+	placeAgain     = 50 * time.Millisecond // until a job that begins asks again for a place, or for what is free soon
 	retiredPerJobs = 4
 	// Jobs that still form have no place, but each of their workers waits in a call.
 	formingPerPlace = 4
@@ -116,8 +116,8 @@ func (s *Service) endOverdue() {
 // idles reports whether a job runs whose workers have not all connected. The caller holds s.mu.
 func (j *job) idles() bool { return !j.forming() && j.state() == "running" && !j.connected() }
 
-// chargeWorkers charges a job that begins for its workers. What jobs have that have ended, or whose workers do not connect, is free
-// soon: if it is enough then, chargeWorkers waits.
+// chargeWorkers charges a job that begins for its workers. What ended jobs still hold, and jobs whose workers do not connect, is
+// free soon: where that will be enough, chargeWorkers waits.
 func (j *job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
 	for ctx.Err() == nil && !j.account.Could(x, j.s.keptOfOthers(j.tenant())) && j.account.Could(x, j.s.freeSoon()) {
 		j.s.mu.Lock()
@@ -131,7 +131,7 @@ func (j *job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
 	return j.charge("workers", x)
 }
 
-// freeSoon is what jobs have that have ended, or whose workers have not all connected.
+// freeSoon is what ended jobs still hold, and jobs whose workers have not all connected.
 func (s *Service) freeSoon() quota.Amounts {
 	s.mu.Lock()
 	defer s.mu.Unlock()

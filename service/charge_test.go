@@ -23,18 +23,7 @@ func spreadAlone(t *testing.T, ctx context.Context, elems uint64) (parts []*job,
 	var services []*Service
 	var urls []string
 	for range 2 {
-		s, err := New(Options{Listen: "127.0.0.1:0", Unpinned: true, Providers: []string{verbs.ProviderTCP}, Cores: 1,
-			CheckpointDir: t.TempDir()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		served := make(chan error, 1)
-		go func() { served <- s.Serve(context.Background()) }()
-		t.Cleanup(func() {
-			if err := errors.Join(s.Close(), <-served); err != nil {
-				t.Error(err)
-			}
-		})
+		s := start(t, Options{Listen: "127.0.0.1:0", CheckpointDir: t.TempDir()})
 		services, urls = append(services, s), append(urls, s.URL())
 	}
 	w, err := client.Join(ctx, client.Config{Server: strings.Join(urls, ","), Job: "j", Workers: 1, Mode: "eager",

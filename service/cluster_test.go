@@ -80,18 +80,8 @@ func TestARackIsHeldUpWhereAnotherDoesNotCome(t *testing.T) {
 	for i, l := range listeners {
 		own := c
 		own.Own = c.Racks[i].Name
-		s, err := New(Options{Listener: l, Unpinned: true, Providers: []string{verbs.ProviderTCP}, Cores: 1, Cluster: &own})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := start(t, Options{Listener: l, Cluster: &own})
 		services = append(services, s)
-		served := make(chan error, 1)
-		go func() { served <- s.Serve(context.Background()) }()
-		t.Cleanup(func() {
-			if err := errors.Join(s.Close(), <-served); err != nil {
-				t.Error(err)
-			}
-		})
 		all.Go(func() {
 			workers[i], errs[i] = client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Rank: i, Workers: 2,
 				Provider: verbs.ProviderTCP})

@@ -131,15 +131,10 @@ func (s *Service) guard(h http.Handler) http.Handler {
 		if !needsSession {
 			most = strangersBody
 		}
-		if r.ContentLength < 0 {
-			most = min(most, unknownBody)
-		}
-		if r.ContentLength > most {
-			turnAway(w, r, "body", refuse(connect.CodeResourceExhausted, "a body of %d bytes: at most %d are taken", r.ContentLength, most))
+		most, refusal := bodyLimit(r, most)
+		if refusal != nil {
+			turnAway(w, r, "body", refusal)
 			return
-		}
-		if r.ContentLength >= 0 {
-			most = r.ContentLength
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, most)
 		if c.member != nil {
@@ -153,6 +148,17 @@ func (s *Service) guard(h http.Handler) http.Handler {
 		defer c.settle()
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, c)))
 	})
+}
+
+// bodyLimit returns how many bytes of a request's body are read, of a call that may have so many.
+func bodyLimit(r *http.Request, most int64) (int64, *connect.Error) {
+	switch {
+	case r.ContentLength < 0:
+		return min(most, unknownBody), nil
+	case r.ContentLength > most:
+		return 0, refuse(connect.CodeResourceExhausted, "a body of %d bytes: at most %d are taken", r.ContentLength, most)
+	}
+	return r.ContentLength, nil
 }
 
 // settle gives back what a call was charged, once its answer is written.

@@ -60,20 +60,20 @@ type job struct {
 
 	restored atomic.Pointer[uint32] // how many optimizer steps the state had had that was restored last; nil: none was
 
-	mu         sync.Mutex
-	members    []*member // in the order they joined; by rank once started
-	gone       int       // members that left or were lost
-	refused    string    // the last worker refused while the job formed, and why
-	plan       *chunk.Plan
-	modelBytes int64
-	tensors    int
-	gatherings map[string]*gathering
-	choice     *choice // of the shape; nil: none was made
-	asked      bool    // somebody has asked for the shape
-	changes    uint32  // of the shape while it ran
-	reshaping  reshaping
+	mu           sync.Mutex
+	members      []*member // in the order they joined; by rank once started
+	gone         int       // members that left or were lost
+	refused      string    // the last worker refused while the job formed, and why
+	plan         *chunk.Plan
+	modelBytes   int64
+	tensors      int
+	gatherings   map[string]*gathering
+	choice       *choice // of the shape; nil: none was made
+	shapeAsked   bool    // by somebody, while it ran
+	shapeChanges uint32  // while it ran
+	reshaping    reshaping
 
-	measurements atomic.Uint64 // of links while it ran
+	linkMeasurements atomic.Uint64 // while it ran
 }
 
 // member is one worker of a job.

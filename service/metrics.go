@@ -310,8 +310,8 @@ func (j *job) collect(out chan<- prometheus.Metric) {
 	}
 	defer release()
 	j.mu.Lock()
-	m := jobMetrics{workers: len(j.members), tensors: j.tensors, modelBytes: j.modelBytes, changes: j.changes,
-		measurements: j.measurements.Load()}
+	m := jobMetrics{workers: len(j.members), tensors: j.tensors, modelBytes: j.modelBytes, changes: j.shapeChanges,
+		measurements: j.linkMeasurements.Load()}
 	j.mu.Unlock()
 	m.memory = j.agg.Memory()
 	emit(out, jobFamilies, &m, j.name)

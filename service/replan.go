@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// A window of steps lasts so long at least, and has so many.
+	// A window has at least so many steps, and lasts at least so long.
 	windowLasts = time.Second
 	windowSteps = 4
 	// How long racks send in all rounds of a measurement that holds a job, unless links are slow, and what bounds it. With the two
@@ -35,7 +35,7 @@ type window struct {
 	model  int    // chunks of a step
 }
 
-// step returns what a step took in the window, and begins the next one, when this one has lasted.
+// step returns what a step took in the window, and begins the next one, if this one is full.
 func (w *window) step(now time.Time, chunks uint64, least time.Duration) (seconds float64, full bool) {
 	took, steps := now.Sub(w.began), float64(chunks-w.chunks)/float64(w.model)
 	if took < least || steps < windowSteps {
@@ -58,8 +58,8 @@ func (j *job) ways() []hierarchy.Shape {
 func (j *job) watchLinks() {
 	ctx, cancel := j.unlessOver(context.Background(), j.ended)
 	defer cancel()
-	about := &j.spec.racks.watching
-	tick := time.NewTicker(about.window / 4)
+	watch := &j.spec.racks.watching
+	tick := time.NewTicker(watch.window / 4)
 	defer tick.Stop()
 	var w window
 	var d hierarchy.Drift
@@ -69,8 +69,8 @@ func (j *job) watchLinks() {
 			return
 		case <-tick.C:
 		}
-		if j.wasAsked() {
-			return // for a shape, which stays
+		if j.shapeWasAsked() {
+			return // a shape that somebody asked for stays
 		}
 		chunks, model, ok := j.pushed()
 		if !ok {
@@ -80,7 +80,7 @@ func (j *job) watchLinks() {
 			w, d = window{time.Now(), chunks, model}, hierarchy.Drift{}
 			continue
 		}
-		step, full := w.step(time.Now(), chunks, about.window)
+		step, full := w.step(time.Now(), chunks, watch.window)
 		if !full || !d.Window(j.age(), step, j.shape() != hierarchy.Sharded) {
 			continue
 		}
@@ -88,7 +88,7 @@ func (j *job) watchLinks() {
 		if changed, err := j.replan(ctx); err == nil {
 			d.Measured(j.age(), changed)
 		} else if ctx.Err() == nil {
-			j.s.log.Warn("links between racks were not measured again", "job", j.name, "err", err)
+			j.s.log.Warn("the shape was not chosen anew", "job", j.name, "err", err)
 			d.Failed(j.age())
 		}
 		if chunks, model, ok = j.pushed(); ok {
@@ -99,11 +99,11 @@ func (j *job) watchLinks() {
 
 func (j *job) age() float64 { return time.Since(j.born).Seconds() }
 
-// wasAsked reports whether somebody has asked for the job's shape.
-func (j *job) wasAsked() bool {
+// shapeWasAsked reports whether somebody has asked for the job's shape.
+func (j *job) shapeWasAsked() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.asked
+	return j.shapeAsked
 }
 
 // pushed returns how many gradients of chunks this rack's first worker has pushed, and how many a step has.
@@ -132,7 +132,7 @@ func (j *job) replan(ctx context.Context) (changed bool, err error) {
 		if err != nil {
 			return was, "", err
 		}
-		j.measurements.Add(1)
+		j.linkMeasurements.Add(1)
 		j.mu.Lock()
 		elems := float64(j.modelBytes) / 4
 		j.mu.Unlock()
@@ -167,7 +167,7 @@ func (j *job) calm(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(100 * time.Millisecond): // lanes that have nothing to do say so as often
+		case <-time.After(100 * time.Millisecond): // an idle lane publishes its counters as often
 		}
 		if crossed() == before {
 			return

@@ -44,7 +44,7 @@ type four struct {
 	measured atomic.Int32
 }
 
-// each runs f for every worker at once.
+// each calls do for every worker at once.
 func (f *four) each(do func(rank int, w *client.Worker) error) {
 	f.Helper()
 	errs := make([]error, len(f.workers))
@@ -60,7 +60,7 @@ func (f *four) each(do func(rank int, w *client.Worker) error) {
 
 const fourElems = 100_000 // of the only tensor
 
-// joinFour starts a job. Whenever links are to be measured, measure is called with how often they were before.
+// joinFour starts a job. Instead of measuring links its aggregators call measure, with how often they have done so before.
 func joinFour(t *testing.T, measure func(before int) (*hierarchy.Links, error)) *four {
 	t.Helper()
 	f := &four{T: t, services: make([]*service.Service, 4), workers: make([]*client.Worker, 4)}

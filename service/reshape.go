@@ -95,8 +95,8 @@ func (j *job) shape() hierarchy.Shape {
 	return j.spec.racks.topology.Shape
 }
 
-// reshape has all racks change the job's shape to what decide says while they hold, and why; no reason: somebody has asked for it.
-// It fails the job if some have and others cannot.
+// reshape has all racks change the job's shape. While they hold, decide says to which, and why; without a reason somebody has asked
+// for it. It fails the job if some racks have changed and others cannot.
 func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarchy.Shape, string, error)) error {
 	k := j.spec.racks
 	u := k.run(j)
@@ -280,9 +280,9 @@ func (j *job) turnTo(ctx context.Context, q *api.ReshapeQuestion) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.choice = &choice{shape.String(), why}
-	j.asked = j.asked || q.Reason == ""
+	j.shapeAsked = j.shapeAsked || q.Reason == ""
 	if changes {
-		j.changes++
+		j.shapeChanges++
 	}
 	return nil
 }

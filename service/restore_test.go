@@ -38,10 +38,11 @@ func (r *refusing) replace(context.Context, func(int) *api.StateQuestion, func(i
 	return true, nil
 }
 
-// trainAlone joins a job of one worker and tensor.
-func trainAlone(t *testing.T, ctx context.Context, dir string, elems uint64) (*job, *client.Worker) {
+// start runs an aggregator over tcp on one core until the test ends.
+func start(t *testing.T, o Options) *Service {
 	t.Helper()
-	s, err := New(Options{Listen: "127.0.0.1:0", Unpinned: true, Providers: []string{verbs.ProviderTCP}, Cores: 1, CheckpointDir: dir})
+	o.Unpinned, o.Providers, o.Cores = true, []string{verbs.ProviderTCP}, 1
+	s, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,6 +53,13 @@ func trainAlone(t *testing.T, ctx context.Context, dir string, elems uint64) (*j
 			t.Error(err)
 		}
 	})
+	return s
+}
+
+// trainAlone joins a job of one worker and tensor.
+func trainAlone(t *testing.T, ctx context.Context, dir string, elems uint64) (*job, *client.Worker) {
+	t.Helper()
+	s := start(t, Options{Listen: "127.0.0.1:0", CheckpointDir: dir})
 	w, err := client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Workers: 1, Mode: "eager", Optimizer: "sgd_torch",
 		Provider: verbs.ProviderTCP})
 	if err != nil {

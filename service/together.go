@@ -184,7 +184,7 @@ func (j *job) describeRacks(out *api.JobStatus) {
 	if j.choice != nil {
 		out.Shape, out.ShapeReason = j.choice.Shape, j.choice.Reason
 	}
-	out.ShapeChanges = j.changes
+	out.ShapeChanges = j.shapeChanges
 	j.mu.Unlock()
 	if j.spec.outer.Every > 0 {
 		out.Outer = j.spec.outer.String()

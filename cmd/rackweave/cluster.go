@@ -55,7 +55,8 @@ func firstAggregator(path string) (racks.Rack, error) {
 	if err != nil {
 		return racks.Rack{}, err
 	}
-	if c.Dynamic = true; len(c.Racks) > 0 {
+	c.Dynamic = true // urls may stand in etcd instead
+	if len(c.Racks) > 0 {
 		c.Own = c.Racks[0].Name
 	}
 	if err := c.Check(); err != nil {

@@ -17,7 +17,8 @@ func reshapeCommand() *cobra.Command {
 		Short: "Have the racks of a running job reduce in another shape, without changing a bit",
 		Long: `Have the racks of a running job reduce in another shape. All racks hold for a moment, agree on the epoch at which each chunk
 turns, and go on. The shape's owners must be those of the present one, as optimizer state stays where it is: sharded and pods.
-The job is of mode eager or aggregate, and its racks have no buddies. If some racks turn and others do not answer, the job fails.`,
+The job is of mode eager or aggregate, and its racks have no buddies. If some racks turn and others do not answer, the job fails.
+The links, which shape auto goes by, change the job's shape no more.`,
 		Example: `  rackweave reshape --server http://aggregator-a:7077 --token ADMIN --job resnet pods`,
 		Args:    oneArg("SHAPE"),
 		RunE: func(cmd *cobra.Command, args []string) error {

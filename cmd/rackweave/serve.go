@@ -126,13 +126,15 @@ func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJ
 	wait := m.keep(ctx, s.URLs()[0], cancel)
 	said := make(chan error, 1)
 	go func() {
-		var err error
-		if m.settle(ctx); ctx.Err() == nil { // else its rack is another's, for instance
-			if err = announce(s, out, asJSON, untilEOF); err != nil {
-				cancel(err)
-			}
+		defer close(said)
+		m.settle(ctx)
+		if ctx.Err() != nil {
+			return // its rack is another's, for instance
 		}
-		said <- err
+		if err := announce(s, out, asJSON, untilEOF); err != nil {
+			said <- err
+			cancel(err)
+		}
 	}()
 	err = s.Serve(ctx)
 	refused := context.Cause(ctx)
@@ -144,7 +146,7 @@ func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJ
 	return errors.Join(<-said, err)
 }
 
-// announce says where the aggregator is. For people it is enough to try.
+// announce says where the aggregator is. Only JSON that cannot be written is an error: people do without.
 func announce(s *service.Service, out io.Writer, asJSON, untilEOF bool) error {
 	switch {
 	case untilEOF:

@@ -187,7 +187,7 @@ func printRacks(w io.Writer, j *api.JobStatus) {
 	}
 	fmt.Fprintf(w, "  reduced above the rack: %s", j.Shape)
 	if j.ShapeChanges > 0 {
-		fmt.Fprintf(w, ", after %d changes while it ran", j.ShapeChanges)
+		fmt.Fprintf(w, ", changed while it ran: %d", j.ShapeChanges)
 	}
 	fmt.Fprintln(w)
 	if j.ShapeReason != "" {

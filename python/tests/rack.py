@@ -373,7 +373,7 @@ def _main() -> None:
         importlib.import_module(_LATER.get(sys.argv[1], sys.argv[1]))
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        raise RuntimeError(f"importing {sys.argv[1]} started {threads - 1} threads, which a fork lacks: start its workers anew")
+        raise RuntimeError(f"importing {sys.argv[1]} started {threads - 1} threads, which a fork lacks: do not fork its workers")
     task = _requests()
     if task is not None:
         _TASKS[task[0]](*task[1:])

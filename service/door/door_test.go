@@ -30,7 +30,7 @@ func welcome(t *testing.T, d *Door, address string) net.Listener {
 	t.Helper()
 	raw, err := Listen(t.Context(), address)
 	if err != nil {
-		t.Skipf("listen on %s: %v", address, err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { raw.Close() })
 	l := d.Listen(raw)

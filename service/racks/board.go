@@ -120,21 +120,21 @@ func (b *Board) Post(job, run, stage string, payload []byte, racks []string) {
 // mostUntaken bounds what waits for a rack: the workers of a rack may come to one barrier after another and wait at none.
 const mostUntaken = 1 << 10
 
-// Behind names a rack for which as much waits of what a run has to say as may; empty: there is none.
+// Behind names a rack for which as much of what a run has said waits as may, and says how much that is; empty: there is none.
 func (b *Board) Behind(job, run string) (rack string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	count := map[string]int{}
+	untaken := map[string]int{}
 	for _, p := range b.posts {
 		if p.job != job || p.run != run {
 			continue
 		}
-		for _, rack := range p.racks {
-			if _, taken := p.takers[rack]; taken {
+		for _, r := range p.racks {
+			if _, taken := p.takers[r]; taken {
 				continue
 			}
-			if count[rack]++; count[rack] == mostUntaken {
-				return rack, mostUntaken
+			if untaken[r]++; untaken[r] == mostUntaken {
+				return r, mostUntaken
 			}
 		}
 	}
