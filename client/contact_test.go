@@ -114,10 +114,11 @@ func TestWhatResetsEveryContactIsAnErrorInTime(t *testing.T) {
 		if !errors.Is(err, client.ErrServerLost) {
 			t.Errorf("%v: want the aggregator lost", err)
 		}
-		if took := time.Since(began); took > promptly {
+		if took := time.Since(began); took > deadline/2 {
 			t.Errorf("took %v", took)
 		}
-		if n := r.came.Load(); n < 2 || n > 6 {
+		// In a short time one contact may be all, where the machine is busy.
+		if n := r.came.Load(); n < 1 || n > 6 || timeout == deadline && n < 2 {
 			t.Errorf("it came %d times in %v, want 2 to 6", n, timeout)
 		}
 	}
