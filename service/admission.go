@@ -64,8 +64,9 @@ func (j *job) charge(what string, x quota.Amounts) error {
 // chargeCall charges the job for memory that a call takes, until the call's answer is written.
 func (j *job) chargeCall(ctx context.Context, what string, bytes int64) error {
 	x := quota.Amounts{quota.Memory: bytes}
-	if err := j.charge(what, x); err != nil {
-		return err
+	if err := j.account.Charge(x); err != nil { // for a moment's memory no other job's state is given up
+		j.s.refusals.count("quota")
+		return refuse(connect.CodeResourceExhausted, "%s of job %q: %w", what, j.name, err)
 	}
 	c := callerOf(ctx)
 	c.owed = append(c.owed, func() { j.account.Return(x) })
@@ -119,10 +120,12 @@ func (j *job) idles() bool { return !j.forming() && j.state() == "running" && !j
 // chargeWorkers charges a job that begins for its workers. What ended jobs still hold, and jobs whose workers do not connect, is
 // free soon: where that will be enough, chargeWorkers waits.
 func (j *job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
-	for ctx.Err() == nil && !j.account.Could(x, j.s.keptOfOthers(j.tenant())) && j.account.Could(x, j.s.freeSoon()) {
-		j.s.mu.Lock()
-		j.s.endOverdue()
-		j.s.mu.Unlock()
+	for ctx.Err() == nil && !j.account.Could(x, j.s.keptOfOthers(j.tenant())) && j.account.Could(x, j.s.freeSoon(true)) {
+		if !j.account.Could(x, j.s.freeSoon(false)) {
+			j.s.mu.Lock()
+			j.s.endOverdue()
+			j.s.mu.Unlock()
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(placeAgain):
@@ -131,8 +134,8 @@ func (j *job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
 	return j.charge("workers", x)
 }
 
-// freeSoon is what ended jobs still hold, and jobs whose workers have not all connected.
-func (s *Service) freeSoon() quota.Amounts {
+// freeSoon is what ended jobs still hold, and, with those that are idle, jobs whose workers have not all connected.
+func (s *Service) freeSoon(idle bool) quota.Amounts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sum := quota.Amounts{}
@@ -145,7 +148,7 @@ func (s *Service) freeSoon() quota.Amounts {
 		add(j)
 	}
 	for _, j := range s.jobs {
-		if j.idles() {
+		if j.idles() && idle || !j.forming() && j.state() != "forming" && j.agg.Failure() != nil {
 			add(j)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -64,6 +65,61 @@ func TestAnAggregatorKeepsOneConnectionToARackOverItsJobs(t *testing.T) {
 func TestARackIsHeldUpWhereAnotherDoesNotCome(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	workers, jobs := twoRacks(t, ctx)
+	j := jobs[0]
+	k, u := j.spec.racks, j.spec.racks.run(j)
+	for n := range 1 << 10 {
+		k.board.Post(j.name, u.id, fmt.Sprint("barrier ", n), nil, k.others())
+	}
+	if err := workers[0].Barrier(ctx, "next"); err == nil || !strings.Contains(err.Error(), `rack "b" has not come to 1024 barriers`) {
+		t.Errorf("the next barrier: %v", err)
+	}
+}
+
+// Two racks whose workers read the state, each of which has quota for one call and not also for the other's question, do not wait
+// for each other: who cannot be answered is told so.
+func TestCallsOfTwoRacksDoNotWaitForEachOthersQuota(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	workers, jobs := twoRacks(t, ctx)
+	errs := make([]error, len(workers))
+	each := func(do func(i int) error) {
+		var all sync.WaitGroup
+		for i := range workers {
+			all.Go(func() { errs[i] = do(i) })
+		}
+		all.Wait()
+	}
+	each(func(i int) error {
+		return workers[i].Register(ctx, []client.Tensor{{Name: "w", Shape: []uint64{batchElems}}})
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for _, j := range jobs {
+		room := stateCost(batchElems) + j.updatesCost() + 128<<10
+		rest := j.account.Limit(quota.Memory) - j.account.Used()[quota.Memory] - room
+		if err := j.charge("the rest", quota.Amounts{quota.Memory: rest}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	each(func(i int) error {
+		j := jobs[i]
+		rpc := apiconnect.NewJobServiceClient(http.DefaultClient, j.s.URL(),
+			api.Identify(func() string { return j.members[0].session }, j.token))
+		_, err := rpc.ReadState(ctx, &api.ReadStateRequest{})
+		return err
+	})
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("they took %v: %v", took, errs)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
+// twoRacks starts a job with a worker in each of two racks.
+func twoRacks(t *testing.T, ctx context.Context) (workers []*client.Worker, jobs []*job) {
+	t.Helper()
 	c := racks.Cluster{Secret: "a secret of the racks"}
 	listeners := make([]net.Listener, 2)
 	for i, name := range []string{"a", "b"} {
@@ -74,7 +130,8 @@ func TestARackIsHeldUpWhereAnotherDoesNotCome(t *testing.T) {
 		listeners[i] = l
 		c.Racks = append(c.Racks, racks.Rack{Name: name, URL: "http://" + l.Addr().String()})
 	}
-	workers, errs := make([]*client.Worker, 2), make([]error, 2)
+	workers = make([]*client.Worker, 2)
+	errs := make([]error, 2)
 	var services []*Service
 	var all sync.WaitGroup
 	for i, l := range listeners {
@@ -84,25 +141,18 @@ func TestARackIsHeldUpWhereAnotherDoesNotCome(t *testing.T) {
 		services = append(services, s)
 		all.Go(func() {
 			workers[i], errs[i] = client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Rank: i, Workers: 2,
-				Provider: verbs.ProviderTCP})
+				Mode: "eager", Optimizer: "sgd_torch", Provider: verbs.ProviderTCP})
 		})
 	}
 	all.Wait()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range workers {
-		defer w.Close()
+	for i, s := range services {
+		t.Cleanup(func() { workers[i].Close() })
+		s.mu.Lock()
+		jobs = append(jobs, s.jobs["j"])
+		s.mu.Unlock()
 	}
-	s := services[0]
-	s.mu.Lock()
-	j := s.jobs["j"]
-	s.mu.Unlock()
-	k, u := j.spec.racks, j.spec.racks.run(j)
-	for n := range 1 << 10 {
-		k.board.Post(j.name, u.id, fmt.Sprint("barrier ", n), nil, k.others())
-	}
-	if err := workers[0].Barrier(ctx, "next"); err == nil || !strings.Contains(err.Error(), `rack "b" has not come to 1024 barriers`) {
-		t.Errorf("the next barrier: %v", err)
-	}
+	return workers, jobs
 }

@@ -56,7 +56,6 @@ type job struct {
 	failure aggregate.Failure
 	ended   chan struct{} // closed when all members are gone
 	over    chan struct{} // closed when what is kept of it is known
-	keeps   bool          // the account goes on with that; guarded by over
 
 	restored atomic.Pointer[uint32] // how many optimizer steps the state had had that was restored last; nil: none was
 
@@ -335,6 +334,7 @@ func (j *job) supervise() {
 		// Watch streams are notified first; the server's end waits for them.
 	}
 	well := j.agg.Failure() == nil && j.partRacks() == nil
+	large := j.account.Used()[quota.Memory] > freeBeyond
 	j.memory.Lock()
 	j.freed = true
 	err := j.close(well)
@@ -346,10 +346,7 @@ func (j *job) supervise() {
 	if err != nil {
 		j.s.log.Error("close job", "job", j.name, "err", err)
 	}
-	large := j.account.Used()[quota.Memory] > freeBeyond
-	if !j.keeps {
-		j.account.Close()
-	}
+	j.account.Close() // of what is kept there is another
 	j.s.forget(j)
 	if large {
 		time.AfterFunc(time.Second, debug.FreeOSMemory) // when its last calls have ended

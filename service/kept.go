@@ -69,7 +69,7 @@ func (j *job) close(well bool) error {
 	if state == nil || u == nil {
 		return err
 	}
-	at := &kept{tenant: j.tenant(), state: state, account: j.account}
+	at := &kept{tenant: j.tenant(), state: state, account: j.account.PassOn(quota.Memory, state.Bytes())}
 	at.keptThere = keptThere{Run: u.ids[0], Failed: time.Now().UnixNano(), Racks: k.Names(), Owners: j.above.Owners(), Own: k.own,
 		Model: j.digestModel()}
 	for rack := range k.Racks {
@@ -77,10 +77,6 @@ func (j *job) close(well bool) error {
 		g.Least, g.Most, g.Kept = state.Range(rack)
 		at.Ranges, at.Buddy = append(at.Ranges, g), append(at.Buddy, k.topology.Buddy(rack))
 	}
-	used := j.account.Used()
-	used[quota.Memory] -= min(used[quota.Memory], state.Bytes())
-	j.account.Return(used)
-	j.keeps = true
 	j.s.keep(at)
 	return err
 }

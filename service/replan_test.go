@@ -205,3 +205,22 @@ func TestAJobKeepsItsShapeWhenLinksHaveNotChanged(t *testing.T) {
 		})
 	}
 }
+
+// What racks are told of the turns of as many chunks as a large model has is in one small question.
+func TestAJobOfManyChunksChangesItsShape(t *testing.T) {
+	f := joinFour(t, func(int) (*hierarchy.Links, error) { return fourLinks(1e9), nil })
+	tensors := make([]client.Tensor, 17_000)
+	for i := range tensors {
+		tensors[i] = client.Tensor{Name: fmt.Sprint("small", i), Shape: []uint64{1}}
+	}
+	f.each(func(_ int, w *client.Worker) error { return w.Register(within(t), tensors) })
+	if _, err := f.services[0].Reshape(t.Context(), &api.ReshapeRequest{Job: "j", Shape: "pods"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range f.services {
+		status, err := s.Status(within(t), nil)
+		if err != nil || len(status.Jobs) != 1 || status.Jobs[0].Shape != "pods" {
+			t.Errorf("%v, %v", status, err)
+		}
+	}
+}

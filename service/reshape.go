@@ -1,22 +1,32 @@
 package service
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
 )
 
 // halfReshape bounds either half of a change: until all racks hold, and until they have gone on. A hold may last longer than both.
 const halfReshape = 10 * time.Second
+
+// longestHold is how long racks that hold are asked to go on: a little less than they hold at most.
+const longestHold = 29 * time.Second
+
+// mostTurns bounds what racks are told of all chunks' turns: it is in one question, whose sender is known only once it is read.
+const mostTurns = strangersBody - 2<<10
 
 // reshaping is this aggregator's part in a change of a job's shape.
 type reshaping struct {
@@ -103,7 +113,7 @@ func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarc
 	if u == nil {
 		return j.failureError()
 	}
-	id := newSession()
+	id, began := newSession(), time.Now()
 	holding, cancel := context.WithTimeout(ctx, halfReshape)
 	answers, err := j.askReshape(holding, u, func(int) *api.ReshapeQuestion {
 		return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_HOLD, Change: id}
@@ -119,9 +129,9 @@ func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarc
 		shape, why, err = decide(ctx)
 	}
 	// What has begun is ended, whether or not who asked for it still waits: racks that stay held fail the job.
-	ctx, cancel = j.unlessOver(context.WithoutCancel(ctx), nil)
+	over, cancel := j.unlessOver(context.WithoutCancel(ctx), nil)
 	defer cancel()
-	ctx, cancel = context.WithTimeout(ctx, halfReshape)
+	ctx, cancel = context.WithTimeout(over, halfReshape)
 	defer cancel()
 	if err == nil && (why == "" || shape != j.shape()) {
 		_, err = j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
@@ -135,7 +145,9 @@ func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarc
 			return err
 		}
 	}
-	// Of a rack that has not answered nobody knows whether it holds.
+	// Of a rack that has not answered nobody knows whether it holds, and one that is not released ends the job.
+	ctx, cancel = context.WithDeadline(over, began.Add(longestHold))
+	defer cancel()
 	_, released := j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
 		return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_RELEASE, Change: id}
 	})
@@ -160,7 +172,7 @@ func (j *job) unlessOver(ctx context.Context, ended <-chan struct{}) (context.Co
 	return ctx, cancel
 }
 
-// turnsOf returns by lane the epochs at which chunks turn, given what all racks answer to HOLD.
+// turnsOf returns by lane the epochs at which chunks turn, as runs, given what all racks answer to HOLD.
 func turnsOf(answers [][]byte) (turns [][]byte, err error) {
 	began := make([][][]uint8, len(answers)) // by rack and lane
 	for rack, a := range answers {
@@ -169,6 +181,7 @@ func turnsOf(answers [][]byte) (turns [][]byte, err error) {
 				errors.Join(err, errProtocolOfRacks))
 		}
 	}
+	n := 0
 	for lane := range began[0] {
 		var byRack [][]uint8
 		for rack := range began {
@@ -178,9 +191,40 @@ func turnsOf(answers [][]byte) (turns [][]byte, err error) {
 		if err != nil {
 			return nil, err
 		}
-		turns = append(turns, epochs)
+		runs := runsOf(epochs)
+		if turns, n = append(turns, runs), n+len(runs); n > mostTurns {
+			return nil, fmt.Errorf("the job's chunks are at so many different epochs that it takes over %d bytes to say them: try again",
+				mostTurns)
+		}
 	}
 	return turns, nil
+}
+
+// runsOf writes epochs as runs: how often each comes in a row, as a uvarint, and the epoch. Chunks that lie side by side are mostly
+// at one.
+func runsOf(epochs []uint8) (runs []byte) {
+	for len(epochs) > 0 {
+		n := slices.IndexFunc(epochs, func(e uint8) bool { return e != epochs[0] })
+		if n < 0 {
+			n = len(epochs)
+		}
+		runs = append(binary.AppendUvarint(runs, uint64(n)), epochs[0])
+		epochs = epochs[n:]
+	}
+	return runs
+}
+
+// epochsOf reads runs of most epochs in all.
+func epochsOf(runs []byte, most int) (epochs []uint8, err error) {
+	for len(runs) > 0 {
+		n, size := binary.Uvarint(runs)
+		if size <= 0 || size == len(runs) || n == 0 || n > uint64(most-len(epochs)) {
+			return nil, fmt.Errorf("%d bytes that are no runs of at most %d epochs: %w", len(runs), most, errProtocolOfRacks)
+		}
+		epochs = append(epochs, bytes.Repeat(runs[size:size+1], int(n))...)
+		runs = runs[size+1:]
+	}
+	return epochs, nil
 }
 
 // askReshape asks all racks at once, this one too.
@@ -265,12 +309,24 @@ func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, 
 	return c.began, nil
 }
 
+// turnAt has this rack's chunks take another shape at the epochs that runs say.
+func (j *job) turnAt(ctx context.Context, shape hierarchy.Shape, runs [][]byte) error {
+	turns := make([][]uint8, len(runs))
+	for lane, r := range runs {
+		var err error
+		if turns[lane], err = epochsOf(r, chunk.MaxLaneChunks); err != nil {
+			return err
+		}
+	}
+	return j.agg.Turn(ctx, shape, turns)
+}
+
 // turnTo has this rack's chunks take another shape.
 func (j *job) turnTo(ctx context.Context, q *api.ReshapeQuestion) error {
 	shape, err := hierarchy.ParseShape(q.Shape)
 	changes := err == nil && j.shape() != shape
 	if changes {
-		err = j.agg.Turn(ctx, shape, q.Turns)
+		err = j.turnAt(ctx, shape, q.Turns)
 	}
 	if err != nil {
 		return err

@@ -308,7 +308,7 @@ func (k *cluster) answerState(ctx context.Context, r *api.AskRequest) ([]byte, e
 	}
 	defer release()
 	if err := j.chargeCall(ctx, "an answer about the state", j.answerCost(r.State)); err != nil {
-		return nil, err
+		return nil, refuse(connect.CodeFailedPrecondition, "%w", reason(err)) // asked again it might wait for who waits for it
 	}
 	payload, err := j.answerState(ctx, r.State, func(bytes int) ([]byte, error) { return j.askBack(ctx, r, bytes) })
 	if err != nil {

@@ -107,7 +107,10 @@ func (j *job) answerCost(q *api.StateQuestion) int64 {
 
 // carriedCost is what questions take that a worker carries, of all other parts at once.
 func (j *job) carriedCost() int64 {
-	return stateCost(max(carriedElems, j.plan.ChunkBytes()/2) + j.spec.parts*j.plan.NumTensors())
+	j.mu.Lock()
+	tensors := j.tensors
+	j.mu.Unlock()
+	return stateCost(max(carriedElems, j.plan.ChunkBytes()/2) + j.spec.parts*tensors)
 }
 
 // checkpointCost is what a save or a restore takes: a batch, which may come from elsewhere and is in no answer, the buffers of the

@@ -300,7 +300,7 @@ type ReshapeQuestion struct {
 	Change string `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
 	// For TURN.
 	Shape string `protobuf:"bytes,3,opt,name=shape,proto3" json:"shape,omitempty"`
-	// By lane, a byte for each chunk: the epoch from which on it takes the shape.
+	// By lane, the epochs from which on chunks take the shape: runs, each a uvarint that counts and the epoch, a byte.
 	Turns [][]byte `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
 	// For TURN: why, where the links have changed; empty where somebody has asked for it.
 	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`

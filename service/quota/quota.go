@@ -129,6 +129,17 @@ func (a *Account) Close() {
 	a.over = true
 }
 
+// PassOn closes the account, and returns another that has so much of a resource of what it had.
+func (a *Account) PassOn(name string, n int64) *Account {
+	a.l.mu.Lock()
+	defer a.l.mu.Unlock()
+	n = min(n, a.used[name])
+	a.giveBack(maps.Clone(a.used))
+	a.over = true
+	a.l.used[name] += n
+	return &Account{l: a.l, limit: a.limit, used: Amounts{name: n}}
+}
+
 // Used returns what was charged and not given back.
 func (a *Account) Used() Amounts {
 	a.l.mu.Lock()

@@ -96,3 +96,31 @@ func TestAccountsAgreeWithAList(t *testing.T) {
 		}
 	})
 }
+
+// What was charged to an account that has passed on a part is not given back twice.
+func TestAnAccountPassesOnWhatIsKept(t *testing.T) {
+	l := New(Amounts{Memory: 800, "regions": 8})
+	a := l.Open(nil)
+	call := Amounts{Memory: 100}
+	for _, x := range []Amounts{{Memory: 200, "regions": 3}, call} {
+		if err := a.Charge(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := a.PassOn(Memory, 50)
+	a.Return(call) // it was under way
+	a.Close()
+	if err := a.Charge(call); err == nil {
+		t.Error("the account that was passed on takes charges")
+	}
+	if used := kept.Used(); used[Memory] != 50 || used["regions"] != 0 {
+		t.Errorf("passed on: %v", used)
+	}
+	if most := l.Open(nil).Limit(Memory); most != 750-750/leaves {
+		t.Errorf("another may have %d bytes beside 50", most)
+	}
+	kept.Close()
+	if most := l.Open(nil).Limit(Memory); most != 800-800/leaves {
+		t.Errorf("another may have %d bytes of 800", most)
+	}
+}
