@@ -113,6 +113,7 @@ func remoteAccessIsChecked(t *testing.T, p Provider) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
+			onOneThread(t)
 			in := *r
 			in.t = t
 			wr := in.write(0, 0, int(c.length), 1)
@@ -161,6 +162,7 @@ func localAccessIsChecked(t *testing.T, p Provider) {
 		{"of another protection domain", mr.Addr, foreign.LKey},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			onOneThread(t)
 			in := *r
 			in.t = t
 			in.refused(verbs.SendWR{

@@ -3,6 +3,7 @@
 package verbstest
 
 import (
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -100,6 +101,15 @@ func Run(t *testing.T, p Provider) {
 		{"earlier requests that wait keep the peer's memory from being mapped", mappingKeepsOrder},
 		{"a placed write that cannot be is an error and posts nothing", placedIsChecked},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, p) })
+		t.Run(c.name, func(t *testing.T) {
+			onOneThread(t)
+			c.test(t, p)
+		})
 	}
+}
+
+// onOneThread keeps a test on its thread: the text of an error is that of the thread which made the call.
+func onOneThread(t *testing.T) {
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 }
