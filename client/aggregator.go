@@ -194,6 +194,7 @@ func (w *Worker) joined(a *aggregator) error {
 		a.lane, a.nic = before.lane+len(lanes), before.nic+chunk.NICs(lanes)
 	} else {
 		w.info, w.hyper = a.info, hyperOf(a.info.Record)
+		w.seat = seat{int(a.info.Rank), int(a.info.Workers), a.info.Rack, a.info.Racks, a.info.RackWorkers}
 	}
 	w.aggregators = append(w.aggregators, a)
 	return w.watch(a)

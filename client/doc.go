@@ -10,7 +10,7 @@
 // Waiting makes progress: a process that starts operations waits for their handles, or gives them a callback.
 //
 // Every wait ends: when the operation is done, at its deadline, or within about a second of the failure of another worker, of
-// the aggregator or of a connection. A Worker that has failed stays failed, and joins anew as another Worker. A wait that ends
-// early, at its deadline or by its context, fails the worker, because the step cannot be finished. Errors wrap [ErrAborted],
-// [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy], [ErrClosed] or [ErrForked], and say what to do about it.
+// the aggregator or of a connection. A Worker that has failed stays failed, and joins anew as another Worker: [Worker.Rejoin]. A
+// wait that ends early, at its deadline or by its context, fails the worker, because the step cannot be finished. Errors wrap
+// [ErrAborted], [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy], [ErrClosed] or [ErrForked], and say what to do about it.
 package client

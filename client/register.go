@@ -124,6 +124,7 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 	w.pins = append(w.pins, make([]pin, len(descs))...)
 	w.submitting.Unlock()
 	w.tensors.Store(table)
+	w.declared = append(w.declared, tensors...)
 	if !w.info.LiveHyper {
 		return nil
 	}

@@ -22,7 +22,8 @@ type Worker struct {
 	cfg         Config
 	aggregators []*aggregator
 	info        *api.JoinResponse // of the first
-	spread      atomic.Bool       // all of several aggregators were joined
+	seat        seat
+	spread      atomic.Bool // all of several aggregators were joined
 	hyper       Hyper
 
 	failOnce sync.Once
@@ -39,6 +40,7 @@ type Worker struct {
 	// registering serialises Register and Alloc.
 	registering sync.Mutex
 	plan        *chunk.Plan
+	declared    []Tensor
 
 	tensors atomic.Pointer[tensorTable] // replaced, never changed, under registering
 

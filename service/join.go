@@ -39,10 +39,14 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	}
 	m, sp, err := s.newMember(r)
 	if err != nil {
+		code := connect.CodeInvalidArgument
 		if errors.As(err, new(*misplaced)) {
+			if s.cluster.Members != nil {
+				code = connect.CodeFailedPrecondition // by another plan it may have its place here
+			}
 			s.endForming(r.Job, by, fmt.Errorf("%v was refused: %w", m, err))
 		}
-		return nil, refuse(connect.CodeInvalidArgument, "join job %q: %w", r.Job, err)
+		return nil, refuse(code, "join job %q: %w", r.Job, err)
 	}
 	wait, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()

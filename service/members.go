@@ -48,7 +48,7 @@ func (k *cluster) now(onLoss string) (*cluster, error) {
 		return nil, k.vacant(&s)
 	}
 	c := *k.Cluster
-	c.Racks = slices.Clone(c.Racks)
+	c.Racks, c.OnLoss = slices.Clone(c.Racks), loss
 	for i, h := range s.Plan.Holders {
 		c.Racks[i].URL = h.URL
 	}
@@ -86,6 +86,31 @@ func (k *cluster) vacant(s *racks.Standing) error {
 	return nil
 }
 
+// without says that the plan has left out a rack that a job waits for, which goes on without; nil: it has not.
+func (k *cluster) without(p *racks.Plan) error {
+	if k.Loss() != racks.LossGoOn || k.holder(p, k.Own).Out {
+		return nil
+	}
+	for _, r := range k.Racks {
+		if k.holder(p, r.Name).Out {
+			return fmt.Errorf("jobs go on without rack %q by the plan of epoch %d: join again, without its workers", r.Name, p.Epoch)
+		}
+	}
+	return nil
+}
+
+// aggregators are those of the job's racks, as far as is known where they are.
+func (k *cluster) aggregators() (all []*api.Aggregator) {
+	for _, r := range k.Racks {
+		if k.Members != nil {
+			s := k.Members.Standing()
+			r.URL = k.holder(&s.Plan, r.Name).URL
+		}
+		all = append(all, aggregatorOf(r))
+	}
+	return all
+}
+
 // holder returns who serves a rack by a plan, which is of all racks that were declared.
 func (k *cluster) holder(p *racks.Plan, rack string) racks.Holder {
 	if i := k.declared.index(rack); i < len(p.Holders) {
@@ -104,6 +129,9 @@ func (k *cluster) reach(ctx context.Context) ([]peer, error) {
 			return k.dialPlan(&s.Plan), nil
 		}
 		if s.Fenced {
+			return nil, why
+		}
+		if why := k.without(&s.Plan); why != nil {
 			return nil, why
 		}
 		select {

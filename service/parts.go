@@ -10,6 +10,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/racks"
 )
 
 // redirect sends a worker to all aggregators of a cluster of shape flat. It returns nil if the worker is where it should be.
@@ -40,13 +41,18 @@ func (s *Service) redirect(r *api.JoinRequest, by *caller) (*api.JoinResponse, e
 			return nil, refuse(connect.CodeFailedPrecondition, "join job %q: no aggregator serves rack %q: start it with --rack %s", r.Job,
 				other.Name, other.Name)
 		}
-		a := &api.Aggregator{Url: other.URL}
-		if strings.HasPrefix(other.CA, api.Pin) {
-			a.Ca = other.CA
-		}
-		out.Aggregators = append(out.Aggregators, a)
+		out.Aggregators = append(out.Aggregators, aggregatorOf(other))
 	}
 	return out, nil
+}
+
+// aggregatorOf is a rack's aggregator as workers are told of it.
+func aggregatorOf(r racks.Rack) *api.Aggregator {
+	a := &api.Aggregator{Url: r.URL, Rack: r.Name}
+	if strings.HasPrefix(r.CA, api.Pin) {
+		a.Ca = r.CA
+	}
+	return a
 }
 
 // placeSpread gives a worker its place in a job that is spread over several aggregators, each of which has all workers.

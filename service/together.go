@@ -164,6 +164,9 @@ func (j *job) tellRacks(r *api.JoinResponse) {
 	if len(k.Racks) > 1 {
 		r.Core = k.CoreName()
 	}
+	if j.spec.racks != nil {
+		r.Rack, r.Racks = k.Own, k.aggregators()
+	}
 }
 
 // describeRacks adds the racks to a job's status.

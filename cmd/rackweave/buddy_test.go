@@ -85,22 +85,24 @@ type buddyWorkers struct {
 
 const buddyElems = 200_000
 
-func (b *buddyCluster) join() *buddyWorkers {
-	b.t.Helper()
-	w := &buddyWorkers{t: b.t, workers: make([]*client.Worker, 6), x: make([][]float32, 6)}
+// joinBuddies begins a job over the racks of aggregators.
+func joinBuddies(t *testing.T, at []string) *buddyWorkers {
+	t.Helper()
+	n := 2 * len(at)
+	w := &buddyWorkers{t: t, workers: make([]*client.Worker, n), x: make([][]float32, n)}
 	w.must(func(i int) (err error) {
 		w.x[i] = make([]float32, buddyElems)
-		c := client.Config{Server: "http://" + b.at[i/2], Job: "j", Token: "a token of the job", Rank: i, Workers: 6,
+		c := client.Config{Server: "http://" + at[i/2], Job: "j", Token: "a token of the job", Rank: i, Workers: n,
 			Optimizer: "adam_torch", Timeout: time.Minute}
 		for end := time.Now().Add(time.Minute); ; { // an aggregator that lives may not have noticed the loss yet
-			if w.workers[i], err = client.Join(b.t.Context(), c); err == nil || time.Now().After(end) {
+			if w.workers[i], err = client.Join(t.Context(), c); err == nil || time.Now().After(end) {
 				break
 			}
 		}
 		if err != nil {
 			return err
 		}
-		return w.workers[i].Register(b.t.Context(), []client.Tensor{{Name: "x", Shape: []uint64{buddyElems}}})
+		return w.workers[i].Register(t.Context(), []client.Tensor{{Name: "x", Shape: []uint64{buddyElems}}})
 	})
 	return w
 }
@@ -156,7 +158,7 @@ func (w *buddyWorkers) close() {
 func TestAJobOutlivesTheAggregatorOfAnyRackThatIsKilled(t *testing.T) {
 	const rounds = 4
 	b := openBuddyCluster(t)
-	w := b.join()
+	w := joinBuddies(t, b.at)
 	var want [][]float32
 	for n := range 5*rounds + 2 {
 		w.step(n)
@@ -164,7 +166,7 @@ func TestAJobOutlivesTheAggregatorOfAnyRackThatIsKilled(t *testing.T) {
 	}
 	w.close()
 
-	w = b.join()
+	w = joinBuddies(t, b.at)
 	w.step(0)
 	last := 0
 	for seed := range rounds {
@@ -198,7 +200,7 @@ func TestAJobOutlivesTheAggregatorOfAnyRackThatIsKilled(t *testing.T) {
 		}
 		w.close()
 		b.serve(lost)
-		w = b.join()
+		w = joinBuddies(t, b.at)
 		steps := make([]int, len(w.workers))
 		w.must(func(i int) (err error) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

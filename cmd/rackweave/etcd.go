@@ -72,7 +72,10 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 		}
 		o.access.Password = strings.TrimRight(string(text), "\r\n")
 	}
-	m = &member{url: c.Racks[c.Index()].URL, standby: o.standby}
+	m = &member{standby: o.standby}
+	if !o.standby { // which is elsewhere
+		m.url = c.Racks[c.Index()].URL
+	}
 	cfg := membership.Config{Cluster: c, Access: o.access, TTL: o.ttl, GoOnAfter: o.goOn, Standby: o.standby, Log: log}
 	cfg.Access.Endpoints = strings.Split(o.where, ",")
 	if o.where == embedded {

@@ -356,11 +356,14 @@ type JoinResponse struct {
 	Pods uint32 `protobuf:"varint,18,opt,name=pods,proto3" json:"pods,omitempty"`
 	// The aggregators to join instead, all of them and in this order, and this one's rack. Nothing else is set then.
 	Aggregators []*Aggregator `protobuf:"bytes,19,rep,name=aggregators,proto3" json:"aggregators,omitempty"`
-	Rack        string        `protobuf:"bytes,20,opt,name=rack,proto3" json:"rack,omitempty"`
+	// This aggregator's, where several reduce among themselves.
+	Rack string `protobuf:"bytes,20,opt,name=rack,proto3" json:"rack,omitempty"`
 	// As in JoinRequest, in full; none where racks add their gradients in every step.
 	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
 	// The type in which sums cross between racks, f32 or bf16; empty: f32.
-	Core          string `protobuf:"bytes,22,opt,name=core,proto3" json:"core,omitempty"`
+	Core string `protobuf:"bytes,22,opt,name=core,proto3" json:"core,omitempty"`
+	// The aggregators of the job's racks, in the order of rack_workers. When one is gone the others say who serves its rack.
+	Racks         []*Aggregator `protobuf:"bytes,23,rep,name=racks,proto3" json:"racks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -549,12 +552,21 @@ func (x *JoinResponse) GetCore() string {
 	return ""
 }
 
-// Aggregator is one of those that a job is spread over.
+func (x *JoinResponse) GetRacks() []*Aggregator {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+// Aggregator is one of those that a job is spread over, or that of one of its racks.
 type Aggregator struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Url   string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	// Empty: it is not known.
+	Url string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
 	// The fingerprint of its certificate; empty: the worker knows whom to trust.
 	Ca            string `protobuf:"bytes,2,opt,name=ca,proto3" json:"ca,omitempty"`
+	Rack          string `protobuf:"bytes,3,opt,name=rack,proto3" json:"rack,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -599,6 +611,13 @@ func (x *Aggregator) GetUrl() string {
 func (x *Aggregator) GetCa() string {
 	if x != nil {
 		return x.Ca
+	}
+	return ""
+}
+
+func (x *Aggregator) GetRack() string {
+	if x != nil {
+		return x.Rack
 	}
 	return ""
 }
@@ -3769,7 +3788,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\xb6\x05\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\xe6\x05\n" +
 	"\fJoinResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -3797,11 +3816,13 @@ const file_job_proto_rawDesc = "" +
 	"\vaggregators\x18\x13 \x03(\v2\x18.rackweave.v1.AggregatorR\vaggregators\x12\x12\n" +
 	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
 	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x12\n" +
-	"\x04core\x18\x16 \x01(\tR\x04core\".\n" +
+	"\x04core\x18\x16 \x01(\tR\x04core\x12.\n" +
+	"\x05racks\x18\x17 \x03(\v2\x18.rackweave.v1.AggregatorR\x05racks\"B\n" +
 	"\n" +
 	"Aggregator\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x0e\n" +
-	"\x02ca\x18\x02 \x01(\tR\x02ca\"\\\n" +
+	"\x02ca\x18\x02 \x01(\tR\x02ca\x12\x12\n" +
+	"\x04rack\x18\x03 \x01(\tR\x04rack\"\\\n" +
 	"\x04Lane\x12\x10\n" +
 	"\x03nic\x18\x01 \x01(\rR\x03nic\x12\x12\n" +
 	"\x04core\x18\x02 \x01(\rR\x04core\x12\x16\n" +
@@ -4182,72 +4203,73 @@ var file_job_proto_depIdxs = []int32{
 	49, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
-	9,  // 3: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
-	7,  // 4: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	8,  // 5: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
-	11, // 6: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	13, // 7: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
-	15, // 8: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	13, // 9: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	18, // 10: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	32, // 11: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	35, // 12: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	30, // 13: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
-	31, // 14: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
-	34, // 15: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	33, // 16: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	38, // 17: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
-	9,  // 18: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	37, // 19: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	36, // 20: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	45, // 21: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	46, // 22: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 23: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 24: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	5,  // 25: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	10, // 26: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	14, // 27: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	17, // 28: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	20, // 29: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	22, // 30: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	24, // 31: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	50, // 32: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	51, // 33: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	52, // 34: rackweave.v1.JobService.Carry:input_type -> rackweave.v1.CarryRequest
-	53, // 35: rackweave.v1.JobService.AnswerState:input_type -> rackweave.v1.AnswerStateRequest
-	26, // 36: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	28, // 37: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	39, // 38: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	41, // 39: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	43, // 40: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	47, // 41: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	54, // 42: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	55, // 43: rackweave.v1.JobService.Reshape:input_type -> rackweave.v1.ReshapeRequest
-	2,  // 44: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 45: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 46: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 47: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 48: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 49: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	23, // 50: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	25, // 51: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	56, // 52: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	57, // 53: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	58, // 54: rackweave.v1.JobService.Carry:output_type -> rackweave.v1.CarryResponse
-	59, // 55: rackweave.v1.JobService.AnswerState:output_type -> rackweave.v1.AnswerStateResponse
-	27, // 56: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	29, // 57: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	40, // 58: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	42, // 59: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	44, // 60: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	48, // 61: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	60, // 62: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	61, // 63: rackweave.v1.JobService.Reshape:output_type -> rackweave.v1.ReshapeResponse
-	44, // [44:64] is the sub-list for method output_type
-	24, // [24:44] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
+	9,  // 4: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
+	7,  // 5: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
+	8,  // 6: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
+	11, // 7: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
+	13, // 8: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
+	15, // 9: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
+	13, // 10: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
+	18, // 11: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	32, // 12: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	35, // 13: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	30, // 14: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	31, // 15: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	34, // 16: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	33, // 17: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	38, // 18: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	9,  // 19: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
+	37, // 20: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	36, // 21: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	45, // 22: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	46, // 23: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 24: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 25: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	5,  // 26: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	10, // 27: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	14, // 28: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	17, // 29: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	20, // 30: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	22, // 31: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	24, // 32: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	50, // 33: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	51, // 34: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	52, // 35: rackweave.v1.JobService.Carry:input_type -> rackweave.v1.CarryRequest
+	53, // 36: rackweave.v1.JobService.AnswerState:input_type -> rackweave.v1.AnswerStateRequest
+	26, // 37: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	28, // 38: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	39, // 39: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	41, // 40: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	43, // 41: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	47, // 42: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	54, // 43: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	55, // 44: rackweave.v1.JobService.Reshape:input_type -> rackweave.v1.ReshapeRequest
+	2,  // 45: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 46: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 47: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 48: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 49: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 50: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	23, // 51: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	25, // 52: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	56, // 53: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	57, // 54: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	58, // 55: rackweave.v1.JobService.Carry:output_type -> rackweave.v1.CarryResponse
+	59, // 56: rackweave.v1.JobService.AnswerState:output_type -> rackweave.v1.AnswerStateResponse
+	27, // 57: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	29, // 58: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	40, // 59: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	42, // 60: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	44, // 61: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	48, // 62: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	60, // 63: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	61, // 64: rackweave.v1.JobService.Reshape:output_type -> rackweave.v1.ReshapeResponse
+	45, // [45:65] is the sub-list for method output_type
+	25, // [25:45] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }

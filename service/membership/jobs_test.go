@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -425,17 +426,17 @@ func TestALostRacksStateIsWithItsBuddy(t *testing.T) {
 	}
 	b.crash()
 	says(t, pass(step, 0), `rack "b"`)
-	j.end()
-	gone := func(s racks.Standing) bool { return s.Refusal == nil && s.Plan.Holders[1].Out }
-	a.until("gone", gone)
-	c.until("gone", gone)
-	if j, err = joinAs(t, cfg, a, c); err != nil {
-		t.Fatal(err)
-	}
 	defer j.end()
+	j.workers = slices.Delete(j.workers, 2, 4) // b's, whose rack is out
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
 	for i, err := range every(len(j.workers), func(i int) error {
-		if n, err := j.workers[i].GoOn(t.Context()); err != nil || n != 1 {
-			return fmt.Errorf("it goes on from step %d: %w", n, err)
+		next, n, err := j.workers[i].Rejoin(ctx)
+		if err != nil {
+			return err
+		}
+		if j.workers[i] = next; n != 1 || next.Workers() != 4 || next.Rank() != i {
+			return fmt.Errorf("it goes on from step %d as rank %d of %d", n, next.Rank(), next.Workers())
 		}
 		return nil
 	}) {

@@ -1,0 +1,146 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/service/api"
+)
+
+const (
+	rejoinAgain   = 200 * time.Millisecond // between two tries
+	whereaboutsIn = 2 * time.Second        // for an aggregator to say who serves a rack
+)
+
+// lasting are the codes of refusals that a later try would meet, too.
+var lasting = []connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied, connect.CodeUnauthenticated,
+	connect.CodeUnimplemented}
+
+// seat is a worker's place in its job, as long as no rack is left out.
+type seat struct {
+	rank    int
+	all     int // workers
+	rack    string
+	racks   []*api.Aggregator
+	workers []uint32 // by rack
+}
+
+// Rejoin takes a worker that has failed to the next run of its job, and returns the worker that it is there: of the same rank, with
+// the same tensors, at whichever aggregator serves its rack by then. The job goes on as by [Worker.GoOn], from the step that is
+// returned; then every worker pulls the parameters. All workers of the job call it. It closes this worker, as [Worker.Close] does,
+// and tries until ctx ends (without a deadline: for Config.Timeout). What cannot pass ends it at once: a state that nobody keeps
+// any more, or a rack that is lost where the job is to fail. Where jobs go on without a lost rack, workers and ranks are fewer.
+func (w *Worker) Rejoin(ctx context.Context) (next *Worker, step int, err error) {
+	_ = w.Close() // it has failed
+	if w.several() {
+		return nil, 0, fmt.Errorf("rejoin job %q: it is spread over several aggregators: join it again, and restore a checkpoint", w.cfg.Job)
+	}
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, w.cfg.Timeout)
+		defer cancel()
+	}
+	for {
+		next, step, passes, err := w.rejoin(ctx)
+		if err == nil {
+			return next, step, nil
+		}
+		if passes {
+			select {
+			case <-time.After(rejoinAgain):
+				continue
+			case <-ctx.Done():
+			}
+		}
+		return nil, 0, fmt.Errorf("rejoin job %q: %w", w.cfg.Job, err)
+	}
+}
+
+// rejoin tries once. passes says that the error may.
+func (w *Worker) rejoin(ctx context.Context) (next *Worker, step int, passes bool, err error) {
+	cfg, err := w.whereNow(ctx)
+	if err != nil {
+		return nil, 0, true, err
+	}
+	if next, err = Join(ctx, cfg); err != nil {
+		return nil, 0, !slices.Contains(lasting, connect.CodeOf(err)), err
+	}
+	next.seat.keep(&w.seat)
+	if err = next.Register(ctx, w.declared); err == nil {
+		step, err = next.GoOn(ctx)
+	}
+	if err != nil {
+		passes = next.Err() != nil // all workers find that, or none does
+		_ = next.Close()
+		return nil, 0, passes, err
+	}
+	return next, step, false, nil
+}
+
+// whereNow returns with which configuration this worker joins now, by what the aggregators of its job's racks say: first those
+// whose racks follow its own, which this worker has not found to be gone.
+func (w *Worker) whereNow(ctx context.Context) (Config, error) {
+	cfg, own := w.cfg, w.seat.own()
+	cfg.Rank, cfg.Workers = w.seat.rank, w.seat.all
+	for i := range w.seat.racks {
+		r := w.seat.racks[(own+1+i)%len(w.seat.racks)]
+		if r.Url == "" {
+			continue
+		}
+		at := cfg
+		at.Server, at.CA, at.Timeout = r.Url, cmp.Or(r.Ca, cfg.CA), whereaboutsIn
+		if r.Rack == w.seat.rack {
+			at.Server, at.CA = cfg.Server, cfg.CA
+		}
+		if s, err := Status(ctx, at); err == nil && s.Membership != nil {
+			err = w.seat.place(&cfg, s.Membership)
+			return cfg, err
+		}
+	}
+	return cfg, nil
+}
+
+// place changes a configuration to what the plan says.
+func (s *seat) place(cfg *Config, m *api.Membership) error {
+	own := s.own()
+	for _, h := range m.Racks {
+		i := slices.IndexFunc(s.racks, func(r *api.Aggregator) bool { return r.Rack == h.Name })
+		switch {
+		case i < 0:
+		case i == own && h.Url == "":
+			return fmt.Errorf("%w: none serves rack %q by the plan of epoch %d: start it with --rack %s", ErrServerLost, h.Name, m.Epoch, h.Name)
+		case i == own && h.Url != s.racks[own].Url:
+			cfg.Server, cfg.CA = h.Url, cmp.Or(s.racks[own].Ca, cfg.CA)
+		case h.Out:
+			cfg.Workers -= int(s.workers[i])
+			if i < own {
+				cfg.Rank -= int(s.workers[i])
+			}
+		}
+	}
+	return nil
+}
+
+// own is the number of the worker's rack.
+func (s *seat) own() int {
+	return slices.IndexFunc(s.racks, func(r *api.Aggregator) bool { return r.Rack == s.rack })
+}
+
+// keep makes the seat the one of a run before, with what is known of aggregators now.
+func (s *seat) keep(before *seat) {
+	now := s.racks
+	*s = *before
+	s.racks = slices.Clone(s.racks)
+	for i, r := range s.racks {
+		for _, n := range now {
+			if n.Rack == r.Rack && n.Url != "" {
+				s.racks[i] = n
+			}
+		}
+	}
+}
