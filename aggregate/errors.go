@@ -22,6 +22,8 @@ var (
 	ErrStale = errors.New("stale attempt")
 	// ErrNotQuiet is what a [Snapshot] fails with when gradients are under way.
 	ErrNotQuiet = errors.New("gradients are under way")
+	// ErrNoSnapshot is returned for a job whose state no [Snapshot] can hold.
+	ErrNoSnapshot = errors.New("its state cannot be saved")
 )
 
 // FailedElsewhere is why a job fails that has failed in another rack.

@@ -17,7 +17,8 @@ const countStep = 1 << 16
 // broadcast or commit, or every call fails with [ErrNotQuiet]. One goroutine uses it.
 //
 // In a job over several racks each rack reads and writes what it has: all parameters, and the optimizer state of the chunks that it
-// owns. Only an owner's parameters are the masters. An aggregator that has part of a job reads and writes its own chunks.
+// owns. Only an owner's parameters are the masters. Racks that train on their own each have all of their own. An aggregator that
+// has part of a job reads and writes its own chunks.
 type Snapshot struct {
 	job   *Job
 	plan  *chunk.Plan
@@ -30,8 +31,9 @@ type Mark struct {
 	Epoch    uint8 // of the last commit
 }
 
-// Piece is one array of one chunk: array 0 is the parameters, then comes each state of the optimizer. A caller bounds how much
-// it moves at once: all pieces of a call that are in one lane are copied in one visit.
+// Piece is one array of one chunk: array 0 is the parameters, then comes each state of the optimizer. Where racks train on their
+// own these come for one rack after the other, then the parameters of the last meeting, and the outer optimizer's parameters and
+// states. A caller bounds how much it moves at once: all pieces of a call that are in one lane are copied in one visit.
 type Piece struct {
 	Chunk int // number in the plan
 	Array int
@@ -71,11 +73,11 @@ func (j *Job) Reopen(plan *chunk.Plan, marks []Mark) (*Snapshot, error) {
 // reads holds still although other workers have begun the next one.
 func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
 	if st := &j.shares[0].store; st.arrays(true) == 0 {
-		return nil, fmt.Errorf("job %q: mode %v keeps no parameters", j.name, st.mode)
+		return nil, fmt.Errorf("job %q: %w: mode %v keeps no parameters", j.name, ErrNoSnapshot, st.mode)
 	}
-	if o := j.shares[0].store.outer; o != nil {
-		return nil, fmt.Errorf("job %q: its racks train on their own and meet every %d steps, which a checkpoint cannot hold: pull and save parameters in a worker",
-			j.name, o.Every)
+	if j.shares[0].quorum != nil {
+		return nil, fmt.Errorf("job %q: %w: with a quorum racks are at different meetings: leave the quorum out, or pull and save parameters in a worker",
+			j.name, ErrNoSnapshot)
 	}
 	return &Snapshot{job: j, plan: plan}, nil
 }
@@ -83,14 +85,46 @@ func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
 // Marks are what [Job.Reopen] takes.
 func (s *Snapshot) Marks() []Mark { return s.marks }
 
-// Owner is the rack that owns a chunk, or the aggregator, where a job has parts.
-func (s *Snapshot) Owner(id int) int {
+// Source is the rack that a piece is read from, or the aggregator, where a job has parts.
+func (s *Snapshot) Source(p Piece) int {
 	if s.job.part.Several() {
-		return s.plan.Chunk(id).Lane / len(s.job.lanes)
+		return s.plan.Chunk(p.Chunk).Lane / len(s.job.lanes)
 	}
-	at, _ := s.home(id)
-	return int(s.job.shares[at.lane].store.chunks[at.index].owner)
+	at, _ := s.home(p.Chunk)
+	rack, _ := s.locate(&s.job.shares[at.lane].store.chunks[at.index], p.Array)
+	return rack
 }
+
+// Keeps reports whether a rack of several keeps a piece: if not, writing it there does nothing.
+func (s *Snapshot) Keeps(rack int, p Piece) bool {
+	at, _ := s.home(p.Chunk)
+	return s.keeps(rack, &s.job.shares[at.lane].store.chunks[at.index], p.Array)
+}
+
+func (s *Snapshot) keeps(rack int, c *storedChunk, array int) bool {
+	from, at := s.locate(c, array)
+	shared := 0 // the array that all racks have alike
+	if s.job.shares[0].store.outer != nil {
+		shared = s.inner()
+	}
+	above := s.job.above
+	return rack == from || at == shared || above != nil && above.Buddies && rack == above.Buddy(from)
+}
+
+// locate returns the rack that one of a chunk's arrays is read from, and which of the chunk's arrays it is there.
+func (s *Snapshot) locate(c *storedChunk, array int) (rack, at int) {
+	if s.job.shares[0].store.outer == nil {
+		return int(c.owner), array
+	}
+	n := s.inner()
+	if own := s.job.above.Racks * n; array >= own {
+		return int(c.owner), n + array - own
+	}
+	return array / n, array % n
+}
+
+// inner is how many arrays a rack's own training has of each chunk.
+func (s *Snapshot) inner() int { return 1 + s.job.shares[0].store.states }
 
 // home is a chunk's place in the plan; it reports whether that is here.
 func (s *Snapshot) home(id int) (at place, here bool) {
@@ -99,8 +133,13 @@ func (s *Snapshot) home(id int) (at place, here bool) {
 	return at, at.lane >= 0 && at.lane < len(s.job.lanes)
 }
 
-// Arrays is how many arrays each chunk has: the parameters and the optimizer's states.
-func (s *Snapshot) Arrays() int { return 1 + s.job.shares[0].store.states }
+// Arrays is how many arrays each chunk has, in all racks together.
+func (s *Snapshot) Arrays() int {
+	if o := s.job.shares[0].store.outer; o != nil {
+		return s.job.above.Racks*s.inner() + o.arrays(true)
+	}
+	return s.inner()
+}
 
 // look refuses a lane in which something is under way.
 func (s *Snapshot) look(sh *share) (Mark, error) {
@@ -140,16 +179,20 @@ func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	})
 }
 
-// Read copies pieces of the rack's own chunks out of the job, and leaves others as they are.
+// Read copies pieces that this rack is the source of out of the job, and leaves others as they are.
 func (s *Snapshot) Read(ctx context.Context, pieces []Piece) error { return s.move(ctx, pieces, false) }
 
-// Write copies pieces into the job: parameters, and the optimizer state of the chunks whose state the rack keeps.
+// Write copies pieces that this rack keeps into the job.
 func (s *Snapshot) Write(ctx context.Context, pieces []Piece) error {
 	s.job.replaced.Store(true)
 	return s.move(ctx, pieces, true)
 }
 
 func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
+	own := 0
+	if s.job.above != nil {
+		own = s.job.above.Rack
+	}
 	of := make([][]int, len(s.job.shares)) // the pieces to move in each lane
 	places := make([]place, len(pieces))
 	for i := range pieces {
@@ -157,9 +200,9 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 		if !here {
 			continue
 		}
-		sh := s.job.shares[home.lane]
-		c := &sh.store.chunks[home.index]
-		if places[i] = s.job.moves.find(home); sh.owns(c) || write && (pieces[i].Array == 0 || c.history != nil) {
+		c := &s.job.shares[home.lane].store.chunks[home.index]
+		if from, _ := s.locate(c, pieces[i].Array); from == own || write && s.keeps(own, c, pieces[i].Array) {
+			places[i] = s.job.moves.find(home)
 			of[places[i].lane] = append(of[places[i].lane], i)
 		}
 	}
@@ -172,17 +215,21 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 			for _, i := range mine {
 				p := &pieces[i]
 				c := sh.chunk(places[i].index)
-				if c.dirty && len(s.marks) > 0 {
+				switch {
+				case c.dirty && len(s.marks) > 0:
 					return s.busy("what was pushed is not committed")
+				case c.stepped && len(s.marks) > 0:
+					return s.busy("a gradient is to come to its meeting again")
 				}
-				inner := sh.store.values(c, p.Array)
+				_, at := s.locate(c, p.Array)
+				values := sh.store.values(c, at)
 				if write {
-					copy(inner, p.Data)
+					copy(values, p.Data)
 					if c.history != nil {
 						c.history.undo = false
 					}
 				} else {
-					copy(p.Data, inner)
+					copy(p.Data, values)
 				}
 			}
 			return nil
@@ -194,14 +241,14 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 	return nil
 }
 
-// NoUpdates stands for a tensor's updates where the rack owns no chunk of it.
+// NoUpdates stands for a tensor's updates where the rack runs the optimizer on no chunk of it.
 const NoUpdates = math.MaxUint32
 
-// Updates returns how many optimizer steps each tensor has had, by its number in the plan, or [NoUpdates].
+// Updates returns how many optimizer steps each tensor has had in this rack, by its number in the plan, or [NoUpdates].
 func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
 	out := slices.Repeat([]uint32{NoUpdates}, s.plan.NumTensors())
 	err := s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
-		if !sh.owns(c) {
+		if !sh.owns(c) && sh.store.outer == nil {
 			return nil
 		}
 		t := sh.store.tensors[c.tensor].number

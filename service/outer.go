@@ -3,9 +3,11 @@ package service
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/service/api"
 )
 
 // chooseOuter reads how a job's racks that train on their own meet: as its worker says, else as the cluster's file does.
@@ -27,4 +29,29 @@ func (s *Service) chooseOuter(sp *spec, text string) (err error) {
 			aggregate.Eager)
 	}
 	return sp.outer.CheckRacks(len(s.cluster.Racks))
+}
+
+// trainAlone returns the job's racks, in order, and the rule of their outer optimizer, if they train on their own.
+func (j *job) trainAlone() (racks []string, rule string) {
+	if j.spec.outer.Every == 0 {
+		return nil, ""
+	}
+	return j.spec.racks.Names(), j.spec.outer.Rule
+}
+
+// fitsRacks checks that a checkpoint is of the same racks as the job, if either's train on their own: each has a state of its own.
+func (j *job) fitsRacks(h *api.CheckpointHeader) error {
+	racks, rule := j.trainAlone()
+	switch {
+	case slices.Equal(h.Racks, racks) && h.OuterRule == rule:
+		return nil
+	case len(racks) == 0:
+		return fmt.Errorf("%w: it holds what %v have trained on their own, and this job's workers train together: restore it in a job of these racks with an outer optimizer",
+			errOtherRacks, h.Racks)
+	case len(h.Racks) == 0:
+		return fmt.Errorf("%w: it is of workers that train together, and this job's racks train on their own: restore it in a job with outer none",
+			errOtherRacks)
+	}
+	return fmt.Errorf("%w: it holds what %v have trained that meet by rule %q, the job has %v and rule %q: use the same racks, in the same order, and rule",
+		errOtherRacks, h.Racks, h.OuterRule, racks, rule)
 }

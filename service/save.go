@@ -147,7 +147,8 @@ func checkpointCode(err error) connect.Code {
 	switch {
 	case errors.Is(err, quota.ErrExceeded):
 		return connect.CodeResourceExhausted
-	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, errMismatch):
+	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, aggregate.ErrNoSnapshot), errors.Is(err, errMismatch),
+		errors.Is(err, errOtherRacks):
 		return connect.CodeFailedPrecondition
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, errNotKept), errors.Is(err, aggregate.ErrNotKept):
 		return connect.CodeNotFound
@@ -173,6 +174,7 @@ func (j *job) save(ctx context.Context, others elsewhere, path string) (bytes in
 		Job: j.name, Mode: j.spec.mode.String(), Optimizer: j.spec.rule.String(), Arrays: uint32(snap.Arrays()),
 		SavedUnix: time.Now().Unix(),
 	}
+	h.Racks, h.OuterRule = j.trainAlone()
 	order := make([]int, j.plan.NumTensors())
 	for i := range order {
 		t := j.plan.Tensor(i)
@@ -325,10 +327,16 @@ func (j *job) rewrite(ctx context.Context, snap *modelState, order []int, update
 	return snap.SetUpdates(ctx, updates)
 }
 
-var errMismatch = errors.New("the checkpoint is of another model")
+var (
+	errMismatch   = errors.New("the checkpoint is of another model")
+	errOtherRacks = errors.New("the checkpoint is of other racks")
+)
 
 // fits checks a checkpoint against the job and returns the plan's numbers of the file's tensors, in the file's order.
 func (j *job) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
+	if err := j.fitsRacks(h); err != nil {
+		return nil, err
+	}
 	if h.Optimizer != j.spec.rule.String() || int(h.Arrays) != arrays {
 		return nil, fmt.Errorf("%w: it holds %d arrays of optimizer %s, the job keeps %d of %v", errMismatch, h.Arrays, h.Optimizer,
 			arrays, j.spec.rule)

@@ -15,7 +15,7 @@ import (
 )
 
 // modelState is a job's parameters and optimizer state, wherever they are: a job over several racks keeps the state of each chunk
-// at the rack that owns it, and one in parts all of a chunk.
+// at the rack that owns it, or has a state in each rack, and one in parts keeps all of a chunk.
 type modelState struct {
 	*aggregate.Snapshot
 	j      *job
@@ -28,12 +28,12 @@ type elsewhere interface {
 	// own is this one's place among them.
 	own() int
 	names() []string
-	// replicated reports whether all of them keep all parameters.
+	// replicated reports whether several of them may keep the same.
 	replicated() bool
 	// ask puts questions to all others at once, by their places; nil asks one nothing. So are the answers.
 	ask(ctx context.Context, about func(i int) *api.StateQuestion) ([][]byte, error)
-	// replace has them replace what the questions name by payloads, of which there is one for all where they are replicated. It
-	// reports whether some may have done so.
+	// replace has those that are asked replace what the questions name by payloads, of which there is one for all where they are
+	// replicated. It reports whether some may have done so.
 	replace(ctx context.Context, about func(i int) *api.StateQuestion, payload func(i int) []byte) (some bool, err error)
 }
 
@@ -130,12 +130,25 @@ func (o otherRacks) replace(ctx context.Context, about func(int) *api.StateQuest
 		return false, o.j.failureError()
 	}
 	stage := "state " + newSession()
-	o.board.Post(o.j.name, u.id, stage, payload(o.own()), o.others())
-	_, err = o.ask(ctx, func(rack int) *api.StateQuestion {
-		q := about(rack)
-		q.Stage = stage
-		return q
-	})
+	questions := make([]*api.StateQuestion, len(o.Racks))
+	var asked []string
+	var given []byte
+	for rack, name := range o.Names() {
+		if rack == o.own() {
+			continue
+		}
+		if questions[rack] = about(rack); questions[rack] != nil {
+			if questions[rack].Stage = stage; asked == nil {
+				given = payload(rack)
+			}
+			asked = append(asked, name)
+		}
+	}
+	if asked == nil {
+		return false, nil
+	}
+	o.board.Post(o.j.name, u.id, stage, given, asked)
+	_, err = o.ask(ctx, func(rack int) *api.StateQuestion { return questions[rack] })
 	return o.board.Withdraw(o.j.name, u.id, stage), err
 }
 
@@ -151,12 +164,27 @@ func about(kind api.StateQuestion_Kind, pieces []aggregate.Piece) *api.StateQues
 	return q
 }
 
-// byOwner returns the pieces of each aggregator, by its place.
-func (m *modelState) byOwner(pieces []aggregate.Piece) [][]aggregate.Piece {
+// bySource returns the pieces that each aggregator is the source of, by its place.
+func (m *modelState) bySource(pieces []aggregate.Piece) [][]aggregate.Piece {
 	of := make([][]aggregate.Piece, len(m.others.names()))
 	for _, p := range pieces {
-		owner := m.Owner(p.Chunk)
-		of[owner] = append(of[owner], p)
+		source := m.Source(p)
+		of[source] = append(of[source], p)
+	}
+	return of
+}
+
+// byKeeper returns what each aggregator is given to replace pieces: those of its own, or, where several keep the same, all if it
+// keeps any.
+func (m *modelState) byKeeper(pieces []aggregate.Piece) [][]aggregate.Piece {
+	if !m.others.replicated() {
+		return m.bySource(pieces)
+	}
+	of := make([][]aggregate.Piece, len(m.others.names()))
+	for i := range of {
+		if slices.ContainsFunc(pieces, func(p aggregate.Piece) bool { return m.Keeps(i, p) }) {
+			of[i] = pieces
+		}
 	}
 	return of
 }
@@ -166,7 +194,7 @@ func (m *modelState) Read(ctx context.Context, pieces []aggregate.Piece) error {
 	if err := m.Snapshot.Read(ctx, pieces); err != nil || m.others == nil {
 		return err
 	}
-	of := m.byOwner(pieces)
+	of := m.bySource(pieces)
 	answers, err := m.ask(ctx, func(i int) *api.StateQuestion { return about(api.StateQuestion_READ, of[i]) })
 	if err != nil {
 		return err
@@ -192,19 +220,15 @@ func (m *modelState) Write(ctx context.Context, pieces []aggregate.Piece) error 
 	if m.others == nil {
 		return own()
 	}
-	of := func(int) []aggregate.Piece { return pieces }
-	if !m.others.replicated() {
-		owned := m.byOwner(pieces)
-		of = func(i int) []aggregate.Piece { return owned[i] }
-	}
-	return m.replace(ctx, func(i int) *api.StateQuestion { return about(api.StateQuestion_WRITE, of(i)) },
+	of := m.byKeeper(pieces)
+	return m.replace(ctx, func(i int) *api.StateQuestion { return about(api.StateQuestion_WRITE, of[i]) },
 		func(i int) []byte {
 			n := 0
-			for _, p := range of(i) {
+			for _, p := range of[i] {
 				n += 4 * len(p.Data)
 			}
 			b := make([]byte, 0, n)
-			for _, p := range of(i) {
+			for _, p := range of[i] {
 				b = appendFloats(b, p.Data)
 			}
 			return b

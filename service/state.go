@@ -155,6 +155,10 @@ func (s *Service) withState(ctx context.Context, r stateRange, lock func(*job) f
 		return err
 	}
 	j := m.job
+	if j.spec.outer.Every > 0 {
+		return refuse(connect.CodeFailedPrecondition,
+			"state: the racks of job %q train on their own, and each has its own: save and restore a checkpoint, or pull parameters", j.name)
+	}
 	defer lock(j)()
 	release, err := j.hold()
 	if err != nil {

@@ -657,7 +657,7 @@ type StateQuestion struct {
 	Kind  StateQuestion_Kind     `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.StateQuestion_Kind" json:"kind,omitempty"`
 	// Of an answer to MARK: what is asked fails if a step has been made since. Without it steps may be under way.
 	Marks *StateMarks `protobuf:"bytes,2,opt,name=marks,proto3" json:"marks,omitempty"`
-	// Pieces, by the chunk's number in the plan and the array: 0 is the parameters, then comes each state of the optimizer.
+	// Pieces, by the chunk's number in the plan and the array, counted as in a CheckpointHeader.
 	Chunks []uint32 `protobuf:"varint,3,rep,packed,name=chunks,proto3" json:"chunks,omitempty"`
 	Arrays []uint32 `protobuf:"varint,4,rep,packed,name=arrays,proto3" json:"arrays,omitempty"`
 	Stage  string   `protobuf:"bytes,5,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -814,10 +814,14 @@ type CheckpointHeader struct {
 	Job       string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	Mode      string                 `protobuf:"bytes,2,opt,name=mode,proto3" json:"mode,omitempty"`
 	Optimizer string                 `protobuf:"bytes,3,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
-	// The number of f32 arrays kept for each tensor: parameters, then optimizer state.
-	Arrays        uint32              `protobuf:"varint,4,opt,name=arrays,proto3" json:"arrays,omitempty"`
-	SavedUnix     int64               `protobuf:"varint,5,opt,name=saved_unix,json=savedUnix,proto3" json:"saved_unix,omitempty"`
-	Tensors       []*CheckpointTensor `protobuf:"bytes,6,rep,name=tensors,proto3" json:"tensors,omitempty"`
+	// The number of f32 arrays kept for each tensor: parameters, then optimizer state. Where racks train on their own these come for
+	// each rack, then the parameters of their last meeting, and the outer optimizer's parameters and state.
+	Arrays    uint32              `protobuf:"varint,4,opt,name=arrays,proto3" json:"arrays,omitempty"`
+	SavedUnix int64               `protobuf:"varint,5,opt,name=saved_unix,json=savedUnix,proto3" json:"saved_unix,omitempty"`
+	Tensors   []*CheckpointTensor `protobuf:"bytes,6,rep,name=tensors,proto3" json:"tensors,omitempty"`
+	// The racks that train on their own, in order, and the rule of their outer optimizer; empty: there are none.
+	Racks         []string `protobuf:"bytes,7,rep,name=racks,proto3" json:"racks,omitempty"`
+	OuterRule     string   `protobuf:"bytes,8,opt,name=outer_rule,json=outerRule,proto3" json:"outer_rule,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -892,6 +896,20 @@ func (x *CheckpointHeader) GetTensors() []*CheckpointTensor {
 		return x.Tensors
 	}
 	return nil
+}
+
+func (x *CheckpointHeader) GetRacks() []string {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+func (x *CheckpointHeader) GetOuterRule() string {
+	if x != nil {
+		return x.OuterRule
+	}
+	return ""
 }
 
 type CheckpointTensor struct {
@@ -1016,7 +1034,7 @@ const file_state_proto_rawDesc = "" +
 	"\n" +
 	"StateMarks\x12\x1a\n" +
 	"\bfinished\x18\x01 \x03(\x04R\bfinished\x12\x16\n" +
-	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"\xc7\x01\n" +
+	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"\xfc\x01\n" +
 	"\x10CheckpointHeader\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x1c\n" +
@@ -1024,7 +1042,10 @@ const file_state_proto_rawDesc = "" +
 	"\x06arrays\x18\x04 \x01(\rR\x06arrays\x12\x1d\n" +
 	"\n" +
 	"saved_unix\x18\x05 \x01(\x03R\tsavedUnix\x128\n" +
-	"\atensors\x18\x06 \x03(\v2\x1e.rackweave.v1.CheckpointTensorR\atensors\"V\n" +
+	"\atensors\x18\x06 \x03(\v2\x1e.rackweave.v1.CheckpointTensorR\atensors\x12\x14\n" +
+	"\x05racks\x18\a \x03(\tR\x05racks\x12\x1d\n" +
+	"\n" +
+	"outer_rule\x18\b \x01(\tR\touterRule\"V\n" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +

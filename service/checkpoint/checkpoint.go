@@ -2,7 +2,7 @@
 //
 //	"RWCKPT1\n"
 //	header: u32 length, protobuf CheckpointHeader, u32 CRC-32C of the protobuf
-//	for each tensor of the header, for each array (parameters, then optimizer states):
+//	for each tensor of the header, for each array (CheckpointHeader has their order):
 //	        f32[elems], u32 CRC-32C of them
 //	"RWCKEND\n"
 //
@@ -27,7 +27,7 @@ import (
 // Limits of a file that is read.
 const (
 	maxHeaderBytes = 256 << 20
-	maxArrays      = 8
+	maxArrays      = 8 // of each rack that trains on its own, and of the optimizer of all
 	maxElems       = 1 << 50
 )
 
@@ -47,8 +47,8 @@ func corrupt(format string, args ...any) error {
 
 // check reports what is wrong with a header.
 func check(h *api.CheckpointHeader) error {
-	if h.Arrays < 1 || h.Arrays > maxArrays {
-		return fmt.Errorf("%d arrays for each tensor: there can be 1 to %d", h.Arrays, maxArrays)
+	if most := maxArrays * (1 + len(h.Racks)); h.Arrays < 1 || int(h.Arrays) > most {
+		return fmt.Errorf("%d arrays for each tensor: there can be 1 to %d", h.Arrays, most)
 	}
 	seen := make(map[string]bool, len(h.Tensors))
 	for i, t := range h.Tensors {
@@ -97,7 +97,10 @@ func (s *sections) next() {
 
 func (s *sections) String() string {
 	name := s.header.Tensors[s.tensor].Name
-	if s.array == 0 {
+	switch {
+	case len(s.header.Racks) > 0:
+		return fmt.Sprintf("values in array %d of tensor %q", s.array, name)
+	case s.array == 0:
 		return fmt.Sprintf("parameters of tensor %q", name)
 	}
 	return fmt.Sprintf("optimizer state %d of tensor %q", s.array, name)

@@ -47,8 +47,10 @@ func file(t testing.TB, h *api.CheckpointHeader) []byte {
 
 func TestWhatIsWrittenIsReadWhateverThePieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := header(rapid.Uint32Range(1, 4).Draw(t, "arrays"),
+		racks := rapid.SampledFrom([][]string{nil, {"a", "b"}}).Draw(t, "racks")
+		h := header(rapid.Uint32Range(1, uint32(4+4*len(racks))).Draw(t, "arrays"),
 			rapid.SliceOfN(rapid.Uint64Range(1, 3*blockElems), 0, 4).Draw(t, "elems")...)
+		h.Racks = racks
 		x := content(h)
 		var b bytes.Buffer
 		w, err := NewWriter(&b, h)
@@ -145,12 +147,15 @@ func TestErrorsNameTheArray(t *testing.T) {
 }
 
 func TestAHeaderThatCannotBeIsRefused(t *testing.T) {
+	ofRacks := header(25, 1)
+	ofRacks.Racks = []string{"a", "b"}
 	for name, h := range map[string]*api.CheckpointHeader{
-		"no arrays":   header(0, 1),
-		"many arrays": header(9, 1),
-		"no elements": header(1, 0),
-		"name twice":  {Arrays: 1, Tensors: []*api.CheckpointTensor{{Name: "a", Elems: 1}, {Name: "a", Elems: 1}}},
-		"no name":     {Arrays: 1, Tensors: []*api.CheckpointTensor{{Elems: 1}}},
+		"many arrays of racks": ofRacks,
+		"no arrays":            header(0, 1),
+		"many arrays":          header(9, 1),
+		"no elements":          header(1, 0),
+		"name twice":           {Arrays: 1, Tensors: []*api.CheckpointTensor{{Name: "a", Elems: 1}, {Name: "a", Elems: 1}}},
+		"no name":              {Arrays: 1, Tensors: []*api.CheckpointTensor{{Elems: 1}}},
 	} {
 		if _, err := NewWriter(io.Discard, h); err == nil {
 			t.Errorf("%s: written", name)
