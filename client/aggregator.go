@@ -58,10 +58,15 @@ func (a *aggregator) noteAddress() {
 	dial := a.transport.DialContext
 	a.transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
-		if err == nil {
-			a.at.Store(c.RemoteAddr().(*net.TCPAddr))
+		if err != nil {
+			return nil, err
 		}
-		return c, err
+		at, ok := c.RemoteAddr().(*net.TCPAddr)
+		if !ok { // a Unix socket: it is on this host
+			at = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
+		}
+		a.at.Store(at)
+		return c, nil
 	}
 }
 

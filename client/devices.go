@@ -76,9 +76,11 @@ func (w *Worker) openEach(names []string, chosen bool, options string) error {
 }
 
 // options returns the configuration's, with the address where calls reach the aggregator: it may listen on all of its addresses.
-func (a *aggregator) options() string {
+func (a *aggregator) options() string { return a.optionsOf(a.info.Provider) }
+
+func (a *aggregator) optionsOf(provider string) string {
 	at := a.at.Load()
-	if a.info.Provider != verbs.ProviderTCP || at.Zone != "" {
+	if provider != verbs.ProviderTCP || at.Zone != "" {
 		return a.cfg.ProviderOptions
 	}
 	return strings.TrimPrefix(a.cfg.ProviderOptions+",peer="+at.IP.String(), ",")

@@ -3,6 +3,7 @@ package client_test
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -91,4 +92,103 @@ func TestRacksOfShapeAutoTakeTheShapeThatTheFirstChooses(t *testing.T) {
 			t.Errorf("rack %d has shape %q, another %q, because %q", rack, j.Shape, shape, j.ShapeReason)
 		}
 	}
+}
+
+// What a link is measured to carry is near what the same processor moves without queue pairs at about the same time. A busy machine
+// may spoil one of the two, but not always.
+func TestTheLinkToAnAggregatorIsMeasured(t *testing.T) {
+	for _, tc := range []struct {
+		provider string
+		direct   func(t *testing.T) float64
+	}{{verbs.ProviderTCP, throughASocket}, {verbs.ProviderSHM, throughMemory}} {
+		t.Run(tc.provider, func(t *testing.T) {
+			s := serve(t, service.Options{Providers: []string{tc.provider}, Cores: 1, AdminToken: "admin"})
+			cfg := client.Config{Server: s.URL(), Token: "admin", Timeout: deadline}
+			for tries := 5; ; tries-- {
+				l, err := client.MeasureLink(context20(t), cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				direct := tc.direct(t)
+				near := func(w client.Way) bool {
+					return w.Rate > direct/20 && w.Rate < 4*direct && w.Latency > 0 && w.Latency < time.Second
+				}
+				if l.Provider == tc.provider && near(l.Up) && near(l.Down) && l.Took < 10*time.Second {
+					return
+				}
+				if tries == 0 {
+					t.Fatalf("%+v, and %.4g B/s without queue pairs", l, direct)
+				}
+			}
+		})
+	}
+}
+
+const moved = 64 << 20
+
+// throughASocket returns the bytes per second that a plain connection carries.
+func throughASocket(t *testing.T) float64 {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
+			defer c.Close()
+			for b := make([]byte, 256<<10); err == nil; _, err = c.Write(b) {
+			}
+		}
+	}()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	began, b := time.Now(), make([]byte, 256<<10)
+	for left := moved; left > 0; {
+		n, err := c.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left -= n
+	}
+	return moved / time.Since(began).Seconds()
+}
+
+// throughMemory returns the bytes per second that a copy from cache to cache moves.
+func throughMemory(*testing.T) float64 {
+	from, to := make([]byte, 32<<10), make([]byte, 32<<10)
+	began := time.Now()
+	for left := 4 * moved; left > 0; left -= len(from) {
+		copy(to, from)
+	}
+	return 4 * moved / time.Since(began).Seconds()
+}
+
+func TestALinkThatCannotBeMeasuredSaysWhy(t *testing.T) {
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"})
+	for _, tc := range []struct {
+		cfg  client.Config
+		want string
+	}{
+		{client.Config{Server: s.URL(), Token: "other"}, "measure a link: "},
+		{client.Config{Server: s.URL(), Token: "admin", Provider: verbs.ProviderSHM}, "measure a link over shm: served here: tcp"},
+		{client.Config{Server: s.URL() + ",http://b:7077", Token: "admin"}, "measure one after the other"},
+	} {
+		_, err := client.MeasureLink(context20(t), tc.cfg)
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%v: want it to say %q", err, tc.want)
+		}
+	}
+}
+
+// Hosts that measure at once do so one after the other, and beside a job.
+func TestLinksAreMeasuredInTurn(t *testing.T) {
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"})
+	workers := joinAll(t, s, client.Config{Job: "j", Token: "t", Workers: 2, Provider: verbs.ProviderTCP})
+	each(t, workers, func(int, *client.Worker) error {
+		_, err := client.MeasureLink(context20(t), client.Config{Server: s.URL(), Token: "admin"})
+		return err
+	})
 }

@@ -104,7 +104,7 @@ func (l *Links) PodUplink(pod int) (out, in float64) {
 }
 
 // Predict returns what crossing the core takes in a step of a topology of these racks: model is the bytes of all sums as they
-// cross, chunk those of one chunk. What the racks' own links take is the same in every shape and left out.
+// cross, chunk those of one chunk. What the racks' own links take is the same in every shape and left out: see [Beside].
 func (l *Links) Predict(t Topology, model, chunk float64) Prediction {
 	p := Prediction{Shape: t.Shape, Name: t.Shape.String(), Unfit: t.Check()}
 	if p.Unfit != nil {
@@ -134,6 +134,25 @@ func (l *Links) Predict(t Topology, model, chunk float64) Prediction {
 	p.Fill = l.fill(t, chunk)
 	p.Seconds = p.Bound + p.Fill
 	return p
+}
+
+// Beside returns predictions of crossing the core as those of whole steps, the fastest first: workers and aggregators exchange
+// within racks meanwhile, as is predicted of one rack alone. Both stream, so the slower one binds, and the last chunk takes both.
+func Beside(all []Prediction, rack Prediction) []Prediction {
+	all = slices.Clone(all)
+	for i := range all {
+		p := &all[i]
+		if p.Unfit != nil {
+			continue
+		}
+		if rack.Bound > p.Bound {
+			p.Bound, p.Binding = rack.Bound, rack.Binding
+		}
+		p.Fill += rack.Fill
+		p.Seconds = p.Bound + p.Fill
+	}
+	fastestFirst(all)
+	return all
 }
 
 // bindPods tells what crosses the pods' uplinks.

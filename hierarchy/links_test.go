@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -116,6 +117,37 @@ func TestTheShapeFollowsTheLinks(t *testing.T) {
 		got := Prefer(all, Sharded)
 		if got != tc.want || !strings.Contains(all[0].Binding, tc.says) {
 			t.Errorf("%s: shape %v, want %v: %+v", tc.name, got, tc.want, all)
+		}
+	}
+}
+
+// A whole step takes what the slower of the two takes: crossing the core, or the exchange within racks. The fill is of both.
+func TestAStepIsBoundByTheRackOrByTheCore(t *testing.T) {
+	const model, chunk = 100e6, 32 << 10
+	l := evenLinks(4, 1, 1e9, 0, 1e-5)
+	l.Rate[3], l.Rate[0][3], l.Rate[1][3], l.Rate[2][3] = []float64{1e8, 1e8, 1e8, 0}, 1e8, 1e8, 1e8
+	across, err := l.Choose(model, chunk, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name   string
+		worker float64
+		want   Shape
+		binds  string
+	}{{"fast workers", 1e10, Root, "rack 3"}, {"slow workers", 1e7, Sharded, "worker NIC"}} {
+		c := Cluster{Racks: 1, Workers: 4, WorkerNIC: tc.worker, AggregatorNIC: 4 * tc.worker, RackLatency: 1e-5}
+		rack := c.Predict(Sharded, model, chunk)
+		all := Beside(across, rack)
+		if got := Prefer(all, Sharded); got != tc.want || !strings.Contains(all[0].Binding, tc.binds) {
+			t.Errorf("%s: shape %v bound by %s, want %v by %s", tc.name, got, all[0].Binding, tc.want, tc.binds)
+		}
+		for _, p := range all {
+			i := slices.IndexFunc(across, func(a Prediction) bool { return a.Shape == p.Shape })
+			a := across[i]
+			if p.Unfit == nil && (p.Bound != max(a.Bound, rack.Bound) || p.Fill != a.Fill+rack.Fill || p.Seconds != p.Bound+p.Fill) {
+				t.Errorf("%s: a step of %+v, across %+v and in the rack %+v", tc.name, p, a, rack)
+			}
 		}
 	}
 }

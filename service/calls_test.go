@@ -48,7 +48,7 @@ var anyCall = []string{
 	apiconnect.JobServiceLeaveProcedure, apiconnect.JobServiceStatusProcedure, apiconnect.JobServiceSetPolicyProcedure,
 	apiconnect.JobServiceReportLossProcedure, apiconnect.JobServiceTraceProcedure, apiconnect.JobServiceCarryProcedure,
 	apiconnect.JobServiceAnswerStateProcedure, apiconnect.JobServiceDrainProcedure, apiconnect.JobServiceLinksProcedure,
-	apiconnect.JobServiceReshapeProcedure,
+	apiconnect.JobServiceReshapeProcedure, apiconnect.JobServiceProbeProcedure,
 	apiconnect.RackServiceAskProcedure, "/metrics", "/grpc.health.v1.Health/Check", "/none",
 }
 

@@ -36,7 +36,6 @@ type hub struct {
 	board    *racks.Board
 	clients  map[string]*http.Client // by rack; each keeps its connections for the aggregator's life
 
-	probing  probing
 	watching watching
 
 	mu    sync.Mutex
@@ -191,7 +190,7 @@ func (s *Service) answer(ctx context.Context, r *api.AskRequest) ([]byte, error)
 	case r.State != nil:
 		return k.answerState(ctx, r)
 	case r.Probe != nil:
-		return s.answerProbe(ctx, r.Probe)
+		return s.answerProbe(ctx, r.Probe, len(k.Racks)-1)
 	case r.Reshape != nil:
 		return s.answerReshape(ctx, r)
 	}

@@ -12,10 +12,10 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/rackweave/rackweave/aggregate/probe"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
+	"github.com/rackweave/rackweave/verbs/probe"
 )
 
 const (
@@ -40,8 +40,8 @@ func (s *Service) Links(ctx context.Context, r *api.LinksRequest) (*api.LinksRes
 		s.refusals.count("admin")
 		return nil, refuse(connect.CodePermissionDenied, "measure links: %w", errNotAdmin)
 	}
-	if s.cluster == nil {
-		return nil, refuse(connect.CodeFailedPrecondition, "measure links: this aggregator is of no cluster: start it with --cluster")
+	if s.cluster == nil || len(s.cluster.Racks) < 2 {
+		return &api.LinksResponse{}, nil
 	}
 	k, err := s.cluster.now("")
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Service) Links(ctx context.Context, r *api.LinksRequest) (*api.LinksRes
 	}
 	provider := r.Provider
 	if provider == "" || provider == "auto" {
-		provider = s.farthest()
+		provider = s.farthest(s.served)
 	}
 	ctx, cancel := bounded(ctx, r.TimeoutMs)
 	defer cancel()
@@ -69,14 +69,15 @@ func (s *Service) Links(ctx context.Context, r *api.LinksRequest) (*api.LinksRes
 	return out, nil
 }
 
-// farthest is the fastest provider that leads to other hosts, of those served here.
-func (s *Service) farthest() string {
+// farthest is the fastest of some providers that is served here and leads to other hosts. Where none does, it may lead to this one
+// alone; empty: none is served.
+func (s *Service) farthest(of []string) (best string) {
 	for _, p := range s.served {
-		if p != verbs.ProviderSHM {
-			return p
+		if slices.Contains(of, p) && (best == "" || best == verbs.ProviderSHM) {
+			best = p
 		}
 	}
-	return s.served[0]
+	return best
 }
 
 // measured returns the links as they were measured last, or measures them.
@@ -134,7 +135,7 @@ func (m *measurement) ask(ctx context.Context, rack int, q *api.ProbeQuestion) (
 		return m.k.ask(ctx, m.u, rack, &api.AskRequest{Stage: "links", Probe: q})
 	}
 	for {
-		out, err := m.s.answerProbe(ctx, q)
+		out, err := m.s.answerProbe(ctx, q, len(m.k.Racks)-1)
 		if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
 			return out, reason(err)
 		}

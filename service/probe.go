@@ -10,8 +10,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/rackweave/rackweave/aggregate/probe"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/verbs/probe"
 )
 
 const (
@@ -23,7 +23,7 @@ const (
 	mostLasts = time.Second
 )
 
-// probing is this aggregator's part in a measurement of the links between racks: one at a time.
+// probing is this aggregator's part in a measurement of links, between racks or to another host: one at a time.
 type probing struct {
 	mu     sync.Mutex
 	id     string // of the measurement; empty: there is none
@@ -32,10 +32,31 @@ type probing struct {
 	timer  *time.Timer // ends it when nobody asks
 }
 
-// answerProbe takes part in a measurement.
-func (s *Service) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte, error) {
+// Probe implements the schema's Probe.
+func (s *Service) Probe(ctx context.Context, r *api.ProbeRequest) (*api.ProbeResponse, error) {
+	if !callerOf(ctx).admin {
+		s.refusals.count("admin")
+		return nil, refuse(connect.CodePermissionDenied, "measure a link: %w", errNotAdmin)
+	}
+	q := r.Question
+	if q == nil {
+		return nil, refuse(connect.CodeInvalidArgument, "measure a link: nothing is asked")
+	}
+	if q.Kind == api.ProbeQuestion_OPEN {
+		if q.Provider = s.farthest(r.Providers); q.Provider == "" {
+			return nil, refuse(connect.CodeFailedPrecondition, "measure a link over %s: served here: %s", list(r.Providers), list(s.served))
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTurn)
+	defer cancel()
+	answer, err := s.answerProbe(ctx, q, 1)
+	return &api.ProbeResponse{Answer: answer, Provider: q.Provider}, err
+}
+
+// answerProbe takes part in a measurement, with so many others at most.
+func (s *Service) answerProbe(ctx context.Context, q *api.ProbeQuestion, most int) ([]byte, error) {
 	var out any
-	p, err := s.cluster.probing.take(s, q)
+	p, err := s.probing.take(s, q, most)
 	if err == nil {
 		out, err = takePart(ctx, p, q)
 	}
@@ -45,7 +66,7 @@ func (s *Service) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte
 	case err != nil:
 		return nil, refuse(connect.CodeFailedPrecondition, "measure links: %w", reason(err))
 	case q.Kind == api.ProbeQuestion_OPEN:
-		return s.cluster.probing.answer(q.Probe), nil
+		return s.probing.answer(q.Probe), nil
 	}
 	return json.Marshal(out)
 }
@@ -73,7 +94,7 @@ func takePart(ctx context.Context, p *probe.Prober, q *api.ProbeQuestion) (any, 
 }
 
 // take returns this aggregator's end of the measurement that a question is about; nil: it has ended, as was asked.
-func (p *probing) take(s *Service, q *api.ProbeQuestion) (*probe.Prober, error) {
+func (p *probing) take(s *Service, q *api.ProbeQuestion, most int) (*probe.Prober, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -85,7 +106,7 @@ func (p *probing) take(s *Service, q *api.ProbeQuestion) (*probe.Prober, error) 
 	case q.Probe == "":
 		return nil, refuse(connect.CodeInvalidArgument, "no measurement is named")
 	case q.Kind == api.ProbeQuestion_OPEN && p.id == "":
-		return p.prober, p.open(s, q)
+		return p.prober, p.open(s, q, most)
 	case q.Kind == api.ProbeQuestion_OPEN && p.id != q.Probe:
 		return nil, refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
 	case p.id != q.Probe:
@@ -96,7 +117,7 @@ func (p *probing) take(s *Service, q *api.ProbeQuestion) (*probe.Prober, error) 
 }
 
 // open makes the ends. The caller holds p.mu.
-func (p *probing) open(s *Service, q *api.ProbeQuestion) error {
+func (p *probing) open(s *Service, q *api.ProbeQuestion, most int) error {
 	e := s.engines[q.Provider]
 	if e == nil {
 		return fmt.Errorf("provider %q is not served here: use one of %s", q.Provider, list(s.served))
@@ -106,8 +127,8 @@ func (p *probing) open(s *Service, q *api.ProbeQuestion) error {
 		others[i] = int(other)
 	}
 	slices.Sort(others)
-	if others = slices.Compact(others); len(others) != len(q.Others) || len(others) >= len(s.cluster.Racks) {
-		return fmt.Errorf("ends to %d others, and %d racks: give all aggregators the same cluster", len(q.Others), len(s.cluster.Racks))
+	if others = slices.Compact(others); len(others) != len(q.Others) || len(others) > most {
+		return fmt.Errorf("ends to %d others, of which there are %d: give all aggregators the same cluster", len(q.Others), most)
 	}
 	prober, ends, err := probe.Open(e.devices[0], others)
 	if err != nil {

@@ -37,6 +37,7 @@ type Service struct {
 	guarded   http.Handler // mux, behind the guard
 	door      *door.Door
 	cluster   *cluster // nil: the rack is alone
+	probing   probing
 	ledger    *quota.Ledger
 	keys      *keys.Keys // nil: open to whoever reaches it
 	tls       *tls.Config
@@ -324,8 +325,8 @@ func (s *Service) close() error {
 	for s.dropOldest(tenant{}) {
 	}
 	s.background.Wait()
+	s.probing.end("")
 	if s.cluster != nil {
-		s.cluster.probing.end("")
 		s.cluster.hangUp()
 	}
 	for _, p := range s.served {

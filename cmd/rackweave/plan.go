@@ -31,13 +31,14 @@ type planFlags struct {
 	table1, table2, asJSON                        bool
 	scale                                         []int
 	svgDir                                        string
-	probe                                         bool
+	probe, inRack                                 bool
 	server                                        client.Config
 	provider, clusterFile                         string
+	measured                                      *client.Link // a worker's; nil: as link and rackLatency say
 }
 
 // ofProbe are the flags that say nothing without --probe.
-var ofProbe = []string{"server", "cluster", "ca", "token", "timeout", "provider"}
+var ofProbe = []string{"server", "cluster", "ca", "token", "timeout", "provider", "in-rack"}
 
 // checkProbe refuses flags that would say nothing.
 func (f *planFlags) checkProbe(given *pflag.FlagSet) error {
@@ -48,6 +49,11 @@ func (f *planFlags) checkProbe(given *pflag.FlagSet) error {
 				value = "" // a secret
 			}
 			return fmt.Errorf("--%s%s: without --probe no aggregator is asked: add --probe, or leave it out", name, value)
+		}
+	}
+	for _, name := range []string{"link", "rack-latency"} {
+		if f.probe && given.Changed(name) {
+			return fmt.Errorf("--%s %s: with --probe links are measured: leave it out", name, given.Lookup(name).Value)
 		}
 	}
 	if given.Changed("server") && f.clusterFile != "" {
@@ -67,12 +73,16 @@ among themselves, with the bytes on every link, and how many workers one aggrega
 A step streams, so it takes the bytes on the tightest link over its rate, and what the last chunk takes alone.
 
 With --probe the aggregators of a cluster that runs measure the links between their racks, some seconds in which jobs on these
-links are slower, and what is predicted is what crossing the core takes by these.`,
+links are slower, and what is predicted is what crossing the core takes by these. With --in-rack as well, this host measures its own
+link to the aggregator, as a worker's, and whole steps are predicted. For an aggregator that is alone --probe measures just that, in
+less than 3 s: run it on a worker's host.`,
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms
   rackweave plan --scale 1,2,8,32,125,250 --workers 40 --core 4:1 --model bert-large --svg figures
+  rackweave plan --probe --server http://aggregator:7077 --token ADMIN --workers 16 --model bert-large
   rackweave plan --probe --cluster cluster.yaml --token ADMIN --model bert-large
+  rackweave plan --probe --cluster cluster.yaml --token ADMIN --in-rack --workers 16 --model bert-large
   rackweave plan --table1
   rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
@@ -127,8 +137,9 @@ links are slower, and what is predicted is what crossing the core takes by these
 		"print Table II of the paper beside what computation and bytes allow at --link, and from which rate on communication is hidden")
 	fl.IntSliceVar(&f.scale, "scale", nil, "instead of one cluster: numbers of racks, each predicted and simulated")
 	fl.StringVar(&f.svgDir, "svg", "", "with --scale: directory for figures")
-	fl.BoolVar(&f.probe, "probe", false, "measure the links of a cluster that runs, and predict by them")
-	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "with --probe: URL of one of the cluster's aggregators")
+	fl.BoolVar(&f.probe, "probe", false, "measure the links of a cluster that runs, or this host's to an aggregator, and predict by them")
+	fl.BoolVar(&f.inRack, "in-rack", false, "with --probe: this host is a worker's: measure its link to the cluster's aggregator, too")
+	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "with --probe: URL of an aggregator")
 	fl.StringVar(&f.clusterFile, "cluster", "", "with --probe, instead of --server: the cluster's file, whose first aggregator is asked")
 	fl.StringVar(&f.server.CA, "ca", "", "with --probe: file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	fl.StringVar(&f.server.Token, "token", "", "with --probe: the aggregator's admin token, where it has one")
@@ -168,11 +179,22 @@ func parseRatio(flag, s string) (float64, error) {
 	return v, nil
 }
 
+// workerNIC returns the rate of a worker's link, of the slower direction.
+func (f *planFlags) workerNIC() (float64, error) {
+	if l := f.measured; l != nil {
+		return min(l.Up.Rate, l.Down.Rate), nil
+	}
+	return parseRate("link", f.link)
+}
+
 // cluster turns the flags into a cluster.
 func (f *planFlags) cluster() (c hierarchy.Cluster, err error) {
 	c = hierarchy.Cluster{
 		Racks: f.racks, Workers: f.workers, Pods: f.pods, RackLatency: f.rackLatency.Seconds(),
 		CoreLatency: f.coreLatency.Seconds(),
+	}
+	if l := f.measured; l != nil {
+		c.RackLatency = max(l.Up.Latency, l.Down.Latency).Seconds()
 	}
 	if c.Outer, err = hierarchy.ParseOuter(f.outer); err != nil {
 		return c, err
@@ -180,7 +202,7 @@ func (f *planFlags) cluster() (c hierarchy.Cluster, err error) {
 	if err := c.Outer.CheckRacks(c.Racks); err != nil {
 		return c, err
 	}
-	if c.WorkerNIC, err = parseRate("link", f.link); err != nil {
+	if c.WorkerNIC, err = f.workerNIC(); err != nil {
 		return c, err
 	}
 	c.AggregatorNIC = c.WorkerNIC * float64(f.workers)
@@ -235,6 +257,7 @@ type planResult struct {
 	Shapes       []planShape            `json:"shapes"`
 	OneRack      hierarchy.Capacity     `json:"workers_per_aggregator"`
 	StepsPerCost float64                `json:"steps_per_second_and_price,omitempty"`
+	InRack       *measuredLink          `json:"link,omitempty"`
 	cluster      hierarchy.Cluster      `json:"-"`
 	predictions  []hierarchy.Prediction `json:"-"`
 }

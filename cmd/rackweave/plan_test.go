@@ -70,6 +70,9 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 		{[]string{"--probe", "--server", "http://a:7077", "--cluster", "c.yaml"},
 			`--server "http://a:7077" and --cluster "c.yaml": give one of them`},
 		{[]string{"--probe", "--cluster", "none.yaml"}, "read cluster: open none.yaml"},
+		{[]string{"--in-rack"}, `--in-rack "true": without --probe`},
+		{[]string{"--probe", "--link", "25Gb/s"}, "--link 25Gb/s: with --probe links are measured: leave it out"},
+		{[]string{"--probe", "--rack-latency", "4us"}, "--rack-latency 4µs: with --probe links are measured"},
 	} {
 		if _, err := run(t, append([]string{"plan"}, tc.args...)...); err == nil || !strings.Contains(err.Error(),
 			tc.want) {
@@ -131,5 +134,48 @@ func TestPlanAsksTheClustersFirstAggregator(t *testing.T) {
 	}
 	if !asked.Load() {
 		t.Error("the first aggregator was not asked")
+	}
+}
+
+// What is predicted for workers of an aggregator that is alone goes by this host's link to it.
+func TestPlanMeasuresTheLinkToAnAggregatorThatIsAlone(t *testing.T) {
+	line := serving(t, "--json", "--cores", "1")
+	var said struct{ URL string }
+	if err := json.Unmarshal([]byte(line), &said); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"plan", "--probe", "--server", said.URL, "--provider", "tcp", "--workers", "3", "--aggregator-link", "1Tb/s",
+		"--bytes", "8MB"}
+	out, err := run(t, append(args, "--json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Bytes  float64
+		Link   measuredLink
+		Shapes []struct {
+			Bound   float64 `json:"bound_seconds"`
+			Fill    float64 `json:"fill_seconds"`
+			Binding string
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	l, s := got.Link, got.Shapes[0]
+	if l.Provider != "tcp" || !(l.Up > 0) || !(l.Down > 0) || !(l.UpLatency > 0) || !(l.DownLatency > 0) || l.Note == "" {
+		t.Errorf("the link: %+v", l)
+	}
+	if want := got.Bytes / min(l.Up, l.Down); s.Binding != "worker NIC" || s.Bound < 0.999*want || s.Bound > 1.001*want ||
+		s.Fill < 2*max(l.UpLatency, l.DownLatency) {
+		t.Errorf("a step of %+v by a link of %+v", s, l)
+	}
+	if out, err = run(t, args...); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"as measured over tcp in", "\nup ", "\ndown ", "1 rack of 3 workers", "bound by the worker NIC"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
 	}
 }

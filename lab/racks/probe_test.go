@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,32 +14,51 @@ import (
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
+// plan is what `rackweave plan --probe --json` prints, with --in-rack all of it.
+type plan struct {
+	Links  hierarchy.Links
+	InRack struct {
+		Up          float64 `json:"up_bytes_per_second"`
+		Down        float64 `json:"down_bytes_per_second"`
+		UpLatency   float64 `json:"up_latency_seconds"`
+		DownLatency float64 `json:"down_latency_seconds"`
+	} `json:"in_rack"`
+	Best string
+}
+
 // measured has the aggregators of a lab measure their links.
-func measured(t *testing.T, l *Lab) (links hierarchy.Links, best string) {
+func measured(t *testing.T, l *Lab, flags ...string) (p plan) {
 	t.Helper()
-	argv := l.PlanCommand(l.Program, 0, "--bytes", "500KB", "--json")
+	argv := l.PlanCommand(l.Program, 0, append(flags, "--bytes", "500KB", "--json")...)
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("%v: %v", argv, err)
 	}
-	var plan struct {
-		Links hierarchy.Links
-		Best  string
-	}
-	if err := json.Unmarshal(out, &plan); err != nil {
+	if err := json.Unmarshal(out, &p); err != nil {
 		t.Fatal(err)
 	}
-	return plan.Links, plan.Best
+	return p
 }
 
-// Uplinks of 80, 80 and 20 Mb/s: a rack's links are measured as they are shaped, and the job goes around the slow rack, which a
-// root elsewhere, or the end of a chain, spares a quarter of its bytes.
+// isAsShaped checks what was measured of a direction of a link. Other tests may take the cores.
+func isAsShaped(t *testing.T, link string, rate, latency, shaped float64) {
+	t.Helper()
+	if want := shaped * goodput / 8; rate > 1.15*want || rate < 0.6*want {
+		t.Errorf("%s: %.4g B/s, %.4g are shaped", link, rate, want)
+	}
+	if !(latency > 0 && latency < 1) {
+		t.Errorf("%s: %g s", link, latency)
+	}
+}
+
+// Uplinks of 80, 80 and 20 Mb/s: links are measured as they are shaped, between racks and in one, and the job goes around the slow
+// rack, which a root elsewhere, or the end of a chain, spares a quarter of its bytes.
 func TestShapeAutoGoesAroundASlowUplink(t *testing.T) {
-	const fast, slow = 80e6, 20e6
+	const fast, slow, workers = 80e6, 20e6, 160e6
 	l := &Lab{Program: program(t), Log: os.Stderr, Warmup: 1, Iters: 20, Verify: true}
-	l.Fabric = up(t, Config{Racks: 3, Workers: 1, Rate: fast, Core: 1})
+	l.Fabric = up(t, Config{Racks: 3, Workers: 1, Rate: workers, Core: workers / fast})
 	if err := l.SetUplink(t.Context(), 2, slow); err != nil {
 		t.Fatal(err)
 	}
@@ -49,23 +69,22 @@ func TestShapeAutoGoesAroundASlowUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Stop()
-	links, best := measured(t, l)
-	for i := range links.Rate {
-		for j, rate := range links.Rate[i] {
+	p := measured(t, l, "--in-rack")
+	for i := range p.Links.Rate {
+		for j, rate := range p.Links.Rate[i] {
 			want := fast
 			if i == 2 || j == 2 {
 				want = slow
 			}
-			if want *= goodput / 8; i != j && (rate > 1.15*want || rate < 0.6*want) { // other tests may take the cores
-				t.Errorf("from rack %d to rack %d: %.4g B/s, %.4g are shaped", i, j, rate, want)
-			}
-			if hop := links.Latency[i][j]; i != j && !(hop > 0 && hop < 1) {
-				t.Errorf("from rack %d to rack %d: %g s", i, j, hop)
+			if i != j {
+				isAsShaped(t, fmt.Sprintf("from rack %d to rack %d", i, j), rate, p.Links.Latency[i][j], want)
 			}
 		}
 	}
-	if best != "root" && best != "chain" { // both put one model on the slow uplink, where sharded puts a third more
-		t.Errorf("the plan chooses %s", best)
+	isAsShaped(t, "from a worker to its aggregator", p.InRack.Up, p.InRack.UpLatency, workers)
+	isAsShaped(t, "from an aggregator to its worker", p.InRack.Down, p.InRack.DownLatency, workers)
+	if p.Best != "root" && p.Best != "chain" { // both put one model on the slow uplink, where sharded puts a third more
+		t.Errorf("the plan chooses %s", p.Best)
 	}
 	r := &trial{Lab: l, Cluster: c, ctx: ctx, outcome: make(chan error, 1)}
 	done := make(chan struct{})

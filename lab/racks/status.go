@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -48,10 +49,11 @@ func (l *Lab) Status(ctx context.Context, rack int) (s Status, err error) {
 	return s, nil
 }
 
-// PlanCommand returns the command line that measures the links from a rack's aggregator.
+// PlanCommand returns the command line by which a rack's first worker has its aggregator measure the links between racks.
 func (c *Config) PlanCommand(program string, rack int, flags ...string) []string {
-	argv := append([]string{program, "plan", "--probe", "--server", c.URL(rack), "--token", adminToken}, flags...)
-	return c.Aggregator(rack).Command(argv...)
+	argv := append([]string{program, "plan", "--probe", "--server", c.URL(rack), "--token", adminToken, "--workers",
+		strconv.Itoa(c.Workers)}, flags...)
+	return c.Worker(rack, 0).Command(argv...)
 }
 
 // Reduces waits until a job's sums have left a rack.

@@ -4095,7 +4095,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
-	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xa4\v\n" +
+	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xe6\v\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -4118,7 +4118,8 @@ const file_job_proto_rawDesc = "" +
 	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12@\n" +
 	"\x05Trace\x12\x1a.rackweave.v1.TraceRequest\x1a\x1b.rackweave.v1.TraceResponse\x12@\n" +
 	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponse\x12@\n" +
-	"\x05Links\x12\x1a.rackweave.v1.LinksRequest\x1a\x1b.rackweave.v1.LinksResponse\x12F\n" +
+	"\x05Links\x12\x1a.rackweave.v1.LinksRequest\x1a\x1b.rackweave.v1.LinksResponse\x12@\n" +
+	"\x05Probe\x12\x1a.rackweave.v1.ProbeRequest\x1a\x1b.rackweave.v1.ProbeResponse\x12F\n" +
 	"\aReshape\x12\x1c.rackweave.v1.ReshapeRequest\x1a\x1d.rackweave.v1.ReshapeResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
@@ -4191,13 +4192,15 @@ var file_job_proto_goTypes = []any{
 	(*CarryRequest)(nil),        // 52: rackweave.v1.CarryRequest
 	(*AnswerStateRequest)(nil),  // 53: rackweave.v1.AnswerStateRequest
 	(*LinksRequest)(nil),        // 54: rackweave.v1.LinksRequest
-	(*ReshapeRequest)(nil),      // 55: rackweave.v1.ReshapeRequest
-	(*ReadStateResponse)(nil),   // 56: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),  // 57: rackweave.v1.WriteStateResponse
-	(*CarryResponse)(nil),       // 58: rackweave.v1.CarryResponse
-	(*AnswerStateResponse)(nil), // 59: rackweave.v1.AnswerStateResponse
-	(*LinksResponse)(nil),       // 60: rackweave.v1.LinksResponse
-	(*ReshapeResponse)(nil),     // 61: rackweave.v1.ReshapeResponse
+	(*ProbeRequest)(nil),        // 55: rackweave.v1.ProbeRequest
+	(*ReshapeRequest)(nil),      // 56: rackweave.v1.ReshapeRequest
+	(*ReadStateResponse)(nil),   // 57: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),  // 58: rackweave.v1.WriteStateResponse
+	(*CarryResponse)(nil),       // 59: rackweave.v1.CarryResponse
+	(*AnswerStateResponse)(nil), // 60: rackweave.v1.AnswerStateResponse
+	(*LinksResponse)(nil),       // 61: rackweave.v1.LinksResponse
+	(*ProbeResponse)(nil),       // 62: rackweave.v1.ProbeResponse
+	(*ReshapeResponse)(nil),     // 63: rackweave.v1.ReshapeResponse
 }
 var file_job_proto_depIdxs = []int32{
 	49, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
@@ -4244,29 +4247,31 @@ var file_job_proto_depIdxs = []int32{
 	43, // 41: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
 	47, // 42: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
 	54, // 43: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	55, // 44: rackweave.v1.JobService.Reshape:input_type -> rackweave.v1.ReshapeRequest
-	2,  // 45: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 46: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 47: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 48: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 49: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 50: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	23, // 51: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	25, // 52: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	56, // 53: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	57, // 54: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	58, // 55: rackweave.v1.JobService.Carry:output_type -> rackweave.v1.CarryResponse
-	59, // 56: rackweave.v1.JobService.AnswerState:output_type -> rackweave.v1.AnswerStateResponse
-	27, // 57: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	29, // 58: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	40, // 59: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	42, // 60: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	44, // 61: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	48, // 62: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	60, // 63: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	61, // 64: rackweave.v1.JobService.Reshape:output_type -> rackweave.v1.ReshapeResponse
-	45, // [45:65] is the sub-list for method output_type
-	25, // [25:45] is the sub-list for method input_type
+	55, // 44: rackweave.v1.JobService.Probe:input_type -> rackweave.v1.ProbeRequest
+	56, // 45: rackweave.v1.JobService.Reshape:input_type -> rackweave.v1.ReshapeRequest
+	2,  // 46: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 47: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 48: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 49: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 50: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 51: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	23, // 52: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	25, // 53: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	57, // 54: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	58, // 55: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	59, // 56: rackweave.v1.JobService.Carry:output_type -> rackweave.v1.CarryResponse
+	60, // 57: rackweave.v1.JobService.AnswerState:output_type -> rackweave.v1.AnswerStateResponse
+	27, // 58: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	29, // 59: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	40, // 60: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	42, // 61: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	44, // 62: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	48, // 63: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	61, // 64: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	62, // 65: rackweave.v1.JobService.Probe:output_type -> rackweave.v1.ProbeResponse
+	63, // 66: rackweave.v1.JobService.Reshape:output_type -> rackweave.v1.ReshapeResponse
+	46, // [46:67] is the sub-list for method output_type
+	25, // [25:46] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
 	25, // [25:25] is the sub-list for extension extendee
 	0,  // [0:25] is the sub-list for field type_name

@@ -478,6 +478,112 @@ func (x *ProbeQuestion) GetLastsMs() uint32 {
 	return 0
 }
 
+// ProbeRequest has the aggregator take its part in a measurement of the link to another host, which is number 0 of its others.
+type ProbeRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Question *ProbeQuestion         `protobuf:"bytes,1,opt,name=question,proto3" json:"question,omitempty"`
+	// For OPEN: those that the other host can use. The aggregator takes its fastest of them that leads to other hosts.
+	Providers     []string `protobuf:"bytes,2,rep,name=providers,proto3" json:"providers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeRequest) Reset() {
+	*x = ProbeRequest{}
+	mi := &file_rack_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeRequest) ProtoMessage() {}
+
+func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
+func (*ProbeRequest) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ProbeRequest) GetQuestion() *ProbeQuestion {
+	if x != nil {
+		return x.Question
+	}
+	return nil
+}
+
+func (x *ProbeRequest) GetProviders() []string {
+	if x != nil {
+		return x.Providers
+	}
+	return nil
+}
+
+type ProbeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        []byte                 `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Provider      string                 `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeResponse) Reset() {
+	*x = ProbeResponse{}
+	mi := &file_rack_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeResponse) ProtoMessage() {}
+
+func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rack_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
+func (*ProbeResponse) Descriptor() ([]byte, []int) {
+	return file_rack_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ProbeResponse) GetAnswer() []byte {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *ProbeResponse) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
 type AskResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The aggregator has come to the stage; if not, ask again.
@@ -491,7 +597,7 @@ type AskResponse struct {
 
 func (x *AskResponse) Reset() {
 	*x = AskResponse{}
-	mi := &file_rack_proto_msgTypes[3]
+	mi := &file_rack_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -503,7 +609,7 @@ func (x *AskResponse) String() string {
 func (*AskResponse) ProtoMessage() {}
 
 func (x *AskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[3]
+	mi := &file_rack_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -516,7 +622,7 @@ func (x *AskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskResponse.ProtoReflect.Descriptor instead.
 func (*AskResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{3}
+	return file_rack_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AskResponse) GetReady() bool {
@@ -551,7 +657,7 @@ type LinksRequest struct {
 
 func (x *LinksRequest) Reset() {
 	*x = LinksRequest{}
-	mi := &file_rack_proto_msgTypes[4]
+	mi := &file_rack_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +669,7 @@ func (x *LinksRequest) String() string {
 func (*LinksRequest) ProtoMessage() {}
 
 func (x *LinksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[4]
+	mi := &file_rack_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +682,7 @@ func (x *LinksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinksRequest.ProtoReflect.Descriptor instead.
 func (*LinksRequest) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{4}
+	return file_rack_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LinksRequest) GetProvider() string {
@@ -595,7 +701,7 @@ func (x *LinksRequest) GetTimeoutMs() uint32 {
 
 type LinksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names, in the order in which links number them.
+	// Names, in the order in which links number them. None: the aggregator is alone, and there is no link to another.
 	Racks    []string        `protobuf:"bytes,1,rep,name=racks,proto3" json:"racks,omitempty"`
 	Pods     uint32          `protobuf:"varint,2,opt,name=pods,proto3" json:"pods,omitempty"`
 	Provider string          `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
@@ -610,7 +716,7 @@ type LinksResponse struct {
 
 func (x *LinksResponse) Reset() {
 	*x = LinksResponse{}
-	mi := &file_rack_proto_msgTypes[5]
+	mi := &file_rack_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +728,7 @@ func (x *LinksResponse) String() string {
 func (*LinksResponse) ProtoMessage() {}
 
 func (x *LinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[5]
+	mi := &file_rack_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +741,7 @@ func (x *LinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinksResponse.ProtoReflect.Descriptor instead.
 func (*LinksResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{5}
+	return file_rack_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LinksResponse) GetRacks() []string {
@@ -693,7 +799,7 @@ type MeasuredLink struct {
 
 func (x *MeasuredLink) Reset() {
 	*x = MeasuredLink{}
-	mi := &file_rack_proto_msgTypes[6]
+	mi := &file_rack_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +811,7 @@ func (x *MeasuredLink) String() string {
 func (*MeasuredLink) ProtoMessage() {}
 
 func (x *MeasuredLink) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[6]
+	mi := &file_rack_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +824,7 @@ func (x *MeasuredLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeasuredLink.ProtoReflect.Descriptor instead.
 func (*MeasuredLink) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{6}
+	return file_rack_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MeasuredLink) GetFrom() uint32 {
@@ -760,7 +866,7 @@ type ReshapeRequest struct {
 
 func (x *ReshapeRequest) Reset() {
 	*x = ReshapeRequest{}
-	mi := &file_rack_proto_msgTypes[7]
+	mi := &file_rack_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +878,7 @@ func (x *ReshapeRequest) String() string {
 func (*ReshapeRequest) ProtoMessage() {}
 
 func (x *ReshapeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[7]
+	mi := &file_rack_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +891,7 @@ func (x *ReshapeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReshapeRequest.ProtoReflect.Descriptor instead.
 func (*ReshapeRequest) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{7}
+	return file_rack_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReshapeRequest) GetJob() string {
@@ -818,7 +924,7 @@ type ReshapeResponse struct {
 
 func (x *ReshapeResponse) Reset() {
 	*x = ReshapeResponse{}
-	mi := &file_rack_proto_msgTypes[8]
+	mi := &file_rack_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +936,7 @@ func (x *ReshapeResponse) String() string {
 func (*ReshapeResponse) ProtoMessage() {}
 
 func (x *ReshapeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[8]
+	mi := &file_rack_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +949,7 @@ func (x *ReshapeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReshapeResponse.ProtoReflect.Descriptor instead.
 func (*ReshapeResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{8}
+	return file_rack_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReshapeResponse) GetWas() string {
@@ -902,7 +1008,13 @@ const file_rack_proto_rawDesc = "" +
 	"\x04JOIN\x10\x01\x12\v\n" +
 	"\aLATENCY\x10\x02\x12\b\n" +
 	"\x04RATE\x10\x03\x12\t\n" +
-	"\x05CLOSE\x10\x04\"Q\n" +
+	"\x05CLOSE\x10\x04\"e\n" +
+	"\fProbeRequest\x127\n" +
+	"\bquestion\x18\x01 \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\bquestion\x12\x1c\n" +
+	"\tproviders\x18\x02 \x03(\tR\tproviders\"C\n" +
+	"\rProbeResponse\x12\x16\n" +
+	"\x06answer\x18\x01 \x01(\fR\x06answer\x12\x1a\n" +
+	"\bprovider\x18\x02 \x01(\tR\bprovider\"Q\n" +
 	"\vAskResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x12\n" +
@@ -946,35 +1058,38 @@ func file_rack_proto_rawDescGZIP() []byte {
 }
 
 var file_rack_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rack_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_rack_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_rack_proto_goTypes = []any{
 	(ReshapeQuestion_Kind)(0), // 0: rackweave.v1.ReshapeQuestion.Kind
 	(ProbeQuestion_Kind)(0),   // 1: rackweave.v1.ProbeQuestion.Kind
 	(*AskRequest)(nil),        // 2: rackweave.v1.AskRequest
 	(*ReshapeQuestion)(nil),   // 3: rackweave.v1.ReshapeQuestion
 	(*ProbeQuestion)(nil),     // 4: rackweave.v1.ProbeQuestion
-	(*AskResponse)(nil),       // 5: rackweave.v1.AskResponse
-	(*LinksRequest)(nil),      // 6: rackweave.v1.LinksRequest
-	(*LinksResponse)(nil),     // 7: rackweave.v1.LinksResponse
-	(*MeasuredLink)(nil),      // 8: rackweave.v1.MeasuredLink
-	(*ReshapeRequest)(nil),    // 9: rackweave.v1.ReshapeRequest
-	(*ReshapeResponse)(nil),   // 10: rackweave.v1.ReshapeResponse
-	(*StateQuestion)(nil),     // 11: rackweave.v1.StateQuestion
+	(*ProbeRequest)(nil),      // 5: rackweave.v1.ProbeRequest
+	(*ProbeResponse)(nil),     // 6: rackweave.v1.ProbeResponse
+	(*AskResponse)(nil),       // 7: rackweave.v1.AskResponse
+	(*LinksRequest)(nil),      // 8: rackweave.v1.LinksRequest
+	(*LinksResponse)(nil),     // 9: rackweave.v1.LinksResponse
+	(*MeasuredLink)(nil),      // 10: rackweave.v1.MeasuredLink
+	(*ReshapeRequest)(nil),    // 11: rackweave.v1.ReshapeRequest
+	(*ReshapeResponse)(nil),   // 12: rackweave.v1.ReshapeResponse
+	(*StateQuestion)(nil),     // 13: rackweave.v1.StateQuestion
 }
 var file_rack_proto_depIdxs = []int32{
-	11, // 0: rackweave.v1.AskRequest.state:type_name -> rackweave.v1.StateQuestion
+	13, // 0: rackweave.v1.AskRequest.state:type_name -> rackweave.v1.StateQuestion
 	4,  // 1: rackweave.v1.AskRequest.probe:type_name -> rackweave.v1.ProbeQuestion
 	3,  // 2: rackweave.v1.AskRequest.reshape:type_name -> rackweave.v1.ReshapeQuestion
 	0,  // 3: rackweave.v1.ReshapeQuestion.kind:type_name -> rackweave.v1.ReshapeQuestion.Kind
 	1,  // 4: rackweave.v1.ProbeQuestion.kind:type_name -> rackweave.v1.ProbeQuestion.Kind
-	8,  // 5: rackweave.v1.LinksResponse.links:type_name -> rackweave.v1.MeasuredLink
-	2,  // 6: rackweave.v1.RackService.Ask:input_type -> rackweave.v1.AskRequest
-	5,  // 7: rackweave.v1.RackService.Ask:output_type -> rackweave.v1.AskResponse
-	7,  // [7:8] is the sub-list for method output_type
-	6,  // [6:7] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	4,  // 5: rackweave.v1.ProbeRequest.question:type_name -> rackweave.v1.ProbeQuestion
+	10, // 6: rackweave.v1.LinksResponse.links:type_name -> rackweave.v1.MeasuredLink
+	2,  // 7: rackweave.v1.RackService.Ask:input_type -> rackweave.v1.AskRequest
+	7,  // 8: rackweave.v1.RackService.Ask:output_type -> rackweave.v1.AskResponse
+	8,  // [8:9] is the sub-list for method output_type
+	7,  // [7:8] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_rack_proto_init() }
@@ -989,7 +1104,7 @@ func file_rack_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rack_proto_rawDesc), len(file_rack_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

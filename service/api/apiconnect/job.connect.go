@@ -83,6 +83,8 @@ const (
 	JobServiceDrainProcedure = "/rackweave.v1.JobService/Drain"
 	// JobServiceLinksProcedure is the fully-qualified name of the JobService's Links RPC.
 	JobServiceLinksProcedure = "/rackweave.v1.JobService/Links"
+	// JobServiceProbeProcedure is the fully-qualified name of the JobService's Probe RPC.
+	JobServiceProbeProcedure = "/rackweave.v1.JobService/Probe"
 	// JobServiceReshapeProcedure is the fully-qualified name of the JobService's Reshape RPC.
 	JobServiceReshapeProcedure = "/rackweave.v1.JobService/Reshape"
 )
@@ -133,6 +135,8 @@ type JobServiceClient interface {
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 	// Links measures the links between the racks of the aggregator's cluster. Only the admin may.
 	Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
+	// Probe takes part in a measurement of the link between the aggregator and the caller's host. Only the admin may.
+	Probe(context.Context, *api.ProbeRequest) (*api.ProbeResponse, error)
 	// Reshape has the racks of a running job reduce in another shape. Only the admin may.
 	Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error)
 }
@@ -263,6 +267,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("Links")),
 			connect.WithClientOptions(opts...),
 		),
+		probe: connect.NewClient[api.ProbeRequest, api.ProbeResponse](
+			httpClient,
+			baseURL+JobServiceProbeProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("Probe")),
+			connect.WithClientOptions(opts...),
+		),
 		reshape: connect.NewClient[api.ReshapeRequest, api.ReshapeResponse](
 			httpClient,
 			baseURL+JobServiceReshapeProcedure,
@@ -293,6 +303,7 @@ type jobServiceClient struct {
 	trace       *connect.Client[api.TraceRequest, api.TraceResponse]
 	drain       *connect.Client[api.DrainRequest, api.DrainResponse]
 	links       *connect.Client[api.LinksRequest, api.LinksResponse]
+	probe       *connect.Client[api.ProbeRequest, api.ProbeResponse]
 	reshape     *connect.Client[api.ReshapeRequest, api.ReshapeResponse]
 }
 
@@ -463,6 +474,15 @@ func (c *jobServiceClient) Links(ctx context.Context, req *api.LinksRequest) (*a
 	return nil, err
 }
 
+// Probe calls rackweave.v1.JobService.Probe.
+func (c *jobServiceClient) Probe(ctx context.Context, req *api.ProbeRequest) (*api.ProbeResponse, error) {
+	response, err := c.probe.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Reshape calls rackweave.v1.JobService.Reshape.
 func (c *jobServiceClient) Reshape(ctx context.Context, req *api.ReshapeRequest) (*api.ReshapeResponse, error) {
 	response, err := c.reshape.CallUnary(ctx, connect.NewRequest(req))
@@ -518,6 +538,8 @@ type JobServiceHandler interface {
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 	// Links measures the links between the racks of the aggregator's cluster. Only the admin may.
 	Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
+	// Probe takes part in a measurement of the link between the aggregator and the caller's host. Only the admin may.
+	Probe(context.Context, *api.ProbeRequest) (*api.ProbeResponse, error)
 	// Reshape has the racks of a running job reduce in another shape. Only the admin may.
 	Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error)
 }
@@ -644,6 +666,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("Links")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceProbeHandler := connect.NewUnaryHandlerSimple(
+		JobServiceProbeProcedure,
+		svc.Probe,
+		connect.WithSchema(jobServiceMethods.ByName("Probe")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceReshapeHandler := connect.NewUnaryHandlerSimple(
 		JobServiceReshapeProcedure,
 		svc.Reshape,
@@ -690,6 +718,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceDrainHandler.ServeHTTP(w, r)
 		case JobServiceLinksProcedure:
 			jobServiceLinksHandler.ServeHTTP(w, r)
+		case JobServiceProbeProcedure:
+			jobServiceProbeHandler.ServeHTTP(w, r)
 		case JobServiceReshapeProcedure:
 			jobServiceReshapeHandler.ServeHTTP(w, r)
 		default:
@@ -775,6 +805,10 @@ func (UnimplementedJobServiceHandler) Drain(context.Context, *api.DrainRequest) 
 
 func (UnimplementedJobServiceHandler) Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Links is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) Probe(context.Context, *api.ProbeRequest) (*api.ProbeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Probe is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error) {

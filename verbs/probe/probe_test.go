@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rackweave/rackweave/aggregate/probe"
 	"github.com/rackweave/rackweave/verbs"
+	"github.com/rackweave/rackweave/verbs/probe"
 )
 
 // open opens a device on loopback, whose passive queue pairs let their peers in.

@@ -1,5 +1,5 @@
-// Package probe measures the links between aggregators: how fast writes go from one to another, and how soon one is
-// acknowledged. It uses queue pairs and memory of its own on a device that jobs use, too.
+// Package probe measures the links between aggregators, and between one and a worker's host: how fast writes go from one to the
+// other, and how soon one is acknowledged. It uses queue pairs and memory of its own on a device that jobs use, too.
 package probe
 
 import (
@@ -37,21 +37,21 @@ var ErrLink = errors.New("link cannot be measured")
 
 var errEnded = errors.New("the measurement has ended")
 
-// End is what another aggregator needs to write here.
+// End is what another host needs to write here.
 type End struct {
 	Endpoint []byte
 	Addr     uint64
 	RKey     uint32
 }
 
-// link is the connection to one other aggregator.
+// link is the connection to one other host.
 type link struct {
 	qp     *verbs.QP
 	theirs End
 	broken error // nil: it is not
 }
 
-// Prober is one aggregator's end of a measurement. Any goroutine may call its methods.
+// Prober is one host's end of a measurement. Any goroutine may call its methods.
 type Prober struct {
 	pd    *verbs.PD
 	cq    *verbs.CQ
@@ -68,7 +68,7 @@ type Prober struct {
 	using sync.RWMutex  // read-locked by who may wake the queue, locked to close it
 }
 
-// Open makes an end for each of other aggregators, which are named by numbers.
+// Open makes an end for each of other hosts, which are named by numbers.
 func Open(d *verbs.Device, others []int) (p *Prober, ends map[int]End, err error) {
 	p = &Prober{links: map[int]*link{}, calls: make(chan func()), stop: make(chan struct{})}
 	defer func() {
@@ -223,7 +223,7 @@ func (p *Prober) progress(wait time.Duration) error {
 	return err
 }
 
-// Join connects to another aggregator's end. Of the two one is active, once the other has joined.
+// Join connects to another host's end. Of the two one is active, once the other has joined.
 func (p *Prober) Join(ctx context.Context, other int, theirs End, active bool) error {
 	return p.do(ctx, func() error {
 		l := p.links[other]
