@@ -53,7 +53,7 @@ func copies(m [][]float32) (out [][]float32) {
 }
 
 // Racks that train on their own go on from a checkpoint, at a meeting or between two, with the bits of a run that nothing
-// interrupts. It is saved in one rack and restored in the other.
+// interrupts. It is saved in one rack and restored in the other, in the same job and in one that begins anew.
 func TestRacksThatMeetSeldomGoOnFromACheckpoint(t *testing.T) {
 	const after = 6 // steps more: each chunk meets twice, or once
 	for _, tc := range []struct {
@@ -86,24 +86,32 @@ func TestRacksThatMeetSeldomGoOnFromACheckpoint(t *testing.T) {
 				tr.step(tc.before + n)
 				want = append(want, tr.everywhere())
 			}
+			tr.goesOn(want, tc.before)
 			end()
 
 			tr, end = racksAlone(t, dir, tc.outer, spoil)
 			defer end()
-			if err := tr.workers[0].Restore(context20(t), "c"); err != nil {
-				t.Fatal(err)
-			}
-			tr.barrier("restored")
-			tr.all(client.Pull, 0)
-			for n := range want {
-				if n > 0 {
-					tr.step(tc.before + uint64(n) - 1)
-				}
-				for rank, got := range tr.results {
-					sameModel(t, fmt.Sprintf("worker %d, %d steps after", rank, n), got, want[n][rank])
-				}
-			}
+			tr.goesOn(want, tc.before)
 		})
+	}
+}
+
+// goesOn restores checkpoint c, of so many steps, and checks what every worker has got then and after each step more.
+func (tr *trainer) goesOn(want [][][][]float32, steps uint64) {
+	tr.t.Helper()
+	tr.barrier("restore")
+	if err := tr.workers[0].Restore(context20(tr.t), "c"); err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.barrier("restored")
+	tr.all(client.Pull, 0)
+	for n := range want {
+		if n > 0 {
+			tr.step(steps + uint64(n) - 1)
+		}
+		for rank, got := range tr.results {
+			sameModel(tr.t, fmt.Sprintf("worker %d, %d steps after", rank, n), got, want[n][rank])
+		}
 	}
 }
 
