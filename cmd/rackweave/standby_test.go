@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,13 +19,15 @@ import (
 type movingRacks struct {
 	t    *testing.T
 	file string
-	etcd string
+	etcd []string // where its members serve
 	at   []string // by rack, where its first aggregator is
 	runs []*exec.Cmd
 }
 
-func openMovingRacks(t *testing.T, racks int) *movingRacks {
-	m := &movingRacks{t: t, etcd: "http://" + freeAddress(t)}
+// openMovingRacks starts the racks' aggregators, with a member of etcd in as many of the first.
+func openMovingRacks(t *testing.T, racks, etcds int) *movingRacks {
+	t.Helper()
+	m := &movingRacks{t: t}
 	text := "secret: a secret of the racks\nbuddy: true\nshape: sharded\nracks:\n"
 	for i := range racks {
 		m.at = append(m.at, freeAddress(t))
@@ -37,6 +40,25 @@ func openMovingRacks(t *testing.T, racks int) *movingRacks {
 			_ = run.Wait() // it was killed
 		}
 	})
+	var peers, members []string
+	for i := range etcds {
+		m.etcd, peers = append(m.etcd, "http://"+freeAddress(t)), append(peers, "http://"+freeAddress(t))
+		members = append(members, fmt.Sprintf("r%d=%s", i, peers[i]))
+	}
+	for i := range racks {
+		args := []string{"--rack", fmt.Sprintf("r%d", i), "--etcd"}
+		if i < etcds {
+			args = append(args, "embed", "--etcd-dir", t.TempDir(), "--etcd-listen", m.etcd[i], "--etcd-peer", peers[i], "--etcd-members",
+				strings.Join(members, ","))
+		} else {
+			m.answers(m.at[0]) // and its etcd
+			args = append(args, m.etcd[0])
+		}
+		m.serve(m.at[i], args...)
+	}
+	for _, at := range m.at {
+		m.answers(at)
+	}
 	return m
 }
 
@@ -51,42 +73,44 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// serve starts an aggregator, and waits until it answers.
-func (m *movingRacks) serve(at string, args ...string) (run *exec.Cmd) {
+// serve starts an aggregator.
+func (m *movingRacks) serve(at string, args ...string) {
 	m.t.Helper()
-	run = exec.Command(os.Args[0], append([]string{"serve", "--listen", at, "--cluster", m.file, "--cores", "1", "--providers", "tcp",
+	run := exec.Command(os.Args[0], append([]string{"serve", "--listen", at, "--cluster", m.file, "--cores", "1", "--providers", "tcp",
 		"--etcd-ttl", "2s"}, args...)...)
 	run.Stderr = m.t.Output()
 	if err := run.Start(); err != nil {
 		m.t.Fatal(err)
 	}
 	m.runs = append(m.runs, run)
+}
+
+// answers waits until an aggregator does.
+func (m *movingRacks) answers(at string) {
+	m.t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		_, err := client.Status(m.t.Context(), client.Config{Server: "http://" + at})
 		if err == nil {
-			return run
+			return
 		}
 		if time.Now().After(end) {
-			m.t.Fatalf("the aggregator %v does not answer: %v", args, err)
+			m.t.Fatalf("the aggregator at %s does not answer: %v", at, err)
 		}
 	}
 }
 
-// A rack's aggregator is killed in mid-step. Another, on the box of the first rack beside that rack's own, takes its place; the
-// workers find it by themselves, and the job goes on with the bits of a run that nothing interrupts.
+// A rack's aggregator is killed in mid-step. Another, on the box of the first rack beside that rack's own, takes its place. The
+// workers find it by themselves, and the job goes on with the bits of a run that nothing interrupts. Of three etcds one is killed,
+// too.
 func TestAnotherRacksBoxTakesARackWhoseAggregatorIsKilled(t *testing.T) {
 	const steps, in = 6, 3
-	for _, racks := range []int{2, 3} {
-		t.Run(fmt.Sprintf("%d racks", racks), func(t *testing.T) {
+	for _, tc := range []struct{ racks, etcds int }{{2, 1}, {3, 3}} {
+		t.Run(fmt.Sprintf("%d racks, %d etcds", tc.racks, tc.etcds), func(t *testing.T) {
 			t.Parallel()
-			m := openMovingRacks(t, racks)
-			m.serve(m.at[0], "--rack", "r0", "--etcd", "embed", "--etcd-dir", t.TempDir(), "--etcd-listen", m.etcd, "--etcd-peer",
-				"http://"+freeAddress(t))
-			for i := 1; i < racks; i++ {
-				m.serve(m.at[i], "--rack", fmt.Sprintf("r%d", i), "--etcd", m.etcd)
-			}
+			m := openMovingRacks(t, tc.racks, tc.etcds)
 			standby := freeAddress(t)
-			m.serve(standby, "--rack", "r1", "--standby", "--etcd", m.etcd)
+			m.serve(standby, "--rack", "r1", "--standby", "--etcd", strings.Join(m.etcd, ","))
+			m.answers(standby)
 
 			w := joinBuddies(t, m.at)
 			var want [][]float32

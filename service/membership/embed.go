@@ -8,11 +8,15 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 )
 
 // ServerConfig is a member of etcd that runs in this process.
@@ -53,9 +57,12 @@ func StartServer(c ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrServer, err)
 	}
+	if c.isAwaited(cfg) {
+		cfg.ClusterState = embed.ClusterStateFlagExisting
+	}
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrServer, err)
+		return nil, fmt.Errorf("%w: %w", ErrServer, c.explain(err))
 	}
 	s := &Server{e, cfg.AdvertiseClientUrls[0].String()}
 	select {
@@ -68,6 +75,39 @@ func StartServer(c ServerConfig) (*Server, error) {
 		s.Close()
 		return nil, fmt.Errorf("%w: no majority of the members %s within %v: start the others", ErrServer, cfg.InitialCluster, serverWithin)
 	}
+}
+
+// isAwaited reports whether the other members were told that one will come at this one's URL: it was added in place of one whose
+// data were lost. One that they have known before must not come without its data, as it would vote anew.
+func (c *ServerConfig) isAwaited(cfg *embed.Config) bool {
+	if c.Members == "" || wal.Exist(filepath.Join(cfg.Dir, "member", "wal")) {
+		return false
+	}
+	own := cfg.AdvertisePeerUrls[0].String()
+	var others []string
+	for m := range strings.SplitSeq(c.Members, ",") {
+		if _, at, _ := strings.Cut(m, "="); at != own {
+			others = append(others, at)
+		}
+	}
+	by, err := transport.NewTransport(cfg.PeerTLSInfo, callWithin)
+	if err != nil {
+		return false // starting says why
+	}
+	defer by.CloseIdleConnections()
+	there, err := etcdserver.GetClusterFromRemotePeers(nil, others, by)
+	return err == nil && slices.ContainsFunc(there.Members(), func(m *membership.Member) bool {
+		return m.Name == "" && slices.Contains(m.PeerURLs, own)
+	})
+}
+
+// explain adds the remedy to an error of a server that does not start.
+func (c *ServerConfig) explain(err error) error {
+	if !strings.Contains(err.Error(), "has already been bootstrapped") {
+		return err
+	}
+	return fmt.Errorf("%w, and its data are not in %s: at another member, remove it (etcdctl member remove ID), add it (etcdctl member add %s --peer-urls=%s), and start it again",
+		err, c.Dir, c.Name, cmp.Or(c.Peer, DefaultPeer))
 }
 
 // URL is where it serves clients.
