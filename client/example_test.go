@@ -209,6 +209,35 @@ func ExampleWorker_Commit() {
 	// Output: norm 5.0, scaled by 0.1: [0.4 0.2]
 }
 
+// A step that fails is taken up again in the job's next run, wherever this worker's rack is served by then.
+func ExampleWorker_Rejoin() {
+	train := func(ctx context.Context, w *client.Worker, steps int, gradient func(step int) []float32, x []float32) error {
+		for step := 1; step <= steps; step++ {
+			h, err := w.PushPull(0, client.Bytes(gradient(step)), client.Bytes(x), 0)
+			if err == nil {
+				err = h.Wait(ctx)
+			}
+			if err == nil {
+				continue
+			}
+			if w.Err() == nil {
+				return err // the worker has not failed: a mistake in the call
+			}
+			if w, step, err = w.Rejoin(ctx); err != nil {
+				return err
+			}
+			if h, err = w.Pull(0, client.Bytes(x), 0); err == nil {
+				err = h.Wait(ctx)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	_ = train
+}
+
 // Worker 1 waits in vain for a sum to which worker 0 adds nothing: the job fails, and worker 0 learns because of whom.
 func ExampleJobError() {
 	server, stop := aggregator()
