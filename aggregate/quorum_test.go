@@ -453,19 +453,20 @@ func TestARackThatAcknowledgesNoWordsEndsTheJobByName(t *testing.T) {
 	}
 }
 
-// Words are forgotten as they are sent, also if the leader never falls silent.
+// Words are forgotten as they are sent, also if the leader never falls silent: there is always one that has not been heard.
 func TestWordsThatAllWereSentAreForgotten(t *testing.T) {
 	p, leader := spin(t)
 	most := 0
-	for n := range 20_000 { // it takes a thousand until a word is acknowledged
-		if n%20 == 0 {
+	const turns = 10_000 // up to a thousand of them until a word is acknowledged
+	for n := range turns {
+		if n%2 == 0 {
 			leader.Come(2)
 		}
 		p.turn()
 		most = max(most, leader.Words())
 	}
-	if most > 300 {
-		t.Errorf("%d words were kept, of racks that acknowledge all", most)
+	if most > turns/5 {
+		t.Errorf("of %d words %d were kept, of racks that acknowledge all", turns/2, most)
 	}
 	if why := p.failures(); why != "" {
 		t.Error(why)
