@@ -78,6 +78,7 @@ var tests = map[string][]string{
 	"client":             {"service", "service/racks", "aggregate", "aggregate/optim"},
 	"cgo":                {"chunk", "aggregate/optim", "numa", "verbs"},
 	"include":            {"cgo", "numa"},
+	"lab/attacks":        {"lab/racks"},
 }
 
 // forTests are the rooms that only tests import, and each other.

@@ -3,6 +3,7 @@ package attacks
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,11 +11,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rackweave/rackweave/lab/racks"
 )
 
 // namespaces makes two network namespaces with a cable between them, and returns their names.
 func namespaces(t *testing.T) (aggregator, worker string) {
 	t.Helper()
+	switch err := racks.Probe(t.Context()); {
+	case errors.Is(err, os.ErrPermission):
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
 	id := os.Getpid() % 10000
 	aggregator, worker = fmt.Sprintf("rwa%d", id), fmt.Sprintf("rww%d", id)
 	script := fmt.Sprintf(`set -e
@@ -25,7 +34,7 @@ ip -n %[1]s addr add 10.77.0.1/24 dev %[1]s; ip -n %[2]s addr add 10.77.0.2/24 d
 for n in %[1]s %[2]s; do ip -n $n link set $n up; ip -n $n link set lo up; done`, aggregator, worker)
 	t.Cleanup(func() { exec.Command("sh", "-c", "ip netns del "+aggregator+"; ip netns del "+worker).Run() })
 	if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
-		t.Skipf("no network namespaces here: %v: %s", err, out)
+		t.Fatalf("%v: %s", err, out)
 	}
 	return aggregator, worker
 }

@@ -8,22 +8,29 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 )
 
 // Fabric is an emulated data centre that is up.
 type Fabric struct{ Config }
 
-// Probe reports why no fabric can be built here.
+// Probe reports why no fabric can be built here. The error wraps [os.ErrPermission] where this user may not make network
+// namespaces, and nothing else is wrong.
 func Probe(ctx context.Context) error {
 	for _, tool := range []string{"ip", "tc"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("racks of network namespaces: %w; install it: apt-get install -y iproute2", err)
 		}
 	}
+	cmd := exec.CommandContext(ctx, "true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
+	if err := cmd.Run(); errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("racks of network namespaces need root: %w", err)
+	}
 	name := fmt.Sprintf("rwprobe%d", os.Getpid())
 	if err := sh(ctx, fmt.Sprintf("ip netns add %s && ip -n %s link set lo up && ip netns del %s", name, name, name)); err != nil {
-		return fmt.Errorf("racks of network namespaces need root: %w", err)
+		return fmt.Errorf("make a network namespace: %w", err)
 	}
 	return nil
 }

@@ -38,8 +38,11 @@ var fabrics atomic.Uint32
 func up(t *testing.T, c Config) *Fabric {
 	t.Helper()
 	t.Parallel()
-	if err := probe(); err != nil {
+	switch err := probe(); {
+	case errors.Is(err, os.ErrPermission):
 		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
 	}
 	c.Name = fmt.Sprintf("rwt%d-%d", os.Getpid(), fabrics.Add(1))
 	f, err := Up(t.Context(), c)
