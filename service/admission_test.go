@@ -1,6 +1,8 @@
 package service_test
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -40,13 +43,7 @@ func TestAJobIsChargedForMoreThanItTakes(t *testing.T) {
 func TestAJobWaitsForConnectionsThatAreFreeSoon(t *testing.T) {
 	s, _ := serve(t, service.Options{MaxJobs: 2})
 	s.TakeAway("connections of tcp", aggregate.DefaultMaxConns-1)
-	h := &http.Client{Transport: &http.Transport{}}
-	defer h.CloseIdleConnections()
-	absent := apiconnect.NewJobServiceClient(h, s.URL())
-	r := &api.JoinRequest{Job: "absent", Rank: -1, Workers: 1, Mode: "aggregate", Providers: []string{verbs.ProviderTCP}}
-	if _, err := absent.Join(within(t), r); err != nil {
-		t.Fatal(err)
-	}
+	absent(t, s)
 	workers := join(t, s, client.Config{Job: "honest", Workers: 1, Mode: "aggregate"})
 	sumOnce(t, workers, 1000)
 	cfg := client.Config{Server: s.URL(), Job: "late", Workers: 1, Mode: "aggregate", Timeout: deadline}
@@ -57,6 +54,83 @@ func TestAJobWaitsForConnectionsThatAreFreeSoon(t *testing.T) {
 	if took := time.Since(began); took > deadline/2 {
 		t.Errorf("it was refused after %v", took)
 	}
+}
+
+// A worker whose own time is up does not wait on because the last of its job may. It is told for what that one waits.
+func TestAWorkerOfAJobThatWaitsKeepsItsOwnTimeout(t *testing.T) {
+	for want, tc := range map[string]struct {
+		options service.Options
+		busy    func(t *testing.T, s *service.Service)
+		workers int
+	}{
+		"connections of tcp": {service.Options{}, func(t *testing.T, s *service.Service) {
+			s.TakeAway("connections of tcp", aggregate.DefaultMaxConns-2)
+			absent(t, s)
+		}, 2},
+		"the aggregator serves 1 jobs": {service.Options{MaxJobs: 1}, func(t *testing.T, s *service.Service) {
+			join(t, s, client.Config{Job: "before", Workers: 1, Mode: "aggregate"})
+		}, 2},
+		`rack "there" at http://127.0.0.1:1 does not come`: {service.Options{Cluster: &racks.Cluster{Secret: "a secret of the racks",
+			Own: "here", Racks: []racks.Rack{{Name: "here", URL: "http://127.0.0.1:2"}, {Name: "there", URL: "http://127.0.0.1:1"}}}},
+			func(*testing.T, *service.Service) {}, 4},
+	} {
+		t.Run(want, func(t *testing.T) {
+			for timeout := time.Second; ; timeout *= 2 {
+				s, _ := serve(t, tc.options)
+				tc.busy(t, s)
+				ctx, cancel := context.WithCancel(t.Context())
+				late := func(rank int, timeout time.Duration) error {
+					_, err := client.Join(ctx, client.Config{Server: s.URL(), Job: "late", Rank: rank, Workers: tc.workers, Mode: "aggregate",
+						Timeout: timeout})
+					return err
+				}
+				first, last := make(chan error, 1), make(chan error, 1)
+				go func() { first <- late(0, timeout) }()
+				for joined(t, s, "late") == 0 && len(first) == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				go func() { last <- late(1, deadline) }()
+				err := <-first
+				cancel()
+				if <-last == nil {
+					t.Error("the last worker has joined")
+				}
+				if err != nil && !strings.Contains(err.Error(), want) && strings.Contains(err.Error(), "came in time") && timeout < deadline/4 {
+					continue // the last was slower
+				}
+				if !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), want) {
+					t.Errorf("with a timeout of %v: %v", timeout, err)
+				}
+				return
+			}
+		})
+	}
+}
+
+// absent has a job begin whose only worker does not connect.
+func absent(t *testing.T, s *service.Service) {
+	t.Helper()
+	h := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(h.CloseIdleConnections)
+	r := &api.JoinRequest{Job: "absent", Rank: -1, Workers: 1, Mode: "aggregate", Providers: []string{verbs.ProviderTCP}}
+	if _, err := apiconnect.NewJobServiceClient(h, s.URL()).Join(within(t), r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// joined is how many workers a job has so far.
+func joined(t *testing.T, s *service.Service, name string) int {
+	t.Helper()
+	status, err := s.Status(within(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, j := range status.Jobs {
+		if j.Name == name {
+			return len(j.Members)
+		}
+	}
+	return 0
 }
 
 // registerAll registers a tensor at all workers.

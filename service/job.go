@@ -62,7 +62,7 @@ type job struct {
 	mu           sync.Mutex
 	members      []*member // in the order they joined; by rank once started
 	gone         int       // members that left or were lost
-	refused      string    // the last worker refused while the job formed, and why
+	refused      string    // the last worker that was not admitted while the job formed, and why
 	plan         *chunk.Plan
 	modelBytes   int64
 	tensors      int

@@ -82,7 +82,10 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	}
 	if j.startErr != nil {
 		code := connect.CodeFailedPrecondition
-		if connect.CodeOf(j.startErr) == connect.CodeResourceExhausted {
+		switch {
+		case errors.Is(wait.Err(), context.DeadlineExceeded):
+			code = connect.CodeDeadlineExceeded
+		case connect.CodeOf(j.startErr) == connect.CodeResourceExhausted:
 			code = connect.CodeResourceExhausted
 		}
 		return nil, refuse(code, "join job %q: %w", r.Job, reason(j.startErr))
@@ -93,7 +96,8 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	return m.welcome(), nil
 }
 
-// beginFor begins the job whose last worker has joined, and says why it could not: that one has gone away, or another was refused.
+// beginFor begins the job whose last worker has joined, and says why it could not: that one has gone away, another was refused, or
+// what the job needs did not come while all had time.
 func (j *job) beginFor(ctx, wait context.Context, last *member) error {
 	wait, cancel := context.WithCancelCause(wait)
 	defer cancel(nil)
@@ -102,6 +106,8 @@ func (j *job) beginFor(ctx, wait context.Context, last *member) error {
 	switch why := context.Cause(j.hopeless); {
 	case err == nil:
 		return nil
+	case errors.As(why, new(*impatient)):
+		return fmt.Errorf("%w: %w", why, reason(err))
 	case why != nil:
 		return why
 	case errors.Is(ctx.Err(), context.Canceled):
@@ -109,6 +115,14 @@ func (j *job) beginFor(ctx, wait context.Context, last *member) error {
 	}
 	return err
 }
+
+// impatient is the error of a job that begins, one of whose workers waits no longer.
+type impatient struct{ text string }
+
+func (e *impatient) Error() string { return e.text }
+
+// Is matches [context.DeadlineExceeded]: what was asked of other racks has not come in time.
+func (e *impatient) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // misplaced is the error of a worker that has come to another rack than its own.
 type misplaced struct{ text string }
@@ -199,6 +213,7 @@ func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *
 	}
 	if last = len(j.members)+1 == j.spec.workers; last {
 		if err := s.takePlace(); err != nil {
+			j.refused = fmt.Sprintf("; %v waited: %v", m, reason(err))
 			return nil, false, err
 		}
 	}
@@ -298,7 +313,8 @@ func (s *Service) settle(j *job) {
 	close(j.started)
 }
 
-// withdraw removes a worker whose time is up from a job that still forms. It returns nil if the job has started meanwhile.
+// withdraw removes a worker whose time is up from a job that still forms. It returns nil if the job has started meanwhile, or has
+// all its workers: then it does not begin without this one.
 func (s *Service) withdraw(m *member, cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,7 +328,8 @@ func (s *Service) withdraw(m *member, cause error) error {
 	defer j.mu.Unlock()
 	there := len(j.members)
 	if there == j.spec.workers {
-		return nil // it is being started
+		j.despair(&impatient{fmt.Sprintf("%v waited until its time was up", m)})
+		return nil
 	}
 	j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })
 	s.members--
