@@ -107,7 +107,7 @@ func (s *share) sentAbove(k *link, n int) {
 func (s *share) missLeft() {
 	a := s.above
 	if a.overdue(s.stamp) && s.fate.failure.Load() == nil {
-		s.fate.fail(noRank, fmt.Errorf("the racks have not agreed on another shape within %v: see the first rack's log", holdPatience))
+		s.fate.fail(noRank, fmt.Errorf("the racks have not agreed on another shape within %v: see the first rack's log", HoldPatience))
 	}
 	if a.someLeft && s.fate.failure.Load() == nil && min(a.sums.oldest(), a.commit.since()) < s.stamp-int64(leftGrace) {
 		var names []string

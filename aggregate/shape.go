@@ -41,7 +41,7 @@ func (j *Job) SetShape(ctx context.Context, shape hierarchy.Shape) error {
 
 // Hold keeps this rack from beginning further epochs of any chunk, and returns those that it has begun last, by lane and chunk. It
 // is the first of three steps by which all racks change the shape of a job that runs: then [Job.Turn], then [Job.Release]. A hold
-// that is not released for long fails the job.
+// that is not released for [HoldPatience] fails the job.
 func (j *Job) Hold(ctx context.Context) (began [][]uint8, err error) {
 	switch mode := j.shares[0].store.mode; {
 	case j.above == nil:
@@ -67,7 +67,7 @@ func (j *Job) Hold(ctx context.Context) (began [][]uint8, err error) {
 			if ctx.Err() != nil {
 				held++ // the lane may hold all the same
 			}
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holdPatience)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), HoldPatience)
 			defer cancel()
 			return nil, errors.Join(err, j.release(ctx, held))
 		}

@@ -158,8 +158,8 @@ func (a *above) waiting() bool {
 	return len(a.pending)+len(a.returned)+len(a.recalled)+len(a.wanted) > 0 || a.commit.waiting()
 }
 
-// holdPatience is how long a hold may last.
-const holdPatience = 30 * time.Second
+// HoldPatience is how long a hold may last. Then it fails the job.
+const HoldPatience = 30 * time.Second
 
 // holds reports whether a chunk's next epoch must wait for the other racks.
 func (a *above) holds(index uint32) bool {
@@ -168,5 +168,5 @@ func (a *above) holds(index uint32) bool {
 
 // overdue reports whether the job has been held too long, at a time.
 func (a *above) overdue(now int64) bool {
-	return a.began != nil && now-a.held > int64(holdPatience)
+	return a.began != nil && now-a.held > int64(HoldPatience)
 }

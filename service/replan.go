@@ -15,8 +15,7 @@ const (
 	// A window has at least so many steps, and lasts at least so long.
 	windowLasts = time.Second
 	windowSteps = 4
-	// How long racks send in all rounds of a measurement that holds a job, unless links are slow, and what bounds it. With the two
-	// halves of a change that is less than a hold may last.
+	// How long racks send in all rounds of a measurement that holds a job, unless links are slow, and what bounds it.
 	heldRounds  = time.Second
 	measureHeld = 7 * time.Second
 )

@@ -14,25 +14,42 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// halfReshape bounds either half of a change: until all racks hold, and until they have gone on. A hold may last longer than both.
-const halfReshape = 10 * time.Second
-
-// longestHold is how long racks that hold are asked to go on: a little less than they hold at most.
-const longestHold = 29 * time.Second
+// By when racks have taken each step of a change, from its beginning on. Each has time for a question that is lost, and for the
+// next, whatever those before took. What is left until the first rack fails the job, because it has held for
+// [aggregate.HoldPatience], is for lanes that are slow to hear of RELEASE.
+const (
+	askedTwice = 2*askTurn + time.Second
+	heldBy     = askedTwice
+	decidedBy  = heldBy + measureHeld + askTurn // measurements are ended in racks that do not answer, too
+	turnedBy   = decidedBy + askedTwice
+	releasedBy = aggregate.HoldPatience - 3*time.Second
+)
 
 // mostTurns bounds what racks are told of all chunks' turns: it is in one question, whose sender is known only once it is read.
 const mostTurns = strangersBody - 2<<10
 
 // reshaping is this aggregator's part in a change of a job's shape.
 type reshaping struct {
+	asking sync.Mutex // held while this rack makes a change
+	asked  uint64     // the changes it has made
+
 	mu    sync.Mutex
-	id    string // of the change; empty: there is none
-	began []byte // the answer to HOLD
+	now   change   // that is under way here
+	began []byte   // the answer to HOLD
+	over  []uint64 // by rack, its last change that has ended
+}
+
+// change identifies a change of shape in a run: by the rack that makes it, and its number among those of that rack, from 1 on; 0:
+// there is none.
+type change struct {
+	rack   int
+	number uint64
 }
 
 // Reshape implements the schema's Reshape.
@@ -113,8 +130,14 @@ func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarc
 	if u == nil {
 		return j.failureError()
 	}
-	id, began := newSession(), time.Now()
-	holding, cancel := context.WithTimeout(ctx, halfReshape)
+	c := &j.reshaping
+	if !c.asking.TryLock() {
+		return errOtherChange
+	}
+	defer c.asking.Unlock()
+	c.asked++
+	id, began := c.asked, time.Now()
+	holding, cancel := context.WithDeadline(ctx, began.Add(heldBy))
 	answers, err := j.askReshape(holding, u, func(int) *api.ReshapeQuestion {
 		return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_HOLD, Change: id}
 	})
@@ -126,12 +149,14 @@ func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarc
 	var shape hierarchy.Shape
 	var why string
 	if err == nil {
-		shape, why, err = decide(ctx)
+		deciding, cancel := context.WithDeadline(ctx, began.Add(decidedBy))
+		shape, why, err = decide(deciding)
+		cancel()
 	}
 	// What has begun is ended, whether or not who asked for it still waits: racks that stay held fail the job.
 	over, cancel := j.unlessOver(context.WithoutCancel(ctx), nil)
 	defer cancel()
-	ctx, cancel = context.WithTimeout(over, halfReshape)
+	ctx, cancel = context.WithDeadline(over, began.Add(turnedBy))
 	defer cancel()
 	if err == nil && (why == "" || shape != j.shape()) {
 		_, err = j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
@@ -146,7 +171,7 @@ func (j *job) reshape(ctx context.Context, decide func(context.Context) (hierarc
 		}
 	}
 	// Of a rack that has not answered nobody knows whether it holds, and one that is not released ends the job.
-	ctx, cancel = context.WithDeadline(over, began.Add(longestHold))
+	ctx, cancel = context.WithDeadline(over, began.Add(releasedBy))
 	defer cancel()
 	_, released := j.askReshape(ctx, u, func(int) *api.ReshapeQuestion {
 		return &api.ReshapeQuestion{Kind: api.ReshapeQuestion_RELEASE, Change: id}
@@ -236,7 +261,7 @@ func (j *job) askReshape(ctx context.Context, u *run, about func(rack int) *api.
 		q := about(rack)
 		wg.Go(func() {
 			if rack == k.own {
-				out[rack], errs[rack] = j.takeReshape(ctx, q)
+				out[rack], errs[rack] = j.takeReshape(ctx, rack, q)
 			} else {
 				out[rack], errs[rack] = k.ask(ctx, u, rack, &api.AskRequest{Job: j.name, Run: u.ids[rack], Stage: "reshape", Reshape: q})
 			}
@@ -256,7 +281,7 @@ func (s *Service) answerReshape(ctx context.Context, r *api.AskRequest) ([]byte,
 	}
 	var out []byte
 	if err == nil {
-		out, err = j.takeReshape(ctx, r.Reshape)
+		out, err = j.takeReshape(ctx, slices.Index(j.spec.racks.Names(), r.From), r.Reshape)
 	}
 	if err != nil {
 		return nil, refuse(connect.CodeFailedPrecondition, "%w", reason(err))
@@ -264,9 +289,13 @@ func (s *Service) answerReshape(ctx context.Context, r *api.AskRequest) ([]byte,
 	return out, nil
 }
 
-// takeReshape does what a question asks for.
-func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, error) {
-	c := &j.reshaping
+// takeReshape does what a question of a rack asks for. RELEASE ends a change even if its HOLD has not come: one that comes later,
+// or again, would hold the job with nobody to release it.
+func (j *job) takeReshape(ctx context.Context, rack int, q *api.ReshapeQuestion) ([]byte, error) {
+	if rack < 0 || q.Change == 0 {
+		return nil, fmt.Errorf("change %d of a rack that is not of the job's: %w", q.Change, errProtocolOfRacks)
+	}
+	c, asked := &j.reshaping, change{rack, q.Change}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	release, err := j.hold()
@@ -274,8 +303,23 @@ func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, 
 		return nil, err
 	}
 	defer release()
+	if c.over == nil {
+		c.over = make([]uint64, len(j.spec.racks.Racks))
+	}
 	switch {
-	case q.Kind == api.ReshapeQuestion_HOLD && c.id == "":
+	case q.Kind == api.ReshapeQuestion_RELEASE:
+		c.over[rack] = max(c.over[rack], q.Change)
+		if c.now != asked {
+			return nil, nil // it was asked before
+		}
+		if err := j.agg.Release(ctx); err != nil {
+			return nil, err
+		}
+		c.now = change{}
+		return nil, nil
+	case q.Change <= c.over[rack]:
+		return nil, fmt.Errorf("change %d has ended here", q.Change)
+	case q.Kind == api.ReshapeQuestion_HOLD && c.now == change{}:
 		if !j.model.TryRLock() {
 			return nil, errors.New("tensors are being registered, saved or restored: try again after that")
 		}
@@ -287,27 +331,19 @@ func (j *job) takeReshape(ctx context.Context, q *api.ReshapeQuestion) ([]byte, 
 		if c.began, err = json.Marshal(began); err != nil {
 			return nil, errors.Join(err, j.agg.Release(ctx))
 		}
-		c.id = q.Change
-	case q.Kind == api.ReshapeQuestion_HOLD && c.id != q.Change:
-		return nil, errors.New("another change is under way")
-	case c.id != q.Change:
-		if q.Kind == api.ReshapeQuestion_RELEASE {
-			return nil, nil // it was asked before
-		}
-		return nil, errors.New("the change has ended here")
+		c.now = asked
+	case c.now != asked:
+		return nil, errOtherChange
 	case q.Kind == api.ReshapeQuestion_TURN:
 		if err := j.turnTo(ctx, q); err != nil {
 			return nil, err
 		}
-	case q.Kind == api.ReshapeQuestion_RELEASE:
-		if err := j.agg.Release(ctx); err != nil {
-			return nil, err
-		}
-		c.id = ""
-		return nil, nil
 	}
 	return c.began, nil
 }
+
+// errOtherChange says that the job's shape is being changed already.
+var errOtherChange = errors.New("another change is under way: try again after that")
 
 // turnAt has this rack's chunks take another shape at the epochs that runs say.
 func (j *job) turnAt(ctx context.Context, shape hierarchy.Shape, runs [][]byte) error {
@@ -347,9 +383,9 @@ func (j *job) turnTo(ctx context.Context, q *api.ReshapeQuestion) error {
 func (j *job) reshaped() error {
 	for {
 		j.reshaping.mu.Lock()
-		id := j.reshaping.id
+		now := j.reshaping.now
 		j.reshaping.mu.Unlock()
-		if id == "" {
+		if now.number == 0 {
 			return nil
 		}
 		select {

@@ -296,8 +296,9 @@ func (x *AskRequest) GetReshape() *ReshapeQuestion {
 type ReshapeQuestion struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  ReshapeQuestion_Kind   `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.ReshapeQuestion_Kind" json:"kind,omitempty"`
-	// Identifies the change.
-	Change string `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	// Numbers the changes that the asking rack has made in this run, from 1 on. RELEASE ends it and all before: what comes late of
+	// them, or again, is refused.
+	Change uint64 `protobuf:"varint,6,opt,name=change,proto3" json:"change,omitempty"`
 	// For TURN.
 	Shape string `protobuf:"bytes,3,opt,name=shape,proto3" json:"shape,omitempty"`
 	// By lane, the epochs from which on chunks take the shape: runs, each a uvarint that counts and the epoch, a byte.
@@ -345,11 +346,11 @@ func (x *ReshapeQuestion) GetKind() ReshapeQuestion_Kind {
 	return ReshapeQuestion_HOLD
 }
 
-func (x *ReshapeQuestion) GetChange() string {
+func (x *ReshapeQuestion) GetChange() uint64 {
 	if x != nil {
 		return x.Change
 	}
-	return ""
+	return 0
 }
 
 func (x *ReshapeQuestion) GetShape() string {
@@ -983,17 +984,17 @@ const file_rack_proto_rawDesc = "" +
 	"\aown_run\x18\v \x01(\tR\x06ownRun\x12\x15\n" +
 	"\x06age_ms\x18\f \x01(\x04R\x05ageMs\x121\n" +
 	"\x05probe\x18\r \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\x05probe\x127\n" +
-	"\areshape\x18\x0e \x01(\v2\x1d.rackweave.v1.ReshapeQuestionR\areshape\"\xce\x01\n" +
+	"\areshape\x18\x0e \x01(\v2\x1d.rackweave.v1.ReshapeQuestionR\areshape\"\xd4\x01\n" +
 	"\x0fReshapeQuestion\x126\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\".rackweave.v1.ReshapeQuestion.KindR\x04kind\x12\x16\n" +
-	"\x06change\x18\x02 \x01(\tR\x06change\x12\x14\n" +
+	"\x06change\x18\x06 \x01(\x04R\x06change\x12\x14\n" +
 	"\x05shape\x18\x03 \x01(\tR\x05shape\x12\x14\n" +
 	"\x05turns\x18\x04 \x03(\fR\x05turns\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"'\n" +
 	"\x04Kind\x12\b\n" +
 	"\x04HOLD\x10\x00\x12\b\n" +
 	"\x04TURN\x10\x01\x12\v\n" +
-	"\aRELEASE\x10\x02\"\xa4\x02\n" +
+	"\aRELEASE\x10\x02J\x04\b\x02\x10\x03\"\xa4\x02\n" +
 	"\rProbeQuestion\x124\n" +
 	"\x04kind\x18\x01 \x01(\x0e2 .rackweave.v1.ProbeQuestion.KindR\x04kind\x12\x14\n" +
 	"\x05probe\x18\x02 \x01(\tR\x05probe\x12\x1a\n" +
