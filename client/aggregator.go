@@ -8,9 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +17,6 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // aggregator is one that a worker has joined. Mostly it is the only one. Where a job is spread over several, each has all workers
@@ -72,7 +69,7 @@ func (a *aggregator) noteAddress() {
 
 // join makes the Join call, which waits until all workers have joined.
 func (a *aggregator) join(ctx context.Context, r *api.JoinRequest) error {
-	err := a.contact(ctx, func(within time.Duration) (err error) {
+	err := api.Contact(ctx, a.cfg.Timeout, func(within time.Duration) (err error) {
 		call, cancel, ms := callTimeout(ctx, within)
 		defer cancel()
 		r.TimeoutMs = ms
@@ -106,46 +103,12 @@ func (w *Worker) request() (*api.JoinRequest, error) {
 	}, nil
 }
 
-// enrol joins the aggregator, or, where the job is spread over several, all of them, in the order in which all workers do.
+// enrol joins the aggregator, or all that the job is spread over.
 func (w *Worker) enrol(ctx context.Context) error {
 	r, err := w.request()
 	if err != nil {
 		return err
 	}
-	cfgs := make([]Config, 0, 1)
-	for _, url := range w.cfg.servers() {
-		cfg := w.cfg
-		cfg.Server = url
-		cfgs = append(cfgs, cfg)
-	}
-	if len(cfgs) == 1 {
-		a, err := dial(cfgs[0])
-		if err == nil {
-			err = a.join(ctx, r)
-		}
-		if err != nil {
-			return err
-		}
-		if len(a.info.Aggregators) == 0 {
-			return w.joined(a)
-		}
-		a.transport.CloseIdleConnections()
-		r.Rack, cfgs = a.info.Rack, cfgs[:0]
-		for _, other := range a.info.Aggregators {
-			cfg := w.cfg
-			cfg.Server, cfg.CA = strings.TrimRight(other.Url, "/"), cmp.Or(other.Ca, w.cfg.CA)
-			cfgs = append(cfgs, cfg)
-		}
-	}
-	return w.enrolAll(ctx, r, cfgs)
-}
-
-// enrolAll joins several aggregators. The first chooses the rank and what carries data.
-func (w *Worker) enrolAll(ctx context.Context, r *api.JoinRequest, cfgs []Config) error {
-	if !sameHost(cfgs) {
-		r.Providers = slices.DeleteFunc(r.Providers, func(p string) bool { return p == verbs.ProviderSHM && w.cfg.Provider != p })
-	}
-	r.Parts = uint32(len(cfgs))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // the job may end at one while another is being joined
@@ -155,40 +118,26 @@ func (w *Worker) enrolAll(ctx context.Context, r *api.JoinRequest, cfgs []Config
 		case <-ctx.Done():
 		}
 	}()
-	for i, cfg := range cfgs {
-		r.Part = uint32(i)
+	err = api.Enrol(api.Aggregators(w.cfg.servers(), w.cfg.CA), r, func(at *api.Aggregator) (*api.JoinResponse, func() error, error) {
+		cfg := w.cfg
+		cfg.Server, cfg.CA = strings.TrimRight(at.Url, "/"), at.Ca
 		a, err := dial(cfg)
 		if err == nil {
 			err = a.join(ctx, r)
 		}
-		if err == nil {
-			err = w.joined(a)
-		}
-		if err == nil && len(w.aggregators) > 1 {
-			err = w.aggregators[0].agrees(a)
-		}
-		if failed := w.Err(); failed != nil {
-			return failed
-		}
 		if err != nil {
-			return fmt.Errorf("aggregator %d of %d at %s: %w", i+1, len(cfgs), cfg.Server, err)
+			return nil, nil, err
 		}
-		r.Rank, r.Provider = int32(a.info.Rank), a.info.Provider
-	}
-	w.spread.Store(w.several())
-	return nil
-}
-
-// sameHost reports whether aggregators have one host by their names, so that memory may be shared with all.
-func sameHost(cfgs []Config) bool {
-	host := func(c *Config) string {
-		u, err := url.Parse(c.Server)
-		if err != nil {
-			return c.Server // dialling it will say what is wrong
+		if len(a.info.Aggregators) > 0 {
+			a.transport.CloseIdleConnections()
 		}
-		return u.Hostname()
+		return a.info, func() error { return w.joined(a) }, nil
+	})
+	if failed := w.Err(); failed != nil {
+		return failed
 	}
-	return !slices.ContainsFunc(cfgs, func(c Config) bool { return host(&c) != host(&cfgs[0]) })
+	w.spread.Store(err == nil && w.several())
+	return err
 }
 
 // joined takes note of an aggregator that has this worker, and follows it.
@@ -202,7 +151,10 @@ func (w *Worker) joined(a *aggregator) error {
 		w.seat = seat{int(a.info.Rank), int(a.info.Workers), a.info.Rack, a.info.Racks, a.info.RackWorkers}
 	}
 	w.aggregators = append(w.aggregators, a)
-	return w.watch(a)
+	if err := w.watch(a); err != nil || !w.several() {
+		return err
+	}
+	return w.aggregators[0].agrees(a)
 }
 
 // agrees reports in what another aggregator of the job differs.

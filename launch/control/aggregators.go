@@ -74,25 +74,8 @@ func plain(err error) error {
 	return err
 }
 
-// enrol joins the aggregator, or, where the job is spread over several, all of them, in the order in which all workers do.
-func (m *membership) enrol(ctx context.Context, r *api.JoinRequest) error {
-	var all []*api.Aggregator
-	for _, server := range strings.Split(m.server, ",") {
-		all = append(all, &api.Aggregator{Url: server})
-	}
-	if len(all) == 1 {
-		a, err := m.dial(all[0].Url, m.ca)
-		if err == nil {
-			a.info, err = a.rpc.Join(ctx, r)
-		}
-		if err != nil {
-			return err
-		}
-		if len(a.info.Aggregators) == 0 {
-			return m.joined(a, false)
-		}
-		all, r.Rack = a.info.Aggregators, a.info.Rack
-	}
+// enrol joins the aggregator, or all that the job is spread over.
+func (m *membership) enrol(ctx context.Context, r *api.JoinRequest, timeout time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // the job may end at one while another is being joined
@@ -102,22 +85,27 @@ func (m *membership) enrol(ctx context.Context, r *api.JoinRequest) error {
 		case <-ctx.Done():
 		}
 	}()
-	r.Parts = uint32(len(all))
-	for i, one := range all {
-		r.Part = uint32(i)
-		a, err := m.dial(one.Url, cmp.Or(one.Ca, m.ca))
+	named := api.Aggregators(strings.Split(m.server, ","), m.ca)
+	err := api.Enrol(named, r, func(at *api.Aggregator) (*api.JoinResponse, func() error, error) {
+		a, err := m.dial(at.Url, at.Ca)
 		if err == nil {
-			a.info, err = a.rpc.Join(ctx, r)
-		}
-		if err == nil {
-			err = m.joined(a, true)
+			err = api.Contact(ctx, timeout, func(within time.Duration) (err error) {
+				r.TimeoutMs = uint32(max(within.Milliseconds(), 1))
+				a.info, err = a.rpc.Join(ctx, r)
+				return err
+			})
 		}
 		if err != nil {
-			err = fmt.Errorf("aggregator %d of %d at %s: %w", i+1, len(all), one.Url, plain(err))
-			m.tell(err.Error())
-			return err
+			return nil, nil, plain(err)
 		}
-		r.Rank, r.Provider = int32(a.info.Rank), a.info.Provider
+		return a.info, func() error { return plain(m.joined(a, r.Parts > 0)) }, nil
+	})
+	switch {
+	case r.Parts == 0:
+		return err
+	case err != nil:
+		m.tell(err.Error())
+		return err
 	}
 	m.telling.Go(func() {
 		select {

@@ -216,11 +216,15 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 
 // bounded gives a call a deadline a little after the aggregator's own, whose error says what was waited for.
 func (m *member) bounded(ms uint32) (context.Context, context.CancelFunc) {
-	d := time.Minute
-	if ms > 0 {
-		d = time.Duration(ms) * time.Millisecond
+	return context.WithTimeout(m.p.ctx, waits(ms)+2*time.Second)
+}
+
+// waits is how long a program waits for a call that it gives so many milliseconds; 0: as long as is usual.
+func waits(ms uint32) time.Duration {
+	if ms == 0 {
+		return time.Minute
 	}
-	return context.WithTimeout(m.p.ctx, d+2*time.Second)
+	return time.Duration(ms) * time.Millisecond
 }
 
 func (m *member) join(payload []byte) ([]any, error) {
@@ -255,9 +259,9 @@ func (m *member) join(payload []byte) ([]any, error) {
 		Job: m.p.cfg.Job, Rank: int32(m.rank), Workers: uint32(m.p.cfg.Workers), Mode: mode,
 		Policy: policy, Optimizer: optimizer, Hyper: hyper, ChunkBytes: r.ChunkBytes,
 		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
-		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid), TimeoutMs: r.TimeoutMS,
+		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid),
 		Spreads: true,
-	})
+	}, waits(r.TimeoutMS))
 	if err != nil {
 		return nil, err
 	}

@@ -2,12 +2,15 @@ package control
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,6 +60,11 @@ func TestStructsAreThoseOfTheHeader(t *testing.T) {
 
 // serving starts an aggregator and a proxy to it.
 func serving(t *testing.T, workers int) *Proxy {
+	return servingBehind(t, workers, func(url string) string { return url })
+}
+
+// servingBehind starts an aggregator and a proxy to a URL that leads there.
+func servingBehind(t *testing.T, workers int, leading func(url string) string) *Proxy {
 	t.Helper()
 	s, err := service.New(service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 1, Unpinned: true})
 	if err != nil {
@@ -64,7 +72,7 @@ func serving(t *testing.T, workers int) *Proxy {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(t.Context()) }()
-	p, err := Listen(Config{Server: s.URL(), Job: "j", Token: "t", Workers: workers})
+	p, err := Listen(Config{Server: leading(s.URL()), Job: "j", Token: "t", Workers: workers})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,6 +208,55 @@ func TestRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 	} {
 		if _, failure := w.call(c.k, c.parts...); !strings.Contains(failure, c.want) || c.want == "" && failure != "" {
 			t.Errorf("request of kind %d: %q, want %q", c.k, failure, c.want)
+		}
+	}
+}
+
+// resetting returns what leads to a URL, and resets its first connections.
+func resetting(t *testing.T, first int) (leading func(url string) string, came *atomic.Int32) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	came = &atomic.Int32{}
+	return func(url string) string {
+		var running sync.WaitGroup
+		running.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				running.Go(func() {
+					defer c.Close()
+					if came.Add(1) <= int32(first) {
+						c.Read(make([]byte, 1)) // the request is on its way
+						c.(*net.TCPConn).SetLinger(0)
+						return
+					}
+					there, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+					if err != nil {
+						return
+					}
+					running.Go(func() { io.Copy(there, c); there.Close() })
+					io.Copy(c, there)
+				})
+			}
+		})
+		t.Cleanup(func() { l.Close(); running.Wait() })
+		return "http://" + l.Addr().String()
+	}, came
+}
+
+func TestAFirstContactThatIsResetIsRepeated(t *testing.T) {
+	for _, resets := range []int{3, 1 << 30} {
+		leading, came := resetting(t, resets)
+		w := dial(t, servingBehind(t, 1, leading), 0)
+		if _, failure := w.call(kindJoin, joinAs("tcp")); (failure == "") != (resets == 3) {
+			t.Errorf("of %d resets: %q", resets, failure)
+		}
+		if n := came.Load(); n < 4 || n > 6 {
+			t.Errorf("of %d resets: it came %d times, want 4 to 6", resets, n)
 		}
 	}
 }

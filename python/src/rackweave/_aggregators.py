@@ -63,7 +63,7 @@ class Aggregators:
         places = [(address, s.ca) for address in s.address.split(",")]
         if len(places) == 1:
             control = Control(*places[0], s.token)
-            info = control.call("Join", request, s.timeout)
+            info = control.join(request, s.timeout)
             if not info.get("aggregators"):
                 self._take(control, info)
                 return self._whole()
@@ -90,7 +90,7 @@ class Aggregators:
         if self._failure is not None:
             raise self._failure
         try:
-            return control.call("Join", request, self._settings.timeout)
+            return control.join(request, self._settings.timeout)
         finally:
             self._joining = None
 

@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 import urllib.parse
 from typing import Any, Callable, Dict, Mapping, Optional, Set
 
@@ -22,6 +23,11 @@ _GRACE = 2.0  # seconds by which a call outlives its timeout, so that the aggreg
 _CONNECT_TIMEOUT = 5.0
 _PIN = "sha256:"  # begins a fingerprint where a CA file may stand
 _MOST_FRAME = 16 << 20
+# An aggregator resets connections that it does not take, for instance while strangers flood it. A worker then comes again, but
+# only so often: what resets for ever may be no aggregator at all.
+_CONTACTS = 6
+_CONTACT_AGAIN = 0.05  # doubles
+_LEAVES_WITHIN = 2.0  # for the aggregator to find that a connection has gone, and with it the worker that asked by it
 
 
 class Control:
@@ -70,7 +76,7 @@ class Control:
                 f"{method}: the aggregator at {self.address} did not answer within {timeout + _GRACE:g} s"
             ) from None
         except (OSError, http.client.HTTPException) as e:
-            raise ServerLostError(f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
+            raise lost(e, f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
         finally:
             self._calls.discard(connection)
             connection.close()
@@ -78,6 +84,29 @@ class Control:
         if response.status != 200 or answer is None:
             raise failure_of(method, answer, f"HTTP status {response.status}")
         return answer
+
+    def join(self, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
+        """Makes the call by which a worker joins, again where its connection is reset before there is an answer.
+
+        That is safe: the aggregator has not read the call, or withdraws its worker with the connection. Until it has, the worker's
+        own place may be taken. For other calls it is not safe.
+        """
+        until, resets, last, pause = time.monotonic() + timeout, 0, 0.0, _CONTACT_AGAIN
+        while True:
+            within = until - time.monotonic()
+            try:
+                return self.call("Join", {**request, "timeoutMs": max(int(within * 1000), 1)}, within)
+            except ResetError:
+                resets, last = resets + 1, time.monotonic()
+                if resets == _CONTACTS or until - last <= pause or self.interrupted:
+                    raise
+            except RefusedError as e:
+                now = time.monotonic()
+                own_ghost = e.code in ("already_exists", "resource_exhausted") and resets > 0 and now - last < _LEAVES_WITHIN
+                if not own_ghost or until - now <= pause or self.interrupted:
+                    raise
+            time.sleep(pause)
+            pause *= 2
 
     def interrupt(self) -> None:
         """Ends the calls under way, and those to come: they raise ServerLostError."""
@@ -121,9 +150,10 @@ class Control:
                 f"cannot reach the aggregator at {self.address}: {e}: give the file of its certificate's issuer (RACKWEAVE_CA)"
             ) from None
         except OSError as e:
-            raise ServerLostError(
+            raise lost(
+                e,
                 f"cannot reach the aggregator at {self.address}: {e}: is it running (rackweave serve), "
-                "and is this its address (RACKWEAVE_ADDR)?"
+                "and is this its address (RACKWEAVE_ADDR)?",
             ) from None
         return connection
 
@@ -134,6 +164,17 @@ class Control:
             return str(connection.sock.getpeername()[0])
         finally:
             connection.close()
+
+
+class ResetError(ServerLostError):
+    """A connection was reset before there was an answer."""
+
+
+def lost(cause: Exception, text: str) -> ServerLostError:
+    """Returns the error of a connection that broke for a cause."""
+    ended = isinstance(cause, http.client.RemoteDisconnected)  # in order, so that it is no reset
+    was_reset = isinstance(cause, (ConnectionResetError, BrokenPipeError)) and not ended
+    return ResetError(text) if was_reset else ServerLostError(text)
 
 
 class Watch:
@@ -241,4 +282,4 @@ def failure_of(method: str, error: Optional[Dict[str, Any]], otherwise: str) -> 
         return ServerLostError(f"{method}: {text}")
     if not code:
         return RefusedError(f"{method}: {text}: is this address a RackWeave aggregator's?")
-    return RefusedError(f"{method}: refused by the aggregator: {text}")
+    return RefusedError(f"{method}: refused by the aggregator: {text}", code)

@@ -36,7 +36,6 @@ def request(s: Settings, job: str, mode: str, optimizer: str, hyper: Mapping[str
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
         "uid": os.geteuid(),
-        "timeoutMs": ms(s.timeout),
     }
 
 

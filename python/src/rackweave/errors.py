@@ -22,7 +22,15 @@ class LibraryError(Error, ImportError):
 
 
 class RefusedError(Error):
-    """The aggregator does not take the request, for example because the ranks' models differ."""
+    """The aggregator does not take the request, for example because the ranks' models differ.
+
+    Attributes:
+        code: the service's code for it; empty if it gave none.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class OutOfRangeError(RefusedError):

@@ -1,8 +1,9 @@
-package client
+package api
 
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"syscall"
 	"time"
@@ -19,11 +20,11 @@ const (
 	leavesWithin = 2 * time.Second
 )
 
-// contact makes the call by which a worker joins, again where its connection is reset before there is an answer, until the worker's
+// Contact makes the call by which a worker joins, again where its connection is reset before there is an answer, until the worker's
 // time is up. That is safe: the aggregator has not read the call, or withdraws its worker with the connection. Until it has, the
-// worker's own place may be taken.
-func (a *aggregator) contact(ctx context.Context, call func(within time.Duration) error) error {
-	until := time.Now().Add(a.cfg.Timeout)
+// worker's own place may be taken. For other calls it is not safe.
+func Contact(ctx context.Context, timeout time.Duration, call func(within time.Duration) error) error {
+	until := time.Now().Add(timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(until) {
 		until = d
 	}
@@ -51,9 +52,10 @@ func (a *aggregator) contact(ctx context.Context, call func(within time.Duration
 	}
 }
 
-// wasReset reports whether a call's connection was reset. One on which nothing came before has an error of its own in net/http.
+// wasReset reports whether a call's connection was reset. One on which nothing came before has an error of its own in net/http, and
+// so has one whose reset is read while the request is written.
 func wasReset(err error) bool {
-	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed) ||
 		err != nil && strings.Contains(err.Error(), "http2: client conn could not be established")
 }
 
