@@ -3,6 +3,7 @@ package numa
 import (
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -21,12 +22,30 @@ func (t tree) deviceNode(dev string) (node int, ok bool) {
 
 // pciOf returns the PCI address of a device or of the nearest one above it.
 func pciOf(dev string) string {
+	address, _ := pciAt(dev)
+	return address
+}
+
+// pciAt returns where that is, too.
+func pciAt(dev string) (address, at string) {
 	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
 		if pciAddress.MatchString(path.Base(at)) {
-			return path.Base(at)
+			return path.Base(at), at
 		}
 	}
-	return ""
+	return "", ""
+}
+
+// pcie reads the link of a device, as in "16.0 GT/s PCIe". A virtual machine may say "Unknown", and so zero.
+func (t tree) pcie(dev string) PCIe {
+	_, at := pciAt(dev)
+	lanes, ok := t.number(at + "/current_link_width")
+	number, _, _ := strings.Cut(t.text(at+"/current_link_speed"), " ")
+	speed, err := strconv.ParseFloat(number, 64)
+	if at == "" || !ok || err != nil || lanes < 1 || lanes > 32 || !(speed > 0 && speed <= 1024) { // 255 lanes: it is not known
+		return PCIe{}
+	}
+	return PCIe{Lanes: int(lanes), GigaTransfer: speed}
 }
 
 // discoverNICs lists the network devices with hardware behind them: no loopback, bridges, tunnels or bonds.
@@ -37,7 +56,7 @@ func (t *Topology) discoverNICs(tr tree) {
 		if dev == "" {
 			continue
 		}
-		n := NIC{Name: name, PCI: pciOf(dev), Driver: tr.link(dev + "/driver"), OperState: tr.text(at + "/operstate")}
+		n := NIC{Name: name, PCI: pciOf(dev), PCIe: tr.pcie(dev), Driver: tr.link(dev + "/driver"), OperState: tr.text(at + "/operstate")}
 		node, known := tr.deviceNode(dev)
 		n.Node, n.NodeUnknown = node, !known
 		speed, _ := tr.number(at + "/speed") // -1 or unreadable without a link

@@ -89,7 +89,7 @@ func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool
 	if dev == "" && len(d.NetDevs) > 0 {
 		dev = tr.resolve(path.Join("sys/class/net", d.NetDevs[0], "device"))
 	}
-	d.PCI = pciOf(dev)
+	d.PCI, d.PCIe = pciOf(dev), tr.pcie(dev)
 	d.Driver = tr.link(dev + "/driver")
 	if d.Soft {
 		d.Driver = ""

@@ -32,10 +32,10 @@ func (t *Topology) String() string {
 	}
 	t.writeNodes(&b)
 	if len(t.NICs) > 0 {
-		table(&b, "nic\tnode\tstate\tspeed\tmtu\tdriver\tpci\trdma", func(w io.Writer) {
+		table(&b, "nic\tnode\tstate\tspeed\tmtu\tdriver\tpci\tpcie\trdma", func(w io.Writer) {
 			for _, n := range t.NICs {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", n.Name, nodeText(n.Node, n.NodeUnknown), orUnknown(n.OperState),
-					formatMbps(n.SpeedMbps), n.MTU, orUnknown(n.Driver), orNone(n.PCI), orNone(strings.Join(n.RDMA, ",")))
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%v\t%s\n", n.Name, nodeText(n.Node, n.NodeUnknown), orUnknown(n.OperState),
+					formatMbps(n.SpeedMbps), n.MTU, orUnknown(n.Driver), orNone(n.PCI), n.PCIe, orNone(strings.Join(n.RDMA, ",")))
 			}
 		})
 	}
@@ -72,15 +72,15 @@ func (t *Topology) writeRDMA(b *strings.Builder) {
 	if len(t.RDMA) == 0 {
 		return
 	}
-	table(b, "rdma\tport\tnode\tstate\tlink\trate\tkind\tpci\tnetdev", func(w io.Writer) {
+	table(b, "rdma\tport\tnode\tstate\tlink\trate\tkind\tpci\tpcie\tnetdev", func(w io.Writer) {
 		for _, d := range t.RDMA {
 			kind := orUnknown(d.Driver)
 			if d.Soft {
 				kind = "software"
 			}
 			for _, p := range d.Ports {
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, p.Num, nodeText(d.Node, d.NodeUnknown), orUnknown(p.State),
-					orUnknown(p.LinkLayer), formatMbps(p.RateMbps), kind, orNone(d.PCI), orNone(strings.Join(d.NetDevs, ",")))
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%v\t%s\n", d.Name, p.Num, nodeText(d.Node, d.NodeUnknown), orUnknown(p.State),
+					orUnknown(p.LinkLayer), formatMbps(p.RateMbps), kind, orNone(d.PCI), d.PCIe, orNone(strings.Join(d.NetDevs, ",")))
 			}
 		}
 	})

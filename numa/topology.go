@@ -5,6 +5,8 @@
 // Discovery reads sysfs and procfs below a root, which may be a captured tree, and returns a plain value.
 package numa
 
+import "fmt"
+
 // Topology describes a machine. Its lists are in ascending or natural order, so the same machine has the same value.
 type Topology struct {
 	CPUModel string `json:"cpu_model,omitempty"`
@@ -82,6 +84,7 @@ type NIC struct {
 	Node        int      `json:"node"`
 	NodeUnknown bool     `json:"node_unknown,omitempty"`
 	PCI         string   `json:"pci,omitempty"`
+	PCIe        PCIe     `json:"pcie,omitzero"`
 	Driver      string   `json:"driver,omitempty"`
 	SpeedMbps   int      `json:"speed_mbps"` // 0: unknown, or no link
 	MTU         int      `json:"mtu"`
@@ -95,12 +98,38 @@ type RDMADevice struct {
 	Node        int      `json:"node"`
 	NodeUnknown bool     `json:"node_unknown,omitempty"`
 	PCI         string   `json:"pci,omitempty"`
+	PCIe        PCIe     `json:"pcie,omitzero"`
 	Driver      string   `json:"driver,omitempty"`
 	Soft        bool     `json:"soft,omitempty"` // made in software on top of a network device: rxe, siw
 	GUID        string   `json:"node_guid,omitempty"`
 	NetDevs     []string `json:"netdevs,omitempty"`
 	CharDevices []string `json:"char_devices,omitempty"`
 	Ports       []Port   `json:"ports"`
+}
+
+// PCIe is the link by which a device is attached, as it runs now; the zero value: unknown, or not by PCIe.
+type PCIe struct {
+	Lanes        int     `json:"lanes"`
+	GigaTransfer float64 `json:"gt_per_second"` // of a lane, each direction
+}
+
+// Mbps returns what the link carries in each direction, the headers of packets included; 0: unknown.
+func (p PCIe) Mbps() int {
+	coding := 128.0 / 130 // from the third generation on
+	switch {
+	case p.GigaTransfer < 8:
+		coding = 8.0 / 10
+	case p.GigaTransfer >= 64:
+		coding = 242.0 / 256 // flits
+	}
+	return int(float64(p.Lanes) * p.GigaTransfer * 1000 * coding)
+}
+
+func (p PCIe) String() string {
+	if p.Mbps() == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("x%d %g GT/s", p.Lanes, p.GigaTransfer)
 }
 
 // Port is a port of an RDMA device.

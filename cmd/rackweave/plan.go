@@ -31,7 +31,7 @@ type planFlags struct {
 	table1, table2, asJSON                        bool
 	scale                                         []int
 	svgDir                                        string
-	probe, inRack                                 bool
+	probe, inRack, here                           bool
 	server                                        client.Config
 	provider, clusterFile                         string
 	measured                                      *client.Link // a worker's; nil: as link and rackLatency say
@@ -49,6 +49,11 @@ func (f *planFlags) checkProbe(given *pflag.FlagSet) error {
 				value = "" // a secret
 			}
 			return fmt.Errorf("--%s%s: without --probe no aggregator is asked: add --probe, or leave it out", name, value)
+		}
+	}
+	for _, other := range []string{"probe", "table1", "table2", "scale"} {
+		if f.here && given.Changed(other) {
+			return fmt.Errorf("--here with --%s: give one of them", other)
 		}
 	}
 	for _, name := range []string{"link", "rack-latency"} {
@@ -83,6 +88,7 @@ less than 3 s: run it on a worker's host.`,
   rackweave plan --probe --server http://aggregator:7077 --token ADMIN --workers 16 --model bert-large
   rackweave plan --probe --cluster cluster.yaml --token ADMIN --model bert-large
   rackweave plan --probe --cluster cluster.yaml --token ADMIN --in-rack --workers 16 --model bert-large
+  rackweave plan --here --workers 40 --link 100Gb/s --model bert-large --compute 300ms
   rackweave plan --table1
   rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
@@ -92,6 +98,9 @@ less than 3 s: run it on a worker's host.`,
 			}
 			if f.probe {
 				return f.probed(cmd.Context(), cmd.OutOrStdout())
+			}
+			if f.here {
+				return f.planHere(cmd.OutOrStdout())
 			}
 			if f.table1 {
 				return printTable1(cmd.OutOrStdout())
@@ -137,6 +146,8 @@ less than 3 s: run it on a worker's host.`,
 		"print Table II of the paper beside what computation and bytes allow at --link, and from which rate on communication is hidden")
 	fl.IntSliceVar(&f.scale, "scale", nil, "instead of one cluster: numbers of racks, each predicted and simulated")
 	fl.StringVar(&f.svgDir, "svg", "", "with --scale: directory for figures")
+	fl.BoolVar(&f.here, "here", false,
+		"the aggregator is this machine: read its NICs and PCIe links, measure its memory and cores, and go by these")
 	fl.BoolVar(&f.probe, "probe", false, "measure the links of a cluster that runs, or this host's to an aggregator, and predict by them")
 	fl.BoolVar(&f.inRack, "in-rack", false, "with --probe: this host is a worker's: measure its link to the cluster's aggregator, too")
 	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "with --probe: URL of an aggregator")
@@ -258,6 +269,7 @@ type planResult struct {
 	OneRack      hierarchy.Capacity     `json:"workers_per_aggregator"`
 	StepsPerCost float64                `json:"steps_per_second_and_price,omitempty"`
 	InRack       *measuredLink          `json:"link,omitempty"`
+	Here         []limit                `json:"here,omitempty"`
 	cluster      hierarchy.Cluster      `json:"-"`
 	predictions  []hierarchy.Prediction `json:"-"`
 }
@@ -362,7 +374,7 @@ func (f *planFlags) print(w io.Writer, r *planResult) error {
 			fmt.Fprintf(w, "; it can hide behind %v of compute", f.compute)
 		}
 	}
-	if f.compute > 0 {
+	if f.compute > 0 || f.here {
 		fmt.Fprintf(w, "\none aggregator carries %d workers at a step of %s, bound by %s", r.OneRack.Workers,
 			seconds(max(best.Seconds, f.compute.Seconds())), r.OneRack.Binding)
 	}

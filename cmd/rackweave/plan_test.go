@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/rackweave/rackweave/numa"
 )
 
 func TestPlanChoosesAShape(t *testing.T) {
@@ -71,6 +73,8 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 			`--server "http://a:7077" and --cluster "c.yaml": give one of them`},
 		{[]string{"--probe", "--cluster", "none.yaml"}, "read cluster: open none.yaml"},
 		{[]string{"--in-rack"}, `--in-rack "true": without --probe`},
+		{[]string{"--here", "--probe"}, "--here with --probe: give one of them"},
+		{[]string{"--here", "--scale", "1,2"}, "--here with --scale"},
 		{[]string{"--probe", "--link", "25Gb/s"}, "--link 25Gb/s: with --probe links are measured: leave it out"},
 		{[]string{"--probe", "--rack-latency", "4us"}, "--rack-latency 4µs: with --probe links are measured"},
 	} {
@@ -176,6 +180,64 @@ func TestPlanMeasuresTheLinkToAnAggregatorThatIsAlone(t *testing.T) {
 	for _, want := range []string{"as measured over tcp in", "\nup ", "\ndown ", "1 rack of 3 workers", "bound by the worker NIC"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestPlanGoesByThisMachine(t *testing.T) {
+	out, err := run(t, "plan", "--here", "--workers", "2", "--link", "10Gb/s", "--aggregator-link", "10Gb/s", "--bytes", "10MB",
+		"--compute", "1s", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Here    []limit
+		OneRack struct{ Workers int } `json:"workers_per_aggregator"`
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	least := 10e9 / 8 // the NIC that the flags name, whatever this machine has
+	for _, l := range got.Here {
+		switch {
+		case l.Of == "memory":
+			least = min(least, l.Rate/2) // a gradient crosses it twice
+		case l.Of != "NIC" && l.Rate > 0:
+			least = min(least, l.Rate)
+		}
+		if measured := l.Of == "memory" || l.Of == "cores"; measured && !(l.Rate > 1e7) || l.From == "" {
+			t.Errorf("%+v", l)
+		}
+	}
+	if want := int(least / 10e6); len(got.Here) != 4 || got.OneRack.Workers < want-1 || got.OneRack.Workers > want+1 {
+		t.Errorf("%d workers, want %d, by %+v", got.OneRack.Workers, want, got.Here)
+	}
+}
+
+// The NICs of an aggregator add up, but the functions of one card have one PCIe link.
+func TestNICsAndTheirPCIeLinksAddUp(t *testing.T) {
+	device := func(name, pci string, lanes int) numa.RDMADevice {
+		return numa.RDMADevice{Name: name, PCI: pci, PCIe: numa.PCIe{Lanes: lanes, GigaTransfer: 16},
+			Ports: []numa.Port{{State: "ACTIVE", RateMbps: 100_000}}}
+	}
+	x16 := float64(numa.PCIe{Lanes: 16, GigaTransfer: 16}.Mbps()) * 1e6 / 8
+	a := device("a", "0000:01:00.0", 16)
+	for name, tc := range map[string]struct {
+		rdma      []numa.RDMADevice
+		nics      []numa.NIC
+		nic, pcie float64
+	}{
+		"two cards":      {rdma: []numa.RDMADevice{a, device("b", "0000:02:00.0", 16)}, nic: 25e9, pcie: 2 * x16},
+		"one card":       {rdma: []numa.RDMADevice{a, device("b", "0000:01:00.1", 16)}, nic: 25e9, pcie: x16},
+		"a link unknown": {rdma: []numa.RDMADevice{a, device("b", "0000:02:00.0", 0)}, nic: 25e9},
+		"no cable":       {rdma: []numa.RDMADevice{{Name: "a", Ports: []numa.Port{{State: "DOWN", RateMbps: 100_000}}}}},
+		"no RDMA": {nics: []numa.NIC{{Name: "eth0", PCI: "0000:01:00.0", OperState: "up", SpeedMbps: 10_000,
+			PCIe: numa.PCIe{Lanes: 16, GigaTransfer: 16}}, {Name: "eth1", OperState: "down", SpeedMbps: 10_000}}, nic: 1.25e9, pcie: x16},
+		"nothing": {},
+	} {
+		got := nicLimits(&numa.Topology{RDMA: tc.rdma, NICs: tc.nics})
+		if got[0].Rate != tc.nic || got[1].Rate != tc.pcie {
+			t.Errorf("%s: %+v, want %g and %g", name, got, tc.nic, tc.pcie)
 		}
 	}
 }

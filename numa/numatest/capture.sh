@@ -28,6 +28,7 @@ ancestors() { # numa_node of a device and of everything above it, and its driver
 	d=${d#"$PWD"}
 	d=${d#/}
 	link "$d/driver" | sed 's,-> .*/,-> ,'
+	file "$d/current_link_speed" "$d/current_link_width"
 	while [ "$d" != sys/devices ] && [ "$d" != . ]; do
 		file "$d/numa_node"
 		d=$(dirname "$d")
