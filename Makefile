@@ -15,6 +15,10 @@ PACKAGES := ./...
 PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
 	./bench/models/... ./bench/overlap/... ./bench/report/... ./pqueue/...
 BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
+# Lint has vetted all, and stacks need no DWARF: neither is made again for every package and detector.
+GO_TEST = $(GO) test -vet=off -ldflags=-w -timeout 30m
+# ONLY='%/aggregate %/verbs' tests those of a target's packages, BUT=… all others.
+chosen = $(if $(ONLY),$(filter $(ONLY),$(1)),$(filter-out $(BUT),$(1)))
 # C, run under AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
@@ -51,23 +55,24 @@ test:
 	scripts/test.sh
 
 test-pure:
-	CGO_ENABLED=0 $(GO) test $(PURE)
+	CGO_ENABLED=0 $(GO_TEST) $(PURE)
 
 # One at a time: some measure time, others fill the machine. lab, lab/racks and membership have steps of their own in
 # scripts/test.sh.
 test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) test -p 1 -timeout 30m $(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE))
+	$(GO_TEST) -p 1 $(call chosen,$(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE)))
 
-# Without pure packages, which have no goroutines, those that drive programs, which they build without the detector, and those with
-# etcd, which takes a minute to build with it.
+# Without those that have no goroutines, those that drive programs, which they build without the detector, and those with etcd,
+# which takes a minute to build with it.
+UNRACED := %/include %/lab/attacks %/lab/simrack %/bench/learn %/cmd/rackweave %/service/membership %/cgo/kernel
 test-race:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) test -race -short $(filter-out %/include %/lab/attacks %/cmd/rackweave %/service/membership,$(BUT_PURE))
+	$(GO_TEST) -race -short $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
 
 test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO) test -asan -short $(SANITIZED)
+	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO_TEST) -asan -short $(call chosen,$(shell $(GO) list $(SANITIZED)))
 
 # The Python package, with the library and the aggregator of this tree, in parts that can run side by side.
 test-python: test-python-package test-python-mxnet test-python-wheel

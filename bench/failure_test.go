@@ -26,10 +26,19 @@ const promptly = 5 * time.Second
 // patience is how long a test waits for what may take failGrace, on a machine where nothing runs when it should.
 const patience = 30 * time.Second
 
+// needsProcesses leaves out a test of what happens to processes, which a detector does not see and makes slow to start.
+func needsProcesses(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts several processes several times: left out by -short")
+	}
+}
+
 // running starts a benchmark that would take for ever and returns once all its workers' gradients flow, with the aggregator's
 // view of the job and what Run will return.
 func running(t *testing.T, s Spec) (*api.JobStatus, <-chan error) {
 	t.Helper()
+	needsProcesses(t)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	s.Iters, s.Verify = maxIters, false
@@ -148,6 +157,7 @@ func TestACancelledBenchmarkLeavesNothingBehind(t *testing.T) {
 }
 
 func TestAProgramThatCannotServeIsNamed(t *testing.T) {
+	needsProcesses(t)
 	r := testRunner(t)
 	r.Serve = []string{"/bin/false"}
 	_, err := r.Run(t.Context(), momentumSpec("auto"))
@@ -216,6 +226,7 @@ func TestAWorkerGivesUpWhenTheBenchmarkEnds(t *testing.T) {
 
 // A worker that nobody else notifies is ended, and only the failure itself is told as one. A stopped worker is killed.
 func TestTheFirstFailureEndsWorkersThatWait(t *testing.T) {
+	needsProcesses(t)
 	t.Run("waiting", func(t *testing.T) {
 		s := momentumSpec(verbs.ProviderTCP)
 		s.Workers = 2

@@ -25,7 +25,7 @@ func TestASpecThatCannotBeDoneSaysWhatToDoInstead(t *testing.T) {
 		{"no tensors", func(s *Spec) { s.Model = models.Model{Name: "nothing"} }, []string{`"nothing"`, "no tensors"}},
 		{"unknown provider", func(s *Spec) { s.Provider = "smh" }, []string{`"smh"`, "auto, " + strings.Join(verbs.Providers(), ", ")}},
 		{"options of no provider", func(s *Spec) { s.ProviderOptions = "gid=3" }, []string{`"gid=3"`, "name the provider"}},
-		{"a simulation of processes", func(s *Spec) { s.Provider = "sim" }, []string{"provider sim", "procs=false"}},
+		{"a simulation of processes", func(s *Spec) { s.Procs, s.Provider = true, "sim" }, []string{"provider sim", "procs=false"}},
 		{"a simulation elsewhere", func(s *Spec) { s.Provider, s.Procs, s.Server = "sim", false, "http://aggregator:7077" },
 			[]string{"provider sim", "an aggregator of their own"}},
 		{"odd chunks", func(s *Spec) { s.ChunkBytes = 5000 }, []string{"chunk size of 5000", "power of two from 4096"}},

@@ -59,10 +59,14 @@ func TestEveryDestinationGetsTheReferencesBits(t *testing.T) {
 	eachISA(t, func(t *testing.T, isa ISA) {
 		a := newArena(t, 1<<19)
 		rnd := rand.New(rand.NewPCG(9, uint64(isa)))
+		trial := 0
 		for _, srcType := range dtypes {
 			for _, dstType := range dtypes {
 				for _, count := range sourceCounts {
 					for _, n := range append(lengths, 1023, 1500, 2100) {
+						if trial++; testing.Short() && trial%5 != 0 {
+							continue
+						}
 						a.reset()
 						ndst, stream, together := 1+rnd.IntN(5), rnd.IntN(4) > 0, rnd.IntN(2) == 0
 						accumulate := dstType == chunk.F32 && rnd.IntN(2) == 0
@@ -189,12 +193,15 @@ func TestUpdatesAreTheReferencesBits(t *testing.T) {
 		a := newArena(t, 1<<17)
 		rnd := rand.New(rand.NewPCG(4, uint64(isa)))
 		outTypes := append([]chunk.DType{0}, dtypes...)
-		trial := 0
+		trial, each := 0, 4
+		if testing.Short() {
+			each = 1
+		}
 		for _, rule := range append(optim.Rules(), optim.LAMBApply) {
 			for _, h := range hypers(rule) {
 				for _, srcType := range dtypes {
 					for _, count := range sourceCounts {
-						for range 4 { // of the lengths and types of out, which the trials go through together
+						for range each { // of the lengths and types of out, which the trials go through together
 							trial++
 							a.reset()
 							n, outType := lengths[trial%len(lengths)], outTypes[trial%len(outTypes)]
