@@ -11,8 +11,12 @@ type Topology struct {
 	Pods  int // equal runs of racks; 0 or 1: none
 }
 
-// MaxRacks is the most racks that reduce among themselves.
-const MaxRacks = 64
+const (
+	// MaxRacks is the most racks that reduce among themselves.
+	MaxRacks = 64
+	// MaxRackName is the length in bytes of the longest name of a rack.
+	MaxRackName = 255
+)
 
 // Check returns why the aggregators cannot reduce this way.
 func (t Topology) Check() error {

@@ -21,6 +21,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
 )
 
@@ -47,6 +48,14 @@ func corrupt(format string, args ...any) error {
 
 // check reports what is wrong with a header.
 func check(h *api.CheckpointHeader) error {
+	if len(h.Racks) > hierarchy.MaxRacks {
+		return fmt.Errorf("%d racks: there can be up to %d", len(h.Racks), hierarchy.MaxRacks)
+	}
+	for i, name := range h.Racks {
+		if name == "" || len(name) > hierarchy.MaxRackName {
+			return fmt.Errorf("rack %d has a name of %d bytes: it can have 1 to %d", i, len(name), hierarchy.MaxRackName)
+		}
+	}
 	if most := maxArrays * (1 + len(h.Racks)); h.Arrays < 1 || int(h.Arrays) > most {
 		return fmt.Errorf("%d arrays for each tensor: there can be 1 to %d", h.Arrays, most)
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
+	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/service/api"
 )
 
@@ -147,10 +148,16 @@ func TestErrorsNameTheArray(t *testing.T) {
 }
 
 func TestAHeaderThatCannotBeIsRefused(t *testing.T) {
-	ofRacks := header(25, 1)
-	ofRacks.Racks = []string{"a", "b"}
+	of := func(arrays uint32, racks ...string) *api.CheckpointHeader {
+		h := header(arrays, 1)
+		h.Racks = racks
+		return h
+	}
 	for name, h := range map[string]*api.CheckpointHeader{
-		"many arrays of racks": ofRacks,
+		"many arrays of racks": of(25, "a", "b"),
+		"many racks":           of(1, strings.Split(strings.Repeat("r", hierarchy.MaxRacks+1), "")...),
+		"a rack without name":  of(1, "a", ""),
+		"a rack's long name":   of(1, "a", strings.Repeat("b", hierarchy.MaxRackName+1)),
 		"no arrays":            header(0, 1),
 		"many arrays":          header(9, 1),
 		"no elements":          header(1, 0),

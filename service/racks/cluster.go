@@ -127,6 +127,8 @@ func (c *Cluster) checkRacks() error {
 		switch {
 		case r.Name == "":
 			return fmt.Errorf("%w: rack %d has no name", ErrCluster, i)
+		case len(r.Name) > hierarchy.MaxRackName:
+			return fmt.Errorf("%w: rack %d has a name of %d bytes: use at most %d", ErrCluster, i, len(r.Name), hierarchy.MaxRackName)
 		case slices.ContainsFunc(c.Racks[:i], func(o Rack) bool { return o.Name == r.Name }):
 			return fmt.Errorf("%w: rack %q is listed twice", ErrCluster, r.Name)
 		case r.Size < 0 || r.Size > maxSize:

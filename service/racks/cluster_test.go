@@ -30,6 +30,7 @@ func TestBadClustersAreRefusedByName(t *testing.T) {
 		{"no racks", func(c *Cluster) { c.Racks = nil }, "0 racks: list 1 to 64"},
 		{"secret", func(c *Cluster) { c.Secret = "short" }, "a secret of 5 characters"},
 		{"name", func(c *Cluster) { c.Racks[1].Name = "" }, "rack 1 has no name"},
+		{"long name", func(c *Cluster) { c.Racks[1].Name = strings.Repeat("r", 256) }, "a name of 256 bytes: use at most 255"},
 		{"twice", func(c *Cluster) { c.Racks[1].Name = "r0" }, `rack "r0" is listed twice`},
 		{"url", func(c *Cluster) { c.Racks[1].URL = "h1:7077" }, `rack "r1" has URL "h1:7077": use one such as`},
 		{"own", func(c *Cluster) { c.Own = "x" }, `of rack "x", which is not among [r0 r1 r2 r3]`},
