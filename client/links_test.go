@@ -2,8 +2,10 @@ package client_test
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +13,8 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -183,12 +187,68 @@ func TestALinkThatCannotBeMeasuredSaysWhy(t *testing.T) {
 	}
 }
 
-// Hosts that measure at once do so one after the other, and beside a job.
+// Hosts that measure at once all do, and beside a job, whose sums stay right.
 func TestLinksAreMeasuredInTurn(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"})
-	workers := joinAll(t, s, client.Config{Job: "j", Token: "t", Workers: 2, Provider: verbs.ProviderTCP})
-	each(t, workers, func(int, *client.Worker) error {
-		_, err := client.MeasureLink(context20(t), client.Config{Server: s.URL(), Token: "admin"})
-		return err
+	workers := joinAll(t, s, client.Config{Job: "j", Token: "t", Workers: 2, Provider: verbs.ProviderTCP, Mode: "aggregate"})
+	const elems = 100_000
+	ctx := context20(t)
+	each(t, workers, func(_ int, w *client.Worker) error {
+		return w.Register(ctx, []client.Tensor{{Name: "w", Shape: []uint64{elems}}})
 	})
+	hosts := make(chan error, 2)
+	for range cap(hosts) {
+		go func() {
+			_, err := client.MeasureLink(ctx, client.Config{Server: s.URL(), Token: "admin"})
+			hosts <- err
+		}()
+	}
+	for step, left := 1, cap(hosts); left > 0; step++ {
+		each(t, workers, func(rank int, w *client.Worker) error {
+			x := slices.Repeat([]float32{float32(step + rank)}, elems)
+			h, err := w.PushPull(0, client.Bytes(x), client.Bytes(x), 0)
+			if err == nil {
+				err = h.Wait(ctx)
+			}
+			want := float32(2*step + 1)
+			if i := slices.IndexFunc(x, func(v float32) bool { return v != want }); err == nil && i >= 0 {
+				err = fmt.Errorf("step %d: sum %v at %d, want %v", step, x[i], i, want)
+			}
+			return err
+		})
+		select {
+		case err := <-hosts:
+			if left--; err != nil {
+				t.Error(err)
+			}
+		default:
+		}
+	}
+}
+
+// A host that has died as it measured has other hosts wait, and racks, which may hold jobs meanwhile, do not.
+func TestRacksDoNotWaitForAHostThatMeasures(t *testing.T) {
+	services := serveRacksWith(t, 2, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"}, nil)
+	h := &http.Client{Transport: &http.Transport{}}
+	defer h.CloseIdleConnections()
+	rpc := apiconnect.NewJobServiceClient(h, services[1].URL(), api.Identify(nil, "admin"))
+	ask := func(kind api.ProbeQuestion_Kind) error {
+		_, err := rpc.Probe(context20(t), &api.ProbeRequest{Providers: []string{verbs.ProviderTCP},
+			Question: &api.ProbeQuestion{Probe: "dead", Kind: kind, Others: []uint32{0}}})
+		return err
+	}
+	if err := ask(api.ProbeQuestion_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	cfg := client.Config{Server: services[1].URL(), Token: "admin", Timeout: time.Second}
+	if _, err := client.MeasureLink(context20(t), cfg); !errors.Is(err, client.ErrTimeout) {
+		t.Errorf("another host: %v, want it to wait", err)
+	}
+	cfg.Timeout = 8 * time.Second
+	if _, err := client.Links(context20(t), cfg, ""); err != nil {
+		t.Error(err)
+	}
+	if err := ask(api.ProbeQuestion_LATENCY); err == nil || !strings.Contains(err.Error(), "measure again") {
+		t.Errorf("the host that was ended: %v", err)
+	}
 }

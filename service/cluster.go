@@ -190,7 +190,7 @@ func (s *Service) answer(ctx context.Context, r *api.AskRequest) ([]byte, error)
 	case r.State != nil:
 		return k.answerState(ctx, r)
 	case r.Probe != nil:
-		return s.answerProbe(ctx, r.Probe, len(k.Racks)-1)
+		return s.answerProbe(ctx, r.Probe, len(k.Racks)-1, false)
 	case r.Reshape != nil:
 		return s.answerReshape(ctx, r)
 	}

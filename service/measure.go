@@ -135,7 +135,7 @@ func (m *measurement) ask(ctx context.Context, rack int, q *api.ProbeQuestion) (
 		return m.k.ask(ctx, m.u, rack, &api.AskRequest{Stage: "links", Probe: q})
 	}
 	for {
-		out, err := m.s.answerProbe(ctx, q, len(m.k.Racks)-1)
+		out, err := m.s.answerProbe(ctx, q, len(m.k.Racks)-1, false)
 		if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
 			return out, reason(err)
 		}

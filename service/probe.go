@@ -23,10 +23,12 @@ const (
 	mostLasts = time.Second
 )
 
-// probing is this aggregator's part in a measurement of links, between racks or to another host: one at a time.
+// probing is this aggregator's part in a measurement of links, between racks or to another host: one at a time. Racks, which may
+// hold jobs meanwhile, do not wait for a host, which may have died.
 type probing struct {
 	mu     sync.Mutex
 	id     string // of the measurement; empty: there is none
+	host   bool   // it is another host's, not between racks
 	prober *probe.Prober
 	ends   []byte      // the answer to OPEN
 	timer  *time.Timer // ends it when nobody asks
@@ -49,14 +51,14 @@ func (s *Service) Probe(ctx context.Context, r *api.ProbeRequest) (*api.ProbeRes
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTurn)
 	defer cancel()
-	answer, err := s.answerProbe(ctx, q, 1)
+	answer, err := s.answerProbe(ctx, q, 1, true)
 	return &api.ProbeResponse{Answer: answer, Provider: q.Provider}, err
 }
 
-// answerProbe takes part in a measurement, with so many others at most.
-func (s *Service) answerProbe(ctx context.Context, q *api.ProbeQuestion, most int) ([]byte, error) {
+// answerProbe takes part in a measurement, of another host or between racks, with so many others at most.
+func (s *Service) answerProbe(ctx context.Context, q *api.ProbeQuestion, most int, host bool) ([]byte, error) {
 	var out any
-	p, err := s.probing.take(s, q, most)
+	p, err := s.probing.take(s, q, most, host)
 	if err == nil {
 		out, err = takePart(ctx, p, q)
 	}
@@ -94,7 +96,7 @@ func takePart(ctx context.Context, p *probe.Prober, q *api.ProbeQuestion) (any, 
 }
 
 // take returns this aggregator's end of the measurement that a question is about; nil: it has ended, as was asked.
-func (p *probing) take(s *Service, q *api.ProbeQuestion, most int) (*probe.Prober, error) {
+func (p *probing) take(s *Service, q *api.ProbeQuestion, most int, host bool) (*probe.Prober, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -105,12 +107,18 @@ func (p *probing) take(s *Service, q *api.ProbeQuestion, most int) (*probe.Probe
 		return nil, nil
 	case q.Probe == "":
 		return nil, refuse(connect.CodeInvalidArgument, "no measurement is named")
-	case q.Kind == api.ProbeQuestion_OPEN && p.id == "":
-		return p.prober, p.open(s, q, most)
 	case q.Kind == api.ProbeQuestion_OPEN && p.id != q.Probe:
-		return nil, refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
+		if p.id != "" {
+			if host || !p.host {
+				return nil, refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
+			}
+			_ = p.close() // the host's
+		}
+		p.host = host
+		return p.prober, p.open(s, q, most)
 	case p.id != q.Probe:
-		return nil, refuse(connect.CodeFailedPrecondition, "the measurement has ended here")
+		return nil, refuse(connect.CodeFailedPrecondition, "the measurement has ended here, after %v without a question or for one between racks: measure again",
+			probeIdle)
 	}
 	p.timer.Reset(probeIdle)
 	return p.prober, nil
