@@ -95,8 +95,8 @@ func TestAWorkerOfAJobThatWaitsKeepsItsOwnTimeout(t *testing.T) {
 				if <-last == nil {
 					t.Error("the last worker has joined")
 				}
-				if err != nil && !strings.Contains(err.Error(), want) && strings.Contains(err.Error(), "came in time") && timeout < deadline/4 {
-					continue // the last was slower
+				if err != nil && !strings.Contains(err.Error(), want) && timeout < deadline/4 {
+					continue // the last came too late for the job to begin, or to have asked
 				}
 				if !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), want) {
 					t.Errorf("with a timeout of %v: %v", timeout, err)
