@@ -10,6 +10,7 @@ import threading
 import time
 import unittest
 from typing import List
+from unittest import mock
 
 import rackweave
 from rackweave import _control
@@ -66,7 +67,8 @@ class Contact(unittest.TestCase):
 
     def test_a_first_contact_that_is_reset_is_repeated(self) -> None:
         f = self.flooded(_NOBODY, _NOBODY, _NOBODY, "already_exists", "resource_exhausted", "")
-        self.assertEqual(f.control.join({"job": "j"}, 30.0), {"rank": 7})
+        with mock.patch.object(_control, "_LEAVES_WITHIN", 20.0):  # on a busy machine, too
+            self.assertEqual(f.control.join({"job": "j"}, 30.0), {"rank": 7})
         self.assertEqual(f.came, 6)
         self.assertGreater(f.asked[0], f.asked[-1], "a later contact has as much time as the first")
 
