@@ -76,7 +76,7 @@ func sameBitsOverRDMA(t *testing.T, g *Guest) {
 
 // resNet50 exchanges a whole model over RDMA in the guest, and over the other transports on this machine, which is faster.
 func resNet50(t *testing.T, g *Guest) {
-	const flags = "--model resnet50 --workers 2 --iters 2 --warmup 1 --optimizer sgd_torch --hyper momentum=0.9 --verify --no-roofline"
+	const flags = "--model resnet50 --workers 2 --iters 1 --warmup 1 --optimizer sgd_torch --hyper momentum=0.9 --verify --no-roofline"
 	got := exchange(t, g, flags+" --provider ibv")
 	for _, provider := range []string{"shm", "tcp"} {
 		if want := exchangeOnHost(t, g, flags+" --provider "+provider); got != want {

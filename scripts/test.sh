@@ -63,9 +63,8 @@ $make test-race BUT='%/aggregate'
 step "sanitizers"
 $make test-sanitized BUT='%/aggregate %/cgo/kernel'
 
-await fuzzing
-
 step "python"
 $make --jobs=2 --output-sync=target test-trixie test-python
 
 await lab
+await fuzzing
