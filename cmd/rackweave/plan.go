@@ -268,7 +268,7 @@ type planResult struct {
 	Shapes       []planShape            `json:"shapes"`
 	OneRack      hierarchy.Capacity     `json:"workers_per_aggregator"`
 	StepsPerCost float64                `json:"steps_per_second_and_price,omitempty"`
-	InRack       *measuredLink          `json:"link,omitempty"`
+	InRack       *measuredLink          `json:"in_rack,omitempty"`
 	Here         []limit                `json:"here,omitempty"`
 	cluster      hierarchy.Cluster      `json:"-"`
 	predictions  []hierarchy.Prediction `json:"-"`

@@ -156,7 +156,7 @@ func TestPlanMeasuresTheLinkToAnAggregatorThatIsAlone(t *testing.T) {
 	}
 	var got struct {
 		Bytes  float64
-		Link   measuredLink
+		InRack measuredLink `json:"in_rack"` // as in a cluster
 		Shapes []struct {
 			Bound   float64 `json:"bound_seconds"`
 			Fill    float64 `json:"fill_seconds"`
@@ -166,7 +166,7 @@ func TestPlanMeasuresTheLinkToAnAggregatorThatIsAlone(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
-	l, s := got.Link, got.Shapes[0]
+	l, s := got.InRack, got.Shapes[0]
 	if l.Provider != "tcp" || !(l.Up > 0) || !(l.Down > 0) || !(l.UpLatency > 0) || !(l.DownLatency > 0) || l.Note == "" {
 		t.Errorf("the link: %+v", l)
 	}
