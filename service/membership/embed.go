@@ -5,17 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver"
-	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 )
 
@@ -57,8 +58,8 @@ func StartServer(c ServerConfig) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrServer, err)
 	}
-	if c.isAwaited(cfg) {
-		cfg.ClusterState = embed.ClusterStateFlagExisting
+	if err := c.introduce(cfg); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrServer, err)
 	}
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
@@ -77,28 +78,81 @@ func StartServer(c ServerConfig) (*Server, error) {
 	}
 }
 
-// isAwaited reports whether the other members were told that one will come at this one's URL: it was added in place of one whose
-// data were lost. One that they have known before must not come without its data, as it would vote anew.
-func (c *ServerConfig) isAwaited(cfg *embed.Config) bool {
+// A member may have been removed or added a moment ago, and not every other member knows it yet.
+const (
+	knownWithin = 2 * time.Second
+	askAgain    = 200 * time.Millisecond
+)
+
+// What another member knows of this one.
+type known int
+
+const (
+	silent  known = iota // it does not answer
+	fresh                // this one is of the cluster's first members, and has not served so far
+	awaited              // it was added in place of one whose data were lost
+	gone                 // it was removed, or has served before
+)
+
+// introduce settles how a member without data begins, by what the others know of it. One that they have known before must not come
+// without its data, as it would vote anew; and one that they have removed would begin a cluster that they are not of.
+func (c *ServerConfig) introduce(cfg *embed.Config) error {
 	if c.Members == "" || wal.Exist(filepath.Join(cfg.Dir, "member", "wal")) {
-		return false
+		return nil
 	}
-	own := cfg.AdvertisePeerUrls[0].String()
+	own := []string{cfg.AdvertisePeerUrls[0].String()}
 	var others []string
 	for m := range strings.SplitSeq(c.Members, ",") {
-		if _, at, _ := strings.Cut(m, "="); at != own {
+		name, at, _ := strings.Cut(m, "=")
+		if name == c.Name {
+			own = append(own, at)
+		} else {
 			others = append(others, at)
 		}
 	}
 	by, err := transport.NewTransport(cfg.PeerTLSInfo, callWithin)
 	if err != nil {
-		return false // starting says why
+		return nil // starting says why
 	}
 	defer by.CloseIdleConnections()
-	there, err := etcdserver.GetClusterFromRemotePeers(nil, others, by)
-	return err == nil && slices.ContainsFunc(there.Members(), func(m *membership.Member) bool {
-		return m.Name == "" && slices.Contains(m.PeerURLs, own)
-	})
+	for end := time.Now().Add(knownWithin); ; time.Sleep(askAgain) {
+		said := make([]known, len(others))
+		var wg sync.WaitGroup
+		for i, at := range others {
+			wg.Go(func() { said[i] = ask(by, at, own) })
+		}
+		wg.Wait()
+		is := slices.Contains(said, gone)
+		switch {
+		case is && time.Now().Before(end):
+		case slices.Contains(said, awaited):
+			cfg.ClusterState = embed.ClusterStateFlagExisting
+			return nil
+		case is:
+			return c.replace(fmt.Errorf("member %s at %s was removed or has served before", c.Name, own[0]))
+		default:
+			return nil
+		}
+	}
+}
+
+// ask asks a member what it knows of the one with these peer URLs.
+func ask(by *http.Transport, at string, own []string) known {
+	there, err := etcdserver.GetClusterFromRemotePeers(nil, []string{at}, by)
+	if err != nil {
+		return silent
+	}
+	says := gone
+	for _, m := range there.Members() {
+		switch {
+		case !slices.ContainsFunc(m.PeerURLs, func(u string) bool { return slices.Contains(own, u) }):
+		case m.Name == "": // those of the first members are known from the start
+			return awaited
+		case len(m.ClientURLs) == 0: // it tells them when it serves
+			says = fresh
+		}
+	}
+	return says
 }
 
 // explain adds the remedy to an error of a server that does not start.
@@ -106,6 +160,11 @@ func (c *ServerConfig) explain(err error) error {
 	if !strings.Contains(err.Error(), "has already been bootstrapped") {
 		return err
 	}
+	return c.replace(err)
+}
+
+// replace adds to an error how a member whose data are lost is replaced.
+func (c *ServerConfig) replace(err error) error {
 	return fmt.Errorf("%w, and its data are not in %s: at another member, remove it (etcdctl member remove ID), add it (etcdctl member add %s --peer-urls=%s), and start it again",
 		err, c.Dir, c.Name, cmp.Or(c.Peer, DefaultPeer))
 }

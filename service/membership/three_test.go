@@ -100,11 +100,13 @@ func TestThreeEtcdsOutliveOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = StartServer(e.cfg)
-	says(t, err, "has already been bootstrapped", "member remove ID", "member add "+lost)
+	says(t, err, "has served before", "member remove ID", "member add "+lost)
 	standby.changeEtcds(func(ctx context.Context, c *clientv3.Client) error {
 		_, err := c.MemberRemove(ctx, uint64(id))
 		return err
 	})
+	_, err = StartServer(e.cfg) // as a supervisor does
+	says(t, err, "was removed", "member add "+lost)
 	standby.changeEtcds(func(ctx context.Context, c *clientv3.Client) error {
 		_, err := c.MemberAdd(ctx, []string{e.cfg.Peer})
 		return err
