@@ -212,6 +212,7 @@ func ExampleWorker_Commit() {
 // A step that fails is taken up again in the job's next run, wherever this worker's rack is served by then.
 func ExampleWorker_Rejoin() {
 	train := func(ctx context.Context, w *client.Worker, steps int, gradient func(step int) []float32, x []float32) error {
+		defer func() { w.Close() }() // whichever it is then
 		for step := 1; step <= steps; step++ {
 			h, err := w.PushPull(0, client.Bytes(gradient(step)), client.Bytes(x), 0)
 			if err == nil {
@@ -223,9 +224,11 @@ func ExampleWorker_Rejoin() {
 			if w.Err() == nil {
 				return err // the worker has not failed: a mistake in the call
 			}
-			if w, step, err = w.Rejoin(ctx); err != nil {
+			next, last, err := w.Rejoin(ctx)
+			if err != nil {
 				return err
 			}
+			w, step = next, last
 			if h, err = w.Pull(0, client.Bytes(x), 0); err == nil {
 				err = h.Wait(ctx)
 			}

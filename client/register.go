@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
@@ -124,7 +125,10 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 	w.pins = append(w.pins, make([]pin, len(descs))...)
 	w.submitting.Unlock()
 	w.tensors.Store(table)
-	w.declared = append(w.declared, tensors...)
+	for _, t := range tensors {
+		t.Shape = slices.Clone(t.Shape)
+		w.declared = append(w.declared, t)
+	}
 	if !w.info.LiveHyper {
 		return nil
 	}

@@ -3,6 +3,7 @@ package client
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -21,6 +22,15 @@ const (
 var lasting = []connect.Code{connect.CodeInvalidArgument, connect.CodePermissionDenied, connect.CodeUnauthenticated,
 	connect.CodeUnimplemented}
 
+// final is an error that a later try would meet, too.
+type final struct{ error }
+
+func (f final) Unwrap() error { return f.error }
+
+func lasts(err error) bool {
+	return errors.As(err, new(final)) || slices.Contains(lasting, connect.CodeOf(err))
+}
+
 // seat is a worker's place in its job, as long as no rack is left out.
 type seat struct {
 	rank    int
@@ -34,7 +44,8 @@ type seat struct {
 // the same tensors, at whichever aggregator serves its rack by then. The job goes on as by [Worker.GoOn], from the step that is
 // returned; then every worker pulls the parameters. All workers of the job call it. It closes this worker, as [Worker.Close] does,
 // and tries until ctx ends (without a deadline: for Config.Timeout). What cannot pass ends it at once: a state that nobody keeps
-// any more, or a rack that is lost where the job is to fail. Where jobs go on without a lost rack, workers and ranks are fewer.
+// any more, or a rack that is lost where the job is to fail. Where jobs go on without a lost rack, workers and ranks are fewer, and
+// racks have as many workers as their declared sizes say, or a multiple.
 func (w *Worker) Rejoin(ctx context.Context) (next *Worker, step int, err error) {
 	_ = w.Close() // it has failed
 	if w.several() {
@@ -65,10 +76,10 @@ func (w *Worker) Rejoin(ctx context.Context) (next *Worker, step int, err error)
 func (w *Worker) rejoin(ctx context.Context) (next *Worker, step int, passes bool, err error) {
 	cfg, err := w.whereNow(ctx)
 	if err != nil {
-		return nil, 0, true, err
+		return nil, 0, !lasts(err), err
 	}
 	if next, err = Join(ctx, cfg); err != nil {
-		return nil, 0, !slices.Contains(lasting, connect.CodeOf(err)), err
+		return nil, 0, !lasts(err), err
 	}
 	next.seat.keep(&w.seat)
 	if err = next.Register(ctx, w.declared); err == nil {
@@ -107,11 +118,17 @@ func (w *Worker) whereNow(ctx context.Context) (Config, error) {
 
 // place changes a configuration to what the plan says.
 func (s *seat) place(cfg *Config, m *api.Membership) error {
-	own := s.own()
+	own, sizes := s.own(), make([]uint32, len(s.racks)) // 0: the rack is out
 	for _, h := range m.Racks {
 		i := slices.IndexFunc(s.racks, func(r *api.Aggregator) bool { return r.Rack == h.Name })
+		if i >= 0 && !h.Out {
+			sizes[i] = max(h.Size, 1)
+		}
 		switch {
 		case i < 0:
+		case i == own && h.Url == "" && h.Token > 0 && cmp.Or(cfg.OnLoss, m.OnLoss) == "fail":
+			return final{fmt.Errorf("%w: none serves rack %q by the plan of epoch %d, and the job is to fail (on-loss: fail): "+
+				"start it with --rack %s, and join again", ErrServerLost, h.Name, m.Epoch, h.Name)}
 		case i == own && h.Url == "":
 			return fmt.Errorf("%w: none serves rack %q by the plan of epoch %d: start it with --rack %s", ErrServerLost, h.Name, m.Epoch, h.Name)
 		case i == own && h.Url != s.racks[own].Url:
@@ -121,6 +138,23 @@ func (s *seat) place(cfg *Config, m *api.Membership) error {
 			if i < own {
 				cfg.Rank -= int(s.workers[i])
 			}
+		}
+	}
+	if cfg.Workers < s.all {
+		return s.evenly(sizes)
+	}
+	return nil
+}
+
+// evenly refuses racks of which one has more workers for its size than another: with fewer racks they would be divided otherwise
+// than they are.
+func (s *seat) evenly(sizes []uint32) error {
+	first := slices.IndexFunc(sizes, func(n uint32) bool { return n > 0 })
+	for i, n := range sizes {
+		if n > 0 && s.workers[i]*sizes[first] != s.workers[first]*n {
+			return final{fmt.Errorf("racks %q and %q have %d and %d workers, by sizes %d and %d: to go on without another, "+
+				"declare as a rack's size how many workers it has, and join again", s.racks[first].Rack, s.racks[i].Rack,
+				s.workers[first], s.workers[i], sizes[first], n)}
 		}
 	}
 	return nil

@@ -40,10 +40,11 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 	m, sp, err := s.newMember(r)
 	if err != nil {
 		code := connect.CodeInvalidArgument
-		if errors.As(err, new(*misplaced)) {
-			if s.cluster.Members != nil {
-				code = connect.CodeFailedPrecondition // by another plan it may have its place here
-			}
+		is := errors.As(err, new(*misplaced))
+		if errors.As(err, new(*unplanned)) || is && s.cluster.Members != nil {
+			code = connect.CodeFailedPrecondition // by another plan it may have its place here
+		}
+		if is {
 			s.endForming(r.Job, by, fmt.Errorf("%v was refused: %w", m, err))
 		}
 		return nil, refuse(code, "join job %q: %w", r.Job, err)
@@ -121,7 +122,7 @@ type impatient struct{ text string }
 
 func (e *impatient) Error() string { return e.text }
 
-// Is matches [context.DeadlineExceeded]: what was asked of other racks has not come in time.
+// Is matches [context.DeadlineExceeded]: what the job still waited for (racks, connections, a place) has not come in time.
 func (e *impatient) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // misplaced is the error of a worker that has come to another rack than its own.
@@ -313,8 +314,8 @@ func (s *Service) settle(j *job) {
 	close(j.started)
 }
 
-// withdraw removes a worker whose time is up from a job that still forms. It returns nil if the job has started meanwhile, or has
-// all its workers: then it does not begin without this one.
+// withdraw removes a worker that waits no longer from a job that still forms. It returns nil if the job has started meanwhile, or
+// has all its workers: then it does not begin without this one.
 func (s *Service) withdraw(m *member, cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,7 +329,11 @@ func (s *Service) withdraw(m *member, cause error) error {
 	defer j.mu.Unlock()
 	there := len(j.members)
 	if there == j.spec.workers {
-		j.despair(&impatient{fmt.Sprintf("%v waited until its time was up", m)})
+		if errors.Is(cause, context.Canceled) {
+			j.despair(fmt.Errorf("%v went away while the job began", m))
+		} else {
+			j.despair(&impatient{fmt.Sprintf("%v waited until its time was up", m)})
+		}
 		return nil
 	}
 	j.members = slices.DeleteFunc(j.members, func(o *member) bool { return o == m })

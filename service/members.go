@@ -44,7 +44,10 @@ func (k *cluster) now(onLoss string) (*cluster, error) {
 	}
 	loss := cmp.Or(onLoss, k.Loss())
 	s := k.Members.Standing()
-	if s.Fenced || loss == racks.LossFail && k.lost(&s.Plan) {
+	if s.Fenced {
+		return nil, &unplanned{k.vacant(&s)}
+	}
+	if loss == racks.LossFail && k.lost(&s.Plan) {
 		return nil, k.vacant(&s)
 	}
 	c := *k.Cluster
@@ -56,6 +59,20 @@ func (k *cluster) now(onLoss string) (*cluster, error) {
 		c.Racks = slices.DeleteFunc(c.Racks, func(r racks.Rack) bool { return s.Plan.Holders[k.index(r.Name)].Out })
 	}
 	return k.over(&c)
+}
+
+// unplanned is the error of a worker that has no place by this aggregator's plan, and may have one by another.
+type unplanned struct{ error }
+
+func (e *unplanned) Unwrap() error { return e.error }
+
+// divide divides a job's workers among its racks. Where jobs go on without lost ones, they may be more here than by a later plan.
+func (k *cluster) divide(total int) ([]int, error) {
+	workers, err := k.Workers(total)
+	if err != nil && k.Members != nil && k.Loss() == racks.LossGoOn {
+		return nil, &unplanned{err}
+	}
+	return workers, err
 }
 
 func (k *cluster) index(rack string) int {
@@ -248,13 +265,15 @@ func (k *cluster) describeMembers(out *api.StatusResponse) {
 		return
 	}
 	s := k.Members.Standing()
-	m := &api.Membership{Epoch: s.Plan.Epoch, Leader: s.Store.Leader, Reachable: s.Store.Reachable, LeaseSeconds: s.Store.Seconds}
+	m := &api.Membership{Epoch: s.Plan.Epoch, Leader: s.Store.Leader, Reachable: s.Store.Reachable, LeaseSeconds: s.Store.Seconds,
+		OnLoss: k.Loss()}
 	if s.Refusal != nil {
 		m.Refusal = s.Refusal.Error()
 	}
 	for _, r := range k.Racks {
 		h := k.holder(&s.Plan, r.Name)
-		m.Racks = append(m.Racks, &api.RackHolder{Name: r.Name, Url: h.URL, Token: h.Token, Out: h.Out, Own: r.Name == k.Own})
+		m.Racks = append(m.Racks, &api.RackHolder{Name: r.Name, Url: h.URL, Token: h.Token, Out: h.Out, Own: r.Name == k.Own,
+			Size: uint32(max(r.Size, 1))})
 	}
 	out.Membership = m
 }

@@ -69,7 +69,7 @@ func (s *Service) placeSpread(sp *spec, m *member, rack string) error {
 		return fmt.Errorf("this is taken for aggregator %d of %d, and it is %d of %d: join a rack's aggregator, which names all", sp.part+1,
 			sp.parts, k.own+1, len(k.Racks))
 	}
-	workers, err := k.Workers(sp.total)
+	workers, err := k.divide(sp.total)
 	if err != nil {
 		return err
 	}

@@ -292,8 +292,11 @@ func (s *Service) answerReshape(ctx context.Context, r *api.AskRequest) ([]byte,
 // takeReshape does what a question of a rack asks for. RELEASE ends a change even if its HOLD has not come: one that comes later,
 // or again, would hold the job with nobody to release it.
 func (j *job) takeReshape(ctx context.Context, rack int, q *api.ReshapeQuestion) ([]byte, error) {
-	if rack < 0 || q.Change == 0 {
+	if rack < 0 {
 		return nil, fmt.Errorf("change %d of a rack that is not of the job's: %w", q.Change, errProtocolOfRacks)
+	}
+	if q.Change == 0 {
+		return nil, fmt.Errorf("change 0 of rack %q, and they count from 1: %w", j.spec.racks.Names()[rack], errProtocolOfRacks)
 	}
 	c, asked := &j.reshaping, change{rack, q.Change}
 	c.mu.Lock()

@@ -58,7 +58,7 @@ func (s *Service) place(sp *spec, m *member, rack string) error {
 	if err != nil {
 		return err
 	}
-	workers, err := k.Workers(sp.total)
+	workers, err := k.divide(sp.total)
 	if err != nil {
 		return err
 	}

@@ -2124,8 +2124,10 @@ type Membership struct {
 	// Since the lease was renewed; negative: it never was.
 	LeaseSeconds float64 `protobuf:"fixed64,4,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
 	// Why no job may begin; empty: it may.
-	Refusal       string        `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
-	Racks         []*RackHolder `protobuf:"bytes,6,rep,name=racks,proto3" json:"racks,omitempty"`
+	Refusal string        `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Racks   []*RackHolder `protobuf:"bytes,6,rep,name=racks,proto3" json:"racks,omitempty"`
+	// What happens to jobs that choose nothing else when a rack is lost: wait, fail or go-on.
+	OnLoss        string `protobuf:"bytes,7,opt,name=on_loss,json=onLoss,proto3" json:"on_loss,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2202,6 +2204,13 @@ func (x *Membership) GetRacks() []*RackHolder {
 	return nil
 }
 
+func (x *Membership) GetOnLoss() string {
+	if x != nil {
+		return x.OnLoss
+	}
+	return ""
+}
+
 type RackHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2210,8 +2219,10 @@ type RackHolder struct {
 	// The claim's: a later claim has a larger one.
 	Token int64 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
 	// Jobs begin without the rack.
-	Out           bool `protobuf:"varint,4,opt,name=out,proto3" json:"out,omitempty"`
-	Own           bool `protobuf:"varint,5,opt,name=own,proto3" json:"own,omitempty"`
+	Out bool `protobuf:"varint,4,opt,name=out,proto3" json:"out,omitempty"`
+	Own bool `protobuf:"varint,5,opt,name=own,proto3" json:"own,omitempty"`
+	// As it is declared; workers are divided among racks by it.
+	Size          uint32 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2279,6 +2290,13 @@ func (x *RackHolder) GetOwn() bool {
 		return x.Own
 	}
 	return false
+}
+
+func (x *RackHolder) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
 }
 
 type EngineStatus struct {
@@ -3931,7 +3949,7 @@ const file_job_proto_rawDesc = "" +
 	"\x04jobs\x18\x05 \x03(\v2\x17.rackweave.v1.JobStatusR\x04jobs\x128\n" +
 	"\n" +
 	"membership\x18\x06 \x01(\v2\x18.rackweave.v1.MembershipR\n" +
-	"membership\"\xc7\x01\n" +
+	"membership\"\xe0\x01\n" +
 	"\n" +
 	"Membership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x16\n" +
@@ -3939,14 +3957,16 @@ const file_job_proto_rawDesc = "" +
 	"\treachable\x18\x03 \x01(\bR\treachable\x12#\n" +
 	"\rlease_seconds\x18\x04 \x01(\x01R\fleaseSeconds\x12\x18\n" +
 	"\arefusal\x18\x05 \x01(\tR\arefusal\x12.\n" +
-	"\x05racks\x18\x06 \x03(\v2\x18.rackweave.v1.RackHolderR\x05racks\"l\n" +
+	"\x05racks\x18\x06 \x03(\v2\x18.rackweave.v1.RackHolderR\x05racks\x12\x17\n" +
+	"\aon_loss\x18\a \x01(\tR\x06onLoss\"\x80\x01\n" +
 	"\n" +
 	"RackHolder\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\x03R\x05token\x12\x10\n" +
 	"\x03out\x18\x04 \x01(\bR\x03out\x12\x10\n" +
-	"\x03own\x18\x05 \x01(\bR\x03own\"\x9f\x01\n" +
+	"\x03own\x18\x05 \x01(\bR\x03own\x12\x12\n" +
+	"\x04size\x18\x06 \x01(\rR\x04size\"\x9f\x01\n" +
 	"\fEngineStatus\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x16\n" +
 	"\x06window\x18\x02 \x01(\rR\x06window\x12.\n" +
