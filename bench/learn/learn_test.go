@@ -62,6 +62,14 @@ func TestGradientIsTheSlopeOfTheLoss(t *testing.T) {
 	}
 }
 
+// oneGoroutine skips a test that trains in one goroutine, for long, where the race detector is to see many.
+func oneGoroutine(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("trains in one goroutine; run without -short")
+	}
+}
+
 func run(t *testing.T, spec string, s Setting) Outcome {
 	t.Helper()
 	s.Policy = mustParse(spec)[0]
@@ -76,6 +84,7 @@ func run(t *testing.T, spec string, s Setting) Outcome {
 }
 
 func TestSameSeedIsTheSameRun(t *testing.T) {
+	oneGoroutine(t)
 	s := Setting{LR: learningRate, Batch: batchSize, Epochs: 4, Seed: 3}
 	for _, spec := range []string{"bsp", loose, "k-batch-bsp:k=3"} {
 		if a, b := run(t, spec, s), run(t, spec, s); !reflect.DeepEqual(a, b) {
@@ -85,6 +94,7 @@ func TestSameSeedIsTheSameRun(t *testing.T) {
 }
 
 func TestDegeneratePoliciesLearnTheSame(t *testing.T) {
+	oneGoroutine(t)
 	s := Setting{LR: learningRate, Momentum: 0.5, Batch: batchSize, Epochs: 5, Seed: 1}
 	for _, pair := range [][2]string{
 		{"bsp", "k-bsp:k=4"}, {"bsp", "backup:b=0"}, {"bsp", "k-asp:k=4"}, {"asp", "ssp:s=none"}, {"asp", "k-asp:k=1"},
@@ -142,6 +152,7 @@ func TestLooseLagTunerIsAsFastAsASPAndStrictIsNot(t *testing.T) {
 }
 
 func TestStrategySwitchIsAsFastAsItsFormula(t *testing.T) {
+	oneGoroutine(t)
 	s := Setting{LR: learningRate, Batch: batchSize, Epochs: 20, Seed: 2}
 	bsp, asp := run(t, "bsp", s), run(t, "asp", s)
 	steps := 20 * (images - testImages) / batchSize
