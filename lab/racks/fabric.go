@@ -16,7 +16,7 @@ import (
 type Fabric struct{ Config }
 
 // Probe reports why no fabric can be built here. The error wraps [os.ErrPermission] where this user may not make network
-// namespaces, and nothing else is wrong.
+// namespaces, or no more of them, and nothing else is wrong.
 func Probe(ctx context.Context) error {
 	for _, tool := range []string{"ip", "tc"} {
 		if _, err := exec.LookPath(tool); err != nil {
@@ -25,8 +25,11 @@ func Probe(ctx context.Context) error {
 	}
 	cmd := exec.CommandContext(ctx, "true")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS}
-	if err := cmd.Run(); errors.Is(err, os.ErrPermission) {
+	switch err := cmd.Run(); {
+	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("racks of network namespaces need root: %w", err)
+	case errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%w: no more network namespaces: raise user.max_net_namespaces: %w", os.ErrPermission, err)
 	}
 	name := fmt.Sprintf("rwprobe%d", os.Getpid())
 	if err := sh(ctx, fmt.Sprintf("ip netns add %s && ip -n %s link set lo up && ip netns del %s", name, name, name)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,15 +43,35 @@ func measured(t *testing.T, l *Lab, flags ...string) (p plan) {
 	return p
 }
 
-// isAsShaped checks what was measured of a direction of a link. Other tests may take the cores.
-func isAsShaped(t *testing.T, link string, rate, latency, shaped float64) {
-	t.Helper()
+// isAsShaped checks what was measured of a direction of a link.
+func isAsShaped(link string, rate, latency, shaped float64) error {
 	if want := shaped * goodput / 8; rate > 1.15*want || rate < 0.6*want {
-		t.Errorf("%s: %.4g B/s, %.4g are shaped", link, rate, want)
+		return fmt.Errorf("%s: %.4g B/s, %.4g are shaped", link, rate, want)
 	}
 	if !(latency > 0 && latency < 1) {
-		t.Errorf("%s: %g s", link, latency)
+		return fmt.Errorf("%s: %g s", link, latency)
 	}
+	return nil
+}
+
+// areAsShaped checks all that was measured where rack 2 alone has a slow uplink.
+func (p *plan) areAsShaped(fast, slow, workers float64) error {
+	errs := []error{
+		isAsShaped("from a worker to its aggregator", p.InRack.Up, p.InRack.UpLatency, workers),
+		isAsShaped("from an aggregator to its worker", p.InRack.Down, p.InRack.DownLatency, workers),
+	}
+	for i := range p.Links.Rate {
+		for j, rate := range p.Links.Rate[i] {
+			want := fast
+			if i == 2 || j == 2 {
+				want = slow
+			}
+			if i != j {
+				errs = append(errs, isAsShaped(fmt.Sprintf("from rack %d to rack %d", i, j), rate, p.Links.Latency[i][j], want))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Uplinks of 80, 80 and 20 Mb/s: links are measured as they are shaped, between racks and in one, and the job goes around the slow
@@ -70,19 +91,12 @@ func TestShapeAutoGoesAroundASlowUplink(t *testing.T) {
 	}
 	defer c.Stop()
 	p := measured(t, l, "--in-rack")
-	for i := range p.Links.Rate {
-		for j, rate := range p.Links.Rate[i] {
-			want := fast
-			if i == 2 || j == 2 {
-				want = slow
-			}
-			if i != j {
-				isAsShaped(t, fmt.Sprintf("from rack %d to rack %d", i, j), rate, p.Links.Latency[i][j], want)
-			}
-		}
+	for again := 2; p.areAsShaped(fast, slow, workers) != nil && again > 0; again-- { // other tests may take the cores
+		p = measured(t, l, "--in-rack")
 	}
-	isAsShaped(t, "from a worker to its aggregator", p.InRack.Up, p.InRack.UpLatency, workers)
-	isAsShaped(t, "from an aggregator to its worker", p.InRack.Down, p.InRack.DownLatency, workers)
+	if err := p.areAsShaped(fast, slow, workers); err != nil {
+		t.Error(err)
+	}
 	if p.Best != "root" && p.Best != "chain" { // both put one model on the slow uplink, where sharded puts a third more
 		t.Errorf("the plan chooses %s", p.Best)
 	}
