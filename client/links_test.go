@@ -99,7 +99,7 @@ func TestRacksOfShapeAutoTakeTheShapeThatTheFirstChooses(t *testing.T) {
 }
 
 // What a link is measured to carry is near what the same processor moves without queue pairs at about the same time. A busy machine
-// may spoil one of the two, but not always.
+// may spoil one of the two, but not always. The race detector slows down what is in Go alone.
 func TestTheLinkToAnAggregatorIsMeasured(t *testing.T) {
 	for _, tc := range []struct {
 		provider string
@@ -115,7 +115,7 @@ func TestTheLinkToAnAggregatorIsMeasured(t *testing.T) {
 				}
 				direct := tc.direct(t)
 				near := func(w client.Way) bool {
-					return w.Rate > direct/20 && w.Rate < 4*direct && w.Latency > 0 && w.Latency < time.Second
+					return w.Rate > direct/20 && (raceEnabled || w.Rate < 4*direct) && w.Latency > 0 && w.Latency < time.Second
 				}
 				if l.Provider == tc.provider && near(l.Up) && near(l.Down) && l.Took < 10*time.Second {
 					return
