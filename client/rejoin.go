@@ -72,7 +72,7 @@ func (w *Worker) Rejoin(ctx context.Context) (next *Worker, step int, err error)
 	}
 }
 
-// rejoin tries once. passes says that the error may.
+// rejoin tries once. It reports whether a later try may succeed.
 func (w *Worker) rejoin(ctx context.Context) (next *Worker, step int, passes bool, err error) {
 	cfg, err := w.whereNow(ctx)
 	if err != nil {
@@ -93,8 +93,8 @@ func (w *Worker) rejoin(ctx context.Context) (next *Worker, step int, passes boo
 	return next, step, false, nil
 }
 
-// whereNow returns with which configuration this worker joins now, by what the aggregators of its job's racks say: first those
-// whose racks follow its own, which this worker has not found to be gone.
+// whereNow returns the configuration to join with now. It asks the aggregators of the job's racks, from the one after this
+// worker's own: the own one is likely to be gone.
 func (w *Worker) whereNow(ctx context.Context) (Config, error) {
 	cfg, own := w.cfg, w.seat.own()
 	cfg.Rank, cfg.Workers = w.seat.rank, w.seat.all
