@@ -8,33 +8,34 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/rackweave/rackweave/service/membership/view"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
 // act claims what is free, and decides if this aggregator is the leader.
 func (m *Member) act(ctx context.Context) error {
 	v := m.view
-	c := &claim{Rack: v.cluster.Own, Aggregator: m.id, URL: m.url, Declared: v.declared}
-	key := v.rack(c.Rack)
-	own := v.claims[c.Rack]
-	for at, err := range v.foreign {
+	c := &view.Claim{Rack: m.cfg.Cluster.Own, Aggregator: m.id, URL: m.url, Declared: v.Declared}
+	key := v.Keys.Rack(c.Rack)
+	own := v.Claims[c.Rack]
+	for at, err := range v.Foreign {
 		if !m.held || at == key {
 			return m.refused(fmt.Errorf("%w: etcd's key %s: %w: give all aggregators the same secret, or remove the key", ErrTaken, at, err))
 		}
 	}
 	if own != nil && own.Aggregator != m.id {
 		return m.refused(fmt.Errorf("%w: rack %q is that of the aggregator at %s, with token %d: end it, or give this one another rack",
-			ErrTaken, c.Rack, own.URL, own.token))
+			ErrTaken, c.Rack, own.URL, own.Revision))
 	}
 	m.waited = time.Time{}
 	if err := m.claim(ctx, key, c, own, &m.claims); err != nil || own == nil {
 		return err
 	}
 	m.held = true
-	if v.leader != nil && v.leader.Aggregator != m.id {
+	if v.Leader != nil && v.Leader.Aggregator != m.id {
 		return nil
 	}
-	if err := m.claim(ctx, v.keys.leader(), c, v.leader, &m.leads); err != nil || v.leader == nil {
+	if err := m.claim(ctx, v.Keys.Leader(), c, v.Leader, &m.leads); err != nil || v.Leader == nil {
 		return err
 	}
 	return m.decide(ctx)
@@ -59,15 +60,15 @@ func (m *Member) refused(err error) error {
 }
 
 // claim writes a key that is free, or that is this aggregator's under another lease. The watch tells of it.
-func (m *Member) claim(ctx context.Context, key string, c, seen *claim, under *clientv3.LeaseID) error {
+func (m *Member) claim(ctx context.Context, key string, c, seen *view.Claim, under *clientv3.LeaseID) error {
 	var created int64
 	if seen != nil {
 		if *under == m.lease {
 			return nil
 		}
-		created = seen.token
+		created = seen.Revision
 	}
-	value, err := encode(m.cfg.Cluster.Secret, key, c)
+	value, err := view.Encode(m.cfg.Cluster.Secret, key, c)
 	if err != nil {
 		return err
 	}
@@ -80,19 +81,19 @@ func (m *Member) claim(ctx context.Context, key string, c, seen *claim, under *c
 
 // decide writes the plan, if it is to be another.
 func (m *Member) decide(ctx context.Context) error {
-	d, differs := m.view.decide(time.Now())
+	d, differs := m.view.Decide(time.Now())
 	if !differs {
 		return nil
 	}
-	value, err := encode(m.cfg.Cluster.Secret, m.view.keys.plan(), d)
+	value, err := view.Encode(m.cfg.Cluster.Secret, m.view.Keys.Plan(), d)
 	if err != nil {
 		return err
 	}
 	var seen int64
-	if m.view.plan != nil {
-		seen = m.view.plan.epoch
+	if m.view.Plan != nil {
+		seen = m.view.Plan.Epoch
 	}
-	if m.view.foreign[m.view.keys.plan()] != nil {
+	if m.view.Foreign[m.view.Keys.Plan()] != nil {
 		return errForeignPlan
 	}
 	return m.store.decide(ctx, value, d.Token, seen)
@@ -102,36 +103,36 @@ var errForeignPlan = errors.New("the plan at etcd is not sealed with this cluste
 
 // publish makes the plan known that was decided, once it is.
 func (m *Member) publish() error {
-	d := m.view.current()
-	if d == nil || m.view.claims[m.cfg.Cluster.Own] == nil {
+	d := m.view.Current()
+	if d == nil || m.view.Claims[m.cfg.Cluster.Own] == nil {
 		return nil
 	}
-	if d.Declared != m.view.declared {
+	if d.Declared != m.view.Declared {
 		err := fmt.Errorf("%w: rack %q, whose aggregator decides, declares %q, this one of rack %q %q: give all aggregators the same",
-			ErrDiffers, d.Leader, d.Declared, m.cfg.Cluster.Own, m.view.declared)
+			ErrDiffers, d.Leader, d.Declared, m.cfg.Cluster.Own, m.view.Declared)
 		if m.plan.Epoch > 0 { // jobs that run go on
 			m.update(func() { m.refusal = err })
 			return nil
 		}
 		return err
 	}
-	if own := m.view.claims[m.cfg.Cluster.Own]; own.Aggregator == m.id && m.claims == m.lease {
+	if own := m.view.Claims[m.cfg.Cluster.Own]; own.Aggregator == m.id && m.claims == m.lease {
 		m.update(func() { m.renewed = m.asked }) // not before the rack is known to be claimed under this lease
 	}
 	own := d.Holders[m.cfg.Cluster.Index()]
 	held := own.Aggregator == m.id
-	if d.epoch != m.plan.Epoch {
-		m.cfg.Log.Info("plan", "epoch", d.epoch, "leader", d.Leader, "holders", d.Holders)
+	if d.Epoch != m.plan.Epoch {
+		m.cfg.Log.Info("plan", "epoch", d.Epoch, "leader", d.Leader, "holders", d.Holders)
 	}
 	m.update(func() {
-		m.plan, m.leader = racks.Plan{Epoch: d.epoch, Holders: d.Holders}, d.Leader
+		m.plan, m.leader = racks.Plan{Epoch: d.Epoch, Holders: d.Holders}, d.Leader
 		switch {
 		case held:
 			m.refusal = nil
 		case own.Aggregator != "":
-			m.refusal = fmt.Errorf("%w: rack %q is that of %v by the plan of epoch %d", ErrTaken, m.cfg.Cluster.Own, own, d.epoch)
+			m.refusal = fmt.Errorf("%w: rack %q is that of %v by the plan of epoch %d", ErrTaken, m.cfg.Cluster.Own, own, d.Epoch)
 		default:
-			m.refusal = fmt.Errorf("rack %q is nobody's by the plan of epoch %d", m.cfg.Cluster.Own, d.epoch)
+			m.refusal = fmt.Errorf("rack %q is nobody's by the plan of epoch %d", m.cfg.Cluster.Own, d.Epoch)
 		}
 	})
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/membership/view"
 	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -357,13 +358,14 @@ func TestAFencedAggregatorsJobsEnd(t *testing.T) {
 	second := e.serve("b", func(c *Config) { c.Standby = true })
 	j := mustJoin(t, "j", a, b)
 	j.mustStep()
-	value, err := encode(testSecret, newKeys("test").rack("b"), &claim{Rack: "b", Aggregator: second.ID(), URL: second.s.URL(),
+	key := view.NewKeys("test").Rack("b")
+	value, err := view.Encode(testSecret, key, &view.Claim{Rack: "b", Aggregator: second.ID(), URL: second.s.URL(),
 		Declared: b.cfg.Cluster.Declaration()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	// As if b's lease had ended while it did not hear of etcd, and the second had been faster.
-	if _, err := a.etcd().Put(t.Context(), newKeys("test").rack("b"), value); err != nil {
+	if _, err := a.etcd().Put(t.Context(), key, value); err != nil {
 		t.Fatal(err)
 	}
 	says(t, b.refused(), "http://127.0.0.1", `rack "b" is that of the aggregator at `+second.s.URL())

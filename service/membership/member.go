@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/rackweave/rackweave/service/membership/view"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
@@ -58,7 +59,7 @@ type Member struct {
 	url   string
 	close func() error
 	store calls
-	view  *view // of the goroutine of Run
+	view  *view.View // of the goroutine of Run
 
 	lease  clientv3.LeaseID
 	asked  time.Time        // when the lease was renewed, or granted
@@ -100,9 +101,9 @@ func Open(ctx context.Context, c Config) (*Member, error) {
 	}
 	var id [16]byte
 	rand.Read(id[:]) // never fails
-	m := &Member{cfg: c, id: hex.EncodeToString(id[:]), view: newView(c.Cluster), changed: make(chan struct{})}
-	m.view.goOn = cmp.Or(c.GoOnAfter, DefaultGoOnAfter)
-	m.close, m.store, m.refusal = client.Close, &store{client, m.view.keys}, fmt.Errorf("rack %q is not claimed yet", c.Cluster.Own)
+	m := &Member{cfg: c, id: hex.EncodeToString(id[:]), changed: make(chan struct{}),
+		view: view.New(c.Cluster, cmp.Or(c.GoOnAfter, DefaultGoOnAfter))}
+	m.close, m.store, m.refusal = client.Close, &store{client, m.view.Keys}, fmt.Errorf("rack %q is not claimed yet", c.Cluster.Own)
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rackweave/rackweave/service/membership/view"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
@@ -84,7 +85,7 @@ func TestAnAggregatorWhoseRackWasTakenIsFenced(t *testing.T) {
 	first.until("first", func(s racks.Standing) bool { return s.Refusal == nil })
 	second := e.join("a", "http://second:1", func(c *Config) { c.Standby = true })
 	second.until("it waits", func(s racks.Standing) bool { return errors.Is(s.Refusal, ErrTaken) })
-	if _, err := first.etcd().Delete(t.Context(), newKeys("test").rack("a")); err != nil { // as if its lease had ended
+	if _, err := first.etcd().Delete(t.Context(), view.NewKeys("test").Rack("a")); err != nil { // as if its lease had ended
 		t.Fatal(err)
 	}
 	// Whoever claims first has it. The other is refused: fenced, if it was the first.
@@ -95,7 +96,7 @@ func TestAnAggregatorWhoseRackWasTakenIsFenced(t *testing.T) {
 		case <-deadline:
 			t.Fatal("nobody has the rack")
 		}
-		first.etcd().Delete(t.Context(), newKeys("test").rack("a"))
+		first.etcd().Delete(t.Context(), view.NewKeys("test").Rack("a"))
 	}
 	says(t, first.refused(), `rack "a" is that of the aggregator at http://second:1`)
 	if s := first.Standing(); !s.Fenced || s.Refusal == nil {

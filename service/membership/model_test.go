@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/rackweave/rackweave/service/membership/view"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
@@ -79,11 +80,11 @@ func (w *wire) decide(_ context.Context, value string, token, epoch int64) error
 		return errCut
 	}
 	var mod int64
-	if kv := w.toy.keys[w.m.view.keys.plan()]; kv != nil {
+	if kv := w.toy.keys[w.m.view.Keys.Plan()]; kv != nil {
 		mod = kv.ModRevision
 	}
-	if w.created(w.m.view.keys.leader()) == token && mod == epoch {
-		w.put(w.m.view.keys.plan(), value, 0)
+	if w.created(w.m.view.Keys.Leader()) == token && mod == epoch {
+		w.put(w.m.view.Keys.Plan(), value, 0)
 	}
 	return nil
 }
@@ -112,7 +113,7 @@ func newModel(n int) *model {
 		c.OnLoss = racks.LossGoOn
 		x := &modelled{Member: &Member{
 			cfg: Config{Cluster: c, TTL: MaxTTL, Standby: true, Log: slog.New(slog.DiscardHandler)}, id: fmt.Sprint("aggregator", i),
-			url: fmt.Sprintf("http://%d", i), view: newView(c), changed: make(chan struct{}), refusal: errCut,
+			url: fmt.Sprintf("http://%d", i), view: view.New(c, 0), changed: make(chan struct{}), refusal: errCut,
 		}}
 		x.store = &wire{toy: w.toy, m: x}
 		x.begin(w.toy)
@@ -125,9 +126,9 @@ func newModel(n int) *model {
 func (x *modelled) begin(e *toy) {
 	e.granted++
 	x.lease, x.expired, x.asked = e.granted, false, time.Now()
-	x.view.clear()
+	x.view.Clear()
 	for _, kv := range e.keys {
-		x.view.put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision)
+		x.view.Put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision)
 	}
 	x.seen = len(e.history)
 }

@@ -67,9 +67,9 @@ func (m *Member) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.view.clear()
+	m.view.Clear()
 	for _, kv := range all.Kvs {
-		m.view.put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision)
+		m.view.Put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision)
 	}
 	changes := m.store.watch(ctx, all.Header.Revision)
 	tick := time.NewTicker(m.cfg.TTL / 4)
@@ -105,9 +105,9 @@ func (m *Member) follow(ctx context.Context) error {
 func (m *Member) apply(events []*clientv3.Event) {
 	for _, e := range events {
 		if e.Type == mvccpb.Event_DELETE {
-			m.view.drop(string(e.Kv.Key))
+			m.view.Drop(string(e.Kv.Key))
 		} else {
-			m.view.put(string(e.Kv.Key), e.Kv.Value, e.Kv.CreateRevision, e.Kv.ModRevision)
+			m.view.Put(string(e.Kv.Key), e.Kv.Value, e.Kv.CreateRevision, e.Kv.ModRevision)
 		}
 	}
 }

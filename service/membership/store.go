@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/membership/view"
 )
 
 // Access is how etcd is reached.
@@ -115,7 +116,7 @@ type calls interface {
 // store is etcd.
 type store struct {
 	client *clientv3.Client
-	keys
+	keys   view.Keys
 }
 
 func within(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -151,9 +152,9 @@ func (s *store) decide(ctx context.Context, value string, token, epoch int64) er
 	ctx, cancel := within(ctx)
 	defer cancel()
 	_, err := s.client.Txn(ctx).If(
-		clientv3.Compare(clientv3.CreateRevision(s.leader()), "=", token),
-		clientv3.Compare(clientv3.ModRevision(s.plan()), "=", epoch),
-	).Then(clientv3.OpPut(s.plan(), value)).Commit()
+		clientv3.Compare(clientv3.CreateRevision(s.keys.Leader()), "=", token),
+		clientv3.Compare(clientv3.ModRevision(s.keys.Plan()), "=", epoch),
+	).Then(clientv3.OpPut(s.keys.Plan(), value)).Commit()
 	return err
 }
 
@@ -163,11 +164,11 @@ const maxKeys = 1024
 func (s *store) list(ctx context.Context) (*clientv3.GetResponse, error) {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	return s.client.Get(ctx, s.prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxKeys))
+	return s.client.Get(ctx, s.keys.Prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxKeys))
 }
 
 func (s *store) watch(ctx context.Context, after int64) clientv3.WatchChan {
-	return s.client.Watch(clientv3.WithRequireLeader(ctx), s.prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1))
+	return s.client.Watch(clientv3.WithRequireLeader(ctx), s.keys.Prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1))
 }
 
 func (s *store) revoke(lease clientv3.LeaseID) error {

@@ -1,4 +1,4 @@
-package membership
+package view
 
 import (
 	"bytes"
@@ -12,24 +12,26 @@ import (
 	"github.com/rackweave/rackweave/service/racks"
 )
 
-// claim is what an aggregator says when it claims a rack, or the part of the leader.
-type claim struct {
+// Claim is what an aggregator says when it claims a rack, or the part of the leader.
+type Claim struct {
 	Rack       string `json:"rack"`
 	Aggregator string `json:"aggregator"`
 	URL        string `json:"url"`
 	Declared   string `json:"declared"` // the cluster as its file has it
 
-	token int64 // revision that created the key
+	// Revision created the key: it is the claim's token. The view sets it, the value has it not.
+	Revision int64 `json:"-"`
 }
 
-// decision is the plan as the leader writes it.
-type decision struct {
+// Decision is the plan as the leader writes it.
+type Decision struct {
 	Declared string         `json:"declared"`
 	Leader   string         `json:"leader"` // its rack
 	Token    int64          `json:"token"`  // of the leader's claim
 	Holders  []racks.Holder `json:"holders"`
 
-	epoch int64 // revision that wrote it
+	// Epoch is the revision that wrote it. The view sets it, the value has it not.
+	Epoch int64 `json:"-"`
 }
 
 // Bounds of what is read.
@@ -42,8 +44,8 @@ const (
 // ErrRecord is what every error about a value that was read wraps.
 var ErrRecord = errors.New("bad record")
 
-// encode returns a value under a key, sealed with the cluster's secret: whoever can write there cannot join without it.
-func encode(secret, key string, v any) (string, error) {
+// Encode returns a value under a key, sealed with the cluster's secret: whoever can write there cannot join without it.
+func Encode(secret, key string, v any) (string, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return "", err
@@ -74,8 +76,8 @@ func decode(secret, key string, value []byte, v any) error {
 	return nil
 }
 
-func decodeClaim(secret, key string, value []byte) (*claim, error) {
-	c := new(claim)
+func decodeClaim(secret, key string, value []byte) (*Claim, error) {
+	c := new(Claim)
 	if err := decode(secret, key, value, c); err != nil {
 		return nil, err
 	}
@@ -85,8 +87,8 @@ func decodeClaim(secret, key string, value []byte) (*claim, error) {
 	return c, nil
 }
 
-func decodeDecision(secret, key string, value []byte) (*decision, error) {
-	d := new(decision)
+func decodeDecision(secret, key string, value []byte) (*Decision, error) {
+	d := new(Decision)
 	if err := decode(secret, key, value, d); err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package membership
+package view
 
 import (
 	"encoding/hex"
@@ -12,7 +12,7 @@ import (
 
 func sealed(t testing.TB, key string, v any) []byte {
 	t.Helper()
-	s, err := encode(testSecret, key, v)
+	s, err := Encode(testSecret, key, v)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,11 +20,11 @@ func sealed(t testing.TB, key string, v any) []byte {
 }
 
 func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
-	c := claim{Rack: "a", Aggregator: "0123", URL: "http://a:1", Declared: "rack a"}
+	c := Claim{Rack: "a", Aggregator: "0123", URL: "http://a:1", Declared: "rack a"}
 	if got, err := decodeClaim(testSecret, "/k", sealed(t, "/k", c)); err != nil || *got != c {
 		t.Errorf("%+v, %v", got, err)
 	}
-	d := decision{Declared: "rack a", Leader: "a", Token: 7}
+	d := Decision{Declared: "rack a", Leader: "a", Token: 7}
 	d.Holders = []racks.Holder{{Aggregator: "0", URL: "http://a:1", Token: 6}, {Out: true}}
 	if got, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d)); err != nil || !reflect.DeepEqual(*got, d) {
 		t.Errorf("%+v, %v", got, err)
@@ -32,7 +32,7 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 }
 
 func TestRecordsThatAreNotTheClustersAreRefused(t *testing.T) {
-	c := claim{Rack: "a", Aggregator: "0123", URL: "http://a:1"}
+	c := Claim{Rack: "a", Aggregator: "0123", URL: "http://a:1"}
 	good := sealed(t, "/k", c)
 	for name, value := range map[string][]byte{
 		"nothing":        nil,
@@ -40,16 +40,16 @@ func TestRecordsThatAreNotTheClustersAreRefused(t *testing.T) {
 		"of another key": sealed(t, "/other", c),
 		"cut":            good[:len(good)-1],
 		"with a tail":    append(good[:len(good):len(good)], ' ', '1'),
-		"no rack":        sealed(t, "/k", claim{Aggregator: "0123", URL: "http://a:1"}),
-		"long":           sealed(t, "/k", claim{Rack: "a", Aggregator: "0123", URL: strings.Repeat("x", maxText+1)}),
-		"of other kind":  sealed(t, "/k", decision{Holders: make([]racks.Holder, 2)}),
+		"no rack":        sealed(t, "/k", Claim{Aggregator: "0123", URL: "http://a:1"}),
+		"long":           sealed(t, "/k", Claim{Rack: "a", Aggregator: "0123", URL: strings.Repeat("x", maxText+1)}),
+		"of other kind":  sealed(t, "/k", Decision{Holders: make([]racks.Holder, 2)}),
 		"two values":     sealedText("/k", `{"rack":"a","aggregator":"0123","url":"http://a:1","declared":""} {}`),
 	} {
 		if got, err := decodeClaim(testSecret, "/k", value); !errors.Is(err, ErrRecord) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
-	for name, d := range map[string]decision{
+	for name, d := range map[string]Decision{
 		"no racks":         {},
 		"served by no URL": {Holders: []racks.Holder{{Aggregator: "0"}}},
 		"served and out":   {Holders: []racks.Holder{{Aggregator: "0", URL: "http://a:1", Out: true}}},
@@ -91,13 +91,13 @@ func FuzzRecords(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		v := newView(testCluster("a"))
-		for _, key := range []string{v.rack("a"), v.keys.leader(), v.keys.plan(), v.prefix + "?"} {
-			v.put(key, sealedText(key, body), 1, 2)
-			v.put(key, []byte(body), 1, 2)
-			v.drop(key)
+		v := New(testCluster(), 0)
+		for _, key := range []string{v.Keys.Rack("a"), v.Keys.Leader(), v.Keys.Plan(), v.Keys.Prefix + "?"} {
+			v.Put(key, sealedText(key, body), 1, 2)
+			v.Put(key, []byte(body), 1, 2)
+			v.Drop(key)
 		}
-		if len(v.claims) > 0 || v.leader != nil || v.plan != nil {
+		if len(v.Claims) > 0 || v.Leader != nil || v.Plan != nil {
 			t.Fatalf("keys that are gone leave %+v", v)
 		}
 	})
