@@ -2,6 +2,8 @@ module github.com/rackweave/rackweave
 
 go 1.26.0
 
+ignore ./build
+
 require (
 	connectrpc.com/connect v1.21.1
 	connectrpc.com/grpchealth v1.4.0

@@ -7,7 +7,9 @@
 package kernel
 
 /*
-#cgo CFLAGS: -std=c11 -O3 -Wall -Wextra -Werror -fno-strict-aliasing
+#cgo CFLAGS: -std=c11 -Wall -Wextra -Werror -fno-strict-aliasing
+#cgo !asan CFLAGS: -O3
+#cgo asan CFLAGS: -O1
 #cgo LDFLAGS: -lm
 #include "kernel.h"
 
