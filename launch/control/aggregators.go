@@ -104,27 +104,37 @@ func (m *membership) enrol(ctx context.Context, r *api.JoinRequest, timeout time
 	case r.Parts == 0:
 		return err
 	case err != nil:
-		m.tell(err.Error())
+		m.tell(m.ctx, m.because(err.Error()))
 		return err
 	}
 	m.telling.Go(func() {
 		select {
 		case <-m.ended:
-			m.tell(m.failure.Load().Text)
+			m.tell(m.ctx, m.because(""))
 		case <-m.gone:
 		}
 	})
 	return nil
 }
 
-// tellWithin bounds the calls that fail a job.
-const tellWithin = 2 * time.Second
+const (
+	tellWithin = 2 * time.Second        // bounds the calls that fail a job
+	blameWait  = 500 * time.Millisecond // for an aggregator to say who is to blame
+)
 
-// tell fails the job at all aggregators, of which one may be the cause.
-func (m *membership) tell(why string) {
-	ctx, cancel := context.WithTimeout(m.ctx, tellWithin)
+// because asks to fail the job for the reason that an aggregator has told, or else for this worker's own.
+func (m *membership) because(own string) *api.LeaveRequest {
+	if f := m.failure.Load(); f != nil {
+		return &api.LeaveRequest{Failure: f.Text, Blame: &f.Rank}
+	}
+	return &api.LeaveRequest{Failure: own}
+}
+
+// tell fails the job at all aggregators, of which one may be the cause. Who does not hear it finds out by the end of the stream.
+func (m *membership) tell(ctx context.Context, r *api.LeaveRequest) {
+	ctx, cancel := context.WithTimeout(ctx, tellWithin)
 	defer cancel()
-	_ = m.leave(ctx, why) // who does not hear it finds out by the end of the stream
+	_ = m.leaveAll(ctx, r)
 }
 
 // joined takes note of an aggregator that has the worker, and opens the stream that ties the worker's life to it. Workers learn of
@@ -181,13 +191,29 @@ func (m *membership) fail(f *api.Failure) {
 	}
 }
 
-// leave ends the membership. With a reason the job fails.
+// leave ends the membership. With a reason the job fails. The data path of a program hears of a failure before the stream says
+// because of whom: where others must be told, the stream is waited for.
 func (m *membership) leave(ctx context.Context, reason string) error {
-	var errs []error
-	for _, a := range m.aggregators {
-		_, err := a.rpc.Leave(ctx, &api.LeaveRequest{Failure: reason})
-		errs = append(errs, err)
+	if reason == "" {
+		return m.leaveAll(ctx, &api.LeaveRequest{})
 	}
+	if len(m.aggregators) > 1 {
+		select {
+		case <-m.ended:
+		case <-time.After(blameWait):
+		}
+	}
+	m.tell(ctx, m.because(reason))
+	return nil
+}
+
+func (m *membership) leaveAll(ctx context.Context, r *api.LeaveRequest) error {
+	errs := make([]error, len(m.aggregators))
+	var all sync.WaitGroup
+	for i, a := range m.aggregators {
+		all.Go(func() { _, errs[i] = a.rpc.Leave(ctx, r) })
+	}
+	all.Wait()
 	return cmp.Or(errs...)
 }
 

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/rackweave/rackweave/service/api"
 )
 
@@ -148,11 +150,8 @@ func (m *member) serve(c io.ReadWriter) {
 			return
 		}
 		answer, err := m.answer(k, payload)
-		if f := m.failure.Load(); err != nil && f != nil {
-			err = fmt.Errorf("job %q has failed: %s", m.p.cfg.Job, f.Text) // rather than what follows from it
-		}
 		if err != nil {
-			err = send(c, kindError, []byte(plain(err).Error()))
+			err = send(c, kindError, []byte(m.explained(err).Error()))
 		} else {
 			err = send(c, k, answer...)
 		}
@@ -160,6 +159,20 @@ func (m *member) serve(c io.ReadWriter) {
 			return
 		}
 	}
+}
+
+// explained is why the job has failed, if it has, rather than what follows from that.
+func (m *member) explained(err error) error {
+	if code := connect.CodeOf(err); code == connect.CodeAborted || code == connect.CodeUnauthenticated { // the session has ended
+		select {
+		case <-m.ended:
+		case <-time.After(blameWait):
+		}
+	}
+	if f := m.failure.Load(); f != nil {
+		return fmt.Errorf("job %q has failed: %s", m.p.cfg.Job, f.Text)
+	}
+	return plain(err)
 }
 
 var errNotJoined = errors.New("the worker has not joined: call rw_join first")

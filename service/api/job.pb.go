@@ -1914,7 +1914,9 @@ func (x *RestoreResponse) GetStep() uint32 {
 type LeaveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why the worker cannot continue; the job fails with this text. Empty: the worker is done.
-	Failure       string `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	Failure string `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// The rank of the worker that caused it, as another aggregator of the job has said; -1: none did. Absent: this worker.
+	Blame         *int32 `protobuf:"varint,3,opt,name=blame,proto3,oneof" json:"blame,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1954,6 +1956,13 @@ func (x *LeaveRequest) GetFailure() string {
 		return x.Failure
 	}
 	return ""
+}
+
+func (x *LeaveRequest) GetBlame() int32 {
+	if x != nil && x.Blame != nil {
+		return *x.Blame
+	}
+	return 0
 }
 
 type LeaveResponse struct {
@@ -3936,9 +3945,11 @@ const file_job_proto_rawDesc = "" +
 	"\x0fRestoreResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x12\n" +
-	"\x04step\x18\x03 \x01(\rR\x04step\".\n" +
+	"\x04step\x18\x03 \x01(\rR\x04step\"S\n" +
 	"\fLeaveRequest\x12\x18\n" +
-	"\afailure\x18\x02 \x01(\tR\afailureJ\x04\b\x01\x10\x02\"\x0f\n" +
+	"\afailure\x18\x02 \x01(\tR\afailure\x12\x19\n" +
+	"\x05blame\x18\x03 \x01(\x05H\x00R\x05blame\x88\x01\x01B\b\n" +
+	"\x06_blameJ\x04\b\x01\x10\x02\"\x0f\n" +
 	"\rLeaveResponse\"\x0f\n" +
 	"\rStatusRequest\"\x8a\x02\n" +
 	"\x0eStatusResponse\x12\x18\n" +
@@ -4306,6 +4317,7 @@ func file_job_proto_init() {
 	file_state_proto_init()
 	file_job_proto_msgTypes[17].OneofWrappers = []any{}
 	file_job_proto_msgTypes[20].OneofWrappers = []any{}
+	file_job_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
