@@ -41,6 +41,7 @@ func (s *share) carryOut() {
 			s.put(s.links[a.Worker], chunk.Pack(chunk.OpNotice, chunk.NoticeRequest, a.Index), noResult)
 		case reduce.Abort:
 			s.put(s.links[a.Worker], chunk.Pack(chunk.OpAbort, 0, a.Index), noResult)
+			s.links[a.Worker].Confirm()
 		case reduce.Fail:
 			s.local.Dropped++
 			s.fate.fail(int(a.Worker), a.Err)

@@ -96,6 +96,9 @@ func newJob(c JobConfig, lanes []*Lane, devices []*verbs.Device, window int, t t
 		placed: make([]int64, len(lanes)), part: c.Part,
 		firstLane: c.Part.Number * len(lanes),
 	}
+	if c.Part.Several() && !lanes[0].manual {
+		j.fate.patience = lossPatience
+	}
 	j.across.lanes = int64(len(lanes))
 	j.moves.open(len(lanes))
 	j.fate.notify = func() {
@@ -480,6 +483,9 @@ func (j *Job) end() error {
 	if j.above != nil {
 		j.leavePeers()
 	}
+	if j.Failure() != nil {
+		tellWorkers(j.lanes, j.shares)
+	}
 	j.fate.fail(noRank, ErrClosed)
 	for i, l := range j.lanes {
 		l.placed.Add(-j.placed[i])
@@ -499,16 +505,6 @@ func (j *Job) end() error {
 	return errors.Join(errs...)
 }
 
-// open refuses work on a job that was closed.
-func (j *Job) open() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
-		return fmt.Errorf("job %q: %w", j.name, ErrClosed)
-	}
-	return nil
-}
-
 // leavePeers tells the other racks that this one's workers have left, once all that they wait for has arrived, and waits until
 // they know that, or why the job has failed.
 func (j *Job) leavePeers() {
@@ -524,19 +520,6 @@ func (j *Job) leavePeers() {
 	j.flushPeers(ctx, true)
 }
 
-// Away says whether all of the rack's workers wait for those of other racks, and so come to no meeting: a quorum is not waited for
-// that cannot come.
-func (j *Job) Away(away bool) {
-	if j.come == nil {
-		return
-	}
-	what := uint8(noticeBack)
-	if away {
-		what = noticeAway
-	}
-	j.atDesk(func(d *desk) { d.put(what, 0) })
-}
-
 // leaveMeetings tells the leader that the rack's workers have left.
 func (j *Job) leaveMeetings(ctx context.Context) {
 	if j.come == nil || j.fate.failure.Load() != nil || j.lanes[0].manual {
@@ -550,14 +533,30 @@ func (j *Job) leaveMeetings(ctx context.Context) {
 
 // flushPeers waits until what the other racks are sent has arrived; told: also how the job has ended.
 func (j *Job) flushPeers(ctx context.Context, told bool) {
-	for i, s := range j.shares {
-		for flushed := false; !flushed && ctx.Err() == nil && !j.lanes[i].manual && (told || j.fate.failure.Load() == nil); {
-			if j.lanes[i].Do(ctx, func() { flushed = s.flushed(told) }) != nil {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
+	await(ctx, j.lanes, j.shares, func(s *share) bool { return !told && j.Failure() != nil || s.flushed(told) })
+}
+
+// open refuses work on a job that was closed.
+func (j *Job) open() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return fmt.Errorf("job %q: %w", j.name, ErrClosed)
 	}
+	return nil
+}
+
+// Away says whether all of the rack's workers wait for those of other racks, and so come to no meeting: a quorum is not waited for
+// that cannot come.
+func (j *Job) Away(away bool) {
+	if j.come == nil {
+		return
+	}
+	what := uint8(noticeBack)
+	if away {
+		what = noticeAway
+	}
+	j.atDesk(func(d *desk) { d.put(what, 0) })
 }
 
 // checkAbove reports what of a job cannot run over several racks.

@@ -138,7 +138,20 @@ func (s *share) lose(k *link, err error) {
 	if s.left[k.rank].Load() {
 		return
 	}
-	s.fate.fail(k.rank, fmt.Errorf("%w: worker %d: %w", ErrWorkerLost, k.rank, err))
+	s.fate.lost(k.rank, fmt.Errorf("%w: worker %d: %w", ErrWorkerLost, k.rank, err))
+}
+
+// told reports whether all workers that can be reached have been told that the job has failed.
+func (s *share) told() bool {
+	if s.machine.State() != reduce.Ended {
+		return false
+	}
+	for _, k := range s.links {
+		if k != nil && k.State() == session.Up && k.Held() > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // leave lets go of a worker: from here on losing its connection fails nothing.

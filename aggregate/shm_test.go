@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -157,6 +158,32 @@ func TestAWorkerSaysBecauseOfWhomTheJobFailed(t *testing.T) {
 		if err := r.Workers[0].Run(20*time.Second, r.Workers[0].Op(chunk.OpPushPull, 0, 0)); err == nil ||
 			!strings.HasSuffix(err.Error(), ": "+want) {
 			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// The lane looks at what happened when the job's end has been asked for as well.
+func TestTheWorkersOfAFailedJobAreToldBeforeItCloses(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
+		cfg := resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32)
+		cfg.Lanes = 1
+		var late atomic.Bool
+		cfg.Now = func() int64 {
+			if late.CompareAndSwap(true, false) {
+				time.Sleep(50 * time.Millisecond)
+			}
+			return time.Now().UnixNano()
+		}
+		r := threadedRack(t, provider, 2, cfg)
+		late.Store(true)
+		r.Job.Fail(1, errors.New("for the test"))
+		if err := r.Job.Close(); err != nil {
+			t.Fatal(err)
+		}
+		want := ": the aggregator ended the job (worker 1 failed)"
+		err := r.Workers[0].Run(20*time.Second, r.Workers[0].Op(chunk.OpPushPull, 0, 0))
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want …%q", provider, err, want)
 		}
 	}
 }

@@ -75,9 +75,10 @@ type Conn struct {
 	qp    *verbs.QP // nil: none now
 	nic   int
 
-	receives   int // posted to the queue pair and not completed
-	consumed   int // receives to post again
-	unsignaled int // messages posted since the last that asked for a completion
+	receives   int  // posted to the queue pair and not completed
+	consumed   int  // receives to post again
+	unsignaled int  // messages posted since the last that asked for a completion
+	confirm    bool // the next post asks for one
 
 	fruitless int    // breaks since the last progress for which the device may blame this end
 	progress  uint64 // messages in both directions at the last such break
@@ -181,6 +182,9 @@ func (c *Conn) Put(imm uint32, token int32) *verbs.SendWR {
 	return wr
 }
 
+// Confirm has the messages that wait ask for a completion, so that Held says when they have arrived.
+func (c *Conn) Confirm() { c.confirm = true }
+
 // Post rings the doorbell for what waits. At most the last message asks for a completion, which then stands for all since the
 // one before; messages sent inline need one only now and then.
 func (c *Conn) Post() error {
@@ -189,11 +193,11 @@ func (c *Conn) Post() error {
 		return nil
 	}
 	c.unsignaled += n
-	if !c.Inline() || c.unsignaled >= c.cfg.InlineCompletionPeriod {
+	if !c.Inline() || c.confirm || c.unsignaled >= c.cfg.InlineCompletionPeriod {
 		last := c.At(c.Held() - 1)
 		last.Flags |= verbs.SendSignaled
 		last.WRID += uint64(c.unsignaled)
-		c.unsignaled = 0
+		c.unsignaled, c.confirm = 0, false
 	}
 	for wrs := c.Next(); len(wrs) > 0; wrs = c.Next() {
 		_, err := c.qp.PostSend(wrs)
