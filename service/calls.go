@@ -51,6 +51,7 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 	if len(down) > 0 {
 		next.Links = &api.Links{Down: down}
 	}
+	out := m.out
 	for {
 		if err := stream.Send(next); err != nil {
 			m.lost(disconnected(ctx))
@@ -65,8 +66,12 @@ func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connec
 		case b := <-m.job.agg.Breaks(m.rank):
 			m.job.s.log.Warn("connection broke", "job", m.job.name, "rank", m.rank, "lane", b.Lane)
 			next.Links = &api.Links{Down: down, Broken: []*api.BrokenLane{{Lane: uint32(b.Lane), Attempt: b.Attempt}}}
-		case <-m.out:
-			if why := m.lostBy(); why != nil {
+		case <-out:
+			switch why := m.lostBy(); {
+			case errors.Is(why, errFailed):
+				out = nil // the job's failure says why
+				continue
+			case why != nil:
 				return stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: int32(m.inJob()), Text: why.Error()}})
 			}
 			return nil
@@ -203,7 +208,7 @@ func (s *Service) Leave(ctx context.Context, r *api.LeaveRequest) (*api.LeaveRes
 		return nil, err
 	}
 	if r.Failure != "" {
-		m.lost(printable(r.Failure, maxFailureText))
+		m.giveUp(printable(r.Failure, maxFailureText), r.Blame)
 		return &api.LeaveResponse{}, nil
 	}
 	ctx, cancel := bounded(ctx, 0)

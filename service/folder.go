@@ -39,22 +39,52 @@ func (j *job) ownsFolder(dir string) error {
 	sum := sha256.Sum256([]byte("rackweave checkpoints " + j.token))
 	mine := hex.EncodeToString(sum[:])
 	path := ownerOf(dir)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		_, err = f.WriteString(mine + "\n")
-		err = errors.Join(err, f.Sync(), f.Close(), syncDir(filepath.Dir(path)))
-	} else if errors.Is(err, os.ErrExist) {
-		var text []byte
-		if text, err = os.ReadFile(path); err == nil && !equal(strings.TrimSpace(string(text)), mine) {
-			j.s.refusals.count("checkpoint_owner")
-			return refuse(connect.CodePermissionDenied,
-				"checkpoints of job %q belong to another token: use that one, or another job's name, or have the admin remove %s", j.name, path)
-		}
-	}
+	text, err := firstText(path, mine+"\n")
 	if err != nil {
 		return refuse(connect.CodeInternal, "checkpoints of job %q: %w", j.name, err)
 	}
+	if !equal(strings.TrimSpace(text), mine) {
+		j.s.refusals.count("checkpoint_owner")
+		return refuse(connect.CodePermissionDenied,
+			"checkpoints of job %q belong to another token: use that one, or another job's name, or have the admin remove %s", j.name, path)
+	}
 	return nil
+}
+
+// firstText returns what a file holds. Where there is none it makes one of this text. A file appears whole: others may ask at the
+// same time, and the machine may stop at any. Where there are no hard links, as on vfat, one who looks meanwhile may see less.
+func firstText(path, text string) (string, error) {
+	held, err := os.ReadFile(path)
+	if !errors.Is(err, os.ErrNotExist) {
+		return string(held), err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(f.Name())
+	if err := writeAll(f, text); err != nil {
+		return "", err
+	}
+	err = os.Link(f.Name(), path)
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, os.ErrPermission) {
+		if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			if err = writeAll(f, text); err != nil {
+				os.Remove(path)
+			}
+		}
+	}
+	if errors.Is(err, os.ErrExist) {
+		held, err = os.ReadFile(path)
+		return string(held), err
+	}
+	return text, errors.Join(err, syncDir(filepath.Dir(path)))
+}
+
+// writeAll writes a file's text to the disk, and closes the file.
+func writeAll(f *os.File, text string) error {
+	_, err := f.WriteString(text)
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // roomFor refuses a checkpoint that the job's quota or the disk has no room for. One of the same name makes room.

@@ -186,7 +186,7 @@ func (j *job) explain(f aggregate.Failure) aggregate.Failure {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if m.reason != nil {
+	if m.reason != nil && m.reason != errFailed {
 		f.Err = m.reason
 	}
 	return f
@@ -400,6 +400,22 @@ func (m *member) lost(why string) {
 	reason := fmt.Errorf("%v is gone: %s", m, why)
 	if m.depart(reason) {
 		m.job.agg.Fail(m.rank, reason)
+	}
+}
+
+// giveUp is lost for a worker that says itself why it cannot go on. Where the job is spread over several aggregators, it may have
+// heard at another who is to blame.
+func (m *member) giveUp(why string, blame *int32) {
+	j := m.job
+	if blame == nil || j.spec.parts == 0 || *blame < -1 || int(*blame) >= j.spec.workers || int(*blame) == m.rank {
+		m.lost(why)
+		return
+	}
+	select {
+	case <-m.out:
+	default:
+		j.agg.Fail(int(*blame), fmt.Errorf("%v gave up: %s", m, why))
+		m.depart(errFailed)
 	}
 }
 
