@@ -264,22 +264,23 @@ func (w *Worker) watch(a *aggregator) error {
 			}
 			if f := stream.Msg().Failure; f != nil {
 				if !w.leaving.Load() {
-					w.ended(&JobError{Job: w.cfg.Job, Rank: int(f.Rank), Text: f.Text})
+					w.ended(&JobError{Job: w.cfg.Job, Rank: int(f.Rank), Text: f.Text}, f.Rank)
 				}
 				return
 			}
 		}
 		if !w.leaving.Load() {
 			why := cmp.Or(context.Cause(ctx), stream.Err(), io.EOF)
-			w.ended(fmt.Errorf("%w: the connection to %s broke: %w", ErrServerLost, a.cfg.Server, why))
+			w.ended(fmt.Errorf("%w: the connection to %s broke: %w", ErrServerLost, a.cfg.Server, why), -1)
 		}
 	}()
 	return nil
 }
 
-// ended takes note that the job has ended at an aggregator. Others that it is spread over learn it at once; while they are still
-// being joined, by that.
-func (w *Worker) ended(why error) {
+// ended takes note that the job has ended at an aggregator, because of a worker, or because the aggregator is lost: -1. Others that
+// the job is spread over learn it at once; while they are still being joined, by that.
+func (w *Worker) ended(why error, rank int32) {
+	w.blamed.CompareAndSwap(nil, &rank)
 	if w.spread.Load() {
 		w.giveUp(why)
 	} else {

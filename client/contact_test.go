@@ -105,6 +105,7 @@ func TestAWorkerThatIsResetWhileItWaitsHasItsPlaceAgain(t *testing.T) {
 }
 
 func TestWhatResetsEveryContactIsAnErrorInTime(t *testing.T) {
+	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	for _, timeout := range []time.Duration{300 * time.Millisecond, deadline} {
 		r := &resetting{first: 1 << 30}

@@ -54,7 +54,7 @@ func (w *Worker) fail(err error) { w.failAnd(func() {}, err) }
 
 // giveUp fails the worker for a reason of its own and tells the aggregator at once, so that the others need not wait for Close.
 func (w *Worker) giveUp(err error) {
-	w.failAnd(func() { w.telling.Go(func() { w.tell(err.Error()) }) }, err)
+	w.failAnd(func() { w.telling.Go(func() { w.tell(err) }) }, err)
 }
 
 // failAnd is fail that calls also, before anyone sees the failure, if err becomes it.
@@ -135,7 +135,7 @@ func (w *Worker) sessionError(err error) error {
 
 // callError turns the error of a call into one of this package's.
 func (w *Worker) callError(what string, err error) error {
-	if connect.CodeOf(err) == connect.CodeAborted {
+	if code := connect.CodeOf(err); code == connect.CodeAborted || code == connect.CodeUnauthenticated { // the session has ended
 		select {
 		case <-w.failed: // the watch stream says because of whom
 		case <-time.After(reasonWait):

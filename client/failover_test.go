@@ -206,6 +206,7 @@ func TestWithoutAnotherPathALinkMayBeDownForTheLinkTimeout(t *testing.T) {
 }
 
 func TestALinkThatStaysDownIsATypedErrorInTime(t *testing.T) {
+	t.Parallel()
 	for _, nics := range []int{1, 2} {
 		t.Run(fmt.Sprint(nics, " NICs"), func(t *testing.T) {
 			r := newLinkRig(t, nics, nics, 2, time.Second)

@@ -102,6 +102,7 @@ func TestAStoppedWorkerIsSaidToHaveMissedItsHeartbeats(t *testing.T) {
 	if testing.Short() {
 		t.Skip("heartbeats are missed for 10 s")
 	}
+	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	cfg := client.Config{Server: s.URL(), Job: "j", Rank: 1, Workers: 2, Timeout: time.Minute}
 	other := play(t, "worker", cfg)

@@ -45,6 +45,7 @@ func TestALinkIsMeasuredBetweenEachTwoRacks(t *testing.T) {
 }
 
 func TestLinksToARackThatIsNotThereNameIt(t *testing.T) {
+	t.Parallel()
 	services := serveRacksWith(t, 3, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"}, nil)
 	if err := services[2].Close(); err != nil {
 		t.Fatal(err)

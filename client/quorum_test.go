@@ -52,6 +52,7 @@ func joinQuorum(t *testing.T) ([]*client.Worker, []*service.Service) {
 // Racks meet without one whose workers do not come. When they come they go on with the last meeting's result, and without meetings
 // while the others wait at a barrier. The status says who has missed what.
 func TestARackThatIsLateGoesOnWithTheLastMeetingsResult(t *testing.T) {
+	t.Parallel()
 	workers, services := joinQuorum(t)
 	defer closeAll(t, workers)
 	var fast sync.WaitGroup
@@ -93,6 +94,7 @@ func TestARackThatIsLateGoesOnWithTheLastMeetingsResult(t *testing.T) {
 
 // A rack goes on by itself when others have done their steps and left.
 func TestALateRackEndsAfterTheOthers(t *testing.T) {
+	t.Parallel()
 	workers, _ := joinQuorum(t)
 	var fast sync.WaitGroup
 	fast.Add(4)

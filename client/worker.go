@@ -29,6 +29,7 @@ type Worker struct {
 	failOnce sync.Once
 	failed   chan struct{}
 	failure  error
+	blamed   atomic.Pointer[int32] // whom an aggregator has said the job failed because of; -1: an aggregator is lost
 
 	telling sync.WaitGroup
 	leaving atomic.Bool
@@ -90,7 +91,7 @@ func (w *Worker) join(ctx context.Context) error {
 		if len(w.aggregators) == 0 {
 			return err
 		}
-		w.leave(err.Error())
+		w.leave(err)
 		return errors.Join(err, w.release())
 	}
 	return nil
@@ -134,11 +135,9 @@ func (w *Worker) Close() error {
 		return nil
 	}
 	defer close(w.closed)
-	reason := ""
-	if err := w.Err(); err != nil {
-		reason = err.Error()
-	} else if w.inFlight() {
-		reason = "it was closed with operations in flight"
+	reason := w.Err()
+	if reason == nil && w.inFlight() {
+		reason = errors.New("it was closed with operations in flight")
 	}
 	// The aggregator detaches the worker first, or the end of its connections would be a failure.
 	w.leave(reason)
@@ -169,16 +168,17 @@ func (w *Worker) inFlight() bool {
 	return false
 }
 
-// tell makes the Leave call. The reason is empty if the worker leaves in peace.
-func (w *Worker) tell(reason string) {
-	within := 5 * time.Second
-	if reason != "" {
+// tell makes the Leave call. The reason is nil if the worker leaves in peace.
+func (w *Worker) tell(reason error) {
+	request, within := &api.LeaveRequest{}, 5*time.Second
+	if reason != nil {
+		request.Failure, request.Blame = reason.Error(), w.blamed.Load()
 		within = 2 * time.Second // the aggregator only takes note; one that is stopped does not
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	err := w.everywhere(func(_ int, a *aggregator) error {
-		_, err := a.rpc.Leave(ctx, &api.LeaveRequest{Failure: reason})
+		_, err := a.rpc.Leave(ctx, request)
 		return err
 	})
 	if err != nil {
@@ -187,7 +187,7 @@ func (w *Worker) tell(reason string) {
 }
 
 // leave ends the worker's part in the control plane.
-func (w *Worker) leave(reason string) {
+func (w *Worker) leave(reason error) {
 	w.leaving.Store(true)
 	w.tell(reason)
 	w.fail(ErrClosed)
