@@ -207,6 +207,7 @@ class Workers:
             }
             with open(self._path(rank, "args"), "wb") as f:
                 pickle.dump(tuple(args), f)
+            open(self._path(rank, "output"), "wb").close()  # a test may read it before the worker runs
             task = ["call", target.__module__, target.__name__, self._path(rank, "result"), self._path(rank, "args")]
             self.processes.append(forker.fork(task, environ, self._path(rank, "output")))
 

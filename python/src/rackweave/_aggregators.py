@@ -13,6 +13,7 @@ from .errors import Error, RefusedError, ServerLostError
 
 _MISSED_HEARTBEATS = 10
 _LEAVE_TIMEOUT = 5.0
+_FAIL_TIMEOUT = 2.0  # of a Leave with a reason, of which the aggregator only takes note; one that is stopped does not
 
 # What the answers to Join must have in common, and how to call it.
 _ALIKE = {
@@ -36,11 +37,13 @@ class Aggregators:
     def __init__(self, settings: Settings, failed: Callable[[Error], None]) -> None:
         """failed is called, in threads of their own, when the job has ended at an aggregator, or one is lost."""
         self._settings, self._on_failure = settings, failed
+        self.timeout = settings.timeout  # of calls, in seconds
         self._all: List[Control] = []
         self._infos: List[Dict[str, Any]] = []
         self._watches: List[Watch] = []
         self._joining: Optional[Control] = None
-        self._failure: Optional[Error] = None
+        self._failure: Optional[Error] = None  # what an aggregator has said, or that one is lost
+        self._leaving, self._left = threading.RLock(), False  # a signal's handler may leave while its thread does
         self.joined = False
 
     @property
@@ -63,7 +66,7 @@ class Aggregators:
         places = [(address, s.ca) for address in s.address.split(",")]
         if len(places) == 1:
             control = Control(*places[0], s.token)
-            info = control.join(request, s.timeout)
+            info = control.join(request, self.timeout)
             if not info.get("aggregators"):
                 self._take(control, info)
                 return self._whole()
@@ -90,7 +93,7 @@ class Aggregators:
         if self._failure is not None:
             raise self._failure
         try:
-            return control.join(request, self._settings.timeout)
+            return control.join(request, self.timeout)
         finally:
             self._joining = None
 
@@ -133,7 +136,7 @@ class Aggregators:
         out: List[Dict[str, Any]] = []
         for control, info in zip(self._all, self._infos):
             own = ends[len(out) : len(out) + len(info["lanes"])]
-            answer = control.call("Connect", {**request, "lanes": own}, self._settings.timeout).get("lanes", [])
+            answer = control.call("Connect", {**request, "lanes": own}, self.timeout).get("lanes", [])
             if len(answer) != len(own):
                 raise ServerLostError(
                     f"Connect: the aggregator at {control.address} answered for {len(answer)} lanes of {len(own)}: "
@@ -144,7 +147,7 @@ class Aggregators:
 
     def register(self, request: Dict[str, Any]) -> List[int]:
         """Declares tensors everywhere, and returns the lanes of their chunks."""
-        answers = [control.call("Register", request, self._settings.timeout) for control in self._all]
+        answers = [control.call("Register", request, self.timeout) for control in self._all]
         for control, answer in zip(self._all, answers):
             if answer.get("planHash") != answers[0].get("planHash"):
                 raise RefusedError(
@@ -209,13 +212,30 @@ class Aggregators:
         for watch in self._watches:
             watch.leave()
 
-    def leave(self, reason: str) -> None:
-        """Ends the membership. With a reason the job fails."""
-        for control in self._all:
-            try:
-                control.call("Leave", {"failure": reason}, _LEAVE_TIMEOUT)
-            except Error:
-                pass  # the aggregator finds out by the end of the watch
+    def leave(self, reason: Optional[BaseException] = None) -> None:
+        """Ends the membership, once. With a reason the job fails: because of whom an aggregator has named, or else of this worker.
+
+        The only aggregator is told nothing that it has said itself.
+        """
+        with self._leaving:
+            if self._left or self._failure is not None and not self.several:
+                return
+            self._left = True
+            request: Dict[str, Any] = {}
+            if reason is not None:
+                request["failure"] = str(reason) or type(reason).__name__
+            if self._failure is not None:
+                rank = getattr(self._failure, "rank", None)
+                request["blame"] = -1 if rank is None else rank
+            threads = [threading.Thread(target=_leave, args=(c, request), name="rackweave-leave", daemon=True) for c in self._all]
+            for control, thread in zip(self._all, threads):
+                try:
+                    thread.start()
+                except RuntimeError:  # Python, which ends, starts none
+                    _leave(control, request)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
 
     def close(self) -> None:
         """Ends the streams."""
@@ -226,3 +246,13 @@ class Aggregators:
         """In a forked child: lets go of the parent's connections."""
         for watch in self._watches:
             watch.abandon()
+
+
+def _leave(control: Control, request: Mapping[str, Any]) -> None:
+    try:
+        if "failure" in request:
+            control.call("Leave", request, _FAIL_TIMEOUT, grace=0)
+        else:
+            control.call("Leave", request, _LEAVE_TIMEOUT)
+    except Error:
+        pass  # the aggregator finds out by the end of the watch

@@ -60,20 +60,20 @@ class Control:
         elif ca:
             raise ConfigError(f"address {address}: a CA file is given, so TLS is wanted: use https://")
 
-    def call(self, method: str, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
+    def call(self, method: str, request: Mapping[str, Any], timeout: float, grace: float = _GRACE) -> Dict[str, Any]:
         """Makes a call and returns its answer. The request tells the aggregator of the timeout, in seconds, where it can."""
-        connection = self.connect()
+        connection = self.connect(min(timeout + grace, _CONNECT_TIMEOUT))
         self._calls.add(connection)
         try:
             if self.interrupted:
                 raise OSError("interrupted")
-            connection.sock.settimeout(timeout + _GRACE)
+            connection.sock.settimeout(timeout + grace)
             connection.request("POST", _SERVICE + method, json.dumps(request), self.headers("application/json"))
             response = connection.getresponse()
             body = response.read()
         except socket.timeout:
             raise WaitTimeoutError(
-                f"{method}: the aggregator at {self.address} did not answer within {timeout + _GRACE:g} s"
+                f"{method}: the aggregator at {self.address} did not answer within {timeout + grace:g} s"
             ) from None
         except (OSError, http.client.HTTPException) as e:
             raise lost(e, f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
@@ -132,14 +132,14 @@ class Control:
             headers["Rackweave-Session"] = self.session
         return headers
 
-    def connect(self) -> http.client.HTTPConnection:
+    def connect(self, timeout: float = _CONNECT_TIMEOUT) -> http.client.HTTPConnection:
         """Opens a connection."""
         if self._tls:
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=_CONNECT_TIMEOUT, context=self._tls
+                self._host, self._port, timeout=timeout, context=self._tls
             )
         else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT)
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         try:
             connection.connect()
             if self._pin and hashlib.sha256(connection.sock.getpeercert(True) or b"").digest() != self._pin:

@@ -13,19 +13,30 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from . import _joining, _lib, _trace
+from . import _joining, _lib, _rejoin, _trace
 from ._aggregators import Aggregators
 from ._buffers import TYPES, Buffer, as_buffer
 from ._joining import ms
 from ._settings import Settings
 from ._tensors import Op, Tensor, declaration
-from .errors import ClosedError, Error, ForkedError, JobFailedError, ServerLostError, TensorError, WaitTimeoutError
+from .errors import (
+    ClosedError,
+    ConfigError,
+    Error,
+    ForkedError,
+    JobFailedError,
+    RefusedError,
+    ServerLostError,
+    TensorError,
+    WaitTimeoutError,
+)
 
 _SLICE_MS = 200  # of every wait: between slices Ctrl-C and failures are seen
 _REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
 _CLOSE_TIMEOUT = 5.0
 _T = TypeVar("_T")
 _PAGE_CHUNKS = 64  # of each call that writes state: some MiB
+_BUDDY = "buddy"  # the name under which restore finds what racks keep of each other's state
 
 
 class Handle:
@@ -62,6 +73,8 @@ class Session:
         its hyper-parameters. policy says who waits for whom in mode stream: asp, which is the default, ssp:s=3 and others.
         """
         self.settings, self.job, self.mode = settings, job, mode
+        self._asked: Dict[str, Any] = {"mode": mode, "optimizer": optimizer, "hyper": dict(hyper or {}), "policy": policy}
+        self._declared: List[Tensor] = []
         self.names: List[str] = []
         self._bytes: List[int] = []
         self._elems: List[int] = []
@@ -79,10 +92,10 @@ class Session:
         request = _joining.request(settings, job, mode, optimizer, hyper or {}, policy)
         try:
             self._info = self._aggregators.join(request)
+            self._seat = _rejoin.Seat.of(self._info)
             self._connect()
         except BaseException as e:
-            self._aggregators.leave(str(e) or type(e).__name__)
-            self._release()
+            self._end(e)
             raise
         _sessions.add(self)
 
@@ -152,6 +165,7 @@ class Session:
             self._elems.extend(t.elems for t in tensors)
             self._bytes.extend(t.elems * TYPES[t.memory][0] for t in tensors)
             self.names.extend(t.name for t in tensors)
+            self._declared.extend(tensors)
             return list(range(first, len(self.names)))
 
     def submit(self, ops: Sequence[Op]) -> Handle:
@@ -292,7 +306,10 @@ class Session:
 
     def barrier(self, name: str) -> None:
         """Waits until all ranks have called it with the same name."""
-        self._call("Barrier", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout)
+        self._barrier(name)
+
+    def _barrier(self, name: str) -> Dict[str, Any]:
+        return self._call("Barrier", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout)
 
     def set_policy(self, policy: str) -> str:
         """Lets another policy decide who waits for whom, from a step on that no worker has begun; returns the one until now."""
@@ -313,6 +330,90 @@ class Session:
     def restore(self, name: str) -> None:
         """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
         self._about_state("Restore", {"name": name, "timeoutMs": ms(self.settings.timeout)})
+
+    def go_on(self) -> int:
+        """Takes up the job at the last whole step of its run before, which failed; returns how many steps that has had.
+
+        The state comes from the memory of the aggregators that live, in a cluster whose racks have buddies. All ranks call it once
+        all tensors are registered, and then pull the parameters. An error at one rank is one at all: RefusedError, for example if
+        nobody keeps the state any more.
+        """
+        self._barrier("go-on")
+        why: Optional[Error] = None
+        answer: Dict[str, Any] = {}
+        if self.rank == 0:
+            try:
+                self.restore(_BUDDY)
+            except Error as e:
+                why = e
+        try:
+            answer = self._barrier("gone-on")
+        except Error:
+            if why is None:
+                raise
+        if why is not None:
+            raise why
+        if "restoredStep" not in answer:
+            raise RefusedError("go on: rank 0 could not restore the state: see its error")
+        return int(answer["restoredStep"])
+
+    def rejoin(self, timeout: Optional[float] = None) -> Tuple["Session", int]:
+        """Takes a session that has failed to the next run of its job; returns the session of that, and the last whole step.
+
+        It is for racks that have buddies: call it at every rank when a step fails, for example because an aggregator has died. The
+        new session has the same rank and the same tensors, by the same numbers, at whichever aggregator serves the rack by then,
+        such as a standby on another rack's box. Its state is that after the step that is returned, as by go_on: every rank pulls
+        all parameters and goes on with the next step. This session is closed.
+
+        It tries for timeout seconds, or the session's timeout, and raises what the last try met: ServerLostError while nobody
+        serves the rack, WaitTimeoutError while ranks are missing. What cannot pass is raised at once: RefusedError where nobody
+        keeps the state any more, or the job is spread over several aggregators; ServerLostError for a rack that is lost where the
+        job is to fail. Where jobs go on without a lost rack, ranks are fewer, and racks have as many workers as their declared
+        sizes say, or a multiple.
+        """
+        limit = self.settings.timeout if timeout is None else timeout
+        if not limit > 0:
+            raise ConfigError(f"timeout of {limit} s: use one above 0, or None for the session's")
+        if os.getpid() != self._pid:
+            self.check()
+        until = time.monotonic() + limit
+        self.close()  # it has failed
+        try:
+            if self._aggregators.several:
+                raise RefusedError("it is spread over several aggregators: join it again, and restore a checkpoint")
+            return _rejoin.keep_trying(self._seat, self.settings, until, lambda settings: self._again(settings, until))
+        except Error as e:
+            e.args = (f"rejoin job {self.job!r}: {e}",)
+            raise
+
+    def _again(self, settings: Settings, until: float) -> Tuple["Session", int]:
+        """Tries once to join the next run."""
+        session = Session(_rejoin.bounded(settings, until), self.job, **self._asked)
+        try:
+            session._seat = self._seat.after(session._seat)
+            session._bounded_by(_rejoin.bounded(settings, until))
+            session.register(self._declared)
+            session._bounded_by(_rejoin.bounded(settings, until))
+            step = session.go_on()
+        except Error as e:
+            try:
+                if isinstance(e, ServerLostError):
+                    session._failed.wait(_REASON_WAIT)  # the watch finds it, too
+                failure = session.error
+            finally:
+                session.close()
+            if failure is not None:  # all ranks find that, or none does
+                raise failure from None
+            e.final = True
+            raise
+        except BaseException as e:
+            session.close(f"it ended by {type(e).__name__}")
+            raise
+        session._bounded_by(settings)
+        return session, step
+
+    def _bounded_by(self, settings: Settings) -> None:
+        self.settings, self._aggregators.timeout = settings, settings.timeout
 
     def updates(self, tensor: int) -> int:
         """Returns how many optimizer steps a tensor has had at the aggregator."""
@@ -370,8 +471,9 @@ class Session:
         self.check()
         try:
             return call()
-        except JobFailedError:
-            self._failed.wait(_REASON_WAIT)  # the watch says because of whom
+        except (JobFailedError, RefusedError) as e:
+            if isinstance(e, JobFailedError) or e.code == "unauthenticated":  # the session has ended
+                self._failed.wait(_REASON_WAIT)  # the watch says because of whom
             if self._failure is not None:
                 raise self._failure from None
             raise
@@ -439,7 +541,7 @@ class Session:
 
     def _give_up(self, error: Error) -> None:
         if self._fail(error):
-            self._aggregators.leave(str(error))
+            self._aggregators.leave(error)
 
     def close(self, reason: str = "") -> None:
         """Leaves the job. With a reason, or with operations in flight, the job fails at every rank."""
@@ -449,22 +551,26 @@ class Session:
             if self._native is None:
                 return
             busy = any(self._library.rw_test(self._native, handle) == 0 for handle, _ in self._keep.values())
-            reason = str(self._failure or reason) or ("it was closed with operations in flight" if busy else "")
+            reason = reason or ("it was closed with operations in flight" if busy else "")
+            why = self._failure or (Error(reason) if reason else None)
         self._aggregators.expect_end()  # before the aggregator lets go, or the stream's end would be a failure
-        self._aggregators.leave(reason)
-        self._fail(ClosedError(f"the session of job {self.job!r} is closed"))
-        self._release()
-        _sessions.discard(self)
+        self._end(why)
 
-    def _release(self) -> None:
-        self._aggregators.close()
-        with self._lock:
-            native, self._native = self._native, None
-            self._idle.wait_for(lambda: self._users == 0, timeout=_CLOSE_TIMEOUT)
-            busy = self._users > 0
-        if native is not None and not busy:
-            _trace.collect(native, self.job, self.rank, self.names)
-            self._library.rw_close(native)
+    def _end(self, why: Optional[BaseException]) -> None:
+        """Leaves the job, and gives back what the session holds."""
+        try:
+            self._aggregators.leave(why)
+        finally:
+            self._fail(ClosedError(f"the session of job {self.job!r} is closed"))
+            self._aggregators.close()
+            with self._lock:
+                native, self._native = self._native, None
+                self._idle.wait_for(lambda: self._users == 0, timeout=_CLOSE_TIMEOUT)
+                busy = self._users > 0
+            if native is not None and not busy:
+                _trace.collect(native, self.job, self.rank, self.names)
+                self._library.rw_close(native)
+            _sessions.discard(self)
 
     def _forked(self) -> None:
         """In a forked child: lets go of what is the parent's."""

@@ -6,7 +6,13 @@ from typing import Optional
 
 
 class Error(RuntimeError):
-    """The base of all exceptions of this package."""
+    """The base of all exceptions of this package.
+
+    Attributes:
+        final: Session.rejoin does not try again after it, whatever its kind.
+    """
+
+    final = False
 
 
 class ConfigError(Error, ValueError):
