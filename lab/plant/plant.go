@@ -1,17 +1,17 @@
-// Package plant builds a package's tests with a bug in the code that they must find.
+// Package plant builds a package's tests with bugs in the code, which they must find.
 package plant
 
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
-// Plant is a bug: in a build of its own, New stands where the file has Old.
+// Plant is a bug: New stands in a function where the file has Old.
 type Plant struct {
 	Name     string
 	File     string // from the module's root
@@ -19,52 +19,95 @@ type Plant struct {
 }
 
 // Check checks that the plant names one place.
-func (p *Plant) Check(t *testing.T) { p.mutate(t) }
-
-// mutate returns the plant's file, and its text with the bug in it.
-func (p *Plant) mutate(t *testing.T) (file, text string) {
+func (p *Plant) Check(t *testing.T) {
 	t.Helper()
-	root, err := os.Getwd()
+	text := read(t, filepath.Join(root(t), p.File))
+	if _, err := sow(p.File, text, []seed{{*p, 1}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Bed is a package's tests, built with bugs of which each run wakes one.
+type Bed struct{ binary string }
+
+// variable says which bug is awake, counted from 1.
+const variable = "RACKWEAVE_PLANTED"
+
+// Build builds the tests of the package in the working directory with all bugs, without touching the source.
+func Build(t *testing.T, plants []Plant) *Bed {
+	t.Helper()
+	files := make(map[string][]seed)
+	for i, p := range plants {
+		files[p.File] = append(files[p.File], seed{p, i + 1})
+	}
+	dir, root := t.TempDir(), root(t)
+	overlay := make(map[string]string)
+	laid := 0
+	lay := func(file, text string) {
+		laid++
+		overlay[file] = filepath.Join(dir, fmt.Sprint(laid, ".go"))
+		if err := os.WriteFile(overlay[file], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, seeds := range files {
+		file := filepath.Join(root, name)
+		sown, err := sow(name, read(t, file), seeds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lay(file, sown.text)
+		lay(filepath.Join(filepath.Dir(file), "planted.go"), sown.variable())
+	}
+	list, err := json.Marshal(map[string]map[string]string{"Replace": overlay})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for root != filepath.Dir(root) {
-		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
-			break
-		}
-		root = filepath.Dir(root)
+	listed, b := filepath.Join(dir, "overlay.json"), &Bed{filepath.Join(dir, "planted.test")}
+	if err := os.WriteFile(listed, list, 0o600); err != nil {
+		t.Fatal(err)
 	}
-	file = filepath.Join(root, p.File)
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-ldflags=-s -w", "-overlay", listed, "-o", b.binary, ".")
+	out, err := build.CombinedOutput()
+	if err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	return b
+}
+
+// None is no bug.
+const None = -1
+
+// Run runs the tests with the i-th bug, or with None, and returns what they print.
+func (b *Bed) Run(ctx context.Context, i int, args ...string) (string, error) {
+	c := exec.CommandContext(ctx, b.binary, args...)
+	c.Env = append(os.Environ(), fmt.Sprint(variable, "=", i+1))
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// root is the module's directory.
+func root(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir != filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
+	t.Fatal("the working directory is in no module")
+	return ""
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
 	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(b), p.Old); n != 1 {
-		t.Fatalf("%s has %q %d times: change the plant so that it names one place", p.File, p.Old, n)
-	}
-	return file, strings.Replace(string(b), p.Old, p.New, 1)
-}
-
-// Build builds the tests of the package in the working directory with the bug, without touching the source.
-func (p *Plant) Build(ctx context.Context, t *testing.T) (binary string) {
-	t.Helper()
-	file, text := p.mutate(t)
-	dir := t.TempDir()
-	mutant := filepath.Join(dir, "mutant.go")
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {file: mutant}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, data := range map[string][]byte{mutant: []byte(text), filepath.Join(dir, "overlay.json"): overlay} {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	binary = filepath.Join(dir, "planted.test")
-	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-ldflags=-s -w", "-overlay", filepath.Join(dir, "overlay.json"),
-		"-o", binary, ".").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	return binary
+	return string(b)
 }

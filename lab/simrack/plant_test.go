@@ -2,7 +2,6 @@ package simrack
 
 import (
 	"context"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -107,7 +106,7 @@ var plants = []planted{
 
 const (
 	withinSeeds = 600             // schedules that may pass before a planted bug must have made one fail
-	withinTime  = 5 * time.Minute // for building and running one
+	withinTime  = 5 * time.Minute // for running one
 )
 
 func TestPlantsNameOnePlaceEach(t *testing.T) {
@@ -118,23 +117,30 @@ func TestPlantsNameOnePlaceEach(t *testing.T) {
 
 func TestPlantedBugsAreCaught(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds these tests once per bug; run without -short")
+		t.Skip("builds these tests with bugs in them; run without -short")
 	}
-	for _, p := range plants {
+	bugs := make([]plant.Plant, len(plants))
+	for i, p := range plants {
+		bugs[i] = p.Plant
+	}
+	bed := plant.Build(t, bugs)
+	if out, err := bed.Run(t.Context(), plant.None, "-test.run", "Schedules$", "-seeds", "50", "-paced-seeds", "50"); err != nil {
+		t.Fatalf("without a bug: %v\n%s", err, out)
+	}
+	for i, p := range plants {
 		t.Run(p.Name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), withinTime)
 			defer cancel()
-			binary := p.Build(ctx, t)
 			schedules, number := "^TestSchedules$", "-seeds"
 			if p.paced {
 				schedules, number = "^TestPacedSchedules$", "-paced-seeds"
 			}
 			args := []string{"-test.run", schedules, number, strconv.Itoa(withinSeeds), "-enough", "1"}
-			out, err := exec.CommandContext(ctx, binary, args...).CombinedOutput()
+			out, err := bed.Run(ctx, i, args...)
 			if err == nil {
 				t.Fatalf("%d schedules passed with this bug", withinSeeds)
 			}
-			_, caught, found := strings.Cut(string(out), ": seed ")
+			_, caught, found := strings.Cut(out, ": seed ")
 			if ctx.Err() != nil || !found {
 				t.Fatalf("no seed was named: %v, %v\n%s", err, ctx.Err(), out)
 			}
