@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -65,9 +66,11 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
+var manyTensors = sync.OnceValue(func() []byte { return squeezed(bytes.NewReader(emptyTensors(30 << 20))) })
+
 // RegisterAsNobody sends a body of empty tensors, packed, without a session.
 func RegisterAsNobody(ctx context.Context, a *Aggregator) error {
-	body := squeezed(bytes.NewReader(emptyTensors(30 << 20)))
+	body := manyTensors()
 	for range 8 {
 		status, text, err := a.post(ctx, call{path: apiconnect.JobServiceRegisterProcedure, content: "application/proto",
 			encoding: "gzip", body: bytes.NewReader(body)})
