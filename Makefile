@@ -10,26 +10,29 @@ TEST_PACKAGES := $(PYTHON_PACKAGES) debootstrap libopenmpi-dev qemu-system-x86 b
 	rdma-core ibverbs-providers ibverbs-utils perftest
 LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 
+MODULE := github.com/rackweave/rackweave
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
 PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
-	./bench/models/... ./bench/overlap/... ./bench/report/... ./pqueue/...
+	./bench/models/... ./bench/overlap/... ./bench/report/... ./pqueue/... ./service/membership/view/...
 BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
-# Lint has vetted all, and stacks need no DWARF: neither is made again for every package and detector.
+# vet has seen all, and stacks need no DWARF: neither is made again for every package and detector.
 GO_TEST = $(GO) test -vet=off -ldflags=-w -timeout 30m
 # ONLY='%/aggregate %/verbs' tests those of a target's packages, BUT=… all others.
 chosen = $(if $(ONLY),$(filter $(ONLY),$(1)),$(filter-out $(BUT),$(1)))
 # C, run under AddressSanitizer and UndefinedBehaviorSanitizer.
 SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
+# What C reads and writes is always checked, in Go's memory too. What Go does is checked where it reaches C's memory by address.
+ASAN := -asan -gcflags=all=-asan=0 $(foreach p,cgo/... verbs/... numa/... aggregate,-gcflags=$(MODULE)/$(p)=)
 
 SEEDS ?= 2000
 PACED_SEEDS ?= 5000
 SEED ?= 0
 
-.PHONY: all build lib demo lint test test-pure test-packages test-race test-sanitized test-python test-python-package \
-	test-python-mxnet test-python-wheel test-trixie wheel example-torch example-mxnet bench-torch sim fuzz soak learn lab racks \
-	generate clean
+.PHONY: all build lib demo vet lint test frameworks test-pure test-packages build-race test-race test-sanitized test-python \
+	test-python-package test-python-mxnet test-python-wheel test-trixie wheel example-torch example-mxnet bench-torch sim fuzz \
+	soak learn lab racks generate clean
 
 all: build
 
@@ -45,14 +48,24 @@ lib:
 demo: build
 	$(BIN) bench --model resnet50 --workers 4 --optimizer sgd_mxnet --hyper momentum=0.9 --iters 20 --warmup 3 --verify
 
+# What the compiler leaves open.
+vet:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	GOGC=800 $(GO) vet ./...
+
 # Layout and static analysis of Go and C.
-lint:
+lint: vet
 	@scripts/need.sh $(LINT_PACKAGES)
 	scripts/lint.sh
 
 test:
+	scripts/test.sh $(TEST_PACKAGES) $(LINT_PACKAGES)
+
+# What tests of the framework shims run in, downloaded.
+frameworks:
 	@scripts/need.sh $(TEST_PACKAGES)
-	scripts/test.sh
+	scripts/mxnet-env.sh
+	scripts/test-trixie.sh root
 
 test-pure:
 	CGO_ENABLED=0 $(GO_TEST) $(PURE)
@@ -67,13 +80,18 @@ test-packages:
 # in C alone, of which the detector sees nothing, those that drive programs, which they build without the detector, and those with
 # etcd, which takes a minute to build with it.
 UNRACED := %/include %/lab/attacks %/lab/simrack %/cmd/rackweave %/service/membership %/cgo/kernel
+RACED = $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
+build-race:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) build -race $(filter-out $(MODULE),$(RACED)) # at the root are tests alone
+
 test-race:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO_TEST) -race -short $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
+	$(GO_TEST) -race -short $(RACED)
 
 test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO_TEST) -asan -short $(call chosen,$(shell $(GO) list $(SANITIZED)))
+	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO_TEST) $(ASAN) -short $(call chosen,$(shell $(GO) list $(SANITIZED)))
 
 # The Python package, with the library and the aggregator of this tree, in parts that can run side by side.
 test-python: test-python-package test-python-mxnet test-python-wheel
@@ -124,7 +142,7 @@ sim:
 	@scripts/need.sh $(BUILD_PACKAGES)
 ifeq ($(SEED),0)
 	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -timeout 30m -seeds $(SEEDS) -paced-seeds $(PACED_SEEDS)
-	$(GO) test ./lab/simrack -run TestPlantedBugs -count=1 -v
+	$(GO) test ./lab/simrack ./hierarchy -run TestPlantedBugs -count=1 -v
 else
 	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -seed $(SEED) $(if $(PACED),-paced)
 endif

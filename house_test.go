@@ -32,17 +32,18 @@ var house = map[string][]string{
 	"bench/overlap": {"bench/models", "pqueue"},
 	"service": {"service/api", "service/door", "service/keys", "service/quota", "service/racks", "hierarchy", "policy",
 		"aggregate", "aggregate/optim", "chunk", "numa", "verbs", "verbs/probe"},
-	"service/api":        {},
-	"service/door":       {},
-	"service/quota":      {},
-	"service/keys":       {},
-	"service/racks":      {"hierarchy"},
-	"service/membership": {"hierarchy", "service/api", "service/racks"},
-	"launch":             {},
-	"launch/control":     {"service/api"},
-	"client":             {"service/api", "client/lanes", "chunk", "numa", "verbs", "verbs/probe", "cgo"},
-	"client/lanes":       {"client/failover", "chunk", "numa", "verbs", "cgo"},
-	"client/failover":    {},
+	"service/api":             {},
+	"service/door":            {},
+	"service/quota":           {},
+	"service/keys":            {},
+	"service/racks":           {"hierarchy"},
+	"service/membership":      {"service/api", "service/membership/view", "service/racks"},
+	"service/membership/view": {"hierarchy", "service/racks"},
+	"launch":                  {},
+	"launch/control":          {"service/api"},
+	"client":                  {"service/api", "client/lanes", "chunk", "numa", "verbs", "verbs/probe", "cgo"},
+	"client/lanes":            {"client/failover", "chunk", "numa", "verbs", "cgo"},
+	"client/failover":         {},
 	"aggregate": {"hierarchy", "policy", "aggregate/reduce", "aggregate/session", "aggregate/optim", "chunk", "numa", "verbs",
 		"cgo"},
 	"aggregate/reduce":  {"chunk"},
@@ -101,12 +102,14 @@ var only = map[string][]string{
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
 var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models",
-	"bench/overlap", "pqueue"}
+	"bench/overlap", "pqueue", "service/membership/view"}
 
-// computing is all that a pure room may import from outside the house. Of time only durations are used.
+// computing is all that a pure room may import from outside the house. Of time only durations are used, and
+// moments that callers tell.
 var computing = []string{
-	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "errors", "fmt", "hash/crc32", "io",
-	"iter", "maps", "math", "math/bits", "slices", "sort", "strconv", "strings", "time", "github.com/agnivade/levenshtein",
+	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "encoding/hex", "encoding/json", "errors",
+	"fmt", "hash/crc32", "io", "iter", "maps", "math", "math/bits", "net/url", "slices", "sort", "strconv", "strings", "time",
+	"github.com/agnivade/levenshtein",
 }
 
 // impure are the functions that would let a clock or goroutines in by the packages of computing.

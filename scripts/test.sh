@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that must hold, cheapest first.
+# Everything that must hold. Usage: test.sh PACKAGE…, the Debian packages that tests need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-go} make='make --no-print-directory'
@@ -26,39 +26,61 @@ await() {
 	unset "log[$1]" "pid[$1]"
 	return $rc
 }
-trap '[ ${#pid[@]} = 0 ] || { kill -- "${pid[@]/#/-}" 2>/dev/null; rm -f "${log[@]}"; }' EXIT
 
-# What only computes, and neither waits nor measures, takes the processors that other tests leave.
-computing() {
+# leave ends what still runs, and prints the last of what it has said: a step may have failed that nobody has awaited yet.
+leave() {
+	local name
+	for name in "${!pid[@]}"; do
+		kill -- "-${pid[$name]}" 2>/dev/null || true
+		step "$name, to its end"
+		tail -n 20 "${log[$name]}"
+		rm -f "${log[$name]}"
+	done
+}
+trap leave EXIT
+
+# at_leisure has a command take the processors that others leave.
+at_leisure() {
 	chrt --idle --pid 0 $BASHPID
-	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
-	$make test-race ONLY='%/aggregate'
-	$make test-packages ONLY='%/lab/simrack %/bench/learn'
+	"$@"
 }
 
+# What only computes, and neither waits nor measures.
+computing() {
+	$make lint
+	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
+	$make build-race
+	$make test-packages ONLY='%/lab/simrack %/bench/learn'
+	scripts/fuzz.sh 5000
+}
+
+scripts/need.sh "$@"
+
 # Racks wait for shaped links, and membership for leases: they run beside what computes.
+beside frameworks at_leisure $make frameworks
 beside "racks and membership" $go test -vet=off -ldflags=-w -p 1 -timeout 30m ./lab/racks ./service/membership
 
-step "lint"
-$make lint
+step "vet"
+$make vet
+
+beside "what computes" at_leisure computing
 
 step "pure packages, without C"
 $make test-pure
 
 await "racks and membership"
-beside "what computes" computing
 
 step "packages with C, but the lab"
 $make test-packages BUT='%/lab/simrack %/bench/learn'
 
-await "what computes"
+# The lab waits for emulated guests most of the time: it runs beside what measures no time.
+beside lab $go test -vet=off -ldflags=-w -timeout 30m -v ./lab
 
-# The lab waits for emulated guests most of the time: it runs beside what measures no time, and fuzzing takes what is left.
-beside lab $go test -vet=off -ldflags=-w -timeout 30m ./lab
-beside fuzzing nice scripts/fuzz.sh 20000
+await "what computes" # it would starve beside the race detector
+await frameworks
 
 step "race detector"
-$make test-race BUT='%/aggregate'
+$make test-race
 
 step "sanitizers"
 $make test-sanitized BUT='%/aggregate %/cgo/kernel'
@@ -67,4 +89,3 @@ step "python"
 $make --jobs=2 --output-sync=target test-trixie test-python
 
 await lab
-await fuzzing
