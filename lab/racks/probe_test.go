@@ -78,7 +78,7 @@ func (p *plan) areAsShaped(fast, slow, workers float64) error {
 // rack, which a root elsewhere, or the end of a chain, spares a quarter of its bytes.
 func TestShapeAutoGoesAroundASlowUplink(t *testing.T) {
 	const fast, slow, workers = 80e6, 20e6, 160e6
-	l := &Lab{Program: program(t), Log: os.Stderr, Warmup: 1, Iters: 20, Verify: true}
+	l := &Lab{Program: program(t), Log: os.Stderr, Warmup: 1, Iters: 60, Verify: true} // runs until every rack was asked
 	l.Fabric = up(t, Config{Racks: 3, Workers: 1, Rate: workers, Core: workers / fast})
 	if err := l.SetUplink(t.Context(), 2, slow); err != nil {
 		t.Fatal(err)
