@@ -104,8 +104,8 @@ var only = map[string][]string{
 var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models",
 	"bench/overlap", "pqueue", "service/membership/view"}
 
-// computing is all that a pure room may import from outside the house. Of time only durations are used, and
-// moments that callers tell.
+// computing is all that a pure room may import from outside the house. Of package time
+// they use only durations, and moments that callers pass in.
 var computing = []string{
 	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "encoding/hex", "encoding/json", "errors",
 	"fmt", "hash/crc32", "io", "iter", "maps", "math", "math/bits", "net/url", "slices", "sort", "strconv", "strings", "time",

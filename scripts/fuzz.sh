@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every fuzz target so many times, and says how many executions that were in all. Targets of which each execution is many
-# calls run a hundredth as often, but 200 times, or only the kept inputs would run. (go test takes a time as well, and may then
-# fail when it is over.)
+# calls run a hundredth as often, and at least 200 times: fewer would run only the kept inputs. (go test takes a time as well, and
+# may then fail when it is over.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-go} each=${1:?how often}

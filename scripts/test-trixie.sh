@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of rackweave.torch with Debian trixie's PyTorch, in a root of its own under build/trixie, which the first run
-# makes; "root" makes that alone. Needs root, for chroot and mounts; these are in a mount namespace of the script's and end with it.
+# makes; with the argument "root" it does only that. Needs root, for chroot and mounts; these are in a mount namespace of the
+# script's and end with it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/trixie

@@ -51,8 +51,8 @@ func (j *job) ownsFolder(dir string) error {
 	return nil
 }
 
-// firstText returns what a file holds. Where there is none it makes one of this text. A file appears whole: others may ask at the
-// same time, and the machine may stop at any. Where there are no hard links, as on vfat, one who looks meanwhile may see less.
+// firstText returns what a file holds, and makes the file with this text if there is none. The file appears whole, as others may
+// ask at the same time and the machine may stop at any. Without hard links, as on vfat, a reader may see a part of it meanwhile.
 func firstText(path, text string) (string, error) {
 	held, err := os.ReadFile(path)
 	if !errors.Is(err, os.ErrNotExist) {

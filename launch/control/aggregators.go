@@ -130,7 +130,7 @@ func (m *membership) because(own string) *api.LeaveRequest {
 	return &api.LeaveRequest{Failure: own}
 }
 
-// tell fails the job at all aggregators, of which one may be the cause. Who does not hear it finds out by the end of the stream.
+// tell fails the job at all aggregators, of which one may be the cause. One that does not hear it sees the stream end.
 func (m *membership) tell(ctx context.Context, r *api.LeaveRequest) {
 	ctx, cancel := context.WithTimeout(ctx, tellWithin)
 	defer cancel()
