@@ -31,8 +31,8 @@ PACED_SEEDS ?= 5000
 SEED ?= 0
 
 .PHONY: all build lib demo vet lint test frameworks test-pure test-packages build-race test-race test-sanitized test-python \
-	test-python-package test-python-mxnet test-python-wheel test-trixie wheel example-torch example-mxnet bench-torch sim fuzz \
-	soak learn lab racks generate clean
+	test-python-package test-python-mxnet test-python-wheel test-trixie test-long wheel example-torch example-mxnet bench-torch \
+	sim fuzz soak learn lab racks generate clean
 
 all: build
 
@@ -60,6 +60,12 @@ lint: vet
 
 test:
 	scripts/test.sh $(TEST_PACKAGES) $(LINT_PACKAGES)
+
+# Checks that take minutes, or measure: run it before a release. RACKWEAVE_LONG=1 lets a test do its long form.
+test-long: build lib
+	@scripts/need.sh $(TEST_PACKAGES)
+	RACKWEAVE_LONG=1 $(GO_TEST) -v -p 1 $$(grep -rl --include='*_test.go' RACKWEAVE_LONG . | xargs -r -n1 dirname | sort -u)
+	RACKWEAVE_LONG=1 $(MAKE) test-python-package test-trixie
 
 # What tests of the framework shims run in, downloaded.
 frameworks:
