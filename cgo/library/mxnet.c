@@ -181,6 +181,12 @@ static void quantize(float *packed, float *residual, const float *gradient, uint
 	}
 }
 
+/* Gradients are compressed; a broadcast gives parameters as they are, and off rank 0 it sends nothing. */
+static int compressed(const struct exchange *x)
+{
+	return x->threshold > 0 && x->op.kind == RW_PUSHPULL;
+}
+
 static int compress(struct exchange *x)
 {
 	const struct rw_mx_engine *e = &x->store->engine;
@@ -256,7 +262,7 @@ static void run(void *context, void *on_complete, void *arg)
 	x->op.dst = dst;
 	if (!rc)
 		rc = judge(x);
-	if (!rc && x->threshold > 0)
+	if (!rc && compressed(x))
 		rc = compress(x);
 	if (rc)
 		finish(x, rc);
@@ -394,7 +400,7 @@ static const int *property(const struct exchange *x)
 {
 	int scanned = x->op.kind == RW_PUSHPULL && x->nonfinite != RW_MX_IGNORE;
 
-	return x->threshold > 0 || (scanned && x->elems * x->elem_bytes > QUICK_BYTES) ? &prioritized : &immediate;
+	return compressed(x) || (scanned && x->elems * x->elem_bytes > QUICK_BYTES) ? &prioritized : &immediate;
 }
 
 static void count(rw_mx_store *s)

@@ -40,6 +40,20 @@ def trained(tmp_path_factory):
     return train
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_gradients_in_2_bits_give_the_weights_of_dist_sync(workers, tmp_path):
+    ours, native = tmp_path / "ours", tmp_path / "native"
+    ours.mkdir()
+    native.mkdir()
+    jobs.rackweave(workers, "train.py", ours, 10, "push-sgd")
+    jobs.native(workers, "train.py", native, 10, "push-sgd", TEST_KVSTORE="dist_sync")
+    for rank in range(workers):
+        got, want = (weights(dict(np.load(d / f"push-sgd.{rank}.npz"))) for d in (ours, native))
+        assert got.keys() == want.keys() and len(got) == 2
+        for name in want:
+            np.testing.assert_array_equal(got[name], want[name])
+
+
 def weights(result):
     return {k: v for k, v in result.items() if k not in ("accuracy", "moved")}
 

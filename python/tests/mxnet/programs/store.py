@@ -160,6 +160,40 @@ def compression_is_mxnets_2bit():
 
 
 @check
+def compression_leaves_parameters_alone():
+    kv, start = store(), np.random.RandomState(5).uniform(-0.2, 0.2, 300).astype(np.float32)
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    mine_or_zeros = mx.nd.array(start if RANK == 0 else np.zeros_like(start))
+    out = mx.nd.zeros(start.shape)
+    kv.init("initial", mine_or_zeros)
+    kv.pull("initial", out=out)
+    same(out, start)
+    kv.broadcast("broadcast", mine_or_zeros, out=out)
+    same(out, start)
+
+    seed(RANK)
+    net = mx.gluon.nn.Dense(3, in_units=4)
+    net.initialize(mx.init.Uniform(0.1))
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore="dist_sync_rackweave",
+                               compression_params={"type": "2bit", "threshold": 0.25})  # fmt: skip
+    weight = None
+    for turn in range(4):
+        with mx.autograd.record():
+            out = (net(mx.nd.full((1, 4), 0.1 * (RANK + 1))) * mx.nd.array([1, -1, 0])).sum()
+        out.backward()
+        trainer.step(1)
+        if weight is None:  # after the first step, in which all got rank 0's: what was below the threshold stays for later
+            weight, residual = net.weight.data().asnumpy(), np.array([0.1 * (r + 1) for r in range(N)], np.float32)
+            sent = 0
+            continue
+        residual = residual + np.array([np.float32(0.1 * (r + 1)) for r in range(N)], np.float32)
+        sent += 0.25 * (residual >= 0.25).sum()
+        residual -= np.float32(0.25) * (residual >= 0.25)
+        moved = 0.5 * sent * np.array([[1], [-1], [0]]) * np.ones((1, 4))
+        np.testing.assert_allclose(weight - net.weight.data().asnumpy(), moved, atol=1e-6)
+
+
+@check
 def an_asynchronous_store_updates_by_each_gradient_alone():
     r, turns = np.random.RandomState(3), 4
     start, grads = r.uniform(-1, 1, 500).astype(np.float32), r.uniform(-1, 1, (N, turns, 500)).astype(np.float32)

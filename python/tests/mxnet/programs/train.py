@@ -59,6 +59,24 @@ def module(task, optimizer, option, steps):
     return rank, dict({k: v.asnumpy() for k, v in net.get_params()[0].items()}, accuracy=accuracy)
 
 
+def push(task, optimizer, option, steps):
+    """Pushes gradients in 2 bits and pulls what becomes of them: dist_sync itself compresses neither for a Trainer nor for Module."""
+    store = mx.kv.create(STORE)
+    rank = store.rank
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.25})
+    name, params = OPTIMIZERS[optimizer]
+    store.set_optimizer(mx.optimizer.create(name, **params))
+    r, shapes = np.random.RandomState(rank), {"one": (7,), "two": (40, 30)}
+    values = {k: mx.nd.array(np.random.RandomState(9).uniform(-1, 1, s) if rank == 0 else np.zeros(s)) for k, s in shapes.items()}
+    for k, v in values.items():
+        store.init(k, v)
+    for _ in range(steps):
+        for k, v in values.items():
+            store.push(k, mx.nd.array(r.uniform(-0.5, 0.5, v.shape)))
+            store.pull(k, out=v)
+    return rank, dict({k: v.asnumpy() for k, v in values.items()}, accuracy=0.0)
+
+
 def moved():
     """Returns how many bytes were exchanged so far, and how many of them were copied."""
     if "rackweave" not in STORE:
@@ -73,7 +91,7 @@ def main():
     for task in sys.argv[3:]:
         frontend, optimizer, *option = task.split("-")
         before = moved()
-        rank, arrays = {"gluon": gluon, "module": module}[frontend](task, optimizer, option[0] if option else "", steps)
+        rank, arrays = {"gluon": gluon, "module": module, "push": push}[frontend](task, optimizer, option[0] if option else "", steps)
         save(out, task, rank, dict(arrays, moved=moved() - before))
     print("trained")
 
