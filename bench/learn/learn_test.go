@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -192,6 +193,30 @@ func TestStudiesAreWrittenAsTablesJSONAndFigures(t *testing.T) {
 	}
 	if svg, err := os.ReadFile(files[0]); err != nil || !strings.HasPrefix(string(svg), "<?xml") {
 		t.Errorf("figure: %v, %d bytes", err, len(svg))
+	}
+}
+
+// Every study's rows have bars of their own, so that its figure can be drawn.
+func TestEveryStudyCanBeDrawn(t *testing.T) {
+	for _, p := range plans {
+		plan := p.make(&Config{Seeds: 1})
+		s := plan.Study
+		s.plot.value = func(*Row) float64 { return 1 }
+		for _, c := range plan.clusters {
+			rows := []string{"bsp"}
+			for _, spec := range plan.policies {
+				rows = append(rows, spec.String())
+			}
+			for _, o := range plan.outers {
+				rows = append(rows, o.String())
+			}
+			for _, row := range rows {
+				s.Rows = append(s.Rows, Row{Cluster: c.String(), Policy: row})
+			}
+		}
+		if chart := s.chart(); chart.WriteSVG(io.Discard) != nil {
+			t.Errorf("%s: %v, of categories %q", p.name, chart.WriteSVG(io.Discard), chart.Categories)
+		}
 	}
 }
 

@@ -154,7 +154,11 @@ func (s *Study) chart() report.Chart {
 // short makes a policy's name fit under a bar.
 func short(policy string) string {
 	if o, err := hierarchy.ParseOuter(policy); err == nil {
-		return fmt.Sprintf("%d/%d\n%s", o.Every, o.Fragments, o.Rule)
+		label := fmt.Sprintf("%d/%d\n%s", o.Every, o.Fragments, o.Rule)
+		if o.Quorum > 0 {
+			label += fmt.Sprintf(" %d", o.Quorum)
+		}
+		return label
 	}
 	name, parameters, _ := strings.Cut(policy, ":")
 	switch name {
