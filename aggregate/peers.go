@@ -52,7 +52,8 @@ func (j *Job) openPeer(l *Lane, s *share, k *link) (PeerLane, error) {
 	}
 	k.Conn = session.New(session.Config{
 		ID: id, SendDepth: l.depths.PeerSend, RecvDepth: l.depths.PeerRecv, Timeout: j.timeouts.peer,
-		AckTimeout: max(j.timeouts.link, peerPatience), MaxBatch: pollBatch,
+		// An aggregator that stalls posts no receives: its peers wait for it as long as for a core link that is down.
+		AckTimeout: max(j.timeouts.link, peerPatience), RNRTimeout: peerPatience, MaxBatch: pollBatch,
 	})
 	l.seat(s, k)
 	endpoint, err := k.Open(session.Path{NIC: l.primary, PD: j.memory.pds[l.primary], CQ: l.cqs[l.primary]})

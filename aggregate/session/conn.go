@@ -56,6 +56,7 @@ type Config struct {
 	Resumable              bool // the worker can resume, and the link can fail
 	Timeout                time.Duration
 	AckTimeout             time.Duration // how long an unacknowledged message is retried; 0: the contract's default
+	RNRTimeout             time.Duration // how long a message waits for a receive of the peer's; 0: the contract's default
 	MaxBatch               int           // messages that wait for one doorbell
 	InlineCompletionPeriod int           // inline: how many messages pass between two completions
 }
@@ -144,7 +145,9 @@ func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 // Join connects the queue pair to its peer's, or, if it is not active, lets it wait for the peer. After an error there is no
 // queue pair.
 func (c *Conn) Join(peer []byte, active bool) error {
-	err := c.qp.Connect(peer, verbs.ConnectConfig{Active: active, Timeout: c.cfg.Timeout, AckTimeout: c.cfg.AckTimeout})
+	err := c.qp.Connect(peer, verbs.ConnectConfig{
+		Active: active, Timeout: c.cfg.Timeout, AckTimeout: c.cfg.AckTimeout, RNRTimeout: c.cfg.RNRTimeout,
+	})
 	if err == nil {
 		err = c.qp.PostRecv(c.cfg.ID.wrID(), c.cfg.RecvDepth)
 	}

@@ -19,15 +19,16 @@ import (
 
 // buddyCluster is three aggregators, each a process of its own, whose racks have buddies.
 type buddyCluster struct {
-	t    *testing.T
-	file string
-	at   []string
-	runs []*exec.Cmd
+	t        *testing.T
+	file     string
+	provider string
+	at       []string
+	runs     []*exec.Cmd
 }
 
-func openBuddyCluster(t *testing.T) *buddyCluster {
+func openBuddyCluster(t *testing.T, provider string) *buddyCluster {
 	t.Helper()
-	b := &buddyCluster{t: t, runs: make([]*exec.Cmd, 3)}
+	b := &buddyCluster{t: t, provider: provider, runs: make([]*exec.Cmd, 3)}
 	text := "secret: a secret of the racks\nbuddy: true\nracks:\n"
 	for i := range b.runs {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -54,7 +55,7 @@ func openBuddyCluster(t *testing.T) *buddyCluster {
 func (b *buddyCluster) serve(i int) {
 	b.t.Helper()
 	cmd := exec.Command(os.Args[0], "serve", "--listen", b.at[i], "--cluster", b.file, "--rack", fmt.Sprintf("r%d", i), "--cores", "1",
-		"--providers", "tcp")
+		"--providers", b.provider)
 	if err := cmd.Start(); err != nil {
 		b.t.Fatal(err)
 	}
@@ -157,7 +158,7 @@ func (w *buddyWorkers) close() {
 // run that nothing interrupts.
 func TestAJobOutlivesTheAggregatorOfAnyRackThatIsKilled(t *testing.T) {
 	const rounds = 4
-	b := openBuddyCluster(t)
+	b := openBuddyCluster(t, "tcp")
 	w := joinBuddies(t, b.at)
 	var want [][]float32
 	for n := range 5*rounds + 2 {
