@@ -99,7 +99,7 @@ func (w *Worker) request() (*api.JoinRequest, error) {
 		Policy: w.cfg.Policy, Outer: w.cfg.Outer, OnLoss: w.cfg.OnLoss, Optimizer: w.cfg.Optimizer, Hyper: w.cfg.Hyper,
 		ChunkBytes: uint32(w.cfg.ChunkBytes),
 		Provider:   w.cfg.Provider, Providers: providers, HostId: api.HostID(), Host: host, Pid: int64(os.Getpid()),
-		Uid: uint32(os.Geteuid()), Spreads: true,
+		Uid: uint32(os.Geteuid()), Spreads: true, Run: w.cfg.Run,
 	}, nil
 }
 

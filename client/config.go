@@ -44,6 +44,9 @@ type Config struct {
 	// [Worker.Commit] updates the parameters. stream: with the parameters, updated by each gradient alone; [Worker.EndStep] ends
 	// this worker's step. Empty: eager if there is an optimizer, else aggregate; with a policy, stream.
 	Mode string
+	// Run tells the workers of this run from those of another that names its job alike, which the aggregator then refuses. Empty:
+	// unknown, and not compared.
+	Run string
 	// Policy says who waits for whom in mode stream: asp, ssp:s=3, lagtuner:sl=3,su=15 and others. Empty: asp.
 	Policy string
 	// Outer says how the job's racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for

@@ -11,6 +11,7 @@ type Place struct {
 	Server     string // URL of the aggregator
 	CA         string // file with the certificates to trust, for https; may be empty
 	Job        string
+	Run        string // tells these workers from those of another launch under the same job's name
 	Token      string
 	Workers    int
 	MasterPort int // where PyTorch's worker 0 listens
@@ -21,6 +22,7 @@ func (p *Place) Env(rank int) []string {
 	r, n := strconv.Itoa(rank), strconv.Itoa(p.Workers)
 	return []string{
 		"RACKWEAVE_ADDR=" + p.Server, "RACKWEAVE_CA=" + p.CA, "RACKWEAVE_JOB=" + p.Job, "RACKWEAVE_TOKEN=" + p.Token,
+		"RACKWEAVE_RUN=" + p.Run,
 		"RACKWEAVE_RANK=" + r, "RACKWEAVE_WORLD_SIZE=" + n,
 		"RANK=" + r, "WORLD_SIZE=" + n, "LOCAL_RANK=" + r, "LOCAL_WORLD_SIZE=" + n,
 		"MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + strconv.Itoa(p.MasterPort),

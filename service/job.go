@@ -84,6 +84,7 @@ type member struct {
 	low       int // the first rank that it may have here
 	ranks     int // how many it may have
 	host      string
+	run       string // "": unknown
 	hostID    string
 	pid       int64
 	uid       uint32

@@ -162,7 +162,7 @@ func (s *Service) newMember(r *api.JoinRequest) (*member, spec, error) {
 	}
 	m := &member{
 		session: newSession(), rank: int(r.Rank), host: printable(r.Host, maxHostName), hostID: r.HostId, pid: r.Pid, uid: r.Uid,
-		provider: r.Provider, providers: r.Providers, out: make(chan struct{}),
+		provider: r.Provider, providers: r.Providers, run: printable(r.Run, maxRunName), out: make(chan struct{}),
 	}
 	if err := s.place(&sp, m, r.Rack); err != nil {
 		return m, sp, err
@@ -201,6 +201,9 @@ func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if err := j.ofRun(m); err != nil {
+		return nil, false, err
+	}
 	if err := j.spec.differs(sp); err != nil {
 		if len(j.members) < j.spec.workers {
 			// It has the job's token and will not join as the others did: they would wait in vain.
@@ -231,6 +234,18 @@ func (s *Service) admit(m *member, by *caller, r *api.JoinRequest, sp spec) (j *
 	s.log.Info("worker joined", "job", j.name, "host", m.host, "pid", m.pid, "workers",
 		fmt.Sprintf("%d of %d", len(j.members), j.spec.workers))
 	return j, last, nil
+}
+
+// ofRun refuses a worker of another run than the job's: two runs that name their job alike would add each other's gradients. The
+// caller holds j.mu.
+func (j *job) ofRun(m *member) error {
+	for _, other := range j.members {
+		if m.run != "" && other.run != "" && m.run != other.run {
+			return refuse(connect.CodeFailedPrecondition, "job %q is of run %q, which %v began, and this worker is of run %q: set RACKWEAVE_JOB to "+
+				"another name for one of the runs, or wait until the first has ended", j.name, other.run, other, m.run)
+		}
+	}
+	return nil
 }
 
 // mayJoin refuses a caller without the token of the job, which may not have begun.

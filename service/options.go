@@ -32,6 +32,7 @@ const (
 	pingTimeout     = 8 * time.Second // of a peer that has sent nothing for a while
 	endGrace        = 5 * time.Second // how long an ended job's memory waits for its workers
 	maxHostName     = 64
+	maxRunName      = 128
 	maxFailureText  = 4096
 	reasonWait      = 250 * time.Millisecond
 	minLinkTimeout  = 100 * time.Millisecond

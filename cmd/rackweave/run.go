@@ -35,6 +35,7 @@ in their environment what to join:
 
   RACKWEAVE_ADDR, RACKWEAVE_CA, RACKWEAVE_JOB, RACKWEAVE_TOKEN    the aggregator and the job
   RACKWEAVE_RANK, RACKWEAVE_WORLD_SIZE                            the worker's place in it
+  RACKWEAVE_RUN                                                   tells this run from others under the same job's name
   RACKWEAVE_CONTROL                                               a socket by which librackweave's rw_join joins without HTTP
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
   MASTER_ADDR, MASTER_PORT                                        the same as PyTorch's launcher gives it
@@ -91,6 +92,7 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 	if place.Token == "" {
 		place.Token = rand.Text()
 	}
+	place.Run = rand.Text()
 	job := launch.Job{Argv: argv, Workers: place.Workers, Grace: grace, Signals: signals, Line: p.worker}
 	if err := job.Check(); err != nil {
 		return err
@@ -109,7 +111,7 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 		job.LostWhy = aggregator.Err
 	}
 	proxy, err := control.Listen(control.Config{
-		Server: place.Server, CA: place.CA, Job: place.Job, Token: place.Token, Workers: place.Workers,
+		Server: place.Server, CA: place.CA, Job: place.Job, Run: place.Run, Token: place.Token, Workers: place.Workers,
 	})
 	var exits []launch.Exit
 	if err == nil {

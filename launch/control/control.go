@@ -27,6 +27,7 @@ type Config struct {
 	Server     string // URL of the aggregator, or of several that the job is spread over, with commas between them
 	CA         string // file with the certificates to trust, or sha256:FINGERPRINT, for https; empty: the system's
 	Job, Token string
+	Run        string // tells this run from others under the same job's name
 	Workers    int
 }
 
@@ -273,7 +274,7 @@ func (m *member) join(payload []byte) ([]any, error) {
 		Policy: policy, Optimizer: optimizer, Hyper: hyper, ChunkBytes: r.ChunkBytes,
 		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","),
 		HostId: api.HostID(), Host: host, Pid: int64(m.pid), Uid: uint32(m.uid),
-		Spreads: true,
+		Spreads: true, Run: m.p.cfg.Run,
 	}, waits(r.TimeoutMS))
 	if err != nil {
 		return nil, err

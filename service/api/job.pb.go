@@ -138,7 +138,9 @@ type JoinRequest struct {
 	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
 	// When the job begins without a rack that was lost, where etcd keeps the membership of the job's cluster: wait or fail; empty: as
 	// the cluster's file says.
-	OnLoss        string `protobuf:"bytes,22,opt,name=on_loss,json=onLoss,proto3" json:"on_loss,omitempty"`
+	OnLoss string `protobuf:"bytes,22,opt,name=on_loss,json=onLoss,proto3" json:"on_loss,omitempty"`
+	// Tells the worker's run from others that name their job alike: workers of one run share a job. Empty: unknown, and not compared.
+	Run           string `protobuf:"bytes,23,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -316,6 +318,13 @@ func (x *JoinRequest) GetOuter() string {
 func (x *JoinRequest) GetOnLoss() string {
 	if x != nil {
 		return x.OnLoss
+	}
+	return ""
+}
+
+func (x *JoinRequest) GetRun() string {
+	if x != nil {
+		return x.Run
 	}
 	return ""
 }
@@ -3786,7 +3795,7 @@ var File_job_proto protoreflect.FileDescriptor
 const file_job_proto_rawDesc = "" +
 	"\n" +
 	"\tjob.proto\x12\frackweave.v1\x1a\n" +
-	"rack.proto\x1a\vstate.proto\"\xe5\x04\n" +
+	"rack.proto\x1a\vstate.proto\"\xf7\x04\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\x05R\x04rank\x12\x18\n" +
@@ -3811,7 +3820,8 @@ const file_job_proto_rawDesc = "" +
 	"\x05parts\x18\x13 \x01(\rR\x05parts\x12\x12\n" +
 	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
 	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x17\n" +
-	"\aon_loss\x18\x16 \x01(\tR\x06onLoss\x1a8\n" +
+	"\aon_loss\x18\x16 \x01(\tR\x06onLoss\x12\x10\n" +
+	"\x03run\x18\x17 \x01(\tR\x03run\x1a8\n" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

@@ -26,6 +26,7 @@ def request(s: Settings, job: str, mode: str, optimizer: str, hyper: Mapping[str
         "job": job,
         "rank": s.rank,
         "workers": s.world_size,
+        "run": s.run,
         "mode": mode,
         "optimizer": optimizer,
         "hyper": dict(hyper),

@@ -22,8 +22,20 @@ _LAUNCHERS = (
     ("DMLC_WORKER_ID", "DMLC_NUM_WORKER"),  # ps-lite, BytePS
 )
 
-# What tells one run on an aggregator from another; the first that is set names the job.
+# The first that is set names the job; torchrun sets its id to "none" where none was given.
 _JOB_IDS = ("RACKWEAVE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+_NO_ID = "none"
+
+# What tells a run from others of its job's name, alike at all its ranks; the first of which all are set is taken.
+_RUN_IDS = (
+    ("RACKWEAVE_RUN",),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ("PMIX_NAMESPACE",),
+    ("OMPI_MCA_ess_base_jobid",),
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
+)
+_MOST_RUN = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +52,7 @@ class Settings:
         provider: shm, tcp, ibv or auto.
         timeout: seconds that bound every wait.
         policy: who waits for whom in sessions of mode stream; empty: asp.
+        run: tells this run from others of the same job's name; empty: unknown. The aggregator lets workers of one run join a job.
     """
 
     address: str
@@ -51,6 +64,7 @@ class Settings:
     provider: str = "auto"
     timeout: float = DEFAULT_TIMEOUT
     policy: str = ""
+    run: str = ""
 
 
 def read(
@@ -88,6 +102,7 @@ def read(
         provider=provider or env.get("RACKWEAVE_PROVIDER", "") or "auto",
         timeout=timeout,
         policy=env.get("RACKWEAVE_POLICY", "") if policy is None else policy,
+        run=_run(env),
     )
 
 
@@ -114,10 +129,17 @@ def _number(env: Mapping[str, str], name: str, default: float) -> float:
 
 def _job(env: Mapping[str, str]) -> str:
     for name in _JOB_IDS:
-        if env.get(name):
+        if env.get(name) and not (name == "TORCHELASTIC_RUN_ID" and env[name] == _NO_ID):
             # The aggregator's names are plainer than some launchers' identifiers.
             return re.sub(r"[^A-Za-z0-9._-]", "-", env[name]).lstrip("._-")[:48] or "default"
     return "default"
+
+
+def _run(env: Mapping[str, str]) -> str:
+    for names in _RUN_IDS:
+        if all(env.get(name) for name in names):
+            return ":".join(env[name] for name in names)[:_MOST_RUN]
+    return ""
 
 
 def _address(text: str) -> str:
