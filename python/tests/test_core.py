@@ -158,6 +158,32 @@ def late():
     rackweave.push_pull(x, "the weight")
 
 
+def of_a_run(run: str, ready: str):
+    """Sums; rank 0 of the first run waits for the other run's worker to come between."""
+    os.environ["RACKWEAVE_RUN"] = run
+    rackweave.init()
+    if run == "second" or rackweave.rank() == 1:
+        while not os.path.exists(ready):
+            time.sleep(0.01)
+    else:
+        threading.Timer(0.5, lambda: open(ready, "w").close()).start()
+    x = np.full(4, {"first": 1, "second": 10}[run] + rackweave.rank(), "f4")
+    try:
+        rackweave.push_pull(x, "x")
+    except rackweave.RefusedError as e:
+        return str(e)
+    return x.tolist()
+
+
+def drops_sessions(n: int):
+    w = rackweave.init()
+    for _ in range(n):
+        s = w.session()
+        x = np.ones(4, "f4")
+        s.push_pull(s.register([rackweave.Tensor("x", (4,))])[0], x).wait()
+    return x.tolist()
+
+
 def differ():
     rackweave.init()
     rackweave.push_pull(np.zeros(10 + rackweave.rank(), "f4"), "odd one")
@@ -253,6 +279,23 @@ class Exchange(unittest.TestCase):
                     self.assertEqual(r["half"], results[0]["half"])
                     if provider == "shm":
                         self.assertEqual(r["copied"], 0)
+
+    def test_two_runs_under_one_name_never_add_each_others_gradients(self):
+        with tempfile.TemporaryDirectory() as folder:
+            env, ready = {"RACKWEAVE_JOB": "two-runs"}, os.path.join(folder, "ready")
+            first = rack.Workers(of_a_run, 2, self.aggregator.address, ["first", ready], env)
+            second = rack.Workers(of_a_run, 2, self.aggregator.address, ["second", ready], env)
+            sums = [o.result for o in first.finish()]
+            refused = [o.result for o in second.finish()]
+        self.assertEqual(sums, [[3.0] * 4] * 2)
+        for text in refused:
+            self.assertIn("is of run 'first'".replace("'", '"'), str(text))
+            self.assertIn("set RACKWEAVE_JOB", str(text))
+
+    def test_sessions_that_nobody_refers_to_leave_their_jobs(self):
+        env = {"RACKWEAVE_JOB": "dropped"}
+        for x in rack.run(drops_sessions, 2, self.aggregator.address, 200, env=env):
+            self.assertEqual(x, [2.0] * 4)
 
     def test_workers_of_mode_stream_end_their_own_steps(self):
         for provider in ("shm", "tcp"):
@@ -355,6 +398,20 @@ class Settings(unittest.TestCase):
             s = _settings.read({**base, **env})
             self.assertEqual((s.rank, s.world_size, s.address), (rank, size, "http://aggregator:7077"))
         self.assertEqual(_settings.read({**base, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "77"}).job, "77")
+
+    def test_a_run_is_told_from_others_by_what_launchers_set(self):
+        base = {"RACKWEAVE_ADDR": "aggregator:7077", "RANK": "0", "WORLD_SIZE": "2"}
+        at = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
+        for env, job, run in (
+            ({}, "default", ""),
+            (at, "default", "node-1:29500"),
+            ({**at, "TORCHELASTIC_RUN_ID": "none"}, "default", "node-1:29500"),
+            ({**at, "TORCHELASTIC_RUN_ID": "resnet"}, "resnet", "node-1:29500"),
+            ({**at, "RACKWEAVE_RUN": "x"}, "default", "x"),
+            ({**at, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, "7", "7:1"),
+        ):
+            s = _settings.read({**base, **env})
+            self.assertEqual((s.job, s.run), (job, run))
 
     def test_what_is_missing_or_wrong_is_named_with_a_remedy(self):
         rank = {"RACKWEAVE_RANK": "0", "RACKWEAVE_WORLD_SIZE": "2"}

@@ -236,6 +236,8 @@ class Watch:
             error = self._read()
         except socket.timeout:
             error = ServerLostError(f"no heartbeat from the aggregator at {self._address} for {self._patience:g} s")
+        except http.client.IncompleteRead:
+            error = ServerLostError(f"the aggregator at {self._address} ended: its log says why, if it was not killed")
         except (OSError, ValueError, http.client.HTTPException, AttributeError) as e:
             error = ServerLostError(f"the connection to the aggregator at {self._address} broke: {e}")
         if not self._closing:

@@ -10,10 +10,9 @@ import math
 import os
 import threading
 import time
-import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from . import _joining, _lib, _rejoin, _trace
+from . import _joining, _lib, _open, _rejoin, _trace
 from ._aggregators import Aggregators
 from ._buffers import TYPES, Buffer, as_buffer
 from ._joining import ms
@@ -33,7 +32,6 @@ from .errors import (
 
 _SLICE_MS = 200  # of every wait: between slices Ctrl-C and failures are seen
 _REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
-_CLOSE_TIMEOUT = 5.0
 _T = TypeVar("_T")
 _PAGE_CHUNKS = 64  # of each call that writes state: some MiB
 _BUDDY = "buddy"  # the name under which restore finds what racks keep of each other's state
@@ -80,7 +78,7 @@ class Session:
         self._elems: List[int] = []
         self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
-        self._aggregators = Aggregators(settings, self._ended)
+        self._aggregators = Aggregators(settings, _open.weakly(self._ended))
         self._failed = threading.Event()
         self._failure: Optional[Error] = None
         self._lock = threading.Lock()  # of _failure, _native and _users
@@ -97,7 +95,7 @@ class Session:
         except BaseException as e:
             self._end(e)
             raise
-        _sessions.add(self)
+        _open.sessions.add(self)
 
     @property
     def rank(self) -> int:
@@ -565,33 +563,21 @@ class Session:
             self._aggregators.close()
             with self._lock:
                 native, self._native = self._native, None
-                self._idle.wait_for(lambda: self._users == 0, timeout=_CLOSE_TIMEOUT)
+                self._idle.wait_for(lambda: self._users == 0, timeout=_open.CLOSE_TIMEOUT)
                 busy = self._users > 0
             if native is not None and not busy:
                 _trace.collect(native, self.job, self.rank, self.names)
                 self._library.rw_close(native)
-            _sessions.discard(self)
+            _open.sessions.discard(self)
+
+    def __del__(self) -> None:
+        """Leaves the job of a session that nobody refers to."""
+        if getattr(self, "_native", None) is not None and os.getpid() == self._pid:
+            _open.close_dropped(self)
 
     def _forked(self) -> None:
         """In a forked child: lets go of what is the parent's."""
         self._aggregators.abandon()
-
-
-_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for session in list(_sessions):
-        session._forked()
-    _sessions.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def open_sessions() -> List[Session]:
-    """Lists the sessions that this process has open."""
-    return list(_sessions)
 
 
 def _listed(what: str, items: Sequence[str], most: int = 5) -> str:

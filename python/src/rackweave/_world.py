@@ -12,7 +12,8 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from . import _lib, _settings, _trace
 from ._buffers import as_buffer
-from ._session import Handle, Session, Tensor, open_sessions
+from ._open import await_dropped, open_sessions
+from ._session import Handle, Session, Tensor
 from .errors import ConfigError
 
 
@@ -193,6 +194,7 @@ def shutdown(reason: str = "") -> None:
     ended, _world = _world, None
     for session in sessions:
         session.close(reason)
+    await_dropped()
     if ended is not None:
         _trace.write(ended.rank)
 

@@ -1,0 +1,65 @@
+"""The sessions that this process has open, and those that are being closed because nobody refers to them."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Callable, Deque, List
+
+from .errors import Error
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+CLOSE_TIMEOUT = 5.0
+_MOST_CLOSING = 64
+
+sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+_closing: Deque[threading.Thread] = collections.deque(maxlen=_MOST_CLOSING)
+
+
+def open_sessions() -> List["Session"]:
+    """Lists the sessions that this process has open."""
+    return list(sessions)
+
+
+def weakly(method: Callable[[Error], None]) -> Callable[[Error], None]:
+    """Returns a function that calls a method as long as its object lives: a watch must not keep its session alive."""
+    weak = weakref.WeakMethod(method)
+
+    def call(error: Error) -> None:
+        bound = weak()
+        if bound is not None:
+            bound(error)
+
+    return call
+
+
+def close_dropped(session: "Session") -> None:
+    """Closes a session in a thread of its own, because the collector, which calls this, must not wait."""
+    thread = threading.Thread(target=session.close, name="rackweave-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # Python, which ends, starts none
+        return
+    _closing.append(thread)
+
+
+def await_dropped() -> None:
+    """Waits a while until dropped sessions have left their jobs."""
+    until = time.monotonic() + CLOSE_TIMEOUT
+    while _closing:
+        _closing.popleft().join(max(0.0, until - time.monotonic()))
+
+
+def _after_fork() -> None:
+    _closing.clear()
+    for session in list(sessions):
+        session._forked()
+    sessions.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
