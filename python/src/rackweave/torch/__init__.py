@@ -11,6 +11,6 @@ or, without DistributedDataParallel,
 from __future__ import annotations
 
 from ._attach import Attached, attach
-from ._ddp import ddp
+from ._ddp import ddp, detach, stats
 
-__all__ = ["Attached", "attach", "ddp"]
+__all__ = ["Attached", "attach", "ddp", "detach", "stats"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional
+import weakref
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
 from .. import _lib
+from .._session import Tensor
 from .._world import world
-from ..errors import ConfigError
+from ..errors import ConfigError, TensorError
 from . import _arena
 from ._exchange import Exchange
 from ._fused import Fused
@@ -37,7 +39,8 @@ def attach(
     Args:
         optimizer: needed for fused; may be left out otherwise.
         broadcast_buffers: gives all ranks rank 0's buffers before every forward in training, as DistributedDataParallel does.
-        find_unused_parameters: exchanges zeros for parameters that a rank's backward left out.
+        find_unused_parameters: exchanges zeros for parameters that this rank's backward left out and another's did not. Where all
+            left one out, its gradient stays as it is, None after zero_grad; fused, the optimizer steps it by zeros.
         wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
         nonfinite: what to do about gradients with NaN or infinity: ignore, count or refuse, which fails the job with an error
             that names tensor and rank.
@@ -45,6 +48,28 @@ def attach(
             all ranks, and their scales stay the same.
     """
     return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite, scaler)
+
+
+_attached: Dict[int, "weakref.ref[torch.Tensor]"] = {}  # the parameters of all that are attached, by identity
+
+
+def _refuse(model: torch.nn.Module, named: Sequence[Tuple[str, torch.Tensor]]) -> None:
+    """Refuses models whose gradients attach cannot exchange, or that others exchange already."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ConfigError("the model is a DistributedDataParallel, which exchanges gradients itself: use rackweave.torch.ddp(model)")
+    for name, module in model.named_modules():
+        where = f"module {name!r}" if name else "the model"
+        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+            raise ConfigError(f"{where} is sharded by FSDP, which exchanges its gradients itself: attach a model that is not sharded")
+        if getattr(module, "sparse", False) is True and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            parameter = f"{name}.weight" if name else "weight"
+            raise TensorError(f"parameter {parameter!r} of {where} has sparse gradients: make it with sparse=False")
+    for name, p in named:
+        if hasattr(p, "device_mesh"):
+            raise ConfigError(f"parameter {name!r} is a DTensor, of a model that is sharded: attach a model that is not sharded")
+        other = _attached.get(id(p))
+        if other is not None and other() is p:
+            raise ConfigError(f"parameter {name!r} is attached already: call detach() of what attach returned first")
 
 
 class _Slot:
@@ -69,6 +94,23 @@ class _Slot:
         return self.place
 
 
+class _BeforeForward:
+    """The hook of a model's forward. A copy of the model, or a pickled one, is a model of its own: its hook does nothing."""
+
+    def __init__(self, attached: Optional["Attached"] = None) -> None:
+        self._attached = attached
+
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+        if self._attached is not None:
+            self._attached._before_forward(module)
+
+    def __deepcopy__(self, _: Any) -> "_BeforeForward":
+        return _BeforeForward()
+
+    def __reduce__(self) -> Any:
+        return _BeforeForward, ()
+
+
 class Attached:
     """What attach returns: a model whose gradients are exchanged."""
 
@@ -88,6 +130,7 @@ class Attached:
             raise ConfigError(
                 "the model has no parameter that requires a gradient: attach it before they are frozen, or leave it out"
             )
+        _refuse(model, named)
         if fused and optimizer is None:
             raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
         if scaler is not None and (not fused or nonfinite == "refuse"):
@@ -111,9 +154,14 @@ class Attached:
             broadcast_parameters(self._exchange, numbers, [p for _, p in named])
         self._buffers = Buffers(self._exchange, model)
         self._buffers.broadcast()
+        _attached.update((id(p), weakref.ref(p)) for _, p in named)
         self._hooks: List[Any] = []
         if broadcast_buffers:
-            self._hooks.append(model.register_forward_pre_hook(self._before_forward))
+            self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self)))
+        self._flags: Optional[torch.Tensor] = None  # by parameter, how many ranks have a gradient
+        if find_unused and self._fused is None:
+            self._flags, self._flags_session = torch.zeros(len(named)), session
+            self._flags_number = session.register([Tensor("gradients that are there", (len(named),))])[0]
         self._nodes: List[Any] = []  # torch keeps a hook only as long as its node
         for slot in self._slots:
             self._hook(slot)
@@ -144,13 +192,23 @@ class Attached:
     def _after_backward(self) -> None:
         self._exchange.check()
         if self._find_unused and any(s.started for s in self._slots):
-            for slot in self._slots:
-                if not slot.started:
+            used = self._used()
+            for slot, somewhere in zip(self._slots, used):
+                if somewhere and not slot.started:
                     self._exchange_zeros(slot)
         for slot in self._slots:
             slot.started = False
         if self._fused is None or self._fused.scaler is not None:  # a scaler writes gradients, which are sent from where they lie
             self._exchange.drain()
+
+    def _used(self) -> List[bool]:
+        """Tells of each parameter whether any rank has a gradient for it. Fused, every parameter takes part in each step."""
+        if self._flags is None:
+            return [True] * len(self._slots)
+        session, number = self._flags_session, self._flags_number
+        self._flags[:] = torch.tensor([float(s.started or s.parameter.grad is not None) for s in self._slots])
+        session.push_pull(number, self._flags.numpy()).wait()
+        return [bool(n > 0) for n in self._flags.tolist()]
 
     def _exchange_zeros(self, slot: _Slot) -> None:
         p = slot.parameter
@@ -158,7 +216,7 @@ class Attached:
             p.grad = torch.zeros_like(p) if slot.place is None else slot.place.zero_()
         self._start(slot)
 
-    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+    def _before_forward(self, module: torch.nn.Module) -> None:
         if module.training and self._sync and torch.is_grad_enabled():
             self._buffers.broadcast()
 
@@ -214,6 +272,8 @@ class Attached:
             hook.remove()
         self._hooks.clear()
         self._nodes.clear()
+        for slot in self._slots:
+            _attached.pop(id(slot.parameter), None)
         if self._fused:
             self._fused.detach()
         self._exchange.session.close()

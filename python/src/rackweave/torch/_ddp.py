@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+import weakref
+from typing import Any, Callable, Dict, List, Union
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from .. import _lib
 from .._world import world
 from ..errors import ConfigError
 from . import _arena
+from ._attach import Attached
 from ._exchange import Exchange
 from ._state import Buffers, broadcast_parameters
 
@@ -25,7 +27,7 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
 
     Args:
         wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
-        nonfinite: what to do about gradients with NaN or infinity: ignore, count (see ddp_stats) or refuse, which fails the job
+        nonfinite: what to do about gradients with NaN or infinity: ignore, count (see stats) or refuse, which fails the job
             with an error that names tensor and rank.
     """
     if not isinstance(module, DistributedDataParallel):
@@ -53,7 +55,41 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
         return hook(bucket)
 
     module.register_comm_hook(None, rackweave_hook)
+    _exchanges[module] = exchange
     return module
+
+
+_exchanges: "weakref.WeakKeyDictionary[DistributedDataParallel, Exchange]" = weakref.WeakKeyDictionary()
+
+
+def stats(model: Union[DistributedDataParallel, Attached]) -> Dict[str, int]:
+    """Returns what was moved for a model that ddp returned, or for what attach returned.
+
+    See rackweave.stats; and nonfinite, the gradients of this rank that held NaN or infinity.
+    """
+    if isinstance(model, Attached):
+        return model.stats()
+    exchange = _exchange_of(model)
+    return {**exchange.session.stats(), "nonfinite": exchange.nonfinite_count}
+
+
+def detach(model: Union[DistributedDataParallel, Attached]) -> None:
+    """Leaves the job of a model that ddp returned, or of what attach returned. All ranks call it.
+
+    A DistributedDataParallel keeps its hook, so it trains no longer: wrap its module again for that.
+    """
+    if isinstance(model, Attached):
+        model.detach()
+        return
+    _exchange_of(model).session.close()
+    del _exchanges[model]
+
+
+def _exchange_of(model: Any) -> Exchange:
+    exchange = _exchanges.get(model) if isinstance(model, DistributedDataParallel) else None
+    if exchange is None:
+        raise ConfigError(f"this {type(model).__name__} is not exchanged: give what rackweave.torch.ddp or attach returned")
+    return exchange
 
 
 def _process_group() -> Any:
@@ -83,6 +119,9 @@ class _Hook:
         self._number = {id(p): number for p, number in zip(self.parameters, self.numbers)}
         self._seen: Dict[int, int] = {}  # the address of each bucket
         self._adopted: Dict[int, _arena.Adopted] = {}
+        ddp = weakref.ref(module)
+        self._module_is_static: Callable[[], bool] = lambda: bool(getattr(ddp(), "static_graph", False))
+        self._static_known = False  # a static graph's first backward is over
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -93,6 +132,12 @@ class _Hook:
             self._settle(bucket.index(), buffer)
             self._exchange.start(_lib.PUSHPULL, items, lambda: future.set_result(buffer))
 
+        if self._module_is_static() and not self._static_known:
+            # A static graph's first backward starts all buckets from one callback at its end, which waits for them itself.
+            self._static_known = bucket.is_last()
+            start()
+            self._exchange.drain()
+            return future
         # DDP's own callback comes after drain and finds its futures done, so no wait of it keeps Ctrl-C or an error away.
         self._exchange.in_backward(start, self._exchange.drain)
         return future

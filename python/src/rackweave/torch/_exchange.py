@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -131,6 +132,9 @@ class Exchange:
             # The sum tells most, in one fast pass; it can itself be too large for the type.
             if not t.is_cuda and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
                 self.nonfinite_count += 1
+                if self.nonfinite_count == 1 and self.nonfinite == "count":
+                    name, rank = self.session.names[number], self.session.rank
+                    warnings.warn(f"the gradient of {name!r} at rank {rank} holds NaN or infinity; rackweave.torch.stats counts them")
                 if self.nonfinite == "refuse":
                     error = NonFiniteError(
                         f"the gradient of {self.session.names[number]!r} at rank {self.session.rank} holds NaN or infinity"
