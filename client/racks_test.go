@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -148,6 +151,17 @@ func trainTogether(t *testing.T, shape string, n, pods int) {
 }
 
 func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	defer secure.Close()
+	at := func(url string) func(int, *racks.Cluster) { // where rack 0 looks for rack 1
+		return func(rack int, c *racks.Cluster) {
+			if rack == 0 {
+				c.Racks = slices.Clone(c.Racks)
+				c.Racks[1].URL = url
+			}
+		}
+	}
 	for _, tc := range []struct {
 		name  string
 		spoil func(rack int, c *racks.Cluster)
@@ -165,6 +179,9 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 		{"token", nil, func(rank int, c *client.Config) { c.Token = fmt.Sprint(rank / 2) }, "token's digest"},
 		{"type between racks", func(rack int, c *racks.Cluster) { c.Core = []string{"f32", "bf16"}[rack] }, nil,
 			`rack "r1" has type between racks bf16`},
+		{"address", at("http://127.0.0.1:1"), nil, "nobody serves it there: start its aggregator, or mend its url"},
+		{"scheme", at(strings.Replace(secure.URL, "https:", "http:", 1)), nil, "it serves TLS: write its url with https://"},
+		{"certificate", at(secure.URL), nil, "give the sha256:FINGERPRINT that its aggregator printed as ca"},
 		{"rank", nil, func(rank int, c *client.Config) { c.Rank = (rank + 2) % 4 },
 			`belongs to rack "r1", this is rack "r0" with ranks 0 to 1`},
 	} {
@@ -197,6 +214,24 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Aggregators of a cluster are not limited as strangers, however often their racks come to a barrier.
+func TestBarriersOverRacksAreNotThrottled(t *testing.T) {
+	const times = 1500 // a stranger may call about a thousand times
+	if os.Getenv("RACKWEAVE_LONG") == "" {
+		t.Skip("RACKWEAVE_LONG is not set: barriers over racks are waited for half a minute")
+	}
+	workers, errs := joinRacks(t, serveRacks(t, 2, nil), client.Config{Job: "j", Mode: "aggregate"})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for range times {
+		if err := errors.Join(every(workers, func(_ int, w *client.Worker) error { return w.Barrier(t.Context(), "b") })...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	every(workers, func(_ int, w *client.Worker) error { return w.Close() })
 }
 
 // A worker that has come to another rack than its own is refused, and those that it leaves waiting learn why, at once.

@@ -3,11 +3,14 @@ package service
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -154,6 +157,7 @@ func (s *Service) Ask(ctx context.Context, r *api.AskRequest) (*api.AskResponse,
 		return nil, refuse(connect.CodePermissionDenied, "an aggregator that calls itself rack %q, at %q, has not this cluster's secret",
 			printable(r.From, maxHostName), printable(r.Url, maxHostName))
 	}
+	callerOf(ctx).isRack(r.From)
 	switch {
 	case r.To != k.Own:
 		return nil, refuse(connect.CodeFailedPrecondition, "rack %q asks for rack %q, this is rack %q: give all aggregators the same cluster",
@@ -360,11 +364,35 @@ func (e *askedNoMore) Is(target error) bool { return target == context.Canceled 
 
 func (e *askedNoMore) Unwrap() error { return e.cause }
 
+// How long a question is asked again that fails by what waiting hardly mends. An aggregator may just be starting, and the other
+// racks should have come to ask why the job does not begin.
+const (
+	refusedWithin = 2 * time.Second
+	unfitWithin   = time.Second
+)
+
+// remedy returns what mends an error that waiting hardly mends, and how long to wait all the same. Empty: waiting may mend it. By
+// etcd another aggregator may take the place of one that refuses connections.
+func (k *cluster) remedy(err error, url string) (string, time.Duration) {
+	switch {
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return "give the sha256:FINGERPRINT that its aggregator printed as ca of the rack in the cluster's file", unfitWithin
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "it serves without TLS: write its url with http:// in the cluster's file", unfitWithin
+	case strings.HasPrefix(url, "http://") && strings.Contains(err.Error(), "400 Bad Request"):
+		return "it serves TLS: write its url with https:// in the cluster's file, and its fingerprint as ca", unfitWithin
+	case errors.Is(err, syscall.ECONNREFUSED) && k.Members == nil:
+		return "nobody serves it there: start its aggregator, or mend its url in the cluster's file", refusedWithin
+	}
+	return "", 0
+}
+
 // ask asks one rack until it answers.
 func (k *cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) ([]byte, error) {
 	r.From, r.To, r.Aggregator, r.Url, r.Nonce = k.Own, k.Racks[rack].Name, k.id, k.url(), cmp.Or(r.Nonce, newSession())
 	r.OwnRun = u.id
 	var last error
+	var stuck time.Time // since when tries end in what waiting hardly mends; zero: the last did not
 	for {
 		r.AgeMs = uint64(time.Since(u.began).Milliseconds())
 		r.Seal = racks.Seal(k.Secret, fields(r)...)
@@ -383,6 +411,13 @@ func (k *cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) 
 			return nil, fmt.Errorf("rack %q at %s: %w", r.To, u.peers[rack].url, reason(err))
 		case ctx.Err() == nil:
 			last = reason(err)
+			if remedy, within := k.remedy(err, u.peers[rack].url); remedy == "" {
+				stuck = time.Time{}
+			} else if stuck.IsZero() {
+				stuck = time.Now()
+			} else if time.Since(stuck) > within {
+				return nil, fmt.Errorf("rack %q at %s: %w: %s", r.To, u.peers[rack].url, last, remedy)
+			}
 			k.clients[r.To].CloseIdleConnections()                  // they may be as dead
 			if err := k.moved(u, rack); err != nil && r.Run == "" { // the job has not begun
 				return nil, err

@@ -73,6 +73,17 @@ func (c *caller) becomes(m *member) {
 	}
 }
 
+// isRack makes a stranger whose seal shows that it is a rack's aggregator one that is not limited as strangers are.
+func (c *caller) isRack(name string) {
+	if c.member != nil || c.conn == nil {
+		return
+	}
+	if c.call != nil {
+		c.call.End()
+	}
+	c.conn.Promote("rack " + name)
+}
+
 // identify finds out who calls.
 func (s *Service) identify(r *http.Request) *caller {
 	c := &caller{token: api.Token(r.Header)}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -103,6 +104,10 @@ func New(o Options) (s *Service, err error) {
 	}
 	if err = s.lock(); err != nil {
 		return s, err
+	}
+	if k := s.cluster; k != nil && k.Members == nil && s.tls != nil && strings.HasPrefix(k.Racks[k.own].URL, "http://") {
+		return s, fmt.Errorf("rack %q is at %s in the cluster's file, and its aggregator serves TLS: write https:// there, and its fingerprint as ca",
+			k.Own, k.Racks[k.own].URL)
 	}
 	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.count)
 	s.serveBy()

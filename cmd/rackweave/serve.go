@@ -9,7 +9,9 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -69,12 +71,17 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 			if m != nil {
 				defer m.close()
 			}
+			if o.Cluster != nil && !cmd.Flags().Changed("listen") {
+				o.Listen = o.Cluster.Listen(o.Listen)
+			}
 			o.Version = version
+			// Whoever reads the log may end, and a terminal may close: the aggregator goes on.
+			signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
 			return serve(cmd.Context(), o, m, cmd.OutOrStdout(), asJSON, untilEOF)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.Listen, "listen", service.DefaultListen, "address to listen on; port 0: any")
+	f.StringVar(&o.Listen, "listen", service.DefaultListen, "address to listen on; port 0: any (with --cluster: that of the rack's url in the file)")
 	f.StringSliceVar(&o.Providers, "providers", nil, "transports to serve: ibv, shm, tcp (default: every one with a device here)")
 	f.StringArrayVar(&options, "provider-options", nil, "options of a transport, as PROVIDER:key=value,…")
 	f.StringSliceVar(&o.NICs, "nics", nil, "RDMA devices to serve (default: all)")

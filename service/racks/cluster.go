@@ -50,7 +50,8 @@ type Cluster struct {
 const (
 	minSecret = 16 // bytes
 	// minDistinct is how many different bytes a secret has at least: one with fewer is no secret.
-	minDistinct = 8
+	minDistinct   = 8
+	exampleSecret = "at least 16 characters"
 	// maxSize is the most workers of a job.
 	maxSize = 1024
 )
@@ -60,6 +61,24 @@ var ErrCluster = hierarchy.ErrCluster
 
 // Shapes are the shapes that a cluster may declare. Auto is chosen for each job, by links.
 var Shapes = []string{"auto", "sharded", "ring", "chain", "root", "pods", "flat"}
+
+// Listen returns the address to listen on for the rack's own url: its port, and its host where that is this host's loopback, or an
+// address. Where the file says no url it returns otherwise.
+func (c *Cluster) Listen(otherwise string) string {
+	i := c.Index()
+	if i < 0 || c.Racks[i].URL == "" {
+		return otherwise
+	}
+	u, err := url.Parse(c.Racks[i].URL)
+	if err != nil || u.Port() == "" {
+		return otherwise
+	}
+	host := u.Hostname()
+	if net.ParseIP(host) == nil && host != "localhost" {
+		host = ""
+	}
+	return net.JoinHostPort(host, u.Port())
+}
 
 // Check returns what of the cluster cannot be.
 func (c *Cluster) Check() error {
@@ -104,6 +123,9 @@ func (c *Cluster) Check() error {
 }
 
 func (c *Cluster) checkSecret() error {
+	if c.Secret == exampleSecret {
+		return fmt.Errorf("%w: the secret is the README's example, which everybody knows: use that of openssl rand -hex 32", ErrCluster)
+	}
 	if len(c.Secret) < minSecret {
 		return fmt.Errorf("%w: a secret of %d characters: give all aggregators the same, of at least %d", ErrCluster, len(c.Secret),
 			minSecret)
