@@ -99,7 +99,7 @@ func callsInAnyOrder(t testing.TB) func(*rapid.T) {
 				}
 			case "policy":
 				_, err := as("", token).SetPolicy(ctx, &api.SetPolicyRequest{Job: job, Policy: "asp"})
-				if running && token == there.token {
+				if running && token == there.token && token != "" { // an empty token owns nothing
 					want("set policy of a synchronous job", err, false, connect.CodeFailedPrecondition, connect.CodeInvalidArgument)
 				} else {
 					want("set policy of another's job", err, false, connect.CodePermissionDenied)

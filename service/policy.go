@@ -31,7 +31,7 @@ func (s *Service) SetPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.
 	s.mu.Lock()
 	j := s.jobs[r.Job]
 	s.mu.Unlock()
-	if j == nil || !equal(callerOf(ctx).token, j.token) {
+	if j == nil || !callerOf(ctx).owns(j) {
 		return nil, refuse(connect.CodePermissionDenied, "set policy: there is no job %q with this token", r.Job)
 	}
 	spec, err := policy.Parse(r.Policy)

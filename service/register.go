@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 
@@ -49,8 +50,8 @@ func parseTensors(in []*api.Tensor) ([]declared, error) {
 		if t.WdMult != nil {
 			d.wdMult = *t.WdMult
 		}
-		if !(d.lrMult >= 0 && d.wdMult >= 0) {
-			return nil, fmt.Errorf("tensor %q: multipliers %v of lr and %v of wd: use numbers of at least 0", t.Name, d.lrMult, d.wdMult)
+		if !(d.lrMult >= 0 && d.wdMult >= 0) || math.IsInf(d.lrMult+d.wdMult, 0) {
+			return nil, fmt.Errorf("tensor %q: multipliers %v of lr and %v of wd: use finite numbers of at least 0", t.Name, d.lrMult, d.wdMult)
 		}
 		out[i] = d
 	}

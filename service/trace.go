@@ -22,7 +22,7 @@ func (s *Service) Trace(ctx context.Context, r *api.TraceRequest) (*api.TraceRes
 	s.mu.Lock()
 	j := s.jobs[r.Job]
 	s.mu.Unlock()
-	if by := callerOf(ctx); j == nil || !by.admin && !equal(by.token, j.token) {
+	if j == nil || !callerOf(ctx).owns(j) {
 		return nil, refuse(connect.CodePermissionDenied, "trace: there is no job %q with this token", r.Job)
 	}
 	d, events := time.Duration(r.DurationMs)*time.Millisecond, int(r.Events)
