@@ -75,3 +75,11 @@ def rule_of(optimizer: Any) -> Optional[Rule]:
     if isinstance(optimizer, mx.optimizer.RMSProp) and (optimizer.centered or optimizer.clip_weights):
         return None
     return rule
+
+
+def repeats(optimizer: Any) -> bool:
+    """Reports whether all workers get the same weights from an optimizer that each of them runs.
+
+    SGLD draws random numbers. A class that is not MXNet's may do anything.
+    """
+    return type(optimizer).__module__.startswith("mxnet.") and not isinstance(optimizer, mx.optimizer.SGLD)

@@ -13,7 +13,7 @@ from .. import _lib, _world
 from .._session import Session, Tensor
 from ..errors import ClosedError, ConfigError, TensorError
 from . import _arena, _engine, _states, _watchdog
-from ._optimizers import MOMENTUM, Rule, rule_of
+from ._optimizers import MOMENTUM, Rule, repeats, rule_of
 
 TYPE = "dist_sync_rackweave"
 
@@ -283,6 +283,9 @@ class RackWeave(KVStoreBase):
             merged, result = self._merged(entry), entry.value
             entry.exchange.start(store, _lib.PUSHPULL, source, merged, priority)
             self._updater(key, merged.as_in_context(result.context), result)
+            if not repeats(self._updater.optimizer):
+                self._broadcast(entry, result, outs)
+                return
         if len(outs) > 1 or result is not outs[0]:
             _spread(result, outs)
 

@@ -273,7 +273,7 @@ def trained(optimizer, params, kvstore, steps=6, change=None, before=None, after
         net.add(mx.gluon.nn.Dense(16, activation="tanh", in_units=64), mx.gluon.nn.Dense(10, in_units=16))
     net.initialize(mx.init.Xavier())
     net[0].weight.lr_mult, net[1].bias.wd_mult = 0.5, 0.0
-    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, dict(params), kvstore=kvstore)
+    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, dict(params) or None, kvstore=kvstore)
     if before:
         before(trainer)
     shares = [data(r, seed=3) for r in ([RANK] if kvstore else range(N))]
@@ -307,6 +307,26 @@ def every_optimizer_does_what_it_does_locally():
         "rmsprop ": {"learning_rate": 0.01, "centered": True},
     }.items():
         alike(trained(name.strip(), params, store()), trained(name.strip(), params, None), 2e-5)
+
+
+class Noisy(mx.optimizer.Optimizer):
+    """A user's own optimizer."""
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        weight[:] = weight - 0.01 * grad + 0.01 * mx.nd.array(np.random.normal(size=weight.shape))
+
+
+@check
+def workers_stay_equal_where_the_optimizer_draws_random_numbers():
+    for optimizer in (mx.optimizer.SGLD(learning_rate=0.01), Noisy()):
+        check = store()
+        for key, weight in enumerate(trained(optimizer, {}, store(), change=lambda trainer, step: seed(RANK))):
+            total = mx.nd.array(weight)
+            check.pushpull(key, total)
+            same(total, N * weight)
 
 
 @check
