@@ -13,6 +13,19 @@ float16. For PyTorch see rackweave.torch, for MXNet rackweave.mxnet.
 from __future__ import annotations
 
 from ._buffers import Buffer, as_buffer
+from ._collectives import (
+    Average,
+    Max,
+    Min,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    average_metrics,
+    broadcast_object,
+    local_rank,
+    local_size,
+)
 from ._session import Handle, Op, Session, Tensor
 from ._world import World, alloc, barrier, broadcast, init, is_initialized, push_pull, rank, shutdown, stats, world, world_size
 from .errors import (
@@ -30,9 +43,12 @@ from .errors import (
     WaitTimeoutError,
 )
 
+size = world_size
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "Average",
     "Buffer",
     "ClosedError",
     "ConfigError",
@@ -41,25 +57,36 @@ __all__ = [
     "Handle",
     "JobFailedError",
     "LibraryError",
+    "Max",
+    "Min",
     "NonFiniteError",
-    "OutOfRangeError",
     "Op",
+    "OutOfRangeError",
     "RefusedError",
     "ServerLostError",
     "Session",
+    "Sum",
     "Tensor",
     "TensorError",
     "WaitTimeoutError",
     "World",
+    "allgather",
+    "allgather_object",
     "alloc",
+    "allreduce",
     "as_buffer",
+    "average_metrics",
     "barrier",
     "broadcast",
+    "broadcast_object",
     "init",
     "is_initialized",
+    "local_rank",
+    "local_size",
     "push_pull",
     "rank",
     "shutdown",
+    "size",
     "stats",
     "world",
     "world_size",
