@@ -3,6 +3,7 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -15,7 +16,8 @@ type Process struct {
 	err   error // of cmd.Wait, once ended is closed
 }
 
-// Start starts a command in a process group of its own. The kernel kills the command when this process dies.
+// Start starts a command in a process group of its own. When this process dies, the kernel kills the command, and a guard the rest
+// of the group.
 func Start(cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p := &Process{cmd: cmd, ended: make(chan struct{})}
@@ -25,10 +27,19 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
-		started <- err
 		if err != nil {
+			started <- err
 			return
 		}
+		dismiss, err := guard(p.PID())
+		if err != nil {
+			_ = p.Signal(syscall.SIGKILL)
+			_ = cmd.Wait() // it was killed
+			started <- err
+			return
+		}
+		defer dismiss()
+		started <- nil
 		p.err = cmd.Wait()
 		if kill := p.Signal(syscall.SIGKILL); kill != nil {
 			p.err = errors.Join(p.err, fmt.Errorf("end what %s left running: %w", cmd.Path, kill))
@@ -39,6 +50,28 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
 	return p, nil
+}
+
+// guard starts a shell that kills a process group when this process dies, because its standard input ends then. After dismiss it
+// does nothing.
+func guard(group int) (dismiss func(), err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("guard process group %d: %w", group, err)
+	}
+	defer read.Close()
+	cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf("read -r line || kill -KILL -%d", group))
+	cmd.Stdin = read
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what interrupts this process does not reach it
+	if err := cmd.Start(); err != nil {
+		write.Close()
+		return nil, fmt.Errorf("guard process group %d: %w", group, err)
+	}
+	return func() {
+		_, _ = write.WriteString("\n") // if the guard is gone, there is none to dismiss
+		write.Close()
+		_ = cmd.Wait()
+	}, nil
 }
 
 // PID returns the command's process ID.
