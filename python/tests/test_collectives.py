@@ -107,8 +107,9 @@ class Collectives(rack.Case):
         for env, want in (({"LOCAL_RANK": "3"}, 3), ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "0"}, 0)):
             with unittest.mock.patch.dict(os.environ, env, clear=True):
                 self.assertEqual(rackweave.local_rank(), want)
-        with unittest.mock.patch.dict(os.environ, {}, clear=True), self.assertRaisesRegex(rackweave.ConfigError, "LOCAL_WORLD_SIZE"):
-            rackweave.local_size()
+        with unittest.mock.patch.dict(os.environ, {}, clear=True):
+            with self.assertRaisesRegex(rackweave.ConfigError, "LOCAL_WORLD_SIZE"):
+                rackweave.local_size()
 
 
 if __name__ == "__main__":
