@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 import mxnet as mx
+import numpy as np
 from mxnet import model as _model
 from mxnet.gluon import trainer as _trainer
 from mxnet.module import module as _module
 
-from ..errors import ConfigError
-from ._store import RackWeave
+from ..errors import ConfigError, TensorError
+from ._store import DENSE, TYPES, RackWeave
 
 
 def _create(create: Any) -> Any:
@@ -39,11 +40,24 @@ def _initialize(initialize: Any) -> Any:
     return wrapper
 
 
+def _check(parameter: Any) -> None:
+    """Refuses a gluon Parameter that cannot be exchanged, by its name."""
+    for stype in (parameter._stype, parameter._grad_stype):
+        if stype != "default":
+            raise TensorError(f"parameter {parameter.name!r}: {stype} arrays are not supported: {DENSE}")
+    if np.dtype(parameter.dtype) not in TYPES:
+        raise TensorError(f"parameter {parameter.name!r} is of {np.dtype(parameter.dtype)}: use net.cast('float32') or 'float16'")
+
+
 def _init_kvstore(method: Any) -> Any:
     """Wraps Trainer._init_kvstore."""
 
     @functools.wraps(method)
     def wrapper(self: Any) -> None:
+        kvstore = self._kvstore_params["kvstore"]
+        if isinstance(kvstore, RackWeave) or (isinstance(kvstore, str) and "rackweave" in kvstore.lower()):
+            for parameter in self._params:
+                _check(parameter)
         method(self)
         if not isinstance(self._kvstore, RackWeave):
             return

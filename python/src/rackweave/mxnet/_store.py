@@ -17,8 +17,8 @@ from ._optimizers import MOMENTUM, Rule, repeats, rule_of
 
 TYPE = "dist_sync_rackweave"
 
-_TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-_DENSE = "use dense ones (sparse_grad=False, stype='default')"
+TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+DENSE = "use dense ones (sparse_grad=False, stype='default')"
 
 
 class _Key:
@@ -158,7 +158,7 @@ class RackWeave(KVStoreBase):
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Refuses: only dense arrays are exchanged."""
-        raise TensorError(f"key {key!r}: row_sparse arrays are not supported: {_DENSE}")
+        raise TensorError(f"key {key!r}: row_sparse arrays are not supported: {DENSE}")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes the optimizer's states to a file that local training reads, too. Every worker calls it, all with the same keys."""
@@ -218,7 +218,7 @@ class RackWeave(KVStoreBase):
         self._keys.update((e.key, e) for e in new)
 
     def _register(self, entries: Sequence[_Key]) -> None:
-        tensors = [Tensor(str(e.key), tuple(e.shape), memory=_TYPES[e.dtype]) for e in entries]
+        tensors = [Tensor(str(e.key), tuple(e.shape), memory=TYPES[e.dtype]) for e in entries]
         for entry, number in zip(entries, self._opened().register(tensors)):
             entry.tensor, entry.steps = number, 0
             entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)), entry.dtype.itemsize, self._nonfinite)
@@ -404,8 +404,8 @@ def _check(key: Any, array: Any) -> None:
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"key {key!r}: a value of type {type(array).__name__}: use an NDArray")
     if array.stype != "default":
-        raise TensorError(f"key {key!r}: {array.stype} arrays are not supported: {_DENSE}")
-    if np.dtype(array.dtype) not in _TYPES:
+        raise TensorError(f"key {key!r}: {array.stype} arrays are not supported: {DENSE}")
+    if np.dtype(array.dtype) not in TYPES:
         raise TensorError(f"key {key!r}: arrays of {np.dtype(array.dtype)} are not supported: use float32 or float16")
 
 

@@ -261,7 +261,11 @@ def sparse_gradients_are_refused_by_the_trainer():
     with mx.autograd.record():
         out = net(mx.nd.array([1, 2]))
     out.backward()
-    raises(ValueError, "sparse", trainer.step, 2)
+    raises(ValueError, f"parameter '{net.weight.name}': row_sparse", trainer.step, 2)
+    net = mx.gluon.nn.Dense(1, in_units=1, dtype="float64")
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="rackweave")
+    raises(ValueError, f"parameter '{net.bias.name}' is of float64: use net.cast", trainer.step, 2)
 
 
 def trained(optimizer, params, kvstore, steps=6, change=None, before=None, after=None, batches=(16,)):
