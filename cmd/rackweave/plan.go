@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -67,6 +68,36 @@ func (f *planFlags) checkProbe(given *pflag.FlagSet) error {
 	return nil
 }
 
+// checkValues refuses numbers that no cluster has, and flags that nothing goes by.
+func (f *planFlags) checkValues(given *pflag.FlagSet) error {
+	for name, d := range map[string]time.Duration{"compute": f.compute, "rack-latency": f.rackLatency, "core-latency": f.coreLatency} {
+		if d < 0 {
+			return fmt.Errorf("--%s %v: use a time of at least 0", name, d)
+		}
+	}
+	for name, v := range map[string]float64{"price-worker": f.priceWorker, "price-aggregator": f.priceAggregator,
+		"price-uplink": f.priceUplinkGbps, "memory-touches": f.touches} {
+		if !(v >= 0) || math.IsInf(v, 0) {
+			return fmt.Errorf("--%s %v: use a finite number of at least 0", name, v)
+		}
+	}
+	one := f.racks == 1 && len(f.scale) == 0 && !f.probe && !f.table2
+	switch {
+	case f.table1 && f.table2:
+		return errors.New("--table1 and --table2: give one of them")
+	case given.Changed("pod-core") && f.pods == 0:
+		return fmt.Errorf("--pod-core %s without pods: give their number by --pods", f.podCore)
+	case given.Changed("core") && one:
+		return fmt.Errorf("--core %s with one rack, which has no uplink: give --racks", f.core)
+	case f.chunkBytes < minPlanChunk || f.chunkBytes%minPlanChunk != 0:
+		return fmt.Errorf("--chunk-bytes %d: use a multiple of %d", f.chunkBytes, minPlanChunk)
+	}
+	return nil
+}
+
+// minPlanChunk is the cache line by which chunks are cut.
+const minPlanChunk = 64
+
 func planCommand() *cobra.Command {
 	var f planFlags
 	cmd := &cobra.Command{
@@ -93,7 +124,7 @@ less than 3 s: run it on a worker's host.`,
   rackweave plan --table2 --link 56Gb/s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.checkProbe(cmd.Flags()); err != nil {
+			if err := errors.Join(f.checkProbe(cmd.Flags()), f.checkValues(cmd.Flags())); err != nil {
 				return err
 			}
 			if f.probe {
@@ -180,11 +211,13 @@ func parseRate(flag, s string) (float64, error) {
 	return 0, fmt.Errorf("--%s %q is no rate: write it as 100Gb/s or 12.5GB/s", flag, s)
 }
 
+const mostRatio = 1e6 // an uplink of a millionth of its links is a mistake
+
 // parseRatio reads an oversubscription such as 4:1.
 func parseRatio(flag, s string) (float64, error) {
 	number, one, ok := strings.Cut(s, ":")
 	v, err := strconv.ParseFloat(number, 64)
-	if err != nil || ok && one != "1" || !(v > 0) || math.IsInf(v, 0) {
+	if err != nil || ok && one != "1" || !(v > 0) || v > mostRatio {
 		return 0, fmt.Errorf("--%s %q is no oversubscription: write it as 4:1", flag, s)
 	}
 	return v, nil

@@ -60,7 +60,7 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 		want string
 	}{
 		{[]string{"--link", "fast"}, `--link "fast" is no rate: write it as 100Gb/s or 12.5GB/s`},
-		{[]string{"--core", "4:2"}, `--core "4:2" is no oversubscription: write it as 4:1`},
+		{[]string{"--racks", "2", "--core", "4:2"}, `--core "4:2" is no oversubscription: write it as 4:1`},
 		{[]string{"--racks", "4", "--pods", "3"}, "4 racks in 3 pods"},
 		{[]string{"--racks", "0"}, "0 racks of 8 workers"},
 		{[]string{"--memory", "-1GB/s"}, `--memory "-1GB/s"`},
@@ -77,6 +77,14 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 		{[]string{"--here", "--scale", "1,2"}, "--here with --scale"},
 		{[]string{"--probe", "--link", "25Gb/s"}, "--link 25Gb/s: with --probe links are measured: leave it out"},
 		{[]string{"--probe", "--rack-latency", "4us"}, "--rack-latency 4µs: with --probe links are measured"},
+		{[]string{"--compute", "-5ms"}, "--compute -5ms: use a time of at least 0"},
+		{[]string{"--chunk-bytes", "7"}, "--chunk-bytes 7: use a multiple of 64"},
+		{[]string{"--price-worker", "NaN"}, "--price-worker NaN: use a finite number"},
+		{[]string{"--price-uplink", "-1"}, "--price-uplink -1: use a finite number of at least 0"},
+		{[]string{"--racks", "4", "--pod-core", "4:1"}, "--pod-core 4:1 without pods"},
+		{[]string{"--core", "4:1"}, "--core 4:1 with one rack"},
+		{[]string{"--racks", "2", "--core", "1e308:1"}, `--core "1e308:1" is no oversubscription`},
+		{[]string{"--table1", "--table2"}, "--table1 and --table2: give one of them"},
 	} {
 		if _, err := run(t, append([]string{"plan"}, tc.args...)...); err == nil || !strings.Contains(err.Error(),
 			tc.want) {
