@@ -87,7 +87,8 @@ func (s *Service) takePlace() error {
 	}
 	s.refusals.count("jobs")
 	s.endOverdue()
-	return &noPlace{refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: try again", running)}
+	return &noPlace{refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: let one end, close sessions that are no longer needed, or serve with a "+
+		"larger --max-jobs", running)}
 }
 
 // endOverdue fails the job that has had its place for longest of those whose workers have not connected in time. The caller holds
