@@ -18,7 +18,8 @@ import numpy as np
 
 import rack
 import rackweave
-from rackweave import _buffers, _settings
+from rackweave import _buffers, _host, _settings
+from rackweave._control import Control
 
 SHAPE = (300, 177)
 
@@ -159,14 +160,21 @@ def late():
 
 
 def of_a_run(run: str, ready: str):
-    """Sums; rank 0 of the first run waits for the other run's worker to come between."""
+    """Sums; all others come once rank 0 of the first run has joined."""
     os.environ["RACKWEAVE_RUN"] = run
-    rackweave.init()
+    rackweave.init(token="of both")
+
+    def joined():
+        control = Control(os.environ["RACKWEAVE_ADDR"], token="of both")
+        while not control.call("Status", {}, 10).get("jobs"):
+            time.sleep(0.01)
+        open(ready, "w").close()
+
     if run == "second" or rackweave.rank() == 1:
         while not os.path.exists(ready):
             time.sleep(0.01)
     else:
-        threading.Timer(0.5, lambda: open(ready, "w").close()).start()
+        threading.Thread(target=joined, daemon=True).start()
     x = np.full(4, {"first": 1, "second": 10}[run] + rackweave.rank(), "f4")
     try:
         rackweave.push_pull(x, "x")
@@ -408,7 +416,9 @@ class Settings(unittest.TestCase):
             ({**at, "TORCHELASTIC_RUN_ID": "none"}, "default", "node-1:29500"),
             ({**at, "TORCHELASTIC_RUN_ID": "resnet"}, "resnet", "node-1:29500"),
             ({**at, "RACKWEAVE_RUN": "x"}, "default", "x"),
-            ({**at, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, "7", "7:1"),
+            ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, "7", "7:1"),
+            ({**at, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, "7", "7:1 node-1:29500"),
+            ({**at, "MASTER_ADDR": "127.0.0.1"}, "default", f"127.0.0.1:29500 {_host.identity()}"),
         ):
             s = _settings.read({**base, **env})
             self.assertEqual((s.job, s.run), (job, run))

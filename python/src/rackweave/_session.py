@@ -507,7 +507,7 @@ class Session:
             if code >= 0:
                 return code
             error = _lib.NativeError(what, code)
-            if code in (_lib.EABORTED, _lib.ETRANSPORT, _lib.EPROTOCOL):
+            if code in (_lib.EABORTED, _lib.ETRANSPORT, _lib.EPROTOCOL, -errno.ECANCELED):  # rw_abort cancels a connect
                 if not self._failed.wait(_REASON_WAIT):
                     text = ctypes.create_string_buffer(1024)
                     self._library.rw_failure(native, text, len(text))

@@ -8,6 +8,7 @@ import re
 import urllib.parse
 from typing import List, Mapping, Optional, Tuple
 
+from . import _host
 from .errors import ConfigError
 
 DEFAULT_TIMEOUT = 60.0
@@ -26,9 +27,8 @@ _LAUNCHERS = (
 _JOB_IDS = ("RACKWEAVE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 _NO_ID = "none"
 
-# What tells a run from others of its job's name, alike at all its ranks; the first of which all are set is taken.
+# What tells a run from others of its job's name, alike at all its ranks, where RACKWEAVE_RUN does not.
 _RUN_IDS = (
-    ("RACKWEAVE_RUN",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ("PMIX_NAMESPACE",),
     ("OMPI_MCA_ess_base_jobid",),
@@ -136,10 +136,16 @@ def _job(env: Mapping[str, str]) -> str:
 
 
 def _run(env: Mapping[str, str]) -> str:
+    if env.get("RACKWEAVE_RUN"):
+        return env["RACKWEAVE_RUN"][:_MOST_RUN]
+    found = []
     for names in _RUN_IDS:
-        if all(env.get(name) for name in names):
-            return ":".join(env[name] for name in names)[:_MOST_RUN]
-    return ""
+        values = [env.get(name, "") for name in names]
+        if all(values):
+            found.append(":".join(values))
+            if values[0] == "localhost" or values[0].startswith("127."):  # every host has it
+                found.append(_host.identity())
+    return " ".join(found)[:_MOST_RUN]
 
 
 def _address(text: str) -> str:
