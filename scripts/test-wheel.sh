@@ -11,7 +11,8 @@ scripts/build-wheel.sh "$work"
 "$work/venv/bin/pip" -q install --no-index "$work"/rackweave-*.whl
 [ -n "$(ls "$work"/rackweave-*-manylinux*.whl)" ]
 env -u PYTHONPATH -u RACKWEAVE_LIBRARY "$work/venv/bin/python" -m rackweave
-"$work/venv/bin/python" -m zipfile -l "$work"/rackweave-*.whl | grep -q LICENSE || { echo "the wheel has no LICENSE" >&2; exit 1; }
+"$work/venv/bin/python" -m zipfile -l "$work"/rackweave-*.whl >"$work/files"
+grep -q LICENSE "$work/files" || { echo "the wheel has no LICENSE" >&2; exit 1; }
 cp examples/torch_digits.py "$work"
 cd "$work"
 env -u PYTHONPATH -u RACKWEAVE_LIBRARY "$repository/bin/rackweave" run -n 2 -- venv/bin/python torch_digits.py --epochs 1

@@ -32,6 +32,7 @@ def all_of_them():
         "int": rackweave.allreduce(np.array([1 << 62, -rank], np.int64), op=rackweave.Min),
         "max": rackweave.allreduce(float(rank), op=rackweave.Max),
         "metrics": rackweave.average_metrics({"loss": 0.5 * rank, "accuracy": 1.0}),
+        "count": rackweave.allreduce(rank > 0, op=rackweave.Sum),
         "nothing": rackweave.allgather_object(None),
         "kept": bool((rows == kept).all()),
     }
@@ -75,7 +76,7 @@ class Collectives(rack.Case):
             want = np.concatenate([np.arange(2 * n, dtype=np.int64).reshape(n, 2) + (1 << 60) for n in (1, 2, 3)])
             np.testing.assert_array_equal(r["rows"], want)
             np.testing.assert_array_equal(r["sum"], (np.float64(0.1) * 1 + np.float64(0.1) * 2) + np.float64(0.1) * 3)
-            self.assertEqual((r["average"], r["max"]), (1.0, 2.0))
+            self.assertEqual((r["average"], r["max"], r["count"]), (1.0, 2.0, 2))
             np.testing.assert_array_equal(r["int"], np.array([1 << 62, -2]))
             self.assertEqual(r["metrics"], {"loss": 0.5, "accuracy": 1.0})
             self.assertEqual(r["nothing"], [None] * N)

@@ -64,21 +64,24 @@ def allgather(value: Any) -> Any:
 def allreduce(value: Any, op: str = Average) -> Any:
     """Returns the sum, average, minimum or maximum over all ranks of a number or an array of any real type. Needs numpy.
 
-    Ranks are added in their order, so that all get the same bits. An average of integers is a float64; else the type stays. A
-    number gives a number, a torch tensor a torch tensor, anything else a numpy array. The value itself stays as it is.
+    Ranks are added in their order, so that all get the same bits. An average of integers is a float64, and truth values count as
+    integers; else the type stays. A number gives a number, a torch tensor a torch tensor, anything else a numpy array. The value
+    itself stays as it is.
     """
     import numpy as np
 
     if op not in (Sum, Average, Min, Max):
         raise ConfigError(f"op {op!r}: use rackweave.Sum, Average, Min or Max")
     w, own = _world.world(), np.ascontiguousarray(_host(value)).reshape(np.shape(_host(value)))
-    if own.dtype.kind not in "biuf":
+    if own.dtype.kind == "b":
+        own = own.astype(np.int64)  # a sum counts
+    if own.dtype.kind not in "iuf":
         raise TensorError(f"allreduce of type {own.dtype}: use numbers, or gather objects by allgather_object")
     parts = [
         np.frombuffer(part, own.dtype).reshape(own.shape)
         for part in _gather(w, f"allreduce ({op}) of {own.dtype} of shape {own.shape}", _bytes(own))
     ]
-    whole = op == Average and own.dtype.kind in "biu"
+    whole = op == Average and own.dtype.kind in "iu"
     result = parts[0].astype(np.float64) if whole else parts[0].copy()
     for part in parts[1:]:
         result = {Min: np.minimum, Max: np.maximum}.get(op, np.add)(result, part)
@@ -116,7 +119,10 @@ def _from_launcher(what: str, names: Sequence[str]) -> int:
 def _host(value: Any) -> Any:
     """Returns what numpy takes of a value."""
     if hasattr(value, "detach"):  # torch's
-        return value.detach().cpu().numpy()
+        try:
+            return value.detach().cpu().numpy()
+        except TypeError:
+            raise TensorError(f"a tensor of type {value.dtype}, which numpy has not: use value.float()") from None
     return value.asnumpy() if hasattr(value, "asnumpy") else value  # MXNet's
 
 
