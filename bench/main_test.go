@@ -72,7 +72,8 @@ func testRunner(t *testing.T) *Runner {
 	return &Runner{Worker: []string{self, workerRole}, Serve: []string{self, serveRole}}
 }
 
-// children are the processes that this one has started and that still exist, by pid, with their roles.
+// children are the processes that this one has started and that still exist, by pid, with their roles. Guards of process groups
+// are not among them.
 func children(t *testing.T) map[int]string {
 	t.Helper()
 	found := map[int]string{}
@@ -93,7 +94,11 @@ func children(t *testing.T) map[int]string {
 		dir := filepath.Dir(stat)
 		pid, _ := strconv.Atoi(filepath.Base(dir))
 		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if args := strings.Split(string(cmdline), "\x00"); len(args) > 1 {
+		args := strings.Split(string(cmdline), "\x00")
+		if args[0] == "/bin/sh" {
+			continue
+		}
+		if len(args) > 1 {
 			found[pid] = args[1]
 		} else {
 			found[pid] = "zombie"

@@ -1,5 +1,5 @@
 // Package launch starts processes on this machine and ends them together: the workers of a job, and an aggregator for them.
 //
-// Every process leads a process group of its own. A group ends with its leader, and a leader ends with this process, however that
-// happens.
+// Every process has a process group of its own. A group ends with that process, and the process with this one, however that
+// happens. A process that leaves its group (setsid(2)) is not ended.
 package launch

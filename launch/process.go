@@ -12,38 +12,33 @@ import (
 // Process is a running command and all that it starts in its process group.
 type Process struct {
 	cmd   *exec.Cmd
+	group int // its process group, which a guard leads
 	ended chan struct{}
 	err   error // of cmd.Wait, once ended is closed
 }
 
-// Start starts a command in a process group of its own. When this process dies, the kernel kills the command, and a guard the rest
-// of the group.
+// Start starts a command in a new process group. When this process dies, the kernel kills the command, and a guard the rest of the
+// group.
 func Start(cmd *exec.Cmd) (*Process, error) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p := &Process{cmd: cmd, ended: make(chan struct{})}
+	guard, err := newGuard()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	p := &Process{cmd: cmd, group: guard.cmd.Process.Pid, ended: make(chan struct{})}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: p.group, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
+		defer guard.wait()
 		// The kernel kills the command when the thread that forked it ends (prctl(2)): the thread must live as long as the command.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		if err != nil {
+		if err := cmd.Start(); err != nil {
 			started <- err
 			return
 		}
-		dismiss, err := guard(p.PID())
-		if err != nil {
-			_ = p.Signal(syscall.SIGKILL)
-			_ = cmd.Wait() // it was killed
-			started <- err
-			return
-		}
-		defer dismiss()
 		started <- nil
 		p.err = cmd.Wait()
-		if kill := p.Signal(syscall.SIGKILL); kill != nil {
-			p.err = errors.Join(p.err, fmt.Errorf("end what %s left running: %w", cmd.Path, kill))
-		}
+		guard.wait()
 		close(p.ended)
 	}()
 	if err := <-started; err != nil {
@@ -52,26 +47,43 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// guard starts a shell that kills a process group when this process dies, because its standard input ends then. After dismiss it
-// does nothing.
-func guard(group int) (dismiss func(), err error) {
+// guard is a shell that leads a process group, and kills it when the pipe to the shell is closed: by wait, or because this process
+// has died. It is there before any other process of the group, so that there is no moment to die in between.
+type guard struct {
+	cmd  *exec.Cmd
+	pipe *os.File
+}
+
+// Signals that this process sends to the group do not end the guard. It says when it ignores them.
+const guardScript = `trap '' HUP INT QUIT TERM USR1 USR2; echo; read -r line; kill -KILL 0`
+
+func newGuard() (*guard, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("guard process group %d: %w", group, err)
+		return nil, fmt.Errorf("make a pipe: %w", err)
 	}
 	defer read.Close()
-	cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf("read -r line || kill -KILL -%d", group))
-	cmd.Stdin = read
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what interrupts this process does not reach it
-	if err := cmd.Start(); err != nil {
-		write.Close()
-		return nil, fmt.Errorf("guard process group %d: %w", group, err)
+	g := &guard{cmd: exec.Command("/bin/sh", "-c", guardScript), pipe: write}
+	g.cmd.Stdin = read
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	said, err := g.cmd.StdoutPipe()
+	if err == nil {
+		err = g.cmd.Start()
 	}
-	return func() {
-		_, _ = write.WriteString("\n") // if the guard is gone, there is none to dismiss
-		write.Close()
-		_ = cmd.Wait()
-	}, nil
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start a guard: %w", err), write.Close())
+	}
+	if _, err := said.Read(make([]byte, 1)); err != nil {
+		g.wait()
+		return nil, fmt.Errorf("start a guard: %w", err)
+	}
+	return g, nil
+}
+
+// wait kills the group and waits for the guard's end. It may be called twice.
+func (g *guard) wait() {
+	g.pipe.Close()
+	_ = g.cmd.Wait() // it was killed
 }
 
 // PID returns the command's process ID.
@@ -88,7 +100,7 @@ func (p *Process) Wait() error {
 
 // Signal sends a signal to the process group. It does nothing if the group has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
-	if err := syscall.Kill(-p.PID(), sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+	if err := syscall.Kill(-p.group, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}
 	return nil
