@@ -1,7 +1,8 @@
 /*
  * The listener. Whoever calls rwf_get_async_event lets passive peers in. A stranger gets a bounded place for a bounded
  * time. Nothing of what it says is believed before its hello has named a queue pair that waits, and proven that it knows the
- * cookie. While no queue pair waits only so many may come: others stay in the kernel, and cost nothing here.
+ * cookie. While no queue pair waits only so many may come: others stay in the kernel, and cost nothing here. Of one address only so
+ * many may come to nothing, whoever waits.
  */
 #include "tcp.h"
 
@@ -73,7 +74,9 @@ static void accept_new(struct tcp_device *dev, uint64_t now)
 {
 	dev->unawaited_paused_ns = now;
 	for (int i = 0; i < TCP_MAX_HALF_OPEN; i++) {
-		int fd = accept4(dev->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		struct sockaddr_storage from = {0};
+		socklen_t len = sizeof from;
+		int fd = accept4(dev->listen_fd, (struct sockaddr *)&from, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
 		struct tcp_half *half;
 
 		if (fd < 0) {
@@ -81,11 +84,16 @@ static void accept_new(struct tcp_device *dev, uint64_t now)
 				dev->accept_paused_ns = now + PAUSE_MS * 1000000ull;
 			return;
 		}
+		dev->unawaited_paused_ns += UNAWAITED_MS * 1000000ull;
+		if (!tcp_may_enter(dev, &from, now)) {
+			close(fd);
+			continue;
+		}
 		half = place(dev);
 		half->fd = fd;
+		half->from = from;
 		half->have = 0;
 		half->deadline_ns = now + HELLO_MS * 1000000ull;
-		dev->unawaited_paused_ns += UNAWAITED_MS * 1000000ull;
 	}
 }
 
@@ -115,6 +123,7 @@ static enum verdict admit(struct tcp_qp *qp, struct tcp_half *half, const struct
 	if (qp->recv_cq != qp->send_cq)
 		tcp_cq_attention(qp->recv_cq);
 	half->fd = -1;
+	tcp_entered(dev, &half->from);
 	return ADMITTED;
 }
 
@@ -208,7 +217,7 @@ static void serve(struct tcp_device *dev, uint64_t now, uint64_t until)
 	nfds_t n = 2; /* only places in use: more than the limit on open files is EINVAL */
 	uint64_t paused = paused_until(dev);
 
-	until = expire_passive(dev, now, until);
+	until = tcp_keep_out(dev, now, expire_passive(dev, now, until));
 	if (now < paused) {
 		fds[1].fd = -1;
 		until = paused < until ? paused : until;

@@ -11,6 +11,7 @@
  *	send     frames out
  *	receive  frames in
  *	connect  the active side of a connection
+ *	brake    who connects too often
  *	accept   the listener: passive peers and asynchronous events
  *	qp       queue pairs from creation to their end
  *	post     posting
@@ -42,6 +43,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/queue.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 enum {
@@ -52,6 +54,7 @@ enum {
 	TCP_MAX_WR = 1 << 14,
 	TCP_MAX_INLINE = 512,
 	TCP_MAX_HALF_OPEN = 64,
+	TCP_MAX_VISITORS = 64,
 	TCP_RX_BUFFER = 4096, /* holds the largest entry table, and many small frames */
 };
 
@@ -69,7 +72,15 @@ struct tcp_half {
 	int fd; /* -1: unused */
 	uint32_t have;
 	uint64_t deadline_ns;
+	struct sockaddr_storage from;
 	uint8_t hello[TCP_HELLO_LEN];
+};
+
+/* An address that connections came from. */
+struct tcp_visitor {
+	uint32_t protocol, words[2]; /* of Ethernet, 0: unused; an address of IPv4 is the second word */
+	uint64_t paid_ns;            /* its connections are paid for until then */
+	uint64_t kept_ns;            /* kept out until then; 0: it is not */
 };
 
 struct tcp_device {
@@ -102,6 +113,8 @@ struct tcp_device {
 	uint64_t accept_paused_ns;    /* out of descriptors: new connections wait until then */
 	uint64_t unawaited_paused_ns; /* likewise, while no queue pair waits for a peer */
 	struct tcp_half half[TCP_MAX_HALF_OPEN];
+	struct tcp_visitor visitors[TCP_MAX_VISITORS];
+	bool kept_change; /* the kernel keeps out others than it should */
 };
 
 struct tcp_pd {
@@ -279,6 +292,11 @@ bool tcp_receive(struct tcp_qp *qp); /* true: there may be more to read */
 
 /* connect.c */
 int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr);
+
+/* brake.c: for the thread that holds accept_lock */
+bool tcp_may_enter(struct tcp_device *dev, const struct sockaddr_storage *from, uint64_t now); /* counts a connection */
+void tcp_entered(struct tcp_device *dev, const struct sockaddr_storage *from);                 /* it came to something */
+uint64_t tcp_keep_out(struct tcp_device *dev, uint64_t now, uint64_t until); /* returns when to call it again, at most until */
 
 /* accept.c */
 int tcp_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
