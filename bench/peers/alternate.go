@@ -11,8 +11,10 @@ import (
 type Ours func(ctx context.Context) (report.Times, error)
 
 // Alternate compares ours with peers on the exchange of spec, in rounds: ours, each peer, ours again and so on, so that the
-// machine's other work affects all of them. The result names a peer that cannot run here, the reason, and the command that installs
-// it. A peer that fails a round takes part in the next; a failure of ours ends the comparison. progress, of Steps, may be nil.
+// machine's other work affects all of them. The result names a peer that cannot run here, the reason, and the command that
+// installs it. A peer that fails a round takes part in the next; a failure of ours ends the comparison, as the end of ctx does.
+// With that error comes the result of the whole rounds before it, without contenders if there were none. progress, of Steps, may
+// be nil.
 //
 // The caller fills in Machine and Note.
 func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds int,
@@ -26,20 +28,21 @@ func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds i
 	if err != nil {
 		return report.Comparison{}, err
 	}
+	whole := result // of the whole rounds so far
 	var mine []report.Times
 	theirs := make([][]report.Times, len(present))
 	failures := make([]error, len(present))
 	for round := range rounds {
 		times, err := ours(ctx)
 		if err != nil {
-			return report.Comparison{}, fmt.Errorf("round %d of ours: %w", round+1, err)
+			return whole, fmt.Errorf("round %d of ours: %w", round+1, err)
 		}
 		mine = append(mine, times)
 		progress.Add(1)
 		for i, peer := range present {
 			times, err := peer.Run(ctx, spec)
 			if ctx.Err() != nil {
-				return report.Comparison{}, fmt.Errorf("round %d of %s: %w", round+1, peer.Name(), context.Cause(ctx))
+				return whole, fmt.Errorf("round %d of %s: %w", round+1, peer.Name(), context.Cause(ctx))
 			}
 			if err != nil {
 				times, failures[i] = report.Times{Name: peer.Name()}, err
@@ -47,12 +50,12 @@ func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds i
 			theirs[i] = append(theirs[i], times)
 			progress.Add(1)
 		}
+		whole.Rounds, whole.Contenders = round+1, []report.Contender{report.NewContender(mine, mine, nil)}
+		for i := range present {
+			whole.Contenders = append(whole.Contenders, report.NewContender(theirs[i], mine, failures[i]))
+		}
 	}
-	result.Contenders = append(result.Contenders, report.NewContender(mine, mine, nil))
-	for i := range present {
-		result.Contenders = append(result.Contenders, report.NewContender(theirs[i], mine, failures[i]))
-	}
-	return result, nil
+	return whole, nil
 }
 
 // Steps returns the total of a comparison's progress.

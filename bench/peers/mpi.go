@@ -74,7 +74,7 @@ func firstOf(names ...string) (string, error) {
 func compile(ctx context.Context, mpicc string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		cache = filepath.Join(os.TempDir(), fmt.Sprintf("rackweave-cache-%d", os.Getuid()))
+		return "", fmt.Errorf("no folder of this user's for the program that runs Open MPI: set HOME or XDG_CACHE_HOME: %w", err)
 	}
 	cache = filepath.Join(cache, "rackweave", "peers")
 	if err := os.MkdirAll(cache, 0o700); err != nil {

@@ -235,3 +235,22 @@ func TestAlternateEndsWithOursAndWithItsContext(t *testing.T) {
 		t.Errorf("error = %v, want the context's", err)
 	}
 }
+
+func TestWhatWasComparedBeforeAnInterruptIsKept(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	a := newProgram("a", shell{}, []setting{{"s", []string{takes(700)}}})
+	runs := 0
+	got, err := Alternate(ctx, func(context.Context) (report.Times, error) {
+		if runs++; runs == 3 {
+			cancel()
+			return report.Times{}, context.Canceled
+		}
+		return report.Times{Name: "ours", Workers: 2, TimeUS: report.TimeUS{P50: 100}}, nil
+	}, []Peer{a}, exchange, 5, nil)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error = %v, want the context's", err)
+	}
+	if got.Rounds != 2 || len(got.Contenders) != 2 || got.Contenders[1].Ratio != 7 {
+		t.Errorf("%d rounds of %+v, want the two before the interrupt", got.Rounds, got.Contenders)
+	}
+}

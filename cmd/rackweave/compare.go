@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,16 +48,18 @@ func compareCommand() *cobra.Command {
 			bar := report.NewProgress(cmd.ErrOrStderr(), "compare", peers.Steps(others, rounds))
 			c, err := peers.Alternate(cmd.Context(), run, others, spec, rounds, bar)
 			bar.Close()
-			if err != nil {
+			if len(c.Contenders) == 0 {
 				return err
 			}
+			// What was measured before an interrupt or a failure is printed, and the error after it.
 			c.Machine, c.Note = report.ThisMachine(), report.NoteFor(c.Contenders[0].Transport) // not the spec's, which may say auto
 			if jsonFile != "" {
-				if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &c) }); err != nil || jsonFile == "-" {
-					return err
+				written := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &c) })
+				if written != nil || jsonFile == "-" {
+					return errors.Join(err, written)
 				}
 			}
-			return c.WriteTable(cmd.OutOrStdout())
+			return errors.Join(err, c.WriteTable(cmd.OutOrStdout()))
 		},
 	}
 	b.add(cmd, "bytes", "100MB")
