@@ -2,13 +2,13 @@ package chunk
 
 import "math/bits"
 
-// nicState is a NIC's weight, load in wire bytes (other plans' too), and lanes by number.
+// nicState holds a NIC's weight, its load in wire bytes, including other plans', and the numbers of its lanes.
 type nicState struct {
 	weight, bytes uint64
 	lanes         []int
 }
 
-// groupByNIC checks the lanes and gathers them by NIC, in the order in which the NICs first appear.
+// groupByNIC checks the lanes and groups them by NIC, in the order in which the NICs first appear.
 func groupByNIC(lanes []Lane) ([]nicState, error) {
 	if len(lanes) == 0 || len(lanes) > MaxLanes {
 		return nil, invalid("%d lanes: use 1 to %d", len(lanes), MaxLanes)
@@ -45,15 +45,15 @@ func groupByNIC(lanes []Lane) ([]nicState, error) {
 }
 
 // lightest charges the next chunk to the NIC that would finish it first at its link speed, and among the NIC's lanes to the one
-// with the fewest bytes, those of other plans counted. The first wins a tie. It returns the lane's number.
+// with the fewest bytes, including other plans'. The first wins a tie. It returns the lane's number.
 //
-// Any two NICs i and j that no other plan uses thus stay within one chunk of each other:
-// load[i]/weight[i] <= (load[j]+chunk)/weight[j].
+// Any two NICs i and j that no other plan uses thus stay within one chunk of each other: load[i]/weight[i] <=
+// (load[j]+chunk)/weight[j].
 func (p *Plan) lightest(bytes uint64) int {
 	nic := &p.nics[0]
 	for i := 1; i < len(p.nics); i++ {
 		n := &p.nics[i]
-		// Cross-multiplied in 128 bits: exact where a quotient would round.
+		// The comparison multiplies crosswise in 128 bits, which is exact where a quotient would round.
 		ahi, alo := bits.Mul64(n.bytes+bytes, nic.weight)
 		bhi, blo := bits.Mul64(nic.bytes+bytes, n.weight)
 		if ahi < bhi || ahi == bhi && alo < blo {
@@ -70,7 +70,6 @@ func (p *Plan) lightest(bytes uint64) int {
 	return best
 }
 
-// charge counts a chunk's bytes for its lane and the lane's NIC.
 func (p *Plan) charge(lane int, bytes uint64) {
 	p.lanes[lane].bytes += bytes
 	p.nics[p.lanes[lane].nic].bytes += bytes

@@ -120,12 +120,12 @@ func TestAGuestsIndexNamesItsHome(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 10_000 {
 		lanes := 1 + rng.IntN(MoveLanes)
-		home, index := rng.IntN(lanes), rng.Uint32N(GuestBit)
+		home, index := rng.IntN(lanes), rng.Uint32N(MovedBit)
 		lane, at := home, index
 		for range 4 {
 			to := rng.IntN(lanes)
 			moved, ok := Moved(at, lane, to, lanes)
-			if fits := to == home || uint64(index)*uint64(lanes)+uint64(home) < GuestBit; ok != fits {
+			if fits := to == home || uint64(index)*uint64(lanes)+uint64(home) < MovedBit; ok != fits {
 				t.Fatalf("chunk %d of lane %d, of %d, to lane %d: %v", index, home, lanes, to, ok)
 			} else if !ok {
 				break
@@ -136,7 +136,7 @@ func TestAGuestsIndexNamesItsHome(t *testing.T) {
 				}
 				continue
 			}
-			if h, i := Home(at, lanes); at&GuestBit == 0 || at > IndexMask || h != home || i != index {
+			if h, i := Home(at, lanes); at&MovedBit == 0 || at > IndexMask || h != home || i != index {
 				t.Fatalf("chunk %d of lane %d, of %d, is %#x in lane %d, which names chunk %d of lane %d", index, home, lanes, at, to, i, h)
 			}
 		}

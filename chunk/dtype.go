@@ -5,14 +5,13 @@ import "fmt"
 // DType is the type of an element on the wire. Values are those of enum rwk_dtype in cgo/kernel/kernel.h.
 type DType uint8
 
-// The wire types.
 const (
 	F32  DType = 1
 	BF16 DType = 2
 	F16  DType = 3
 )
 
-// Size returns the bytes of one element, 0 for a value that is no wire type.
+// Size returns the size of one element in bytes, or 0 for an invalid type.
 func (d DType) Size() int {
 	switch d {
 	case F32:
@@ -35,7 +34,7 @@ func (d DType) String() string {
 	return fmt.Sprintf("dtype(%d)", uint8(d))
 }
 
-// ParseDType reads what [DType.String] writes.
+// ParseDType returns the type that [DType.String] formats as s.
 func ParseDType(s string) (DType, error) {
 	for _, d := range [...]DType{F32, BF16, F16} {
 		if s == d.String() {

@@ -8,14 +8,13 @@ import (
 	"sort"
 )
 
-// Limits of a plan.
 const (
 	DefaultChunkBytes = 32 << 10
 	MinChunkBytes     = 4 << 10
 	MaxChunkBytes     = 4 << 20
 	MaxLanes          = 1 << 10
 	// MaxLaneChunks is the number of chunks of a plan that the immediate can distinguish within a lane.
-	MaxLaneChunks = GuestBit
+	MaxLaneChunks = MovedBit
 )
 
 // ErrInvalid is wrapped by every error of [NewPlan] and [Plan.Add].
@@ -32,16 +31,16 @@ type Tensor struct {
 	DType DType
 }
 
-// Lane is a (NIC, core) pair. Weight is the NIC's link speed, the same on all its lanes and in the same unit for all NICs (Mb/s).
-// If all lanes leave it 0, the NICs are equal. Load is the bytes of other plans' chunks that the lane has already: it is no part of
-// the plan's hash, as an end that follows another's plan need not know it.
+// Lane is a (NIC, core) pair. Weight is the NIC's link speed, equal on all its lanes and in one unit for all NICs (Mb/s). If all
+// lanes leave it 0, the NICs are equal. Load is the bytes of other plans' chunks in the lane. It is not part of the plan's hash,
+// because an end that follows another's plan need not know it.
 type Lane struct {
 	NIC, Core int
 	Weight    uint32
 	Load      uint64
 }
 
-// Config configures a plan. ChunkBytes is a power of two, 0 for [DefaultChunkBytes].
+// Config configures a plan. ChunkBytes is a power of two. If 0, it is [DefaultChunkBytes].
 type Config struct {
 	ChunkBytes int
 	Lanes      []Lane
@@ -50,10 +49,10 @@ type Config struct {
 // Chunk is a run of elements of one tensor, and its place.
 type Chunk struct {
 	Tensor    int    // index of the tensor in the plan
-	Offset    uint64 // of the first element within the tensor, in elements
+	Offset    uint64 // position of the first element within the tensor, in elements
 	Elems     int
 	Lane      int
-	LaneIndex int // among the chunks of the lane: the index that travels in the immediate
+	LaneIndex int // position among the chunks of the lane, which is the index in the immediate
 }
 
 // LaneTensor is a tensor's share of a lane. Its chunks are neighbours there, with the lane indices [First, First+Chunks).
@@ -61,7 +60,7 @@ type LaneTensor struct {
 	Tensor, First, Chunks uint32
 }
 
-// Plan is a model cut into chunks, placed on lanes. Chunks and tensors are numbered from 0 in the order they were added.
+// Plan is a model cut into chunks, placed on lanes. Chunks and tensors are numbered from 0 in the order in which they were added.
 type Plan struct {
 	chunkBytes int
 	lanes      []laneState
@@ -73,7 +72,7 @@ type Plan struct {
 
 type laneState struct {
 	Lane
-	nic          int // of the plan's
+	nic          int // index of the plan's
 	chunks       []uint32
 	tensors      []LaneTensor
 	elems, bytes uint64
@@ -81,10 +80,10 @@ type laneState struct {
 
 type tensorState struct {
 	Tensor
-	first int // chunk id
+	first int // number of its first chunk
 }
 
-// placement is kept small: there are millions.
+// placement is small because a plan has millions of them.
 type placement struct {
 	tensor, laneIndex uint32
 	lane              uint16
@@ -112,12 +111,12 @@ func NewPlan(c Config) (*Plan, error) {
 	return p, nil
 }
 
-// Add appends tensors and places their chunks. On an error it leaves the plan as it was.
+// Add appends tensors and places their chunks. After an error the plan is unchanged.
 func (p *Plan) Add(batch []Tensor) error {
 	return p.add(batch, func(bytes uint64) (int, error) { return p.lightest(bytes), nil })
 }
 
-// Follow appends tensors whose chunks another end has placed on these lanes. On an error it leaves the plan as it was.
+// Follow appends tensors whose chunks another end has placed on these lanes. After an error the plan is unchanged.
 func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
 	var chunks uint64
 	for _, t := range batch {
@@ -164,7 +163,7 @@ func (p *Plan) add(batch []Tensor, place func(bytes uint64) (int, error)) error 
 		added++
 	}
 
-	// The next Add overwrites what is appended past a saved length, so saving the slice headers is enough.
+	// Saving the slice headers is enough, because the next Add overwrites elements past a saved length.
 	lanes, nics, tensors, placed := slices.Clone(p.lanes), slices.Clone(p.nics), p.tensors, p.chunks
 	p.tensors = slices.Grow(p.tensors, len(batch))
 	p.chunks = slices.Grow(p.chunks, int(chunks))
@@ -196,7 +195,7 @@ func (p *Plan) check(t Tensor) error {
 	return nil
 }
 
-// place cuts a checked tensor into chunks and puts each one on the lane that is chosen for it.
+// place cuts a checked tensor into chunks and puts each one on the lane that choose returns.
 func (p *Plan) place(t Tensor, choose func(bytes uint64) (int, error)) error {
 	tensor := uint32(len(p.tensors))
 	p.tensors = append(p.tensors, tensorState{t, len(p.chunks)})
@@ -226,17 +225,7 @@ func (p *Plan) place(t Tensor, choose func(bytes uint64) (int, error)) error {
 	return nil
 }
 
-// perChunk returns the number of elements of a full chunk.
 func (p *Plan) perChunk(d DType) uint64 { return uint64(p.chunkBytes / d.Size()) }
-
-// Config returns the plan's configuration, with the default chunk size filled in.
-func (p *Plan) Config() Config {
-	c := Config{ChunkBytes: p.chunkBytes, Lanes: make([]Lane, len(p.lanes))}
-	for i := range p.lanes {
-		c.Lanes[i] = p.lanes[i].Lane
-	}
-	return c
-}
 
 // ChunkBytes returns the size of a full chunk on the wire.
 func (p *Plan) ChunkBytes() int { return p.chunkBytes }
@@ -259,13 +248,13 @@ func (p *Plan) NumTensors() int { return len(p.tensors) }
 // Tensor returns a tensor by its number.
 func (p *Plan) Tensor(t int) Tensor { return p.tensors[t].Tensor }
 
-// Lookup finds a tensor's number by its name.
+// Lookup returns the number of the tensor with a name.
 func (p *Plan) Lookup(name string) (t int, ok bool) {
 	t, ok = p.byName[name]
 	return t, ok
 }
 
-// TensorChunks returns a tensor's chunks, numbers [first, end) in the order of its elements.
+// TensorChunks returns the range [first, end) of a tensor's chunk numbers, in the order of its elements.
 func (p *Plan) TensorChunks(t int) (first, end int) {
 	if t+1 < len(p.tensors) {
 		return p.tensors[t].first, p.tensors[t+1].first
@@ -276,17 +265,17 @@ func (p *Plan) TensorChunks(t int) (first, end int) {
 // NumLanes returns the number of lanes.
 func (p *Plan) NumLanes() int { return len(p.lanes) }
 
-// Lane returns a lane by its number, its place in [Config].
+// Lane returns a lane by its number, which is its place in [Config].
 func (p *Plan) Lane(l int) Lane { return p.lanes[l].Lane }
 
-// LaneChunks returns the numbers of a lane's chunks; the position is the chunk's lane index. The slice belongs to the plan.
+// LaneChunks returns the numbers of a lane's chunks. The position is the chunk's lane index. The slice belongs to the plan.
 func (p *Plan) LaneChunks(l int) []uint32 { return slices.Clip(p.lanes[l].chunks) }
 
-// LaneTensors returns the tensors with chunks on a lane, in the plan's order; the position is the lane-local tensor index of
+// LaneTensors returns the tensors with chunks on a lane, in the plan's order. The position is the lane-local tensor index of
 // [OpTensor]. The slice belongs to the plan.
 func (p *Plan) LaneTensors(l int) []LaneTensor { return slices.Clip(p.lanes[l].tensors) }
 
-// LaneTensor finds a tensor's share of a lane and its lane-local index. ok is false if the lane has none of it.
+// LaneTensor returns a tensor's share of a lane and its lane-local index. ok is false if the lane has no chunk of it.
 func (p *Plan) LaneTensor(l, t int) (index int, share LaneTensor, ok bool) {
 	ts := p.lanes[l].tensors
 	i := sort.Search(len(ts), func(i int) bool { return int(ts[i].Tensor) >= t })

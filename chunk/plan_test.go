@@ -252,55 +252,6 @@ func TestHashTellsPlansApart(t *testing.T) {
 	}
 }
 
-// unfold is fold undone.
-func unfold(t *rapid.T, s string) (seq []uint16) {
-	num := func(s string) int {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	for len(s) > 0 {
-		var group, rest string
-		if s[0] == '(' {
-			group, rest, _ = strings.Cut(s[1:], ")")
-		} else if end := strings.IndexAny(s, " *"); end >= 0 {
-			group, rest = s[:end], s[end:]
-		} else {
-			group = s
-		}
-		times := 1
-		if strings.HasPrefix(rest, "*") {
-			n, after, more := strings.Cut(rest[1:], " ")
-			times, rest = num(n), after
-			if more {
-				rest = " " + after
-			}
-		}
-		for range times {
-			for f := range strings.FieldsSeq(group) {
-				seq = append(seq, uint16(num(f)))
-			}
-		}
-		s = strings.TrimPrefix(rest, " ")
-	}
-	return seq
-}
-
-func TestFoldedLanesUnfoldToThemselves(t *testing.T) {
-	pattern := rapid.SliceOfN(rapid.Uint16Range(0, 3), 1, 5)
-	rapid.Check(t, func(t *rapid.T) {
-		var seq []uint16
-		for range rapid.IntRange(0, 5).Draw(t, "patterns") {
-			seq = append(seq, slices.Repeat(pattern.Draw(t, "pattern"), rapid.IntRange(1, 9).Draw(t, "times"))...)
-		}
-		if got := unfold(t, fold(seq)); !slices.Equal(got, seq) {
-			t.Fatalf("%v folds to %q, which is %v", seq, fold(seq), got)
-		}
-	})
-}
-
 func TestDTypesAreTheKernels(t *testing.T) {
 	header, err := os.ReadFile("../cgo/kernel/kernel.h")
 	if err != nil {

@@ -11,29 +11,28 @@ import (
 // RecordBytes is the size of a [TensorRecord] on the wire.
 const RecordBytes = 64
 
-// RecordValues is how many values a record carries for an update rule, which says what they are.
+// RecordValues is the number of values that a record carries for an update rule. The rule defines them.
 const RecordValues = 8
 
-// The checksum's offset; eight zero bytes follow it.
+// recordSumAt is the checksum's offset. Eight zero bytes follow the checksum.
 const recordSumAt = 52
 
 // RecordFlags are the switches of a [TensorRecord].
 type RecordFlags uint32
 
-// The switches.
 const (
-	RecordSkip      RecordFlags = 1 << 0 // leave the parameters as they are in this step
+	RecordSkip      RecordFlags = 1 << 0 // the parameters do not change in this step
 	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey are set
-	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon: write them past the cache
-	RecordPull      RecordFlags = 1 << 3 // answer to a commit of stream mode: pull the parameters before the next step
-	// RecordSkipNonFinite leaves the parameters as they are if the gradient's global norm is infinite or not a number.
+	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon, so they should be written past the cache
+	RecordPull      RecordFlags = 1 << 3 // answer to a commit of stream mode: the worker must pull the parameters before the next step
+	// RecordSkipNonFinite leaves the parameters unchanged if the gradient's global norm is infinite or not a number.
 	RecordSkipNonFinite RecordFlags = 1 << 4
 
 	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming | RecordPull | RecordSkipNonFinite
 )
 
 // TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and the destination of its replies. On the
-// wire its fields have this order, little-endian, and the CRC-32C of them and eight zero bytes follow.
+// wire its fields have this order, little-endian, followed by their CRC-32C and eight zero bytes.
 type TensorRecord struct {
 	LR, WD, Scale, Clip float32
 	Momentum            float32 // beta 1 where the rule has two
@@ -55,7 +54,7 @@ func (r *TensorRecord) Values() [RecordValues]float32 {
 	return [...]float32{r.LR, r.WD, r.Scale, r.Clip, r.Momentum, r.Beta2, r.Eps, r.Extra}
 }
 
-// Encode writes the record to the first [RecordBytes] bytes of dst; it panics when dst is shorter.
+// Encode writes the record to the first [RecordBytes] bytes of dst. It panics if dst is shorter.
 func (r *TensorRecord) Encode(dst []byte) {
 	dst = dst[:RecordBytes]
 	le := binary.LittleEndian
@@ -70,7 +69,8 @@ func (r *TensorRecord) Encode(dst []byte) {
 	le.PutUint64(dst[recordSumAt+4:], 0)
 }
 
-// Decode reads a record from exactly [RecordBytes] bytes. It does not check the values of hyper-parameters: the optimizer does.
+// Decode reads a record from exactly [RecordBytes] bytes. It does not check the values of hyper-parameters, because the optimizer
+// does.
 func (r *TensorRecord) Decode(src []byte) error {
 	if len(src) != RecordBytes {
 		return fmt.Errorf("%w: %d bytes, not %d", ErrRecord, len(src), RecordBytes)

@@ -2,7 +2,7 @@ package chunk
 
 import "slices"
 
-// NICs returns how many NICs lanes have, counting from 0.
+// NICs returns the number of NICs of lanes, counted from 0.
 func NICs(lanes []Lane) (n int) {
 	for _, l := range lanes {
 		n = max(n, l.NIC+1)
@@ -10,9 +10,9 @@ func NICs(lanes []Lane) (n int) {
 	return n
 }
 
-// Spread returns the lanes of so many aggregators that have these each: those of the first come first, and NICs are numbered
-// through. Numbers of cores differ from one machine to another, so places stand for them. What other plans have placed there is
-// left out: each aggregator knows only its own.
+// Spread returns the lanes of so many aggregators that each have these lanes. The lanes of the first aggregator come first, and
+// NICs are numbered consecutively. Numbers of cores differ between machines, so lanes' positions replace them. Loads of other plans
+// are dropped, because each aggregator knows only its own.
 func Spread(lanes []Lane, aggregators int) []Lane {
 	nics := NICs(lanes)
 	var out []Lane

@@ -4,12 +4,11 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"strings"
 )
 
 // String returns the plan as text, for people and golden tests: a header, a line for each lane with its load, and a line for each
-// tensor with the lanes of its chunks in order. It folds repetitions: "(0 2 1 3)*5 0" is 21 chunks.
+// tensor with its lanes, each with the number of the tensor's chunks there.
 func (p *Plan) String() string {
 	var b strings.Builder
 	var elems, bytes uint64
@@ -23,51 +22,22 @@ func (p *Plan) String() string {
 		fmt.Fprintf(&b, "lane %d: nic %d, core %d, weight %d, tensors %d, chunks %d, elems %d, bytes %d\n",
 			i, l.NIC, l.Core, l.Weight, len(l.tensors), len(l.chunks), l.elems, l.bytes)
 	}
-	var lanes []uint16
 	for i := range p.tensors {
 		t := &p.tensors[i]
 		first, end := p.TensorChunks(i)
-		lanes = lanes[:0]
-		for _, c := range p.chunks[first:end] {
-			lanes = append(lanes, c.lane)
+		fmt.Fprintf(&b, "tensor %d: %q %v, elems %d, chunks %d, lanes", i, t.Name, t.DType, t.Elems, end-first)
+		for l := range p.lanes {
+			if _, share, ok := p.LaneTensor(l, i); ok {
+				fmt.Fprintf(&b, " %d:%d", l, share.Chunks)
+			}
 		}
-		fmt.Fprintf(&b, "tensor %d: %q %v, elems %d, chunks %d, lanes %s\n", i, t.Name, t.DType, t.Elems, end-first, fold(lanes))
+		b.WriteByte('\n')
 	}
 	return b.String()
 }
 
-// maxPeriod bounds how long a repeated pattern fold looks for.
-const maxPeriod = 64
-
-// fold writes a sequence with its repetitions folded. At each place it takes the pattern that covers the most.
-func fold(seq []uint16) string {
-	var parts []string
-	for len(seq) > 0 {
-		period, covered := 1, 1
-		for n := 1; n <= maxPeriod && 2*n <= len(seq); n++ {
-			k := n
-			for k+n <= len(seq) && slices.Equal(seq[:n], seq[k:k+n]) {
-				k += n
-			}
-			if k > n && k > covered {
-				period, covered = n, k
-			}
-		}
-		pattern := strings.Trim(fmt.Sprint(seq[:period]), "[]")
-		if period > 1 {
-			pattern = "(" + pattern + ")"
-		}
-		if covered > period {
-			pattern = fmt.Sprintf("%s*%d", pattern, covered/period)
-		}
-		parts = append(parts, pattern)
-		seq = seq[covered:]
-	}
-	return strings.Join(parts, " ")
-}
-
-// Hash returns a digest of the whole plan: lanes, tensors and the placement of every chunk. Two ends with the same hash agree on
-// the meaning of every immediate.
+// Hash returns a digest of the whole plan: lanes, tensors and the placement of every chunk. Two ends with equal hashes agree on the
+// meaning of every immediate.
 func (p *Plan) Hash() [32]byte {
 	h := sha256.New()
 	buf := []byte("rackweave plan 1\n")

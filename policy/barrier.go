@@ -1,15 +1,15 @@
 package policy
 
 // barrier is bulk-synchronous training in which an update takes the first k workers of a step: all (BSP), all but some backup
-// workers, or k of them, the others cancelled (k-BSP).
+// workers, or k of them, with the others cancelled (k-BSP).
 type barrier struct {
 	members
 	k      int
 	cancel bool
-	until  *trigger // nil: never switches
+	until  *trigger // if nil, the policy never switches
 
-	step uint64 // that is collected
-	in   []bool // whose gradient is in
+	step uint64 // the step that is collected
+	in   []bool // by worker: its gradient has arrived
 }
 
 func newBarrier(m members, k int, cancel bool) *barrier {
@@ -60,7 +60,7 @@ func (p *barrier) collected() int {
 	return n
 }
 
-// expected counts the workers whose gradient of the step is in, or can come.
+// expected returns the number of workers whose gradient of the step has arrived, or can arrive.
 func (p *barrier) expected() int {
 	n := p.collected()
 	for w, live := range p.live {
@@ -71,7 +71,7 @@ func (p *barrier) expected() int {
 	return n
 }
 
-// try updates when enough gradients are in.
+// try makes an update if enough gradients have arrived.
 func (p *barrier) try(to []Act) []Act {
 	got, expected := p.collected(), p.expected()
 	if expected == 0 {
@@ -108,7 +108,7 @@ func (p *barrier) try(to []Act) []Act {
 	return to
 }
 
-// skip leaves out a step that nobody can fill any more: all who live begin with the next.
+// skip skips a step that nobody can fill. All live workers begin with the next.
 func (p *barrier) skip(to []Act) []Act {
 	if p.count() == 0 {
 		return to
@@ -116,13 +116,4 @@ func (p *barrier) skip(to []Act) []Act {
 	p.step++
 	p.base = p.step
 	return p.releaseAll(p.step, to)
-}
-
-func (p *barrier) state(c *codec) {
-	p.members.state(c)
-	c.uint(&p.step)
-	each(p.in, c.bool)
-	if p.until != nil {
-		p.until.state(c)
-	}
 }

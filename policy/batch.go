@@ -2,16 +2,16 @@ package policy
 
 import "slices"
 
-// batching is how workers go on while a batch is collected.
+// batching is the behaviour of workers while a batch is collected.
 type batching uint8
 
 const (
-	waiting batching = iota // a worker waits for the update that its gradient is in (k-ASP)
-	running                 // it goes on with what is current (k-batch-ASP, softsync)
-	same                    // it goes on with the parameters it has; an update cancels what is computed (k-batch-BSP)
+	waiting batching = iota // a worker waits for the update with its gradient (k-ASP)
+	running                 // a worker continues with the current parameters (k-batch-ASP, softsync)
+	same                    // a worker continues with its parameters, and an update cancels its computation (k-batch-BSP)
 )
 
-// batch updates with any k gradients.
+// batch makes an update from any k gradients.
 type batch struct {
 	members
 	k      int
@@ -21,7 +21,6 @@ type batch struct {
 	in []member
 }
 
-// member is a gradient in the batch.
 type member struct {
 	w    int
 	step uint64
@@ -32,8 +31,8 @@ func (*batch) Stream() bool { return false }
 
 func (p *batch) Rate(uint64) float64 { return p.rate(1) }
 
-// rate is the learning rate's factor for an update of size gradients. It was chosen for n gradients of one version; the synchronous
-// rule keeps it.
+// rate returns the learning rate's factor for an update of size gradients. The learning rate was chosen for n gradients of one
+// version. The synchronous rule keeps it.
 func (p *batch) rate(size int) float64 {
 	if p.factor || p.mode == same {
 		return 1
@@ -41,7 +40,7 @@ func (p *batch) rate(size int) float64 {
 	return float64(size) / float64(p.n)
 }
 
-// share is what a gradient is multiplied by, beside the division by their number.
+// share returns the factor of a gradient, beside the division by the number of gradients.
 func (p *batch) share(m member) float64 {
 	if p.factor {
 		return 1 / float64(max(1, m.tau))
@@ -83,7 +82,6 @@ func (p *batch) On(e Event, to []Act) []Act {
 	return p.try(to)
 }
 
-// remove takes a worker's gradients out.
 func remove(in []member, w int) []member {
 	kept := in[:0]
 	for _, m := range in {
@@ -94,14 +92,13 @@ func remove(in []member, w int) []member {
 	return kept
 }
 
-// full reports whether the batch is what it can be.
 func (p *batch) full() bool {
 	if len(p.in) == 0 || len(p.in) >= p.k {
 		return len(p.in) > 0
 	}
 	for w, live := range p.live {
 		if live && (p.mode != waiting || !p.held(w)) {
-			return false // another gradient can come
+			return false // another gradient can arrive
 		}
 	}
 	return true
@@ -112,7 +109,7 @@ func (p *batch) try(to []Act) []Act {
 		return to
 	}
 	if p.mode == waiting {
-		// In the order of ranks, as every synchronous sum is.
+		// The order is that of ranks, as in every synchronous sum.
 		slices.SortFunc(p.in, func(a, b member) int { return a.w - b.w })
 	}
 	size := len(p.in)
@@ -134,23 +131,10 @@ func (p *batch) try(to []Act) []Act {
 			if !p.held(w) {
 				to = append(to, Act{Kind: Cancel, W: w, Step: p.t[w]})
 			}
-			p.may[w] = false // to say it again: the parameters have changed
+			p.may[w] = false // to release it again, because the parameters have changed
 			to = p.release(w, p.t[w], to)
 		}
 	}
 	p.in = p.in[:0]
 	return to
-}
-
-func (p *batch) state(c *codec) {
-	p.members.state(c)
-	n := c.length(len(p.in), max(p.k, p.n))
-	if c.loading {
-		p.in = make([]member, n)
-	}
-	each(p.in, func(m *member) {
-		c.int(&m.w)
-		c.uint(&m.step)
-		c.uint(&m.tau)
-	})
 }

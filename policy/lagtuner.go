@@ -1,19 +1,19 @@
 package policy
 
-// Reading is how the gaps of LagTuner's published procedure are filled.
+// Reading is an interpretation of LagTuner's published procedure, which has gaps.
 type Reading uint8
 
-// The readings.
 const (
 	// Strict never lets two workers' begun steps differ by more than the upper bound.
 	Strict Reading = iota
-	// Literal lets the fastest ask for extra steps again when it has used them up, and it gets as many as before.
+	// Literal lets the fastest worker ask for extra steps again when it has used them up, and gives it as many as before.
 	Literal
-	// Loose also lets everyone above the lower bound ask, and holds a worker only until the slowest's next push.
+	// Loose also lets every worker above the lower bound ask, and holds a worker only until the slowest's next push.
 	Loose
 )
 
-// lagTuner is SSP(lower) in which the fastest worker may get extra steps: as many as bring its push nearest to one of the slowest.
+// lagTuner is SSP(lower) in which the fastest worker may get extra steps, as many as bring its push nearest to a push of the
+// slowest.
 type lagTuner struct {
 	members
 	learningRate
@@ -21,11 +21,11 @@ type lagTuner struct {
 	reading      Reading
 
 	now      int64
-	last     []int64  // when a worker pushed
-	since    []int64  // when it began its step
-	interval []int64  // how long its last step took, without the time it was held; 0: unknown
-	extra    []uint64 // steps it still has, whatever its lead
-	awaits   []int    // Loose: whose push releases it
+	last     []int64  // time of a worker's last push
+	since    []int64  // time at which it began its step
+	interval []int64  // duration of its last step without the time for which it was held; 0 if unknown
+	extra    []uint64 // steps that it still has, whatever its lead
+	awaits   []int    // Loose: the worker whose push releases it
 }
 
 func newLagTuner(m members, r learningRate, lower, upper uint64, reading Reading) *lagTuner {
@@ -76,7 +76,7 @@ func (p *lagTuner) decide(w int, to []Act) []Act {
 	return to
 }
 
-// recheck releases whom an event brought within the lower bound, and those who waited for the push.
+// recheck releases the workers that an event brought within the lower bound, and the workers that waited for the push.
 func (p *lagTuner) recheck(e Event, to []Act) []Act {
 	lowest := p.min()
 	for w := range p.live {
@@ -93,8 +93,8 @@ func (p *lagTuner) recheck(e Event, to []Act) []Act {
 	return to
 }
 
-// slowest is the worker with the lowest clock; of several, the one whose next push is expected last, then the one of the lowest
-// rank.
+// slowest returns the worker with the lowest clock. Of several, it returns the worker whose next push is expected last, then the
+// worker of the lowest rank.
 func (p *lagTuner) slowest() int {
 	found, lowest := -1, p.min()
 	for w, live := range p.live {
@@ -108,8 +108,8 @@ func (p *lagTuner) slowest() int {
 	return found
 }
 
-// control is the number of steps, the next one included, after which a worker's push comes nearest to a push of the slowest.
-// Of equal ones it is the least; 0 holds the worker.
+// control returns the number of steps, including the next one, after which a worker's push comes nearest to a push of the slowest.
+// Of equally near numbers it returns the least. If 0, the worker is held.
 func (p *lagTuner) control(w int) uint64 {
 	most := p.upper - p.lower
 	if p.reading == Strict {
@@ -137,14 +137,4 @@ func (p *lagTuner) control(w int) uint64 {
 		at += p.interval[w]
 	}
 	return best
-}
-
-func (p *lagTuner) state(c *codec) {
-	p.members.state(c)
-	c.time(&p.now)
-	each(p.last, c.time)
-	each(p.since, c.time)
-	each(p.interval, c.time)
-	each(p.extra, c.uint)
-	each(p.awaits, c.int)
 }

@@ -2,14 +2,13 @@ package policy
 
 import "math"
 
-// members are a policy's workers.
 type members struct {
 	n       int
 	live    []bool
 	t       []uint64 // clocks
-	allowed []uint64 // meaningful from the first release on
-	may     []bool   // allowed is meaningful
-	base    uint64   // the slowest clock, kept while nobody is live
+	allowed []uint64 // valid from the first release on
+	may     []bool   // allowed is valid
+	base    uint64   // the slowest clock, kept while no worker is live
 }
 
 func newMembers(n int, first uint64) members {
@@ -22,10 +21,8 @@ func (m *members) Live(w int) bool { return m.live[w] }
 
 func (m *members) Allowed(w int) uint64 { return m.allowed[w] }
 
-// held reports whether a live worker waits to be released.
 func (m *members) held(w int) bool { return m.live[w] && (!m.may[w] || m.t[w] > m.allowed[w]) }
 
-// min is the slowest clock.
 func (m *members) min() uint64 {
 	lowest, any := uint64(math.MaxUint64), false
 	for w, live := range m.live {
@@ -39,7 +36,6 @@ func (m *members) min() uint64 {
 	return m.base
 }
 
-// max is the fastest clock.
 func (m *members) max() uint64 {
 	highest := m.base
 	for w, live := range m.live {
@@ -62,14 +58,14 @@ func (m *members) count() int {
 	return n
 }
 
-// join lets a worker begin at a step. It is allowed none yet.
+// join adds a worker that begins at a step. The worker is not allowed any step yet.
 func (m *members) join(w int, at uint64) {
 	m.live[w], m.t[w], m.may[w], m.allowed[w] = true, at, false, 0
 }
 
 func (m *members) leave(w int) { m.live[w] = false }
 
-// release allows a live worker steps up to x, if that is more than it was allowed.
+// release allows a live worker steps up to x, if that is more than before.
 func (m *members) release(w int, x uint64, to []Act) []Act {
 	if !m.live[w] || m.may[w] && x <= m.allowed[w] {
 		return to
@@ -85,15 +81,7 @@ func (m *members) releaseAll(x uint64, to []Act) []Act {
 	return to
 }
 
-func (m *members) state(c *codec) {
-	each(m.live, c.bool)
-	each(m.t, c.uint)
-	each(m.allowed, c.uint)
-	each(m.may, c.bool)
-	c.uint(&m.base)
-}
-
-// plus adds a bound to a clock; what is beyond every step is [Unbounded].
+// plus adds a bound to a clock. Sums beyond every step are [Unbounded].
 func plus(clock, bound uint64) uint64 {
 	if bound > Unbounded-clock {
 		return Unbounded

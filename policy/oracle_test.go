@@ -210,7 +210,7 @@ func (o *outcome) observe(acts []Act) {
 	}
 }
 
-func (o *outcome) look(r *Runner) {
+func (o *outcome) inspect(r *Runner) {
 	o.held = make([]bool, r.n)
 	for w := range r.n {
 		o.held[w] = r.Held(w)
@@ -237,7 +237,7 @@ func replay(t *testing.T, spec Spec, n int, history []Event) (o outcome, r *Runn
 		e := &history[i]
 		e.Step = r.Clock(e.W)
 		if r.Held(e.W) {
-			o.look(r)
+			o.inspect(r)
 			return o, r, i
 		}
 		acts, err := r.On(*e, nil)
@@ -246,7 +246,7 @@ func replay(t *testing.T, spec Spec, n int, history []Event) (o outcome, r *Runn
 		}
 		o.observe(acts)
 	}
-	o.look(r)
+	o.inspect(r)
 	return o, r, len(history)
 }
 

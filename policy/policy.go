@@ -2,53 +2,52 @@ package policy
 
 import "math"
 
-// Unbounded is above every step: a worker that is allowed it is never held.
+// Unbounded is above every step. A worker that is allowed it is never held.
 const Unbounded = math.MaxUint64
 
-// EventKind says what happened.
+// EventKind is the kind of an event.
 type EventKind uint8
 
-// The kinds of events.
 const (
-	// Push: worker W announces that the gradient of Step is computed (step policies) or applied (stream policies).
+	// Push announces that worker W has computed the gradient of Step (step policies), or that it was applied (stream policies).
 	Push EventKind = iota
-	// Join: worker W takes part from now on. Its clock says at which step it begins.
+	// Join announces that worker W takes part from now on. Its clock is the step at which it begins.
 	Join
-	// Leave: worker W is lost. What it pushed and what is undecided is forgotten.
+	// Leave announces that worker W is lost. Its pushes that are undecided are dropped.
 	Leave
-	// Finish: worker W pushes no more. What it pushed still counts.
+	// Finish announces that worker W pushes no further steps. Its earlier pushes still count.
 	Finish
-	// Loss: Value is the validation loss after an epoch.
+	// Loss reports the validation loss Value after an epoch.
 	Loss
 )
 
-// Event is what happened.
+// Event is an event of a job.
 type Event struct {
 	Kind  EventKind
 	W     int
 	Step  uint64
 	At    int64   // ns of one clock
-	Tau   uint64  // Push: updates since the version that the gradient was computed on
-	Value float64 // Loss
+	Tau   uint64  // of Push: updates since the version on which the gradient was computed
+	Value float64 // of Loss
 }
 
-// ActKind says what to do.
+// ActKind is the kind of an act.
 type ActKind uint8
 
-// The kinds of acts.
 const (
-	// Apply: make one update of Parts, the learning rate multiplied by Rate. A stream policy says so of what was applied on arrival.
+	// Apply makes one update of Parts, with the learning rate multiplied by Rate. A stream policy emits it for a gradient that was
+	// applied on arrival.
 	Apply ActKind = iota
-	// Drop: discard the gradient of (W, Step).
+	// Drop discards the gradient of (W, Step).
 	Drop
-	// Cancel: what W computes as Step is of no use; if it can, it should stop. It may push it all the same.
+	// Cancel announces that W's computation of Step is useless, so that W stops it if it can. W may still push it.
 	Cancel
-	// Release: W may compute steps up to Step. Steps fall only when the policy changes.
+	// Release allows W steps up to Step. Step decreases only when the policy changes.
 	Release
-	// Switch: policy To decides from Step on.
+	// Switch installs policy To from Step on.
 	Switch
-	// Admit: the gradient of (W, Step), times Rate, is in the update after the last one, behind those admitted before it. A policy
-	// says so where an update is not decided yet and its order is.
+	// Admit puts the gradient of (W, Step), times Rate, into the update after the last one, behind the gradients admitted before it. A
+	// policy emits it when the order of an update is decided before the update is.
 	Admit
 )
 
@@ -59,24 +58,24 @@ type Part struct {
 	Weight float64
 }
 
-// Act is what to do.
+// Act is a decision of a policy.
 type Act struct {
 	Kind  ActKind
 	W     int
 	Step  uint64
-	Pull  bool // Release: fetch the current parameters first
+	Pull  bool // of Release: the worker must fetch the current parameters first
 	Parts []Part
 	Rate  float64
 	To    Spec
 }
 
-// Policy is who waits for whom. Its events must be possible, which a [Runner] sees to.
+// Policy decides who waits for whom. Its events must be possible. A [Runner] ensures that.
 type Policy interface {
-	// Stream reports whether chunks are applied as they arrive. Else only Apply does.
+	// Stream reports whether chunks are applied as they arrive. Otherwise only Apply applies them.
 	Stream() bool
 	// Rate returns the factor of the learning rate for a gradient of the given staleness that is applied alone, on arrival.
 	Rate(tau uint64) float64
-	// On appends what to do about an event.
+	// On appends the acts that follow from an event.
 	On(e Event, to []Act) []Act
 	// Clock returns the step that a worker computes or waits to compute.
 	Clock(w int) uint64
@@ -84,20 +83,4 @@ type Policy interface {
 	Allowed(w int) uint64
 	// Live reports whether a worker takes part.
 	Live(w int) bool
-
-	state(c *codec)
-}
-
-// Save returns the state of a policy, for [Load].
-func Save(p Policy) []byte {
-	var c codec
-	p.state(&c)
-	return c.data
-}
-
-// Load gives a policy, new and of the same spec and workers, the state that another saved.
-func Load(p Policy, saved []byte) error {
-	c := codec{data: saved, loading: true}
-	p.state(&c)
-	return c.end()
 }

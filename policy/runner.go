@@ -6,25 +6,25 @@ import (
 	"math/bits"
 )
 
-// ErrEvent is what the error of an event that cannot be wraps.
+// ErrEvent is wrapped by the error of an impossible event.
 var ErrEvent = errors.New("impossible event")
 
-// StalenessBuckets is how many sizes of τ are told apart: 0, 1, 2-3, 4-7, …, the last without end.
+// StalenessBuckets is the number of sizes of τ that are told apart: 0, 1, 2-3, 4-7, …, the last without end.
 const StalenessBuckets = 16
 
-// Stats is what became of a worker's steps.
+// Stats holds statistics of a worker's steps.
 type Stats struct {
 	Pushed    uint64
 	Dropped   uint64
 	HeldNS    int64
 	Staleness [StalenessBuckets]uint64 // pushes by staleness
-	TauSum    uint64                   // of all pushes
+	TauSum    uint64                   // over all pushes
 }
 
 // MeanTau is the mean staleness of the pushes.
 func (s *Stats) MeanTau() float64 { return float64(s.TauSum) / float64(max(s.Pushed, 1)) }
 
-// Runner runs a job's policy. It refuses events that cannot be, with an error that says whose fault it is, and does nothing then.
+// Runner runs a job's policy. It refuses impossible events with an error that names the cause, and does nothing then.
 type Runner struct {
 	n      int
 	spec   Spec
@@ -32,20 +32,19 @@ type Runner struct {
 	next   *change
 
 	allowed []uint64 // as released, limited by a change under way
-	floor   []uint64 // the lowest step that a worker may push: below its clock after a Cancel
+	floor   []uint64 // the lowest step that a worker may push, which is below its clock after a Cancel
 	heldAt  []int64
 	stats   []Stats
 	now     int64
 	updates uint64
-	from    []Act // of the policy, before they are taken note of
+	from    []Act // acts of the policy that are not recorded yet
 }
 
-// change is a change of policy under way.
 type change struct {
-	spec   Spec
-	at     uint64
-	there  []bool // workers that have reached it
-	joined []bool // workers that join with it
+	spec    Spec
+	at      uint64
+	reached []bool // workers that have reached it
+	joined  []bool // workers that join with it
 }
 
 // NewRunner makes a runner without members.
@@ -62,19 +61,27 @@ func NewRunner(spec Spec, n int) (*Runner, error) {
 	}, nil
 }
 
-// Spec is the policy that decides now.
+// Spec returns the policy that decides now.
 func (r *Runner) Spec() Spec { return r.spec }
+
+// Next returns the policy of a change under way and the first step that it decides. ok is false if no change is under way.
+func (r *Runner) Next() (spec Spec, at uint64, ok bool) {
+	if r.next == nil {
+		return Spec{}, 0, false
+	}
+	return r.next.spec, r.next.at, true
+}
 
 // Stream reports whether chunks are applied as they arrive.
 func (r *Runner) Stream() bool { return r.policy.Stream() }
 
-// Rate is the policy's.
+// Rate returns the policy's factor of the learning rate.
 func (r *Runner) Rate(tau uint64) float64 { return r.policy.Rate(tau) }
 
-// Updates is how many updates were made.
+// Updates returns the number of updates made.
 func (r *Runner) Updates() uint64 { return r.updates }
 
-// Clock is the step that a worker computes or waits to compute.
+// Clock returns the step that a worker computes or waits to compute.
 func (r *Runner) Clock(w int) uint64 {
 	if r.next != nil && r.next.joined[w] {
 		return r.next.at
@@ -82,21 +89,21 @@ func (r *Runner) Clock(w int) uint64 {
 	return r.policy.Clock(w)
 }
 
-// Allowed is the last step that a worker may compute.
+// Allowed returns the last step that a worker may compute.
 func (r *Runner) Allowed(w int) uint64 { return r.allowed[w] }
 
 // Live reports whether a worker takes part.
 func (r *Runner) Live(w int) bool {
-	return r.policy.Live(w) || r.next != nil && (r.next.there[w] || r.next.joined[w])
+	return r.policy.Live(w) || r.next != nil && (r.next.reached[w] || r.next.joined[w])
 }
 
 // Held reports whether a worker waits to be released.
 func (r *Runner) Held(w int) bool { return r.Live(w) && r.heldAt[w] != notHeld }
 
-// HeldSince is when a worker that is held began to wait.
+// HeldSince returns the time at which a held worker began to wait.
 func (r *Runner) HeldSince(w int) int64 { return r.heldAt[w] }
 
-// Awaited appends the workers for whose step those wait that are held: of those who compute, the ones furthest behind.
+// Awaited appends the workers for whose step held workers wait: of the workers that compute, the ones furthest behind.
 func (r *Runner) Awaited(to []int) []int {
 	lowest := uint64(Unbounded)
 	for w := range r.n {
@@ -112,12 +119,12 @@ func (r *Runner) Awaited(to []int) []int {
 	return to
 }
 
-// Stats returns what became of a worker's steps.
+// Stats returns the statistics of a worker's steps.
 func (r *Runner) Stats(w int) Stats { return r.stats[w] }
 
 const notHeld = -1
 
-// On appends what to do about an event.
+// On appends the acts that follow from an event.
 func (r *Runner) On(e Event, to []Act) ([]Act, error) {
 	if err := r.check(e); err != nil {
 		return to, err
@@ -140,8 +147,8 @@ func (r *Runner) On(e Event, to []Act) ([]Act, error) {
 		if r.next == nil {
 			break
 		}
-		there, joined := r.next.there[e.W], r.next.joined[e.W]
-		r.next.there[e.W], r.next.joined[e.W] = false, false
+		there, joined := r.next.reached[e.W], r.next.joined[e.W]
+		r.next.reached[e.W], r.next.joined[e.W] = false, false
 		if joined || there && e.Kind == Finish {
 			return r.settle(to), nil
 		}
@@ -149,7 +156,6 @@ func (r *Runner) On(e Event, to []Act) ([]Act, error) {
 	return r.settle(r.pass(e, to)), nil
 }
 
-// check tells whether an event can be.
 func (r *Runner) check(e Event) error {
 	if e.Kind > Loss {
 		return fmt.Errorf("%w: of kind %d", ErrEvent, e.Kind)
@@ -161,7 +167,7 @@ func (r *Runner) check(e Event) error {
 	case e.Kind == Join && live:
 		return fmt.Errorf("%w: worker %d joined twice", ErrEvent, e.W)
 	case e.Kind != Join && !live:
-		return fmt.Errorf("%w: worker %d is no member: it must join first", ErrEvent, e.W)
+		return fmt.Errorf("%w: worker %d is not a member: it must join first", ErrEvent, e.W)
 	case e.Kind != Push:
 		return nil
 	}
@@ -177,7 +183,6 @@ func (r *Runner) check(e Event) error {
 	return nil
 }
 
-// pass gives the policy an event and takes note of what it wants.
 func (r *Runner) pass(e Event, to []Act) []Act {
 	r.from = r.policy.On(e, r.from[:0])
 	for _, a := range r.from {
@@ -198,7 +203,7 @@ func (r *Runner) pass(e Event, to []Act) []Act {
 				r.next = newChange(r.n, a.To, a.Step)
 			}
 			for w := range r.n {
-				r.next.there[w] = r.policy.Live(w)
+				r.next.reached[w] = r.policy.Live(w)
 			}
 			continue
 		}
@@ -208,11 +213,11 @@ func (r *Runner) pass(e Event, to []Act) []Act {
 }
 
 func newChange(n int, spec Spec, at uint64) *change {
-	return &change{spec: spec, at: at, there: make([]bool, n), joined: make([]bool, n)}
+	return &change{spec: spec, at: at, reached: make([]bool, n), joined: make([]bool, n)}
 }
 
-// Change lets another policy decide, from the first step on that nobody can have begun. Until all have reached it, the old one
-// does.
+// Change installs another policy from the first step on that no worker can have begun. The old policy decides until all workers
+// have reached that step.
 func (r *Runner) Change(spec Spec, at int64, to []Act) ([]Act, error) {
 	if err := spec.Check(r.n); err != nil {
 		return to, err
@@ -222,7 +227,7 @@ func (r *Runner) Change(spec Spec, at int64, to []Act) ([]Act, error) {
 			r.next.at)
 	}
 	r.now = max(r.now, at)
-	// A worker that was released beyond its clock may have gone on although its push was not heard of yet.
+	// A worker that was released beyond its clock may have continued although its push has not arrived yet.
 	first := uint64(0)
 	for w := range r.n {
 		first = max(first, r.policy.Clock(w))
@@ -240,7 +245,7 @@ func (r *Runner) Change(spec Spec, at int64, to []Act) ([]Act, error) {
 	return r.settle(to), nil
 }
 
-// settle finishes a change that all have reached, and takes note of who is held.
+// settle finishes a change that all workers have reached, and records which workers are held.
 func (r *Runner) settle(to []Act) []Act {
 	if r.next != nil {
 		to = r.arrive(to)
@@ -261,21 +266,21 @@ func (r *Runner) settle(to []Act) []Act {
 	return to
 }
 
-// arrive takes workers out of the old policy that it would let go beyond the change, so that it waits for them no more. The new one
-// begins when none is left.
+// arrive removes workers that the old policy would release beyond the change from the old policy, so that it does not wait for
+// them. The new policy begins when the old one has no workers.
 func (r *Runner) arrive(to []Act) []Act {
 	for again := true; again; {
 		again = false
 		for w := range r.n {
-			if r.next.there[w] || !r.policy.Live(w) || r.policy.Clock(w) < r.next.at || r.policy.Allowed(w) < r.policy.Clock(w) {
+			if r.next.reached[w] || !r.policy.Live(w) || r.policy.Clock(w) < r.next.at || r.policy.Allowed(w) < r.policy.Clock(w) {
 				continue
 			}
-			r.next.there[w], again = true, true
+			r.next.reached[w], again = true, true
 			to = r.pass(Event{Kind: Finish, W: w, At: r.now}, to)
 		}
 	}
 	for w := range r.n {
-		if r.policy.Live(w) && !r.next.there[w] {
+		if r.policy.Live(w) && !r.next.reached[w] {
 			return to
 		}
 	}
@@ -284,7 +289,7 @@ func (r *Runner) arrive(to []Act) []Act {
 	r.policy = New(r.spec, r.n, done.at)
 	to = append(to, Act{Kind: Switch, Step: done.at, To: r.spec})
 	for w := range r.n {
-		if done.there[w] || done.joined[w] {
+		if done.reached[w] || done.joined[w] {
 			to = r.pass(Event{Kind: Join, W: w, At: r.now}, to)
 		}
 	}

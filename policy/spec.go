@@ -11,7 +11,7 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// ErrSpec is what every error about a spec wraps.
+// ErrSpec is wrapped by every error about a spec.
 var ErrSpec = errors.New("bad policy")
 
 // Spec names a policy and its parameters. The zero value is bsp. Specs are comparable.
@@ -38,7 +38,7 @@ const (
 
 const (
 	maxParameters = 4
-	maxBound      = 1e9 // of bounds and steps: far beyond use, and exact in every type
+	maxBound      = 1e9 // of bounds and steps; far beyond use, and exact in every type
 	byStaleness   = -1
 	byWorkers     = 0
 )
@@ -88,7 +88,7 @@ var kinds = [...]struct {
 
 var asp = Spec{kind: aspKind}
 
-// Names lists the policies.
+// Names returns the names of the policies.
 func Names() []string {
 	names := make([]string, len(kinds))
 	for i := range kinds {
@@ -97,7 +97,7 @@ func Names() []string {
 	return names
 }
 
-// Parse reads a spec such as "ssp:s=3" or "lagtuner:sl=3,su=15,reading=loose".
+// Parse parses a spec such as "ssp:s=3" or "lagtuner:sl=3,su=15,reading=loose".
 func Parse(s string) (Spec, error) {
 	name, rest, _ := strings.Cut(strings.ToLower(strings.TrimSpace(s)), ":")
 	k := slices.Index(Names(), name)
@@ -148,7 +148,6 @@ func nearest(name string, among []string) string {
 	return slices.MinFunc(among, func(a, b string) int { return distance(a) - distance(b) })
 }
 
-// read reads a value.
 func (p *parameter) read(s string) (float64, error) {
 	var words []string
 	for _, w := range p.words {
@@ -178,7 +177,7 @@ func (p *parameter) read(s string) (float64, error) {
 	return v, nil
 }
 
-// check finds parameters that contradict each other.
+// check returns an error if parameters contradict each other.
 func (s Spec) check() error {
 	switch v := s.values; {
 	case s.kind == lagTunerKind && v[0] > v[1]:
@@ -189,7 +188,7 @@ func (s Spec) check() error {
 	return nil
 }
 
-// Check reports whether n workers can run the policy.
+// Check returns an error if n workers cannot run the policy.
 func (s Spec) Check(n int) error {
 	name, v := kinds[s.kind].name, s.values[0]
 	switch s.kind {
@@ -206,7 +205,22 @@ func (s Spec) Check(n int) error {
 	return nil
 }
 
-// Name is the policy's, without parameters.
+// Spares returns the number of n workers that the policy can do without, because its updates never need the gradients of all.
+func (s Spec) Spares(n int) int {
+	switch v := int(s.values[0]); s.kind {
+	case aspKind, sspKind, lagTunerKind:
+		return n - 1
+	case kBSPKind, kBatchBSPKind, kASPKind, kBatchASPKind:
+		return n - v
+	case softsyncKind:
+		return n - n/v
+	case backupKind:
+		return v
+	}
+	return 0
+}
+
+// Name returns the policy's name, without parameters.
 func (s Spec) Name() string { return kinds[s.kind].name }
 
 // Stream reports whether the policy begins by applying chunks as they arrive.
@@ -214,7 +228,7 @@ func (s Spec) Stream() bool {
 	return s.kind == aspKind || s.kind == sspKind || s.kind == lagTunerKind || s.kind == switchKind && s.at() == 0
 }
 
-// String gives what [Parse] reads, without parameters that are as they would be anyway.
+// String returns the text that [Parse] parses, without parameters that have their default values.
 func (s Spec) String() string {
 	text := kinds[s.kind].name
 	for i, between := 0, ":"; i < len(kinds[s.kind].parameters); i++ {
@@ -236,7 +250,7 @@ func (p *parameter) text(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// at is the step at which Strategy-Switch switches; [Unbounded] where the loss decides.
+// at returns the step at which Strategy-Switch switches, or [Unbounded] if the loss decides.
 func (s Spec) at() uint64 {
 	if s.values[0] < 0 {
 		return Unbounded
@@ -245,7 +259,7 @@ func (s Spec) at() uint64 {
 	return uint64(math.Floor(s.values[0]*s.values[1] + 1e-9))
 }
 
-// from is the policy that decides at a step: a Strategy-Switch that is over is asp.
+// from returns the policy that decides at a step. A Strategy-Switch that is over is asp.
 func (s Spec) from(step uint64) Spec {
 	if s.kind == switchKind && s.at() <= step {
 		return asp
@@ -253,7 +267,7 @@ func (s Spec) from(step uint64) Spec {
 	return s
 }
 
-// New makes the policy for n workers, none of which has joined, whose steps begin at first. The spec must pass [Spec.Check].
+// New returns the policy for n workers whose steps begin at first. No worker has joined yet. The spec must pass [Spec.Check].
 func New(s Spec, n int, first uint64) Policy {
 	s = s.from(first)
 	m, v := newMembers(n, first), s.values

@@ -2,18 +2,18 @@ package policy
 
 import "math"
 
-// lossWindow is how many losses in a row the empirical rule looks at.
+// lossWindow is the number of successive losses of the empirical rule.
 const lossWindow = 6
 
-// trigger says when Strategy-Switch switches: at a step, or when the loss has settled.
+// trigger is the condition under which Strategy-Switch switches: at a step, or when the loss has settled.
 type trigger struct {
-	at      uint64  // Unbounded: by the loss
-	below   float64 // percent: the mean change of the loss from epoch to epoch under which it has settled
+	at      uint64  // if Unbounded, the loss decides
+	below   float64 // percent; the loss has settled when its mean change from epoch to epoch is below
 	losses  []float64
 	settled bool
 }
 
-// loss takes note of an epoch's loss. One that no change can be taken of begins the window anew.
+// loss records an epoch's loss. A loss from which no change can be computed begins the window anew.
 func (t *trigger) loss(v float64) {
 	if !(v > 0) || math.IsInf(v, 1) {
 		t.losses = t.losses[:0]
@@ -28,7 +28,7 @@ func (t *trigger) loss(v float64) {
 	}
 }
 
-// change is the mean relative change of the losses of the window, in percent; +Inf before the window is full.
+// change returns the mean relative change of the losses of the window, in percent, or +Inf before the window is full.
 func (t *trigger) change() float64 {
 	if len(t.losses) < lossWindow {
 		return math.Inf(1)
@@ -41,12 +41,3 @@ func (t *trigger) change() float64 {
 }
 
 func (t *trigger) due(step uint64) bool { return t.settled || step >= t.at }
-
-func (t *trigger) state(c *codec) {
-	n := c.length(len(t.losses), lossWindow)
-	if c.loading {
-		t.losses = make([]float64, n)
-	}
-	each(t.losses, c.float)
-	c.bool(&t.settled)
-}

@@ -1,4 +1,5 @@
-// Package pqueue is a priority queue for simulations: container/heap with a type parameter instead of five methods for each user.
+// Package pqueue is a priority queue for simulations. It is container/heap with a type parameter instead of five methods for each
+// user.
 package pqueue
 
 import "container/heap"
@@ -6,7 +7,7 @@ import "container/heap"
 // Queue holds items, the least of them first.
 type Queue[T any] struct{ items items[T] }
 
-// New returns an empty queue whose order is less. Items of which neither is less come out in no particular order.
+// New returns an empty queue ordered by less. Equal items come out in no particular order.
 func New[T any](less func(a, b T) bool) *Queue[T] { return &Queue[T]{items[T]{less: less}} }
 
 // Len returns the number of items.
