@@ -1,4 +1,4 @@
-// Package doctor examines a machine and tells which of its settings help or hinder, each with its remedy.
+// Package doctor examines a machine and reports the settings that help or hinder, each with its remedy.
 package doctor
 
 import (
@@ -10,10 +10,10 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Level is how much a finding matters.
+// Level is the importance of a finding.
 type Level string
 
-// Levels: as it should be; good to know; works, but slower or not for long; does not work.
+// These are the levels: as it should be; good to know; works, but slower or not for long; does not work.
 const (
 	LevelOK   Level = "ok"
 	LevelInfo Level = "info"
@@ -21,7 +21,7 @@ const (
 	LevelFail Level = "fail"
 )
 
-// Finding is one thing that was examined. Remedy tells what to do about it, as a command where there is one.
+// Finding is the result of one examination. Remedy is the text of a remedy, as a command if one exists.
 type Finding struct {
 	Check  string `json:"check"`
 	Level  Level  `json:"level"`
@@ -29,7 +29,7 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Examine examines this machine: its settings, and which transports work.
+// Examine examines this machine: its settings, and its transports.
 func Examine() ([]Finding, error) {
 	top, err := numa.Discover("")
 	if err != nil {
@@ -42,7 +42,7 @@ func Examine() ([]Finding, error) {
 	return append(Findings(top, limits), providers()...), nil
 }
 
-// providers reports which transports work here, by opening them.
+// providers reports the transports that work on this machine, by opening them.
 func providers() []Finding {
 	var all []Finding
 	for _, p := range []string{verbs.ProviderIBV, verbs.ProviderSHM, verbs.ProviderTCP} {
@@ -62,7 +62,7 @@ func providers() []Finding {
 	return all
 }
 
-// Write writes findings as a person reads them, each remedy on a line of its own.
+// Write writes findings for a person to read, each remedy on a line of its own.
 func Write(w io.Writer, all []Finding) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range all {

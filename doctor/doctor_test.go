@@ -18,6 +18,7 @@ import (
 //
 //	findings                                        all, for unlimited memlock
 //	findings memlock=BYTES [want=BYTES] [can-lock]  the one about memlock
+//	findings descriptors=N                          the one about descriptors
 func TestFindingsOfCapturedMachines(t *testing.T) {
 	files, err := os.ReadDir("testdata")
 	if err != nil {
@@ -47,6 +48,8 @@ func findingsCommand(t *testing.T, top *numa.Topology, d *datadriven.TestData) s
 			arg.Scan(t, 0, &lim.Memlock)
 		case "want":
 			arg.Scan(t, 0, &lim.Want)
+		case "descriptors":
+			arg.Scan(t, 0, &lim.Descriptors)
 		case "can-lock":
 			lim.CanLock = true
 		default:
@@ -55,7 +58,7 @@ func findingsCommand(t *testing.T, top *numa.Topology, d *datadriven.TestData) s
 	}
 	var b strings.Builder
 	for _, f := range Findings(top, lim) {
-		if d.HasArg("memlock") && f.Check != "memlock" {
+		if d.HasArg("memlock") && f.Check != "memlock" || d.HasArg("descriptors") && f.Check != "descriptors" {
 			continue
 		}
 		fmt.Fprintf(&b, "%-4s  %s: %s\n", f.Level, f.Check, f.Detail)
@@ -81,7 +84,7 @@ func TestThisMachineIsExamined(t *testing.T) {
 			t.Errorf("finding %+v lacks a detail", f)
 		}
 	}
-	for _, check := range []string{"memlock", "last-level cache", "provider ibv", "provider shm", "provider tcp"} {
+	for _, check := range []string{"memlock", "descriptors", "last-level cache", "provider ibv", "provider shm", "provider tcp"} {
 		if !told[check] {
 			t.Errorf("no finding on %s", check)
 		}

@@ -10,17 +10,18 @@ import (
 	"github.com/rackweave/rackweave/numa"
 )
 
-// findings collects what is found, in order.
+// findings collects findings, in order.
 type findings []Finding
 
 func (f *findings) add(check string, level Level, remedy, detail string, args ...any) {
 	*f = append(*f, Finding{check, level, fmt.Sprintf(detail, args...), remedy})
 }
 
-// Findings tells which of a machine's settings help or hinder, in a fixed order. It only reads its arguments.
+// Findings returns the settings of a machine that help or hinder, in a fixed order. It only reads its arguments.
 func Findings(t *numa.Topology, lim numa.Limits) []Finding {
 	var f findings
 	f.memlock(t, lim)
+	f.descriptors(lim)
 	f.cpuset(t)
 	f.hugePages(t)
 	f.transparentHugePages(t)
@@ -55,13 +56,28 @@ func (f *findings) memlock(t *numa.Topology, lim numa.Limits) {
 	case lim.CanLock:
 		f.add("memlock", LevelOK, "", "%s, lifted by the capability IPC_LOCK", has)
 	case len(t.RDMA) == 0:
-		f.add("memlock", LevelInfo, "", "%s; it matters for RDMA devices only, and there are none", has)
+		f.add("memlock", LevelInfo, "", "%s; it matters for RDMA devices only, and this machine has none", has)
 	case lim.Want > 0 && lim.Memlock >= lim.Want:
 		f.add("memlock", LevelOK, "", "%s; %s", has, want)
 	case lim.Want == 0:
 		f.add("memlock", LevelWarn, remedy, "%s; %s", has, want)
 	default:
 		f.add("memlock", LevelFail, remedy, "%s; %s", has, want)
+	}
+}
+
+// enoughDescriptors is enough for some hundred workers, each of which takes a connection, and some files in each lane.
+const enoughDescriptors = 4096
+
+func (f *findings) descriptors(lim numa.Limits) {
+	switch {
+	case lim.Descriptors == 0: // unknown
+	case lim.Descriptors < enoughDescriptors:
+		f.add("descriptors", LevelWarn, "LimitNOFILE=65536 in the systemd unit; "+
+			"or \"* - nofile 65536\" in /etc/security/limits.d/rackweave.conf and a new login",
+			"%d files may be open; each worker takes some, in each lane", lim.Descriptors)
+	default:
+		f.add("descriptors", LevelOK, "", "%d files may be open", lim.Descriptors)
 	}
 }
 

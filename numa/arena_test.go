@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +25,6 @@ func mustArena(t testing.TB, c ArenaConfig) *Arena {
 			t.Error(err)
 		}
 	})
-	t.Logf("%s: %s, %s huge, notes %q", FormatBytes(c.Bytes), a.Pages, FormatBytes(a.HugeBytes), a.Notes)
 	return a
 }
 
@@ -35,8 +33,6 @@ func TestArenaIsSharedSealedMemory(t *testing.T) {
 		{Name: "one byte", Bytes: 1, Node: AnyNode},
 		{Name: "odd", Bytes: 3<<20 + 12345, Node: AnyNode},
 		{Name: "bound", Bytes: 8 << 20, Node: 0},
-		{Name: "transparent", Bytes: 8 << 20, Node: AnyNode, Huge: HugeTransparent},
-		{Name: "small", Bytes: 8 << 20, Node: AnyNode, Huge: HugeOff},
 		{Name: "lazy", Bytes: 64 << 20, Node: 0, Lazy: true},
 	} {
 		t.Run(c.Name, func(t *testing.T) {
@@ -102,8 +98,8 @@ func TestArenaPagesAreThereUnlessLazy(t *testing.T) {
 	}
 }
 
-// MADV_COLLAPSE (kernel 6.1) gives huge pages under any sysfs setting, so on such a kernel less is a defect or a machine
-// whose memory is too fragmented, which the notes must then say.
+// MADV_COLLAPSE (kernel 6.1) gives huge pages under any sysfs setting, so on such a kernel less is a defect, or the machine's
+// memory is too fragmented, in which case a second attempt fails too.
 func TestArenaGetsTheLargestPagesThereAre(t *testing.T) {
 	tr, err := openTree("")
 	if err != nil {
@@ -120,23 +116,23 @@ func TestArenaGetsTheLargestPagesThereAre(t *testing.T) {
 }
 
 func largestPages(t *testing.T, tr tree, node int, size int64) {
-	want := PagesTHP
+	want := int64(0) // transparent huge pages
 	for _, p := range slices.Backward(pools) {
 		if size >= p.size && tr.freeHugePages(p.size, node) >= roundUp(size, p.size)/p.size {
-			want = p.name
+			want = p.size
 		}
 	}
 	a := mustArena(t, ArenaConfig{Name: "large", Bytes: size, Node: node})
-	notes := strings.Join(a.Notes, "\n")
-	if want == PagesTHP && !strings.HasPrefix(notes, "no 2 MiB pages: ") {
-		t.Errorf("notes do not say why there are no 2 MiB pages: %q", notes)
-	}
-	fragmented := strings.Contains(notes, "MADV_COLLAPSE: ") || !atLeast(t, "6.1")
-	if a.Pages != want && !(want == PagesTHP && fragmented) {
-		t.Errorf("%d bytes on node %d: %s pages, want %s: %q", size, node, a.Pages, want, notes)
-	}
-	if a.Pages == want && a.HugeBytes < size/2 {
-		t.Errorf("%s pages, but only %d of %d bytes huge", a.Pages, a.HugeBytes, size)
+	page, transparent := pagesOf(t, a)
+	switch {
+	case want > 0 && page != want:
+		t.Errorf("%d bytes on node %d: pages of %d bytes, want %d", size, node, page, want)
+	case want == 0 && transparent < size/2 && atLeast(t, "6.1"):
+		if err := a.span.advise(unix.MADV_COLLAPSE); err == nil {
+			t.Errorf("%d bytes on node %d: only %d in transparent huge pages", size, node, transparent)
+		} else {
+			t.Logf("MADV_COLLAPSE: %v", err)
+		}
 	}
 	for off := 0; off < a.Len(); off += 1 << 20 {
 		if n, err := a.NodeOf(off); err != nil || n != node {
@@ -146,6 +142,27 @@ func largestPages(t *testing.T, tr tree, node int, size int64) {
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// pagesOf returns the size of an arena's pages, and the number of its bytes in transparent huge pages (smaps in proc(5)).
+func pagesOf(t *testing.T, a *Arena) (page, transparent int64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, own, _ := strings.Cut(string(text), fmt.Sprintf("\n%x-", uintptr(a.span.addr)))
+	for _, field := range []struct {
+		name string
+		to   *int64
+	}{{"KernelPageSize:", &page}, {"ShmemPmdMapped:", &transparent}} {
+		_, rest, _ := strings.Cut(own, field.name)
+		if _, err := fmt.Sscanf(rest, "%d kB", field.to); err != nil {
+			t.Fatalf("%s of the arena in smaps: %v", field.name, err)
+		}
+		*field.to <<= 10
+	}
+	return page, transparent
 }
 
 func atLeast(t *testing.T, version string) bool {
@@ -172,13 +189,10 @@ func TestArenaRefusesWhatCannotBe(t *testing.T) {
 		{"no bytes", ArenaConfig{Name: "slots", Node: AnyNode}, `arena "slots" of 0 B: size 0: use at least 1 byte`, false},
 		{"negative size", ArenaConfig{Bytes: -5, Node: AnyNode}, "size -5", false},
 		{"beyond the machine", ArenaConfig{Name: "slots", Bytes: math.MaxInt64, Node: AnyNode}, "the machine has", true},
-		{"beyond what is free", ArenaConfig{Bytes: free + 1<<30, Node: AnyNode, Huge: HugeTransparent}, "", true},
+		{"beyond what is free", ArenaConfig{Bytes: free + 1<<30, Node: AnyNode}, "", true},
 		{"no such node", ArenaConfig{Bytes: 1, Node: 4711}, "node 4711: the nodes with memory are 0", false},
 		{"negative node", ArenaConfig{Bytes: 1, Node: -2}, "node -2", false},
 		{"long name", ArenaConfig{Name: strings.Repeat("x", 201), Bytes: 1}, "name of 201 bytes", false},
-		{"unknown policy", ArenaConfig{Bytes: 1, Huge: 9}, "huge page policy 9", false},
-		{"lazy and huge", ArenaConfig{Bytes: 1, Lazy: true, Huge: HugeRequire}, "lazy", false},
-		{"too small for huge pages", ArenaConfig{Bytes: 4096, Node: AnyNode, Huge: HugeRequire}, "huge pages are required", false},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			a, err := NewArena(c.config)
@@ -201,7 +215,6 @@ func TestArenaLeavesNothingBehind(t *testing.T) {
 			{Name: "leak", Bytes: 5 << 20, Node: AnyNode},
 			{Name: "leak", Bytes: 5 << 20, Node: 0, Lazy: true},
 			{Name: "leak", Bytes: math.MaxInt64, Node: AnyNode},
-			{Name: "leak", Bytes: 4096, Node: AnyNode, Huge: HugeRequire},
 		} {
 			a, err := NewArena(c)
 			if err != nil {
@@ -252,62 +265,6 @@ func arenaMappings(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return strings.Count(string(text), "rackweave-leak")
-}
-
-func TestHugePolicyNames(t *testing.T) {
-	for h := HugeAuto; h <= HugeRequire; h++ {
-		var back HugePolicy
-		if text, err := h.MarshalText(); err != nil || back.UnmarshalText(text) != nil || back != h {
-			t.Errorf("%v does not survive its text form", h)
-		}
-	}
-	if err := new(HugePolicy).UnmarshalText([]byte("huge")); err == nil ||
-		!strings.Contains(err.Error(), "auto, transparent, off, require") {
-		t.Errorf("error for an unknown policy: %v", err)
-	}
-}
-
-// BenchmarkArenaRead reads one word of every cache line of 256 MiB, in small and in transparent huge pages by turns: what
-// the size of pages is worth to a stream, and to making the arena.
-func BenchmarkArenaRead(b *testing.B) {
-	const size = 256 << 20
-	kinds := [...]struct {
-		unit   string
-		policy HugePolicy
-		words  []uint64
-		making time.Duration
-		times  []time.Duration
-	}{{unit: "small", policy: HugeOff}, {unit: "huge", policy: HugeTransparent}}
-	for i := range kinds {
-		k := &kinds[i]
-		start := time.Now()
-		a := mustArena(b, ArenaConfig{Name: "read", Bytes: size, Node: AnyNode, Huge: k.policy})
-		k.making = time.Since(start)
-		k.words = unsafe.Slice((*uint64)(a.Addr()), size/8)
-	}
-	for b.Loop() {
-		for i := range kinds {
-			start := time.Now()
-			readLines(kinds[i].words)
-			kinds[i].times = append(kinds[i].times, time.Since(start))
-		}
-	}
-	for i := range kinds {
-		slices.Sort(kinds[i].times)
-		median := kinds[i].times[len(kinds[i].times)/2]
-		b.ReportMetric(size/median.Seconds()/1e9, "GB/s-"+kinds[i].unit)
-		b.ReportMetric(float64(kinds[i].making.Milliseconds()), "ms-to-make-"+kinds[i].unit)
-	}
-}
-
-// readLines reads a word of every cache line.
-//
-//go:noinline
-func readLines(words []uint64) (sum uint64) {
-	for i := 0; i+32 <= len(words); i += 32 {
-		sum += words[i] + words[i+8] + words[i+16] + words[i+24]
-	}
-	return sum
 }
 
 func TestAnArenaThatGetsNoHugePagesLeavesOthersMemoryAlone(t *testing.T) {
@@ -395,26 +352,5 @@ func TestNobodyWritesToAPrivateArenaByItsDescriptor(t *testing.T) {
 	defer unix.Munmap(view)
 	if a.Bytes()[0] = 3; view[0] != 3 {
 		t.Error("what the owner writes is not seen")
-	}
-}
-
-// What the kernel says of a range by itself is what it says of all memory.
-func TestBothWaysOfCountingHugePagesAgree(t *testing.T) {
-	a, err := NewArena(ArenaConfig{Name: "count", Bytes: 64 << 20, Node: AnyNode})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close()
-	for _, part := range []uintptr{a.span.used, 0} {
-		scanned, err := hugeByScan(uintptr(a.span.addr), part)
-		if errors.Is(err, unix.ENOTTY) {
-			t.Skipf("PAGEMAP_SCAN: %v: the kernel is older than 6.7", err)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if read := hugeByMaps(uintptr(a.span.addr), part); scanned != read {
-			t.Errorf("of %d bytes %d are in huge pages by PAGEMAP_SCAN, %d by smaps", part, scanned, read)
-		}
 	}
 }

@@ -2,12 +2,12 @@ package numa
 
 import "slices"
 
-// coreShare is what a core can count on of a last-level cache that it shares with others: real parts have 1 to 5 MiB of it for
-// each core, those with stacked caches 12.
+// coreShare is a core's reliable share of a last-level cache that it shares with other cores. Real parts have 1 to 5 MiB of it for
+// each core, and parts with stacked caches 12.
 const coreShare = 4 << 20
 
-// LastLevelCache returns how many bytes of this machine's last-level cache this process can count on; see
-// [Topology.LastLevelCache].
+// LastLevelCache returns the bytes of this machine's last-level cache that this process can rely on (see
+// [Topology.LastLevelCache]).
 func LastLevelCache() int64 {
 	t, err := Discover("")
 	if err != nil {
@@ -16,12 +16,12 @@ func LastLevelCache() int64 {
 	return t.LastLevelCache()
 }
 
-// LastLevelCache returns how many bytes of a last-level cache this process can count on. That much data stays in the cache
-// between one core's write and another's read soon after. Of several such caches the largest figure counts.
+// LastLevelCache returns the bytes of a last-level cache that this process can rely on. That much data stays in the cache between
+// one core's write and another's read soon after. Of several such caches the largest figure counts.
 //
-// The process has all that the machine claims if no hypervisor runs the machine and the process may run on every CPU of the
-// cache. Otherwise others use the cache too, and a virtual machine even claims its host's size: one with two cores claims
-// 480 MiB. Then the process has 4 MiB for each core that it may run on, and no more than is claimed.
+// The process can rely on the size that the machine reports if no hypervisor runs the machine and the process may run on every CPU
+// of the cache. Otherwise others use the cache too, and a virtual machine even reports its host's size: one with two cores reports
+// 480 MiB. In that case the process has 4 MiB for each core that it may run on, and at most the reported size.
 func (t *Topology) LastLevelCache() int64 {
 	var largest int64
 	for _, c := range t.CPUs {
@@ -35,7 +35,7 @@ func (t *Topology) LastLevelCache() int64 {
 	return largest
 }
 
-// share returns what this process can count on of a cache that some of its CPUs use.
+// share returns the bytes that this process can rely on of a cache that some of its CPUs use.
 func (t *Topology) share(c Cache) int64 {
 	users := c.CPUs
 	if len(users) == 0 {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// cgroupDirs lists the directories of this process's cgroup for a controller, innermost first, in cgroup v1 or v2
-// (cgroups(7)). Where the path belongs to another namespace, it lists only the root of the hierarchy: the container's own.
+// cgroupDirs lists the directories of this process's cgroup for a controller, innermost first, in cgroup v1 or v2 (cgroups(7)).
+// Where the path belongs to another namespace, it lists only the root of the hierarchy, which is the container's own.
 func (t tree) cgroupDirs(controller string) []string {
 	base, at := "sys/fs/cgroup", ""
 	for line := range strings.Lines(t.text("proc/self/cgroup")) {
@@ -34,7 +34,7 @@ func (t tree) cgroupDirs(controller string) []string {
 	return dirs
 }
 
-// cpuset returns the CPUs that this process's cgroup lets it run on; ok is false where no cgroup tells.
+// cpuset returns the CPUs on which this process's cgroup lets it run. ok is false if no cgroup limits them.
 func (t tree) cpuset() (set CPUSet, ok bool) {
 	for _, dir := range t.cgroupDirs("cpuset") {
 		for _, file := range []string{"cpuset.cpus.effective", "cpuset.effective_cpus"} {
@@ -46,8 +46,8 @@ func (t tree) cpuset() (set CPUSet, ok bool) {
 	return nil, false
 }
 
-// cgroupMemory returns what the memory limits of this process's cgroups leave: limit minus use, with page cache that can be
-// dropped counted as free. limit names the file that binds, "" where none does.
+// cgroupMemory returns the memory that the limits of this process's cgroups leave: limit minus use, with page cache that can be
+// dropped counted as free. limit names the limiting file, or is empty without a limit.
 func (t tree) cgroupMemory() (bytes int64, limit string) {
 	bytes = math.MaxInt64
 	for _, dir := range t.cgroupDirs("memory") {
@@ -55,9 +55,9 @@ func (t tree) cgroupMemory() (bytes int64, limit string) {
 			{"memory.max", "memory.current", "inactive_file"},
 			{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"},
 		} {
-			maxBytes, limited := t.number(path.Join(dir, v.max)) // "max" is no number
+			maxBytes, limited := t.number(path.Join(dir, v.max)) // "max" is not a number
 			used, _ := t.number(path.Join(dir, v.current))
-			// v1 says "no limit" with the largest multiple of the page size.
+			// v1 represents no limit by the largest multiple of the page size.
 			if !limited || maxBytes > math.MaxInt64>>1 {
 				continue
 			}

@@ -7,14 +7,15 @@ import (
 	"strings"
 )
 
-// maxCPUs bounds the CPU and node numbers accepted from text: several times what a kernel can be built for (8192).
+// maxCPUs bounds the CPU and node numbers accepted from text. It is several times the largest number that a kernel can be built for
+// (8192).
 const maxCPUs = 1 << 16
 
 // CPUSet is a set of CPU numbers, ascending. Its text and JSON form is the kernel's list format, "0-3,8" (cpuset(7)).
 type CPUSet []int
 
-// ParseCPUs reads the kernel's list format. An empty list is an empty set, and so is "(null)", which
-// /sys/devices/system/cpu/nohz_full says when it is not set.
+// ParseCPUs parses the kernel's list format. An empty list is an empty set, and so is "(null)", the content of
+// /sys/devices/system/cpu/nohz_full when it is not set.
 func ParseCPUs(s string) (CPUSet, error) {
 	s = strings.TrimSpace(s)
 	if s == "" || s == "(null)" {
@@ -65,7 +66,7 @@ func (s CPUSet) String() string {
 // MarshalText returns the set in the kernel's list format.
 func (s CPUSet) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads the kernel's list format.
+// UnmarshalText parses the kernel's list format.
 func (s *CPUSet) UnmarshalText(text []byte) (err error) {
 	*s, err = ParseCPUs(string(text))
 	return err

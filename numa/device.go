@@ -9,8 +9,8 @@ import (
 
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// deviceNode returns the NUMA node of a device. Only bus devices have the file numa_node, not the virtio or auxiliary devices
-// on top of them, so it searches upwards. The kernel says -1 where the firmware gave none.
+// deviceNode returns the NUMA node of a device. Only bus devices have the file numa_node, unlike the virtio or auxiliary devices on
+// top of them, so it searches upwards. The node is -1 if the firmware gave none.
 func (t tree) deviceNode(dev string) (node int, ok bool) {
 	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
 		if n, found := t.number(at + "/numa_node"); found {
@@ -26,7 +26,7 @@ func pciOf(dev string) string {
 	return address
 }
 
-// pciAt returns where that is, too.
+// pciAt also returns the path of that device.
 func pciAt(dev string) (address, at string) {
 	for at := dev; strings.HasPrefix(at, "sys/devices/"); at = path.Dir(at) {
 		if pciAddress.MatchString(path.Base(at)) {
@@ -36,19 +36,19 @@ func pciAt(dev string) (address, at string) {
 	return "", ""
 }
 
-// pcie reads the link of a device, as in "16.0 GT/s PCIe". A virtual machine may say "Unknown", and so zero.
+// pcie reads the link of a device, as in "16.0 GT/s PCIe". A virtual machine may report "Unknown", which is the zero value.
 func (t tree) pcie(dev string) PCIe {
 	_, at := pciAt(dev)
 	lanes, ok := t.number(at + "/current_link_width")
 	number, _, _ := strings.Cut(t.text(at+"/current_link_speed"), " ")
 	speed, err := strconv.ParseFloat(number, 64)
-	if at == "" || !ok || err != nil || lanes < 1 || lanes > 32 || !(speed > 0 && speed <= 1024) { // 255 lanes: it is not known
+	if at == "" || !ok || err != nil || lanes < 1 || lanes > 32 || !(speed > 0 && speed <= 1024) { // 255 lanes mean an unknown number
 		return PCIe{}
 	}
 	return PCIe{Lanes: int(lanes), GigaTransfer: speed}
 }
 
-// discoverNICs lists the network devices with hardware behind them: no loopback, bridges, tunnels or bonds.
+// discoverNICs lists the network devices with hardware behind them, but no loopback, bridges, tunnels or bonds.
 func (t *Topology) discoverNICs(tr tree) {
 	for _, name := range tr.names("sys/class/net") {
 		at := path.Join("sys/class/net", name)
@@ -67,7 +67,7 @@ func (t *Topology) discoverNICs(tr tree) {
 	}
 }
 
-// NIC finds a NIC by its name.
+// NIC returns the NIC of a name, or nil.
 func (t *Topology) NIC(name string) *NIC {
 	for i := range t.NICs {
 		if t.NICs[i].Name == name {

@@ -11,14 +11,15 @@ import (
 	"github.com/klauspost/cpuid/v2"
 )
 
-// Discover reads a machine's topology from the sysfs and procfs below root; "" is this machine.
+// Discover reads a machine's topology from the sysfs and procfs below root. If root is empty, it reads this machine's.
 //
-// The allowed CPUs are the affinity of the calling thread, so call it from a goroutine that is not pinned. With isolcpus= the
-// kernel takes the isolated CPUs out of every process's default affinity, although it lets a thread be pinned to them. They
-// count as allowed where the process's cpuset holds them, unless someone narrowed the affinity (taskset(1), systemd's
-// CPUAffinity=), which is respected as it is.
+// The allowed CPUs are the affinity of the calling thread, so it must be called from a goroutine that is not pinned. With isolcpus=
+// the kernel removes the isolated CPUs from every process's default affinity, although it lets a thread be pinned to them. They
+// count as allowed where the process's cpuset holds them, unless the affinity was narrowed (taskset(1), systemd's CPUAffinity=). A
+// narrowed affinity is used unchanged.
 //
-// What the machine does not tell stays zero and, where it matters, is noted. An error means that there is no sysfs at all.
+// Properties that the machine does not report stay zero and, where it matters, are noted. Discover returns an error if sysfs is
+// missing.
 func Discover(root string) (*Topology, error) {
 	tr, err := openTree(root)
 	if err != nil {
@@ -49,7 +50,7 @@ func Discover(root string) (*Topology, error) {
 	t.discoverRDMA(tr)
 	for _, dev := range tr.names("sys/bus/pci/devices") {
 		dir := path.Join("sys/bus/pci/devices", dev)
-		// PCI class 03 is a display controller; NVIDIA's accelerators are of its 3D kind.
+		// PCI class 03 is a display controller. NVIDIA's accelerators are of its 3D kind.
 		if tr.text(path.Join(dir, "vendor")) == "0x10de" && strings.HasPrefix(tr.text(path.Join(dir, "class")), "0x03") {
 			t.NVIDIAGPUs++
 		}
@@ -57,7 +58,7 @@ func Discover(root string) (*Topology, error) {
 	return t, nil
 }
 
-// cpuModel names the CPU. Kernels on arm64 give no name; there the implementer's number and the part's stand for it.
+// cpuModel returns the name of the CPU. Kernels on arm64 give no name, and the implementer's and the part's numbers replace it.
 func (t tree) cpuModel() string {
 	const cpuinfo = "proc/cpuinfo"
 	if name := t.field(cpuinfo, "model name\t"); name != "" {
@@ -72,8 +73,8 @@ func (t tree) cpuModel() string {
 	return ""
 }
 
-// hypervisor names what runs this machine if it is a virtual one. Only the CPU knows the name; a captured machine's flags
-// tell that there is one.
+// hypervisor returns the name of the hypervisor if this machine is a virtual one. Only the CPU knows the name. A captured machine's
+// flags show only that it has one.
 func (t tree) hypervisor() string {
 	if t.own() {
 		return cpuid.CPU.HypervisorVendorString
@@ -84,9 +85,9 @@ func (t tree) hypervisor() string {
 	return ""
 }
 
-// allowed returns the CPUs that this process may pin threads to.
+// allowed returns the CPUs to which this process may pin threads.
 func (t tree) allowed(online, isolated CPUSet) CPUSet {
-	// The process's file is that of its first thread, which may be pinned; the thread has its own.
+	// The process's file is that of its first thread, which may be pinned. The thread has its own file.
 	status := "proc/thread-self/status"
 	if !t.exists(status) {
 		status = "proc/self/status"
@@ -188,7 +189,7 @@ func (t *Topology) discoverCPUs(tr tree, online CPUSet) {
 	t.Sockets = len(sockets)
 }
 
-// cache reads a cache's size, which sysfs gives as in "1024K", and who shares it.
+// cache reads a cache's size, which sysfs gives as in "1024K", and the CPUs that share it.
 func (t tree) cache(dir string) Cache {
 	kib, _ := strconv.ParseInt(strings.TrimSuffix(t.text(dir+"/size"), "K"), 10, 64)
 	return Cache{Bytes: kib << 10, CPUs: t.cpus(dir + "/shared_cpu_list")}

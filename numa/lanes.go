@@ -9,9 +9,9 @@ import (
 
 // Lane is a (NIC, core) pair: a core that serves a NIC, from the NIC's own node.
 type Lane struct {
-	NIC      string `json:"nic,omitempty"` // network or RDMA device as it was chosen; "" where none was
-	NICIndex int    `json:"nic_index"`     // its place among those chosen; 0 where none was
-	Node     int    `json:"node"`          // of the core, where the lane's memory belongs
+	NIC      string `json:"nic,omitempty"` // name of a network or RDMA device, as it was chosen; empty if none was
+	NICIndex int    `json:"nic_index"`     // position of that device among those chosen; 0 if none was
+	Node     int    `json:"node"`          // node of the core, to which the lane's memory belongs
 	CPU      int    `json:"cpu"`
 	// Mbps is the NIC's link speed. It is 0 on every lane if the speed of any NIC is unknown.
 	Mbps int `json:"mbps"`
@@ -21,12 +21,12 @@ type Lane struct {
 type LaneConfig struct {
 	// NICs names the network or RDMA devices to serve. If it is empty, the lanes are spread over the nodes.
 	NICs []string
-	// Cores is how many cores to use. 0 uses the isolated cores of each node that serves. Where none are isolated, it uses all
-	// that are allowed but one, which is left to the system, or all if there are no more than two.
+	// Cores is the number of cores to use. If 0, Lanes uses the isolated cores of each node that serves. Where none are isolated, it
+	// uses all allowed cores but one, which is left to the system, or all of at most two.
 	Cores int
 }
 
-// site is what cores are given to: a chosen NIC, or a whole node where none is chosen.
+// site is a recipient of cores: a chosen NIC, or a whole node if none is chosen.
 type site struct {
 	Lane
 	speed int
@@ -34,8 +34,8 @@ type site struct {
 }
 
 // Lanes returns the NIC↔node↔core map, and notes for a person. Each physical core is used once, by one of its SMT siblings. Cores
-// go to NICs in proportion to link speed, isolated ones first, the core left to the system last. The lanes are ordered by NIC,
-// node and CPU. It refuses an unknown or repeated NIC, more cores than there are, and fewer than the NICs have nodes.
+// go to NICs in proportion to link speed, isolated ones first, the core left to the system last. The lanes are ordered by NIC, node
+// and CPU. Lanes refuses an unknown or repeated NIC, more cores than the machine has, and fewer cores than the NICs have nodes.
 func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 	m := &laneMap{t: t, queues: map[int][]int{}, spare: map[int][]int{}, used: map[int][]int{}}
 	for i := range t.Nodes {
@@ -78,10 +78,10 @@ func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 
 type laneMap struct {
 	t      *Topology
-	nodes  []int         // with CPUs that may be used
-	queues map[int][]int // of each node, CPUs to hand out, best first
-	spare  map[int][]int // of each node, CPUs not to hand out
-	used   map[int][]int // of each node, CPUs handed out
+	nodes  []int         // nodes with CPUs that may be used
+	queues map[int][]int // by node: CPUs to hand out, best first
+	spare  map[int][]int // by node: CPUs not to hand out
+	used   map[int][]int // by node: CPUs handed out
 	sites  []site
 	lanes  []Lane
 	notes  []string
@@ -91,7 +91,7 @@ func (m *laneMap) note(format string, args ...any) {
 	m.notes = append(m.notes, fmt.Sprintf(format, args...))
 }
 
-// coreOrder lists one CPU of each core that may be used on a node, best first, and returns how many to use by default.
+// coreOrder lists one CPU of each core that may be used on a node, best first, and returns the number to use by default.
 func (t *Topology) coreOrder(n *Node) (cpus []int, use int) {
 	var isolated, others []int
 	for _, core := range t.cores(n.Allowed) {
@@ -109,7 +109,7 @@ func (t *Topology) coreOrder(n *Node) (cpus []int, use int) {
 	default:
 		use = len(others)
 	}
-	// The first core is the system's: interrupts and kernel threads gather there.
+	// The first core is the system's, because interrupts and kernel threads gather there.
 	if len(others) > 1 {
 		others = append(others[1:], others[0])
 	}
@@ -204,7 +204,7 @@ func (m *laneMap) hand(cores int) {
 	})
 }
 
-// share lets NICs without a core use one that serves another NIC of their node, as evenly as possible.
+// share lets NICs without a core use a core that serves another NIC of their node, as evenly as possible.
 func (m *laneMap) share() {
 	turn := map[int]int{}
 	for i := range m.sites {
@@ -220,7 +220,7 @@ func (m *laneMap) share() {
 	}
 }
 
-// noteUnused notes what stays unused, and why.
+// noteUnused notes the cores that stay unused, with the reason.
 func (m *laneMap) noteUnused(c LaneConfig) {
 	var left CPUSet
 	for _, node := range m.nodes {
@@ -244,7 +244,7 @@ func (m *laneMap) noteUnused(c LaneConfig) {
 		m.note("cpus %s are not isolated: other work may run there", used.Minus(m.t.Isolated))
 	}
 	if len(left) == 0 && len(used) == len(m.t.cores(m.t.Allowed)) {
-		m.note("every allowed core is in use: loops that spin must yield, there is no core left for anything else")
+		m.note("every allowed core is in use: loops that spin must yield, no core is left for anything else")
 	}
 }
 

@@ -9,34 +9,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are what the system lets this process do, and what it wants.
+// Limits holds the limits of this process, and the memory that it wants.
 type Limits struct {
-	// Memlock is RLIMIT_MEMLOCK in bytes, math.MaxUint64 for unlimited. CanLock tells that CAP_IPC_LOCK lifts it.
+	// Memlock is RLIMIT_MEMLOCK in bytes, or math.MaxUint64 for unlimited. CanLock reports that CAP_IPC_LOCK lifts it.
 	Memlock uint64 `json:"memlock"`
 	CanLock bool   `json:"can_lock"`
-	// Want is how many bytes the process will register with RDMA devices; 0 is unknown.
+	// Want is the number of bytes that the process will register with RDMA devices. If 0, it is unknown.
 	Want uint64 `json:"want"`
+	// Descriptors is the number of files that the process may open. If 0, it is unknown.
+	Descriptors uint64 `json:"descriptors"`
 }
 
-// ReadLimits reads this process's limits. want is how many bytes it will register.
+// ReadLimits reads this process's limits. want is the number of bytes that it will register.
 func ReadLimits(want uint64) (Limits, error) {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
 		return Limits{}, fmt.Errorf("read memlock limit: %w", err)
 	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return Limits{}, fmt.Errorf("read limit of open files: %w", err)
+	}
 	tr, err := openTree("")
 	if err != nil {
 		return Limits{}, fmt.Errorf("read memlock limit: %w", err)
 	}
-	lim := Limits{Memlock: r.Cur, CanLock: tr.canLock(), Want: want}
+	lim := Limits{Memlock: r.Cur, CanLock: tr.canLock(), Want: want, Descriptors: files.Max} // Go raises its limit to the maximum
 	if r.Cur == unix.RLIM_INFINITY {
 		lim.Memlock = math.MaxUint64
 	}
 	return lim, nil
 }
 
-// canLock reports whether the process has CAP_IPC_LOCK. The kernel asks for it in the initial user namespace, the one in
-// which user numbers mean themselves.
+// canLock reports whether the process has CAP_IPC_LOCK. The kernel requires it in the initial user namespace, in which user numbers
+// map to themselves.
 func (t tree) canLock() bool {
 	caps, err := strconv.ParseUint(t.field("proc/self/status", "CapEff"), 16, 64)
 	initial := strings.Join(strings.Fields(t.text("proc/self/uid_map")), " ") == "0 0 4294967295"

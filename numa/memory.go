@@ -6,7 +6,7 @@ import (
 	"path"
 )
 
-// memoryNodes lists the nodes that can hold memory; node 0 where the kernel knows no nodes.
+// memoryNodes lists the nodes that can hold memory. It lists node 0 if the kernel has no nodes.
 func (t tree) memoryNodes() CPUSet {
 	for _, file := range []string{"has_memory", "online"} {
 		if nodes := t.cpus(path.Join("sys/devices/system/node", file)); len(nodes) > 0 {
@@ -16,8 +16,8 @@ func (t tree) memoryNodes() CPUSet {
 	return CPUSet{0}
 }
 
-// available returns how much ordinary memory can be taken now without pushing anything out, and what sets that bound. node -1
-// is any. Huge page pools are not part of it.
+// available returns the ordinary memory that can be taken now without evicting other data, and the name of the bound. If node is
+// -1, any node counts. Huge page pools are not part of it.
 func (t tree) available(node int) (bytes int64, bound string) {
 	bytes, bound = math.MaxInt64, "nothing known"
 	if n := t.kib("proc/meminfo", "MemAvailable"); n > 0 {
@@ -26,7 +26,7 @@ func (t tree) available(node int) (bytes int64, bound string) {
 	if n, limit := t.cgroupMemory(); n < bytes {
 		bytes, bound = n, limit
 	}
-	// Beyond what a bound node has, the kernel kills instead of refusing. With one node MemAvailable has told.
+	// Beyond the memory of a bound node, the kernel kills instead of refusing. With one node MemAvailable is that memory.
 	if node >= 0 && len(t.memoryNodes()) > 1 {
 		file := fmt.Sprintf("sys/devices/system/node/node%d/meminfo", node)
 		n := t.kib(file, "MemFree") + t.kib(file, "Active(file)") + t.kib(file, "Inactive(file)") + t.kib(file, "SReclaimable")
@@ -37,13 +37,13 @@ func (t tree) available(node int) (bytes int64, bound string) {
 	return bytes, bound
 }
 
-// AvailableMemory returns how much ordinary memory this process can take now without pushing anything out.
+// AvailableMemory returns the ordinary memory that this process can take now without evicting other data.
 func AvailableMemory() int64 {
 	bytes, _ := tree{"/"}.available(AnyNode)
 	return bytes
 }
 
-// freeHugePages returns how many huge pages of a size are free in a node's pool, or in all pools for -1.
+// freeHugePages returns the number of free huge pages of a size in a node's pool, or in all pools if node is -1.
 func (t tree) freeHugePages(size int64, node int) int64 {
 	at := "sys/kernel/mm"
 	if node >= 0 && t.exists("sys/devices/system/node") {

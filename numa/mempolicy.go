@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bind takes every page of a mapping from one node (mbind(2) with MPOL_BIND), whoever touches it first: the policy of shared
-// memory belongs to the file. move also moves the pages that exist.
+// bind takes every page of a mapping from one node (mbind(2) with MPOL_BIND), whichever process touches it first, because the
+// policy of shared memory belongs to the file. With move it also moves the pages that exist.
 func bind(addr unsafe.Pointer, size uintptr, node int, move bool) error {
 	const wordBits = 64
 	mask := make([]uint64, node/wordBits+1)
@@ -31,8 +31,8 @@ func bind(addr unsafe.Pointer, size uintptr, node int, move bool) error {
 	return fmt.Errorf("bind memory to node %d: %w", node, errno)
 }
 
-// NodeOf returns the node of the page at an address of this process (get_mempolicy(2) with MPOL_F_NODE|MPOL_F_ADDR). The
-// question makes a page that does not exist yet.
+// NodeOf returns the node of the page at an address of this process (get_mempolicy(2) with MPOL_F_NODE|MPOL_F_ADDR). The call makes
+// a page that does not exist yet.
 func NodeOf(addr uintptr) (int, error) {
 	var node int32
 	_, _, errno := unix.Syscall6(unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&node)), 0, 0, addr, unix.MPOL_F_NODE|unix.MPOL_F_ADDR,

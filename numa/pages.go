@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -12,53 +11,35 @@ import (
 
 // pool is a size of huge pages that the kernel keeps in pools.
 type pool struct {
-	name  string
 	size  int64
 	flags int
 }
 
 var pools = []pool{
-	{"1 GiB", 1 << 30, unix.MFD_HUGETLB | unix.MFD_HUGE_1GB},
-	{"2 MiB", 2 << 20, unix.MFD_HUGETLB | unix.MFD_HUGE_2MB},
+	{1 << 30, unix.MFD_HUGETLB | unix.MFD_HUGE_1GB},
+	{2 << 20, unix.MFD_HUGETLB | unix.MFD_HUGE_2MB},
 }
-
-// PagesTHP is [Arena.Pages] of memory in transparent huge pages.
-const PagesTHP = "THP"
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// fromPool takes huge pages from their pool, all of them or none. The pages are made here: mmap alone reserves them in the
-// pool of the whole machine, and a page missing on the bound node would be a SIGBUS later.
+// fromPool takes huge pages from their pool, all of them or none. It makes the pages, because mmap alone reserves them in the pool
+// of the whole machine, and a page missing on the bound node would be a SIGBUS later.
 func (a *Arena) fromPool(tr tree, p pool) (err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.undo())
 		}
 	}()
-	size := roundUp(int64(a.len), p.size)
-	short := func() error {
-		return fmt.Errorf("%d needed%s, %d free in the pool", size/p.size, onNode(a.node), tr.freeHugePages(p.size, a.node))
-	}
-	err = a.open(size, uintptr(p.size), p.flags)
-	switch {
-	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL):
-		return errors.New("this kernel or processor has none")
-	case errors.Is(err, unix.ENOMEM):
-		return short()
-	case err != nil:
+	if err := a.open(roundUp(int64(a.len), p.size), uintptr(p.size), p.flags); err != nil {
 		return err
 	}
 	if err := a.place(tr); err != nil {
 		return err
 	}
-	switch err := a.span.advise(unix.MADV_POPULATE_WRITE); {
-	case err == unix.EINVAL:
-		return errors.New("the kernel (before 5.14) cannot show that they are there")
-	case err != nil:
-		return short()
+	if err := a.span.advise(unix.MADV_POPULATE_WRITE); err != nil {
+		return err
 	}
-	a.Pages, a.HugeBytes = p.name, size
-	return a.prove(tr, p.size)
+	return a.verify(tr, p.size)
 }
 
 func onNode(node int) string {
@@ -68,22 +49,21 @@ func onNode(node int) string {
 	return fmt.Sprintf(" on node %d", node)
 }
 
-// undo releases what there is of the arena.
+// undo releases the resources of an arena that could not be made.
 func (a *Arena) undo() error {
 	err := a.span.unmap()
 	if a.fd >= 0 {
 		err = errors.Join(err, unix.Close(a.fd))
 	}
-	a.fd, a.Pages, a.HugeBytes = -1, "", 0
+	a.fd = -1
 	return err
 }
 
 // fromShmem takes ordinary memory, in transparent huge pages where they are wanted and possible.
 func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
-	small := int64(os.Getpagesize())
+	page := int64(os.Getpagesize())
 	huge, _ := tr.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-	want := !c.Lazy && c.Huge != HugeOff && huge > 0 && c.Bytes >= huge
-	page := small
+	want := !c.Lazy && huge > 0 && c.Bytes >= huge
 	if want {
 		page = huge
 	}
@@ -94,12 +74,8 @@ func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	if err := a.open(size, uintptr(page), 0); err != nil {
 		return err
 	}
-	if err := a.place(tr); err != nil {
+	if err := a.place(tr); err != nil || c.Lazy {
 		return err
-	}
-	a.Pages = FormatBytes(small)
-	if c.Lazy {
-		return nil
 	}
 	if want {
 		a.collapse(huge)
@@ -107,44 +83,20 @@ func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
 	if err := a.span.populate(); err != nil {
 		return fmt.Errorf("%w: making its pages: %w", ErrNoMemory, err)
 	}
-	if want {
-		a.HugeBytes = hugeMapped(uintptr(a.span.addr), a.span.used)
-	}
-	if a.HugeBytes > 0 && a.HugeBytes*2 >= size {
-		a.Pages = PagesTHP
-	}
-	switch {
-	case c.Huge == HugeRequire && a.Pages != PagesTHP:
-		return fmt.Errorf("huge pages are required: %s in transparent huge pages; %s",
-			FormatBytes(a.HugeBytes), strings.Join(append(a.Notes, "reserve some in the node's hugepages/*/nr_hugepages"), "; "))
-	case want && a.HugeBytes < size:
-		a.Notes = append(a.Notes, fmt.Sprintf("%s of %s in transparent huge pages, the rest in pages of %s",
-			FormatBytes(a.HugeBytes), FormatBytes(size), FormatBytes(small)))
-	}
-	return a.prove(tr, page)
+	return a.verify(tr, page)
 }
 
-// collapse asks for transparent huge pages. Touching one byte of each and collapsing (madvise(2), MADV_COLLAPSE, kernel 6.1)
-// makes a huge page on the node of the byte, whatever /sys/kernel/mm/transparent_hugepage says, without the small ones first.
-// Older kernels do what shmem_enabled tells them.
+// collapse asks for transparent huge pages. Touching one byte of each and collapsing (madvise(2), MADV_COLLAPSE, kernel 6.1) makes
+// a huge page on the node of the byte, whatever the setting in /sys/kernel/mm/transparent_hugepage, without the small ones first.
+// Older kernels obey shmem_enabled. A failure leaves small pages, which serve too.
 func (a *Arena) collapse(huge int64) {
-	if err := a.span.advise(unix.MADV_HUGEPAGE); err != nil {
-		a.Notes = append(a.Notes, fmt.Sprintf("MADV_HUGEPAGE: %v", err))
-	}
-	if err := a.populateEvery(huge); err != nil {
-		return // populate meets it again and reports it
+	_ = a.span.advise(unix.MADV_HUGEPAGE)
+	if a.populateEvery(huge) != nil {
+		return // populate hits the error again and reports it
 	}
 	err := a.span.advise(unix.MADV_COLLAPSE)
 	for try := 0; err == unix.EAGAIN && try < 3; try++ {
 		err = a.span.advise(unix.MADV_COLLAPSE)
-	}
-	switch err {
-	case nil:
-	case unix.EINVAL:
-		a.Notes = append(a.Notes,
-			"the kernel (before 6.1) has no MADV_COLLAPSE: set shmem_enabled to advise in /sys/kernel/mm/transparent_hugepage")
-	default:
-		a.Notes = append(a.Notes, fmt.Sprintf("MADV_COLLAPSE: %v: memory may be too fragmented", err))
 	}
 }
 
@@ -160,7 +112,7 @@ func (a *Arena) populateEvery(step int64) error {
 	return nil
 }
 
-// populate makes a mapping's missing pages. Where the kernel (before 5.14) cannot be asked to, it touches them.
+// populate makes a mapping's missing pages. Where the kernel (before 5.14) cannot populate, it touches them.
 func (m *mapping) populate() error {
 	err := m.advise(unix.MADV_POPULATE_WRITE)
 	if err != unix.EINVAL {
@@ -173,7 +125,7 @@ func (m *mapping) populate() error {
 	return nil
 }
 
-// place binds the arena to its node, before anything touches it. On a machine with one node there is nothing to bind.
+// place binds the arena to its node, before anything touches it. On a machine with one node it does nothing.
 func (a *Arena) place(tr tree) error {
 	if a.node == AnyNode || len(tr.memoryNodes()) == 1 {
 		return nil
@@ -181,9 +133,9 @@ func (a *Arena) place(tr tree) error {
 	return bind(a.span.addr, a.span.used, a.node, false)
 }
 
-// prove checks that the memory is on the node, at every huge page or every 2 MiB of small ones, and moves what a collapse
+// verify checks that the memory is on the node, at every huge page or every 2 MiB of small ones, and moves pages that a collapse
 // put elsewhere.
-func (a *Arena) prove(tr tree, page int64) error {
+func (a *Arena) verify(tr tree, page int64) error {
 	if a.node == AnyNode || len(tr.memoryNodes()) == 1 {
 		return nil
 	}
@@ -198,7 +150,7 @@ func (a *Arena) prove(tr tree, page int64) error {
 
 var errStray = errors.New("page on another node")
 
-// strayPage finds a page that is not on the arena's node.
+// strayPage returns an error if a page is not on the arena's node.
 func (a *Arena) strayPage(page int64) error {
 	for off := 0; off < a.len; off += int(max(page, 2<<20)) {
 		n, err := a.NodeOf(off)

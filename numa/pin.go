@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pin keeps the calling goroutine on one CPU for good. No other goroutine may use the thread after it: the goroutine must end by
-// returning, so that the runtime destroys the thread. Pin locks the goroutine to its thread before it pins the thread: a locked
+// Pin keeps the calling goroutine on one CPU for good. No other goroutine may use the thread after it. The goroutine must end by
+// returning, so that the runtime destroys the thread. Pin locks the goroutine to its thread before it pins the thread. A locked
 // thread starts no others for the runtime, so the affinity does not leak into them.
 func Pin(cpu int) error {
 	runtime.LockOSThread()
@@ -32,7 +32,7 @@ func setAffinity(cpu int) error {
 	return nil
 }
 
-// CurrentCPU returns the CPU that the calling thread runs on now. It stays true only for a pinned thread.
+// CurrentCPU returns the CPU on which the calling thread runs now. It stays true only for a pinned thread.
 func CurrentCPU() int {
 	var cpu uint32
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {

@@ -8,65 +8,34 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-
-	"github.com/Mellanox/rdmamap"
 )
 
-// mapMu guards rdmamap's package variables, which say where it reads.
-var mapMu sync.Mutex
-
-// mapped runs f with rdmamap reading below a tree.
-func (t tree) mapped(f func()) {
-	mapMu.Lock()
-	defer mapMu.Unlock()
-	for _, dir := range []*string{
-		&rdmamap.RdmaClassDir, &rdmamap.RdmaIbUcmDir, &rdmamap.RdmaUmadDir, &rdmamap.RdmaUverbsDir, &rdmamap.RdmaUcmDevice,
-	} {
-		was := *dir
-		*dir = t.path(was)
-		defer func() { *dir = was }()
-	}
-	f()
-}
-
-// discoverRDMA lists RDMA devices. Names, ports and character devices come from rdmamap, the rest from sysfs. It runs after
-// discoverNICs.
+// discoverRDMA lists RDMA devices. It runs after discoverNICs.
 func (t *Topology) discoverRDMA(tr tree) {
-	tr.mapped(func() {
-		names := rdmamap.GetRdmaDeviceList()
-		slices.SortFunc(names, compareNatural)
-		for _, name := range names {
-			d, loopback := t.rdmaDevice(tr, name)
-			if loopback {
-				t.Notes = append(t.Notes, fmt.Sprintf("RDMA device %s is on the loopback interface and left out", name))
-				continue
-			}
-			t.RDMA = append(t.RDMA, d)
-			for _, dev := range d.NetDevs {
-				if n := t.NIC(dev); n != nil {
-					n.RDMA = append(n.RDMA, name)
-				}
+	for _, name := range tr.names("sys/class/infiniband") {
+		d, loopback := t.rdmaDevice(tr, name)
+		if loopback {
+			t.Notes = append(t.Notes, fmt.Sprintf("RDMA device %s is on the loopback interface and left out", name))
+			continue
+		}
+		t.RDMA = append(t.RDMA, d)
+		for _, dev := range d.NetDevs {
+			if n := t.NIC(dev); n != nil {
+				n.RDMA = append(n.RDMA, name)
 			}
 		}
-	})
+	}
 }
 
 func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool) {
 	at := path.Join("sys/class/infiniband", name)
-	d = RDMADevice{Name: name, GUID: tr.text(at + "/node_guid"), CharDevices: rdmamap.GetRdmaCharDevices(name)}
-	for i, dev := range d.CharDevices {
-		d.CharDevices[i] = path.Join("/", strings.TrimPrefix(dev, tr.root))
-	}
-	slices.SortFunc(d.CharDevices, compareNatural)
-	// A software device has no hardware of its own: the file parent names the network device it is made on.
+	d = RDMADevice{Name: name}
+	// A software device has no hardware of its own. The file parent names the network device below it.
 	if parent := tr.text(at + "/parent"); parent != "" {
 		d.Soft = true
 		d.NetDevs = append(d.NetDevs, parent)
 	}
-	ports := rdmamap.GetPorts(name)
-	slices.SortFunc(ports, compareNatural)
-	for _, num := range ports {
+	for _, num := range tr.names(at + "/ports") {
 		p := tr.port(path.Join(at, "ports", num))
 		for _, g := range p.GIDs {
 			if g.NetDev != "" && !slices.Contains(d.NetDevs, g.NetDev) {
@@ -79,7 +48,7 @@ func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool
 		return d, true
 	}
 	dev := tr.resolve(at + "/device")
-	if len(d.NetDevs) == 0 { // InfiniBand GIDs name no network device; IP over InfiniBand sits on the same PCI device
+	if len(d.NetDevs) == 0 { // InfiniBand GIDs name no network device, but IP over InfiniBand is on the same PCI device
 		for _, n := range t.NICs {
 			if n.PCI != "" && n.PCI == pciOf(dev) {
 				d.NetDevs = append(d.NetDevs, n.Name)
@@ -129,7 +98,7 @@ func rateMbps(s string) int {
 	return int(math.Round(gbps * 1000))
 }
 
-// rdma finds an RDMA device by its name.
+// rdma returns the RDMA device of a name, or nil.
 func (t *Topology) rdma(name string) *RDMADevice {
 	for i := range t.RDMA {
 		if t.RDMA[i].Name == name {

@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 )
 
-// String prints the topology for a person: the machine, a table each of nodes, NICs and RDMA devices, and the notes.
+// String formats the topology for a person: the machine, a table each of nodes, NICs and RDMA devices, and the notes.
 func (t *Topology) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, Linux %s\n", orUnknown(t.CPUModel), orUnknown(t.Kernel))
@@ -95,7 +95,7 @@ func (t *Topology) writeRDMA(b *strings.Builder) {
 	})
 }
 
-// caches describes the caches of a node's CPUs, as in "8 x 4 MiB". It marks one that other nodes' CPUs share.
+// caches describes the caches of a node's CPUs, as in "8 x 4 MiB". It marks a cache that other nodes' CPUs share.
 func (t *Topology) caches(n *Node, pick func(CPU) Cache) string {
 	seen := map[string]int{}
 	var kinds []string
@@ -171,7 +171,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// FormatBytes prints a size in the largest binary unit that leaves at least one: "32 KiB", "23.5 GiB".
+// FormatBytes formats a size in the largest binary unit that leaves at least one: "32 KiB", "23.5 GiB".
 func FormatBytes(n int64) string {
 	units := [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	v, u := float64(n), 0

@@ -1,22 +1,23 @@
-// Package numa knows the machine. [Discover] finds its NUMA nodes, cores, NICs and RDMA devices, and how near they are to each
-// other. [Topology.Lanes] chooses the core that serves each NIC. [NewArena] makes memory on a node, in the largest pages
-// available. [Pin] keeps a thread on a core. [LastLevelCache] tells how much of the cache a process can count on.
+// Package numa describes the machine. [Discover] finds its NUMA nodes, cores, NICs and RDMA devices, and their distances.
+// [Topology.Lanes] chooses the core that serves each NIC. [NewArena] makes memory on a node, in the largest pages available. [Pin]
+// keeps a thread on a core. [LastLevelCache] returns the part of the cache that a process can rely on.
 //
 // Discovery reads sysfs and procfs below a root, which may be a captured tree, and returns a plain value.
 package numa
 
 import "fmt"
 
-// Topology describes a machine. Its lists are in ascending or natural order, so the same machine has the same value.
+// Topology describes a machine. Its lists are in ascending or natural order, so equal machines have equal values.
 type Topology struct {
 	CPUModel string `json:"cpu_model,omitempty"`
-	// Hypervisor names what runs a virtual machine; "" is no virtual machine, or one that does not tell.
+	// Hypervisor is the name of the hypervisor of a virtual machine. It is empty if the machine is not virtual, or if it does not
+	// report the name.
 	Hypervisor     string `json:"hypervisor,omitempty"`
 	Kernel         string `json:"kernel"`
 	Sockets        int    `json:"sockets"`
 	MemoryBytes    int64  `json:"memory_bytes"`
 	AvailableBytes int64  `json:"available_bytes"`
-	// Allowed is the CPUs that this process may run on; [Discover] tells how isolated ones count.
+	// Allowed is the CPUs on which this process may run. [Discover] defines the treatment of isolated ones.
 	Allowed  CPUSet       `json:"allowed_cpus"`
 	Isolated CPUSet       `json:"isolated_cpus,omitempty"`
 	NoHzFull CPUSet       `json:"nohz_full_cpus,omitempty"`
@@ -25,30 +26,30 @@ type Topology struct {
 	CPUs     []CPU        `json:"cpus"`
 	NICs     []NIC        `json:"nics"`
 	RDMA     []RDMADevice `json:"rdma_devices"`
-	// NVIDIAGPUs counts NVIDIA GPUs. PeerMem tells whether the module nvidia_peermem is loaded.
+	// NVIDIAGPUs counts NVIDIA GPUs. PeerMem reports whether the module nvidia_peermem is loaded.
 	NVIDIAGPUs int  `json:"nvidia_gpus"`
 	PeerMem    bool `json:"nvidia_peermem"`
-	// Notes tell a person what was assumed or left out.
+	// Notes hold assumptions and omissions, for a person.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// THP is the setting of transparent huge pages in /sys/kernel/mm/transparent_hugepage: always, within_size, advise, madvise,
-// never, …; "" where the kernel has none.
+// THP is the setting of transparent huge pages in /sys/kernel/mm/transparent_hugepage: always, within_size, advise, madvise, never,
+// …. It is empty if the kernel has none.
 type THP struct {
 	Anon  string `json:"anonymous"`
 	Shmem string `json:"shmem"`
 }
 
-// Node is a NUMA node. One without CPUs has only memory.
+// Node is a NUMA node. A node without CPUs has only memory.
 type Node struct {
 	ID          int        `json:"id"`
 	CPUs        CPUSet     `json:"cpus"`         // online
-	Allowed     CPUSet     `json:"allowed_cpus"` // of them, those this process may run on
+	Allowed     CPUSet     `json:"allowed_cpus"` // the CPUs among them on which this process may run
 	MemAllowed  bool       `json:"memory_allowed"`
 	MemoryBytes int64      `json:"memory_bytes"`
 	FreeBytes   int64      `json:"free_bytes"`
 	HugePages   []HugePool `json:"huge_pages,omitempty"`
-	// Distances to every node, in the order of Topology.Nodes; 10 is local (ACPI SLIT).
+	// Distances holds the distance to every node, in the order of Topology.Nodes. 10 is local (ACPI SLIT).
 	Distances []int `json:"distances,omitempty"`
 }
 
@@ -65,13 +66,13 @@ type CPU struct {
 	Node     int    `json:"node"`
 	Socket   int    `json:"socket"`
 	Core     int    `json:"core"`     // number of the core, unique within its socket only
-	Siblings CPUSet `json:"siblings"` // CPUs of the same core, itself among them
+	Siblings CPUSet `json:"siblings"` // CPUs of the same core, including itself
 	L2       Cache  `json:"l2"`
 	L3       Cache  `json:"l3"`
 	Governor string `json:"governor,omitempty"`
 }
 
-// Cache is a cache and the CPUs that share it; zero where that is unknown.
+// Cache is a cache and the CPUs that share it, or zero if that is unknown.
 type Cache struct {
 	Bytes int64  `json:"bytes"`
 	CPUs  CPUSet `json:"cpus"`
@@ -80,19 +81,19 @@ type Cache struct {
 // NIC is a network device with hardware, real or emulated, behind it.
 type NIC struct {
 	Name string `json:"name"`
-	// Node is the NUMA node it is attached to. With NodeUnknown the machine does not tell, and node 0 is assumed.
+	// Node is the NUMA node to which it is attached. If NodeUnknown, the machine does not report the node, and it is assumed to be 0.
 	Node        int      `json:"node"`
 	NodeUnknown bool     `json:"node_unknown,omitempty"`
 	PCI         string   `json:"pci,omitempty"`
 	PCIe        PCIe     `json:"pcie,omitzero"`
 	Driver      string   `json:"driver,omitempty"`
-	SpeedMbps   int      `json:"speed_mbps"` // 0: unknown, or no link
+	SpeedMbps   int      `json:"speed_mbps"` // 0 if unknown, or without a link
 	MTU         int      `json:"mtu"`
 	OperState   string   `json:"operstate"`
 	RDMA        []string `json:"rdma,omitempty"` // names of its RDMA devices
 }
 
-// RDMADevice is an RDMA device as libibverbs would list it, except those on the loopback interface.
+// RDMADevice is an RDMA device in libibverbs' list, except devices on the loopback interface.
 type RDMADevice struct {
 	Name        string   `json:"name"`
 	Node        int      `json:"node"`
@@ -101,19 +102,17 @@ type RDMADevice struct {
 	PCIe        PCIe     `json:"pcie,omitzero"`
 	Driver      string   `json:"driver,omitempty"`
 	Soft        bool     `json:"soft,omitempty"` // made in software on top of a network device: rxe, siw
-	GUID        string   `json:"node_guid,omitempty"`
 	NetDevs     []string `json:"netdevs,omitempty"`
-	CharDevices []string `json:"char_devices,omitempty"`
 	Ports       []Port   `json:"ports"`
 }
 
-// PCIe is the link by which a device is attached, as it runs now; the zero value: unknown, or not by PCIe.
+// PCIe is the link by which a device is attached, in its present state. It is zero if the link is unknown or not PCIe.
 type PCIe struct {
 	Lanes        int     `json:"lanes"`
-	GigaTransfer float64 `json:"gt_per_second"` // of a lane, each direction
+	GigaTransfer float64 `json:"gt_per_second"` // of a lane, in each direction
 }
 
-// Mbps returns what the link carries in each direction, the headers of packets included; 0: unknown.
+// Mbps returns the rate of the link in each direction, including the headers of packets, or 0 if it is unknown.
 func (p PCIe) Mbps() int {
 	coding := 128.0 / 130 // from the third generation on
 	switch {
@@ -138,7 +137,7 @@ type Port struct {
 	State     string `json:"state"`      // ACTIVE, DOWN, …
 	LinkLayer string `json:"link_layer"` // Ethernet or InfiniBand
 	RateMbps  int    `json:"rate_mbps"`
-	GIDs      []GID  `json:"gids"` // those that are set
+	GIDs      []GID  `json:"gids"` // the entries that are set
 }
 
 // GID is an entry of a port's GID table.
@@ -149,7 +148,7 @@ type GID struct {
 	NetDev string `json:"netdev,omitempty"`
 }
 
-// Link layers of an RDMA port, as the kernel writes them.
+// These are the link layers of an RDMA port, in the kernel's spelling.
 const (
 	LinkEthernet   = "Ethernet"
 	LinkInfiniBand = "InfiniBand"
@@ -165,7 +164,7 @@ func (d *RDMADevice) Active() bool {
 	return false
 }
 
-// RateMbps returns the rate of the device's active ports together, of all ports if none is active.
+// RateMbps returns the rate of the device's active ports together, or of all ports if none is active.
 func (d *RDMADevice) RateMbps() int {
 	sum := 0
 	for _, p := range d.Ports {
@@ -176,7 +175,7 @@ func (d *RDMADevice) RateMbps() int {
 	return sum
 }
 
-// node finds a node by its number.
+// node returns the node of a number, or nil.
 func (t *Topology) node(id int) *Node {
 	for i := range t.Nodes {
 		if t.Nodes[i].ID == id {
@@ -197,7 +196,7 @@ func (t *Topology) cores(cpus CPUSet) []CPUSet {
 	return cores
 }
 
-// CanCollapse reports whether arenas can have transparent huge pages whatever their setting: the kernel has them, and
+// CanCollapse reports whether arenas can have transparent huge pages whatever their setting, because the kernel has them and
 // MADV_COLLAPSE (6.1).
 func (t *Topology) CanCollapse() bool {
 	return t.THP.Anon != "" && compareNatural(t.Kernel, "6.1") >= 0

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// tree reads sysfs and procfs below a root: the machine's own, or a captured one. Paths are relative to it. What cannot be read
-// is the zero value: kernels differ in the files they have, and a missing file is an answer too.
+// tree reads sysfs and procfs below a root: the machine's own, or a captured one. Paths are relative to it. Files that cannot be
+// read give zero values, because kernels differ in their files.
 type tree struct{ root string }
 
 func openTree(root string) (tree, error) {
@@ -25,7 +25,7 @@ func openTree(root string) (tree, error) {
 	return tree{root}, err
 }
 
-// own reports whether this is the machine's own tree, so that what its CPU says belongs to it.
+// own reports whether this is the machine's own tree, so that its CPU's answers belong to it.
 func (t tree) own() bool { return t.root == "/" }
 
 func (t tree) path(p string) string { return filepath.Join(t.root, p) }
@@ -35,7 +35,7 @@ func (t tree) exists(p string) bool {
 	return err == nil
 }
 
-// text returns a file's content without the white space around it.
+// text returns a file's content without surrounding white space.
 func (t tree) text(p string) string {
 	b, err := os.ReadFile(t.path(p))
 	if err != nil {
@@ -44,7 +44,7 @@ func (t tree) text(p string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// number returns the integer in a file; ok is false when there is none.
+// number returns the integer in a file. ok is false if the file holds none.
 func (t tree) number(p string) (n int64, ok bool) {
 	n, err := strconv.ParseInt(t.text(p), 10, 64)
 	return n, err == nil
@@ -68,7 +68,7 @@ func (t tree) field(p, name string) string {
 	return ""
 }
 
-// kib returns the bytes of a field that is given in kB; 0 when there is none.
+// kib returns the bytes of a field that is given in kB, or 0 without such a field.
 func (t tree) kib(p, name string) int64 {
 	n, _ := strconv.ParseInt(strings.TrimSuffix(t.field(p, name), " kB"), 10, 64)
 	return n << 10
@@ -81,7 +81,7 @@ func (t tree) chosen(p string) string {
 	return word
 }
 
-// names lists a directory in natural order: node2 comes before node10.
+// names lists a directory in natural order, in which node2 comes before node10.
 func (t tree) names(dir string) []string {
 	entries, err := os.ReadDir(t.path(dir))
 	if err != nil {
@@ -95,7 +95,7 @@ func (t tree) names(dir string) []string {
 	return names
 }
 
-// resolve follows the symbolic links of a path. The result is relative to the root, "" where the path leads nowhere.
+// resolve follows the symbolic links of a path. The result is relative to the root, or empty if the path leads nowhere.
 func (t tree) resolve(p string) string {
 	full, err := filepath.EvalSymlinks(t.path(p))
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 type Device struct {
 	Name   string `json:"name"`
 	NetDev string `json:"netdev"`
-	// State tells what happened to it: "made", "was there" or "removed".
+	// State is "made", "was there" or "removed".
 	State string `json:"state"`
 }
 
@@ -28,8 +28,8 @@ const (
 	linkType = "rxe"
 )
 
-// Add makes a soft-RoCE device on a network device, unless it has one. "" is the network device of the default route. Errors
-// name what is missing (privileges, the kernel's module, the interface) and the remedy.
+// Add makes a soft-RoCE device on a network device, unless it has one. If netdev is empty, it takes the network device of the
+// default route. Errors name the missing part (privileges, the kernel's module, the interface) and the remedy.
 func Add(ctx context.Context, netdev string) (Device, error) {
 	netdev, there, err := devices(netdev)
 	if err != nil {
@@ -45,7 +45,7 @@ func Add(ctx context.Context, netdev string) (Device, error) {
 	return d, nil
 }
 
-// Remove removes the soft-RoCE devices of a network device; "" is that of the default route.
+// Remove removes the soft-RoCE devices of a network device. If netdev is empty, it takes the network device of the default route.
 func Remove(netdev string) ([]Device, error) {
 	netdev, there, err := devices(netdev)
 	if err != nil {
@@ -63,7 +63,7 @@ func Remove(netdev string) ([]Device, error) {
 	return there, nil
 }
 
-// devices returns the network device that is named or stands for "", and its soft-RoCE devices.
+// devices returns the network device, by default that of the default route, and its soft-RoCE devices.
 func devices(netdev string) (string, []Device, error) {
 	if netdev == "" {
 		var err error
@@ -72,7 +72,7 @@ func devices(netdev string) (string, []Device, error) {
 		}
 	}
 	if _, err := os.Stat("/sys/class/net/" + netdev); err != nil {
-		return "", nil, fmt.Errorf("there is no network device %s: see ip link", netdev)
+		return "", nil, fmt.Errorf("no network device %s: see ip link", netdev)
 	}
 	var there []Device
 	for _, name := range rdmaNames() {
@@ -157,7 +157,7 @@ func privilege(err error) error {
 	return err
 }
 
-// loadModule loads the kernel's soft-RoCE.
+// loadModule loads the kernel's soft-RoCE module.
 func loadModule(ctx context.Context) error {
 	if _, err := os.Stat("/sys/module/" + module); err == nil {
 		return nil

@@ -1,4 +1,4 @@
-// Package numatest holds captured machines: the sysfs and procfs that package numa reads, as testing machines had them.
+// Package numatest holds captured machines: the sysfs and procfs files of test machines that package numa reads.
 package numatest
 
 import (
@@ -71,7 +71,7 @@ func plant(t testing.TB, full string, make func(string) error) {
 	}
 }
 
-// braces returns the paths that a path with a list of numbers in braces stands for.
+// braces returns the paths for which a path with a list of numbers in braces stands.
 func braces(t testing.TB, name string) []string {
 	t.Helper()
 	before, rest, ok := strings.Cut(name, "{")
@@ -88,7 +88,7 @@ func braces(t testing.TB, name string) []string {
 		first, err := strconv.Atoi(from)
 		last, err2 := strconv.Atoi(to)
 		if err != nil || err2 != nil {
-			t.Fatalf("%q is no list of numbers", list)
+			t.Fatalf("%q is not a list of numbers", list)
 		}
 		for n := first; n <= last; n++ {
 			names = append(names, before+strconv.Itoa(n)+after)
