@@ -5,13 +5,14 @@ package verbs_test
 import (
 	"testing"
 
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/verbs"
+	"github.com/rackweave/rackweave/verbs/verbstest"
 )
 
 // Under AddressSanitizer the handles that MapAll hands to C are allocated.
 func TestMapAllAllocatesNothing(t *testing.T) {
-	world, err := fabric.NewSim(1)
+	world, err := simfabric.New(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +24,7 @@ func TestMapAllAllocatesNothing(t *testing.T) {
 		}
 	}
 	open := func() (*verbs.PD, *verbs.CQ) {
-		dev, err := verbs.Open(verbs.ProviderSim, "", world.Options()+",maps=1")
+		dev, err := verbs.Open(simfabric.Provider, "", world.Options()+",maps=1")
 		must(err)
 		t.Cleanup(func() { dev.Close() })
 		pd, err := dev.AllocPD()
@@ -35,7 +36,7 @@ func TestMapAllAllocatesNothing(t *testing.T) {
 		return pd, cq
 	}
 	create := func(pd *verbs.PD, cq *verbs.CQ) (*verbs.QP, []byte) {
-		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, MaxSendWR: 4, MaxRecvWR: 4})
+		qp, err := pd.CreateQP(verbs.QPConfig{CQ: cq, MaxSendWR: 4, MaxRecvWR: 4})
 		must(err)
 		t.Cleanup(func() { qp.Close() })
 		endpoint, err := qp.Endpoint()
@@ -44,7 +45,7 @@ func TestMapAllAllocatesNothing(t *testing.T) {
 	}
 	pd, cq := open()
 	peerPD, peerCQ := open()
-	b := private(t, 4096)
+	b := verbstest.Private(t, 4096)
 	mr, err := peerPD.RegisterMR(b.Addr, 4096, verbs.AccessLocalWrite|verbs.AccessRemoteWrite, -1, 0)
 	must(err)
 	t.Cleanup(func() { peerPD.DeregisterMR(mr) })

@@ -2,7 +2,7 @@ package verbs
 
 import "github.com/rackweave/rackweave/cgo/fabric"
 
-// The contract's enumerations. Their values are those of the C header.
+// These are the contract's enumerations. Their values are those of the C header.
 type (
 	Opcode    = fabric.Opcode    // of a work request
 	SendFlags = fabric.SendFlags // of a work request
@@ -14,13 +14,13 @@ type (
 	EventType = fabric.EventType // of an asynchronous event
 )
 
-// Opcodes of work requests.
+// These are the opcodes of work requests.
 const (
 	OpWrite        = fabric.OpWrite
 	OpWriteWithImm = fabric.OpWriteWithImm
 )
 
-// Flags of work requests; fabric.h says what they ask for.
+// These are the flags of work requests. fabric.h defines them.
 const (
 	SendSignaled  = fabric.SendSignaled
 	SendInline    = fabric.SendInline
@@ -28,13 +28,13 @@ const (
 	SendPlaced    = fabric.SendPlaced
 )
 
-// Opcodes of work completions.
+// These are the opcodes of work completions.
 const (
 	WCSend    = fabric.WCSend
 	WCRecvImm = fabric.WCRecvImm
 )
 
-// Statuses of work completions, as in enum ibv_wc_status.
+// These are the statuses of work completions, as in enum ibv_wc_status.
 const (
 	WCSuccess        = fabric.WCSuccess
 	WCLocLenErr      = fabric.WCLocLenErr
@@ -50,17 +50,17 @@ const (
 	WCGeneralErr     = fabric.WCGeneralErr
 )
 
-// Access rights of memory regions.
+// These are the access rights of memory regions.
 const (
 	AccessLocalWrite  = fabric.AccessLocalWrite
 	AccessRemoteWrite = fabric.AccessRemoteWrite
 )
 
-// AccessForPeer, added to a region's access, lets only peers of queue pairs with this [QPConfig.Peer] reach it. RDMA NICs cannot
-// check that: there the key is the secret.
+// AccessForPeer returns an access right that, added to a region's access, lets only peers of queue pairs with this [QPConfig.Peer]
+// reach the region. RDMA NICs cannot check it. With them the key is the secret.
 func AccessForPeer(peer int) Access { return fabric.AccessForPeer(peer) }
 
-// Flags of devices; fabric.h says what they promise.
+// These are the flags of devices. fabric.h defines them.
 const (
 	DevByReference  = fabric.DevByReference
 	DevCopiesAtPost = fabric.DevCopiesAtPost
@@ -70,7 +70,7 @@ const (
 	DevMaps         = fabric.DevMaps
 )
 
-// States of queue pairs.
+// These are the states of queue pairs.
 const (
 	StateInit = fabric.StateInit
 	StateRTR  = fabric.StateRTR
@@ -78,7 +78,7 @@ const (
 	StateErr  = fabric.StateErr
 )
 
-// Types of asynchronous events.
+// These are the types of asynchronous events.
 const (
 	EventQPEstablished = fabric.EventQPEstablished
 	EventQPFatal       = fabric.EventQPFatal

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -12,7 +13,7 @@ import (
 // still be closed.
 
 func FuzzEndpointSim(f *testing.F) {
-	fuzzEndpoint(f, verbs.ProviderSim, true)
+	fuzzEndpoint(f, simfabric.Provider, true)
 }
 
 func FuzzEndpointSHM(f *testing.F) {
@@ -29,7 +30,7 @@ func fuzzEndpoint(f *testing.F, provider string, active bool) {
 	d := must(verbs.Open(provider, "", ""))
 	pd, cq := must(d.AllocPD()), must(d.CreateCQ(64))
 	create := func() *verbs.QP {
-		return must(pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, MaxSendWR: 4, MaxRecvWR: 4}))
+		return must(pd.CreateQP(verbs.QPConfig{CQ: cq, MaxSendWR: 4, MaxRecvWR: 4}))
 	}
 	deaf := create()
 	f.Cleanup(func() {
@@ -61,4 +62,11 @@ func fuzzEndpoint(f *testing.F, provider string, active bool) {
 			t.Error(err)
 		}
 	})
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

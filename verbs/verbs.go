@@ -1,19 +1,19 @@
 // Package verbs is the one transport contract, in RDMA's own words: devices, protection domains, memory regions, completion
-// queues, queue pairs, work requests and completions. What stands above it is written once; providers carry it out:
+// queues, queue pairs, work requests and completions. The code above it is written once, and providers implement it:
 //
 //	ibv   libibverbs: hardware NICs and soft-RoCE
 //	shm   one host: shared memory
 //	tcp   between hosts without RDMA
-//	sim   one process: a seeded, repeatable schedule with faults
 //
-// The contract is cgo/fabric/base/fabric.h: it says how strict providers are, and which thread may call what. In short, a [CQ]
-// and the [QP]s bound to it belong to one owner at a time; only [CQ.Wake], [PD.RegisterMR] and [Device.AsyncEvent] may come
-// from elsewhere. Close queue pairs first, then completion queues, memory regions, protection domains, the device.
+// The contract is cgo/fabric/base/fabric.h. It defines the strictness of providers, and the threads that may make each call. In
+// short, a [CQ] and the [QP]s bound to it belong to one owner at a time. Only [CQ.Wake], [PD.RegisterMR] and [Device.AsyncEvent]
+// may be called by others. Queue pairs are closed first, then completion queues, memory regions, protection domains, the device.
 package verbs
 
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -24,16 +24,22 @@ import (
 	"github.com/rackweave/rackweave/cgo/fabric"
 )
 
-// Names of the providers.
+// These are the names of the providers.
 const (
 	ProviderIBV = "ibv"
 	ProviderSHM = "shm"
 	ProviderTCP = "tcp"
-	ProviderSim = "sim"
 )
 
-// Providers lists the providers, fastest first. The last, sim, is a simulation, which nobody gets without asking for it.
-func Providers() []string { return []string{ProviderSHM, ProviderIBV, ProviderTCP, ProviderSim} }
+// Providers lists the providers, fastest first.
+func Providers() []string { return fabric.Providers() }
+
+// HasNICs reports whether a provider's devices are NICs: a host may have several, and uses all unless some are chosen.
+func HasNICs(provider string) bool { return fabric.HasNICs(provider) }
+
+// Located returns a peer's endpoint with the address at which the peer is reached, if it listens on every address and names none.
+// It returns others as they are.
+func Located(endpoint []byte, at netip.Addr) []byte { return fabric.TCPLocated(endpoint, at) }
 
 // ErrTransport is wrapped by every error of this package.
 var ErrTransport = errors.New("transport error")
@@ -55,13 +61,13 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.Op, e.Text)
 }
 
-// Is matches [ErrTransport]; the errno is matched through Unwrap.
+// Is matches [ErrTransport]. Unwrap returns the errno, so that it matches too.
 func (e *Error) Is(target error) bool { return target == ErrTransport }
 
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// call runs a setup call and turns a negative result into an [Error] with the thread's text.
+// call runs a setup call and converts a negative result to an [Error] with the thread's text.
 func call(op string, f func() int) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -77,13 +83,13 @@ func do(op string, f func() int) error {
 	return err
 }
 
-// The contract's flat structs, shared with C.
+// These are the contract's flat structs, shared with C.
 type (
 	// SendWR is a work request for the send queue. Length 0 sends the immediate alone.
 	SendWR = fabric.SendWR
-	// WC is a work completion. When Status is not [WCSuccess] only WRID, Status, QPNum and VendorErr hold.
+	// WC is a work completion. If Status is not [WCSuccess], only WRID, Status, QPNum and VendorErr are valid.
 	WC = fabric.WC
-	// MR is a registered memory region: Addr is also the remote address of its first byte.
+	// MR is a registered memory region. Addr is also the remote address of its first byte.
 	MR = fabric.MR
 )
 
@@ -92,9 +98,8 @@ type Attr struct {
 	Provider, Name                                  string
 	MaxMRSize                                       uint64
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
-	LinkMbps, MTU                                   uint32
+	MTU                                             uint32
 	Flags                                           DevFlags
-	QPBytes                                         uint32 // what a queue pair may take in memory beside its queues
 }
 
 // Has reports whether the device has a flag.
@@ -111,14 +116,11 @@ func Devices(provider string) ([]string, error) {
 	return strings.Split(strings.TrimRight(text, "\n"), "\n"), nil
 }
 
-// ProvidersHere lists the providers that this machine can use, fastest first: those that have a device, whose link is up where
-// devices have links.
+// ProvidersHere lists the providers that this machine can use, fastest first. They have a device whose link is up, if their devices
+// have links.
 func ProvidersHere() []string {
 	var here []string
 	for _, p := range Providers() {
-		if p == ProviderSim {
-			continue
-		}
 		if names, err := Devices(p); err != nil || len(names) == 0 {
 			continue
 		}
@@ -126,9 +128,9 @@ func ProvidersHere() []string {
 		if errors.Is(err, syscall.ENETDOWN) {
 			continue
 		}
-		here = append(here, p) // what else is wrong with it shows when it is used
+		here = append(here, p) // use of the device shows its other faults
 		if err == nil {
-			_ = d.Close() // nothing of it is open
+			_ = d.Close() // nothing opened from it is open
 		}
 	}
 	return here
@@ -140,7 +142,7 @@ type Device struct {
 	attr Attr
 }
 
-// Open opens a device of a provider; name "" is its first. options is "key=value,…", as the provider documents.
+// Open opens a device of a provider. If name is empty, it opens the first. options is "key=value,…", as documented by the provider.
 func Open(provider, name, options string) (*Device, error) {
 	d := &Device{}
 	var a fabric.DeviceAttr
@@ -157,7 +159,7 @@ func Open(provider, name, options string) (*Device, error) {
 	d.attr = Attr{
 		Provider: cString(a.Provider[:]), Name: cString(a.Name[:]), MaxMRSize: a.MaxMRSize,
 		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, MaxCQ: a.MaxCQ, MaxCQE: a.MaxCQE, MaxMR: a.MaxMR, MaxInline: a.MaxInline,
-		LinkMbps: a.LinkMbps, MTU: a.MTU, Flags: a.Flags, QPBytes: a.QPBytes,
+		MTU: a.MTU, Flags: a.Flags,
 	}
 	return d, nil
 }
@@ -167,18 +169,19 @@ func cString(b []byte) string {
 	return s
 }
 
-// Attr returns what the device can do.
+// Attr returns the device's properties and limits.
 func (d *Device) Attr() Attr { return d.attr }
 
-// Handle is the C device, for the worker's data path.
+// Handle returns the C device, for the worker's data path.
 func (d *Device) Handle() unsafe.Pointer { return unsafe.Pointer(d.h) }
 
-// Close closes the device; it fails while anything opened from it is open.
+// Close closes the device. It fails while anything opened from it is open.
 func (d *Device) Close() error {
 	return do("close device "+d.attr.Name, func() int { return fabric.Close(d.h) })
 }
 
-// LinkSettles is how long a link must be up before both ends use it again. A link that comes up often goes down once more.
+// LinkSettles is the time for which a link must be up before both ends use it again, because a link that comes up often goes down
+// once more.
 const LinkSettles = 500 * time.Millisecond
 
 // AsyncEvent is an asynchronous event of a device.
@@ -187,8 +190,8 @@ type AsyncEvent struct {
 	QPNum uint32
 }
 
-// AsyncEvent waits for the device's next event. ok is false when the timeout passed. Call it in a loop: it also lets the peers
-// of passive queue pairs in.
+// AsyncEvent waits for the device's next event. ok is false after the timeout. It must be called in a loop, because it also accepts
+// the peers of passive queue pairs.
 func (d *Device) AsyncEvent(timeout time.Duration) (ev AsyncEvent, ok bool, err error) {
 	var e fabric.AsyncEvent
 	n, err := call("wait for an event", func() int { return fabric.GetAsyncEvent(d.h, int(timeout.Milliseconds()), &e) })
@@ -211,7 +214,7 @@ func (d *Device) AllocPD() (*PD, error) {
 	return pd, nil
 }
 
-// Handle is the C protection domain, for the worker's data path.
+// Handle returns the C protection domain, for the worker's data path.
 func (pd *PD) Handle() unsafe.Pointer { return unsafe.Pointer(pd.h) }
 
 // Close frees the protection domain.
@@ -219,8 +222,8 @@ func (pd *PD) Close() error {
 	return do("deallocate protection domain", func() int { return fabric.DeallocPD(pd.h) })
 }
 
-// RegisterMR registers length bytes at addr, in memory that Go's collector does not own. fd and offset name the memfd that
-// backs them; fd is -1 where there is none.
+// RegisterMR registers length bytes at addr, in memory outside Go's heap. fd and offset identify the memfd behind them. fd is -1
+// without a memfd.
 func (pd *PD) RegisterMR(addr unsafe.Pointer, length uint64, access Access, fd int, offset uint64) (MR, error) {
 	var mr MR
 	err := do("register memory", func() int { return fabric.RegMR(pd.h, addr, length, access, fd, offset, &mr) })
@@ -245,15 +248,15 @@ func (d *Device) CreateCQ(cqe int) (*CQ, error) {
 	return cq, nil
 }
 
-// Handle is the C completion queue, for the worker's data path.
+// Handle returns the C completion queue, for the worker's data path.
 func (cq *CQ) Handle() unsafe.Pointer { return unsafe.Pointer(cq.h) }
 
-// Close destroys the completion queue; it fails while a queue pair uses it.
+// Close destroys the completion queue. It fails while a queue pair uses it.
 func (cq *CQ) Close() error {
 	return do("destroy completion queue", func() int { return fabric.DestroyCQ(cq.h) })
 }
 
-// Poll makes progress and takes up to len(wc) completions. An error means that the queue is lost: it overran, or its device
+// Poll makes progress and takes up to len(wc) completions. An error means that the queue is lost, because it overran or its device
 // failed.
 func (cq *CQ) Poll(wc []WC) (int, error) {
 	n := fabric.PollCQ(cq.h, wc)
@@ -263,7 +266,8 @@ func (cq *CQ) Poll(wc []WC) (int, error) {
 	return n, nil
 }
 
-// Arm makes the next Wait return when count completions are there (a hint), or one in error. Arm, poll once more, then wait.
+// Arm makes the next Wait return when the queue has count completions (a hint), or one in error. A caller arms the queue, polls
+// once more, and then waits.
 func (cq *CQ) Arm(count int) error {
 	if rc := fabric.ReqNotifyCQ(cq.h, uint32(count)); rc < 0 {
 		return &Error{Op: "arm completion queue", Errno: syscall.Errno(-rc), Text: fabric.LastError()}
@@ -271,7 +275,7 @@ func (cq *CQ) Arm(count int) error {
 	return nil
 }
 
-// Wait sleeps until an armed queue has something, Wake is called, or the timeout passes. It returns false for the last.
+// Wait sleeps until an armed queue has completions, Wake is called, or the timeout passes. It returns false after the timeout.
 func (cq *CQ) Wait(timeout time.Duration) (bool, error) {
 	n := fabric.WaitCQ(cq.h, timeout.Microseconds())
 	if n < 0 {
@@ -285,12 +289,15 @@ func (cq *CQ) Wake() { fabric.WakeCQ(cq.h) }
 
 // QPConfig sizes a queue pair.
 type QPConfig struct {
-	SendCQ, RecvCQ       *CQ
+	CQ                   *CQ // for the completions of its sends and its receives
 	MaxSendWR, MaxRecvWR int
 	MaxInline            int
-	// ByReference lets incoming payloads be delivered where the sender holds them, on devices that can.
+	// ByReference lets incoming payloads be delivered in the sender's memory, on devices that can.
 	ByReference bool
-	// Peer says whom the queue pair is for, from 1 on: regions that name a peer are for it alone. 0: nobody in particular.
+	// ImmOnly lets a write of the peer without immediate fail the queue pair, if the write would take this side's time without a
+	// completion.
+	ImmOnly bool
+	// Peer is the peer's number, from 1 on. Regions that name a peer are for it alone. If 0, the queue pair is for no particular peer.
 	Peer int
 }
 
@@ -300,11 +307,14 @@ type QP struct{ h fabric.QP }
 // CreateQP makes a queue pair in a protection domain.
 func (pd *PD) CreateQP(c QPConfig) (*QP, error) {
 	init := fabric.QPInit{
-		SendCQ: c.SendCQ.h, RecvCQ: c.RecvCQ.h,
+		CQ:        c.CQ.h,
 		MaxSendWR: uint32(c.MaxSendWR), MaxRecvWR: uint32(c.MaxRecvWR), MaxInline: uint32(c.MaxInline), Peer: uint32(c.Peer),
 	}
 	if c.ByReference {
-		init.Flags = fabric.QPByReference
+		init.Flags |= fabric.QPByReference
+	}
+	if c.ImmOnly {
+		init.Flags |= fabric.QPImmOnly
 	}
 	qp := &QP{}
 	err := do("create queue pair", func() (rc int) { qp.h, rc = fabric.CreateQP(pd.h, &init); return })
@@ -314,7 +324,7 @@ func (pd *PD) CreateQP(c QPConfig) (*QP, error) {
 	return qp, nil
 }
 
-// Handle is the C queue pair, for the worker's data path.
+// Handle returns the C queue pair, for the worker's data path.
 func (qp *QP) Handle() unsafe.Pointer { return unsafe.Pointer(qp.h) }
 
 // Close destroys the queue pair and drops its completions that are not yet polled.
@@ -325,10 +335,10 @@ func (qp *QP) Close() error {
 // Num returns the queue pair's number.
 func (qp *QP) Num() uint32 { return fabric.QPNum(qp.h) }
 
-// State returns the queue pair's state now.
+// State returns the queue pair's present state.
 func (qp *QP) State() QPState { return fabric.State(qp.h) }
 
-// Endpoint returns what the peer needs to connect. Only the provider reads it.
+// Endpoint returns the queue pair's endpoint, which the peer needs to connect. Only the provider interprets it.
 func (qp *QP) Endpoint() ([]byte, error) {
 	buf := make([]byte, fabric.EndpointMax)
 	n, err := call("read endpoint", func() int { return fabric.QPEndpoint(qp.h, buf) })
@@ -338,17 +348,17 @@ func (qp *QP) Endpoint() ([]byte, error) {
 	return buf[:n], nil
 }
 
-// ConnectConfig says how a queue pair connects. Zero durations are the contract's defaults.
+// ConnectConfig describes the connecting of a queue pair. Zero durations are the contract's defaults.
 type ConnectConfig struct {
-	// Active opens the connection; the passive side waits for its peer.
+	// Active opens the connection. The passive side waits for its peer.
 	Active                          bool
 	Timeout, RNRTimeout, AckTimeout time.Duration
 	// Cancel, if not nil, ends the active side's wait when it is closed.
 	Cancel <-chan struct{}
 }
 
-// Connect gives the queue pair its peer's endpoint. An active one is in RTS on return. A passive one gets there when the peer
-// arrives, which the device reports as [EventQPEstablished].
+// Connect gives the queue pair its peer's endpoint. An active queue pair is in RTS on return. A passive queue pair reaches RTS when
+// the peer arrives, which the device reports as [EventQPEstablished].
 func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
 	attr := fabric.ConnectAttr{
 		TimeoutMS: uint32(c.Timeout.Milliseconds()), RNRTimeoutMS: uint32(c.RNRTimeout.Milliseconds()),
@@ -377,12 +387,13 @@ func (qp *QP) Connect(peer []byte, c ConnectConfig) error {
 	return do("connect queue pair", func() int { return fabric.ConnectQP(qp.h, peer, &attr) })
 }
 
-// Fail moves the queue pair to ERR and flushes all that is outstanding. The peer sees an error.
+// Fail moves the queue pair to ERR and flushes all outstanding requests. The peer sees an error.
 func (qp *QP) Fail() error {
 	return do("fail queue pair", func() int { return fabric.FailQP(qp.h) })
 }
 
-// PostSend posts work requests in order, with one doorbell. It returns how many were posted, with an error if not all.
+// PostSend posts work requests in order, with one doorbell. It returns the number of posted requests, with an error if not all were
+// posted.
 func (qp *QP) PostSend(wr []SendWR) (int, error) {
 	n := fabric.PostSend(qp.h, wr)
 	if n == len(wr) {
@@ -391,16 +402,16 @@ func (qp *QP) PostSend(wr []SendWR) (int, error) {
 	return max(n, 0), qp.postError("post send", n)
 }
 
-// Map returns where the peer's [raddr, raddr+length) lies in this process. It returns 0 where that may not be written, where
-// earlier requests wait and must land first, and where the device has no [DevMaps]: post an ordinary write then. The address
-// holds until the next call on this queue pair or one of its completion queues. A write with [SendPlaced] announces what was
-// stored there; put a store fence between streaming stores and that post.
+// Map returns the address in this process of the peer's [raddr, raddr+length). It returns 0 if that memory may not be written, if
+// earlier requests wait and must land first, or if the device lacks [DevMaps]. The caller then posts an ordinary write. The address
+// is valid until the next call on this queue pair or one of its completion queues. A write with [SendPlaced] announces data stored
+// there. The caller puts a store fence between streaming stores and that post.
 func (qp *QP) Map(rkey uint32, raddr uint64, length uint32) uint64 {
 	return uint64(uintptr(fabric.Map(qp.h, rkey, raddr, length)))
 }
 
-// MapAll maps a range of length bytes at each queue pair's peer, as [QP.Map] does, with one call into C for up to 64 of
-// them. It reports whether all are mapped; out holds 0 for one that is not.
+// MapAll maps a range of length bytes at each queue pair's peer, as [QP.Map] does, with one call into C for up to 64 of them. It
+// reports whether all are mapped. out is 0 for a range that is not.
 func MapAll(qps []*QP, rkeys []uint32, raddrs []uint64, length uint32, out []uint64) bool {
 	const batch = 64
 	var handles [batch]fabric.QP

@@ -1,5 +1,5 @@
-// Package probe measures the links between aggregators, and between one and a worker's host: how fast writes go from one to the
-// other, and how soon one is acknowledged. It uses queue pairs and memory of its own on a device that jobs use, too.
+// Package probe measures the links between aggregators: the rate of writes from one to the other, and the time until a write is
+// acknowledged. It uses queue pairs and memory of its own on a device that jobs also use.
 package probe
 
 import (
@@ -16,20 +16,20 @@ import (
 )
 
 const (
-	// message is the length of a write whose rate is measured, and window how many are under way.
+	// message is the length of a write whose rate is measured, and window the number of writes under way.
 	message = 32 << 10
 	window  = 16
-	// pings is how many writes latency is the least of: what others do meanwhile only adds to it.
+	// pings is the number of writes of which latency is the least. Other traffic only adds to it.
 	pings = 16
 	// mostBytes ends a measurement of a fast link before its time.
 	mostBytes = 2 << 30
-	// enough is how many writes a rate is made of, unless that takes longer than slow times as long: links hold back hundreds of
-	// kilobytes and let them go at once.
+	// enough is the number of writes for a rate, unless they take slow times as long as the measurement. Links hold back hundreds of
+	// kilobytes and release them at once.
 	enough     = 128
 	slow       = 5
 	patience   = 2 * time.Second
 	connecting = 5 * time.Second
-	idle       = 20 * time.Millisecond // between two looks of who waits for a peer's messages
+	idle       = time.Millisecond // for which an end that waits for a peer's messages keeps calls waiting
 )
 
 // ErrLink is wrapped by errors about a link that cannot be measured.
@@ -37,9 +37,10 @@ var ErrLink = errors.New("link cannot be measured")
 
 var errEnded = errors.New("the measurement has ended")
 
-// End is what another host needs to write here.
+// End is the information that another host needs to write here.
 type End struct {
 	Endpoint []byte
+	URL      string // of its aggregator, between racks
 	Addr     uint64
 	RKey     uint32
 }
@@ -48,11 +49,15 @@ type End struct {
 type link struct {
 	qp     *verbs.QP
 	theirs End
-	broken error // nil: it is not
+	broken error // nil while the link works
 }
 
 // Prober is one host's end of a measurement. Any goroutine may call its methods.
 type Prober struct {
+	mu     sync.Mutex // held to use the queue pairs
+	closed bool
+	polled chan struct{} // closed when the goroutine that polls between calls has ended; nil until it starts
+
 	pd    *verbs.PD
 	cq    *verbs.CQ
 	arena *numa.Arena
@@ -60,17 +65,12 @@ type Prober struct {
 	links map[int]*link
 	wc    [2 * window]verbs.WC
 	wr    [1]verbs.SendWR
-	sent  int // writes that have arrived since the last look
-
-	calls chan func()
-	stop  chan struct{}
-	ended chan struct{} // nil: the goroutine has not started
-	using sync.RWMutex  // read-locked by who may wake the queue, locked to close it
+	sent  int // writes that have arrived since the last poll
 }
 
-// Open makes an end for each of other hosts, which are named by numbers.
+// Open makes an end for each of the other hosts, which are identified by numbers.
 func Open(d *verbs.Device, others []int) (p *Prober, ends map[int]End, err error) {
-	p = &Prober{links: map[int]*link{}, calls: make(chan func()), stop: make(chan struct{})}
+	p = &Prober{links: map[int]*link{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("probe over %s: %w", d.Attr().Name, err), p.Close())
@@ -95,30 +95,33 @@ func Open(d *verbs.Device, others []int) (p *Prober, ends map[int]End, err error
 	ends = map[int]End{}
 	for _, other := range others {
 		l := &link{}
-		l.qp, err = p.pd.CreateQP(verbs.QPConfig{SendCQ: p.cq, RecvCQ: p.cq, MaxSendWR: window, MaxRecvWR: 1})
+		l.qp, err = p.pd.CreateQP(verbs.QPConfig{CQ: p.cq, MaxSendWR: window, MaxRecvWR: 1})
 		if err != nil {
 			return p, nil, err
 		}
 		p.links[other] = l
-		e := End{Addr: mr.Addr + message, RKey: mr.RKey} // the first half is what this end sends
+		e := End{Addr: mr.Addr + message, RKey: mr.RKey} // this end sends from the first half
 		if e.Endpoint, err = l.qp.Endpoint(); err != nil {
 			return p, nil, err
 		}
 		ends[other] = e
 	}
-	p.ended = make(chan struct{})
-	go p.run()
+	p.polled = make(chan struct{})
+	go func() {
+		defer close(p.polled)
+		for p.poll() {
+		}
+	}()
 	return p, ends, nil
 }
 
 // Close ends a measurement.
 func (p *Prober) Close() error {
-	if p.ended != nil {
-		close(p.stop)
-		p.cq.Wake()
-		<-p.ended
-		p.using.Lock()
-		defer p.using.Unlock()
+	if p.polled != nil {
+		p.mu.Lock()
+		p.closed = true
+		p.mu.Unlock()
+		<-p.polled
 	}
 	var errs []error
 	for _, l := range p.links {
@@ -141,60 +144,18 @@ func (p *Prober) Close() error {
 	return errors.Join(errs...)
 }
 
-// run owns the queue pairs: it takes what arrives, and makes the calls.
-func (p *Prober) run() {
-	defer close(p.ended)
-	for {
-		select {
-		case <-p.stop:
-			return
-		case f := <-p.calls:
-			f()
-			continue
-		default:
-		}
-		if err := p.progress(idle); err != nil {
-			for _, l := range p.links {
-				l.broken = err
-			}
-			select { // nothing arrives any more
-			case <-p.stop:
-				return
-			case f := <-p.calls:
-				f()
-			}
-		}
+// poll takes messages of peers between calls, and reports whether there may be more.
+func (p *Prober) poll() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
 	}
-}
-
-// do runs f on the goroutine that owns the queue pairs.
-func (p *Prober) do(ctx context.Context, f func() error) error {
-	p.using.RLock()
-	defer p.using.RUnlock()
-	select {
-	case <-p.stop:
-		return errEnded
-	default:
+	err := p.progress(idle)
+	for _, l := range p.links {
+		l.broken = cmp.Or(l.broken, err)
 	}
-	answer, woken := make(chan error, 1), make(chan struct{})
-	cancelled := context.AfterFunc(ctx, func() {
-		defer close(woken)
-		p.cq.Wake()
-	})
-	defer func() {
-		if !cancelled() {
-			<-woken
-		}
-	}()
-	p.cq.Wake()
-	select {
-	case p.calls <- func() { answer <- f() }:
-		return <-answer
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-p.stop:
-		return errEnded
-	}
+	return err == nil
 }
 
 // progress takes completions, or waits a while for some.
@@ -223,27 +184,39 @@ func (p *Prober) progress(wait time.Duration) error {
 	return err
 }
 
-// Join connects to another host's end. Of the two one is active, once the other has joined.
-func (p *Prober) Join(ctx context.Context, other int, theirs End, active bool) error {
-	return p.do(ctx, func() error {
-		l := p.links[other]
-		if l == nil {
-			return fmt.Errorf("%w: no end was made for it", ErrLink)
-		}
-		l.theirs = theirs
-		how := verbs.ConnectConfig{Active: active, Timeout: connecting, Cancel: ctx.Done()}
-		if err := l.qp.Connect(theirs.Endpoint, how); err != nil {
-			return fmt.Errorf("%w: %w", ErrLink, err)
-		}
-		return nil
-	})
+// to returns the link to another host. The caller holds p.mu.
+func (p *Prober) to(other int) (*link, error) {
+	switch l := p.links[other]; {
+	case p.closed:
+		return nil, errEnded
+	case l == nil:
+		return nil, fmt.Errorf("%w: no end was made for it", ErrLink)
+	default:
+		return l, nil
+	}
 }
 
-// ready returns a link once it is connected.
+// Join connects to another host's end. The active one of the two calls it after the other has joined.
+func (p *Prober) Join(ctx context.Context, other int, theirs End, active bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l, err := p.to(other)
+	if err != nil {
+		return err
+	}
+	l.theirs = theirs
+	how := verbs.ConnectConfig{Active: active, Timeout: connecting, Cancel: ctx.Done()}
+	if err := l.qp.Connect(theirs.Endpoint, how); err != nil {
+		return fmt.Errorf("%w: %w", ErrLink, err)
+	}
+	return nil
+}
+
+// ready returns a link after it is connected.
 func (p *Prober) ready(ctx context.Context, other int) (*link, error) {
-	l := p.links[other]
-	if l == nil {
-		return nil, fmt.Errorf("%w: no end was made for it", ErrLink)
+	l, err := p.to(other)
+	if err != nil {
+		return nil, err
 	}
 	for l.qp.State() != verbs.StateRTS {
 		err := cmp.Or(l.broken, context.Cause(ctx))
@@ -253,7 +226,7 @@ func (p *Prober) ready(ctx context.Context, other int) (*link, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: it does not connect: %w", ErrLink, err)
 		}
-		if err := p.progress(time.Millisecond); err != nil {
+		if err := p.progress(idle); err != nil {
 			return nil, err
 		}
 	}
@@ -268,11 +241,11 @@ func (p *Prober) write(l *link, bytes uint32) error {
 	return err
 }
 
-// arrive waits until some of the writes under way have arrived, and returns how many.
+// arrive waits until some of the writes under way have arrived, and returns their number.
 func (p *Prober) arrive(ctx context.Context, l *link, until time.Time) (int, error) {
 	p.sent = 0
 	for p.sent == 0 {
-		if err := p.progress(time.Millisecond); err != nil {
+		if err := p.progress(idle); err != nil {
 			return 0, err
 		}
 		switch {
@@ -287,49 +260,43 @@ func (p *Prober) arrive(ctx context.Context, l *link, until time.Time) (int, err
 	return p.sent, nil
 }
 
-// Latency measures how long a small write takes one way, as half of what passes until it is acknowledged.
+// Latency measures the time of a small write one way, as half of the time until it is acknowledged.
 func (p *Prober) Latency(ctx context.Context, other int) (least time.Duration, err error) {
-	err = p.do(ctx, func() error {
-		l, err := p.ready(ctx, other)
-		if err != nil {
-			return err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l, err := p.ready(ctx, other)
+	if err != nil {
+		return 0, err
+	}
+	until := time.Now().Add(patience)
+	for i := range pings {
+		binary.LittleEndian.PutUint64(p.arena.Bytes(), uint64(i))
+		began := time.Now()
+		if err := p.write(l, 8); err != nil {
+			return 0, err
 		}
-		until := time.Now().Add(patience)
-		for i := range pings {
-			binary.LittleEndian.PutUint64(p.arena.Bytes(), uint64(i))
-			began := time.Now()
-			if err := p.write(l, 8); err != nil {
-				return err
-			}
-			if _, err := p.arrive(ctx, l, until); err != nil {
-				return err
-			}
-			if took := time.Since(began) / 2; i == 0 || took < least {
-				least = took
-			}
+		if _, err := p.arrive(ctx, l, until); err != nil {
+			return 0, err
 		}
-		return nil
-	})
-	return least, err
+		if took := time.Since(began) / 2; i == 0 || took < least {
+			least = took
+		}
+	}
+	return least, nil
 }
 
-// Rate measures how many bytes per second writes carry, for a while, or up to 5 times as long where the link is slow. The first
-// third of it does not count: until then a link may give what it has saved up while it was idle.
-func (p *Prober) Rate(ctx context.Context, other int, lasts time.Duration) (rate float64, err error) {
-	err = p.do(ctx, func() (err error) {
-		l, err := p.ready(ctx, other)
-		if err == nil {
-			rate, err = p.stream(ctx, l, lasts)
-		}
-		return err
-	})
-	return rate, err
-}
-
-func (p *Prober) stream(ctx context.Context, l *link, lasts time.Duration) (float64, error) {
+// Rate measures the rate of writes in bytes per second, for a while, or up to 5 times as long on a slow link. The first third does
+// not count, because a link may first spend the burst that it has saved up while it was idle.
+func (p *Prober) Rate(ctx context.Context, other int, lasts time.Duration) (float64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l, err := p.ready(ctx, other)
+	if err != nil {
+		return 0, err
+	}
 	began := time.Now()
 	last := began.Add(slow*lasts + patience)
-	var from, now time.Time // when what counts began, and when the last of it arrived
+	var from, now time.Time // beginning of the counted part, and arrival of the last write
 	under, arrived, counted := 0, 0, 0
 	for {
 		for ; under < window; under++ {

@@ -105,8 +105,8 @@ func plainWriteIsVisible(t *testing.T, p Provider) {
 	}
 }
 
-// stream is one direction of one queue pair: a window of slots, reused only when the receiver has checked one and the
-// sender has a completion at or past it.
+// stream is one direction of one queue pair. It is a window of slots. A slot is reused only when the receiver has checked it and
+// the sender has a completion at or past it.
 type stream struct {
 	src, dst                  *side
 	sqp, rqp                  *verbs.QP
@@ -123,7 +123,7 @@ func (s *stream) length(seq int) int  { return (seq*607 + s.id*131) % (streamSlo
 func (s *stream) seed(seq int) uint64 { return uint64(s.id)<<32 | uint64(seq) }
 func (s *stream) at(seq int) int      { return s.base + seq%s.window*streamSlot }
 
-// fillWindow posts one list of all that the window has room for, every fourth signaled and the last.
+// fillWindow posts one list of requests that fill the window. Every fourth and the last are signaled.
 func (s *stream) fillWindow(r *rig, list []verbs.SendWR) {
 	list = list[:0]
 	for s.sent+len(list) < min(s.received, s.completed)+s.window && s.sent+len(list) < streamMessages {
@@ -243,7 +243,7 @@ func inlineSourceIsFree(t *testing.T, p Provider) {
 	r.recv(b, 1, 16)
 	for i := range 16 {
 		wr := r.write(0, i*inline, inline, uint32(i))
-		wr.LKey = 0xdead // not looked at
+		wr.LKey = 0xdead // not read
 		wr.Flags |= verbs.SendInline
 		fill(r.a.buf.Bytes()[:inline], uint64(i))
 		r.post(a, wr)

@@ -8,7 +8,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// quick shortens the timeouts that some failures wait for.
+// quick shortens the timeouts for which some failures wait.
 var quick = verbs.ConnectConfig{AckTimeout: 200 * time.Millisecond}
 
 func failFlushes(t *testing.T, p Provider) {
@@ -17,7 +17,7 @@ func failFlushes(t *testing.T, p Provider) {
 	r.recv(a, 77, 5)
 	unsignaled := r.write(0, 0, 16, 3)
 	unsignaled.Flags = 0
-	r.post(a, r.write(0, 0, 16, 1), r.write(0, 0, 16, 2), unsignaled, r.write(0, 0, 16, 4)) // no receive: they wait
+	r.post(a, r.write(0, 0, 16, 1), r.write(0, 0, 16, 2), unsignaled, r.write(0, 0, 16, 4)) // without a receive they wait
 	r.must(a.Fail(), "fail the queue pair")
 	r.expectState(a, verbs.StateErr)
 	r.until("all is flushed", func() bool { return len(r.a.got) >= 9 })
@@ -124,54 +124,6 @@ func destroyIsClean(t *testing.T, p Provider) {
 	r.post(a, r.write(0, 0, 16, 9))
 	r.collect(1, 1)
 	r.expectRecv(r.b.got[0], 9, b, 9, 16)
-}
-
-func ownQueues(t *testing.T, p Provider) {
-	r := newRig(t, p, shape{})
-	recvCQ, err := r.a.dev.CreateCQ(64)
-	r.must(err, "create completion queue")
-	t.Cleanup(func() { r.check(recvCQ.Close(), "close completion queue") })
-	a, err := r.a.pd.CreateQP(verbs.QPConfig{SendCQ: r.a.cq, RecvCQ: recvCQ, MaxSendWR: 8, MaxRecvWR: 8})
-	r.must(err, "create queue pair")
-	r.a.qps = append(r.a.qps, a)
-	b := r.create(r.b, shape{})
-	r.join(a, b, quick)
-
-	receives := func(n int) []verbs.WC {
-		var got []verbs.WC
-		r.loop("the receives are there", func() (int, bool) {
-			k, err := recvCQ.Poll(r.a.wc[:])
-			r.must(err, "poll")
-			got = append(got, r.a.wc[:k]...)
-			return k + r.poll(r.a) + r.poll(r.b), len(got) >= n
-		})
-		return got
-	}
-	r.recv(a, 1, 3)
-	r.recv(b, 2, 1)
-	r.post(a, r.write(0, 0, 16, 3))
-	r.post(b, write(r.b, r.a, 0, 0, 16, 4))
-	r.expectRecv(receives(1)[0], 1, a, 4, 16)
-	r.until("the sends ended", func() bool { return len(r.a.got) >= 1 && len(r.b.got) >= 2 })
-	r.expect(r.a.got[0], 3, a, verbs.WCSuccess)
-
-	r.post(a, r.write(0, 0, 16, 5)) // no receive: it waits, and is flushed
-	r.must(a.Fail(), "fail the queue pair")
-	for _, wc := range receives(2) {
-		r.expect(wc, 1, a, verbs.WCFlushErr)
-	}
-	r.until("the send is flushed", func() bool { return len(r.a.got) >= 2 })
-	r.expect(r.a.got[1], 5, a, verbs.WCFlushErr)
-
-	r.post(a, r.write(0, 0, 16, 6))
-	r.recv(a, 7, 1)
-	r.destroy(r.a, a) // with a completion on each queue
-	r.pass(5 * time.Millisecond)
-	n, err := recvCQ.Poll(r.a.wc[:])
-	r.must(err, "poll")
-	if n != 0 || len(r.a.got) != 2 {
-		t.Errorf("after destroying its queue pair a queue has %d receives and %d sends", n, len(r.a.got)-2)
-	}
 }
 
 func destroyedPeerFailsSender(t *testing.T, p Provider) {

@@ -9,7 +9,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// placed is the write that announces length bytes stored at an offset of the peer's buffer.
+// placed returns the write that announces length bytes stored at an offset of the peer's buffer.
 func placed(dst *side, to, length int, imm uint32) verbs.SendWR {
 	return verbs.SendWR{
 		WRID: uint64(imm), RAddr: dst.mr.Addr + uint64(to), RKey: dst.mr.RKey, Length: uint32(length), Imm: imm,
@@ -17,7 +17,8 @@ func placed(dst *side, to, length int, imm uint32) verbs.SendWR {
 	}
 }
 
-// mappingRig returns a rig of pairs whose device maps the peer's memory, or nil after checking that the device refuses to.
+// mappingRig returns a rig of pairs whose device maps the peer's memory. If the device does not, it checks that the device refuses
+// to, and returns nil.
 func mappingRig(t *testing.T, p Provider, s shape) *rig {
 	r := newRig(t, p, s)
 	if r.a.dev.Attr().Has(verbs.DevMaps) {
@@ -119,7 +120,7 @@ func mappingIsChecked(t *testing.T, p Provider) {
 	}
 }
 
-// mappingKeepsOrder makes a write wait for a receive. What is stored through a mapping must not land before it.
+// mappingKeepsOrder makes a write wait for a receive. Data stored through a mapping must not land before it.
 func mappingKeepsOrder(t *testing.T, p Provider) {
 	r := mappingRig(t, p, shape{pairs: 1})
 	if r == nil {
@@ -128,7 +129,7 @@ func mappingKeepsOrder(t *testing.T, p Provider) {
 	a, b := r.a.qps[0], r.b.qps[0]
 	r.post(a, r.write(0, 0, 64, 1), placed(r.b, 64, 0, 2))
 	if r.a.dev.Attr().Has(verbs.DevCopiesAtPost) && p.Drive != nil {
-		r.recv(b, 1, 2) // the simulation places what it can at once, receive or not: there is nothing to wait for
+		r.recv(b, 1, 2) // the simulation places data at once, receive or not, so nothing waits
 		r.collect(2, 2)
 		return
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// postUntilFull posts wr until the queue is full, and returns how many it took.
+// postUntilFull posts wr until the queue is full, and returns the number of posted requests.
 func (r *rig) postUntilFull(qp *verbs.QP, wr verbs.SendWR) int {
 	r.t.Helper()
 	for n := range 4096 {
@@ -147,14 +147,14 @@ func neverReadyFails(t *testing.T, p Provider) {
 
 const overrunMessages = 256
 
-// expectOverrun waits until polling a side's queue fails, and its queue pairs with it.
+// expectOverrun waits until polling a side's queue fails, and its queue pairs fail with it.
 func (r *rig) expectOverrun(e, other *side) {
 	r.t.Helper()
 	r.loop("the queue overran", func() (int, bool) {
 		n := r.poll(other)
 		err := r.progress(e)
 		if err == nil && len(other.got) >= overrunMessages {
-			n, err = e.cq.Poll(e.wc[:1]) // all are through, so the overrun must show by now
+			n, err = e.cq.Poll(e.wc[:1]) // all have arrived, so the overrun must show by now
 		}
 		if err != nil && !errors.Is(err, syscall.EOVERFLOW) {
 			r.t.Fatalf("polling failed with %v, expected EOVERFLOW", err)
@@ -167,12 +167,11 @@ func (r *rig) expectOverrun(e, other *side) {
 
 func isCQErr(ev verbs.AsyncEvent) bool { return ev.Type == verbs.EventCQErr }
 
-// cannotOverrun reports whether the provider refuses a queue pair that could overrun a side's completion queue: then there is
-// nothing more to show.
+// cannotOverrun reports whether the provider refuses a queue pair that could overrun a side's completion queue.
 func (r *rig) cannotOverrun(e *side, s shape) bool {
 	r.t.Helper()
 	s = s.withDefaults()
-	qp, err := e.pd.CreateQP(verbs.QPConfig{SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: s.send, MaxRecvWR: s.recv})
+	qp, err := e.pd.CreateQP(verbs.QPConfig{CQ: e.cq, MaxSendWR: s.send, MaxRecvWR: s.recv})
 	if err == nil {
 		r.must(qp.Close(), "close queue pair")
 		return false
@@ -239,19 +238,19 @@ func limitsAreErrors(t *testing.T, p Provider) {
 		{MaxSendWR: 0, MaxRecvWR: 1}, {MaxSendWR: most + 1, MaxRecvWR: 1},
 		{MaxSendWR: 1, MaxRecvWR: 0}, {MaxSendWR: 1, MaxRecvWR: most + 1},
 	} {
-		c.SendCQ, c.RecvCQ = r.a.cq, r.a.cq
+		c.CQ = r.a.cq
 		_, err := r.a.pd.CreateQP(c)
 		expect(fmt.Sprintf("a queue pair of %d sends and %d receives", c.MaxSendWR, c.MaxRecvWR), err, attr.MaxQPWR)
 	}
 	_, err := r.a.pd.CreateQP(verbs.QPConfig{
-		SendCQ: r.a.cq, RecvCQ: r.a.cq, MaxSendWR: 1, MaxRecvWR: 1, MaxInline: int(attr.MaxInline) + 1,
+		CQ: r.a.cq, MaxSendWR: 1, MaxRecvWR: 1, MaxInline: int(attr.MaxInline) + 1,
 	})
 	expect("a queue pair with more inline bytes than the device has", err, attr.MaxInline)
 	if _, err = r.a.pd.RegisterMR(r.a.buf.Addr, 0, 0, r.a.buf.FD, r.a.buf.Offset); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("registering 0 bytes: error %v, expected EINVAL", err)
 	}
 	if err = r.a.pd.DeregisterMR(verbs.MR{LKey: r.a.mr.LKey + 0x10000}); err == nil {
-		t.Error("deregistering a region that is none: no error")
+		t.Error("deregistering an unknown region: no error")
 	}
 	if d, err := verbs.Open(attr.Provider, "", "no_such_option=1"); !errors.Is(err, syscall.EINVAL) ||
 		!strings.Contains(err.Error(), "no_such_option") {

@@ -7,8 +7,8 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// referenceRig returns a rig of one by-reference pair, or nil where the device delivers in place only, after checking that it
-// ignores the wish for references.
+// referenceRig returns a rig of one by-reference pair. If the device delivers in place only, it checks that the device ignores the
+// request for references, and returns nil.
 func referenceRig(t *testing.T, p Provider) *rig {
 	r := newRig(t, p, shape{pairs: 1, byReference: true, bytes: 256 << 10})
 	if r.a.dev.Attr().Has(verbs.DevByReference) {
@@ -53,7 +53,7 @@ func byReferenceDelivers(t *testing.T, p Provider) {
 	r.expectRecv(r.b.got[n], 1, b, 99, 0)
 }
 
-// at is memory that a completion points to.
+// at returns the memory to which a completion points.
 func at(addr uint64, length int) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&addr)), length)
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// deadline bounds every wait of the suite: far beyond what a provider needs, even one in an emulated machine.
+// deadline bounds every wait of the suite. It is far beyond any provider's needs, even in an emulated machine.
 const deadline = 30 * time.Second
 
-// side is one end: its device and all it opened there. got collects what its completion queue gave.
+// side is one end of a rig: its device and the objects opened from it. got collects the completions of its queue.
 type side struct {
 	dev *verbs.Device
 	pd  *verbs.PD
@@ -26,7 +26,7 @@ type side struct {
 	wc  [64]verbs.WC
 }
 
-// rig is two sides and the queue pairs between them: a's are active, b's passive.
+// rig is two sides and the queue pairs between them. a's are active, b's passive.
 type rig struct {
 	t    *testing.T
 	p    Provider
@@ -115,7 +115,7 @@ func (r *rig) create(e *side, s shape) *verbs.QP {
 	r.t.Helper()
 	s = s.withDefaults()
 	qp, err := e.pd.CreateQP(verbs.QPConfig{
-		SendCQ: e.cq, RecvCQ: e.cq, MaxSendWR: s.send, MaxRecvWR: s.recv, MaxInline: s.inline, ByReference: s.byReference,
+		CQ: e.cq, MaxSendWR: s.send, MaxRecvWR: s.recv, MaxInline: min(s.inline, int(e.dev.Attr().MaxInline)), ByReference: s.byReference,
 		Peer: s.peer,
 	})
 	r.must(err, "create queue pair")
@@ -170,7 +170,7 @@ func (r *rig) check(err error, what string) {
 	}
 }
 
-// now is the provider's clock.
+// now returns the time of the provider's clock.
 func (r *rig) now() time.Duration {
 	if r.p.Now != nil {
 		return r.p.Now()
@@ -180,7 +180,7 @@ func (r *rig) now() time.Duration {
 
 var epoch = time.Now()
 
-// poll takes what a side has into its got, and reports how much.
+// poll moves a side's completions to its got, and returns their number.
 func (r *rig) poll(e *side) int {
 	r.t.Helper()
 	n, err := e.cq.Poll(e.wc[:])
@@ -189,7 +189,7 @@ func (r *rig) poll(e *side) int {
 	return n
 }
 
-// rest lets others run between fruitless polls; it backs off so that a provider's other threads get the processor.
+// rest lets other goroutines run between fruitless polls. It backs off so that a provider's other threads get the processor.
 func (r *rig) rest(found int) {
 	if r.p.Drive != nil {
 		r.p.Drive()
@@ -215,7 +215,7 @@ func (r *rig) until(what string, cond func() bool) {
 	})
 }
 
-// loop calls step, which says how much it found and whether it is done, until it is.
+// loop calls step until it is done. step reports the number of completions that it found and whether it is done.
 func (r *rig) loop(what string, step func() (found int, done bool)) {
 	r.t.Helper()
 	for end := time.Now().Add(deadline); ; {
@@ -270,7 +270,7 @@ func (r *rig) recv(qp *verbs.QP, wrID uint64, n int) {
 	r.must(qp.PostRecv(wrID, n), "post receive")
 }
 
-// write is a signaled write with immediate from an offset of a's buffer to one of b's.
+// write returns a signaled write with immediate from an offset of a's buffer to an offset of b's.
 func (r *rig) write(from, to, length int, imm uint32) verbs.SendWR {
 	return write(r.a, r.b, from, to, length, imm)
 }
@@ -282,7 +282,7 @@ func write(src, dst *side, from, to, length int, imm uint32) verbs.SendWR {
 	}
 }
 
-// expect compares what holds of a completion, whatever its status.
+// expect compares the fields of a completion that are valid whatever its status.
 func (r *rig) expect(got verbs.WC, wrID uint64, qp *verbs.QP, status verbs.Status) {
 	r.t.Helper()
 	if got.WRID != wrID || got.QPNum != qp.Num() || got.Status != status {
@@ -378,7 +378,7 @@ func (p *pump) run(t *testing.T, d *verbs.Device) {
 	}
 }
 
-// saw reports whether a device raised such an event.
+// saw reports whether a device raised an event that satisfies such.
 func (p *pump) saw(d *verbs.Device, such func(verbs.AsyncEvent) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

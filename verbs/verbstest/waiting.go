@@ -10,7 +10,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// background polls a side from a goroutine of its own, as its owner, until stop; receives are posted again.
+// background polls a side from a goroutine of its own until stop. Until then that goroutine is the owner, and nobody else may post.
 func (r *rig) background(e *side) (stop func()) {
 	var wg sync.WaitGroup
 	quit := make(chan struct{})
@@ -55,7 +55,7 @@ func wakeEndsWait(t *testing.T, p Provider) {
 		r.must(r.a.cq.Arm(1), "arm")
 		var wg sync.WaitGroup
 		if delay == 0 || p.Drive != nil {
-			r.a.cq.Wake() // a simulated wait returns at once: there is no present one
+			r.a.cq.Wake() // a simulated wait returns at once, so no wait is present
 		} else {
 			wg.Go(func() { time.Sleep(delay); r.a.cq.Wake() })
 		}
@@ -74,7 +74,7 @@ func wakeEndsWait(t *testing.T, p Provider) {
 	}
 }
 
-// wait is arm, poll, wait as its users do it: false when the wait timed out though count completions were still to come.
+// wait arms, polls and waits as its users do. ok is false if the wait timed out before count completions.
 func (r *rig) wait(e *side, count int) (n int, ok bool, err error) {
 	if err = e.cq.Arm(count); err != nil {
 		return 0, false, err
@@ -99,8 +99,8 @@ func noLostWakeup(t *testing.T, p Provider) {
 	}
 }
 
-// sleepAndWake sends bursts, each after the last was received. Both ends sleep for what they miss, so that a lost wakeup is
-// a wait that times out.
+// sleepAndWake sends bursts, each after the last was received. Both ends sleep until their missing completions arrive, so that a
+// lost wakeup is a wait that times out.
 func sleepAndWake(t *testing.T, p Provider, burst, bursts int) {
 	r := newRig(t, p, shape{pairs: 1, send: 64, recv: 128})
 	var received atomic.Int64
@@ -169,10 +169,10 @@ func (r *rig) sendBursts(burst, bursts int, received *atomic.Int64) {
 
 func errorEndsWait(t *testing.T, p Provider) {
 	r := newRig(t, p, shape{pairs: 1})
-	defer r.background(r.b)()
 	bad := r.write(0, 0, 16, 1)
 	bad.RKey = 0
-	r.recv(r.b.qps[0], 1, 1)
+	r.recv(r.b.qps[0], 1, 1) // before the background owns the queue pair
+	defer r.background(r.b)()
 	r.post(r.a.qps[0], bad)
 	end := time.Now().Add(deadline)
 	for n := 0; n == 0; {
