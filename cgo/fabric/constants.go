@@ -5,7 +5,7 @@ package fabric
 */
 import "C"
 
-// The contract's enumerations, each a type of its own. [Status], [EventType] and [QPState] name their values.
+// These are the contract's enumerations, each with its own type. [Status], [EventType] and [QPState] name their values.
 type (
 	Opcode    uint16 // enum rwf_opcode
 	SendFlags uint16 // enum rwf_send_flags
@@ -18,13 +18,13 @@ type (
 	EventType uint32 // enum rwf_async_type
 )
 
-// Opcodes of work requests.
+// These are the opcodes of work requests.
 const (
 	OpWrite        Opcode = C.RWF_WRITE
 	OpWriteWithImm Opcode = C.RWF_WRITE_WITH_IMM
 )
 
-// Flags of work requests.
+// These are the flags of work requests.
 const (
 	SendSignaled  SendFlags = C.RWF_SEND_SIGNALED
 	SendInline    SendFlags = C.RWF_SEND_INLINE
@@ -32,13 +32,13 @@ const (
 	SendPlaced    SendFlags = C.RWF_SEND_PLACED
 )
 
-// Opcodes of work completions.
+// These are the opcodes of work completions.
 const (
 	WCSend    WCOpcode = C.RWF_WC_SEND
 	WCRecvImm WCOpcode = C.RWF_WC_RECV_IMM
 )
 
-// Statuses of work completions.
+// These are the statuses of work completions.
 const (
 	WCSuccess        Status = C.RWF_WC_SUCCESS
 	WCLocLenErr      Status = C.RWF_WC_LOC_LEN_ERR
@@ -54,16 +54,16 @@ const (
 	WCGeneralErr     Status = C.RWF_WC_GENERAL_ERR
 )
 
-// Access rights of memory regions.
+// These are the access rights of memory regions.
 const (
 	AccessLocalWrite  Access = C.RWF_ACCESS_LOCAL_WRITE
 	AccessRemoteWrite Access = C.RWF_ACCESS_REMOTE_WRITE
 )
 
-// AccessForPeer adds to a region's access whom it is for: peers of queue pairs created for this peer.
+// AccessForPeer returns an access right that restricts a region to the peers of queue pairs created for this peer.
 func AccessForPeer(peer int) Access { return Access(peer) << C.RWF_ACCESS_PEER_SHIFT }
 
-// Flags of devices.
+// These are the flags of devices.
 const (
 	DevByReference  DevFlags = C.RWF_DEV_BY_REFERENCE
 	DevCopiesAtPost DevFlags = C.RWF_DEV_COPIES_AT_POST
@@ -73,10 +73,13 @@ const (
 	DevMaps         DevFlags = C.RWF_DEV_MAPS
 )
 
-// QPByReference is the flag of queue pairs that take payloads where the sender holds them.
-const QPByReference QPFlags = C.RWF_QP_BY_REFERENCE
+// These are the flags of queue pairs.
+const (
+	QPByReference QPFlags = C.RWF_QP_BY_REFERENCE // payloads are taken from the sender's memory
+	QPImmOnly     QPFlags = C.RWF_QP_IMM_ONLY
+)
 
-// States of queue pairs.
+// These are the states of queue pairs.
 const (
 	StateInit QPState = C.RWF_QPS_INIT
 	StateRTR  QPState = C.RWF_QPS_RTR
@@ -84,7 +87,7 @@ const (
 	StateErr  QPState = C.RWF_QPS_ERR
 )
 
-// Types of asynchronous events.
+// These are the types of asynchronous events.
 const (
 	EventQPEstablished EventType = C.RWF_EVENT_QP_ESTABLISHED
 	EventQPFatal       EventType = C.RWF_EVENT_QP_FATAL
@@ -94,7 +97,7 @@ const (
 	EventDeviceFatal   EventType = C.RWF_EVENT_DEVICE_FATAL
 )
 
-// EndpointMax is the most bytes that [QPEndpoint] writes.
+// EndpointMax is the largest number of bytes that [QPEndpoint] writes.
 const EndpointMax = C.RWF_ENDPOINT_MAX
 
 func (s Status) String() string { return C.GoString(C.rwf_wc_status_str(C.int(s))) }

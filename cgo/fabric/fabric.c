@@ -1,29 +1,48 @@
-/* The contract's entry points: check what no provider should have to, then call the provider. */
+/* The contract's entry points. They make the checks that are common to all providers, then call the provider. */
 #include "base/provider.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-static const struct rwf_ops *const provider_ops[] = {&rwf_ibv_ops, &rwf_shm_ops, &rwf_tcp_ops, &rwf_sim_ops};
-static const char *const provider_names[] = {"ibv", "shm", "tcp", "sim", NULL};
-enum { PROVIDERS = sizeof provider_ops / sizeof *provider_ops };
+enum { PROVIDERS_MAX = 8 };
+/* Fastest first, NULL after the last. */
+static const struct rwf_ops *providers[PROVIDERS_MAX + 1] = {&rwf_shm_ops, &rwf_ibv_ops, &rwf_tcp_ops};
 
-const char *const *rwf_providers(void)
+int rwf_provide(const struct rwf_ops *ops)
 {
-	return provider_names;
+	int n = 0;
+
+	while (providers[n])
+		n++;
+	if (n == PROVIDERS_MAX)
+		return rwf_fail(ENOSPC, "provide %s: there are %d providers already", ops->name, n);
+	providers[n] = ops;
+	return 0;
+}
+
+const char *rwf_provider(int i)
+{
+	return providers[i] ? providers[i]->name : NULL;
 }
 
 static const struct rwf_ops *find(const char *provider)
 {
-	for (int i = 0; i < PROVIDERS; i++)
-		if (strcmp(provider_names[i], provider) == 0)
-			return provider_ops[i];
+	for (int i = 0; providers[i]; i++)
+		if (strcmp(providers[i]->name, provider) == 0)
+			return providers[i];
 	char known[128] = "";
-	for (int i = 0; i < PROVIDERS; i++)
-		snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", provider_names[i]);
+	for (int i = 0; providers[i]; i++)
+		snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", providers[i]->name);
 	rwf_fail(ENOENT, "unknown provider \"%s\": use one of %s", provider, known);
 	return NULL;
+}
+
+int rwf_has_nics(const char *provider)
+{
+	const struct rwf_ops *ops = find(provider);
+
+	return ops && ops->nics;
 }
 
 int rwf_open(const char *provider, const char *device, const char *options, rwf_device **out)
@@ -126,6 +145,7 @@ int rwf_wake_cq(rwf_cq *cq)
 
 int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 {
+	const uint32_t known = RWF_QP_BY_REFERENCE | RWF_QP_IMM_ONLY;
 	struct rwf_device_attr attr;
 	int rc = rwf_query(pd->dev, &attr);
 
@@ -138,10 +158,10 @@ int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	if (init->max_inline > attr.max_inline)
 		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline, attr.name,
 				attr.max_inline);
-	if (!init->send_cq || !init->recv_cq || init->send_cq->dev != pd->dev || init->recv_cq->dev != pd->dev)
-		return rwf_fail(EINVAL, "create queue pair: it needs completion queues of its device %s", attr.name);
-	if (init->flags & ~RWF_QP_BY_REFERENCE)
-		return rwf_fail(EINVAL, "create queue pair: flags 0x%x are unknown", init->flags & ~RWF_QP_BY_REFERENCE);
+	if (!init->cq || init->cq->dev != pd->dev)
+		return rwf_fail(EINVAL, "create queue pair: it needs a completion queue of its device %s", attr.name);
+	if (init->flags & ~known)
+		return rwf_fail(EINVAL, "create queue pair: flags 0x%x are unknown", init->flags & ~known);
 	rc = pd->ops->create_qp(pd, init, out);
 	if (rc == 0)
 		(*out)->peer = init->peer;
@@ -165,7 +185,9 @@ int rwf_qp_state(const rwf_qp *qp)
 
 int rwf_qp_endpoint(rwf_qp *qp, void *buf, size_t cap)
 {
-	return qp->ops->qp_endpoint(qp, buf, cap);
+	if (cap < RWF_ENDPOINT_MAX)
+		return rwf_fail(EINVAL, "read endpoint: %zu bytes of room: give %d", cap, RWF_ENDPOINT_MAX);
+	return qp->ops->qp_endpoint(qp, buf);
 }
 
 int rwf_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr)

@@ -1,5 +1,5 @@
-// Package fabric is the C side of the transport contract (fabric.h) as seen from Go: one function per C call, flat
-// structs, no Go pointer kept by C. Package verbs gives it types, errors and documentation; use that.
+// Package fabric is the C side of the transport contract (fabric.h) for Go: one function per C call, flat structs, no Go pointer
+// kept by C. Package verbs adds types, errors and documentation, and should be used instead.
 package fabric
 
 /*
@@ -34,16 +34,15 @@ import (
 	_ "github.com/rackweave/rackweave/cgo/fabric/base"
 	_ "github.com/rackweave/rackweave/cgo/fabric/ibv"
 	_ "github.com/rackweave/rackweave/cgo/fabric/shm"
-	_ "github.com/rackweave/rackweave/cgo/fabric/sim"
 	_ "github.com/rackweave/rackweave/cgo/fabric/tcp"
 )
 
-// See package base. This makes what includes its headers, and imports this package, be built anew too.
+// See package base. Embedding also rebuilds the packages that include its headers and import this package.
 //
 //go:embed base/*.h
 var _ embed.FS
 
-// Handles of the contract's objects: C memory, never Go's.
+// These are the handles of the contract's objects, in C memory.
 type (
 	Device unsafe.Pointer
 	PD     unsafe.Pointer
@@ -58,10 +57,8 @@ type DeviceAttr struct {
 	Name                                            [64]byte
 	MaxMRSize                                       uint64
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
-	LinkMbps                                        uint32
 	MTU                                             uint32
 	Flags                                           DevFlags
-	QPBytes                                         uint32
 }
 
 // MR mirrors struct rwf_mr.
@@ -103,7 +100,7 @@ type WC struct {
 
 // QPInit mirrors struct rwf_qp_init.
 type QPInit struct {
-	SendCQ, RecvCQ                  CQ
+	CQ                              CQ
 	MaxSendWR, MaxRecvWR, MaxInline uint32
 	Flags                           QPFlags
 	Peer                            uint32
@@ -142,8 +139,8 @@ func init() {
 	}
 }
 
-// LastError returns the text of the calling thread's last failure. Lock the goroutine to its thread around the call and this,
-// or use the verbs package, which does.
+// LastError returns the text of the calling thread's last failure. A caller locks the goroutine to its thread around the call and
+// this one, as package verbs does.
 func LastError() string { return C.GoString(C.rwf_last_error()) }
 
 // Open opens a device of a provider.
@@ -157,7 +154,22 @@ func Open(provider, device, options string) (Device, int) {
 	return Device(dev), int(rc)
 }
 
-// List writes the names of a provider's devices, newline between, into buf.
+// Providers returns the names of the providers, fastest first.
+func Providers() (names []string) {
+	for i := C.int(0); C.rwf_provider(i) != nil; i++ {
+		names = append(names, C.GoString(C.rwf_provider(i)))
+	}
+	return names
+}
+
+// HasNICs reports whether a provider's devices are NICs.
+func HasNICs(provider string) bool {
+	p := C.CString(provider)
+	defer C.free(unsafe.Pointer(p))
+	return C.rwf_has_nics(p) != 0
+}
+
+// List writes the names of a provider's devices into buf, separated by newlines.
 func List(provider string, buf []byte) int {
 	p := C.CString(provider)
 	defer C.free(unsafe.Pointer(p))
@@ -210,7 +222,7 @@ func WakeCQ(cq CQ) int { return int(C.rwf_wake_cq((*C.rwf_cq)(cq))) }
 
 func CreateQP(pd PD, init *QPInit) (QP, int) {
 	c := C.struct_rwf_qp_init{
-		send_cq: (*C.rwf_cq)(init.SendCQ), recv_cq: (*C.rwf_cq)(init.RecvCQ),
+		cq:          (*C.rwf_cq)(init.CQ),
 		max_send_wr: C.uint32_t(init.MaxSendWR), max_recv_wr: C.uint32_t(init.MaxRecvWR),
 		max_inline: C.uint32_t(init.MaxInline), flags: C.uint32_t(init.Flags), peer: C.uint32_t(init.Peer),
 	}
@@ -245,7 +257,7 @@ func Map(qp QP, rkey uint32, raddr uint64, length uint32) unsafe.Pointer {
 	return C.rwf_map((*C.rwf_qp)(qp), C.uint32_t(rkey), C.uint64_t(raddr), C.uint32_t(length))
 }
 
-// MapAll maps one range of each queue pair's peer; all slices are as long as qps.
+// MapAll maps one range of each queue pair's peer. All slices are as long as qps.
 func MapAll(qps []QP, rkeys []uint32, raddrs []uint64, length uint32, out []uint64) int {
 	return int(C.rwf_map_all((**C.rwf_qp)(unsafe.Pointer(unsafe.SliceData(qps))), (*C.uint32_t)(unsafe.SliceData(rkeys)),
 		(*C.uint64_t)(unsafe.SliceData(raddrs)), C.uint32_t(length), C.int(len(qps)), (*C.uint64_t)(unsafe.SliceData(out))))

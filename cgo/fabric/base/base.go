@@ -1,4 +1,4 @@
-// Package base holds the transport contract in C (fabric.h) and what its providers have in common (provider.h).
+// Package base holds the transport contract in C (fabric.h) and the code that its providers share (provider.h).
 package base
 
 /*
@@ -10,8 +10,7 @@ import "C"
 
 import "embed"
 
-// The go command does not see the headers of another package. Headers that are part of this one make what includes them be
-// built anew.
+// The go command does not see the headers of another package. Headers embedded in this one rebuild the packages that include them.
 //
 //go:embed *.h
 var _ embed.FS

@@ -1,18 +1,18 @@
 /*
- * The transport contract, in libibverbs' words. What stands above this header is written once, against registered memory,
- * RDMA WRITE WITH IMMEDIATE and completion queues. A provider (ibv, shm, tcp, sim) carries it out.
+ * The transport contract, in libibverbs' words. Code above this header is written once, against registered memory,
+ * RDMA WRITE WITH IMMEDIATE and completion queues. A provider (ibv, shm, tcp) implements it.
  *
  * Calls return 0 or a count on success and a negative errno on failure. rwf_last_error() then holds the text, per thread.
  *
  * Threads. A completion queue and the queue pairs bound to it belong to one owner thread at a time. Only that thread calls
  * create, connect, post, map, poll, arm, wait and destroy. Any thread may call rwf_wake_cq, rwf_reg_mr, rwf_dereg_mr and
- * rwf_get_async_event. The last also accepts a passive peer's connection; the provider publishes that to the owner safely.
+ * rwf_get_async_event. The last also accepts a passive peer's connection, which the provider publishes to the owner safely.
  *
- * Strictness. A write with immediate consumes a posted receive; without one the sender retries (receiver not ready) until
+ * Strictness. A write with immediate consumes a posted receive. Without one the sender retries (receiver not ready) until
  * its timeout and then fails. Every write is checked for keys, access rights and bounds. A full send queue is -ENOMEM and
- * posts nothing further. A completion queue that overruns is an error of the queue, and its queue pairs fail; a completion
- * is never lost. A provider may instead refuse queue pairs that could overrun it (ibv does), so make a completion queue as
- * large as all their queues together. An error moves the queue pair to ERR and flushes every outstanding send and posted
+ * posts nothing further. A completion queue that overruns is an error of the queue, and its queue pairs fail. A completion
+ * is never lost. A provider may instead refuse queue pairs that could overrun it (ibv does), so a completion queue should be
+ * as large as the sum of their queues. An error moves the queue pair to ERR and flushes every outstanding send and posted
  * receive.
  */
 #ifndef RW_FABRIC_H
@@ -26,7 +26,7 @@ typedef struct rwf_pd rwf_pd;
 typedef struct rwf_cq rwf_cq;
 typedef struct rwf_qp rwf_qp;
 
-/* Values are those of enum ibv_wc_status, so that a status reads the same whatever carried it. */
+/* Values are those of enum ibv_wc_status, so that a status reads alike for every provider. */
 enum rwf_wc_status {
 	RWF_WC_SUCCESS = 0,
 	RWF_WC_LOC_LEN_ERR = 1,
@@ -47,15 +47,15 @@ enum rwf_wc_opcode { RWF_WC_SEND = 0, RWF_WC_RECV_IMM = 1 };
 
 enum rwf_send_flags {
 	RWF_SEND_SIGNALED = 1,
-	RWF_SEND_INLINE = 2,    /* the source may be reused on return; lkey is not looked at */
+	RWF_SEND_INLINE = 2,    /* the source may be reused on return; lkey is not read */
 	RWF_SEND_STREAMING = 4, /* hint: nobody reads the target soon, so a copying provider may bypass the cache */
-	RWF_SEND_PLACED = 8,    /* the payload is at the target already, see rwf_map; laddr and lkey are not looked at */
+	RWF_SEND_PLACED = 8,    /* the payload is at the target already (rwf_map); laddr and lkey are not read */
 };
 
 enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
 /*
- * Beside the rights, a region's access names the peer it is for: 0 is every peer of the protection domain, n is those of queue
- * pairs created for peer n. An RDMA NIC has no such check; there keys are the secret.
+ * Beside the rights, a region's access names its peer: 0 is every peer of the protection domain, n is the peers of queue pairs
+ * created for peer n. An RDMA NIC has no such check. With it the key is the secret.
  */
 #define RWF_ACCESS_PEER_SHIFT 8
 #define RWF_ACCESS_PEER_MAX 0xffff
@@ -63,12 +63,12 @@ enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
 enum rwf_qp_state { RWF_QPS_INIT = 1, RWF_QPS_RTR = 2, RWF_QPS_RTS = 3, RWF_QPS_ERR = 6 };
 
 enum rwf_device_flags {
-	RWF_DEV_BY_REFERENCE = 1,   /* queue pairs created with RWF_QP_BY_REFERENCE get payloads where the sender holds them */
-	RWF_DEV_COPIES_AT_POST = 2, /* a post moves the payload itself: post while the source is hot, one at a time */
-	RWF_DEV_ANY_MEMORY = 4,     /* registering ordinary memory costs nothing: any buffer may be registered at any time */
-	RWF_DEV_SHARED_FD = 8,      /* memory can be registered only with the memfd that backs it */
-	RWF_DEV_LINK = 16,          /* it has a port whose link can fail and return; then neither of the first two, nor the next */
-	RWF_DEV_MAPS = 32,          /* a peer's memory is mapped here: rwf_map */
+	RWF_DEV_BY_REFERENCE = 1,   /* queue pairs created with RWF_QP_BY_REFERENCE get payloads in the sender's memory */
+	RWF_DEV_COPIES_AT_POST = 2, /* a post moves the payload itself, so post while the source is hot, one at a time */
+	RWF_DEV_ANY_MEMORY = 4,     /* registering ordinary memory costs nothing, so any buffer may be registered at any time */
+	RWF_DEV_SHARED_FD = 8,      /* memory can be registered only with the memfd behind it */
+	RWF_DEV_LINK = 16,          /* it has a port whose link can fail; it has neither of the first two, nor the next */
+	RWF_DEV_MAPS = 32,          /* a peer's memory is mapped here (rwf_map) */
 };
 
 struct rwf_device_attr {
@@ -76,10 +76,8 @@ struct rwf_device_attr {
 	char name[64];
 	uint64_t max_mr_size;
 	uint32_t max_qp, max_qp_wr, max_cq, max_cqe, max_mr, max_inline;
-	uint32_t link_mbps; /* 0: not a link (memory, simulation) */
-	uint32_t mtu;       /* path MTU in bytes; 0: not packetised */
-	uint32_t flags;     /* enum rwf_device_flags */
-	uint32_t qp_bytes;  /* what a queue pair may take in memory beside its queues */
+	uint32_t mtu;   /* path MTU in bytes, or 0 if not packetised */
+	uint32_t flags; /* enum rwf_device_flags */
 };
 
 struct rwf_mr {
@@ -92,7 +90,7 @@ struct rwf_send_wr {
 	uint64_t wr_id;
 	uint64_t laddr;
 	uint64_t raddr;
-	uint32_t length; /* 0 is allowed: the immediate travels alone */
+	uint32_t length; /* if 0, the immediate travels alone */
 	uint32_t lkey, rkey;
 	uint32_t imm; /* host byte order here; network order on an RDMA wire */
 	uint16_t opcode;
@@ -100,12 +98,12 @@ struct rwf_send_wr {
 	uint32_t reserved;
 };
 
-/* On a status other than success only wr_id, status, qp_num and vendor_err hold (ibv_poll_cq(3)). */
+/* On a status other than success only wr_id, status, qp_num and vendor_err are valid (ibv_poll_cq(3)). */
 struct rwf_wc {
 	uint64_t wr_id;
-	uint64_t addr;     /* by reference: where the payload lies in this process; else 0, it lies where the sender aimed */
-	uint64_t src_addr; /* by reference: the payload's address in the sender, good as the target of a reply; else 0 */
-	uint32_t src_rkey; /* by reference: the sender's key for src_addr; else 0 */
+	uint64_t addr;     /* by reference, the payload's address in this process; otherwise 0, and it lies at the target */
+	uint64_t src_addr; /* by reference, the payload's address in the sender, valid as the target of a reply; otherwise 0 */
+	uint32_t src_rkey; /* by reference, the sender's key for src_addr; otherwise 0 */
 	uint32_t byte_len;
 	uint32_t imm;
 	uint32_t qp_num;
@@ -114,21 +112,24 @@ struct rwf_wc {
 	uint32_t vendor_err;
 };
 
-enum rwf_qp_flags { RWF_QP_BY_REFERENCE = 1 };
+enum rwf_qp_flags {
+	RWF_QP_BY_REFERENCE = 1,
+	RWF_QP_IMM_ONLY = 2, /* a write of the peer without immediate fails the queue pair, if it takes this side's time */
+};
 
 struct rwf_qp_init {
-	rwf_cq *send_cq, *recv_cq; /* may be the same */
+	rwf_cq *cq; /* gets the completions of its sends and its receives */
 	uint32_t max_send_wr, max_recv_wr, max_inline;
 	uint32_t flags; /* enum rwf_qp_flags */
-	uint32_t peer;  /* whom it is for, see RWF_ACCESS_PEER_SHIFT; 0: regions that name a peer are not for it */
+	uint32_t peer;  /* number of its peer (RWF_ACCESS_PEER_SHIFT); if 0, regions that name a peer are not for it */
 };
 
 struct rwf_connect_attr {
-	uint32_t active;         /* 1: this side opens the connection and returns once it stands; 0: it waits for the peer */
-	uint32_t timeout_ms;     /* active: how long to try; passive: how long the peer may take, then the queue pair fails */
-	uint32_t rnr_timeout_ms; /* how long a send waits for a posted receive before it fails; 0: 1000 */
-	uint32_t ack_timeout_ms; /* how long an unacknowledged send is retried before it fails; 0: 1000 */
-	int32_t cancel_fd;       /* active: a file that ends the wait with -ECANCELED once it is readable; 0: none */
+	uint32_t active;         /* if 1, this side opens the connection and returns when it is up; if 0, it waits */
+	uint32_t timeout_ms;     /* active: time to try; passive: time for the peer to arrive before the queue pair fails */
+	uint32_t rnr_timeout_ms; /* time for which a send waits for a posted receive before it fails; if 0, 1000 */
+	uint32_t ack_timeout_ms; /* time for which an unacknowledged send is retried before it fails; if 0, 1000 */
+	int32_t cancel_fd;       /* active: a file that ends the wait with -ECANCELED when it is readable, or 0 */
 };
 
 enum rwf_async_type {
@@ -145,46 +146,47 @@ struct rwf_async_event {
 	uint32_t qp_num;
 };
 
-/* Returns the names of the providers, NULL after the last. */
-const char *const *rwf_providers(void);
+/* Returns the name of provider i, fastest first, and NULL after the last. */
+const char *rwf_provider(int i);
+/* Reports whether its devices are NICs: a host may have several, and uses all unless some are chosen. */
+int rwf_has_nics(const char *provider);
 const char *rwf_last_error(void);
-/* Sets rwf_last_error() and returns -err. For providers and what is built on the contract. */
+/* Sets rwf_last_error() and returns -err. It is for providers and code built on the contract. */
 int rwf_fail(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 const char *rwf_wc_status_str(int status);
 const char *rwf_qp_state_str(int state);
 const char *rwf_async_type_str(uint32_t type);
 
 /*
- * Opens a device by the provider's name for it; "" is its first. options are "key=value,key=value", documented in the
- * provider's own header. An unknown key is -EINVAL, and the error names it.
+ * Opens a device by the provider's name for it. If device is "", it opens the first. options are "key=value,key=value", documented
+ * in the provider's own header. An unknown key is -EINVAL, and the error names it.
  */
 int rwf_open(const char *provider, const char *device, const char *options, rwf_device **out);
 int rwf_close(rwf_device *dev); /* -EBUSY while a pd or cq of it is open */
 int rwf_query(rwf_device *dev, struct rwf_device_attr *out);
-/* Writes the names of a provider's devices into buf, '\n' between them. Returns how many there are. */
+/* Writes the names of a provider's devices into buf, '\n' between them. Returns their number. */
 int rwf_list(const char *provider, char *buf, size_t cap);
 
 int rwf_alloc_pd(rwf_device *dev, rwf_pd **out);
 int rwf_dealloc_pd(rwf_pd *pd);
 
 /*
- * Registers [addr, addr+length). fd and fd_offset name the memfd that backs the range, as in ibv_reg_dmabuf_mr(3); fd is -1
- * where there is none. Every queue pair of the protection domain may then use the keys, whether it was connected before or
- * is after.
+ * Registers [addr, addr+length). fd and fd_offset identify the memfd behind the range, as in ibv_reg_dmabuf_mr(3). fd is -1 without
+ * a memfd. Every queue pair of the protection domain may then use the keys, including queue pairs that connect later.
  */
 int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out);
 int rwf_dereg_mr(rwf_pd *pd, uint32_t lkey);
 
 int rwf_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out);
 int rwf_destroy_cq(rwf_cq *cq); /* -EBUSY while a queue pair uses it */
-/* Makes progress, and takes up to n completions, oldest first per queue pair. Returns -EOVERFLOW when the queue overran. */
+/* Makes progress, and takes up to n completions, oldest first per queue pair. Returns -EOVERFLOW if the queue overran. */
 int rwf_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
 /*
- * Arms the queue: the next wait returns once count completions are there, or one in error, or on a wake. count is a hint:
- * fewer may end the wait. Arm, poll once more, then wait.
+ * Arms the queue. The next wait returns when the queue has count completions, or one in error, or on a wake. count is a hint, and
+ * fewer may end the wait. A caller arms the queue, polls once more, and then waits.
  */
 int rwf_req_notify_cq(rwf_cq *cq, uint32_t count);
-/* Returns 1 when something is there, 0 when timeout_us has passed. */
+/* Returns 1 if the queue has completions, or 0 after timeout_us. */
 int rwf_wait_cq(rwf_cq *cq, int64_t timeout_us);
 /* Makes the present or the next wait return. Any thread may call it, and a signal handler. */
 int rwf_wake_cq(rwf_cq *cq);
@@ -194,43 +196,45 @@ int rwf_destroy_qp(rwf_qp *qp); /* completions not yet polled are dropped */
 uint32_t rwf_qp_num(const rwf_qp *qp);
 int rwf_qp_state(const rwf_qp *qp);
 enum { RWF_ENDPOINT_MAX = 256 };
-/* Writes what the peer needs to connect to this queue pair, and returns its length. Only the provider reads it. */
+/*
+ * Writes the endpoint of this queue pair, which the peer needs to connect, and returns its length. Only the provider interprets it.
+ */
 int rwf_qp_endpoint(rwf_qp *qp, void *buf, size_t cap);
 /*
- * Gives the queue pair its peer's endpoint and brings it to RTS: on return where it is active, when the peer arrives where
- * it is passive.
+ * Gives the queue pair its peer's endpoint and brings it to RTS: on return if it is active, or when the peer arrives if it is
+ * passive.
  */
 int rwf_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr);
-/* Moves the queue pair to ERR and flushes all that is outstanding. The peer sees an error too. */
+/* Moves the queue pair to ERR and flushes all outstanding requests. The peer sees an error too. */
 int rwf_fail_qp(rwf_qp *qp);
 
 /*
- * Posts n work requests in order and rings the doorbell once. Returns how many were posted, with the error of the next in
- * rwf_last_error() where they are fewer than n, or its negative errno where there are none.
+ * Posts n work requests in order and rings the doorbell once. Returns the number of posted requests. If fewer than n were posted,
+ * rwf_last_error() describes the error of the next. If none were posted, returns its negative errno.
  */
 int rwf_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n);
 /* Posts n receives without buffers, all with this wr_id. */
 int rwf_post_recv(rwf_qp *qp, uint64_t wr_id, int n);
 
 /*
- * Returns where the peer's [raddr, raddr+length) lies in this process, after the checks of a remote write. Returns NULL,
- * and sets rwf_last_error(), where it may not be written, where the device does not map, and while earlier requests wait in
- * the send queue, since they must land first. Post an ordinary write then: it waits its turn or fails as it should.
+ * Returns the address in this process of the peer's [raddr, raddr+length), after the checks of a remote write. Returns NULL, and
+ * sets rwf_last_error(), if the memory may not be written, if the device does not map, or while earlier requests wait in the send
+ * queue, because they must land first. The caller then posts an ordinary write, which waits for them or fails.
  *
- * The address holds until the owner's next call with this queue pair or one of its completion queues. What is stored there
- * reaches the peer's memory at once, as by a plain write. A write with immediate and RWF_SEND_PLACED then announces it. The
- * provider checks key and bounds again, takes a receive, and carries the immediate and the length. It publishes with a
- * release store, which orders ordinary stores; streaming stores need a store fence (sfence) before the post. The flag is
- * -EINVAL where the device does not map, and with a plain or inline write.
+ * The address is valid until the owner's next call with this queue pair or one of its completion queues. Data stored there reaches
+ * the peer's memory at once, as by a plain write. A write with immediate and RWF_SEND_PLACED then announces it. The provider checks
+ * key and bounds again, takes a receive, and carries the immediate and the length. It publishes with a release store, which orders
+ * ordinary stores. Streaming stores need a store fence (sfence) before the post. The flag is -EINVAL if the device does not map,
+ * and with a plain or inline write.
  */
 void *rwf_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length);
 /*
- * Calls rwf_map for n queue pairs, each with its own key and address. Sets out[i] to 0 where it returned NULL. Returns how
- * many addresses it found.
+ * Calls rwf_map for n queue pairs, each with its own key and address. Sets out[i] to 0 if it returned NULL. Returns the number of
+ * addresses that it found.
  */
 int rwf_map_all(rwf_qp *const *qps, const uint32_t *rkeys, const uint64_t *raddrs, uint32_t length, int n, uint64_t *out);
 
-/* Returns 1 and an event, or 0 after timeout_ms. Call it in a loop: passive peers are let in by it. */
+/* Returns 1 and an event, or 0 after timeout_ms. It must be called in a loop, because it also accepts passive peers. */
 int rwf_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
 
 #endif

@@ -1,8 +1,9 @@
-/* What every provider needs besides its queues: errors, options, the checks of a request. */
+/* Code that every provider needs besides its queues: errors, options, the checks of a request. */
 #include "provider.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static _Thread_local char last_error[512];
@@ -76,45 +77,49 @@ static size_t key_length(const char *s)
 	return strcspn(s, "=,");
 }
 
+static const char *next_option(const char *s)
+{
+	s += strcspn(s, ",");
+	s += *s == ',';
+	return s + (*s == ' ');
+}
+
 int rwb_option(const char *options, const char *key, char *out, size_t cap)
 {
-	for (const char *s = options; s && *s;) {
-		size_t k = key_length(s), v = strcspn(s + k, ",");
+	for (const char *s = options; *s; s = next_option(s)) {
+		size_t k = key_length(s);
 
 		if (k == strlen(key) && memcmp(s, key, k) == 0) {
-			const char *value = s + k + (s[k] == '=');
-			size_t n = (size_t)(s + k + v - value);
-
-			snprintf(out, cap, "%.*s", (int)n, value);
+			s += k + (s[k] == '=');
+			snprintf(out, cap, "%.*s", (int)strcspn(s, ","), s);
 			return 1;
 		}
-		s += k + v;
-		s += *s == ',';
 	}
 	return 0;
 }
 
-int rwb_option_check(const char *provider, const char *options, const char *const *known)
+int rwb_option_number(const char *provider, const char *options, const char *key, int low, int high, int *out)
 {
-	for (const char *s = options; s && *s;) {
-		size_t k = key_length(s);
-		int found = 0;
+	char text[32], *end;
+	long v;
 
-		for (const char *const *name = known; *name; name++)
-			found |= strlen(*name) == k && memcmp(s, *name, k) == 0;
-		if (!found) {
-			char names[256] = "";
+	if (!rwb_option(options, key, text, sizeof text))
+		return 0;
+	v = strtol(text, &end, 10);
+	if (*text < '0' || *text > '9' || *end || v < low || v > high)
+		return rwf_fail(EINVAL, "provider %s: option %s=%s is not a number from %d to %d", provider, key, text, low, high);
+	*out = (int)v;
+	return 0;
+}
 
-			for (const char *const *name = known; *name; name++) {
-				strncat(names, name == known ? "" : ", ", sizeof(names) - strlen(names) - 1);
-				strncat(names, *name, sizeof(names) - strlen(names) - 1);
-			}
-			return rwf_fail(EINVAL, "provider %s has no option \"%.*s\": it has %s", provider, (int)k, s,
-					*names ? names : "none");
-		}
-		s += k;
-		s += strcspn(s, ",");
-		s += *s == ',';
+int rwb_option_check(const char *provider, const char *options, const char *known)
+{
+	char key[64], value[1];
+
+	for (const char *s = options; *s; s = next_option(s)) {
+		snprintf(key, sizeof key, "%.*s", (int)key_length(s), s);
+		if (!rwb_option(known, key, value, sizeof value))
+			return rwf_fail(EINVAL, "provider %s has no option \"%s\": it has %s", provider, key, known);
 	}
 	return 0;
 }

@@ -1,4 +1,4 @@
-/* What a provider implements: one function for each call of fabric.h, and the common head of each object. */
+/* The interface of a provider: one function for each call of fabric.h, and the common head of each object. */
 #ifndef RW_PROVIDER_H
 #define RW_PROVIDER_H
 
@@ -6,34 +6,48 @@
 
 #include <stdarg.h>
 
+/* The calls that a provider defines in files of its own, each as X(prefix, name, parameters). They return int. */
+/* clang-format off */
+#define RWB_CALLS(X, prefix) RWB_COMMON_CALLS(X, prefix) RWB_OWN_CALLS(X, prefix)
+/* The calls that software providers have in common (soft.h), and the calls that each has of its own. */
+#define RWB_COMMON_CALLS(X, prefix) \
+	X(prefix, alloc_pd, (rwf_device *dev, rwf_pd **out)) \
+	X(prefix, dealloc_pd, (rwf_pd *pd)) \
+	X(prefix, destroy_cq, (rwf_cq *cq)) \
+	X(prefix, get_async_event, (rwf_device *dev, int timeout_ms, struct rwf_async_event *out))
+#define RWB_OWN_CALLS(X, prefix) \
+	X(prefix, reg_mr, (rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)) \
+	X(prefix, dereg_mr, (rwf_pd *pd, uint32_t lkey)) \
+	X(prefix, create_cq, (rwf_device *dev, uint32_t cqe, rwf_cq **out)) \
+	X(prefix, poll_cq, (rwf_cq *cq, struct rwf_wc *wc, int n)) \
+	X(prefix, req_notify_cq, (rwf_cq *cq, uint32_t count)) \
+	X(prefix, wait_cq, (rwf_cq *cq, int64_t timeout_us)) \
+	X(prefix, wake_cq, (rwf_cq *cq)) \
+	X(prefix, create_qp, (rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)) \
+	X(prefix, destroy_qp, (rwf_qp *qp)) \
+	X(prefix, qp_endpoint, (rwf_qp *qp, void *buf)) \
+	X(prefix, connect_qp, (rwf_qp *qp, const void *peer, size_t len, const struct rwf_connect_attr *attr)) \
+	X(prefix, fail_qp, (rwf_qp *qp)) \
+	X(prefix, post_send, (rwf_qp *qp, const struct rwf_send_wr *wr, int n)) \
+	X(prefix, post_recv, (rwf_qp *qp, uint64_t wr_id, int n))
+/* clang-format on */
+#define RWB_FIELD(prefix, name, parameters) int(*name) parameters;
+/* With RWB_CALLS these declare a provider's functions, and list them in its struct rwf_ops. */
+#define RWB_PROTOTYPE(prefix, name, parameters) int prefix##name parameters;
+#define RWB_ENTRY(prefix, name, parameters) .name = prefix##name,
+
 struct rwf_ops {
 	const char *name;
+	int nics; /* rwf_has_nics */
 	int (*open)(const char *device, const char *options, rwf_device **out);
 	int (*list)(char *buf, size_t cap);
 	int (*close)(rwf_device *);
 	int (*query)(rwf_device *, struct rwf_device_attr *);
-	int (*alloc_pd)(rwf_device *, rwf_pd **);
-	int (*dealloc_pd)(rwf_pd *);
-	int (*reg_mr)(rwf_pd *, void *, size_t, int, int, uint64_t, struct rwf_mr *);
-	int (*dereg_mr)(rwf_pd *, uint32_t);
-	int (*create_cq)(rwf_device *, uint32_t, rwf_cq **);
-	int (*destroy_cq)(rwf_cq *);
-	int (*poll_cq)(rwf_cq *, struct rwf_wc *, int);
-	int (*req_notify_cq)(rwf_cq *, uint32_t);
-	int (*wait_cq)(rwf_cq *, int64_t);
-	int (*wake_cq)(rwf_cq *);
-	int (*create_qp)(rwf_pd *, const struct rwf_qp_init *, rwf_qp **);
-	int (*destroy_qp)(rwf_qp *);
-	int (*qp_endpoint)(rwf_qp *, void *, size_t);
-	int (*connect_qp)(rwf_qp *, const void *, size_t, const struct rwf_connect_attr *);
-	int (*fail_qp)(rwf_qp *);
-	int (*post_send)(rwf_qp *, const struct rwf_send_wr *, int);
-	int (*post_recv)(rwf_qp *, uint64_t, int);
-	void *(*map)(rwf_qp *, uint32_t, uint64_t, uint32_t); /* NULL: no RWF_DEV_MAPS */
-	int (*get_async_event)(rwf_device *, int, struct rwf_async_event *);
+	RWB_CALLS(RWB_FIELD, )
+	void *(*map)(rwf_qp *, uint32_t, uint64_t, uint32_t); /* NULL without RWF_DEV_MAPS */
 };
 
-/* A provider's object starts with the matching head; the rest is its own. */
+/* A provider's object starts with the matching head. The rest is the provider's own. */
 struct rwf_device {
 	const struct rwf_ops *ops;
 };
@@ -60,16 +74,24 @@ static inline int rwb_for_peer(const rwf_qp *qp, int access)
 	return !peer || peer == qp->peer;
 }
 
-extern const struct rwf_ops rwf_ibv_ops, rwf_shm_ops, rwf_tcp_ops, rwf_sim_ops;
+/*
+ * Adds a provider behind the others. Returns 0, or -ENOSPC. Rigs call it before anything else runs. The product's own providers are
+ * in the table of fabric.c.
+ */
+int rwf_provide(const struct rwf_ops *ops);
+
+extern const struct rwf_ops rwf_ibv_ops, rwf_shm_ops, rwf_tcp_ops;
 
 /* Checks a request against the queue pair's limit of inline bytes and its device's flags. Returns 0 or -EINVAL. */
 int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags);
 
 /*
- * Copies the value of key in "k=v,k=v" into out (cap bytes) and returns 1, or returns 0 where it is absent.
- * rwb_option_check returns -EINVAL, with the key in the error, where options hold one that is not in the NULL-ended list.
+ * rwb_option copies the value of key in "k=v,k=v" or "k=v, k=v" into out (cap bytes) and returns 1, or returns 0 if it is absent.
+ * rwb_option_number reads a number from low to high into out, which it leaves alone if the key is absent. Returns 0 or -EINVAL.
+ * rwb_option_check returns -EINVAL, with the key in the error, if options have a key that is not in "k, k".
  */
 int rwb_option(const char *options, const char *key, char *out, size_t cap);
-int rwb_option_check(const char *provider, const char *options, const char *const *known);
+int rwb_option_number(const char *provider, const char *options, const char *key, int low, int high, int *out);
+int rwb_option_check(const char *provider, const char *options, const char *known);
 
 #endif

@@ -54,10 +54,10 @@ void rwb_ring_free(struct rwb_ring *r)
 
 void rwb_ring_drop(struct rwb_ring *r, const rwf_qp *qp)
 {
-	uint64_t kept = r->head;
+	uint64_t tail = r->head;
 
 	for (uint64_t i = r->head; i != r->tail; i++)
 		if (r->entries[i & r->mask].qp != qp)
-			r->entries[kept++ & r->mask] = r->entries[i & r->mask];
-	r->tail = kept;
+			r->entries[tail++ & r->mask] = r->entries[i & r->mask];
+	r->tail = tail;
 }

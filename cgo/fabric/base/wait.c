@@ -44,7 +44,7 @@ int rwb_poll(struct pollfd *fds, nfds_t n, uint64_t ns)
 
 void rwb_notify(int event_fd)
 {
-	/* The only failure is a counter at its end: then the file is readable already. */
+	/* The only failure is a counter at its end. The file is readable already then. */
 	(void)eventfd_write(event_fd, 1);
 }
 
