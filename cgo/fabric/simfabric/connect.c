@@ -1,0 +1,147 @@
+/* Finding the peer, and notifying the owner. */
+#include "world.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* The information about a queue pair that its peer needs, in the process's own byte order. */
+struct endpoint {
+	uint32_t magic, world, device, qp_num;
+};
+
+static const uint32_t endpoint_magic = 0x6d697352; /* "Rsim" */
+
+int sim_qp_endpoint(rwf_qp *base, void *buf)
+{
+	struct sim_qp *qp = (struct sim_qp *)base;
+	struct endpoint e = {endpoint_magic, (uint32_t)sim_of(qp)->id, qp->dev->id, base->num};
+
+	memcpy(buf, &e, sizeof e);
+	return sizeof e;
+}
+
+static struct sim_qp *find(struct rwf_sim *w, uint32_t qp_num)
+{
+	for (struct sim_device *d = w->devices; d; d = d->next)
+		for (struct sim_qp *qp = d->qps; qp; qp = qp->next)
+			if (qp->base.num == qp_num)
+				return qp;
+	return NULL;
+}
+
+static void wait_for(struct sim_qp *qp, uint32_t peer, uint32_t timeout_ms)
+{
+	qp->waiting = true;
+	qp->wanted = peer;
+	sim_at(qp, SIM_GIVE_UP, sim_of(qp)->now_ns + (uint64_t)timeout_ms * 1000000);
+}
+
+static void establish(struct sim_qp *qp, struct sim_qp *peer)
+{
+	qp->peer = peer;
+	peer->peer = qp;
+	peer->waiting = false;
+	peer->due_ns[SIM_GIVE_UP] = SIM_NEVER;
+	sim_deactivate(peer);
+	qp->base.state = RWF_QPS_RTS;
+	peer->base.state = RWF_QPS_RTS;
+	sim_log(sim_of(qp), "connect", qp->base.num, peer->base.num, 0);
+	sim_raise(peer, RWF_EVENT_QP_ESTABLISHED);
+}
+
+static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_ms, int cancel_fd)
+{
+	const uint64_t slice_ns = 10000000; /* interval between checks of cancel_fd */
+	struct rwf_sim *w = sim_of(qp);
+	uint64_t until_ns = w->now_ns + (uint64_t)timeout_ms * 1000000;
+	struct sim_sleeper sleeper = {0};
+	int rc = 0;
+
+	sem_init(&sleeper.sem, 0, 0);
+	for (;;) {
+		struct sim_qp *peer = find(w, e->qp_num);
+
+		if (peer && peer->dev->id == e->device && peer->waiting && peer->wanted == qp->base.num && !peer->dev->dead &&
+		    !peer->dev->down && !qp->dev->down) {
+			establish(qp, peer);
+			break;
+		}
+		if (!w->automatic)
+			w->now_ns = until_ns;
+		if (w->now_ns >= until_ns) {
+			rc = rwf_fail(ETIMEDOUT,
+				      "connect queue pair 0x%x: queue pair 0x%x of device %u did not wait for it within %u ms",
+				      qp->base.num, e->qp_num, e->device, timeout_ms);
+			break;
+		}
+		if ((rc = rwb_connect_wait(-1, 0, cancel_fd, 0)) < 0)
+			break;
+		sim_sleep(w, &sleeper, cancel_fd > 0 && until_ns - w->now_ns > slice_ns ? w->now_ns + slice_ns : until_ns);
+	}
+	sem_destroy(&sleeper.sem);
+	return rc;
+}
+
+int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_connect_attr *attr)
+{
+	struct sim_qp *qp = (struct sim_qp *)base;
+	struct rwf_sim *w = sim_of(qp);
+	struct endpoint e;
+	int rc = 0;
+
+	if (len != sizeof e)
+		return rwf_fail(EINVAL, "connect queue pair 0x%x: an endpoint has %zu bytes, not %zu", base->num, sizeof e, len);
+	memcpy(&e, peer, sizeof e);
+	if (e.magic != endpoint_magic || e.world != (uint32_t)w->id)
+		return rwf_fail(EINVAL, "connect queue pair 0x%x: the endpoint is not of provider sim, world %d", base->num, w->id);
+	sim_lock(w);
+	qp->rnr_timeout_ns = (uint64_t)attr->rnr_timeout_ms * 1000000;
+	qp->ack_timeout_ns = (uint64_t)attr->ack_timeout_ms * 1000000;
+	if (base->state != RWF_QPS_INIT || qp->waiting)
+		rc = rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
+	else if (attr->active)
+		rc = go_to(qp, &e, attr->timeout_ms, attr->cancel_fd);
+	else
+		wait_for(qp, e.qp_num, attr->timeout_ms);
+	sim_unlock(w);
+	return rc;
+}
+
+/* Takes an event. It is a bit and not a queue entry, so that none is lost if nobody reads them. */
+static bool take_event(uint32_t *bits, uint32_t qp_num, struct rwf_async_event *out)
+{
+	if (!*bits)
+		return false;
+	out->type = (uint32_t)__builtin_ctz(*bits);
+	out->qp_num = qp_num;
+	*bits &= *bits - 1;
+	return true;
+}
+
+static bool next_event(struct sim_device *dev, struct rwf_async_event *out)
+{
+	if (take_event(&dev->events, 0, out))
+		return true;
+	for (struct sim_qp *qp = dev->qps; qp; qp = qp->next)
+		if (take_event(&qp->events, qp->base.num, out))
+			return true;
+	return false;
+}
+
+int sim_get_async_event(rwf_device *base, int timeout_ms, struct rwf_async_event *out)
+{
+	struct sim_device *dev = (struct sim_device *)base;
+	struct rwf_sim *w = dev->world;
+	struct sim_sleeper sleeper = {0};
+	uint64_t until_ns;
+	int got;
+
+	sem_init(&sleeper.sem, 0, 0);
+	sim_lock(w);
+	until_ns = w->now_ns + (timeout_ms > 0 && w->automatic ? (uint64_t)timeout_ms * 1000000 : 0);
+	while (!(got = next_event(dev, out)) && w->now_ns < until_ns)
+		sim_sleep(w, &sleeper, until_ns);
+	sim_unlock(w);
+	sem_destroy(&sleeper.sem);
+	return got;
+}

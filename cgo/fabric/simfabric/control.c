@@ -1,0 +1,102 @@
+/* Calls of tests to read, steer and strike a world. */
+#include "world.h"
+
+#include <string.h>
+
+uint64_t rwf_sim_log_hash(struct rwf_sim *w)
+{
+	uint64_t hash;
+
+	sim_lock(w);
+	hash = w->hash;
+	sim_unlock(w);
+	return hash;
+}
+
+uint64_t rwf_sim_now(struct rwf_sim *w)
+{
+	uint64_t now;
+
+	sim_lock(w);
+	now = w->now_ns;
+	sim_unlock(w);
+	return now;
+}
+
+void rwf_sim_set_order(struct rwf_sim *w, enum rwf_sim_order order)
+{
+	sim_lock(w);
+	w->order = order;
+	sim_unlock(w);
+}
+
+void rwf_sim_set_faults(struct rwf_sim *w, const struct rwf_sim_faults *faults)
+{
+	sim_lock(w);
+	w->faults = *faults;
+	w->fatal_count = 0;
+	sim_unlock(w);
+}
+
+void rwf_sim_trace(struct rwf_sim *w, int fd)
+{
+	sim_lock(w);
+	w->trace_fd = fd;
+	sim_unlock(w);
+}
+
+void rwf_sim_kill_device(rwf_device *base)
+{
+	struct sim_device *dev = (struct sim_device *)base;
+
+	sim_lock(dev->world);
+	sim_kill(dev);
+	sim_unlock(dev->world);
+}
+
+void rwf_sim_link(rwf_device *base, int up)
+{
+	struct sim_device *dev = (struct sim_device *)base;
+
+	sim_lock(dev->world);
+	sim_set_link(dev, up);
+	sim_unlock(dev->world);
+}
+
+int rwf_sim_link_named(const char *name, int up)
+{
+	struct rwf_sim *w = sim_world_join_own();
+	int n = 0;
+
+	if (!w)
+		return 0;
+	sim_lock(w);
+	for (struct sim_device *d = w->devices; d; d = d->next)
+		if (strcmp(d->name, name) == 0) {
+			sim_set_link(d, up);
+			n++;
+		}
+	sim_unlock(w);
+	sim_world_leave(w);
+	return n;
+}
+
+void rwf_sim_trigger(rwf_qp *base, enum rwf_sim_fault fault)
+{
+	struct sim_qp *qp = (struct sim_qp *)base;
+
+	sim_lock(sim_of(qp));
+	qp->trigger = fault;
+	sim_unlock(sim_of(qp));
+}
+
+void rwf_sim_shrink_cq(rwf_cq *base, uint32_t cqe)
+{
+	struct sim_cq *cq = (struct sim_cq *)base;
+	struct rwf_sim *w = ((struct sim_device *)base->dev)->world;
+
+	sim_lock(w);
+	if (cqe < cq->ring.limit)
+		cq->ring.limit = cqe;
+	sim_unlock(w);
+}

@@ -1,0 +1,141 @@
+// Package simfabric is a transport provider for tests: hosts, links and queue pairs in one process, on a network that is seeded,
+// repeatable, and may have faults (sim.h). A program that imports it has the provider.
+package simfabric
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror -fno-strict-aliasing
+#include <stdlib.h>
+#include "sim.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+)
+
+// Provider is the name of the provider.
+const Provider = "sim"
+
+func init() {
+	if C.rwf_sim_provide() != 0 {
+		panic("simfabric: there are too many providers")
+	}
+}
+
+// World is a network (sim.h). Devices opened with its [World.Options] reach each other, and only [World.Step] moves anything. Equal
+// seeds and calls give equal schedules.
+type World struct{ h *C.struct_rwf_sim }
+
+// Order is the order in which steps choose among the possible events.
+type Order int
+
+// These are the orders of events.
+const (
+	Random Order = C.RWF_SIM_RANDOM  // any, with equal chance
+	ByTime Order = C.RWF_SIM_BY_TIME // the first by a latency drawn per message
+)
+
+// Faults holds chances in 1/65536 per attempt to deliver a message unless stated otherwise (struct rwf_sim_faults).
+type Faults struct {
+	Delay       uint32 // held for up to DelayMax
+	Drop        uint32 // lost and sent again, until the ack timeout
+	RNR         uint32 // turned away as if no receive were posted
+	StaleKey    uint32 // refused as if its rkey were stale
+	QPFail      uint32 // the sending queue pair fails
+	CQOverrun   uint32 // per completion: its queue overruns
+	LinkDown    uint32 // per step: a device's link goes down for up to LinkDownMax
+	Kill        uint32 // per step: a device dies
+	SilentClose uint32 // per queue pair that fails: its peer is not notified
+	FatalMax    uint32 // total number of StaleKey, QPFail, CQOverrun and Kill; if 0, not limited
+	DelayMax    time.Duration
+	LinkDownMax time.Duration
+}
+
+// Fault is the effect of [Trigger] on a queue pair's next attempt to deliver.
+type Fault int
+
+// These are the faults to trigger.
+const (
+	Delay    Fault = C.RWF_SIM_DELAY
+	Drop     Fault = C.RWF_SIM_DROP
+	RNR      Fault = C.RWF_SIM_RNR
+	StaleKey Fault = C.RWF_SIM_STALE_KEY
+	QPFail   Fault = C.RWF_SIM_QP_FAIL
+)
+
+// New makes a world. It fails if too many are open.
+func New(seed uint64) (*World, error) {
+	h := C.rwf_sim_new(C.uint64_t(seed))
+	if h == nil {
+		return nil, errors.New("make a simulated world: too many are open; close one")
+	}
+	return &World{h}, nil
+}
+
+// Options returns the options with which devices of this world are opened.
+func (w *World) Options() string { return fmt.Sprintf("world=%d", int(C.rwf_sim_id(w.h))) }
+
+// Close releases the world. Devices still open keep it alive until they are closed.
+func (w *World) Close() { C.rwf_sim_free(w.h) }
+
+// Step lets one event happen or, with nothing due, up to a millisecond pass. It returns the number of messages that are still to be
+// delivered or acknowledged.
+func (w *World) Step() int { return int(C.rwf_sim_step(w.h)) }
+
+// Now returns the virtual time since the world was made.
+func (w *World) Now() time.Duration { return time.Duration(C.rwf_sim_now(w.h)) }
+
+// SetOrder sets the order of events.
+func (w *World) SetOrder(o Order) { C.rwf_sim_set_order(w.h, C.enum_rwf_sim_order(o)) }
+
+// SetFaults sets the chances of faults from now on.
+func (w *World) SetFaults(f Faults) {
+	C.rwf_sim_set_faults(w.h, &C.struct_rwf_sim_faults{
+		delay: C.uint32_t(f.Delay), drop: C.uint32_t(f.Drop), rnr: C.uint32_t(f.RNR), stale_key: C.uint32_t(f.StaleKey),
+		qp_fail: C.uint32_t(f.QPFail), cq_overrun: C.uint32_t(f.CQOverrun), link_down: C.uint32_t(f.LinkDown),
+		kill: C.uint32_t(f.Kill), silent_close: C.uint32_t(f.SilentClose), fatal_max: C.uint32_t(f.FatalMax),
+		delay_max_ns: C.uint64_t(f.DelayMax), link_down_max_ns: C.uint64_t(f.LinkDownMax),
+	})
+}
+
+// LogHash returns a hash over all events so far. It is equal for equal seeds and calls.
+func (w *World) LogHash() uint64 { return uint64(C.rwf_sim_log_hash(w.h)) }
+
+// Trace writes a line for every event to fd from now on. If fd is -1, it stops.
+func (w *World) Trace(fd int) { C.rwf_sim_trace(w.h, C.int(fd)) }
+
+// object is a device, queue pair or completion queue of the provider, as package verbs has them.
+type object interface{ Handle() unsafe.Pointer }
+
+// Kill stops a simulated host. Nothing comes from it or reaches it again.
+func Kill(d object) { C.rwf_sim_kill_device((*C.rwf_device)(d.Handle())) }
+
+// Link takes a simulated host's link down or up.
+func Link(d object, up bool) { C.rwf_sim_link((*C.rwf_device)(d.Handle()), flag(up)) }
+
+// LinkNamed does so for the devices of a name in the process's own world, and returns their number.
+func LinkNamed(name string, up bool) int {
+	s := C.CString(name)
+	defer C.free(unsafe.Pointer(s))
+	return int(C.rwf_sim_link_named(s, flag(up)))
+}
+
+func flag(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Trigger makes the next attempt to deliver a message of a simulated queue pair fail with a fault.
+func Trigger(qp object, f Fault) {
+	C.rwf_sim_trigger((*C.rwf_qp)(qp.Handle()), C.enum_rwf_sim_fault(f))
+}
+
+// ShrinkCQ leaves a simulated completion queue room for cqe completions.
+func ShrinkCQ(cq object, cqe int) {
+	C.rwf_sim_shrink_cq((*C.rwf_cq)(cq.Handle()), C.uint32_t(cqe))
+}

@@ -1,0 +1,199 @@
+/* Steps: choosing the next event, and carrying it out. */
+#define _GNU_SOURCE
+
+#include "world.h"
+
+#include <sched.h>
+#include <time.h>
+
+/* The time that passes in a step with nothing due, fine enough for deadlines of a few milliseconds. */
+static const uint64_t idle_ns = 1000000;
+/* Shorter sleeps cost more than they spare. */
+static const uint64_t spin_ns = 50000;
+
+static void happen(struct sim_choice c)
+{
+	struct sim_qp *qp = c.qp;
+	bool ahead = false;
+
+	qp->due_ns[c.event] = SIM_NEVER;
+	switch (c.event) {
+	case SIM_DELIVER:
+		sim_deliver(qp);
+		break;
+	case SIM_ACK:
+		sim_acknowledge(qp);
+		break;
+	case SIM_GONE:
+	case SIM_GIVE_UP:
+		sim_qp_error(qp, RWF_WC_RETRY_EXC_ERR);
+		break;
+	case SIM_EVENTS:
+		break;
+	}
+	for (int e = 0; e < SIM_EVENTS; e++)
+		ahead |= qp->due_ns[e] != SIM_NEVER;
+	if (!ahead)
+		sim_deactivate(qp);
+}
+
+void sim_kill(struct sim_device *dev)
+{
+	if (!dev->dead)
+		sim_log(dev->world, "kill device", dev->id, 0, 0);
+	dev->dead = true;
+}
+
+void sim_set_link(struct sim_device *dev, bool up)
+{
+	if (dev->down == !up)
+		return;
+	dev->down = !up;
+	dev->events &= ~(1u << RWF_EVENT_PORT_ACTIVE | 1u << RWF_EVENT_PORT_ERR);
+	dev->events |= 1u << (up ? RWF_EVENT_PORT_ACTIVE : RWF_EVENT_PORT_ERR);
+	dev->up_at_ns = SIM_NEVER;
+	sim_log(dev->world, up ? "link up" : "link down", dev->id, 0, 0);
+	sim_wake_sleepers(dev->world);
+}
+
+static void restore_links(struct rwf_sim *w)
+{
+	for (struct sim_device *d = w->devices; d; d = d->next)
+		if (d->down && d->up_at_ns <= w->now_ns)
+			sim_set_link(d, true);
+}
+
+/* Draws one of the devices opened so far. Returns NULL if it is closed again. */
+static struct sim_device *any_device(struct rwf_sim *w)
+{
+	uint64_t id = 1 + sim_random(w, w->last_device);
+	struct sim_device *d = w->devices;
+
+	while (d && d->id != id)
+		d = d->next;
+	return d;
+}
+
+/* Draws the faults that strike hosts rather than messages. */
+static void strike_hosts(struct rwf_sim *w)
+{
+	struct sim_device *d;
+
+	if (sim_chance(w, w->faults.link_down)) {
+		uint64_t down_ns = sim_random(w, w->faults.link_down_max_ns + 1);
+
+		d = any_device(w);
+		if (d && !d->down) {
+			sim_set_link(d, false);
+			d->up_at_ns = w->now_ns + down_ns;
+		}
+	}
+	if (sim_fatal_chance(w, w->faults.kill)) {
+		d = any_device(w);
+		if (d)
+			sim_kill(d);
+	}
+}
+
+static void pass_to(struct rwf_sim *w, uint64_t ns)
+{
+	if (ns > w->now_ns)
+		w->now_ns = ns - w->now_ns < idle_ns ? ns : w->now_ns + idle_ns;
+}
+
+static void step(struct rwf_sim *w)
+{
+	struct sim_choice c;
+
+	restore_links(w);
+	strike_hosts(w);
+	if (w->order == RWF_SIM_BY_TIME) {
+		c = sim_first_due(w);
+		pass_to(w, c.due_ns);
+		if (c.qp && c.due_ns <= w->now_ns)
+			happen(c);
+		return;
+	}
+	w->now_ns += 50 + sim_random(w, 950);
+	c = sim_any_due(w);
+	if (!c.qp) {
+		pass_to(w, sim_first_due(w).due_ns);
+		c = sim_any_due(w);
+	}
+	if (c.qp)
+		happen(c);
+}
+
+static void catch_up(struct rwf_sim *w)
+{
+	uint64_t wall = rwb_now_ns() - w->start_ns;
+
+	for (;;) {
+		struct sim_choice c = sim_first_due(w);
+
+		if (!c.qp || c.due_ns > wall)
+			break;
+		if (c.due_ns > w->now_ns)
+			w->now_ns = c.due_ns;
+		strike_hosts(w);
+		happen(c);
+	}
+	w->now_ns = wall;
+	restore_links(w);
+}
+
+void sim_lock(struct rwf_sim *w)
+{
+	pthread_mutex_lock(&w->lock);
+	if (w->automatic)
+		catch_up(w);
+}
+
+void sim_unlock(struct rwf_sim *w)
+{
+	pthread_mutex_unlock(&w->lock);
+}
+
+int rwf_sim_step(struct rwf_sim *w)
+{
+	uint32_t pending = 0;
+
+	sim_lock(w);
+	if (!w->automatic)
+		step(w);
+	for (uint32_t i = 0; i < w->active_len; i++)
+		if (!w->active[i]->dev->dead)
+			pending += w->active[i]->sends.posted - w->active[i]->acked;
+	sim_unlock(w);
+	return (int)pending;
+}
+
+void sim_sleep(struct rwf_sim *w, struct sim_sleeper *s, uint64_t until_ns)
+{
+	struct sim_choice c = sim_first_due(w);
+	uint64_t wake_ns = c.due_ns < until_ns ? c.due_ns : until_ns;
+
+	if (wake_ns < w->now_ns + spin_ns) {
+		sim_unlock(w);
+		sched_yield();
+		sim_lock(w);
+		return;
+	}
+	s->next = w->sleepers;
+	w->sleepers = s;
+	sim_unlock(w);
+
+	wake_ns += w->start_ns;
+	struct timespec ts = {(time_t)(wake_ns / 1000000000), (long)(wake_ns % 1000000000)};
+	sem_clockwait(&s->sem, CLOCK_MONOTONIC, &ts);
+
+	pthread_mutex_lock(&w->lock);
+	for (struct sim_sleeper **p = &w->sleepers; *p; p = &(*p)->next)
+		if (*p == s) {
+			*p = s->next;
+			break;
+		}
+	while (sem_trywait(&s->sem) == 0)
+		;
+	catch_up(w);
+}
