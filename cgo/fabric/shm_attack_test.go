@@ -2,8 +2,10 @@ package fabric
 
 import (
 	"bytes"
+	"cmp"
 	"runtime"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -175,7 +177,7 @@ func TestShmInlineSendsWithoutReceivesAreBounded(t *testing.T) {
 	const depth, chunk = 1024, 1 << 20
 	a := newAttack(t, 8, true, 64<<20, true)
 	cq := a.victim.cq
-	qp, rc := CreateQP(a.victim.pd, &QPInit{SendCQ: cq, RecvCQ: cq, MaxSendWR: depth, MaxRecvWR: 8, MaxInline: chunk})
+	qp, rc := CreateQP(a.victim.pd, &QPInit{CQ: cq, MaxSendWR: depth, MaxRecvWR: 8, MaxInline: chunk})
 	must("create qp", rc)
 	defer func() { must("destroy", DestroyQP(qp)) }()
 	s := newStranger(t, 8)
@@ -224,6 +226,29 @@ func TestShmARegionForAPeerIsToldToNobodyElse(t *testing.T) {
 	a.descriptor(0, 0, other.mr.Addr, 0, other.mr.RKey, 8, 0)
 	if wc := polled(t, a.victim.cq, depth)[0]; wc.Status != 5 {
 		t.Errorf("it wrote to a region for another: %+v", wc)
+	}
+}
+
+func TestShmRegionsTakeASmallPartOfTheTime(t *testing.T) {
+	const first, inAMillisecond = 256, 2
+	a := newAttack(t, 8, false, 4096, true)
+	region := ctl(1, strangersKey, 1, uint32(remote), 1<<30, 4096, 0)
+	sent, held, began := 0, 0, time.Now() // the socket holds some
+	for time.Since(began) < 300*time.Millisecond {
+		err := unix.Sendmsg(a.sock, region, unix.UnixRights(a.fd), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		if err == nil {
+			sent++
+			continue
+		}
+		if err != unix.EAGAIN && err != unix.ETOOMANYREFS {
+			t.Fatal(err)
+		}
+		held = cmp.Or(held, sent)
+		a.victim.progress()
+	}
+	ms := int(time.Since(began).Milliseconds()) + 20
+	if taken, most := sent-held, first+inAMillisecond*ms; taken > most {
+		t.Errorf("%d regions were taken in %d ms, want at most %d", taken, ms, most)
 	}
 }
 

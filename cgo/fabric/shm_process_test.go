@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -127,14 +128,14 @@ func TestShmKilledPeerIsNoticedAtOnce(t *testing.T) {
 		{"while its children hold its sockets", "hold", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			// On a busy machine both the dying and the noticing wait for a core: the best of three says what we add.
-			best := time.Hour
-			for range 3 {
-				if best = min(best, killPeer(t, c.mode, c.sleep)); best < 100*time.Millisecond {
-					return
-				}
+			took := make([]time.Duration, 5)
+			for i := range took {
+				took[i] = killPeer(t, c.mode, c.sleep)
 			}
-			t.Errorf("noticed %v after the kill", best)
+			slices.Sort(took)
+			if took[len(took)/2] >= 100*time.Millisecond {
+				t.Errorf("noticed %v after the kill, the median of %v", took[len(took)/2], took)
+			}
 		})
 	}
 }

@@ -37,7 +37,7 @@ type node struct {
 func newNode(cqe uint32) *node { return newNodeWith(cqe, "") }
 
 func newNodeWith(cqe uint32, options string) *node {
-	n := &node{done: make(chan struct{})}
+	n := &node{}
 	var rc int
 	n.dev, rc = Open("shm", "", options)
 	must("open", rc)
@@ -45,6 +45,14 @@ func newNodeWith(cqe uint32, options string) *node {
 	must("alloc pd", rc)
 	n.cq, rc = CreateCQ(n.dev, cqe)
 	must("create cq", rc)
+	n.letIn()
+	return n
+}
+
+// letIn starts the goroutine that lets peers in, and shut ends it.
+func (n *node) letIn() {
+	n.stop.Store(false)
+	n.done = make(chan struct{})
 	go func() {
 		defer close(n.done)
 		for !n.stop.Load() {
@@ -54,12 +62,15 @@ func newNodeWith(cqe uint32, options string) *node {
 			}
 		}
 	}()
-	return n
+}
+
+func (n *node) shut() {
+	n.stop.Store(true)
+	<-n.done
 }
 
 func (n *node) close() {
-	n.stop.Store(true)
-	<-n.done
+	n.shut()
 	must("destroy cq", DestroyCQ(n.cq))
 	must("dealloc pd", DeallocPD(n.pd))
 	must("close", Close(n.dev))
@@ -104,7 +115,7 @@ func newQP(n *node, depth uint32, byRef bool) QP {
 	if byRef {
 		flags = QPByReference
 	}
-	qp, rc := CreateQP(n.pd, &QPInit{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: depth, MaxRecvWR: depth, MaxInline: 64, Flags: flags})
+	qp, rc := CreateQP(n.pd, &QPInit{CQ: n.cq, MaxSendWR: depth, MaxRecvWR: depth, MaxInline: 64, Flags: flags})
 	must("create qp", rc)
 	return qp
 }

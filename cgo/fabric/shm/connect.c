@@ -1,6 +1,6 @@
 /*
- * Provider shm: connections. The active side makes the shared memory, dials the passive device's listener and greets with
- * both queue pairs' cookies. The passive side lets it in by shm_get_async_event, on whatever thread calls that.
+ * Provider shm: connections. The active side makes the shared memory, dials the passive device's listener and greets with both
+ * queue pairs' cookies. The passive side lets it in by rwf_get_async_event, on any thread that calls that.
  */
 #define _GNU_SOURCE
 #include "shm.h"
@@ -13,14 +13,12 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
-enum { PAUSE_MS = 100 }; /* without a descriptor to spare, before the next try */
 static const uint8_t ACCEPT = 'A';
 
-/* Both sides compute the same. The ring toward the passive side comes first. */
+/* Both sides compute equal sizes. The ring toward the passive side comes first. */
 static size_t shared_len(uint32_t to_passive, uint32_t to_active)
 {
 	return SHM_RINGS_OFFSET + ((size_t)rwb_pow2(to_passive) + rwb_pow2(to_active)) * sizeof(struct shm_desc);
@@ -35,7 +33,7 @@ static int make_shared(size_t len)
 	if (ftruncate(fd, (off_t)len) || fcntl(fd, F_ADD_SEALS, SEALS)) {
 		int e = errno;
 
-		close(fd);
+		shm_close_own(fd);
 		return rwf_fail(e, "connect: shared memory of %zu bytes: %s", len, strerror(e));
 	}
 	return fd;
@@ -52,8 +50,8 @@ void shm_unmap_rings(struct shm_qp *q)
 
 static void unlink_peer(struct shm_qp *q)
 {
-	if (q->pidfd >= 0)
-		close(q->pidfd);
+	shm_cq_unwatch(q);
+	shm_close_own(q->pidfd);
 	shm_unmap_rings(q);
 	q->sock = q->pidfd = -1;
 	q->mine = q->peer = NULL;
@@ -70,9 +68,9 @@ static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 	struct shm_shared *s;
 	struct shm_desc *ring;
 	struct stat st;
-	int rc;
+	int seals = fcntl(fd, F_GET_SEALS), rc;
 
-	if ((fcntl(fd, F_GET_SEALS) & SEALS) != SEALS || fstat(fd, &st) || (uint64_t)st.st_size != len)
+	if (seals < 0 || (seals & SEALS) != SEALS || fstat(fd, &st) || (uint64_t)st.st_size != len)
 		return -EPROTO;
 	s = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
 	if (s == MAP_FAILED)
@@ -82,7 +80,7 @@ static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 	q->guarded = !active || q->by_ref;
 	if (q->guarded) {
 		rc = shm_guard_start();
-		q->shared_guard = rc ? rc : shm_guard_add(s, len, &st, 0, UINT64_MAX);
+		q->shared_guard = rc ? rc : shm_guard_add(s, len);
 		if (q->shared_guard < 0) {
 			rc = q->shared_guard;
 			shm_unmap_rings(q);
@@ -99,28 +97,36 @@ static int link_peer(struct shm_qp *q, int sock, int fd, bool active)
 	atomic_store(&q->mine->wake_at, SHM_DISARMED);
 	q->sock = sock;
 	q->pidfd = shm_peer_pidfd(sock);
-	rc = shm_cq_watch(q->send_cq, q);
-	if (!rc && q->recv_cq != q->send_cq)
-		rc = shm_cq_watch(q->recv_cq, q);
-	if (rc) {
-		shm_cq_unwatch(q->send_cq, q);
-		shm_cq_unwatch(q->recv_cq, q);
+	rc = shm_cq_watch(q);
+	if (rc)
 		unlink_peer(q);
-	}
 	return rc;
 }
 
 /*
- * Takes the last step on both sides, under the device's lock and after the state became RTS: notifies the peer of what the
- * owner posted and the device registered before. The owner may be posting receives at this moment and then publishes the
- * newer count.
+ * Takes the last step on both sides, under the device's lock and after the state became RTS. Notifies the peer of the owner's posts
+ * and the device's registrations before. The owner may be posting receives at this moment and then publishes the newer count.
  */
 static void announce(struct shm_qp *q)
 {
 	uint64_t none = 0;
 
-	atomic_compare_exchange_strong(&q->mine->recv_posted, &none, atomic_load(&q->rq_posted));
+	atomic_compare_exchange_strong(&q->mine->recv_posted, &none, atomic_load(&q->base.recv_posted));
 	shm_advertise_all(q);
+}
+
+int shm_decode_endpoint(const void *buf, size_t len, struct shm_endpoint *out)
+{
+	if (len != sizeof *out || memcmp(buf, "RWSE", 4) != 0)
+		return rwf_fail(EINVAL, "connect: %zu bytes that are not an endpoint of provider shm", len);
+	memcpy(out, buf, sizeof *out);
+	if (out->version != SHM_VERSION)
+		return rwf_fail(EINVAL, "connect: the peer's shm endpoint has version %u, this is %d: run the same release on both",
+				out->version, SHM_VERSION);
+	if (out->by_ref > 1 || out->recv_depth == 0 || out->recv_depth > SHM_MAX_QP_WR)
+		return rwf_fail(EINVAL, "connect: the peer's shm endpoint is out of range: flags 0x%x, %u receives", out->by_ref,
+				out->recv_depth);
+	return 0;
 }
 
 static int await_accept(int sock, uint64_t deadline_ms, int cancel_fd)
@@ -137,8 +143,7 @@ static int await_accept(int sock, uint64_t deadline_ms, int cancel_fd)
 		if (n < 0)
 			return n;
 		n = shm_recv(sock, &byte, 1, &fd);
-		if (fd >= 0)
-			close(fd);
+		shm_close_received(fd);
 		if (n == 1 && fd < 0 && byte == ACCEPT)
 			return 0;
 		if (n != -EAGAIN)
@@ -146,23 +151,24 @@ static int await_accept(int sock, uint64_t deadline_ms, int cancel_fd)
 	}
 }
 
-static int greet(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms, int cancel_fd)
+static int call(struct shm_qp *q, int sock, int fd, uint64_t deadline_ms, int cancel_fd)
 {
-	uint8_t hello[SHM_HELLO_LEN];
+	struct shm_hello hello = {.magic = SHM_HELLO_MAGIC, .version = SHM_VERSION};
 	int rc;
 
-	if (!shm_peer_allowed(sock, shm_dev(q->base.pd->dev)->any_user))
+	if (!shm_peer_allowed(sock, shm_dev(q->base.head.pd->dev)->any_user))
 		return rwf_fail(EPERM, "connect: the peer runs as another user: run both as one, or use provider tcp");
-	shm_encode_hello(q->peer_ep.cookie, q->self.cookie, hello);
-	rc = shm_send(sock, hello, sizeof hello, fd);
+	memcpy(hello.to, q->peer_ep.cookie, SHM_COOKIE);
+	memcpy(hello.from, q->self.cookie, SHM_COOKIE);
+	rc = shm_send(sock, &hello, sizeof hello, fd);
 	if (rc)
 		return rwf_fail(-rc, "connect: greeting: %s", strerror(-rc));
 	return await_accept(sock, deadline_ms, cancel_fd);
 }
 
 /*
- * The peer answers first and announces its regions moments later. Waiting for that here spares the first send a wait. A
- * peer with more regions than its socket holds goes on when its owner polls, so the wait is short.
+ * The peer answers first and announces its regions moments later. Waiting for that here spares the first send a wait. A peer with
+ * more regions than its socket holds continues when its owner polls, so the wait is short.
  */
 static void settle_regions(struct shm_qp *q)
 {
@@ -174,28 +180,28 @@ static void settle_regions(struct shm_qp *q)
 
 static int connect_active(struct shm_qp *q, uint64_t deadline_ms, int cancel_fd)
 {
-	struct shm_device *d = shm_dev(q->base.pd->dev);
+	struct shm_device *d = shm_dev(q->base.head.pd->dev);
 	int fd = make_shared(shared_len(q->peer_ep.recv_depth, q->self.recv_depth)), sock, rc;
 
 	if (fd < 0)
 		return fd;
 	sock = shm_dial(q->peer_ep.listener, deadline_ms, cancel_fd);
-	rc = sock < 0 ? sock : greet(q, sock, fd, deadline_ms, cancel_fd);
+	rc = sock < 0 ? sock : call(q, sock, fd, deadline_ms, cancel_fd);
 	if (!rc) {
 		rc = link_peer(q, sock, fd, true);
 		if (rc)
 			rwf_fail(-rc, "connect: mapping the rings: %s", strerror(-rc));
 	}
-	close(fd);
+	shm_close_own(fd);
 	if (rc) {
 		if (sock >= 0)
-			close(sock);
+			shm_hang_up(sock);
 		return rc;
 	}
-	pthread_mutex_lock(&d->lock);
-	atomic_store(&q->base.state, RWF_QPS_RTS);
+	pthread_mutex_lock(&d->door.device.lock);
+	atomic_store(&q->base.head.state, RWF_QPS_RTS);
 	announce(q);
-	pthread_mutex_unlock(&d->lock);
+	pthread_mutex_unlock(&d->door.device.lock);
 	settle_regions(q);
 	return 0;
 }
@@ -214,208 +220,86 @@ int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 	q->rnr_ms = attr->rnr_timeout_ms;
 	q->ack_ms = attr->ack_timeout_ms;
 	q->peer_ep = ep;
-	q->deadline_ms = rwb_now_ms() + attr->timeout_ms;
+	q->base.deadline_ns = rwb_now_ns() + attr->timeout_ms * 1000000ull;
 	if (attr->active)
-		return connect_active(q, q->deadline_ms, attr->cancel_fd);
-	atomic_store(&q->base.state, RWF_QPS_RTR);
-	rwb_notify(d->event_fd);
+		return connect_active(q, rwb_now_ms() + attr->timeout_ms, attr->cancel_fd);
+	atomic_store(&q->base.head.state, RWF_QPS_RTR);
+	rwb_notify(d->door.device.event_fd);
 	return 0;
 }
 
-/* Lets a greeted peer in. Returns 0 or why not. Under the device's lock. */
-static int admit(struct shm_qp *q, struct shm_half_open *h)
+static bool welcome(struct rwb_door *door, struct rwb_half *half, uint64_t now)
 {
-	int rtr = RWF_QPS_RTR, rc;
+	(void)now;
+	return shm_peer_allowed(half->fd, ((struct shm_device *)door)->any_user);
+}
 
-	if (memcmp(h->from, q->peer_ep.cookie, SHM_COOKIE) != 0)
-		return -EPERM;
-	rc = link_peer(q, h->sock, h->fd, false);
-	if (rc)
-		return rc;
-	/* The answer goes first: once the state is RTS the owner may send too. */
-	rc = shm_send(h->sock, &ACCEPT, 1, -1);
-	if (rc || !atomic_compare_exchange_strong(&q->base.state, &rtr, RWF_QPS_RTS)) {
-		shm_cq_unwatch(q->send_cq, q);
-		shm_cq_unwatch(q->recv_cq, q);
+static int greet(struct rwb_half *half)
+{
+	const struct shm_hello *hello = (const struct shm_hello *)half->hello;
+	int n = shm_recv(half->fd, half->hello, sizeof *hello, &half->file);
+
+	if (n == -EAGAIN)
+		return 0;
+	return n == sizeof *hello && half->file >= 0 && hello->magic == SHM_HELLO_MAGIC && hello->version == SHM_VERSION &&
+			       hello->zero == 0
+		       ? 1
+		       : -1;
+}
+
+static bool calls(const struct rwb_half *half, struct rwb_qp *q)
+{
+	return memcmp(((struct shm_qp *)q)->self.cookie, ((const struct shm_hello *)half->hello)->to, SHM_COOKIE) == 0;
+}
+
+static void attend(struct rwb_qp *q)
+{
+	shm_wake_cq(&((struct shm_qp *)q)->cq->base.head);
+}
+
+static bool admit(struct rwb_qp *base, struct rwb_half *half)
+{
+	struct shm_qp *q = (struct shm_qp *)base;
+	int rtr = RWF_QPS_RTR;
+
+	if (memcmp(((const struct shm_hello *)half->hello)->from, q->peer_ep.cookie, SHM_COOKIE) != 0 ||
+	    link_peer(q, half->fd, half->file, false))
+		return false;
+	/* The answer goes first, because the owner may send too when the state is RTS. */
+	if (shm_send(half->fd, &ACCEPT, 1, -1) || !atomic_compare_exchange_strong(&base->head.state, &rtr, RWF_QPS_RTS)) {
 		unlink_peer(q);
-		return rc ? rc : -ECANCELED;
+		return false;
 	}
 	announce(q);
-	shm_raise(q, RWF_EVENT_QP_ESTABLISHED);
-	/* A sleeper armed itself before this connection was there. */
-	shm_wake_cq(&q->send_cq->base);
-	shm_wake_cq(&q->recv_cq->base);
-	return 0;
-}
-
-static void drop(struct shm_device *d, int i)
-{
-	close(d->half[i].sock);
-	if (d->half[i].fd >= 0)
-		close(d->half[i].fd);
-	d->half[i] = d->half[--d->halves];
-}
-
-void shm_drop_half_open(struct shm_device *d)
-{
-	while (d->halves)
-		drop(d, 0);
-}
-
-/* Tries to take one step with a half-open connection. Returns false when it is over, with success or without. */
-static bool step(struct shm_device *d, struct shm_half_open *h, uint64_t now)
-{
-	bool keep = true;
-
-	if (h->fd < 0) {
-		uint8_t buf[SHM_HELLO_LEN + 1];
-		int n = shm_recv(h->sock, buf, sizeof buf, &h->fd);
-
-		if (n == -EAGAIN)
-			return now - h->since_ms < SHM_HELLO_MS;
-		if (n <= 0 || h->fd < 0 || shm_decode_hello(buf, (size_t)n, h->to, h->from))
-			return false;
-	} else {
-		uint8_t byte;
-
-		/* It has greeted and has nothing to say until it gives up. */
-		if (recv(h->sock, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN)
-			return false;
-	}
-	pthread_mutex_lock(&d->lock);
-	struct shm_qp *q = d->qps;
-
-	while (q && memcmp(q->self.cookie, h->to, SHM_COOKIE) != 0)
-		q = q->next;
-	/* In INIT the owner has not said yet whom it waits for. */
-	if (!q || (shm_state(q) != RWF_QPS_INIT && shm_state(q) != RWF_QPS_RTR) || now - h->since_ms >= SHM_ACCEPT_MS) {
-		keep = false;
-	} else if (shm_state(q) == RWF_QPS_RTR) {
-		keep = false;
-		if (admit(q, h) == 0)
-			h->sock = -1;
-	}
-	pthread_mutex_unlock(&d->lock);
-	return keep;
-}
-
-static void step_all(struct shm_device *d)
-{
-	uint64_t now = rwb_now_ms();
-
-	for (int i = 0; i < d->halves; i++)
-		if (!step(d, &d->half[i], now))
-			drop(d, i--);
-}
-
-/*
- * Takes in new connections. When too many are half open, it drops those that should have greeted long since. The other
- * newcomers wait in the listener's queue and try again when that is full.
- */
-static void let_in(struct shm_device *d)
-{
-	uint64_t now = rwb_now_ms();
-
-	if (d->halves == SHM_MAX_HALF_OPEN)
-		for (int i = 0; i < d->halves; i++)
-			if (d->half[i].fd < 0 && now - d->half[i].since_ms >= SHM_HELLO_FULL_MS)
-				drop(d, i--);
-	while (d->halves < SHM_MAX_HALF_OPEN && now >= d->accept_paused_ms) {
-		int s = accept4(d->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (s < 0) {
-			/* The newcomer stays in the queue, where it would end every wait at once. */
-			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-				d->accept_paused_ms = now + PAUSE_MS;
-			return;
-		}
-		if (shm_peer_allowed(s, d->any_user))
-			d->half[d->halves++] = (struct shm_half_open){.sock = s, .fd = -1, .since_ms = now};
-		else
-			close(s);
-	}
-}
-
-static bool take_bit(_Atomic uint32_t *events, uint32_t *type)
-{
-	uint32_t bits = atomic_load(events);
-
-	if (!bits)
-		return false;
-	*type = (uint32_t)__builtin_ctz(bits);
-	atomic_fetch_and(events, ~(1u << *type));
+	rwb_raise(base, RWF_EVENT_QP_ESTABLISHED);
+	attend(base); /* a sleeper armed itself before this connection existed */
+	shm_close_received(half->file);
 	return true;
 }
 
-/*
- * Gives up passive queue pairs whose time has passed, then looks for an event; a queue pair has a bit for each. Sets
- * *waiting when some queue pair's time still runs.
- */
-static bool next_event(struct shm_device *d, struct rwf_async_event *out, bool *waiting)
+static void hang_up(struct rwb_half *half)
 {
-	uint64_t now = rwb_now_ms();
-	bool found = false;
-
-	pthread_mutex_lock(&d->lock);
-	for (struct shm_qp *q = d->qps; q && !found; q = q->next) {
-		int rtr = RWF_QPS_RTR;
-
-		if (shm_state(q) == RWF_QPS_RTR && now >= q->deadline_ms &&
-		    atomic_compare_exchange_strong(&q->base.state, &rtr, RWF_QPS_ERR)) {
-			shm_raise(q, RWF_EVENT_QP_FATAL);
-			shm_wake_cq(&q->send_cq->base);
-			shm_wake_cq(&q->recv_cq->base);
-		}
-		*waiting |= shm_state(q) == RWF_QPS_RTR;
-		found = take_bit(&q->events, &out->type);
-		out->qp_num = q->base.num;
-	}
-	for (struct shm_cq *cq = d->cqs; cq && !found; cq = cq->next) {
-		found = take_bit(&cq->events, &out->type);
-		out->qp_num = 0;
-	}
-	pthread_mutex_unlock(&d->lock);
-	return found;
+	shm_hang_up(half->fd);
+	shm_close_received(half->file);
 }
 
-/* Sleeps for at most ms, until something happens at the listener, a half-open connection or a queue pair. */
-static void wait_for_any(struct shm_device *d, int ms)
+/* Newcomers bring files, so they wait while too many files wait to be closed. */
+static uint64_t update(struct rwb_door *door, uint64_t now, uint64_t until)
 {
-	bool closed = d->halves == SHM_MAX_HALF_OPEN || rwb_now_ms() < d->accept_paused_ms;
-	struct pollfd p[2 + SHM_MAX_HALF_OPEN] = {{closed ? -1 : d->listener, POLLIN, 0}, {d->event_fd, POLLIN, 0}};
-
-	/* A greeted connection waits for its queue pair, which announces itself by event_fd. */
-	for (int i = 0; i < d->halves; i++)
-		p[2 + i] = (struct pollfd){d->half[i].fd < 0 ? d->half[i].sock : -1, POLLIN, 0};
-	poll(p, 2 + (nfds_t)d->halves, ms);
-	rwb_clear(d->event_fd);
+	if (shm_closing_full())
+		door->paused_ns = now + RWB_PAUSE_MS * 1000000ull;
+	return until;
 }
 
-int shm_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out)
+const struct rwb_door_ops shm_door_ops = {welcome, greet, calls, admit, attend, hang_up, update};
+
+void shm_shut_door(struct shm_device *d)
 {
-	enum { SLICE_MS = 20 }; /* how often ages are checked while something can grow too old */
-	struct shm_device *d = shm_dev(dev);
-	uint64_t end = rwb_now_ms() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0);
-	struct timespec t;
-	int found;
+	int s;
 
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_sec += timeout_ms > 0 ? timeout_ms / 1000 + 1 : 0;
-	if (pthread_mutex_clocklock(&d->accept_lock, CLOCK_MONOTONIC, &t))
-		return 0;
-	for (;;) {
-		bool waiting = false;
-		uint64_t now;
-
-		let_in(d);
-		step_all(d);
-		found = next_event(d, out, &waiting);
-		now = rwb_now_ms();
-		if (found || now >= end)
-			break;
-		waiting |= d->halves > 0 || now < d->accept_paused_ms;
-		wait_for_any(d, waiting && end - now > SLICE_MS ? SLICE_MS : (int)(end - now));
-	}
-	pthread_mutex_unlock(&d->accept_lock);
-	return found;
+	rwb_door_empty(&d->door);
+	shutdown(d->door.listen_fd, SHUT_RDWR);
+	while ((s = accept4(d->door.listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		shm_hang_up(s);
+	shm_close_own(d->door.listen_fd);
 }

@@ -1,7 +1,7 @@
 /*
- * Provider shm: copying a payload. It bypasses the cache where nobody reads the target soon, as in another process's arena:
- * ordinary stores would read every line of the target first and then push what is hot out of the cache. Within the cache,
- * too, vector loops are twice as fast as memcpy, which takes the processor's string instruction for chunks.
+ * Provider shm: copying a payload. It bypasses the cache if nobody reads the target soon, as in another process's arena. Ordinary
+ * stores would read every line of the target first and then evict hot data from the cache. Within the cache, too, vector loops are
+ * twice as fast as memcpy, which uses the processor's string instruction for chunks.
  */
 #include "shm.h"
 
@@ -36,18 +36,6 @@ __attribute__((target("avx2"))) INLINE void line_avx2(char *dst, const char *src
 	}
 }
 
-INLINE void line_sse2(char *dst, const char *src, int past)
-{
-	for (int i = 0; i < 64; i += 16) {
-		__m128i a = _mm_loadu_si128((const void *)(src + i));
-
-		if (past)
-			_mm_stream_si128((void *)(dst + i), a);
-		else
-			_mm_store_si128((void *)(dst + i), a);
-	}
-}
-
 /* Four lines a step. */
 #define LINES(level, isa)                                                                                                          \
 	__attribute__((target(isa))) INLINE void lines_##level(char *dst, const char *src, size_t n, int past)                     \
@@ -68,17 +56,6 @@ INLINE void line_sse2(char *dst, const char *src, int past)
 
 LINES(avx512, "avx512f")
 LINES(avx2, "avx2")
-LINES(sse2, "sse2")
-
-static void lines(int level, char *dst, const char *src, size_t n, int past)
-{
-	if (level >= SHM_COPY_AVX512)
-		copy_avx512(dst, src, n, past);
-	else if (level == SHM_COPY_AVX2)
-		copy_avx2(dst, src, n, past);
-	else
-		copy_sse2(dst, src, n, past);
-}
 
 int shm_copy_level(void)
 {
@@ -94,7 +71,7 @@ void shm_copy_with(int level, void *dst, const void *src, size_t n, int past)
 	char *d = dst;
 	const char *s = src;
 
-	if (n < 1024) {
+	if (n < 1024 || level == SHM_COPY_BASE) {
 		memcpy(dst, src, n);
 		return;
 	}
@@ -102,7 +79,10 @@ void shm_copy_with(int level, void *dst, const void *src, size_t n, int past)
 	d += head;
 	s += head;
 	body = (n - head) & ~(size_t)63;
-	lines(level, d, s, body / 64, past);
+	if (level == SHM_COPY_AVX512)
+		copy_avx512(d, s, body / 64, past);
+	else
+		copy_avx2(d, s, body / 64, past);
 	memcpy(d + body, s + body, n - head - body);
 	if (past)
 		_mm_sfence();

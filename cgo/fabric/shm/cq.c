@@ -1,117 +1,112 @@
-/* Provider shm: completion queues and the files they watch. Owner thread only unless said otherwise. */
+/* Provider shm: completion queues, the files that they watch, and the ends of queue pairs. Owner thread only, or it says so. */
 #include "shm.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 int shm_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 {
-	struct shm_device *d = shm_dev(dev);
-	struct shm_cq *cq = calloc(1, sizeof *cq);
-	struct epoll_event ev = {.events = EPOLLIN};
+	int rc = rwb_cq_make(dev, cqe, sizeof(struct shm_cq), out);
 
-	if (!cq)
-		return rwf_fail(ENOMEM, "create completion queue: out of memory");
-	cq->base = (struct rwf_cq){dev->ops, dev};
-	cq->epfd = epoll_create1(EPOLL_CLOEXEC);
-	cq->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (rwb_ring_make(&cq->ring, cqe) || cq->epfd < 0 || cq->wake_fd < 0 ||
-	    epoll_ctl(cq->epfd, EPOLL_CTL_ADD, cq->wake_fd, &ev)) {
-		int e = errno;
-
-		if (cq->epfd >= 0)
-			close(cq->epfd);
-		if (cq->wake_fd >= 0)
-			close(cq->wake_fd);
-		rwb_ring_free(&cq->ring);
-		free(cq);
-		return rwf_fail(e, "create completion queue: %s", strerror(e));
-	}
-	pthread_mutex_lock(&d->lock);
-	cq->next = d->cqs;
-	d->cqs = cq;
-	pthread_mutex_unlock(&d->lock);
-	*out = &cq->base;
-	return 0;
-}
-
-int shm_destroy_cq(rwf_cq *base)
-{
-	struct shm_cq *cq = (struct shm_cq *)base;
-	struct shm_device *d = shm_dev(base->dev);
-
-	if (cq->nqps)
-		return rwf_fail(EBUSY, "destroy completion queue: %d queue pairs use it", cq->nqps);
-	pthread_mutex_lock(&d->lock);
-	for (struct shm_cq **p = &d->cqs; *p; p = &(*p)->next)
-		if (*p == cq) {
-			*p = cq->next;
-			break;
-		}
-	pthread_mutex_unlock(&d->lock);
-	close(cq->epfd);
-	close(cq->wake_fd);
-	free(cq->qps);
-	rwb_ring_free(&cq->ring);
-	free(cq);
-	return 0;
-}
-
-int shm_cq_attach(struct shm_cq *cq, struct shm_qp *q)
-{
-	if (cq->nqps == cq->cap) {
-		int cap = cq->cap ? 2 * cq->cap : 8;
-		struct shm_qp **qps = realloc(cq->qps, (size_t)cap * sizeof(*qps));
-
-		if (!qps)
-			return rwf_fail(ENOMEM, "create queue pair: out of memory");
-		cq->qps = qps;
-		cq->cap = cap;
-	}
-	cq->qps[cq->nqps++] = q;
-	return 0;
-}
-
-/* Forgets the queue pair and its completions. */
-void shm_cq_detach(struct shm_cq *cq, struct shm_qp *q)
-{
-	shm_cq_unwatch(cq, q);
-	for (int i = 0; i < cq->nqps; i++)
-		if (cq->qps[i] == q)
-			cq->qps[i--] = cq->qps[--cq->nqps];
-	if (cq->start >= cq->nqps)
-		cq->start = 0;
-	rwb_ring_drop(&cq->ring, &q->base);
+	if (!rc)
+		TAILQ_INIT(&((struct shm_cq *)*out)->qps);
+	return rc;
 }
 
 /* Makes the queue's sleeper notice the queue pair's socket and its peer's death. Any thread. */
-int shm_cq_watch(struct shm_cq *cq, struct shm_qp *q)
+int shm_cq_watch(struct shm_qp *q)
 {
 	struct epoll_event ev = {.events = EPOLLIN, .data.u64 = (uintptr_t)q};
 
-	if (epoll_ctl(cq->epfd, EPOLL_CTL_ADD, q->sock, &ev))
+	if (epoll_ctl(q->cq->base.epoll_fd, EPOLL_CTL_ADD, q->sock, &ev))
 		return -errno;
 	ev.data.u64 |= SHM_PEER_PROCESS;
-	if (q->pidfd >= 0 && epoll_ctl(cq->epfd, EPOLL_CTL_ADD, q->pidfd, &ev))
+	if (q->pidfd >= 0 && epoll_ctl(q->cq->base.epoll_fd, EPOLL_CTL_ADD, q->pidfd, &ev))
 		return -errno;
 	return 0;
 }
 
-void shm_cq_unwatch(struct shm_cq *cq, struct shm_qp *q)
+void shm_cq_unwatch(struct shm_qp *q)
 {
 	if (q->sock >= 0)
-		epoll_ctl(cq->epfd, EPOLL_CTL_DEL, q->sock, NULL);
+		epoll_ctl(q->cq->base.epoll_fd, EPOLL_CTL_DEL, q->sock, NULL);
 	if (q->pidfd >= 0)
-		epoll_ctl(cq->epfd, EPOLL_CTL_DEL, q->pidfd, NULL);
+		epoll_ctl(q->cq->base.epoll_fd, EPOLL_CTL_DEL, q->pidfd, NULL);
 }
 
 /* Any thread. */
-int shm_wake_cq(rwf_cq *base)
+int shm_wake_cq(rwf_cq *cq)
 {
-	rwb_notify(((struct shm_cq *)base)->wake_fd);
+	rwb_notify(((struct rwb_cq *)cq)->wake_fd);
 	return 0;
+}
+
+static void flush(struct shm_qp *q, struct rwf_wc wc, uint64_t done)
+{
+	struct rwb_completion *e = shm_cq_push(q->cq);
+
+	if (!e)
+		return;
+	wc.qp_num = q->base.head.num;
+	*e = (struct rwb_completion){wc, &q->base.head, done};
+}
+
+static void flush_sends(struct shm_qp *q, int status)
+{
+	for (; q->sent != q->base.sends.posted; status = RWF_WC_WR_FLUSH_ERR) {
+		uint64_t wr_id = rwb_send(&q->base.sends, q->sent++)->wr_id;
+
+		flush(q, (struct rwf_wc){.wr_id = wr_id, .status = (uint16_t)status, .opcode = RWF_WC_SEND}, q->sent);
+	}
+}
+
+static void flush_receives(struct shm_qp *q)
+{
+	while (q->base.received != q->base.recv_posted) {
+		uint64_t wr_id = q->base.wr_ids[q->base.received++ & q->base.recv_mask];
+
+		flush(q, (struct rwf_wc){.wr_id = wr_id, .status = RWF_WC_WR_FLUSH_ERR, .opcode = RWF_WC_RECV_IMM},
+		      q->base.received);
+	}
+}
+
+/*
+ * Ends the queue pair. Delivers the messages that had arrived and flushes the rest, the first waiting send with send_status. The
+ * peer sees the end of the socket. The state may be ERR already, because the accepting thread fails passive queue pairs without
+ * touching the owner's fields.
+ */
+void shm_enter_error(struct shm_qp *q, int send_status)
+{
+	int was;
+
+	if (q->flushed)
+		return;
+	q->flushed = true;
+	was = atomic_exchange(&q->base.head.state, RWF_QPS_ERR);
+	if (was == RWF_QPS_RTS)
+		(void)shm_receive(q); /* a message that the peer may not send is flushed with the rest */
+	flush_sends(q, send_status);
+	flush_receives(q);
+	if (q->sock >= 0 && was == RWF_QPS_RTS) {
+		shm_cq_unwatch(q);
+		shutdown(q->sock, SHUT_RDWR);
+	}
+	if (was != RWF_QPS_ERR)
+		rwb_raise(&q->base, RWF_EVENT_QP_FATAL);
+}
+
+/* Fails every queue pair of a queue that overran. */
+void shm_cq_check(struct shm_cq *cq)
+{
+	struct shm_qp *q;
+
+	if (__builtin_expect(!cq->base.overrun, 1))
+		return;
+	TAILQ_FOREACH(q, &cq->qps, of_cq) {
+		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
+		if (!cq->overrun_told)
+			rwb_raise(&q->base, RWF_EVENT_CQ_ERR);
+		cq->overrun_told = true;
+	}
 }

@@ -1,10 +1,9 @@
 /*
  * Provider shm: this process's memory regions, and notifying the peers of them.
  *
- * Every change marks its slot dirty in each queue pair of the protection domain and raises adverts_issued in the shared
- * memory. The message follows at once or, when the socket is full, from the owner's next call. A sender that sees the count
- * change reads its socket before it looks a key up. So a key becomes good, or stale, as soon as the call that makes it so
- * returns.
+ * Every change marks its slot dirty in each queue pair of the protection domain and raises adverts_issued in the shared memory. The
+ * message follows at once or, if the socket is full, from the owner's next call. A sender that sees the count change reads its
+ * socket before it looks a key up. So a key becomes valid, or stale, as soon as the call that makes it so returns.
  */
 #define _GNU_SOURCE
 #include "shm.h"
@@ -15,21 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static uint32_t slot_of(uint32_t key)
-{
-	return key & (SHM_MR_SLOTS - 1);
-}
-
-/* Reports whether key gives this queue pair, or its peer, these rights to [addr, addr+len). Any thread, no lock. */
-bool shm_mr_allows(const struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
-{
-	const struct shm_mr *m = &shm_dev(q->base.pd->dev)->mr[slot_of(key)];
-
-	return key && atomic_load_explicit(&m->key, memory_order_acquire) == key && m->pd == q->base.pd &&
-	       (m->access & access) == access && (!access || rwb_for_peer(&q->base, m->access)) && addr >= m->addr &&
-	       len <= m->len && addr - m->addr <= m->len - len;
-}
-
 static void mark(struct shm_qp *q, uint32_t slot)
 {
 	q->dirty[slot / 64] |= UINT64_C(1) << slot % 64;
@@ -38,16 +22,16 @@ static void mark(struct shm_qp *q, uint32_t slot)
 /* Sends one slot's message. Returns 0 when it is sent or not needed. */
 static int advertise_slot(struct shm_qp *q, uint32_t slot)
 {
-	const struct shm_mr *m = &shm_dev(q->base.pd->dev)->mr[slot];
+	const struct rwb_mr *m = &shm_dev(q->base.head.pd->dev)->door.device.mrs[slot];
 	uint64_t bit = UINT64_C(1) << slot % 64;
 	struct shm_ctl c = {.type = SHM_MR_DEL, .slot = slot};
 	int rc;
 
-	if (m->key && m->pd == q->base.pd && rwb_for_peer(&q->base, m->access) &&
+	if (m->key && m->pd == q->base.head.pd && rwb_for_peer(&q->base.head, m->access) &&
 	    ((m->access & RWF_ACCESS_REMOTE_WRITE) || q->peer_by_ref)) {
 		uint32_t rights = (uint32_t)m->access & (RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE);
 
-		c = (struct shm_ctl){SHM_MR_ADD, m->key, slot, rights, m->addr, m->len, m->offset};
+		c = (struct shm_ctl){SHM_MR_ADD, m->key, slot, rights, m->addr, m->length, m->offset};
 		rc = shm_send(q->sock, &c, sizeof c, m->fd);
 		if (rc == 0)
 			q->known[slot / 64] |= bit;
@@ -61,7 +45,7 @@ static int advertise_slot(struct shm_qp *q, uint32_t slot)
 	return rc;
 }
 
-/* Sends what is dirty. Under the device's lock. */
+/* Sends the dirty slots. Under the device's lock. */
 static void advertise_locked(struct shm_qp *q)
 {
 	for (uint32_t w = 0; w < SHM_MR_SLOTS / 64; w++)
@@ -78,20 +62,20 @@ static void advertise_locked(struct shm_qp *q)
 
 void shm_advertise(struct shm_qp *q)
 {
-	struct shm_device *d = shm_dev(q->base.pd->dev);
+	struct shm_device *d = shm_dev(q->base.head.pd->dev);
 
-	pthread_mutex_lock(&d->lock);
+	pthread_mutex_lock(&d->door.device.lock);
 	advertise_locked(q);
-	pthread_mutex_unlock(&d->lock);
+	pthread_mutex_unlock(&d->door.device.lock);
 }
 
-/* Makes the peer of a new connection learn of every region. Under the device's lock. */
+/* Advertises every region to the peer of a new connection. Under the device's lock. */
 void shm_advertise_all(struct shm_qp *q)
 {
-	struct shm_device *d = shm_dev(q->base.pd->dev);
+	struct shm_device *d = shm_dev(q->base.head.pd->dev);
 
 	for (uint32_t slot = 0; slot < SHM_MR_SLOTS; slot++)
-		if (d->mr[slot].key && d->mr[slot].pd == q->base.pd)
+		if (d->door.device.mrs[slot].key && d->door.device.mrs[slot].pd == q->base.head.pd)
 			mark(q, slot);
 	atomic_store_explicit(&q->mine->adverts_issued, ++q->issued, memory_order_release);
 	advertise_locked(q);
@@ -100,18 +84,22 @@ void shm_advertise_all(struct shm_qp *q)
 /* Under the device's lock. */
 static void changed(struct shm_device *d, rwf_pd *pd, uint32_t slot)
 {
-	for (struct shm_qp *q = d->qps; q; q = q->next) {
-		if (q->base.pd != pd || shm_state(q) != RWF_QPS_RTS)
+	struct rwb_qp *base;
+
+	LIST_FOREACH(base, &d->door.device.qps, of_device) {
+		struct shm_qp *q = (struct shm_qp *)base;
+
+		if (q->base.head.pd != pd || shm_state(q) != RWF_QPS_RTS)
 			continue;
 		mark(q, slot);
 		atomic_store_explicit(&q->mine->adverts_issued, ++q->issued, memory_order_release);
 		advertise_locked(q);
 		if (q->backlog)
-			shm_wake_cq(&q->send_cq->base); /* the owner sends the rest */
+			shm_wake_cq(&q->cq->base.head); /* the owner sends the rest */
 	}
 }
 
-/* Checks that the memfd cannot shrink under whoever maps it, and adds the seal where it is missing. */
+/* Checks that the memfd cannot shrink while others map it, and adds the seal if it is missing. */
 static int check_memfd(int fd, uint64_t offset, size_t length)
 {
 	struct stat st;
@@ -133,52 +121,10 @@ static int check_memfd(int fd, uint64_t offset, size_t length)
 	return 0;
 }
 
-/* Draws a key that cannot be guessed and differs from the slot's last. */
-static int new_key(struct shm_mr *m, uint32_t slot, uint32_t *key)
-{
-	do {
-		int rc = shm_random(key, sizeof *key);
-
-		if (rc)
-			return rc;
-		*key = (*key & ~(uint32_t)(SHM_MR_SLOTS - 1)) | slot;
-	} while (*key < SHM_MR_SLOTS || *key == m->last_key);
-	return 0;
-}
-
-static int add(struct shm_device *d, rwf_pd *pd, const struct shm_mr *want, uint32_t *key)
-{
-	for (uint32_t i = 0; i < SHM_MR_SLOTS; i++) {
-		/* Slots are taken in turn, so that a freed one stays free for long. */
-		uint32_t slot = (d->next_mr + i) & (SHM_MR_SLOTS - 1);
-		struct shm_mr *m = &d->mr[slot];
-		int rc;
-
-		if (m->key)
-			continue;
-		rc = new_key(m, slot, key);
-		if (rc)
-			return rc;
-		d->next_mr = slot + 1;
-		m->last_key = *key;
-		m->access = want->access;
-		m->fd = want->fd;
-		m->addr = want->addr;
-		m->len = want->len;
-		m->offset = want->offset;
-		m->pd = pd;
-		atomic_store_explicit(&m->key, *key, memory_order_release);
-		changed(d, pd, slot);
-		return 0;
-	}
-	return rwf_fail(ENOMEM, "register memory: the device has %d regions, its most", SHM_MR_SLOTS);
-}
-
 int shm_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t offset, struct rwf_mr *out)
 {
 	struct shm_device *d = shm_dev(pd->dev);
-	struct shm_mr want = {.access = access, .addr = (uintptr_t)addr, .len = length, .offset = offset};
-	uint32_t key;
+	struct rwb_mr want = {.access = access, .addr = (uintptr_t)addr, .length = length, .offset = offset};
 	int rc;
 
 	if (length > SHM_MAX_MR_SIZE)
@@ -190,31 +136,27 @@ int shm_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64
 	want.fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
 	if (want.fd < 0)
 		return rwf_fail(errno, "register memory: dup: %s", strerror(errno));
-	pthread_mutex_lock(&d->lock);
-	rc = add(d, pd, &want, &key);
-	pthread_mutex_unlock(&d->lock);
-	if (rc) {
-		close(want.fd);
-		return rc;
-	}
-	*out = (struct rwf_mr){.addr = want.addr, .length = length, .lkey = key, .rkey = key};
-	return 0;
+	pthread_mutex_lock(&d->door.device.lock);
+	rc = rwb_mr_add(pd, &want, out);
+	if (rc >= 0)
+		changed(d, pd, (uint32_t)rc);
+	pthread_mutex_unlock(&d->door.device.lock);
+	if (rc < 0)
+		shm_close_own(want.fd);
+	return rc < 0 ? rc : 0;
 }
 
 int shm_dereg_mr(rwf_pd *pd, uint32_t lkey)
 {
 	struct shm_device *d = shm_dev(pd->dev);
-	struct shm_mr *m = &d->mr[slot_of(lkey)];
-	int rc = 0;
+	int slot;
 
-	pthread_mutex_lock(&d->lock);
-	if (lkey && m->key == lkey && m->pd == pd) {
-		atomic_store_explicit(&m->key, 0, memory_order_release);
-		changed(d, pd, slot_of(lkey));
-		close(m->fd);
-	} else {
-		rc = rwf_fail(EINVAL, "deregister memory: key 0x%x is not one of this protection domain", lkey);
+	pthread_mutex_lock(&d->door.device.lock);
+	slot = rwb_mr_remove(pd, lkey);
+	if (slot >= 0) {
+		changed(d, pd, (uint32_t)slot);
+		shm_close_own(d->door.device.mrs[slot].fd);
 	}
-	pthread_mutex_unlock(&d->lock);
-	return rc;
+	pthread_mutex_unlock(&d->door.device.lock);
+	return slot < 0 ? slot : 0;
 }

@@ -9,14 +9,17 @@ enum { WAIT_RECEIVE = -1, WAIT_REGIONS = -2, PEER_GONE = -3 };
 
 static void complete_send(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 {
-	struct rwb_completion *e = shm_cq_push(q->send_cq);
+	struct rwb_completion *e = shm_cq_push(q->cq);
 
 	if (!e)
 		return;
-	e->qp = &q->base;
+	e->qp = &q->base.head;
 	e->done = q->sent;
-	e->wc = (struct rwf_wc){
-		.wr_id = w->wr_id, .byte_len = w->length, .qp_num = q->base.num, .status = (uint16_t)status, .opcode = RWF_WC_SEND};
+	e->wc = (struct rwf_wc){.wr_id = w->wr_id,
+				.byte_len = w->length,
+				.qp_num = q->base.head.num,
+				.status = (uint16_t)status,
+				.opcode = RWF_WC_SEND};
 }
 
 static void publish(struct shm_qp *q, const struct rwf_send_wr *w, bool by_ref)
@@ -43,8 +46,8 @@ static bool has_receive(struct shm_qp *q)
 }
 
 /*
- * Carries one request out. Returns a work completion status or a reason to wait. Checks the source, the target, then the
- * receive, as hardware does. src is where the payload lies now: that of an inline request that waited was copied.
+ * Executes one request. Returns a work completion status or a reason to wait. Checks the source, the target, then the receive, as
+ * hardware does. src is the payload's present address, because the payload of an inline request that waited was copied.
  */
 static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *src)
 {
@@ -56,7 +59,7 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 	if (w->length) {
 		int rc;
 
-		if (!in_line && !placed && !shm_mr_allows(q, w->lkey, w->laddr, w->length, 0))
+		if (!in_line && !placed && !rwb_mr_allows(&q->base.head, w->lkey, w->laddr, w->length, 0))
 			return RWF_WC_LOC_PROT_ERR;
 		rc = shm_sync_regions(q);
 		if (rc)
@@ -80,7 +83,7 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 	return RWF_WC_SUCCESS;
 }
 
-/* Accounts for what carry_out decided on a request. Returns false when it must wait. */
+/* Applies the result of carry_out for a request. Returns false if the request must wait. */
 static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 {
 	if (status == WAIT_RECEIVE || status == WAIT_REGIONS) {
@@ -103,8 +106,8 @@ static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 }
 
 /*
- * Appends a request to those that wait, with its bytes if it is inline. A peer that posts no receives is not waited for with
- * ever more of them. Returns 0 or a negative errno.
+ * Appends a request to the waiting ones, with its bytes if it is inline. The number of requests that wait for a peer without
+ * receives is bounded. Returns 0 or a negative errno.
  */
 static int keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
 {
@@ -112,12 +115,12 @@ static int keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
 
 	if (bytes && q->waiting_used == q->waiting_cap)
 		return rwf_fail(ENOMEM, "post send on queue pair 0x%x: %u inline payloads wait for the peer, the most it may",
-				q->base.num, q->waiting_cap);
-	struct rwf_send_wr *kept = rwb_send(&q->sends, q->sends.posted++);
+				q->base.head.num, q->waiting_cap);
+	struct rwf_send_wr *kept = rwb_send(&q->base.sends, q->base.sends.posted++);
 
 	*kept = *w;
 	if (bytes) {
-		uint8_t *at = q->waiting + (size_t)(q->waiting_next++ % q->waiting_cap) * q->sends.max_inline;
+		uint8_t *at = q->waiting + (size_t)(q->waiting_next++ % q->waiting_cap) * q->base.sends.max_inline;
 
 		memcpy(at, (const void *)(uintptr_t)w->laddr, w->length);
 		kept->laddr = (uintptr_t)at;
@@ -126,7 +129,7 @@ static int keep_waiting(struct shm_qp *q, const struct rwf_send_wr *w)
 	return 0;
 }
 
-/* Wakes the peer if it sleeps for what was published since the last call. */
+/* Wakes the peer if it sleeps for descriptors published since the last call. */
 static void ring(struct shm_qp *q)
 {
 	uint64_t at;
@@ -142,11 +145,11 @@ static void ring(struct shm_qp *q)
 	}
 }
 
-/* Carries out the requests that wait, and gives the oldest up when it has waited too long. */
+/* Executes the requests that wait, and fails the oldest if it has waited too long. */
 void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 {
-	while (shm_state(q) == RWF_QPS_RTS && q->sent != q->sends.posted) {
-		const struct rwf_send_wr *w = rwb_send(&q->sends, q->sent);
+	while (shm_state(q) == RWF_QPS_RTS && q->sent != q->base.sends.posted) {
+		const struct rwf_send_wr *w = rwb_send(&q->base.sends, q->sent);
 
 		if (settle(q, w, carry_out(q, w, (const void *)(uintptr_t)w->laddr)))
 			continue;
@@ -170,17 +173,17 @@ int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 		const struct rwf_send_wr *w = &wr[i];
 		int status;
 
-		rc = rwb_sends_check(&q->sends, qp, w, SHM_DEVICE_FLAGS);
+		rc = rwb_sends_check(&q->base.sends, qp, w, SHM_DEVICE_FLAGS);
 		if (rc)
 			break;
 		if (shm_state(q) == RWF_QPS_ERR) {
 			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
-			q->sends.posted++;
+			q->base.sends.posted++;
 			q->sent++;
 			complete_send(q, w, RWF_WC_WR_FLUSH_ERR);
 			continue;
 		}
-		if (q->sent != q->sends.posted) {
+		if (q->sent != q->base.sends.posted) {
 			rc = keep_waiting(q, w);
 			if (rc)
 				break;
@@ -194,11 +197,11 @@ int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 			settle(q, w, status);
 			continue;
 		}
-		q->sends.posted++;
+		q->base.sends.posted++;
 		settle(q, w, status);
 	}
 	ring(q);
-	shm_cq_check(q->send_cq);
+	shm_cq_check(q->cq);
 	return i ? i : rc;
 }
 
@@ -208,7 +211,7 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 	void *data;
 	int rc;
 
-	if (shm_state(q) != RWF_QPS_RTS || q->sent != q->sends.posted) {
+	if (shm_state(q) != RWF_QPS_RTS || q->sent != q->base.sends.posted) {
 		rwf_fail(EAGAIN, "map: queue pair 0x%x is not connected, or earlier requests wait in its send queue", qp->num);
 		return NULL;
 	}
@@ -228,23 +231,18 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 }
 
 /*
- * Posts receives, and publishes their count to the peer by shared memory. Before the connection stands there is none: then
- * the thread that lets the peer in publishes the count. The fences on both sides make sure that one of the two does.
+ * Posts receives, and publishes their count to the peer by shared memory. Before the connection is up that memory does not exist,
+ * and the thread that lets the peer in publishes the count. The fences on both sides make sure that one of the two does.
  */
 int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n)
 {
 	struct shm_qp *q = (struct shm_qp *)qp;
-	uint64_t posted = atomic_load_explicit(&q->rq_posted, memory_order_relaxed);
+	int rc = rwb_add_receives(&q->base, wr_id, n);
 
-	if (n < 0 || posted - q->rx_head + (uint64_t)n > q->max_recv)
-		return rwf_fail(ENOMEM, "post receive: %d more beside %llu, the queue pair allows %u", n,
-				(unsigned long long)(posted - q->rx_head), q->max_recv);
-	for (int i = 0; i < n; i++)
-		q->rq[(posted + (uint64_t)i) & q->rx_mask] = wr_id;
-	posted += (uint64_t)n;
-	atomic_store_explicit(&q->rq_posted, posted, memory_order_seq_cst);
-	if (atomic_load_explicit(&q->base.state, memory_order_seq_cst) == RWF_QPS_RTS) {
-		atomic_store_explicit(&q->mine->recv_posted, posted, memory_order_release);
+	if (rc)
+		return rc;
+	if (atomic_load_explicit(&q->base.head.state, memory_order_seq_cst) == RWF_QPS_RTS) {
+		atomic_store_explicit(&q->mine->recv_posted, q->base.recv_posted, memory_order_release);
 		atomic_thread_fence(memory_order_seq_cst);
 		if (atomic_load_explicit(&q->peer->rnr_armed, memory_order_relaxed) &&
 		    atomic_exchange_explicit(&q->peer->rnr_armed, 0, memory_order_relaxed))

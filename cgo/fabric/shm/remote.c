@@ -18,7 +18,7 @@ static struct shm_remote_mr *slot_ptr(struct shm_qp *q, uint32_t slot)
 	return page ? &page[slot % SHM_MR_PAGE] : NULL;
 }
 
-/* Returns the peer's region that holds [addr, addr+len) if key names it with these rights, else NULL. */
+/* Returns the peer's region that holds [addr, addr+len) if key names it with these rights, or NULL. */
 struct shm_remote_mr *shm_remote_find(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
 {
 	struct shm_remote_mr *m = slot_ptr(q, key & (SHM_MR_SLOTS - 1));
@@ -29,7 +29,7 @@ struct shm_remote_mr *shm_remote_find(struct shm_qp *q, uint32_t key, uint64_t a
 	return m;
 }
 
-/* Returns where the peer's [addr, addr+len) lies here if it may be written, else NULL. */
+/* Returns the address here of the peer's [addr, addr+len) if it may be written, or NULL. */
 char *shm_remote_target(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len)
 {
 	struct shm_remote_mr *m = shm_remote_find(q, key, addr, len, RWF_ACCESS_REMOTE_WRITE);
@@ -47,21 +47,13 @@ static void drop_mapping(struct shm_qp *q, void *map, size_t len, int guard)
 	q->mappings--;
 }
 
-/* Takes note that no more of a region is populated. */
-static void populated(struct shm_qp *q, struct shm_remote_mr *m)
-{
-	q->unpopulated -= m->populated < m->map_len;
-	m->populated = m->map_len;
-}
-
 /*
- * Lets go of a region that the peer took back. Whoever polled a by-reference payload may still be reading it, so the range
- * stays readable, as zeroes that cost no memory, until the queue pair goes.
+ * Releases a region that the peer took back. A caller that polled a by-reference payload may still be reading it, so the range
+ * stays readable, as zeroes that cost no memory, until the queue pair is destroyed.
  */
 static int retire(struct shm_qp *q, struct shm_remote_mr *m)
 {
 	m->key = 0;
-	populated(q, m);
 	shm_sparse_close(m);
 	if (!q->by_ref) {
 		drop_mapping(q, m->map, m->map_len, m->guard);
@@ -76,7 +68,6 @@ static int retire(struct shm_qp *q, struct shm_remote_mr *m)
 			return -ENOMEM;
 	}
 	q->retired[q->retired_len++] = (struct shm_retired){m->map, m->map_len, m->guard};
-	shm_guard_retire(m->guard);
 	mmap(m->map, m->map_len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 	return 0;
 }
@@ -88,17 +79,17 @@ static int remove_region(struct shm_qp *q, uint32_t slot)
 	return m && m->key ? retire(q, m) : 0;
 }
 
-enum { HUGE_PAGE = 2 << 20, POPULATE_STEP = 1 << 20, POPULATE_AT_ONCE_NS = 200000, POPULATE_NS = 100000000 };
+enum { HUGE_PAGE = 2 << 20 };
 
-/* Maps at a multiple of align. Returns MAP_FAILED where it cannot. */
+/* Maps at a multiple of align. Returns MAP_FAILED on failure. */
 static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t start)
 {
 	char *reserved, *at;
 	void *map, *trial = mmap(NULL, len, prot, MAP_SHARED, fd, (off_t)start);
 
 	/*
-	 * What can fail has failed here. On top of another mapping a failure leaves a hole, which another thread's memory
-	 * may fill before it is unmapped.
+	 * Failures occur in the first mapping. On top of another mapping a failure leaves a hole, which another thread's memory may
+	 * fill before it is unmapped.
 	 */
 	if (trial == MAP_FAILED)
 		return MAP_FAILED;
@@ -111,7 +102,7 @@ static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t st
 	map = mmap(at, len, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)start);
 	munmap(trial, len);
 	if (map == MAP_FAILED)
-		return MAP_FAILED; /* leaves the range: it may be another thread's by now */
+		return MAP_FAILED; /* leaves the range, because it may be another thread's by now */
 	if (at > reserved)
 		munmap(reserved, (size_t)(at - reserved));
 	if (at < reserved + align)
@@ -120,52 +111,8 @@ static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t st
 }
 
 /*
- * Whether to make a region's page table entries ahead of the data path: only for a file that has all its pages, since a peer's
- * sparse one would be filled at our expense.
- */
-static void expect_population(struct shm_qp *q, struct shm_remote_mr *m, const struct stat *st)
-{
-	if (st->st_blocks * 512 < st->st_size)
-		m->populated = m->map_len;
-	q->unpopulated += m->populated < m->map_len;
-}
-
-/*
- * A bit at a time, since a core that polls has other peers too, and only for so long over the queue pair's life, since a peer may
- * have many regions. The rest is mapped when it is touched.
- */
-void shm_populate(struct shm_qp *q)
-{
-	uint64_t begin = rwb_now_ns(), took = 0;
-
-	for (int i = 0; q->unpopulated > 0 && i < SHM_MR_SLOTS; i++) {
-		struct shm_remote_mr *m = slot_ptr(q, (uint32_t)i);
-
-		while (m && m->key && m->populated < m->map_len) {
-			size_t left = m->map_len - m->populated, step = left < POPULATE_STEP ? left : POPULATE_STEP;
-
-			if (q->populate_ns + took >= POPULATE_NS) {
-				populated(q, m);
-				break;
-			}
-			madvise((char *)m->map + m->populated, step, MADV_POPULATE_READ);
-			if (step == left)
-				populated(q, m);
-			else
-				m->populated += step;
-			took = rwb_now_ns() - begin;
-			if (took >= POPULATE_AT_ONCE_NS) {
-				q->populate_ns += took;
-				return;
-			}
-		}
-	}
-	q->populate_ns += took;
-}
-
-/*
- * Guards a new mapping of a peer that is not trusted. A peer may have an eighth of the mappings that are left, so that the
- * next one finds some too.
+ * Guards a new mapping of a peer that is not trusted. A peer may have an eighth of the mappings that are left, so that the next one
+ * finds some too.
  */
 static int guard_region(struct shm_qp *q, struct shm_remote_mr *m, int fd, const struct stat *st, uint64_t start, bool huge)
 {
@@ -176,7 +123,7 @@ static int guard_region(struct shm_qp *q, struct shm_remote_mr *m, int fd, const
 		return -ENOSPC;
 	if (holes && huge)
 		return -EPERM;
-	m->guard = shm_guard_add(m->map, m->map_len, st, start, shm_dev(q->base.pd->dev)->max_mapped);
+	m->guard = shm_guard_add(m->map, m->map_len);
 	if (m->guard < 0)
 		return m->guard;
 	rc = holes ? shm_sparse_open(m, fd, start) : 0;
@@ -203,7 +150,7 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 	if (c->access & RWF_ACCESS_REMOTE_WRITE)
 		prot |= PROT_WRITE;
 	if (page < HUGE_PAGE && end - start >= HUGE_PAGE) {
-		/* Huge pages of the file are mapped as such only where file and address are aligned alike. */
+		/* Huge pages of the file are mapped as such only if file and address are aligned alike. */
 		uint64_t whole = (end + HUGE_PAGE - 1) & ~(uint64_t)(HUGE_PAGE - 1);
 
 		start &= ~(uint64_t)(HUGE_PAGE - 1);
@@ -223,7 +170,6 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 		}
 	}
 	q->mappings++;
-	expect_population(q, m, &st);
 	m->data = (char *)m->map + (c->offset - start);
 	return 0;
 }
@@ -272,38 +218,56 @@ static int handle(struct shm_qp *q, const void *buf, size_t len, int fd)
 	return -EPROTO;
 }
 
+/* Reports whether another message may be read. Messages of peers that are not trusted take a small part of the time. */
+static bool may_read(const struct shm_qp *q)
+{
+	return !q->guarded || q->allowance > 0 || q->cq->allowance > 0;
+}
+
+static void charge(struct shm_qp *q, int cost)
+{
+	if (q->allowance > 0)
+		q->allowance -= cost;
+	else
+		q->cq->allowance -= cost;
+}
+
 /*
- * Takes what the socket holds. Returns 0, or a negative errno when the peer is gone or talks nonsense. Bounded, so that a
- * peer that never stops sending cannot hold us here.
+ * Reads the messages in the socket. Returns 0, 1 if more are left for later, or a negative errno if the peer has ended or sends
+ * invalid messages. It is bounded, so that a peer that never stops sending cannot hold us here.
  */
 int shm_drain(struct shm_qp *q)
 {
-	for (int i = 0; i < 2 * SHM_MR_SLOTS; i++) {
+	int most = q->guarded ? SHM_MESSAGES_AT_ONCE : 2 * SHM_MR_SLOTS;
+
+	for (int i = 0; i < most; i++) {
+		if (!may_read(q))
+			return 1;
 		struct shm_ctl c;
 		int fd, n = shm_recv(q->sock, &c, sizeof c, &fd), rc;
 
 		if (n == -EAGAIN)
 			return 0;
 		/*
-		 * A peer that ended before reading all resets the socket. That is reported once, and what it sent is still
-		 * there.
+		 * A peer that ended before reading all resets the socket. That is reported once, and its messages can still be
+		 * read.
 		 */
 		if (n == -ECONNRESET)
 			continue;
 		if (n <= 0)
 			return n ? n : -EPIPE;
+		charge(q, n == 1 ? 1 : SHM_REGION_COST);
 		rc = handle(q, &c, (size_t)n, fd);
-		if (fd >= 0)
-			close(fd);
+		shm_close_received(fd);
 		if (rc)
 			return rc;
 	}
-	return 0;
+	return 1;
 }
 
 /*
- * Brings the view of the peer's regions up to what it has issued. Returns 0, -EAGAIN while its messages are still to come,
- * or another negative errno when the peer is gone. Costs one load when nothing changed.
+ * Brings the view of the peer's regions up to its issued changes. Returns 0, -EAGAIN while its messages are still to come, or
+ * another negative errno if the peer has ended. It costs one load if nothing changed.
  */
 int shm_sync_regions(struct shm_qp *q)
 {
@@ -314,10 +278,10 @@ int shm_sync_regions(struct shm_qp *q)
 		return 0;
 	sent = atomic_load_explicit(&q->peer->adverts_sent, memory_order_acquire);
 	rc = shm_drain(q);
-	if (rc)
+	if (rc < 0)
 		return rc;
-	/* 0: its first announcement is still to come. */
-	if (sent < issued || issued == 0)
+	/* If 0, its first announcement is still to come. */
+	if (rc || sent < issued || issued == 0)
 		return -EAGAIN;
 	q->adverts_seen = issued;
 	return 0;

@@ -1,4 +1,4 @@
-/* Provider shm: the Unix sockets. Packets, not a stream: a message is whole, whichever thread sends it. */
+/* Provider shm: the Unix sockets. They carry packets, not a stream, so a message is whole on any thread. */
 #define _GNU_SOURCE
 #include "shm.h"
 
@@ -23,31 +23,33 @@ int shm_random(void *buf, size_t len)
 	return 0;
 }
 
-static socklen_t address(const uint8_t *name, struct sockaddr_un *sa)
+/* Opens a socket, and writes the address of a name. */
+static int open_for(const uint8_t *name, struct sockaddr_un *sa, socklen_t *len)
 {
 	char hex[2 * SHM_COOKIE + 1];
-	int n;
+	int n, s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	for (int i = 0; i < SHM_COOKIE; i++)
 		snprintf(hex + 2 * i, 3, "%02x", name[i]);
 	memset(sa, 0, sizeof *sa);
 	sa->sun_family = AF_UNIX;
 	n = snprintf(sa->sun_path + 1, sizeof sa->sun_path - 1, "rackweave-shm-%s", hex);
-	return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+	*len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+	return s < 0 ? rwf_fail(errno, "shm: socket: %s", strerror(errno)) : s;
 }
 
 int shm_listen(const uint8_t *name)
 {
 	struct sockaddr_un sa;
-	socklen_t len = address(name, &sa);
-	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	socklen_t len;
+	int s = open_for(name, &sa, &len);
 
 	if (s < 0)
-		return rwf_fail(errno, "shm: socket: %s", strerror(errno));
+		return s;
 	if (bind(s, (struct sockaddr *)&sa, len) || listen(s, 128)) {
 		int e = errno;
 
-		close(s);
+		shm_close_own(s);
 		return rwf_fail(e, "shm: listen: %s", strerror(e));
 	}
 	return s;
@@ -56,26 +58,26 @@ int shm_listen(const uint8_t *name)
 int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd)
 {
 	struct sockaddr_un sa;
-	socklen_t len = address(name, &sa);
-	int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	socklen_t len;
+	int s = open_for(name, &sa, &len);
 
 	if (s < 0)
-		return rwf_fail(errno, "shm: socket: %s", strerror(errno));
+		return s;
 	while (connect(s, (struct sockaddr *)&sa, len)) {
 		int e = errno;
 
-		/* A full backlog: the one case worth another try. */
+		/* Only a full backlog is worth another try. */
 		if (e == EAGAIN && rwb_now_ms() < deadline_ms) {
 			int rc = rwb_connect_wait(-1, 0, cancel_fd, 1000000);
 
 			if (rc == 0)
 				continue;
-			close(s);
+			shm_close_own(s);
 			return rc;
 		}
 		if (e == EINTR)
 			continue;
-		close(s);
+		shm_close_own(s);
 		if (e == ECONNREFUSED)
 			return rwf_fail(e, "connect: nobody listens at the peer's shm endpoint: it has closed, or lives in another "
 					   "network namespace");
@@ -84,7 +86,7 @@ int shm_dial(const uint8_t *name, uint64_t deadline_ms, int cancel_fd)
 	return s;
 }
 
-/* Reports whether the peer runs as the same user, or as root, who needs no leave, unless any may come. */
+/* Reports whether the peer runs as the same user, or as root. With any_user every peer is allowed. */
 bool shm_peer_allowed(int sock, bool any_user)
 {
 	struct ucred cred;
@@ -96,8 +98,8 @@ bool shm_peer_allowed(int sock, bool any_user)
 }
 
 /*
- * Returns a file that becomes readable when the peer's process ends, -1 where the kernel or a pid namespace denies it. The
- * socket alone does not show that: children that the peer forked hold it open.
+ * Returns a file that becomes readable when the peer's process ends, or -1 if the kernel or a pid namespace denies it. The socket
+ * alone does not show the end, because children that the peer forked hold it open.
  */
 int shm_peer_pidfd(int sock)
 {
@@ -113,7 +115,7 @@ int shm_peer_pidfd(int sock)
 	return (int)syscall(SYS_pidfd_open, cred.pid, 0);
 }
 
-/* Sends a message without blocking, with a file unless fd is -1. Returns -EAGAIN, too, when too many files are in flight. */
+/* Sends a message without blocking, with a file unless fd is -1. Also returns -EAGAIN if too many files are in flight. */
 int shm_send(int sock, const void *buf, size_t len, int fd)
 {
 	union {
@@ -145,20 +147,21 @@ int shm_send(int sock, const void *buf, size_t len, int fd)
 }
 
 /*
- * Takes one message without blocking. Returns its length, 0 at the end of the connection, or a negative errno. *fd is the
- * file that came with it or -1; more than one, or one that could not be received, is -EPROTO.
+ * Takes one message without blocking. Returns its length, 0 at the end of the connection, or a negative errno. fd is the file that
+ * came with it or -1. More than one file, a file that could not be received, or a file without a byte, is -EPROTO. The buffer has
+ * room for as many files as can arrive, because the kernel would close the others here.
  */
 int shm_recv(int sock, void *buf, size_t cap, int *fd)
 {
-	enum { MOST = 4 };
+	enum { MOST = 253 }; /* SCM_MAX_FD */
 	union {
-		char space[CMSG_SPACE(MOST * sizeof(int))];
+		char space[CMSG_SPACE(MOST * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
 		struct cmsghdr align;
 	} control;
 	struct iovec iov = {buf, cap};
 	struct msghdr msg = {
 		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
-	bool bad = false;
+	bool bad;
 	ssize_t n;
 
 	*fd = -1;
@@ -167,6 +170,7 @@ int shm_recv(int sock, void *buf, size_t cap, int *fd)
 	while (n < 0 && errno == EINTR);
 	if (n < 0)
 		return -errno;
+	bad = n == 0 && msg.msg_controllen;
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
 		int got[MOST];
 		size_t bytes = c->cmsg_len - CMSG_LEN(0);
@@ -179,20 +183,37 @@ int shm_recv(int sock, void *buf, size_t cap, int *fd)
 				*fd = got[i];
 				continue;
 			}
-			close(got[i]);
+			shm_close_received(got[i]);
 			bad = true;
 		}
 	}
 	if (bad || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
-		if (*fd >= 0)
-			close(*fd);
+		shm_close_received(*fd);
 		*fd = -1;
 		return -EPROTO;
 	}
 	return (int)n;
 }
 
-/* A full socket needs no further byte: the peer has enough to wake for. */
+/* Ends a connection. Closing it would also close the files in unread messages, so these are taken out before. */
+void shm_hang_up(int sock)
+{
+	struct shm_ctl c;
+	int on = 1, fd, n;
+
+	shutdown(sock, SHUT_RDWR);
+	/* From here on an empty message differs from the end, because it has credentials. */
+	setsockopt(sock, SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
+	do
+		n = shm_recv(sock, &c, sizeof c, &fd);
+	while ((n > 0 && shm_close_received(fd)) || n == -ECONNRESET);
+	if (n == 0)
+		shm_close_own(sock);
+	else
+		shm_close_later(sock);
+}
+
+/* A full socket needs no further byte, because the peer has enough to wake for. */
 void shm_wake(struct shm_qp *q)
 {
 	static const uint8_t byte = 'W';

@@ -1,7 +1,7 @@
 /*
- * Provider shm: a peer's file with holes. To touch one would fill it at our expense, so a payload that may lie in one is read
- * from the file, which fills nothing, and only so much is written into them. What was found to be there once is trusted to
- * stay, page by page: memory that is allocated in pieces has holes near what is in use, and to look costs a walk over the pages.
+ * Provider shm: a peer's file with holes. Touching a hole would fill it at our expense. So a payload that may lie in one is read
+ * from the file, which fills nothing, and the bytes written into holes are bounded. A page found present once is trusted to stay.
+ * Memory that is allocated in pieces has holes near its used parts, and looking for them costs a walk over the pages.
  */
 #define _GNU_SOURCE
 #include "shm.h"
@@ -15,11 +15,11 @@ enum { PAGE = 4096 };
 
 struct shm_sparse {
 	int fd;
-	uint64_t start;  /* in the file, of the mapping */
+	uint64_t start;  /* offset in the file, of the mapping */
 	uint8_t there[]; /* a bit for each page of the mapping */
 };
 
-/* Takes note that a region's file has holes. Returns 0 or a negative errno. */
+/* Records that a region's file has holes. Returns 0 or a negative errno. */
 int shm_sparse_open(struct shm_remote_mr *m, int fd, uint64_t start)
 {
 	struct shm_sparse *s = calloc(1, sizeof *s + m->map_len / PAGE / 8 + 1);
@@ -39,7 +39,7 @@ int shm_sparse_open(struct shm_remote_mr *m, int fd, uint64_t start)
 void shm_sparse_close(struct shm_remote_mr *m)
 {
 	if (m->sparse) {
-		close(m->sparse->fd);
+		shm_close_own(m->sparse->fd);
 		free(m->sparse);
 	}
 	m->sparse = NULL;
@@ -50,7 +50,7 @@ static bool there(const struct shm_sparse *s, size_t page)
 	return s->there[page / 8] & 1 << page % 8;
 }
 
-/* Reports whether touching the range fills no hole: whether the file has all its pages, or has them in swap. */
+/* Reports whether touching the range fills no hole, because the file has all its pages, or has them in swap. */
 bool shm_sparse_there(struct shm_remote_mr *m, const char *data, uint32_t len)
 {
 	struct shm_sparse *s = m->sparse;
