@@ -1,14 +1,35 @@
 package fabric
 
 /*
-#include "tcp/wire.h"
+#include "tcp/tcp.h"
 */
 import "C"
 
-import "unsafe"
+import (
+	"net/netip"
+	"unsafe"
+)
 
 // TCPEndpointValid reports whether provider tcp takes these bytes for an endpoint; LastError says why not.
 func TCPEndpointValid(b []byte) bool {
 	var ep C.struct_tcp_endpoint
 	return C.tcp_endpoint_decode(&ep, unsafe.Pointer(unsafe.SliceData(b)), C.size_t(len(b))) == 0
+}
+
+// TCPLocated returns an endpoint of provider tcp with the address at which it is reached if its device listens on every address. It
+// returns others as they are.
+func TCPLocated(endpoint []byte, at netip.Addr) []byte {
+	var ep C.struct_tcp_endpoint
+	rc := C.tcp_endpoint_decode(&ep, unsafe.Pointer(unsafe.SliceData(endpoint)), C.size_t(len(endpoint)))
+	if !at.IsValid() || rc != 0 || !bool(C.tcp_is_wildcard(&ep)) {
+		return endpoint
+	}
+	ep.ip = 6
+	if at.Unmap().Is4() {
+		ep.ip = 4
+	}
+	for i, b := range at.Unmap().AsSlice() {
+		ep.addr[i] = C.uint8_t(b)
+	}
+	return C.GoBytes(unsafe.Pointer(&ep), C.sizeof_struct_tcp_endpoint)
 }

@@ -1,10 +1,13 @@
 package fabric_test
 
 import (
+	"bytes"
 	"encoding/binary"
+	"io"
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,12 +51,84 @@ func TestTCPAnAddressThatFloodsIsKeptOutThoughItsQueuePairWaits(t *testing.T) {
 	}
 }
 
+// TestTCPAPeerHasAMomentToSayWhomItWants lets a crowd that says nothing come between a peer's connection and its hello.
+func TestTCPAPeerHasAMomentToSayWhomItWants(t *testing.T) {
+	n := newNode(t, "", 16)
+	const tries, crowd, moment = 9, 100, 100 * time.Millisecond
+	in, late := 0, 0
+	for try := range tries {
+		qp := n.newQP(1, 1)
+		self := endpoint(t, qp)
+		from := bytes.Clone(self)
+		check(t, fabric.ConnectQP(qp, from, &testAttr), "wait for a peer")
+		began := time.Now()
+		p := dialRaw(t, self)
+		var others []net.Conn
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 2, byte(1+try))}} // one address alone is kept out
+		for range crowd {
+			c, err := d.Dial("tcp", p.RemoteAddr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			others = append(others, c)
+		}
+		time.Sleep(10 * time.Millisecond) // for those to come in who may
+		p.Write(rawHello(self, from))
+		if time.Since(began) > moment/2 {
+			late++
+		} else if _, err := io.ReadFull(p, make([]byte, 40)); err == nil {
+			in++
+		}
+		for _, c := range others {
+			c.Close()
+		}
+	}
+	if late > tries/2 {
+		t.Skipf("%d of %d peers said whom they want after %v or more, because the machine is busy", late, tries, moment/2)
+	}
+	if in <= (tries-late)/2 {
+		t.Errorf("%d of %d peers came in that said whom they want within %v", in, tries-late, moment/2)
+	}
+}
+
+func TestTCPAPeerThatIsTurnedAwayTriesOnceMore(t *testing.T) {
+	door, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer door.Close()
+	a, b := newNode(t, "", 16), newNode(t, "", 16)
+	peer := endpoint(t, b.newQP(1, 1))
+	binary.LittleEndian.PutUint16(peer[12:], uint16(door.Addr().(*net.TCPAddr).Port))
+	came := make(chan int)
+	go func() {
+		n := 0
+		for ; ; n++ {
+			c, err := door.Accept()
+			if err != nil {
+				break
+			}
+			c.Close()
+		}
+		came <- n
+	}()
+	attr := testAttr
+	attr.Active = 1
+	if rc := fabric.ConnectQP(a.newQP(1, 1), peer, &attr); rc != -int(syscall.ECONNREFUSED) {
+		t.Errorf("a peer that is turned away twice gets %d", rc)
+	}
+	door.Close()
+	if n := <-came; n != 2 {
+		t.Errorf("it came %d times", n)
+	}
+}
+
 func TestTCPManyPeersOfOneAddressComeIn(t *testing.T) {
 	a, b := newNode(t, "", 16), newNode(t, "", 16)
 	for range 1000 {
-		qa, rc := fabric.CreateQP(a.pd, &fabric.QPInit{SendCQ: a.cq, RecvCQ: a.cq, MaxSendWR: 1, MaxRecvWR: 1})
+		qa, rc := fabric.CreateQP(a.pd, &fabric.QPInit{CQ: a.cq, MaxSendWR: 1, MaxRecvWR: 1})
 		check(t, rc, "create queue pair")
-		qb, rc := fabric.CreateQP(b.pd, &fabric.QPInit{SendCQ: b.cq, RecvCQ: b.cq, MaxSendWR: 1, MaxRecvWR: 1})
+		qb, rc := fabric.CreateQP(b.pd, &fabric.QPInit{CQ: b.cq, MaxSendWR: 1, MaxRecvWR: 1})
 		check(t, rc, "create queue pair")
 		connect(t, qa, qb, testAttr)
 		fabric.DestroyQP(qa)

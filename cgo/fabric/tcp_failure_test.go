@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -352,7 +353,6 @@ func TestTCPOpenErrorsNameTheOption(t *testing.T) {
 	for _, c := range []struct{ device, options, text string }{
 		{"", "colour=red", `no option "colour"`},
 		{"", "listen=nowhere", "listen=nowhere"},
-		{"", "peer=box", "peer=box"},
 		{"", "window=12", "window=12"},
 		{"", "rcvbuf=lots", "rcvbuf=lots"},
 		{"", "encrypt=maybe", "encrypt=maybe"},
@@ -371,7 +371,7 @@ func TestTCPOpenErrorsNameTheOption(t *testing.T) {
 	}
 }
 
-func TestTCPAPeerThatListensOnEveryAddressIsWhereTheOptionSays(t *testing.T) {
+func TestTCPAPeerThatListensOnEveryAddressIsLocatedByItsEndpoint(t *testing.T) {
 	cases := []struct{ listen, peer string }{{"0.0.0.0", "127.0.0.1"}}
 	buf := make([]byte, 4096)
 	fabric.List("tcp", buf)
@@ -380,12 +380,19 @@ func TestTCPAPeerThatListensOnEveryAddressIsWhereTheOptionSays(t *testing.T) {
 	}
 	for _, c := range cases {
 		b := newNode(t, "listen="+c.listen, 16)
-		connect(t, newNode(t, "peer="+c.peer, 16).newQP(1, 1), b.newQP(1, 1), testAttr)
+		qp, own, attr := b.newQP(1, 1), newNode(t, "", 16).newQP(1, 1), testAttr
+		at := fabric.TCPLocated(endpoint(t, qp), netip.MustParseAddr(c.peer))
+		check(t, fabric.ConnectQP(qp, endpoint(t, own), &attr), "connect passive")
+		attr.Active = 1
+		check(t, fabric.ConnectQP(own, at, &attr), "connect active")
+		if !fabric.TCPEndpointValid(at) || !bytes.Equal(fabric.TCPLocated(at, netip.MustParseAddr("192.0.2.1")), at) {
+			t.Errorf("%x is no endpoint at %s", at, c.peer)
+		}
 		runtime.LockOSThread()
 		lost := newNode(t, "", 16).newQP(1, 1)
 		rc := fabric.ConnectQP(lost, endpoint(t, b.newQP(1, 1)), &fabric.ConnectAttr{Active: 1, TimeoutMS: 1000})
-		if rc != -int(syscall.EDESTADDRREQ) || !strings.Contains(fabric.LastError(), "peer=ADDR") {
-			t.Errorf("without the option: %d, %s", rc, fabric.LastError())
+		if rc != -int(syscall.EDESTADDRREQ) || !strings.Contains(fabric.LastError(), "advertise") {
+			t.Errorf("without an address: %d, %s", rc, fabric.LastError())
 		}
 		runtime.UnlockOSThread()
 	}

@@ -36,7 +36,7 @@ func randomTraffic(t *testing.T, r *rand.Rand) {
 	n := [2]*node{}
 	for i := range n {
 		options := "window=65536,sndbuf=65536,rcvbuf=262144"
-		if i == 1 && r.IntN(2) == 0 {
+		if _, has := hasTLS(t); i == 1 && r.IntN(2) == 0 && has {
 			options += ",encrypt=yes" // one side is enough
 		}
 		n[i] = newNode(t, options, 1024)

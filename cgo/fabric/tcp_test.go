@@ -114,7 +114,7 @@ func (n *node) register(b []byte, access fabric.Access) fabric.MR {
 
 func (n *node) newQP(send, recv uint32) fabric.QP {
 	n.t.Helper()
-	qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: send, MaxRecvWR: recv, MaxInline: 64})
+	qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{CQ: n.cq, MaxSendWR: send, MaxRecvWR: recv, MaxInline: 64})
 	check(n.t, rc, "create queue pair")
 	n.t.Cleanup(func() { fabric.DestroyQP(qp) })
 	return qp
@@ -360,12 +360,12 @@ func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 
 func TestTCPRooflineMovesItsBytes(t *testing.T) {
 	r := fabric.TCPRoofline{Connections: 3, Hubs: 2, Peers: 3, Block: 64 << 10, Span: 100_000, Bytes: 3 << 20, Timeout: patience}
-	if took, rc := r.Run(); rc < 0 || took <= 0 {
-		t.Errorf("%v, %d: %s", took, rc, fabric.LastError())
+	if took, err := r.Run(); err != nil || took <= 0 {
+		t.Errorf("%v, %v", took, err)
 	}
 	r.Peers = 4
-	if _, rc := r.Run(); rc != -int(syscall.EINVAL) {
-		t.Errorf("more threads than connections: %d", rc)
+	if _, err := r.Run(); err == nil {
+		t.Error("more threads than connections: no error")
 	}
 }
 
@@ -442,38 +442,6 @@ func TestTCPManyQueuePairsShareAQueueFairly(t *testing.T) {
 	if !bytes.Equal(source, target) {
 		t.Error("the target differs from the source")
 	}
-}
-
-func TestTCPSeparateQueuesForSendsAndReceives(t *testing.T) {
-	a, b := newNode(t, "", 64), newNode(t, "", 64)
-	sendCQ, rc := fabric.CreateCQ(a.dev, 64)
-	check(t, rc, "create completion queue")
-	qa, rc := fabric.CreateQP(a.pd, &fabric.QPInit{SendCQ: sendCQ, RecvCQ: a.cq, MaxSendWR: 4, MaxRecvWR: 4})
-	check(t, rc, "create queue pair")
-	qb := b.newQP(4, 4)
-	if rc := fabric.DestroyCQ(sendCQ); rc != -int(syscall.EBUSY) {
-		t.Fatalf("destroying a queue in use: %d", rc)
-	}
-	defer func() {
-		check(t, fabric.DestroyQP(qa), "destroy queue pair")
-		check(t, fabric.DestroyCQ(sendCQ), "destroy completion queue")
-	}()
-	check(t, fabric.PostRecv(qa, 1, 1), "post receive")
-	check(t, fabric.PostRecv(qb, 2, 1), "post receive")
-	connect(t, qa, qb, testAttr)
-	imm := func(id uint64) fabric.SendWR {
-		return fabric.SendWR{WRID: id, Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
-	}
-	post(t, qa, imm(3))
-	post(t, qb, imm(4))
-	sends := &node{t: t, cq: sendCQ}
-	sent, _ := pollBoth(t, sends, b, 1, 2)
-	wantStatus(t, sent[0], 3, fabric.WCSuccess)
-	check(t, fabric.ReqNotifyCQ(a.cq, 1), "arm")
-	if rc := fabric.WaitCQ(a.cq, patience.Microseconds()); rc != 1 {
-		t.Fatalf("wait: %d", rc)
-	}
-	wantStatus(t, a.poll(1)[0], 1, fabric.WCSuccess)
 }
 
 func TestTCPWaitSleepsUntilSomethingComesOrAWake(t *testing.T) {

@@ -54,6 +54,11 @@ func rawHello(to, from []byte) []byte {
 func attachRaw(t testing.TB, n *node) (fabric.QP, rawPeer) {
 	t.Helper()
 	qp := n.newQP(8, 8)
+	return qp, attachRawTo(t, qp)
+}
+
+func attachRawTo(t testing.TB, qp fabric.QP) rawPeer {
+	t.Helper()
 	self := endpoint(t, qp)
 	from := bytes.Clone(self)
 	binary.LittleEndian.PutUint32(from[8:], 0x1234)
@@ -67,7 +72,7 @@ func attachRaw(t testing.TB, n *node) (fabric.QP, rawPeer) {
 		t.Fatal(err)
 	}
 	waitState(t, qp, fabric.StateRTS)
-	return qp, p
+	return p
 }
 
 type rawEntry struct {
@@ -127,6 +132,68 @@ func TestTCPGarbageMidStreamFailsOnlyItsQueuePair(t *testing.T) {
 	post(t, r.qa, r.write(0, 4096, 1))
 	sent, _ := pollBoth(t, r.a, r.b, 1, 1)
 	wantStatus(t, sent[0], 1, fabric.WCSuccess)
+}
+
+func TestTCPWritesWithoutImmediateFailAQueuePairThatTakesNone(t *testing.T) {
+	for flags, want := range map[fabric.QPFlags]fabric.QPState{0: fabric.StateRTS, fabric.QPImmOnly: fabric.StateErr} {
+		r := newRig(t, 4096, testAttr)
+		qp, rc := fabric.CreateQP(r.b.pd, &fabric.QPInit{CQ: r.b.cq, MaxSendWR: 8, MaxRecvWR: 8, Flags: flags})
+		check(t, rc, "create queue pair")
+		t.Cleanup(func() { fabric.DestroyQP(qp) })
+		p := attachRawTo(t, qp)
+		check(t, fabric.PostRecv(qp, 1, 1), "post receive")
+		plain := rawEntry{raddr: r.dst.Addr, rkey: r.dst.RKey, length: 4, flags: 1}
+		p.Write(append(rawFrame(plain, rawEntry{seq: 1, flags: 3}), "data"...))
+		if wc := r.b.poll(1)[0]; (wc.Status == fabric.WCSuccess) != (want == fabric.StateRTS) || fabric.State(qp) != want {
+			t.Errorf("flags %d: completion %+v, state %d", flags, wc, fabric.State(qp))
+		}
+	}
+}
+
+// TestTCPFramesThatBringNothingEndTheirConnection takes what costs its receiver time and the sender's job nothing.
+func TestTCPFramesThatBringNothingEndTheirConnection(t *testing.T) {
+	r := newRig(t, 4096, testAttr)
+	fragment := func(i uint32) []byte {
+		return append(rawFrame(rawEntry{raddr: r.dst.Addr, rkey: r.dst.RKey, length: 1}), byte(i))
+	}
+	posting := func(i uint32) []byte {
+		f := rawFrame()
+		binary.LittleEndian.PutUint32(f[4:], i)
+		return f
+	}
+	for _, c := range []struct {
+		name  string
+		frame func(i uint32) []byte
+		few   uint32 // do no harm
+	}{
+		{"empty", func(uint32) []byte { return rawFrame() }, 60},
+		{"a byte of a message that never ends", fragment, 60},
+		{"receives beyond all that can be posted", posting, 1 << 14},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			qp, p := attachRaw(t, r.b)
+			var few []byte
+			for i := range c.few {
+				few = append(few, c.frame(i)...)
+			}
+			if _, err := p.Write(few); err != nil {
+				t.Fatal(err)
+			}
+			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); {
+				check(t, fabric.PollCQ(r.b.cq, nil), "poll")
+			}
+			waitState(t, qp, fabric.StateRTS)
+			go func() {
+				for i := c.few; ; i++ {
+					if _, err := p.Write(c.frame(i)); err != nil {
+						return
+					}
+				}
+			}()
+			waitErr(t, r.b, qp)
+			io.Copy(io.Discard, p)
+		})
+	}
 }
 
 func TestTCPFramesMayArriveByteByByte(t *testing.T) {
@@ -224,7 +291,7 @@ func FuzzTCPStream(f *testing.F) {
 				binary.LittleEndian.PutUint64(stream[i:], mr.Addr+uint64(offset))
 			}
 		}
-		qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{SendCQ: n.cq, RecvCQ: n.cq, MaxSendWR: 8, MaxRecvWR: 8})
+		qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{CQ: n.cq, MaxSendWR: 8, MaxRecvWR: 8})
 		check(t, rc, "create queue pair")
 		defer fabric.DestroyQP(qp)
 		self := endpoint(t, qp)

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -47,9 +48,9 @@ int tcp_parse_address(const char *text, struct tcp_endpoint *out)
 	memcpy(host, text, n);
 	host[n] = 0;
 	if (inet_pton(AF_INET, host, out->addr) == 1)
-		out->family = AF_INET;
+		out->ip = 4;
 	else if (inet_pton(AF_INET6, host, out->addr) == 1)
-		out->family = AF_INET6;
+		out->ip = 6;
 	else
 		return -EINVAL;
 	return port ? parse_port(port, &out->port) : 0;
@@ -62,25 +63,7 @@ bool tcp_is_wildcard(const struct tcp_endpoint *address)
 	return memcmp(address->addr, zero, sizeof zero) == 0;
 }
 
-/* Reads the address of an interface entry. family is 0 if it is of another kind, or link-local, which needs a scope. */
-static void interface_address(const struct ifaddrs *ifa, struct tcp_endpoint *out)
-{
-	memset(out, 0, sizeof *out);
-	if (!ifa->ifa_addr || !(ifa->ifa_flags & IFF_UP))
-		return;
-	if (ifa->ifa_addr->sa_family == AF_INET) {
-		memcpy(out->addr, &((const struct sockaddr_in *)ifa->ifa_addr)->sin_addr, 4);
-		out->family = AF_INET;
-	} else if (ifa->ifa_addr->sa_family == AF_INET6) {
-		const struct in6_addr *in6 = &((const struct sockaddr_in6 *)ifa->ifa_addr)->sin6_addr;
-
-		if (IN6_IS_ADDR_LINKLOCAL(in6))
-			return;
-		memcpy(out->addr, in6, 16);
-		out->family = AF_INET6;
-	}
-}
-
+/* Lists the addresses of interfaces that are up, except link-local ones, which need a scope. */
 int tcp_list_addresses(char *buf, size_t cap)
 {
 	struct ifaddrs *list;
@@ -92,11 +75,14 @@ int tcp_list_addresses(char *buf, size_t cap)
 	if (cap)
 		*buf = 0;
 	for (struct ifaddrs *ifa = list; ifa; ifa = ifa->ifa_next) {
-		char text[INET6_ADDRSTRLEN];
-		struct tcp_endpoint a;
+		const struct sockaddr *sa = ifa->ifa_addr;
+		bool v6 = sa && sa->sa_family == AF_INET6;
+		char text[INET6_ADDRSTRLEN + IFNAMSIZ];
 
-		interface_address(ifa, &a);
-		if (!a.family || !inet_ntop(a.family, a.addr, text, sizeof text) || used + strlen(text) + 2 > cap)
+		if (!sa || !(ifa->ifa_flags & IFF_UP) || (!v6 && sa->sa_family != AF_INET) ||
+		    getnameinfo(sa, v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), text, sizeof text, NULL, 0,
+				NI_NUMERICHOST) ||
+		    strchr(text, '%') || used + strlen(text) + 2 > cap)
 			continue;
 		used += (size_t)sprintf(buf + used, "%s%s", count ? "\n" : "", text);
 		count++;
@@ -105,66 +91,33 @@ int tcp_list_addresses(char *buf, size_t cap)
 	return count;
 }
 
-/* Returns the speed of the interface that has this address, 0 where it has none (loopback, virtual interfaces). */
-uint32_t tcp_link_mbps(const struct tcp_endpoint *address)
-{
-	struct ifaddrs *list;
-	long mbps = 0;
-
-	if (getifaddrs(&list))
-		return 0;
-	for (struct ifaddrs *ifa = list; ifa && mbps == 0; ifa = ifa->ifa_next) {
-		char path[64 + IFNAMSIZ];
-		struct tcp_endpoint a;
-		FILE *f;
-
-		interface_address(ifa, &a);
-		if (a.family != address->family || memcmp(a.addr, address->addr, sizeof a.addr) != 0)
-			continue;
-		snprintf(path, sizeof path, "/sys/class/net/%.*s/speed", IFNAMSIZ, ifa->ifa_name);
-		f = fopen(path, "re");
-		if (!f)
-			continue;
-		if (fscanf(f, "%ld", &mbps) != 1 || mbps < 0)
-			mbps = 0;
-		fclose(f);
-	}
-	freeifaddrs(list);
-	return (uint32_t)mbps;
-}
-
-/* Buffers are sized before connect and listen, because the window scale is agreed on there (tcp(7)). */
+/*
+ * Opens a socket that sends at once, and a listener's connections after it. Its buffers are sized before connect and listen, which
+ * agree on the window scale (tcp(7)).
+ */
 int tcp_socket(struct tcp_device *dev, int family)
 {
-	int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	int sndbuf = (int)dev->sndbuf, rcvbuf = (int)dev->rcvbuf;
+	int on = 1, fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
 		return rwf_fail(errno, "open a socket: %s", strerror(errno));
-	if ((sndbuf && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &sndbuf, sizeof sndbuf)) ||
-	    (rcvbuf && setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &rcvbuf, sizeof rcvbuf))) {
+	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) ||
+	    (dev->sndbuf && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &dev->sndbuf, sizeof dev->sndbuf)) ||
+	    (dev->rcvbuf && setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &dev->rcvbuf, sizeof dev->rcvbuf))) {
 		int err = errno;
 
 		close(fd);
-		return rwf_fail(err, "size socket buffers (%d, %d bytes): %s", sndbuf, rcvbuf, strerror(err));
+		return rwf_fail(err, "set up a socket with buffers of %d and %d bytes: %s", dev->sndbuf, dev->rcvbuf,
+				strerror(err));
 	}
 	return fd;
 }
 
-int tcp_no_delay(int fd)
-{
-	int on = 1;
-
-	return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) ? rwf_fail(errno, "set TCP_NODELAY: %s", strerror(errno))
-									: 0;
-}
-
 /*
- * Whether the peer's host has yet to answer the last segment or window probe sent to it, and how long ago it last answered
- * anything. A host whose buffer is full answers them, at growing intervals; only a second probe soon after the first may
- * fall to its limit on such answers (net.ipv4.tcp_invalid_ratelimit), so one unanswered probe means nothing. (That rules
- * out TCP_USER_TIMEOUT, which takes a host for dead whose buffer is full because the owner does not poll: tcp_probe_timer
- * in net/ipv4/tcp_timer.c.)
+ * Reports whether the peer's host has not answered the last segment or window probe yet, and the time since its last answer. A
+ * host whose buffer is full answers probes at growing intervals. Its limit on such answers (net.ipv4.tcp_invalid_ratelimit) may
+ * drop one to a second probe soon after the first, so one unanswered probe means nothing. TCP_USER_TIMEOUT will not do, because it
+ * takes a host for dead whose buffer is full because the owner does not poll (tcp_probe_timer in net/ipv4/tcp_timer.c).
  */
 bool tcp_owes_answer(int fd, uint32_t *last_answer_ms)
 {

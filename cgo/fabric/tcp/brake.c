@@ -1,6 +1,6 @@
 /*
- * The brake by address: who connects too often without being let in is kept out by the kernel for a moment, where it costs nothing
- * here. Those of other addresses come in meanwhile.
+ * The limit of connections by address. When an address connects too often without being admitted, the kernel drops its requests
+ * for a moment, which costs nothing here. Other addresses can connect meanwhile.
  */
 #include "tcp.h"
 
@@ -12,17 +12,17 @@
 #include <sys/socket.h>
 
 enum {
-	EACH_MS = 50,   /* between connections of an address that come to nothing, on average */
-	BURST = 512,    /* of them at once */
-	KEPT_MS = 1000, /* for an address that goes on; a client's kernel repeats its request after as long */
+	EACH_MS = 50,      /* between connections of an address that are not admitted, on average */
+	BURST = 512,       /* of them at once */
+	BLOCKED_MS = 1000, /* for an address above that; a client's kernel repeats its request after as long */
 	SYN = 2,
 	FLAGS = 13, /* in a TCP header, where the packet begins */
 	SOURCE = 8, /* in an IP header: the network of IPv6, the word before the address and the address of IPv4 */
 	EACH_OPS = 7,
 };
 
-/* Returns whom an address is counted as: itself, of IPv6 its network, which one host has whole. */
-static struct tcp_visitor whose(const struct sockaddr_storage *from)
+/* Returns an address as it is counted: one of IPv6 by its network, because one host may have all of that. */
+static struct tcp_visitor network_of(const struct sockaddr_storage *from)
 {
 	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)from;
 	struct tcp_visitor who = {.protocol = ETH_P_IP};
@@ -39,7 +39,7 @@ static struct tcp_visitor whose(const struct sockaddr_storage *from)
 	return who;
 }
 
-/* Finds a visitor, or makes it in the place of the one with the least to pay for. */
+/* Finds a visitor, or puts it in the place of the one with the fewest recent connections. */
 static struct tcp_visitor *find(struct tcp_device *dev, struct tcp_visitor who)
 {
 	struct tcp_visitor *least = dev->visitors;
@@ -56,10 +56,10 @@ static struct tcp_visitor *find(struct tcp_device *dev, struct tcp_visitor who)
 	return least;
 }
 
-bool tcp_may_enter(struct tcp_device *dev, const struct sockaddr_storage *from, uint64_t now)
+bool tcp_count_connection(struct tcp_device *dev, const struct sockaddr_storage *from, uint64_t now)
 {
 	const uint64_t each = EACH_MS * 1000000ull;
-	struct tcp_visitor *v = find(dev, whose(from));
+	struct tcp_visitor *v = find(dev, network_of(from));
 
 	if (v->paid_ns < now)
 		v->paid_ns = now;
@@ -67,20 +67,20 @@ bool tcp_may_enter(struct tcp_device *dev, const struct sockaddr_storage *from, 
 		v->paid_ns += each;
 		return true;
 	}
-	v->kept_ns = now + KEPT_MS * 1000000ull;
-	dev->kept_change = true;
+	v->blocked_ns = now + BLOCKED_MS * 1000000ull;
+	dev->filter_stale = true;
 	return false;
 }
 
-void tcp_entered(struct tcp_device *dev, const struct sockaddr_storage *from)
+void tcp_uncount_connection(struct tcp_device *dev, const struct sockaddr_storage *from)
 {
-	struct tcp_visitor *v = find(dev, whose(from));
+	struct tcp_visitor *v = find(dev, network_of(from));
 
 	if (v->paid_ns)
 		v->paid_ns -= EACH_MS * 1000000ull;
 }
 
-/* Appends to a program that it drops what a visitor sends. Returns how many operations these are. */
+/* Writes the operations that drop a visitor's packets. Returns their number. */
 static unsigned drop_from(struct sock_filter *op, const struct tcp_visitor *v)
 {
 	unsigned n = 0;
@@ -98,8 +98,11 @@ static unsigned drop_from(struct sock_filter *op, const struct tcp_visitor *v)
 	return n;
 }
 
-/* Where the kernel has no filters, each is turned away after it was accepted. Connections, which inherit the program, go on. */
-uint64_t tcp_keep_out(struct tcp_device *dev, uint64_t now, uint64_t until)
+/*
+ * Without filters in the kernel each connection is closed after it was accepted. Connections inherit the program, so it drops only
+ * requests for new ones.
+ */
+uint64_t tcp_update_filter(struct tcp_device *dev, uint64_t now, uint64_t until)
 {
 	struct sock_filter ops[4 + TCP_MAX_VISITORS * EACH_OPS] = {
 		BPF_STMT(BPF_LD | BPF_B | BPF_ABS, FLAGS),
@@ -111,18 +114,18 @@ uint64_t tcp_keep_out(struct tcp_device *dev, uint64_t now, uint64_t until)
 	for (int i = 0; i < TCP_MAX_VISITORS; i++) {
 		struct tcp_visitor *v = &dev->visitors[i];
 
-		if (v->kept_ns && now >= v->kept_ns) {
-			v->kept_ns = 0;
-			dev->kept_change = true;
+		if (v->blocked_ns && now >= v->blocked_ns) {
+			v->blocked_ns = 0;
+			dev->filter_stale = true;
 		}
-		if (!v->kept_ns)
+		if (!v->blocked_ns)
 			continue;
-		until = v->kept_ns < until ? v->kept_ns : until;
+		until = v->blocked_ns < until ? v->blocked_ns : until;
 		program.len += drop_from(ops + program.len, v);
 	}
 	ops[program.len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX);
-	if (dev->kept_change)
-		setsockopt(dev->listen_fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
-	dev->kept_change = false;
+	if (dev->filter_stale)
+		setsockopt(dev->door.listen_fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+	dev->filter_stale = false;
 	return until;
 }

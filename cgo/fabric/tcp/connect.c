@@ -1,4 +1,4 @@
-/* The active side of a connection: reach the peer's listener, say whom we want, and wait to be let in. */
+/* The active side of a connection: it connects to the peer's listener, sends a hello, and waits for the answer. */
 #include "tcp.h"
 
 #include <arpa/inet.h>
@@ -34,7 +34,7 @@ static int open_connection(struct tcp_device *dev, struct attempt *a, const stru
 	socklen_t len;
 	int err = 0, rc;
 
-	if (dev->source.family == peer->family) {
+	if (dev->source.ip == peer->ip) {
 		len = tcp_endpoint_sockaddr(&dev->source, &sa);
 		if (bind(a->fd, (struct sockaddr *)&sa, len))
 			return rwf_fail(errno, "connect to %s from %s: %s", a->where, dev->name, strerror(errno));
@@ -52,19 +52,24 @@ static int open_connection(struct tcp_device *dev, struct attempt *a, const stru
 	return err ? rwf_fail(err, "connect to %s: %s", a->where, strerror(err)) : 0;
 }
 
-static int read_reply(struct attempt *a, uint8_t reply[TCP_HELLO_LEN])
+static int not_awaited(const struct attempt *a)
 {
-	for (size_t have = 0; have < TCP_HELLO_LEN;) {
-		int rc = wait_for(a, POLLIN, "to be let in: does the peer poll for asynchronous events?");
+	return rwf_fail(ECONNREFUSED, "connect to %s: the peer has no queue pair waiting for this one", a->where);
+}
+
+static int read_reply(struct attempt *a, struct tcp_hello *reply)
+{
+	for (size_t have = 0; have < sizeof *reply;) {
+		int rc = wait_for(a, POLLIN, "for the answer to the hello: does the peer poll for asynchronous events?");
 		ssize_t n;
 
 		if (rc)
 			return rc;
-		n = read(a->fd, reply + have, TCP_HELLO_LEN - have);
+		n = read(a->fd, (char *)reply + have, sizeof *reply - have);
 		if (n > 0)
 			have += (size_t)n;
-		else if (n == 0)
-			return rwf_fail(ECONNREFUSED, "connect to %s: the peer has no queue pair waiting for this one", a->where);
+		else if (n == 0 || errno == ECONNRESET)
+			return not_awaited(a);
 		else if (errno != EAGAIN && errno != EINTR)
 			return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
 	}
@@ -76,65 +81,64 @@ static int introduce(struct tcp_qp *qp, struct attempt *a, const struct tcp_endp
 	struct tcp_hello hello = {
 		.kind = TCP_HELLO_REQUEST,
 		.to_qp = peer->qp_num,
-		.from_qp = qp->head.num,
+		.from_qp = qp->base.head.num,
 		.window = qp->dev->window,
-		.posted = atomic_load(&qp->in.posted),
+		.posted = atomic_load(&qp->base.recv_posted),
 	};
-	uint8_t bytes[TCP_HELLO_LEN];
 	int rc;
 
-	qp->in.told_posted = hello.posted;
-	tcp_hello_encode(&hello, peer->cookie, bytes);
-	if (send(a->fd, bytes, sizeof bytes, MSG_NOSIGNAL) != sizeof bytes)
-		return rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
-	rc = read_reply(a, bytes);
+	qp->in.announced_posted = hello.posted;
+	tcp_hello_seal(&hello, peer->cookie);
+	if (send(a->fd, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
+		return errno == EPIPE || errno == ECONNRESET ? not_awaited(a)
+							     : rwf_fail(errno, "connect to %s: %s", a->where, strerror(errno));
+	rc = read_reply(a, &hello);
 	if (rc)
 		return rc;
-	if (tcp_hello_decode(&hello, bytes) || hello.kind != TCP_HELLO_ACCEPT || hello.to_qp != qp->head.num ||
-	    hello.from_qp != peer->qp_num || !tcp_hello_proven(bytes, qp->cookie))
+	if (!tcp_hello_valid(&hello) || hello.kind != TCP_HELLO_ACCEPT || hello.to_qp != qp->base.head.num ||
+	    hello.from_qp != peer->qp_num || !tcp_hello_proven(&hello, qp->cookie))
 		return rwf_fail(EPROTO, "connect to %s: what answered there is not the peer", a->where);
 	qp->out.window = hello.window;
 	qp->out.peer_posted = hello.posted;
 	return 0;
 }
 
-/* Finds where the peer is: what its endpoint says, or, where it listens on every address, what the device's option says. */
-static int locate(const struct tcp_device *dev, struct tcp_endpoint *peer)
+static int try(struct tcp_qp *qp, struct attempt *a, const struct tcp_endpoint *peer)
 {
-	if (!tcp_is_wildcard(peer))
-		return 0;
-	if (!dev->peer.family)
-		return rwf_fail(EDESTADDRREQ,
-				"connect to port %u: the peer listens on every address: say with option peer=ADDR where it is",
-				peer->port);
-	peer->family = dev->peer.family;
-	memcpy(peer->addr, dev->peer.addr, sizeof peer->addr);
-	return 0;
+	int rc;
+
+	a->fd = tcp_socket(qp->dev, tcp_family(peer));
+	if (a->fd < 0)
+		return a->fd;
+	rc = open_connection(qp->dev, a, peer);
+	if (!rc)
+		rc = introduce(qp, a, peer);
+	if (rc)
+		close(a->fd);
+	return rc;
 }
 
-/* Connects. Leaves the socket in arrived_fd, and in peer the address it leads to. */
+/*
+ * Connects. Stores the socket in arrived_fd, and the address in peer. If refused, it tries once more, because strangers may have
+ * taken its place before its hello was read.
+ */
 int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr)
 {
 	struct attempt a = {.cancel_fd = attr->cancel_fd, .deadline_ns = rwb_now_ns() + attr->timeout_ms * 1000000ull};
 	char text[INET6_ADDRSTRLEN];
-	int rc = locate(qp->dev, peer);
+	int rc;
 
+	if (tcp_is_wildcard(peer))
+		return rwf_fail(EDESTADDRREQ,
+				"connect to port %u: the peer listens on every address: give its own with option advertise",
+				peer->port);
+	inet_ntop(tcp_family(peer), peer->addr, text, sizeof text);
+	snprintf(a.where, sizeof a.where, "%s port %u", text, peer->port);
+	rc = try(qp, &a, peer);
+	if (rc == -ECONNREFUSED)
+		rc = try(qp, &a, peer);
 	if (rc)
 		return rc;
-	inet_ntop(peer->family, peer->addr, text, sizeof text);
-	snprintf(a.where, sizeof a.where, "%s port %u", text, peer->port);
-	a.fd = tcp_socket(qp->dev, peer->family);
-	if (a.fd < 0)
-		return a.fd;
-	rc = open_connection(qp->dev, &a, peer);
-	if (!rc)
-		rc = tcp_no_delay(a.fd);
-	if (!rc)
-		rc = introduce(qp, &a, peer);
-	if (rc) {
-		close(a.fd);
-		return rc;
-	}
 	atomic_store(&qp->join.arrived_fd, a.fd);
 	return 0;
 }

@@ -1,5 +1,7 @@
-#include "hmac.h"
+/* HMAC with SHA-256 (RFC 2104, FIPS 180-4), of short messages. */
+#include "wire.h"
 
+#include <endian.h>
 #include <string.h>
 
 enum { BLOCK = 64, WORDS = 8, ROUNDS = 64 };
@@ -23,17 +25,13 @@ static uint32_t rotate(uint32_t x, int n)
 	return x >> n | x << (32 - n);
 }
 
-static uint32_t big_endian(const uint8_t *p)
-{
-	return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
-}
-
 static void compress(uint32_t state[WORDS], const uint8_t block[BLOCK])
 {
 	uint32_t w[ROUNDS], s[WORDS];
 
+	memcpy(w, block, BLOCK);
 	for (int i = 0; i < 16; i++)
-		w[i] = big_endian(block + 4 * i);
+		w[i] = be32toh(w[i]);
 	for (int i = 16; i < ROUNDS; i++) {
 		uint32_t a = w[i - 15], b = w[i - 2];
 
@@ -54,24 +52,24 @@ static void compress(uint32_t state[WORDS], const uint8_t block[BLOCK])
 		state[i] += s[i];
 }
 
-/* The digest of a block and a message that is no longer than another. */
+/* Computes the digest of a block and a message of at most another block. */
 static void digest(const uint8_t block[BLOCK], const uint8_t *message, size_t len, uint8_t out[TCP_DIGEST_LEN])
 {
 	uint8_t rest[2 * BLOCK] = {0};
-	uint64_t bits = 8 * (BLOCK + len);
+	uint64_t bits = htobe64(8 * (BLOCK + len));
 	size_t padded = len + 9 <= BLOCK ? BLOCK : 2 * BLOCK;
 	uint32_t state[WORDS];
 
 	memcpy(state, start, sizeof state);
 	memcpy(rest, message, len);
 	rest[len] = 0x80;
-	for (int i = 0; i < 8; i++)
-		rest[padded - 1 - (size_t)i] = (uint8_t)(bits >> 8 * i);
+	memcpy(rest + padded - sizeof bits, &bits, sizeof bits);
 	compress(state, block);
 	for (size_t at = 0; at < padded; at += BLOCK)
 		compress(state, rest + at);
-	for (int i = 0; i < TCP_DIGEST_LEN; i++)
-		out[i] = (uint8_t)(state[i / 4] >> (24 - 8 * (i % 4)));
+	for (int i = 0; i < WORDS; i++)
+		state[i] = htobe32(state[i]);
+	memcpy(out, state, sizeof state);
 }
 
 void tcp_hmac(const uint8_t *key, size_t key_len, const uint8_t *message, size_t len, uint8_t out[TCP_DIGEST_LEN])

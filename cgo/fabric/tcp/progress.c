@@ -1,4 +1,4 @@
-/* Polling and waiting, where the sockets of a completion queue's queue pairs make progress. */
+/* Polling and waiting, which move the data of a completion queue's queue pairs. */
 #include "tcp.h"
 
 #include <errno.h>
@@ -9,55 +9,56 @@ enum {
 	EVENTS = 64,
 	/* The sockets are checked at least this often, however busy the queue pairs known to have work are. */
 	ROUNDS_PER_EVENTS = 8,
-	IDLE_POLLS_PER_EVENTS = 8, /* polls that find nothing check no oftener: it is a system call */
-	/* Empty polls, or time asleep, before peers learn what has arrived. Until then a reply may carry it for nothing. */
+	IDLE_POLLS_PER_EVENTS = 8, /* empty polls check only this often, because it is a system call */
+	/* Empty polls, or time asleep, before an acknowledgement. Until then a reply may carry it for nothing. */
 	IDLE_POLLS = 32,
 	IDLE_US = 50,
 	ROUNDS_PER_ACKNOWLEDGEMENT = 64, /* where other queue pairs keep the queue from being idle */
 	ROUNDS_PER_CLOCK = 16,
-	/* How often deadlines are checked, and how long a peer's host may be quiet before it is probed. */
+	/* The time between checks of deadlines, and that after which a quiet host is probed. */
 	LOOK_MS = 50,
 	QUIET_MS = 300,
-	/* A wait for several completions gives up this long after the first one came. */
+	IDLE_FRAMES = 64, /* that a peer may send beyond one every LOOK_MS */
+	/* A wait for several completions ends this long after the first one. */
 	GATHER_US = 1000,
 };
 
 /*
- * Flushes the queue pair; the first outstanding send carries the error. What does not fit the queue waits until it is
- * polled. Returns true while something is left.
+ * Flushes the queue pair. The first outstanding send carries the error. Requests that do not fit the queue wait for a poll. Returns
+ * true while there are any.
  */
-static bool flush(struct tcp_qp *qp, struct tcp_cq *cq)
+static bool flush(struct tcp_qp *qp)
 {
-	struct rwf_wc wc = {.qp_num = qp->head.num};
+	struct tcp_cq *cq = qp->cq;
+	struct rwf_wc wc = {.qp_num = qp->base.head.num};
 
-	while (cq == qp->send_cq && qp->out.acked != qp->out.sends.posted) {
-		if (tcp_cq_full(cq))
+	while (qp->out.acked != qp->base.sends.posted) {
+		if (rwb_ring_length(&cq->base.ring) == cq->base.ring.limit)
 			return true;
-		wc.wr_id = rwb_send(&qp->out.sends, qp->out.acked++)->wr_id;
+		wc.wr_id = rwb_send(&qp->base.sends, qp->out.acked++)->wr_id;
 		wc.status = (uint16_t)qp->out.error;
 		wc.opcode = RWF_WC_SEND;
 		qp->out.error = RWF_WC_WR_FLUSH_ERR;
-		tcp_cq_push(cq, qp, &wc, qp->out.acked);
+		tcp_cq_push(qp, &wc, qp->out.acked);
 	}
-	while (cq == qp->recv_cq && qp->in.used != atomic_load_explicit(&qp->in.posted, memory_order_relaxed)) {
-		if (tcp_cq_full(cq))
+	while (qp->base.received != atomic_load_explicit(&qp->base.recv_posted, memory_order_relaxed)) {
+		if (rwb_ring_length(&cq->base.ring) == cq->base.ring.limit)
 			return true;
-		wc.wr_id = qp->in.wr_ids[qp->in.used++ & qp->in.mask];
+		wc.wr_id = qp->base.wr_ids[qp->base.received++ & qp->base.recv_mask];
 		wc.status = RWF_WC_WR_FLUSH_ERR;
 		wc.opcode = RWF_WC_RECV_IMM;
-		tcp_cq_push(cq, qp, &wc, qp->in.used);
+		tcp_cq_push(qp, &wc, qp->base.received);
 	}
 	return false;
 }
 
-/* Gives a queue pair one turn. Returns true while there is more to do. */
-static bool serve(struct tcp_link *link)
+/* Serves a queue pair once. Returns true while there is more to do. */
+static bool serve(struct tcp_qp *qp)
 {
-	struct tcp_qp *qp = link->qp;
 	bool more;
 
-	if (qp->head.state == RWF_QPS_ERR)
-		return !link->cq->overrun && flush(qp, link->cq);
+	if (qp->base.head.state == RWF_QPS_ERR)
+		return !qp->cq->base.overrun && flush(qp);
 	if (qp->fd < 0)
 		return false;
 	tcp_transmit(qp);
@@ -68,62 +69,61 @@ static bool serve(struct tcp_link *link)
 
 static void serve_attention(struct tcp_cq *cq)
 {
-	struct tcp_link *link;
+	struct tcp_qp *qp;
 
 	atomic_store(&cq->attention, 0);
-	LIST_FOREACH(link, &cq->links, all)
-	{
-		tcp_adopt(link->qp);
-		if (link->qp->head.state == RWF_QPS_ERR)
-			tcp_cq_ready(link);
+	LIST_FOREACH(qp, &cq->qps, of_cq) {
+		tcp_adopt(qp);
+		if (qp->base.head.state == RWF_QPS_ERR)
+			tcp_qp_ready(qp);
 	}
 }
 
 static void take_events(struct tcp_cq *cq)
 {
 	struct epoll_event events[EVENTS];
-	int n = epoll_wait(cq->epoll_fd, events, EVENTS, 0);
+	int n = epoll_wait(cq->base.epoll_fd, events, EVENTS, 0);
 
 	for (int i = 0; i < n; i++) {
-		struct tcp_link *link = events[i].data.ptr;
+		struct tcp_qp *qp = events[i].data.ptr;
 		uint32_t what = events[i].events;
 
-		if (!link) {
-			rwb_clear(cq->wake_fd);
+		if (!qp) {
+			rwb_clear(cq->base.wake_fd);
 			continue;
 		}
 		if (what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-			link->qp->in.ready = true;
+			qp->in.ready = true;
 		if (what & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-			link->qp->in.hung_up = true;
+			qp->in.hung_up = true;
 		if (what & (EPOLLOUT | EPOLLHUP | EPOLLERR))
-			link->qp->out.blocked = false;
-		tcp_cq_ready(link);
+			qp->out.blocked = false;
+		tcp_qp_ready(qp);
 	}
 }
 
 static void acknowledge_all(struct tcp_cq *cq)
 {
-	struct tcp_link *link;
+	struct tcp_qp *qp;
 
 	if (!cq->due)
 		return;
 	cq->due = false;
-	LIST_FOREACH(link, &cq->links, all)
-	tcp_acknowledge(link->qp);
+	LIST_FOREACH(qp, &cq->qps, of_cq)
+		tcp_acknowledge(qp);
 }
 
 /*
- * Fails a queue pair whose peer's host has been silent for the acknowledgement timeout while it should have answered. So that
- * it has something to answer, a quiet connection gets an empty frame now and then, which the kernel repeats where it is lost.
+ * Fails a queue pair whose peer's host has not answered for the acknowledgement timeout. A quiet connection gets an empty frame
+ * now and then, because the host must answer that. The kernel repeats it if it is lost.
  */
 static void watch_host(struct tcp_qp *qp, uint64_t now)
 {
-	bool heard = qp->in.placed != qp->host.placed;
+	bool active = qp->in.placed != qp->host.placed;
 	uint32_t last_answer_ms = 0;
 
 	qp->host.placed = qp->in.placed;
-	if (heard || qp->head.state != RWF_QPS_RTS || qp->fd < 0) {
+	if (active || qp->base.head.state != RWF_QPS_RTS || qp->fd < 0) {
 		qp->host.silent_ns = 0;
 	} else if (tcp_owes_answer(qp->fd, &last_answer_ms)) {
 		if (!qp->host.silent_ns || now - qp->host.silent_ns > (uint64_t)last_answer_ms * RWB_NS_PER_MS)
@@ -139,36 +139,43 @@ static void watch_host(struct tcp_qp *qp, uint64_t now)
 	}
 }
 
-/* Fails queue pairs whose send found no posted receive in time, or whose peer's host is lost. */
+/* Fails a queue pair whose peer sends too many empty frames. A quiet one sends a few in a second. */
+static void watch_frames(struct tcp_qp *qp, uint64_t now)
+{
+	uint64_t allowed = (now - qp->host.looked_ns) / (LOOK_MS * RWB_NS_PER_MS) + 1;
+
+	qp->host.looked_ns = now;
+	qp->in.idle -= allowed < qp->in.idle ? (uint32_t)allowed : qp->in.idle;
+	if (qp->in.idle > IDLE_FRAMES)
+		tcp_qp_error(qp, RWF_WC_GENERAL_ERR);
+}
+
+/* Fails queue pairs whose send found no posted receive in time, whose peer's host is lost, or whose peer sends empty frames. */
 static void check_deadlines(struct tcp_cq *cq, uint64_t now)
 {
-	struct tcp_link *link;
+	struct tcp_qp *qp;
 
 	if (now < cq->look_ns)
 		return;
 	cq->look_ns = now + LOOK_MS * 1000000ull;
-	LIST_FOREACH(link, &cq->links, all)
-	{
-		struct tcp_qp *qp = link->qp;
-
-		if (qp->send_cq != cq)
-			continue;
+	LIST_FOREACH(qp, &cq->qps, of_cq) {
 		if (qp->out.rnr_deadline_ns && now >= qp->out.rnr_deadline_ns)
 			tcp_qp_error(qp, RWF_WC_RNR_RETRY_EXC_ERR);
 		else if (qp->out.rnr_deadline_ns && qp->out.rnr_deadline_ns < cq->look_ns)
 			cq->look_ns = qp->out.rnr_deadline_ns;
 		watch_host(qp, now);
+		watch_frames(qp, now);
 	}
 }
 
 /*
- * Gives every queue pair with work one turn. With look it checks the sockets first if there is none: the caller would
- * sleep.
+ * Serves every queue pair with work once. If none has work, and look is set because the caller would sleep, it checks the sockets
+ * first.
  */
 static void progress(struct tcp_cq *cq, bool look)
 {
-	struct tcp_links turn = TAILQ_HEAD_INITIALIZER(turn);
-	struct tcp_link *link;
+	struct tcp_qps served = TAILQ_HEAD_INITIALIZER(served);
+	struct tcp_qp *qp;
 
 	cq->rounds++;
 	if (atomic_load_explicit(&cq->attention, memory_order_acquire))
@@ -176,12 +183,12 @@ static void progress(struct tcp_cq *cq, bool look)
 	if (TAILQ_EMPTY(&cq->ready) ? look || cq->idle % IDLE_POLLS_PER_EVENTS == 0 : cq->rounds % ROUNDS_PER_EVENTS == 0)
 		take_events(cq);
 	cq->idle = TAILQ_EMPTY(&cq->ready) ? cq->idle + 1 : 0;
-	TAILQ_CONCAT(&turn, &cq->ready, ready);
-	while ((link = TAILQ_FIRST(&turn))) {
-		TAILQ_REMOVE(&turn, link, ready);
-		link->queued = false;
-		if (serve(link))
-			tcp_cq_ready(link);
+	TAILQ_CONCAT(&served, &cq->ready, ready);
+	while ((qp = TAILQ_FIRST(&served))) {
+		TAILQ_REMOVE(&served, qp, ready);
+		qp->queued = false;
+		if (serve(qp))
+			tcp_qp_ready(qp);
 	}
 	if (cq->idle == IDLE_POLLS || cq->rounds % ROUNDS_PER_ACKNOWLEDGEMENT == 0)
 		acknowledge_all(cq);
@@ -189,35 +196,18 @@ static void progress(struct tcp_cq *cq, bool look)
 		check_deadlines(cq, rwb_now_ns());
 }
 
-static int overrun_error(const struct tcp_cq *cq)
-{
-	return rwf_fail(EOVERFLOW, "completion queue overran its %u entries: size it for every signaled send and posted receive",
-			cq->ring.limit);
-}
-
 int tcp_poll_cq(rwf_cq *head, struct rwf_wc *wc, int n)
 {
 	struct tcp_cq *cq = (struct tcp_cq *)head;
-	const struct rwb_completion *c;
-	int got = 0;
+	int got;
 
-	if (rwb_ring_length(&cq->ring) == 0 && !cq->overrun) {
+	if (rwb_ring_length(&cq->base.ring) == 0 && !cq->base.overrun) {
 		tcp_enter(cq);
 		progress(cq, false);
 		tcp_leave(cq);
 	}
-	if (cq->overrun)
-		return overrun_error(cq);
-	while (got < n && (c = rwb_ring_pop(&cq->ring))) {
-		struct tcp_qp *qp = (struct tcp_qp *)c->qp;
-
-		wc[got++] = c->wc;
-		if (c->wc.opcode == RWF_WC_SEND)
-			qp->out.sends.freed = c->done;
-		else
-			qp->in.freed = (uint32_t)c->done;
-	}
-	if (rwb_ring_length(&cq->ring) == 0)
+	got = rwb_cq_take(&cq->base, wc, n);
+	if (rwb_ring_length(&cq->base.ring) == 0)
 		cq->errors = false;
 	return got;
 }
@@ -226,14 +216,14 @@ int tcp_req_notify_cq(rwf_cq *head, uint32_t count)
 {
 	struct tcp_cq *cq = (struct tcp_cq *)head;
 
-	cq->armed = count == 0 ? 1 : count < cq->ring.limit ? count : cq->ring.limit;
+	cq->armed = count == 0 ? 1 : count < cq->base.ring.limit ? count : cq->base.ring.limit;
 	return 0;
 }
 
-/* Sleeps until a socket or a wake has news, or until the time has come. */
+/* Sleeps until a socket is ready, a wake, or the time until. */
 static void sleep_until(struct tcp_cq *cq, uint64_t now, uint64_t until)
 {
-	struct pollfd pfd = {.fd = cq->epoll_fd, .events = POLLIN};
+	struct pollfd pfd = {.fd = cq->base.epoll_fd, .events = POLLIN};
 
 	rwb_poll(&pfd, 1, until - now);
 }
@@ -260,14 +250,13 @@ int tcp_wait_cq(rwf_cq *head, int64_t timeout_us)
 		}
 		check_deadlines(cq, now);
 		tcp_leave(cq);
-		if (cq->overrun)
-			return overrun_error(cq);
-		if (atomic_exchange(&cq->woken, 0) || rwb_ring_length(&cq->ring) >= wanted || cq->errors)
+		if (atomic_exchange(&cq->woken, false) || cq->base.overrun || rwb_ring_length(&cq->base.ring) >= wanted ||
+		    cq->errors)
 			return 1;
-		if (rwb_ring_length(&cq->ring) && !gathered)
+		if (rwb_ring_length(&cq->base.ring) && !gathered)
 			gathered = now + GATHER_US * 1000;
 		if (now >= earlier(until, gathered))
-			return rwb_ring_length(&cq->ring) != 0;
+			return rwb_ring_length(&cq->base.ring) != 0;
 		if (TAILQ_EMPTY(&cq->ready))
 			sleep_until(cq, now, earlier(earlier(earlier(until, gathered), cq->look_ns), quiet));
 	}

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { READS_PER_TURN = 4 };
+enum { READS_PER_CALL = 4 };
 
 static uint32_t buffered(const struct tcp_qp *qp)
 {
@@ -23,12 +23,12 @@ static enum rwf_wc_status judge(struct tcp_qp *qp, uint32_t index)
 
 	if (index == qp->in.refused)
 		return qp->in.refusal;
-	if (e->length && !tcp_mr_allows(qp, e->rkey, e->raddr, e->length, RWF_ACCESS_REMOTE_WRITE))
+	if (e->length && !rwb_mr_allows(&qp->base.head, e->rkey, e->raddr, e->length, RWF_ACCESS_REMOTE_WRITE))
 		return RWF_WC_REM_ACCESS_ERR;
 	return RWF_WC_SUCCESS;
 }
 
-/* Refuses the present message. What stands before it was placed; the peer learns its number, and both queue pairs fail. */
+/* Refuses the present message. Those before it were placed. The peer gets its number, and both queue pairs fail. */
 static void refuse(struct tcp_qp *qp, enum rwf_wc_status status)
 {
 	qp->in.nak = status;
@@ -38,18 +38,18 @@ static void refuse(struct tcp_qp *qp, enum rwf_wc_status status)
 static void deliver(struct tcp_qp *qp, const struct tcp_entry *e)
 {
 	struct rwf_wc wc = {
-		.wr_id = qp->in.wr_ids[qp->in.used & qp->in.mask],
+		.wr_id = qp->base.wr_ids[qp->base.received & qp->base.recv_mask],
 		.byte_len = (uint32_t)qp->in.message_bytes,
 		.imm = e->imm,
-		.qp_num = qp->head.num,
+		.qp_num = qp->base.head.num,
 		.opcode = RWF_WC_RECV_IMM,
 	};
 
-	qp->in.used++;
-	tcp_cq_push(qp->recv_cq, qp, &wc, qp->in.used);
+	qp->base.received++;
+	tcp_cq_push(qp, &wc, qp->base.received);
 }
 
-/* Counts n bytes as placed into the present entry and finishes it when it is full. */
+/* Counts n bytes as placed into the present entry, and finishes it when it is full. */
 static void placed(struct tcp_qp *qp, uint32_t n)
 {
 	const struct tcp_entry *e = &qp->in.entries[qp->in.entry];
@@ -58,7 +58,7 @@ static void placed(struct tcp_qp *qp, uint32_t n)
 	qp->in.done += n;
 	if (qp->in.done < e->length)
 		return;
-	qp->in.data_due = qp->in.heard = true;
+	qp->in.data_due = qp->in.unanswered = true;
 	qp->in.done = 0;
 	qp->in.entry++;
 	qp->in.message_bytes += e->length;
@@ -73,7 +73,7 @@ static void placed(struct tcp_qp *qp, uint32_t n)
 /* Places the part of the present frame that lies in the buffer. Returns true when the frame is complete. */
 static bool place_buffered(struct tcp_qp *qp)
 {
-	while (qp->in.entry < qp->in.count && qp->head.state == RWF_QPS_RTS) {
+	while (qp->in.entry < qp->in.count && qp->base.head.state == RWF_QPS_RTS) {
 		const struct tcp_entry *e = &qp->in.entries[qp->in.entry];
 		uint32_t n = e->length - qp->in.done;
 		enum rwf_wc_status status = judge(qp, qp->in.entry);
@@ -91,13 +91,14 @@ static bool place_buffered(struct tcp_qp *qp)
 		qp->in.buf_at += n;
 		placed(qp, n);
 	}
-	return qp->head.state == RWF_QPS_RTS;
+	return qp->base.head.state == RWF_QPS_RTS;
 }
 
 static bool take_head(struct tcp_qp *qp, const struct tcp_head *head)
 {
-	/* Totals never run backwards, nor ahead of what was sent. */
-	if (head->placed < qp->out.peer_placed || head->placed > qp->out.total || head->posted - qp->out.peer_posted > TCP_MAX_WR)
+	/* Totals never decrease, nor exceed the bytes that were sent or the receives that can be posted at once. */
+	if (head->placed < qp->out.peer_placed || head->placed > qp->out.total || head->posted - qp->out.peer_posted > TCP_MAX_WR ||
+	    head->posted - qp->out.imm_sent > TCP_MAX_WR)
 		return false;
 	tcp_acknowledged(qp, head->placed, head->posted);
 	return true;
@@ -106,20 +107,23 @@ static bool take_head(struct tcp_qp *qp, const struct tcp_head *head)
 /* Decodes the entry table, and finds the first entry that no posted receive is left for. */
 static bool take_entries(struct tcp_qp *qp, const struct tcp_head *head, const uint8_t *table)
 {
-	uint32_t receives = atomic_load_explicit(&qp->in.posted, memory_order_relaxed) - qp->in.used, seq = qp->in.seq;
+	uint32_t receives = atomic_load_explicit(&qp->base.recv_posted, memory_order_relaxed) - qp->base.received, seq = qp->in.seq;
 	uint64_t bytes = qp->in.message_bytes;
 
 	qp->in.entry = qp->in.done = 0;
 	qp->in.count = qp->in.refused = head->count;
+	memcpy(qp->in.entries, table, head->count * sizeof *qp->in.entries);
 	for (uint32_t i = 0; i < head->count; i++) {
 		struct tcp_entry *e = &qp->in.entries[i];
 
-		if (tcp_entry_decode(e, table + i * TCP_ENTRY_LEN) || e->seq != seq)
+		if (!tcp_entry_valid(e) || e->seq != seq)
 			return false;
 		bytes += e->length;
 		if (bytes > UINT32_MAX)
 			return false;
 		if (e->flags & TCP_ENTRY_LAST) {
+			if (qp->in.imm_only && !(e->flags & TCP_ENTRY_IMM))
+				return false;
 			bytes = 0;
 			seq++;
 		}
@@ -136,10 +140,38 @@ static bool take_nak(struct tcp_qp *qp, const uint8_t *table)
 {
 	struct tcp_entry e;
 
-	if (tcp_entry_decode(&e, table) || qp->out.acked == qp->out.sends.posted || e.seq != (uint32_t)qp->out.acked)
+	memcpy(&e, table, sizeof e);
+	if (!tcp_entry_valid(&e) || qp->out.acked == qp->base.sends.posted || e.seq != (uint32_t)qp->out.acked)
 		return false;
 	tcp_qp_error(qp, e.imm == RWF_WC_REM_ACCESS_ERR ? RWF_WC_REM_ACCESS_ERR : RWF_WC_REM_INV_REQ_ERR);
 	return true;
+}
+
+/* Reports whether a frame ends a message, or is as large as one that does not. */
+static bool carries(const struct tcp_qp *qp)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < qp->in.count; i++) {
+		if (qp->in.entries[i].flags & TCP_ENTRY_LAST)
+			return true;
+		bytes += qp->in.entries[i].length;
+	}
+	return bytes >= TCP_LEAST_FRAGMENT;
+}
+
+/*
+ * Counts a frame that carries neither a message nor receives, unless it may answer a frame of ours, because other empty frames
+ * cost this side's time.
+ */
+static void count_idle(struct tcp_qp *qp, bool receives)
+{
+	if (receives || carries(qp))
+		return;
+	if (qp->out.owed)
+		qp->out.owed--;
+	else
+		qp->in.idle++;
 }
 
 /*
@@ -151,24 +183,28 @@ static bool next_frame(struct tcp_qp *qp)
 	const uint8_t *at = qp->in.buf + qp->in.buf_at;
 	struct tcp_head head;
 	uint32_t length;
-	bool ok;
+	bool ok, receives;
 
-	if (buffered(qp) < TCP_HEAD_LEN)
+	if (buffered(qp) < sizeof head)
 		return false;
-	ok = tcp_head_decode(&head, at) == 0;
-	length = ok ? TCP_HEAD_LEN + head.count * TCP_ENTRY_LEN : 0;
+	memcpy(&head, at, sizeof head);
+	ok = tcp_head_valid(&head);
+	length = ok ? (uint32_t)(sizeof head + head.count * sizeof(struct tcp_entry)) : 0;
 	if (buffered(qp) < length)
 		return false;
+	receives = ok && head.posted != qp->out.peer_posted;
 	ok = ok && take_head(qp, &head);
 	if (ok && head.kind == TCP_NAK)
-		ok = take_nak(qp, at + TCP_HEAD_LEN);
+		ok = take_nak(qp, at + sizeof head);
 	else if (ok)
-		ok = take_entries(qp, &head, at + TCP_HEAD_LEN);
-	if (!ok)
+		ok = take_entries(qp, &head, at + sizeof head);
+	if (ok)
+		count_idle(qp, receives);
+	else
 		tcp_qp_error(qp, RWF_WC_GENERAL_ERR);
 	qp->in.buf_at += length;
 	qp->in.placed += length;
-	return qp->head.state == RWF_QPS_RTS;
+	return qp->base.head.state == RWF_QPS_RTS;
 }
 
 static void consume_buffer(struct tcp_qp *qp)
@@ -219,39 +255,39 @@ static void scatter(struct tcp_qp *qp, size_t got)
 }
 
 /*
- * Acknowledges what arrived at once, since the owner need not poll again soon, unless an answer is likely to do it for
- * nothing. Even then the peer hears at once when silence would hold it up: when its window or the receives it knows of run
- * out.
+ * Acknowledges arrivals at once, because the owner may not poll again soon, unless an answer is likely to do it for nothing. Even
+ * then it does so before the peer's window or the receives that it knows of run out.
  */
 static void acknowledge_arrivals(struct tcp_qp *qp)
 {
-	uint32_t posted = atomic_load_explicit(&qp->in.posted, memory_order_relaxed);
+	uint32_t posted = atomic_load_explicit(&qp->base.recv_posted, memory_order_relaxed);
 
-	if (qp->in.placed - qp->in.told_placed >= qp->dev->window / 4 || posted - qp->in.told_posted > qp->in.limit / 2 ||
-	    (qp->in.data_due && !qp->in.converses))
+	if (qp->in.placed - qp->in.announced_placed >= qp->dev->window / 4 ||
+	    posted - qp->in.announced_posted > qp->base.recv_limit / 2 || (qp->in.data_due && !qp->in.converses))
 		qp->out.ack_now = true;
 	if (qp->in.data_due)
-		qp->send_cq->due = qp->recv_cq->due = true;
+		qp->cq->due = true;
 }
 
 bool tcp_receive(struct tcp_qp *qp)
 {
 	struct iovec iov[TCP_MAX_ENTRIES + 1];
 	enum rwf_wc_status refusal;
+	uint32_t idle = qp->in.idle;
 
-	for (int reads = 0; qp->in.ready && !qp->in.nak && qp->head.state == RWF_QPS_RTS; reads++) {
+	for (int reads = 0; qp->in.ready && !qp->in.nak && qp->base.head.state == RWF_QPS_RTS; reads++) {
 		size_t total;
 		ssize_t got;
 		int n;
 
-		if (reads == READS_PER_TURN)
+		if (reads == READS_PER_CALL || qp->in.idle != idle)
 			return true;
 		if (qp->in.entry < qp->in.count && (refusal = judge(qp, qp->in.entry))) {
 			refuse(qp, refusal);
 			break;
 		}
 		n = gather(qp, iov, &total);
-		got = qp->seal ? tcp_seal_read(qp->seal, qp->fd, iov, n) : readv(qp->fd, iov, n);
+		got = readv(qp->fd, iov, n);
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got < 0 && errno == EAGAIN && !qp->out.dead && !qp->in.hung_up) {
