@@ -10,24 +10,7 @@ import (
 	"unsafe"
 )
 
-// IBVStats is what a queue pair of provider ibv has asked of its device: requests per doorbell show how well posts are
-// batched. The queue pair's owner reads it.
-type IBVStats struct {
-	Sends, SendDoorbells uint64
-	Recvs, RecvDoorbells uint64
-}
-
-// ReadIBVStats reads a queue pair's counters; it fails for a queue pair of another provider.
-func ReadIBVStats(qp QP) (IBVStats, error) {
-	var s C.struct_rwf_ibv_stats
-	if C.rwf_ibv_stats((*C.rwf_qp)(qp), &s) != 0 {
-		return IBVStats{}, errors.New(LastError())
-	}
-	return IBVStats{uint64(s.sends), uint64(s.send_doorbells), uint64(s.recvs), uint64(s.recv_doorbells)}, nil
-}
-
-// IBVEndpoint is what the endpoint of a queue pair of provider ibv says. Link is 1 InfiniBand, 2 RoCE v1, 3 RoCE v2; MTU is
-// in bytes.
+// IBVEndpoint is a decoded endpoint of a queue pair of provider ibv. Link is 1 InfiniBand, 2 RoCE v1, 3 RoCE v2. MTU is in bytes.
 type IBVEndpoint struct {
 	QPN, PSN, MTU uint32
 	LID           uint16
@@ -35,7 +18,7 @@ type IBVEndpoint struct {
 	GID           [16]byte
 }
 
-// DecodeIBVEndpoint reads the endpoint of a queue pair of provider ibv, as connecting does.
+// DecodeIBVEndpoint decodes the endpoint of a queue pair of provider ibv, as connecting does.
 func DecodeIBVEndpoint(blob []byte) (IBVEndpoint, error) {
 	var e C.struct_rwf_ibv_endpoint
 	if C.rwf_ibv_decode_endpoint(unsafe.Pointer(unsafe.SliceData(blob)), C.size_t(len(blob)), &e) != 0 {
@@ -59,12 +42,12 @@ func EncodeIBVEndpoint(e IBVEndpoint) []byte {
 	return blob
 }
 
-// IBVAckTimeout and IBVRNRTimer turn times into the codes of ibv_modify_qp(3).
+// IBVAckTimeout returns the code of ibv_modify_qp(3) for an acknowledgement timeout.
 func IBVAckTimeout(ms uint32, retry uint8) uint8 {
 	return uint8(C.rwf_ibv_ack_timeout(C.uint32_t(ms), C.uint8_t(retry)))
 }
 
-// IBVRNRTimer is the receiver's: see [IBVAckTimeout].
+// IBVRNRTimer returns the code of ibv_modify_qp(3) for the receiver's RNR timer.
 func IBVRNRTimer(ms uint32, retries uint8) uint8 {
 	return uint8(C.rwf_ibv_rnr_timer(C.uint32_t(ms), C.uint8_t(retries)))
 }

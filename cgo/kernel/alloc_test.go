@@ -31,9 +31,9 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 		},
 		"sum to many": func() {
 			dsts := [...]uint64{w, m}
-			SumTo(isa, dsts[:], F32, addrs, F32, n, false, true)
+			Sum{Dst: dsts[:], DstType: F32, Src: addrs, SrcType: F32, N: n, Stream: true}.Run(isa)
 		},
-		"sum":     func() { SumTo(isa, []uint64{w}, F32, addrs, F32, n, false, false) },
+		"sum":     func() { Sum{Dst: []uint64{w}, DstType: F32, Src: addrs, SrcType: F32, N: n}.Run(isa) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },
 		"sumsq":   func() { SumSq(isa, w, n) },
 	} {

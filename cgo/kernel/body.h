@@ -1,11 +1,44 @@
-/* The kernels over a vector of any width: an instruction set includes its vec_*.h, then this, then names its table. */
+/*
+ * These are the kernels over a vector of any width. An instruction set includes its vec_*.h, then this file, then names its table.
+ */
 
 /*
- * Elements summed at once: four cache lines of f32. Their sums stay in registers until the update has used them. The scalar
+ * The elements summed at once are four cache lines of f32. Their sums stay in registers until the update has used them. The scalar
  * kernels' group is one element, because they take the rest of a range.
  */
 #define GROUP (WIDTH == 1 ? 1 : 64) /* measured with data in memory: 64 beats 16, 32 and 128 */
 #define VECTORS (GROUP / WIDTH)
+
+typedef vf vf_anywhere __attribute__((aligned(1), may_alias)); /* copies of 16-bit types come as f32 words at odd addresses */
+
+FN vf vf_load(const void *p)
+{
+	return *(const vf_anywhere *)p;
+}
+
+FN void vf_store(void *p, vf x)
+{
+	*(vf_anywhere *)p = x;
+}
+
+FN vf vf_all(float x)
+{
+	return x - (vf){0}; /* which, unlike a sum, keeps -0 */
+}
+
+/* Keeps the load of x, and hides from the compiler that x is unchanged. */
+FN vf vf_touch(vf x)
+{
+	__asm__ volatile("" : REGISTER(x));
+	return x;
+}
+
+#ifndef STREAMS /* nothing stores past the cache */
+#define vf_stream vf_store
+#define vf_stream_bf16 vf_store_bf16
+#define vf_stream_f16 vf_store_f16
+#define vf_fence()
+#endif
 
 FN vf load(const void *p, int type)
 {
@@ -32,7 +65,7 @@ FN void stream(void *p, int type, vf x)
 		vf_stream_f16(p, x);
 }
 
-/* (more ? x : nothing) + k sources, for the vector at element i. */
+/* Returns (more ? x : nothing) + k sources, for the vector at element i. */
 FN vf add(vf x, int more, const uint64_t *src, int k, int type, uint64_t i)
 {
 	for (int j = 0; j < k; j++) {
@@ -46,8 +79,8 @@ FN vf add(vf x, int more, const uint64_t *src, int k, int type, uint64_t i)
 }
 
 /*
- * The sum of the sources, for the group at element i. Four sources at a time: chunks lie at equal offsets in their pages, and
- * more streams at once than the cache has ways would evict each other.
+ * Sums the sources, for the group at element i. It takes four sources at a time, because chunks lie at equal offsets in their
+ * pages, and more streams at once than the cache has ways would evict each other.
  */
 FN void gather(vf x[VECTORS], const struct rwk_sources *in, int type, uint64_t i)
 {
@@ -83,41 +116,36 @@ FN void cast(char *dst, int dst_type, const char *src, int src_type, uint64_t n,
 	}
 }
 
-FN void cast_any(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
+FN void cast_from(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
 {
-	switch (dst_type << 2 | src_type) {
-	case RWK_F32 << 2 | RWK_F32:
-		cast(dst, RWK_F32, src, RWK_F32, n, streaming);
-		break;
-	case RWK_F32 << 2 | RWK_BF16:
-		cast(dst, RWK_F32, src, RWK_BF16, n, streaming);
-		break;
-	case RWK_F32 << 2 | RWK_F16:
-		cast(dst, RWK_F32, src, RWK_F16, n, streaming);
-		break;
-	case RWK_BF16 << 2 | RWK_F32:
-		cast(dst, RWK_BF16, src, RWK_F32, n, streaming);
-		break;
-	case RWK_BF16 << 2 | RWK_F16:
-		cast(dst, RWK_BF16, src, RWK_F16, n, streaming);
-		break;
-	case RWK_F16 << 2 | RWK_F32:
-		cast(dst, RWK_F16, src, RWK_F32, n, streaming);
-		break;
-	case RWK_F16 << 2 | RWK_BF16:
-		cast(dst, RWK_F16, src, RWK_BF16, n, streaming);
-		break;
-	}
+	if (src_type == RWK_F32)
+		cast(dst, dst_type, src, RWK_F32, n, streaming);
+	else if (src_type == RWK_BF16)
+		cast(dst, dst_type, src, RWK_BF16, n, streaming);
+	else
+		cast(dst, dst_type, src, RWK_F16, n, streaming);
+}
+
+FN void cast_any(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int streaming)
+{
+	void *d = rwk_at(dst, dst_type, from), *s = rwk_at(src, src_type, from);
+
+	if (dst_type == RWK_F32)
+		cast_from(d, RWK_F32, s, src_type, to - from, streaming);
+	else if (dst_type == RWK_BF16)
+		cast_from(d, RWK_BF16, s, src_type, to - from, streaming);
+	else
+		cast_from(d, RWK_F16, s, src_type, to - from, streaming);
 }
 
 LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
 {
-	cast_any(rwk_at(dst, dst_type, from), dst_type, rwk_at(src, src_type, from), src_type, to - from, 0);
+	cast_any(dst, dst_type, src, src_type, from, to, 0);
 }
 
 LOOP void convert_stream(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
 {
-	cast_any(rwk_at(dst, dst_type, from), dst_type, rwk_at(src, src_type, from), src_type, to - from, 1);
+	cast_any(dst, dst_type, src, src_type, from, to, 1);
 }
 
 LOOP void fence(void)
@@ -126,8 +154,8 @@ LOOP void fence(void)
 }
 
 /*
- * Writes the group at element i to every output, all its lines to one before the next: a line that is written in parts, with
- * other lines between, leaves the write buffers in parts. An output that does not begin a line here is written through the
+ * Writes the group at element i to every output, all its lines to one before the next, because a line that is written in parts,
+ * with other lines between, leaves the write buffers in parts. An output that does not begin a line here is written through the
  * cache.
  */
 FN void emit_as(const struct rwk_outputs *out, int type, const vf x[VECTORS], uint64_t i)
@@ -152,7 +180,7 @@ NOINLINE void emit_halves(const struct rwk_outputs *out, const vf x[VECTORS], ui
 		emit_as(out, RWK_F16, x, i);
 }
 
-/* The functions that are not inline keep x in memory: it goes there only for them. */
+/* The functions that are not inline keep x in memory. It goes to memory for them only. */
 FN void emit(const struct rwk_outputs *out, const vf x[VECTORS], uint64_t i)
 {
 	vf memory[VECTORS];
@@ -166,7 +194,7 @@ FN void emit(const struct rwk_outputs *out, const vf x[VECTORS], uint64_t i)
 	}
 }
 
-/* The structures that loops look at for every group are copied: no store can change a copy. */
+/* The structures that loops read for every group are copied, because no store can change a copy. */
 FN void sum_groups(const struct rwk_outputs *out, const struct rwk_sources *in, int type, uint64_t from, uint64_t to)
 {
 	const struct rwk_sources sources = *in;
@@ -194,7 +222,7 @@ LOOP void sum_any(const struct rwk_outputs *out, const struct rwk_sources *in, u
 	}
 }
 
-/* Sums the group at element i of 16-bit sources. A function of its own, or every rule would contain it. */
+/* Sums the group at element i of 16-bit sources. It is a separate function so that the rules do not each contain it. */
 NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_t i)
 {
 	if (in->type == RWK_BF16)
@@ -205,7 +233,7 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 
 #include "rules.h"
 
-/* The update of elements [from, to) by a rule. */
+/* Updates the elements [from, to) by a rule. */
 #define UPDATE(number, name, ...)                                                                                                  \
 	LOOP void update_##name(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,           \
 				uint64_t from, uint64_t to)                                                                        \
@@ -244,12 +272,14 @@ LOOP void update(int rule, const struct rwk_update *u, const struct rwk_outputs 
 	updates[rule](u, out, in, from, to);
 }
 
+typedef vsq vsq_anywhere __attribute__((aligned(8), may_alias));
+
 LOOP void sumsq(double part[16], const float *x, uint64_t n)
 {
 	vsq acc[SQ_VECTORS];
 
 	for (int j = 0; j < SQ_VECTORS; j++)
-		acc[j] = vsq_load(part + j * (16 / SQ_VECTORS));
+		acc[j] = *(const vsq_anywhere *)(part + j * (16 / SQ_VECTORS));
 	for (uint64_t i = 0; i < n; i += 16) {
 		for (int j = 0; j < SQ_VECTORS; j++) {
 			vsq v = vsq_widen(x + i + j * (16 / SQ_VECTORS));
@@ -258,13 +288,13 @@ LOOP void sumsq(double part[16], const float *x, uint64_t n)
 		}
 	}
 	for (int j = 0; j < SQ_VECTORS; j++)
-		vsq_store(part + j * (16 / SQ_VECTORS), acc[j]);
+		*(vsq_anywhere *)(part + j * (16 / SQ_VECTORS)) = acc[j];
 }
 
 /* Walks memory in the order of update. */
-LOOP void probe(const struct rwk_probe *p)
+LOOP void probe(const struct rwk_probe *p, const uint64_t *read)
 {
-	const uint64_t *read = (const uint64_t *)(uintptr_t)p->array, *update = read + p->nread, *write = update + p->nupdate;
+	const uint64_t *update = read + p->nread, *write = update + p->nupdate;
 	uint64_t lines = p->bytes / RWK_LINE * (RWK_LINE / sizeof(float));
 
 	for (uint64_t from = 0, to; from < lines; from = to) {

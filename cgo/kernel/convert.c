@@ -22,23 +22,22 @@ static void stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, u
 	memcpy((void *)(uintptr_t)(dst + head + body), (const void *)(uintptr_t)(src + head + body), bytes - head - body);
 }
 
-void rwk_convert(int isa, void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
+void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming)
 {
 	const struct rwk_ops *ops = rwk_ops_of(isa);
-	uint64_t d = (uintptr_t)dst, s = (uintptr_t)src;
 
 	if (dst_type == src_type) {
 		if (streaming)
-			stream_copy(ops, d, s, n * rwk_size(src_type));
+			stream_copy(ops, dst, src, n * rwk_size(src_type));
 		else
-			memcpy(dst, src, n * rwk_size(src_type));
+			memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n * rwk_size(src_type));
 	} else {
-		uint64_t head = streaming ? rwk_before_line(d, dst_type, n) : 0;
+		uint64_t head = streaming ? rwk_before_line(dst, dst_type, n) : 0;
 		uint64_t body = head + rwk_whole(n - head, streaming ? RWK_LINE / rwk_size(dst_type) : ops->width);
 
-		rwk_ops_scalar.convert(d, dst_type, s, src_type, 0, head);
-		(streaming ? ops->stream : ops->convert)(d, dst_type, s, src_type, head, body);
-		rwk_ops_scalar.convert(d, dst_type, s, src_type, body, n);
+		rwk_ops_scalar.convert(dst, dst_type, src, src_type, 0, head);
+		(streaming ? ops->stream : ops->convert)(dst, dst_type, src, src_type, head, body);
+		rwk_ops_scalar.convert(dst, dst_type, src, src_type, body, n);
 	}
 	if (streaming)
 		ops->fence();

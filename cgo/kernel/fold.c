@@ -2,20 +2,20 @@
 #include "ops.h"
 
 /*
- * More sources than these are summed so many at a time, each time over a block of elements, whose sum waits in the
- * first-level cache. Read in turns of a group, more streams than that evict each other: with 16 sources in memory a pass
- * takes 1.6 times as long. Shorter blocks break the streams too often for the prefetchers.
+ * More sources than these are summed so many at a time, each time over a block of elements, whose sum waits in the first-level
+ * cache. If read in turns of a group, more streams than that evict each other: with 16 sources in memory a pass takes 1.6 times as
+ * long. Shorter blocks break the streams too often for the prefetchers.
  */
 #define SOURCES 8
 #define BLOCK 4096
 
-/* Which arrays a rule needs, and the form that it takes when its momentum is 0. */
+/* Each row holds the arrays that a rule needs, and the form that it takes when its momentum is 0. */
 #define ROW(name, step, w, states, plain) [RWK_##name] = {w, states, RWK_##plain},
 static const struct {
 	uint8_t w, states, plain;
 } rules[RWK_RULES] = {RWK_EACH_RULE(ROW)};
 
-/* One pass over the sources: an update by a rule, or only the sum where u is 0. */
+/* A pass over the sources: an update by a rule, or only the sum if u is 0. */
 struct pass {
 	const struct rwk_update *u;
 	int rule;
@@ -82,14 +82,14 @@ void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const ui
 	run_all(rwk_ops_of(isa), &p, &in, n);
 }
 
-int rwk_update(int isa, const struct rwk_update *u)
+int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout)
 {
 	struct pass p = {
 		.u = u,
 		.rule = u->rule,
-		.out = {(const uint64_t *)(uintptr_t)u->out, u->nout, u->out_type, u->stream && u->nout},
+		.out = {out, nout, u->out_type, u->stream && nout},
 	};
-	struct rwk_sources in = {.addr = (const uint64_t *)(uintptr_t)u->src, .count = u->nsrc, .type = u->src_type};
+	struct rwk_sources in = {.addr = src, .count = nsrc, .type = u->src_type};
 
 	if (p.rule >= RWK_RULES)
 		return -1;

@@ -1,5 +1,6 @@
+#define WIDTH 8
 #include "ops.h"
-#include "vec_avx2.h"
+#include "vec_x86.h"
 #include "body.h"
 
 const struct rwk_ops rwk_ops_avx2 = RWK_TABLE;

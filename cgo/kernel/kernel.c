@@ -53,14 +53,9 @@ int rwk_best(void)
 	return best;
 }
 
-int rwk_built(int isa)
-{
-	return isa >= 0 && isa < RWK_ISAS && table[isa];
-}
-
 int rwk_supported(int isa)
 {
-	return rwk_built(isa) && supported[isa];
+	return isa >= 0 && isa < RWK_ISAS && supported[isa];
 }
 
 const struct rwk_ops *rwk_ops_of(int isa)
@@ -68,8 +63,9 @@ const struct rwk_ops *rwk_ops_of(int isa)
 	return table[rwk_supported(isa) ? isa : best];
 }
 
-double rwk_sumsq(int isa, const float *x, uint64_t n)
+double rwk_sumsq(int isa, uint64_t addr, uint64_t n)
 {
+	const float *x = (const float *)(uintptr_t)addr;
 	double part[16] = {0};
 	uint64_t body = n - n % 16;
 
@@ -82,7 +78,7 @@ double rwk_sumsq(int isa, const float *x, uint64_t n)
 	return part[0];
 }
 
-void rwk_probe(int isa, const struct rwk_probe *p)
+void rwk_probe(int isa, const struct rwk_probe *p, const uint64_t *arrays)
 {
-	rwk_ops_of(isa)->probe(p);
+	rwk_ops_of(isa)->probe(p, arrays);
 }

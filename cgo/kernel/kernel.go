@@ -1,9 +1,9 @@
-// Package kernel holds the SIMD kernels of the aggregating core (kernel.h) as seen from Go: sums over workers, optimizer
-// updates fused into the same pass, casts, norms, and the memory probe they are measured against. Each gives the bits of
-// the plain Go reference in aggregate/optim at every width.
+// Package kernel holds the SIMD kernels of the aggregating core (kernel.h) for Go: sums over workers, optimizer updates fused into
+// the same pass, casts, norms, and a memory probe as their roofline. Each gives the bits of the plain Go reference in
+// aggregate/optim at every width.
 //
-// Arrays are given by address: they lie outside the Go heap, in registered arenas, and nothing here keeps them alive. No call
-// allocates. A wrong dtype, or no source at all, panics.
+// Arrays are given by address. They lie outside the Go heap, in registered arenas, and the package does not keep them alive. No
+// call allocates. An invalid dtype, or an empty list of sources, panics.
 package kernel
 
 /*
@@ -13,37 +13,14 @@ package kernel
 #cgo LDFLAGS: -lm
 #include "kernel.h"
 
-// Runs u on sources and outputs that lie in Go memory for the length of the call.
-static inline int rwk_update_on(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out,
-				uint32_t nout)
-{
-	struct rwk_update on = *u;
-
-	on.src = (uintptr_t)src;
-	on.nsrc = nsrc;
-	on.out = (uintptr_t)out;
-	on.nout = nout;
-	return rwk_update(isa, &on);
-}
-
-static inline void rwk_convert_at(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming)
-{
-	rwk_convert(isa, (void *)(uintptr_t)dst, dst_type, (const void *)(uintptr_t)src, src_type, n, streaming);
-}
-
-static inline double rwk_sumsq_at(int isa, uint64_t x, uint64_t n)
-{
-	return rwk_sumsq(isa, (const float *)(uintptr_t)x, n);
-}
-
-#cgo noescape rwk_update_on
-#cgo nocallback rwk_update_on
+#cgo noescape rwk_update
+#cgo nocallback rwk_update
 #cgo noescape rwk_sum
 #cgo nocallback rwk_sum
-#cgo noescape rwk_convert_at
-#cgo nocallback rwk_convert_at
-#cgo noescape rwk_sumsq_at
-#cgo nocallback rwk_sumsq_at
+#cgo noescape rwk_convert
+#cgo nocallback rwk_convert
+#cgo noescape rwk_sumsq
+#cgo nocallback rwk_sumsq
 */
 import "C"
 
@@ -53,7 +30,7 @@ import (
 	"unsafe"
 )
 
-// Element types, as chunk.DType.
+// These are the element types, as in chunk.DType.
 const (
 	F32  = C.RWK_F32
 	BF16 = C.RWK_BF16
@@ -64,23 +41,43 @@ const cScalars = C.RWK_SCALARS
 
 func checkType(d uint8) {
 	if d < F32 || d > F16 {
-		panic(fmt.Sprintf("kernel: dtype(%d) is no wire type", d))
+		panic(fmt.Sprintf("kernel: dtype(%d) is not a wire type", d))
 	}
 }
 
-// SumTo writes the sum of the sources, n elements of srcType each, to every destination, in one pass: in index order, in
-// f32, cast to dstType at the end. With accumulate the destinations are f32, and the first one stands before the first
-// source. With stream the destinations are written past the cache: for results that this core will not read. They are
-// visible to other cores when SumTo returns.
-func SumTo(isa ISA, dsts []uint64, dstType uint8, src []uint64, srcType uint8, n uint64, accumulate, stream bool) {
-	checkType(dstType)
-	checkType(srcType)
-	if len(src) == 0 || len(dsts) == 0 || accumulate && dstType != F32 {
-		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(src), len(dsts), dstType,
-			accumulate))
+// Sum is a sum of sources, written to every destination in one pass. For each element i of N it is
+//
+//	sum := float32(Dst[0][i]) // if Accumulate, else 0
+//	for _, src := range Src {
+//		sum += float32(src[i])
+//	}
+//	for _, dst := range Dst {
+//		dst[i] = DstType(sum)
+//	}
+//
+// in f32 and in the order of the sources.
+type Sum struct {
+	Dst        []uint64 // addresses of N elements of DstType each; F32 with Accumulate
+	DstType    uint8
+	Src        []uint64 // addresses of N elements of SrcType each
+	SrcType    uint8
+	N          uint64
+	Accumulate bool // the first destination comes before the first source
+	// Stream writes the destinations past the cache, for results that this core will not read. They are visible to other cores when
+	// Run returns.
+	Stream bool
+}
+
+// Run runs the sum.
+func (s Sum) Run(isa ISA) {
+	checkType(s.DstType)
+	checkType(s.SrcType)
+	if len(s.Src) == 0 || len(s.Dst) == 0 || s.Accumulate && s.DstType != F32 {
+		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(s.Src), len(s.Dst), s.DstType,
+			s.Accumulate))
 	}
-	C.rwk_sum(C.int(isa), pointer(dsts), C.uint32_t(len(dsts)), C.int(dstType), pointer(src), C.uint32_t(len(src)), C.int(srcType),
-		C.uint64_t(n), flag(accumulate), flag(stream))
+	C.rwk_sum(C.int(isa), pointer(s.Dst), C.uint32_t(len(s.Dst)), C.int(s.DstType), pointer(s.Src), C.uint32_t(len(s.Src)),
+		C.int(s.SrcType), C.uint64_t(s.N), flag(s.Accumulate), flag(s.Stream))
 }
 
 func pointer(addrs []uint64) *C.uint64_t {
@@ -92,13 +89,13 @@ func pointer(addrs []uint64) *C.uint64_t {
 func Convert(isa ISA, dst uint64, dstType uint8, src uint64, srcType uint8, n uint64, streaming bool) {
 	checkType(dstType)
 	checkType(srcType)
-	C.rwk_convert_at(C.int(isa), C.uint64_t(dst), C.int(dstType), C.uint64_t(src), C.int(srcType), C.uint64_t(n),
+	C.rwk_convert(C.int(isa), C.uint64_t(dst), C.int(dstType), C.uint64_t(src), C.int(srcType), C.uint64_t(n),
 		flag(streaming))
 }
 
 // SumSq returns the sum of squares of x, f32[n], in f64 and in a fixed order.
 func SumSq(isa ISA, x, n uint64) float64 {
-	return float64(C.rwk_sumsq_at(C.int(isa), C.uint64_t(x), C.uint64_t(n)))
+	return float64(C.rwk_sumsq(C.int(isa), C.uint64_t(x), C.uint64_t(n)))
 }
 
 func flag(b bool) C.int {
@@ -108,18 +105,16 @@ func flag(b bool) C.int {
 	return 0
 }
 
-// Update mirrors struct rwk_update: one fused pass that sums sources, updates W and the states, and writes the result to
+// Update mirrors struct rwk_update. It is one fused pass that sums sources, updates W and the states, and writes the result to
 // outputs.
 type Update struct {
 	_                structs.HostLayout
 	W                uint64    // f32[N]
 	State            [3]uint64 // f32[N] each, as many as the rule keeps
-	_, _             uint64    // the addresses that Run is given
 	N                uint64
-	_, _             uint32
 	SrcType, OutType uint8
 	Rule             uint8             // optim.Rule
-	Stream           uint8             // 1: write the outputs past the cache, for results that this core will not read
+	Stream           uint8             // if 1, the outputs are written past the cache, for results that this core will not read
 	Scalar           [cScalars]float32 // optim.Derive
 }
 
@@ -129,8 +124,8 @@ func init() {
 	}
 }
 
-// Run runs the update on the sources, SrcType[N] each, and writes the result to every output, OutType[N] each; there may be
-// none. The slices may lie in the Go heap.
+// Run runs the update on the sources, SrcType[N] each, and writes the result to every output, OutType[N] each. outs may be empty.
+// The slices may lie in the Go heap.
 func (u *Update) Run(isa ISA, src, outs []uint64) error {
 	checkType(u.SrcType)
 	if len(outs) > 0 {
@@ -139,10 +134,10 @@ func (u *Update) Run(isa ISA, src, outs []uint64) error {
 	if len(src) == 0 {
 		panic("kernel: update without sources")
 	}
-	switch C.rwk_update_on(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src), C.uint32_t(len(src)), pointer(outs),
+	switch C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src), C.uint32_t(len(src)), pointer(outs),
 		C.uint32_t(len(outs))) {
 	case -1:
-		return fmt.Errorf("kernel: rule(%d) is no update rule: use one of optim.Rules", u.Rule)
+		return fmt.Errorf("kernel: rule(%d) is not an update rule: use one of optim.Rules", u.Rule)
 	case -2:
 		return fmt.Errorf("kernel: rule(%d): w or a state array it needs is 0: allocate as many as optim.Rule.States says", u.Rule)
 	}

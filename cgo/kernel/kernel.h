@@ -21,55 +21,52 @@ enum rwk_dtype { RWK_F32 = 1, RWK_BF16 = 2, RWK_F16 = 3 };
 enum rwk_rule { RWK_EACH_RULE(RWK_NUMBER) RWK_RULES };
 #undef RWK_NUMBER
 
-/*
- * rwk_best returns the fastest instruction set that this CPU supports; rwk_built and rwk_supported tell which the build has, and
- * which of them the CPU supports.
- */
-int rwk_best(void);
-int rwk_built(int isa);
-int rwk_supported(int isa);
+int rwk_best(void);         /* the fastest instruction set that this CPU supports */
+int rwk_supported(int isa); /* whether the build has it and the CPU supports it */
 
 /*
  * Writes the sum of nsrc sources, at least one, to each of ndst destinations. dst and src hold addresses. With accumulate the
- * destinations are f32, and the first one stands before the first source: folding a prefix and accumulating the rest gives
+ * destinations are f32, and the first one comes before the first source, so that folding a prefix and accumulating the rest gives
  * the bits of one sum. A destination may be one of the sources of its type. With stream the destinations are written past the
  * cache, in whole lines, and are visible to other cores on return.
  */
 void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
 	     uint64_t n, int accumulate, int stream);
 
-/* One fused pass: sums the sources, updates w and the states, and writes the result to each of nout outputs. */
+/* A fused pass sums the sources, updates w and the states, and writes the result to each of nout outputs. */
 struct rwk_update {
-	uint64_t w;        /* f32[n], updated in place; RWK_SUM does not touch it, RWK_LAMB only reads it */
+	uint64_t w;        /* f32[n], updated in place; RWK_SUM does not use it, RWK_LAMB only reads it */
 	uint64_t state[3]; /* f32[n] each, as many as the rule has; with RWK_K_MOMENTUM 0 an SGD has none */
-	uint64_t src;      /* uint64_t[nsrc]: addresses of the gradients, src_type[n] each */
-	uint64_t out;      /* uint64_t[nout]: addresses of the outputs, out_type[n] each: the new w; of RWK_SUM the scaled
-	                      * sum, of RWK_LAMB the step */
 	uint64_t n;
-	uint32_t nsrc, nout; /* nsrc is at least 1, nout may be 0 */
 	uint8_t src_type, out_type, rule;
 	uint8_t stream;            /* write the outputs past the cache; they are visible to other cores on return */
-	float scalar[RWK_SCALARS]; /* what the rule needs, derived from hyper-parameters and step by aggregate/optim */
+	float scalar[RWK_SCALARS]; /* derived from hyper-parameters and step by aggregate/optim */
 };
-/* Returns 0, -1 where the rule is unknown, or -2 where w or a state that the rule needs is 0. */
-int rwk_update(int isa, const struct rwk_update *u);
-
-/* Casts src to dst, rounding to nearest even. With streaming dst is written past the cache; it is visible on return. */
-void rwk_convert(int isa, void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming);
-
-/* Returns the sum of squares in f64, over 16 interleaved partial sums added in a fixed tree: the same bits at every width. */
-double rwk_sumsq(int isa, const float *x, uint64_t n);
+/*
+ * Updates with nsrc gradients, at least one, src_type[n] each. Each of nout outputs, out_type[n], gets the new w; of RWK_SUM the
+ * scaled sum, of RWK_LAMB the step. src and out hold addresses. Returns 0, -1 if the rule is unknown, or -2 if w or a state is 0
+ * that the rule needs.
+ */
+int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout);
 
 /*
- * A memory probe, the roofline of the kernels: in one pass it reads the first nread arrays, reads and writes back (through
- * the cache) the next nupdate, and writes the last nwrite past the cache, with no arithmetic between. bytes is the length
- * of each array, cut down to whole cache lines; every array starts on one.
+ * Casts the n elements at src into those at dst, rounding to nearest even. With streaming dst is written past the cache, and is
+ * visible on return.
+ */
+void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming);
+
+/* Returns the sum of squares of f32[n] in f64, over 16 interleaved partial sums added in a fixed tree: the same bits everywhere. */
+double rwk_sumsq(int isa, uint64_t x, uint64_t n);
+
+/*
+ * A memory probe is the roofline of the kernels. In one pass it reads the first nread arrays, reads and writes back (through the
+ * cache) the next nupdate, and writes the last nwrite past the cache, without arithmetic. bytes is the length of each array, cut
+ * down to whole cache lines. Every array starts on a cache line.
  */
 struct rwk_probe {
-	uint64_t array; /* uint64_t[nread + nupdate + nwrite]: addresses */
 	uint64_t bytes;
-	uint32_t nread, nupdate, nwrite, reserved;
+	uint32_t nread, nupdate, nwrite;
 };
-void rwk_probe(int isa, const struct rwk_probe *p);
+void rwk_probe(int isa, const struct rwk_probe *p, const uint64_t *arrays);
 
 #endif

@@ -134,7 +134,7 @@ func (wl *workload) sum(s stretch, threads int, sources []uint64, accumulate boo
 		for i, g := range sources {
 			src[i] = g + (s.from+from)*4
 		}
-		SumTo(wl.isa, []uint64{wl.s + (s.from+from)*4}, F32, src, F32, to-from, accumulate, false)
+		Sum{Dst: []uint64{wl.s + (s.from+from)*4}, DstType: F32, Src: src, SrcType: F32, N: to - from, Accumulate: accumulate}.Run(wl.isa)
 	})
 }
 
@@ -203,7 +203,8 @@ func BenchmarkFusedUpdate(b *testing.B) {
 func (wl *workload) exchange(results []uint64, stream bool) contender {
 	return func(s stretch, threads int) {
 		wl.eachChunk(s, threads, func(at uint64, r *room) {
-			SumTo(wl.isa, moved(r.out[:], results, at), F32, moved(r.src[:], wl.grads, at), F32, chunkElems, false, stream)
+			Sum{Dst: moved(r.out[:], results, at), DstType: F32, Src: moved(r.src[:], wl.grads, at), SrcType: F32,
+				N: chunkElems, Stream: stream}.Run(wl.isa)
 		})
 	}
 }
@@ -213,7 +214,7 @@ func (wl *workload) sumThenCopy(results []uint64) contender {
 	return func(s stretch, threads int) {
 		wl.eachChunk(s, threads, func(at uint64, r *room) {
 			sum := wl.s + at>>21&1<<20 + at&(1<<20-1) // 32 buffers for each of two threads
-			SumTo(wl.isa, []uint64{sum}, F32, moved(r.src[:], wl.grads, at), F32, chunkElems, false, false)
+			Sum{Dst: []uint64{sum}, DstType: F32, Src: moved(r.src[:], wl.grads, at), SrcType: F32, N: chunkElems}.Run(wl.isa)
 			for _, to := range results {
 				Convert(wl.isa, to+at, F32, sum, F32, chunkElems, true)
 			}
@@ -227,7 +228,7 @@ func BenchmarkExchange(b *testing.B) {
 	for _, workers := range []int{4, 8, 16, 32} {
 		wl := newWorkload(b, workers, 32<<20)
 		results := newWorkload(b, workers, 32<<20).grads
-		for _, isa := range ISAs()[1:] {
+		for _, isa := range isas[1:] {
 			if !Supported(isa) {
 				continue
 			}
@@ -260,7 +261,7 @@ func BenchmarkExchange(b *testing.B) {
 
 // BenchmarkChunk measures one 32 KiB chunk, its data in the second-level cache.
 func BenchmarkChunk(b *testing.B) {
-	for _, isa := range ISAs() {
+	for _, isa := range isas {
 		if !Supported(isa) {
 			continue
 		}
@@ -304,20 +305,4 @@ func BenchmarkChunk(b *testing.B) {
 			}
 		})
 	}
-}
-
-// The bounds are far below what an idle machine gives (BenchmarkFusedUpdate), so that a busy one passes too.
-func TestFusedUpdateBeatsAPassPerArrival(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: touches 200 MB some thirty times")
-	}
-	wl := newWorkload(t, 4, 32<<20)
-	var best float64
-	for range 5 {
-		_, arrival := wl.race(3, 1, wl.n, wl.fused, wl.perArrival)
-		if best = max(best, arrival[1]); best >= 1.3 {
-			return
-		}
-	}
-	t.Errorf("fused is %.2f times as fast as a pass per arrival; want 1.3", best)
 }

@@ -1,4 +1,4 @@
-/* What one instruction set provides, and what the kernels share. Ranges of elements are [from, to). */
+/* The interface of one instruction set, and code that the kernels share. Ranges of elements are [from, to). */
 #ifndef RW_KERNEL_OPS_H
 #define RW_KERNEL_OPS_H
 
@@ -8,7 +8,8 @@
 #include <string.h>
 
 /*
- * No product and sum may become an FMA: results must not depend on the instruction set. The go command lets no flag for it through.
+ * No product and sum may become an FMA, because results must not depend on the instruction set. The go command rejects the flag for
+ * it.
  */
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -16,16 +17,21 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+/* The functions of one instruction set, whose file defines TARGET. */
+#define FN static inline __attribute__((always_inline)) TARGET
+#define LOOP static TARGET
+#define NOINLINE static __attribute__((noinline)) TARGET
+
 #define RWK_LINE 64 /* bytes of a cache line */
 
-/* Where a result goes: count arrays of a type, which may be none. */
+/* The destination of a result: count arrays of a type. count may be 0. */
 struct rwk_outputs {
 	const uint64_t *addr;
 	uint32_t count;
 	uint8_t type, stream;
 };
 
-/* What is summed: first, if not 0, is an f32 array that stands before the sources. */
+/* The summands. first, if not 0, is an f32 array that comes before the sources. */
 struct rwk_sources {
 	const uint64_t *addr;
 	uint32_t count;
@@ -39,12 +45,12 @@ struct rwk_ops {
 	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,
 		       uint64_t from, uint64_t to);
 	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
-	/* Writes whole cache lines past the cache; fence orders them before all later stores. */
+	/* Writes whole cache lines past the cache. fence orders them before all later stores. */
 	void (*stream)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
 	void (*fence)(void);
-	/* Adds the squares to 16 partial sums, element i to part[i % 16]; n must be a multiple of 16. */
+	/* Adds the squares to 16 partial sums, element i to part[i % 16]. n must be a multiple of 16. */
 	void (*sumsq)(double part[16], const float *x, uint64_t n);
-	void (*probe)(const struct rwk_probe *p);
+	void (*probe)(const struct rwk_probe *p, const uint64_t *arrays);
 };
 
 extern const struct rwk_ops rwk_ops_scalar;
@@ -59,22 +65,22 @@ static inline uint32_t rwk_size(int dtype)
 	return dtype == RWK_F32 ? 4 : 2;
 }
 
-/* The i-th element of an array of dtype; addr may be 0 if the result is not used. */
+/* Returns the i-th element of an array of dtype. addr may be 0 if the result is not used. */
 static inline void *rwk_at(uint64_t addr, int dtype, uint64_t i)
 {
 	return (void *)(uintptr_t)(addr + i * rwk_size(dtype));
 }
 
-/* The part of n that is a multiple of unit. */
+/* Returns the part of n that is a multiple of unit. */
 static inline uint64_t rwk_whole(uint64_t n, uint32_t unit)
 {
 	return n - n % unit;
 }
 
-/* The instruction set to run for isa: the best where the CPU lacks it. */
+/* Returns the instruction set to run for isa, which is the best if the CPU lacks isa. */
 const struct rwk_ops *rwk_ops_of(int isa);
 
-/* The elements before the first cache line of an array, at most n. */
+/* Returns the number of elements before the first cache line of an array, at most n. */
 uint64_t rwk_before_line(uint64_t addr, int dtype, uint64_t n);
 
 #endif

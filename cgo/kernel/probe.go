@@ -3,14 +3,8 @@ package kernel
 /*
 #include "kernel.h"
 
-static inline void rwk_probe_on(int isa, struct rwk_probe *p, const uint64_t *array)
-{
-	p->array = (uintptr_t)array;
-	rwk_probe(isa, p);
-}
-
-#cgo noescape rwk_probe_on
-#cgo nocallback rwk_probe_on
+#cgo noescape rwk_probe
+#cgo nocallback rwk_probe
 */
 import "C"
 
@@ -21,15 +15,15 @@ import (
 	"unsafe"
 )
 
-// Probe touches memory as a kernel would, with no arithmetic: in one pass it reads each array of Read, reads and writes back
-// each of Update through the cache, and writes zeros to each of Write past it. It is the roofline of the kernels. The arrays
-// start on cache lines and are Bytes long, cut down to whole lines.
+// Probe touches memory as a kernel would, without arithmetic. In one pass it reads each array of Read, reads and writes back each
+// of Update through the cache, and writes zeros to each of Write past it. It is the roofline of the kernels. The arrays start on
+// cache lines and are Bytes long, cut down to whole lines.
 type Probe struct {
 	Read, Update, Write []uint64
 	Bytes               uint64
 }
 
-// Moved returns how many bytes the probe moves between cache and memory if the arrays fit no cache.
+// Moved returns the number of bytes that the probe moves between cache and memory if the arrays do not fit in the cache.
 func (p Probe) Moved() uint64 {
 	return p.Bytes * uint64(len(p.Read)+2*len(p.Update)+len(p.Write))
 }
@@ -52,13 +46,13 @@ func (p Probe) Run(isa ISA, threads int) {
 			bytes: C.uint64_t((to - from) * lineBytes),
 			nread: C.uint32_t(len(p.Read)), nupdate: C.uint32_t(len(p.Update)), nwrite: C.uint32_t(len(p.Write)),
 		}
-		C.rwk_probe_on(C.int(isa), &c, (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(part))))
+		C.rwk_probe(C.int(isa), &c, (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(part))))
 	})
 }
 
 const lineBytes = 64
 
-// split calls do on threads operating-system threads at once, each with its share [from, to) of n items, and waits for all.
+// split calls do on threads operating-system threads at once, each with its share [from, to) of n items, and waits for all of them.
 func split(threads int, n uint64, do func(from, to uint64)) {
 	var wg sync.WaitGroup
 	for t := range uint64(threads) {

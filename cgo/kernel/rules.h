@@ -1,9 +1,9 @@
 /*
  * The steps of the update rules, written once over vf, a vector of any width. Each mirrors the function of its name in
- * aggregate/optim/formulas.go; the order of operations is the same, so are the bits.
+ * aggregate/optim/formulas.go. The order of operations is equal, so the bits are equal.
  */
 
-/* What a rule reads of an update: the scalars in every lane, and where the arrays lie. */
+/* The operands of a rule: the scalars in every lane, and the addresses of the arrays. */
 struct operands {
 	vf scale, bound, lr, wd, keep, beta1, gain, beta2, gain2, eps, bias1, bias2;
 	uint64_t w_at, s0_at, s1_at;
@@ -32,7 +32,7 @@ FN struct operands operands_of(const struct rwk_update *u)
 	};
 }
 
-/* A rule takes the scaled gradient g of the vector at element i, updates what lies there, and returns the result. */
+/* A rule takes the scaled gradient g of the vector at element i, updates the element, and returns the result. */
 #define RULE(name) FN vf name(const struct operands o, uint64_t i, vf g)
 #define LOAD(x) vf x = vf_load(rwk_at(o.x##_at, RWK_F32, i))
 #define STORE(x) vf_store(rwk_at(o.x##_at, RWK_F32, i), x)

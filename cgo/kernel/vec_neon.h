@@ -1,34 +1,18 @@
 /* Vectors of four: NEON, which every arm64 CPU has. */
 #include <arm_neon.h>
 
-#define FN static inline __attribute__((always_inline))
-#define LOOP static
-#define NOINLINE static __attribute__((noinline))
+#define TARGET
+#define REGISTER "+w"
 #define WIDTH 4
 
 typedef float32x4_t vf;
-
-FN vf vf_all(float x)
-{
-	return vdupq_n_f32(x);
-}
-
-FN vf vf_load(const float *p)
-{
-	return vld1q_f32(p);
-}
-
-FN void vf_store(float *p, vf x)
-{
-	vst1q_f32(p, x);
-}
 
 FN vf vf_sqrt(vf x)
 {
 	return vsqrtq_f32(x);
 }
 
-/* x limited to ±bound; a NaN passes, because it compares false. */
+/* Returns x limited to ±bound. A NaN passes, because it compares false. */
 FN vf vf_clip(vf x, vf bound)
 {
 	x = vbslq_f32(vcltq_f32(bound, x), bound, x);
@@ -60,34 +44,8 @@ FN void vf_store_f16(uint16_t *p, vf x)
 	vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
 }
 
-/* Stores past the cache have no intrinsic. */
-#define vf_stream vf_store
-#define vf_stream_bf16 vf_store_bf16
-#define vf_stream_f16 vf_store_f16
-
-FN void vf_fence(void)
-{
-}
-
-/* Keeps the load of x, and hides from the compiler that it is unchanged. */
-FN vf vf_touch(vf x)
-{
-	__asm__ volatile("" : "+w"(x));
-	return x;
-}
-
 typedef float64x2_t vsq;
 #define SQ_VECTORS 8
-
-FN vsq vsq_load(const double *p)
-{
-	return vld1q_f64(p);
-}
-
-FN void vsq_store(double *p, vsq x)
-{
-	vst1q_f64(p, x);
-}
 
 FN vsq vsq_widen(const float *p)
 {

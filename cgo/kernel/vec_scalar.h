@@ -1,38 +1,18 @@
-/* A vector of one: plain C, on any CPU. Also the specification of the casts, bit by bit. */
+/* A vector of one in plain C, for any CPU. It is also the specification of the casts, bit by bit. */
 #include <math.h>
 
-#define FN static inline __attribute__((always_inline))
-#define LOOP static
-#define NOINLINE static __attribute__((noinline))
+#define TARGET
+#define REGISTER "+m"
 #define WIDTH 1
 
 typedef float vf;
-
-FN vf vf_all(float x)
-{
-	return x;
-}
-
-/* By memcpy, because streaming copies of 16-bit types come as f32 words at odd addresses. */
-FN vf vf_load(const float *p)
-{
-	vf x;
-
-	memcpy(&x, p, sizeof x);
-	return x;
-}
-
-FN void vf_store(float *p, vf x)
-{
-	*p = x;
-}
 
 FN vf vf_sqrt(vf x)
 {
 	return sqrtf(x);
 }
 
-/* x limited to ±bound; a NaN passes. */
+/* Returns x limited to ±bound. A NaN passes. */
 FN vf vf_clip(vf x, vf bound)
 {
 	x = bound < x ? bound : x;
@@ -87,41 +67,15 @@ FN void vf_store_f16(uint16_t *p, vf x)
 		b = 0x7e00 | (b >> 13 & 0x3ff);
 	else if (b >= 0x477ff000) /* 65520 and more round to infinity */
 		b = 0x7c00;
-	else if (b < 0x38800000) /* below 2^-14: a multiple of 2^-24, which adding 0.5 rounds to */
+	else if (b < 0x38800000) /* below 2^-14: adding 0.5 rounds to a multiple of 2^-24 */
 		b = bits_of(float_of(b) + 0.5f) - bits_of(0.5f);
 	else
 		b = (b - ((127 - 15) << 23) + 0xfff + (b >> 13 & 1)) >> 13;
 	*p = (uint16_t)(sign | b);
 }
 
-/* No store past the cache in plain C. */
-#define vf_stream vf_store
-#define vf_stream_bf16 vf_store_bf16
-#define vf_stream_f16 vf_store_f16
-
-FN void vf_fence(void)
-{
-}
-
-/* Keeps the load of x, and hides from the compiler that it is unchanged. */
-FN vf vf_touch(vf x)
-{
-	__asm__ volatile("" : "+m"(x));
-	return x;
-}
-
 typedef double vsq;
 #define SQ_VECTORS 16
-
-FN vsq vsq_load(const double *p)
-{
-	return *p;
-}
-
-FN void vsq_store(double *p, vsq x)
-{
-	*p = x;
-}
 
 FN vsq vsq_widen(const float *p)
 {

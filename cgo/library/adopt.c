@@ -31,21 +31,15 @@ static int find_mapping(uint64_t addr, struct mapping *m)
 
 	if (!f)
 		return rwf_fail(errno, "adopt: /proc/self/smaps: %s", strerror(errno));
-	memset(m, 0, sizeof *m);
 	while (fgets(line, sizeof line, f)) {
-		uint64_t first, end;
-		char rights[5], name[64] = "";
+		struct mapping now = {0};
 
-		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*s %*s %*s %63s", &first, &end, rights, name) >= 3) {
-			if (found)
-				break;
-			found = addr >= first && addr < end;
-			m->first = first;
-			m->end = end;
-			memcpy(m->rights, rights, sizeof rights);
-			memcpy(m->name, name, sizeof name);
-		} else if (found && strncmp(line, "VmFlags:", 8) == 0) {
+		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*s %*s %*s %63s", &now.first, &now.end, now.rights, now.name) >= 3) {
+			*m = now;
+			found = addr >= m->first && addr < m->end;
+		} else if (found && strncmp(line, "VmFlags:", 8) == 0) { /* a mapping's last line */
 			snprintf(m->flags, sizeof m->flags, "%.254s", line + 8);
+			break;
 		}
 	}
 	fclose(f);
@@ -72,7 +66,7 @@ static int find_block(const void *p, char **block, size_t *bytes)
 	int rc;
 
 	if (!p || (uintptr_t)p % (2 * sizeof *header))
-		return rwf_fail(EINVAL, "adopt %p: that is no block of malloc's", p);
+		return rwf_fail(EINVAL, "adopt %p: that is not a block of malloc's", p);
 	header = (const size_t *)p - 2;
 	rc = find_mapping((uintptr_t)header, &m);
 	if (rc)

@@ -29,17 +29,9 @@ struct block {
 	uint8_t used;
 };
 
-struct slab {
-	struct slab *next;
-	struct block *blocks;
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct memory *memories;
-static struct slab *slabs;
 static uint64_t generation, serials;
-static size_t mapped, allocated, adopted;
-static uint32_t nblocks;
 static int in_child;
 
 /* The child's pages are its own from here on: it neither sees what the parent writes after it touched a page, nor disturbs it. */
@@ -88,11 +80,6 @@ uint64_t arena_generation(void)
 	return __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
 }
 
-static void changed(void)
-{
-	__atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
-}
-
 void arena_each(void (*visit)(const struct memory *m, void *arg), void *arg)
 {
 	if (arena_lock())
@@ -104,15 +91,14 @@ void arena_each(void (*visit)(const struct memory *m, void *arg), void *arg)
 
 int arena_list(char *addr, size_t bytes, int fd, int is_adopted)
 {
-	struct memory *m = calloc(1, sizeof *m);
+	struct memory *m = malloc(sizeof *m);
 
 	if (!m)
 		return rwf_fail(ENOMEM, "arena: no memory for its list");
 	*m = (struct memory){
 		.next = memories, .serial = ++serials, .addr = addr, .bytes = bytes, .fd = fd, .adopted = (uint8_t)is_adopted};
 	memories = m;
-	*(is_adopted ? &adopted : &mapped) += bytes;
-	changed();
+	__atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
 	return 0;
 }
 
@@ -123,10 +109,9 @@ void arena_unlist(struct memory *m)
 	while (*at != m)
 		at = &(*at)->next;
 	*at = m->next;
-	adopted -= m->bytes;
 	close(m->fd);
 	free(m);
-	changed();
+	__atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
 }
 
 struct memory *arena_find(const void *p, size_t bytes)
@@ -140,6 +125,20 @@ struct memory *arena_find(const void *p, size_t bytes)
 			return m;
 	}
 	return NULL;
+}
+
+static struct rw_arenas count(void)
+{
+	struct rw_arenas all = {0};
+
+	for (const struct memory *m = memories; m; m = m->next) {
+		*(m->adopted ? &all.adopted_bytes : &all.mapped_bytes) += m->bytes;
+		for (const struct block *b = m->blocks; b; b = b->next) {
+			all.blocks += b->used;
+			all.allocated_bytes += b->used ? b->bytes : 0;
+		}
+	}
+	return all;
 }
 
 /* Maps the memfd where huge pages can be. */
@@ -163,27 +162,11 @@ static char *map_aligned(int fd, size_t bytes)
 	return at;
 }
 
-static struct block *first_block(char *addr, size_t bytes)
-{
-	struct slab *s = calloc(1, sizeof *s);
-	struct block *b = calloc(1, sizeof *b);
-
-	if (!s || !b) {
-		free(s);
-		free(b);
-		rwf_fail(ENOMEM, "arena: no memory for its list");
-		return NULL;
-	}
-	*b = (struct block){.addr = addr, .bytes = bytes};
-	*s = (struct slab){.next = slabs, .blocks = b};
-	slabs = s;
-	return b;
-}
-
 /* A slab with room for bytes, as one free block. NULL with a text. */
 static struct block *new_slab(size_t bytes)
 {
-	size_t spare = mapped / 4 < MOST_SPARE ? mapped / 4 : MOST_SPARE, size = bytes;
+	size_t mapped = count().mapped_bytes, spare = mapped / 4 < MOST_SPARE ? mapped / 4 : MOST_SPARE, size = bytes;
+	struct block *b = calloc(1, sizeof *b);
 	char *at = NULL;
 	int fd;
 
@@ -195,15 +178,18 @@ static struct block *new_slab(size_t bytes)
 	fd = memfd_create("rackweave-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd >= 0 && ftruncate(fd, (off_t)size) == 0 && fcntl(fd, F_ADD_SEALS, SEALS) == 0)
 		at = map_aligned(fd, size);
-	if (!at || arena_list(at, size, fd, 0)) {
+	if (!at || !b || arena_list(at, size, fd, 0)) {
 		rwf_fail(ENOMEM, "arena: %zu bytes of shared memory: %s", size, strerror(errno));
 		if (at)
 			munmap(at, size);
 		if (fd >= 0)
 			close(fd);
+		free(b);
 		return NULL;
 	}
-	return first_block(at, size);
+	*b = (struct block){.addr = at, .bytes = size};
+	memories->blocks = b;
+	return b;
 }
 
 /* The smallest free block of at least so many bytes. */
@@ -211,8 +197,8 @@ static struct block *best_fit(size_t bytes)
 {
 	struct block *best = NULL;
 
-	for (struct slab *s = slabs; s; s = s->next)
-		for (struct block *b = s->blocks; b; b = b->next)
+	for (const struct memory *m = memories; m; m = m->next)
+		for (struct block *b = m->blocks; b; b = b->next)
 			if (!b->used && b->bytes >= bytes && (!best || b->bytes < best->bytes))
 				best = b;
 	return best;
@@ -242,7 +228,7 @@ static uintptr_t whole_pages(const char *p)
 }
 
 /*
- * Makes the pages now: later, where there is no memory, whoever touches them would die of SIGBUS. The block that begins a huge page
+ * Makes the pages now: later, without memory, whoever touches them would die of SIGBUS. The block that begins a huge page
  * makes all of it, for those behind it, too. Most systems give shared memory small pages, whatever is advised, and the ends of
  * tensors would stay in these.
  */
@@ -272,8 +258,6 @@ static int allocate(size_t bytes, void **out)
 	if (rc)
 		return rc;
 	b->used = 1;
-	nblocks++;
-	allocated += bytes;
 	*out = b->addr;
 	return 0;
 }
@@ -306,8 +290,8 @@ static void merge(struct block *b)
 
 static struct block *block_at(const void *p)
 {
-	for (struct slab *s = slabs; s; s = s->next)
-		for (struct block *b = s->blocks; b; b = b->next)
+	for (const struct memory *m = memories; m; m = m->next)
+		for (struct block *b = m->blocks; b; b = b->next)
 			if (b->addr == p && b->used)
 				return b;
 	return NULL;
@@ -327,8 +311,6 @@ int rw_free(void *p)
 		rc = rwf_fail(EINVAL, "free %p: rw_alloc did not give it, or it was freed before", p);
 	} else {
 		b->used = 0;
-		nblocks--;
-		allocated -= b->bytes;
 		if (b->next && !b->next->used)
 			merge(b);
 		if (b->previous && !b->previous->used)
@@ -351,16 +333,14 @@ int rw_in_arena(const void *p, size_t bytes)
 
 int rw_arenas(struct rw_arenas *out)
 {
-	struct rw_arenas now = {.size = out->size};
+	struct rw_arenas now;
 	int rc = arena_lock();
 
 	if (rc)
 		return rwf_fail(-rc, "arenas: this process is a forked child");
-	now.blocks = nblocks;
-	now.mapped_bytes = mapped;
-	now.allocated_bytes = allocated;
-	now.adopted_bytes = adopted;
+	now = count();
 	arena_unlock();
+	now.size = out->size;
 	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
 	return 0;
 }

@@ -42,7 +42,7 @@ static int read_line(int cpu, const char *file, char *line, int cap)
 	return ok;
 }
 
-/* Reads a set of CPUs such as 0-3,8; those that say nothing are alone. */
+/* Reads a set of CPUs such as 0-3,8; a set that says nothing is alone. */
 static void read_cpus(int cpu, const char *file, cpu_set_t *cpus)
 {
 	char line[1024];
@@ -59,26 +59,24 @@ static void read_cpus(int cpu, const char *file, cpu_set_t *cpus)
 	}
 }
 
-static uint64_t count_cores(const cpu_set_t *cpus)
+static uint64_t count_cores(cpu_set_t cpus)
 {
 	uint64_t n = 0;
 
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
 		cpu_set_t siblings;
-		int first = 0;
 
-		if (!CPU_ISSET((size_t)cpu, cpus))
+		if (!CPU_ISSET((size_t)cpu, &cpus))
 			continue;
+		n++;
 		read_cpus(cpu, "topology/thread_siblings_list", &siblings);
-		CPU_AND(&siblings, &siblings, cpus);
-		while (first < cpu && !CPU_ISSET((size_t)first, &siblings))
-			first++;
-		n += first == cpu;
+		CPU_AND(&siblings, &siblings, &cpus);
+		CPU_XOR(&cpus, &cpus, &siblings);
 	}
 	return n ? n : 1;
 }
 
-/* What is there for the process of the cache that a CPU uses; 0: the machine does not say. */
+/* Returns the bytes of the cache that a CPU uses which are there for the process, or 0 if the machine does not say. */
 static uint64_t share_of(int cpu, const cpu_set_t *allowed)
 {
 	char line[32];
@@ -94,7 +92,7 @@ static uint64_t share_of(int cpu, const cpu_set_t *allowed)
 	CPU_AND(&own, &users, allowed);
 	if (!is_virtual() && CPU_EQUAL(&own, &users))
 		return bytes;
-	most = CORE_SHARE * count_cores(&own);
+	most = CORE_SHARE * count_cores(own);
 	return bytes < most ? bytes : most;
 }
 
@@ -111,5 +109,5 @@ uint64_t last_level_cache(void)
 		if (share > largest)
 			largest = share;
 	}
-	return largest ? largest : CORE_SHARE * count_cores(&allowed);
+	return largest ? largest : CORE_SHARE * count_cores(allowed);
 }

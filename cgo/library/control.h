@@ -35,16 +35,16 @@ struct control_hyper {
 };
 
 struct control_join {
-	char mode[16], optimizer[32];     /* as in JoinRequest; empty: its default */
+	char mode[16], optimizer[32];     /* as in JoinRequest. If empty, its default */
 	char policy[96];                  /* as in JoinRequest */
-	char provider[16], providers[64]; /* the one asked for, or auto; those that can be used, with commas between them */
+	char provider[16], providers[64]; /* the one asked for, or auto; the usable ones, with commas between them */
 	uint32_t chunk_bytes, timeout_ms; /* 0: the aggregator's default */
-	uint32_t nhyper, reserved;
+	uint32_t pid, uid, nhyper, reserved;
 	struct control_hyper hyper[CONTROL_HYPERS];
 };
 
 struct control_joined {
-	char provider[16], options[512]; /* for rw_config */
+	char provider[16]; /* for rw_config */
 	uint32_t rank, workers, local_workers;
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
 	uint32_t link_timeout_ms;
@@ -71,25 +71,11 @@ struct control_tensor {
 	double lr_mult, wd_mult;
 };
 
-/* CONTROL_BARRIER. Its answer is empty. */
-struct control_barrier {
-	char name[64];
+/* CONTROL_BARRIER, CONTROL_LEAVE, CONTROL_POLICY and CONTROL_LOSS. Their answers are empty. */
+struct control_tell {
+	char text[256]; /* the barrier's name, the policy, or why the worker cannot go on; of one that is done: empty */
+	double value;   /* the loss */
 	uint32_t timeout_ms, reserved;
-};
-
-/* CONTROL_POLICY. Its answer is empty. */
-struct control_policy {
-	char policy[96];
-};
-
-/* CONTROL_LOSS. Its answer is empty. */
-struct control_loss {
-	double loss;
-};
-
-/* CONTROL_LEAVE. Its answer is empty. */
-struct control_leave {
-	char failure[256]; /* why the worker cannot go on; empty: it is done */
 };
 
 #endif

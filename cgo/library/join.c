@@ -26,17 +26,17 @@ static int put_text(char *to, size_t cap, const char *text, const char *what)
 /* The providers that have a device here, the fastest first; where devices have links, one with a link. */
 static void list_providers(char *out, size_t cap)
 {
-	static const char *const order[] = {"shm", "ibv", "tcp"};
 	size_t used = 0;
 
-	for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+	for (int i = 0; rwf_provider(i); i++) {
+		const char *provider = rwf_provider(i);
 		char names[4096];
 		rwf_device *dev;
 		int rc;
 
-		if (rwf_list(order[i], names, sizeof names) <= 0 || (rc = rwf_open(order[i], "", "", &dev)) == -ENETDOWN)
+		if (rwf_list(provider, names, sizeof names) <= 0 || (rc = rwf_open(provider, "", "", &dev)) == -ENETDOWN)
 			continue;
-		used += (size_t)snprintf(out + used, cap - used, "%s%s", used ? "," : "", order[i]);
+		used += (size_t)snprintf(out + used, cap - used, "%s%s", used ? "," : "", provider);
 		if (rc == 0)
 			rwf_close(dev); /* nothing of it is open */
 	}
@@ -51,7 +51,11 @@ static int describe_job(const struct rw_job *job, struct control_join *r)
 		return rwf_fail(EINVAL, "join: the job's size is %u: set it to sizeof(struct rw_job), %zu", job->size, sizeof *job);
 	if (job->nhyper > CONTROL_HYPERS)
 		return rwf_fail(EINVAL, "join: %u hyper-parameters: use at most %d", job->nhyper, CONTROL_HYPERS);
-	*r = (struct control_join){.chunk_bytes = job->chunk_bytes, .timeout_ms = job->timeout_ms, .nhyper = job->nhyper};
+	*r = (struct control_join){.chunk_bytes = job->chunk_bytes,
+				   .timeout_ms = job->timeout_ms,
+				   .pid = (uint32_t)getpid(),
+				   .uid = geteuid(),
+				   .nhyper = job->nhyper};
 	if ((rc = put_text(r->mode, sizeof r->mode, job->mode, "mode")) ||
 	    (rc = put_text(r->optimizer, sizeof r->optimizer, job->optimizer, "optimizer")) ||
 	    (rc = put_text(r->provider, sizeof r->provider, provider, "provider")) ||
@@ -76,7 +80,6 @@ static int open_joined(const struct control_joined *j, rw_session **session)
 		.size = sizeof cfg,
 		.rank = j->rank,
 		.provider = j->provider,
-		.options = j->options,
 		.lane_nics = j->lane_nics,
 		.nlanes = j->nlanes,
 		.chunk_bytes = j->chunk_bytes,
@@ -233,47 +236,42 @@ int rw_register(rw_session *s, const struct rw_parameter *parameters, uint32_t n
 	return rc;
 }
 
-int rw_barrier(rw_session *s, const char *name)
+/* Makes a call that has no answer. */
+static int tell(rw_session *s, uint32_t kind, const char *what, const char *text, double value)
 {
-	struct control_barrier request = {.timeout_ms = s->timeout_ms};
+	struct control_tell request = {.value = value, .timeout_ms = s->timeout_ms};
 	void *answer = &request;
 	uint32_t n = 0;
-	int rc = put_text(request.name, sizeof request.name, name, "barrier");
+	int rc = put_text(request.text, sizeof request.text, text, what);
 
-	return rc ? rc : call(s, CONTROL_BARRIER, &request, sizeof request, &answer, &n);
+	return rc ? rc : call(s, kind, &request, sizeof request, &answer, &n);
+}
+
+int rw_barrier(rw_session *s, const char *name)
+{
+	return tell(s, CONTROL_BARRIER, "barrier", name, 0);
 }
 
 int rw_set_policy(rw_session *s, const char *policy)
 {
-	struct control_policy request = {0};
-	void *answer = &request;
-	uint32_t n = 0;
-	int rc = put_text(request.policy, sizeof request.policy, policy, "policy");
-
-	return rc ? rc : call(s, CONTROL_POLICY, &request, sizeof request, &answer, &n);
+	return tell(s, CONTROL_POLICY, "policy", policy, 0);
 }
 
 int rw_report_loss(rw_session *s, double loss)
 {
-	struct control_loss request = {loss};
-	void *answer = &request;
-	uint32_t n = 0;
-
-	return call(s, CONTROL_LOSS, &request, sizeof request, &answer, &n);
+	return tell(s, CONTROL_LOSS, "loss", "", loss);
 }
 
 static void leave(struct rw_session *s)
 {
-	struct control_leave request = {0};
-	void *answer = &request;
-	uint32_t n = 0;
+	char failure[256] = "";
 
 	if (s->control < 0)
 		return;
-	rw_failure(s, request.failure, sizeof request.failure);
-	if (!request.failure[0] && s->worker && rw_worker_active(s->worker))
-		strcpy(request.failure, "it was closed with operations in flight");
-	control_call(s->control, CONTROL_LEAVE, &request, sizeof request, &answer, &n, s->timeout_ms);
+	rw_failure(s, failure, sizeof failure);
+	if (!failure[0] && s->worker && rw_worker_active(s->worker))
+		strcpy(failure, "it was closed with operations in flight");
+	tell(s, CONTROL_LEAVE, "leave", failure, 0);
 	close(s->control); /* where the call failed, this tells the aggregator */
 	s->control = -1;
 }
@@ -287,7 +285,7 @@ int rw_close(rw_session *s)
 	rc = session_usable(s);
 	if (rc)
 		return rc;
-	leave(s); /* the aggregator lets go of the connections first, or their end would be a failure */
+	leave(s); /* the aggregator drops the connections first, or their end would be a failure */
 	session_free(s);
 	return 0;
 }

@@ -18,6 +18,7 @@ struct memory {
 	size_t bytes;
 	int fd;
 	uint8_t adopted;
+	struct block *blocks; /* if it is a slab, by address */
 };
 /* Whether memory has come or gone since a call that returned this number. */
 uint64_t arena_generation(void);
@@ -46,9 +47,8 @@ struct nic {
 	rwf_cq *cq;
 	uint32_t flags; /* enum rwf_device_flags */
 };
-struct lane_end;
-/* Opens the devices that a session needs, and notes on which of them each lane begins. */
-int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count, struct lane_end *lanes);
+/* Opens the devices that a session needs, and makes each lane's queue pair on one of them. The caller closes what was made. */
+int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count, struct rw_worker_lane *lanes);
 void nics_close(struct nic *nics, uint32_t count);
 
 /* session.c */
@@ -61,34 +61,28 @@ struct registered {
 	uint8_t failed; /* a device does not take it: it is copied */
 };
 
-struct lane_end {
-	rwf_qp *qp;
-	uint32_t nic;
-	struct rw_worker_lane worker; /* what the worker is told of it */
-};
-
 struct rw_session {
 	pthread_mutex_t lock; /* of what changes after rw_open, but for the worker */
 	pid_t owner;
 	struct rw_config cfg;
 	struct nic nics[RW_MAX_NICS];
 	uint32_t nnics;
-	struct lane_end *lanes;
+	struct rw_worker_lane *lanes;
 	struct registered *memory;
 	uint32_t nmemory;
 	uint64_t generation; /* of the arenas, when memory was last brought up to date; atomic */
 	char *staging;
 	uint32_t nstaging;
 	unsigned char *record; /* of a commit, behind the staging buffers */
-	uint8_t connected, resumable, threaded;
+	uint8_t connected, threaded;
 	uint32_t ntensors;
 	rw_worker *worker; /* from the first rw_add on; atomic */
 	pthread_t thread;
 	int cancel;                   /* a file that rw_abort makes readable */
-	int control;                  /* the socket of rackweave run; -1: none */
+	int control;                  /* the socket of rackweave run. If none, -1 */
 	pthread_mutex_t control_lock; /* one request at a time */
 	uint32_t workers, timeout_ms; /* of rw_join */
-	struct trace *trace;          /* of operations; NULL: none is kept; atomic */
+	struct trace *trace;          /* of operations, atomic. If NULL, none is kept */
 	int aborted;                  /* before there was a worker; atomic */
 	char reason[256];
 };
@@ -114,8 +108,5 @@ int control_open(void);
 
 /* Submits operations, and notes when each begins and ends. */
 int trace_submit(struct trace *t, rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t *handles);
-
-/* lanes.c */
-int session_queue_pair(struct rw_session *s, uint32_t lane, uint32_t nic);
 
 #endif

@@ -1,10 +1,10 @@
 /* MXNet's engine drives exchanges here: see include/rackweave_mxnet.h. */
 #include "../../include/rackweave_mxnet.h"
+#include "../fabric/base/wait.h"
 #include "library.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,19 +37,20 @@ struct rw_mx_store {
 	uint64_t pending;
 	uint64_t nonfinite; /* gradients that held a NaN or an infinity */
 	uint32_t nonfinite_tensor;
-	struct exchange *parked; /* failed, without a reason yet */
 	int failed;
-	char text[600];   /* what the data path says of the first failure */
-	char reason[600]; /* of all failures; empty: not known yet */
+	char text[600]; /* what the data path says of the first failure */
 };
+
+/* The arrays of an exchange. */
+enum { SRC, DST, ORDER, RESIDUAL, PACKED, HANDLES };
 
 /* One exchange from rw_mx_start until the engine lets it go. */
 struct exchange {
 	rw_mx_store *store;
 	struct exchange *older, *newer;
-	struct timespec began;
+	uint64_t began_ns;
 	struct completion complete;
-	void *src, *dst, *order, *residual, *packed; /* handles of our own */
+	void *handles[HANDLES]; /* of our own */
 	uint64_t elems;
 	struct rw_op op;
 	float hyper[RW_HYPERS];
@@ -57,63 +58,22 @@ struct exchange {
 	uint8_t nonfinite, elem_bytes;
 };
 
-/* Tells the engine that the exchange is done, or failed for a reason. A std::runtime_error, as dmlc::Error is, has two words. */
-static void complete(struct exchange *x, const char *reason)
-{
-	const struct rw_mx_engine e = x->store->engine; /* once the engine knows, exchange and store may be gone */
-	struct completion done = x->complete;
-	void *error[4] = {0};
-
-	if (!reason || !e.error_init) {
-		done.call(done.engine, done.op, NULL);
-		return;
-	}
-	e.error_init(error, reason);
-	error[0] = e.error_vtable;
-	done.call(done.engine, done.op, error);
-	e.error_destroy(error);
-}
-
-/* An exchange that failed waits for the reason, which the control plane knows better (rw_mx_fail). */
+/* Tells the engine that the exchange is done. The engine learns of no failure: later exchanges are refused by the first one. */
 static void finish(struct exchange *x, int status)
 {
 	rw_mx_store *s = x->store;
-	int known = 1;
+	const struct completion done = x->complete; /* once the engine knows, exchange and store may be gone */
 
-	if (!status) {
-		complete(x, NULL);
-		return;
+	if (status) {
+		pthread_mutex_lock(&s->mu);
+		if (!s->failed) {
+			s->failed = status;
+			if (!rw_failure(s->session, s->text, sizeof s->text))
+				snprintf(s->text, sizeof s->text, "exchanging a tensor failed: %s", rw_error());
+		}
+		pthread_mutex_unlock(&s->mu);
 	}
-	pthread_mutex_lock(&s->mu);
-	if (!s->failed) {
-		s->failed = status;
-		if (!rw_failure(s->session, s->text, sizeof s->text))
-			snprintf(s->text, sizeof s->text, "exchanging a tensor failed: %s", rw_error());
-	}
-	if (!s->reason[0]) {
-		known = 0;
-		x->newer = s->parked;
-		s->parked = x;
-	}
-	pthread_mutex_unlock(&s->mu);
-	if (known)
-		complete(x, s->reason);
-}
-
-void rw_mx_fail(rw_mx_store *s, const char *reason)
-{
-	struct exchange *x, *next;
-
-	pthread_mutex_lock(&s->mu);
-	if (!s->reason[0])
-		snprintf(s->reason, sizeof s->reason, "%s", reason[0] ? reason : "exchanging a tensor failed");
-	x = s->parked;
-	s->parked = NULL;
-	pthread_mutex_unlock(&s->mu);
-	for (; x; x = next) {
-		next = x->newer;
-		complete(x, s->reason);
-	}
+	done.call(done.engine, done.op, NULL);
 }
 
 /* Puts an exchange in flight; under the lock. */
@@ -121,7 +81,7 @@ static void enlist(struct exchange *x)
 {
 	rw_mx_store *s = x->store;
 
-	clock_gettime(CLOCK_MONOTONIC, &x->began);
+	x->began_ns = rwb_now_ns();
 	x->older = s->newest;
 	*(s->newest ? &s->newest->newer : &s->oldest) = x;
 	s->newest = x;
@@ -191,10 +151,10 @@ static int compress(struct exchange *x)
 {
 	const struct rw_mx_engine *e = &x->store->engine;
 	void *residual, *packed;
-	int rc = elements(e, x->residual, &residual);
+	int rc = elements(e, x->handles[RESIDUAL], &residual);
 
 	if (!rc)
-		rc = elements(e, x->packed, &packed);
+		rc = elements(e, x->handles[PACKED], &packed);
 	if (rc)
 		return rc;
 	quantize(packed, residual, x->op.src, x->elems, x->threshold);
@@ -244,7 +204,7 @@ uint64_t rw_mx_nonfinite(rw_mx_store *s, uint32_t *tensor)
 	return n;
 }
 
-/* The engine calls it when all that the exchange reads is written, and nobody reads any more what it writes. */
+/* The engine calls it when all that the exchange reads is written, and nobody still reads what it writes. */
 static void run(void *context, void *on_complete, void *arg)
 {
 	struct exchange *x = arg;
@@ -254,10 +214,10 @@ static void run(void *context, void *on_complete, void *arg)
 
 	(void)context;
 	x->complete = *(struct completion *)on_complete;
-	if (x->src)
-		rc = elements(e, x->src, &src);
-	if (!rc && x->dst)
-		rc = elements(e, x->dst, &dst);
+	if (x->handles[SRC])
+		rc = elements(e, x->handles[SRC], &src);
+	if (!rc && x->handles[DST])
+		rc = elements(e, x->handles[DST], &dst);
 	x->op.src = src;
 	x->op.dst = dst;
 	if (!rc)
@@ -330,11 +290,10 @@ static void release(void *arg)
 {
 	struct exchange *x = arg;
 	rw_mx_store *s = x->store;
-	void *handles[] = {x->src, x->dst, x->order, x->residual, x->packed};
 
-	for (unsigned i = 0; i < sizeof handles / sizeof *handles; i++)
-		if (handles[i])
-			s->engine.free_handle(handles[i]);
+	for (int i = 0; i < HANDLES; i++)
+		if (x->handles[i])
+			s->engine.free_handle(x->handles[i]);
 	free(x);
 	pthread_mutex_lock(&s->mu);
 	s->pending--;
@@ -403,24 +362,34 @@ static const int *property(const struct exchange *x)
 	return compressed(x) || (scanned && x->elems * x->elem_bytes > QUICK_BYTES) ? &prioritized : &immediate;
 }
 
-static void count(rw_mx_store *s)
+/* Makes an operation that will be queued, and counts it. Returns the failure of an earlier one: then none may be queued. */
+static int make(rw_mx_store *s, struct exchange **x)
 {
+	int rc;
+
+	*x = calloc(1, sizeof **x);
+	if (!*x)
+		return -ENOMEM;
+	(*x)->store = s;
 	pthread_mutex_lock(&s->mu);
-	s->pending++;
+	rc = s->failed;
+	s->pending += !rc;
 	pthread_mutex_unlock(&s->mu);
+	if (rc)
+		free(*x);
+	return rc;
 }
 
 int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 {
 	struct exchange *x;
-	int rc = 0;
+	int rc;
 
 	if (with->size != sizeof *with || !with->order || (with->threshold > 0 && (!with->residual || !with->packed)))
 		return -EINVAL;
-	x = calloc(1, sizeof *x);
-	if (!x)
-		return -ENOMEM;
-	x->store = s;
+	rc = make(s, &x);
+	if (rc)
+		return rc;
 	x->threshold = with->threshold;
 	x->elems = with->elems;
 	x->nonfinite = with->nonfinite;
@@ -439,19 +408,17 @@ int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 	}
 
 	/* Everything counts as written: reading in the plain layout may rewrite it. */
-	void *const given[] = {with->src, with->dst, with->order, with->residual, with->packed};
-	void **const kept[] = {&x->src, &x->dst, &x->order, &x->residual, &x->packed};
-	void *written[5];
+	void *const given[HANDLES] = {with->src, with->dst, with->order, with->residual, with->packed};
+	void *written[HANDLES];
 	int n = 0;
 
-	for (int i = 0; i < 5 && !rc; i++) {
+	for (int i = 0; i < HANDLES && !rc; i++) {
 		if (!given[i])
 			continue;
-		rc = s->engine.copy_handle(given[i], kept[i]) ? -EINVAL : 0;
+		rc = s->engine.copy_handle(given[i], &x->handles[i]) ? -EINVAL : 0;
 		if (!rc)
-			n = writes(written, n, *kept[i]);
+			n = writes(written, n, x->handles[i]);
 	}
-	count(s);
 	if (rc) {
 		release(x);
 		return rc;
@@ -486,12 +453,11 @@ static void run_end(void *context, void *on_complete, void *arg)
 
 int rw_mx_end_step(rw_mx_store *s, void *const *orders, uint32_t n)
 {
-	struct exchange *x = calloc(1, sizeof *x);
+	struct exchange *x;
+	int rc = make(s, &x);
 
-	if (!x)
-		return -ENOMEM;
-	x->store = s;
-	count(s);
+	if (rc)
+		return rc;
 	return s->engine.push_async(run_end, x, release, &cpu, NULL, 0, (void **)orders, (int)n, &prioritized, 0, "rackweave", 0)
 		       ? -EINVAL
 		       : 0;
@@ -499,16 +465,11 @@ int rw_mx_end_step(rw_mx_store *s, void *const *orders, uint32_t n)
 
 uint64_t rw_mx_oldest(rw_mx_store *s, uint32_t *tensor)
 {
-	struct timespec now;
 	uint64_t age = 0;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
 	pthread_mutex_lock(&s->mu);
 	if (s->oldest) {
-		const struct timespec *began = &s->oldest->began;
-		int64_t ms = (now.tv_sec - began->tv_sec) * 1000 + (now.tv_nsec - began->tv_nsec) / 1000000;
-
-		age = ms > 0 ? (uint64_t)ms + 1 : 1;
+		age = (rwb_now_ns() - s->oldest->began_ns) / 1000000 + 1;
 		*tensor = s->oldest->op.tensor;
 	}
 	pthread_mutex_unlock(&s->mu);
@@ -554,11 +515,9 @@ struct dl_managed {
 	void (*deleter)(struct dl_managed *);
 };
 
-enum { MAX_DIMS = 32 };
-
 struct arena_tensor {
 	struct dl_managed managed;
-	int64_t shape[MAX_DIMS];
+	int64_t shape[];
 };
 
 static void delete_tensor(struct dl_managed *m)
@@ -573,28 +532,27 @@ int rw_mx_tensor(const int64_t *shape, int32_t ndim, uint8_t code, uint8_t bits,
 	uint64_t bytes = bits / 8;
 	int rc;
 
-	if (ndim < 1 || ndim > MAX_DIMS || !bytes)
+	if (ndim < 1 || !bytes)
 		return -EINVAL;
 	for (int32_t i = 0; i < ndim; i++)
 		if (shape[i] < 1 || __builtin_mul_overflow(bytes, (uint64_t)shape[i], &bytes))
 			return -EINVAL;
-	t = calloc(1, sizeof *t);
+	t = malloc(sizeof *t + (size_t)ndim * sizeof *shape);
 	if (!t)
 		return -ENOMEM;
-	rc = rw_alloc(bytes, &t->managed.tensor.data);
-	if (rc < 0) {
-		free(t);
-		return rc;
-	}
+	t->managed = (struct dl_managed){
+		.tensor = {.device = {.type = 1},
+			   .ndim = ndim,
+			   .dtype = {.code = code, .bits = bits, .lanes = 1},
+			   .shape = t->shape},
+		.context = t,
+		.deleter = delete_tensor,
+	};
 	memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
-	t->managed.tensor.device.type = 1;
-	t->managed.tensor.ndim = ndim;
-	t->managed.tensor.dtype.code = code;
-	t->managed.tensor.dtype.bits = bits;
-	t->managed.tensor.dtype.lanes = 1;
-	t->managed.tensor.shape = t->shape;
-	t->managed.context = t;
-	t->managed.deleter = delete_tensor;
-	*managed = t;
-	return 0;
+	rc = rw_alloc(bytes, &t->managed.tensor.data);
+	if (rc < 0)
+		free(t);
+	else
+		*managed = t;
+	return rc;
 }

@@ -1,11 +1,11 @@
 /* Operations of a session. */
+#include "../fabric/base/wait.h"
 #include "library.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
 /* The session's worker for a call, or NULL with the result in *rc. */
 static rw_worker *worker_for(rw_session *s, int *rc)
@@ -65,76 +65,77 @@ int rw_wait_any(rw_session *s, const uint64_t *handles, uint32_t n, uint32_t tim
 
 int rw_wait_all(rw_session *s, const uint64_t *handles, uint32_t n, uint32_t timeout_ms)
 {
-	struct timespec begin, now;
 	int rc, status = 0;
 	rw_worker *w = worker_for(s, &rc);
-	uint64_t left = timeout_ms, gone;
+	uint64_t now = rwb_now_ns(), end = now + timeout_ms * UINT64_C(1000000);
 
 	if (!w)
 		return rc;
-	clock_gettime(CLOCK_MONOTONIC, &begin);
 	for (uint32_t i = 0; i < n && !status; i++) {
-		rc = rw_worker_wait_any(w, &handles[i], 1, (uint32_t)left, &status);
+		rc = rw_worker_wait_any(w, &handles[i], 1, now < end ? (uint32_t)((end - now) / 1000000) : 0, &status);
 		if (rc < 0)
 			return rc;
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		gone = (uint64_t)(now.tv_sec - begin.tv_sec) * 1000 + (uint64_t)((now.tv_nsec - begin.tv_nsec) / 1000000);
-		left = gone < timeout_ms ? timeout_ms - gone : 0;
+		now = rwb_now_ns();
 	}
 	return explain(w, status);
 }
 
-int rw_progress(rw_session *s)
+static int commit(rw_session *s, const float hyper[RW_HYPERS], int skip, int skip_non_finite, uint64_t *handle)
 {
+	unsigned char record[RW_RECORD_BYTES];
 	int rc;
 	rw_worker *w = worker_for(s, &rc);
 
-	return w ? explain(w, rw_worker_progress(w)) : rc;
+	if (!w)
+		return rc;
+	rw_worker_step(record, hyper, skip, skip_non_finite);
+	return explain(w, rw_worker_commit(w, record, s->record, handle));
 }
 
 int rw_commit(rw_session *s, const struct rw_step *step, uint64_t *handle)
 {
 	const float hyper[RW_HYPERS] = {step->lr, step->wd, step->scale, step->clip};
-	unsigned char record[RW_RECORD_BYTES];
-	int rc;
-	rw_worker *w = worker_for(s, &rc);
 
-	if (!w)
-		return rc;
 	if (step->size < sizeof *step)
 		return rwf_fail(EINVAL, "commit: the step's size is %u: set it to sizeof(struct rw_step), %zu", step->size,
 				sizeof *step);
-	rw_worker_step(record, hyper, step->skip, step->skip_non_finite);
-	return explain(w, rw_worker_commit(w, record, s->record, handle));
+	return commit(s, hyper, step->skip, step->skip_non_finite, handle);
+}
+
+static int answer(const rw_session *s, struct rw_answer *out)
+{
+	int rc = session_usable(s);
+
+	return rc ? rc : rw_worker_answer(s->record, out);
 }
 
 int rw_committed(rw_session *s, float *norm, float *scale)
 {
-	int rc = session_usable(s);
+	struct rw_answer a = {0};
+	int rc = answer(s, &a);
 
-	return rc ? rc : rw_worker_committed(s->record, norm, scale);
+	*norm = a.norm;
+	*scale = a.scale;
+	return rc;
 }
 
 int rw_end_step(rw_session *s, uint64_t *handle)
 {
 	static const float none[RW_HYPERS];
-	unsigned char record[RW_RECORD_BYTES];
-	int rc;
-	rw_worker *w = worker_for(s, &rc);
 
-	if (!w)
-		return rc;
 	if (!s->cfg.steps)
 		return rwf_fail(EINVAL, "end of step: the job has no steps of single workers: join it in mode stream");
-	rw_worker_step(record, none, 0, 0);
-	return explain(w, rw_worker_commit(w, record, s->record, handle));
+	return commit(s, none, 0, 0, handle);
 }
 
 int rw_step_ended(rw_session *s, uint32_t *step, int *pull)
 {
-	int rc = session_usable(s);
+	struct rw_answer a = {0};
+	int rc = answer(s, &a);
 
-	return rc ? rc : rw_worker_stepped(s->record, step, pull);
+	*step = a.step;
+	*pull = a.pull;
+	return rc;
 }
 
 void rw_abort(rw_session *s, const char *text)

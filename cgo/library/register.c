@@ -13,7 +13,7 @@ static struct registered *known(struct rw_session *s, uint64_t serial)
 	return NULL;
 }
 
-/* A device that takes no more regions is no failure: what lies there is copied. */
+/* A device that takes no more regions does not fail it: what lies there is copied. */
 static void take(struct rw_session *s, const struct memory *m, struct registered *r)
 {
 	*r = (struct registered){.serial = m->serial, .seen = 1};
@@ -45,7 +45,7 @@ static void look(const struct memory *m, void *arg)
 	take(s, m, &s->memory[s->nmemory++]);
 }
 
-/* Gives up what is no arena memory any more. */
+/* Drops regions whose memory has left the arena. */
 static void drop(struct rw_session *s)
 {
 	uint32_t kept = 0;

@@ -83,8 +83,6 @@ static int set_up(struct rw_session *s)
 		if (!session_memory(s, s->staging))
 			rc = rwf_fail(ENOMEM, "open: staging buffers: %s", rwf_last_error());
 	}
-	for (uint32_t i = 0; !rc && i < s->cfg.nlanes; i++)
-		rc = session_queue_pair(s, i, s->lanes[i].nic);
 	return rc;
 }
 
@@ -150,16 +148,13 @@ int rw_open(const struct rw_config *config, rw_session **session)
 
 int rw_query(rw_session *s, struct rw_info *out)
 {
-	struct rw_info now = {
-		.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .linked = 1, .any_memory = 1};
+	struct rw_info now = {.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .any_memory = 1};
 	int rc = session_usable(s);
 
 	if (rc)
 		return rc;
-	for (uint32_t i = 0; i < s->nnics; i++) {
-		now.linked = now.linked && s->nics[i].flags & RWF_DEV_LINK;
+	for (uint32_t i = 0; i < s->nnics; i++)
 		now.any_memory = now.any_memory && s->nics[i].flags & RWF_DEV_ANY_MEMORY;
-	}
 	pthread_mutex_lock(&s->lock);
 	now.tensors = s->ntensors;
 	now.workers = s->workers;

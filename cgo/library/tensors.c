@@ -15,27 +15,13 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-/* The thread that makes progress. */
-static int start_thread(struct rw_session *s)
-{
-	int rc = thread_start(&s->thread, "rackweave", serve, s->worker);
-
-	if (rc)
-		return rc;
-	s->threaded = 1;
-	return 0;
-}
-
 /* Under the session's lock. */
 static int open_worker(struct rw_session *s)
 {
 	const uint32_t local = s->cfg.local_workers ? s->cfg.local_workers : 1;
 	const struct registered *staging = session_memory(s, s->staging);
-	struct rw_worker_lane lanes[RW_MAX_LANES];
 	struct rw_worker_nic nics[RW_MAX_NICS];
 	struct rw_worker_config cfg = {
-		.nics = nics,
-		.lanes = lanes,
 		.nnics = s->nnics,
 		.nlanes = s->cfg.nlanes,
 		.chunk_bytes = s->cfg.chunk_bytes,
@@ -47,7 +33,6 @@ static int open_worker(struct rw_session *s)
 		.by_reference = s->cfg.by_reference,
 		.any_memory = 1,
 		.steps = s->cfg.steps,
-		.resumable = s->resumable,
 		.isa = rwk_best(),
 		.spin = s->cfg.spin,
 	};
@@ -58,9 +43,7 @@ static int open_worker(struct rw_session *s)
 		nics[i] = (struct rw_worker_nic){s->nics[i].pd, s->nics[i].cq, staging->mr[i].lkey, staging->mr[i].rkey};
 		cfg.any_memory = cfg.any_memory && s->nics[i].flags & RWF_DEV_ANY_MEMORY;
 	}
-	for (uint32_t i = 0; i < s->cfg.nlanes; i++)
-		lanes[i] = s->lanes[i].worker;
-	rc = rw_worker_open(&cfg, &w);
+	rc = rw_worker_open(&cfg, nics, s->lanes, &w);
 	for (uint32_t i = 0; !rc && i < s->nmemory; i++)
 		if (!s->memory[i].failed)
 			rc = rw_worker_region(w, s->memory[i].mr);
@@ -69,13 +52,14 @@ static int open_worker(struct rw_session *s)
 	__atomic_store_n(&s->worker, w, __ATOMIC_RELEASE);
 	if (__atomic_load_n(&s->aborted, __ATOMIC_ACQUIRE))
 		rw_worker_abort(w, s->reason);
-	return s->cfg.no_thread ? 0 : start_thread(s);
+	rc = thread_start(&s->thread, "rackweave", serve, w);
+	s->threaded = !rc;
+	return rc;
 }
 
 struct cut {
 	struct rw_tensor_desc *tensors;
 	struct rw_chunk_desc *chunks; /* lane by lane */
-	const struct rw_chunk_desc *lists[RW_MAX_LANES];
 	uint32_t counts[RW_MAX_LANES];
 };
 
@@ -120,7 +104,7 @@ static int cut(const struct rw_session *s, const struct rw_tensor *t, uint32_t n
 	for (uint64_t i = 0; i < nchunks; i++)
 		c->counts[lanes[i]]++;
 	for (uint32_t i = 0; i < s->cfg.nlanes; i++)
-		c->lists[i] = next[i] = i ? next[i - 1] + c->counts[i - 1] : c->chunks;
+		next[i] = i ? next[i - 1] + c->counts[i - 1] : c->chunks;
 	for (uint32_t i = 0; i < n; i++) {
 		uint64_t most = elems_per_chunk(s, t[i].wire_type);
 
@@ -139,9 +123,9 @@ static int add(struct rw_session *s, const struct cut *c, uint32_t n)
 	int rc = s->worker ? 0 : open_worker(s);
 
 	if (!rc)
-		rc = rw_worker_add(s->worker, c->tensors, n, c->lists, c->counts);
+		rc = rw_worker_add(s->worker, c->tensors, n, c->chunks, c->counts);
 	for (uint32_t i = 0; !rc && s->cfg.live_hyper && i < n; i++)
-		rc = rw_worker_hyper(s->worker, s->ntensors + i, s->cfg.record, 0);
+		rc = rw_worker_hyper(s->worker, s->ntensors + i, s->cfg.record);
 	if (!rc)
 		s->ntensors += n;
 	return rc;

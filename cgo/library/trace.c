@@ -1,10 +1,9 @@
 /* Notes when operations began and ended, for timelines. */
+#include "../fabric/base/wait.h"
 #include "library.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 /* An operation under trace, with what was to be called at its end. */
 struct entry {
@@ -20,24 +19,16 @@ struct trace {
 	struct entry entries[];
 };
 
-static uint64_t now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 static void ended(void *arg, uint64_t handle, int status)
 {
 	struct entry *e = arg;
 
-	__atomic_store_n(&e->noted.ended, now(), __ATOMIC_RELEASE);
+	__atomic_store_n(&e->noted.ended, rwb_now_ns(), __ATOMIC_RELEASE);
 	if (e->done)
 		e->done(e->done_arg, handle, status);
 }
 
-/* Takes a place for an operation that is about to start; NULL where there is none. */
+/* Takes a place for an operation that is about to start. Returns NULL if all are taken. */
 static struct entry *begin(struct trace *t, const struct rw_op *op)
 {
 	uint64_t i = __atomic_fetch_add(&t->count, 1, __ATOMIC_RELAXED);
@@ -49,7 +40,7 @@ static struct entry *begin(struct trace *t, const struct rw_op *op)
 	e->noted.kind = op->kind;
 	e->done = op->done;
 	e->done_arg = op->done_arg;
-	__atomic_store_n(&e->noted.began, now(), __ATOMIC_RELEASE);
+	__atomic_store_n(&e->noted.began, rwb_now_ns(), __ATOMIC_RELEASE);
 	return e;
 }
 
@@ -76,7 +67,7 @@ int trace_submit(struct trace *t, rw_worker *w, const struct rw_op *ops, uint32_
 
 int rw_trace(rw_session *s, uint32_t cap)
 {
-	struct trace *t;
+	struct trace *t, *none = NULL;
 	int rc = session_usable(s);
 
 	if (rc)
@@ -85,14 +76,10 @@ int rw_trace(rw_session *s, uint32_t cap)
 	if (!t)
 		return rwf_fail(cap ? ENOMEM : EINVAL, "trace: %u operations: use a number above 0 for which there is memory", cap);
 	t->cap = cap;
-	pthread_mutex_lock(&s->lock);
-	rc = s->trace ? rwf_fail(EALREADY, "trace: the session is traced already") : 0;
-	if (!rc)
-		__atomic_store_n(&s->trace, t, __ATOMIC_RELEASE);
-	pthread_mutex_unlock(&s->lock);
-	if (rc)
-		free(t);
-	return rc;
+	if (__atomic_compare_exchange_n(&s->trace, &none, t, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+		return 0;
+	free(t);
+	return rwf_fail(EALREADY, "trace: the session is traced already");
 }
 
 int rw_traced(rw_session *s, uint32_t first, struct rw_traced *out, uint32_t n)

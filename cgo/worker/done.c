@@ -1,4 +1,4 @@
-/* How operations end, and the worker with them. */
+/* The ends of operations, and of the worker. */
 #include "internal.h"
 
 #include <errno.h>

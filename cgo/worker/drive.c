@@ -1,4 +1,5 @@
-/* Who drives the queues, for how long, and how it sleeps meanwhile. */
+/* Driving the queues, for a time, and sleeping meanwhile. */
+#include "../fabric/base/wait.h"
 #include "internal.h"
 
 #include <errno.h>
@@ -6,21 +7,16 @@
 #include <stdio.h>
 #include <time.h>
 
-/* How long a wait for more than one completion may sleep: fewer may be all that comes before this worker sends more. */
+/* MODERATED_US bounds the sleep for more than one completion, because fewer may arrive before this worker sends more. */
 enum { MODERATED_US = 1000, SLICE_US = 100000 };
-/* And one for one of several queues, while the others may have something. */
+/* SEVERAL_US bounds the sleep on one of several queues, while the others may have completions. */
 enum { SEVERAL_US = 200 };
-/* How long a claim waits for those who drive: they give way at once, unless a device keeps them. */
+/* CLAIM_MS bounds the wait of a claim for the driving threads, which give way at once unless a device delays them. */
 enum { CLAIM_MS = 5000 };
 
 static uint64_t now_ns(const struct rw_worker *w)
 {
-	struct timespec ts;
-
-	if (w->cfg.clock_ns)
-		return __atomic_load_n(w->cfg.clock_ns, __ATOMIC_RELAXED);
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+	return w->cfg.clock_ns ? __atomic_load_n(w->cfg.clock_ns, __ATOMIC_RELAXED) : rwb_now_ns();
 }
 
 static void fail_queue_pairs(struct rw_worker *w)
@@ -31,7 +27,10 @@ static void fail_queue_pairs(struct rw_worker *w)
 	w->fail_qps = 0;
 }
 
-/* A NIC's completion queue is lost, and what it held: the lanes on it go on over another NIC, where there is one. */
+/*
+ * Handles the loss of a NIC's completion queue with its completions. The lanes on it continue over another NIC, if the worker has
+ * one.
+ */
 static int lose(struct rw_worker *w, uint32_t nic)
 {
 	if (!w->cfg.resumable || w->cfg.nnics == 1)
@@ -106,7 +105,7 @@ static void release(struct rw_worker *w)
 	pthread_cond_broadcast(&w->cond);
 }
 
-/* Waits its turn while another thread drives. */
+/* Waits while another thread drives. */
 static void wait_turn(struct rw_worker *w, uint64_t left_ns)
 {
 	struct timespec ts;
@@ -122,7 +121,6 @@ static void wait_turn(struct rw_worker *w, uint64_t left_ns)
 	w->waiting--;
 }
 
-/* Lets new work out: by this thread if nobody drives, else by waking the one that does. */
 void kick(struct rw_worker *w)
 {
 	if (w->driving || w->claims) {
@@ -144,8 +142,6 @@ int rw_worker_claim(rw_worker *w)
 	uint64_t now, deadline;
 	int rc = 0;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	w->claims++;
 	for (deadline = now_ns(w) + CLAIM_MS * UINT64_C(1000000); w->driving && (now = now_ns(w)) < deadline;) {
@@ -165,12 +161,10 @@ int rw_worker_claim(rw_worker *w)
 
 void rw_worker_release(rw_worker *w)
 {
-	if (forked(w))
-		return;
 	pthread_mutex_lock(&w->lock);
 	w->claims--;
 	release(w);
-	kick(w); /* what was submitted meanwhile */
+	kick(w); /* work was submitted meanwhile */
 	run_callbacks(w);
 	pthread_mutex_unlock(&w->lock);
 }
@@ -179,8 +173,6 @@ int rw_worker_progress(rw_worker *w)
 {
 	int n = 0;
 
-	if (forked(w))
-		return RW_EFORKED;
 	pthread_mutex_lock(&w->lock);
 	if (!w->driving && !w->claims) {
 		w->driving = 1;
@@ -193,8 +185,8 @@ int rw_worker_progress(rw_worker *w)
 }
 
 /*
- * How many completions to sleep for. While a lane has more to send, half of what is in flight, so that the aggregator never
- * runs dry; at the end, all of it.
+ * Returns the number of completions to sleep for: half of the messages in flight while a lane has more to send, so that the
+ * aggregator never runs dry, and all of them at the end.
  */
 static uint32_t moderation(const struct rw_worker *w)
 {
@@ -210,7 +202,10 @@ static uint32_t moderation(const struct rw_worker *w)
 	return count == UINT32_MAX || count == 0 ? 1 : count;
 }
 
-/* Sleeps, without the lock, until the queue has something or the time is up; of several queues, on one, and not long. */
+/*
+ * Sleeps, without the lock, until the queue has a completion or the time is over. With several queues it sleeps on one, and not
+ * long.
+ */
 static void nap(struct rw_worker *w, uint64_t left_ns)
 {
 	uint32_t used = 0, count = moderation(w);
@@ -235,7 +230,7 @@ static void nap(struct rw_worker *w, uint64_t left_ns)
 	w->sleeping = NULL;
 }
 
-/* Lets in those who wait for the lock: a mutex does not, where its owner asks for it again at once. */
+/* Lets threads that wait for the lock take it. A mutex does not, if its owner locks it again at once. */
 static void give_way(struct rw_worker *w)
 {
 	if (__atomic_load_n(&w->entering, __ATOMIC_RELAXED) == 0 && w->waiting == 0)
@@ -245,7 +240,7 @@ static void give_way(struct rw_worker *w)
 	pthread_mutex_lock(&w->lock);
 }
 
-/* Drives until an operation is done or someone else wants to. */
+/* Drives until an operation is done or another thread wants to drive. */
 static void drive_on(struct rw_worker *w, uint64_t deadline)
 {
 	uint32_t idle = 0;
@@ -270,7 +265,7 @@ static void drive_on(struct rw_worker *w, uint64_t deadline)
 	give_way(w);
 }
 
-/* Makes progress until the condition holds, and then returns what it did: not 0. 0: the deadline has passed. */
+/* Makes progress until the condition holds, and returns its value, which is not 0. Returns 0 if the deadline has passed. */
 static int drive_until(struct rw_worker *w, int (*holds)(struct rw_worker *w, void *arg), void *arg, uint64_t deadline)
 {
 	int rc;
@@ -285,12 +280,8 @@ static int drive_until(struct rw_worker *w, int (*holds)(struct rw_worker *w, vo
 		else
 			drive_on(w, deadline);
 	}
-	if (w->fail_qps && !w->driving && !w->claims) {
-		w->driving = 1;
-		fail_queue_pairs(w);
-		release(w);
-		run_callbacks(w);
-	}
+	if (w->fail_qps)
+		kick(w);
 	return rc;
 }
 
@@ -324,8 +315,6 @@ int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms)
 	struct wanted wanted = {.handles = &handle, .n = 1};
 	int rc;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	rc = drive_until(w, any_finished, &wanted, deadline_in(w, timeout_ms));
 	if (rc == 0) {
@@ -342,8 +331,6 @@ int rw_worker_wait_any(rw_worker *w, const uint64_t *handles, uint32_t n, uint32
 	struct wanted wanted = {.handles = handles, .n = n};
 	int rc;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	rc = drive_until(w, any_finished, &wanted, deadline_in(w, timeout_ms));
 	pthread_mutex_unlock(&w->lock);

@@ -10,8 +10,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/types.h>
-#include <unistd.h>
 
 enum { SEND_BATCH = 32, POLL_BATCH = 64 };
 
@@ -25,41 +23,47 @@ enum chunk_state { CHUNK_IDLE, CHUNK_PENDING, CHUNK_IN_FLIGHT };
 
 struct chunk {
 	uint64_t offset; /* elements */
-	uint32_t part;   /* of its home, index into that lane's parts */
+	uint32_t part;   /* of its home, index in that lane's parts */
 	uint32_t elems;
 	uint16_t slot, staging;
-	uint32_t next_request; /* chain of requested chunks that can be sent */
-	uint32_t next_guest;   /* chain of a part's guests */
+	uint32_t next_request; /* next in the chain of requested chunks that can be sent */
+	uint32_t next_guest;   /* next in the chain of a part's guests */
 	uint8_t state;         /* enum chunk_state */
-	uint8_t requested : 1, /* the aggregator asked for this chunk before others */
-		chained : 1,   /* stands in the lane's chain of requested chunks */
-		in_again : 1,  /* stands in the lane's ring of chunks that were NACKed */
-		away : 1;      /* is another lane's guest */
-	uint8_t to;            /* 1 + the lane it belongs to once it is answered; 0: it stays */
+	uint8_t requested : 1, /* the aggregator requested this chunk before others */
+		chained : 1,   /* in the lane's chain of requested chunks */
+		in_again : 1,  /* in the lane's ring of chunks that were NACKed */
+		away : 1;      /* another lane's guest */
+	uint8_t to;            /* 1 + the lane that it belongs to after its answer, or 0 if it stays */
 };
 
-/* A part is what one tensor has in one lane: a run of chunks. Its index in the lane is the "lane's tensor index". */
+/* A message of one record. */
+struct control {
+	uint16_t slot, staging;
+	uint8_t state; /* enum chunk_state */
+};
+
+/* A part is the run of chunks of one tensor in one lane. Its index in the lane is the "lane's tensor index". */
 struct part {
 	uint32_t tensor, first, count;
 	uint32_t cursor;               /* next of its chunks to send */
 	uint32_t name;                 /* index in control records */
-	uint32_t guests, guest_cursor; /* chunks of the tensor that have come from other lanes, by index; NONE: no other */
-	uint16_t record_slot, record_staging;
-	uint8_t record_dirty, record_in_flight;
-	uint32_t heap_at; /* place in the lane's heap; NONE: not there */
+	uint32_t guests, guest_cursor; /* chunks of the tensor that have come from other lanes, by index, or NONE */
+	struct control record;         /* its state is idle or in flight */
+	uint8_t record_dirty;          /* to be sent anew */
+	uint32_t heap_at;              /* place in the lane's heap, or NONE */
 };
 
 /* Registered memory, by NIC. */
 struct region {
 	struct region *next;
-	uint64_t addr, length; /* 0: none */
+	uint64_t addr, length; /* 0 if unused */
 	uint32_t lkey[RW_MAX_NICS], rkey[RW_MAX_NICS];
 };
 
-/* Memory that served a tensor last. */
+/* The memory that a tensor used last. */
 struct used {
 	const void *memory;
-	uint8_t collapsed; /* into huge pages, as far as that goes */
+	uint8_t collapsed; /* into huge pages, as far as possible */
 };
 enum { USED_SRC, USED_DST, USED_ENDS };
 
@@ -67,31 +71,29 @@ struct tensor {
 	uint64_t elems;
 	const char *src;
 	char *dst;
-	uint64_t bound_dst; /* what the aggregator knows as destination; 0: none */
+	uint64_t bound_dst; /* the destination that the aggregator knows, or 0 */
 	const struct region *bound_region;
-	uint32_t bound_rkey;             /* of it on the first NIC: it is registered anew when that changes */
-	const struct region *src_region; /* of src where it can be sent from directly */
+	uint32_t bound_rkey;             /* of bound_region on the first NIC; it changes when the region is registered anew */
+	const struct region *src_region; /* region of src, if it can be sent from directly */
 	struct used used[USED_ENDS];
-	struct region *auto_src, *auto_dst; /* registered on the fly (any_memory); NULL: not yet */
+	struct region *auto_src, *auto_dst; /* registered on the fly (any_memory), or NULL */
 	uint32_t generation;
-	uint32_t remaining; /* chunks not answered yet */
+	uint32_t remaining; /* chunks without an answer */
 	int32_t priority;
 	int status; /* of the last finished operation */
 	uint64_t seq;
 	rw_done_fn done;
 	void *done_arg;
 	float hyper[8];
-	uint32_t hyper_flags;
 	uint32_t first_part; /* into worker.part_index: its part in each lane, nlanes entries */
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
-	uint8_t direct_src, direct_dst;
-	uint8_t recorded;  /* its control record has been sent, or is to be */
-	uint8_t streaming; /* as the aggregator knows: its results go past the cache */
+	uint8_t recorded;  /* its control record was sent, or is about to be sent */
+	uint8_t streaming; /* in the last control record: its results go past the cache */
 };
 
 struct lane {
-	rwf_qp *qp; /* NULL: detached */
+	rwf_qp *qp; /* NULL if detached */
 	uint32_t nic;
 	uint64_t slot_addr;
 	uint32_t slot_rkey;
@@ -101,26 +103,23 @@ struct lane {
 	uint32_t nchunks, nparts, nguests;
 	uint32_t *homes, nhomes; /* the parts that were added, by their index in control records */
 	uint32_t in_flight;
-	/* Free slots, oldest first: a ring of `window` entries (see worker.h on why first in, first out). */
+	/* The free slots, oldest first: a ring of `window` entries (worker.h explains the order). */
 	uint16_t *slots;
 	uint32_t slot_head, slot_count;
 	uint16_t *staging_free; /* by reference: last in, first out, so that few buffers stay hot */
 	uint32_t staging_count;
 	uint32_t *heap; /* parts with chunks to send, best first */
 	uint32_t heap_len;
-	uint32_t *again; /* chunks the aggregator NACKed, a ring */
+	uint32_t *again; /* chunks that the aggregator NACKed, a ring */
 	uint32_t again_head, again_count, again_cap;
-	uint32_t request_head;  /* requested chunks that can be sent now, chained; NONE: none */
-	uint32_t last_request;  /* the chunk that was requested last goes before the others; NONE: none yet */
-	uint32_t requests_open; /* requested chunks not sent yet, whether they can be or not */
+	uint32_t request_head;  /* first requested chunk that can be sent now, or NONE */
+	uint32_t last_request;  /* the chunk that was requested last, which goes before the others, or NONE */
+	uint32_t requests_open; /* requested chunks that were not sent, whether they can be or not */
 	struct stream stream;
-	uint32_t consumed, receives; /* receives to post again; posted and not completed */
-	uint64_t progress;           /* done and received when the device last blamed this side for a break; */
-	uint32_t fruitless;          /* how often it did since */
-	uint16_t commit_slot, commit_staging;
-	uint8_t commit_state; /* enum chunk_state */
-	uint16_t announce_slot, announce_staging;
-	uint8_t announce_state; /* enum chunk_state; of lane 0 */
+	uint32_t consumed, receives;         /* receives to post again; posted and not completed */
+	uint64_t progress;                   /* done and received when the device last blamed this side for a break */
+	uint32_t fruitless;                  /* number of such breaks since then */
+	struct control commit, announcement; /* the announcement is lane 0's */
 };
 
 struct finished {
@@ -133,7 +132,6 @@ struct finished {
 struct rw_worker {
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
-	pid_t owner;
 	struct rw_worker_config cfg;
 	struct lane *lanes;
 	struct tensor *tensors;
@@ -142,32 +140,35 @@ struct rw_worker {
 	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
 	unsigned char *commit_record;
-	uint32_t step; /* that the next push belongs to, or the present one */
+	uint32_t step; /* step of the next push, or of the present one */
 	uint8_t announced;
 	struct nic {
 		struct rw_worker_nic cfg;
-		uint32_t lanes; /* on it: its queue is polled while there are any */
-		uint8_t lost;   /* its queue is: no lane can be on it any more */
+		uint32_t lanes; /* number of lanes on the NIC; its queue is polled while there are any */
+		uint8_t lost;   /* its queue is lost, and no lane can use it */
 	} nics[RW_MAX_NICS];
 	struct region *regions;
 	uint32_t active; /* operations in flight */
 	uint64_t seq;
 	int driving;      /* a thread owns the queues now */
-	int claims;       /* threads that want to, and go first */
-	int waiting;      /* threads that wait for the one that drives */
+	int claims;       /* threads that want to drive, and go first */
+	int waiting;      /* threads that wait for the driving one */
 	int entering;     /* threads that wait for the lock; atomic */
-	int stopping;     /* the serving thread is to end */
-	int news;         /* an operation is done, and those who wait have not been told */
+	int stopping;     /* the serving thread must end */
+	int news;         /* an operation is done, and waiting threads were not woken */
 	rwf_cq *sleeping; /* the driving thread sleeps on it */
-	int failure;      /* enum rw_error or -ETIMEDOUT; 0: none */
+	int failure;      /* enum rw_error or -ETIMEDOUT, or 0 */
 	char failure_text[256];
-	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, as each tensor has one operation at a time */
+	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, because each tensor has one operation at a time */
 	uint32_t finished_head, finished_count, finished_cap;
-	int fail_qps; /* a thread that did not own the queues failed the worker: the next driver fails the queue pairs */
+	int fail_qps; /* a thread that did not own the queues failed the worker, and the next driver fails the queue pairs */
 	struct rw_stats stats;
 };
 
-/* Work request ids: a send's has the tag, its lane above, and how many it completes below; a receive's is its lane. */
+/*
+ * A send's work request id has the tag, its lane in the upper half, and the number of messages that it completes in the lower. A
+ * receive's is its lane.
+ */
 #define SEND_TAG (UINT64_C(1) << 63)
 
 static inline uint32_t imm_pack(uint32_t op, uint32_t epoch, uint32_t index)
@@ -195,18 +196,13 @@ static inline uint32_t type_size(uint8_t type)
 	return type == RWK_F32 ? 4 : 2;
 }
 
-/* Whether results go past the cache: a model grows, and the whole of it counts. */
+/* Reports whether results go past the cache. A model grows, and the whole of it counts. */
 static inline uint8_t past_cache(const struct rw_worker *w)
 {
 	return w->cfg.cache_bytes && w->model_bytes > w->cfg.cache_bytes;
 }
 
-static inline int forked(const struct rw_worker *w)
-{
-	return w->owner != getpid();
-}
-
-/* A chunk of another lane, by its index as a guest. NULL: there is none. */
+/* Returns a chunk of another lane, by its index as a guest, or NULL. */
 static inline struct chunk *guest_at(struct rw_worker *w, uint32_t index)
 {
 	uint32_t home = index & ~(uint32_t)RW_GUEST_BIT;
@@ -229,23 +225,32 @@ static inline struct part *part_of(struct rw_worker *w, const struct tensor *t, 
 	return p == NONE ? NULL : &w->lanes[lane].parts[p];
 }
 
-/* A chunk of a lane, by its index there: one that was added to it, or one that was added to another. NULL: there is none. */
+/* Returns a chunk of a lane, by its index there, or NULL. The chunk was added to this lane, or to another. */
 static inline struct chunk *chunk_at(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	return index < l->nchunks ? &l->chunks[index] : guest_at(w, index);
 }
 
-/* The number of its tensor. */
-static inline uint32_t tensor_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
+/* Returns the lane to which a chunk was added. index becomes the chunk's index there. */
+static inline struct lane *home_of(const struct rw_worker *w, const struct lane *l, uint32_t *index)
 {
-	const struct lane *home = index < l->nchunks ? l : &w->lanes[(index & ~(uint32_t)RW_GUEST_BIT) % w->cfg.nlanes];
-	const struct chunk *c =
-		index < l->nchunks ? &l->chunks[index] : &home->chunks[(index & ~(uint32_t)RW_GUEST_BIT) / w->cfg.nlanes];
+	uint32_t home = *index & ~(uint32_t)RW_GUEST_BIT;
 
-	return home->parts[c->part].tensor;
+	if (*index < l->nchunks)
+		return &w->lanes[l - w->lanes];
+	*index = home / w->cfg.nlanes;
+	return &w->lanes[home % w->cfg.nlanes];
 }
 
-/* The part that it belongs to in the lane. */
+/* Returns the number of the tensor of a chunk. */
+static inline uint32_t tensor_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
+{
+	const struct lane *home = home_of(w, l, &index);
+
+	return home->parts[home->chunks[index].part].tensor;
+}
+
+/* Returns the part of a chunk in the lane. */
 static inline uint32_t part_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
 {
 	if (index < l->nchunks)
@@ -254,46 +259,44 @@ static inline uint32_t part_at(const struct rw_worker *w, const struct lane *l, 
 }
 
 /* move.c; all under the lock. */
-/* The lane's part of that index in control records; NULL: there is none. */
+/* Returns the lane's part of that index in control records, or NULL. */
 struct part *part_named(struct rw_worker *w, struct lane *l, uint32_t name);
-/* Takes note that a chunk in flight belongs to another lane once it is answered. */
+/* Records that a chunk in flight belongs to another lane after its answer. */
 int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to);
-/* Gives a chunk that is answered to its other lane. */
+/* Gives a chunk that was answered to its other lane. */
 int move_end(struct rw_worker *w, struct lane *l, uint32_t index);
 
-/* pages.c; under the lock. Takes note that an operation uses memory at this end. */
+/* pages.c; under the lock. Records that an operation uses memory at this end. */
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
 /* queue.c; all under the lock, as lane.c. */
-void queue_part(struct rw_worker *w, struct lane *l, uint32_t part); /* all of its chunks are to be sent */
-/* The next chunk to send; NONE: there is none, or no slot for it. */
+void queue_part(struct rw_worker *w, struct lane *l, uint32_t part); /* all of its chunks must be sent */
+/* Returns the next chunk to send, or NONE if no chunk or no slot is free. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l);
 void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index);
-void queue_request(struct rw_worker *w, struct lane *l, uint32_t index); /* it goes before others */
-void queue_again(struct rw_worker *w, struct lane *l, uint32_t index);   /* it goes behind all others */
+void queue_request(struct rw_worker *w, struct lane *l, uint32_t index); /* the chunk goes before others */
+void queue_again(struct rw_worker *w, struct lane *l, uint32_t index);   /* the chunk goes behind all others */
 int queue_reserve(struct lane *l, uint32_t n);                           /* room for so many chunks behind all others */
-void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index);  /* the chunk goes to another lane */
+void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index);  /* the chunk moves to another lane */
 
 /* lane.c; all under the lock, by the driving thread. */
 int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg);
 void lane_free(struct lane *l);
 int lane_send(struct rw_worker *w, struct lane *l);
 int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
-/* Writes a part's control record into its staging buffer, with the keys of the NIC that the lane is on. */
+/* Writes a part's control record into its staging buffer, with the keys of the lane's NIC. */
 void lane_record(struct rw_worker *w, struct lane *l, const struct part *p);
-/* Takes note of a completion in error: 0 where the lane can be resumed. */
+/* Records a completion in error. Returns 0 if the lane can be resumed. */
 int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
-/* Posts what is not posted; a broken lane's waits. */
+/* Posts the messages that were not posted. A broken lane's messages wait. */
 int lane_flush(struct rw_worker *w, struct lane *l);
 
 /* region.c */
-/* Makes r the memory that has these keys, by NIC. */
-void region_keys(const struct rw_worker *w, struct region *r, const struct rwf_mr *mrs);
 void region_forget(struct rw_worker *w, struct region *r);
-/* The region of a buffer, registering it if that is free; NULL: it must be copied. */
+/* Returns the region of a buffer, registering it if that costs nothing, or NULL if the buffer must be copied. */
 const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t bytes, struct region **cached);
 
-/* Gives an array room; array points to the pointer to it. */
+/* Grows an array. array points to the pointer to it. */
 static inline int grow(void *array, size_t count, size_t size)
 {
 	void **p = array, *bigger = realloc(*p, count * size);
@@ -304,7 +307,7 @@ static inline int grow(void *array, size_t count, size_t size)
 	return 0;
 }
 
-/* Takes the lock, from the thread that drives too. */
+/* Takes the lock, even while a thread drives. */
 static inline void enter(struct rw_worker *w)
 {
 	__atomic_add_fetch(&w->entering, 1, __ATOMIC_RELAXED);
@@ -314,20 +317,23 @@ static inline void enter(struct rw_worker *w)
 
 /* setup.c */
 void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent again */
-void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS], uint32_t flags);
+void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS]);
 
 /* done.c */
 int worker_fail(struct rw_worker *w, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void tensor_done(struct rw_worker *w, uint32_t index, int status);
-/* 1: finished, its status in *status; 0: in flight; negative: no such operation. */
+/* Returns 1 if finished, with its status in status; 0 if in flight; negative if no such operation exists. */
 int op_finished(struct rw_worker *w, uint64_t handle, int *status);
-/* Calls what waits for operations that are done; without the lock meanwhile. */
+/* Calls the callbacks of operations that are done, without the lock meanwhile. */
 void run_callbacks(struct rw_worker *w);
 
 /* drive.c */
-/* One round: what came, receives for it, what may go. By the driving thread, under the lock; returns completions or the failure. */
+/*
+ * Runs one round: completions, receives, sends. By the driving thread, under the lock. Returns the number of completions or the
+ * failure.
+ */
 int drive(struct rw_worker *w);
-/* Lets new work out: by this thread if nobody drives, else by waking the one that does. */
+/* Sends new work: by this thread if no thread drives, or by waking the driving one. */
 void kick(struct rw_worker *w);
 
 /* record.c */

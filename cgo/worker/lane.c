@@ -1,13 +1,13 @@
-/* One lane: what to send next, and what an answer means. */
+/* One lane: sending messages, and handling answers. */
 #include "internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Staged chunks per doorbell: small, so that the aggregator starts on them while the next are still being copied. */
+/* Staged chunks per doorbell. It is small, so that the aggregator starts on them while the next are still being copied. */
 enum { STAGED_BATCH = 8 };
-/* Breaks without anything moved in between, for which the device may blame this side. */
+/* The number of breaks without progress for which the device may blame this side. */
 enum { MOST_FRUITLESS = 8 };
 
 int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg)
@@ -56,8 +56,8 @@ static char *staging_at(struct rw_worker *w, struct lane *l, uint32_t index)
 }
 
 /*
- * Takes a slot and its staging buffer, and leaves so many buffers for others. By reference only messages that need a buffer take
- * one, and slots have no numbers.
+ * Takes a slot and its staging buffer, and leaves so many buffers for other messages. By reference only messages that need a buffer
+ * take one, and slots have no numbers.
  */
 static int take(struct rw_worker *w, struct lane *l, int wants_staging, uint32_t leave, uint16_t *slot, uint16_t *staging)
 {
@@ -111,29 +111,39 @@ static void from_staging(struct rw_worker *w, struct lane *l, struct rwf_send_wr
 void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 {
 	const struct tensor *t = &w->tensors[p->tensor];
-	uint32_t flags = t->hyper_flags, rkey = t->bound_dst ? t->bound_region->rkey[l->nic] : 0;
+	uint32_t flags = 0, rkey = t->bound_dst ? t->bound_region->rkey[l->nic] : 0;
 
 	if (t->bound_dst)
 		flags |= RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
-	record_encode((unsigned char *)staging_at(w, l, p->record_staging), t->hyper, t->bound_dst, rkey, flags);
+	record_encode((unsigned char *)staging_at(w, l, p->record.staging), t->hyper, t->bound_dst, rkey, flags);
 }
 
-/* The last staging buffer is kept for what the aggregator asked for, as the last slot is (queue_next). */
+/* The last staging buffer is reserved for requested chunks, like the last slot (queue_next). */
 static uint32_t leave_by(const struct lane *l, const struct chunk *c)
 {
 	return l->requests_open > 0 && !c->requested;
 }
 
-/* The control record of the chunk's tensor, ahead of the first chunk that needs it. */
+/* Builds a message of one record, which the caller writes into its staging buffer. */
+static int build_control(struct rw_worker *w, struct lane *l, struct control *c, uint32_t leave, uint32_t imm,
+			 struct rwf_send_wr *wr)
+{
+	if (!take(w, l, 1, leave, &c->slot, &c->staging))
+		return 0;
+	aim(w, l, wr, c->slot, imm);
+	from_staging(w, l, wr, c->staging, RW_RECORD_BYTES);
+	c->state = CHUNK_IN_FLIGHT;
+	return 1;
+}
+
+/* Builds the control record of the chunk's tensor, ahead of the first chunk that needs it. */
 static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct part *p, struct rwf_send_wr *wr)
 {
-	if (p->record_in_flight || !take(w, l, 1, leave_by(l, c), &p->record_slot, &p->record_staging))
+	if (p->record.state == CHUNK_IN_FLIGHT ||
+	    !build_control(w, l, &p->record, leave_by(l, c), imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, p->name), wr))
 		return 0;
 	lane_record(w, l, p);
-	aim(w, l, wr, p->record_slot, imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, p->name));
-	from_staging(w, l, wr, p->record_staging, RW_RECORD_BYTES);
 	p->record_dirty = 0;
-	p->record_in_flight = 1;
 	return 1;
 }
 
@@ -144,9 +154,9 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	uint32_t bytes = c->elems * type_size(t->wire_type);
 	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_BROADCAST && w->cfg.rank == 0);
 	int answer = t->kind != RW_PUSH;
-	/* By reference the answer comes to where the payload lies, so an unbound answer must not lie in the caller's source. */
-	int direct = payload && t->direct_src && !(w->cfg.by_reference && answer && !t->direct_dst);
-	int needs = payload ? !direct : answer && !t->direct_dst;
+	/* By reference the answer overwrites the payload, so an unbound answer must not lie in the caller's source. */
+	int direct = payload && t->src_region && !(w->cfg.by_reference && answer && !t->bound_dst);
+	int needs = payload ? !direct : answer && !t->bound_dst;
 
 	if (!take(w, l, needs, leave_by(l, c), &c->slot, &c->staging))
 		return 0;
@@ -156,13 +166,13 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 		wr->lkey = t->src_region->lkey[l->nic];
 		wr->length = bytes;
 	} else if (payload) {
-		rwk_convert(w->cfg.isa, staging_at(w, l, c->staging), t->wire_type, t->src + c->offset * type_size(t->memory_type),
-			    t->memory_type, c->elems, 0);
+		rwk_convert(w->cfg.isa, (uintptr_t)staging_at(w, l, c->staging), t->wire_type,
+			    (uintptr_t)t->src + c->offset * type_size(t->memory_type), t->memory_type, c->elems, 0);
 		from_staging(w, l, wr, c->staging, bytes);
-		*staged = 1;
+		++*staged;
 		w->stats.copied_bytes += bytes;
 	} else if (needs && w->cfg.by_reference) {
-		/* Nothing moves by reference: the length only says where the answer goes. */
+		/* By reference the length only determines the answer's address. */
 		from_staging(w, l, wr, c->staging, bytes);
 	}
 	queue_sent(w, l, index);
@@ -174,24 +184,35 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 
 static int build_announcement(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
 {
-	if (!take(w, l, 1, 0, &l->announce_slot, &l->announce_staging))
+	if (!build_control(w, l, &l->announcement, 0, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT), wr))
 		return 0;
-	record_announce((unsigned char *)staging_at(w, l, l->announce_staging), w->step);
-	aim(w, l, wr, l->announce_slot, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT));
-	from_staging(w, l, wr, l->announce_staging, RW_RECORD_BYTES);
-	l->announce_state = CHUNK_IN_FLIGHT;
+	record_announce((unsigned char *)staging_at(w, l, l->announcement.staging), w->step);
 	return 1;
 }
 
 static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
 {
-	if (!take(w, l, 1, 0, &l->commit_slot, &l->commit_staging))
+	if (!build_control(w, l, &l->commit, 0, imm_pack(RW_COMMIT, w->commit.epoch, 0), wr))
 		return 0;
-	memcpy(staging_at(w, l, l->commit_staging), w->commit_record, RW_RECORD_BYTES);
-	aim(w, l, wr, l->commit_slot, imm_pack(RW_COMMIT, w->commit.epoch, 0));
-	from_staging(w, l, wr, l->commit_staging, RW_RECORD_BYTES);
-	l->commit_state = CHUNK_IN_FLIGHT;
+	memcpy(staging_at(w, l, l->commit.staging), w->commit_record, RW_RECORD_BYTES);
 	return 1;
+}
+
+/* Builds the next message. Returns 0 without one, or without room for it. */
+static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, int *staged)
+{
+	uint32_t index;
+	struct part *p;
+
+	if (l->announcement.state == CHUNK_PENDING)
+		return build_announcement(w, l, wr);
+	if (l->commit.state == CHUNK_PENDING)
+		return build_commit(w, l, wr);
+	index = queue_next(w, l);
+	if (index == NONE)
+		return 0;
+	p = &l->parts[part_at(w, l, index)];
+	return p->record_dirty ? build_record(w, l, chunk_at(w, l, index), p, wr) : build_chunk(w, l, index, wr, staged);
 }
 
 int lane_flush(struct rw_worker *w, struct lane *l)
@@ -207,7 +228,7 @@ int lane_flush(struct rw_worker *w, struct lane *l)
 	while ((n = stream_next(s, &wrs)) > 0) {
 		int posted = rwf_post_send(l->qp, wrs, (int)n);
 
-		/* What it took before an error may arrive. */
+		/* A send may fail after part of the batch was posted. */
 		stream_posted(s, posted > 0 ? (uint32_t)posted : 0);
 		if (posted != (int)n) {
 			if (!w->cfg.resumable || rwf_qp_state(l->qp) != RWF_QPS_ERR)
@@ -225,29 +246,8 @@ int lane_send(struct rw_worker *w, struct lane *l)
 	struct rwf_send_wr *wr;
 	int staged = 0, rc = 0;
 
-	while (!rc && l->in_flight < w->cfg.window && (wr = stream_place(&l->stream))) {
-		uint32_t index;
-		int copied = 0;
-
-		if (l->announce_state == CHUNK_PENDING) {
-			if (!build_announcement(w, l, wr))
-				break;
-		} else if (l->commit_state == CHUNK_PENDING) {
-			if (!build_commit(w, l, wr))
-				break;
-		} else {
-			index = queue_next(w, l);
-			if (index == NONE)
-				break;
-			if (l->parts[part_at(w, l, index)].record_dirty) {
-				if (!build_record(w, l, chunk_at(w, l, index), &l->parts[part_at(w, l, index)], wr))
-					break;
-			} else if (!build_chunk(w, l, index, wr, &copied)) {
-				break;
-			}
-		}
+	while (!rc && l->in_flight < w->cfg.window && (wr = stream_place(&l->stream)) && build_next(w, l, wr, &staged)) {
 		stream_put(&l->stream);
-		staged += copied;
 		if (l->stream.unposted >= SEND_BATCH || staged == STAGED_BATCH) {
 			rc = lane_flush(w, l);
 			staged = 0;
@@ -279,30 +279,25 @@ static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, ui
 
 static int receive_record(struct rw_worker *w, struct lane *l, uint32_t index)
 {
-	struct part *p;
+	struct part *p = part_named(w, l, index);
+	struct control *c = index == ANNOUNCEMENT ? &l->announcement : p ? &p->record : NULL;
 
-	if (index == ANNOUNCEMENT && l->announce_state == CHUNK_IN_FLIGHT) {
-		l->announce_state = CHUNK_IDLE;
-		free_slot(w, l, l->announce_slot, l->announce_staging);
-		return 0;
-	}
-	p = part_named(w, l, index);
-	if (!p || !p->record_in_flight)
+	if (!c || c->state != CHUNK_IN_FLIGHT)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer to record %u, which was not sent", l - w->lanes, index);
-	p->record_in_flight = 0;
-	free_slot(w, l, p->record_slot, p->record_staging);
+	c->state = CHUNK_IDLE;
+	free_slot(w, l, c->slot, c->staging);
 	return 0;
 }
 
 static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len)
 {
-	if (l->commit_state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
+	if (l->commit.state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer of %u bytes to a commit", l - w->lanes, byte_len);
-	memcpy(w->commit_record, staging_at(w, l, l->commit_staging), RW_RECORD_BYTES);
-	free_slot(w, l, l->commit_slot, l->commit_staging);
-	l->commit_state = CHUNK_IDLE;
+	memcpy(w->commit_record, staging_at(w, l, l->commit.staging), RW_RECORD_BYTES);
+	free_slot(w, l, l->commit.slot, l->commit.staging);
+	l->commit.state = CHUNK_IDLE;
 	if (--w->commit.remaining == 0) {
-		w->step = record_step(w->commit_record); /* in mode stream: the aggregator says which is the next */
+		w->step = record_step(w->commit_record); /* in mode stream the aggregator determines the next step */
 		w->announced = 0;
 		tensor_done(w, COMMIT_TENSOR, 0);
 	}
@@ -321,15 +316,15 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	tensor = tensor_at(w, l, index);
 	t = &w->tensors[tensor];
 	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
-	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later: the worker pulls then */
+	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later, and the worker pulls then */
 	if (c->state != CHUNK_IN_FLIGHT || (op != t->kind && !empty) || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
 		return worker_fail(w, RW_EPROTOCOL,
 				   "lane %td: chunk %u answered with op %u, epoch %u, %u bytes; expected op %u, epoch %u, %u bytes",
 				   l - w->lanes, index, op, imm_epoch(wc->imm), wc->byte_len, t->kind, t->epoch, bytes);
-	if (op != RW_PUSH && !t->direct_dst) {
+	if (op != RW_PUSH && !t->bound_dst) {
 		w->stats.copied_bytes += bytes;
-		rwk_convert(w->cfg.isa, t->dst + c->offset * type_size(t->memory_type), t->memory_type,
-			    staging_at(w, l, c->staging), t->wire_type, c->elems, past_cache(w));
+		rwk_convert(w->cfg.isa, (uintptr_t)t->dst + c->offset * type_size(t->memory_type), t->memory_type,
+			    (uintptr_t)staging_at(w, l, c->staging), t->wire_type, c->elems, past_cache(w));
 	}
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_IDLE;
@@ -343,9 +338,9 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 }
 
 /*
- * Whether another queue pair may do better. Soft-RoCE calls a packet that finds no link an operation error, which for other
- * devices is a work request that they do not understand; and what is fatal to one NIC need not be to another. An error that is
- * this side's own fault comes again and again.
+ * Reports whether another queue pair may succeed. Soft-RoCE calls a packet that finds no link an operation error, which for other
+ * devices is a work request that they do not understand. An error that is fatal to one NIC need not be fatal to another. An error
+ * that is this side's own fault recurs.
  */
 static int can_resume(struct rw_worker *w, struct lane *l, uint16_t status)
 {

@@ -1,6 +1,6 @@
 /*
- * Chunks that move from one lane to another. The aggregator says so ahead of an answer, and from the next operation on the chunk is
- * sent in the other lane. Its state stays with its home, the lane where it was added: a guest's index leads there.
+ * Chunks that move from one lane to another. The aggregator announces a move ahead of an answer, and from the next operation on the
+ * chunk is sent in the other lane. Its state stays with its home, the lane to which it was added. A guest's index leads there.
  */
 #include "internal.h"
 
@@ -28,7 +28,7 @@ int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to)
 	return 0;
 }
 
-/* The lane's part of a tensor, made if there is none. */
+/* Returns the lane's part of a tensor. Makes the part if the lane has none. */
 static struct part *part_for(struct rw_worker *w, struct lane *l, uint32_t tensor)
 {
 	struct tensor *t = &w->tensors[tensor];
@@ -58,17 +58,6 @@ static void part_forget(struct rw_worker *w, struct part *p, uint32_t index)
 		*at = guest_at(w, index)->next_guest;
 	if (p->guest_cursor == index)
 		p->guest_cursor = guest_at(w, index)->next_guest;
-}
-
-/* Where the chunk was added. */
-static struct lane *home_of(struct rw_worker *w, struct lane *l, uint32_t *index)
-{
-	uint32_t home = *index & ~(uint32_t)RW_GUEST_BIT;
-
-	if (*index < l->nchunks)
-		return l;
-	*index = home / w->cfg.nlanes;
-	return &w->lanes[home % w->cfg.nlanes];
 }
 
 int move_end(struct rw_worker *w, struct lane *l, uint32_t index)

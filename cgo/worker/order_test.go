@@ -6,7 +6,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
@@ -21,7 +21,7 @@ const (
 // orderPeer is the aggregator's end of a worker with one lane, played by the test.
 type orderPeer struct {
 	t   *testing.T
-	sim *fabric.Sim
+	sim *simfabric.World
 	w   worker.Worker
 	qp  *verbs.QP
 	cq  *verbs.CQ
@@ -35,13 +35,13 @@ func (p *orderPeer) end(name string, bytes int64) (*verbs.PD, *verbs.CQ, *verbs.
 			p.t.Fatal(err)
 		}
 	}
-	d, err := verbs.Open(verbs.ProviderSim, name, p.sim.Options())
+	d, err := verbs.Open(simfabric.Provider, name, p.sim.Options())
 	must(err)
 	pd, err := d.AllocPD()
 	must(err)
 	cq, err := d.CreateCQ(256)
 	must(err)
-	qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, MaxSendWR: 64, MaxRecvWR: 64})
+	qp, err := pd.CreateQP(verbs.QPConfig{CQ: cq, MaxSendWR: 64, MaxRecvWR: 64})
 	must(err)
 	memory, err := numa.NewArena(numa.ArenaConfig{Name: name, Bytes: bytes, Node: numa.AnyNode})
 	must(err)
@@ -63,7 +63,7 @@ func (p *orderPeer) end(name string, bytes int64) (*verbs.PD, *verbs.CQ, *verbs.
 // newOrderPeer makes a worker that has submitted one tensor of orderChunks chunks, and not another of one.
 func newOrderPeer(t *testing.T) *orderPeer {
 	t.Helper()
-	sim, err := fabric.NewSim(1)
+	sim, err := simfabric.New(1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,8 @@
 /*
- * Huge pages under the caller's own gradients and results. An allocator gives memory in small pages unless the system says
- * otherwise, and a copy from there takes up to twice as long. So memory that serves a tensor for the second time, and will for
- * longer, is asked to be moved into huge pages, once (madvise(2), MADV_COLLAPSE, Linux 6.1). What cannot be stays as it is. So
- * does all where memory is short: the system would first move other pages out of the way, for seconds.
+ * Huge pages under the caller's own gradients and results. An allocator usually gives memory in small pages, and a copy from there
+ * takes up to twice as long. So memory that a tensor uses for the second time, and will use for longer, is moved into huge pages,
+ * once (madvise(2), MADV_COLLAPSE, Linux 6.1). Memory that cannot be moved stays in small pages. Nothing is moved where memory is
+ * short, because the system would first move other pages out of the way, for seconds.
  */
 #define _GNU_SOURCE
 #include "internal.h"
@@ -15,7 +15,7 @@
 #endif
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
-#define SPARE 4 /* times what is moved must be free: other workers do the same at the same time */
+#define SPARE 4 /* multiple of the moved memory that must be free, because other workers move theirs at the same time */
 
 static uint64_t free_memory(void)
 {
@@ -41,8 +41,8 @@ static uint64_t bytes_of(const struct rw_worker *w, uint32_t tensor)
 }
 
 /*
- * The huge pages that a tensor's memory has a part in, and that lie in it and in that of its neighbours, as where all are parts of
- * one block.
+ * Moves the huge pages that contain part of a tensor's memory, and that lie in its memory and its neighbours', because tensors may
+ * be parts of one block.
  */
 static void collapse(const struct rw_worker *w, uint32_t tensor, int end)
 {

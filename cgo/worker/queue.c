@@ -1,10 +1,10 @@
-/* Which chunk a lane sends next: what the aggregator requested, then by priority, then what it NACKed. */
+/* The order in which a lane sends chunks: requested ones, then by priority, then NACKed ones. */
 #include "internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Whether part a goes before part b: by priority, then in the order of submission. */
+/* Reports whether part a goes before part b: by priority, then in the order of submission. */
 static int before(struct rw_worker *w, const struct lane *l, uint32_t a, uint32_t b)
 {
 	const struct tensor *x = &w->tensors[l->parts[a].tensor], *y = &w->tensors[l->parts[b].tensor];
@@ -18,7 +18,7 @@ static void heap_put(struct lane *l, uint32_t i, uint32_t part)
 	l->parts[part].heap_at = i;
 }
 
-/* Moves a part from place i to where it belongs: as one that is new there, or whose priority changed. */
+/* Moves a part that is new at place i, or whose priority changed, to its place in the heap. */
 static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t part)
 {
 	for (; i > 0 && before(w, l, part, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
@@ -69,7 +69,7 @@ void queue_part(struct rw_worker *w, struct lane *l, uint32_t part)
 			queue_chunk(l, &l->chunks[i], i);
 	for (uint32_t i = p->guests; i != NONE; i = guest_at(w, i)->next_guest)
 		queue_chunk(l, guest_at(w, i), i);
-	/* It may still stand there from its last operation: a part is taken out only when it is looked at. */
+	/* The part may still be in the heap from its last operation, because a part is removed only when it is considered. */
 	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, part);
 }
 
@@ -80,7 +80,7 @@ static void again_pop(struct rw_worker *w, struct lane *l)
 	l->again_count--;
 }
 
-/* The next of a part's chunks to send; NONE: there is none. */
+/* Returns the next of a part's chunks to send, or NONE. */
 static uint32_t part_next(struct rw_worker *w, struct lane *l, struct part *p)
 {
 	for (; p->cursor < p->first + p->count; p->cursor++)
@@ -92,7 +92,7 @@ static uint32_t part_next(struct rw_worker *w, struct lane *l, struct part *p)
 	return NONE;
 }
 
-/* The next chunk to send, NONE if there is none: what the aggregator asked for, then by priority, then what it gave back. */
+/* Returns the next chunk to send, or NONE: requested ones, then by priority, then NACKed ones. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l)
 {
 	uint32_t index;
@@ -111,7 +111,7 @@ uint32_t queue_next(struct rw_worker *w, struct lane *l)
 		c->chained = 0;
 		l->request_head = c->next_request;
 	}
-	/* The last slot is kept for what the aggregator asked for, or it could fill with what only this worker has sent. */
+	/* The last slot is reserved for requested chunks. Otherwise it could fill with a chunk that only this worker has sent. */
 	if (l->in_flight + (l->requests_open > 0) >= w->cfg.window)
 		return NONE;
 	while (l->heap_len > 0) {
@@ -138,7 +138,7 @@ void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index)
 		c->requested = 0;
 		l->requests_open--;
 	}
-	/* Not to be found there again: one that is NACKed goes behind all else. */
+	/* The cursor passes the chunk, because a NACKed chunk goes behind all others. */
 	p->cursor += p->cursor == index;
 	if (p->guest_cursor == index)
 		p->guest_cursor = c->next_guest;

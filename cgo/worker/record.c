@@ -1,6 +1,7 @@
 /* The tensor control record on the wire; the layout is chunk.TensorRecord's. */
 #include "internal.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <string.h>
 
@@ -20,13 +21,16 @@ static uint32_t crc32c(const unsigned char *p, size_t n)
 
 static void put32(unsigned char *p, uint32_t v)
 {
-	for (int i = 0; i < 4; i++)
-		p[i] = (unsigned char)(v >> 8 * i);
+	v = htole32(v);
+	memcpy(p, &v, sizeof v);
 }
 
 static uint32_t get32(const unsigned char *p)
 {
-	return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+	uint32_t v;
+
+	memcpy(&v, p, sizeof v);
+	return le32toh(v);
 }
 
 static float get_float(const unsigned char *p)
@@ -71,36 +75,15 @@ void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip, int sk
 	record_encode(record, hyper, 0, 0, (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0));
 }
 
-static int answered(const unsigned char *answer)
+int rw_worker_answer(const void *record, struct rw_answer *out)
 {
-	unsigned char sum[4];
+	const unsigned char *p = record;
 
-	put32(sum, crc32c(answer, SUM));
-	if (memcmp(sum, answer + SUM, sizeof sum) != 0)
-		return rwf_fail(EPROTO, "commit: there is no answer yet, or its checksum is wrong");
-	return 0;
-}
-
-int rw_worker_committed(const void *answer, float *norm, float *scale)
-{
-	const unsigned char *p = answer;
-	int rc = answered(p);
-
-	if (rc)
-		return rc;
-	*norm = get_float(p + EXTRA);
-	*scale = get_float(p + SCALE);
-	return 0;
-}
-
-int rw_worker_stepped(const void *answer, uint32_t *step, int *pull)
-{
-	const unsigned char *p = answer;
-	int rc = answered(p);
-
-	if (rc)
-		return rc;
-	*step = get32(p + STEP);
-	*pull = (get32(p + FLAGS) & RECORD_PULL) != 0;
+	if (get32(p + SUM) != crc32c(p, SUM))
+		return rwf_fail(EPROTO, "commit: the answer is missing, or its checksum is wrong");
+	*out = (struct rw_answer){.norm = get_float(p + EXTRA),
+				  .scale = get_float(p + SCALE),
+				  .step = get32(p + STEP),
+				  .pull = (get32(p + FLAGS) & RECORD_PULL) != 0};
 	return 0;
 }

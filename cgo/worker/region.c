@@ -1,35 +1,50 @@
-/* Memory that the transport reaches itself: what the caller registered, and what is registered on the fly. */
+/* Memory that the transport reaches directly: regions of the caller, and regions registered on the fly. */
 #include "internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-static void take_keys(struct region *r, uint32_t nic, const struct rwf_mr *mr)
+static void set_keys(const struct rw_worker *w, struct region *r, const struct rwf_mr *mrs)
 {
-	r->addr = mr->addr;
-	r->length = mr->length;
-	r->lkey[nic] = mr->lkey;
-	r->rkey[nic] = mr->rkey;
+	r->addr = mrs[0].addr;
+	r->length = mrs[0].length;
+	for (uint32_t i = 0; i < w->cfg.nnics; i++) {
+		r->lkey[i] = mrs[i].lkey;
+		r->rkey[i] = mrs[i].rkey;
+	}
 }
 
-void region_keys(const struct rw_worker *w, struct region *r, const struct rwf_mr *mrs)
+int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
 {
-	for (uint32_t i = 0; i < w->cfg.nnics; i++)
-		take_keys(r, i, &mrs[i]);
+	struct region *r;
+
+	enter(w);
+	for (r = w->regions; r && r->length; r = r->next)
+		;
+	if (!r && (r = calloc(1, sizeof *r))) {
+		r->next = w->regions;
+		w->regions = r;
+	}
+	if (r)
+		set_keys(w, r, mrs);
+	pthread_mutex_unlock(&w->lock);
+	return r ? 0 : -ENOMEM;
 }
 
-static void deregister(struct rw_worker *w, struct region *r, uint32_t nics)
+void rw_worker_forget(rw_worker *w, uint64_t addr)
 {
-	for (uint32_t i = 0; i < nics; i++)
-		rwf_dereg_mr(w->nics[i].cfg.pd, r->lkey[i]);
-	memset(r, 0, sizeof *r);
+	enter(w);
+	for (struct region *r = w->regions; r; r = r->next)
+		if (r->addr == addr)
+			r->length = 0; /* tensors may point to the struct */
+	pthread_mutex_unlock(&w->lock);
 }
 
 void region_forget(struct rw_worker *w, struct region *r)
 {
-	if (r->length)
-		deregister(w, r, w->cfg.nnics);
+	for (uint32_t i = 0; r->length && i < w->cfg.nnics; i++)
+		rwf_dereg_mr(w->nics[i].cfg.pd, r->lkey[i]);
+	r->length = 0;
 }
 
 static const struct region *region_of(const struct rw_worker *w, const void *p, uint64_t bytes)
@@ -45,6 +60,7 @@ static const struct region *region_of(const struct rw_worker *w, const void *p, 
 const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t bytes, struct region **cached)
 {
 	const struct region *given = region_of(w, p, bytes);
+	struct rwf_mr mrs[RW_MAX_NICS];
 	struct region *r;
 
 	if (given || !w->cfg.any_memory)
@@ -55,16 +71,14 @@ const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t b
 	if (!r || (r->length == bytes && r->addr == (uintptr_t)p))
 		return r;
 	region_forget(w, r);
-	for (uint32_t i = 0; i < w->cfg.nnics; i++) {
-		struct rwf_mr mr;
-
+	for (uint32_t i = 0; i < w->cfg.nnics; i++)
 		if (rwf_reg_mr(w->nics[i].cfg.pd, (void *)(uintptr_t)p, bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, -1,
-			       0, &mr)) {
-			deregister(w, r, i);
+			       0, &mrs[i])) {
+			while (i-- > 0)
+				rwf_dereg_mr(w->nics[i].cfg.pd, mrs[i].lkey);
 			return NULL;
 		}
-		take_keys(r, i, &mr);
-	}
+	set_keys(w, r, mrs);
 	return r;
 }
 
@@ -83,10 +97,6 @@ int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t c
 	struct region staging = {.addr = (uintptr_t)w->cfg.staging, .length = staging_bytes};
 	int n;
 
-	if (forked(w))
-		return RW_EFORKED;
-	if (nic >= w->cfg.nnics)
-		return rwf_fail(EINVAL, "list memory for NIC %u of %u", nic, w->cfg.nnics);
 	enter(w);
 	staging.lkey[nic] = w->nics[nic].cfg.staging_lkey;
 	staging.rkey[nic] = w->nics[nic].cfg.staging_rkey;

@@ -1,27 +1,17 @@
 /* Moving a lane's connection from one queue pair to another (worker.h). */
+#include "../fabric/base/wait.h"
 #include "internal.h"
 
 #include <errno.h>
 #include <time.h>
 
-/* How long a queue pair that was failed may take to give up its receives. */
+/* DRAIN_NS bounds the time in which a failed queue pair must return its receives. */
 enum { DRAIN_NS = 500000000, DRAIN_PAUSE_NS = 100000 };
-
-/* Never the simulation's clock, which stands still here. */
-static uint64_t monotonic_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
 
 int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 {
 	int n = 0;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	for (uint32_t i = 0; i < w->cfg.nlanes; i++)
 		n += lanes[i] = w->lanes[i].stream.broken;
@@ -30,20 +20,20 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes)
 }
 
 /*
- * Takes what arrived before the queue pair was failed: the aggregator may know that it did. The end of it is that all posted
- * receives have completed, one way or the other. The other lanes go on meanwhile.
+ * Takes the messages that arrived before the queue pair was failed, because the aggregator may know that they did. It ends when all
+ * posted receives have completed, with or without a message. The other lanes continue meanwhile.
  */
 static int drain(struct rw_worker *w, struct lane *l)
 {
 	const struct timespec pause = {.tv_nsec = DRAIN_PAUSE_NS};
-	const uint64_t end = monotonic_ns() + DRAIN_NS;
+	const uint64_t end = rwb_now_ns() + DRAIN_NS; /* the simulation's clock does not advance here */
 
-	while (l->receives > 0 && monotonic_ns() < end) {
+	while (l->receives > 0 && rwb_now_ns() < end) {
 		int n = drive(w);
 
 		if (n < 0)
 			return n;
-		/* Operations may be done: their callbacks have room only until they are started again. */
+		/* Callbacks run now, because their ring has room only until their operations are started again. */
 		run_callbacks(w);
 		pthread_cond_broadcast(&w->cond);
 		pthread_mutex_unlock(&w->lock);
@@ -56,14 +46,9 @@ static int drain(struct rw_worker *w, struct lane *l)
 
 int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received)
 {
-	struct lane *l;
+	struct lane *l = &w->lanes[lane];
 	int rc;
 
-	if (forked(w))
-		return RW_EFORKED;
-	if (lane >= w->cfg.nlanes)
-		return rwf_fail(EINVAL, "detach lane %u of %u", lane, w->cfg.nlanes);
-	l = &w->lanes[lane];
 	pthread_mutex_lock(&w->lock);
 	rc = w->failure;
 	if (!rc && l->qp) {
@@ -79,7 +64,7 @@ int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received)
 	return rc;
 }
 
-/* The key of the memory that a message waiting in the ring lies in, on the lane's NIC. */
+/* Returns the key, on the lane's NIC, of the memory of a message that waits in the ring. */
 static uint32_t lkey_of(const struct rw_worker *w, const struct lane *l, const struct rwf_send_wr *wr)
 {
 	const uint64_t first = (uintptr_t)w->cfg.staging;
@@ -89,7 +74,7 @@ static uint32_t lkey_of(const struct rw_worker *w, const struct lane *l, const s
 	return w->tensors[tensor_at(w, l, imm_index(wr->imm))].src_region->lkey[l->nic];
 }
 
-/* Makes what waits in the ring what it would be, had it been made for the queue pair there is now. */
+/* Rewrites the messages that wait in the ring for the present queue pair. */
 static void aim_again(struct rw_worker *w, struct lane *l)
 {
 	for (uint32_t i = 0; i < l->stream.held; i++) {
@@ -107,14 +92,9 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 
 int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received)
 {
-	struct lane *l;
+	struct lane *l = &w->lanes[lane];
 	int rc;
 
-	if (forked(w))
-		return RW_EFORKED;
-	if (lane >= w->cfg.nlanes || with->nic >= w->cfg.nnics)
-		return rwf_fail(EINVAL, "resume lane %u of %u over NIC %u of %u", lane, w->cfg.nlanes, with->nic, w->cfg.nnics);
-	l = &w->lanes[lane];
 	pthread_mutex_lock(&w->lock);
 	rc = w->failure;
 	if (!rc && l->qp)

@@ -1,12 +1,12 @@
-/* Opening a worker, and what it is told of tensors and memory. */
+/* Opening a worker, and adding tensors to it. */
 #include "internal.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out)
+int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
+		   rw_worker **out)
 {
 	struct rw_worker *w;
 	int rc = 0;
@@ -24,19 +24,16 @@ int rw_worker_open(const struct rw_worker_config *cfg, rw_worker **out)
 		return -ENOMEM;
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->cond, NULL);
-	w->owner = getpid();
 	w->cfg = *cfg;
-	w->cfg.lanes = NULL;
-	w->cfg.nics = NULL;
 	for (uint32_t i = 0; i < cfg->nnics; i++)
-		w->nics[i].cfg = cfg->nics[i];
+		w->nics[i].cfg = nics[i];
 	w->finished_cap = 1;
 	w->finished = calloc(1, sizeof *w->finished);
 	w->lanes = calloc(cfg->nlanes, sizeof *w->lanes);
 	if (!w->lanes || !w->finished)
 		rc = -ENOMEM;
 	for (uint32_t i = 0; !rc && i < cfg->nlanes; i++)
-		rc = lane_init(w, i, &cfg->lanes[i]);
+		rc = lane_init(w, i, &lanes[i]);
 	if (rc) {
 		rw_worker_close(w);
 		return rc;
@@ -53,7 +50,7 @@ void rw_worker_close(rw_worker *w)
 		struct region *own[] = {w->tensors[i].auto_src, w->tensors[i].auto_dst};
 
 		for (int k = 0; k < 2; k++) {
-			if (own[k] && !forked(w))
+			if (own[k])
 				region_forget(w, own[k]);
 			free(own[k]);
 		}
@@ -71,62 +68,6 @@ void rw_worker_close(rw_worker *w)
 	pthread_mutex_destroy(&w->lock);
 	pthread_cond_destroy(&w->cond);
 	free(w);
-}
-
-int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
-{
-	struct region *r;
-
-	if (forked(w))
-		return RW_EFORKED;
-	enter(w);
-	for (r = w->regions; r && r->length; r = r->next)
-		;
-	if (!r && (r = calloc(1, sizeof *r))) {
-		r->next = w->regions;
-		w->regions = r;
-	}
-	if (r)
-		region_keys(w, r, mrs);
-	pthread_mutex_unlock(&w->lock);
-	return r ? 0 : -ENOMEM;
-}
-
-int rw_worker_forget(rw_worker *w, uint64_t addr)
-{
-	int rc = -ENOENT;
-
-	if (forked(w))
-		return RW_EFORKED;
-	enter(w);
-	for (struct region *r = w->regions; r && rc; r = r->next)
-		if (r->addr == addr && r->length) {
-			memset(&r->addr, 0, sizeof *r - offsetof(struct region, addr)); /* it stays for those who point to it */
-			rc = 0;
-		}
-	pthread_mutex_unlock(&w->lock);
-	return rc;
-}
-
-/* Checks a lane's new chunks: they come tensor by tensor, in order, inside their tensors. */
-static int check_chunks(const struct rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
-			const struct rw_chunk_desc *c, uint32_t n)
-{
-	uint32_t last = 0;
-
-	for (uint32_t i = 0; i < n; i++) {
-		const struct rw_tensor_desc *t;
-
-		if (c[i].tensor < w->ntensors || c[i].tensor - w->ntensors >= ntensors || c[i].tensor < last)
-			return rwf_fail(EINVAL, "add tensors: chunk %u names tensor %u", i, c[i].tensor);
-		t = &tensors[c[i].tensor - w->ntensors];
-		last = c[i].tensor;
-		if (c[i].elems == 0 || (uint64_t)c[i].elems * type_size(t->wire_type) > w->cfg.chunk_bytes ||
-		    c[i].offset > t->elems || t->elems - c[i].offset < c[i].elems)
-			return rwf_fail(EINVAL, "add tensors: chunk %u of tensor %u holds %u elements from %llu of %llu", i,
-					c[i].tensor, c[i].elems, (unsigned long long)c[i].offset, (unsigned long long)t->elems);
-	}
-	return 0;
 }
 
 static int add_chunks(struct rw_worker *w, struct lane *l, const struct rw_chunk_desc *c, uint32_t n)
@@ -157,16 +98,12 @@ static int add_chunks(struct rw_worker *w, struct lane *l, const struct rw_chunk
 	return 0;
 }
 
-static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *const *chunks,
+static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *chunks,
 	       const uint32_t *nchunks)
 {
 	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors;
 	struct finished *finished;
-	int rc;
 
-	for (uint32_t i = 0; i < nlanes; i++)
-		if ((rc = check_chunks(w, tensors, ntensors, chunks[i], nchunks[i])))
-			return rc;
 	finished = calloc((size_t)total + 1, sizeof *finished);
 	if (!finished || grow(&w->tensors, total, sizeof *w->tensors) ||
 	    grow(&w->part_index, (size_t)total * nlanes, sizeof *w->part_index)) {
@@ -190,20 +127,21 @@ static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t nten
 			w->part_index[t->first_part + lane] = NONE;
 		w->model_bytes += tensors[i].elems * 4;
 	}
-	for (uint32_t i = 0; i < nlanes; i++)
-		if ((rc = add_chunks(w, &w->lanes[i], chunks[i], nchunks[i])))
+	for (uint32_t i = 0; i < nlanes; chunks += nchunks[i++]) {
+		int rc = add_chunks(w, &w->lanes[i], chunks, nchunks[i]);
+
+		if (rc)
 			return rc;
+	}
 	w->ntensors = total;
 	return 0;
 }
 
-int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *const *chunks,
+int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *chunks,
 		  const uint32_t *nchunks)
 {
 	int rc;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	rc = add(w, tensors, ntensors, chunks, nchunks);
 	pthread_mutex_unlock(&w->lock);
@@ -221,30 +159,23 @@ void mark_records(struct rw_worker *w, struct tensor *t)
 	}
 }
 
-void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS], uint32_t flags)
+void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS])
 {
-	if (memcmp(t->hyper, hyper, sizeof t->hyper) == 0 && t->hyper_flags == flags)
+	if (memcmp(t->hyper, hyper, sizeof t->hyper) == 0)
 		return;
 	memcpy(t->hyper, hyper, sizeof t->hyper);
-	t->hyper_flags = flags;
 	mark_records(w, t);
 }
 
-int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[8], uint32_t flags)
+int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[RW_HYPERS])
 {
-	struct tensor *t;
 	int rc = 0;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
-	t = tensor < w->ntensors ? &w->tensors[tensor] : NULL;
-	if (!t)
-		rc = rwf_fail(EINVAL, "set hyper-parameters: tensor %u of %u", tensor, w->ntensors);
-	else if (t->active)
+	if (w->tensors[tensor].active)
 		rc = rwf_fail(EBUSY, "set hyper-parameters: tensor %u is being exchanged", tensor);
 	else
-		set_hyper(w, t, hyper, flags);
+		set_hyper(w, &w->tensors[tensor], hyper);
 	pthread_mutex_unlock(&w->lock);
 	return rc;
 }

@@ -1,29 +1,26 @@
-/* Operations: how they start, and what is known of them. */
+/* Operations: starting them, and querying their state. */
 #include "internal.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Decides which of the tensor's buffers the transport reaches itself, and tells the aggregator where answers go. */
+/* Decides which of the tensor's buffers the transport reaches directly, and announces the destination to the aggregator. */
 static void place(struct rw_worker *w, struct tensor *t)
 {
 	uint64_t bytes = t->elems * type_size(t->wire_type), bound = 0;
 	const uint8_t streaming = past_cache(w);
 	const struct region *to = NULL;
 
-	t->direct_src = t->direct_dst = 0;
 	t->src_region = NULL;
 	if (t->memory_type == t->wire_type) {
 		if (t->src)
 			t->src_region = region_reach(w, t->src, bytes, &t->auto_src);
 		if (t->dst)
 			to = t->dst == t->src ? t->src_region : region_reach(w, t->dst, bytes, &t->auto_dst);
-		t->direct_src = t->src_region != NULL;
-		t->direct_dst = to != NULL;
 	}
 	if (t->kind == RW_PUSH)
-		return; /* no answer to place */
+		return; /* the answer has no data */
 	if (to)
 		bound = (uintptr_t)t->dst;
 	if (bound != t->bound_dst || (to && (to != t->bound_region || to->rkey[0] != t->bound_rkey || t->streaming != streaming))) {
@@ -35,13 +32,13 @@ static void place(struct rw_worker *w, struct tensor *t)
 	}
 }
 
-/* Says, ahead of a step's first push, that the step is pushed. */
+/* Announces a step ahead of its first push. */
 static void announce(struct rw_worker *w)
 {
 	if (!w->cfg.steps || w->announced)
 		return;
 	w->announced = 1;
-	w->lanes[0].announce_state = CHUNK_PENDING;
+	w->lanes[0].announcement.state = CHUNK_PENDING;
 }
 
 static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
@@ -61,7 +58,7 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	if ((reads && !op->src) || (writes && !op->dst))
 		return rwf_fail(EINVAL, "submit: tensor %u has no %s", op->tensor, reads && !op->src ? "source" : "destination");
 	if (op->hyper && (op->kind == RW_PUSH || op->kind == RW_PUSHPULL))
-		set_hyper(w, t, op->hyper, t->hyper_flags);
+		set_hyper(w, t, op->hyper);
 	if (op->kind == RW_PUSH || op->kind == RW_PUSHPULL)
 		announce(w);
 	t->kind = op->kind;
@@ -100,8 +97,6 @@ int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t
 	uint32_t i;
 	int rc = 0;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	for (i = 0; i < n; i++) {
 		rc = w->failure ? w->failure : start(w, op, &handles[i]);
@@ -120,8 +115,6 @@ int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *h
 	struct tensor *t = &w->commit;
 	int rc;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	rc = w->failure;
 	if (!rc && w->active)
@@ -136,7 +129,7 @@ int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *h
 		w->commit_record = answer;
 		w->active++;
 		for (uint32_t i = 0; i < w->cfg.nlanes; i++)
-			w->lanes[i].commit_state = CHUNK_PENDING;
+			w->lanes[i].commit.state = CHUNK_PENDING;
 		*handle = (uint64_t)COMMIT_TENSOR << 32 | t->generation;
 		kick(w);
 	}
@@ -148,8 +141,6 @@ int rw_worker_test(rw_worker *w, uint64_t handle)
 {
 	int status = 0, rc;
 
-	if (forked(w))
-		return RW_EFORKED;
 	enter(w);
 	rc = op_finished(w, handle, &status);
 	pthread_mutex_unlock(&w->lock);
@@ -158,8 +149,6 @@ int rw_worker_test(rw_worker *w, uint64_t handle)
 
 void rw_worker_abort(rw_worker *w, const char *text)
 {
-	if (forked(w))
-		return;
 	enter(w);
 	worker_fail(w, RW_EABORTED, "%s", text);
 	kick(w);
@@ -170,8 +159,6 @@ uint32_t rw_worker_active(rw_worker *w)
 {
 	uint32_t n = 0;
 
-	if (forked(w))
-		return 0;
 	enter(w);
 	n = w->active;
 	pthread_mutex_unlock(&w->lock);
@@ -182,10 +169,6 @@ int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap)
 {
 	int rc;
 
-	if (forked(w)) {
-		snprintf(buf, cap, "this process is a forked child of the one that joined the job: join the job anew in it");
-		return RW_EFORKED;
-	}
 	enter(w);
 	rc = w->failure;
 	snprintf(buf, cap, "%s", w->failure_text);
@@ -196,8 +179,6 @@ int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap)
 void rw_worker_stats(rw_worker *w, struct rw_stats *out)
 {
 	memset(out, 0, sizeof *out);
-	if (forked(w))
-		return;
 	enter(w);
 	*out = w->stats;
 	pthread_mutex_unlock(&w->lock);

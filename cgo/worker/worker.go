@@ -1,5 +1,3 @@
-// Package worker is the C data path of a worker (worker.h) as seen from Go: thin calls, flat structs. Package client gives it
-// names, plans and errors; use that.
 package worker
 
 /*
@@ -13,27 +11,6 @@ package worker
 #cgo nocallback rw_worker_test
 #cgo noescape rw_worker_commit
 #cgo nocallback rw_worker_commit
-
-// Go passes the lanes and chunk lists as flat arrays; these turn them into what worker.h takes, which copies all it keeps.
-static int open_worker(struct rw_worker_config cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
-		       rw_worker **out)
-{
-	cfg.nics = nics;
-	cfg.lanes = lanes;
-	return rw_worker_open(&cfg, out);
-}
-
-static int add_tensors(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors,
-		       const struct rw_chunk_desc *chunks, const uint32_t *nchunks, uint32_t nlanes)
-{
-	const struct rw_chunk_desc *lists[RW_MAX_LANES];
-
-	for (uint32_t i = 0; i < nlanes; i++) {
-		lists[i] = chunks;
-		chunks += nchunks[i];
-	}
-	return rw_worker_add(w, tensors, ntensors, lists, nchunks);
-}
 */
 import "C"
 
@@ -43,7 +20,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/cgo/fabric"
-	_ "github.com/rackweave/rackweave/cgo/kernel" // its C is linked in
+	_ "github.com/rackweave/rackweave/cgo/kernel" // for its C
 	_ "github.com/rackweave/rackweave/include"
 )
 
@@ -73,7 +50,7 @@ type NIC struct {
 	StagingLKey, StagingRKey uint32
 }
 
-// Config is struct rw_worker_config; see worker.h.
+// Config is struct rw_worker_config (see worker.h).
 type Config struct {
 	NICs                        []NIC
 	Lanes                       []Lane
@@ -125,15 +102,14 @@ type Stats struct {
 	SentBytes, ReceivedBytes, SentChunks, ReceivedChunks, CopiedBytes, Doorbells, NACKs, Sleeps uint64
 }
 
-// Results of calls, beside negative errnos.
+// These are the results of calls, beside negative errnos.
 const (
-	ErrForked    = C.RW_EFORKED
 	ErrAborted   = C.RW_EABORTED
 	ErrTransport = C.RW_ETRANSPORT
 	ErrProtocol  = C.RW_EPROTOCOL
 )
 
-// The immediate's layout and operations as C knows them; tests hold them equal to package chunk's.
+// These are the immediate's layout and operations in C. Tests hold them equal to package chunk's.
 var (
 	ImmBits = [...]int{C.RW_OP_BITS, C.RW_EPOCH_BITS, C.RW_INDEX_BITS}
 	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_BROADCAST, C.RW_TENSOR, C.RW_COMMIT, C.RW_NOTICE, C.RW_ABORT}
@@ -141,7 +117,7 @@ var (
 	Guest   = C.RW_GUEST_BIT
 )
 
-// Limits of rackweave.h.
+// These are the limits of rackweave.h.
 const (
 	MinWindow = C.RW_MIN_WINDOW
 	MaxWindow = C.RW_MAX_WINDOW
@@ -175,14 +151,14 @@ func Open(c *Config) (Worker, int) {
 		isa:       C.int(c.ISA), spin: C.uint32_t(c.Spin), clock_ns: (*C.uint64_t)(unsafe.Pointer(c.ClockNS)),
 	}
 	var w *C.rw_worker
-	rc := C.open_worker(cfg, (*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(c.NICs))),
+	rc := C.rw_worker_open(&cfg, (*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(c.NICs))),
 		(*C.struct_rw_worker_lane)(unsafe.Pointer(unsafe.SliceData(c.Lanes))), &w)
 	return Worker(w), int(rc)
 }
 
 func Close(w Worker) { C.rw_worker_close((*C.rw_worker)(w)) }
 
-// Region takes memory that was registered with every NIC.
+// Region adds memory that was registered with every NIC.
 func Region(w Worker, mrs []fabric.MR) int {
 	return int(C.rw_worker_region((*C.rw_worker)(w), (*C.struct_rwf_mr)(unsafe.Pointer(unsafe.SliceData(mrs)))))
 }
@@ -199,7 +175,7 @@ func Regions(w Worker, nic int) []fabric.MR {
 	}
 }
 
-// Claim takes the queues from whoever drives them, until Release.
+// Claim takes the queues from the thread that drives them, until Release.
 func Claim(w Worker) int { return int(C.rw_worker_claim((*C.rw_worker)(w))) }
 
 func Release(w Worker) { C.rw_worker_release((*C.rw_worker)(w)) }
@@ -209,8 +185,8 @@ func Broken(w Worker, lanes []uint8) int {
 	return int(C.rw_worker_broken((*C.rw_worker)(w), (*C.uint8_t)(unsafe.SliceData(lanes))))
 }
 
-// Detach takes a lane's queue pair out of service; received is how many messages came over the lane so far. Between Claim and
-// Release, as Resume.
+// Detach takes a lane's queue pair out of service. received is the number of messages that came over the lane so far. Detach and
+// Resume are called between Claim and Release.
 func Detach(w Worker, lane int) (received uint64, rc int) {
 	rc = int(C.rw_worker_detach((*C.rw_worker)(w), C.uint32_t(lane), (*C.uint64_t)(unsafe.Pointer(&received))))
 	return received, rc
@@ -221,15 +197,15 @@ func Resume(w Worker, lane int, with *Lane, peerReceived uint64) int {
 		C.uint64_t(peerReceived)))
 }
 
-// Add appends tensors; chunks holds every lane's list, one after another, nchunks their lengths.
+// Add appends tensors. chunks holds every lane's list, one after another, and nchunks their lengths.
 func Add(w Worker, tensors []TensorDesc, chunks []ChunkDesc, nchunks []uint32) int {
-	return int(C.add_tensors((*C.rw_worker)(w), (*C.struct_rw_tensor_desc)(unsafe.Pointer(unsafe.SliceData(tensors))),
+	return int(C.rw_worker_add((*C.rw_worker)(w), (*C.struct_rw_tensor_desc)(unsafe.Pointer(unsafe.SliceData(tensors))),
 		C.uint32_t(len(tensors)), (*C.struct_rw_chunk_desc)(unsafe.Pointer(unsafe.SliceData(chunks))),
-		(*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(nchunks))), C.uint32_t(len(nchunks))))
+		(*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(nchunks)))))
 }
 
-func Hyper(w Worker, tensor uint32, hyper *[8]float32, flags uint32) int {
-	return int(C.rw_worker_hyper((*C.rw_worker)(w), C.uint32_t(tensor), (*C.float)(unsafe.Pointer(hyper)), C.uint32_t(flags)))
+func Hyper(w Worker, tensor uint32, hyper *[8]float32) int {
+	return int(C.rw_worker_hyper((*C.rw_worker)(w), C.uint32_t(tensor), (*C.float)(unsafe.Pointer(hyper))))
 }
 
 func Submit(w Worker, ops []Op, handles []uint64) int {
@@ -240,7 +216,7 @@ func Submit(w Worker, ops []Op, handles []uint64) int {
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(handles)))))
 }
 
-// Commit sends the 64-byte record, which is C memory and takes the answer.
+// Commit sends the 64-byte record, which is C memory. The answer overwrites the record.
 func Commit(w Worker, record unsafe.Pointer, handle *uint64) int {
 	return int(C.rw_worker_commit((*C.rw_worker)(w), record, record, (*C.uint64_t)(unsafe.Pointer(handle))))
 }

@@ -1,9 +1,9 @@
 /*
- * Provider ibv: bringing queue pairs up, and noticing that peers come and go.
+ * Provider ibv: bringing queue pairs up, and noticing that peers arrive and leave.
  *
- * Verbs have no handshake: both sides get the other's number and go to RTS on their own. So the active side writes 0 bytes,
- * which touches no memory and consumes no receive. Connecting ends with the acknowledgement: the peer is there, and the
- * path works in both directions. The passive side sees the same write change the packet sequence number it expects.
+ * Verbs have no handshake. Both sides get the other's number and go to RTS on their own. So the active side writes 0 bytes, which
+ * touches no memory and consumes no receive. Connecting ends with the acknowledgement: the peer is up, and the path works in both
+ * directions. The passive side sees the write change the packet sequence number that it expects.
  */
 #if __has_include(<infiniband/verbs.h>)
 
@@ -16,17 +16,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Retries: 7 means for ever for RNR, and on soft-RoCE also for lost packets, against the specification. */
-enum { NOT_YET = -1, HOP_LIMIT = 255, DEFAULT_RETRY = 6, DEFAULT_RNR = 6, ARRIVAL_POLL_MS = 5 };
+/* A retry count of 7 means for ever for RNR, and on soft-RoCE also for lost packets, against the specification. */
+enum { NOT_YET = -1, HOP_LIMIT = 255, DEFAULT_RETRY = 6, RNR_RETRIES = 6, ARRIVAL_POLL_MS = 5 };
 
-int vb_qp_endpoint(rwf_qp *base, void *buf, size_t cap)
+int vb_qp_endpoint(rwf_qp *base, void *buf)
 {
 	const struct vb_qp *qp = (const struct vb_qp *)base;
 	const struct vb_device *dev = qp->dev;
 	struct rwf_ibv_endpoint e = {.qpn = base->num, .psn = qp->psn, .lid = qp->addr.lid, .link = qp->addr.link, .mtu = dev->mtu};
 
-	if (cap < RWF_IBV_ENDPOINT_BYTES)
-		return rwf_fail(EINVAL, "read endpoint: %zu bytes of room, it has %d", cap, RWF_IBV_ENDPOINT_BYTES);
 	memcpy(e.gid, qp->addr.gid.raw, sizeof e.gid);
 	rwf_ibv_encode_endpoint(&e, buf);
 	return RWF_IBV_ENDPOINT_BYTES;
@@ -53,14 +51,13 @@ static int unreachable(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, in
 static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
 {
 	const struct vb_device *dev = qp->dev;
-	int rnr = or_else(dev->rnr, DEFAULT_RNR), rc;
+	int rc;
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
 				   .path_mtu = peer->mtu < dev->mtu ? peer->mtu : dev->mtu,
 				   .dest_qp_num = peer->qpn,
 				   .rq_psn = peer->psn,
 				   .max_dest_rd_atomic = 0,
-				   .min_rnr_timer =
-					   (uint8_t)or_else(dev->min_rnr_timer, rwf_ibv_rnr_timer(a->rnr_timeout_ms, (uint8_t)rnr)),
+				   .min_rnr_timer = rwf_ibv_rnr_timer(a->rnr_timeout_ms, RNR_RETRIES),
 				   .ah_attr = {.dlid = peer->lid,
 					       .sl = (uint8_t)or_else(dev->sl, 0),
 					       .port_num = dev->port,
@@ -84,7 +81,7 @@ static int to_rts(struct vb_qp *qp, const struct rwf_connect_attr *a)
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS,
 				   .sq_psn = qp->psn,
 				   .retry_cnt = retry,
-				   .rnr_retry = (uint8_t)or_else(dev->rnr, DEFAULT_RNR),
+				   .rnr_retry = RNR_RETRIES,
 				   .timeout = (uint8_t)or_else(dev->timeout, rwf_ibv_ack_timeout(a->ack_timeout_ms, retry)),
 				   .max_rd_atomic = 0};
 
@@ -101,14 +98,7 @@ static int bring_up(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const
 	return rc ? rc : to_rts(qp, a);
 }
 
-static void set_aside(struct vb_qp *qp, uint32_t seq, int *status)
-{
-	vb_set_aside(qp->send_cq, qp, seq, status);
-	if (qp->recv_cq != qp->send_cq)
-		vb_set_aside(qp->recv_cq, qp, seq, status);
-}
-
-/* Writes nothing to the peer, to see whether it is there. Sets the write's status, NOT_YET at the deadline. */
+/* Writes 0 bytes to the peer, to check that it is up. Sets the write's status, or NOT_YET at the deadline. */
 static int probe(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *status)
 {
 	const struct rwf_send_wr nothing = {.opcode = RWF_WRITE, .flags = RWF_SEND_SIGNALED};
@@ -119,7 +109,7 @@ static int probe(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *sta
 	if (n < 0)
 		return n;
 	for (;;) {
-		set_aside(qp, seq, status);
+		vb_set_aside(qp, seq, status);
 		if (*status != NOT_YET || rwb_now_ns() >= deadline_ns)
 			return 0;
 		n = rwb_connect_wait(-1, 0, cancel_fd, 50000);
@@ -130,7 +120,7 @@ static int probe(struct vb_qp *qp, uint64_t deadline_ns, int cancel_fd, int *sta
 	}
 }
 
-/* Goes back to where connecting began. An error flushed the receives, so it posts them again. */
+/* Restarts connecting. An error flushed the receives, so it posts them again. */
 static int start_again(struct vb_qp *qp, uint32_t first_recv, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RESET};
@@ -138,7 +128,7 @@ static int start_again(struct vb_qp *qp, uint32_t first_recv, const struct rwf_i
 
 	if ((rc = vb_modify(qp, &attr, IBV_QP_STATE, "RESET")))
 		return rc;
-	set_aside(qp, 0, &status);
+	vb_set_aside(qp, 0, &status);
 	qp->sq.tail = qp->sq.head;
 	qp->rq.tail = first_recv;
 	if ((rc = vb_to_init(qp)))
@@ -186,8 +176,8 @@ static void wait_for_peer(struct vb_qp *qp, uint32_t timeout_ms)
 	qp->base.state = RWF_QPS_RTR;
 	qp->deadline_ns = rwb_now_ns() + (uint64_t)timeout_ms * 1000000;
 	pthread_mutex_lock(&dev->lock);
-	qp->next_waiting = dev->waiting;
-	dev->waiting = qp;
+	qp->waiting = true;
+	LIST_INSERT_HEAD(&dev->waiting, qp, waits);
 	pthread_mutex_unlock(&dev->lock);
 	rwb_notify(dev->kick_fd);
 }
@@ -232,12 +222,13 @@ static bool arrived(struct vb_qp *qp)
 	return qp->dev->lib->query_qp(qp->qp, &attr, IBV_QP_RQ_PSN, &init) == 0 && attr.rq_psn != qp->peer_psn;
 }
 
-/* Finds the first of the waiting queue pairs whose peer came, or will not come any more. Called with the lock held. */
+/* Finds the first of the waiting queue pairs whose peer arrived, or cannot arrive. Called with the lock held. */
 static int next_arrival(struct vb_device *dev, struct rwf_async_event *out)
 {
 	uint64_t now = rwb_now_ns();
+	struct vb_qp *qp;
 
-	for (struct vb_qp *qp = dev->waiting; qp; qp = qp->next_waiting) {
+	LIST_FOREACH(qp, &dev->waiting, waits) {
 		if (arrived(qp)) {
 			vb_unlink_waiting(qp);
 			vb_establish(qp);
@@ -254,7 +245,7 @@ static int next_arrival(struct vb_device *dev, struct rwf_async_event *out)
 	return 0;
 }
 
-/* Translates the library's events into the contract's. Returns 0 for those it has no word for. */
+/* Translates the library's events into the contract's. Returns 0 for an event without a translation. */
 static int convert(struct vb_device *dev, const struct ibv_async_event *ev, struct rwf_async_event *out)
 {
 	struct vb_cq *cq;
@@ -302,7 +293,7 @@ static int next_event(struct vb_device *dev, struct rwf_async_event *out)
 
 	while (!found && dev->lib->get_async_event(dev->ctx, &ev) == 0) {
 		found = convert(dev, &ev, out);
-		dev->lib->ack_async_event(&ev); /* only now may what it names be destroyed */
+		dev->lib->ack_async_event(&ev); /* only now may the object that it names be destroyed */
 	}
 	if (found)
 		return 1;
@@ -317,7 +308,7 @@ static int nap_ms(struct vb_device *dev, uint64_t left_ns)
 	int ms = left_ns > INT32_MAX * UINT64_C(1000000) ? INT32_MAX : (int)((left_ns + 999999) / 1000000);
 
 	pthread_mutex_lock(&dev->lock);
-	if (dev->waiting && ms > ARRIVAL_POLL_MS)
+	if (!LIST_EMPTY(&dev->waiting) && ms > ARRIVAL_POLL_MS)
 		ms = ARRIVAL_POLL_MS;
 	pthread_mutex_unlock(&dev->lock);
 	return ms;

@@ -23,7 +23,7 @@ static void dispose(struct vb_cq *cq, const struct vb_lib *lib)
 		lib->destroy_comp_channel(cq->channel);
 	if (cq->wake_fd >= 0)
 		close(cq->wake_fd);
-	free(cq->held);
+	rwb_ring_free(&cq->early);
 	free(cq);
 }
 
@@ -36,20 +36,17 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 		return rwf_fail(ENOMEM, "create completion queue: no memory");
 	cq->base = (rwf_cq){base->ops, base};
 	cq->cqe = cqe;
-	cq->held = calloc(cqe, sizeof *cq->held);
 	cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	cq->channel = dev->lib->create_comp_channel(dev->ctx);
 	if (cq->channel && fcntl(cq->channel->fd, F_SETFL, O_NONBLOCK) == 0)
 		cq->cq = dev->lib->create_cq(dev->ctx, (int)cqe, cq, cq->channel, 0);
-	if (!cq->held || cq->wake_fd < 0 || !cq->cq) {
+	if (rwb_ring_make(&cq->early, cqe) || cq->wake_fd < 0 || !cq->cq) {
 		int err = errno ? errno : ENOMEM;
 
 		dispose(cq, dev->lib);
 		return rwf_fail(err, "create completion queue of %u entries on %s: %s", cqe, dev->attr.name, strerror(err));
 	}
-	pthread_mutex_lock(&dev->lock);
 	dev->cqs++;
-	pthread_mutex_unlock(&dev->lock);
 	*out = &cq->base;
 	return 0;
 }
@@ -63,15 +60,13 @@ int vb_destroy_cq(rwf_cq *base)
 		return rwf_fail(EBUSY, "destroy completion queue: %u queue pairs use it", cq->users);
 	dev->lib->ack_cq_events(cq->cq, cq->unacked); /* the library waits for them */
 	dispose(cq, dev->lib);
-	pthread_mutex_lock(&dev->lock);
 	dev->cqs--;
-	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
 
 /*
- * The hardware's work request ids hold direction, queue pair and number. A completion in error has neither opcode nor
- * immediate. By its id it finds its queue pair, and frees what it and the unsignaled requests before it occupied.
+ * The hardware's work request ids hold direction, queue pair and number. A completion in error has neither opcode nor immediate.
+ * Its id identifies its queue pair, and the requests that it frees: its own and the unsignaled ones before it.
  */
 enum { SLOT_SHIFT = 32, RECV_SHIFT = 63 };
 
@@ -86,8 +81,8 @@ static struct vb_qp *qp_of(const struct vb_device *dev, const struct ibv_wc *wc)
 }
 
 /*
- * Notes what a completion says of the queue pair's state. Success on a passive one also means that its peer has arrived;
- * the thread that waits for events reports it.
+ * Records the queue pair's state that follows from a completion. Success on a passive queue pair also means that its peer has
+ * arrived. The thread that waits for events reports that.
  */
 static void note_state(struct vb_qp *qp, bool ok, bool recv)
 {
@@ -116,15 +111,13 @@ static void translate(struct vb_qp *qp, const struct ibv_wc *in, struct rwf_wc *
 	}
 }
 
-static int take_held(struct vb_cq *cq, struct rwf_wc *wc, int n)
+static int take_early(struct vb_cq *cq, struct rwf_wc *wc, int n)
 {
+	const struct rwb_completion *c;
 	int taken = 0;
 
-	for (; taken < n && cq->held_count; taken++) {
-		wc[taken] = cq->held[cq->held_head];
-		cq->held_head = cq->held_head + 1 == cq->cqe ? 0 : cq->held_head + 1;
-		cq->held_count--;
-	}
+	while (taken < n && (c = rwb_ring_pop(&cq->early)))
+		wc[taken++] = c->wc;
 	return taken;
 }
 
@@ -137,7 +130,7 @@ int vb_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
 
 	if (cq->overran)
 		return rwf_fail(EOVERFLOW, "the completion queue overran its %u entries", cq->cqe);
-	taken = take_held(cq, wc, n);
+	taken = take_early(cq, wc, n);
 	while (taken < n) {
 		int want = n - taken < POLL_BATCH ? n - taken : POLL_BATCH;
 		int got = ibv_poll_cq(cq->cq, want, batch);
@@ -152,46 +145,39 @@ int vb_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
 	return taken;
 }
 
-static void hold(struct vb_cq *cq, const struct rwf_wc *wc)
+static void defer(struct vb_cq *cq, struct vb_qp *qp, const struct rwf_wc *wc)
 {
-	uint32_t at = cq->held_head + cq->held_count++;
+	struct rwb_completion *c = rwb_ring_push(&cq->early);
 
-	cq->held[at < cq->cqe ? at : at - cq->cqe] = *wc;
+	if (c)
+		*c = (struct rwb_completion){.wc = *wc, .qp = &qp->base};
+	else
+		cq->overran = true;
 }
 
-static void drop_held(struct vb_cq *cq, uint32_t qp_num)
+void vb_set_aside(struct vb_qp *qp, uint32_t seq, int *status)
 {
-	struct rwf_wc wc;
-
-	for (uint32_t left = cq->held_count; left; left--) {
-		take_held(cq, &wc, 1);
-		if (wc.qp_num != qp_num)
-			hold(cq, &wc);
-	}
-}
-
-void vb_set_aside(struct vb_cq *cq, struct vb_qp *qp, uint32_t seq, int *status)
-{
+	struct vb_cq *cq = qp->cq;
 	const struct vb_device *dev = (const struct vb_device *)cq->base.dev;
 	struct ibv_wc batch[POLL_BATCH];
 	struct rwf_wc wc;
 	int got;
 
-	drop_held(cq, qp->base.num);
+	rwb_ring_drop(&cq->early, &qp->base);
 	while ((got = ibv_poll_cq(cq->cq, POLL_BATCH, batch)) > 0) {
 		for (int i = 0; i < got; i++) {
 			struct vb_qp *of = qp_of(dev, &batch[i]);
 
 			translate(of, &batch[i], &wc);
 			if (of != qp)
-				hold(cq, &wc);
+				defer(cq, of, &wc);
 			else if (batch[i].wr_id == vb_wr_id(qp, false, seq))
 				*status = wc.status;
 		}
 	}
 }
 
-/* libibverbs has no portable moderation of events: the first completion wakes. */
+/* libibverbs has no portable moderation of events, so the first completion wakes. */
 int vb_req_notify_cq(rwf_cq *base, uint32_t count)
 {
 	struct vb_cq *cq = (struct vb_cq *)base;
@@ -233,7 +219,7 @@ int vb_wait_cq(rwf_cq *base, int64_t timeout_us)
 {
 	struct vb_cq *cq = (struct vb_cq *)base;
 
-	if (cq->held_count || cq->overran)
+	if (rwb_ring_length(&cq->early) || cq->overran)
 		return 1;
 	return sleep_on(cq, timeout_us > 0 ? timeout_us : 0);
 }

@@ -13,45 +13,22 @@
 
 enum { UNSET = -1, MAX_RETRY = 7 };
 
-/* Reads an option that is a number within a range, UNSET where it is absent. */
-static int number(const char *options, const char *key, int low, int high, int *out)
+static int parse(const char *options, int *port, struct vb_device *dev)
 {
-	char text[32], *end;
-	long v;
-
-	*out = UNSET;
-	if (!rwb_option(options, key, text, sizeof text))
-		return 0;
-	errno = 0;
-	v = strtol(text, &end, 10);
-	if (errno || end == text || *end || v < low || v > high)
-		return rwf_fail(EINVAL, "open ibv: option %s=%s is not a number from %d to %d", key, text, low, high);
-	*out = (int)v;
-	return 0;
-}
-
-struct options {
-	int port, gid, mtu, arrival;
-};
-
-static int parse(const char *options, struct options *o, struct vb_device *dev)
-{
-	static const char *const known[] = {"port",  "gid", "mtu",           "tc",      "sl", "timeout",
-					    "retry", "rnr", "min_rnr_timer", "arrival", NULL};
+	static const char known[] = "port, gid, tc, sl, timeout, retry, arrival";
+	const struct {
+		const char *key;
+		int low, high, *out;
+	} numbers[] = {{"port", 1, 255, port},          {"gid", 0, 255, &dev->gid_option}, {"tc", 0, 255, &dev->tc},
+		       {"sl", 0, 15, &dev->sl},         {"timeout", 1, 31, &dev->timeout}, {"retry", 0, MAX_RETRY, &dev->retry},
+		       {"arrival", 0, 1, &dev->arrival}};
 	int rc = rwb_option_check("ibv", options, known);
 
-	if (rc || (rc = number(options, "port", 1, 255, &o->port)) || (rc = number(options, "gid", 0, 255, &o->gid)) ||
-	    (rc = number(options, "mtu", 256, 4096, &o->mtu)) || (rc = number(options, "tc", 0, 255, &dev->tc)) ||
-	    (rc = number(options, "sl", 0, 15, &dev->sl)) || (rc = number(options, "timeout", 1, 31, &dev->timeout)) ||
-	    (rc = number(options, "retry", 0, MAX_RETRY, &dev->retry)) || (rc = number(options, "rnr", 0, MAX_RETRY, &dev->rnr)) ||
-	    (rc = number(options, "min_rnr_timer", 0, 31, &dev->min_rnr_timer)) ||
-	    (rc = number(options, "arrival", 0, 1, &o->arrival)))
-		return rc;
-	if (o->mtu != UNSET && (o->mtu & (o->mtu - 1)))
-		return rwf_fail(EINVAL, "open ibv: option mtu=%d is not one of 256, 512, 1024, 2048, 4096", o->mtu);
-	dev->arrival = o->arrival != 0;
-	dev->gid_option = o->gid;
-	return 0;
+	for (size_t i = 0; i < sizeof numbers / sizeof *numbers && !rc; i++) {
+		*numbers[i].out = UNSET;
+		rc = rwb_option_number("ibv", options, numbers[i].key, numbers[i].low, numbers[i].high, numbers[i].out);
+	}
+	return rc;
 }
 
 static const char *port_state(enum ibv_port_state s)
@@ -82,74 +59,12 @@ static int choose_port(struct vb_device *dev, int wanted, uint8_t ports, struct 
 			port_state(attr->state));
 }
 
-static uint32_t mtu_bytes(enum ibv_mtu mtu)
-{
-	return 128u << mtu;
-}
-
-static int choose_mtu(struct vb_device *dev, int wanted, enum ibv_mtu active)
-{
-	dev->mtu = active;
-	if (wanted == UNSET)
-		return 0;
-	if ((uint32_t)wanted > mtu_bytes(active))
-		return rwf_fail(EINVAL, "open ibv: mtu=%d, but port %u of %s carries %u: raise its interface's MTU", wanted,
-				dev->port, dev->attr.name, mtu_bytes(active));
-	while (mtu_bytes(dev->mtu) > (uint32_t)wanted)
-		dev->mtu--;
-	return 0;
-}
-
-/* ibv_query_port(3): active_speed and active_width are bit masks with one bit set. */
-static uint32_t link_mbps(const struct ibv_port_attr *p)
-{
-	static const uint32_t lane_mbps[] = {2500, 5000, 10000, 10000, 14000, 25000, 50000, 100000};
-	uint32_t lanes = p->active_width == 16  ? 2
-			 : p->active_width == 8 ? 12
-			 : p->active_width == 4 ? 8
-			 : p->active_width == 2 ? 4
-						: 1;
-
-	for (int bit = 7; bit >= 0; bit--)
-		if (p->active_speed & 1 << bit)
-			return lanes * lane_mbps[bit];
-	return 0;
-}
-
-/* Probes how much the device sends inline, since it does not say. */
-static uint32_t probe_inline(struct vb_device *dev)
-{
-	struct ibv_pd *pd = dev->lib->alloc_pd(dev->ctx);
-	struct ibv_cq *cq = pd ? dev->lib->create_cq(dev->ctx, 1, NULL, NULL, 0) : NULL;
-	uint32_t found = 0;
-
-	for (uint32_t size = 1024; cq && size >= 32; size /= 2) {
-		struct ibv_qp_init_attr init = {
-			.send_cq = cq,
-			.recv_cq = cq,
-			.qp_type = IBV_QPT_RC,
-			.cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_inline_data = size}};
-		struct ibv_qp *qp = dev->lib->create_qp(pd, &init);
-
-		if (!qp)
-			continue;
-		found = init.cap.max_inline_data;
-		dev->lib->destroy_qp(qp);
-		break;
-	}
-	if (cq)
-		dev->lib->destroy_cq(cq);
-	if (pd)
-		dev->lib->dealloc_pd(pd);
-	return found;
-}
-
 static uint32_t at_most(int64_t v, uint32_t limit)
 {
 	return v < 0 || v > limit ? limit : (uint32_t)v;
 }
 
-static int set_up(struct vb_device *dev, const struct options *o)
+static int set_up(struct vb_device *dev, int wanted_port)
 {
 	struct ibv_device_attr d;
 	struct ibv_port_attr port;
@@ -157,9 +72,9 @@ static int set_up(struct vb_device *dev, const struct options *o)
 
 	if (rc)
 		return rwf_fail(rc, "open ibv: query device %s: %s", dev->attr.name, strerror(rc));
-	if ((rc = choose_port(dev, o->port, d.phys_port_cnt, &port)) || (rc = choose_mtu(dev, o->mtu, port.active_mtu)) ||
-	    (rc = vb_choose_address(dev, &port)))
+	if ((rc = choose_port(dev, wanted_port, d.phys_port_cnt, &port)) || (rc = vb_choose_address(dev, &port)))
 		return rc;
+	dev->mtu = port.active_mtu;
 	strcpy(dev->attr.provider, "ibv");
 	dev->attr.max_mr_size = d.max_mr_size;
 	dev->attr.max_qp = at_most(d.max_qp, VB_MAX_QP);
@@ -167,9 +82,7 @@ static int set_up(struct vb_device *dev, const struct options *o)
 	dev->attr.max_cq = at_most(d.max_cq, INT32_MAX);
 	dev->attr.max_cqe = at_most(d.max_cqe, 1 << 22);
 	dev->attr.max_mr = at_most(d.max_mr, INT32_MAX);
-	dev->attr.max_inline = probe_inline(dev);
-	dev->attr.link_mbps = link_mbps(&port);
-	dev->attr.mtu = mtu_bytes(dev->mtu);
+	dev->attr.mtu = 128u << dev->mtu;
 	dev->attr.flags = RWF_DEV_LINK;
 	return fcntl(dev->ctx->async_fd, F_SETFL, O_NONBLOCK) ? rwf_fail(errno, "open ibv: %s", strerror(errno)) : 0;
 }
@@ -188,8 +101,7 @@ static void dispose(struct vb_device *dev)
 static int open_one(const struct vb_lib *lib, struct ibv_device *device, const char *options, rwf_device **out)
 {
 	struct vb_device *dev = calloc(1, sizeof *dev);
-	struct options o;
-	int rc;
+	int port, rc;
 
 	if (!dev)
 		return rwf_fail(ENOMEM, "open ibv: no memory for a device");
@@ -201,11 +113,11 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 	snprintf(dev->attr.name, sizeof dev->attr.name, "%s", lib->get_device_name(device));
 	if (dev->kick_fd < 0 || !dev->qps)
 		rc = rwf_fail(ENOMEM, "open ibv: no memory for a device");
-	else if ((rc = parse(options, &o, dev)) == 0 && !(dev->ctx = lib->open_device(device)))
+	else if ((rc = parse(options, &port, dev)) == 0 && !(dev->ctx = lib->open_device(device)))
 		rc = rwf_fail(errno, "open ibv: device %s: %s: may this user open /dev/infiniband/uverbs*?", dev->attr.name,
 			      strerror(errno));
 	else if (rc == 0)
-		rc = set_up(dev, &o);
+		rc = set_up(dev, port);
 	if (rc) {
 		dispose(dev);
 		return rc;
@@ -214,16 +126,23 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 	return 0;
 }
 
-static int no_device(const char *wanted)
+/* Names the devices that there are, of n. */
+static int no_device(const struct vb_lib *lib, const char *wanted, struct ibv_device **list, int n)
 {
+	char there[256] = "";
+	size_t used = 0;
+
+	for (int i = 0; list && i < n && used < sizeof there; i++)
+		used += (size_t)snprintf(there + used, sizeof there - used, "%s%s", i ? ", " : ": there are ",
+					 lib->get_device_name(list[i]));
 	return rwf_fail(
 		ENODEV,
-		"open ibv: no RDMA device%s%s: see ibv_devices; a driver's user half is in ibverbs-providers; soft-RoCE: rackweave "
+		"open ibv: no RDMA device%s%s%s: see ibv_devices; a driver's user half is in ibverbs-providers; soft-RoCE: rackweave "
 		"rxe up",
-		*wanted ? " named " : "", wanted);
+		*wanted ? " named " : "", wanted, there);
 }
 
-int vb_open(const char *device, const char *options, rwf_device **out)
+static int vb_open(const char *device, const char *options, rwf_device **out)
 {
 	const struct vb_lib *lib;
 	struct ibv_device **list;
@@ -232,12 +151,12 @@ int vb_open(const char *device, const char *options, rwf_device **out)
 	if (rc)
 		return rc;
 	list = lib->get_device_list(&n);
-	rc = no_device(device);
+	rc = no_device(lib, device, list, n);
 	for (int i = 0; list && i < n; i++) {
 		if (*device && strcmp(device, lib->get_device_name(list[i])) != 0)
 			continue;
 		rc = open_one(lib, list[i], options, out);
-		if (*device || rc != -ENETDOWN) /* any device: skip those without a link */
+		if (*device || rc != -ENETDOWN) /* any device: skip a device without a link */
 			break;
 	}
 	if (list)
@@ -245,7 +164,7 @@ int vb_open(const char *device, const char *options, rwf_device **out)
 	return rc;
 }
 
-int vb_list(char *buf, size_t cap)
+static int vb_list(char *buf, size_t cap)
 {
 	const struct vb_lib *lib;
 	struct ibv_device **list;
@@ -272,61 +191,30 @@ int vb_list(char *buf, size_t cap)
 	return n;
 }
 
-int vb_close(rwf_device *base)
+static int vb_close(rwf_device *base)
 {
 	struct vb_device *dev = (struct vb_device *)base;
-	uint32_t pds, cqs;
 
-	pthread_mutex_lock(&dev->lock);
-	pds = dev->pds;
-	cqs = dev->cqs;
-	pthread_mutex_unlock(&dev->lock);
-	if (pds || cqs)
+	if (dev->pds || dev->cqs)
 		return rwf_fail(EBUSY, "close device %s: %u protection domains and %u completion queues are open", dev->attr.name,
-				pds, cqs);
+				dev->pds, dev->cqs);
 	dispose(dev);
 	return 0;
 }
 
-int vb_query(rwf_device *base, struct rwf_device_attr *out)
+static int vb_query(rwf_device *base, struct rwf_device_attr *out)
 {
 	*out = ((struct vb_device *)base)->attr;
 	return 0;
 }
 
-int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out)
-{
-	if (qp->ops != &rwf_ibv_ops)
-		return rwf_fail(EINVAL, "queue pair 0x%x is of provider %s, not ibv", qp->num, qp->ops->name);
-	*out = ((const struct vb_qp *)qp)->stats;
-	return 0;
-}
-
-const struct rwf_ops rwf_ibv_ops = {
-	.name = "ibv",
-	.open = vb_open,
-	.list = vb_list,
-	.close = vb_close,
-	.query = vb_query,
-	.alloc_pd = vb_alloc_pd,
-	.dealloc_pd = vb_dealloc_pd,
-	.reg_mr = vb_reg_mr,
-	.dereg_mr = vb_dereg_mr,
-	.create_cq = vb_create_cq,
-	.destroy_cq = vb_destroy_cq,
-	.poll_cq = vb_poll_cq,
-	.req_notify_cq = vb_req_notify_cq,
-	.wait_cq = vb_wait_cq,
-	.wake_cq = vb_wake_cq,
-	.create_qp = vb_create_qp,
-	.destroy_qp = vb_destroy_qp,
-	.qp_endpoint = vb_qp_endpoint,
-	.connect_qp = vb_connect_qp,
-	.fail_qp = vb_fail_qp,
-	.post_send = vb_post_send,
-	.post_recv = vb_post_recv,
-	.get_async_event = vb_get_async_event,
-};
+const struct rwf_ops rwf_ibv_ops = {.name = "ibv",
+				    .nics = 1,
+				    .open = vb_open,
+				    .list = vb_list,
+				    .close = vb_close,
+				    .query = vb_query,
+				    RWB_CALLS(RWB_ENTRY, vb_)};
 
 #else
 
@@ -352,12 +240,6 @@ static int list_absent(char *buf, size_t cap)
 	return absent();
 }
 
-const struct rwf_ops rwf_ibv_ops = {.name = "ibv", .open = open_absent, .list = list_absent};
-
-int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out)
-{
-	(void)qp, (void)out;
-	return absent();
-}
+const struct rwf_ops rwf_ibv_ops = {.name = "ibv", .nics = 1, .open = open_absent, .list = list_absent};
 
 #endif

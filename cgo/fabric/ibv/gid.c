@@ -1,6 +1,6 @@
 /*
- * Provider ibv: the address a device speaks from. The GID table follows the order in which addresses were assigned and may
- * change. So an index is chosen by what its entry is, and tried by making an address handle from it.
+ * Provider ibv: the address of a device. The GID table follows the order in which addresses were assigned, and may change. So an
+ * index is chosen by its entry, and tested by making an address handle from it.
  */
 #if __has_include(<infiniband/verbs.h>)
 
@@ -40,7 +40,7 @@ static int rank(const struct ibv_gid_entry *e)
 	return NEVER;
 }
 
-/* An address handle to one's own address proves that the entry can be spoken from. */
+/* An address handle to one's own address proves that the entry can be used. */
 static bool usable(struct vb_device *dev, const struct ibv_gid_entry *e)
 {
 	struct ibv_ah_attr attr = {.is_global = 1,
@@ -84,7 +84,7 @@ static void take(struct vb_device *dev, const struct ibv_gid_entry *e, uint16_t 
 	dev->addr.lid = e->gid_type == IBV_GID_TYPE_IB ? lid : 0;
 }
 
-/* As verbs.h does it, but through the loaded library. */
+/* As in verbs.h, but through the loaded library. */
 int vb_query_port(struct vb_device *dev, uint8_t port, struct ibv_port_attr *attr)
 {
 	struct verbs_context *v = verbs_get_ctx_op(dev->ctx, query_port);

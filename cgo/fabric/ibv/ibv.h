@@ -5,11 +5,9 @@
  *   port           port number; default the first active one
  *   gid            index in the GID table; default the best entry that takes an address handle: RoCE v2 over IPv4, RoCE v2 over
  *                  IPv6, RoCE v1
- *   mtu            largest path MTU to offer, 256 to 4096; default the port's
  *   tc, sl         traffic class (its upper 6 bits are the DSCP) and service level; default 0
- *   timeout, retry, rnr, min_rnr_timer
- *                  ibv_modify_qp(3)'s codes, in place of those computed from ack_timeout_ms and rnr_timeout_ms. The RNR timer
- *                  is the receiver's to choose: give both ends the same rnr_timeout_ms
+ *   timeout, retry ibv_modify_qp(3)'s codes, in place of those computed from ack_timeout_ms. The RNR timer is the receiver's to
+ *                  choose: give both ends the same rnr_timeout_ms
  *   arrival        0: a passive queue pair is established at once, for a device whose query does not report the receive PSN
  *
  * Stricter than the contract asks: a queue pair whose sends and receives could overrun its completion queue is refused
@@ -20,18 +18,9 @@
 
 #include "../base/fabric.h"
 
-/* What a queue pair has asked of its device; its owner reads it. Requests per doorbell show how well posts are batched. */
-struct rwf_ibv_stats {
-	uint64_t sends, send_doorbells;
-	uint64_t recvs, recv_doorbells;
-};
-
-/* -EINVAL if the queue pair is of another provider. */
-int rwf_ibv_stats(const rwf_qp *qp, struct rwf_ibv_stats *out);
-
 enum rwf_ibv_link { RWF_IBV_IB = 1, RWF_IBV_ROCE_V1 = 2, RWF_IBV_ROCE_V2 = 3 };
 
-/* What one queue pair's peer needs to know of it. */
+/* The information about a queue pair that its peer needs. */
 struct rwf_ibv_endpoint {
 	uint32_t qpn, psn; /* 24 bits each */
 	uint16_t lid;      /* InfiniBand only */
@@ -43,12 +32,12 @@ struct rwf_ibv_endpoint {
 enum { RWF_IBV_ENDPOINT_BYTES = 36 };
 
 void rwf_ibv_encode_endpoint(const struct rwf_ibv_endpoint *e, uint8_t buf[RWF_IBV_ENDPOINT_BYTES]);
-/* Returns 0, or -EINVAL with the reason. Accepts exactly what the encoder writes of a sane endpoint. */
+/* Returns 0, or -EINVAL with the reason. Accepts exactly the encoder's output for valid endpoints. */
 int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint *e);
 
 /* Returns the code of ibv_modify_qp(3)'s timeout with which retry + 1 attempts last about so long: 2/3 to 4/3 of it. */
 uint8_t rwf_ibv_ack_timeout(uint32_t ms, uint8_t retry);
-/* Returns the code of the shortest RNR timer with which so many retries last at least so long. */
+/* Returns the code of the shortest RNR timer with which so many retries last at least ms. */
 uint8_t rwf_ibv_rnr_timer(uint32_t ms, uint8_t retries);
 
 #endif

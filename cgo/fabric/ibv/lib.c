@@ -6,8 +6,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
-
 static bool find_symbols(void *handle, struct vb_lib *lib)
 {
 #define VB_FIND(name)                                                                                                              \
@@ -27,34 +25,33 @@ static bool init_fork(void *handle)
 	return fork_init && fork_init() == 0;
 }
 
-static int load(const struct vb_lib **out)
+static int load(struct vb_lib *lib)
 {
-	static struct vb_lib lib;
-	static bool loaded;
-	void *handle;
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
 
-	*out = &lib;
-	if (loaded)
-		return 0;
-	handle = dlopen("libibverbs.so.1", RTLD_NOW);
 	if (!handle)
 		return rwf_fail(ELIBACC, "libibverbs cannot be loaded: %s: apt-get install libibverbs1 ibverbs-providers",
 				dlerror());
-	if (!find_symbols(handle, &lib) || !init_fork(handle)) {
+	if (!find_symbols(handle, lib) || !init_fork(handle)) {
 		dlclose(handle);
 		return rwf_fail(ELIBBAD, "libibverbs.so.1 lacks a call or cannot be initialised: install rdma-core 34 or newer");
 	}
-	loaded = true;
 	return 0;
 }
 
 int vb_load(const struct vb_lib **out)
 {
-	int rc;
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static struct vb_lib lib;
+	static bool loaded;
+	int rc = 0;
 
-	pthread_mutex_lock(&load_lock);
-	rc = load(out);
-	pthread_mutex_unlock(&load_lock);
+	pthread_mutex_lock(&lock);
+	if (!loaded)
+		rc = load(&lib);
+	loaded = !rc;
+	pthread_mutex_unlock(&lock);
+	*out = &lib;
 	return rc;
 }
 

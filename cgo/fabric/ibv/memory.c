@@ -24,9 +24,7 @@ int vb_alloc_pd(rwf_device *base, rwf_pd **out)
 	}
 	pd->base = (rwf_pd){base->ops, base};
 	pthread_mutex_init(&pd->lock, NULL);
-	pthread_mutex_lock(&dev->lock);
 	dev->pds++;
-	pthread_mutex_unlock(&dev->lock);
 	*out = &pd->base;
 	return 0;
 }
@@ -35,22 +33,16 @@ int vb_dealloc_pd(rwf_pd *base)
 {
 	struct vb_pd *pd = (struct vb_pd *)base;
 	struct vb_device *dev = (struct vb_device *)base->dev;
-	bool busy;
 	int err;
 
-	pthread_mutex_lock(&pd->lock);
-	busy = pd->qps || pd->mrs;
-	pthread_mutex_unlock(&pd->lock);
-	if (busy)
+	if (pd->users)
 		return rwf_fail(EBUSY, "deallocate protection domain: queue pairs or memory regions are in it");
 	err = dev->lib->dealloc_pd(pd->pd);
 	if (err)
 		return rwf_fail(err, "deallocate protection domain on %s: %s", dev->attr.name, strerror(err));
 	pthread_mutex_destroy(&pd->lock);
 	free(pd);
-	pthread_mutex_lock(&dev->lock);
 	dev->pds--;
-	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
 
@@ -67,7 +59,7 @@ static int registration_failed(const struct vb_device *dev, size_t length, int e
 	return rwf_fail(err, "register %zu bytes on %s: %s", length, dev->attr.name, strerror(err));
 }
 
-/* Ignores the memfd behind the range: the device reads pages. */
+/* Ignores the memfd behind the range, because the device reads pages. */
 int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
 {
 	struct vb_pd *pd = (struct vb_pd *)base;
@@ -95,24 +87,22 @@ int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint6
 	}
 	*out = (struct rwf_mr){(uintptr_t)addr, length, mr->mr->lkey, mr->mr->rkey};
 	pthread_mutex_lock(&pd->lock);
-	mr->next = pd->mrs;
-	pd->mrs = mr;
+	LIST_INSERT_HEAD(&pd->mrs, mr, all);
 	pthread_mutex_unlock(&pd->lock);
+	pd->users++;
 	return 0;
 }
 
 static struct vb_mr *unlink_mr(struct vb_pd *pd, uint32_t lkey)
 {
-	struct vb_mr *mr = NULL;
+	struct vb_mr *mr;
 
 	pthread_mutex_lock(&pd->lock);
-	for (struct vb_mr **p = &pd->mrs; *p; p = &(*p)->next) {
-		if ((*p)->mr->lkey != lkey)
-			continue;
-		mr = *p;
-		*p = mr->next;
-		break;
-	}
+	LIST_FOREACH(mr, &pd->mrs, all)
+		if (mr->mr->lkey == lkey)
+			break;
+	if (mr)
+		LIST_REMOVE(mr, all);
 	pthread_mutex_unlock(&pd->lock);
 	return mr;
 }
@@ -128,6 +118,7 @@ int vb_dereg_mr(rwf_pd *base, uint32_t lkey)
 		return rwf_fail(EINVAL, "deregister memory: no region of this protection domain has lkey 0x%x", lkey);
 	err = dev->lib->dereg_mr(mr->mr);
 	free(mr);
+	pd->users--;
 	return err ? rwf_fail(err, "deregister memory on %s: %s", dev->attr.name, strerror(err)) : 0;
 }
 

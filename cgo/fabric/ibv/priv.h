@@ -11,10 +11,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/queue.h>
 
 /*
- * What is called through dlsym. Posting, polling and arming are not here: verbs.h inlines them to calls through the device's
- * own table. ibv_query_port is the old entry point, for drivers without the extended one.
+ * The functions called through dlsym. Posting, polling and arming are not among them, because verbs.h inlines them to calls through
+ * the device's own table. ibv_query_port is the old entry point, for drivers without the extended one.
  */
 /* clang-format off */
 #define VB_SYMBOLS(X) \
@@ -39,7 +40,7 @@ enum { VB_MAX_QP = 1 << 16 };
 
 struct vb_qp;
 
-/* Where a device is reached. A link that goes down may take its GIDs along and return with others. */
+/* The address of a device. A link that goes down may lose its GIDs and return with others. */
 struct vb_address {
 	union ibv_gid gid;
 	enum rwf_ibv_link link;
@@ -54,30 +55,31 @@ struct vb_device {
 	struct rwf_device_attr attr;
 	uint8_t port;
 	enum ibv_mtu mtu;
-	int gid_option;                                 /* -1: chosen */
-	int tc, sl, timeout, retry, rnr, min_rnr_timer; /* -1: computed */
-	bool arrival;
-	int kick_fd; /* wakes the thread that waits for events */
+	int gid_option;             /* -1 if chosen */
+	int tc, sl, timeout, retry; /* -1 if computed */
+	int arrival;                /* 0 if the receive PSN does not show a peer's arrival */
+	int kick_fd;                /* wakes the thread that waits for events */
+	_Atomic uint32_t pds, cqs;
 
-	pthread_mutex_t lock; /* guards what follows */
+	pthread_mutex_t lock; /* guards the fields below */
 	struct vb_address addr;
-	bool addr_stale; /* addresses may have changed since: choose again */
-	uint32_t pds, cqs, next_slot;
-	struct vb_qp *waiting; /* passive queue pairs whose peer has not arrived */
-	struct vb_qp **qps;    /* VB_MAX_QP; an entry is read by the queue pair's owner without the lock */
+	bool addr_stale; /* addresses may have changed since, so choose again */
+	uint32_t next_slot;
+	LIST_HEAD(, vb_qp) waiting; /* passive queue pairs whose peer has not arrived */
+	struct vb_qp **qps;         /* VB_MAX_QP; an entry is read by the queue pair's owner without the lock */
 };
 
 struct vb_mr {
-	struct vb_mr *next;
+	LIST_ENTRY(vb_mr) all;
 	struct ibv_mr *mr;
 };
 
 struct vb_pd {
 	rwf_pd base;
 	struct ibv_pd *pd;
-	pthread_mutex_t lock; /* guards what follows */
-	struct vb_mr *mrs;
-	uint32_t qps;
+	_Atomic uint32_t users; /* its queue pairs and regions */
+	pthread_mutex_t lock;   /* guards mrs */
+	LIST_HEAD(, vb_mr) mrs;
 };
 
 struct vb_cq {
@@ -86,13 +88,12 @@ struct vb_cq {
 	struct ibv_comp_channel *channel;
 	int wake_fd;
 	_Atomic bool overran;
-	uint32_t cqe, reserved; /* entries, and how many its queue pairs may need at once */
+	uint32_t cqe, reserved; /* entries, and the number that its queue pairs may need at once */
 	uint32_t users, unacked;
-	uint32_t held_head, held_count; /* ring of completions taken early, cqe long */
-	struct rwf_wc *held;
+	struct rwb_ring early; /* completions taken from the hardware before their poll */
 };
 
-/* One direction's work requests: as many as asked for, whatever the hardware rounds that to. */
+/* One direction's work requests: the wanted number, even if the hardware rounds it up. */
 struct vb_queue {
 	uint32_t head, tail; /* posted, completed */
 	uint32_t size, mask;
@@ -103,63 +104,51 @@ struct vb_qp {
 	rwf_qp base;
 	struct vb_device *dev;
 	struct ibv_qp *qp;
-	struct vb_cq *send_cq, *recv_cq;
+	struct vb_cq *cq;
 	struct vb_queue sq, rq;
-	struct vb_address addr; /* of the device when this was made */
-	uint32_t slot, max_inline, psn, peer_psn;
-	struct rwf_ibv_stats stats;
+	struct vb_address addr; /* of the device when the queue pair was made */
+	uint32_t slot, psn, peer_psn;
 	bool connected;
 
-	/* while it waits for its peer; guarded by the device's lock */
-	struct vb_qp *next_waiting;
+	/* while the queue pair waits for its peer; guarded by the device's lock */
+	bool waiting;
+	LIST_ENTRY(vb_qp) waits;
 	uint64_t deadline_ns;
 };
+
+RWB_CALLS(RWB_PROTOTYPE, vb_)
 
 /* Brings the hardware's queue pair to another state, named for the error. */
 int vb_modify(struct vb_qp *, struct ibv_qp_attr *, int mask, const char *to);
 int vb_to_init(struct vb_qp *);
 int vb_to_error(struct vb_qp *);
-void vb_establish(struct vb_qp *);
-/* Takes the queue pair off the list of those that wait for their peer. vb_unlink_waiting needs the device's lock. */
+/*
+ * Establishes a queue pair whose peer arrived. The owner and the thread that waits for events may both call it, and the queue pair
+ * may have failed meanwhile.
+ */
+static inline void vb_establish(struct vb_qp *qp)
+{
+	int rtr = RWF_QPS_RTR;
+
+	atomic_compare_exchange_strong(&qp->base.state, &rtr, RWF_QPS_RTS);
+}
+
+/* Takes the queue pair off the list of queue pairs that wait for their peer. vb_unlink_waiting needs the device's lock. */
 void vb_stop_waiting(struct vb_qp *);
 void vb_unlink_waiting(struct vb_qp *);
 
-int vb_open(const char *device, const char *options, rwf_device **out);
-int vb_list(char *buf, size_t cap);
-int vb_close(rwf_device *);
-int vb_query(rwf_device *, struct rwf_device_attr *);
 int vb_query_port(struct vb_device *, uint8_t port, struct ibv_port_attr *);
-/* Chooses the device's address anew. Needs the lock once others know of the device. */
+/* Chooses the device's address anew. Needs the lock after other threads know of the device. */
 int vb_choose_address(struct vb_device *, const struct ibv_port_attr *);
 
-int vb_alloc_pd(rwf_device *, rwf_pd **);
-int vb_dealloc_pd(rwf_pd *);
-int vb_reg_mr(rwf_pd *, void *, size_t, int, int, uint64_t, struct rwf_mr *);
-int vb_dereg_mr(rwf_pd *, uint32_t);
-
-int vb_create_cq(rwf_device *, uint32_t, rwf_cq **);
-int vb_destroy_cq(rwf_cq *);
-int vb_poll_cq(rwf_cq *, struct rwf_wc *, int);
-int vb_req_notify_cq(rwf_cq *, uint32_t);
-int vb_wait_cq(rwf_cq *, int64_t);
-int vb_wake_cq(rwf_cq *);
 /*
- * Takes all that lies in the hardware's queue. Holds completions of other queue pairs for later polls. Those of qp free
- * what they occupy, and the last status of its send number seq goes to *status.
+ * Takes all completions in the hardware's queues of qp. Completions of other queue pairs wait in early for polls. Those of qp free
+ * their requests, and the last status of its send number seq goes to status.
  */
-void vb_set_aside(struct vb_cq *, struct vb_qp *qp, uint32_t seq, int *status);
+void vb_set_aside(struct vb_qp *qp, uint32_t seq, int *status);
 
-int vb_create_qp(rwf_pd *, const struct rwf_qp_init *, rwf_qp **);
-int vb_destroy_qp(rwf_qp *);
-int vb_fail_qp(rwf_qp *);
-int vb_post_send(rwf_qp *, const struct rwf_send_wr *, int);
-int vb_post_recv(rwf_qp *, uint64_t, int);
-/* Hands receives to the hardware, from number seq on. Returns how many it took. */
+/* Posts receives to the hardware, from number seq on. Returns the number of posted receives. */
 int vb_hand_recvs(struct vb_qp *, uint32_t seq, int n);
 uint64_t vb_wr_id(const struct vb_qp *, bool recv, uint32_t seq);
-
-int vb_qp_endpoint(rwf_qp *, void *, size_t);
-int vb_connect_qp(rwf_qp *, const void *, size_t, const struct rwf_connect_attr *);
-int vb_get_async_event(rwf_device *, int, struct rwf_async_event *);
 
 #endif

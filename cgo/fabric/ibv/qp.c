@@ -9,45 +9,70 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* Requests handed over with one doorbell: what fits the stack comfortably. */
+/* Requests posted with one doorbell, limited by the size of the stack. */
 enum { POST_BATCH = 64, PSN_MASK = 0xffffff };
 
-static int make_queue(struct vb_queue *q, uint32_t size)
+/*
+ * Reserves room in the completion queue for all of a queue's requests, because a queue pair flushes what is posted, and makes the
+ * queue.
+ */
+static int make_queue(struct vb_queue *q, struct vb_cq *cq, uint32_t size)
 {
 	uint32_t room = rwb_pow2(size);
 
-	q->size = size;
-	q->mask = room - 1;
-	q->wr_ids = calloc(room, sizeof *q->wr_ids);
-	return q->wr_ids ? 0 : -ENOMEM;
-}
-
-/* A queue pair flushes all that was posted, so its completion queue must have room for all of it. */
-static int reserve(struct vb_cq *cq, uint32_t need)
-{
-	if (need > cq->cqe - cq->reserved)
+	if (size > cq->cqe - cq->reserved)
 		return rwf_fail(
 			EINVAL,
 			"create queue pair: its %u work requests could overrun the completion queue, of whose %u entries %u are taken: "
 			"make that larger",
-			need, cq->cqe, cq->reserved);
-	cq->reserved += need;
-	return 0;
+			size, cq->cqe, cq->reserved);
+	cq->reserved += size;
+	q->size = size;
+	q->mask = room - 1;
+	q->wr_ids = calloc(room, sizeof *q->wr_ids);
+	return q->wr_ids ? 0 : rwf_fail(ENOMEM, "create queue pair: no memory for %u work requests", size);
 }
 
-static int reserve_both(struct vb_cq *send, struct vb_cq *recv, const struct rwf_qp_init *init)
+int vb_modify(struct vb_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to)
 {
-	int rc = reserve(send, init->max_send_wr);
+	int err = qp->dev->lib->modify_qp(qp->qp, attr, mask);
 
-	if (rc)
-		return rc;
-	rc = reserve(recv, init->max_recv_wr);
-	if (rc)
-		send->reserved -= init->max_send_wr;
-	return rc;
+	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->attr.name, to, strerror(err))
+		   : 0;
 }
 
-/* The device's address now. */
+int vb_to_init(struct vb_qp *qp)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT,
+				   .port_num = qp->dev->port,
+				   .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+
+	return vb_modify(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
+}
+
+int vb_to_error(struct vb_qp *qp)
+{
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+
+	qp->base.state = RWF_QPS_ERR;
+	return vb_modify(qp, &attr, IBV_QP_STATE, "ERR");
+}
+
+void vb_unlink_waiting(struct vb_qp *qp)
+{
+	if (qp->waiting)
+		LIST_REMOVE(qp, waits);
+	qp->waiting = false;
+}
+
+void vb_stop_waiting(struct vb_qp *qp)
+{
+	pthread_mutex_lock(&qp->dev->lock);
+	vb_unlink_waiting(qp);
+	pthread_mutex_unlock(&qp->dev->lock);
+}
+
+/* Takes the device's present address. */
 static int take_address(struct vb_device *dev, struct vb_qp *qp)
 {
 	struct ibv_port_attr port;
@@ -89,8 +114,7 @@ static void dispose(struct vb_qp *qp)
 	if (qp->dev->qps[qp->slot] == qp)
 		qp->dev->qps[qp->slot] = NULL;
 	pthread_mutex_unlock(&qp->dev->lock);
-	qp->send_cq->reserved -= qp->sq.size;
-	qp->recv_cq->reserved -= qp->rq.size;
+	qp->cq->reserved -= qp->sq.size + qp->rq.size;
 	free(qp->sq.wr_ids);
 	free(qp->rq.wr_ids);
 	free(qp);
@@ -98,15 +122,12 @@ static void dispose(struct vb_qp *qp)
 
 static int make_hardware(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *init)
 {
-	struct ibv_qp_init_attr attr = {.qp_context = qp,
-					.send_cq = qp->send_cq->cq,
-					.recv_cq = qp->recv_cq->cq,
-					.qp_type = IBV_QPT_RC,
-					.cap = {.max_send_wr = init->max_send_wr,
-						.max_recv_wr = init->max_recv_wr,
-						.max_send_sge = 1,
-						.max_recv_sge = 1,
-						.max_inline_data = init->max_inline}};
+	struct ibv_qp_init_attr attr = {
+		.qp_context = qp,
+		.send_cq = qp->cq->cq,
+		.recv_cq = qp->cq->cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = {.max_send_wr = init->max_send_wr, .max_recv_wr = init->max_recv_wr, .max_send_sge = 1, .max_recv_sge = 1}};
 
 	qp->qp = qp->dev->lib->create_qp(pd->pd, &attr);
 	if (!qp->qp) {
@@ -123,9 +144,8 @@ static int set_up(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *
 {
 	int rc;
 
-	if (make_queue(&qp->sq, init->max_send_wr) || make_queue(&qp->rq, init->max_recv_wr))
-		return rwf_fail(ENOMEM, "create queue pair: no memory for %u sends and %u receives", init->max_send_wr,
-				init->max_recv_wr);
+	if ((rc = make_queue(&qp->sq, qp->cq, init->max_send_wr)) || (rc = make_queue(&qp->rq, qp->cq, init->max_recv_wr)))
+		return rc;
 	if (getrandom(&qp->psn, sizeof qp->psn, 0) != sizeof qp->psn)
 		return rwf_fail(EIO, "create queue pair: no random packet sequence number");
 	qp->psn &= PSN_MASK;
@@ -138,35 +158,20 @@ static int set_up(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *
 int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
 {
 	struct vb_pd *pd = (struct vb_pd *)base;
-	struct vb_device *dev = (struct vb_device *)base->dev;
-	struct vb_cq *send = (struct vb_cq *)init->send_cq, *recv = (struct vb_cq *)init->recv_cq;
-	struct vb_qp *qp;
+	struct vb_qp *qp = calloc(1, sizeof *qp);
 	int rc;
 
-	if ((rc = reserve_both(send, recv, init)))
-		return rc;
-	qp = calloc(1, sizeof *qp);
-	if (!qp) {
-		send->reserved -= init->max_send_wr;
-		recv->reserved -= init->max_recv_wr;
+	if (!qp)
 		return rwf_fail(ENOMEM, "create queue pair: no memory");
-	}
 	qp->base = (rwf_qp){.ops = base->ops, .pd = base, .state = RWF_QPS_INIT};
-	qp->dev = dev;
-	qp->send_cq = send;
-	qp->recv_cq = recv;
-	qp->max_inline = init->max_inline;
-	qp->sq.size = init->max_send_wr;
-	qp->rq.size = init->max_recv_wr;
+	qp->dev = (struct vb_device *)base->dev;
+	qp->cq = (struct vb_cq *)init->cq;
 	if ((rc = set_up(qp, pd, init))) {
 		dispose(qp);
 		return rc;
 	}
-	send->users++;
-	recv->users++;
-	pthread_mutex_lock(&pd->lock);
-	pd->qps++;
-	pthread_mutex_unlock(&pd->lock);
+	qp->cq->users++;
+	pd->users++;
 	*out = &qp->base;
 	return 0;
 }
@@ -182,14 +187,9 @@ int vb_destroy_qp(rwf_qp *base)
 	if (err)
 		return rwf_fail(err, "destroy queue pair 0x%x: %s", base->num, strerror(err));
 	/* Soft-RoCE leaves its completions in the queue. */
-	vb_set_aside(qp->send_cq, qp, 0, &status);
-	if (qp->recv_cq != qp->send_cq)
-		vb_set_aside(qp->recv_cq, qp, 0, &status);
-	qp->send_cq->users--;
-	qp->recv_cq->users--;
-	pthread_mutex_lock(&pd->lock);
-	pd->qps--;
-	pthread_mutex_unlock(&pd->lock);
+	vb_set_aside(qp, 0, &status);
+	qp->cq->users--;
+	pd->users--;
 	dispose(qp);
 	return 0;
 }
@@ -204,7 +204,7 @@ int vb_fail_qp(rwf_qp *base)
 
 static int check_send(const struct vb_qp *qp, const struct rwf_send_wr *wr)
 {
-	int rc = rwb_check_send(&qp->base, wr, qp->max_inline, RWF_DEV_LINK);
+	int rc = rwb_check_send(&qp->base, wr, 0, RWF_DEV_LINK);
 
 	if (rc)
 		return rc;
@@ -226,13 +226,12 @@ static void fill(struct vb_qp *qp, const struct rwf_send_wr *in, struct ibv_send
 				    .sg_list = sge,
 				    .num_sge = in->length != 0,
 				    .opcode = in->opcode == RWF_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
-				    .send_flags = (in->flags & RWF_SEND_SIGNALED ? IBV_SEND_SIGNALED : 0u) |
-						  (in->flags & RWF_SEND_INLINE ? IBV_SEND_INLINE : 0u),
+				    .send_flags = in->flags & RWF_SEND_SIGNALED ? IBV_SEND_SIGNALED : 0u,
 				    .imm_data = htonl(in->imm),
 				    .wr.rdma = {in->raddr, in->rkey}};
 }
 
-/* Posts up to a batch. Returns how many the hardware took, and in *rc why not all. */
+/* Posts up to a batch. Returns the number of posted requests, and sets rc if not all were posted. */
 static int post_batch(struct vb_qp *qp, const struct rwf_send_wr *wr, int n, int *rc)
 {
 	struct ibv_send_wr list[POST_BATCH], *bad = NULL;
@@ -246,7 +245,6 @@ static int post_batch(struct vb_qp *qp, const struct rwf_send_wr *wr, int n, int
 	if (!filled)
 		return 0;
 	list[filled - 1].next = NULL;
-	qp->stats.send_doorbells++;
 	err = ibv_post_send(qp->qp, list, &bad);
 	if (err) {
 		int taken = bad ? (int)(bad - list) : 0;
@@ -255,7 +253,6 @@ static int post_batch(struct vb_qp *qp, const struct rwf_send_wr *wr, int n, int
 		qp->sq.head -= (uint32_t)(filled - taken);
 		filled = taken;
 	}
-	qp->stats.sends += (uint64_t)filled;
 	return filled;
 }
 
@@ -282,7 +279,6 @@ int vb_hand_recvs(struct vb_qp *qp, uint32_t seq, int n)
 		for (int i = 0; i < k; i++)
 			list[i] = (struct ibv_recv_wr){.wr_id = vb_wr_id(qp, true, seq++), .next = &list[i + 1]};
 		list[k - 1].next = NULL;
-		qp->stats.recv_doorbells++;
 		bad = NULL;
 		if (ibv_post_recv(qp->qp, list, &bad))
 			return handed + (bad ? (int)(bad - list) : 0);
@@ -304,11 +300,10 @@ int vb_post_recv(rwf_qp *base, uint64_t wr_id, int n)
 		qp->rq.wr_ids[(qp->rq.head + (uint32_t)i) & qp->rq.mask] = wr_id;
 	handed = vb_hand_recvs(qp, qp->rq.head, n);
 	qp->rq.head += (uint32_t)handed;
-	qp->stats.recvs += (uint64_t)handed;
 	if (handed < n)
 		return rwf_fail(EIO, "post %d receives on queue pair 0x%x: the device took %d", n, base->num, handed);
 	if (base->state == RWF_QPS_ERR)
-		return vb_to_error(qp); /* soft-RoCE flushes what is posted in error only on another transition to it */
+		return vb_to_error(qp); /* soft-RoCE flushes requests posted in error only on another transition to it */
 	return 0;
 }
 

@@ -1,12 +1,26 @@
-/* The pure parts of provider ibv: endpoints as bytes, and times as the codes InfiniBand gives them. */
-#include "../base/bytes.h"
+/* The pure parts of provider ibv: endpoints as bytes, and times as InfiniBand's codes. */
 #include "ibv.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <string.h>
 
 static const uint8_t magic[4] = {'R', 'w', 'i', 'b'};
 enum { VERSION = 1, MTU_256 = 1, MTU_4096 = 5, LIMIT_24 = 1 << 24 };
+
+static void put32(uint8_t *p, uint32_t v)
+{
+	v = htole32(v);
+	memcpy(p, &v, sizeof v);
+}
+
+static uint32_t get32(const uint8_t *p)
+{
+	uint32_t v;
+
+	memcpy(&v, p, sizeof v);
+	return le32toh(v);
+}
 
 /* magic[4] version link mtu 0 qpn[4] psn[4] lid[2] 0[2] gid[16], little-endian */
 void rwf_ibv_encode_endpoint(const struct rwf_ibv_endpoint *e, uint8_t buf[RWF_IBV_ENDPOINT_BYTES])
@@ -16,9 +30,9 @@ void rwf_ibv_encode_endpoint(const struct rwf_ibv_endpoint *e, uint8_t buf[RWF_I
 	buf[4] = VERSION;
 	buf[5] = e->link;
 	buf[6] = e->mtu;
-	rwb_put32(buf + 8, e->qpn);
-	rwb_put32(buf + 12, e->psn);
-	rwb_put32(buf + 16, e->lid);
+	put32(buf + 8, e->qpn);
+	put32(buf + 12, e->psn);
+	put32(buf + 16, e->lid);
 	memcpy(buf + 20, e->gid, sizeof e->gid);
 }
 
@@ -46,9 +60,9 @@ int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint
 		return rwf_fail(EINVAL, "endpoint of version %u, this program speaks %d: run the same version on both ends", p[4],
 				VERSION);
 	*e = (struct rwf_ibv_endpoint){
-		.qpn = rwb_get32(p + 8), .psn = rwb_get32(p + 12), .lid = (uint16_t)rwb_get32(p + 16), .link = p[5], .mtu = p[6]};
+		.qpn = get32(p + 8), .psn = get32(p + 12), .lid = (uint16_t)get32(p + 16), .link = p[5], .mtu = p[6]};
 	memcpy(e->gid, p + 20, sizeof e->gid);
-	if (p[7] != 0 || rwb_get32(p + 16) > UINT16_MAX || !sane(e))
+	if (p[7] != 0 || get32(p + 16) > UINT16_MAX || !sane(e))
 		return rwf_fail(EINVAL, "endpoint is damaged: link %u, mtu %u, qpn 0x%x, psn 0x%x", e->link, e->mtu, e->qpn,
 				e->psn);
 	return 0;

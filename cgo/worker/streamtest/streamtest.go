@@ -11,10 +11,10 @@ import "C"
 import (
 	"unsafe"
 
-	_ "github.com/rackweave/rackweave/cgo/worker" // has the C
+	_ "github.com/rackweave/rackweave/cgo/worker" // for its C
 )
 
-// Stream is a stream in C memory. Its messages carry their number.
+// Stream is a stream in C memory. Each message carries its number.
 type Stream struct {
 	s    *C.struct_stream
 	next uint32
@@ -35,7 +35,7 @@ func (s *Stream) Close() {
 	C.free(unsafe.Pointer(s.s))
 }
 
-// Put appends a message and reports whether there was room.
+// Put appends a message and reports whether the ring had room.
 func (s *Stream) Put() bool {
 	wr := C.stream_place(s.s)
 	if wr == nil {
@@ -47,7 +47,7 @@ func (s *Stream) Put() bool {
 	return true
 }
 
-// Post gives a queue pair all that waits and returns its numbers.
+// Post gives a queue pair all waiting messages and returns their numbers.
 func (s *Stream) Post() (posted []uint32) {
 	for {
 		var first *C.struct_rwf_send_wr
@@ -62,28 +62,28 @@ func (s *Stream) Post() (posted []uint32) {
 	}
 }
 
-// Sent takes note that the n oldest messages have arrived.
+// Sent records that the n oldest messages have arrived.
 func (s *Stream) Sent(n int) { C.stream_sent(s.s, C.uint32_t(n)) }
 
-// Receive takes note of n messages from the peer.
+// Receive records n messages from the peer.
 func (s *Stream) Receive(n int) { s.s.received += C.uint64_t(n) }
 
-// Break takes note that the queue pair has failed.
+// Break marks the stream as broken, because the queue pair has failed.
 func (s *Stream) Break() { s.s.broken = 1 }
 
-// Resume goes on with a peer that has received so many messages, and reports whether that can be.
+// Resume continues with a peer that has received so many messages, and reports whether that number is possible.
 func (s *Stream) Resume(received uint64) bool {
 	return C.stream_resume(s.s, C.uint64_t(received)) == 0
 }
 
-// State is what a stream knows.
+// State is a copy of a stream's state.
 type State struct {
 	Held                    []uint32 // numbers of the messages in the ring
 	Unposted                int
 	Done, Reached, Received uint64
 }
 
-// State returns what the stream knows.
+// State returns a copy of the stream's state.
 func (s *Stream) State() State {
 	st := State{Unposted: int(s.s.unposted), Done: uint64(s.s.done), Reached: uint64(s.s.reached), Received: uint64(s.s.received)}
 	for i := range s.s.held {

@@ -1,0 +1,104 @@
+/*
+ * Vectors of WIDTH elements: eight by AVX2 with F16C, or sixteen by AVX-512 F, BW, VL, DQ. AVX512_BF16's cast is not used: it
+ * flushes subnormals.
+ */
+#include <immintrin.h>
+
+/* Names of intrinsics: V of a vector, H of half of one, VI and HI of one as integers. */
+#if WIDTH == 8
+#define TARGET __attribute__((target("avx2,f16c")))
+#define V(name) _mm256_##name
+#define VI(name) _mm256_##name##_si256
+#define H(name) _mm_##name
+#define HI(name) _mm_##name##_si128
+typedef __m256 vf;
+typedef __m256i vi;
+typedef __m128i vh;
+typedef __m256d vsq;
+#else
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+#define V(name) _mm512_##name
+#define VI(name) _mm512_##name##_si512
+#define H(name) _mm256_##name
+#define HI(name) _mm256_##name##_si256
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __m256i vh;
+typedef __m512d vsq;
+#endif
+#define REGISTER "+v"
+#define STREAMS
+
+FN vf vf_sqrt(vf x)
+{
+	return V(sqrt_ps)(x);
+}
+
+/* Returns x limited to ±bound. A NaN passes, because min and max return their second operand when they cannot compare. */
+FN vf vf_clip(vf x, vf bound)
+{
+	return V(max_ps)(-bound, V(min_ps)(bound, x));
+}
+
+FN vf vf_load_bf16(const uint16_t *p)
+{
+	return (vf)V(slli_epi32)(V(cvtepu16_epi32)(HI(loadu)((const vh *)p)), 16);
+}
+
+FN vh to_bf16(vf x)
+{
+	vi b = (vi)x, high = V(srli_epi32)(b, 16), odd = VI(and)(high, V(set1_epi32)(1));
+	vi round = V(srli_epi32)(V(add_epi32)(b, V(add_epi32)(odd, V(set1_epi32)(0x7fff))), 16);
+#if WIDTH == 8
+	vi quiet = VI(or)(high, V(set1_epi32)(0x40));
+	vi h = _mm256_blendv_epi8(round, quiet, (vi)_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+
+	return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(h, h), 0x08));
+#else
+	__mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+
+	return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(round, nan, high, _mm512_set1_epi32(0x40)));
+#endif
+}
+
+FN void vf_store_bf16(uint16_t *p, vf x)
+{
+	HI(storeu)((vh *)p, to_bf16(x));
+}
+
+FN vf vf_load_f16(const uint16_t *p)
+{
+	return V(cvtph_ps)(HI(loadu)((const vh *)p));
+}
+
+FN void vf_store_f16(uint16_t *p, vf x)
+{
+	HI(storeu)((vh *)p, V(cvtps_ph)(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+FN void vf_stream(float *p, vf x)
+{
+	V(stream_ps)(p, x);
+}
+
+FN void vf_stream_bf16(uint16_t *p, vf x)
+{
+	HI(stream)((vh *)p, to_bf16(x));
+}
+
+FN void vf_stream_f16(uint16_t *p, vf x)
+{
+	HI(stream)((vh *)p, V(cvtps_ph)(x, _MM_FROUND_TO_NEAREST_INT));
+}
+
+FN void vf_fence(void)
+{
+	_mm_sfence();
+}
+
+#define SQ_VECTORS (32 / WIDTH)
+
+FN vsq vsq_widen(const float *p)
+{
+	return V(cvtps_pd)(H(loadu_ps)(p));
+}
