@@ -19,8 +19,8 @@ func BF16(x float32) uint16 {
 // FromBF16 widens a bfloat16, exactly.
 func FromBF16(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
 
-// F16 rounds x to IEEE half precision, to nearest even. It keeps subnormals, and makes infinite what is too large. A NaN keeps
-// its sign and upper payload bits and becomes quiet.
+// F16 rounds x to IEEE half precision, to nearest even. It keeps subnormals, and rounds values that are too large to infinity. A
+// NaN keeps its sign and upper payload bits and becomes quiet.
 func F16(x float32) uint16 {
 	b := math.Float32bits(x)
 	sign, b := uint16(b>>16&0x8000), b&0x7fffffff
@@ -29,7 +29,7 @@ func F16(x float32) uint16 {
 		return sign | 0x7e00 | uint16(b>>13&0x3ff)
 	case b >= 0x477ff000: // 65520 and more round to infinity
 		return sign | 0x7c00
-	case b < 0x38800000: // below 2^-14: a multiple of 2^-24, which adding 0.5 rounds to
+	case b < 0x38800000: // below 2^-14: adding 0.5 rounds to a multiple of 2^-24
 		return sign | uint16(math.Float32bits(math.Float32frombits(b)+0.5)-math.Float32bits(0.5))
 	}
 	b -= (127 - 15) << 23
@@ -61,7 +61,7 @@ func Decode(dst []float32, src []byte, d chunk.DType) {
 		case chunk.F16:
 			dst[i] = FromF16(binary.LittleEndian.Uint16(src[2*i:]))
 		default:
-			panic("optim: " + d.String() + " is no wire type")
+			panic("optim: invalid wire type " + d.String() + "")
 		}
 	}
 }
@@ -77,7 +77,7 @@ func Encode(dst []byte, src []float32, d chunk.DType) {
 		case chunk.F16:
 			binary.LittleEndian.PutUint16(dst[2*i:], F16(x))
 		default:
-			panic("optim: " + d.String() + " is no wire type")
+			panic("optim: invalid wire type " + d.String() + "")
 		}
 	}
 }

@@ -21,7 +21,7 @@ var halves = []struct {
 	{"f16", 5, 10, F16, FromF16, 0x7c00, true, 13},
 }
 
-// valueOf is the value of a finite 16-bit number by the definition of IEEE 754.
+// valueOf returns the value of a finite 16-bit number by the definition of IEEE 754.
 func valueOf(h uint16, expBits, frac int) float64 {
 	bias := 1<<(expBits-1) - 1
 	exp := int(h>>frac) & (1<<expBits - 1)
@@ -54,7 +54,7 @@ func TestWideningIsExactAndNarrowingBringsItBack(t *testing.T) {
 	}
 }
 
-// Between each two neighbours lies a tie; it goes to the even one, and what is a bit nearer to either goes there. The
+// Between each two neighbours lies a tie. It rounds to the even one, and a value a bit nearer to either rounds to that one. The
 // neighbour of the largest number is infinity, as if it were finite.
 func TestNarrowingRoundsToNearestEven(t *testing.T) {
 	for _, f := range halves {
@@ -103,7 +103,7 @@ func TestInfinitiesAndNaNsStayWhatTheyAre(t *testing.T) {
 					t.Fatalf("%s: the NaN %#04x comes back as %#04x", f.name, inf|payload, got)
 				}
 			}
-			hidden := math.Float32frombits(uint32(sign)<<16 | 0x7f800001) // the payload is in the bits that go
+			hidden := math.Float32frombits(uint32(sign)<<16 | 0x7f800001) // the payload is in the bits that are cut off
 			if got := f.narrow(hidden); got != inf|quiet {
 				t.Errorf("%s: a NaN becomes %#04x, want %#04x", f.name, got, inf|quiet)
 			}

@@ -2,8 +2,8 @@ package optim
 
 import "math"
 
-// Derive computes the scalars of a tensor's step-th update, counted from 1. PyTorch's rules are derived in f64 and
-// rounded once, as Python does; in MXNet's, what its kernels compute of their f32 parameters is computed in f32.
+// Derive computes the scalars of a tensor's step-th update, counted from 1. PyTorch's rules are derived in f64 and rounded once, as
+// Python does. For MXNet's rules, the values that its kernels compute from their f32 parameters are computed in f32.
 func Derive(r Rule, h Hyper, step uint32) Scalars {
 	v := r.Record(h)
 	k := Scalars{
@@ -20,8 +20,8 @@ func Derive(r Rule, h Hyper, step uint32) Scalars {
 	return k
 }
 
-// DeriveLAMBApply computes the scalars of LAMB's second pass from the sums of squares of the tensor's weights and of the
-// step r that the first pass gave: lr·‖w‖/‖r‖, or lr where either is zero.
+// DeriveLAMBApply computes the scalars of LAMB's second pass from the sums of squares of the tensor's weights and of the step r
+// from the first pass: lr·‖w‖/‖r‖, or lr where either is zero.
 func DeriveLAMBApply(h Hyper, step uint32, weightSq, stepSq float64) Scalars {
 	k := Derive(LAMBApply, h, step)
 	weight, r := float32(math.Sqrt(weightSq)), float32(math.Sqrt(stepSq))

@@ -2,8 +2,8 @@ package optim
 
 import "math"
 
-// element is one weight and its states. A step updates it with the scaled gradient and returns the result: the new weight, but
-// for a rule that does not write it.
+// element is one weight and its states. A step updates it with the scaled gradient and returns the result, which is the new weight
+// unless the rule does not write it.
 type element struct {
 	w float32
 	s [MaxStates]float32
@@ -30,7 +30,7 @@ func deriveSGDMXNet(k Scalars, h Hyper, step uint32) Scalars {
 	k = deriveNAGMXNet(k, h, step)
 	k[KWD] = mul(k[KLR], k[KWD])
 	if k[KClip] == float32(inf) {
-		k[KLR], k[KScale] = mul(k[KLR], k[KScale]), 1 // as MXNet, which scales the gradient first only to clip it
+		k[KLR], k[KScale] = mul(k[KLR], k[KScale]), 1 // as MXNet, which scales the gradient first only if it clips
 	}
 	return k
 }
@@ -88,7 +88,6 @@ func stepSGDTorchPlain(e *element, k *Scalars, g float32) float32 {
 	return e.w
 }
 
-// biases returns 1 - beta^step of both moments.
 func biases(h Hyper, step uint32) (bias1, bias2 float64) {
 	t := float64(max(step, 1))
 	return 1 - math.Pow(h.Beta1, t), 1 - math.Pow(h.Beta2, t)

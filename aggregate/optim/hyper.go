@@ -4,12 +4,12 @@ import (
 	"math"
 )
 
-// Hyper holds the hyper-parameters of a step, live: a job may change them at any step. A rule reads those that it takes.
+// Hyper holds the hyper-parameters of a step. A job may change them at any step. A rule reads only the ones that it takes.
 type Hyper struct {
 	LR        float64 // learning rate
 	WD        float64 // weight decay
 	Scale     float64 // multiplies the summed gradient first: rescale_grad, 1/N for a mean, 1/loss scale
-	Clip      float64 // clips by value to ±Clip; 0 or less does not clip
+	Clip      float64 // clips by value to ±Clip; if 0 or less, nothing is clipped
 	Momentum  float64
 	Dampening float64
 	Beta1     float64
@@ -20,10 +20,10 @@ type Hyper struct {
 
 var inf = math.Inf(1)
 
-// place is where a hyper-parameter stands among the values of a control record.
+// place is a position among the values of a control record.
 type place int
 
-// The places, named for what most rules keep there, in the order of [chunk.TensorRecord]'s fields.
+// These are the places, named for most rules' use of them, in the order of [chunk.TensorRecord]'s fields.
 const (
 	placeLR place = iota
 	placeWD

@@ -20,7 +20,7 @@ func (r Rule) String() string {
 	return table[r].name
 }
 
-// Parse reads the name of a rule that a job may use. The error lists the names and guesses which was meant.
+// Parse returns the rule of a name. The error lists the names and suggests the nearest.
 func Parse(name string) (Rule, error) {
 	names := make([]string, 0, named)
 	for _, r := range Rules() {
@@ -29,7 +29,7 @@ func Parse(name string) (Rule, error) {
 		}
 		names = append(names, table[r].name)
 	}
-	// A name without its framework is nearer than one that shares a few letters.
+	// A name without its framework is nearer than a name that shares a few letters.
 	distance := func(s string) int {
 		bare, _, _ := strings.Cut(s, "_")
 		return min(levenshtein.ComputeDistance(strings.ToLower(name), s), levenshtein.ComputeDistance(strings.ToLower(name), bare)+1)
@@ -38,10 +38,10 @@ func Parse(name string) (Rule, error) {
 	return 0, fmt.Errorf("unknown optimizer %q: did you mean %s? The names are %s", name, nearest, strings.Join(names, ", "))
 }
 
-// States returns how many f32 arrays, each as large as the weights, the rule keeps between steps. They start as zeros.
+// States returns the number of f32 arrays, each as large as the weights, that the rule keeps between steps. They start as zeros.
 func (r Rule) States(h Hyper) int { return table[r.form(float32(h.Momentum))].states }
 
-// form returns the rule that runs where r is asked for with a momentum, or a beta 1.
+// form returns the rule that runs in place of r with a given momentum, or beta 1.
 func (r Rule) form(momentum float32) Rule {
 	if plain := table[r].plain; plain != 0 && momentum == 0 {
 		return plain
@@ -49,15 +49,15 @@ func (r Rule) form(momentum float32) Rule {
 	return r
 }
 
-// Defaults returns the hyper-parameters that the rule's framework uses when told nothing.
+// Defaults returns the default hyper-parameters of the rule's framework.
 func (r Rule) Defaults() Hyper { return table[r].defaults }
 
-// fields returns where the hyper-parameters stand, in the order of params.
+// fields returns pointers to the hyper-parameters, in the order of params.
 func (h *Hyper) fields() [len(params)]*float64 {
 	return [...]*float64{&h.LR, &h.WD, &h.Scale, &h.Clip, &h.Momentum, &h.Dampening, &h.Beta1, &h.Beta2, &h.Eps, &h.Alpha}
 }
 
-// takes tells of each rule which of params it reads: the table's lists, looked up once.
+// takes reports, by rule, which of params the rule reads. It is computed once from the table's lists.
 var takes = func() (taken [rules][len(params)]bool) {
 	for r := range rules {
 		names := r.Takes()
@@ -68,7 +68,7 @@ var takes = func() (taken [rules][len(params)]bool) {
 	return taken
 }()
 
-// raises tells of each rule whether it raises its betas to powers.
+// raises reports, by rule, whether the rule raises its betas to powers.
 var raises = func() (raising [rules]bool) {
 	for r := range rules {
 		raising[r] = slices.Contains(r.Takes(), "beta2")
@@ -79,8 +79,8 @@ var raises = func() (raising [rules]bool) {
 // Takes lists the hyper-parameters that the rule reads, by name.
 func (r Rule) Takes() []string { return strings.Fields(table[r].takes) }
 
-// Hyper returns the rule's defaults with the values that are named. It refuses a name that the rule does not read: what was
-// meant would not happen.
+// Hyper returns the rule's defaults with the values that are named. It refuses a name that the rule does not read, because the
+// value would have no effect.
 func (r Rule) Hyper(named map[string]float64) (Hyper, error) {
 	h := r.Defaults()
 	names := r.Takes()
@@ -93,7 +93,7 @@ func (r Rule) Hyper(named map[string]float64) (Hyper, error) {
 	return h, nil
 }
 
-// Field returns the hyper-parameter of a name that a rule takes.
+// Field returns a pointer to the hyper-parameter of a name that a rule takes.
 func (h *Hyper) Field(name string) *float64 {
 	for i, p := range params {
 		if p.name == name {
@@ -103,10 +103,10 @@ func (h *Hyper) Field(name string) *float64 {
 	return nil
 }
 
-// Check tells whether the rule can run with h, naming the value at fault.
+// Check returns an error that names the value with which the rule cannot run, or nil.
 func (r Rule) Check(h Hyper) error {
 	if !r.Valid() {
-		return fmt.Errorf("%v is no update rule", r)
+		return fmt.Errorf("%v is not an update rule", r)
 	}
 	for i, p := range params {
 		if v := *h.fields()[i]; takes[r][i] && !(v >= p.lo && v < p.hi && !math.IsInf(v, 0)) {
@@ -132,9 +132,9 @@ func (r Rule) Record(h Hyper) [chunk.RecordValues]float32 {
 	return v
 }
 
-// FromRecord returns the hyper-parameters that the rule finds among a control record's values. Powers of the betas magnify what
-// f32 rounded off, to 1e-5 of a step: a rule that takes them gets the shortest decimals that round to the values, which are what
-// users write.
+// FromRecord returns the rule's hyper-parameters from a control record's values. A rule that raises its betas to powers gets the
+// shortest decimals that round to the values, which are the decimals that users write, because the powers magnify the rounding to
+// f32 to 1e-5 of a step.
 func (r Rule) FromRecord(v [chunk.RecordValues]float32) Hyper {
 	var h Hyper
 	widen := func(x float32) float64 { return float64(x) }
@@ -158,5 +158,5 @@ func decimal(x float32) float64 {
 	return d
 }
 
-// Rounded returns the hyper-parameters as they are after a control record carried them.
+// Rounded returns the hyper-parameters after their rounding in a control record.
 func (r Rule) Rounded(h Hyper) Hyper { return r.FromRecord(r.Record(h)) }

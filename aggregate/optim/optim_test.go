@@ -72,7 +72,7 @@ func TestNamedHyperParametersAreThoseThatTheRuleReads(t *testing.T) {
 			if err != nil || h != want {
 				t.Errorf("%v with %s: %+v, %v; want %+v", r, p.name, h, err, want)
 			}
-			// What it takes it reads: a step differs.
+			// A step differs if the rule reads the value.
 			other := want
 			*other.Field(p.name) = 0.5
 			if Derive(r, want, 2) == Derive(r, other, 2) {

@@ -3,9 +3,9 @@ package optim
 // Rule is an update rule. Values are those of enum rwk_rule in cgo/kernel, which is generated from the table of rules.
 type Rule uint8
 
-// The rules that a job may name.
+// These are the rules that a job may name.
 const (
-	// Sum updates nothing: the result is the scaled and clipped sum. Aggregate-only mode.
+	// Sum updates nothing. The result is the scaled and clipped sum. It is the rule of mode aggregate.
 	Sum Rule = iota
 	// SGDMXNet is SGDKernel and SGDMomKernel of MXNet 1.9.1's src/operator/optimizer_op-inl.h: decay outside the clip,
 	// learning rate inside the momentum.
@@ -13,8 +13,8 @@ const (
 	// SGDTorch is torch.optim.SGD (torch/optim/sgd.py, _single_tensor_sgd) without Nesterov: decay in the gradient, the
 	// first gradient copied into the momentum, learning rate outside it.
 	SGDTorch
-	// NAGMXNet is NAGMomKernel of optimizer_op-inl.h as NAG.update runs it, in place: the decay that enters the momentum is
-	// that of the weight just written. Without momentum MXNet's NAG runs SGDKernel, and so does this.
+	// NAGMXNet is NAGMomKernel of optimizer_op-inl.h as NAG.update runs it, in place: the decay that enters the momentum is that of
+	// the weight just written. Without momentum MXNet's NAG runs SGDKernel, and so does this rule.
 	NAGMXNet
 	// NesterovTorch is torch.optim.SGD with nesterov=True.
 	NesterovTorch
@@ -37,20 +37,20 @@ const (
 	RMSPropMXNet
 	// RMSPropTorch is torch.optim.RMSprop (torch/optim/rmsprop.py), not centered, with or without momentum.
 	RMSPropTorch
-	// LAMB is LambUpdatePhaseOneKernel of optimizer_op-inl.h with bias correction: it advances the moments, leaves the
-	// weight alone and gives the step r as the result. [SumSq] of w and r over the whole tensor is what the second pass
-	// needs. NVIDIA's NVLAMB is this with the gradient's global norm clipped beforehand, through the scale.
+	// LAMB is LambUpdatePhaseOneKernel of optimizer_op-inl.h with bias correction. It advances the moments, leaves the weight alone
+	// and gives the step r as the result. The second pass needs [SumSq] of w and r over the whole tensor. NVIDIA's NVLAMB is this rule
+	// with the gradient's global norm clipped beforehand, through the scale.
 	LAMB
 
-	named // how many rules a job may name
+	named // number of rules that a job may name
 )
 
-// The rules that others become.
+// These are the rules that run in place of others.
 const (
-	// LAMBApply is LAMB's second pass, LambUpdatePhaseTwoKernel without bounds: the step is computed again from the moments,
-	// so none is kept. Its scalars come from [DeriveLAMBApply].
+	// LAMBApply is LAMB's second pass, LambUpdatePhaseTwoKernel without bounds. It computes the step again from the moments, so the
+	// step is not stored. Its scalars come from [DeriveLAMBApply].
 	LAMBApply = named + iota
-	// The forms of rules whose momentum is 0.
+	// These are the forms of rules whose momentum is 0.
 	sgdMXNetPlain
 	sgdTorchPlain
 	rmspropTorchPlain
@@ -67,15 +67,15 @@ func Rules() []Rule {
 	return all
 }
 
-// Valid reports whether r is a rule, one that a job may not name included.
+// Valid reports whether r is a rule, including the rules that a job may not name.
 func (r Rule) Valid() bool { return r < rules }
 
-// MaxStates is how many f32 state arrays the kernels have room for; no rule keeps more.
+// MaxStates is the number of f32 state arrays for which the kernels have room. No rule keeps more.
 const MaxStates = 3
 
-// Updates reports whether the rule writes the weights; the others give a result only.
+// Updates reports whether the rule writes the weights. Other rules give a result only.
 func (r Rule) Updates() bool { return r != Sum && !r.NeedsNorms() }
 
-// NeedsNorms reports whether the rule takes two passes with the tensor's norms between them, and so runs only where a step
-// is committed for a whole tensor.
+// NeedsNorms reports whether the rule takes two passes with the tensor's norms between them. Such a rule runs only where a step is
+// committed for a whole tensor.
 func (r Rule) NeedsNorms() bool { return r == LAMB }

@@ -1,19 +1,19 @@
 package optim
 
-// Scalars is what a kernel takes of a step's hyper-parameters, by the indexes below.
+// Scalars holds the values that a kernel takes from a step's hyper-parameters, by the indexes below.
 type Scalars [scalars]float32
 
-// Indexes into [Scalars]; enum rwk_scalar of the kernels is generated from their names.
+// These are the indexes into [Scalars]. The kernels' enum rwk_scalar is generated from their names.
 const (
 	KScale = iota
-	KClip  // +Inf: no clipping
+	KClip  // +Inf for no clipping
 	KLR
 	KWD
 	KKeep     // 1 - lr·wd, for a weight that shrinks by itself
-	KMomentum // or beta 1; 0 selects the form of a rule that needs none
-	KGain     // what multiplies the gradient that goes into the first state
+	KMomentum // or beta 1; 0 selects the form of a rule without momentum
+	KGain     // the factor of the gradient that enters the first state
 	KBeta2    // or alpha
-	KGain2    // what multiplies the squared gradient that goes into its average
+	KGain2    // the factor of the squared gradient that enters its average
 	KEps
 	KBias1
 	KBias2

@@ -1,7 +1,7 @@
 package optim
 
-// SumInto adds the sources in index order: ((s0 + s1) + s2) + …; with accumulate dst stands before s0. So summing a prefix and
-// accumulating the rest later gives the bits of one sum over all.
+// SumInto adds the sources in index order: ((s0 + s1) + s2) + …. With accumulate, dst comes before s0. So a sum over a prefix,
+// followed by an accumulation of the rest, gives the bits of one sum over all.
 func SumInto(dst []float32, srcs [][]float32, accumulate bool) {
 	for i := range dst {
 		rest := srcs

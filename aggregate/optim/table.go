@@ -4,16 +4,16 @@ import "fmt"
 
 //go:generate go test -run TestTheKernelsHaveThisTable -update
 
-// table holds all that is known of each rule but its formula. The formula is the row's step here, and the kernels' step of the
+// table holds all properties of each rule except its formula. The formula is the row's step here, and the kernels' step of the
 // rule's name.
 var table = [rules]struct {
 	name   string
-	states int    // f32 arrays as large as the weights that it keeps
-	plain  Rule   // what runs where the momentum is 0, if that is another rule
+	states int    // number of f32 arrays, as large as the weights, that it keeps
+	plain  Rule   // the rule that runs in its place where the momentum is 0, if any
 	takes  string // the hyper-parameters that it reads, by their names in params
 	// defaults are the framework's.
 	defaults Hyper
-	// check, if not nil, refuses what the ranges of single hyper-parameters do not.
+	// check, if not nil, returns an error for values that the ranges of single hyper-parameters allow.
 	check func(h Hyper) error
 	// derive, if not nil, changes the scalars that follow from the hyper-parameters alone, for a step counted from 1.
 	derive func(k Scalars, h Hyper, step uint32) Scalars
@@ -84,8 +84,8 @@ var table = [rules]struct {
 	rmspropTorchPlain: {name: "rmsprop_torch_plain", states: 1, step: stepRMSPropTorchPlain},
 }
 
-// params are the hyper-parameters, in the order of [Hyper]'s fields: each one's name in requests, its place in a control
-// record, and its values, from lo to below hi. Two that no rule takes together may share a place.
+// params describes the hyper-parameters, in the order of [Hyper]'s fields: each one's name in requests, its place in a control
+// record, and its values, from lo to below hi. Two of them may share a place if no rule takes both.
 var params = [...]struct {
 	name   string
 	place  place

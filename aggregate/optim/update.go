@@ -2,9 +2,9 @@ package optim
 
 import "fmt"
 
-// Update runs one step of a rule over len(w) elements: it sums grads in index order, updates w and the states in place and
-// writes the result to out, unless out is nil. The result is the new weight; for [Sum], whose w may be nil, the scaled
-// sum, and for [LAMB] the step. A missing state or arrays of different lengths panic.
+// Update runs one step of a rule over len(w) elements. It sums grads in index order, updates w and the states in place and writes
+// the result to out, unless out is nil. The result is the new weight. For [Sum], whose w may be nil, it is the scaled sum, and for
+// [LAMB] the step. A missing state or arrays of different lengths panic.
 func Update(r Rule, k *Scalars, w []float32, states [MaxStates][]float32, grads [][]float32, out []float32) {
 	n := len(grads[0])
 	check := func(what string, a []float32, needed bool) {

@@ -2,13 +2,13 @@ package reduce
 
 import "github.com/rackweave/rackweave/chunk"
 
-// Kind says what an action asks of the lane.
+// Kind is the kind of an action.
 type Kind uint8
 
-// The actions. Those that send take one entry of each addressed worker's send queue.
+// These are the kinds. An action that sends takes one entry of each addressed worker's send queue.
 const (
-	// Update sums the sources, runs the update rule, and answers every worker: with the new parameters, or, where the source's
-	// operation is a push, with nothing but the immediate.
+	// Update sums the sources, runs the update rule, and answers every worker with the new parameters. A push is answered with the
+	// immediate alone.
 	Update Kind = iota
 	// Sum answers every worker with the sum of the sources.
 	Sum
@@ -16,49 +16,49 @@ const (
 	Accumulate
 	// Broadcast makes the root's values the parameters and answers every worker with them.
 	Broadcast
-	// HandUp sums the sources for the reducer above the rack, or, if Op is a broadcast, takes the root's values where it is one of
-	// them. [Machine.Returned] says that the result is there.
+	// HandUp sums the sources for the reducer above the rack. If Op is a broadcast, it takes the root's values where the root is in
+	// this rack. [Machine.Returned] reports the result.
 	HandUp
-	// Deliver answers every worker of a chunk that was handed up with what the reducer above returned.
+	// Deliver answers every worker of a chunk that was handed up with the result of the reducer above.
 	Deliver
 	// Pull answers one worker with the chunk's parameters.
 	Pull
-	// UpdateOne runs the update rule with one worker's gradient, and answers it: a pushpull with the new parameters.
+	// UpdateOne runs the update rule with one worker's gradient, and answers it. A pushpull is answered with the new parameters.
 	UpdateOne
 	// Add adds one worker's gradient to the chunk's accumulator, and acknowledges it.
 	Add
-	// Drop acknowledges one worker's gradient, which is of no use.
+	// Drop acknowledges one worker's gradient without applying it.
 	Drop
-	// Announce says that a worker has announced its step, by the control record of the message under way.
+	// Announce reports that a worker has announced its step, by the control record of the message under way.
 	Announce
-	// Updated says that the update of the set is made here.
+	// Updated reports that this lane has made the update of the set.
 	Updated
-	// EndStep says that a worker has ended its step, all of which is applied here.
+	// EndStep reports that a worker has ended its step, and that this lane has applied all of it.
 	EndStep
 	// AnswerStep lets a worker begin its next step.
 	AnswerStep
-	// Configure applies the control record of the message under way to tensor Index. If New, its hyper-parameters are not those
-	// that the tensor has.
+	// Configure applies the control record of the message under way to tensor Index. If New, its hyper-parameters differ from the
+	// tensor's.
 	Configure
-	// Acknowledge answers one worker's control record with nothing but the immediate.
+	// Acknowledge answers one worker's control record with the immediate alone.
 	Acknowledge
-	// NACK tells one worker that its gradient of the chunk is not kept any more, so it must send it again.
+	// NACK notifies one worker that its gradient of the chunk was dropped, so that it sends the gradient again.
 	NACK
 	// Request asks one worker to send the chunk before others.
 	Request
-	// Abort tells one worker that the job failed; Index is the rank to blame, all ones if none is.
+	// Abort notifies one worker that the job failed. Index is the rank to blame, or all ones if no worker is to blame.
 	Abort
-	// Fail ends the job: the worker broke the protocol, as Err says.
+	// Fail ends the job, because the worker broke the protocol. Err names the violation.
 	Fail
-	// Meet tells the job's other lanes that this one has reached the next barrier of the commit.
-	Meet
-	// Decide works out the step's scale from the norms of all lanes.
+	// ReachBarrier notifies the job's other lanes that this lane has reached the next barrier of the commit.
+	ReachBarrier
+	// Decide computes the step's scale from the norms of all lanes.
 	Decide
-	// Apply updates the chunks from Index up to End with their accumulated gradients; guests count from the plan's last.
+	// Apply updates the chunks from Index up to End with their accumulated gradients. Indexes of moved chunks follow the plan's last.
 	Apply
 	// Scale runs the second pass of a rule that needs norms over the same chunks.
 	Scale
-	// Refresh gives all racks the parameters that the commit changed. [Machine.Refreshed] says that they have them.
+	// Refresh gives all racks the parameters that the commit changed. [Machine.Refreshed] reports that they have them.
 	Refresh
 	// AnswerCommit answers every worker's commit.
 	AnswerCommit
@@ -68,20 +68,21 @@ const (
 type Message struct {
 	Op    chunk.Op
 	Epoch uint8
-	Index uint32 // the chunk; control records of tensors: the tensor
+	Index uint32 // of the chunk, or of the tensor for its control records
 	Bytes uint32
 	Where Where
-	// What a control record carries, nil for other operations, and a checksum of its hyper-parameters that is never 0.
+	// Record is the content of a control record, or nil for other operations. HyperSum is a checksum of its hyper-parameters that is
+	// never 0.
 	Record   *chunk.TensorRecord
 	HyperSum uint32
 }
 
-// Where says where a message's payload lies. Addresses are opaque to the machine.
+// Where is the location of a message's payload. Addresses are opaque to the machine.
 type Where struct {
 	Payload    uint64 // in the aggregator's process
-	Source     uint64 // by reference: in the worker's memory; else 0
-	SourceRKey uint32 // by reference: the worker's key for Source; else 0
-	Staged     bool   // by reference: in one of the worker's staging buffers
+	Source     uint64 // by reference, in the worker's memory; otherwise 0
+	SourceRKey uint32 // by reference, the worker's key for Source; otherwise 0
+	Staged     bool   // by reference, in one of the worker's staging buffers
 }
 
 // Held is a message that holds its slot.
@@ -89,23 +90,23 @@ type Held struct {
 	Where
 	Slot  uint16
 	Op    chunk.Op
-	Epoch uint8 // the worker's own, that a broadcast is answered with
+	Epoch uint8 // the worker's own, which the answer to a broadcast repeats
 }
 
-// Action is one thing for the lane to do. Its sources stay readable until the next event.
+// Action is an instruction to the lane. Its sources stay readable until the next event.
 type Action struct {
 	Kind    Kind
 	Op      chunk.Op // of the answer
 	Epoch   uint8    // of the answer
-	Result  bool     // a result buffer is reserved: the lane says Freed when it is free again
-	New     bool     // Configure
+	Result  bool     // a result buffer is reserved, until the lane calls Freed
+	New     bool     // of Configure
 	Moves   bool     // the chunk moves to lane To before its workers are answered
 	To      uint8
 	Worker  int32
-	Index   uint32 // the chunk, unless the kind says otherwise
+	Index   uint32 // of the chunk, unless the kind's comment names another index
 	End     uint32
 	fold    int32
-	Since   int64 // Update, Sum, Accumulate, Deliver: when the chunk's first gradient arrived
-	Message Held  // what Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and a NACK gives back
+	Since   int64 // of Update, Sum, Accumulate and Deliver: ns, the arrival of the chunk's first gradient
+	Message Held  // the message that Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and that a NACK returns
 	Err     error
 }

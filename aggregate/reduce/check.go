@@ -2,11 +2,11 @@ package reduce
 
 import "fmt"
 
-// Check returns what of the machine's state contradicts itself, for tests: every slot of a worker is free or held by exactly one
-// message.
+// Check returns an error if the machine's state contradicts itself, for tests. Every slot of a worker must be free or held by
+// exactly one message.
 func (m *Machine) Check() error {
 	if m.state != Running {
-		return nil // its messages are dropped where they are
+		return nil // its messages stay unhandled
 	}
 	held := make([][]Held, len(m.workers))
 	open := 0
@@ -31,7 +31,7 @@ func (m *Machine) Check() error {
 	if open != m.folds.open() {
 		return fmt.Errorf("%d folds are listed of %d", open, m.folds.open())
 	}
-	for i := range m.alone.len() {
+	for i := range m.alone.Len() {
 		a := m.alone.at(i)
 		held[a.worker] = append(held[a.worker], a.held)
 	}
@@ -79,8 +79,8 @@ func (w *worker) check(held []Held) error {
 	if staged != w.staged {
 		return fmt.Errorf("%d messages lie in staging buffers, counted %d", staged, w.staged)
 	}
-	if w.unheard > requestsAtOnce {
-		return fmt.Errorf("was sent %d requests without a sign of life", w.unheard)
+	if w.unanswered > requestsAtOnce {
+		return fmt.Errorf("was sent %d requests without a sign of life", w.unanswered)
 	}
 	return nil
 }

@@ -2,8 +2,11 @@ package reduce
 
 import "github.com/rackweave/rackweave/chunk"
 
-// collect takes one worker's commit. The step is committed when all have sent the same.
-func (m *Machine) collect(rank int, msg *Message, h Held) {
+// commits is the part of a machine that ends two-phase steps and updates of sets.
+type commits struct{ *Machine }
+
+// collect takes one worker's commit. The step is committed when all workers have sent equal records.
+func (m commits) collect(rank int, msg *Message, h Held) {
 	c := &m.commit
 	if m.cfg.Mode != TwoPhase {
 		m.violate(rank, "sent a commit to a job in %v mode", m.cfg.Mode)
@@ -27,17 +30,16 @@ func (m *Machine) collect(rank int, msg *Message, h Held) {
 		return
 	}
 	c.epoch = msg.Epoch
-	m.meet(AwaitNorms)
+	m.reachBarrier(AwaitNorms)
 }
 
-// meet announces this lane to the others and waits for them.
-func (m *Machine) meet(p Phase) {
+func (m commits) reachBarrier(p Phase) {
 	m.commit.phase = p
-	m.emit(Action{Kind: Meet})
+	m.emit(Action{Kind: ReachBarrier})
 }
 
-// step does one step of the commit and reports whether it did anything; met says that every lane has reached the barrier.
-func (m *Machine) step(met bool) bool {
+// step does one step of the commit and reports whether it did anything. met tells whether every lane has reached the barrier.
+func (m commits) step(met bool) bool {
 	c := &m.commit
 	switch c.phase {
 	case AwaitNorms:
@@ -51,11 +53,11 @@ func (m *Machine) step(met bool) bool {
 			break
 		}
 		if m.cfg.Mode == Stream {
-			m.setUpdated()
+			streams(m).setUpdated()
 			break
 		}
 		if m.cfg.Norms && c.first.Flags&chunk.RecordSkip == 0 {
-			m.meet(AwaitTrust)
+			m.reachBarrier(AwaitTrust)
 		} else {
 			m.applied()
 		}
@@ -76,8 +78,8 @@ func (m *Machine) step(met bool) bool {
 	return true
 }
 
-// applied takes the next step once this lane's parameters are the new ones.
-func (m *Machine) applied() {
+// applied begins the next phase after this lane has updated its parameters.
+func (m commits) applied() {
 	m.commit.phase = Answering
 	if m.cfg.Above {
 		m.commit.phase = Refreshing
@@ -85,13 +87,13 @@ func (m *Machine) applied() {
 	}
 }
 
-// chunksOf emits an action on the next few chunks; false: there are none left. Guests, which count from the plan's last, come
-// first: the plan's can become more meanwhile.
-func (m *Machine) chunksOf(kind Kind) bool {
-	homes, guests, from := uint32(len(m.chunks)), uint32(len(m.guests.all)), m.commit.next
-	index, end := homes+from, homes+guests
-	if from >= guests {
-		index, end = from-guests, homes
+// chunksOf emits an action on the next few chunks. It returns false if none are left. Moved chunks, whose indexes follow the plan's
+// last, come first, because the plan may grow meanwhile.
+func (m commits) chunksOf(kind Kind) bool {
+	homes, moved, from := uint32(len(m.chunks)), uint32(len(m.moved.all)), m.commit.next
+	index, end := homes+from, homes+moved
+	if from >= moved {
+		index, end = from-moved, homes
 	}
 	if end = min(end, index+chunksPerStep); index >= end {
 		return false
@@ -101,7 +103,7 @@ func (m *Machine) chunksOf(kind Kind) bool {
 	return true
 }
 
-func (m *Machine) answerCommit() bool {
+func (m commits) answerCommit() bool {
 	if !m.canAnswerAll(true) {
 		return false
 	}

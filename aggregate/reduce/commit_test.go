@@ -6,17 +6,17 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// A commit visits every chunk once in each of its rounds, guests too, although the plan places more chunks here meanwhile.
+// A commit visits every chunk once in each of its rounds, moved ones too, although the plan places more chunks here meanwhile.
 func TestACommitVisitsGuestsOnceWhileTensorsAreAdded(t *testing.T) {
-	const chunks, guests, more = 40, 40, 3
+	const chunks, moved, more = 40, 40, 3
 	r := newRig(Config{Workers: 1, Window: 4, Sends: 72, Results: 4, Mode: TwoPhase, Norms: true}, chunks, 1, 4, true)
-	for i := range uint32(guests) {
-		r.Adopt(chunk.GuestBit|i, Chunk{Bytes: chunkBytes}, 0)
+	for i := range uint32(moved) {
+		r.Moves().Adopt(chunk.MovedBit|i, Chunk{Bytes: chunkBytes}, 0)
 	}
-	if got, want := tell(t, r, "commit A lr=1"), "meet\n"; got != want {
+	if got, want := command(t, r, "commit A lr=1"), "reach-barrier\n"; got != want {
 		t.Fatalf("%q, want %q", got, want)
 	}
-	visits := map[Kind]map[int]int{Apply: {}, Scale: {}} // by kind: of a chunk, a guest by its place less than 0
+	visits := map[Kind]map[int]int{Apply: {}, Scale: {}} // by kind: of a chunk, a moved chunk by its place less than 0
 	homes := chunks
 	for range 100 {
 		if !r.AdvanceCommit(r.now, true) {
@@ -38,7 +38,7 @@ func TestACommitVisitsGuestsOnceWhileTensorsAreAdded(t *testing.T) {
 		r.settle()
 	}
 	for kind, of := range visits {
-		for at := -guests; at < chunks; at++ {
+		for at := -moved; at < chunks; at++ {
 			if of[at] != 1 {
 				t.Errorf("%s visited chunk %d %d times, want once", kindNames[kind], at, of[at])
 			}

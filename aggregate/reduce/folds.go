@@ -1,19 +1,18 @@
 package reduce
 
-// none is the number of no fold.
+// none stands for no fold.
 const none = -1
 
 // FoldState is the state of a fold.
 type FoldState uint8
 
-// The states of a fold.
 const (
 	Free      FoldState = iota // not in use
 	Gathering                  // some gradients are missing
-	Complete                   // none is missing: it waits for room to answer
+	Complete                   // all gradients have arrived, and it waits for room to answer
 	Above                      // handed to the reducer above the rack
-	Returned                   // the reducer above has its result: it waits for room to answer
-	Recalled                   // the reducer above gave it back: its gradients are to be sent again
+	Returned                   // the reducer above has its result, and it waits for room to answer
+	Recalled                   // the reducer above gave it back, and its gradients must be sent again
 	Waiting                    // gradients wait for their sets
 )
 
@@ -21,39 +20,36 @@ func (s FoldState) String() string {
 	return [...]string{"free", "gathering", "complete", "above", "returned", "recalled", "waiting"}[s]
 }
 
-// fold is a chunk in progress.
 type fold struct {
-	since     int64 // ns, of the first arrival
+	since     int64 // ns, the first arrival
 	chunk     uint32
-	arrived   int    // gradients that are there
-	met       uint32 // the rotation that last chose it (stall.go)
+	arrived   int    // number of gradients that have arrived
+	rotation  uint32 // the rotation that last chose the fold (stall.go)
 	state     FoldState
 	broadcast bool
 
-	prev, next int32 // in the order in which the open ones began; none: no other
+	prev, next int32 // open folds in the order in which they began, or none
 }
 
-// arrival is one worker's part of a fold.
 type arrival struct {
 	Held
 	present bool
 }
 
-// folds holds the folds: as many as can be in progress at once. It owns the relation of which worker's gradient is in
-// which fold, so the counts of it cannot disagree.
+// folds holds as many folds as can be in progress at once. It owns the relation between workers and the folds that have their
+// gradients, so that its counts cannot disagree.
 type folds struct {
 	all         []fold
 	arrivals    []arrival // a row of workers per fold
 	unused      []int32
-	first, last int32 // of the open ones
-	of          []int // by worker: how many folds have its gradient
+	first, last int32 // ends of the list of open folds
+	of          []int // by worker: the number of folds with its gradient
 }
 
 func newFolds(workers int) folds {
 	return folds{first: none, last: none, of: make([]int, workers)}
 }
 
-// grow makes room for n folds.
 func (p *folds) grow(n int) {
 	for i := len(p.all); i < n; i++ {
 		p.all = append(p.all, fold{})
@@ -62,7 +58,6 @@ func (p *folds) grow(n int) {
 	p.arrivals = append(p.arrivals, make([]arrival, max(0, n*len(p.of)-len(p.arrivals)))...)
 }
 
-// open returns how many folds are in progress.
 func (p *folds) open() int { return len(p.all) - len(p.unused) }
 
 func (p *folds) at(i int32) *fold { return &p.all[i] }
@@ -74,7 +69,7 @@ func (p *folds) row(i int32) []arrival {
 
 func (p *folds) has(i int32, worker int) bool { return p.arrivals[int(i)*len(p.of)+worker].present }
 
-// begin opens a fold. One is always unused: every open fold holds a slot of some worker.
+// begin opens a fold. An unused fold always exists, because every open fold holds a slot of some worker.
 func (p *folds) begin(chunk uint32, now int64) int32 {
 	i := p.unused[len(p.unused)-1]
 	p.unused = p.unused[:len(p.unused)-1]
@@ -84,14 +79,12 @@ func (p *folds) begin(chunk uint32, now int64) int32 {
 	return i
 }
 
-// join adds a worker's gradient.
 func (p *folds) join(i int32, worker int, h Held) {
 	p.row(i)[worker] = arrival{h, true}
 	p.all[i].arrived++
 	p.of[worker]++
 }
 
-// leave removes a worker's gradient and returns it.
 func (p *folds) leave(i int32, worker int) Held {
 	a := &p.row(i)[worker]
 	a.present = false
@@ -100,7 +93,7 @@ func (p *folds) leave(i int32, worker int) Held {
 	return a.Held
 }
 
-// end closes a fold. Its arrivals stay readable until another fold takes its place.
+// end closes a fold. Its arrivals stay readable until another fold replaces it.
 func (p *folds) end(i int32) {
 	f := &p.all[i]
 	f.state, f.arrived = Free, 0
@@ -119,7 +112,7 @@ func (p *folds) end(i int32) {
 	p.unused = append(p.unused, i)
 }
 
-// link is where the fold after i is noted; none: the first.
+// link returns the link to the fold after i, or to the first fold without one before.
 func (p *folds) link(i int32) *int32 {
 	if i == none {
 		return &p.first

@@ -2,23 +2,26 @@ package reduce
 
 import "github.com/rackweave/rackweave/chunk"
 
-// gather takes a gradient, or a part of a broadcast, into its chunk's fold.
-func (m *Machine) gather(rank int, msg *Message, h Held) {
+// folding is the part of a machine that gathers the gradients of all workers into folds.
+type folding struct{ *Machine }
+
+func (m folding) gather(rank int, msg *Message, h Held) {
 	c := m.place(rank, msg)
 	if c == nil {
 		return
 	}
 	broadcast := msg.Op == chunk.OpBroadcast
-	at := c.epoch
-	if m.cfg.Mode == Stream {
-		at = m.workers[rank].epochs[msg.Index]
+	expect := epochAfter(c.epoch)
+	if broadcast && m.cfg.Mode == Stream {
+		expect = m.workers[rank].epochs[msg.Index]
+	} else if broadcast {
+		expect = c.epoch
 	}
 	switch {
-	case broadcast && msg.Epoch != at, !broadcast && m.cfg.Gate(rank, c.epoch, msg.Epoch) != Join:
-		expect := at
-		if !broadcast {
-			expect = epochAfter(c.epoch)
-		}
+	case broadcast && m.lost != none:
+		m.missPart()
+		return
+	case msg.Epoch != expect:
 		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)
 		return
 	case msg.Bytes != c.Bytes && (!broadcast || rank == m.cfg.Root):
@@ -56,9 +59,9 @@ func (m *Machine) gather(rank int, msg *Message, h Held) {
 	m.complete(i)
 }
 
-// complete takes the next step with a chunk whose gradients are all there: it is handed upward, or finished as soon as there is
-// room.
-func (m *Machine) complete(i int32) {
+// complete begins the next step of a chunk whose gradients have all arrived. The chunk is handed upward, or finished as soon as it
+// has room.
+func (m folding) complete(i int32) {
 	f := m.folds.at(i)
 	if m.cfg.Above && (f.broadcast || m.cfg.Inner == nil || !m.cfg.Inner(f.chunk)) {
 		if m.cfg.Mode == Eager && !f.broadcast && !m.agree(m.chunk(f.chunk).Tensor) {
@@ -78,28 +81,26 @@ func (m *Machine) complete(i int32) {
 	m.finishOrWait(i)
 }
 
-// returned takes a chunk back from the reducer above.
-func (m *Machine) returned(index uint32) {
+// Returned takes a chunk's result from the reducer above the rack.
+func (m *Machine) Returned(now int64, index uint32) { m.comeBack(now, index, Returned) }
+
+// Recalled takes a chunk back from the reducer above the rack, which has dropped its sum. The gradients must be sent again.
+func (m *Machine) Recalled(now int64, index uint32) { m.comeBack(now, index, Recalled) }
+
+func (m *Machine) comeBack(now int64, index uint32, as FoldState) {
+	if m.begin(now); m.state != Running {
+		return
+	}
 	i := m.chunks[index].fold
 	if i == none || m.folds.at(i).state != Above {
-		panic("reduce: a chunk returned that was not handed up")
+		panic("reduce: a chunk came back that was not handed up")
 	}
-	m.folds.at(i).state = Returned
-	m.finishOrWait(i)
+	m.folds.at(i).state = as
+	folding{m}.finishOrWait(i)
 }
 
-// recalled takes a chunk back whose sum the reducer above does not keep.
-func (m *Machine) recalled(index uint32) {
-	i := m.chunks[index].fold
-	if i == none || m.folds.at(i).state != Above {
-		panic("reduce: a chunk was recalled that was not handed up")
-	}
-	m.folds.at(i).state = Recalled
-	m.finishOrWait(i)
-}
-
-// giveBack tells every worker that its gradient of a recalled chunk is not kept.
-func (m *Machine) giveBack(i int32) bool {
+// nackAll sends every worker a NACK for its gradient of a recalled chunk.
+func (m folding) nackAll(i int32) bool {
 	if !m.canAnswerAll(false) {
 		return false
 	}
@@ -110,7 +111,7 @@ func (m *Machine) giveBack(i int32) bool {
 		if w.state != Attached {
 			continue
 		}
-		w.owing = true
+		w.silent = true
 		w.release(&h)
 		w.stats.Chunks--
 		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: index, Message: h})
@@ -119,21 +120,21 @@ func (m *Machine) giveBack(i int32) bool {
 	return true
 }
 
-func (m *Machine) finishOrWait(i int32) {
-	if m.ready.len() > 0 || !m.finish(i) {
-		m.ready.put(i)
+func (m folding) finishOrWait(i int32) {
+	if m.ready.Len() > 0 || !m.finish(i) {
+		m.ready.Put(i)
 		m.waited++
 	}
 }
 
-// finish answers every worker of a complete fold. False: a send queue is full or no result buffer is free.
-func (m *Machine) finish(i int32) bool {
+// finish answers every worker of a complete fold. It returns false if a send queue is full or no result buffer is free.
+func (m folding) finish(i int32) bool {
 	f := m.folds.at(i)
 	c := m.chunk(f.chunk)
 	if f.state == Recalled {
-		return m.giveBack(i)
+		return m.nackAll(i)
 	}
-	// A push of a two-phase step has no answer but the acknowledgement.
+	// A push of a two-phase step is answered with the acknowledgement alone.
 	result := (m.cfg.Mode != TwoPhase || f.broadcast) && !m.tensors[c.Tensor].Direct
 	if !m.canAnswerAll(result) {
 		return false
@@ -148,20 +149,19 @@ func (m *Machine) finish(i int32) bool {
 		c.epoch = epochAfter(c.epoch)
 	}
 	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Result: result, Since: f.since})
-	moves := c.to != 0 && m.canMove()
+	moves := c.to != 0 && Moves(m).canMove()
 	for rank, row := 0, m.folds.row(i); rank < len(row); rank++ {
 		m.workers[rank].release(&row[rank].Held)
 	}
 	m.done++
 	m.endFold(i)
 	if moves {
-		m.move(c)
+		Moves(m).move(c)
 	}
 	return true
 }
 
-// agree checks that every worker sent the same hyper-parameters for the tensor.
-func (m *Machine) agree(tensor uint32) bool {
+func (m folding) agree(tensor uint32) bool {
 	first := m.workers[0].hyperSum[tensor]
 	for rank := range m.workers {
 		if m.workers[rank].hyperSum[tensor] != first {
@@ -172,7 +172,7 @@ func (m *Machine) agree(tensor uint32) bool {
 	return true
 }
 
-func (m *Machine) kindOf(f *fold) Kind {
+func (m folding) kindOf(f *fold) Kind {
 	switch {
 	case f.state == Returned:
 		return Deliver
@@ -182,8 +182,8 @@ func (m *Machine) kindOf(f *fold) Kind {
 	return [...]Kind{Eager: Update, Aggregate: Sum, TwoPhase: Accumulate}[m.cfg.Mode]
 }
 
-// endFold closes a fold that is finished, or of which every gradient was sent back.
-func (m *Machine) endFold(i int32) {
+// endFold closes a fold that is finished, or whose gradients were all sent back.
+func (m folding) endFold(i int32) {
 	m.chunk(m.folds.at(i).chunk).fold = none
 	m.folds.end(i)
 	if m.stall.kept == i {

@@ -2,19 +2,19 @@ package reduce
 
 import "fmt"
 
-// Mode is what the aggregator does with gradients.
+// Mode is the aggregator's treatment of gradients.
 type Mode uint8
 
 const (
-	// Eager updates the parameters when a chunk's last gradient arrives; a pushpull is answered with the new parameters.
+	// Eager updates the parameters when a chunk's last gradient arrives. A pushpull is answered with the new parameters.
 	Eager Mode = iota
-	// Aggregate only sums: a pushpull is answered with the sum.
+	// Aggregate only sums. A pushpull is answered with the sum.
 	Aggregate
-	// TwoPhase accumulates pushes until every worker commits the step, with its learning rate, scale and clipping; then the
-	// parameters are updated and can be pulled.
+	// TwoPhase accumulates pushes until every worker commits the step, with its learning rate, scale and clipping. Then the parameters
+	// are updated and can be pulled.
 	TwoPhase
-	// Stream updates the parameters with each gradient by itself, when it arrives, or with a set of several workers' whole
-	// gradients. A worker ends its step with a commit of its own, which is answered when it may begin the next.
+	// Stream updates the parameters with each gradient when it arrives, or with a set of several workers' whole gradients. A worker
+	// ends its step with a commit of its own, which is answered when it may begin the next.
 	Stream
 )
 
@@ -22,7 +22,7 @@ var modeNames = [...]string{"eager", "aggregate", "two-phase", "stream"}
 
 func (m Mode) String() string { return modeNames[m] }
 
-// ParseMode reads the name of a mode.
+// ParseMode returns the mode of a name.
 func ParseMode(s string) (Mode, error) {
 	for i, name := range modeNames {
 		if name == s {

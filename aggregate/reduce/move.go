@@ -1,65 +1,66 @@
 package reduce
 
-// A chunk can move to another lane. It does when every worker has sent its gradient: then nothing of the chunk is on its way, each
-// worker hears of the move ahead of its answer, and none sends the chunk again before it has that. So all agree without waiting for
-// each other.
-
-// movesAtOnce bounds the notices sent to a worker from which nothing has come since. Requests go the same way and need receives,
-// too.
+// movesAtOnce bounds the notices sent to a worker since its last message. Requests travel the same way and need receives, too.
 const movesAtOnce = requestsAtOnce / 4
 
-// Move has a chunk move to another lane with its next answer.
-func (m *Machine) Move(index uint32, lane int) {
-	if c := m.chunk(index); c != nil && c.fold != moved {
+// Moves is the part of a machine that moves chunks from and to other lanes.
+type Moves struct{ *Machine }
+
+// Moves returns the part of the machine that moves chunks.
+func (m *Machine) Moves() Moves { return Moves{m} }
+
+// Move marks a chunk to move to another lane with its next answer.
+func (m Moves) Move(index uint32, lane int) {
+	if c := m.chunk(index); c != nil && c.fold != away {
 		c.to = uint8(lane + 1)
 	}
 }
 
-// canMove reports whether every worker can be sent a notice beside the answer.
-func (m *Machine) canMove() bool {
+// canMove reports whether every worker's send queue has room for a notice beside the answer.
+func (m Moves) canMove() bool {
 	for rank := range m.workers {
-		if w := &m.workers[rank]; w.state == Attached && (w.unheard >= movesAtOnce || w.sends <= SendMargin+1) {
+		if w := &m.workers[rank]; w.state == Attached && (w.unanswered >= movesAtOnce || w.sends <= SendMargin+1) {
 			return false
 		}
 	}
 	return true
 }
 
-// move lets go of a chunk whose answers are the last action.
-func (m *Machine) move(c *chunkState) {
+// move drops a chunk whose answers are the last action.
+func (m Moves) move(c *chunkState) {
 	a := &m.actions[len(m.actions)-1]
 	a.Moves, a.To = true, c.to-1
 	for rank := range m.workers {
 		if w := &m.workers[rank]; w.state == Attached {
-			w.unheard++
+			w.unanswered++
 			w.sends--
 		}
 	}
-	*c = chunkState{Chunk: c.Chunk, fold: moved}
+	*c = chunkState{Chunk: c.Chunk, fold: away}
 }
 
-// Forget frees the place of a guest that has moved on.
-func (m *Machine) Forget(index uint32) { m.guests.forget(index) }
+// Forget frees the place of a chunk that has moved on.
+func (m Moves) Forget(index uint32) { m.moved.forget(index) }
 
-// Adopt takes a chunk in that has moved here, home or as a guest. It has finished this epoch.
-func (m *Machine) Adopt(index uint32, c Chunk, epoch uint8) {
+// Adopt adds a chunk that has moved here, at home or not. epoch is the last that it has finished.
+func (m Moves) Adopt(index uint32, c Chunk, epoch uint8) {
 	state := chunkState{Chunk: c, fold: none, epoch: epoch}
 	if int(index) < len(m.chunks) {
 		m.chunks[index] = state
 		return
 	}
-	m.guests.put(index, state)
+	m.moved.put(index, state)
 	for w := range m.workers {
 		m.fit(&m.workers[w])
 	}
 	m.fitFolds()
 }
 
-// AddTensor appends a tensor of which the plan has placed nothing here. sum is that of its hyper-parameters in another lane.
-func (m *Machine) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) {
+// AddTensor appends a tensor without chunks of the plan in this lane. sum is the checksum of its hyper-parameters in another lane.
+func (m Moves) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) {
 	number = uint32(len(m.tensors))
 	m.tensors = append(m.tensors, tensorState{t, sum})
-	m.guests.addTensor(index, number)
+	m.moved.tensors[index] = number
 	for rank := range m.workers {
 		if w := &m.workers[rank]; w.state != Absent {
 			m.fit(w)
@@ -69,11 +70,5 @@ func (m *Machine) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) 
 	return number
 }
 
-// Homes is how many of the plan's tensors the lane has.
-func (m *Machine) Homes() int { return len(m.guests.homes) }
-
-// Guest returns the place of a guest, among all that there have been at once.
-func (m *Machine) Guest(index uint32) int { return m.guests.at[index] }
-
-// Tensor returns the number of a tensor by its index in control records.
-func (m *Machine) Tensor(index uint32) (number uint32, ok bool) { return m.guests.tensor(index) }
+// Place returns the place of a chunk that has come. Places are bounded by the largest number of such chunks at one time.
+func (m Moves) Place(index uint32) int { return m.moved.at[index] }

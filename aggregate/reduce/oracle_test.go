@@ -10,11 +10,11 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// oracle knows of every worker which gradients lie at the aggregator, and nothing else: a chunk is finished when all lie there and
-// everybody has room for an answer.
+// oracle knows only the gradients of every worker that lie at the aggregator. A chunk is finished when all of them lie there and
+// every worker has room for an answer.
 type oracle struct {
 	cfg         Config
-	there       []map[uint32]uint16 // by worker: the slots of the chunks that lie at the aggregator
+	present     []map[uint32]uint16 // by worker: the slots of the chunks that lie at the aggregator
 	outstanding []int               // by worker: messages sent to it that have not arrived
 	results     int                 // buffers in use
 	finished    []int               // by chunk
@@ -26,7 +26,7 @@ func (o *oracle) observe(r *rig, a *Action) error {
 		if a.Epoch != uint8(o.finished[a.Index]+1)&chunk.EpochMask {
 			return fmt.Errorf("chunk %d finished for epoch %d after %d", a.Index, a.Epoch, o.finished[a.Index])
 		}
-		for rank, there := range o.there {
+		for rank, there := range o.present {
 			if slot, ok := there[a.Index]; !ok || slot != r.Sources(a, rank).Slot {
 				return fmt.Errorf("chunk %d of worker %d summed from slot %d: %v lie there", a.Index, rank,
 					r.Sources(a, rank).Slot, there)
@@ -37,14 +37,14 @@ func (o *oracle) observe(r *rig, a *Action) error {
 		o.finished[a.Index]++
 		o.results++
 	case NACK:
-		if slot, ok := o.there[a.Worker][a.Index]; !ok || slot != a.Message.Slot {
+		if slot, ok := o.present[a.Worker][a.Index]; !ok || slot != a.Message.Slot {
 			return fmt.Errorf("NACK of chunk %d in slot %d to worker %d: %v lie there", a.Index, a.Message.Slot,
-				a.Worker, o.there[a.Worker])
+				a.Worker, o.present[a.Worker])
 		}
-		delete(o.there[a.Worker], a.Index)
+		delete(o.present[a.Worker], a.Index)
 		o.outstanding[a.Worker]++
 	case Request:
-		if _, ok := o.there[a.Worker][a.Index]; ok {
+		if _, ok := o.present[a.Worker][a.Index]; ok {
 			return fmt.Errorf("chunk %d requested of worker %d, which has sent it", a.Index, a.Worker)
 		}
 		o.outstanding[a.Worker]++
@@ -54,7 +54,7 @@ func (o *oracle) observe(r *rig, a *Action) error {
 	return nil
 }
 
-// check compares what is with what must be after an event.
+// check compares the machine's state after an event with the expected one.
 func (o *oracle) check(r *rig) error {
 	room := o.results < o.cfg.Results
 	for rank, n := range o.outstanding {
@@ -62,14 +62,14 @@ func (o *oracle) check(r *rig) error {
 		if n > o.cfg.Sends {
 			return fmt.Errorf("%d messages sent to worker %d, whose queue takes %d", n, rank, o.cfg.Sends)
 		}
-		if r.Held(rank) != len(o.there[rank]) {
+		if r.Held(rank) != len(o.present[rank]) {
 			return fmt.Errorf("worker %d holds %d slots, %d gradients lie there", rank, r.Held(rank),
-				len(o.there[rank]))
+				len(o.present[rank]))
 		}
 	}
 	for c := range o.finished {
 		complete := true
-		for _, there := range o.there {
+		for _, there := range o.present {
 			_, ok := there[uint32(c)]
 			complete = complete && ok
 		}
@@ -106,7 +106,7 @@ func (m *member) take(at int) uint32 {
 	return c
 }
 
-// Whatever the orders, and whenever messages arrive, the machine does what the oracle says, and every chunk is finished.
+// In any order of pushes and arrivals, the machine agrees with the oracle, and every chunk is finished.
 func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{
@@ -127,7 +127,7 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 		}
 		step := make([]int, cfg.Workers)
 		for range members {
-			o.there = append(o.there, map[uint32]uint16{})
+			o.present = append(o.present, map[uint32]uint16{})
 		}
 		settle := func() {
 			actions := slices.Clone(r.Actions())
@@ -170,7 +170,7 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 				return false
 			}
 			m.inflight++
-			o.there[rank][c] = r.at[rank].slots[0]
+			o.present[rank][c] = r.at[rank].slots[0]
 			msg := r.message(chunk.OpPushPull, rank, c, nil)
 			msg.Where.Payload = payloadOf(rank, c, r.at[rank].slots[0])
 			r.at[rank].slots = r.at[rank].slots[1:]

@@ -1,16 +1,16 @@
 package reduce
 
-// queue is a bounded first-in, first-out queue.
-type queue[T any] struct {
+// Queue is a first-in, first-out queue. It allocates only until it has reached its largest size.
+type Queue[T any] struct {
 	ring []T
 	head int
 	n    int
 }
 
-func (q *queue[T]) len() int { return q.n }
+// Len returns the number of elements.
+func (q *Queue[T]) Len() int { return q.n }
 
-// grow makes room for at least size elements.
-func (q *queue[T]) grow(size int) {
+func (q *Queue[T]) grow(size int) {
 	if size <= len(q.ring) {
 		return
 	}
@@ -21,18 +21,21 @@ func (q *queue[T]) grow(size int) {
 	q.ring, q.head = ring, 0
 }
 
-// at returns the i-th oldest element.
-func (q *queue[T]) at(i int) *T { return &q.ring[(q.head+i)%len(q.ring)] }
+func (q *Queue[T]) at(i int) *T { return &q.ring[(q.head+i)%len(q.ring)] }
 
-func (q *queue[T]) put(v T) {
+// Put appends an element.
+func (q *Queue[T]) Put(v T) {
 	if q.n == len(q.ring) {
-		panic("reduce: a queue holds more than can wait")
+		q.grow(max(64, 2*q.n))
 	}
 	q.n++
 	*q.at(q.n - 1) = v
 }
 
-func (q *queue[T]) drop() {
+// Take removes the oldest element.
+func (q *Queue[T]) Take() T {
+	v := q.ring[q.head]
 	q.head = (q.head + 1) % len(q.ring)
 	q.n--
+	return v
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// rig is a machine with workers that keep to the protocol unless told otherwise: each knows its own slots and epochs.
+// rig is a machine with workers that keep to the protocol unless a script says otherwise. Each knows its own slots and epochs.
 type rig struct {
 	*Machine
 	cfg    Config
-	manual bool // messages arrive, and result buffers are freed, only when a script says so
+	manual bool // messages arrive, and result buffers are freed, only by a script's command
 	now    int64
 	at     []peer
 	failed error
@@ -20,8 +20,8 @@ type rig struct {
 // peer is the worker's end.
 type peer struct {
 	slots  []uint16 // free ones, in the order in which it fills them
-	epochs []uint8  // by chunk, of the last gradient that was answered
-	steps  uint8    // of the last commit that was answered, in stream mode
+	epochs []uint8  // by chunk: the epoch of the last gradient that was answered
+	steps  uint8    // the epoch of the last commit that was answered, in stream mode
 }
 
 const chunkBytes = 100
@@ -48,7 +48,7 @@ func newRig(cfg Config, chunks, tensors, staging int, direct bool) *rig {
 	return r
 }
 
-// send delivers a message. Its payload's address says which worker, chunk and slot it is from.
+// send delivers a message. Its payload's address encodes its worker, chunk and slot.
 func (r *rig) send(rank int, m Message) string {
 	p := &r.at[rank]
 	if len(p.slots) > 0 {
@@ -63,7 +63,7 @@ func payloadOf(rank int, index uint32, slot uint16) uint64 {
 	return uint64(rank+1)<<48 | uint64(index)<<16 | uint64(slot)
 }
 
-// settle does what the lane does with the actions, and describes them.
+// settle carries out the actions as the lane does, and describes them.
 func (r *rig) settle() string {
 	var b strings.Builder
 	actions := r.Actions()
@@ -83,7 +83,7 @@ var kindNames = [...]string{
 	Fail: "fail",
 	Add:  "add", Drop: "drop", Announce: "announce", Updated: "updated",
 	UpdateOne: "update-one", EndStep: "end-step", AnswerStep: "answer-step",
-	Meet: "meet", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit", Refresh: "refresh",
+	ReachBarrier: "reach-barrier", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit", Refresh: "refresh",
 }
 
 func name(rank int32) string { return string(rune('A' + rank)) }
@@ -164,7 +164,7 @@ func (r *rig) carryOut(a *Action) string {
 
 func (r *rig) free(rank int, slot uint16) { r.at[rank].slots = append(r.at[rank].slots, slot) }
 
-// arrive says what a message's arrival frees, unless the script does.
+// arrive frees the resources of an arrived message, unless the script does.
 func (r *rig) arrive(a *Action) {
 	if r.manual {
 		return

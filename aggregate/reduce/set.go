@@ -14,7 +14,6 @@ func (s *set) len() int { return s.n }
 
 func (s *set) has(i int) bool { return s.bits[i/64]>>(i%64)&1 != 0 }
 
-// add adds i and reports whether it was missing.
 func (s *set) add(i int) bool {
 	if s.has(i) {
 		return false

@@ -1,35 +1,71 @@
 package reduce
 
-// A policy in stream mode may apply sets: one update of several workers' whole gradients. Which steps of which workers a set has is
-// decided outside, once for all lanes. A chunk of a step that is undecided waits in its worker's own slots. The chunks of a member
-// are added to their accumulators in the order in which the members were admitted, whatever the order of arrival, and acknowledged
-// empty; those of a step that is left out are only acknowledged. So the first member of a set always proceeds, and then the next.
-// When all members have ended their steps in every lane, [Machine.UpdateSet] runs the update.
+// A policy in stream mode may apply sets. A set is one update of several workers' whole gradients. Slots hold less than a gradient,
+// so the policy chooses the steps of a set, once for all lanes, before the gradients are there: when workers announce their steps.
+// A chunk of a step that is undecided waits in its worker's own slots. The chunks of a member are added to their accumulators in
+// the order in which the members were admitted, whatever the order of arrival, and acknowledged empty. The chunks of a step that is
+// left out are only acknowledged. So the first member of a set always proceeds, and then the next. When all members have ended
+// their steps in every lane, [Machine.UpdateSet] runs the update.
 
-// admit takes the step that a worker pushes into a set, behind those admitted before it.
-func (m *Machine) admit(rank int, set uint64) {
+// streams is the part of a machine that serves mode stream.
+type streams struct{ *Machine }
+
+// Admit puts the step that a worker pushes into a set, behind the steps admitted before it. Sets are numbered from 0, without
+// gaps.
+func (m *Machine) Admit(now int64, rank int, set uint64) {
+	if !m.beginFor(now, rank) {
+		return
+	}
 	w := &m.workers[rank]
 	w.standing = Member
-	// A lane in which the worker pushed nothing can hear of its step's end first.
+	// A lane in which the worker pushed nothing can receive the end of its step first.
 	m.sets.addends = append(m.sets.addends, addend{int32(rank), set, w.ended})
-	m.addAll()
+	streams{m}.addAll()
 }
 
-// leaveOut drops the step that a worker pushes.
-func (m *Machine) leaveOut(rank int) {
+// LeaveOut drops the step that a worker pushes.
+func (m *Machine) LeaveOut(now int64, rank int) {
+	if !m.beginFor(now, rank) {
+		return
+	}
 	m.workers[rank].standing = LeftOut
 	for i, next := m.folds.first, int32(none); i != none; i = next {
 		next = m.folds.at(i).next
 		if f := m.folds.at(i); f.state == Waiting && m.folds.has(i, rank) {
 			h := m.folds.leave(i, rank)
 			m.answerOrWait(alone{worker: int32(rank), kind: Drop, epoch: h.Epoch, index: f.chunk, held: h})
-			m.closeIfEmpty(i)
+			streams{m}.closeIfEmpty(i)
 		}
 	}
 }
 
-// setUpdated begins the next set.
-func (m *Machine) setUpdated() {
+// Lose takes out a lost worker while a job in mode stream continues. It drops the worker's gradients and waiting answers, and lets
+// the workers behind it in their sets go on. A broadcast, under way or to come, would wait for the worker, and fails the job.
+func (m *Machine) Lose(now int64, rank int) {
+	m.begin(now)
+	m.Leave(rank)
+	if m.lost = rank; m.broadcasting() {
+		m.missPart()
+	}
+	if m.state != Running {
+		return
+	}
+	m.commit.has[rank] = false
+	for i, next := m.folds.first, int32(none); i != none; i = next {
+		next = m.folds.at(i).next
+		if m.folds.has(i, rank) {
+			m.folds.leave(i, rank)
+			streams{m}.closeIfEmpty(i)
+		}
+	}
+	for i := range m.sets.addends {
+		a := &m.sets.addends[i]
+		a.ended = a.ended || int(a.worker) == rank
+	}
+	streams{m}.addAll()
+}
+
+func (m streams) setUpdated() {
 	s := &m.sets
 	n := s.size()
 	s.addends = append(s.addends[:0], s.addends[n:]...)
@@ -42,8 +78,7 @@ func (m *Machine) setUpdated() {
 	m.addAll()
 }
 
-// propose takes a gradient of a worker whose steps go into sets.
-func (m *Machine) propose(rank int, msg *Message, h Held) {
+func (m streams) propose(rank int, msg *Message, h Held) {
 	w := &m.workers[rank]
 	if !w.pushed.add(int(msg.Index)) {
 		m.violate(rank, "sent chunk %d of lane %d twice in a step: a set has it once", msg.Index, m.cfg.Lane)
@@ -62,8 +97,7 @@ func (m *Machine) propose(rank int, msg *Message, h Held) {
 	m.add(c.fold, m.sets.size())
 }
 
-// addAll adds what can be added of every chunk.
-func (m *Machine) addAll() {
+func (m streams) addAll() {
 	size := m.sets.size()
 	for i, next := m.folds.first, int32(none); i != none; i = next {
 		next = m.folds.at(i).next
@@ -73,17 +107,17 @@ func (m *Machine) addAll() {
 	}
 }
 
-// add adds gradients to a chunk's accumulator, as long as the next member's is there.
-func (m *Machine) add(i int32, size int) {
+// add adds gradients to a chunk's accumulator until the next member's is missing.
+func (m streams) add(i int32, size int) {
 	if m.commit.phase != Collecting {
-		return // the accumulator is the update's
+		return // the update uses the accumulator
 	}
 	f := m.folds.at(i)
 	c := &m.chunks[f.chunk]
 	for ; f.arrived > 0 && int(c.added) < size; c.added++ {
 		next := &m.sets.addends[c.added]
 		if next.ended {
-			continue // it has pushed this chunk before, or not at all
+			continue // it has pushed this chunk before, or does not push it
 		}
 		if !m.folds.has(i, int(next.worker)) {
 			break
@@ -94,14 +128,14 @@ func (m *Machine) add(i int32, size int) {
 	m.closeIfEmpty(i)
 }
 
-func (m *Machine) closeIfEmpty(i int32) {
+func (m streams) closeIfEmpty(i int32) {
 	if m.folds.at(i).arrived == 0 {
-		m.endFold(i)
+		folding(m).endFold(i)
 	}
 }
 
-// settle adds what the ends of steps have made way for.
-func (m *Machine) settle() {
+// settle adds the gradients that waited for the ends of other steps.
+func (m streams) settle() {
 	if !m.sets.stepped {
 		return
 	}

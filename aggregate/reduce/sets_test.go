@@ -1,6 +1,7 @@
 package reduce
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -10,7 +11,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// setOracle knows what the sets have in order, and what every step pushed. It recomputes what must have been added.
+// setOracle knows the sets in order, and every step's gradients. It recomputes the expected additions.
 type setOracle struct {
 	sets   [][]stepOf             // by number, in order
 	pushed map[stepOf][]uint32    // chunks
@@ -20,7 +21,7 @@ type setOracle struct {
 
 type stepOf struct{ worker, step int }
 
-// check compares all that was added with what the sets had.
+// check compares all additions with the sets.
 func (o *setOracle) check() error {
 	for n, set := range o.sets {
 		for c := range o.chunks {
@@ -43,14 +44,14 @@ type stepper struct {
 	step    int
 	todo    []uint32
 	flying  int
-	pushing bool // its step is begun
+	pushing bool // its step has begun
 	decided bool
 	ended   bool
-	left    int // steps that it is still to take
+	left    int // steps left to take
 }
 
-// Whatever the orders of pushes and of decisions, every set has the whole gradients that were chosen, in the order of the choice,
-// and every step ends.
+// In any order of pushes and decisions, every set has the whole gradients that were chosen, in the order of the choice, and every
+// step ends.
 func TestSetsHaveWholeStepsInOrderAndNothingLocksUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Workers: rapid.IntRange(1, 4).Draw(t, "workers"), Window: rapid.IntRange(2, 5).Draw(t, "window"), Mode: Stream,
@@ -257,5 +258,26 @@ func TestSetsAllocateNothing(t *testing.T) {
 	})
 	if allocs != 0 || r.State() != Running || r.sets.current != set {
 		t.Errorf("%v allocations, state %v, %d of %d sets", allocs, r.State(), r.sets.current, set)
+	}
+}
+
+// A broadcast fails the job instead of waiting for the part of a worker that is lost.
+func TestNoBroadcastWaitsForALostWorker(t *testing.T) {
+	for name, before := range map[string]bool{"begun before the loss": true, "begun after the loss": false} {
+		t.Run(name, func(t *testing.T) {
+			cfg := Config{Workers: 3, Window: 2, Mode: Stream, Standing: Alone, Results: 2, Sends: 3 + SendMargin}
+			r := newRig(cfg, 1, 1, cfg.Window, false)
+			if before {
+				r.send(1, r.message(chunk.OpBroadcast, 1, 0, nil))
+			}
+			r.Lose(r.now, 2)
+			r.settle()
+			if !before {
+				r.send(1, r.message(chunk.OpBroadcast, 1, 0, nil))
+			}
+			if !errors.Is(r.failed, ErrWorkerLost) {
+				t.Errorf("the job has failed with %v, want %v", r.failed, ErrWorkerLost)
+			}
+		})
 	}
 }

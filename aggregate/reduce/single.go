@@ -2,7 +2,6 @@ package reduce
 
 import "github.com/rackweave/rackweave/chunk"
 
-// pull answers with the parameters as they are after the worker's last finished push.
 func (m *Machine) pull(rank int, msg *Message, h Held) {
 	c := m.place(rank, msg)
 	if c == nil {
@@ -23,18 +22,18 @@ func (m *Machine) pull(rank int, msg *Message, h Held) {
 	m.answerOrWait(alone{worker: int32(rank), kind: Pull, epoch: msg.Epoch, index: msg.Index, held: h})
 }
 
-// record takes a tensor's hyper-parameters and destination. They hold from the worker's next chunk of the tensor on, and all
-// workers must have sent the same hyper-parameters by then.
+// record takes a tensor's hyper-parameters and destination. They hold from the worker's next chunk of the tensor on. All workers
+// must have sent equal hyper-parameters by then.
 func (m *Machine) record(rank int, msg *Message, h Held) {
 	if msg.Index == chunk.IndexMask && m.cfg.Mode == Stream {
 		m.emit(Action{Kind: Announce, Worker: int32(rank)})
 		m.answerOrWait(alone{worker: int32(rank), kind: Acknowledge, epoch: msg.Epoch, index: msg.Index, held: h})
 		return
 	}
-	tensor, ok := m.guests.tensor(msg.Index)
+	tensor, ok := m.moved.tensor(msg.Index)
 	if !ok {
 		m.violate(rank, "sent a control record of tensor %d of lane %d, which has %d", msg.Index, m.cfg.Lane,
-			len(m.guests.homes))
+			len(m.moved.homes))
 		return
 	}
 	a := Action{Kind: Configure, Worker: int32(rank), Index: tensor}
@@ -52,10 +51,10 @@ func (m *Machine) record(rank int, msg *Message, h Held) {
 	m.answerOrWait(alone{worker: int32(rank), kind: Acknowledge, epoch: msg.Epoch, index: msg.Index, held: h})
 }
 
-// answerOrWait answers a message that is no part of a fold, now or when there is room.
+// answerOrWait answers a message that belongs to no fold, now or when it has room.
 func (m *Machine) answerOrWait(a alone) {
-	if m.alone.len() > 0 || !m.answer(&a) {
-		m.alone.put(a)
+	if m.alone.Len() > 0 || !m.answer(&a) {
+		m.alone.Put(a)
 		m.waited++
 	}
 }
@@ -85,7 +84,7 @@ func (m *Machine) answer(a *alone) bool {
 		m.done++
 	case Add, Drop:
 		m.done++
-		op = chunk.OpPush // also a pushpull: there is nothing to pull before the update
+		op = chunk.OpPush // also for a pushpull, because the parameters do not change before the update
 	case AnswerStep:
 		w.ending = false
 	}
@@ -94,8 +93,8 @@ func (m *Machine) answer(a *alone) bool {
 	return true
 }
 
-// needsResult reports whether an answer lies in a result buffer. Stream mode's always do: another worker's gradient may change the
-// parameters while the answer is sent.
+// needsResult reports whether an answer lies in a result buffer. In stream mode it always does, because another worker's gradient
+// may change the parameters while the answer is sent.
 func (m *Machine) needsResult(a *alone) bool {
 	switch a.kind {
 	case Pull:

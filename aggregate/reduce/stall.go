@@ -1,29 +1,32 @@
 package reduce
 
 // Workers may push tensors in different orders. A window of slots can then fill with chunks that others have not sent, while
-// what the others wait for finds no slot: a deadlock that order alone causes. Its mark is a worker with a full window that
-// lacks a chunk another has sent. (With one order for all, a full worker is ahead of everybody and lacks nothing: a worker that
-// is merely late is no stall.) The machine breaks it when the lane has nothing else to do, by two rules.
+// the chunks for which the others wait find no slot: a deadlock that order alone causes. Its mark is a worker with a full window
+// that lacks a chunk another has sent. (With one order for all, a full worker is ahead of everybody and lacks nothing, so a
+// worker that is merely late is not a stall.) The machine breaks a stall when the lane has nothing else to do, by two rules.
 //
 //   - Follow: one worker leads, and the full ones are sent requests for its chunks that they have not sent. They send those
 //     first, and keep their last slot for them. To make room, each is sent as many NACKs, for chunks that the leader has not
-//     sent: a worker holds the gradient until it is answered, so nothing is lost, and sends it again later, behind all else. So
-//     all go in the leader's order, and a chunk costs a follower at most one request and one NACK.
+//     sent. A worker holds the gradient until it is answered, so nothing is lost, and sends it again later, after all others.
+//     So all workers take the leader's order, and a chunk costs a follower at most one request and one NACK.
 //   - Rotate: after a while without any finished chunk another worker leads, and the stalled ones are sent NACKs for half of
-//     what they hold, so that chunks nobody has sent find slots. One fold is kept until the next rotation, and requested before
-//     others, so that the stalled workers meet there; the next rotation keeps another, as some may not have submitted this one.
+//     their held messages, so that chunks nobody has sent find slots. One fold is kept until the next rotation, and requested
+//     before others, so that all stalled workers send it. The next rotation keeps another fold, because some workers may not
+//     have submitted this one.
 //
-// By reference, a worker that copies its payloads runs out of staging buffers long before its window is full: it counts as full
-// when the aggregator holds what lies in them, and keeps its last buffer as it keeps its last slot.
+// By reference, a worker that copies its payloads runs out of staging buffers long before its window is full. It counts as full
+// when the aggregator holds the payloads in all of them, and keeps its last buffer as it keeps its last slot.
 //
 // A chunk that all workers have submitted is then finished after finitely many ticks: some rotation makes a worker send it,
 // the others get a request for it, and have a slot for it.
 
-// tick looks for full workers and breaks a stall; it reports whether there is one.
-func (m *Machine) tick(counts bool) bool {
+// stalls is the part of a machine that breaks stalls.
+type stalls struct{ *Machine }
+
+func (m stalls) tick(counts bool) bool {
 	rotate := m.rotationDue(counts)
 	if rotate {
-		m.stall.kept = m.meetingPoint()
+		m.stall.kept = m.rotationFold()
 		m.stall.leader++
 	}
 	m.elect()
@@ -38,10 +41,10 @@ func (m *Machine) tick(counts bool) bool {
 		w.need = m.follow(rank)
 		if rotate && m.stall.kept != none && !m.folds.has(m.stall.kept, rank) {
 			m.request(rank, m.stall.kept,
-				requestsAtOnce) // also if it has one: a worker sends first what was requested last
+				requestsAtOnce) // again if it was requested before, because a worker sends the last requested chunk first
 		}
 	}
-	// Only now, as what one worker is sent NACKs for the others no longer lack.
+	// Follow only now, because chunks that one worker was sent NACKs for may be missing at no other.
 	for rank := range m.workers {
 		w, s := &m.workers[rank], &m.stall
 		switch {
@@ -61,7 +64,7 @@ func (m *Machine) tick(counts bool) bool {
 
 const nobody = -1
 
-func (m *Machine) rotationDue(counts bool) bool {
+func (m stalls) rotationDue(counts bool) bool {
 	s := &m.stall
 	if counts {
 		s.idle++
@@ -81,39 +84,37 @@ func (m *Machine) rotationDue(counts bool) bool {
 }
 
 // answered reports whether every worker that was sent a NACK, and can send, has sent something since.
-func (m *Machine) answered() bool {
+func (m stalls) answered() bool {
 	for rank := range m.workers {
-		if w := &m.workers[rank]; w.owing && w.state == Attached && !w.full() {
+		if w := &m.workers[rank]; w.silent && w.state == Attached && !w.full() {
 			return false
 		}
 	}
 	return true
 }
 
-// lacks reports whether a fold misses this worker's gradient.
-func (m *Machine) lacks(rank int) bool { return m.folds.of[rank] < m.folds.open() }
+func (m stalls) lacks(rank int) bool { return m.folds.of[rank] < m.folds.open() }
 
-// request tells a worker that others have sent a chunk and it has not.
-func (m *Machine) request(rank int, i int32, most int) {
+func (m stalls) request(rank int, i int32, most int) {
 	m.requestChunk(rank, m.folds.at(i).chunk, most)
 }
 
-func (m *Machine) requestChunk(rank int, index uint32, most int) {
+func (m stalls) requestChunk(rank int, index uint32, most int) {
 	w := &m.workers[rank]
-	if !w.hears(most) {
+	if !w.canRequest(most) {
 		return
 	}
 	w.requested.add(m.bit(index))
-	w.unheard++
+	w.unanswered++
 	w.sends--
 	m.emit(Action{Kind: Request, Worker: int32(rank), Index: index})
 }
 
-// follow requests from a worker the leader's chunks that it has not sent, and returns how many requests were new. The youngest
-// come first: of what is requested, a worker begins with the last.
-func (m *Machine) follow(rank int) (n int) {
+// follow requests the leader's chunks that a worker has not sent, and returns the number of new requests. The youngest come first,
+// because a worker sends the last requested chunk first.
+func (m stalls) follow(rank int) (n int) {
 	w := &m.workers[rank]
-	for i := m.folds.last; i != none && w.hears(requestsAtOnce-1); i = m.folds.at(i).prev {
+	for i := m.folds.last; i != none && w.canRequest(requestsAtOnce-1); i = m.folds.at(i).prev {
 		if !w.requested.has(m.bit(m.folds.at(i).chunk)) && !m.folds.has(i, rank) && m.folds.has(i, m.stall.leader) {
 			m.request(rank, i, requestsAtOnce-1)
 			n++
@@ -122,9 +123,9 @@ func (m *Machine) follow(rank int) (n int) {
 	return n
 }
 
-// meetingPoint chooses the fold of a rotation. It alternates between the one that was chosen least recently (of those the one
-// that lacks the fewest gradients) and any.
-func (m *Machine) meetingPoint() int32 {
+// rotationFold chooses the fold of a rotation. It alternates between the fold that was chosen least recently, with the fewest
+// missing gradients among equals, and any.
+func (m stalls) rotationFold() int32 {
 	s := &m.stall
 	s.rotations++
 	any := int(s.rotations*0x9e3779b1>>8) % m.folds.open()
@@ -139,18 +140,19 @@ func (m *Machine) meetingPoint() int32 {
 			best = i
 			break
 		}
-		if best == none || f.met < m.folds.at(best).met || f.met == m.folds.at(best).met && f.arrived > m.folds.at(best).arrived {
+		if best == none || f.rotation < m.folds.at(best).rotation ||
+			f.rotation == m.folds.at(best).rotation && f.arrived > m.folds.at(best).arrived {
 			best = i
 		}
 	}
 	if best != none {
-		m.folds.at(best).met = s.rotations
+		m.folds.at(best).rotation = s.rotations
 	}
 	return best
 }
 
-// elect makes sure that the leader has sent something that is not finished.
-func (m *Machine) elect() {
+// elect replaces the leader if all that it has sent is finished.
+func (m stalls) elect() {
 	s := &m.stall
 	for range m.workers {
 		s.leader %= len(m.workers)
@@ -162,9 +164,9 @@ func (m *Machine) elect() {
 	s.leader = 0
 }
 
-// sendBack sends a worker NACKs for up to n chunks, youngest fold first. It skips the fold that is kept and what the leader has
-// sent, if there is a leader. If only staging buffers are short, it skips what does not lie in one.
-func (m *Machine) sendBack(rank, leader, n int) {
+// sendBack sends a worker NACKs for up to n chunks, youngest fold first. It skips the fold that is kept, and with a leader the
+// chunks that the leader has sent. If only staging buffers are short, it skips messages outside them.
+func (m stalls) sendBack(rank, leader, n int) {
 	w := &m.workers[rank]
 	slots := w.slots.held >= len(w.slots.ring)-1
 	for i, before := m.folds.last, int32(none); n > 0 && i != none && w.canAnswer(); i = before {
@@ -179,12 +181,12 @@ func (m *Machine) sendBack(rank, leader, n int) {
 		}
 		n--
 		h := m.folds.leave(i, rank)
-		w.owing = true
+		w.silent = true
 		w.release(&h)
 		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: f.chunk, Message: h})
 		w.stats.Chunks--
 		if f.arrived == 0 {
-			m.endFold(i)
+			folding(m).endFold(i)
 		}
 	}
 }

@@ -7,48 +7,51 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// ErrProtocol is what a worker's violation of the protocol wraps.
-var ErrProtocol = errors.New("protocol violation")
+var (
+	// ErrProtocol is wrapped by a worker's violation of the protocol.
+	ErrProtocol = errors.New("protocol violation")
+	// ErrWorkerLost is wrapped by the loss of a worker that the job cannot do without.
+	ErrWorkerLost = errors.New("worker lost")
+)
 
-// Config is what a machine is made of.
+// Config describes a machine.
 type Config struct {
-	Lane     int // for the texts of errors
-	Workers  int
-	Window   int // slots of each worker
-	Sends    int // entries of each worker's send queue
-	Results  int // result buffers
-	Mode     Mode
-	Norms    bool     // the update rule needs whole tensors' norms: a commit takes a second pass
-	Above    bool     // complete chunks go to a reducer above the rack
-	Inner    Inner    // with Above; nil: no step of a chunk stays in the rack
-	Gate     Gate     // nil: Lockstep
+	Lane    int // for error messages
+	Workers int
+	Window  int // slots of each worker
+	Sends   int // entries of each worker's send queue
+	Results int // result buffers
+	Mode    Mode
+	Norms   bool // the update rule needs whole tensors' norms, so a commit takes a second pass
+	Above   bool // complete chunks go to a reducer above the rack
+	// Inner reports, with Above, whether the next step of a chunk stays in the rack. If nil, every step leaves it.
+	Inner    func(index uint32) bool
 	Standing Standing // stream: of every worker's first step
-	Root     int      // the worker whose values a broadcast takes; negative: it is in another rack
+	Root     int      // the worker whose values a broadcast takes, or negative if it is in another rack
 }
 
-// Tensor is a tensor's part in the lane.
+// Tensor is the part of a tensor in the lane.
 type Tensor struct {
 	Name string
-	// Direct: answers with data lie in the chunk's parameters. Else they need a result buffer.
+	// Direct reports that answers with data lie in the chunk's parameters. Other answers need a result buffer.
 	Direct bool
 }
 
 // State is the state of a machine.
 type State uint8
 
-// The states of a machine.
 const (
 	Running State = iota
-	Failing       // a worker broke the protocol here: what arrives is ignored
-	Ended         // the job failed or was closed, and the workers were told
+	Failing       // a worker broke the protocol in this lane, and messages are ignored
+	Ended         // the job failed or was closed, and the workers were notified
 )
 
 type tensorState struct {
 	Tensor
-	hyperSum uint32 // of the hyper-parameters in use; 0: the job's own
+	hyperSum uint32 // of the hyper-parameters in use, or 0 for the job's own
 }
 
-// alone is an answer that is no part of a fold, and waits for room.
+// alone is an answer outside a fold that waits for room.
 type alone struct {
 	worker int32
 	kind   Kind
@@ -57,8 +60,8 @@ type alone struct {
 	held   Held
 }
 
-// How many counted ticks without a finished chunk pass before a rotation. While workers do not answer the last rotation,
-// because they seldom look at their queues, it takes twice as many the next time, up to rotateAtMost.
+// These constants are numbers of counted ticks without a finished chunk. A rotation begins after rotateAfter. Each rotation that
+// workers do not answer, because they seldom poll their queues, doubles the number, up to rotateAtMost.
 const (
 	rotateAfter  = 8
 	rotateAtMost = 256
@@ -66,11 +69,123 @@ const (
 
 type stall struct {
 	doneBefore uint64 // folds finished by the last tick
-	idle       int    // counted ticks since one was
-	patience   int    // how many make a rotation
+	idle       int    // counted ticks since a fold was finished
+	patience   int    // number of idle ticks before a rotation
 	rotations  uint32
-	leader     int   // whose order stalled workers follow
-	kept       int32 // the fold that is sent no NACK; none: no fold
+	leader     int   // the worker whose order stalled workers follow
+	kept       int32 // the fold that is sent no NACK, or none
+}
+
+// Phase is the progress of the commit of a two-phase step in one lane. The job's lanes pass the two barriers together.
+type Phase uint8
+
+const (
+	Collecting Phase = iota // waits for every worker's commit
+	AwaitNorms              // waits until every lane has all commits, and with them the norms of the whole model
+	Applying                // updates this lane's chunks, or computes the step and its norms for a rule that needs norms
+	AwaitTrust              // waits until every lane has its norms
+	Scaling                 // scales the step by each tensor's trust ratio
+	Refreshing              // waits until all racks have the parameters
+	Answering               // waits for room to answer the workers
+)
+
+func (p Phase) String() string {
+	return [...]string{"collecting", "await-norms", "applying", "await-trust", "scaling", "refreshing", "answering"}[p]
+}
+
+type commit struct {
+	phase Phase
+	epoch uint8
+	held  []Held // by worker: its commit
+	has   []bool
+	first chunk.TensorRecord // the record that all workers must send
+	next  uint32             // index of the next chunk
+}
+
+func (c *commit) arrived() (n int) {
+	for _, has := range c.has {
+		if has {
+			n++
+		}
+	}
+	return n
+}
+
+type addend struct {
+	worker int32
+	set    uint64
+	ended  bool // all its chunks were added
+}
+
+type sets struct {
+	addends []addend // in the order in which they are added: the current set's, then those of later sets
+	current uint64   // number of the set that is collected
+	stepped bool     // a step has ended since the addends were last checked
+}
+
+func (s *sets) size() (n int) {
+	for n < len(s.addends) && s.addends[n].set == s.current {
+		n++
+	}
+	return n
+}
+
+// Chunk is a chunk of the lane, by its lane index.
+type Chunk struct {
+	Tensor uint32 // number in the order of Add and AddTensor, over all calls
+	Bytes  uint32 // on the wire
+}
+
+// away is the fold of a chunk in another lane.
+const away = -2
+
+type chunkState struct {
+	Chunk
+	fold  int32  // in progress, none, or away if the chunk is in another lane
+	epoch uint8  // the last epoch that the chunk has finished
+	to    uint8  // 1 + the lane to which it moves with its next answer, or 0 if it stays
+	added uint16 // stream: number of the set's addends that were added to its accumulator, or never will be
+}
+
+// moved holds the chunks that have come from other lanes, and the tensors without chunks of the plan in this lane.
+type moved struct {
+	at      map[uint32]int // by index: their places
+	all     []chunkState
+	free    []int             // unused places
+	homes   []uint32          // the plan's tensors, by their index in the lane
+	tensors map[uint32]uint32 // the other tensors, by their index
+}
+
+func (g *moved) tensor(index uint32) (uint32, bool) {
+	if int(index) < len(g.homes) {
+		return g.homes[index], true
+	}
+	t, ok := g.tensors[index]
+	return t, ok
+}
+
+// chunk returns a chunk that has come by its index, or nil.
+func (g *moved) chunk(index uint32) *chunkState {
+	if i, ok := g.at[index]; ok {
+		return &g.all[i]
+	}
+	return nil
+}
+
+func (g *moved) put(index uint32, c chunkState) {
+	if n := len(g.free); n > 0 {
+		g.at[index] = g.free[n-1]
+		g.free = g.free[:n-1]
+	} else {
+		g.at[index] = len(g.all)
+		g.all = append(g.all, chunkState{})
+	}
+	g.all[g.at[index]] = c
+}
+
+func (g *moved) forget(index uint32) {
+	g.free = append(g.free, g.at[index])
+	delete(g.at, index)
 }
 
 // Machine is one job's chunks in one lane. One goroutine uses it.
@@ -80,41 +195,40 @@ type Machine struct {
 	workers []worker
 	chunks  []chunkState
 	tensors []tensorState
-	guests  guests
+	moved   moved
 	folds   folds
-	ready   queue[int32] // complete and returned folds, oldest first
-	alone   queue[alone]
+	ready   Queue[int32] // complete and returned folds, oldest first
+	alone   Queue[alone]
 	commit  commit
 	sets    sets
 	stall   stall
+	lost    int // the last worker that was lost while the job went on. If negative, all go on
 	results int // free result buffers
 	now     int64
 	done    uint64 // folds finished
-	waited  uint64 // folds and answers that had to wait for room
+	waited  uint64 // number of folds and answers that had to wait for room
 
 	actions []Action
 }
 
 // New makes a machine without chunks or workers.
 func New(cfg Config) *Machine {
-	if cfg.Gate == nil {
-		cfg.Gate = Lockstep
-	}
 	m := &Machine{
 		cfg: cfg, workers: make([]worker, cfg.Workers), folds: newFolds(cfg.Workers), results: cfg.Results,
-		stall: stall{kept: none, patience: rotateAfter},
+		stall: stall{kept: none, patience: rotateAfter}, lost: none,
+		moved: moved{at: map[uint32]int{}, tensors: map[uint32]uint32{}},
 	}
 	m.commit.held = make([]Held, cfg.Workers)
 	m.commit.has = make([]bool, cfg.Workers)
 	m.sets.addends = make([]addend, 0, 2*cfg.Workers)
-	m.alone.grow(cfg.Workers * cfg.Window) // everything that waits holds a slot
+	m.alone.grow(cfg.Workers * cfg.Window) // every waiting answer holds a slot
 	return m
 }
 
-// Add appends tensors and their chunks. Everything is allocated here: events allocate nothing.
+// Add appends tensors and their chunks. It allocates all memory, so that events allocate nothing.
 func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	for _, t := range tensors {
-		m.guests.homes = append(m.guests.homes, uint32(len(m.tensors)))
+		m.moved.homes = append(m.moved.homes, uint32(len(m.tensors)))
 		m.tensors = append(m.tensors, tensorState{Tensor: t})
 	}
 	for _, c := range chunks {
@@ -124,7 +238,7 @@ func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 		m.fit(&m.workers[w])
 	}
 	m.fitFolds()
-	// A tick can send every worker a NACK for what it holds, and requests.
+	// A tick can send every worker a NACK for each held message, and requests.
 	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.actions) < most {
 		m.actions = make([]Action, 0, most)
 	}
@@ -133,16 +247,16 @@ func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 // fitFolds makes room for as many folds as can be in progress.
 func (m *Machine) fitFolds() {
 	held := m.cfg.Workers * m.cfg.Window
-	m.folds.grow(min(len(m.chunks)+len(m.guests.all), held))
+	m.folds.grow(min(len(m.chunks)+len(m.moved.all), held))
 	m.ready.grow(len(m.folds.all))
 }
 
-// fit gives a worker room for the chunks and tensors there are.
+// fit makes room in a worker's state for the present chunks and tensors.
 func (m *Machine) fit(w *worker) {
 	if w.state == Absent {
 		return
 	}
-	w.requested.grow(2 * max(len(m.chunks), len(m.guests.all)))
+	w.requested.grow(2 * max(len(m.chunks), len(m.moved.all)))
 	if m.cfg.Mode == Stream {
 		w.pushed.grow(len(m.chunks))
 		w.epochs = append(w.epochs, make([]uint8, len(m.chunks)-len(w.epochs))...)
@@ -150,7 +264,7 @@ func (m *Machine) fit(w *worker) {
 	w.hyperSum = append(w.hyperSum, make([]uint32, len(m.tensors)-len(w.hyperSum))...)
 }
 
-// Attach lets a worker take part. It has this many staging buffers.
+// Attach adds a worker with so many staging buffers.
 func (m *Machine) Attach(rank, staging int) {
 	w := &m.workers[rank]
 	if w.state != Absent {
@@ -160,28 +274,28 @@ func (m *Machine) Attach(rank, staging int) {
 	m.fit(w)
 }
 
-// Leave takes note that a worker has left or is lost: nothing is sent to it any more.
+// Leave records that a worker has left or is lost. Nothing is sent to it afterwards.
 func (m *Machine) Leave(rank int) { m.workers[rank].state = Gone }
 
 // Worker returns the state of a worker.
 func (m *Machine) Worker(rank int) WorkerState { return m.workers[rank].state }
 
-// Stats returns what a worker did.
+// Stats returns a worker's counters.
 func (m *Machine) Stats(rank int) WorkerStats { return m.workers[rank].stats }
 
 // State returns the machine's state.
 func (m *Machine) State() State { return m.state }
 
-// Held returns how many slots of a worker are held.
+// Held returns the number of a worker's held slots.
 func (m *Machine) Held(rank int) int { return m.workers[rank].slots.held }
 
-// Deferred returns how many folds and answers have had to wait for room.
+// Deferred returns the number of folds and answers that had to wait for room.
 func (m *Machine) Deferred() uint64 { return m.waited }
 
-// Sends returns how many entries of a worker's send queue are free.
+// Sends returns the number of free entries of a worker's send queue.
 func (m *Machine) Sends(rank int) int { return m.workers[rank].sends }
 
-// Open returns how many folds are in progress.
+// Open returns the number of folds in progress.
 func (m *Machine) Open() int {
 	if m.state != Running {
 		return 0
@@ -189,19 +303,19 @@ func (m *Machine) Open() int {
 	return m.folds.open()
 }
 
-// Finished returns how many folds were finished.
+// Finished returns the number of finished folds.
 func (m *Machine) Finished() uint64 { return m.done }
 
-// HyperSum returns the checksum of the hyper-parameters in use for a chunk; 0: the job's own.
+// HyperSum returns the checksum of the hyper-parameters in use for a chunk, or 0 for the job's own.
 func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunk(index).Tensor].hyperSum }
 
 // CommitEpoch returns the epoch of the last commit that every worker has sent.
 func (m *Machine) CommitEpoch() uint8 { return m.commit.epoch }
 
-// CommitPhase returns how far the commit under way is.
+// CommitPhase returns the phase of the commit under way.
 func (m *Machine) CommitPhase() Phase { return m.commit.phase }
 
-// CommitRecord returns what every worker has sent with the commit under way.
+// CommitRecord returns the record that every worker has sent with the commit under way.
 func (m *Machine) CommitRecord() *chunk.TensorRecord { return &m.commit.first }
 
 // Quiet reports whether no gradient and no commit is under way.
@@ -209,8 +323,8 @@ func (m *Machine) Quiet() bool {
 	return m.folds.open() == 0 && m.commit.phase == Collecting && m.commit.arrived() == 0
 }
 
-// Missing adds to counts, by worker, the open folds that miss its gradient, and a two-phase step that misses its commit. It returns
-// when the oldest of the folds began, in ns; 0: there is none.
+// Missing adds to counts, by worker, the open folds without its gradient, and a two-phase step without its commit. It returns the
+// time at which the oldest of the folds began, in ns, or 0 if no fold is open.
 func (m *Machine) Missing(counts []int) (since int64) {
 	for rank, has := range m.commit.has {
 		if !has && m.cfg.Mode == TwoPhase && m.commit.arrived() > 0 {
@@ -230,7 +344,7 @@ func (m *Machine) Missing(counts []int) (since int64) {
 	return since
 }
 
-// Sources are the messages of an action on a whole chunk, or of [AnswerCommit], by worker.
+// Sources returns a worker's message of an action on a whole chunk, or of [AnswerCommit].
 func (m *Machine) Sources(a *Action, rank int) *Held {
 	if a.Kind == AnswerCommit {
 		return &m.commit.held[rank]
@@ -238,25 +352,40 @@ func (m *Machine) Sources(a *Action, rank int) *Held {
 	return &m.folds.row(a.fold)[rank].Held
 }
 
-// NextSlot returns the slot that a worker's next message lies in.
+// NextSlot returns the slot of a worker's next message.
 func (m *Machine) NextSlot(rank int) uint16 { return m.workers[rank].slots.next() }
 
-// Actions returns what the last event asks for, in order.
+// Actions returns the actions of the last event, in order.
 func (m *Machine) Actions() []Action { return m.actions }
 
-// Waiting reports whether something waits for room or for other lanes: [Machine.Advance] and [Machine.AdvanceCommit] go on.
+// Waiting reports whether work waits for room or for other lanes. [Machine.Advance] and [Machine.AdvanceCommit] continue it.
 func (m *Machine) Waiting() bool {
-	return m.state == Running && (m.ready.len() > 0 || m.alone.len() > 0 || m.commit.phase != Collecting)
+	return m.state == Running && (m.ready.Len() > 0 || m.alone.Len() > 0 || m.commit.phase != Collecting)
 }
 
-// violate fails the job because of what a worker did.
 func (m *Machine) violate(rank int, format string, args ...any) {
+	m.fail(rank, fmt.Errorf("%w: worker %d %w", ErrProtocol, rank, fmt.Errorf(format, args...)))
+}
+
+func (m *Machine) fail(rank int, err error) {
 	if m.state != Running {
 		return
 	}
 	m.state = Failing
-	m.emit(Action{Kind: Fail, Worker: int32(rank),
-		Err: fmt.Errorf("%w: worker %d %w", ErrProtocol, rank, fmt.Errorf(format, args...))})
+	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: err})
+}
+
+// missPart fails the job because of a broadcast that would wait for a lost worker.
+func (m *Machine) missPart() {
+	m.fail(m.lost, fmt.Errorf("%w: worker %d: others wait for its part of a broadcast", ErrWorkerLost, m.lost))
+}
+
+func (m *Machine) begin(now int64) { m.now, m.actions = now, m.actions[:0] }
+
+// beginFor starts an event for a worker, and reports whether the job goes on with it.
+func (m *Machine) beginFor(now int64, rank int) bool {
+	m.begin(now)
+	return m.state == Running && m.workers[rank].state == Attached
 }
 
 func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
@@ -274,30 +403,30 @@ func (m *Machine) canAnswerAll(result bool) bool {
 	return true
 }
 
-// chunk returns a chunk by its index; nil: the lane never had it.
+// chunk returns a chunk by its index, or nil if the lane never had it.
 func (m *Machine) chunk(index uint32) *chunkState {
 	if int(index) < len(m.chunks) {
 		return &m.chunks[index]
 	}
-	return m.guests.chunk(index)
+	return m.moved.chunk(index)
 }
 
-// bit is a chunk's place in sets of chunks: the plan's and guests take turns, as each can become more.
+// bit returns a chunk's index in sets of chunks. The plan's chunks and moved ones alternate, because both can grow.
 func (m *Machine) bit(index uint32) int {
 	if int(index) < len(m.chunks) {
 		return int(index) * 2
 	}
-	return m.guests.at[index]*2 + 1
+	return m.moved.at[index]*2 + 1
 }
 
-// place finds the message's chunk, and takes note that its worker has sent it. nil: the lane does not have it.
+// place finds the message's chunk, and records that its worker has sent it. It returns nil if the lane does not have the chunk.
 func (m *Machine) place(rank int, msg *Message) *chunkState {
 	c := m.chunk(msg.Index)
 	if c == nil {
 		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
 		return nil
 	}
-	if c.fold == moved {
+	if c.fold == away {
 		m.violate(rank, "sent chunk %d of lane %d, which has moved to another", msg.Index, m.cfg.Lane)
 		return nil
 	}
@@ -305,7 +434,6 @@ func (m *Machine) place(rank int, msg *Message) *chunkState {
 	return c
 }
 
-// broadcasting reports whether a broadcast is in progress.
 func (m *Machine) broadcasting() bool {
 	for i := m.folds.first; i != none; i = m.folds.at(i).next {
 		if m.folds.at(i).broadcast {
@@ -315,8 +443,16 @@ func (m *Machine) broadcasting() bool {
 	return false
 }
 
-// committing reports whether two-phase gradients are being committed, so that no other may come.
+// committing reports whether two-phase gradients are being committed. Others are refused meanwhile.
 func (m *Machine) committing() bool { return m.commit.phase != Collecting }
 
-// epochAfter is the epoch that follows e.
 func epochAfter(e uint8) uint8 { return (e + 1) & chunk.EpochMask }
+
+// release frees the slot of a message that is answered now.
+func (w *worker) release(h *Held) {
+	w.sends--
+	w.slots.free(h.Slot)
+	if h.Staged {
+		w.staged--
+	}
+}

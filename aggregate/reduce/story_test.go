@@ -11,7 +11,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// Each script tells a story. Workers are A, B, …; what happens stands in the commands, and what the lane is told to do below them.
+// Each script tells a story. Workers are A, B, …. The commands are the events, and below them are the actions for the lane.
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) < 25 {
@@ -32,7 +32,7 @@ func TestStories(t *testing.T) {
 				}
 				for _, line := range lines {
 					if line = strings.TrimSpace(line); line != "" {
-						out.WriteString(tell(t, r, line))
+						out.WriteString(command(t, r, line))
 					}
 				}
 				if err := r.Check(); err != nil {
@@ -80,8 +80,8 @@ var ops = map[string]chunk.Op{
 	"commit": chunk.OpCommit, "abort": chunk.OpAbort,
 }
 
-// tell tells the machine one line of a story: "pushpull A 0 1 2 [epoch=3] [bytes=8] [staged]".
-func tell(t *testing.T, r *rig, line string) string {
+// command runs one line of a story: "pushpull A 0 1 2 [epoch=3] [bytes=8] [staged]".
+func command(t *testing.T, r *rig, line string) string {
 	words := strings.Fields(line)
 	set := map[string]int{}
 	var rank int
@@ -184,7 +184,7 @@ func tell(t *testing.T, r *rig, line string) string {
 	return ""
 }
 
-// message fills in what a worker that keeps to the protocol sends, where the script does not say otherwise.
+// message returns the message of a worker that keeps to the protocol, with the fields that the script sets.
 func (r *rig) message(op chunk.Op, rank int, index uint32, set map[string]int) Message {
 	p := &r.at[rank]
 	m := Message{Op: op, Index: index, Bytes: chunkBytes, Where: Where{Staged: set["staged"] == 1}}

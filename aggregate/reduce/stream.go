@@ -1,11 +1,9 @@
 package reduce
 
-// A job in stream mode applies every gradient by itself, when it arrives; a worker ends its step with a commit of its own, which is
-// answered when the synchronization policy lets it go on. Where the policy makes sets, gradients wait for them (sets.go). Epochs
-// are the worker's own: it pushes each chunk once in a step.
+// In stream mode epochs are the worker's own, because it pushes each chunk once in a step.
 
 // apply takes a gradient, which is applied alone or goes into a set.
-func (m *Machine) apply(rank int, msg *Message, h Held) {
+func (m streams) apply(rank int, msg *Message, h Held) {
 	c, w := m.place(rank, msg), &m.workers[rank]
 	if c == nil {
 		return
@@ -33,8 +31,8 @@ func (m *Machine) apply(rank int, msg *Message, h Held) {
 	m.answerOrWait(alone{worker: int32(rank), kind: UpdateOne, epoch: msg.Epoch, index: msg.Index, held: h})
 }
 
-// endStep takes the commit that ends a worker's step. What the worker sent before it may still wait for room.
-func (m *Machine) endStep(rank int, msg *Message, h Held) {
+// endStep takes the commit that ends a worker's step. Earlier messages of the worker may still wait for room.
+func (m streams) endStep(rank int, msg *Message, h Held) {
 	w := &m.workers[rank]
 	if expect := epochAfter(w.stepEpoch); msg.Epoch != expect || w.ending {
 		m.violate(rank, "ended step %d, expected %d, once", msg.Epoch, expect)
@@ -45,8 +43,12 @@ func (m *Machine) endStep(rank int, msg *Message, h Held) {
 	m.settle()
 }
 
-// letGo answers the commit with which a worker ended its step.
-func (m *Machine) letGo(rank int, next Standing) {
+// Release answers the commit with which a worker ended its step, so that it begins the next. The gradients of that step have
+// standing next.
+func (m *Machine) Release(now int64, rank int, next Standing) {
+	if !m.beginFor(now, rank) {
+		return
+	}
 	if !m.commit.has[rank] {
 		panic("reduce: a worker is released that has not ended its step")
 	}

@@ -2,7 +2,6 @@ package session
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/rackweave/rackweave/verbs"
@@ -11,18 +10,17 @@ import (
 // State is the state of a connection.
 type State uint8
 
-// The states of a connection.
 const (
 	Up       State = iota // its queue pair carries messages, or waits for the worker's first connect
-	Broken                // its queue pair failed: messages wait in the ring until the worker resumes
+	Broken                // its queue pair failed, and messages wait in the ring until the worker resumes
 	Resuming              // a new queue pair waits for the worker
-	Closed                // given up: nothing is sent any more
+	Closed                // ended: nothing is sent any longer
 )
 
 func (s State) String() string { return [...]string{"up", "broken", "resuming", "closed"}[s] }
 
-// Work request ids: a send's top bit is set and its low 32 bits count the messages that it completes; between them are the
-// connection's generation (15 bits) and its number in the lane (16 bits).
+// These constants encode work request ids. A send's top bit is set, and its low 32 bits count the messages that it completes.
+// Between them are the connection's generation (15 bits) and its number in the lane (16 bits).
 const (
 	sendTag     = 1 << 63
 	numberShift = 32
@@ -33,74 +31,74 @@ const (
 	GenMask = 0x7fff
 )
 
-// ID names a connection in work request ids, so that completions of a closed one are told apart.
+// ID identifies a connection in work request ids, so that completions of closed connections can be told apart.
 type ID struct{ Number, Gen int }
 
 func (id ID) wrID() uint64 { return uint64(id.Gen)<<genShift | uint64(id.Number)<<numberShift }
 
-// Owner returns the connection that a completion belongs to.
+// Owner returns the id of the connection of a completion.
 func Owner(wrID uint64) ID {
 	return ID{Number: int(wrID >> numberShift & NumberMask), Gen: int(wrID >> genShift & GenMask)}
 }
 
-// IsSend reports whether a completion is of messages sent, and of how many.
+// IsSend returns the number of messages sent that a completion is for, and whether it is for messages sent.
 func IsSend(wrID uint64) (n int, send bool) { return int(uint32(wrID)), wrID&sendTag != 0 }
 
-// Config is what a connection is made of.
+// Config describes a connection.
 type Config struct {
 	ID                     ID
 	SendDepth, RecvDepth   int
-	MaxInline              int  // bytes; 0: messages are not sent inline
-	Peer                   int  // whom it is for, as the verbs know peers
-	ByReference            bool // payloads are delivered where the worker holds them
+	MaxInline              int  // bytes; if 0, messages are not sent inline
+	Peer                   int  // the peer's number in the verbs
+	ByReference            bool // payloads are delivered in the worker's own memory
 	Resumable              bool // the worker can resume, and the link can fail
 	Timeout                time.Duration
-	AckTimeout             time.Duration // how long an unacknowledged message is retried; 0: the contract's default
-	RNRTimeout             time.Duration // how long a message waits for a receive of the peer's; 0: the contract's default
-	MaxBatch               int           // messages that wait for one doorbell
-	InlineCompletionPeriod int           // inline: how many messages pass between two completions
+	AckTimeout             time.Duration // time for which an unacknowledged message is retried; if 0, the contract's default
+	RNRTimeout             time.Duration // time for which a message waits for a receive of the peer; if 0, the contract's default
+	MaxBatch               int           // largest number of messages per doorbell
+	InlineCompletionPeriod int           // inline: number of messages from one completion to the next
 }
 
-// Path is the aggregator's end of a path: where a queue pair is made.
+// Path is the aggregator's end of a path, on which queue pairs are made.
 type Path struct {
-	NIC int // of the engine
+	NIC int // index of the engine's
 	PD  *verbs.PD
 	CQ  *verbs.CQ
 }
 
-// Conn is the aggregator's end of a connection. The lane's goroutine uses it.
+// Conn is the aggregator's end of a connection. Only the lane's goroutine uses it.
 type Conn struct {
 	Stream
 	cfg   Config
 	state State
-	qp    *verbs.QP // nil: none now
+	qp    *verbs.QP // nil without a queue pair
 	nic   int
 
 	receives   int  // posted to the queue pair and not completed
-	consumed   int  // receives to post again
-	unsignaled int  // messages posted since the last that asked for a completion
-	confirm    bool // the next post asks for one
+	consumed   int  // number of receives to post again
+	unsignaled int  // messages posted since the last one with a completion
+	confirm    bool // the next post requests a completion
 
 	fruitless int    // breaks since the last progress for which the device may blame this end
 	progress  uint64 // messages in both directions at the last such break
 
-	Doorbells uint64 // rung since it was made
+	Doorbells uint64 // number of doorbells rung since the connection was made
 }
 
-// maxFruitless is how many breaks without progress a connection survives when they may be this end's own fault: such an error
-// comes again on every queue pair.
+// maxFruitless is the number of breaks without progress that a connection survives when they may be this end's own fault. Such an
+// error occurs again on every queue pair.
 const maxFruitless = 8
 
 // New makes a connection without a queue pair.
 func New(cfg Config) *Conn { return &Conn{Stream: NewStream(cfg.SendDepth), cfg: cfg} }
 
-// ID returns the connection's name in work request ids.
+// ID returns the connection's id in work request ids.
 func (c *Conn) ID() ID { return c.cfg.ID }
 
 // State returns the connection's state.
 func (c *Conn) State() State { return c.state }
 
-// NIC returns the NIC of the queue pair; -1: there is none.
+// NIC returns the NIC of the queue pair, or -1 without a queue pair.
 func (c *Conn) NIC() int {
 	if c.qp == nil {
 		return -1
@@ -108,7 +106,7 @@ func (c *Conn) NIC() int {
 	return c.nic
 }
 
-// QP returns the queue pair; nil: there is none.
+// QP returns the queue pair, or nil.
 func (c *Conn) QP() *verbs.QP { return c.qp }
 
 // Inline reports whether the transport has read a message's payload once it is posted.
@@ -128,8 +126,8 @@ func (c *Conn) Connect(p Path, peer []byte) (endpoint []byte, err error) {
 // Open makes a queue pair and returns its endpoint.
 func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 	c.qp, err = p.PD.CreateQP(verbs.QPConfig{
-		SendCQ: p.CQ, RecvCQ: p.CQ, MaxSendWR: c.cfg.SendDepth, MaxRecvWR: c.cfg.RecvDepth, MaxInline: c.cfg.MaxInline,
-		ByReference: c.cfg.ByReference, Peer: c.cfg.Peer,
+		CQ: p.CQ, MaxSendWR: c.cfg.SendDepth, MaxRecvWR: c.cfg.RecvDepth, MaxInline: c.cfg.MaxInline,
+		ByReference: c.cfg.ByReference, ImmOnly: true, Peer: c.cfg.Peer,
 	})
 	if err != nil {
 		c.qp = nil
@@ -142,8 +140,8 @@ func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 	return endpoint, nil
 }
 
-// Join connects the queue pair to its peer's, or, if it is not active, lets it wait for the peer. After an error there is no
-// queue pair.
+// Join connects the queue pair to its peer's if active is true. Otherwise it lets the queue pair wait for the peer. After an error
+// the connection has no queue pair.
 func (c *Conn) Join(peer []byte, active bool) error {
 	err := c.qp.Connect(peer, verbs.ConnectConfig{
 		Active: active, Timeout: c.cfg.Timeout, AckTimeout: c.cfg.AckTimeout, RNRTimeout: c.cfg.RNRTimeout,
@@ -171,13 +169,13 @@ func (c *Conn) Disconnect() error {
 	return err
 }
 
-// Close gives the connection up: nothing is sent any more. The queue pair stays until [Conn.Disconnect].
+// Close ends the connection. Nothing is sent afterwards. The queue pair stays until [Conn.Disconnect].
 func (c *Conn) Close() { c.state = Closed }
 
-// Put appends a write with immediate for the caller to complete. The token comes back from [Conn.Sent].
+// Put appends a write with immediate for the caller to complete. [Conn.Sent] returns the token.
 func (c *Conn) Put(imm uint32, token int32) *verbs.SendWR {
 	if c.Unposted() >= c.cfg.MaxBatch {
-		// An error here shows again when the round is flushed.
+		// An error recurs when the round is flushed.
 		_ = c.Post()
 	}
 	wr := c.Stream.Put(token)
@@ -185,11 +183,11 @@ func (c *Conn) Put(imm uint32, token int32) *verbs.SendWR {
 	return wr
 }
 
-// Confirm has the messages that wait ask for a completion, so that Held says when they have arrived.
+// Confirm makes the messages that wait ask for a completion, so that Held reports when they have arrived.
 func (c *Conn) Confirm() { c.confirm = true }
 
-// Post rings the doorbell for what waits. At most the last message asks for a completion, which then stands for all since the
-// one before; messages sent inline need one only now and then.
+// Post rings the doorbell for the waiting messages. At most the last message requests a completion, which also completes all
+// messages since the one before. Messages sent inline need a completion only now and then.
 func (c *Conn) Post() error {
 	n := c.Unposted()
 	if n == 0 || c.state != Up {
@@ -204,7 +202,8 @@ func (c *Conn) Post() error {
 	}
 	for wrs := c.Next(); len(wrs) > 0; wrs = c.Next() {
 		_, err := c.qp.PostSend(wrs)
-		// What the queue pair did not take comes with the resumed connection; without one, nothing matters any more.
+		// The resumed connection posts the messages that the queue pair did not take. A connection that is not resumed needs none of
+		// them.
 		c.Posted(len(wrs))
 		c.Doorbells++
 		if err != nil {
@@ -214,7 +213,7 @@ func (c *Conn) Post() error {
 	return nil
 }
 
-// Completed takes note of a completed receive, with a message or in error.
+// Completed records a completed receive, with a message or in error.
 func (c *Conn) Completed(message bool) {
 	c.receives--
 	if message {
@@ -223,10 +222,10 @@ func (c *Conn) Completed(message bool) {
 	}
 }
 
-// Outstanding returns how many posted receives have not completed.
+// Outstanding returns the number of posted receives that have not completed.
 func (c *Conn) Outstanding() int { return c.receives }
 
-// Replenish posts receives for those that messages have consumed.
+// Replenish posts receives for the ones that messages have consumed.
 func (c *Conn) Replenish() error {
 	n := c.consumed
 	if n == 0 || c.state != Up {
@@ -237,9 +236,9 @@ func (c *Conn) Replenish() error {
 	return c.qp.PostRecv(c.cfg.ID.wrID(), n)
 }
 
-// Survives reports whether the connection outlives a work completion in error: another queue pair may do better. Soft-RoCE calls
-// a packet that finds no link an operation error, which for other devices is a work request that they do not understand; and
-// what is fatal to one NIC need not be to another. An error that is this end's own fault comes again and again.
+// Survives reports whether the connection survives a work completion in error, because another queue pair may succeed. Soft-RoCE
+// calls a packet that finds no link an operation error, which for other devices is a work request that they do not understand. An
+// error that is fatal to one NIC need not be fatal to another. An error that is this end's own fault recurs.
 func (c *Conn) Survives(status verbs.Status) bool {
 	switch {
 	case !c.cfg.Resumable:
@@ -254,12 +253,12 @@ func (c *Conn) Survives(status verbs.Status) bool {
 	return c.fruitless <= maxFruitless
 }
 
-// Refused reports whether the connection outlives an error of a post: its queue pair has failed under it.
+// Refused reports whether the connection survives an error of a post, because its queue pair has failed.
 func (c *Conn) Refused() bool {
 	return c.cfg.Resumable && c.qp != nil && c.qp.State() == verbs.StateErr
 }
 
-// Break takes note that the queue pair has failed.
+// Break marks the connection as broken, because its queue pair has failed.
 func (c *Conn) Break() {
 	if c.state != Closed {
 		c.state = Broken
@@ -267,7 +266,7 @@ func (c *Conn) Break() {
 	}
 }
 
-// TakeOut takes the queue pair out of service: nothing lands once it is destroyed, also where a dead device cannot fail it.
+// TakeOut takes the queue pair out of service. Nothing arrives after it is destroyed, even where a dead device cannot fail it.
 func (c *Conn) TakeOut() {
 	c.Break()
 	if c.qp != nil {
@@ -275,20 +274,11 @@ func (c *Conn) TakeOut() {
 	}
 }
 
-// SetAckTimeout sets how long an unacknowledged message is retried on the next queue pair.
+// SetAckTimeout sets the time for which an unacknowledged message is retried on the next queue pair.
 func (c *Conn) SetAckTimeout(d time.Duration) { c.cfg.AckTimeout = d }
 
-// Arrive checks the worker's count of received messages against what was sent.
-func (c *Conn) Arrive(received uint64) (int, error) {
-	n, err := c.Arrived(received)
-	if err != nil {
-		return 0, fmt.Errorf("a count of %w", err)
-	}
-	return n, nil
-}
-
-// Recover posts what the worker has not received, once the worker has connected to the new queue pair. It reports whether that
-// has happened.
+// Recover posts the messages that the worker has not received, once the worker has connected to the new queue pair. It reports
+// whether the worker has connected.
 func (c *Conn) Recover() (bool, error) {
 	if c.state != Resuming || c.qp == nil || c.qp.State() != verbs.StateRTS {
 		return false, nil
@@ -301,5 +291,5 @@ func (c *Conn) Recover() (bool, error) {
 		wr.WRID = sendTag | c.cfg.ID.wrID()
 	}
 	c.unsignaled = 0
-	return true, errors.Join(c.Post(), c.Replenish()) // messages can have come before the lane looked
+	return true, errors.Join(c.Post(), c.Replenish()) // messages can have arrived before the lane polled
 }

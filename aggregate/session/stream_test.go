@@ -98,7 +98,7 @@ func (s *numbered) String() string {
 	return fmt.Sprintf("held %s unposted %d done %d reached %d received %d", held, s.Unposted(), s.done, s.reached, s.Received())
 }
 
-// Whatever happens, and wherever queue pairs break, the peer receives every message once and in order.
+// Whatever breaks, and wherever queue pairs break, the peer receives every message once and in order.
 func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newNumbered(rapid.IntRange(1, 6).Draw(t, "depth"))
