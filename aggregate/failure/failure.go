@@ -1,0 +1,63 @@
+package failure
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// NoRank stands for a failure that no worker caused.
+const NoRank = -1
+
+// Failure is the reason for the end of a job: the rank of the worker that caused it, or [NoRank], and the error.
+type Failure struct {
+	Rank int
+	Err  error
+}
+
+// Latch holds a job's first failure. Any goroutine may use it.
+type Latch struct {
+	first  atomic.Pointer[Failure]
+	failed chan struct{}
+	notify func()
+	// patience is the time for which the loss of a worker waits for a better explanation. A worker that has received the job's failure
+	// from another aggregator closes its connections here, and is not to blame.
+	patience time.Duration
+	// Spare reports whether the job continues without a lost worker. If nil, it does not. It is set before the latch is used.
+	Spare func(rank int, err error) bool
+}
+
+// NewLatch returns a latch that calls notify after the first failure. A lost worker counts as a failure after patience.
+func NewLatch(notify func(), patience time.Duration) *Latch {
+	return &Latch{failed: make(chan struct{}), notify: notify, patience: patience}
+}
+
+// Load returns the failure, or nil.
+func (l *Latch) Load() *Failure { return l.first.Load() }
+
+// Has reports whether the job has failed.
+func (l *Latch) Has() bool { return l.first.Load() != nil }
+
+// Failed returns a channel that is closed when the job fails.
+func (l *Latch) Failed() <-chan struct{} { return l.failed }
+
+// Fail ends the job, unless it has failed before.
+func (l *Latch) Fail(rank int, err error) {
+	if l.first.CompareAndSwap(nil, &Failure{rank, err}) {
+		close(l.failed)
+		l.notify()
+	}
+}
+
+// Spares reports whether the job continues without a lost worker.
+func (l *Latch) Spares(rank int, err error) bool { return l.Spare != nil && l.Spare(rank, err) }
+
+// Lost ends the job because a worker's connection is lost, unless the job continues without the worker.
+func (l *Latch) Lost(rank int, err error) {
+	switch {
+	case l.Spares(rank, err):
+	case l.patience == 0:
+		l.Fail(rank, err)
+	default:
+		time.AfterFunc(l.patience, func() { l.Fail(rank, err) })
+	}
+}

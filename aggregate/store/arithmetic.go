@@ -1,0 +1,229 @@
+package store
+
+import (
+	"math"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// Arithmetic runs stores' sums and updates on one core.
+type Arithmetic struct {
+	ISA    kernel.ISA
+	update kernel.Update // the arguments of the update under way
+	one    [1]uint64     // a list of one address
+}
+
+// Sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.
+func (k *Arithmetic) Sum(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
+	out := uint8(s.Tensors[c.Tensor].Result)
+	if s.Sum != nil {
+		k.run(s, optim.Sum, s.Sum, c, src, srcType, outs, out, stream)
+		return
+	}
+	kernel.Sum{Dst: outs, DstType: out, Src: src, SrcType: srcType, N: uint64(c.Elems), Stream: stream}.Run(k.ISA)
+}
+
+// Accumulate adds the sum of the sources to the chunk's accumulator, and computes its norm for the commit of this parity.
+func (k *Arithmetic) Accumulate(s *Store, c *Chunk, src []uint64, srcType uint8, parity uint8) {
+	k.one[0] = s.Accumulator(c)
+	kernel.Sum{Dst: k.one[:], DstType: kernel.F32, Src: src, SrcType: srcType, N: uint64(c.Elems), Accumulate: c.Dirty}.Run(k.ISA)
+	c.Dirty = true
+	c.Norms.Gradient[parity] = kernel.SumSq(k.ISA, k.one[0], uint64(c.Elems))
+}
+
+// Broadcast makes the root's values the chunk's parameters, and writes them to every output.
+func (k *Arithmetic) Broadcast(s *Store, c *Chunk, root uint64, outs []uint64, stream bool) {
+	wire := uint8(s.Tensors[c.Tensor].Wire)
+	if c.Addr != 0 {
+		kernel.Convert(k.ISA, c.Addr, kernel.F32, root, wire, uint64(c.Elems), false)
+	}
+	for _, out := range outs {
+		kernel.Convert(k.ISA, out, wire, root, wire, uint64(c.Elems), stream)
+	}
+}
+
+// Parameters writes the chunk's parameters to out, in the wire's type.
+func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
+	t, from, kind := &s.Tensors[c.Tensor], c.Addr, uint8(kernel.F32)
+	if t.Result != t.Wire {
+		kernel.Convert(k.ISA, s.Scratch, uint8(t.Result), c.Addr, kernel.F32, uint64(c.Elems), false)
+		from, kind = s.Scratch, uint8(t.Result)
+	}
+	kernel.Convert(k.ISA, out, uint8(t.Wire), from, kind, uint64(c.Elems), false)
+}
+
+// Step runs the job's rule over the sum of the sources, and writes the new parameters, in the wire's type, to every output.
+func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
+	t := &s.Tensors[c.Tensor]
+	c.Updates++
+	if t.scalarsFor != c.Updates {
+		h := t.Hyper
+		h.LR *= t.LRMult
+		h.WD *= t.WDMult
+		h.Scale *= s.Scale
+		t.scalars, t.scalarsFor = optim.Derive(s.Rule, h, c.Updates), c.Updates
+	}
+	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, uint8(t.Result), stream)
+}
+
+// StepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate. The gradient is scaled
+// as if it were the sum of all workers', so that rules in which a scale cancels out take the same hyper-parameters as in mode
+// eager.
+func (k *Arithmetic) StepOne(s *Store, c *Chunk, h *optim.Hyper, factor float64, workers int, src, outs []uint64) {
+	t := &s.Tensors[c.Tensor]
+	c.Updates++
+	own := *h
+	own.LR *= t.LRMult * factor
+	own.WD *= t.WDMult
+	own.Scale *= float64(workers)
+	scalars := optim.Derive(s.Rule, own, c.Updates)
+	k.run(s, s.Rule, &scalars, c, src, uint8(t.Wire), outs, uint8(t.Wire), false)
+}
+
+// AccumulateOne adds one worker's gradient, times weight, to the chunk's accumulator. scratch has room for a chunk in f32.
+func (k *Arithmetic) AccumulateOne(s *Store, c *Chunk, src []uint64, weight float64, scratch uint64) {
+	wire := uint8(s.Tensors[c.Tensor].Wire)
+	if weight != 1 {
+		scalars := optim.Derive(optim.Sum, optim.Hyper{Scale: weight}, 1)
+		k.one[0] = scratch
+		k.run(s, optim.Sum, &scalars, c, src, wire, k.one[:], kernel.F32, false)
+		src[0], wire = scratch, kernel.F32
+	}
+	k.one[0] = s.Accumulator(c)
+	kernel.Sum{Dst: k.one[:], DstType: kernel.F32, Src: src, SrcType: wire, N: uint64(c.Elems), Accumulate: c.Dirty}.Run(k.ISA)
+	c.Dirty = true
+}
+
+// ApplySet updates one chunk with the accumulated sum of a set of so many gradients. Their mean is scaled as if it were the sum of
+// all workers' gradients. If size is 0, ApplySet drops the sum.
+func (k *Arithmetic) ApplySet(s *Store, c *Chunk, size int, rate float64, workers int) {
+	if !c.Dirty {
+		return
+	}
+	c.Dirty = false
+	if size == 0 {
+		return
+	}
+	c.Updates++
+	t := &s.Tensors[c.Tensor]
+	own := t.Hyper
+	own.LR *= t.LRMult * rate
+	own.WD *= t.WDMult
+	own.Scale *= float64(workers) / float64(size)
+	scalars := optim.Derive(s.Rule, own, c.Updates)
+	k.one[0] = s.Accumulator(c)
+	k.run(s, s.Rule, &scalars, c, k.one[:], kernel.F32, nil, 0, false)
+}
+
+func (k *Arithmetic) run(s *Store, r optim.Rule, scalars *optim.Scalars, c *Chunk, src []uint64, srcType uint8, outs []uint64,
+	outType uint8, stream bool) {
+	u := &k.update
+	*u = kernel.Update{W: c.Addr, N: uint64(c.Elems), SrcType: srcType, OutType: outType, Rule: uint8(r), Scalar: *scalars}
+	if stream {
+		u.Stream = 1
+	}
+	for i := range s.States {
+		u.State[i] = s.Array(c, 1+i)
+	}
+	if err := u.Run(k.ISA, src, outs); err != nil {
+		panic(err) // the rule was checked when the job was made
+	}
+}
+
+// Commit is the outcome of a two-phase step's commit. Every lane computes it, with equal results.
+type Commit struct {
+	record chunk.TensorRecord
+	epoch  uint8
+	norm   float64
+	scale  float32
+	Skip   bool // the step does not update parameters
+}
+
+// NewCommit computes the step's gradient scale from the global norm. Clipping is torch.nn.utils.clip_grad_norm_'s.
+func NewCommit(record *chunk.TensorRecord, epoch uint8, normSq float64) Commit {
+	d := Commit{record: *record, epoch: epoch, scale: record.Scale, Skip: record.Flags&chunk.RecordSkip != 0}
+	if d.scale == 0 {
+		d.scale = 1
+	}
+	d.norm = math.Sqrt(normSq) * math.Abs(float64(d.scale))
+	if record.Flags&chunk.RecordSkipNonFinite != 0 {
+		told := float64(float32(d.norm)) // as the workers see the norm, so that they can repeat the decision
+		d.Skip = d.Skip || math.IsInf(told, 0) || math.IsNaN(told)
+	}
+	if clip := float64(record.Clip); clip > 0 {
+		if coef := clip / (d.norm + 1e-6); coef < 1 {
+			d.scale = float32(float64(d.scale) * coef)
+		}
+	}
+	return d
+}
+
+// Answer returns the commit's record with the scale and the norm that were used.
+func (d *Commit) Answer() chunk.TensorRecord {
+	r := d.record
+	r.Scale, r.Extra = d.scale, float32(d.norm)
+	return r
+}
+
+// hyper returns the step's hyper-parameters for a tensor: the job's, with the values that the commit carries.
+func (d *Commit) hyper(s *Store, t *Tensor) optim.Hyper {
+	h := s.Hyper
+	h.LR = float64(d.record.LR) * t.LRMult
+	h.WD = float64(d.record.WD) * t.WDMult
+	h.Scale = float64(d.scale)
+	return h
+}
+
+// Apply updates one chunk with its accumulated gradient, and drops the gradient. LAMB drops it after its second pass.
+func (k *Arithmetic) Apply(s *Store, c *Chunk, d *Commit) {
+	c.Norms.Gradient[(d.epoch+1)&1] = 0 // the next step's norm, which lanes do not read yet
+	if !c.Dirty {
+		return
+	}
+	c.Dirty = !d.Skip && s.Rule.NeedsNorms()
+	if d.Skip {
+		return
+	}
+	t := &s.Tensors[c.Tensor]
+	c.Updates++
+	if t.scalarsFor != c.Updates {
+		t.scalars, t.scalarsFor = optim.Derive(s.Rule, d.hyper(s, t), c.Updates), c.Updates
+	}
+	acc := s.Accumulator(c)
+	k.one[0] = acc
+	if !s.Rule.NeedsNorms() {
+		k.run(s, s.Rule, &t.scalars, c, k.one[:], kernel.F32, nil, 0, false)
+		return
+	}
+	k.run(s, s.Rule, &t.scalars, c, k.one[:], kernel.F32, k.one[:], kernel.F32, false)
+	c.Norms.Param = kernel.SumSq(k.ISA, c.Addr, uint64(c.Elems))
+	c.Norms.Step = kernel.SumSq(k.ISA, acc, uint64(c.Elems))
+}
+
+// Rescale runs LAMB's second pass: the step scaled by the tensor's trust ratio, whose norms are added in the plan's order.
+func (k *Arithmetic) Rescale(s *Store, c *Chunk, d *Commit) {
+	if !c.Dirty {
+		return
+	}
+	c.Dirty = false
+	t := &s.Tensors[c.Tensor]
+	var w, step float64
+	for i := range t.norms {
+		w += t.norms[i].Param
+		step += t.norms[i].Step
+	}
+	scalars := optim.DeriveLAMBApply(d.hyper(s, t), c.Updates, w, step)
+	k.one[0] = s.Accumulator(c)
+	k.run(s, optim.LAMBApply, &scalars, c, k.one[:], kernel.F32, nil, 0, false)
+}
+
+// RunOn runs an update of a chunk's length over arrays in f32 other than the chunk's own.
+func (k *Arithmetic) RunOn(c *Chunk, u kernel.Update, src, outs []uint64, outType uint8) {
+	k.update = u
+	k.update.N, k.update.SrcType, k.update.OutType = uint64(c.Elems), kernel.F32, outType
+	if err := k.update.Run(k.ISA, src, outs); err != nil {
+		panic(err) // the rules are fixed
+	}
+}

@@ -1,0 +1,82 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// NumBuffers limits the answers in flight that need a buffer. More buffers would only push the results of a round out of the core's
+// cache.
+const NumBuffers = 32
+
+// ScratchBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type.
+const ScratchBuffers = 2
+
+// NoBuffer stands for no buffer.
+const NoBuffer = -1
+
+// Buffers holds the buffers of answers other than parameters. A buffer is free again when the transport has read it for every
+// worker to which it goes. The buffer that was freed last is taken first, because it is in the cache. The machine counts free
+// buffers, so a buffer that it reserved is free.
+type Buffers struct {
+	Region *Region
+	size   uint64
+	refs   [NumBuffers]int32
+	free   []int32
+}
+
+// NewBuffers makes the buffers of a region, of a chunk each.
+func NewBuffers(r *Region, chunkBytes int) Buffers {
+	p := Buffers{Region: r, size: uint64(chunkBytes)}
+	for i := range int32(NumBuffers) {
+		p.free = append(p.free, NumBuffers-1-i)
+	}
+	return p
+}
+
+// Take returns a buffer, held once by the caller.
+func (p *Buffers) Take() int32 {
+	i := p.free[len(p.free)-1]
+	p.free = p.free[:len(p.free)-1]
+	p.refs[i] = 1
+	return i
+}
+
+// Hold adds a holder to a buffer.
+func (p *Buffers) Hold(i int32) { p.refs[i]++ }
+
+// Release removes a holder of a buffer, and reports whether it was the last. The buffer is free then.
+func (p *Buffers) Release(i int32) bool {
+	if p.refs[i]--; p.refs[i] > 0 {
+		return false
+	}
+	p.free = append(p.free, i)
+	return true
+}
+
+// Addr returns a buffer's address. The scratch buffers follow the last buffer.
+func (p *Buffers) Addr(i int32) uint64 { return p.Region.Addr() + uint64(i)*p.size }
+
+// Write puts a control record into a buffer.
+func (p *Buffers) Write(i int32, r *chunk.TensorRecord) {
+	r.Encode(p.Region.Bytes(uint64(i)*p.size, chunk.RecordBytes))
+}
+
+// Audit returns an error if the buffers do not agree with refs, which counts by buffer the answers in flight that hold it. A lost
+// connection keeps its buffers.
+func (p *Buffers) Audit(refs *[NumBuffers]int32, lost bool) error {
+	free := [NumBuffers]bool{}
+	for _, i := range p.free {
+		if free[i] {
+			return fmt.Errorf("result buffer %d is free twice", i)
+		}
+		free[i] = true
+	}
+	for i, n := range p.refs {
+		if free[i] != (n == 0) || n < refs[i] || (n > refs[i] && !lost) {
+			return fmt.Errorf("result buffer %d is held %d times, by %d answers; free: %v", i, n, refs[i], free[i])
+		}
+	}
+	return nil
+}

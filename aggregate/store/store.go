@@ -1,0 +1,313 @@
+package store
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// Chunk is a chunk's state in a lane between steps.
+type Chunk struct {
+	Addr    uint64 // of its arrays, each a stride apart; 0 if the job does not keep arrays
+	Offset  uint64 // of its first element within its tensor, in bytes on the wire
+	Elems   uint32
+	Tensor  uint32   // of the lane
+	Updates uint32   // optimizer steps so far
+	Dirty   bool     // the accumulator holds gradients
+	Stale   bool     // two-phase over racks: pushed since the last commit, which will change its parameters
+	Owner   uint8    // the rack that runs its optimizer
+	Stepped bool     // racks that train apart: its parameters have taken the step at which the racks meet
+	History *History // of a chunk whose state an owner and its buddy keep; otherwise nil
+	Number  uint32   // its number in the plan
+	Away    bool     // the chunk is in another lane now
+	Norms   *Norms
+}
+
+// Tensor is the part of a tensor in a lane.
+type Tensor struct {
+	Number         int // its number in the plan
+	Name           string
+	Wire           chunk.DType
+	Result         chunk.DType // type of results: Wire, unless they are rounded on their way between racks
+	LRMult, WDMult float64
+	Hyper          optim.Hyper
+	scalars        optim.Scalars
+	scalarsFor     uint32  // the update for which scalars were derived; 0 before the first
+	norms          []Norms // of all its chunks, in the plan's order
+}
+
+// SetHyper replaces the tensor's hyper-parameters from its next update on.
+func (t *Tensor) SetHyper(h optim.Hyper) { t.Hyper, t.scalarsFor = h, 0 }
+
+// Norms are the squared norms of one chunk, for the commit of a two-phase step.
+type Norms struct {
+	Gradient    [2]float64 // of its accumulated gradient, by the parity of the commit that it is for
+	Param, Step float64    // of its parameters and of its step, for LAMB
+}
+
+// History records the past of a chunk whose state an owner and its buddy keep. Behind the chunk's arrays lie the arrays from before
+// its last change.
+//
+// A worker begins a step when it has all of the step before, and a buddy makes a chunk's change before its own workers get the
+// result. So no chunk is more than one change ahead of another rack's copy, and one change back is enough to find a whole step.
+type History struct {
+	Changes uint32 // updates and broadcasts since the job began, or since its state was restored, which counts as one change
+	Before  uint32 // the chunk's updates before the last change
+	Undo    bool   // the state before the last change is kept
+}
+
+// Config describes the parameters of a store, and the rule that updates them.
+type Config struct {
+	Rule   optim.Rule
+	Hyper  optim.Hyper // the job's
+	States int         // f32 arrays that the rule keeps
+	// Arrays is the number of f32 arrays of a chunk whose optimizer state this rack does not keep, and of a chunk whose state it
+	// keeps.
+	Arrays [2]int
+	// Sum scales and clips sums. If nil, sums are unchanged.
+	Sum *optim.Scalars
+	// Scale multiplies the scale of gradients.
+	Scale float64
+	// Core is the type in which results cross between racks: F32 or BF16.
+	Core chunk.DType
+	// Direct reports that answers lie in the parameters where the wire carries f32. A worker then pushes a chunk again only after it
+	// has the answer.
+	Direct bool
+	// History reports that owners and buddies also keep each chunk as it was one change back.
+	History bool
+}
+
+// Store is one job's parameters and optimizer state in one lane.
+type Store struct {
+	Config
+	Chunks  []Chunk
+	Tensors []Tensor
+	Scratch uint64 // room for a chunk's parameters where they are rounded; 0 where they are not
+	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
+	Replaced *atomic.Bool
+	lkeys    [][]uint32 // by NIC, by chunk: the key of the chunk's region
+	moved    []Moved
+}
+
+// Moved is a chunk that has come from another lane. Its arrays do not move, because it stays within its NUMA node.
+type Moved struct {
+	Chunk
+	LKeys []uint32 // by NIC
+}
+
+// Stride returns the distance in bytes between a chunk's arrays, each in its own cache lines.
+func Stride(elems uint32) uint64 { return (uint64(elems)*4 + 63) &^ 63 }
+
+// WireBytes returns the length of a chunk on the wire.
+func (s *Store) WireBytes(c *Chunk) int { return int(c.Elems) * s.Tensors[c.Tensor].Wire.Size() }
+
+// DirectFor reports whether answers in a wire type lie in the parameters.
+func (s *Store) DirectFor(wire chunk.DType) bool { return s.Direct && wire == chunk.F32 }
+
+// Array returns the address of a chunk's i-th array.
+func (s *Store) Array(c *Chunk, i int) uint64 { return c.Addr + uint64(i)*Stride(c.Elems) }
+
+// Accumulator returns the address of a chunk's accumulator.
+func (s *Store) Accumulator(c *Chunk) uint64 { return s.Array(c, 1+s.States) }
+
+// Values returns a chunk's i-th array as a Go slice.
+func (s *Store) Values(c *Chunk, i int) []float32 { return Floats(s.Array(c, i), c.Elems) }
+
+// Floats returns n floats at an address outside Go's memory.
+func Floats(addr uint64, n uint32) []float32 { return unsafe.Slice((*float32)(Address(addr)), n) }
+
+// Len returns the number of chunks, with moved ones, including chunks that are in another lane now.
+func (s *Store) Len() int { return len(s.Chunks) + len(s.moved) }
+
+// At returns the i-th chunk, with the plan's before moved ones, or nil if the chunk is in another lane now.
+func (s *Store) At(i uint32) *Chunk {
+	var c *Chunk
+	if n := uint32(len(s.Chunks)); i < n {
+		c = &s.Chunks[i]
+	} else if i -= n; i < uint32(len(s.moved)) {
+		c = &s.moved[i].Chunk
+	}
+	if c == nil || c.Away {
+		return nil
+	}
+	return c
+}
+
+// Moved returns the moved chunk in a place.
+func (s *Store) Moved(at int) *Moved { return &s.moved[at] }
+
+// PutMoved puts a moved chunk in a place, which may be the next new one.
+func (s *Store) PutMoved(at int, g Moved) {
+	if at == len(s.moved) {
+		s.moved = append(s.moved, Moved{})
+	}
+	s.moved[at] = g
+}
+
+// LKey returns a NIC's key of the region of one of the plan's chunks.
+func (s *Store) LKey(nic int, index uint32) uint32 { return s.lkeys[nic][index] }
+
+// CheckHyper returns an error if live hyper-parameters need more state than the job was made with.
+func (s *Store) CheckHyper(h optim.Hyper) error {
+	if err := s.Rule.Check(h); err != nil {
+		return err
+	}
+	if n := s.Rule.States(h); n > s.States {
+		return fmt.Errorf("%v with momentum %v needs %d state arrays, the job was made with %d: make it with a momentum", s.Rule,
+			h.Momentum, n, s.States)
+	}
+	return nil
+}
+
+// result returns the type in which results of a wire type cross between racks.
+func (s *Store) result(wire chunk.DType) chunk.DType {
+	if s.Core == chunk.BF16 && wire == chunk.F32 {
+		return chunk.BF16
+	}
+	return wire
+}
+
+// Remember copies a chunk's state before its next change, if its history is kept.
+func (s *Store) Remember(c *Chunk) {
+	h := c.History
+	if h == nil {
+		return
+	}
+	arrays := 1 + s.States
+	for i := range arrays {
+		copy(s.Values(c, arrays+i), s.Values(c, i))
+	}
+	h.Before, h.Undo = c.Updates, true
+	h.Changes++
+	if s.Replaced.Load() {
+		s.Replaced.Store(false)
+	}
+}
+
+// Spec describes a tensor beside the plan.
+type Spec struct {
+	LRMult, WDMult float64
+}
+
+// Owners deals a lane's chunks to racks.
+type Owners interface {
+	// Next returns the rack that owns the lane's next chunk, and whether this rack keeps the chunk's optimizer state.
+	Next(elems uint64) (rack uint8, kept bool)
+}
+
+// Addition holds the new tensors of a lane and their chunks. The chunks count tensors from the addition's first.
+type Addition struct {
+	Tensors []Tensor
+	Chunks  []Chunk
+	lkeys   [][]uint32
+}
+
+// Layout is the destination of a lane's part of a plan.
+type Layout struct {
+	Lane   int // in the plan
+	Index  int // in the engine
+	Node   int
+	Memory *Memory
+	Owners Owners
+}
+
+// LayOut plans a lane's part of the plan's tensors from number first on, and allocates its memory. norms holds the norms of the
+// tensors' chunks, in the plan's order.
+func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms, l Layout) (*Addition, error) {
+	a := &Addition{}
+	firstChunk, _ := plan.TensorChunks(first)
+	var bytes uint64
+	ids := plan.LaneChunks(l.Lane)
+	for _, lt := range plan.LaneTensors(l.Lane) {
+		number := int(lt.Tensor)
+		if number < first {
+			continue
+		}
+		t, spec := plan.Tensor(number), specs[number-first]
+		from, end := plan.TensorChunks(number)
+		a.Tensors = append(a.Tensors, Tensor{
+			Number: number, Name: t.Name, Wire: t.DType, Result: s.result(t.DType), LRMult: spec.LRMult, WDMult: spec.WDMult,
+			Hyper: s.Hyper, norms: norms[from-firstChunk : end-firstChunk],
+		})
+		for i := lt.First; i < lt.First+lt.Chunks; i++ {
+			c := plan.Chunk(int(ids[i]))
+			owner, kept := l.Owners.Next(uint64(c.Elems))
+			var h *History
+			arrays := s.Arrays[0]
+			if kept {
+				arrays = s.Arrays[1]
+				if s.History {
+					h = &History{}
+				}
+			}
+			a.Chunks = append(a.Chunks, Chunk{
+				Owner: owner, History: h, Addr: bytes, Elems: uint32(c.Elems), Tensor: uint32(len(a.Tensors) - 1),
+				Offset: c.Offset * uint64(t.DType.Size()), Norms: &norms[int(ids[i])-firstChunk], Number: uint32(ids[i]),
+			})
+			bytes += uint64(arrays) * Stride(uint32(c.Elems))
+		}
+	}
+	return a, l.place(a, int64(bytes))
+}
+
+// place assigns memory to the arrays of an addition.
+func (l *Layout) place(a *Addition, bytes int64) error {
+	for range l.Memory.pds {
+		a.lkeys = append(a.lkeys, make([]uint32, len(a.Chunks)))
+	}
+	if bytes == 0 {
+		for i := range a.Chunks {
+			a.Chunks[i].Addr = 0
+		}
+		return nil
+	}
+	r, offset, err := l.Memory.shelve(l.Index, l.Node, bytes)
+	if err != nil {
+		return err
+	}
+	for i := range a.Chunks {
+		a.Chunks[i].Addr += r.Addr() + uint64(offset)
+		for nic := range a.lkeys {
+			a.lkeys[nic][i] = r.mrs[nic].LKey
+		}
+	}
+	return nil
+}
+
+// Add appends an addition.
+func (s *Store) Add(a *Addition) {
+	for i := range a.Chunks {
+		a.Chunks[i].Tensor += uint32(len(s.Tensors))
+	}
+	s.Tensors = append(s.Tensors, a.Tensors...)
+	s.Chunks = append(s.Chunks, a.Chunks...)
+	if s.lkeys == nil {
+		s.lkeys = make([][]uint32, len(a.lkeys))
+	}
+	for nic := range a.lkeys {
+		s.lkeys[nic] = append(s.lkeys[nic], a.lkeys[nic]...)
+	}
+}
+
+// Restart sets the number of updates of a chunk, after its state was replaced.
+func (s *Store) Restart(c *Chunk, updates uint32) {
+	c.Updates, s.Tensors[c.Tensor].scalarsFor = updates, 0
+	if c.History != nil {
+		*c.History = History{Changes: 1}
+	}
+}
+
+// Address converts an address that the transport reported to a pointer. The memory is outside Go's heap. Inlined into a copy, it
+// makes the compiler of Go 1.26.8 fail ("disjointTypes: one of arguments is not a pointer").
+//
+//go:noinline
+func Address(a uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&a)) }
+
+// Bytes returns n bytes at an address outside Go's memory.
+func Bytes(addr uint64, n int) []byte { return unsafe.Slice((*byte)(Address(addr)), n) }
+
+// NICs returns the number of NICs for which the store has keys.
+func (s *Store) NICs() int { return len(s.lkeys) }
