@@ -1,0 +1,171 @@
+package lane
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rackweave/rackweave/verbs"
+)
+
+var (
+	// ErrClosed is returned for work on a lane that has ended.
+	ErrClosed    = errors.New("closed")
+	ErrFull      = errors.New("aggregator is full")
+	ErrQueueLost = errors.New("completion queue lost")
+)
+
+// Config places a lane.
+type Config struct {
+	Device *verbs.Device
+	NIC    int // index of the device's NIC in the plan
+	CPU    int // if negative, the lane is not pinned
+	Node   int // NUMA node of its memory; if negative, any
+}
+
+// Options holds the options that all lanes of an engine share.
+type Options struct {
+	NICs     []*verbs.Device // a connection can be on any of them
+	Window   int             // slots per worker
+	MaxConns int             // connections per lane
+	Spin     int             // empty rounds before a lane sleeps
+	Now      func() int64    // the clock, in ns
+	// Manual lanes have no goroutine. Their owner calls Step and Tick, and Do runs at once.
+	Manual bool
+	// Watch wraps every command, for measurements. If nil, commands run bare.
+	Watch func(func()) func()
+}
+
+// Site holds the constant properties of a lane.
+type Site struct {
+	Config
+	Index  int        // in the plan
+	Attr   verbs.Attr // of the lane's own NIC
+	Depths Depths
+	Manual bool         // the owner calls Step and Tick
+	Now    func() int64 // the engine's clock, in ns
+}
+
+// Lane is one core's loop.
+type Lane struct {
+	Site
+	Placed atomic.Int64 // bytes of all jobs' chunks in the lane
+
+	spin     int
+	stamp    int64 // Now, read once per round
+	count    Counters
+	queues   queues
+	conns    table
+	flows    flows
+	dirty    []*Conn // with messages to post or receives to replenish
+	broken   bool    // a connection may have broken since the lane last checked
+	serving  *Flow   // if nil, the lane works for no flow
+	idle     int     // empty rounds
+	last     int64   // ns, the last time at which counters were published
+	commands commands
+
+	published published
+	ending    atomic.Bool
+	done      chan struct{}
+	err       error // the reason for the end of the loop, valid after done
+}
+
+type published struct {
+	mu    sync.Mutex
+	count Counters
+	on    []int // connections by NIC
+}
+
+// New makes a lane. Start runs it, unless it is manual.
+func New(index int, cfg Config, o Options) (*Lane, error) {
+	attr := cfg.Device.Attr()
+	maxQPWR, maxCQE := attr.MaxQPWR, attr.MaxCQE
+	for _, nic := range o.NICs {
+		maxQPWR, maxCQE = min(maxQPWR, nic.Attr().MaxQPWR), min(maxCQE, nic.Attr().MaxCQE)
+	}
+	d, err := QueueDepths(o.Window, o.MaxConns, maxQPWR, maxCQE)
+	if err != nil {
+		return nil, fmt.Errorf("lane %d on %s: %w", index, attr.Name, err)
+	}
+	l := &Lane{
+		Site: Site{Config: cfg, Index: index, Attr: attr, Depths: d, Manual: o.Manual, Now: o.Now}, spin: o.Spin,
+		published: published{on: make([]int, len(o.NICs))}, done: make(chan struct{}),
+	}
+	l.queues = queues{l: l, primary: slices.Index(o.NICs, cfg.Device), lost: make([]bool, len(o.NICs)), on: make([]int, len(o.NICs))}
+	l.flows.l = l
+	l.commands = commands{l: l, watch: o.Watch}
+	for _, nic := range o.NICs {
+		cq, err := nic.CreateCQ(d.CQ)
+		if err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		l.queues.cqs = append(l.queues.cqs, cq)
+	}
+	return l, nil
+}
+
+// Stamp returns the time at which the round began. It is called on the lane's goroutine.
+func (l *Lane) Stamp() int64 { return l.stamp }
+
+// Count returns the lane's counters, to which tenants add. It is called on the lane's goroutine.
+func (l *Lane) Count() *Counters { return &l.count }
+
+// Counters returns the counters that the lane published last. A manual lane publishes them in this call.
+func (l *Lane) Counters() Counters {
+	if l.Manual {
+		l.Publish()
+	}
+	l.published.mu.Lock()
+	defer l.published.mu.Unlock()
+	return l.published.count
+}
+
+// Connections returns the number of the lane's connections on a NIC when it published last.
+func (l *Lane) Connections(nic int) int {
+	l.published.mu.Lock()
+	defer l.published.mu.Unlock()
+	return l.published.on[nic]
+}
+
+// Publish copies the counters for other goroutines. It is called on the lane's goroutine.
+func (l *Lane) Publish() {
+	l.last = l.stamp
+	l.count.SlotsHeld, l.count.FoldsOpen, l.count.Doorbells = 0, 0, l.conns.doorbells()
+	for _, f := range l.flows.all {
+		if !f.borrowed {
+			l.serving = f
+			f.tenant.Publish(&l.count)
+		}
+	}
+	l.published.mu.Lock()
+	defer l.published.mu.Unlock()
+	copy(l.published.on, l.queues.on)
+	l.published.count = l.count
+}
+
+// Join gives a tenant a place in the lane. weight is its share of the lane relative to other tenants', from 1.
+func (l *Lane) Join(t Tenant, weight int) *Flow {
+	return &Flow{lane: l, tenant: t, weight: uint64(weight)}
+}
+
+// Enter begins to serve a flow. It is called on the lane's goroutine.
+func (f *Flow) Enter() { f.lane.flows.all = append(f.lane.flows.all, f) }
+
+// Leave drops the flow's connections and ends its service. It is called on the lane's goroutine.
+func (f *Flow) Leave() error {
+	l := f.lane
+	var errs []error
+	for _, c := range l.conns.of(f) {
+		errs = append(errs, l.Drop(c))
+	}
+	l.flows.forget(f)
+	return errors.Join(errs...)
+}
+
+// Broke makes the lane call its tenants' Recover. It is called on the lane's goroutine.
+func (l *Lane) Broke() { l.broken = true }
+
+// Close frees the lane's completion queues. The lane must have ended, and must have no connections.
+func (l *Lane) Close() error { return l.queues.close() }

@@ -1,0 +1,179 @@
+package lane
+
+import (
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/rackweave/rackweave/numa"
+)
+
+const (
+	awayNap   = 200 * time.Microsecond // sleep of a lane that polls several queues
+	tickEvery = time.Millisecond       // interval between checks of a stalled job while no completion arrives
+	longNap   = 100 * time.Millisecond // longest sleep of an idle lane
+)
+
+// Run runs the lane's loop until Stop. It first sends an error or nil for pinning the thread to its core. After an error it does
+// not run.
+func (l *Lane) Run(pinned chan<- error) {
+	defer close(l.done)
+	var err error
+	if l.CPU >= 0 {
+		if err = numa.Pin(l.CPU); err != nil {
+			err = fmt.Errorf("lane %d: %w", l.Index, err)
+		}
+	}
+	if pinned <- err; err != nil {
+		return
+	}
+	debug.SetPanicOnFault(true) // a fault in memory that a worker has unmapped fails its job
+	for !l.ending.Load() {
+		if err := l.turn(); err != nil {
+			l.err = err
+			l.ending.Store(true)
+		}
+	}
+	l.commands.runAll()
+}
+
+// turn runs one round of the lane's loop and sleeps if the round did nothing. A panic ends the job that the lane was serving. An
+// error ends the lane.
+func (l *Lane) turn() (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = l.contain(v)
+		}
+	}()
+	worked, err := l.Step()
+	if err != nil {
+		return err
+	}
+	if worked {
+		l.idle = 0
+	} else if l.idle++; l.idle > l.spin {
+		l.sleep()
+	}
+	return nil
+}
+
+// sleep waits for the next completion, for at most a millisecond if a job is stalled, and otherwise for at most longNap.
+func (l *Lane) sleep() {
+	limit := longNap
+	if l.Tick() {
+		limit = tickEvery
+	}
+	if l.queues.away() || l.broken {
+		limit = awayNap
+	}
+	l.Publish()
+	if l.queues.lost[l.queues.primary] {
+		time.Sleep(awayNap) // waiting would return at once, for ever
+		return
+	}
+	if l.queues.cqs[l.queues.primary].Arm(1) != nil {
+		return
+	}
+	if worked, _ := l.Step(); worked {
+		return
+	}
+	l.count.Sleeps++
+	l.queues.cqs[l.queues.primary].Wait(limit)
+}
+
+// Tick looks for workers whose orders keep each other waiting, and breaks such a stall. It reports whether a job is stalled, so
+// that the lane checks again soon. A lane calls it before it sleeps. The simulation calls it directly.
+func (l *Lane) Tick() bool {
+	l.stamp = l.Now()
+	stalled := false
+	for _, f := range l.flows.all {
+		if f.borrowed {
+			continue
+		}
+		l.serving = f
+		// Completions wake the lane between ticks. Such ticks do not count, because other threads have not had a processor since.
+		counted := l.Manual || l.stamp-f.ticked >= int64(tickEvery)
+		if counted {
+			f.ticked = l.stamp
+		}
+		stalled = f.tenant.Tick(counted) || stalled
+	}
+	l.flush()
+	return stalled
+}
+
+// Step runs one round: it takes completions, folds complete chunks, and posts answers and receives. It reports whether it did
+// anything. An error means that a completion queue is lost and that no other can do its work. The lane's jobs have failed then. The
+// simulation calls Step directly.
+func (l *Lane) Step() (bool, error) {
+	if l.broken {
+		l.recover()
+	}
+	l.serving = nil
+	n, err := l.queues.poll()
+	alone := l.flows.alone()
+	if err == nil && !alone {
+		err = l.queues.dealAll()
+	}
+	if err != nil {
+		err = fmt.Errorf("lane %d: %w", l.Index, err)
+		l.failAll(err)
+		return false, err
+	}
+	attention := l.commands.some.Load()
+	if n == 0 && len(l.flows.busy) == 0 && !attention && l.flows.queued == 0 {
+		return false, nil
+	}
+	l.stamp = l.Now()
+	if alone {
+		l.queues.completeAll()
+	}
+	if attention {
+		l.commands.some.Store(false)
+		l.commands.runAll()
+		for _, f := range l.flows.all {
+			if !f.borrowed && f.tenant.Failure() != nil {
+				l.serving = f
+				f.tenant.End()
+			}
+		}
+	}
+	worked := n > 0 || attention
+	if !alone {
+		worked = l.flows.serve() || worked
+	}
+	for i := 0; i < len(l.flows.busy); {
+		f := l.flows.busy[i]
+		if alone {
+			l.serving = f
+			worked = f.tenant.Advance() || worked
+		}
+		if f.borrowed || f.tenant.Pending() {
+			i++
+			continue
+		}
+		f.listed = false
+		l.flows.busy[i] = l.flows.busy[len(l.flows.busy)-1]
+		l.flows.busy[len(l.flows.busy)-1] = nil
+		l.flows.busy = l.flows.busy[:len(l.flows.busy)-1]
+	}
+	l.flush()
+	if worked {
+		l.count.Rounds++
+	}
+	if l.stamp-l.last > int64(time.Millisecond) {
+		l.Publish()
+	}
+	return worked, nil
+}
+
+// Wake makes the lane poll again instead of sleeping. Any goroutine may call it.
+func (l *Lane) Wake() { l.queues.cqs[l.queues.primary].Wake() }
+
+// Stop ends the loop and returns the error that had ended it before, if any.
+func (l *Lane) Stop() error {
+	l.ending.Store(true)
+	l.Notify()
+	<-l.done
+	return l.err
+}

@@ -1,0 +1,84 @@
+package lane
+
+import (
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Tenant is one job's part of a lane.
+type Tenant interface {
+	// Advance continues work that waited for room, and reports whether it did anything.
+	Advance() bool
+	// Pending reports whether Advance may have something to do.
+	Pending() bool
+	// Tick looks for a stall, and reports whether the tenant is stalled. Ticks within a millisecond of another are not counted.
+	Tick(counted bool) (stalled bool)
+	// Recover resumes broken connections whose workers have returned, and reports whether others are still broken.
+	Recover() (broken bool)
+	// Failure returns the error of the job's failure, or nil.
+	Failure() error
+	// Fail ends the job.
+	Fail(err error)
+	// End stops the traffic of a job that has failed. The lane may call it more than once.
+	End()
+	// Publish copies the tenant's counters for other goroutines, and adds its gauges to c.
+	Publish(c *Counters)
+	// Audit returns an error that names the first invariant that does not hold between two rounds.
+	Audit() error
+}
+
+// Handler handles the completions of a connection.
+type Handler interface {
+	// Receive handles a message.
+	Receive(c *Conn, wc *verbs.WC)
+	// Sent records that n messages have arrived at the peer.
+	Sent(c *Conn, n int)
+	// Failed handles a completion in error.
+	Failed(c *Conn, status verbs.Status)
+	// Refused handles a queue pair that accepts no work request.
+	Refused(c *Conn, err error)
+	// QueueLost handles the loss of the completion queue that the connection used.
+	QueueLost(c *Conn, err error)
+}
+
+// Conn is a connection in a lane's table.
+type Conn struct {
+	*session.Conn
+	Rank    int // of the worker, or of the rack, at the other end
+	flow    *Flow
+	handler Handler
+	dirty   bool // on the lane's list of connections to flush
+}
+
+// Flow is a tenant's place in a lane.
+type Flow struct {
+	lane   *Lane
+	tenant Tenant
+	weight uint64
+	credit int64                  // bytes that the flow may move now; if negative, bytes that it owes
+	queue  reduce.Queue[verbs.WC] // completions that arrived for the flow
+
+	listed   bool      // on the lane's list of flows with pending work
+	borrowed bool      // a caller uses the tenant, and the lane leaves it alone
+	parked   []command // wait while the tenant is borrowed
+	dead     bool      // the tenant panicked, and its state may be torn
+	ticked   int64     // ns, the last tick that counted
+}
+
+// Lane returns the flow's lane.
+func (f *Flow) Lane() *Lane { return f.lane }
+
+// Dead reports whether the tenant panicked. It is called on the lane's goroutine.
+func (f *Flow) Dead() bool { return f.dead }
+
+// Schedule makes the lane call the tenant's Advance in the next round if the tenant has pending work. It is called on the lane's
+// goroutine.
+func (f *Flow) Schedule() {
+	if !f.listed && f.tenant.Pending() {
+		f.listed = true
+		f.lane.flows.busy = append(f.lane.flows.busy, f)
+	}
+}
+
+func (f *Flow) due() bool { return !f.borrowed && (f.queue.Len() > 0 || f.listed) }
