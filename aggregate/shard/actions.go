@@ -1,0 +1,373 @@
+package shard
+
+import (
+	"math"
+
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+func (s *Shard) carryOut() {
+	actions := s.Machine.Actions()
+	for i := range actions {
+		a := &actions[i]
+		switch a.Kind {
+		case reduce.Update, reduce.Sum, reduce.Accumulate, reduce.Broadcast, reduce.Deliver:
+			s.finish(a)
+		case reduce.HandUp:
+			s.Uplink.HandUp(a)
+		case reduce.Pull:
+			s.pull(a)
+		case reduce.UpdateOne:
+			s.stream.updateOne(a)
+		case reduce.Add:
+			s.stream.addOne(a)
+		case reduce.Drop, reduce.Acknowledge:
+			s.answer(a.Worker, &a.Message, a, payload{buffer: store.NoBuffer})
+		case reduce.Configure:
+			if err := s.configure(a); err != nil {
+				s.Machine.Violate(int(a.Worker), "sent hyper-parameters for tensor %q that cannot be used: %w", s.Store.Tensors[a.Index].Name,
+					err)
+				s.carryOut()
+				return
+			}
+		case reduce.NACK:
+			s.lane.Count().NACKs++
+			s.notify(a, chunk.NoticeNACK)
+		case reduce.Request:
+			s.lane.Count().Requests++
+			s.notify(a, chunk.NoticeRequest)
+		case reduce.Abort:
+			k := s.Workers.links[a.Worker]
+			s.Workers.put(k, chunk.Pack(chunk.OpAbort, 0, a.Index), store.NoBuffer)
+			k.Confirm()
+		case reduce.Fail:
+			s.lane.Count().Dropped++
+			s.job.Fail.Fail(int(a.Worker), a.Err)
+		default:
+			s.carryStep(a)
+		}
+	}
+}
+
+func (s *Shard) carryStep(a *reduce.Action) {
+	switch a.Kind {
+	case reduce.Announce:
+		s.blame(a, s.job.Gate.Announce(int(a.Worker), &s.scratch.reader.record, s.lane.Now()))
+	case reduce.Updated:
+		s.job.Gate.Updated()
+	case reduce.EndStep:
+		s.trace.put(TraceEvent{At: s.traceTime(), Kind: TraceEnd, Op: chunk.OpCommit, Worker: a.Worker})
+		s.blame(a, s.job.Gate.End(int(a.Worker), s.lane.Now()))
+	case reduce.AnswerStep:
+		s.stream.answerStep(a)
+	case reduce.ReachBarrier:
+		s.target = math.MaxInt64 // until the racks have exchanged their norms
+		s.Uplink.Exchange()
+	case reduce.Decide:
+		s.commit = store.NewCommit(s.Machine.CommitRecord(), a.Epoch, s.job.Barrier.sum(a.Epoch&1))
+	case reduce.Apply, reduce.Scale:
+		s.apply(a)
+	case reduce.Refresh:
+		s.Uplink.Refresh(s.commit.Skip)
+	case reduce.AnswerCommit:
+		s.answerCommit(a)
+	}
+}
+
+func (s *Shard) notify(a *reduce.Action, what uint8) {
+	s.Workers.put(s.Workers.links[a.Worker], chunk.Pack(chunk.OpNotice, what, a.Index), store.NoBuffer)
+}
+
+func (s *Shard) blame(a *reduce.Action, err error) {
+	if err != nil {
+		s.job.Fail.Fail(int(a.Worker), err)
+	}
+}
+
+func (s *Shard) apply(a *reduce.Action) {
+	s.lane.Count().UpdatedBytes += uint64(a.End-a.Index) * uint64(s.job.ChunkBytes)
+	for i := a.Index; i < a.End; i++ {
+		c := s.Store.At(i)
+		switch {
+		case c == nil: // the chunk is in another lane
+		case s.stream != nil:
+			s.stream.applySet(c, i)
+		case a.Kind == reduce.Scale:
+			s.scratch.Rescale(s.Store, c, &s.commit)
+		default:
+			s.scratch.Apply(s.Store, c, &s.commit)
+		}
+	}
+}
+
+func (s *Shard) finish(a *reduce.Action) {
+	c := s.Moves.Chunk(a.Index)
+	timed := s.scratch.timed() || s.trace != nil
+	var t0, t1 int64
+	if timed {
+		t0 = s.lane.Now()
+	}
+	p := payload{addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
+	if a.Result {
+		p.buffer = s.buffers.Take()
+		p.addr = s.buffers.Addr(p.buffer)
+	}
+	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
+	outs, stream := s.place(a, c, p.bytes)
+	if p.placed = outs != nil; !p.placed && a.Result {
+		s.scratch.outs[0] = p.addr
+		outs = s.scratch.outs[:1]
+	}
+	s.compute(a, c, outs, stream)
+	if timed {
+		t1 = s.lane.Now()
+	}
+	if a.Moves {
+		s.Moves.depart(a, c)
+	}
+	s.answerAll(a, p)
+	if a.Result {
+		s.release(p.buffer)
+	}
+	if a.Kind == reduce.Deliver {
+		s.Uplink.Delivered(a.Index)
+	}
+	if a.Moves {
+		s.Moves.departed(a.Index, c)
+	}
+	if timed {
+		s.recordSample(a, t0, t1)
+	}
+	count := s.lane.Count()
+	count.Chunks++
+	count.Observe(s.lane.Stamp() - a.Since)
+}
+
+func (s *Shard) gradients(a *reduce.Action) []uint64 {
+	src := s.scratch.src[:len(s.Workers.links)]
+	for rank := range src {
+		src[rank] = s.Machine.Sources(a, rank).Payload
+	}
+	return src
+}
+
+func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, stream bool) {
+	k, wire := &s.scratch.Arithmetic, s.Store.Tensors[c.Tensor].Wire
+	switch a.Kind {
+	case reduce.Update:
+		in, kind := s.summands(a, c, wire)
+		k.Step(s.Store, c, in, kind, outs, stream)
+	case reduce.Sum:
+		in, kind := s.summands(a, c, wire)
+		k.Sum(s.Store, c, in, kind, outs, stream)
+	case reduce.Deliver:
+		s.Uplink.Deliver(a.Index, s.Machine.Sources(a, 0).Op == chunk.OpBroadcast, outs, stream)
+	case reduce.Accumulate:
+		k.Accumulate(s.Store, c, s.gradients(a), uint8(wire), (s.Machine.CommitEpoch()+1)&1)
+	case reduce.Broadcast:
+		k.Broadcast(s.Store, c, s.Machine.Sources(a, 0).Payload, outs, stream)
+	}
+}
+
+// summands returns the inputs of a complete chunk's update and their type: the workers' gradients, or their racks' sums.
+func (s *Shard) summands(a *reduce.Action, c *store.Chunk, wire chunk.DType) ([]uint64, uint8) {
+	src := s.gradients(a)
+	if s.racks == nil {
+		return src, uint8(wire)
+	}
+	return s.racks.Add(&s.scratch.Arithmetic, src, wire, c.Elems), kernel.F32
+}
+
+func (s *Shard) answerAll(a *reduce.Action, p payload) {
+	for rank := range s.Workers.links {
+		h := s.Machine.Sources(a, rank)
+		a.Op = h.Op
+		if h.Op == chunk.OpBroadcast {
+			a.Epoch = h.Epoch
+		}
+		if h.Op == chunk.OpPush {
+			s.answer(int32(rank), h, a, payload{buffer: store.NoBuffer})
+		} else {
+			s.answer(int32(rank), h, a, p)
+		}
+	}
+}
+
+// recordSample counts a timed chunk: arithmetic from t0 to t1, answers from t1 to now.
+func (s *Shard) recordSample(a *reduce.Action, t0, t1 int64) {
+	t2, count := s.lane.Now(), s.lane.Count()
+	count.FoldNS += uint64(t1 - t0)
+	count.PostNS += uint64(t2 - t1)
+	count.Samples++
+	s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(t2 - t1), Kind: TraceFold, Op: a.Op, Epoch: a.Epoch,
+		Worker: -1, Chunk: a.Index})
+}
+
+// place returns the addresses in this process for the answers of a complete chunk, and whether the results should go past the
+// cache. It returns nil if some of the addresses cannot be reached, or if the answers carry no data.
+func (s *Shard) place(a *reduce.Action, c *store.Chunk, bytes int) (outs []uint64, stream bool) {
+	if !s.maps || a.Kind == reduce.Accumulate {
+		return nil, false
+	}
+	n, peers := 0, &s.scratch.peers
+	stream = true
+	for rank, k := range s.Workers.links {
+		h := s.Machine.Sources(a, rank)
+		if h.Op == chunk.OpPush {
+			continue
+		}
+		if k.State() != session.Up || k.Unposted() > 0 {
+			return nil, false
+		}
+		d := &k.dst[c.Tensor]
+		peers.qps[n] = k.QP()
+		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.job.ChunkBytes)
+		stream = stream && d.streaming
+		n++
+	}
+	if n == 0 || !verbs.MapAll(peers.qps[:n], peers.rkeys[:n], peers.raddrs[:n], uint32(bytes), s.scratch.outs[:n]) {
+		return nil, false
+	}
+	return s.scratch.outs[:n], stream
+}
+
+func (s *Shard) pull(a *reduce.Action) {
+	c := s.Moves.Chunk(a.Index)
+	p := payload{addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
+	if a.Result {
+		p.buffer = s.buffers.Take()
+		p.addr = s.buffers.Addr(p.buffer)
+		s.scratch.Parameters(s.Store, c, p.addr)
+	}
+	if s.stream != nil {
+		s.Workers.links[a.Worker].stream.seen[a.Index] = c.Updates
+	}
+	s.trace.put(TraceEvent{At: s.traceTime(), Kind: TracePull, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
+	s.answer(a.Worker, &a.Message, a, p)
+	if a.Result {
+		s.release(p.buffer)
+	}
+}
+
+func (s *Shard) record(r *chunk.TensorRecord) payload {
+	p := payload{bytes: chunk.RecordBytes, buffer: s.buffers.Take()}
+	p.addr = s.buffers.Addr(p.buffer)
+	s.buffers.Write(p.buffer, r)
+	return p
+}
+
+func (s *Shard) answerCommit(a *reduce.Action) {
+	r := s.commit.Answer()
+	p := s.record(&r)
+	for rank := range s.Workers.links {
+		s.answer(int32(rank), s.Machine.Sources(a, rank), a, p)
+	}
+	s.release(p.buffer)
+}
+
+// configure takes a tensor's destination and hyper-parameters from the control record under way.
+func (s *Shard) configure(a *reduce.Action) error {
+	r, k := &s.scratch.reader.record, s.Workers.links[a.Worker]
+	d := &k.dst[a.Index]
+	*d = destination{}
+	if r.Flags&chunk.RecordHasDst != 0 {
+		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, streaming: r.Flags&chunk.RecordStreaming != 0}
+	}
+	if !a.New {
+		return nil
+	}
+	h := s.Store.Rule.FromRecord(r.Values())
+	if err := s.Store.CheckHyper(h); err != nil {
+		return err
+	}
+	if s.stream != nil {
+		k.stream.hypers[a.Index] = h
+		return nil
+	}
+	s.Store.Tensors[a.Index].SetHyper(h)
+	return nil
+}
+
+// payload is the payload of an answer. Without bytes the answer is its immediate alone.
+type payload struct {
+	addr   uint64
+	bytes  int
+	buffer int32 // the result buffer that addr lies in, or [store.NoBuffer] if it lies in the chunk's parameters
+	placed bool  // the bytes are in the worker's memory already
+}
+
+func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) {
+	k := s.Workers.links[rank]
+	if k.State() == session.Closed {
+		return
+	}
+	hold := p.buffer
+	if k.Inline() {
+		hold = store.NoBuffer // the transport has read it when the post returns
+	}
+	wr := s.Workers.put(k, chunk.Pack(a.Op, a.Epoch, a.Index), hold)
+	if p.bytes > 0 {
+		wr.Length = uint32(p.bytes)
+		var d *destination
+		var offset uint64
+		if a.Kind != reduce.AnswerCommit && a.Kind != reduce.AnswerStep {
+			c := s.Moves.Chunk(a.Index)
+			d, offset = &k.dst[c.Tensor], c.Offset
+		}
+		wr.RAddr, wr.RKey = k.target(h, d, offset, s.job.ChunkBytes)
+		switch {
+		case p.placed:
+			wr.Flags |= verbs.SendPlaced
+		default:
+			s.source(k, wr, a, p)
+			if d != nil && d.streaming {
+				wr.Flags |= verbs.SendStreaming
+			}
+		}
+	}
+	count := s.lane.Count()
+	count.Answers++
+	count.SentBytes += uint64(p.bytes)
+	k.counters.SentBytes += uint64(p.bytes)
+	if k.Inline() {
+		s.lane.Post(k.Conn)
+	}
+}
+
+// source fills in the address and the key of an answer's bytes.
+func (s *Shard) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
+	wr.LAddr = p.addr
+	switch nic := max(k.NIC(), 0); { // the keys of a connection without a queue pair are set when it resumes
+	case k.Inline():
+		wr.Flags |= verbs.SendInline
+	case p.buffer != store.NoBuffer:
+		wr.LKey = s.buffers.Region.LKey(nic)
+	default:
+		wr.LKey = s.Moves.lkey(nic, a.Index)
+	}
+}
+
+// put appends a message to a worker. The message holds a result buffer until it has arrived.
+func (w *Workers) put(k *link, imm uint32, buffer int32) *verbs.SendWR {
+	if buffer != store.NoBuffer {
+		w.s.buffers.Hold(buffer)
+	}
+	w.s.lane.Touch(k.Conn)
+	return k.Put(imm, buffer)
+}
+
+// target returns the address for the answer to a message: in the destination of its tensor at this offset, or in a staging buffer.
+func (k *link) target(h *reduce.Held, d *destination, offset uint64, chunkBytes int) (addr uint64, rkey uint32) {
+	switch {
+	case d != nil && d.rkey != 0:
+		return d.addr + offset, d.rkey
+	case h.SourceRKey != 0:
+		return h.Source, h.SourceRKey
+	}
+	return k.replyAddr + uint64(h.Slot)*uint64(chunkBytes), k.replyRKey
+}

@@ -1,0 +1,42 @@
+package shard
+
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/aggregate/store"
+)
+
+// Audit returns an error if parts of the shard disagree: the machine's counts of send queues with the messages that the connections
+// hold, or the result buffers with the answers that read them.
+func (s *Shard) Audit() error {
+	if s.Machine.State() != reduce.Running || s.job.Fail.Has() {
+		return nil // its messages stay unhandled
+	}
+	if err := s.Machine.Check(); err != nil {
+		return fmt.Errorf("job %q: %w", s.job.Name, err)
+	}
+	refs, lost := [store.NumBuffers]int32{}, false
+	for rank, k := range s.Workers.links {
+		if k == nil {
+			continue
+		}
+		lost = lost || k.State() == session.Closed
+		if k.State() == session.Up && k.Unposted() > 0 {
+			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.job.Name, rank, k.Unposted())
+		}
+		if free := s.Machine.Sends(rank); k.State() != session.Closed && free+k.Held() != k.Depth() {
+			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d, of which %d are free", s.job.Name, rank, k.Held(), k.Depth(), free)
+		}
+		for i := range k.Held() {
+			if r := k.Token(i); r != store.NoBuffer {
+				refs[r]++
+			}
+		}
+	}
+	if err := s.buffers.Audit(&refs, lost); err != nil {
+		return fmt.Errorf("job %q: %w", s.job.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,74 @@
+package shard
+
+import (
+	"github.com/rackweave/rackweave/aggregate/lane"
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Receive handles a message.
+func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) { w.s.receive(w.links[c.Rank], wc) }
+
+func (s *Shard) receive(k *link, wc *verbs.WC) {
+	if s.job.Fail.Has() {
+		return
+	}
+	if s.Moves.arrivals.some.Load() {
+		s.Moves.Adopt()
+	}
+	op, epoch, index := chunk.Unpack(wc.Imm)
+	m := &s.scratch.message
+	*m = reduce.Message{Op: op, Epoch: epoch, Index: index, Bytes: wc.ByteLen}
+	if wc.Addr != 0 {
+		m.Where = reduce.Where{Payload: wc.Addr, Source: wc.SrcAddr, SourceRKey: wc.SrcRKey, Staged: k.staged(wc.SrcAddr)}
+	} else {
+		m.Where.Payload = k.slots.Addr() + uint64(s.Machine.NextSlot(k.Rank))*uint64(s.job.ChunkBytes)
+	}
+	count := s.lane.Count()
+	count.Messages++
+	count.RecvBytes += uint64(wc.ByteLen)
+	k.counters.RecvBytes += uint64(wc.ByteLen)
+	if op == chunk.OpTensor || op == chunk.OpCommit {
+		var err error
+		if m.HyperSum, err = s.scratch.reader.read(m.Where.Payload, m.Bytes); err != nil {
+			s.Machine.Violate(k.Rank, "sent %w", err)
+			s.carryOut()
+			return
+		}
+		m.Record = &s.scratch.reader.record
+	} else if op != chunk.OpPull {
+		s.trace.put(TraceEvent{At: s.lane.Stamp(), Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
+	}
+	s.Machine.Receive(s.lane.Stamp(), k.Rank, m)
+	s.carryOut()
+}
+
+// Advance continues work that waited for room, and reports whether it did anything.
+func (s *Shard) Advance() bool {
+	worked, now := false, s.lane.Stamp()
+	for s.Machine.Advance(now) {
+		s.carryOut()
+		worked = true
+	}
+	if s.Machine.AdvanceCommit(now, s.job.Barrier.passed(s.target)) {
+		s.carryOut()
+		worked = true
+	}
+	return s.Uplink.Advance() || worked
+}
+
+// Pending reports whether Advance may have something to do.
+func (s *Shard) Pending() bool { return s.Machine.Waiting() || s.Uplink.Pending() }
+
+// Tick looks for a stall. It looks among the rack's own workers only if nothing moves above the rack. It reports whether the job is
+// stalled.
+func (s *Shard) Tick(counted bool) (stalled bool) {
+	open, moving := s.Uplink.Tick(counted)
+	if moving {
+		return true
+	}
+	stalled = s.Machine.Tick(s.lane.Stamp(), counted)
+	s.carryOut()
+	return stalled || open
+}

@@ -1,0 +1,345 @@
+package shard
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/aggregate/lane"
+	"github.com/rackweave/rackweave/aggregate/pace"
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// ErrStale is returned for an attempt to resume after a later attempt.
+var ErrStale = errors.New("stale attempt")
+
+// Job holds the values that a job's shards share.
+type Job struct {
+	Name       string
+	Workers    int
+	ChunkBytes int
+	Mode       reduce.Mode
+	Rack       int // index of the shards' rack among the job's
+	Fail       *failure.Latch
+	Barrier    *Barrier
+	Gate       *pace.Gate // in mode stream; otherwise nil
+	Timeouts   Timeouts
+	Breaks     []chan Break  // by rank
+	Left       []atomic.Bool // by rank: the worker has left in peace, although a lane may not have received that yet
+	Wake       func()        // wakes the job's lanes to check the barrier
+	// HandOver gives a chunk to another of the job's lanes.
+	HandOver func(index uint32, from, to int, a Arrival)
+}
+
+// Timeouts bounds the time in which a worker must connect, and the time in which a broken connection must resume.
+type Timeouts struct{ Peer, Link time.Duration }
+
+// Break is a connection that waits for its worker to resume it.
+type Break struct {
+	Lane    int
+	Attempt uint64 // of the worker's last [Resume] of the lane
+}
+
+// Uplink reduces a shard's chunks with those of other racks.
+type Uplink interface {
+	// Add adds chunks to the lane's.
+	Add(chunks []store.Chunk)
+	// HandUp takes a complete chunk.
+	HandUp(a *reduce.Action)
+	// Deliver makes a chunk's result, or its initial values, the rack's own, and writes it to every output.
+	Deliver(index uint32, initial bool, outs []uint64, stream bool)
+	// Delivered frees a chunk's buffer, because the workers have the result.
+	Delivered(index uint32)
+	// Exchange passes the norms of a commit between the racks, and then the lanes' barrier.
+	Exchange()
+	// Refresh gives all racks the parameters that a commit changed, unless it is skipped.
+	Refresh(skip bool)
+	// Pending and Advance are those of lane.Tenant.
+	Pending() bool
+	Advance() bool
+	// Tick looks for a stall. It reports whether chunks are under way, and whether they make progress.
+	Tick(counted bool) (open, moving bool)
+	// End announces to the other racks that the job has failed because of a worker.
+	End(rank int)
+	Publish()
+}
+
+// Shard is one job's part of one lane.
+type Shard struct {
+	Workers Workers
+	Moves   Migration
+	Machine *reduce.Machine // decides
+	Store   *store.Store
+	Flow    *lane.Flow // the shard's place in its lane
+	Uplink  Uplink     // of a job in one rack it does nothing
+
+	job     *Job
+	lane    *lane.Lane
+	scratch *Scratch
+	maps    bool // results can be written to the workers' memory directly
+	buffers store.Buffers
+	racks   *store.RackSum // if workers of several racks send gradients here; otherwise nil
+	stream  *stream        // in mode stream; otherwise nil
+	trace   *trace         // if nil, no event is kept
+
+	target    int64        // count of the barrier for which this lane waits
+	commit    store.Commit // the commit under way
+	deferred  uint64       // number of the machine's deferrals that are counted already
+	published published
+}
+
+type published struct {
+	mu      sync.Mutex
+	workers []WorkerCounters
+}
+
+// Config describes a shard.
+type Config struct {
+	Job     *Job
+	Lane    *lane.Lane
+	Scratch *Scratch
+	Machine reduce.Config
+	Store   *store.Store
+	Region  *store.Region  // room for [store.NumBuffers] chunks, and in mode stream with sets for [store.ScratchBuffers] more
+	Racks   *store.RackSum // if workers are in several racks; otherwise nil
+	Weight  int
+}
+
+// New makes a shard of a job in one rack.
+func New(c Config) *Shard {
+	s := &Shard{
+		job: c.Job, lane: c.Lane, scratch: c.Scratch, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(c.Machine),
+		Store:   c.Store,
+		buffers: store.NewBuffers(c.Region, c.Job.ChunkBytes), racks: c.Racks,
+		published: published{workers: make([]WorkerCounters, c.Job.Workers)},
+	}
+	s.Workers = Workers{s, make([]*link, c.Job.Workers)}
+	s.Uplink = alone{s}
+	s.Moves = Migration{s: s, tensors: map[int]uint32{}}
+	if c.Job.Gate != nil {
+		s.stream = &stream{s: s}
+	}
+	s.Flow = c.Lane.Join(s, c.Weight)
+	return s
+}
+
+// Recover resumes broken connections whose workers have returned. It reports whether others are still broken.
+func (s *Shard) Recover() (broken bool) { return s.Workers.Recover() }
+
+// Add takes tensors into the shard.
+func (s *Shard) Add(a *store.Addition) {
+	tensors := make([]reduce.Tensor, len(a.Tensors))
+	for i := range a.Tensors {
+		tensors[i] = reduce.Tensor{Name: a.Tensors[i].Name, Direct: s.Store.DirectFor(a.Tensors[i].Wire)}
+	}
+	s.Store.Add(a)
+	chunks := make([]reduce.Chunk, len(a.Chunks))
+	for i := range a.Chunks {
+		c := &a.Chunks[i]
+		chunks[i] = reduce.Chunk{Tensor: c.Tensor, Bytes: uint32(s.Store.WireBytes(c))}
+	}
+	s.Machine.Add(tensors, chunks)
+	s.Uplink.Add(a.Chunks)
+	for _, k := range s.Workers.links {
+		if k != nil {
+			k.dst = append(k.dst, make([]destination, len(a.Tensors))...)
+			if s.stream != nil {
+				k.stream.fit(s.Store)
+			}
+		}
+	}
+}
+
+// WorkerCounters holds the counters of one worker in one lane.
+type WorkerCounters struct {
+	RecvBytes, SentBytes uint64
+	reduce.WorkerStats
+}
+
+// Add adds another lane's counters.
+func (c *WorkerCounters) Add(o *WorkerCounters) {
+	c.RecvBytes += o.RecvBytes
+	c.SentBytes += o.SentBytes
+	c.Chunks += o.Chunks
+	c.LastArrivals += o.LastArrivals
+	c.LatenessNS += o.LatenessNS
+}
+
+// Publish copies the counters for other goroutines, and adds the gauges to c.
+func (s *Shard) Publish(c *lane.Counters) {
+	c.FoldsOpen += uint64(s.Machine.Open())
+	c.Deferred += s.Machine.Deferred() - s.deferred
+	s.deferred = s.Machine.Deferred()
+	s.published.mu.Lock()
+	for rank, k := range s.Workers.links {
+		if k == nil {
+			continue
+		}
+		c.SlotsHeld += uint64(s.Machine.Held(rank))
+		k.counters.WorkerStats = s.Machine.Stats(rank)
+		s.published.workers[rank] = k.counters
+	}
+	s.published.mu.Unlock()
+	s.Uplink.Publish()
+}
+
+// WorkerCounters adds the counters that were published last to out, by rank. Any goroutine may call it.
+func (s *Shard) WorkerCounters(out []WorkerCounters) {
+	s.published.mu.Lock()
+	defer s.published.mu.Unlock()
+	for rank := range out {
+		out[rank].Add(&s.published.workers[rank])
+	}
+}
+
+// Failure returns the error of the job's failure, or nil.
+func (s *Shard) Failure() error {
+	if f := s.job.Fail.Load(); f != nil {
+		return f.Err
+	}
+	return nil
+}
+
+// Fail ends the job.
+func (s *Shard) Fail(err error) { s.job.Fail.Fail(failure.NoRank, err) }
+
+// End stops the job's traffic in this lane. It notifies the live workers and the other racks, and ignores further messages.
+func (s *Shard) End() {
+	blame := s.job.Fail.Load().Rank
+	s.Machine.End(blame)
+	s.carryOut()
+	s.Uplink.End(blame)
+}
+
+// Close drops the shard's connections and takes it off the lane. It is called on the lane's goroutine.
+func (s *Shard) Close() error {
+	err := s.Flow.Leave()
+	if !s.Flow.Dead() {
+		s.Machine.End(failure.NoRank)
+	}
+	return err
+}
+
+// Owns reports whether a chunk's optimizer runs in this rack.
+func (s *Shard) Owns(c *store.Chunk) bool { return int(c.Owner) == s.job.Rack }
+
+// reachBarrier announces this lane at the next barrier of the job's lanes.
+func (s *Shard) reachBarrier() {
+	var all bool
+	if s.target, all = s.job.Barrier.reach(); all {
+		s.job.Wake()
+	}
+}
+
+// release removes a holder of a result buffer.
+func (s *Shard) release(buffer int32) {
+	if s.buffers.Release(buffer) {
+		s.Machine.Freed()
+	}
+}
+
+// alone is the uplink of a job in one rack.
+type alone struct{ s *Shard }
+
+func (alone) Add([]store.Chunk)     {}
+func (alone) HandUp(*reduce.Action) { panic("shard: a chunk was handed up in a job of one rack") }
+func (alone) Deliver(uint32, bool, []uint64, bool) {
+	panic("shard: a result came to a job of one rack")
+}
+func (alone) Delivered(uint32)              {}
+func (a alone) Exchange()                   { a.s.reachBarrier() }
+func (alone) Refresh(bool)                  { panic("shard: a refresh in a job of one rack") }
+func (alone) Pending() bool                 { return false }
+func (alone) Advance() bool                 { return false }
+func (alone) Tick(bool) (open, moving bool) { return false, false }
+func (alone) End(int)                       {}
+func (alone) Publish()                      {}
+
+// Above is the shard as its uplink sees it.
+type Above struct{ *Shard }
+
+// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next call.
+func (s Above) Gradients(a *reduce.Action) []uint64 { return s.gradients(a) }
+
+// HyperSum returns the checksum of a chunk's hyper-parameters on which all racks must agree. In mode eager these are the tensor's.
+func (s Above) HyperSum(index uint32) uint32 {
+	if s.job.Mode != reduce.Eager {
+		return 0
+	}
+	return s.Machine.HyperSum(index)
+}
+
+// Running reports whether the job's traffic has not ended.
+func (s Above) Running() bool { return s.Machine.State() == reduce.Running }
+
+// Return delivers a result to the rack's workers. It calls [Uplink.Deliver] and [Uplink.Delivered].
+func (s Above) Return(index uint32) {
+	s.Machine.Returned(s.lane.Stamp(), index)
+	s.carryOut()
+}
+
+// Recall returns a chunk to the rack's workers, which send it again.
+func (s Above) Recall(index uint32) {
+	s.Machine.Recalled(s.lane.Stamp(), index)
+	s.carryOut()
+}
+
+// Follow requests a chunk from the rack's workers ahead of other chunks. It reports whether some have no room for it.
+func (s Above) Follow(index uint32) (stuck bool) {
+	stuck = s.Machine.Follow(s.lane.Stamp(), index)
+	s.carryOut()
+	return stuck
+}
+
+// Exchanged passes the lanes' barrier, because all racks have exchanged their norms.
+func (s Above) Exchanged() { s.reachBarrier() }
+
+// Refreshed ends a commit, because this rack has all parameters that the commit changed.
+func (s Above) Refreshed() { s.Machine.Refreshed(s.lane.Stamp()) }
+
+// Scratch holds memory that one lane's shards share, because they run one after the other.
+type Scratch struct {
+	store.Arithmetic
+	reader  recordReader
+	message reduce.Message
+	src     [MaxWorkers]uint64
+	outs    [MaxWorkers]uint64
+	peers   struct { // the destinations that a round maps
+		qps    [MaxWorkers]*verbs.QP
+		rkeys  [MaxWorkers]uint32
+		raddrs [MaxWorkers]uint64
+	}
+	sample int
+}
+
+// MaxWorkers is the largest number of workers of a job.
+const MaxWorkers = 1024
+
+// NewScratch returns the scratch memory of a lane, with the widest kernels of this processor.
+func NewScratch() (*Scratch, error) {
+	isa, err := kernel.Default()
+	if err != nil {
+		return nil, err
+	}
+	return &Scratch{Arithmetic: store.Arithmetic{ISA: isa}}, nil
+}
+
+func (c *Scratch) timed() bool {
+	c.sample++
+	if c.sample < lane.SampleEvery {
+		return c.sample == 1
+	}
+	c.sample = 0
+	return false
+}
+
+// Commit returns the record and the epoch of the commit under way, and whether it is at its second exchange of norms.
+func (s Above) Commit() (record *chunk.TensorRecord, epoch uint8, trust bool) {
+	return s.Machine.CommitRecord(), s.Machine.CommitEpoch(), s.Machine.CommitPhase() == reduce.AwaitTrust
+}

@@ -1,0 +1,318 @@
+package shard
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate/lane"
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/session"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// Workers holds the connections of a job's workers to one lane. It implements lane.Handler.
+type Workers struct {
+	s     *Shard
+	links []*link // by rank; nil where the worker is not attached
+}
+
+// Sent records that n messages to the worker have arrived.
+func (w *Workers) Sent(c *lane.Conn, n int) {
+	for range n {
+		if buffer := c.Conn.Sent(); buffer != store.NoBuffer {
+			w.s.release(buffer)
+		}
+	}
+	w.s.Machine.Sent(c.Rank, n)
+}
+
+// Failed handles a completion in error. The path to the worker is broken, the worker is gone, or the worker violated its keys.
+func (w *Workers) Failed(c *lane.Conn, status verbs.Status) {
+	k := w.links[c.Rank]
+	switch {
+	case k.State() != session.Up:
+	case k.Survives(status):
+		w.breakOff(k)
+	default:
+		w.lose(k, errors.New(status.String()))
+	}
+}
+
+// Refused handles a queue pair that accepts no work request.
+func (w *Workers) Refused(c *lane.Conn, err error) {
+	k := w.links[c.Rank]
+	switch {
+	case k.State() != session.Up:
+	case k.Conn.Refused():
+		w.breakOff(k)
+	default:
+		w.lose(k, err)
+	}
+}
+
+// QueueLost handles the loss of a completion queue. The connection fails over to another NIC if it can.
+func (w *Workers) QueueLost(c *lane.Conn, err error) {
+	k := w.links[c.Rank]
+	switch {
+	case k.State() == session.Closed:
+	case k.Resumable():
+		k.TakeOut()
+		w.breakOff(k)
+	default:
+		w.s.Fail(fmt.Errorf("lane %d: %w", w.s.lane.Index, err))
+	}
+}
+
+// breakOff marks a connection whose queue pair has failed as broken. Messages wait until the worker resumes it.
+func (w *Workers) breakOff(k *link) {
+	k.Break()
+	w.s.lane.Count().Breaks++
+	w.s.lane.Broke()
+	k.deadline = w.s.lane.Now() + int64(w.s.job.Timeouts.Link)
+	w.announce(k)
+}
+
+// announce publishes the break of a connection to its worker, or marks the connection as unnotified while earlier breaks wait to be
+// read.
+func (w *Workers) announce(k *link) {
+	select {
+	case w.s.job.Breaks[k.Rank] <- Break{w.s.lane.Index, k.attempt}:
+		k.unnotified = false
+	default:
+		k.unnotified = true
+	}
+}
+
+// lose ends the job because a worker's connection is lost, unless the worker has left in peace.
+func (w *Workers) lose(k *link, err error) {
+	w.leave(k)
+	if !w.s.job.Left[k.Rank].Load() {
+		w.s.job.Fail.Lost(k.Rank, fmt.Errorf("%w: worker %d: %w", reduce.ErrWorkerLost, k.Rank, err))
+	}
+}
+
+// leave closes a worker's connection. Its loss fails nothing afterwards.
+func (w *Workers) leave(k *link) {
+	k.Close()
+	w.s.Machine.Leave(k.Rank)
+	// The worker has its answers, or wants none. Their buffers are free although their arrival may never be confirmed.
+	for i := range k.Held() {
+		if buffer := k.Forget(i); buffer != store.NoBuffer {
+			w.s.release(buffer)
+		}
+	}
+}
+
+// Recover resumes broken connections whose workers have returned, and loses overdue ones. It reports whether others are
+// still broken.
+func (w *Workers) Recover() (broken bool) {
+	if w.s.job.Fail.Has() {
+		return false
+	}
+	for _, k := range w.links {
+		if k == nil || k.State() != session.Broken && k.State() != session.Resuming {
+			continue
+		}
+		up, err := k.Recover()
+		switch {
+		case err != nil:
+			w.Refused(k.Conn, err)
+		case up:
+			w.s.lane.Count().Failovers++
+			continue
+		case w.s.lane.Now() > k.deadline:
+			w.lose(k, fmt.Errorf("no path to it for %v", w.s.job.Timeouts.Link))
+			continue
+		}
+		if k.unnotified {
+			w.announce(k)
+		}
+		broken = true
+	}
+	return broken
+}
+
+// Notified reports whether all reachable workers have received the notice that the job has failed.
+func (w *Workers) Notified() bool {
+	if w.s.Machine.State() != reduce.Ended {
+		return false
+	}
+	for _, k := range w.links {
+		if k != nil && k.State() == session.Up && k.Held() > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Leave closes the connection of a worker that has left the job in peace.
+func (w *Workers) Leave(rank int) {
+	if k := w.links[rank]; k != nil {
+		w.leave(k)
+	}
+}
+
+// Streaming reports whether a worker's results for a tensor of the lane go past the cache. named reports whether the worker has
+// named memory for them.
+func (w *Workers) Streaming(rank, tensor int) (streaming, named bool) {
+	d := w.links[rank].dst[tensor]
+	return d.streaming, d.addr != 0
+}
+
+// PeerOf returns the number by which the verbs identify a worker. Only that peer can write the worker's slots.
+func PeerOf(rank int) int { return 1 + rank }
+
+// Endpoint is a worker's end of a lane's connection.
+type Endpoint struct {
+	Endpoint  []byte
+	ReplyAddr uint64 // address of its staging buffers, of a chunk each; by reference, answers overwrite the payloads instead
+	ReplyRKey uint32
+	Staging   uint32 // number of staging buffers: the window, or fewer by reference
+	// AckTimeout is the time for which the aggregator retries a message that is not acknowledged. If 0, it is the contract's default.
+	AckTimeout time.Duration
+	// Resumable reports that the worker can resume the connection over other NICs when its queue pair fails.
+	Resumable bool
+}
+
+// Attached is the aggregator's end of the connection.
+type Attached struct {
+	Endpoint []byte
+	SlotAddr uint64
+	SlotRKey uint32
+}
+
+// Attach opens the connection of a worker whose payloads go into slots. Attach and the methods below are called on the lane's
+// goroutine.
+func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *Endpoint) (Attached, error) {
+	if w.links[rank] != nil {
+		return Attached{}, fmt.Errorf("worker %d is attached already", rank)
+	}
+	attr, depths := w.s.lane.Attr, w.s.lane.Depths
+	inline := 0
+	if attr.Has(verbs.DevCopiesAtPost) && int(attr.MaxInline) >= w.s.job.ChunkBytes {
+		inline = w.s.job.ChunkBytes
+	}
+	c, err := w.s.Flow.NewConn(w, rank, session.Config{
+		Peer: PeerOf(rank), SendDepth: depths.AggregatorSend, RecvDepth: depths.AggregatorRecv, MaxInline: inline,
+		ByReference: attr.Has(verbs.DevByReference), Resumable: e.Resumable && attr.Has(verbs.DevLink),
+		Timeout: w.s.job.Timeouts.Peer, AckTimeout: e.AckTimeout, InlineCompletionPeriod: depths.AggregatorSend / 4,
+	})
+	if err != nil {
+		return Attached{}, err
+	}
+	k := &link{Conn: c, slots: slots, replyAddr: e.ReplyAddr, replyRKey: e.ReplyRKey,
+		staging: uint64(e.Staging) * uint64(w.s.job.ChunkBytes)}
+	endpoint, err := w.connect(k, w.s.lane.NIC(), pds, e.Endpoint)
+	if err != nil {
+		return Attached{}, errors.Join(err, w.s.lane.Drop(c))
+	}
+	k.dst = make([]destination, len(w.s.Store.Tensors))
+	if w.s.stream != nil {
+		k.stream.fit(w.s.Store)
+	}
+	w.links[rank] = k
+	w.s.Machine.Attach(rank, int(e.Staging))
+	return k.attached(endpoint), nil
+}
+
+// connect makes a connection's queue pair on a NIC. The queue pair waits for the worker.
+func (w *Workers) connect(k *link, nic int, pds []*verbs.PD, peer []byte) (endpoint []byte, err error) {
+	defer w.s.lane.Recount()
+	path, err := w.s.lane.Path(nic, pds)
+	if err != nil {
+		return nil, err
+	}
+	return k.Connect(path, peer)
+}
+
+// Resume is a worker's request to resume a lane's connection.
+type Resume struct {
+	Lane     int
+	Attempt  uint64 // counts the worker's attempts of the lane, from 1; an attempt that arrives after a later one is refused
+	NIC      int    // index among the engine's, for the aggregator's end
+	Received uint64 // number of messages from the aggregator
+	Endpoint []byte
+	// Regions is the worker's memory, as the NIC that it uses knows it: Addr, Length and RKey.
+	Regions    []verbs.MR
+	AckTimeout time.Duration
+}
+
+// Resumed is the aggregator's answer.
+type Resumed struct {
+	Attached
+	Received uint64 // number of messages from the worker
+}
+
+// current returns a worker's connection unless a later attempt than r has it.
+func (w *Workers) current(rank int, r *Resume) (*link, error) {
+	k := w.links[rank]
+	if r.Attempt != k.attempt {
+		return nil, w.stale(k, r)
+	}
+	return k, nil
+}
+
+func (w *Workers) stale(k *link, r *Resume) error {
+	return fmt.Errorf("attempt %d to resume lane %d of worker %d: %w: there was attempt %d", r.Attempt, r.Lane, k.Rank, ErrStale, k.attempt)
+}
+
+// TakeOut takes the connection's queue pair out of service.
+func (w *Workers) TakeOut(rank int, r *Resume) error {
+	k := w.links[rank]
+	switch {
+	case k == nil || !k.Resumable() || k.State() == session.Closed || w.s.Machine.State() != reduce.Running:
+		return fmt.Errorf("lane %d of worker %d cannot be resumed", r.Lane, rank)
+	case r.Attempt <= k.attempt:
+		return w.stale(k, r)
+	}
+	k.attempt, k.unnotified = r.Attempt, false
+	if k.State() == session.Up {
+		k.deadline = w.s.lane.Now() + int64(w.s.job.Timeouts.Link)
+	}
+	w.s.lane.Broke()
+	k.Conn.TakeOut()
+	return nil
+}
+
+// Drain completes the messages that the queue pair received before it was out of service. It reports whether none is left.
+func (w *Workers) Drain(rank int, r *Resume) (bool, error) {
+	k, err := w.current(rank, r)
+	if err != nil {
+		return false, err
+	}
+	return w.s.Flow.Drain(k.Conn)
+}
+
+// Reconnect makes the new queue pair.
+func (w *Workers) Reconnect(rank int, r *Resume, mem *store.Memory) (Resumed, error) {
+	k, err := w.current(rank, r)
+	if err != nil {
+		return Resumed{}, err
+	}
+	w.s.Flow.Dispatch()
+	if err := k.Disconnect(); err != nil {
+		return Resumed{}, err
+	}
+	violate := func(format string, args ...any) (Resumed, error) {
+		w.s.Machine.Violate(rank, format, args...)
+		w.s.carryOut()
+		return Resumed{}, w.s.Failure()
+	}
+	n, err := k.Arrived(r.Received)
+	if err != nil {
+		return violate("says of lane %d: %w", r.Lane, err)
+	}
+	w.Sent(k.Conn, n)
+	w.s.Flow.Schedule()
+	if err := k.aim(r.NIC, r.Regions, mem); err != nil {
+		return violate("resumed lane %d without a key for what it waits for: %w", r.Lane, err)
+	}
+	k.SetAckTimeout(r.AckTimeout)
+	endpoint, err := w.connect(k, r.NIC, mem.PDs(), r.Endpoint)
+	if err != nil {
+		return Resumed{}, err
+	}
+	return Resumed{Attached: k.attached(endpoint), Received: k.Received()}, nil
+}
