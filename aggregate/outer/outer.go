@@ -1,0 +1,99 @@
+package outer
+
+import (
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/hierarchy/outer"
+)
+
+// Rounds holds the rounds of one job in one lane.
+type Rounds struct {
+	k          *store.Arithmetic
+	st         *store.Store
+	rule       optim.Rule
+	states     int
+	difference optim.Scalars
+	weight     optim.Scalars
+	step       optim.Scalars
+	one        [1]uint64
+}
+
+// Rule returns the update rule of an outer optimizer, and its hyper-parameters in a job of so many workers. Its gradient is the sum
+// over the racks of each rack's difference times its workers.
+func Rule(o outer.Optimizer, workers int) (optim.Rule, optim.Hyper) {
+	rule := optim.SGDTorch
+	if o.Rule == outer.Nesterov {
+		rule = optim.NesterovTorch
+	}
+	return rule, optim.Hyper{LR: o.LR, Momentum: o.Momentum, Scale: 1 / float64(workers)}
+}
+
+// Arrays returns the number of f32 arrays behind the parameters and states of a chunk that another rack owns, and of an own chunk.
+func Arrays(o outer.Optimizer) [2]int {
+	rule, h := Rule(o, 1)
+	return [2]int{1, 2 + rule.States(h)}
+}
+
+// New makes the rounds of a rack with so many workers of a total.
+func New(o outer.Optimizer, workers, total int, k *store.Arithmetic, st *store.Store) *Rounds {
+	rule, h := Rule(o, total)
+	return &Rounds{
+		k: k, st: st, rule: rule, states: rule.States(h), step: optim.Derive(rule, h, 1),
+		difference: optim.Derive(optim.SGDTorch, optim.Hyper{LR: 1, Scale: 1}, 1),
+		weight:     optim.Derive(optim.Sum, optim.Hyper{Scale: float64(workers)}, 1),
+	}
+}
+
+// Local reports whether the next step of a chunk stays in the rack. A chunk whose part was recalled has taken its step already.
+func Local(o outer.Optimizer, c *store.Chunk) bool {
+	return !c.Stepped && !o.Due(int(c.Number), c.Updates+1)
+}
+
+// last returns the address of the parameters of the last round.
+func (r *Rounds) last(c *store.Chunk) uint64 { return r.st.Array(c, 1+r.st.States) }
+
+// array returns the address of one of the outer optimizer's arrays: its parameters, then each state.
+func (r *Rounds) array(c *store.Chunk, i int) uint64 { return r.st.Array(c, 2+r.st.States+i) }
+
+// Contribute runs the job's rule over this rack's gradients, and writes the difference since the last round, times its workers, to
+// out.
+func (r *Rounds) Contribute(c *store.Chunk, src []uint64, out uint64) {
+	k, n := r.k, uint64(c.Elems)
+	if !c.Stepped {
+		k.Step(r.st, c, src, uint8(r.st.Tensors[c.Tensor].Wire), nil, false)
+		c.Stepped = true
+	}
+	// SGD with a rate of 1 subtracts the gradient, which here is the parameters.
+	kernel.Convert(k.ISA, out, kernel.F32, r.last(c), kernel.F32, n, false)
+	r.one[0] = c.Addr
+	k.RunOn(c, kernel.Update{W: out, Rule: uint8(optim.SGDTorch), Scalar: r.difference}, r.one[:], nil, kernel.F32)
+	r.one[0] = out
+	k.RunOn(c, kernel.Update{Rule: uint8(optim.Sum), Scalar: r.weight}, r.one[:], r.one[:], kernel.F32)
+}
+
+// Finish runs the outer optimizer over the racks' parts, and writes its parameters, in the wire's type, to result.
+func (r *Rounds) Finish(c *store.Chunk, parts []uint64, result, _ uint64) {
+	u := kernel.Update{W: r.array(c, 0), Rule: uint8(r.rule), Scalar: r.step}
+	for i := range r.states {
+		u.State[i] = r.array(c, 1+i)
+	}
+	r.one[0] = result
+	r.k.RunOn(c, u, parts, r.one[:], uint8(r.st.Tensors[c.Tensor].Wire))
+}
+
+// Begin copies a chunk's parameters, which are the initial values, to the outer optimizer's.
+func (r *Rounds) Begin(c *store.Chunk) {
+	kernel.Convert(r.k.ISA, r.array(c, 0), kernel.F32, c.Addr, kernel.F32, uint64(c.Elems), false)
+}
+
+// Take replaces the rack's parameters by a round's result, or by initial values.
+func (r *Rounds) Take(c *store.Chunk, result, _ uint64, _ bool) (answers bool) {
+	kernel.Convert(r.k.ISA, c.Addr, kernel.F32, result, uint8(r.st.Tensors[c.Tensor].Wire), uint64(c.Elems), false)
+	kernel.Convert(r.k.ISA, r.last(c), kernel.F32, c.Addr, kernel.F32, uint64(c.Elems), false)
+	c.Stepped = false
+	return true
+}
+
+// ResultBytes returns the length of a round's result.
+func (r *Rounds) ResultBytes(c *store.Chunk) uint32 { return uint32(r.st.WireBytes(c)) }

@@ -1,0 +1,30 @@
+// Package uplink reduces one lane's chunks among the aggregators of several racks.
+//
+// The shard below hands up a chunk when the last gradient of the rack's workers has arrived ([Uplink.HandUp]). The uplink makes
+// the rack's part of it in a buffer of its own, and a pure machine, hierarchy.Reducer, decides the next actions: the parent gets
+// the part, children's parts are added, and the owner makes the result, which travels back down. A result for the rack's workers
+// goes back through [Shard]. [Rounds] defines the parts and the results of a job.
+//
+// The spine is HandUp → contribute → Ready → sendPart here, receiveChunk → Partial → combine or finish → sendResult at the
+// parent, and here receiveChunk → Result → Advance → Return → Deliver. Results wait for Advance, because a shard that is
+// carrying out actions of its machine must not enter it again. A part is a rack's sum, or the sum of a group of racks below a
+// parent. A note is the trailer of a part. An owner is the rack whose update counts, a buddy the next rack, which keeps a copy
+// of the owner's state. A peer's receive slot is this rack's until its answer is posted, so a group's sum may be made in place
+// there. A core type of 16 bits is allowed only in shapes in which no rack forwards a sum, so that each part is rounded once
+// (hierarchy.Topology.CheckOnce).
+//
+// There is one connection between the lanes of one number in two racks. On it an aggregator is a worker of its parent, in
+// effect. It has a window of slots without numbers. A notice that its part was taken frees the slot. It keeps the part itself
+// until it has the result, because the parent may still send the part back. wire.go lists the messages. Nobody resumes such a
+// connection: a core link may be down for half a minute, and then the job fails in all racks.
+//
+// The other racks keep the parameters for pulls, and only the owner keeps optimizer state. With buddies ([Place.Buddies]) the
+// next rack in order keeps it too: it gets the sum of all racks where others get the result, and makes the same update. A worker
+// begins a step when it has all of the step before, and a buddy updates before its own workers are answered, so copies differ by
+// one change at most. Each keeps one change back (store.History), and the racks that are left agree on a step that is whole.
+//
+// In a two-phase step the racks exchange the norms of the chunks that they own before the update, and owners broadcast their
+// parameters after it (commit.go).
+//
+// Only the lane's goroutine uses an uplink, except for its counters.
+package uplink

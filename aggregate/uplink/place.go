@@ -1,0 +1,112 @@
+package uplink
+
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+)
+
+// Place is a rack's place among the racks that it reduces with.
+type Place struct {
+	hierarchy.Topology
+	Rack    int
+	Names   []string // of the racks, for messages
+	Workers []int    // by rack; a job's ranks count through the racks in this order
+	// Core is the type in which sums and results cross between racks: F32 or BF16. If 0, it is F32. With BF16 each rack's sum is
+	// rounded once, also the owner's own. The sums are added in f32, and the result is rounded once, for all workers.
+	Core chunk.DType
+	// Buddies reports that the next rack in order also keeps the state of each owner's chunks, and that both also keep it as it was
+	// one change back. Only mode eager has buddies.
+	Buddies bool
+}
+
+// CheckPlace validates the shape, the core link's type and the buddies.
+func (p *Place) CheckPlace() error {
+	if p.Buddies {
+		if err := p.CheckBuddies(); err != nil {
+			return err
+		}
+	}
+	switch p.Core {
+	case 0, chunk.F32:
+		return p.Check()
+	case chunk.BF16:
+		if err := p.Check(); err != nil {
+			return err
+		}
+		return p.CheckOnce()
+	}
+	return fmt.Errorf("type %v between racks: use f32 or bf16", p.Core)
+}
+
+// CoreType returns the type of sums between racks.
+func (p *Place) CoreType() chunk.DType {
+	if p.Core == chunk.BF16 {
+		return chunk.BF16
+	}
+	return chunk.F32
+}
+
+// mirrors reports whether this rack keeps the state of an owner's chunks as its buddy.
+func (p *Place) mirrors(owner int) bool { return p.Buddies && p.Buddy(owner) == p.Rack }
+
+// buddy returns the rack that also keeps the state of this one's chunks, or -1.
+func (p *Place) buddy() int {
+	if !p.Buddies {
+		return failure.NoRank
+	}
+	return p.Buddy(p.Rack)
+}
+
+// StateBytes bounds the memory of so many bytes of parameters with so many arrays each, in a rack that keeps the state of its own
+// chunks and of its buddy's, and only the parameters of others. Owners differ by at most one chunk in each lane.
+func (p *Place) StateBytes(bytes int64, arrays, lanes, chunkBytes int) int64 {
+	kept, owners := int64(0), int64(0)
+	for _, o := range p.Owners() {
+		owners++
+		if o == p.Rack || p.mirrors(o) {
+			kept++
+		}
+	}
+	states := bytes*kept/owners + kept*int64(lanes)*2*int64(chunkBytes)
+	return bytes + min(states, bytes)*int64(arrays-1)
+}
+
+// First returns the rank in the whole job of a rack's first worker.
+func (p *Place) First(rack int) (n int) {
+	for _, w := range p.Workers[:rack] {
+		n += w
+	}
+	return n
+}
+
+// Root returns the worker of this rack whose values a broadcast takes, or -1 if it is in another rack.
+func (p *Place) Root() int {
+	if p.Rack == 0 {
+		return 0
+	}
+	return failure.NoRank
+}
+
+// Owners deals a lane's chunks to the racks. It implements [store.Owners].
+type Owners struct {
+	owners hierarchy.Owners
+	place  *Place
+}
+
+// NewOwners returns the owners of a lane's chunks.
+func (p *Place) NewOwners(lane int) *Owners { return &Owners{p.Topology.NewOwners(lane), p} }
+
+// Next returns the rack that owns the lane's next chunk, and whether this rack keeps the chunk's optimizer state.
+func (o *Owners) Next(elems uint64) (rack uint8, kept bool) {
+	r := o.owners.Next(elems)
+	return uint8(r), r == o.place.Rack || o.place.mirrors(r)
+}
+
+// Alone deals all chunks of a job in one rack to rack 0.
+type Alone struct{}
+
+// Next returns rack 0, which keeps the state.
+func (Alone) Next(uint64) (rack uint8, kept bool) { return 0, true }

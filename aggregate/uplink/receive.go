@@ -1,0 +1,77 @@
+package uplink
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32) {
+	c := &u.cfg.Store.Chunks[index]
+	initial := op == OpBroadcast || op == OpInitial
+	part := op == OpSum || op == OpBroadcast
+	expect := u.answerBytes(c, initial, u.mirrors(c))
+	if part {
+		expect = uint32(u.partBytes(c, initial)) + noteBytes
+	}
+	if bytes != expect && (op != OpBroadcast || bytes != noteBytes) {
+		u.links.violates(rack, "sent %d bytes with operation %d of chunk %d of lane %d, expected %d", bytes, op, index, u.cfg.Lane.Index, expect)
+		return
+	}
+	if part {
+		u.reducer.Partial(rack, index, epoch, initial)
+	} else {
+		u.reducer.Result(rack, index, epoch, initial)
+	}
+	u.carryOut()
+}
+
+func (u *Uplink) notified(rack int, n Notice, index uint32) {
+	switch n {
+	case NoticeRequest:
+		u.reducer.Requested(rack, index)
+	case NoticeRecall:
+		u.reducer.Recall(rack, index)
+	case NoticeNACK:
+		u.reducer.NACKed(rack, index)
+	case NoticeTaken:
+		u.reducer.Taken(rack, index)
+	default:
+		u.links.violates(rack, "sent notice %d", n)
+		return
+	}
+	u.carryOut()
+}
+
+// ended records that the job has ended in another rack.
+func (u *Uplink) ended(rack int, how Ending, blame uint32) {
+	u.links.peers[rack].left = true
+	if how == Left {
+		u.links.someLeft = true
+		return
+	}
+	err := &FailedElsewhere{Rack: u.cfg.Place.Names[rack], Worker: failure.NoRank}
+	if blame != chunk.IndexMask {
+		err.Worker = int(blame)
+	}
+	u.cfg.Fail.Fail(failure.NoRank, err)
+}
+
+// leftGrace is the time for which a chunk may wait for its result after the workers of another rack have left.
+const leftGrace = time.Second
+
+// missLeft fails the job if a chunk waits for racks whose workers have left.
+func (u *Uplink) missLeft() {
+	if !u.links.someLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp()-int64(leftGrace) {
+		return
+	}
+	var names []string
+	for rack := range u.links.peers {
+		if u.links.peers[rack].left {
+			names = append(names, u.links.name(rack))
+		}
+	}
+	u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("the workers of %v have left the job, and others wait for their gradients", names))
+}

@@ -1,0 +1,279 @@
+package uplink
+
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+)
+
+// HandUp makes this rack's part of a chunk, or waits for a buffer.
+func (u *Uplink) HandUp(a *reduce.Action) {
+	if len(u.pending) > 0 || len(u.buffers.free) == 0 {
+		u.pending = append(u.pending, *a)
+		return
+	}
+	u.contribute(a)
+}
+
+// contributePending makes the parts that waited for a buffer, and reports whether it made any.
+func (u *Uplink) contributePending() (worked bool) {
+	for len(u.pending) > 0 && len(u.buffers.free) > 0 && u.cfg.Shard.Running() {
+		a := u.pending[0]
+		u.pending = u.pending[:copy(u.pending, u.pending[1:])]
+		u.contribute(&a)
+		worked = true
+	}
+	return worked
+}
+
+func (u *Uplink) contribute(a *reduce.Action) {
+	c := &u.cfg.Store.Chunks[a.Index]
+	b := u.buffers.take(u.cfg.Lane.Stamp())
+	u.chunks[a.Index].part = b
+	broadcast := a.Op == chunk.OpBroadcast
+	n := note{resultAddr: u.answerAddr(c, b, broadcast), hyperSum: u.cfg.Shard.HyperSum(a.Index)}
+	switch root := u.cfg.Place.Root(); {
+	case !broadcast:
+		u.cfg.Rounds.Contribute(c, u.cfg.Shard.Gradients(a), u.buffers.part(b))
+	case root >= 0:
+		wire := u.wire(c)
+		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.part(b), wire, u.cfg.Shard.Gradients(a)[root], wire, uint64(c.Elems), false)
+		n.flags |= noteValues
+	}
+	n.write(u.buffers.part(b) + u.partBytes(c, broadcast))
+	u.reducer.Ready(a.Index, broadcast)
+	u.carryOut()
+}
+
+func (u *Uplink) carryOut() {
+	actions := u.reducer.Actions()
+	for i := range actions {
+		a := &actions[i]
+		switch a.Kind {
+		case hierarchy.Combine:
+			if u.readNotes(a) {
+				u.combine(a)
+			}
+		case hierarchy.Finish:
+			if u.readNotes(a) {
+				u.finish(a)
+			}
+		case hierarchy.SendPartial:
+			u.sendPart(a)
+		case hierarchy.SendResult:
+			u.sendResult(a)
+		case hierarchy.SendRequest:
+			u.links.notify(a.Peer, NoticeRequest, a.Index)
+		case hierarchy.SendRecall:
+			u.links.notify(a.Peer, NoticeRecall, a.Index)
+		case hierarchy.SendNACK:
+			u.links.notify(a.Peer, NoticeNACK, a.Index)
+		case hierarchy.SendTaken:
+			u.links.notify(a.Peer, NoticeTaken, a.Index)
+		case hierarchy.Follow:
+			u.wanted = append(u.wanted, a.Index)
+		case hierarchy.Discard:
+			u.release(a.Index)
+			u.recalled = append(u.recalled, a.Index)
+		case hierarchy.Return:
+			b := u.chunks[a.Index].part
+			u.chunks[a.Index].result = b
+			u.buffers.hold(b, len(u.reducer.Route(a.Index).Children))
+			u.returned = append(u.returned, a.Index)
+		case hierarchy.Violate:
+			u.cfg.Lane.Count().Dropped++
+			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w (%s)", a.Err, u.links.name(a.Peer)))
+		}
+		if u.cfg.Fail.Has() {
+			return
+		}
+	}
+}
+
+func (u *Uplink) release(index uint32) {
+	u.buffers.release(u.chunks[index].part)
+	u.chunks[index].part = none
+}
+
+// partOf returns the address of a rack's part of a gathered chunk.
+func (u *Uplink) partOf(rack int, index uint32) uint64 {
+	if rack == u.cfg.Place.Rack {
+		return u.buffers.part(u.chunks[index].part)
+	}
+	return u.links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.slotBytes
+}
+
+// readNotes records the addresses for a chunk's result at the children, and checks that all racks' workers sent equal
+// hyper-parameters.
+func (u *Uplink) readNotes(a *hierarchy.Action) bool {
+	c := &u.cfg.Store.Chunks[a.Index]
+	own := u.cfg.Shard.HyperSum(a.Index)
+	for _, rack := range u.reducer.Route(a.Index).Children {
+		n := readNote(u.partOf(rack, a.Index) + u.partBytes(c, a.Broadcast))
+		*u.reply(u.chunks[a.Index].part, rack) = n.resultAddr
+		if !a.Broadcast && n.hyperSum != own {
+			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
+				"%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same", reduce.ErrProtocol,
+				u.links.name(rack), u.cfg.Store.Tensors[c.Tensor].Name, u.links.name(u.cfg.Place.Rack)))
+			return false
+		}
+	}
+	return true
+}
+
+// inputs returns the addresses of the parts of a gathered chunk, in order. With several groups it makes each group's sum, and
+// returns the addresses of the sums.
+func (u *Uplink) inputs(index uint32) []uint64 {
+	c := &u.cfg.Store.Chunks[index]
+	groups := u.reducer.Route(index).Groups
+	u.folded = u.folded[:0]
+	for _, g := range groups {
+		u.src = u.src[:0]
+		for _, rack := range g {
+			u.src = append(u.src, u.partOf(rack, index))
+		}
+		if len(groups) == 1 {
+			return u.src
+		}
+		if len(g) > 1 {
+			u.add(c, u.src, u.src[0])
+		}
+		u.folded = append(u.folded, u.src[0])
+	}
+	return u.folded
+}
+
+// add writes the sum of parts to out.
+func (u *Uplink) add(c *store.Chunk, parts []uint64, out uint64) {
+	u.one[0] = out
+	kernel.Sum{Dst: u.one[:], DstType: kernel.F32, Src: parts, SrcType: kernel.F32, N: uint64(c.Elems)}.Run(u.cfg.Arithmetic.ISA)
+}
+
+// values returns the address of the initial values among the parts of a gathered chunk, or 0 if the root is in none of these racks.
+func (u *Uplink) values(index uint32) uint64 {
+	c := &u.cfg.Store.Chunks[index]
+	for _, g := range u.reducer.Route(index).Groups {
+		for _, rack := range g {
+			if at := u.partOf(rack, index); readNote(at+u.partBytes(c, true)).flags&noteValues != 0 {
+				return at
+			}
+		}
+	}
+	return 0
+}
+
+func (u *Uplink) combine(a *hierarchy.Action) {
+	c, own := &u.cfg.Store.Chunks[a.Index], u.partOf(u.cfg.Place.Rack, a.Index)
+	if !a.Broadcast {
+		u.add(c, u.inputs(a.Index), own)
+		return
+	}
+	at := u.values(a.Index)
+	if at == 0 || at == own {
+		return
+	}
+	wire := u.wire(c)
+	kernel.Convert(u.cfg.Arithmetic.ISA, own, wire, at, wire, uint64(c.Elems), false)
+	n := note{resultAddr: u.buffers.result(u.chunks[a.Index].part), flags: noteValues}
+	n.write(own + u.partBytes(c, true))
+}
+
+// finish makes the result of a chunk that this rack owns.
+func (u *Uplink) finish(a *hierarchy.Action) {
+	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].part
+	result := u.buffers.result(b)
+	if !a.Broadcast {
+		u.cfg.Rounds.Finish(c, u.inputs(a.Index), result, u.buffers.sum(b))
+		return
+	}
+	if u.commit.refreshing {
+		kind := uint8(u.cfg.Store.Tensors[c.Tensor].Result)
+		kernel.Convert(u.cfg.Arithmetic.ISA, result, kind, c.Addr, kernel.F32, uint64(c.Elems), false)
+		return
+	}
+	at := u.values(a.Index)
+	if at == 0 {
+		u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: a broadcast of tensor %q without its root's values", reduce.ErrProtocol,
+			u.cfg.Store.Tensors[c.Tensor].Name))
+		return
+	}
+	u.cfg.Store.Remember(c)
+	u.one[0] = result
+	u.cfg.Arithmetic.Broadcast(u.cfg.Store, c, at, u.one[:], false)
+	u.cfg.Rounds.Begin(c)
+}
+
+// Deliver takes a chunk's result into the rack, and writes it to every output. If stream is true, it writes past the cache.
+func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool) {
+	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].part
+	result := u.buffers.result(b)
+	if !u.cfg.Rounds.Take(c, result, u.buffers.sum(b), initial) || len(outs) == 0 {
+		return
+	}
+	kind := uint8(u.cfg.Store.Tensors[c.Tensor].Result)
+	if initial {
+		kind = u.wire(c)
+	}
+	u.one[0] = result
+	sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), Stream: stream}
+	sum.Run(u.cfg.Arithmetic.ISA)
+}
+
+// Delivered frees a chunk's buffer, because the workers have the result.
+func (u *Uplink) Delivered(index uint32) { u.release(index) }
+
+func (u *Uplink) wire(c *store.Chunk) uint8 { return uint8(u.cfg.Store.Tensors[c.Tensor].Wire) }
+
+// Pending reports whether Advance may have something to do.
+func (u *Uplink) Pending() bool {
+	return len(u.pending)+len(u.returned)+len(u.recalled)+len(u.wanted) > 0 || u.commit.pending()
+}
+
+// Advance gives the rack's workers the results that have arrived, and sends messages that waited for room. It reports whether it
+// did anything.
+func (u *Uplink) Advance() (worked bool) {
+	worked = u.contributePending()
+	if u.commit.refreshing {
+		return u.commit.advanceRefresh() || worked
+	}
+	if u.commit.pending() {
+		worked = u.commit.exchange() || worked
+	}
+	for _, index := range u.returned {
+		u.cfg.Shard.Return(index)
+		worked = true
+	}
+	u.returned = u.returned[:0]
+	for _, index := range u.recalled {
+		u.cfg.Shard.Recall(index)
+		worked = true
+	}
+	u.recalled = u.recalled[:0]
+	for _, index := range u.wanted {
+		if u.cfg.Shard.Follow(index) {
+			u.reducer.Yield()
+			u.carryOut()
+		}
+	}
+	u.wanted = u.wanted[:0]
+	return worked
+}
+
+// idleTicks is the number of counted ticks without a chunk finished above the rack after which the rack's own workers count as
+// stalled. Until then their slots are held because parts are in flight.
+const idleTicks = 32
+
+// Tick looks for a stall among racks. It reports whether chunks are under way above the rack, and whether they make progress.
+func (u *Uplink) Tick(counted bool) (open, moving bool) {
+	u.reducer.Tick(counted)
+	u.carryOut()
+	u.Advance()
+	u.missLeft()
+	open = u.reducer.Open() > 0
+	return open, open && u.reducer.Idle() < idleTicks
+}

@@ -1,0 +1,188 @@
+package uplink
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/aggregate/lane"
+	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy"
+)
+
+// ErrPeerLost is wrapped by the loss of another rack's aggregator.
+var ErrPeerLost = errors.New("aggregator lost")
+
+// FailedElsewhere is the failure of a job in another rack.
+type FailedElsewhere struct {
+	Rack   string
+	Worker int // the worker that caused it, by its rank in the whole job, or -1
+}
+
+func (e *FailedElsewhere) Error() string {
+	if e.Worker < 0 {
+		return fmt.Sprintf("the job failed in rack %q: see its aggregator", e.Rack)
+	}
+	return fmt.Sprintf("the job failed in rack %q: worker %d caused it", e.Rack, e.Worker)
+}
+
+// Shard is the rack's part of the job in the lane, below the uplink.
+type Shard interface {
+	// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next
+	// call.
+	Gradients(a *reduce.Action) []uint64
+	// HyperSum returns the checksum of the hyper-parameters of a chunk's tensor on which all racks must agree.
+	HyperSum(index uint32) uint32
+	// Commit returns the record and the epoch of the commit under way, and whether it is at its second exchange of norms.
+	Commit() (record *chunk.TensorRecord, epoch uint8, trust bool)
+	// Running reports whether the job's traffic has not ended.
+	Running() bool
+	// Return delivers a result to the rack's workers. It calls [Uplink.Deliver] and [Uplink.Delivered].
+	Return(index uint32)
+	// Recall returns a chunk to the rack's workers, which send it again.
+	Recall(index uint32)
+	// Follow requests a chunk from the rack's workers ahead of other chunks. It reports whether some have no room for it.
+	Follow(index uint32) (stuck bool)
+	// Exchanged passes the lanes' barrier, because all racks have exchanged their norms.
+	Exchanged()
+	// Refreshed ends a commit, because this rack has all parameters that the commit changed.
+	Refreshed()
+}
+
+// Config describes an uplink.
+type Config struct {
+	Place      *Place
+	Lane       *lane.Lane
+	Fail       *failure.Latch
+	Shard      Shard
+	Rounds     Rounds
+	Store      *store.Store
+	Arithmetic *store.Arithmetic
+	Region     *store.Region // has [BuffersBytes]
+	Window     int
+	ChunkBytes int
+}
+
+// Counters holds a lane's counters for another rack.
+type Counters struct {
+	OwnedBytes           uint64 // of parameters, on which that rack runs the optimizer
+	RecvBytes, SentBytes uint64 // parts and results, with their notes
+	Awaited              uint64 // chunks that wait for that rack's part, or for its result
+}
+
+// Add adds another lane's counters.
+func (c *Counters) Add(o *Counters) {
+	c.OwnedBytes += o.OwnedBytes
+	c.RecvBytes += o.RecvBytes
+	c.SentBytes += o.SentBytes
+	c.Awaited += o.Awaited
+}
+
+// chunkBuffers holds the indexes of a chunk's buffers, or none.
+type chunkBuffers struct {
+	part   int32 // of the rack's part, until its workers have the result
+	result int32 // of the last result, which may be free again
+}
+
+// Uplink is one lane's part of the reduction above the rack.
+type Uplink struct {
+	cfg       Config
+	reducer   *hierarchy.Reducer
+	links     Links
+	buffers   buffers
+	chunks    []chunkBuffers  // by chunk
+	pending   []reduce.Action // chunks that wait for a buffer, oldest first
+	returned  []uint32        // chunks whose results the rack's workers wait for
+	recalled  []uint32        // chunks whose parts were not kept
+	wanted    []uint32        // chunks that other racks wait for
+	replies   []uint64        // by buffer and rack: the address for the result in that rack
+	slotBytes uint64
+	window    int // slots of one connection
+	commit    commit
+	src       []uint64
+	folded    []uint64
+	one       [1]uint64
+	published published
+}
+
+type published struct {
+	mu      sync.Mutex
+	racks   []Counters
+	awaited []int
+}
+
+// New makes an uplink without connections.
+func New(cfg Config) *Uplink {
+	p := cfg.Place
+	n := numBuffers(cfg.Window, cfg.ChunkBytes, p.Buddies)
+	u := &Uplink{
+		cfg: cfg, slotBytes: slotBytes(cfg.ChunkBytes), window: peerWindow(cfg.Window, cfg.ChunkBytes),
+		buffers: newBuffers(cfg.Region, cfg.ChunkBytes, n, p.Buddies), replies: make([]uint64, n*p.Racks),
+		src: make([]uint64, 0, p.Racks), folded: make([]uint64, 0, p.Racks),
+		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
+		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
+	}
+	u.links = Links{u: u, peers: make([]peer, p.Racks)}
+	u.commit = newCommit(u)
+	u.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
+		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.window,
+		Open: n, Sends: cfg.Lane.Depths.PeerSend - 1, // one send is reserved for the end of the job
+	})
+	return u
+}
+
+// Links returns the connections to other racks.
+func (u *Uplink) Links() *Links { return &u.links }
+
+// End announces to the other racks that the job has failed because of a worker. If rank is negative, no worker is to blame.
+func (u *Uplink) End(rank int) { u.links.end(rank) }
+
+// Scratch returns the address of room for a chunk in f32.
+func (u *Uplink) Scratch() uint64 { return u.buffers.norms(u.cfg.Place.Racks) }
+
+// SetShape changes the shape. The uplink must not have chunks yet.
+func (u *Uplink) SetShape(s hierarchy.Shape) { u.reducer.SetShape(s) }
+
+// Add adds chunks to those of the lane.
+func (u *Uplink) Add(chunks []store.Chunk) {
+	owners := make([]int, len(chunks))
+	for i := range chunks {
+		owners[i] = int(chunks[i].Owner)
+		p := &u.links.peers[owners[i]]
+		p.owned = append(p.owned, uint32(len(u.chunks)))
+		p.ownedBytes += uint64(chunks[i].Elems) * 4
+		u.chunks = append(u.chunks, chunkBuffers{none, none})
+	}
+	u.reducer.Add(owners)
+}
+
+// Publish copies the counters for other goroutines.
+func (u *Uplink) Publish() {
+	u.published.mu.Lock()
+	defer u.published.mu.Unlock()
+	awaited := u.published.awaited
+	clear(awaited)
+	u.reducer.Awaited(awaited)
+	u.commit.awaited(awaited)
+	for rack := range u.links.peers {
+		p := &u.links.peers[rack]
+		u.published.racks[rack] = Counters{OwnedBytes: p.ownedBytes, Awaited: uint64(awaited[rack]), RecvBytes: p.recv, SentBytes: p.sent}
+	}
+}
+
+// Counters adds the counters that were published last to out, by rack. Any goroutine may call it.
+func (u *Uplink) Counters(out []Counters) {
+	u.published.mu.Lock()
+	defer u.published.mu.Unlock()
+	for rack := range out {
+		out[rack].Add(&u.published.racks[rack])
+	}
+}
+
+// reply returns the address that a rack has named for the result of the chunk whose part is in a buffer.
+func (u *Uplink) reply(buffer int32, rack int) *uint64 {
+	return &u.replies[int(buffer)*u.cfg.Place.Racks+rack]
+}

@@ -1,0 +1,94 @@
+package uplink
+
+import (
+	"encoding/binary"
+
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// Op is the operation of a message between aggregators. It takes the place of [chunk.Op] in a worker's immediate.
+type Op uint8
+
+// These are the operations. The index is the chunk's unless stated otherwise.
+const (
+	OpSum       Op = iota // to the parent: a part of a gradient, with a note behind it
+	OpResult              // to the child: the result; to a buddy: the sum of all racks
+	OpBroadcast           // to the parent: initial values, if this part of the tree has the root, with a note behind them
+	OpInitial             // to the child: initial values
+	OpNorms               // the commit's record and norms of gradients; the index is the first norm's place among the sender's
+	OpTrust               // as OpNorms, with norms of parameters and steps, for LAMB
+	OpNotice              // the epoch is a [Notice]
+	OpEnd                 // the epoch is an [Ending]
+)
+
+// Notice is the epoch of an [OpNotice].
+type Notice uint8
+
+const (
+	NoticeNACK    Notice = iota // to the child: its part was not kept
+	NoticeRequest               // to the child: other racks wait for its part
+	NoticeRecall                // to the parent: the child wants a NACK of its part
+	NoticeTaken                 // to the child: its part was added to the parent's, and its slot is free
+	NoticeRead                  // norms were read, and there is room for more
+)
+
+// Ending is the epoch of an [OpEnd].
+type Ending uint8
+
+// These are the endings of a job in a rack.
+const (
+	Failed Ending = iota // the index is the rank in the whole job of the worker to blame, or all ones if none is
+	Left                 // the rack's workers have left in peace
+)
+
+func pack(op Op, epoch uint8, index uint32) uint32 { return chunk.Pack(chunk.Op(op), epoch, index) }
+
+func unpack(imm uint32) (op Op, epoch uint8, index uint32) {
+	o, epoch, index := chunk.Unpack(imm)
+	return Op(o), epoch, index
+}
+
+// note is the 16-byte trailer of a part.
+type note struct {
+	resultAddr uint64 // the address for the result at the child
+	hyperSum   uint32 // of the hyper-parameters that the rack's workers sent
+	flags      uint32
+}
+
+const (
+	noteBytes  = 16
+	noteValues = 1 // flag: the message carries initial values
+)
+
+func (n *note) write(addr uint64) {
+	b := store.Bytes(addr, noteBytes)
+	binary.LittleEndian.PutUint64(b, n.resultAddr)
+	binary.LittleEndian.PutUint32(b[8:], n.hyperSum)
+	binary.LittleEndian.PutUint32(b[12:], n.flags)
+}
+
+func readNote(addr uint64) note {
+	b := store.Bytes(addr, noteBytes)
+	return note{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:])}
+}
+
+// normBytes is the room for one message of norms: the commit's record, followed by norms.
+const normBytes = 4 << 10
+
+// mostPeerBytes bounds the slots of one connection between aggregators.
+const mostPeerBytes = 16 << 20
+
+// slotBytes returns the size of a slot for a part in f32 with its note, whatever the wire's type.
+func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
+
+// peerWindow returns the number of parts that one rack may have at another, unanswered. With as many results it takes a worker's
+// window, so a peer's connection has the queues of a worker's.
+func peerWindow(window, chunkBytes int) int {
+	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
+}
+
+// SlotsBytes returns the size of the slots of one connection between aggregators, with room for a message of norms.
+func SlotsBytes(window, chunkBytes int) int64 {
+	return int64(peerWindow(window, chunkBytes))*int64(slotBytes(chunkBytes)) + normBytes
+}
