@@ -13,22 +13,22 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// simNetwork is a simulated network, and opens devices on it that are closed at the test's end.
-func simNetwork(t *testing.T, seed uint64) (sim *fabric.Sim, open func(format string, args ...any) *verbs.Device) {
+// simNetwork returns a simulated network, and a function that opens devices on it. They are closed when the test ends.
+func simNetwork(t *testing.T, seed uint64) (sim *simfabric.World, open func(format string, args ...any) *verbs.Device) {
 	t.Helper()
-	sim, err := fabric.NewSim(seed)
+	sim, err := simfabric.New(seed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { sim.Close() })
 	return sim, func(format string, args ...any) *verbs.Device {
-		d, err := verbs.Open(verbs.ProviderSim, fmt.Sprintf(format, args...), sim.Options())
+		d, err := verbs.Open(simfabric.Provider, fmt.Sprintf(format, args...), sim.Options())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,20 +41,20 @@ func simNetwork(t *testing.T, seed uint64) (sim *fabric.Sim, open func(format st
 	}
 }
 
-// simCluster is racks of manual lanes and workers over a simulated network, with so many workers in each rack. With an odd seed
-// messages are delayed, lost and turned away.
+// simCluster returns racks of manual lanes and workers over a simulated network, with so many workers in each rack. With an odd
+// seed messages are delayed, lost and turned away.
 func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers []int,
 	cfg racktest.Config, each ...func(rack int, cfg *racktest.Config)) (*racktest.Cluster, func()) {
 	t.Helper()
 	sim, open := simNetwork(t, seed)
 	if seed%2 == 1 {
-		sim.SetFaults(fabric.SimFaults{Delay: 2000, DelayMax: time.Millisecond, Drop: 1000, RNR: 1000})
+		sim.SetFaults(simfabric.Faults{Delay: 2000, DelayMax: time.Millisecond, Drop: 1000, RNR: 1000})
 	}
 	return clusterOn(t, sim, open, topology, workers, cfg, each...)
 }
 
-func clusterOn(t *testing.T, sim *fabric.Sim, open func(string, ...any) *verbs.Device, topology hierarchy.Topology, workers []int,
-	cfg racktest.Config, each ...func(rack int, cfg *racktest.Config)) (*racktest.Cluster, func()) {
+func clusterOn(t *testing.T, sim *simfabric.World, open func(string, ...any) *verbs.Device, topology hierarchy.Topology,
+	workers []int, cfg racktest.Config, each ...func(rack int, cfg *racktest.Config)) (*racktest.Cluster, func()) {
 	t.Helper()
 	cfg.Manual, cfg.Now = true, func() int64 { return int64(sim.Now()) }
 	racks := make([]racktest.Config, len(workers))
@@ -95,10 +95,10 @@ func exchangeRacks(t *testing.T, seed uint64, c *racktest.Cluster, pods, steps i
 	})
 }
 
-// plainGo takes gradients by rack, worker and tensor, and returns what a pushpull answers, by rack and tensor.
+// plainGo takes gradients by rack, worker and tensor, and returns the answers to pushpulls, by rack and tensor.
 type plainGo func(grads [][][][]float32) [][][]float32
 
-// exchangeWith is exchangeRacks with the plain Go that begin makes of a reference with the broadcast's values.
+// exchangeWith is exchangeRacks with the plainGo that begin makes from a reference with the broadcast's values.
 func exchangeWith(t *testing.T, seed uint64, c *racktest.Cluster, steps int, network func(),
 	begin func(*racktest.Reference) plainGo) {
 	t.Helper()
@@ -198,8 +198,8 @@ func TestRacksEqualPlainGoBitForBit(t *testing.T) {
 	}
 }
 
-// racksSeeds is how many seeds a test of racks takes, an eighth of n where the run is short, as with detectors, which look at code
-// and not at schedules; RACKS_SEEDS asks for more of them.
+// racksSeeds returns the number of seeds of a test of racks: an eighth of n in a short run, as with detectors, which check code and
+// not schedules. RACKS_SEEDS sets it.
 func racksSeeds(t *testing.T, n int) uint64 {
 	if testing.Short() {
 		n = (n + 7) / 8
@@ -211,7 +211,7 @@ func racksSeeds(t *testing.T, n int) uint64 {
 	return seeds
 }
 
-// anyShape draws a shape that the racks and pods of a topology can have.
+// anyShape draws a shape that is possible for the racks and pods of a topology.
 func anyShape(rng *rand.Rand, top hierarchy.Topology) hierarchy.Shape {
 	shapes := slices.DeleteFunc(hierarchy.Shapes(), func(s hierarchy.Shape) bool {
 		top.Shape = s
@@ -228,8 +228,8 @@ func anyCore(rng *rand.Rand, top hierarchy.Topology) chunk.DType {
 	return chunk.F32
 }
 
-// Racks may have 1 to 8 members in any shape, and workers may push in orders of their own: windows of a few slots then fill with
-// chunks that other racks cannot send. All of it ends with the same bits.
+// Racks may have 1 to 8 members in any shape, and workers may push in different orders. Windows of a few slots then fill with
+// chunks that other racks cannot send. All runs end with equal bits.
 func TestRacksInAnyShapeAndOrderEqualPlainGo(t *testing.T) {
 	for seed := range racksSeeds(t, 20) {
 		rng := rand.New(rand.NewPCG(seed, 1))

@@ -13,9 +13,10 @@ import (
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 )
 
-// buddyTrial is a job whose owners have buddies, and what plain Go says of its state after each step.
+// buddyTrial is a job whose owners have buddies, with plain Go's state after each step.
 type buddyTrial struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -65,7 +66,7 @@ func openBuddies(t *testing.T, seed uint64) *buddyTrial {
 	return b
 }
 
-// note remembers the state that plain Go has come to.
+// note records the present state of plain Go.
 func (b *buddyTrial) note() {
 	var all [][][]float32
 	for k := range b.plan.NumTensors() {
@@ -74,7 +75,7 @@ func (b *buddyTrial) note() {
 	b.after = append(b.after, all)
 }
 
-// fill draws what each worker pushes, by rack, worker and tensor.
+// fill draws each worker's gradients, by rack, worker and tensor.
 func (b *buddyTrial) fill() [][][][]float32 {
 	out := make([][][][]float32, len(b.c.Racks))
 	for r, rack := range b.c.Racks {
@@ -99,10 +100,10 @@ func (b *buddyTrial) run(kind chunk.Op, rounds int) error {
 	return b.c.Drive(b.network, handles, rounds)
 }
 
-// step takes a step that is given up after so many rounds, and reports whether it was done by then.
+// step takes a step that is abandoned after so many rounds, and reports whether it was done by then.
 func (b *buddyTrial) step(rounds int) (done bool) {
 	b.t.Helper()
-	b.ref.StepRacks(b.fill(), b.c.Racks[0].Config.Job.Above.Pods)
+	b.ref.StepRacks(b.fill(), b.c.Racks[0].Config.Job.Place.Pods)
 	b.note()
 	err := b.run(chunk.OpPushPull, rounds)
 	if err != nil && !strings.Contains(err.Error(), "not done") {
@@ -111,17 +112,17 @@ func (b *buddyTrial) step(rounds int) (done bool) {
 	return err == nil
 }
 
-// end ends the job in all racks, and returns what remains in those that are not lost.
-func (b *buddyTrial) end(lost ...int) []*aggregate.Remains {
+// end ends the job in all racks, and returns the state that the racks other than the lost ones keep.
+func (b *buddyTrial) end(lost ...int) []*aggregate.Retained {
 	b.t.Helper()
-	left := make([]*aggregate.Remains, len(b.c.Racks))
+	left := make([]*aggregate.Retained, len(b.c.Racks))
 	for r, rack := range b.c.Racks {
 		rack.Job.Fail(-1, errors.New("a rack is lost"))
 		if slices.Contains(lost, r) {
 			continue
 		}
 		var err error
-		if left[r], err = rack.Job.CloseKeeping(); err != nil {
+		if left[r], err = rack.Job.CloseRetaining(); err != nil {
 			b.t.Fatal(err)
 		}
 		if left[r] != nil { // in shape root most racks keep nothing
@@ -135,11 +136,11 @@ func (b *buddyTrial) end(lost ...int) []*aggregate.Remains {
 	return left
 }
 
-// whole finds who has each owner's chunks, and the last step that is whole.
-func (b *buddyTrial) whole(left []*aggregate.Remains) (changes uint32, from []int) {
+// whole returns the rack that has each owner's chunks, and the last step that is whole.
+func (b *buddyTrial) whole(left []*aggregate.Retained) (changes uint32, from []int) {
 	b.t.Helper()
 	changes, most := ^uint32(0), uint32(0)
-	top := b.c.Racks[0].Config.Job.Above.Topology
+	top := b.c.Racks[0].Config.Job.Place.Topology
 	from = slices.Repeat([]int{-1}, len(left))
 	for _, owner := range top.Owners() {
 		at := owner
@@ -159,8 +160,8 @@ func (b *buddyTrial) whole(left []*aggregate.Remains) (changes uint32, from []in
 	return changes, from
 }
 
-// compare compares what remains with plain Go, bit for bit.
-func (b *buddyTrial) compare(left []*aggregate.Remains, from []int, changes uint32) {
+// compare compares the kept state with plain Go, bit for bit.
+func (b *buddyTrial) compare(left []*aggregate.Retained, from []int, changes uint32) {
 	b.t.Helper()
 	updates := make([]uint32, b.plan.NumTensors())
 	found := 0
@@ -210,7 +211,7 @@ func (b *buddyTrial) compare(left []*aggregate.Remains, from []int, changes uint
 	}
 }
 
-// Whichever rack is lost, and wherever in a step, the others have the state of the last step that is whole.
+// Whichever rack is lost, and at any point of a step, the others have the state of the last step that is whole.
 func TestAnyOneRackMayBeLostInMidStep(t *testing.T) {
 	torn, seeds := 0, racksSeeds(t, 24)
 	for seed := range seeds {
@@ -239,7 +240,7 @@ func TestAnyOneRackMayBeLostInMidStep(t *testing.T) {
 			return
 		}
 	}
-	if torn == 0 && seeds >= 8 { // as few as are asked for may all have ended between steps
+	if torn == 0 && seeds >= 8 { // with few seeds, all may have ended between steps
 		t.Error("no step was torn")
 	}
 }
@@ -271,16 +272,16 @@ func TestWhatCannotHaveBuddiesIsRefused(t *testing.T) {
 		edit func(c *aggregate.JobConfig)
 	}{
 		{"one rack, which would be its own", func(c *aggregate.JobConfig) {
-			c.Above.Racks, c.Above.Names, c.Above.Workers = 1, c.Above.Names[:1], c.Above.Workers[:1]
+			c.Place.Racks, c.Place.Names, c.Place.Workers = 1, c.Place.Names[:1], c.Place.Workers[:1]
 		}},
-		{"shape chain", func(c *aggregate.JobConfig) { c.Above.Shape = hierarchy.Chain }},
+		{"shape chain", func(c *aggregate.JobConfig) { c.Place.Shape = hierarchy.Chain }},
 		{"mode eager", func(c *aggregate.JobConfig) { c.Mode = aggregate.TwoPhase }},
 		{"outer none", func(c *aggregate.JobConfig) {
-			c.Outer = hierarchy.Outer{Every: 2, Rule: hierarchy.OuterSGD, LR: 1}
+			c.Outer = outer.Optimizer{Every: 2, Rule: outer.SGD, LR: 1}
 		}},
 	} {
 		c := aggregate.JobConfig{Name: "job", Workers: 1, Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults(),
-			ChunkBytes: 4096, Above: &aggregate.Above{
+			ChunkBytes: 4096, Place: &aggregate.Place{
 				Topology: hierarchy.Topology{Shape: hierarchy.Sharded, Racks: 3}, Names: []string{"a", "b", "c"}, Workers: []int{1, 1, 1},
 				Buddies: true,
 			}}

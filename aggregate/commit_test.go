@@ -31,7 +31,7 @@ func (c *twoPhaseRacks) drive(handles [][][]uint64) {
 	}
 }
 
-// each does an operation on some tensors with every worker.
+// each runs an operation on some tensors with every worker.
 func (c *twoPhaseRacks) each(kind chunk.Op, tensors []int) {
 	c.t.Helper()
 	ops := make([][][]worker.Op, len(c.Racks))
@@ -172,7 +172,7 @@ func TestTwoPhaseStepsOverRacksEqualPlainGo(t *testing.T) {
 	}
 }
 
-// A lane with many chunks tells its norms in several messages.
+// A lane with many chunks sends its norms in several messages.
 func TestNormsThatNeedSeveralMessagesAddUp(t *testing.T) {
 	c, network := simCluster(t, 3, hierarchy.Topology{Shape: hierarchy.Sharded, Racks: 2}, []int{1, 1}, racktest.Config{
 		Lanes: 1, Window: 16, Tensors: tensorsOf(chunk.F32, 1_200_000, 5),

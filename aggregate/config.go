@@ -1,58 +1,96 @@
 package aggregate
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/outer"
+	"github.com/rackweave/rackweave/aggregate/pace"
 	"github.com/rackweave/rackweave/aggregate/reduce"
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/aggregate/shard"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/aggregate/uplink"
+	"github.com/rackweave/rackweave/chunk"
+	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // Defaults of an engine.
 const (
 	DefaultWindow       = 64  // slots per worker and lane
-	ByReferenceWindow   = 256 // where a slot costs no memory
+	ByReferenceWindow   = 256 // for devices whose slots cost no memory
 	DefaultMaxConns     = 256 // per lane
 	DefaultSpin         = 64  // empty rounds before a lane sleeps
 	DefaultPeerDeadline = 10 * time.Second
 	DefaultLinkTimeout  = 5 * time.Second
 )
 
-// Config is what an engine runs on.
+// Config describes an engine.
 type Config struct {
 	Lanes    []LaneConfig
-	Window   int // 0: what suits the devices
-	MaxConns int // per lane; 0: DefaultMaxConns
-	Spin     int // -1: none; 0: DefaultSpin
-	// Balance is the window by which lanes that are uneven for good are found, to move chunks; 0: DefaultBalance, negative: none move.
+	Window   int // if 0, a default for the devices
+	MaxConns int // per lane; if 0, DefaultMaxConns
+	Spin     int // if 0, DefaultSpin; if -1, lanes never sleep
+	// Balance is the length of the windows in which lanes are compared to move chunks. If 0, it is DefaultBalance. If negative, no
+	// chunk moves by itself.
 	Balance time.Duration
-	// How long an attached worker may take to connect; 0: DefaultPeerDeadline.
+	// PeerDeadline bounds the time in which an attached worker must connect. If 0, it is DefaultPeerDeadline.
 	PeerDeadline time.Duration
-	// How long a connection whose NIC or link failed may take to come back over another; 0: DefaultLinkTimeout.
+	// LinkTimeout bounds the time in which a connection whose NIC or link failed must resume over another. If 0, it is
+	// DefaultLinkTimeout.
 	LinkTimeout time.Duration
-	// Now is the clock, in ns; nil: the system's. The simulation has its own.
+	// Now is the clock, in ns. If nil, it is the system's. The simulation has its own.
 	Now func() int64
 	// Manual engines have no goroutines: the owner calls every lane's Step, and Do runs at once.
 	Manual bool
+	// Watch wraps every command that lanes run, for measurements. If nil, commands run bare.
+	Watch func(func()) func()
 }
 
-// MaxWeight is the most weight that a job can have.
+// These constants bound the window of an engine.
+const (
+	MinWindow = lane.MinWindow
+	MaxWindow = lane.MaxWindow
+)
+
+// MaxWorkers is the largest number of workers of a job.
+const MaxWorkers = shard.MaxWorkers
+
+// MaxWeight is the largest weight of a job.
 const MaxWeight = 10000
 
-// LaneConfig places a lane.
-type LaneConfig struct {
-	Device *verbs.Device
-	NIC    int // index of the device's NIC in the plan
-	CPU    int // -1: not pinned
-	Node   int // NUMA node of its memory; -1: any
-}
+// These types belong to the rooms below. An engine's callers use them.
+type (
+	// LaneConfig places a lane.
+	LaneConfig = lane.Config
+	// Lane is one core's loop.
+	Lane = lane.Lane
+	// Counters holds the counters of a lane.
+	Counters = lane.Counters
+	// WorkerCounters holds the counters of one worker.
+	WorkerCounters = shard.WorkerCounters
+	// RackCounters holds a job's counters for another rack.
+	RackCounters = uplink.Counters
+	// Place is a rack's place among the racks that it reduces with.
+	Place = uplink.Place
+	// Failure is the reason for the end of a job.
+	Failure = failure.Failure
+	// TensorSpec describes a tensor beside the plan.
+	TensorSpec = store.Spec
+	// MemoryUse is the memory that a job holds.
+	MemoryUse = store.Use
+	// Pace is the progress of a worker in mode stream.
+	Pace = pace.Worker
+)
 
-// Mode is what the aggregator does with gradients.
+// Mode is the aggregator's treatment of gradients.
 type Mode = reduce.Mode
 
-// The modes.
 const (
 	Eager     = reduce.Eager
 	Aggregate = reduce.Aggregate
@@ -63,7 +101,7 @@ const (
 // ParseMode reads the name of a mode.
 func ParseMode(s string) (Mode, error) { return reduce.ParseMode(s) }
 
-// JobConfig is what a job is made of.
+// JobConfig describes a job.
 type JobConfig struct {
 	Name       string
 	Workers    int
@@ -71,25 +109,165 @@ type JobConfig struct {
 	Rule       optim.Rule
 	Hyper      optim.Hyper
 	ChunkBytes int
-	// Weight is the job's part of a lane that several jobs use, beside theirs: from 1, which 0 stands for, to MaxWeight.
+	// Weight is the job's share of a lane relative to other jobs', from 1 to MaxWeight. If 0, it is 1.
 	Weight int
-	// Policy is who waits for whom in mode stream; the others are synchronous.
+	// Policy is the synchronization policy in mode stream. The other modes are synchronous.
 	Policy policy.Spec
-	// Decided, if not nil, is told of every update that a policy decides, in order; the policy waits meanwhile.
+	// Decided, if not nil, receives every update that a policy decides, in order, while the policy waits. An act Cancel drops the
+	// update of the set numbered Step, counted from 0, because worker W was lost in it.
 	Decided func(policy.Act)
-	// Outer is how the job's racks that train on their own meet, in mode eager; the zero value: they add their gradients.
-	Outer hierarchy.Outer
-	// Met, if not nil, is told of every decision about the racks' meetings, in order, where racks may miss some ([hierarchy.Outer]'s
-	// Quorum), with the number of the fragment's last meeting and the racks' weights in it. A lane waits meanwhile, and reuses
-	// weights.
-	Met func(w hierarchy.Word, meeting uint32, weights []int)
-	// Above places the job's rack among others; nil: it is alone.
-	Above *Above
-	// Part is what of the job is this engine's.
+	// Lost, if not nil, receives every lost worker that the policy can do without, on a goroutine of its own.
+	Lost func(rank int, why error)
+	// Outer is the outer optimizer of racks that train apart, in mode eager. If it is the zero value, racks add their gradients in
+	// every step.
+	Outer diloco.Optimizer
+	// Place is the place of the job's rack among other racks. If nil, the rack is alone.
+	Place *Place
+	// Part is this engine's part of the job.
 	Part Part
 }
 
-// TensorSpec is what a job knows of a tensor beside the plan.
-type TensorSpec struct {
-	LRMult, WDMult float64
+// Part is one aggregator's part of a job that is spread over several. Every worker sends each chunk to the aggregator that owns it.
+// The zero value is the whole job.
+type Part struct {
+	Number, Of int // among the aggregators, which have as many lanes each
+	// Racks is the number of workers in each rack, in rank order. Their gradients are added first. If empty, all workers are in one
+	// rack.
+	Racks []int
+	Pods  int // number of equal runs of racks, whose sums are added first; if 0 or 1, racks are not grouped
+}
+
+// Several reports whether there are other parts.
+func (p *Part) Several() bool { return p.Of > 1 }
+
+// sumBytes returns the room for the sums of all racks in one lane.
+func (p *Part) sumBytes(chunkBytes int) int64 {
+	if len(p.Racks) < 2 {
+		return 0
+	}
+	return store.RackSumBytes(len(p.Racks), chunkBytes)
+}
+
+// complete sets the fields that follow from the others, and returns an error if the job cannot run so among other aggregators. Its
+// caller has checked the mode, the rule and the number of workers.
+func (c *JobConfig) complete() error {
+	if c.Mode == Aggregate {
+		c.Rule = optim.Sum
+	}
+	if c.Weight = cmp.Or(c.Weight, 1); c.Weight < 1 || c.Weight > MaxWeight {
+		return fmt.Errorf("weight %d: use 1 to %d", c.Weight, MaxWeight)
+	}
+	if c.Place != nil {
+		if err := c.checkPlace(); err != nil {
+			return err
+		}
+	}
+	if err := c.checkPart(); err != nil {
+		return err
+	}
+	return c.checkOuter()
+}
+
+// checkPlace returns an error if the job cannot run over several racks.
+func (c *JobConfig) checkPlace() error {
+	p := c.Place
+	if err := p.CheckPlace(); err != nil {
+		return err
+	}
+	switch {
+	case p.Rack < 0 || p.Rack >= p.Racks || len(p.Names) != p.Racks || len(p.Workers) != p.Racks:
+		return fmt.Errorf("rack %d of %d, with %d names and workers in %d", p.Rack, p.Racks, len(p.Names), len(p.Workers))
+	case p.Workers[p.Rack] != c.Workers:
+		return fmt.Errorf("%d workers in a rack of %d", c.Workers, p.Workers[p.Rack])
+	case c.Mode == Stream:
+		return errors.New("mode stream runs in one rack: use mode eager, or one aggregator")
+	case c.Outer.Every > 0 && p.Core == chunk.BF16:
+		return fmt.Errorf("an outer step every %d steps adds differences, which cross the core in f32 only: use f32", c.Outer.Every)
+	case !p.Buddies:
+		return nil
+	case c.Mode != Eager:
+		return errors.New("buddies keep the state of mode eager: use that mode, or a cluster without buddies")
+	case c.Outer != diloco.Optimizer{}:
+		return errors.New("buddies cannot keep the state of racks that train apart: use outer none, or a cluster without buddies")
+	}
+	return nil
+}
+
+// checkPart returns an error if the job cannot be spread over several aggregators.
+func (c *JobConfig) checkPart() error {
+	p := &c.Part
+	all := 0
+	for _, n := range p.Racks {
+		all += n
+	}
+	switch {
+	case p.Number < 0 || p.Number >= max(p.Of, 1):
+		return fmt.Errorf("part %d of %d", p.Number, p.Of)
+	case p.Several() && c.Place != nil:
+		return errors.New("aggregators that reduce among themselves share no parts of a job")
+	case p.Several() && (c.Mode == Stream || c.Mode == TwoPhase):
+		return fmt.Errorf("mode %v runs at one aggregator: use mode eager, or one aggregator", c.Mode)
+	case len(p.Racks) > 0 && (all != c.Workers || p.Pods > 1 && len(p.Racks)%p.Pods != 0):
+		return fmt.Errorf("%d workers in racks of %v and %d pods", c.Workers, p.Racks, p.Pods)
+	}
+	return nil
+}
+
+// checkOuter returns an error if the racks of the job cannot train apart.
+func (c *JobConfig) checkOuter() error {
+	o := c.Outer
+	switch {
+	case o == diloco.Optimizer{}:
+		return nil
+	case c.Mode != Eager:
+		return fmt.Errorf("racks with an outer step every %d steps train apart, which mode %v cannot: use mode eager", o.Every, c.Mode)
+	case c.Place == nil:
+		return fmt.Errorf("an outer step every %d steps needs several racks: use aggregators of several racks", o.Every)
+	}
+	return o.Check()
+}
+
+func (c *JobConfig) storeConfig() store.Config {
+	s := store.Config{
+		Rule: c.Rule, Hyper: c.Hyper, States: c.Rule.States(c.Hyper), Scale: 1, Core: chunk.F32,
+		Direct: c.Mode != Aggregate && c.Mode != Stream,
+	}
+	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
+		scalars := optim.Derive(optim.Sum, c.Hyper, 1)
+		s.Sum = &scalars
+	}
+	if c.Place != nil {
+		s.Core, s.History = c.Place.CoreType(), c.Place.Buddies
+		s.Direct = s.Direct && s.Core == chunk.F32
+	}
+	if c.Outer != (diloco.Optimizer{}) {
+		s.Scale = float64(c.total()) / float64(c.Workers)
+	}
+	s.Arrays = c.arrays(c.Mode == Stream && !c.Policy.Stream())
+	return s
+}
+
+func (c *JobConfig) total() int {
+	if c.Place == nil {
+		return c.Workers
+	}
+	return c.Place.First(c.Place.Racks)
+}
+
+// arrays returns the number of f32 arrays of a chunk whose optimizer state this rack does not keep, and of a chunk whose state it
+// keeps. sets tells whether a job of mode stream has accumulators.
+func (c *JobConfig) arrays(sets bool) [2]int {
+	states := c.Rule.States(c.Hyper)
+	switch {
+	case c.Mode == Aggregate:
+		return [2]int{}
+	case c.Outer != diloco.Optimizer{}:
+		n := outer.Arrays(c.Outer)
+		return [2]int{1 + states + n[0], 1 + states + n[1]}
+	case c.Place != nil && c.Place.Buddies:
+		return [2]int{1, 2 * (1 + states)}
+	case c.Mode == TwoPhase, sets:
+		return [2]int{1, 2 + states}
+	}
+	return [2]int{1, 1 + states}
 }

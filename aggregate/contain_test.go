@@ -16,7 +16,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// beside opens a job's rack on another one's aggregator.
+// beside opens a job's rack on the aggregator of another rack.
 func beside(t testing.TB, r *racktest.Rack, provider string, workers int, cfg racktest.Config) *racktest.Rack {
 	t.Helper()
 	cfg.Engine, cfg.NICs, cfg.Lanes = r.Engine, r.Config.NICs, r.Config.Lanes
@@ -24,6 +24,17 @@ func beside(t testing.TB, r *racktest.Rack, provider string, workers int, cfg ra
 		cfg.Workers = append(cfg.Workers, []*verbs.Device{openDevice(t, provider)})
 	}
 	return openRack(t, cfg)
+}
+
+// tear leaves a job's shard of a lane in a state that no input should bring about. The lane panics at its next chunk.
+func tear(j *aggregate.Job, lane int) error {
+	s := j.Shards()[lane]
+	return s.Flow.Do(context.Background(), func() { s.Store.Chunks = nil })
+}
+
+// panicIn runs a command of the job that panics.
+func panicIn(j *aggregate.Job, lane int) error {
+	return j.Shards()[lane].Flow.Do(context.Background(), func() { panic("for the test") })
 }
 
 func sumJob(name string, elems ...uint64) racktest.Config {
@@ -37,10 +48,10 @@ func sumJob(name string, elems ...uint64) racktest.Config {
 func TestAPanicInALaneFailsTheJobThatCausedItAndNoOther(t *testing.T) {
 	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
 		for what, attack := range map[string]func(*aggregate.Job) error{
-			"a message": func(j *aggregate.Job) error { return j.Tear(1) },
+			"a message": func(j *aggregate.Job) error { return tear(j, 1) },
 			"a command": func(j *aggregate.Job) error {
-				if err := j.PanicIn(1); err == nil {
-					return errors.New("the command's caller heard of no panic")
+				if err := panicIn(j, 1); err == nil {
+					return errors.New("the command's caller got no panic")
 				}
 				return nil
 			},
@@ -52,17 +63,17 @@ func TestAPanicInALaneFailsTheJobThatCausedItAndNoOther(t *testing.T) {
 				go func() {
 					var err error
 					for range 1000 {
-						if err = together(culprit, pushPullAll(culprit)); err != nil {
+						if err = runAll(culprit, pushPullAll(culprit)); err != nil {
 							break
 						}
 					}
 					ended <- err
 				}()
-				exchange(t, victim, 3, func(ops [][]worker.Op) error { return together(victim, ops) })
+				exchange(t, victim, 3, func(ops [][]worker.Op) error { return runAll(victim, ops) })
 				if err := attack(culprit.Job); err != nil {
 					t.Fatal(err)
 				}
-				exchange(t, victim, 10, func(ops [][]worker.Op) error { return together(victim, ops) })
+				exchange(t, victim, 10, func(ops [][]worker.Op) error { return runAll(victim, ops) })
 				select {
 				case err := <-ended:
 					if err == nil {
@@ -72,14 +83,14 @@ func TestAPanicInALaneFailsTheJobThatCausedItAndNoOther(t *testing.T) {
 					t.Fatal("the workers of the job that caused a panic still wait")
 				}
 				var p *aggregate.PanicError
-				if f := culprit.Job.Failure(); f == nil || !errors.As(f.Err, &p) || !strings.Contains(string(p.Stack), "aggregate.(*Lane)") {
+				if f := culprit.Job.Failure(); f == nil || !errors.As(f.Err, &p) || !strings.Contains(string(p.Stack), "lane.(*Lane)") {
 					t.Errorf("its failure is %+v, not a panic with its stack", f)
 				}
-				if err := culprit.Job.PanicIn(1); !errors.As(err, &p) {
+				if err := panicIn(culprit.Job, 1); !errors.As(err, &p) {
 					t.Errorf("a later command of it says %v", err)
 				}
 				late := beside(t, victim, provider, 2, sumJob("late", 5000))
-				exchange(t, late, 2, func(ops [][]worker.Op) error { return together(late, ops) })
+				exchange(t, late, 2, func(ops [][]worker.Op) error { return runAll(late, ops) })
 			})
 		}
 	}
@@ -95,7 +106,7 @@ func pushPullAll(r *racktest.Rack) [][]worker.Op {
 	return ops
 }
 
-// Lanes get to know new tensors one after another, while others of them are at a commit.
+// Lanes receive new tensors one after another, while others of them are at a commit.
 func TestCommitsWhileTensorsAreAddedHurtNobody(t *testing.T) {
 	for _, rule := range []optim.Rule{optim.SGDTorch, optim.LAMB} {
 		t.Run(rule.String(), func(t *testing.T) {
@@ -143,7 +154,7 @@ func TestCommitsWhileTensorsAreAddedHurtNobody(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			exchange(t, victim, 5, func(ops [][]worker.Op) error { return together(victim, ops) })
+			exchange(t, victim, 5, func(ops [][]worker.Op) error { return runAll(victim, ops) })
 			close(stop)
 			if err := <-ended; err != nil {
 				t.Errorf("commits beside new tensors: %v", err)
@@ -173,5 +184,5 @@ func TestAJobThatRegistersTensorsOneByOneLeavesRegionsToOthers(t *testing.T) {
 		t.Errorf("%d bytes of parameters are held for %d that are needed", got, need)
 	}
 	next := beside(t, many, verbs.ProviderSHM, 2, sumJob("next", 5000))
-	exchange(t, next, 2, func(ops [][]worker.Op) error { return together(next, ops) })
+	exchange(t, next, 2, func(ops [][]worker.Op) error { return runAll(next, ops) })
 }

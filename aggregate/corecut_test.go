@@ -8,12 +8,12 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
-// cutCluster is two racks of which the second's aggregator loses its link in mid-step, for so long in virtual time.
+// cutCluster returns two racks. The second's aggregator loses its link in mid-step, for away in virtual time.
 func cutCluster(t *testing.T, away time.Duration) (c *racktest.Cluster, network func(), now func() time.Duration) {
 	t.Helper()
 	sim, open := simNetwork(t, 4)
@@ -22,15 +22,15 @@ func cutCluster(t *testing.T, away time.Duration) (c *racktest.Cluster, network 
 		Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.AdamTorch, Hyper: optim.AdamTorch.Defaults(),
 			ChunkBytes: 4096},
 	})
-	link := fabric.Device(c.Racks[1].Config.NICs[0].Handle())
+	link := c.Racks[1].Config.NICs[0]
 	rounds, since := 0, time.Duration(0)
 	return c, func() {
 		switch rounds++; {
 		case rounds == 400:
-			fabric.LinkSim(link, false)
+			simfabric.Link(link, false)
 			since = sim.Now()
 		case since > 0 && sim.Now() > since+away:
-			fabric.LinkSim(link, true)
+			simfabric.Link(link, true)
 			since = 0
 		}
 		step()

@@ -1,11 +1,21 @@
-// Package aggregate is the aggregator's data path: one loop per lane (a core with its NIC) that takes gradient chunks off its own
-// completion queue, sums them over the workers in rank order, runs the optimizer in the same pass and writes the answer back.
+// Package aggregate is the aggregator's data path: an [Engine] with its devices and lanes, and [Job]s. The package itself is
+// control: it opens, attaches, moves, snapshots and closes. What happens to a message is in its rooms.
 //
-// From arrival to answer a chunk sees one core, no lock and no allocation. What is shared between lanes is control: jobs are
-// added, attached and closed by functions that run on the lane's own goroutine ([Lane.Do]), and a job's lanes meet only at
-// the commit of a two-phase step, through atomics.
+//	lane       one core's loop: completions, commands, turns of the jobs
+//	shard      one job in one lane: from the message to the answers
+//	reduce     what becomes of a message (pure)
+//	session    a worker's connection: a resumable stream of messages
+//	store      parameters, optimizer state, buffers, arithmetic over them
+//	optim      update rules (pure)
+//	uplink     a lane's chunks among the racks
+//	outer      racks that train apart
+//	pace       mode stream: the policy of all lanes
+//	balance    which chunks move between lanes (pure)
+//	failure    why a job ended, and whose fault it was
 //
-// An [Engine] owns devices and lanes; a [Job] is one tenant: a protection domain per device, its workers' connections, and in
-// every lane a share. Of a message, a share asks the job's machine what to do (package reduce) and carries it out: sums and
-// updates over its store of parameters, and answers over the worker's connection (package session).
+// From arrival to answer a chunk sees one core, no lock and no allocation. What lanes share is control: functions that run on a
+// lane's own goroutine ([Lane.Do]), and atomics where a job's lanes meet at the commit of a two-phase step.
+//
+// A [Job] is one tenant: a protection domain per device, its workers' connections, and a shard in every lane. All of its memory is
+// charged ([JobConfig.Need]) before it is taken. What a failed job leaves can stay in memory for the next run ([Retained]).
 package aggregate

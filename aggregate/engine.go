@@ -1,26 +1,30 @@
 package aggregate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate/lane"
+	"github.com/rackweave/rackweave/aggregate/shard"
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Engine is the aggregator: devices, lanes, and the jobs they serve.
+// Engine is the aggregator: devices, lanes, and the jobs that they serve.
 type Engine struct {
 	cfg     Config
 	devices []*verbs.Device
 	lanes   []*Lane
-	running bool       // the lanes have goroutines
-	balance *balancing // nil: chunks stay, unless [Job.Move] says otherwise
+	scratch []*shard.Scratch // by lane
+	running bool             // lanes have goroutines
+	balance *rebalancer      // if nil, chunks move by [Job.Move] alone
 }
 
-// Start makes an engine and starts its lanes. The devices stay the caller's.
+// Start makes an engine and starts its lanes. The caller keeps the devices. Lanes are threads that live in C: a caller that knows
+// the process should raise GOMAXPROCS by their number, because Go's runtime otherwise takes a processor away from one every 20 us
+// in vain.
 func Start(cfg Config) (*Engine, error) {
 	if len(cfg.Lanes) == 0 {
 		return nil, errors.New("start aggregator: no lanes: give it at least one core")
@@ -33,18 +37,23 @@ func Start(cfg Config) (*Engine, error) {
 		}
 	}
 	for i, lc := range cfg.Lanes {
-		l, err := newLane(i, lc, e.devices, cfg)
+		l, err := lane.New(i, lc, lane.Options{NICs: e.devices, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: cfg.Spin, Now: cfg.Now,
+			Manual: cfg.Manual, Watch: cfg.Watch})
+		var scratch *shard.Scratch
+		if err == nil {
+			e.lanes = append(e.lanes, l)
+			scratch, err = shard.NewScratch()
+		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
 		}
-		e.lanes = append(e.lanes, l)
+		e.scratch = append(e.scratch, scratch)
 	}
 	if !cfg.Manual {
 		e.running = true
-		spare(len(e.lanes))
 		pinned := make(chan error, len(e.lanes))
 		for _, l := range e.lanes {
-			go l.run(pinned)
+			go l.Run(pinned)
 		}
 		var errs []error
 		for range e.lanes {
@@ -54,43 +63,27 @@ func Start(cfg Config) (*Engine, error) {
 			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
 		}
 		if cfg.Balance > 0 && len(e.lanes) > 1 {
-			e.balance = newBalancing(cfg.Lanes)
+			e.balance = newRebalancer(cfg.Lanes)
 			go e.balance.run(cfg.Balance)
 		}
 	}
 	return e, nil
 }
 
-// complete fills in what was left to be chosen.
 func (cfg Config) complete() Config {
 	byReference := true
 	for _, l := range cfg.Lanes {
 		byReference = byReference && l.Device.Attr().Has(verbs.DevByReference)
 	}
-	if cfg.Window == 0 {
-		cfg.Window = DefaultWindow
-		if byReference {
-			cfg.Window = ByReferenceWindow
-		}
+	if cfg.Window == 0 && byReference {
+		cfg.Window = ByReferenceWindow
 	}
-	if cfg.MaxConns == 0 {
-		cfg.MaxConns = DefaultMaxConns
-	}
-	switch cfg.Spin {
-	case -1:
-		cfg.Spin = 0
-	case 0:
-		cfg.Spin = DefaultSpin
-	}
-	if cfg.PeerDeadline == 0 {
-		cfg.PeerDeadline = DefaultPeerDeadline
-	}
-	if cfg.LinkTimeout == 0 {
-		cfg.LinkTimeout = DefaultLinkTimeout
-	}
-	if cfg.Balance == 0 {
-		cfg.Balance = DefaultBalance
-	}
+	cfg.Window = cmp.Or(cfg.Window, DefaultWindow)
+	cfg.MaxConns = cmp.Or(cfg.MaxConns, DefaultMaxConns)
+	cfg.Spin = max(cmp.Or(cfg.Spin, DefaultSpin), 0)
+	cfg.PeerDeadline = cmp.Or(cfg.PeerDeadline, DefaultPeerDeadline)
+	cfg.LinkTimeout = cmp.Or(cfg.LinkTimeout, DefaultLinkTimeout)
+	cfg.Balance = cmp.Or(cfg.Balance, DefaultBalance)
 	if cfg.Now == nil {
 		start := time.Now()
 		cfg.Now = func() int64 { return int64(time.Since(start)) }
@@ -98,22 +91,19 @@ func (cfg Config) complete() Config {
 	return cfg
 }
 
-var sparing sync.Mutex
-
-// spare gives the process n processors of Go's more, or takes them back. Lanes live in C: were all processors in calls, the
-// runtime's monitor would look every 20 us, take one away and start a thread for it, which finds nothing to do.
-func spare(n int) {
-	sparing.Lock()
-	defer sparing.Unlock()
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + n)
-}
-
 // NewJob makes a job without tensors or workers.
 func (e *Engine) NewJob(c JobConfig) (*Job, error) {
-	j, err := newJob(c, e.lanes, e.devices, e.cfg.Window, timeouts{peer: e.cfg.PeerDeadline, link: e.cfg.LinkTimeout})
+	j, err := newJob(c, site{
+		lanes: e.lanes, scratch: e.scratch, devices: e.devices, window: e.cfg.Window,
+		timeouts: shard.Timeouts{Peer: e.cfg.PeerDeadline, Link: e.cfg.LinkTimeout},
+		closing: func(j *Job) {
+			if e.balance != nil {
+				e.balance.remove(j)
+			}
+		},
+	})
 	if err == nil && e.balance != nil {
 		e.balance.add(j)
-		j.closing = func() { e.balance.remove(j) }
 	}
 	return j, err
 }
@@ -121,11 +111,11 @@ func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 // Lanes returns the engine's lanes, in the plan's order.
 func (e *Engine) Lanes() []*Lane { return e.lanes }
 
-// Placed returns the bytes of all jobs' chunks in each lane: a new job's go where there are fewer.
+// Placed returns the bytes of all jobs' chunks in each lane. A new job's chunks go to the lanes with fewer.
 func (e *Engine) Placed() []uint64 {
 	out := make([]uint64, len(e.lanes))
 	for i, l := range e.lanes {
-		out[i] = uint64(l.placed.Load())
+		out[i] = uint64(l.Placed.Load())
 	}
 	return out
 }
@@ -136,25 +126,23 @@ func (e *Engine) Window() int { return e.cfg.Window }
 // NICs returns the engine's devices. A connection can be on any of them ([Job.Resume]).
 func (e *Engine) NICs() []*verbs.Device { return e.devices }
 
-// Connections is how many connections are on a device, and how many of those belong to lanes of other devices, as the lanes
-// last published it.
-func (e *Engine) Connections(d *verbs.Device) (all, guests int) {
+// Connections returns the number of connections on a device, and the number of them that belong to lanes of other devices, as the
+// lanes published them last.
+func (e *Engine) Connections(d *verbs.Device) (all, foreign int) {
 	nic := slices.Index(e.devices, d)
 	for _, l := range e.lanes {
 		if nic < 0 {
 			break
 		}
-		l.mu.Lock()
-		n := l.publishedOn[nic]
-		l.mu.Unlock()
-		if all += n; nic != l.primary {
-			guests += n
+		n := l.Connections(nic)
+		if all += n; nic != l.NIC() {
+			foreign += n
 		}
 	}
-	return all, guests
+	return all, foreign
 }
 
-// Close stops the lanes. Jobs must be closed first.
+// Close stops the lanes. The caller closes the jobs first.
 func (e *Engine) Close() error {
 	var errs []error
 	if e.balance != nil {
@@ -162,12 +150,9 @@ func (e *Engine) Close() error {
 	}
 	for _, l := range e.lanes {
 		if e.running {
-			l.stop()
+			errs = append(errs, l.Stop())
 		}
-		errs = append(errs, l.err, l.close())
-	}
-	if e.running {
-		spare(-len(e.lanes))
+		errs = append(errs, l.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -8,20 +8,20 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Both jobs have sent all they may before the lane looks, the flood first.
+// Both jobs have sent their full windows before the lane polls, the flood first.
 func TestALaneServesJobsByTheirWeights(t *testing.T) {
 	for _, tc := range []struct {
 		flood, small int // weights
 		most         float64
 	}{{1, 1, 1.2}, {4, 1, 4.6}, {1, 4, 0.4}, {100, 1, 100}} {
 		t.Run(fmt.Sprintf("%d to %d", tc.flood, tc.small), func(t *testing.T) {
-			sim, err := fabric.NewSim(3)
+			sim, err := simfabric.New(3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -35,7 +35,7 @@ func TestALaneServesJobsByTheirWeights(t *testing.T) {
 			flood, network := rackIn(t, sim, "", 8, config("flood", tc.flood))
 			cfg := config("small", tc.small)
 			cfg.Engine, cfg.NICs = flood.Engine, flood.Config.NICs
-			d, err := verbs.Open(verbs.ProviderSim, "small", sim.Options())
+			d, err := verbs.Open(simfabric.Provider, "small", sim.Options())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +79,7 @@ func TestALaneServesJobsByTheirWeights(t *testing.T) {
 				return bytes
 			}
 			lane := flood.Engine.Lanes()[0]
-			for received(small) < 4*elems { // half of it: the rest is sent when answers free the window
+			for received(small) < 4*elems { // half of it, because the rest is sent when answers free the window
 				if _, err := lane.Step(); err != nil {
 					t.Fatal(err)
 				}
@@ -95,7 +95,7 @@ func TestALaneServesJobsByTheirWeights(t *testing.T) {
 	}
 }
 
-// A million chunks are taken in, and the job asked for its state in a loop, while another job's messages are answered.
+// The job adds a million chunks, and its state is queried in a loop, while another job's messages are answered.
 func TestNoCommandOfAJobKeepsAnotherWaiting(t *testing.T) {
 	added := 200_000
 	if testing.Short() {
@@ -130,7 +130,7 @@ func TestNoCommandOfAJobKeepsAnotherWaiting(t *testing.T) {
 	longest := time.Duration(0)
 	for done := false; !done; {
 		began := time.Now()
-		if err := together(victim, pushPullAll(victim)); err != nil {
+		if err := runAll(victim, pushPullAll(victim)); err != nil {
 			t.Fatal(err)
 		}
 		longest = max(longest, time.Since(began))
@@ -143,5 +143,5 @@ func TestNoCommandOfAJobKeepsAnotherWaiting(t *testing.T) {
 		}
 	}
 	t.Logf("the other job's longest step took %v", longest)
-	exchange(t, victim, 2, func(ops [][]worker.Op) error { return together(victim, ops) })
+	exchange(t, victim, 2, func(ops [][]worker.Op) error { return runAll(victim, ops) })
 }

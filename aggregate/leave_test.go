@@ -11,7 +11,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// The lane is busy when the worker leaves; the worker gives up waiting for it, and closes its connections.
+// The lane is busy when the worker leaves. The worker stops waiting for it, and closes its connections.
 func TestAWorkerThatLeftFailsNobodyAlsoWhereTheLaneHearsLate(t *testing.T) {
 	for _, provider := range []string{"tcp", "shm"} {
 		t.Run(provider, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// Small tensors are in one lane each, so that others get to know them.
+// Small tensors are in one lane each, so that other lanes must add them.
 func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 	const lanes = 3
 	steps := 12
@@ -37,12 +37,12 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 					t.Fatal(err)
 				}
 				step++
-				return together(r, ops)
+				return runAll(r, ops)
 			})
 			checkSnapshot(t, r)
 			moved := uint64(0)
 			for _, l := range r.Engine.Lanes() {
-				if err := l.Publish(t.Context()); err != nil {
+				if err := l.Do(t.Context(), l.Publish); err != nil {
 					t.Fatal(err)
 				}
 				moved += l.Counters().Moves
@@ -68,7 +68,7 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 					ops[i] = append(ops[i], w.Op(chunk.OpPushPull, tensor, 0))
 				}
 			}
-			if err := together(r, ops); err != nil {
+			if err := runAll(r, ops); err != nil {
 				t.Fatal(err)
 			}
 			checkSnapshot(t, r)
@@ -76,7 +76,7 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 	}
 }
 
-// All of the job is in one of two lanes, as where another job that was in the other has ended.
+// All of the job is in one of two lanes, as after the end of another job in the other.
 func TestLanesThatAreUnevenForGoodAreEvenedOut(t *testing.T) {
 	elems := uint64(1 << 20)
 	if testing.Short() {
@@ -92,10 +92,10 @@ func TestLanesThatAreUnevenForGoodAreEvenedOut(t *testing.T) {
 			first := true
 			exchange(t, r, 2, func(ops [][]worker.Op) error {
 				if ops[0][0].Kind == uint8(chunk.OpBroadcast) || !first {
-					return together(r, ops)
+					return runAll(r, ops)
 				}
 				first = false
-				return evenOut(t, r, func() error { return together(r, ops) })
+				return evenOut(t, r, func() error { return runAll(r, ops) })
 			})
 		})
 	}
@@ -107,7 +107,7 @@ func evenOut(t *testing.T, r *racktest.Rack, step func() error) error {
 	measure := func() (took time.Duration, share float64, err error) {
 		bytes := func() (out [2]uint64) {
 			for i, l := range r.Engine.Lanes() {
-				if err := l.Publish(t.Context()); err != nil {
+				if err := l.Do(t.Context(), l.Publish); err != nil {
 					t.Fatal(err)
 				}
 				out[i] = l.Counters().RecvBytes
@@ -143,7 +143,7 @@ func evenOut(t *testing.T, r *racktest.Rack, step func() error) error {
 	return err
 }
 
-// checkSnapshot compares the aggregator's parameters with what a worker got last.
+// checkSnapshot compares the aggregator's parameters with a worker's last result.
 func checkSnapshot(t *testing.T, r *racktest.Rack) {
 	t.Helper()
 	s, err := r.Job.Snapshot(t.Context(), r.Plan)

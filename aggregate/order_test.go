@@ -12,7 +12,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// stallConfigs are the ways in which a worker can run out of what it needs to send: slots, or staging buffers.
+// stallConfigs lists configurations in which a worker runs out of slots or of staging buffers.
 var stallConfigs = []struct {
 	name, options string
 	cfg           racktest.Config
@@ -26,7 +26,7 @@ var stallConfigs = []struct {
 	{"by reference, 3 staging buffers", ",by_reference=1", racktest.Config{Window: 64, Staging: 3, Copy: true}},
 }
 
-// Every worker submits every tensor, in an order of its own, and windows are far smaller than tensors. On the whole no chunk goes
+// Every worker submits every tensor, in an order of its own, and windows are far smaller than tensors. On average no chunk is sent
 // more than twice.
 func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 	seeds := uint64(4)
@@ -68,7 +68,7 @@ func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 	}
 }
 
-// A worker that waits for one tensor before it submits the next, while another has filled its window with a later one.
+// One worker waits for a tensor before it submits the next, while another has filled its window with a later one.
 func TestWindowFullOfWhatOthersHaveNotSubmittedDoesNotBlock(t *testing.T) {
 	for _, tc := range stallConfigs {
 		t.Run(tc.name, func(t *testing.T) {
@@ -96,8 +96,8 @@ func TestStallsAreLookedForBeforeAllHaveAttached(t *testing.T) {
 	}
 }
 
-// The lane looks for stalls many times before every other worker looks at its queue once: to NACK more meanwhile would undo
-// what they are about to do. It takes 20000 rounds at most, and for ever if the lane does not wait for answers.
+// The lane looks for stalls many times before every other worker polls its queue once. Further NACKs in between would undo the
+// workers' next sends. The test takes 20000 rounds at most, and for ever if the lane does not wait for answers.
 func TestStallsOfWorkersThatSeldomAnswerEnd(t *testing.T) {
 	const seldom, limit = 300, 80000
 	for seed := range uint64(2) {
@@ -142,7 +142,7 @@ func TestStallsOfWorkersThatSeldomAnswerEnd(t *testing.T) {
 	}
 }
 
-// unfinished lets a worker make progress and returns which of its operations go on.
+// unfinished lets a worker make progress and returns its operations that are not done.
 func unfinished(t *testing.T, w *racktest.Worker, handles []uint64) (left []uint64) {
 	t.Helper()
 	worker.Progress(w.C)
@@ -158,7 +158,7 @@ func unfinished(t *testing.T, w *racktest.Worker, handles []uint64) (left []uint
 	return left
 }
 
-// waitForCommonTensor makes worker 0 submit tensor 0 and worker 1 tensor 1; both then submit tensor 2 and wait for it.
+// waitForCommonTensor submits tensor 0 at worker 0 and tensor 1 at worker 1. Both then submit tensor 2 and wait for it.
 func waitForCommonTensor(t *testing.T, r *racktest.Rack, network func()) {
 	t.Helper()
 	a, b := r.Workers[0], r.Workers[1]
@@ -183,9 +183,9 @@ func waitForCommonTensor(t *testing.T, r *racktest.Rack, network func()) {
 	}
 }
 
-// Many small tensors are done and submitted again while a large one of a higher priority has taken all the window.
+// Many small tensors are done and submitted again while a large one of a higher priority holds the whole window.
 func TestTensorsMaySubmitAgainBehindAFullWindow(t *testing.T) {
-	const small, large = 100, 400 // tensors of one element, chunks of the last tensor
+	const small, large = 100, 400 // number of tensors of one element, and of chunks of the last tensor
 	sizes := make([]uint64, small+1)
 	for k := range sizes {
 		sizes[k] = 1

@@ -11,11 +11,12 @@ import (
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// exchangeOuter runs broadcast and steps over racks that meet in some of them, and compares every result with plain Go.
-func exchangeOuter(t *testing.T, seed uint64, c *racktest.Cluster, o hierarchy.Outer, workers []int, pods, steps int,
+// exchangeOuter runs broadcast and steps over racks that train apart between rounds, and compares every result with plain Go.
+func exchangeOuter(t *testing.T, seed uint64, c *racktest.Cluster, o outer.Optimizer, workers []int, pods, steps int,
 	network func()) {
 	t.Helper()
 	exchangeWith(t, seed, c, steps, network, func(ref *racktest.Reference) plainGo {
@@ -28,8 +29,7 @@ func exchangeOuter(t *testing.T, seed uint64, c *racktest.Cluster, o hierarchy.O
 	})
 }
 
-// Racks that train on their own and meet every few steps have the bits of plain Go, whatever the shape, the wire and the order of
-// pushes.
+// Racks that train apart have the bits of plain Go, whatever the shape, the wire and the order of pushes.
 func TestRacksThatMeetSeldomEqualPlainGo(t *testing.T) {
 	for seed := range racksSeeds(t, 24) {
 		rng := rand.New(rand.NewPCG(seed, 9))
@@ -48,10 +48,10 @@ func TestRacksThatMeetSeldomEqualPlainGo(t *testing.T) {
 			}
 		}
 		topology.Shape = shapes[rng.IntN(len(shapes))]
-		o := hierarchy.Outer{Every: 1 + rng.IntN(4), Rule: hierarchy.OuterSGD, LR: 0.5 + rng.Float64()}
+		o := outer.Optimizer{Every: 1 + rng.IntN(4), Rule: outer.SGD, LR: 0.5 + rng.Float64()}
 		o.Fragments = rng.IntN(o.Every + 1)
 		if rng.IntN(2) == 0 {
-			o.Rule, o.Momentum = hierarchy.OuterNesterov, 0.9
+			o.Rule, o.Momentum = outer.Nesterov, 0.9
 		}
 		rule := []optim.Rule{optim.SGDTorch, optim.AdamTorch}[rng.IntN(2)]
 		wire := []chunk.DType{chunk.F32, chunk.BF16}[rng.IntN(2)]
@@ -75,13 +75,13 @@ func TestRacksThatMeetSeldomEqualPlainGo(t *testing.T) {
 
 func TestRacksCannotTrainOnTheirOwnWhereNothingIsTrained(t *testing.T) {
 	device := openDevice(t, verbs.ProviderSHM)
-	good := hierarchy.Outer{Every: 4, Rule: hierarchy.OuterSGD, LR: 1}
+	good := outer.Optimizer{Every: 4, Rule: outer.SGD, LR: 1}
 	bad := good
 	bad.LR = 0
 	for _, tc := range []struct {
 		mode aggregate.Mode
 		rule optim.Rule
-		o    hierarchy.Outer
+		o    outer.Optimizer
 		want string
 	}{
 		{aggregate.Aggregate, optim.Sum, good, "which mode aggregate cannot: use mode eager"},
@@ -98,15 +98,15 @@ func TestRacksCannotTrainOnTheirOwnWhereNothingIsTrained(t *testing.T) {
 	}
 }
 
-// Racks that meet in every step, with plain SGD inside and a rate of 1 outside, do what racks do that add gradients: the mean of
-// their parameters is what the mean of the gradients makes. Where nothing is lost to rounding, it is the same to the bit.
+// Racks with a round in every step, plain SGD inside and a rate of 1 outside equal racks that add gradients, because the mean of
+// their parameters is the result of the mean of the gradients. Where rounding loses nothing, the bits are equal.
 func TestRacksThatMeetInEveryStepAddGradients(t *testing.T) {
 	hyper := optim.SGDTorch.Defaults()
 	hyper.LR, hyper.Scale = 0.5, 0.25
 	workers := []int{1, 3}
-	o := hierarchy.Outer{Every: 1, Rule: hierarchy.OuterSGD, LR: 1}
+	o := outer.Optimizer{Every: 1, Rule: outer.SGD, LR: 1}
 	top := hierarchy.Topology{Shape: hierarchy.Sharded, Racks: len(workers)}
-	run := func(o hierarchy.Outer) [][]float32 {
+	run := func(o outer.Optimizer) [][]float32 {
 		c, network := simCluster(t, 5, top, workers, racktest.Config{
 			Lanes: 1, Window: 4, Tensors: tensorsOf(chunk.F32, 3000, 70),
 			Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: hyper, ChunkBytes: 4096,
@@ -139,7 +139,7 @@ func TestRacksThatMeetInEveryStepAddGradients(t *testing.T) {
 		}
 		return out
 	}
-	added, met := run(hierarchy.Outer{}), run(o)
+	added, met := run(outer.Optimizer{}), run(o)
 	for k := range added {
 		if i, same := racktest.SameBits(met[k], added[k]); !same {
 			t.Fatalf("tensor %d element %d is %v where racks meet, and %v where they add gradients", k, i, met[k][i], added[k][i])

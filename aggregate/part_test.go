@@ -14,7 +14,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// simParts is a job's manual workers and the manual aggregators that it is spread over, on a simulated network.
+// simParts returns a job's manual workers and the manual aggregators over which it is spread, on a simulated network.
 func simParts(t *testing.T, seed uint64, aggregators, workers int, cfg racktest.Config) (*racktest.Cluster, func()) {
 	t.Helper()
 	sim, open := simNetwork(t, seed)
@@ -42,7 +42,7 @@ func simParts(t *testing.T, seed uint64, aggregators, workers int, cfg racktest.
 	}
 }
 
-// However many aggregators a job is spread over, and in whatever orders its workers push, its bits are those of racks that reduce
+// However many aggregators a job is spread over, and in any order of its workers' pushes, its bits are those of racks that reduce
 // among themselves.
 func TestAJobInPartsEqualsPlainGoOfItsRacks(t *testing.T) {
 	for seed := range racksSeeds(t, 20) {
@@ -116,7 +116,7 @@ func TestWhatCannotBeAPartIsRefusedByName(t *testing.T) {
 	}
 }
 
-// A plan has the chunks of all parts, so a job that claims many parts does not get its plan for nothing.
+// A plan has the chunks of all parts, so a job that claims many parts is charged for its plan.
 func TestAPartIsChargedForTheWholePlan(t *testing.T) {
 	const elems, chunkBytes = 1 << 30, 4096
 	_, open := simNetwork(t, 1)
@@ -138,7 +138,7 @@ func TestAPartIsChargedForTheWholePlan(t *testing.T) {
 	}
 }
 
-// What a rack's aggregator holds for the others is charged: 21 sums of 3 MiB, and for each other rack 7 slots of 2 MiB in a lane.
+// A rack's aggregator is charged for the others' memory: 21 sums of 3 MiB, and for each other rack 7 slots of 2 MiB in a lane.
 func TestARackIsChargedForTheOthers(t *testing.T) {
 	const chunkBytes, lanes, others = 1 << 20, 2, 2
 	_, open := simNetwork(t, 1)
@@ -152,7 +152,7 @@ func TestARackIsChargedForTheOthers(t *testing.T) {
 	defer e.Close()
 	c := aggregate.JobConfig{Name: "job", Workers: 2, Mode: aggregate.Aggregate, ChunkBytes: chunkBytes, Hyper: optim.Sum.Defaults()}
 	alone := e.JobNeed(c)
-	c.Above = &aggregate.Above{Topology: hierarchy.Topology{Racks: 1 + others}}
+	c.Place = &aggregate.Place{Topology: hierarchy.Topology{Racks: 1 + others}}
 	among := e.JobNeed(c)
 	if least := int64(lanes * (21*3 + others*7*2) << 20); among.Bytes-alone.Bytes < least || among.Bytes-alone.Bytes > least+8<<20 {
 		t.Errorf("%d bytes for the other racks, want %d and little more", among.Bytes-alone.Bytes, least)
@@ -163,34 +163,8 @@ func TestARackIsChargedForTheOthers(t *testing.T) {
 	if n := among.Connections - alone.Connections; n != others {
 		t.Errorf("%d connections of each lane to the other racks, want %d", n, others)
 	}
-	c.Above, c.Part = nil, aggregate.Part{Racks: []int{1, 1}}
+	c.Place, c.Part = nil, aggregate.Part{Racks: []int{1, 1}}
 	if n := e.JobNeed(c).Regions - alone.Regions; n != lanes {
 		t.Errorf("%d regions for sums by rack, want %d", n, lanes)
-	}
-}
-
-// A connection that is encrypted keeps three records of 16 KiB each way, and any worker may want that over tcp.
-func TestAWorkerOverTCPIsChargedForItsEncryption(t *testing.T) {
-	const chunkBytes, window, records = 32 << 10, 4, 2 * 3 * 16 << 10
-	perWorker := func(provider, device string) int64 {
-		d, err := verbs.Open(provider, device, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		e, err := aggregate.Start(aggregate.Config{Lanes: []aggregate.LaneConfig{{Device: d, CPU: -1, Node: -1}}, Window: window,
-			MaxConns: 4, Spin: -1, Manual: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer e.Close()
-		c := aggregate.JobConfig{Name: "job", Workers: 2, Mode: aggregate.Aggregate, ChunkBytes: chunkBytes, Hyper: optim.Sum.Defaults()}
-		two := e.JobNeed(c).Bytes
-		c.Workers++
-		return e.JobNeed(c).Bytes - two
-	}
-	tcp, shm := perWorker(verbs.ProviderTCP, "127.0.0.1"), perWorker(verbs.ProviderSHM, "")
-	if more := tcp - window*chunkBytes - shm; more < records || more > 2*records {
-		t.Errorf("a worker takes %d bytes more over tcp than over shm, beside its slots: want %d and little more", more, records)
 	}
 }

@@ -1,121 +1,119 @@
 package aggregate
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"time"
 
-	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/aggregate/uplink"
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/verbs"
 )
 
-// Above places a job's rack among the racks that it reduces with.
-type Above struct {
-	hierarchy.Topology
-	Rack    int
-	Names   []string // of the racks, for people
-	Workers []int    // of the racks; a job's ranks count through them in this order
-	// Core is the type in which sums and results cross between racks: F32 or BF16; 0: F32. With BF16 each rack's sum is rounded once,
-	// the owner's own too, they are added in f32, and the result is rounded once, for all workers.
-	Core chunk.DType
-	// Buddies says that the next rack in order keeps the state of each owner's chunks, too, and that both know it as it was one
-	// change back. Of mode eager.
-	Buddies bool
+// PeerLane is one rack's end of a lane's connection to another rack's aggregator.
+type PeerLane = uplink.PeerLane
+
+// RackCounters returns the counters of each rack, summed over the lanes, or nil if the rack is alone.
+func (j *Job) RackCounters() []RackCounters {
+	if j.place == nil {
+		return nil
+	}
+	out := make([]RackCounters, j.place.Racks)
+	for _, u := range j.uplinks {
+		u.Counters(out)
+	}
+	return out
 }
 
-// check reports what of the shape, the core link's type or buddies cannot be.
-func (a *Above) check() error {
-	if a.Buddies {
-		if err := a.CheckBuddies(); err != nil {
+// OpenPeer makes this rack's end of every lane's connection to another rack's aggregator. [Job.JoinPeer] connects it.
+func (j *Job) OpenPeer(ctx context.Context, rack int) ([]PeerLane, error) {
+	if err := j.open(); err != nil {
+		return nil, err
+	}
+	out := make([]PeerLane, len(j.site.lanes))
+	for i, l := range j.site.lanes {
+		slots, err := j.memory.Allocate(store.Slots, i, l.Config.Node, uplink.SlotsBytes(j.site.window, j.shared.ChunkBytes),
+			verbs.AccessLocalWrite|verbs.AccessRemoteWrite, false)
+		if err != nil {
+			return nil, err
+		}
+		f := j.shards[i].Flow
+		err = f.Try(ctx, func() (err error) {
+			out[i], err = j.uplinks[i].Links().Open(f, rack, slots, j.memory.PDs(), j.shared.Timeouts.Peer, j.shared.Timeouts.Link)
 			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("job %q: lane %d to rack %q: %w", j.shared.Name, i, j.place.Names[rack], err)
 		}
 	}
-	switch a.Core {
-	case 0, chunk.F32:
-		return a.Check()
-	case chunk.BF16:
-		if err := a.Check(); err != nil {
-			return err
-		}
-		return a.CheckOnce()
-	}
-	return fmt.Errorf("type %v between racks: use f32 or bf16", a.Core)
+	return out, nil
 }
 
-// core is the type of sums between racks, as kernels take it.
-func (a *Above) core() uint8 {
-	if a.Core == chunk.BF16 {
-		return uint8(chunk.BF16)
+// JoinPeer connects the lanes to the other rack's ends. The active side calls it after the passive side waits.
+func (j *Job) JoinPeer(ctx context.Context, rack int, theirs []PeerLane, active bool) error {
+	if len(theirs) != len(j.site.lanes) {
+		return fmt.Errorf("job %q: rack %q has %d lanes, rack %q %d: give both the same number of cores", j.shared.Name, j.place.Names[rack],
+			len(theirs), j.place.Names[j.place.Rack], len(j.site.lanes))
 	}
-	return uint8(chunk.F32)
-}
-
-// result is the type in which results of a tensor cross between racks.
-func (a *Above) result(wire chunk.DType) chunk.DType {
-	if a != nil && a.Core == chunk.BF16 && wire == chunk.F32 {
-		return chunk.BF16
-	}
-	return wire
-}
-
-// mirrors reports whether this rack keeps the state of an owner's chunks as its buddy.
-func (a *Above) mirrors(owner int) bool { return a != nil && a.Buddies && a.Buddy(owner) == a.Rack }
-
-// buddy is the rack that keeps the state of this one's chunks, too; -1: none.
-func (a *Above) buddy() int {
-	if !a.Buddies {
-		return noRank
-	}
-	return a.Buddy(a.Rack)
-}
-
-// needed bounds what so many bytes of parameters take in arrays of a rack that keeps the state of its own chunks, its buddy's, and
-// only the parameters of others. Owners differ by a chunk in each lane at most.
-func (a *Above) needed(bytes int64, arrays, lanes, chunkBytes int) int64 {
-	kept, owners := int64(0), int64(0)
-	for _, o := range a.Owners() {
-		owners++
-		if o == a.Rack || a.mirrors(o) {
-			kept++
+	for i, s := range j.shards {
+		if err := s.Flow.Try(ctx, func() error { return j.uplinks[i].Links().Join(rack, theirs[i], active) }); err != nil {
+			return fmt.Errorf("job %q: lane %d to rack %q: %w", j.shared.Name, i, j.place.Names[rack], err)
 		}
 	}
-	states := bytes*kept/owners + kept*int64(lanes)*2*int64(chunkBytes)
-	return bytes + min(states, bytes)*int64(arrays-1)
+	return nil
 }
 
-// first is the rank in the whole job of a rack's first worker.
-func (a *Above) first(rack int) (n int) {
-	for _, w := range a.Workers[:rack] {
-		n += w
+// PeersUp waits until every lane is connected to every other rack's aggregator.
+func (j *Job) PeersUp(ctx context.Context) error {
+	for i, l := range j.site.lanes {
+		for {
+			missing := noRank
+			if err := l.Do(ctx, func() { missing = j.uplinks[i].Links().Missing() }); err != nil {
+				return err
+			}
+			if missing < 0 {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("job %q: lane %d: rack %q does not connect: %w", j.shared.Name, i, j.place.Names[missing], ctx.Err())
+			case <-time.After(time.Millisecond):
+			}
+		}
 	}
-	return n
+	return nil
 }
 
-// root is the worker of this rack whose values a broadcast takes; -1: it is in another rack.
-func (a *Above) root() int {
-	if a == nil || a.Rack == 0 {
-		return 0
+// SetShape changes the shape of the reduction among racks. Every rack must make the same change before the job's first tensors,
+// because the owner of a chunk depends on the shape.
+func (j *Job) SetShape(ctx context.Context, shape hierarchy.Shape) error {
+	if err := j.open(); err != nil {
+		return err
 	}
-	return noRank
-}
-
-// owners gives a lane's chunks their owners; without racks above they are the rack's own.
-type owners struct {
-	hierarchy.Owners
-	above *Above
-}
-
-func newOwners(a *Above, lane int) owners {
-	o := owners{above: a}
-	if a != nil {
-		o.Owners = a.NewOwners(lane)
+	if j.place == nil {
+		return fmt.Errorf("job %q: shape %v: it has no other racks", j.shared.Name, shape)
 	}
-	return o
-}
-
-// next returns the owner of the lane's next chunk, and whether this rack keeps its state.
-func (o *owners) next(elems uint64) (owner uint8, kept bool) {
-	if o.above == nil {
-		return 0, true
+	to := *j.place
+	to.Shape = shape
+	if err := to.CheckPlace(); err != nil {
+		return fmt.Errorf("job %q: %w", j.shared.Name, err)
 	}
-	r := o.Next(elems)
-	return uint8(r), r == o.above.Rack || o.above.mirrors(r)
+	for i, l := range j.site.lanes {
+		s := j.shards[i]
+		err := s.Flow.Borrow(ctx, func() error {
+			if len(s.Store.Chunks) > 0 {
+				return errors.New("it has tensors, and their owners stay")
+			}
+			j.uplinks[i].SetShape(shape)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("job %q: shape %v: %w", j.shared.Name, shape, err)
+		}
+		j.owners[i] = to.NewOwners(l.Index)
+	}
+	j.place.Shape = shape
+	return nil
 }

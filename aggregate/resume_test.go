@@ -12,7 +12,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
@@ -22,7 +22,7 @@ import (
 type nicRack struct {
 	*racktest.Rack
 	t   *testing.T
-	sim *fabric.Sim
+	sim *simfabric.World
 	// each is called in every round, before the network moves.
 	each func(round int)
 	now  int
@@ -30,7 +30,7 @@ type nicRack struct {
 
 func newNICRack(t *testing.T, seed uint64, workers int, cfg racktest.Config) *nicRack {
 	t.Helper()
-	sim, err := fabric.NewSim(seed)
+	sim, err := simfabric.New(seed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func newNICRack(t *testing.T, seed uint64, workers int, cfg racktest.Config) *ni
 	var all []*verbs.Device
 	pair := func(name string) (nics []*verbs.Device) {
 		for i := range 2 {
-			d, err := verbs.Open(verbs.ProviderSim, fmt.Sprintf("%s.%d", name, i), sim.Options()+",link=1")
+			d, err := verbs.Open(simfabric.Provider, fmt.Sprintf("%s.%d", name, i), sim.Options()+",link=1")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -99,7 +99,7 @@ func (r *nicRack) run(ops [][]worker.Op) error {
 }
 
 // link takes a NIC's link up or down.
-func (r *nicRack) link(d *verbs.Device, up bool) { fabric.LinkSim(fabric.Device(d.Handle()), up) }
+func (r *nicRack) link(d *verbs.Device, up bool) { simfabric.Link(d, up) }
 
 // resume resumes a lane over other NICs and fails the test if it cannot.
 func (r *nicRack) resume(rank, lane, aggregatorNIC, nic int) {
@@ -109,8 +109,8 @@ func (r *nicRack) resume(rank, lane, aggregatorNIC, nic int) {
 	}
 }
 
-// rescue resumes every lane whose queue pair failed, at either end, over the first path that is possible, a NIC of the aggregator's
-// and one of the worker's.
+// rescue resumes every lane whose queue pair failed, at either end, over the first possible path, which is a NIC of the
+// aggregator's and one of the worker's.
 func (r *nicRack) rescue(paths ...[2]int) {
 	r.t.Helper()
 	for rank, w := range r.Workers {
@@ -166,7 +166,7 @@ func (r *nicRack) failovers() (n uint64) {
 	return n
 }
 
-// resumeConfig is a rack of three lanes for a case.
+// resumeConfig returns a rack of three lanes for a case.
 func resumeConfig(mode aggregate.Mode, rule optim.Rule, wire chunk.DType) racktest.Config {
 	h := rule.Defaults()
 	if rule == optim.SGDTorch {
@@ -236,7 +236,7 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 				}
 				steps := 0
 				exchange(t, r.Rack, 5, func(ops [][]worker.Op) error {
-					for steps++; steps == 4 && r.now <= 2000; { // until the link is back
+					for steps++; steps == 4 && r.now <= 2000; { // until the link returns
 						r.network()
 					}
 					return r.run(ops)
@@ -249,9 +249,9 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 	}
 }
 
-// A queue that is lost takes with it what it held. Nothing of that had been acknowledged here, so nothing is missing.
+// A lost queue loses its completions. None of them had been acknowledged here, so nothing is missing.
 func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
-	for name, faults := range map[string]fabric.SimFaults{
+	for name, faults := range map[string]simfabric.Faults{
 		"completion queue": {CQOverrun: 65536, FatalMax: 1},
 		"queue pair":       {QPFail: 65536, FatalMax: 3},
 	} {
@@ -354,18 +354,18 @@ func TestAnOldOrImpossibleAttemptToResumeIsRefused(t *testing.T) {
 
 func TestAnAttemptToResumeLeavesTheConnectionToALaterOne(t *testing.T) {
 	r := newNICRack(t, 3, 2, resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32))
-	takeOut, drain, resume := r.Job.ResumeSteps(0, aggregate.Resume{Lane: 0, Attempt: 1, NIC: 1})
-	if err := takeOut(); err != nil {
+	s, first := r.Job.Shards()[0], aggregate.Resume{Lane: 0, Attempt: 1, NIC: 1}
+	if err := s.Workers.TakeOut(0, &first); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Resume(r.Workers[0], 0, 1, 1); !errors.Is(err, aggregate.ErrStale) { // its first attempt, as the one above
+	if err := r.Resume(r.Workers[0], 0, 1, 1); !errors.Is(err, aggregate.ErrStale) { // its first attempt, like the one above
 		t.Fatal(err)
 	}
 	r.resume(0, 0, 1, 1)
-	if _, err := drain(); !errors.Is(err, aggregate.ErrStale) {
+	if _, err := s.Workers.Drain(0, &first); !errors.Is(err, aggregate.ErrStale) {
 		t.Errorf("drain: %v", err)
 	}
-	if _, err := resume(); !errors.Is(err, aggregate.ErrStale) {
+	if _, err := s.Workers.Reconnect(0, &first, nil); !errors.Is(err, aggregate.ErrStale) {
 		t.Errorf("resume: %v", err)
 	}
 	exchange(t, r.Rack, 2, r.run)
@@ -397,7 +397,7 @@ func TestWhatIsSubmittedWhileTheQueuesAreClaimedGoesOutAtTheirRelease(t *testing
 	}
 }
 
-// The race detector sees what is wrong here; nothing may order the two goroutines, so both go by time.
+// The race detector finds the fault here. Nothing may order the two goroutines, so both use timers.
 func TestACallThatGaveUpOnABusyLaneSharesNothingWithWhatTheLaneDoesLater(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *racktest.Rack) error{
 		"resume": func(ctx context.Context, r *racktest.Rack) error {

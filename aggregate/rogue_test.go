@@ -7,7 +7,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
@@ -31,7 +31,7 @@ func halfPushed(t *testing.T) (r *racktest.Rack, network func(), handle uint64) 
 	return r, network, h[0]
 }
 
-// A message that breaks the protocol takes a slot that the worker did not fill: what it sends then lies elsewhere.
+// A message that breaks the protocol takes a slot that the worker did not fill, so the worker's later messages lie in other slots.
 func TestNothingThatFollowsAViolationIsSummed(t *testing.T) {
 	r, network, handle := halfPushed(t)
 	rogue, victim := r.Workers[0], r.Workers[1]
@@ -43,7 +43,7 @@ func TestNothingThatFollowsAViolationIsSummed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 50 {
-		network() // all arrives before the lane looks
+		network() // all arrives before the lane polls
 	}
 	for range 50 {
 		if _, err := r.Engine.Lanes()[0].Step(); err != nil {
@@ -88,7 +88,7 @@ func TestOpenFoldsOfAJobThatEndedAreNotCounted(t *testing.T) {
 }
 
 func TestJobsFailWhenTheirLaneLosesItsQueue(t *testing.T) {
-	sim, err := fabric.NewSim(1)
+	sim, err := simfabric.New(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestJobsFailWhenTheirLaneLosesItsQueue(t *testing.T) {
 		Job:     aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), ChunkBytes: 4096},
 		Tensors: tensorsOf(chunk.F32, 3000),
 	})
-	sim.SetFaults(fabric.SimFaults{CQOverrun: 65536, FatalMax: 1}) // the first completion is the aggregator's
+	sim.SetFaults(simfabric.Faults{CQOverrun: 65536, FatalMax: 1}) // the first completion is the aggregator's
 	if _, err := r.Workers[0].Submit(r.Workers[0].Op(chunk.OpPushPull, 0, 0)); err != nil {
 		t.Fatal(err)
 	}

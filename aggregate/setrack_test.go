@@ -17,7 +17,7 @@ import (
 	"github.com/rackweave/rackweave/policy"
 )
 
-// rough is worker rank's gradient of a step: such that sums depend on their order.
+// rough returns a worker's gradient of a step, whose sums depend on their order.
 func rough(rank int, step uint64) [][]float32 {
 	rng := rand.New(rand.NewPCG(uint64(rank), step))
 	g := make([][]float32, len(streamSizes))
@@ -28,18 +28,18 @@ func rough(rank int, step uint64) [][]float32 {
 	return g
 }
 
-// setRack is a rack in mode stream whose workers take their steps as fast as chance lets them, driven by one goroutine.
+// setRack is a rack in mode stream whose workers take steps at random speeds, driven by one goroutine.
 type setRack struct {
 	*racktest.Rack
 	t       *testing.T
-	network func() // nil: the lanes and the network run by themselves
+	network func() // if nil, the lanes and the network run by themselves
 	chance  *rand.Rand
 	decided []policy.Act
 	workers []*setWorker
 	grads   func(rank int, step uint64) [][]float32
 }
 
-// setWorker is one worker's training, a part at a time.
+// setWorker is one worker's training, one part at a time.
 type setWorker struct {
 	*racktest.Worker
 	rack    *setRack
@@ -48,8 +48,9 @@ type setWorker struct {
 	until   uint64
 	part    int
 	handles []uint64
-	stays   bool // and rests there; else it leaves
+	stays   bool // and stays there; otherwise it leaves
 	rests   bool
+	lost    bool // it is not driven
 }
 
 func newSetRack(t *testing.T, provider string, workers int, job aggregate.JobConfig, seed uint64) *setRack {
@@ -60,7 +61,7 @@ func newSetRack(t *testing.T, provider string, workers int, job aggregate.JobCon
 	if provider == "sim" {
 		s.Rack, s.network = simRack(t, seed, "", workers, cfg)
 	} else {
-		cfg.Window = 16 // fewer waits for a processor
+		cfg.Window = 16 // shortens the waits for a processor
 		s.Rack = threadedRack(t, provider, workers, cfg)
 	}
 	for _, w := range s.Workers {
@@ -69,7 +70,7 @@ func newSetRack(t *testing.T, provider string, workers int, job aggregate.JobCon
 	return s
 }
 
-// advance starts the next part of a worker's step once the last is done.
+// advance starts the next part of a worker's step when the last is done.
 func (w *setWorker) advance() error {
 	for _, h := range w.handles {
 		if done, err := w.Done(h); err != nil || !done {
@@ -119,7 +120,7 @@ func (w *setWorker) submit(kind chunk.Op) (err error) {
 	return err
 }
 
-// round lets everything go on a little, each worker with its own speed.
+// round advances everything a little, each worker with its own speed.
 func (s *setRack) round(speeds []float64) {
 	s.t.Helper()
 	if s.network != nil {
@@ -136,6 +137,9 @@ func (s *setRack) round(speeds []float64) {
 	}
 	took := 0
 	for rank, w := range s.workers {
+		if w.lost {
+			continue
+		}
 		took += worker.Progress(w.C)
 		if w.rests || s.chance.Float64() >= speeds[rank] {
 			continue
@@ -151,7 +155,7 @@ func (s *setRack) round(speeds []float64) {
 
 func (s *setRack) picture() (text string) {
 	for rank, w := range s.workers {
-		p, _ := s.Job.Pace(rank)
+		p := s.Job.Gate.Look(rank)
 		text += fmt.Sprintf("worker %d: step %d, part %d, rests %v; the aggregator says step %d, waits %v, pushed %d, dropped %d\n", rank,
 			w.step, w.part, w.rests, p.Step, p.Waits, p.Pushed, p.Dropped)
 	}
@@ -165,12 +169,12 @@ func (s *setRack) picture() (text string) {
 func (s *setRack) train(steps uint64, stays bool, speeds ...float64) {
 	s.t.Helper()
 	for _, w := range s.workers {
-		w.until, w.stays, w.rests = steps, stays, false
+		w.until, w.stays, w.rests = steps, stays, w.lost
 	}
 	s.until(speeds, func() bool { return !slices.ContainsFunc(s.workers, func(w *setWorker) bool { return !w.rests }) })
 }
 
-// trainInTurns is train, one worker's whole step after another's.
+// trainInTurns is train with one worker's whole step after another's.
 func (s *setRack) trainInTurns(steps uint64, stays bool) {
 	s.t.Helper()
 	for s.workers[0].step < steps {
@@ -193,7 +197,7 @@ func (s *setRack) until(speeds []float64, done func() bool) {
 	}
 }
 
-// parameters reads the parameters once every update is made.
+// parameters reads the parameters after every update is made.
 func (s *setRack) parameters() [][]float32 {
 	s.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; {
@@ -234,12 +238,25 @@ func zeros() (w [][]float32) {
 	return w
 }
 
-// replay is what plain Go makes of the updates that were decided.
+// replay returns plain Go's result of the decided updates.
 func (s *setRack) replay() [][]float32 {
 	job := &s.Config.Job
 	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, chunk.F32, zeros())
+	void := map[uint64]bool{} // sets without an update
 	for _, u := range s.decided {
-		ref.Replay(u, len(s.workers), s.grads)
+		if u.Kind == policy.Cancel {
+			void[u.Step] = true
+		}
+	}
+	made := uint64(0)
+	for _, u := range s.decided {
+		if u.Kind != policy.Apply {
+			continue
+		}
+		if !void[made] {
+			ref.Replay(u, len(s.workers), s.grads)
+		}
+		made++
 	}
 	return ref.W
 }
@@ -253,7 +270,7 @@ func (s *setRack) same(what string, want [][]float32) {
 	}
 }
 
-// momentumJob keeps what an update did for long.
+// momentumJob keeps the effect of an update for long.
 func momentumJob(t testing.TB, text string) aggregate.JobConfig {
 	h := optim.SGDTorch.Defaults()
 	h.LR, h.Momentum, h.WD = 0.05, 0.9, 1e-3

@@ -71,8 +71,8 @@ func openRack(t testing.TB, cfg racktest.Config) *racktest.Rack {
 	return r
 }
 
-// together runs every worker's operations on a goroutine of its own and returns the first error.
-func together(r *racktest.Rack, ops [][]worker.Op) error {
+// runAll runs every worker's operations on a goroutine of its own and returns the first error.
+func runAll(r *racktest.Rack, ops [][]worker.Op) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(ops))
 	for i, w := range r.Workers {
@@ -100,7 +100,7 @@ func TestSharedMemoryEqualsPlainGoBitForBit(t *testing.T) {
 			Job:     aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDMXNet, Hyper: hyper},
 			Tensors: tensorsOf(chunk.F32, 1, 100_000, 1023, most),
 		})
-		exchange(t, r, 3, func(ops [][]worker.Op) error { return together(r, ops) })
+		exchange(t, r, 3, func(ops [][]worker.Op) error { return runAll(r, ops) })
 	}
 }
 
@@ -123,7 +123,7 @@ func BenchmarkSharedMemorySum(b *testing.B) {
 			}
 			b.SetBytes(elems * 4)
 			for b.Loop() {
-				if err := together(r, ops); err != nil {
+				if err := runAll(r, ops); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -162,7 +162,7 @@ func TestAWorkerSaysBecauseOfWhomTheJobFailed(t *testing.T) {
 	}
 }
 
-// The lane looks at what happened when the job's end has been asked for as well.
+// The lane handles the failure after the job's end was requested as well.
 func TestTheWorkersOfAFailedJobAreToldBeforeItCloses(t *testing.T) {
 	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
 		cfg := resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32)

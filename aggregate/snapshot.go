@@ -6,227 +6,211 @@ import (
 	"math"
 	"slices"
 
+	"github.com/rackweave/rackweave/aggregate/balance"
+	"github.com/rackweave/rackweave/aggregate/outer"
 	"github.com/rackweave/rackweave/aggregate/reduce"
+	"github.com/rackweave/rackweave/aggregate/shard"
+	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
+	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 )
 
-// countStep is how many chunks a snapshot looks at in one visit to a lane, so that other jobs' chunks are not kept waiting.
+// countStep is the number of chunks that a snapshot inspects in one visit to a lane, so that other jobs' chunks do not wait.
 const countStep = 1 << 16
 
-// Snapshot reads and writes a job's parameters and optimizer state, between steps: from its making on no worker may push,
+// Snapshot reads and writes a job's parameters and optimizer state between steps. While it is in use workers must not push,
 // broadcast or commit, or every call fails with [ErrNotQuiet]. One goroutine uses it.
 //
-// In a job over several racks each rack reads and writes what it has: all parameters, and the optimizer state of the chunks that it
-// owns. Only an owner's parameters are the masters. Racks that train on their own each have all of their own. An aggregator that
-// has part of a job reads and writes its own chunks.
+// In a job over several racks each rack reads and writes its own state: all parameters, and the optimizer state of the chunks that
+// it owns. Only an owner's parameters are the masters. Racks that train apart each have all state. An aggregator that has part of a
+// job reads and writes its own chunks.
 type Snapshot struct {
 	job   *Job
 	plan  *chunk.Plan
-	marks []Mark // by lane; none: others may be at work
+	Marks []Mark // by lane, for [Job.Reopen]; if empty, other workers may push meanwhile
 }
 
-// Mark tells whether a lane has worked since.
+// Mark identifies a moment of a lane, to detect later work.
 type Mark struct {
 	Finished uint64
 	Epoch    uint8 // of the last commit
 }
 
-// Piece is one array of one chunk: array 0 is the parameters, then comes each state of the optimizer. Where racks train on their
-// own these come for one rack after the other, then the parameters of the last meeting, and the outer optimizer's parameters and
-// states. A caller bounds how much it moves at once: all pieces of a call that are in one lane are copied in one visit.
+// Piece is one array of one chunk. Array 0 is the parameters, followed by each state of the optimizer. Where racks train apart
+// these arrays are repeated for each rack, followed by the parameters of the last round and the outer optimizer's parameters and
+// states. A call copies all its pieces of one lane in one visit, so the caller bounds their size.
 type Piece struct {
 	Chunk int // number in the plan
 	Array int
 	Data  []float32 // of all the chunk's elements
 }
 
-// Snapshot starts one; plan is what AddTensors was last called with.
+// Snapshot starts a snapshot. plan is the plan that AddTensors received last.
 func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error) {
-	s, err := j.Peek(plan)
+	s, err := j.Reopen(plan, make([]Mark, len(j.shards)))
 	if err != nil {
 		return nil, err
 	}
-	marks := make([]Mark, len(j.shares))
-	for i, sh := range j.shares {
-		err := j.lanes[i].borrow(ctx, sh, func() (err error) { marks[i], err = s.look(sh); return err })
+	for i, sh := range j.shards {
+		err := sh.Flow.Borrow(ctx, func() (err error) { s.Marks[i], err = s.checkQuiet(sh); return err })
 		if err != nil {
 			return nil, err
 		}
 	}
-	s.marks = marks
 	return s, nil
 }
 
-// Reopen goes on with a snapshot by its marks; without any it is as [Job.Peek]'s.
+// Reopen continues a snapshot from its marks. Without marks the snapshot is for reading only, for a worker with nothing in flight:
+// no step can end without that worker, so the state does not change although other workers have begun the next step.
 func (j *Job) Reopen(plan *chunk.Plan, marks []Mark) (*Snapshot, error) {
-	s, err := j.Peek(plan)
-	if err == nil && len(marks) != 0 && len(marks) != len(j.shares) {
-		err = fmt.Errorf("job %q: a snapshot of %d lanes, the job has %d", j.name, len(marks), len(j.shares))
+	switch {
+	case j.shared.Mode == Aggregate:
+		return nil, fmt.Errorf("job %q: %w: mode %v keeps no parameters", j.shared.Name, ErrNoSnapshot, Aggregate)
+	case len(marks) != 0 && len(marks) != len(j.shards):
+		return nil, fmt.Errorf("job %q: a snapshot of %d lanes, the job has %d", j.shared.Name, len(marks), len(j.shards))
 	}
-	if err == nil {
-		s.marks = marks
-	}
-	return s, err
+	return &Snapshot{job: j, plan: plan, Marks: marks}, nil
 }
 
-// Peek starts a snapshot that is only read, for a worker that has nothing in flight: without it no step can end, so what it
-// reads holds still although other workers have begun the next one.
-func (j *Job) Peek(plan *chunk.Plan) (*Snapshot, error) {
-	if st := &j.shares[0].store; st.arrays(true) == 0 {
-		return nil, fmt.Errorf("job %q: %w: mode %v keeps no parameters", j.name, ErrNoSnapshot, st.mode)
-	}
-	if j.shares[0].quorum != nil {
-		return nil, fmt.Errorf("job %q: %w: with a quorum racks are at different meetings: leave the quorum out, or pull and save parameters in a worker",
-			j.name, ErrNoSnapshot)
-	}
-	return &Snapshot{job: j, plan: plan}, nil
-}
-
-// Marks are what [Job.Reopen] takes.
-func (s *Snapshot) Marks() []Mark { return s.marks }
-
-// Source is the rack that a piece is read from, or the aggregator, where a job has parts.
+// Source returns the rack from which a piece is read.
 func (s *Snapshot) Source(p Piece) int {
-	if s.job.part.Several() {
-		return s.plan.Chunk(p.Chunk).Lane / len(s.job.lanes)
-	}
 	at, _ := s.home(p.Chunk)
-	rack, _ := s.locate(&s.job.shares[at.lane].store.chunks[at.index], p.Array)
+	rack, _ := s.locate(s.chunk(at), p.Array)
 	return rack
 }
 
-// Keeps reports whether a rack of several keeps a piece: if not, writing it there does nothing.
+// Keeps reports whether a rack keeps a piece. Writing a piece to a rack that does not keep it has no effect.
 func (s *Snapshot) Keeps(rack int, p Piece) bool {
 	at, _ := s.home(p.Chunk)
-	return s.keeps(rack, &s.job.shares[at.lane].store.chunks[at.index], p.Array)
+	return s.keeps(rack, s.chunk(at), p.Array)
 }
 
-func (s *Snapshot) keeps(rack int, c *storedChunk, array int) bool {
+func (s *Snapshot) keeps(rack int, c *store.Chunk, array int) bool {
 	from, at := s.locate(c, array)
-	shared := 0 // the array that all racks have alike
-	if s.job.shares[0].store.outer != nil {
+	shared := 0 // the array that is equal in all racks
+	if s.apart() {
 		shared = s.inner()
 	}
-	above := s.job.above
-	return rack == from || at == shared || above != nil && above.Buddies && rack == above.Buddy(from)
+	p := s.job.place
+	return rack == from || at == shared || p != nil && p.Buddies && rack == p.Buddy(from)
 }
 
-// locate returns the rack that one of a chunk's arrays is read from, and which of the chunk's arrays it is there.
-func (s *Snapshot) locate(c *storedChunk, array int) (rack, at int) {
-	if s.job.shares[0].store.outer == nil {
-		return int(c.owner), array
+// locate returns the rack from which one of a chunk's arrays is read, and the array's number there.
+func (s *Snapshot) locate(c *store.Chunk, array int) (rack, at int) {
+	if !s.apart() {
+		return int(c.Owner), array
 	}
 	n := s.inner()
-	if own := s.job.above.Racks * n; array >= own {
-		return int(c.owner), n + array - own
+	if own := s.job.place.Racks * n; array >= own {
+		return int(c.Owner), n + array - own
 	}
 	return array / n, array % n
 }
 
-// inner is how many arrays a rack's own training has of each chunk.
-func (s *Snapshot) inner() int { return 1 + s.job.shares[0].store.states }
+func (s *Snapshot) apart() bool { return s.job.config.Outer != (diloco.Optimizer{}) }
 
-// home is a chunk's place in the plan; it reports whether that is here.
-func (s *Snapshot) home(id int) (at place, here bool) {
-	c := s.plan.Chunk(id)
-	at = place{c.Lane - s.job.firstLane, uint32(c.LaneIndex)}
-	return at, at.lane >= 0 && at.lane < len(s.job.lanes)
+func (s *Snapshot) chunk(home balance.Place) *store.Chunk {
+	return &s.job.shards[home.Lane].Store.Chunks[home.Index]
 }
 
-// Arrays is how many arrays each chunk has, in all racks together.
+// inner returns the number of arrays of each chunk in a rack's own training.
+func (s *Snapshot) inner() int { return 1 + s.job.shards[0].Store.States }
+
+// home returns a chunk's place in the plan, and whether the place is in this aggregator.
+func (s *Snapshot) home(id int) (at balance.Place, here bool) {
+	c := s.plan.Chunk(id)
+	at = balance.Place{Lane: c.Lane - s.job.firstLane, Index: uint32(c.LaneIndex)}
+	return at, at.Lane >= 0 && at.Lane < len(s.job.site.lanes)
+}
+
+// Arrays returns the number of arrays of each chunk, in all racks together.
 func (s *Snapshot) Arrays() int {
-	if o := s.job.shares[0].store.outer; o != nil {
-		return s.job.above.Racks*s.inner() + o.arrays(true)
+	if s.apart() {
+		return s.job.place.Racks*s.inner() + outer.Arrays(s.job.config.Outer)[1]
 	}
 	return s.inner()
 }
 
-// look refuses a lane in which something is under way.
-func (s *Snapshot) look(sh *share) (Mark, error) {
-	if sh.machine.State() != reduce.Running {
+// checkQuiet returns the present mark of a lane, or an error if the job has ended there or if gradients must not be under way.
+func (s *Snapshot) checkQuiet(sh *shard.Shard) (Mark, error) {
+	if sh.Machine.State() != reduce.Running {
 		return Mark{}, ErrClosed
 	}
-	if !sh.machine.Quiet() {
+	if len(s.Marks) > 0 && !sh.Machine.Quiet() {
 		return Mark{}, s.busy(meetFirst)
 	}
-	return Mark{sh.machine.Finished(), sh.machine.CommitEpoch()}, nil
+	return Mark{sh.Machine.Finished(), sh.Machine.CommitEpoch()}, nil
 }
 
 const meetFirst = "let every worker finish and meet at a barrier before and after"
 
 func (s *Snapshot) busy(why string) error {
-	return fmt.Errorf("job %q: %w: %s", s.job.name, ErrNotQuiet, why)
+	return fmt.Errorf("job %q: %w: %s", s.job.shared.Name, ErrNotQuiet, why)
 }
 
-// visit runs f if nothing has happened in a lane, which leaves the job alone meanwhile.
+// visit runs f if a lane has not worked since its mark. The lane leaves the job alone meanwhile.
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
-	sh := s.job.shares[lane]
-	return s.job.lanes[lane].borrow(ctx, sh, func() error {
-		sh.adopt()
-		if len(s.marks) == 0 {
-			if sh.machine.State() != reduce.Running {
-				return ErrClosed
-			}
-			return f()
-		}
-		switch mark, err := s.look(sh); {
+	sh := s.job.shards[lane]
+	return sh.Flow.Borrow(ctx, func() error {
+		sh.Moves.Adopt()
+		switch mark, err := s.checkQuiet(sh); {
 		case err != nil:
 			return err
-		case mark != s.marks[lane]:
+		case len(s.Marks) > 0 && mark != s.Marks[lane]:
 			return s.busy(meetFirst)
 		}
 		return f()
 	})
 }
 
-// Read copies pieces that this rack is the source of out of the job, and leaves others as they are.
+// Read copies the pieces whose source is this rack out of the job. It leaves other pieces unchanged.
 func (s *Snapshot) Read(ctx context.Context, pieces []Piece) error { return s.move(ctx, pieces, false) }
 
 // Write copies pieces that this rack keeps into the job.
 func (s *Snapshot) Write(ctx context.Context, pieces []Piece) error {
-	s.job.replaced.Store(true)
+	s.job.replacing.Store(true)
 	return s.move(ctx, pieces, true)
 }
 
 func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 	own := 0
-	if s.job.above != nil {
-		own = s.job.above.Rack
+	if s.job.place != nil {
+		own = s.job.place.Rack
 	}
-	of := make([][]int, len(s.job.shares)) // the pieces to move in each lane
-	places := make([]place, len(pieces))
+	of := make([][]int, len(s.job.shards)) // indexes of the pieces in each lane
+	places := make([]balance.Place, len(pieces))
 	for i := range pieces {
 		home, here := s.home(pieces[i].Chunk)
 		if !here {
 			continue
 		}
-		c := &s.job.shares[home.lane].store.chunks[home.index]
+		c := s.chunk(home)
 		if from, _ := s.locate(c, pieces[i].Array); from == own || write && s.keeps(own, c, pieces[i].Array) {
-			places[i] = s.job.moves.find(home)
-			of[places[i].lane] = append(of[places[i].lane], i)
+			s.job.moves.do(func(p *balance.Placement) { places[i] = p.Find(home) })
+			of[places[i].Lane] = append(of[places[i].Lane], i)
 		}
 	}
 	for lane, mine := range of {
 		if len(mine) == 0 {
 			continue
 		}
-		sh := s.job.shares[lane]
+		sh := s.job.shards[lane]
 		err := s.visit(ctx, lane, func() error {
 			for _, i := range mine {
 				p := &pieces[i]
-				c := sh.chunk(places[i].index)
+				c := sh.Moves.Chunk(places[i].Index)
 				switch {
-				case c.dirty && len(s.marks) > 0:
+				case c.Dirty && len(s.Marks) > 0:
 					return s.busy("what was pushed is not committed")
-				case c.stepped && len(s.marks) > 0:
-					return s.busy("a gradient is to come to its meeting again")
+				case c.Stepped && len(s.Marks) > 0:
+					return s.busy("a gradient must reach its round again")
 				}
 				_, at := s.locate(c, p.Array)
-				values := sh.store.values(c, at)
+				values := sh.Store.Values(c, at)
 				if write {
 					copy(values, p.Data)
-					if c.history != nil {
-						c.history.undo = false
+					if c.History != nil {
+						c.History.Undo = false
 					}
 				} else {
 					copy(p.Data, values)
@@ -241,65 +225,61 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 	return nil
 }
 
-// NoUpdates stands for a tensor's updates where the rack runs the optimizer on no chunk of it.
+// NoUpdates stands for the updates of a tensor whose optimizer runs in other racks only.
 const NoUpdates = math.MaxUint32
 
-// Updates returns how many optimizer steps each tensor has had in this rack, by its number in the plan, or [NoUpdates].
+// Updates returns the number of optimizer steps of each tensor in this rack, by its number in the plan, or [NoUpdates].
 func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
 	out := slices.Repeat([]uint32{NoUpdates}, s.plan.NumTensors())
-	err := s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
-		if !sh.owns(c) && sh.store.outer == nil {
+	err := s.eachChunk(ctx, func(sh *shard.Shard, c *store.Chunk) error {
+		if !sh.Owns(c) && !s.apart() {
 			return nil
 		}
-		t := sh.store.tensors[c.tensor].number
-		if out[t] != NoUpdates && out[t] != c.updates {
-			return s.busy(fmt.Sprintf("tensor %q is half updated", sh.store.tensors[c.tensor].name))
+		t := sh.Store.Tensors[c.Tensor].Number
+		if out[t] != NoUpdates && out[t] != c.Updates {
+			return s.busy(fmt.Sprintf("tensor %q is half updated", sh.Store.Tensors[c.Tensor].Name))
 		}
-		out[t] = c.updates
+		out[t] = c.Updates
 		return nil
 	})
 	return out, err
 }
 
-// SetUpdates sets how many optimizer steps each tensor has had. It is the end of replacing the state.
+// SetUpdates sets the number of optimizer steps of each tensor. It completes the replacement of the state.
 func (s *Snapshot) SetUpdates(ctx context.Context, updates []uint32) error {
-	err := s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
-		t := &sh.store.tensors[c.tensor]
-		c.updates, t.scalarsFor = updates[t.number], 0
-		if c.history != nil {
-			*c.history = history{changes: 1}
-		}
+	err := s.eachChunk(ctx, func(sh *shard.Shard, c *store.Chunk) error {
+		sh.Store.Restart(c, updates[sh.Store.Tensors[c.Tensor].Number])
 		return nil
 	})
 	if err == nil {
-		s.job.replaced.Store(false)
+		s.job.replacing.Store(false)
 	}
 	return err
 }
 
-// WholeStep returns how many optimizer steps all chunks have had at least whose state this rack keeps.
+// WholeStep returns the number of optimizer steps that all chunks whose state this rack keeps have had.
 func (j *Job) WholeStep(ctx context.Context) (least uint32, err error) {
 	least = math.MaxUint32
 	s := Snapshot{job: j}
-	err = s.eachChunk(ctx, func(sh *share, c *storedChunk) error {
-		if sh.owns(c) || sh.mirrored(c) {
-			least = min(least, c.updates)
+	err = s.eachChunk(ctx, func(sh *shard.Shard, c *store.Chunk) error {
+		if sh.Owns(c) || c.History != nil {
+			least = min(least, c.Updates)
 		}
 		return nil
 	})
 	if least == math.MaxUint32 {
-		least = 0 // it keeps none
+		least = 0 // this rack keeps no state
 	}
 	return least, err
 }
 
-func (s *Snapshot) eachChunk(ctx context.Context, f func(*share, *storedChunk) error) error {
-	for lane, sh := range s.job.shares {
+func (s *Snapshot) eachChunk(ctx context.Context, f func(*shard.Shard, *store.Chunk) error) error {
+	for lane, sh := range s.job.shards {
 		for from, n := 0, 1; from < n; from += countStep {
 			err := s.visit(ctx, lane, func() error {
-				n = len(sh.store.chunks) + len(sh.store.guests)
+				n = sh.Store.Len()
 				for i := from; i < min(from+countStep, n); i++ {
-					if c := sh.store.ordinal(uint32(i)); c != nil {
+					if c := sh.Store.At(uint32(i)); c != nil {
 						if err := f(sh, c); err != nil {
 							return err
 						}

@@ -35,10 +35,10 @@ func streamJob(t testing.TB, text string) aggregate.JobConfig {
 	}
 }
 
-// gradient is worker rank's of a step: whole and small.
+// gradient returns a worker's gradient of a step, which is whole and small.
 func gradient(rank, step, tensor, i int) float32 { return float32((rank+1)*(step%5+1) + (tensor+i)%7) }
 
-// streamWorker is one worker's training, started a part at a time.
+// streamWorker is one worker's training, started one part at a time.
 type streamWorker struct {
 	*racktest.Worker
 	r       *racktest.Rack
@@ -89,7 +89,7 @@ func (w *streamWorker) answered() (pull bool, err error) {
 	return rec.Flags&chunk.RecordPull != 0, nil
 }
 
-// want is a tensor's value after all steps of all workers.
+// want returns a tensor's value after all steps of all workers.
 func want(workers, steps, tensor, i int) float32 {
 	sum := float32(0)
 	for rank := range workers {
@@ -177,7 +177,7 @@ func TestStreamAppliesEveryGradientOnceOverRealTransports(t *testing.T) {
 					}
 					checkSum(t, r, steps)
 					for rank := range workers {
-						if p, ok := r.Job.Pace(rank); !ok || p.Step != steps || p.Pushed != steps {
+						if p := r.Job.Gate.Look(rank); p.Step != steps || p.Pushed != steps {
 							t.Errorf("worker %d is at %+v", rank, p)
 						}
 						if text == "asp" && kind == chunk.OpPushPull && all[rank].pulls > 0 {
@@ -193,7 +193,7 @@ func TestStreamAppliesEveryGradientOnceOverRealTransports(t *testing.T) {
 	}
 }
 
-// simStream is a rack in stream mode over a simulated network, whose workers take their steps when told.
+// simStream is a rack in stream mode over a simulated network, whose workers take their steps on command.
 type simStream struct {
 	*racktest.Rack
 	t       *testing.T
@@ -212,7 +212,7 @@ func newSimStream(t *testing.T, workers int, options string, job aggregate.JobCo
 	return s
 }
 
-// drive goes on until the operations of these workers are done.
+// drive runs until the operations of these workers are done.
 func (s *simStream) drive(ranks ...int) {
 	s.t.Helper()
 	handles := make([][]uint64, len(s.workers))
@@ -224,7 +224,7 @@ func (s *simStream) drive(ranks ...int) {
 	}
 }
 
-// settle goes on for a while, and reports whether a worker's operations are done.
+// settle runs for a while, and reports whether a worker's operations are done.
 func (s *simStream) settle(rank int) bool {
 	s.t.Helper()
 	never := make([][]uint64, len(s.workers))
@@ -248,8 +248,8 @@ func (s *simStream) push(rank int) {
 	s.do(w.endStep)
 }
 
-// goOn expects that a worker may begin its next step, and pulls where it must.
-func (s *simStream) goOn(rank int, pulls bool) {
+// proceed expects that a worker may begin its next step, and pulls if it must.
+func (s *simStream) proceed(rank int, pulls bool) {
 	s.t.Helper()
 	s.drive(rank)
 	w := s.workers[rank]
@@ -271,7 +271,7 @@ func (s *simStream) held(rank int) {
 	if s.settle(rank) {
 		s.t.Fatalf("worker %d goes on with step %d and should be held", rank, s.workers[rank].step+1)
 	}
-	if p, _ := s.Job.Pace(rank); !p.Waits || p.Step != uint64(s.workers[rank].step+1) {
+	if p := s.Job.Gate.Look(rank); !p.Waits || p.Step != uint64(s.workers[rank].step+1) {
 		s.t.Fatalf("worker %d is said to be at %+v", rank, p)
 	}
 }
@@ -279,22 +279,22 @@ func (s *simStream) held(rank int) {
 func TestStreamHoldsWhoIsTooFarAhead(t *testing.T) {
 	s := newSimStream(t, 2, "", streamJob(t, "ssp:s=1"), chunk.F32)
 	s.push(0)
-	s.goOn(0, false)
+	s.proceed(0, false)
 	s.push(0)
 	s.held(0)
-	// Its wait keeps nobody from a step.
+	// Its wait delays no other step.
 	s.push(1)
-	s.goOn(1, false)
-	s.goOn(0, true)
+	s.proceed(1, false)
+	s.proceed(0, true)
 	s.push(0)
 	s.held(0)
-	// Who has finished is waited for no more.
+	// Others do not wait for a worker that has finished.
 	if err := s.Job.Detach(context.Background(), 1); err != nil {
 		t.Fatal(err)
 	}
-	s.goOn(0, true)
+	s.proceed(0, true)
 	s.push(0)
-	s.goOn(0, false)
+	s.proceed(0, false)
 }
 
 func TestStreamInTurnsEqualsPlainGoBitForBit(t *testing.T) {
@@ -329,7 +329,7 @@ func TestStreamInTurnsEqualsPlainGoBitForBit(t *testing.T) {
 					for k, n := range streamSizes {
 						grads[k] = append([]float32(nil), w.SrcF32(k)[:n]...)
 					}
-					// Both have the first parameters from the start, and later ones since before the other's turn.
+					// Both have the first parameters from the start, and later ones since before the other's step.
 					tau := 1
 					if step == 0 {
 						tau = rank
@@ -349,12 +349,12 @@ func TestStreamInTurnsEqualsPlainGoBitForBit(t *testing.T) {
 						}
 					}
 					if tc.policy != "ssp:s=0" {
-						s.goOn(rank, false)
+						s.proceed(rank, false)
 					}
 				}
 				if tc.policy == "ssp:s=0" {
-					s.goOn(0, true)
-					s.goOn(1, true)
+					s.proceed(0, true)
+					s.proceed(1, true)
 				}
 			}
 		})

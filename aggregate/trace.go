@@ -1,59 +1,35 @@
 package aggregate
 
-import "github.com/rackweave/rackweave/chunk"
+import (
+	"context"
+	"errors"
+	"unsafe"
 
-// TraceKind says what happened.
-type TraceKind uint8
-
-// The kinds of events.
-const (
-	// TraceArrive: a gradient of a worker's came.
-	TraceArrive TraceKind = iota
-	// TraceFold: the gradients of all workers made one update, or rank 0's values became the parameters, or the update of a set was
-	// made, where Op is [chunk.OpCommit]. Worker is -1.
-	TraceFold
-	// TraceUpdate: one worker's gradient made an update.
-	TraceUpdate
-	// TracePull: a worker was sent the parameters.
-	TracePull
-	// TraceEnd: a worker has ended its step, all of which is applied in this lane.
-	TraceEnd
-	// TraceGo: the worker may begin its next step.
-	TraceGo
+	"github.com/rackweave/rackweave/aggregate/shard"
 )
 
-// TraceEvent is something that happened to a chunk or to a worker's step in a lane.
-type TraceEvent struct {
-	At     int64  // ns of the aggregator's clock, when it began
-	Took   uint32 // ns of arithmetic
-	Posted uint32 // ns in which the answers were posted, after that
-	Chunk  uint32 // of the lane
-	Worker int32
-	Kind   TraceKind
-	Op     chunk.Op // of the message
-	Epoch  uint8    // of the message
-}
+// TraceEvent is an event of a trace.
+type TraceEvent = shard.TraceEvent
 
-// trace is a ring of the last events of a job in one lane. Only the lane's goroutine touches it.
-type trace struct {
-	ring []TraceEvent
-	next uint64 // events so far
-}
+const (
+	TraceArrive = shard.TraceArrive
+	TraceFold   = shard.TraceFold
+	TraceUpdate = shard.TraceUpdate
+	TracePull   = shard.TracePull
+	TraceEnd    = shard.TraceEnd
+	TraceGo     = shard.TraceGo
+)
 
-func (t *trace) put(e TraceEvent) {
-	t.ring[t.next%uint64(len(t.ring))] = e
-	t.next++
-}
+// TraceBytes returns the memory of a trace of n events in each lane: its ring, and a copy in the order of time.
+func TraceBytes(n int) int64 { return 2 * int64(n) * int64(unsafe.Sizeof(TraceEvent{})) }
 
-// take returns what is kept, oldest first, and how many events were overwritten, and begins anew.
-func (t *trace) take() (events []TraceEvent, lost uint64) {
-	size := uint64(len(t.ring))
-	if t.next <= size {
-		events = append(events, t.ring[:t.next]...)
-	} else {
-		lost = t.next - size
-		events = append(append(events, t.ring[t.next%size:]...), t.ring[:t.next%size]...)
+// Trace keeps the last n events of the job in every lane from now on, or none if n is 0. It returns the events that were kept until
+// now, by lane, oldest first. lost counts the events that newer ones replaced.
+func (j *Job) Trace(ctx context.Context, n int) (events [][]TraceEvent, lost uint64, err error) {
+	events = make([][]TraceEvent, len(j.shards))
+	for i, s := range j.shards {
+		of, n, laneErr := s.Trace(ctx, n)
+		events[i], lost, err = of, lost+n, errors.Join(err, laneErr)
 	}
-	t.next = 0
-	return events, lost
+	return events, lost, err
 }

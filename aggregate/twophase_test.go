@@ -13,7 +13,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// twoPhaseRack is a rack in two-phase mode, its reference, and what every test of it does.
+// twoPhaseRack is a rack in two-phase mode with its reference.
 type twoPhaseRack struct {
 	*racktest.Rack
 	t       *testing.T
@@ -39,7 +39,7 @@ func (r *twoPhaseRack) drive(handles [][]uint64) {
 	}
 }
 
-// each does an operation on some tensors with every worker.
+// each runs an operation on some tensors with every worker.
 func (r *twoPhaseRack) each(kind chunk.Op, tensors ...int) {
 	r.t.Helper()
 	handles := make([][]uint64, len(r.Workers))
@@ -56,7 +56,7 @@ func (r *twoPhaseRack) each(kind chunk.Op, tensors ...int) {
 	r.drive(handles)
 }
 
-// check compares what every worker got last with the parameters.
+// check compares every worker's last result with the parameters.
 func (r *twoPhaseRack) check(what string, tensors ...int) {
 	r.t.Helper()
 	for _, w := range r.Workers {

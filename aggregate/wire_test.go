@@ -3,7 +3,7 @@ package aggregate_test
 import (
 	"testing"
 
-	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
@@ -23,11 +23,11 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 	if got, want := worker.Notices, [...]int{chunk.NoticeNACK, chunk.NoticeRequest, chunk.NoticeMove}; got != want {
 		t.Errorf("NACK, request and move are %v in C, %v in Go", got, want)
 	}
-	if worker.Guest != chunk.GuestBit {
-		t.Errorf("a guest has bit %#x in C, %#x in Go", worker.Guest, chunk.GuestBit)
+	if worker.Guest != chunk.MovedBit {
+		t.Errorf("a moved chunk has bit %#x in C, %#x in Go", worker.Guest, chunk.MovedBit)
 	}
 	for window, fits := range map[int]bool{worker.MaxWindow: true, worker.MaxWindow + 1: false} {
-		if _, err := aggregate.QueueDepths(window, 1, 1<<20, 1<<20); (err == nil) != fits {
+		if _, err := lane.QueueDepths(window, 1, 1<<20, 1<<20); (err == nil) != fits {
 			t.Errorf("a window of %d, of at most %d: %v", window, worker.MaxWindow, err)
 		}
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
-// Cluster is several racks whose aggregators reduce among themselves.
+// Cluster is a set of racks whose aggregators reduce among themselves.
 type Cluster struct {
 	Racks []*Rack
 }
 
 // OpenCluster builds racks and connects their aggregators.
 func OpenCluster(t hierarchy.Topology, racks []Config) (c *Cluster, err error) {
-	above := aggregate.Above{Topology: t}
+	above := aggregate.Place{Topology: t}
 	for i := range racks {
 		above.Names = append(above.Names, fmt.Sprintf("rack%d", i))
 		above.Workers = append(above.Workers, len(racks[i].Workers)+racks[i].Absent)
@@ -35,7 +35,7 @@ func OpenCluster(t hierarchy.Topology, racks []Config) (c *Cluster, err error) {
 	for i, cfg := range racks {
 		own := above
 		own.Rack, own.Core, own.Buddies = i, cfg.Core, cfg.Buddies
-		cfg.Job.Above, cfg.FirstRank = &own, 0
+		cfg.Job.Place, cfg.FirstRank = &own, 0
 		for _, w := range above.Workers[:i] {
 			cfg.FirstRank += w
 		}
@@ -94,7 +94,7 @@ func (c *Cluster) Drive(network func(), handles [][][]uint64, limit int) error {
 	return fmt.Errorf("not done after %d rounds", limit)
 }
 
-// failures are why the racks' jobs failed.
+// failures returns the errors of the racks' failed jobs.
 func (c *Cluster) failures() error {
 	var errs []error
 	for i, r := range c.Racks {
@@ -129,8 +129,8 @@ func (c *Cluster) Close() error {
 	return errors.Join(errs...)
 }
 
-// StepRacks is [Reference.Step] for a cluster: gradients come by rack, worker and tensor. Each rack's are added first, then, with
-// pods, those of each pod's racks, then what is left, all in order and in f32.
+// StepRacks is [Reference.Step] for a cluster. Gradients are indexed by rack, worker and tensor. Each rack's are added first, then,
+// with pods, the sums of each pod's racks, and then the rest, all in order and in f32.
 func (r *Reference) StepRacks(grads [][][][]float32, pods int) [][]float32 {
 	out := make([][]float32, len(grads[0][0]))
 	for t := range out {
@@ -139,12 +139,12 @@ func (r *Reference) StepRacks(grads [][][][]float32, pods int) [][]float32 {
 	return out
 }
 
-// PushRacks is [Reference.Push] for a cluster: gradients come by rack, worker and tensor.
+// PushRacks is [Reference.Push] for a cluster. Gradients are indexed by rack, worker and tensor.
 func (r *Reference) PushRacks(t int, grads [][][][]float32, pods int) {
 	r.accumulate(t, [][]float32{added(r.sums(t, grads, pods))})
 }
 
-// sums are what an owner adds up: the racks' sums of a tensor, or the pods'.
+// sums returns the summands of an owner: the racks' sums of a tensor, or the pods'.
 func (r *Reference) sums(t int, grads [][][][]float32, pods int) (sums [][]float32) {
 	for _, rack := range grads {
 		g := make([][]float32, len(rack))
@@ -177,7 +177,7 @@ func byPod(sums [][]float32, pods int) (out [][]float32) {
 	return out
 }
 
-// AllOps are operations of one kind on all tensors, by rack and worker, with priorities that differ, or in orders that do.
+// AllOps returns operations of one kind on all tensors, by rack and worker, with different priorities or in different orders.
 func (c *Cluster) AllOps(kind chunk.Op) [][][]worker.Op {
 	ops := make([][][]worker.Op, len(c.Racks))
 	for i, r := range c.Racks {

@@ -8,13 +8,13 @@ import (
 	"github.com/rackweave/rackweave/client/lanes"
 )
 
-// reconnectTimeout bounds the connecting of a lane that is resumed. In a simulation it passes at once if the peer is not there.
+// reconnectTimeout bounds the connecting of a lane that is resumed. In a simulation it passes at once if the peer does not wait.
 const reconnectTimeout = 10 * time.Millisecond
 
-// control lets a worker's session ask the job to connect, in process.
+// control connects a worker's session to the job, in process.
 type control struct {
 	jobs  []*aggregate.Job // by aggregator
-	lanes int              // of each aggregator
+	lanes int              // number of each aggregator's lanes
 	nics  int
 	rank  int
 }
@@ -44,5 +44,5 @@ func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, err
 	r.NIC -= at * c.nics
 	r.Lane %= c.lanes
 	answer, err := c.jobs[at].Resume(ctx, c.rank, aggregate.Resume(r))
-	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.AggregatorLane), Received: answer.Received}, err
+	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.Attached), Received: answer.Received}, err
 }

@@ -26,8 +26,8 @@ func (w *Worker) Done(handle uint64) (bool, error) {
 	return rc == 1, nil
 }
 
-// Drive steps a manual rack until the given operations, by worker, are done. In every round it calls network, then lets every
-// lane and worker make progress. It gives up after limit rounds.
+// Drive steps a manual rack until the given operations, by worker, are done. In every round it calls network, then lets every lane
+// and worker make progress. It returns an error after limit rounds.
 func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 	for round := range limit {
 		network()
@@ -38,8 +38,8 @@ func (r *Rack) Drive(network func(), handles [][]uint64, limit int) error {
 	return fmt.Errorf("not done after %d rounds", limit)
 }
 
-// Step lets every lane and worker make progress, and reports whether the given operations are done. idle lets the lanes look for
-// stalls.
+// Step lets every lane and worker make progress, and reports whether the given operations are done. If idle is true, the lanes look
+// for stalls.
 func (r *Rack) Step(handles [][]uint64, idle bool) (bool, error) {
 	for _, a := range r.aggregators() {
 		for _, l := range a.engine.Lanes() {
@@ -69,7 +69,7 @@ func (r *Rack) Step(handles [][]uint64, idle bool) (bool, error) {
 	return all, nil
 }
 
-// Resume takes a worker's connection to a lane to the given NICs of the aggregator and the worker, whatever the worker would
+// Resume moves a worker's connection to a lane to the given NICs of the aggregator and the worker, whatever the worker would
 // choose. After an error the lane has no connection and may be resumed again.
 func (r *Rack) Resume(w *Worker, lane, aggregatorNIC, nic int) error {
 	if err := w.Detach(lane); err != nil {

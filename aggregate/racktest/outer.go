@@ -2,29 +2,30 @@ package racktest
 
 import (
 	"github.com/rackweave/rackweave/aggregate"
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/aggregate/outer"
+	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 )
 
-// Outer is a cluster in plain Go whose racks train on their own between meetings.
+// Outer is a cluster in plain Go whose racks train apart between rounds.
 type Outer struct {
-	hierarchy.Outer
+	diloco.Optimizer
 	racks   []*Reference
 	workers []int
-	start   [][][]float32 // by rack and tensor: the parameters of the last meeting
-	outer   *Reference    // its parameters are never rounded to the wire's type
+	start   [][][]float32 // by rack and tensor: the parameters of the last round
+	outer   *Reference    // the outer optimizer, whose parameters are never rounded to the wire's type
 	step    uint32
 	pods    int
-	chunk   func(tensor, elem int) int // the number of an element's chunk
+	chunk   func(tensor, elem int) int // returns the number of an element's chunk
 }
 
-// NewOuter returns a cluster with so many workers in each rack, whose racks are like the reference.
-func NewOuter(o hierarchy.Outer, like *Reference, workers []int, pods int, chunk func(tensor, elem int) int) *Outer {
+// NewOuter returns a cluster with so many workers in each rack. Its racks have the configuration of the reference like.
+func NewOuter(o diloco.Optimizer, like *Reference, workers []int, pods int, chunk func(tensor, elem int) int) *Outer {
 	all := 0
 	for _, n := range workers {
 		all += n
 	}
-	rule, h := aggregate.OuterRule(o, all)
-	c := &Outer{Outer: o, workers: workers, pods: pods, chunk: chunk}
+	rule, h := outer.Rule(o, all)
+	c := &Outer{Optimizer: o, workers: workers, pods: pods, chunk: chunk}
 	c.outer = NewReference(aggregate.TwoPhase, rule, h, like.Wire, copied(like.W))
 	for _, n := range workers {
 		r := NewReference(like.Mode, like.Rule, like.Hyper, like.Wire, copied(like.W))
@@ -42,7 +43,7 @@ func copied(w [][]float32) [][]float32 {
 	return out
 }
 
-// Step takes gradients by rack, worker and tensor, and returns what a pushpull answers, by rack and tensor.
+// Step takes gradients by rack, worker and tensor, and returns the answers to pushpulls, by rack and tensor.
 func (c *Outer) Step(grads [][][][]float32) [][][]float32 {
 	c.step++
 	out := make([][][]float32, len(c.racks))
@@ -50,7 +51,7 @@ func (c *Outer) Step(grads [][][][]float32) [][][]float32 {
 		out[r] = rack.Step(grads[r])
 	}
 	for t := range out[0] {
-		met := c.meet(t)
+		met := c.round(t)
 		for i := range met {
 			if !c.Due(c.chunk(t, i), c.step) {
 				continue
@@ -63,15 +64,13 @@ func (c *Outer) Step(grads [][][][]float32) [][][]float32 {
 	return out
 }
 
-// rows are how far the racks have come with a tensor, times their weights: those without a weight stay away.
-func (c *Outer) rows(t int, weights []int) [][]float32 {
+// rows returns each rack's difference of a tensor since the last round, times its workers.
+func (c *Outer) rows(t int) [][]float32 {
 	rows := make([][]float32, len(c.racks))
 	for r, rack := range c.racks {
 		rows[r] = make([]float32, len(rack.W[t]))
 		for i := range rows[r] {
-			if weights[r] > 0 {
-				rows[r][i] = (c.start[r][t][i] - rack.W[t][i]) * float32(weights[r])
-			}
+			rows[r][i] = (c.start[r][t][i] - rack.W[t][i]) * float32(c.workers[r])
 		}
 	}
 	if c.pods > 1 {
@@ -80,9 +79,9 @@ func (c *Outer) rows(t int, weights []int) [][]float32 {
 	return rows
 }
 
-// meet has the outer optimizer take a step with those elements of a tensor that are due.
-func (c *Outer) meet(t int) []float32 {
-	rows := c.rows(t, c.workers)
+// round steps the outer optimizer for the elements of a tensor whose round is due.
+func (c *Outer) round(t int) []float32 {
+	rows := c.rows(t)
 	w, states := c.outer.W[t], c.outer.states[t]
 	was := copied(append([][]float32{w}, states[:]...))
 	out := c.outer.update(t, rows)

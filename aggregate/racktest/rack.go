@@ -1,5 +1,5 @@
-// Package racktest puts an aggregator and C workers into one process, without a control plane: for tests of the data path on
-// any provider, and for the simulation.
+// Package racktest puts an aggregator and C workers into one process, without a control plane. Tests of the data path use it on any
+// provider, and so does the simulation.
 package racktest
 
 import (
@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
@@ -21,32 +22,33 @@ import (
 
 // Config describes a rack.
 type Config struct {
-	NICs       []*verbs.Device   // the aggregator's: the lanes are spread over all
-	Others     [][]*verbs.Device // NICs of further aggregators, which the job is spread over, too
-	Workers    [][]*verbs.Device // by worker: its NICs; several workers may use the same
-	AckTimeout time.Duration     // 0: the contract's default
-	Absent     int               // more workers of the job, which never attach
-	Shuffle    uint64            // AllOps gives each worker an order of its own, by this seed; 0: it does not
-	FirstRank  int               // of the first worker, in a job over several racks
-	Core       chunk.DType       // of sums between racks; 0: F32
-	Buddies    bool              // owners have them, in a job over several racks
+	NICs       []*verbs.Device   // the aggregator's; the lanes are spread over all of them
+	Others     [][]*verbs.Device // NICs of further aggregators, over which the job is spread too
+	Workers    [][]*verbs.Device // by worker: its NICs; several workers may share them
+	AckTimeout time.Duration     // if 0, the contract's default
+	Absent     int               // further workers of the job, which never attach
+	Shuffle    uint64            // seed of each worker's own order in AllOps; if 0, orders are equal
+	FirstRank  int               // rank of the first worker, in a job over several racks
+	Core       chunk.DType       // type of sums between racks; if 0, F32
+	Buddies    bool              // owners have buddies, in a job over several racks
 	Lanes      int
 	Window     int
-	MaxConns   int                 // per lane, for all jobs; 0: len(Workers)
-	Engine     *aggregate.Engine   // to run the job on, of another rack with the same NICs; nil: one of its own
+	MaxConns   int                 // per lane, for all jobs; if 0, len(Workers)
+	Engine     *aggregate.Engine   // engine of another rack with equal NICs; if nil, the rack starts its own
 	Job        aggregate.JobConfig // its Workers is ignored
 	Tensors    []chunk.Tensor
-	Begin      func(*aggregate.Job) error // called before the job has tensors; nil: nothing
-	Memory     chunk.DType                // of the workers' buffers; 0: F32
+	Begin      func(*aggregate.Job) error // called before the job has tensors, if not nil
+	Memory     chunk.DType                // of the workers' buffers; if 0, F32
 	Arena      bool                       // gradients and results in registered memory
-	Copy       bool                       // copy ordinary memory through staging buffers, also where a device could reach it
-	CacheBytes uint64                     // there are for each worker: results of a larger model are written past them; 0: of none
-	Staging    int                        // buffers per lane where payloads go by reference; 0: 8
-	Manual     bool                       // nothing runs by itself: call Lane.Step and Worker.Progress
-	Balance    time.Duration              // the window by which chunks move by themselves; 0: they do not
-	Loads      []uint64                   // by lane: bytes of other jobs' chunks, which the plan evens out; nil: none
+	Copy       bool                       // copy ordinary memory through staging buffers, even where a device could reach it
+	CacheBytes uint64                     // cache of each worker; results of a larger model are written past it; if 0, unknown
+	Staging    int                        // buffers per lane where payloads go by reference; if 0, 8
+	Manual     bool                       // nothing runs by itself; the caller calls Lane.Step and Worker.Progress
+	Balance    time.Duration              // length of the windows after which chunks move by themselves; if 0, none move
+	Loads      []uint64                   // by lane: bytes of other jobs' chunks, which the plan balances; may be nil
 	Now        func() int64
-	Log        func(format string, args ...any) // of failovers
+	Watch      func(func()) func()              // as in [aggregate.Config]
+	Log        func(format string, args ...any) // receives messages about failovers
 	ClockNS    *uint64
 }
 
@@ -60,13 +62,13 @@ type Rack struct {
 	others  []aggregator
 }
 
-// aggregator is one of several that a job is spread over.
+// aggregator is one of several over which a job is spread.
 type aggregator struct {
 	engine *aggregate.Engine
 	job    *aggregate.Job
 }
 
-// aggregators are all of the job's.
+// aggregators returns all aggregators of the job.
 func (r *Rack) aggregators() []aggregator {
 	return append([]aggregator{{r.Engine, r.Job}}, r.others...)
 }
@@ -79,7 +81,7 @@ type Worker struct {
 	arenas  []*numa.Arena
 }
 
-// buffer is where a worker keeps one tensor.
+// buffer is a worker's memory for one tensor.
 type buffer struct {
 	src, dst unsafe.Pointer
 	bytes    uint64
@@ -159,7 +161,8 @@ func (r *Rack) start(nics []*verbs.Device) (*aggregate.Engine, error) {
 		balance = -1
 	}
 	return aggregate.Start(aggregate.Config{
-		Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Manual: cfg.Manual, Now: cfg.Now, Balance: balance,
+		Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Watch: cfg.Watch, Manual: cfg.Manual,
+		Now: cfg.Now, Balance: balance,
 	})
 }
 
@@ -182,7 +185,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	cfg := &r.Config
 	window := r.Engine.Window()
 	attr := nics[0].Attr()
-	depths, err := aggregate.QueueDepths(window, 1, attr.MaxQPWR, attr.MaxCQE)
+	depths, err := lane.QueueDepths(window, 1, attr.MaxQPWR, attr.MaxCQE)
 	if err != nil {
 		return err
 	}
@@ -196,7 +199,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	for i, a := range r.aggregators() {
 		ask.jobs = append(ask.jobs, a.job)
 		for _, l := range r.Engine.Lanes() {
-			primaries = append(primaries, i*len(cfg.NICs)+l.Config().NIC)
+			primaries = append(primaries, i*len(cfg.NICs)+l.Config.NIC)
 		}
 	}
 	each := 0
@@ -264,7 +267,7 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 		if m := r.Config.Job.Mode; m == aggregate.Eager || m == aggregate.Stream {
 			hyper := r.Config.Job.Rule.Record(r.Config.Job.Hyper)
 			for i := range tensors {
-				worker.Hyper(w.C, uint32(first+i), &hyper, 0)
+				worker.Hyper(w.C, uint32(first+i), &hyper)
 			}
 		}
 	}
@@ -306,8 +309,8 @@ func (w *Worker) allocate(bytes int, register bool) (*numa.Arena, error) {
 	return a, err
 }
 
-// ChunkDescs returns the chunks of the plan's tensors from number first on, as the C worker takes them: lane after lane, with how
-// many each lane has.
+// ChunkDescs returns the chunks of the plan's tensors from number first on in the C worker's order, lane after lane, with the
+// number of each lane's.
 func ChunkDescs(p *chunk.Plan, first int) (chunks []worker.ChunkDesc, counts []uint32) {
 	for l := range p.NumLanes() {
 		n := len(chunks)

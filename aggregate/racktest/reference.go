@@ -9,21 +9,21 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// Reference is a job in plain Go: parameters and state of every tensor, updated step by step.
+// Reference is a job in plain Go. It holds the parameters and state of every tensor, and updates them step by step.
 type Reference struct {
 	Mode   aggregate.Mode
 	Rule   optim.Rule
 	Hyper  optim.Hyper
 	Wire   chunk.DType
-	Core   chunk.DType // of racks' sums, and of results in f32, between racks; 0: as they are
+	Core   chunk.DType // type of racks' sums, and of results in f32, between racks; if 0, they are not rounded
 	W      [][]float32
 	states [][optim.MaxStates][]float32
 	steps  []uint32
-	acc    [][]float32 // two-phase: the gradients pushed since the last commit; nil: none
+	acc    [][]float32 // two-phase: the gradients pushed since the last commit, or nil
 }
 
-// NewReference returns a reference that starts from parameters w and keeps them. They may be nil for an aggregate-only job.
-// Hyper-parameters of eager jobs are rounded, as control records round them.
+// NewReference returns a reference that starts from parameters w and updates them in place. w may be nil for an aggregate-only job.
+// Hyper-parameters of eager jobs are rounded as control records round them.
 func NewReference(mode aggregate.Mode, rule optim.Rule, h optim.Hyper, wire chunk.DType, w [][]float32) *Reference {
 	r := &Reference{Mode: mode, Rule: rule, Hyper: h, Wire: wire}
 	if mode == aggregate.Eager {
@@ -47,7 +47,7 @@ func (r *Reference) Add(w ...[]float32) {
 	}
 }
 
-// Arrays are copies of a tensor's parameters and states, as a checkpoint holds them.
+// Arrays returns copies of a tensor's parameters and states, in the order of a checkpoint.
 func (r *Reference) Arrays(t int) (out [][]float32) {
 	out = append(out, slices.Clone(r.W[t]))
 	for i := range r.Rule.States(r.Hyper) {
@@ -56,7 +56,7 @@ func (r *Reference) Arrays(t int) (out [][]float32) {
 	return out
 }
 
-// Step takes gradients by worker and tensor, and returns what a pushpull answers for each tensor.
+// Step takes gradients by worker and tensor, and returns the answer to a pushpull of each tensor.
 func (r *Reference) Step(grads [][][]float32) [][]float32 {
 	out := make([][]float32, len(grads[0]))
 	for t := range out {
@@ -83,7 +83,7 @@ func (r *Reference) update(t int, g [][]float32) []float32 {
 	return r.Answer(out)
 }
 
-// Answer returns what a worker gets of parameters, or of a sum.
+// Answer returns the answer to a worker for parameters, or for a sum.
 func (r *Reference) Answer(x []float32) []float32 {
 	if r.Core == chunk.BF16 && r.Wire == chunk.F32 {
 		x = OnWire(r.Core, x)
@@ -91,7 +91,7 @@ func (r *Reference) Answer(x []float32) []float32 {
 	return OnWire(r.Wire, x)
 }
 
-// Push adds every worker's gradients to what the tensor has accumulated since the last commit.
+// Push adds every worker's gradients to the tensor's accumulator.
 func (r *Reference) Push(t int, grads [][]float32) { r.accumulate(t, onWire(r.Wire, grads)) }
 
 func (r *Reference) accumulate(t int, summands [][]float32) {
@@ -164,7 +164,7 @@ func onWire(d chunk.DType, grads [][]float32) [][]float32 {
 	return out
 }
 
-// OnWire returns what is left of f32 values after they crossed in a wire type.
+// OnWire returns f32 values after their rounding to a wire type.
 func OnWire(d chunk.DType, x []float32) []float32 {
 	if d == chunk.F32 {
 		return x
@@ -180,7 +180,7 @@ func OnWire(d chunk.DType, x []float32) []float32 {
 	return out
 }
 
-// SameBits reports whether two vectors are equal bit for bit, and the first index where not.
+// SameBits reports whether two vectors are equal bit for bit, and the first index at which they differ.
 func SameBits(a, b []float32) (int, bool) {
 	for i := range a {
 		if math.Float32bits(a[i]) != math.Float32bits(b[i]) {

@@ -5,15 +5,15 @@ import (
 	"github.com/rackweave/rackweave/policy"
 )
 
-// Replay makes an update that a policy decided, in a job of mode stream with so many workers. gradient gives a worker's of a step,
-// for all tensors.
+// Replay makes an update that a policy decided, in a job of mode stream with so many workers. gradient returns a worker's gradient
+// of a step, for all tensors.
 func (r *Reference) Replay(update policy.Act, workers int, gradient func(rank int, step uint64) [][]float32) {
 	for t := range r.W {
 		r.ReplayTensor(t, update, workers, func(rank int, step uint64) []float32 { return gradient(rank, step)[t] })
 	}
 }
 
-// ReplayTensor is Replay for one tensor. gradient gives nil for a worker that did not push it in the step.
+// ReplayTensor is Replay for one tensor. gradient returns nil for a worker that did not push it in the step.
 func (r *Reference) ReplayTensor(t int, update policy.Act, workers int, gradient func(rank int, step uint64) []float32) {
 	size := float64(len(update.Parts))
 	var sum []float32
