@@ -1,19 +1,9 @@
-// Package hierarchy plans how several aggregators reduce among themselves. It is pure: a [Cluster] goes in, the bytes on every
-// link and the time of a step come out, for every [Shape], and [Choose] takes the fastest.
+// Package hierarchy reduces chunks among the aggregators of several racks. It is pure. A [Topology] gives each rack its [Route] for
+// the chunks of an owner, and a [Reducer] decides what becomes of one lane's chunks above the rack.
 //
-// # Words
-//
-// A rack has workers and one aggregator at its top. Racks are joined by uplinks, pods of racks by pod uplinks. R is the number of
-// racks, W of workers in each, P of pods, Q = R/P of racks in each pod, M the bytes of the model on the wire. Rates are bytes per
-// second and direction; every link is full duplex.
-//
-// # Cost
-//
-// A step streams: chunks follow each other, and no layer waits for another. So it takes
-//
-//	max over links (bytes / rate)  +  fill
-//
-// where fill is what the last chunk takes alone once every link is done with the others: two hops in the rack and the shape's hops
-// across the core, each with its latency and one chunk's serialization, and one fold per aggregator on the way. The bytes are those
-// of [Cluster.Loads]; a test counts them again, transfer by transfer, from [Shape.Edges].
+// Above the rack a chunk climbs a tree of aggregators. The core that has a chunk sends its rack's sum to a parent, which adds
+// its children's sums and its own. The root of the tree owns the chunk, runs the optimizer and sends the result back down. Every
+// [Shape] is such a tree for each owner, so one machine serves all shapes. The order of the sum belongs to racks and declared pods,
+// never to the shape: no shape changes a bit. As package reduce does, the machine takes events and answers with actions. Racks
+// whose workers push in different orders follow rack 0's (stall.go).
 package hierarchy

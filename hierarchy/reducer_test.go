@@ -238,6 +238,18 @@ func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 	}
 }
 
+// A sum that comes again when it is part of the rack's own would be added twice.
+func TestAPeerThatBreaksTheProtocolByASumAfterItWasTakenIsNamed(t *testing.T) {
+	m := NewReducer(ReducerConfig{Topology: Topology{Shape: Chain, Racks: 3}, Rack: 1, Window: 2, Open: 4, Sends: 8})
+	m.Add([]int{2})
+	m.Ready(0, false)
+	m.Partial(0, 0, 1, false)
+	m.Partial(0, 0, 1, false)
+	if a := m.Actions(); len(a) != 1 || a[0].Kind != Violate || a[0].Peer != 0 {
+		t.Errorf("actions %v", a)
+	}
+}
+
 // A lane's own words to a rack take room of its send queue, as sums do, and no more of them are on their way than find receives.
 func TestALanesOwnWordsTakeRoom(t *testing.T) {
 	for _, tc := range []struct{ sends, want int }{{3, 3}, {100, mostNotices}} {

@@ -9,7 +9,7 @@ type ring[T comparable] struct {
 
 func newRing[T comparable](size int) ring[T] { return ring[T]{all: make([]T, size)} }
 
-// fullRing is a ring of the numbers from 0 to size-1.
+// fullRing returns a ring of the numbers from 0 to size-1.
 func fullRing(size int) ring[uint16] {
 	r := newRing[uint16](size)
 	for i := range size {
@@ -36,7 +36,7 @@ func (r *ring[T]) drop() {
 	r.n--
 }
 
-// advance puts an element that is there before all others.
+// advance moves an element of the ring before all others.
 func (r *ring[T]) advance(v T) {
 	for i := range r.n {
 		if *r.at(i) != v {

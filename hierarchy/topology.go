@@ -1,24 +1,30 @@
 package hierarchy
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
-// Topology is how the aggregators of a job reduce among themselves. The order of summation belongs to racks and pods, not to the
-// shape: the racks' sums are added in rack order, or, with pods, those of each pod first and then the pods'. So a shape never
+const (
+	// MaxRacks is the largest number of racks that reduce among themselves.
+	MaxRacks = 64
+	// MaxRackName is the largest length of a rack's name, in bytes.
+	MaxRackName = 255
+)
+
+// ErrCluster is wrapped by every error about a cluster.
+var ErrCluster = errors.New("bad cluster")
+
+// Topology describes the reduction among the aggregators of a job. The order of summation belongs to racks and pods, not to the
+// shape. The racks' sums are added in rack order. With pods, each pod's sums are added first and then the pods'. So a shape never
 // changes a bit.
 type Topology struct {
 	Shape Shape
 	Racks int
-	Pods  int // equal runs of racks; 0 or 1: none
+	Pods  int // equal runs of racks; if 0 or 1, racks are not in pods
 }
 
-const (
-	// MaxRacks is the most racks that reduce among themselves.
-	MaxRacks = 64
-	// MaxRackName is the length in bytes of the longest name of a rack.
-	MaxRackName = 255
-)
-
-// Check returns why the aggregators cannot reduce this way.
+// Check returns an error if the aggregators cannot reduce this way.
 func (t Topology) Check() error {
 	switch {
 	case t.Racks < 1 || t.Racks > MaxRacks:
@@ -44,8 +50,8 @@ func (t Topology) Check() error {
 	return fmt.Errorf("%w: aggregators do not reduce in shape %v: use sharded, ring, chain, root or pods", ErrCluster, t.Shape)
 }
 
-// CheckOnce returns why sums that are rounded between racks would be rounded more than once on their way: then the shape would
-// change their bits.
+// CheckOnce returns an error if sums that are rounded between racks would be rounded more than once on their way, because the shape
+// would then change their bits.
 func (t Topology) CheckOnce() error {
 	switch {
 	case t.Pods > 1:
@@ -58,12 +64,12 @@ func (t Topology) CheckOnce() error {
 	return nil
 }
 
-// Owners are the racks that own chunks.
+// Owners returns the racks that own chunks.
 func (t Topology) Owners() []int {
 	switch {
 	case t.Shape == Root:
 		return []int{0}
-	case t.Shape.taken(t.Racks) == Chain:
+	case t.Shape.Resolve(t.Racks) == Chain:
 		return []int{t.Racks - 1}
 	}
 	all := make([]int, t.Racks)
@@ -75,18 +81,19 @@ func (t Topology) Owners() []int {
 
 // Route is a rack's part in a chunk's journey.
 type Route struct {
-	Parent   int   // the rack that its sum goes to; -1: it owns the chunk
-	Children []int // the racks whose sums come to it
-	// Groups are the sums that it adds, its own among them, by rack, in order: those of each group first, then the groups.
+	Parent   int   // the rack to which its sum goes, or -1 if it owns the chunk
+	Children []int // the racks whose sums it receives
+	// Groups holds the racks whose sums it adds, its own among them, in order. The sums of each group are added first, and then the
+	// groups'.
 	Groups [][]int
 }
 
-// Route returns a rack's part in the journey of chunks that belong to owner.
+// Route returns a rack's part in the journey of the owner's chunks.
 func (t Topology) Route(rack, owner int) Route {
 	switch {
 	case t.Shape == Pods:
 		return t.podRoute(rack, owner)
-	case t.Shape.taken(t.Racks) == Chain:
+	case t.Shape.Resolve(t.Racks) == Chain:
 		r := Route{Parent: rack + 1, Groups: [][]int{{rack}}}
 		if rack == owner {
 			r.Parent = -1
@@ -107,7 +114,7 @@ func (t Topology) Route(rack, owner int) Route {
 	return r
 }
 
-// pods lists the racks by pod; without pods all racks are in one.
+// pods lists the racks by pod. Without pods all racks are in one.
 func (t Topology) pods() [][]int {
 	size := t.Racks / max(t.Pods, 1)
 	pods := make([][]int, max(t.Pods, 1))
@@ -117,7 +124,7 @@ func (t Topology) pods() [][]int {
 	return pods
 }
 
-// podRoute has each pod's sum made by the rack that has the owner's place in it.
+// podRoute returns a rack's route in shape pods. Each pod's sum is made by the rack at the owner's position in its pod.
 func (t Topology) podRoute(rack, owner int) Route {
 	pods := t.pods()
 	size := len(pods[0])
@@ -148,14 +155,14 @@ func (t Topology) podRoute(rack, owner int) Route {
 	return r
 }
 
-// Owners spreads one lane's chunks over the racks that own some, so that all get as many bytes.
+// Owners deals one lane's chunks to the racks that own chunks, so that all get equally many bytes.
 type Owners struct {
 	racks []int
 	bytes []uint64
-	first int // who wins a tie: lanes begin at different ones
+	first int // index of the rack that wins a tie, which differs between lanes
 }
 
-// NewOwners starts the spreading of a lane's chunks.
+// NewOwners returns the owners of a lane's chunks.
 func (t Topology) NewOwners(lane int) Owners {
 	racks := t.Owners()
 	return Owners{racks: racks, bytes: make([]uint64, len(racks)), first: lane % len(racks)}
@@ -171,4 +178,37 @@ func (o *Owners) Next(bytes uint64) int {
 	}
 	o.bytes[best] += bytes
 	return o.racks[best]
+}
+
+// Buddy returns the rack that also keeps the state of an owner's chunks, which is the next in order.
+func (t Topology) Buddy(owner int) int { return (owner + 1) % t.Racks }
+
+// CheckBuddies returns an error if owners cannot have buddies. An owner answers its buddy's sum with the sum of all racks, so the
+// buddy's sum must reach it directly.
+func (t Topology) CheckBuddies() error {
+	if t.Racks < 2 {
+		return fmt.Errorf("%w: buddies and one rack, which would be its own: use two racks or more, or no buddies", ErrCluster)
+	}
+	for _, owner := range t.Owners() {
+		if t.Shape == Flat || t.Route(t.Buddy(owner), owner).Parent != owner {
+			return fmt.Errorf("%w: buddies and shape %v, in which an owner does not answer its buddy itself: use sharded or root, or no buddies",
+				ErrCluster, t.Shape)
+		}
+	}
+	return nil
+}
+
+const none = -1
+
+// leader is the rack whose order the others follow when their orders keep each other waiting (stall.go).
+const leader = 0
+
+// leads returns the rack from which the leader's sum of an owner's chunks reaches a rack: the rack itself, a child, or none.
+func (t Topology) leads(rack, owner int) int {
+	for at, before := leader, leader; at >= 0; at, before = t.Route(at, owner).Parent, at {
+		if at == rack {
+			return before
+		}
+	}
+	return none
 }

@@ -1,37 +1,40 @@
-package hierarchy
+package planner
 
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
+
+	"github.com/rackweave/rackweave/hierarchy"
 )
 
+// back returns the transfers of results.
+func back(up []edge) (down []edge) {
+	for _, e := range slices.Backward(up) {
+		down = append(down, edge{e.To, e.From})
+	}
+	return down
+}
+
 // load counts what one step of a shape puts on every link, transfer by transfer, and returns the most of each class.
-func load(c *Cluster, s Shape, chunks int) Loads {
+func load(c *Cluster, s hierarchy.Shape, chunks int) Loads {
 	type end struct {
 		link Link
-		id   Node
+		id   node
 		out  bool
 	}
 	bytes := map[end]float64{}
-	nic := func(n Node) (Link, Node) {
-		switch {
-		case n.Rack == c.Racks:
-			return SpineNIC, n
-		case n.Worker < 0:
+	nic := func(n node) (Link, node) {
+		if n.Worker < 0 {
 			return AggregatorNIC, n
 		}
 		return WorkerNIC, n
 	}
-	pod := func(n Node) int {
-		if n.Rack == c.Racks {
-			return -1
-		}
-		return n.Rack / c.inPod()
-	}
+	pod := func(n node) int { return n.Rack / c.inPod() }
 	for chunk := range chunks {
-		up, down := s.Edges(c, chunk)
-		for _, e := range append(up, down...) {
+		up := c.edges(s, chunk)
+		for _, e := range append(up, back(up)...) {
 			for _, out := range []bool{true, false} {
 				n := e.To
 				if out {
@@ -39,11 +42,11 @@ func load(c *Cluster, s Shape, chunks int) Loads {
 				}
 				l, id := nic(n)
 				bytes[end{l, id, out}] += 1 / float64(chunks)
-				if e.From.Rack != e.To.Rack && n.Rack != c.Racks {
-					bytes[end{Uplink, Node{n.Rack, 0}, out}] += 1 / float64(chunks)
+				if e.From.Rack != e.To.Rack {
+					bytes[end{Uplink, node{n.Rack, 0}, out}] += 1 / float64(chunks)
 				}
-				if pod(e.From) != pod(e.To) && n.Rack != c.Racks && c.pods() > 1 {
-					bytes[end{PodUplink, Node{pod(n), 0}, out}] += 1 / float64(chunks)
+				if pod(e.From) != pod(e.To) && c.Pods > 1 {
+					bytes[end{PodUplink, node{pod(n), 0}, out}] += 1 / float64(chunks)
 				}
 			}
 		}
@@ -60,12 +63,12 @@ func TestLoadsAreWhatTheTransfersAddUpTo(t *testing.T) {
 		for _, workers := range []int{1, 3, 4} {
 			for _, pods := range []int{0, 2, 3} {
 				c := &Cluster{Racks: racks, Workers: workers, Pods: pods, WorkerNIC: 1, AggregatorNIC: 1, Uplink: 1,
-					PodUplink: 1, SpineNIC: 1}
+					PodUplink: 1}
 				if c.Check() != nil {
 					continue
 				}
-				for _, s := range Shapes() {
-					if s.Fits(c) != nil {
+				for _, s := range hierarchy.Shapes() {
+					if c.Fits(s) != nil {
 						continue
 					}
 					want, got := load(c, s, racks*racks*6), c.Loads(s)
@@ -84,12 +87,12 @@ func TestLoadsAreWhatTheTransfersAddUpTo(t *testing.T) {
 // it does not have.
 func TestEveryShapeReachesEverybody(t *testing.T) {
 	for _, racks := range []int{1, 2, 3, 5, 8} {
-		c := &Cluster{Racks: racks, Workers: 3, WorkerNIC: 1, AggregatorNIC: 1, Uplink: 1, PodUplink: 1, SpineNIC: 1}
+		c := &Cluster{Racks: racks, Workers: 3, WorkerNIC: 1, AggregatorNIC: 1, Uplink: 1, PodUplink: 1}
 		if racks == 8 {
 			c.Pods = 4
 		}
-		for _, s := range Shapes() {
-			if s.Fits(c) != nil {
+		for _, s := range hierarchy.Shapes() {
+			if c.Fits(s) != nil {
 				continue
 			}
 			for chunk := range 2 * racks {
@@ -102,16 +105,16 @@ func TestEveryShapeReachesEverybody(t *testing.T) {
 	}
 }
 
-func reaches(t *testing.T, c *Cluster, s Shape, chunk int) {
-	up, down := s.Edges(c, chunk)
-	sum := map[Node]map[Node]bool{}
+func reaches(t *testing.T, c *Cluster, s hierarchy.Shape, chunk int) {
+	up := c.edges(s, chunk)
+	sum := map[node]map[node]bool{}
 	for rack := range c.Racks {
 		for w := range c.Workers {
-			n := Node{rack, w}
-			sum[n] = map[Node]bool{n: true}
+			n := node{rack, w}
+			sum[n] = map[node]bool{n: true}
 		}
 	}
-	sent := map[Node]bool{}
+	sent := map[node]bool{}
 	for _, e := range up {
 		if sent[e.From] {
 			t.Fatalf("%v sends its sum twice", e.From)
@@ -121,7 +124,7 @@ func reaches(t *testing.T, c *Cluster, s Shape, chunk int) {
 			t.Fatalf("%v has passed its sum on when %v's comes", e.To, e.From)
 		}
 		if sum[e.To] == nil {
-			sum[e.To] = map[Node]bool{}
+			sum[e.To] = map[node]bool{}
 		}
 		for n := range sum[e.From] {
 			if sum[e.To][n] {
@@ -130,7 +133,7 @@ func reaches(t *testing.T, c *Cluster, s Shape, chunk int) {
 			sum[e.To][n] = true
 		}
 	}
-	var owner Node
+	var owner node
 	owners := 0
 	for n, from := range sum {
 		if !sent[n] {
@@ -144,8 +147,8 @@ func reaches(t *testing.T, c *Cluster, s Shape, chunk int) {
 	if owners != 1 {
 		t.Fatalf("%d owners", owners)
 	}
-	has := map[Node]bool{owner: true}
-	for _, e := range down {
+	has := map[node]bool{owner: true}
+	for _, e := range back(up) {
 		if !has[e.From] || has[e.To] {
 			t.Fatalf("result goes from %v, which has it: %v, to %v, which has it: %v", e.From, has[e.From], e.To,
 				has[e.To])
@@ -154,7 +157,7 @@ func reaches(t *testing.T, c *Cluster, s Shape, chunk int) {
 	}
 	for rack := range c.Racks {
 		for w := range c.Workers {
-			if !has[Node{rack, w}] {
+			if !has[node{rack, w}] {
 				t.Fatalf("worker %d of rack %d gets no result", w, rack)
 			}
 		}
