@@ -1,4 +1,4 @@
-// Package checkpoint reads and writes the file that holds a job's parameters and optimizer state.
+// Package format reads and writes the file that holds a job's parameters and optimizer state.
 //
 //	"RWCKPT1\n"
 //	header: u32 length, protobuf CheckpointHeader, u32 CRC-32C of the protobuf
@@ -8,7 +8,7 @@
 //
 // Integers and floats are little-endian. Arrays are whole, whatever the chunks and lanes of the job that wrote them, so that a job
 // with other chunks and lanes can read them.
-package checkpoint
+package format
 
 import (
 	"bytes"
@@ -39,14 +39,14 @@ var (
 	byteOrder = binary.LittleEndian
 )
 
-// ErrCorrupt is wrapped by errors of reading a file that is no checkpoint, or a damaged one.
+// ErrCorrupt is wrapped by errors of reading a file that is damaged or not a checkpoint.
 var ErrCorrupt = errors.New("corrupt checkpoint")
 
 func corrupt(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 }
 
-// check reports what is wrong with a header.
+// check validates a header.
 func check(h *api.CheckpointHeader) error {
 	if len(h.Racks) > hierarchy.MaxRacks {
 		return fmt.Errorf("%d racks: there can be up to %d", len(h.Racks), hierarchy.MaxRacks)
@@ -81,7 +81,7 @@ type sections struct {
 	sum    uint32
 }
 
-// left returns the number of elements that the section still has. 0: no section is left.
+// left returns the number of elements that the section still has, or 0 after the last section.
 func (s *sections) left() uint64 {
 	if s.tensor == len(s.header.Tensors) {
 		return 0
@@ -146,12 +146,12 @@ func NewWriter(w io.Writer, h *api.CheckpointHeader) (*Writer, error) {
 }
 
 // Write writes the next elements, in the order of the file. They may span arrays. Write panics on more elements than the header
-// says.
+// has.
 func (w *Writer) Write(x []float32) error {
 	for len(x) > 0 {
 		n := min(uint64(len(x)), w.at.left(), blockElems)
 		if n == 0 {
-			panic("checkpoint: more elements than the header has")
+			panic("format: more elements than the header has")
 		}
 		for i, v := range x[:n] {
 			byteOrder.PutUint32(w.buf[4*i:], math.Float32bits(v))
@@ -192,7 +192,11 @@ type Reader struct {
 // NewReader reads the header.
 func NewReader(r io.Reader) (*Reader, error) {
 	var head [12]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil || !bytes.Equal(head[:8], magic) {
+	_, err := io.ReadFull(r, head[:])
+	if err == nil && bytes.HasPrefix(manifestMagic, head[:8]) {
+		return nil, corrupt("it is the manifest of parts: restore it in a job that is spread over as many aggregators")
+	}
+	if err != nil || !bytes.Equal(head[:8], magic) {
 		return nil, corrupt("it does not start with %q", magic)
 	}
 	n := byteOrder.Uint32(head[8:])
@@ -208,7 +212,7 @@ func NewReader(r io.Reader) (*Reader, error) {
 		return nil, corrupt("it ends within its header")
 	}
 	if got, want := crc32.Checksum(raw[:n], crcTable), byteOrder.Uint32(raw[n:]); got != want {
-		return nil, corrupt("the header's checksum is %08x, it says %08x", got, want)
+		return nil, corrupt("the header's checksum is %08x, and the file has %08x", got, want)
 	}
 	h := &api.CheckpointHeader{}
 	if err := proto.Unmarshal(raw[:n], h); err != nil {
@@ -221,12 +225,12 @@ func NewReader(r io.Reader) (*Reader, error) {
 }
 
 // Read fills x with the next elements. They may span arrays. Elements of an array are right only once the array's end was read
-// without an error. Read panics on more elements than the header says.
+// without an error. Read panics on more elements than the header has.
 func (r *Reader) Read(x []float32) error {
 	for len(x) > 0 {
 		n := min(uint64(len(x)), r.at.left(), blockElems)
 		if n == 0 {
-			panic("checkpoint: more elements than the header has")
+			panic("format: more elements than the header has")
 		}
 		b := r.buf[:4*n]
 		if err := r.full(b); err != nil {
@@ -241,7 +245,7 @@ func (r *Reader) Read(x []float32) error {
 				return err
 			}
 			if want := byteOrder.Uint32(b); r.at.sum != want {
-				return corrupt("the %v have checksum %08x, it says %08x", &r.at, r.at.sum, want)
+				return corrupt("the %v have checksum %08x, and the file has %08x", &r.at, r.at.sum, want)
 			}
 			r.at.next()
 		}

@@ -1,0 +1,386 @@
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/renameio/v2"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/checkpoint/format"
+	"github.com/rackweave/rackweave/service/quota"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+// batchElems is the number of elements that pass between engine and file at once, and batchPieces the largest number of arrays of
+// chunks that hold them. A larger chunk is a batch of its own.
+const (
+	batchElems  = 256 << 10
+	batchPieces = 1024
+)
+
+// checkpointSuffix ends the names of checkpoint files, DIR/JOB/NAME.rwck.
+const checkpointSuffix = ".rwck"
+
+// Save writes the job's state to the aggregator's disk.
+func (s *State) Save(ctx context.Context, r *api.SaveRequest) (out *api.SaveResponse, err error) {
+	err = s.quietly(ctx, "save", r, func(ctx context.Context, path string) (err error) {
+		if s.spread() {
+			out, err = s.savePart(ctx, r.Name, r.Replaces)
+			return err
+		}
+		if _, out, err = s.write(ctx, r.Name, path); err == nil {
+			err = removeParts(filepath.Dir(path), partFiles(r.Name, anyPart), nil)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Restore reads the job's state back.
+func (s *State) Restore(ctx context.Context, r *api.RestoreRequest) (*api.RestoreResponse, error) {
+	out := &api.RestoreResponse{}
+	err := s.quietly(ctx, "restore", r, func(ctx context.Context, path string) (err error) {
+		if out.Path = path; path == "" {
+			out.Bytes, err = s.restoreRetained(ctx)
+		} else {
+			out.Bytes, err = s.read(ctx, r, path)
+		}
+		if err == nil && !r.Check {
+			out.Step = *s.Model.Restored.Load()
+		}
+		return err
+	})
+	return out, err
+}
+
+// checkpointCall is a request of a call about a checkpoint.
+type checkpointCall interface {
+	GetName() string
+	GetTimeoutMs() uint32
+}
+
+// quietly runs f for a member's checkpoint while nothing else uses the job's tensors, and gives its error a code. The path is empty
+// for the state that racks retain.
+func (s *State) quietly(ctx context.Context, what string, r checkpointCall,
+	f func(context.Context, string) error) error {
+	name := r.GetName()
+	inMemory := name == api.BuddyName
+	switch {
+	case inMemory && what == "save":
+		return rpc.Refuse(connect.CodeInvalidArgument, "save %q: that is the name of the state that racks retain: use another", name)
+	case !inMemory && s.store.dir == "":
+		return rpc.Refuse(connect.CodeFailedPrecondition, "%s: the aggregator has no checkpoint directory: start it with --checkpoint-dir DIR", what)
+	}
+	if err := rpc.CheckName("checkpoint", name); err != nil {
+		return connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if !s.Model.TryLock() {
+		return rpc.Refuse(connect.CodeFailedPrecondition, "%s %q: tensors of job %q are being registered, saved or restored", what, name,
+			s.Name)
+	}
+	defer s.unlockModel()
+	release, err := s.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if s.Model.Plan.NumTensors() == 0 {
+		return rpc.Refuse(connect.CodeFailedPrecondition, "%s %q: job %q has no tensors: register them first", what, name, s.Name)
+	}
+	if err := s.ChargeCall(ctx, what, s.checkpointCost()); err != nil {
+		return err
+	}
+	ctx, cancel := rpc.Bounded(ctx, r.GetTimeoutMs())
+	defer cancel()
+	path, began := "", time.Now()
+	if !inMemory {
+		path = filepath.Join(s.store.dir, s.Name, name+checkpointSuffix)
+		if err := s.ownsFolder(filepath.Dir(path)); err != nil {
+			return err
+		}
+	}
+	if err := f(ctx, path); err != nil {
+		s.store.log.Warn(what+" failed", "job", s.Name, "path", path, "err", err)
+		return rpc.Refuse(checkpointCode(err), "%s %q: %w", what, name, err)
+	}
+	s.store.log.Info(what+" done", "job", s.Name, "path", path, "took", time.Since(began))
+	return nil
+}
+
+func checkpointCode(err error) connect.Code {
+	switch {
+	case errors.Is(err, quota.ErrExceeded):
+		return connect.CodeResourceExhausted
+	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, aggregate.ErrNoSnapshot), errors.Is(err, errMismatch),
+		errors.Is(err, errOtherRacks):
+		return connect.CodeFailedPrecondition
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, errNotRetained), errors.Is(err, aggregate.ErrNotRetained):
+		return connect.CodeNotFound
+	case errors.Is(err, format.ErrCorrupt):
+		return connect.CodeDataLoss
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.CodeDeadlineExceeded
+	}
+	return connect.CodeInternal
+}
+
+// write writes this aggregator's part of the job's state to a file of the checkpoint with a name. The file appears whole or not
+// at all.
+func (s *State) write(ctx context.Context, name, path string) (h *api.CheckpointHeader, saved *api.SaveResponse, err error) {
+	snap, err := s.snapshot(ctx)
+	if err == nil {
+		h, err = s.header(ctx, snap)
+	}
+	if err == nil {
+		saved, err = s.writeFile(ctx, snap, h, name, path)
+	}
+	return h, saved, err
+}
+
+// header returns the header of the job's checkpoint, or of this aggregator's part of it.
+func (s *State) header(ctx context.Context, snap *model) (*api.CheckpointHeader, error) {
+	updates, err := snap.Updates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h := &api.CheckpointHeader{
+		Job: s.Name, Mode: s.Spec.Mode.String(), Optimizer: s.Spec.Rule.String(), Arrays: uint32(snap.Arrays()),
+		SavedUnix: time.Now().Unix(),
+	}
+	h.Racks, h.OuterRule = s.outerRacks()
+	if s.spread() {
+		hash := s.Model.Plan.Hash()
+		h.Part, h.Parts, h.Plan = uint32(s.Spec.Part), uint32(s.Spec.Parts), hash[:]
+	}
+	for i := range s.Model.Plan.NumTensors() {
+		if elems, _ := s.ownElems(i); elems > 0 {
+			h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: s.Model.Plan.Tensor(i).Name, Elems: elems, Updates: updates[i]})
+		}
+	}
+	return h, nil
+}
+
+// writeFile writes a file with a header and the state.
+func (s *State) writeFile(ctx context.Context, snap *model, h *api.CheckpointHeader, name, path string) (*api.SaveResponse,
+	error) {
+	stale := name + checkpointSuffix
+	if s.spread() {
+		stale = fmt.Sprintf("%s.%dof", name, s.Spec.Part+1)
+	}
+	if err := removeUnfinished(filepath.Dir(path), stale); err != nil {
+		return nil, err
+	}
+	if err := s.roomFor(name, path, h, snap.Arrays()); err != nil {
+		return nil, err
+	}
+	// The temporary file lies beside the final one: TMPDIR may be small, and a killed aggregator should not leave a model there.
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithPermissions(0o640))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Cleanup()
+	digest := sha256.New()
+	var to io.Writer = f
+	if s.spread() {
+		to = io.MultiWriter(f, digest)
+	}
+	buffered := bufio.NewWriterSize(to, 1<<20)
+	w, err := format.NewWriter(buffered, h)
+	if err != nil {
+		return nil, err
+	}
+	err = s.eachBatch(s.order(), snap.Arrays(), func(pieces []aggregate.Piece, data []float32) error {
+		if err := snap.Read(ctx, pieces); err != nil {
+			return err
+		}
+		return w.Write(data)
+	})
+	if err == nil {
+		err = errors.Join(w.Close(), buffered.Flush())
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := f.CloseAtomicallyReplace(); err != nil {
+		return nil, err
+	}
+	out := &api.SaveResponse{Path: path, Bytes: uint64(info.Size())}
+	if s.spread() {
+		out.Part = &api.CheckpointPart{Hash: digest.Sum(nil)}
+	}
+	return out, syncDir(filepath.Dir(path))
+}
+
+// removeUnfinished removes temporary files, of files whose names begin so, that an aggregator left when it was killed.
+func removeUnfinished(dir, base string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "."+base) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openRegular opens a regular file for reading. It refuses others, because a reader could wait for them or read them without end.
+func openRegular(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// syncDir makes a renamed file's new name durable.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// read reads the job's state from a file, twice: first to check that it is sound and fits, then into the engine.
+func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string) (size uint64, err error) {
+	path, digest, err := s.sourceOf(call, path)
+	if err != nil {
+		return 0, err
+	}
+	f, err := openRegular(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	snap, err := s.snapshot(ctx)
+	if err != nil {
+		return 0, err
+	}
+	h, err := verify(f, digest)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	order, err := s.fits(h, snap.Arrays())
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	info, err := f.Stat()
+	if err != nil || call.Check {
+		return 0, err
+	}
+	if _, err := f.Seek(0, 0); err != nil {
+		return 0, err
+	}
+	r, err := format.NewReader(bufio.NewReaderSize(f, 1<<20))
+	if err != nil {
+		return 0, err
+	}
+	updates := make([]uint32, s.Model.Plan.NumTensors())
+	for i, t := range order {
+		updates[t] = h.Tensors[i].Updates
+	}
+	err = s.rewrite(ctx, snap, order, updates, path, func(_ []aggregate.Piece, data []float32) error { return r.Read(data) })
+	if err != nil {
+		return 0, err
+	}
+	return uint64(info.Size()), nil
+}
+
+// verify reads a file to its end and returns its header. If a digest is given, the file must have it.
+func verify(f io.Reader, digest []byte) (*api.CheckpointHeader, error) {
+	in, sum := f, sha256.New()
+	if digest != nil {
+		in = io.TeeReader(f, sum)
+	}
+	h, err := format.Verify(bufio.NewReaderSize(in, 1<<20))
+	if got := sum.Sum(nil); err == nil && digest != nil && !bytes.Equal(got, digest) {
+		err = fmt.Errorf("%w: its digest is %x, and the manifest has %x", format.ErrCorrupt, got[:4], digest[:min(4, len(digest))])
+	}
+	return h, err
+}
+
+// rewrite replaces the job's state by the values with which read fills batches. A job whose state is half replaced fails.
+func (s *State) rewrite(ctx context.Context, snap *model, order []int, updates []uint32, from string,
+	read func(pieces []aggregate.Piece, data []float32) error) (err error) {
+	torn := false
+	defer func() {
+		if torn && err != nil {
+			s.Agg.Fail(-1, fmt.Errorf("its restore from %s ended midway, half of the model is old: %w", from, err))
+		}
+	}()
+	err = s.eachBatch(order, snap.Arrays(), func(pieces []aggregate.Piece, data []float32) error {
+		if err := read(pieces, data); err != nil {
+			return err
+		}
+		err := snap.Write(ctx, pieces)
+		torn = torn || !errors.Is(err, errUnwritten)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return snap.SetUpdates(ctx, updates)
+}
+
+var (
+	errMismatch   = errors.New("the checkpoint is of another model")
+	errOtherRacks = errors.New("the checkpoint is of other racks")
+)
+
+// fits checks a checkpoint against the job and returns the plan's numbers of the file's tensors, in the file's order.
+func (s *State) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
+	if err := errors.Join(s.fitsRacks(h), s.fitsPart(h)); err != nil {
+		return nil, err
+	}
+	if h.Optimizer != s.Spec.Rule.String() || int(h.Arrays) != arrays {
+		return nil, fmt.Errorf("%w: it holds %d arrays of optimizer %s, the job keeps %d of %v", errMismatch, h.Arrays, h.Optimizer,
+			arrays, s.Spec.Rule)
+	}
+	order := make([]int, len(h.Tensors))
+	seen := make([]bool, s.Model.Plan.NumTensors())
+	for i, t := range h.Tensors {
+		n, ok := s.Model.Plan.Lookup(t.Name)
+		if !ok {
+			return nil, fmt.Errorf("%w: it has tensor %q, which the job has not", errMismatch, t.Name)
+		}
+		if have, _ := s.ownElems(n); have != t.Elems {
+			return nil, fmt.Errorf("%w: tensor %q has %d elements in it and %d in the job", errMismatch, t.Name, t.Elems, have)
+		}
+		order[i], seen[n] = n, true
+	}
+	for n := range seen {
+		if elems, _ := s.ownElems(n); elems > 0 && !seen[n] {
+			return nil, fmt.Errorf("%w: it lacks tensor %q", errMismatch, s.Model.Plan.Tensor(n).Name)
+		}
+	}
+	return order, nil
+}

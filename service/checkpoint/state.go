@@ -1,0 +1,194 @@
+package checkpoint
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+// ReadState returns part of a tensor's state. Elements that other aggregators have are 0.
+func (s *State) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.ReadStateResponse, error) {
+	out := &api.ReadStateResponse{}
+	read := func(snap *model, pieces []aggregate.Piece, data []float32) error {
+		if err := snap.Read(ctx, pieces); err != nil {
+			return err
+		}
+		updates, err := snap.Updates(ctx)
+		if err != nil {
+			return err
+		}
+		out.Updates = updates[r.Tensor]
+		out.Data = appendValues(nil, data)
+		return nil
+	}
+	return out, s.withState(ctx, r, stateCall{s.readModel, s.peek, batchElems}, read)
+}
+
+// WriteState replaces part of a tensor's state.
+func (s *State) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.WriteStateResponse, error) {
+	quiet := func() (*model, error) { return s.snapshot(ctx) }
+	write := func(snap *model, pieces []aggregate.Piece, data []float32) error {
+		if len(r.Data) != 4*len(data) {
+			return rpc.Refuse(connect.CodeInvalidArgument, "write state: %d bytes: give all elements of each chunk", len(r.Data))
+		}
+		readValues(data, r.Data)
+		if err := snap.Write(ctx, pieces); err != nil || r.Updates == nil {
+			return err
+		}
+		updates, err := snap.Updates(ctx)
+		if err != nil {
+			return err
+		}
+		updates[r.Tensor] = *r.Updates
+		return snap.SetUpdates(ctx, updates)
+	}
+	return &api.WriteStateResponse{}, s.withState(ctx, r, stateCall{s.lockModel, quiet, len(r.Data) / 4}, write)
+}
+
+// appendValues appends values as they travel, little-endian.
+func appendValues[T float32 | uint32](b []byte, x []T) []byte {
+	b, _ = binary.Append(b, binary.LittleEndian, x) // never fails
+	return b
+}
+
+// readValues fills x from the beginning of b and returns the rest, and false if b is too short.
+func readValues[T float32 | uint32](x []T, b []byte) ([]byte, bool) {
+	n, err := binary.Decode(b, binary.LittleEndian, x)
+	return b[n:], err == nil
+}
+
+// stateCopies limits the copies of the state that a call has in memory: the values, their bytes, and the answer, which JSON
+// makes longer and writes more than once.
+const stateCopies = 6
+
+// stateCost returns the memory for a call that moves so many elements.
+func stateCost(elems int) int64 { return 4 * stateCopies * int64(elems) }
+
+// updatesCost returns the memory for the counts of updates of all racks.
+func (s *State) updatesCost() int64 {
+	return 4 * int64(1+len(s.others.Names())) * int64(s.Model.Plan.NumTensors())
+}
+
+// answerCost returns the memory for an answer to a question about the state.
+func (s *State) answerCost(q *api.StateQuestion) int64 {
+	elems := 0
+	switch q.Kind {
+	case api.StateQuestion_READ, api.StateQuestion_READ_RETAINED, api.StateQuestion_WRITE:
+		for _, id := range q.Chunks {
+			if int64(id) < int64(s.Model.Plan.NumChunks()) {
+				elems += s.Model.Plan.Chunk(int(id)).Elems
+			}
+		}
+		elems = min(elems, s.mostElems())
+	case api.StateQuestion_UPDATES, api.StateQuestion_SET_UPDATES, api.StateQuestion_RETAINED_UPDATES:
+		elems = s.Model.Plan.NumTensors()
+	}
+	return stateCost(elems)
+}
+
+// checkpointCost returns the memory for a save or a restore: a batch, which other racks may answer, the buffers of the file, and
+// its header.
+func (s *State) checkpointCost() int64 {
+	copies := 1
+	if len(s.others.Names()) > 1 {
+		copies = 4
+	}
+	bytes := 4*int64(copies*s.mostElems()) + s.updatesCost() + 2<<20
+	for i := range s.Model.Plan.NumTensors() {
+		bytes += 2 * int64(rpc.MessageCost+len(s.Model.Plan.Tensor(i).Name))
+	}
+	return bytes
+}
+
+// stateRange names the elements of a tensor that a call is about.
+type stateRange interface {
+	GetTensor() uint32
+	GetArray() uint32
+	GetOffset() uint64
+}
+
+// readModel locks the model for reading, and lockModel for the caller alone.
+func (s *State) readModel() (unlock func()) {
+	s.Model.RLock()
+	return s.Model.RUnlock
+}
+
+func (s *State) lockModel() (unlock func()) {
+	s.Model.Lock()
+	return s.unlockModel
+}
+
+// stateCall describes how a call reads or writes a part of the state.
+type stateCall struct {
+	lock func() (unlock func())
+	open func() (*model, error)
+	most int // elements at once
+}
+
+// withState calls f with the elements from the range's offset on, at most so many but at least those of one chunk, and with the
+// pieces of them that this aggregator has. The other elements are 0.
+func (s *State) withState(ctx context.Context, r stateRange, call stateCall,
+	f func(*model, []aggregate.Piece, []float32) error) error {
+	if s.Spec.Outer.Every > 0 {
+		return rpc.Refuse(connect.CodeFailedPrecondition,
+			"state: the racks of job %q train independently, and each has a state of its own: save and restore a checkpoint, or pull parameters", s.Name)
+	}
+	defer call.lock()()
+	release, err := s.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if int64(r.GetTensor()) >= int64(s.Model.Plan.NumTensors()) {
+		return rpc.Refuse(connect.CodeInvalidArgument, "state of tensor %d: job %q has %d", r.GetTensor(), s.Name,
+			s.Model.Plan.NumTensors())
+	}
+	snap, err := call.open()
+	if err != nil {
+		return rpc.Refuse(connect.CodeFailedPrecondition, "state: %w", err)
+	}
+	name := s.Model.Plan.Tensor(int(r.GetTensor())).Name
+	if int64(r.GetArray()) >= int64(snap.Arrays()) {
+		return rpc.Refuse(connect.CodeOutOfRange, "array %d of tensor %q: there are %d", r.GetArray(), name, snap.Arrays())
+	}
+	var pieces []aggregate.Piece
+	n := 0
+	first, end := s.Model.Plan.TensorChunks(int(r.GetTensor()))
+	for id := first; id < end; id++ {
+		c := s.Model.Plan.Chunk(id)
+		if c.Offset < r.GetOffset() {
+			continue
+		}
+		if len(pieces) == 0 && c.Offset != r.GetOffset() || len(pieces) > 0 && n+c.Elems > call.most {
+			break
+		}
+		pieces = append(pieces, aggregate.Piece{Chunk: id, Array: int(r.GetArray())})
+		n += c.Elems
+	}
+	if len(pieces) == 0 {
+		return rpc.Refuse(connect.CodeInvalidArgument, "state of tensor %q from element %d on: no chunk begins there", name, r.GetOffset())
+	}
+	if err := s.ChargeCall(ctx, "a part of the state", stateCost(n)+s.updatesCost()); err != nil {
+		return err
+	}
+	data := make([]float32, n)
+	at := 0
+	for i := range pieces {
+		to := at + s.Model.Plan.Chunk(pieces[i].Chunk).Elems
+		pieces[i].Data = data[at:to]
+		at = to
+	}
+	pieces = slices.DeleteFunc(pieces, func(p aggregate.Piece) bool { return !s.owns(p.Chunk) })
+	err = f(snap, pieces, data)
+	if refused := new(connect.Error); err != nil && !errors.As(err, &refused) {
+		err = rpc.Refuse(checkpointCode(err), "state of tensor %q: %w", name, err)
+	}
+	return err
+}
