@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Board holds what an aggregator has to say of its jobs, until every other rack has asked. Any goroutine may use it.
+// Board holds the posts of an aggregator's jobs until every other rack has taken them. It is safe for concurrent use.
 type Board struct {
 	mu      sync.Mutex
 	posts   []*post
@@ -17,20 +17,22 @@ type Board struct {
 	changed chan struct{}
 }
 
-// post is what a job's run has to say at a stage. Each rack takes it once.
+// post is the payload of a job's run at a stage. Each rack takes it once.
 type post struct {
 	job, run, stage string
 	payload         []byte
 	takers          map[string]string // by rack, the nonce of its question
-	racks           []string          // that are to take it
+	racks           []string          // that must take it
 }
 
-// Question is what a rack asks of a job.
+func (p *post) of(job, run string) bool { return p.job == job && p.run == run }
+
+// Question is a rack's question for a post of a job.
 type Question struct {
 	From, Job string
-	Run       string // that was asked before; empty: any
+	Run       string // the run that is asked. If empty, it is any.
 	Stage     string
-	Nonce     string    // the same again gets the same answer
+	Nonce     string    // A question with the same nonce gets the same answer.
 	Asker     string    // the run that asks
 	Since     time.Time // when the rack began to ask
 }
@@ -43,7 +45,7 @@ type GivenUp struct {
 	Why      string
 }
 
-// concerns reports whether a question is about the run, or would have been.
+// concerns reports whether a question is about the run, or would be if the run had started.
 func (e *GivenUp) concerns(q Question) bool {
 	if q.Job != e.job || q.Run != "" {
 		return q.Job == e.job && q.Run == e.run
@@ -59,7 +61,7 @@ var ErrEnded = errors.New("the run has ended")
 // NewBoard returns an empty board.
 func NewBoard() *Board { return &Board{runs: map[string]string{}, changed: make(chan struct{})} }
 
-// Begin takes note of a job's run.
+// Begin records a job's run.
 func (b *Board) Begin(job, run string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -67,7 +69,7 @@ func (b *Board) Begin(job, run string) {
 	b.notify()
 }
 
-// End takes back all that a job's run had to say.
+// End removes the posts of a job's run.
 func (b *Board) End(job, run string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -79,14 +81,14 @@ func (b *Board) end(job, run string) {
 	if b.runs[job] == run {
 		delete(b.runs, job)
 	}
-	b.drop(func(p *post) bool { return p.job == job && p.run == run }, len(b.posts))
+	b.drop(func(p *post) bool { return p.of(job, run) }, len(b.posts))
 }
 
-// remember is how long a board knows why a run could not start.
+// remember is the time for which a board knows the reason of a run that could not start.
 const remember = 5 * time.Second
 
-// GiveUp takes back all that a run had to say that could not start with runs of other racks. Those are told why, and so are racks
-// that ask for it, or whose runs began before.
+// GiveUp removes the posts of a run that could not start with runs of other racks. Their questions get the reason, and so do the
+// questions of racks that name the run or began to ask before.
 func (b *Board) GiveUp(job, run, why string, with []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -97,36 +99,38 @@ func (b *Board) GiveUp(job, run, why string, with []string) {
 	b.notify()
 }
 
-// mostPosts bounds what a run keeps that all racks have taken. Some is kept, as an answer may be lost on its way.
+// mostPosts bounds the posts of a run that all racks have taken. Some of them stay, because an answer may be lost on its
+// way.
 const mostPosts = 128
 
-// Post says something to racks.
+// Post adds a post for racks.
 func (b *Board) Post(job, run, stage string, payload []byte, racks []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.posts = append(b.posts, &post{job, run, stage, payload, map[string]string{}, racks})
 	n := 0
 	for _, p := range b.posts {
-		if p.job == job && p.run == run {
+		if p.of(job, run) {
 			n++
 		}
 	}
 	if n > mostPosts {
-		b.drop(func(p *post) bool { return p.job == job && p.run == run && len(p.takers) == len(p.racks) }, n-mostPosts)
+		b.drop(func(p *post) bool { return p.of(job, run) && len(p.takers) == len(p.racks) }, n-mostPosts)
 	}
 	b.notify()
 }
 
-// mostUntaken bounds what waits for a rack: the workers of a rack may come to one barrier after another and wait at none.
+// mostUntaken bounds the posts that wait for a rack, because the workers of a rack may come to one barrier after another and wait
+// at none.
 const mostUntaken = 1 << 10
 
-// Behind names a rack for which as much of what a run has said waits as may, and says how much that is; empty: there is none.
+// Behind returns a rack for which the largest allowed number of a run's posts waits, and that number, or an empty name.
 func (b *Board) Behind(job, run string) (rack string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	untaken := map[string]int{}
 	for _, p := range b.posts {
-		if p.job != job || p.run != run {
+		if !p.of(job, run) {
 			continue
 		}
 		for _, r := range p.racks {
@@ -141,13 +145,13 @@ func (b *Board) Behind(job, run string) (rack string, n int) {
 	return "", 0
 }
 
-// Withdraw takes back what a job's run had to say at a stage, and reports whether a rack may have taken it.
+// Withdraw removes the post of a job's run at a stage, and reports whether a rack may have taken it.
 func (b *Board) Withdraw(job, run, stage string) (taken bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	taken = true // what is not there any more was
+	taken = true // a post that is gone was
 	b.drop(func(p *post) bool {
-		is := p.job == job && p.run == run && p.stage == stage
+		is := p.of(job, run) && p.stage == stage
 		if is {
 			taken = len(p.takers) > 0
 		}
@@ -172,8 +176,8 @@ func (b *Board) notify() {
 	b.changed = make(chan struct{})
 }
 
-// Take returns what is said to a rack, and waits for it until ctx ends, whose error it returns then. The error is [ErrEnded] or a
-// [*GivenUp] if there will be no answer.
+// Take returns the post for a rack. It waits for the post until ctx ends, and then returns the error of ctx. The error is
+// [ErrEnded] or a [*GivenUp] if there will be no answer.
 func (b *Board) Take(ctx context.Context, q Question) ([]byte, error) {
 	for {
 		payload, changed, err := b.look(q)
@@ -188,7 +192,7 @@ func (b *Board) Take(ctx context.Context, q Question) ([]byte, error) {
 	}
 }
 
-// look is Take without waiting: where there is no answer yet, changed is closed when there may be one.
+// look is Take without waiting. If the post is missing, it returns a channel that is closed when there may be one.
 func (b *Board) look(q Question) (payload []byte, changed <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

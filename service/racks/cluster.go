@@ -1,5 +1,5 @@
-// Package racks is what an aggregator knows of the other racks of its cluster: who they are, which of a job's workers are where,
-// and what the aggregators say to each other while a job begins.
+// Package racks describes a cluster of racks: its file, the division of a job's workers among the racks, the plan of the
+// aggregators that serve them, and the posts that aggregators exchange while a job begins.
 package racks
 
 import (
@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 )
 
 // Rack is one rack of a cluster.
@@ -18,52 +19,52 @@ type Rack struct {
 	Name string `yaml:"name"`
 	URL  string `yaml:"url"`  // of its aggregator's control plane
 	Pod  string `yaml:"pod"`  // racks of a pod follow each other
-	CA   string `yaml:"ca"`   // file with the certificates to trust, for https
-	Size int    `yaml:"size"` // its share of a job's workers, against the others'; 0: 1
+	CA   string `yaml:"ca"`   // for https: sha256: and the fingerprint of the aggregator's certificate, or a file of those to trust
+	Size int    `yaml:"size"` // its share of a job's workers, against the others'. If 0, it is 1.
 }
 
-// Cluster is the racks whose aggregators reduce among themselves, in the order in which their sums are added. All aggregators have
-// the same.
+// Cluster describes the racks whose aggregators reduce among themselves, in the order in which their sums are added. All
+// aggregators have the same.
 type Cluster struct {
-	Name  string `yaml:"name"` // of the cluster, among those whose membership is kept in one place
+	Name  string `yaml:"name"` // of the cluster, among the clusters of one etcd
 	Racks []Rack `yaml:"racks"`
 	// Shape is one of Shapes.
 	Shape string `yaml:"shape"`
-	// Outer is how racks that train on their own meet, as [hierarchy.ParseOuter] reads it, in jobs that do not say; empty: they add
-	// their gradients in every step.
+	// Outer is the outer optimizer of jobs whose workers declare none, as [outer.Parse] reads it. If empty, racks add their
+	// gradients in every step.
 	Outer string `yaml:"outer"`
-	// Core is the type of sums between racks, f32 or bf16; empty: f32.
+	// Core is the type of sums between racks, f32 or bf16. If empty, it is f32.
 	Core string `yaml:"core"`
 	// Secret is shared by the aggregators, and by nobody else.
 	Secret string `yaml:"secret"`
-	// OnLoss is what happens to jobs when a rack's aggregator is lost: wait, fail or go-on. Empty: wait.
+	// OnLoss is the choice for jobs when a rack's aggregator is lost: wait or go-on. If empty, it is wait.
 	OnLoss string `yaml:"on-loss"`
-	// Buddy says that each rack keeps the optimizer state of the one before it, too, in jobs of mode eager: it is not lost with that
-	// rack's aggregator.
+	// Buddy makes each rack also keep the optimizer state of the rack before it, in jobs of mode eager, so that the state is not
+	// lost with that rack's aggregator.
 	Buddy bool   `yaml:"buddy"`
 	Own   string `yaml:"-"` // the name of this aggregator's rack
-	// Dynamic says that Members tells who serves the racks. Else the aggregators at the racks' URLs do.
+	// Dynamic leaves the URLs of the racks to Members. Otherwise they are in the file.
 	Dynamic bool    `yaml:"-"`
 	Members Members `yaml:"-"`
 }
 
 const (
 	minSecret = 16 // bytes
-	// minDistinct is how many different bytes a secret has at least: one with fewer is no secret.
+	// minDistinct is the least number of different bytes of a secret, because one with fewer can be guessed.
 	minDistinct   = 8
 	exampleSecret = "at least 16 characters"
-	// maxSize is the most workers of a job.
+	// maxSize is the largest number of workers of a job.
 	maxSize = 1024
 )
 
-// ErrCluster is what every error about a cluster's configuration wraps.
+// ErrCluster is wrapped by every error about a cluster's configuration.
 var ErrCluster = hierarchy.ErrCluster
 
-// Shapes are the shapes that a cluster may declare. Auto is chosen for each job, by links.
+// Shapes lists the shapes that a cluster may declare. Auto is chosen for each job, by links.
 var Shapes = []string{"auto", "sharded", "ring", "chain", "root", "pods", "flat"}
 
-// Listen returns the address to listen on for the rack's own url: its port, and its host where that is this host's loopback, or an
-// address. Where the file says no url it returns otherwise.
+// Listen returns the address to listen on for the rack's own url: its port, and its host where that is this host's loopback, or
+// an address. It returns otherwise if the file has no url.
 func (c *Cluster) Listen(otherwise string) string {
 	i := c.Index()
 	if i < 0 || c.Racks[i].URL == "" {
@@ -80,7 +81,7 @@ func (c *Cluster) Listen(otherwise string) string {
 	return net.JoinHostPort(host, u.Port())
 }
 
-// Check returns what of the cluster cannot be.
+// Check validates the cluster.
 func (c *Cluster) Check() error {
 	if len(c.Racks) == 0 || len(c.Racks) > hierarchy.MaxRacks {
 		return fmt.Errorf("%w: %d racks: list 1 to %d under racks, each with its name and url", ErrCluster, len(c.Racks),
@@ -93,38 +94,39 @@ func (c *Cluster) Check() error {
 		return err
 	}
 	if c.Index() < 0 {
-		return fmt.Errorf("%w: this aggregator is of rack %q, which is not among %v", ErrCluster, c.Own, c.Names())
+		return fmt.Errorf("%w: this aggregator is of rack %q, which is not among %v: name one of them by --rack", ErrCluster, c.Own, c.Names())
 	}
-	o, err := hierarchy.ParseOuter(c.Outer)
+	o, err := outer.Parse(c.Outer)
 	if err != nil {
-		return err
-	}
-	if err := o.CheckRacks(len(c.Racks)); err != nil {
 		return err
 	}
 	if !slices.Contains(Losses, c.Loss()) {
 		return fmt.Errorf("%w: on-loss %q: use one of %v", ErrCluster, c.OnLoss, Losses)
 	}
 	t, err := c.Topology()
-	if err == nil && c.Loss() == LossGoOn && (t.Pods > 1 || t.Shape == hierarchy.Flat) {
-		err = fmt.Errorf("%w: on-loss %s with pods or shape flat, which need every rack: use one of %v", ErrCluster, LossGoOn, Losses[:2])
-	}
-	if err == nil && t.Shape == hierarchy.Flat && o != (hierarchy.Outer{}) {
-		err = fmt.Errorf("%w: outer %q and shape flat, in which no aggregator has a rack's sums: use another shape, or outer none", ErrCluster,
+	none := o == outer.Optimizer{}
+	switch {
+	case err != nil:
+		return err
+	case c.Loss() == LossGoOn && (t.Pods > 1 || t.Shape == hierarchy.Flat):
+		return fmt.Errorf("%w: on-loss %s with pods or shape flat, which need every rack: use %s", ErrCluster, LossGoOn, LossWait)
+	case t.Shape == hierarchy.Flat && !none:
+		return fmt.Errorf("%w: outer %q and shape flat, in which no aggregator has a rack's sums: use another shape, or outer none", ErrCluster,
 			c.Outer)
+	case c.Buddy && !none:
+		return fmt.Errorf("%w: buddy and outer %q, whose racks do not add their gradients in every step: use one of them", ErrCluster, c.Outer)
+	case c.Buddy:
+		err = t.CheckBuddies()
 	}
-	if err == nil && c.Buddy {
-		err = c.checkBuddies(t, o)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = c.checkCore(t)
-	}
-	return err
+	return c.checkCore(t)
 }
 
 func (c *Cluster) checkSecret() error {
 	if c.Secret == exampleSecret {
-		return fmt.Errorf("%w: the secret is the README's example, which everybody knows: use that of openssl rand -hex 32", ErrCluster)
+		return fmt.Errorf("%w: the secret is the documentation's example, which everybody knows: use that of openssl rand -hex 32", ErrCluster)
 	}
 	if len(c.Secret) < minSecret {
 		return fmt.Errorf("%w: a secret of %d characters: give all aggregators the same, of at least %d", ErrCluster, len(c.Secret),
@@ -170,7 +172,7 @@ func (c *Cluster) checkRacks() error {
 	return nil
 }
 
-// checkCore returns why sums cannot have the declared type between racks.
+// checkCore returns an error if sums cannot have the declared type between racks.
 func (c *Cluster) checkCore(t hierarchy.Topology) error {
 	switch {
 	case c.CoreName() == "f32":
@@ -185,33 +187,32 @@ func (c *Cluster) checkCore(t hierarchy.Topology) error {
 	return t.CheckOnce()
 }
 
-// checkBuddies returns why racks cannot keep each other's state.
-func (c *Cluster) checkBuddies(t hierarchy.Topology, o hierarchy.Outer) error {
-	if o != (hierarchy.Outer{}) {
-		return fmt.Errorf("%w: buddy and outer %q, whose racks do not meet in every step: use one of them", ErrCluster, c.Outer)
-	}
-	return t.CheckBuddies()
-}
-
-// CoreName is the type of sums between racks.
+// CoreName returns the type of sums between racks.
 func (c *Cluster) CoreName() string { return cmp.Or(c.Core, "f32") }
 
-// Loss is what happens to jobs when a rack's aggregator is lost.
+// Loss returns the choice for jobs when a rack's aggregator is lost.
 func (c *Cluster) Loss() string { return cmp.Or(c.OnLoss, LossWait) }
 
-// ShapeName is the shape as it is declared.
+// ShapeName returns the declared shape.
 func (c *Cluster) ShapeName() string { return cmp.Or(c.Shape, "auto") }
 
-// Declaration describes what all aggregators must have alike.
+// Declaration describes the cluster, as all aggregators must declare it.
 func (c *Cluster) Declaration() string {
+	text := fmt.Sprintf("%s, shape %s, core %s, on-loss %s", c.Division(), c.ShapeName(), c.CoreName(), c.Loss())
+	if c.Buddy {
+		text += ", buddies"
+	}
+	return text
+}
+
+// Division describes the division of a job's workers among the racks, and the outer optimizer. Aggregators that differ in it
+// would wait for workers that never come.
+func (c *Cluster) Division() string {
 	var b strings.Builder
 	for _, r := range c.Racks {
 		fmt.Fprintf(&b, "rack %s pod %q size %d, ", r.Name, r.Pod, max(r.Size, 1))
 	}
-	fmt.Fprintf(&b, "shape %s, core %s, outer %q, on-loss %s", c.ShapeName(), c.CoreName(), c.Outer, c.Loss())
-	if c.Buddy {
-		b.WriteString(", buddies")
-	}
+	fmt.Fprintf(&b, "outer %q", c.Outer)
 	return b.String()
 }
 
@@ -229,12 +230,12 @@ func (c *Cluster) Exposed() (r Rack, is bool) {
 	return Rack{}, false
 }
 
-// Index is the number of this aggregator's rack.
+// Index returns the number of this aggregator's rack.
 func (c *Cluster) Index() int {
 	return slices.IndexFunc(c.Racks, func(r Rack) bool { return r.Name == c.Own })
 }
 
-// Names are the racks' names.
+// Names returns the racks' names.
 func (c *Cluster) Names() []string {
 	names := make([]string, len(c.Racks))
 	for i, r := range c.Racks {
@@ -243,15 +244,16 @@ func (c *Cluster) Names() []string {
 	return names
 }
 
-// Topology is how the aggregators reduce among themselves. Shape auto is sharded until the links say otherwise: on even
-// uplinks it has the fewest bytes and hops, and its windows free themselves whatever the order in which workers push.
+// Topology returns the topology in which the aggregators reduce among themselves. Shape auto is sharded until the links choose
+// another: on even uplinks it has the fewest bytes and hops, and its windows free themselves whatever the order in which workers
+// push.
 func (c *Cluster) Topology() (hierarchy.Topology, error) {
 	t := hierarchy.Topology{Racks: len(c.Racks), Pods: 1}
 	for i, r := range c.Racks {
 		if i > 0 && r.Pod != c.Racks[i-1].Pod {
 			t.Pods++
 			if slices.ContainsFunc(c.Racks[:i], func(o Rack) bool { return o.Pod == r.Pod }) {
-				return t, fmt.Errorf("%w: rack %q is of pod %q, whose other racks stand apart: list a pod's racks together", ErrCluster,
+				return t, fmt.Errorf("%w: rack %q is of pod %q, whose other racks are listed before another pod: list a pod's racks together", ErrCluster,
 					r.Name, r.Pod)
 			}
 		}
@@ -297,4 +299,13 @@ func (c *Cluster) Workers(total int) ([]int, error) {
 		given += workers[i]
 	}
 	return workers, nil
+}
+
+// Of returns the rack of a rank, by the racks' numbers of workers.
+func Of(rank int, workers []int) (rack int) {
+	for rank >= workers[rack] {
+		rank -= workers[rack]
+		rack++
+	}
+	return rack
 }

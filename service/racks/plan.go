@@ -4,16 +4,16 @@ import "fmt"
 
 // Holder is the aggregator that serves a rack.
 type Holder struct {
-	Aggregator string `json:"aggregator,omitempty"` // identifies the process; empty: none serves the rack
+	Aggregator string `json:"aggregator,omitempty"` // identifies the process. If empty, no aggregator serves the rack.
 	URL        string `json:"url,omitempty"`
 	Token      int64  `json:"token,omitempty"` // revision of its claim: a later claim has a larger one
-	// Out says that jobs begin without the rack.
+	// Out is set if jobs begin without the rack.
 	Out bool `json:"out,omitempty"`
 }
 
-// Plan is who serves each rack, as it was decided for all aggregators.
+// Plan holds the aggregator of each rack, as the leader has decided for all.
 type Plan struct {
-	Epoch   int64 // revision by which it was decided; 0: nothing is decided yet
+	Epoch   int64 // revision that decided it. If 0, nothing is decided yet.
 	Holders []Holder
 }
 
@@ -27,24 +27,24 @@ func (p *Plan) Served() (n int) {
 	return n
 }
 
-// Standing is what an aggregator knows of its membership.
+// Standing is the state of an aggregator's membership.
 type Standing struct {
 	Plan Plan
-	// Refusal says why the aggregator may not begin jobs now; nil: it may. Jobs that run go on.
+	// Refusal is the reason for which the aggregator may not begin jobs now, or nil. Jobs that run go on.
 	Refusal error
-	// Fenced says that another aggregator serves this one's rack: its jobs must end. Refusal names the other.
+	// Fenced is set if another aggregator serves this one's rack, so that its jobs must end. Refusal names the other.
 	Fenced bool
 	Store  StoreStatus
 }
 
-// StoreStatus is how an aggregator gets on with what keeps the membership.
+// StoreStatus is the state of an aggregator's access to etcd.
 type StoreStatus struct {
 	Reachable bool
-	Seconds   float64 // since its lease was renewed last; negative: it never was
+	Seconds   float64 // since its lease was renewed last. If negative, it never was.
 	Leader    string  // rack whose aggregator decides
 }
 
-// Members tells which aggregator serves which rack, where that is not fixed by the cluster's file.
+// Members knows the aggregators of the racks, if the cluster's file does not fix them.
 type Members interface {
 	// ID identifies this process.
 	ID() string
@@ -54,20 +54,19 @@ type Members interface {
 	Changed() <-chan struct{}
 }
 
-// The choices of what happens to jobs when the aggregator of a rack is lost. Those that run end in all racks; these say how a job
-// of that name may begin again.
+// These are the choices for jobs when the aggregator of a rack is lost. Jobs that run end in all racks, and a job of that name
+// begins again:
 const (
 	LossWait = "wait"  // when the rack is served again
-	LossFail = "fail"  // not before that: joining is refused at once
 	LossGoOn = "go-on" // without the rack
 )
 
-// Losses are the choices.
-var Losses = []string{LossWait, LossFail, LossGoOn}
+// Losses lists the choices.
+var Losses = []string{LossWait, LossGoOn}
 
 func (h Holder) String() string {
 	if h.Aggregator == "" {
-		return "nobody"
+		return "no aggregator"
 	}
 	return fmt.Sprintf("the aggregator at %s (token %d)", h.URL, h.Token)
 }

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 )
 
-// Seal is a keyed digest of fields, which only who knows the secret can make.
+// Seal returns a digest of fields that cannot be made without the secret.
 func Seal(secret string, fields ...string) []byte {
 	h := hmac.New(sha256.New, []byte(secret))
 	for _, f := range fields {

@@ -1,0 +1,482 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/planner"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/engine"
+	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/racks"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+// A question without an answer within its timeout is asked again, and so is one that fails, after a pause.
+const (
+	askTimeout   = 2 * time.Second
+	stateTimeout = 20 * time.Second
+	askAgain     = 200 * time.Millisecond
+	// startGrace is the time for which the posts of a job that has ended stay, so that the other racks can read them.
+	startGrace = 5 * time.Second
+)
+
+// Config configures an aggregator's part in a cluster.
+type Config struct {
+	Cluster    *racks.Cluster
+	URL        func() string // of the aggregator
+	Log        *slog.Logger
+	Refused    func(reason string) // counts a refusal
+	Closing    <-chan struct{}     // closed when the service ends
+	Background *sync.WaitGroup     // of goroutines that end with the service
+	Probing    *Prober
+	Window     time.Duration // A window of a job's steps lasts at least so long. If 0, it lasts a second.
+	// Draining reports whether the aggregator takes no workers of a job.
+	Draining func(job string) bool
+	// EndForming ends a job that forms, because its racks cannot run it.
+	EndForming func(job string, why error)
+	// State answers another rack's question about the state of a job. It calls payload for the bytes that it must write.
+	State func(ctx context.Context, j *job.Job, from int, q *api.StateQuestion,
+		payload func(bytes int) ([]byte, error)) ([]byte, error)
+}
+
+// hub is shared by all jobs of an aggregator in a cluster.
+type hub struct {
+	Config
+	Engines  *engine.Set
+	declared *Cluster // all racks of the cluster
+	id       string   // of this process
+	board    *racks.Board
+	clients  map[string]*http.Client // by rack; each keeps its connections for the aggregator's life
+
+	mu    sync.Mutex
+	runs  map[*job.Job]*run         // under way
+	links map[string]*planner.Links // by provider and racks, as measured last
+}
+
+// Cluster holds the racks that a job runs over, as this aggregator reaches them.
+type Cluster struct {
+	*racks.Cluster
+	*hub
+	topology hierarchy.Topology
+	own      int
+}
+
+// run is a job's run over several racks.
+type run struct {
+	r           *Rendezvous
+	id          string
+	began       time.Time
+	workers     []int          // by rank of the racks
+	ids         []string       // by rack, of its run
+	peers       []peer         // by rack, without a client for this one
+	aggregators map[string]ask // by rack's name, which have asked
+}
+
+// peer is the aggregator of another rack.
+type peer struct {
+	apiconnect.RackServiceClient
+	url        string
+	aggregator string // identifies the process. If empty, any may serve the rack.
+}
+
+// ask identifies the aggregator that asks for a rack.
+type ask struct{ aggregator, url string }
+
+// New returns an aggregator's part in a cluster.
+func New(config Config) (*Cluster, error) {
+	c := config.Cluster
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	h := &hub{Config: config, id: rpc.NewID(), board: racks.NewBoard(), clients: map[string]*http.Client{},
+		runs: map[*job.Job]*run{}, links: map[string]*planner.Links{}}
+	h.Window = cmp.Or(h.Window, windowLasts)
+	if c.Members != nil {
+		h.id = c.Members.ID()
+	}
+	for _, r := range c.Racks {
+		trust, err := api.TrustOf(r.CA)
+		if err != nil {
+			return nil, fmt.Errorf("rack %q: %w", r.Name, err)
+		}
+		h.clients[r.Name] = &http.Client{Transport: &http.Transport{TLSHandshakeTimeout: 5 * time.Second, IdleConnTimeout: time.Minute,
+			MaxIdleConnsPerHost: 4, TLSClientConfig: trust}}
+	}
+	var err error
+	h.declared, err = h.over(c)
+	return h.declared, err
+}
+
+// OwnURL returns the URL of this aggregator in the cluster's declaration.
+func (k *Cluster) OwnURL() string { return k.Racks[k.own].URL }
+
+// Open sets the engines that serve jobs.
+func (h *hub) Open(engines *engine.Set) { h.Engines = engines }
+
+// Standing returns who serves which rack now. It returns false if that is fixed by the cluster's file.
+func (k *Cluster) Standing() (s racks.Standing, dynamic bool) {
+	if k.Members == nil {
+		return s, false
+	}
+	return k.Members.Standing(), true
+}
+
+// CheckTLS returns an error if the declaration has this aggregator, which serves TLS, without TLS.
+func (k *Cluster) CheckTLS() error {
+	if r := k.Racks[k.own]; k.Members == nil && strings.HasPrefix(r.URL, "http://") {
+		return fmt.Errorf("rack %q is at %s in the cluster's file, and its aggregator serves TLS: write https:// there, and its fingerprint as ca",
+			k.Own, r.URL)
+	}
+	return nil
+}
+
+// over returns the cluster of a declaration.
+func (h *hub) over(c *racks.Cluster) (*Cluster, error) {
+	t, err := c.Topology()
+	if err != nil {
+		return nil, err
+	}
+	return &Cluster{Cluster: c, hub: h, topology: t, own: c.Index()}, nil
+}
+
+// others returns the names of the other racks.
+func (k *Cluster) others() []string { return slices.Delete(k.Names(), k.own, k.own+1) }
+
+// dial returns the aggregators of the other racks by a plan, or by the cluster's file if p is nil. Nothing is connected yet.
+func (k *Cluster) dial(p *racks.Plan) []peer {
+	peers := make([]peer, len(k.Racks))
+	for i, r := range k.Racks {
+		peers[i].url = r.URL
+		if p != nil {
+			h := k.holder(p, r.Name)
+			peers[i].url, peers[i].aggregator = h.URL, h.Aggregator
+		}
+		if i != k.own {
+			peers[i].RackServiceClient = apiconnect.NewRackServiceClient(k.clients[r.Name], peers[i].url)
+		}
+	}
+	return peers
+}
+
+// CloseIdleConnections closes the connections to other racks that no question uses.
+func (h *hub) CloseIdleConnections() {
+	for _, c := range h.clients {
+		c.CloseIdleConnections()
+	}
+}
+
+// fields returns the fields of a question that its seal covers.
+func fields(r *api.AskRequest) []string {
+	all := []string{r.From, r.To, r.Aggregator, r.Url, r.Job, r.Run, r.Stage, r.Nonce, r.OwnRun, fmt.Sprint(r.AgeMs), r.Division}
+	if r.State != nil {
+		state, _ := proto.MarshalOptions{Deterministic: true}.Marshal(r.State) // never fails
+		all = append(all, string(state))
+	}
+	if r.Probe != nil {
+		probe, _ := proto.MarshalOptions{Deterministic: true}.Marshal(r.Probe) // never fails
+		all = append(all, "probe", string(probe))
+	}
+	return all
+}
+
+// Serve answers another rack.
+func (k *Cluster) Serve(ctx context.Context, r *api.AskRequest) (*api.AskResponse, error) {
+	if !racks.Sealed(r.Seal, k.Secret, fields(r)...) {
+		k.Refused("rack")
+		return nil, rpc.Refuse(connect.CodePermissionDenied, "an aggregator that calls itself rack %q, at %q, has not this cluster's secret",
+			rpc.Printable(r.From, rpc.MaxNameBytes), rpc.Printable(r.Url, rpc.MaxNameBytes))
+	}
+	job.CallerOf(ctx).IsRack(r.From)
+	if err := k.checkFile(r); err != nil {
+		k.EndForming(r.Job, err)
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	if err := k.checkClaim(r); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout(r))
+	defer cancel()
+	go func() {
+		select {
+		case <-k.Closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	payload, err := k.answer(ctx, r)
+	out := &api.AskResponse{Payload: payload, Ready: err == nil}
+	if err != nil && (r.State != nil || r.Probe != nil || !errors.Is(err, ctx.Err())) {
+		return nil, err
+	}
+	out.Seal = racks.Seal(k.Secret, r.Nonce, fmt.Sprint(out.Ready), string(out.Payload))
+	return out, nil
+}
+
+// sameFile is the remedy if aggregators disagree about their racks.
+const sameFile = "give all aggregators the same cluster's file, and each its own --rack"
+
+// checkFile returns an error if the file of an aggregator that asks differs from this one's, because workers would wait until their
+// timeout.
+func (k *Cluster) checkFile(r *api.AskRequest) error {
+	switch own := k.declared.Division(); {
+	case r.To != k.Own:
+		return fmt.Errorf("rack %q asks for rack %q, this is rack %q: %s", r.From, r.To, k.Own, sameFile)
+	case r.From == k.Own || !slices.Contains(k.Names(), r.From):
+		return fmt.Errorf("rack %q is not one of the others of %v: %s", r.From, k.Names(), sameFile)
+	case r.Division != own:
+		return fmt.Errorf("rack %q has the file of a cluster of %s; rack %q that of %s: %s", r.From, rpc.Printable(r.Division, rpc.MaxTextBytes), k.Own,
+			own, sameFile)
+	}
+	return nil
+}
+
+// answer answers a question, or returns the error of ctx if it cannot in time.
+func (k *Cluster) answer(ctx context.Context, r *api.AskRequest) ([]byte, error) {
+	switch {
+	case r.State != nil:
+		return k.answerState(ctx, r)
+	case r.Probe != nil:
+		return k.Probing.answer(ctx, r.Probe, len(k.Racks)-1)
+	case r.Stage == stageForm && k.Draining(r.Job):
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition,
+			"its aggregator is draining and takes no workers: begin the job when the rack is served again")
+	}
+	payload, err := k.board.Take(ctx, racks.Question{From: r.From, Job: r.Job, Run: r.Run, Stage: r.Stage, Nonce: r.Nonce,
+		Asker: r.OwnRun, Since: time.Now().Add(-time.Duration(r.AgeMs) * time.Millisecond)})
+	if why := new(racks.GivenUp); errors.As(err, &why) {
+		return nil, rpc.Refuse(connect.CodeAborted, "job %q could not start in rack %q: %s", r.Job, k.Own,
+			rpc.Printable(why.Why, rpc.MaxTextBytes))
+	}
+	if errors.Is(err, racks.ErrEnded) {
+		return nil, endedHere(r.Job, k.Own)
+	}
+	return payload, err
+}
+
+// timeout returns the time after which a question without an answer is asked again.
+func timeout(r *api.AskRequest) time.Duration {
+	switch {
+	case r.State != nil:
+		return stateTimeout
+	case r.Probe != nil:
+		return probeTimeout
+	}
+	return askTimeout
+}
+
+func endedHere(job, rack string) error {
+	return rpc.Refuse(connect.CodeAborted, "job %q has ended in rack %q: see its aggregator", job, rack)
+}
+
+// checkClaim refuses an aggregator that claims a rack of another: by the plan if there is one, and otherwise while a run goes on
+// with the other.
+func (k *Cluster) checkClaim(r *api.AskRequest) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.Members != nil {
+		return k.checkHolder(r)
+	}
+	for j, u := range k.runs {
+		if s := j.State(); s == "failed" || s == "ended" {
+			continue
+		}
+		if was, is := u.aggregators[r.From]; is && was.aggregator != r.Aggregator {
+			return rpc.Refuse(connect.CodeAlreadyExists, "two aggregators claim rack %q, at %s and at %s, and job %q runs with the first: end one of them",
+				r.From, was.url, r.Url, j.Name)
+		}
+	}
+	for j, u := range k.runs {
+		if j.Name == r.Job {
+			u.aggregators[r.From] = ask{r.Aggregator, rpc.Printable(r.Url, rpc.MaxNameBytes)}
+		}
+	}
+	return nil
+}
+
+// begin starts a job's run.
+func (k *Cluster) begin(r *Rendezvous, workers []int, peers []peer) *run {
+	j := r.j
+	u := &run{r: r, id: rpc.NewID(), began: time.Now(), workers: workers, ids: make([]string, len(k.Racks)), peers: peers,
+		aggregators: map[string]ask{}}
+	k.mu.Lock()
+	k.runs[j] = u
+	k.mu.Unlock()
+	k.board.Begin(j.Name, u.id)
+	return u
+}
+
+// run returns a job's run, or nil if it has ended.
+func (h *hub) run(j *job.Job) *run {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.runs[j]
+}
+
+// end removes a job's run. If the job ended well, its posts stay for a while, because other racks may still ask for them.
+func (h *hub) end(j *job.Job) {
+	h.mu.Lock()
+	u := h.runs[j]
+	delete(h.runs, j)
+	h.mu.Unlock()
+	if u == nil {
+		return
+	}
+	select {
+	case <-j.Failed:
+		h.board.End(j.Name, u.id)
+	default:
+		time.AfterFunc(startGrace, func() { h.board.End(j.Name, u.id) })
+	}
+}
+
+// giveUp ends the run of a job that could not start. Racks that ask for it get the reason.
+func (h *hub) giveUp(j *job.Job, why error) {
+	h.mu.Lock()
+	u := h.runs[j]
+	delete(h.runs, j)
+	h.mu.Unlock()
+	if u != nil {
+		h.board.GiveUp(j.Name, u.id, why.Error(), u.ids)
+	}
+}
+
+// exchange posts a payload to all other racks at a stage of a job, and returns theirs by rack.
+func (k *Cluster) exchange(ctx context.Context, j *job.Job, u *run, stage string, payload []byte) ([][]byte, error) {
+	k.board.Post(j.Name, u.id, stage, payload, k.others())
+	out, err := k.askAll(ctx, j, u, func(rack int) *api.AskRequest { return &api.AskRequest{Stage: stage} })
+	if err != nil {
+		return nil, err
+	}
+	out[k.own] = payload
+	return out, nil
+}
+
+// askAll asks all other racks of a job's run at once, until they have answered or one cannot. about returns the question
+// to a rack, or nil.
+func (k *Cluster) askAll(ctx context.Context, j *job.Job, u *run, about func(rack int) *api.AskRequest) ([][]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-j.Failed:
+			cancel(errors.New("the job has failed"))
+		case <-k.Closing:
+			cancel(job.ErrShutdown)
+		case <-ctx.Done():
+		}
+	}()
+	out := make([][]byte, len(k.Racks))
+	g, asking := errgroup.WithContext(ctx)
+	for i := range k.Racks {
+		if i == k.own {
+			continue
+		}
+		g.Go(func() (err error) {
+			if r := about(i); r != nil {
+				r.Job, r.Run = j.Name, u.ids[i]
+				out[i], err = k.ask(asking, u, i, r)
+			}
+			return err
+		})
+	}
+	return out, g.Wait()
+}
+
+// A question that fails by what waiting hardly mends is asked again for so long, because an aggregator may just be starting, and so
+// that the other racks have asked why the job does not begin.
+const (
+	refusedWithin = 2 * time.Second
+	unfitWithin   = time.Second
+)
+
+// remedyOf returns the remedy for an error that waiting hardly mends, and the time to wait all the same. The remedy is empty if
+// waiting may mend the error. By etcd another aggregator may take the place of one that refuses connections.
+func remedyOf(err error, url string, planned bool) (string, time.Duration) {
+	switch {
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return "give the sha256:FINGERPRINT that its aggregator printed as ca of the rack in the cluster's file", unfitWithin
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "it serves without TLS: write its url with http:// in the cluster's file", unfitWithin
+	case strings.HasPrefix(url, "http://") && strings.Contains(err.Error(), "400 Bad Request"):
+		return "it serves TLS: write its url with https:// in the cluster's file, and its fingerprint as ca", unfitWithin
+	case errors.Is(err, syscall.ECONNREFUSED) && !planned:
+		return "no aggregator serves it there: start its aggregator, or mend its url in the cluster's file", refusedWithin
+	}
+	return "", 0
+}
+
+// ask asks one rack until it answers.
+func (k *Cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) ([]byte, error) {
+	r.From, r.To, r.Aggregator, r.Url, r.Nonce = k.Own, k.Racks[rack].Name, k.id, k.URL(), cmp.Or(r.Nonce, rpc.NewID())
+	r.OwnRun, r.Division = u.id, k.declared.Division()
+	last := errors.New("it has not answered")
+	answered := false   // so that one that refuses connections has ended
+	var stuck time.Time // since then tries fail by what waiting hardly mends. If zero, the last did not.
+	for {
+		r.AgeMs = uint64(time.Since(u.began).Milliseconds())
+		r.Seal = racks.Seal(k.Secret, fields(r)...)
+		once, cancel := context.WithTimeout(ctx, 2*timeout(r))
+		answer, err := u.peers[rack].Ask(once, r)
+		cancel()
+		switch code := connect.CodeOf(err); {
+		case err == nil && !racks.Sealed(answer.Seal, k.Secret, r.Nonce, fmt.Sprint(answer.Ready), string(answer.Payload)):
+			return nil, fmt.Errorf("what answers for rack %q at %s has not this cluster's secret", r.To, u.peers[rack].url)
+		case err == nil && answer.Ready:
+			return answer.Payload, nil
+		case err == nil:
+			last, answered = errors.New("it is not there yet"), true
+		case code == connect.CodePermissionDenied || code == connect.CodeFailedPrecondition || code == connect.CodeAborted ||
+			code == connect.CodeAlreadyExists || code == connect.CodeUnimplemented:
+			return nil, fmt.Errorf("rack %q at %s: %w", r.To, u.peers[rack].url, rpc.Reason(err))
+		case ctx.Err() == nil:
+			last = rpc.Reason(err)
+			if answered && k.Members == nil && errors.Is(err, syscall.ECONNREFUSED) {
+				return nil, fmt.Errorf("rack %q at %s has ended meanwhile: %w: start its aggregator, and join again", r.To,
+					u.peers[rack].url, last)
+			}
+			if remedy, within := remedyOf(err, u.peers[rack].url, k.Members != nil); remedy == "" {
+				stuck = time.Time{}
+			} else if stuck.IsZero() {
+				stuck = time.Now()
+			} else if time.Since(stuck) > within {
+				return nil, fmt.Errorf("rack %q at %s: %w: %s", r.To, u.peers[rack].url, last, remedy)
+			}
+			k.clients[r.To].CloseIdleConnections()                  // they may be as dead
+			if err := k.moved(u, rack); err != nil && r.Run == "" { // the job has not begun
+				return nil, err
+			}
+		}
+		pause := askAgain
+		if err == nil {
+			pause = 0
+		}
+		select {
+		case <-time.After(pause):
+			if ctx.Err() == nil {
+				continue
+			}
+		case <-ctx.Done():
+		}
+		if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("rack %q at %s: %w; asked no longer: %w", r.To, u.peers[rack].url, last, cause)
+		}
+		return nil, fmt.Errorf("rack %q at %s does not reach %q in time: %w", r.To, u.peers[rack].url, cmp.Or(r.Stage, "state"), last)
+	}
+}
