@@ -1,0 +1,77 @@
+package job
+
+import (
+	"context"
+
+	"github.com/rackweave/rackweave/service/door"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+// Caller identifies the maker of a call, before the call's body is read.
+type Caller struct {
+	Admin  bool
+	Token  string
+	Member *Member // by its session
+	Rack   bool    // by its seal
+	Conn   *door.Conn
+	Call   *door.Call // while a stranger's
+	owed   []func()   // gives back what the call was charged beside its body
+}
+
+type callerKey struct{}
+
+// CallerOf returns who makes a call. A call that no request brought is a stranger's.
+func CallerOf(ctx context.Context) *Caller {
+	if c, ok := ctx.Value(callerKey{}).(*Caller); ok {
+		return c
+	}
+	return &Caller{}
+}
+
+// becomes makes a stranger who has joined a member.
+func (c *Caller) becomes(m *Member) {
+	if c.Call != nil {
+		c.Call.End()
+	}
+	if c.Conn != nil {
+		c.Conn.Promote(m)
+	}
+}
+
+// IsRack makes a stranger whose seal shows that it is a rack's aggregator one that is not limited as strangers are.
+func (c *Caller) IsRack(name string) {
+	c.Rack = true
+	if c.Member != nil || c.Conn == nil {
+		return
+	}
+	if c.Call != nil {
+		c.Call.End()
+	}
+	c.Conn.Promote("rack " + name)
+}
+
+// Settle gives back what a call was charged, once its answer is written.
+func (c *Caller) Settle() {
+	for _, giveBack := range c.owed {
+		giveBack()
+	}
+}
+
+// With returns a context of a call that c makes.
+func (c *Caller) With(ctx context.Context) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// Owns reports whether a job is the caller's.
+func (c *Caller) Owns(j *Job) bool {
+	return c.Admin || c.Member != nil && c.Member.Job == j || c.Token != "" && rpc.Equal(c.Token, j.Token)
+}
+
+// MayKnow reports whether a tenant's run is of the caller's job.
+func (c *Caller) MayKnow(k Tenant) bool {
+	return c.Admin || c.Member != nil && c.Member.Job.Name == k.Job && rpc.Equal(c.Member.Job.Token, k.Token) ||
+		c.Token != "" && rpc.Equal(c.Token, k.Token)
+}
+
+// Tenant identifies the owner of a job's runs: its name and its token.
+type Tenant struct{ Job, Token string }

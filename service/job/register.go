@@ -1,0 +1,208 @@
+package job
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+// declared is a tensor as a worker declares it.
+type declared struct {
+	name           string
+	shape          []uint64
+	elems          uint64
+	dtype          chunk.DType
+	lrMult, wdMult float64
+}
+
+func parseTensors(in []*api.Tensor) ([]declared, error) {
+	if len(in) == 0 {
+		return nil, errors.New("no tensors to register")
+	}
+	out := make([]declared, len(in))
+	for i, t := range in {
+		d := declared{name: t.Name, shape: t.Shape, elems: 1, lrMult: 1, wdMult: 1}
+		for _, n := range t.Shape {
+			hi, lo := bits.Mul64(d.elems, n)
+			if hi != 0 || lo > 1<<50 {
+				return nil, fmt.Errorf("tensor %q of shape %v: too large", t.Name, t.Shape)
+			}
+			d.elems = lo
+		}
+		var err error
+		if d.dtype, err = chunk.ParseDType(t.Dtype); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		if t.LrMult != nil {
+			d.lrMult = *t.LrMult
+		}
+		if t.WdMult != nil {
+			d.wdMult = *t.WdMult
+		}
+		if !(d.lrMult >= 0 && d.wdMult >= 0) || math.IsInf(d.lrMult+d.wdMult, 0) {
+			return nil, fmt.Errorf("tensor %q: multipliers %v of lr and %v of wd: use finite numbers of at least 0", t.Name, d.lrMult, d.wdMult)
+		}
+		out[i] = d
+	}
+	return out, nil
+}
+
+// mismatch names the first tensor that two workers declare differently.
+func mismatch(a int, as []declared, b int, bs []declared) error {
+	for i := range min(len(as), len(bs)) {
+		x, y := &as[i], &bs[i]
+		var field string
+		var xv, yv any
+		switch {
+		case x.name != y.name:
+			return fmt.Errorf("tensor %d is %q at worker %d and %q at worker %d: all workers must register the same tensors in the same order", i, x.name, a, y.name, b)
+		case !slices.Equal(x.shape, y.shape):
+			field, xv, yv = "shape", x.shape, y.shape
+		case x.dtype != y.dtype:
+			field, xv, yv = "dtype", x.dtype, y.dtype
+		case x.lrMult != y.lrMult:
+			field, xv, yv = "lr_mult", x.lrMult, y.lrMult
+		case x.wdMult != y.wdMult:
+			field, xv, yv = "wd_mult", x.wdMult, y.wdMult
+		default:
+			continue
+		}
+		return fmt.Errorf("tensor %q has %s %v at worker %d and %v at worker %d", x.name, field, xv, a, yv, b)
+	}
+	if len(as) < len(bs) {
+		a, as, b, bs = b, bs, a, as
+	}
+	if len(as) > len(bs) {
+		return fmt.Errorf("worker %d registers %d tensors, worker %d %d: worker %d lacks %q", a, len(as), b, len(bs), b, as[len(bs)].name)
+	}
+	return nil
+}
+
+// Register registers tensors with all workers of the job.
+func (m *Member) Register(ctx context.Context, r *api.RegisterRequest) (*api.RegisterResponse, error) {
+	j := m.Job
+	if !m.isAttached() {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "register with job %q: %v is not connected: call Connect first", j.Name, m)
+	}
+	tensors, err := parseTensors(r.Tensors)
+	if err != nil {
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "register with job %q: %w", j.Name, err)
+	}
+	ctx, cancel := rpc.Bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	answer, err := j.gather(ctx, "register tensors", m.Rank, tensors,
+		func(first int, brought any) error {
+			err := mismatch(first, brought.([]declared), m.Rank, tensors)
+			if err != nil {
+				err = rpc.Refuse(connect.CodeFailedPrecondition, "register with job %q: %w", j.Name, err)
+				j.Agg.Fail(m.Rank, rpc.Reason(err))
+			}
+			return err
+		},
+		func() (any, error) {
+			var answer *api.RegisterResponse
+			err := j.Spec.Racks.Shape(ctx, elemsOf(tensors))
+			if err == nil {
+				answer, err = j.add(tensors)
+			}
+			if err == nil {
+				err = j.Spec.Racks.Agree(ctx, "tensors", "the plan and multipliers", digest(answer.PlanHash, tensors))
+			}
+			if err != nil {
+				j.Agg.Fail(-1, rpc.Reason(err))
+			}
+			return answer, err
+		})
+	if err != nil {
+		return nil, err
+	}
+	return answer.(*api.RegisterResponse), nil
+}
+
+// elemsOf returns the number of elements of tensors.
+func elemsOf(tensors []declared) (elems uint64) {
+	for i := range tensors {
+		elems += tensors[i].elems
+	}
+	return elems
+}
+
+// digest returns the text by which the racks of a job compare registered tensors.
+func digest(plan []byte, tensors []declared) string {
+	h := sha256.New()
+	for i := range tensors {
+		t := &tensors[i]
+		fmt.Fprintln(h, t.name, t.shape, t.lrMult, t.wdMult)
+	}
+	return fmt.Sprintf("%x and %x of %d tensors", plan[:4], h.Sum(nil)[:4], len(tensors))
+}
+
+// orSpread is the remedy for a model that one aggregator cannot hold, for a job that can be spread.
+func orSpread(j *Job) string {
+	if m := j.Spec.Mode; !j.Spec.Racks.Alone() || m == aggregate.Stream || m == aggregate.TwoPhase {
+		return ""
+	}
+	return ", or spread the job over several aggregators: name them all as its server, with commas (rackweave bench --spread)"
+}
+
+// add adds tensors to the plan and the engine, and returns the answer to the workers.
+func (j *Job) add(tensors []declared) (*api.RegisterResponse, error) {
+	j.Model.Lock()
+	defer j.Model.Unlock()
+	release, err := j.Hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	batch := make([]chunk.Tensor, len(tensors))
+	specs := make([]aggregate.TensorSpec, len(tensors))
+	elems := make([]uint64, len(tensors))
+	model := j.Model.bytes
+	for i, t := range tensors {
+		batch[i] = chunk.Tensor{Name: t.name, Elems: t.elems, DType: t.dtype}
+		specs[i] = aggregate.TensorSpec{LRMult: t.lrMult, WDMult: t.wdMult}
+		elems[i] = t.elems
+		model += int64(t.elems) * 4
+	}
+	first, firstChunk := j.Model.Plan.NumTensors(), j.Model.Plan.NumChunks()
+	need := j.Engine.Amounts(j.Engine.Agg.TensorsNeed(j.config(), elems))
+	if err := j.Charge("tensors", need); err != nil {
+		return nil, rpc.Refuse(connect.CodeOf(err), "%w%s", rpc.Reason(err), orSpread(j))
+	}
+	if err := j.Model.Plan.Add(batch); err != nil {
+		j.Account.Return(need)
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), rpc.MaxWait)
+	defer cancel()
+	if err := j.Agg.AddTensors(ctx, j.Model.Plan, first, specs); err != nil {
+		code := connect.CodeInternal
+		if errors.Is(err, numa.ErrNoMemory) {
+			code = connect.CodeResourceExhausted
+		}
+		return nil, connect.NewError(code, err)
+	}
+	j.mu.Lock()
+	j.Model.bytes, j.Model.tensors = model, first+len(tensors)
+	j.mu.Unlock()
+	j.Table.Log.Info("tensors registered", "job", j.Name, "tensors", len(tensors), "model_bytes", model, "chunks",
+		j.Model.Plan.NumChunks())
+	hash := j.Model.Plan.Hash()
+	lanes := make([]uint32, j.Model.Plan.NumChunks()-firstChunk)
+	for i := range lanes {
+		lanes[i] = uint32(j.Model.Plan.Chunk(firstChunk + i).Lane)
+	}
+	return &api.RegisterResponse{PlanHash: hash[:], ChunkLanes: lanes}, nil
+}

@@ -1,0 +1,118 @@
+package job
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/hierarchy/outer"
+	"github.com/rackweave/rackweave/policy"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
+	s, err := parseSpec(&api.JoinRequest{Workers: 3, Mode: "eager", Optimizer: "adamw_torch",
+		Hyper: map[string]float64{"lr": 0.5, "beta1": 0.8}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := optim.AdamWTorch.Defaults()
+	h.LR, h.Beta1 = 0.5, 0.8
+	want := Spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes, policy.Spec{}, 3, 0, 0,
+		outer.Optimizer{}, OneRack{}}
+	if s != want {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+}
+
+// tensorsOf draws declarations from so few values that two draws are often equal.
+func tensorsOf(t *rapid.T, label string) []declared {
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) declared {
+		shape := rapid.SliceOfN(rapid.Uint64Range(1, 2), 0, 2).Draw(t, "shape")
+		return declared{
+			name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"), shape: shape,
+			dtype:  rapid.SampledFrom([]chunk.DType{chunk.F32, chunk.BF16}).Draw(t, "dtype"),
+			lrMult: float64(rapid.IntRange(1, 2).Draw(t, "lr")), wdMult: 1,
+		}
+	}), 0, 2).Draw(t, label)
+}
+
+func TestAMismatchIsFoundExactlyWhereThereIsOne(t *testing.T) {
+	text := func(ds []declared) string {
+		var b strings.Builder
+		for _, d := range ds {
+			b.WriteString(chunk.Tensor{Name: d.name, DType: d.dtype}.Name)
+			for _, n := range d.shape {
+				b.WriteByte(byte('0' + n))
+			}
+			b.WriteByte(byte(d.dtype))
+			b.WriteByte(byte(d.lrMult))
+			b.WriteByte('|')
+		}
+		return b.String()
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := tensorsOf(t, "a"), tensorsOf(t, "b")
+		err := mismatch(0, a, 1, b)
+		if same := text(a) == text(b); same != (err == nil) {
+			t.Fatalf("%v and %v: %v", a, b, err)
+		}
+		if back := mismatch(1, b, 0, a); (back == nil) != (err == nil) {
+			t.Fatalf("one way %v, the other %v", err, back)
+		}
+	})
+}
+
+func TestNamesThatCouldBePathsOrLabelsAreRefused(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"job": true, "resnet50-v1.5_a": true, "0": true, strings.Repeat("x", 64): true,
+		"": false, ".": false, "..": false, "a/b": false, "a b": false, "-x": false, "é": false, "a\n": false,
+		strings.Repeat("x", 65): false,
+	} {
+		if err := rpc.CheckName("job", name); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func FuzzRequests(f *testing.F) {
+	add := func(m proto.Message) {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	half := 0.5
+	add(&api.JoinRequest{Job: "j", Workers: 2, Mode: "eager", Optimizer: "sgd_torch", Hyper: map[string]float64{"lr": 0.1}})
+	add(&api.RegisterRequest{Tensors: []*api.Tensor{{Name: "a", Shape: []uint64{3, 1 << 40}, Dtype: "bf16", LrMult: &half}}})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var join api.JoinRequest
+		if proto.Unmarshal(b, &join) == nil {
+			if s, err := parseSpec(&join); err == nil && s.differs(s) != nil {
+				t.Errorf("%v differs from itself", s)
+			}
+		}
+		var register api.RegisterRequest
+		if proto.Unmarshal(b, &register) == nil {
+			ts, err := parseTensors(register.Tensors)
+			if err != nil {
+				return
+			}
+			if mismatch(0, ts, 1, ts) != nil {
+				t.Errorf("%v differ from themselves", ts)
+			}
+			for _, d := range ts {
+				if d.elems > 1<<50 {
+					t.Errorf("%v", d)
+				}
+			}
+		}
+	})
+}
