@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -37,7 +38,7 @@ func Default() Limits {
 		KeptOut: 10 * time.Second}
 }
 
-// leastOfPeer is how many connections an address has however many others come.
+// leastOfPeer is the number of connections that an address may have, however many others come.
 const leastOfPeer = 8
 
 // maxPeers bounds how many addresses are remembered; an address that has nothing open may be forgotten.
@@ -57,7 +58,13 @@ type Door struct {
 	peers     map[netip.Addr]*peer
 	strangers []*Conn // oldest first
 	calls     []*Call // oldest first
-	members   map[any][]*Conn
+	members   map[any]*member
+}
+
+// member is a caller that has shown who it is.
+type member struct {
+	conns []*Conn
+	meter *meter
 }
 
 // peer is an address that has come.
@@ -69,7 +76,7 @@ type peer struct {
 // New makes a door. It calls refused with the reason whenever it turns someone away.
 func New(l Limits, refused func(reason string)) *Door {
 	return &Door{limits: l, refused: refused, all: rate.NewLimiter(l.AllRate, l.AllBurst), keptOut: map[netip.Addr]time.Time{},
-		peers: map[netip.Addr]*peer{}, members: map[any][]*Conn{}}
+		peers: map[netip.Addr]*peer{}, members: map[any]*member{}}
 }
 
 // Listen returns a listener whose connections pass the door.
@@ -81,10 +88,13 @@ type listener struct {
 	keeping sync.Mutex // held while the filter changes
 }
 
-// Accept returns the next connection that may come in, and closes those that may not.
+// Accept returns the next connection that may come in, and closes connections that may not.
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
+		if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+			l.d.refused("descriptors")
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -119,12 +129,13 @@ func (l *listener) filter() {
 	}
 }
 
-// keepOut keeps an address out for some time. It returns false where that is so already, or the address has a member.
+// keepOut keeps an address out for some time. It returns false if the address is kept out already, has a member, or is that of all
+// users of this host.
 func (d *Door) keepOut(a netip.Addr) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	_, ok := d.keptOut[a]
-	if p := d.peers[a]; ok || len(d.keptOut) >= maxKeptOut || !a.IsValid() || p != nil && p.members > 0 {
+	if p := d.peers[a]; ok || len(d.keptOut) >= maxKeptOut || !a.IsValid() || ofAllUsers(a) || p != nil && p.members > 0 {
 		return false
 	}
 	d.keptOut[a] = time.Now().Add(d.limits.KeptOut)
@@ -147,11 +158,15 @@ type Conn struct {
 	member any // nil: a stranger's; guarded by d.mu
 	closed bool
 	heard  atomic.Pointer[time.Time] // when the peer last sent something, or closed
+	meter  atomic.Pointer[meter]
+	gone   chan struct{} // closed with the connection
 }
 
 // Read implements [net.Conn].
 func (c *Conn) Read(b []byte) (int, error) {
+	c.settle()
 	n, err := c.Conn.Read(b)
+	c.meter.Load().add(-float64(readCost + n))
 	own := errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded)
 	if n > 0 || err != nil && !own {
 		now := time.Now()
@@ -183,7 +198,7 @@ func address(a net.Addr) netip.Addr {
 		return netip.Addr{}
 	}
 	ip := t.AddrPort().Addr().Unmap().WithZone("")
-	if ip.Is6() {
+	if ip.Is6() && !ip.IsLoopback() {
 		if p, err := ip.Prefix(64); err == nil {
 			return p.Addr()
 		}
@@ -209,11 +224,12 @@ func (d *Door) peer(a netip.Addr) *peer {
 	return p
 }
 
-// enter takes a connection in; nil: it may not come in.
+// enter takes a connection in. It returns nil if the connection may not come in.
 func (d *Door) enter(c net.Conn) *Conn {
-	in := &Conn{Conn: c, d: d, addr: address(c.RemoteAddr())}
+	in := &Conn{Conn: c, d: d, addr: whose(c), gone: make(chan struct{})}
 	now := time.Now()
 	in.heard.Store(&now)
+	in.meter.Store(newStrangers())
 	d.mu.Lock()
 	p := d.peer(in.addr)
 	if p.members == 0 && !d.may(p) {
@@ -265,12 +281,13 @@ func (c *Conn) Close() error {
 	d.mu.Lock()
 	if !c.closed {
 		c.closed = true
+		close(c.gone)
 		p := d.peers[c.addr]
 		p.connections--
 		if c.member != nil {
 			p.members--
-			d.members[c.member] = without(d.members[c.member], c)
-			if len(d.members[c.member]) == 0 {
+			m := d.members[c.member]
+			if m.conns = without(m.conns, c); len(m.conns) == 0 {
 				delete(d.members, c.member)
 			}
 		} else {
@@ -281,30 +298,44 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// Promote makes the connection a member's: it is a stranger's no more.
-func (c *Conn) Promote(member any) {
+// Promote makes the connection that of a member that calls. It stops counting as a stranger's.
+func (c *Conn) Promote(who any) {
 	d := c.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c.closed || c.member != nil || len(d.members[member]) >= maxOfMember {
+	if c.closed {
 		return
 	}
-	c.member = member
-	d.members[member] = append(d.members[member], c)
-	d.peers[c.addr].members++
-	d.strangers = without(d.strangers, c)
+	m := d.members[who]
+	if m == nil {
+		m = &member{meter: newMeter(membersRate, membersBurst, membersBurst)}
+	}
+	if c.member == nil && len(m.conns) < maxOfMember {
+		c.member = who
+		m.conns = append(m.conns, c)
+		d.members[who] = m
+		c.meter.Store(m.meter)
+		d.peers[c.addr].members++
+		d.strangers = without(d.strangers, c)
+	}
+	c.meter.Load().add(-memberCall)
 }
 
 // Dismiss makes the connections of a member that is gone strangers' again.
-func (d *Door) Dismiss(member any) {
+func (d *Door) Dismiss(who any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, c := range d.members[member] {
+	m := d.members[who]
+	if m == nil {
+		return
+	}
+	for _, c := range m.conns {
 		c.member = nil
+		c.meter.Store(newMeter(strangersRate, strangersBurst, dismissedBurst))
 		d.peers[c.addr].members--
 		d.strangers = append(d.strangers, c)
 	}
-	delete(d.members, member)
+	delete(d.members, who)
 }
 
 func without[T comparable](all []T, one T) []T {
@@ -317,17 +348,31 @@ type Call struct {
 	once sync.Once
 }
 
-// Call begins a stranger's call. It returns nil, and closes the connection, if its address calls too often. Where too many calls
-// are under way, the oldest one's connection is closed: honest calls are short.
+// Count counts a stranger's call. It returns false, and closes the connection, if its address calls too often.
+func (c *Conn) Count() bool {
+	d := c.d
+	d.mu.Lock()
+	p := d.peers[c.addr]
+	may := p != nil && p.rate.Allow()
+	d.mu.Unlock()
+	if may {
+		c.meter.Load().add(strangerCall)
+	} else {
+		d.refused("call_rate")
+		c.Close()
+	}
+	return may
+}
+
+// Call begins a stranger's call. It returns nil if the connection is closed. Where too many calls are under way, the oldest one's
+// connection is closed: honest calls are short.
 func (c *Conn) Call() *Call {
 	d := c.d
 	call := &Call{conn: c}
 	d.mu.Lock()
 	p := d.peers[c.addr]
-	if c.closed || p == nil || !p.rate.Allow() {
+	if c.closed || p == nil {
 		d.mu.Unlock()
-		d.refused("call_rate")
-		c.Close()
 		return nil
 	}
 	p.calls++
@@ -368,7 +413,7 @@ func (d *Door) Strangers() int {
 	return len(d.strangers)
 }
 
-// Of finds the door's connection below another, such as one of TLS; nil: it came by another way.
+// Of finds the door's connection below another, such as one of TLS. It returns nil if the connection came by another way.
 func Of(c net.Conn) *Conn {
 	for {
 		switch at := c.(type) {
@@ -382,7 +427,7 @@ func Of(c net.Conn) *Conn {
 	}
 }
 
-// BodyWithin is how long a body may take, AnswerWithin how long each part of an answer may wait for its reader.
+// BodyWithin bounds the time of a body, AnswerWithin the time that each part of an answer waits for its reader.
 const (
 	BodyWithin   = 20 * time.Second
 	AnswerWithin = 10 * time.Second

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -189,5 +192,20 @@ func TestAConnectionKnowsHowLongItsPeerIsSilent(t *testing.T) {
 	read("the peer's end", true)
 	if silent := (*Conn)(nil).Silent(); silent != 0 {
 		t.Errorf("no connection is silent for %v", silent)
+	}
+}
+
+// spent is a listener of a process that has no descriptors left.
+type spent struct{ net.Listener }
+
+func (spent) Accept() (net.Conn, error) {
+	return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+}
+
+func TestAConnectionForWhichNoDescriptorIsLeftIsCounted(t *testing.T) {
+	var reasons []string
+	d := New(Limits{}, func(reason string) { reasons = append(reasons, reason) })
+	if _, err := d.Listen(spent{}).Accept(); !errors.Is(err, syscall.EMFILE) || !slices.Equal(reasons, []string{"descriptors"}) {
+		t.Errorf("%v, turned away %q", err, reasons)
 	}
 }

@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// lasts is how long a certificate that is made holds. Clients pin it: it is not renewed by itself.
+// lasts is the validity of a new certificate. Clients pin it, so it is not renewed by itself.
 const lasts = 10 * 365 * 24 * time.Hour
 
-// Certificate returns the folder's certificate, which is made where there is none.
+// Certificate returns the folder's certificate. It makes one if there is not one yet.
 func (k *Keys) Certificate() (tls.Certificate, error) {
 	key, err := k.private(keyFile)
 	if errors.Is(err, os.ErrNotExist) {

@@ -27,7 +27,7 @@ const (
 	keyFile    = "key.pem"
 )
 
-// rereadEvery is how soon a token that was just made is known.
+// rereadEvery bounds the time until a new token is known.
 const rereadEvery = time.Second
 
 // Folder returns where keys are kept unless someone says otherwise: systemd's folder for state, else the user's.
@@ -48,7 +48,7 @@ func Folder() string {
 	return filepath.Join(home, ".local", "state", "rackweave")
 }
 
-// Token is what is kept of a token: its digest, and what its job may have. A zero leaves the aggregator's bound.
+// Token holds a token's digest, and what its job may have. A zero leaves the aggregator's bound.
 type Token struct {
 	Job         string    `json:"job"`
 	SHA256      string    `json:"sha256"`
@@ -102,7 +102,7 @@ func (k *Keys) write(name string, text []byte) error {
 	return renameio.WriteFile(k.path(name), text, 0o600, renameio.WithTempDir(k.dir), renameio.IgnoreUmask())
 }
 
-// Admin returns the admin's token, which is made where there is none, and the file that has it.
+// Admin returns the admin's token and the file that has it. It makes one if there is not one yet.
 func (k *Keys) Admin() (token, path string, err error) {
 	text, err := k.private(adminFile)
 	if errors.Is(err, os.ErrNotExist) {
@@ -119,18 +119,40 @@ func digest(token string) string {
 
 // Make makes a token for a job, and returns it: only its digest is kept. The job's other tokens stay.
 func (k *Keys) Make(t Token) (token string, err error) {
+	token = rand.Text()
+	return token, k.Take(t, token)
+}
+
+// The bounds of a token that was made elsewhere.
+const (
+	minToken = 16 // bytes
+	maxToken = 256
+)
+
+// Take adds a token for a job that was made elsewhere, such as at the aggregator of another rack. It replaces the same token of the
+// same job.
+func (k *Keys) Take(t Token, token string) error {
+	if n := len(token); n < minToken || n > maxToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf("a token of %d bytes: use one line of %d to %d printable characters, such as token make prints", n, minToken, maxToken)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.reread(); err != nil {
-		return "", err
+		return err
 	}
-	token = rand.Text()
 	t.SHA256, t.Made = digest(token), time.Now().UTC().Truncate(time.Second)
-	text, err := json.MarshalIndent(append(slices.Clone(k.tokens), t), "", "\t")
-	if err != nil {
-		return "", err
+	tokens := slices.Clone(k.tokens)
+	if i := slices.IndexFunc(tokens, func(o Token) bool { return o.SHA256 == t.SHA256 }); i >= 0 {
+		if tokens[i].Job != t.Job {
+			return fmt.Errorf("the token is that of job %q: make one for each job", tokens[i].Job)
+		}
+		tokens = slices.Delete(tokens, i, i+1)
 	}
-	return token, k.write(tokensFile, append(text, '\n'))
+	text, err := json.MarshalIndent(append(tokens, t), "", "\t")
+	if err != nil {
+		return err
+	}
+	return k.write(tokensFile, append(text, '\n'))
 }
 
 // List returns what is kept of the tokens.

@@ -22,6 +22,9 @@ const leaves = 8
 // ErrExceeded is wrapped by the errors of charges that are refused.
 var ErrExceeded = errors.New("quota exceeded")
 
+// ErrOver is the error of charges to a closed account.
+var ErrOver = errors.New("the job is over")
+
 // Ledger is the account of a machine.
 type Ledger struct {
 	mu    sync.Mutex
@@ -41,7 +44,7 @@ func (l *Ledger) Add(more Amounts) {
 	}
 }
 
-// Account is what one job may have and has.
+// Account holds what one job may have and has.
 type Account struct {
 	l     *Ledger
 	limit Amounts // a resource that is not named, or 0: as much as the machine gives
@@ -78,7 +81,7 @@ func (a *Account) Charge(x Amounts) error {
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
 	if a.over {
-		return errors.New("the job is over")
+		return ErrOver
 	}
 	if err := a.exceeds(x, nil); err != nil {
 		return err
@@ -147,7 +150,7 @@ func (a *Account) Used() Amounts {
 	return maps.Clone(a.used)
 }
 
-// Limit returns how much of a resource the account may have in all, as things are; 0: without bound.
+// Limit returns how much of a resource the account may have in all at present, or 0 for no bound.
 func (a *Account) Limit(name string) int64 {
 	a.l.mu.Lock()
 	defer a.l.mu.Unlock()
