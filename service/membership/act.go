@@ -2,7 +2,6 @@ package membership
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -12,26 +11,24 @@ import (
 	"github.com/rackweave/rackweave/service/racks"
 )
 
-// act claims what is free, and decides if this aggregator is the leader.
+// act claims the free keys, and decides if this aggregator is the leader.
 func (m *Member) act(ctx context.Context) error {
 	v := m.view
 	c := &view.Claim{Rack: m.cfg.Cluster.Own, Aggregator: m.id, URL: m.url, Declared: v.Declared}
 	key := v.Keys.Rack(c.Rack)
 	own := v.Claims[c.Rack]
-	for at, err := range v.Foreign {
-		if !m.held || at == key {
-			return m.refused(fmt.Errorf("%w: etcd's key %s: %w: give all aggregators the same secret, or remove the key", ErrTaken, at, err))
-		}
+	if mended, err := m.mend(ctx); err != nil || !mended {
+		return err
 	}
 	if own != nil && own.Aggregator != m.id {
-		return m.refused(fmt.Errorf("%w: rack %q is that of the aggregator at %s, with token %d: end it, or give this one another rack",
+		return m.refused(fmt.Errorf("%w: rack %q is served by the aggregator at %s, with token %d: end it, or give this one another rack",
 			ErrTaken, c.Rack, own.URL, own.Revision))
 	}
 	m.waited = time.Time{}
 	if err := m.claim(ctx, key, c, own, &m.claims); err != nil || own == nil {
 		return err
 	}
-	m.held = true
+	m.served = true
 	if v.Leader != nil && v.Leader.Aggregator != m.id {
 		return nil
 	}
@@ -41,13 +38,47 @@ func (m *Member) act(ctx context.Context) error {
 	return m.decide(ctx)
 }
 
-// refused takes note that the rack is another's. A rack that was this aggregator's is so for good; one that it would have it waits
-// for, as its holder may be dead, or always.
+// mend removes values that this cluster's aggregators did not write, which claim nothing. It returns false if aggregators with
+// another secret may have written them. An aggregator that no plan has named gives way to these.
+func (m *Member) mend(ctx context.Context) (bool, error) {
+	v := m.view
+	for key, f := range v.Foreign {
+		if m.named || f.Lease == 0 {
+			continue
+		}
+		lasts, err := m.store.lasts(ctx, clientv3.LeaseID(f.Lease))
+		if err != nil {
+			return false, err
+		}
+		if lasts > 0 && lasts <= MaxTTL { // as an aggregator's does
+			return false, m.standBy(fmt.Errorf("%w: etcd's key %s: %w: give all aggregators the same secret, or remove the key",
+				ErrTaken, key, f.Err))
+		}
+	}
+	if len(v.Foreign) == 0 || time.Since(m.mended) < m.cfg.TTL/4 { // a stranger may write without pause: the next tick is soon enough
+		return true, nil
+	}
+	m.mended = time.Now()
+	for key, f := range v.Foreign {
+		m.cfg.Log.Warn("removing a key of etcd that no aggregator of this cluster wrote", "key", key, "err", f.Err)
+		if err := m.store.remove(ctx, key, f.Modified); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// refused ends the membership if the rack was this aggregator's and is another's now. Otherwise it waits for the rack.
 func (m *Member) refused(err error) error {
-	if m.held {
+	if m.served {
 		m.update(func() { m.fenced, m.refusal = true, err })
 		return err
 	}
+	return m.standBy(err)
+}
+
+// standBy waits for the rack, because its aggregator may be dead, or always. It returns the error once it has waited for long.
+func (m *Member) standBy(err error) error {
 	if m.waited.IsZero() {
 		m.waited = time.Now()
 		m.cfg.Log.Info("waiting for the rack", "rack", m.cfg.Cluster.Own, "err", err)
@@ -59,7 +90,7 @@ func (m *Member) refused(err error) error {
 	return nil
 }
 
-// claim writes a key that is free, or that is this aggregator's under another lease. The watch tells of it.
+// claim writes a key that is free, or that is this aggregator's under another lease. The watch returns it.
 func (m *Member) claim(ctx context.Context, key string, c, seen *view.Claim, under *clientv3.LeaseID) error {
 	var created int64
 	if seen != nil {
@@ -79,7 +110,7 @@ func (m *Member) claim(ctx context.Context, key string, c, seen *view.Claim, und
 	return err
 }
 
-// decide writes the plan, if it is to be another.
+// decide writes the plan if it has changed.
 func (m *Member) decide(ctx context.Context) error {
 	d, differs := m.view.Decide(time.Now())
 	if !differs {
@@ -93,15 +124,10 @@ func (m *Member) decide(ctx context.Context) error {
 	if m.view.Plan != nil {
 		seen = m.view.Plan.Epoch
 	}
-	if m.view.Foreign[m.view.Keys.Plan()] != nil {
-		return errForeignPlan
-	}
 	return m.store.decide(ctx, value, d.Token, seen)
 }
 
-var errForeignPlan = errors.New("the plan at etcd is not sealed with this cluster's secret: remove it")
-
-// publish makes the plan known that was decided, once it is.
+// publish follows the plan that the leader has decided.
 func (m *Member) publish() error {
 	d := m.view.Current()
 	if d == nil || m.view.Claims[m.cfg.Cluster.Own] == nil {
@@ -121,6 +147,7 @@ func (m *Member) publish() error {
 	}
 	own := d.Holders[m.cfg.Cluster.Index()]
 	held := own.Aggregator == m.id
+	m.named = m.named || held
 	if d.Epoch != m.plan.Epoch {
 		m.cfg.Log.Info("plan", "epoch", d.Epoch, "leader", d.Leader, "holders", d.Holders)
 	}
@@ -130,9 +157,9 @@ func (m *Member) publish() error {
 		case held:
 			m.refusal = nil
 		case own.Aggregator != "":
-			m.refusal = fmt.Errorf("%w: rack %q is that of %v by the plan of epoch %d", ErrTaken, m.cfg.Cluster.Own, own, d.Epoch)
+			m.refusal = fmt.Errorf("%w: rack %q is served by %v by the plan of epoch %d", ErrTaken, m.cfg.Cluster.Own, own, d.Epoch)
 		default:
-			m.refusal = fmt.Errorf("rack %q is nobody's by the plan of epoch %d", m.cfg.Cluster.Own, d.Epoch)
+			m.refusal = fmt.Errorf("rack %q is served by no aggregator by the plan of epoch %d", m.cfg.Cluster.Own, d.Epoch)
 		}
 	})
 	return nil

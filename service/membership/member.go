@@ -23,13 +23,14 @@ var (
 	ErrDiffers = errors.New("the clusters' files differ")
 )
 
-// Config is an aggregator's membership.
+// Config describes an aggregator's membership.
 type Config struct {
 	Cluster *racks.Cluster
 	Access  Access
-	// TTL is how long the rack stays this aggregator's when it is not heard of, in whole seconds; 0: DefaultTTL.
+	// TTL is the time for which the rack stays this aggregator's without its renewal, in whole seconds. If 0, it is DefaultTTL.
 	TTL time.Duration
-	// GoOnAfter is how long a rack may have no aggregator until jobs begin without it, where they go on; 0: DefaultGoOnAfter.
+	// GoOnAfter is the time for which a rack may have no aggregator until jobs begin without it, if they go on. If 0, it is
+	// DefaultGoOnAfter.
 	GoOnAfter time.Duration
 	// Standby waits as long as another aggregator serves the rack, instead of giving up.
 	Standby bool
@@ -48,7 +49,7 @@ const DefaultGoOnAfter = 10 * time.Second
 
 const (
 	retryAfter = 500 * time.Millisecond
-	// patience is how long, beyond a lease's time, the claim of an aggregator that may be dead is waited for.
+	// patience is the time, beyond a lease's, for which the end of the claim of an aggregator that may be dead is awaited.
 	patience = time.Second
 )
 
@@ -65,20 +66,22 @@ type Member struct {
 	asked  time.Time        // when the lease was renewed, or granted
 	claims clientv3.LeaseID // the lease that the rack's claim is under
 	leads  clientv3.LeaseID // the lease that the leader's claim is under
-	held   bool             // the rack was this aggregator's
+	served bool             // the rack was this aggregator's
+	named  bool             // a plan gave it the rack
 	waited time.Time        // since when another one is seen to serve the rack
+	mended time.Time        // when keys were removed that others wrote
 
 	mu      sync.Mutex
 	plan    racks.Plan
 	leader  string
 	refusal error // other than that etcd is unreachable
 	fenced  bool
-	renewed time.Time // when the lease was, under which the rack is claimed; zero: never
-	failure error     // of the last call on etcd; nil: it answered
+	renewed time.Time // of the lease under which the rack is claimed. If zero, it never was.
+	failure error     // of the last call of etcd, or nil
 	changed chan struct{}
 }
 
-// Check returns what of the configuration cannot be. It reaches nothing.
+// Check validates the configuration. It reaches nothing.
 func (c *Config) Check() error {
 	if ttl := cmp.Or(c.TTL, DefaultTTL); ttl < MinTTL || ttl > MaxTTL || ttl%time.Second != 0 {
 		return fmt.Errorf("a lease of %v: use whole seconds, from %v to %v", ttl, MinTTL, MaxTTL)
@@ -107,7 +110,7 @@ func Open(ctx context.Context, c Config) (*Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {
-		if _, err = m.store.list(ctx); err == nil {
+		if _, _, err = m.store.read(ctx, m.view.Read()); err == nil {
 			return m, nil
 		}
 		if err = c.Access.explain(err); errors.Is(err, ErrCredentials) || ctx.Err() != nil {
@@ -117,7 +120,7 @@ func Open(ctx context.Context, c Config) (*Member, error) {
 	}
 }
 
-// Close forgets the client. Call it after Run has returned.
+// Close closes the client. Call it after Run has returned.
 func (m *Member) Close() error { return m.close() }
 
 func pause(ctx context.Context, d time.Duration) {
@@ -156,7 +159,7 @@ func (m *Member) Standing() racks.Standing {
 
 var errLate = errors.New("it is late")
 
-// update changes what others see.
+// update changes the standing.
 func (m *Member) update(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -165,25 +168,22 @@ func (m *Member) update(change func()) {
 	m.changed = make(chan struct{})
 }
 
-// fails takes note of a failed call.
-func (m *Member) fails(err error) {
+// record records the outcome of a call of etcd.
+func (m *Member) record(err error) {
 	m.mu.Lock()
-	first := m.failure == nil
+	before := m.failure
 	m.mu.Unlock()
-	if first {
+	switch {
+	case err != nil && before == nil:
 		m.cfg.Log.Warn("etcd fails: jobs that run go on, changes wait", "err", m.cfg.Access.explain(err))
+	case err == nil && before != nil:
+		m.cfg.Log.Info("etcd answers again")
 	}
 	m.update(func() { m.failure = err })
 }
 
-// answers takes note that etcd does, and has renewed the lease.
-func (m *Member) answers(asked time.Time) {
+// renewedAt records that etcd has renewed the lease, as it was asked at a time.
+func (m *Member) renewedAt(asked time.Time) {
 	m.asked = asked
-	m.mu.Lock()
-	back := m.failure != nil
-	m.mu.Unlock()
-	if back {
-		m.cfg.Log.Info("etcd answers again")
-	}
-	m.update(func() { m.failure = nil })
+	m.record(nil)
 }

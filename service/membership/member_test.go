@@ -98,7 +98,7 @@ func TestAnAggregatorWhoseRackWasTakenIsFenced(t *testing.T) {
 		}
 		first.etcd().Delete(t.Context(), view.NewKeys("test").Rack("a"))
 	}
-	says(t, first.refused(), `rack "a" is that of the aggregator at http://second:1`)
+	says(t, first.refused(), `rack "a" is served by the aggregator at http://second:1`)
 	if s := first.Standing(); !s.Fenced || s.Refusal == nil {
 		t.Errorf("the first stands at %+v", s)
 	}

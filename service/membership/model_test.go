@@ -128,7 +128,7 @@ func (x *modelled) begin(e *toy) {
 	x.lease, x.expired, x.asked = e.granted, false, time.Now()
 	x.view.Clear()
 	for _, kv := range e.keys {
-		x.view.Put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision)
+		x.view.Put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision, kv.Lease)
 	}
 	x.seen = len(e.history)
 }

@@ -10,6 +10,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/rackweave/rackweave/service/etcd"
+	"github.com/rackweave/rackweave/service/etcd/server"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
@@ -28,31 +30,31 @@ func freePort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// etcd is a server that a test may stop, start again, and wipe.
-type etcd struct {
+// etcdServer is a server that a test may stop, start again, and wipe.
+type etcdServer struct {
 	t      testing.TB
-	cfg    ServerConfig
-	server *Server
+	cfg    etcd.Config
+	server *server.Server
 }
 
-func startEtcd(t testing.TB) *etcd {
+func startEtcd(t testing.TB) *etcdServer {
 	t.Helper()
-	e := &etcd{t: t, cfg: ServerConfig{Name: "test", Dir: t.TempDir(), Cluster: "test",
+	e := &etcdServer{t: t, cfg: etcd.Config{Name: "test", Dir: t.TempDir(), Cluster: "test",
 		URL: fmt.Sprintf("http://127.0.0.1:%d", freePort(t)), Peer: fmt.Sprintf("http://127.0.0.1:%d", freePort(t))}}
 	e.start()
 	t.Cleanup(e.stop)
 	return e
 }
 
-func (e *etcd) start() {
+func (e *etcdServer) start() {
 	e.t.Helper()
 	var err error
-	if e.server, err = StartServer(e.cfg); err != nil {
+	if e.server, err = server.Start(e.cfg); err != nil {
 		e.t.Fatal(err)
 	}
 }
 
-func (e *etcd) stop() {
+func (e *etcdServer) stop() {
 	if e.server != nil {
 		e.server.Close()
 		e.server = nil
@@ -72,7 +74,7 @@ type running struct {
 }
 
 // join begins the membership of a rack's aggregator at a URL.
-func (e *etcd) join(rack, url string, edit func(*Config)) *running {
+func (e *etcdServer) join(rack, url string, edit func(*Config)) *running {
 	e.t.Helper()
 	m := e.open(rack, edit)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -83,7 +85,7 @@ func (e *etcd) join(rack, url string, edit func(*Config)) *running {
 }
 
 // open is a membership that is to be run.
-func (e *etcd) open(rack string, edit func(*Config)) *Member {
+func (e *etcdServer) open(rack string, edit func(*Config)) *Member {
 	e.t.Helper()
 	c := Config{Cluster: testCluster(rack), Access: Access{Endpoints: []string{e.cfg.URL}}, TTL: MinTTL,
 		Log: slog.New(slog.NewTextHandler(testLog{e.t, rack}, nil))}

@@ -14,7 +14,7 @@ import (
 func (m *Member) Run(ctx context.Context, url string) error {
 	m.url = url
 	for {
-		err := m.hold(ctx)
+		err := m.serve(ctx)
 		if m.lease != 0 && (ctx.Err() != nil || fatal(err)) {
 			if err := m.store.revoke(m.lease); err != nil {
 				m.cfg.Log.Debug("the claim stays until its lease ends", "err", err)
@@ -27,51 +27,51 @@ func (m *Member) Run(ctx context.Context, url string) error {
 			m.update(func() { m.refusal = err })
 			return err
 		}
-		m.fails(err)
+		m.record(err)
 		pause(ctx, retryAfter)
 	}
 }
 
 func fatal(err error) bool { return errors.Is(err, ErrTaken) || errors.Is(err, ErrDiffers) }
 
-// hold follows the membership under one lease, until the lease is gone.
-func (m *Member) hold(ctx context.Context) error {
+// serve follows the membership under one lease, until the lease is gone.
+func (m *Member) serve(ctx context.Context) error {
 	asked := time.Now()
 	lease, err := m.store.grant(ctx, m.cfg.TTL)
 	if err != nil {
 		return err
 	}
 	m.lease = lease
-	m.answers(asked)
+	m.renewedAt(asked)
 	for {
 		err := m.follow(ctx)
 		if ctx.Err() != nil || fatal(err) || errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return err
 		}
-		m.fails(err)
+		m.record(err)
 		pause(ctx, retryAfter)
 		asked := time.Now()
 		if err := m.store.renew(ctx, m.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return err
 		} else if err == nil {
-			m.answers(asked)
+			m.renewedAt(asked)
 		}
 	}
 }
 
-// follow reads all keys, then what changes, and does what is due.
+// follow reads all keys and then their changes, and acts on them.
 func (m *Member) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	all, err := m.store.list(ctx)
+	all, revision, err := m.store.read(ctx, m.view.Read())
 	if err != nil {
 		return err
 	}
 	m.view.Clear()
-	for _, kv := range all.Kvs {
-		m.view.Put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision)
+	for _, kv := range all {
+		m.put(kv)
 	}
-	changes := m.store.watch(ctx, all.Header.Revision)
+	changes := m.store.watch(ctx, revision)
 	tick := time.NewTicker(m.cfg.TTL / 4)
 	defer tick.Stop()
 	for {
@@ -89,7 +89,7 @@ func (m *Member) follow(ctx context.Context) error {
 			if err := m.store.renew(ctx, m.lease); err != nil {
 				return err
 			}
-			m.answers(asked)
+			m.renewedAt(asked)
 		case r, ok := <-changes:
 			if !ok {
 				return errors.New("the watch ended")
@@ -107,7 +107,11 @@ func (m *Member) apply(events []*clientv3.Event) {
 		if e.Type == mvccpb.Event_DELETE {
 			m.view.Drop(string(e.Kv.Key))
 		} else {
-			m.view.Put(string(e.Kv.Key), e.Kv.Value, e.Kv.CreateRevision, e.Kv.ModRevision)
+			m.put(e.Kv)
 		}
 	}
+}
+
+func (m *Member) put(kv *mvccpb.KeyValue) {
+	m.view.Put(string(kv.Key), kv.Value, kv.CreateRevision, kv.ModRevision, kv.Lease)
 }

@@ -6,64 +6,70 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path"
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/etcd"
 	"github.com/rackweave/rackweave/service/membership/view"
 )
 
-// Access is how etcd is reached.
+// Access describes the access to etcd.
 type Access struct {
 	Endpoints []string // URLs
 	CA        string   // file with the certificates to trust, for https
-	Cert, Key string   // files of this aggregator's own certificate; both or neither
-	User      string
-	Password  string
+	Cert, Key string   // files of this aggregator's own certificate, both or neither
 }
 
-// How long etcd may take. A call to a server that is gone hangs until its context ends.
+// These bound the time of calls, because a call to a server that is gone hangs until its context ends.
 const (
 	callWithin  = 2 * time.Second
 	startWithin = 10 * time.Second
 )
 
-// ErrUnreachable is what errors wrap when etcd does not answer.
+// ErrUnreachable is wrapped by errors when etcd does not answer.
 var ErrUnreachable = errors.New("etcd does not answer")
 
-// ErrCredentials is what errors wrap when etcd refuses this aggregator.
+// ErrCredentials is wrapped by errors when etcd refuses this aggregator.
 var ErrCredentials = errors.New("etcd refuses these credentials")
 
-// check returns what of the access cannot be.
+// check validates the access.
 func (a *Access) check() error {
 	if len(a.Endpoints) == 0 {
-		return fmt.Errorf("etcd: no endpoints: give URLs such as %s", DefaultServer)
+		return fmt.Errorf("etcd: no endpoints: give URLs such as %s", etcd.DefaultURL)
 	}
 	for _, at := range a.Endpoints {
-		if u, err := url.Parse(at); err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return fmt.Errorf("etcd cannot be at %q: give URLs such as %s, with commas between them, or embed", at, DefaultServer)
+		if u, err := url.Parse(at); err != nil || !reachable(u) {
+			return fmt.Errorf("etcd cannot be at %q: give URLs such as %s, with commas between them, or embed", at, etcd.DefaultURL)
 		}
 	}
-	switch {
-	case (a.Cert == "") != (a.Key == ""):
+	if (a.Cert == "") != (a.Key == "") {
 		return errors.New("etcd: a certificate needs its key: give both files, or neither")
-	case a.User != "" && a.Password == "":
-		return fmt.Errorf("etcd: user %q without a password: give the file that holds it by --etcd-password-file", a.User)
-	case a.User == "" && a.Password != "":
-		return errors.New("etcd: a password without its user: give the user by --etcd-user")
 	}
 	return nil
 }
 
-// open returns a client, which has connected to nothing yet unless it authenticates by name.
+func reachable(u *url.URL) bool {
+	switch u.Scheme {
+	case "http", "https":
+		return u.Hostname() != ""
+	case "unix":
+		return u.Host == "" && path.IsAbs(u.Path)
+	}
+	return false
+}
+
+// open returns a client, which has connected to nothing yet.
 func (a *Access) open() (*clientv3.Client, error) {
 	c := clientv3.Config{
 		Endpoints: a.Endpoints, DialTimeout: startWithin, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: callWithin,
-		Username: a.User, Password: a.Password, Logger: zap.NewNop(),
+		Logger: zap.NewNop(),
 	}
 	if strings.HasPrefix(a.Endpoints[0], "https:") {
 		trust, err := api.TrustOf(a.CA)
@@ -86,34 +92,36 @@ func (a *Access) open() (*clientv3.Client, error) {
 // explain adds the remedy to an error of etcd's.
 func (a *Access) explain(err error) error {
 	where := strings.Join(a.Endpoints, ", ")
-	refused := errors.Is(err, rpctypes.ErrAuthFailed) || errors.Is(err, rpctypes.ErrPermissionDenied) ||
-		errors.Is(err, rpctypes.ErrUserEmpty) || errors.Is(err, rpctypes.ErrInvalidAuthToken)
 	switch {
 	case err == nil:
 		return nil
-	case refused:
-		return fmt.Errorf("%w, at %s: %w: give the user, the password and the certificate that may use it", ErrCredentials, where, err)
-	default:
-		return fmt.Errorf("%w at %s: %w: start it there, give other endpoints, or let the first aggregators run it by --etcd embed",
-			ErrUnreachable, where, err)
+	case errors.Is(err, rpctypes.ErrPermissionDenied) || errors.Is(err, rpctypes.ErrUserEmpty):
+		return fmt.Errorf("%w, at %s: %w: give the certificate of a user that may use it", ErrCredentials, where, err)
 	}
+	return fmt.Errorf("%w at %s: %w: start it there, give other endpoints, or let the first aggregators run it by --etcd embed",
+		ErrUnreachable, where, err)
 }
 
-// calls are what membership needs of etcd.
+// calls lists the calls of etcd that membership makes.
 type calls interface {
 	grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error)
 	renew(ctx context.Context, lease clientv3.LeaseID) error
 	revoke(lease clientv3.LeaseID) error
-	// claim writes a key if it is as it was seen: its creation's revision, 0: there is none. It reports whether it was.
+	// claim writes a key if the revision of its creation is still created, which is 0 without a key. It reports whether it was.
 	claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) (bool, error)
 	// decide writes the plan if the leader's claim is still the one with this token, and the plan still the one of this epoch.
 	decide(ctx context.Context, value string, token, epoch int64) error
-	list(ctx context.Context) (*clientv3.GetResponse, error)
-	// watch tells what changes after a revision. A member of etcd that is cut off from the others ends it.
+	// remove removes a key if it is still as a revision wrote it.
+	remove(ctx context.Context, key string, modified int64) error
+	// lasts returns the granted time of a lease, or 0 if it has ended.
+	lasts(ctx context.Context, lease clientv3.LeaseID) (time.Duration, error)
+	// read returns the values of keys, and their revision.
+	read(ctx context.Context, keys []string) ([]*mvccpb.KeyValue, int64, error)
+	// watch returns the changes after a revision. A member of etcd that is cut off from the others ends it.
 	watch(ctx context.Context, after int64) clientv3.WatchChan
 }
 
-// store is etcd.
+// store makes the calls by a client.
 type store struct {
 	client *clientv3.Client
 	keys   view.Keys
@@ -140,31 +148,55 @@ func (s *store) renew(ctx context.Context, lease clientv3.LeaseID) error {
 	return err
 }
 
-func (s *store) claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) (bool, error) {
+// txn carries out operations if comparisons hold.
+func (s *store) txn(ctx context.Context, cmps []clientv3.Cmp, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	r, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", created)).
-		Then(clientv3.OpPut(key, value, clientv3.WithLease(lease))).Commit()
+	return s.client.Txn(ctx).If(cmps...).Then(ops...).Commit()
+}
+
+func (s *store) claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) (bool, error) {
+	r, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", created)},
+		clientv3.OpPut(key, value, clientv3.WithLease(lease)))
 	return err == nil && r.Succeeded, err
 }
 
 func (s *store) decide(ctx context.Context, value string, token, epoch int64) error {
-	ctx, cancel := within(ctx)
-	defer cancel()
-	_, err := s.client.Txn(ctx).If(
+	_, err := s.txn(ctx, []clientv3.Cmp{
 		clientv3.Compare(clientv3.CreateRevision(s.keys.Leader()), "=", token),
 		clientv3.Compare(clientv3.ModRevision(s.keys.Plan()), "=", epoch),
-	).Then(clientv3.OpPut(s.keys.Plan(), value)).Commit()
+	}, clientv3.OpPut(s.keys.Plan(), value))
 	return err
 }
 
-// maxKeys bounds what is read.
-const maxKeys = 1024
+func (s *store) remove(ctx context.Context, key string, modified int64) error {
+	_, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", modified)}, clientv3.OpDelete(key))
+	return err
+}
 
-func (s *store) list(ctx context.Context) (*clientv3.GetResponse, error) {
+func (s *store) lasts(ctx context.Context, lease clientv3.LeaseID) (time.Duration, error) {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	return s.client.Get(ctx, s.keys.Prefix, clientv3.WithPrefix(), clientv3.WithLimit(maxKeys))
+	r, err := s.client.TimeToLive(ctx, lease)
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(r.GrantedTTL) * time.Second, nil
+}
+
+func (s *store) read(ctx context.Context, keys []string) (all []*mvccpb.KeyValue, revision int64, err error) {
+	gets := make([]clientv3.Op, len(keys))
+	for i, key := range keys {
+		gets[i] = clientv3.OpGet(key)
+	}
+	r, err := s.txn(ctx, nil, gets...)
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, answer := range r.Responses {
+		all = append(all, answer.GetResponseRange().Kvs...)
+	}
+	return all, r.Header.Revision, nil
 }
 
 func (s *store) watch(ctx context.Context, after int64) clientv3.WatchChan {

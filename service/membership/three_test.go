@@ -12,25 +12,27 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/rackweave/rackweave/service/etcd"
+	"github.com/rackweave/rackweave/service/etcd/server"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
 // threeEtcds runs etcd's members beside the aggregators of racks a, b and c.
-func threeEtcds(t *testing.T) map[string]*etcd {
+func threeEtcds(t *testing.T) map[string]*etcdServer {
 	names := []string{"a", "b", "c"}
 	var peers []string
 	for range names {
 		peers = append(peers, fmt.Sprintf("http://127.0.0.1:%d", freePort(t)))
 	}
-	all := map[string]*etcd{}
+	all := map[string]*etcdServer{}
 	for i, name := range names {
-		all[name] = &etcd{t: t, cfg: ServerConfig{Name: name, Dir: t.TempDir(), Cluster: "test", Peer: peers[i],
+		all[name] = &etcdServer{t: t, cfg: etcd.Config{Name: name, Dir: t.TempDir(), Cluster: "test", Peer: peers[i],
 			URL:     fmt.Sprintf("http://127.0.0.1:%d", freePort(t)),
 			Members: fmt.Sprintf("a=%s,b=%s,c=%s", peers[0], peers[1], peers[2])}}
 	}
 	for _, err := range every(len(names), func(i int) (err error) { // none serves before two do
 		e := all[names[i]]
-		e.server, err = StartServer(e.cfg)
+		e.server, err = server.Start(e.cfg)
 		return err
 	}) {
 		if err != nil {
@@ -44,8 +46,8 @@ func threeEtcds(t *testing.T) map[string]*etcd {
 }
 
 // kill ends a member without a word to the others.
-func (e *etcd) kill() {
-	e.server.etcd.Server.HardStop()
+func (e *etcdServer) kill() {
+	e.server.Etcd.Server.HardStop()
 	e.stop()
 }
 
@@ -68,12 +70,12 @@ func TestThreeEtcdsOutliveOne(t *testing.T) {
 	}
 	var lost string
 	for name, e := range etcds {
-		if s := e.server.etcd.Server; s.Leader() == s.MemberID() {
+		if s := e.server.Etcd.Server; s.Leader() == s.MemberID() {
 			lost = name
 		}
 	}
 	at[lost].crash()
-	killed, id := time.Now(), etcds[lost].server.etcd.Server.MemberID()
+	killed, id := time.Now(), etcds[lost].server.Etcd.Server.MemberID()
 	etcds[lost].kill()
 	standby := etcds[lost].serve(lost, func(c *Config) {
 		edit(c)
@@ -99,13 +101,13 @@ func TestThreeEtcdsOutliveOne(t *testing.T) {
 	if err := os.RemoveAll(e.cfg.Dir); err != nil {
 		t.Fatal(err)
 	}
-	_, err = StartServer(e.cfg)
+	_, err = server.Start(e.cfg)
 	says(t, err, "has served before", "member remove ID", "member add "+lost)
 	standby.changeEtcds(func(ctx context.Context, c *clientv3.Client) error {
 		_, err := c.MemberRemove(ctx, uint64(id))
 		return err
 	})
-	_, err = StartServer(e.cfg) // as a supervisor does
+	_, err = server.Start(e.cfg) // as a supervisor does
 	says(t, err, "was removed", "member add "+lost)
 	standby.changeEtcds(func(ctx context.Context, c *clientv3.Client) error {
 		_, err := c.MemberAdd(ctx, []string{e.cfg.Peer})

@@ -12,14 +12,14 @@ import (
 	"github.com/rackweave/rackweave/service/racks"
 )
 
-// Claim is what an aggregator says when it claims a rack, or the part of the leader.
+// Claim is an aggregator's claim on a rack, or on the leadership.
 type Claim struct {
 	Rack       string `json:"rack"`
 	Aggregator string `json:"aggregator"`
 	URL        string `json:"url"`
 	Declared   string `json:"declared"` // the cluster as its file has it
 
-	// Revision created the key: it is the claim's token. The view sets it, the value has it not.
+	// Revision created the key, and is the claim's token. The view sets it. It is not part of the value.
 	Revision int64 `json:"-"`
 }
 
@@ -30,7 +30,7 @@ type Decision struct {
 	Token    int64          `json:"token"`  // of the leader's claim
 	Holders  []racks.Holder `json:"holders"`
 
-	// Epoch is the revision that wrote it. The view sets it, the value has it not.
+	// Epoch is the revision that wrote the plan. The view sets it. It is not part of the value.
 	Epoch int64 `json:"-"`
 }
 
@@ -41,10 +41,11 @@ const (
 	sealBytes = 32
 )
 
-// ErrRecord is what every error about a value that was read wraps.
+// ErrRecord is wrapped by every error about a value that was read.
 var ErrRecord = errors.New("bad record")
 
-// Encode returns a value under a key, sealed with the cluster's secret: whoever can write there cannot join without it.
+// Encode returns a value under a key, sealed with the cluster's secret, because writing to etcd must not
+// suffice for joining.
 func Encode(secret, key string, v any) (string, error) {
 	body, err := json.Marshal(v)
 	if err != nil {

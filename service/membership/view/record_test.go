@@ -93,8 +93,8 @@ func FuzzRecords(f *testing.F) {
 		}
 		v := New(testCluster(), 0)
 		for _, key := range []string{v.Keys.Rack("a"), v.Keys.Leader(), v.Keys.Plan(), v.Keys.Prefix + "?"} {
-			v.Put(key, sealedText(key, body), 1, 2)
-			v.Put(key, []byte(body), 1, 2)
+			v.Put(key, sealedText(key, body), 1, 2, 0)
+			v.Put(key, []byte(body), 1, 2, 0)
 			v.Drop(key)
 		}
 		if len(v.Claims) > 0 || v.Leader != nil || v.Plan != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -11,18 +12,25 @@ import (
 	"github.com/rackweave/rackweave/service/racks"
 )
 
-// View is what is known of a cluster's keys. It is pure: events in, decisions out.
+// View holds the known values of a cluster's keys. It is pure: events in, decisions out.
 type View struct {
 	Keys     Keys
-	Declared string            // the cluster as this aggregator's file has it
-	Claims   map[string]*Claim // by rack
-	Foreign  map[string]error  // by key, values that this cluster's aggregators did not write
-	Leader   *Claim            // nil: there is none
-	Plan     *Decision         // nil: there is none
+	Declared string             // the cluster as this aggregator's file has it
+	Claims   map[string]*Claim  // by rack
+	Foreign  map[string]Foreign // by key, values that this cluster's aggregators did not write
+	Leader   *Claim             // or nil
+	Plan     *Decision          // or nil
 
 	cluster *racks.Cluster
-	lost    map[string]time.Time // racks of the plan that nobody claims, and since when
-	goOn    time.Duration        // how long such a rack may be, until jobs begin without it
+	lost    map[string]time.Time // the racks of the plan without a claim, and the beginning of that
+	goOn    time.Duration        // the time for which a rack may have no claim until jobs begin without it
+}
+
+// Foreign is a value that this cluster's aggregators did not write.
+type Foreign struct {
+	Err      error // the reason
+	Modified int64 // the revision that wrote it
+	Lease    int64 // or 0
 }
 
 // New returns a view without keys. A rack may have no aggregator for a time, goOnAfter, until jobs begin without it, where they go
@@ -34,17 +42,17 @@ func New(c *racks.Cluster, goOnAfter time.Duration) *View {
 	return v
 }
 
-// Clear forgets what was read, before all is read again. It keeps since when racks are lost.
+// Clear removes all values, before all keys are read again. It keeps the times at which racks were lost.
 func (v *View) Clear() {
-	v.Claims, v.Foreign, v.Leader, v.Plan = map[string]*Claim{}, map[string]error{}, nil, nil
+	v.Claims, v.Foreign, v.Leader, v.Plan = map[string]*Claim{}, map[string]Foreign{}, nil, nil
 }
 
-// Put takes note of a key's value, which was created and last written at these revisions.
-func (v *View) Put(key string, value []byte, created, modified int64) {
+// Put records a key's value, with the revisions that created and last wrote it and the lease that it is under.
+func (v *View) Put(key string, value []byte, created, modified, lease int64) {
 	v.Drop(key)
 	var err error
 	switch name, isRack := strings.CutPrefix(key, v.Keys.racks()); {
-	case isRack:
+	case isRack && v.knows(name):
 		var c *Claim
 		if c, err = decodeClaim(v.cluster.Secret, key, value); err == nil {
 			if v.Keys.Rack(c.Rack) != key {
@@ -64,11 +72,20 @@ func (v *View) Put(key string, value []byte, created, modified int64) {
 		}
 	}
 	if err != nil {
-		v.Foreign[key] = err
+		v.Foreign[key] = Foreign{Err: err, Modified: modified, Lease: lease}
 	}
 }
 
-// Drop takes note that a key is gone.
+// Read lists the keys that the view reads.
+func (v *View) Read() []string {
+	keys := []string{v.Keys.Leader(), v.Keys.Plan()}
+	for _, r := range v.cluster.Racks {
+		keys = append(keys, v.Keys.Rack(r.Name))
+	}
+	return keys
+}
+
+// Drop removes a key that is gone.
 func (v *View) Drop(key string) {
 	delete(v.Foreign, key)
 	switch {
@@ -81,7 +98,12 @@ func (v *View) Drop(key string) {
 	}
 }
 
-// Current returns the plan if it is of the leader that there is; else nil: a new one is about to be written.
+// knows reports whether the cluster has a rack of this name, as it is escaped in keys. Strangers may write any number of others.
+func (v *View) knows(escaped string) bool {
+	return slices.ContainsFunc(v.cluster.Racks, func(r racks.Rack) bool { return url.PathEscape(r.Name) == escaped })
+}
+
+// Current returns the plan if the present leader has written it, or nil if that is still to happen.
 func (v *View) Current() *Decision {
 	if v.Plan == nil || v.Leader == nil || v.Plan.Token != v.Leader.Revision {
 		return nil
@@ -89,7 +111,7 @@ func (v *View) Current() *Decision {
 	return v.Plan
 }
 
-// Decide returns the plan that the leader should write, and whether it differs from the one that is there.
+// Decide returns the plan that the leader should write, and whether it differs from the present plan.
 func (v *View) Decide(now time.Time) (d *Decision, differs bool) {
 	d = &Decision{Declared: v.Declared, Leader: v.Leader.Rack, Token: v.Leader.Revision}
 	d.Holders = make([]racks.Holder, len(v.cluster.Racks))
@@ -107,7 +129,7 @@ func (v *View) Decide(now time.Time) (d *Decision, differs bool) {
 	return d, !same
 }
 
-// last is the token of the last claim of a rack that the plan knows of; 0: it was never served.
+// last returns the token of the last claim of a rack in the plan, or 0 if the rack was never served.
 func (v *View) last(rack int) int64 {
 	if v.Plan == nil || len(v.Plan.Holders) != len(v.cluster.Racks) {
 		return 0
@@ -115,7 +137,7 @@ func (v *View) last(rack int) int64 {
 	return v.Plan.Holders[rack].Token
 }
 
-// isOut reports whether jobs may begin without a rack that nobody claims: it was served once, and has not been for a while.
+// isOut reports whether jobs may begin without an unclaimed rack, because it was served once and has not been for a while.
 func (v *View) isOut(rack int, now time.Time) bool {
 	if v.cluster.Loss() != racks.LossGoOn || v.last(rack) == 0 {
 		return false

@@ -25,7 +25,7 @@ type story struct {
 func (s *story) put(key string, value any) {
 	s.t.Helper()
 	s.revision++
-	s.Put(key, sealed(s.t, key, value), s.revision, s.revision)
+	s.Put(key, sealed(s.t, key, value), s.revision, s.revision, 0)
 	if len(s.Foreign) > 0 {
 		s.t.Fatalf("of its own keys it refuses %v", s.Foreign)
 	}
@@ -105,18 +105,18 @@ func TestAPlanCountsUntilAnotherLeaderIsThere(t *testing.T) {
 func TestWhatTheClusterDidNotWriteIsForeign(t *testing.T) {
 	s := newStory(t)
 	for _, key := range []string{s.Keys.Rack("b"), s.Keys.Leader(), s.Keys.Plan()} {
-		s.Put(key, []byte("?"), 9, 9)
-		if s.Foreign[key] == nil {
+		s.Put(key, []byte("?"), 9, 9, 0)
+		if s.Foreign[key].Err == nil {
 			t.Errorf("%s is taken", key)
 		}
 		s.Drop(key)
-		if err := s.Foreign[key]; err != nil {
+		if err := s.Foreign[key].Err; err != nil {
 			t.Errorf("%s is gone, and still %v", key, err)
 		}
 	}
 	other := sealed(t, s.Keys.Rack("b"), Claim{Rack: "a", Aggregator: "1", URL: "http://1"})
-	s.Put(s.Keys.Rack("b"), other, 9, 9)
-	if s.Foreign[s.Keys.Rack("b")] == nil || s.Claims["a"].Aggregator != "0" {
+	s.Put(s.Keys.Rack("b"), other, 9, 9, 0)
+	if s.Foreign[s.Keys.Rack("b")].Err == nil || s.Claims["a"].Aggregator != "0" {
 		t.Errorf("rack b's key gives rack a to %+v", s.Claims["a"])
 	}
 	s.Clear()
