@@ -16,7 +16,7 @@ import (
 const (
 	contacts     = 6
 	contactAgain = 50 * time.Millisecond // doubles
-	// leavesWithin is how long the aggregator may take to find that a connection has gone, and with it the worker that asked by it.
+	// leavesWithin bounds the time in which the aggregator finds that a connection has gone, and with it the worker that asked by it.
 	leavesWithin = 2 * time.Second
 )
 

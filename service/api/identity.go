@@ -29,7 +29,7 @@ func Token(h http.Header) string {
 	return token
 }
 
-// Identify returns a client option that says who calls: by a session, empty until there is one, and by a token.
+// Identify returns a client option that identifies the caller by a session, empty until there is one, and by a token.
 func Identify(session func() string, token string) connect.ClientOption {
 	return connect.WithInterceptors(&identity{session, token})
 }

@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45, 0}
+	return file_job_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type JoinRequest struct {
@@ -104,7 +104,7 @@ type JoinRequest struct {
 	// -1: any.
 	Rank    int32  `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers uint32 `protobuf:"varint,4,opt,name=workers,proto3" json:"workers,omitempty"`
-	// eager, aggregate, two-phase or stream.
+	// eager, aggregate, two-phase or stream; empty: stream with a policy, else eager with an optimizer, else aggregate.
 	Mode string `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
 	// An update rule, such as sgd_torch; none in mode aggregate.
 	Optimizer string `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
@@ -112,7 +112,7 @@ type JoinRequest struct {
 	Hyper map[string]float64 `protobuf:"bytes,7,rep,name=hyper,proto3" json:"hyper,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// 0: the server's default.
 	ChunkBytes uint32 `protobuf:"varint,8,opt,name=chunk_bytes,json=chunkBytes,proto3" json:"chunk_bytes,omitempty"`
-	// shm, tcp, ibv or sim; empty or auto: the fastest that all workers can use.
+	// shm, tcp or ibv; empty or auto: the fastest that all workers can use.
 	Provider string `protobuf:"bytes,9,opt,name=provider,proto3" json:"provider,omitempty"`
 	// What the worker can use.
 	Providers []string `protobuf:"bytes,10,rep,name=providers,proto3" json:"providers,omitempty"`
@@ -136,9 +136,6 @@ type JoinRequest struct {
 	// How the job's racks that train on their own meet, such as every=24,rule=nesterov,lr=0.7,momentum=0.9; empty: as the cluster's
 	// file says; none: they add their gradients in every step.
 	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
-	// When the job begins without a rack that was lost, where etcd keeps the membership of the job's cluster: wait or fail; empty: as
-	// the cluster's file says.
-	OnLoss string `protobuf:"bytes,22,opt,name=on_loss,json=onLoss,proto3" json:"on_loss,omitempty"`
 	// Tells the worker's run from others that name their job alike: workers of one run share a job. Empty: unknown, and not compared.
 	Run           string `protobuf:"bytes,23,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -315,13 +312,6 @@ func (x *JoinRequest) GetOuter() string {
 	return ""
 }
 
-func (x *JoinRequest) GetOnLoss() string {
-	if x != nil {
-		return x.OnLoss
-	}
-	return ""
-}
-
 func (x *JoinRequest) GetRun() string {
 	if x != nil {
 		return x.Run
@@ -363,7 +353,7 @@ type JoinResponse struct {
 	RackWorkers []uint32 `protobuf:"varint,17,rep,packed,name=rack_workers,json=rackWorkers,proto3" json:"rack_workers,omitempty"`
 	// Equal runs of racks whose sums are added first; 0 or 1: none.
 	Pods uint32 `protobuf:"varint,18,opt,name=pods,proto3" json:"pods,omitempty"`
-	// The aggregators to join instead, all of them and in this order, and this one's rack. Nothing else is set then.
+	// The aggregators to join instead, all of them and in this order, and the worker's rack. Nothing else is set then.
 	Aggregators []*Aggregator `protobuf:"bytes,19,rep,name=aggregators,proto3" json:"aggregators,omitempty"`
 	// This aggregator's, where several reduce among themselves.
 	Rack string `protobuf:"bytes,20,opt,name=rack,proto3" json:"rack,omitempty"`
@@ -371,6 +361,9 @@ type JoinResponse struct {
 	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
 	// The type in which sums cross between racks, f32 or bf16; empty: f32.
 	Core string `protobuf:"bytes,22,opt,name=core,proto3" json:"core,omitempty"`
+	Mode string `protobuf:"bytes,24,opt,name=mode,proto3" json:"mode,omitempty"`
+	// What the aggregators that a job is spread over must answer alike to a worker, for people.
+	Terms []string `protobuf:"bytes,25,rep,name=terms,proto3" json:"terms,omitempty"`
 	// The aggregators of the job's racks, in the order of rack_workers. When one is gone the others say who serves its rack.
 	Racks         []*Aggregator `protobuf:"bytes,23,rep,name=racks,proto3" json:"racks,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -559,6 +552,20 @@ func (x *JoinResponse) GetCore() string {
 		return x.Core
 	}
 	return ""
+}
+
+func (x *JoinResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *JoinResponse) GetTerms() []string {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
 }
 
 func (x *JoinResponse) GetRacks() []*Aggregator {
@@ -1683,243 +1690,6 @@ func (x *BarrierResponse) GetRestoredStep() uint32 {
 	return 0
 }
 
-type SaveRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The checkpoint's name, among those of the job.
-	Name      string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	TimeoutMs uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	// Tells this call in Carry; chosen by the worker, for one call. Needed where the job is spread over several aggregators.
-	Carry         string `protobuf:"bytes,4,opt,name=carry,proto3" json:"carry,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SaveRequest) Reset() {
-	*x = SaveRequest{}
-	mi := &file_job_proto_msgTypes[21]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SaveRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SaveRequest) ProtoMessage() {}
-
-func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[21]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
-func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{21}
-}
-
-func (x *SaveRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *SaveRequest) GetTimeoutMs() uint32 {
-	if x != nil {
-		return x.TimeoutMs
-	}
-	return 0
-}
-
-func (x *SaveRequest) GetCarry() string {
-	if x != nil {
-		return x.Carry
-	}
-	return ""
-}
-
-type SaveResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SaveResponse) Reset() {
-	*x = SaveResponse{}
-	mi := &file_job_proto_msgTypes[22]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SaveResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SaveResponse) ProtoMessage() {}
-
-func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[22]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
-func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{22}
-}
-
-func (x *SaveResponse) GetPath() string {
-	if x != nil {
-		return x.Path
-	}
-	return ""
-}
-
-func (x *SaveResponse) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-type RestoreRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	TimeoutMs uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	// As in SaveRequest.
-	Carry         string `protobuf:"bytes,4,opt,name=carry,proto3" json:"carry,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RestoreRequest) Reset() {
-	*x = RestoreRequest{}
-	mi := &file_job_proto_msgTypes[23]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RestoreRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RestoreRequest) ProtoMessage() {}
-
-func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[23]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
-func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{23}
-}
-
-func (x *RestoreRequest) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *RestoreRequest) GetTimeoutMs() uint32 {
-	if x != nil {
-		return x.TimeoutMs
-	}
-	return 0
-}
-
-func (x *RestoreRequest) GetCarry() string {
-	if x != nil {
-		return x.Carry
-	}
-	return ""
-}
-
-type RestoreResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty: the state came from the memory of the job's aggregators.
-	Path  string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// The most optimizer steps that a tensor has had.
-	Step          uint32 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RestoreResponse) Reset() {
-	*x = RestoreResponse{}
-	mi := &file_job_proto_msgTypes[24]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RestoreResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RestoreResponse) ProtoMessage() {}
-
-func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[24]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
-func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{24}
-}
-
-func (x *RestoreResponse) GetPath() string {
-	if x != nil {
-		return x.Path
-	}
-	return ""
-}
-
-func (x *RestoreResponse) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-func (x *RestoreResponse) GetStep() uint32 {
-	if x != nil {
-		return x.Step
-	}
-	return 0
-}
-
 type LeaveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why the worker cannot continue; the job fails with this text. Empty: the worker is done.
@@ -1932,7 +1702,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +1714,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +1727,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{25}
+	return file_job_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LeaveRequest) GetFailure() string {
@@ -1982,7 +1752,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +1764,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +1777,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{26}
+	return file_job_proto_rawDescGZIP(), []int{22}
 }
 
 type StatusRequest struct {
@@ -2018,7 +1788,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +1800,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +1813,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{27}
+	return file_job_proto_rawDescGZIP(), []int{23}
 }
 
 type StatusResponse struct {
@@ -2061,7 +1831,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2073,7 +1843,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2086,7 +1856,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{28}
+	return file_job_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2142,17 +1912,15 @@ type Membership struct {
 	// Since the lease was renewed; negative: it never was.
 	LeaseSeconds float64 `protobuf:"fixed64,4,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
 	// Why no job may begin; empty: it may.
-	Refusal string        `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
-	Racks   []*RackHolder `protobuf:"bytes,6,rep,name=racks,proto3" json:"racks,omitempty"`
-	// What happens to jobs that choose nothing else when a rack is lost: wait, fail or go-on.
-	OnLoss        string `protobuf:"bytes,7,opt,name=on_loss,json=onLoss,proto3" json:"on_loss,omitempty"`
+	Refusal       string        `protobuf:"bytes,5,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	Racks         []*RackHolder `protobuf:"bytes,6,rep,name=racks,proto3" json:"racks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Membership) Reset() {
 	*x = Membership{}
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2164,7 +1932,7 @@ func (x *Membership) String() string {
 func (*Membership) ProtoMessage() {}
 
 func (x *Membership) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2177,7 +1945,7 @@ func (x *Membership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Membership.ProtoReflect.Descriptor instead.
 func (*Membership) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{29}
+	return file_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Membership) GetEpoch() int64 {
@@ -2222,13 +1990,6 @@ func (x *Membership) GetRacks() []*RackHolder {
 	return nil
 }
 
-func (x *Membership) GetOnLoss() string {
-	if x != nil {
-		return x.OnLoss
-	}
-	return ""
-}
-
 type RackHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2247,7 +2008,7 @@ type RackHolder struct {
 
 func (x *RackHolder) Reset() {
 	*x = RackHolder{}
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2259,7 +2020,7 @@ func (x *RackHolder) String() string {
 func (*RackHolder) ProtoMessage() {}
 
 func (x *RackHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2272,7 +2033,7 @@ func (x *RackHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackHolder.ProtoReflect.Descriptor instead.
 func (*RackHolder) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{30}
+	return file_job_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RackHolder) GetName() string {
@@ -2329,7 +2090,7 @@ type EngineStatus struct {
 
 func (x *EngineStatus) Reset() {
 	*x = EngineStatus{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2341,7 +2102,7 @@ func (x *EngineStatus) String() string {
 func (*EngineStatus) ProtoMessage() {}
 
 func (x *EngineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2354,7 +2115,7 @@ func (x *EngineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
 func (*EngineStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EngineStatus) GetProvider() string {
@@ -2398,7 +2159,7 @@ type NicStatus struct {
 
 func (x *NicStatus) Reset() {
 	*x = NicStatus{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2171,7 @@ func (x *NicStatus) String() string {
 func (*NicStatus) ProtoMessage() {}
 
 func (x *NicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2184,7 @@ func (x *NicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicStatus.ProtoReflect.Descriptor instead.
 func (*NicStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NicStatus) GetDevice() string {
@@ -2478,7 +2239,7 @@ type LaneStatus struct {
 
 func (x *LaneStatus) Reset() {
 	*x = LaneStatus{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +2251,7 @@ func (x *LaneStatus) String() string {
 func (*LaneStatus) ProtoMessage() {}
 
 func (x *LaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +2264,7 @@ func (x *LaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneStatus.ProtoReflect.Descriptor instead.
 func (*LaneStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LaneStatus) GetDevice() string {
@@ -2616,6 +2377,9 @@ type JobStatus struct {
 	Failure        *Failure        `protobuf:"bytes,14,opt,name=failure,proto3" json:"failure,omitempty"`
 	AgeSeconds     float64         `protobuf:"fixed64,15,opt,name=age_seconds,json=ageSeconds,proto3" json:"age_seconds,omitempty"`
 	Policy         string          `protobuf:"bytes,16,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The policy that decides from a step on, once all workers have reached it; empty: no change is under way.
+	NextPolicy     string `protobuf:"bytes,28,opt,name=next_policy,json=nextPolicy,proto3" json:"next_policy,omitempty"`
+	NextPolicyStep uint64 `protobuf:"varint,29,opt,name=next_policy_step,json=nextPolicyStep,proto3" json:"next_policy_step,omitempty"`
 	// What the job has been given, by resource, and may be given in all as things are (0: without bound).
 	Resources []*Resource `protobuf:"bytes,17,rep,name=resources,proto3" json:"resources,omitempty"`
 	// The racks that the job is spread over, in the order in which their sums are added; none: this aggregator has all of it.
@@ -2631,17 +2395,15 @@ type JobStatus struct {
 	WholeStep uint32 `protobuf:"varint,26,opt,name=whole_step,json=wholeStep,proto3" json:"whole_step,omitempty"`
 	// Why the racks reduce in their shape, where that was chosen by the links; else empty.
 	ShapeReason string `protobuf:"bytes,25,opt,name=shape_reason,json=shapeReason,proto3" json:"shape_reason,omitempty"`
-	// How often they have changed it while the job ran.
-	ShapeChanges uint32 `protobuf:"varint,27,opt,name=shape_changes,json=shapeChanges,proto3" json:"shape_changes,omitempty"`
-	// Where racks may miss meetings (quorum), how many were held, counted by fragment.
-	Meetings      uint64 `protobuf:"varint,23,opt,name=meetings,proto3" json:"meetings,omitempty"`
+	// Why another shape may be faster by now, where the links chose it; empty: nothing says so.
+	ShapeWarning  string `protobuf:"bytes,30,opt,name=shape_warning,json=shapeWarning,proto3" json:"shape_warning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2653,7 +2415,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2428,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobStatus) GetName() string {
@@ -2781,6 +2543,20 @@ func (x *JobStatus) GetPolicy() string {
 	return ""
 }
 
+func (x *JobStatus) GetNextPolicy() string {
+	if x != nil {
+		return x.NextPolicy
+	}
+	return ""
+}
+
+func (x *JobStatus) GetNextPolicyStep() uint64 {
+	if x != nil {
+		return x.NextPolicyStep
+	}
+	return 0
+}
+
 func (x *JobStatus) GetResources() []*Resource {
 	if x != nil {
 		return x.Resources
@@ -2837,18 +2613,11 @@ func (x *JobStatus) GetShapeReason() string {
 	return ""
 }
 
-func (x *JobStatus) GetShapeChanges() uint32 {
+func (x *JobStatus) GetShapeWarning() string {
 	if x != nil {
-		return x.ShapeChanges
+		return x.ShapeWarning
 	}
-	return 0
-}
-
-func (x *JobStatus) GetMeetings() uint64 {
-	if x != nil {
-		return x.Meetings
-	}
-	return 0
+	return ""
 }
 
 type RackStatus struct {
@@ -2865,9 +2634,6 @@ type RackStatus struct {
 	SentBytes     uint64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
 	// Chunks that wait for the rack: for its sum, or for its result.
 	AwaitedChunks uint64 `protobuf:"varint,8,opt,name=awaited_chunks,json=awaitedChunks,proto3" json:"awaited_chunks,omitempty"`
-	// Where racks may miss meetings: how many it has missed, and its weight in the last; 0: it has missed that.
-	MissedMeetings uint64 `protobuf:"varint,9,opt,name=missed_meetings,json=missedMeetings,proto3" json:"missed_meetings,omitempty"`
-	LastWeight     uint64 `protobuf:"varint,10,opt,name=last_weight,json=lastWeight,proto3" json:"last_weight,omitempty"`
 	// The rack that keeps the state of this one's chunks, too; empty: none.
 	Buddy         string `protobuf:"bytes,11,opt,name=buddy,proto3" json:"buddy,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2876,7 +2642,7 @@ type RackStatus struct {
 
 func (x *RackStatus) Reset() {
 	*x = RackStatus{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +2654,7 @@ func (x *RackStatus) String() string {
 func (*RackStatus) ProtoMessage() {}
 
 func (x *RackStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +2667,7 @@ func (x *RackStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
 func (*RackStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RackStatus) GetName() string {
@@ -2960,20 +2726,6 @@ func (x *RackStatus) GetAwaitedChunks() uint64 {
 	return 0
 }
 
-func (x *RackStatus) GetMissedMeetings() uint64 {
-	if x != nil {
-		return x.MissedMeetings
-	}
-	return 0
-}
-
-func (x *RackStatus) GetLastWeight() uint64 {
-	if x != nil {
-		return x.LastWeight
-	}
-	return 0
-}
-
 func (x *RackStatus) GetBuddy() string {
 	if x != nil {
 		return x.Buddy
@@ -2994,7 +2746,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +2758,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +2771,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Resource) GetName() string {
@@ -3084,7 +2836,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +2848,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +2861,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -3242,7 +2994,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3006,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3019,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3294,7 +3046,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3058,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3071,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3339,7 +3091,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3351,7 +3103,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3364,7 +3116,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3382,7 +3134,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3394,7 +3146,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3407,7 +3159,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 type TraceRequest struct {
@@ -3423,7 +3175,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3187,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3200,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3480,14 +3232,16 @@ type TraceResponse struct {
 	Tensors []string     `protobuf:"bytes,3,rep,name=tensors,proto3" json:"tensors,omitempty"`
 	Lanes   []*LaneTrace `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
 	// Events that newer ones replaced.
-	Lost          uint64 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
+	Lost uint64 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
+	// Mode stream: for how many ns of the trace each worker that is held at its end has been; 0: it is not.
+	HeldNs        []int64 `protobuf:"varint,6,rep,packed,name=held_ns,json=heldNs,proto3" json:"held_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3253,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3266,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3550,6 +3304,13 @@ func (x *TraceResponse) GetLost() uint64 {
 	return 0
 }
 
+func (x *TraceResponse) GetHeldNs() []int64 {
+	if x != nil {
+		return x.HeldNs
+	}
+	return nil
+}
+
 type LaneTrace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The tensors of the lane's chunks.
@@ -3562,7 +3323,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3335,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3348,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3624,7 +3385,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3636,7 +3397,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3649,7 +3410,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3711,7 +3472,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[46]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +3484,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[46]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +3497,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{46}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3755,7 +3516,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[47]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3767,7 +3528,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[47]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3780,7 +3541,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{47}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3795,7 +3556,7 @@ var File_job_proto protoreflect.FileDescriptor
 const file_job_proto_rawDesc = "" +
 	"\n" +
 	"\tjob.proto\x12\frackweave.v1\x1a\n" +
-	"rack.proto\x1a\vstate.proto\"\xf7\x04\n" +
+	"rack.proto\x1a\vstate.proto\"\xe4\x04\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\x05R\x04rank\x12\x18\n" +
@@ -3819,13 +3580,12 @@ const file_job_proto_rawDesc = "" +
 	"\x04part\x18\x12 \x01(\rR\x04part\x12\x14\n" +
 	"\x05parts\x18\x13 \x01(\rR\x05parts\x12\x12\n" +
 	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
-	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x17\n" +
-	"\aon_loss\x18\x16 \x01(\tR\x06onLoss\x12\x10\n" +
+	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x10\n" +
 	"\x03run\x18\x17 \x01(\tR\x03run\x1a8\n" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03\"\xe6\x05\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03J\x04\b\x16\x10\x17\"\x90\x06\n" +
 	"\fJoinResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -3853,7 +3613,9 @@ const file_job_proto_rawDesc = "" +
 	"\vaggregators\x18\x13 \x03(\v2\x18.rackweave.v1.AggregatorR\vaggregators\x12\x12\n" +
 	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
 	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x12\n" +
-	"\x04core\x18\x16 \x01(\tR\x04core\x12.\n" +
+	"\x04core\x18\x16 \x01(\tR\x04core\x12\x12\n" +
+	"\x04mode\x18\x18 \x01(\tR\x04mode\x12\x14\n" +
+	"\x05terms\x18\x19 \x03(\tR\x05terms\x12.\n" +
 	"\x05racks\x18\x17 \x03(\v2\x18.rackweave.v1.AggregatorR\x05racks\"B\n" +
 	"\n" +
 	"Aggregator\x12\x10\n" +
@@ -3938,24 +3700,7 @@ const file_job_proto_rawDesc = "" +
 	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"M\n" +
 	"\x0fBarrierResponse\x12(\n" +
 	"\rrestored_step\x18\x01 \x01(\rH\x00R\frestoredStep\x88\x01\x01B\x10\n" +
-	"\x0e_restored_step\"\\\n" +
-	"\vSaveRequest\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
-	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12\x14\n" +
-	"\x05carry\x18\x04 \x01(\tR\x05carryJ\x04\b\x01\x10\x02\"8\n" +
-	"\fSaveResponse\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"_\n" +
-	"\x0eRestoreRequest\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
-	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12\x14\n" +
-	"\x05carry\x18\x04 \x01(\tR\x05carryJ\x04\b\x01\x10\x02\"O\n" +
-	"\x0fRestoreResponse\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x12\n" +
-	"\x04step\x18\x03 \x01(\rR\x04step\"S\n" +
+	"\x0e_restored_step\"S\n" +
 	"\fLeaveRequest\x12\x18\n" +
 	"\afailure\x18\x02 \x01(\tR\afailure\x12\x19\n" +
 	"\x05blame\x18\x03 \x01(\x05H\x00R\x05blame\x88\x01\x01B\b\n" +
@@ -3970,7 +3715,7 @@ const file_job_proto_rawDesc = "" +
 	"\x04jobs\x18\x05 \x03(\v2\x17.rackweave.v1.JobStatusR\x04jobs\x128\n" +
 	"\n" +
 	"membership\x18\x06 \x01(\v2\x18.rackweave.v1.MembershipR\n" +
-	"membership\"\xe0\x01\n" +
+	"membership\"\xcd\x01\n" +
 	"\n" +
 	"Membership\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x03R\x05epoch\x12\x16\n" +
@@ -3978,8 +3723,7 @@ const file_job_proto_rawDesc = "" +
 	"\treachable\x18\x03 \x01(\bR\treachable\x12#\n" +
 	"\rlease_seconds\x18\x04 \x01(\x01R\fleaseSeconds\x12\x18\n" +
 	"\arefusal\x18\x05 \x01(\tR\arefusal\x12.\n" +
-	"\x05racks\x18\x06 \x03(\v2\x18.rackweave.v1.RackHolderR\x05racks\x12\x17\n" +
-	"\aon_loss\x18\a \x01(\tR\x06onLoss\"\x80\x01\n" +
+	"\x05racks\x18\x06 \x03(\v2\x18.rackweave.v1.RackHolderR\x05racksJ\x04\b\a\x10\b\"\x80\x01\n" +
 	"\n" +
 	"RackHolder\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -4016,7 +3760,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xc3\x06\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xf2\x06\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -4038,7 +3782,10 @@ const file_job_proto_rawDesc = "" +
 	"\afailure\x18\x0e \x01(\v2\x15.rackweave.v1.FailureR\afailure\x12\x1f\n" +
 	"\vage_seconds\x18\x0f \x01(\x01R\n" +
 	"ageSeconds\x12\x16\n" +
-	"\x06policy\x18\x10 \x01(\tR\x06policy\x124\n" +
+	"\x06policy\x18\x10 \x01(\tR\x06policy\x12\x1f\n" +
+	"\vnext_policy\x18\x1c \x01(\tR\n" +
+	"nextPolicy\x12(\n" +
+	"\x10next_policy_step\x18\x1d \x01(\x04R\x0enextPolicyStep\x124\n" +
 	"\tresources\x18\x11 \x03(\v2\x16.rackweave.v1.ResourceR\tresources\x12.\n" +
 	"\x05racks\x18\x12 \x03(\v2\x18.rackweave.v1.RackStatusR\x05racks\x12\x14\n" +
 	"\x05shape\x18\x13 \x01(\tR\x05shape\x12\x14\n" +
@@ -4048,8 +3795,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"whole_step\x18\x1a \x01(\rR\twholeStep\x12!\n" +
 	"\fshape_reason\x18\x19 \x01(\tR\vshapeReason\x12#\n" +
-	"\rshape_changes\x18\x1b \x01(\rR\fshapeChanges\x12\x1a\n" +
-	"\bmeetings\x18\x17 \x01(\x04R\bmeetings\"\xcc\x02\n" +
+	"\rshape_warning\x18\x1e \x01(\tR\fshapeWarning\"\x82\x02\n" +
 	"\n" +
 	"RackStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -4061,11 +3807,7 @@ const file_job_proto_rawDesc = "" +
 	"\x0ereceived_bytes\x18\x06 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
 	"\n" +
 	"sent_bytes\x18\a \x01(\x04R\tsentBytes\x12%\n" +
-	"\x0eawaited_chunks\x18\b \x01(\x04R\rawaitedChunks\x12'\n" +
-	"\x0fmissed_meetings\x18\t \x01(\x04R\x0emissedMeetings\x12\x1f\n" +
-	"\vlast_weight\x18\n" +
-	" \x01(\x04R\n" +
-	"lastWeight\x12\x14\n" +
+	"\x0eawaited_chunks\x18\b \x01(\x04R\rawaitedChunks\x12\x14\n" +
 	"\x05buddy\x18\v \x01(\tR\x05buddy\"d\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
@@ -4104,13 +3846,14 @@ const file_job_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x1f\n" +
 	"\vduration_ms\x18\x02 \x01(\rR\n" +
 	"durationMs\x12\x16\n" +
-	"\x06events\x18\x03 \x01(\rR\x06events\"\x9a\x01\n" +
+	"\x06events\x18\x03 \x01(\rR\x06events\"\xb3\x01\n" +
 	"\rTraceResponse\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
 	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
 	"\atensors\x18\x03 \x03(\tR\atensors\x12-\n" +
 	"\x05lanes\x18\x04 \x03(\v2\x17.rackweave.v1.LaneTraceR\x05lanes\x12\x12\n" +
-	"\x04lost\x18\x05 \x01(\x04R\x04lost\"W\n" +
+	"\x04lost\x18\x05 \x01(\x04R\x04lost\x12\x17\n" +
+	"\aheld_ns\x18\x06 \x03(\x03R\x06heldNs\"W\n" +
 	"\tLaneTrace\x12\x18\n" +
 	"\atensors\x18\x01 \x03(\rR\atensors\x120\n" +
 	"\x06events\x18\x02 \x03(\v2\x18.rackweave.v1.TraceEventR\x06events\"\x84\x02\n" +
@@ -4136,7 +3879,8 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
-	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xe6\v\n" +
+	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xf7\n" +
+	"\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -4145,13 +3889,13 @@ const file_job_proto_rawDesc = "" +
 	"\x06Resume\x12\x1b.rackweave.v1.ResumeRequest\x1a\x1c.rackweave.v1.ResumeResponse\x12I\n" +
 	"\bRegister\x12\x1d.rackweave.v1.RegisterRequest\x1a\x1e.rackweave.v1.RegisterResponse\x12F\n" +
 	"\aBarrier\x12\x1c.rackweave.v1.BarrierRequest\x1a\x1d.rackweave.v1.BarrierResponse\x12=\n" +
-	"\x04Save\x12\x19.rackweave.v1.SaveRequest\x1a\x1a.rackweave.v1.SaveResponse\x12F\n" +
+	"\x04Save\x12\x19.rackweave.v1.SaveRequest\x1a\x1a.rackweave.v1.SaveResponse\x12X\n" +
+	"\rWriteManifest\x12\".rackweave.v1.WriteManifestRequest\x1a#.rackweave.v1.WriteManifestResponse\x12U\n" +
+	"\fReadManifest\x12!.rackweave.v1.ReadManifestRequest\x1a\".rackweave.v1.ReadManifestResponse\x12F\n" +
 	"\aRestore\x12\x1c.rackweave.v1.RestoreRequest\x1a\x1d.rackweave.v1.RestoreResponse\x12L\n" +
 	"\tReadState\x12\x1e.rackweave.v1.ReadStateRequest\x1a\x1f.rackweave.v1.ReadStateResponse\x12O\n" +
 	"\n" +
 	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12@\n" +
-	"\x05Carry\x12\x1a.rackweave.v1.CarryRequest\x1a\x1b.rackweave.v1.CarryResponse\x12R\n" +
-	"\vAnswerState\x12 .rackweave.v1.AnswerStateRequest\x1a!.rackweave.v1.AnswerStateResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
 	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12L\n" +
 	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12O\n" +
@@ -4159,9 +3903,7 @@ const file_job_proto_rawDesc = "" +
 	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12@\n" +
 	"\x05Trace\x12\x1a.rackweave.v1.TraceRequest\x1a\x1b.rackweave.v1.TraceResponse\x12@\n" +
 	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponse\x12@\n" +
-	"\x05Links\x12\x1a.rackweave.v1.LinksRequest\x1a\x1b.rackweave.v1.LinksResponse\x12@\n" +
-	"\x05Probe\x12\x1a.rackweave.v1.ProbeRequest\x1a\x1b.rackweave.v1.ProbeResponse\x12F\n" +
-	"\aReshape\x12\x1c.rackweave.v1.ReshapeRequest\x1a\x1d.rackweave.v1.ReshapeResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
+	"\x05Links\x12\x1a.rackweave.v1.LinksRequest\x1a\x1b.rackweave.v1.LinksResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
 	file_job_proto_rawDescOnce sync.Once
@@ -4176,75 +3918,71 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_job_proto_goTypes = []any{
-	(TraceEvent_Kind)(0),        // 0: rackweave.v1.TraceEvent.Kind
-	(*JoinRequest)(nil),         // 1: rackweave.v1.JoinRequest
-	(*JoinResponse)(nil),        // 2: rackweave.v1.JoinResponse
-	(*Aggregator)(nil),          // 3: rackweave.v1.Aggregator
-	(*Lane)(nil),                // 4: rackweave.v1.Lane
-	(*WatchRequest)(nil),        // 5: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),       // 6: rackweave.v1.WatchResponse
-	(*Links)(nil),               // 7: rackweave.v1.Links
-	(*BrokenLane)(nil),          // 8: rackweave.v1.BrokenLane
-	(*Failure)(nil),             // 9: rackweave.v1.Failure
-	(*ConnectRequest)(nil),      // 10: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),          // 11: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),     // 12: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),      // 13: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),       // 14: rackweave.v1.ResumeRequest
-	(*Region)(nil),              // 15: rackweave.v1.Region
-	(*ResumeResponse)(nil),      // 16: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),     // 17: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),              // 18: rackweave.v1.Tensor
-	(*RegisterResponse)(nil),    // 19: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),      // 20: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),     // 21: rackweave.v1.BarrierResponse
-	(*SaveRequest)(nil),         // 22: rackweave.v1.SaveRequest
-	(*SaveResponse)(nil),        // 23: rackweave.v1.SaveResponse
-	(*RestoreRequest)(nil),      // 24: rackweave.v1.RestoreRequest
-	(*RestoreResponse)(nil),     // 25: rackweave.v1.RestoreResponse
-	(*LeaveRequest)(nil),        // 26: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),       // 27: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),       // 28: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),      // 29: rackweave.v1.StatusResponse
-	(*Membership)(nil),          // 30: rackweave.v1.Membership
-	(*RackHolder)(nil),          // 31: rackweave.v1.RackHolder
-	(*EngineStatus)(nil),        // 32: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),           // 33: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),          // 34: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),           // 35: rackweave.v1.JobStatus
-	(*RackStatus)(nil),          // 36: rackweave.v1.RackStatus
-	(*Resource)(nil),            // 37: rackweave.v1.Resource
-	(*WorkerStatus)(nil),        // 38: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),    // 39: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),   // 40: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),   // 41: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),  // 42: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),        // 43: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),       // 44: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),           // 45: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),          // 46: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),        // 47: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),       // 48: rackweave.v1.DrainResponse
-	nil,                         // 49: rackweave.v1.JoinRequest.HyperEntry
-	(*ReadStateRequest)(nil),    // 50: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),   // 51: rackweave.v1.WriteStateRequest
-	(*CarryRequest)(nil),        // 52: rackweave.v1.CarryRequest
-	(*AnswerStateRequest)(nil),  // 53: rackweave.v1.AnswerStateRequest
-	(*LinksRequest)(nil),        // 54: rackweave.v1.LinksRequest
-	(*ProbeRequest)(nil),        // 55: rackweave.v1.ProbeRequest
-	(*ReshapeRequest)(nil),      // 56: rackweave.v1.ReshapeRequest
-	(*ReadStateResponse)(nil),   // 57: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),  // 58: rackweave.v1.WriteStateResponse
-	(*CarryResponse)(nil),       // 59: rackweave.v1.CarryResponse
-	(*AnswerStateResponse)(nil), // 60: rackweave.v1.AnswerStateResponse
-	(*LinksResponse)(nil),       // 61: rackweave.v1.LinksResponse
-	(*ProbeResponse)(nil),       // 62: rackweave.v1.ProbeResponse
-	(*ReshapeResponse)(nil),     // 63: rackweave.v1.ReshapeResponse
+	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
+	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
+	(*JoinResponse)(nil),          // 2: rackweave.v1.JoinResponse
+	(*Aggregator)(nil),            // 3: rackweave.v1.Aggregator
+	(*Lane)(nil),                  // 4: rackweave.v1.Lane
+	(*WatchRequest)(nil),          // 5: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),         // 6: rackweave.v1.WatchResponse
+	(*Links)(nil),                 // 7: rackweave.v1.Links
+	(*BrokenLane)(nil),            // 8: rackweave.v1.BrokenLane
+	(*Failure)(nil),               // 9: rackweave.v1.Failure
+	(*ConnectRequest)(nil),        // 10: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),            // 11: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),       // 12: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),        // 13: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),         // 14: rackweave.v1.ResumeRequest
+	(*Region)(nil),                // 15: rackweave.v1.Region
+	(*ResumeResponse)(nil),        // 16: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),       // 17: rackweave.v1.RegisterRequest
+	(*Tensor)(nil),                // 18: rackweave.v1.Tensor
+	(*RegisterResponse)(nil),      // 19: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),        // 20: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),       // 21: rackweave.v1.BarrierResponse
+	(*LeaveRequest)(nil),          // 22: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),         // 23: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),         // 24: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),        // 25: rackweave.v1.StatusResponse
+	(*Membership)(nil),            // 26: rackweave.v1.Membership
+	(*RackHolder)(nil),            // 27: rackweave.v1.RackHolder
+	(*EngineStatus)(nil),          // 28: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),             // 29: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),            // 30: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),             // 31: rackweave.v1.JobStatus
+	(*RackStatus)(nil),            // 32: rackweave.v1.RackStatus
+	(*Resource)(nil),              // 33: rackweave.v1.Resource
+	(*WorkerStatus)(nil),          // 34: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),    // 38: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 39: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 40: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 41: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 42: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 43: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 44: rackweave.v1.DrainResponse
+	nil,                           // 45: rackweave.v1.JoinRequest.HyperEntry
+	(*SaveRequest)(nil),           // 46: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 47: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 48: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 49: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 50: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 51: rackweave.v1.WriteStateRequest
+	(*LinksRequest)(nil),          // 52: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 53: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 54: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 55: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 56: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 57: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 58: rackweave.v1.WriteStateResponse
+	(*LinksResponse)(nil),         // 59: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	49, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
 	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
@@ -4256,18 +3994,18 @@ var file_job_proto_depIdxs = []int32{
 	15, // 9: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
 	13, // 10: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
 	18, // 11: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	32, // 12: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	35, // 13: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	30, // 14: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
-	31, // 15: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
-	34, // 16: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	33, // 17: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	38, // 18: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	28, // 12: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	31, // 13: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	26, // 14: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	27, // 15: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	30, // 16: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	29, // 17: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	34, // 18: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
 	9,  // 19: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	37, // 20: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	36, // 21: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	45, // 22: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	46, // 23: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	33, // 20: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	32, // 21: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	41, // 22: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	42, // 23: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
 	0,  // 24: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
 	1,  // 25: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
 	5,  // 26: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
@@ -4275,44 +4013,40 @@ var file_job_proto_depIdxs = []int32{
 	14, // 28: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
 	17, // 29: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
 	20, // 30: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	22, // 31: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	24, // 32: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	50, // 33: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	51, // 34: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	52, // 35: rackweave.v1.JobService.Carry:input_type -> rackweave.v1.CarryRequest
-	53, // 36: rackweave.v1.JobService.AnswerState:input_type -> rackweave.v1.AnswerStateRequest
-	26, // 37: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	28, // 38: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	39, // 39: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	41, // 40: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	43, // 41: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	47, // 42: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	54, // 43: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	55, // 44: rackweave.v1.JobService.Probe:input_type -> rackweave.v1.ProbeRequest
-	56, // 45: rackweave.v1.JobService.Reshape:input_type -> rackweave.v1.ReshapeRequest
-	2,  // 46: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 47: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 48: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 49: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 50: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 51: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	23, // 52: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	25, // 53: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	46, // 31: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	47, // 32: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	48, // 33: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	49, // 34: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	50, // 35: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	51, // 36: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	22, // 37: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	24, // 38: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	35, // 39: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	37, // 40: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	39, // 41: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	43, // 42: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	52, // 43: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 44: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 45: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 46: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 47: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 48: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 49: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	53, // 50: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	54, // 51: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	55, // 52: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	56, // 53: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
 	57, // 54: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
 	58, // 55: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	59, // 56: rackweave.v1.JobService.Carry:output_type -> rackweave.v1.CarryResponse
-	60, // 57: rackweave.v1.JobService.AnswerState:output_type -> rackweave.v1.AnswerStateResponse
-	27, // 58: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	29, // 59: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	40, // 60: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	42, // 61: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	44, // 62: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	48, // 63: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	61, // 64: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	62, // 65: rackweave.v1.JobService.Probe:output_type -> rackweave.v1.ProbeResponse
-	63, // 66: rackweave.v1.JobService.Reshape:output_type -> rackweave.v1.ReshapeResponse
-	46, // [46:67] is the sub-list for method output_type
-	25, // [25:46] is the sub-list for method input_type
+	23, // 56: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	25, // 57: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	36, // 58: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	38, // 59: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	40, // 60: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	44, // 61: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	59, // 62: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	44, // [44:63] is the sub-list for method output_type
+	25, // [25:44] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
 	25, // [25:25] is the sub-list for extension extendee
 	0,  // [0:25] is the sub-list for field type_name
@@ -4327,14 +4061,14 @@ func file_job_proto_init() {
 	file_state_proto_init()
 	file_job_proto_msgTypes[17].OneofWrappers = []any{}
 	file_job_proto_msgTypes[20].OneofWrappers = []any{}
-	file_job_proto_msgTypes[25].OneofWrappers = []any{}
+	file_job_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   49,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,56 +24,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-type ReshapeQuestion_Kind int32
-
-const (
-	// The answer is the last epochs that were begun, by lane and chunk, as JSON.
-	ReshapeQuestion_HOLD    ReshapeQuestion_Kind = 0
-	ReshapeQuestion_TURN    ReshapeQuestion_Kind = 1
-	ReshapeQuestion_RELEASE ReshapeQuestion_Kind = 2
-)
-
-// Enum value maps for ReshapeQuestion_Kind.
-var (
-	ReshapeQuestion_Kind_name = map[int32]string{
-		0: "HOLD",
-		1: "TURN",
-		2: "RELEASE",
-	}
-	ReshapeQuestion_Kind_value = map[string]int32{
-		"HOLD":    0,
-		"TURN":    1,
-		"RELEASE": 2,
-	}
-)
-
-func (x ReshapeQuestion_Kind) Enum() *ReshapeQuestion_Kind {
-	p := new(ReshapeQuestion_Kind)
-	*p = x
-	return p
-}
-
-func (x ReshapeQuestion_Kind) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (ReshapeQuestion_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rack_proto_enumTypes[0].Descriptor()
-}
-
-func (ReshapeQuestion_Kind) Type() protoreflect.EnumType {
-	return &file_rack_proto_enumTypes[0]
-}
-
-func (x ReshapeQuestion_Kind) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use ReshapeQuestion_Kind.Descriptor instead.
-func (ReshapeQuestion_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{1, 0}
-}
-
 type ProbeQuestion_Kind int32
 
 const (
@@ -118,11 +68,11 @@ func (x ProbeQuestion_Kind) String() string {
 }
 
 func (ProbeQuestion_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rack_proto_enumTypes[1].Descriptor()
+	return file_rack_proto_enumTypes[0].Descriptor()
 }
 
 func (ProbeQuestion_Kind) Type() protoreflect.EnumType {
-	return &file_rack_proto_enumTypes[1]
+	return &file_rack_proto_enumTypes[0]
 }
 
 func (x ProbeQuestion_Kind) Number() protoreflect.EnumNumber {
@@ -131,7 +81,7 @@ func (x ProbeQuestion_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProbeQuestion_Kind.Descriptor instead.
 func (ProbeQuestion_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{2, 0}
+	return file_rack_proto_rawDescGZIP(), []int{1, 0}
 }
 
 type AskRequest struct {
@@ -158,8 +108,8 @@ type AskRequest struct {
 	AgeMs  uint64 `protobuf:"varint,12,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	// Asks for a part in measuring links, instead.
 	Probe *ProbeQuestion `protobuf:"bytes,13,opt,name=probe,proto3" json:"probe,omitempty"`
-	// Asks for a part in changing the job's shape, instead.
-	Reshape       *ReshapeQuestion `protobuf:"bytes,14,opt,name=reshape,proto3" json:"reshape,omitempty"`
+	// What the asker's file says of the racks, by which ranks are divided. All aggregators have the same.
+	Division      string `protobuf:"bytes,15,opt,name=division,proto3" json:"division,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,91 +235,9 @@ func (x *AskRequest) GetProbe() *ProbeQuestion {
 	return nil
 }
 
-func (x *AskRequest) GetReshape() *ReshapeQuestion {
+func (x *AskRequest) GetDivision() string {
 	if x != nil {
-		return x.Reshape
-	}
-	return nil
-}
-
-// ReshapeQuestion has a rack take its part in changing the shape of a job that runs: all racks hold, then turn, then go on.
-type ReshapeQuestion struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Kind  ReshapeQuestion_Kind   `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.ReshapeQuestion_Kind" json:"kind,omitempty"`
-	// Numbers the changes that the asking rack has made in this run, from 1 on. RELEASE ends it and all before: what comes late of
-	// them, or again, is refused.
-	Change uint64 `protobuf:"varint,6,opt,name=change,proto3" json:"change,omitempty"`
-	// For TURN.
-	Shape string `protobuf:"bytes,3,opt,name=shape,proto3" json:"shape,omitempty"`
-	// By lane, the epochs from which on chunks take the shape: runs, each a uvarint that counts and the epoch, a byte.
-	Turns [][]byte `protobuf:"bytes,4,rep,name=turns,proto3" json:"turns,omitempty"`
-	// For TURN: why, where the links have changed; empty where somebody has asked for it.
-	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReshapeQuestion) Reset() {
-	*x = ReshapeQuestion{}
-	mi := &file_rack_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReshapeQuestion) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReshapeQuestion) ProtoMessage() {}
-
-func (x *ReshapeQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReshapeQuestion.ProtoReflect.Descriptor instead.
-func (*ReshapeQuestion) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *ReshapeQuestion) GetKind() ReshapeQuestion_Kind {
-	if x != nil {
-		return x.Kind
-	}
-	return ReshapeQuestion_HOLD
-}
-
-func (x *ReshapeQuestion) GetChange() uint64 {
-	if x != nil {
-		return x.Change
-	}
-	return 0
-}
-
-func (x *ReshapeQuestion) GetShape() string {
-	if x != nil {
-		return x.Shape
-	}
-	return ""
-}
-
-func (x *ReshapeQuestion) GetTurns() [][]byte {
-	if x != nil {
-		return x.Turns
-	}
-	return nil
-}
-
-func (x *ReshapeQuestion) GetReason() string {
-	if x != nil {
-		return x.Reason
+		return x.Division
 	}
 	return ""
 }
@@ -395,7 +263,7 @@ type ProbeQuestion struct {
 
 func (x *ProbeQuestion) Reset() {
 	*x = ProbeQuestion{}
-	mi := &file_rack_proto_msgTypes[2]
+	mi := &file_rack_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +275,7 @@ func (x *ProbeQuestion) String() string {
 func (*ProbeQuestion) ProtoMessage() {}
 
 func (x *ProbeQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[2]
+	mi := &file_rack_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +288,7 @@ func (x *ProbeQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeQuestion.ProtoReflect.Descriptor instead.
 func (*ProbeQuestion) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{2}
+	return file_rack_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *ProbeQuestion) GetKind() ProbeQuestion_Kind {
@@ -479,112 +347,6 @@ func (x *ProbeQuestion) GetLastsMs() uint32 {
 	return 0
 }
 
-// ProbeRequest has the aggregator take its part in a measurement of the link to another host, which is number 0 of its others.
-type ProbeRequest struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Question *ProbeQuestion         `protobuf:"bytes,1,opt,name=question,proto3" json:"question,omitempty"`
-	// For OPEN: those that the other host can use. The aggregator takes its fastest of them that leads to other hosts.
-	Providers     []string `protobuf:"bytes,2,rep,name=providers,proto3" json:"providers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ProbeRequest) Reset() {
-	*x = ProbeRequest{}
-	mi := &file_rack_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ProbeRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ProbeRequest) ProtoMessage() {}
-
-func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
-func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *ProbeRequest) GetQuestion() *ProbeQuestion {
-	if x != nil {
-		return x.Question
-	}
-	return nil
-}
-
-func (x *ProbeRequest) GetProviders() []string {
-	if x != nil {
-		return x.Providers
-	}
-	return nil
-}
-
-type ProbeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answer        []byte                 `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	Provider      string                 `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ProbeResponse) Reset() {
-	*x = ProbeResponse{}
-	mi := &file_rack_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ProbeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ProbeResponse) ProtoMessage() {}
-
-func (x *ProbeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ProbeResponse.ProtoReflect.Descriptor instead.
-func (*ProbeResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *ProbeResponse) GetAnswer() []byte {
-	if x != nil {
-		return x.Answer
-	}
-	return nil
-}
-
-func (x *ProbeResponse) GetProvider() string {
-	if x != nil {
-		return x.Provider
-	}
-	return ""
-}
-
 type AskResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The aggregator has come to the stage; if not, ask again.
@@ -598,7 +360,7 @@ type AskResponse struct {
 
 func (x *AskResponse) Reset() {
 	*x = AskResponse{}
-	mi := &file_rack_proto_msgTypes[5]
+	mi := &file_rack_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +372,7 @@ func (x *AskResponse) String() string {
 func (*AskResponse) ProtoMessage() {}
 
 func (x *AskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[5]
+	mi := &file_rack_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +385,7 @@ func (x *AskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskResponse.ProtoReflect.Descriptor instead.
 func (*AskResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{5}
+	return file_rack_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *AskResponse) GetReady() bool {
@@ -658,7 +420,7 @@ type LinksRequest struct {
 
 func (x *LinksRequest) Reset() {
 	*x = LinksRequest{}
-	mi := &file_rack_proto_msgTypes[6]
+	mi := &file_rack_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +432,7 @@ func (x *LinksRequest) String() string {
 func (*LinksRequest) ProtoMessage() {}
 
 func (x *LinksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[6]
+	mi := &file_rack_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +445,7 @@ func (x *LinksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinksRequest.ProtoReflect.Descriptor instead.
 func (*LinksRequest) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{6}
+	return file_rack_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *LinksRequest) GetProvider() string {
@@ -702,7 +464,7 @@ func (x *LinksRequest) GetTimeoutMs() uint32 {
 
 type LinksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names, in the order in which links number them. None: the aggregator is alone, and there is no link to another.
+	// Names, in the order in which links number them.
 	Racks    []string        `protobuf:"bytes,1,rep,name=racks,proto3" json:"racks,omitempty"`
 	Pods     uint32          `protobuf:"varint,2,opt,name=pods,proto3" json:"pods,omitempty"`
 	Provider string          `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
@@ -717,7 +479,7 @@ type LinksResponse struct {
 
 func (x *LinksResponse) Reset() {
 	*x = LinksResponse{}
-	mi := &file_rack_proto_msgTypes[7]
+	mi := &file_rack_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +491,7 @@ func (x *LinksResponse) String() string {
 func (*LinksResponse) ProtoMessage() {}
 
 func (x *LinksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[7]
+	mi := &file_rack_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +504,7 @@ func (x *LinksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinksResponse.ProtoReflect.Descriptor instead.
 func (*LinksResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{7}
+	return file_rack_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LinksResponse) GetRacks() []string {
@@ -800,7 +562,7 @@ type MeasuredLink struct {
 
 func (x *MeasuredLink) Reset() {
 	*x = MeasuredLink{}
-	mi := &file_rack_proto_msgTypes[8]
+	mi := &file_rack_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +574,7 @@ func (x *MeasuredLink) String() string {
 func (*MeasuredLink) ProtoMessage() {}
 
 func (x *MeasuredLink) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[8]
+	mi := &file_rack_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +587,7 @@ func (x *MeasuredLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeasuredLink.ProtoReflect.Descriptor instead.
 func (*MeasuredLink) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{8}
+	return file_rack_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MeasuredLink) GetFrom() uint32 {
@@ -856,116 +618,12 @@ func (x *MeasuredLink) GetLatencySeconds() float64 {
 	return 0
 }
 
-type ReshapeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Job           string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	Shape         string                 `protobuf:"bytes,2,opt,name=shape,proto3" json:"shape,omitempty"`
-	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReshapeRequest) Reset() {
-	*x = ReshapeRequest{}
-	mi := &file_rack_proto_msgTypes[9]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReshapeRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReshapeRequest) ProtoMessage() {}
-
-func (x *ReshapeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[9]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReshapeRequest.ProtoReflect.Descriptor instead.
-func (*ReshapeRequest) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *ReshapeRequest) GetJob() string {
-	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *ReshapeRequest) GetShape() string {
-	if x != nil {
-		return x.Shape
-	}
-	return ""
-}
-
-func (x *ReshapeRequest) GetTimeoutMs() uint32 {
-	if x != nil {
-		return x.TimeoutMs
-	}
-	return 0
-}
-
-type ReshapeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Was           string                 `protobuf:"bytes,1,opt,name=was,proto3" json:"was,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReshapeResponse) Reset() {
-	*x = ReshapeResponse{}
-	mi := &file_rack_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReshapeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReshapeResponse) ProtoMessage() {}
-
-func (x *ReshapeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rack_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReshapeResponse.ProtoReflect.Descriptor instead.
-func (*ReshapeResponse) Descriptor() ([]byte, []int) {
-	return file_rack_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *ReshapeResponse) GetWas() string {
-	if x != nil {
-		return x.Was
-	}
-	return ""
-}
-
 var File_rack_proto protoreflect.FileDescriptor
 
 const file_rack_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"rack.proto\x12\frackweave.v1\x1a\vstate.proto\"\x95\x03\n" +
+	"rack.proto\x12\frackweave.v1\x1a\vstate.proto\"\xfe\x02\n" +
 	"\n" +
 	"AskRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
@@ -983,18 +641,8 @@ const file_rack_proto_rawDesc = "" +
 	" \x01(\v2\x1b.rackweave.v1.StateQuestionR\x05state\x12\x17\n" +
 	"\aown_run\x18\v \x01(\tR\x06ownRun\x12\x15\n" +
 	"\x06age_ms\x18\f \x01(\x04R\x05ageMs\x121\n" +
-	"\x05probe\x18\r \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\x05probe\x127\n" +
-	"\areshape\x18\x0e \x01(\v2\x1d.rackweave.v1.ReshapeQuestionR\areshape\"\xd4\x01\n" +
-	"\x0fReshapeQuestion\x126\n" +
-	"\x04kind\x18\x01 \x01(\x0e2\".rackweave.v1.ReshapeQuestion.KindR\x04kind\x12\x16\n" +
-	"\x06change\x18\x06 \x01(\x04R\x06change\x12\x14\n" +
-	"\x05shape\x18\x03 \x01(\tR\x05shape\x12\x14\n" +
-	"\x05turns\x18\x04 \x03(\fR\x05turns\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"'\n" +
-	"\x04Kind\x12\b\n" +
-	"\x04HOLD\x10\x00\x12\b\n" +
-	"\x04TURN\x10\x01\x12\v\n" +
-	"\aRELEASE\x10\x02J\x04\b\x02\x10\x03\"\xa4\x02\n" +
+	"\x05probe\x18\r \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\x05probe\x12\x1a\n" +
+	"\bdivision\x18\x0f \x01(\tR\bdivisionJ\x04\b\x0e\x10\x0f\"\xa4\x02\n" +
 	"\rProbeQuestion\x124\n" +
 	"\x04kind\x18\x01 \x01(\x0e2 .rackweave.v1.ProbeQuestion.KindR\x04kind\x12\x14\n" +
 	"\x05probe\x18\x02 \x01(\tR\x05probe\x12\x1a\n" +
@@ -1009,13 +657,7 @@ const file_rack_proto_rawDesc = "" +
 	"\x04JOIN\x10\x01\x12\v\n" +
 	"\aLATENCY\x10\x02\x12\b\n" +
 	"\x04RATE\x10\x03\x12\t\n" +
-	"\x05CLOSE\x10\x04\"e\n" +
-	"\fProbeRequest\x127\n" +
-	"\bquestion\x18\x01 \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\bquestion\x12\x1c\n" +
-	"\tproviders\x18\x02 \x03(\tR\tproviders\"C\n" +
-	"\rProbeResponse\x12\x16\n" +
-	"\x06answer\x18\x01 \x01(\fR\x06answer\x12\x1a\n" +
-	"\bprovider\x18\x02 \x01(\tR\bprovider\"Q\n" +
+	"\x05CLOSE\x10\x04\"Q\n" +
 	"\vAskResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x12\n" +
@@ -1035,14 +677,7 @@ const file_rack_proto_rawDesc = "" +
 	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\rR\x02to\x12(\n" +
 	"\x10bytes_per_second\x18\x03 \x01(\x01R\x0ebytesPerSecond\x12'\n" +
-	"\x0flatency_seconds\x18\x04 \x01(\x01R\x0elatencySeconds\"W\n" +
-	"\x0eReshapeRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
-	"\x05shape\x18\x02 \x01(\tR\x05shape\x12\x1d\n" +
-	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"#\n" +
-	"\x0fReshapeResponse\x12\x10\n" +
-	"\x03was\x18\x01 \x01(\tR\x03was2I\n" +
+	"\x0flatency_seconds\x18\x04 \x01(\x01R\x0elatencySeconds2I\n" +
 	"\vRackService\x12:\n" +
 	"\x03Ask\x12\x18.rackweave.v1.AskRequest\x1a\x19.rackweave.v1.AskResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
@@ -1058,39 +693,30 @@ func file_rack_proto_rawDescGZIP() []byte {
 	return file_rack_proto_rawDescData
 }
 
-var file_rack_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rack_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_rack_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_rack_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_rack_proto_goTypes = []any{
-	(ReshapeQuestion_Kind)(0), // 0: rackweave.v1.ReshapeQuestion.Kind
-	(ProbeQuestion_Kind)(0),   // 1: rackweave.v1.ProbeQuestion.Kind
-	(*AskRequest)(nil),        // 2: rackweave.v1.AskRequest
-	(*ReshapeQuestion)(nil),   // 3: rackweave.v1.ReshapeQuestion
-	(*ProbeQuestion)(nil),     // 4: rackweave.v1.ProbeQuestion
-	(*ProbeRequest)(nil),      // 5: rackweave.v1.ProbeRequest
-	(*ProbeResponse)(nil),     // 6: rackweave.v1.ProbeResponse
-	(*AskResponse)(nil),       // 7: rackweave.v1.AskResponse
-	(*LinksRequest)(nil),      // 8: rackweave.v1.LinksRequest
-	(*LinksResponse)(nil),     // 9: rackweave.v1.LinksResponse
-	(*MeasuredLink)(nil),      // 10: rackweave.v1.MeasuredLink
-	(*ReshapeRequest)(nil),    // 11: rackweave.v1.ReshapeRequest
-	(*ReshapeResponse)(nil),   // 12: rackweave.v1.ReshapeResponse
-	(*StateQuestion)(nil),     // 13: rackweave.v1.StateQuestion
+	(ProbeQuestion_Kind)(0), // 0: rackweave.v1.ProbeQuestion.Kind
+	(*AskRequest)(nil),      // 1: rackweave.v1.AskRequest
+	(*ProbeQuestion)(nil),   // 2: rackweave.v1.ProbeQuestion
+	(*AskResponse)(nil),     // 3: rackweave.v1.AskResponse
+	(*LinksRequest)(nil),    // 4: rackweave.v1.LinksRequest
+	(*LinksResponse)(nil),   // 5: rackweave.v1.LinksResponse
+	(*MeasuredLink)(nil),    // 6: rackweave.v1.MeasuredLink
+	(*StateQuestion)(nil),   // 7: rackweave.v1.StateQuestion
 }
 var file_rack_proto_depIdxs = []int32{
-	13, // 0: rackweave.v1.AskRequest.state:type_name -> rackweave.v1.StateQuestion
-	4,  // 1: rackweave.v1.AskRequest.probe:type_name -> rackweave.v1.ProbeQuestion
-	3,  // 2: rackweave.v1.AskRequest.reshape:type_name -> rackweave.v1.ReshapeQuestion
-	0,  // 3: rackweave.v1.ReshapeQuestion.kind:type_name -> rackweave.v1.ReshapeQuestion.Kind
-	1,  // 4: rackweave.v1.ProbeQuestion.kind:type_name -> rackweave.v1.ProbeQuestion.Kind
-	4,  // 5: rackweave.v1.ProbeRequest.question:type_name -> rackweave.v1.ProbeQuestion
-	10, // 6: rackweave.v1.LinksResponse.links:type_name -> rackweave.v1.MeasuredLink
-	2,  // 7: rackweave.v1.RackService.Ask:input_type -> rackweave.v1.AskRequest
-	7,  // 8: rackweave.v1.RackService.Ask:output_type -> rackweave.v1.AskResponse
-	8,  // [8:9] is the sub-list for method output_type
-	7,  // [7:8] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	7, // 0: rackweave.v1.AskRequest.state:type_name -> rackweave.v1.StateQuestion
+	2, // 1: rackweave.v1.AskRequest.probe:type_name -> rackweave.v1.ProbeQuestion
+	0, // 2: rackweave.v1.ProbeQuestion.kind:type_name -> rackweave.v1.ProbeQuestion.Kind
+	6, // 3: rackweave.v1.LinksResponse.links:type_name -> rackweave.v1.MeasuredLink
+	1, // 4: rackweave.v1.RackService.Ask:input_type -> rackweave.v1.AskRequest
+	3, // 5: rackweave.v1.RackService.Ask:output_type -> rackweave.v1.AskResponse
+	5, // [5:6] is the sub-list for method output_type
+	4, // [4:5] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_rack_proto_init() }
@@ -1104,8 +730,8 @@ func file_rack_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rack_proto_rawDesc), len(file_rack_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   11,
+			NumEnums:      1,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

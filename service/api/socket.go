@@ -49,7 +49,7 @@ func checkSocketDir(dir string) error {
 	return nil
 }
 
-// LocalSocket returns the Unix socket of an aggregator of this user that a URL of this host leads to; "": there is none.
+// LocalSocket returns the Unix socket of an aggregator of this user that a URL of this host leads to, or "" if it leads to none.
 func LocalSocket(host, port string) string {
 	n, err := strconv.Atoi(port)
 	if err != nil {

@@ -30,20 +30,20 @@ const (
 	StateQuestion_MARK StateQuestion_Kind = 0
 	// The answer is the values of the pieces that the rack owns, in order, as f32.
 	StateQuestion_READ StateQuestion_Kind = 1
-	// The rack asks back for the pieces' values, at the stage. To an aggregator that has part of the job they are given at once.
+	// The rack asks back for the pieces' values, at the stage.
 	StateQuestion_WRITE StateQuestion_Kind = 2
 	// The answer is how many updates each tensor has had, as u32; all ones for a tensor of which the rack owns nothing.
 	StateQuestion_UPDATES StateQuestion_Kind = 3
 	// The rack asks back for the same, at the stage.
 	StateQuestion_SET_UPDATES StateQuestion_Kind = 4
 	// The answer is what there is of the run of this job that failed before, in JSON.
-	StateQuestion_KEPT StateQuestion_Kind = 5
-	// The answer is a byte for each piece, 1 if it is one of the asked owners' that is kept here, and then the values of those.
-	StateQuestion_READ_KEPT StateQuestion_Kind = 6
-	// As UPDATES, of what is kept of the asked owners.
-	StateQuestion_KEPT_UPDATES StateQuestion_Kind = 7
-	// The rack lets go of what it keeps.
-	StateQuestion_DROP_KEPT StateQuestion_Kind = 8
+	StateQuestion_RETAINED StateQuestion_Kind = 5
+	// The answer is a byte for each piece, 1 if it is retained here of an asked owner, and then the values of those pieces.
+	StateQuestion_READ_RETAINED StateQuestion_Kind = 6
+	// As UPDATES, of what is retained of the asked owners.
+	StateQuestion_RETAINED_UPDATES StateQuestion_Kind = 7
+	// The rack drops what it retains.
+	StateQuestion_DROP_RETAINED StateQuestion_Kind = 8
 )
 
 // Enum value maps for StateQuestion_Kind.
@@ -54,21 +54,21 @@ var (
 		2: "WRITE",
 		3: "UPDATES",
 		4: "SET_UPDATES",
-		5: "KEPT",
-		6: "READ_KEPT",
-		7: "KEPT_UPDATES",
-		8: "DROP_KEPT",
+		5: "RETAINED",
+		6: "READ_RETAINED",
+		7: "RETAINED_UPDATES",
+		8: "DROP_RETAINED",
 	}
 	StateQuestion_Kind_value = map[string]int32{
-		"MARK":         0,
-		"READ":         1,
-		"WRITE":        2,
-		"UPDATES":      3,
-		"SET_UPDATES":  4,
-		"KEPT":         5,
-		"READ_KEPT":    6,
-		"KEPT_UPDATES": 7,
-		"DROP_KEPT":    8,
+		"MARK":             0,
+		"READ":             1,
+		"WRITE":            2,
+		"UPDATES":          3,
+		"SET_UPDATES":      4,
+		"RETAINED":         5,
+		"READ_RETAINED":    6,
+		"RETAINED_UPDATES": 7,
+		"DROP_RETAINED":    8,
 	}
 )
 
@@ -96,7 +96,7 @@ func (x StateQuestion_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StateQuestion_Kind.Descriptor instead.
 func (StateQuestion_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{10, 0}
+	return file_state_proto_rawDescGZIP(), []int{12, 0}
 }
 
 type ReadStateRequest struct {
@@ -106,9 +106,7 @@ type ReadStateRequest struct {
 	// 0: the parameters; then each state of the optimizer. A number beyond those is out of range.
 	Array uint32 `protobuf:"varint,3,opt,name=array,proto3" json:"array,omitempty"`
 	// The first element: one that begins a chunk.
-	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
-	// As in SaveRequest.
-	Carry         string `protobuf:"bytes,5,opt,name=carry,proto3" json:"carry,omitempty"`
+	Offset        uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -162,13 +160,6 @@ func (x *ReadStateRequest) GetOffset() uint64 {
 		return x.Offset
 	}
 	return 0
-}
-
-func (x *ReadStateRequest) GetCarry() string {
-	if x != nil {
-		return x.Carry
-	}
-	return ""
 }
 
 type ReadStateResponse struct {
@@ -234,9 +225,7 @@ type WriteStateRequest struct {
 	// All elements of each chunk from offset on: f32, little-endian.
 	Data []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
 	// Replaces the count of the tensor's optimizer steps, which Adam's rules read; absent: it stays.
-	Updates *uint32 `protobuf:"varint,6,opt,name=updates,proto3,oneof" json:"updates,omitempty"`
-	// As in SaveRequest.
-	Carry         string `protobuf:"bytes,7,opt,name=carry,proto3" json:"carry,omitempty"`
+	Updates       *uint32 `protobuf:"varint,6,opt,name=updates,proto3,oneof" json:"updates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -306,13 +295,6 @@ func (x *WriteStateRequest) GetUpdates() uint32 {
 	return 0
 }
 
-func (x *WriteStateRequest) GetCarry() string {
-	if x != nil {
-		return x.Carry
-	}
-	return ""
-}
-
 type WriteStateResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -349,29 +331,32 @@ func (*WriteStateResponse) Descriptor() ([]byte, []int) {
 	return file_state_proto_rawDescGZIP(), []int{3}
 }
 
-type CarryRequest struct {
+type SaveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Carry string                 `protobuf:"bytes,1,opt,name=carry,proto3" json:"carry,omitempty"`
-	// To the questions that were brought last, in their order.
-	Answers       []*CarriedAnswer `protobuf:"bytes,2,rep,name=answers,proto3" json:"answers,omitempty"`
+	// The checkpoint's name, among those of the job.
+	Name      string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	TimeoutMs uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// What ReadManifest returned, if the job is spread over several aggregators and the checkpoint exists. Its part files stay until
+	// WriteManifest.
+	Replaces      *CheckpointManifest `protobuf:"bytes,5,opt,name=replaces,proto3" json:"replaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *CarryRequest) Reset() {
-	*x = CarryRequest{}
+func (x *SaveRequest) Reset() {
+	*x = SaveRequest{}
 	mi := &file_state_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *CarryRequest) String() string {
+func (x *SaveRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*CarryRequest) ProtoMessage() {}
+func (*SaveRequest) ProtoMessage() {}
 
-func (x *CarryRequest) ProtoReflect() protoreflect.Message {
+func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_state_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -383,199 +368,219 @@ func (x *CarryRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use CarryRequest.ProtoReflect.Descriptor instead.
-func (*CarryRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
+func (*SaveRequest) Descriptor() ([]byte, []int) {
 	return file_state_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *CarryRequest) GetCarry() string {
+func (x *SaveRequest) GetName() string {
 	if x != nil {
-		return x.Carry
+		return x.Name
 	}
 	return ""
 }
 
-func (x *CarryRequest) GetAnswers() []*CarriedAnswer {
+func (x *SaveRequest) GetTimeoutMs() uint32 {
 	if x != nil {
-		return x.Answers
-	}
-	return nil
-}
-
-type CarriedAnswer struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Payload []byte                 `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
-	// Why there is no answer.
-	Refusal       string `protobuf:"bytes,2,opt,name=refusal,proto3" json:"refusal,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CarriedAnswer) Reset() {
-	*x = CarriedAnswer{}
-	mi := &file_state_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CarriedAnswer) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CarriedAnswer) ProtoMessage() {}
-
-func (x *CarriedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CarriedAnswer.ProtoReflect.Descriptor instead.
-func (*CarriedAnswer) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *CarriedAnswer) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-func (x *CarriedAnswer) GetRefusal() string {
-	if x != nil {
-		return x.Refusal
-	}
-	return ""
-}
-
-type CarryResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// None: there is none yet, call again.
-	Questions     []*CarriedQuestion `protobuf:"bytes,1,rep,name=questions,proto3" json:"questions,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CarryResponse) Reset() {
-	*x = CarryResponse{}
-	mi := &file_state_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CarryResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CarryResponse) ProtoMessage() {}
-
-func (x *CarryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CarryResponse.ProtoReflect.Descriptor instead.
-func (*CarryResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *CarryResponse) GetQuestions() []*CarriedQuestion {
-	if x != nil {
-		return x.Questions
-	}
-	return nil
-}
-
-type CarriedQuestion struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The aggregator's place among those that the job is spread over.
-	Part          uint32              `protobuf:"varint,1,opt,name=part,proto3" json:"part,omitempty"`
-	Question      *AnswerStateRequest `protobuf:"bytes,2,opt,name=question,proto3" json:"question,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CarriedQuestion) Reset() {
-	*x = CarriedQuestion{}
-	mi := &file_state_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CarriedQuestion) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CarriedQuestion) ProtoMessage() {}
-
-func (x *CarriedQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CarriedQuestion.ProtoReflect.Descriptor instead.
-func (*CarriedQuestion) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *CarriedQuestion) GetPart() uint32 {
-	if x != nil {
-		return x.Part
+		return x.TimeoutMs
 	}
 	return 0
 }
 
-func (x *CarriedQuestion) GetQuestion() *AnswerStateRequest {
+func (x *SaveRequest) GetReplaces() *CheckpointManifest {
 	if x != nil {
-		return x.Question
+		return x.Replaces
 	}
 	return nil
 }
 
-type AnswerStateRequest struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Question *StateQuestion         `protobuf:"bytes,1,opt,name=question,proto3" json:"question,omitempty"`
-	// What is to be written.
-	Payload       []byte `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`
+type SaveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Bytes uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// The saved part, if the job is spread over several aggregators.
+	Part          *CheckpointPart `protobuf:"bytes,3,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *AnswerStateRequest) Reset() {
-	*x = AnswerStateRequest{}
+func (x *SaveResponse) Reset() {
+	*x = SaveResponse{}
+	mi := &file_state_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveResponse) ProtoMessage() {}
+
+func (x *SaveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
+func (*SaveResponse) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SaveResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SaveResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SaveResponse) GetPart() *CheckpointPart {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+type WriteManifestRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	TimeoutMs     uint32                 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Manifest      *CheckpointManifest    `protobuf:"bytes,3,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteManifestRequest) Reset() {
+	*x = WriteManifestRequest{}
+	mi := &file_state_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteManifestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteManifestRequest) ProtoMessage() {}
+
+func (x *WriteManifestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteManifestRequest.ProtoReflect.Descriptor instead.
+func (*WriteManifestRequest) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *WriteManifestRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *WriteManifestRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *WriteManifestRequest) GetManifest() *CheckpointManifest {
+	if x != nil {
+		return x.Manifest
+	}
+	return nil
+}
+
+type WriteManifestResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteManifestResponse) Reset() {
+	*x = WriteManifestResponse{}
+	mi := &file_state_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteManifestResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteManifestResponse) ProtoMessage() {}
+
+func (x *WriteManifestResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteManifestResponse.ProtoReflect.Descriptor instead.
+func (*WriteManifestResponse) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WriteManifestResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+type ReadManifestRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	TimeoutMs     uint32                 `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadManifestRequest) Reset() {
+	*x = ReadManifestRequest{}
 	mi := &file_state_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *AnswerStateRequest) String() string {
+func (x *ReadManifestRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*AnswerStateRequest) ProtoMessage() {}
+func (*ReadManifestRequest) ProtoMessage() {}
 
-func (x *AnswerStateRequest) ProtoReflect() protoreflect.Message {
+func (x *ReadManifestRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_state_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -587,46 +592,47 @@ func (x *AnswerStateRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AnswerStateRequest.ProtoReflect.Descriptor instead.
-func (*AnswerStateRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use ReadManifestRequest.ProtoReflect.Descriptor instead.
+func (*ReadManifestRequest) Descriptor() ([]byte, []int) {
 	return file_state_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *AnswerStateRequest) GetQuestion() *StateQuestion {
+func (x *ReadManifestRequest) GetName() string {
 	if x != nil {
-		return x.Question
+		return x.Name
 	}
-	return nil
+	return ""
 }
 
-func (x *AnswerStateRequest) GetPayload() []byte {
+func (x *ReadManifestRequest) GetTimeoutMs() uint32 {
 	if x != nil {
-		return x.Payload
+		return x.TimeoutMs
 	}
-	return nil
+	return 0
 }
 
-type AnswerStateResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Payload       []byte                 `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
+type ReadManifestResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without parts if a job at one aggregator has saved the checkpoint.
+	Manifest      *CheckpointManifest `protobuf:"bytes,1,opt,name=manifest,proto3" json:"manifest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *AnswerStateResponse) Reset() {
-	*x = AnswerStateResponse{}
+func (x *ReadManifestResponse) Reset() {
+	*x = ReadManifestResponse{}
 	mi := &file_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *AnswerStateResponse) String() string {
+func (x *ReadManifestResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*AnswerStateResponse) ProtoMessage() {}
+func (*ReadManifestResponse) ProtoMessage() {}
 
-func (x *AnswerStateResponse) ProtoReflect() protoreflect.Message {
+func (x *ReadManifestResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -638,20 +644,151 @@ func (x *AnswerStateResponse) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use AnswerStateResponse.ProtoReflect.Descriptor instead.
-func (*AnswerStateResponse) Descriptor() ([]byte, []int) {
+// Deprecated: Use ReadManifestResponse.ProtoReflect.Descriptor instead.
+func (*ReadManifestResponse) Descriptor() ([]byte, []int) {
 	return file_state_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *AnswerStateResponse) GetPayload() []byte {
+func (x *ReadManifestResponse) GetManifest() *CheckpointManifest {
 	if x != nil {
-		return x.Payload
+		return x.Manifest
 	}
 	return nil
 }
 
-// StateQuestion asks a rack, or an aggregator that has part of a job, for what it has of the job's parameters and optimizer state,
-// or tells it to replace that.
+type RestoreRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	TimeoutMs uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// What ReadManifest returned, if the job is spread over several aggregators.
+	Manifest *CheckpointManifest `protobuf:"bytes,5,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	// Only check that the state can be restored.
+	Check         bool `protobuf:"varint,6,opt,name=check,proto3" json:"check,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreRequest) Reset() {
+	*x = RestoreRequest{}
+	mi := &file_state_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreRequest) ProtoMessage() {}
+
+func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
+func (*RestoreRequest) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RestoreRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *RestoreRequest) GetManifest() *CheckpointManifest {
+	if x != nil {
+		return x.Manifest
+	}
+	return nil
+}
+
+func (x *RestoreRequest) GetCheck() bool {
+	if x != nil {
+		return x.Check
+	}
+	return false
+}
+
+type RestoreResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: the state came from the memory of the job's aggregators.
+	Path  string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// The most optimizer steps that a tensor has had.
+	Step          uint32 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreResponse) Reset() {
+	*x = RestoreResponse{}
+	mi := &file_state_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreResponse) ProtoMessage() {}
+
+func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
+func (*RestoreResponse) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RestoreResponse) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *RestoreResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RestoreResponse) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+// StateQuestion asks a rack for its share of a job's parameters and optimizer state, or tells the rack to replace it.
 type StateQuestion struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  StateQuestion_Kind     `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.StateQuestion_Kind" json:"kind,omitempty"`
@@ -661,7 +798,7 @@ type StateQuestion struct {
 	Chunks []uint32 `protobuf:"varint,3,rep,packed,name=chunks,proto3" json:"chunks,omitempty"`
 	Arrays []uint32 `protobuf:"varint,4,rep,packed,name=arrays,proto3" json:"arrays,omitempty"`
 	Stage  string   `protobuf:"bytes,5,opt,name=stage,proto3" json:"stage,omitempty"`
-	// Of a question about what is kept: the run, the owners by their number in it, and the step, by the changes that chunks had had.
+	// Of a question about retained state: the run, the owners by their number in it, and the step, by the changes of its chunks.
 	Run           string   `protobuf:"bytes,6,opt,name=run,proto3" json:"run,omitempty"`
 	Owners        []uint32 `protobuf:"varint,7,rep,packed,name=owners,proto3" json:"owners,omitempty"`
 	Changes       uint32   `protobuf:"varint,8,opt,name=changes,proto3" json:"changes,omitempty"`
@@ -671,7 +808,7 @@ type StateQuestion struct {
 
 func (x *StateQuestion) Reset() {
 	*x = StateQuestion{}
-	mi := &file_state_proto_msgTypes[10]
+	mi := &file_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -683,7 +820,7 @@ func (x *StateQuestion) String() string {
 func (*StateQuestion) ProtoMessage() {}
 
 func (x *StateQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[10]
+	mi := &file_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -696,7 +833,7 @@ func (x *StateQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateQuestion.ProtoReflect.Descriptor instead.
 func (*StateQuestion) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{10}
+	return file_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StateQuestion) GetKind() StateQuestion_Kind {
@@ -766,7 +903,7 @@ type StateMarks struct {
 
 func (x *StateMarks) Reset() {
 	*x = StateMarks{}
-	mi := &file_state_proto_msgTypes[11]
+	mi := &file_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +915,7 @@ func (x *StateMarks) String() string {
 func (*StateMarks) ProtoMessage() {}
 
 func (x *StateMarks) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[11]
+	mi := &file_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +928,7 @@ func (x *StateMarks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateMarks.ProtoReflect.Descriptor instead.
 func (*StateMarks) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{11}
+	return file_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StateMarks) GetFinished() []uint64 {
@@ -820,15 +957,20 @@ type CheckpointHeader struct {
 	SavedUnix int64               `protobuf:"varint,5,opt,name=saved_unix,json=savedUnix,proto3" json:"saved_unix,omitempty"`
 	Tensors   []*CheckpointTensor `protobuf:"bytes,6,rep,name=tensors,proto3" json:"tensors,omitempty"`
 	// The racks that train on their own, in order, and the rule of their outer optimizer; empty: there are none.
-	Racks         []string `protobuf:"bytes,7,rep,name=racks,proto3" json:"racks,omitempty"`
-	OuterRule     string   `protobuf:"bytes,8,opt,name=outer_rule,json=outerRule,proto3" json:"outer_rule,omitempty"`
+	Racks     []string `protobuf:"bytes,7,rep,name=racks,proto3" json:"racks,omitempty"`
+	OuterRule string   `protobuf:"bytes,8,opt,name=outer_rule,json=outerRule,proto3" json:"outer_rule,omitempty"`
+	// In a part file: the aggregator's number and how many the job is spread over, from which the chunks of the part follow with the
+	// plan, whose digest this is. The file then has the tensors of which the part has chunks, and of each those chunks' elements.
+	Part          uint32 `protobuf:"varint,9,opt,name=part,proto3" json:"part,omitempty"`
+	Parts         uint32 `protobuf:"varint,10,opt,name=parts,proto3" json:"parts,omitempty"`
+	Plan          []byte `protobuf:"bytes,11,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_state_proto_msgTypes[12]
+	mi := &file_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +982,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[12]
+	mi := &file_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +995,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{12}
+	return file_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CheckpointHeader) GetJob() string {
@@ -912,6 +1054,27 @@ func (x *CheckpointHeader) GetOuterRule() string {
 	return ""
 }
 
+func (x *CheckpointHeader) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *CheckpointHeader) GetParts() uint32 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
+func (x *CheckpointHeader) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 type CheckpointTensor struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -924,7 +1087,7 @@ type CheckpointTensor struct {
 
 func (x *CheckpointTensor) Reset() {
 	*x = CheckpointTensor{}
-	mi := &file_state_proto_msgTypes[13]
+	mi := &file_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1099,7 @@ func (x *CheckpointTensor) String() string {
 func (*CheckpointTensor) ProtoMessage() {}
 
 func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[13]
+	mi := &file_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1112,7 @@ func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
 func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{13}
+	return file_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckpointTensor) GetName() string {
@@ -973,45 +1136,192 @@ func (x *CheckpointTensor) GetUpdates() uint32 {
 	return 0
 }
 
+// CheckpointManifest lists the part files of a checkpoint in the order of the aggregators.
+type CheckpointManifest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Parts         []*CheckpointPart      `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointManifest) Reset() {
+	*x = CheckpointManifest{}
+	mi := &file_state_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointManifest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointManifest) ProtoMessage() {}
+
+func (x *CheckpointManifest) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointManifest.ProtoReflect.Descriptor instead.
+func (*CheckpointManifest) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *CheckpointManifest) GetParts() []*CheckpointPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// CheckpointPart is an aggregator's part of a checkpoint.
+type CheckpointPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the file in the aggregator's directory for the job.
+	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	// The SHA-256 digest of the file.
+	Hash   []byte `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	Chunks uint64 `protobuf:"varint,3,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	// The most optimizer steps that a tensor of the part has had.
+	Step          uint32 `protobuf:"varint,4,opt,name=step,proto3" json:"step,omitempty"`
+	Part          uint32 `protobuf:"varint,5,opt,name=part,proto3" json:"part,omitempty"`
+	Parts         uint32 `protobuf:"varint,6,opt,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckpointPart) Reset() {
+	*x = CheckpointPart{}
+	mi := &file_state_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckpointPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckpointPart) ProtoMessage() {}
+
+func (x *CheckpointPart) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckpointPart.ProtoReflect.Descriptor instead.
+func (*CheckpointPart) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CheckpointPart) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *CheckpointPart) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *CheckpointPart) GetChunks() uint64 {
+	if x != nil {
+		return x.Chunks
+	}
+	return 0
+}
+
+func (x *CheckpointPart) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *CheckpointPart) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *CheckpointPart) GetParts() uint32 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
 var File_state_proto protoreflect.FileDescriptor
 
 const file_state_proto_rawDesc = "" +
 	"\n" +
-	"\vstate.proto\x12\frackweave.v1\"t\n" +
+	"\vstate.proto\x12\frackweave.v1\"d\n" +
 	"\x10ReadStateRequest\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
-	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x14\n" +
-	"\x05carry\x18\x05 \x01(\tR\x05carryJ\x04\b\x01\x10\x02\"A\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offsetJ\x04\b\x01\x10\x02J\x04\b\x05\x10\x06\"A\n" +
 	"\x11ReadStateResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x18\n" +
-	"\aupdates\x18\x02 \x01(\rR\aupdates\"\xb4\x01\n" +
+	"\aupdates\x18\x02 \x01(\rR\aupdates\"\xa4\x01\n" +
 	"\x11WriteStateRequest\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x05 \x01(\fR\x04data\x12\x1d\n" +
-	"\aupdates\x18\x06 \x01(\rH\x00R\aupdates\x88\x01\x01\x12\x14\n" +
-	"\x05carry\x18\a \x01(\tR\x05carryB\n" +
+	"\aupdates\x18\x06 \x01(\rH\x00R\aupdates\x88\x01\x01B\n" +
 	"\n" +
-	"\b_updatesJ\x04\b\x01\x10\x02\"\x14\n" +
-	"\x12WriteStateResponse\"[\n" +
-	"\fCarryRequest\x12\x14\n" +
-	"\x05carry\x18\x01 \x01(\tR\x05carry\x125\n" +
-	"\aanswers\x18\x02 \x03(\v2\x1b.rackweave.v1.CarriedAnswerR\aanswers\"C\n" +
-	"\rCarriedAnswer\x12\x18\n" +
-	"\apayload\x18\x01 \x01(\fR\apayload\x12\x18\n" +
-	"\arefusal\x18\x02 \x01(\tR\arefusal\"L\n" +
-	"\rCarryResponse\x12;\n" +
-	"\tquestions\x18\x01 \x03(\v2\x1d.rackweave.v1.CarriedQuestionR\tquestions\"c\n" +
-	"\x0fCarriedQuestion\x12\x12\n" +
-	"\x04part\x18\x01 \x01(\rR\x04part\x12<\n" +
-	"\bquestion\x18\x02 \x01(\v2 .rackweave.v1.AnswerStateRequestR\bquestion\"g\n" +
-	"\x12AnswerStateRequest\x127\n" +
-	"\bquestion\x18\x01 \x01(\v2\x1b.rackweave.v1.StateQuestionR\bquestion\x12\x18\n" +
-	"\apayload\x18\x02 \x01(\fR\apayload\"/\n" +
-	"\x13AnswerStateResponse\x12\x18\n" +
-	"\apayload\x18\x01 \x01(\fR\apayload\"\xfe\x02\n" +
+	"\b_updatesJ\x04\b\x01\x10\x02J\x04\b\a\x10\b\"\x14\n" +
+	"\x12WriteStateResponse\"\x8a\x01\n" +
+	"\vSaveRequest\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12<\n" +
+	"\breplaces\x18\x05 \x01(\v2 .rackweave.v1.CheckpointManifestR\breplacesJ\x04\b\x01\x10\x02J\x04\b\x04\x10\x05\"j\n" +
+	"\fSaveResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x120\n" +
+	"\x04part\x18\x03 \x01(\v2\x1c.rackweave.v1.CheckpointPartR\x04part\"\x87\x01\n" +
+	"\x14WriteManifestRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMs\x12<\n" +
+	"\bmanifest\x18\x03 \x01(\v2 .rackweave.v1.CheckpointManifestR\bmanifest\"+\n" +
+	"\x15WriteManifestResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"H\n" +
+	"\x13ReadManifestRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMs\"T\n" +
+	"\x14ReadManifestResponse\x12<\n" +
+	"\bmanifest\x18\x01 \x01(\v2 .rackweave.v1.CheckpointManifestR\bmanifest\"\xa3\x01\n" +
+	"\x0eRestoreRequest\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x12<\n" +
+	"\bmanifest\x18\x05 \x01(\v2 .rackweave.v1.CheckpointManifestR\bmanifest\x12\x14\n" +
+	"\x05check\x18\x06 \x01(\bR\x05checkJ\x04\b\x01\x10\x02J\x04\b\x04\x10\x05\"O\n" +
+	"\x0fRestoreResponse\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\rR\x04step\"\x8f\x03\n" +
 	"\rStateQuestion\x124\n" +
 	"\x04kind\x18\x01 \x01(\x0e2 .rackweave.v1.StateQuestion.KindR\x04kind\x12.\n" +
 	"\x05marks\x18\x02 \x01(\v2\x18.rackweave.v1.StateMarksR\x05marks\x12\x16\n" +
@@ -1020,21 +1330,21 @@ const file_state_proto_rawDesc = "" +
 	"\x05stage\x18\x05 \x01(\tR\x05stage\x12\x10\n" +
 	"\x03run\x18\x06 \x01(\tR\x03run\x12\x16\n" +
 	"\x06owners\x18\a \x03(\rR\x06owners\x12\x18\n" +
-	"\achanges\x18\b \x01(\rR\achanges\"}\n" +
+	"\achanges\x18\b \x01(\rR\achanges\"\x8d\x01\n" +
 	"\x04Kind\x12\b\n" +
 	"\x04MARK\x10\x00\x12\b\n" +
 	"\x04READ\x10\x01\x12\t\n" +
 	"\x05WRITE\x10\x02\x12\v\n" +
 	"\aUPDATES\x10\x03\x12\x0f\n" +
-	"\vSET_UPDATES\x10\x04\x12\b\n" +
-	"\x04KEPT\x10\x05\x12\r\n" +
-	"\tREAD_KEPT\x10\x06\x12\x10\n" +
-	"\fKEPT_UPDATES\x10\a\x12\r\n" +
-	"\tDROP_KEPT\x10\b\"@\n" +
+	"\vSET_UPDATES\x10\x04\x12\f\n" +
+	"\bRETAINED\x10\x05\x12\x11\n" +
+	"\rREAD_RETAINED\x10\x06\x12\x14\n" +
+	"\x10RETAINED_UPDATES\x10\a\x12\x11\n" +
+	"\rDROP_RETAINED\x10\b\"@\n" +
 	"\n" +
 	"StateMarks\x12\x1a\n" +
 	"\bfinished\x18\x01 \x03(\x04R\bfinished\x12\x16\n" +
-	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"\xfc\x01\n" +
+	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"\xba\x02\n" +
 	"\x10CheckpointHeader\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x1c\n" +
@@ -1045,11 +1355,24 @@ const file_state_proto_rawDesc = "" +
 	"\atensors\x18\x06 \x03(\v2\x1e.rackweave.v1.CheckpointTensorR\atensors\x12\x14\n" +
 	"\x05racks\x18\a \x03(\tR\x05racks\x12\x1d\n" +
 	"\n" +
-	"outer_rule\x18\b \x01(\tR\touterRule\"V\n" +
+	"outer_rule\x18\b \x01(\tR\touterRule\x12\x12\n" +
+	"\x04part\x18\t \x01(\rR\x04part\x12\x14\n" +
+	"\x05parts\x18\n" +
+	" \x01(\rR\x05parts\x12\x12\n" +
+	"\x04plan\x18\v \x01(\fR\x04plan\"V\n" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
-	"\aupdates\x18\x03 \x01(\rR\aupdatesB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
+	"\aupdates\x18\x03 \x01(\rR\aupdates\"H\n" +
+	"\x12CheckpointManifest\x122\n" +
+	"\x05parts\x18\x01 \x03(\v2\x1c.rackweave.v1.CheckpointPartR\x05parts\"\x8e\x01\n" +
+	"\x0eCheckpointPart\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\x12\x16\n" +
+	"\x06chunks\x18\x03 \x01(\x04R\x06chunks\x12\x12\n" +
+	"\x04step\x18\x04 \x01(\rR\x04step\x12\x12\n" +
+	"\x04part\x18\x05 \x01(\rR\x04part\x12\x14\n" +
+	"\x05parts\x18\x06 \x01(\rR\x05partsB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
 	file_state_proto_rawDescOnce sync.Once
@@ -1064,37 +1387,43 @@ func file_state_proto_rawDescGZIP() []byte {
 }
 
 var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_state_proto_goTypes = []any{
-	(StateQuestion_Kind)(0),     // 0: rackweave.v1.StateQuestion.Kind
-	(*ReadStateRequest)(nil),    // 1: rackweave.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),   // 2: rackweave.v1.ReadStateResponse
-	(*WriteStateRequest)(nil),   // 3: rackweave.v1.WriteStateRequest
-	(*WriteStateResponse)(nil),  // 4: rackweave.v1.WriteStateResponse
-	(*CarryRequest)(nil),        // 5: rackweave.v1.CarryRequest
-	(*CarriedAnswer)(nil),       // 6: rackweave.v1.CarriedAnswer
-	(*CarryResponse)(nil),       // 7: rackweave.v1.CarryResponse
-	(*CarriedQuestion)(nil),     // 8: rackweave.v1.CarriedQuestion
-	(*AnswerStateRequest)(nil),  // 9: rackweave.v1.AnswerStateRequest
-	(*AnswerStateResponse)(nil), // 10: rackweave.v1.AnswerStateResponse
-	(*StateQuestion)(nil),       // 11: rackweave.v1.StateQuestion
-	(*StateMarks)(nil),          // 12: rackweave.v1.StateMarks
-	(*CheckpointHeader)(nil),    // 13: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil),    // 14: rackweave.v1.CheckpointTensor
+	(StateQuestion_Kind)(0),       // 0: rackweave.v1.StateQuestion.Kind
+	(*ReadStateRequest)(nil),      // 1: rackweave.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),     // 2: rackweave.v1.ReadStateResponse
+	(*WriteStateRequest)(nil),     // 3: rackweave.v1.WriteStateRequest
+	(*WriteStateResponse)(nil),    // 4: rackweave.v1.WriteStateResponse
+	(*SaveRequest)(nil),           // 5: rackweave.v1.SaveRequest
+	(*SaveResponse)(nil),          // 6: rackweave.v1.SaveResponse
+	(*WriteManifestRequest)(nil),  // 7: rackweave.v1.WriteManifestRequest
+	(*WriteManifestResponse)(nil), // 8: rackweave.v1.WriteManifestResponse
+	(*ReadManifestRequest)(nil),   // 9: rackweave.v1.ReadManifestRequest
+	(*ReadManifestResponse)(nil),  // 10: rackweave.v1.ReadManifestResponse
+	(*RestoreRequest)(nil),        // 11: rackweave.v1.RestoreRequest
+	(*RestoreResponse)(nil),       // 12: rackweave.v1.RestoreResponse
+	(*StateQuestion)(nil),         // 13: rackweave.v1.StateQuestion
+	(*StateMarks)(nil),            // 14: rackweave.v1.StateMarks
+	(*CheckpointHeader)(nil),      // 15: rackweave.v1.CheckpointHeader
+	(*CheckpointTensor)(nil),      // 16: rackweave.v1.CheckpointTensor
+	(*CheckpointManifest)(nil),    // 17: rackweave.v1.CheckpointManifest
+	(*CheckpointPart)(nil),        // 18: rackweave.v1.CheckpointPart
 }
 var file_state_proto_depIdxs = []int32{
-	6,  // 0: rackweave.v1.CarryRequest.answers:type_name -> rackweave.v1.CarriedAnswer
-	8,  // 1: rackweave.v1.CarryResponse.questions:type_name -> rackweave.v1.CarriedQuestion
-	9,  // 2: rackweave.v1.CarriedQuestion.question:type_name -> rackweave.v1.AnswerStateRequest
-	11, // 3: rackweave.v1.AnswerStateRequest.question:type_name -> rackweave.v1.StateQuestion
-	0,  // 4: rackweave.v1.StateQuestion.kind:type_name -> rackweave.v1.StateQuestion.Kind
-	12, // 5: rackweave.v1.StateQuestion.marks:type_name -> rackweave.v1.StateMarks
-	14, // 6: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
-	7,  // [7:7] is the sub-list for method output_type
-	7,  // [7:7] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	17, // 0: rackweave.v1.SaveRequest.replaces:type_name -> rackweave.v1.CheckpointManifest
+	18, // 1: rackweave.v1.SaveResponse.part:type_name -> rackweave.v1.CheckpointPart
+	17, // 2: rackweave.v1.WriteManifestRequest.manifest:type_name -> rackweave.v1.CheckpointManifest
+	17, // 3: rackweave.v1.ReadManifestResponse.manifest:type_name -> rackweave.v1.CheckpointManifest
+	17, // 4: rackweave.v1.RestoreRequest.manifest:type_name -> rackweave.v1.CheckpointManifest
+	0,  // 5: rackweave.v1.StateQuestion.kind:type_name -> rackweave.v1.StateQuestion.Kind
+	14, // 6: rackweave.v1.StateQuestion.marks:type_name -> rackweave.v1.StateMarks
+	16, // 7: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
+	18, // 8: rackweave.v1.CheckpointManifest.parts:type_name -> rackweave.v1.CheckpointPart
+	9,  // [9:9] is the sub-list for method output_type
+	9,  // [9:9] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -1109,7 +1438,7 @@ func file_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_proto_rawDesc), len(file_state_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -59,16 +59,17 @@ const (
 	JobServiceBarrierProcedure = "/rackweave.v1.JobService/Barrier"
 	// JobServiceSaveProcedure is the fully-qualified name of the JobService's Save RPC.
 	JobServiceSaveProcedure = "/rackweave.v1.JobService/Save"
+	// JobServiceWriteManifestProcedure is the fully-qualified name of the JobService's WriteManifest
+	// RPC.
+	JobServiceWriteManifestProcedure = "/rackweave.v1.JobService/WriteManifest"
+	// JobServiceReadManifestProcedure is the fully-qualified name of the JobService's ReadManifest RPC.
+	JobServiceReadManifestProcedure = "/rackweave.v1.JobService/ReadManifest"
 	// JobServiceRestoreProcedure is the fully-qualified name of the JobService's Restore RPC.
 	JobServiceRestoreProcedure = "/rackweave.v1.JobService/Restore"
 	// JobServiceReadStateProcedure is the fully-qualified name of the JobService's ReadState RPC.
 	JobServiceReadStateProcedure = "/rackweave.v1.JobService/ReadState"
 	// JobServiceWriteStateProcedure is the fully-qualified name of the JobService's WriteState RPC.
 	JobServiceWriteStateProcedure = "/rackweave.v1.JobService/WriteState"
-	// JobServiceCarryProcedure is the fully-qualified name of the JobService's Carry RPC.
-	JobServiceCarryProcedure = "/rackweave.v1.JobService/Carry"
-	// JobServiceAnswerStateProcedure is the fully-qualified name of the JobService's AnswerState RPC.
-	JobServiceAnswerStateProcedure = "/rackweave.v1.JobService/AnswerState"
 	// JobServiceLeaveProcedure is the fully-qualified name of the JobService's Leave RPC.
 	JobServiceLeaveProcedure = "/rackweave.v1.JobService/Leave"
 	// JobServiceStatusProcedure is the fully-qualified name of the JobService's Status RPC.
@@ -83,10 +84,6 @@ const (
 	JobServiceDrainProcedure = "/rackweave.v1.JobService/Drain"
 	// JobServiceLinksProcedure is the fully-qualified name of the JobService's Links RPC.
 	JobServiceLinksProcedure = "/rackweave.v1.JobService/Links"
-	// JobServiceProbeProcedure is the fully-qualified name of the JobService's Probe RPC.
-	JobServiceProbeProcedure = "/rackweave.v1.JobService/Probe"
-	// JobServiceReshapeProcedure is the fully-qualified name of the JobService's Reshape RPC.
-	JobServiceReshapeProcedure = "/rackweave.v1.JobService/Reshape"
 )
 
 // JobServiceClient is a client for the rackweave.v1.JobService service.
@@ -106,21 +103,23 @@ type JobServiceClient interface {
 	// Barrier waits until all workers have called it with the same name.
 	Barrier(context.Context, *api.BarrierRequest) (*api.BarrierResponse, error)
 	// Save writes the job's parameters and optimizer state to the aggregator's disk. One worker calls it while no gradient is
-	// in flight: after a barrier.
+	// in flight: after a barrier. If the job is spread over several aggregators, the worker calls it at each, which writes its
+	// part, and then WriteManifest.
 	Save(context.Context, *api.SaveRequest) (*api.SaveResponse, error)
-	// Restore reads them back. It is called as Save is. The job's tensors and optimizer must be those that were saved.
+	// WriteManifest makes the parts that all aggregators of a job have saved the job's checkpoint. The worker calls it at the first
+	// aggregator and then at the others. It refuses parts that do not belong together.
+	WriteManifest(context.Context, *api.WriteManifestRequest) (*api.WriteManifestResponse, error)
+	// ReadManifest returns the parts of a checkpoint. The worker calls it at the first aggregator before Save and Restore.
+	ReadManifest(context.Context, *api.ReadManifestRequest) (*api.ReadManifestResponse, error)
+	// Restore reads the state back. It is called as Save is. The job's tensors and optimizer must be those that were saved. If the
+	// job is spread over several aggregators, the worker first lets all check their parts.
 	Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error)
 	// ReadState returns part of a tensor's parameters or optimizer state, for a worker that keeps its own checkpoints. No gradient
-	// that the worker has sent is in flight.
+	// that the worker has sent is in flight. If the job is spread over several aggregators, the worker calls it at each, and elements
+	// that others have are 0.
 	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
-	// WriteState replaces it. One worker calls it, between barriers.
+	// WriteState replaces it. One worker calls it, between barriers, at all aggregators that the job is spread over.
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
-	// Carry brings the worker what a call of its own asks the job's other aggregators, and takes their answers to the questions
-	// before. Where a job is spread over several aggregators, a worker that saves, restores, reads or writes state calls it
-	// meanwhile, again and again, at the same aggregator: they know nothing of each other.
-	Carry(context.Context, *api.CarryRequest) (*api.CarryResponse, error)
-	// AnswerState answers such a question about this aggregator's part of the job.
-	AnswerState(context.Context, *api.AnswerStateRequest) (*api.AnswerStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports the aggregator's lanes and NICs and the caller's job. The admin gets every job.
@@ -135,10 +134,6 @@ type JobServiceClient interface {
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 	// Links measures the links between the racks of the aggregator's cluster. Only the admin may.
 	Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
-	// Probe takes part in a measurement of the link between the aggregator and the caller's host. Only the admin may.
-	Probe(context.Context, *api.ProbeRequest) (*api.ProbeResponse, error)
-	// Reshape has the racks of a running job reduce in another shape. Only the admin may.
-	Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error)
 }
 
 // NewJobServiceClient constructs a client for the rackweave.v1.JobService service. By default, it
@@ -194,6 +189,18 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("Save")),
 			connect.WithClientOptions(opts...),
 		),
+		writeManifest: connect.NewClient[api.WriteManifestRequest, api.WriteManifestResponse](
+			httpClient,
+			baseURL+JobServiceWriteManifestProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("WriteManifest")),
+			connect.WithClientOptions(opts...),
+		),
+		readManifest: connect.NewClient[api.ReadManifestRequest, api.ReadManifestResponse](
+			httpClient,
+			baseURL+JobServiceReadManifestProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("ReadManifest")),
+			connect.WithClientOptions(opts...),
+		),
 		restore: connect.NewClient[api.RestoreRequest, api.RestoreResponse](
 			httpClient,
 			baseURL+JobServiceRestoreProcedure,
@@ -210,18 +217,6 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			httpClient,
 			baseURL+JobServiceWriteStateProcedure,
 			connect.WithSchema(jobServiceMethods.ByName("WriteState")),
-			connect.WithClientOptions(opts...),
-		),
-		carry: connect.NewClient[api.CarryRequest, api.CarryResponse](
-			httpClient,
-			baseURL+JobServiceCarryProcedure,
-			connect.WithSchema(jobServiceMethods.ByName("Carry")),
-			connect.WithClientOptions(opts...),
-		),
-		answerState: connect.NewClient[api.AnswerStateRequest, api.AnswerStateResponse](
-			httpClient,
-			baseURL+JobServiceAnswerStateProcedure,
-			connect.WithSchema(jobServiceMethods.ByName("AnswerState")),
 			connect.WithClientOptions(opts...),
 		),
 		leave: connect.NewClient[api.LeaveRequest, api.LeaveResponse](
@@ -267,44 +262,30 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("Links")),
 			connect.WithClientOptions(opts...),
 		),
-		probe: connect.NewClient[api.ProbeRequest, api.ProbeResponse](
-			httpClient,
-			baseURL+JobServiceProbeProcedure,
-			connect.WithSchema(jobServiceMethods.ByName("Probe")),
-			connect.WithClientOptions(opts...),
-		),
-		reshape: connect.NewClient[api.ReshapeRequest, api.ReshapeResponse](
-			httpClient,
-			baseURL+JobServiceReshapeProcedure,
-			connect.WithSchema(jobServiceMethods.ByName("Reshape")),
-			connect.WithClientOptions(opts...),
-		),
 	}
 }
 
 // jobServiceClient implements JobServiceClient.
 type jobServiceClient struct {
-	join        *connect.Client[api.JoinRequest, api.JoinResponse]
-	watch       *connect.Client[api.WatchRequest, api.WatchResponse]
-	connect     *connect.Client[api.ConnectRequest, api.ConnectResponse]
-	resume      *connect.Client[api.ResumeRequest, api.ResumeResponse]
-	register    *connect.Client[api.RegisterRequest, api.RegisterResponse]
-	barrier     *connect.Client[api.BarrierRequest, api.BarrierResponse]
-	save        *connect.Client[api.SaveRequest, api.SaveResponse]
-	restore     *connect.Client[api.RestoreRequest, api.RestoreResponse]
-	readState   *connect.Client[api.ReadStateRequest, api.ReadStateResponse]
-	writeState  *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
-	carry       *connect.Client[api.CarryRequest, api.CarryResponse]
-	answerState *connect.Client[api.AnswerStateRequest, api.AnswerStateResponse]
-	leave       *connect.Client[api.LeaveRequest, api.LeaveResponse]
-	status      *connect.Client[api.StatusRequest, api.StatusResponse]
-	setPolicy   *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
-	reportLoss  *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
-	trace       *connect.Client[api.TraceRequest, api.TraceResponse]
-	drain       *connect.Client[api.DrainRequest, api.DrainResponse]
-	links       *connect.Client[api.LinksRequest, api.LinksResponse]
-	probe       *connect.Client[api.ProbeRequest, api.ProbeResponse]
-	reshape     *connect.Client[api.ReshapeRequest, api.ReshapeResponse]
+	join          *connect.Client[api.JoinRequest, api.JoinResponse]
+	watch         *connect.Client[api.WatchRequest, api.WatchResponse]
+	connect       *connect.Client[api.ConnectRequest, api.ConnectResponse]
+	resume        *connect.Client[api.ResumeRequest, api.ResumeResponse]
+	register      *connect.Client[api.RegisterRequest, api.RegisterResponse]
+	barrier       *connect.Client[api.BarrierRequest, api.BarrierResponse]
+	save          *connect.Client[api.SaveRequest, api.SaveResponse]
+	writeManifest *connect.Client[api.WriteManifestRequest, api.WriteManifestResponse]
+	readManifest  *connect.Client[api.ReadManifestRequest, api.ReadManifestResponse]
+	restore       *connect.Client[api.RestoreRequest, api.RestoreResponse]
+	readState     *connect.Client[api.ReadStateRequest, api.ReadStateResponse]
+	writeState    *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
+	leave         *connect.Client[api.LeaveRequest, api.LeaveResponse]
+	status        *connect.Client[api.StatusRequest, api.StatusResponse]
+	setPolicy     *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
+	reportLoss    *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
+	trace         *connect.Client[api.TraceRequest, api.TraceResponse]
+	drain         *connect.Client[api.DrainRequest, api.DrainResponse]
+	links         *connect.Client[api.LinksRequest, api.LinksResponse]
 }
 
 // Join calls rackweave.v1.JobService.Join.
@@ -366,6 +347,24 @@ func (c *jobServiceClient) Save(ctx context.Context, req *api.SaveRequest) (*api
 	return nil, err
 }
 
+// WriteManifest calls rackweave.v1.JobService.WriteManifest.
+func (c *jobServiceClient) WriteManifest(ctx context.Context, req *api.WriteManifestRequest) (*api.WriteManifestResponse, error) {
+	response, err := c.writeManifest.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReadManifest calls rackweave.v1.JobService.ReadManifest.
+func (c *jobServiceClient) ReadManifest(ctx context.Context, req *api.ReadManifestRequest) (*api.ReadManifestResponse, error) {
+	response, err := c.readManifest.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Restore calls rackweave.v1.JobService.Restore.
 func (c *jobServiceClient) Restore(ctx context.Context, req *api.RestoreRequest) (*api.RestoreResponse, error) {
 	response, err := c.restore.CallUnary(ctx, connect.NewRequest(req))
@@ -387,24 +386,6 @@ func (c *jobServiceClient) ReadState(ctx context.Context, req *api.ReadStateRequ
 // WriteState calls rackweave.v1.JobService.WriteState.
 func (c *jobServiceClient) WriteState(ctx context.Context, req *api.WriteStateRequest) (*api.WriteStateResponse, error) {
 	response, err := c.writeState.CallUnary(ctx, connect.NewRequest(req))
-	if response != nil {
-		return response.Msg, err
-	}
-	return nil, err
-}
-
-// Carry calls rackweave.v1.JobService.Carry.
-func (c *jobServiceClient) Carry(ctx context.Context, req *api.CarryRequest) (*api.CarryResponse, error) {
-	response, err := c.carry.CallUnary(ctx, connect.NewRequest(req))
-	if response != nil {
-		return response.Msg, err
-	}
-	return nil, err
-}
-
-// AnswerState calls rackweave.v1.JobService.AnswerState.
-func (c *jobServiceClient) AnswerState(ctx context.Context, req *api.AnswerStateRequest) (*api.AnswerStateResponse, error) {
-	response, err := c.answerState.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -474,24 +455,6 @@ func (c *jobServiceClient) Links(ctx context.Context, req *api.LinksRequest) (*a
 	return nil, err
 }
 
-// Probe calls rackweave.v1.JobService.Probe.
-func (c *jobServiceClient) Probe(ctx context.Context, req *api.ProbeRequest) (*api.ProbeResponse, error) {
-	response, err := c.probe.CallUnary(ctx, connect.NewRequest(req))
-	if response != nil {
-		return response.Msg, err
-	}
-	return nil, err
-}
-
-// Reshape calls rackweave.v1.JobService.Reshape.
-func (c *jobServiceClient) Reshape(ctx context.Context, req *api.ReshapeRequest) (*api.ReshapeResponse, error) {
-	response, err := c.reshape.CallUnary(ctx, connect.NewRequest(req))
-	if response != nil {
-		return response.Msg, err
-	}
-	return nil, err
-}
-
 // JobServiceHandler is an implementation of the rackweave.v1.JobService service.
 type JobServiceHandler interface {
 	// Join makes the worker a member of a job and waits until all of the job's workers have joined. The first to join says
@@ -509,21 +472,23 @@ type JobServiceHandler interface {
 	// Barrier waits until all workers have called it with the same name.
 	Barrier(context.Context, *api.BarrierRequest) (*api.BarrierResponse, error)
 	// Save writes the job's parameters and optimizer state to the aggregator's disk. One worker calls it while no gradient is
-	// in flight: after a barrier.
+	// in flight: after a barrier. If the job is spread over several aggregators, the worker calls it at each, which writes its
+	// part, and then WriteManifest.
 	Save(context.Context, *api.SaveRequest) (*api.SaveResponse, error)
-	// Restore reads them back. It is called as Save is. The job's tensors and optimizer must be those that were saved.
+	// WriteManifest makes the parts that all aggregators of a job have saved the job's checkpoint. The worker calls it at the first
+	// aggregator and then at the others. It refuses parts that do not belong together.
+	WriteManifest(context.Context, *api.WriteManifestRequest) (*api.WriteManifestResponse, error)
+	// ReadManifest returns the parts of a checkpoint. The worker calls it at the first aggregator before Save and Restore.
+	ReadManifest(context.Context, *api.ReadManifestRequest) (*api.ReadManifestResponse, error)
+	// Restore reads the state back. It is called as Save is. The job's tensors and optimizer must be those that were saved. If the
+	// job is spread over several aggregators, the worker first lets all check their parts.
 	Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error)
 	// ReadState returns part of a tensor's parameters or optimizer state, for a worker that keeps its own checkpoints. No gradient
-	// that the worker has sent is in flight.
+	// that the worker has sent is in flight. If the job is spread over several aggregators, the worker calls it at each, and elements
+	// that others have are 0.
 	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
-	// WriteState replaces it. One worker calls it, between barriers.
+	// WriteState replaces it. One worker calls it, between barriers, at all aggregators that the job is spread over.
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
-	// Carry brings the worker what a call of its own asks the job's other aggregators, and takes their answers to the questions
-	// before. Where a job is spread over several aggregators, a worker that saves, restores, reads or writes state calls it
-	// meanwhile, again and again, at the same aggregator: they know nothing of each other.
-	Carry(context.Context, *api.CarryRequest) (*api.CarryResponse, error)
-	// AnswerState answers such a question about this aggregator's part of the job.
-	AnswerState(context.Context, *api.AnswerStateRequest) (*api.AnswerStateResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports the aggregator's lanes and NICs and the caller's job. The admin gets every job.
@@ -538,10 +503,6 @@ type JobServiceHandler interface {
 	Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error)
 	// Links measures the links between the racks of the aggregator's cluster. Only the admin may.
 	Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
-	// Probe takes part in a measurement of the link between the aggregator and the caller's host. Only the admin may.
-	Probe(context.Context, *api.ProbeRequest) (*api.ProbeResponse, error)
-	// Reshape has the racks of a running job reduce in another shape. Only the admin may.
-	Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error)
 }
 
 // NewJobServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -593,6 +554,18 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("Save")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceWriteManifestHandler := connect.NewUnaryHandlerSimple(
+		JobServiceWriteManifestProcedure,
+		svc.WriteManifest,
+		connect.WithSchema(jobServiceMethods.ByName("WriteManifest")),
+		connect.WithHandlerOptions(opts...),
+	)
+	jobServiceReadManifestHandler := connect.NewUnaryHandlerSimple(
+		JobServiceReadManifestProcedure,
+		svc.ReadManifest,
+		connect.WithSchema(jobServiceMethods.ByName("ReadManifest")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceRestoreHandler := connect.NewUnaryHandlerSimple(
 		JobServiceRestoreProcedure,
 		svc.Restore,
@@ -609,18 +582,6 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		JobServiceWriteStateProcedure,
 		svc.WriteState,
 		connect.WithSchema(jobServiceMethods.ByName("WriteState")),
-		connect.WithHandlerOptions(opts...),
-	)
-	jobServiceCarryHandler := connect.NewUnaryHandlerSimple(
-		JobServiceCarryProcedure,
-		svc.Carry,
-		connect.WithSchema(jobServiceMethods.ByName("Carry")),
-		connect.WithHandlerOptions(opts...),
-	)
-	jobServiceAnswerStateHandler := connect.NewUnaryHandlerSimple(
-		JobServiceAnswerStateProcedure,
-		svc.AnswerState,
-		connect.WithSchema(jobServiceMethods.ByName("AnswerState")),
 		connect.WithHandlerOptions(opts...),
 	)
 	jobServiceLeaveHandler := connect.NewUnaryHandlerSimple(
@@ -666,18 +627,6 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("Links")),
 		connect.WithHandlerOptions(opts...),
 	)
-	jobServiceProbeHandler := connect.NewUnaryHandlerSimple(
-		JobServiceProbeProcedure,
-		svc.Probe,
-		connect.WithSchema(jobServiceMethods.ByName("Probe")),
-		connect.WithHandlerOptions(opts...),
-	)
-	jobServiceReshapeHandler := connect.NewUnaryHandlerSimple(
-		JobServiceReshapeProcedure,
-		svc.Reshape,
-		connect.WithSchema(jobServiceMethods.ByName("Reshape")),
-		connect.WithHandlerOptions(opts...),
-	)
 	return "/rackweave.v1.JobService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case JobServiceJoinProcedure:
@@ -694,16 +643,16 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceBarrierHandler.ServeHTTP(w, r)
 		case JobServiceSaveProcedure:
 			jobServiceSaveHandler.ServeHTTP(w, r)
+		case JobServiceWriteManifestProcedure:
+			jobServiceWriteManifestHandler.ServeHTTP(w, r)
+		case JobServiceReadManifestProcedure:
+			jobServiceReadManifestHandler.ServeHTTP(w, r)
 		case JobServiceRestoreProcedure:
 			jobServiceRestoreHandler.ServeHTTP(w, r)
 		case JobServiceReadStateProcedure:
 			jobServiceReadStateHandler.ServeHTTP(w, r)
 		case JobServiceWriteStateProcedure:
 			jobServiceWriteStateHandler.ServeHTTP(w, r)
-		case JobServiceCarryProcedure:
-			jobServiceCarryHandler.ServeHTTP(w, r)
-		case JobServiceAnswerStateProcedure:
-			jobServiceAnswerStateHandler.ServeHTTP(w, r)
 		case JobServiceLeaveProcedure:
 			jobServiceLeaveHandler.ServeHTTP(w, r)
 		case JobServiceStatusProcedure:
@@ -718,10 +667,6 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceDrainHandler.ServeHTTP(w, r)
 		case JobServiceLinksProcedure:
 			jobServiceLinksHandler.ServeHTTP(w, r)
-		case JobServiceProbeProcedure:
-			jobServiceProbeHandler.ServeHTTP(w, r)
-		case JobServiceReshapeProcedure:
-			jobServiceReshapeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -759,6 +704,14 @@ func (UnimplementedJobServiceHandler) Save(context.Context, *api.SaveRequest) (*
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Save is not implemented"))
 }
 
+func (UnimplementedJobServiceHandler) WriteManifest(context.Context, *api.WriteManifestRequest) (*api.WriteManifestResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.WriteManifest is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) ReadManifest(context.Context, *api.ReadManifestRequest) (*api.ReadManifestResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.ReadManifest is not implemented"))
+}
+
 func (UnimplementedJobServiceHandler) Restore(context.Context, *api.RestoreRequest) (*api.RestoreResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Restore is not implemented"))
 }
@@ -769,14 +722,6 @@ func (UnimplementedJobServiceHandler) ReadState(context.Context, *api.ReadStateR
 
 func (UnimplementedJobServiceHandler) WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.WriteState is not implemented"))
-}
-
-func (UnimplementedJobServiceHandler) Carry(context.Context, *api.CarryRequest) (*api.CarryResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Carry is not implemented"))
-}
-
-func (UnimplementedJobServiceHandler) AnswerState(context.Context, *api.AnswerStateRequest) (*api.AnswerStateResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.AnswerState is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error) {
@@ -805,12 +750,4 @@ func (UnimplementedJobServiceHandler) Drain(context.Context, *api.DrainRequest) 
 
 func (UnimplementedJobServiceHandler) Links(context.Context, *api.LinksRequest) (*api.LinksResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Links is not implemented"))
-}
-
-func (UnimplementedJobServiceHandler) Probe(context.Context, *api.ProbeRequest) (*api.ProbeResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Probe is not implemented"))
-}
-
-func (UnimplementedJobServiceHandler) Reshape(context.Context, *api.ReshapeRequest) (*api.ReshapeResponse, error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Reshape is not implemented"))
 }
