@@ -70,7 +70,7 @@ func TestAWorkerOfAJobThatWaitsKeepsItsOwnTimeout(t *testing.T) {
 		"the aggregator serves 1 jobs": {service.Options{MaxJobs: 1}, func(t *testing.T, s *service.Service) {
 			join(t, s, client.Config{Job: "before", Workers: 1, Mode: "aggregate"})
 		}, 2},
-		`rack "there" at http://127.0.0.1:1 does not come`: {service.Options{Cluster: &racks.Cluster{Secret: "a secret of the racks",
+		`rack "there" at http://127.0.0.1:1 does not reach`: {service.Options{Cluster: &racks.Cluster{Secret: "a secret of the racks",
 			Own: "here", Racks: []racks.Rack{{Name: "here", URL: "http://127.0.0.1:2"}, {Name: "there", URL: "http://127.0.0.1:1"}}}},
 			func(*testing.T, *service.Service) {}, 4},
 	} {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -41,15 +43,13 @@ func TestAWorkerThatGivesUpSaysOfAJobOnSeveralAggregatorsWhoIsToBlame(t *testing
 		if err := errors.Join(errs...); err != nil {
 			t.Fatal(err)
 		}
-		jobs := make(map[*Service]*job)
+		jobs := make(map[*Service]*job.Job)
 		for _, s := range services {
-			s.mu.Lock()
-			if j := s.jobs[name]; j != nil {
+			if j := s.jobs.Find(name); j != nil {
 				jobs[s] = j
 			}
-			s.mu.Unlock()
 		}
-		jobs[services[0]].members[0].giveUp("for the test", tc.blame)
+		jobs[services[0]].Members[0].Leave(ctx, &api.LeaveRequest{Failure: "for the test", Blame: tc.blame})
 		for rank, w := range workers {
 			select {
 			case <-w.Failed():
@@ -66,7 +66,7 @@ func TestAWorkerThatGivesUpSaysOfAJobOnSeveralAggregatorsWhoIsToBlame(t *testing
 			t.Errorf("%v: %d aggregators have the job", tc, len(jobs))
 		}
 		for _, j := range jobs {
-			if f := j.agg.Failure(); f == nil || f.Rank != tc.want {
+			if f := j.Agg.Failure(); f == nil || f.Rank != tc.want {
 				t.Errorf("%v: at an aggregator: %v, want rank %d", tc, f, tc.want)
 			}
 		}

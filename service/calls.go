@@ -2,243 +2,104 @@ package service
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"math"
 	"time"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 
-	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
-	"github.com/rackweave/rackweave/verbs"
+	"github.com/rackweave/rackweave/service/checkpoint"
+	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/rpc"
 )
 
-// active returns the member that calls, if its job has not failed.
-func (s *Service) active(ctx context.Context) (*member, error) {
-	m, err := s.session(ctx)
-	if err != nil {
-		return nil, err
-	}
-	select {
-	case <-m.job.failed: // comes first: a failure makes the members leave
-		return nil, m.job.failureError()
-	default:
-	}
-	select {
-	case <-m.out:
-		return nil, refuse(connect.CodeFailedPrecondition, "%v has left job %q", m, m.job.name)
-	default:
-		return m, nil
-	}
+// serveCalls mounts the calls of the schema, with the most bytes that the bodies of members' calls may have.
+func (s *Service) serveCalls() {
+	mount(s, apiconnect.JobServiceJoinProcedure, s.jobs.Join)
+	mount(s, apiconnect.JobServiceStatusProcedure, func(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
+		return s.status(ctx, job.CallerOf(ctx))
+	}, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
+	mount(s, apiconnect.JobServiceSetPolicyProcedure, s.setPolicy)
+	mount(s, apiconnect.JobServiceTraceProcedure, s.trace)
+	mount(s, apiconnect.JobServiceDrainProcedure, ofAdmin(s, "drain", s.drainCall))
+	mount(s, apiconnect.JobServiceLinksProcedure, ofAdmin(s, "measure links", s.cluster.ServeLinks))
+	mount(s, apiconnect.RackServiceAskProcedure, s.cluster.Serve)
+
+	s.bodies[apiconnect.JobServiceWatchProcedure] = 4 << 10
+	s.mux.Handle(apiconnect.JobServiceWatchProcedure, connect.NewServerStreamHandlerSimple(apiconnect.JobServiceWatchProcedure,
+		func(ctx context.Context, _ *api.WatchRequest, stream *connect.ServerStream[api.WatchResponse]) error {
+			return job.CallerOf(ctx).Member.Follow(ctx, stream)
+		}, s.callOptions()...))
+	mountOf(s, apiconnect.JobServiceLeaveProcedure, 64<<10, (*job.Member).Leave)
+	mountOf(s, apiconnect.JobServiceConnectProcedure, 1<<20, active((*job.Member).Connect))
+	mountOf(s, apiconnect.JobServiceResumeProcedure, 1<<20, active((*job.Member).Resume))
+	mountOf(s, apiconnect.JobServiceRegisterProcedure, maxMessageBytes, active((*job.Member).Register))
+	mountOf(s, apiconnect.JobServiceBarrierProcedure, 4<<10, active((*job.Member).Barrier))
+	mountOf(s, apiconnect.JobServiceReportLossProcedure, 4<<10, active((*job.Member).ReportLoss))
+	mountOf(s, apiconnect.JobServiceSaveProcedure, 64<<10, ofState(s, (*checkpoint.State).Save))
+	mountOf(s, apiconnect.JobServiceRestoreProcedure, 64<<10, ofState(s, (*checkpoint.State).Restore))
+	mountOf(s, apiconnect.JobServiceReadStateProcedure, 4<<10, ofState(s, (*checkpoint.State).ReadState))
+	mountOf(s, apiconnect.JobServiceWriteStateProcedure, maxMessageBytes, ofState(s, (*checkpoint.State).WriteState))
+	mountOf(s, apiconnect.JobServiceReadManifestProcedure, 4<<10, ofState(s, (*checkpoint.State).ReadManifest))
+	mountOf(s, apiconnect.JobServiceWriteManifestProcedure, 64<<10, ofState(s, (*checkpoint.State).WriteManifest))
 }
 
-// Watch implements the schema's Watch.
-func (s *Service) Watch(ctx context.Context, r *api.WatchRequest, stream *connect.ServerStream[api.WatchResponse]) error {
-	m, err := s.session(ctx)
-	if err != nil {
-		return err
-	}
-	if err := m.watch(); err != nil {
-		return err
-	}
-	heartbeat := time.NewTicker(heartbeatEvery)
-	defer heartbeat.Stop()
-	next := &api.WatchResponse{}
-	down, changed := m.job.engine.links.state()
-	if len(down) > 0 {
-		next.Links = &api.Links{Down: down}
-	}
-	out := m.out
-	for {
-		if err := stream.Send(next); err != nil {
-			m.lost(disconnected(ctx))
-			return err
+// callOf is a call on something, such as a member.
+type callOf[T, Q, A any] func(on T, ctx context.Context, r *Q) (*A, error)
+
+func mount[Q, A any](s *Service, procedure string, call func(context.Context, *Q) (*A, error), more ...connect.HandlerOption) {
+	s.mux.Handle(procedure, connect.NewUnaryHandlerSimple(procedure, call, append(s.callOptions(), more...)...))
+}
+
+// mountOf mounts a call that needs a session: the guard lets members through alone.
+func mountOf[Q, A any](s *Service, procedure string, most int64, call callOf[*job.Member, Q, A]) {
+	s.bodies[procedure] = most
+	mount(s, procedure, func(ctx context.Context, r *Q) (*A, error) { return call(job.CallerOf(ctx).Member, ctx, r) })
+}
+
+// active refuses a call of a member that has left, or whose job has failed.
+func active[Q, A any](call callOf[*job.Member, Q, A]) callOf[*job.Member, Q, A] {
+	return func(m *job.Member, ctx context.Context, r *Q) (*A, error) {
+		if err := m.Active(); err != nil {
+			return nil, err
 		}
-		next = &api.WatchResponse{}
-		select {
-		case <-heartbeat.C:
-		case <-changed:
-			down, changed = m.job.engine.links.state()
-			next.Links = &api.Links{Down: down}
-		case b := <-m.job.agg.Breaks(m.rank):
-			m.job.s.log.Warn("connection broke", "job", m.job.name, "rank", m.rank, "lane", b.Lane)
-			next.Links = &api.Links{Down: down, Broken: []*api.BrokenLane{{Lane: uint32(b.Lane), Attempt: b.Attempt}}}
-		case <-out:
-			switch why := m.lostBy(); {
-			case errors.Is(why, errFailed):
-				out = nil // the job's failure says why
-				continue
-			case why != nil:
-				return stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: int32(m.inJob()), Text: why.Error()}})
-			}
-			return nil
-		case <-ctx.Done():
-			m.lost(disconnected(ctx))
-			return ctx.Err()
-		case <-m.job.failed:
-			f := m.job.failure
-			err := stream.Send(&api.WatchResponse{Failure: &api.Failure{Rank: m.job.inJob(f.Rank), Text: f.Err.Error()}})
-			m.depart(errFailed)
-			return err
-		}
+		return call(m, ctx, r)
 	}
 }
 
-// disconnected says how the connection of a call has ended: a peer that is there answers pings.
-func disconnected(ctx context.Context) string {
-	if silent := callerOf(ctx).conn.Silent(); silent >= pingTimeout {
-		return fmt.Sprintf("it has missed its heartbeats for %v: it is stopped, or its host cannot be reached", silent.Round(time.Second))
-	}
-	return "its connection to the control plane closed"
+func ofState[Q, A any](s *Service, call callOf[*checkpoint.State, Q, A]) callOf[*job.Member, Q, A] {
+	return active(func(m *job.Member, ctx context.Context, r *Q) (*A, error) { return call(s.states.Of(m.Job), ctx, r) })
 }
 
-// Connect implements the schema's Connect.
-func (s *Service) Connect(ctx context.Context, r *api.ConnectRequest) (*api.ConnectResponse, error) {
-	m, err := s.active(ctx)
-	if err != nil {
-		return nil, err
-	}
-	j := m.job
-	j.mu.Lock()
-	again := m.dialled
-	m.dialled = true
-	j.mu.Unlock()
-	if again {
-		return nil, refuse(connect.CodeAlreadyExists, "%v of job %q is connected already", m, j.name)
-	}
-	ctx, cancel := bounded(ctx, r.TimeoutMs)
-	defer cancel()
-	lanes := make([]aggregate.WorkerLane, len(r.Lanes))
-	for i, l := range r.Lanes {
-		lanes[i] = aggregate.WorkerLane{
-			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, Staging: l.Staging,
-			AckTimeout: j.engine.ackTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
-		}
-	}
-	release, err := j.hold()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	ends, err := j.agg.Attach(ctx, m.rank, lanes)
-	if err != nil {
-		code := connect.CodeInvalidArgument
-		if errors.Is(err, aggregate.ErrFull) {
-			code = connect.CodeResourceExhausted
-		}
-		j.agg.Fail(m.rank, fmt.Errorf("%v could not be connected: %w", m, err))
-		return nil, connect.NewError(code, err)
-	}
-	j.mu.Lock()
-	m.attached = true
-	j.mu.Unlock()
-	out := &api.ConnectResponse{}
-	for _, l := range ends {
-		out.Lanes = append(out.Lanes, &api.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRkey: l.SlotRKey})
-	}
-	return out, nil
+func (s *Service) callOptions() []connect.HandlerOption {
+	return append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
 }
 
-// Resume implements the schema's Resume.
-func (s *Service) Resume(ctx context.Context, r *api.ResumeRequest) (*api.ResumeResponse, error) {
-	m, err := s.active(ctx)
-	if err != nil {
-		return nil, err
-	}
-	j, e := m.job, m.job.engine
-	nic, err := e.usableNIC(r.Nic)
-	if err != nil {
-		return nil, connect.NewError(connect.CodeUnavailable, err)
-	}
-	if len(r.Regions) > maxRegions {
-		return nil, refuse(connect.CodeInvalidArgument,
-			"resume lane %d: %d regions of memory, at most %d are taken: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
-	}
-	regions := make([]verbs.MR, len(r.Regions))
-	for i, g := range r.Regions {
-		regions[i] = verbs.MR{Addr: g.Addr, Length: g.Length, RKey: g.Rkey}
-	}
-	release, err := j.hold()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	out, err := j.agg.Resume(ctx, m.rank, aggregate.Resume{
-		Lane: int(min(r.Lane, math.MaxInt32)), Attempt: r.Attempt, NIC: nic, Received: r.Received, Endpoint: r.Endpoint, Regions: regions,
-		AckTimeout: e.ackTimeout(r.AckTimeoutMs),
-	})
-	switch {
-	case errors.Is(err, aggregate.ErrProtocol):
-		return nil, connect.NewError(connect.CodeInvalidArgument, err)
-	case err != nil:
-		return nil, connect.NewError(connect.CodeUnavailable, err)
-	}
-	s.log.Warn("connection resumed", "job", j.name, "rank", m.rank, "lane", r.Lane, "to", e.devices[r.Nic].Attr().Name, "primary",
-		e.names[r.Lane])
-	return &api.ResumeResponse{
-		Lane: &api.AggregatorLane{Endpoint: out.Endpoint, SlotAddr: out.SlotAddr, SlotRkey: out.SlotRKey}, Received: out.Received,
-	}, nil
-}
-
-// Barrier implements the schema's Barrier.
-func (s *Service) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.BarrierResponse, error) {
-	m, err := s.active(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkName("barrier", r.Name); err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, err)
-	}
-	ctx, cancel := bounded(ctx, r.TimeoutMs)
-	defer cancel()
-	all := func() (any, error) { return nil, m.job.acrossRacks(ctx, "barrier "+r.Name, "barrier", r.Name) }
-	if _, err := m.job.gather(ctx, "barrier "+r.Name, m.rank, nil, nil, all); err != nil {
-		return nil, err
-	}
-	return &api.BarrierResponse{RestoredStep: m.job.restored.Load()}, nil
-}
-
-// Leave implements the schema's Leave.
-func (s *Service) Leave(ctx context.Context, r *api.LeaveRequest) (*api.LeaveResponse, error) {
-	m, err := s.session(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if r.Failure != "" {
-		m.giveUp(printable(r.Failure, maxFailureText), r.Blame)
-		return &api.LeaveResponse{}, nil
-	}
-	ctx, cancel := bounded(ctx, 0)
-	defer cancel()
-	if err := m.leave(ctx); err != nil {
-		return nil, connect.NewError(connect.CodeInternal, err)
-	}
-	return &api.LeaveResponse{}, nil
-}
-
-// Drain implements the schema's Drain.
-func (s *Service) Drain(ctx context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
-	if !callerOf(ctx).admin {
-		s.refusals.count("admin")
-		return nil, refuse(connect.CodePermissionDenied, "drain: %w", errNotAdmin)
-	}
+func (s *Service) drainCall(_ context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
 	n := s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond)
 	return &api.DrainResponse{Jobs: uint32(n)}, nil
 }
 
-// StartDrain refuses new jobs and makes [Service.Serve] return when the present jobs have ended, or after timeout (0: never). It
-// returns the number of present jobs.
+// ofAdmin refuses callers other than the admin.
+func ofAdmin[Q, A any](s *Service, what string, call func(context.Context, *Q) (*A, error)) func(context.Context, *Q) (*A, error) {
+	return func(ctx context.Context, r *Q) (*A, error) {
+		if !job.CallerOf(ctx).Admin {
+			s.refusals.Count("admin")
+			return nil, rpc.Refuse(connect.CodePermissionDenied, "%s: %w", what, errNotAdmin)
+		}
+		return call(ctx, r)
+	}
+}
+
+// StartDrain refuses new jobs and makes [Service.Serve] return when the present jobs have ended, or after timeout. If timeout is 0,
+// it waits for them. It returns the number of present jobs.
 func (s *Service) StartDrain(timeout time.Duration) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := len(s.jobs)
-	if s.draining {
+	n, already := s.jobs.Drain()
+	if already {
 		return n
 	}
-	s.draining = true
 	s.health.SetStatus(apiconnect.JobServiceName, grpchealth.StatusNotServing)
 	s.log.Info("draining", "jobs", n, "timeout", timeout)
 	s.background.Go(func() { s.drain(timeout) })
@@ -253,9 +114,7 @@ func (s *Service) drain(timeout time.Duration) {
 	poll := time.NewTicker(50 * time.Millisecond)
 	defer poll.Stop()
 	for {
-		s.mu.Lock()
-		n := len(s.jobs)
-		s.mu.Unlock()
+		n, _ := s.jobs.State()
 		if n == 0 {
 			break
 		}
@@ -269,4 +128,60 @@ func (s *Service) drain(timeout time.Duration) {
 		break
 	}
 	close(s.drained)
+}
+
+// Status describes the aggregator to the admin.
+func (s *Service) Status(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
+	return s.status(ctx, &job.Caller{Admin: true})
+}
+
+// status describes the aggregator. A tenant learns of its own job, the admin of all.
+func (s *Service) status(ctx context.Context, by *job.Caller) (*api.StatusResponse, error) {
+	out := &api.StatusResponse{Version: s.opts.Version, UptimeSeconds: time.Since(s.start).Seconds()}
+	_, out.Draining = s.jobs.State()
+	s.cluster.Describe(out)
+	for _, p := range s.engines.Served {
+		out.Engines = append(out.Engines, s.engines.By[p].Status(by.Admin))
+	}
+	for _, j := range s.jobs.AllJobs() {
+		if by.Owns(j) {
+			if err := j.ChargeStatus(ctx, by); err != nil {
+				return nil, err
+			}
+			out.Jobs = append(out.Jobs, j.Status(ctx))
+		}
+	}
+	out.Jobs = append(out.Jobs, s.states.Status(by.MayKnow)...)
+	return out, nil
+}
+
+func (s *Service) setPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
+	j := s.jobs.Find(r.Job)
+	if j == nil || !job.CallerOf(ctx).Owns(j) {
+		return nil, rpc.Refuse(connect.CodePermissionDenied, "set policy: no job %q has this token", r.Job)
+	}
+	spec, err := policy.Parse(r.Policy)
+	if err == nil {
+		err = spec.Check(j.Spec.Workers)
+	}
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	if j.State() != "running" {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "set policy: job %q is %s, not running", r.Job, j.State())
+	}
+	release, err := j.Hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if j.Agg.Gate == nil {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "set policy: job %q: only mode stream has a policy to change", r.Job)
+	}
+	was, err := j.Agg.Gate.Change(spec, j.Agg.Now())
+	if err != nil {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "set policy: job %q: %w", r.Job, err)
+	}
+	s.log.Info("policy changes", "job", j.Name, "from", was, "to", spec)
+	return &api.SetPolicyResponse{Was: was.String()}, nil
 }

@@ -31,7 +31,7 @@ type direct struct{ http.Handler }
 func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := httptest.NewRecorder()
 	in := httptest.NewRequestWithContext(r.Context(), r.Method, r.URL.Path, r.Body)
-	in.Header, in.ContentLength = r.Header, r.ContentLength
+	in.Host, in.Header, in.ContentLength = r.Host, r.Header, r.ContentLength
 	d.ServeHTTP(w, in)
 	return w.Result(), r.Context().Err()
 }
@@ -46,9 +46,8 @@ var anyCall = []string{
 	apiconnect.JobServiceRegisterProcedure, apiconnect.JobServiceBarrierProcedure, apiconnect.JobServiceSaveProcedure,
 	apiconnect.JobServiceRestoreProcedure, apiconnect.JobServiceReadStateProcedure, apiconnect.JobServiceWriteStateProcedure,
 	apiconnect.JobServiceLeaveProcedure, apiconnect.JobServiceStatusProcedure, apiconnect.JobServiceSetPolicyProcedure,
-	apiconnect.JobServiceReportLossProcedure, apiconnect.JobServiceTraceProcedure, apiconnect.JobServiceCarryProcedure,
-	apiconnect.JobServiceAnswerStateProcedure, apiconnect.JobServiceDrainProcedure, apiconnect.JobServiceLinksProcedure,
-	apiconnect.JobServiceReshapeProcedure, apiconnect.JobServiceProbeProcedure,
+	apiconnect.JobServiceReportLossProcedure, apiconnect.JobServiceTraceProcedure, apiconnect.JobServiceWriteManifestProcedure,
+	apiconnect.JobServiceReadManifestProcedure, apiconnect.JobServiceDrainProcedure, apiconnect.JobServiceLinksProcedure,
 	apiconnect.RackServiceAskProcedure, "/metrics", "/grpc.health.v1.Health/Check", "/none",
 }
 
@@ -86,8 +85,8 @@ func FuzzCallBodies(f *testing.F) {
 		&api.RegisterRequest{Tensors: []*api.Tensor{{Name: "w", Shape: []uint64{3}, Dtype: "f32"}}}, &api.BarrierRequest{Name: "b"},
 		&api.SaveRequest{Name: "c"}, &api.RestoreRequest{}, &api.ReadStateRequest{}, &api.WriteStateRequest{}, &api.LeaveRequest{},
 		&api.StatusRequest{}, &api.SetPolicyRequest{Job: "j", Policy: "asp"}, &api.ReportLossRequest{}, &api.TraceRequest{},
-		&api.CarryRequest{Carry: "c", Answers: []*api.CarriedAnswer{{}}},
-		&api.AnswerStateRequest{Question: &api.StateQuestion{Kind: api.StateQuestion_READ, Chunks: []uint32{0}, Arrays: []uint32{0}}},
+		&api.WriteManifestRequest{Name: "c", Manifest: &api.CheckpointManifest{Parts: []*api.CheckpointPart{{File: "c", Parts: 1}}}},
+		&api.ReadManifestRequest{Name: "c"},
 	} {
 		b, err := proto.Marshal(m)
 		if err != nil {

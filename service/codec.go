@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"connectrpc.com/connect"
+	"github.com/rackweave/rackweave/service/rpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -19,9 +20,8 @@ const (
 
 // What decoding costs in bytes, roughly.
 const (
-	messageCost = 192
-	stringCost  = 24
-	scalarCost  = 8
+	stringCost = 24
+	scalarCost = 8
 )
 
 // codecs decode what costs no more than it may. They count before they decode.
@@ -59,7 +59,7 @@ func (c codec) Unmarshal(b []byte, message any) error {
 		return err
 	}
 	if most := smallMessage + growth*len(b); cost > most {
-		return refuse(connect.CodeResourceExhausted, "a request of %d bytes would take %d of memory, at most %d are given: leave out empty parts",
+		return rpc.Refuse(connect.CodeResourceExhausted, "a request of %d bytes would take %d of memory, at most %d are given: leave out empty parts",
 			len(b), cost, most)
 	}
 	return c.unmarshal(b, m)
@@ -97,7 +97,7 @@ func protoCost(b []byte, m protoreflect.MessageDescriptor) (cost int, err error)
 			if err != nil {
 				return 0, err
 			}
-			cost += messageCost + of
+			cost += rpc.MessageCost + of
 		case f.Kind() == protoreflect.StringKind || f.Kind() == protoreflect.BytesKind:
 			cost += stringCost + n
 		default:
@@ -107,7 +107,8 @@ func protoCost(b []byte, m protoreflect.MessageDescriptor) (cost int, err error)
 	return cost, nil
 }
 
-// jsonCost counts what could begin a value. Text that is no JSON is left to the decoder, which stops at the first wrong byte.
+// jsonCost counts the characters that can begin a value. Text that is not JSON is left to the decoder, which stops at the first
+// wrong byte.
 func jsonCost(b []byte, _ protoreflect.MessageDescriptor) (cost int, err error) {
 	inString := false
 	for i := 0; i < len(b); i++ {
@@ -124,7 +125,7 @@ func jsonCost(b []byte, _ protoreflect.MessageDescriptor) (cost int, err error) 
 			inString = true
 			cost += stringCost
 		case c == '{':
-			cost += messageCost
+			cost += rpc.MessageCost
 		case c == ',' || c == '[':
 			cost += scalarCost
 		}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/rpc"
 )
 
 var decoders = map[string]codec{
@@ -68,7 +69,7 @@ func FuzzDecoders(f *testing.F) {
 			return
 		}
 		cost, err := c.cost(b, r.ProtoReflect().Descriptor())
-		least := messageCost * len(r.Tensors)
+		least := rpc.MessageCost * len(r.Tensors)
 		for _, t := range r.Tensors {
 			least += len(t.Name) + len(t.Dtype) + scalarCost*len(t.Shape)
 		}

@@ -1,12 +1,29 @@
-// Package service is the aggregator's control plane: jobs with their members, tokens and quotas, the exchange of endpoints,
-// registration of tensors, checkpoints, status. It opens the devices and runs an [aggregate.Engine] for every provider it
-// serves. Gradients never pass here.
+// Package service is the aggregator's port: it speaks gRPC, Connect and plain HTTP+JSON (package api has the schema), with TLS or
+// without, finds out who calls, bounds what calls take, and hands them on. Its rooms do the rest:
 //
-// One port speaks gRPC, Connect and plain HTTP+JSON (package api has the schema), with TLS or without.
+//	rpc         errors, names and deadlines of calls
+//	engine      devices and the aggregating engines on them
+//	job         jobs and members: joining, registration, barriers
+//	checkpoint  saved and retained state
+//	cluster     the racks of a job
 //
-// A job forms when its first worker joins and runs once all have joined. From then on it fails when it loses a worker, and all
-// workers know within a second. A job that has failed or ended frees its name at once, and its memory when its workers are gone or
-// a grace period is over. Each worker has a session and keeps a Watch stream open; a worker whose stream ends is lost.
+// Gradients never pass here.
 //
-// Locks: Service.mu is taken before job.mu, never after it. Neither is held across a wait.
+// # Locks
+//
+// A goroutine that holds a lock takes only locks that come later:
+//
+//	Service.calls       read-locked by every call
+//	Job.Model           to use tensors, or to add to them, save or restore
+//	Job.memory          to use the job's memory, or to free it
+//	Table.mu            jobs, sessions
+//	Job.mu              members, collective calls
+//	hub.mu              runs over several racks, links (package cluster)
+//	Store.mu            retained states (package checkpoint)
+//	retained.mu         one such state, read-locked while it is read
+//	Prober.mu           a measurement of links
+//
+// The locks of package engine, of racks.Board, quota, door and membership are leaves: whoever holds one takes none of these. Model,
+// memory and retained.mu are held while lanes copy and other racks answer, the others never across a wait. A call that would make
+// two racks wait for each other is refused (package checkpoint).
 package service

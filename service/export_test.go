@@ -5,21 +5,27 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/planner"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/cluster"
 	"github.com/rackweave/rackweave/service/quota"
 )
 
 // Handler answers requests as the port does, of peers that have no connection.
 func (s *Service) Handler() http.Handler { return s.guarded }
 
-// WatchLinks sets what a job's window of steps lasts at least, and how the links of the aggregator's cluster are measured.
-func (s *Service) WatchLinks(window time.Duration, measure func() (*hierarchy.Links, error)) {
-	w := &s.cluster.watching
-	w.window = window
-	w.measure = func(*cluster, context.Context, *Service, string, time.Duration) (*hierarchy.Links, error) {
-		return measure()
-	}
+// Join joins as a call does that no connection brings.
+func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse, error) {
+	return s.jobs.Join(ctx, r)
 }
 
+// ShortenWindows sets what a window of a job's steps lasts at least.
+func (s *Service) ShortenWindows(least time.Duration) {
+	s.cluster.(*cluster.Cluster).Window = least
+}
+
+// SetLinks takes the place of a measurement of the links between the cluster's racks.
+func (s *Service) SetLinks(l *planner.Links) { s.cluster.(*cluster.Cluster).SetLinks(l) }
+
 // TakeAway lets the machine have less of a resource.
-func (s *Service) TakeAway(resource string, n int64) { s.ledger.Add(quota.Amounts{resource: -n}) }
+func (s *Service) TakeAway(resource string, n int64) { s.jobs.Ledger.Add(quota.Amounts{resource: -n}) }

@@ -1,16 +1,21 @@
 package service
 
 import (
+	"cmp"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
+	"os"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/keys"
+	"github.com/rackweave/rackweave/service/rpc"
 )
 
 // lock closes an aggregator that other hosts reach: it makes what is missing of certificate and admin's token.
@@ -33,7 +38,7 @@ func (s *Service) lock() error {
 	if err != nil {
 		return fmt.Errorf("%w: give another by --keys, or serve without TLS and tokens by --insecure", err)
 	}
-	if s.tls == nil {
+	if s.access.tls == nil {
 		cert, err := k.Certificate()
 		if err != nil {
 			return err
@@ -45,66 +50,82 @@ func (s *Service) lock() error {
 		if err != nil {
 			return fmt.Errorf("admin's token: %w", err)
 		}
-		s.opts.AdminToken, s.adminFile = token, path
+		s.opts.AdminToken, s.access.adminFile = token, path
 	}
-	s.keys = k
+	s.access.keys = k
 	return nil
 }
 
 func (s *Service) useCertificate(cert tls.Certificate) {
-	s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	s.access.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 }
 
-// Fingerprint returns what clients pin; "": there is no TLS.
+// Fingerprint returns the fingerprint that clients pin, or "" without TLS.
 func (s *Service) Fingerprint() string {
-	if s.tls == nil {
+	if s.access.tls == nil {
 		return ""
 	}
-	return api.Fingerprint(s.tls.Certificates[0].Certificate[0])
+	return api.Fingerprint(s.access.tls.Certificates[0].Certificate[0])
 }
 
 // AdminFile returns the file that holds the admin's token; "": none was made.
-func (s *Service) AdminFile() string { return s.adminFile }
+func (s *Service) AdminFile() string { return s.access.adminFile }
 
-// openPaths are what a closed aggregator answers without a token: whether it is there, and other racks, which prove themselves.
+// openPaths are the calls that a closed aggregator answers without a token: the health check, and those of other racks, which have
+// a seal.
 var openPaths = map[string]bool{
 	"/" + grpchealth.HealthV1ServiceName + "/Check": true,
 	apiconnect.RackServiceAskProcedure:              true,
 }
 
 // known reports whether a caller has shown a session or a token.
-func (s *Service) known(c *caller) bool {
-	if c.admin || c.member != nil {
+func (s *Service) known(c *job.Caller) bool {
+	if c.Admin || c.Member != nil {
 		return true
 	}
-	for _, p := range s.opts.Jobs {
-		if p.Token != "" && equal(c.token, p.Token) {
+	for _, token := range s.opts.Jobs {
+		if token != "" && rpc.Equal(c.Token, token) {
 			return true
 		}
 	}
-	_, ok := s.keys.Find(c.token)
+	_, ok := s.access.keys.Find(c.Token)
 	return ok
 }
 
 // policy returns what a job may have whose worker shows this token.
-func (s *Service) policy(job string, by *caller) (JobPolicy, error) {
-	p, ok := s.opts.policy(job)
-	switch {
-	case !ok:
-	case s.keys == nil || len(s.opts.Jobs) > 0 || by.admin:
+func (s *Service) policy(name string, by *job.Caller) (p job.Policy, err error) {
+	p.Quota = s.opts.Quota
+	var ok bool
+	if p.Token, ok = s.opts.Jobs[name]; ok || len(s.opts.Jobs) == 0 && (s.access.keys == nil || by.Admin) {
 		return p, nil
-	default:
-		if t, found := s.keys.Find(by.token); found && t.Job == job {
-			p.Token, p.Weight = by.token, t.Weight
-			if t.Workers > 0 {
-				p.Quota.Workers = t.Workers
-			}
-			if t.MemoryBytes > 0 {
-				p.Quota.MemoryBytes = t.MemoryBytes
-			}
+	}
+	if len(s.opts.Jobs) == 0 {
+		if t, found := s.access.keys.Find(by.Token); found && t.Job == name {
+			p.Token, p.Weight = by.Token, t.Weight
+			p.Quota.Workers = cmp.Or(t.Workers, p.Quota.Workers)
+			p.Quota.MemoryBytes = cmp.Or(t.MemoryBytes, p.Quota.MemoryBytes)
 			return p, nil
 		}
 	}
-	return p, refuse(connect.CodePermissionDenied,
-		"job %q may not run here: use the name of a job that the aggregator knows, and its token (see rackweave token)", job)
+	return p, rpc.Refuse(connect.CodePermissionDenied,
+		"job %q may not run here: use the name of a job that the aggregator knows, and its token (see rackweave token)", name)
+}
+
+// listenSocket listens on the Unix socket by which this user administers the aggregator. Without one the admin's token does.
+func (s *Service) listenSocket() (net.Listener, error) {
+	at, ok := s.Addr().(*net.TCPAddr)
+	if !ok {
+		return nil, errors.New("the aggregator listens on no TCP address")
+	}
+	path := api.SocketPath(at)
+	if err := api.OwnSocketDir(path); err != nil {
+		return nil, err
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		return nil, errors.Join(errors.New("another aggregator listens on "+path), c.Close())
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
+		return nil, err
+	}
+	return net.Listen("unix", path)
 }

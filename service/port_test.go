@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -19,11 +20,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpcreflect"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
@@ -87,6 +90,21 @@ func TestOnePortSpeaksJSONConnectAndGRPC(t *testing.T) {
 		got, err := apiconnect.NewJobServiceClient(h2c(t), s.URL(), option).Status(within(t), &api.StatusRequest{})
 		if err != nil || got.Version != "v1.2.3" {
 			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+}
+
+func TestEveryCallOfTheSchemaIsServed(t *testing.T) {
+	s, _ := serve(t, service.Options{})
+	for _, file := range []protoreflect.FileDescriptor{api.File_job_proto, api.File_rack_proto} {
+		for i := range file.Services().Len() {
+			of := file.Services().Get(i)
+			for k := range of.Methods().Len() {
+				m := of.Methods().Get(k)
+				if code, body := post(t, fmt.Sprintf("%s/%s/%s", s.URL(), of.FullName(), m.Name()), "{}"); code == http.StatusNotFound {
+					t.Errorf("%s: %s", m.FullName(), body)
+				}
+			}
 		}
 	}
 }
@@ -228,9 +246,22 @@ func TestTLSIsVerifiedAndWrongTLSIsAClearError(t *testing.T) {
 	}
 }
 
-func TestAnAggregatorThatEncryptsSumsOverTCPAndServesNothingThatCannot(t *testing.T) {
+func TestAnAggregatorThatEncryptsSumsOverTCP(t *testing.T) {
+	d, err := verbs.Open(verbs.ProviderTCP, "", "encrypt=yes")
+	if errors.Is(err, syscall.EPROTONOSUPPORT) {
+		if _, err := service.New(service.Options{Listen: "127.0.0.1:0", Encrypt: true}); !errors.Is(err, syscall.EPROTONOSUPPORT) {
+			t.Errorf("where the kernel cannot encrypt: %v", err)
+		}
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
 	s, _ := serve(t, service.Options{Encrypt: true})
 	sumOnce(t, join(t, s, client.Config{Job: "j", Workers: 2, Provider: verbs.ProviderTCP}), 100_000)
+}
+
+func TestAnAggregatorThatEncryptsServesNothingThatCannot(t *testing.T) {
 	for name, o := range map[string]service.Options{
 		"provider ibv cannot encrypt": {Encrypt: true, Providers: []string{verbs.ProviderTCP, verbs.ProviderIBV}},
 		"which needs TLS":             {Encrypt: true, Insecure: true},

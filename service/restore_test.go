@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,26 +10,27 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/checkpoint"
+	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // refusing is another rack that takes some writes and refuses the next.
 type refusing struct {
+	checkpoint.OneRack
 	takes int
 	some  bool // it may have taken that one in part
 }
 
 var errRefusing = errors.New("this rack takes no more")
 
-func (r *refusing) own() int         { return 0 }
-func (r *refusing) names() []string  { return []string{"this rack", "the other"} }
-func (r *refusing) replicated() bool { return true }
+func (r *refusing) Names() []string { return []string{"this rack", "the other"} }
 
-func (r *refusing) ask(context.Context, func(int) *api.StateQuestion) ([][]byte, error) {
+func (r *refusing) Ask(context.Context, func(int) *api.StateQuestion) ([][]byte, error) {
 	return make([][]byte, 2), nil
 }
 
-func (r *refusing) replace(context.Context, func(int) *api.StateQuestion, func(int) []byte) (some bool, err error) {
+func (r *refusing) Replace(context.Context, func(int) *api.StateQuestion, func() []byte) (some bool, err error) {
 	if r.takes == 0 {
 		return r.some, errRefusing
 	}
@@ -57,9 +57,9 @@ func start(t *testing.T, o Options) *Service {
 }
 
 // trainAlone joins a job of one worker and tensor.
-func trainAlone(t *testing.T, ctx context.Context, dir string, elems uint64) (*job, *client.Worker) {
+func trainAlone(t *testing.T, ctx context.Context, elems uint64) (*Service, *client.Worker) {
 	t.Helper()
-	s := start(t, Options{Listen: "127.0.0.1:0", CheckpointDir: dir})
+	s := start(t, Options{Listen: "127.0.0.1:0", CheckpointDir: t.TempDir()})
 	w, err := client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Workers: 1, Mode: "eager", Optimizer: "sgd_torch",
 		Provider: verbs.ProviderTCP})
 	if err != nil {
@@ -69,28 +69,25 @@ func trainAlone(t *testing.T, ctx context.Context, dir string, elems uint64) (*j
 	if err := w.Register(ctx, []client.Tensor{{Name: "w", Shape: []uint64{elems}}}); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.jobs["j"], w
+	return s, w
 }
 
 // A restore that is refused before anything was replaced leaves the job as it was; a later one ends it.
 func TestARestoreIsRefusedWholeOrEndsTheJob(t *testing.T) {
-	const elems = 2*batchElems + 1000 // three batches
+	const elems = 2<<18 + 1000 // three batches
 	for name, c := range map[string]struct {
 		refusing
 		failure string
 	}{
-		"the first write":                 {refusing{0, false}, ""},
-		"the first write, taken by some":  {refusing{0, true}, "replaced at some aggregators only"},
-		"the second write":                {refusing{1, false}, "ended midway"},
-		"the updates, after three writes": {refusing{3, false}, "ended midway"},
+		"the first write":                 {refusing{takes: 0}, ""},
+		"the first write, taken by some":  {refusing{takes: 0, some: true}, "replaced in part"},
+		"the second write":                {refusing{takes: 1}, "ended midway"},
+		"the updates, after three writes": {refusing{takes: 3}, "ended midway"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			dir := t.TempDir()
-			j, w := trainAlone(t, ctx, dir, elems)
+			s, w := trainAlone(t, ctx, elems)
 			move := func(h client.Handle, err error) {
 				t.Helper()
 				if err == nil {
@@ -106,19 +103,19 @@ func TestARestoreIsRefusedWholeOrEndsTheJob(t *testing.T) {
 				t.Fatal(err)
 			}
 			move(w.Broadcast(0, client.Bytes(now)))
-			j.model.Lock()
-			_, err := j.restore(ctx, &c.refusing, filepath.Join(dir, "j", "c"+checkpointSuffix))
-			j.unlockModel()
-			if !errors.Is(err, errRefusing) {
+			s.states.Racks = func(*job.Job) checkpoint.Racks { return &c.refusing }
+			err := w.Restore(ctx, "c")
+			s.states.Racks = racksOf
+			if err == nil || !strings.Contains(err.Error(), errRefusing.Error()) {
 				t.Fatalf("the restore: %v, want %v", err, errRefusing)
 			}
 			if c.failure != "" {
 				select {
-				case <-j.failed:
+				case <-w.Failed():
 				case <-ctx.Done():
 					t.Fatal("the job goes on with half a model")
 				}
-				if err := j.failure.Err; !strings.Contains(err.Error(), c.failure) {
+				if err := w.Err(); !strings.Contains(err.Error(), c.failure) {
 					t.Errorf("the job failed: %v, want %q", err, c.failure)
 				}
 				return

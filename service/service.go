@@ -8,71 +8,75 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
 
-	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/checkpoint"
+	"github.com/rackweave/rackweave/service/cluster"
 	"github.com/rackweave/rackweave/service/door"
+	"github.com/rackweave/rackweave/service/engine"
+	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/keys"
-	"github.com/rackweave/rackweave/service/quota"
-	"github.com/rackweave/rackweave/verbs"
+	"github.com/rackweave/rackweave/service/racks"
+	"github.com/rackweave/rackweave/service/rpc"
 )
 
 // Service is a running aggregator.
 type Service struct {
-	opts      Options
-	log       *slog.Logger
-	listener  net.Listener
-	socket    net.Listener // Unix; nil: none
-	mux       *http.ServeMux
-	guarded   http.Handler // mux, behind the guard
-	door      *door.Door
-	cluster   *cluster // nil: the rack is alone
-	probing   probing
-	ledger    *quota.Ledger
-	keys      *keys.Keys // nil: open to whoever reaches it
-	tls       *tls.Config
-	adminFile string
-	refusals  *refusals
-	http      *http.Server
-	local     *http.Server // of the Unix socket
-	health    *grpchealth.StaticChecker
-	engines   map[string]*engine
-	served    []string // providers, fastest first
-	hostID    string
-	uid       uint32
-	start     time.Time
+	opts     Options
+	log      *slog.Logger
+	listener net.Listener
+	socket   net.Listener // Unix. If nil, none
+	mux      *http.ServeMux
+	bodies   map[string]int64 // by call that needs a session, the most bytes of its body
+	guarded  http.Handler     // mux, behind the guard
+	door     *door.Door
+	access   access
+	refusals *door.Refusals
+	http     *http.Server
+	local    *http.Server // of the Unix socket
+	health   *grpchealth.StaticChecker
+	start    time.Time
 
-	closing     chan struct{} // closed when the service ends
-	drained     chan struct{} // closed when a drain is complete
-	closeOnce   sync.Once
-	closeErr    error
-	jobsRunning sync.WaitGroup
-	jobsStarted atomic.Uint64
-	jobsFailed  atomic.Uint64
-	background  sync.WaitGroup
+	engines *engine.Set
+	jobs    *job.Table
+	states  *checkpoint.Store
+	cluster clusterPart
+	probing *cluster.Prober
 
-	mu       sync.Mutex
-	jobs     map[string]*job // forming and running
-	retired  map[*job]bool   // failed or ended, with memory to free
-	kept     map[tenant]*kept
-	sessions map[string]*member
-	members  int // of jobs and retired
-	draining bool
-	closed   bool
+	closing    chan struct{} // closed when the service ends
+	drained    chan struct{} // closed when a drain is complete
+	closeOnce  func() error
+	background sync.WaitGroup
 
 	calls sync.RWMutex // read-locked by every call, locked to end the service
 	gone  bool         // guarded by calls
+}
+
+// clusterPart is this aggregator's part in a cluster of racks, [cluster.Cluster], or [cluster.Alone] if it is in none.
+type clusterPart interface {
+	job.Placer
+	Open(*engine.Set)
+	OwnURL() string
+	CheckTLS() error
+	Serve(context.Context, *api.AskRequest) (*api.AskResponse, error)
+	ServeLinks(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
+	Standing() (s racks.Standing, dynamic bool)
+	FollowPlan(running func() []*job.Job)
+	Describe(*api.StatusResponse)
+	CloseIdleConnections()
+}
+
+// access holds who may use the service. It does not change once the service listens.
+type access struct {
+	keys      *keys.Keys // nil: open to whoever reaches it
+	tls       *tls.Config
+	adminFile string
 }
 
 // New opens the devices, starts the engines and listens; [Service.Serve] then serves.
@@ -81,18 +85,25 @@ func New(o Options) (s *Service, err error) {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
 	s = &Service{
-		opts: o, log: o.Log, mux: http.NewServeMux(), engines: map[string]*engine{}, hostID: api.HostID(), uid: uint32(os.Geteuid()),
-		start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}), jobs: map[string]*job{}, retired: map[*job]bool{},
-		kept: map[tenant]*kept{}, sessions: map[string]*member{}, refusals: newRefusals(o.Log), ledger: openLedger(),
+		opts: o, log: o.Log, mux: http.NewServeMux(), start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}),
+		refusals: door.NewRefusals(o.Log), bodies: map[string]int64{},
 	}
+	s.closeOnce = sync.OnceValue(s.close)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("start service: %w", errors.Join(err, s.Close()))
 			s = nil
 		}
 	}()
+	s.probing = cluster.NewProber(o.Log)
+	s.cluster = cluster.Alone{}
 	if o.Cluster != nil {
-		if s.cluster, err = newCluster(o.Cluster, s.URL); err != nil {
+		if s.cluster, err = cluster.New(cluster.Config{
+			Cluster: o.Cluster, URL: s.URL, Log: o.Log, Refused: s.refusals.Count, Closing: s.closing,
+			Background: &s.background, Probing: s.probing, State: s.answerState,
+			Draining:   func(job string) bool { return s.jobs.TurnsAway(job) },
+			EndForming: func(job string, why error) { s.jobs.EndForming(job, nil, why) },
+		}); err != nil {
 			return s, err
 		}
 	}
@@ -105,55 +116,58 @@ func New(o Options) (s *Service, err error) {
 	if err = s.lock(); err != nil {
 		return s, err
 	}
-	if k := s.cluster; k != nil && k.Members == nil && s.tls != nil && strings.HasPrefix(k.Racks[k.own].URL, "http://") {
-		return s, fmt.Errorf("rack %q is at %s in the cluster's file, and its aggregator serves TLS: write https:// there, and its fingerprint as ca",
-			k.Own, k.Racks[k.own].URL)
+	if s.access.tls != nil {
+		if err = s.cluster.CheckTLS(); err != nil {
+			return s, err
+		}
 	}
-	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.count)
+	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.Count)
 	s.serveBy()
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
-	if err = s.openEngines(); err != nil {
+	if s.engines, err = engine.Open(o.engines(), s.Addr()); err != nil {
 		return s, err
 	}
+	s.openJobs()
 	s.background.Go(s.tend)
-	if s.cluster != nil && s.cluster.Members != nil {
-		s.background.Go(s.followPlan)
-	}
-	s.log.Info("serving", "address", s.Addr(), "providers", list(s.served), "tls", s.tls != nil, "closed", s.keys != nil)
+	s.background.Go(func() { s.cluster.FollowPlan(s.jobs.RunningJobs) })
+	s.log.Info("serving", "address", s.Addr(), "providers", rpc.List(s.engines.Served), "tls", s.access.tls != nil, "closed",
+		s.access.keys != nil)
 	return s, nil
 }
 
-// openEngines starts the transports that are served.
-func (s *Service) openEngines() error {
-	topo, err := numa.Discover("")
-	if err != nil {
-		return err
+// openJobs makes what serves jobs, once the engines are there.
+func (s *Service) openJobs() {
+	s.probing.Engines = s.engines
+	s.states = checkpoint.NewStore(s.opts.CheckpointDir, s.log, s.refusals.Count, racksOf, s.closing)
+	c := job.Config{
+		Log: s.log, Engines: s.engines, Refused: s.refusals.Count, Dismiss: s.door.Dismiss, Placer: s.cluster, Retainer: s.states,
+		Policy: s.policy, Closing: s.closing, MaxJobs: s.opts.MaxJobs, MaxWorkers: s.opts.MaxWorkers,
+		WhyClosing: func() error {
+			if now, dynamic := s.cluster.Standing(); dynamic && now.Fenced {
+				return now.Refusal
+			}
+			return job.ErrShutdown
+		},
 	}
-	providers := s.opts.Providers
-	if len(providers) == 0 {
-		if providers = verbs.ProvidersHere(); len(providers) == 0 {
-			return errors.New("no provider has a device here: see rackweave doctor")
-		}
+	s.cluster.Open(s.engines)
+	s.jobs = job.NewTable(c)
+	s.serveCalls()
+}
+
+// racksOf returns how the racks of a job are asked about its state.
+func racksOf(j *job.Job) checkpoint.Racks {
+	if r, several := j.Spec.Racks.(*cluster.Rendezvous); several {
+		return r
 	}
-	if len(s.opts.NICs) > 0 && !slices.Contains(providers, verbs.ProviderIBV) && !slices.Contains(providers, verbs.ProviderSim) {
-		return fmt.Errorf("RDMA devices %s need provider %s, and only %s can be served: see rackweave doctor", list(s.opts.NICs),
-			verbs.ProviderIBV, list(providers))
-	}
-	for _, p := range verbs.Providers() {
-		if !slices.Contains(providers, p) {
-			continue
-		}
-		if s.engines[p], err = openEngine(p, &s.opts, topo, s.Addr()); err != nil {
-			delete(s.engines, p)
-			return err
-		}
-		s.ledger.Add(s.engines[p].has())
-		s.log.Info("transport ready", "provider", p, "lanes", s.engines[p].String())
-		s.served = append(s.served, p)
-	}
-	return nil
+	return checkpoint.OneRack{}
+}
+
+// answerState answers another rack's question about the state of a job.
+func (s *Service) answerState(ctx context.Context, j *job.Job, from int, q *api.StateQuestion,
+	payload func(bytes int) ([]byte, error)) ([]byte, error) {
+	return s.states.Of(j).Answer(ctx, from, q, payload)
 }
 
 func listen(address string) (net.Listener, error) {
@@ -166,21 +180,19 @@ func listen(address string) (net.Listener, error) {
 
 // serveBy makes the HTTP servers. They bound requests in size and in the time they take to arrive, and find silent peers by pings.
 func (s *Service) serveBy() {
-	options := append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
+	options := s.callOptions()
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
-	if s.cluster != nil { // so that who names several aggregators can tell those of racks
+	if s.opts.Cluster != nil { // so that who names several aggregators can tell those of racks
 		s.health.SetStatus(apiconnect.RackServiceName, grpchealth.StatusServing)
 	}
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
-	s.mux.Handle(apiconnect.NewJobServiceHandler(s, options...))
-	s.mux.Handle(apiconnect.NewRackServiceHandler(s, options...))
 	s.mux.Handle("/metrics", s.hostOnly(s.metricsPage()))
 	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
 
-	s.local, s.http = s.server(true), s.server(s.tls == nil)
-	s.http.TLSConfig = s.tls
+	s.local, s.http = s.server(true), s.server(s.access.tls == nil)
+	s.http.TLSConfig = s.access.tls
 }
 
 func (s *Service) server(plain bool) *http.Server {
@@ -189,7 +201,7 @@ func (s *Service) server(plain bool) *http.Server {
 		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols), ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: pingTimeout,
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: job.PingTimeout,
 			MaxConcurrentStreams: 32, MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10,
 			WriteByteTimeout: door.AnswerWithin},
 	}
@@ -203,21 +215,10 @@ func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
 	s.calls.RLock()
 	defer s.calls.RUnlock()
 	if s.gone {
-		http.Error(w, errShutdown.Error(), http.StatusServiceUnavailable)
+		http.Error(w, job.ErrShutdown.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	s.guarded.ServeHTTP(w, r)
-}
-
-// begin counts a job as running. It returns false if the service is closing.
-func (s *Service) begin() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.jobsRunning.Add(1)
-	return true
 }
 
 // HandleAdmin mounts another handler on the service's port, for the admin. Call it before Serve.
@@ -236,7 +237,7 @@ func (s *Service) URL() string {
 // other hosts can use. The last is that of [Service.URL].
 func (s *Service) URLs() []string {
 	scheme := "http"
-	if s.tls != nil {
+	if s.access.tls != nil {
 		scheme = "https"
 	}
 	host, port, _ := net.SplitHostPort(s.Addr().String())
@@ -262,10 +263,19 @@ func addresses(any net.IP) []string {
 	return all
 }
 
-func (s *Service) uptime() time.Duration { return time.Since(s.start) }
-
 // Providers lists the providers that are served, fastest first.
-func (s *Service) Providers() []string { return s.served }
+func (s *Service) Providers() []string { return s.engines.Served }
+
+// Lanes returns the number of lanes, of all providers. Each keeps one of Go's processors in calls to C. Where all processors are in
+// calls, the runtime's monitor looks every 20 us, takes one away and starts a thread for it, which finds nothing to do. So a
+// program that serves gives Go as many processors more ([runtime.GOMAXPROCS]).
+func (s *Service) Lanes() int {
+	n := 0
+	for _, e := range s.engines.By {
+		n += len(e.Lanes)
+	}
+	return n
+}
 
 // Serve serves until ctx ends, a drain is complete or Close is called, and closes the service.
 func (s *Service) Serve(ctx context.Context) error {
@@ -297,15 +307,12 @@ func (s *Service) Serve(ctx context.Context) error {
 }
 
 // Close ends the service: it fails every job, notifies the workers, and frees all memory and devices.
-func (s *Service) Close() error {
-	s.closeOnce.Do(func() { s.closeErr = s.close() })
-	return s.closeErr
-}
+func (s *Service) Close() error { return s.closeOnce() }
 
 func (s *Service) close() error {
-	s.mu.Lock()
-	s.draining, s.closed = true, true
-	s.mu.Unlock()
+	if s.jobs != nil {
+		s.jobs.Close()
+	}
 	close(s.closing) // jobs fail, and their Watch streams notify the workers
 	var errs []error
 	if s.http != nil {
@@ -326,48 +333,17 @@ func (s *Service) close() error {
 	s.calls.Lock() // until every handler has returned: none uses an engine after this
 	s.gone = true
 	s.calls.Unlock()
-	s.jobsRunning.Wait()
-	for s.dropOldest(tenant{}) {
+	if s.jobs != nil {
+		s.jobs.Running.Wait()
+		s.states.DropAll()
 	}
 	s.background.Wait()
-	s.probing.end("")
-	if s.cluster != nil {
-		s.cluster.hangUp()
-	}
-	for _, p := range s.served {
-		errs = append(errs, s.engines[p].close())
+	s.probing.End("")
+	s.cluster.CloseIdleConnections()
+	if s.engines != nil {
+		errs = append(errs, s.engines.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// retire frees a job's name and keeps its memory.
-func (s *Service) retire(j *job) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.jobs[j.name] == j {
-		delete(s.jobs, j.name)
-		s.retired[j] = true
-	}
-}
-
-// forget drops all that is left of a job.
-func (s *Service) forget(j *job) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.retired, j)
-	s.members -= len(j.members)
-	for _, m := range j.members {
-		delete(s.sessions, m.session)
-		s.door.Dismiss(m)
-	}
-}
-
-// session returns the member that calls.
-func (s *Service) session(ctx context.Context) (*member, error) {
-	if m := callerOf(ctx).member; m != nil {
-		return m, nil
-	}
-	return nil, connect.NewError(connect.CodeUnauthenticated, errNoSession)
 }
 
 // tend does what is due every second: it samples rates and fails jobs that wait for a worker who has left.
@@ -379,48 +355,11 @@ func (s *Service) tend() {
 		case <-s.closing:
 			return
 		case now := <-tick.C:
-			s.sample(now.Sub(last).Seconds())
+			s.engines.Sample(now.Sub(last).Seconds())
 			last = now
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		for _, j := range s.running() {
-			j.failIfDeserted(ctx)
-		}
+		s.jobs.Tend(ctx, last)
 		cancel()
 	}
-}
-
-// running lists the jobs that run.
-func (s *Service) running() []*job {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var jobs []*job
-	for _, j := range s.jobs {
-		if j.state() == "running" && j.agg != nil {
-			jobs = append(jobs, j)
-		}
-	}
-	return jobs
-}
-
-func (s *Service) sample(seconds float64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.engines {
-		for i, l := range e.agg.Lanes() {
-			r, c := &e.rates[i], l.Counters()
-			r.received = float64(c.RecvBytes-r.last.RecvBytes) / seconds
-			r.sent = float64(c.SentBytes-r.last.SentBytes) / seconds
-			r.last = c
-		}
-	}
-}
-
-// bounded gives a call the deadline it asks for, within limits.
-func bounded(ctx context.Context, ms uint32) (context.Context, context.CancelFunc) {
-	d := defaultWait
-	if ms > 0 {
-		d = min(time.Duration(ms)*time.Millisecond, maxWait)
-	}
-	return context.WithTimeout(ctx, d)
 }

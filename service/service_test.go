@@ -150,8 +150,7 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		"port taken":       {service.Options{Listen: taken.Addr().String()}, "address already in use: give another address"},
 		"half of TLS":      {service.Options{TLSCert: "x"}, "give both files, or neither"},
 		"missing TLS file": {service.Options{TLSCert: "/no/cert", TLSKey: "/no/key"}, "/no/cert"},
-		"job name":         {service.Options{Jobs: []service.JobPolicy{{Name: "a b"}}}, `job name "a b"`},
-		"job twice":        {service.Options{Jobs: []service.JobPolicy{{Name: "a"}, {Name: "a"}}}, "listed twice"},
+		"job name":         {service.Options{Jobs: map[string]string{"a b": ""}}, `job name "a b"`},
 		"too many cores":   {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Cores: 5000}, "5000 cores asked for"},
 		"window": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, Window: 1 << 20},
 			"window of 1048576: use 2 to 4096"},
@@ -159,8 +158,7 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 			"window of 1: use 2 to 4096"},
 		"negative window":    {service.Options{Window: -1}, "-1 messages in the window: use 0 or more"},
 		"negative limit":     {service.Options{MaxJobs: -3}, "-3 jobs: use 0 or more"},
-		"negative quota":     {service.Options{Quota: service.Quota{Tensors: -1}}, "-1 tensors of a job: use 0 or more"},
-		"spin":               {service.Options{Spin: -2}, "spin of -2"},
+		"negative quota":     {service.Options{Quota: service.Quota{MemoryBytes: -1}}, "-1 bytes of memory of a job: use 0 or more"},
 		"provider's options": {service.Options{ProviderOptions: map[string]string{"roce": "gid=3"}}, `unknown provider "roce"`},
 		"NICs without RDMA": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, NICs: []string{"mlx5_9"}},
 			"mlx5_9 need provider ibv, and only tcp"},
@@ -179,7 +177,7 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 }
 
 func TestAnUnlistedJobIsRefusedWhereOnlyListedOnesRun(t *testing.T) {
-	s, _ := serve(t, service.Options{Jobs: []service.JobPolicy{{Name: "good", Token: "t"}}})
+	s, _ := serve(t, service.Options{Jobs: map[string]string{"good": "t"}})
 	_, err := client.Join(within(t), client.Config{Server: s.URL(), Job: "bad", Workers: 1, Provider: verbs.ProviderTCP})
 	if err == nil || !strings.Contains(err.Error(), `job "bad" may not run here`) {
 		t.Error(err)

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/service/api"
@@ -116,68 +115,4 @@ func TestRefusalsAreCountedByReasonAndFewAreLogged(t *testing.T) {
 	if n := strings.Count(log.String(), "turned away"); n == 0 || n > 10 {
 		t.Errorf("%d of %d refusals are logged, want a few", n, calls)
 	}
-}
-
-func TestSocketsOfKilledAggregatorsAreSwept(t *testing.T) {
-	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
-	dir := filepath.Dir(api.SocketPath(&net.TCPAddr{Port: 1}))
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	old := time.Now().Add(-time.Hour)
-	for _, tc := range []struct {
-		name                      string
-		lives, full, young, swept bool
-	}{
-		{name: "any.1", swept: true}, {name: "127.0.0.1.2", swept: true}, {name: "any.3", lives: true}, {name: "any.4", young: true},
-		{name: "any.5", lives: true, full: true},
-	} {
-		path := filepath.Join(dir, tc.name)
-		fd := bound(t, path)
-		if tc.lives {
-			if err := syscall.Listen(fd, 0); err != nil {
-				t.Fatal(err)
-			}
-			defer syscall.Close(fd)
-		} else {
-			syscall.Close(fd) // as a killed process does: the file stays
-		}
-		if tc.full {
-			c, err := net.Dial("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-		}
-		if !tc.young {
-			if err := os.Chtimes(path, old, old); err != nil {
-				t.Fatal(err)
-			}
-		}
-		defer func() {
-			if _, err := os.Lstat(path); os.IsNotExist(err) != tc.swept {
-				t.Errorf("%+v: %v", tc, err)
-			}
-		}()
-	}
-	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	serve(t, service.Options{Providers: []string{"tcp"}})
-	if _, err := os.Lstat(filepath.Join(dir, "file")); err != nil {
-		t.Errorf("a file that is no socket: %v", err)
-	}
-}
-
-// bound returns a Unix socket that is bound to a path and does not listen.
-func bound(t *testing.T, path string) int {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err == nil {
-		err = syscall.Bind(fd, &syscall.SockaddrUnix{Name: path})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fd
 }

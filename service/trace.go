@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"connectrpc.com/connect"
@@ -9,21 +10,22 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/rpc"
 )
 
 const (
 	longestTrace  = time.Minute
 	defaultEvents = 1 << 16 // of each lane
 	mostEvents    = 1 << 18
+	// toldEventBytes is the memory of an event in the answer, as a message and encoded.
+	toldEventBytes = 200
 )
 
-// Trace implements the schema's Trace.
-func (s *Service) Trace(ctx context.Context, r *api.TraceRequest) (*api.TraceResponse, error) {
-	s.mu.Lock()
-	j := s.jobs[r.Job]
-	s.mu.Unlock()
-	if j == nil || !callerOf(ctx).owns(j) {
-		return nil, refuse(connect.CodePermissionDenied, "trace: there is no job %q with this token", r.Job)
+func (s *Service) trace(ctx context.Context, r *api.TraceRequest) (*api.TraceResponse, error) {
+	j := s.jobs.Find(r.Job)
+	if j == nil || !job.CallerOf(ctx).Owns(j) {
+		return nil, rpc.Refuse(connect.CodePermissionDenied, "trace: no job %q has this token", r.Job)
 	}
 	d, events := time.Duration(r.DurationMs)*time.Millisecond, int(r.Events)
 	if events == 0 {
@@ -31,20 +33,29 @@ func (s *Service) Trace(ctx context.Context, r *api.TraceRequest) (*api.TraceRes
 	}
 	switch {
 	case d <= 0 || d > longestTrace:
-		return nil, refuse(connect.CodeInvalidArgument, "trace of %v: use 1ms to %v", d, longestTrace)
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "trace of %v: use 1ms to %v", d, longestTrace)
 	case events > mostEvents:
-		return nil, refuse(connect.CodeInvalidArgument, "trace of %d events in each lane: use at most %d", events, mostEvents)
-	case j.state() != "running":
-		return nil, refuse(connect.CodeFailedPrecondition, "trace: job %q is %s, not running", r.Job, j.state())
-	case !j.tracing.TryLock():
-		return nil, refuse(connect.CodeFailedPrecondition, "trace: job %q is traced already: wait until that ends", r.Job)
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "trace of %d events in each lane: use at most %d", events, mostEvents)
+	case j.State() != "running":
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "trace: job %q is %s, not running", r.Job, j.State())
+	case !j.Tracing.CompareAndSwap(false, true):
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "trace: job %q is traced already: wait until that ends", r.Job)
 	}
-	defer j.tracing.Unlock()
-	release, err := j.hold()
+	defer j.Tracing.Store(false)
+	release, err := j.Hold()
 	if err != nil {
 		return nil, err
 	}
-	err = j.agg.Trace(ctx, events)
+	each := aggregate.TraceBytes(events) + int64(events)*toldEventBytes
+	if err = j.ChargeCall(ctx, "trace", int64(len(j.Engine.Agg.Lanes()))*each); err != nil {
+		release()
+		return nil, err
+	}
+	begun := j.Agg.Now()
+	if _, _, err = j.Agg.Trace(ctx, events); err != nil {
+		_, _, stopErr := j.Agg.Trace(context.WithoutCancel(ctx), 0)
+		err = errors.Join(err, stopErr)
+	}
 	release()
 	if err != nil {
 		return nil, err
@@ -54,31 +65,37 @@ func (s *Service) Trace(ctx context.Context, r *api.TraceRequest) (*api.TraceRes
 	select {
 	case <-over.C:
 	case <-ctx.Done():
-	case <-j.failed:
-	case <-j.ended:
+	case <-j.Failed:
+	case <-j.Ended:
 	}
-	if release, err = j.hold(); err != nil {
+	j.Model.RLock() // before the memory: see the order of locks
+	defer j.Model.RUnlock()
+	if release, err = j.Hold(); err != nil {
 		return nil, err
 	}
 	defer release()
-	return j.traced()
+	return traced(j, begun)
 }
 
-// traced ends a trace.
-func (j *job) traced() (*api.TraceResponse, error) {
+// traced ends a trace that began at this time. The caller has locked the job's model and memory.
+func traced(j *job.Job, begun int64) (*api.TraceResponse, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	lanes, lost, err := j.agg.Traced(ctx)
-	if err == nil {
-		err = j.agg.Trace(ctx, 0)
-	}
+	lanes, lost, err := j.Agg.Trace(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
-	out := &api.TraceResponse{Mode: j.spec.mode.String(), Workers: uint32(j.spec.workers), Lost: lost}
-	j.model.Lock()
-	defer j.model.Unlock()
-	plan := j.plan
+	out := &api.TraceResponse{Mode: j.Spec.Mode.String(), Workers: uint32(j.Spec.Workers), Lost: lost}
+	if g := j.Agg.Gate; g != nil {
+		for rank := range j.Spec.Workers {
+			held := int64(0)
+			if since := g.Look(rank).Since; since > 0 {
+				held = j.Agg.Now() - max(since, begun)
+			}
+			out.HeldNs = append(out.HeldNs, held)
+		}
+	}
+	plan := j.Model.Plan
 	for i := range plan.NumTensors() {
 		out.Tensors = append(out.Tensors, plan.Tensor(i).Name)
 	}
@@ -92,16 +109,16 @@ func (j *job) traced() (*api.TraceResponse, error) {
 		for k := range events {
 			lane.Events[k] = traceEvent(&events[k])
 		}
-		nameGuests(lane, plan)
+		nameMoved(lane, plan)
 	}
 	return out, nil
 }
 
-// nameGuests numbers the chunks that came from other lanes behind those that the plan has placed in this one.
-func nameGuests(lane *api.LaneTrace, plan *chunk.Plan) {
+// nameMoved numbers the chunks that came from other lanes behind the chunks that the plan has placed in this one.
+func nameMoved(lane *api.LaneTrace, plan *chunk.Plan) {
 	numbers := map[uint32]uint32{}
 	for _, e := range lane.Events {
-		if e.Chunk&chunk.GuestBit == 0 {
+		if e.Chunk&chunk.MovedBit == 0 {
 			continue
 		}
 		n, known := numbers[e.Chunk]

@@ -3,18 +3,15 @@ package service_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rackweave/rackweave/client"
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/racks"
@@ -22,8 +19,8 @@ import (
 )
 
 // fourLinks are those of four racks in two pods, given the rate from pod to pod.
-func fourLinks(across float64) *hierarchy.Links {
-	l := &hierarchy.Links{Pods: 2, By: verbs.ProviderTCP}
+func fourLinks(across float64) *planner.Links {
+	l := &planner.Links{Pods: 2, By: verbs.ProviderTCP}
 	for i := range 4 {
 		l.Names = append(l.Names, fmt.Sprintf("r%d", i))
 		l.Rate, l.Latency = append(l.Rate, slices.Repeat([]float64{1e9}, 4)), append(l.Latency, slices.Repeat([]float64{1e-5}, 4))
@@ -41,7 +38,6 @@ type four struct {
 	*testing.T
 	services []*service.Service
 	workers  []*client.Worker
-	measured atomic.Int32
 }
 
 // each calls do for every worker at once.
@@ -60,8 +56,8 @@ func (f *four) each(do func(rank int, w *client.Worker) error) {
 
 const fourElems = 100_000 // of the only tensor
 
-// joinFour starts a job. Instead of measuring links its aggregators call measure, with how often they have done so before.
-func joinFour(t *testing.T, measure func(before int) (*hierarchy.Links, error)) *four {
+// joinFour starts a job, whose aggregators take all links for equally fast.
+func joinFour(t *testing.T) *four {
 	t.Helper()
 	f := &four{T: t, services: make([]*service.Service, 4), workers: make([]*client.Worker, 4)}
 	c := racks.Cluster{Secret: "a secret of the racks", Shape: "auto"}
@@ -78,7 +74,8 @@ func joinFour(t *testing.T, measure func(before int) (*hierarchy.Links, error)) 
 		own := c
 		own.Own = c.Racks[i].Name
 		f.services[i], _ = serve(t, service.Options{Listener: l, Cluster: &own, Cores: 1})
-		f.services[i].WatchLinks(200*time.Millisecond, func() (*hierarchy.Links, error) { return measure(int(f.measured.Add(1)) - 1) })
+		f.services[i].ShortenWindows(200 * time.Millisecond)
+		f.services[i].SetLinks(fourLinks(1e9))
 	}
 	t.Cleanup(func() {
 		for _, w := range f.workers {
@@ -128,99 +125,36 @@ func (f *four) train(enough func(j *api.JobStatus) bool) {
 			return
 		}
 		if time.Since(began) > 90*time.Second {
-			f.Fatalf("after %d steps links were measured %d times: %v", k, f.measured.Load(), status.Jobs[0])
+			f.Fatalf("after %d steps the status is %v", k, status.Jobs[0])
 		}
 		time.Sleep(compute)
 	}
 }
 
-// scraped returns the metrics that begin with a text.
-func scraped(t *testing.T, s *service.Service, name string) (lines []string) {
-	t.Helper()
-	resp, err := http.Get(s.URL() + "/metrics")
+// warning returns what a rack's status warns of.
+func (f *four) warning(rack int) string {
+	f.Helper()
+	status, err := f.services[rack].Status(within(f), nil)
 	if err != nil {
-		t.Fatal(err)
+		f.Fatal(err)
 	}
-	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(page)) {
-		if strings.HasPrefix(line, name) {
-			lines = append(lines, strings.TrimSpace(line))
-		}
-	}
-	return lines
+	return status.Jobs[0].ShapeWarning
 }
 
-func TestAJobChangesItsShapeWhenLinksHaveChanged(t *testing.T) {
-	more := 0
-	f := joinFour(t, func(before int) (*hierarchy.Links, error) {
-		if before == 0 {
-			return fourLinks(1e9), nil
-		}
-		return fourLinks(1e8), nil
-	})
-	f.train(func(j *api.JobStatus) bool {
-		if j.Shape == "pods" {
-			more++
-		} else if j.Shape != "sharded" {
-			t.Errorf("shape %s", j.Shape)
-		}
-		if more > 0 && (j.ShapeChanges != 1 || !strings.HasPrefix(j.ShapeReason, "a link changed: predicted")) {
-			t.Errorf("after %d changes because %q", j.ShapeChanges, j.ShapeReason)
-		}
-		return more == 10
-	})
-	for _, want := range []string{`rackweave_job_shape_changes_total{job="j"} 1`, `rackweave_job_link_measurements_total{job="j"} 1`} {
-		name, _, _ := strings.Cut(want, "{")
-		if got := scraped(t, f.services[0], name); len(got) != 1 || got[0] != want {
-			t.Errorf("metrics %q, want %s", got, want)
-		}
+// Steps that take longer than at first, and links that were measured anew, are said in the status. The shape stays.
+func TestStatusWarnsThatAnotherShapeMayBeFaster(t *testing.T) {
+	f := joinFour(t)
+	if w := f.warning(3); w != "" {
+		t.Errorf("before a step it warns: %s", w)
 	}
-}
-
-// Workers that compute longer, and links that cannot be measured, change no shape, and the job goes on.
-func TestAJobKeepsItsShapeWhenLinksHaveNotChanged(t *testing.T) {
-	for name, again := range map[string]error{"as they were": nil, "not measured": errors.New("a link is silent")} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var since atomic.Int32
-			f := joinFour(t, func(before int) (*hierarchy.Links, error) {
-				if before > 0 {
-					since.Store(1)
-				}
-				if before > 0 && again != nil {
-					return nil, again
-				}
-				return fourLinks(1e9), nil
-			})
-			f.train(func(j *api.JobStatus) bool {
-				if j.Shape != "sharded" || j.ShapeChanges != 0 {
-					t.Errorf("shape %s after %d changes", j.Shape, j.ShapeChanges)
-				}
-				return since.Load() > 0 && since.Add(1) > 10
-			})
-		})
+	f.train(func(j *api.JobStatus) bool { return strings.HasPrefix(j.ShapeWarning, "a step takes ") })
+	f.services[0].SetLinks(fourLinks(1e8))
+	if w := f.warning(0); !strings.HasPrefix(w, "shape pods is faster by now, predicted to cross the core in pods ") {
+		t.Errorf("links between pods are a tenth as fast, and it warns: %s", w)
 	}
-}
-
-// What racks are told of the turns of as many chunks as a large model has is in one small question.
-func TestAJobOfManyChunksChangesItsShape(t *testing.T) {
-	f := joinFour(t, func(int) (*hierarchy.Links, error) { return fourLinks(1e9), nil })
-	tensors := make([]client.Tensor, 17_000)
-	for i := range tensors {
-		tensors[i] = client.Tensor{Name: fmt.Sprint("small", i), Shape: []uint64{1}}
-	}
-	f.each(func(_ int, w *client.Worker) error { return w.Register(within(t), tensors) })
-	if _, err := f.services[0].Reshape(t.Context(), &api.ReshapeRequest{Job: "j", Shape: "pods"}); err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range f.services {
-		status, err := s.Status(within(t), nil)
-		if err != nil || len(status.Jobs) != 1 || status.Jobs[0].Shape != "pods" {
-			t.Errorf("%v, %v", status, err)
+	for rack, s := range f.services {
+		if status, err := s.Status(within(t), nil); err != nil || status.Jobs[0].Shape != "sharded" {
+			t.Errorf("rack %d: %v, %v", rack, status, err)
 		}
 	}
 }
