@@ -164,7 +164,7 @@ func TestAJobGoesOnWithoutALossFromItsLastWholeStep(t *testing.T) {
 func again(t *testing.T, services []*service.Service, rack int, o service.Options,
 	spoil func(int, *racks.Cluster)) *service.Service {
 	t.Helper()
-	c := racks.Cluster{Secret: clusterSecret, Own: fmt.Sprintf("r%d", rack)}
+	c := racks.Cluster{Secret: clusterSecret, Shape: "sharded", Own: fmt.Sprintf("r%d", rack)}
 	for i, s := range services {
 		c.Racks = append(c.Racks, racks.Rack{Name: fmt.Sprintf("r%d", i), URL: "http://" + s.Addr().String()})
 	}

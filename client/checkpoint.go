@@ -3,28 +3,62 @@ package client
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"sync"
 
 	"connectrpc.com/connect"
 
+	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// Save makes the aggregator write the parameters and the optimizer's state to its disk under a name, and returns the path of
-// the file there. One worker calls it while no worker has a gradient under way: after a barrier, with another one before the
-// next step. Where the job is spread over several aggregators, the first writes the state of all, which comes through this worker.
-func (w *Worker) Save(ctx context.Context, name string) (path string, err error) {
-	err = w.carried(ctx, "save", func(ctx context.Context, a *aggregator, ms uint32, carry string) error {
-		r, err := a.rpc.Save(ctx, &api.SaveRequest{Name: name, TimeoutMs: ms, Carry: carry})
+// Save writes the parameters and the optimizer's state to the aggregator's disk under a name, and returns the path of the file
+// there. One worker calls it while no worker has a gradient under way: after a barrier, with another one before the next step. If
+// the job is spread over several aggregators, each writes its part to its own disk, and the path is that of the first one's
+// manifest.
+func (j *job) Save(ctx context.Context, name string) (path string, err error) {
+	ctx, cancel, ms := membership.Bound(ctx, j.cfg.Timeout)
+	defer cancel()
+	if !j.member.Several() {
+		r, err := j.member.All[0].RPC.Save(ctx, &api.SaveRequest{Name: name, TimeoutMs: ms})
+		if err != nil {
+			return "", j.member.Explain("save", err)
+		}
+		return r.Path, nil
+	}
+	replaces, err := j.manifest(ctx, name, ms)
+	if err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+		return "", j.member.Explain("save at "+j.member.All[0].Server, err)
+	}
+	m := &api.CheckpointManifest{Parts: make([]*api.CheckpointPart, len(j.member.All))}
+	err = j.member.Each(func(a *membership.Aggregator) error {
+		r, err := a.RPC.Save(ctx, &api.SaveRequest{Name: name, TimeoutMs: ms, Replaces: replaces})
 		if err == nil {
-			path = r.Path
+			m.Parts[a.Number] = r.Part
 		}
 		return err
 	})
-	return path, err
+	if err != nil {
+		return "", j.member.Explain("save", err)
+	}
+	for _, a := range j.member.All { // the first one's manifest decides which parts are the checkpoint
+		r, err := a.RPC.WriteManifest(ctx, &api.WriteManifestRequest{Name: name, TimeoutMs: ms, Manifest: m})
+		if err != nil {
+			return "", j.member.Explain("save at "+a.Server, err)
+		}
+		path = cmp.Or(path, r.Path)
+	}
+	return path, nil
+}
+
+// manifest returns the manifest of a checkpoint of a job that is spread over several aggregators.
+func (j *job) manifest(ctx context.Context, name string, ms uint32) (*api.CheckpointManifest, error) {
+	a := j.member.All[0]
+	r, err := a.RPC.ReadManifest(ctx, &api.ReadManifestRequest{Name: name, TimeoutMs: ms})
+	if err != nil {
+		return nil, err
+	}
+	return r.Manifest, nil
 }
 
 // BuddyName is the name under which [Worker.Restore] finds what racks keep of each other's state.
@@ -33,15 +67,15 @@ const BuddyName = api.BuddyName
 // GoOn takes up the job at the last whole step of its run before, which failed: from the memory of the aggregators that live, in a
 // cluster whose racks have buddies. All workers call it once all tensors are registered, and then pull the parameters. It returns
 // how many optimizer steps those have had. An error at one worker is one at all.
-func (w *Worker) GoOn(ctx context.Context) (step int, err error) {
-	if _, err := w.barrier(ctx, "go-on"); err != nil {
+func (j *job) GoOn(ctx context.Context) (step int, err error) {
+	if _, err := j.barrier(ctx, "go-on"); err != nil {
 		return 0, err
 	}
 	var why error
-	if w.Rank() == 0 {
-		why = w.Restore(ctx, BuddyName)
+	if j.Rank() == 0 {
+		why = j.Restore(ctx, BuddyName)
 	}
-	switch r, err := w.barrier(ctx, "gone-on"); {
+	switch r, err := j.barrier(ctx, "gone-on"); {
 	case why != nil || err != nil:
 		return 0, cmp.Or(why, err)
 	case r.RestoredStep == nil:
@@ -51,78 +85,34 @@ func (w *Worker) GoOn(ctx context.Context) (step int, err error) {
 	}
 }
 
-// Restore makes the aggregator read what Save wrote under a name, in this run or an earlier one, for a job of the same name,
-// tensors and optimizer; under [BuddyName], what racks keep of each other's state. One worker calls it, as it does Save; then every
-// worker pulls the parameters.
-func (w *Worker) Restore(ctx context.Context, name string) error {
-	return w.carried(ctx, "restore", func(ctx context.Context, a *aggregator, ms uint32, carry string) error {
-		_, err := a.rpc.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms, Carry: carry})
-		return err
-	})
-}
-
-// carried makes a call to the first aggregator, and carries what it asks the others meanwhile.
-func (w *Worker) carried(ctx context.Context, what string, call func(context.Context, *aggregator, uint32, string) error) error {
-	ctx, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
+// Restore reads back what Save wrote under a name, in this run or an earlier one, for a job of the same name, tensors and
+// optimizer; under [BuddyName], what racks keep of each other's state. One worker calls it, as it does Save; then every worker
+// pulls the parameters. A job that is spread over several aggregators restores what as many have saved, with the same lanes and
+// chunk size.
+func (j *job) Restore(ctx context.Context, name string) error {
+	ctx, cancel, ms := membership.Bound(ctx, j.cfg.Timeout)
 	defer cancel()
-	first := w.aggregators[0]
-	if !w.several() {
-		if err := call(ctx, first, ms, ""); err != nil {
-			return w.callError(what, err)
-		}
-		return nil
+	if !j.member.Several() {
+		_, err := j.member.All[0].RPC.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms})
+		return j.member.Explain("restore", err)
 	}
-	carry := rand.Text()
-	during, end := context.WithCancel(ctx)
-	defer end()
-	var lost error
-	var carrying sync.WaitGroup
-	carrying.Go(func() {
-		if lost = w.carry(during, carry); lost != nil {
-			cancel() // nobody answers the call's questions any more
-		}
-	})
-	err := call(ctx, first, ms, carry)
-	end()
-	carrying.Wait()
-	switch {
-	case err == nil:
-		return nil
-	case lost != nil && connect.CodeOf(err) == connect.CodeCanceled:
-		err = lost
-	}
-	return w.callError(what, err)
-}
-
-// carry carries questions of the first aggregator to the others, and their answers back, until the call that asks them has ended.
-func (w *Worker) carry(during context.Context, name string) error {
-	r := &api.CarryRequest{Carry: name}
-	for {
-		asked, err := w.aggregators[0].rpc.Carry(during, r)
-		if during.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", w.aggregators[0].cfg.Server, err)
-		}
-		r.Answers = make([]*api.CarriedAnswer, len(asked.Questions))
-		var all sync.WaitGroup
-		for i, q := range asked.Questions {
-			all.Go(func() { r.Answers[i] = w.answer(during, q) })
-		}
-		all.Wait()
-	}
-}
-
-// answer has an aggregator answer a question.
-func (w *Worker) answer(ctx context.Context, q *api.CarriedQuestion) *api.CarriedAnswer {
-	if int64(q.Part) >= int64(len(w.aggregators)) {
-		return &api.CarriedAnswer{Refusal: fmt.Sprintf("the worker knows %d aggregators", len(w.aggregators))}
-	}
-	a := w.aggregators[q.Part]
-	out, err := a.rpc.AnswerState(ctx, q.Question)
+	m, err := j.manifest(ctx, name, ms)
 	if err != nil {
-		return &api.CarriedAnswer{Refusal: fmt.Sprintf("at %s: %v", a.cfg.Server, classify(err))}
+		return j.member.Explain("restore at "+j.member.All[0].Server, err)
 	}
-	return &api.CarriedAnswer{Payload: out.Payload}
+	restore := func(check bool) error {
+		return j.member.Each(func(a *membership.Aggregator) error {
+			_, err := a.RPC.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms, Manifest: m, Check: check})
+			return err
+		})
+	}
+	if err := restore(true); err != nil {
+		return j.member.Explain("restore", err)
+	}
+	if err := restore(false); err != nil {
+		err = j.member.Explain("restore", err)
+		j.member.GiveUp(fmt.Errorf("only some aggregators have restored their parts: %w", err))
+		return err
+	}
+	return nil
 }

@@ -275,7 +275,7 @@ func TestACheckpointLeavesNothingBesideItAndWaitsForNoPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if err := tr.workers[0].Restore(context20(t), "best"); err == nil || !strings.Contains(err.Error(), "no regular file") {
+	if err := tr.workers[0].Restore(context20(t), "best"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("error %v after %v, want it to refuse a pipe", err, time.Since(began))
 	}
 }

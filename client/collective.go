@@ -8,7 +8,6 @@ import (
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/service/api"
 )
 
 // Step says how a two-phase step updates the parameters. All workers commit with the same.
@@ -29,62 +28,59 @@ type Committed struct {
 
 // Commit ends a two-phase step: it updates the parameters with the gradients that were pushed since the last commit, and waits
 // until all workers have committed. No operation may be under way.
-func (w *Worker) Commit(ctx context.Context, s Step) (Committed, error) {
-	w.committing.Lock()
-	defer w.committing.Unlock()
-	r, err := w.commit(ctx, s)
+func (x *exchange) Commit(ctx context.Context, s Step) (Committed, error) {
+	x.committing.Lock()
+	defer x.committing.Unlock()
+	r, err := x.commit(ctx, s)
 	return Committed{Norm: float64(r.Extra), Scale: float64(r.Scale)}, err
 }
 
-// StepEnd is what a worker is told when it may begin its next step.
+// StepEnd is the answer by which a worker may begin its next step.
 type StepEnd struct {
 	Step uint64 // that it begins, of the job's whole run; modulo 2^32
-	// Pull: the parameters must be pulled first, as the policy asks for newer ones than the step's pushpulls got.
+	// Pull asks for a pull of the parameters first, because the policy wants newer ones than the step's pushpulls got.
 	Pull bool
 }
 
-// Stream reports whether the job is in mode stream, in which every worker ends its own steps.
-func (w *Worker) Stream() bool { return w.cfg.Mode == "stream" }
-
 // EndStep ends this worker's step in mode stream, and waits until the policy lets it begin the next. All gradients of the step must
 // have been answered.
-func (w *Worker) EndStep(ctx context.Context) (StepEnd, error) {
-	if !w.Stream() {
-		return StepEnd{}, fmt.Errorf("end step: mode %s has no steps of single workers: use mode stream", w.cfg.Mode)
+func (x *exchange) EndStep(ctx context.Context) (StepEnd, error) {
+	if !x.Stream() {
+		return StepEnd{}, fmt.Errorf("end step: mode %s has no steps of single workers: use mode stream", x.info.Mode)
 	}
-	w.committing.Lock()
-	defer w.committing.Unlock()
-	r, err := w.commit(ctx, Step{})
+	x.committing.Lock()
+	defer x.committing.Unlock()
+	r, err := x.commit(ctx, Step{})
 	return StepEnd{Step: uint64(r.Step), Pull: r.Flags&chunk.RecordPull != 0}, err
 }
 
 // commit sends a commit and waits for its answer.
-func (w *Worker) commit(ctx context.Context, s Step) (r chunk.TensorRecord, err error) {
-	id, err := w.startCommit(s)
+func (x *exchange) commit(ctx context.Context, s Step) (r chunk.TensorRecord, err error) {
+	id, err := x.startCommit(s)
 	if err == nil {
-		err = w.wait(ctx, id)
+		err = x.wait(ctx, id)
 	}
 	if err != nil {
 		return r, err
 	}
-	w.using.RLock()
-	defer w.using.RUnlock()
-	if err := w.Err(); err != nil {
+	x.using.RLock()
+	defer x.using.RUnlock()
+	if err := x.Err(); err != nil {
 		return r, fmt.Errorf("commit: %w", err)
 	}
-	if err := r.Decode(w.session.CommitRecord()); err != nil {
+	if err := r.Decode(x.session.CommitRecord()); err != nil {
 		return r, fmt.Errorf("commit: %w", err)
 	}
 	return r, nil
 }
 
-func (w *Worker) startCommit(s Step) (id uint64, err error) {
-	w.using.RLock()
-	defer w.using.RUnlock()
-	if err := w.Err(); err != nil {
+func (x *exchange) startCommit(s Step) (id uint64, err error) {
+	x.using.RLock()
+	defer x.using.RUnlock()
+	if err := x.Err(); err != nil {
 		return 0, fmt.Errorf("commit: %w", err)
 	}
-	if w.tensors.Load() == nil {
+	if x.tensors.Load() == nil {
 		return 0, fmt.Errorf("commit: no tensors are registered")
 	}
 	r := chunk.TensorRecord{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}
@@ -94,27 +90,11 @@ func (w *Worker) startCommit(s Step) (id uint64, err error) {
 	if s.SkipNonFinite {
 		r.Flags |= chunk.RecordSkipNonFinite
 	}
-	record := w.session.CommitRecord()
+	record := x.session.CommitRecord()
 	r.Encode(record)
-	rc, text := onThread(func() int { return cworker.Commit(w.c, unsafe.Pointer(unsafe.SliceData(record)), &id) })
+	rc, text := onThread(func() int { return cworker.Commit(x.c, unsafe.Pointer(unsafe.SliceData(record)), &id) })
 	if rc < 0 {
-		return 0, w.dataError("commit", rc, text)
+		return 0, x.dataError("commit", rc, text)
 	}
 	return id, nil
-}
-
-// Barrier waits until all workers have called it with the same name. The error at the deadline names the workers that are missing.
-func (w *Worker) Barrier(ctx context.Context, name string) error {
-	_, err := w.barrier(ctx, name)
-	return err
-}
-
-func (w *Worker) barrier(ctx context.Context, name string) (*api.BarrierResponse, error) {
-	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
-	defer cancel()
-	r, err := w.aggregators[0].rpc.Barrier(call, &api.BarrierRequest{Name: name, TimeoutMs: ms})
-	if err != nil {
-		return nil, w.callError("barrier", err)
-	}
-	return r, nil
 }

@@ -2,17 +2,16 @@ package client
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -23,7 +22,7 @@ const AnyRank = -1
 // DefaultTimeout bounds waits that have no deadline of their own.
 const DefaultTimeout = time.Minute
 
-// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Outer, OnLoss, Optimizer,
+// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Outer, Optimizer,
 // Hyper, WireType and ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what
 // the job has.
 type Config struct {
@@ -35,6 +34,8 @@ type Config struct {
 	CA    string
 	Job   string // name; the first worker that joins creates the job
 	Token string // whoever joins must know the job's
+	// Insecure lets the token be sent in clear, over http:// to another host.
+	Insecure bool
 	// Rank of this worker, 0 to Workers-1, or [AnyRank].
 	Rank    int
 	Workers int // in the job
@@ -51,10 +52,7 @@ type Config struct {
 	Policy string
 	// Outer says how the job's racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for
 	// instance. Empty: as their cluster's file says; none: they add their gradients in every step.
-	Outer string
-	// OnLoss says how the job begins after a rack of its cluster was lost, where etcd keeps who serves which rack: wait, until the
-	// rack is served again, or fail. Empty: as the cluster's file says, which may say go-on, too: without the rack.
-	OnLoss    string
+	Outer     string
 	Optimizer string             // an update rule, such as sgd_torch
 	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum and others
 
@@ -62,37 +60,23 @@ type Config struct {
 	MemoryType chunk.DType // of tensors that name none: how elements lie in this worker's buffers; 0: F32
 	ChunkBytes int         // a power of two; 0: the aggregator's default
 
-	Provider        string   // shm, tcp, ibv or sim; empty or auto: the fastest that all workers can use
+	Provider        string   // shm, tcp or ibv; empty or auto: the fastest that all workers can use
 	Devices         []string // names of the provider's; empty: its first one, of ibv all that have a link
 	ProviderOptions string   // for verbs.Open
 
 	Timeout time.Duration // of waits that have no deadline of their own; 0: DefaultTimeout
 	Spin    int           // empty polls before a wait sleeps; 0: 64; -1: none
-
-	socket string // Unix, that leads to the server; empty: none
 }
 
-// useSocket calls an aggregator of this user on this host over its Unix socket, where no token is needed.
-func (c *Config) useSocket() {
-	u, err := url.Parse(c.Server)
-	if err != nil || c.Token != "" {
-		return
-	}
-	if c.socket = api.LocalSocket(u.Hostname(), u.Port()); c.socket != "" {
-		c.Server, c.CA = "http://"+u.Host, ""
-	}
+// servers splits the URLs of several aggregators.
+func (c *Config) servers() []string { return strings.Split(c.Server, ",") }
+
+// access returns the configuration's access to its aggregators.
+func (c *Config) access() membership.Access {
+	return membership.Access{Server: c.Server, CA: c.CA, Token: c.Token, Insecure: c.Insecure, Timeout: c.Timeout}
 }
 
 func (c *Config) complete() error {
-	if c.Mode == "" {
-		c.Mode = "aggregate"
-		if c.Optimizer != "" {
-			c.Mode = "eager"
-		}
-		if c.Policy != "" && c.Policy != "bsp" {
-			c.Mode = "stream"
-		}
-	}
 	c.WireType = cmp.Or(c.WireType, chunk.F32)
 	c.MemoryType = cmp.Or(c.MemoryType, chunk.F32)
 	c.Provider = cmp.Or(c.Provider, "auto")
@@ -124,59 +108,19 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// httpClient returns a client that speaks HTTP/2 to the server. Its pings notice a silent server, but not before TCP, whose pauses
-// between retries double, has recovered from a link that was down for 3 s.
-func (c *Config) httpClient() (*http.Client, *http.Transport, error) {
-	dialer := &net.Dialer{
-		Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second,
-			Count: 5},
-	}
-	t := &http.Transport{
-		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second},
-	}
-	if c.socket != "" {
-		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", c.socket)
+// request returns the worker's request to join.
+func (c *Config) request() (*api.JoinRequest, error) {
+	providers := []string{c.Provider} // opening it says what is missing
+	if c.Provider == "auto" {
+		if providers = verbs.ProvidersHere(); len(providers) == 0 {
+			return nil, errors.New("no provider has a device here: see rackweave doctor")
 		}
 	}
-	if strings.HasPrefix(c.Server, "http:") || c.socket != "" {
-		t.Protocols.SetUnencryptedHTTP2(true)
-	} else {
-		t.Protocols.SetHTTP2(true)
-		var err error
-		if t.TLSClientConfig, err = api.TrustOf(c.CA); err != nil {
-			return nil, nil, err
-		}
-	}
-	return &http.Client{Transport: t}, t, nil
-}
-
-// providersHere lists the providers that this process can use. A provider that is named is not checked: opening it says what is
-// missing.
-func (c *Config) providersHere() ([]string, error) {
-	if c.Provider != "auto" {
-		return []string{c.Provider}, nil
-	}
-	here := verbs.ProvidersHere()
-	if len(here) == 0 {
-		return nil, errors.New("no provider has a device here: see rackweave doctor")
-	}
-	return here, nil
-}
-
-// callTimeout returns a context with a call's deadline, and the timeout in ms to tell the server. The server's deadline passes
-// first, so that its error arrives, which says what was waited for.
-func callTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc, uint32) {
-	if d, ok := ctx.Deadline(); ok {
-		timeout = min(timeout, time.Until(d))
-	}
-	ms := max(timeout.Milliseconds(), 1)
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Duration(ms)*time.Millisecond+2*time.Second)
-	stop := context.AfterFunc(ctx, func() {
-		if errors.Is(ctx.Err(), context.Canceled) {
-			cancel()
-		}
-	})
-	return call, func() { stop(); cancel() }, uint32(ms)
+	return &api.JoinRequest{
+		Job: c.Job, Rank: int32(c.Rank), Workers: uint32(c.Workers), Mode: c.Mode,
+		Policy: c.Policy, Outer: c.Outer, Optimizer: c.Optimizer, Hyper: c.Hyper,
+		ChunkBytes: uint32(c.ChunkBytes),
+		Provider:   c.Provider, Providers: providers, Pid: int64(os.Getpid()),
+		Uid: uint32(os.Geteuid()), Run: c.Run,
+	}, nil
 }

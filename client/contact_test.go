@@ -124,3 +124,16 @@ func TestWhatResetsEveryContactIsAnErrorInTime(t *testing.T) {
 		}
 	}
 }
+
+func TestAnAddressThatDoesNotAnswerIsNamedWithARemedy(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, err = client.Status(t.Context(), client.Config{Server: "http://" + l.Addr().String(), Timeout: 50 * time.Millisecond})
+	if !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), l.Addr().String()) ||
+		!strings.Contains(err.Error(), "does a firewall let its port through?") {
+		t.Errorf("%v", err)
+	}
+}

@@ -7,10 +7,13 @@
 // copy. Go memory is pinned until the operation was waited for, or until the tensor's next operation starts. Leave a source
 // unchanged, and a destination alone, while an operation uses it.
 //
-// Waiting makes progress: a process that starts operations waits for their handles, or gives them a callback.
+// Waiting makes progress: a process that starts operations waits for their handles, in another goroutine if it computes meanwhile.
 //
 // Every wait ends: when the operation is done, at its deadline, or within about a second of the failure of another worker, of
 // the aggregator or of a connection. A Worker that has failed stays failed, and joins anew as another Worker: [Worker.Rejoin]. A
 // wait that ends early, at its deadline or by its context, fails the worker, because the step cannot be finished. Errors wrap
-// [ErrAborted], [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy], [ErrClosed] or [ErrForked], and say what to do about it.
+// [ErrAborted], [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy] or [ErrClosed], and say what to do about it.
+//
+// A job may be spread over several aggregators, which need not talk to each other: one that fails the job tells its workers, and
+// they tell the others.
 package client

@@ -28,40 +28,37 @@ func hyperOf(r []float32) Hyper {
 	return Hyper{LR: r[0], WD: r[1], Scale: r[2], Clip: r[3], Momentum: r[4], Beta2: r[5], Eps: r[6], Dampening: r[7]}
 }
 
-// Hyper returns the hyper-parameters that the job was created with: where [Worker.SetHyper] starts from.
-func (w *Worker) Hyper() Hyper { return w.hyper }
-
 // AllTensors stands for every registered tensor.
 const AllTensors = -1
 
 // SetHyper changes the hyper-parameters of a tensor, or of [AllTensors], from the next gradient on. All workers must set the same
 // before they send it, or the job fails and names the tensor; in mode stream each worker's are its own. The tensor's multipliers
 // apply on top. Only modes eager and stream have these hyper-parameters; those of a two-phase step come with [Worker.Commit].
-func (w *Worker) SetHyper(tensor int, h Hyper) error {
-	if !w.info.LiveHyper {
-		return fmt.Errorf("set hyper-parameters: mode %s takes none with the gradients", w.cfg.Mode)
+func (x *exchange) SetHyper(tensor int, h Hyper) error {
+	if !x.info.LiveHyper {
+		return fmt.Errorf("set hyper-parameters: mode %s takes none with the gradients", x.info.Mode)
 	}
-	w.using.RLock()
-	defer w.using.RUnlock()
-	if err := w.Err(); err != nil {
+	x.using.RLock()
+	defer x.using.RUnlock()
+	if err := x.Err(); err != nil {
 		return fmt.Errorf("set hyper-parameters: %w", err)
 	}
 	first, end := tensor, tensor+1
 	if tensor == AllTensors {
-		first, end = 0, w.NumTensors()
+		first, end = 0, x.NumTensors()
 	}
-	if first < 0 || end > w.NumTensors() {
-		return fmt.Errorf("set hyper-parameters of tensor %d: %d are registered", tensor, w.NumTensors())
+	if first < 0 || end > x.NumTensors() {
+		return fmt.Errorf("set hyper-parameters of tensor %d: %d are registered", tensor, x.NumTensors())
 	}
-	return w.sendHyper(first, end, h)
+	return x.sendHyper(first, end, h)
 }
 
 // sendHyper hands the hyper-parameters of tensors to the C worker.
-func (w *Worker) sendHyper(first, end int, h Hyper) error {
+func (x *exchange) sendHyper(first, end int, h Hyper) error {
 	record := h.record()
 	for t := first; t < end; t++ {
-		if rc, text := onThread(func() int { return cworker.Hyper(w.c, uint32(t), &record, 0) }); rc < 0 {
-			return w.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", w.tensors.Load().labels[t]), rc, text)
+		if rc, text := onThread(func() int { return cworker.Hyper(x.c, uint32(t), &record) }); rc < 0 {
+			return x.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", x.tensors.Load().labels[t]), rc, text)
 		}
 	}
 	return nil

@@ -29,7 +29,7 @@ func refused(t *testing.T, err error, code connect.Code, want string) {
 func TestJoinRefusesWhatCannotBeAndSaysWhatCan(t *testing.T) {
 	s := serve(t, service.Options{
 		Providers: []string{verbs.ProviderTCP},
-		Jobs:      []service.JobPolicy{{Name: "j"}, {Name: "listed", Token: "secret", Quota: service.Quota{Workers: 2}}},
+		Jobs:      map[string]string{"j": "", "listed": "secret"}, Quota: service.Quota{Workers: 2},
 	})
 	ok := client.Config{Server: s.URL(), Job: "j", Workers: 1, Mode: "eager", Optimizer: "sgd_torch", Provider: verbs.ProviderTCP}
 	for _, c := range []struct {
@@ -309,7 +309,7 @@ func TestRegistrationsThatDifferFailAtOnceAndNameTheTensor(t *testing.T) {
 }
 
 func TestARegistrationThatIsNotSoundIsRefused(t *testing.T) {
-	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Quota: service.Quota{Tensors: 3, ModelBytes: 4000}})
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	for i, c := range []struct {
 		tensors []client.Tensor
 		code    connect.Code
@@ -320,9 +320,6 @@ func TestARegistrationThatIsNotSoundIsRefused(t *testing.T) {
 		{[]client.Tensor{{Name: "a"}, {Name: "a"}}, connect.CodeInvalidArgument, "is there twice"},
 		{[]client.Tensor{{Shape: []uint64{4}}}, connect.CodeInvalidArgument, "has no name"},
 		{[]client.Tensor{{Name: "a", Shape: []uint64{1 << 40, 1 << 40}}}, connect.CodeInvalidArgument, "too large"},
-		{[]client.Tensor{{Name: "a", Shape: []uint64{1001}}}, connect.CodeResourceExhausted,
-			"4004 bytes of parameters: its quota is 4000"},
-		{[]client.Tensor{{Name: "a"}, {Name: "b"}, {Name: "c"}, {Name: "d"}}, connect.CodeResourceExhausted, "4 tensors: its quota is 3"},
 	} {
 		w := joinAll(t, s, client.Config{Job: fmt.Sprint("job", i), Workers: 1, Provider: verbs.ProviderTCP})[0]
 		err := w.Register(context20(t), c.tensors)
@@ -384,7 +381,11 @@ func TestTensorsAreRegisteredInBatches(t *testing.T) {
 func TestAHundredThousandTensorsRegister(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	workers := joinAll(t, s, client.Config{Job: "many", Workers: 2, Provider: verbs.ProviderTCP})
-	tensors := make([]client.Tensor, 100_000)
+	n := 100_000
+	if testing.Short() { // a detector sees the same code
+		n = 10_000
+	}
+	tensors := make([]client.Tensor, n)
 	for i := range tensors {
 		tensors[i] = client.Tensor{Name: fmt.Sprintf("model.layers.%d.self_attention.weight", i), Shape: []uint64{2, 3}}
 	}

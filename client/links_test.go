@@ -2,10 +2,7 @@ package client_test
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +10,6 @@ import (
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
-	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -96,160 +91,5 @@ func TestRacksOfShapeAutoTakeTheShapeThatTheFirstChooses(t *testing.T) {
 			!strings.Contains(j.ShapeReason, "as the links were over tcp") {
 			t.Errorf("rack %d has shape %q, another %q, because %q", rack, j.Shape, shape, j.ShapeReason)
 		}
-	}
-}
-
-// What a link is measured to carry is near what the same processor moves without queue pairs at about the same time. A busy machine
-// may spoil one of the two, but not always. The race detector slows down what is in Go alone.
-func TestTheLinkToAnAggregatorIsMeasured(t *testing.T) {
-	for _, tc := range []struct {
-		provider string
-		direct   func(t *testing.T) float64
-	}{{verbs.ProviderTCP, throughASocket}, {verbs.ProviderSHM, throughMemory}} {
-		t.Run(tc.provider, func(t *testing.T) {
-			s := serve(t, service.Options{Providers: []string{tc.provider}, Cores: 1, AdminToken: "admin"})
-			cfg := client.Config{Server: s.URL(), Token: "admin", Timeout: deadline}
-			for tries := 5; ; tries-- {
-				l, err := client.MeasureLink(context20(t), cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
-				direct := tc.direct(t)
-				near := func(w client.Way) bool {
-					return w.Rate > direct/20 && (raceEnabled || w.Rate < 4*direct) && w.Latency > 0 && w.Latency < time.Second
-				}
-				if l.Provider == tc.provider && near(l.Up) && near(l.Down) && l.Took < 10*time.Second {
-					return
-				}
-				if tries == 0 {
-					t.Fatalf("%+v, and %.4g B/s without queue pairs", l, direct)
-				}
-			}
-		})
-	}
-}
-
-const moved = 64 << 20
-
-// throughASocket returns the bytes per second that a plain connection carries.
-func throughASocket(t *testing.T) float64 {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
-			defer c.Close()
-			for b := make([]byte, 256<<10); err == nil; _, err = c.Write(b) {
-			}
-		}
-	}()
-	c, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	began, b := time.Now(), make([]byte, 256<<10)
-	for left := moved; left > 0; {
-		n, err := c.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left -= n
-	}
-	return moved / time.Since(began).Seconds()
-}
-
-// throughMemory returns the bytes per second that a copy from cache to cache moves.
-func throughMemory(*testing.T) float64 {
-	from, to := make([]byte, 32<<10), make([]byte, 32<<10)
-	began := time.Now()
-	for left := 4 * moved; left > 0; left -= len(from) {
-		copy(to, from)
-	}
-	return 4 * moved / time.Since(began).Seconds()
-}
-
-func TestALinkThatCannotBeMeasuredSaysWhy(t *testing.T) {
-	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"})
-	for _, tc := range []struct {
-		cfg  client.Config
-		want string
-	}{
-		{client.Config{Server: s.URL(), Token: "other"}, "measure a link: "},
-		{client.Config{Server: s.URL(), Token: "admin", Provider: verbs.ProviderSHM}, "measure a link over shm: served here: tcp"},
-		{client.Config{Server: s.URL() + ",http://b:7077", Token: "admin"}, "measure one after the other"},
-	} {
-		_, err := client.MeasureLink(context20(t), tc.cfg)
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%v: want it to say %q", err, tc.want)
-		}
-	}
-}
-
-// Hosts that measure at once all do, and beside a job, whose sums stay right.
-func TestLinksAreMeasuredInTurn(t *testing.T) {
-	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"})
-	workers := joinAll(t, s, client.Config{Job: "j", Token: "t", Workers: 2, Provider: verbs.ProviderTCP, Mode: "aggregate"})
-	const elems = 100_000
-	ctx := context20(t)
-	each(t, workers, func(_ int, w *client.Worker) error {
-		return w.Register(ctx, []client.Tensor{{Name: "w", Shape: []uint64{elems}}})
-	})
-	hosts := make(chan error, 2)
-	for range cap(hosts) {
-		go func() {
-			_, err := client.MeasureLink(ctx, client.Config{Server: s.URL(), Token: "admin"})
-			hosts <- err
-		}()
-	}
-	for step, left := 1, cap(hosts); left > 0; step++ {
-		each(t, workers, func(rank int, w *client.Worker) error {
-			x := slices.Repeat([]float32{float32(step + rank)}, elems)
-			h, err := w.PushPull(0, client.Bytes(x), client.Bytes(x), 0)
-			if err == nil {
-				err = h.Wait(ctx)
-			}
-			want := float32(2*step + 1)
-			if i := slices.IndexFunc(x, func(v float32) bool { return v != want }); err == nil && i >= 0 {
-				err = fmt.Errorf("step %d: sum %v at %d, want %v", step, x[i], i, want)
-			}
-			return err
-		})
-		select {
-		case err := <-hosts:
-			if left--; err != nil {
-				t.Error(err)
-			}
-		default:
-		}
-	}
-}
-
-// A host that has died as it measured has other hosts wait, and racks, which may hold jobs meanwhile, do not.
-func TestRacksDoNotWaitForAHostThatMeasures(t *testing.T) {
-	services := serveRacksWith(t, 2, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"}, nil)
-	h := &http.Client{Transport: &http.Transport{}}
-	defer h.CloseIdleConnections()
-	rpc := apiconnect.NewJobServiceClient(h, services[1].URL(), api.Identify(nil, "admin"))
-	ask := func(kind api.ProbeQuestion_Kind) error {
-		_, err := rpc.Probe(context20(t), &api.ProbeRequest{Providers: []string{verbs.ProviderTCP},
-			Question: &api.ProbeQuestion{Probe: "dead", Kind: kind, Others: []uint32{0}}})
-		return err
-	}
-	if err := ask(api.ProbeQuestion_OPEN); err != nil {
-		t.Fatal(err)
-	}
-	cfg := client.Config{Server: services[1].URL(), Token: "admin", Timeout: time.Second}
-	if _, err := client.MeasureLink(context20(t), cfg); !errors.Is(err, client.ErrTimeout) {
-		t.Errorf("another host: %v, want it to wait", err)
-	}
-	cfg.Timeout = 8 * time.Second
-	if _, err := client.Links(context20(t), cfg, ""); err != nil {
-		t.Error(err)
-	}
-	if err := ask(api.ProbeQuestion_LATENCY); err == nil || !strings.Contains(err.Error(), "measure again") {
-		t.Errorf("the host that was ended: %v", err)
 	}
 }

@@ -129,44 +129,6 @@ func TestHyperParametersChangeFromTheNextGradientOn(t *testing.T) {
 	}
 }
 
-func TestCallbacksComeOnceEach(t *testing.T) {
-	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
-	tr := train(t, s, client.Config{Job: "j", Workers: 2, Provider: verbs.ProviderTCP}, model())
-	calls := make(chan error, 100)
-	each(t, tr.workers, func(rank int, w *client.Worker) error {
-		var ops []client.Op
-		for i := range tr.tensors {
-			x := client.Bytes(tr.results[rank][i])
-			ops = append(ops, client.Op{Kind: client.PushPull, Tensor: i, Src: x, Dst: x, Done: func(err error) { calls <- err }})
-		}
-		_, err := w.Submit(ops...)
-		return err
-	})
-	for range 2 * len(tr.tensors) {
-		select {
-		case err := <-calls:
-			if err != nil {
-				t.Error(err)
-			}
-		case <-time.After(deadline):
-			t.Fatal("a callback did not come")
-		}
-	}
-	// And with an error where the operation fails.
-	x := client.Bytes(tr.results[0][0])
-	if _, err := tr.workers[0].Submit(client.Op{Kind: client.PushPull, Src: x, Dst: x,
-		Done: func(err error) { calls <- err }}); err != nil {
-		t.Fatal(err)
-	}
-	tr.workers[1].Close()
-	if err := <-calls; !errors.Is(err, client.ErrAborted) {
-		t.Error(err)
-	}
-	if len(calls) != 0 {
-		t.Errorf("%d callbacks too many", len(calls))
-	}
-}
-
 func TestSubmittingAndWaitingDoNotAllocateWithRegisteredMemory(t *testing.T) {
 	if testing.CoverMode() != "" || raceEnabled {
 		t.Skip("instrumented code allocates")

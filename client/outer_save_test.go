@@ -56,17 +56,21 @@ func copies(m [][]float32) (out [][]float32) {
 // interrupts. It is saved in one rack and restored in the other, in the same job and in one that begins anew.
 func TestRacksThatMeetSeldomGoOnFromACheckpoint(t *testing.T) {
 	const after = 6 // steps more: each chunk meets twice, or once
-	for _, tc := range []struct {
+	cases := []struct {
 		name, outer, shape string
 		before             uint64 // steps
 		wire               chunk.DType
 	}{
 		{"between meetings", "every=4,rule=nesterov", "sharded", 6, chunk.F32},
+		{"four fragments of bf16", "every=4,fragments=4,rule=sgd,momentum=0.5", "sharded", 5, chunk.BF16},
 		{"at a meeting", "every=4,rule=sgd,momentum=0.5", "root", 4, chunk.F32},
 		{"four fragments", "every=4,fragments=4,rule=nesterov", "sharded", 6, chunk.F32},
-		{"four fragments of bf16", "every=4,fragments=4,rule=sgd,momentum=0.5", "sharded", 5, chunk.BF16},
 		{"before the first meeting", "every=4,rule=sgd", "sharded", 2, chunk.F32},
-	} {
+	}
+	if testing.Short() { // a detector sees the same code in each
+		cases = cases[:2]
+	}
+	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
@@ -164,9 +168,8 @@ func TestCheckpointsOfOtherRacksAreRefused(t *testing.T) {
 	}{
 		{"of racks that train together", alone, "none", "restore it in a job with outer none", nil},
 		{"of racks that train on their own", "none", "ever", "with an outer optimizer", nil},
-		{"of another rule", "every=4,rule=sgd,momentum=0.9", "ever", `rule "nesterov", the job has [r0 r1] and rule "sgd"`, nil},
-		{"of other racks", alone, "ever", `holds what [r0 r1] have trained that meet by rule "nesterov", the job has [sr0 sr1]`, rename},
-		{"a quorum", alone + ",quorum=2", "ever", "leave the quorum out", nil},
+		{"of another rule", "every=4,rule=sgd,momentum=0.9", "ever", `rule "nesterov", the job has racks [r0 r1] and rule "sgd"`, nil},
+		{"of other racks", alone, "ever", `racks [r0 r1] have trained it with outer rule "nesterov", the job has racks [sr0 sr1]`, rename},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tr, end := racksAlone(t, dir, tc.outer, tc.spoil)

@@ -16,10 +16,10 @@ import (
 
 const hugePage = 2 << 20
 
-// inSmallPages is memory that begins at a huge page's border and has none.
+// inSmallPages returns memory that begins at a huge page's border and has none, in a mapping of its own.
 func inSmallPages(t *testing.T, n int) []byte {
 	t.Helper()
-	mem, err := unix.Mmap(-1, 0, n+hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := unix.Mmap(-1, 0, n+2*hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,12 @@ func inSmallPages(t *testing.T, n int) []byte {
 	if err := unix.Madvise(mem, unix.MADV_HUGEPAGE); err != nil {
 		t.Fatal(err)
 	}
-	at := -uintptr(unsafe.Pointer(&mem[0])) & (hugePage - 1)
+	at := hugePage + int(-uintptr(unsafe.Pointer(&mem[0]))&(hugePage-1))
+	for _, around := range [][]byte{mem[:at], mem[at+n:]} { // else the kernel counts a neighbour's huge pages, too
+		if err := unix.Mprotect(around, unix.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return mem[at:][:n]
 }
 

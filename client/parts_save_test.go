@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,52 +37,64 @@ func trainSpread(t *testing.T, cfg client.Config, servers ...string) *trainer {
 	return tr
 }
 
-// What several aggregators save in parts, one restores, and the reverse; so do other numbers of them.
-func TestACheckpointOfASpreadJobRestoresAnywhere(t *testing.T) {
-	for _, tc := range []struct{ from, to string }{
-		{"spread 2", "one"}, {"one", "spread 3"}, {"spread 3", "flat"}, {"flat", "sharded"},
-	} {
-		t.Run(tc.from+" to "+tc.to, func(t *testing.T) {
+// flatOrSpread starts n aggregators as the racks of a flat cluster or on their own, and returns what the workers are told of them.
+func flatOrSpread(t *testing.T, n int, flat bool, o service.Options) (services []*service.Service, servers []string) {
+	t.Helper()
+	if !flat {
+		services, server := serveSeveral(t, n, o)
+		return services, []string{server}
+	}
+	services = serveRacksWith(t, n, o, func(_ int, c *racks.Cluster) { c.Shape = "flat" })
+	for _, s := range services {
+		servers = append(servers, s.URL())
+	}
+	return services, servers
+}
+
+func closeServices(t *testing.T, services []*service.Service) {
+	t.Helper()
+	for _, s := range services {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What several aggregators save in parts, as many restore, in the bits of a run that nothing interrupted.
+func TestACheckpointOfASpreadJobRestoresAtAsManyAggregators(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		n    int
+		flat bool
+	}{{"spread over 2", 2, false}, {"spread over 3", 3, false}, {"flat", 2, true}} {
+		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 2, CheckpointDir: dir}
-			start := func(how string, cfg client.Config) (*trainer, []*service.Service) {
-				var n int
-				switch {
-				case how == "one":
-					services, server := serveSeveral(t, 1, o)
-					return trainSpread(t, cfg, server), services
-				case strings.HasPrefix(how, "spread"):
-					fmt.Sscanf(how, "spread %d", &n)
-					services, server := serveSeveral(t, n, o)
-					return trainSpread(t, cfg, server), services
-				}
-				services := serveRacksWith(t, 2, o, func(_ int, c *racks.Cluster) { c.Shape = how })
-				return trainSpread(t, cfg, services[0].URL(), services[1].URL()), services
-			}
 			cfg := adam(verbs.ProviderTCP)
-			tr, services := start(tc.from, cfg)
+			services, servers := flatOrSpread(t, tc.n, tc.flat, o)
+			tr := trainSpread(t, cfg, servers...)
 			tr.start()
-			tr.stepInTwo(1)
-			tr.stepInTwo(2)
-			tr.barrier("before")
-			path, err := tr.workers[3].Save(context20(t), "two")
-			if want := filepath.Join(dir, "adam", "two.rwck"); err != nil || path != want {
-				t.Fatalf("saved %q, %v; want %s", path, err, want)
+			path := filepath.Join(dir, "adam", "latest.rwck")
+			for step := uint64(1); step <= 2; step++ {
+				tr.stepInTwo(step)
+				tr.barrier("before")
+				if got, err := tr.workers[3].Save(context20(t), "latest"); err != nil || got != path {
+					t.Fatalf("saved %q, %v; want %s", got, err, path)
+				}
+				tr.barrier("after")
 			}
-			tr.barrier("after")
+			if files, err := filepath.Glob(filepath.Join(dir, "adam", "*")); err != nil || len(files) != 1+tc.n {
+				t.Errorf("%d files, %v: want a manifest and %d parts of the last save", len(files), err, tc.n)
+			}
 			saved := tr.parameters()
 			tr.stepInTwo(3)
 			want := tr.parameters()
 			closeAll(t, tr.workers)
-			for _, s := range services {
-				if err := s.Close(); err != nil {
-					t.Fatal(err)
-				}
-			}
+			closeServices(t, services)
 
-			cfg.ChunkBytes = 8192
-			tr, _ = start(tc.to, cfg)
-			if err := tr.workers[1].Restore(context20(t), "two"); err != nil {
+			_, servers = flatOrSpread(t, tc.n, tc.flat, o)
+			tr = trainSpread(t, cfg, servers...)
+			if err := tr.workers[1].Restore(context20(t), "latest"); err != nil {
 				t.Fatal(err)
 			}
 			tr.barrier("restored")
@@ -94,12 +107,83 @@ func TestACheckpointOfASpreadJobRestoresAnywhere(t *testing.T) {
 	}
 }
 
-// A gradient under way at one of the aggregators keeps the job from being saved, and a refusal hurts nobody.
+// A checkpoint that lacks a part, or that other aggregators have saved, is refused by name and leaves the job alone.
+func TestPartsThatDisagreeAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, CheckpointDir: dir}
+	cfg := adam(verbs.ProviderTCP)
+	job := func(name string) string { return filepath.Join(dir, "adam", name) }
+	trained := func(n int, f func(tr *trainer)) {
+		services, server := serveSeveral(t, n, o)
+		tr := trainSpread(t, cfg, server)
+		f(tr)
+		closeAll(t, tr.workers)
+		closeServices(t, services)
+	}
+	save := func(name string) func(*trainer) {
+		return func(tr *trainer) {
+			tr.start()
+			tr.barrier("started")
+			if _, err := tr.workers[0].Save(context20(t), name); err != nil {
+				t.Fatal(err)
+			}
+			tr.barrier("saved")
+		}
+	}
+	refused := func(tr *trainer, name, why string) {
+		t.Helper()
+		if err := tr.workers[0].Restore(context20(t), name); !errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), why) {
+			t.Errorf("restore %q: %v, want %q", name, err, why)
+		}
+	}
+	trained(1, save("whole"))
+	trained(3, save("three"))
+	trained(2, func(tr *trainer) {
+		save("two")(tr)
+		save("torn")(tr)
+		save("lost")(tr)
+		second := func(name string) string {
+			files, err := filepath.Glob(job(name + ".2of2-*.rwck"))
+			if err != nil || len(files) != 1 {
+				t.Fatalf("second parts of %q: %v, %v", name, files, err)
+			}
+			return files[0]
+		}
+		if err := os.Remove(second("lost")); err != nil {
+			t.Fatal(err)
+		}
+		other, err := os.ReadFile(second("two"))
+		if err == nil {
+			other[len(other)/2] ^= 1
+			err = os.WriteFile(second("torn"), other, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused(tr, "whole", "a job at one aggregator saved it")
+		refused(tr, "three", "it is in 3 parts, and the job is spread over 2 aggregators")
+		refused(tr, "lost", "no such file")
+		refused(tr, "torn", "corrupt checkpoint")
+		refused(tr, "none", "no such file")
+		if err := tr.workers[0].Restore(context20(t), "two"); err != nil {
+			t.Errorf("the job after refusals: %v", err)
+		}
+	})
+	trained(1, func(tr *trainer) { refused(tr, "two", "manifest of parts") })
+	cfg.ChunkBytes = 8192
+	trained(2, func(tr *trainer) { refused(tr, "two", "chunk size") })
+}
+
+// A gradient under way at one of the aggregators keeps the job from being saved, and a refusal hurts neither
+// the job nor the checkpoint of that name.
 func TestASpreadJobIsNotSavedInMidStep(t *testing.T) {
 	_, server := serveSeveral(t, 2, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, CheckpointDir: t.TempDir()})
 	tr := trainSpread(t, adam(verbs.ProviderTCP), server)
 	tr.start()
 	tr.barrier("started")
+	if _, err := tr.workers[0].Save(context20(t), "mid"); err != nil {
+		t.Fatal(err)
+	}
 	for tensor := range tr.tensors { // they lie at either aggregator, the small ones at one alone
 		var under []client.Handle
 		push := func(ranks ...int) {
@@ -128,6 +212,9 @@ func TestASpreadJobIsNotSavedInMidStep(t *testing.T) {
 		}
 	}
 	tr.barrier("all")
+	if err := tr.workers[2].Restore(context20(t), "mid"); err != nil {
+		t.Errorf("the checkpoint of that name from before: %v", err)
+	}
 	if _, err := tr.workers[2].Save(context20(t), "end"); err != nil {
 		t.Error(err)
 	}
@@ -138,6 +225,7 @@ func TestASaveOfASpreadJobEndsWithAnAggregator(t *testing.T) {
 	dir := t.TempDir()
 	o := service.Options{Providers: []string{verbs.ProviderTCP}, Unpinned: true, Cores: 1, CheckpointDir: dir}
 	first := serve(t, o)
+	o.CheckpointDir = t.TempDir()
 	other := play(t, "aggregator", o)
 	url := other.line(t)
 	cfg := client.Config{Server: first.URL() + "," + url, Job: "doomed", Workers: 1, Provider: verbs.ProviderTCP,

@@ -17,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
@@ -30,12 +31,8 @@ import (
 func serveSeveral(t testing.TB, n int, o service.Options) (services []*service.Service, server string) {
 	t.Helper()
 	var urls []string
-	for i := range n {
-		own := o
-		if slices.Contains(o.Providers, verbs.ProviderSim) {
-			own.NICs = []string{fmt.Sprintf("aggregator%d", i)}
-		}
-		s := serve(t, own)
+	for range n {
+		s := serve(t, o)
 		services, urls = append(services, s), append(urls, s.URL())
 	}
 	return services, strings.Join(urls, ",")
@@ -73,7 +70,7 @@ func TestAJobSpreadOverAggregatorsIsBitEqualToTheReference(t *testing.T) {
 		wire        chunk.DType
 		alloc       bool
 	}{
-		{verbs.ProviderSim, 2, "aggregate", optim.Sum, chunk.F32, false},
+		{simfabric.Provider, 2, "aggregate", optim.Sum, chunk.F32, false},
 		{verbs.ProviderSHM, 2, "eager", optim.SGDTorch, chunk.F32, false},
 		{verbs.ProviderSHM, 3, "eager", optim.SGDTorch, chunk.BF16, true},
 		{verbs.ProviderTCP, 3, "eager", optim.SGDTorch, chunk.F32, true},
@@ -384,7 +381,7 @@ func TestAWorkerInAnotherRackOfAFlatClusterEndsTheWaitOfTheOthers(t *testing.T) 
 
 // A flat cluster tells its aggregators' URLs to workers of the job alone.
 func TestAFlatClusterTellsStrangersNothing(t *testing.T) {
-	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Jobs: []service.JobPolicy{{Name: "j", Token: "secret"}}}
+	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Jobs: map[string]string{"j": "secret"}}
 	flat := serveRacksWith(t, 2, o, func(_ int, c *racks.Cluster) { c.Shape = "flat" })
 	h := &http.Client{Transport: &http.Transport{}}
 	defer h.CloseIdleConnections()
@@ -405,34 +402,29 @@ func TestAModelTooLargeForOneAggregatorIsSpread(t *testing.T) {
 		t.Skip("-short: quotas are the same under the race detector")
 	}
 	large := []client.Tensor{{Name: "large", Shape: []uint64{4 << 20}}} // 16 MiB, and 20 MiB with what it takes beside
-	for name, q := range map[string]service.Quota{
-		"memory": {MemoryBytes: 16 << 20}, "parameters": {ModelBytes: 12 << 20},
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Quota: q, Window: 8, CheckpointDir: t.TempDir()}
-			_, server := serveSeveral(t, 2, o)
-			cfg := client.Config{Workers: 2, Provider: verbs.ProviderTCP, Optimizer: "sgd_torch", Mode: "eager"}
-			one, _, _ := strings.Cut(server, ",")
-			register := func(job, server string) error {
-				cfg.Job = job
-				workers, errs := joinSpread(t, server, cfg)
-				noErrors(t, errs)
-				errs = every(workers, func(rank int, w *client.Worker) error {
-					err := w.Register(context20(t), large)
-					if err == nil && rank == 1 {
-						_, err = w.Save(context20(t), "small")
-					}
-					return err
-				})
-				return errors.Join(errs...)
+	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Quota: service.Quota{MemoryBytes: 16 << 20}, Window: 8,
+		CheckpointDir: t.TempDir()}
+	_, server := serveSeveral(t, 2, o)
+	cfg := client.Config{Workers: 2, Provider: verbs.ProviderTCP, Optimizer: "sgd_torch", Mode: "eager"}
+	one, _, _ := strings.Cut(server, ",")
+	register := func(job, server string) error {
+		cfg.Job = job
+		workers, errs := joinSpread(t, server, cfg)
+		noErrors(t, errs)
+		errs = every(workers, func(rank int, w *client.Worker) error {
+			err := w.Register(context20(t), large)
+			if err == nil && rank == 1 {
+				_, err = w.Save(context20(t), "small")
 			}
-			if err := register("one", one); err == nil || !strings.Contains(err.Error(), "spread the job over several aggregators") {
-				t.Errorf("%v: want the remedy", err)
-			}
-			if err := register("several", server); err != nil {
-				t.Error(err)
-			}
+			return err
 		})
+		return errors.Join(errs...)
+	}
+	if err := register("one", one); err == nil || !strings.Contains(err.Error(), "spread the job over several aggregators") {
+		t.Errorf("%v: want the remedy", err)
+	}
+	if err := register("several", server); err != nil {
+		t.Error(err)
 	}
 }
 

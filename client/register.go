@@ -7,9 +7,14 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/rackweave/rackweave/cgo/kernel"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/client/membership"
+	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/verbs"
 )
 
 // Tensor is one parameter of the model.
@@ -29,13 +34,6 @@ func (t *Tensor) Elems() uint64 {
 		n *= d
 	}
 	return n
-}
-
-// tensorTable is what operations need to know of the registered tensors. It is replaced, never changed.
-type tensorTable struct {
-	names  map[string]int
-	bytes  []uint64 // in this worker's memory
-	labels []string
 }
 
 // Register declares the model's next tensors and waits until all workers have declared the same, in the same order. Tensors are
@@ -61,29 +59,21 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 		descs[i] = cworker.TensorDesc{Elems: t.Elems(), WireType: uint8(wire), MemoryType: uint8(mem)}
 		req.Tensors[i] = &api.Tensor{Name: t.Name, Shape: t.Shape, Dtype: wire.String(), LrMult: t.LRMult, WdMult: t.WDMult}
 	}
-	call, cancel, ms := callTimeout(ctx, w.cfg.Timeout)
+	call, cancel, ms := membership.Bound(ctx, w.cfg.Timeout)
 	defer cancel()
 	req.TimeoutMs = ms
-	answers := make([]*api.RegisterResponse, len(w.aggregators))
-	err := w.everywhere(func(i int, a *aggregator) (err error) {
-		answers[i], err = a.rpc.Register(call, req)
-		return err
-	})
+	answer, err := w.member.Register(call, req)
 	if err != nil {
-		return w.callError("register", err)
+		return err
 	}
 	first := w.plan.NumTensors()
-	if err := w.plan.Follow(batch, answers[0].ChunkLanes); err != nil {
+	if err := w.plan.Follow(batch, answer.ChunkLanes); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
-	hash := w.plan.Hash()
-	for i, a := range answers {
-		if bytes.Equal(hash[:], a.PlanHash) {
-			continue
-		}
+	if hash := w.plan.Hash(); !bytes.Equal(hash[:], answer.PlanHash) {
 		err := fmt.Errorf("register: this worker's plan (%x…) is not that of the aggregator at %s (%x…): they are of different versions",
-			hash[:4], w.aggregators[i].cfg.Server, a.PlanHash[:min(4, len(a.PlanHash))])
-		w.giveUp(err)
+			hash[:4], w.member.All[0].Server, answer.PlanHash[:min(4, len(answer.PlanHash))])
+		w.member.GiveUp(err)
 		return err
 	}
 	return w.take(first, tensors, descs)
@@ -91,15 +81,11 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 
 // take hands tensors that the aggregator has accepted to the C worker.
 func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) error {
-	table := &tensorTable{names: map[string]int{}}
+	table := &tensorTable{}
 	if old := w.tensors.Load(); old != nil {
-		for name, i := range old.names {
-			table.names[name] = i
-		}
 		table.bytes, table.labels = append(table.bytes, old.bytes...), append(table.labels, old.labels...)
 	}
 	for i := range descs {
-		table.names[tensors[i].Name] = first + i
 		table.labels = append(table.labels, tensors[i].Name)
 		table.bytes = append(table.bytes, descs[i].Elems*uint64(chunk.DType(descs[i].MemoryType).Size()))
 	}
@@ -135,20 +121,24 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 	return w.sendHyper(first, first+len(descs), w.hyper)
 }
 
-// Lookup returns the number of the tensor with a name, and whether there is one.
-func (w *Worker) Lookup(name string) (int, bool) {
-	table := w.tensors.Load()
-	if table == nil {
-		return 0, false
+// open opens the C worker, once there are tensors.
+func (w *Worker) open() error {
+	isa, _ := kernel.Default() // the aggregator reports a wrong choice
+	err := w.session.Start(lanes.WorkerConfig{
+		ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory),
+		CacheBytes: uint64(numa.LastLevelCache()) / uint64(max(w.info.LocalWorkers, 1)), ISA: int(isa), Spin: w.cfg.Spin,
+		Steps: w.Stream(),
+	})
+	if err != nil {
+		return w.sessionError(err)
 	}
-	i, ok := table.names[name]
-	return i, ok
-}
-
-// NumTensors returns how many tensors are registered.
-func (w *Worker) NumTensors() int {
-	if table := w.tensors.Load(); table != nil {
-		return len(table.bytes)
+	w.handleMu.Lock()
+	defer w.handleMu.Unlock()
+	w.c = w.session.C
+	if err := w.Err(); err != nil {
+		cworker.Abort(w.c, err.Error())
+		return err
 	}
-	return 0
+	w.failover.start()
+	return nil
 }

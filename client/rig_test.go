@@ -11,13 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // software are the providers that every machine has.
-var software = []string{verbs.ProviderSHM, verbs.ProviderTCP, verbs.ProviderSim}
+var software = []string{verbs.ProviderSHM, verbs.ProviderTCP, simfabric.Provider}
 
 // deadline bounds every step of a test.
 const deadline = 20 * time.Second

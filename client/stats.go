@@ -17,19 +17,19 @@ type Stats struct {
 }
 
 // Stats returns what the worker has done so far.
-func (w *Worker) Stats() (Stats, error) {
-	w.using.RLock()
-	defer w.using.RUnlock()
-	if err := w.Err(); err != nil {
+func (x *exchange) Stats() (Stats, error) {
+	x.using.RLock()
+	defer x.using.RUnlock()
+	if err := x.Err(); err != nil {
 		return Stats{}, fmt.Errorf("stats: %w", err)
 	}
-	if w.tensors.Load() == nil {
+	if x.tensors.Load() == nil {
 		return Stats{}, nil
 	}
 	var s cworker.Stats
-	cworker.StatsOf(w.c, &s)
+	cworker.StatsOf(x.c, &s)
 	return Stats{
 		SentBytes: s.SentBytes, ReceivedBytes: s.ReceivedBytes, SentChunks: s.SentChunks, ReceivedChunks: s.ReceivedChunks,
-		Doorbells: s.Doorbells, NACKs: s.NACKs, Sleeps: s.Sleeps, Failovers: w.session.Failovers(),
+		Doorbells: s.Doorbells, NACKs: s.NACKs, Sleeps: s.Sleeps, Failovers: x.session.Failovers(),
 	}, nil
 }

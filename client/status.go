@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
@@ -32,7 +33,8 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	if err := c.complete(); err != nil {
 		return false, err
 	}
-	h, transport, err := c.httpClient()
+	access := c.access()
+	h, transport, err := access.HTTP()
 	if err != nil {
 		return false, err
 	}
@@ -47,7 +49,7 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := h.Do(r)
 	if err != nil {
-		return false, fmt.Errorf("ask %s whether it is of a cluster: %w", c.Server, c.classifyFirst(err))
+		return false, fmt.Errorf("ask %s whether it is of a cluster: %w", c.Server, access.Classify(err))
 	}
 	defer answer.Body.Close()
 	var said struct{ Status, Code string }
@@ -83,17 +85,6 @@ func Links(ctx context.Context, c Config, provider string) (out *api.LinksRespon
 	return out, err
 }
 
-// Reshape has the racks of a running job reduce in another shape, whose owners are the same, and returns the one until now. It uses
-// Server, CA, Job and Timeout of the configuration, and Token, which is the aggregator's admin token.
-func Reshape(ctx context.Context, c Config, shape string) (was string, err error) {
-	err = control(ctx, c, "reshape", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.Reshape(ctx, &api.ReshapeRequest{Job: c.Job, Shape: shape, TimeoutMs: uint32(c.Timeout.Milliseconds())})
-		was = r.GetWas()
-		return err
-	})
-	return was, err
-}
-
 // SetPolicy lets another synchronization policy decide who waits for whom in a running job of mode stream, and returns the one
 // until now. It uses Server, CA, Job, Token and Timeout of the configuration.
 func SetPolicy(ctx context.Context, c Config, policy string) (was string, err error) {
@@ -103,22 +94,6 @@ func SetPolicy(ctx context.Context, c Config, policy string) (was string, err er
 		return err
 	})
 	return was, err
-}
-
-// SetPolicy is [SetPolicy] for the worker's job.
-func (w *Worker) SetPolicy(ctx context.Context, policy string) (was string, err error) {
-	return SetPolicy(ctx, w.cfg, policy)
-}
-
-// ReportLoss tells the policy of the worker's job the validation loss after an epoch: strategy-switch may decide by it. One worker
-// reports each epoch's.
-func (w *Worker) ReportLoss(ctx context.Context, loss float64) error {
-	call, cancel, _ := callTimeout(ctx, w.cfg.Timeout)
-	defer cancel()
-	if _, err := w.aggregators[0].rpc.ReportLoss(call, &api.ReportLossRequest{Loss: loss}); err != nil {
-		return w.callError("report loss", err)
-	}
-	return nil
 }
 
 // Trace takes note of what happens to a running job's chunks and steps for a while, at most so many events in each of the
@@ -143,16 +118,17 @@ func control(ctx context.Context, c Config, what string, call func(context.Conte
 	if len(c.servers()) > 1 {
 		return fmt.Errorf("%s of %s: ask one aggregator after the other", what, c.Server)
 	}
-	c.useSocket()
-	h, transport, err := c.httpClient()
+	access := c.access()
+	access.UseSocket()
+	a, err := membership.Dial(access)
 	if err != nil {
 		return err
 	}
-	defer transport.CloseIdleConnections()
+	defer a.Close()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	if err := call(ctx, apiconnect.NewJobServiceClient(h, c.Server, connect.WithGRPC(), api.Identify(nil, c.Token))); err != nil {
-		return fmt.Errorf("%s of %s: %w", what, c.Server, c.classifyFirst(err))
+	if err := call(ctx, a.RPC); err != nil {
+		return fmt.Errorf("%s of %s: %w", what, c.Server, a.Classify(err))
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -111,7 +112,7 @@ func TestWorkersTrainOutOfStep(t *testing.T) {
 
 func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
 	for i, policy := range []string{
-		"ssp:s=0", "backup:b=0", "k-bsp:k=2", "k-asp:k=2", "k-batch-asp:k=2", "k-batch-bsp:k=2", "softsync:m=1",
+		"backup:b=0", "k-bsp:k=2", "k-asp:k=2", "k-batch-asp:k=2", "k-batch-bsp:k=2", "softsync:m=1",
 		"strategy-switch:at=1,steps=9",
 	} {
 		provider := []string{verbs.ProviderSHM, verbs.ProviderTCP}[i%2]
@@ -142,6 +143,64 @@ func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
 			var job *client.JobError
 			if !errors.Is(err, client.ErrAborted) || !errors.As(err, &job) || job.Rank != 1 || took > promptly {
 				t.Errorf("%v, known after %v: want an abort because of worker 1", err, took)
+			}
+		})
+	}
+}
+
+// Where the policy can do without a worker that is killed in mid-step, the others go on, and meet at barriers.
+func TestOthersGoOnWithoutAKilledWorker(t *testing.T) {
+	policies := []string{"ssp:s=1", "k-batch-asp:k=2", "softsync:m=2", "backup:b=1", "k-bsp:k=2", "k-asp:k=1", "k-batch-bsp:k=2"}
+	if os.Getenv("RACKWEAVE_LONG") == "" {
+		policies = policies[:3] // one without sets, one of given and one of all workers' sets
+	}
+	for i, policy := range policies {
+		provider := []string{verbs.ProviderSHM, verbs.ProviderTCP}[i%2]
+		t.Run(provider+" "+policy, func(t *testing.T) {
+			s := serve(t, service.Options{Providers: []string{provider}})
+			cfg := streamConfig(provider, policy, 3)
+			cfg.Server, cfg.Timeout, cfg.Rank = s.URL(), deadline, 2
+			victim := play(t, "worker", cfg) // never ends a step
+			workers := make([]*client.Worker, 2)
+			t.Cleanup(func() { closeAll(t, workers) })
+			killed := make(chan struct{})
+			go func() {
+				victim.lines.Scan() // "pushing"
+				waitFor(t, "gradients of the others", func() bool {
+					status, err := s.Status(context20(t), nil)
+					return err != nil || status.Jobs[0].Members[0].Chunks+status.Jobs[0].Members[1].Chunks > 0
+				})
+				victim.kill()
+				close(killed)
+			}()
+			each(t, workers, func(rank int, _ *client.Worker) (err error) {
+				c := cfg
+				c.Rank = rank
+				if workers[rank], err = client.Join(context20(t), c); err != nil {
+					return err
+				}
+				w := workers[rank]
+				if err := w.Register(context20(t), endlessModel); err != nil {
+					return err
+				}
+				ones, params := onesAndZeros(endlessModel)
+				if _, err := streamStep(context20(t), w, ones, params); err != nil {
+					return err
+				}
+				<-killed
+				for range 5 {
+					if _, err := streamStep(context20(t), w, ones, params); err != nil {
+						return err
+					}
+				}
+				return w.Barrier(context20(t), "without-worker-2")
+			})
+			status, err := s.Status(context20(t), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if j := status.Jobs[0]; j.State != "running" || !j.Members[2].Left || j.Members[0].Left {
+				t.Errorf("%+v", j)
 			}
 		})
 	}
@@ -299,9 +358,13 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 				}
 			}
 			if rank == 1 && step == 4 {
-				waitFor(t, "the other policy", func() bool {
+				waitFor(t, "the other policy, which this worker has not come to", func() bool {
 					status, err := s.Status(context20(t), nil)
-					return err != nil || status.Jobs[0].Policy == "ssp:s=0" || status.Jobs[0].Members[0].Held
+					if err != nil {
+						return true
+					}
+					j := status.Jobs[0]
+					return j.Policy == "asp" && j.NextPolicy == "ssp:s=0" && j.NextPolicyStep > j.Members[1].Step && j.Members[0].Held
 				})
 			}
 			if _, err := streamStep(context20(t), w, ones, params); err != nil {
@@ -319,8 +382,8 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := status.Jobs[0]
-	if j.Policy != "ssp:s=0" || j.Members[1].Step != steps {
-		t.Errorf("status says policy %s, step %d", j.Policy, j.Members[1].Step)
+	if j.Policy != "ssp:s=0" || j.NextPolicy != "" || j.Members[1].Step != steps {
+		t.Errorf("status says policy %s, next %q, step %d", j.Policy, j.NextPolicy, j.Members[1].Step)
 	}
 	for policy, want := range map[string]string{"ssp:z=1": "did you mean s?", "bsp": "applies sets of gradients"} {
 		if _, err := workers[0].SetPolicy(context20(t), policy); err == nil || !strings.Contains(err.Error(), want) {

@@ -1,41 +1,24 @@
 package client
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/lanes"
-	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // Worker is one worker's membership in a job. Its methods may be called from any goroutine.
 type Worker struct {
-	cfg         Config
-	aggregators []*aggregator
-	info        *api.JoinResponse // of the first
-	seat        seat
-	spread      atomic.Bool // all of several aggregators were joined
-	hyper       Hyper
-
-	failOnce sync.Once
-	failed   chan struct{}
-	failure  error
-	blamed   atomic.Pointer[int32] // whom an aggregator has said the job failed because of; -1: an aggregator is lost
-
-	telling sync.WaitGroup
-	leaving atomic.Bool
-
+	exchange
+	place    place
 	devices  []*verbs.Device
-	session  *lanes.Session // nil until connecting
 	failover follower
 
 	// registering serialises Register and Alloc.
@@ -43,28 +26,8 @@ type Worker struct {
 	plan        *chunk.Plan
 	declared    []Tensor
 
-	tensors atomic.Pointer[tensorTable] // replaced, never changed, under registering
-
-	// using is held shared while c is in use, and alone to close it; handleMu guards c itself, so that failing can reach it.
-	using    sync.RWMutex
-	handleMu sync.Mutex
-	c        cworker.Worker
-	closing  atomic.Bool
-	closed   chan struct{}
-
-	submitting sync.Mutex
-	scratch    []cworker.Op
-	ids        []uint64
-	pins       []pin // by tensor
-	callbacks  callbacks
-
-	committing sync.Mutex
-}
-
-// pin keeps the Go memory of a tensor's operation where it is.
-type pin struct {
-	pinner runtime.Pinner
-	id     uint64
+	closing atomic.Bool
+	closed  chan struct{}
 }
 
 // Join makes this process a worker of a job. It returns when all workers of the job have joined and this one is connected. Its
@@ -74,61 +37,91 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("join job %q: %w", cfg.Job, err)
 	}
-	w := &Worker{cfg: cfg, failed: make(chan struct{}), closed: make(chan struct{})}
+	w := &Worker{closed: make(chan struct{})}
+	w.cfg = cfg
 	if err := w.join(ctx); err != nil {
 		return nil, fmt.Errorf("join job %q at %s: %w", cfg.Job, cfg.Server, err)
 	}
 	return w, nil
 }
 
-// join takes the steps of joining. On an error it undoes them and tells the aggregator.
+// join takes the steps of joining. On an error it undoes them and notifies the aggregator.
 func (w *Worker) join(ctx context.Context) error {
-	err := w.enrol(ctx)
-	if err == nil {
-		err = w.connect(ctx)
-	}
+	r, err := w.cfg.request()
 	if err != nil {
-		if len(w.aggregators) == 0 {
-			return err
-		}
+		return err
+	}
+	m := membership.Config{Access: w.cfg.access(), Failed: w.abort, Links: w.failover.report}
+	if w.member, err = membership.Join(ctx, m, r); err != nil {
+		return err
+	}
+	w.info = w.member.Info()
+	w.hyper = hyperOf(w.info.Record)
+	w.place = place{int(w.info.Rank), int(w.info.Workers), w.info.Rack, w.info.Racks, w.info.RackWorkers}
+	if err = w.connect(ctx); err != nil {
 		w.leave(err)
 		return errors.Join(err, w.release())
 	}
 	return nil
 }
 
-// Rank returns this worker's number in the job, from 0.
-func (w *Worker) Rank() int { return int(w.info.Rank) }
-
-// Workers returns how many workers the job has.
-func (w *Worker) Workers() int { return int(w.info.Workers) }
-
-// Provider returns the name of what carries the job's data: shm, tcp, ibv or sim.
-func (w *Worker) Provider() string { return w.info.Provider }
-
-// Racks returns how many of the job's workers are in each rack, in the order in which the racks' sums are added, and how many pods
-// the racks form, whose sums come first. A job with one aggregator has no racks.
-func (w *Worker) Racks() (workers []int, pods int) {
-	for _, n := range w.info.RackWorkers {
-		workers = append(workers, int(n))
+// connect opens the devices and connects to every lane.
+func (w *Worker) connect(ctx context.Context) error {
+	var err error
+	if w.devices, err = openDevices(&w.cfg, w.info); err != nil {
+		return err
 	}
-	return workers, max(int(w.info.Pods), 1)
+	// By reference a few buffers, which stay in the cache, are enough. Otherwise every slot has one.
+	staging := int(w.info.Window)
+	if w.info.ByReference {
+		staging = min(staging, stagingByReference)
+	}
+	plan := chunk.Config{ChunkBytes: int(w.info.ChunkBytes), Lanes: w.member.Lanes()}
+	nics := make([]int, len(plan.Lanes))
+	for i, l := range plan.Lanes {
+		nics[i] = l.NIC
+	}
+	if w.plan, err = chunk.NewPlan(plan); err != nil {
+		return err
+	}
+	each := 0
+	if w.member.Several() {
+		each = chunk.NICs(w.member.All[0].Lanes())
+	}
+	w.session, err = lanes.Open(lanes.Config{
+		Name: "rackweave " + w.cfg.Job, Control: controlPlane{w.member}, Devices: w.devices, Lanes: nics, Each: each,
+		Rank: int(w.info.Rank), ChunkBytes: int(w.info.ChunkBytes), Window: int(w.info.Window), Staging: staging,
+		SendDepth: int(w.info.SendDepth), RecvDepth: int(w.info.RecvDepth),
+		AckTimeout: noticeWithin, LinkTimeout: time.Duration(w.info.LinkTimeoutMs) * time.Millisecond,
+		ReconnectTimeout: reconnectWithin, Cancel: w.Failed(),
+	})
+	if err != nil {
+		return err
+	}
+	w.failover.open(&w.exchange, w.devices)
+	// A failure ends the wait for a queue pair.
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			w.member.Fail(context.Cause(ctx))
+		}
+	})
+	defer stop()
+	timeout := w.cfg.Timeout
+	if d, ok := ctx.Deadline(); ok {
+		timeout = min(timeout, time.Until(d))
+	}
+	err = w.session.Attach(ctx, timeout)
+	if failed := w.Err(); failed != nil {
+		return failed
+	}
+	return err
 }
 
-// Lanes returns how many cores of the aggregator, or of all that it is spread over, serve the job.
-func (w *Worker) Lanes() int { return len(w.info.Lanes) * len(w.aggregators) }
+// stagingByReference is the number of staging buffers of a lane if the aggregator reads payloads in place.
+const stagingByReference = 32
 
-// Aggregators returns how many aggregators the job is spread over: one, if it is not.
-func (w *Worker) Aggregators() int { return len(w.aggregators) }
-
-// Outer says how the job's racks that train on their own meet, as in [Config], in full; none: they add their gradients.
-func (w *Worker) Outer() string { return cmp.Or(w.info.Outer, "none") }
-
-// Core returns the type in which sums cross between racks: f32 or bf16.
-func (w *Worker) Core() string { return cmp.Or(w.info.Core, "f32") }
-
-// Close leaves the job and releases everything. Memory from [Worker.Alloc] must not be touched any more. A worker that closes while
-// its operations are under way fails the job. Closing again does nothing.
+// Close leaves the job and releases everything. Memory from [Worker.Alloc] must not be touched afterwards. A worker that closes
+// with operations in flight fails the job. Closing again does nothing.
 func (w *Worker) Close() error {
 	if !w.closing.CompareAndSwap(false, true) {
 		<-w.closed
@@ -141,62 +134,16 @@ func (w *Worker) Close() error {
 	}
 	// The aggregator detaches the worker first, or the end of its connections would be a failure.
 	w.leave(reason)
-	// After this, operations that were being started have their callbacks, and no other starts.
-	w.using.Lock()
-	w.using.Unlock() //lint:ignore SA2001 taking the lock waits for its holders
-	w.callbacks.stop()
 	w.failover.wait()
 	w.using.Lock()
 	defer w.using.Unlock()
 	return w.release()
 }
 
-// inFlight reports whether an operation is under way.
-func (w *Worker) inFlight() bool {
-	w.using.RLock()
-	defer w.using.RUnlock()
-	if w.tensors.Load() == nil {
-		return false
-	}
-	w.submitting.Lock()
-	defer w.submitting.Unlock()
-	for i := range w.pins {
-		if id := w.pins[i].id; id != 0 && cworker.Test(w.c, id) == 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// tell makes the Leave call. The reason is nil if the worker leaves in peace.
-func (w *Worker) tell(reason error) {
-	request, within := &api.LeaveRequest{}, 5*time.Second
-	if reason != nil {
-		request.Failure, request.Blame = reason.Error(), w.blamed.Load()
-		within = 2 * time.Second // the aggregator only takes note; one that is stopped does not
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	err := w.everywhere(func(_ int, a *aggregator) error {
-		_, err := a.rpc.Leave(ctx, request)
-		return err
-	})
-	if err != nil {
-		w.fail(classify(err)) // the aggregator finds out by the watch stream's end
-	}
-}
-
 // leave ends the worker's part in the control plane.
 func (w *Worker) leave(reason error) {
-	w.leaving.Store(true)
-	w.tell(reason)
-	w.fail(ErrClosed)
-	w.telling.Wait()
-	for _, a := range w.aggregators {
-		a.unwatch()
-		<-a.watching
-		a.transport.CloseIdleConnections()
-	}
+	_ = w.member.Leave(reason) // an error is the worker's failure
+	w.member.Close()
 }
 
 // release closes what join opened.

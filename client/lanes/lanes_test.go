@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/client/failover"
 	"github.com/rackweave/rackweave/client/lanes"
@@ -38,7 +38,7 @@ type peer struct {
 
 func (p *peer) connect(nic int, endpoint []byte) (*verbs.QP, lanes.AggregatorLane, error) {
 	n := &p.nics[nic]
-	qp, err := n.PD.CreateQP(verbs.QPConfig{SendCQ: n.CQ, RecvCQ: n.CQ, MaxSendWR: depth, MaxRecvWR: depth})
+	qp, err := n.PD.CreateQP(verbs.QPConfig{CQ: n.CQ, MaxSendWR: depth, MaxRecvWR: depth})
 	if err != nil {
 		return nil, lanes.AggregatorLane{}, err
 	}
@@ -95,12 +95,12 @@ func must[T any](t *testing.T) func(T, error) T {
 
 func newRig(t *testing.T, answers int) (*rig, error) {
 	t.Helper()
-	sim := must[*fabric.Sim](t)(fabric.NewSim(1))
+	sim := must[*simfabric.World](t)(simfabric.New(1))
 	p := &peer{t: t, answers: answers, memory: must[*numa.Arena](t)(numa.NewArena(numa.ArenaConfig{
 		Name: "slots", Bytes: window * chunkBytes, Node: numa.AnyNode,
 	}))}
 	open := func(name string) *verbs.Device {
-		return must[*verbs.Device](t)(verbs.Open(verbs.ProviderSim, name, sim.Options()+",link=1"))
+		return must[*verbs.Device](t)(verbs.Open(simfabric.Provider, name, sim.Options()+",link=1"))
 	}
 	var devices []*verbs.Device
 	for _, name := range []string{"a0", "a1"} {

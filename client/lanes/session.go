@@ -1,12 +1,3 @@
-// Package lanes is a worker's connections to an aggregator: a queue pair to every lane, over one NIC or several, memory
-// registered with all of them, and the C worker that drives them. It keeps every lane connected over the path that package
-// failover chooses.
-//
-// How the aggregator is asked is a [Control]: package client asks over HTTP, tests and the simulation in process.
-//
-// Call [Open], [Session.Attach] and [Session.Start] in this order, and [Session.Close] at last. After Start one goroutine may call
-// [Session.Advance] and [Session.Look] while another calls [Session.Allocate]. WorkerLink, AggregatorLinks, Broke, Holds, Path and
-// Failovers may be called by any.
 package lanes
 
 import (
@@ -74,7 +65,6 @@ type Config struct {
 	Control Control
 	Devices []*verbs.Device // the caller's, who closes them after the session
 	Lanes   []int           // by lane: the number of the aggregator's NIC that serves it
-	Primary []int           // by lane: the device it begins on; none: that of the NIC's number
 	Each    int             // NICs of each aggregator, numbered through, where lanes lie at several; 0: all lie at one
 	Rank    int
 
@@ -127,7 +117,7 @@ func Open(cfg Config) (s *Session, err error) {
 		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), lanes: make([]cworker.Lane, len(cfg.Lanes)),
 		recovery: make([]recovery, len(cfg.Lanes)), told: make([]uint64, len(cfg.Lanes)),
 		chooser: failover.New(failover.Config{
-			Lanes: cfg.Lanes, Primary: cfg.Primary, Each: cfg.Each, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles),
+			Lanes: cfg.Lanes, Each: cfg.Each, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles),
 			Timeout: int64(cfg.LinkTimeout),
 		}),
 	}
@@ -177,7 +167,7 @@ func (s *Session) openNIC(d *verbs.Device) (err error) {
 
 func (s *Session) createQP(nic int) (*verbs.QP, error) {
 	n := &s.NICs[nic]
-	return n.PD.CreateQP(verbs.QPConfig{SendCQ: n.CQ, RecvCQ: n.CQ, MaxSendWR: s.cfg.SendDepth, MaxRecvWR: s.cfg.RecvDepth})
+	return n.PD.CreateQP(verbs.QPConfig{CQ: n.CQ, MaxSendWR: s.cfg.SendDepth, MaxRecvWR: s.cfg.RecvDepth})
 }
 
 // Resumable reports whether a lane whose queue pair fails can go on over another: there is more than one path, and the links of

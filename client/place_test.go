@@ -7,7 +7,7 @@ import (
 )
 
 func TestAWorkersPlaceFollowsThePlan(t *testing.T) {
-	const wait, fail, goOn = "wait", "fail", "go-on"
+	const wait, goOn = "wait", "go-on"
 	for name, tc := range map[string]struct {
 		workers, sizes []uint32 // by rack
 		out            int      // rack that is lost
@@ -21,11 +21,10 @@ func TestAWorkersPlaceFollowsThePlan(t *testing.T) {
 		"undeclared and uneven":      {[]uint32{2, 3, 2, 3}, []uint32{0, 0, 0, 0}, 0, goOn, 0, 0, true},
 		"its own rack may return":    {[]uint32{2, 2, 2}, []uint32{1, 1, 1}, 1, goOn, 0, 0, false},
 		"its own rack is waited for": {[]uint32{2, 2, 2}, []uint32{1, 1, 1}, 1, wait, 0, 0, false},
-		"its job is to fail":         {[]uint32{2, 2, 2}, []uint32{1, 1, 1}, 1, fail, 0, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := seat{rank: int(tc.workers[0]), rack: "b", workers: tc.workers} // the first of rack b
-			m := &api.Membership{OnLoss: tc.onLoss}
+			s := place{rank: int(tc.workers[0]), rack: "b", workers: tc.workers} // the first of rack b
+			m := &api.Membership{}
 			for i, n := range tc.workers {
 				h := &api.RackHolder{Name: string(rune('a' + i)), Url: "http://there", Token: 1, Size: tc.sizes[i]}
 				s.racks = append(s.racks, &api.Aggregator{Rack: h.Name, Url: h.Url})
@@ -36,7 +35,7 @@ func TestAWorkersPlaceFollowsThePlan(t *testing.T) {
 				s.all += int(n)
 			}
 			cfg := Config{Rank: s.rank, Workers: s.all}
-			err := s.place(&cfg, m)
+			err := s.follow(&cfg, m)
 			if tc.all == 0 {
 				if err == nil || lasts(err) != tc.lasts {
 					t.Errorf("it is placed as rank %d of %d: %v; for good: %v, want %v", cfg.Rank, cfg.Workers, err, lasts(err), tc.lasts)

@@ -10,11 +10,10 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // linkRig is an aggregator and workers with simulated NICs, whose links can be taken down.
@@ -51,7 +50,7 @@ func newLinkRigOf(t *testing.T, aggregators []string, aggregatorNICs, workerNICs
 			nics = append(nics, r.nic(name, i))
 		}
 		r.s = serve(t, service.Options{
-			Providers: []string{verbs.ProviderSim}, ProviderOptions: map[string]string{verbs.ProviderSim: "link=1"},
+			Providers: []string{simfabric.Provider}, ProviderOptions: map[string]string{simfabric.Provider: "link=1"},
 			NICs: nics, Cores: 2, LinkTimeout: linkTimeout,
 		})
 		urls = append(urls, r.s.URL())
@@ -59,7 +58,7 @@ func newLinkRigOf(t *testing.T, aggregators []string, aggregatorNICs, workerNICs
 	r.workers = make([]*client.Worker, workers)
 	each(t, r.workers, func(rank int, _ *client.Worker) (err error) {
 		cfg := client.Config{
-			Server: strings.Join(urls, ","), Job: "j", Workers: workers, Rank: rank, Provider: verbs.ProviderSim, ProviderOptions: "link=1",
+			Server: strings.Join(urls, ","), Job: "j", Workers: workers, Rank: rank, Provider: simfabric.Provider, ProviderOptions: "link=1",
 			ChunkBytes: 4096, Timeout: deadline,
 			Mode: "aggregate",
 		}
@@ -77,7 +76,7 @@ func (r *linkRig) nic(whose string, i int) string { return fmt.Sprintf("%s.%s.%d
 
 func (r *linkRig) link(up bool, whose string, i int) {
 	r.t.Helper()
-	if n := fabric.LinkSimNamed(r.nic(whose, i), up); n != 1 {
+	if n := simfabric.LinkNamed(r.nic(whose, i), up); n != 1 {
 		r.t.Fatalf("%d NICs are called %s", n, r.nic(whose, i))
 	}
 }

@@ -1,11 +1,3 @@
-// Package failover chooses the paths that a worker's lanes take to the aggregator. It is a pure machine: what happened to links,
-// connections and attempts goes in as events, what a lane should do comes out as a [Decision]. Times are nanoseconds of a clock
-// that the caller reads.
-//
-// One rule decides: every lane goes the best path that is open. Its primary path is best, then come paths between NICs of the
-// same number, which is how the NICs of a rack are usually wired, then all others. Paths that failed lately come last, the one
-// that failed first before the others. A path is open while both its NICs have a link; a link that returns to the worker is
-// trusted when it has lasted for [Config.Settle]. The aggregator says of its own links only what has settled.
 package failover
 
 import (
@@ -19,12 +11,12 @@ const (
 	// A path that failed is avoided for firstPenalty, for twice as long the next time, and so on for mostDoublings times.
 	firstPenalty  = 1000 * millisecond
 	mostDoublings = 6
-	// RetryPause is how long a path rests that failed, where there is no better one.
-	RetryPause = 20 * millisecond
+	// retryPause is the time before a failed path is tried again, if no other is better.
+	retryPause = 20 * millisecond
 )
 
-// Never is later than any time.
-const Never = math.MaxInt64
+// never is later than any time.
+const never = math.MaxInt64
 
 // Path is where a connection goes: a NIC of the aggregator's and one of the worker's, by their numbers.
 type Path struct{ Aggregator, Worker int }
@@ -34,7 +26,6 @@ func (p Path) String() string { return fmt.Sprintf("(%d,%d)", p.Aggregator, p.Wo
 // Config describes a worker's lanes and NICs.
 type Config struct {
 	Lanes      []int // by lane: the number of the aggregator's NIC that serves it
-	Primary    []int // by lane: the worker's NIC of its primary path; none: that of the aggregator's NIC's number
 	Each       int   // NICs of each aggregator, numbered through, where lanes lie at several; 0: all lie at one
 	WorkerNICs int
 	Settle     int64 // ns that a link of the worker's must have lasted before it is used again
@@ -45,7 +36,7 @@ type Config struct {
 type Action uint8
 
 const (
-	// Wait: nothing, until Decision.Until or the next event.
+	// Wait: nothing now.
 	Wait Action = iota
 	// Resume the connection over Decision.To. The attempt ends with [Chooser.Succeeded] or [Chooser.Failed].
 	Resume
@@ -57,7 +48,6 @@ const (
 type Decision struct {
 	Action Action
 	To     Path
-	Until  int64 // Wait: when to ask again, if nothing happens before; may be Never
 }
 
 type path struct {
@@ -88,7 +78,7 @@ type Chooser struct {
 	cfg     Config
 	paths   []path
 	lanes   []lane
-	usable  []int64 // by NIC of the worker's: from when on; Never while it has no link
+	usable  []int64 // by NIC of the worker's: from when on; never while it has no link
 	aggDown []int
 }
 
@@ -107,12 +97,8 @@ func New(cfg Config) *Chooser {
 			c.paths = append(c.paths, path{Path: Path{aggregator, worker}, failed: math.MinInt64, punished: math.MinInt64})
 		}
 	}
-	for i, aggregator := range cfg.Lanes {
-		worker := c.opposite(aggregator)
-		if cfg.Primary != nil {
-			worker = cfg.Primary[i]
-		}
-		primary := c.index(Path{aggregator, worker})
+	for _, aggregator := range cfg.Lanes {
+		primary := c.index(Path{aggregator, c.opposite(aggregator)})
 		c.lanes = append(c.lanes, lane{primary: primary, at: primary})
 	}
 	return c
@@ -150,7 +136,7 @@ func (c *Chooser) At(lane int) Path { return c.paths[c.lanes[lane].at].Path }
 
 // WorkerLink says that the link of one of the worker's NICs went up or down.
 func (c *Chooser) WorkerLink(now int64, nic int, up bool) {
-	c.usable[nic] = Never
+	c.usable[nic] = never
 	if up {
 		c.usable[nic] = now + c.cfg.Settle
 	}
@@ -173,7 +159,7 @@ func (c *Chooser) forgive(changed func(Path) bool) {
 	}
 }
 
-// Broke says that a lane's connection failed. One that is not connected was known to.
+// Broke says that a lane's connection failed. A lane that is not connected stays as it is.
 func (c *Chooser) Broke(now int64, lane int) {
 	if l := &c.lanes[lane]; l.state == connected {
 		l.state, l.since = broken, now
@@ -232,17 +218,14 @@ func (c *Chooser) Open(now int64, lane int) (n int) {
 func (c *Chooser) Next(now int64, lane int) Decision {
 	l := &c.lanes[lane]
 	if l.state == trying {
-		return Decision{Action: Wait, Until: Never}
+		return Decision{Action: Wait}
 	}
 	if l.state == broken && now-l.since > c.cfg.Timeout {
 		return Decision{Action: GiveUp}
 	}
 	best := c.best(now, lane)
-	if best < 0 || !c.leaves(now, l, best) {
-		return Decision{Action: Wait, Until: c.until(now, l)}
-	}
-	if p := &c.paths[best]; now < p.punished && now < p.failed+RetryPause {
-		return Decision{Action: Wait, Until: c.until(now, l)}
+	if best < 0 || !c.leaves(now, l, best) || now < min(c.paths[best].punished, c.paths[best].failed+retryPause) {
+		return Decision{Action: Wait}
 	}
 	if l.state == connected {
 		l.since = now
@@ -296,28 +279,4 @@ func (c *Chooser) rank(now int64, lane, at int) rank {
 	}
 	r[2] = int64((at + lane) % len(c.paths)) // lanes that fail together spread over what is left
 	return r
-}
-
-// until is when a lane's decision may change by itself.
-func (c *Chooser) until(now int64, l *lane) int64 {
-	until := int64(Never)
-	sooner := func(t int64) {
-		if t > now {
-			until = min(until, t)
-		}
-	}
-	for _, t := range c.usable {
-		sooner(t)
-	}
-	for i := range c.paths {
-		p := &c.paths[i]
-		sooner(p.punished)
-		if p.punished > now {
-			sooner(p.failed + RetryPause)
-		}
-	}
-	if l.state == broken {
-		sooner(l.since + c.cfg.Timeout + 1)
-	}
-	return until
 }

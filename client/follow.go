@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -19,33 +22,25 @@ const (
 	noticeWithin    = 800 * time.Millisecond // for an acknowledgement, while another path is open
 )
 
-// follower keeps every lane on its best path. It tells the worker's session what happens to links and connections, and lets it take
-// the steps of failovers.
+// follower keeps every lane on its best path. It reports events of links and connections to the worker's session, and makes the
+// session take the steps of failovers.
 type follower struct {
-	w    *Worker
-	kick chan struct{} // has an element when something happened
-	work sync.WaitGroup
+	x       *exchange
+	devices []*verbs.Device
+	kick    chan struct{} // has an element when something happened
+	work    sync.WaitGroup
 
 	mu      sync.Mutex
-	session *lanes.Session // nil until it is open
+	session *lanes.Session // if nil, it is not open yet
+	down    map[int][]int  // by aggregator: its NICs that have no link, by their numbers in the whole job
 }
 
-// open takes the session, once it is there.
-func (f *follower) open(w *Worker) {
+// open starts to report events to the session of an exchange.
+func (f *follower) open(x *exchange, devices []*verbs.Device) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.w, f.session, f.kick = w, w.session, make(chan struct{}, 1)
-	f.session.AggregatorLinks(w.down())
-}
-
-// down lists the aggregators' NICs that have no link, numbered through. The caller holds the follower's lock.
-func (w *Worker) down() (nics []int) {
-	for _, a := range w.aggregators {
-		for _, nic := range a.down {
-			nics = append(nics, a.nic+int(nic))
-		}
-	}
-	return nics
+	f.x, f.devices, f.session, f.kick = x, devices, x.session, make(chan struct{}, 1)
+	f.session.AggregatorLinks(slices.Concat(slices.Collect(maps.Values(f.down))...))
 }
 
 // start follows links and lanes until the worker ends.
@@ -53,7 +48,7 @@ func (f *follower) start() {
 	if !f.session.Resumable() {
 		return
 	}
-	for nic := range f.w.devices {
+	for nic := range f.devices {
 		f.work.Go(func() { f.follow(nic) })
 	}
 	f.work.Go(f.run)
@@ -61,10 +56,10 @@ func (f *follower) start() {
 
 func (f *follower) wait() { f.work.Wait() }
 
-// follow takes a NIC's events. A NIC that reports none any more counts as one without a link.
+// follow follows a NIC's events. A NIC that no longer reports any counts as one without a link.
 func (f *follower) follow(nic int) {
-	for f.w.Err() == nil {
-		ev, ok, err := f.w.devices[nic].AsyncEvent(eventSlice)
+	for f.x.Err() == nil {
+		ev, ok, err := f.devices[nic].AsyncEvent(eventSlice)
 		switch {
 		case err != nil, ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
 			f.link(nic, false)
@@ -80,17 +75,24 @@ func (f *follower) link(nic int, up bool) {
 	f.hurry()
 }
 
-// told takes what an aggregator says of its links and of connections that broke there.
-func (f *follower) told(a *aggregator, l *api.Links) {
+// report reports to the session which links of an aggregator are down, and which connections broke there.
+func (f *follower) report(a *membership.Aggregator, l *api.Links) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	a.down = l.Down
+	var down []int
+	for _, nic := range l.Down {
+		down = append(down, a.NIC+int(nic))
+	}
+	if f.down == nil {
+		f.down = map[int][]int{}
+	}
+	f.down[a.Number] = down
 	if f.session == nil {
 		return
 	}
-	f.session.AggregatorLinks(f.w.down())
+	f.session.AggregatorLinks(slices.Concat(slices.Collect(maps.Values(f.down))...))
 	for _, b := range l.Broken {
-		f.session.Broke(a.lane+int(b.Lane), b.Attempt)
+		f.session.Broke(a.Lane+int(b.Lane), b.Attempt)
 	}
 	f.hurry()
 }
@@ -108,24 +110,24 @@ func (f *follower) run() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-f.w.failed:
+		case <-f.x.Failed():
 			return
 		case <-tick.C:
 		case <-f.kick:
 		}
-		f.w.using.RLock()
-		if f.w.c != nil {
+		f.x.using.RLock()
+		if f.x.c != nil {
 			f.look()
 		}
-		f.w.using.RUnlock()
+		f.x.using.RUnlock()
 	}
 }
 
 // look lets one lane after another take the steps that are due.
 func (f *follower) look() {
 	f.session.Look()
-	for lane := range f.w.Lanes() {
-		for more := true; more && f.w.Err() == nil; {
+	for lane := range f.x.Lanes() {
+		for more := true; more && f.x.Err() == nil; {
 			var err error
 			if more, err = f.session.Advance(context.Background(), lane); err == nil {
 				continue
@@ -133,7 +135,7 @@ func (f *follower) look() {
 			if errors.Is(err, lanes.ErrNoPath) {
 				err = fmt.Errorf("%w: %w", ErrServerLost, err)
 			}
-			f.w.giveUp(f.w.sessionError(err))
+			f.x.member.GiveUp(f.x.sessionError(err))
 			return
 		}
 	}
