@@ -11,24 +11,24 @@ import (
 )
 
 const (
-	startWithin = 30 * time.Second // for an aggregator to listen: it may register much memory
+	startWithin = 30 * time.Second // for an aggregator to listen, because it may register much memory
 	stopWithin  = 10 * time.Second // for an aggregator to end its jobs and itself
 )
 
 // Aggregator is an aggregator in a process of its own.
 type Aggregator struct {
-	URL   string
-	p     *Process
-	stdin io.Closer
-	said  *Tail
+	URL    string
+	p      *Process
+	stdin  io.Closer
+	output *Tail
 }
 
 // StartAggregator starts an aggregator and waits until it listens. The command prints its URL as its first line and ends when its
-// standard input does. It also ends with ctx. Its log goes to log; nil keeps the end of it for errors.
+// standard input does. It also ends with ctx. Its log goes to log. If log is nil, the end of the log is kept for errors.
 func StartAggregator(ctx context.Context, argv []string, log io.Writer) (*Aggregator, error) {
-	a := &Aggregator{said: &Tail{}}
+	a := &Aggregator{output: &Tail{}}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stderr = a.said
+	cmd.Stderr = a.output
 	cmd.WaitDelay = stopWithin
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	in, err := cmd.StdinPipe()
@@ -49,7 +49,7 @@ func StartAggregator(ctx context.Context, argv []string, log io.Writer) (*Aggreg
 	}
 	select {
 	case a.URL = <-first:
-		a.said.Forward(log)
+		a.output.Forward(log)
 		return a, nil
 	case <-a.p.Ended():
 		err := a.Err()
@@ -58,19 +58,19 @@ func StartAggregator(ctx context.Context, argv []string, log io.Writer) (*Aggreg
 		}
 		return nil, err
 	case <-time.After(startWithin):
-		return nil, errors.Join(fmt.Errorf("the aggregator did not start within %v: %s", startWithin, a.said), a.Stop())
+		return nil, errors.Join(fmt.Errorf("the aggregator did not start within %v: %s", startWithin, a.output), a.Stop())
 	}
 }
 
-// Ended is closed when the aggregator has ended.
+// Ended returns a channel that is closed when the aggregator has ended.
 func (a *Aggregator) Ended() <-chan struct{} { return a.p.Ended() }
 
 // PID returns the process's number.
 func (a *Aggregator) PID() int { return a.p.PID() }
 
-// Err waits for the aggregator's end and returns why it failed, nil if it was told to end.
+// Err waits for the aggregator's end and returns the error of its failure, or nil if Stop ended it.
 func (a *Aggregator) Err() error {
-	if err := a.said.Error(a.p.Wait()); err != nil {
+	if err := a.output.Error(a.p.Wait()); err != nil {
 		return fmt.Errorf("the aggregator: %w", err)
 	}
 	return nil

@@ -2,11 +2,11 @@ package launch
 
 import "bytes"
 
-// Lines is a writer that calls Line with every line, without its end. A carriage return ends a line too, as progress bars use it.
-// It is not for concurrent use.
+// Lines is a writer that calls Line with every line, without its end. A carriage return also ends a line, because progress bars use
+// it. A Lines is not safe for concurrent use.
 type Lines struct {
 	Line func(line []byte) error
-	Max  int // longest line in bytes; a longer one is divided; 0: no bound
+	Max  int // longest line in bytes; longer lines are split; if 0, the length is not limited
 	rest []byte
 }
 
@@ -21,7 +21,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 		if tooLong := l.Max > 0 && len(line) > l.Max && (i < 0 || i > l.Max); tooLong {
 			i, next = l.Max, l.Max
 		}
-		// A return at the end waits for what follows it, which may be the line feed that belongs to it.
+		// A carriage return at the end waits for the next byte, which may be its line feed.
 		if i < 0 || next == len(line) && line[next-1] == '\r' {
 			l.rest = append(l.rest[:0], line...)
 			return len(p), nil
@@ -36,7 +36,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 	}
 }
 
-// Close passes on a last line that has no end.
+// Close passes on a last line without an end.
 func (l *Lines) Close() error {
 	if line := bytes.TrimRight(l.rest, "\r"); len(line) > 0 {
 		l.rest = nil

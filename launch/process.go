@@ -9,16 +9,16 @@ import (
 	"syscall"
 )
 
-// Process is a running command and all that it starts in its process group.
+// Process is a running command with all processes that it starts in its process group.
 type Process struct {
 	cmd   *exec.Cmd
 	group int // its process group, which a guard leads
 	ended chan struct{}
-	err   error // of cmd.Wait, once ended is closed
+	err   error // of cmd.Wait, valid after ended is closed
 }
 
-// Start starts a command in a new process group. When this process dies, the kernel kills the command, and a guard the rest of the
-// group.
+// Start starts a command in a new process group. When this process dies, the kernel kills the command, and a guard kills the rest
+// of the group.
 func Start(cmd *exec.Cmd) (*Process, error) {
 	guard, err := newGuard()
 	if err != nil {
@@ -29,7 +29,7 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	started := make(chan error)
 	go func() {
 		defer guard.wait()
-		// The kernel kills the command when the thread that forked it ends (prctl(2)): the thread must live as long as the command.
+		// The kernel kills the command when the thread that forked it ends (prctl(2)), so the thread must live as long as the command.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := cmd.Start(); err != nil {
@@ -37,7 +37,9 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 			return
 		}
 		started <- nil
-		p.err = cmd.Wait()
+		if p.err = cmd.Wait(); errors.Is(p.err, exec.ErrWaitDelay) {
+			p.err = nil // the command itself has succeeded
+		}
 		guard.wait()
 		close(p.ended)
 	}()
@@ -47,14 +49,14 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// guard is a shell that leads a process group, and kills it when the pipe to the shell is closed: by wait, or because this process
-// has died. It is there before any other process of the group, so that there is no moment to die in between.
+// guard is a shell that leads a process group. It kills the group when the pipe to the shell is closed, by wait or by the death of
+// this process. It starts before any other process of the group, so that no process can outlive this one.
 type guard struct {
 	cmd  *exec.Cmd
 	pipe *os.File
 }
 
-// Signals that this process sends to the group do not end the guard. It says when it ignores them.
+// Signals that this process sends to the group do not end the guard. It prints a line when it ignores them.
 const guardScript = `trap '' HUP INT QUIT TERM USR1 USR2; echo; read -r line; kill -KILL 0`
 
 func newGuard() (*guard, error) {
@@ -89,7 +91,7 @@ func (g *guard) wait() {
 // PID returns the command's process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Ended is closed when the command has ended and its group with it.
+// Ended returns a channel that is closed when the command and its group have ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Wait waits for the end and returns the error of [exec.Cmd.Wait].

@@ -32,7 +32,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Forward writes what is kept, and all further output, to a writer. It keeps nothing more.
+// Forward writes the kept output, and all further output, to a writer. Afterwards nothing is kept.
 func (t *Tail) Forward(to io.Writer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -42,14 +42,14 @@ func (t *Tail) Forward(to io.Writer) {
 	}
 }
 
-// String returns what is kept.
+// String returns the kept output.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.TrimSpace(string(t.b))
 }
 
-// Error explains err, the end of a process of this same program, by the process's own words if there are any.
+// Error adds the process's own error output, if any, to err, the error of a process of this program.
 func (t *Tail) Error(err error) error {
 	if err == nil {
 		return nil

@@ -14,42 +14,56 @@ import (
 // MaxWorkers bounds the workers of one [Run].
 const MaxWorkers = 1024
 
-// Stream is where a line of output comes from.
+const (
+	maxLine = 64 << 10
+	// drainWithin bounds the reading of a worker's output after its end, because a process that left the worker's group may hold it
+	// open.
+	drainWithin = time.Second
+)
+
+// Stream is the source of a line of output.
 type Stream string
 
-// The streams of a worker.
+// These are the streams of a worker.
 const (
 	Stdout Stream = "stdout"
 	Stderr Stream = "stderr"
 )
 
-// Job is what [Run] runs.
+// Job describes the workers of [Run].
 type Job struct {
 	Argv    []string
 	Workers int
-	// Env returns what the worker of a rank has in its environment beyond this process's, as NAME=VALUE.
+	First   int // the first worker's rank
+	// Env returns the environment of the worker of a rank beyond this process's, as NAME=VALUE.
 	Env func(rank int) []string
+	// Command, if not nil, returns the command of a worker, which begins with Argv.
+	Command func(rank int) *exec.Cmd
+	// Signal, if not nil, passes a signal on to a worker, and does not wait. If nil, the worker's process group gets it, as it gets
+	// SIGKILL.
+	Signal func(rank int, sig syscall.Signal)
 	// Line takes each line of the workers' output, from several goroutines at once. It must not keep the line.
-	Line func(rank int, from Stream, line []byte)
-	// Signals are passed on to the workers. After a signal to end (SIGINT, SIGTERM, SIGHUP, SIGQUIT) they have Grace to end; a second
-	// one kills them.
+	Line    func(rank int, from Stream, line []byte)
+	MaxLine int // longest line in bytes; longer lines are split; if 0, 64 KiB
+	// Signals are passed on to the workers. After a signal to end (SIGINT, SIGTERM, SIGHUP, SIGQUIT) the workers have Grace to end. A
+	// second such signal kills them.
 	Signals <-chan os.Signal
-	// Lost, if not nil, is closed when what the workers need has ended; LostWhy says why, if there is more to say.
+	// Lost, if not nil, is closed when the aggregator of the workers has ended. LostWhy returns the reason, if it is known.
 	Lost    <-chan struct{}
 	LostWhy func() error
-	// Grace is how long workers may take to end before they are killed.
+	// Grace is the time in which workers must end before they are killed.
 	Grace time.Duration
 }
 
 var errLost = errors.New("the aggregator has ended before the workers")
 
-// Exit is how a worker ended.
+// Exit describes the end of a worker.
 type Exit struct {
 	Rank   int    `json:"rank"`
 	PID    int    `json:"pid"`
 	Code   int    `json:"code"`             // as in a shell: 128 plus the signal's number if a signal ended it
 	Signal string `json:"signal,omitempty"` // the signal that ended it
-	Told   bool   `json:"told,omitempty"`   // it was told to end before it did
+	Told   bool   `json:"told,omitempty"`   // it was signalled before it ended
 	Said   string `json:"said,omitempty"`   // its last line on standard error, if it failed
 }
 
@@ -64,10 +78,10 @@ func (e *Exit) String() string {
 	return text
 }
 
-// FailedError is a job that failed.
+// FailedError is the failure of a job.
 type FailedError struct {
-	First *Exit // the worker that failed first; nil if none did by itself
-	Cause error // why the workers were ended; nil if First is the reason
+	First *Exit // the worker that failed first, or nil if none failed by itself
+	Cause error // the reason for which the workers were ended, or nil if First is the reason
 }
 
 func (e *FailedError) Error() string {
@@ -91,7 +105,7 @@ func (e *FailedError) ExitCode() int {
 	return 1
 }
 
-// Check reports what is wrong with the job.
+// Check returns an error if the job cannot run.
 func (j *Job) Check() error {
 	if len(j.Argv) == 0 {
 		return errors.New("no command is given: name the program that each worker runs")
@@ -108,14 +122,14 @@ func (j *Job) Check() error {
 	return nil
 }
 
-// Run runs a job's workers to their end and returns how each ended, in the order of their ends. When a worker fails or ctx ends, it
-// terminates the others, and kills them after the job's grace. When Run returns, neither they nor the rest of their process groups
-// run. The error is a [*FailedError] if a worker has failed.
+// Run runs a job's workers to their end and returns the exit of each, in the order of their ends. When a worker fails or ctx ends,
+// it terminates the others, and kills them after the job's grace. When Run returns, neither the workers nor the rest of their
+// process groups run. The error is a [*FailedError] if a worker has failed.
 func Run(ctx context.Context, j Job) ([]Exit, error) {
 	if err := j.Check(); err != nil {
 		return nil, err
 	}
-	r := &run{Job: j, ended: make(chan Exit, j.Workers), told: make([]bool, j.Workers)}
+	r := &run{Job: j, ended: make(chan Exit, j.Workers), signalled: make([]bool, j.Workers)}
 	if err := r.start(); err != nil {
 		r.signal(syscall.SIGKILL)
 		for range r.workers {
@@ -129,13 +143,14 @@ func Run(ctx context.Context, j Job) ([]Exit, error) {
 // run is a job under way. Only the goroutine of Run uses it.
 type run struct {
 	Job
-	workers []*Process // nil: has ended
-	ended   chan Exit
-	told    []bool
+	workers   []*Process // nil after its end
+	ended     chan Exit
+	signalled []bool
 }
 
 func (r *run) start() error {
-	for rank := range r.Workers {
+	for i := range r.Workers {
+		rank := r.First + i
 		if err := r.startWorker(rank); err != nil {
 			return fmt.Errorf("worker %d: %w", rank, err)
 		}
@@ -146,39 +161,32 @@ func (r *run) start() error {
 // startWorker starts a worker and a goroutine that sends its Exit.
 func (r *run) startWorker(rank int) error {
 	cmd := exec.Command(r.Argv[0], r.Argv[1:]...)
+	if r.Command != nil {
+		cmd = r.Command(rank)
+	}
 	cmd.Env = os.Environ()
 	if r.Env != nil {
 		cmd.Env = append(cmd.Env, r.Env(rank)...)
 	}
 	var said string
-	stdout, err := newPipe(&cmd.Stdout, func(line []byte) { r.Line(rank, Stdout, line) })
-	if err != nil {
-		return err
-	}
-	stderr, err := newPipe(&cmd.Stderr, func(line []byte) {
+	most := cmp.Or(r.MaxLine, maxLine)
+	stdout := &Lines{Max: most, Line: func(line []byte) error { r.Line(rank, Stdout, line); return nil }}
+	stderr := &Lines{Max: most, Line: func(line []byte) error {
 		r.Line(rank, Stderr, line)
 		if len(line) > 0 {
 			said = string(line)
 		}
-	})
-	if err != nil {
-		stdout.started()
-		<-stdout.done
-		return err
-	}
+		return nil
+	}}
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = stdout, stderr, drainWithin
 	p, err := Start(cmd)
-	stdout.started()
-	stderr.started()
 	if err != nil {
-		<-stdout.done
-		<-stderr.done
 		return err
 	}
 	r.workers = append(r.workers, p)
 	go func() {
 		err := p.Wait()
-		stdout.wait()
-		stderr.wait()
+		_, _ = stdout.Close(), stderr.Close() // no line has an error
 		r.ended <- exitOf(rank, p.PID(), err, said)
 	}()
 	return nil
@@ -210,8 +218,8 @@ func (r *run) supervise(ctx context.Context) (exits []Exit, err error) {
 	cancelled, lost := ctx.Done(), r.Lost
 	end := func(with syscall.Signal) {
 		r.signal(with)
-		for rank, p := range r.workers {
-			r.told[rank] = r.told[rank] || p != nil
+		for i, p := range r.workers {
+			r.signalled[i] = r.signalled[i] || p != nil
 		}
 		if kill == nil {
 			kill = time.After(r.Grace)
@@ -226,8 +234,8 @@ func (r *run) supervise(ctx context.Context) (exits []Exit, err error) {
 	for len(exits) < r.Workers {
 		select {
 		case e := <-r.ended:
-			e.Told = r.told[e.Rank]
-			r.workers[e.Rank] = nil
+			e.Told = r.signalled[e.Rank-r.First]
+			r.workers[e.Rank-r.First] = nil
 			exits = append(exits, e)
 			if e.Code == 0 {
 				continue
@@ -274,8 +282,12 @@ func ends(sig syscall.Signal) bool {
 }
 
 func (r *run) signal(sig syscall.Signal) {
-	for _, p := range r.workers {
-		if p != nil {
+	for i, p := range r.workers {
+		switch {
+		case p == nil:
+		case r.Signal != nil && sig != syscall.SIGKILL:
+			r.Signal(r.First+i, sig)
+		default:
 			_ = p.Signal(sig) // fails only for processes of another user
 		}
 	}

@@ -16,7 +16,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,8 +33,7 @@ func TestStructsAreThoseOfTheHeader(t *testing.T) {
 	for name, v := range map[string]any{
 		"control_head": head{}, "control_hyper": hyperValue{}, "control_join": joinRequest{}, "control_joined": joinAnswer{},
 		"control_connect": connectRequest{}, "rw_endpoint": endpoint{}, "control_register": registerRequest{}, "control_tensor": tensor{},
-		"control_barrier": barrierRequest{}, "control_leave": leaveRequest{}, "control_policy": policyRequest{},
-		"control_loss": lossRequest{},
+		"control_tell": tellRequest{},
 	} {
 		typ := reflect.TypeOf(v)
 		fmt.Fprintf(&c, "_Static_assert(sizeof(struct %s) == %d, \"size of %s\");\n", name, typ.Size(), name)
@@ -72,7 +73,7 @@ func servingBehind(t *testing.T, workers int, leading func(url string) string) *
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(t.Context()) }()
-	p, err := Listen(Config{Server: leading(s.URL()), Job: "j", Token: "t", Workers: workers})
+	p, err := Listen(launch.Place{Server: leading(s.URL()), Job: "j", Token: "t", Workers: workers})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,13 +149,13 @@ func TestWorkersJoinMeetAndLeave(t *testing.T) {
 				if _, err := decode(payload, &a); err != nil {
 					return err.Error()
 				}
-				if int(a.Rank) != rank || a.Workers != 2 || a.NLanes != 1 || a.Record[0] != 0.5 || text(a.Options[:]) != "peer=127.0.0.1" {
+				if int(a.Rank) != rank || a.Workers != 2 || a.NLanes != 1 || a.Record[0] != 0.5 {
 					return fmt.Sprintf("joined as %+v", a)
 				}
-				if _, failure := w.call(kindBarrier, barrierRequest{Name: [64]byte{'b'}, TimeoutMS: 30_000}); failure != "" {
+				if _, failure := w.call(kindBarrier, tellRequest{Text: [256]byte{'b'}, TimeoutMS: 30_000}); failure != "" {
 					return failure
 				}
-				_, failure = w.call(kindLeave, leaveRequest{})
+				_, failure = w.call(kindLeave, tellRequest{})
 				return failure
 			}()
 		}()
@@ -181,7 +182,7 @@ func TestAConnectionThatEndsIsALostWorker(t *testing.T) {
 		t.Fatal(failure)
 	}
 	lost.c.Close()
-	_, failure := left.call(kindBarrier, barrierRequest{Name: [64]byte{'b'}, TimeoutMS: 30_000})
+	_, failure := left.call(kindBarrier, tellRequest{Text: [256]byte{'b'}, TimeoutMS: 30_000})
 	if !strings.Contains(failure, "worker 0") {
 		t.Errorf("the other worker's barrier: %q, want worker 0 named", failure)
 	}
@@ -195,7 +196,7 @@ func TestRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 		parts []any
 		want  string
 	}{
-		{kindBarrier, []any{barrierRequest{}}, "has not joined"},
+		{kindBarrier, []any{tellRequest{}}, "has not joined"},
 		{kindJoin, []any{[]byte("short")}, "too short"},
 		{kindJoin, []any{joinRequest{NHyper: 17}}, "17 hyper-parameters"},
 		{kindJoin, []any{joinAs("no-such")}, "no provider suits"},
@@ -257,6 +258,24 @@ func TestAFirstContactThatIsResetIsRepeated(t *testing.T) {
 		}
 		if n := came.Load(); n < 4 || n > 6 {
 			t.Errorf("of %d resets: it came %d times, want 4 to 6", resets, n)
+		}
+	}
+}
+
+func TestAWorkersTokenGoesInClearToAnotherHostOnlyIfTold(t *testing.T) {
+	for _, insecure := range []bool{false, true} {
+		p, err := Listen(launch.Place{Server: "http://192.0.2.1:1", Token: "secret", Insecure: insecure, Here: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := joinAs("tcp")
+		r.TimeoutMS = 50
+		_, failure := dial(t, p, 0).call(kindJoin, r)
+		if strings.Contains(failure, api.ErrInClear.Error()) == insecure {
+			t.Errorf("insecure %v: %v", insecure, failure)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -44,13 +44,12 @@ type joinRequest struct {
 	Provider              [16]byte
 	Providers             [64]byte
 	ChunkBytes, TimeoutMS uint32
-	NHyper, _             uint32
+	PID, UID, NHyper, _   uint32
 	Hyper                 [16]hyperValue
 }
 
 type joinAnswer struct {
 	Provider                                 [16]byte
-	Options                                  [512]byte
 	Rank, Workers, LocalWorkers              uint32
 	ChunkBytes, Window, SendDepth, RecvDepth uint32
 	LinkTimeoutMS                            uint32
@@ -78,16 +77,11 @@ type tensor struct {
 	LRMult, WDMult float64
 }
 
-type barrierRequest struct {
-	Name         [64]byte
+type tellRequest struct {
+	Text         [256]byte
+	Value        float64
 	TimeoutMS, _ uint32
 }
-
-type policyRequest struct{ Policy [96]byte }
-
-type lossRequest struct{ Loss float64 }
-
-type leaveRequest struct{ Failure [256]byte }
 
 var (
 	order        = binary.NativeEndian // both ends are on one host
@@ -117,13 +111,13 @@ func send(w io.Writer, k kind, parts ...any) error {
 		}
 	}
 	var message bytes.Buffer
-	_ = binary.Write(&message, order, head{k, uint32(payload.Len())}) // a buffer takes all
+	_ = binary.Write(&message, order, head{k, uint32(payload.Len())}) // writing to a buffer cannot fail
 	message.Write(payload.Bytes())
 	_, err := w.Write(message.Bytes())
 	return err
 }
 
-// decode reads a struct off the front of a payload and returns the rest.
+// decode decodes a struct at the front of a payload and returns the rest.
 func decode(payload []byte, v any) ([]byte, error) {
 	n, err := binary.Decode(payload, order, v)
 	if err != nil {
@@ -132,7 +126,7 @@ func decode(payload []byte, v any) ([]byte, error) {
 	return payload[n:], nil
 }
 
-// list reads n structs that are all of the payload.
+// list decodes n structs that fill the payload.
 func list[T any](payload []byte, n int) ([]T, error) {
 	var one T
 	if size := binary.Size(one); len(payload) != n*size {
@@ -145,7 +139,7 @@ func list[T any](payload []byte, n int) ([]T, error) {
 	return all, nil
 }
 
-// text returns what stands before the first zero.
+// text returns the bytes before the first zero.
 func text(b []byte) string {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
