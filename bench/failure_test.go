@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/racks"
@@ -268,31 +267,6 @@ func TestTheFirstFailureEndsWorkersThatWait(t *testing.T) {
 		}
 		mentions(t, outcome(t, ended, kill(t, int(job.Members[1].Pid))), "worker 1: signal: killed", "worker 0: ended because")
 	})
-}
-
-// A benchmark that is killed cannot clean up.
-func TestResultsToVerifyHaveNoNameInTheFileSystem(t *testing.T) {
-	sockets, dir := t.TempDir(), t.TempDir()
-	t.Setenv("XDG_RUNTIME_DIR", sockets) // for the aggregator's Unix socket
-	t.Setenv("TMPDIR", dir)
-	r := testRunner(t)
-	r.Progress = func(string, int) *report.Progress {
-		if names, err := os.ReadDir(dir); err != nil || len(names) > 0 {
-			t.Errorf("%v in the temporary directory, %v", names, err)
-		}
-		return nil
-	}
-	s := momentumSpec(verbs.ProviderSHM)
-	s.Jitter = time.Millisecond
-	if _, err := r.Run(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("TMPDIR", "/nonexistent")
-	if _, err := r.Run(t.Context(), s); err == nil {
-		t.Error("results were written to a directory that is not there")
-	} else {
-		mentions(t, err.Error(), "/nonexistent", "set TMPDIR")
-	}
 }
 
 // Workers of aggregators of no cluster would wait for each other for a minute.

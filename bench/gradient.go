@@ -1,9 +1,12 @@
 package bench
 
-import "math"
+import (
+	"fmt"
+	"math"
+)
 
-// initialStep is the step whose "gradients" are the initial parameters.
-const initialStep = -1
+// InitialStep is the step whose "gradients" are the initial parameters.
+const InitialStep = -1
 
 // Gradient fills x with a worker's gradient of a tensor in a step: numbers from -1 to 1 that depend on the arguments alone. Without
 // verification every step uses the gradients of step 0.
@@ -26,8 +29,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// digest folds values into a checksum of their bits, in order.
-func digest(sum uint64, x []float32) uint64 {
+// digest returns a checksum of the values' bits, in order.
+func digest(x []float32) uint64 {
+	sum := uint64(0xcbf29ce484222325)
 	for _, v := range x {
 		sum = (sum ^ uint64(math.Float32bits(v))) * 0x100000001b3
 		sum ^= sum >> 29
@@ -35,4 +39,11 @@ func digest(sum uint64, x []float32) uint64 {
 	return sum
 }
 
-const digestStart = 0xcbf29ce484222325
+// checksum returns the tensors' digests as one, in hex.
+func checksum(digests []uint64) string {
+	sum := uint64(0)
+	for _, d := range digests {
+		sum = mix(sum ^ d)
+	}
+	return fmt.Sprintf("%016x", sum)
+}

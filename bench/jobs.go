@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -13,10 +12,10 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 )
 
-// floodFactor is how many times the others' bytes a flooding job exchanges: its windows are always full.
+// floodFactor is the size of a flooding job's exchange over the others', so that its windows are always full.
 const floodFactor = 16
 
-// turns is how often one job runs alone and then all side by side: what else the machine does takes from both.
+// turns is the number of times that one job runs alone and then all side by side, so that other load takes from both.
 const turns = 4
 
 // Jobs is a benchmark of several jobs that exchange side by side at one aggregator.
@@ -39,7 +38,7 @@ func (j *Jobs) Check() error {
 	return j.Spec.Check()
 }
 
-// spec is what a job exchanges: it does not end by itself.
+// spec is a job's exchange. It does not end by itself.
 func (j *Jobs) spec(i int) (s Spec, err error) {
 	s = j.Spec
 	s.Iters = maxIters
@@ -56,17 +55,13 @@ type jobRun struct {
 	ends []time.Time
 }
 
-// tally is what a job did in all the time that was measured.
+// tally counts what a job did in all the time that was measured.
 type tally struct {
 	spec      Spec
 	server    string
 	exchanges float64
 	within    time.Duration
-	times     *report.Histogram
-}
-
-func newTally(s Spec, server string) *tally {
-	return &tally{spec: s, server: server, times: report.NewHistogram()}
+	times     []time.Duration
 }
 
 // tallies are of all jobs: the last one at the server last, the others at server.
@@ -79,7 +74,7 @@ func (j *Jobs) tallies(server, last string) (all []*tally, err error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, newTally(s, server))
+		all = append(all, &tally{spec: s, server: server})
 	}
 	return all, nil
 }
@@ -94,7 +89,7 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 		return res, err
 	}
 	quiet := *r
-	quiet.Progress, quiet.Log = nil, nil // that jobs are ended is no news
+	quiet.Progress, quiet.Log = nil, nil // ended jobs are expected
 	server := j.Server
 	var stops []func() error
 	defer func() {
@@ -113,9 +108,9 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 		if server, err = start(); err != nil {
 			return res, err
 		}
-	}
-	if r.Started != nil {
-		r.Started(server)
+		if r.Started != nil {
+			r.Started(server)
+		}
 	}
 	all, err := j.tallies(server, server)
 	if err != nil {
@@ -135,7 +130,7 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 			return res, err
 		}
 	}
-	alone := newTally(all[0].spec, server)
+	alone := &tally{spec: all[0].spec, server: server}
 	for range turns {
 		iters := (j.Iters + turns - 1) / turns
 		for _, jobs := range [][]*tally{{alone}, all, apart} {
@@ -177,7 +172,7 @@ func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int) 
 	stepped := make(chan struct{}, 1)
 	for i, run := range runs {
 		all.Go(func() {
-			_, err := r.workers(ctx, &run.spec, jobs[i].server, make([]*os.File, run.spec.Workers), func() {
+			_, err := r.workers(ctx, &run.spec, jobs[i].server, func() {
 				run.mu.Lock()
 				run.ends = append(run.ends, time.Now())
 				run.mu.Unlock()
@@ -251,12 +246,12 @@ func (t *tally) add(ends []time.Time, from, to time.Time) {
 			continue
 		}
 		t.exchanges += float64(inside) / float64(took)
-		t.times.Record(took)
+		t.times = append(t.times, took)
 	}
 }
 
 func (t *tally) report() report.Job {
 	bytes := t.spec.Bytes()
 	moved := t.exchanges * 2 * float64(bytes) * float64(t.spec.Workers)
-	return report.Job{Bytes: bytes, Weight: 1, TimeUS: t.times.Summary(), GBs: moved / t.within.Seconds() / 1e9}
+	return report.Job{Bytes: bytes, Weight: 1, TimeUS: report.Distribution(t.times), GBs: moved / t.within.Seconds() / 1e9}
 }

@@ -16,7 +16,7 @@ func jobsOf(t *testing.T, n int, flood bool) Jobs {
 		t.Fatal(err)
 	}
 	return Jobs{N: n, Flood: flood, Spec: Spec{
-		Workers: 1, Provider: "shm", Model: m, DType: chunk.F32, Optimizer: "sum", Iters: 30, Warmup: 2, Unpinned: true,
+		Workers: 1, Provider: "shm", Model: m, DType: chunk.F32, Optimizer: "sum", Iters: 30, Warmup: 2,
 	}}
 }
 
@@ -75,11 +75,11 @@ func TestAnExchangeCountsByThePartThatLiesInTheTime(t *testing.T) {
 	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
 	spec, ends := jobsOf(t, 2, false).Spec, []time.Time{at(0), at(1), at(2), at(4)}
 	each := 2 * float64(spec.Bytes()) / 1e9
-	all, exchanges, within := newTally(spec, ""), 0.0, 0.0
+	all, exchanges, within := &tally{spec: spec}, 0.0, 0.0
 	for _, c := range []struct{ from, to, exchanges float64 }{
 		{0, 4, 3}, {0, 2, 2}, {0.5, 1.5, 1}, {2, 3, 0.5}, {2.5, 3.5, 0.5}, {5, 6, 0},
 	} {
-		one := newTally(spec, "")
+		one := &tally{spec: spec}
 		one.add(ends, at(c.from), at(c.to))
 		if got, want := one.report().GBs, c.exchanges*each/(c.to-c.from); got < want*0.999 || got > want*1.001 {
 			t.Errorf("from %v to %v: %v GB/s, expected %v", c.from, c.to, got, want)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	case workerRole:
 		err = WorkerMain(context.Background(), os.Stdin, os.Stdout)
 	case serveRole:
-		err = serveMain(os.Args[2:])
+		err = serveUntilEOF(os.Args[2:])
 	default:
 		os.Exit(m.Run())
 	}
@@ -36,13 +36,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
-func serveMain(args []string) error {
+// serveUntilEOF serves until standard input ends, with those flags of rackweave serve that benchmarks give.
+func serveUntilEOF(args []string) error {
 	var o service.Options
-	f := flag.NewFlagSet(serveRole, flag.ContinueOnError)
+	f := flag.NewFlagSet("serve", flag.ContinueOnError)
 	f.StringVar(&o.Listen, "listen", "", "")
 	f.Func("providers", "", func(s string) error { o.Providers = append(o.Providers, s); return nil })
 	f.IntVar(&o.Cores, "cores", 0, "")
-	f.IntVar(&o.Window, "window", 0, "")
 	f.BoolVar(&o.Unpinned, "unpinned", false, "")
 	f.Bool("until-eof", true, "")
 	if err := f.Parse(args); err != nil {

@@ -43,7 +43,9 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	url, stop, err := testRunner(t).serve(ctx, &s)
+	r := testRunner(t)
+	r.Serve = append(r.Serve, "--cores", "1", "--unpinned")
+	url, stop, err := r.serve(ctx, &s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +62,7 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 			once := sync.OnceFunc(arrived.Done)
 			defer once() // a worker that fails does not hold up the others
 			o := &order{Spec: s, Rank: rank, Server: url, Job: "memory"}
-			if err := runWorker(ctx, o, nil, func(r workerReport) error {
+			if err := runWorker(ctx, o, func(r workerReport) error {
 				if r.Step == 2 {
 					once()
 					<-measured
@@ -103,7 +105,7 @@ func TestAggregatorMemoryGrowsByParametersAndStateAlone(t *testing.T) {
 		}
 		return afterTwoSteps(t, Spec{
 			Workers: workers, Procs: true, Provider: provider, Model: model, DType: chunk.F32, Optimizer: "sgd_torch",
-			Hyper: map[string]float64{"momentum": 0.9}, Iters: 2, Cores: 1, Unpinned: true,
+			Hyper: map[string]float64{"momentum": 0.9}, Iters: 2,
 		})
 	}
 	for _, provider := range []string{verbs.ProviderTCP, verbs.ProviderSHM} {

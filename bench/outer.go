@@ -3,24 +3,20 @@ package bench
 import (
 	"fmt"
 
-	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/aggregate/outer"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/hierarchy"
+	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 )
 
-// take takes note of how the job is spread over racks, as its workers were told.
+// take records how the job is spread over racks, by the answer to its workers.
 func (s *Spec) take(r *workerReport) (err error) {
 	s.racks, s.pods = r.Racks, r.Pods
-	if s.outer, err = hierarchy.ParseOuter(r.Outer); err != nil {
+	if s.outer, err = diloco.Parse(r.Outer); err != nil {
 		return err
 	}
 	if s.core, err = chunk.ParseDType(r.Core); err != nil {
 		return err
-	}
-	if q := s.outer.Quorum; q > 0 && q < len(s.racks) {
-		return fmt.Errorf("what racks end with that may miss meetings (quorum=%d of %d) depends on who came, which is not verified: use quorum=%d, or none",
-			q, len(s.racks), len(s.racks))
 	}
 	if s.outer.Every > 0 && (s.outer.Fragments != 1 || s.Steps()%s.outer.Every != 0) {
 		return fmt.Errorf("%d exchanges of racks that meet by %v end with parameters that differ by rack, which are not verified: use 1 fragment and a multiple of %d exchanges",
@@ -45,7 +41,7 @@ func newWeights(initial []float32, states int) weights {
 
 // outerTensor is referenceTensor where racks train on their own and meet.
 func (s *Spec) outerTensor(rule optim.Rule, h optim.Hyper, initial []float32, gradients func(step int) [][]float32) []float32 {
-	outerRule, outerHyper := aggregate.OuterRule(s.outer, s.Workers)
+	outerRule, outerHyper := outer.Rule(s.outer, s.Workers)
 	k := optim.Derive(outerRule, outerHyper, 1)
 	outer := newWeights(initial, outerRule.States(outerHyper))
 	start := append([]float32(nil), initial...)

@@ -64,8 +64,6 @@ func TestRacksThatMeetAreVerified(t *testing.T) {
 				t.Errorf("5 exchanges are verified: %v", err)
 			}
 			s.Iters--
-			s.Outer = nesterov + ",quorum=2"
-			exchange(t, s)
 			s.Optimizer, s.Hyper, s.Outer = "sum", nil, nesterov
 			_, err = testRunner(t).Run(t.Context(), s)
 			if err == nil || !strings.Contains(err.Error(), "which mode aggregate cannot: use mode eager, or outer none") {

@@ -8,7 +8,7 @@ import (
 	"github.com/rackweave/rackweave/client"
 )
 
-// trace is what a worker did in a replay. Times are nanoseconds of the machine's clock, which all workers share.
+// trace has the times of a worker in a replay. Times are nanoseconds of the machine's clock, which all workers share.
 type trace struct {
 	Starts    []int64   `json:"starts"`    // of each step, and the end of the last
 	Filled    []int64   `json:"filled"`    // how long gradients to verify took to make, by step: no part of a step
@@ -109,25 +109,24 @@ func (r *replayer) backward(ctx context.Context) (submitted []int64, err error) 
 	submitted = make([]int64, len(r.handles))
 	for t := len(r.handles) - 1; t >= 0; t-- {
 		if d := r.s.Model.Tensors[t].Backward; d > 0 {
-			if err := r.submit(submitted); err != nil {
+			if err := r.submit(ctx, submitted); err != nil {
 				return nil, err
 			}
 			if err := r.compute(ctx, d); err != nil {
 				return nil, err
 			}
 		}
-		op := r.b.op(client.PushPull, t)
-		op.Done = func(error) {} // so that progress is made while this worker computes
-		r.ready = append(r.ready, op)
+		r.ready = append(r.ready, r.b.op(client.PushPull, t))
 	}
-	return submitted, r.submit(submitted)
+	return submitted, r.submit(ctx, submitted)
 }
 
-func (r *replayer) submit(submitted []int64) error {
+func (r *replayer) submit(ctx context.Context, submitted []int64) error {
 	handles, err := r.w.Submit(r.ready...)
 	if err != nil {
 		return err
 	}
+	go func() { _ = r.w.WaitAll(ctx, handles) }() // makes progress while this worker computes; other waits report the error
 	now := time.Now().UnixNano()
 	for i, h := range handles {
 		t := r.ready[i].Tensor

@@ -45,25 +45,3 @@ func TestABreakdownDividesWaitsAtTheSlowestWorkersGradient(t *testing.T) {
 		t.Errorf("times (-want +got):\n%s", diff)
 	}
 }
-
-func TestFoldTimesAreOfTheBusiestLane(t *testing.T) {
-	at := func(lines ...string) folds {
-		f := folds{}
-		for _, line := range lines {
-			f.add(line)
-		}
-		return f
-	}
-	before := at(`rackweave_lane_chunks_total{lane="0"} 100`, `rackweave_lane_sampled_chunks_total{lane="0"} 10`,
-		`rackweave_lane_sampled_fold_seconds_total{lane="0"} 1`, "# HELP rackweave_lane_chunks_total Chunks.", "go_goroutines 12",
-		`rackweave_lane_chunks_total{lane="1"} broken`)
-	after := at(`rackweave_lane_chunks_total{lane="0"} 300`, `rackweave_lane_sampled_chunks_total{lane="0"} 30`,
-		`rackweave_lane_sampled_fold_seconds_total{lane="0"} 1.5`, `rackweave_lane_chunks_total{lane="1"} 50`,
-		`rackweave_lane_sampled_chunks_total{lane="1"} 1`, `rackweave_lane_sampled_fold_seconds_total{lane="1"} 0.05`)
-	if got := before.until(after); got != 5 { // 0.5 s for 20 of 200 chunks; lane 1: 2.5 s
-		t.Errorf("%g s, expected 5", got)
-	}
-	if got := at().until(nil); got != 0 {
-		t.Errorf("%g s without metrics", got)
-	}
-}

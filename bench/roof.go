@@ -8,7 +8,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// perftestSeconds is how long ib_write_bw runs. Emulated devices need seconds.
+// perftestSeconds is the duration of ib_write_bw. Emulated devices need seconds.
 const perftestSeconds = 4
 
 // MeasureRoofline measures the most that this machine can do of the spec's exchange, and puts the result's share of it into res. It

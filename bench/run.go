@@ -8,14 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
@@ -32,10 +31,10 @@ type Runner struct {
 	Worker, Serve []string
 	// Enter, if not nil, returns a command that runs a worker's command elsewhere, such as in a network namespace.
 	Enter func(rank int) []string
-	Log   io.Writer // the aggregator's log; nil: discarded
+	Log   io.Writer // the aggregator's log. If nil, it is discarded
 	// Progress, if not nil, makes the progress of a phase of so many steps.
 	Progress func(label string, steps int) *report.Progress
-	// Started, if not nil, is told the aggregator's URL.
+	// Started, if not nil, is told the URL of an aggregator that the runner started.
 	Started func(url string)
 }
 
@@ -46,7 +45,7 @@ const (
 	endWithin = time.Second
 )
 
-// reachWithin is how long an aggregator may take to say what it is.
+// reachWithin bounds an aggregator's answer to the question which it is.
 const reachWithin = 10 * time.Second
 
 // command prepares a child that is killed soon after the end of ctx.
@@ -70,48 +69,39 @@ func (r *Runner) serve(ctx context.Context, s *Spec) (url string, stop func() er
 }
 
 func serveFlags(s *Spec) []string {
-	f := []string{"--listen", "127.0.0.1:0", "--providers", s.Provider, "--until-eof"}
-	if s.Provider == "auto" {
-		f = []string{"--listen", "127.0.0.1:0", "--until-eof"}
+	f := []string{"--listen", "127.0.0.1:0", "--until-eof"}
+	if s.Provider != "auto" {
+		f = append(f, "--providers", s.Provider)
 	}
 	if s.ProviderOptions != "" {
 		f = append(f, "--provider-options", s.Provider+":"+s.ProviderOptions)
 	}
-	if s.Cores > 0 {
-		f = append(f, "--cores", fmt.Sprint(s.Cores))
-	}
-	if s.Unpinned {
-		f = append(f, "--unpinned")
-	}
-	if s.Window > 0 {
-		f = append(f, "--window", fmt.Sprint(s.Window))
-	}
 	if len(s.NICs) > 0 {
 		f = append(f, "--nics", strings.Join(s.NICs, ","))
-	}
-	if s.LinkTimeout > 0 {
-		f = append(f, "--link-timeout", s.LinkTimeout.String())
 	}
 	return f
 }
 
 func serveHere(ctx context.Context, s *Spec) (string, func() error, error) {
-	o := service.Options{Listen: "127.0.0.1:0", Cores: s.Cores, Unpinned: s.Unpinned, Window: s.Window, NICs: s.NICs,
-		LinkTimeout: s.LinkTimeout}
+	o := service.Options{Listen: "127.0.0.1:0", NICs: s.NICs}
 	if s.Provider != "auto" {
 		o.Providers = []string{s.Provider}
 		o.ProviderOptions = map[string]string{s.Provider: s.ProviderOptions}
 	}
+	before := runtime.GOMAXPROCS(0)
 	svc, err := service.New(o)
 	if err != nil {
 		return "", nil, err
 	}
+	runtime.GOMAXPROCS(before + svc.Lanes())
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- svc.Serve(ctx) }()
 	return svc.URL(), func() error {
 		cancel()
-		return errors.Join(<-done, svc.Close())
+		err := errors.Join(<-done, svc.Close())
+		runtime.GOMAXPROCS(before)
+		return err
 	}, nil
 }
 
@@ -148,39 +138,26 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 		}
 		defer func() { err = errors.Join(err, stop()) }()
 	}
-	if r.Started != nil {
+	if r.Started != nil && s.Server == "" {
 		r.Started(server)
 	}
-	results := make([]*os.File, s.Workers)
-	if s.Verify {
-		for rank := range results {
-			if results[rank], err = unnamed(); err != nil {
-				return res, err
-			}
-			defer results[rank].Close()
-		}
-	}
-	before := r.foldTimes(ctx, &s, server)
-	reports, err := r.workers(ctx, &s, server, results, nil)
+	reports, err := r.workers(ctx, &s, server, nil)
 	if err != nil {
 		return res, err
 	}
 	res = summarise(&s, reports)
-	if s.Replay {
-		res.Replay.AggregationUS = before.until(r.foldTimes(ctx, &s, server)) / float64(s.Steps()) * 1e6
-	}
 	if s.Verify {
 		if err := s.take(&reports[0]); err != nil {
 			return res, err
 		}
-		if err := r.verify(ctx, &s, results, &res); err != nil {
+		if err := r.verify(ctx, &s, reports, &res); err != nil {
 			return res, err
 		}
 	}
 	return res, nil
 }
 
-// rackOf is the rack of a worker, where racks have as many workers each.
+// rackOf returns the rack of a worker if all racks have as many workers. In other racks the aggregator sends the worker on.
 func rackOf(rank, workers, racks int) (rack int) {
 	for rank >= workers*(rack+1)/racks {
 		rack++
@@ -188,19 +165,9 @@ func rackOf(rank, workers, racks int) (rack int) {
 	return rack
 }
 
-// unnamed makes a temporary file for a worker's results. The file goes when the processes that hold it have ended, however they
-// end.
-func unnamed() (*os.File, error) {
-	f, err := os.CreateTemp("", "rackweave-results-")
-	if err != nil {
-		return nil, fmt.Errorf("make a file for results to verify: %w: set TMPDIR to a directory that can be written", err)
-	}
-	return f, os.Remove(f.Name())
-}
-
-// workers runs all workers to their end. The first that fails ends the others. Each writes its final results where there is a file.
-// stepped, if not nil, is told of each exchange that rank 0 has ended.
-func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []*os.File, stepped func()) ([]workerReport, error) {
+// workers runs all workers to their end. The first that fails ends the others. stepped, if not nil, is told of each exchange that
+// rank 0 has ended.
+func (r *Runner) workers(ctx context.Context, s *Spec, server string, stepped func()) ([]workerReport, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	job := s.Job
@@ -210,7 +177,6 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 		job = "bench-" + hex.EncodeToString(name)
 	}
 	bar := r.progress("exchange", s.Steps())
-	defer bar.Close()
 	reports := make([]workerReport, s.Workers)
 	errs := make([]error, s.Workers)
 	var wg sync.WaitGroup
@@ -233,9 +199,9 @@ func (r *Runner) workers(ctx context.Context, s *Spec, server string, results []
 		}
 		wg.Go(func() {
 			if s.Procs {
-				errs[rank] = r.workerProcess(ctx, o, results[rank], say)
+				errs[rank] = r.workerProcess(ctx, o, say)
 			} else {
-				errs[rank] = runWorker(ctx, o, results[rank], say)
+				errs[rank] = runWorker(ctx, o, say)
 			}
 			if errs[rank] == nil && !reports[rank].Done {
 				errs[rank] = errors.New("ended without a report")
@@ -286,16 +252,13 @@ func workerErrors(errs []error) error {
 	return errors.Join(append(all, ended)...)
 }
 
-func (r *Runner) workerProcess(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
+func (r *Runner) workerProcess(ctx context.Context, o *order, say func(workerReport) error) error {
 	errs := &launch.Tail{}
 	argv := r.Worker
 	if r.Enter != nil {
 		argv = append(r.Enter(o.Rank), argv...)
 	}
 	cmd := command(ctx, argv, errs)
-	if results != nil {
-		cmd.ExtraFiles = []*os.File{results} // resultsFD
-	}
 	orders, err := cmd.StdinPipe() // stays open: its end tells the worker that this process has ended
 	if err != nil {
 		return err
@@ -331,13 +294,13 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 	res := report.Result{
 		Machine: report.ThisMachine(), Provider: reports[0].Provider, Server: s.Server, Workers: s.Workers, Model: s.Model.Name,
 		Bytes: s.Bytes(), DType: s.DType.String(), Optimizer: s.Optimizer, ChunkBytes: uint32(s.ChunkBytes), Iterations: s.Iters,
-		Warmup: s.Warmup, Checksum: fmt.Sprintf("%016x", reports[0].Checksum), Note: noteFor(reports[0].Provider),
+		Warmup: s.Warmup, Checksum: checksum(reports[0].Digests), Note: noteFor(reports[0].Provider),
 	}
 	res.Lanes, res.Memory = reports[0].Lanes, "ordinary memory"
 	if s.Arena {
 		res.Memory = "arenas"
 	}
-	h := report.NewHistogram()
+	times := make([]time.Duration, s.Iters)
 	means := make([]float64, s.Workers)
 	for i := range s.Iters {
 		slowest := 0.0
@@ -346,9 +309,9 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 			means[rank] += t / float64(s.Iters)
 			slowest = max(slowest, t)
 		}
-		h.Record(time.Duration(slowest * 1e3))
+		times[i] = time.Duration(slowest * 1e3)
 	}
-	res.SetTimes(h.Summary(), means)
+	res.SetTimes(report.Distribution(times), means)
 	if s.Replay {
 		traces := make([]*trace, len(reports))
 		for rank := range reports {
@@ -357,35 +320,35 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 		res.Replay = breakdown(s, traces)
 	}
 	for _, rep := range reports {
-		if rep.Checksum != reports[0].Checksum {
-			if res.Checksum = "differs between workers"; strings.Contains(rep.Outer, "quorum=") {
-				res.Checksum += ", as racks may miss meetings"
-			}
+		if !slices.Equal(rep.Digests, reports[0].Digests) {
+			res.Checksum = "differs between workers"
 		}
 	}
 	return res
 }
 
-// verify compares every worker's final results with plain Go.
-func (r *Runner) verify(ctx context.Context, s *Spec, results []*os.File, res *report.Result) error {
+// verify compares every worker's final results with plain Go's, tensor by tensor.
+func (r *Runner) verify(ctx context.Context, s *Spec, reports []workerReport, res *report.Result) error {
 	bar := r.progress("plain Go reference", len(s.Model.Tensors))
-	want, err := Reference(ctx, s, bar)
-	bar.Close()
+	want, err := reference(ctx, s, bar)
 	if err != nil {
 		return err
 	}
-	res.Verified = true
-	raw := make([]byte, s.Model.Params()*4)
-	for rank, f := range results {
-		if n, err := f.ReadAt(raw, 0); err != nil {
-			return fmt.Errorf("worker %d wrote %d bytes of results of %d: %w", rank, n, len(raw), err)
+	res.Verified, res.Reference = true, checksum(want)
+	for rank, rep := range reports {
+		if len(rep.Digests) != len(want) {
+			return fmt.Errorf("worker %d reported results of %d tensors, not of %d", rank, len(rep.Digests), len(want))
 		}
-		wrong, where := compare(want, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)/4))
-		if res.Wrong += wrong; wrong > 0 && r.Log != nil {
-			fmt.Fprintf(r.Log, "worker %d: %d elements wrong: %s\n", rank, wrong, where)
+		for t, d := range rep.Digests {
+			if d == want[t] {
+				continue
+			}
+			res.Wrong += s.Model.Tensors[t].Elems()
+			if r.Log != nil {
+				fmt.Fprintf(r.Log, "worker %d: tensor %s is not plain Go's\n", rank, s.Model.Tensors[t].Name)
+			}
 		}
 	}
-	res.Reference = fmt.Sprintf("%016x", digestAll(want))
 	return nil
 }
 

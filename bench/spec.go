@@ -7,12 +7,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
@@ -29,37 +28,44 @@ type Spec struct {
 	DType           chunk.DType // on the wire; buffers are f32
 	Optimizer       string      // "sum": aggregate only
 	Hyper           map[string]float64
-	Policy          string // who waits for whom, in mode stream; empty: all wait for all
-	Outer           string // how racks that train on their own meet; empty: as their cluster says
-	OnLoss          string // how the job begins when a rack was lost; empty: as its cluster says
+	Policy          string // who waits for whom, in mode stream. If empty, all wait for all
+	Outer           string // how racks that train on their own meet. If empty, as their cluster says
 	Iters           int
 	Warmup          int
 	Arena           bool // gradients and results in registered memory, else in ordinary memory
 	Verify          bool
+	// Apart says that workers run on other hosts, and only what they print reaches this process.
+	Apart bool
 	// Replay has workers spend the model's times in forward and backward passes: see [Model.Tensors].
 	Replay bool
 	Jitter time.Duration // workers sleep up to this long before each exchange, and submit in orders of their own
 	Seed   uint64
 
-	Server string // URL of an aggregator, or of those of several racks, with commas; empty: embedded
-	Spread bool   // the aggregators are not those of racks: the job is spread over them
-	Job    string // its name; empty: one of its own
-	Token  string
-	CA     string
+	Target
 
-	// RDMA devices, of workers and of the embedded aggregator; empty: all.
+	// RDMA devices, of workers and of the embedded aggregator. If empty, all.
 	NICs       []string
 	ChunkBytes int
-	// Of the embedded aggregator.
-	LinkTimeout time.Duration // see service.Options; 0: its default
-	Cores       int
-	Unpinned    bool
-	Window      int
-	Spin        int
 
-	racks []int // workers by rack, of aggregators that reduce among themselves
+	cluster // of the aggregators, if they reduce among themselves
+}
+
+// Target is the aggregator that a benchmark exchanges with. If Server is empty, the benchmark has one of its own.
+type Target struct {
+	Server string // its URL, or the URLs of the aggregators of several racks, with commas
+	Spread bool   // the aggregators are not of racks: the job is spread over them
+	Job    string // its name. If empty, one of its own
+	Token  string
+	// Insecure lets the token be sent in clear, over http:// to another host.
+	Insecure bool
+	CA       string
+}
+
+// cluster holds what the aggregators of several racks have in common.
+type cluster struct {
+	racks []int // workers by rack
 	pods  int
-	outer hierarchy.Outer
+	outer outer.Optimizer
 	core  chunk.DType // of sums between racks
 }
 
@@ -85,21 +91,14 @@ func (s *Spec) Check() error {
 	if s.ProviderOptions != "" && s.Provider == "auto" {
 		return fmt.Errorf("provider options %q: name the provider they are for", s.ProviderOptions)
 	}
-	if s.Provider == verbs.ProviderSim && (s.Procs || s.Server != "") {
-		return errors.New("provider sim is a network within one process: let the workers be goroutines of it (procs=false), with an aggregator of their own")
-	}
 	if s.ChunkBytes == 0 {
 		s.ChunkBytes = chunk.DefaultChunkBytes
 	}
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.ChunkBytes, Lanes: make([]chunk.Lane, 1)}); err != nil {
 		return err
 	}
-	if s.Cores < 0 || s.Jitter < 0 {
-		return fmt.Errorf("cores %d, jitter %v: use 0 or more", s.Cores, s.Jitter)
-	}
-	if s.Window != 0 && (s.Window < aggregate.MinWindow || s.Window > aggregate.MaxWindow) {
-		return fmt.Errorf("a window of %d messages: use %d to %d, or 0 for what suits the transport", s.Window, aggregate.MinWindow,
-			aggregate.MaxWindow)
+	if s.Jitter < 0 {
+		return fmt.Errorf("jitter %v: use 0 or more", s.Jitter)
 	}
 	if err := s.checkReplay(); err != nil {
 		return err
@@ -110,6 +109,8 @@ func (s *Spec) Check() error {
 		return fmt.Errorf("server %q: URL %d of %d is empty: give one, or remove its comma", s.Server, slices.Index(servers, "")+1, n)
 	case s.Spread && n < 2:
 		return errors.New("a job to be spread and not several aggregators: name them all, with commas between their URLs")
+	case s.Apart && !s.Procs:
+		return errors.New("workers on other hosts are processes: leave procs=false out")
 	case !s.Spread && n > s.Workers:
 		return fmt.Errorf("%d workers and the aggregators of %d racks: use a worker in each at least", s.Workers, n)
 	}
@@ -119,7 +120,7 @@ func (s *Spec) Check() error {
 	if err := s.checkPolicy(); err != nil {
 		return err
 	}
-	if _, err := hierarchy.ParseOuter(s.Outer); err != nil {
+	if _, err := outer.Parse(s.Outer); err != nil {
 		return err
 	}
 	return s.checkMemory()
@@ -131,7 +132,7 @@ func (s *Spec) checkReplay() error {
 	case !s.Replay:
 		return nil
 	case s.Model.Compute.Time == 0:
-		return fmt.Errorf("a replay of %s, which has no times: give --compute, or --layers with them", s.Model.Name)
+		return fmt.Errorf("a replay of %s, which has no times: give --compute", s.Model.Name)
 	case s.Warmup == 0:
 		return errors.New("a replay after 0 iterations to warm up: use at least 1, because the first has nothing to wait for")
 	case s.Jitter > 0:
@@ -191,16 +192,16 @@ func (s *Spec) checkMemory() error {
 	return nil
 }
 
-// memory returns the bytes of gradients and results, of parameters and optimizer state where the aggregator is embedded, and of the
-// results to compare. A float64 holds more than any machine.
+// memory returns the bytes of gradients and results, and of parameters and optimizer state where the aggregator is embedded. A
+// float64 holds more than any machine.
 func (s *Spec) memory() float64 {
 	arrays := 2 * s.Workers
+	if s.Apart {
+		arrays = 0
+	}
 	if rule, err := s.rule(); err == nil && rule != optim.Sum && s.Server == "" {
 		h, _ := s.hyper()
 		arrays += 1 + rule.States(h)
-	}
-	if s.Verify {
-		arrays += 2
 	}
 	return 4 * float64(arrays) * float64(s.Model.Params())
 }

@@ -2,13 +2,12 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
 )
 
@@ -26,8 +25,8 @@ func onWire(d chunk.DType, x []float32) {
 	}
 }
 
-// Reference computes in plain Go each tensor as every worker must hold it after the spec's last exchange.
-func Reference(ctx context.Context, s *Spec, progress interface{ Add(int) }) ([][]float32, error) {
+// reference computes in plain Go each tensor as every worker must hold it after the last exchange, and returns their digests.
+func reference(ctx context.Context, s *Spec, progress *report.Progress) ([]uint64, error) {
 	rule, err := s.rule()
 	if err != nil {
 		return nil, err
@@ -37,7 +36,7 @@ func Reference(ctx context.Context, s *Spec, progress interface{ Add(int) }) ([]
 		return nil, err
 	}
 	h = rule.Rounded(h)
-	out := make([][]float32, len(s.Model.Tensors))
+	out := make([]uint64, len(s.Model.Tensors))
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -47,7 +46,7 @@ func Reference(ctx context.Context, s *Spec, progress interface{ Add(int) }) ([]
 				if t >= len(out) {
 					return
 				}
-				out[t] = referenceTensor(s, rule, h, t)
+				out[t] = digest(referenceTensor(s, rule, h, t))
 				progress.Add(1)
 			}
 		})
@@ -63,7 +62,7 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 		grads[r] = make([]float32, n)
 	}
 	w := make([]float32, n)
-	Gradient(w, s.Seed, 0, t, initialStep)
+	Gradient(w, s.Seed, 0, t, InitialStep)
 	onWire(s.DType, w)
 	gradients := func(step int) [][]float32 {
 		for r := range grads {
@@ -133,28 +132,4 @@ func added(all [][]float32, runs []int) (sums [][]float32) {
 		sums, all = append(sums, sum), all[n:]
 	}
 	return sums
-}
-
-// compare counts the elements of got that differ from want in their bits, and names the first.
-func compare(want [][]float32, got []float32) (wrong uint64, where string) {
-	for t, x := range want {
-		for i, v := range x {
-			if math.Float32bits(v) != math.Float32bits(got[i]) {
-				if wrong == 0 {
-					where = fmt.Sprintf("tensor %d element %d is %v, plain Go says %v", t, i, got[i], v)
-				}
-				wrong++
-			}
-		}
-		got = got[len(x):]
-	}
-	return wrong, where
-}
-
-func digestAll(want [][]float32) uint64 {
-	sum := uint64(digestStart)
-	for _, x := range want {
-		sum = digest(sum, x)
-	}
-	return sum
 }

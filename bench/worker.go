@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"syscall"
 	"time"
 	"unsafe"
@@ -23,7 +22,7 @@ type order struct {
 	Job    string
 }
 
-// ending follows the orders when a worker is to end.
+// ending follows the orders when a worker must end.
 type ending struct{ Why string }
 
 // workerReport is a line of a worker process's report: after each exchange its number, in the end the rest.
@@ -31,7 +30,7 @@ type workerReport struct {
 	Step     int       `json:"step,omitempty"`
 	Done     bool      `json:"done,omitempty"`
 	TimesUS  []float64 `json:"times_us,omitempty"` // of the measured exchanges
-	Checksum uint64    `json:"checksum,omitempty"` // of the final results
+	Digests  []uint64  `json:"digests,omitempty"`  // of the final results, by tensor
 	Trace    *trace    `json:"trace,omitempty"`    // of a replay
 	Provider string    `json:"provider,omitempty"`
 	Lanes    int       `json:"lanes,omitempty"`
@@ -40,10 +39,6 @@ type workerReport struct {
 	Outer    string    `json:"outer,omitempty"`
 	Core     string    `json:"core,omitempty"` // the type of sums between racks
 }
-
-// resultsFD is the descriptor of the file to which a worker process writes its final results for verification: the first of
-// exec.Cmd.ExtraFiles.
-const resultsFD = 3
 
 // WorkerMain is a worker process of the benchmark. It ends when it is told to, or its standard input ends: then the benchmark has.
 func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
@@ -58,12 +53,8 @@ func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
 		_ = dec.Decode(&end) // nothing comes from a benchmark that was killed
 		cancel(errors.New(end.Why))
 	}()
-	var results *os.File
-	if o.Spec.Verify {
-		results = os.NewFile(resultsFD, "results")
-	}
 	enc := json.NewEncoder(out)
-	return runWorker(ctx, &o, results, func(r workerReport) error { return enc.Encode(r) })
+	return runWorker(ctx, &o, func(r workerReport) error { return enc.Encode(r) })
 }
 
 // buffers are a worker's gradients and results, with the tensors one after another.
@@ -123,13 +114,13 @@ func (b *buffers) unmap() error {
 	return errors.Join(errs...)
 }
 
-// runWorker runs a worker from joining to leaving. It writes the final results if results is not nil.
-func runWorker(ctx context.Context, o *order, results *os.File, say func(workerReport) error) error {
+// runWorker runs a worker from joining to leaving.
+func runWorker(ctx context.Context, o *order, say func(workerReport) error) error {
 	s := &o.Spec
 	cfg := client.Config{
-		Server: o.Server, CA: s.CA, Job: o.Job, Token: s.Token, Rank: o.Rank, Workers: s.Workers, Provider: s.Provider,
-		ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes, Hyper: s.Hyper, Spin: s.Spin,
-		Outer: s.Outer, OnLoss: s.OnLoss,
+		Server: o.Server, CA: s.CA, Job: o.Job, Token: s.Token, Insecure: s.Insecure, Rank: o.Rank, Workers: s.Workers,
+		Provider: s.Provider, ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes,
+		Hyper: s.Hyper, Outer: s.Outer,
 	}
 	if s.Optimizer != "sum" {
 		cfg.Optimizer, cfg.Policy = s.Optimizer, s.Policy
@@ -139,7 +130,7 @@ func runWorker(ctx context.Context, o *order, results *os.File, say func(workerR
 		return err
 	}
 	var b buffers
-	err = exchangeAll(ctx, w, o, &b, results, say)
+	err = exchangeAll(ctx, w, o, &b, say)
 	if racks, _ := w.Racks(); err == nil && len(racks) > 1 {
 		err = w.Barrier(ctx, "done") // a rack that leaves first takes with it what others still wait for
 	}
@@ -160,8 +151,7 @@ type exchanger struct {
 	handles []client.Handle
 }
 
-func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, results *os.File,
-	say func(workerReport) error) (err error) {
+func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, say func(workerReport) error) (err error) {
 	s := &o.Spec
 	if err := w.Register(ctx, declared(s)); err != nil {
 		return err
@@ -171,7 +161,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	}
 	x := exchanger{w: w, s: s, b: b, rank: o.Rank, rng: rand.New(rand.NewPCG(s.Seed, uint64(o.Rank))),
 		ops: make([]client.Op, len(s.Model.Tensors))}
-	x.fill(initialStep)
+	x.fill(InitialStep)
 	if err := x.run(ctx, client.Broadcast); err != nil {
 		return err
 	}
@@ -188,7 +178,10 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, re
 	} else if done.TimesUS, err = x.measure(ctx, say); err != nil {
 		return err
 	}
-	return finish(b, len(x.ops), done, results, say)
+	for t := range x.ops {
+		done.Digests = append(done.Digests, digest(b.f32(b.dst, t)))
+	}
+	return say(done)
 }
 
 // declared returns the model's tensors as a worker registers them.
@@ -262,20 +255,6 @@ func (x *exchanger) measure(ctx context.Context, say func(workerReport) error) (
 		}
 	}
 	return us, nil
-}
-
-// finish writes the final results if there is a file for them, and makes the worker's last report.
-func finish(b *buffers, tensors int, done workerReport, results *os.File, say func(workerReport) error) error {
-	done.Checksum = digestStart
-	for t := range tensors {
-		done.Checksum = digest(done.Checksum, b.f32(b.dst, t))
-	}
-	if results != nil {
-		if _, err := results.Write(b.dst); err != nil {
-			return fmt.Errorf("write the final results for comparison: %w", err)
-		}
-	}
-	return say(done)
 }
 
 // inOwnOrder shuffles operations and clears their priorities, which would undo that.

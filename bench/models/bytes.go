@@ -23,7 +23,7 @@ const (
 // a few tensors, as even as possible.
 func FromBytes(size string, d chunk.DType) (Model, error) {
 	if d.Size() == 0 {
-		return Model{}, fmt.Errorf("model of %s: %v is no wire type: use f32, bf16 or f16", size, d)
+		return Model{}, fmt.Errorf("model of %s: %v is not a wire type: use f32, bf16 or f16", size, d)
 	}
 	total, err := ParseBytes(size)
 	if err != nil {

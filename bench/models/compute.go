@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Compute is how long a forward and a backward pass take together.
+// Compute is the time of a forward and a backward pass together.
 type Compute struct {
 	Time   time.Duration
-	Batch  int    // samples that a worker computes in it; 0: not known
+	Batch  int    // samples that a worker computes in it. If 0, it is not known
 	Source string // where the time comes from
 }
 

@@ -1,6 +1,5 @@
 // Package models has the shapes that comm-only benchmarks exchange: those of published models, generated from descriptions of their
-// architectures ([Get]), synthetic ones of a given size ([FromBytes]), and ones read from a file with the time that each layer
-// computes ([FromCSV]). A model is a value without data.
+// architectures ([Get]), and synthetic ones of a given size ([FromBytes]). A model is a value without data.
 package models
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// Tensor is one parameter. Forward and Backward are how long its layer computes in a replay: 0 for infinitely fast.
+// Tensor is one parameter. Forward and Backward are the times that its layer computes in a replay, 0 for infinitely fast.
 type Tensor struct {
 	Name              string
 	Shape             []int
@@ -29,12 +28,12 @@ func (t Tensor) Elems() uint64 {
 	return n
 }
 
-// Model is a list of parameters, in the order of the forward pass. Source says where the shapes come from.
+// Model is a list of parameters, in the order of the forward pass. Source names the origin of the shapes.
 type Model struct {
 	Name    string
 	Tensors []Tensor
 	Source  string
-	// Compute says where the tensors' times come from; without times it has no Time.
+	// Compute has the origin of the tensors' times. Without times it has no Time.
 	Compute Compute
 }
 
@@ -70,7 +69,6 @@ var builtins = []builtin{
 	{"googlenet", "Szegedy et al., arXiv:1409.4842, as torchvision.models.googlenet without auxiliary heads", googLeNet, phub(100, 32)},
 	{"inception-v3", "Szegedy et al., arXiv:1512.00567, as torchvision.models.inception_v3 without the auxiliary head", inceptionV3, phub(225, 32)},
 	{"resnet50", "He et al., arXiv:1512.03385, as torchvision.models.resnet50", resNet50, phub(161, 32)},
-	{"resnet110-cifar", "He et al., arXiv:1512.03385, section 4.2, n = 18, identity shortcuts (option A)", resNet110, Compute{}},
 	{"resnet269", "He et al., arXiv:1603.05027, as MXNet's example/image-classification/symbols/resnet.py with 269 layers", resNet269, phub(350, 16)},
 	{"bert-large", "Devlin et al., arXiv:1810.04805, uncased, with the pooler and no head, as transformers.BertModel", bertLarge, Compute{}},
 	{"gpt2-xl", "Radford et al., Language Models are Unsupervised Multitask Learners, as transformers.GPT2Model", gpt2XL, Compute{}},

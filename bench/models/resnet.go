@@ -30,27 +30,6 @@ func resNet50(b *builder) {
 	b.linear("fc", in, 1000)
 }
 
-// resNet110 is for 32x32 images: three stages of 18 blocks of two convolutions; shortcuts have no parameters.
-func resNet110(b *builder) {
-	b.side = 32
-	b.conv("conv1", 3, 16, 3, 3)
-	b.norm("bn1", 16)
-	in := 16
-	for stage := range 3 {
-		out := 16 << stage
-		b.side = 32 >> stage
-		for i := range 18 {
-			name := fmt.Sprintf("layer%d.%d", stage+1, i)
-			b.conv(name+".conv1", in, out, 3, 3)
-			b.norm(name+".bn1", out)
-			b.conv(name+".conv2", out, out, 3, 3)
-			b.norm(name+".bn2", out)
-			in = out
-		}
-	}
-	b.linear("linear", in, 10)
-}
-
 // resNet269 has pre-activation bottleneck units: the normalisation stands before each convolution, so a projected shortcut
 // has none of its own. Names are MXNet's. The input is normalised too; its scale is fixed, but is a parameter all the same.
 func resNet269(b *builder) {

@@ -17,7 +17,7 @@ type Ours func(ctx context.Context) (report.Times, error)
 // be nil.
 //
 // The caller fills in Machine and Note.
-func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds int,
+func Alternate(ctx context.Context, ours Ours, peers []*Peer, spec Spec, rounds int,
 	progress *report.Progress) (report.Comparison, error) {
 	if rounds < 1 {
 		return report.Comparison{}, fmt.Errorf("a comparison of %d rounds: at least 1 is needed", rounds)
@@ -59,11 +59,11 @@ func Alternate(ctx context.Context, ours Ours, peers []Peer, spec Spec, rounds i
 }
 
 // Steps returns the total of a comparison's progress.
-func Steps(peers []Peer, rounds int) int { return rounds * (1 + len(peers)) }
+func Steps(peers []*Peer, rounds int) int { return rounds * (1 + len(peers)) }
 
 // probe returns the peers that can run here, and what each of the others lacks.
-func probe(ctx context.Context, peers []Peer, missing map[string]string) ([]Peer, error) {
-	var present []Peer
+func probe(ctx context.Context, peers []*Peer, missing map[string]string) ([]*Peer, error) {
+	var present []*Peer
 	for _, peer := range peers {
 		err := peer.Probe(ctx)
 		if ctx.Err() != nil {

@@ -2,7 +2,6 @@ package peers
 
 import (
 	"context"
-	"crypto/sha256"
 	_ "embed"
 	"fmt"
 	"os"
@@ -38,85 +37,46 @@ func segmentedRing(bytes int) []string {
 }
 
 // mpi runs Open MPI's mpirun on a program compiled with its mpicc.
-type mpi struct{ mpirun, binary string }
+type mpi struct{ mpirun, mpicc string }
 
 // OpenMPI is MPI_Allreduce of Open MPI, over shared memory.
-func OpenMPI() Peer { return newProgram("mpi", &mpi{}, mpiSettings) }
+func OpenMPI() *Peer { return newPeer("mpi", &mpi{}, mpiSettings) }
 
-// Probe finds Open MPI and compiles the program, once for each version of it.
-func (m *mpi) Probe(ctx context.Context) error {
+func (m *mpi) probe(context.Context) error {
 	// Debian's alternatives may point mpirun to another MPI, whose options differ; these names always are Open MPI.
-	mpirun, runErr := firstOf("mpirun.openmpi", "mpirun")
-	mpicc, ccErr := firstOf("mpicc.openmpi", "mpicc")
+	var runErr, ccErr error
+	m.mpirun, runErr = firstOf("mpirun.openmpi", "mpirun")
+	m.mpicc, ccErr = firstOf("mpicc.openmpi", "mpicc")
 	if runErr != nil || ccErr != nil {
-		return fmt.Errorf("mpi: %w: no mpirun and mpicc; install them: apt-get install -y openmpi-bin libopenmpi-dev", ErrMissing)
+		return fmt.Errorf("%w: no mpirun and mpicc; install them: apt-get install -y openmpi-bin libopenmpi-dev", ErrMissing)
 	}
-	binary, err := compile(ctx, mpicc)
-	if err != nil {
-		return fmt.Errorf("mpi: %w", err)
-	}
-	m.mpirun, m.binary = mpirun, binary
 	return nil
 }
 
-func firstOf(names ...string) (string, error) {
-	var err error
+func firstOf(names ...string) (path string, err error) {
 	for _, name := range names {
-		var path string
 		if path, err = exec.LookPath(name); err == nil {
-			return path, nil
+			break
 		}
 	}
-	return "", err
+	return path, err
 }
 
-// compile returns the program, from the user's cache if it is there.
-func compile(ctx context.Context, mpicc string) (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("no folder of this user's for the program that runs Open MPI: set HOME or XDG_CACHE_HOME: %w", err)
-	}
-	cache = filepath.Join(cache, "rackweave", "peers")
-	if err := os.MkdirAll(cache, 0o700); err != nil {
-		return "", fmt.Errorf("making the cache: %w", err)
-	}
-	dir, err := os.MkdirTemp(cache, "build-")
-	if err != nil {
-		return "", fmt.Errorf("making the cache: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	// The flags name the installed library, so that a program is not run with another than it was compiled for.
-	flags, err := command.Run(ctx, time.Minute, dir, []string{mpicc, "--showme:version"})
-	if err != nil {
-		return "", fmt.Errorf("%w: install Open MPI's compiler: apt-get install -y libopenmpi-dev: %w", ErrMissing, err)
-	}
-	sum := sha256.Sum256(append(append([]byte(mpicc), flags...), mpiSource...))
-	binary := filepath.Join(cache, fmt.Sprintf("mpi-%x", sum[:8]))
-	if _, err := os.Stat(binary); err == nil {
-		return binary, nil
-	}
-	source, built := filepath.Join(dir, "mpi.c"), filepath.Join(dir, "mpi")
-	if err := os.WriteFile(source, mpiSource, 0o600); err != nil {
-		return "", err
-	}
-	if _, err := command.Run(ctx, time.Minute, dir,
-		[]string{mpicc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", built, source}); err != nil {
-		return "", err
-	}
-	return binary, os.Rename(built, binary)
-}
-
-func (m *mpi) command(spec Spec, s setting, _, tensors string) ([]string, error) {
-	if m.binary == "" {
-		panic("peers: mpi is run before it was probed")
+func (m *mpi) command(ctx context.Context, spec Spec, s setting, dir, tensors string) ([]string, error) {
+	if tensors != "" {
+		return nil, fmt.Errorf("tensors one by one: %w, which sums one flat buffer", ErrUnsupported)
 	}
 	if spec.DType != "f32" {
 		return nil, fmt.Errorf("dtype %q: %w, MPI has no such type: use f32", spec.DType, ErrUnsupported)
 	}
-	argv := append([]string{m.mpirun, "--allow-run-as-root", "--oversubscribe", "-np", strconv.Itoa(spec.Workers)}, s.args...)
-	argv = append(argv, m.binary, strconv.FormatUint(spec.Bytes, 10), strconv.Itoa(spec.Iters), strconv.Itoa(spec.Warmup))
-	if tensors != "" {
-		argv = append(argv, tensors)
+	source, program := filepath.Join(dir, "mpi.c"), filepath.Join(dir, "mpi")
+	if err := os.WriteFile(source, mpiSource, 0o600); err != nil {
+		return nil, err
 	}
-	return argv, nil
+	if _, err := command.Run(ctx, time.Minute, dir,
+		[]string{m.mpicc, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, source}); err != nil {
+		return nil, err
+	}
+	argv := append([]string{m.mpirun, "--allow-run-as-root", "--oversubscribe", "-np", strconv.Itoa(spec.Workers)}, s.args...)
+	return append(argv, program, strconv.FormatUint(spec.Bytes, 10), strconv.Itoa(spec.Iters), strconv.Itoa(spec.Warmup)), nil
 }

@@ -7,14 +7,11 @@
 package peers
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/rackweave/rackweave/bench/report"
 )
 
 var (
@@ -24,17 +21,17 @@ var (
 	ErrUnsupported = errors.New("not supported by this peer")
 )
 
-// Spec is the exchange a peer is to do: an all-reduce of Bytes per worker, each worker a process.
+// Spec is a peer's exchange: an all-reduce of Bytes per worker, each worker a process.
 type Spec struct {
 	Workers int
 	Bytes   uint64
 	DType   string // f32, bf16 or f16
 	Iters   int    // at least 1
 	Warmup  int
-	// Tensors are the bytes of each tensor, in all Bytes, to be reduced one by one; none: one flat buffer.
+	// Tensors are the bytes of each tensor, in all Bytes, to be reduced one by one. If empty, one flat buffer.
 	Tensors []uint64
-	// Hosts are the network namespaces of the workers, by rank; none: all workers are in this process's. Servers are those of a
-	// kvstore's servers; none: one server beside the workers.
+	// Hosts are the network namespaces of the workers, by rank. If empty, all workers are in this process's. Servers are those of a
+	// kvstore's servers. If empty, one server runs beside the workers.
 	Hosts, Servers []Host
 	// Rate is the least bytes per second of all workers together, where slow links make it less than any machine's.
 	Rate float64
@@ -43,7 +40,7 @@ type Spec struct {
 // Host is a network namespace as `ip netns` names it, with one interface to use and its address.
 type Host struct{ Namespace, Interface, Addr string }
 
-// hostFlags are what scripts are told of hosts: a namespace and its address each.
+// hostFlags returns the scripts' flags for hosts, a namespace and its address each.
 func hostFlags(flag string, hosts []Host) []string {
 	if len(hosts) == 0 {
 		return nil
@@ -55,24 +52,12 @@ func hostFlags(flag string, hosts []Host) []string {
 	return []string{flag, strings.Join(all, ","), "--interface", hosts[0].Interface}
 }
 
-// Peer is a library to compare with. It is not for concurrent use.
-type Peer interface {
-	// Name returns its name on the command line.
-	Name() string
-	// Probe reports why the peer cannot run here. The error wraps ErrMissing if the peer has to be installed.
-	Probe(ctx context.Context) error
-	// Run runs an exchange in processes of its own, which have ended when it returns. It ends after a time that is generous for
-	// the exchange, or when ctx does. It runs a 16-bit exchange that the peer cannot do in f32, as the peer's users must: with as
-	// many elements in twice the bytes. The result's Setting and Bytes say so.
-	Run(ctx context.Context, spec Spec) (report.Times, error)
-}
-
 // Names lists the peers whose exchange is a bare all-reduce. [MXNet] is another matter: ours goes through the framework then.
 var Names = []string{"gloo", "mpi"}
 
 // ByName returns the named peers, in the order of names.
-func ByName(names []string) ([]Peer, error) {
-	var found []Peer
+func ByName(names []string) ([]*Peer, error) {
+	var found []*Peer
 	for _, name := range names {
 		switch name {
 		case "gloo":

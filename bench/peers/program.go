@@ -16,30 +16,30 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 )
 
-// setting is one way to run a peer. The first of a peer's settings is how it runs as installed.
+// setting is one way to run a peer. The first of a peer's settings is the one that it is installed with.
 type setting struct {
 	name string
 	args []string
 }
 
-func newProgram(name string, l launcher, settings []setting) *program {
-	return &program{launcher: l, name: name, settings: settings, choices: map[string]choice{}}
-}
-
-// launcher is what differs between peers.
-type launcher interface {
-	Probe(ctx context.Context) error
-	// command returns the command line of an exchange. Its files go to dir, which outlives the run. tensors names a file with the
-	// bytes of a tensor per line, empty for a flat buffer.
-	command(spec Spec, s setting, dir, tensors string) ([]string, error)
-}
-
-// program is a peer that runs as a command and prints one line of JSON.
-type program struct {
+// Peer is a library to compare with, which runs as a command and prints one line of JSON. It is not for concurrent use.
+type Peer struct {
 	launcher
 	name     string
 	settings []setting
 	choices  map[string]choice // by the exchange they are best for
+}
+
+func newPeer(name string, l launcher, settings []setting) *Peer {
+	return &Peer{launcher: l, name: name, settings: settings, choices: map[string]choice{}}
+}
+
+// launcher holds the differences between peers.
+type launcher interface {
+	probe(ctx context.Context) error
+	// command returns the command line of an exchange, after a probe. Its files go to dir, which outlives the run. tensors names a
+	// file with the bytes of a tensor per line, empty for a flat buffer.
+	command(ctx context.Context, spec Spec, s setting, dir, tensors string) ([]string, error)
 }
 
 // exitUnsupported is a script's exit status for a dtype that the library does not reduce.
@@ -59,7 +59,7 @@ const (
 	trialWarmup = 1
 )
 
-// output is what a script prints.
+// output is a script's output.
 type output struct {
 	Version   string    `json:"version"`
 	Transport string    `json:"transport"`
@@ -67,9 +67,21 @@ type output struct {
 	Wrong     uint64    `json:"wrong"`
 }
 
-func (p *program) Name() string { return p.name }
+// Name returns the peer's name on the command line.
+func (p *Peer) Name() string { return p.name }
 
-func (p *program) Run(ctx context.Context, spec Spec) (report.Times, error) {
+// Probe reports why the peer cannot run here. The error wraps ErrMissing if the peer has to be installed.
+func (p *Peer) Probe(ctx context.Context) error {
+	if err := p.probe(ctx); err != nil {
+		return fmt.Errorf("%s: %w", p.name, err)
+	}
+	return nil
+}
+
+// Run runs an exchange in processes of its own, which have ended when it returns. It ends after a time that is generous for
+// the exchange, or when ctx does. It runs a 16-bit exchange that the peer cannot do in f32, as the peer's users must: with as
+// many elements in twice the bytes. The result's Setting and Bytes say so.
+func (p *Peer) Run(ctx context.Context, spec Spec) (report.Times, error) {
 	if err := spec.check(); err != nil {
 		return report.Times{}, fmt.Errorf("%s: %w", p.name, err)
 	}
@@ -98,7 +110,7 @@ func (p *program) Run(ctx context.Context, spec Spec) (report.Times, error) {
 }
 
 // choose tries every setting. It records one that fails as 0.
-func (p *program) choose(ctx context.Context, spec Spec) choice {
+func (p *Peer) choose(ctx context.Context, spec Spec) choice {
 	best := choice{spec: spec, tried: map[string]float64{}}
 	spec.Iters, spec.Warmup = trialIters, trialWarmup
 	for _, s := range p.settings {
@@ -118,7 +130,7 @@ func (p *program) choose(ctx context.Context, spec Spec) choice {
 }
 
 // once runs the exchange with one setting.
-func (p *program) once(ctx context.Context, spec Spec, s setting) (report.Times, error) {
+func (p *Peer) once(ctx context.Context, spec Spec, s setting) (report.Times, error) {
 	fail := func(err error) (report.Times, error) {
 		return report.Times{}, fmt.Errorf("%s (%s): %w", p.name, s.name, err)
 	}
@@ -131,7 +143,7 @@ func (p *program) once(ctx context.Context, spec Spec, s setting) (report.Times,
 	if err != nil {
 		return fail(err)
 	}
-	argv, err := p.command(spec, s, dir, tensors)
+	argv, err := p.command(ctx, spec, s, dir, tensors)
 	if err != nil {
 		return fail(err)
 	}
@@ -147,13 +159,13 @@ func (p *program) once(ctx context.Context, spec Spec, s setting) (report.Times,
 	if err != nil {
 		return fail(err)
 	}
-	h := report.NewHistogram()
-	for _, us := range out.TimesUS {
-		h.Record(time.Duration(us * float64(time.Microsecond)))
+	measured := make([]time.Duration, len(out.TimesUS))
+	for i, us := range out.TimesUS {
+		measured[i] = time.Duration(us * float64(time.Microsecond))
 	}
 	return report.Times{
 		Name: p.name, Version: out.Version, Setting: s.name, Transport: out.Transport,
-		Bytes: spec.Bytes, Workers: spec.Workers, TimeUS: h.Summary(), Wrong: out.Wrong,
+		Bytes: spec.Bytes, Workers: spec.Workers, TimeUS: report.Distribution(measured), Wrong: out.Wrong,
 	}, nil
 }
 

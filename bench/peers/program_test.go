@@ -17,11 +17,11 @@ import (
 
 // shell is a peer whose settings are shell scripts; they see the exchange as $1 iterations of $3 and $4 bytes,
 // and the tensors' file as $2.
-type shell struct{ probe error }
+type shell struct{ err error }
 
-func (s shell) Probe(context.Context) error { return s.probe }
+func (s shell) probe(context.Context) error { return s.err }
 
-func (shell) command(spec Spec, s setting, _, tensors string) ([]string, error) {
+func (shell) command(_ context.Context, spec Spec, s setting, _, tensors string) ([]string, error) {
 	return []string{"sh", "-c", s.args[0], "sh", fmt.Sprint(spec.Iters), tensors, spec.DType, fmt.Sprint(spec.Bytes)}, nil
 }
 
@@ -36,7 +36,7 @@ var exchange = Spec{Workers: 2, Bytes: 1000, DType: "f32", Iters: 3}
 func TestThePeerRunsWithItsFastestSettingAndTellsTheOthers(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
 	count := "echo run >>" + runs + ";"
-	p := newProgram("shell", shell{}, []setting{
+	p := newPeer("shell", shell{}, []setting{
 		{"slow", []string{count + takes(900)}}, {"fast", []string{count + takes(300)}}, {"broken", []string{count + "exit 4"}},
 		{"middling", []string{count + takes(500)}},
 	})
@@ -61,7 +61,7 @@ func TestThePeerRunsWithItsFastestSettingAndTellsTheOthers(t *testing.T) {
 
 func TestAPeerThatFailsWithEverySettingSaysWhyAndIsNotTriedAgain(t *testing.T) {
 	runs := filepath.Join(t.TempDir(), "runs")
-	p := newProgram("shell", shell{}, []setting{{"as installed", []string{"echo run >>" + runs + "; echo no room >&2; exit 4"}}})
+	p := newPeer("shell", shell{}, []setting{{"as installed", []string{"echo run >>" + runs + "; echo no room >&2; exit 4"}}})
 	for range 2 {
 		_, err := p.Run(t.Context(), exchange)
 		if err == nil || !strings.Contains(err.Error(), "shell (as installed): running sh: exit status 4: no room") {
@@ -83,7 +83,7 @@ func TestAPeerWithoutTheTypeDoesTheExchangeInF32(t *testing.T) {
 			if name == "the command says so" {
 				l = onlyF32{shell{}}
 			}
-			p := newProgram("shell", l, []setting{{"as installed", []string{script}}})
+			p := newPeer("shell", l, []setting{{"as installed", []string{script}}})
 			spec := exchange
 			spec.DType, spec.Tensors = "bf16", []uint64{400, 600}
 			got, err := p.Run(t.Context(), spec)
@@ -103,15 +103,15 @@ func TestAPeerWithoutTheTypeDoesTheExchangeInF32(t *testing.T) {
 // onlyF32 refuses other types before anything is run.
 type onlyF32 struct{ shell }
 
-func (l onlyF32) command(spec Spec, s setting, dir, tensors string) ([]string, error) {
+func (l onlyF32) command(ctx context.Context, spec Spec, s setting, dir, tensors string) ([]string, error) {
 	if spec.DType != "f32" {
 		return nil, ErrUnsupported
 	}
-	return l.shell.command(spec, s, dir, tensors)
+	return l.shell.command(ctx, spec, s, dir, tensors)
 }
 
 func TestTensorsReachThePeerAsALineEach(t *testing.T) {
-	p := newProgram("shell", shell{}, []setting{{"x", []string{`[ "$(tr '\n' ' ' <$2)" = "4 400 596 " ] && ` + takes(1)}}})
+	p := newPeer("shell", shell{}, []setting{{"x", []string{`[ "$(tr '\n' ' ' <$2)" = "4 400 596 " ] && ` + takes(1)}}})
 	spec := exchange
 	spec.Tensors = []uint64{4, 400, 596}
 	if _, err := p.Run(t.Context(), spec); err != nil {
@@ -120,7 +120,7 @@ func TestTensorsReachThePeerAsALineEach(t *testing.T) {
 }
 
 func TestImpossibleExchangesAreRefused(t *testing.T) {
-	p := newProgram("shell", shell{}, []setting{{"x", []string{takes(1)}}})
+	p := newPeer("shell", shell{}, []setting{{"x", []string{takes(1)}}})
 	for name, spec := range map[string]Spec{
 		"0 workers":            {Bytes: 1000, Iters: 1},
 		"0 bytes":              {Workers: 1, Iters: 1},
@@ -177,9 +177,9 @@ func TestByName(t *testing.T) {
 
 func TestAlternateGoesRoundAndComparesRoundsWithThemselves(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
-	a := newProgram("a", shell{}, []setting{{"s", []string{"echo a >>" + log + ";" + takes(700)}}})
-	b := newProgram("b", shell{}, []setting{{"s", []string{"exit 1"}}})
-	c := newProgram("c", shell{probe: fmt.Errorf("c: %w; install it: apt-get install -y c", ErrMissing)}, nil)
+	a := newPeer("a", shell{}, []setting{{"s", []string{"echo a >>" + log + ";" + takes(700)}}})
+	b := newPeer("b", shell{}, []setting{{"s", []string{"exit 1"}}})
+	c := newPeer("c", shell{fmt.Errorf("%w; install it: apt-get install -y c", ErrMissing)}, nil)
 	us := []float64{100, 200, 100}
 	ours := func(context.Context) (report.Times, error) {
 		f, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
@@ -193,7 +193,7 @@ func TestAlternateGoesRoundAndComparesRoundsWithThemselves(t *testing.T) {
 		return report.Times{Name: "ours", Bytes: exchange.Bytes, Workers: 2, TimeUS: report.TimeUS{P50: next}}, err
 	}
 	var lines strings.Builder
-	peers := []Peer{a, b, c}
+	peers := []*Peer{a, b, c}
 	got, err := Alternate(t.Context(), ours, peers, exchange, 3, report.NewProgress(&lines, "compare", Steps(peers, 3)))
 	if err != nil {
 		t.Fatal(err)
@@ -226,19 +226,19 @@ func TestAlternateEndsWithOursAndWithItsContext(t *testing.T) {
 		t.Error("no error for 0 rounds")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	slow := newProgram("slow", shell{}, []setting{{"s", []string{"sleep 60"}}})
+	slow := newPeer("slow", shell{}, []setting{{"s", []string{"sleep 60"}}})
 	ours := func(context.Context) (report.Times, error) {
 		time.AfterFunc(50*time.Millisecond, cancel)
 		return report.Times{Workers: 1, TimeUS: report.TimeUS{P50: 1}}, nil
 	}
-	if _, err := Alternate(ctx, ours, []Peer{slow}, exchange, 1, nil); !errors.Is(err, context.Canceled) {
+	if _, err := Alternate(ctx, ours, []*Peer{slow}, exchange, 1, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("error = %v, want the context's", err)
 	}
 }
 
 func TestWhatWasComparedBeforeAnInterruptIsKept(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	a := newProgram("a", shell{}, []setting{{"s", []string{takes(700)}}})
+	a := newPeer("a", shell{}, []setting{{"s", []string{takes(700)}}})
 	runs := 0
 	got, err := Alternate(ctx, func(context.Context) (report.Times, error) {
 		if runs++; runs == 3 {
@@ -246,7 +246,7 @@ func TestWhatWasComparedBeforeAnInterruptIsKept(t *testing.T) {
 			return report.Times{}, context.Canceled
 		}
 		return report.Times{Name: "ours", Workers: 2, TimeUS: report.TimeUS{P50: 100}}, nil
-	}, []Peer{a}, exchange, 5, nil)
+	}, []*Peer{a}, exchange, 5, nil)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error = %v, want the context's", err)
 	}

@@ -12,16 +12,16 @@ import (
 type Times struct {
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
-	// Setting is how the contender was run; for a peer, what it was fastest with of what was tried.
+	// Setting is the way the contender ran. For a peer it is the fastest of those tried.
 	Setting string `json:"setting,omitempty"`
-	// Transport is what carried the data, as the contender tells it.
+	// Transport carried the data, by the contender's own word.
 	Transport string `json:"transport,omitempty"`
-	// Bytes is what one worker sends, and receives, per iteration.
+	// Bytes is the number that one worker sends, and receives, per iteration.
 	Bytes   uint64 `json:"bytes"`
 	Workers int    `json:"workers"`
 	TimeUS  TimeUS `json:"time_us"`
 	Wrong   uint64 `json:"wrong"`
-	// Tried is what a peer's settings took, by name: the median in microseconds, 0 if the setting does not work here.
+	// Tried has the times of a peer's settings by name: the median in microseconds, or 0 if the setting does not work here.
 	Tried map[string]float64 `json:"tried_us,omitempty"`
 }
 
@@ -54,7 +54,7 @@ type Contender struct {
 	AlgBW    float64 `json:"algbw_gbs"`
 	BusBW    float64 `json:"busbw_gbs"`
 	Wrong    uint64  `json:"wrong"` // of all rounds
-	// Ratio is how many times faster ours was: median, least and most of the rounds, each round compared with itself.
+	// Ratio is their time over ours: median, least and most of the rounds, each round compared with itself.
 	Ratio    float64 `json:"ratio"`
 	RatioMin float64 `json:"ratio_min"`
 	RatioMax float64 `json:"ratio_max"`
@@ -97,7 +97,7 @@ func NewContender(rounds, ours []Times, err error) Contender {
 	return c
 }
 
-// Median of values, the mean of the middle two if their number is even; 0 if there are none.
+// Median of values, the mean of the middle two if their number is even, or 0 for no values.
 func Median(values []float64) float64 {
 	if len(values) == 0 {
 		return 0

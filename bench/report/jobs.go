@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Jobs is what several jobs got that exchanged side by side, and what one of them gets alone.
+// Jobs has the rates of several jobs side by side, and of one of them alone.
 type Jobs struct {
 	Machine  Machine `json:"machine"`
 	Provider string  `json:"provider"`
@@ -14,7 +14,7 @@ type Jobs struct {
 	Workers  int     `json:"workers"` // of each job
 	Alone    Job     `json:"alone"`
 	Jobs     []Job   `json:"jobs"`
-	// TotalOverAlone is what all jobs moved together, over what the one moved alone.
+	// TotalOverAlone is the rate of all jobs together over the rate of the one alone.
 	TotalOverAlone float64 `json:"total_over_alone"`
 	Note           string  `json:"note,omitempty"`
 }
@@ -25,14 +25,14 @@ type Job struct {
 	Weight int    `json:"weight,omitempty"`
 	Floods bool   `json:"floods,omitempty"`
 	TimeUS TimeUS `json:"time_us,omitzero"` // of whole exchanges
-	// GBs is what its workers sent and received per second while all jobs ran.
+	// GBs is the rate at which its workers sent and received while all jobs ran.
 	GBs float64 `json:"gbs"`
 	// Share is that, over what the job has a right to: its weight's part of what all moved, or what it moves alone if that is less.
 	Share float64 `json:"share,omitempty"`
-	// P99OverAlone is how much longer its worst exchanges took than alone.
+	// P99OverAlone is the time of its worst exchanges over that alone.
 	P99OverAlone float64 `json:"p99_over_alone,omitempty"`
-	// Apart are the times while the flood was at another aggregator of this machine, and P99OverApart is how much longer its worst
-	// exchanges took than then: that is what it costs to share the aggregator, and not the machine's processors.
+	// Apart are the times while the flood was at another aggregator of this machine, and P99OverApart is the time of its
+	// worst exchanges over that: the cost of sharing the aggregator, without that of sharing the machine's processors.
 	Apart        TimeUS  `json:"apart_us,omitzero"`
 	P99OverApart float64 `json:"p99_over_apart,omitempty"`
 }

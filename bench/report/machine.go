@@ -9,7 +9,7 @@ import (
 	"github.com/rackweave/rackweave/numa"
 )
 
-// Machine is what a reader must know of a machine to judge a number.
+// Machine describes a machine to a reader who judges a number.
 type Machine struct {
 	CPU string `json:"cpu"`
 	// Cores is the logical CPUs this process may run on.
@@ -24,7 +24,7 @@ type Machine struct {
 type Cache struct {
 	Level int    `json:"level"`
 	Bytes uint64 `json:"bytes"` // as the machine claims
-	// CountOn is how much of it this process can count on, where that is less: others use it too.
+	// CountOn is the part of it that this process can count on, if that is less because others use it too.
 	CountOn uint64 `json:"count_on,omitempty"`
 }
 

@@ -1,12 +1,11 @@
 package report
 
 import (
-	"os"
 	"strings"
 	"testing"
 )
 
-func TestProgressElsewhereThanOnATerminalIsALinePerTenth(t *testing.T) {
+func TestProgressIsALinePerTenth(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		total int
@@ -24,7 +23,6 @@ func TestProgressElsewhereThanOnATerminalIsALinePerTenth(t *testing.T) {
 			for _, n := range c.adds {
 				p.Add(n)
 			}
-			p.Close()
 			if out.String() != c.want {
 				t.Errorf("printed %q, want %q", out.String(), c.want)
 			}
@@ -46,23 +44,4 @@ func TestManyStepsPrintTenLines(t *testing.T) {
 func TestNilProgressIsSilent(t *testing.T) {
 	var p *Progress
 	p.Add(1)
-	p.Close()
-}
-
-func TestProgressOnATerminalIsABar(t *testing.T) {
-	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Skipf("no terminal to be had: %v", err)
-	}
-	defer terminal.Close()
-	p := NewProgress(terminal, "x", 3)
-	if p.bar == nil {
-		t.Fatal("a terminal gets lines")
-	}
-	p.Add(2)
-	p.Add(5)
-	if got := p.bar.State().CurrentNum; got != 3 {
-		t.Errorf("the bar is at %d, want 3", got)
-	}
-	p.Close()
 }

@@ -6,7 +6,7 @@ import (
 	"text/tabwriter"
 )
 
-// Replay is where a step's time went, the mean of all workers and steps.
+// Replay divides a step's time, the mean of all workers and steps.
 type Replay struct {
 	ComputeUS     float64 `json:"compute_us"` // of the model's layers
 	ComputeSource string  `json:"compute_source"`
@@ -15,9 +15,6 @@ type Replay struct {
 	// gradient yet; the rest is communication that computation did not hide.
 	ExposedUS float64 `json:"exposed_us"`
 	WaitUS    float64 `json:"wait_us"`
-	// AggregationUS is what the busiest core of the aggregator spent on sums and the optimizer, beside everything else; 0 where the
-	// aggregator's metrics cannot be read.
-	AggregationUS float64 `json:"aggregation_us"`
 }
 
 // SamplesPerSecond returns the throughput of all workers; 0 where the batch is not known.
@@ -28,7 +25,7 @@ func (r *Result) SamplesPerSecond() float64 {
 	return float64(r.Workers*r.Replay.Batch) / r.TimeUS.Mean * 1e6
 }
 
-// overhead is what is neither computation nor a wait: sleeps and calls that took longer than they should, for lack of a core.
+// overhead is time that is neither computation nor a wait: sleeps and calls that took longer than they should, for lack of a core.
 func (r *Result) overhead() float64 {
 	return max(r.TimeUS.Mean-r.Replay.ComputeUS-r.Replay.ExposedUS, 0)
 }
@@ -44,15 +41,15 @@ func WriteReplay(w io.Writer, results []Result) error {
 				fmt.Fprintf(w, "# %s\n", r.Note)
 			}
 			fmt.Fprintf(w, "# computation is replayed: times from %s\n# mean milliseconds of a step; wait is for other workers, overhead "+
-				"for this machine's cores,\n# aggregation is beside the rest\n", r.Replay.ComputeSource)
-			fmt.Fprintln(t, "model\tworkers\tstep\tcompute\texposed\twait\toverhead\taggregation\tsamples/s\tof compute alone\t")
+				"for this machine's cores\n", r.Replay.ComputeSource)
+			fmt.Fprintln(t, "model\tworkers\tstep\tcompute\texposed\twait\toverhead\tsamples/s\tof compute alone\t")
 		}
 		samples := "N/A"
 		if s := r.SamplesPerSecond(); s > 0 {
 			samples = fmt.Sprintf("%.0f", s)
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f%%\t\n", r.Model, r.Workers, ms(r.TimeUS.Mean), ms(r.Replay.ComputeUS),
-			ms(r.Replay.ExposedUS-r.Replay.WaitUS), ms(r.Replay.WaitUS), ms(r.overhead()), ms(r.Replay.AggregationUS), samples,
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f%%\t\n", r.Model, r.Workers, ms(r.TimeUS.Mean), ms(r.Replay.ComputeUS),
+			ms(r.Replay.ExposedUS-r.Replay.WaitUS), ms(r.Replay.WaitUS), ms(r.overhead()), samples,
 			100*r.Replay.ComputeUS/r.TimeUS.Mean)
 	}
 	return t.Flush()

@@ -18,16 +18,16 @@ type Result struct {
 	DType      string `json:"dtype"`
 	Optimizer  string `json:"optimizer"`
 	ChunkBytes uint32 `json:"chunk_bytes"`
-	// Lanes is how many cores aggregate.
+	// Lanes is the number of cores that aggregate.
 	Lanes int `json:"lanes"`
-	// Memory is where gradients and results lie: "arenas" of the transport, or "ordinary memory".
+	// Memory holds gradients and results: "arenas" of the transport, or "ordinary memory".
 	Memory     string `json:"memory"`
 	Iterations int    `json:"iterations"`
 	Warmup     int    `json:"warmup"`
 
 	// TimeUS is of whole exchanges, the slowest worker's time in each.
 	TimeUS TimeUS `json:"time_us"`
-	// P99OverMean is how much worse than usual the worst exchanges are.
+	// P99OverMean is the time of the worst exchanges over the mean.
 	P99OverMean float64 `json:"p99_over_mean"`
 	AlgBW       float64 `json:"algbw_gbs"`
 	BusBW       float64 `json:"busbw_gbs"`
@@ -37,7 +37,7 @@ type Result struct {
 	Roofline Roofline `json:"roofline"`
 	// Replay is the breakdown of the time, where computation was replayed.
 	Replay *Replay `json:"replay,omitempty"`
-	// Wrong counts elements that differ from the reference; with Verified false nothing was compared.
+	// Wrong counts the elements of tensors that differ from the reference, of all workers; with Verified false nothing was compared.
 	Wrong    uint64 `json:"wrong"`
 	Verified bool   `json:"verified"`
 	// Checksum is of the final parameters, in hex.
@@ -64,10 +64,10 @@ func AlgBW(bytes uint64, us float64) float64 {
 	return float64(bytes) / us / 1e3
 }
 
-// BusBW is the bus bandwidth in GB/s of an all-reduce, as nccl-tests defines it: algbw x 2(n-1)/n, which is what the
+// BusBW is the bus bandwidth in GB/s of an all-reduce, as nccl-tests defines it: algbw x 2(n-1)/n, the rate that the
 // busiest link of a ring carries in each direction. With one worker it is 0.
 //
-// An aggregator is no ring: each worker's link carries the data once out and once in, so that algbw itself cannot exceed the
+// An aggregator is not a ring: each worker's link carries the data once out and once in, so that algbw itself cannot exceed the
 // link's rate, and busbw can: up to 1.75 times the rate for 8 workers. It is printed for comparison with
 // all-reduce libraries; algbw over the link's rate is the use of the link.
 func BusBW(algbw float64, workers int) float64 {

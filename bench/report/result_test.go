@@ -56,7 +56,7 @@ func TestSetTimesOfOtherWorkersPanics(t *testing.T) {
 }
 
 func TestOnlySoftwareProvidersCarryTheNote(t *testing.T) {
-	for provider, want := range map[string]string{"shm": SoftwareNote, "tcp": SoftwareNote, "sim": SoftwareNote, "ibv": ""} {
+	for provider, want := range map[string]string{"shm": SoftwareNote, "tcp": SoftwareNote, "ibv": ""} {
 		if got := NoteFor(provider); got != want {
 			t.Errorf("NoteFor(%q) = %q, want %q", provider, got, want)
 		}

@@ -6,56 +6,29 @@ import (
 	"strings"
 )
 
-// group is what the rows under one header have in common.
-type group struct {
-	machine   string
-	provider  string
-	server    string
-	dtype     string
-	optimizer string
-	chunk     uint32
-	note      string
-}
-
-func (r *Result) group() group {
-	return group{r.Machine.String(), r.Provider, r.Server, r.DType, r.Optimizer, r.ChunkBytes, r.Note}
-}
-
-// WriteTable prints results as nccl-tests does: a row per result, comments behind '#'. A header says what the rows below it
-// have in common, and is repeated when that changes. A result that was not verified has N/A for its wrong elements.
+// WriteTable prints results of one benchmark as nccl-tests does: a row per result, comments behind '#'. A result that was not
+// verified has N/A for its wrong elements.
 func WriteTable(w io.Writer, results []Result) error {
 	var b strings.Builder
-	var last group
-	for i := range results {
-		r := &results[i]
-		if g := r.group(); i == 0 || g != last {
-			if i > 0 {
-				b.WriteByte('\n')
-			}
-			writeHeader(&b, g)
-			last = g
-		}
-		writeRow(&b, r)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func writeHeader(b *strings.Builder, g group) {
+	first := &results[0]
 	server := "embedded aggregator"
-	if g.server != "" {
-		server = "aggregator " + g.server
+	if first.Server != "" {
+		server = "aggregator " + first.Server
 	}
-	fmt.Fprintf(b, "# %s\n", g.machine)
-	fmt.Fprintf(b, "# provider %s, %s, %s, optimizer %s, chunks of %s\n",
-		g.provider, server, g.dtype, g.optimizer, Size(uint64(g.chunk)))
-	if g.note != "" {
-		fmt.Fprintf(b, "# %s\n", g.note)
+	fmt.Fprintf(&b, "# %s\n# provider %s, %s, %s, optimizer %s, chunks of %s\n", first.Machine, first.Provider, server, first.DType,
+		first.Optimizer, Size(uint64(first.ChunkBytes)))
+	if first.Note != "" {
+		fmt.Fprintf(&b, "# %s\n", first.Note)
 	}
 	b.WriteString("#\n")
 	const heads = "#%13s %7s %10s %8s %8s %8s %10s %10s %8s %7s  %-16s %s"
-	line(b, heads, "size", "workers", "time", "algbw", "busbw", "#wrong", "p50", "p99", "p99/mean", "share", "of roofline", "model")
-	line(b, heads, "(B)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "", "(GB/s)", "")
+	line(&b, heads, "size", "workers", "time", "algbw", "busbw", "#wrong", "p50", "p99", "p99/mean", "share", "of roofline", "model")
+	line(&b, heads, "(B)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "", "(GB/s)", "")
+	for i := range results {
+		writeRow(&b, &results[i])
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 func writeRow(b *strings.Builder, r *Result) {

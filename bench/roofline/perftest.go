@@ -21,38 +21,14 @@ var ErrPerftestMissing = errors.New("perftest is not installed")
 
 // Perftest measures RDMA writes in both directions between two processes of this host, with perftest's ib_write_bw.
 //
-// # What an exchange has of it, and where the rest goes
-//
-// Measured in the lab: one guest of 2 emulated processors (QEMU 7.2, TCG), Linux 6.1, soft-RoCE; 2 workers, 2 cores, 4 queue
-// pairs, chunks of 32 KiB, 16 MB a worker, gradients in registered memory; ib_write_bw with 4 queue pairs in turn with it. The
-// host had 2 processors and other work, so rates in turn say little: 72 to 76 % while the guest had nearly both processors
-// throughout, anything from 39 to 108 % otherwise. Packets per second of the host's processor time vary less: 85 % of
-// ib_write_bw's (median of 8 runs, 75 to 96 %). In parts of the guest's processor time:
-//
-//	~75 %   what soft-RoCE does for ib_write_bw, too: copies, checksums, acknowledgements, the doorbell's system call
-//	4-7 %   a worker waits for a sum and a core for a gradient at the same time: idle. ib_write_bw waits for nobody
-//	5-6 %   sums, copies and bookkeeping in user mode (12-14 % from ordinary memory, which a worker copies); ib_write_bw 1.5 %
-//	~5 %    the Go runtime's monitor, which wakes every 20 us while cores are in calls: an emulated timer is dear. It was 13 %
-//	        until guests got coarse timers (highres=off)
-//	~8 %    the kernel beyond what it does for ib_write_bw: receives, completion events, and switching between five busy
-//	        threads of three processes where ib_write_bw has two that never leave their processor
-//
-// With all in one process (--procs=false) it is 87 to 97 % of ib_write_bw's packets per processor time; SCHED_BATCH and a
-// single core are worse. An answer's doorbell carries 7 requests.
+// Over soft-RoCE in the lab's guests an exchange moves 85 % of its packets per second of processor time. The rest goes into waits
+// of workers and cores for each other, sums and copies in user mode, and switches between five threads where ib_write_bw has two.
 type Perftest struct {
 	Device string // as in /sys/class/infiniband
 	Bytes  uint32 // of a message: the exchange's chunk
 	QPs    int    // queue pairs: one per worker and core
 	// Seconds that are measured, at least 1.
 	Seconds int
-}
-
-// PerftestRow is a row of perftest's table of results. GB/s are of both directions together in a bidirectional test.
-type PerftestRow struct {
-	Bytes      uint64  `json:"bytes"`
-	Iterations uint64  `json:"iterations"`
-	PeakGBs    float64 `json:"peak_gbs"`
-	GBs        float64 `json:"gbs"`
 }
 
 const (
@@ -89,11 +65,11 @@ func (p Perftest) Measure(ctx context.Context) (report.Roofline, error) {
 	if err != nil {
 		return fail(err)
 	}
-	row, err := p.row(printed)
+	gbs, err := p.rate(printed)
 	if err != nil {
 		return fail(err)
 	}
-	return report.Roofline{Name: "ib_write_bw", GBs: row.GBs}, nil
+	return report.Roofline{Name: "ib_write_bw", GBs: gbs}, nil
 }
 
 func (p Perftest) args(port int) []string {
@@ -130,75 +106,27 @@ func (p Perftest) run(ctx context.Context, dir string, server []string) (string,
 	}
 }
 
-// row returns the result of the one size that was asked for.
-func (p Perftest) row(printed string) (PerftestRow, error) {
-	rows, err := ParsePerftest(printed)
-	if err != nil {
-		return PerftestRow{}, err
+// rate returns the rate in GB/s, of both directions together, from the table that ib_write_bw --report_gbits prints. It reads size,
+// iterations, peak and average of the row. The rest may have a warning glued to it.
+func (p Perftest) rate(printed string) (float64, error) {
+	_, table, found := strings.Cut(printed, "BW average[Gb/sec]")
+	_, table, _ = strings.Cut(table, "\n")
+	if table = strings.TrimSpace(table); !found || table == "" || table[0] < '0' || table[0] > '9' {
+		return 0, fmt.Errorf("no result in Gb/sec was printed: %.200q", strings.TrimSpace(printed))
 	}
-	row := rows[0]
-	if row.Bytes != uint64(p.Bytes) {
-		return PerftestRow{}, fmt.Errorf("the result is of %d bytes, not of %d", row.Bytes, p.Bytes)
+	var bytes, iterations uint64
+	var peak, average float64
+	if n, err := fmt.Sscan(table, &bytes, &iterations, &peak, &average); err != nil {
+		return 0, fmt.Errorf("field %d of the result %.200q: %w", n+1, table, err)
+	}
+	if bytes != uint64(p.Bytes) {
+		return 0, fmt.Errorf("the result is of %d bytes, not of %d", bytes, p.Bytes)
 	}
 	// perftest does not fail when no message ended in the measured time.
-	if !(row.GBs > 0) || math.IsInf(row.GBs, 0) {
-		return PerftestRow{}, fmt.Errorf("nothing was moved in %d s: the device may be slow, measure for longer", p.Seconds)
+	if !(average > 0) || math.IsInf(average, 0) {
+		return 0, fmt.Errorf("nothing was moved in %d s: the device may be slow, measure for longer", p.Seconds)
 	}
-	return row, nil
-}
-
-// ParsePerftest reads the table that a perftest bandwidth test prints, in any of its units. It returns at least one row or an
-// error. perftest's MB/s are of 2^20 bytes, whatever its version calls them.
-func ParsePerftest(printed string) ([]PerftestRow, error) {
-	var rows []PerftestRow
-	var unit float64 // bytes per second of one, in 1e9; 0: the table has not begun
-	for line := range strings.Lines(printed) {
-		line = strings.TrimSpace(line)
-		switch {
-		case strings.HasPrefix(line, "#bytes"):
-			var err error
-			if unit, err = perftestUnit(line); err != nil {
-				return nil, err
-			}
-		case unit == 0 || line == "" || line[0] < '0' || line[0] > '9':
-			// before the table, a rule, or a remark
-		default:
-			row, err := perftestRow(line, unit)
-			if err != nil {
-				return nil, err
-			}
-			rows = append(rows, row)
-		}
-	}
-	if len(rows) == 0 {
-		return nil, fmt.Errorf("perftest printed no result: %.200q", strings.TrimSpace(printed))
-	}
-	return rows, nil
-}
-
-func perftestUnit(header string) (float64, error) {
-	_, rest, _ := strings.Cut(header, "BW average[")
-	unit, _, closed := strings.Cut(rest, "]")
-	switch {
-	case !closed:
-		return 0, fmt.Errorf("perftest's table has no average bandwidth: %.200q", header)
-	case unit == "Gb/sec":
-		return 1.0 / 8, nil
-	case unit == "MB/sec" || unit == "MiB/sec":
-		return (1 << 20) / 1e9, nil
-	}
-	return 0, fmt.Errorf("perftest's bandwidth is in %q: Gb/sec, MB/sec and MiB/sec are known", unit)
-}
-
-// perftestRow reads size, iterations, peak and average. The rest is not needed, and may have a warning glued to it.
-func perftestRow(line string, unit float64) (PerftestRow, error) {
-	var row PerftestRow
-	if n, err := fmt.Sscan(line, &row.Bytes, &row.Iterations, &row.PeakGBs, &row.GBs); err != nil {
-		return PerftestRow{}, fmt.Errorf("row of perftest's table, field %d of %.200q: %w", n+1, line, err)
-	}
-	row.PeakGBs *= unit
-	row.GBs *= unit
-	return row, nil
+	return average / 8, nil
 }
 
 func freePort() (int, error) {

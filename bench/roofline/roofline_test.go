@@ -23,19 +23,6 @@ func TestMemoryMeasuresARate(t *testing.T) {
 	t.Logf("2 workers, 8 MiB: %.1f GB/s", got.GBs)
 }
 
-func TestSumsMeasureARate(t *testing.T) {
-	got, err := Sums(2, 4, 32<<10)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.Name != "sums" || got.GBs < 0.05 || got.GBs > 5000 {
-		t.Errorf("roofline = %+v, want a rate in GB/s", got)
-	}
-	if _, err := Sums(1, 0, 32<<10); err == nil {
-		t.Error("no error for sums of no worker's chunks")
-	}
-}
-
 func TestArraysAreWithinBoundsAndWholeLines(t *testing.T) {
 	for _, c := range []struct {
 		workers int

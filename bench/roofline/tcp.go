@@ -1,9 +1,7 @@
 package roofline
 
 import (
-	"errors"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/rackweave/rackweave/bench/report"
@@ -15,7 +13,7 @@ const (
 	socketBlock = 256 << 10
 	// mostSpan bounds the memory that each connection walks through: of several connections beyond any cache.
 	mostSpan = 32 << 20
-	// mostSocketBytes bounds a run of the socket loop, whose rate does not depend on it any more.
+	// mostSocketBytes bounds a run of the socket loop, whose rate no longer depends on it.
 	mostSocketBytes = 1 << 30
 	socketTimeout   = time.Minute
 )
@@ -29,16 +27,7 @@ func TCP(workers, lanes int, bytes uint64) (report.Roofline, error) {
 			lanes, bytes)
 	}
 	loop := socketLoop(workers, lanes, bytes)
-	gbs, err := measure(2*uint64(loop.Bytes), func() (time.Duration, error) {
-		// An error's text is the thread's.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		took, rc := loop.Run()
-		if rc < 0 {
-			return 0, errors.New(fabric.LastError())
-		}
-		return took, nil
-	})
+	gbs, err := measure(2*uint64(loop.Bytes), loop.Run)
 	if err != nil {
 		return report.Roofline{}, fmt.Errorf("tcp roofline: %w", err)
 	}

@@ -49,7 +49,7 @@ type happening struct {
 
 func (h *happening) end() int64 { return h.At + int64(h.Took) + int64(h.Posted) }
 
-// New works out the steps. Those that the trace has only in part are left out.
+// New works out the steps. Steps that the trace has only in part are left out.
 func New(trace *api.TraceResponse) *Timeline {
 	t := &Timeline{Trace: trace}
 	var all []happening
@@ -150,7 +150,7 @@ func attribute(steps []Step) {
 	}
 }
 
-// Share is where a worker's time went, over all its steps.
+// Share divides a worker's time, over all its steps.
 type Share struct {
 	Worker      int           `json:"worker"`
 	Steps       int           `json:"steps"`
@@ -161,7 +161,8 @@ type Share struct {
 	Late        Late          `json:"late"` // in a synchronous job
 }
 
-// Shares sums the steps up by worker. A worker waits for others from its last gradient until what it waits for is there.
+// Shares sums the steps up by worker. A worker waits for others from its last gradient until what it waits for is there. One that
+// was held to the end of the trace, and made no step before, has waited for that long.
 func (t *Timeline) Shares() []Share {
 	all := make([]Share, t.Trace.Workers)
 	for i := range all {
@@ -182,6 +183,11 @@ func (t *Timeline) Shares() []Share {
 		w.Late.Compute += s.Late.Compute
 		w.Late.Wire += s.Late.Wire
 		w.Late.Aggregation += s.Late.Aggregation
+	}
+	for i := range min(len(all), len(t.Trace.HeldNs)) {
+		if w := &all[i]; w.Steps == 0 {
+			w.Wait = time.Duration(t.Trace.HeldNs[i])
+		}
 	}
 	return all
 }

@@ -100,6 +100,16 @@ func TestStreamStepsGoFromReleaseToRelease(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatIsHeldAllTheTimeWaits(t *testing.T) {
+	tl := New(&api.TraceResponse{Mode: "stream", Workers: 3, Lanes: []*api.LaneTrace{{}},
+		HeldNs: []int64{40 * ms, 20 * ms, 0, 5 * ms}}) // more than there are workers
+	for w, want := range []time.Duration{40 * time.Millisecond, 20 * time.Millisecond, 0} {
+		if got := tl.Shares()[w]; got.Steps != 0 || got.Wait != want {
+			t.Errorf("worker %d: %+v, want a wait of %v", w, got, want)
+		}
+	}
+}
+
 func TestEmptyTraceHasNoSteps(t *testing.T) {
 	tl := New(&api.TraceResponse{Mode: "eager", Workers: 2, Lanes: []*api.LaneTrace{{}}})
 	var out bytes.Buffer

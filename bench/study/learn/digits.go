@@ -49,7 +49,7 @@ var digits = sync.OnceValue(func() []image {
 	return all
 })
 
-// Folds is how many ways there are to divide the images.
+// Folds is the number of ways to divide the images.
 const Folds = 5
 
 const testImages = 540

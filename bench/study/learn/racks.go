@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"github.com/rackweave/rackweave/bench/report"
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 )
 
-// outerChunk is how many parameters are a chunk, whose racks meet together.
+// outerChunk is the number of parameters in a chunk, whose racks meet at once.
 const outerChunk = 64
 
 // rack is one that trains on its own until it meets the others.
@@ -26,14 +25,11 @@ func runRacks(ctx context.Context, s Setting) (Outcome, error) {
 	n := len(s.Cluster.Steps)
 	o := s.Outer
 	if o.Every == 0 {
-		o = hierarchy.Outer{Every: 1, Fragments: 1, LR: 1}
+		o = outer.Optimizer{Every: 1, Fragments: 1, LR: 1}
 	}
 	t := &training{Setting: s, workers: make([]trainee, n), chance: rand.New(rand.NewPCG(s.Seed, 2)),
 		params: newNetwork(rand.New(rand.NewPCG(s.Seed, 1))), speed: new(network)}
 	t.train, t.test = split(s.Fold)
-	if o.Quorum > 0 {
-		return runQuorum(ctx, t)
-	}
 	racks := make([]rack, n)
 	for r := range racks {
 		racks[r] = rack{chance: rand.New(rand.NewPCG(s.Seed, uint64(r)+3)), params: new(network)}
@@ -59,16 +55,13 @@ func runRacks(ctx context.Context, s Setting) (Outcome, error) {
 			break
 		}
 	}
-	for range racks {
-		t.out.Shares = append(t.out.Shares, 1/float64(n))
-	}
 	t.out.Time = t.time()
 	t.out.Loss, t.out.Accuracy = t.params.test(t.test)
 	return t.out, nil
 }
 
 // meet has those chunks meet that are due, and reports whether any is.
-func (t *training) meet(o hierarchy.Outer, step uint32, racks []rack) bool {
+func (t *training) meet(o outer.Optimizer, step uint32, racks []rack) bool {
 	met := 0
 	for first := 0; first < parameters; first += outerChunk {
 		if !o.Due(first/outerChunk, step) {
@@ -104,34 +97,29 @@ func (t *training) meet(o hierarchy.Outer, step uint32, racks []rack) bool {
 }
 
 // stepOuter takes the outer optimizer's step with a parameter by which the racks have come so far.
-func (t *training) stepOuter(o hierarchy.Outer, i int, come float32) {
+func (t *training) stepOuter(o outer.Optimizer, i int, come float32) {
 	ahead := come
 	if mu := float32(o.Momentum); mu > 0 {
 		t.speed[i] = mu*t.speed[i] + come
-		if ahead = t.speed[i]; o.Rule == hierarchy.OuterNesterov {
+		if ahead = t.speed[i]; o.Rule == outer.Nesterov {
 			ahead = come + mu*t.speed[i]
 		}
 	}
 	t.params[i] -= float32(o.LR) * ahead
 }
 
-var crossed = column{"models across the core", func(r *Row) string {
-	return fmt.Sprintf("%.1f (%.1f-%.1f)", r.Crossed.Median, r.Crossed.Low, r.Crossed.High)
-}, nil}
-
-// coreTime is what the whole model takes across the core, in steps of the fastest rack.
+// coreTime is the time of the whole model across the core, in steps of the fastest rack.
 const coreTime = 4
 
 // slowOne is four racks of which one takes three times as long.
 const slowOne = "1,1,1,3"
 
-func overCore(*Config) plan {
+func overCore() plan {
 	base := problem
 	base.Core = coreTime
-	var outers []hierarchy.Outer
-	for _, text := range []string{"every=4", "every=16", "every=16,fragments=4", "every=64", "every=16,rule=sgd",
-		"every=16,fragments=4,quorum=3,grace=2ms"} {
-		o, err := hierarchy.ParseOuter(text)
+	var outers []outer.Optimizer
+	for _, text := range []string{"every=4", "every=16", "every=16,fragments=4", "every=64", "every=16,rule=sgd"} {
+		o, err := outer.Parse(text)
 		if err != nil {
 			panic("learn: " + err.Error())
 		}
@@ -142,7 +130,7 @@ func overCore(*Config) plan {
 			Title: fmt.Sprintf("Racks that meet seldom: time until the loss is %g, and what crosses the core", targetLoss),
 			Setting: describe(&base, fmt.Sprintf("four racks; the model takes %d steps across the core; bsp: gradients are added in every step",
 				coreTime)),
-			columns: []column{timeTo, overBSP, accuracy, crossed}, plot: overBSP, kind: report.Bars,
+			columns: []column{timeTo, overBSP, accuracy, crossed},
 		},
 		clusters: mustCluster(even, four, slowOne), outers: outers, base: base, folds: 1,
 		tell: func(s *Study) {
@@ -151,9 +139,6 @@ func overCore(*Config) plan {
 				s.find("on %s racks that meet by %v reach the loss in %.2f of bsp's time, with %.0f times fewer bytes across the core", c,
 					outers[2], seldom.OverBSP.Median, bsp.Crossed.Median/seldom.Crossed.Median)
 			}
-			all, three := s.row(slowOne, outers[2].String()), s.row(slowOne, outers[5].String())
-			s.find("on %s racks that meet by a quorum of three, and two steps of grace, take %.2f of the time of racks that wait for all",
-				slowOne, three.OverBSP.Median/all.OverBSP.Median)
 		},
 	}
 }

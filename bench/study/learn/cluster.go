@@ -1,14 +1,11 @@
 package learn
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
 )
-
-const maxWorkers = 64
 
 // Cluster is workers with the time that a step takes each, in units of the fastest's.
 type Cluster struct {
@@ -17,31 +14,32 @@ type Cluster struct {
 	Straggle float64
 }
 
-// straggleFactor is how much longer a step takes that straggles.
+// straggleFactor is the time of a straggling step over an ordinary one's.
 const straggleFactor = 5
 
-// ParseCluster reads the step times of workers, such as "1,1,3,3"; "1,1,1,1~0.05" lets one step in twenty straggle.
-func ParseCluster(s string) (Cluster, error) {
-	var c Cluster
-	times, share, straggles := strings.Cut(s, "~")
-	if straggles {
-		v, err := strconv.ParseFloat(share, 64)
-		if err != nil || !(v >= 0 && v <= 1) {
-			return c, fmt.Errorf("cluster %q: the share of steps that straggle is %q: use 0 to 1", s, share)
+// mustCluster reads clusters that are written here as the step times of their workers, such as "1,1,3,3"; in "1,1,1,1~0.05" one
+// step in twenty straggles.
+func mustCluster(names ...string) []Cluster {
+	number := func(s string) float64 {
+		v, err := strconv.ParseFloat(s, 64)
+		if err != nil {
+			panic("learn: " + err.Error())
 		}
-		c.Straggle = v
+		return v
 	}
-	for t := range strings.SplitSeq(times, ",") {
-		v, err := strconv.ParseFloat(strings.TrimSpace(t), 64)
-		if err != nil || !(v >= 0.01 && v <= 1000) {
-			return c, fmt.Errorf("cluster %q: the step time %q: use 0.01 to 1000, as in 1,1,3,3", s, t)
+	var all []Cluster
+	for _, s := range names {
+		var c Cluster
+		times, share, straggles := strings.Cut(s, "~")
+		if straggles {
+			c.Straggle = number(share)
 		}
-		c.Steps = append(c.Steps, v)
+		for t := range strings.SplitSeq(times, ",") {
+			c.Steps = append(c.Steps, number(t))
+		}
+		all = append(all, c)
 	}
-	if len(c.Steps) > maxWorkers {
-		return c, fmt.Errorf("cluster %q: %d workers: use 1 to %d", s, len(c.Steps), maxWorkers)
-	}
-	return c, nil
+	return all
 }
 
 func (c Cluster) String() string {

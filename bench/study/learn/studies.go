@@ -5,7 +5,6 @@ import (
 	"math"
 	"strings"
 
-	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -22,26 +21,12 @@ func mustParse(specs ...string) []policy.Spec {
 	return all
 }
 
-func mustCluster(names ...string) []Cluster {
-	var all []Cluster
-	for _, s := range names {
-		c, err := ParseCluster(s)
-		if err != nil {
-			panic("learn: " + err.Error())
-		}
-		all = append(all, c)
-	}
-	return all
-}
-
 const (
 	two, four, even = "1,3", "1,1,3,3", "1,1,1,1"
 	strict          = "lagtuner:sl=3,su=15"
 	literal         = "lagtuner:sl=3,su=15,reading=literal"
 	loose           = "lagtuner:sl=3,su=15,reading=loose"
 )
-
-var mixed = mustCluster(four, "1,1,1,1~0.05")
 
 var problem = Setting{LR: learningRate, Batch: batchSize, Epochs: mostEpochs, Target: targetLoss, Stop: true}
 
@@ -53,52 +38,26 @@ func describe(s *Setting, more string) string {
 	return text + fmt.Sprintf(", batch %d/n, step times with jitter %g; %s", s.Batch, jitter, more)
 }
 
-func rates(*Config) plan {
+func policies() plan {
 	return plan{
-		Study: Study{
-			Title:   "Pushes in a time: what a policy lets a cluster do",
-			Setting: fmt.Sprintf("%d steps of the fastest worker; nothing is computed", timedSteps),
-			columns: []column{rateRatio, held, maxLead, tauMean, slowest}, plot: rateRatio,
-		},
-		clusters: mustCluster("1,3.1", four), policies: mustParse("ssp:s=15", strict, literal, loose, "asp"),
-		base: Setting{Batch: batchSize, Epochs: 1, Blind: timedSteps}, folds: 1,
-		tell: func(s *Study) {
-			for _, c := range []string{"1,3.1", four} {
-				s.find("on %s a bound of 15 steps gives %.2fx (strict) to BSP's rate, no bound %.2fx (loose) and %.2fx (asp): a bound B is a "+
-					"head start of about B steps, once in a run", c, s.row(c, strict).RateRatio, s.row(c, loose).RateRatio,
-					s.row(c, "asp").RateRatio)
-			}
-		},
-	}
-}
-
-func policies(cfg *Config) plan {
-	p := plan{
 		Study: Study{
 			Title:   fmt.Sprintf("Time until the loss is %g", targetLoss),
 			Setting: describe(&problem, "~ is the share of steps that take five times as long"),
-			columns: []column{timeTo, overBSP, accuracy, rateRatio, held, dropped, tauMean, tauMax, slowest}, plot: overBSP,
+			columns: []column{timeTo, overBSP, accuracy, rateRatio},
 		},
-		clusters: mixed,
+		clusters: mustCluster(four, "1,1,1,1~0.05"),
 		policies: mustParse("backup:b=1", "k-bsp:k=2", "k-batch-bsp:k=4", "k-asp:k=2", "k-batch-asp:k=2", "softsync:m=2", "ssp:s=3",
 			"asp:rate=staleness", strict, loose, "asp"),
 		base: problem, folds: 1,
 	}
-	if len(cfg.Clusters) > 0 {
-		p.clusters = cfg.Clusters
-	}
-	if len(cfg.Policies) > 0 {
-		p.policies = cfg.Policies
-	}
-	return p
 }
 
-func lagTuner(*Config) plan {
+func lagTuner() plan {
 	return plan{
 		Study: Study{
 			Title:   "LagTuner's Table 2 in shape",
 			Setting: describe(&problem, fmt.Sprintf("time until the loss is %g", targetLoss)),
-			columns: []column{timeTo, overBSP, accuracy, rateRatio, held, maxLead, tauMean}, plot: overBSP,
+			columns: []column{timeTo, overBSP, accuracy, rateRatio, maxLead},
 		},
 		clusters: mustCluster(two, four, "1,1,1,3", even),
 		policies: mustParse("ssp:s=3", "ssp:s=6", "ssp:s=15", strict, literal, loose, "asp"), base: problem, folds: 1,
@@ -116,22 +75,20 @@ func lagTuner(*Config) plan {
 	}
 }
 
-func bounds(*Config) plan {
-	var specs []string
-	for s := 3; s <= 15; s++ {
-		specs = append(specs, fmt.Sprintf("ssp:s=%d", s))
-	}
+func momentum() plan {
+	base := problem
+	base.LR, base.Momentum = learningRate/10, 0.9
 	return plan{
 		Study: Study{
-			Title:   "SSP: how far the bound helps",
-			Setting: describe(&problem, fmt.Sprintf("time until the loss is %g", targetLoss)),
-			columns: []column{timeTo, overBSP, rateRatio, held, tauMean, tauMax}, plot: overBSP, kind: report.Lines,
+			Title:   "The same with momentum",
+			Setting: describe(&base, fmt.Sprintf("time until the loss is %g", targetLoss)),
+			columns: []column{timeTo, overBSP, accuracy},
 		},
-		clusters: mustCluster(two, four), policies: mustParse(specs...), base: problem, folds: 1,
+		clusters: mustCluster(four, even), policies: mustParse("ssp:s=15", "asp"), base: base, folds: 1,
 	}
 }
 
-func strategySwitch(*Config) plan {
+func strategySwitch() plan {
 	base := Setting{LR: learningRate, Batch: batchSize, Epochs: switchEpochs, DecayAt: decayEpoch}
 	train, _ := split(0)
 	steps := switchEpochs * len(train) / batchSize
@@ -145,7 +102,7 @@ func strategySwitch(*Config) plan {
 			Title: "Strategy-Switch: synchronous first, then asynchronous",
 			Setting: describe(&base, fmt.Sprintf("%d epochs, the learning rate a tenth from epoch %d on; %d folds", switchEpochs,
 				decayEpoch, Folds)),
-			columns: []column{rateRatio, predicted, accuracy, gain, switchedAt, tauMean}, plot: rateRatio, kind: report.Lines,
+			columns: []column{rateRatio, predicted, accuracy, gain, switchedAt},
 		},
 		clusters: mustCluster(four), policies: mustParse(specs...), base: base, folds: Folds,
 		tell: func(s *Study) { tellSwitch(s, steps) },
@@ -163,7 +120,7 @@ func tellSwitch(s *Study, steps int) {
 			continue
 		}
 		f := 1.0
-		if r.Switched != nil {
+		if r.Switches > 0 {
 			f = r.Switched.Median / switchEpochs
 		}
 		r.Predicted = 1 / (f + (1-f)/x)
@@ -175,7 +132,7 @@ func tellSwitch(s *Study, steps int) {
 	s.find("speed-ups are at most %.1f%% from 1/(f + (1-f)/%.2f)", 100*worst, x)
 	s.find("%d of 10 have an accuracy within bsp's 95%% interval, %.2f ± %.2f", within, bsp.Accuracy.Mean, bsp.Accuracy.Half)
 	rule := s.row(four, "strategy-switch")
-	if rule.Switched == nil {
+	if rule.Switches == 0 {
 		s.find("the empirical rule never switched: no window of six losses was level enough")
 		return
 	}
@@ -183,14 +140,14 @@ func tellSwitch(s *Study, steps int) {
 		"levels the loss", rule.Switches, rule.Runs, rule.Switched.Median, rule.Switched.Low, rule.Switched.High, decayEpoch)
 }
 
-func real(*Config) plan {
+func real() plan {
 	base := Setting{LR: learningRate, Batch: batchSize, Epochs: 1, Steps: realSteps}
 	return plan{
 		Study: Study{
 			Title: "By the clock: through an aggregator over shared memory, beside the simulation",
 			Setting: describe(&base, fmt.Sprintf("workers sleep for the rest of their steps, of %v to the fastest; %d of those", realStep,
 				realSteps)),
-			columns: []column{rateRatio, predicted, accuracy, held, slowest}, plot: rateRatio,
+			columns: []column{rateRatio, predicted, accuracy},
 		},
 		clusters: mustCluster(four),
 		policies: mustParse("ssp:s=3", "ssp:s=15", strict, loose, "asp", "backup:b=1", "k-asp:k=2", "k-batch-asp:k=2"),

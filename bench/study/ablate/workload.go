@@ -1,4 +1,4 @@
-package bench
+package ablate
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/bench"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/chunk"
@@ -52,7 +53,7 @@ func newWorkload(workers int, bytes uint64) (*workload, error) {
 	at := uint64(uintptr(arena.Addr()))
 	for rank := range workers {
 		l.grads = append(l.grads, at)
-		Gradient(l.array(at), 1, rank, 0, 0)
+		bench.Gradient(l.array(at), 1, rank, 0, 0)
 		at += stride
 	}
 	l.w, l.m, l.sum = at, at+stride, at+2*stride
@@ -62,7 +63,7 @@ func newWorkload(workers int, bytes uint64) (*workload, error) {
 
 // reset restores the initial parameters.
 func (l *workload) reset() {
-	Gradient(l.array(l.w), 1, 0, 0, initialStep)
+	bench.Gradient(l.array(l.w), 1, 0, 0, bench.InitialStep)
 	clear(l.array(l.m))
 }
 
@@ -74,16 +75,16 @@ func (l *workload) array(at uint64) []float32 {
 
 func (l *workload) close() error { return l.arena.Close() }
 
-// arrayBytes returns twice the last-level cache, within bounds, in whole chunks of any size.
-func (cfg *AblateConfig) arrayBytes() uint64 {
-	if cfg.Quick {
+// arrayBytes returns twice the last-level cache, within bounds, in whole windows of chunks.
+func (cfg *Config) arrayBytes() uint64 {
+	if cfg.quick {
 		return quickArray
 	}
 	largest := uint64(0)
 	for _, c := range report.ThisMachine().Caches {
 		largest = max(largest, c.Bytes)
 	}
-	return min(max(2*largest, leastArray), mostArray) &^ (mostChunk - 1)
+	return min(max(2*largest, leastArray), mostArray) &^ (arrivalWindow*usualChunk - 1)
 }
 
 // setting describes what the kernels' studies work on.
@@ -120,7 +121,8 @@ func (l *lane) add(to uint64, sources []uint64, offset, bytes uint64, accumulate
 	for _, s := range sources {
 		l.src = append(l.src, s+offset)
 	}
-	kernel.SumTo(l.isa, []uint64{to}, kernel.F32, l.src, kernel.F32, bytes/4, accumulate, false)
+	kernel.Sum{Dst: []uint64{to}, DstType: kernel.F32, Src: l.src, SrcType: kernel.F32, N: bytes / 4,
+		Accumulate: accumulate}.Run(l.isa)
 }
 
 // together runs do on every operating-system thread at once and waits for all.
@@ -152,12 +154,10 @@ func (l *workload) chunks(size uint64, do func(l *lane, offset uint64) error) er
 }
 
 // rate times work on the gradients and returns GB/s of them.
-func (l *workload) rate(workers int, work func() error) ([]float64, error) {
+func (l *workload) rate(workers int, work func() error) (float64, error) {
 	start := time.Now()
 	err := work()
-	return []float64{float64(uint64(workers)*l.bytes) / float64(max(time.Since(start), 1))}, err
+	return float64(uint64(workers)*l.bytes) / float64(max(time.Since(start), 1)), err
 }
-
-const gradientRate = "gradients aggregated (GB/s)"
 
 const usualChunk = chunk.DefaultChunkBytes

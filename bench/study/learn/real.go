@@ -30,7 +30,6 @@ type realWorker struct {
 	params *network
 	pull   bool          // the parameters, before the next step
 	taken  []int64       // by step: until its gradient was computed, and what it takes to send, in virtual time
-	held   time.Duration // from gradients to the next steps
 	took   time.Duration // all
 }
 
@@ -52,10 +51,6 @@ func runReal(ctx context.Context, s *service.Service, setting Setting) (o Outcom
 	for _, w := range workers {
 		o.Pushes += uint64(len(w.taken))
 		o.Time = max(o.Time, float64(w.took)/float64(realStep))
-	}
-	for _, w := range workers {
-		o.Held += float64(w.held) / float64(w.took) / float64(n)
-		o.Shares = append(o.Shares, float64(len(w.taken))/float64(o.Pushes))
 		taken = append(taken, w.taken)
 	}
 	_, test := split(setting.Fold)
@@ -113,7 +108,6 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 			return err
 		}
 		w.pull = end.Pull
-		w.held += time.Since(computed)
 		w.taken = append(w.taken, int64(computed.Sub(from))*unit/int64(realStep)+wire)
 	}
 	return nil
@@ -139,7 +133,6 @@ func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
 		}
 	}
 	bar := cfg.bar(p.Name, len(rows))
-	defer bar.Close()
 	s, err := service.New(service.Options{
 		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})

@@ -4,9 +4,8 @@ import (
 	"context"
 	"math"
 	"testing"
-	"time"
 
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 )
 
 // Racks that add gradients in every step learn what workers under bsp learn, but for rounding.
@@ -49,44 +48,11 @@ func TestRacksThatMeetSeldomLearnSoonerOverASlowCore(t *testing.T) {
 	}
 }
 
-// Racks that need not wait for one that is three times as slow are sooner at the loss; where all are alike, they miss little and
-// lose no time.
-func TestAQuorumOfRacksDoesNotWaitForASlowOne(t *testing.T) {
-	if testing.Short() {
-		t.Skip("trains for minutes under the race detector; run without -short")
-	}
-	for _, c := range []struct {
-		cluster string
-		most    float64 // of the time of racks that wait
-	}{{slowOne, 0.6}, {even, 1.1}} {
-		s := problem
-		s.Core, s.Cluster, s.Seed = coreTime, mustCluster(c.cluster)[0], 1
-		times := map[int]float64{}
-		for _, quorum := range []int{0, 3} {
-			s.Outer = hierarchy.Outer{Every: 16, Fragments: 4, Rule: hierarchy.OuterNesterov, LR: 0.7, Momentum: 0.9, Quorum: quorum}
-			if quorum > 0 {
-				s.Outer.Grace = 2 * time.Millisecond
-			}
-			o, err := Run(context.Background(), s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			times[quorum] = o.ToTarget
-			if c.cluster == slowOne && (o.Dropped > 0) != (quorum > 0) {
-				t.Errorf("a quorum of %d: %d meetings were missed", quorum, o.Dropped)
-			}
-		}
-		if times[3] == 0 || times[3] > c.most*times[0] {
-			t.Errorf("on %s a quorum reaches the loss at %.0f, racks that wait at %.0f", c.cluster, times[3], times[0])
-		}
-	}
-}
-
 // Fragments cross at steps of their own: no step carries more than its share, and as much crosses in all.
 func TestFragmentsShareTheCore(t *testing.T) {
 	s := Setting{LR: learningRate, Batch: batchSize, Epochs: 10, Seed: 1, Core: coreTime, Cluster: mustCluster(even)[0]}
 	for _, fragments := range []int{1, 4} {
-		s.Outer = hierarchy.Outer{Every: 8, Fragments: fragments, Rule: hierarchy.OuterSGD, LR: 1}
+		s.Outer = outer.Optimizer{Every: 8, Fragments: fragments, Rule: outer.SGD, LR: 1}
 		o, err := Run(context.Background(), s)
 		if err != nil {
 			t.Fatal(err)

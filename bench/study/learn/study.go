@@ -3,13 +3,14 @@ package learn
 import (
 	"context"
 	"fmt"
+	"io"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/rackweave/rackweave/bench/report"
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -21,37 +22,28 @@ const (
 	mostEpochs   = 200
 	switchEpochs = 60
 	decayEpoch   = 30
-	timedSteps   = 3000
 )
 
-// Config says what to run.
+// Config selects what runs.
 type Config struct {
-	Only []string // names of studies; empty: all, or only "policies" where policies or clusters are given
-	// Policies and Clusters replace those of the study "policies".
-	Policies []policy.Spec
-	Clusters []Cluster
-	Seeds    int
-	// Progress shows how many runs of a study have ended. It may be nil.
-	Progress func(label string, total int) *report.Progress
+	Only  []string // names of studies. If empty, all
+	Seeds int
+	Log   io.Writer // shows the progress. It may be nil
 }
 
-// Studies are what was found.
+// Studies are the results of all studies.
 type Studies struct {
-	Seeds   int     `json:"seeds"`
-	Studies []Study `json:"studies"`
+	Seeds   int
+	Studies []Study
 }
 
 // Study is one question.
 type Study struct {
-	Name     string   `json:"name"`
-	Title    string   `json:"title"`
-	Setting  string   `json:"setting"`
-	Rows     []Row    `json:"rows"`
-	Findings []string `json:"findings"`
+	Name, Title, Setting string
 
-	columns []column
-	plot    column
-	kind    report.ChartKind
+	Rows     []Row
+	Findings []string // in words
+	columns  []column
 }
 
 // plan is a study to run.
@@ -59,7 +51,7 @@ type plan struct {
 	Study
 	clusters []Cluster
 	policies []policy.Spec // beside bsp, which always comes first
-	outers   []hierarchy.Outer
+	outers   []outer.Optimizer
 	base     Setting
 	folds    int
 	tell     func(*Study)
@@ -68,10 +60,10 @@ type plan struct {
 
 var plans = []struct {
 	name string
-	make func(*Config) plan
+	make func() plan
 }{
-	{"rates", rates}, {"policies", policies}, {"lagtuner", lagTuner}, {"ssp", bounds}, {"switch", strategySwitch},
-	{"racks", overCore}, {"real", real},
+	{"policies", policies}, {"lagtuner", lagTuner}, {"momentum", momentum},
+	{"switch", strategySwitch}, {"racks", overCore}, {"real", real},
 }
 
 // Names lists the studies.
@@ -95,25 +87,14 @@ func (c *Config) Check() error {
 			return fmt.Errorf("unknown study %q: use %s", name, strings.Join(Names(), ", "))
 		}
 	}
-	clusters := c.Clusters
-	if len(clusters) == 0 {
-		clusters = mixed
-	}
-	for _, cluster := range clusters {
-		for _, p := range c.Policies {
-			if err := p.Check(len(cluster.Steps)); err != nil {
-				return fmt.Errorf("on the cluster %v: %w", cluster, err)
-			}
-		}
-	}
 	return nil
 }
 
 func (c *Config) bar(label string, total int) *report.Progress {
-	if c.Progress == nil {
+	if c.Log == nil {
 		return nil
 	}
-	return c.Progress(label, total)
+	return report.NewProgress(c.Log, label, total)
 }
 
 // Learn runs the studies.
@@ -121,16 +102,12 @@ func Learn(ctx context.Context, cfg Config) (Studies, error) {
 	if err := cfg.Check(); err != nil {
 		return Studies{}, err
 	}
-	only := cfg.Only
-	if len(only) == 0 && len(cfg.Policies)+len(cfg.Clusters) > 0 {
-		only = []string{"policies"}
-	}
 	all := Studies{Seeds: cfg.Seeds}
 	for _, p := range plans {
-		if len(only) > 0 && !slices.Contains(only, p.name) {
+		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, p.name) {
 			continue
 		}
-		plan := p.make(&cfg)
+		plan := p.make()
 		plan.Name = p.name
 		run := plan.run
 		if plan.real {
@@ -188,7 +165,6 @@ func (p *plan) run(ctx context.Context, cfg *Config) error {
 
 // runAll runs trainings on all processors. Each depends on its setting only.
 func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Outcome, error) {
-	defer bar.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	outcomes := make([]Outcome, len(settings))

@@ -11,12 +11,12 @@ import (
 // Way is a way to exchange gradients among workers that have one NIC each. Shares are in models, of N workers.
 type Way struct {
 	Name string
-	// Up is what the busiest NIC carries of a gradient until it is summed, Down of the result until everybody has it, in either
-	// direction.
+	// Up is the share of a gradient that the busiest NIC carries until it is summed, in either direction. Down is the share of the
+	// result that it carries until everybody has it.
 	Up, Down float64
 	// Shared: both use the same direction of the NIC, because it serves as well as asks. Otherwise they go beside each other.
 	Shared bool
-	// Grain is the most bytes that go in one piece, which what is more urgent waits for; 0: whole tensors.
+	// Grain is the most bytes that go in one piece, which anything more urgent waits for. If 0, whole tensors.
 	Grain float64
 	// Urgent: what the next forward pass needs first goes first; otherwise what was ready first.
 	Urgent bool
@@ -33,7 +33,7 @@ func Ways(n int) []Way {
 	}
 }
 
-// Step is what one step takes, in seconds.
+// Step has the times of one step, in seconds.
 type Step struct {
 	Total, Compute float64
 	Exposed        float64 // in which the forward pass waits for parameters

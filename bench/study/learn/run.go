@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/pqueue"
 )
@@ -18,20 +18,21 @@ type Setting struct {
 	Momentum float64
 	Batch    int     // samples of all workers together
 	Epochs   int     // samples to train with, in epochs of all workers together
-	DecayAt  int     // the epoch from which the learning rate is a tenth; 0: never
-	Target   float64 // loss at which the clock is read; 0: none
+	DecayAt  int     // the epoch from which the learning rate is a tenth. If 0, never
+	Target   float64 // loss at which the clock is read. If 0, none
 	Stop     bool    // when the target is reached
 	Fold     int
 	Seed     uint64
-	// Blind computes nothing, for as many steps of the fastest worker: only the policy's timing is measured. 0: it computes.
+	// Blind computes nothing, for as many steps of the fastest worker: only the policy's timing is measured. If 0, it computes.
 	Blind float64
 	// Steps of the fastest worker that a real training takes.
 	Steps int
-	// Taken has the times of steps that a real training took, by worker; nil: they are drawn.
+	// Taken has the times of steps that a real training took, by worker. If nil, they are drawn.
 	Taken [][]int64
-	// Workers stand for racks: what the whole model takes across the core, in steps of the fastest, and how they meet. 0: they do not.
+	// Core and Outer are set if workers stand for racks: the time of the whole model across the core, in steps of the fastest, and the
+	// outer optimizer.
 	Core  float64
-	Outer hierarchy.Outer
+	Outer outer.Optimizer
 }
 
 // Point is the state of learning at a time.
@@ -41,21 +42,17 @@ type Point struct {
 	Accuracy float64
 }
 
-// Outcome is what a training came to.
+// Outcome is the result of a training.
 type Outcome struct {
-	ToTarget float64 // when the loss reached the target, in steps of the fastest worker; 0: it did not
+	ToTarget float64 // when the loss reached the target, in steps of the fastest worker. If 0, it did not
 	Time     float64 // of the whole training
 	Accuracy float64 // at the end
 	Loss     float64
 	Pushes   uint64
-	Dropped  uint64
 	Updates  uint64
-	Held     float64   // share of the workers' time
-	Shares   []float64 // of the pushes, by worker
-	Tau      []uint64  // staleness of the gradients that were pushed
-	MaxLead  uint64    // by which a worker began a step ahead of another
-	Crossed  float64   // models that crossed the core, from each rack
-	Switched float64   // epoch at which Strategy-Switch switched; 0: it did not
+	MaxLead  uint64  // by which a worker began a step ahead of another
+	Crossed  float64 // models that crossed the core, from each rack
+	Switched float64 // epoch at which Strategy-Switch switched. If 0, it did not
 	Curve    []Point
 }
 
@@ -188,7 +185,6 @@ func (t *training) push(w int) error {
 	}
 	tau := t.r.Updates() - worker.version
 	t.out.Pushes++
-	t.out.Tau = append(t.out.Tau, tau)
 	if err := t.event(policy.Event{Kind: policy.Push, W: w, Step: step, At: t.now, Tau: tau}); err != nil {
 		return err
 	}
@@ -207,7 +203,6 @@ func (t *training) event(e policy.Event) (err error) {
 			t.apply(a)
 		case policy.Drop:
 			t.free(key{a.W, a.Step})
-			t.out.Dropped++
 		case policy.Cancel:
 			t.workers[a.W].round++
 			t.workers[a.W].busy = false
@@ -243,7 +238,7 @@ func (t *training) begin() {
 	}
 }
 
-// stepTime is how long a worker's next step takes. One that a real training took no more is as long as its last.
+// stepTime returns the time of a worker's next step. After the steps of a real training, it is that of the last one.
 func (t *training) stepTime(w int) int64 {
 	worker := &t.workers[w]
 	if t.Taken == nil {
@@ -342,11 +337,6 @@ func (t *training) finish() Outcome {
 	o.Time, o.Updates = t.time(), t.r.Updates()
 	if t.Blind == 0 {
 		o.Loss, o.Accuracy = t.params.test(t.test)
-	}
-	for w := range t.workers {
-		s := t.r.Stats(w)
-		o.Held += float64(s.HeldNS) / float64(t.now) / float64(len(t.workers))
-		o.Shares = append(o.Shares, float64(s.Pushed)/float64(o.Pushes))
 	}
 	return *o
 }

@@ -1,0 +1,102 @@
+package learn
+
+import (
+	"math"
+	"slices"
+)
+
+// Spread is the median and the quartiles of runs.
+type Spread struct{ Median, Low, High float64 }
+
+// Interval is a mean with the half width of its 95 % interval.
+type Interval struct{ Mean, Half float64 }
+
+// Row has the figures of a policy on a cluster, over all runs. Times are in steps of the fastest worker.
+type Row struct {
+	Cluster, Policy string
+	Runs            int
+	// Missed counts the runs that did not reach the target; the times are of the others.
+	Missed    int
+	Time      Spread
+	OverBSP   Spread   // time, by run, over BSP's of the same seed
+	Accuracy  Interval // percent
+	Gain      Interval // points of accuracy above BSP's of the same seed and fold
+	RateRatio float64  // pushes in a time, over BSP's
+	MaxLead   uint64
+	Predicted float64 // RateRatio by the formula of Strategy-Switch, or by the simulation
+	Crossed   Spread  // models that crossed the core, from each rack
+	Switched  Spread  // epoch of the switch, of the runs that had one
+	Switches  int     // runs that had one
+}
+
+func spread(values []float64) Spread {
+	if len(values) == 0 {
+		return Spread{}
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	at := func(q float64) float64 {
+		i := q * float64(len(sorted)-1)
+		low := int(i)
+		high := min(low+1, len(sorted)-1)
+		return sorted[low] + (i-float64(low))*(sorted[high]-sorted[low])
+	}
+	return Spread{at(0.5), at(0.25), at(0.75)}
+}
+
+func interval(values []float64) Interval {
+	n := float64(len(values))
+	if n == 0 {
+		return Interval{}
+	}
+	mean, squares := 0.0, 0.0
+	for _, v := range values {
+		mean += v / n
+	}
+	for _, v := range values {
+		squares += (v - mean) * (v - mean)
+	}
+	if n < 2 {
+		return Interval{Mean: mean}
+	}
+	return Interval{mean, 1.96 * math.Sqrt(squares/(n-1)/n)}
+}
+
+// how names what is studied: who waits for whom, or how racks meet.
+func (s *Setting) how() string {
+	if s.Outer.Every > 0 {
+		return s.Outer.String()
+	}
+	return s.Policy.String()
+}
+
+// summarise makes a row of the outcomes of one policy, beside BSP's of the same seeds.
+func summarise(s Setting, outcomes, bsp []Outcome) Row {
+	row := Row{Cluster: s.Cluster.String(), Policy: s.how(), Runs: len(outcomes)}
+	var times, over, accuracy, gain, switched, crossed []float64
+	n := float64(len(outcomes))
+	for i, o := range outcomes {
+		accuracy = append(accuracy, 100*o.Accuracy)
+		gain = append(gain, 100*(o.Accuracy-bsp[i].Accuracy))
+		row.RateRatio += float64(o.Pushes) / o.Time * bsp[i].Time / float64(bsp[i].Pushes) / n
+		row.MaxLead = max(row.MaxLead, o.MaxLead)
+		crossed = append(crossed, o.Crossed)
+		if o.Switched > 0 {
+			switched = append(switched, o.Switched)
+		}
+		time, his := o.Time, bsp[i].Time
+		if s.Target > 0 {
+			time, his = o.ToTarget, bsp[i].ToTarget
+		}
+		if time == 0 {
+			row.Missed++
+			continue
+		}
+		times = append(times, time)
+		if his > 0 {
+			over = append(over, time/his)
+		}
+	}
+	row.Time, row.OverBSP, row.Accuracy, row.Gain = spread(times), spread(over), interval(accuracy), interval(gain)
+	row.Crossed, row.Switched, row.Switches = spread(crossed), spread(switched), len(switched)
+	return row
+}
