@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,49 +21,42 @@ import (
 
 // benchFlags are the flags that say what to exchange.
 type benchFlags struct {
-	spec                        bench.Spec
-	workers                     []int
-	model, bytes, layers, dtype string
-	hyper                       []string
-	compute                     time.Duration // of a step in a replay; 0: the model's
-	usual                       *pflag.Flag   // the one of model and bytes with a default
+	spec                          bench.Spec
+	workers                       []int
+	model, bytes, f32Bytes, dtype string
+	hyper                         []string
+	hosts                         hostsFlags
+	compute                       time.Duration // of a step in a replay; 0: the model's
+	usual                         *pflag.Flag   // the one of model and bytes with a default
 }
 
-// add adds the flags. usual names the one of model and bytes that has the default value where none of model, bytes and layers is
-// given.
+// add adds the flags. usual names the one of model and bytes that has the default value if no model and no size is given.
 func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f := cmd.Flags()
 	f.IntSliceVar(&b.workers, "workers", []int{4}, "workers; several numbers are measured one after another")
 	f.BoolVar(&b.spec.Procs, "procs", true, "one process per worker; false: goroutines of one process")
-	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp, ibv or sim (sim: one process, a simulated network)")
+	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp or ibv")
 	f.StringVar(&b.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
 	f.StringVar(&b.bytes, "bytes", "",
-		"instead of a model: a size on the wire, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
-	f.StringVar(&b.layers, "layers", "", "instead of a model: a CSV file of layer_index,numel,forward_ns,backward_ns")
+		"instead of a model: a size on the wire, in elements of --dtype, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
+	f.StringVar(&b.f32Bytes, "f32-bytes", "",
+		"instead of a model: a size in f32, whatever --dtype is, to compare element types by the same number of elements")
 	f.StringVar(&b.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
 	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
 	f.StringVar(&b.spec.Optimizer, "optimizer", "sum", "update rule the aggregator runs; sum: none")
 	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
 	f.StringVar(&b.spec.Policy, "policy", "", "who waits for whom, such as ssp:s=3 (default: all wait for all)")
 	f.StringVar(&b.spec.Outer, "outer", "",
-		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9,quorum=3,grace=2s (default: as their cluster's file says)")
-	f.StringVar(&b.spec.OnLoss, "on-loss", "",
-		"how the job begins when a rack was lost: wait or fail (default: as its cluster's file says)")
+		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9 (default: as their cluster's file says)")
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
-	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B; those of no cluster need --spread (default: one of its own)")
+	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B; those of no cluster need --spread (default: one of its own, with the defaults of rackweave serve)")
 	f.BoolVar(&b.spec.Spread, "spread", false, "the aggregators are not of racks: spread the model over them, as one cannot hold it")
 	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves only those that it lists (default: one made up)")
-	f.StringVar(&b.spec.Token, "token", "", "token of the job")
-	f.StringVar(&b.spec.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
+	accessFlags(cmd, &b.spec.CA, &b.spec.Token, &b.spec.Insecure, "the job's token", jobsToken)
 	f.IntVar(&b.spec.ChunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
-	f.IntVar(&b.spec.Cores, "cores", 0, "cores of the embedded aggregator (0: chosen)")
-	f.BoolVar(&b.spec.Unpinned, "unpinned", false, "let the embedded aggregator's loops float over the cores")
 	f.StringSliceVar(&b.spec.NICs, "nics", nil, "RDMA devices, of workers and of the embedded aggregator (default: all with a link)")
-	f.DurationVar(&b.spec.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost (0: 5s)")
-	f.IntVar(&b.spec.Window, "window", 0, "messages in flight per worker and core (0: what suits the transport)")
-	f.Uint64Var(&b.spec.Seed, "seed", 1, "seed of the gradients")
 	f.DurationVar(&b.spec.Jitter, "jitter", 0, "workers sleep up to this long before each exchange and submit in orders of their own")
 	b.usual = f.Lookup(usual)
 	b.usual.DefValue = value // for --help; modelOf sets it if no other is given
@@ -87,6 +81,7 @@ func (b *benchFlags) complete() ([]bench.Spec, error) {
 	if spec.Hyper, err = hyperOf(b.hyper); err != nil {
 		return nil, err
 	}
+	spec.Apart = len(b.hosts.list) > 0
 	var specs []bench.Spec
 	for _, spec.Workers = range b.workers {
 		if err := spec.Check(); err != nil {
@@ -97,37 +92,46 @@ func (b *benchFlags) complete() ([]bench.Spec, error) {
 	return specs, nil
 }
 
+// onHosts takes the numbers of workers from the hosts that run them, and returns the start of a worker's command. If it is nil,
+// they run here.
+func (b *benchFlags) onHosts(cmd *cobra.Command) (enter func(rank int) []string, err error) {
+	if len(b.hosts.list) == 0 {
+		return nil, nil
+	}
+	if err := b.hosts.check(cmd, false, b.spec.Server); err != nil {
+		return nil, err
+	}
+	hosts, workers, err := hostsOf(b.hosts.list)
+	if err != nil {
+		return nil, err
+	}
+	b.workers = []int{workers}
+	ssh := strings.Fields(b.hosts.ssh)
+	return func(rank int) []string {
+		i := slices.IndexFunc(hosts, func(h *host) bool { return rank < h.first+h.n })
+		return append(ssh[:len(ssh):len(ssh)], hosts[i].name)
+	}, nil
+}
+
 func (b *benchFlags) modelOf(d chunk.DType) (models.Model, error) {
-	var given []string
-	for _, f := range []struct{ name, value string }{{"--model", b.model}, {"--bytes", b.bytes}, {"--layers", b.layers}} {
-		if f.value != "" {
-			given = append(given, f.name)
-		}
-	}
-	if len(given) > 1 {
-		return models.Model{}, fmt.Errorf("%s are given: use one", strings.Join(given, " and "))
-	}
-	if len(given) == 0 {
+	switch {
+	case b.model != "" && b.bytes != "":
+		return models.Model{}, errors.New("--model and --bytes are given: use one")
+	case b.f32Bytes != "" && (b.model != "" || b.bytes != ""):
+		return models.Model{}, errors.New("--f32-bytes is given beside --model or --bytes: use one")
+	case b.f32Bytes != "":
+		m, err := models.FromBytes(b.f32Bytes, chunk.F32)
+		m.Name += " of f32"
+		return m, err
+	case b.model == "" && b.bytes == "":
 		if err := b.usual.Value.Set(b.usual.DefValue); err != nil {
 			return models.Model{}, err
 		}
 	}
-	switch {
-	case b.bytes != "":
+	if b.bytes != "" {
 		return models.FromBytes(b.bytes, d)
-	case b.layers == "":
-		return models.Get(b.model)
 	}
-	file, err := os.Open(b.layers)
-	if err != nil {
-		return models.Model{}, fmt.Errorf("read layers: %w", err)
-	}
-	defer file.Close()
-	m, err := models.FromCSV(file)
-	if err != nil {
-		return m, fmt.Errorf("read layers from %s: %w", b.layers, err)
-	}
-	return m, nil
+	return models.Get(b.model)
 }
 
 func hyperOf(settings []string) (map[string]float64, error) {
@@ -164,15 +168,18 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
   rackweave bench --bytes 100MB --workers 1,2,4,8
   rackweave bench --optimizer sgd_torch --policy ssp:s=3 --jitter 20ms
   rackweave bench --server http://aggregator:7077 --workers 2
-  rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token SECRET
+  rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token-file token
+  rackweave bench --server http://aggregator-a:7077 --hosts a:3,b:1
   rackweave bench --replay --model resnet50 --workers 8
-  rackweave bench --replay --layers layers.csv
   rackweave bench --jobs 4 --workers 1 --bytes 16MB
   rackweave bench --jobs 2 --flood --workers 1 --bytes 1MB
-  rackweave bench compare --with gloo,mpi
-  rackweave bench ablate --svg figures`,
+  rackweave bench compare --with gloo,mpi`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			enter, err := b.onHosts(cmd)
+			if err != nil {
+				return err
+			}
 			specs, err := b.complete()
 			if err == nil {
 				err = checkOutput(jsonFile)
@@ -180,11 +187,12 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 			if err != nil {
 				return err
 			}
-			noRoofline = noRoofline || b.spec.Replay
+			noRoofline = noRoofline || b.spec.Replay || specs[0].Apart
 			runner, err := newRunner(cmd)
 			if err != nil {
 				return err
 			}
+			runner.Enter = enter
 			if jobs > 1 || flood {
 				if len(specs) > 1 {
 					return errors.New("several jobs side by side have one number of workers each: give --workers once")
@@ -208,6 +216,7 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 		},
 	}
 	b.add(cmd, "model", "resnet50")
+	b.hosts.add(cmd.Flags())
 	cmd.Flags().BoolVar(&b.spec.Verify, "verify", false, "compute everything again in plain Go and compare bits")
 	cmd.Flags().BoolVar(&b.spec.Replay, "replay", false,
 		"compute as long as the model's layers do, and overlap that with the exchange")
@@ -218,7 +227,7 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 	cmd.Flags().IntVar(&jobs, "jobs", 1, "jobs that exchange side by side")
 	cmd.Flags().BoolVar(&flood, "flood", false, "the last of the jobs exchanges far more than the others")
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
-	cmd.AddCommand(compareCommand(), ablateCommand(), learnCommand())
+	cmd.AddCommand(compareCommand())
 	return cmd
 }
 
@@ -280,21 +289,6 @@ func checkOutput(name string) error {
 	return f.Close()
 }
 
-// checkDir makes a directory and reports whether files can be written there.
-func checkDir(name string) error {
-	if name == "" {
-		return nil
-	}
-	if err := os.MkdirAll(name, 0o777); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(name, ".writable-")
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
-}
-
 // output opens a file to write to, "-" being standard output.
 func output(cmd *cobra.Command, name string, write func(io.Writer) error) error {
 	if name == "-" {
@@ -332,7 +326,7 @@ func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) 
 	}
 	for _, res := range results {
 		if res.Wrong > 0 || res.Verified && res.Checksum != res.Reference {
-			return fmt.Errorf("with %d workers %d elements differ from plain Go", res.Workers, res.Wrong)
+			return fmt.Errorf("with %d workers tensors of %d elements differ from plain Go", res.Workers, res.Wrong)
 		}
 	}
 	return nil

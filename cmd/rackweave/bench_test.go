@@ -5,10 +5,12 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/rackweave/rackweave/chunk"
 )
 
 func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
-	layers := file(t, "layers.csv", "layer_index,numel,forward_ns,backward_ns\n0,-5,0,0\n")
+	jobs := file(t, "jobs", "resnet\n")
 	for _, tc := range []struct {
 		args  string
 		wants []string
@@ -16,17 +18,12 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"bench --model resnet5", []string{`"resnet5"`, "did you mean resnet50?"}},
 		{"bench --optimizer adamw", []string{`"adamw"`, "did you mean adamw_"}},
 		{"bench --dtype f8", []string{`"f8"`, "f32, bf16 or f16"}},
-		{"bench --provider rdma", []string{`"rdma"`, "auto, shm, ibv, tcp, sim"}},
-		{"bench --provider sim", []string{"sim", "procs=false"}},
+		{"bench --provider rdma", []string{`"rdma"`, "auto, shm, ibv, tcp"}},
 		{"bench --bytes 0", []string{"model of 0", "0 elements: use 1"}},
 		{"bench --bytes lots", []string{`"lots"`, "such as 100MB"}},
 		{"bench --bytes 90TB", []string{"available", "smaller model or fewer workers"}},
-		{"bench --bytes 4MB --layers " + layers, []string{"--bytes and --layers are given: use one"}},
 		{"bench --bytes 4MB --model vgg16", []string{"--model and --bytes are given: use one"}},
-		{"bench compare --layers " + layers, []string{layers, "-5"}},
 		{"bench compare --model resnet5", []string{"did you mean resnet50?"}},
-		{"bench --layers " + layers, []string{layers, "-5"}},
-		{"bench --layers /nonexistent.csv", []string{"/nonexistent.csv", "no such file"}},
 		{"bench --workers 0", []string{"workers is 0", "use 1 to 1024"}},
 		{"bench --iters 0", []string{"0 iterations", "use 1 to"}},
 		{"bench --chunk-bytes 1000", []string{"chunk size of 1000", "power of two"}},
@@ -34,19 +31,13 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"bench --hyper lr=1", []string{`sum has no hyper-parameter "lr"`, "use scale, clip"}},
 		{"bench --optimizer sgd_torch --hyper beta1=0.9",
 			[]string{`sgd_torch has no hyper-parameter "beta1"`, "use lr, wd, scale, clip, momentum, dampening"}},
-		{"bench --bytes 4KiB --cores 4096", []string{"4096 cores asked for", "0 chooses"}},
 		{"bench --bytes 4KiB --server aggregator", []string{`"aggregator"`, "http://host:7077"}},
-		{"bench ablate --only fuse", []string{`"fuse"`, "chunk-size, tall-wide, fused"}},
-		{"bench ablate --rounds 0", []string{"0 rounds", "use 1 to"}},
-		{"bench ablate --svg /proc/figures", []string{"/proc/figures"}},
-		{"bench learn --only lag", []string{`"lag"`, "rates, policies, lagtuner"}},
-		{"bench learn --policy lagtunr:sl=1,su=2", []string{`"lagtunr"`, "did you mean lagtuner?"}},
-		{"bench learn --cluster 1,0", []string{`"0"`, "use 0.01 to 1000"}},
 		{"bench compare --workers 1,2", []string{"[1 2]", "use one"}},
 		{"bench compare --with nccl", []string{`"nccl"`}},
 		{"topo --model none", []string{`"none"`}},
 		{"topo --cores 4096", []string{"4096 cores asked for"}},
 		{"topo --chunk-bytes 7", []string{"chunk size of 7"}},
+		{"token make ../x", []string{`"../x"`, "use 1 to 64 letters"}},
 		{"rxe", []string{"rxe: use up or down"}},
 		{"rxe sideways", []string{"rxe sideways: use up or down"}},
 		{"policy set ssp:z=1 --job j", []string{"did you mean s?"}},
@@ -55,13 +46,13 @@ func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
 		{"status --server aggregator", []string{`"aggregator"`, "http://host:7077"}},
 		{"status --server http://127.0.0.1:1 --timeout 2s", []string{"127.0.0.1:1", "refused: is it running (rackweave serve)"}},
 		{"serve --listen 127.0.0.1:0 --log-level loud", []string{`"loud"`, "debug, info, warn or error"}},
-		{"serve --listen 127.0.0.1:0 --jobs resnet", []string{`"resnet"`, "NAME=TOKEN"}},
+		{"serve --listen 127.0.0.1:0 --jobs-file " + jobs, []string{`"resnet"`, "NAME=TOKEN"}},
 		{"serve --listen 127.0.0.1:0 --provider-options tcp", []string{`"tcp"`, "PROVIDER:key=value"}},
 		{"serve --listen 127.0.0.1:0 --providers smoke", []string{`"smoke"`, "shm, ibv"}},
 		{"serve --listen 127.0.0.1:0 --tls-cert aggregator.pem", []string{"certificate and a key"}},
 		{"serve --listen 7077", []string{"listen on 7077", "HOST:PORT or :PORT"}},
 		{"serve --listen 127.0.0.1:0 --providers tcp --provider-options tcp:gid=3", []string{`"gid"`, "it has listen, advertise,"}},
-		{"serve --listen 127.0.0.1:0 --providers shm --provider-options shm:gid=3", []string{`"gid"`, "it has users, mapped"}},
+		{"serve --listen 127.0.0.1:0 --providers shm --provider-options shm:gid=3", []string{`"gid"`, "it has users"}},
 	} {
 		t.Run(tc.args, func(t *testing.T) { fails(t, strings.Fields(tc.args), tc.wants...) })
 	}
@@ -126,24 +117,20 @@ func TestAResultThatCannotBeWrittenIsAnErrorBeforeTheWork(t *testing.T) {
 	fails(t, strings.Fields("bench --bytes 1MB --iters 1000000 --json /nonexistent/result.json"), "/nonexistent/result.json")
 }
 
-func TestAblatePrintsJSONAndDrawsFigures(t *testing.T) {
-	dir := t.TempDir() + "/figures"
-	out, err := run(t, "bench", "ablate", "--quick", "--rounds", "1", "--only", "fused,pinned", "--bytes", "256KiB", "--workers", "2",
-		"--json", "-", "--svg", dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all struct {
-		Machine   map[string]any
-		Ablations []struct{ Name string }
-	}
-	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Machine) == 0 || len(all.Ablations) != 2 ||
-		all.Ablations[1].Name != "pinned" {
-		t.Errorf("%v in\n%s", err, out)
-	}
-	for _, name := range []string{"fused", "pinned"} {
-		if svg, err := os.ReadFile(dir + "/" + name + ".svg"); err != nil || !strings.HasPrefix(string(svg), "<?xml") {
-			t.Errorf("figure of %s: %v, %d bytes", name, err, len(svg))
+// Element types are compared by the same number of elements, or by the same bytes on the wire.
+func TestASizeIsOfTheWireOrOfF32(t *testing.T) {
+	for _, tc := range []struct {
+		flags benchFlags
+		dtype chunk.DType
+		want  uint64
+	}{
+		{benchFlags{bytes: "1MB"}, chunk.F32, 250_000}, {benchFlags{bytes: "1MB"}, chunk.BF16, 500_000},
+		{benchFlags{f32Bytes: "1MB"}, chunk.F32, 250_000}, {benchFlags{f32Bytes: "1MB"}, chunk.BF16, 250_000},
+	} {
+		if m, err := tc.flags.modelOf(tc.dtype); err != nil || m.Params() != tc.want {
+			t.Errorf("--bytes %q --f32-bytes %q in %v: %d elements, want %d: %v", tc.flags.bytes, tc.flags.f32Bytes, tc.dtype, m.Params(),
+				tc.want, err)
 		}
 	}
+	fails(t, strings.Fields("bench --bytes 1MB --f32-bytes 1MB"), "--f32-bytes is given beside --model or --bytes: use one")
 }

@@ -2,9 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"strings"
 
 	"github.com/goccy/go-yaml"
 
@@ -44,9 +47,39 @@ func parseCluster(path string) (*racks.Cluster, error) {
 			path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read cluster %s: %s", path, yaml.FormatError(err, false, false))
+		return nil, fmt.Errorf("read cluster %s: %s", path, explainYAML(err))
+	}
+	if c.Secret != "" {
+		if err := private(path); err != nil {
+			return nil, fmt.Errorf("read cluster %s: %w", path, err)
+		}
 	}
 	return c, nil
+}
+
+// explainYAML returns what in a cluster's file cannot be read, with the fields or the type that can. It repeats no value.
+func explainYAML(err error) string {
+	text := yaml.FormatError(err, false, false)
+	if is := new(yaml.UnknownFieldError); errors.As(err, &is) {
+		return fmt.Sprintf("%s: the fields are %s; of a rack %s", text, fields[racks.Cluster](), fields[racks.Rack]())
+	}
+	if is := new(yaml.TypeError); errors.As(err, &is) {
+		wants := map[reflect.Kind]string{reflect.String: "text", reflect.Int: "a whole number", reflect.Bool: "true or false"}
+		return fmt.Sprintf("[%d:%d] the field takes %s", is.Token.Position.Line, is.Token.Position.Column,
+			cmp.Or(wants[is.DstType.Kind()], "something else"))
+	}
+	return text
+}
+
+// fields lists the fields of a type as a file names them.
+func fields[T any]() string {
+	var names []string
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
+		if name := f.Tag.Get("yaml"); name != "-" {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // firstAggregator returns the first rack of a cluster's file, by whose aggregator's measurements shapes are chosen.

@@ -47,7 +47,6 @@ func compareCommand() *cobra.Command {
 			}
 			bar := report.NewProgress(cmd.ErrOrStderr(), "compare", peers.Steps(others, rounds))
 			c, err := peers.Alternate(cmd.Context(), run, others, spec, rounds, bar)
-			bar.Close()
 			if len(c.Contenders) == 0 {
 				return err
 			}
@@ -71,7 +70,7 @@ func compareCommand() *cobra.Command {
 }
 
 // contenders returns our side of a comparison and the others. With mxnet our side goes through the framework, tensor by tensor.
-func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.Spec) (peers.Ours, []peers.Peer, error) {
+func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.Spec) (peers.Ours, []*peers.Peer, error) {
 	if !slices.Contains(with, "mxnet") {
 		others, err := peers.ByName(with)
 		if err != nil {
@@ -98,5 +97,5 @@ func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.
 	if err := through.Probe(cmd.Context()); err != nil {
 		return nil, nil, err
 	}
-	return func(ctx context.Context) (report.Times, error) { return through.Run(ctx, *spec) }, []peers.Peer{peers.MXNet(0)}, nil
+	return func(ctx context.Context) (report.Times, error) { return through.Run(ctx, *spec) }, []*peers.Peer{peers.MXNet(0)}, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 )
@@ -81,4 +82,45 @@ func TestAClusterFileThatListsNothingSaysWhatIsMissing(t *testing.T) {
 		path := file(t, "cluster.yaml", text)
 		fails(t, []string{"serve", "--cluster", path, "--rack", "a"}, path, "lists no racks: list them under racks", "secret")
 	}
+}
+
+func TestAClustersFileIsReadOrRefusedWithTheRemedy(t *testing.T) {
+	const racks = "\nracks: [{name: a, url: 'http://127.0.0.1:1'}, {name: b, url: 'http://127.0.0.1:2'}]\n"
+	for text, want := range map[string]string{
+		"shap: root" + racks:               `unknown field "shap": the fields are name, racks, shape, outer, core, secret, on-loss, buddy; of a rack name, url, pod, ca, size`,
+		"racks: [{name: a, size: many}]":   "[1:25] the field takes a whole number",
+		"racks: [{name: [a]}]":             "the field takes text",
+		"buddy: 7" + racks:                 "[1:8] the field takes true or false",
+		"secret: 5f0c…" + racks:            "a secret of 7 characters",
+		"secret: 0123456789abcdef" + racks: "chmod o-rwx it",
+	} {
+		path := file(t, "cluster.yaml", text)
+		if strings.Contains(want, "chmod") {
+			if err := os.Chmod(path, 0o604); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fails(t, []string{"serve", "--cluster", path, "--rack", "a"}, path, want)
+	}
+}
+
+func TestATokenOfOneHostIsTakenAtAnother(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	token, err := run(t, "token", "make", "resnet", "--keys", a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := file(t, "token", token)
+	for range 2 { // the second time it is there
+		if out, err := run(t, "token", "make", "resnet", "--keys", b, "--from", path, "--weight", "2"); err != nil || out != token {
+			t.Fatalf("%q, %v", out, err)
+		}
+	}
+	if list, err := run(t, "token", "list", "--json", "--keys", b); err != nil || strings.Count(list, `"job"`) != 1 ||
+		strings.Contains(list, strings.TrimSpace(token)) {
+		t.Errorf("%s, %v", list, err)
+	}
+	fails(t, []string{"token", "make", "bert", "--keys", b, "--from", path}, `that of job "resnet"`)
+	fails(t, []string{"token", "make", "bert", "--keys", b, "--from", file(t, "short", "x\n")}, "a token of 1 bytes", "16 to 256")
+	fails(t, []string{"token", "make", "bert", "--keys", b, "--from", "/no/such/file"}, "/no/such/file")
 }

@@ -17,7 +17,7 @@ func drainCommand() *cobra.Command {
 		Use:   "drain",
 		Short: "Let an aggregator end when its jobs have, and take no others",
 		Example: `  rackweave drain
-  rackweave drain --server http://aggregator:7077 --token SECRET --after 10m`,
+  rackweave drain --server https://aggregator:7077 --ca sha256:FINGERPRINT --token-file admin --after 10m`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			jobs, err := client.Drain(cmd.Context(), cfg, after)
@@ -33,8 +33,7 @@ func drainCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
-	f.StringVar(&cfg.Token, "token", "", "the aggregator's admin token, where it has one")
+	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the aggregator's admin token", adminsToken)
 	f.DurationVar(&after, "after", 0, "end after this long, jobs or not (0: wait for them)")
 	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	f.BoolVar(&asJSON, "json", false, "print JSON")

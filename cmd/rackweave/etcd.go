@@ -5,25 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/service/etcd"
 	"github.com/rackweave/rackweave/service/membership"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
 // etcdOptions are serve's flags about etcd.
 type etcdOptions struct {
-	where    string
-	ttl      time.Duration
-	goOn     time.Duration
-	standby  bool
-	password string // its file
-	access   membership.Access
-	server   membership.ServerConfig
+	where   string
+	ttl     time.Duration
+	goOn    time.Duration
+	standby bool
+	access  membership.Access
+	server  etcd.Config
 }
 
 const embedded = "embed"
@@ -38,19 +37,18 @@ func etcdFlags(cmd *cobra.Command, o *etcdOptions) {
 	f.StringVar(&o.access.CA, "etcd-ca", "", "certificates that etcd's must be signed by, PEM file")
 	f.StringVar(&o.access.Cert, "etcd-cert", "", "certificate to show to etcd, PEM file")
 	f.StringVar(&o.access.Key, "etcd-key", "", "its key, PEM file")
-	f.StringVar(&o.access.User, "etcd-user", "", "user of etcd")
-	f.StringVar(&o.password, "etcd-password-file", "", "file that holds the user's password")
 	f.StringVar(&o.server.Dir, "etcd-dir", "", "directory of the embedded etcd's data")
-	f.StringVar(&o.server.URL, "etcd-listen", membership.DefaultServer, "URL at which the embedded etcd serves")
-	f.StringVar(&o.server.Peer, "etcd-peer", membership.DefaultPeer, "URL at which it serves the other embedded ones")
+	f.StringVar(&o.server.URL, "etcd-listen", "", "URL at which the embedded etcd serves (default: a socket in --etcd-dir; with --etcd-members: "+etcd.DefaultURL+")")
+	f.StringVar(&o.server.Peer, "etcd-peer", "", "URL at which it serves the other embedded ones (with --etcd-members by default "+etcd.DefaultPeer+")")
 	f.StringVar(&o.server.Members, "etcd-members", "", "all embedded ones, as RACK=PEER,… (default: this one alone; use one or three)")
 }
 
 // member is this aggregator's membership, with the etcd that may run here for it.
 type member struct {
 	*membership.Member
-	server  *membership.Server // nil: it runs elsewhere
-	url     string             // of this aggregator, if the cluster's file says it
+	server  *etcd.Member  // nil: it runs elsewhere
+	closing chan struct{} // of the server
+	url     string        // of this aggregator, if the cluster's file says it
 	standby bool
 }
 
@@ -65,13 +63,6 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 	if c == nil {
 		return nil, fmt.Errorf("etcd %s without a cluster: give the file that lists its racks by --cluster", o.where)
 	}
-	if o.password != "" {
-		text, err := os.ReadFile(o.password)
-		if err != nil {
-			return nil, fmt.Errorf("etcd's password: %w", err)
-		}
-		o.access.Password = strings.TrimRight(string(text), "\r\n")
-	}
 	m = &member{standby: o.standby}
 	if !o.standby { // which is elsewhere
 		m.url = c.Racks[c.Index()].URL
@@ -79,7 +70,7 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 	cfg := membership.Config{Cluster: c, Access: o.access, TTL: o.ttl, GoOnAfter: o.goOn, Standby: o.standby, Log: log}
 	cfg.Access.Endpoints = strings.Split(o.where, ",")
 	if o.where == embedded {
-		cfg.Access.Endpoints = []string{membership.DefaultServer} // until it serves
+		cfg.Access.Endpoints = []string{etcd.DefaultURL} // until it serves
 	}
 	if o.goOn <= 0 {
 		return nil, fmt.Errorf("--go-on-after %v: use a time above 0, such as %v", o.goOn, membership.DefaultGoOnAfter)
@@ -90,10 +81,19 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 	if o.where == embedded {
 		o.server.Name, o.server.Cluster, o.server.Insecure = c.Own, c.Name, insecure
 		o.server.CA, o.server.Cert, o.server.Key = o.access.CA, o.access.Cert, o.access.Key
-		log.Info("starting etcd", "at", o.server.URL)
-		if m.server, err = membership.StartServer(o.server); err != nil {
+		log.Info("starting etcd", "data", o.server.Dir)
+		if m.server, err = etcd.Start(o.server); err != nil {
 			return nil, err
 		}
+		log.Info("etcd serves", "at", m.server.URL())
+		m.closing = make(chan struct{})
+		go func() {
+			select {
+			case <-m.server.Ended():
+				log.Error("etcd has ended: jobs that run go on, and others wait until this aggregator is started again")
+			case <-m.closing:
+			}
+		}()
 		cfg.Access.Endpoints = []string{m.server.URL()}
 	}
 	if m.Member, err = membership.Open(ctx, cfg); err != nil {
@@ -109,6 +109,7 @@ func (m *member) close() {
 		m.Member.Close()
 	}
 	if m.server != nil {
+		close(m.closing)
 		m.server.Close()
 	}
 }

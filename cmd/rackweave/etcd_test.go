@@ -1,17 +1,20 @@
 package main
 
 import (
+	"bufio"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestFlagsAboutEtcdThatCannotBeAreRefusedBeforeItIsReached(t *testing.T) {
 	path := file(t, "cluster.yaml", "secret: a secret of the racks\nracks: [{name: a}, {name: b}]\n")
 	// Nothing listens at the port of etcd that these name.
 	const gone = "http://127.0.0.1:1"
-	password := file(t, "password", "secret\n")
-	empty := file(t, "empty", "\n")
 	dir := t.TempDir()
 	for _, tc := range []struct{ args, wants []string }{
 		{[]string{"--etcd", "not a url"}, []string{`etcd cannot be at "not a url"`, "http://127.0.0.1:2379"}},
@@ -22,9 +25,6 @@ func TestFlagsAboutEtcdThatCannotBeAreRefusedBeforeItIsReached(t *testing.T) {
 		{[]string{"--etcd", gone, "--go-on-after", "0s"}, []string{"--go-on-after 0s: use a time above 0"}},
 		{[]string{"--etcd", "embed", "--etcd-dir", dir, "--go-on-after", "-3s"}, []string{"after -3s"}},
 		{[]string{"--etcd", gone, "--etcd-ttl", "1s"}, []string{"a lease of 1s"}},
-		{[]string{"--etcd", gone, "--etcd-user", "u"}, []string{`user "u" without a password`, "--etcd-password-file"}},
-		{[]string{"--etcd", gone, "--etcd-user", "u", "--etcd-password-file", empty}, []string{`user "u" without a password`}},
-		{[]string{"--etcd", gone, "--etcd-password-file", password}, []string{"a password without its user", "--etcd-user"}},
 		{[]string{"--etcd", gone, "--etcd-cert", path}, []string{"a certificate needs its key"}},
 		{[]string{"--etcd", "embed"}, []string{"no directory", "--etcd-dir"}},
 		{[]string{"--etcd", "embed", "--etcd-dir", dir, "--etcd-listen", "h"}, []string{`cannot listen at "h"`}},
@@ -35,6 +35,51 @@ func TestFlagsAboutEtcdThatCannotBeAreRefusedBeforeItIsReached(t *testing.T) {
 	} {
 		fails(t, append([]string{"serve", "--cluster", path, "--rack", "a"}, tc.args...), tc.wants...)
 	}
+}
+
+// Aggregators of one host need no port of etcd's, and the program ends with the aggregator that started it, however that ends.
+func TestAnEmbeddedEtcdIsReachedByItsSocketAndEndsWithItsAggregator(t *testing.T) {
+	path := file(t, "cluster.yaml", "secret: a secret of the racks\nracks: [{name: a}, {name: b}]\n")
+	dir := t.TempDir()
+	args := []string{"serve", "--cluster", path, "--providers", "tcp", "--unpinned", "--cores", "1", "--etcd-ttl", "2s", "--listen",
+		"127.0.0.1:0", "--rack", "a", "--etcd", "embed", "--etcd-dir", dir}
+	first := exec.Command(os.Args[0], args...)
+	first.Stderr = t.Output()
+	out, err := first.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "listening on ") {
+		t.Errorf("the first says %q, %v", line, err)
+	}
+	socket := filepath.Join(dir, "client")
+	if line := serving(t, "--cluster", path, "--providers", "tcp", "--unpinned", "--cores", "1", "--rack", "b", "--etcd-ttl", "2s",
+		"--etcd", "unix://"+socket); !strings.HasPrefix(line, "listening on ") {
+		t.Errorf("the second says %q", line)
+	}
+	_ = first.Process.Kill()
+	_ = first.Wait() // it was killed
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			break
+		}
+		c.Close()
+		if time.Now().After(end) {
+			t.Fatal("etcd outlived the aggregator that started it")
+		}
+	}
+}
+
+func TestAnEtcdThatCannotBeStartedIsNamed(t *testing.T) {
+	path := file(t, "cluster.yaml", "secret: a secret of the racks\nracks: [{name: a}, {name: b}]\n")
+	t.Setenv("PATH", t.TempDir())
+	fails(t, []string{"serve", "--cluster", path, "--rack", "a", "--etcd", "embed", "--etcd-dir", t.TempDir()},
+		`"rackweave-etcd": executable file not found`, "make build puts it beside rackweave", "--etcd URL")
 }
 
 // An aggregator whose rack is another's ends without having said that it listens.

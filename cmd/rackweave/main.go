@@ -41,17 +41,22 @@ func root() *cobra.Command {
 		Long: `RackWeave takes gradients from every training worker of a rack, sums them and runs the optimizer on pinned cores as 32 KiB
 chunks stream in, and writes the parameters back.
 
-Every flag can stand in a YAML file given by --config, under the flag's name; a flag on the command line wins.`,
+Every flag can stand in a YAML file given by --config, under the flag's name; a flag on the command line wins.
+Tokens stand in files or in the environment, as all users of a host can read command lines.`,
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			return applyConfig(cmd)
+			if err := applyConfig(cmd); err != nil {
+				return err
+			}
+			return readSecrets(cmd)
 		},
 	}
 	cmd.PersistentFlags().String("config", "", "YAML file with flags by their names")
-	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), reshapeCommand(), traceCommand(),
-		drainCommand(), tokenCommand(), topoCommand(), planCommand(), labCommand(), doctorCommand(), rxeCommand(), workerCommand())
+	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), traceCommand(),
+		drainCommand(), tokenCommand(), topoCommand(), planCommand(), probeCommand(), doctorCommand(), rxeCommand(), workerCommand(),
+		hostCommand())
 	return cmd
 }
 

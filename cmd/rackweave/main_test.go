@@ -3,17 +3,25 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rackweave/rackweave/service/etcd"
+	"github.com/rackweave/rackweave/service/etcd/server"
 )
 
 // The benchmark starts its workers and its aggregator from the running binary, which here is the test.
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == etcd.Program {
+		os.Exit(server.Main(os.Stdin, os.Stdout))
+	}
 	switch role := append(os.Args, "")[1]; role {
-	case "bench-worker", "serve", "run":
+	case "bench-worker", "serve", "run", "run-host":
 		main()
 	case runRole:
 		if err := runWorker(); err != nil {
@@ -21,8 +29,24 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	default:
-		os.Exit(m.Run())
+		os.Exit(runTests(m))
 	}
+}
+
+// runTests runs the tests with this binary as the program of etcd's, too.
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "rackweave-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		var self string
+		self, err = os.Executable()
+		err = errors.Join(err, os.Symlink(self, filepath.Join(dir, etcd.Program)), os.Setenv("PATH", dir+":"+os.Getenv("PATH")))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 // run executes the command line in this process and returns what it printed.

@@ -16,7 +16,7 @@ func policyCommand() *cobra.Command {
 		Use:   "policy",
 		Short: "Change who waits for whom in a running job",
 		Long: `Change who waits for whom in a running job of mode stream. The policies are ` + strings.Join(policy.Names(), ", ") + `;
-mode stream runs asp, ssp and lagtuner. "rackweave bench learn" measures all of them.`,
+mode stream runs asp, ssp and lagtuner.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -30,8 +30,8 @@ func policySetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set POLICY",
 		Short: "Let another policy decide, from a step on that no worker has begun",
-		Example: `  rackweave policy set --job resnet --token SECRET ssp:s=3
-  rackweave policy set --job resnet --token SECRET lagtuner:sl=3,su=15,reading=loose`,
+		Example: `  rackweave policy set --job resnet --token-file token ssp:s=3
+  rackweave policy set --job resnet --token-file token lagtuner:sl=3,su=15,reading=loose`,
 		Args: oneArg("POLICY"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := policy.Parse(args[0])
@@ -51,9 +51,8 @@ func policySetCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	jobFlag(cmd, &cfg.Job)
-	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
+	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the job's token", jobsToken)
 	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -12,24 +13,27 @@ import (
 	"os/signal"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/launch/control"
 )
 
 func runCommand() *cobra.Command {
 	var place launch.Place
+	var hosts hostsFlags
 	var serveConfig string
 	var grace time.Duration
-	var asJSON bool
+	var asJSON, srun bool
 	cmd := &cobra.Command{
 		Use:   "run -n WORKERS [flags] -- PROGRAM [ARGUMENT…]",
-		Short: "Run a program's workers on this machine, with an aggregator for them",
+		Short: "Run a program's workers on this machine or on several, with an aggregator for them",
 		Long: `Run a program once for each worker, on this machine, with an aggregator for them: one of its own, or --server. The workers find
 in their environment what to join:
 
@@ -45,9 +49,16 @@ come when they are printed. Every line of output begins with the worker's rank. 
 
 When a worker fails, the others are told to end (SIGTERM) and killed after --grace; the command says which failed and ends with its
 exit status, 128 and the signal's number where a signal ended it. Signals are passed on to the workers; after one that asks for an
-end they have --grace, and a second one kills them. No worker outlives the command.`,
+end they have --grace, and a second one kills them. No worker outlives the command.
+
+With --hosts the workers run on other hosts, which --ssh reaches without a password; ranks count through the hosts in order. This
+program, the workers' program and the working directory have the same paths there. The environment is that of --env. Tokens go
+through standard input. With several racks the hosts stand in the racks' order, and --server names any of the racks' aggregators.
+
+With --srun the command runs one worker, whose rank and host are srun's (SLURM_PROCID, …): srun -n 4 rackweave run --srun -- ….`,
 		Example: `  rackweave run -n 4 -- python train.py --epochs 10
-  rackweave run -n 2 --server http://aggregator:7077 --job resnet --token SECRET -- python train.py
+  rackweave run -n 2 --server https://aggregator:7077 --ca aggregator.pem --job resnet --token-file token -- python train.py
+  rackweave run --hosts a:2,b:2 --server http://aggregator:7077 -- python train.py
   rackweave run -n 4 --serve-config aggregator.yaml --json -- ./train`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -63,6 +74,19 @@ end they have --grace, and a second one kills them. No worker outlives the comma
 				return errors.New("--serve-config and --server are given: use one")
 			}
 			p := &printer{out: cmd.OutOrStdout(), err: cmd.ErrOrStderr(), json: asJSON}
+			if srun || len(hosts.list) > 0 {
+				if err := hosts.check(cmd, srun, place.Server); err != nil {
+					return err
+				}
+			}
+			switch {
+			case srun:
+				if err := ofSrun(&place); err != nil {
+					return err
+				}
+			case len(hosts.list) > 0:
+				return hosts.run(cmd.Context(), place, args, grace, p)
+			}
 			return runJob(cmd.Context(), place, args, serveConfig, grace, p)
 		},
 	}
@@ -70,9 +94,14 @@ end they have --grace, and a second one kills them. No worker outlives the comma
 	f.SetInterspersed(false) // flags after the program are its own
 	f.IntVarP(&place.Workers, "workers", "n", 1, "workers to run")
 	f.StringVar(&place.Server, "server", "", "URL of a running aggregator, or of several to spread the job over, with commas between (default: one of its own)")
-	f.StringVar(&place.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	f.StringVar(&place.Job, "job", "", "name of the job (default: one made up)")
-	f.StringVar(&place.Token, "token", "", "token of the job (default: one made up)")
+	accessFlags(cmd, &place.CA, &place.Token, &place.Insecure, "the job's token, instead of one made up", jobsToken)
+	hosts.add(f)
+	f.StringSliceVar(&hosts.env, "env", []string{"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"},
+		"variables of this environment that workers get on --hosts")
+	f.StringVar(&place.MasterAddr, "master-addr", "", "address of PyTorch's worker 0 with --hosts and --srun (default: the first host)")
+	f.IntVar(&place.MasterPort, "master-port", 29500, "port of PyTorch's worker 0 with --hosts and --srun")
+	f.BoolVar(&srun, "srun", false, "run the one worker that srun's variables say")
 	f.StringVar(&serveConfig, "serve-config", "", "YAML file with flags of rackweave serve, for the command's own aggregator")
 	f.DurationVar(&grace, "grace", 10*time.Second, "how long workers that are told to end may take")
 	f.BoolVar(&asJSON, "json", false, "print every line of output, and in the end how each worker ended, as a line of JSON")
@@ -80,26 +109,18 @@ end they have --grace, and a second one kills them. No worker outlives the comma
 }
 
 func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig string, grace time.Duration, p *printer) error {
-	// This command passes these signals on to the workers, and ends when they have.
-	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	signals := passedOn()
 	defer signal.Stop(signals)
-
-	if place.Job == "" {
-		place.Job = "run-" + rand.Text()[:8]
-	}
-	if place.Token == "" {
-		place.Token = rand.Text()
-	}
-	place.Run = rand.Text()
-	job := launch.Job{Argv: argv, Workers: place.Workers, Grace: grace, Signals: signals, Line: p.worker}
+	name(&place)
+	job := launch.Job{Argv: argv, Workers: place.Started(), First: place.First, Grace: grace, Signals: signals, Line: p.worker}
 	if err := job.Check(); err != nil {
 		return err
 	}
 	var err error
-	if place.MasterPort, err = launch.FreePort(); err != nil {
-		return err
+	if place.MasterAddr == "" {
+		if place.MasterPort, err = launch.FreePort(); err != nil {
+			return err
+		}
 	}
 	var aggregator *launch.Aggregator
 	if place.Server == "" {
@@ -109,13 +130,13 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 		place.Server = aggregator.URL
 		job.Lost = aggregator.Ended()
 		job.LostWhy = aggregator.Err
+	} else if err := answers(ctx, &place); err != nil {
+		return err
 	}
-	proxy, err := control.Listen(control.Config{
-		Server: place.Server, CA: place.CA, Job: place.Job, Run: place.Run, Token: place.Token, Workers: place.Workers,
-	})
+	proxy, err := control.Listen(place)
 	var exits []launch.Exit
 	if err == nil {
-		usual := usualEnv(place.Workers)
+		usual := usualEnv(place.Started())
 		job.Env = func(rank int) []string {
 			return append(append(place.Env(rank), "RACKWEAVE_CONTROL="+proxy.Path(rank)), usual...)
 		}
@@ -128,6 +149,34 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 		}
 	}
 	return errors.Join(err, p.end(exits, err))
+}
+
+// answers returns why workers could not join the aggregators, which a program would find out only once it has loaded its framework.
+func answers(ctx context.Context, place *launch.Place) error {
+	for server := range strings.SplitSeq(place.Server, ",") {
+		c := client.Config{Server: server, CA: place.CA, Token: place.Token, Insecure: place.Insecure, Timeout: 5 * time.Second}
+		if _, err := client.Status(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// passedOn returns the signals to pass on to workers, which no longer end this process: it ends when its workers have.
+func passedOn() chan os.Signal {
+	signal.Reset(syscall.SIGINT, syscall.SIGTERM)
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	return signals
+}
+
+// name sets a job's name, token and run where they are not given.
+func name(place *launch.Place) {
+	place.Job = cmp.Or(place.Job, "run-"+rand.Text()[:8])
+	if place.Token == "" {
+		place.Token, place.Insecure = rand.Text(), true // nobody's secret; it keeps other runs apart
+	}
+	place.Run = cmp.Or(place.Run, rand.Text())
 }
 
 // serveFor starts the command's own aggregator, from this same binary.

@@ -74,11 +74,7 @@ func TestRunGivesWorkersAnAggregator(t *testing.T) {
 }
 
 func TestRunUsesTheAggregatorItIsGiven(t *testing.T) {
-	var where struct{ URL string }
-	if err := json.Unmarshal([]byte(serving(t, "--json")), &where); err != nil {
-		t.Fatal(err)
-	}
-	out, err := run(t, "run", "-n", "2", "--server", where.URL, "--", os.Args[0], runRole)
+	out, err := run(t, "run", "-n", "2", "--server", servingURL(t), "--", os.Args[0], runRole)
 	if err != nil || strings.Count(out, "sum [2 4 6 1]") != 2 {
 		t.Errorf("output %q, %v", out, err)
 	}
@@ -106,6 +102,15 @@ func TestRunNamesTheWorkerThatFailed(t *testing.T) {
 
 func TestWorkersDieWithTheCommand(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "run", "-n", "2", "--", "sh", "-c", "echo pid $$; exec sleep 600")
+	pids, _ := started(t, cmd, 2)
+	cmd.Process.Kill()
+	cmd.Wait()
+	gone(t, pids, 2)
+}
+
+// started starts a command that runs n workers, and returns the pids that these print first, and the output that follows.
+func started(t *testing.T, cmd *exec.Cmd, n int) (pids []string, lines *bufio.Scanner) {
+	t.Helper()
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -113,13 +118,16 @@ func TestWorkersDieWithTheCommand(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	lines := bufio.NewScanner(out)
-	var pids []string
-	for len(pids) < 2 && lines.Scan() {
+	lines = bufio.NewScanner(out)
+	for len(pids) < n && lines.Scan() {
 		pids = append(pids, strings.Fields(lines.Text())[2])
 	}
-	cmd.Process.Kill()
-	cmd.Wait()
+	return pids, lines
+}
+
+// gone waits for the end of n processes.
+func gone(t *testing.T, pids []string, n int) {
+	t.Helper()
 	for _, pid := range pids {
 		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 			stat, err := os.ReadFile("/proc/" + pid + "/stat")
@@ -131,8 +139,8 @@ func TestWorkersDieWithTheCommand(t *testing.T) {
 			}
 		}
 	}
-	if len(pids) != 2 {
-		t.Errorf("workers %v, want 2", pids)
+	if len(pids) != n {
+		t.Errorf("workers %v, want %d", pids, n)
 	}
 }
 
@@ -143,4 +151,5 @@ func TestRunRefusesWhatItCannotDo(t *testing.T) {
 	fails(t, []string{"run", "--ca", "x", "--", "true"}, "--ca", "--server")
 	fails(t, []string{"run", "--server", "http://x", "--serve-config", "f", "--", "true"}, "--server", "--serve-config")
 	fails(t, []string{"run", "--serve-config", "/no/such/file", "--", "true"}, "/no/such/file")
+	fails(t, []string{"run", "--server", "http://127.0.0.1:1", "--", "true"}, "http://127.0.0.1:1", "is it running (rackweave serve)")
 }

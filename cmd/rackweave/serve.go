@@ -10,6 +10,7 @@ import (
 	"net/http/pprof"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -24,7 +25,7 @@ func serveCommand() *cobra.Command {
 	var jobs, options []string
 	var logLevel, clusterFile, rack string
 	var asJSON, untilEOF bool
-	var etcd etcdOptions
+	var where etcdOptions
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the aggregator",
@@ -35,7 +36,7 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 		Example: `  rackweave serve
   rackweave serve --listen :7077 --providers ibv --nics mlx5_0,mlx5_1 --cores 16 --checkpoint-dir /var/lib/rackweave
   rackweave serve --listen :7077
-  rackweave serve --listen :7077 --tls-cert aggregator.pem --tls-key aggregator.key --jobs resnet=SECRET
+  rackweave serve --listen :7077 --tls-cert aggregator.pem --tls-key aggregator.key --jobs-file jobs
   rackweave serve --listen :7077 --cluster cluster.yaml --rack a --etcd embed --etcd-dir /var/lib/rackweave/etcd
   rackweave serve --config /etc/rackweave.yaml`,
 		Args: cobra.NoArgs,
@@ -46,12 +47,16 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 			if o.Log, err = logger(log, logLevel, asJSON); err != nil {
 				return err
 			}
+			o.Jobs = map[string]string{}
 			for _, j := range jobs {
 				name, token, ok := strings.Cut(j, "=")
 				if !ok || token == "" {
 					return fmt.Errorf("job %q: use NAME=TOKEN", name)
 				}
-				o.Jobs = append(o.Jobs, service.JobPolicy{Name: name, Token: token, Quota: o.Quota})
+				if _, twice := o.Jobs[name]; twice {
+					return fmt.Errorf("job %q is listed twice", name)
+				}
+				o.Jobs[name] = token
 			}
 			o.ProviderOptions = map[string]string{}
 			for _, p := range options {
@@ -61,10 +66,10 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 				}
 				o.ProviderOptions[name] = text
 			}
-			if o.Cluster, err = readCluster(clusterFile, rack, etcd.where != ""); err != nil {
+			if o.Cluster, err = readCluster(clusterFile, rack, where.where != ""); err != nil {
 				return err
 			}
-			m, err := etcd.open(cmd.Context(), o.Cluster, o.Log, o.Insecure)
+			m, err := where.open(cmd.Context(), o.Cluster, o.Log, o.Insecure)
 			if err != nil {
 				return err
 			}
@@ -88,25 +93,24 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.IntVar(&o.Cores, "cores", 0, "cores that aggregate (0: chosen, see rackweave topo)")
 	f.BoolVar(&o.Unpinned, "unpinned", false, "let the aggregating loops float over the cores")
 	f.IntVar(&o.Window, "window", 0, "messages in flight per worker and core (0: what suits the transport)")
-	f.IntVar(&o.Spin, "spin", 0, "empty polls before a core sleeps (0: chosen, -1: none)")
 	f.DurationVar(&o.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost (0: 5s)")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
 	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")
 	f.StringSliceVar(&jobs, "jobs", nil, "jobs with tokens, as NAME=TOKEN,…; only those run")
-	f.BoolVar(&o.Encrypt, "encrypt", false, "encrypt payloads over tcp, and do not serve ibv, which cannot")
+	secret(cmd, "jobs", "the jobs that may run, each with its token, as NAME=TOKEN; only those run")
+	f.BoolVar(&o.Encrypt, "encrypt", false, "encrypt payloads over tcp by the kernel's TLS, and do not serve ibv, which cannot")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve other hosts without TLS and tokens")
 	keysFlag(cmd, &o.Keys)
 	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job (0: 1024)")
-	f.IntVar(&o.Quota.Tensors, "max-job-tensors", 0, "most tensors of a job (0: no bound)")
-	f.Int64Var(&o.Quota.ModelBytes, "max-job-bytes", 0, "most bytes of a job's parameters in f32 (0: what memory holds)")
 	f.Int64Var(&o.Quota.MemoryBytes, "max-job-memory", 0, "most bytes of memory of a job (0: all but an eighth of what is free)")
 	f.Int64Var(&o.Quota.CheckpointBytes, "max-job-checkpoints", 0, "most bytes of a job's checkpoints (0: what the disk holds)")
 	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once (0: 64)")
 	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters (empty: saving is refused)")
 	f.StringVar(&o.AdminToken, "admin-token", "", "token that drain and profiles need (empty: only this user, over the Unix socket)")
+	secret(cmd, "admin-token", "the token that drain and profiles need", adminsToken)
 	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves (empty: this one is alone)")
 	f.StringVar(&rack, "rack", "", "this aggregator's rack, by its name in the cluster's file")
-	etcdFlags(cmd, &etcd)
+	etcdFlags(cmd, &where)
 	f.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
 	f.BoolVar(&asJSON, "json", false, "log JSON")
 	f.BoolVar(&untilEOF, "until-eof", false, "end when standard input does: print only the URL, for programs that start an aggregator")
@@ -114,11 +118,13 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 }
 
 func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJSON, untilEOF bool) error {
+	processors := runtime.GOMAXPROCS(0)
 	s, err := service.New(o)
 	if err != nil {
 		return err
 	}
 	defer s.Close()
+	runtime.GOMAXPROCS(processors + s.Lanes())
 	s.HandleAdmin("/debug/pprof/", http.HandlerFunc(pprof.Index))
 	s.HandleAdmin("/debug/pprof/profile", http.HandlerFunc(pprof.Profile))
 	s.HandleAdmin("/debug/pprof/symbol", http.HandlerFunc(pprof.Symbol))

@@ -16,6 +16,16 @@ import (
 	"github.com/rackweave/rackweave/numa"
 )
 
+// servingURL returns the URL of an aggregator that lasts as long as the test.
+func servingURL(t *testing.T) string {
+	t.Helper()
+	var where struct{ URL string }
+	if err := json.Unmarshal([]byte(serving(t, "--json")), &where); err != nil {
+		t.Fatal(err)
+	}
+	return where.URL
+}
+
 // serving runs `serve` until the test ends and returns its first line of output.
 func serving(t *testing.T, args ...string) string {
 	t.Helper()
@@ -117,12 +127,12 @@ func TestServeForAPersonSaysWhereItIs(t *testing.T) {
 }
 
 func TestTheBenchmarkRunsAsAJobThatIsListed(t *testing.T) {
-	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs", "resnet=SECRET"))[2],
-		";")
+	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs-file",
+		file(t, "jobs", "resnet=SECRET\n")))[2], ";")
 	args := []string{"bench", "--server", url, "--provider", "tcp", "--procs=false", "--workers", "2", "--bytes", "4KiB", "--iters",
 		"1", "--no-roofline"}
 	fails(t, args, "may not run here", "use the name of a job")
-	if out, err := run(t, append(args, "--job", "resnet", "--token", "SECRET")...); err != nil {
+	if out, err := run(t, append(args, "--job", "resnet", "--token-file", file(t, "token", "SECRET\n"))...); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 }

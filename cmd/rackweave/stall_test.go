@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +24,11 @@ func TestAnAggregatorThatStallsEndsNoJob(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	for deadline := time.Now().Add(30 * time.Second); !stopped(t, pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d runs 30s after a SIGSTOP", pid)
+		}
+	}
 	time.AfterFunc(stall, func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 	began := time.Now()
 	w.step(3)
@@ -27,4 +36,22 @@ func TestAnAggregatorThatStallsEndsNoJob(t *testing.T) {
 		t.Errorf("a step took %v beside an aggregator that was stopped for %v: it did not need that one", took, stall)
 	}
 	w.step(4)
+}
+
+// stopped reports whether every thread of a process is stopped: on a busy host some run on after kill has returned.
+func stopped(t *testing.T, pid int) bool {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range stats {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return false
+		}
+		if state := b[bytes.LastIndexByte(b, ')')+2]; state != 'T' {
+			return false
+		}
+	}
+	return len(stats) > 0
 }

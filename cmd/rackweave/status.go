@@ -43,8 +43,7 @@ func statusCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	cmd.Flags().StringVar(&cfg.Token, "token", "", "the admin's token, or a job's to see that one")
-	cmd.Flags().StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
+	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the admin's token, or a job's to see that one", adminsToken, jobsToken)
 	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
@@ -116,15 +115,19 @@ func printEngine(w io.Writer, e *api.EngineStatus) {
 
 // printJob prints what a job takes, and its workers.
 func printJob(w io.Writer, j *api.JobStatus) {
-	if j.State == "kept" {
+	if j.State == "retained" {
 		fmt.Fprintf(w, "\njob %s: failed %.0f s ago, its state after step %d or later is kept for its next run: %s\n", j.Name, j.AgeSeconds,
 			j.WholeStep, report.Size(j.ParameterBytes))
 		return
 	}
-	fmt.Fprintf(w, "\njob %s: %s, %s %s over %s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, j.Provider,
-		j.Workers, j.Tensors, report.Size(j.ModelBytes))
+	over := ""
+	if j.Provider != "" { // else no worker has connected yet
+		over = " over " + j.Provider
+	}
+	fmt.Fprintf(w, "\njob %s: %s, %s %s%s, %d workers, %d tensors, %s\n", j.Name, j.State, j.Mode, j.Optimizer, over, j.Workers,
+		j.Tensors, report.Size(j.ModelBytes))
 	if j.Mode == "stream" {
-		fmt.Fprintf(w, "  policy: %s\n", j.Policy)
+		fmt.Fprintf(w, "  policy: %s%s\n", j.Policy, change(j))
 	}
 	fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
 		report.Size(j.SlotBytes), report.Size(j.ResultBytes))
@@ -148,6 +151,21 @@ func printJob(w io.Writer, j *api.JobStatus) {
 			fmt.Fprintf(w, "  worker %d waits for %s\n", m.Rank, text)
 		}
 	}
+}
+
+// change returns the policy that decides next and the workers that it waits for, as text.
+func change(j *api.JobStatus) string {
+	if j.NextPolicy == "" {
+		return ""
+	}
+	var behind []string
+	for _, m := range j.Members {
+		if m.Step < j.NextPolicyStep && !m.Left {
+			behind = append(behind, fmt.Sprintf("%d (step %d)", m.Rank, m.Step))
+		}
+	}
+	return fmt.Sprintf("; %s from step %d on, when these workers have reached it: %s", j.NextPolicy, j.NextPolicyStep,
+		strings.Join(behind, ", "))
 }
 
 // printMembers prints a row for each worker.
@@ -177,26 +195,18 @@ func printRacks(w io.Writer, j *api.JobStatus) {
 	if j.Outer != "" {
 		fmt.Fprintf(w, "  racks train on their own and meet: %s\n", j.Outer)
 	}
-	quorum := strings.Contains(j.Outer, "quorum=")
-	if quorum {
-		fmt.Fprintf(w, "  meetings held: %d\n", j.Meetings)
-	}
 	buddies := slices.ContainsFunc(j.Racks, func(r *api.RackStatus) bool { return r.Buddy != "" })
 	if buddies {
 		fmt.Fprintf(w, "  racks keep each other's state: step %d is whole here\n", j.WholeStep)
 	}
-	fmt.Fprintf(w, "  reduced above the rack: %s", j.Shape)
-	if j.ShapeChanges > 0 {
-		fmt.Fprintf(w, ", changed while it ran: %d", j.ShapeChanges)
-	}
-	fmt.Fprintln(w)
+	fmt.Fprintf(w, "  reduced above the rack: %s\n", j.Shape)
 	if j.ShapeReason != "" {
 		fmt.Fprintf(w, "  because: %s\n", j.ShapeReason)
 	}
-	fmt.Fprint(w, "  rack\taggregator\tworkers\towns\treceived\tsent\tawaited")
-	if quorum {
-		fmt.Fprint(w, "\tmissed\tlast weight")
+	if j.ShapeWarning != "" {
+		fmt.Fprintf(w, "  warning: %s\n", j.ShapeWarning)
 	}
+	fmt.Fprint(w, "  rack\taggregator\tworkers\towns\treceived\tsent\tawaited")
 	if buddies {
 		fmt.Fprint(w, "\tbuddy")
 	}
@@ -208,9 +218,6 @@ func printRacks(w io.Writer, j *api.JobStatus) {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%d\t%s\t%s\t%s\t%d", r.Name, r.Url, r.Workers, report.Size(r.OwnedBytes), received, sent,
 			r.AwaitedChunks)
-		if quorum {
-			fmt.Fprintf(w, "\t%d\t%d", r.MissedMeetings, r.LastWeight)
-		}
 		if buddies {
 			fmt.Fprintf(w, "\t%s", r.Buddy)
 		}

@@ -3,6 +3,9 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
+	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -10,6 +13,8 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/service"
+	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/keys"
 )
 
@@ -22,7 +27,7 @@ Only a token's digest is kept; a running aggregator knows a new one within a sec
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(tokenMakeCommand(), tokenListCommand())
+	cmd.AddCommand(tokenMakeCommand(), tokenListCommand(), tokenFingerprintCommand())
 	return cmd
 }
 
@@ -31,17 +36,23 @@ func keysFlag(cmd *cobra.Command, dir *string) {
 }
 
 func tokenMakeCommand() *cobra.Command {
-	var dir string
+	var dir, from string
 	var asJSON bool
 	var t keys.Token
 	cmd := &cobra.Command{
 		Use:   "make JOB",
 		Short: "Make a token for a job, and print it",
+		Long: `Make a token for a job, and print it. With --from the token is one that was made elsewhere: the aggregators of several racks take
+the same token of a job.`,
 		Example: `  rackweave token make resnet
+  rackweave token make resnet --from resnet.token
   rackweave token make resnet --max-workers 8 --max-memory 8589934592 --weight 2`,
 		Args: oneArg("JOB"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t.Job = args[0]
+			if err := service.CheckJobName(t.Job); err != nil {
+				return err
+			}
 			if t.Weight < 0 || t.Weight > aggregate.MaxWeight {
 				return fmt.Errorf("--weight %d: use 1 to %d", t.Weight, aggregate.MaxWeight)
 			}
@@ -49,7 +60,12 @@ func tokenMakeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			token, err := k.Make(t)
+			token := ""
+			if from == "" {
+				token, err = k.Make(t)
+			} else if token, err = readToken(cmd.InOrStdin(), from); err == nil {
+				err = k.Take(t, token)
+			}
 			if err != nil {
 				return err
 			}
@@ -61,11 +77,29 @@ func tokenMakeCommand() *cobra.Command {
 		},
 	}
 	keysFlag(cmd, &dir)
+	cmd.Flags().StringVar(&from, "from", "", "file with a token that was made elsewhere (-: standard input)")
 	cmd.Flags().IntVar(&t.Workers, "max-workers", 0, "most workers of the job (0: what the aggregator gives)")
 	cmd.Flags().Int64Var(&t.MemoryBytes, "max-memory", 0, "most bytes of memory of the job (0: what the aggregator gives)")
 	cmd.Flags().IntVar(&t.Weight, "weight", 0, "the job's share of the lanes against others' (0: 1)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// readToken reads a token from a file.
+func readToken(in io.Reader, from string) (string, error) {
+	if from != "-" {
+		f, err := os.Open(from)
+		if err != nil {
+			return "", fmt.Errorf("read a token: %w", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, 1<<10))
+	if err != nil {
+		return "", fmt.Errorf("read a token: %w", err)
+	}
+	return strings.TrimSpace(string(text)), nil
 }
 
 func tokenListCommand() *cobra.Command {
@@ -95,6 +129,38 @@ func tokenListCommand() *cobra.Command {
 					report.Size(uint64(t.MemoryBytes)), max(t.Weight, 1), t.SHA256)
 			}
 			return w.Flush()
+		},
+	}
+	keysFlag(cmd, &dir)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func tokenFingerprintCommand() *cobra.Command {
+	var dir string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "fingerprint",
+		Short: "Print the fingerprint of the aggregator's certificate, which is made if there is none",
+		Long: `Print the fingerprint of the aggregator's certificate, which is made if there is none: as ca in a cluster's file, before the
+aggregators are started, and for --ca.`,
+		Example: `  rackweave token fingerprint`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+			if err != nil {
+				return err
+			}
+			cert, err := k.Certificate()
+			if err != nil {
+				return err
+			}
+			fingerprint := api.Fingerprint(cert.Certificate[0])
+			if asJSON {
+				return writeJSON(cmd.OutOrStdout(), map[string]string{"fingerprint": fingerprint})
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), fingerprint)
+			return err
 		},
 	}
 	keysFlag(cmd, &dir)

@@ -24,7 +24,7 @@ time goes, in ms a step: until its first gradient comes (compute), until its las
 or the policy lets it go on (wait), and until it has its answers (aggregation). All times are of the aggregator's clock.
 The late workers of a synchronous job are compared with each step's first. A message on its way counts as compute; gradients
 that leave as they are computed, or that wait for room until others' are there, count as wire.`,
-		Example: `  rackweave trace --job resnet --token SECRET --for 2s --out trace.json
+		Example: `  rackweave trace --job resnet --token-file token --for 2s --out trace.json
   rackweave trace --server http://aggregator:7077 --job resnet`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -55,9 +55,8 @@ that leave as they are computed, or that wait for room until others' are there, 
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	f.StringVar(&cfg.CA, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	jobFlag(cmd, &cfg.Job)
-	f.StringVar(&cfg.Token, "token", "", "the job's token, where it has one")
+	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the job's token", jobsToken)
 	f.DurationVar(&during, "for", time.Second, "how long")
 	f.IntVar(&events, "events", 0, "the most events that each lane keeps, the last ones (0: the aggregator's default)")
 	f.BoolVar(&asJSON, "json", false, "print JSON: the sums over all steps, by worker")

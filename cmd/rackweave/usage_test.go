@@ -93,8 +93,6 @@ func TestUnknownCommandsAndFlagsAreNamed(t *testing.T) {
 }
 
 func TestCommandsOfAJobSayThatItsNameIsMissing(t *testing.T) {
-	fails(t, []string{"reshape", "pods"}, `"job" not set`)
 	fails(t, []string{"policy", "set", "asp"}, `"job" not set`)
 	fails(t, []string{"trace"}, `"job" not set`)
-	fails(t, []string{"reshape", "--job", "resnet"}, "give one, SHAPE", "rackweave reshape --help")
 }

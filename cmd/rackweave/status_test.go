@@ -1,0 +1,34 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/rackweave/rackweave/service/api"
+)
+
+func TestStatusSaysForWhomAChangeOfPolicyWaits(t *testing.T) {
+	j := &api.JobStatus{Policy: "asp"}
+	if got := change(j); got != "" {
+		t.Errorf("no change: %q", got)
+	}
+	j.NextPolicy, j.NextPolicyStep = "ssp:s=3", 8
+	j.Members = []*api.WorkerStatus{{Rank: 0, Step: 8}, {Rank: 1, Step: 6}, {Rank: 2, Step: 5, Left: true}, {Rank: 3, Step: 7}}
+	if got, want := change(j), "; ssp:s=3 from step 8 on, when these workers have reached it: 1 (step 6), 3 (step 7)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestStatusPrintsWhyAnotherShapeMayBeFaster(t *testing.T) {
+	for _, warning := range []string{"", "a step takes 4ms and took 1ms at first"} {
+		var out strings.Builder
+		printRacks(&out, &api.JobStatus{Racks: []*api.RackStatus{{Name: "a"}}, Shape: "sharded", ShapeWarning: warning})
+		want := 0
+		if warning != "" {
+			want = 1
+		}
+		if strings.Count(out.String(), "warning") != want || !strings.Contains(out.String(), warning) {
+			t.Errorf("of the warning %q it prints:\n%s", warning, out.String())
+		}
+	}
+}
