@@ -41,9 +41,8 @@ var (
 	// The compiler's warnings about what is not initialized are of no use with sanitizers, as its manual says.
 	sanitizers = []string{"-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wno-maybe-uninitialized"}
 	plain      = sync.OnceValues(func() (string, error) { return build("plain", nil) })
-	// It also lets programs play the aggregator's part.
-	sanitized = sync.OnceValues(func() (string, error) { return build("sanitized", append(sanitizers, "-fvisibility=default")) })
-	command   = sync.OnceValues(func() (string, error) { return binary.Build(context.Background(), dir) })
+	sanitized  = sync.OnceValues(func() (string, error) { return build("sanitized", sanitizers) })
+	command    = sync.OnceValues(func() (string, error) { return binary.Build(context.Background(), dir) })
 )
 
 // build makes the shared library in a folder of its own.
@@ -196,15 +195,6 @@ func TestWorkersOfModeStreamEndTheirOwnSteps(t *testing.T) {
 	stream := program(t, "testdata/stream.c", built(t, sanitized), sanitizers...)
 	if out := output(t, built(t, command), "run", "-n", "3", "--", stream); strings.Count(out, "ok") != 3 {
 		t.Error(out)
-	}
-}
-
-func TestLanesGoOnOverAnotherNIC(t *testing.T) {
-	resume := program(t, "testdata/resume.c", built(t, sanitized), sanitizers...)
-	for _, messages := range []string{"1", "2", "3", "7", "20", "40", "41"} {
-		if out := output(t, resume, messages); out != "ok\n" {
-			t.Errorf("broken after %s messages: %s", messages, out)
-		}
 	}
 }
 

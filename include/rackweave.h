@@ -8,7 +8,6 @@
  *	Join      -> rw_open
  *	Connect   <- rw_endpoint;  its answer -> rw_connect
  *	Register  -> rw_add, with the lanes of the chunks that the answer lists
- *	Resume    <- rw_detach;    its answer -> rw_resume
  *
  * A program that "rackweave run" started makes no calls at all: it uses rw_join and rw_register instead.
  *
@@ -32,7 +31,7 @@ extern "C" {
 #define RW_API __attribute__((visibility("default")))
 
 /* The upper half changes when something is taken away, the lower when something is added. */
-#define RW_ABI_VERSION 0x00010002u
+#define RW_ABI_VERSION 0x00020000u
 RW_API uint32_t rw_abi_version(void);
 
 /* Failures beside negative errnos. */
@@ -54,14 +53,10 @@ enum { RW_MAX_LANES = 256, RW_MIN_WINDOW = 2, RW_MAX_WINDOW = 4096, RW_MAX_NICS 
 struct rw_config {
 	uint32_t size;
 	uint32_t rank;
-	const char *provider;       /* shm, tcp, ibv or sim */
+	const char *provider;       /* shm, tcp or ibv */
 	const char *const *devices; /* of the provider; NULL: its first, of ibv all that have a link */
-	/*
-	 * Of the provider, "key=value,…"; NULL: none. tcp wants peer=, the aggregator's IP address. Where a job is spread over several
-	 * aggregators: a line for each, in their order, or one for all of them.
-	 */
-	const char *options;
-	const uint32_t *lane_nics; /* the aggregator's NIC of each lane; of several aggregators the first's lanes come first */
+	const char *options;        /* of the provider, "key=value,…"; NULL: none */
+	const uint32_t *lane_nics;  /* the aggregator's NIC of each lane; of several aggregators the first's lanes come first */
 	uint32_t ndevices, nlanes;
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
 	uint32_t local_workers; /* on this host; 0: 1 */
@@ -69,9 +64,8 @@ struct rw_config {
 	uint64_t cache_bytes;   /* of the last-level cache; 0: the library looks */
 	uint8_t by_reference;
 	uint8_t live_hyper; /* a tensor starts with record as its hyper-parameters */
-	uint8_t no_thread;  /* progress is made only in calls that wait, and in rw_progress */
 	uint8_t steps;      /* the job is in mode stream: a step's first push announces it, a commit ends it */
-	uint8_t reserved[4];
+	uint8_t reserved[5];
 	float record[RW_HYPERS];
 };
 
@@ -85,9 +79,8 @@ struct rw_info {
 	uint32_t size;
 	uint32_t rank, nlanes, nnics;
 	uint32_t tensors;   /* added so far */
-	uint8_t linked;     /* each NIC has a link that can fail: with more than one path lanes can be resumed */
 	uint8_t any_memory; /* ordinary memory is sent and received without a copy by this process */
-	uint8_t reserved[2];
+	uint8_t reserved[3];
 	uint32_t workers; /* of the job, after rw_join; else 0 */
 	uint32_t isa;     /* of the kernels in use: 0 scalar, 1 AVX2, 2 AVX-512, 3 NEON */
 	uint32_t reserved2;
@@ -111,8 +104,7 @@ struct rw_connect {
 	uint32_t size;
 	uint32_t timeout_ms;
 	uint32_t ack_timeout_ms; /* how long a message that is not acknowledged is sent again */
-	uint8_t resumable;       /* the caller watches rw_broken and resumes lanes that fail */
-	uint8_t reserved[3];
+	uint32_t reserved;
 };
 /* Connects all lanes to the ends that Connect answered, one for each lane. rw_abort ends the wait. */
 RW_API int rw_connect(rw_session *session, const struct rw_endpoint *peers, uint32_t npeers, const struct rw_connect *how);
@@ -172,8 +164,6 @@ RW_API int rw_test(rw_session *session, uint64_t handle);
 RW_API int rw_wait_any(rw_session *session, const uint64_t *handles, uint32_t n, uint32_t timeout_ms, int *status);
 /* Waits for all of them: 0, or the first failure in their order; -ETIMEDOUT as above. */
 RW_API int rw_wait_all(rw_session *session, const uint64_t *handles, uint32_t n, uint32_t timeout_ms);
-/* Makes what progress is possible now. Only needed with no_thread. */
-RW_API int rw_progress(rw_session *session);
 
 /* The end of a two-phase step, the same at every worker. No other operation may be in flight. */
 struct rw_step {
@@ -219,28 +209,6 @@ struct rw_traced {
 };
 /* Reads up to n, from the given one on, oldest first; returns how many there are. */
 RW_API int rw_traced(rw_session *session, uint32_t first, struct rw_traced *out, uint32_t n);
-
-/*
- * Resuming lanes, of a session that is connected as resumable. A lane whose connection failed waits, and nothing is lost:
- * rw_detach makes a new queue pair on a NIC, Resume tells the aggregator, rw_resume goes on.
- */
-
-/* Sets lanes[i], of nlanes, where the lane's connection has failed; returns how many. */
-RW_API int rw_broken(rw_session *session, uint8_t *lanes);
-/* Takes a lane's queue pair out of service and makes another on a NIC. *received: messages that came over the lane so far. */
-RW_API int rw_detach(rw_session *session, uint32_t lane, uint32_t nic, struct rw_endpoint *out, uint64_t *received);
-/* Goes on with an aggregator that has received so many messages of the lane. */
-RW_API int rw_resume(rw_session *session, uint32_t lane, const struct rw_endpoint *peer, uint64_t peer_received,
-		     const struct rw_connect *how);
-struct rw_region {
-	uint64_t addr, length;
-	uint32_t rkey, reserved;
-};
-/* The worker's memory as one of its NICs knows it, for Resume: into regions, of cap; returns how many there are. */
-RW_API int rw_regions(rw_session *session, uint32_t nic, struct rw_region *regions, uint32_t cap);
-enum rw_link { RW_LINK_NONE = 0, RW_LINK_UP = 1, RW_LINK_DOWN = 2, RW_LINK_LOST = 3 };
-/* Waits for what happens to a NIC's link: enum rw_link, RW_LINK_NONE after timeout_ms. A lost device does not come back. */
-RW_API int rw_link_event(rw_session *session, uint32_t nic, uint32_t timeout_ms);
 
 /*
  * A program that "rackweave run" started finds there what to join: these calls do in one what rw_open, rw_connect and rw_add do

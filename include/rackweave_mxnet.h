@@ -24,10 +24,6 @@ struct rw_mx_engine {
 	int (*free_handle)(void *array);
 	int (*data)(void *array, void **out);
 	void (*plain_layout)(void *chunk); /* NDArray::Chunk::Reorder2Default */
-	/* What makes an exception that MXNet raises where the result is waited for; all NULL: failures are only noted. */
-	void (*error_init)(void *error, const char *text); /* std::runtime_error's constructor */
-	void (*error_destroy)(void *error);
-	void *error_vtable; /* of dmlc::Error, its first entry */
 };
 
 /* A store: the exchanges of a session. One that is closed must have no exchange in flight. */
@@ -58,7 +54,10 @@ struct rw_mx_exchange {
 	uint32_t reserved2;
 	void *residual, *packed; /* NDArrays; packed is what travels instead of src */
 };
-/* Queues an exchange in MXNet's engine and returns at once. */
+/*
+ * Queues an exchange in MXNet's engine and returns at once. Once one has failed, this returns its error. MXNet's engine does not
+ * learn of it: what waits for the result of one that failed goes on, with an array that may hold anything.
+ */
 RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange);
 
 /*
@@ -75,11 +74,6 @@ RW_API uint64_t rw_mx_pending(rw_mx_store *store);
 RW_API uint64_t rw_mx_nonfinite(rw_mx_store *store, uint32_t *tensor);
 /* 0, or the first failure of an exchange, with what the data path says of it in buf. */
 RW_API int rw_mx_failure(rw_mx_store *store, char *buf, uint32_t cap);
-/*
- * Tells MXNet's engine of the exchanges that failed, and of those that will, with the reason, which is raised where their
- * results are waited for. Until then they are not done: whoever sees a failure calls this.
- */
-RW_API void rw_mx_fail(rw_mx_store *store, const char *reason);
 
 /*
  * Arena memory as a DLManagedTensor for MXNDArrayFromDLPackEx. Its deleter, which MXNet may call from any thread and at exit,

@@ -77,7 +77,7 @@ int main(void)
 	munmap(q, BYTES);
 	refuse(fixed + 64, "not a block");
 	refuse((void *)(uintptr_t)4096, "nothing is mapped");
-	refuse(NULL, "no block of malloc's");
+	refuse(NULL, "not a block of malloc's");
 	p = malloc(BYTES);
 	CHECK(mlock(p, BYTES) == 0 || getuid() != 0);
 	if (getuid() == 0)

@@ -191,7 +191,6 @@ static void forks(void)
 		struct rw_connect how = {.size = sizeof how};
 		struct rw_parameter parameter = {.size = sizeof parameter};
 		struct rw_tensor tensor = {.size = sizeof tensor};
-		struct rw_region region;
 		struct rw_traced noted;
 		uint32_t lane = 0;
 		char text[128];
@@ -200,7 +199,6 @@ static void forks(void)
 		CHECK(rw_test(session, handles[0]) == RW_EFORKED);
 		CHECK(rw_wait_any(session, handles, 1, WAIT_MS, &status) == RW_EFORKED);
 		CHECK(rw_wait_all(session, handles, 1, WAIT_MS) == RW_EFORKED);
-		CHECK(rw_progress(session) == RW_EFORKED);
 		CHECK(rw_commit(session, &step, handles) == RW_EFORKED);
 		CHECK(rw_failure(session, text, sizeof text) == RW_EFORKED && strstr(text, "forked child"));
 		CHECK(rw_stats(session, &stats) == RW_EFORKED);
@@ -210,11 +208,7 @@ static void forks(void)
 		CHECK(rw_barrier(session, "x") == RW_EFORKED);
 		CHECK(rw_add(session, &tensor, 1, &lane, 1) == RW_EFORKED);
 		CHECK(rw_endpoint(session, 0, &end) == RW_EFORKED && rw_connect(session, &end, 1, &how) == RW_EFORKED);
-		CHECK(rw_detach(session, 0, 0, &end, handles) == RW_EFORKED && rw_resume(session, 0, &end, 0, &how) == RW_EFORKED);
 		CHECK(rw_committed(session, memory[0], memory[1]) == RW_EFORKED);
-		CHECK(rw_broken(session, (uint8_t *)text) == RW_EFORKED);
-		CHECK(rw_regions(session, 0, &region, 1) == RW_EFORKED);
-		CHECK(rw_link_event(session, 0, 0) == RW_EFORKED);
 		rw_abort(session, "not heard");
 		CHECK(rw_close(session) == RW_EFORKED);
 		_exit(0);
