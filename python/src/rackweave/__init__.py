@@ -23,9 +23,11 @@ from ._collectives import (
     allreduce,
     average_metrics,
     broadcast_object,
+    join,
     local_rank,
     local_size,
 )
+from ._lib import NativeError
 from ._session import Handle, Op, Session, Tensor
 from ._world import World, alloc, barrier, broadcast, init, is_initialized, push_pull, rank, shutdown, stats, world, world_size
 from .errors import (
@@ -59,6 +61,7 @@ __all__ = [
     "LibraryError",
     "Max",
     "Min",
+    "NativeError",
     "NonFiniteError",
     "Op",
     "OutOfRangeError",
@@ -81,6 +84,7 @@ __all__ = [
     "broadcast_object",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "push_pull",

@@ -15,7 +15,7 @@ from ._control import Control
 from .errors import ConfigError, Error
 
 _FRAMEWORKS = ("torch", "mxnet", "numpy")
-_SECRETS = ("RACKWEAVE_TOKEN",)
+_SECRETS = ("RACKWEAVE_TOKEN", "RACKWEAVE_ADMIN_TOKEN")
 
 
 def found() -> Dict[str, Any]:
@@ -33,8 +33,13 @@ def found() -> Dict[str, Any]:
         s = _settings.read()
     except ConfigError as e:
         out["settings_error"] = str(e)
-        return out
-    out["settings"] = {"address": s.address, "job": s.job, "rank": s.rank, "world_size": s.world_size, "run": s.run}
+        try:  # whoever runs this by hand has no rank
+            s = _settings.read(rank=0, world_size=1)
+        except ConfigError as e:
+            out["settings_error"] = str(e)
+            return out
+    else:
+        out["settings"] = {"address": s.address, "job": s.job, "rank": s.rank, "world_size": s.world_size, "run": s.run}
     out["aggregators"] = {address: _answers(address, s) for address in s.address.split(",")}
     return out
 
@@ -48,7 +53,7 @@ def _version(name: str) -> str:
 
 def _answers(address: str, s: _settings.Settings) -> str:
     try:
-        Control(address, s.ca, s.token).call("Status", {}, 2.0)
+        Control(address, s.ca, s.token, s.insecure).call("Status", {}, 2.0)
     except Error as e:
         return str(e)
     return "answers"

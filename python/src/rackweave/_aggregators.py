@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
+import base64
+import concurrent.futures
 import threading
 import urllib.parse
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._control import Control, Watch
 from ._settings import Settings
@@ -14,21 +15,6 @@ from .errors import Error, RefusedError, ServerLostError
 _MISSED_HEARTBEATS = 10
 _LEAVE_TIMEOUT = 5.0
 _FAIL_TIMEOUT = 2.0  # of a Leave with a reason, of which the aggregator only takes note; one that is stopped does not
-
-# What the answers to Join must have in common, and how to call it.
-_ALIKE = {
-    "provider": "provider",
-    "window": "window",
-    "sendDepth": "depth of queues",
-    "recvDepth": "depth of queues",
-    "chunkBytes": "size of chunks",
-    "byReference": "reading by reference",
-    "linkTimeoutMs": "link timeout",
-    "rank": "rank",
-    "record": "hyper-parameters",
-    "rackWorkers": "workers by rack",
-    "pods": "pods",
-}
 
 
 class Aggregators:
@@ -59,13 +45,13 @@ class Aggregators:
     def join(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """Joins the aggregator, or all that the job is spread over, in the order in which all workers do.
 
-        Returns the first's answer, with the lanes of all and "options" for the C library.
+        Returns the first's answer, with the lanes of all.
         """
         s = self._settings
         request = {**request, "spreads": True}
         places = [(address, s.ca) for address in s.address.split(",")]
         if len(places) == 1:
-            control = Control(*places[0], s.token)
+            control = Control(*places[0], s.token, s.insecure)
             info = control.join(request, self.timeout)
             if not info.get("aggregators"):
                 self._take(control, info)
@@ -74,9 +60,10 @@ class Aggregators:
             places = [(a["url"].rstrip("/"), a.get("ca") or s.ca) for a in info["aggregators"]]
         if s.provider == "auto" and len({urllib.parse.urlsplit(address).hostname for address, _ in places}) > 1:
             request["providers"] = [p for p in request["providers"] if p != "shm"]  # memory is shared with one host
-        request["parts"] = len(places)
+        if len(places) > 1:
+            request["parts"] = len(places)
         for part, (address, ca) in enumerate(places):
-            control = Control(address, ca, s.token)
+            control = Control(address, ca, s.token, s.insecure)
             try:
                 info = self._join_one(control, {**request, "part": part})
                 self._take(control, info)
@@ -98,22 +85,17 @@ class Aggregators:
             self._joining = None
 
     def _take(self, control: Control, info: Dict[str, Any]) -> None:
-        """Takes note of an aggregator that has this worker, and follows it."""
+        """Adds an aggregator that has this worker, and follows it."""
         control.session = info["session"]
         self._all.append(control)
         self._infos.append(info)
         self._watches.append(Watch(control, _MISSED_HEARTBEATS * info.get("heartbeatMs", 1000) / 1000, self._failed))
-        mine, its = self._infos[0], dict(info)
-        differ = [name for key, name in _ALIKE.items() if mine.get(key) != its.get(key)]
-        if [(lane.get("nic"), lane.get("weight")) for lane in mine["lanes"]] != [
-            (lane.get("nic"), lane.get("weight")) for lane in its["lanes"]
-        ]:
-            differ.append("lanes")
-        if differ:
-            raise RefusedError(
-                f"it has another {differ[0]} than the one at {self.first.address}: "
-                "give all aggregators of a job the same cores, NICs, settings and version"
-            )
+        for mine, its in zip(self._infos[0].get("terms", []), info.get("terms", [])):
+            if mine != its:
+                raise RefusedError(
+                    f"it has {its}, the one at {self.first.address} has {mine}: "
+                    "give all aggregators of a job the same cores, NICs, settings and version"
+                )
 
     def _failed(self, error: Error) -> None:
         self._failure = self._failure or error
@@ -126,9 +108,6 @@ class Aggregators:
         self.joined = True
         info = dict(self._infos[0])
         info["lanes"] = [lane for i in self._infos for lane in i["lanes"]]
-        info["options"] = ""
-        if info["provider"] == "tcp":
-            info["options"] = "\n".join(f"peer={control.peer()}" for control in self._all)
         return info
 
     def connect(self, ends: Sequence[Dict[str, Any]], request: Dict[str, Any]) -> List[Dict[str, Any]]:
@@ -164,48 +143,67 @@ class Aggregators:
             out += [job for job in jobs if job.get("name") == name][-1:]
         return out
 
-    def carried(self, method: str, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
-        """Makes a call about the job's state to the first, and carries meanwhile what that one asks the others."""
+    def save(self, request: Mapping[str, Any], timeout: float) -> str:
+        """Saves the job's state, or each aggregator's part of it and then the manifest; returns the path at the first."""
         if not self.several:
-            return self.first.call(method, request, timeout)
-        caller, carrier = self.first.again(), self.first.again()
-        name = secrets.token_hex(16)
-        lost: List[Error] = []
-
-        def carry() -> None:
-            try:
-                self._carry(carrier, name, timeout)
-            except Error as e:
-                lost.append(e)
-                caller.interrupt()  # nobody answers its questions any more
-
-        thread = threading.Thread(target=carry, name="rackweave-carry", daemon=True)
-        thread.start()
+            return str(self.first.call("Save", request, timeout).get("path", ""))
         try:
-            return caller.call(method, {**request, "carry": name}, timeout)
-        except ServerLostError:
-            if lost and caller.interrupted:
-                raise lost[0] from None
-            raise
-        finally:
-            carrier.interrupt()
-            thread.join(timeout)
+            replaces = self._manifest(request, timeout)
+        except RefusedError as e:
+            if e.code != "not_found":
+                raise
+            replaces = {}
+        parts = self._everywhere("Save", {**request, "replaces": replaces}, timeout)
+        manifest = {"parts": [answer["part"] for answer in parts]}
+        # The first one's manifest decides which parts are the checkpoint.
+        answers = [_named(control, "WriteManifest", {**request, "manifest": manifest}, timeout) for control in self._all]
+        return str(answers[0].get("path", ""))
 
-    def _carry(self, carrier: Control, name: str, timeout: float) -> None:
-        """Carries questions of the first aggregator to the others, and their answers back, until it is interrupted."""
-        answers: List[Dict[str, Any]] = []
-        while not carrier.interrupted:
-            asked = carrier.call("Carry", {"carry": name, "answers": answers}, timeout).get("questions", [])
-            answers = [self._answer(q, timeout) for q in asked]
-
-    def _answer(self, asked: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
-        part = asked.get("part", 0)
-        if part >= len(self._all):
-            return {"refusal": f"the worker knows {len(self._all)} aggregators"}
+    def restore(self, request: Mapping[str, Any], timeout: float, torn: Callable[[Error], None]) -> None:
+        """Restores what save has saved, once all aggregators have checked their parts; calls torn if only some have restored theirs."""
+        if not self.several:
+            self.first.call("Restore", request, timeout)
+            return
+        request = {**request, "manifest": self._manifest(request, timeout)}
+        self._everywhere("Restore", {**request, "check": True}, timeout)
         try:
-            return {"payload": self._all[part].call("AnswerState", asked["question"], timeout).get("payload", "")}
+            self._everywhere("Restore", request, timeout)
         except Error as e:
-            return {"refusal": f"at {self._all[part].address}: {e}"}
+            torn(e)
+            raise
+
+    def read_state(self, request: Mapping[str, Any], timeout: float) -> Tuple[bytes, int]:
+        """Returns part of a tensor's state, and its optimizer steps. Each aggregator answers 0 for the elements that others have."""
+        if self.several:
+            answers = self._everywhere("ReadState", request, timeout)
+        else:
+            answers = [self.first.call("ReadState", request, timeout)]
+        parts = [base64.b64decode(answer["data"]) for answer in answers]
+        whole = 0
+        for part in parts:
+            whole |= int.from_bytes(part, "little")
+        return whole.to_bytes(len(parts[0]), "little"), max(int(answer.get("updates", 0)) for answer in answers)
+
+    def write_state(self, request: Mapping[str, Any], timeout: float, torn: Callable[[Error], None]) -> None:
+        """Replaces what read_state reads; calls torn if only some aggregators have replaced theirs."""
+        if not self.several:
+            self.first.call("WriteState", request, timeout)
+            return
+        with concurrent.futures.ThreadPoolExecutor(len(self._all)) as pool:
+            calls = [pool.submit(_named, control, "WriteState", request, timeout) for control in self._all]
+        errors = [e for e in (call.exception() for call in calls) if e is not None]
+        if errors:
+            if isinstance(errors[0], Error) and len(errors) < len(calls):
+                torn(errors[0])
+            raise errors[0]
+
+    def _manifest(self, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
+        return dict(_named(self.first, "ReadManifest", request, timeout).get("manifest", {}))
+
+    def _everywhere(self, method: str, request: Mapping[str, Any], timeout: float) -> List[Dict[str, Any]]:
+        """Makes a call to all aggregators at once."""
+        with concurrent.futures.ThreadPoolExecutor(len(self._all)) as pool:
+            return list(pool.map(lambda control: _named(control, method, request, timeout), self._all))
 
     def expect_end(self) -> None:
         """Expects the aggregators to end their streams."""
@@ -246,6 +244,15 @@ class Aggregators:
         """In a forked child: lets go of the parent's connections."""
         for watch in self._watches:
             watch.abandon()
+
+
+def _named(control: Control, method: str, request: Mapping[str, Any], timeout: float) -> Dict[str, Any]:
+    """Makes a call whose error names the aggregator."""
+    try:
+        return control.call(method, request, timeout)
+    except Error as e:
+        e.args = (f"at {control.address}: {e}",)
+        raise
 
 
 def _leave(control: Control, request: Mapping[str, Any]) -> None:

@@ -75,7 +75,7 @@ def as_buffer(tensor: Any, name: str = "") -> Buffer:
 def _type(table: Any, key: Any, label: str, shown: str) -> str:
     dtype = table.get(key)
     if dtype is None:
-        raise TensorError(f"{label} is of type {shown}: use float32, bfloat16 or float16")
+        raise TensorError(f"{label} is of type {shown}: use float32, bfloat16 or float16, or rackweave.allreduce for other types")
     return str(dtype)
 
 
@@ -148,16 +148,22 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.p
 
 
 def _from_dlpack(tensor: Any, label: str) -> Buffer:
-    device, _ = tensor.__dlpack_device__()
+    try:
+        device, _ = tensor.__dlpack_device__()
+    except ValueError as e:
+        raise TensorError(f"{label} lies on a device without DLPack ({e}): copy it to the host first") from None
     if device not in _CPU_DEVICES:
         raise TensorError(
             f"{label} lies on a device of DLPack type {device}: copy it to the host first, or use the shim of its framework"
         )
     detached = tensor.detach() if getattr(tensor, "requires_grad", False) else tensor
     try:
-        capsule = detached.__dlpack__(max_version=(1, 1))
-    except TypeError:
-        capsule = detached.__dlpack__()
+        try:
+            capsule = detached.__dlpack__(max_version=(1, 1))
+        except TypeError:
+            capsule = detached.__dlpack__()
+    except (BufferError, RuntimeError) as e:
+        raise TensorError(f"{label} gives no DLPack capsule ({e}): pass a dense tensor") from None
     # The capsule is looked at and not taken: it is its producer's to free, and is kept with the buffer.
     if _capsule_valid(capsule, b"dltensor_versioned"):
         versioned = _DLVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
@@ -167,7 +173,7 @@ def _from_dlpack(tensor: Any, label: str) -> Buffer:
     else:
         raise TensorError(f"{label} gives a DLPack capsule of an unknown kind: pass an array of a framework of today")
     dtype = _type(
-        _FROM_DLPACK, (t.code, t.bits) if t.lanes == 1 else None, label, f"code {t.code} of {t.bits} bits, {t.lanes} lanes"
+        _FROM_DLPACK, (t.code, t.bits) if t.lanes == 1 else None, label, str(getattr(tensor, "dtype", f"DLPack code {t.code}"))
     )
     shape = tuple(t.shape[i] for i in range(t.ndim))
     _dense(shape, tuple(t.strides[i] for i in range(t.ndim)) if t.strides else None, 1, label)

@@ -9,15 +9,18 @@ Gradients belong to push_pull.
 from __future__ import annotations
 
 import array
+import contextlib
+import copy
 import hashlib
 import os
 import pickle
+import re
 import sys
 import threading
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, TypeVar
 
 from . import _world
-from .errors import ConfigError, RefusedError, TensorError
+from .errors import ConfigError, Error, RefusedError, TensorError
 
 Sum, Average, Min, Max = "sum", "average", "min", "max"
 
@@ -28,22 +31,43 @@ _HEAD = 4 + hashlib.sha256().digest_size // 4 // 2  # digits of a length, and of
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
+_OWN_TENSOR = re.compile(r"tensor '?rackweave\.\w+'?")
+_NO_BATCH = object()
+_T = TypeVar("_T")
+
 _one_at_a_time = threading.Lock()
 
 
 def broadcast_object(obj: Any = None, root_rank: int = 0) -> Any:
     """Returns the object of rank root_rank, pickled, at every rank. Others' objects are not looked at."""
     w = _world.world()
-    if not 0 <= root_rank < w.world_size:
-        raise ConfigError(f"root_rank {root_rank}: use a rank from 0 to {w.world_size - 1}")
-    data = pickle.dumps(obj) if w.rank == root_rank else b""
-    return pickle.loads(_gather(w, f"broadcast_object from rank {root_rank}", data)[root_rank])
+    with taking_part(w):
+        if not 0 <= root_rank < w.world_size:
+            raise ConfigError(f"root_rank {root_rank}: use a rank from 0 to {w.world_size - 1}")
+        data = _pickled(obj) if w.rank == root_rank else b""
+    return pickle.loads(gather(w, f"broadcast_object from rank {root_rank}", data)[root_rank])
 
 
 def allgather_object(obj: Any) -> List[Any]:
     """Returns the objects of all ranks, pickled, by rank."""
     w = _world.world()
-    return [pickle.loads(data) for data in _gather(w, "allgather_object", pickle.dumps(obj))]
+    with taking_part(w):
+        data = _pickled(obj)
+    return [pickle.loads(data) for data in gather(w, "allgather_object", data)]
+
+
+def join(batches: Iterable[_T]) -> Iterator[_T]:
+    """Yields this rank's batches as long as every rank has one: all make the same number of steps, of data that is not even.
+
+    What the others have beyond the shortest is left out. It asks the others before each batch.
+    """
+    w, mine = _world.world(), iter(batches)
+    while True:
+        with taking_part(w):
+            batch = next(mine, _NO_BATCH)
+        if any(gather(w, "join", b"." if batch is _NO_BATCH else b"")):
+            return
+        yield batch  # type: ignore[misc]
 
 
 def allgather(value: Any) -> Any:
@@ -53,11 +77,13 @@ def allgather(value: Any) -> Any:
     """
     import numpy as np
 
-    w, own = _world.world(), np.ascontiguousarray(_host(value))
-    if own.ndim == 0:
-        raise TensorError("allgather of a scalar: use allgather_object, or an array with a dimension")
-    rest = own.shape[1:]
-    parts = _gather(w, f"allgather of {own.dtype} in rows of shape {rest}", _bytes(own))
+    w = _world.world()
+    with taking_part(w):
+        own = np.asarray(_host(value))
+        if own.ndim == 0:
+            raise TensorError("allgather of a scalar: use allgather_object, or an array with a dimension")
+        rest, data = own.shape[1:], _bytes(own)
+    parts = gather(w, f"allgather of {own.dtype} in rows of shape {rest}", data)
     return _like(value, np.concatenate([np.frombuffer(part, own.dtype).reshape(-1, *rest) for part in parts]))
 
 
@@ -70,16 +96,18 @@ def allreduce(value: Any, op: str = Average) -> Any:
     """
     import numpy as np
 
-    if op not in (Sum, Average, Min, Max):
-        raise ConfigError(f"op {op!r}: use rackweave.Sum, Average, Min or Max")
-    w, own = _world.world(), np.ascontiguousarray(_host(value)).reshape(np.shape(_host(value)))
-    if own.dtype.kind == "b":
-        own = own.astype(np.int64)  # a sum counts
-    if own.dtype.kind not in "iuf":
-        raise TensorError(f"allreduce of type {own.dtype}: use numbers, or gather objects by allgather_object")
+    w = _world.world()
+    with taking_part(w):
+        if op not in (Sum, Average, Min, Max):
+            raise ConfigError(f"op {op!r}: use rackweave.Sum, Average, Min or Max")
+        own = np.asarray(_host(value))
+        if own.dtype.kind == "b":
+            own = own.astype(np.int64)  # a sum counts
+        if own.dtype.kind not in "iuf":
+            raise TensorError(f"allreduce of type {own.dtype}: use numbers, or gather objects by allgather_object")
     parts = [
         np.frombuffer(part, own.dtype).reshape(own.shape)
-        for part in _gather(w, f"allreduce ({op}) of {own.dtype} of shape {own.shape}", _bytes(own))
+        for part in gather(w, f"allreduce ({op}) of {own.dtype} of shape {own.shape}", _bytes(own))
     ]
     whole = op == Average and own.dtype.kind in "iu"
     result = parts[0].astype(np.float64) if whole else parts[0].copy()
@@ -92,10 +120,18 @@ def allreduce(value: Any, op: str = Average) -> Any:
 
 def average_metrics(metrics: Mapping[str, float]) -> Dict[str, float]:
     """Returns the averages over all ranks of numbers by name, in float64. All ranks give the same names."""
-    names = sorted(metrics)
-    w = _world.world()
-    own = array.array("d", [float(metrics[name]) for name in names])
-    parts = [array.array("d", part) for part in _gather(w, f"average_metrics of {', '.join(names)}", own.tobytes())]
+    w, own = _world.world(), array.array("d")
+    with taking_part(w):
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(f"metrics are of type {type(metrics).__name__}: give numbers by name, such as {{'loss': loss}}")
+        names = sorted(metrics)
+        for name in names:
+            try:
+                own.append(float(metrics[name]))
+            except (TypeError, ValueError):
+                text = f"average_metrics: metric {name!r} is {metrics[name]!r}: give a number, or use allreduce for arrays"
+                raise TensorError(text) from None
+    parts = [array.array("d", part) for part in gather(w, f"average_metrics of {', '.join(names)}", own.tobytes())]
     return {name: sum(part[i] for part in parts) / w.world_size for i, name in enumerate(names)}
 
 
@@ -139,8 +175,36 @@ def _like(value: Any, result: Any) -> Any:
     return result
 
 
-def _gather(w: _world.World, what: str, data: bytes) -> List[bytes]:
+def _pickled(obj: Any) -> bytes:
+    try:
+        return pickle.dumps(obj)
+    except Exception as e:  # whatever the object's own methods raise
+        raise TensorError(f"an object of type {type(obj).__name__} that does not pickle: {e}: give what pickle.dumps takes") from e
+
+
+@contextlib.contextmanager
+def taking_part(w: _world.World) -> Iterator[None]:
+    """Tells the other ranks of an error of the body, which comes before gather: they would wait for this rank's call."""
+    try:
+        yield
+    except Exception as e:
+        with contextlib.suppress(Error):
+            gather(w, f"what fails there: {e}", b"")
+        raise
+
+
+def gather(w: _world.World, what: str, data: bytes) -> List[bytes]:
     """Returns the bytes of all ranks, by rank. Ranks that do not do the same learn so, all of them."""
+    try:
+        return _gather(w, what, data)
+    except Error as e:
+        text = _OWN_TENSOR.sub(lambda _: what, str(e))
+        named = copy.copy(e)  # the session keeps the other for later calls
+        named.args = (text if what in text else f"{what}: {text}",)
+        raise named from None
+
+
+def _gather(w: _world.World, what: str, data: bytes) -> List[bytes]:
     with _one_at_a_time:
         digest = hashlib.sha256(what.encode()).digest()[: 2 * (_HEAD - 4)]
         heads = _exchange(w, "heads", w.world_size * _HEAD, w.rank * _HEAD, len(data).to_bytes(8, "little") + digest)

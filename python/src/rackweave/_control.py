@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import http.client
+import ipaddress
 import json
 import os
 import socket
@@ -30,10 +30,17 @@ _CONTACT_AGAIN = 0.05  # doubles
 _LEAVES_WITHIN = 2.0  # for the aggregator to find that a connection has gone, and with it the worker that asked by it
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Control:
     """Calls one aggregator. Safe for use from any thread: every call has a connection of its own."""
 
-    def __init__(self, address: str, ca: str = "", token: str = "") -> None:
+    def __init__(self, address: str, ca: str = "", token: str = "", insecure: bool = False) -> None:
         self.session = ""  # of the worker, once it has joined
         self.interrupted = False
         self._calls: Set[http.client.HTTPConnection] = set()  # under way
@@ -41,6 +48,10 @@ class Control:
         url = urllib.parse.urlsplit(address)
         self.address = address
         self._host, self._port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        if token and url.scheme == "http" and not insecure and not _is_loopback(self._host):
+            raise ConfigError(
+                f"the token would be sent in clear to {address}: use https://, or say that others may read it by RACKWEAVE_INSECURE=1"
+            )
         self._tls: Optional[ssl.SSLContext] = None
         self._pin = b""
         if url.scheme == "https" and ca.startswith(_PIN):
@@ -74,6 +85,10 @@ class Control:
         except socket.timeout:
             raise WaitTimeoutError(
                 f"{method}: the aggregator at {self.address} did not answer within {timeout + grace:g} s"
+            ) from None
+        except http.client.IncompleteRead:
+            raise ServerLostError(
+                f"{method}: the aggregator at {self.address} ended within its answer: its log says why, if it was not killed"
             ) from None
         except (OSError, http.client.HTTPException) as e:
             raise lost(e, f"{method}: the connection to the aggregator at {self.address} broke: {e}") from None
@@ -117,12 +132,6 @@ class Control:
             except (OSError, AttributeError):
                 pass  # the call has ended
 
-    def again(self) -> "Control":
-        """Returns another that makes the same worker's calls, and is interrupted on its own."""
-        other = copy.copy(self)
-        other._calls = set()
-        return other
-
     def headers(self, content: str) -> Dict[str, str]:
         """Returns the headers of a request: they say who calls."""
         headers = {"Content-Type": content}
@@ -156,14 +165,6 @@ class Control:
                 "and is this its address (RACKWEAVE_ADDR)?",
             ) from None
         return connection
-
-    def peer(self) -> str:
-        """Returns the numeric address that leads to the aggregator."""
-        connection = self.connect()
-        try:
-            return str(connection.sock.getpeername()[0])
-        finally:
-            connection.close()
 
 
 class ResetError(ServerLostError):

@@ -46,7 +46,6 @@ def config(info: Mapping[str, Any], rank: int, steps: bool) -> _lib.Config:
     return _lib.Config(
         rank=rank,
         provider=info["provider"].encode(),
-        options=info["options"].encode() or None,
         lane_nics=(ctypes.c_uint32 * len(lanes))(*(lane.get("nic", 0) for lane in lanes)),
         nlanes=len(lanes),
         chunk_bytes=info["chunkBytes"],

@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Tuple
 from .errors import Error, ForkedError, LibraryError
 
 SONAME = "librackweave.so.0"
-ABI_MAJOR = 1
+ABI_MAJOR = 2
 
 EFORKED, EABORTED, ETRANSPORT, EPROTOCOL = -1001, -1002, -1003, -1004
 PUSH, PUSHPULL, PULL, BROADCAST = 0, 1, 2, 3
@@ -44,9 +44,8 @@ class Config(_Sized):
         ("cache_bytes", c_uint64),
         ("by_reference", c_uint8),
         ("live_hyper", c_uint8),
-        ("no_thread", c_uint8),
         ("steps", c_uint8),
-        ("reserved", c_uint8 * 4),
+        ("reserved", c_uint8 * 5),
         ("record", c_float * HYPERS),
     ]
 
@@ -67,8 +66,7 @@ class Connect(_Sized):
         ("size", c_uint32),
         ("timeout_ms", c_uint32),
         ("ack_timeout_ms", c_uint32),
-        ("resumable", c_uint8),
-        ("reserved", c_uint8 * 3),
+        ("reserved", c_uint32),
     ]
 
 
@@ -227,6 +225,16 @@ class NativeError(Error):
         text = (library().rw_error() or b"").decode(errors="replace")
         super().__init__(f"{what}: {text or os.strerror(-code) if -1000 < code < 0 else text or f'error {code}'}")
         self.code = code
+
+    def __reduce__(self) -> Any:
+        return _again, (str(self), self.code)
+
+
+def _again(text: str, code: int) -> NativeError:
+    """Returns the error that was copied or pickled: the library may have another text by now."""
+    error = NativeError.__new__(NativeError)
+    error.args, error.code = (text,), code
+    return error
 
 
 def check(what: str, code: int) -> int:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Callable, Deque, List
+from typing import TYPE_CHECKING, Callable, Deque, List, Mapping
 
 from .errors import Error
 
@@ -18,12 +18,20 @@ CLOSE_TIMEOUT = 5.0
 _MOST_CLOSING = 64
 
 sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+ended: "collections.Counter[str]" = collections.Counter()  # what sessions that are closed have moved
+_counting = threading.Lock()
 _closing: Deque[threading.Thread] = collections.deque(maxlen=_MOST_CLOSING)
 
 
 def open_sessions() -> List["Session"]:
     """Lists the sessions that this process has open."""
     return list(sessions)
+
+
+def count(moved: Mapping[str, int]) -> None:
+    """Adds what a session that closes has moved to what ended ones have."""
+    with _counting:
+        ended.update(moved)
 
 
 def weakly(method: Callable[[Error], None]) -> Callable[[Error], None]:
@@ -38,9 +46,9 @@ def weakly(method: Callable[[Error], None]) -> Callable[[Error], None]:
     return call
 
 
-def close_dropped(session: "Session") -> None:
-    """Closes a session in a thread of its own, because the collector, which calls this, must not wait."""
-    thread = threading.Thread(target=session.close, name="rackweave-close", daemon=True)
+def close_dropped(close: Callable[[], None]) -> None:
+    """Calls what closes a session in a thread of its own, because the collector, which calls this, must not wait."""
+    thread = threading.Thread(target=close, name="rackweave-close", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # Python, which ends, starts none
@@ -56,10 +64,13 @@ def await_dropped() -> None:
 
 
 def _after_fork() -> None:
+    global _counting
+    _counting = threading.Lock()  # another thread may have held the parent's
     _closing.clear()
     for session in list(sessions):
         session._forked()
     sessions.clear()
+    ended.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -69,7 +69,8 @@ class Seat:
                 address, ca = settings.address, settings.ca
             within = max(min(_WHEREABOUTS_IN, until - time.monotonic()), _LEAST)
             try:
-                status = Control(address, ca, settings.token).call("Status", {}, within, grace=0)
+                control = Control(address, ca, settings.token, settings.insecure)
+                status = control.call("Status", {}, within, grace=0)
             except Error:
                 continue
             if status.get("membership") is not None:
@@ -87,14 +88,7 @@ class Seat:
             if not out:
                 sizes[i] = max(holder.get("size", 0), 1)
             if i == own and not url:
-                none = f"none serves rack {name!r} by the plan of epoch {plan.get('epoch', 0)}"
-                if int(holder.get("token", 0)) > 0 and plan.get("onLoss") == "fail":
-                    lost = ServerLostError(
-                        f"{none}, and the job is to fail (on-loss: fail): start it with --rack {name}, and join again"
-                    )
-                    lost.final = True
-                    raise lost
-                raise ServerLostError(f"{none}: start it with --rack {name}")
+                raise ServerLostError(f"none serves rack {name!r} by the plan of epoch {plan.get('epoch', 0)}: start it with --rack {name}")
             if i == own and url != self.racks[own].get("url", ""):
                 settings = dataclasses.replace(settings, address=url.rstrip("/"), ca=self.racks[own].get("ca") or settings.ca)
             elif out:

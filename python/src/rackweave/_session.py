@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ctypes
 import errno
+import functools
 import math
 import os
 import threading
@@ -79,6 +80,7 @@ class Session:
         self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
         self._aggregators = Aggregators(settings, _open.weakly(self._ended))
+        self.explain: Callable[[str], str] = str  # makes of a failure's text what its user understands
         self._failed = threading.Event()
         self._failure: Optional[Error] = None
         self._lock = threading.Lock()  # of _failure, _native and _users
@@ -126,7 +128,7 @@ class Session:
         native = ctypes.c_void_p()
         _lib.check(f"open {info['provider']}", self._library.rw_open(ctypes.byref(config), ctypes.byref(native)))
         self._native = native
-        _trace.follow(native)
+        _trace.follow(native, self.job, self.rank, self.names)
         ends = (_lib.Endpoint * len(info["lanes"]))()
         for i, end in enumerate(ends):
             end.size = ctypes.sizeof(end)
@@ -321,13 +323,16 @@ class Session:
     def save(self, name: str) -> str:
         """Writes parameters and optimizer state to the aggregator's disk; returns the path there.
 
-        One rank calls it, after a barrier.
+        One rank calls it, after a barrier. If the job is spread over several aggregators, each writes its part to its own disk, and
+        the path is that of the first one's manifest.
         """
-        return str(self._about_state("Save", {"name": name, "timeoutMs": ms(self.settings.timeout)}).get("path", ""))
+        request = {"name": name, "timeoutMs": ms(self.settings.timeout)}
+        return self._calling(lambda: self._aggregators.save(request, self.settings.timeout))
 
     def restore(self, name: str) -> None:
         """Reads back what save wrote; every rank pulls the parameters afterwards. One rank calls it, after a barrier."""
-        self._about_state("Restore", {"name": name, "timeoutMs": ms(self.settings.timeout)})
+        request = {"name": name, "timeoutMs": ms(self.settings.timeout)}
+        self._calling(lambda: self._aggregators.restore(request, self.settings.timeout, self._give_up))
 
     def go_on(self) -> int:
         """Takes up the job at the last whole step of its run before, which failed; returns how many steps that has had.
@@ -415,7 +420,7 @@ class Session:
 
     def updates(self, tensor: int) -> int:
         """Returns how many optimizer steps a tensor has had at the aggregator."""
-        return int(self._about_state("ReadState", {"tensor": tensor, "array": 0, "offset": "0"}).get("updates", 0))
+        return self._read_state({"tensor": tensor, "array": 0, "offset": "0"})[1]
 
     def read_state(self, tensor: int, array: int) -> bytes:
         """Returns an array that the aggregator keeps of a tensor: its parameters, 0, or a state of the optimizer, from 1 on.
@@ -426,8 +431,11 @@ class Session:
         data = bytearray()
         while len(data) < size:
             request = {"tensor": tensor, "array": array, "offset": str(len(data) // 4)}
-            data += base64.b64decode(self._about_state("ReadState", request)["data"])
+            data += self._read_state(request)[0]
         return bytes(data)
+
+    def _read_state(self, request: Dict[str, Any]) -> Tuple[bytes, int]:
+        return self._calling(lambda: self._aggregators.read_state(request, self.settings.timeout))
 
     def write_state(self, tensor: int, array: int, data: bytes, updates: Optional[int] = None) -> None:
         """Replaces what read_state reads, and with updates the tensor's count of steps. One rank calls it, between barriers."""
@@ -437,7 +445,7 @@ class Session:
             request = {"tensor": tensor, "array": array, "offset": str(at // 4), "data": part}
             if updates is not None:
                 request["updates"] = updates
-            self._about_state("WriteState", request)
+            self._calling(functools.partial(self._aggregators.write_state, request, self.settings.timeout, self._give_up))
 
     def stats(self) -> Dict[str, int]:
         """Returns what was moved so far: bytes and chunks, and of the bytes those that this process had to copy."""
@@ -462,9 +470,6 @@ class Session:
     def _call(self, method: str, request: Dict[str, Any], timeout: float) -> Dict[str, Any]:
         return self._calling(lambda: self._aggregators.first.call(method, request, timeout))
 
-    def _about_state(self, method: str, request: Dict[str, Any]) -> Dict[str, Any]:
-        return self._calling(lambda: self._aggregators.carried(method, request, self.settings.timeout))
-
     def _calling(self, call: Callable[[], _T]) -> _T:
         self.check()
         try:
@@ -474,6 +479,7 @@ class Session:
                 self._failed.wait(_REASON_WAIT)  # the watch says because of whom
             if self._failure is not None:
                 raise self._failure from None
+            e.args = (self.explain(str(e)),)
             raise
 
     def check(self) -> None:
@@ -531,6 +537,7 @@ class Session:
         with self._lock:
             if self._failure is not None:
                 return False
+            error.args = (self.explain(str(error)),)
             self._failure = error
             if self._native is not None:
                 self._library.rw_abort(self._native, str(error).encode())
@@ -559,21 +566,29 @@ class Session:
         try:
             self._aggregators.leave(why)
         finally:
-            self._fail(ClosedError(f"the session of job {self.job!r} is closed"))
+            self._count()
+            self._fail(ClosedError(f"the session of job {self.job!r} is closed, by detach, close or shutdown: join anew for more"))
             self._aggregators.close()
             with self._lock:
                 native, self._native = self._native, None
                 self._idle.wait_for(lambda: self._users == 0, timeout=_open.CLOSE_TIMEOUT)
                 busy = self._users > 0
             if native is not None and not busy:
-                _trace.collect(native, self.job, self.rank, self.names)
+                _trace.collect(native)
                 self._library.rw_close(native)
             _open.sessions.discard(self)
+
+    def _count(self) -> None:
+        """Adds what the session has moved to what ended sessions have."""
+        s = _lib.Stats()
+        with contextlib.suppress(Error), self._using() as native:  # unless another thread has closed it
+            if self._library.rw_stats(native, ctypes.byref(s)) == 0:
+                _open.count({name: getattr(s, name) for name, *_ in s._fields_[2:]})
 
     def __del__(self) -> None:
         """Leaves the job of a session that nobody refers to."""
         if getattr(self, "_native", None) is not None and os.getpid() == self._pid:
-            _open.close_dropped(self)
+            _open.close_dropped(self.close)
 
     def _forked(self) -> None:
         """In a forked child: lets go of what is the parent's."""

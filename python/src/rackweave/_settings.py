@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import re
 import urllib.parse
-from typing import List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 from . import _host
 from .errors import ConfigError
@@ -52,6 +53,7 @@ class Settings:
         provider: shm, tcp, ibv or auto.
         timeout: seconds that bound every wait.
         policy: who waits for whom in sessions of mode stream; empty: asp.
+        insecure: lets the token be sent in clear, over http:// to another host.
         run: tells this run from others of the same job's name; empty: unknown. The aggregator lets workers of one run join a job.
     """
 
@@ -65,6 +67,7 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT
     policy: str = ""
     run: str = ""
+    insecure: bool = False
 
 
 def read(
@@ -82,6 +85,10 @@ def read(
 ) -> Settings:
     """Returns the settings: arguments first, then the environment."""
     env = os.environ if environ is None else environ
+    texts = {"address": address, "job": job, "token": token, "ca": ca, "provider": provider, "policy": policy}
+    _check("a string", str, **texts)
+    _check("a whole number", numbers.Integral, rank=rank, world_size=world_size)
+    _check("seconds, as a number", numbers.Real, timeout=timeout)
     if rank is None or world_size is None:
         found_rank, found_size = _rank(env)
         rank = found_rank if rank is None else rank
@@ -103,7 +110,15 @@ def read(
         timeout=timeout,
         policy=env.get("RACKWEAVE_POLICY", "") if policy is None else policy,
         run=_run(env),
+        insecure=env.get("RACKWEAVE_INSECURE", "") not in ("", "0"),
     )
+
+
+def _check(what: str, kind: Any, **values: Any) -> None:
+    for name, value in values.items():
+        if value is not None and not isinstance(value, kind):
+            shown = repr(value) if name != "token" else f"of type {type(value).__name__}"
+            raise ConfigError(f"{name} is {shown}: give {what}")
 
 
 def _rank(env: Mapping[str, str]) -> Tuple[int, int]:

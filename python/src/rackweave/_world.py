@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -12,9 +13,11 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from . import _lib, _settings, _trace
 from ._buffers import as_buffer
-from ._open import await_dropped, open_sessions
+from ._open import await_dropped, ended, open_sessions
 from ._session import Handle, Session, Tensor
 from .errors import ConfigError
+
+_COLLECT_AT = 16  # open sessions, and each time there are as many more
 
 
 class World:
@@ -42,6 +45,8 @@ class World:
         """
         if policy is None:
             policy = self.settings.policy if mode == "stream" else ""
+        if len(open_sessions()) % _COLLECT_AT == _COLLECT_AT - 1:
+            gc.collect()  # models that are gone but refer to themselves keep their sessions until then
         with self._lock:
             self._opened += 1
             job = self.settings.job if self._opened == 1 else f"{self.settings.job}.{self._opened}"
@@ -56,6 +61,8 @@ class World:
 
     def number(self, name: str, buffer: Any, average: bool) -> int:
         """Returns the number of a tensor of exchange, which is registered when its name is new."""
+        if not isinstance(name, str):
+            raise ConfigError(f"a tensor's name is {name!r}: give a string, the same at all ranks")
         b = as_buffer(buffer, name)
         with self._lock:
             session, numbers = self.exchange(average), self._numbers[average]
@@ -84,7 +91,8 @@ def init(
     With several addresses, and commas between them, the job is spread over all these aggregators: each has some of the model.
     policy says who waits for whom in sessions of mode stream, such as ssp:s=3. What is not given is read from RACKWEAVE_ADDR, _JOB,
     _RANK, _WORLD_SIZE, _TOKEN, _CA, _PROVIDER, _TIMEOUT (seconds) and _POLICY; rank and number of workers also from what torchrun,
-    Open MPI, MPICH, Slurm and ps-lite set. A second call returns the first's world, unless shutdown came between.
+    Open MPI, MPICH, Slurm and ps-lite set. A token goes over http:// to other hosts only if RACKWEAVE_INSECURE is 1. A second call
+    returns the first's world, unless shutdown came between.
     """
     global _world
     if _world is None:
@@ -178,7 +186,7 @@ def stats() -> Dict[str, int]:
     sent_bytes, received_bytes and of these copied_bytes, which lay outside the arenas; sent_chunks, received_chunks, doorbells,
     nacks, sleeps; arena_bytes and adopted_bytes are what the arenas hold now.
     """
-    total: Dict[str, int] = {}
+    total: Dict[str, int] = dict(ended)
     for session in open_sessions():
         if session.error is None:
             for name, value in session.stats().items():

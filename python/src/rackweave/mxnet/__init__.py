@@ -26,6 +26,7 @@ if not (1, 5) <= tuple(int(x) for x in _mx.__version__.split(".")[:2]) < (2, 0):
 
 from . import _arena, _frontends
 from ._async import RackWeaveAsync
+from ._frontends import detach
 from ._store import RackWeave
 
 for _name in ("rackweave", "dist_rackweave", "dist_sync_rackweave", "dist_device_sync_rackweave"):
@@ -35,4 +36,4 @@ for _name in ("rackweave_async", "dist_async_rackweave", "dist_device_async_rack
 _arena.install()
 _frontends.install()
 
-__all__ = ["RackWeave", "RackWeaveAsync"]
+__all__ = ["RackWeave", "RackWeaveAsync", "detach"]

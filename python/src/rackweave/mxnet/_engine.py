@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from typing import Any, Iterable, Optional, Sequence, Tuple
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Iterable, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB as _libmxnet, check_call
 
 from .. import _lib
-from ..errors import Error
+from ..errors import Error, JobFailedError, NonFiniteError
 
+if TYPE_CHECKING:
+    from .._session import Session
+
+_REASON_WAIT = 0.5  # seconds that a failure of the data path waits for the control plane to say what is behind it
 _REORDER = "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"
-_ERROR_VTABLE = "_ZTVN4dmlc5ErrorE"
-_ERROR_INIT = "_ZNSt13runtime_errorC2EPKc"
-_ERROR_DESTROY = "_ZNSt13runtime_errorD2Ev"
 
 IGNORE, COUNT, REFUSE = range(3)  # enum rw_mx_nonfinite
 
@@ -33,9 +36,6 @@ class _Functions(ctypes.Structure):
         ("free_handle", ctypes.c_void_p),
         ("data", ctypes.c_void_p),
         ("plain_layout", ctypes.c_void_p),
-        ("error_init", ctypes.c_void_p),
-        ("error_destroy", ctypes.c_void_p),
-        ("error_vtable", ctypes.c_void_p),
     ]
 
 
@@ -70,14 +70,7 @@ def _address(library: Any, name: str) -> int:
 
 def _functions() -> _Functions:
     names = ("MXEnginePushAsyncND", "MXShallowCopyNDArray", "MXNDArrayFree", "MXNDArrayGetData", _REORDER)
-    f = _Functions(ctypes.sizeof(_Functions), 0, *(_address(_libmxnet, name) for name in names))
-    # libmxnet is linked to the C++ library, so its handle finds that library's functions too.
-    init, destroy, vtable = (_address(_libmxnet, name) for name in (_ERROR_INIT, _ERROR_DESTROY, _ERROR_VTABLE))
-    if init and destroy and vtable:
-        f.error_init, f.error_destroy = init, destroy
-        # An object points behind the table's two words of type information.
-        f.error_vtable = vtable + 2 * ctypes.sizeof(ctypes.c_void_p)
-    return f
+    return _Functions(ctypes.sizeof(_Functions), 0, *(_address(_libmxnet, name) for name in names))
 
 
 def _declare() -> Any:
@@ -93,7 +86,6 @@ def _declare() -> Any:
         ("rw_mx_pending", ctypes.c_uint64, [pointer]),
         ("rw_mx_nonfinite", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
         ("rw_mx_failure", ctypes.c_int, [pointer, ctypes.c_char_p, u32]),
-        ("rw_mx_fail", None, [pointer, ctypes.c_char_p]),
         ("rw_mx_tensor", ctypes.c_int, [shape, ctypes.c_int32, u8, u8, ctypes.POINTER(pointer)]),
         ("rw_in_arena", ctypes.c_int, [pointer, ctypes.c_size_t]),
     ):
@@ -131,12 +123,17 @@ class Exchange:
         self._fields.threshold, self._fields.residual, self._fields.packed = threshold, residual.handle, packed.handle
 
     @property
+    def hyper(self) -> Sequence[float]:
+        """What the last exchange told the aggregator."""
+        return list(self._hyper)
+
+    @property
     def order(self) -> ctypes.c_void_p:
         """The handle of the array that puts the exchanges in order."""
         return self._order.handle
 
     def wait(self) -> None:
-        """Waits until every exchange that was started is done; raises what made one fail."""
+        """Waits until every exchange that was started is done."""
         self._order.wait_to_read()
 
     def start(
@@ -148,7 +145,7 @@ class Exchange:
         priority: int = 0,
         hyper: Optional[Sequence[float]] = None,
     ) -> None:
-        """Queues an exchange in MXNet's engine and returns at once."""
+        """Queues an exchange in MXNet's engine and returns at once. Raises what made an earlier one fail."""
         f = self._fields
         f.kind, f.priority = kind, priority
         f.src = src.handle if src is not None else None
@@ -159,15 +156,19 @@ class Exchange:
             self._hyper[:] = hyper
             f.hyper = self._hyper
         if _rw.rw_mx_start(store.handle, self._reference):
+            store.check()
             raise Error("MXNet's engine does not take an exchange: is this process shutting down?")
 
 
 class Store:
     """The exchanges of one session."""
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: "Session") -> None:
         self.handle = ctypes.c_void_p()
-        code = _rw.rw_mx_open(session, ctypes.byref(_engine), ctypes.byref(self.handle))
+        self._session = session
+        self.told = False  # the training script has got the failure
+        self._lock = threading.Lock()  # of handle, for those who only look: another thread may close the store
+        code = _rw.rw_mx_open(session.native, ctypes.byref(_engine), ctypes.byref(self.handle))
         if code == -errno.EINVAL:
             raise Error(f"MXNet {mx.__version__} lacks a function of its C interface: use MXNet 1.9.1")
         if code:
@@ -175,39 +176,61 @@ class Store:
 
     def close(self) -> None:
         """Frees the store; nothing may be in flight."""
-        handle, self.handle = self.handle, ctypes.c_void_p()
-        if handle:
-            _rw.rw_mx_close(handle)
+        with self._lock:
+            handle, self.handle = self.handle, ctypes.c_void_p()
+            if handle:
+                _rw.rw_mx_close(handle)
+
+    def _ask(self, function: Any, *arguments: Any) -> Any:
+        """Returns what a function says of the store; 0 once it is closed."""
+        with self._lock:
+            return function(self.handle, *arguments) if self.handle else 0
 
     def end_step(self, exchanges: Iterable[Exchange]) -> None:
         """Queues the end of this worker's step in mode stream, behind all exchanges and before those that are started later."""
         orders = [e.order for e in exchanges]
         if _rw.rw_mx_end_step(self.handle, (ctypes.c_void_p * len(orders))(*orders), len(orders)):
+            self.check()
             raise Error("MXNet's engine does not take the end of a step: is this process shutting down?")
 
     def pending(self) -> int:
         """Returns how many exchanges were queued and are not done."""
-        return _rw.rw_mx_pending(self.handle)
+        return self._ask(_rw.rw_mx_pending)
 
     def oldest(self) -> Tuple[float, int]:
         """Returns for how many seconds the oldest exchange has waited for the aggregator, and its tensor; 0 s if none does."""
         tensor = ctypes.c_uint32()
-        return _rw.rw_mx_oldest(self.handle, ctypes.byref(tensor)) / 1000, tensor.value
+        return self._ask(_rw.rw_mx_oldest, ctypes.byref(tensor)) / 1000, tensor.value
 
     def nonfinite(self) -> Tuple[int, int]:
         """Returns how many gradients held NaN or infinity, and the tensor of the first."""
         tensor = ctypes.c_uint32()
-        return _rw.rw_mx_nonfinite(self.handle, ctypes.byref(tensor)), tensor.value
+        return self._ask(_rw.rw_mx_nonfinite, ctypes.byref(tensor)), tensor.value
 
-    def failure(self) -> Tuple[int, str]:
-        """Returns the first failure of an exchange, a negative errno, and what made it fail; 0 and nothing if none failed."""
-        text = ctypes.create_string_buffer(600)
-        code = _rw.rw_mx_failure(self.handle, text, len(text))
-        return code, text.value.decode(errors="replace") if code else ""
+    def check(self) -> None:
+        """Raises what made an exchange fail, if one has failed."""
+        error = self.failure()
+        if error is not None:
+            self.told = True
+            raise error
 
-    def fail(self, reason: str) -> None:
-        """Ends the exchanges that failed, and those that will, by an exception of MXNet's that says the reason."""
-        _rw.rw_mx_fail(self.handle, reason.encode())
+    def failure(self) -> Optional[Error]:
+        """Returns what made an exchange fail: what the control plane says, if it says something in time. The session fails by it."""
+        code = self._ask(_rw.rw_mx_failure, None, 0)
+        if not code:
+            return None
+        session = self._session
+        if code == -errno.EDOM and session.error is None:
+            name = session.names[self.nonfinite()[1]]
+            session.fail(NonFiniteError(f"the gradient of key {name} at rank {session.rank} holds NaN or infinity"))
+        until = time.monotonic() + _REASON_WAIT
+        while session.error is None and time.monotonic() < until:
+            time.sleep(0.01)
+        if session.error is None:
+            text = ctypes.create_string_buffer(600)
+            self._ask(_rw.rw_mx_failure, text, len(text))
+            session.fail(JobFailedError(text.value.decode(errors="replace")))
+        return session.error
 
 
 def allocate(shape: Sequence[int], dtype: Any) -> Optional[mx.nd.NDArray]:

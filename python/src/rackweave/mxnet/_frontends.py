@@ -63,6 +63,7 @@ def _init_kvstore(method: Any) -> Any:
             return
         if self._update_on_kvstore and getattr(self, "_amp_loss_scaler", None) is not None:
             raise ConfigError("AMP looks for overflows after the update: make the Trainer with update_on_kvstore=False")
+        self._kvstore.names.update((i, p.name) for i, p in enumerate(self._params))
         # The trainer would refuse another batch size. The scale travels with each step here.
         self._distributed = False
 
@@ -93,6 +94,17 @@ def _reset_kvstore(method: Any) -> Any:
         method(self)
 
     return wrapper
+
+
+def detach(owner: Any) -> None:
+    """Leaves the job of a Trainer, a Module or a kvstore. All ranks call it.
+
+    It happens by itself when nobody refers to the Trainer. The weights stay; for more steps make another Trainer.
+    """
+    kvstore = getattr(owner, "_kvstore", None) if not isinstance(owner, RackWeave) else owner
+    if not isinstance(kvstore, RackWeave):
+        raise ConfigError(f"this {type(owner).__name__} exchanges nothing: give a Trainer, Module or kvstore of rackweave after a step")
+    kvstore.close()
 
 
 def install() -> None:

@@ -38,17 +38,17 @@ def write(session: Session, entries: Iterable[Any], states: Dict[Any, Any]) -> N
     entries = list(entries)
     for entry in entries:
         entry.exchange.wait()
+    for entry in entries:
+        for array in _listed(states.get(entry.key)):
+            if array.shape != entry.shape:
+                raise ConfigError(
+                    f"key {entry.key!r} has shape {entry.shape} and its optimizer state {array.shape}: the file is of another model"
+                )
     session.barrier("before-loading-states")
     if session.rank == 0:
         for entry in entries:
-            if entry.key in states:
-                for number, array in enumerate(_listed(states[entry.key]), 1):
-                    if array.shape != entry.shape:
-                        raise ConfigError(
-                            f"key {entry.key!r} has shape {entry.shape} and its optimizer state {array.shape}: "
-                            "the file is of another model"
-                        )
-                    session.write_state(entry.tensor, number, array.astype("float32").asnumpy().astype("<f4").tobytes())
+            for number, array in enumerate(_listed(states.get(entry.key)), 1):
+                session.write_state(entry.tensor, number, array.astype("float32").asnumpy().astype("<f4").tobytes())
     session.barrier("after-loading-states")
 
 

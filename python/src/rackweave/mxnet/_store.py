@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+import re
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from .. import _lib, _world
+from .. import _lib, _open, _world
 from .._session import Session, Tensor
-from ..errors import ClosedError, ConfigError, TensorError
+from ..errors import ClosedError, ConfigError, Error, TensorError
 from . import _arena, _engine, _states, _watchdog
 from ._optimizers import MOMENTUM, Rule, repeats, rule_of
 
@@ -24,7 +27,7 @@ DENSE = "use dense ones (sparse_grad=False, stype='default')"
 class _Key:
     """One key: a tensor of the session, and the worker's arrays that belong to it."""
 
-    __slots__ = ("key", "tensor", "shape", "dtype", "exchange", "value", "own", "merged", "steps", "checked", "direct")
+    __slots__ = ("key", "tensor", "shape", "dtype", "exchange", "value", "own", "merged", "steps", "checked", "direct", "residual")
 
     def __init__(self, key: Any, array: Any) -> None:
         self.key = key
@@ -37,6 +40,7 @@ class _Key:
         self.steps = 0  # updates that the aggregator has made
         self.checked: Tuple[Any, Any] = (None, None)  # gradient and result of the last exchange
         self.direct = False  # both can be exchanged where they are
+        self.residual: Any = None  # what compression has rounded off so far
 
 
 class RackWeave(KVStoreBase):
@@ -58,6 +62,7 @@ class RackWeave(KVStoreBase):
         self._nonfinite = _nonfinite(os.environ.get("RACKWEAVE_NONFINITE", "count"))
         self._barriers = 0
         self._closed = False
+        self.names: Dict[Any, str] = {}  # of parameters, by the keys that a Trainer gives them
 
     # What MXNet asks of a store.
 
@@ -101,12 +106,16 @@ class RackWeave(KVStoreBase):
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
         """Rounds gradients to 2 bits, as MXNet does: {"type": "2bit", "threshold": 0.5}. What is rounded off is sent later."""
-        params = dict(compression_params)
-        kind, threshold = params.pop("type", None), float(params.pop("threshold", 0.5))
+        params = dict(compression_params) if isinstance(compression_params, dict) else {}
+        kind, threshold = params.pop("type", None), params.pop("threshold", 0.5)
         if kind != "2bit" or params:
             raise ConfigError(f"gradient compression {compression_params}: use {{'type': '2bit', 'threshold': a number above 0}}")
-        if not threshold > 0:
-            raise ConfigError(f"gradient compression with threshold {threshold}: use a number above 0")
+        try:
+            threshold = float(threshold)
+        except (TypeError, ValueError):
+            threshold = math.nan
+        if not 0 < threshold < math.inf:
+            raise ConfigError(f"gradient compression {compression_params}: use a finite threshold above 0")
         self._threshold = threshold
         for entry in self._keys.values():
             self._compress(entry)
@@ -131,13 +140,8 @@ class RackWeave(KVStoreBase):
 
         Returns at once: MXNet's engine makes what reads out wait.
         """
-        if isinstance(key, (list, tuple)):
-            for k, values, outs in _pairs(key, value, value if out is None else out):
-                self._exchange(k, values, outs, priority)
-        else:
-            values = value if isinstance(value, (list, tuple)) else (value,)
-            outs = values if out is None else out if isinstance(out, (list, tuple)) else (out,)
-            self._exchange(key, values, outs, priority)
+        for k, values, outs in _pairs(key, value, value if out is None else out):
+            self._exchange(k, values, outs, priority)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sums values over all workers into the key's value, or updates it by the sum; pull reads it."""
@@ -152,7 +156,10 @@ class RackWeave(KVStoreBase):
         """Copies keys' values to out."""
         for k, outs in _pairs(key, out):
             entry = self._known(k)
+            self._check()
             for array in outs:
+                _check(k, array)
+                _fits(entry, array)
                 if array is not entry.value:
                     entry.value.copyto(array)
 
@@ -173,7 +180,11 @@ class RackWeave(KVStoreBase):
         """Reads the optimizer's states from a file of save_optimizer_states or of local training. Every worker calls it."""
         self._need_updater("load")
         with open(fname, "rb") as f:
-            self._updater.set_states(f.read())
+            states = f.read()
+        try:
+            self._updater.set_states(states)
+        except Exception as e:  # whatever pickle meets
+            raise ConfigError(f"{fname}: {e}: give a file of save_states or save_optimizer_states") from e
         self._change_rule()
         if self._rule is not None:
             _states.write(self._opened(), self._keys.values(), self._updater.states)
@@ -188,9 +199,20 @@ class RackWeave(KVStoreBase):
         self._opened().barrier(f"kvstore-{self._barriers}")
 
     def close(self) -> None:
-        """Waits for what is under way and leaves the aggregator."""
+        """Waits for what is under way and leaves the aggregator. Raises what made an exchange fail, unless it was raised before."""
         self._closed = True
         self._leave()
+
+    def __del__(self) -> None:
+        """Leaves the job of a kvstore that nobody refers to, such as that of a Trainer that is gone."""
+        if getattr(self, "_session", None) in _open.open_sessions():
+            _open.close_dropped(self._drop)
+
+    def _drop(self) -> None:
+        try:
+            self.close()
+        except Error as e:
+            _watchdog.warn(e)
 
     # Keys.
 
@@ -229,7 +251,9 @@ class RackWeave(KVStoreBase):
         if self._threshold and entry.dtype == np.float32:
             packed = _arena.gradient(entry.shape, entry.dtype)
             packed = mx.nd.zeros(entry.shape) if packed is None else packed
-            entry.exchange.compress(self._threshold, mx.nd.zeros(entry.shape), packed)
+            if entry.residual is None:
+                entry.residual = mx.nd.zeros(entry.shape)
+            entry.exchange.compress(self._threshold, entry.residual, packed)
 
     def _take(self, entry: _Key) -> None:
         """Gives a key an array of its own for its value."""
@@ -315,11 +339,21 @@ class RackWeave(KVStoreBase):
             if self._closed:
                 raise ClosedError("the kvstore is closed: make another by mxnet.kvstore.create")
             self._session = self._join()
-            self._native = _engine.Store(self._session.native)
+            self._session.explain = functools.partial(_explained, self._keys, self.names)  # holds no kvstore, which may go first
+            self._native = _engine.Store(self._session)
             _watchdog.follow(self._session, self._native)
-        self._session.check()
         assert self._native is not None
+        try:
+            self._session.check()
+        except Error:
+            self._native.told = True
+            raise
         return self._native
+
+    def _check(self) -> None:
+        """Raises what made an exchange fail."""
+        if self._native is not None:
+            self._native.check()
 
     def _join(self) -> Session:
         if self._rule is None:
@@ -364,8 +398,27 @@ class RackWeave(KVStoreBase):
             return
         _watchdog.settle(session, native)
         self._session = self._native = None
-        session.close()
-        native.close()
+        try:
+            if not native.told:
+                native.check()
+        finally:
+            session.close()
+            native.close()
+
+
+_SAYS = ("lr", "wd", "rescale_grad", "clip_gradient", "momentum or beta1", "beta2 or gamma1", "epsilon")
+
+
+def _explained(keys: Dict[Any, _Key], names: Dict[Any, str], text: str) -> str:
+    """Adds to an error that names a key what parameter that is, and what this rank told of it where ranks told different things."""
+    found = re.search(r'(?:tensor|key) "?([^\s",;]+)', text)
+    key = next((k for k in (*keys, *names) if found and str(k) == found[1]), None)
+    if key in names:
+        text += f"; {key} is parameter {names[key]!r} here"
+    if key in keys and "other hyper-parameters" in text:
+        told = ", ".join(f"{name} {value:g}" for name, value in zip(_SAYS, keys[key].exchange.hyper) if value)
+        text += f"; this rank sent {told}: give all ranks the same optimizer, multipliers and batch size"
+    return text
 
 
 def _nonfinite(name: str) -> int:
@@ -378,6 +431,8 @@ def _nonfinite(name: str) -> int:
 def _pairs(key: Any, *arrays: Any) -> Iterable[Tuple[Any, ...]]:
     """Yields each key with its lists of arrays, one for each device."""
     if not isinstance(key, (list, tuple)):
+        if not isinstance(key, (str, int)) or any(isinstance(a, (list, tuple)) and not a for a in arrays):
+            raise ConfigError(f"key {key!r} with {arrays}: use a string or a number, and an NDArray for each device")
         yield (key, *(a if isinstance(a, (list, tuple)) else [a] for a in arrays))
         return
     lists: List[List[Any]] = []

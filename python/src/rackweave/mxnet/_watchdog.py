@@ -1,23 +1,29 @@
-"""Follows exchanges that wait in MXNet's engine: bounds their time, and gives those that fail their reason."""
+"""Follows exchanges that wait in MXNet's engine: bounds their time, and fails the session when one fails."""
 
 from __future__ import annotations
 
 import atexit
-import errno
+import contextlib
+import os
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, List, Tuple
 
-from ..errors import NonFiniteError, WaitTimeoutError
+from ..errors import WaitTimeoutError
 
 if TYPE_CHECKING:
     from .._session import Session
     from ._engine import Store
 
 _EVERY = 0.1  # seconds
-_REASON_WAIT = 0.5  # how long a failure of the data path waits for the control plane to say what is behind it
 
 _open: List[Tuple["Session", "Store"]] = []
+
+
+def warn(error: Exception) -> None:
+    """Says that exchanges failed where nobody is left to raise it to."""
+    print(f"rackweave: exchanges failed, and their results must not be used: {error}", file=sys.stderr)
 
 
 def follow(session: "Session", store: "Store") -> None:
@@ -39,27 +45,21 @@ def _look(session: "Session", store: "Store") -> None:
     age, tensor = store.oldest()
     if age > limit and session.error is None:
         session.fail(WaitTimeoutError(f"no answer within {limit:g} s for key {session.names[tensor]}{session.awaited()}"))
-    code, text = store.failure()
-    if code == -errno.EDOM and session.error is None:
-        name = session.names[store.nonfinite()[1]]
-        session.fail(NonFiniteError(f"the gradient of key {name} at rank {session.rank} holds NaN or infinity"))
-    if text:
-        until = time.monotonic() + _REASON_WAIT
-        while session.error is None and time.monotonic() < until:
-            time.sleep(0.01)
-        store.fail(str(session.error or text))
+    store.failure()
 
 
 def settle(session: "Session", store: "Store") -> None:
     """Waits until every exchange is done, by its deadline or by the session's failure, and follows no more."""
-    pair = (session, store)
-    if pair in _open:
-        _open.remove(pair)
     waited = 0.0
     while store.pending() > 0:
         time.sleep(min(waited, _EVERY))
         waited += 0.001
         _look(session, store)
+    with contextlib.suppress(ValueError):  # at the process's end another thread may settle the same
+        _open.remove((session, store))
+
+
+os.register_at_fork(after_in_child=_open.clear)  # the exchanges are the parent's
 
 
 @atexit.register
@@ -67,3 +67,7 @@ def _settle_all() -> None:
     """Settles before MXNet and the sessions end: MXNet's end waits for all that is in its engine."""
     for session, store in list(_open):
         settle(session, store)
+        error = store.failure()
+        if error is not None and not store.told:
+            store.told = True
+            warn(error)

@@ -11,6 +11,7 @@ or, without DistributedDataParallel,
 from __future__ import annotations
 
 from ._attach import Attached, attach
+from ._broadcast import broadcast_optimizer_state
 from ._ddp import ddp, detach, stats
 
-__all__ = ["Attached", "attach", "ddp", "detach", "stats"]
+__all__ = ["Attached", "attach", "broadcast_optimizer_state", "ddp", "detach", "stats"]

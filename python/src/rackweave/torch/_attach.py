@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 
 from .. import _lib
 from .._session import Tensor
 from .._world import world
-from ..errors import ConfigError, TensorError
+from ..errors import ConfigError, Error
 from . import _arena
-from ._exchange import Exchange
+from ._exchange import Exchange, enclosing_node
 from ._fused import Fused
-from ._state import Buffers, broadcast_parameters
+from ._refusals import attached, check_optimizer, exchanged
+from ._state import BeforeForward, Buffers, broadcast_parameters
 
 
 def attach(
@@ -40,7 +42,7 @@ def attach(
         optimizer: needed for fused; may be left out otherwise.
         broadcast_buffers: gives all ranks rank 0's buffers before every forward in training, as DistributedDataParallel does.
         find_unused_parameters: exchanges zeros for parameters that this rank's backward left out and another's did not. Where all
-            left one out, its gradient stays as it is, None after zero_grad; fused, the optimizer steps it by zeros.
+            left one out, it has no gradient, and no optimizer moves it.
         wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
         nonfinite: what to do about gradients with NaN or infinity: ignore, count or refuse, which fails the job with an error
             that names tensor and rank.
@@ -50,36 +52,14 @@ def attach(
     return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite, scaler)
 
 
-_attached: Dict[int, "weakref.ref[torch.Tensor]"] = {}  # the parameters of all that are attached, by identity
-
-
-def _refuse(model: torch.nn.Module, named: Sequence[Tuple[str, torch.Tensor]]) -> None:
-    """Refuses models whose gradients attach cannot exchange, or that others exchange already."""
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ConfigError("the model is a DistributedDataParallel, which exchanges gradients itself: use rackweave.torch.ddp(model)")
-    for name, module in model.named_modules():
-        where = f"module {name!r}" if name else "the model"
-        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
-            raise ConfigError(f"{where} is sharded by FSDP, which exchanges its gradients itself: attach a model that is not sharded")
-        if getattr(module, "sparse", False) is True and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
-            parameter = f"{name}.weight" if name else "weight"
-            raise TensorError(f"parameter {parameter!r} of {where} has sparse gradients: make it with sparse=False")
-    for name, p in named:
-        if hasattr(p, "device_mesh"):
-            raise ConfigError(f"parameter {name!r} is a DTensor, of a model that is sharded: attach a model that is not sharded")
-        other = _attached.get(id(p))
-        if other is not None and other() is p:
-            raise ConfigError(f"parameter {name!r} is attached already: call detach() of what attach returned first")
-
-
 class _Slot:
     """A parameter, and the place of its gradient."""
 
     def __init__(self, name: str, parameter: torch.Tensor) -> None:
         self.name, self.parameter = name, parameter
-        self.number = -1
+        self.number, self.dtype, self.device = -1, parameter.dtype, parameter.device
         self.place = _arena.empty_like(parameter) if not parameter.is_cuda else None
-        self.started = False  # in this backward
+        self.started = False  # in this backward, or fused in this step
 
     def settle(self) -> torch.Tensor:
         """Returns the gradient, moved to its place if it is elsewhere."""
@@ -92,23 +72,6 @@ class _Slot:
                 self.place.copy_(grad)
             self.parameter.grad = self.place
         return self.place
-
-
-class _BeforeForward:
-    """The hook of a model's forward. A copy of the model, or a pickled one, is a model of its own: its hook does nothing."""
-
-    def __init__(self, attached: Optional["Attached"] = None) -> None:
-        self._attached = attached
-
-    def __call__(self, module: torch.nn.Module, _: Any) -> None:
-        if self._attached is not None:
-            self._attached._before_forward(module)
-
-    def __deepcopy__(self, _: Any) -> "_BeforeForward":
-        return _BeforeForward()
-
-    def __reduce__(self) -> Any:
-        return _BeforeForward, ()
 
 
 class Attached:
@@ -125,14 +88,13 @@ class Attached:
         nonfinite: str,
         scaler: Any,
     ) -> None:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel() > 0]
-        if not named:
-            raise ConfigError(
-                "the model has no parameter that requires a gradient: attach it before they are frozen, or leave it out"
-            )
-        _refuse(model, named)
+        named = exchanged(model)
+        if optimizer is not None:
+            check_optimizer(optimizer, named)
         if fused and optimizer is None:
             raise ConfigError("fused needs the optimizer: call attach(model, optimizer, fused=True)")
+        if scaler is not None and not hasattr(scaler, "is_enabled"):
+            raise ConfigError(f"scaler is of type {type(scaler).__name__}: give a torch.amp.GradScaler")
         if scaler is not None and (not fused or nonfinite == "refuse"):
             raise ConfigError("scaler is for fused=True, and not with nonfinite='refuse', because scales overflow: leave one out")
         self._sync, self._find_unused = True, find_unused
@@ -142,33 +104,40 @@ class Attached:
             session = w.session(hyper={"scale": 1 / w.world_size})
         else:
             session = w.session(mode="two-phase", optimizer=self._fused.rule, hyper=self._fused.hyper)
+        # A scaler writes gradients, which are sent from where they lie, before the step.
+        self._completed_by_step = self._fused is not None and self._fused.scaler is None
         self._exchange = Exchange(session, nonfinite)
         self._slots: List[_Slot] = [_Slot(name, p) for name, p in named]
         numbers = self._exchange.register(named, wire, self._fused.multipliers if self._fused else None)
         for slot, number in zip(self._slots, numbers):
             slot.number = number
         if self._fused:
-            self._fused.attach(self._exchange, self._slots)
+            self._fused.attach(self._exchange, self._slots, self._complete if self._completed_by_step else lambda: None)
             self._fused.broadcast()
         else:
             broadcast_parameters(self._exchange, numbers, [p for _, p in named])
         self._buffers = Buffers(self._exchange, model)
         self._buffers.broadcast()
-        _attached.update((id(p), weakref.ref(p)) for _, p in named)
+        attached.update((id(p), weakref.ref(p)) for _, p in named)
         self._hooks: List[Any] = []
-        if broadcast_buffers:
-            self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self)))
-        self._flags: Optional[torch.Tensor] = None  # by parameter, how many ranks have a gradient
-        if find_unused and self._fused is None:
-            self._flags, self._flags_session = torch.zeros(len(named)), session
-            self._flags_number = session.register([Tensor("gradients that are there", (len(named),))])[0]
+        self._broadcast_buffers = broadcast_buffers
+        self._hooks.append(model.register_forward_pre_hook(BeforeForward(self._before_forward)))
+        if find_unused:  # a two-phase session, which fused has, answers no push
+            self._flags, self._flags_session = torch.zeros(len(named)), w.session() if self._fused else session
+            self._flags_number = self._flags_session.register([Tensor("gradients that are there", (len(named),))])[0]
         self._nodes: List[Any] = []  # torch keeps a hook only as long as its node
         for slot in self._slots:
             self._hook(slot)
 
     def _hook(self, slot: _Slot) -> None:
+        # Python's collector does not look into a parameter's hooks, so they must not keep what leads back to it.
+        weak, weak_slot, name = weakref.ref(self), weakref.ref(slot), slot.name
+
         def accumulated(*_: Any) -> None:
-            self._accumulated(slot)
+            attached, slot = weak(), weak_slot()
+            if attached is None or slot is None:
+                raise ConfigError(f"the attached model of parameter {name!r} is gone: keep it, or call detach() before")
+            attached._accumulated(slot)
 
         p = slot.parameter
         if hasattr(p, "register_post_accumulate_grad_hook"):  # torch 2.1
@@ -183,6 +152,13 @@ class Attached:
             self._exchange.in_backward(lambda: self._start(slot), self._after_backward)
 
     def _start(self, slot: _Slot) -> None:
+        if slot.started and self._find_unused and not self._fused:
+            error = Error(
+                f"parameter {slot.name!r} gets a second gradient in one backward, from another reentrant checkpoint: "
+                "give torch.utils.checkpoint use_reentrant=False"
+            )
+            self._exchange.session.fail(error)
+            raise error
         grad = slot.settle()
         slot.started = True
         if self._fused:
@@ -191,33 +167,59 @@ class Attached:
 
     def _after_backward(self) -> None:
         self._exchange.check()
-        if self._find_unused and any(s.started for s in self._slots):
-            used = self._used()
-            for slot, somewhere in zip(self._slots, used):
+        if self._completed_by_step:
+            return
+        node = enclosing_node() if self._find_unused else None
+        if node is not None:  # gradients that others wait for may still come
+            self._await_outer(node)
+            return
+        if any(s.started for s in self._slots):
+            self._complete()
+        self._exchange.drain()
+
+    def _await_outer(self, node: Any) -> None:
+        """Lets _after_backward be called at the end of the backward too that has come to a node, by a hook of one that follows."""
+        following = next(n for n, _ in node.next_functions if n is not None)
+
+        def reached(*_: Any) -> None:
+            hook.remove()
+            self._exchange.in_backward(lambda: None, self._after_backward)
+
+        hook = following.register_hook(reached)
+
+    def _complete(self) -> None:
+        """Exchanges what belongs to a backward, or fused to a step, and no hook has started."""
+        if self._find_unused:
+            for slot, somewhere in zip(self._slots, self._used()):
                 if somewhere and not slot.started:
                     self._exchange_zeros(slot)
         for slot in self._slots:
             slot.started = False
-        if self._fused is None or self._fused.scaler is not None:  # a scaler writes gradients, which are sent from where they lie
-            self._exchange.drain()
 
     def _used(self) -> List[bool]:
-        """Tells of each parameter whether any rank has a gradient for it. Fused, every parameter takes part in each step."""
-        if self._flags is None:
-            return [True] * len(self._slots)
-        session, number = self._flags_session, self._flags_number
+        """Tells of each parameter whether any rank has a gradient for it."""
         self._flags[:] = torch.tensor([float(s.started or s.parameter.grad is not None) for s in self._slots])
-        session.push_pull(number, self._flags.numpy()).wait()
+        self._flags_session.push_pull(self._flags_number, self._flags.numpy()).wait()
         return [bool(n > 0) for n in self._flags.tolist()]
 
     def _exchange_zeros(self, slot: _Slot) -> None:
         p = slot.parameter
-        if p.grad is None:
+        absent = p.grad is None
+        if absent:
             p.grad = torch.zeros_like(p) if slot.place is None else slot.place.zero_()
         self._start(slot)
+        if absent and self._fused:  # p.grad is this rank's own
+            p.grad = None
 
     def _before_forward(self, module: torch.nn.Module) -> None:
-        if module.training and self._sync and torch.is_grad_enabled():
+        for s in self._slots:
+            p = s.parameter
+            if p.dtype != s.dtype or p.device != s.device:  # torch 1.13 calls no hook then
+                raise ConfigError(
+                    f"parameter {s.name!r} is of type {p.dtype} on {p.device}, and was of {s.dtype} on {s.device} when attached: "
+                    "call detach(), and attach after model.to()"
+                )
+        if self._broadcast_buffers and module.training and self._sync and torch.is_grad_enabled():
             self._buffers.broadcast()
 
     @contextlib.contextmanager
@@ -231,7 +233,10 @@ class Attached:
 
     def clip_grad_norm_(self, max_norm: float) -> None:
         """Fused: clips the next step's averaged gradient to a global norm, as torch.nn.utils.clip_grad_norm_ does."""
-        self._need_fused("clip_grad_norm_", "torch.nn.utils.clip_grad_norm_").clip = float(max_norm)
+        fused = self._need_fused("clip_grad_norm_", "torch.nn.utils.clip_grad_norm_")
+        if not isinstance(max_norm, numbers.Real) or not max_norm > 0:
+            raise ConfigError(f"max_norm is {max_norm!r}: give a number above 0")
+        fused.clip = float(max_norm)
 
     def skip_step(self) -> None:
         """Fused: drops the gradients that were pushed since the last step, at every rank. All ranks call it."""
@@ -273,7 +278,9 @@ class Attached:
         self._hooks.clear()
         self._nodes.clear()
         for slot in self._slots:
-            _attached.pop(id(slot.parameter), None)
+            attached.pop(id(slot.parameter), None)
         if self._fused:
             self._fused.detach()
+        if self._find_unused:
+            self._flags_session.close()
         self._exchange.session.close()

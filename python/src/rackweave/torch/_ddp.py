@@ -15,7 +15,8 @@ from ..errors import ConfigError
 from . import _arena
 from ._attach import Attached
 from ._exchange import Exchange
-from ._state import Buffers, broadcast_parameters
+from ._refusals import exchanged
+from ._state import BeforeForward, Buffers, broadcast_parameters
 
 
 def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **options: Any) -> DistributedDataParallel:
@@ -30,7 +31,9 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
         nonfinite: what to do about gradients with NaN or infinity: ignore, count (see stats) or refuse, which fails the job
             with an error that names tensor and rank.
     """
-    if not isinstance(module, DistributedDataParallel):
+    wrapped = isinstance(module, DistributedDataParallel)
+    exchanged(module.module if wrapped else module)
+    if not wrapped:
         options.setdefault("gradient_as_bucket_view", True)
         module = DistributedDataParallel(module, process_group=_process_group(), **options)
     elif options:
@@ -41,6 +44,11 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
         raise ConfigError(
             f"the module's process group has {size} processes and RackWeave {w.world_size} workers: start both with the same number"
         )
+    if size == 1 and w.world_size > 1 and getattr(module, "find_unused_parameters", False):
+        raise ConfigError(
+            "find_unused_parameters=True needs a process group, by which DistributedDataParallel tells ranks' unused parameters: "
+            "call torch.distributed.init_process_group() before, or use rackweave.torch.attach(model, find_unused_parameters=True)"
+        )
     exchange = Exchange(w.session(hyper={"scale": 1 / w.world_size}), nonfinite)
     hook = _Hook(exchange, module, wire)
     if size == 1 and w.world_size > 1:
@@ -48,15 +56,16 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
         buffers = Buffers(exchange, module.module)
         buffers.broadcast()
         if module.broadcast_buffers:
-            module.register_forward_pre_hook(_sync_buffers(buffers))
+            module.register_forward_pre_hook(BeforeForward(_sync_buffers(buffers)))
 
-    # torch wants a function with an argument of this name, and no annotations that are strings.
-    def rackweave_hook(state, bucket):  # type: ignore[no-untyped-def]
-        return hook(bucket)
-
-    module.register_comm_hook(None, rackweave_hook)
+    module.register_comm_hook(hook, rackweave_hook)
     _exchanges[module] = exchange
     return module
+
+
+# torch wants a function with an argument of this name, and no annotations that are strings; it pickles it with the model.
+def rackweave_hook(state, bucket):  # type: ignore[no-untyped-def]
+    return state(bucket)
 
 
 _exchanges: "weakref.WeakKeyDictionary[DistributedDataParallel, Exchange]" = weakref.WeakKeyDictionary()
@@ -100,7 +109,7 @@ def _process_group() -> Any:
 
 
 def _sync_buffers(buffers: Buffers) -> Any:
-    def before_forward(module: DistributedDataParallel, _: Any) -> None:
+    def before_forward(module: Any) -> None:
         if module.training and module.require_backward_grad_sync and torch.is_grad_enabled():
             buffers.broadcast()
 
@@ -121,6 +130,7 @@ class _Hook:
         self._adopted: Dict[int, _arena.Adopted] = {}
         ddp = weakref.ref(module)
         self._module_is_static: Callable[[], bool] = lambda: bool(getattr(ddp(), "static_graph", False))
+        self._module_joins: Callable[[], bool] = lambda: bool(getattr(getattr(ddp(), "_join_config", None), "enable", False))
         self._static_known = False  # a static graph's first backward is over
 
     def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -129,6 +139,11 @@ class _Hook:
         items = [(self._number[id(p)], g) for p, g in zip(bucket.parameters(), bucket.gradients()) if p.numel() > 0]
 
         def start() -> None:
+            if self._module_joins():
+                raise ConfigError(
+                    "DistributedDataParallel.join() is not supported: take as many steps as every rank can, "
+                    "steps = rackweave.allreduce(len(loader), op=rackweave.Min)"
+                )
             self._settle(bucket.index(), buffer)
             self._exchange.start(_lib.PUSHPULL, items, lambda: future.set_result(buffer))
 
@@ -141,6 +156,12 @@ class _Hook:
         # DDP's own callback comes after drain and finds its futures done, so no wait of it keeps Ctrl-C or an error away.
         self._exchange.in_backward(start, self._exchange.drain)
         return future
+
+    def __deepcopy__(self, _: Any) -> None:
+        """Leaves a model's copy without this, because it has no such hook."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
     def _settle(self, index: int, buffer: torch.Tensor) -> None:
         """Adopts a bucket's memory when it is seen at the same place again: DDP makes others after the first backward."""

@@ -106,9 +106,12 @@ class Fused:
         lr, wd = self._bases()
         return float(group["lr"]) / lr if lr else 1.0, float(group["weight_decay"]) / wd if wd else 1.0
 
-    def attach(self, exchange: Exchange, slots: Sequence[Any]) -> None:
-        """Moves the parameters to where the aggregator writes them, and takes the optimizer's step."""
-        self._exchange, self._slots = exchange, list(slots)
+    def attach(self, exchange: Exchange, slots: Sequence[Any], complete: Callable[[], None]) -> None:
+        """Moves the parameters to where the aggregator writes them, and takes the optimizer's step.
+
+        complete pushes what belongs to a step and no backward has pushed.
+        """
+        self._exchange, self._slots, self._complete = exchange, list(slots), complete
         self._of = {id(s.parameter): s for s in slots}
         with torch.no_grad():
             for s in self._slots:
@@ -155,7 +158,7 @@ class Fused:
             with torch.enable_grad():
                 loss = closure()
         self._check()
-        self._exchange.drain()
+        self._exchange.check()
         if self._pushed:
             self._commit()
             if self._report():
@@ -175,6 +178,8 @@ class Fused:
         return loss
 
     def _commit(self, skip: bool = False) -> None:
+        self._complete()
+        self._exchange.drain()
         lr, wd = self._bases()
         scale = 1.0 / self._exchange.session.world_size
         if self.scaler is not None:
@@ -207,7 +212,7 @@ class Fused:
 
     def skip(self) -> None:
         """Drops what was pushed."""
-        self._exchange.drain()
+        self._exchange.check()
         self._commit(skip=True)
 
     def _check(self) -> None:
@@ -227,7 +232,12 @@ class Fused:
                     "clip with Attached.clip_grad_norm_, name a GradScaler by attach(scaler=), and for changes of your own attach "
                     "without fused"
                 )
+        if len(self._optimizer.param_groups) != len(self._registered):
+            raise ConfigError("the optimizer has other groups than when attached: call detach(), add the group and attach again")
         for group, registered in zip(self._optimizer.param_groups, self._registered):
+            for what in ("lr", "weight_decay"):
+                if not math.isfinite(group[what]):
+                    raise ConfigError(f"a group's {what} is {group[what]}: set a finite number")
             rule, fixed = self._read(group)
             if rule != self.rule or fixed != self._fixed:
                 raise ConfigError(
@@ -245,17 +255,20 @@ class Fused:
         """Writes the job's checkpoint."""
         session = self._exchange.session
         session.barrier("save")
-        path = session.save(name) if session.rank == 0 else ""
-        session.barrier("saved")
-        return path
+        try:
+            return session.save(name) if session.rank == 0 else ""
+        finally:  # an error is rank 0's alone, and holds nobody up
+            session.barrier("saved")
 
     def restore(self, name: str) -> None:
         """Reads the job's checkpoint, and pulls the parameters."""
         session = self._exchange.session
         session.barrier("restore")
-        if session.rank == 0:
-            session.restore(name)
-        session.barrier("restored")
+        try:
+            if session.rank == 0:
+                session.restore(name)
+        finally:
+            session.barrier("restored")
         self._pull()
 
     def _kept(self) -> List[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
@@ -42,6 +42,23 @@ class Buffers:
 
     def _all(self) -> List[torch.Tensor]:
         return [b for b in self._module.buffers() if b.numel() > 0]
+
+
+class BeforeForward:
+    """The hook of a model's forward. A copy of the model, or a pickled one, is a model of its own: its hook does nothing."""
+
+    def __init__(self, call: Optional[Callable[[torch.nn.Module], None]] = None) -> None:
+        self._call = call
+
+    def __call__(self, module: torch.nn.Module, _: Any) -> None:
+        if self._call is not None:
+            self._call(module)
+
+    def __deepcopy__(self, _: Any) -> "BeforeForward":
+        return BeforeForward()
+
+    def __reduce__(self) -> Any:
+        return BeforeForward, ()
 
 
 def _words(b: torch.Tensor) -> int:
