@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 import unittest
@@ -11,6 +12,7 @@ import numpy as np
 
 import rack
 import rackweave
+from rackweave import _collectives
 
 N = 3
 
@@ -50,13 +52,43 @@ def refusals():
         lambda: rackweave.allreduce(1, op="median"),
         lambda: rackweave.allreduce("text"),
         lambda: rackweave.broadcast_object(1, root_rank=9),
+        lambda: rackweave.allgather_object((lambda: 0) if rank else 1),
+        lambda: rackweave.allgather(np.array([None]) if rank else np.zeros(1)),
+        lambda: rackweave.average_metrics({"loss": None if rank else 1.0}),
+        lambda: list(rackweave.join(1 // 0 for _ in "x") if rank else rackweave.join([1])),
     ):
         began = time.monotonic()
         try:
             call()
-        except rackweave.Error as e:
+        except (rackweave.Error, ZeroDivisionError) as e:
             texts.append((str(e), time.monotonic() - began))
     return texts, rackweave.allreduce(1, op=rackweave.Sum)
+
+
+def uneven():
+    rank = rackweave.rank()
+    return list(rackweave.join(range(3 + 2 * rank))), list(rackweave.join(iter(()) if rank else [1]))
+
+
+CALLS = ("allgather_object", "allreduce", "average_metrics", "broadcast_object", "join")
+
+
+def one_does_not_call(name, over):
+    """Rank 1 makes no call within the others' time."""
+    session = rackweave.world().exchange(False)
+    rackweave.barrier()
+    session._bounded_by(dataclasses.replace(session.settings, timeout=1.0))
+    if rackweave.rank() == 1:
+        until = time.monotonic() + 30
+        while not os.path.exists(over) and time.monotonic() < until:
+            time.sleep(0.01)
+    began = time.monotonic()
+    try:
+        getattr(rackweave, name)({"a": 1} if name == "average_metrics" else [1]) if name != "join" else next(rackweave.join([1]))
+    except rackweave.Error as e:
+        open(over, "w").close()
+        return str(e), time.monotonic() - began
+    return "", 0.0
 
 
 def dies():
@@ -95,15 +127,53 @@ class Collectives(rack.Case):
                     "op 'median': use rackweave.Sum",
                     "allreduce of type <U4",
                     "root_rank 9: use a rank from 0 to 1",
+                    "an object of type function that does not pickle",
+                    "an array of type object: use numbers, or allgather_object",
+                    "average_metrics: ",
+                    "by zero",
                 ),
             ):
                 self.assertIn(want, text)
                 self.assertLess(took, 2)
+            self.assertEqual(len(texts), 11)
+
+    def test_uneven_data_ends_with_the_shortest(self):
+        for results in self.run_workers(uneven, N):
+            self.assertEqual(results, ([0, 1, 2], []))
+
+    def test_a_rank_that_does_not_call_is_named_with_the_call(self):
+        jobs = {}
+        for name in CALLS:
+            env = {"RACKWEAVE_JOB": f"no-call-{name}"}
+            over = os.path.join(self.directory.name, name)
+            jobs[name] = rack.Workers(one_does_not_call, 2, self.aggregator.address, (name, over), env)
+        for name, job in jobs.items():
+            for outcome in job.finish():
+                self.assertIsNone(outcome.error, outcome)
+                text, took = outcome.result
+                self.assertIn(name, text)
+                self.assertIn("worker", text)
+                self.assertLess(took, 5)  # 1, and what a busy machine adds
 
     def test_a_rank_that_dies_is_an_error_at_the_others(self):
         outcomes = rack.kill_one(dies, N, self.aggregator.address, "collective-death")
         for rank in (0, 2):
             self.assertIn("JobFailedError", outcomes[rank].error)
+
+    def test_an_error_keeps_its_type_and_what_it_knows(self):
+        errors = (
+            rackweave.NativeError("submit", -5),
+            rackweave.ServerLostError("it is gone"),
+            rackweave.RefusedError("no", "code"),
+            rackweave.JobFailedError("it failed", 3),
+            rackweave.WaitTimeoutError("no answer for tensor 'rackweave.heads'"),
+        )
+        for error in errors:
+            with unittest.mock.patch.object(_collectives, "_gather", side_effect=error):
+                with self.assertRaisesRegex(type(error), "a call") as caught:
+                    _collectives.gather(None, "a call", b"")
+            self.assertEqual(caught.exception.__dict__, error.__dict__)
+            self.assertNotIn("rackweave.heads", str(caught.exception))
 
     def test_a_local_rank_comes_from_the_launcher(self):
         for env, want in (({"LOCAL_RANK": "3"}, 3), ({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "0"}, 0)):

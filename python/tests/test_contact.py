@@ -15,11 +15,11 @@ from unittest import mock
 import rackweave
 from rackweave import _control
 
-_NOBODY = "reset"
+_NOBODY, _ENDS = "reset", "ends"
 
 
 class Flooded:
-    """Answers connections one after another: by a reset, by the code of a refusal, or, with an empty one, as asked."""
+    """Answers connections one after another: by a reset, half an answer, the code of a refusal, or, with an empty one, as asked."""
 
     def __init__(self, *answers: str) -> None:
         self._answers = answers
@@ -51,7 +51,9 @@ class Flooded:
                 self.asked.append(json.loads(request.read(length)).get("timeoutMs", 0))
                 body = json.dumps({"code": answer, "message": "so it is"} if answer else {"rank": 7}).encode()
                 status = b"409 Conflict" if answer else b"200 OK"
-                connection.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+                head = b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+                connection.sendall(head if answer == _ENDS else head + body)
+                connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -64,6 +66,10 @@ class Contact(unittest.TestCase):
         f = Flooded(*answers)
         self.addCleanup(f.close)
         return f
+
+    def test_an_aggregator_that_ends_within_its_answer_is_lost(self) -> None:
+        with self.assertRaisesRegex(rackweave.ServerLostError, "ended within its answer: its log says why"):
+            self.flooded(_ENDS).control.call("Barrier", {}, 10)
 
     def test_a_first_contact_that_is_reset_is_repeated(self) -> None:
         f = self.flooded(_NOBODY, _NOBODY, _NOBODY, "already_exists", "resource_exhausted", "")

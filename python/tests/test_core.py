@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
+import io
+import json
 import os
 import signal
 import subprocess
@@ -13,12 +16,13 @@ import threading
 import time
 import unittest
 import weakref
+from unittest import mock
 
 import numpy as np
 
 import rack
 import rackweave
-from rackweave import _buffers, _host, _settings
+from rackweave import __main__, _buffers, _host, _settings, _trace
 from rackweave._control import Control
 
 SHAPE = (300, 177)
@@ -33,6 +37,30 @@ def in_rank_order(n: int) -> np.ndarray:
     for k in range(1, n):
         total = total + gradient(k)
     return total
+
+
+def traced(directory: str):
+    """Returns what the timeline holds while this worker goes on, and after it has."""
+    os.environ["RACKWEAVE_TRACE"] = directory
+    path, seen, until = os.path.join(directory, f"rank-{rackweave.rank()}.json"), [], time.monotonic() + 30
+    for name in ("early", "late"):
+        rackweave.push_pull(np.ones(1000, np.float32), name)
+        while f"pushpull {name}" not in seen and time.monotonic() < until:
+            time.sleep(0.02)
+            if os.path.exists(path):
+                seen = timeline(path)
+    rackweave.push_pull(np.ones(1000, np.float32), "last")
+    rackweave.shutdown()
+    return seen, timeline(path)
+
+
+def timeline(path: str):
+    """Lists the names of a timeline's events; empty while it is written."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return [event["name"] for event in json.load(f)["traceEvents"]]
+    except ValueError:
+        return []
 
 
 def out_of_step():
@@ -159,26 +187,33 @@ def late():
     rackweave.push_pull(x, "the weight")
 
 
-def of_a_run(run: str, ready: str):
-    """Sums; all others come once rank 0 of the first run has joined."""
+def of_a_run(run: str, folder: str):
+    """Sums; rank 1 of the first run joins once both ranks of the second were refused, so that the first run cannot have ended."""
     os.environ["RACKWEAVE_RUN"] = run
     rackweave.init(token="of both")
+    joined, refused = os.path.join(folder, "joined"), [os.path.join(folder, "refused-%d" % r) for r in range(2)]
 
-    def joined():
+    def wait(*paths):
+        while not all(map(os.path.exists, paths)):
+            time.sleep(0.01)
+
+    def tell_of_rank_0():
         control = Control(os.environ["RACKWEAVE_ADDR"], token="of both")
         while not control.call("Status", {}, 10).get("jobs"):
             time.sleep(0.01)
-        open(ready, "w").close()
+        open(joined, "w").close()
 
-    if run == "second" or rackweave.rank() == 1:
-        while not os.path.exists(ready):
-            time.sleep(0.01)
+    if run == "second":
+        wait(joined)
+    elif rackweave.rank() == 1:
+        wait(*refused)
     else:
-        threading.Thread(target=joined, daemon=True).start()
+        threading.Thread(target=tell_of_rank_0, daemon=True).start()
     x = np.full(4, {"first": 1, "second": 10}[run] + rackweave.rank(), "f4")
     try:
         rackweave.push_pull(x, "x")
     except rackweave.RefusedError as e:
+        open(refused[rackweave.rank()], "w").close()
         return str(e)
     return x.tolist()
 
@@ -288,16 +323,21 @@ class Exchange(unittest.TestCase):
                     if provider == "shm":
                         self.assertEqual(r["copied"], 0)
 
+    def test_a_timeline_grows_while_its_worker_runs(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for seen, whole in rack.run(traced, 2, self.aggregator.address, directory, env={"RACKWEAVE_JOB": "traced"}):
+                self.assertEqual(seen[0], "process_name")
+                self.assertEqual(seen[1:], ["pushpull early"] * 2 + ["pushpull late"] * 2)
+                self.assertEqual(whole, [*seen, "pushpull last", "pushpull last"])
+
     def test_two_runs_under_one_name_never_add_each_others_gradients(self):
         with tempfile.TemporaryDirectory() as folder:
-            env, ready = {"RACKWEAVE_JOB": "two-runs"}, os.path.join(folder, "ready")
-            first = rack.Workers(of_a_run, 2, self.aggregator.address, ["first", ready], env)
-            second = rack.Workers(of_a_run, 2, self.aggregator.address, ["second", ready], env)
-            sums = [o.result for o in first.finish()]
-            refused = [o.result for o in second.finish()]
+            env = {"RACKWEAVE_JOB": "two-runs"}
+            first, second = (rack.Workers(of_a_run, 2, self.aggregator.address, [run, folder], env) for run in ("first", "second"))
+            sums, refused = ([o.result for o in workers.finish()] for workers in (first, second))
         self.assertEqual(sums, [[3.0] * 4] * 2)
         for text in refused:
-            self.assertIn("is of run 'first'".replace("'", '"'), str(text))
+            self.assertIn('is of run "first"', str(text))
             self.assertIn("set RACKWEAVE_JOB", str(text))
 
     def test_sessions_that_nobody_refers_to_leave_their_jobs(self):
@@ -392,7 +432,28 @@ class Faults(unittest.TestCase):
             self.assertIn(text, o.error)
 
 
+class Timeline(unittest.TestCase):
+    def test_a_directory_that_cannot_be_written_is_told_of_once(self):
+        said = io.StringIO()
+        with mock.patch.dict(os.environ, {"RACKWEAVE_TRACE": "/dev/null/there"}), mock.patch.object(
+            _trace, "_broken", False, create=True
+        ), contextlib.redirect_stderr(said):
+            for _ in range(3):
+                _trace.write(0)
+        self.assertEqual(said.getvalue().count("name a directory that can be written"), 1, said.getvalue())
+
+
 class Settings(unittest.TestCase):
+    def test_settings_of_a_wrong_type_are_named(self):
+        for given, text in (
+            ({"timeout": "5"}, "timeout is '5': give seconds"),
+            ({"rank": "0"}, "rank is '0': give a whole number"),
+            ({"address": 5}, "address is 5: give a string"),
+            ({"token": b"secret"}, "token is of type bytes: give a string"),
+        ):
+            with self.assertRaisesRegex(rackweave.ConfigError, text):
+                _settings.read({"RACKWEAVE_ADDR": "aggregator:7077", "RANK": "0", "WORLD_SIZE": "2"}, **given)
+
     def test_ranks_are_read_from_what_launchers_set(self):
         base = {"RACKWEAVE_ADDR": "aggregator:7077"}
         for env, rank, size in (
@@ -423,6 +484,28 @@ class Settings(unittest.TestCase):
             s = _settings.read({**base, **env})
             self.assertEqual((s.job, s.run), (job, run))
 
+    def test_a_token_goes_in_clear_to_another_host_only_if_told(self):
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "RACKWEAVE_TOKEN": "secret"}
+        for address, insecure, goes in (
+            ("http://127.0.0.1:1", "", True),
+            ("http://localhost:1", "", True),
+            ("http://[::1]:1", "", True),
+            ("https://192.0.2.1:1", "", True),
+            ("http://192.0.2.1:1", "1", True),
+            ("http://192.0.2.1:1", "", False),
+            ("192.0.2.1:1", "0", False),
+            ("http://127.0.0.1.page.example:1", "", False),
+        ):
+            s = _settings.read({**rank, "RACKWEAVE_ADDR": address, "RACKWEAVE_INSECURE": insecure})
+            Control(s.address, token="", insecure=s.insecure)
+            if goes:
+                Control(s.address, s.ca, s.token, s.insecure)
+                continue
+            with self.assertRaises(rackweave.ConfigError) as caught:
+                Control(s.address, s.ca, s.token, s.insecure)
+            self.assertIn("use https://", str(caught.exception))
+            self.assertNotIn("secret", str(caught.exception))
+
     def test_what_is_missing_or_wrong_is_named_with_a_remedy(self):
         rank = {"RACKWEAVE_RANK": "0", "RACKWEAVE_WORLD_SIZE": "2"}
         for env, text in (
@@ -436,6 +519,12 @@ class Settings(unittest.TestCase):
             with self.assertRaises(rackweave.ConfigError) as caught:
                 _settings.read(env)
             self.assertIn(text, str(caught.exception))
+
+    def test_an_aggregator_is_asked_also_by_one_that_has_no_rank(self):
+        with mock.patch.dict(os.environ, {"RACKWEAVE_ADDR": "http://127.0.0.1:1"}, clear=True):
+            found = __main__.found()
+        self.assertIn("rank is unknown", found["settings_error"])
+        self.assertIn("is it running", found["aggregators"]["http://127.0.0.1:1"])
 
 
 class Buffers(unittest.TestCase):

@@ -19,7 +19,7 @@ import test_torch
 FRAMEWORK = "torch"
 CLUSTER = """
 secret: at least sixteen characters
-shape: flat
+shape: %s
 racks:
 - {name: a, url: "http://127.0.0.1:%d"}
 - {name: b, url: "http://127.0.0.2:%d"}
@@ -105,16 +105,24 @@ class Spread(unittest.TestCase):
                         self.assertTrue(r[what], what)
 
     def test_workers_of_a_flat_cluster_join_by_their_racks(self):
+        self.check_racks("flat", 1)
+
+    def test_workers_are_sent_to_the_aggregator_of_their_rack(self):
+        self.check_racks("sharded", 0)
+
+    def check_racks(self, shape, second):
+        """Sums over two racks of two. The second rack's workers know one rack's aggregator, by its number."""
         with tempfile.TemporaryDirectory() as directory:
             ports = free_port("127.0.0.1"), free_port("127.0.0.2")
             file = os.path.join(directory, "cluster.yaml")
             with open(file, "w") as f:
-                f.write(CLUSTER % ports)
+                f.write(CLUSTER % (shape, *ports))
+            os.chmod(file, 0o600)
             start = [("--listen", f"{host}:{port}", "--cluster", file, "--rack", name, "--cores", "1")
                      for host, port, name in zip(("127.0.0.1", "127.0.0.2"), ports, "ab")]
             with rack.Aggregator(*start[0]) as a, rack.Aggregator(*start[1]) as b:
-                env = {"RACKWEAVE_JOB": "flat"}
-                outcomes = rack.run(by_rack, 4, "", [a.address, b.address], env=env)
+                env = {"RACKWEAVE_JOB": shape}
+                outcomes = rack.run(by_rack, 4, "", [a.address, [a, b][second].address], env=env)
         for summed in outcomes:
             np.testing.assert_array_equal(
                 summed,

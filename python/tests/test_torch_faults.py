@@ -7,13 +7,14 @@ import signal
 import time
 import unittest
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 import rack
 import rackweave
 import rackweave.torch
-from test_torch import adam, batch, plain, sgd, train
+from test_torch import adam, batch, plain, sgd, train, weights
 
 FRAMEWORK = "torch"
 
@@ -134,7 +135,34 @@ def mistakes():
     refused(o.step)
     refused(lambda: F.cross_entropy(model(x), y).backward())
     refused(lambda: rackweave.torch.attach(plain(0), nonfinite="ignore").skip_step())
+    cast = torch.nn.Linear(2, 2)
+    rackweave.torch.attach(cast, broadcast_buffers=False)
+    refused(lambda: cast.to(torch.bfloat16)(torch.ones(1, 2, dtype=torch.bfloat16)))
+    model = torch.nn.Linear(2, 2)
+    o = sgd(model.parameters())
+    attached = rackweave.torch.attach(model, o, fused=True)
+    refused(lambda: attached.clip_grad_norm_("1"))
+    o.param_groups[0]["lr"] = float("nan")
+    refused(o.step)
+    o.param_groups[0]["lr"] = 0.1
+    o.add_param_group({"params": torch.nn.Linear(2, 2).parameters()})
+    refused(o.step)
     return texts
+
+
+def restores_nothing():
+    model = torch.nn.Linear(2, 2)
+    o = sgd(model.parameters())
+    attached = rackweave.torch.attach(model, o, fused=True)
+    text = ""
+    for use in (lambda: attached.restore("never-saved"), lambda: attached.save("../outside")):
+        try:
+            use()
+        except rackweave.RefusedError as e:
+            text += str(e)
+    model(torch.ones(1, 2)).sum().backward()
+    o.step()
+    return text, weights(model)
 
 
 class Faults(rack.Case):
@@ -207,9 +235,19 @@ class Faults(rack.Case):
                 "was changed after backward",
                 "no_sync",
                 "skip_step is for fused=True",
+                "'weight' is of type torch.bfloat16 on cpu, and was of torch.float32 on cpu when attached",
+                "max_norm is '1': give a number above 0",
+                "a group's lr is nan",
+                "other groups than when attached",
             ),
         ):
             self.assertIn(want, text)
+
+    def test_a_checkpoint_that_is_refused_is_an_error_of_rank_0_and_training_goes_on(self):
+        (text, first), (nothing, second) = self.run_workers(restores_nothing, 2)
+        self.assertRegex(text, "never-saved.*outside")
+        self.assertEqual(nothing, "")
+        np.testing.assert_array_equal(first, second)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ def test_a_worker_that_is_late_is_named_when_the_time_is_up(aggregator):
     assert "no answer within 2 s for key g" in errors[1], errors
 
 
+def test_a_program_that_ends_without_its_last_result_says_so(aggregator):
+    outcome = workers("ends_without_a_result", aggregator.address, 1).finish()[0]
+    assert outcome.code == 0 and "results must not be used" in outcome.output and "worker 1" in outcome.output, outcome
+
+
 @pytest.mark.parametrize("restarted", [False, True], ids=["killed", "restarted"])
 def test_an_aggregator_that_is_gone_is_told_of(aggregator, restarted):
     job = workers("goes_on", aggregator.address)
@@ -68,8 +73,10 @@ def test_a_nan_is_refused_by_tensor_and_rank(aggregator):
     ("models_differ", "weight"),
     ("types_differ", "weight"),
     ("optimizers_differ", "optimizer"),
-    ("learning_rates_differ", "weight"),
-], ids=["models", "types", "optimizers", "learning rates"])
+    ("learning_rates_differ", "this rank sent lr 0."),
+    ("models_of_trainers_differ", "0 is parameter 'net_bias' here"),
+    ("batches_differ", "rescale_grad"),
+], ids=["models", "types", "optimizers", "learning rates", "trainers' models", "batches"])
 def test_ranks_that_differ_are_told_in_what(aggregator, name, text):
     for error in failures(workers(name, aggregator.address)):
         assert text in error, error

@@ -49,7 +49,7 @@ def test_gradients_in_2_bits_give_the_weights_of_dist_sync(workers, tmp_path):
     jobs.native(workers, "train.py", native, 10, "push-sgd", TEST_KVSTORE="dist_sync")
     for rank in range(workers):
         got, want = (weights(dict(np.load(d / f"push-sgd.{rank}.npz"))) for d in (ours, native))
-        assert got.keys() == want.keys() and len(got) == 2
+        assert got.keys() == want.keys() and len(got) == 3
         for name in want:
             np.testing.assert_array_equal(got[name], want[name])
 

@@ -52,7 +52,8 @@ def one_is_late(rank):
     if kv.rank == rank:
         time.sleep(6)
     kv.pushpull("g", array)
-    array.wait_to_read()
+    array.wait_to_read()  # it returns, and says nothing
+    kv.pull("g", array)
 
 
 def goes_on():
@@ -81,7 +82,26 @@ def learning_rates_differ():
     array = mx.nd.ones((10,))
     kv.broadcast("weight", array, out=array)
     kv.pushpull("weight", array, out=array)
-    array.wait_to_read()
+    kv.close()
+
+
+def trained(units, batch):
+    net = mx.gluon.nn.Dense(units, in_units=2, prefix="net_")
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store())
+    with mx.autograd.record():
+        out = net(mx.nd.ones((1, 2)))
+    out.backward()
+    trainer.step(batch)
+    rackweave.mxnet.detach(trainer)
+
+
+def models_of_trainers_differ():
+    trained(units=1 + rackweave.rank(), batch=1)
+
+
+def batches_differ():
+    trained(units=1, batch=1 + rackweave.rank())
 
 
 def one_has_nan(rank):
@@ -92,6 +112,18 @@ def one_has_nan(rank):
             array[4321] = float("nan")
         kv.pushpull("g", array, out=mx.nd.ones((5000,)))
         mx.nd.waitall()
+
+
+def ends_without_a_result(rank):
+    """Exchanges for the last time, with a worker that dies, and looks at nothing."""
+    kv = store()
+    array = mx.nd.ones((1000,))
+    kv.pushpull("g", array)
+    array.wait_to_read()
+    if kv.rank == rank:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    kv.pushpull("g", array)
 
 
 def no_aggregator():

@@ -13,6 +13,7 @@ import numpy as np
 from common import RANK, WORKERS, data, mx, network, parameters, seed
 
 import rackweave
+from rackweave._open import open_sessions
 from rackweave.mxnet import _arena, _engine
 
 CHECKS = []
@@ -133,7 +134,17 @@ def bad_values_are_refused():
     raises(ValueError, "no value", kv.pull, "unknown", out=mx.nd.ones((2,)))
     kv.pushpull("g", mine(4))
     raises(ValueError, "shape (4,)", kv.pushpull, "g", mine(5))
-    raises(ValueError, "threshold", kv.set_gradient_compression, {"type": "2bit", "threshold": 0})
+    for threshold in (0, "much", float("inf")):
+        raises(ValueError, "threshold", kv.set_gradient_compression, {"type": "2bit", "threshold": threshold})
+    kv.init("w", mine(4))
+    raises(ValueError, "shape (4,)", kv.pull, "w", out=mx.nd.ones((5,)))
+    for params in (None, "2bit"):
+        raises(ValueError, "{'type': '2bit'", kv.set_gradient_compression, params)
+    raises(ValueError, "an NDArray for each device", kv.pushpull, "e", [])
+    raises(ValueError, "use a string or a number", kv.pushpull, {}, mine(4))
+    kv.set_optimizer(mx.optimizer.SGD())
+    raises(ValueError, "give a file of save_states", kv.load_optimizer_states, __file__)
+    kv = store()
     raises(ValueError, "1bit", kv.set_gradient_compression, {"type": "1bit"})
     raises(ValueError, "no optimizer", kv.save_optimizer_states, "/dev/null")
 
@@ -350,6 +361,40 @@ def hyper_parameters_are_live():
         warnings.simplefilter("error", UserWarning)
         # The last batch may be smaller.
         alike(trained("sgd", sgd, store(), batches=(16, 4)), trained("sgd", sgd, None, batches=(16, 4)))
+
+
+def stepped(units=1):
+    """Returns a Trainer that has made a step."""
+    net = mx.gluon.nn.Dense(units, in_units=2)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store())
+    with mx.autograd.record():
+        out = net(mx.nd.ones((1, 2)))
+    out.backward()
+    trainer.step(N)
+    return trainer
+
+
+@check
+def sessions_end_with_their_trainers():
+    before = len(open_sessions())
+    for _ in range(20):
+        trainer = stepped()
+    until = time.monotonic() + 30
+    while len(open_sessions()) >= before + 20 and time.monotonic() < until:  # threads close them
+        time.sleep(0.01)
+    assert len(open_sessions()) < before + 20
+    rackweave.mxnet.detach(trainer)
+    raises(rackweave.ClosedError, "closed", trainer.step, 1)
+    raises(ValueError, "this Dense exchanges nothing", rackweave.mxnet.detach, mx.gluon.nn.Dense(1))
+
+
+@check
+def states_of_another_model_are_refused_at_every_rank():
+    path = os.path.join(tempfile.gettempdir(), f"rackweave-states-{os.getpid()}")
+    stepped(1).save_states(path)
+    raises(ValueError, "the file is of another model", stepped(3).load_states, path)
+    os.remove(path)
 
 
 @check

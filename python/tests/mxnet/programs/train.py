@@ -70,7 +70,14 @@ def push(task, optimizer, option, steps):
     values = {k: mx.nd.array(np.random.RandomState(9).uniform(-1, 1, s) if rank == 0 else np.zeros(s)) for k, s in shapes.items()}
     for k, v in values.items():
         store.init(k, v)
-    for _ in range(steps):
+    for step in range(steps):
+        if step == steps // 2:  # what was rounded off so far is kept
+            mx.nd.waitall()
+            store._barrier()
+            store.set_optimizer(mx.optimizer.create(name, **dict(params, learning_rate=0.5)))
+            store._barrier()
+            values["three"] = mx.nd.array(np.random.RandomState(8).uniform(-1, 1, (5, 5)) * (rank == 0))
+            store.broadcast("three", values["three"], out=values["three"])
         for k, v in values.items():
             store.push(k, mx.nd.array(r.uniform(-0.5, 0.5, v.shape)))
             store.pull(k, out=v)
