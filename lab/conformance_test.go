@@ -46,7 +46,8 @@ func build(t *testing.T, g *Guest, name string, args ...string) string {
 
 // kernelEncrypts runs the tests of encrypted tcp connections where the kernel has TLS, which must have done the work.
 func kernelEncrypts(t *testing.T, g *Guest) {
-	for pkg, tests := range map[string]string{"verbs": "^TestTCPEncrypted", "cgo/fabric": "^TestTCP(Encr|AChangedByte|Random)"} {
+	for pkg, tests := range map[string]string{"verbs": "^TestTCPEncrypted", "cgo/fabric": "^TestTCP(Encr|AChangedByte|Random)",
+		"service": "^TestAnAggregatorThatEncryptsSums"} {
 		bin := build(t, g, filepath.Base(pkg)+".test", "test", "-c", "github.com/rackweave/rackweave/"+pkg)
 		out, err := g.Run(within(t, 4*time.Minute), bin+" -test.v -test.run '"+tests+"'")
 		if err != nil || !strings.Contains(out, "--- PASS") || strings.Contains(out, "--- SKIP") {

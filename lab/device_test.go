@@ -220,7 +220,7 @@ func TestIBVPlacement(t *testing.T) {
 	}
 	served := map[int]bool{}
 	for i, l := range engine.Lanes() {
-		i0 := slices.IndexFunc(top.RDMA, func(d numa.RDMADevice) bool { return d.Name == names[l.Config().NIC] })
+		i0 := slices.IndexFunc(top.RDMA, func(d numa.RDMADevice) bool { return d.Name == names[l.Config.NIC] })
 		want := top.RDMA[i0].Node
 		served[want] = true
 		var cpu int
@@ -228,16 +228,16 @@ func TestIBVPlacement(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c := slices.IndexFunc(top.CPUs, func(c numa.CPU) bool { return c.ID == cpu }); top.CPUs[c].Node != want ||
-			cpu != l.Config().CPU {
-			t.Errorf("lane %d of %s, on node %d: its loop runs on cpu %d of node %d", i, names[l.Config().NIC], want, cpu, top.CPUs[c].Node)
+			cpu != l.Config.CPU {
+			t.Errorf("lane %d of %s, on node %d: its loop runs on cpu %d of node %d", i, names[l.Config.NIC], want, cpu, top.CPUs[c].Node)
 		}
 		for _, kind := range []string{"slots", "parameters", "results"} {
 			name := fmt.Sprintf("rackweave-%s-lane%d", kind, i)
 			pages := pagesByNode(t, name)
 			if len(pages) != 1 || pages[want] == 0 {
-				t.Errorf("lane %d of %s, on node %d: the pages of its %s lie on nodes %v", i, names[l.Config().NIC], want, kind, pages)
+				t.Errorf("lane %d of %s, on node %d: the pages of its %s lie on nodes %v", i, names[l.Config.NIC], want, kind, pages)
 			}
-			t.Logf("lane %d: %s and cpu %d on node %d, %d pages of %s there", i, names[l.Config().NIC], cpu, want, pages[want], kind)
+			t.Logf("lane %d: %s and cpu %d on node %d, %d pages of %s there", i, names[l.Config.NIC], cpu, want, pages[want], kind)
 		}
 	}
 	if len(served) != 2 {

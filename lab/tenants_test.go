@@ -177,7 +177,7 @@ func tryQueuePairs(t *testing.T, nic *verbs.Device, victim *tenant) {
 		theirs = append(theirs, end)
 	}
 	for i, end := range theirs {
-		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, MaxSendWR: 4, MaxRecvWR: 4})
+		qp, err := pd.CreateQP(verbs.QPConfig{CQ: cq, MaxSendWR: 4, MaxRecvWR: 4})
 		if err != nil {
 			t.Fatal(err)
 		}

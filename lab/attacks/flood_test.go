@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,13 +38,9 @@ func flood(ctx context.Context, to string, addresses int) int64 {
 	return n.Load()
 }
 
-// during is the processor time that the aggregator takes while its ports are flooded.
-func during(ctx context.Context, t *testing.T, a *Aggregator, ports []int64, length time.Duration) time.Duration {
+// floodPorts floods ports of this host.
+func floodPorts(ctx context.Context, t *testing.T, ports []int64, length time.Duration) {
 	t.Helper()
-	before, err := a.CPU()
-	if err != nil {
-		t.Fatal(err)
-	}
 	flooding, end := context.WithTimeout(ctx, length)
 	defer end()
 	var all sync.WaitGroup
@@ -57,6 +54,29 @@ func during(ctx context.Context, t *testing.T, a *Aggregator, ports []int64, len
 		})
 	}
 	all.Wait()
+}
+
+// silent starts an aggregator that logs no refusals.
+func silent(t *testing.T) (context.Context, *Aggregator) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	a, err := Start(ctx, program, "--log-level", "error")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Stop() })
+	return ctx, a
+}
+
+// during returns the processor time that an aggregator takes while f runs.
+func during(t *testing.T, a *Aggregator, f func()) time.Duration {
+	t.Helper()
+	before, err := a.CPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f()
 	after, err := a.CPU()
 	if err != nil {
 		t.Fatal(err)
@@ -67,29 +87,39 @@ func during(ctx context.Context, t *testing.T, a *Aggregator, ports []int64, len
 // TestAFloodOfStrangersTakesLittle measures until the first moment is over, in which a rack of workers may come at once.
 func TestAFloodOfStrangersTakesLittle(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	a, err := Start(ctx, program, "--log-level", "error")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Stop()
+	ctx, a := silent(t)
 	ports, err := a.listening()
 	if err != nil || len(ports) < 2 {
 		t.Fatalf("the aggregator listens on %d, %v, want the control plane's port and the data path's", ports, err)
 	}
 	// The promise is 1 % of a core. The kernel counts hundredths of a second, and work takes longer on a machine with other load.
 	const most = 2 * time.Second / 100
-	used := most + 1
-	for try := 0; used > most && try < 5; try++ {
-		used = during(ctx, t, a, ports, 3*time.Second) / 3
+	windows := make([]time.Duration, 5)
+	for i := range windows {
+		windows[i] = during(t, a, func() { floodPorts(ctx, t, ports, 3*time.Second) }) / 3
 	}
+	slices.Sort(windows)
+	used := windows[len(windows)/2]
 	if used > most {
-		t.Errorf("a flood takes %v of a core in each second, want at most 1 %%", used)
+		t.Errorf("a flood takes %v of a core in each second, the median of %v, want at most 1 %%", used, windows)
 	}
 	rss, err := a.resident()
 	if err != nil || rss > a.idle+64<<20 {
 		t.Errorf("%d MiB are resident, %d when idle: %v", rss>>20, a.idle>>20, err)
 	}
 	t.Logf("a flood costs %v of a core in each second; %d MiB are resident, %d when idle", used, rss>>20, a.idle>>20)
+}
+
+// TestFramesThatMakeNoCallTakeLittle sends frames of each kind over a connection of its own, all at once.
+func TestFramesThatMakeNoCallTakeLittle(t *testing.T) {
+	t.Parallel()
+	ctx, a := silent(t)
+	flooding, end := context.WithTimeout(ctx, 3*time.Second)
+	defer end()
+	// Work takes longer on a machine with other load.
+	used, most := during(t, a, func() { a.floodAll(flooding) })/3, time.Duration(len(belowCalls))*2*time.Second/100
+	if used > most {
+		t.Errorf("%d connections take %v of a core in each second, want at most 1 %% each", len(belowCalls), used)
+	}
+	t.Logf("%d connections cost %v of a core in each second", len(belowCalls), used)
 }

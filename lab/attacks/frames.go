@@ -8,11 +8,13 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
@@ -23,7 +25,11 @@ func (a *Aggregator) frames(ctx context.Context, f func(*http2.Framer) error) er
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(10 * time.Second))
+	end := time.Now().Add(3 * window)
+	if d, ok := ctx.Deadline(); ok && d.Before(end) {
+		end = d
+	}
+	c.SetDeadline(end)
 	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
 		return nil
 	}
@@ -37,15 +43,80 @@ func (a *Aggregator) frames(ctx context.Context, f func(*http2.Framer) error) er
 	return nil
 }
 
-// request is the head of a call.
-func request(path string) []byte {
+// request is the head of a call, with more fields.
+func request(path string, more ...[2]string) []byte {
 	var head bytes.Buffer
 	e := hpack.NewEncoder(&head)
-	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", path}, {":authority", "x"},
-		{"content-type", "application/json"}} {
+	for _, h := range append([][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", path}, {":authority", "x"},
+		{"content-type", "application/json"}}, more...) {
 		e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
 	}
 	return head.Bytes()
+}
+
+// belowCalls are kinds of frames that make no call, as the n-th of a connection.
+var belowCalls = map[string]func(f *http2.Framer, n uint32) error{
+	"ping":     func(f *http2.Framer, n uint32) error { return f.WritePing(false, [8]byte{byte(n)}) },
+	"settings": func(f *http2.Framer, n uint32) error { return f.WriteSettings() },
+	"priority": func(f *http2.Framer, n uint32) error { return f.WritePriority(2*n+1, http2.PriorityParam{Weight: 1}) },
+	"window":   func(f *http2.Framer, n uint32) error { return f.WriteWindowUpdate(0, 1) },
+	"unknown":  func(f *http2.Framer, n uint32) error { return f.WriteRawFrame(0x42, 0, 0, make([]byte, 16<<10)) },
+	"a malformed head": func(f *http2.Framer, n uint32) error {
+		head := request("/", [2]string{"UPPER", "x"})
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: head, EndHeaders: true})
+	},
+	"a bomb": func(f *http2.Framer, n uint32) error { // one large field, told again and again by its number
+		head := request("/", [2]string{"large", strings.Repeat("x", 3<<10)})
+		head = append(head, bytes.Repeat([]byte{0x80 | 62}, 12<<10)...)
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*n + 1, BlockFragment: head, EndHeaders: true})
+	},
+}
+
+// FramesBelowCalls sends frames that make no call, of each kind over a connection of its own, without pause.
+func FramesBelowCalls(ctx context.Context, a *Aggregator) error {
+	ctx, cancel := context.WithTimeout(ctx, window)
+	defer cancel()
+	a.floodAll(ctx)
+	return nil
+}
+
+func (a *Aggregator) floodAll(ctx context.Context) {
+	var all sync.WaitGroup
+	for _, send := range belowCalls {
+		all.Go(func() { a.flood(ctx, send) })
+	}
+	all.Wait()
+}
+
+// flood sends frames of a kind until ctx ends, over another connection when one is closed.
+func (a *Aggregator) flood(ctx context.Context, send func(*http2.Framer, uint32) error) {
+	for ctx.Err() == nil {
+		a.frames(ctx, func(f *http2.Framer) (err error) {
+			for n := uint32(0); ctx.Err() == nil && err == nil; n++ {
+				err = send(f, n)
+			}
+			return err
+		})
+		time.Sleep(window / 6) // to connect is another attack
+	}
+}
+
+// MemberResets begins calls of a worker and takes each back at once.
+func MemberResets(ctx context.Context, a *Aggregator) error {
+	w := a.newTenant("")
+	if err := w.join(ctx, newName("resets"), 1); err != nil {
+		return err
+	}
+	defer w.leave(ctx)
+	ctx, cancel := context.WithTimeout(ctx, window)
+	defer cancel()
+	head := request(apiconnect.JobServiceBarrierProcedure, [2]string{strings.ToLower(api.SessionHeader), w.session})
+	a.flood(ctx, func(f *http2.Framer, n uint32) error {
+		id := 2*n + 1
+		return errors.Join(f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: head, EndHeaders: true}),
+			f.WriteRSTStream(id, http2.ErrCodeCancel))
+	})
+	return nil
 }
 
 // RapidResets begins calls and takes each back at once.

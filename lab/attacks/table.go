@@ -16,10 +16,12 @@ var Strangers = []Attack{
 	{Name: "rapid resets", Run: RapidResets},
 	{Name: "headers without end", Run: HeadersWithoutEnd},
 	{Name: "pings and settings", Run: PingsAndSettings},
+	{Name: "frames below calls", Run: FramesBelowCalls},
 	{Name: "slow bodies", Run: SlowBodies},
 	{Name: "large heads", Run: LargeHeads},
 	{Name: "pipelined", Run: Pipelined},
 	{Name: "the data path", Run: DataPath},
+	{Name: "a crowd at the data path", Run: CrowdAtTheDataPath},
 }
 
 // Tenants returns the attacks of jobs that were let in. They need a folder for checkpoints.
@@ -33,6 +35,7 @@ func Tenants(checkpoints string) []Attack {
 		{Name: "guessed sessions", Run: GuessSessions},
 		{Name: "another's token", Run: OthersToken},
 		{Name: "a flood of barriers", Run: BarrierFlood},
+		{Name: "a member's resets", Run: MemberResets},
 		{Name: "half closed", Run: HalfClosed},
 		{Name: "huge tensors", Run: HugeTensors, Flags: []string{"--max-job-memory", fmt.Sprint(512 << 20)}},
 		{Name: "commits while tensors are registered", Run: CommitWhileRegistering},
@@ -44,5 +47,8 @@ func Tenants(checkpoints string) []Attack {
 		{Name: "saves by a changing number of workers", Run: SaveAndResize, Flags: saves},
 		{Name: "memory of the aggregator", Run: WriteParameters},
 		{Name: "holes in shared memory", Run: HolesInMemory},
+		{Name: "empty frames", Run: EmptyFrames},
+		{Name: "regions without end", Run: RegionsWithoutEnd},
+		{Name: "sockets that linger", Run: SocketsThatLinger},
 	}
 }

@@ -47,6 +47,9 @@ func (n *tenant) join(ctx context.Context, job string, workers int) (err error) 
 	return err
 }
 
+// leave ends the tenant's membership.
+func (n *tenant) leave(ctx context.Context) { n.rpc.Leave(ctx, &api.LeaveRequest{}) }
+
 // AbsentWorkers starts jobs whose only worker is never heard of again, as fast as it can, while a new job wants to start.
 func AbsentWorkers(ctx context.Context, a *Aggregator) error {
 	return besideNewJob(ctx, a, func(ctx context.Context, i int) {

@@ -1,4 +1,4 @@
-// Package binary builds the rackweave command for tests that run it.
+// Package binary builds this module's commands for tests that run them.
 package binary
 
 import (
@@ -8,12 +8,16 @@ import (
 	"path/filepath"
 )
 
-// Build builds the command into a folder and returns its path.
-func Build(ctx context.Context, folder string) (string, error) {
-	file := filepath.Join(folder, "rackweave")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", file, "github.com/rackweave/rackweave/cmd/rackweave")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build rackweave: %w: %s", err, out)
+const module = "github.com/rackweave/rackweave/"
+
+// Build builds the rackweave command, and others by their folders in this module, into a folder. It returns rackweave's path.
+func Build(ctx context.Context, folder string, others ...string) (string, error) {
+	args := []string{"build", "-o", folder + string(filepath.Separator), module + "cmd/rackweave"}
+	for _, other := range others {
+		args = append(args, module+other)
 	}
-	return file, nil
+	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build commands: %w: %s", err, out)
+	}
+	return filepath.Join(folder, "rackweave"), nil
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Plant is a bug: New stands in a function where the file has Old.
+// Plant is a bug: New replaces Old in a function of the file.
 type Plant struct {
 	Name     string
 	File     string // from the module's root
@@ -27,10 +27,10 @@ func (p *Plant) Check(t *testing.T) {
 	}
 }
 
-// Bed is a package's tests, built with bugs of which each run wakes one.
+// Bed is the binary of a package's tests, built with bugs of which each run activates one.
 type Bed struct{ binary string }
 
-// variable says which bug is awake, counted from 1.
+// variable is the environment variable with the number of the active bug, counted from 1.
 const variable = "RACKWEAVE_PLANTED"
 
 // Build builds the tests of the package in the working directory with all bugs, without touching the source.
@@ -75,10 +75,10 @@ func Build(t *testing.T, plants []Plant) *Bed {
 	return b
 }
 
-// None is no bug.
+// None stands for no bug.
 const None = -1
 
-// Run runs the tests with the i-th bug, or with None, and returns what they print.
+// Run runs the tests with the i-th bug, or with None, and returns their output.
 func (b *Bed) Run(ctx context.Context, i int, args ...string) (string, error) {
 	c := exec.CommandContext(ctx, b.binary, args...)
 	c.Env = append(os.Environ(), fmt.Sprint(variable, "=", i+1))
@@ -86,7 +86,7 @@ func (b *Bed) Run(ctx context.Context, i int, args ...string) (string, error) {
 	return string(out), err
 }
 
-// root is the module's directory.
+// root returns the module's directory.
 func root(t *testing.T) string {
 	t.Helper()
 	dir, err := os.Getwd()

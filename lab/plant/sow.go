@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// seed is a plant of a number, which wakes it.
+// seed is a plant with its number.
 type seed struct {
 	Plant
 	number int
@@ -21,14 +21,14 @@ type sown struct {
 	text, pkg string
 }
 
-// variable is a file that reads which bug is awake.
+// variable returns a file that reads the number of the active bug.
 func (s *sown) variable() string {
 	return fmt.Sprintf("package %s\n\nimport (\n\t\"os\"\n\t\"strconv\"\n)\n\nvar planted, _ = strconv.Atoi(os.Getenv(%q))\n",
 		s.pkg, variable)
 }
 
-// sow gives each function with a bug a twin that has it, which the function calls where the bug is awake. So one build holds all
-// bugs, though two may be in one place.
+// sow gives each function with a bug a twin with the bug. The function calls its twin if the bug is active. So one build holds all
+// bugs, even several in one place.
 func sow(name, text string, seeds []seed) (*sown, error) {
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, name, text, parser.SkipObjectResolution)
@@ -37,7 +37,7 @@ func sow(name, text string, seeds []seed) (*sown, error) {
 	}
 	at := func(p token.Pos) int { return files.Position(p).Offset }
 	source := func(n ast.Node) string { return text[at(n.Pos()):at(n.End())] }
-	calls, twins := make(map[int]string), "" // calls by the place where they are put in
+	calls, twins := make(map[int]string), "" // calls by their position
 	for _, s := range seeds {
 		if n := strings.Count(text, s.Old); n != 1 {
 			return nil, fmt.Errorf("%s has %q %d times: change the plant so that it names one place", name, s.Old, n)
@@ -62,7 +62,7 @@ func sow(name, text string, seeds []seed) (*sown, error) {
 	return &sown{text + twins, parsed.Name.Name}, nil
 }
 
-// calling is statements that return what a function's twin does.
+// calling returns statements that call a function's twin and return its results.
 func calling(f *ast.FuncDecl, twin string, source func(ast.Node) string) string {
 	call := append(arguments(f.Recv, source), twin)
 	statement := fmt.Sprintf("%s(%s)", strings.Join(call, "."), strings.Join(arguments(f.Type.Params, source), ", "))
@@ -72,7 +72,7 @@ func calling(f *ast.FuncDecl, twin string, source func(ast.Node) string) string 
 	return "return " + statement
 }
 
-// arguments lists parameters as a call passes them on, or any value for those without a name, which nobody uses.
+// arguments lists parameters as a call passes them on, or any value for unnamed ones, because they are not used.
 func arguments(fields *ast.FieldList, source func(ast.Node) string) (args []string) {
 	if fields == nil {
 		return nil

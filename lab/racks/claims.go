@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/planner"
 )
 
 // Claim is something that measured rows must show.
@@ -56,7 +57,7 @@ func Claims(rows []Row) (all []Claim) {
 		off = r.Fabric.Simulated(shape, r.Bytes)/r.Seconds - 1
 		claim(fmt.Sprintf("%s: simulated within %.0f%%", r.Key(), 100*mostOff), off, max(off, -off) <= mostOff, r)
 		if r.Fabric.Racks > 1 {
-			want := r.Fabric.Planned().Loads(shape)[hierarchy.Uplink]
+			want := r.Fabric.Planned().Loads(shape)[planner.Uplink]
 			share := r.Uplinks / r.Bytes / want
 			claim(fmt.Sprintf("%s: an uplink carries %.2f models a step", r.Key(), want), share, share <= mostUplink, r)
 		}

@@ -41,13 +41,6 @@ func TestATableSaysWhatIsVoid(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
-	if c := Chart("none", report.Machine{}, nil); len(c.Series) != 0 {
-		t.Errorf("series of no rows: %+v", c.Series)
-	}
-	if c := Chart("t", report.Machine{}, rows); len(c.Series) != 3 || c.Series[1].Values[1] != 1.5 || c.Series[2].Values[1] != 1.9 ||
-		len(c.Categories) != 5 {
-		t.Errorf("series %+v", c.Series)
-	}
 }
 
 // Each claim fails for rows that contradict it, and is void for rows of a busy machine.

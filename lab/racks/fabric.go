@@ -137,17 +137,8 @@ func (f *Fabric) SetRate(ctx context.Context, rack int, rate float64) error {
 
 // SetUplink shapes a rack's uplink anew, in both directions.
 func (f *Fabric) SetUplink(ctx context.Context, rack int, rate float64) error {
-	return f.reshape(ctx, [2]string{UplinkPort(rack), downlinkPort(rack)}, rate)
-}
-
-// SetPodUplink shapes a pod's uplink anew, in both directions.
-func (f *Fabric) SetPodUplink(ctx context.Context, pod int, rate float64) error {
-	return f.reshape(ctx, podPorts(pod), rate)
-}
-
-func (f *Fabric) reshape(ctx context.Context, ports [2]string, rate float64) error {
 	var b strings.Builder
-	for _, port := range ports {
+	for _, port := range []string{UplinkPort(rack), downlinkPort(rack)} {
 		fmt.Fprintf(&b, "tc -n %s qdisc change dev %s root tbf rate %.0fbit burst %s limit %s\n", f.switches(), port, rate, burst, queue)
 	}
 	return sh(ctx, b.String())

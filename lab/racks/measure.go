@@ -50,7 +50,8 @@ func (c *Config) payloadRate() float64 { return c.Rate * goodput / 8 }
 func (l *Lab) spec(m models.Model, server string) bench.Spec {
 	return bench.Spec{
 		Workers: l.Racks * l.Workers, Procs: true, Provider: verbs.ProviderTCP, Model: m, DType: chunk.F32, Optimizer: "sum",
-		Iters: l.Iters, Warmup: l.Warmup, Verify: l.Verify, Seed: 1, Server: server,
+		Iters: l.Iters, Warmup: l.Warmup, Verify: l.Verify, Seed: 1,
+		Target: bench.Target{Server: server},
 	}
 }
 
@@ -91,7 +92,7 @@ func (l *Lab) exchange(ctx context.Context, spec bench.Spec) (Measured, error) {
 }
 
 // Peer measures another library's exchange of a model by all workers, tensor by tensor.
-func (l *Lab) Peer(ctx context.Context, p peers.Peer, m models.Model, servers []Host) (Measured, error) {
+func (l *Lab) Peer(ctx context.Context, p *peers.Peer, m models.Model, servers []Host) (Measured, error) {
 	if err := p.Probe(ctx); err != nil {
 		return Measured{}, err
 	}

@@ -9,14 +9,15 @@ import (
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/lab/binary"
 )
 
 // folder is where tests keep what they share.
 var folder string
 
-// build makes the rackweave command, once for all tests.
-var build = sync.OnceValues(func() (string, error) { return binary.Build(context.Background(), folder) })
+// build makes the commands, once for all tests.
+var build = sync.OnceValues(func() (string, error) { return binary.Build(context.Background(), folder, "lab/cmd/racks") })
 
 // program returns the rackweave command for a test.
 func program(t *testing.T) string {
@@ -88,7 +89,7 @@ func TestTwoRacksSendOneModelThroughTheCore(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %v", shape, err)
 		}
-		want := l.Planned().Loads(shape)[hierarchy.Uplink] // one model; of flat each worker's
+		want := l.Planned().Loads(shape)[planner.Uplink] // one model; of flat each worker's
 		if models := got.Uplinks / bytes; models < 0.9*want || models > 1.03*want {
 			t.Errorf("%v: an uplink carried %.3f models a step, not %.0f", shape, models, want)
 		}

@@ -12,25 +12,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/planner"
 )
 
-// plan is what `rackweave plan --probe --json` prints, with --in-rack all of it.
+// plan holds the output of `rackweave probe --json`.
 type plan struct {
-	Links  hierarchy.Links
-	InRack struct {
-		Up          float64 `json:"up_bytes_per_second"`
-		Down        float64 `json:"down_bytes_per_second"`
-		UpLatency   float64 `json:"up_latency_seconds"`
-		DownLatency float64 `json:"down_latency_seconds"`
-	} `json:"in_rack"`
-	Best string
+	Links planner.Links
+	Best  string
 }
 
 // measured has the aggregators of a lab measure their links.
-func measured(t *testing.T, l *Lab, flags ...string) (p plan) {
+func measured(t *testing.T, l *Lab) (p plan) {
 	t.Helper()
-	argv := l.PlanCommand(l.Program, 0, append(flags, "--bytes", "500KB", "--json")...)
+	argv := l.ProbeCommand(l.Program, 0, "--bytes", "500KB", "--json")
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -55,11 +49,7 @@ func isAsShaped(link string, rate, latency, shaped float64) error {
 }
 
 // areAsShaped checks all that was measured where rack 2 alone has a slow uplink.
-func (p *plan) areAsShaped(fast, slow, workers float64) error {
-	errs := []error{
-		isAsShaped("from a worker to its aggregator", p.InRack.Up, p.InRack.UpLatency, workers),
-		isAsShaped("from an aggregator to its worker", p.InRack.Down, p.InRack.DownLatency, workers),
-	}
+func (p *plan) areAsShaped(fast, slow float64) (err error) {
 	for i := range p.Links.Rate {
 		for j, rate := range p.Links.Rate[i] {
 			want := fast
@@ -67,14 +57,14 @@ func (p *plan) areAsShaped(fast, slow, workers float64) error {
 				want = slow
 			}
 			if i != j {
-				errs = append(errs, isAsShaped(fmt.Sprintf("from rack %d to rack %d", i, j), rate, p.Links.Latency[i][j], want))
+				err = errors.Join(err, isAsShaped(fmt.Sprintf("from rack %d to rack %d", i, j), rate, p.Links.Latency[i][j], want))
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
-// Uplinks of 80, 80 and 20 Mb/s: links are measured as they are shaped, between racks and in one, and the job goes around the slow
+// Uplinks of 80, 80 and 20 Mb/s: links are measured as they are shaped, and the job goes around the slow
 // rack, which a root elsewhere, or the end of a chain, spares a quarter of its bytes.
 func TestShapeAutoGoesAroundASlowUplink(t *testing.T) {
 	const fast, slow, workers = 80e6, 20e6, 160e6
@@ -90,11 +80,11 @@ func TestShapeAutoGoesAroundASlowUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Stop()
-	p := measured(t, l, "--in-rack")
-	for again := 2; p.areAsShaped(fast, slow, workers) != nil && again > 0; again-- { // other tests may take the cores
-		p = measured(t, l, "--in-rack")
+	p := measured(t, l)
+	for again := 2; p.areAsShaped(fast, slow) != nil && again > 0; again-- { // other tests may take the cores
+		p = measured(t, l)
 	}
-	if err := p.areAsShaped(fast, slow, workers); err != nil {
+	if err := p.areAsShaped(fast, slow); err != nil {
 		t.Error(err)
 	}
 	if p.Best != "root" && p.Best != "chain" { // both put one model on the slow uplink, where sharded puts a third more

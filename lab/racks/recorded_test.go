@@ -8,7 +8,7 @@ import (
 )
 
 // What was measured on emulated links agrees with the planner's formula and its simulation. Replace the file by what make racks
-// leaves in build/racks/racks.json.
+// leaves in build/racks.json.
 func TestRecordedStepsAgreeWithPlannerAndSimulation(t *testing.T) {
 	text, err := os.ReadFile("testdata/racks.json")
 	if err != nil {

@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"strconv"
 	"strings"
 	"time"
 )
 
 // StatusCommand returns the command line that prints the status of a rack's aggregator.
 func (c *Config) StatusCommand(program string, rack int, flags ...string) []string {
-	argv := append([]string{program, "status", "--server", c.URL(rack), "--token", adminToken}, flags...)
+	argv := append(asAdmin(program, "status", "--server", c.URL(rack), "--insecure"), flags...)
 	return c.Aggregator(rack).Command(argv...)
 }
 
@@ -23,7 +22,6 @@ type Status struct {
 		State       string
 		Shape       string
 		ShapeReason string `json:"shape_reason"`
-		Changes     int    `json:"shape_changes"`
 		Racks       []struct {
 			Name    string
 			Awaited int    `json:"awaited_chunks,string"` // that wait for the rack
@@ -49,10 +47,9 @@ func (l *Lab) Status(ctx context.Context, rack int) (s Status, err error) {
 	return s, nil
 }
 
-// PlanCommand returns the command line by which a rack's first worker has its aggregator measure the links between racks.
-func (c *Config) PlanCommand(program string, rack int, flags ...string) []string {
-	argv := append([]string{program, "plan", "--probe", "--server", c.URL(rack), "--token", adminToken, "--workers",
-		strconv.Itoa(c.Workers)}, flags...)
+// ProbeCommand returns the command line by which a rack's first worker has its aggregator measure the links between racks.
+func (c *Config) ProbeCommand(program string, rack int, flags ...string) []string {
+	argv := append(asAdmin(program, "probe", "--server", c.URL(rack), "--insecure"), flags...)
 	return c.Worker(rack, 0).Command(argv...)
 }
 

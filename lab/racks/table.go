@@ -3,8 +3,6 @@ package racks
 import (
 	"fmt"
 	"io"
-	"math"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -48,47 +46,4 @@ func WriteTable(w io.Writer, machine report.Machine, rows []Row) error {
 			uplink, strings.Join(remarks, "; "))
 	}
 	return t.Flush()
-}
-
-// Chart plots the step times of rows with the same links, each beside its bound.
-func Chart(title string, machine report.Machine, rows []Row) *report.Chart {
-	c := &report.Chart{
-		Title: title, YLabel: "step (s)", Caption: []string{
-			machine.String(), "emulated links: network namespaces and tbf; lower is better; a bound is bytes over the tightest link's rate",
-		},
-	}
-	place := func(of []string, name string) ([]string, int) {
-		if i := slices.Index(of, name); i >= 0 {
-			return of, i
-		}
-		return append(of, name), len(of)
-	}
-	var models []string
-	for _, r := range rows {
-		c.Categories, _ = place(c.Categories, r.Name)
-		models, _ = place(models, r.Model)
-	}
-	for _, model := range models {
-		step, bound, predicted := missing(len(c.Categories)), missing(len(c.Categories)), missing(len(c.Categories))
-		for _, r := range rows {
-			if _, i := place(c.Categories, r.Name); r.Model == model && r.Error == "" {
-				step[i], bound[i] = r.Seconds, r.Bound
-				if r.Predicted > 0 {
-					predicted[i] = r.Predicted
-				}
-			}
-		}
-		c.Series = append(c.Series, report.Series{Label: model, Values: step}, report.Series{Label: model + ", bound", Values: bound},
-			report.Series{Label: model + ", predicted", Values: predicted})
-	}
-	return c
-}
-
-// missing returns the values of a series that has none yet.
-func missing(n int) []float64 {
-	values := make([]float64, n)
-	for i := range values {
-		values[i] = math.NaN()
-	}
-	return values
 }

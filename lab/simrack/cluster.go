@@ -11,28 +11,27 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/racktest"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
-	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// cluster is a schedule's rack: the aggregator's NICs, which are the first hosts, and a host for every worker of every job.
+// cluster is a schedule's rack. The aggregator's NICs are the first hosts, followed by a host for every worker of every job.
 type cluster struct {
 	schedule *Schedule
-	sim      *fabric.Sim
+	sim      *simfabric.World
 	hosts    []*verbs.Device
 	engine   *aggregate.Engine
 	jobs     []*job
-	clock    *numa.Arena // holds virtual time, in ns, where the C workers read it
+	clock    *numa.Arena // holds virtual time, in ns, for the C workers
 	now      int64       // virtual time, in ns
 	log      func(format string, args ...any)
 
-	aggregatorDown []int // its NICs without a link, as the control plane says
+	aggregatorDown []int // the aggregator's NICs without a link, according to the control plane
 }
 
-// job is a job of a schedule that runs.
+// job is a running job of a schedule.
 type job struct {
 	*JobSchedule
 	index   int
@@ -41,22 +40,21 @@ type job struct {
 	oracle  *oracle
 	stream  *streamOracle       // mode stream; else nil
 	memory  aggregate.MemoryUse // what it held after the last registration
-	waiting int                 // members that wait for the next batch to be registered
 	batches int                 // that were registered
 	ops     int                 // operations that completed, over all members
 
-	struck   bool          // something fatal may have happened to it
-	doubtful bool          // a worker may have sent false gradients: results prove nothing
-	failed   time.Duration // when its failure was first noticed; 0: it has not failed
-	changed  bool          // its policy
-	skipped  bool          // the aggregator was gone before it could start
+	struck   bool          // a fatal fault may have hit it
+	doubtful bool          // a worker may have sent false gradients, so results prove nothing
+	failed   time.Duration // time at which its failure was first noticed, or 0
+	changed  bool          // its policy was changed
+	skipped  bool          // the aggregator ended before it could start
 	closed   bool
 }
 
 func newCluster(s *Schedule, log func(format string, args ...any)) (*cluster, error) {
 	c := &cluster{schedule: s, log: log}
 	var err error
-	if c.sim, err = fabric.NewSim(s.Seed); err != nil {
+	if c.sim, err = simfabric.New(s.Seed); err != nil {
 		return c, err
 	}
 	c.sim.SetOrder(s.Order)
@@ -126,7 +124,7 @@ func (c *cluster) addHost(name string) error {
 	if c.schedule.Failovers != nil {
 		options += ",link=1"
 	}
-	d, err := verbs.Open(verbs.ProviderSim, name, options)
+	d, err := verbs.Open(simfabric.Provider, name, options)
 	if err == nil {
 		c.hosts = append(c.hosts, d)
 	}
@@ -163,15 +161,15 @@ func (c *cluster) start(j *job) error {
 		cfg.AckTimeout = s.Failovers.AckTimeout
 	}
 	if j.Sets {
-		cfg.Job.Decided = func(a policy.Act) { j.stream.decided = append(j.stream.decided, a) }
+		cfg.Job.Decided = j.stream.decide
 	}
 	rack, err := racktest.Open(cfg)
 	if err != nil {
-		return err // what was opened is closed
+		return err // opened resources were closed
 	}
 	j.rack = rack
 	if j.stream != nil {
-		if err := rack.Job.Trace(context.Background(), traceEvents); err != nil {
+		if _, _, err := rack.Job.Trace(context.Background(), traceEvents); err != nil {
 			return err
 		}
 	}
@@ -197,7 +195,6 @@ func (j *JobSchedule) tensors(batch int) (out []chunk.Tensor) {
 func (j *job) register() error {
 	err := j.rack.Add(j.tensors(j.batches))
 	j.batches++
-	j.waiting = 0
 	j.memory = j.rack.Job.Memory()
 	return err
 }
@@ -210,7 +207,7 @@ func (j *job) close() error {
 	return j.rack.Close()
 }
 
-// close closes everything. What cannot be closed was leaked.
+// close closes everything. A resource that cannot be closed was leaked.
 func (c *cluster) close() error {
 	var errs []error
 	for _, j := range c.jobs {

@@ -11,25 +11,26 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// failoverSchedule is a rack whose NICs have links that fail, and connections that go on over others. Where they go is not drawn:
-// the code that every worker runs decides (packages lanes and failover), and the schedule says when it learns what.
+// failoverSchedule is a rack whose NICs have links that fail, and connections that fail over to others. The schedule does not draw
+// the new paths. The code of every worker chooses them (packages lanes and failover), and the schedule determines when it learns of
+// links.
 type failoverSchedule struct {
-	WorkerNICs int
-	AckTimeout time.Duration
-	Ports      []linkFault   // in which another path stays open
-	Rumours    int           // times that a connection is said to be broken which is not
-	Notice     time.Duration // the most that it takes to tell workers of the aggregator's links
-	Slow       time.Duration // the most that each step of a failover takes
+	WorkerNICs   int
+	AckTimeout   time.Duration
+	Ports        []linkFault   // faults during which another path stays open
+	FalseReports int           // number of false reports of a broken connection
+	Notice       time.Duration // longest time until workers are notified of the aggregator's links
+	Slow         time.Duration // longest duration of each step of a failover
 }
 
-// failovers draws them, from randomness of their own: the rest of the schedule is what it would be without.
+// failovers draws failovers from randomness of their own, so that the rest of the schedule does not depend on them.
 func failovers(s *Schedule) {
 	d := draw{rand.New(rand.NewPCG(s.Seed, 3))}
 	if s.ByReference || s.CopiesAtPost || s.Fault.Kind == Rogue || d.chance(35) {
 		return
 	}
 	f := &failoverSchedule{
-		WorkerNICs: d.between(1, 3), AckTimeout: d.duration(100*time.Millisecond, time.Second), Rumours: d.IntN(20),
+		WorkerNICs: d.between(1, 3), AckTimeout: d.duration(100*time.Millisecond, time.Second), FalseReports: d.IntN(20),
 		Notice: d.duration(0, 200*time.Millisecond), Slow: d.duration(0, 30*time.Millisecond),
 	}
 	if s.NICs == 1 && f.WorkerNICs == 1 {
@@ -42,7 +43,7 @@ func failovers(s *Schedule) {
 	for at := time.Duration(0); d.chance(60); {
 		from := at + d.duration(0, 3*time.Millisecond)
 		to := from + d.duration(0, 2*time.Second)
-		// Hosts are numbered as newCluster makes them.
+		// Hosts are numbered as in newCluster.
 		if s.NICs > 1 && d.chance(60) {
 			f.Ports = append(f.Ports, linkFault{d.IntN(s.NICs), from, to})
 		}
@@ -54,9 +55,9 @@ func failovers(s *Schedule) {
 	s.Failovers = f
 }
 
-// tellLink lets the workers know of a link that went up or down: their own at once, the aggregator's when its control plane
-// says so.
-func (r *run) tellLink(host int, up bool) {
+// notifyLink notifies the workers of a link that went up or down: of their own at once, and of the aggregator's when its control
+// plane reports it.
+func (r *run) notifyLink(host int, up bool) {
 	if r.Failovers == nil {
 		return
 	}
@@ -76,13 +77,13 @@ func (r *run) tellLink(host int, up bool) {
 	}
 	r.later(after, func() error {
 		if r.changes[host] == change {
-			r.tellAggregatorLink(host, up)
+			r.notifyAggregatorLink(host, up)
 		}
 		return nil
 	})
 }
 
-func (r *run) tellAggregatorLink(nic int, up bool) {
+func (r *run) notifyAggregatorLink(nic int, up bool) {
 	r.aggregatorDown = slices.DeleteFunc(r.aggregatorDown, func(n int) bool { return n == nic })
 	if !up {
 		r.aggregatorDown = append(r.aggregatorDown, nic)
@@ -94,7 +95,7 @@ func (r *run) tellAggregatorLink(nic int, up bool) {
 	}
 }
 
-// failOver takes the steps of failovers that are due.
+// failOver takes the due steps of failovers.
 func (r *run) failOver() {
 	if r.Failovers == nil || r.aggregatorDead {
 		return
@@ -103,7 +104,7 @@ func (r *run) failOver() {
 		if m.over() && !m.done || m.left || m.job.closed || m.job.failed != 0 || m.job.rack.Job.Failure() != nil {
 			continue
 		}
-		r.tellBreaks(m)
+		r.notifyBreaks(m)
 		m.w.Look()
 		for lane := range m.due {
 			r.advance(m, lane)
@@ -111,10 +112,10 @@ func (r *run) failOver() {
 	}
 }
 
-// tellBreaks lets a member know of its connections that broke at the aggregator, and at times of one that did not.
-func (r *run) tellBreaks(m *member) {
-	if r.rumours > 0 && r.rng.IntN(100) == 0 {
-		r.rumours--
+// notifyBreaks notifies a member of its connections that broke at the aggregator, and sometimes of one that did not break.
+func (r *run) notifyBreaks(m *member) {
+	if r.falseReports > 0 && r.rng.IntN(100) == 0 {
+		r.falseReports--
 		lane := r.rng.IntN(r.Lanes)
 		m.w.Broke(lane, m.w.Attempt(lane))
 	}

@@ -5,41 +5,41 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/cgo/worker"
 )
 
-// Fault is the one fatal thing that happens in a schedule.
+// Fault is the one fatal fault of a schedule.
 type Fault struct {
 	Kind              FaultKind
 	Job, Worker, Lane int
-	After             int           // operations of its job that complete first
-	Notice            time.Duration // how long the control plane takes to notice what it must
-	Silent            bool          // peers of a queue pair that fails are not told
+	After             int           // number of operations of its job that complete first
+	Notice            time.Duration // time until the control plane notices the fault
+	Silent            bool          // peers of a queue pair that fails are not notified
 	Rogue             rogueKind
 }
 
-// FaultKind is what goes wrong for good.
+// FaultKind is the kind of a fatal fault.
 type FaultKind int
 
-// The faults. The data path cannot notice that a host is dead or cut off, which sends nothing. There the control plane notices, as
-// the service does, by a membership stream that ends.
+// These are the faults. A host that is dead or cut off sends nothing, so the data path cannot notice it. The control plane notices
+// it, as the service does, by a membership stream that ends.
 const (
 	NoFault        FaultKind = iota
 	KillWorker               // its host stops
 	CutWorker                // its host loses its link for good
 	KillAggregator           // the aggregator's host stops
-	StaleKey                 // a message of a worker's is refused as if its key were stale
+	StaleKey                 // a message of a worker is refused as if its key were stale
 	QPFail                   // a worker's queue pair fails
-	AnyStaleKey              // a message of any queue pair is refused so, the aggregator's included
+	AnyStaleKey              // a message of any queue pair, including the aggregator's, is refused as if its key were stale
 	AnyQPFail                // any queue pair fails
 	AnyOverrun               // a completion queue overruns, a worker's or a lane's
 	ShrinkCQ                 // a worker's completion queue becomes too small
-	WorkerAborts             // a worker's program gives up
+	WorkerAborts             // a worker's program ends
 	WorkerTimeout            // a worker's wait reaches its deadline
 	JobFailed                // the control plane ends the job
 	JobClosed                // the control plane closes the job
-	Rogue                    // a worker sends what the protocol forbids
+	Rogue                    // a worker sends messages that the protocol forbids
 	faultKinds
 )
 
@@ -74,16 +74,16 @@ func (d draw) fault(s *Schedule) Fault {
 	if d.chance(30) {
 		f.Kind, f.Rogue = Rogue, rogueKind(d.IntN(int(rogueKinds)))
 		if d.chance(20) {
-			f.Rogue = rogueTwice // few of these find their moment
+			f.Rogue = rogueTwice // few faults find their moment
 		}
 	}
 	return f
 }
 
-// noticed is how soon all survivors must have ended after a failure was first seen anywhere.
+// noticed bounds the time from a failure's first notice anywhere to the end of all survivors.
 const noticed = time.Second
 
-// due reports whether it is time for the fault. A rogue waits until none of its worker's messages is in flight, so that it does
+// due reports whether the fault's time has come. A rogue waits until none of its worker's messages is in flight, so that it does
 // not overwrite one.
 func (r *run) due() bool {
 	j := r.jobs[r.Fault.Job]
@@ -100,7 +100,7 @@ func (r *run) due() bool {
 	return r.Fault.Kind != Rogue || r.Fault.Rogue != rogueTwice || r.waiting(m) >= 0
 }
 
-// strike makes the fault happen.
+// strike carries out the fault.
 func (r *run) strike() error {
 	f := &r.Fault
 	j := r.jobs[f.Job]
@@ -115,7 +115,7 @@ func (r *run) strike() error {
 	switch f.Kind {
 	case KillWorker:
 		for _, nic := range m.nics {
-			fabric.KillSim(fabric.Device(r.hosts[nic].Handle()))
+			simfabric.Kill(r.hosts[nic])
 		}
 		m.dead = true
 		r.later(f.Notice, func() error { return r.expel(m) })
@@ -127,7 +127,7 @@ func (r *run) strike() error {
 		r.later(f.Notice, func() error { return r.expel(m) })
 	case KillAggregator:
 		for _, nic := range r.hosts[:r.NICs] {
-			fabric.KillSim(fabric.Device(nic.Handle()))
+			simfabric.Kill(nic)
 		}
 		r.aggregatorDead = true
 		for _, j := range r.jobs {
@@ -135,17 +135,17 @@ func (r *run) strike() error {
 		}
 		r.later(f.Notice, r.abortAll)
 	case StaleKey, QPFail:
-		how := fabric.SimStaleKey
+		how := simfabric.StaleKey
 		if f.Kind == QPFail {
-			how = fabric.SimQPFail
+			how = simfabric.QPFail
 		}
 		if qp := m.w.QPs[f.Lane]; qp != nil {
-			fabric.TriggerSim(fabric.QP(qp.Handle()), how)
+			simfabric.Trigger(qp, how)
 		}
 	case AnyStaleKey, AnyQPFail, AnyOverrun:
 		r.strikeAnywhere()
 	case ShrinkCQ:
-		fabric.ShrinkSimCQ(fabric.CQ(m.w.NICs[0].CQ.Handle()), 1+f.After%4)
+		simfabric.ShrinkCQ(m.w.NICs[0].CQ, 1+f.After%4)
 	case WorkerAborts:
 		worker.Abort(m.w.C, "the program gave up")
 	case WorkerTimeout:
@@ -162,13 +162,12 @@ func (r *run) strike() error {
 	return nil
 }
 
-// expel does what the control plane does when it hears no more of a worker. If the worker lives, it hears no more of the
-// aggregator either.
+// expel expels a worker, as the control plane does when a worker's stream ends. If the worker lives, its own stream ends too.
 func (r *run) expel(m *member) error {
 	if m.job.closed {
 		return nil
 	}
-	m.job.rack.Job.Fail(m.rank, errGone)
+	m.job.rack.Job.Lose(m.rank, errGone)
 	if !m.dead {
 		worker.Abort(m.w.C, errGone.Error())
 	}
@@ -198,7 +197,7 @@ func (r *run) strikeAnywhere() {
 	}
 }
 
-// abortAll does what the workers' control plane does when the aggregator is gone.
+// abortAll aborts all workers, as their control plane does when the aggregator has ended.
 func (r *run) abortAll() error {
 	for _, m := range r.members {
 		if !m.dead && !m.job.closed {
@@ -208,23 +207,41 @@ func (r *run) abortAll() error {
 	return nil
 }
 
-// notice looks for failures. The control plane spreads the news only where the data path may not: where queue pairs fail
-// silently, where links go down, and where a queue pair that fails may only mean a failover.
+// notice looks for failures. The control plane notifies others only where the data path may not: where queue pairs fail silently,
+// where links go down, and where a queue pair that fails may only mean a failover.
 func (r *run) notice(j *job) {
 	if j.failed != 0 || j.rack == nil || j.closed {
 		return
 	}
 	seen := j.rack.Job.Failure() != nil
 	for _, m := range j.members {
-		seen = seen || (m.err != nil && !m.dead)
+		failed := m.err != nil && !m.dead
+		if j.spares() == 0 || r.aggregatorDead {
+			seen = seen || failed
+		} else if m.lost == 0 && (failed || j.goesOnWithout(m.rank)) {
+			r.noticeLoss(m)
+		}
 	}
 	if !seen {
 		return
 	}
 	j.failed = max(time.Duration(r.now), 1)
 	r.hurry(j)
-	if r.Fault.Silent || len(r.Links) > 0 || r.Failovers != nil {
+	if r.spreads() {
 		r.later(r.Fault.Notice, func() error { return r.spread(j) })
+	}
+}
+
+// spreads reports whether the data path may not spread the news of a failure.
+func (r *run) spreads() bool { return r.Fault.Silent || len(r.Links) > 0 || r.Failovers != nil }
+
+// noticeLoss begins the time within which a job must go on without a worker or fail, and the worker must end.
+func (r *run) noticeLoss(m *member) {
+	m.lost = max(time.Duration(r.now), 1)
+	r.trace("%v: %v is lost", m.lost, m)
+	r.hurry(m.job)
+	if r.spreads() {
+		r.later(r.Fault.Notice, func() error { return r.expel(m) })
 	}
 }
 
@@ -238,7 +255,7 @@ func (r *run) hurry(j *job) {
 	r.weigh()
 }
 
-// spread tells the aggregator of a worker that failed, and the workers of a job that failed.
+// spread notifies the aggregator of a worker that failed, and the workers of a job that failed.
 func (r *run) spread(j *job) error {
 	if j.closed {
 		return nil

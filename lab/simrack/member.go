@@ -9,48 +9,49 @@ import (
 	"github.com/rackweave/rackweave/cgo/worker"
 )
 
-// member is one worker of a job, which goes through the job's phases in its own time and order.
+// member is one worker of a job, which runs the job's phases at its own pace and in its own order.
 type member struct {
 	*WorkerSchedule
 	job    *job
 	rank   int
 	host   int
-	nics   []int   // numbers in cluster.hosts, host first
-	due    []int64 // by lane: when the next step of a failover may be taken
+	nics   []int   // indexes in cluster.hosts, host first
+	due    []int64 // by lane: time at which the next step of a failover may be taken
 	w      *racktest.Worker
 	rng    *rand.Rand
-	pauses []pause // its own; none once it has to hurry
-	seldom bool    // its own; false once it has to hurry
+	pauses []pause // the worker's pauses, empty after it must hurry
+	seldom bool    // the worker's value, false after it must hurry
 
 	phase     int         // under way
-	begun     bool        // the phase has its todo
+	begun     bool        // todo holds the phase's tensors
 	todo      []int       // tensors of the phase to submit
 	pending   []operation // in flight, at most one per tensor
 	active    []bool      // by tensor
-	pushes    []int       // by tensor: gradients submitted
+	pushes    []int       // by tensor: number of gradients submitted
 	sent      []int       // by tensor: the last phase that sent it
-	last      []int       // by tensor: the last phase that answered it; -1: none
-	ops       []worker.Op // to start in this turn
+	last      []int       // by tensor: the last phase that answered it, or -1
+	ops       []worker.Op // operations to start in this turn
 	starting  []operation
-	told      bool   // the last end of a step said to pull
-	step      uint64 // in mode stream: that it makes
-	chunks    uint64 // chunks of the operations that completed
-	gradients uint64 // of those, the ones that were folded
-	alone     uint64 // of those, the ones that were applied alone
+	pullDue   bool   // the last answer to the end of a step demands a pull
+	step      uint64 // in mode stream: the step under way
+	chunks    uint64 // number of chunks of the completed operations
+	gradients uint64 // number of these chunks that were folded
+	alone     uint64 // number of these chunks that were applied alone
 
-	done bool  // it went through all phases
-	left bool  // it left the job after that
-	err  error // why it could not go on
-	dead bool  // its host stopped
+	done bool          // it went through all phases
+	left bool          // it left the job after that
+	err  error         // why it could not go on
+	dead bool          // its host stopped
+	lost time.Duration // when its loss, which its job may survive, was first noticed, or 0
 
-	contrary bool // it commits with other values than the others
-	rogue    bool // it sent what the aggregator may have answered or folded
+	contrary bool // it commits with other values than the other members
+	rogue    bool // it sent a message that the aggregator may have answered or folded
 }
 
 type operation struct {
 	handle uint64
 	phase  int
-	tensor int // -1: the commit
+	tensor int // -1 for the commit
 }
 
 func newMember(c *cluster, j *job, rank, host int) *member {
@@ -66,13 +67,13 @@ func newMember(c *cluster, j *job, rank, host int) *member {
 	return m
 }
 
-// lastPhase is the phase at which the member is done.
+// lastPhase returns the phase at which the member is done.
 func (m *member) lastPhase() int { return len(m.job.Phases) - m.Skips }
 
-// over reports whether nothing more can be expected of the member.
+// over reports whether the member has ended.
 func (m *member) over() bool { return m.done || m.err != nil || m.dead }
 
-// turn does what the worker's process does at a time: it submits what it may, makes progress and looks at what is done.
+// turn runs one turn of the worker's process: it submits operations, makes progress and checks the completed ones.
 func (m *member) turn(now time.Duration) error {
 	for _, p := range m.pauses {
 		if now >= p.from && now < p.to {
@@ -116,7 +117,7 @@ func (m *member) submit() error {
 	return m.finishPhases()
 }
 
-// next reports whether there is a tensor to submit now. It begins the next phase when the last one has none left.
+// next reports whether a tensor can be submitted now. It begins the next phase when the last one is submitted.
 func (m *member) next() bool {
 	for m.phase < m.lastPhase() {
 		if p := &m.job.Phases[m.phase]; !m.begun && !m.begin(p) {
@@ -134,24 +135,24 @@ func (m *member) next() bool {
 	return false
 }
 
-// begin starts a phase of operations on tensors. It reports false if that has to wait, or if the phase is another kind.
+// begin starts a phase of operations on tensors. It returns false if the phase must wait, or if it is of another kind.
 func (m *member) begin(p *phase) bool {
 	busy := len(m.pending) > 0 || len(m.ops) > 0
-	// A gradient that waits for a set to be decided holds a slot, which others' broadcasts may need.
+	// A gradient that waits for a set to be decided holds a slot that others' broadcasts may need.
 	waits := m.job.Sets && m.phase > 0 && m.job.Phases[m.phase-1].kind == phaseBroadcast
 	if p.kind >= phaseCommit || (busy && (waits || !m.Pipelined)) {
 		return false
 	}
 	m.begun = true
 	m.todo = append(m.todo[:0], p.tensors...)
-	if p.ifTold && !m.told {
+	if p.ifPullDue && !m.pullDue {
 		m.todo = m.todo[:0]
 	}
 	m.rng.Shuffle(len(m.todo), func(a, b int) { m.todo[a], m.todo[b] = m.todo[b], m.todo[a] })
 	return true
 }
 
-// finishPhases takes the phases that are no operations on tensors, and notes the end of the last phase.
+// finishPhases runs the phases without operations on tensors, and records the end of the last phase.
 func (m *member) finishPhases() error {
 	if len(m.pending) > 0 || m.err != nil {
 		return nil
@@ -174,17 +175,17 @@ func (m *member) finishPhases() error {
 			return nil
 		}
 		m.pending = append(m.pending, operation{handle, m.phase, -1})
-	case p.kind == phaseRegister && !m.begun:
+	case p.kind == phaseRegister:
 		m.begun = true
 		// The control plane takes no more tensors of a job that has failed.
-		if m.job.waiting++; m.job.waiting == len(m.job.members) && m.job.rack.Job.Failure() == nil {
+		if m.job.batches == p.batch && m.job.meets(m.phase) && m.job.rack.Job.Failure() == nil {
 			if err := m.job.register(); err != nil {
 				return fmt.Errorf("register the next tensors: %w", err)
 			}
 		}
 	}
 	if rc, text := worker.Failure(m.w.C); rc < 0 && p.kind == phaseRegister {
-		m.fail(fmt.Errorf("%v: %d: %s", m, rc, text)) // nothing else tells it
+		m.fail(fmt.Errorf("%v: %d: %s", m, rc, text)) // nothing else notifies it
 		return nil
 	}
 	if p.kind == phaseRegister && m.job.batches > p.batch {
@@ -199,7 +200,7 @@ func (m *member) prepare(t int) error {
 	p := &m.job.Phases[m.phase]
 	if p.hyper != nil {
 		record := m.job.Rule.Record(*p.hyper)
-		worker.Hyper(m.w.C, uint32(t), &record, 0)
+		worker.Hyper(m.w.C, uint32(t), &record)
 	}
 	if p.kind == phasePush || p.kind == phasePushPull || (p.kind == phaseBroadcast && m.rank == 0) {
 		store(m.job.Type, m.w.Src(t), m.job.oracle.gradient(m.phase, m.rank, t))
@@ -225,7 +226,7 @@ func (m *member) prepare(t int) error {
 	return nil
 }
 
-// reap takes and checks the operations that have completed.
+// reap removes and checks the operations that have completed.
 func (m *member) reap() error {
 	kept := m.pending[:0]
 	for _, op := range m.pending {
@@ -330,7 +331,7 @@ func (m *member) leave(detach func(rank int) error) error {
 	}
 	for _, qp := range m.w.QPs {
 		if qp == nil {
-			continue // the lane has none now
+			continue // the lane has no connection now
 		}
 		if err := qp.Fail(); err != nil {
 			return err
@@ -339,7 +340,7 @@ func (m *member) leave(detach func(rank int) error) error {
 	return nil
 }
 
-// audit checks the worker's counts after a run in which nothing broke: every chunk was answered once.
+// audit checks the worker's counts after a run without failures, in which every chunk was answered once.
 func (m *member) audit() error {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)

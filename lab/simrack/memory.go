@@ -8,7 +8,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// store writes numbers to memory as a type, which holds them exactly.
+// store writes numbers to memory in a type that holds them exactly.
 func store(d chunk.DType, memory []byte, x []float32) {
 	for i, v := range x {
 		switch d {

@@ -2,11 +2,11 @@ package simrack
 
 import "github.com/rackweave/rackweave/aggregate"
 
-// Moves of a schedule: how often chunks are to move, and how many at most.
+// These constants determine the number and frequency of moves.
 const (
 	mostMoved   = 6
 	moveOneIn   = 24
-	movesOneJob = 3 // in so many
+	movesOneJob = 3 // jobs; one in so many has moves
 )
 
 // moving reports whether a job's chunks move between lanes, which its seed decides.
@@ -14,7 +14,7 @@ func (j *job) moving(seed uint64) bool {
 	return j.Mode != aggregate.Stream && (seed+uint64(j.index))%movesOneJob != 0
 }
 
-// rebalance has some chunks of some jobs move to another lane.
+// rebalance moves some chunks of some jobs to another lane.
 func (r *run) rebalance() error {
 	for _, j := range r.jobs {
 		if r.Lanes < 2 || j.rack == nil || j.closed || j.failed != 0 || !j.moving(r.Seed) || r.moves.IntN(moveOneIn) != 0 {

@@ -7,16 +7,16 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// oracle is a job in plain Go. It works out what a phase answers when first asked.
+// oracle is a job in plain Go. It computes a phase's answers on the first request.
 type oracle struct {
 	job   *JobSchedule
 	key   uint64 // of the job's gradients
 	elems []uint64
 	ref   *racktest.Reference
 	hyper []optim.Hyper // by tensor
-	done  int           // phases worked out
-	data  [][][]float32 // by phase, then tensor: what the workers must get
-	norms []float32     // by phase: what a commit answers
+	done  int           // number of phases computed
+	data  [][][]float32 // by phase, then tensor: the results that the workers must get
+	norms []float32     // by phase: the norm in the answer to a commit
 }
 
 func newOracle(j *JobSchedule, key uint64) *oracle {
@@ -33,13 +33,13 @@ func newOracle(j *JobSchedule, key uint64) *oracle {
 	return o
 }
 
-// result returns what a worker must get for a tensor in a phase; nil means nothing.
+// result returns the result that a worker must get for a tensor in a phase, or nil for none.
 func (o *oracle) result(phase, tensor int) []float32 {
 	o.reach(phase)
 	return o.data[phase][tensor]
 }
 
-// norm returns what a phase of commits answers.
+// norm returns the norm in the answer to a phase of commits.
 func (o *oracle) norm(phase int) float32 {
 	o.reach(phase)
 	return o.norms[phase]
@@ -58,7 +58,7 @@ func (o *oracle) reach(phase int) {
 	}
 }
 
-// run works out one tensor's part of a phase.
+// run computes one tensor's part of a phase.
 func (o *oracle) run(n int, p *phase, t int) []float32 {
 	if p.hyper != nil {
 		o.hyper[t] = o.job.Rule.Rounded(*p.hyper)
@@ -91,13 +91,13 @@ func (o *oracle) gradients(phase, tensor int) [][]float32 {
 	return g
 }
 
-// gradient returns a worker's gradient in a phase, as its memory holds it. Its numbers have both signs and many magnitudes, so that
-// the order of a sum shows.
+// gradient returns a worker's gradient in a phase, as in the worker's memory. Its numbers have both signs and many magnitudes, so
+// that the order of a sum shows.
 func (o *oracle) gradient(phase, worker, tensor int) []float32 {
 	g := make([]float32, o.elems[tensor])
 	z := o.key ^ uint64(phase)<<40 ^ uint64(worker)<<20 ^ uint64(tensor)
 	for i := range g {
-		// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+		// This is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 		z += 0x9e3779b97f4a7c15
 		x := (z ^ z>>30) * 0xbf58476d1ce4e5b9
 		x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -107,7 +107,7 @@ func (o *oracle) gradient(phase, worker, tensor int) []float32 {
 	return racktest.OnWire(o.job.Type, g)
 }
 
-// chunksOf returns how many chunks a tensor has.
+// chunksOf returns the number of a tensor's chunks.
 func chunksOf(wire chunk.DType, elems uint64) uint64 {
 	perChunk := uint64(chunkBytes / wire.Size())
 	return (elems + perChunk - 1) / perChunk

@@ -18,12 +18,12 @@ type planted struct {
 
 var plants = []planted{
 	{Plant: plant.Plant{
-		Name: "sums begin with any worker", File: "aggregate/carry.go",
-		Old: "src[rank] = s.machine.Sources(a, rank).Payload", New: "src[(rank+int(s.stamp))%len(src)] = s.machine.Sources(a, rank).Payload",
+		Name: "sums begin with any worker", File: "aggregate/shard/actions.go",
+		Old: "src[rank] = s.Machine.Sources(a, rank).Payload", New: "src[(rank+int(s.lane.Stamp()))%len(src)] = s.Machine.Sources(a, rank).Payload",
 	}},
 	{Plant: plant.Plant{
-		Name: "epochs are not checked", File: "aggregate/reduce/gate.go",
-		Old: "if got == (finished+1)&chunk.EpochMask {", New: "if got|finished|chunk.EpochMask != 0 {",
+		Name: "epochs are not checked", File: "aggregate/reduce/gather.go",
+		Old: "case msg.Epoch != expect:", New: "case expect > chunk.EpochMask:",
 	}},
 	{Plant: plant.Plant{
 		Name: "a chunk may come twice", File: "aggregate/reduce/gather.go",
@@ -34,8 +34,8 @@ var plants = []planted{
 		Old: "if s.idle < rotateAfter ||", New: "if true || s.idle < rotateAfter ||",
 	}},
 	{Plant: plant.Plant{
-		Name: "a result's buffer is used again before it was read", File: "aggregate/answer.go",
-		Old: "if k.Inline() {\n\t\thold = noResult", New: "if true {\n\t\thold = noResult",
+		Name: "a result's buffer is used again before it was read", File: "aggregate/shard/actions.go",
+		Old: "if k.Inline() {\n\t\thold = store.NoBuffer", New: "if true {\n\t\thold = store.NoBuffer",
 	}},
 	{Plant: plant.Plant{
 		Name: "a failed job's workers are not told", File: "aggregate/reduce/machine.go",
@@ -50,57 +50,75 @@ var plants = []planted{
 		Old: "w.release(&h)", New: "_ = h; w.sends--",
 	}},
 	{Plant: plant.Plant{
-		Name: "a resumed connection sends a message again that had arrived", File: "aggregate/attach.go",
-		Old: "s.sent(k, n)", New: "s.sent(k, max(n-1, 0))",
+		Name: "a resumed connection sends a message again that had arrived", File: "aggregate/shard/workers.go",
+		Old: "w.Sent(k.Conn, n)", New: "w.Sent(k.Conn, max(n-1, 0))",
 	}},
 	{Plant: plant.Plant{
-		Name: "a worker says that it received a message less than it did", File: "client/lanes/failover.go",
+		Name: "a worker says that it received a message less than it did", File: "client/lanes/resume.go",
 		Old: "Received: r.received, Endpoint", New: "Received: max(r.received, 1) - 1, Endpoint",
 	}},
 	{Plant: plant.Plant{
-		Name: "a lane that broke is not resumed", File: "client/failover/failover.go",
+		Name: "a lane that broke is not resumed", File: "client/failover/chooser.go",
 		Old: "case l.state == broken:\n\t\treturn true", New: "case l.state == broken:\n\t\treturn false",
 	}},
 	{Plant: plant.Plant{
-		Name: "a lane takes in what others handed over too late", File: "aggregate/events.go",
-		Old: "if s.arrivals.some.Load() {", New: "if s.arrivals.some.Load() && s.machine.Open() == 0 {",
+		Name: "a lane takes in what others handed over too late", File: "aggregate/shard/receive.go",
+		Old: "if s.Moves.arrivals.some.Load() {", New: "if s.Moves.arrivals.some.Load() && s.Machine.Open() == 0 {",
 	}},
 	{Plant: plant.Plant{
 		Name: "a chunk that moves loses its epoch", File: "aggregate/reduce/move.go",
 		Old: "fold: none, epoch: epoch}", New: "fold: none, epoch: epoch & 1}",
 	}},
 	{Plant: plant.Plant{
-		Name: "a chunk moves with the optimizer steps it had before", File: "aggregate/guest.go",
-		Old: "guest: guest{storedChunk: *c},", New: "guest: guest{storedChunk: storedChunk{addr: c.addr, offset: c.offset, elems: c.elems, norms: c.norms}},",
+		Name: "a chunk moves with the optimizer steps it had before", File: "aggregate/shard/migrate.go",
+		Old: "store.Moved{Chunk: *c},",
+		New: "store.Moved{Chunk: store.Chunk{Addr: c.Addr, Offset: c.Offset, Elems: c.Elems, Norms: c.Norms}},",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "a gate lets workers lead by one step too many", File: "policy/stream.go",
+		Name: "a gate lets workers lead by one step too many", File: "policy/stale.go",
 		Old: "plus(p.min(), p.bound)", New: "plus(p.min()+1, p.bound)",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "a worker's step ends in its first lane", File: "aggregate/pace.go",
-		Old: "w.ended < p.queue.lanes {", New: "w.ended < 1 {",
+		Name: "a worker's step ends in its first lane", File: "aggregate/pace/pace.go",
+		Old: "w.ended < p.queue.lanes ||", New: "w.ended < 1 ||",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "answers point at parameters that another push may change", File: "aggregate/store.go",
-		Old: "s.mode != Aggregate && s.mode != Stream &&", New: "s.mode != Aggregate &&",
+		Name: "answers point at parameters that another push may change", File: "aggregate/config.go",
+		Old: "c.Mode != Aggregate && c.Mode != Stream,", New: "c.Mode != Aggregate,",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "parameters count as new enough that a step's gate had not vouched for", File: "aggregate/pace.go",
+		Name: "parameters count as new enough that a step's gate had not vouched for", File: "aggregate/pace/pace.go",
 		Old: "p.runner.Allowed(rank) > p.runner.Clock(rank)", New: "p.runner.Allowed(rank) >= p.runner.Clock(rank)",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "a set is updated before its steps are in all lanes, so that steps are torn", File: "aggregate/sets.go",
+		Name: "a set is updated before its steps are in all lanes, so that steps are torn", File: "aggregate/pace/sets.go",
 		Old: "if !q.open[0].addends[i].ended {", New: "if i < 0 {",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "a set has a step in its first lane only", File: "aggregate/events.go",
-		Old: "if k := s.links[rank]; k != nil {\n\t\tk.stream.weight", New: "if k := s.links[rank]; k != nil && s.lane == 0 {\n\t\tk.stream.weight",
+		Name: "a set has a step in its first lane only", File: "aggregate/shard/stream.go",
+		Old: "if k := m.s.Workers.links[rank]; k != nil {\n\t\tk.stream.weight",
+		New: "if k := m.s.Workers.links[rank]; k != nil && m.s.lane.Index == 0 {\n\t\tk.stream.weight",
 	}},
 	{paced: true, Plant: plant.Plant{
-		Name: "held workers wait for one that has left", File: "aggregate/pace.go",
+		Name: "held workers wait for one that has left", File: "aggregate/pace/pace.go",
 		Old: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}\n\tp.answer()",
 		New: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "held workers wait for one that is lost", File: "aggregate/pace/pace.go",
+		Old: "p.answer()\n\treturn true, true", New: "return true, true",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a set with a part of a lost worker's step is updated", File: "aggregate/pace/sets.go",
+		Old: "if q.open[0].void {", New: "if false {",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a broadcast waits for a lost worker", File: "aggregate/reduce/gather.go",
+		Old: "case broadcast && m.lost != none:", New: "case false:",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "more workers are spared than the policy can do without", File: "aggregate/pace/pace.go",
+		Old: "return lost < most", New: "return lost <= most",
 	}},
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// rogueKind is what a misbehaving worker sends beside its C worker's messages, on the same queue pair.
+// rogueKind is the kind of message that a misbehaving worker sends beside its C worker's messages, on the same queue pair.
 type rogueKind int
 
 const (
@@ -20,15 +20,15 @@ const (
 	rogueChunk                         // a gradient of an unknown chunk
 	rogueRecord                        // a broken control record
 	rogueTensor                        // a record of an unknown tensor
-	rogueAggregatorOp                  // what only the aggregator sends
+	rogueAggregatorOp                  // a message that only the aggregator sends
 	rogueMode                          // an operation of another mode
 	rogueKey                           // a write with an unknown key
 	rogueBounds                        // a write past its slots
 	rogueForeign                       // a write into another job's slots
 	rogueHyper                         // other hyper-parameters than the others'
 	rogueCommit                        // a commit with other values
-	rogueTwice                         // a gradient that the aggregator has
-	rogueFlood                         // more than its window
+	rogueTwice                         // a second gradient of a chunk
+	rogueFlood                         // more messages than its window
 	rogueTarget                        // a record that aims answers at foreign memory
 	rogueNoise                         // any immediate, any size
 	rogueKinds
@@ -41,13 +41,12 @@ var rogueNames = [...]string{
 	"answers to foreign memory", "noise",
 }
 
-// rejected reports whether the aggregator must refuse the message itself, so that all results stay right. Otherwise the message
-// may change the worker's own part of a sum.
+// rejected reports whether the aggregator must refuse the message itself, so that all results stay right. Otherwise the message may
+// change the worker's own part of a sum.
 func (k rogueKind) rejected() bool { return k < rogueTwice }
 
-// answered reports whether the aggregator may answer the message instead of refusing it: a record of a tensor that has no more
-// answers to come, or pulls of which each is answered before the next arrives. The worker then gets an answer to what it did
-// not ask.
+// answered reports whether the aggregator may answer the message instead of refusing it: a record of a tensor without further
+// answers, or pulls of which each is answered before the next arrives. The worker then gets an answer that it did not ask for.
 func (k rogueKind) answered() bool { return k == rogueTarget || k == rogueFlood }
 
 // message is a raw message from the start of the rogue's memory.
@@ -58,7 +57,7 @@ type message struct {
 	bytes int
 }
 
-// misbehave does what the schedule's rogue does.
+// misbehave carries out the schedule's rogue.
 func (r *run) misbehave(m *member) error {
 	j, lane, kind := m.job, r.Fault.Lane, r.Fault.Rogue
 	switch kind {
@@ -67,7 +66,7 @@ func (r *run) misbehave(m *member) error {
 			h := j.Hyper
 			h.LR *= 3
 			record := j.Rule.Record(h)
-			worker.Hyper(m.w.C, uint32(r.rng.IntN(j.rack.Plan.NumTensors())), &record, 0)
+			worker.Hyper(m.w.C, uint32(r.rng.IntN(j.rack.Plan.NumTensors())), &record)
 		}
 		return nil
 	case rogueCommit:
@@ -107,10 +106,10 @@ func (r *run) misbehave(m *member) error {
 	return nil
 }
 
-// misses reports whether the rogue writes where it may not.
+// misses reports whether the rogue writes to memory that it may not write.
 func (k rogueKind) misses() bool { return k == rogueKey || k == rogueBounds || k == rogueForeign }
 
-// aim returns where the rogue writes to.
+// aim returns the address and the key of the rogue's write.
 func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 	lane := r.Fault.Lane
 	addr, rkey = m.w.Peers[lane].SlotAddr, m.w.Peers[lane].SlotRKey
@@ -129,8 +128,8 @@ func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 	return addr, rkey
 }
 
-// gradient returns the message that the worker sent last of a chunk of the lane, and whether its operation is done. If the lane has
-// no such chunk, the message is of an unknown one.
+// gradient returns the worker's last message of a chunk of the lane, and whether its operation is done. If the lane has no such
+// chunk, the message is for an unknown one.
 func (r *run) gradient(m *member, index int) (msg message, done bool) {
 	msg = message{op: chunk.OpPushPull, index: index}
 	if m.job.Mode == aggregate.TwoPhase {
@@ -145,7 +144,7 @@ func (r *run) gradient(m *member, index int) (msg message, done bool) {
 	return msg, done
 }
 
-// forge makes the rogue's messages.
+// forge returns the rogue's messages.
 func (r *run) forge(m *member) (out []message) {
 	chunks := len(m.job.rack.Plan.LaneChunks(r.Fault.Lane))
 	some := r.rng.IntN(chunks + 1)
@@ -195,8 +194,8 @@ func (r *run) forge(m *member) (out []message) {
 }
 
 // waiting returns a chunk of the fault's lane whose gradient the aggregator has, but cannot sum because another worker has not
-// submitted its own; -1 means none. The aggregator must have taken all that the worker submitted, because a duplicate overwrites a
-// slot, which might hold what was not taken, such as a control record.
+// submitted its own. It returns -1 if the lane has none. The aggregator must have taken all messages that the worker submitted,
+// because a duplicate overwrites a slot, which might hold a message that was not taken, such as a control record.
 func (r *run) waiting(m *member) int {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
@@ -248,7 +247,7 @@ func (r *run) ofAnotherMode(m *member, msg message) message {
 		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}
 	case aggregate.Eager:
 		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}
-	case aggregate.Stream: // takes all: the end of a step to come
+	case aggregate.Stream: // accepts it as the end of a later step
 		return message{op: chunk.OpCommit, epoch: 40, bytes: chunk.RecordBytes}
 	}
 	msg.op = chunk.OpPushPull
@@ -256,13 +255,13 @@ func (r *run) ofAnotherMode(m *member, msg message) message {
 	return msg
 }
 
-// late reports whether a message was refused as a duplicate can be.
+// late reports whether text is an error for a late message, with which a duplicate may be refused.
 func late(text string) bool {
 	return strings.HasSuffix(text, "twice") || strings.Contains(text, "for epoch") || strings.Contains(text, "has moved to another")
 }
 
-// rogueFate checks that a job's rogue was found out, once all is delivered.
-func (r *run) rogueFate(j *job) error {
+// checkRogue checks that a job's rogue was detected, after all messages are delivered.
+func (r *run) checkRogue(j *job) error {
 	if r.Fault.Kind != Rogue || r.Fault.Job != j.index || !r.rogueSent || r.Fault.Rogue == rogueNoise {
 		return nil
 	}
@@ -273,14 +272,16 @@ func (r *run) rogueFate(j *job) error {
 		return nil
 	case j.failed == 0 && own < 0 && r.Fault.Rogue.answered():
 		return nil
+	case j.failed == 0 && m.lost != 0 && (r.Fault.Rogue.misses() || r.Fault.Rogue.answered()):
+		return nil // what its network refuses, or what it did not ask for, ends the worker alone
 	case j.failed == 0:
 		return fmt.Errorf("%s: nobody noticed that worker %d sent %s", j.Name, m.rank, rogueNames[r.Fault.Rogue])
 	case r.Fault.Rogue != rogueTwice:
 		return nil
 	}
-	// The window has room for a duplicate, which is refused as such, or as late if the result overtook it, with which the chunk may
-	// have moved. If it were taken, its slot would be lost and the window would end early. But if the chunk was NACKed meanwhile, the
-	// duplicate comes first, and what the worker sends again is too much.
+	// The window has room for a duplicate. It is refused as a duplicate, or as late if the result overtook it, with which the chunk
+	// may have moved. If it were taken, its slot would be lost and the window would end early. But if the chunk was NACKed meanwhile,
+	// the duplicate arrives first, and the worker's repetition is one too many.
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
 	if text := j.reason().Error(); st.NACKs == 0 && !late(text) {

@@ -11,20 +11,21 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 )
 
-// Limits of a schedule. A network step takes at most a millisecond.
+// These are the limits of a schedule. A network step takes at most a millisecond.
 const (
-	stuckAfter   = 6 * time.Second // without progress, while nothing is paused or cut off; a broken connection may wait for 5 s
-	stuckTurns   = 400_000         // without progress
+	// without progress, while nothing is paused or cut off, because a broken connection may wait for 5 s
+	stuckAfter   = 6 * time.Second
+	stuckTurns   = 400_000 // without progress
 	longestTurns = 20_000_000
 
 	longestDrain = 20_000 // turns after the end
-	quietTurns   = 300    // turns without a message on its way, which end the drain
+	quietTurns   = 300    // turns without a message in flight, which end the drain
 )
 
-// Result is the outcome of a run. Two runs of a seed have the same.
+// Result is the outcome of a run. Two runs of a seed have equal results.
 type Result struct {
 	NetworkHash uint64
 	Lanes       string // counters
@@ -33,31 +34,32 @@ type Result struct {
 	Failovers   int
 	Moves       int  // of chunks, between lanes
 	Failed      bool // a job failed
+	Spared      bool // a job went on without a lost worker
 }
 
-// run is a schedule that runs.
+// run is a schedule under way.
 type run struct {
 	*Schedule
 	*cluster
 	rng      *rand.Rand
 	moves    *rand.Rand
-	log      io.Writer // nil: none
+	log      io.Writer // may be nil
 	turns    int
 	onTheWay int   // messages not delivered or acknowledged
-	weights  []int // of the network, then the lanes, then the members
+	weights  []int // of the network, the lanes and the members, in this order
 	total    int
-	members  []*member // of all jobs that run
-	idle     []int     // rounds, by lane
-	wake     []int64   // by lane: until when it may sleep
+	members  []*member // of all running jobs
+	idle     []int     // idle rounds, by lane
+	wake     []int64   // by lane: end of its sleep
 	lost     []bool    // lanes whose completion queue failed
 	events   []event
-	links    []linkFault // still to come, or to end
+	links    []linkFault // link faults to come, or under way
 
-	struck         bool // the fault has happened, or there is none
+	struck         bool // the fault has occurred, or the schedule has none
 	aggregatorDead bool
 	cut            []int  // hosts without a link for good
 	down           []bool // hosts without a link now
-	rumours        int    // still to come
+	falseReports   int    // number of false reports to come
 	changes        []int  // of the aggregator's links, by NIC
 	rogueSent      bool
 
@@ -66,7 +68,7 @@ type run struct {
 	markTurns int
 }
 
-// event is something that the control plane will do.
+// event is a future act of the control plane.
 type event struct {
 	at time.Duration
 	do func() error
@@ -74,7 +76,7 @@ type event struct {
 
 type progress struct{ chunks, ops uint64 }
 
-// Run runs a schedule. Its error says what must hold and did not. What happens is written to log, if it is not nil.
+// Run runs a schedule. Its error names the invariant that was violated. If log is not nil, it receives the events of the run.
 func Run(s *Schedule, log io.Writer) (res Result, err error) {
 	r := &run{
 		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), moves: rand.New(rand.NewPCG(s.Seed, 3)), log: log,
@@ -92,7 +94,7 @@ func Run(s *Schedule, log io.Writer) (res Result, err error) {
 	}
 	r.down = make([]bool, len(r.hosts))
 	if s.Failovers != nil {
-		r.rumours = s.Failovers.Rumours
+		r.falseReports = s.Failovers.FalseReports
 		r.links = append(slices.Clone(s.Links), s.Failovers.Ports...)
 	}
 	r.trace("%v", s)
@@ -107,7 +109,7 @@ func (r *run) trace(format string, args ...any) {
 	}
 }
 
-// openAndClose starts the jobs whose time has come and closes those that retire.
+// openAndClose starts the jobs whose time has come and closes the jobs that retire.
 func (r *run) openAndClose() error {
 	for _, j := range r.jobs {
 		switch {
@@ -138,7 +140,7 @@ func (r *run) openAndClose() error {
 	return nil
 }
 
-// mayStart reports whether it is a job's time and all links are up, which it needs to connect.
+// mayStart reports whether a job's time has come and all links are up, because it needs them to connect.
 func (r *run) mayStart(j *job) bool {
 	for _, l := range r.links {
 		if now := time.Duration(r.now); now >= l.from && now < l.to {
@@ -155,7 +157,7 @@ func (r *run) mayStart(j *job) bool {
 	return true
 }
 
-// weigh works out how often each part of the rack gets a turn.
+// weigh computes the relative frequencies of turns of the rack's parts.
 func (r *run) weigh() {
 	r.weights = append(r.weights[:0], 16*r.NetworkWeight)
 	for _, w := range r.LaneWeights {
@@ -174,7 +176,7 @@ func (r *run) weigh() {
 	}
 }
 
-// all gives turns until every job is over, then lets what is on its way arrive.
+// all gives turns until every job is over, then lets messages in flight arrive.
 func (r *run) all() error {
 	for {
 		if r.turns%16 == 0 {
@@ -195,7 +197,7 @@ func (r *run) all() error {
 			return fmt.Errorf("turn %d, %v: %w", r.turns, time.Duration(r.now), err)
 		}
 	}
-	r.LanePauses = nil // a lane must see what has reached it
+	r.LanePauses = nil // a lane must see all messages that have reached it
 	for n, quiet := 0, 0; n < longestDrain && quiet < quietTurns; n, quiet = n+1, quiet+1 {
 		if r.onTheWay > 0 {
 			quiet = 0
@@ -211,7 +213,7 @@ func (r *run) all() error {
 func (r *run) turn() error {
 	r.turns++
 	if r.turns%64 == 0 {
-		if err := r.look(); err != nil {
+		if err := r.checkInvariants(); err != nil {
 			return err
 		}
 	}
@@ -246,7 +248,7 @@ func (r *run) turn() error {
 	return nil
 }
 
-// networkTurn lets some events of the network happen, then all that is due.
+// networkTurn lets some events of the network happen, then all that are due.
 func (r *run) networkTurn() error {
 	for range 1 + r.rng.IntN(4) {
 		before := r.now
@@ -301,16 +303,16 @@ func (r *run) setLink(host int, up bool) {
 		return
 	}
 	r.down[host] = !up
-	fabric.LinkSim(fabric.Device(r.hosts[host].Handle()), up)
-	r.tellLink(host, up)
+	simfabric.Link(r.hosts[host], up)
+	r.notifyLink(host, up)
 }
 
-// later lets the control plane do something after a time.
+// later runs an act of the control plane after a time.
 func (r *run) later(after time.Duration, do func() error) {
 	r.events = append(r.events, event{time.Duration(r.now) + after, do})
 }
 
-// laneTurn runs a round of a lane's loop. A lane that has nothing to do looks for stalls, as it does before it sleeps.
+// laneTurn runs a round of a lane's loop. A lane with nothing to do looks for stalls, as it does before it sleeps.
 func (r *run) laneTurn(lane int) error {
 	if r.aggregatorDead || r.lost[lane] {
 		return nil
@@ -344,7 +346,7 @@ func (r *run) laneTurn(lane int) error {
 	return nil
 }
 
-// follow lets the oracles of the jobs in mode stream see what the lanes did.
+// follow shows the oracles of the jobs in mode stream the lanes' events.
 func (r *run) follow() error {
 	for _, j := range r.jobs {
 		if err := j.stream.follow(); err != nil {
@@ -358,6 +360,16 @@ func (r *run) follow() error {
 func (r *run) over() bool {
 	for _, j := range r.jobs {
 		if !j.skipped && !j.over() {
+			return false
+		}
+	}
+	return true
+}
+
+// meets reports whether all members that are not lost have come to a phase of registration.
+func (j *job) meets(phase int) bool {
+	for _, m := range j.members {
+		if m.lost == 0 && (m.phase != phase || !m.begun) {
 			return false
 		}
 	}

@@ -8,32 +8,32 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
-	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// chunkBytes is the chunk size of every schedule, the smallest there is.
+// chunkBytes is the chunk size of every schedule, the smallest possible.
 const chunkBytes = chunk.MinChunkBytes
 
-// memory is where a job's workers keep gradients and results.
+// memory is the kind of memory in which a job's workers keep gradients and results.
 type memory int
 
 const (
-	ordinary memory = iota // registered as it is used
+	ordinary memory = iota // registered when it is used
 	arena                  // registered once
-	copied                 // not reachable: through staging buffers
+	copied                 // not reachable, so copied through staging buffers
 )
 
 var memoryNames = [...]string{"ordinary memory", "arenas", "staging buffers"}
 
-// Schedule describes a run. Its seed decides all of it, and the choices that are made on the way.
+// Schedule describes a run. Its seed determines all of it, and the choices during the run.
 type Schedule struct {
 	Seed                      uint64
 	Lanes, NICs               int // lanes take the aggregator's NICs in turn
 	Window, Staging           int
 	ByReference, CopiesAtPost bool
-	Order                     fabric.SimOrder
-	Network                   fabric.SimFaults
+	Order                     simfabric.Order
+	Network                   simfabric.Faults
 	NetworkWeight             int
 	LaneWeights               []int
 	Spin                      int // empty rounds before a lane looks for stalls
@@ -41,14 +41,14 @@ type Schedule struct {
 	Links                     []linkFault
 	LanePauses                []pause // of lanes
 	Fault                     Fault
-	Failovers                 *failoverSchedule // nil: connections do not outlive their queue pair
+	Failovers                 *failoverSchedule // if nil, connections do not survive their queue pair
 }
 
 // JobSchedule describes a job.
 type JobSchedule struct {
 	Name    string
 	Starts  start
-	Retires bool // closed when it is over, while others may go on
+	Retires bool // closed when it is over, while others may continue
 	Mode    aggregate.Mode
 	Rule    optim.Rule
 	Hyper   optim.Hyper
@@ -60,11 +60,11 @@ type JobSchedule struct {
 	Phases  []phase
 	Policy  pacing        // mode stream
 	Sets    bool          // mode stream: policies that apply sets of gradients
-	Change  *policyChange // mode stream; nil: none
+	Change  *policyChange // mode stream; may be nil
 	Workers []WorkerSchedule
 }
 
-// start is when a job starts.
+// start is the time at which a job starts.
 type start int
 
 const (
@@ -75,19 +75,19 @@ const (
 
 var startNames = [...]string{"starts at once", "starts in between", "starts afterwards"}
 
-// WorkerSchedule says how a worker behaves.
+// WorkerSchedule describes the behaviour of a worker.
 type WorkerSchedule struct {
-	Weight     int  // how often it gets a turn, relative to the network
-	Seldom     bool // gets only a small part of that until its job fails
+	Weight     int  // frequency of its turns, relative to the network
+	Seldom     bool // its turns are much rarer than that until its job fails
 	AtOnce     int  // operations submitted in one turn
-	Pipelined  bool // goes on to the next phase with the tensors that are done with this one
-	Priorities int  // how many there are
+	Pipelined  bool // begins the next phase with the tensors that are done with this one
+	Priorities int  // number of priorities
 	Pauses     []pause
 	Leaves     bool // leaves the job when it is done, while others are not
 	Skips      int  // phases at the end of the program that it leaves to others
 }
 
-// pause is a time in which a worker or a lane does nothing.
+// pause is a time in which a worker or a lane is idle.
 type pause struct {
 	who      int
 	from, to time.Duration
@@ -95,7 +95,7 @@ type pause struct {
 
 // linkFault is a time in which a host has no link.
 type linkFault struct {
-	host     int // number in cluster.hosts
+	host     int // index in cluster.hosts
 	from, to time.Duration
 }
 
@@ -115,19 +115,19 @@ var phaseNames = [...]string{"broadcast", "pushpull", "push", "pull", "commit", 
 
 // phase is a part of every worker's program: an operation on each of some tensors, in any order.
 type phase struct {
-	kind    phaseKind
-	tensors []int
-	hyper   *optim.Hyper       // eager: from this phase on
-	commit  chunk.TensorRecord // phaseCommit
-	batch   int                // phaseRegister
-	ifTold  bool               // phasePull: only where the end of the step said so
+	kind      phaseKind
+	tensors   []int
+	hyper     *optim.Hyper       // eager: from this phase on
+	commit    chunk.TensorRecord // phaseCommit
+	batch     int                // phaseRegister
+	ifPullDue bool               // phasePull: only if the answer to the end of the step demands it
 }
 
 func (k phaseKind) op() chunk.Op {
 	return [...]chunk.Op{chunk.OpBroadcast, chunk.OpPushPull, chunk.OpPush, chunk.OpPull}[k]
 }
 
-// draw is the randomness that makes a schedule.
+// draw is the randomness from which a schedule is made.
 type draw struct{ *rand.Rand }
 
 func (d draw) chance(percent int) bool { return d.IntN(100) < percent }
@@ -144,14 +144,14 @@ func Draw(seed uint64) *Schedule {
 	d := draw{rand.New(rand.NewPCG(seed, 1))}
 	s := &Schedule{
 		Seed: seed, Lanes: d.between(1, 3), NICs: 1, Window: d.between(2, 8), Staging: d.between(2, 4),
-		ByReference: d.chance(35), Order: fabric.SimRandom, NetworkWeight: d.between(1, 8), Spin: d.between(0, 3),
+		ByReference: d.chance(35), Order: simfabric.Random, NetworkWeight: d.between(1, 8), Spin: d.between(0, 3),
 	}
 	if d.chance(30) {
 		s.NICs = s.Lanes
 	}
 	s.CopiesAtPost = d.chance(25)
 	if d.chance(30) {
-		s.Order = fabric.SimByTime
+		s.Order = simfabric.ByTime
 	}
 	for range s.Lanes {
 		s.LaneWeights = append(s.LaneWeights, d.between(1, 4))
@@ -209,8 +209,8 @@ func (d draw) worker() WorkerSchedule {
 		Leaves: d.chance(25), Seldom: d.chance(15)}
 }
 
-// crowd makes some schedules stall: three workers or more submit all they can, in orders of their own, through as few slots and
-// buffers as possible. It draws from randomness of its own, so that all else stays as it would be.
+// crowd makes some schedules stall: three workers or more submit as much as they can, in different orders, through as few slots and
+// buffers as possible. It draws from randomness of its own, so that the rest of the schedule does not depend on it.
 func crowd(s *Schedule) {
 	d := draw{rand.New(rand.NewPCG(s.Seed, 4))}
 	if !d.chance(10) {
@@ -218,7 +218,7 @@ func crowd(s *Schedule) {
 	}
 	s.Staging = 2
 	if d.chance(70) {
-		s.Lanes, s.NICs, s.LaneWeights = 1, 1, s.LaneWeights[:1] // which then has all chunks
+		s.Lanes, s.NICs, s.LaneWeights = 1, 1, s.LaneWeights[:1] // so that it has all chunks
 	}
 	if !s.ByReference || d.chance(30) {
 		s.Window = d.between(2, 3)
@@ -257,7 +257,7 @@ func (d draw) batch(wire chunk.DType) (elems []uint64) {
 	return elems
 }
 
-// program draws the phases that all workers of a job go through.
+// program draws the phases of all workers of a job.
 func (d draw) program(j *JobSchedule) (phases []phase) {
 	tensors := 0
 	for b := range j.Batches {
@@ -271,7 +271,7 @@ func (d draw) program(j *JobSchedule) (phases []phase) {
 		}
 		steps := d.between(1, 3)
 		if d.chance(2) && tensors == 1 && j.Batches[0][0] < 50 {
-			steps = 140 // more than there are epochs
+			steps = 140 // more than the number of epochs
 		}
 		for range steps {
 			phases = append(phases, d.step(j, tensors)...)
@@ -329,7 +329,7 @@ func span(from, to int) (out []int) {
 	return out
 }
 
-// nuisances draws what must not fail a job.
+// nuisances draws events that must not fail a job.
 func (d draw) nuisances(s *Schedule) {
 	f := &s.Network
 	if d.chance(40) {
@@ -355,7 +355,7 @@ func (d draw) nuisances(s *Schedule) {
 		from := d.duration(0, 3*time.Millisecond)
 		s.LanePauses = append(s.LanePauses, pause{d.IntN(s.Lanes), from, from + d.duration(0, 200*time.Millisecond)})
 	}
-	// A message that is lost is sent again every eighth of a second, for a second.
+	// A lost message is sent again every eighth of a second, for a second.
 	for at := time.Duration(0); d.chance(20); {
 		l := linkFault{host: d.IntN(hosts), from: at + d.duration(0, 3*time.Millisecond)}
 		l.to = l.from + d.duration(0, 300*time.Millisecond)

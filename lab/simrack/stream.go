@@ -15,16 +15,17 @@ import (
 	"github.com/rackweave/rackweave/policy"
 )
 
-// traceEvents is how many events a lane's trace keeps between two rounds.
-const traceEvents = 1 << 12
+// traceEvents is the number of events that a lane's trace keeps between two rounds.
+const traceEvents = 1 << 6
 
-// pacing is a policy, and the bound that it keeps.
+// pacing is a policy, and the bounds that it keeps.
 type pacing struct {
 	policy.Spec
-	bound uint64 // of the steps by which a worker may be ahead; [policy.Unbounded]: none
+	bound  uint64 // of the steps by which a worker may be ahead; [policy.Unbounded]: none
+	spares int    // workers that may be lost while the others go on
 }
 
-func (d draw) pacing(rate string) pacing {
+func (d draw) pacing(workers int, rate string) pacing {
 	s := d.IntN(4)
 	text, bound := "asp", uint64(policy.Unbounded)
 	switch d.IntN(6) {
@@ -45,21 +46,26 @@ func (d draw) pacing(rate string) pacing {
 	if err != nil {
 		panic(err)
 	}
-	return pacing{spec, bound}
+	return pacing{spec, bound, workers - 1}
 }
 
 // sets draws a policy of sets.
 func (d draw) sets(workers int) pacing {
 	k := d.between(1, workers)
-	text := []string{
-		"bsp", fmt.Sprintf("k-bsp:k=%d", k), fmt.Sprintf("k-batch-bsp:k=%d", k), fmt.Sprintf("k-asp:k=%d", k),
-		fmt.Sprintf("k-batch-asp:k=%d", k), fmt.Sprintf("softsync:m=%d", k), fmt.Sprintf("backup:b=%d", k-1),
+	some := workers - k
+	drawn := []struct {
+		text   string
+		spares int
+	}{
+		{"bsp", 0}, {fmt.Sprintf("k-bsp:k=%d", k), some}, {fmt.Sprintf("k-batch-bsp:k=%d", k), some},
+		{fmt.Sprintf("k-asp:k=%d", k), some}, {fmt.Sprintf("k-batch-asp:k=%d", k), some},
+		{fmt.Sprintf("softsync:m=%d", k), workers - workers/k}, {fmt.Sprintf("backup:b=%d", k-1), k - 1},
 	}[d.IntN(7)]
-	spec, err := policy.Parse(text)
+	spec, err := policy.Parse(drawn.text)
 	if err != nil {
 		panic(err)
 	}
-	return pacing{spec, policy.Unbounded}
+	return pacing{spec, policy.Unbounded, drawn.spares}
 }
 
 func addParameter(spec, parameter string) string {
@@ -71,8 +77,8 @@ func addParameter(spec, parameter string) string {
 	return spec + ":" + parameter
 }
 
-// DrawPaced returns the schedule of a seed in which workers are out of step: most of its jobs are in mode stream, under policies
-// that may change on the way.
+// DrawPaced returns the schedule of a seed in which workers are out of step. Most of its jobs are in mode stream, under policies
+// that may change during the run.
 func DrawPaced(seed uint64) *Schedule {
 	s := Draw(seed)
 	d := draw{rand.New(rand.NewPCG(seed, 5))}
@@ -82,12 +88,12 @@ func DrawPaced(seed uint64) *Schedule {
 		}
 	}
 	if f := &s.Fault; f.Kind == Rogue && f.Rogue == rogueTwice && s.Jobs[f.Job].Mode == aggregate.Stream {
-		f.Rogue = rogueLate // a gradient that is applied at once can only come late
+		f.Rogue = rogueLate // a gradient that is applied at once can only be late
 	}
 	return s
 }
 
-// pace makes a job one of mode stream.
+// pace converts a job to mode stream.
 func (d draw) pace(j *JobSchedule) {
 	j.Mode = aggregate.Stream
 	rules := optim.Rules()[1:]
@@ -96,11 +102,11 @@ func (d draw) pace(j *JobSchedule) {
 		j.Hyper = j.Rule.Defaults()
 	}
 	rate := []string{"", "", "staleness", "0.5"}[d.IntN(4)]
-	draws := func() pacing { return d.pacing(rate) }
+	draws := func() pacing { return d.pacing(len(j.Workers), rate) }
 	if j.Sets = d.chance(50); j.Sets {
 		draws = func() pacing { return d.sets(len(j.Workers)) }
-		j.InPlace = false         // pushpulls get nothing
-		j.Batches = j.Batches[:1] // who waits to register pushes nothing, for which others may wait
+		j.InPlace = false         // pushpulls are answered empty
+		j.Batches = j.Batches[:1] // a worker that waits to register pushes nothing, for which others may wait
 		for w := range j.Workers {
 			j.Workers[w].Leaves = true // or a set could wait for ever
 		}
@@ -130,7 +136,7 @@ func (d draw) pace(j *JobSchedule) {
 	}
 }
 
-// streamStep draws a worker's step: gradients, its end, and the parameters of the next where they are needed.
+// streamStep draws a worker's step: gradients, its end, and pulls of the next step's parameters where they are needed.
 func (d draw) streamStep(tensors int) []phase {
 	all := span(0, tensors)
 	step := phase{kind: phasePushPull, tensors: all}
@@ -141,16 +147,16 @@ func (d draw) streamStep(tensors int) []phase {
 		step.kind = phasePush
 	}
 	got := step.kind == phasePushPull && len(step.tensors) == tensors
-	return []phase{step, {kind: phaseEnd}, {kind: phasePull, tensors: all, ifTold: got}}
+	return []phase{step, {kind: phaseEnd}, {kind: phasePull, tensors: all, ifPullDue: got}}
 }
 
 // policyChange is a change of a job's policy.
 type policyChange struct {
-	After int // operations of the job that complete first
+	After int // number of operations of the job that complete first
 	To    pacing
 }
 
-// changePolicies changes the policies whose time has come.
+// changePolicies makes the due changes of policies.
 func (r *run) changePolicies() error {
 	for _, j := range r.jobs {
 		if j.Change == nil || j.changed || j.rack == nil || j.closed || j.failed != 0 || j.ops < j.Change.After {
@@ -158,40 +164,43 @@ func (r *run) changePolicies() error {
 		}
 		j.changed = true
 		r.trace("%v: %s: policy %v becomes %v", time.Duration(r.now), j.Name, j.Policy, j.Change.To)
-		if _, err := j.rack.Job.SetPolicy(j.Change.To.Spec); err != nil {
+		if _, err := j.rack.Job.Gate.Change(j.Change.To.Spec, j.rack.Job.Now()); err != nil {
 			return fmt.Errorf("%s: %w", j.Name, err)
 		}
 	}
 	return nil
 }
 
-// streamOracle follows a job in mode stream by its trace: it applies every gradient in plain Go when the job says that it did.
+// streamOracle follows a job in mode stream by its trace. It applies every gradient in plain Go when the trace reports it.
 type streamOracle struct {
 	job   *job
 	hyper optim.Hyper
 	ref   *racktest.Reference // a tensor for each chunk
-	// By chunk of the plan: the worker's gradients applied, the updates it has seen, the updates after each of its steps.
+	// workers holds, by chunk of the plan, the worker's applied gradients, the updates it has seen, and the updates after each of its
+	// steps.
 	workers []streamFollowed
 	updates []uint32
-	rate    policy.Policy // whose rate holds; the policies of a job have the same
+	rate    policy.Policy // the policy whose rate holds, equal for all policies of a job
 	decided []policy.Act  // updates of sets
+	void    map[int]int   // by number of a set that makes no update: the worker that was lost in it
 	made    []int         // of those, by chunk
 }
 
-// streamFollowed is what the oracle knows of a worker.
+// streamFollowed is the oracle's state of a worker.
 type streamFollowed struct {
 	applied, seen []uint32
 	after         [][]uint32     // by step
-	phases        map[uint64]int // by step: in which it was pushed
-	got           [][]float32    // by tensor: what its memory must hold
-	ended         []int          // steps, by lane
-	begun         int            // steps that it was let go on with
+	phases        map[uint64]int // by step: the phase in which it was pushed
+	got           [][]float32    // by tensor: the values that its memory must hold
+	ended         []int          // number of steps ended, by lane
+	begun         int            // number of steps that it was released to
 }
 
 func newStreamOracle(j *job) *streamOracle {
 	o := &streamOracle{
 		job: j, hyper: j.Rule.Rounded(j.Hyper), ref: racktest.NewReference(aggregate.Eager, j.Rule, j.Hyper, j.Wire, nil),
 		workers: make([]streamFollowed, len(j.Workers)), rate: policy.New(j.Policy.Spec, len(j.Workers), 0),
+		void: make(map[int]int),
 	}
 	for w := range o.workers {
 		o.workers[w].phases = make(map[uint64]int)
@@ -199,7 +208,7 @@ func newStreamOracle(j *job) *streamOracle {
 	return o
 }
 
-// grow takes the plan's new tensors in.
+// grow adds the plan's new tensors.
 func (o *streamOracle) grow() {
 	plan := o.job.rack.Plan
 	for id := len(o.updates); id < plan.NumChunks(); id++ {
@@ -217,13 +226,13 @@ func (o *streamOracle) grow() {
 	o.made = append(o.made, make([]int, len(o.updates)-len(o.made))...)
 }
 
-// follow takes what the lanes did since it was last called.
+// follow processes the lanes' events since the last call.
 func (o *streamOracle) follow() error {
 	if o == nil || o.job.doubtful || o.job.rack == nil || o.job.closed {
 		return nil
 	}
 	o.grow()
-	lanes, lost, err := o.job.rack.Job.Traced(context.Background())
+	lanes, lost, err := o.job.rack.Job.Trace(context.Background(), traceEvents)
 	if err != nil || lost > 0 {
 		return fmt.Errorf("%s: %d events are lost: %w", o.job.Name, lost, err)
 	}
@@ -245,7 +254,7 @@ func (o *streamOracle) event(lane int, e *aggregate.TraceEvent) error {
 	case aggregate.TraceEnd:
 		return o.end(lane, int(e.Worker))
 	case aggregate.TraceGo:
-		return o.letGo(int(e.Worker))
+		return o.release(int(e.Worker))
 	}
 	id := int(plan.LaneChunks(lane)[e.Chunk])
 	switch e.Kind {
@@ -262,7 +271,7 @@ func (o *streamOracle) event(lane int, e *aggregate.TraceEvent) error {
 	return o.apply(int(e.Worker), id, e)
 }
 
-// part returns the part of a tensor's values that a chunk has.
+// part returns a chunk's part of a tensor's values.
 func (o *streamOracle) part(id int, of []float32) []float32 {
 	c := o.job.rack.Plan.Chunk(id)
 	return of[c.Offset : c.Offset+uint64(c.Elems)]
@@ -270,7 +279,7 @@ func (o *streamOracle) part(id int, of []float32) []float32 {
 
 func (o *streamOracle) tensor(id int) int { return int(o.job.rack.Plan.Chunk(id).Tensor) }
 
-// give takes note of what a worker is sent of a chunk.
+// give records the values of a chunk that a worker is sent.
 func (o *streamOracle) give(w, id int, values []float32) {
 	copy(o.part(id, o.workers[w].got[o.tensor(id)]), racktest.OnWire(o.job.Type, values))
 }
@@ -312,13 +321,29 @@ func (o *streamOracle) apply(w, id int, e *aggregate.TraceEvent) error {
 	return nil
 }
 
+// decide records an update of a set, or that a set makes none.
+func (o *streamOracle) decide(a policy.Act) {
+	if a.Kind == policy.Cancel {
+		o.void[int(a.Step)] = a.W
+	} else {
+		o.decided = append(o.decided, a)
+	}
+}
+
 // update makes the next update of a set.
 func (o *streamOracle) update(id int) error {
 	if o.made[id] == len(o.decided) {
 		return fmt.Errorf("chunk %d has had %d updates of sets, and no more are decided", id, o.made[id])
 	}
 	set := o.decided[o.made[id]]
+	lost, void := o.void[o.made[id]]
 	o.made[id]++
+	if void {
+		if !o.job.goesOnWithout(lost) || !slices.ContainsFunc(set.Parts, func(p policy.Part) bool { return p.W == lost }) {
+			return fmt.Errorf("the set %v makes no update because worker %d was lost in it, which was not", set.Parts, lost)
+		}
+		return nil
+	}
 	t := o.tensor(id)
 	o.ref.Hyper = o.job.Hyper
 	wrong := error(nil)
@@ -335,7 +360,7 @@ func (o *streamOracle) update(id int) error {
 	return wrong
 }
 
-// end takes note that a lane has all of a worker's step.
+// end records that a lane has all of a worker's step.
 func (o *streamOracle) end(lane, w int) error {
 	f := &o.workers[w]
 	if f.ended == nil {
@@ -354,7 +379,7 @@ func (o *streamOracle) end(lane, w int) error {
 	return nil
 }
 
-// steps is how many steps of a worker are applied in all lanes.
+// steps returns the number of a worker's steps that are applied in all lanes.
 func (f *streamFollowed) steps() int {
 	n := math.MaxInt
 	for _, ended := range f.ended {
@@ -366,7 +391,7 @@ func (f *streamFollowed) steps() int {
 	return n
 }
 
-// bound is what the job's policy allows.
+// bound returns the largest lead that the job's policy allows.
 func (o *streamOracle) bound() uint64 {
 	if o.job.changed {
 		return max(o.job.Policy.bound, o.job.Change.To.bound)
@@ -374,8 +399,8 @@ func (o *streamOracle) bound() uint64 {
 	return o.job.Policy.bound
 }
 
-// letGo checks that a worker may go on that is let go on.
-func (o *streamOracle) letGo(w int) error {
+// release checks that a worker that is released to its next step may begin it.
+func (o *streamOracle) release(w int) error {
 	f := &o.workers[w]
 	step := 0
 	for _, ended := range f.ended {
@@ -386,21 +411,24 @@ func (o *streamOracle) letGo(w int) error {
 	}
 	f.begun = step
 	for other, m := range o.job.members {
-		if done := o.workers[other].steps(); !m.left && uint64(step) > uint64(done) && uint64(step-done) > o.bound() {
+		if m.left || o.job.goesOnWithout(other) {
+			continue
+		}
+		if done := o.workers[other].steps(); uint64(step) > uint64(done) && uint64(step-done) > o.bound() {
 			return fmt.Errorf("worker %d goes on with step %d, and worker %d has made %d: %v allows a lead of %d", w, step, other, done,
-				o.job.rack.Job.Policy(), o.bound())
+				o.job.rack.Job.Gate.Spec(), o.bound())
 		}
 	}
 	return nil
 }
 
-// push takes note that a worker pushes a tensor.
+// push records that a worker pushes a tensor.
 func (o *streamOracle) push(m *member, t int) error {
 	o.workers[m.rank].phases[m.step] = m.phase
 	return o.fresh(m, t)
 }
 
-// fresh checks that a worker that pushes a tensor had the updates of it that it must: of all steps that nobody may lead by more.
+// fresh checks that a worker that pushes a tensor has seen the updates of it that the policy demands.
 func (o *streamOracle) fresh(m *member, t int) error {
 	f := &o.workers[m.rank]
 	if o.job.doubtful || o.bound() == policy.Unbounded || uint64(f.begun) < o.bound()+1 {
@@ -424,15 +452,15 @@ func (o *streamOracle) fresh(m *member, t int) error {
 func (m *member) endStep() error {
 	var r chunk.TensorRecord
 	if err := r.Decode(m.w.CommitRecord()); err != nil && m.rogue {
-		m.step++ // an answer that it asked for outside any operation lies on the record
+		m.step++ // an unrequested answer overwrites the record
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("%v: the answer to the end of its step: %w", m, err)
 	}
-	m.told = r.Flags&chunk.RecordPull != 0
+	m.pullDue = r.Flags&chunk.RecordPull != 0
 	m.step = uint64(r.Step)
 	if m.job.Sets {
-		return nil // the steps of a worker that others were faster than are left out
+		return nil // the steps of slow workers are left out
 	}
 	if begun := m.job.stream.workers[m.rank].begun; int(r.Step) != begun && !m.job.doubtful {
 		return fmt.Errorf("%v is told to begin step %d, and its next is %d", m, r.Step, begun)
@@ -440,7 +468,7 @@ func (m *member) endStep() error {
 	return nil
 }
 
-// atEnd checks what must hold of a job that has ended well.
+// atEnd checks the invariants of a job that has ended well.
 func (o *streamOracle) atEnd() error {
 	steps := 0
 	for i := range o.job.Phases {
@@ -449,8 +477,8 @@ func (o *streamOracle) atEnd() error {
 		}
 	}
 	for _, m := range o.job.members {
-		p, _ := o.job.rack.Job.Pace(m.rank)
-		if !o.job.Sets && !m.dead && !m.left && !o.job.doubtful && (p.Step != uint64(steps) || p.Waits) {
+		p := o.job.rack.Job.Gate.Look(m.rank)
+		if !o.job.Sets && !m.dead && !m.left && m.lost == 0 && !o.job.doubtful && (p.Step != uint64(steps) || p.Waits) {
 			return fmt.Errorf("%v has made %d steps, and the aggregator says %+v", m, steps, p)
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// look checks what must hold at any time.
-func (r *run) look() error {
+// checkInvariants checks the invariants that hold at any time.
+func (r *run) checkInvariants() error {
 	for i, l := range r.engine.Lanes() {
 		if r.lost[i] || r.aggregatorDead {
 			continue
@@ -19,7 +19,11 @@ func (r *run) look() error {
 	}
 	now := time.Duration(r.now)
 	for _, j := range r.jobs {
-		if r.notice(j); j.failed == 0 || j.closed {
+		r.notice(j)
+		if err := r.lookAtLost(j, now); err != nil {
+			return err
+		}
+		if j.failed == 0 || j.closed {
 			continue
 		}
 		if !j.struck {
@@ -32,6 +36,51 @@ func (r *run) look() error {
 		}
 	}
 	return r.stuck(now)
+}
+
+// lookAtLost checks that a job goes on without lost workers only where its policy can, and soon.
+func (r *run) lookAtLost(j *job, now time.Duration) error {
+	lost := 0
+	for _, m := range j.members {
+		spared := j.goesOnWithout(m.rank)
+		if spared {
+			lost++
+		}
+		switch late := m.lost != 0 && j.failed == 0 && !j.closed && now > m.lost+noticed; {
+		case (m.lost != 0 || spared) && !j.struck:
+			return fmt.Errorf("%v is lost, which nothing struck: %v", m, m.err)
+		case late && !spared:
+			return fmt.Errorf("%v has been lost for %v, and its job neither failed nor goes on without it", m, now-m.lost)
+		case late && !m.over():
+			return fmt.Errorf("%v still waits %v after its job went on without it", m, now-m.lost)
+		}
+	}
+	if lost > j.spares() {
+		return fmt.Errorf("%s continues without %d workers: %v tolerates the loss of %d", j.Name, lost, j.rack.Job.Gate.Spec(), j.spares())
+	}
+	return nil
+}
+
+// spares returns the number of workers that the policy of the job can do without.
+func (j *job) spares() int {
+	if j.changed {
+		return max(j.Policy.spares, j.Change.To.spares)
+	}
+	return j.Policy.spares
+}
+
+// goesOnWithout reports whether the aggregator has lost a worker and the job goes on.
+func (j *job) goesOnWithout(rank int) bool {
+	if j.stream == nil || j.rack == nil {
+		return false
+	}
+	p := j.rack.Job.Gate.Look(rank)
+	return p.Lost
+}
+
+// harmed reports whether the job has failed or has lost a worker.
+func (j *job) harmed() bool {
+	return j.failed != 0 || slices.ContainsFunc(j.members, func(m *member) bool { return m.lost != 0 })
 }
 
 // stuck returns an error if nothing has been finished for too long.
@@ -57,7 +106,7 @@ func (r *run) stuck(now time.Duration) error {
 	return nil
 }
 
-// paused reports whether something that is still to come may explain a standstill.
+// paused reports whether a pause or fault that is not over may explain a standstill.
 func (r *run) paused(now time.Duration) bool {
 	for _, m := range r.members {
 		for _, p := range m.pauses {
@@ -74,7 +123,7 @@ func (r *run) paused(now time.Duration) bool {
 	return len(r.links) > 0 || len(r.events) > 0
 }
 
-// waits says who waits for what.
+// waits describes the members that wait, and for which operations.
 func (r *run) waits() (text string) {
 	for _, m := range r.members {
 		if !m.over() {
@@ -96,7 +145,7 @@ func (j *job) reason() error {
 	return errors.New("for no reason given")
 }
 
-// verdict checks what must hold at the end.
+// verdict checks the invariants that hold at the end.
 func (r *run) verdict() error {
 	broken, dead := 0, r.aggregatorDead
 	for _, j := range r.jobs {
@@ -108,7 +157,7 @@ func (r *run) verdict() error {
 				return err
 			}
 		}
-		if j.failed != 0 {
+		if j.harmed() {
 			broken++
 		}
 		for _, m := range j.members {
@@ -116,7 +165,7 @@ func (r *run) verdict() error {
 		}
 	}
 	if broken > 1 && !r.aggregatorDead && !slices.Contains(r.lost, true) {
-		return errors.New("one fault brought down two jobs")
+		return errors.New("one fault harmed two jobs")
 	}
 	if broken == 0 && !dead {
 		return r.count()
@@ -124,10 +173,10 @@ func (r *run) verdict() error {
 	return nil
 }
 
-// judge checks what must hold of a job that is over.
+// judge checks the invariants of a job that is over.
 func (r *run) judge(j *job) error {
 	r.notice(j)
-	if err := r.rogueFate(j); err != nil {
+	if err := r.checkRogue(j); err != nil {
 		return err
 	}
 	for _, l := range r.engine.Lanes() {
@@ -150,7 +199,7 @@ func (r *run) judge(j *job) error {
 		return fmt.Errorf("%s holds %+v, after its last registration it held %+v", j.Name, got, j.memory)
 	}
 	for _, m := range j.members {
-		if m.dead {
+		if m.dead || m.lost != 0 {
 			continue
 		}
 		if err := m.audit(); err != nil {
@@ -174,7 +223,7 @@ func (r *run) count() error {
 	sets := false
 	for _, j := range r.jobs {
 		want += j.finished()
-		sets = sets || j.Sets // which drop some, by their policy
+		sets = sets || j.Sets // whose policy drops some gradients
 	}
 	if got > want || got < want && !sets || dropped != 0 {
 		return fmt.Errorf("%d chunks were finished, expected %d; %d messages were dropped", got, want, dropped)
@@ -182,7 +231,7 @@ func (r *run) count() error {
 	return nil
 }
 
-// finished is how many chunks the aggregator finishes: in mode stream every worker's gradient by itself.
+// finished returns the number of chunks that the aggregator finishes. In mode stream it finishes every worker's gradient by itself.
 func (j *job) finished() (chunks uint64) {
 	for i, m := range j.members {
 		if i == 0 {
@@ -206,6 +255,7 @@ func (r *run) result() Result {
 	}
 	for _, j := range r.jobs {
 		res.Failed = res.Failed || j.failed != 0
+		res.Spared = res.Spared || j.failed == 0 && j.harmed()
 	}
 	return res
 }

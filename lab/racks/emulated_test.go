@@ -14,18 +14,18 @@ import (
 	"github.com/rackweave/rackweave/launch"
 )
 
-// README's three commands bring up two racks, exchange between them and show how they reduce.
-func TestReadmesCommandsShowTheHierarchyAtWork(t *testing.T) {
+// The page's three commands bring up two racks, exchange between them and show how they reduce.
+func TestTheCommandsForEmulatedRacksShowTheHierarchyAtWork(t *testing.T) {
 	file := program(t)
 	f := up(t, Config{Racks: 2, Workers: 4, Rate: 200e6, Core: 8}) // for its name, and to take away what they bring up
-	text, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile("../../docs/rdma.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "*Emulated racks*")
-	lines := regexp.MustCompile(`(?m)^    (rackweave lab \w+)([^#\n]*)`).FindAllStringSubmatch(section, 3)
+	_, section, _ := strings.Cut(string(text), "## Emulated racks\n")
+	lines := regexp.MustCompile(`(?m)^    (racks (?:up|exchange|status))([^#\n]*)`).FindAllStringSubmatch(section, 3)
 	if len(lines) != 3 {
-		t.Fatalf("README has %d of three commands for emulated racks: %q", len(lines), lines)
+		t.Fatalf("docs/rdma.md has %d of three commands for emulated racks: %q", len(lines), lines)
 	}
 	var script strings.Builder
 	for _, line := range lines {

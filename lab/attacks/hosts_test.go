@@ -39,25 +39,25 @@ for n in %[1]s %[2]s; do ip -n $n link set $n up; ip -n $n link set lo up; done`
 	return aggregator, worker
 }
 
-// commands returns what README says to run, in the section with this title.
+// commands returns the commands of SECURITY.md in the section with this title.
 func commands(t *testing.T, title string) (all []string) {
 	t.Helper()
-	text, err := os.ReadFile("../../README.md")
+	text, err := os.ReadFile("../../SECURITY.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, ok := strings.Cut(string(text), "### "+title+"\n")
+	_, section, ok := strings.Cut(string(text), "## "+title+"\n")
 	if !ok {
-		t.Fatalf("README has no section %q", title)
+		t.Fatalf("SECURITY.md has no section %q", title)
 	}
-	section, _, _ = strings.Cut(section, "\n#")
+	section, _, _ = strings.Cut(section, "\n## ")
 	for _, m := range regexp.MustCompile(`(?m)^    (rackweave [^#\n]*)`).FindAllStringSubmatch(section, -1) {
 		all = append(all, strings.TrimSpace(m[1]))
 	}
 	return all
 }
 
-func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
+func TestOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
 	aggregator, worker := namespaces(t)
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -72,7 +72,7 @@ func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
 	}
 	all := commands(t, "For other hosts")
 	if len(all) != 3 {
-		t.Fatalf("README says to run %q, want three commands", all)
+		t.Fatalf("SECURITY.md says to run %q, want three commands", all)
 	}
 	serve := in(aggregator, all[0]+" --unpinned --providers tcp --log-level error")
 	serve.Stderr = os.Stderr
@@ -98,7 +98,12 @@ func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
 	if err != nil || fingerprint == "" {
 		t.Fatalf("%s: %v; fingerprint %q", all[1], err, fingerprint)
 	}
-	fill := strings.NewReplacer("aggregator:", "10.77.0.1:", "FINGERPRINT", fingerprint, "TOKEN", strings.TrimSpace(string(token)))
+	for name, text := range map[string]string{"token": string(token), "guess": "GUESS"} {
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill := strings.NewReplacer("aggregator:", "10.77.0.1:", "FINGERPRINT", fingerprint, "-file ", "-file "+dir+"/")
 	small := " --provider tcp --workers 2 --bytes 64KiB --iters 2 --no-roofline"
 	for end := time.Now().Add(patience); ; {
 		out, err := in(worker, fill.Replace(all[2])+small).CombinedOutput()
@@ -110,11 +115,11 @@ func TestReadmesOtherHostsComeInWithATokenAndStrangersDoNot(t *testing.T) {
 		}
 	}
 	for name, command := range map[string]string{
-		"no token":        strings.ReplaceAll(all[2], " --token TOKEN", ""),
-		"a guessed token": strings.ReplaceAll(all[2], "TOKEN", "GUESS"),
+		"no token":        strings.ReplaceAll(all[2], " --token-file token", ""),
+		"a guessed token": strings.ReplaceAll(all[2], "-file token", "-file guess"),
 		"another's job":   strings.ReplaceAll(all[2], "--job resnet", "--job bert"),
 		"no fingerprint":  strings.ReplaceAll(all[2], "--ca sha256:FINGERPRINT", ""),
-		"no TLS":          "rackweave bench --server http://aggregator:7077 --job resnet --token TOKEN",
+		"no TLS":          "rackweave bench --server http://aggregator:7077 --insecure --job resnet --token-file token",
 	} {
 		if out, err := in(worker, fill.Replace(command)+small).CombinedOutput(); err == nil {
 			t.Errorf("%s: a stranger got in:\n%s", name, out)

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestWhatCannotBeStudiedIsRefusedByName(t *testing.T) {
+	for line, wants := range map[string][]string{
+		"ablate --only fuse": {`"fuse"`, "fused, order"},
+		"ablate --rounds 0":  {"0 rounds", "use 1 to"},
+		"learn --only lag":   {`"lag"`, "policies, lagtuner"},
+		"learn --seeds 0":    {"0 seeds", "use 1 to"},
+	} {
+		cmd := root()
+		cmd.SetArgs(strings.Fields(line))
+		err := cmd.ExecuteContext(t.Context())
+		for _, want := range wants {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want it to say %s", line, err, want)
+			}
+		}
+	}
+}
