@@ -14,7 +14,7 @@ MODULE := github.com/rackweave/rackweave
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
 PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
-	./bench/models/... ./bench/overlap/... ./bench/report/... ./pqueue/... ./service/membership/view/...
+	./bench/models/... ./bench/study/overlap/... ./bench/report/... ./pqueue/... ./service/membership/view/...
 BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
 # vet has seen all, and stacks need no DWARF: neither is made again for every package and detector.
 GO_TEST = $(GO) test -vet=off -ldflags=-w -timeout 30m
@@ -38,14 +38,17 @@ all: build
 
 build:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) build -o $(BIN) ./cmd/rackweave
+	$(GO) build -o bin/ ./cmd/...
 
 # The data path as a shared library with a C interface, for the framework shims.
 lib:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	scripts/build-library.sh bin/librackweave.so.0
 
-demo: build
+# Of the two programs the demo needs one, and builds no etcd.
+demo:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) build -o $(BIN) ./cmd/rackweave
 	$(BIN) bench --model resnet50 --workers 4 --optimizer sgd_mxnet --hyper momentum=0.9 --iters 20 --warmup 3 --verify
 
 # What the compiler leaves open.
@@ -65,13 +68,12 @@ test:
 test-long: build lib
 	@scripts/need.sh $(TEST_PACKAGES)
 	RACKWEAVE_LONG=1 $(GO_TEST) -v -p 1 $$(grep -rl --include='*_test.go' RACKWEAVE_LONG . | xargs -r -n1 dirname | sort -u)
-	RACKWEAVE_LONG=1 $(MAKE) test-python-package test-trixie
+	RACKWEAVE_LONG=1 $(MAKE) test-python-package test-python-wheel test-trixie
 
 # What tests of the framework shims run in, downloaded.
 frameworks:
 	@scripts/need.sh $(TEST_PACKAGES)
 	scripts/mxnet-env.sh
-	scripts/test-trixie.sh root
 
 test-pure:
 	CGO_ENABLED=0 $(GO_TEST) $(PURE)
@@ -82,18 +84,20 @@ test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	$(GO_TEST) -p 1 $(call chosen,$(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE)))
 
-# Without include, which has no goroutines, lab/simrack, whose schedules run in one each, cgo/kernel, whose goroutines share memory
-# in C alone, of which the detector sees nothing, those that drive programs, which they build without the detector, and those with
-# etcd, which takes a minute to build with it.
-UNRACED := %/include %/lab/attacks %/lab/simrack %/cmd/rackweave %/service/membership %/cgo/kernel
+# Without the house, include and bench/study/paper, which have no goroutines, lab/simrack, whose schedules run in one each,
+# cgo/kernel, whose goroutines share memory in C alone, of which the detector sees nothing, packages that drive programs, which they
+# build without the detector, and packages with etcd, which takes a minute to build with it.
+UNRACED := $(MODULE) %/include %/lab/attacks %/lab/simrack %/cmd/rackweave %/cmd/rackweave-etcd \
+	%/service/etcd/server %/service/membership %/cgo/kernel %/bench/study/paper
 RACED = $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
 build-race:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) build -race $(filter-out $(MODULE),$(RACED)) # at the root are tests alone
+	$(GO) build -race $(RACED)
 
+# The detector prints a race when it sees it. By default every process then waits a second more at its end.
 test-race:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO_TEST) -race -short $(RACED)
+	GORACE=atexit_sleep_ms=10 $(GO_TEST) -race -short $(RACED)
 
 test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
@@ -148,7 +152,7 @@ sim:
 	@scripts/need.sh $(BUILD_PACKAGES)
 ifeq ($(SEED),0)
 	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -timeout 30m -seeds $(SEEDS) -paced-seeds $(PACED_SEEDS)
-	$(GO) test ./lab/simrack ./hierarchy -run TestPlantedBugs -count=1 -v
+	$(GO) test ./lab/simrack ./hierarchy ./hierarchy/outer -run TestPlantedBugs -count=1 -v
 else
 	$(GO) test ./lab/simrack -run 'Schedules$$' -count=1 -v -seed $(SEED) $(if $(PACED),-paced)
 endif
@@ -165,9 +169,10 @@ soak:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	$(GO) test ./lab/attacks -run TestSoak -count=1 -v -soak $(SOAK) -timeout 3h
 
-# What synchronization policies do to learning, in virtual time: tables, and figures in build/learn.
-learn: build
-	$(BIN) bench learn --seeds 10 --svg build/learn
+# What synchronization policies do to learning, in virtual time: in tables.
+learn:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	$(GO) run ./lab/cmd/study learn --seeds 10
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.
@@ -184,13 +189,12 @@ else
 	$(GO) test ./lab -count=1 -v -timeout 30m
 endif
 
-# Step times on emulated links, of ours and of other libraries: a table, claims, and figures in build/racks. Run it as root, again
+# Step times on emulated links, of ours and of other libraries: a table, and claims. Run it as root, again
 # where it was interrupted. RACKS='--only REGEXP' measures a part, RACKS=--again all anew.
 racks: build
 	@scripts/need.sh iproute2 python3-torch python3-venv
 	scripts/mxnet-env.sh
-	$(BIN) plan --scale 1,2,8,32,125,250 --workers 40 --core 4:1 --model resnet50 --svg build/racks
-	$(BIN) lab measure --svg build/racks --json build/racks/racks.json $(RACKS)
+	$(GO) run ./lab/cmd/racks measure --program $(BIN) --json build/racks.json $(RACKS)
 
 generate:
 	@scripts/need.sh protobuf-compiler

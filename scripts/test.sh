@@ -50,7 +50,7 @@ computing() {
 	$make lint
 	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
 	$make build-race
-	$make test-packages ONLY='%/lab/simrack %/bench/learn'
+	$make test-packages ONLY='%/lab/simrack %/bench/study/learn'
 	scripts/fuzz.sh 5000
 }
 
@@ -71,7 +71,7 @@ $make test-pure
 await "racks and membership"
 
 step "packages with C, but the lab"
-$make test-packages BUT='%/lab/simrack %/bench/learn'
+$make test-packages BUT='%/lab/simrack %/bench/study/learn'
 
 # The lab waits for emulated guests most of the time: it runs beside what measures no time.
 beside lab $go test -vet=off -ldflags=-w -timeout 30m -v ./lab
@@ -86,6 +86,6 @@ step "sanitizers"
 $make test-sanitized BUT='%/aggregate %/cgo/kernel'
 
 step "python"
-$make --jobs=2 --output-sync=target test-trixie test-python
+$make --jobs=2 --output-sync=target test-python
 
 await lab
