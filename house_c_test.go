@@ -84,3 +84,26 @@ func TestEveryCallInCPointsDown(t *testing.T) {
 		}
 	}
 }
+
+// A file that a peer handed over may make close(2) wait for as long as the peer likes.
+func TestOneCFileClosesWhatPeersHandOver(t *testing.T) {
+	receives, closes := map[string]bool{}, map[string][]string{}
+	call := regexp.MustCompile(`\bclose(_range)?\s*\(|\bdup[23]\s*\(`)
+	sources(t, func(name string, text []byte) {
+		code, dir := notCode.ReplaceAllString(string(text), " "), path.Dir(name)
+		if strings.Contains(code, "SCM_RIGHTS") {
+			receives[dir] = true
+		}
+		if call.MatchString(code) {
+			closes[dir] = append(closes[dir], name)
+		}
+	}, "*.c")
+	if len(receives) == 0 {
+		t.Fatal("no C file takes descriptors from a peer")
+	}
+	for dir := range receives {
+		if want := []string{dir + "/closing.c"}; !slices.Equal(closes[dir], want) {
+			t.Errorf("%s takes descriptors from peers, and %q call close(2): want %q alone", dir, closes[dir], want)
+		}
+	}
+}

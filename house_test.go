@@ -5,6 +5,7 @@ package rackweave
 import (
 	"bufio"
 	"bytes"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -23,58 +24,92 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "bench/overlap", "policy", "hierarchy", "launch", "launch/control", "service", "service/api",
-		"service/keys", "service/membership", "service/racks", "client", "aggregate", "aggregate/optim", "chunk", "doctor", "rxe",
-		"numa", "verbs", "cgo", "lab", "lab/racks"},
-	"bench": {"bench/models", "pqueue", "hierarchy", "policy", "launch", "client", "service", "service/api", "aggregate",
-		"aggregate/optim", "chunk", "numa", "verbs", "cgo"},
-	"bench/models":  {"chunk"},
-	"bench/overlap": {"bench/models", "pqueue"},
-	"service": {"service/api", "service/door", "service/keys", "service/quota", "service/racks", "hierarchy", "policy",
-		"aggregate", "aggregate/optim", "chunk", "numa", "verbs", "verbs/probe"},
+	"cmd": {"bench", "bench/models", "policy", "hierarchy", "hierarchy/planner", "launch",
+		"launch/control", "service", "service/api", "service/etcd", "service/keys", "service/membership", "service/racks", "client",
+		"aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo"},
+	"cmd/rackweave-etcd": {"service/etcd/server"},
+	"bench": {"bench/models", "pqueue", "hierarchy/outer", "policy", "launch", "client", "service", "service/api", "aggregate",
+		"aggregate/lane", "aggregate/optim", "aggregate/outer", "chunk", "numa", "verbs", "cgo"},
+	"bench/models": {"chunk"},
+	"service": {"service/api", "service/checkpoint", "service/cluster", "service/door", "service/engine", "service/job",
+		"service/keys", "service/quota", "service/racks", "service/rpc", "policy", "aggregate", "aggregate/lane", "chunk", "numa",
+		"verbs"},
+	"service/checkpoint": {"service/api", "service/checkpoint/format", "service/job", "service/quota", "service/rpc",
+		"aggregate", "chunk"},
+	"service/checkpoint/format": {"service/api", "hierarchy"},
+	"service/cluster": {"service/api", "service/engine", "service/job", "service/racks", "service/rpc", "hierarchy",
+		"hierarchy/outer", "hierarchy/planner", "aggregate", "chunk", "verbs", "verbs/probe"},
+	"service/engine": {"service/api", "service/quota", "service/rpc", "aggregate", "aggregate/lane", "chunk", "numa", "verbs"},
+	"service/job": {"service/api", "service/door", "service/engine", "service/quota", "service/rpc", "hierarchy/outer", "policy",
+		"aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
+	"service/rpc":             {},
 	"service/api":             {},
 	"service/door":            {},
 	"service/quota":           {},
 	"service/keys":            {},
-	"service/racks":           {"hierarchy"},
-	"service/membership":      {"service/api", "service/membership/view", "service/racks"},
+	"service/racks":           {"hierarchy", "hierarchy/outer"},
+	"service/etcd":            {"launch"},
+	"service/etcd/server":     {"service/etcd"},
+	"service/membership":      {"service/api", "service/etcd", "service/membership/view", "service/racks"},
 	"service/membership/view": {"hierarchy", "service/racks"},
 	"launch":                  {},
-	"launch/control":          {"service/api"},
-	"client":                  {"service/api", "client/lanes", "chunk", "numa", "verbs", "verbs/probe", "cgo"},
+	"launch/control":          {"launch", "client/membership", "service/api"},
+	"client":                  {"client/lanes", "client/membership", "service/api", "chunk", "numa", "verbs", "cgo"},
+	"client/membership":       {"service/api", "chunk"},
 	"client/lanes":            {"client/failover", "chunk", "numa", "verbs", "cgo"},
 	"client/failover":         {},
-	"aggregate": {"hierarchy", "policy", "aggregate/reduce", "aggregate/session", "aggregate/optim", "chunk", "numa", "verbs",
-		"cgo"},
+	"aggregate": {"hierarchy", "hierarchy/outer", "policy", "aggregate/balance", "aggregate/failure", "aggregate/lane",
+		"aggregate/optim", "aggregate/outer", "aggregate/pace", "aggregate/reduce", "aggregate/shard", "aggregate/store",
+		"aggregate/uplink", "chunk", "numa", "verbs"},
+	"aggregate/balance": {"chunk"},
+	"aggregate/failure": {},
+	"aggregate/lane":    {"aggregate/reduce", "aggregate/session", "numa", "verbs"},
+	"aggregate/outer":   {"aggregate/optim", "aggregate/store", "hierarchy/outer", "cgo"},
+	"aggregate/pace":    {"aggregate/reduce", "policy", "chunk"},
 	"aggregate/reduce":  {"chunk"},
 	"aggregate/session": {"verbs", "chunk"},
-	"aggregate/optim":   {"chunk"},
-	"aggregate/racktest": {"aggregate", "aggregate/optim", "hierarchy", "client/lanes", "client/failover", "policy", "chunk", "numa",
-		"verbs", "cgo"},
-	"policy":          {},
-	"hierarchy":       {"pqueue"},
-	"chunk":           {},
-	"doctor":          {"numa", "verbs"},
-	"pqueue":          {},
-	"rxe":             {},
-	"numa":            {},
-	"numa/numatest":   {},
-	"verbs":           {"cgo"},
-	"verbs/probe":     {"numa", "verbs"},
-	"verbs/verbstest": {"verbs"},
-	"cgo":             {"include"},
-	"include":         {},
-	"lab/racks":       {"bench", "bench/models", "bench/overlap", "hierarchy", "launch", "chunk", "verbs"},
+	"aggregate/shard": {"aggregate/failure", "aggregate/lane", "aggregate/optim", "aggregate/pace", "aggregate/reduce",
+		"aggregate/session", "aggregate/store", "chunk", "verbs", "cgo"},
+	"aggregate/store": {"aggregate/optim", "chunk", "numa", "verbs", "cgo"},
+	"aggregate/uplink": {"aggregate/failure", "aggregate/lane", "aggregate/reduce", "aggregate/session", "aggregate/store",
+		"hierarchy", "chunk", "verbs", "cgo"},
+	"aggregate/optim": {"chunk"},
+	"aggregate/racktest": {"aggregate", "aggregate/lane", "aggregate/optim", "aggregate/outer", "hierarchy", "hierarchy/outer",
+		"client/lanes", "client/failover", "policy", "chunk", "numa", "verbs", "cgo"},
+	"policy":            {},
+	"hierarchy":         {},
+	"hierarchy/outer":   {"hierarchy"},
+	"hierarchy/planner": {"hierarchy", "pqueue"},
+	"chunk":             {},
+	"doctor":            {"numa", "verbs"},
+	"pqueue":            {},
+	"rxe":               {},
+	"numa":              {},
+	"numa/numatest":     {},
+	"verbs":             {"cgo"},
+	"verbs/probe":       {"numa", "verbs"},
+	"verbs/verbstest":   {"verbs"},
+	"cgo":               {"include"},
+	"include":           {},
+	"lab/racks": {"bench", "bench/models", "bench/study/overlap", "hierarchy", "hierarchy/planner", "launch", "chunk",
+		"verbs"},
 	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
 		"numa", "verbs", "cgo"},
-	"lab/attacks": {"launch", "service/api", "client", "chunk", "verbs"},
+	"bench/study": {"bench", "bench/models", "bench/study/overlap", "pqueue", "hierarchy", "hierarchy/outer", "hierarchy/planner",
+		"policy", "client", "service", "aggregate/optim", "chunk", "numa", "cgo"},
+	"bench/study/overlap": {"bench/models", "pqueue"},
+	"lab/cmd":             {"lab", "lab/racks", "bench/study", "bench", "bench/models", "hierarchy/planner"},
+	"lab/attacks":         {"launch", "service/api", "client", "chunk", "verbs"},
 }
 
 // tests lists what the tests of a room may import beyond what the room may, and beyond the rooms for tests.
 var tests = map[string][]string{
+	"aggregate":          {"cgo"},
+	"aggregate/lane":     {"cgo"},
 	"bench":              {"service/racks"},
-	"service":            {"client"},
-	"service/membership": {"service", "client", "verbs"},
+	"service":            {"client", "hierarchy/planner"},
+	"service/membership": {"service", "service/etcd/server", "client", "verbs"},
+	"cmd":                {"service/etcd/server"},
 	"launch/control":     {"service"},
 	"client":             {"service", "service/racks", "aggregate", "aggregate/optim"},
 	"cgo":                {"chunk", "aggregate/optim", "numa", "verbs"},
@@ -89,11 +124,10 @@ var forTests = []string{"aggregate/racktest", "numa/numatest", "verbs/verbstest"
 var only = map[string][]string{
 	"C":                                 {"cgo"},
 	"golang.org/x/sys/unix":             {"numa", "cgo", "service/door"},
-	"github.com/Mellanox/rdmamap":       {"numa"},
-	"github.com/klauspost/cpuid/v2":     {"numa", "cgo"},
+	"github.com/klauspost/cpuid/v2":     {"numa"},
 	"github.com/vishvananda/netlink":    {"rxe"},
 	"go.etcd.io/etcd/client/v3":         {"service/membership"},
-	"go.etcd.io/etcd/server/v3/embed":   {"service/membership"},
+	"go.etcd.io/etcd/server/v3/embed":   {"service/etcd/server"},
 	"github.com/cockroachdb/datadriven": forTests,
 	"github.com/google/go-cmp/cmp":      forTests,
 	"go.uber.org/goleak":                forTests,
@@ -101,13 +135,15 @@ var only = map[string][]string{
 }
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
-var pure = []string{"chunk", "policy", "hierarchy", "aggregate/optim", "aggregate/reduce", "client/failover", "bench/models",
-	"bench/overlap", "pqueue", "service/membership/view"}
+var pure = []string{
+	"chunk", "policy", "hierarchy", "hierarchy/outer", "hierarchy/planner", "aggregate/balance", "aggregate/optim", "aggregate/reduce",
+	"client/failover", "bench/models", "bench/study/overlap", "pqueue", "service/membership/view",
+}
 
 // computing is all that a pure room may import from outside the house. Of package time
 // they use only durations, and moments that callers pass in.
 var computing = []string{
-	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/csv", "encoding/hex", "encoding/json", "errors",
+	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/hex", "encoding/json", "errors",
 	"fmt", "hash/crc32", "io", "iter", "maps", "math", "math/bits", "net/url", "slices", "sort", "strconv", "strings", "time",
 	"github.com/agnivade/levenshtein",
 }
@@ -117,16 +153,38 @@ var impure = regexp.MustCompile(`\btime\.(Now|Since|Until|Sleep|After|Tick|NewT)
 
 // includes lists which folders' C headers the C code of a folder may include, beside its own. It belongs to its longest match.
 var includes = map[string][]string{
-	"include":         {},
-	"cgo/fabric":      {"cgo/fabric/base", "cgo/fabric/ibv", "cgo/fabric/shm", "cgo/fabric/sim", "cgo/fabric/tcp"},
-	"cgo/fabric/base": {},
-	"cgo/fabric/ibv":  {"cgo/fabric/base"},
-	"cgo/fabric/shm":  {"cgo/fabric/base"},
-	"cgo/fabric/sim":  {"cgo/fabric/base"},
-	"cgo/fabric/tcp":  {"cgo/fabric/base"},
-	"cgo/kernel":      {},
-	"cgo/library":     {"include", "cgo/worker", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
-	"cgo/worker":      {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base", "cgo/fabric/sim"},
+	"include":              {},
+	"cgo/fabric":           {"cgo/fabric/base", "cgo/fabric/ibv", "cgo/fabric/shm", "cgo/fabric/tcp"},
+	"cgo/fabric/base":      {},
+	"cgo/fabric/ibv":       {"cgo/fabric/base"},
+	"cgo/fabric/shm":       {"cgo/fabric/base"},
+	"cgo/fabric/simfabric": {"cgo/fabric", "cgo/fabric/base"},
+	"cgo/fabric/tcp":       {"cgo/fabric/base"},
+	"cgo/kernel":           {},
+	"cgo/library":          {"include", "cgo/worker", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
+	"cgo/worker":           {"include", "cgo/kernel", "cgo/fabric", "cgo/fabric/base"},
+}
+
+// plain tells which rooms keep the rules of English below. A path belongs to its longest matching room.
+var plain = map[string]bool{
+	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "pqueue": true, "numa": true, "verbs": true, "doctor": true,
+	"rxe": true, "launch": true, "cgo/kernel": true, "cgo/worker": true, "cgo/fabric": true,
+	"lab/plant": true, "lab/simrack": true, "cgo/library": true, "bench": true,
+	"service": true,
+}
+
+// english lists expressions that plain rooms avoid in comments and messages, each with its remedy.
+var english = []struct {
+	avoid  *regexp.Regexp
+	remedy string
+}{
+	{regexp.MustCompile(`\b(is|are|was|were) (what|how|where|who|whom|whose|whether)\b`), "begin with returns, reports, holds, or a noun"},
+	{regexp.MustCompile(`\b(say|tell)(s|ing)? (what|how|where|who|whom|whose)\b`), "name the value that is returned or described"},
+	{regexp.MustCompile(`\b[Tt]akes? note\b|\b[Ll]ets? go (of|with)\b`), "write marks, records, frees or drops"},
+	{regexp.MustCompile(`\b[Tt]hose (that|which|who|whose|of which)\b`), "repeat the noun"},
+	{regexp.MustCompile(`\b(is|are) no [a-z]+\b|\b(is|are) none\b|\bany more\b`), "write is not a, has none, or no longer"},
+	{regexp.MustCompile(`(^|[;,.(] ?)(-1|0|NULL|[Nn]il|[Nn]one|[Ee]mpty|[Nn]egative): `), "write If nil, …"},
+	{regexp.MustCompile(`\b(is|are) to (be|have|do|get|make|come|go|send|take|end)\b`), "write must or will, or use the verb"},
 }
 
 const (
@@ -225,7 +283,7 @@ func TestEveryImportPointsDown(t *testing.T) {
 			case test:
 				may = may || isForTests || slices.Contains(tests[room], to)
 			case isForTests:
-				may = may && (slices.Contains(forTests, room) || room == "cmd")
+				may = may && (slices.Contains(forTests, room) || room == "lab/cmd")
 			}
 			if !may {
 				t.Errorf("%s: %s may not import %s", name, room, to)
@@ -287,4 +345,57 @@ func TestFilesAndLinesAreShort(t *testing.T) {
 			t.Errorf("%s has %d lines: divide it, none should have more than %d", name, n, maxLines)
 		}
 	}, "*.go", "*.c", "*.h", "*.proto", "*.py", "*.sh", "Makefile")
+}
+
+func TestPlainRoomsKeepToPlainEnglish(t *testing.T) {
+	sources(t, func(name string, text []byte) {
+		if !plain[longest(plain, path.Dir(name))] || strings.HasSuffix(name, "_test.go") {
+			return
+		}
+		for line, words := range prose(t, name, text) {
+			for _, rule := range english {
+				if found := rule.avoid.FindString(words); found != "" {
+					t.Errorf("%s:%d has %q: %s", name, line, found, rule.remedy)
+				}
+			}
+		}
+	}, "*.go", "*.c", "*.h")
+}
+
+// cProse matches C's comments and strings.
+var cProse = regexp.MustCompile(`(?s)/\*.*?\*/|"(?:[^"\\\n]|\\.)*"`)
+
+// prose returns the comments and strings of a file, by line, each without its line breaks.
+func prose(t *testing.T, name string, text []byte) map[int]string {
+	t.Helper()
+	all := map[int]string{}
+	add := func(line int, s string) {
+		for _, mark := range []string{"//", "/*", "*/", " * "} {
+			s = strings.ReplaceAll(s, mark, " ")
+		}
+		all[line] += " " + strings.Join(strings.Fields(s), " ")
+	}
+	if !strings.HasSuffix(name, ".go") {
+		for _, m := range cProse.FindAllIndex(text, -1) {
+			add(1+bytes.Count(text[:m[0]], []byte("\n")), string(text[m[0]:m[1]]))
+		}
+		return all
+	}
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, name, text, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range f.Comments {
+		for _, c := range group.List {
+			add(fset.Position(group.Pos()).Line, c.Text)
+		}
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING {
+			add(fset.Position(l.Pos()).Line, l.Value)
+		}
+		return true
+	})
+	return all
 }
