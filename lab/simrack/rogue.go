@@ -164,7 +164,8 @@ func (r *run) forge(m *member) (out []message) {
 	case rogueChunk:
 		msg.index = chunks + some
 	case rogueRecord:
-		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes - r.rng.IntN(2)*4}
+		// Of the right length it would be read from the slot whose turn it is, where an earlier record may lie, which is whole.
+		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes - 4<<r.rng.IntN(4)}
 	case rogueTensor:
 		msg = message{op: chunk.OpTensor, index: 1 << 20, bytes: chunk.RecordBytes}
 	case rogueAggregatorOp:
