@@ -1,5 +1,5 @@
-// Package session is one worker's connection to one lane: a resumable stream of messages in each direction, over any queue
-// pair.
+// Package session is a connection to one lane, from a worker or from another rack's lane: a resumable stream of messages in each
+// direction, over any queue pair.
 //
 // # The stream
 //
