@@ -170,7 +170,7 @@ var plain = map[string]bool{
 	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "pqueue": true, "numa": true, "verbs": true, "doctor": true,
 	"rxe": true, "launch": true, "cgo/kernel": true, "cgo/worker": true, "cgo/fabric": true,
 	"lab/plant": true, "lab/simrack": true, "cgo/library": true, "bench": true,
-	"service": true,
+	"service": true, "client": true, "cmd": true, "include": true, "lab": true, "examples": true,
 }
 
 // english lists expressions that plain rooms avoid in comments and messages, each with its remedy.

@@ -10,11 +10,11 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// Step says how a two-phase step updates the parameters. All workers commit with the same.
+// Step describes the update of a two-phase step. All workers commit with the same.
 type Step struct {
 	LR, WD float64 // learning rate and weight decay
-	Scale  float64 // multiplies the sum of the gradients; 0: 1
-	Clip   float64 // the largest global norm of the scaled sum, to which larger ones are scaled down; 0: any
+	Scale  float64 // multiplies the sum of the gradients; if 0, 1
+	Clip   float64 // the largest global norm of the scaled sum, to which larger ones are scaled down; if 0, any
 	Skip   bool    // drop the gradients and leave the parameters as they are
 	// SkipNonFinite does so if the gradients hold infinity or NaN: if the norm is not finite.
 	SkipNonFinite bool

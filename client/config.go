@@ -29,8 +29,8 @@ type Config struct {
 	// URL of the aggregator: http://host:7077 or https://host:7077. With several, and commas between them, the job is spread over
 	// all: each has some of the chunks, and memory for those. All workers give the same, in the same order.
 	Server string
-	// For https: a file with the certificates to trust, in PEM form, or sha256: and the fingerprint of the aggregator's; empty: the
-	// system's.
+	// For https: a file with the certificates to trust, in PEM form, or sha256: and the fingerprint of the aggregator's. If empty, the
+	// system's are trusted.
 	CA    string
 	Job   string // name; the first worker that joins creates the job
 	Token string // whoever joins must know the job's
@@ -40,32 +40,33 @@ type Config struct {
 	Rank    int
 	Workers int // in the job
 
-	// Mode says what a pushpull answers and when parameters are updated. aggregate: with the sum of the gradients; there are no
+	// Mode chooses the answer of a pushpull and the time of an update. aggregate: with the sum of the gradients; there are not any
 	// parameters. eager: with the parameters, updated as soon as the last gradient is there. two-phase: gradients gather, and
 	// [Worker.Commit] updates the parameters. stream: with the parameters, updated by each gradient alone; [Worker.EndStep] ends
-	// this worker's step. Empty: eager if there is an optimizer, else aggregate; with a policy, stream.
+	// this worker's step. If empty, it is eager if there is an optimizer,
+	// else aggregate; with a policy, stream.
 	Mode string
-	// Run tells the workers of this run from those of another that names its job alike, which the aggregator then refuses. Empty:
-	// unknown, and not compared.
+	// Run tells the workers of this run from those of another that names its job alike, which the aggregator then refuses. If
+	// empty, it is unknown, and not compared.
 	Run string
-	// Policy says who waits for whom in mode stream: asp, ssp:s=3, lagtuner:sl=3,su=15 and others. Empty: asp.
+	// Policy decides who waits for whom in mode stream: asp, ssp:s=3, lagtuner:sl=3,su=15 and others. If empty, it is asp.
 	Policy string
-	// Outer says how the job's racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for
-	// instance. Empty: as their cluster's file says; none: they add their gradients in every step.
+	// Outer is the way in which racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for
+	// instance. If empty, it is as their cluster's file says; with none they add their gradients in every step.
 	Outer     string
 	Optimizer string             // an update rule, such as sgd_torch
 	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum and others
 
-	WireType   chunk.DType // of tensors that name none: how elements travel; 0: F32
-	MemoryType chunk.DType // of tensors that name none: how elements lie in this worker's buffers; 0: F32
-	ChunkBytes int         // a power of two; 0: the aggregator's default
+	WireType   chunk.DType // of tensors that name none: how elements travel; if 0, F32
+	MemoryType chunk.DType // of tensors that name none: how elements lie in this worker's buffers; if 0, F32
+	ChunkBytes int         // a power of two; if 0, the aggregator's default
 
 	Provider        string   // shm, tcp or ibv; empty or auto: the fastest that all workers can use
-	Devices         []string // names of the provider's; empty: its first one, of ibv all that have a link
+	Devices         []string // names of the provider's; if empty, its first one, of ibv all that have a link
 	ProviderOptions string   // for verbs.Open
 
-	Timeout time.Duration // of waits that have no deadline of their own; 0: DefaultTimeout
-	Spin    int           // empty polls before a wait sleeps; 0: 64; -1: none
+	Timeout time.Duration // of waits that have no deadline of their own; if 0, DefaultTimeout
+	Spin    int           // empty polls before a wait sleeps; if 0, 64; if negative, none
 }
 
 // servers splits the URLs of several aggregators.
@@ -110,7 +111,7 @@ func (c *Config) complete() error {
 
 // request returns the worker's request to join.
 func (c *Config) request() (*api.JoinRequest, error) {
-	providers := []string{c.Provider} // opening it says what is missing
+	providers := []string{c.Provider} // opening it names what is missing
 	if c.Provider == "auto" {
 		if providers = verbs.ProvidersHere(); len(providers) == 0 {
 			return nil, errors.New("no provider has a device here: see rackweave doctor")

@@ -12,7 +12,7 @@
 // Every wait ends: when the operation is done, at its deadline, or within about a second of the failure of another worker, of
 // the aggregator or of a connection. A Worker that has failed stays failed, and joins anew as another Worker: [Worker.Rejoin]. A
 // wait that ends early, at its deadline or by its context, fails the worker, because the step cannot be finished. Errors wrap
-// [ErrAborted], [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy] or [ErrClosed], and say what to do about it.
+// [ErrAborted], [ErrServerLost], [ErrTimeout], [ErrRefused], [ErrBusy] or [ErrClosed], and name the remedy.
 //
 // A job may be spread over several aggregators, which need not talk to each other: one that fails the job tells its workers, and
 // they tell the others.

@@ -9,7 +9,7 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// Kind is what an operation does.
+// Kind is the kind of an operation.
 type Kind uint8
 
 const (
@@ -113,7 +113,7 @@ func (x *exchange) check(table *tensorTable, op *Op) error {
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// pinAll pins the buffers that may be Go memory. It returns nil if there are none.
+// pinAll pins the buffers that may be Go memory. It returns nil without any.
 func (x *exchange) pinAll(ops []Op) []pin {
 	var pins []pin
 	for i := range ops {

@@ -20,11 +20,11 @@ import (
 // Tensor is one parameter of the model.
 type Tensor struct {
 	Name  string
-	Shape []uint64 // elements in each dimension; empty: a scalar
-	// Multiply the job's learning rate and weight decay; nil: 1.
+	Shape []uint64 // elements in each dimension; if empty, a scalar
+	// Multiply the job's learning rate and weight decay. If nil, 1.
 	LRMult, WDMult *float64
-	WireType       chunk.DType // how elements travel; 0: Config.WireType
-	MemoryType     chunk.DType // how they lie in this worker's buffers; 0: Config.MemoryType
+	WireType       chunk.DType // how elements travel; if 0, Config.WireType
+	MemoryType     chunk.DType // how they lie in this worker's buffers; if 0, Config.MemoryType
 }
 
 // Elems returns how many elements the tensor has.

@@ -53,7 +53,7 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	}
 	defer answer.Body.Close()
 	var said struct{ Status, Code string }
-	_ = json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&said) // what is no aggregator may say anything
+	_ = json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&said) // another program may answer anything
 	is = strings.HasSuffix(said.Status, "SERVING") && !strings.Contains(said.Status, "NOT")
 	if !is && said.Code != connect.CodeNotFound.String() {
 		return false, fmt.Errorf("ask %s whether it is of a cluster: it does not answer as an aggregator does: %s", c.Server,
@@ -74,8 +74,9 @@ func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err 
 	return jobs, err
 }
 
-// Links has the aggregators of a cluster measure the links between their racks, over a provider; empty: the fastest that leads to
-// other hosts. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's admin token.
+// Links has the aggregators of a cluster measure the links between their racks, over a provider. If it is empty, they use
+// the fastest that leads to other hosts. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
+// admin token.
 func Links(ctx context.Context, c Config, provider string) (out *api.LinksResponse, err error) {
 	err = control(ctx, c, "measure links", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
 		within := c.Timeout - min(c.Timeout/2, 3*time.Second) // so that the aggregator can say which rack it waited for
@@ -96,7 +97,7 @@ func SetPolicy(ctx context.Context, c Config, policy string) (was string, err er
 	return was, err
 }
 
-// Trace takes note of what happens to a running job's chunks and steps for a while, at most so many events in each of the
+// Trace records what happens to a running job's chunks and steps for a while, at most so many events in each of the
 // aggregator's lanes, 0 being its default. It uses Server, CA, Job, Token and Timeout of the configuration.
 func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *api.TraceResponse, err error) {
 	if c.Timeout == 0 {

@@ -32,7 +32,7 @@ type Worker struct {
 
 // Join makes this process a worker of a job. It returns when all workers of the job have joined and this one is connected. Its
 // error wraps [ErrRefused] if the aggregator does not take the worker, [ErrTimeout] if workers are missing at the deadline,
-// which the error names, and [ErrServerLost] if there is no aggregator.
+// which the error names, and [ErrServerLost] if no aggregator answers.
 func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("join job %q: %w", cfg.Job, err)

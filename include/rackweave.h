@@ -54,14 +54,14 @@ struct rw_config {
 	uint32_t size;
 	uint32_t rank;
 	const char *provider;       /* shm, tcp or ibv */
-	const char *const *devices; /* of the provider; NULL: its first, of ibv all that have a link */
-	const char *options;        /* of the provider, "key=value,…"; NULL: none */
+	const char *const *devices; /* of the provider; if NULL, its first, of ibv all that have a link */
+	const char *options;        /* of the provider, "key=value,…", or NULL */
 	const uint32_t *lane_nics;  /* the aggregator's NIC of each lane; of several aggregators the first's lanes come first */
 	uint32_t ndevices, nlanes;
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
-	uint32_t local_workers; /* on this host; 0: 1 */
+	uint32_t local_workers; /* on this host; if 0, 1 */
 	uint32_t spin;          /* empty polls before a wait sleeps */
-	uint64_t cache_bytes;   /* of the last-level cache; 0: the library looks */
+	uint64_t cache_bytes;   /* of the last-level cache; if 0, the library looks */
 	uint8_t by_reference;
 	uint8_t live_hyper; /* a tensor starts with record as its hyper-parameters */
 	uint8_t steps;      /* the job is in mode stream: a step's first push announces it, a commit ends it */
@@ -140,11 +140,12 @@ typedef void (*rw_done_fn)(void *arg, uint64_t handle, int status);
 struct rw_op {
 	uint32_t size;
 	uint32_t tensor;
-	const void *src;    /* memory_type[elems]; not read for a pull, nor for a broadcast off rank 0 */
-	void *dst;          /* memory_type[elems], may be src; not written by a push */
-	const float *hyper; /* RW_HYPERS values that hold from this push on, in the places of a control record; NULL: as they are */
-	int32_t priority;   /* higher goes first */
-	uint8_t kind;       /* enum rw_kind */
+	const void *src; /* memory_type[elems]; not read for a pull, nor for a broadcast off rank 0 */
+	void *dst;       /* memory_type[elems], may be src; not written by a push */
+	const float
+		*hyper; /* RW_HYPERS values that hold from this push on, in the places of a control record; if NULL, as they are */
+	int32_t priority; /* higher goes first */
+	uint8_t kind;     /* enum rw_kind */
 	uint8_t reserved[3];
 	rw_done_fn done; /* may be NULL */
 	void *done_arg;
@@ -155,7 +156,7 @@ struct rw_op {
  */
 RW_API int rw_submit(rw_session *session, const struct rw_op *ops, uint32_t n, uint64_t *handles);
 
-/* 1: done, 0: not yet; negative: it failed. */
+/* Returns 1 if the operation is done, 0 if it is not yet, and a negative errno if it failed. */
 RW_API int rw_test(rw_session *session, uint64_t handle);
 /*
  * Waits until one of the operations is done and returns its place among the handles; -ETIMEDOUT after timeout_ms, and nothing
@@ -170,7 +171,7 @@ struct rw_step {
 	uint32_t size;
 	float lr, wd;
 	float scale;             /* multiplies the gradients' sum */
-	float clip;              /* of the global norm; 0: none */
+	float clip;              /* of the global norm, if not 0 */
 	uint8_t skip;            /* drop the gradients, leave the parameters as they are */
 	uint8_t skip_non_finite; /* do so if the norm is not finite */
 	uint8_t reserved[2];
@@ -223,13 +224,13 @@ struct rw_hyper {
 /* What the job is; the same at every worker. */
 struct rw_job {
 	uint32_t size;
-	uint32_t timeout_ms;          /* of every wait for other workers; 0: the aggregator's default */
+	uint32_t timeout_ms;          /* of every wait for other workers; if 0, the aggregator's default */
 	const char *mode;             /* NULL: stream with a policy, eager with an optimizer, else aggregate */
-	const char *optimizer;        /* an update rule, such as sgd_torch; NULL: none */
+	const char *optimizer;        /* an update rule, such as sgd_torch, or NULL */
 	const char *provider;         /* NULL: the fastest that all workers can use */
 	const struct rw_hyper *hyper; /* overrides the rule's defaults */
 	uint32_t nhyper, chunk_bytes; /* 0: the aggregator's default */
-	const char *policy;           /* who waits for whom in mode stream, such as "ssp:s=3"; NULL: asp */
+	const char *policy;           /* who waits for whom in mode stream, such as "ssp:s=3"; if NULL, asp */
 };
 /* Makes this process a worker of the job, once all workers have called it. rw_close leaves the job. */
 RW_API int rw_join(const struct rw_job *job, rw_session **session);
@@ -258,7 +259,7 @@ RW_API int rw_report_loss(rw_session *session, double loss);
  * child's writes stay its own.
  */
 
-/* Allocates bytes, aligned to 64; the content is undefined. -ENOMEM where there is none, RW_EFORKED in a forked child. */
+/* Allocates bytes, aligned to 64; the content is undefined. -ENOMEM if there is not so much, RW_EFORKED in a forked child. */
 RW_API int rw_alloc(size_t bytes, void **out);
 /* Gives memory of rw_alloc back, for the next rw_alloc. In a forked child it does nothing. */
 RW_API int rw_free(void *p);

@@ -52,7 +52,7 @@ struct rw_mx_exchange {
 	/* 2bit compression of f32: 0, or the threshold; what was not sent stays in residual, of the source's size. */
 	float threshold;
 	uint32_t reserved2;
-	void *residual, *packed; /* NDArrays; packed is what travels instead of src */
+	void *residual, *packed; /* NDArrays; packed travels instead of src */
 };
 /*
  * Queues an exchange in MXNet's engine and returns at once. Once one has failed, this returns its error. MXNet's engine does not
@@ -62,11 +62,11 @@ RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange
 
 /*
  * Queues the end of this worker's step, in mode stream: it runs when the exchanges with these arrays for their order, which must be
- * all that were started, are done, and those that are started later run when the job's policy lets the next step begin.
+ * all that were started, are done, and exchanges that are started later run when the job's policy lets the next step begin.
  */
 RW_API int rw_mx_end_step(rw_mx_store *store, void *const *orders, uint32_t n);
 
-/* The oldest exchange that was started and is not done: its age in milliseconds and its tensor; 0: there is none. */
+/* Returns the age in milliseconds of the oldest exchange that is not done, and its tensor; if there are not any, 0. */
 RW_API uint64_t rw_mx_oldest(rw_mx_store *store, uint32_t *tensor);
 /* How many exchanges were queued and are not done. */
 RW_API uint64_t rw_mx_pending(rw_mx_store *store);

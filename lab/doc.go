@@ -23,7 +23,7 @@
 // still now and then: give programs there seconds where hardware needs milliseconds.
 //
 // Environment: RACKWEAVE_LAB_KERNEL names another kernel package (linux-image-6.12-amd64); RACKWEAVE_LAB_ACCEL=kvm uses KVM,
-// which is not the default because a /dev/kvm that opens is no proof that it works.
+// which is not the default because a /dev/kvm that opens does not prove that it works.
 //
 // `go run ./lab/cmd/lab shell` gives a person a shell in a guest.
 package lab

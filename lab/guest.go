@@ -18,12 +18,12 @@ import (
 	"github.com/rackweave/rackweave/launch"
 )
 
-// SharedDir is where a guest sees [Guest.Dir].
+// SharedDir is the path of [Guest.Dir] in a guest.
 const SharedDir = "/run/lab"
 
 // NIC is a network interface of a guest, with a soft-RoCE device on it.
 type NIC struct {
-	// Wire is what the NIC is plugged into; nil makes a dummy interface, on which RDMA reaches only itself.
+	// Wire is the wire that the NIC is plugged into. If nil, the NIC is a dummy interface, on which RDMA reaches only itself.
 	Wire *Wire
 	// Node is the NUMA node whose PCI bus holds the NIC. Dummy interfaces have none.
 	Node int
@@ -41,7 +41,7 @@ type Config struct {
 	// Nodes is the number of NUMA nodes, 1 if zero; processors and memory are split evenly.
 	Nodes int
 	NICs  []NIC
-	// Deadline is how long the guest may live, 5 minutes if zero.
+	// Deadline limits the life of the guest. If 0, it is 5 minutes.
 	Deadline time.Duration
 }
 

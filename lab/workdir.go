@@ -10,7 +10,7 @@ import (
 
 const workPrefix = "rackweave-lab-"
 
-// makeWorkDir makes a guest's directory, and removes those that killed processes have left.
+// makeWorkDir makes a guest's directory, and removes the directories that killed processes have left.
 func makeWorkDir() (string, error) {
 	old, _ := filepath.Glob(filepath.Join(os.TempDir(), workPrefix+"*"))
 	for _, dir := range old {

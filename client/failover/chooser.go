@@ -18,7 +18,7 @@ const (
 // never is later than any time.
 const never = math.MaxInt64
 
-// Path is where a connection goes: a NIC of the aggregator's and one of the worker's, by their numbers.
+// Path is the way of a connection: a NIC of the aggregator's and one of the worker's, by their numbers.
 type Path struct{ Aggregator, Worker int }
 
 func (p Path) String() string { return fmt.Sprintf("(%d,%d)", p.Aggregator, p.Worker) }
@@ -26,13 +26,13 @@ func (p Path) String() string { return fmt.Sprintf("(%d,%d)", p.Aggregator, p.Wo
 // Config describes a worker's lanes and NICs.
 type Config struct {
 	Lanes      []int // by lane: the number of the aggregator's NIC that serves it
-	Each       int   // NICs of each aggregator, numbered through, where lanes lie at several; 0: all lie at one
+	Each       int   // NICs of each aggregator, numbered through, where lanes lie at several; if 0, all lie at one
 	WorkerNICs int
 	Settle     int64 // ns that a link of the worker's must have lasted before it is used again
 	Timeout    int64 // ns that a lane may be without a connection before it is given up
 }
 
-// Action is what a lane should do.
+// Action is a step of a lane.
 type Action uint8
 
 const (
@@ -44,7 +44,7 @@ const (
 	GiveUp
 )
 
-// Decision says what a lane should do.
+// Decision is the next step of a lane.
 type Decision struct {
 	Action Action
 	To     Path
@@ -121,7 +121,7 @@ func (c *Chooser) leads(p *path, lane int) bool {
 	return c.cfg.Each == 0 || p.Aggregator/c.cfg.Each == c.cfg.Lanes[lane]/c.cfg.Each
 }
 
-// Paths is how many paths a lane has, open or not.
+// Paths returns the number of paths of a lane, open or not.
 func (c *Chooser) Paths(lane int) (n int) {
 	for i := range c.paths {
 		if c.leads(&c.paths[i], lane) {
@@ -190,7 +190,7 @@ func (c *Chooser) tried(lane int) *lane {
 	return l
 }
 
-// punish takes note that a path failed. A path that was not avoided for as long as its last penalty lasted starts over.
+// punish records that a path failed. A path that was not avoided for as long as its last penalty lasted starts over.
 func (c *Chooser) punish(now int64, at int) {
 	p := &c.paths[at]
 	if last := int64(firstPenalty) << max(p.doublings-1, 0); p.doublings > 0 && now-p.punished > last {
@@ -235,7 +235,7 @@ func (c *Chooser) Next(now int64, lane int) Decision {
 }
 
 // leaves tells whether a lane is to resume over the best path. One whose connection works does not leave it for a path that
-// failed lately, unless its own has no link any more.
+// failed lately, unless its own no longer has a link.
 func (c *Chooser) leaves(now int64, l *lane, best int) bool {
 	switch {
 	case l.state == broken:
@@ -246,7 +246,7 @@ func (c *Chooser) leaves(now int64, l *lane, best int) bool {
 	return now >= c.paths[best].punished || !c.isOpen(now, &c.paths[l.at])
 }
 
-// best returns the index of the best open path for a lane; -1: none is open.
+// best returns the index of the best open path for a lane, or -1 if none is open.
 func (c *Chooser) best(now int64, lane int) int {
 	best, bestRank := -1, rank{}
 	for i := range c.paths {

@@ -109,8 +109,8 @@ func (s *Session) Look() {
 }
 
 // Advance takes the next step of a lane's failover, and reports whether there is another to take. Without any, it asks what the
-// lane should do. An attempt that fails is no error. A lane without a path is one that wraps [ErrNoPath]; a failure of the C worker
-// is a [WorkerError].
+// lane should do. An attempt that fails does not make it return an error; a lane without a path does, which wraps [ErrNoPath], and
+// a failure of the C worker, which is a [WorkerError].
 func (s *Session) Advance(ctx context.Context, lane int) (more bool, err error) {
 	r := &s.recovery[lane]
 	switch r.step {
@@ -160,7 +160,7 @@ func (s *Session) decide(lane int) failover.Decision {
 	return s.chooser.Next(s.cfg.Now(), lane)
 }
 
-// end says how an attempt ended.
+// end records how an attempt ended.
 func (s *Session) end(lane int, err error) {
 	s.recovery[lane].failure = err
 	s.mu.Lock()

@@ -31,7 +31,7 @@ type WorkerLane struct {
 	ReplyAddr  uint64 // staging buffers of a chunk each
 	ReplyRKey  uint32
 	Staging    uint32        // how many buffers
-	AckTimeout time.Duration // how long the aggregator repeats a message that is not acknowledged; 0: the contract's default
+	AckTimeout time.Duration // how long the aggregator repeats a message that is not acknowledged; if 0, the contract's default
 	Resumable  bool          // the worker can resume the connection when its queue pair fails
 }
 
@@ -65,7 +65,7 @@ type Config struct {
 	Control Control
 	Devices []*verbs.Device // the caller's, who closes them after the session
 	Lanes   []int           // by lane: the number of the aggregator's NIC that serves it
-	Each    int             // NICs of each aggregator, numbered through, where lanes lie at several; 0: all lie at one
+	Each    int             // NICs of each aggregator, numbered through, where lanes lie at several; if 0, all lie at one
 	Rank    int
 
 	ChunkBytes           int
@@ -80,7 +80,7 @@ type Config struct {
 	ReconnectTimeout time.Duration
 
 	Cancel <-chan struct{} // ends waits for a peer when it is closed; may be nil
-	Now    func() int64    // ns; nil: the system's monotonic clock
+	Now    func() int64    // ns; if nil, the system's monotonic clock
 	Log    func(format string, args ...any)
 }
 
@@ -95,7 +95,7 @@ type NIC struct {
 type Session struct {
 	C     cworker.Worker // nil before Start and after Close
 	NICs  []NIC
-	QPs   []*verbs.QP      // by lane; nil while there is none
+	QPs   []*verbs.QP      // by lane; nil without a connection
 	Peers []AggregatorLane // by lane
 
 	cfg       Config
@@ -222,16 +222,16 @@ func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 	return nil
 }
 
-// WorkerConfig says how the C worker runs.
+// WorkerConfig configures the C worker.
 type WorkerConfig struct {
 	ByReference bool // the aggregator reads payloads where they lie
 	AnyMemory   bool // ordinary memory can be sent from and received into
 	Steps       bool // the job is in mode stream
-	// CacheBytes is how much of the cache there is for this worker: results of a larger model are written past it; 0: of none.
+	// CacheBytes is this worker's share of the cache: results of a larger model are written past it. If 0, none are.
 	CacheBytes uint64
 	ISA        int
 	Spin       int     // empty polls before a wait sleeps
-	ClockNS    *uint64 // C memory; nil: the system's clock
+	ClockNS    *uint64 // C memory; if nil, the system's clock
 }
 
 // Start opens the C worker over the connected lanes.

@@ -39,7 +39,7 @@ type Membership struct {
 	once    sync.Once
 	failed  chan struct{}
 	failure error
-	blamed  atomic.Pointer[int32] // the rank that an aggregator has named for the failure; -1: an aggregator is lost
+	blamed  atomic.Pointer[int32] // the rank that an aggregator has named for the failure, or -1 if an aggregator is lost
 
 	notifying sync.WaitGroup
 	leaving   atomic.Bool

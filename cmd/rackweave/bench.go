@@ -19,14 +19,14 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 )
 
-// benchFlags are the flags that say what to exchange.
+// benchFlags are the flags of the exchange.
 type benchFlags struct {
 	spec                          bench.Spec
 	workers                       []int
 	model, bytes, f32Bytes, dtype string
 	hyper                         []string
 	hosts                         hostsFlags
-	compute                       time.Duration // of a step in a replay; 0: the model's
+	compute                       time.Duration // of a step in a replay; if 0, the model's
 	usual                         *pflag.Flag   // the one of model and bytes with a default
 }
 
@@ -53,7 +53,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
 	f.StringVar(&b.spec.Server, "server", "", "URL of a running aggregator, or of those of several racks: A,B; those of no cluster need --spread (default: one of its own, with the defaults of rackweave serve)")
 	f.BoolVar(&b.spec.Spread, "spread", false, "the aggregators are not of racks: spread the model over them, as one cannot hold it")
-	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves only those that it lists (default: one made up)")
+	f.StringVar(&b.spec.Job, "job", "", "name of the job, where the aggregator serves listed jobs only (default: one made up)")
 	accessFlags(cmd, &b.spec.CA, &b.spec.Token, &b.spec.Insecure, "the job's token", jobsToken)
 	f.IntVar(&b.spec.ChunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	f.StringSliceVar(&b.spec.NICs, "nics", nil, "RDMA devices, of workers and of the embedded aggregator (default: all with a link)")
@@ -221,7 +221,7 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 	cmd.Flags().BoolVar(&b.spec.Replay, "replay", false,
 		"compute as long as the model's layers do, and overlap that with the exchange")
 	cmd.Flags().DurationVar(&b.compute, "compute", 0,
-		"what forward and backward pass take in a replay (0: the model's published time)")
+		"what forward and backward pass take in a replay; if 0, the model's published time")
 	cmd.Flags().StringVar(&jsonFile, "json", "",
 		"write the result as JSON to this file (-: standard output); of several numbers of workers, a list")
 	cmd.Flags().IntVar(&jobs, "jobs", 1, "jobs that exchange side by side")

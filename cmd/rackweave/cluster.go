@@ -15,7 +15,7 @@ import (
 )
 
 // readCluster reads the file that lists the racks, for the aggregator of one of them; without a file it returns nil. A dynamic
-// cluster's file need not say where the aggregators are.
+// cluster's file need not list the aggregators' addresses.
 func readCluster(path, rack string, dynamic bool) (*racks.Cluster, error) {
 	if path == "" {
 		if rack != "" {

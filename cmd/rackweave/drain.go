@@ -34,7 +34,7 @@ func drainCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
 	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the aggregator's admin token", adminsToken)
-	f.DurationVar(&after, "after", 0, "end after this long, jobs or not (0: wait for them)")
+	f.DurationVar(&after, "after", 0, "end after this long, jobs or not; if 0, wait for them")
 	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

@@ -52,7 +52,7 @@ type member struct {
 	standby bool
 }
 
-// open begins what the flags say; nil: nothing, as the cluster's file says who serves the racks.
+// open begins what the flags ask for. It returns nil if the cluster's file lists the servers of the racks.
 func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logger, insecure bool) (m *member, err error) {
 	if o.where == "" {
 		if o.standby {

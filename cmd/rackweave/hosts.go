@@ -48,7 +48,7 @@ func (h *hostsFlags) check(cmd *cobra.Command, srun bool, server string) error {
 	case srun && len(h.list) > 0:
 		return errors.New("--hosts and --srun are given: use one")
 	case f.Changed("workers"):
-		return errors.New("--workers is given with --hosts or --srun, which say how many there are: leave it out")
+		return errors.New("--workers is given with --hosts or --srun, which give their number: leave it out")
 	case server == "":
 		return errors.New("workers of several hosts have no --server: start an aggregator that listens for them (rackweave serve --listen :7077)")
 	}
@@ -96,7 +96,7 @@ type hostOrder struct {
 	Grace time.Duration
 }
 
-// hostSignal follows the order when workers are to get a signal.
+// hostSignal follows the order if workers must get a signal.
 type hostSignal struct{ Signal syscall.Signal }
 
 // killAfter is the time that hosts may take to end beyond the grace of their workers.

@@ -14,7 +14,7 @@ const (
 )
 
 // patientLog passes lines on to a writer that may take its time, such as a pipe that nobody reads. Write never waits: it drops
-// lines where too many wait, and says how many once there is room.
+// lines where too many wait, and counts them in a line of its own once there is room.
 type patientLog struct {
 	to      io.Writer
 	lines   chan []byte

@@ -60,7 +60,7 @@ Tokens stand in files or in the environment, as all users of a host can read com
 	return cmd
 }
 
-// oneArg accepts one argument, and says which where there is none or more.
+// oneArg accepts one argument, and names it in the error for none or more.
 func oneArg(name string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {

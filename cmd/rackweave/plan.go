@@ -14,7 +14,7 @@ import (
 	"github.com/rackweave/rackweave/hierarchy/planner"
 )
 
-// modelFlags say what a step exchanges.
+// modelFlags describe the exchange of a step.
 type modelFlags struct{ model, bytes, dtype string }
 
 func (m *modelFlags) add(f *pflag.FlagSet) {
@@ -93,14 +93,14 @@ a rack and 10 µs between racks. "rackweave probe" measures the links of a clust
 	fl := cmd.Flags()
 	fl.IntVar(&f.racks, "racks", 1, "racks, each with an aggregator")
 	fl.IntVar(&f.workers, "workers", 8, "workers in each rack")
-	fl.IntVar(&f.pods, "pods", 0, "pods that the racks are in (0: none)")
+	fl.IntVar(&f.pods, "pods", 0, "pods that the racks are in, if not 0")
 	fl.StringVar(&f.link, "link", "100Gb/s", "rate of a worker's NIC, each direction")
 	fl.StringVar(&f.aggregatorLink, "aggregator-link", "",
 		"rate of all NICs of an aggregator together (default: as many as its workers have)")
 	fl.StringVar(&f.core, "core", "1:1", "oversubscription of a rack's uplink: its workers' NICs over the uplink")
 	fl.StringVar(&f.podCore, "pod-core", "1:1", "oversubscription of a pod's uplink: its racks' uplinks over it")
 	fl.StringVar(&f.memory, "memory", "", "memory bandwidth of one aggregator, such as 90GB/s (default: not binding)")
-	fl.DurationVar(&f.compute, "compute", 0, "what a step computes, to compare with (0: infinitely fast)")
+	fl.DurationVar(&f.compute, "compute", 0, "what a step computes, to compare with; if 0, infinitely fast")
 	f.modelFlags.add(fl)
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd

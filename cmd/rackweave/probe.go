@@ -17,7 +17,7 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// probeFlags say whose links to measure, and what to predict by them.
+// probeFlags choose the links to measure, and what to predict by them.
 type probeFlags struct {
 	modelFlags
 	server      client.Config
@@ -32,8 +32,8 @@ func probeCommand() *cobra.Command {
 		Short: "Measure the links of a cluster that runs, and predict by them which shape of reduction is fastest",
 		Long: `Measure the links of a cluster that runs, and predict by them which shape of reduction is fastest.
 
-The aggregators measure the links between their racks, some seconds in which jobs on these links are slower, and what is predicted
-is what crossing the core takes by these.`,
+The aggregators measure the links between their racks, which slows jobs on these links down for some seconds. The prediction is the
+time of crossing the core by these links.`,
 		Example: `  rackweave probe --cluster cluster.yaml --token-file admin --model bert-large`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

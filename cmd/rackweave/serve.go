@@ -29,7 +29,7 @@ func serveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the aggregator",
-		Long: `Run the aggregator. It finds its NICs, NUMA nodes and cores by itself and says what it found. One port serves gRPC and
+		Long: `Run the aggregator. It finds its NICs, NUMA nodes and cores by itself and lists them. One port serves gRPC and
 HTTP+JSON, health, reflection, Prometheus metrics (/metrics) and profiles (/debug/pprof/).
 
 Interrupted or terminated it ends at once: its jobs fail, and their workers are told. "rackweave drain" lets the jobs end first.`,
@@ -90,10 +90,10 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.StringSliceVar(&o.Providers, "providers", nil, "transports to serve: ibv, shm, tcp (default: every one with a device here)")
 	f.StringArrayVar(&options, "provider-options", nil, "options of a transport, as PROVIDER:key=value,…")
 	f.StringSliceVar(&o.NICs, "nics", nil, "RDMA devices to serve (default: all)")
-	f.IntVar(&o.Cores, "cores", 0, "cores that aggregate (0: chosen, see rackweave topo)")
+	f.IntVar(&o.Cores, "cores", 0, "cores that aggregate; if 0, chosen as rackweave topo shows")
 	f.BoolVar(&o.Unpinned, "unpinned", false, "let the aggregating loops float over the cores")
-	f.IntVar(&o.Window, "window", 0, "messages in flight per worker and core (0: what suits the transport)")
-	f.DurationVar(&o.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost (0: 5s)")
+	f.IntVar(&o.Window, "window", 0, "messages in flight per worker and core; if 0, as suits the transport")
+	f.DurationVar(&o.LinkTimeout, "link-timeout", 0, "how long a link may be down before its workers count as lost; if 0, 5s")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
 	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")
 	f.StringSliceVar(&jobs, "jobs", nil, "jobs with tokens, as NAME=TOKEN,…; only those run")
@@ -101,14 +101,14 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.BoolVar(&o.Encrypt, "encrypt", false, "encrypt payloads over tcp by the kernel's TLS, and do not serve ibv, which cannot")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve other hosts without TLS and tokens")
 	keysFlag(cmd, &o.Keys)
-	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job (0: 1024)")
-	f.Int64Var(&o.Quota.MemoryBytes, "max-job-memory", 0, "most bytes of memory of a job (0: all but an eighth of what is free)")
-	f.Int64Var(&o.Quota.CheckpointBytes, "max-job-checkpoints", 0, "most bytes of a job's checkpoints (0: what the disk holds)")
-	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once (0: 64)")
-	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters (empty: saving is refused)")
-	f.StringVar(&o.AdminToken, "admin-token", "", "token that drain and profiles need (empty: only this user, over the Unix socket)")
+	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job; if 0, 1024")
+	f.Int64Var(&o.Quota.MemoryBytes, "max-job-memory", 0, "most bytes of memory of a job; if 0, all but an eighth of what is free")
+	f.Int64Var(&o.Quota.CheckpointBytes, "max-job-checkpoints", 0, "most bytes of a job's checkpoints; if 0, what the disk holds")
+	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once; if 0, 64")
+	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters; if empty, saving is refused")
+	f.StringVar(&o.AdminToken, "admin-token", "", "token that drain and profiles need; if empty, only this user may, over the Unix socket")
 	secret(cmd, "admin-token", "the token that drain and profiles need", adminsToken)
-	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves (empty: this one is alone)")
+	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves; if empty, this one is alone")
 	f.StringVar(&rack, "rack", "", "this aggregator's rack, by its name in the cluster's file")
 	etcdFlags(cmd, &where)
 	f.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error")
@@ -159,7 +159,7 @@ func serve(ctx context.Context, o service.Options, m *member, out io.Writer, asJ
 	return errors.Join(<-said, err)
 }
 
-// announce says where the aggregator is. Only JSON that cannot be written is an error: people do without.
+// announce prints the aggregator's addresses. Only JSON that cannot be written is an error: people do without.
 func announce(s *service.Service, out io.Writer, asJSON, untilEOF bool) error {
 	switch {
 	case untilEOF:

@@ -78,9 +78,9 @@ the same token of a job.`,
 	}
 	keysFlag(cmd, &dir)
 	cmd.Flags().StringVar(&from, "from", "", "file with a token that was made elsewhere (-: standard input)")
-	cmd.Flags().IntVar(&t.Workers, "max-workers", 0, "most workers of the job (0: what the aggregator gives)")
-	cmd.Flags().Int64Var(&t.MemoryBytes, "max-memory", 0, "most bytes of memory of the job (0: what the aggregator gives)")
-	cmd.Flags().IntVar(&t.Weight, "weight", 0, "the job's share of the lanes against others' (0: 1)")
+	cmd.Flags().IntVar(&t.Workers, "max-workers", 0, "most workers of the job; if 0, what the aggregator gives")
+	cmd.Flags().Int64Var(&t.MemoryBytes, "max-memory", 0, "most bytes of memory of the job; if 0, what the aggregator gives")
+	cmd.Flags().IntVar(&t.Weight, "weight", 0, "the job's share of the lanes against others'; if 0, 1")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -141,8 +141,8 @@ func tokenFingerprintCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "fingerprint",
-		Short: "Print the fingerprint of the aggregator's certificate, which is made if there is none",
-		Long: `Print the fingerprint of the aggregator's certificate, which is made if there is none: as ca in a cluster's file, before the
+		Short: "Print the fingerprint of the aggregator's certificate, which is made if it is missing",
+		Long: `Print the fingerprint of the aggregator's certificate, which is made if it is missing: as ca in a cluster's file, before the
 aggregators are started, and for --ca.`,
 		Example: `  rackweave token fingerprint`,
 		Args:    cobra.NoArgs,

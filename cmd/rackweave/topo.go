@@ -63,7 +63,7 @@ func topoCommand() *cobra.Command {
 	}
 	cmd.Flags().StringSliceVar(&nics, "nics", nil,
 		"network or RDMA devices to serve (default: RDMA devices with a link; without any, lanes are spread over the nodes)")
-	cmd.Flags().IntVar(&cores, "cores", 0, "cores to use (0: chosen)")
+	cmd.Flags().IntVar(&cores, "cores", 0, "cores to use; if 0, chosen")
 	cmd.Flags().IntVar(&chunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	cmd.Flags().StringVar(&model, "model", "resnet50", "model whose chunk map to show")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

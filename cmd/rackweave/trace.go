@@ -18,7 +18,7 @@ func traceCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "trace",
-		Short: "Write a timeline of a running job's steps, waits, folds and answers, and say where each worker's time goes",
+		Short: "Write a timeline of a running job's steps, waits, folds and answers, and sum up where each worker's time goes",
 		Long: `Write a timeline of a running job for Perfetto (https://ui.perfetto.dev) or chrome://tracing, and print where each worker's
 time goes, in ms a step: until its first gradient comes (compute), until its last one does (wire), until the others' are there
 or the policy lets it go on (wait), and until it has its answers (aggregation). All times are of the aggregator's clock.
@@ -58,7 +58,7 @@ that leave as they are computed, or that wait for room until others' are there, 
 	jobFlag(cmd, &cfg.Job)
 	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the job's token", jobsToken)
 	f.DurationVar(&during, "for", time.Second, "how long")
-	f.IntVar(&events, "events", 0, "the most events that each lane keeps, the last ones (0: the aggregator's default)")
+	f.IntVar(&events, "events", 0, "the most events that each lane keeps, the last ones; if 0, the aggregator's default")
 	f.BoolVar(&asJSON, "json", false, "print JSON: the sums over all steps, by worker")
 	f.StringVar(&file, "out", "", "write the timeline to this file, as JSON (-: standard output)")
 	return cmd

@@ -218,7 +218,7 @@ static void forks(void)
 	expect(sum_of_ranks());
 }
 
-/* The library's threads block all signals and have its name; the program's handlers are what they were. */
+/* The library's threads block all signals and have its name; the program's handlers stay as they were. */
 static void threads(const struct sigaction *before)
 {
 	DIR *tasks = opendir("/proc/self/task");

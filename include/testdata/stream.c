@@ -1,4 +1,4 @@
-/* Mode stream: every worker ends its own steps, a policy holds those that are too far ahead, and changes on the way. */
+/* Mode stream: every worker ends its own steps, a policy holds workers that are too far ahead, and changes on the way. */
 #include "check.h"
 
 enum { ELEMS = 20000, STEPS = 6, WAIT_MS = 30000 };

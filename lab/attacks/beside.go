@@ -26,7 +26,7 @@ type Attack struct {
 
 // Beside runs an attack on an aggregator while a victim's job exchanges gradients there. It returns an error unless the victim ends
 // bit-exact, the process is small again afterwards, answers metrics and lets a new job in, and, over so many pairs of windows, the
-// victim's worst times are at most half as long again. If pairs is 0, nothing is measured. report says what was.
+// victim's worst times are at most half as long again. If pairs is 0, nothing is measured. The report describes the measurements.
 func (t Attack) Beside(ctx context.Context, binary string, pairs int) (report string, err error) {
 	a, err := Start(ctx, binary, t.Flags...)
 	if err != nil {

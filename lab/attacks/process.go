@@ -46,7 +46,7 @@ func (a *Aggregator) count(folder string) (int, error) {
 	return len(entries), err
 }
 
-// size is what a process has of what it might leak.
+// size counts the things of a process that it might leak.
 type size struct {
 	bytes          int64
 	files, threads int
@@ -80,9 +80,9 @@ func (a *Aggregator) kinds() map[string]int {
 	return kinds
 }
 
-// moreThreads is how many threads an aggregator may start that is attacked. Go keeps one for each call into the kernel and C that
-// ever was under way at once: a dozen of lanes and devices, eight at arenas, and, where a machine is so busy that it takes the
-// processor from threads in the midst of calls, one for each of the 64 requests that strangers may have under way.
+// moreThreads is the number of threads that an aggregator may start under attack. Go keeps one for each call into the kernel
+// and C that ever was under way at once: a dozen of lanes and devices, eight at arenas, and, where a machine is so busy that it
+// takes the processor from threads in the midst of calls, one for each of the 64 requests that strangers may have under way.
 const moreThreads = 96
 
 // settles waits until what attacks have left is gone: jobs whose workers are never heard of again stay for some time, and

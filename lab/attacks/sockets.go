@@ -48,7 +48,7 @@ func (a *Aggregator) dataSockets() (fds []int, err error) {
 	return fds, err
 }
 
-// hijack joins a job of one worker and lets f say what it likes over each connection of the worker's data path.
+// hijack joins a job of one worker and lets f send anything over each connection of the worker's data path.
 func (a *Aggregator) hijack(ctx context.Context, provider string, f func(ctx context.Context, sock int)) error {
 	before, err := a.dataSockets()
 	if err != nil {

@@ -2,7 +2,7 @@ package attacks
 
 import "fmt"
 
-// Strangers are the attacks of those who have neither token nor session.
+// Strangers are the attacks of peers with neither token nor session.
 var Strangers = []Attack{
 	{Name: "register as nobody", Run: RegisterAsNobody},
 	{Name: "bodies that inflate", Run: InflateWithoutEnd},

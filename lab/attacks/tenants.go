@@ -180,7 +180,7 @@ func EmptyTensors(ctx context.Context, a *Aggregator) error {
 	return nil
 }
 
-// GuessSessions makes calls with sessions that are none.
+// GuessSessions makes calls with made-up sessions.
 func GuessSessions(ctx context.Context, a *Aggregator) error {
 	for i := range 200 {
 		n := a.newTenant("")

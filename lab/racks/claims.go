@@ -124,7 +124,7 @@ func compare(group []*Row, claim func(text string, value float64, holds bool, of
 	}
 }
 
-// WriteClaims prints claims, and returns how many of those that rows tell of do not hold.
+// WriteClaims prints claims, and returns how many do not hold, of the claims that rows tell of.
 func WriteClaims(w io.Writer, claims []Claim) (failed int) {
 	void := 0
 	for _, c := range claims {

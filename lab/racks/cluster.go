@@ -14,7 +14,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// tcpPort is where the lab's aggregators listen.
+// tcpPort is the port at which the lab's aggregators listen.
 const tcpPort = 7077
 
 // adminToken lets anybody see all jobs of the lab's aggregators, which serve nobody else's hosts: it need not be a secret.
@@ -25,11 +25,11 @@ func asAdmin(argv ...string) []string {
 	return append([]string{"env", "RACKWEAVE_ADMIN_TOKEN=" + adminToken}, argv...)
 }
 
-// window is how many messages of a worker are under way. On a link as slow as the lab's this is 40 ms of traffic, for which what is
-// more urgent waits; the window that suits a fast link is four times that.
+// window is the number of messages of a worker that may be under way. On a link as slow as the
+// lab's this is 40 ms of traffic, for which what is more urgent waits; the window that suits a fast link is four times that.
 const window = 16
 
-// URL is where a rack's aggregator listens.
+// URL returns the address at which a rack's aggregator listens.
 func (c *Config) URL(rack int) string {
 	return fmt.Sprintf("http://%s:%d", c.Aggregator(rack).Addr, tcpPort)
 }

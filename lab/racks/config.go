@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Config is what a fabric has.
+// Config describes a fabric.
 type Config struct {
 	// Name is the prefix of the namespaces, at most 20 letters, digits and dashes.
 	Name    string  `json:"-"`
@@ -13,7 +13,7 @@ type Config struct {
 	Workers int     `json:"workers"` // in each rack
 	Rate    float64 `json:"rate"`    // of a worker's link, in bits per second and direction
 	Core    float64 `json:"core"`    // of the workers' links of a rack, over the rack's uplink; at least 1
-	// Pods are equal runs of racks, each behind an uplink that carries what its racks' do; 0: the racks meet at the spine.
+	// Pods are equal runs of racks, each behind an uplink that carries the traffic of its racks. If 0, the racks meet at the spine.
 	Pods int `json:"pods,omitempty"`
 }
 
@@ -113,13 +113,13 @@ func (c *Config) hosts(rack int) (hosts []Host, ports []string) {
 
 // The names of ports, which counters go by. What a port of a host sends, the host receives.
 
-// WorkerPort is where a worker's link ends at its rack's bridge.
+// WorkerPort returns the port of a rack's bridge at which a worker's link ends.
 func WorkerPort(rack, worker int) string { return fmt.Sprintf("w%d.%d", rack, worker) }
 
-// AggregatorPort is where an aggregator's link ends.
+// AggregatorPort returns the port at which an aggregator's link ends.
 func AggregatorPort(rack int) string { return fmt.Sprintf("a%d", rack) }
 
-// UplinkPort is where a rack's uplink ends at the rack's bridge: what it sends leaves the rack.
+// UplinkPort returns the port of a rack's bridge at which its uplink ends: what it sends leaves the rack.
 func UplinkPort(rack int) string { return fmt.Sprintf("up%d", rack) }
 
 func downlinkPort(rack int) string { return fmt.Sprintf("down%d", rack) }

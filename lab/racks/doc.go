@@ -1,5 +1,5 @@
 // Package racks emulates a data centre on one machine: workers and aggregators are network namespaces, racks are bridges, and links
-// are veth pairs shaped by tc's tbf so that they, not the machine's cores, are what a step waits for.
+// are veth pairs shaped by tc's tbf so that a step waits for them, and not for the machine's cores.
 //
 //	fabric, err := racks.Up(ctx, racks.Config{Racks: 2, Workers: 4, Rate: 200e6, Core: 8})
 //	defer fabric.Close()
@@ -9,5 +9,5 @@
 // workers, and one for the core. A rack's uplink to the spine has the rate of its workers' links over [Config.Core].
 //
 // Everything lies in namespaces of its own, so that nothing of the machine's network changes, and all goes when they do. It needs
-// root and iproute2; [Probe] says what is missing. Times are those of an emulated network: they show shares of what links allow.
+// root and iproute2; [Probe] names what is missing. Times are those of an emulated network: they show shares of what links allow.
 package racks

@@ -62,7 +62,7 @@ func Up(ctx context.Context, c Config) (*Fabric, error) {
 	if err := f.unused(ctx); err != nil {
 		return nil, err
 	}
-	_ = f.Close() // mostly there is none
+	_ = f.Close() // mostly it does not exist
 	if err := sh(ctx, c.script()); err != nil {
 		return nil, errors.Join(fmt.Errorf("build racks %s: %w", c.Name, err), f.Close())
 	}
@@ -74,7 +74,7 @@ func (f *Fabric) unused(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for {
-		out, _ := exec.CommandContext(ctx, "ip", "netns", "pids", f.Aggregator(0).Namespace).Output() // it fails where there is none
+		out, _ := exec.CommandContext(ctx, "ip", "netns", "pids", f.Aggregator(0).Namespace).Output() // it fails without the namespace
 		pids := strings.Fields(string(out))
 		if len(pids) == 0 {
 			return nil
@@ -144,7 +144,7 @@ func (f *Fabric) SetUplink(ctx context.Context, rack int, rate float64) error {
 	return sh(ctx, b.String())
 }
 
-// Counters are what went through a port, as `ip -s link` counts: with the headers of each frame, of which there is one for up to
+// Counters count what went through a port, as `ip -s link` does: with the headers of each frame, of which there is one for up to
 // 64 KiB because the kernel divides them later. That is 0.1% more than the payload of full frames.
 type Counters struct {
 	Sent, Received uint64 // bytes

@@ -30,7 +30,7 @@ type Lab struct {
 	Verify  bool
 }
 
-// Measured is how long a step of an exchange took, and what the links carried meanwhile.
+// Measured holds the time of a step of an exchange, and what the links carried meanwhile.
 type Measured struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`       // of a step, the median
@@ -43,7 +43,7 @@ type Measured struct {
 	Replay  *report.Replay `json:"replay,omitempty"`
 }
 
-// payloadRate is what a worker's link carries of payload, in bytes per second.
+// payloadRate returns the payload that a worker's link carries, in bytes per second.
 func (c *Config) payloadRate() float64 { return c.Rate * goodput / 8 }
 
 // spec is the exchange of a model by all workers.

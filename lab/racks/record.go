@@ -13,10 +13,10 @@ type Row struct {
 	Model  string `json:"model"`
 	// Bytes are the model's.
 	Bytes float64 `json:"bytes"`
-	// Shape is how racks reduce among themselves; empty: another library does something else.
+	// Shape is the shape in which racks reduce among themselves. If empty, another library was measured.
 	Shape string `json:"shape,omitempty"`
 	Measured
-	// Predicted is what a model of the exchange gives, in seconds; 0: there is none.
+	// Predicted is the time by a model of the exchange, in seconds. If 0, there is not one.
 	Predicted float64 `json:"predicted_seconds,omitempty"`
 	// Others is the share of the machine's cores that was busy before the exchange began.
 	Others float64 `json:"others_cpu"`
@@ -51,7 +51,7 @@ func (r *Row) Void() string {
 	return ""
 }
 
-// summary is a row for those who watch.
+// summary returns a row for whoever watches.
 func (r *Row) summary() string {
 	if r.Error != "" {
 		return r.Error
@@ -63,7 +63,7 @@ func (r *Row) summary() string {
 	return text
 }
 
-// Record is what a study has measured, and where.
+// Record holds the measurements of a study, and where it made them.
 type Record struct {
 	Machine report.Machine `json:"machine"`
 	Settings

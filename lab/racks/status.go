@@ -16,7 +16,7 @@ func (c *Config) StatusCommand(program string, rack int, flags ...string) []stri
 	return c.Aggregator(rack).Command(argv...)
 }
 
-// Status is what the status of an aggregator says of jobs.
+// Status is the part of an aggregator's status that describes jobs.
 type Status struct {
 	Jobs []struct {
 		State       string
@@ -83,7 +83,7 @@ func (l *Lab) Answers(ctx context.Context) error {
 	})
 }
 
-// patience is how long an aggregator may take to answer.
+// patience limits the time that an aggregator may take to answer.
 const patience = 10 * time.Second
 
 // until tries something, at least once, until it succeeds or ctx ends. Then it returns the last failure.

@@ -29,7 +29,7 @@ type Study struct {
 	Progress func(what string)
 }
 
-// Settings are what rows of a record have in common.
+// Settings holds what rows of a record have in common.
 type Settings struct {
 	// Rate is of a worker's link, in bits per second.
 	Rate float64 `json:"rate"`
