@@ -1186,7 +1186,7 @@ type CheckpointPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the file in the aggregator's directory for the job.
 	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
-	// The SHA-256 digest of the file.
+	// The checksum that ends the file.
 	Hash   []byte `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
 	Chunks uint64 `protobuf:"varint,3,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	// The most optimizer steps that a tensor of the part has had.

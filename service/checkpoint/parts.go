@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -79,14 +78,14 @@ func (s *State) WriteManifest(ctx context.Context, r *api.WriteManifestRequest) 
 		if _, err := os.Stat(filepath.Join(dir, own.File)); err != nil {
 			return fmt.Errorf("part %d of %d: %w", own.Part+1, own.Parts, err)
 		}
-		var text bytes.Buffer
-		if err := format.WriteManifest(&text, r.Manifest); err != nil {
+		text, err := format.EncodeManifest(r.Manifest)
+		if err != nil {
 			return err
 		}
 		if err := removeUnfinished(dir, r.Name+checkpointSuffix); err != nil {
 			return err
 		}
-		if err := renameio.WriteFile(path, text.Bytes(), 0o640, renameio.WithTempDir(dir)); err != nil {
+		if err := renameio.WriteFile(path, text, 0o640, renameio.WithTempDir(dir)); err != nil {
 			return err
 		}
 		if err := syncDir(dir); err != nil {
@@ -113,7 +112,7 @@ func (s *State) ReadManifest(ctx context.Context, r *api.ReadManifestRequest) (*
 	return out, err
 }
 
-// sourceOf returns the file that a restore reads, and the digest that it must have if it is a part.
+// sourceOf returns the file that a restore reads, and the checksum that it must have if it is a part.
 func (s *State) sourceOf(r *api.RestoreRequest, path string) (string, []byte, error) {
 	if !s.spread() && r.Manifest == nil {
 		return path, nil, nil

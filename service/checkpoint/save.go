@@ -1,13 +1,10 @@
 package checkpoint
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -192,13 +189,7 @@ func (s *State) writeFile(ctx context.Context, snap *model, h *api.CheckpointHea
 		return nil, err
 	}
 	defer f.Cleanup()
-	digest := sha256.New()
-	var to io.Writer = f
-	if s.spread() {
-		to = io.MultiWriter(f, digest)
-	}
-	buffered := bufio.NewWriterSize(to, 1<<20)
-	w, err := format.NewWriter(buffered, h)
+	w, err := format.NewWriter(f, h)
 	if err != nil {
 		return nil, err
 	}
@@ -208,9 +199,10 @@ func (s *State) writeFile(ctx context.Context, snap *model, h *api.CheckpointHea
 		}
 		return w.Write(data)
 	})
-	if err == nil {
-		err = errors.Join(w.Close(), buffered.Flush())
+	if err != nil {
+		return nil, err
 	}
+	sum, err := w.Close()
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +215,7 @@ func (s *State) writeFile(ctx context.Context, snap *model, h *api.CheckpointHea
 	}
 	out := &api.SaveResponse{Path: path, Bytes: uint64(info.Size())}
 	if s.spread() {
-		out.Part = &api.CheckpointPart{Hash: digest.Sum(nil)}
+		out.Part = &api.CheckpointPart{Hash: sum}
 	}
 	return out, syncDir(filepath.Dir(path))
 }
@@ -272,7 +264,7 @@ func syncDir(path string) error {
 
 // read reads the job's state from a file, twice: first to check that it is sound and fits, then into the engine.
 func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string) (size uint64, err error) {
-	path, digest, err := s.sourceOf(call, path)
+	path, sum, err := s.sourceOf(call, path)
 	if err != nil {
 		return 0, err
 	}
@@ -285,7 +277,10 @@ func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string)
 	if err != nil {
 		return 0, err
 	}
-	h, err := verify(f, digest)
+	h, got, err := format.Verify(f)
+	if err == nil && sum != nil && !bytes.Equal(got, sum) {
+		err = fmt.Errorf("%w: its checksum is %x, and the manifest has %.4x", format.ErrCorrupt, got, sum)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", path, err)
 	}
@@ -300,7 +295,7 @@ func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string)
 	if _, err := f.Seek(0, 0); err != nil {
 		return 0, err
 	}
-	r, err := format.NewReader(bufio.NewReaderSize(f, 1<<20))
+	r, err := format.NewReader(f)
 	if err != nil {
 		return 0, err
 	}
@@ -313,19 +308,6 @@ func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string)
 		return 0, err
 	}
 	return uint64(info.Size()), nil
-}
-
-// verify reads a file to its end and returns its header. If a digest is given, the file must have it.
-func verify(f io.Reader, digest []byte) (*api.CheckpointHeader, error) {
-	in, sum := f, sha256.New()
-	if digest != nil {
-		in = io.TeeReader(f, sum)
-	}
-	h, err := format.Verify(bufio.NewReaderSize(in, 1<<20))
-	if got := sum.Sum(nil); err == nil && digest != nil && !bytes.Equal(got, digest) {
-		err = fmt.Errorf("%w: its digest is %x, and the manifest has %x", format.ErrCorrupt, got[:4], digest[:min(4, len(digest))])
-	}
-	return h, err
 }
 
 // rewrite replaces the job's state by the values with which read fills batches. A job whose state is half replaced fails.
