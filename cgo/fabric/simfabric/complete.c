@@ -18,36 +18,37 @@ void sim_part(struct sim_qp *qp)
 
 void sim_raise(struct sim_qp *qp, enum rwf_async_type type)
 {
-	qp->events |= 1u << type;
+	atomic_fetch_or(&qp->base.events, 1u << type);
 	sim_wake_sleepers(sim_of(qp));
 }
 
 /* Fails a queue that has no room, and with it every queue pair that uses it. */
 static void overrun(struct sim_cq *cq)
 {
-	struct sim_device *dev = (struct sim_device *)cq->base.dev;
+	struct sim_device *dev = (struct sim_device *)cq->base.head.dev;
+	struct rwb_qp *qp;
 
-	cq->failed = true;
+	cq->base.overrun = true;
 	dev->events |= 1u << RWF_EVENT_CQ_ERR;
-	sim_log(dev->world, "overrun", dev->id, 0, cq->ring.limit);
-	for (struct sim_qp *qp = dev->qps; qp; qp = qp->next)
-		if (qp->cq == cq)
-			sim_qp_error(qp, RWF_WC_FATAL_ERR);
+	sim_log(dev->world, "overrun", dev->id, 0, cq->base.ring.limit);
+	LIST_FOREACH(qp, &dev->base.qps, of_device)
+		if (((struct sim_qp *)qp)->cq == cq)
+			sim_qp_error((struct sim_qp *)qp, RWF_WC_FATAL_ERR);
 	sim_wake_sleepers(dev->world);
 }
 
 static void push(struct sim_cq *cq, struct sim_qp *qp, const struct rwf_wc *wc, uint64_t done)
 {
-	if (cq->failed) { /* a queue pair that was made on it since fails too */
+	if (cq->base.overrun) { /* a queue pair that was made on it since fails too */
 		sim_qp_error(qp, RWF_WC_FATAL_ERR);
 		return;
 	}
-	if (rwb_ring_length(&cq->ring) >= cq->ring.limit || sim_fatal_chance(sim_of(qp), sim_of(qp)->faults.cq_overrun)) {
+	if (rwb_ring_length(&cq->base.ring) >= cq->base.ring.limit || sim_fatal_chance(sim_of(qp), sim_of(qp)->faults.cq_overrun)) {
 		overrun(cq);
 		return;
 	}
-	*rwb_ring_push(&cq->ring) = (struct rwb_completion){*wc, &qp->base, done};
-	if (cq->armed && (rwb_ring_length(&cq->ring) >= cq->armed || wc->status != RWF_WC_SUCCESS)) {
+	*rwb_ring_push(&cq->base.ring) = (struct rwb_completion){*wc, &qp->base.head, done};
+	if (cq->armed && (rwb_ring_length(&cq->base.ring) >= cq->armed || wc->status != RWF_WC_SUCCESS)) {
 		cq->fired = true;
 		sim_wake_sleepers(sim_of(qp));
 	}
@@ -55,54 +56,53 @@ static void push(struct sim_cq *cq, struct sim_qp *qp, const struct rwf_wc *wc, 
 
 static void push_send(struct sim_qp *qp, uint64_t index, enum rwf_wc_status status)
 {
-	const struct rwf_send_wr *wr = rwb_send(&qp->sends, index);
-	struct rwf_wc wc = {.wr_id = wr->wr_id, .qp_num = qp->base.num, .status = (uint16_t)status, .opcode = RWF_WC_SEND};
+	const struct rwf_send_wr *wr = rwb_send(&qp->base.sends, index);
+	struct rwf_wc wc = {.wr_id = wr->wr_id, .qp_num = qp->base.head.num, .status = (uint16_t)status, .opcode = RWF_WC_SEND};
 
 	if (status == RWF_WC_SUCCESS)
 		wc.byte_len = wr->length;
 	else
-		sim_log(sim_of(qp), "send error", qp->base.num, wr->imm, status);
+		sim_log(sim_of(qp), "send error", qp->base.head.num, wr->imm, status);
 	push(qp->cq, qp, &wc, index + 1);
 }
 
 void sim_complete_sends(struct sim_qp *qp, uint64_t upto)
 {
-	while (qp->base.state != RWF_QPS_ERR && qp->acked != upto) {
+	while (qp->base.head.state != RWF_QPS_ERR && qp->acked != upto) {
 		uint64_t index = qp->acked++;
 
-		if (rwb_send(&qp->sends, index)->flags & RWF_SEND_SIGNALED)
+		if (rwb_send(&qp->base.sends, index)->flags & RWF_SEND_SIGNALED)
 			push_send(qp, index, RWF_WC_SUCCESS);
 	}
 }
 
 void sim_complete_recv(struct sim_qp *qp, struct rwf_wc *wc)
 {
-	wc->wr_id = qp->rq[qp->rq_head++ & qp->rq_mask];
-	wc->qp_num = qp->base.num;
+	wc->wr_id = qp->base.wr_ids[qp->base.received++ & qp->base.recv_mask];
+	wc->qp_num = qp->base.head.num;
 	wc->opcode = RWF_WC_RECV_IMM;
-	qp->rq_held++;
-	push(qp->cq, qp, wc, 0);
+	push(qp->cq, qp, wc, qp->base.received);
 }
 
 void sim_flush(struct sim_qp *qp, enum rwf_wc_status first)
 {
-	for (; qp->acked != qp->sends.posted; first = RWF_WC_WR_FLUSH_ERR)
+	for (; qp->acked != qp->base.sends.posted; first = RWF_WC_WR_FLUSH_ERR)
 		push_send(qp, qp->acked++, first);
-	while (qp->rq_head != qp->rq_tail)
+	while (qp->base.received != qp->base.recv_posted)
 		sim_complete_recv(qp, &(struct rwf_wc){.status = RWF_WC_WR_FLUSH_ERR});
 }
 
 void sim_qp_error(struct sim_qp *qp, enum rwf_wc_status first)
 {
-	if (qp->base.state == RWF_QPS_ERR)
+	if (qp->base.head.state == RWF_QPS_ERR)
 		return;
-	qp->base.state = RWF_QPS_ERR;
-	sim_log(sim_of(qp), "queue pair error", qp->base.num, 0, first);
+	qp->base.head.state = RWF_QPS_ERR;
+	sim_log(sim_of(qp), "queue pair error", qp->base.head.num, 0, first);
 	for (int e = 0; e < SIM_EVENTS; e++)
 		qp->due_ns[e] = SIM_NEVER;
 	sim_deactivate(qp);
 	sim_part(qp);
 	sim_flush(qp, first);
-	qp->sent = qp->sends.posted;
+	qp->sent = qp->base.sends.posted;
 	sim_raise(qp, RWF_EVENT_QP_FATAL);
 }

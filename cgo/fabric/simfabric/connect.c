@@ -22,10 +22,12 @@ int sim_qp_endpoint(rwf_qp *base, void *buf)
 
 static struct sim_qp *find(struct rwf_sim *w, uint32_t qp_num)
 {
+	struct rwb_qp *qp;
+
 	for (struct sim_device *d = w->devices; d; d = d->next)
-		for (struct sim_qp *qp = d->qps; qp; qp = qp->next)
-			if (qp->base.num == qp_num)
-				return qp;
+		LIST_FOREACH(qp, &d->base.qps, of_device)
+			if (qp->head.num == qp_num)
+				return (struct sim_qp *)qp;
 	return NULL;
 }
 
@@ -43,9 +45,9 @@ static void establish(struct sim_qp *qp, struct sim_qp *peer)
 	peer->waiting = false;
 	peer->due_ns[SIM_GIVE_UP] = SIM_NEVER;
 	sim_deactivate(peer);
-	qp->base.state = RWF_QPS_RTS;
-	peer->base.state = RWF_QPS_RTS;
-	sim_log(sim_of(qp), "connect", qp->base.num, peer->base.num, 0);
+	qp->base.head.state = RWF_QPS_RTS;
+	peer->base.head.state = RWF_QPS_RTS;
+	sim_log(sim_of(qp), "connect", qp->base.head.num, peer->base.head.num, 0);
 	sim_raise(peer, RWF_EVENT_QP_ESTABLISHED);
 }
 
@@ -54,14 +56,12 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 	const uint64_t slice_ns = 10000000; /* interval between checks of cancel_fd */
 	struct rwf_sim *w = sim_of(qp);
 	uint64_t until_ns = w->now_ns + (uint64_t)timeout_ms * 1000000;
-	struct sim_sleeper sleeper = {0};
 	int rc = 0;
 
-	sem_init(&sleeper.sem, 0, 0);
 	for (;;) {
 		struct sim_qp *peer = find(w, e->qp_num);
 
-		if (peer && peer->dev->id == e->device && peer->waiting && peer->wanted == qp->base.num && !peer->dev->dead &&
+		if (peer && peer->dev->id == e->device && peer->waiting && peer->wanted == qp->base.head.num && !peer->dev->dead &&
 		    !peer->dev->down && !qp->dev->down) {
 			establish(qp, peer);
 			break;
@@ -71,14 +71,14 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 		if (w->now_ns >= until_ns) {
 			rc = rwf_fail(ETIMEDOUT,
 				      "connect queue pair 0x%x: queue pair 0x%x of device %u did not wait for it within %u ms",
-				      qp->base.num, e->qp_num, e->device, timeout_ms);
+				      qp->base.head.num, e->qp_num, e->device, timeout_ms);
 			break;
 		}
 		if ((rc = rwb_connect_wait(-1, 0, cancel_fd, 0)) < 0)
 			break;
-		sim_sleep(w, &sleeper, cancel_fd > 0 && until_ns - w->now_ns > slice_ns ? w->now_ns + slice_ns : until_ns);
+		sim_sleep(w, qp->cq->base.wake_fd,
+			  cancel_fd > 0 && until_ns - w->now_ns > slice_ns ? w->now_ns + slice_ns : until_ns);
 	}
-	sem_destroy(&sleeper.sem);
 	return rc;
 }
 
@@ -107,41 +107,26 @@ int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_
 	return rc;
 }
 
-/* Takes an event. It is a bit and not a queue entry, so that none is lost if nobody reads them. */
-static bool take_event(uint32_t *bits, uint32_t qp_num, struct rwf_async_event *out)
-{
-	if (!*bits)
-		return false;
-	out->type = (uint32_t)__builtin_ctz(*bits);
-	out->qp_num = qp_num;
-	*bits &= *bits - 1;
-	return true;
-}
-
 static bool next_event(struct sim_device *dev, struct rwf_async_event *out)
 {
-	if (take_event(&dev->events, 0, out))
-		return true;
-	for (struct sim_qp *qp = dev->qps; qp; qp = qp->next)
-		if (take_event(&qp->events, qp->base.num, out))
-			return true;
-	return false;
+	if (!dev->events)
+		return rwb_take_event(&dev->base, out);
+	*out = (struct rwf_async_event){(uint32_t)__builtin_ctz(dev->events), 0};
+	dev->events &= dev->events - 1;
+	return true;
 }
 
 int sim_get_async_event(rwf_device *base, int timeout_ms, struct rwf_async_event *out)
 {
 	struct sim_device *dev = (struct sim_device *)base;
 	struct rwf_sim *w = dev->world;
-	struct sim_sleeper sleeper = {0};
 	uint64_t until_ns;
 	int got;
 
-	sem_init(&sleeper.sem, 0, 0);
 	sim_lock(w);
 	until_ns = w->now_ns + (timeout_ms > 0 && w->automatic ? (uint64_t)timeout_ms * 1000000 : 0);
 	while (!(got = next_event(dev, out)) && w->now_ns < until_ns)
-		sim_sleep(w, &sleeper, until_ns);
+		sim_sleep(w, dev->base.event_fd, until_ns);
 	sim_unlock(w);
-	sem_destroy(&sleeper.sem);
 	return got;
 }

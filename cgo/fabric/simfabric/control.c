@@ -96,7 +96,7 @@ void rwf_sim_shrink_cq(rwf_cq *base, uint32_t cqe)
 	struct rwf_sim *w = ((struct sim_device *)base->dev)->world;
 
 	sim_lock(w);
-	if (cqe < cq->ring.limit)
-		cq->ring.limit = cqe;
+	if (cqe < cq->base.ring.limit)
+		cq->base.ring.limit = cqe;
 	sim_unlock(w);
 }

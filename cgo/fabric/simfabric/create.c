@@ -1,92 +1,46 @@
-/* Completion queues and queue pairs: making and destroying them. */
+/* Memory regions, completion queues and queue pairs: making and destroying them. */
 #include "world.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-int sim_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
+int sim_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
 {
-	struct sim_device *dev = (struct sim_device *)base;
-	struct sim_cq *cq = calloc(1, sizeof *cq);
-	int full;
+	struct rwf_sim *w = ((struct sim_device *)pd->dev)->world;
+	struct rwb_mr want = {.access = access, .addr = (uintptr_t)addr, .length = length};
+	int slot;
 
-	if (!cq || rwb_ring_make(&cq->ring, cqe)) {
-		free(cq);
-		return rwf_fail(ENOMEM, "create completion queue: no memory for %u entries", cqe);
-	}
-	cq->base = (rwf_cq){base->ops, base};
-	sem_init(&cq->sleeper.sem, 0, 0);
-	sim_lock(dev->world);
-	full = dev->cqs == SIM_MAX_CQ;
-	dev->cqs += !full;
-	sim_unlock(dev->world);
-	if (full) {
-		rwb_ring_free(&cq->ring);
-		free(cq);
-		return rwf_fail(ENOMEM, "create completion queue: device %s has all its %d in use", dev->name, SIM_MAX_CQ);
-	}
-	*out = &cq->base;
+	(void)fd, (void)fd_offset; /* one process: every address is everyone's */
+	sim_lock(w);
+	slot = rwb_mr_add(pd, &want, out);
+	sim_unlock(w);
+	if (slot < 0)
+		return slot;
+	out->rkey = ~out->lkey;
 	return 0;
 }
 
-int sim_destroy_cq(rwf_cq *base)
+int sim_dereg_mr(rwf_pd *pd, uint32_t lkey)
 {
-	struct sim_cq *cq = (struct sim_cq *)base;
-	struct sim_device *dev = (struct sim_device *)base->dev;
-	uint32_t qps;
+	struct rwf_sim *w = ((struct sim_device *)pd->dev)->world;
+	int slot;
 
-	sim_lock(dev->world);
-	qps = cq->qps;
-	dev->cqs -= qps == 0;
-	sim_unlock(dev->world);
-	if (qps)
-		return rwf_fail(EBUSY, "destroy completion queue: %u queue pairs use it", qps);
-	sem_destroy(&cq->sleeper.sem);
-	rwb_ring_free(&cq->ring);
-	free(cq);
-	return 0;
+	sim_lock(w);
+	slot = rwb_mr_remove(pd, lkey);
+	sim_unlock(w);
+	return slot < 0 ? slot : 0;
 }
 
-static void free_qp(struct sim_qp *qp)
+int sim_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 {
-	rwb_sends_free(&qp->sends);
-	free(qp->rq);
-	free(qp);
-}
-
-static struct sim_qp *new_qp(rwf_pd *pd, const struct rwf_qp_init *init)
-{
-	struct sim_qp *qp = calloc(1, sizeof *qp);
-	uint32_t receives = rwb_pow2(init->max_recv_wr);
-
-	if (!qp)
-		return NULL;
-	qp->rq = calloc(receives, sizeof *qp->rq);
-	if (rwb_sends_make(&qp->sends, init->max_send_wr, init->max_inline) || !qp->rq) {
-		free_qp(qp);
-		return NULL;
-	}
-	qp->base.ops = pd->ops;
-	qp->base.pd = pd;
-	qp->base.state = RWF_QPS_INIT;
-	qp->dev = (struct sim_device *)pd->dev;
-	qp->pd = (struct sim_pd *)pd;
-	qp->cq = (struct sim_cq *)init->cq;
-	qp->by_reference = (init->flags & RWF_QP_BY_REFERENCE) && (qp->dev->flags & RWF_DEV_BY_REFERENCE);
-	qp->rq_mask = receives - 1;
-	qp->rq_max = init->max_recv_wr;
-	qp->active = -1;
-	qp->lost_since_ns = qp->rnr_since_ns = SIM_NEVER;
-	for (int e = 0; e < SIM_EVENTS; e++)
-		qp->due_ns[e] = SIM_NEVER;
-	return qp;
+	return rwb_cq_make(dev, cqe, sizeof(struct sim_cq), out);
 }
 
 /*
  * Admits a queue pair to the world. The active list gets room for every queue pair, so that no event has to find some.
  * Under the lock.
  */
-static int admit(struct sim_qp *qp)
+static int admit(struct sim_qp *qp, rwf_pd *pd)
 {
 	struct rwf_sim *w = sim_of(qp);
 
@@ -102,32 +56,35 @@ static int admit(struct sim_qp *qp)
 		w->active_cap = cap;
 	}
 	w->qps++;
-	qp->base.num = ++w->last_qp;
-	qp->next = qp->dev->qps;
-	qp->dev->qps = qp;
-	qp->pd->users++;
-	qp->cq->qps++;
+	rwb_qp_enter(&qp->base, pd, &qp->cq->base);
+	qp->base.head.num = ++w->last_qp; /* the same for the same seed */
 	return 0;
 }
 
 int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 {
-	struct sim_qp *qp;
+	struct sim_qp *qp = calloc(1, sizeof *qp);
 	int rc;
 
-	qp = new_qp(pd, init);
 	if (!qp)
-		return rwf_fail(ENOMEM, "create queue pair: no memory for %u sends and %u receives", init->max_send_wr,
-				init->max_recv_wr);
+		return rwf_fail(ENOMEM, "create queue pair: out of memory");
+	qp->dev = (struct sim_device *)pd->dev;
+	qp->cq = (struct sim_cq *)init->cq;
+	qp->by_reference = (init->flags & RWF_QP_BY_REFERENCE) && (qp->dev->flags & RWF_DEV_BY_REFERENCE);
+	qp->active = -1;
+	qp->lost_since_ns = qp->rnr_since_ns = SIM_NEVER;
+	for (int e = 0; e < SIM_EVENTS; e++)
+		qp->due_ns[e] = SIM_NEVER;
 	sim_lock(sim_of(qp));
-	rc = admit(qp);
+	rc = rwb_qp_make(&qp->base, init, init->max_inline);
+	if (!rc)
+		rc = admit(qp, pd);
 	sim_unlock(sim_of(qp));
-	if (rc) {
-		free_qp(qp);
-		return rc;
-	}
-	*out = &qp->base;
-	return 0;
+	if (rc)
+		rwb_qp_free(&qp->base);
+	else
+		*out = &qp->base.head;
+	return rc;
 }
 
 int sim_destroy_qp(rwf_qp *base)
@@ -138,16 +95,9 @@ int sim_destroy_qp(rwf_qp *base)
 	sim_lock(w);
 	sim_deactivate(qp);
 	sim_part(qp);
-	rwb_ring_drop(&qp->cq->ring, base);
-	for (struct sim_qp **q = &qp->dev->qps; *q; q = &(*q)->next)
-		if (*q == qp) {
-			*q = qp->next;
-			break;
-		}
-	qp->pd->users--;
-	qp->cq->qps--;
+	rwb_qp_leave(&qp->base, &qp->cq->base);
 	w->qps--;
 	sim_unlock(w);
-	free_qp(qp);
+	rwb_qp_free(&qp->base);
 	return 0;
 }

@@ -41,7 +41,7 @@ static void lose(struct sim_qp *qp, enum sim_event event)
 		sim_qp_error(qp, RWF_WC_RETRY_EXC_ERR);
 		return;
 	}
-	sim_log(w, "lose", qp->base.num, event, 0);
+	sim_log(w, "lose", qp->base.head.num, event, 0);
 	sim_at(qp, event, min_u64(w->now_ns + qp->ack_timeout_ns / ATTEMPTS, qp->lost_since_ns + qp->ack_timeout_ns));
 }
 
@@ -56,7 +56,7 @@ static void turn_away(struct sim_qp *qp)
 		sim_qp_error(qp, RWF_WC_RNR_RETRY_EXC_ERR);
 		return;
 	}
-	sim_log(w, "not ready", qp->base.num, qp->peer->base.num, 0);
+	sim_log(w, "not ready", qp->base.head.num, qp->peer->base.head.num, 0);
 	sim_at(qp, SIM_DELIVER,
 	       min_u64(w->now_ns + min_u64(qp->rnr_timeout_ns / RNR_ATTEMPTS, rnr_backoff_max_ns),
 		       qp->rnr_since_ns + qp->rnr_timeout_ns));
@@ -77,9 +77,9 @@ static enum rwf_wc_status check(const struct sim_qp *qp, const struct rwf_send_w
 {
 	if (wr->length == 0)
 		return RWF_WC_SUCCESS; /* no bytes, no keys: IBA volume 1, 9.4.3 */
-	if (!(wr->flags & (RWF_SEND_INLINE | RWF_SEND_PLACED)) && !sim_local_mr(qp->pd, wr->lkey, wr->laddr, wr->length))
+	if (!(wr->flags & (RWF_SEND_INLINE | RWF_SEND_PLACED)) && !sim_local_access(qp, wr->lkey, wr->laddr, wr->length))
 		return RWF_WC_LOC_PROT_ERR;
-	if (!sim_remote_mr(qp->peer, wr->rkey, wr->raddr, wr->length))
+	if (!sim_remote_access(qp->peer, wr->rkey, wr->raddr, wr->length))
 		return RWF_WC_REM_ACCESS_ERR;
 	return RWF_WC_SUCCESS;
 }
@@ -92,23 +92,23 @@ static bool goes_by_reference(const struct sim_qp *qp, const struct rwf_send_wr 
 
 static void place(const struct sim_qp *qp, uint64_t index)
 {
-	const struct rwf_send_wr *wr = rwb_send(&qp->sends, index);
+	const struct rwf_send_wr *wr = rwb_send(&qp->base.sends, index);
 
 	if (wr->length && !(wr->flags & RWF_SEND_PLACED))
-		memmove((void *)(uintptr_t)wr->raddr, rwb_payload(&qp->sends, index), wr->length);
+		memmove((void *)(uintptr_t)wr->raddr, rwb_payload(&qp->base.sends, index), wr->length);
 }
 
 /* Places a message when it is posted if all earlier ones have landed too. A message that must not land stops later ones. */
 void sim_place_early(struct sim_qp *qp)
 {
-	uint64_t last = qp->sends.posted - 1;
+	uint64_t last = qp->base.sends.posted - 1;
 
 	if (!(qp->dev->flags & RWF_DEV_COPIES_AT_POST) || qp->placed != last || !sim_reachable(qp))
 		return;
-	if (check(qp, rwb_send(&qp->sends, last)) != RWF_WC_SUCCESS || goes_by_reference(qp, rwb_send(&qp->sends, last)))
+	if (check(qp, rwb_send(&qp->base.sends, last)) != RWF_WC_SUCCESS || goes_by_reference(qp, rwb_send(&qp->base.sends, last)))
 		return;
 	place(qp, last);
-	qp->placed = qp->sends.posted;
+	qp->placed = qp->base.sends.posted;
 }
 
 static void receive(struct sim_qp *qp, const struct rwf_send_wr *wr)
@@ -117,7 +117,7 @@ static void receive(struct sim_qp *qp, const struct rwf_send_wr *wr)
 
 	if (goes_by_reference(qp, wr)) {
 		wc.addr = wc.src_addr = wr->laddr;
-		wc.src_rkey = sim_local_mr(qp->pd, wr->lkey, wr->laddr, wr->length)->rkey;
+		wc.src_rkey = ~wr->lkey;
 	}
 	sim_complete_recv(qp->peer, &wc);
 }
@@ -125,7 +125,7 @@ static void receive(struct sim_qp *qp, const struct rwf_send_wr *wr)
 void sim_deliver(struct sim_qp *qp)
 {
 	struct rwf_sim *w = sim_of(qp);
-	const struct rwf_send_wr *wr = rwb_send(&qp->sends, qp->sent);
+	const struct rwf_send_wr *wr = rwb_send(&qp->base.sends, qp->sent);
 	enum rwf_wc_status status;
 
 	if (strikes(qp, RWF_SIM_DELAY, 0)) {
@@ -149,25 +149,25 @@ void sim_deliver(struct sim_qp *qp)
 		return;
 	}
 	if (wr->opcode == RWF_WRITE_WITH_IMM &&
-	    (qp->peer->rq_head == qp->peer->rq_tail || strikes(qp, RWF_SIM_RNR, w->faults.rnr))) {
+	    (qp->peer->base.received == qp->peer->base.recv_posted || strikes(qp, RWF_SIM_RNR, w->faults.rnr))) {
 		turn_away(qp);
 		return;
 	}
 	qp->rnr_since_ns = SIM_NEVER;
 	if (qp->sent >= qp->placed && !goes_by_reference(qp, wr))
 		place(qp, qp->sent);
-	sim_log(w, "deliver", qp->base.num, wr->imm, wr->length);
+	sim_log(w, "deliver", qp->base.head.num, wr->imm, wr->length);
 	if (wr->opcode == RWF_WRITE_WITH_IMM)
 		receive(qp, wr);
 	if (!qp->peer) { /* its completion queue overran on this one */
-		if (qp->base.state == RWF_QPS_RTS)
+		if (qp->base.head.state == RWF_QPS_RTS)
 			lose(qp, SIM_DELIVER);
 		return;
 	}
 	qp->sent++;
 	if (qp->sent > qp->placed)
 		qp->placed = qp->sent;
-	if (qp->sent != qp->sends.posted)
+	if (qp->sent != qp->base.sends.posted)
 		sim_at(qp, SIM_DELIVER, w->now_ns + sim_latency(w));
 	if (qp->due_ns[SIM_ACK] == SIM_NEVER)
 		sim_at(qp, SIM_ACK, w->now_ns + sim_latency(w));
@@ -180,6 +180,6 @@ void sim_acknowledge(struct sim_qp *qp)
 		return;
 	}
 	qp->lost_since_ns = SIM_NEVER;
-	sim_log(sim_of(qp), "acknowledge", qp->base.num, (uint32_t)(qp->sent - qp->acked), 0);
+	sim_log(sim_of(qp), "acknowledge", qp->base.head.num, (uint32_t)(qp->sent - qp->acked), 0);
 	sim_complete_sends(qp, qp->sent);
 }

@@ -64,5 +64,5 @@ struct sim_choice sim_any_due(struct rwf_sim *w)
 void sim_wake_sleepers(struct rwf_sim *w)
 {
 	for (struct sim_sleeper *s = w->sleepers; s; s = s->next)
-		sem_post(&s->sem);
+		rwb_notify(s->event_fd);
 }

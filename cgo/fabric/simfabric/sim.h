@@ -6,7 +6,6 @@
  * with its last device. It runs by itself (auto=1). Options:
  *
  *   world=ID          a world from rwf_sim_new
- *   seed=N            the seed of the process's own world, by its first open
  *   auto=1            the world runs on the wall clock: polls and waits deliver due events. All devices of a world agree.
  *                     It serves unmodified code, and no schedule repeats.
  *   by_reference=1    the device has RWF_DEV_BY_REFERENCE

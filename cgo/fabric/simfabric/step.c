@@ -1,10 +1,7 @@
 /* Steps: choosing the next event, and carrying it out. */
-#define _GNU_SOURCE
-
 #include "world.h"
 
 #include <sched.h>
-#include <time.h>
 
 /* The time that passes in a step with nothing due, fine enough for deadlines of a few milliseconds. */
 static const uint64_t idle_ns = 1000000;
@@ -163,13 +160,15 @@ int rwf_sim_step(struct rwf_sim *w)
 		step(w);
 	for (uint32_t i = 0; i < w->active_len; i++)
 		if (!w->active[i]->dev->dead)
-			pending += w->active[i]->sends.posted - w->active[i]->acked;
+			pending += w->active[i]->base.sends.posted - w->active[i]->acked;
 	sim_unlock(w);
 	return (int)pending;
 }
 
-void sim_sleep(struct rwf_sim *w, struct sim_sleeper *s, uint64_t until_ns)
+void sim_sleep(struct rwf_sim *w, int event_fd, uint64_t until_ns)
 {
+	struct pollfd pfd = {.fd = event_fd, .events = POLLIN};
+	struct sim_sleeper self = {event_fd, w->sleepers}, **p = &w->sleepers;
 	struct sim_choice c = sim_first_due(w);
 	uint64_t wake_ns = c.due_ns < until_ns ? c.due_ns : until_ns;
 
@@ -179,21 +178,14 @@ void sim_sleep(struct rwf_sim *w, struct sim_sleeper *s, uint64_t until_ns)
 		sim_lock(w);
 		return;
 	}
-	s->next = w->sleepers;
-	w->sleepers = s;
+	w->sleepers = &self;
+	wake_ns -= w->now_ns;
 	sim_unlock(w);
-
-	wake_ns += w->start_ns;
-	struct timespec ts = {(time_t)(wake_ns / 1000000000), (long)(wake_ns % 1000000000)};
-	sem_clockwait(&s->sem, CLOCK_MONOTONIC, &ts);
-
+	rwb_poll(&pfd, 1, wake_ns);
 	pthread_mutex_lock(&w->lock);
-	for (struct sim_sleeper **p = &w->sleepers; *p; p = &(*p)->next)
-		if (*p == s) {
-			*p = s->next;
-			break;
-		}
-	while (sem_trywait(&s->sem) == 0)
-		;
+	while (*p != &self)
+		p = &(*p)->next;
+	*p = self.next;
+	rwb_clear(event_fd);
 	catch_up(w);
 }

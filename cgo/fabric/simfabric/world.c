@@ -61,15 +61,15 @@ void rwf_sim_free(struct rwf_sim *w)
 	sim_world_leave(w);
 }
 
-struct rwf_sim *sim_world_join(int id, uint64_t seed, bool automatic)
+struct rwf_sim *sim_world_join(int id, bool automatic)
 {
 	struct rwf_sim *w = NULL;
 
 	pthread_mutex_lock(&table_lock);
-	if (id >= 0 && id < MAX_WORLDS)
+	if (id < MAX_WORLDS)
 		w = worlds[id];
 	if (!w && id == 0) {
-		w = world_new(0, seed);
+		w = world_new(0, 1);
 		if (w)
 			w->refs = 0;
 	}

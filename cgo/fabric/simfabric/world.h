@@ -5,15 +5,9 @@
 #ifndef RW_SIM_WORLD_H
 #define RW_SIM_WORLD_H
 
-#include "../base/provider.h"
-#include "../base/queue.h"
+#include "../base/soft.h"
 #include "../base/wait.h"
 #include "sim.h"
-
-#include <pthread.h>
-#include <semaphore.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 
 #define SIM_NEVER UINT64_MAX
 
@@ -26,11 +20,11 @@ enum sim_event {
 	SIM_EVENTS,
 };
 
-enum { SIM_MAX_QP = 4096, SIM_MAX_CQ = 4096, SIM_MAX_WR = 16384, SIM_MAX_CQE = 1 << 20, SIM_MAX_MR = 4096, SIM_MAX_INLINE = 4096 };
+enum { SIM_MAX_QP = 4096, SIM_MAX_WR = 16384, SIM_MAX_CQE = 1 << 20, SIM_MAX_MR = 4096, SIM_MAX_INLINE = 4096 };
 
 /* A thread asleep in a world that runs by itself, woken when something may have changed for it. */
 struct sim_sleeper {
-	sem_t sem;
+	int event_fd;
 	struct sim_sleeper *next;
 };
 
@@ -42,7 +36,7 @@ struct rwf_sim {
 	uint64_t rng, now_ns, start_ns, hash;
 	struct rwf_sim_faults faults;
 	uint32_t fatal_count;
-	uint32_t last_device, last_qp, last_key;
+	uint32_t last_device, last_qp;
 	uint32_t qps;
 	struct sim_device *devices;
 	struct sim_qp **active; /* queue pairs with an event ahead; room for every queue pair */
@@ -51,63 +45,37 @@ struct rwf_sim {
 	int trace_fd;
 };
 
-struct sim_mr {
-	uint64_t addr, length;
-	struct sim_pd *pd; /* NULL if the slot is free */
-	uint32_t lkey, rkey;
-	int access;
-};
-
 struct sim_device {
-	rwf_device base;
+	struct rwb_device base;
 	struct rwf_sim *world;
 	struct sim_device *next;
-	struct sim_qp *qps;
 	char name[64];
 	uint32_t id, flags;
-	uint32_t pds, cqs, mr_count;
-	struct sim_mr *mrs;
-	uint32_t mr_cap;
 	bool dead, down;
 	uint64_t up_at_ns; /* time at which a link that a random fault took down returns */
 	uint32_t events;   /* bit per enum rwf_async_type, of the device itself */
 };
 
-struct sim_pd {
-	rwf_pd base;
-	uint32_t users; /* queue pairs and memory regions */
-};
-
 struct sim_cq {
-	rwf_cq base;
-	struct rwb_ring ring;
-	uint32_t qps;
+	struct rwb_cq base;
 	uint32_t armed; /* completions that end a wait, or 0 if not armed */
-	bool failed, fired;
+	bool fired;
 	atomic_bool woken; /* set by any thread, without the lock */
-	struct sim_sleeper sleeper;
 };
 
 struct sim_qp {
-	rwf_qp base;
+	struct rwb_qp base;
 	struct sim_device *dev;
-	struct sim_pd *pd;
-	struct sim_qp *next; /* in the device's list */
 	struct sim_qp *peer; /* NULL if not connected yet, or ended */
 	struct sim_cq *cq;
 	bool by_reference, waiting;
 	uint32_t wanted; /* the peer for which a passive queue pair waits */
-	uint32_t trigger, events;
+	uint32_t trigger;
 	int active; /* index in the world's active list, or -1 */
 
 	/* Requests before acked have completed, and requests before sent have been delivered. */
-	struct rwb_sends sends;
 	uint64_t acked, sent;
 	uint64_t placed; /* copies_at_post: payloads before this one have landed */
-
-	/* Receive queue: posted from head to tail. Completions not yet polled hold some more. */
-	uint64_t *rq;
-	uint32_t rq_mask, rq_max, rq_head, rq_tail, rq_held;
 
 	uint64_t due_ns[SIM_EVENTS];
 	uint64_t ack_timeout_ns, rnr_timeout_ns;
@@ -121,8 +89,22 @@ static inline struct rwf_sim *sim_of(const struct sim_qp *qp)
 	return qp->dev->world;
 }
 
+/*
+ * Reports whether a key gives the queue pair, or its peer, access to [addr, addr+len). An rkey is the complement of its lkey, so
+ * that a key that is used on the wrong side names nothing.
+ */
+static inline bool sim_local_access(const struct sim_qp *qp, uint32_t lkey, uint64_t addr, uint32_t len)
+{
+	return rwb_mr_allows(&qp->base.head, lkey, addr, len, 0);
+}
+
+static inline bool sim_remote_access(const struct sim_qp *qp, uint32_t rkey, uint64_t addr, uint32_t len)
+{
+	return rwb_mr_allows(&qp->base.head, ~rkey, addr, len, RWF_ACCESS_REMOTE_WRITE);
+}
+
 /* world.c */
-struct rwf_sim *sim_world_join(int id, uint64_t seed, bool automatic);
+struct rwf_sim *sim_world_join(int id, bool automatic);
 struct rwf_sim *sim_world_join_own(void); /* the process's own, if it exists */
 void sim_world_leave(struct rwf_sim *);
 uint64_t sim_random(struct rwf_sim *, uint64_t below);
@@ -143,14 +125,6 @@ struct sim_choice sim_first_due(struct rwf_sim *);
 struct sim_choice sim_any_due(struct rwf_sim *);
 void sim_wake_sleepers(struct rwf_sim *);
 
-/* memory.c */
-/* Returns the region of pd that key names if [addr, addr+len) lies in it, or NULL. */
-const struct sim_mr *sim_local_mr(const struct sim_pd *, uint32_t lkey, uint64_t addr, uint32_t len);
-const struct sim_mr *sim_remote_mr(const struct sim_qp *, uint32_t rkey, uint64_t addr, uint32_t len);
-/* Adds a region. Returns NULL if the device has no room for another, or no memory. */
-struct sim_mr *sim_mr_add(struct sim_pd *, uint64_t addr, uint64_t length, int access);
-bool sim_mr_remove(struct sim_pd *, uint32_t lkey);
-
 /* complete.c */
 void sim_complete_sends(struct sim_qp *, uint64_t upto);
 void sim_complete_recv(struct sim_qp *, struct rwf_wc *);
@@ -165,15 +139,16 @@ void sim_deliver(struct sim_qp *);
 void sim_acknowledge(struct sim_qp *);
 void sim_place_early(struct sim_qp *);
 
-RWB_CALLS(RWB_PROTOTYPE, sim_)
+RWB_OWN_CALLS(RWB_PROTOTYPE, sim_)
+int sim_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event *out);
 
 /* step.c */
 void sim_lock(struct rwf_sim *); /* in a world that runs by itself, due events also happen */
 void sim_unlock(struct rwf_sim *);
 void sim_set_link(struct sim_device *, bool up);
 void sim_kill(struct sim_device *);
-/* Unlocks, sleeps until woken, until the next event or until until_ns, and locks. */
-void sim_sleep(struct rwf_sim *, struct sim_sleeper *, uint64_t until_ns);
+/* Unlocks, sleeps until event_fd is readable, until the next event or until until_ns, and locks. */
+void sim_sleep(struct rwf_sim *, int event_fd, uint64_t until_ns);
 
 /* queue.c */
 void *sim_map(rwf_qp *, uint32_t rkey, uint64_t raddr, uint32_t length);
