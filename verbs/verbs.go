@@ -87,7 +87,7 @@ func do(op string, f func() int) error {
 type (
 	// SendWR is a work request for the send queue. Length 0 sends the immediate alone.
 	SendWR = fabric.SendWR
-	// WC is a work completion. If Status is not [WCSuccess], only WRID, Status, QPNum and VendorErr are valid.
+	// WC is a work completion. If Status is not [WCSuccess], only WRID, Status and QPNum are valid.
 	WC = fabric.WC
 	// MR is a registered memory region. Addr is also the remote address of its first byte.
 	MR = fabric.MR
@@ -402,16 +402,11 @@ func (qp *QP) PostSend(wr []SendWR) (int, error) {
 	return max(n, 0), qp.postError("post send", n)
 }
 
-// Map returns the address in this process of the peer's [raddr, raddr+length). It returns 0 if that memory may not be written, if
-// earlier requests wait and must land first, or if the device lacks [DevMaps]. The caller then posts an ordinary write. The address
-// is valid until the next call on this queue pair or one of its completion queues. A write with [SendPlaced] announces data stored
-// there. The caller puts a store fence between streaming stores and that post.
-func (qp *QP) Map(rkey uint32, raddr uint64, length uint32) uint64 {
-	return uint64(uintptr(fabric.Map(qp.h, rkey, raddr, length)))
-}
-
-// MapAll maps a range of length bytes at each queue pair's peer, as [QP.Map] does, with one call into C for up to 64 of them. It
-// reports whether all are mapped. out is 0 for a range that is not.
+// MapAll finds the addresses in this process of a range of length bytes at each queue pair's peer, with one call into C for up to
+// 64 of them. It reports whether all are mapped. out is 0 for a range that may not be written, before which earlier requests must
+// land, or whose device lacks [DevMaps]. The caller then posts ordinary writes. An address is valid until the next call on its
+// queue pair or one of its completion queues. A write with [SendPlaced] announces data stored there. The caller puts a store fence
+// between streaming stores and that post.
 func MapAll(qps []*QP, rkeys []uint32, raddrs []uint64, length uint32, out []uint64) bool {
 	const batch = 64
 	var handles [batch]fabric.QP

@@ -13,8 +13,6 @@ package fabric
 #cgo nocallback rwf_post_send
 #cgo noescape rwf_post_recv
 #cgo nocallback rwf_post_recv
-#cgo noescape rwf_map
-#cgo nocallback rwf_map
 #cgo noescape rwf_map_all
 #cgo nocallback rwf_map_all
 #cgo noescape rwf_req_notify_cq
@@ -85,21 +83,21 @@ type SendWR struct {
 
 // WC mirrors struct rwf_wc.
 type WC struct {
-	_         structs.HostLayout
-	WRID      uint64
-	Addr      uint64
-	SrcAddr   uint64
-	SrcRKey   uint32
-	ByteLen   uint32
-	Imm       uint32
-	QPNum     uint32
-	Status    Status
-	Opcode    WCOpcode
-	VendorErr uint32
+	_       structs.HostLayout
+	WRID    uint64
+	Addr    uint64
+	SrcAddr uint64
+	SrcRKey uint32
+	ByteLen uint32
+	Imm     uint32
+	QPNum   uint32
+	Status  Status
+	Opcode  WCOpcode
 }
 
 // QPInit mirrors struct rwf_qp_init.
 type QPInit struct {
+	_                               structs.HostLayout
 	CQ                              CQ
 	MaxSendWR, MaxRecvWR, MaxInline uint32
 	Flags                           QPFlags
@@ -130,6 +128,7 @@ func init() {
 		{"mr", unsafe.Sizeof(MR{}), C.sizeof_struct_rwf_mr},
 		{"send_wr", unsafe.Sizeof(SendWR{}), C.sizeof_struct_rwf_send_wr},
 		{"wc", unsafe.Sizeof(WC{}), C.sizeof_struct_rwf_wc},
+		{"qp_init", unsafe.Sizeof(QPInit{}), C.sizeof_struct_rwf_qp_init},
 		{"connect_attr", unsafe.Sizeof(ConnectAttr{}), C.sizeof_struct_rwf_connect_attr},
 		{"async_event", unsafe.Sizeof(AsyncEvent{}), C.sizeof_struct_rwf_async_event},
 	} {
@@ -221,13 +220,8 @@ func WaitCQ(cq CQ, timeoutUS int64) int {
 func WakeCQ(cq CQ) int { return int(C.rwf_wake_cq((*C.rwf_cq)(cq))) }
 
 func CreateQP(pd PD, init *QPInit) (QP, int) {
-	c := C.struct_rwf_qp_init{
-		cq:          (*C.rwf_cq)(init.CQ),
-		max_send_wr: C.uint32_t(init.MaxSendWR), max_recv_wr: C.uint32_t(init.MaxRecvWR),
-		max_inline: C.uint32_t(init.MaxInline), flags: C.uint32_t(init.Flags), peer: C.uint32_t(init.Peer),
-	}
 	var qp *C.rwf_qp
-	rc := C.rwf_create_qp((*C.rwf_pd)(pd), &c, &qp)
+	rc := C.rwf_create_qp((*C.rwf_pd)(pd), (*C.struct_rwf_qp_init)(unsafe.Pointer(init)), &qp)
 	return QP(qp), int(rc)
 }
 
@@ -251,10 +245,6 @@ func PostSend(qp QP, wr []SendWR) int {
 
 func PostRecv(qp QP, wrID uint64, n int) int {
 	return int(C.rwf_post_recv((*C.rwf_qp)(qp), C.uint64_t(wrID), C.int(n)))
-}
-
-func Map(qp QP, rkey uint32, raddr uint64, length uint32) unsafe.Pointer {
-	return C.rwf_map((*C.rwf_qp)(qp), C.uint32_t(rkey), C.uint64_t(raddr), C.uint32_t(length))
 }
 
 // MapAll maps one range of each queue pair's peer. All slices are as long as qps.

@@ -7,24 +7,10 @@ import "C"
 
 import "unsafe"
 
-// ShmEndpoint is a decoded endpoint of provider shm.
-type ShmEndpoint struct {
-	QPNum, RecvDepth uint32
-	ByReference      bool
-	Listener, Cookie [16]byte
-}
-
-// DecodeShmEndpoint decodes an endpoint that a peer sent. rc is negative if it is invalid.
-func DecodeShmEndpoint(buf []byte) (ep ShmEndpoint, rc int) {
-	var c C.struct_shm_endpoint
-	rc = int(C.shm_decode_endpoint(unsafe.Pointer(unsafe.SliceData(buf)), C.size_t(len(buf)), &c))
-	if rc < 0 {
-		return ep, rc
-	}
-	ep = ShmEndpoint{QPNum: uint32(c.qp_num), RecvDepth: uint32(c.recv_depth), ByReference: c.by_ref == 1}
-	copy(ep.Listener[:], C.GoBytes(unsafe.Pointer(&c.listener[0]), C.SHM_COOKIE))
-	copy(ep.Cookie[:], C.GoBytes(unsafe.Pointer(&c.cookie[0]), C.SHM_COOKIE))
-	return ep, 0
+// ShmEndpointValid reports whether provider shm takes these bytes for an endpoint; LastError says why not.
+func ShmEndpointValid(b []byte) bool {
+	var ep C.struct_shm_endpoint
+	return C.shm_decode_endpoint(unsafe.Pointer(unsafe.SliceData(b)), C.size_t(len(b)), &ep) == 0
 }
 
 // ShmCopyLevel returns the widest kind of store with which this processor can copy. Every processor has level 0.

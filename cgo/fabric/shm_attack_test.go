@@ -289,7 +289,7 @@ func TestShmOtherUsersStayOutsideUnlessTold(t *testing.T) {
 			qp := newQP(n, 8, false)
 			defer func() { must("destroy", DestroyQP(qp)) }()
 			s := newStranger(t, 8)
-			ep, _ := DecodeShmEndpoint(endpoint(qp))
+			ep, _ := decodeShmEndpoint(endpoint(qp))
 			must("connect", ConnectQP(qp, s.endpoint(8), &ConnectAttr{}))
 			answered := make(chan int)
 			go func() {

@@ -59,7 +59,7 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 	greet := func(t *testing.T, n *node, msg []byte, fds ...int) {
 		qp := newQP(n, depth, false)
 		defer func() { must("destroy", DestroyQP(qp)) }()
-		ep, _ := DecodeShmEndpoint(endpoint(qp))
+		ep, _ := decodeShmEndpoint(endpoint(qp))
 		s := newStranger(t, depth)
 		must("connect", ConnectQP(qp, s.endpoint(depth), &ConnectAttr{TimeoutMS: 100}))
 		n.shut() // the last to close is to be the door
@@ -113,7 +113,7 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 		{"behind a malformed greeting, to the door", func(t *testing.T, n *node) {
 			qp := newQP(n, depth, false)
 			defer func() { must("destroy", DestroyQP(qp)) }()
-			ep, _ := DecodeShmEndpoint(endpoint(qp))
+			ep, _ := decodeShmEndpoint(endpoint(qp))
 			n.shut()
 			sock := dial(t, ep)
 			handOver(t, sock, []byte("!"))
@@ -123,7 +123,7 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 		{"when the door shuts", func(t *testing.T, _ *node) {
 			n := newNode(depth)
 			qp := newQP(n, depth, false)
-			ep, _ := DecodeShmEndpoint(endpoint(qp))
+			ep, _ := decodeShmEndpoint(endpoint(qp))
 			n.shut()
 			handOver(t, dial(t, ep), []byte("!"), lingering(t, 1)...)
 			must("destroy", DestroyQP(qp))

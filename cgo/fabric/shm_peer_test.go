@@ -75,7 +75,7 @@ func hello(to, from [16]byte) []byte {
 }
 
 // dial connects to the listener that an endpoint names.
-func dial(t *testing.T, ep ShmEndpoint) int {
+func dial(t *testing.T, ep shmEndpoint) int {
 	t.Helper()
 	sock := newSocket(t)
 	dialBy(t, sock, ep)
@@ -92,7 +92,7 @@ func newSocket(t *testing.T) int {
 	return sock
 }
 
-func dialBy(t *testing.T, sock int, ep ShmEndpoint) {
+func dialBy(t *testing.T, sock int, ep shmEndpoint) {
 	t.Helper()
 	if err := unix.Connect(sock, &unix.SockaddrUnix{Name: "@rackweave-shm-" + hex.EncodeToString(ep.Listener[:])}); err != nil {
 		t.Fatal(err)
@@ -113,8 +113,7 @@ func send(t *testing.T, sock int, msg []byte, fds ...int) {
 // connect makes the stranger the peer of a passive queue pair.
 func (s *stranger) connect(qp QP, depth uint32, attr ConnectAttr) {
 	s.t.Helper()
-	ep, rc := DecodeShmEndpoint(endpoint(qp))
-	must("decode", rc)
+	ep, _ := decodeShmEndpoint(endpoint(qp))
 	must("connect", ConnectQP(qp, s.endpoint(depth), &attr))
 	s.sock = dial(s.t, ep)
 	send(s.t, s.sock, hello(ep.Cookie, s.cookie), s.rings)
@@ -267,7 +266,7 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	qp := newQP(n, depth, false)
 	defer func() { must("destroy", DestroyQP(qp)) }()
 	s := newStranger(t, depth)
-	ep, _ := DecodeShmEndpoint(endpoint(qp))
+	ep, _ := decodeShmEndpoint(endpoint(qp))
 	must("connect", ConnectQP(qp, s.endpoint(depth), &ConnectAttr{}))
 	stale := ep.Cookie
 	stale[3] ^= 1
@@ -299,7 +298,7 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	// Silent ones by the dozen, some of which greet for a queue pair that nobody has connected yet.
 	idle := newQP(n, depth, false)
 	defer func() { must("destroy", DestroyQP(idle)) }()
-	idleEP, _ := DecodeShmEndpoint(endpoint(idle))
+	idleEP, _ := decodeShmEndpoint(endpoint(idle))
 	for i := range 200 {
 		sock := dial(t, ep)
 		if i%4 == 0 {
@@ -327,7 +326,7 @@ func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
 	defer n.close()
 	qp := newQP(n, 8, false)
 	defer func() { must("destroy", DestroyQP(qp)) }()
-	ep, _ := DecodeShmEndpoint(endpoint(qp))
+	ep, _ := decodeShmEndpoint(endpoint(qp))
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)

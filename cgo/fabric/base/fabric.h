@@ -98,7 +98,7 @@ struct rwf_send_wr {
 	uint32_t reserved;
 };
 
-/* On a status other than success only wr_id, status, qp_num and vendor_err are valid (ibv_poll_cq(3)). */
+/* On a status other than success only wr_id, status and qp_num are valid (ibv_poll_cq(3)). */
 struct rwf_wc {
 	uint64_t wr_id;
 	uint64_t addr;     /* by reference, the payload's address in this process; otherwise 0, and it lies at the target */
@@ -109,7 +109,6 @@ struct rwf_wc {
 	uint32_t qp_num;
 	uint16_t status;
 	uint16_t opcode;
-	uint32_t vendor_err;
 };
 
 enum rwf_qp_flags {

@@ -103,7 +103,6 @@ static void translate(struct vb_qp *qp, const struct ibv_wc *in, struct rwf_wc *
 	*out = (struct rwf_wc){.wr_id = q->wr_ids[seq & q->mask],
 			       .qp_num = qp->base.num,
 			       .status = (uint16_t)in->status,
-			       .vendor_err = in->vendor_err,
 			       .opcode = recv ? RWF_WC_RECV_IMM : RWF_WC_SEND};
 	if (recv && in->status == IBV_WC_SUCCESS) {
 		out->byte_len = in->byte_len;

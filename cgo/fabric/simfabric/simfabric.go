@@ -12,6 +12,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"structs"
 	"time"
 	"unsafe"
 )
@@ -38,8 +39,9 @@ const (
 	ByTime Order = C.RWF_SIM_BY_TIME // the first by a latency drawn per message
 )
 
-// Faults holds chances in 1/65536 per attempt to deliver a message unless stated otherwise (struct rwf_sim_faults).
+// Faults mirrors struct rwf_sim_faults: chances in 1/65536 per attempt to deliver a message unless stated otherwise.
 type Faults struct {
+	_           structs.HostLayout
 	Delay       uint32 // held for up to DelayMax
 	Drop        uint32 // lost and sent again, until the ack timeout
 	RNR         uint32 // turned away as if no receive were posted
@@ -93,12 +95,7 @@ func (w *World) SetOrder(o Order) { C.rwf_sim_set_order(w.h, C.enum_rwf_sim_orde
 
 // SetFaults sets the chances of faults from now on.
 func (w *World) SetFaults(f Faults) {
-	C.rwf_sim_set_faults(w.h, &C.struct_rwf_sim_faults{
-		delay: C.uint32_t(f.Delay), drop: C.uint32_t(f.Drop), rnr: C.uint32_t(f.RNR), stale_key: C.uint32_t(f.StaleKey),
-		qp_fail: C.uint32_t(f.QPFail), cq_overrun: C.uint32_t(f.CQOverrun), link_down: C.uint32_t(f.LinkDown),
-		kill: C.uint32_t(f.Kill), silent_close: C.uint32_t(f.SilentClose), fatal_max: C.uint32_t(f.FatalMax),
-		delay_max_ns: C.uint64_t(f.DelayMax), link_down_max_ns: C.uint64_t(f.LinkDownMax),
-	})
+	C.rwf_sim_set_faults(w.h, (*C.struct_rwf_sim_faults)(unsafe.Pointer(&f)))
 }
 
 // LogHash returns a hash over all events so far. It is equal for equal seeds and calls.
