@@ -8,59 +8,51 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
-	"text/tabwriter"
+	"time"
 
+	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/study"
 )
-
-// Ablations are the results of all studies.
-type Ablations struct {
-	Machine   report.Machine
-	Rounds    int
-	Ablations []Ablation
-}
-
-// Ablation is the result of one study. It has a value for each number of workers and each series.
-type Ablation struct {
-	Name, Title, Setting string
-
-	Workers  []int // whose gradients are in a chunk's sum
-	Series   []Series
-	Findings []string // in words, what the values show
-}
-
-// Series holds, by number of workers, the median of an alternative's rounds, in GB/s of gradients.
-type Series struct {
-	Label  string
-	Values []float64
-}
-
-// study is an ablation to run, with the memory that it works on.
-type study struct {
-	Ablation
-	*workload
-	// works returns the work of each series with that many workers.
-	works func(workers int) []func() error
-	find  func(a *Ablation) // works out the findings
-}
-
-// Config selects the studies.
-type Config struct {
-	Only   []string // names; if empty, all
-	Rounds int
-	quick  bool      // measures next to nothing, to see that everything works
-	Log    io.Writer // shows the progress. It may be nil
-}
 
 // workerCounts are the numbers of gradients in a chunk's sum.
 var workerCounts = []int{2, 4, 8}
 
-// ablations lists the studies by name, each with a function that prepares it on a workload of the most workers.
-var ablations = []struct {
-	name    string
-	prepare func(*workload) (*study, error)
-}{{"fused", fusedAndTwoPasses}, {"order", rankAndArrivalOrder}}
+// ablation is a study: alternatives that aggregate the gradients of so many workers.
+type ablation struct {
+	name, title, setting string
+	series               []string
+	works                []func(l *workload, workers int)
+	// find works out the findings from the rates in GB/s, by number of workers and series.
+	find func(t *study.Table, l *workload, rates [][]float64)
+}
+
+var ablations = []ablation{
+	{
+		name: "fused", title: "Sum and optimizer in one pass, or in two",
+		series: []string{"one pass", "sum, then update", "memory probe"},
+		works:  []func(*workload, int){(*workload).onePass, (*workload).twoPasses, (*workload).probe},
+		find: func(t *study.Table, _ *workload, rates [][]float64) {
+			for i, r := range rates {
+				t.Find("%d workers: one pass has %.2f times the rate of two, and %.0f%% of the memory probe's", workerCounts[i], r[0]/r[1],
+					100*r[0]/r[2])
+			}
+		},
+	},
+	{
+		name: "order", title: "Gradients summed at once, or on arrival",
+		setting: fmt.Sprintf("; arrivals shuffled in windows of %d chunks", arrivalWindow),
+		series:  []string{"at once, in rank order", "added on arrival"},
+		works:   []func(*workload, int){(*workload).inRankOrder, (*workload).onArrival},
+		find: func(t *study.Table, l *workload, rates [][]float64) {
+			for i, r := range rates {
+				t.Find("%d workers: at once has %.2f times the rate of adding on arrival", workerCounts[i], r[0]/r[1])
+			}
+			t.Find("another order of arrival changes the bits of %d of %d parameters when gradients are added on arrival, of %d in "+
+				"rank order", l.changed((*workload).onArrival), l.bytes/4, l.changed((*workload).inRankOrder))
+		},
+	},
+}
 
 // Names lists the ablations.
 func Names() []string {
@@ -71,119 +63,73 @@ func Names() []string {
 	return names
 }
 
-// Check returns an error if the configuration cannot be measured.
-func (c *Config) Check() error {
-	if c.Rounds < 1 || c.Rounds > 1000 {
-		return fmt.Errorf("%d rounds: use 1 to 1000", c.Rounds)
+// Run measures the alternatives of one study after another, and prints a table for each.
+func Run(ctx context.Context, cfg study.Config, out io.Writer) error {
+	if err := cfg.Check("rounds", Names()); err != nil {
+		return err
 	}
-	for _, name := range c.Only {
-		if !slices.Contains(Names(), name) {
-			return fmt.Errorf("unknown ablation %q: use %s", name, strings.Join(Names(), ", "))
-		}
+	tables, err := run(ctx, &cfg, arrayBytes())
+	if err != nil {
+		return err
 	}
-	return nil
+	return study.Write(out, fmt.Sprintf("%s\nmedians of %d rounds in turn, in GB/s of gradients that are aggregated",
+		report.ThisMachine(), cfg.Runs), tables)
 }
 
-// Run measures the alternatives of one study after another.
-func Run(ctx context.Context, cfg Config) (Ablations, error) {
-	if err := cfg.Check(); err != nil {
-		return Ablations{}, err
+func run(ctx context.Context, cfg *study.Config, bytes uint64) (tables []study.Table, err error) {
+	l, err := newWorkload(slices.Max(workerCounts), bytes)
+	if err != nil {
+		return nil, err
 	}
-	all := Ablations{Machine: report.ThisMachine(), Rounds: cfg.Rounds}
+	defer func() { err = errors.Join(err, l.arena.Close()) }()
 	for _, a := range ablations {
-		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, a.name) {
+		if !cfg.Has(a.name) {
 			continue
 		}
-		done, err := run(ctx, a.name, a.prepare, &cfg)
+		rates, err := a.measure(ctx, l, cfg)
 		if err != nil {
-			return all, fmt.Errorf("ablation %s: %w", a.name, err)
+			return nil, fmt.Errorf("ablation %s: %w", a.name, err)
 		}
-		all.Ablations = append(all.Ablations, done)
+		t := study.Table{Name: a.name, Title: a.title, Head: append([]string{"workers"}, a.series...)}
+		t.Setting = fmt.Sprintf("%s a gradient, %s with momentum, %v kernels on %d threads%s", report.Size(l.bytes), optim.SGDMXNet,
+			l.isa, l.threads, a.setting)
+		for i, workers := range workerCounts {
+			cells := []string{fmt.Sprint(workers)}
+			for _, rate := range rates[i] {
+				cells = append(cells, fmt.Sprintf("%.2f", rate))
+			}
+			t.Cells = append(t.Cells, cells)
+		}
+		a.find(&t, l, rates)
+		tables = append(tables, t)
 	}
-	return all, nil
+	return tables, nil
 }
 
-func run(ctx context.Context, name string, prepare func(*workload) (*study, error), cfg *Config) (done Ablation, err error) {
-	l, err := newWorkload(slices.Max(workerCounts), cfg.arrayBytes())
-	if err != nil {
-		return done, err
-	}
-	defer func() { err = errors.Join(err, l.close()) }()
-	s, err := prepare(l)
-	if err != nil {
-		return done, err
-	}
-	s.Name, s.workload, s.Workers = name, l, workerCounts
-	var bar *report.Progress
-	if cfg.Log != nil {
-		bar = report.NewProgress(cfg.Log, name, cfg.Rounds*len(s.Workers)*len(s.Series))
-	}
-	if err := s.measure(ctx, cfg.Rounds, bar); err != nil {
-		return done, err
-	}
-	s.find(&s.Ablation)
-	return s.Ablation, nil
-}
-
-// measure alternates between the works, in every second round in reverse, so that the machine's other work affects all of them.
-func (s *study) measure(ctx context.Context, rounds int, bar *report.Progress) error {
-	type cell struct {
-		workers int
-		work    func() error
-		rates   []float64
-	}
-	var cells, order []*cell
-	for _, workers := range s.Workers {
-		for _, work := range s.works(workers) {
-			cells = append(cells, &cell{workers: workers, work: work})
-		}
-	}
-	order = slices.Clone(cells)
-	for range rounds {
-		for _, c := range order {
+// measure returns the medians of the works' rates, by number of workers and work. It alternates between them, in every second round
+// in reverse, so that the machine's other work affects all of them.
+func (a *ablation) measure(ctx context.Context, l *workload, cfg *study.Config) ([][]float64, error) {
+	each := len(a.works)
+	all := make([][]float64, len(workerCounts)*each)
+	bar := cfg.Bar(a.name, cfg.Runs*len(all))
+	for round := range cfg.Runs {
+		for i := range all {
 			if ctx.Err() != nil {
-				return context.Cause(ctx)
+				return nil, context.Cause(ctx)
 			}
-			rate, err := s.rate(c.workers, c.work)
-			if err != nil {
-				return fmt.Errorf("%d workers: %w", c.workers, err)
+			if round%2 == 1 {
+				i = len(all) - 1 - i
 			}
-			c.rates = append(c.rates, rate)
+			workers := workerCounts[i/each]
+			start := time.Now()
+			a.works[i%each](l, workers)
+			all[i] = append(all[i], float64(uint64(workers)*l.bytes)/float64(max(time.Since(start), 1)))
 			bar.Add(1)
 		}
-		slices.Reverse(order)
 	}
-	for i, c := range cells {
-		series := &s.Series[i%len(s.Series)]
-		series.Values = append(series.Values, report.Median(c.rates))
+	medians := make([][]float64, len(workerCounts))
+	for i, rates := range all {
+		medians[i/each] = append(medians[i/each], report.Median(rates))
 	}
-	return nil
-}
-
-// finding appends a finding.
-func (a *Ablation) finding(format string, args ...any) {
-	a.Findings = append(a.Findings, fmt.Sprintf(format, args...))
-}
-
-// WriteTable prints a table for each ablation, with its findings.
-func (all *Ablations) WriteTable(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "# %s\n# medians of %d rounds in turn, in GB/s of gradients that are aggregated\n", all.Machine, all.Rounds)
-	for _, a := range all.Ablations {
-		fmt.Fprintf(t, "\n# %s: %s\n# %s\nworkers", a.Name, a.Title, a.Setting)
-		for _, s := range a.Series {
-			fmt.Fprintf(t, "\t%s", s.Label)
-		}
-		for i, workers := range a.Workers {
-			fmt.Fprintf(t, "\n%d", workers)
-			for _, s := range a.Series {
-				fmt.Fprintf(t, "\t%.2f", s.Values[i])
-			}
-		}
-		for _, f := range a.Findings {
-			fmt.Fprintf(t, "\n# %s", f)
-		}
-		fmt.Fprintln(t)
-	}
-	return t.Flush()
+	return medians, nil
 }

@@ -2,12 +2,15 @@ package ablate
 
 import (
 	"context"
+	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/bench/study"
 )
 
 // equal reports whether two arrays have the same bits.
@@ -22,7 +25,7 @@ func TestTheAlternativesDoTheSameWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.close()
+	defer l.arena.Close()
 	l.threads = 3 // shares of chunks that are not equal
 	var grads [][]float32
 	for _, g := range l.grads {
@@ -31,25 +34,17 @@ func TestTheAlternativesDoTheSameWork(t *testing.T) {
 	want, momentum := slices.Clone(l.array(l.w)), make([]float32, l.bytes/4)
 	optim.Update(optim.SGDMXNet, &l.scalars, want, [optim.MaxStates][]float32{momentum}, grads, nil)
 
-	works := map[string]func() error{
-		"two passes": func() error { return l.twoPasses(workers) },
-		"rank order": func() error { return l.aggregate(workers, 1, false) },
-		"one pass":   func() error { return l.onePass(workers) },
-	}
+	works := map[string]func(workers int){"two passes": l.twoPasses, "rank order": l.inRankOrder, "one pass": l.onePass}
 	for name, work := range works {
 		l.reset()
-		if err := work(); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		work(workers)
 		if !equal(l.array(l.w), want) || !equal(l.array(l.m), momentum) {
 			t.Errorf("%s: the parameters or their momentum differ from plain Go's", name)
 		}
 	}
 
 	l.reset()
-	if err := l.aggregate(workers, 1, true); err != nil {
-		t.Fatal(err)
-	}
+	l.onArrival(workers)
 	for i, v := range l.array(l.w) {
 		if d := v - want[i]; d > 1e-5 || d < -1e-5 {
 			t.Fatalf("added on arrival: parameter %d is %v, want about %v", i, v, want[i])
@@ -62,38 +57,38 @@ func TestOnlyAddingOnArrivalDependsOnTheOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.close()
-	if n, err := l.changed(4, false); err != nil || n != 0 {
-		t.Errorf("rank order: %d parameters change, %v", n, err)
+	defer l.arena.Close()
+	if n := l.changed((*workload).inRankOrder); n != 0 {
+		t.Errorf("rank order: %d parameters change", n)
 	}
-	if n, err := l.changed(4, true); err != nil || n == 0 {
-		t.Errorf("arrival order: %d parameters change, %v", n, err)
+	if n := l.changed((*workload).onArrival); n == 0 {
+		t.Error("arrival order: no parameter changes")
 	}
 }
 
 func TestEveryAblationIsMeasuredAndTabled(t *testing.T) {
-	all, err := Run(t.Context(), Config{Rounds: 1, quick: true})
+	tables, err := run(t.Context(), &study.Config{Runs: 1}, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var table strings.Builder
-	if err := all.WriteTable(&table); err != nil {
+	var text strings.Builder
+	if err := study.Write(&text, "", tables); err != nil {
 		t.Fatal(err)
 	}
 	var names []string
-	for _, a := range all.Ablations {
+	for _, a := range tables {
 		names = append(names, a.Name)
-		if a.Title == "" || a.Setting == "" || len(a.Findings) == 0 || len(a.Workers) < 2 {
+		if a.Title == "" || a.Setting == "" || len(a.Findings) == 0 || len(a.Cells) < 2 {
 			t.Errorf("%s is not described: %+v", a.Name, a)
 		}
-		for _, s := range a.Series {
-			if len(s.Values) != len(a.Workers) || slices.Min(s.Values) <= 0 {
-				t.Errorf("%s, %s: %d numbers of workers, values %v", a.Name, s.Label, len(a.Workers), s.Values)
+		for i, cells := range a.Cells {
+			if len(cells) != len(a.Head) || cells[0] != strconv.Itoa(workerCounts[i]) || slices.Contains(cells, "0.00") {
+				t.Errorf("%s: a row of %v below %v", a.Name, cells, a.Head)
 			}
 		}
 		for _, want := range append([]string{a.Title, a.Setting}, a.Findings...) {
-			if !strings.Contains(table.String(), want) {
-				t.Errorf("the table lacks %q:\n%s", want, table.String())
+			if !strings.Contains(text.String(), want) {
+				t.Errorf("the table lacks %q:\n%s", want, text.String())
 			}
 		}
 	}
@@ -104,13 +99,13 @@ func TestEveryAblationIsMeasuredAndTabled(t *testing.T) {
 
 func TestAnAblationThatCannotBeDoneIsNamed(t *testing.T) {
 	for _, tc := range []struct {
-		cfg   Config
+		cfg   study.Config
 		wants []string
 	}{
-		{Config{Rounds: 1, Only: []string{"fused", "fuse"}}, []string{`"fuse"`, "fused, order"}},
-		{Config{Rounds: 0}, []string{"0 rounds", "1 to 1000"}},
+		{study.Config{Runs: 1, Only: []string{"fused", "fuse"}}, []string{`"fuse"`, "fused, order"}},
+		{study.Config{Runs: 0}, []string{"0 rounds", "1 to 1000"}},
 	} {
-		_, err := Run(t.Context(), tc.cfg)
+		err := Run(t.Context(), tc.cfg, io.Discard)
 		if err == nil {
 			t.Errorf("%+v: no error", tc.cfg)
 			continue
@@ -126,7 +121,7 @@ func TestAnAblationThatCannotBeDoneIsNamed(t *testing.T) {
 func TestACancelledAblationEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := Run(ctx, Config{Rounds: 1, quick: true, Only: []string{"fused"}})
+	_, err := run(ctx, &study.Config{Runs: 1, Only: []string{"fused"}}, 1<<20)
 	if err == nil || !strings.Contains(err.Error(), "cancel") {
 		t.Errorf("error %v, want one of cancellation", err)
 	}

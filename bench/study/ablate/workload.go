@@ -1,11 +1,11 @@
 package ablate
 
 import (
-	"errors"
-	"fmt"
+	"math"
+	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
@@ -26,16 +26,28 @@ type workload struct {
 	grads     []uint64
 	w, m, sum uint64
 	scalars   optim.Scalars
+	seed      uint64 // of the next order of arrival
 }
 
 const (
+	chunkBytes = chunk.DefaultChunkBytes
+	// arrivalWindow is a worker's window, in chunks, where slots cost memory.
+	arrivalWindow = 64
 	// Arrays are beyond any cache, within bounds.
 	leastArray = 64 << 20
 	mostArray  = 256 << 20
-	quickArray = 1 << 20
 	// Arrays a power of two apart would compete for the same sets of a cache.
 	stagger = 4096 + 192
 )
+
+// arrayBytes returns twice the last-level cache, within bounds, in whole windows of chunks.
+func arrayBytes() uint64 {
+	largest := uint64(0)
+	for _, c := range report.ThisMachine().Caches {
+		largest = max(largest, c.Bytes)
+	}
+	return min(max(2*largest, leastArray), mostArray) &^ (arrivalWindow*chunkBytes - 1)
+}
 
 func newWorkload(workers int, bytes uint64) (*workload, error) {
 	isa, err := kernel.Default()
@@ -73,91 +85,106 @@ func (l *workload) array(at uint64) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Add(l.arena.Addr(), offset)), l.bytes/4)
 }
 
-func (l *workload) close() error { return l.arena.Close() }
-
-// arrayBytes returns twice the last-level cache, within bounds, in whole windows of chunks.
-func (cfg *Config) arrayBytes() uint64 {
-	if cfg.quick {
-		return quickArray
-	}
-	largest := uint64(0)
-	for _, c := range report.ThisMachine().Caches {
-		largest = max(largest, c.Bytes)
-	}
-	return min(max(2*largest, leastArray), mostArray) &^ (arrivalWindow*usualChunk - 1)
-}
-
-// setting describes what the kernels' studies work on.
-func (l *workload) setting() string {
-	return fmt.Sprintf("%s a gradient, %s with momentum, %v kernels on %d threads", report.Size(l.bytes), optim.SGDMXNet, l.isa,
-		l.threads)
-}
-
-// lane is one thread's means to work on chunks.
-type lane struct {
-	*workload
-	update kernel.Update
-	src    []uint64
-}
-
-func (l *workload) lane() *lane { return &lane{workload: l, src: make([]uint64, 0, len(l.grads))} }
-
-// step sums the bytes from offset on of all sources and updates parameters and momentum, in one pass.
-func (l *lane) step(sources []uint64, offset, bytes uint64) error {
-	l.src = l.src[:0]
-	for _, s := range sources {
-		l.src = append(l.src, s+offset)
-	}
-	l.update = kernel.Update{
-		W: l.w + offset, State: [3]uint64{l.m + offset}, N: bytes / 4, SrcType: kernel.F32, Rule: uint8(optim.SGDMXNet),
-		Scalar: l.scalars,
-	}
-	return l.update.Run(l.isa, l.src, nil)
-}
-
-// add sums sources into to, on top of what to holds if accumulate is set.
-func (l *lane) add(to uint64, sources []uint64, offset, bytes uint64, accumulate bool) {
-	l.src = l.src[:0]
-	for _, s := range sources {
-		l.src = append(l.src, s+offset)
-	}
-	kernel.Sum{Dst: []uint64{to}, DstType: kernel.F32, Src: l.src, SrcType: kernel.F32, N: bytes / 4,
-		Accumulate: accumulate}.Run(l.isa)
-}
-
-// together runs do on every operating-system thread at once and waits for all.
-func (l *workload) together(do func(l *lane, thread uint64) error) error {
-	errs := make([]error, l.threads)
+// chunks calls do on every thread with the offset of each part of its share, and waits for all.
+func (l *workload) chunks(size uint64, do func(offset uint64)) {
+	n, threads := l.bytes/size, uint64(l.threads)
 	var all sync.WaitGroup
-	for t := range l.threads {
+	for t := range threads {
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			errs[t] = do(l.lane(), uint64(t))
+			for c := n * t / threads; c < n*(t+1)/threads; c++ {
+				do(c * size)
+			}
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
 }
 
-// chunks calls do on every thread with the offset of each chunk of its share.
-func (l *workload) chunks(size uint64, do func(l *lane, offset uint64) error) error {
-	n, threads := l.bytes/size, uint64(l.threads)
-	return l.together(func(l *lane, t uint64) error {
-		for c := n * t / threads; c < n*(t+1)/threads; c++ {
-			if err := do(l, c*size); err != nil {
-				return err
+// from returns the addresses at an offset into arrays.
+func from(arrays []uint64, offset uint64) []uint64 {
+	at := make([]uint64, len(arrays))
+	for i, a := range arrays {
+		at[i] = a + offset
+	}
+	return at
+}
+
+// step sums a chunk of all sources and updates parameters and momentum, in one pass.
+func (l *workload) step(sources []uint64, offset uint64) {
+	update := kernel.Update{
+		W: l.w + offset, State: [3]uint64{l.m + offset}, N: chunkBytes / 4, SrcType: kernel.F32, Rule: uint8(optim.SGDMXNet),
+		Scalar: l.scalars,
+	}
+	if err := update.Run(l.isa, from(sources, offset), nil); err != nil {
+		panic(err) // the rule exists, and has the array that it needs
+	}
+}
+
+// add sums a chunk of the sources, on top of the sum so far if accumulate is set.
+func (l *workload) add(sources []uint64, offset uint64, accumulate bool) {
+	kernel.Sum{Dst: []uint64{l.sum + offset}, DstType: kernel.F32, Src: from(sources, offset), SrcType: kernel.F32, N: chunkBytes / 4,
+		Accumulate: accumulate}.Run(l.isa)
+}
+
+// onePass sums the gradients of a chunk and updates from there, chunk by chunk.
+func (l *workload) onePass(workers int) {
+	l.chunks(chunkBytes, func(offset uint64) { l.step(l.grads[:workers], offset) })
+}
+
+// twoPasses sums all gradients into memory and updates from there.
+func (l *workload) twoPasses(workers int) {
+	l.chunks(chunkBytes, func(offset uint64) { l.add(l.grads[:workers], offset, false) })
+	l.chunks(chunkBytes, func(offset uint64) { l.step([]uint64{l.sum}, offset) })
+}
+
+// probe moves as many bytes as onePass, and computes nothing.
+func (l *workload) probe(workers int) {
+	kernel.Probe{Read: l.grads[:workers], Update: []uint64{l.w, l.m}, Bytes: l.bytes}.Run(l.isa, l.threads)
+}
+
+// inRankOrder sums the gradients of a chunk when the last has arrived.
+func (l *workload) inRankOrder(workers int) { l.arrive(workers, false) }
+
+// onArrival adds each gradient to a sum when it arrives.
+func (l *workload) onArrival(workers int) { l.arrive(workers, true) }
+
+// arrive takes the gradients as they arrive: shuffled in each window of chunks, as from workers that are not in step.
+func (l *workload) arrive(workers int, add bool) {
+	l.seed++
+	size := min(l.bytes, arrivalWindow*chunkBytes)
+	window := int(size / chunkBytes)
+	l.chunks(size, func(base uint64) {
+		came := make([]int, window) // gradients, by chunk
+		for _, next := range rand.New(rand.NewPCG(l.seed, base)).Perm(workers * window) {
+			rank, c := next/window, next%window
+			offset := base + uint64(c)*chunkBytes
+			came[c]++
+			if add {
+				l.add(l.grads[rank:rank+1], offset, came[c] > 1)
+			}
+			switch {
+			case came[c] < workers:
+			case add:
+				l.step([]uint64{l.sum}, offset)
+			default:
+				l.step(l.grads[:workers], offset)
 			}
 		}
-		return nil
 	})
 }
 
-// rate times work on the gradients and returns GB/s of them.
-func (l *workload) rate(workers int, work func() error) (float64, error) {
-	start := time.Now()
-	err := work()
-	return float64(uint64(workers)*l.bytes) / float64(max(time.Since(start), 1)), err
+// changed counts the parameters whose bits differ after a step of all workers in one order of arrival and in another.
+func (l *workload) changed(step func(*workload, int)) (differ int) {
+	l.reset()
+	step(l, len(l.grads))
+	first := slices.Clone(l.array(l.w))
+	l.reset()
+	step(l, len(l.grads))
+	for i, v := range l.array(l.w) {
+		if math.Float32bits(v) != math.Float32bits(first[i]) {
+			differ++
+		}
+	}
+	return differ
 }
-
-const usualChunk = chunk.DefaultChunkBytes

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/bench/study/ablate"
 	"github.com/rackweave/rackweave/bench/study/learn"
 	"github.com/rackweave/rackweave/bench/study/paper"
@@ -34,7 +35,7 @@ func root() *cobra.Command {
 }
 
 func ablateCommand() *cobra.Command {
-	var cfg ablate.Config
+	var cfg study.Config
 	cmd := &cobra.Command{
 		Use:   "ablate",
 		Short: "Measure the kernels, each against its alternative",
@@ -47,16 +48,12 @@ Alternatives take turns, in rounds; medians are printed. It takes about a minute
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Log = cmd.ErrOrStderr()
-			all, err := ablate.Run(cmd.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			return all.WriteTable(cmd.OutOrStdout())
+			return ablate.Run(cmd.Context(), cfg, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&cfg.Only, "only", nil, "what to measure (default: all): "+strings.Join(ablate.Names(), ", "))
-	f.IntVar(&cfg.Rounds, "rounds", 5, "rounds; results are their medians")
+	f.IntVar(&cfg.Runs, "rounds", 5, "rounds; results are their medians")
 	return cmd
 }
 
