@@ -3,12 +3,15 @@ package learn
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -70,9 +73,12 @@ func oneGoroutine(t *testing.T) {
 
 func run(t *testing.T, spec string, s Setting) Outcome {
 	t.Helper()
-	s.Policy = mustParse(spec)[0]
+	var err error
+	if s.Policy, err = policy.Parse(spec); err != nil {
+		t.Fatal(err)
+	}
 	if s.Cluster.Steps == nil {
-		s.Cluster = mustCluster(four)[0]
+		s.Cluster = four
 	}
 	o, err := Run(context.Background(), s)
 	if err != nil {
@@ -105,15 +111,17 @@ func TestDegeneratePoliciesLearnTheSame(t *testing.T) {
 }
 
 func TestPushesInATimeAreAsTheyMustBe(t *testing.T) {
+	slower := Cluster{Steps: []float64{1, 3.1}}
 	for _, c := range []struct {
-		cluster, policy string
-		low, high       float64
+		cluster   Cluster
+		policy    string
+		low, high float64
 	}{
-		{"1,3.1", "ssp:s=15", 0.99, 1.03}, {"1,3.1", strict, 0.99, 1.03}, {"1,3.1", loose, 1.95, 2.1}, {"1,3.1", "asp", 1.95, 2.1},
+		{slower, "ssp:s=15", 0.99, 1.03}, {slower, strict, 0.99, 1.03}, {slower, loose, 1.95, 2.1}, {slower, "asp", 1.95, 2.1},
 		{four, "ssp:s=15", 1, 1.1}, {four, strict, 1, 1.12}, {four, loose, 2, 2.15}, {four, "asp", 2, 2.15},
 		{even, loose, 1, 1.15}, {even, "asp", 1, 1.15},
 	} {
-		s := Setting{Cluster: mustCluster(c.cluster)[0], Batch: batchSize, Epochs: 1, Blind: 3000, Seed: 1}
+		s := Setting{Cluster: c.cluster, Batch: batchSize, Epochs: 1, Blind: 3000, Seed: 1}
 		bsp, o := run(t, "bsp", s), run(t, c.policy, s)
 		if ratio := float64(o.Pushes) / float64(bsp.Pushes); ratio < c.low || ratio > c.high {
 			t.Errorf("%s on %s: %.3fx bsp's pushes, want %g to %g", c.policy, c.cluster, ratio, c.low, c.high)
@@ -125,13 +133,12 @@ func TestLooseLagTunerIsAsFastAsASPAndStrictIsNot(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector; run without -short")
 	}
-	all, err := Learn(context.Background(), Config{Only: []string{"lagtuner"}, Seeds: 5})
-	if err != nil {
+	p := plans[slices.Index(Names(), "lagtuner")]
+	if err := p.run(t.Context(), &study.Config{Runs: 5}); err != nil {
 		t.Fatal(err)
 	}
-	s := &all.Studies[0]
-	for _, c := range []string{two, four} {
-		time := func(p string) float64 { return s.row(c, p).Time.Median }
+	for _, c := range []Cluster{two, four} {
+		time := func(way string) float64 { return p.row(c, way).Time.Median }
 		if r := time(loose) / time("asp"); r > 1.1 {
 			t.Errorf("on %s loose takes %.2f of asp's time, want at most 1.1", c, r)
 		}
@@ -140,11 +147,11 @@ func TestLooseLagTunerIsAsFastAsASPAndStrictIsNot(t *testing.T) {
 				t.Errorf("on %s loose takes %.2f of %s's time, want at most 0.65", c, r, slow)
 			}
 		}
-		if lead := s.row(c, strict).MaxLead; lead > 15 {
+		if lead := p.row(c, strict).MaxLead; lead > 15 {
 			t.Errorf("on %s strict led by %d, above its bound", c, lead)
 		}
 	}
-	if r := s.row(even, loose).OverBSP.Median; math.Abs(r-1) > 0.05 {
+	if r := p.row(even, loose).OverBSP.Median; math.Abs(r-1) > 0.05 {
 		t.Errorf("on even workers loose takes %.2f of bsp's time, want 0.95 to 1.05", r)
 	}
 }
@@ -163,13 +170,13 @@ func TestStrategySwitchIsAsFastAsItsFormula(t *testing.T) {
 }
 
 func TestStudiesAreWrittenAsTables(t *testing.T) {
-	p := policies()
-	p.clusters, p.policies = mustCluster("1,2"), mustParse("asp", "k-batch-asp:k=2")
-	if err := p.run(context.Background(), &Config{Seeds: 1}); err != nil {
+	p := plans[0]
+	p.clusters, p.ways = []Cluster{{Steps: []float64{1, 2}}}, []string{"asp", "k-batch-asp:k=2"}
+	if err := p.run(t.Context(), &study.Config{Runs: 1}); err != nil {
 		t.Fatal(err)
 	}
 	var table strings.Builder
-	if err := (&Studies{Seeds: 1, Studies: []Study{p.Study}}).WriteTable(&table); err != nil {
+	if err := study.Write(&table, "", []study.Table{p.Table}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"Time until the loss", "\n1,2      bsp ", "\n1,2      k-batch-asp:k=2 ", "time over bsp's"} {
@@ -181,17 +188,17 @@ func TestStudiesAreWrittenAsTables(t *testing.T) {
 
 func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 	for _, c := range []struct {
-		cfg  Config
+		cfg  study.Config
 		want string
 	}{
-		{Config{Seeds: 0}, "0 seeds: use 1 to 1000"},
-		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use policies, lagtuner, momentum, switch, racks, real`},
+		{study.Config{Runs: 0}, "0 seeds: use 1 to 1000"},
+		{study.Config{Runs: 1, Only: []string{"lag"}}, `unknown study "lag": use policies, lagtuner, momentum, switch, racks, real`},
 	} {
-		if err := c.cfg.Check(); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := Learn(t.Context(), c.cfg, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
-	_, err := Run(context.Background(), Setting{Cluster: mustCluster("1,1")[0], Policy: policy.Spec{}, Batch: 1, Epochs: 1})
+	_, err := Run(context.Background(), Setting{Cluster: even, Policy: policy.Spec{}, Batch: 1, Epochs: 1})
 	if err == nil {
 		t.Error("a batch of less than a sample for each worker is accepted")
 	}
@@ -200,21 +207,21 @@ func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 func TestStudyEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Learn(ctx, Config{Only: []string{"switch"}, Seeds: 1}); err == nil {
+	if err := Learn(ctx, study.Config{Only: []string{"switch"}, Runs: 1}, io.Discard); err == nil {
 		t.Error("no error")
 	}
 }
 
 func TestRealTrainingGoesThroughAnAggregator(t *testing.T) {
-	p := real()
+	p := plans[slices.Index(Names(), "real")]
 	p.base.Steps = 12
-	if err := p.runReal(context.Background(), &Config{}); err != nil {
+	if err := p.run(t.Context(), &study.Config{}); err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Rows) != 9 {
-		t.Fatalf("%d rows", len(p.Rows))
+	if len(p.rows) != 9 {
+		t.Fatalf("%d rows", len(p.rows))
 	}
-	for _, r := range p.Rows {
+	for _, r := range p.rows {
 		if r.RateRatio <= 0 || r.Predicted <= 0 { // how fast, a busy machine decides
 			t.Errorf("%+v", r)
 		}

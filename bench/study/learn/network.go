@@ -64,6 +64,7 @@ func (n *network) forward(x *image, a *activations) float64 {
 	for _, v := range out {
 		highest = max(highest, v)
 	}
+	own := out[x.digit] - highest
 	sum := 0.0
 	var e [classes]float64
 	for k, v := range out {
@@ -73,19 +74,7 @@ func (n *network) forward(x *image, a *activations) float64 {
 	for k := range out {
 		out[k] = float32(e[k] / sum)
 	}
-	return math.Log(sum) - float64(a.logit(n, x, highest))
-}
-
-// logit is that of the image's digit, less the highest, recomputed from the hidden layer.
-func (a *activations) logit(n *network, x *image, highest float32) float32 {
-	k := int(x.digit)
-	v := n[biases2+k]
-	for j, h := range a.hidden {
-		if h > 0 {
-			v += h * n[weights2+j*classes+k]
-		}
-	}
-	return v - highest
+	return math.Log(sum) - float64(own)
 }
 
 // gradient sets g to the mean gradient of a mini-batch.

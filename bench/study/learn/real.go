@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
 
+	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/client"
-	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service"
 )
 
@@ -121,20 +120,15 @@ func wait(ctx context.Context, h client.Handle, err error) error {
 	return h.Wait(ctx)
 }
 
-// runReal runs every policy on every cluster once, one after another, beside its simulation.
-func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
-	specs := append([]policy.Spec{{}}, p.policies...)
-	var rows []Setting
-	for _, c := range p.clusters {
-		for _, spec := range specs {
-			s := p.base
-			s.Cluster, s.Policy, s.Seed = c, spec, 1
-			rows = append(rows, s)
-		}
+// runReal runs every variant on every cluster once, one after another, beside its simulation.
+func (p *plan) runReal(ctx context.Context, cfg *study.Config) (err error) {
+	variants, err := p.variants()
+	if err != nil {
+		return err
 	}
-	bar := cfg.bar(p.Name, len(rows))
+	bar := cfg.Bar(p.Name, len(p.clusters)*len(variants))
 	s, err := service.New(service.Options{
-		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
@@ -142,27 +136,29 @@ func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(ctx) }()
 	defer func() { err = errors.Join(err, s.Close(), <-ended) }()
-	var bsp Outcome
-	var inStep float64 // BSP's rate of pushes in the simulation
-	for _, setting := range rows {
-		o, taken, err := runReal(ctx, s, setting)
-		if err != nil {
-			return fmt.Errorf("%v on %v: %w", setting.Policy, setting.Cluster, err)
+	for _, c := range p.clusters {
+		var bsp Outcome
+		var inStep float64 // BSP's rate of pushes in the simulation
+		for i, setting := range variants {
+			setting.Cluster, setting.Seed = c, 1
+			o, taken, err := runReal(ctx, s, setting)
+			if err != nil {
+				return fmt.Errorf("%v on %v: %w", setting.Policy, c, err)
+			}
+			setting.Blind, setting.Taken = float64(setting.Steps), taken
+			simulated, err := Run(ctx, setting)
+			if err != nil {
+				return err
+			}
+			rate := float64(simulated.Pushes) / simulated.Time
+			if i == 0 {
+				bsp, inStep = o, rate
+			}
+			row := summarise(setting, []Outcome{o}, []Outcome{bsp})
+			row.Predicted = rate / inStep
+			p.rows = append(p.rows, row)
+			bar.Add(1)
 		}
-		setting.Blind, setting.Taken = float64(setting.Steps), taken
-		simulated, err := Run(ctx, setting)
-		if err != nil {
-			return err
-		}
-		rate := float64(simulated.Pushes) / simulated.Time
-		if setting.Policy == (policy.Spec{}) {
-			bsp, inStep = o, rate
-		}
-		row := summarise(setting, []Outcome{o}, []Outcome{bsp})
-		row.Predicted = rate / inStep
-		p.Rows = append(p.Rows, row)
-		bar.Add(1)
 	}
-	p.tell(&p.Study)
 	return nil
 }

@@ -1,8 +1,10 @@
 package learn
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Spread is the median and the quartiles of runs.
@@ -11,10 +13,11 @@ type Spread struct{ Median, Low, High float64 }
 // Interval is a mean with the half width of its 95 % interval.
 type Interval struct{ Mean, Half float64 }
 
-// Row has the figures of a policy on a cluster, over all runs. Times are in steps of the fastest worker.
+// Row has the figures of a policy, or of racks that meet in a way, on a cluster, over all runs. Times are in steps of the fastest
+// worker.
 type Row struct {
-	Cluster, Policy string
-	Runs            int
+	Cluster, Way string
+	Runs         int
 	// Missed counts the runs that did not reach the target; the times are of the others.
 	Missed    int
 	Time      Spread
@@ -61,17 +64,12 @@ func interval(values []float64) Interval {
 	return Interval{mean, 1.96 * math.Sqrt(squares/(n-1)/n)}
 }
 
-// how names what is studied: who waits for whom, or how racks meet.
-func (s *Setting) how() string {
-	if s.Outer.Every > 0 {
-		return s.Outer.String()
-	}
-	return s.Policy.String()
-}
-
-// summarise makes a row of the outcomes of one policy, beside BSP's of the same seeds.
+// summarise makes a row of the outcomes of one variant, beside BSP's of the same seeds.
 func summarise(s Setting, outcomes, bsp []Outcome) Row {
-	row := Row{Cluster: s.Cluster.String(), Policy: s.how(), Runs: len(outcomes)}
+	row := Row{Cluster: s.Cluster.String(), Way: s.Policy.String(), Runs: len(outcomes)}
+	if s.Outer.Every > 0 {
+		row.Way = s.Outer.String()
+	}
 	var times, over, accuracy, gain, switched, crossed []float64
 	n := float64(len(outcomes))
 	for i, o := range outcomes {
@@ -99,4 +97,39 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 	row.Time, row.OverBSP, row.Accuracy, row.Gain = spread(times), spread(over), interval(accuracy), interval(gain)
 	row.Crossed, row.Switched, row.Switches = spread(crossed), spread(switched), len(switched)
 	return row
+}
+
+// column is a figure of a row.
+type column struct {
+	head string
+	text func(*Row) string
+}
+
+var (
+	timeTo = column{"time", func(r *Row) string {
+		text := r.Time.text("%.0f")
+		if r.Missed > 0 {
+			text += fmt.Sprintf(" %d missed", r.Missed)
+		}
+		return text
+	}}
+	overBSP    = column{"time over bsp's", func(r *Row) string { return dashUnless(r.Missed < r.Runs, r.OverBSP.text("%.2f")) }}
+	accuracy   = column{"accuracy %", func(r *Row) string { return fmt.Sprintf("%.2f ± %.2f", r.Accuracy.Mean, r.Accuracy.Half) }}
+	gain       = column{"points over bsp", func(r *Row) string { return fmt.Sprintf("%+.2f ± %.2f", r.Gain.Mean, r.Gain.Half) }}
+	rateRatio  = column{"pushes/s over bsp's", func(r *Row) string { return fmt.Sprintf("%.2f", r.RateRatio) }}
+	predicted  = column{"predicted", func(r *Row) string { return dashUnless(r.Predicted > 0, fmt.Sprintf("%.2f", r.Predicted)) }}
+	switchedAt = column{"switched at epoch", func(r *Row) string { return dashUnless(r.Switches > 0, r.Switched.text("%.1f")) }}
+	maxLead    = column{"max lead", func(r *Row) string { return fmt.Sprint(r.MaxLead) }}
+	crossed    = column{"models across the core", func(r *Row) string { return r.Crossed.text("%.1f") }}
+)
+
+func (s *Spread) text(format string) string {
+	return fmt.Sprintf(strings.ReplaceAll("V (V-V)", "V", format), s.Median, s.Low, s.High)
+}
+
+func dashUnless(has bool, text string) string {
+	if !has {
+		return "-"
+	}
+	return text
 }

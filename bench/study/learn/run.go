@@ -3,12 +3,50 @@ package learn
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"strings"
 
 	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/pqueue"
 )
+
+// Cluster is workers with the time that a step takes each, in units of the fastest's.
+type Cluster struct {
+	Steps []float64
+	// Straggle is the share of steps that take straggleFactor times as long, whoever's they are.
+	Straggle float64
+}
+
+// String returns the workers' step times, and the share of steps that straggle: "1,1,1,1~0.05".
+func (c Cluster) String() string {
+	text := strings.ReplaceAll(strings.Trim(fmt.Sprint(c.Steps), "[]"), " ", ",")
+	if c.Straggle > 0 {
+		text += fmt.Sprintf("~%g", c.Straggle)
+	}
+	return text
+}
+
+const (
+	// unit is the time of a step of length 1, in virtual nanoseconds.
+	unit = 1_000_000
+	// jitter is the deviation of the logarithm of step times.
+	jitter = 0.1
+	// straggleFactor is the time of a straggling step over an ordinary one's.
+	straggleFactor = 5
+	// wire is the time from a gradient to the next step's parameters, beside waiting: latency, and the bytes at the link's rate.
+	wire = unit / 50
+)
+
+// stepTime draws how long a worker's next step takes.
+func (c Cluster) stepTime(w int, r *rand.Rand) int64 {
+	t := c.Steps[w] * math.Exp(jitter*r.NormFloat64())
+	if r.Float64() < c.Straggle {
+		t *= straggleFactor
+	}
+	return int64(t*unit) + wire
+}
 
 // Setting is a training to run: the problem, the cluster, the policy.
 type Setting struct {
@@ -19,8 +57,7 @@ type Setting struct {
 	Batch    int     // samples of all workers together
 	Epochs   int     // samples to train with, in epochs of all workers together
 	DecayAt  int     // the epoch from which the learning rate is a tenth. If 0, never
-	Target   float64 // loss at which the clock is read. If 0, none
-	Stop     bool    // when the target is reached
+	Target   float64 // loss at which it ends. If 0, none
 	Fold     int
 	Seed     uint64
 	// Blind computes nothing, for as many steps of the fastest worker: only the policy's timing is measured. If 0, it computes.
@@ -35,13 +72,6 @@ type Setting struct {
 	Outer outer.Optimizer
 }
 
-// Point is the state of learning at a time.
-type Point struct {
-	Time     float64 // in steps of the fastest worker
-	Loss     float64
-	Accuracy float64
-}
-
 // Outcome is the result of a training.
 type Outcome struct {
 	ToTarget float64 // when the loss reached the target, in steps of the fastest worker. If 0, it did not
@@ -50,10 +80,10 @@ type Outcome struct {
 	Loss     float64
 	Pushes   uint64
 	Updates  uint64
-	MaxLead  uint64  // by which a worker began a step ahead of another
-	Crossed  float64 // models that crossed the core, from each rack
-	Switched float64 // epoch at which Strategy-Switch switched. If 0, it did not
-	Curve    []Point
+	MaxLead  uint64    // by which a worker began a step ahead of another
+	Crossed  float64   // models that crossed the core, from each rack
+	Switched float64   // epoch at which Strategy-Switch switched. If 0, it did not
+	Losses   []float64 // on the way to the target
 }
 
 // arrival is a push that will be there at a time.
@@ -68,7 +98,8 @@ func (a arrival) before(b arrival) bool { return a.at < b.at || a.at == b.at && 
 // trainee is a worker.
 type trainee struct {
 	chance  *rand.Rand // its step times: the same under every policy
-	had     *network   // the parameters it fetched
+	had     network    // the parameters it fetched, or of a rack its own
+	at      int64      // the end of a rack's last step
 	version uint64     // updates that they include
 	pull    bool       // fetch parameters before the next step
 	busy    bool
@@ -92,9 +123,8 @@ type training struct {
 	agenda  *pqueue.Queue[arrival]
 	workers []trainee
 	params  *network
-	speed   *network // momentum
+	speed   network // momentum
 	pushed  map[key]*network
-	spare   []*network
 	chance  *rand.Rand // the order of images
 	order   []int
 	next    int
@@ -110,21 +140,22 @@ func Run(ctx context.Context, s Setting) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("learning needs workers, a batch of at least a sample each, and an epoch: it has %d, %d and %d", n,
 			s.Batch, s.Epochs)
 	}
-	if s.Core > 0 {
-		return runRacks(ctx, s)
-	}
-	r, err := policy.NewRunner(s.Policy, n)
-	if err != nil {
-		return Outcome{}, err
-	}
 	t := &training{
-		Setting: s, r: r, agenda: pqueue.New(arrival.before), workers: make([]trainee, n), pushed: make(map[key]*network),
-		chance: rand.New(rand.NewPCG(s.Seed, 2)),
-		params: newNetwork(rand.New(rand.NewPCG(s.Seed, 1))), speed: new(network),
+		Setting: s, agenda: pqueue.New(arrival.before), workers: make([]trainee, n), pushed: make(map[key]*network),
+		chance: rand.New(rand.NewPCG(s.Seed, 2)), params: newNetwork(rand.New(rand.NewPCG(s.Seed, 1))),
 	}
 	t.train, t.test = split(s.Fold)
 	for w := range t.workers {
-		t.workers[w] = trainee{chance: rand.New(rand.NewPCG(s.Seed, uint64(w)+3)), had: new(network), pull: true}
+		t.workers[w] = trainee{chance: rand.New(rand.NewPCG(s.Seed, uint64(w)+3)), had: *t.params, pull: true}
+	}
+	if s.Core > 0 {
+		return t.runRacks(ctx)
+	}
+	var err error
+	if t.r, err = policy.NewRunner(s.Policy, n); err != nil {
+		return Outcome{}, err
+	}
+	for w := range t.workers {
 		if err := t.event(policy.Event{Kind: policy.Join, W: w}); err != nil {
 			return Outcome{}, err
 		}
@@ -133,6 +164,7 @@ func Run(ctx context.Context, s Setting) (Outcome, error) {
 	if err := t.loop(ctx); err != nil {
 		return Outcome{}, err
 	}
+	t.out.Updates = t.r.Updates()
 	return t.finish(), nil
 }
 
@@ -159,7 +191,7 @@ func (t *training) loop(ctx context.Context) error {
 		}
 		if t.Blind == 0 && t.samples >= measured+t.Batch {
 			measured = t.samples
-			if t.Target > 0 && t.look() && t.Stop {
+			if t.look() {
 				return nil
 			}
 		}
@@ -179,7 +211,7 @@ func (t *training) push(w int) error {
 	worker.busy, worker.pull = false, true
 	step := t.r.Clock(w)
 	if t.Blind == 0 {
-		g := t.buffer()
+		g := new(network)
 		worker.had.gradient(g, worker.batch)
 		t.pushed[key{w, step}] = g
 	}
@@ -202,7 +234,7 @@ func (t *training) event(e policy.Event) (err error) {
 		case policy.Apply:
 			t.apply(a)
 		case policy.Drop:
-			t.free(key{a.W, a.Step})
+			delete(t.pushed, key{a.W, a.Step})
 		case policy.Cancel:
 			t.workers[a.W].round++
 			t.workers[a.W].busy = false
@@ -224,7 +256,7 @@ func (t *training) begin() {
 		}
 		worker.busy = true
 		if worker.pull {
-			*worker.had, worker.version = *t.params, t.r.Updates()
+			worker.had, worker.version = *t.params, t.r.Updates()
 		}
 		for o := range t.workers {
 			if c, other := t.r.Clock(w), t.r.Clock(o); c > other {
@@ -261,64 +293,43 @@ func (t *training) draw(to []*image) []*image {
 	return to
 }
 
-// rate is the learning rate of now.
-func (t *training) rate() float64 {
-	if t.DecayAt > 0 && t.samples >= t.DecayAt*len(t.train) {
-		return t.LR / 10
-	}
-	return t.LR
-}
-
 // apply makes an update: plain SGD, or with momentum as torch.optim.SGD's.
 func (t *training) apply(a policy.Act) {
 	if t.Blind > 0 {
 		return
 	}
-	sum := t.buffer()
-	*sum = network{}
+	var sum network
 	for _, p := range a.Parts {
 		g := t.pushed[key{p.W, p.Step}]
 		weight := float32(p.Weight)
 		for i := range sum {
 			sum[i] += weight * g[i]
 		}
-		t.free(key{p.W, p.Step})
+		delete(t.pushed, key{p.W, p.Step})
 	}
-	lr, momentum := float32(t.rate()*a.Rate), float32(t.Momentum)
+	rate := t.LR
+	if t.DecayAt > 0 && t.samples >= t.DecayAt*len(t.train) {
+		rate /= 10
+	}
+	lr, momentum := float32(rate*a.Rate), float32(t.Momentum)
 	for i := range sum {
 		t.speed[i] = momentum*t.speed[i] + sum[i]
 		t.params[i] -= lr * t.speed[i]
 	}
-	t.spare = append(t.spare, sum)
 }
 
-func (t *training) buffer() *network {
-	if n := len(t.spare); n > 0 {
-		last := t.spare[n-1]
-		t.spare = t.spare[:n-1]
-		return last
-	}
-	return new(network)
-}
-
-func (t *training) free(k key) {
-	if g := t.pushed[k]; g != nil {
-		delete(t.pushed, k)
-		t.spare = append(t.spare, g)
-	}
-}
-
-// look measures the loss, and reports whether the target is reached.
+// look measures the loss, and reports whether there is a target and it is reached.
 func (t *training) look() bool {
-	if t.out.ToTarget > 0 {
-		return true
+	if t.Target == 0 {
+		return false
 	}
-	loss, accuracy := t.params.test(t.test)
-	t.out.Curve = append(t.out.Curve, Point{t.time(), loss, accuracy})
-	if loss <= t.Target {
-		t.out.ToTarget = t.time()
+	loss, _ := t.params.test(t.test)
+	t.out.Losses = append(t.out.Losses, loss)
+	if loss > t.Target {
+		return false
 	}
-	return t.out.ToTarget > 0
+	t.out.ToTarget = t.time()
+	return true
 }
 
 func (t *training) time() float64 { return float64(t.now) / unit }
@@ -333,10 +344,9 @@ func (t *training) epoch() error {
 }
 
 func (t *training) finish() Outcome {
-	o := &t.out
-	o.Time, o.Updates = t.time(), t.r.Updates()
+	t.out.Time = t.time()
 	if t.Blind == 0 {
-		o.Loss, o.Accuracy = t.params.test(t.test)
+		t.out.Loss, t.out.Accuracy = t.params.test(t.test)
 	}
-	return *o
+	return t.out
 }

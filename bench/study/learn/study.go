@@ -6,159 +6,133 @@ import (
 	"io"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 )
 
-// The problem of all studies: without momentum, at the rate that lets BSP reach the target in about a hundred of its steps.
-const (
-	learningRate = 0.8
-	batchSize    = 128
-	targetLoss   = 0.18
-	mostEpochs   = 200
-	switchEpochs = 60
-	decayEpoch   = 30
-)
-
-// Config selects what runs.
-type Config struct {
-	Only  []string // names of studies. If empty, all
-	Seeds int
-	Log   io.Writer // shows the progress. It may be nil
-}
-
-// Studies are the results of all studies.
-type Studies struct {
-	Seeds   int
-	Studies []Study
-}
-
-// Study is one question.
-type Study struct {
-	Name, Title, Setting string
-
-	Rows     []Row
-	Findings []string // in words
-	columns  []column
-}
-
-// plan is a study to run.
+// plan is one question, and its answer after it has run.
 type plan struct {
-	Study
+	study.Table
+	columns  []column
 	clusters []Cluster
-	policies []policy.Spec // beside bsp, which always comes first
-	outers   []outer.Optimizer
+	ways     []string // policies, or how racks meet, beside bsp, which always comes first
 	base     Setting
-	folds    int
-	tell     func(*Study)
+	note     string // more about the setting
+	folds    int    // if 0, one
+	tell     func(*plan)
 	real     bool // through an aggregator, by the clock
-}
 
-var plans = []struct {
-	name string
-	make func() plan
-}{
-	{"policies", policies}, {"lagtuner", lagTuner}, {"momentum", momentum},
-	{"switch", strategySwitch}, {"racks", overCore}, {"real", real},
+	rows []Row
 }
 
 // Names lists the studies.
 func Names() []string {
 	var names []string
 	for _, p := range plans {
-		names = append(names, p.name)
+		names = append(names, p.Name)
 	}
 	return names
 }
 
-const maxSeeds = 1000
-
-// Check reports what in the configuration cannot be done.
-func (c *Config) Check() error {
-	if c.Seeds < 1 || c.Seeds > maxSeeds {
-		return fmt.Errorf("%d seeds: use 1 to %d", c.Seeds, maxSeeds)
+// Learn runs the studies, and prints a table for each.
+func Learn(ctx context.Context, cfg study.Config, out io.Writer) error {
+	if err := cfg.Check("seeds", Names()); err != nil {
+		return err
 	}
-	for _, name := range c.Only {
-		if !slices.Contains(Names(), name) {
-			return fmt.Errorf("unknown study %q: use %s", name, strings.Join(Names(), ", "))
+	var tables []study.Table
+	for _, p := range plans {
+		if !cfg.Has(p.Name) {
+			continue
 		}
+		if err := p.run(ctx, &cfg); err != nil {
+			return fmt.Errorf("study %s: %w", p.Name, err)
+		}
+		tables = append(tables, p.Table)
+	}
+	return study.Write(out, fmt.Sprintf("virtual time (but in study real), in steps of the fastest worker; medians and quartiles, means ± 95%%, "+
+		"of %d seeds", cfg.Runs), tables)
+}
+
+// run answers the question.
+func (p *plan) run(ctx context.Context, cfg *study.Config) error {
+	run := p.simulate
+	if p.real {
+		run = p.runReal
+	}
+	if err := run(ctx, cfg); err != nil {
+		return err
+	}
+	if p.tell != nil {
+		p.tell(p)
+	}
+	p.Setting = p.base.describe() + "; " + p.note
+	p.Head = []string{"cluster", "policy"}
+	for _, c := range p.columns {
+		p.Head = append(p.Head, c.head)
+	}
+	for i := range p.rows {
+		r := &p.rows[i]
+		cells := []string{r.Cluster, r.Way}
+		for _, c := range p.columns {
+			cells = append(cells, c.text(r))
+		}
+		p.Cells = append(p.Cells, cells)
 	}
 	return nil
 }
 
-func (c *Config) bar(label string, total int) *report.Progress {
-	if c.Log == nil {
-		return nil
-	}
-	return report.NewProgress(c.Log, label, total)
-}
-
-// Learn runs the studies.
-func Learn(ctx context.Context, cfg Config) (Studies, error) {
-	if err := cfg.Check(); err != nil {
-		return Studies{}, err
-	}
-	all := Studies{Seeds: cfg.Seeds}
-	for _, p := range plans {
-		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, p.name) {
-			continue
+// variants returns the base setting under bsp, and in each other way.
+func (p *plan) variants() ([]Setting, error) {
+	all := []Setting{p.base}
+	for _, way := range p.ways {
+		s := p.base
+		var err error
+		if s.Core > 0 {
+			s.Outer, err = outer.Parse(way)
+		} else {
+			s.Policy, err = policy.Parse(way)
 		}
-		plan := p.make()
-		plan.Name = p.name
-		run := plan.run
-		if plan.real {
-			run = plan.runReal
+		if err != nil {
+			return nil, err
 		}
-		if err := run(ctx, &cfg); err != nil {
-			return all, fmt.Errorf("study %s: %w", p.name, err)
-		}
-		all.Studies = append(all.Studies, plan.Study)
+		all = append(all, s)
 	}
 	return all, nil
 }
 
-// run runs every policy on every cluster, with every fold and seed: pairs that differ in the policy only.
-func (p *plan) run(ctx context.Context, cfg *Config) error {
+// simulate runs every variant on every cluster, with every fold and seed: pairs that differ in the variant only.
+func (p *plan) simulate(ctx context.Context, cfg *study.Config) error {
+	variants, err := p.variants()
+	if err != nil {
+		return err
+	}
+	folds := max(p.folds, 1)
 	var settings []Setting
-	variants := []Setting{p.base}
-	for _, spec := range p.policies {
-		s := p.base
-		s.Policy = spec
-		variants = append(variants, s)
-	}
-	for _, o := range p.outers {
-		s := p.base
-		s.Outer = o
-		variants = append(variants, s)
-	}
 	for _, c := range p.clusters {
 		for _, s := range variants {
-			for fold := range p.folds {
-				for seed := range cfg.Seeds {
+			for fold := range folds {
+				for seed := range cfg.Runs {
 					s.Cluster, s.Fold, s.Seed = c, fold, uint64(seed+1)
 					settings = append(settings, s)
 				}
 			}
 		}
 	}
-	outcomes, err := runAll(ctx, settings, cfg.bar(p.Name, len(settings)))
+	outcomes, err := runAll(ctx, settings, cfg.Bar(p.Name, len(settings)))
 	if err != nil {
 		return err
 	}
-	each := p.folds * cfg.Seeds
+	each := folds * cfg.Runs
 	for i := range p.clusters {
 		bsp := outcomes[i*len(variants)*each:][:each]
 		for k := range variants {
 			first := (i*len(variants) + k) * each
-			p.Rows = append(p.Rows, summarise(settings[first], outcomes[first:first+each], bsp))
+			p.rows = append(p.rows, summarise(settings[first], outcomes[first:first+each], bsp))
 		}
-	}
-	if p.tell != nil {
-		p.tell(&p.Study)
 	}
 	return nil
 }
@@ -193,16 +167,11 @@ func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Ou
 	return outcomes, context.Cause(ctx)
 }
 
-// find appends a finding.
-func (s *Study) find(format string, args ...any) {
-	s.Findings = append(s.Findings, fmt.Sprintf(format, args...))
-}
-
-// row finds a row by its cluster and policy.
-func (s *Study) row(cluster, policy string) *Row {
-	i := slices.IndexFunc(s.Rows, func(r Row) bool { return r.Cluster == cluster && r.Policy == policy })
+// row finds a row.
+func (p *plan) row(c Cluster, way string) *Row {
+	i := slices.IndexFunc(p.rows, func(r Row) bool { return r.Cluster == c.String() && r.Way == way })
 	if i < 0 {
-		panic(fmt.Sprintf("learn: study %s has no row for %s on %s", s.Name, policy, cluster))
+		panic(fmt.Sprintf("learn: study %s has no row for %s on %s", p.Name, way, c))
 	}
-	return &s.Rows[i]
+	return &p.rows[i]
 }

@@ -58,7 +58,7 @@ Alternatives take turns, in rounds; medians are printed. It takes about a minute
 }
 
 func learnCommand() *cobra.Command {
-	var cfg learn.Config
+	var cfg study.Config
 	cmd := &cobra.Command{
 		Use:   "learn",
 		Short: "Measure what synchronization policies do to learning",
@@ -77,16 +77,12 @@ times as long.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Log = cmd.ErrOrStderr()
-			all, err := learn.Learn(cmd.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			return all.WriteTable(cmd.OutOrStdout())
+			return learn.Learn(cmd.Context(), cfg, cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Names(), ", "))
-	f.IntVar(&cfg.Seeds, "seeds", 5, "runs of each kind, with seeds from 1 on")
+	f.IntVar(&cfg.Runs, "seeds", 5, "runs of each kind, with seeds from 1 on")
 	return cmd
 }
 
