@@ -35,7 +35,7 @@ func Examine() ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	limits, err := numa.ReadLimits(0)
+	limits, err := numa.ReadLimits()
 	if err != nil {
 		return nil, err
 	}

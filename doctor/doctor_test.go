@@ -16,9 +16,9 @@ import (
 
 // Each file of testdata is what is found on a machine that package numatest holds. Commands:
 //
-//	findings                                        all, for unlimited memlock
-//	findings memlock=BYTES [want=BYTES] [can-lock]  the one about memlock
-//	findings descriptors=N                          the one about descriptors
+//	findings                           all, for unlimited memlock
+//	findings memlock=BYTES [can-lock]  the one about memlock
+//	findings descriptors=N             the one about descriptors
 func TestFindingsOfCapturedMachines(t *testing.T) {
 	files, err := os.ReadDir("testdata")
 	if err != nil {
@@ -46,8 +46,6 @@ func findingsCommand(t *testing.T, top *numa.Topology, d *datadriven.TestData) s
 		switch arg.Key {
 		case "memlock":
 			arg.Scan(t, 0, &lim.Memlock)
-		case "want":
-			arg.Scan(t, 0, &lim.Want)
 		case "descriptors":
 			arg.Scan(t, 0, &lim.Descriptors)
 		case "can-lock":

@@ -66,10 +66,10 @@ func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 	switch {
 	case c.Cores < 0 || c.Cores > usable:
 		return nil, nil, fmt.Errorf("%s asked for: %d can be used here (one sibling of each core, of cpus %s); 0 chooses",
-			count(c.Cores, "core"), usable, t.Allowed)
+			Count(c.Cores, "core"), usable, t.Allowed)
 	case c.Cores > 0 && c.Cores < serving && len(c.NICs) > 0:
 		return nil, nil, fmt.Errorf("%s asked for: the NICs are on %d nodes, each needs a core of its own node",
-			count(c.Cores, "core"), serving)
+			Count(c.Cores, "core"), serving)
 	}
 	m.hand(cmp.Or(c.Cores, usable))
 	m.noteUnused(c)
@@ -226,7 +226,7 @@ func (m *laneMap) noteUnused(c LaneConfig) {
 	for _, node := range m.nodes {
 		rest := slices.Concat(m.queues[node], m.spare[node])
 		if len(m.used[node]) == 0 && len(c.NICs) > 0 {
-			m.note("node %d serves no NIC: unused there: %s", node, count(len(rest), "core"))
+			m.note("node %d serves no NIC: unused there: %s", node, Count(len(rest), "core"))
 			continue
 		}
 		left = append(left, rest...)

@@ -9,19 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits holds the limits of this process, and the memory that it wants.
+// Limits holds the limits of this process.
 type Limits struct {
 	// Memlock is RLIMIT_MEMLOCK in bytes, or math.MaxUint64 for unlimited. CanLock reports that CAP_IPC_LOCK lifts it.
-	Memlock uint64 `json:"memlock"`
-	CanLock bool   `json:"can_lock"`
-	// Want is the number of bytes that the process will register with RDMA devices. If 0, it is unknown.
-	Want uint64 `json:"want"`
+	Memlock uint64
+	CanLock bool
 	// Descriptors is the number of files that the process may open. If 0, it is unknown.
-	Descriptors uint64 `json:"descriptors"`
+	Descriptors uint64
 }
 
-// ReadLimits reads this process's limits. want is the number of bytes that it will register.
-func ReadLimits(want uint64) (Limits, error) {
+// ReadLimits reads this process's limits.
+func ReadLimits() (Limits, error) {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
 		return Limits{}, fmt.Errorf("read memlock limit: %w", err)
@@ -34,7 +32,7 @@ func ReadLimits(want uint64) (Limits, error) {
 	if err != nil {
 		return Limits{}, fmt.Errorf("read memlock limit: %w", err)
 	}
-	lim := Limits{Memlock: r.Cur, CanLock: tr.canLock(), Want: want, Descriptors: files.Max} // Go raises its limit to the maximum
+	lim := Limits{Memlock: r.Cur, CanLock: tr.canLock(), Descriptors: files.Max} // Go raises its limit to the maximum
 	if r.Cur == unix.RLIM_INFINITY {
 		lim.Memlock = math.MaxUint64
 	}

@@ -125,8 +125,8 @@ func TestThisMachineIsDiscovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkLanes(t, top, LaneConfig{}, lanes)
-	lim, err := ReadLimits(1 << 20)
-	if err != nil || lim.Want != 1<<20 || lim.Memlock == 0 && !lim.CanLock {
+	lim, err := ReadLimits()
+	if err != nil || lim.Memlock == 0 && !lim.CanLock {
 		t.Errorf("limits %+v, %v", lim, err)
 	}
 }

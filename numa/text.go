@@ -1,8 +1,10 @@
 package numa
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -16,8 +18,8 @@ func (t *Topology) String() string {
 	for _, c := range t.CPUs {
 		all = append(all, c.ID)
 	}
-	fmt.Fprintf(&b, "%s, %s, %s, %s; memory %s, %s available\n", count(t.Sockets, "socket"), count(len(t.Nodes), "node"),
-		count(len(t.cores(all)), "core"), count(len(t.CPUs), "cpu"), FormatBytes(t.MemoryBytes), FormatBytes(t.AvailableBytes))
+	fmt.Fprintf(&b, "%s, %s, %s, %s; memory %s, %s available\n", Count(t.Sockets, "socket"), Count(len(t.Nodes), "node"),
+		Count(len(t.cores(all)), "core"), Count(len(t.CPUs), "cpu"), FormatBytes(t.MemoryBytes), FormatBytes(t.AvailableBytes))
 	fmt.Fprintf(&b, "cpus allowed %s, isolated %s, nohz_full %s; governor %s\n",
 		orNone(t.Allowed.String()), orNone(t.Isolated.String()), orNone(t.NoHzFull.String()), orUnknown(strings.Join(t.Governors(),
 			", ")))
@@ -28,7 +30,7 @@ func (t *Topology) String() string {
 		if t.PeerMem {
 			module = "loaded"
 		}
-		fmt.Fprintf(&b, "%s; nvidia_peermem %s\n", count(t.NVIDIAGPUs, "NVIDIA GPU"), module)
+		fmt.Fprintf(&b, "%s; nvidia_peermem %s\n", Count(t.NVIDIAGPUs, "NVIDIA GPU"), module)
 	}
 	t.writeNodes(&b)
 	if len(t.NICs) > 0 {
@@ -120,14 +122,12 @@ func (t *Topology) caches(n *Node, pick func(CPU) Cache) string {
 
 // Governors lists the frequency governors in use.
 func (t *Topology) Governors() []string {
-	var all []string
+	all := map[string]bool{}
 	for _, c := range t.CPUs {
-		if c.Governor != "" && !slices.Contains(all, c.Governor) {
-			all = append(all, c.Governor)
-		}
+		all[c.Governor] = true
 	}
-	slices.Sort(all)
-	return all
+	delete(all, "")
+	return slices.Sorted(maps.Keys(all))
 }
 
 // table writes columns after an empty line, without spaces at the ends of lines.
@@ -150,21 +150,12 @@ func nodeText(node int, unknown bool) string {
 	return fmt.Sprint(node)
 }
 
-func orUnknown(s string) string {
-	if s == "" {
-		return "unknown"
-	}
-	return s
-}
+func orUnknown(s string) string { return cmp.Or(s, "unknown") }
 
-func orNone(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orNone(s string) string { return cmp.Or(s, "-") }
 
-func count(n int, what string) string {
+// Count returns a number of things: "1 core", "2 cores".
+func Count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/rackweave/rackweave/numa"
 )
 
 // Times is the result of one contender's run of an exchange.
@@ -110,8 +112,8 @@ func Median(values []float64) float64 {
 func (c *Comparison) WriteTable(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n", c.Machine)
-	fmt.Fprintf(&b, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, plural(c.Workers, "worker"),
-		plural(c.Rounds, "round"))
+	fmt.Fprintf(&b, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, numa.Count(c.Workers, "worker"),
+		numa.Count(c.Rounds, "round"))
 	if c.Note != "" {
 		fmt.Fprintf(&b, "# %s\n", c.Note)
 	}

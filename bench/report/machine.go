@@ -58,7 +58,7 @@ func describe(t *numa.Topology) Machine {
 
 // String is the machine on one line: "AMD EPYC, 2 cores, 23.5 GiB, L2 1 MiB, L3 32 MiB (8 MiB to count on), Linux 6.18.44, go1.26.8".
 func (m Machine) String() string {
-	parts := []string{cmp.Or(m.CPU, "unknown CPU"), plural(m.Cores, "core"), Size(m.Memory)}
+	parts := []string{cmp.Or(m.CPU, "unknown CPU"), numa.Count(m.Cores, "core"), Size(m.Memory)}
 	for _, c := range m.Caches {
 		text := fmt.Sprintf("L%d %s", c.Level, Size(c.Bytes))
 		if c.CountOn > 0 {
@@ -74,10 +74,3 @@ func (m Machine) String() string {
 
 // Size prints bytes in the largest binary unit that leaves at least one: "32 KiB", "23.5 GiB".
 func Size(bytes uint64) string { return numa.FormatBytes(int64(bytes)) }
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
