@@ -29,6 +29,7 @@ type LaneConfig struct {
 // site is a recipient of cores: a chosen NIC, or a whole node if none is chosen.
 type site struct {
 	Lane
+	node  *nodeCores
 	speed int
 	taken int
 }
@@ -37,18 +38,15 @@ type site struct {
 // go to NICs in proportion to link speed, isolated ones first, the core left to the system last. The lanes are ordered by NIC, node
 // and CPU. Lanes refuses an unknown or repeated NIC, more cores than the machine has, and fewer cores than the NICs have nodes.
 func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
-	m := &laneMap{t: t, queues: map[int][]int{}, spare: map[int][]int{}, used: map[int][]int{}}
+	m := &laneMap{t: t}
 	for i := range t.Nodes {
-		n := &t.Nodes[i]
-		queue, use := t.coreOrder(n)
-		if len(queue) == 0 {
-			continue
-		}
+		cpus, use := t.coreOrder(&t.Nodes[i])
 		if c.Cores > 0 {
-			use = len(queue)
+			use = len(cpus)
 		}
-		m.nodes = append(m.nodes, n.ID)
-		m.queues[n.ID], m.spare[n.ID] = queue[:use], queue[use:]
+		if len(cpus) > 0 {
+			m.nodes = append(m.nodes, &nodeCores{id: t.Nodes[i].ID, queue: cpus[:use], spare: cpus[use:]})
+		}
 	}
 	if len(m.nodes) == 0 {
 		return nil, nil, fmt.Errorf("no cpu of any node is allowed (allowed %s): widen the cpuset", orNone(t.Allowed.String()))
@@ -58,8 +56,8 @@ func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 	}
 	usable, serving := 0, 0
 	for _, node := range m.nodes {
-		if slices.ContainsFunc(m.sites, func(s site) bool { return s.Node == node }) {
-			usable += len(m.queues[node])
+		if slices.ContainsFunc(m.sites, func(s site) bool { return s.node == node }) {
+			usable += len(node.queue)
 			serving++
 		}
 	}
@@ -76,15 +74,21 @@ func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
 	return m.lanes, m.notes, nil
 }
 
+// nodeCores are a node's CPUs that may be used, one of each core.
+type nodeCores struct {
+	id    int
+	queue []int // to hand out, best first
+	spare []int // not to hand out
+	used  []int // handed out
+	turn  int   // of used, for the next NIC that shares one
+}
+
 type laneMap struct {
-	t      *Topology
-	nodes  []int         // nodes with CPUs that may be used
-	queues map[int][]int // by node: CPUs to hand out, best first
-	spare  map[int][]int // by node: CPUs not to hand out
-	used   map[int][]int // by node: CPUs handed out
-	sites  []site
-	lanes  []Lane
-	notes  []string
+	t     *Topology
+	nodes []*nodeCores
+	sites []site
+	lanes []Lane
+	notes []string
 }
 
 func (m *laneMap) note(format string, args ...any) {
@@ -120,7 +124,7 @@ func (t *Topology) coreOrder(n *Node) (cpus []int, use int) {
 func (m *laneMap) choose(nics []string) error {
 	if len(nics) == 0 {
 		for _, node := range m.nodes {
-			m.sites = append(m.sites, site{Lane: Lane{Node: node}})
+			m.sites = append(m.sites, site{Lane: Lane{Node: node.id}, node: node})
 		}
 		return nil
 	}
@@ -144,10 +148,10 @@ func (m *laneMap) choose(nics []string) error {
 		if unknown && len(m.t.Nodes) > 1 {
 			m.note("%s: the machine does not say which node it is on; node %d is assumed", name, s.Node)
 		}
-		if m.queues[s.Node] == nil {
-			near := m.nearest(s.Node)
-			m.note("%s is on node %d, which has no cpu that may be used: node %d serves it, across the interconnect", name, s.Node, near)
-			s.Node = near
+		if s.node = m.nearest(s.Node); s.node.id != s.Node {
+			m.note("%s is on node %d, which has no cpu that may be used: node %d serves it, across the interconnect", name, s.Node,
+				s.node.id)
+			s.Node = s.node.id
 		}
 		if s.speed == 0 {
 			speedsKnown = false
@@ -163,8 +167,11 @@ func (m *laneMap) choose(nics []string) error {
 	return nil
 }
 
-// nearest returns the node with usable CPUs at the least distance.
-func (m *laneMap) nearest(node int) int {
+// nearest returns the node with usable CPUs at the least distance, which is the node itself if it has some.
+func (m *laneMap) nearest(node int) *nodeCores {
+	if i := slices.IndexFunc(m.nodes, func(n *nodeCores) bool { return n.id == node }); i >= 0 {
+		return m.nodes[i]
+	}
 	distance := func(to int) int {
 		n := m.t.node(node)
 		i := slices.IndexFunc(m.t.Nodes, func(o Node) bool { return o.ID == to })
@@ -173,7 +180,7 @@ func (m *laneMap) nearest(node int) int {
 		}
 		return n.Distances[i]
 	}
-	return slices.MinFunc(m.nodes, func(a, b int) int { return cmp.Compare(distance(a), distance(b)) })
+	return slices.MinFunc(m.nodes, func(a, b *nodeCores) int { return cmp.Compare(distance(a.id), distance(b.id)) })
 }
 
 // hand gives out cores one by one: to the site with the fewest for its speed, then the node with the fewest, then in order.
@@ -182,20 +189,16 @@ func (m *laneMap) hand(cores int) {
 		var best *site
 		for i := range m.sites {
 			s := &m.sites[i]
-			if len(m.queues[s.Node]) == 0 {
-				continue
-			}
-			if best == nil || cmp.Or(
+			if len(s.node.queue) > 0 && (best == nil || cmp.Or(
 				cmp.Compare(s.taken*max(1, best.Mbps), best.taken*max(1, s.Mbps)),
-				cmp.Compare(len(m.used[s.Node]), len(m.used[best.Node]))) < 0 {
+				cmp.Compare(len(s.node.used), len(best.node.used))) < 0) {
 				best = s
 			}
 		}
-		cpu := m.queues[best.Node][0]
-		m.queues[best.Node] = m.queues[best.Node][1:]
-		m.used[best.Node] = append(m.used[best.Node], cpu)
+		from := best.node
+		best.CPU, from.queue = from.queue[0], from.queue[1:]
+		from.used = append(from.used, best.CPU)
 		best.taken++
-		best.CPU = cpu
 		m.lanes = append(m.lanes, best.Lane)
 	}
 	m.share()
@@ -206,15 +209,13 @@ func (m *laneMap) hand(cores int) {
 
 // share lets NICs without a core use a core that serves another NIC of their node, as evenly as possible.
 func (m *laneMap) share() {
-	turn := map[int]int{}
 	for i := range m.sites {
 		s := &m.sites[i]
 		if s.taken > 0 || s.NIC == "" {
 			continue
 		}
-		used := m.used[s.Node]
-		s.CPU = used[turn[s.Node]%len(used)]
-		turn[s.Node]++
+		s.CPU = s.node.used[s.node.turn%len(s.node.used)]
+		s.node.turn++
 		m.lanes = append(m.lanes, s.Lane)
 		m.note("%s shares cpu %d with another NIC: node %d has fewer cores in use than NICs", s.NIC, s.CPU, s.Node)
 	}
@@ -222,24 +223,20 @@ func (m *laneMap) share() {
 
 // noteUnused notes the cores that stay unused, with the reason.
 func (m *laneMap) noteUnused(c LaneConfig) {
-	var left CPUSet
+	var left, used CPUSet
 	for _, node := range m.nodes {
-		rest := slices.Concat(m.queues[node], m.spare[node])
-		if len(m.used[node]) == 0 && len(c.NICs) > 0 {
-			m.note("node %d serves no NIC: unused there: %s", node, Count(len(rest), "core"))
+		rest := slices.Concat(node.queue, node.spare)
+		if len(node.used) == 0 && len(c.NICs) > 0 {
+			m.note("node %d serves no NIC: unused there: %s", node.id, Count(len(rest), "core"))
 			continue
 		}
-		left = append(left, rest...)
+		left, used = append(left, rest...), append(used, node.used...)
 	}
 	slices.Sort(left)
+	slices.Sort(used)
 	if len(left) > 0 {
 		m.note("left to the system: cpus %s", left)
 	}
-	var used CPUSet
-	for _, cpus := range m.used {
-		used = append(used, cpus...)
-	}
-	slices.Sort(used)
 	if iso := used.And(m.t.Isolated); len(iso) > 0 && len(iso) < len(used) {
 		m.note("cpus %s are not isolated: other work may run there", used.Minus(m.t.Isolated))
 	}
@@ -268,11 +265,7 @@ func LanesText(lanes []Lane, notes []string) string {
 		for ; i < len(lanes) && lanes[i].NICIndex == first.NICIndex && lanes[i].Node == first.Node; i++ {
 			cpus = append(cpus, lanes[i].CPU)
 		}
-		what := "no NIC"
-		if first.NIC != "" {
-			what = first.NIC
-		}
-		fmt.Fprintf(&b, "%s: node %d, cpus %s\n", what, first.Node, cpus)
+		fmt.Fprintf(&b, "%s: node %d, cpus %s\n", cmp.Or(first.NIC, "no NIC"), first.Node, cpus)
 	}
 	for _, note := range notes {
 		fmt.Fprintf(&b, "note: %s\n", note)

@@ -321,7 +321,7 @@ func TestAPCIeLinkCarriesWhatItsGenerationSays(t *testing.T) {
 	} {
 		const dev = "sys/devices/pci0000:00/0000:00:02.0"
 		root := numatest.Expand(t, dev+"/current_link_speed = "+tc.speed+"\n"+dev+"/current_link_width = "+tc.lanes+"\n")
-		if p := (tree{root}).pcie(dev + "/virtio3"); p.Mbps() != tc.mbps || p.String() != tc.text {
+		if p := (tree{root}).device("eth0", dev+"/virtio3").PCIe; p.Mbps() != tc.mbps || p.String() != tc.text {
 			t.Errorf("%s, %s lanes: %v, %d Mb/s; want %s, %d", tc.speed, tc.lanes, p, p.Mbps(), tc.text, tc.mbps)
 		}
 	}

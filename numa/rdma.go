@@ -29,7 +29,6 @@ func (t *Topology) discoverRDMA(tr tree) {
 
 func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool) {
 	at := path.Join("sys/class/infiniband", name)
-	d = RDMADevice{Name: name}
 	// A software device has no hardware of its own. The file parent names the network device below it.
 	if parent := tr.text(at + "/parent"); parent != "" {
 		d.Soft = true
@@ -48,23 +47,20 @@ func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool
 		return d, true
 	}
 	dev := tr.resolve(at + "/device")
+	d.Device = tr.device(name, dev)
 	if len(d.NetDevs) == 0 { // InfiniBand GIDs name no network device, but IP over InfiniBand is on the same PCI device
 		for _, n := range t.NICs {
-			if n.PCI != "" && n.PCI == pciOf(dev) {
+			if n.PCI != "" && n.PCI == d.PCI {
 				d.NetDevs = append(d.NetDevs, n.Name)
 			}
 		}
 	}
 	if dev == "" && len(d.NetDevs) > 0 {
-		dev = tr.resolve(path.Join("sys/class/net", d.NetDevs[0], "device"))
+		d.Device = tr.device(name, tr.resolve(path.Join("sys/class/net", d.NetDevs[0], "device")))
 	}
-	d.PCI, d.PCIe = pciOf(dev), tr.pcie(dev)
-	d.Driver = tr.link(dev + "/driver")
 	if d.Soft {
 		d.Driver = ""
 	}
-	node, known := tr.deviceNode(dev)
-	d.Node, d.NodeUnknown = node, !known
 	return d, false
 }
 

@@ -36,7 +36,7 @@ func (t *Topology) String() string {
 	if len(t.NICs) > 0 {
 		table(&b, "nic\tnode\tstate\tspeed\tmtu\tdriver\tpci\tpcie\trdma", func(w io.Writer) {
 			for _, n := range t.NICs {
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%v\t%s\n", n.Name, nodeText(n.Node, n.NodeUnknown), orUnknown(n.OperState),
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%v\t%s\n", n.Name, n.node(), orUnknown(n.OperState),
 					formatMbps(n.SpeedMbps), n.MTU, orUnknown(n.Driver), orNone(n.PCI), n.PCIe, orNone(strings.Join(n.RDMA, ",")))
 			}
 		})
@@ -81,7 +81,7 @@ func (t *Topology) writeRDMA(b *strings.Builder) {
 				kind = "software"
 			}
 			for _, p := range d.Ports {
-				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%v\t%s\n", d.Name, p.Num, nodeText(d.Node, d.NodeUnknown), orUnknown(p.State),
+				fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%v\t%s\n", d.Name, p.Num, d.node(), orUnknown(p.State),
 					orUnknown(p.LinkLayer), formatMbps(p.RateMbps), kind, orNone(d.PCI), d.PCIe, orNone(strings.Join(d.NetDevs, ",")))
 			}
 		}
@@ -143,11 +143,11 @@ func table(b *strings.Builder, head string, rows func(io.Writer)) {
 	}
 }
 
-func nodeText(node int, unknown bool) string {
-	if unknown {
-		return fmt.Sprintf("%d?", node)
+func (d *Device) node() string {
+	if d.NodeUnknown {
+		return fmt.Sprintf("%d?", d.Node)
 	}
-	return fmt.Sprint(node)
+	return fmt.Sprint(d.Node)
 }
 
 func orUnknown(s string) string { return cmp.Or(s, "unknown") }

@@ -78,32 +78,32 @@ type Cache struct {
 	CPUs  CPUSet `json:"cpus"`
 }
 
-// NIC is a network device with hardware, real or emulated, behind it.
-type NIC struct {
+// Device is a network or RDMA device, and its place.
+type Device struct {
 	Name string `json:"name"`
 	// Node is the NUMA node to which it is attached. If NodeUnknown, the machine does not report the node, and it is assumed to be 0.
-	Node        int      `json:"node"`
-	NodeUnknown bool     `json:"node_unknown,omitempty"`
-	PCI         string   `json:"pci,omitempty"`
-	PCIe        PCIe     `json:"pcie,omitzero"`
-	Driver      string   `json:"driver,omitempty"`
-	SpeedMbps   int      `json:"speed_mbps"` // 0 if unknown, or without a link
-	MTU         int      `json:"mtu"`
-	OperState   string   `json:"operstate"`
-	RDMA        []string `json:"rdma,omitempty"` // names of its RDMA devices
+	Node        int    `json:"node"`
+	NodeUnknown bool   `json:"node_unknown,omitempty"`
+	PCI         string `json:"pci,omitempty"`
+	PCIe        PCIe   `json:"pcie,omitzero"`
+	Driver      string `json:"driver,omitempty"`
+}
+
+// NIC is a network device with hardware, real or emulated, behind it.
+type NIC struct {
+	Device
+	SpeedMbps int      `json:"speed_mbps"` // 0 if unknown, or without a link
+	MTU       int      `json:"mtu"`
+	OperState string   `json:"operstate"`
+	RDMA      []string `json:"rdma,omitempty"` // names of its RDMA devices
 }
 
 // RDMADevice is an RDMA device in libibverbs' list, except devices on the loopback interface.
 type RDMADevice struct {
-	Name        string   `json:"name"`
-	Node        int      `json:"node"`
-	NodeUnknown bool     `json:"node_unknown,omitempty"`
-	PCI         string   `json:"pci,omitempty"`
-	PCIe        PCIe     `json:"pcie,omitzero"`
-	Driver      string   `json:"driver,omitempty"`
-	Soft        bool     `json:"soft,omitempty"` // made in software on top of a network device: rxe, siw
-	NetDevs     []string `json:"netdevs,omitempty"`
-	Ports       []Port   `json:"ports"`
+	Device
+	Soft    bool     `json:"soft,omitempty"` // made in software on top of a network device: rxe, siw
+	NetDevs []string `json:"netdevs,omitempty"`
+	Ports   []Port   `json:"ports"`
 }
 
 // PCIe is the link by which a device is attached, in its present state. It is zero if the link is unknown or not PCIe.

@@ -211,8 +211,10 @@ func TestServeOnAllAddressesNamesThoseThatReachIt(t *testing.T) {
 
 func TestTopoMapsTheDevicesThatServeTakes(t *testing.T) {
 	up, down := numa.Port{State: "ACTIVE"}, numa.Port{State: "DOWN"}
-	a, b, c := numa.RDMADevice{Name: "a", Ports: []numa.Port{down}}, numa.RDMADevice{Name: "b",
-		Ports: []numa.Port{up}}, numa.RDMADevice{Name: "c"}
+	device := func(name string, ports ...numa.Port) numa.RDMADevice {
+		return numa.RDMADevice{Device: numa.Device{Name: name}, Ports: ports}
+	}
+	a, b, c := device("a", down), device("b", up), device("c")
 	for _, tc := range []struct {
 		here []numa.RDMADevice
 		want string
