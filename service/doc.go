@@ -21,7 +21,7 @@
 //	hub.mu              runs over several racks, links (package cluster)
 //	Store.mu            retained states (package checkpoint)
 //	retained.mu         one such state, read-locked while it is read
-//	Prober.mu           a measurement of links
+//	hub.probing         a measurement of links
 //
 // The locks of package engine, of racks.Board, quota, door and membership are leaves: whoever holds one takes none of these. Model,
 // memory and retained.mu are held while lanes copy and other racks answer, the others never across a wait. A call that would make

@@ -7,7 +7,6 @@ import (
 
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/service/cluster"
 	"github.com/rackweave/rackweave/service/quota"
 )
 
@@ -21,11 +20,11 @@ func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinRespon
 
 // ShortenWindows sets what a window of a job's steps lasts at least.
 func (s *Service) ShortenWindows(least time.Duration) {
-	s.cluster.(*cluster.Cluster).Window = least
+	s.cluster.Window = least
 }
 
 // SetLinks takes the place of a measurement of the links between the cluster's racks.
-func (s *Service) SetLinks(l *planner.Links) { s.cluster.(*cluster.Cluster).SetLinks(l) }
+func (s *Service) SetLinks(l *planner.Links) { s.cluster.SetLinks(l) }
 
 // TakeAway lets the machine have less of a resource.
 func (s *Service) TakeAway(resource string, n int64) { s.jobs.Ledger.Add(quota.Amounts{resource: -n}) }

@@ -14,7 +14,6 @@ import (
 	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
 
-	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/checkpoint"
 	"github.com/rackweave/rackweave/service/cluster"
@@ -22,7 +21,6 @@ import (
 	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/keys"
-	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
@@ -46,8 +44,7 @@ type Service struct {
 	engines *engine.Set
 	jobs    *job.Table
 	states  *checkpoint.Store
-	cluster clusterPart
-	probing *cluster.Prober
+	cluster *cluster.Cluster // If nil, the aggregator is in none.
 
 	closing    chan struct{} // closed when the service ends
 	drained    chan struct{} // closed when a drain is complete
@@ -56,20 +53,6 @@ type Service struct {
 
 	calls sync.RWMutex // read-locked by every call, locked to end the service
 	gone  bool         // guarded by calls
-}
-
-// clusterPart is this aggregator's part in a cluster of racks, [cluster.Cluster], or [cluster.Alone] if it is in none.
-type clusterPart interface {
-	job.Placer
-	Open(*engine.Set)
-	OwnURL() string
-	CheckTLS() error
-	Serve(context.Context, *api.AskRequest) (*api.AskResponse, error)
-	ServeLinks(context.Context, *api.LinksRequest) (*api.LinksResponse, error)
-	Standing() (s racks.Standing, dynamic bool)
-	FollowPlan(running func() []*job.Job)
-	Describe(*api.StatusResponse)
-	CloseIdleConnections()
 }
 
 // access holds who may use the service. It does not change once the service listens.
@@ -95,14 +78,10 @@ func New(o Options) (s *Service, err error) {
 			s = nil
 		}
 	}()
-	s.probing = cluster.NewProber(o.Log)
-	s.cluster = cluster.Alone{}
+	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, s.refusals.Count, racksOf, s.closing)
 	if o.Cluster != nil {
 		if s.cluster, err = cluster.New(cluster.Config{
-			Cluster: o.Cluster, URL: s.URL, Log: o.Log, Refused: s.refusals.Count, Closing: s.closing,
-			Background: &s.background, Probing: s.probing, State: s.answerState,
-			Draining:   func(job string) bool { return s.jobs.TurnsAway(job) },
-			EndForming: func(job string, why error) { s.jobs.EndForming(job, nil, why) },
+			Cluster: o.Cluster, URL: s.URL, Background: &s.background, State: s.states.Answer,
 		}); err != nil {
 			return s, err
 		}
@@ -139,8 +118,6 @@ func New(o Options) (s *Service, err error) {
 
 // openJobs makes what serves jobs, once the engines are there.
 func (s *Service) openJobs() {
-	s.probing.Engines = s.engines
-	s.states = checkpoint.NewStore(s.opts.CheckpointDir, s.log, s.refusals.Count, racksOf, s.closing)
 	c := job.Config{
 		Log: s.log, Engines: s.engines, Refused: s.refusals.Count, Dismiss: s.door.Dismiss, Placer: s.cluster, Retainer: s.states,
 		Policy: s.policy, Closing: s.closing, MaxJobs: s.opts.MaxJobs, MaxWorkers: s.opts.MaxWorkers,
@@ -151,8 +128,8 @@ func (s *Service) openJobs() {
 			return job.ErrShutdown
 		},
 	}
-	s.cluster.Open(s.engines)
 	s.jobs = job.NewTable(c)
+	s.cluster.Open(s.jobs)
 	s.serveCalls()
 }
 
@@ -162,12 +139,6 @@ func racksOf(j *job.Job) checkpoint.Racks {
 		return r
 	}
 	return checkpoint.OneRack{}
-}
-
-// answerState answers another rack's question about the state of a job.
-func (s *Service) answerState(ctx context.Context, j *job.Job, from int, q *api.StateQuestion,
-	payload func(bytes int) ([]byte, error)) ([]byte, error) {
-	return s.states.Of(j).Answer(ctx, from, q, payload)
 }
 
 func listen(address string) (net.Listener, error) {
@@ -338,8 +309,7 @@ func (s *Service) close() error {
 		s.states.DropAll()
 	}
 	s.background.Wait()
-	s.probing.End("")
-	s.cluster.CloseIdleConnections()
+	s.cluster.Close()
 	if s.engines != nil {
 		errs = append(errs, s.engines.Close())
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
@@ -255,9 +256,10 @@ func (m *model) merge(counts []uint32, rack int, answer []byte) error {
 	return nil
 }
 
-// Answer answers another rack's question about the job's state. payload returns so many bytes of the values to write.
-func (s *State) Answer(ctx context.Context, from int, q *api.StateQuestion,
+// Answer answers another rack's question about a job's state. payload returns so many bytes of the values to write.
+func (st *Store) Answer(ctx context.Context, j *job.Job, from int, q *api.StateQuestion,
 	payload func(bytes int) ([]byte, error)) ([]byte, error) {
+	s := st.Of(j)
 	if !s.Model.TryRLock() {
 		return nil, s.busy(from, q)
 	}

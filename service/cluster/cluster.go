@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,7 +21,6 @@ import (
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/api/apiconnect"
-	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -40,17 +38,8 @@ const (
 // Config configures an aggregator's part in a cluster.
 type Config struct {
 	Cluster    *racks.Cluster
-	URL        func() string // of the aggregator
-	Log        *slog.Logger
-	Refused    func(reason string) // counts a refusal
-	Closing    <-chan struct{}     // closed when the service ends
-	Background *sync.WaitGroup     // of goroutines that end with the service
-	Probing    *Prober
-	Window     time.Duration // A window of a job's steps lasts at least so long. If 0, it lasts a second.
-	// Draining reports whether the aggregator takes no workers of a job.
-	Draining func(job string) bool
-	// EndForming ends a job that forms, because its racks cannot run it.
-	EndForming func(job string, why error)
+	URL        func() string   // of the aggregator
+	Background *sync.WaitGroup // of goroutines that end with the service
 	// State answers another rack's question about the state of a job. It calls payload for the bytes that it must write.
 	State func(ctx context.Context, j *job.Job, from int, q *api.StateQuestion,
 		payload func(bytes int) ([]byte, error)) ([]byte, error)
@@ -59,7 +48,7 @@ type Config struct {
 // hub is shared by all jobs of an aggregator in a cluster.
 type hub struct {
 	Config
-	Engines  *engine.Set
+	jobs     *job.Table
 	declared *Cluster // all racks of the cluster
 	id       string   // of this process
 	board    *racks.Board
@@ -68,9 +57,15 @@ type hub struct {
 	mu    sync.Mutex
 	runs  map[*job.Job]*run         // under way
 	links map[string]*planner.Links // by provider and racks, as measured last
+
+	Window time.Duration // of a job's steps, at least
+
+	probing   sync.Mutex // held to change measuring
+	measuring *measuring // If nil, no measurement is under way.
 }
 
-// Cluster holds the racks that a job runs over, as this aggregator reaches them.
+// Cluster holds the racks that a job runs over, as this aggregator reaches them. A nil Cluster is the part of an aggregator that is
+// in none.
 type Cluster struct {
 	*racks.Cluster
 	*hub
@@ -106,8 +101,7 @@ func New(config Config) (*Cluster, error) {
 		return nil, err
 	}
 	h := &hub{Config: config, id: rpc.NewID(), board: racks.NewBoard(), clients: map[string]*http.Client{},
-		runs: map[*job.Job]*run{}, links: map[string]*planner.Links{}}
-	h.Window = cmp.Or(h.Window, windowLasts)
+		runs: map[*job.Job]*run{}, links: map[string]*planner.Links{}, Window: windowLasts}
 	if c.Members != nil {
 		h.id = c.Members.ID()
 	}
@@ -125,14 +119,23 @@ func New(config Config) (*Cluster, error) {
 }
 
 // OwnURL returns the URL of this aggregator in the cluster's declaration.
-func (k *Cluster) OwnURL() string { return k.Racks[k.own].URL }
+func (k *Cluster) OwnURL() string {
+	if k == nil {
+		return ""
+	}
+	return k.Racks[k.own].URL
+}
 
-// Open sets the engines that serve jobs.
-func (h *hub) Open(engines *engine.Set) { h.Engines = engines }
+// Open sets the jobs, before other racks ask about them.
+func (k *Cluster) Open(jobs *job.Table) {
+	if k != nil {
+		k.jobs = jobs
+	}
+}
 
 // Standing returns who serves which rack now. It returns false if that is fixed by the cluster's file.
 func (k *Cluster) Standing() (s racks.Standing, dynamic bool) {
-	if k.Members == nil {
+	if !k.planned() {
 		return s, false
 	}
 	return k.Members.Standing(), true
@@ -140,9 +143,9 @@ func (k *Cluster) Standing() (s racks.Standing, dynamic bool) {
 
 // CheckTLS returns an error if the declaration has this aggregator, which serves TLS, without TLS.
 func (k *Cluster) CheckTLS() error {
-	if r := k.Racks[k.own]; k.Members == nil && strings.HasPrefix(r.URL, "http://") {
+	if at := k.OwnURL(); !k.planned() && strings.HasPrefix(at, "http://") {
 		return fmt.Errorf("rack %q is at %s in the cluster's file, and its aggregator serves TLS: write https:// there, and its fingerprint as ca",
-			k.Own, r.URL)
+			k.Own, at)
 	}
 	return nil
 }
@@ -175,9 +178,13 @@ func (k *Cluster) dial(p *racks.Plan) []peer {
 	return peers
 }
 
-// CloseIdleConnections closes the connections to other racks that no question uses.
-func (h *hub) CloseIdleConnections() {
-	for _, c := range h.clients {
+// Close ends a measurement that is under way, and closes the connections to other racks. No question uses them.
+func (k *Cluster) Close() {
+	if k == nil {
+		return
+	}
+	k.stop("")
+	for _, c := range k.clients {
 		c.CloseIdleConnections()
 	}
 }
@@ -196,16 +203,24 @@ func fields(r *api.AskRequest) []string {
 	return all
 }
 
+func errAlone() error {
+	return rpc.Refuse(connect.CodeFailedPrecondition,
+		"this aggregator is of no cluster: start it with --cluster, or take it out of the file")
+}
+
 // Serve answers another rack.
 func (k *Cluster) Serve(ctx context.Context, r *api.AskRequest) (*api.AskResponse, error) {
+	if k == nil {
+		return nil, errAlone()
+	}
 	if !racks.Sealed(r.Seal, k.Secret, fields(r)...) {
-		k.Refused("rack")
+		k.jobs.Refused("rack")
 		return nil, rpc.Refuse(connect.CodePermissionDenied, "an aggregator that calls itself rack %q, at %q, has not this cluster's secret",
 			rpc.Printable(r.From, rpc.MaxNameBytes), rpc.Printable(r.Url, rpc.MaxNameBytes))
 	}
 	job.CallerOf(ctx).IsRack(r.From)
 	if err := k.checkFile(r); err != nil {
-		k.EndForming(r.Job, err)
+		k.jobs.EndForming(r.Job, nil, err)
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	}
 	if err := k.checkClaim(r); err != nil {
@@ -215,7 +230,7 @@ func (k *Cluster) Serve(ctx context.Context, r *api.AskRequest) (*api.AskRespons
 	defer cancel()
 	go func() {
 		select {
-		case <-k.Closing:
+		case <-k.jobs.Closing:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -253,8 +268,8 @@ func (k *Cluster) answer(ctx context.Context, r *api.AskRequest) ([]byte, error)
 	case r.State != nil:
 		return k.answerState(ctx, r)
 	case r.Probe != nil:
-		return k.Probing.answer(ctx, r.Probe, len(k.Racks)-1)
-	case r.Stage == stageForm && k.Draining(r.Job):
+		return k.answerProbe(ctx, r.Probe)
+	case r.Stage == stageForm && k.jobs.TurnsAway(r.Job):
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition,
 			"its aggregator is draining and takes no workers: begin the job when the rack is served again")
 	}
@@ -311,14 +326,14 @@ func (k *Cluster) checkClaim(r *api.AskRequest) error {
 }
 
 // begin starts a job's run.
-func (k *Cluster) begin(r *Rendezvous, workers []int, peers []peer) *run {
+func (h *hub) begin(r *Rendezvous, workers []int, peers []peer) *run {
 	j := r.j
-	u := &run{r: r, id: rpc.NewID(), began: time.Now(), workers: workers, ids: make([]string, len(k.Racks)), peers: peers,
+	u := &run{r: r, id: rpc.NewID(), began: time.Now(), workers: workers, ids: make([]string, len(peers)), peers: peers,
 		aggregators: map[string]ask{}}
-	k.mu.Lock()
-	k.runs[j] = u
-	k.mu.Unlock()
-	k.board.Begin(j.Name, u.id)
+	h.mu.Lock()
+	h.runs[j] = u
+	h.mu.Unlock()
+	h.board.Begin(j.Name, u.id)
 	return u
 }
 
@@ -377,7 +392,7 @@ func (k *Cluster) askAll(ctx context.Context, j *job.Job, u *run, about func(rac
 		select {
 		case <-j.Failed:
 			cancel(errors.New("the job has failed"))
-		case <-k.Closing:
+		case <-k.jobs.Closing:
 			cancel(job.ErrShutdown)
 		case <-ctx.Done():
 		}

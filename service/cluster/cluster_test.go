@@ -48,7 +48,7 @@ func TestAnAggregatorKeepsOneConnectionToARackOverItsJobs(t *testing.T) {
 	if n := opened.Load(); n != 1 {
 		t.Errorf("8 jobs opened %d connections", n)
 	}
-	k.CloseIdleConnections()
+	k.Close()
 	for end := time.Now().Add(10 * time.Second); closed.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the connection stays after the aggregator has ended")
@@ -102,7 +102,7 @@ func TestARackThatEndsWhileAJobBeginsIsNamedAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer k.CloseIdleConnections()
+	defer k.Close()
 	go func() {
 		<-l.asked
 		other.Listener.Close()

@@ -15,6 +15,7 @@ import (
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/rpc"
+	"github.com/rackweave/rackweave/verbs"
 	"github.com/rackweave/rackweave/verbs/probe"
 )
 
@@ -24,6 +25,12 @@ const (
 	allRounds  = 3 * time.Second
 	// measureWithin bounds a measurement for a job that begins.
 	measureWithin = 20 * time.Second
+	// probeTimeout bounds the time of a question of a measurement.
+	probeTimeout = 10 * time.Second
+	// probeIdle is the time after which a measurement without questions ends.
+	probeIdle = 15 * time.Second
+	// mostLasts bounds how long one rate is measured.
+	mostLasts = time.Second
 )
 
 // measurement measures the links between racks from the rack that asks the others.
@@ -35,13 +42,16 @@ type measurement struct {
 
 // ServeLinks measures the links between the racks of the cluster.
 func (k *Cluster) ServeLinks(ctx context.Context, r *api.LinksRequest) (*api.LinksResponse, error) {
+	if k == nil {
+		return nil, errAlone()
+	}
 	k, err := k.now()
 	if err != nil {
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "measure links: %w", err)
 	}
 	provider := r.Provider
 	if provider == "" || provider == "auto" {
-		provider = k.Engines.Farthest()
+		provider = k.jobs.Engines.Farthest()
 	}
 	ctx, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
@@ -101,7 +111,7 @@ func (k *Cluster) measure(ctx context.Context, provider string) (l *planner.Link
 	if err := l.Check(); err != nil {
 		return nil, err
 	}
-	k.Log.Info("links between racks measured", "provider", provider, "racks", l.Names, "rates", fmt.Sprintf("%.4g", l.Rate),
+	k.jobs.Log.Info("links between racks measured", "provider", provider, "racks", l.Names, "rates", fmt.Sprintf("%.4g", l.Rate),
 		"latencies", fmt.Sprintf("%.3g", l.Latency), "took", time.Since(began))
 	k.SetLinks(l)
 	return l, nil
@@ -121,7 +131,7 @@ func (m *measurement) ask(ctx context.Context, rack int, q *api.ProbeQuestion) (
 		return m.k.ask(ctx, m.u, rack, &api.AskRequest{Stage: "links", Probe: q})
 	}
 	for {
-		out, err := m.k.Probing.answer(ctx, q, len(m.k.Racks)-1)
+		out, err := m.k.answerProbe(ctx, q)
 		if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
 			return out, rpc.Reason(err)
 		}
@@ -207,4 +217,115 @@ func (m *measurement) close() {
 		wg.Go(func() { _, _ = m.ask(ctx, rack, &api.ProbeQuestion{Kind: api.ProbeQuestion_CLOSE}) })
 	}
 	wg.Wait()
+}
+
+// measuring is this aggregator's part in a measurement, one at a time.
+type measuring struct {
+	id string
+	*probe.Prober
+	ends  map[int]probe.End // the answer to OPEN
+	timer *time.Timer       // ends it without questions
+}
+
+// answerProbe answers a question of a measurement.
+func (h *hub) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte, error) {
+	var out any
+	m, err := h.part(q)
+	if err == nil {
+		switch q.Kind {
+		case api.ProbeQuestion_OPEN:
+			out = m.ends
+		case api.ProbeQuestion_JOIN:
+			err = m.join(ctx, q)
+		case api.ProbeQuestion_LATENCY:
+			var hop time.Duration
+			hop, err = m.Latency(ctx, int(q.To))
+			out = hop.Seconds()
+		case api.ProbeQuestion_RATE:
+			out, err = m.Rate(ctx, int(q.To), min(time.Duration(q.LastsMs)*time.Millisecond, mostLasts))
+		}
+	}
+	switch {
+	case err == nil:
+		return json.Marshal(out)
+	case connect.CodeOf(err) == connect.CodeUnavailable:
+		return nil, err
+	}
+	return nil, rpc.Refuse(connect.CodeFailedPrecondition, "measure links: %w", rpc.Reason(err))
+}
+
+// join connects ends.
+func (m *measuring) join(ctx context.Context, q *api.ProbeQuestion) error {
+	var ends map[int]probe.End
+	if err := json.Unmarshal(q.Ends, &ends); err != nil {
+		return fmt.Errorf("ends that cannot be read: %w", err)
+	}
+	for other, end := range ends {
+		end.Endpoint = verbs.Located(end.Endpoint, addrOf(ctx, end.URL))
+		if err := m.Join(ctx, other, end, q.Active); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part returns this aggregator's part in the measurement that a question is about, or nil if the question has ended it.
+func (h *hub) part(q *api.ProbeQuestion) (*measuring, error) {
+	if q.Kind == api.ProbeQuestion_CLOSE {
+		return nil, h.stop(q.Probe)
+	}
+	h.probing.Lock()
+	defer h.probing.Unlock()
+	switch m := h.measuring; {
+	case q.Probe == "":
+		return nil, errors.New("the question names a measurement by no name")
+	case m != nil && m.id == q.Probe:
+		m.timer.Reset(probeIdle)
+	case q.Kind != api.ProbeQuestion_OPEN:
+		return nil, fmt.Errorf("the measurement has ended here, after %v without a question: measure again", probeIdle)
+	case m != nil:
+		return nil, rpc.Refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
+	default:
+		m, err := h.open(q)
+		h.measuring = m
+		return m, err
+	}
+	return h.measuring, nil
+}
+
+// open makes the ends.
+func (h *hub) open(q *api.ProbeQuestion) (*measuring, error) {
+	e, most := h.jobs.Engines.By[q.Provider], len(h.declared.Racks)-1
+	if e == nil {
+		return nil, fmt.Errorf("provider %q is not served here: use one of %s", q.Provider, rpc.List(h.jobs.Engines.Served))
+	}
+	others := make([]int, len(q.Others))
+	for i, other := range q.Others {
+		others[i] = int(other)
+	}
+	slices.Sort(others)
+	if others = slices.Compact(others); len(others) != len(q.Others) || len(others) > most {
+		return nil, fmt.Errorf("ends to %d others, of which there are %d: give all aggregators the same cluster", len(q.Others), most)
+	}
+	prober, ends, err := probe.Open(e.Devices[0], others)
+	if err != nil {
+		return nil, err
+	}
+	return &measuring{q.Probe, prober, ends, time.AfterFunc(probeIdle, func() {
+		h.jobs.Log.Warn("a measurement of links was not ended by the aggregator that began it", "probe", q.Probe)
+		_ = h.stop(q.Probe) // its memory is small, and the error has no reader
+	})}, nil
+}
+
+// stop ends a measurement if it is under way. If id is empty, it ends any.
+func (h *hub) stop(id string) error {
+	h.probing.Lock()
+	defer h.probing.Unlock()
+	m := h.measuring
+	if m == nil || id != "" && m.id != id {
+		return nil
+	}
+	m.timer.Stop()
+	h.measuring = nil
+	return m.Close()
 }

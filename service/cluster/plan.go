@@ -17,6 +17,9 @@ import (
 // lookAgain is the interval at which a job that waits for its racks looks at the plan, because a lease ends without an event.
 const lookAgain = 500 * time.Millisecond
 
+// planned reports whether a plan places the racks.
+func (k *Cluster) planned() bool { return k != nil && k.Members != nil }
+
 // names returns the racks' names, for comparison.
 func (k *Cluster) names() string { return fmt.Sprint(k.Names()) }
 
@@ -27,7 +30,7 @@ func (k *Cluster) now() (*Cluster, error) {
 	}
 	s := k.Members.Standing()
 	if s.Fenced {
-		return nil, &job.Unplanned{Err: k.vacant(&s)}
+		return nil, &job.Unplaced{Err: k.vacant(&s), Planned: true}
 	}
 	c := *k.Cluster
 	c.Racks = slices.Clone(c.Racks)
@@ -44,7 +47,7 @@ func (k *Cluster) now() (*Cluster, error) {
 func (k *Cluster) divide(total int) ([]int, error) {
 	workers, err := k.Workers(total)
 	if err != nil && k.Members != nil && k.Loss() == racks.LossGoOn {
-		return nil, &job.Unplanned{Err: err}
+		return nil, &job.Unplaced{Err: err, Planned: true}
 	}
 	return workers, err
 }
@@ -93,8 +96,8 @@ func (k *Cluster) aggregators() (all []*api.Aggregator) {
 }
 
 // holder returns the aggregator that serves a rack by a plan of all declared racks.
-func (k *Cluster) holder(p *racks.Plan, rack string) racks.Holder {
-	if i := k.declared.index(rack); i < len(p.Holders) {
+func (h *hub) holder(p *racks.Plan, rack string) racks.Holder {
+	if i := h.declared.index(rack); i < len(p.Holders) {
 		return p.Holders[i]
 	}
 	return racks.Holder{}
@@ -126,9 +129,9 @@ func (k *Cluster) reach(ctx context.Context) ([]peer, error) {
 }
 
 // checkHolder refuses an aggregator that asks for a rack that the plan gives to another. One that a run began with may ask on: that
-// it is out of the plan may only mean that it cannot reach etcd. The caller holds k.mu.
-func (k *Cluster) checkHolder(r *api.AskRequest) error {
-	for j, u := range k.runs {
+// it is out of the plan may only mean that it cannot reach etcd. The caller holds h.mu.
+func (h *hub) checkHolder(r *api.AskRequest) error {
+	for j, u := range h.runs {
 		if j.Name != r.Job {
 			continue
 		}
@@ -136,17 +139,17 @@ func (k *Cluster) checkHolder(r *api.AskRequest) error {
 			return nil
 		}
 	}
-	s := k.Members.Standing()
-	if h := k.holder(&s.Plan, r.From); h.Aggregator == "" || h.Aggregator != r.Aggregator {
+	s := h.Cluster.Members.Standing()
+	if by := h.holder(&s.Plan, r.From); by.Aggregator == "" || by.Aggregator != r.Aggregator {
 		return rpc.Refuse(connect.CodeUnavailable, "the aggregator at %s asks for rack %q, which is that of %v by the plan of epoch %d",
-			rpc.Printable(r.Url, rpc.MaxNameBytes), r.From, h, s.Plan.Epoch)
+			rpc.Printable(r.Url, rpc.MaxNameBytes), r.From, by, s.Plan.Epoch)
 	}
 	return nil
 }
 
 // FollowPlan ends jobs that run over a rack that the plan gives to another aggregator, until the service ends.
 func (k *Cluster) FollowPlan(running func() []*job.Job) {
-	for k.Members != nil {
+	for k.planned() {
 		changed := k.Members.Changed()
 		standing := k.Members.Standing()
 		for _, j := range running() {
@@ -154,7 +157,7 @@ func (k *Cluster) FollowPlan(running func() []*job.Job) {
 		}
 		select {
 		case <-changed:
-		case <-k.Closing:
+		case <-k.jobs.Closing:
 			return
 		}
 	}
@@ -195,10 +198,10 @@ func (k *Cluster) moved(u *run, rack int) error {
 
 // Describe adds the membership to the status.
 func (k *Cluster) Describe(out *api.StatusResponse) {
-	if k.Members == nil {
+	s, planned := k.Standing()
+	if !planned {
 		return
 	}
-	s := k.Members.Standing()
 	m := &api.Membership{Epoch: s.Plan.Epoch, Leader: s.Store.Leader, Reachable: s.Store.Reachable, LeaseSeconds: s.Store.Seconds}
 	if s.Refusal != nil {
 		m.Refusal = s.Refusal.Error()

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -54,53 +53,6 @@ type introduction struct {
 	Lanes    map[string]string // by provider, the input of the plan
 }
 
-// Place gives a worker its place in this rack: a job's workers are divided among the racks, and ranks count through them.
-func (k *Cluster) Place(sp *job.Spec, m *job.Member, r *api.JoinRequest) error {
-	if sp.Parts > 0 {
-		if err := k.placeSpread(sp, m, r.Rack); err != nil {
-			return err
-		}
-	} else if err := k.placeHere(sp, m, r.Rack); err != nil {
-		return err
-	}
-	return k.chooseOuter(sp, r.Outer)
-}
-
-func (k *Cluster) placeHere(sp *job.Spec, m *job.Member, rack string) error {
-	k, err := k.now()
-	if err != nil {
-		return err
-	}
-	workers, err := k.divide(sp.Total)
-	if err != nil {
-		return err
-	}
-	for _, n := range workers[:k.own] {
-		m.First += n
-	}
-	sp.Racks, sp.Workers = &Rendezvous{k: k}, workers[k.own]
-	m.Ranks = sp.Workers
-	if m.Rank < 0 {
-		return nil
-	}
-	rank := m.Rank
-	if m.Rank -= m.First; m.Rank < 0 || m.Rank >= sp.Workers {
-		own := k.Racks[racks.Of(rank, workers)]
-		remedy := "join the aggregator at " + cmp.Or(own.URL, "its URL")
-		if rack == k.Own {
-			remedy = "another aggregator sends it here: " + sameFile
-		}
-		return k.misplaced("rank %d of %d belongs to rack %q, this is rack %q with ranks %d to %d: %s", rank, sp.Total, own.Name,
-			k.Own, m.First, m.First+sp.Workers-1, remedy)
-	}
-	return nil
-}
-
-// misplaced returns the error of a worker that has joined another rack than its own.
-func (k *Cluster) misplaced(format string, args ...any) error {
-	return &job.Misplaced{Text: fmt.Sprintf(format, args...), Planned: k.Members != nil}
-}
-
 // Rendezvous connects a job with the same job of the other racks.
 type Rendezvous struct {
 	k *Cluster
@@ -119,7 +71,7 @@ func (r *Rendezvous) Alone() bool { return false }
 
 // introduce returns the values on which the racks must agree.
 func (r *Rendezvous) introduce(u *run) (*introduction, error) {
-	k, j, all := r.k, r.j, r.k.Engines
+	k, j, all := r.k, r.j, r.k.jobs.Engines
 	in := &introduction{Run: u.id, Aggregator: k.id, HostID: all.HostID, UID: all.UID, Lanes: map[string]string{}}
 	candidates, err := j.Candidates()
 	if err != nil {
@@ -281,7 +233,7 @@ func (r *Rendezvous) Finish() error {
 	defer cancel()
 	_, err := k.exchange(ctx, j, u, stageEnd, nil)
 	if err != nil {
-		k.Log.Debug("the other racks may not have ended", "job", j.Name, "err", err)
+		k.jobs.Log.Debug("the other racks may not have ended", "job", j.Name, "err", err)
 	}
 	return err
 }
@@ -334,7 +286,7 @@ func (r *Rendezvous) agree(ctx context.Context, workers []int) (e *engine.Engine
 					k.Racks[i].Name, b)
 			}
 		}
-		return k.Engines.By[p], nil
+		return k.jobs.Engines.By[p], nil
 	}
 	var have []string
 	for i := range all {

@@ -30,16 +30,7 @@ func (t *Table) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse
 	}
 	m, sp, err := t.newMember(r)
 	if err != nil {
-		code := connect.CodeInvalidArgument
-		at := new(Misplaced)
-		is := errors.As(err, &at)
-		if errors.As(err, new(*Unplanned)) || is && at.Planned {
-			code = connect.CodeFailedPrecondition // by another plan it may have its place here
-		}
-		if is {
-			t.EndForming(r.Job, by, fmt.Errorf("%v was refused: %w", m, err))
-		}
-		return nil, rpc.Refuse(code, "join job %q: %w", r.Job, err)
+		return nil, t.unplaced(m, by, r.Job, err)
 	}
 	wait, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
@@ -74,19 +65,38 @@ func (t *Table) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse
 		<-j.started
 	}
 	if j.startErr != nil {
-		code := connect.CodeFailedPrecondition
-		switch {
-		case errors.Is(wait.Err(), context.DeadlineExceeded):
-			code = connect.CodeDeadlineExceeded
-		case connect.CodeOf(j.startErr) == connect.CodeResourceExhausted:
-			code = connect.CodeResourceExhausted
-		}
-		return nil, rpc.Refuse(code, "join job %q: %w", r.Job, rpc.Reason(j.startErr))
+		return nil, j.notStarted(wait)
 	}
 	if ctx.Err() != nil {
 		m.lost("it went away while it joined")
 	}
 	return m.welcome(), nil
+}
+
+// unplaced refuses a worker. A job that one of its workers takes to another rack ends: its others would wait in vain.
+func (t *Table) unplaced(m *Member, by *Caller, job string, err error) error {
+	code := connect.CodeInvalidArgument
+	if at := new(Unplaced); errors.As(err, &at) {
+		if at.Planned {
+			code = connect.CodeFailedPrecondition
+		}
+		if at.Misplaced {
+			t.EndForming(job, by, fmt.Errorf("%v was refused: %w", m, err))
+		}
+	}
+	return rpc.Refuse(code, "join job %q: %w", job, err)
+}
+
+// notStarted returns the error of a worker whose job has not started.
+func (j *Job) notStarted(wait context.Context) error {
+	code := connect.CodeFailedPrecondition
+	switch {
+	case errors.Is(wait.Err(), context.DeadlineExceeded):
+		code = connect.CodeDeadlineExceeded
+	case connect.CodeOf(j.startErr) == connect.CodeResourceExhausted:
+		code = connect.CodeResourceExhausted
+	}
+	return rpc.Refuse(code, "join job %q: %w", j.Name, rpc.Reason(j.startErr))
 }
 
 // beginFor begins the job whose last worker has joined, and says why it could not: that one has gone away, another was refused, or
@@ -117,20 +127,16 @@ func (e *impatient) Error() string { return e.text }
 // Is matches [context.DeadlineExceeded]: what the job still waited for (racks, connections, a place) has not come in time.
 func (e *impatient) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// Misplaced is the error of a worker that has come to another rack than its own.
-type Misplaced struct {
-	Text    string
-	Planned bool // racks are placed by a plan, which changes
+// Unplaced is the error of a worker that has no place here.
+type Unplaced struct {
+	Err       error
+	Misplaced bool // it has one in another rack
+	Planned   bool // by another plan it may have one here
 }
 
-// Unplanned is the error of a worker that has no place by this aggregator's plan, and may have one by another.
-type Unplanned struct{ Err error }
+func (e *Unplaced) Error() string { return e.Err.Error() }
 
-func (e *Unplanned) Error() string { return e.Err.Error() }
-
-func (e *Unplanned) Unwrap() error { return e.Err }
-
-func (e *Misplaced) Error() string { return e.Text }
+func (e *Unplaced) Unwrap() error { return e.Err }
 
 // EndForming ends a job that still forms, or begins, because of one of its workers or racks: the others would wait in vain. It does
 // nothing if by is not nil and lacks the job's token.

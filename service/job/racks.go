@@ -2,11 +2,9 @@ package job
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/engine"
 )
@@ -78,15 +76,3 @@ func (OneRack) Publish(error)                                       {}
 func (OneRack) Finish() error                                       { return nil }
 func (OneRack) End()                                                {}
 func (OneRack) GiveUp(error)                                        {}
-
-// NoCluster is the placer of an aggregator that is of no cluster.
-type NoCluster struct{}
-
-func (NoCluster) Redirect(*api.JoinRequest, func() error) (*api.JoinResponse, error) { return nil, nil }
-
-func (NoCluster) Place(sp *Spec, _ *Member, r *api.JoinRequest) (err error) {
-	if sp.Outer, err = outer.Parse(r.Outer); err == nil && sp.Outer != (outer.Optimizer{}) {
-		err = fmt.Errorf("outer %q, and this aggregator is of no cluster: leave it out, or join the aggregators of several racks", r.Outer)
-	}
-	return err
-}

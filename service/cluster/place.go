@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -8,7 +9,9 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/hierarchy"
+	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/racks"
@@ -18,6 +21,9 @@ import (
 // Redirect sends a worker to the aggregator of its rank's rack or, in a cluster of shape flat, to all of them. It returns nil if
 // the worker is in its place.
 func (k *Cluster) Redirect(r *api.JoinRequest, may func() error) (*api.JoinResponse, error) {
+	if k == nil {
+		return nil, nil
+	}
 	flat := k.topology.Shape == hierarchy.Flat
 	switch {
 	case r.Parts > 0 && !flat:
@@ -71,8 +77,8 @@ func (k *Cluster) toOwnRack(r *api.JoinRequest, may func() error) (*api.JoinResp
 	if err := may(); err != nil {
 		return nil, err
 	}
-	k.Log.Info("worker sent to its rack's aggregator", "job", r.Job, "rank", r.Rank, "host", rpc.Printable(r.Host, rpc.MaxNameBytes),
-		"rack", own.Name)
+	k.jobs.Log.Info("worker sent to its rack's aggregator", "job", r.Job, "rank", r.Rank, "host",
+		rpc.Printable(r.Host, rpc.MaxNameBytes), "rack", own.Name)
 	return &api.JoinResponse{Rack: own.Name, Aggregators: []*api.Aggregator{aggregatorOf(own)}}, nil
 }
 
@@ -83,6 +89,57 @@ func aggregatorOf(r racks.Rack) *api.Aggregator {
 		a.Ca = r.CA
 	}
 	return a
+}
+
+// Place gives a worker its place in this rack: a job's workers are divided among the racks, and ranks count through them.
+func (k *Cluster) Place(sp *job.Spec, m *job.Member, r *api.JoinRequest) error {
+	var err error
+	switch {
+	case k == nil:
+	case sp.Parts > 0:
+		err = k.placeSpread(sp, m, r.Rack)
+	default:
+		err = k.placeHere(sp, m, r.Rack)
+	}
+	if err != nil {
+		return err
+	}
+	return k.chooseOuter(sp, r.Outer)
+}
+
+func (k *Cluster) placeHere(sp *job.Spec, m *job.Member, rack string) error {
+	k, err := k.now()
+	if err != nil {
+		return err
+	}
+	workers, err := k.divide(sp.Total)
+	if err != nil {
+		return err
+	}
+	for _, n := range workers[:k.own] {
+		m.First += n
+	}
+	sp.Racks, sp.Workers = &Rendezvous{k: k}, workers[k.own]
+	m.Ranks = sp.Workers
+	if m.Rank < 0 {
+		return nil
+	}
+	rank := m.Rank
+	if m.Rank -= m.First; m.Rank < 0 || m.Rank >= sp.Workers {
+		own := k.Racks[racks.Of(rank, workers)]
+		remedy := "join the aggregator at " + cmp.Or(own.URL, "its URL")
+		if rack == k.Own {
+			remedy = "another aggregator sends it here: " + sameFile
+		}
+		return k.misplaced("rank %d of %d belongs to rack %q, this is rack %q with ranks %d to %d: %s", rank, sp.Total, own.Name,
+			k.Own, m.First, m.First+sp.Workers-1, remedy)
+	}
+	return nil
+}
+
+// misplaced returns the error of a worker that has joined another rack than its own.
+func (k *Cluster) misplaced(format string, args ...any) error {
+	return &job.Unplaced{Err: fmt.Errorf(format, args...), Misplaced: true, Planned: k.Members != nil}
 }
 
 // placeSpread gives a worker its place in a job that is spread over several aggregators, each of which has all workers.
@@ -115,6 +172,27 @@ func (k *Cluster) placeSpread(sp *job.Spec, m *job.Member, rack string) error {
 	if m.Rank >= 0 && (m.Rank < m.Low || m.Rank >= m.Low+m.Ranks) {
 		return k.misplaced("rank %d of %d does not belong to rack %q, which has ranks %d to %d: join the aggregator of its rack",
 			m.Rank, sp.Total, rack, m.Low, m.Low+m.Ranks-1)
+	}
+	return nil
+}
+
+// chooseOuter sets the outer optimizer of a job: as its worker declares it, or as the cluster's file does.
+func (k *Cluster) chooseOuter(sp *job.Spec, text string) (err error) {
+	if k != nil {
+		text = cmp.Or(text, k.Outer)
+	}
+	if sp.Outer, err = outer.Parse(text); err != nil || sp.Outer == (outer.Optimizer{}) {
+		return err
+	}
+	switch {
+	case k == nil:
+		return fmt.Errorf("outer %q, and this aggregator is of no cluster: leave it out, or join the aggregators of several racks", text)
+	case k.topology.Shape == hierarchy.Flat:
+		return fmt.Errorf("outer %q has racks train on their own, and in shape flat no aggregator has a rack's sums: use another shape, or outer none",
+			text)
+	case sp.Mode != aggregate.Eager:
+		return fmt.Errorf("outer %q has racks train on their own, which mode %v cannot: use mode %v, or outer none", text, sp.Mode,
+			aggregate.Eager)
 	}
 	return nil
 }
