@@ -5,8 +5,11 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"os"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -45,90 +48,112 @@ func (s *Service) identify(r *http.Request) *job.Caller {
 	return c
 }
 
+// refusal is the error of a request that is turned away.
+type refusal struct {
+	reason string // as it is counted
+	*connect.Error
+}
+
 // guard finds out who calls and bounds the request, before h reads its body.
 func (s *Service) guard(h http.Handler) http.Handler {
 	writer := connect.NewErrorWriter(codecs...)
-	turnAway := func(w http.ResponseWriter, r *http.Request, reason string, err *connect.Error) {
-		s.refusals.Count(reason)
-		if r.ContentLength != 0 {
-			answerFirst(w, r)
-		}
-		if writer.IsSupported(r) {
-			writer.Write(w, r, err)
-			return
-		}
-		http.Error(w, err.Message(), statusOf(err.Code()))
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := s.identify(r)
-		most, needsSession := s.bodies[r.URL.Path]
-		switch {
-		case c.Member != nil:
-			if c.Conn != nil {
-				c.Conn.Promote(c.Member)
-			}
-			if c.Member.Calls.Add(1) > maxMemberCalls {
-				c.Member.Calls.Add(-1)
-				turnAway(w, r, "member_calls", connect.NewError(connect.CodeResourceExhausted, errBusyMember))
-				return
-			}
-			defer c.Member.Calls.Add(-1)
-		case c.Conn != nil && !c.Admin:
-			if r.URL.Path == apiconnect.RackServiceAskProcedure {
-				defer func() { // without a valid seal the question was a stranger's
-					if !c.Rack {
-						c.Conn.Count()
-					}
-				}()
-			} else if !c.Conn.Count() {
-				panic(http.ErrAbortHandler)
-			}
-			if c.Call = c.Conn.Call(); c.Call == nil {
-				panic(http.ErrAbortHandler)
-			}
-			defer c.Call.End()
-		}
-		if s.access.keys != nil && !openPaths[r.URL.Path] && !s.known(c) {
-			turnAway(w, r, "token", connect.NewError(connect.CodeUnauthenticated, errNoToken))
-			return
-		}
-		if s.access.keys == nil && !c.Admin {
-			if err := s.misled(r); err != nil {
-				turnAway(w, r, "browser", err)
-				return
-			}
-		}
-		if needsSession && c.Member == nil {
-			turnAway(w, r, "session", connect.NewError(connect.CodeUnauthenticated, errNoSession))
-			return
-		}
+		defer c.Settle()
+		limit, needsSession := s.bodies[r.URL.Path]
 		if !needsSession {
-			most = strangersBody
+			limit = strangersBody
 		}
-		most, refusal := bodyLimit(r, most)
-		if refusal != nil {
-			turnAway(w, r, "body", refusal)
-			return
+		most := r.ContentLength
+		if most < 0 {
+			most = min(limit, unknownBody)
 		}
-		if r.ContentLength < 0 { // it may be too long
+		no := s.count(c, r.URL.Path)
+		if no == nil {
+			no = s.mayCall(c, r, needsSession)
+		}
+		if no == nil {
+			no = charge(c, most, limit)
+		}
+		if r.ContentLength < 0 || no != nil && r.ContentLength > 0 { // it may be too long, or is not read
 			answerFirst(w, r)
 		}
-		r.Body = c.Conn.Body(http.MaxBytesReader(w, r.Body, most))
-		if c.Member != nil {
-			x := quota.Amounts{quota.Memory: callCost + growth*most}
-			switch err := c.Member.Job.Account.Charge(x); {
-			case errors.Is(err, quota.ErrOver): // the session ended with the job, since it was looked up
-				turnAway(w, r, "session", connect.NewError(connect.CodeUnauthenticated, errNoSession))
-				return
-			case err != nil:
-				turnAway(w, r, "quota", rpc.Refuse(connect.CodeResourceExhausted, "a request of %d bytes: %w", most, err))
-				return
-			}
-			defer c.Member.Job.Account.Return(x)
+		if no == nil {
+			r.Body = c.Conn.Body(http.MaxBytesReader(w, r.Body, most))
+			h.ServeHTTP(w, r.WithContext(c.With(r.Context())))
+			return
 		}
-		defer c.Settle()
-		h.ServeHTTP(w, r.WithContext(c.With(r.Context())))
+		s.refusals.Count(no.reason)
+		if writer.IsSupported(r) {
+			writer.Write(w, r, no.Error)
+		} else {
+			http.Error(w, no.Message(), statusOf(no.Code()))
+		}
 	})
+}
+
+// count counts a call of a member, or of a stranger. It ends the connection of a stranger who calls too often.
+func (s *Service) count(c *job.Caller, path string) *refusal {
+	switch {
+	case c.Member != nil:
+		if c.Conn != nil {
+			c.Conn.Promote(c.Member)
+		}
+		c.Owe(func() { c.Member.Calls.Add(-1) })
+		if c.Member.Calls.Add(1) > maxMemberCalls {
+			return &refusal{"member_calls", connect.NewError(connect.CodeResourceExhausted, errBusyMember)}
+		}
+	case c.Conn != nil && !c.Admin:
+		if path == apiconnect.RackServiceAskProcedure {
+			c.Owe(func() { // without a valid seal the question was a stranger's
+				if !c.Rack {
+					c.Conn.Count()
+				}
+			})
+		} else if !c.Conn.Count() {
+			panic(http.ErrAbortHandler)
+		}
+		if c.Call = c.Conn.Call(); c.Call == nil {
+			panic(http.ErrAbortHandler)
+		}
+		c.Owe(c.Call.End)
+	}
+	return nil
+}
+
+// mayCall refuses a caller without the token or the session that a request needs.
+func (s *Service) mayCall(c *job.Caller, r *http.Request, needsSession bool) *refusal {
+	switch closed := s.access.keys != nil; {
+	case closed && !openPaths[r.URL.Path] && !s.known(c):
+		return &refusal{"token", connect.NewError(connect.CodeUnauthenticated, errNoToken)}
+	case !closed && !c.Admin:
+		if err := s.misled(r); err != nil {
+			return &refusal{"browser", err}
+		}
+	}
+	if needsSession && c.Member == nil {
+		return &refusal{"session", connect.NewError(connect.CodeUnauthenticated, errNoSession)}
+	}
+	return nil
+}
+
+// charge charges a member's job for a request, of whose body so many bytes are read. It refuses a longer one than the limit.
+func charge(c *job.Caller, most, limit int64) *refusal {
+	if most > limit {
+		return &refusal{"body", rpc.Refuse(connect.CodeResourceExhausted, "a body of %d bytes: at most %d are taken", most, limit)}
+	}
+	if c.Member == nil {
+		return nil
+	}
+	account, x := c.Member.Job.Account, quota.Amounts{quota.Memory: callCost + growth*most}
+	switch err := account.Charge(x); {
+	case errors.Is(err, quota.ErrOver): // the session ended with the job, since it was looked up
+		return &refusal{"session", connect.NewError(connect.CodeUnauthenticated, errNoSession)}
+	case err != nil:
+		return &refusal{"quota", rpc.Refuse(connect.CodeResourceExhausted, "a request of %d bytes: %w", most, err)}
+	}
+	c.Owe(func() { account.Return(x) })
+	return nil
 }
 
 // answerFirst lets the server answer a request of HTTP/1 before it reads the rest of the body, which is metered.
@@ -136,17 +161,6 @@ func answerFirst(w http.ResponseWriter, r *http.Request) {
 	if r.ProtoMajor == 1 {
 		w.Header().Set("Connection", "close")
 	}
-}
-
-// bodyLimit returns how many bytes of a request's body are read, of a call that may have so many.
-func bodyLimit(r *http.Request, most int64) (int64, *connect.Error) {
-	switch {
-	case r.ContentLength < 0:
-		return min(most, unknownBody), nil
-	case r.ContentLength > most:
-		return 0, rpc.Refuse(connect.CodeResourceExhausted, "a body of %d bytes: at most %d are taken", r.ContentLength, most)
-	}
-	return r.ContentLength, nil
 }
 
 func statusOf(c connect.Code) int {
@@ -218,3 +232,40 @@ var (
 	errBusyMember = errors.New("the worker has as many calls under way as it may: wait for some")
 	errNotAdmin   = errors.New("only for the admin: give the admin's token, or call as the aggregator's user over its Unix socket")
 )
+
+// misled returns an error if a request may come from a web page in a browser: it has an origin, or calls this host by a name that
+// the page's owner may have led here. An open aggregator, which asks for no token, must not answer it.
+func (s *Service) misled(r *http.Request) *connect.Error {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		return rpc.Refuse(connect.CodePermissionDenied,
+			"a call from a web page of origin %q: call without a browser, or serve with TLS and tokens", rpc.Printable(origin, rpc.MaxNameBytes))
+	}
+	if name := hostOf(r.Host); !isNamed(name, s.cluster.OwnURL()) {
+		return rpc.Refuse(connect.CodePermissionDenied,
+			"the aggregator asks for no token and is not known as %q: use its address or its host's name, or serve with TLS and tokens",
+			rpc.Printable(name, rpc.MaxNameBytes))
+	}
+	return nil
+}
+
+// hostOf returns the host of a request's Host header.
+func hostOf(header string) string {
+	name, _, err := net.SplitHostPort(header)
+	if err != nil {
+		name = strings.Trim(header, "[]")
+	}
+	return strings.ToLower(strings.TrimSuffix(name, "."))
+}
+
+// isNamed reports whether a name is an address, or one that no web page has: a name without a domain, the host's, or the one in
+// the cluster's file.
+func isNamed(name, ownURL string) bool {
+	if _, err := netip.ParseAddr(name); err == nil || !strings.Contains(name, ".") {
+		return true
+	}
+	if own, err := os.Hostname(); err == nil && name == strings.ToLower(own) {
+		return true
+	}
+	u, err := url.Parse(ownURL)
+	return err == nil && name == strings.ToLower(u.Hostname())
+}

@@ -52,8 +52,7 @@ func (j *Job) ChargeCall(ctx context.Context, what string, bytes int64) error {
 		j.Table.Refused("quota")
 		return rpc.Refuse(connect.CodeResourceExhausted, "%s of job %q: %w", what, j.Name, err)
 	}
-	c := CallerOf(ctx)
-	c.owed = append(c.owed, func() { j.Account.Return(x) })
+	CallerOf(ctx).Owe(func() { j.Account.Return(x) })
 	return nil
 }
 

@@ -15,7 +15,7 @@ type Caller struct {
 	Rack   bool    // by its seal
 	Conn   *door.Conn
 	Call   *door.Call // while a stranger's
-	owed   []func()   // gives back what the call was charged beside its body
+	owed   []func()   // gives back what the call was charged
 }
 
 type callerKey struct{}
@@ -49,6 +49,9 @@ func (c *Caller) IsRack(name string) {
 	}
 	c.Conn.Promote("rack " + name)
 }
+
+// Owe adds what must be done once the call's answer is written.
+func (c *Caller) Owe(giveBack func()) { c.owed = append(c.owed, giveBack) }
 
 // Settle gives back what a call was charged, once its answer is written.
 func (c *Caller) Settle() {
