@@ -128,11 +128,8 @@ func (st *Store) Used(but job.Tenant) quota.Amounts {
 	defer st.mu.Unlock()
 	sum := quota.Amounts{}
 	for of, k := range st.retained {
-		if of == but {
-			continue
-		}
-		for what, n := range k.account.Used() {
-			sum[what] += n
+		if of != but {
+			sum.Add(k.account.Used())
 		}
 	}
 	return sum

@@ -75,6 +75,3 @@ func (c *Caller) MayKnow(k Tenant) bool {
 	return c.Admin || c.Member != nil && c.Member.Job.Name == k.Job && rpc.Equal(c.Member.Job.Token, k.Token) ||
 		c.Token != "" && rpc.Equal(c.Token, k.Token)
 }
-
-// Tenant identifies the owner of a job's runs: its name and its token.
-type Tenant struct{ Job, Token string }

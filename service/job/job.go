@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,8 +16,10 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/service/rpc"
+	"github.com/rackweave/rackweave/verbs"
 )
 
 // Job is one tenant's job, from the first Join to the end of the last worker.
@@ -326,3 +330,207 @@ func (j *Job) failIfDeserted(ctx context.Context) {
 		}
 	}
 }
+
+// maxGatherings limits the barriers that one job waits in at once.
+const maxGatherings = 64
+
+// gathering is a collective call in progress. Every worker makes it; the last to arrive does the work for all.
+type gathering struct {
+	arrived map[int]any         // what each rank has brought
+	work    func() (any, error) // nil if there is nothing to do
+	full    bool                // it is being done
+	done    chan struct{}
+	result  any
+	err     error
+}
+
+// gather adds a rank to the collective call named key and waits for all ranks. check compares what this worker brings with what
+// another one brought; its error fails the call for everyone at once. work runs once, in the last caller.
+func (j *Job) gather(ctx context.Context, key string, rank int, brings any, check func(other int, brought any) error,
+	work func() (any, error)) (any, error) {
+	j.mu.Lock()
+	g, err := j.gathering(key, rank)
+	if err != nil {
+		j.mu.Unlock()
+		return nil, err
+	}
+	if check != nil {
+		for other, brought := range g.arrived {
+			err = check(other, brought)
+			break // all brought the same
+		}
+	}
+	if err != nil {
+		j.finish(key, g, nil, err)
+		j.mu.Unlock()
+		return nil, err
+	}
+	g.arrived[rank], g.work = brings, work
+	if j.complete(g) {
+		g.full = true
+		j.mu.Unlock()
+		j.perform(key, g)
+		return g.result, g.err
+	}
+	j.mu.Unlock()
+	select {
+	case <-g.done:
+		return g.result, g.err
+	case <-j.Failed:
+		return nil, j.FailureError()
+	case <-ctx.Done():
+		return nil, j.giveUp(key, g, rank, ctx.Err())
+	}
+}
+
+// complete reports whether all have arrived who are not lost. The caller holds j.mu.
+func (j *Job) complete(g *gathering) bool {
+	for rank, m := range j.Members {
+		if _, there := g.arrived[rank]; !there && !m.spared {
+			return false
+		}
+	}
+	return true
+}
+
+// perform does the work of a collective call that is complete.
+func (j *Job) perform(key string, g *gathering) {
+	var result any
+	var err error
+	if g.work != nil {
+		result, err = g.work()
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.finish(key, g, result, err)
+}
+
+// gathering finds or starts the collective call named key. The caller holds j.mu.
+func (j *Job) gathering(key string, rank int) (*gathering, error) {
+	if i := slices.IndexFunc(j.Members, (*Member).left); i >= 0 {
+		return nil, deserted(key, j.Members[i])
+	}
+	g := j.gatherings[key]
+	if g == nil {
+		if len(j.gatherings) == maxGatherings {
+			return nil, rpc.Refuse(connect.CodeResourceExhausted, "%s: job %q waits in %d calls already", key, j.Name, maxGatherings)
+		}
+		g = &gathering{arrived: map[int]any{}, done: make(chan struct{})}
+		j.gatherings[key] = g
+	}
+	if _, there := g.arrived[rank]; there {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "%s: worker %d is in this call already", key, rank)
+	}
+	return g, nil
+}
+
+// endGatherings fails the collective calls that wait for a worker who has left. The caller holds j.mu.
+func (j *Job) endGatherings(m *Member) {
+	for key, g := range j.gatherings {
+		if _, there := g.arrived[m.Rank]; !there && !g.full {
+			j.finish(key, g, nil, deserted(key, m))
+		}
+	}
+}
+
+func deserted(key string, m *Member) error {
+	return rpc.Refuse(connect.CodeFailedPrecondition, "%s: %v has left job %q: it cannot be waited for", key, m, m.Job.Name)
+}
+
+// finish ends a collective call for all who wait. The caller holds j.mu.
+func (j *Job) finish(key string, g *gathering, result any, err error) {
+	if j.gatherings[key] == g {
+		delete(j.gatherings, key)
+	}
+	g.result, g.err = result, err
+	close(g.done)
+}
+
+// giveUp removes a worker whose time is up from the call and names the missing ranks.
+func (j *Job) giveUp(key string, g *gathering, rank int, cause error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if isClosed(g.done) {
+		return g.err
+	}
+	if g.full {
+		return rpc.Refuse(codeOf(cause), "%s: all workers called, it is still being done", key)
+	}
+	var missing []string
+	for r, m := range j.Members {
+		if _, there := g.arrived[r]; !there {
+			missing = append(missing, m.String())
+		}
+	}
+	if delete(g.arrived, rank); len(g.arrived) == 0 {
+		delete(j.gatherings, key)
+	}
+	return rpc.Refuse(codeOf(cause), "%s: waited for %s", key, strings.Join(missing, ", "))
+}
+
+// codeOf returns the code of a call that waited until its context ended.
+func codeOf(cause error) connect.Code {
+	if errors.Is(cause, context.Canceled) {
+		return connect.CodeCanceled
+	}
+	return connect.CodeDeadlineExceeded
+}
+
+// chooseEngine picks the provider of a job whose workers have all joined.
+func (t *Table) chooseEngine(j *Job) (*engine.Engine, error) {
+	candidates, err := j.Candidates()
+	if err != nil {
+		return nil, err
+	}
+	var reasons []string
+	for _, p := range candidates {
+		if err := t.Usable(p, j.Members); err == nil {
+			return t.Engines.By[p], nil
+		} else {
+			reasons = append(reasons, fmt.Sprintf("%s: %v", p, err))
+		}
+	}
+	return nil, fmt.Errorf("no provider suits all workers: %s", strings.Join(reasons, "; "))
+}
+
+// Candidates are the providers that the job's workers allow, fastest first.
+func (j *Job) Candidates() ([]string, error) {
+	var asked *Member
+	for _, m := range j.Members {
+		if m.provider == "" {
+			continue
+		}
+		if asked != nil && asked.provider != m.provider {
+			return nil, fmt.Errorf("%v asks for provider %s, %v for %s: all workers must ask for the same, or for auto", m, m.provider,
+				asked, asked.provider)
+		}
+		asked = m
+	}
+	if asked != nil {
+		return []string{asked.provider}, nil
+	}
+	return verbs.Providers(), nil
+}
+
+// Usable reports whether all workers can use a provider, and if not, why.
+func (t *Table) Usable(p string, members []*Member) error {
+	if t.Engines.By[p] == nil {
+		return errors.New("not served here")
+	}
+	for _, m := range members {
+		if !slices.Contains(m.providers, p) {
+			return fmt.Errorf("%v has none", m)
+		}
+		if p == verbs.ProviderSHM && m.hostID != t.Engines.HostID {
+			return fmt.Errorf("%v is not on the aggregator's host", m)
+		}
+		if p == verbs.ProviderSHM && m.uid != t.Engines.UID && m.uid != 0 && !t.Engines.AnyUser {
+			return fmt.Errorf("%v runs as user %d, the aggregator as user %d: run both as one, use another provider, or start the aggregator "+
+				"with --provider-options shm:users=any", m, m.uid, t.Engines.UID)
+		}
+	}
+	return nil
+}
+
+// Tenant identifies the owner of a job's runs: its name and its token.
+type Tenant struct{ Job, Token string }

@@ -4,15 +4,22 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/quota"
+	"github.com/rackweave/rackweave/service/rpc"
 )
 
 // Placer is the cluster of an aggregator, which places workers.
@@ -179,26 +186,289 @@ func (t *Table) forget(j *Job) {
 func (t *Table) RunningJobs() []*Job {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var jobs []*Job
-	for _, j := range t.jobs {
-		if j.State() == "running" && j.Agg != nil {
-			jobs = append(jobs, j)
-		}
-	}
-	return jobs
+	return slices.DeleteFunc(slices.Collect(maps.Values(t.jobs)), func(j *Job) bool { return j.State() != "running" || j.Agg == nil })
 }
 
 // AllJobs lists forming, running and retired jobs by name and age.
 func (t *Table) AllJobs() []*Job {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var jobs []*Job
-	for _, j := range t.jobs {
-		jobs = append(jobs, j)
-	}
-	for j := range t.retired {
-		jobs = append(jobs, j)
-	}
+	jobs := slices.AppendSeq(slices.Collect(maps.Values(t.jobs)), maps.Keys(t.retired))
 	slices.SortFunc(jobs, func(a, b *Job) int { return cmp.Or(cmp.Compare(a.Name, b.Name), a.born.Compare(b.born)) })
 	return jobs
+}
+
+const (
+	// A job whose workers are not all connected gives its place away when it has had it for this long and another needs it; sooner if
+	// its peer has more than half of all places.
+	placeHeld      = 5 * time.Second
+	placeHeldMost  = time.Second
+	placeAgain     = 50 * time.Millisecond // until a job that begins asks again for a place, or for what is free soon
+	retiredPerJobs = 4
+	// Jobs that still form have no place, but each of their workers waits in a call.
+	formingPerPlace = 4
+)
+
+// openLedger opens the machine's account: the memory that is available now, less what the process needs for itself.
+func openLedger() *quota.Ledger {
+	available := numa.AvailableMemory()
+	return quota.New(quota.Amounts{quota.Memory: available - available/16})
+}
+
+// Charge charges the job, or returns a refusal. What is kept of other jobs makes room, if that is enough.
+func (j *Job) Charge(what string, x quota.Amounts) error {
+	err := j.Account.Charge(x)
+	for err != nil && j.Account.Could(x, j.Table.Retainer.Used(j.Tenant())) && j.Table.Retainer.DropOldest(j.Tenant()) {
+		err = j.Account.Charge(x)
+	}
+	if err != nil {
+		j.Table.Refused("quota")
+		return rpc.Refuse(connect.CodeResourceExhausted, "%s of job %q: %w", what, j.Name, err)
+	}
+	return nil
+}
+
+// ChargeCall charges the job for memory that a call takes, until the call's answer is written.
+func (j *Job) ChargeCall(ctx context.Context, what string, bytes int64) error {
+	x := quota.Amounts{quota.Memory: bytes}
+	if err := j.Account.Charge(x); err != nil { // for a moment's memory no other job's state is given up
+		j.Table.Refused("quota")
+		return rpc.Refuse(connect.CodeResourceExhausted, "%s of job %q: %w", what, j.Name, err)
+	}
+	CallerOf(ctx).Owe(func() { j.Account.Return(x) })
+	return nil
+}
+
+// takePlace gives a job that is about to start a place among the running jobs. Where all are taken, an idle one makes room. The
+// caller holds t.mu.
+func (t *Table) takePlace() error {
+	running := len(t.jobs) - len(t.forming())
+	if running < t.MaxJobs && running+len(t.retired) < retiredPerJobs*t.MaxJobs {
+		return nil
+	}
+	t.Refused("jobs")
+	t.endIdle(notConnected, quiet)
+	return &noPlace{rpc.Refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: let one end, close unused sessions, or serve with a "+
+		"larger --max-jobs", running)}
+}
+
+// takeWorker lets one more worker of a job in. Where all places are taken, the oldest job that still forms, of the peer with the
+// most waiting workers, gives way to another; if none forms, an idle one does. The caller holds t.mu.
+func (t *Table) takeWorker(j *Job) error {
+	if t.members < t.MaxWorkers {
+		return nil
+	}
+	t.Refused("workers")
+	if out := t.oldestForming(func(j *Job) int { return len(j.Members) }); out == nil {
+		t.endIdle(notConnected, quiet)
+	} else if out != j {
+		t.endUnformed(out, "too many workers wait for others")
+		return nil
+	}
+	return &noPlace{rpc.Refuse(connect.CodeResourceExhausted, "the aggregator serves %d workers, all it may: let a job end, or join another",
+		t.members)}
+}
+
+// idleness returns since when a job has had a place without using it, for how long it may, and what it has not done. If the time is
+// zero, the job is busy. ofPeer is the number of its peer's jobs. The caller holds t.mu.
+type idleness func(j *Job, ofPeer int) (since time.Time, within time.Duration, why string)
+
+// endIdle ends a job that has been idle, in one of some ways, for longer than it may: of the peer with the most jobs that run, the
+// one that has been so for longest. It waits for one that ends already. The caller holds t.mu.
+func (t *Table) endIdle(ways ...idleness) {
+	of := map[netip.Addr]int{}
+	for _, j := range t.jobs {
+		if !j.isForming() {
+			of[j.peer]++
+		}
+	}
+	var out *Job
+	var most time.Time
+	var why string
+	for _, j := range t.jobs {
+		if j.isForming() {
+			continue
+		}
+		if j.leaving() {
+			return
+		}
+		for _, way := range ways {
+			since, within, is := way(j, of[j.peer])
+			if since.IsZero() || time.Since(since) <= within {
+				continue
+			}
+			if out == nil || cmp.Or(cmp.Compare(of[j.peer], of[out.peer]), most.Compare(since)) > 0 {
+				out, most, why = j, since, is
+			}
+		}
+	}
+	if out != nil {
+		out.end(errors.New(why + ", and another job needs its place"))
+	}
+}
+
+// end ends a job: it does not begin, or it fails. The caller holds t.mu.
+func (j *Job) end(why error) {
+	switch {
+	case j.isForming():
+		j.startErr = why
+		j.Table.settle(j)
+	case !isClosed(j.started):
+		j.despair(why)
+	default:
+		j.Agg.Fail(-1, why)
+	}
+}
+
+// leaving reports whether a job that has a place is about to leave it. The caller holds t.mu.
+func (j *Job) leaving() bool {
+	if j.State() == "forming" {
+		return j.hopeless.Err() != nil
+	}
+	return j.State() != "running" || j.Agg.Failure() != nil
+}
+
+// notConnected is the idleness of a job whose workers have not all connected.
+func notConnected(j *Job, ofPeer int) (since time.Time, within time.Duration, why string) {
+	if j.idles() {
+		since = j.starting
+	}
+	within = placeHeld
+	if ofPeer > j.Table.MaxJobs/2 {
+		within = placeHeldMost
+	}
+	return since, within, "its workers did not connect in time"
+}
+
+// quiet is the idleness of a job that waits for its racks, or whose workers move no gradients.
+func quiet(j *Job, _ int) (since time.Time, within time.Duration, why string) {
+	within = cmp.Or(j.Table.Quiet, time.Minute)
+	if j.State() == "forming" {
+		return j.starting, within, fmt.Sprintf("it did not begin within %v", within)
+	}
+	return j.movedAt, within, fmt.Sprintf("it has moved nothing for %v", within)
+}
+
+// look records whether a job that runs has moved anything since the last call.
+func (j *Job) look(now time.Time) {
+	moved := uint64(0)
+	for _, c := range j.Agg.WorkerCounters() {
+		moved += c.RecvBytes + c.SentBytes
+	}
+	j.Table.mu.Lock()
+	defer j.Table.mu.Unlock()
+	if moved != j.moved || j.movedAt.IsZero() {
+		j.moved, j.movedAt = moved, now
+	}
+}
+
+// idles reports whether a job runs whose workers have not all connected. The caller holds t.mu.
+func (j *Job) idles() bool { return !j.isForming() && j.State() == "running" && !j.connected() }
+
+// chargeWorkers charges a job that begins for its workers. What ended jobs still hold, and jobs whose workers do not connect, is
+// free soon: where that will be enough, chargeWorkers waits.
+func (j *Job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
+	for ctx.Err() == nil && !j.Account.Could(x, j.Table.Retainer.Used(j.Tenant())) && j.Account.Could(x, j.Table.freeSoon(true)) {
+		if !j.Account.Could(x, j.Table.freeSoon(false)) {
+			j.Table.mu.Lock()
+			j.Table.endIdle(notConnected)
+			j.Table.mu.Unlock()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(placeAgain):
+		}
+	}
+	return j.Charge("workers", x)
+}
+
+// freeSoon returns what ended jobs still hold. With idle it adds the jobs whose workers have not all connected.
+func (t *Table) freeSoon(idle bool) quota.Amounts {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	sum := quota.Amounts{}
+	for j := range t.retired {
+		sum.Add(j.Account.Used())
+	}
+	for _, j := range t.jobs {
+		if j.idles() && idle || !j.isForming() && j.State() != "forming" && j.Agg.Failure() != nil {
+			sum.Add(j.Account.Used())
+		}
+	}
+	return sum
+}
+
+// noPlace is a refusal that may be none in a moment.
+type noPlace struct{ error }
+
+func (n *noPlace) Unwrap() error { return n.error }
+
+// connected reports whether all of a job's workers are connected.
+func (j *Job) connected() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, m := range j.Members {
+		if !m.attached {
+			return false
+		}
+	}
+	return len(j.Members) == j.Spec.Workers
+}
+
+// makeRoom lets the oldest job that still forms, of the peer with the most of them, give way where too many do. The caller holds
+// t.mu.
+func (t *Table) makeRoom() {
+	if len(t.forming()) >= formingPerPlace*t.MaxJobs {
+		t.endUnformed(t.oldestForming(func(*Job) int { return 1 }), "too many jobs wait for their workers")
+	}
+}
+
+// oldestForming returns the oldest job that still forms of the peer whose jobs weigh most, or nil if none forms. The caller holds
+// t.mu.
+func (t *Table) oldestForming(weight func(*Job) int) (out *Job) {
+	forming, of := t.forming(), map[netip.Addr]int{}
+	for _, j := range forming {
+		of[j.peer] += weight(j)
+	}
+	for _, j := range forming {
+		if out == nil || cmp.Or(cmp.Compare(of[j.peer], of[out.peer]), out.born.Compare(j.born)) > 0 {
+			out = j
+		}
+	}
+	return out
+}
+
+// endUnformed ends a job that still forms, because there are too many. The caller holds t.mu.
+func (t *Table) endUnformed(j *Job, tooMany string) {
+	t.Refused("forming")
+	j.end(rpc.Refuse(connect.CodeResourceExhausted, "%s, and this job's for the longest", tooMany))
+}
+
+// forming lists the jobs that wait for workers. The caller holds t.mu.
+func (t *Table) forming() []*Job {
+	return slices.DeleteFunc(slices.Collect(maps.Values(t.jobs)), func(j *Job) bool { return !j.isForming() })
+}
+
+// isForming reports whether a job waits for workers. The caller holds t.mu.
+func (j *Job) isForming() bool {
+	return j.starting.IsZero() && !isClosed(j.started)
+}
+
+// settle ends a job's forming: it runs or has failed. The caller holds t.mu.
+func (t *Table) settle(j *Job) {
+	if j.startErr != nil {
+		t.Log.Warn("job could not start", "job", j.Name, "err", j.startErr)
+		delete(t.jobs, j.Name)
+		t.members -= len(j.Members)
+		for _, m := range j.Members {
+			t.Dismiss(m)
+		}
+	} else {
+		t.Log.Info("job started", "job", j.Name, "workers", j.Spec.Workers, "mode", j.Spec.Mode.String(), "optimizer",
+			j.Spec.Rule.String(), "provider", j.Engine.Provider)
+		for _, m := range j.Members {
+			t.sessions[m.Session] = m
+		}
+	}
+	close(j.started)
 }

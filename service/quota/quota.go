@@ -13,6 +13,13 @@ import (
 // Amounts are of resources by name. Memory is one, in bytes; the machine may have any others.
 type Amounts map[string]int64
 
+// Add adds amounts to x.
+func (x Amounts) Add(more Amounts) {
+	for name, n := range more {
+		x[name] += n
+	}
+}
+
 // Memory is the resource that every machine has.
 const Memory = "bytes of memory"
 
@@ -39,9 +46,7 @@ func New(total Amounts) *Ledger { return &Ledger{total: maps.Clone(total), used:
 func (l *Ledger) Add(more Amounts) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for name, n := range more {
-		l.total[name] += n
-	}
+	l.total.Add(more)
 }
 
 // Account holds what one job may have and has.
@@ -86,10 +91,8 @@ func (a *Account) Charge(x Amounts) error {
 	if err := a.exceeds(x, nil); err != nil {
 		return err
 	}
-	for name, n := range x {
-		a.used[name] += n
-		a.l.used[name] += n
-	}
+	a.used.Add(x)
+	a.l.used.Add(x)
 	return nil
 }
 
