@@ -2,16 +2,22 @@ package checkpoint
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
+	"syscall"
 
+	"connectrpc.com/connect"
 	"github.com/google/renameio/v2"
 
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/checkpoint/format"
+	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
@@ -122,4 +128,113 @@ func (s *State) sourceOf(r *api.RestoreRequest, path string) (string, []byte, er
 		return "", nil, err
 	}
 	return filepath.Join(filepath.Dir(path), own.File), own.Hash, nil
+}
+
+// ownerFile returns the path of the file that records the owner of a job's folder, by a digest of the job's token. No job's name
+// begins with a dot.
+func ownerFile(dir string) string {
+	return filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".owner")
+}
+
+// maxCheckpoints bounds the checkpoints of a job without a quota of its own.
+const maxCheckpoints = 1000
+
+// ownsFolder makes the folder of the job's checkpoints if it is missing, and refuses that of another token. A folder without an
+// owner becomes the job's.
+func (s *State) ownsFolder(dir string) error {
+	if err := os.Mkdir(dir, 0o750); err == nil {
+		err = syncDir(filepath.Dir(dir))
+		if err != nil {
+			return rpc.Refuse(connect.CodeInternal, "checkpoints of job %q: %w", s.Name, err)
+		}
+	} else if !errors.Is(err, os.ErrExist) {
+		return rpc.Refuse(connect.CodeInternal, "checkpoints of job %q: %w", s.Name, err)
+	}
+	sum := sha256.Sum256([]byte("rackweave checkpoints " + s.Token))
+	mine := hex.EncodeToString(sum[:])
+	path := ownerFile(dir)
+	text, err := firstText(path, mine+"\n")
+	if err != nil {
+		return rpc.Refuse(connect.CodeInternal, "checkpoints of job %q: %w", s.Name, err)
+	}
+	if !rpc.Equal(strings.TrimSpace(text), mine) {
+		s.store.refused("checkpoint_owner")
+		return rpc.Refuse(connect.CodePermissionDenied,
+			"checkpoints of job %q belong to another token: use that one, or another job's name, or have the admin remove %s", s.Name, path)
+	}
+	return nil
+}
+
+// firstText returns the text of a file, which it makes with this text if it is missing. The file appears whole, because others may
+// ask at the same time and the machine may stop at any. Without hard links, as on vfat, a reader may see a part of it meanwhile.
+func firstText(path, text string) (string, error) {
+	held, err := os.ReadFile(path)
+	if !errors.Is(err, os.ErrNotExist) {
+		return string(held), err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(f.Name())
+	if err := writeAll(f, text); err != nil {
+		return "", err
+	}
+	err = os.Link(f.Name(), path)
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, os.ErrPermission) {
+		if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			if err = writeAll(f, text); err != nil {
+				os.Remove(path)
+			}
+		}
+	}
+	if errors.Is(err, os.ErrExist) {
+		held, err = os.ReadFile(path)
+		return string(held), err
+	}
+	return text, errors.Join(err, syncDir(filepath.Dir(path)))
+}
+
+// writeAll writes a file's text to the disk, and closes the file.
+func writeAll(f *os.File, text string) error {
+	_, err := f.WriteString(text)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// roomFor refuses a file of a checkpoint for which the job's quota or the disk has no room. Files of the same name make room.
+func (s *State) roomFor(name, path string, h *api.CheckpointHeader, arrays int) error {
+	bytes := int64(0)
+	for _, t := range h.Tensors {
+		bytes += int64(t.Elems)*4*int64(arrays) + int64(len(t.Name)) + 64
+	}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	used, count, parts := int64(0), 1, partFiles(name, anyPart)
+	for _, e := range entries {
+		if e.Name() == name+checkpointSuffix || parts.MatchString(e.Name()) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && strings.HasSuffix(e.Name(), checkpointSuffix) {
+			used += info.Size()
+			count++
+		}
+	}
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(filepath.Dir(path), &disk); err != nil {
+		return err
+	}
+	free := int64(disk.Bavail) * disk.Bsize
+	switch q := s.Policy.Quota; {
+	case count > maxCheckpoints:
+		return fmt.Errorf("%w: job %q has %d checkpoints, the most that it may have: save under the name of one of them", quota.ErrExceeded, s.Name,
+			count-1)
+	case q.CheckpointBytes > 0 && used+bytes > q.CheckpointBytes:
+		return fmt.Errorf("%w: %d bytes beside %d that job %q has saved: its quota is %d", quota.ErrExceeded, bytes, used, s.Name,
+			q.CheckpointBytes)
+	case bytes > free-free/8:
+		return fmt.Errorf("%w: %d bytes, and the disk has %d, of which an eighth is left to others", quota.ErrExceeded, bytes, free)
+	}
+	return nil
 }
