@@ -63,7 +63,7 @@ func providers() []Finding {
 }
 
 // Write writes findings for a person to read, each remedy on a line of its own.
-func Write(w io.Writer, all []Finding) error {
+func Write(w io.Writer, all []Finding) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range all {
 		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Level, f.Check, f.Detail)
@@ -71,5 +71,5 @@ func Write(w io.Writer, all []Finding) error {
 			fmt.Fprintf(table, "\t\t→ %s\n", f.Remedy)
 		}
 	}
-	return table.Flush()
+	table.Flush()
 }

@@ -193,7 +193,7 @@ func (t *Timeline) Shares() []Share {
 }
 
 // WriteTable prints where each worker's time went, per step.
-func (t *Timeline) WriteTable(out io.Writer) error {
+func (t *Timeline) WriteTable(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(w, "worker\tsteps\tms a step\tcompute\twire\twait\taggregation\t")
 	synchronous := t.Trace.Mode != "stream"
@@ -210,5 +210,5 @@ func (t *Timeline) WriteTable(out io.Writer) error {
 		}
 		fmt.Fprintln(w)
 	}
-	return w.Flush()
+	w.Flush()
 }

@@ -2,15 +2,20 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/launch"
 )
 
@@ -68,6 +73,50 @@ func oneArg(name string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// result is a command that returns what it prints: a value for --json, and text for people. Without text it has printed all.
+type result func(cmd *cobra.Command, args []string) (v any, text func(io.Writer), err error)
+
+// printing runs a result by a command, to which it adds --json.
+func printing(cmd *cobra.Command, result result) *cobra.Command {
+	asJSON := cmd.Flags().Bool("json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		v, text, err := result(cmd, args)
+		if err != nil || text == nil {
+			return err
+		}
+		if *asJSON {
+			return writeJSON(cmd.OutOrStdout(), v)
+		}
+		var b bytes.Buffer
+		text(&b)
+		_, err = b.WriteTo(cmd.OutOrStdout())
+		return err
+	}
+	return cmd
+}
+
+// says returns a line of text.
+func says(format string, args ...any) func(io.Writer) {
+	return func(w io.Writer) { fmt.Fprintf(w, format+"\n", args...) }
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// aggregatorFlags add the flags by which a command calls an aggregator, with a token that what describes.
+func aggregatorFlags(cmd *cobra.Command, cfg *client.Config, what string, env ...string) {
+	cmd.Flags().StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
+	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, what, env...)
+}
+
+// timeoutFlag adds the flag --timeout of a command whose answer is there at once.
+func timeoutFlag(cmd *cobra.Command, cfg *client.Config) {
+	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
 }
 
 // jobFlag adds the flag --job to a command that cannot do without.

@@ -42,7 +42,6 @@ type planFlags struct {
 	racks, workers, pods                        int
 	link, aggregatorLink, core, podCore, memory string
 	compute                                     time.Duration
-	asJSON                                      bool
 }
 
 // check refuses numbers that no cluster has, and flags without effect.
@@ -60,7 +59,7 @@ func (f *planFlags) check(given *pflag.FlagSet) error {
 
 func planCommand() *cobra.Command {
 	var f planFlags
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "plan",
 		Short: "Predict what a step takes on a cluster that may not exist, and which shape of reduction is fastest",
 		Long: `Predict what exchanging a model's gradients takes on a cluster, for every shape in which its aggregators can reduce
@@ -72,24 +71,17 @@ a rack and 10 µs between racks. "rackweave probe" measures the links of a clust
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(cmd.Flags()); err != nil {
-				return err
-			}
-			c, err := f.cluster()
-			if err != nil {
-				return err
-			}
-			r, err := f.plan(c)
-			if err != nil {
-				return err
-			}
-			if f.asJSON {
-				return writeJSON(cmd.OutOrStdout(), r)
-			}
-			return r.print(cmd.OutOrStdout(), c)
-		},
-	}
+	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
+		if err := f.check(cmd.Flags()); err != nil {
+			return nil, nil, err
+		}
+		c, err := f.cluster()
+		if err != nil {
+			return nil, nil, err
+		}
+		r, err := f.plan(c)
+		return r, func(w io.Writer) { r.print(w, c) }, err
+	})
 	fl := cmd.Flags()
 	fl.IntVar(&f.racks, "racks", 1, "racks, each with an aggregator")
 	fl.IntVar(&f.workers, "workers", 8, "workers in each rack")
@@ -102,7 +94,6 @@ a rack and 10 µs between racks. "rackweave probe" measures the links of a clust
 	fl.StringVar(&f.memory, "memory", "", "memory bandwidth of one aggregator, such as 90GB/s (default: not binding)")
 	fl.DurationVar(&f.compute, "compute", 0, "what a step computes, to compare with; if 0, infinitely fast")
 	f.modelFlags.add(fl)
-	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -168,7 +159,7 @@ func (f *planFlags) plan(c *planner.Cluster) (*planned, error) {
 	return r, nil
 }
 
-func (r *planned) print(w io.Writer, c *planner.Cluster) error {
+func (r *planned) print(w io.Writer, c *planner.Cluster) {
 	racks := "1 rack"
 	if c.Racks > 1 {
 		racks = fmt.Sprintf("%d racks", c.Racks)
@@ -188,9 +179,7 @@ func (r *planned) print(w io.Writer, c *planner.Cluster) error {
 				megabytes(p.Loads[planner.PodUplink]))
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Flush()
 	best := &r.Shapes[0]
 	fmt.Fprintf(w, "\nfastest: %v, %s a step, bound by the %s", best.Shape, seconds(best.Seconds), best.Binding)
 	if r.Compute > 0 {
@@ -202,8 +191,7 @@ func (r *planned) print(w io.Writer, c *planner.Cluster) error {
 		fmt.Fprintf(w, "\none aggregator carries %d workers at a step of %s, bound by %s", r.OneRack.Workers, seconds(r.step()),
 			r.OneRack.Binding)
 	}
-	_, err := fmt.Fprintln(w)
-	return err
+	fmt.Fprintln(w)
 }
 
 func rate(bytes float64) string { return fmt.Sprintf("%.4g Gb/s", bytes*8/1e9) }

@@ -1,9 +1,8 @@
 package main
 
 import (
-	"fmt"
+	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,34 +25,22 @@ mode stream runs asp, ssp and lagtuner.`,
 
 func policySetCommand() *cobra.Command {
 	var cfg client.Config
-	var asJSON bool
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "set POLICY",
 		Short: "Let another policy decide, from a step on that no worker has begun",
 		Example: `  rackweave policy set --job resnet --token-file token ssp:s=3
   rackweave policy set --job resnet --token-file token lagtuner:sl=3,su=15,reading=loose`,
 		Args: oneArg("POLICY"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := policy.Parse(args[0])
-			if err != nil {
-				return err
-			}
-			was, err := client.SetPolicy(cmd.Context(), cfg, spec.String())
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), map[string]string{"was": was, "policy": spec.String()})
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "job %s: %s, and was %s\n", cfg.Job, spec, was)
-			return err
-		},
-	}
-	f := cmd.Flags()
-	f.StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
+	}, func(cmd *cobra.Command, args []string) (any, func(io.Writer), error) {
+		spec, err := policy.Parse(args[0])
+		if err != nil {
+			return nil, nil, err
+		}
+		was, err := client.SetPolicy(cmd.Context(), cfg, spec.String())
+		return map[string]string{"was": was, "policy": spec.String()}, says("job %s: %s, and was %s", cfg.Job, spec, was), err
+	})
 	jobFlag(cmd, &cfg.Job)
-	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the job's token", jobsToken)
-	f.DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
+	aggregatorFlags(cmd, &cfg, "the job's token", jobsToken)
+	timeoutFlag(cmd, &cfg)
 	return cmd
 }

@@ -22,12 +22,11 @@ type probeFlags struct {
 	modelFlags
 	server      client.Config
 	clusterFile string
-	asJSON      bool
 }
 
 func probeCommand() *cobra.Command {
 	var f probeFlags
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "probe",
 		Short: "Measure the links of a cluster that runs, and predict by them which shape of reduction is fastest",
 		Long: `Measure the links of a cluster that runs, and predict by them which shape of reduction is fastest.
@@ -36,20 +35,13 @@ The aggregators measure the links between their racks, which slows jobs on these
 time of crossing the core by these links.`,
 		Example: `  rackweave probe --cluster cluster.yaml --token-file admin --model bert-large`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("server") && f.clusterFile != "" {
-				return fmt.Errorf("--server %q and --cluster %q: give one of them", f.server.Server, f.clusterFile)
-			}
-			p, err := f.probe(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if f.asJSON {
-				return writeJSON(cmd.OutOrStdout(), p)
-			}
-			return p.print(cmd.OutOrStdout())
-		},
-	}
+	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
+		if cmd.Flags().Changed("server") && f.clusterFile != "" {
+			return nil, nil, fmt.Errorf("--server %q and --cluster %q: give one of them", f.server.Server, f.clusterFile)
+		}
+		p, err := f.probe(cmd.Context())
+		return p, p.print, err
+	})
 	fl := cmd.Flags()
 	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "URL of an aggregator")
 	fl.StringVar(&f.clusterFile, "cluster", "", "instead of --server: the cluster's file, whose first aggregator is asked")
@@ -57,7 +49,6 @@ time of crossing the core by these links.`,
 	fl.DurationVar(&f.server.Timeout, "timeout", time.Minute, "how long to wait")
 	fl.StringVar(&f.server.Provider, "provider", "", "transport to measure (default: the fastest that leads to other hosts)")
 	f.modelFlags.add(fl)
-	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -117,7 +108,7 @@ func measuredLinks(r *api.LinksResponse) (*planner.Links, error) {
 	return l, l.Check()
 }
 
-func (p *probed) print(w io.Writer) error {
+func (p *probed) print(w io.Writer) {
 	l := p.Links
 	fmt.Fprintf(w, "%s, %.1f MB of sums in %s; links of %d racks as measured over %s in %.1f s:\n\n", p.Model,
 		p.Bytes/1e6, p.Core, len(l.Names), l.By, l.Seconds)
@@ -138,9 +129,6 @@ func (p *probed) print(w io.Writer) error {
 		}
 		fmt.Fprintf(t, "%v\t%s\t%s\n", s.Shape, seconds(s.Seconds), s.Binding)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "\nshape auto takes: %s (sharded, unless another gains more than %.0f%%)\n", p.Best, 100*planner.Worthwhile)
-	return err
+	t.Flush()
+	fmt.Fprintf(w, "\nshape auto takes: %s (sharded, unless another gains more than %.0f%%)\n", p.Best, 100*planner.Worthwhile)
 }

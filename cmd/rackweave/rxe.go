@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -10,8 +11,7 @@ import (
 )
 
 func rxeCommand() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
+	return printing(&cobra.Command{
 		Use:   "rxe up|down [netdev]",
 		Short: "Make or remove soft-RoCE: RDMA in software on a network device (default: that of the default route), as root",
 		Example: `  rackweave rxe up
@@ -23,30 +23,17 @@ func rxeCommand() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			devices, err := switchRxe(cmd, args[0] == "up", append(args, "")[1])
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), devices)
-			}
+	}, func(cmd *cobra.Command, args []string) (_ any, _ func(io.Writer), err error) {
+		devices := make([]rxe.Device, 1)
+		if netdev := append(args, "")[1]; args[0] == "up" {
+			devices[0], err = rxe.Add(cmd.Context(), netdev)
+		} else {
+			devices, err = rxe.Remove(netdev)
+		}
+		return devices, func(w io.Writer) {
 			for _, d := range devices {
-				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s on %s: %s\n", d.Name, d.NetDev, d.State); err != nil {
-					return err
-				}
+				fmt.Fprintf(w, "%s on %s: %s\n", d.Name, d.NetDev, d.State)
 			}
-			return nil
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	return cmd
-}
-
-func switchRxe(cmd *cobra.Command, up bool, netdev string) ([]rxe.Device, error) {
-	if !up {
-		return rxe.Remove(netdev)
-	}
-	d, err := rxe.Add(cmd.Context(), netdev)
-	return []rxe.Device{d}, err
+		}, err
+	})
 }

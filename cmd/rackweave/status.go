@@ -20,36 +20,27 @@ import (
 
 func statusCommand() *cobra.Command {
 	var cfg client.Config
-	var asJSON bool
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "status",
 		Short: "Show a running aggregator's jobs, workers, stragglers, memory and throughput per core",
 		Example: `  rackweave status --server http://aggregator:7077
   rackweave status --server http://aggregator:7077 --json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := client.Status(cmd.Context(), cfg)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(s)
-				if err != nil {
-					return err
-				}
-				return writeJSON(cmd.OutOrStdout(), json.RawMessage(text)) // protojson's own spaces differ from build to build
-			}
-			return printStatus(cmd.OutOrStdout(), s)
-		},
-	}
-	cmd.Flags().StringVar(&cfg.Server, "server", "http://127.0.0.1:7077", "URL of the aggregator")
-	accessFlags(cmd, &cfg.CA, &cfg.Token, &cfg.Insecure, "the admin's token, or a job's to see that one", adminsToken, jobsToken)
-	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "how long to wait for the answer")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
+		s, err := client.Status(cmd.Context(), cfg)
+		if err != nil {
+			return nil, nil, err
+		}
+		text, err := protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}.Marshal(s)
+		// protojson's own spaces differ from build to build.
+		return json.RawMessage(text), func(w io.Writer) { printStatus(w, s) }, err
+	})
+	aggregatorFlags(cmd, &cfg, "the admin's token, or a job's to see that one", adminsToken, jobsToken)
+	timeoutFlag(cmd, &cfg)
 	return cmd
 }
 
-func printStatus(out io.Writer, s *api.StatusResponse) error {
+func printStatus(out io.Writer, s *api.StatusResponse) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "rackweave %s, up %v", s.Version, (time.Duration(s.UptimeSeconds) * time.Second))
 	if s.Draining {
@@ -63,7 +54,7 @@ func printStatus(out io.Writer, s *api.StatusResponse) error {
 	for _, j := range s.Jobs {
 		printJob(w, j)
 	}
-	return w.Flush()
+	w.Flush()
 }
 
 // printMembership prints which aggregator serves which rack of the cluster, where etcd keeps that.

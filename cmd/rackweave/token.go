@@ -37,9 +37,8 @@ func keysFlag(cmd *cobra.Command, dir *string) {
 
 func tokenMakeCommand() *cobra.Command {
 	var dir, from string
-	var asJSON bool
 	var t keys.Token
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "make JOB",
 		Short: "Make a token for a job, and print it",
 		Long: `Make a token for a job, and print it. With --from the token is one that was made elsewhere: the aggregators of several racks take
@@ -48,40 +47,31 @@ the same token of a job.`,
   rackweave token make resnet --from resnet.token
   rackweave token make resnet --max-workers 8 --max-memory 8589934592 --weight 2`,
 		Args: oneArg("JOB"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			t.Job = args[0]
-			if err := service.CheckJobName(t.Job); err != nil {
-				return err
-			}
-			if t.Weight < 0 || t.Weight > aggregate.MaxWeight {
-				return fmt.Errorf("--weight %d: use 1 to %d", t.Weight, aggregate.MaxWeight)
-			}
-			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
-			if err != nil {
-				return err
-			}
-			token := ""
-			if from == "" {
-				token, err = k.Make(t)
-			} else if token, err = readToken(cmd.InOrStdin(), from); err == nil {
-				err = k.Take(t, token)
-			}
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), map[string]string{"job": t.Job, "token": token})
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), token)
-			return err
-		},
-	}
+	}, func(cmd *cobra.Command, args []string) (any, func(io.Writer), error) {
+		t.Job = args[0]
+		if err := service.CheckJobName(t.Job); err != nil {
+			return nil, nil, err
+		}
+		if t.Weight < 0 || t.Weight > aggregate.MaxWeight {
+			return nil, nil, fmt.Errorf("--weight %d: use 1 to %d", t.Weight, aggregate.MaxWeight)
+		}
+		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+		if err != nil {
+			return nil, nil, err
+		}
+		token := ""
+		if from == "" {
+			token, err = k.Make(t)
+		} else if token, err = readToken(cmd.InOrStdin(), from); err == nil {
+			err = k.Take(t, token)
+		}
+		return map[string]string{"job": t.Job, "token": token}, says("%s", token), err
+	})
 	keysFlag(cmd, &dir)
 	cmd.Flags().StringVar(&from, "from", "", "file with a token that was made elsewhere (-: standard input)")
 	cmd.Flags().IntVar(&t.Workers, "max-workers", 0, "most workers of the job; if 0, what the aggregator gives")
 	cmd.Flags().Int64Var(&t.MemoryBytes, "max-memory", 0, "most bytes of memory of the job; if 0, what the aggregator gives")
 	cmd.Flags().IntVar(&t.Weight, "weight", 0, "the job's share of the lanes against others'; if 0, 1")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -104,66 +94,52 @@ func readToken(in io.Reader, from string) (string, error) {
 
 func tokenListCommand() *cobra.Command {
 	var dir string
-	var asJSON bool
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:     "list",
 		Short:   "List the jobs that have tokens, with what they may have",
 		Example: `  rackweave token list --json`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
-			if err != nil {
-				return err
-			}
-			all, err := k.List()
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), all)
-			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
+		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+		if err != nil {
+			return nil, nil, err
+		}
+		all, err := k.List()
+		return all, func(out io.Writer) {
+			w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "job\tmade\tworkers\tmemory\tweight\tdigest")
 			for _, t := range all {
 				fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%.12s\n", t.Job, t.Made.Format(time.DateTime), t.Workers,
 					report.Size(uint64(t.MemoryBytes)), max(t.Weight, 1), t.SHA256)
 			}
-			return w.Flush()
-		},
-	}
+			w.Flush()
+		}, err
+	})
 	keysFlag(cmd, &dir)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
 func tokenFingerprintCommand() *cobra.Command {
 	var dir string
-	var asJSON bool
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "fingerprint",
 		Short: "Print the fingerprint of the aggregator's certificate, which is made if it is missing",
 		Long: `Print the fingerprint of the aggregator's certificate, which is made if it is missing: as ca in a cluster's file, before the
 aggregators are started, and for --ca.`,
 		Example: `  rackweave token fingerprint`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			k, err := keys.Open(cmp.Or(dir, keys.Folder()))
-			if err != nil {
-				return err
-			}
-			cert, err := k.Certificate()
-			if err != nil {
-				return err
-			}
-			fingerprint := api.Fingerprint(cert.Certificate[0])
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), map[string]string{"fingerprint": fingerprint})
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), fingerprint)
-			return err
-		},
-	}
+	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
+		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+		if err != nil {
+			return nil, nil, err
+		}
+		cert, err := k.Certificate()
+		if err != nil {
+			return nil, nil, err
+		}
+		fingerprint := api.Fingerprint(cert.Certificate[0])
+		return map[string]string{"fingerprint": fingerprint}, says("%s", fingerprint), nil
+	})
 	keysFlag(cmd, &dir)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

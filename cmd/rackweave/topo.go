@@ -1,10 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,56 +15,50 @@ func topoCommand() *cobra.Command {
 	var nics []string
 	var cores, chunkBytes int
 	var model string
-	var asJSON bool
-	cmd := &cobra.Command{
+	cmd := printing(&cobra.Command{
 		Use:   "topo",
 		Short: "Show NICs, NUMA nodes, cores, huge pages, and the chunk map an aggregator would use here",
 		Example: `  rackweave topo
   rackweave topo --model bert-large --cores 8
   rackweave topo --nics mlx5_0,mlx5_1 --json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			top, err := numa.Discover("")
-			if err != nil {
-				return err
-			}
-			if len(nics) == 0 {
-				nics = servedByDefault(top.RDMA)
-			}
-			lanes, notes, err := top.Lanes(numa.LaneConfig{NICs: nics, Cores: cores})
-			if err != nil {
-				return err
-			}
-			m, err := models.Get(model)
-			if err != nil {
-				return err
-			}
-			plan, err := planFor(lanes, m, chunkBytes)
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				return writeJSON(cmd.OutOrStdout(), map[string]any{
-					"topology": top, "lanes": lanes, "notes": notes,
-					"model": m.Name, "chunk_bytes": plan.ChunkBytes(), "chunks": plan.NumChunks(), "lane_load": laneLoads(plan),
-				})
-			}
-			var text strings.Builder
-			fmt.Fprint(&text, top, "\n", numa.LanesText(lanes, notes), "\n")
-			fmt.Fprintf(&text, "chunk map of %s\n", m.Name)
-			for l, load := range laneLoads(plan) {
-				fmt.Fprintf(&text, "  lane %d (cpu %d): %d chunks, %.1f MB\n", l, lanes[l].CPU, load.Chunks, float64(load.Bytes)/1e6)
-			}
-			_, err = io.WriteString(cmd.OutOrStdout(), text.String())
-			return err
-		},
-	}
+	}, func(*cobra.Command, []string) (any, func(io.Writer), error) {
+		top, err := numa.Discover("")
+		if err != nil {
+			return nil, nil, err
+		}
+		if len(nics) == 0 {
+			nics = servedByDefault(top.RDMA)
+		}
+		lanes, notes, err := top.Lanes(numa.LaneConfig{NICs: nics, Cores: cores})
+		if err != nil {
+			return nil, nil, err
+		}
+		m, err := models.Get(model)
+		if err != nil {
+			return nil, nil, err
+		}
+		plan, err := planFor(lanes, m, chunkBytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		loads := laneLoads(plan)
+		return map[string]any{
+				"topology": top, "lanes": lanes, "notes": notes,
+				"model": m.Name, "chunk_bytes": plan.ChunkBytes(), "chunks": plan.NumChunks(), "lane_load": loads,
+			}, func(w io.Writer) {
+				fmt.Fprint(w, top, "\n", numa.LanesText(lanes, notes), "\n")
+				fmt.Fprintf(w, "chunk map of %s\n", m.Name)
+				for l, load := range loads {
+					fmt.Fprintf(w, "  lane %d (cpu %d): %d chunks, %.1f MB\n", l, lanes[l].CPU, load.Chunks, float64(load.Bytes)/1e6)
+				}
+			}, nil
+	})
 	cmd.Flags().StringSliceVar(&nics, "nics", nil,
 		"network or RDMA devices to serve (default: RDMA devices with a link; without any, lanes are spread over the nodes)")
 	cmd.Flags().IntVar(&cores, "cores", 0, "cores to use; if 0, chosen")
 	cmd.Flags().IntVar(&chunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	cmd.Flags().StringVar(&model, "model", "resnet50", "model whose chunk map to show")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -109,10 +101,4 @@ func laneLoads(p *chunk.Plan) []laneLoad {
 		loads[l] = laneLoad{len(p.LaneChunks(l)), bytes}
 	}
 	return loads
-}
-
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }
