@@ -72,54 +72,54 @@ const char *rwf_async_type_str(uint32_t type)
 	return NAME_OF(type, names, "unknown event");
 }
 
-static size_t key_length(const char *s)
+static int unknown_option(const char *provider, const char *key, int len, const struct rwb_option *known, size_t n)
 {
-	return strcspn(s, "=,");
+	char names[128] = "";
+
+	for (size_t i = 0; i < n; i++)
+		snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", known[i].key);
+	return rwf_fail(EINVAL, "provider %s has no option \"%.*s\": it has %s", provider, len, key, names);
 }
 
-static const char *next_option(const char *s)
+static int take_option(const char *provider, const struct rwb_option *o, const char *value, size_t len)
 {
-	s += strcspn(s, ",");
-	s += *s == ',';
-	return s + (*s == ' ');
-}
-
-int rwb_option(const char *options, const char *key, char *out, size_t cap)
-{
-	for (const char *s = options; *s; s = next_option(s)) {
-		size_t k = key_length(s);
-
-		if (k == strlen(key) && memcmp(s, key, k) == 0) {
-			s += k + (s[k] == '=');
-			snprintf(out, cap, "%.*s", (int)strcspn(s, ","), s);
-			return 1;
-		}
-	}
-	return 0;
-}
-
-int rwb_option_number(const char *provider, const char *options, const char *key, int low, int high, int *out)
-{
-	char text[32], *end;
+	char text[RWB_OPTION_TEXT], *end;
 	long v;
 
-	if (!rwb_option(options, key, text, sizeof text))
+	snprintf(text, sizeof text, "%.*s", (int)len, value);
+	if (o->text) {
+		memcpy(o->text, text, sizeof text);
 		return 0;
+	}
+	if (o->words[0]) {
+		*o->number = strcmp(text, o->words[1]) == 0;
+		if (*o->number || strcmp(text, o->words[0]) == 0)
+			return 0;
+		return rwf_fail(EINVAL, "provider %s: option %s=%s: give %s or %s", provider, o->key, text, o->words[0],
+				o->words[1]);
+	}
 	v = strtol(text, &end, 10);
-	if (*text < '0' || *text > '9' || *end || v < low || v > high)
-		return rwf_fail(EINVAL, "provider %s: option %s=%s is not a number from %d to %d", provider, key, text, low, high);
-	*out = (int)v;
+	if (*text < '0' || *text > '9' || *end || v < o->low || v > o->high)
+		return rwf_fail(EINVAL, "provider %s: option %s=%s is not a number from %d to %d", provider, o->key, text, o->low,
+				o->high);
+	*o->number = (int)v;
 	return 0;
 }
 
-int rwb_option_check(const char *provider, const char *options, const char *known)
+int rwb_read_options(const char *provider, const char *options, const struct rwb_option *known, size_t n)
 {
-	char key[64], value[1];
+	for (const char *s = options, *end; *s; s = end + strspn(end, ", ")) {
+		size_t len = strcspn(s, "=,"), i = 0;
+		const char *value = s + len + (s[len] == '=');
+		int rc;
 
-	for (const char *s = options; *s; s = next_option(s)) {
-		snprintf(key, sizeof key, "%.*s", (int)key_length(s), s);
-		if (!rwb_option(known, key, value, sizeof value))
-			return rwf_fail(EINVAL, "provider %s has no option \"%s\": it has %s", provider, key, known);
+		end = value + strcspn(value, ",");
+		while (i < n && (strlen(known[i].key) != len || memcmp(s, known[i].key, len) != 0))
+			i++;
+		rc = i < n ? take_option(provider, &known[i], value, (size_t)(end - value))
+			   : unknown_option(provider, s, (int)len, known, n);
+		if (rc)
+			return rc;
 	}
 	return 0;
 }

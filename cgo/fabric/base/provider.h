@@ -85,13 +85,22 @@ extern const struct rwf_ops rwf_ibv_ops, rwf_shm_ops, rwf_tcp_ops;
 /* Checks a request against the queue pair's limit of inline bytes and its device's flags. Returns 0 or -EINVAL. */
 int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags);
 
-/*
- * rwb_option copies the value of key in "k=v,k=v" or "k=v, k=v" into out (cap bytes) and returns 1, or returns 0 if it is absent.
- * rwb_option_number reads a number from low to high into out, which it leaves alone if the key is absent. Returns 0 or -EINVAL.
- * rwb_option_check returns -EINVAL, with the key in the error, if options have a key that is not in "k, k".
- */
-int rwb_option(const char *options, const char *key, char *out, size_t cap);
-int rwb_option_number(const char *provider, const char *options, const char *key, int low, int high, int *out);
-int rwb_option_check(const char *provider, const char *options, const char *known);
+enum { RWB_OPTION_TEXT = 96 };
+/* An option that a provider knows: text, one of two words, which is 0 or 1, or else a number from low to high. */
+struct rwb_option {
+	const char *key;
+	int *number, low, high;
+	const char *words[2];
+	char *text; /* RWB_OPTION_TEXT bytes */
+};
+
+#define RWB_NUMBER(k, out, least, most)                                                                                            \
+	{                                                                                                                          \
+		.key = (k), .number = (out), .low = (least), .high = (most)                                                        \
+	}
+
+/* Reads "k=v,k=v" or "k=v, k=v". Leaves alone what is absent. Returns 0, or -EINVAL if a key is unknown or a value is invalid. */
+int rwb_read_options(const char *provider, const char *options, const struct rwb_option *known, size_t n);
+#define RWB_READ_OPTIONS(provider, options, known) rwb_read_options(provider, options, known, sizeof(known) / sizeof *(known))
 
 #endif

@@ -15,20 +15,19 @@ enum { UNSET = -1, MAX_RETRY = 7 };
 
 static int parse(const char *options, int *port, struct vb_device *dev)
 {
-	static const char known[] = "port, gid, tc, sl, timeout, retry, arrival";
-	const struct {
-		const char *key;
-		int low, high, *out;
-	} numbers[] = {{"port", 1, 255, port},          {"gid", 0, 255, &dev->gid_option}, {"tc", 0, 255, &dev->tc},
-		       {"sl", 0, 15, &dev->sl},         {"timeout", 1, 31, &dev->timeout}, {"retry", 0, MAX_RETRY, &dev->retry},
-		       {"arrival", 0, 1, &dev->arrival}};
-	int rc = rwb_option_check("ibv", options, known);
+	const struct rwb_option known[] = {
+		RWB_NUMBER("port", port, 1, 255),
+		RWB_NUMBER("gid", &dev->gid_option, 0, 255),
+		RWB_NUMBER("tc", &dev->tc, 0, 255),
+		RWB_NUMBER("sl", &dev->sl, 0, 15),
+		RWB_NUMBER("timeout", &dev->timeout, 1, 31),
+		RWB_NUMBER("retry", &dev->retry, 0, MAX_RETRY),
+		RWB_NUMBER("arrival", &dev->arrival, 0, 1),
+	};
 
-	for (size_t i = 0; i < sizeof numbers / sizeof *numbers && !rc; i++) {
-		*numbers[i].out = UNSET;
-		rc = rwb_option_number("ibv", options, numbers[i].key, numbers[i].low, numbers[i].high, numbers[i].out);
-	}
-	return rc;
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		*known[i].number = UNSET;
+	return RWB_READ_OPTIONS("ibv", options, known);
 }
 
 static const char *port_state(enum ibv_port_state s)

@@ -17,20 +17,18 @@ static int shm_list(char *buf, size_t cap)
 static int shm_open_device(const char *device, const char *options, rwf_device **out)
 {
 	struct shm_device *d;
-	char users[8] = "same";
-	int rc = rwb_option_check("shm", options, "users");
+	int any_user = 0;
+	const struct rwb_option known[] = {{"users", &any_user, .words = {"same", "any"}}};
+	int rc = RWB_READ_OPTIONS("shm", options, known);
 
 	if (rc)
 		return rc;
-	rwb_option(options, "users", users, sizeof users);
-	if (strcmp(users, "any") != 0 && strcmp(users, "same") != 0)
-		return rwf_fail(EINVAL, "open shm0: users=%s: use same or any", users);
 	if (*device && strcmp(device, "shm0") != 0)
 		return rwf_fail(ENODEV, "provider shm has no device \"%s\": its only one is shm0", device);
 	d = calloc(1, sizeof *d);
 	if (!d)
 		return rwf_fail(ENOMEM, "open shm0: out of memory");
-	d->any_user = !strcmp(users, "any");
+	d->any_user = any_user;
 	rc = rwb_door_make(&d->door, &rwf_shm_ops, SHM_MR_SLOTS, &shm_door_ops);
 	if (!rc)
 		rc = shm_random(d->name, sizeof d->name);

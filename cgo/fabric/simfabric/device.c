@@ -9,22 +9,18 @@
 
 static int sim_open(const char *name, const char *options, rwf_device **out)
 {
-	static const char known[] = "world, auto, by_reference, copies_at_post, maps, link";
 	int world = 0, automatic = 0, by_reference = 0, copies_at_post = 0, maps = 0, link = 0;
-	const struct {
-		const char *key;
-		int low, high, *out;
-	} numbers[] = {{"world", 1, INT_MAX, &world},
-		       {"auto", 0, 1, &automatic},
-		       {"by_reference", 0, 1, &by_reference},
-		       {"copies_at_post", 0, 1, &copies_at_post},
-		       {"maps", 0, 1, &maps},
-		       {"link", 0, 1, &link}};
-	int rc = rwb_option_check("sim", options, known);
+	const struct rwb_option known[] = {
+		RWB_NUMBER("world", &world, 1, INT_MAX),
+		RWB_NUMBER("auto", &automatic, 0, 1),
+		RWB_NUMBER("by_reference", &by_reference, 0, 1),
+		RWB_NUMBER("copies_at_post", &copies_at_post, 0, 1),
+		RWB_NUMBER("maps", &maps, 0, 1),
+		RWB_NUMBER("link", &link, 0, 1),
+	};
+	int rc = RWB_READ_OPTIONS("sim", options, known);
 	struct sim_device *dev;
 
-	for (size_t i = 0; i < sizeof numbers / sizeof *numbers && !rc; i++)
-		rc = rwb_option_number("sim", options, numbers[i].key, numbers[i].low, numbers[i].high, numbers[i].out);
 	if (rc)
 		return rc;
 	if (link && (by_reference || copies_at_post || maps))

@@ -19,45 +19,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Returns 1 and the address if the option is there. */
-static int option_address(const char *options, const char *key, struct tcp_endpoint *out)
+/* Reads the address of an option, if it is there. */
+static int option_address(const char *key, const char *text, struct tcp_endpoint *out)
 {
-	char text[96];
-
-	if (!rwb_option(options, key, text, sizeof text))
-		return 0;
-	if (tcp_parse_address(text, out))
+	if (*text && tcp_parse_address(text, out))
 		return rwf_fail(EINVAL, "provider tcp: option %s=%s: give ADDR, ADDR:PORT or [ADDR6]:PORT", key, text);
-	return 1;
-}
-
-/* Reads the listening address, and dev's name, source and address. */
-static int read_addresses(struct tcp_device *dev, const char *device, const char *options, struct tcp_endpoint *listen_on)
-{
-	int rc;
-
-	snprintf(dev->name, sizeof dev->name, "%s", *device ? device : "127.0.0.1");
-	if (tcp_parse_address(dev->name, listen_on) || listen_on->port)
-		return rwf_fail(ENODEV, "provider tcp: device \"%s\" is not an address of this host: list the devices", device);
-	if (*device && !tcp_is_wildcard(listen_on))
-		dev->source = *listen_on;
-	rc = option_address(options, "listen", listen_on);
-	if (rc < 0)
-		return rc;
-	dev->address = *listen_on;
-	rc = option_address(options, "advertise", &dev->address);
-	return rc < 0 ? rc : 0;
-}
-
-static int read_encrypt(struct tcp_device *dev, const char *options)
-{
-	char text[8] = "no";
-
-	rwb_option(options, "encrypt", text, sizeof text);
-	if (strcmp(text, "yes") && strcmp(text, "no"))
-		return rwf_fail(EINVAL, "provider tcp: option encrypt=%s: give yes or no", text);
-	dev->address.encrypt = !strcmp(text, "yes");
-	return dev->address.encrypt ? tcp_tls_probe() : 0;
+	return 0;
 }
 
 static int start_listening(struct tcp_device *dev, const struct tcp_endpoint *at)
@@ -90,17 +57,34 @@ static int release(struct tcp_device *dev)
 	return 0;
 }
 
+/* Reads the device's name, source, address and options, and listens. */
 static int set_up(struct tcp_device *dev, const char *device, const char *options)
 {
-	static const char known[] = "listen, advertise, sndbuf, rcvbuf, window, encrypt";
+	char listen[RWB_OPTION_TEXT] = "", advertise[RWB_OPTION_TEXT] = "";
+	int window = 512 << 10, encrypt = 0, rc;
+	const struct rwb_option known[] = {
+		{"listen", .text = listen},
+		{"advertise", .text = advertise},
+		RWB_NUMBER("sndbuf", &dev->sndbuf, 64 << 10, 1 << 30),
+		RWB_NUMBER("rcvbuf", &dev->rcvbuf, 64 << 10, 1 << 30),
+		RWB_NUMBER("window", &window, TCP_MIN_WINDOW, TCP_MAX_WINDOW),
+		{"encrypt", &encrypt, .words = {"no", "yes"}},
+	};
 	struct tcp_endpoint listen_on;
-	int window = 512 << 10, rc = rwb_option_check("tcp", options, known);
 
-	if (rc || (rc = read_addresses(dev, device, options, &listen_on)) || (rc = read_encrypt(dev, options)) ||
-	    (rc = rwb_option_number("tcp", options, "sndbuf", 64 << 10, 1 << 30, &dev->sndbuf)) ||
-	    (rc = rwb_option_number("tcp", options, "rcvbuf", 64 << 10, 1 << 30, &dev->rcvbuf)) ||
-	    (rc = rwb_option_number("tcp", options, "window", TCP_MIN_WINDOW, TCP_MAX_WINDOW, &window)))
+	if ((rc = RWB_READ_OPTIONS("tcp", options, known)))
 		return rc;
+	snprintf(dev->name, sizeof dev->name, "%s", *device ? device : "127.0.0.1");
+	if (tcp_parse_address(dev->name, &listen_on) || listen_on.port)
+		return rwf_fail(ENODEV, "provider tcp: device \"%s\" is not an address of this host: list the devices", device);
+	if (*device && !tcp_is_wildcard(&listen_on))
+		dev->source = listen_on;
+	if ((rc = option_address("listen", listen, &listen_on)))
+		return rc;
+	dev->address = listen_on;
+	if ((rc = option_address("advertise", advertise, &dev->address)) || (encrypt && (rc = tcp_tls_probe())))
+		return rc;
+	dev->address.encrypt = (uint16_t)encrypt;
 	dev->window = (uint32_t)window;
 	return start_listening(dev, &listen_on);
 }
