@@ -176,6 +176,21 @@ int rwb_cq_take(struct rwb_cq *cq, struct rwf_wc *wc, int n)
 	return got;
 }
 
+bool rwb_flush(struct rwb_cq *cq, struct rwb_qp *qp)
+{
+	while (rwb_ring_length(&cq->ring) < cq->ring.limit) {
+		if (qp->acked != qp->sends.posted) {
+			rwb_complete_send(cq, qp, rwb_send(&qp->sends, qp->acked), qp->error);
+			qp->error = RWF_WC_WR_FLUSH_ERR;
+		} else if (qp->received != qp->recv_posted) {
+			rwb_complete_receive(cq, qp, (struct rwf_wc){.status = RWF_WC_WR_FLUSH_ERR});
+		} else {
+			return false;
+		}
+	}
+	return qp->acked != qp->sends.posted || qp->received != qp->recv_posted;
+}
+
 int rwb_qp_make(struct rwb_qp *qp, const struct rwf_qp_init *init, uint32_t inline_room)
 {
 	uint32_t receives = rwb_pow2(init->max_recv_wr);

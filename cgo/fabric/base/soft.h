@@ -47,6 +47,8 @@ struct rwb_cq {
 struct rwb_qp {
 	rwf_qp head;
 	struct rwb_sends sends;
+	uint64_t acked;           /* sends before it have their completion, if any */
+	enum rwf_wc_status error; /* of the oldest of the others, after the queue pair failed */
 	/* Receives before received were used, those before recv_posted are posted. Places before recv_freed are free again. */
 	uint64_t *wr_ids;
 	uint32_t recv_mask, recv_limit;
@@ -87,6 +89,45 @@ static inline bool rwb_mr_allows(const rwf_qp *qp, uint32_t key, uint64_t addr, 
 int rwb_cq_make(rwf_device *dev, uint32_t cqe, size_t size, rwf_cq **out);
 /* Takes up to n completions, and frees the places of their requests. Returns their number, or -EOVERFLOW if the queue overran. */
 int rwb_cq_take(struct rwb_cq *cq, struct rwf_wc *wc, int n);
+
+/* Adds a completion that ends done requests of its direction. Returns false if the queue has no room, and so overran. */
+static inline bool rwb_push(struct rwb_cq *cq, struct rwb_qp *qp, struct rwf_wc wc, uint64_t done)
+{
+	struct rwb_completion *c = rwb_ring_push(&cq->ring);
+
+	if (__builtin_expect(!c, 0)) {
+		cq->overrun = true;
+		return false;
+	}
+	wc.qp_num = qp->head.num;
+	*c = (struct rwb_completion){wc, &qp->head, done};
+	return true;
+}
+
+/* Completes the oldest send that is not complete, or the oldest receive, as rwb_push. */
+static inline bool rwb_complete_send(struct rwb_cq *cq, struct rwb_qp *qp, const struct rwf_send_wr *wr, enum rwf_wc_status status)
+{
+	struct rwf_wc wc = {.wr_id = wr->wr_id, .byte_len = wr->length, .status = (uint16_t)status, .opcode = RWF_WC_SEND};
+
+	qp->acked++;
+	return (!status && !(wr->flags & RWF_SEND_SIGNALED)) || rwb_push(cq, qp, wc, qp->acked);
+}
+
+static inline bool rwb_complete_receive(struct rwb_cq *cq, struct rwb_qp *qp, struct rwf_wc wc)
+{
+	wc.wr_id = qp->wr_ids[qp->received++ & qp->recv_mask];
+	wc.opcode = RWF_WC_RECV_IMM;
+	return rwb_push(cq, qp, wc, qp->received);
+}
+
+/* Sets the status of the oldest send that is not complete, if there is one, when a queue pair fails. */
+static inline void rwb_set_error(struct rwb_qp *qp, enum rwf_wc_status status)
+{
+	qp->error = qp->acked == qp->sends.posted ? RWF_WC_WR_FLUSH_ERR : status;
+}
+
+/* Flushes a queue pair's requests. Returns true if some wait because the completion queue is full. */
+bool rwb_flush(struct rwb_cq *cq, struct rwb_qp *qp);
 
 /* Makes the queues of a queue pair, with room for inline sends of so many bytes. Returns 0 or -ENOMEM. */
 int rwb_qp_make(struct rwb_qp *qp, const struct rwf_qp_init *init, uint32_t inline_room);

@@ -42,58 +42,27 @@ int shm_wake_cq(rwf_cq *cq)
 	return 0;
 }
 
-static void flush(struct shm_qp *q, struct rwf_wc wc, uint64_t done)
-{
-	struct rwb_completion *e = shm_cq_push(q->cq);
-
-	if (!e)
-		return;
-	wc.qp_num = q->base.head.num;
-	*e = (struct rwb_completion){wc, &q->base.head, done};
-}
-
-static void flush_sends(struct shm_qp *q, int status)
-{
-	for (; q->sent != q->base.sends.posted; status = RWF_WC_WR_FLUSH_ERR) {
-		uint64_t wr_id = rwb_send(&q->base.sends, q->sent++)->wr_id;
-
-		flush(q, (struct rwf_wc){.wr_id = wr_id, .status = (uint16_t)status, .opcode = RWF_WC_SEND}, q->sent);
-	}
-}
-
-static void flush_receives(struct shm_qp *q)
-{
-	while (q->base.received != q->base.recv_posted) {
-		uint64_t wr_id = q->base.wr_ids[q->base.received++ & q->base.recv_mask];
-
-		flush(q, (struct rwf_wc){.wr_id = wr_id, .status = RWF_WC_WR_FLUSH_ERR, .opcode = RWF_WC_RECV_IMM},
-		      q->base.received);
-	}
-}
-
 /*
- * Ends the queue pair. Delivers the messages that had arrived and flushes the rest, the first waiting send with send_status. The
- * peer sees the end of the socket. The state may be ERR already, because the accepting thread fails passive queue pairs without
- * touching the owner's fields.
+ * Ends the queue pair. Delivers the messages that had arrived and flushes the rest, the first waiting send with status. What does
+ * not fit the completion queue waits for a poll. The peer sees the end of the socket. The state may be ERR already, because the
+ * accepting thread fails passive queue pairs without touching the owner's fields.
  */
-void shm_enter_error(struct shm_qp *q, int send_status)
+void shm_enter_error(struct shm_qp *q, enum rwf_wc_status status)
 {
-	int was;
+	int was = atomic_exchange(&q->base.head.state, RWF_QPS_ERR);
 
-	if (q->flushed)
-		return;
-	q->flushed = true;
-	was = atomic_exchange(&q->base.head.state, RWF_QPS_ERR);
-	if (was == RWF_QPS_RTS)
-		(void)shm_receive(q); /* a message that the peer may not send is flushed with the rest */
-	flush_sends(q, send_status);
-	flush_receives(q);
-	if (q->sock >= 0 && was == RWF_QPS_RTS) {
-		shm_cq_unwatch(q);
-		shutdown(q->sock, SHUT_RDWR);
+	if (!q->ended) {
+		q->ended = true;
+		if (was == RWF_QPS_RTS) {
+			(void)shm_receive(q); /* a message that the peer may not send is flushed with the rest */
+			shm_cq_unwatch(q);
+			shutdown(q->sock, SHUT_RDWR);
+		}
+		rwb_set_error(&q->base, status);
+		if (was != RWF_QPS_ERR)
+			rwb_raise(&q->base, RWF_EVENT_QP_FATAL);
 	}
-	if (was != RWF_QPS_ERR)
-		rwb_raise(&q->base, RWF_EVENT_QP_FATAL);
+	rwb_flush(&q->cq->base, &q->base);
 }
 
 /* Fails every queue pair of a queue that overran. */

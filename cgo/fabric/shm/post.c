@@ -7,21 +7,6 @@
 /* Reasons to keep a request waiting, beside enum rwf_wc_status. */
 enum { WAIT_RECEIVE = -1, WAIT_REGIONS = -2, PEER_GONE = -3 };
 
-static void complete_send(struct shm_qp *q, const struct rwf_send_wr *w, int status)
-{
-	struct rwb_completion *e = shm_cq_push(q->cq);
-
-	if (!e)
-		return;
-	e->qp = &q->base.head;
-	e->done = q->sent;
-	e->wc = (struct rwf_wc){.wr_id = w->wr_id,
-				.byte_len = w->length,
-				.qp_num = q->base.head.num,
-				.status = (uint16_t)status,
-				.opcode = RWF_WC_SEND};
-}
-
 static void publish(struct shm_qp *q, const struct rwf_send_wr *w, bool by_ref)
 {
 	struct shm_desc *d = &q->tx[q->tx_tail & q->tx_mask];
@@ -95,11 +80,9 @@ static bool settle(struct shm_qp *q, const struct rwf_send_wr *w, int status)
 		return false;
 	}
 	q->stalled_ms = 0;
-	q->sent++;
 	if (q->waiting_used && w->flags & RWF_SEND_INLINE && w->length)
 		q->waiting_used--;
-	if (status != RWF_WC_SUCCESS || (w->flags & RWF_SEND_SIGNALED))
-		complete_send(q, w, status);
+	rwb_complete_send(&q->cq->base, &q->base, w, status);
 	if (status != RWF_WC_SUCCESS)
 		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
 	return true;
@@ -148,8 +131,8 @@ static void ring(struct shm_qp *q)
 /* Executes the requests that wait, and fails the oldest if it has waited too long. */
 void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 {
-	while (shm_state(q) == RWF_QPS_RTS && q->sent != q->base.sends.posted) {
-		const struct rwf_send_wr *w = rwb_send(&q->base.sends, q->sent);
+	while (shm_state(q) == RWF_QPS_RTS && q->base.acked != q->base.sends.posted) {
+		const struct rwf_send_wr *w = rwb_send(&q->base.sends, q->base.acked);
 
 		if (settle(q, w, carry_out(q, w, (const void *)(uintptr_t)w->laddr)))
 			continue;
@@ -178,12 +161,11 @@ int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 			break;
 		if (shm_state(q) == RWF_QPS_ERR) {
 			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
-			q->base.sends.posted++;
-			q->sent++;
-			complete_send(q, w, RWF_WC_WR_FLUSH_ERR);
+			*rwb_send(&q->base.sends, q->base.sends.posted++) = *w;
+			rwb_flush(&q->cq->base, &q->base);
 			continue;
 		}
-		if (q->sent != q->base.sends.posted) {
+		if (q->base.acked != q->base.sends.posted) {
 			rc = keep_waiting(q, w);
 			if (rc)
 				break;
@@ -211,7 +193,7 @@ void *shm_map(rwf_qp *qp, uint32_t rkey, uint64_t raddr, uint32_t length)
 	void *data;
 	int rc;
 
-	if (shm_state(q) != RWF_QPS_RTS || q->sent != q->base.sends.posted) {
+	if (shm_state(q) != RWF_QPS_RTS || q->base.acked != q->base.sends.posted) {
 		rwf_fail(EAGAIN, "map: queue pair 0x%x is not connected, or earlier requests wait in its send queue", qp->num);
 		return NULL;
 	}
@@ -247,9 +229,8 @@ int shm_post_recv(rwf_qp *qp, uint64_t wr_id, int n)
 		if (atomic_load_explicit(&q->peer->rnr_armed, memory_order_relaxed) &&
 		    atomic_exchange_explicit(&q->peer->rnr_armed, 0, memory_order_relaxed))
 			shm_wake(q);
-	} else if (q->flushed) {
-		q->flushed = false;
-		shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
+	} else if (q->ended) {
+		rwb_flush(&q->cq->base, &q->base);
 	}
 	return 0;
 }

@@ -74,7 +74,7 @@ static void progress(struct shm_cq *cq)
 		}
 		if (!shm_receive(q))
 			shm_enter_error(q, RWF_WC_WR_FLUSH_ERR);
-		if (q->sent != q->base.sends.posted)
+		if (q->base.acked != q->base.sends.posted)
 			shm_push_waiting(q, now);
 		if (atomic_load_explicit(&q->backlog, memory_order_relaxed))
 			shm_advertise(q);
@@ -104,7 +104,7 @@ static bool arm_senders(struct shm_cq *cq)
 
 	TAILQ_FOREACH(q, &cq->qps, of_cq) {
 
-		if (q->sent == q->base.sends.posted || shm_state(q) != RWF_QPS_RTS)
+		if (q->base.acked == q->base.sends.posted || shm_state(q) != RWF_QPS_RTS)
 			continue;
 		atomic_store_explicit(&q->mine->rnr_armed, 1, memory_order_relaxed);
 		any = true;

@@ -51,7 +51,6 @@ bool shm_receive(struct shm_qp *q)
 
 	while (q->base.received != posted) {
 		struct shm_desc *s = &q->rx[q->base.received & q->base.recv_mask], d;
-		struct rwb_completion *e;
 
 		if (atomic_load_explicit(&s->seq, memory_order_acquire) != q->base.received + 1)
 			return true;
@@ -62,21 +61,13 @@ bool shm_receive(struct shm_qp *q)
 		d.len = SHARED(s->len);
 		d.imm = SHARED(s->imm);
 		d.by_ref = SHARED(s->by_ref);
-		struct rwf_wc wc = {.wr_id = q->base.wr_ids[q->base.received & q->base.recv_mask],
-				    .qp_num = q->base.head.num,
-				    .opcode = RWF_WC_RECV_IMM};
-
+		struct rwf_wc wc = {0};
 		enum verdict verdict = accept_descriptor(q, &d, &wc);
 
 		if (verdict != ACCEPTED)
 			return verdict == TOO_EARLY;
-		e = shm_cq_push(q->cq);
-		if (!e)
+		if (!rwb_complete_receive(&q->cq->base, &q->base, wc))
 			return true;
-		q->base.received++;
-		e->qp = &q->base.head;
-		e->done = q->base.received;
-		e->wc = wc;
 	}
 	return true;
 }

@@ -149,11 +149,10 @@ struct shm_qp {
 	struct shm_desc *rx;
 	bool by_ref;
 
-	/* Sending. Requests from sent on wait in the queue. Earlier ones hold their places until their completion is polled. */
+	/* Sending. Requests that are not complete wait in the queue. Others hold their places until their completion is polled. */
 	uint8_t *waiting; /* inline payloads of requests that wait, as a ring */
 	uint32_t waiting_next, waiting_used, waiting_cap;
-	uint64_t sent;
-	bool peer_by_ref, flushed;
+	bool peer_by_ref, ended;
 	struct shm_desc *tx;
 	struct shm_side *mine, *peer;
 	uint64_t tx_tail, tx_credit, tx_rung, last_wake;
@@ -221,20 +220,10 @@ void shm_hang_up(int sock);
 void shm_wake(struct shm_qp *q);
 
 /* cq.c */
-void shm_enter_error(struct shm_qp *q, int send_status);
+void shm_enter_error(struct shm_qp *q, enum rwf_wc_status status);
 void shm_cq_check(struct shm_cq *cq);
 int shm_cq_watch(struct shm_qp *q);
 void shm_cq_unwatch(struct shm_qp *q);
-
-/* Returns a new completion, to be filled, or NULL if the queue overran. */
-static inline struct rwb_completion *shm_cq_push(struct shm_cq *cq)
-{
-	struct rwb_completion *e = rwb_ring_push(&cq->base.ring);
-
-	if (__builtin_expect(!e, 0))
-		cq->base.overrun = true;
-	return e;
-}
 
 /* mr.c */
 void shm_advertise_all(struct shm_qp *q);

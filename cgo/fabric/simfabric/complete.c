@@ -68,8 +68,8 @@ static void push_send(struct sim_qp *qp, uint64_t index, enum rwf_wc_status stat
 
 void sim_complete_sends(struct sim_qp *qp, uint64_t upto)
 {
-	while (qp->base.head.state != RWF_QPS_ERR && qp->acked != upto) {
-		uint64_t index = qp->acked++;
+	while (qp->base.head.state != RWF_QPS_ERR && qp->base.acked != upto) {
+		uint64_t index = qp->base.acked++;
 
 		if (rwb_send(&qp->base.sends, index)->flags & RWF_SEND_SIGNALED)
 			push_send(qp, index, RWF_WC_SUCCESS);
@@ -86,8 +86,8 @@ void sim_complete_recv(struct sim_qp *qp, struct rwf_wc *wc)
 
 void sim_flush(struct sim_qp *qp, enum rwf_wc_status first)
 {
-	for (; qp->acked != qp->base.sends.posted; first = RWF_WC_WR_FLUSH_ERR)
-		push_send(qp, qp->acked++, first);
+	for (; qp->base.acked != qp->base.sends.posted; first = RWF_WC_WR_FLUSH_ERR)
+		push_send(qp, qp->base.acked++, first);
 	while (qp->base.received != qp->base.recv_posted)
 		sim_complete_recv(qp, &(struct rwf_wc){.status = RWF_WC_WR_FLUSH_ERR});
 }

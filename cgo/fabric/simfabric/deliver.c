@@ -180,6 +180,6 @@ void sim_acknowledge(struct sim_qp *qp)
 		return;
 	}
 	qp->lost_since_ns = SIM_NEVER;
-	sim_log(sim_of(qp), "acknowledge", qp->base.head.num, (uint32_t)(qp->sent - qp->acked), 0);
+	sim_log(sim_of(qp), "acknowledge", qp->base.head.num, (uint32_t)(qp->sent - qp->base.acked), 0);
 	sim_complete_sends(qp, qp->sent);
 }

@@ -160,7 +160,7 @@ int rwf_sim_step(struct rwf_sim *w)
 		step(w);
 	for (uint32_t i = 0; i < w->active_len; i++)
 		if (!w->active[i]->dev->dead)
-			pending += w->active[i]->base.sends.posted - w->active[i]->acked;
+			pending += w->active[i]->base.sends.posted - w->active[i]->base.acked;
 	sim_unlock(w);
 	return (int)pending;
 }

@@ -73,8 +73,7 @@ struct sim_qp {
 	uint32_t trigger;
 	int active; /* index in the world's active list, or -1 */
 
-	/* Requests before acked have completed, and requests before sent have been delivered. */
-	uint64_t acked, sent;
+	uint64_t sent;   /* requests before this one have been delivered */
 	uint64_t placed; /* copies_at_post: payloads before this one have landed */
 
 	uint64_t due_ns[SIM_EVENTS];

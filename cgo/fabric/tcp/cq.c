@@ -39,7 +39,7 @@ void tcp_cq_attention(struct tcp_qp *qp)
  */
 void tcp_qp_end(struct tcp_qp *qp, enum rwf_wc_status status)
 {
-	qp->out.error = qp->out.acked == qp->base.sends.posted ? RWF_WC_WR_FLUSH_ERR : status;
+	rwb_set_error(&qp->base, status);
 	atomic_store(&qp->base.head.state, RWF_QPS_ERR);
 	qp->out.rnr_deadline_ns = 0;
 	if (qp->fd >= 0) {
@@ -57,21 +57,12 @@ void tcp_qp_error(struct tcp_qp *qp, enum rwf_wc_status status)
 	rwb_raise(&qp->base, RWF_EVENT_QP_FATAL);
 }
 
-void tcp_cq_push(struct tcp_qp *qp, const struct rwf_wc *wc, uint64_t done)
+/* Fails every queue pair of a queue that overran. */
+void tcp_cq_overran(struct tcp_qp *qp)
 {
-	struct tcp_cq *cq = qp->cq;
-	struct rwb_completion *c = cq->base.overrun ? NULL : rwb_ring_push(&cq->base.ring);
 	struct tcp_qp *other;
 
-	if (cq->base.overrun)
-		return;
-	if (!c) {
-		cq->base.overrun = true;
-		rwb_raise(&qp->base, RWF_EVENT_CQ_ERR);
-		LIST_FOREACH(other, &cq->qps, of_cq)
-			tcp_qp_error(other, RWF_WC_WR_FLUSH_ERR);
-		return;
-	}
-	cq->errors |= wc->status != RWF_WC_SUCCESS;
-	*c = (struct rwb_completion){.wc = *wc, .qp = &qp->base.head, .done = done};
+	rwb_raise(&qp->base, RWF_EVENT_CQ_ERR);
+	LIST_FOREACH(other, &qp->cq->qps, of_cq)
+		tcp_qp_error(other, RWF_WC_WR_FLUSH_ERR);
 }

@@ -23,33 +23,14 @@ enum {
 	GATHER_US = 1000,
 };
 
-/*
- * Flushes the queue pair. The first outstanding send carries the error. Requests that do not fit the queue wait for a poll. Returns
- * true while there are any.
- */
+/* Flushes a queue pair. Returns true if it must be served again, after a poll. */
 static bool flush(struct tcp_qp *qp)
 {
 	struct tcp_cq *cq = qp->cq;
-	struct rwf_wc wc = {.qp_num = qp->base.head.num};
+	bool more = !cq->base.overrun && rwb_flush(&cq->base, &qp->base);
 
-	while (qp->out.acked != qp->base.sends.posted) {
-		if (rwb_ring_length(&cq->base.ring) == cq->base.ring.limit)
-			return true;
-		wc.wr_id = rwb_send(&qp->base.sends, qp->out.acked++)->wr_id;
-		wc.status = (uint16_t)qp->out.error;
-		wc.opcode = RWF_WC_SEND;
-		qp->out.error = RWF_WC_WR_FLUSH_ERR;
-		tcp_cq_push(qp, &wc, qp->out.acked);
-	}
-	while (qp->base.received != atomic_load_explicit(&qp->base.recv_posted, memory_order_relaxed)) {
-		if (rwb_ring_length(&cq->base.ring) == cq->base.ring.limit)
-			return true;
-		wc.wr_id = qp->base.wr_ids[qp->base.received++ & qp->base.recv_mask];
-		wc.status = RWF_WC_WR_FLUSH_ERR;
-		wc.opcode = RWF_WC_RECV_IMM;
-		tcp_cq_push(qp, &wc, qp->base.received);
-	}
-	return false;
+	cq->errors |= rwb_ring_length(&cq->base.ring) != 0;
+	return more;
 }
 
 /* Serves a queue pair once. Returns true while there is more to do. */
@@ -58,7 +39,7 @@ static bool serve(struct tcp_qp *qp)
 	bool more;
 
 	if (qp->base.head.state == RWF_QPS_ERR)
-		return !qp->cq->base.overrun && flush(qp);
+		return flush(qp);
 	if (qp->fd < 0)
 		return false;
 	tcp_transmit(qp);

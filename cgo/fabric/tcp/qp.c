@@ -33,7 +33,6 @@ int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	qp->dev = dev;
 	qp->cq = (struct tcp_cq *)init->cq;
 	qp->fd = -1;
-	qp->out.error = RWF_WC_WR_FLUSH_ERR;
 	atomic_store(&qp->join.arrived_fd, -1);
 	qp->in.imm_only = init->flags & RWF_QP_IMM_ONLY;
 	rwb_qp_enter(&qp->base, pd, &qp->cq->base);

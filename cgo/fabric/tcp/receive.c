@@ -35,20 +35,6 @@ static void refuse(struct tcp_qp *qp, enum rwf_wc_status status)
 	tcp_transmit(qp);
 }
 
-static void deliver(struct tcp_qp *qp, const struct tcp_entry *e)
-{
-	struct rwf_wc wc = {
-		.wr_id = qp->base.wr_ids[qp->base.received & qp->base.recv_mask],
-		.byte_len = (uint32_t)qp->in.message_bytes,
-		.imm = e->imm,
-		.qp_num = qp->base.head.num,
-		.opcode = RWF_WC_RECV_IMM,
-	};
-
-	qp->base.received++;
-	tcp_cq_push(qp, &wc, qp->base.received);
-}
-
 /* Counts n bytes as placed into the present entry, and finishes it when it is full. */
 static void placed(struct tcp_qp *qp, uint32_t n)
 {
@@ -64,8 +50,10 @@ static void placed(struct tcp_qp *qp, uint32_t n)
 	qp->in.message_bytes += e->length;
 	if (!(e->flags & TCP_ENTRY_LAST))
 		return;
-	if (e->flags & TCP_ENTRY_IMM)
-		deliver(qp, e);
+	if (e->flags & TCP_ENTRY_IMM &&
+	    !rwb_complete_receive(&qp->cq->base, &qp->base,
+				  (struct rwf_wc){.byte_len = (uint32_t)qp->in.message_bytes, .imm = e->imm}))
+		tcp_cq_overran(qp);
 	qp->in.seq++;
 	qp->in.message_bytes = 0;
 }
@@ -141,7 +129,7 @@ static bool take_nak(struct tcp_qp *qp, const uint8_t *table)
 	struct tcp_entry e;
 
 	memcpy(&e, table, sizeof e);
-	if (!tcp_entry_valid(&e) || qp->out.acked == qp->base.sends.posted || e.seq != (uint32_t)qp->out.acked)
+	if (!tcp_entry_valid(&e) || qp->base.acked == qp->base.sends.posted || e.seq != (uint32_t)qp->base.acked)
 		return false;
 	tcp_qp_error(qp, e.imm == RWF_WC_REM_ACCESS_ERR ? RWF_WC_REM_ACCESS_ERR : RWF_WC_REM_INV_REQ_ERR);
 	return true;

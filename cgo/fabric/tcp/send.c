@@ -59,7 +59,7 @@ static uint32_t add_entries(struct tcp_qp *qp)
 			break;
 		if (!may_read(qp, wr)) {
 			/* What was posted before it completes first; then this one is in error. */
-			if (n == 0 && qp->out.acked == qp->out.framed)
+			if (n == 0 && qp->base.acked == qp->out.framed)
 				tcp_qp_error(qp, RWF_WC_LOC_PROT_ERR);
 			break;
 		}
@@ -216,16 +216,9 @@ void tcp_acknowledged(struct tcp_qp *qp, uint64_t placed, uint32_t posted)
 		qp->out.rnr_deadline_ns = 0;
 	qp->out.peer_posted = posted;
 	qp->out.peer_placed = placed;
-	while (qp->out.acked != qp->out.framed && qp->out.ends[qp->out.acked & qp->base.sends.mask] <= placed) {
-		const struct rwf_send_wr *wr = rwb_send(&qp->base.sends, qp->out.acked++);
-
-		if (wr->flags & RWF_SEND_SIGNALED) {
-			struct rwf_wc wc = {
-				.wr_id = wr->wr_id, .byte_len = wr->length, .qp_num = qp->base.head.num, .opcode = RWF_WC_SEND};
-
-			tcp_cq_push(qp, &wc, qp->out.acked);
-		}
-	}
+	while (qp->base.acked != qp->out.framed && qp->out.ends[qp->base.acked & qp->base.sends.mask] <= placed)
+		if (!rwb_complete_send(&qp->cq->base, &qp->base, rwb_send(&qp->base.sends, qp->base.acked), RWF_WC_SUCCESS))
+			tcp_cq_overran(qp);
 }
 
 /* Acknowledges without a reply to carry it. New receives alone need no frame while the peer knows of plenty. */

@@ -99,13 +99,11 @@ struct tcp_frame {
 
 /* Frames out: the send queue's state and the frame on its way. */
 struct tcp_out {
-	/* Requests before acked await polling, those before framed are on their way, those before sends.posted wait. */
-	uint64_t acked, framed;
+	uint64_t framed;   /* requests before it are on their way, those before sends.posted wait */
 	uint64_t *ends;    /* for each request on its way, the offset in the stream after its payload */
 	uint32_t fragment; /* bytes of the request at framed that earlier frames carried */
 	uint32_t imm_sent;
 	uint64_t rnr_deadline_ns; /* end of the next send's wait for a posted receive, or 0 */
-	enum rwf_wc_status error; /* of the oldest outstanding send, once failed */
 
 	uint32_t window;      /* bytes that may be unacknowledged */
 	uint32_t peer_posted; /* receives the peer has posted, a running total */
@@ -215,7 +213,7 @@ bool tcp_is_wildcard(const struct tcp_endpoint *address);
 void tcp_qp_end(struct tcp_qp *qp, enum rwf_wc_status status);   /* raises no event, for the owner */
 void tcp_qp_error(struct tcp_qp *qp, enum rwf_wc_status status); /* raises one if the queue pair had not failed before */
 void tcp_cq_attention(struct tcp_qp *qp);
-void tcp_cq_push(struct tcp_qp *qp, const struct rwf_wc *wc, uint64_t done);
+void tcp_cq_overran(struct tcp_qp *qp);
 
 /* send.c */
 void tcp_transmit(struct tcp_qp *qp);
