@@ -18,7 +18,7 @@ const (
 var plants = []plant.Plant{
 	{
 		Name: "a chain adds a rack before those in front of it", File: topologyFile,
-		Old: "[][]int{{rack - 1, rack}}", New: "[][]int{{rack, rack - 1}}",
+		Old: "*group = append(*group, other)", New: "*group = append([]int{other}, *group...)",
 	},
 	{
 		Name: "epochs are not checked", File: reducerFile,

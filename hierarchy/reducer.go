@@ -142,8 +142,12 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 	for r := range m.peers {
 		p := &m.peers[r]
 		p.sends = cfg.Sends
-		p.remoteSlots, p.localSlots = fullRing(cfg.Window), fullRing(cfg.Window)
 		p.answers, p.sums = newRing[answer](cfg.Window+cfg.Open), newRing[uint32](cfg.Open)
+		p.remoteSlots, p.localSlots = newRing[uint16](cfg.Window), newRing[uint16](cfg.Window)
+		for slot := range cfg.Window {
+			p.remoteSlots.put(uint16(slot))
+			p.localSlots.put(uint16(slot))
+		}
 	}
 	rows := cfg.Window * max(cfg.Racks-1, 1)
 	m.rows = make([]uint16, rows*cfg.Racks)
@@ -247,15 +251,6 @@ func (m *Reducer) row(c *chunkState) []uint16 {
 	return m.rows[int(c.row)*m.cfg.Racks:][:m.cfg.Racks]
 }
 
-// NextSlot returns the slot here for a rack's next partial sum.
-func (m *Reducer) NextSlot(rack int) (int, bool) {
-	p := &m.peers[rack]
-	if p.localSlots.len() == 0 {
-		return 0, false
-	}
-	return int(*p.localSlots.at(0)), true
-}
-
 // Partial takes a child's partial sum.
 func (m *Reducer) Partial(rack int, index uint32, epoch uint8, broadcast bool) {
 	m.begin()
@@ -290,8 +285,7 @@ func (m *Reducer) Partial(rack int, index uint32, epoch uint8, broadcast bool) {
 		m.violate(rack, "sent chunk %d of lane %d for epoch %d twice", index, m.cfg.Lane, epoch)
 		return
 	}
-	slot := *p.localSlots.at(0)
-	p.localSlots.drop()
+	slot := p.localSlots.take()
 	if c.row == none {
 		c.row = m.free[len(m.free)-1]
 		m.free = m.free[:len(m.free)-1]
@@ -438,8 +432,7 @@ func (m *Reducer) Sent(rack, n int) {
 func (m *Reducer) flush(rack int) {
 	p := &m.peers[rack]
 	for ; p.sends > 0 && p.answers.len() > 0; p.sends-- {
-		a := *p.answers.at(0)
-		p.answers.drop()
+		a := p.answers.take()
 		if a.slot != none {
 			p.localSlots.put(uint16(a.slot))
 		}
@@ -448,11 +441,9 @@ func (m *Reducer) flush(rack int) {
 		})
 	}
 	for ; p.sends > 0 && p.sums.len() > 0 && p.remoteSlots.len() > 0; p.sends-- {
-		index := *p.sums.at(0)
-		p.sums.drop()
+		index := p.sums.take()
 		c := &m.chunks[index]
-		c.slot, c.phase = *p.remoteSlots.at(0), sent
-		p.remoteSlots.drop()
+		c.slot, c.phase = p.remoteSlots.take(), sent
 		epoch := c.epoch
 		if !c.broadcast {
 			epoch = after(epoch)

@@ -2,21 +2,11 @@ package hierarchy
 
 // ring is a bounded first-in, first-out queue.
 type ring[T comparable] struct {
-	all  []T
-	head int
-	n    int
+	all     []T
+	head, n int
 }
 
 func newRing[T comparable](size int) ring[T] { return ring[T]{all: make([]T, size)} }
-
-// fullRing returns a ring of the numbers from 0 to size-1.
-func fullRing(size int) ring[uint16] {
-	r := newRing[uint16](size)
-	for i := range size {
-		r.put(uint16(i))
-	}
-	return r
-}
 
 func (r *ring[T]) len() int { return r.n }
 
@@ -31,9 +21,12 @@ func (r *ring[T]) put(v T) {
 	*r.at(r.n - 1) = v
 }
 
-func (r *ring[T]) drop() {
+// take removes the oldest element.
+func (r *ring[T]) take() T {
+	v := *r.at(0)
 	r.head = (r.head + 1) % len(r.all)
 	r.n--
+	return v
 }
 
 // advance moves an element of the ring before all others.

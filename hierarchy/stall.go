@@ -111,7 +111,7 @@ func (m *Reducer) drop(index uint32, c *chunkState) {
 func (m *Reducer) unqueue(index uint32, c *chunkState) {
 	sums := &m.peers[m.route(c).Parent].sums
 	sums.advance(index)
-	sums.drop()
+	sums.take()
 	m.drop(index, c)
 }
 

@@ -88,69 +88,43 @@ type Route struct {
 	Groups [][]int
 }
 
+// parent returns the rack to which a rack sends its sum of the owner's chunks, or none if it is the owner. Thereby it defines the
+// tree of the shape.
+func (t Topology) parent(rack, owner int) int {
+	switch {
+	case rack == owner:
+		return none
+	case t.Shape.Resolve(t.Racks) == Chain:
+		return rack + 1
+	case t.Shape == Pods:
+		// Each pod's sum is made by the rack at the owner's position in its pod.
+		size := t.podSize()
+		if maker := rack/size*size + owner%size; rack != maker {
+			return maker
+		}
+	}
+	return owner
+}
+
+// podSize returns the number of racks in each pod. Without pods all racks are in one.
+func (t Topology) podSize() int { return t.Racks / max(t.Pods, 1) }
+
 // Route returns a rack's part in the journey of the owner's chunks.
 func (t Topology) Route(rack, owner int) Route {
-	switch {
-	case t.Shape == Pods:
-		return t.podRoute(rack, owner)
-	case t.Shape.Resolve(t.Racks) == Chain:
-		r := Route{Parent: rack + 1, Groups: [][]int{{rack}}}
-		if rack == owner {
-			r.Parent = -1
-		}
-		if rack > 0 {
-			r.Children, r.Groups = []int{rack - 1}, [][]int{{rack - 1, rack}}
-		}
-		return r
-	case rack != owner:
-		return Route{Parent: owner, Groups: [][]int{{rack}}}
-	}
-	r := Route{Parent: -1, Groups: t.pods()}
+	r := Route{Parent: t.parent(rack, owner)}
+	pod := none // of the last group
 	for other := range t.Racks {
-		if other != rack {
+		child := t.parent(other, owner) == rack
+		if child {
 			r.Children = append(r.Children, other)
-		}
-	}
-	return r
-}
-
-// pods lists the racks by pod. Without pods all racks are in one.
-func (t Topology) pods() [][]int {
-	size := t.Racks / max(t.Pods, 1)
-	pods := make([][]int, max(t.Pods, 1))
-	for r := range t.Racks {
-		pods[r/size] = append(pods[r/size], r)
-	}
-	return pods
-}
-
-// podRoute returns a rack's route in shape pods. Each pod's sum is made by the rack at the owner's position in its pod.
-func (t Topology) podRoute(rack, owner int) Route {
-	pods := t.pods()
-	size := len(pods[0])
-	leader := func(pod int) int { return pods[pod][owner%size] }
-	own := rack / size
-	if rack != leader(own) {
-		return Route{Parent: leader(own), Groups: [][]int{{rack}}}
-	}
-	r := Route{Parent: owner}
-	for _, other := range pods[own] {
-		if other != rack {
-			r.Children = append(r.Children, other)
-		}
-	}
-	if rack != owner {
-		r.Groups = [][]int{pods[own]}
-		return r
-	}
-	r.Parent = -1
-	for p, racks := range pods {
-		if p == own {
-			r.Groups = append(r.Groups, racks)
+		} else if other != rack {
 			continue
 		}
-		r.Children = append(r.Children, leader(p))
-		r.Groups = append(r.Groups, []int{leader(p)})
+		if at := other / t.podSize(); at != pod {
+			pod, r.Groups = at, append(r.Groups, nil)
+		}
+		group := &r.Groups[len(r.Groups)-1]
+		*group = append(*group, other)
 	}
 	return r
 }
@@ -190,7 +164,7 @@ func (t Topology) CheckBuddies() error {
 		return fmt.Errorf("%w: buddies and one rack, which would be its own: use two racks or more, or no buddies", ErrCluster)
 	}
 	for _, owner := range t.Owners() {
-		if t.Shape == Flat || t.Route(t.Buddy(owner), owner).Parent != owner {
+		if t.Shape == Flat || t.parent(t.Buddy(owner), owner) != owner {
 			return fmt.Errorf("%w: buddies and shape %v, in which an owner does not answer its buddy itself: use sharded or root, or no buddies",
 				ErrCluster, t.Shape)
 		}
@@ -205,7 +179,7 @@ const leader = 0
 
 // leads returns the rack from which the leader's sum of an owner's chunks reaches a rack: the rack itself, a child, or none.
 func (t Topology) leads(rack, owner int) int {
-	for at, before := leader, leader; at >= 0; at, before = t.Route(at, owner).Parent, at {
+	for at, before := leader, leader; at >= 0; at, before = t.parent(at, owner), at {
 		if at == rack {
 			return before
 		}

@@ -75,9 +75,6 @@ func (r *Runner) Next() (spec Spec, at uint64, ok bool) {
 // Stream reports whether chunks are applied as they arrive.
 func (r *Runner) Stream() bool { return r.policy.Stream() }
 
-// Rate returns the policy's factor of the learning rate.
-func (r *Runner) Rate(tau uint64) float64 { return r.policy.Rate(tau) }
-
 // Updates returns the number of updates made.
 func (r *Runner) Updates() uint64 { return r.updates }
 
