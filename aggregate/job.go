@@ -195,7 +195,7 @@ func (j opening) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink
 		return nil, err
 	}
 	k := &scratch.Arithmetic
-	u := uplink.New(uplink.Config{Place: c.Place, Lane: l, Fail: j.shared.Fail, Shard: shard.Above{Shard: s}, Rounds: j.rounds(s, k),
+	u := uplink.New(uplink.Config{Place: c.Place, Lane: l, Fail: j.shared.Fail, Shard: s, Machine: s.Machine, Rounds: j.rounds(s, k),
 		Store: st, Arithmetic: k, Region: region, Window: j.site.window, ChunkBytes: c.ChunkBytes})
 	st.Scratch = u.Scratch()
 	s.Uplink = u
@@ -207,7 +207,7 @@ func (j opening) rounds(s *shard.Shard, k *store.Arithmetic) uplink.Rounds {
 	racks := uplink.Racks{Place: c.Place, K: k, Store: s.Store}
 	switch {
 	case c.Outer != diloco.Optimizer{}:
-		return outer.New(c.Outer, c.Workers, c.total(), k, s.Store)
+		return outer.New(c.Outer, c.Place.Rack, c.Workers, c.total(), k, s.Store)
 	case c.Mode == Aggregate:
 		return &uplink.Sums{Racks: racks}
 	case c.Mode == TwoPhase:

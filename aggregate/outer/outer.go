@@ -9,6 +9,7 @@ import (
 
 // Rounds holds the rounds of one job in one lane.
 type Rounds struct {
+	rack       int
 	k          *store.Arithmetic
 	st         *store.Store
 	rule       optim.Rule
@@ -36,10 +37,10 @@ func Arrays(o outer.Optimizer) [2]int {
 }
 
 // New makes the rounds of a rack with so many workers of a total.
-func New(o outer.Optimizer, workers, total int, k *store.Arithmetic, st *store.Store) *Rounds {
+func New(o outer.Optimizer, rack, workers, total int, k *store.Arithmetic, st *store.Store) *Rounds {
 	rule, h := Rule(o, total)
 	return &Rounds{
-		k: k, st: st, rule: rule, states: rule.States(h), step: optim.Derive(rule, h, 1),
+		rack: rack, k: k, st: st, rule: rule, states: rule.States(h), step: optim.Derive(rule, h, 1),
 		difference: optim.Derive(optim.SGDTorch, optim.Hyper{LR: 1, Scale: 1}, 1),
 		weight:     optim.Derive(optim.Sum, optim.Hyper{Scale: float64(workers)}, 1),
 	}
@@ -59,13 +60,13 @@ func (r *Rounds) array(c *store.Chunk, i int) uint64 { return r.st.Array(c, 2+r.
 // Contribute runs the job's rule over this rack's gradients, and writes the difference since the last round, times its workers, to
 // out.
 func (r *Rounds) Contribute(c *store.Chunk, src []uint64, out uint64) {
-	k, n := r.k, uint64(c.Elems)
+	k := r.k
 	if !c.Stepped {
 		k.Step(r.st, c, src, uint8(r.st.Tensors[c.Tensor].Wire), nil, false)
 		c.Stepped = true
 	}
 	// SGD with a rate of 1 subtracts the gradient, which here is the parameters.
-	kernel.Convert(k.ISA, out, kernel.F32, r.last(c), kernel.F32, n, false)
+	kernel.Convert(k.ISA, out, kernel.F32, r.last(c), kernel.F32, uint64(c.Elems), false)
 	r.one[0] = c.Addr
 	k.RunOn(c, kernel.Update{W: out, Rule: uint8(optim.SGDTorch), Scalar: r.difference}, r.one[:], nil, kernel.F32)
 	r.one[0] = out
@@ -82,17 +83,27 @@ func (r *Rounds) Finish(c *store.Chunk, parts []uint64, result, _ uint64) {
 	r.k.RunOn(c, u, parts, r.one[:], uint8(r.st.Tensors[c.Tensor].Wire))
 }
 
-// Begin copies a chunk's parameters, which are the initial values, to the outer optimizer's.
+// Begin copies a chunk's parameters, which are the initial values, to those of the last round, and at the owner to the outer
+// optimizer's.
 func (r *Rounds) Begin(c *store.Chunk) {
-	kernel.Convert(r.k.ISA, r.array(c, 0), kernel.F32, c.Addr, kernel.F32, uint64(c.Elems), false)
+	r.copy(r.last(c), c)
+	if int(c.Owner) == r.rack {
+		r.copy(r.array(c, 0), c)
+	}
+	c.Stepped = false
 }
 
-// Take replaces the rack's parameters by a round's result, or by initial values.
-func (r *Rounds) Take(c *store.Chunk, result, _ uint64, _ bool) (answers bool) {
-	kernel.Convert(r.k.ISA, c.Addr, kernel.F32, result, uint8(r.st.Tensors[c.Tensor].Wire), uint64(c.Elems), false)
-	kernel.Convert(r.k.ISA, r.last(c), kernel.F32, c.Addr, kernel.F32, uint64(c.Elems), false)
+// Take replaces the rack's parameters by a round's result.
+func (r *Rounds) Take(c *store.Chunk, result, _ uint64) (answers bool) {
+	r.k.Replace(r.st, c, result, uint8(r.st.Tensors[c.Tensor].Wire))
+	r.copy(r.last(c), c)
 	c.Stepped = false
 	return true
+}
+
+// copy copies a chunk's parameters.
+func (r *Rounds) copy(to uint64, c *store.Chunk) {
+	kernel.Convert(r.k.ISA, to, kernel.F32, c.Addr, kernel.F32, uint64(c.Elems), false)
 }
 
 // ResultBytes returns the length of a round's result.

@@ -11,7 +11,8 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-func (s *Shard) carryOut() {
+// CarryOut does what the machine has decided in the last event.
+func (s *Shard) CarryOut() {
 	actions := s.Machine.Actions()
 	for i := range actions {
 		a := &actions[i]
@@ -32,7 +33,7 @@ func (s *Shard) carryOut() {
 			if err := s.configure(a); err != nil {
 				s.Machine.Violate(int(a.Worker), "sent hyper-parameters for tensor %q that cannot be used: %w", s.Store.Tensors[a.Index].Name,
 					err)
-				s.carryOut()
+				s.CarryOut()
 				return
 			}
 		case reduce.NACK:
@@ -48,34 +49,27 @@ func (s *Shard) carryOut() {
 		case reduce.Fail:
 			s.lane.Count().Dropped++
 			s.job.Fail.Fail(int(a.Worker), a.Err)
-		default:
-			s.carryStep(a)
+		case reduce.Announce:
+			s.blame(a, s.job.Gate.Announce(int(a.Worker), &s.scratch.reader.record, s.lane.Now()))
+		case reduce.Updated:
+			s.job.Gate.Updated()
+		case reduce.EndStep:
+			s.trace.put(TraceEvent{At: s.traceTime(), Kind: TraceEnd, Op: chunk.OpCommit, Worker: a.Worker})
+			s.blame(a, s.job.Gate.End(int(a.Worker), s.lane.Now()))
+		case reduce.AnswerStep:
+			s.stream.answerStep(a)
+		case reduce.ReachBarrier:
+			s.target = math.MaxInt64 // until the racks have exchanged their norms
+			s.Uplink.Exchange()
+		case reduce.Decide:
+			s.commit = store.NewCommit(s.Machine.CommitRecord(), a.Epoch, s.job.Barrier.sum(a.Epoch&1))
+		case reduce.Apply, reduce.Scale:
+			s.apply(a)
+		case reduce.Refresh:
+			s.Uplink.Refresh(s.commit.Skip)
+		case reduce.AnswerCommit:
+			s.answerCommit(a)
 		}
-	}
-}
-
-func (s *Shard) carryStep(a *reduce.Action) {
-	switch a.Kind {
-	case reduce.Announce:
-		s.blame(a, s.job.Gate.Announce(int(a.Worker), &s.scratch.reader.record, s.lane.Now()))
-	case reduce.Updated:
-		s.job.Gate.Updated()
-	case reduce.EndStep:
-		s.trace.put(TraceEvent{At: s.traceTime(), Kind: TraceEnd, Op: chunk.OpCommit, Worker: a.Worker})
-		s.blame(a, s.job.Gate.End(int(a.Worker), s.lane.Now()))
-	case reduce.AnswerStep:
-		s.stream.answerStep(a)
-	case reduce.ReachBarrier:
-		s.target = math.MaxInt64 // until the racks have exchanged their norms
-		s.Uplink.Exchange()
-	case reduce.Decide:
-		s.commit = store.NewCommit(s.Machine.CommitRecord(), a.Epoch, s.job.Barrier.sum(a.Epoch&1))
-	case reduce.Apply, reduce.Scale:
-		s.apply(a)
-	case reduce.Refresh:
-		s.Uplink.Refresh(s.commit.Skip)
-	case reduce.AnswerCommit:
-		s.answerCommit(a)
 	}
 }
 
@@ -148,7 +142,8 @@ func (s *Shard) finish(a *reduce.Action) {
 	count.Observe(s.lane.Stamp() - a.Since)
 }
 
-func (s *Shard) gradients(a *reduce.Action) []uint64 {
+// Gradients returns the addresses of the payloads of an action's gradients, in rank order. They are valid until the next call.
+func (s *Shard) Gradients(a *reduce.Action) []uint64 {
 	src := s.scratch.src[:len(s.Workers.links)]
 	for rank := range src {
 		src[rank] = s.Machine.Sources(a, rank).Payload
@@ -168,7 +163,7 @@ func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, stream 
 	case reduce.Deliver:
 		s.Uplink.Deliver(a.Index, s.Machine.Sources(a, 0).Op == chunk.OpBroadcast, outs, stream)
 	case reduce.Accumulate:
-		k.Accumulate(s.Store, c, s.gradients(a), uint8(wire), (s.Machine.CommitEpoch()+1)&1)
+		k.Accumulate(s.Store, c, s.Gradients(a), uint8(wire), (s.Machine.CommitEpoch()+1)&1)
 	case reduce.Broadcast:
 		k.Broadcast(s.Store, c, s.Machine.Sources(a, 0).Payload, outs, stream)
 	}
@@ -176,7 +171,7 @@ func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, stream 
 
 // summands returns the inputs of a complete chunk's update and their type: the workers' gradients, or their racks' sums.
 func (s *Shard) summands(a *reduce.Action, c *store.Chunk, wire chunk.DType) ([]uint64, uint8) {
-	src := s.gradients(a)
+	src := s.Gradients(a)
 	if s.racks == nil {
 		return src, uint8(wire)
 	}
@@ -355,7 +350,7 @@ func (s *Shard) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
 // put appends a message to a worker. The message holds a result buffer until it has arrived.
 func (w *Workers) put(k *link, imm uint32, buffer int32) *verbs.SendWR {
 	if buffer != store.NoBuffer {
-		w.s.buffers.Hold(buffer)
+		w.s.buffers.Hold(buffer, 1)
 	}
 	w.s.lane.Touch(k.Conn)
 	return k.Put(imm, buffer)

@@ -17,7 +17,7 @@ func (s *Shard) Audit() error {
 	if err := s.Machine.Check(); err != nil {
 		return fmt.Errorf("job %q: %w", s.job.Name, err)
 	}
-	refs, lost := [store.NumBuffers]int32{}, false
+	refs, lost := make([]int32, store.NumBuffers), false
 	for rank, k := range s.Workers.links {
 		if k == nil {
 			continue
@@ -35,7 +35,7 @@ func (s *Shard) Audit() error {
 			}
 		}
 	}
-	if err := s.buffers.Audit(&refs, lost); err != nil {
+	if err := s.buffers.Audit(refs, lost); err != nil {
 		return fmt.Errorf("job %q: %w", s.job.Name, err)
 	}
 	return nil

@@ -33,7 +33,7 @@ func (s *Shard) receive(k *link, wc *verbs.WC) {
 		var err error
 		if m.HyperSum, err = s.scratch.reader.read(m.Where.Payload, m.Bytes); err != nil {
 			s.Machine.Violate(k.Rank, "sent %w", err)
-			s.carryOut()
+			s.CarryOut()
 			return
 		}
 		m.Record = &s.scratch.reader.record
@@ -41,18 +41,18 @@ func (s *Shard) receive(k *link, wc *verbs.WC) {
 		s.trace.put(TraceEvent{At: s.lane.Stamp(), Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
 	}
 	s.Machine.Receive(s.lane.Stamp(), k.Rank, m)
-	s.carryOut()
+	s.CarryOut()
 }
 
 // Advance continues work that waited for room, and reports whether it did anything.
 func (s *Shard) Advance() bool {
 	worked, now := false, s.lane.Stamp()
 	for s.Machine.Advance(now) {
-		s.carryOut()
+		s.CarryOut()
 		worked = true
 	}
 	if s.Machine.AdvanceCommit(now, s.job.Barrier.passed(s.target)) {
-		s.carryOut()
+		s.CarryOut()
 		worked = true
 	}
 	return s.Uplink.Advance() || worked
@@ -69,6 +69,6 @@ func (s *Shard) Tick(counted bool) (stalled bool) {
 		return true
 	}
 	stalled = s.Machine.Tick(s.lane.Stamp(), counted)
-	s.carryOut()
+	s.CarryOut()
 	return stalled || open
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/cgo/kernel"
-	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -115,12 +114,11 @@ type Config struct {
 func New(c Config) *Shard {
 	s := &Shard{
 		job: c.Job, lane: c.Lane, scratch: c.Scratch, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(c.Machine),
-		Store:   c.Store,
-		buffers: store.NewBuffers(c.Region, c.Job.ChunkBytes), racks: c.Racks,
+		Store: c.Store, buffers: store.NewBuffers(c.Region, uint64(c.Job.ChunkBytes), store.NumBuffers), racks: c.Racks,
 		published: published{workers: make([]WorkerCounters, c.Job.Workers)},
 	}
 	s.Workers = Workers{s, make([]*link, c.Job.Workers)}
-	s.Uplink = alone{s}
+	s.Uplink = noUplink{s}
 	s.Moves = Migration{s: s, tensors: map[int]uint32{}}
 	if c.Job.Gate != nil {
 		s.stream = &stream{s: s}
@@ -213,7 +211,7 @@ func (s *Shard) Fail(err error) { s.job.Fail.Fail(failure.NoRank, err) }
 func (s *Shard) End() {
 	blame := s.job.Fail.Load().Rank
 	s.Machine.End(blame)
-	s.carryOut()
+	s.CarryOut()
 	s.Uplink.End(blame)
 }
 
@@ -229,8 +227,8 @@ func (s *Shard) Close() error {
 // Owns reports whether a chunk's optimizer runs in this rack.
 func (s *Shard) Owns(c *store.Chunk) bool { return int(c.Owner) == s.job.Rack }
 
-// reachBarrier announces this lane at the next barrier of the job's lanes.
-func (s *Shard) reachBarrier() {
+// ReachBarrier announces this lane at the next barrier of the job's lanes.
+func (s *Shard) ReachBarrier() {
 	var all bool
 	if s.target, all = s.job.Barrier.reach(); all {
 		s.job.Wake()
@@ -244,64 +242,22 @@ func (s *Shard) release(buffer int32) {
 	}
 }
 
-// alone is the uplink of a job in one rack.
-type alone struct{ s *Shard }
+// noUplink is the uplink of a job in one rack, whose machine hands nothing up.
+type noUplink struct{ s *Shard }
 
-func (alone) Add([]store.Chunk)     {}
-func (alone) HandUp(*reduce.Action) { panic("shard: a chunk was handed up in a job of one rack") }
-func (alone) Deliver(uint32, bool, []uint64, bool) {
+func (noUplink) Add([]store.Chunk)     {}
+func (noUplink) HandUp(*reduce.Action) { panic("shard: a chunk was handed up in a job of one rack") }
+func (noUplink) Deliver(uint32, bool, []uint64, bool) {
 	panic("shard: a result came to a job of one rack")
 }
-func (alone) Delivered(uint32)              {}
-func (a alone) Exchange()                   { a.s.reachBarrier() }
-func (alone) Refresh(bool)                  { panic("shard: a refresh in a job of one rack") }
-func (alone) Pending() bool                 { return false }
-func (alone) Advance() bool                 { return false }
-func (alone) Tick(bool) (open, moving bool) { return false, false }
-func (alone) End(int)                       {}
-func (alone) Publish()                      {}
-
-// Above is the shard as its uplink sees it.
-type Above struct{ *Shard }
-
-// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next call.
-func (s Above) Gradients(a *reduce.Action) []uint64 { return s.gradients(a) }
-
-// HyperSum returns the checksum of a chunk's hyper-parameters on which all racks must agree. In mode eager these are the tensor's.
-func (s Above) HyperSum(index uint32) uint32 {
-	if s.job.Mode != reduce.Eager {
-		return 0
-	}
-	return s.Machine.HyperSum(index)
-}
-
-// Running reports whether the job's traffic has not ended.
-func (s Above) Running() bool { return s.Machine.State() == reduce.Running }
-
-// Return delivers a result to the rack's workers. It calls [Uplink.Deliver] and [Uplink.Delivered].
-func (s Above) Return(index uint32) {
-	s.Machine.Returned(s.lane.Stamp(), index)
-	s.carryOut()
-}
-
-// Recall returns a chunk to the rack's workers, which send it again.
-func (s Above) Recall(index uint32) {
-	s.Machine.Recalled(s.lane.Stamp(), index)
-	s.carryOut()
-}
-
-// Follow requests a chunk from the rack's workers ahead of other chunks. It reports whether some have no room for it.
-func (s Above) Follow(index uint32) (stuck bool) {
-	stuck = s.Machine.Follow(s.lane.Stamp(), index)
-	s.carryOut()
-	return stuck
-}
-
-// Exchanged passes the lanes' barrier, because all racks have exchanged their norms.
-func (s Above) Exchanged() { s.reachBarrier() }
-
-// Refreshed ends a commit, because this rack has all parameters that the commit changed.
-func (s Above) Refreshed() { s.Machine.Refreshed(s.lane.Stamp()) }
+func (noUplink) Delivered(uint32)              {}
+func (u noUplink) Exchange()                   { u.s.ReachBarrier() }
+func (noUplink) Refresh(bool)                  { panic("shard: a refresh in a job of one rack") }
+func (noUplink) Pending() bool                 { return false }
+func (noUplink) Advance() bool                 { return false }
+func (noUplink) Tick(bool) (open, moving bool) { return false, false }
+func (noUplink) End(int)                       {}
+func (noUplink) Publish()                      {}
 
 // Scratch holds memory that one lane's shards share, because they run one after the other.
 type Scratch struct {
@@ -337,9 +293,4 @@ func (c *Scratch) timed() bool {
 	}
 	c.sample = 0
 	return false
-}
-
-// Commit returns the record and the epoch of the commit under way, and whether it is at its second exchange of norms.
-func (s Above) Commit() (record *chunk.TensorRecord, epoch uint8, trust bool) {
-	return s.Machine.CommitRecord(), s.Machine.CommitEpoch(), s.Machine.CommitPhase() == reduce.AwaitTrust
 }

@@ -21,7 +21,7 @@ func (m *stream) Admit(rank int, set uint64, weight float64) {
 	if k := m.s.Workers.links[rank]; k != nil {
 		k.stream.weight = weight
 		m.s.Machine.Admit(m.s.lane.Stamp(), rank, set)
-		m.s.carryOut()
+		m.s.CarryOut()
 	}
 }
 
@@ -29,7 +29,7 @@ func (m *stream) Admit(rank int, set uint64, weight float64) {
 func (m *stream) LeaveOut(rank int) {
 	if m.s.Workers.links[rank] != nil {
 		m.s.Machine.LeaveOut(m.s.lane.Stamp(), rank)
-		m.s.carryOut()
+		m.s.CarryOut()
 	}
 }
 
@@ -37,7 +37,7 @@ func (m *stream) LeaveOut(rank int) {
 func (m *stream) UpdateSet(u pace.Update) {
 	m.update = u
 	m.s.Machine.UpdateSet(m.s.lane.Stamp())
-	m.s.carryOut()
+	m.s.CarryOut()
 }
 
 // Release answers the commit with which a worker ended its step.
@@ -45,7 +45,7 @@ func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standi
 	if k := m.s.Workers.links[rank]; k != nil {
 		k.stream.answer = answer
 		m.s.Machine.Release(m.s.lane.Stamp(), rank, next)
-		m.s.carryOut()
+		m.s.CarryOut()
 	}
 }
 
@@ -58,7 +58,7 @@ func (m *stream) Lose(rank int) {
 	}
 	s.Workers.leave(k)
 	s.Machine.Lose(s.lane.Stamp(), rank)
-	s.carryOut()
+	s.CarryOut()
 }
 
 func (m *stream) updateOne(a *reduce.Action) {

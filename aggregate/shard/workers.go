@@ -297,7 +297,7 @@ func (w *Workers) Reconnect(rank int, r *Resume, mem *store.Memory) (Resumed, er
 	}
 	violate := func(format string, args ...any) (Resumed, error) {
 		w.s.Machine.Violate(rank, format, args...)
-		w.s.carryOut()
+		w.s.CarryOut()
 		return Resumed{}, w.s.Failure()
 	}
 	n, err := k.Arrived(r.Received)

@@ -36,11 +36,17 @@ func (k *Arithmetic) Accumulate(s *Store, c *Chunk, src []uint64, srcType uint8,
 // Broadcast makes the root's values the chunk's parameters, and writes them to every output.
 func (k *Arithmetic) Broadcast(s *Store, c *Chunk, root uint64, outs []uint64, stream bool) {
 	wire := uint8(s.Tensors[c.Tensor].Wire)
-	if c.Addr != 0 {
-		kernel.Convert(k.ISA, c.Addr, kernel.F32, root, wire, uint64(c.Elems), false)
-	}
+	k.Replace(s, c, root, wire)
 	for _, out := range outs {
 		kernel.Convert(k.ISA, out, wire, root, wire, uint64(c.Elems), stream)
+	}
+}
+
+// Replace makes values of a type the chunk's parameters, if the job keeps parameters.
+func (k *Arithmetic) Replace(s *Store, c *Chunk, values uint64, kind uint8) {
+	if c.Addr != 0 {
+		s.Remember(c)
+		kernel.Convert(k.ISA, c.Addr, kernel.F32, values, kind, uint64(c.Elems), false)
 	}
 }
 

@@ -16,24 +16,26 @@ const ScratchBuffers = 2
 // NoBuffer stands for no buffer.
 const NoBuffer = -1
 
-// Buffers holds the buffers of answers other than parameters. A buffer is free again when the transport has read it for every
-// worker to which it goes. The buffer that was freed last is taken first, because it is in the cache. The machine counts free
-// buffers, so a buffer that it reserved is free.
+// Buffers holds buffers that messages are sent from. A buffer is free again when the transport has read it for every peer to which
+// it goes. The buffer that was freed last is taken first, because it is in the cache. The callers count free buffers.
 type Buffers struct {
 	Region *Region
 	size   uint64
-	refs   [NumBuffers]int32
+	refs   []int32
 	free   []int32
 }
 
-// NewBuffers makes the buffers of a region, of a chunk each.
-func NewBuffers(r *Region, chunkBytes int) Buffers {
-	p := Buffers{Region: r, size: uint64(chunkBytes)}
-	for i := range int32(NumBuffers) {
-		p.free = append(p.free, NumBuffers-1-i)
+// NewBuffers makes n buffers of a region, of so many bytes each.
+func NewBuffers(r *Region, bytes uint64, n int) Buffers {
+	p := Buffers{Region: r, size: bytes, refs: make([]int32, n)}
+	for i := range int32(n) {
+		p.free = append(p.free, int32(n)-1-i)
 	}
 	return p
 }
+
+// Free returns the number of free buffers.
+func (p *Buffers) Free() int { return len(p.free) }
 
 // Take returns a buffer, held once by the caller.
 func (p *Buffers) Take() int32 {
@@ -43,8 +45,8 @@ func (p *Buffers) Take() int32 {
 	return i
 }
 
-// Hold adds a holder to a buffer.
-func (p *Buffers) Hold(i int32) { p.refs[i]++ }
+// Hold adds n holders to a buffer.
+func (p *Buffers) Hold(i int32, n int) { p.refs[i] += int32(n) }
 
 // Release removes a holder of a buffer, and reports whether it was the last. The buffer is free then.
 func (p *Buffers) Release(i int32) bool {
@@ -55,7 +57,7 @@ func (p *Buffers) Release(i int32) bool {
 	return true
 }
 
-// Addr returns a buffer's address. The scratch buffers follow the last buffer.
+// Addr returns a buffer's address, or beyond the last buffer that of the memory behind them.
 func (p *Buffers) Addr(i int32) uint64 { return p.Region.Addr() + uint64(i)*p.size }
 
 // Write puts a control record into a buffer.
@@ -65,8 +67,8 @@ func (p *Buffers) Write(i int32, r *chunk.TensorRecord) {
 
 // Audit returns an error if the buffers do not agree with refs, which counts by buffer the answers in flight that hold it. A lost
 // connection keeps its buffers.
-func (p *Buffers) Audit(refs *[NumBuffers]int32, lost bool) error {
-	free := [NumBuffers]bool{}
+func (p *Buffers) Audit(refs []int32, lost bool) error {
+	free := make([]bool, len(p.refs))
 	for _, i := range p.free {
 		if free[i] {
 			return fmt.Errorf("result buffer %d is free twice", i)

@@ -9,7 +9,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/failure"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
-	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -48,8 +47,6 @@ type normPeer struct {
 	records  [2][chunk.RecordBytes]byte // by the parity of the exchange, because a peer may be one ahead
 }
 
-func newCommit(u *Uplink) commit { return commit{u: u, peers: make([]normPeer, u.cfg.Place.Racks)} }
-
 // pending reports whether there may be something to send.
 func (e *commit) pending() bool {
 	if e.active || e.refreshing {
@@ -87,26 +84,13 @@ func normSize(op Op) int {
 	return 8
 }
 
-func writeNorms(b []byte, n *store.Norms, op Op, parity uint8) {
+// normsOf returns the norms of a chunk that an exchange carries, normSize bytes of them.
+func normsOf(n *store.Norms, op Op, parity uint8) [2]*float64 {
 	if op == OpTrust {
-		putFloat(b, n.Param)
-		putFloat(b[8:], n.Step)
-		return
+		return [2]*float64{&n.Param, &n.Step}
 	}
-	putFloat(b, n.Gradient[parity])
+	return [2]*float64{&n.Gradient[parity]}
 }
-
-func readNorms(b []byte, n *store.Norms, op Op, parity uint8) {
-	if op == OpTrust {
-		n.Param, n.Step = float(b), float(b[8:])
-		return
-	}
-	n.Gradient[parity] = float(b)
-}
-
-func putFloat(b []byte, x float64) { binary.LittleEndian.PutUint64(b, math.Float64bits(x)) }
-
-func float(b []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(b)) }
 
 // expects reports whether a message continues the peer's exchange, or begins the next one.
 func (p *normPeer) expects(op Op, epoch uint8, from uint32) bool {
@@ -122,14 +106,13 @@ func (p *normPeer) expects(op Op, epoch uint8, from uint32) bool {
 // Exchange begins to exchange the norms for which a barrier of the lanes waits.
 func (u *Uplink) Exchange() {
 	e := &u.commit
-	record, _, trust := u.cfg.Shard.Commit()
 	e.op = OpNorms
-	if trust {
+	if u.cfg.Machine.CommitPhase() == reduce.AwaitTrust {
 		e.op = OpTrust
 	}
 	e.active, e.began = true, u.cfg.Lane.Stamp()
 	e.round++
-	record.Encode(e.record[:])
+	u.cfg.Machine.CommitRecord().Encode(e.record[:])
 	for rack := range e.peers {
 		e.peers[rack].sent, e.peers[rack].all = 0, false
 	}
@@ -167,26 +150,28 @@ func (e *commit) exchange() (worked bool) {
 			return true
 		}
 	}
-	u.cfg.Shard.Exchanged()
+	u.cfg.Shard.ReachBarrier()
 	return true
 }
 
 // send sends a rack as many norms as fit into a message.
 func (e *commit) send(rack int, p *normPeer) {
 	u := e.u
-	_, epoch, _ := u.cfg.Shard.Commit()
-	at, size := u.buffers.norms(rack), normSize(e.op)
+	epoch, at, size := u.cfg.Machine.CommitEpoch(), u.buffers.norms(rack), normSize(e.op)
 	ours := u.links.peers[u.cfg.Place.Rack].owned
 	b := store.Bytes(at, normBytes)
 	n := copy(b, e.record[:])
 	from := p.sent
 	for ; p.sent < len(ours) && n+size <= len(b); p.sent++ {
-		writeNorms(b[n:], u.cfg.Store.Chunks[ours[p.sent]].Norms, e.op, epoch&1)
-		n += size
+		norms := normsOf(u.cfg.Store.Chunks[ours[p.sent]].Norms, e.op, epoch&1)
+		for _, x := range norms[:size/8] {
+			binary.LittleEndian.PutUint64(b[n:], math.Float64bits(*x))
+			n += 8
+		}
 	}
 	p.full, p.all = true, p.sent == len(ours)
 	to := &u.links.peers[rack]
-	u.links.send(rack, pack(e.op, epoch, uint32(from)), none,
+	u.links.send(rack, pack(e.op, epoch, uint32(from)), store.NoBuffer,
 		verbs.SendWR{LAddr: at, Length: uint32(n), RAddr: to.partAddr + uint64(u.window)*u.slotBytes, RKey: to.partRKey})
 }
 
@@ -215,8 +200,13 @@ func (e *commit) receive(rack int, op Op, epoch uint8, from, length uint32) {
 	}
 	b := store.Bytes(u.links.peers[rack].slots.Addr()+uint64(u.window)*u.slotBytes, int(length))
 	copy(p.records[(p.done+1)&1][:], b)
-	for i, index := range theirs[from : int(from)+n] {
-		readNorms(b[chunk.RecordBytes+i*size:], u.cfg.Store.Chunks[index].Norms, op, epoch&1)
+	b = b[chunk.RecordBytes:]
+	for _, index := range theirs[from : int(from)+n] {
+		norms := normsOf(u.cfg.Store.Chunks[index].Norms, op, epoch&1)
+		for _, x := range norms[:size/8] {
+			*x = math.Float64frombits(binary.LittleEndian.Uint64(b))
+			b = b[8:]
+		}
 	}
 	p.op, p.epoch, p.received, p.ackDue = op, epoch, int(from)+n, true
 	if p.open = p.received < len(theirs); !p.open {
@@ -240,15 +230,14 @@ func (e *commit) advanceRefresh() (worked bool) {
 	for _, index := range u.returned {
 		c := &st.Chunks[index]
 		if int(c.Owner) != u.cfg.Place.Rack {
-			kernel.Convert(u.cfg.Arithmetic.ISA, c.Addr, kernel.F32, u.buffers.result(u.chunks[index].part),
-				uint8(st.Tensors[c.Tensor].Result), uint64(c.Elems), false)
+			u.cfg.Arithmetic.Replace(st, c, u.buffers.result(u.chunks[index].part), uint8(st.Tensors[c.Tensor].Result))
 		}
 		u.release(index)
 		e.under--
 		worked = true
 	}
 	u.returned = u.returned[:0]
-	for e.under < u.window && len(u.buffers.free) > 0 && int(e.next) < len(st.Chunks) {
+	for e.under < u.window && u.buffers.Free() > 0 && int(e.next) < len(st.Chunks) {
 		index := e.next
 		e.next++
 		c := &st.Chunks[index]
@@ -270,6 +259,6 @@ func (e *commit) advanceRefresh() (worked bool) {
 		return worked
 	}
 	e.refreshing = false
-	u.cfg.Shard.Refreshed()
+	u.cfg.Machine.Refreshed(u.cfg.Lane.Stamp())
 	return true
 }

@@ -19,19 +19,19 @@ type peer struct {
 	slots      *store.Region // slots for the peer's parts
 	partAddr   uint64        // address of the slots there for this rack's parts
 	partRKey   uint32
-	resultRKey uint32 // key of the memory for the peer's results
-	left       bool   // the job has ended there
-	owned      []uint32
+	resultRKey uint32   // key of the memory for the peer's results
+	ended      bool     // the job has ended there, because its workers have left or it has failed
+	owned      []uint32 // chunks whose optimizer it runs
 	ownedBytes uint64
 	recv, sent uint64 // bytes
 }
 
 // Links holds the connections between one lane and the lanes of the same number in other racks. It implements lane.Handler.
 type Links struct {
-	u         *Uplink
-	peers     []peer // by rack
-	someLeft  bool   // the workers of another rack have left in peace
-	announced bool   // the other racks have received the job's ending here
+	u           *Uplink
+	peers       []peer // by rack
+	workersLeft bool   // the workers of another rack have left in peace
+	announced   bool   // the other racks are sent the job's ending here
 }
 
 // PeerLane is one rack's end of a lane's connection to another rack's aggregator.
@@ -42,9 +42,9 @@ type PeerLane struct {
 	ResultRKey uint32 // key of the memory for results; each part's note holds the address
 }
 
-// patience is the time for which a message to another rack may go unacknowledged, so that a core link that is down for less loses
+// leastRetry is the time for which a message to another rack is retried at least, so that a core link that is down for less loses
 // nothing.
-const patience = 30 * time.Second
+const leastRetry = 30 * time.Second
 
 // Open makes this end of the connection to another rack. slots has [SlotsBytes]. The peer must connect within peerTime, and a link
 // may be down for linkTime, or longer. Open and the methods below are called on the lane's goroutine.
@@ -57,7 +57,7 @@ func (l *Links) Open(f *lane.Flow, rack int, slots *store.Region, pds []*verbs.P
 	c, err := f.NewConn(l, rack, session.Config{
 		SendDepth: at.Depths.PeerSend, RecvDepth: at.Depths.PeerRecv, Timeout: peerTime,
 		// An aggregator that stalls posts no receives. Its peers wait for it as long as for a core link that is down.
-		AckTimeout: max(linkTime, patience), RNRTimeout: patience,
+		AckTimeout: max(linkTime, leastRetry), RNRTimeout: leastRetry,
 	})
 	if err != nil {
 		return PeerLane{}, err
@@ -73,7 +73,7 @@ func (l *Links) Open(f *lane.Flow, rack int, slots *store.Region, pds []*verbs.P
 	}
 	p.Conn, p.slots = c, slots
 	return PeerLane{
-		Endpoint: endpoint, SlotAddr: slots.Addr(), SlotRKey: slots.RKey(at.NIC()), ResultRKey: l.u.buffers.region.RKey(at.NIC()),
+		Endpoint: endpoint, SlotAddr: slots.Addr(), SlotRKey: slots.RKey(at.NIC()), ResultRKey: l.u.buffers.Region.RKey(at.NIC()),
 	}, nil
 }
 
@@ -130,7 +130,7 @@ func (l *Links) Receive(c *lane.Conn, wc *verbs.WC) {
 // Sent records that n messages have arrived at another rack.
 func (l *Links) Sent(c *lane.Conn, n int) {
 	for range n {
-		if b := c.Conn.Sent(); b != none {
+		if b := c.Conn.Sent(); b != store.NoBuffer {
 			l.u.buffers.release(b)
 		}
 	}
@@ -162,26 +162,28 @@ func (l *Links) lose(c *lane.Conn, err error) {
 		return
 	}
 	c.Close()
-	if !l.peers[c.Rank].left {
+	if !l.peers[c.Rank].ended {
 		l.u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: %s, by %s: %w", ErrPeerLost, l.name(c.Rank), l.name(l.u.cfg.Place.Rack), err))
 	}
 }
 
 // send sends a message whose payload lies among the buffers. The message holds buffer until it has arrived.
 func (l *Links) send(rack int, imm uint32, buffer int32, what verbs.SendWR) {
-	p := &l.peers[rack]
-	l.u.cfg.Lane.Touch(p.Conn)
-	wr := p.Put(imm, buffer)
-	wr.LAddr, wr.LKey = what.LAddr, l.u.buffers.region.LKey(max(p.NIC(), 0))
+	p, wr := &l.peers[rack], l.put(rack, imm, buffer)
+	wr.LAddr, wr.LKey = what.LAddr, l.u.buffers.Region.LKey(max(p.NIC(), 0))
 	wr.RAddr, wr.RKey, wr.Length = what.RAddr, what.RKey, what.Length
 	p.sent += uint64(wr.Length)
 	l.u.cfg.Lane.Count().AboveSentBytes += uint64(wr.Length)
 }
 
 func (l *Links) notify(rack int, n Notice, index uint32) {
-	p := &l.peers[rack]
-	l.u.cfg.Lane.Touch(p.Conn)
-	p.Put(pack(OpNotice, uint8(n), index), none)
+	l.put(rack, pack(OpNotice, uint8(n), index), store.NoBuffer)
+}
+
+// put appends a message without a payload.
+func (l *Links) put(rack int, imm uint32, buffer int32) *verbs.SendWR {
+	l.u.cfg.Lane.Touch(l.peers[rack].Conn)
+	return l.peers[rack].Put(imm, buffer)
 }
 
 // Leave announces to the other racks that this rack's workers have left in peace.
@@ -204,9 +206,8 @@ func (l *Links) end(rank int) {
 func (l *Links) announce(how Ending, blame uint32) {
 	l.announced = true
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && p.Held() < p.Depth() && !p.left {
-			l.u.cfg.Lane.Touch(p.Conn)
-			p.Put(pack(OpEnd, uint8(how), blame), none)
+		if p := &l.peers[rack]; p.up() && p.Held() < p.Depth() && !p.ended {
+			l.put(rack, pack(OpEnd, uint8(how), blame), store.NoBuffer)
 		}
 	}
 }

@@ -47,9 +47,9 @@ func (u *Uplink) notified(rack int, n Notice, index uint32) {
 
 // ended records that the job has ended in another rack.
 func (u *Uplink) ended(rack int, how Ending, blame uint32) {
-	u.links.peers[rack].left = true
+	u.links.peers[rack].ended = true
 	if how == Left {
-		u.links.someLeft = true
+		u.links.workersLeft = true
 		return
 	}
 	err := &FailedElsewhere{Rack: u.cfg.Place.Names[rack], Worker: failure.NoRank}
@@ -64,12 +64,12 @@ const leftGrace = time.Second
 
 // missLeft fails the job if a chunk waits for racks whose workers have left.
 func (u *Uplink) missLeft() {
-	if !u.links.someLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp()-int64(leftGrace) {
+	if !u.links.workersLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp()-int64(leftGrace) {
 		return
 	}
 	var names []string
 	for rack := range u.links.peers {
-		if u.links.peers[rack].left {
+		if u.links.peers[rack].ended {
 			names = append(names, u.links.name(rack))
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 // HandUp makes this rack's part of a chunk, or waits for a buffer.
 func (u *Uplink) HandUp(a *reduce.Action) {
-	if len(u.pending) > 0 || len(u.buffers.free) == 0 {
+	if len(u.pending) > 0 || u.buffers.Free() == 0 {
 		u.pending = append(u.pending, *a)
 		return
 	}
@@ -22,7 +22,7 @@ func (u *Uplink) HandUp(a *reduce.Action) {
 
 // contributePending makes the parts that waited for a buffer, and reports whether it made any.
 func (u *Uplink) contributePending() (worked bool) {
-	for len(u.pending) > 0 && len(u.buffers.free) > 0 && u.cfg.Shard.Running() {
+	for len(u.pending) > 0 && u.buffers.Free() > 0 && u.cfg.Machine.State() == reduce.Running {
 		a := u.pending[0]
 		u.pending = u.pending[:copy(u.pending, u.pending[1:])]
 		u.contribute(&a)
@@ -36,7 +36,7 @@ func (u *Uplink) contribute(a *reduce.Action) {
 	b := u.buffers.take(u.cfg.Lane.Stamp())
 	u.chunks[a.Index].part = b
 	broadcast := a.Op == chunk.OpBroadcast
-	n := note{resultAddr: u.answerAddr(c, b, broadcast), hyperSum: u.cfg.Shard.HyperSum(a.Index)}
+	n := note{resultAddr: u.answerAddr(c, b, broadcast), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
 	switch root := u.cfg.Place.Root(); {
 	case !broadcast:
 		u.cfg.Rounds.Contribute(c, u.cfg.Shard.Gradients(a), u.buffers.part(b))
@@ -83,7 +83,7 @@ func (u *Uplink) carryOut() {
 		case hierarchy.Return:
 			b := u.chunks[a.Index].part
 			u.chunks[a.Index].result = b
-			u.buffers.hold(b, len(u.reducer.Route(a.Index).Children))
+			u.buffers.Hold(b, len(u.reducer.Route(a.Index).Children))
 			u.returned = append(u.returned, a.Index)
 		case hierarchy.Violate:
 			u.cfg.Lane.Count().Dropped++
@@ -97,7 +97,7 @@ func (u *Uplink) carryOut() {
 
 func (u *Uplink) release(index uint32) {
 	u.buffers.release(u.chunks[index].part)
-	u.chunks[index].part = none
+	u.chunks[index].part = store.NoBuffer
 }
 
 // partOf returns the address of a rack's part of a gathered chunk.
@@ -112,10 +112,10 @@ func (u *Uplink) partOf(rack int, index uint32) uint64 {
 // hyper-parameters.
 func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	c := &u.cfg.Store.Chunks[a.Index]
-	own := u.cfg.Shard.HyperSum(a.Index)
+	own := u.cfg.Machine.HyperSum(a.Index)
 	for _, rack := range u.reducer.Route(a.Index).Children {
 		n := readNote(u.partOf(rack, a.Index) + u.partBytes(c, a.Broadcast))
-		*u.reply(u.chunks[a.Index].part, rack) = n.resultAddr
+		u.replies[u.chunks[a.Index].part][rack] = n.resultAddr
 		if !a.Broadcast && n.hyperSum != own {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
 				"%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same", reduce.ErrProtocol,
@@ -140,6 +140,8 @@ func (u *Uplink) inputs(index uint32) []uint64 {
 		if len(groups) == 1 {
 			return u.src
 		}
+		// The sum may replace the group's first part: a child's slot here is this rack's until its answer is posted, a child keeps
+		// its own copy until it has the result, and every element is read before it is written.
 		if len(g) > 1 {
 			u.add(c, u.src, u.src[0])
 		}
@@ -202,22 +204,25 @@ func (u *Uplink) finish(a *hierarchy.Action) {
 			u.cfg.Store.Tensors[c.Tensor].Name))
 		return
 	}
-	u.cfg.Store.Remember(c)
 	u.one[0] = result
 	u.cfg.Arithmetic.Broadcast(u.cfg.Store, c, at, u.one[:], false)
-	u.cfg.Rounds.Begin(c)
 }
 
 // Deliver takes a chunk's result into the rack, and writes it to every output. If stream is true, it writes past the cache.
 func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool) {
 	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].part
-	result := u.buffers.result(b)
-	if !u.cfg.Rounds.Take(c, result, u.buffers.sum(b), initial) || len(outs) == 0 {
-		return
-	}
-	kind := uint8(u.cfg.Store.Tensors[c.Tensor].Result)
+	result, kind, answers := u.buffers.result(b), uint8(u.cfg.Store.Tensors[c.Tensor].Result), true
 	if initial {
 		kind = u.wire(c)
+		if int(c.Owner) != u.cfg.Place.Rack {
+			u.cfg.Arithmetic.Replace(u.cfg.Store, c, result, kind)
+		}
+		u.cfg.Rounds.Begin(c)
+	} else {
+		answers = u.cfg.Rounds.Take(c, result, u.buffers.sum(b))
+	}
+	if !answers || len(outs) == 0 {
+		return
 	}
 	u.one[0] = result
 	sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), Stream: stream}
@@ -245,17 +250,21 @@ func (u *Uplink) Advance() (worked bool) {
 		worked = u.commit.exchange() || worked
 	}
 	for _, index := range u.returned {
-		u.cfg.Shard.Return(index)
+		u.cfg.Machine.Returned(u.cfg.Lane.Stamp(), index)
+		u.cfg.Shard.CarryOut()
 		worked = true
 	}
 	u.returned = u.returned[:0]
 	for _, index := range u.recalled {
-		u.cfg.Shard.Recall(index)
+		u.cfg.Machine.Recalled(u.cfg.Lane.Stamp(), index)
+		u.cfg.Shard.CarryOut()
 		worked = true
 	}
 	u.recalled = u.recalled[:0]
 	for _, index := range u.wanted {
-		if u.cfg.Shard.Follow(index) {
+		stuck := u.cfg.Machine.Follow(u.cfg.Lane.Stamp(), index)
+		u.cfg.Shard.CarryOut()
+		if stuck {
 			u.reducer.Yield()
 			u.carryOut()
 		}

@@ -5,17 +5,18 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 )
 
-// Rounds defines a rack's part of a chunk, and the chunk's result. Addresses are of buffers in this process.
+// Rounds defines a rack's part of a chunk, and the chunk's result. There is one implementation for each mode ([Sums], [Steps],
+// [Commits]), and one for racks that train apart (package outer). Addresses are of buffers in this process.
 type Rounds interface {
 	// Contribute writes this rack's part, of the workers' gradients src, to out.
 	Contribute(c *store.Chunk, src []uint64, out uint64)
 	// Finish makes the result of the racks' parts at the chunk's owner. If the owner has a buddy, sum receives the sum of the parts.
 	Finish(c *store.Chunk, parts []uint64, result, sum uint64)
-	// Begin makes initial values, which are now the owner's parameters, the start of its training.
+	// Begin starts the training at the chunk's parameters, which initial values have just replaced.
 	Begin(c *store.Chunk)
 	// Take makes a result the rack's own, and reports whether the workers are answered with it. At the owner's buddy it makes the
 	// result from sum, the sum of all racks' parts.
-	Take(c *store.Chunk, result, sum uint64, initial bool) (answers bool)
+	Take(c *store.Chunk, result, sum uint64) (answers bool)
 	// ResultBytes returns the length of a result on the wire.
 	ResultBytes(c *store.Chunk) uint32
 }
@@ -35,7 +36,7 @@ func (r *Racks) Contribute(c *store.Chunk, src []uint64, out uint64) {
 	kernel.Sum{Dst: r.outs[:], DstType: r.core(), Src: src, SrcType: r.wire(c), N: uint64(c.Elems)}.Run(r.K.ISA)
 }
 
-// Begin does nothing: the owner trains on its parameters.
+// Begin does nothing, because only racks that train apart keep more than the parameters.
 func (r *Racks) Begin(*store.Chunk) {}
 
 // ResultBytes returns the length of a result on the wire.
@@ -47,15 +48,10 @@ func (r *Racks) core() uint8 { return uint8(r.Place.CoreType()) }
 
 func (r *Racks) wire(c *store.Chunk) uint8 { return uint8(r.Store.Tensors[c.Tensor].Wire) }
 
-// Take makes a result, or initial values, the parameters of a chunk that another rack owns.
-func (r *Racks) Take(c *store.Chunk, result, _ uint64, initial bool) (answers bool) {
-	if c.Addr != 0 && int(c.Owner) != r.Place.Rack {
-		r.Store.Remember(c)
-		kind := uint8(r.Store.Tensors[c.Tensor].Result)
-		if initial {
-			kind = r.wire(c)
-		}
-		kernel.Convert(r.K.ISA, c.Addr, kernel.F32, result, kind, uint64(c.Elems), false)
+// Take makes a result the parameters of a chunk that another rack owns.
+func (r *Racks) Take(c *store.Chunk, result, _ uint64) (answers bool) {
+	if int(c.Owner) != r.Place.Rack {
+		r.K.Replace(r.Store, c, result, uint8(r.Store.Tensors[c.Tensor].Result))
 	}
 	return true
 }
@@ -87,9 +83,9 @@ func (r *Steps) Finish(c *store.Chunk, parts []uint64, result, sum uint64) {
 }
 
 // Take makes a result the rack's parameters. At the owner's buddy it makes the owner's update.
-func (r *Steps) Take(c *store.Chunk, result, sum uint64, initial bool) (answers bool) {
-	if c.History == nil || int(c.Owner) == r.Place.Rack || initial {
-		return r.Racks.Take(c, result, sum, initial)
+func (r *Steps) Take(c *store.Chunk, result, sum uint64) (answers bool) {
+	if c.History == nil || int(c.Owner) == r.Place.Rack {
+		return r.Racks.Take(c, result, sum)
 	}
 	r.Store.Remember(c)
 	r.src[0], r.outs[0] = sum, result
@@ -115,11 +111,8 @@ func (r *Commits) Finish(c *store.Chunk, parts []uint64, _, _ uint64) {
 	r.K.Accumulate(r.Store, c, parts, kind, (r.Epoch()+1)&1)
 }
 
-// Take marks the chunk as changed by the next commit. Only initial values are answers to the workers.
-func (r *Commits) Take(c *store.Chunk, result, sum uint64, initial bool) (answers bool) {
-	if initial {
-		return r.Racks.Take(c, result, sum, initial)
-	}
+// Take marks the chunk as changed by the next commit.
+func (r *Commits) Take(c *store.Chunk, _, _ uint64) (answers bool) {
 	c.Stale = true
 	return false
 }

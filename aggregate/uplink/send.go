@@ -56,7 +56,7 @@ func (u *Uplink) sendPart(a *hierarchy.Action) {
 	if a.Broadcast && readNote(wr.LAddr+bytes).flags&noteValues == 0 {
 		wr.LAddr, wr.RAddr, wr.Length = wr.LAddr+bytes, wr.RAddr+bytes, noteBytes
 	}
-	u.links.send(a.Peer, pack(op, a.Epoch, a.Index), none, wr)
+	u.links.send(a.Peer, pack(op, a.Epoch, a.Index), store.NoBuffer, wr)
 }
 
 // sendResult sends a chunk's result to a rack whose part is in it.
@@ -68,7 +68,7 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 	}
 	toBuddy := a.Peer == u.cfg.Place.buddy()
 	wr := verbs.SendWR{
-		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: *u.reply(b, a.Peer),
+		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: u.replies[b][a.Peer],
 		RKey: u.links.peers[a.Peer].resultRKey,
 	}
 	if toBuddy && !a.Broadcast {

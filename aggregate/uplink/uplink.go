@@ -3,13 +3,13 @@ package uplink
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
 	"github.com/rackweave/rackweave/aggregate/failure"
 	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
-	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
@@ -34,22 +34,11 @@ type Shard interface {
 	// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next
 	// call.
 	Gradients(a *reduce.Action) []uint64
-	// HyperSum returns the checksum of the hyper-parameters of a chunk's tensor on which all racks must agree.
-	HyperSum(index uint32) uint32
-	// Commit returns the record and the epoch of the commit under way, and whether it is at its second exchange of norms.
-	Commit() (record *chunk.TensorRecord, epoch uint8, trust bool)
-	// Running reports whether the job's traffic has not ended.
-	Running() bool
-	// Return delivers a result to the rack's workers. It calls [Uplink.Deliver] and [Uplink.Delivered].
-	Return(index uint32)
-	// Recall returns a chunk to the rack's workers, which send it again.
-	Recall(index uint32)
-	// Follow requests a chunk from the rack's workers ahead of other chunks. It reports whether some have no room for it.
-	Follow(index uint32) (stuck bool)
-	// Exchanged passes the lanes' barrier, because all racks have exchanged their norms.
-	Exchanged()
-	// Refreshed ends a commit, because this rack has all parameters that the commit changed.
-	Refreshed()
+	// CarryOut does what the shard's machine has decided in the last event. For a result it calls [Uplink.Deliver] and
+	// [Uplink.Delivered].
+	CarryOut()
+	// ReachBarrier announces this lane at the next barrier of the job's lanes.
+	ReachBarrier()
 }
 
 // Config describes an uplink.
@@ -58,6 +47,7 @@ type Config struct {
 	Lane       *lane.Lane
 	Fail       *failure.Latch
 	Shard      Shard
+	Machine    *reduce.Machine // the shard's
 	Rounds     Rounds
 	Store      *store.Store
 	Arithmetic *store.Arithmetic
@@ -81,10 +71,11 @@ func (c *Counters) Add(o *Counters) {
 	c.Awaited += o.Awaited
 }
 
-// chunkBuffers holds the indexes of a chunk's buffers, or none.
+// chunkBuffers names a chunk's buffers. A child can lack the last result when this rack's workers have it and have completed their
+// next part, so there are two.
 type chunkBuffers struct {
-	part   int32 // of the rack's part, until its workers have the result
-	result int32 // of the last result, which may be free again
+	part   int32 // of the rack's part and its result, until the rack's workers have the result; otherwise [store.NoBuffer]
+	result int32 // of the last result, until it was sent to all children; it is not read afterwards
 }
 
 // Uplink is one lane's part of the reduction above the rack.
@@ -98,7 +89,7 @@ type Uplink struct {
 	returned  []uint32        // chunks whose results the rack's workers wait for
 	recalled  []uint32        // chunks whose parts were not kept
 	wanted    []uint32        // chunks that other racks wait for
-	replies   []uint64        // by buffer and rack: the address for the result in that rack
+	replies   [][]uint64      // by buffer of the part, then by child: the address at the child for the result
 	slotBytes uint64
 	window    int // slots of one connection
 	commit    commit
@@ -117,16 +108,20 @@ type published struct {
 // New makes an uplink without connections.
 func New(cfg Config) *Uplink {
 	p := cfg.Place
-	n := numBuffers(cfg.Window, cfg.ChunkBytes, p.Buddies)
+	n, size := numBuffers(cfg.Window, cfg.ChunkBytes, p.Buddies), bufferBytes(cfg.ChunkBytes, p.Buddies)
 	u := &Uplink{
 		cfg: cfg, slotBytes: slotBytes(cfg.ChunkBytes), window: peerWindow(cfg.Window, cfg.ChunkBytes),
-		buffers: newBuffers(cfg.Region, cfg.ChunkBytes, n, p.Buddies), replies: make([]uint64, n*p.Racks),
-		src: make([]uint64, 0, p.Racks), folded: make([]uint64, 0, p.Racks),
+		buffers: buffers{store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), make([]int64, n)},
+		src:     make([]uint64, 0, p.Racks), folded: make([]uint64, 0, p.Racks),
 		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
 		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
 	}
+	for b := range n {
+		u.replies = append(u.replies, make([]uint64, p.Racks))
+		u.buffers.since[b] = math.MaxInt64
+	}
 	u.links = Links{u: u, peers: make([]peer, p.Racks)}
-	u.commit = newCommit(u)
+	u.commit = commit{u: u, peers: make([]normPeer, p.Racks)}
 	u.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
 		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.window,
 		Open: n, Sends: cfg.Lane.Depths.PeerSend - 1, // one send is reserved for the end of the job
@@ -140,7 +135,7 @@ func (u *Uplink) Links() *Links { return &u.links }
 // End announces to the other racks that the job has failed because of a worker. If rank is negative, no worker is to blame.
 func (u *Uplink) End(rank int) { u.links.end(rank) }
 
-// Scratch returns the address of room for a chunk in f32.
+// Scratch returns the address of room for a chunk in f32. It lies behind the norms of the last rack.
 func (u *Uplink) Scratch() uint64 { return u.buffers.norms(u.cfg.Place.Racks) }
 
 // SetShape changes the shape. The uplink must not have chunks yet.
@@ -154,7 +149,7 @@ func (u *Uplink) Add(chunks []store.Chunk) {
 		p := &u.links.peers[owners[i]]
 		p.owned = append(p.owned, uint32(len(u.chunks)))
 		p.ownedBytes += uint64(chunks[i].Elems) * 4
-		u.chunks = append(u.chunks, chunkBuffers{none, none})
+		u.chunks = append(u.chunks, chunkBuffers{store.NoBuffer, store.NoBuffer})
 	}
 	u.reducer.Add(owners)
 }
@@ -180,9 +175,4 @@ func (u *Uplink) Counters(out []Counters) {
 	for rack := range out {
 		out[rack].Add(&u.published.racks[rack])
 	}
-}
-
-// reply returns the address that a rack has named for the result of the chunk whose part is in a buffer.
-func (u *Uplink) reply(buffer int32, rack int) *uint64 {
-	return &u.replies[int(buffer)*u.cfg.Place.Racks+rack]
 }
