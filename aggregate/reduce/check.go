@@ -31,13 +31,13 @@ func (m *Machine) Check() error {
 	if open != m.folds.open() {
 		return fmt.Errorf("%d folds are listed of %d", open, m.folds.open())
 	}
-	for i := range m.alone.Len() {
-		a := m.alone.at(i)
-		held[a.worker] = append(held[a.worker], a.held)
+	for i := range m.replies.Len() {
+		r := m.replies.at(i)
+		held[r.worker] = append(held[r.worker], r.held)
 	}
-	for rank, has := range m.commit.has {
-		if has {
-			held[rank] = append(held[rank], m.commit.held[rank])
+	for rank, a := range m.commit.from {
+		if a.present {
+			held[rank] = append(held[rank], a.Held)
 		}
 	}
 	for rank := range m.workers {
@@ -51,8 +51,8 @@ func (m *Machine) Check() error {
 }
 
 func (w *worker) check(held []Held) error {
-	if len(held) != w.slots.held {
-		return fmt.Errorf("holds %d slots for %d messages", w.slots.held, len(held))
+	if len(held) != w.held() {
+		return fmt.Errorf("holds %d slots for %d messages", w.held(), len(held))
 	}
 	seen := make([]bool, len(w.slots.ring))
 	mark := func(slot uint16) error {
@@ -71,8 +71,8 @@ func (w *worker) check(held []Held) error {
 			return err
 		}
 	}
-	for i := range len(w.slots.ring) - w.slots.held {
-		if err := mark(w.slots.ring[(w.slots.head+i)%len(w.slots.ring)]); err != nil {
+	for i := range w.slots.Len() {
+		if err := mark(*w.slots.at(i)); err != nil {
 			return err
 		}
 	}

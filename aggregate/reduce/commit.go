@@ -12,7 +12,7 @@ func (m commits) collect(rank int, msg *Message, h Held) {
 		m.violate(rank, "sent a commit to a job in %v mode", m.cfg.Mode)
 		return
 	}
-	if expect := epochAfter(c.epoch); msg.Epoch != expect || c.has[rank] {
+	if expect := epochAfter(c.epoch); msg.Epoch != expect || c.from[rank].present {
 		m.violate(rank, "sent commit %d, expected %d, once", msg.Epoch, expect)
 		return
 	}
@@ -21,7 +21,7 @@ func (m commits) collect(rank int, msg *Message, h Held) {
 		m.violate(rank, "sent another commit than the workers before it: every worker must commit with the same values")
 		return
 	}
-	c.first, c.held[rank], c.has[rank] = *msg.Record, h, true
+	c.first, c.from[rank] = *msg.Record, arrival{h, true}
 	if before+1 < m.cfg.Workers {
 		return
 	}
@@ -110,9 +110,9 @@ func (m commits) answerCommit() bool {
 	m.results--
 	c := &m.commit
 	m.emit(Action{Kind: AnswerCommit, Op: chunk.OpCommit, Epoch: c.epoch, Result: true})
-	for rank := range c.held {
-		m.workers[rank].release(&c.held[rank])
-		c.has[rank] = false
+	for rank := range c.from {
+		m.workers[rank].release(&c.from[rank].Held)
+		c.from[rank].present = false
 	}
 	c.phase = Collecting
 	return true

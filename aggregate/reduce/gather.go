@@ -30,7 +30,7 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 	case m.cfg.Mode == TwoPhase && msg.Op == chunk.OpPushPull:
 		m.violate(rank, "sent a pushpull to a two-phase job: push, commit, then pull")
 		return
-	case m.committing() && m.cfg.Mode == TwoPhase:
+	case m.commit.phase != Collecting && m.cfg.Mode == TwoPhase:
 		m.violate(rank, "sent a gradient while the step is being committed")
 		return
 	}
@@ -104,20 +104,22 @@ func (m folding) nackAll(i int32) bool {
 	if !m.canAnswerAll(false) {
 		return false
 	}
-	index := m.folds.at(i).chunk
 	for rank := range m.workers {
-		w := &m.workers[rank]
-		h := m.folds.leave(i, rank)
-		if w.state != Attached {
-			continue
+		if m.workers[rank].state == Attached {
+			m.nack(i, rank)
 		}
-		w.silent = true
-		w.release(&h)
-		w.stats.Chunks--
-		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: index, Message: h})
 	}
 	m.endFold(i)
 	return true
+}
+
+// nack sends a worker a NACK for its gradient in a fold.
+func (m folding) nack(i int32, rank int) {
+	w, h := &m.workers[rank], m.folds.leave(i, rank)
+	w.silent = true
+	w.release(&h)
+	w.stats.Chunks--
+	m.emit(Action{Kind: NACK, Worker: int32(rank), Index: m.folds.at(i).chunk, Message: h})
 }
 
 func (m folding) finishOrWait(i int32) {

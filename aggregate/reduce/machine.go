@@ -15,11 +15,11 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 	if m.state != Running || w.state != Attached {
 		return
 	}
-	if w.slots.full() {
+	if w.slots.Len() == 0 {
 		m.violate(rank, "sent more than its window of %d messages", m.cfg.Window)
 		return
 	}
-	h := Held{Where: msg.Where, Slot: w.slots.take(), Op: msg.Op, Epoch: msg.Epoch}
+	h := Held{Where: msg.Where, Slot: w.slots.Take(), Op: msg.Op, Epoch: msg.Epoch}
 	if h.Staged {
 		w.staged++
 	}
@@ -88,7 +88,7 @@ func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
 			continue
 		}
 		if !w.requested.has(m.bit(index)) {
-			stalls{m}.requestChunk(rank, index, requestsAtOnce)
+			stalls{m}.request(rank, index, requestsAtOnce)
 		}
 		stuck = stuck || w.stuck()
 	}
@@ -105,8 +105,8 @@ func (m *Machine) Advance(now int64) bool {
 	case m.ready.Len() > 0 && folding{m}.finish(*m.ready.at(0)):
 		m.ready.Take()
 		return true
-	case m.alone.Len() > 0 && m.answer(m.alone.at(0)):
-		m.alone.Take()
+	case m.replies.Len() > 0 && m.answer(m.replies.at(0)):
+		m.replies.Take()
 		streams{m}.settle()
 		return true
 	}

@@ -172,7 +172,7 @@ func (r *rig) arrive(a *Action) {
 	switch a.Kind {
 	case Update, Sum, Accumulate, Broadcast, Deliver, AnswerCommit:
 		for rank := range r.at {
-			if r.Worker(rank) == Attached {
+			if r.workers[rank].state == Attached {
 				r.Sent(rank, 1)
 			}
 		}

@@ -33,7 +33,7 @@ func (m *Machine) LeaveOut(now int64, rank int) {
 		next = m.folds.at(i).next
 		if f := m.folds.at(i); f.state == Waiting && m.folds.has(i, rank) {
 			h := m.folds.leave(i, rank)
-			m.answerOrWait(alone{worker: int32(rank), kind: Drop, epoch: h.Epoch, index: f.chunk, held: h})
+			m.answerOrWait(rank, Drop, f.chunk, h)
 			streams{m}.closeIfEmpty(i)
 		}
 	}
@@ -50,7 +50,7 @@ func (m *Machine) Lose(now int64, rank int) {
 	if m.state != Running {
 		return
 	}
-	m.commit.has[rank] = false
+	m.commit.from[rank].present = false
 	for i, next := m.folds.first, int32(none); i != none; i = next {
 		next = m.folds.at(i).next
 		if m.folds.has(i, rank) {
@@ -85,7 +85,7 @@ func (m streams) propose(rank int, msg *Message, h Held) {
 		return
 	}
 	if w.standing == LeftOut {
-		m.answerOrWait(alone{worker: int32(rank), kind: Drop, epoch: msg.Epoch, index: msg.Index, held: h})
+		m.answerOrWait(rank, Drop, msg.Index, h)
 		return
 	}
 	c := &m.chunks[msg.Index]
@@ -122,8 +122,7 @@ func (m streams) add(i int32, size int) {
 		if !m.folds.has(i, int(next.worker)) {
 			break
 		}
-		h := m.folds.leave(i, int(next.worker))
-		m.answerOrWait(alone{worker: next.worker, kind: Add, epoch: h.Epoch, index: f.chunk, held: h})
+		m.answerOrWait(int(next.worker), Add, f.chunk, m.folds.leave(i, int(next.worker)))
 	}
 	m.closeIfEmpty(i)
 }
@@ -145,4 +144,64 @@ func (m streams) settle() {
 		a.ended = a.ended || m.workers[a.worker].ended
 	}
 	m.addAll()
+}
+
+// In stream mode epochs are the worker's own, because it pushes each chunk once in a step.
+
+// apply takes a gradient, which is applied alone or goes into a set.
+func (m streams) apply(rank int, msg *Message, h Held) {
+	c, w := m.place(rank, msg), &m.workers[rank]
+	if c == nil {
+		return
+	}
+	switch expect := epochAfter(w.epochs[msg.Index]); {
+	case msg.Epoch != expect:
+		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)
+		return
+	case w.ending:
+		m.violate(rank, "sent a gradient of chunk %d of lane %d before the end of its last step was answered", msg.Index, m.cfg.Lane)
+		return
+	case msg.Bytes != c.Bytes:
+		m.violate(rank, "sent %d bytes for chunk %d of lane %d, expected %d", msg.Bytes, msg.Index, m.cfg.Lane, c.Bytes)
+		return
+	case c.fold != none && m.folds.at(c.fold).broadcast:
+		m.violate(rank, "sent a gradient of chunk %d of lane %d while others broadcast it", msg.Index, m.cfg.Lane)
+		return
+	}
+	w.epochs[msg.Index] = msg.Epoch
+	w.stats.Chunks++
+	if w.standing != Alone {
+		m.propose(rank, msg, h)
+		return
+	}
+	m.answerOrWait(rank, UpdateOne, msg.Index, h)
+}
+
+// endStep takes the commit that ends a worker's step. Earlier messages of the worker may still wait for room.
+func (m streams) endStep(rank int, msg *Message, h Held) {
+	w := &m.workers[rank]
+	if expect := epochAfter(w.stepEpoch); msg.Epoch != expect || w.ending {
+		m.violate(rank, "ended step %d, expected %d, once", msg.Epoch, expect)
+		return
+	}
+	w.stepEpoch, w.ending = msg.Epoch, true
+	m.answerOrWait(rank, EndStep, 0, h)
+	m.settle()
+}
+
+// Release answers the commit with which a worker ended its step, so that it begins the next. The gradients of that step have
+// standing next.
+func (m *Machine) Release(now int64, rank int, next Standing) {
+	if !m.beginFor(now, rank) {
+		return
+	}
+	end := &m.commit.from[rank]
+	if !end.present {
+		panic("reduce: a worker is released that has not ended its step")
+	}
+	end.present = false
+	w := &m.workers[rank]
+	w.standing, w.ended = next, false
+	w.pushed.clear()
+	m.answerOrWait(rank, AnswerStep, 0, end.Held)
 }

@@ -19,7 +19,7 @@ func (m *Machine) pull(rank int, msg *Message, h Held) {
 		m.violate(rank, "pulled chunk %d of lane %d for epoch %d, which is at %d", msg.Index, m.cfg.Lane, msg.Epoch, e)
 		return
 	}
-	m.answerOrWait(alone{worker: int32(rank), kind: Pull, epoch: msg.Epoch, index: msg.Index, held: h})
+	m.answerOrWait(rank, Pull, msg.Index, h)
 }
 
 // record takes a tensor's hyper-parameters and destination. They hold from the worker's next chunk of the tensor on. All workers
@@ -27,7 +27,7 @@ func (m *Machine) pull(rank int, msg *Message, h Held) {
 func (m *Machine) record(rank int, msg *Message, h Held) {
 	if msg.Index == chunk.IndexMask && m.cfg.Mode == Stream {
 		m.emit(Action{Kind: Announce, Worker: int32(rank)})
-		m.answerOrWait(alone{worker: int32(rank), kind: Acknowledge, epoch: msg.Epoch, index: msg.Index, held: h})
+		m.answerOrWait(rank, Acknowledge, msg.Index, h)
 		return
 	}
 	tensor, ok := m.moved.tensor(msg.Index)
@@ -48,24 +48,25 @@ func (m *Machine) record(rank int, msg *Message, h Held) {
 		t.hyperSum = msg.HyperSum
 	}
 	m.emit(a)
-	m.answerOrWait(alone{worker: int32(rank), kind: Acknowledge, epoch: msg.Epoch, index: msg.Index, held: h})
+	m.answerOrWait(rank, Acknowledge, msg.Index, h)
 }
 
 // answerOrWait answers a message that belongs to no fold, now or when it has room.
-func (m *Machine) answerOrWait(a alone) {
-	if m.alone.Len() > 0 || !m.answer(&a) {
-		m.alone.Put(a)
+func (m *Machine) answerOrWait(rank int, kind Kind, index uint32, h Held) {
+	a := reply{int32(rank), kind, index, h}
+	if m.replies.Len() > 0 || !m.answer(&a) {
+		m.replies.Put(a)
 		m.waited++
 	}
 }
 
-func (m *Machine) answer(a *alone) bool {
+func (m *Machine) answer(a *reply) bool {
 	w := &m.workers[a.worker]
 	if w.state == Gone {
 		return true
 	}
 	if a.kind == EndStep {
-		m.commit.held[a.worker], m.commit.has[a.worker] = a.held, true
+		m.commit.from[a.worker] = arrival{a.held, true}
 		m.emit(Action{Kind: EndStep, Worker: a.worker})
 		w.ended, m.sets.stepped = true, true
 		return true
@@ -88,14 +89,13 @@ func (m *Machine) answer(a *alone) bool {
 	case AnswerStep:
 		w.ending = false
 	}
-	m.emit(Action{Kind: a.kind, Op: op, Epoch: a.epoch, Result: result, Worker: a.worker, Index: a.index,
-		Message: a.held})
+	m.emit(Action{Kind: a.kind, Op: op, Epoch: a.held.Epoch, Result: result, Worker: a.worker, Index: a.index, Message: a.held})
 	return true
 }
 
 // needsResult reports whether an answer lies in a result buffer. In stream mode it always does, because another worker's gradient
 // may change the parameters while the answer is sent.
-func (m *Machine) needsResult(a *alone) bool {
+func (m *Machine) needsResult(a *reply) bool {
 	switch a.kind {
 	case Pull:
 		return !m.tensors[m.chunk(a.index).Tensor].Direct

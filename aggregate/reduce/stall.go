@@ -33,15 +33,15 @@ func (m stalls) tick(counts bool) bool {
 	stalled := false
 	for rank := range m.workers {
 		w := &m.workers[rank]
-		w.stalled = w.state == Attached && w.slots.held > 0 && w.full() && m.lacks(rank)
+		w.stalled = w.state == Attached && w.held() > 0 && w.full() && m.folds.of[rank] < m.folds.open()
 		if !w.stalled {
 			continue
 		}
 		stalled = true
 		w.need = m.follow(rank)
 		if rotate && m.stall.kept != none && !m.folds.has(m.stall.kept, rank) {
-			m.request(rank, m.stall.kept,
-				requestsAtOnce) // again if it was requested before, because a worker sends the last requested chunk first
+			// Again if it was requested before, because a worker sends the last requested chunk first.
+			m.request(rank, m.folds.at(m.stall.kept).chunk, requestsAtOnce)
 		}
 	}
 	// Follow only now, because chunks that one worker was sent NACKs for may be missing at no other.
@@ -50,9 +50,9 @@ func (m stalls) tick(counts bool) bool {
 		switch {
 		case !w.stalled:
 		case rotate && s.kept != none && m.folds.has(s.kept, rank):
-			m.sendBack(rank, nobody, w.slots.held/2)
+			m.sendBack(rank, nobody, w.held()/2)
 		case rotate:
-			m.sendBack(rank, nobody, (w.slots.held+1)/2)
+			m.sendBack(rank, nobody, (w.held()+1)/2)
 		case rank != s.leader && w.need == 0 && w.stuck():
 			m.sendBack(rank, s.leader, 1)
 		case rank != s.leader:
@@ -93,13 +93,7 @@ func (m stalls) answered() bool {
 	return true
 }
 
-func (m stalls) lacks(rank int) bool { return m.folds.of[rank] < m.folds.open() }
-
-func (m stalls) request(rank int, i int32, most int) {
-	m.requestChunk(rank, m.folds.at(i).chunk, most)
-}
-
-func (m stalls) requestChunk(rank int, index uint32, most int) {
+func (m stalls) request(rank int, index uint32, most int) {
 	w := &m.workers[rank]
 	if !w.canRequest(most) {
 		return
@@ -116,7 +110,7 @@ func (m stalls) follow(rank int) (n int) {
 	w := &m.workers[rank]
 	for i := m.folds.last; i != none && w.canRequest(requestsAtOnce-1); i = m.folds.at(i).prev {
 		if !w.requested.has(m.bit(m.folds.at(i).chunk)) && !m.folds.has(i, rank) && m.folds.has(i, m.stall.leader) {
-			m.request(rank, i, requestsAtOnce-1)
+			m.request(rank, m.folds.at(i).chunk, requestsAtOnce-1)
 			n++
 		}
 	}
@@ -168,23 +162,19 @@ func (m stalls) elect() {
 // chunks that the leader has sent. If only staging buffers are short, it skips messages outside them.
 func (m stalls) sendBack(rank, leader, n int) {
 	w := &m.workers[rank]
-	slots := w.slots.held >= len(w.slots.ring)-1
+	slots := w.slots.Len() <= 1
 	for i, before := m.folds.last, int32(none); n > 0 && i != none && w.canAnswer(); i = before {
 		f := m.folds.at(i)
 		before = f.prev
-		if i == m.stall.kept || f.state != Gathering || !m.folds.has(i, rank) || leader != nobody && m.folds.has(i,
-			leader) {
+		if i == m.stall.kept || f.state != Gathering || !m.folds.has(i, rank) ||
+			leader != nobody && m.folds.has(i, leader) {
 			continue
 		}
 		if !slots && !m.folds.row(i)[rank].Staged {
 			continue
 		}
 		n--
-		h := m.folds.leave(i, rank)
-		w.silent = true
-		w.release(&h)
-		m.emit(Action{Kind: NACK, Worker: int32(rank), Index: f.chunk, Message: h})
-		w.stats.Chunks--
+		folding(m).nack(i, rank)
 		if f.arrived == 0 {
 			folding(m).endFold(i)
 		}

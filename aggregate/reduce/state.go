@@ -14,6 +14,36 @@ var (
 	ErrWorkerLost = errors.New("worker lost")
 )
 
+// Mode is the aggregator's treatment of gradients.
+type Mode uint8
+
+const (
+	// Eager updates the parameters when a chunk's last gradient arrives. A pushpull is answered with the new parameters.
+	Eager Mode = iota
+	// Aggregate only sums. A pushpull is answered with the sum.
+	Aggregate
+	// TwoPhase accumulates pushes until every worker commits the step, with its learning rate, scale and clipping. Then the parameters
+	// are updated and can be pulled.
+	TwoPhase
+	// Stream updates the parameters with each gradient when it arrives, or with a set of several workers' whole gradients. A worker
+	// ends its step with a commit of its own, which is answered when it may begin the next.
+	Stream
+)
+
+var modeNames = [...]string{"eager", "aggregate", "two-phase", "stream"}
+
+func (m Mode) String() string { return modeNames[m] }
+
+// ParseMode returns the mode of a name.
+func ParseMode(s string) (Mode, error) {
+	for i, name := range modeNames {
+		if name == s {
+			return Mode(i), nil
+		}
+	}
+	return 0, fmt.Errorf("unknown mode %q: use eager, aggregate, two-phase or stream", s)
+}
+
 // Config describes a machine.
 type Config struct {
 	Lane    int // for error messages
@@ -51,11 +81,10 @@ type tensorState struct {
 	hyperSum uint32 // of the hyper-parameters in use, or 0 for the job's own
 }
 
-// alone is an answer outside a fold that waits for room.
-type alone struct {
+// reply is the answer to a message that belongs to no fold.
+type reply struct {
 	worker int32
 	kind   Kind
-	epoch  uint8
 	index  uint32
 	held   Held
 }
@@ -96,15 +125,14 @@ func (p Phase) String() string {
 type commit struct {
 	phase Phase
 	epoch uint8
-	held  []Held // by worker: its commit
-	has   []bool
+	from  []arrival          // by worker: its commit
 	first chunk.TensorRecord // the record that all workers must send
 	next  uint32             // index of the next chunk
 }
 
 func (c *commit) arrived() (n int) {
-	for _, has := range c.has {
-		if has {
+	for i := range c.from {
+		if c.from[i].present {
 			n++
 		}
 	}
@@ -198,7 +226,7 @@ type Machine struct {
 	moved   moved
 	folds   folds
 	ready   Queue[int32] // complete and returned folds, oldest first
-	alone   Queue[alone]
+	replies Queue[reply] // replies that wait for room, oldest first
 	commit  commit
 	sets    sets
 	stall   stall
@@ -218,10 +246,9 @@ func New(cfg Config) *Machine {
 		stall: stall{kept: none, patience: rotateAfter}, lost: none,
 		moved: moved{at: map[uint32]int{}, tensors: map[uint32]uint32{}},
 	}
-	m.commit.held = make([]Held, cfg.Workers)
-	m.commit.has = make([]bool, cfg.Workers)
+	m.commit.from = make([]arrival, cfg.Workers)
 	m.sets.addends = make([]addend, 0, 2*cfg.Workers)
-	m.alone.grow(cfg.Workers * cfg.Window) // every waiting answer holds a slot
+	m.replies.grow(cfg.Workers * cfg.Window) // every waiting answer holds a slot
 	return m
 }
 
@@ -270,15 +297,16 @@ func (m *Machine) Attach(rank, staging int) {
 	if w.state != Absent {
 		panic(fmt.Sprintf("reduce: worker %d attached twice", rank))
 	}
-	*w = worker{state: Attached, standing: m.cfg.Standing, slots: newSlots(m.cfg.Window), staging: staging, sends: m.cfg.Sends}
+	*w = worker{state: Attached, standing: m.cfg.Standing, staging: staging, sends: m.cfg.Sends}
+	w.slots.grow(m.cfg.Window)
+	for slot := range m.cfg.Window {
+		w.slots.Put(uint16(slot))
+	}
 	m.fit(w)
 }
 
 // Leave records that a worker has left or is lost. Nothing is sent to it afterwards.
 func (m *Machine) Leave(rank int) { m.workers[rank].state = Gone }
-
-// Worker returns the state of a worker.
-func (m *Machine) Worker(rank int) WorkerState { return m.workers[rank].state }
 
 // Stats returns a worker's counters.
 func (m *Machine) Stats(rank int) WorkerStats { return m.workers[rank].stats }
@@ -287,7 +315,7 @@ func (m *Machine) Stats(rank int) WorkerStats { return m.workers[rank].stats }
 func (m *Machine) State() State { return m.state }
 
 // Held returns the number of a worker's held slots.
-func (m *Machine) Held(rank int) int { return m.workers[rank].slots.held }
+func (m *Machine) Held(rank int) int { return m.workers[rank].held() }
 
 // Deferred returns the number of folds and answers that had to wait for room.
 func (m *Machine) Deferred() uint64 { return m.waited }
@@ -326,8 +354,8 @@ func (m *Machine) Quiet() bool {
 // Missing adds to counts, by worker, the open folds without its gradient, and a two-phase step without its commit. It returns the
 // time at which the oldest of the folds began, in ns, or 0 if no fold is open.
 func (m *Machine) Missing(counts []int) (since int64) {
-	for rank, has := range m.commit.has {
-		if !has && m.cfg.Mode == TwoPhase && m.commit.arrived() > 0 {
+	for rank := range m.commit.from {
+		if !m.commit.from[rank].present && m.cfg.Mode == TwoPhase && m.commit.arrived() > 0 {
 			counts[rank]++
 		}
 	}
@@ -347,20 +375,20 @@ func (m *Machine) Missing(counts []int) (since int64) {
 // Sources returns a worker's message of an action on a whole chunk, or of [AnswerCommit].
 func (m *Machine) Sources(a *Action, rank int) *Held {
 	if a.Kind == AnswerCommit {
-		return &m.commit.held[rank]
+		return &m.commit.from[rank].Held
 	}
 	return &m.folds.row(a.fold)[rank].Held
 }
 
 // NextSlot returns the slot of a worker's next message.
-func (m *Machine) NextSlot(rank int) uint16 { return m.workers[rank].slots.next() }
+func (m *Machine) NextSlot(rank int) uint16 { return *m.workers[rank].slots.at(0) }
 
 // Actions returns the actions of the last event, in order.
 func (m *Machine) Actions() []Action { return m.actions }
 
 // Waiting reports whether work waits for room or for other lanes. [Machine.Advance] and [Machine.AdvanceCommit] continue it.
 func (m *Machine) Waiting() bool {
-	return m.state == Running && (m.ready.Len() > 0 || m.alone.Len() > 0 || m.commit.phase != Collecting)
+	return m.state == Running && (m.ready.Len() > 0 || m.replies.Len() > 0 || m.commit.phase != Collecting)
 }
 
 func (m *Machine) violate(rank int, format string, args ...any) {
@@ -443,16 +471,4 @@ func (m *Machine) broadcasting() bool {
 	return false
 }
 
-// committing reports whether two-phase gradients are being committed. Others are refused meanwhile.
-func (m *Machine) committing() bool { return m.commit.phase != Collecting }
-
 func epochAfter(e uint8) uint8 { return (e + 1) & chunk.EpochMask }
-
-// release frees the slot of a message that is answered now.
-func (w *worker) release(h *Held) {
-	w.sends--
-	w.slots.free(h.Slot)
-	if h.Staged {
-		w.staged--
-	}
-}

@@ -38,8 +38,10 @@ type WorkerStats struct {
 }
 
 type worker struct {
-	state      WorkerState
-	slots      slots
+	state WorkerState
+	// slots holds the free slots, in the order in which they became free. The worker fills them in this order, from 0 at first, so
+	// message k lies in the slot that was freed k-th, and no slot number travels (cgo/worker/worker.h).
+	slots      Queue[uint16]
 	staging    int // staging buffers that it has
 	staged     int // held messages whose payloads lie in staging buffers
 	sends      int // free entries of its send queue
@@ -58,6 +60,21 @@ type worker struct {
 	stats      WorkerStats
 }
 
+// held returns the number of slots that messages hold.
+func (w *worker) held() int { return len(w.slots.ring) - w.slots.Len() }
+
+// release frees the slot of a message that is answered now.
+func (w *worker) release(h *Held) {
+	if w.held() == 0 {
+		panic("reduce: a slot freed that is not held")
+	}
+	w.sends--
+	w.slots.Put(h.Slot)
+	if h.Staged {
+		w.staged--
+	}
+}
+
 func (w *worker) canAnswer() bool { return w.sends > SendMargin }
 
 // full reports whether the worker can send no more, except into the slot and the buffer that it reserves for requests.
@@ -67,46 +84,43 @@ func (w *worker) full() bool { return w.holdsAllBut(min(w.requested.len(), 1)) }
 func (w *worker) stuck() bool { return w.holdsAllBut(0) }
 
 func (w *worker) holdsAllBut(n int) bool {
-	return w.slots.held >= len(w.slots.ring)-n || w.staged > 0 && w.staged >= w.staging-n
+	return w.slots.Len() <= n || w.staged > 0 && w.staged >= w.staging-n
 }
 
 // canRequest reports whether the worker can be sent a request. With too many in flight it may be out of receives.
 func (w *worker) canRequest(most int) bool { return w.unanswered < most && w.canAnswer() }
 
-// slots is the order in which a worker fills its slots. Message k lies in the slot that was freed k-th, and the first messages lie
-// in slots 0, 1, …. Both ends keep this order, so no slot number travels (cgo/worker/worker.h).
-type slots struct {
-	ring []uint16 // the free slots, oldest first, from head on; the rest are places of held slots
-	head int
-	held int
+// set is a set of small numbers that knows its size.
+type set struct {
+	bits []uint64
+	n    int
 }
 
-func newSlots(window int) slots {
-	s := slots{ring: make([]uint16, window)}
-	for i := range s.ring {
-		s.ring[i] = uint16(i)
-	}
-	return s
+func (s *set) grow(size int) {
+	s.bits = append(s.bits, make([]uint64, max(0, (size+63)/64-len(s.bits)))...)
 }
 
-func (s *slots) next() uint16 { return s.ring[s.head] }
+func (s *set) len() int { return s.n }
 
-func (s *slots) full() bool { return s.held == len(s.ring) }
+func (s *set) has(i int) bool { return s.bits[i/64]>>(i%64)&1 != 0 }
 
-func (s *slots) take() uint16 {
-	if s.full() {
-		panic("reduce: a slot taken from a full window")
+func (s *set) add(i int) bool {
+	if s.has(i) {
+		return false
 	}
-	slot := s.ring[s.head]
-	s.head = (s.head + 1) % len(s.ring)
-	s.held++
-	return slot
+	s.bits[i/64] |= 1 << (i % 64)
+	s.n++
+	return true
 }
 
-func (s *slots) free(slot uint16) {
-	if s.held == 0 {
-		panic("reduce: a slot freed that is not held")
+func (s *set) clear() {
+	clear(s.bits)
+	s.n = 0
+}
+
+func (s *set) remove(i int) {
+	if s.has(i) {
+		s.bits[i/64] &^= 1 << (i % 64)
+		s.n--
 	}
-	s.ring[(s.head+len(s.ring)-s.held)%len(s.ring)] = slot
-	s.held--
 }

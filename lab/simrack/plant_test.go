@@ -46,7 +46,7 @@ var plants = []planted{
 		Old: "case AwaitNorms:\n\t\tif !met {", New: "case AwaitNorms:\n\t\tif false {",
 	}},
 	{Plant: plant.Plant{
-		Name: "a NACKed chunk keeps its slot", File: "aggregate/reduce/stall.go",
+		Name: "a NACKed chunk keeps its slot", File: "aggregate/reduce/gather.go",
 		Old: "w.release(&h)", New: "_ = h; w.sends--",
 	}},
 	{Plant: plant.Plant{
