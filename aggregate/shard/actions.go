@@ -106,11 +106,7 @@ func (s *Shard) finish(a *reduce.Action) {
 	if timed {
 		t0 = s.lane.Now()
 	}
-	p := payload{addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
-	if a.Result {
-		p.buffer = s.buffers.Take()
-		p.addr = s.buffers.Addr(p.buffer)
-	}
+	p := s.answerOf(a, c)
 	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
 	outs, stream := s.place(a, c, p.bytes)
 	if p.placed = outs != nil; !p.placed && a.Result {
@@ -125,9 +121,7 @@ func (s *Shard) finish(a *reduce.Action) {
 		s.Moves.depart(a, c)
 	}
 	s.answerAll(a, p)
-	if a.Result {
-		s.release(p.buffer)
-	}
+	s.release(p.buffer)
 	if a.Kind == reduce.Deliver {
 		s.Uplink.Delivered(a.Index)
 	}
@@ -233,10 +227,8 @@ func (s *Shard) place(a *reduce.Action, c *store.Chunk, bytes int) (outs []uint6
 
 func (s *Shard) pull(a *reduce.Action) {
 	c := s.Moves.Chunk(a.Index)
-	p := payload{addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
+	p := s.answerOf(a, c)
 	if a.Result {
-		p.buffer = s.buffers.Take()
-		p.addr = s.buffers.Addr(p.buffer)
 		s.scratch.Parameters(s.Store, c, p.addr)
 	}
 	if s.stream != nil {
@@ -244,9 +236,7 @@ func (s *Shard) pull(a *reduce.Action) {
 	}
 	s.trace.put(TraceEvent{At: s.traceTime(), Kind: TracePull, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
 	s.answer(a.Worker, &a.Message, a, p)
-	if a.Result {
-		s.release(p.buffer)
-	}
+	s.release(p.buffer)
 }
 
 func (s *Shard) record(r *chunk.TensorRecord) payload {
@@ -296,6 +286,16 @@ type payload struct {
 	placed bool  // the bytes are in the worker's memory already
 }
 
+// answerOf returns the payload of an answer with a chunk: in a result buffer that it takes, or in the chunk's parameters.
+func (s *Shard) answerOf(a *reduce.Action, c *store.Chunk) payload {
+	p := payload{addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
+	if a.Result {
+		p.buffer = s.buffers.Take()
+		p.addr = s.buffers.Addr(p.buffer)
+	}
+	return p
+}
+
 func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) {
 	k := s.Workers.links[rank]
 	if k.State() == session.Closed {
@@ -308,18 +308,18 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 	wr := s.Workers.put(k, chunk.Pack(a.Op, a.Epoch, a.Index), hold)
 	if p.bytes > 0 {
 		wr.Length = uint32(p.bytes)
+		var c *store.Chunk // nil for a control record
 		var d *destination
 		var offset uint64
 		if a.Kind != reduce.AnswerCommit && a.Kind != reduce.AnswerStep {
-			c := s.Moves.Chunk(a.Index)
+			c = s.Moves.Chunk(a.Index)
 			d, offset = &k.dst[c.Tensor], c.Offset
 		}
 		wr.RAddr, wr.RKey = k.target(h, d, offset, s.job.ChunkBytes)
-		switch {
-		case p.placed:
+		if p.placed {
 			wr.Flags |= verbs.SendPlaced
-		default:
-			s.source(k, wr, a, p)
+		} else {
+			s.source(k, wr, c, p)
 			if d != nil && d.streaming {
 				wr.Flags |= verbs.SendStreaming
 			}
@@ -335,7 +335,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 }
 
 // source fills in the address and the key of an answer's bytes.
-func (s *Shard) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
+func (s *Shard) source(k *link, wr *verbs.SendWR, c *store.Chunk, p payload) {
 	wr.LAddr = p.addr
 	switch nic := max(k.NIC(), 0); { // the keys of a connection without a queue pair are set when it resumes
 	case k.Inline():
@@ -343,7 +343,7 @@ func (s *Shard) source(k *link, wr *verbs.SendWR, a *reduce.Action, p payload) {
 	case p.buffer != store.NoBuffer:
 		wr.LKey = s.buffers.Region.LKey(nic)
 	default:
-		wr.LKey = s.Moves.lkey(nic, a.Index)
+		wr.LKey = c.Region.LKey(nic)
 	}
 }
 

@@ -19,7 +19,7 @@ type Migration struct {
 
 // Arrival is a chunk that another lane has handed over.
 type Arrival struct {
-	store.Moved
+	store.Chunk
 	Index    uint32 // in the new lane
 	Bytes    int64  // on the wire
 	epoch    uint8
@@ -58,28 +58,16 @@ func (m *Migration) Chunk(index uint32) *store.Chunk {
 	if st := m.s.Store; int(index) < len(st.Chunks) {
 		return &st.Chunks[index]
 	}
-	return &m.s.Store.Moved(m.s.Machine.Moves().Place(index)).Chunk
-}
-
-// lkey returns a NIC's key of the region that a chunk's parameters lie in.
-func (m *Migration) lkey(nic int, index uint32) uint32 {
-	if st := m.s.Store; int(index) < len(st.Chunks) {
-		return st.LKey(nic, index)
-	}
-	return m.s.Store.Moved(m.s.Machine.Moves().Place(index)).LKeys[nic]
+	return m.s.Store.Moved(m.s.Machine.Moves().Place(index))
 }
 
 // depart hands a chunk over to the lane that it moves to, and notifies its workers ahead of their answers.
 func (m *Migration) depart(a *reduce.Action, c *store.Chunk) {
 	s := m.s
-	out := Arrival{
-		Moved: store.Moved{Chunk: *c}, Bytes: int64(s.Store.WireBytes(c)), epoch: a.Epoch, tensor: s.Store.Tensors[c.Tensor],
+	s.job.HandOver(a.Index, s.lane.Index, int(a.To), Arrival{
+		Chunk: *c, Bytes: int64(s.Store.WireBytes(c)), epoch: a.Epoch, tensor: s.Store.Tensors[c.Tensor],
 		hyperSum: s.Machine.HyperSum(a.Index),
-	}
-	for nic := range s.Store.NICs() {
-		out.LKeys = append(out.LKeys, m.lkey(nic, a.Index))
-	}
-	s.job.HandOver(a.Index, s.lane.Index, int(a.To), out)
+	})
 	for _, k := range s.Workers.links {
 		if k.State() != session.Closed {
 			s.Workers.put(k, chunk.Pack(chunk.OpNotice, chunk.NoticeMove+a.To, a.Index), store.NoBuffer)
@@ -106,7 +94,7 @@ func (m *Migration) Adopt() {
 			st.Chunks[a.Index] = *c
 			continue
 		}
-		st.PutMoved(moves.Place(a.Index), a.Moved)
+		st.PutMoved(moves.Place(a.Index), *c)
 	}
 }
 

@@ -121,7 +121,7 @@ func New(c Config) *Shard {
 	s.Uplink = noUplink{s}
 	s.Moves = Migration{s: s, tensors: map[int]uint32{}}
 	if c.Job.Gate != nil {
-		s.stream = &stream{s: s}
+		s.stream = &stream{Shard: s}
 	}
 	s.Flow = c.Lane.Join(s, c.Weight)
 	return s
@@ -235,9 +235,9 @@ func (s *Shard) ReachBarrier() {
 	}
 }
 
-// release removes a holder of a result buffer.
+// release removes a holder of a result buffer, if it is one.
 func (s *Shard) release(buffer int32) {
-	if s.buffers.Release(buffer) {
+	if buffer != store.NoBuffer && s.buffers.Release(buffer) {
 		s.Machine.Freed()
 	}
 }

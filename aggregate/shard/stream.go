@@ -9,7 +9,7 @@ import (
 
 // stream is the part of a shard in mode stream. It implements pace.Shard.
 type stream struct {
-	s      *Shard
+	*Shard
 	update pace.Update // of the set under way
 }
 
@@ -18,51 +18,46 @@ func (s *Shard) Stream() pace.Shard { return s.stream }
 
 // Admit puts a worker's step into a set, its gradients times weight.
 func (m *stream) Admit(rank int, set uint64, weight float64) {
-	if k := m.s.Workers.links[rank]; k != nil {
+	if k := m.Workers.links[rank]; k != nil {
 		k.stream.weight = weight
-		m.s.Machine.Admit(m.s.lane.Stamp(), rank, set)
-		m.s.CarryOut()
+		m.Machine.Admit(m.lane.Stamp(), rank, set)
+		m.CarryOut()
 	}
 }
 
 // LeaveOut puts a worker's step into no set.
 func (m *stream) LeaveOut(rank int) {
-	if m.s.Workers.links[rank] != nil {
-		m.s.Machine.LeaveOut(m.s.lane.Stamp(), rank)
-		m.s.CarryOut()
-	}
+	m.Machine.LeaveOut(m.lane.Stamp(), rank)
+	m.CarryOut()
 }
 
 // UpdateSet makes the update of the oldest set.
 func (m *stream) UpdateSet(u pace.Update) {
 	m.update = u
-	m.s.Machine.UpdateSet(m.s.lane.Stamp())
-	m.s.CarryOut()
+	m.Machine.UpdateSet(m.lane.Stamp())
+	m.CarryOut()
 }
 
 // Release answers the commit with which a worker ended its step.
 func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standing) {
-	if k := m.s.Workers.links[rank]; k != nil {
+	if k := m.Workers.links[rank]; k != nil {
 		k.stream.answer = answer
-		m.s.Machine.Release(m.s.lane.Stamp(), rank, next)
-		m.s.CarryOut()
+		m.Machine.Release(m.lane.Stamp(), rank, next)
+		m.CarryOut()
 	}
 }
 
 // Lose takes out a lost worker while the job continues.
 func (m *stream) Lose(rank int) {
-	s := m.s
-	k := s.Workers.links[rank]
-	if k == nil {
-		return
+	if k := m.Workers.links[rank]; k != nil {
+		m.Workers.leave(k)
+		m.Machine.Lose(m.lane.Stamp(), rank)
+		m.CarryOut()
 	}
-	s.Workers.leave(k)
-	s.Machine.Lose(s.lane.Stamp(), rank)
-	s.CarryOut()
 }
 
 func (m *stream) updateOne(a *reduce.Action) {
-	s := m.s
+	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
 	tau := c.Updates - min(c.Updates, of.seen[a.Index]) // a restored job may have had fewer updates
 	factor := s.job.Gate.Rate(uint64(tau))
@@ -70,8 +65,7 @@ func (m *stream) updateOne(a *reduce.Action) {
 	p := payload{buffer: store.NoBuffer}
 	var outs []uint64
 	if a.Result {
-		p.buffer, p.bytes = s.buffers.Take(), s.Store.WireBytes(c)
-		p.addr = s.buffers.Addr(p.buffer)
+		p = s.answerOf(a, c)
 		s.scratch.outs[0] = p.addr
 		outs = s.scratch.outs[:1]
 	}
@@ -84,16 +78,14 @@ func (m *stream) updateOne(a *reduce.Action) {
 	s.answer(a.Worker, &a.Message, a, p)
 	s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(s.traceTime() - t1), Kind: TraceUpdate, Op: a.Op,
 		Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
-	if a.Result {
-		s.release(p.buffer)
-	}
+	s.release(p.buffer)
 	s.lane.Count().Chunks++
 }
 
 // addOne adds one worker's gradient to the chunk's accumulator, and acknowledges it. The update takes the hyper-parameters of the
 // worker that is added last.
 func (m *stream) addOne(a *reduce.Action) {
-	s := m.s
+	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
 	s.scratch.src[0] = a.Message.Payload
 	s.scratch.AccumulateOne(s.Store, c, s.scratch.src[:1], of.weight, s.buffers.Addr(store.NumBuffers))
@@ -104,13 +96,13 @@ func (m *stream) addOne(a *reduce.Action) {
 
 // applySet makes the update of the set under way to one chunk.
 func (m *stream) applySet(c *store.Chunk, index uint32) {
-	s, at := m.s, m.s.traceTime()
+	s, at := m.Shard, m.traceTime()
 	s.scratch.ApplySet(s.Store, c, m.update.Size, m.update.Rate, len(s.Workers.links))
 	s.trace.put(TraceEvent{At: at, Took: uint32(s.traceTime() - at), Kind: TraceFold, Op: chunk.OpCommit, Worker: -1, Chunk: index})
 }
 
 func (m *stream) answerStep(a *reduce.Action) {
-	s := m.s
+	s := m.Shard
 	p := s.record(&s.Workers.links[a.Worker].stream.answer)
 	s.trace.put(TraceEvent{At: s.traceTime(), Kind: TraceGo, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker})
 	s.answer(a.Worker, &a.Message, a, p)

@@ -21,9 +21,7 @@ type Workers struct {
 // Sent records that n messages to the worker have arrived.
 func (w *Workers) Sent(c *lane.Conn, n int) {
 	for range n {
-		if buffer := c.Conn.Sent(); buffer != store.NoBuffer {
-			w.s.release(buffer)
-		}
+		w.s.release(c.Conn.Sent())
 	}
 	w.s.Machine.Sent(c.Rank, n)
 }
@@ -99,9 +97,7 @@ func (w *Workers) leave(k *link) {
 	w.s.Machine.Leave(k.Rank)
 	// The worker has its answers, or wants none. Their buffers are free although their arrival may never be confirmed.
 	for i := range k.Held() {
-		if buffer := k.Forget(i); buffer != store.NoBuffer {
-			w.s.release(buffer)
-		}
+		w.s.release(k.Forget(i))
 	}
 }
 

@@ -11,8 +11,9 @@ import (
 
 // Chunk is a chunk's state in a lane between steps.
 type Chunk struct {
-	Addr    uint64 // of its arrays, each a stride apart; 0 if the job does not keep arrays
-	Offset  uint64 // of its first element within its tensor, in bytes on the wire
+	Addr    uint64  // of its arrays, each a stride apart; 0 if the job does not keep arrays
+	Region  *Region // that the arrays lie in, or nil
+	Offset  uint64  // of its first element within its tensor, in bytes on the wire
 	Elems   uint32
 	Tensor  uint32   // of the lane
 	Updates uint32   // optimizer steps so far
@@ -88,14 +89,7 @@ type Store struct {
 	Scratch uint64 // room for a chunk's parameters where they are rounded; 0 where they are not
 	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
 	Replaced *atomic.Bool
-	lkeys    [][]uint32 // by NIC, by chunk: the key of the chunk's region
-	moved    []Moved
-}
-
-// Moved is a chunk that has come from another lane. Its arrays do not move, because it stays within its NUMA node.
-type Moved struct {
-	Chunk
-	LKeys []uint32 // by NIC
+	moved    []Chunk // from other lanes; their arrays do not move, because lanes of one NUMA node exchange chunks
 }
 
 // Stride returns the distance in bytes between a chunk's arrays, each in its own cache lines.
@@ -128,7 +122,7 @@ func (s *Store) At(i uint32) *Chunk {
 	if n := uint32(len(s.Chunks)); i < n {
 		c = &s.Chunks[i]
 	} else if i -= n; i < uint32(len(s.moved)) {
-		c = &s.moved[i].Chunk
+		c = &s.moved[i]
 	}
 	if c == nil || c.Away {
 		return nil
@@ -137,18 +131,15 @@ func (s *Store) At(i uint32) *Chunk {
 }
 
 // Moved returns the moved chunk in a place.
-func (s *Store) Moved(at int) *Moved { return &s.moved[at] }
+func (s *Store) Moved(at int) *Chunk { return &s.moved[at] }
 
 // PutMoved puts a moved chunk in a place, which may be the next new one.
-func (s *Store) PutMoved(at int, g Moved) {
+func (s *Store) PutMoved(at int, c Chunk) {
 	if at == len(s.moved) {
-		s.moved = append(s.moved, Moved{})
+		s.moved = append(s.moved, Chunk{})
 	}
-	s.moved[at] = g
+	s.moved[at] = c
 }
-
-// LKey returns a NIC's key of the region of one of the plan's chunks.
-func (s *Store) LKey(nic int, index uint32) uint32 { return s.lkeys[nic][index] }
 
 // CheckHyper returns an error if live hyper-parameters need more state than the job was made with.
 func (s *Store) CheckHyper(h optim.Hyper) error {
@@ -202,7 +193,6 @@ type Owners interface {
 type Addition struct {
 	Tensors []Tensor
 	Chunks  []Chunk
-	lkeys   [][]uint32
 }
 
 // Layout is the destination of a lane's part of a plan.
@@ -250,31 +240,18 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms,
 			bytes += uint64(arrays) * Stride(uint32(c.Elems))
 		}
 	}
-	return a, l.place(a, int64(bytes))
-}
-
-// place assigns memory to the arrays of an addition.
-func (l *Layout) place(a *Addition, bytes int64) error {
-	for range l.Memory.pds {
-		a.lkeys = append(a.lkeys, make([]uint32, len(a.Chunks)))
-	}
 	if bytes == 0 {
-		for i := range a.Chunks {
-			a.Chunks[i].Addr = 0
-		}
-		return nil
+		return a, nil
 	}
-	r, offset, err := l.Memory.shelve(l.Index, l.Node, bytes)
+	r, offset, err := l.Memory.shelve(l.Index, l.Node, int64(bytes))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for i := range a.Chunks {
+		a.Chunks[i].Region = r
 		a.Chunks[i].Addr += r.Addr() + uint64(offset)
-		for nic := range a.lkeys {
-			a.lkeys[nic][i] = r.mrs[nic].LKey
-		}
 	}
-	return nil
+	return a, nil
 }
 
 // Add appends an addition.
@@ -284,12 +261,6 @@ func (s *Store) Add(a *Addition) {
 	}
 	s.Tensors = append(s.Tensors, a.Tensors...)
 	s.Chunks = append(s.Chunks, a.Chunks...)
-	if s.lkeys == nil {
-		s.lkeys = make([][]uint32, len(a.lkeys))
-	}
-	for nic := range a.lkeys {
-		s.lkeys[nic] = append(s.lkeys[nic], a.lkeys[nic]...)
-	}
 }
 
 // Restart sets the number of updates of a chunk, after its state was replaced.
@@ -308,6 +279,3 @@ func Address(a uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer
 
 // Bytes returns n bytes at an address outside Go's memory.
 func Bytes(addr uint64, n int) []byte { return unsafe.Slice((*byte)(Address(addr)), n) }
-
-// NICs returns the number of NICs for which the store has keys.
-func (s *Store) NICs() int { return len(s.lkeys) }

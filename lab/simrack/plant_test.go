@@ -71,8 +71,8 @@ var plants = []planted{
 	}},
 	{Plant: plant.Plant{
 		Name: "a chunk moves with the optimizer steps it had before", File: "aggregate/shard/migrate.go",
-		Old: "store.Moved{Chunk: *c},",
-		New: "store.Moved{Chunk: store.Chunk{Addr: c.Addr, Offset: c.Offset, Elems: c.Elems, Norms: c.Norms}},",
+		Old: "Chunk: *c, Bytes",
+		New: "Chunk: store.Chunk{Addr: c.Addr, Region: c.Region, Offset: c.Offset, Elems: c.Elems, Norms: c.Norms}, Bytes",
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "a gate lets workers lead by one step too many", File: "policy/stale.go",
@@ -96,8 +96,8 @@ var plants = []planted{
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "a set has a step in its first lane only", File: "aggregate/shard/stream.go",
-		Old: "if k := m.s.Workers.links[rank]; k != nil {\n\t\tk.stream.weight",
-		New: "if k := m.s.Workers.links[rank]; k != nil && m.s.lane.Index == 0 {\n\t\tk.stream.weight",
+		Old: "if k := m.Workers.links[rank]; k != nil {\n\t\tk.stream.weight",
+		New: "if k := m.Workers.links[rank]; k != nil && m.lane.Index == 0 {\n\t\tk.stream.weight",
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "held workers wait for one that has left", File: "aggregate/pace/pace.go",
