@@ -16,7 +16,6 @@ type (
 	AggregatorLane = shard.Attached
 	Resume         = shard.Resume
 	Resumed        = shard.Resumed
-	Break          = shard.Break
 )
 
 // Attach connects a worker to every lane. It makes the queue pairs and slots, posts the receives and waits passively for the worker

@@ -261,7 +261,7 @@ func TestRacksWithBuddiesEqualPlainGo(t *testing.T) {
 func TestWhatCannotHaveBuddiesIsRefused(t *testing.T) {
 	_, open := simNetwork(t, 1)
 	e, err := aggregate.Start(aggregate.Config{
-		Lanes: []aggregate.LaneConfig{{Device: open("a"), CPU: -1, Node: -1}}, Window: 4, MaxConns: 4, Spin: -1, Manual: true,
+		Lanes: []aggregate.LaneConfig{{Device: open("a"), CPU: -1, Node: -1}}, Window: 4, MaxConns: 4, Manual: true,
 	})
 	if err != nil {
 		t.Fatal(err)

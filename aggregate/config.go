@@ -22,12 +22,10 @@ import (
 
 // Defaults of an engine.
 const (
-	DefaultWindow       = 64  // slots per worker and lane
-	ByReferenceWindow   = 256 // for devices whose slots cost no memory
-	DefaultMaxConns     = 256 // per lane
-	DefaultSpin         = 64  // empty rounds before a lane sleeps
-	DefaultPeerDeadline = 10 * time.Second
-	DefaultLinkTimeout  = 5 * time.Second
+	DefaultWindow      = 64  // slots per worker and lane
+	ByReferenceWindow  = 256 // for devices whose slots cost no memory
+	DefaultMaxConns    = 256 // per lane
+	DefaultLinkTimeout = 5 * time.Second
 )
 
 // Config describes an engine.
@@ -35,12 +33,9 @@ type Config struct {
 	Lanes    []LaneConfig
 	Window   int // if 0, a default for the devices
 	MaxConns int // per lane; if 0, DefaultMaxConns
-	Spin     int // if 0, DefaultSpin; if -1, lanes never sleep
 	// Balance is the length of the windows in which lanes are compared to move chunks. If 0, it is DefaultBalance. If negative, no
 	// chunk moves by itself.
 	Balance time.Duration
-	// PeerDeadline bounds the time in which an attached worker must connect. If 0, it is DefaultPeerDeadline.
-	PeerDeadline time.Duration
 	// LinkTimeout bounds the time in which a connection whose NIC or link failed must resume over another. If 0, it is
 	// DefaultLinkTimeout.
 	LinkTimeout time.Duration
@@ -51,12 +46,6 @@ type Config struct {
 	// Watch wraps every command that lanes run, for measurements. If nil, commands run bare.
 	Watch func(func()) func()
 }
-
-// These constants bound the window of an engine.
-const (
-	MinWindow = lane.MinWindow
-	MaxWindow = lane.MaxWindow
-)
 
 // MaxWorkers is the largest number of workers of a job.
 const MaxWorkers = shard.MaxWorkers

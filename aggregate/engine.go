@@ -37,8 +37,8 @@ func Start(cfg Config) (*Engine, error) {
 		}
 	}
 	for i, lc := range cfg.Lanes {
-		l, err := lane.New(i, lc, lane.Options{NICs: e.devices, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: cfg.Spin, Now: cfg.Now,
-			Manual: cfg.Manual, Watch: cfg.Watch})
+		l, err := lane.New(i, lc, lane.Options{NICs: e.devices, Window: cfg.Window, MaxConns: cfg.MaxConns,
+			Now: cfg.Now, Manual: cfg.Manual, Watch: cfg.Watch})
 		var scratch *shard.Scratch
 		if err == nil {
 			e.lanes = append(e.lanes, l)
@@ -70,6 +70,9 @@ func Start(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
+// connectTimeout bounds the time in which an attached worker, or another rack's aggregator, must connect.
+const connectTimeout = 10 * time.Second
+
 func (cfg Config) complete() Config {
 	byReference := true
 	for _, l := range cfg.Lanes {
@@ -80,8 +83,6 @@ func (cfg Config) complete() Config {
 	}
 	cfg.Window = cmp.Or(cfg.Window, DefaultWindow)
 	cfg.MaxConns = cmp.Or(cfg.MaxConns, DefaultMaxConns)
-	cfg.Spin = max(cmp.Or(cfg.Spin, DefaultSpin), 0)
-	cfg.PeerDeadline = cmp.Or(cfg.PeerDeadline, DefaultPeerDeadline)
 	cfg.LinkTimeout = cmp.Or(cfg.LinkTimeout, DefaultLinkTimeout)
 	cfg.Balance = cmp.Or(cfg.Balance, DefaultBalance)
 	if cfg.Now == nil {
@@ -95,7 +96,7 @@ func (cfg Config) complete() Config {
 func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 	j, err := newJob(c, site{
 		lanes: e.lanes, scratch: e.scratch, devices: e.devices, window: e.cfg.Window,
-		timeouts: shard.Timeouts{Peer: e.cfg.PeerDeadline, Link: e.cfg.LinkTimeout},
+		timeouts: shard.Timeouts{Peer: connectTimeout, Link: e.cfg.LinkTimeout},
 		closing: func(j *Job) {
 			if e.balance != nil {
 				e.balance.remove(j)

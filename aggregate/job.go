@@ -55,8 +55,8 @@ type site struct {
 	closing  func(*Job)
 }
 
-// lossPatience is the time for which a job that is spread over several aggregators waits for a better explanation of a lost worker.
-const lossPatience = time.Second
+// lossGrace is the time for which a job that is spread over several aggregators waits for a better explanation of a lost worker.
+const lossGrace = time.Second
 
 func newJob(c JobConfig, at site) (*Job, error) {
 	if err := c.complete(); err != nil {
@@ -74,12 +74,12 @@ func newJob(c JobConfig, at site) (*Job, error) {
 			}
 		}
 	}
-	patience := time.Duration(0)
+	grace := time.Duration(0)
 	if c.Part.Several() && !lanes[0].Manual {
-		patience = lossPatience
+		grace = lossGrace
 	}
 	j.shared = &shard.Job{
-		Name: c.Name, Workers: c.Workers, ChunkBytes: c.ChunkBytes, Mode: c.Mode, Fail: failure.NewLatch(each((*Lane).Notify), patience),
+		Name: c.Name, Workers: c.Workers, ChunkBytes: c.ChunkBytes, Mode: c.Mode, Fail: failure.NewLatch(each((*Lane).Notify), grace),
 		Barrier: shard.NewBarrier(len(lanes)), Timeouts: at.timeouts,
 		Left: make([]atomic.Bool, c.Workers), Wake: each((*Lane).Wake), HandOver: j.handOver,
 	}

@@ -122,7 +122,7 @@ func TestAPartIsChargedForTheWholePlan(t *testing.T) {
 	_, open := simNetwork(t, 1)
 	job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: chunkBytes, Hyper: optim.Sum.Defaults()}
 	e, err := aggregate.Start(aggregate.Config{
-		Lanes: []aggregate.LaneConfig{{Device: open("aggregator"), CPU: -1, Node: -1}}, Window: 4, MaxConns: 2, Spin: -1, Manual: true,
+		Lanes: []aggregate.LaneConfig{{Device: open("aggregator"), CPU: -1, Node: -1}}, Window: 4, MaxConns: 2, Manual: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func TestARackIsChargedForTheOthers(t *testing.T) {
 	_, open := simNetwork(t, 1)
 	lane := aggregate.LaneConfig{Device: open("aggregator"), CPU: -1, Node: -1}
 	e, err := aggregate.Start(aggregate.Config{
-		Lanes: []aggregate.LaneConfig{lane, lane}, Window: 64, MaxConns: 8, Spin: -1, Manual: true,
+		Lanes: []aggregate.LaneConfig{lane, lane}, Window: 64, MaxConns: 8, Manual: true,
 	})
 	if err != nil {
 		t.Fatal(err)

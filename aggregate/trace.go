@@ -14,7 +14,6 @@ type TraceEvent = shard.TraceEvent
 const (
 	TraceArrive = shard.TraceArrive
 	TraceFold   = shard.TraceFold
-	TraceUpdate = shard.TraceUpdate
 	TracePull   = shard.TracePull
 	TraceEnd    = shard.TraceEnd
 	TraceGo     = shard.TraceGo

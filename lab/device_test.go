@@ -202,7 +202,7 @@ func TestIBVPlacement(t *testing.T) {
 	for _, p := range places {
 		lanes = append(lanes, aggregate.LaneConfig{Device: nics[p.NICIndex], NIC: p.NICIndex, CPU: p.CPU, Node: p.Node})
 	}
-	engine, err := aggregate.Start(aggregate.Config{Lanes: lanes, MaxConns: 2, Spin: -1})
+	engine, err := aggregate.Start(aggregate.Config{Lanes: lanes, MaxConns: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,16 +19,16 @@ type Latch struct {
 	first  atomic.Pointer[Failure]
 	failed chan struct{}
 	notify func()
-	// patience is the time for which the loss of a worker waits for a better explanation. A worker that has received the job's failure
+	// grace is the time for which the loss of a worker waits for a better explanation. A worker that has received the job's failure
 	// from another aggregator closes its connections here, and is not to blame.
-	patience time.Duration
+	grace time.Duration
 	// Spare reports whether the job continues without a lost worker. If nil, it does not. It is set before the latch is used.
 	Spare func(rank int, err error) bool
 }
 
-// NewLatch returns a latch that calls notify after the first failure. A lost worker counts as a failure after patience.
-func NewLatch(notify func(), patience time.Duration) *Latch {
-	return &Latch{failed: make(chan struct{}), notify: notify, patience: patience}
+// NewLatch returns a latch that calls notify after the first failure. A lost worker counts as a failure after grace.
+func NewLatch(notify func(), grace time.Duration) *Latch {
+	return &Latch{failed: make(chan struct{}), notify: notify, grace: grace}
 }
 
 // Load returns the failure, or nil.
@@ -55,9 +55,9 @@ func (l *Latch) Spares(rank int, err error) bool { return l.Spare != nil && l.Sp
 func (l *Latch) Lost(rank int, err error) {
 	switch {
 	case l.Spares(rank, err):
-	case l.patience == 0:
+	case l.grace == 0:
 		l.Fail(rank, err)
 	default:
-		time.AfterFunc(l.patience, func() { l.Fail(rank, err) })
+		time.AfterFunc(l.grace, func() { l.Fail(rank, err) })
 	}
 }

@@ -118,7 +118,7 @@ func (q *commands) guard(f *Flow, run func()) (err error) {
 		defer func() {
 			if v := recover(); v != nil {
 				err = l.panicError(v)
-				l.condemn(err)
+				l.evict(err)
 			}
 		}()
 	}
@@ -166,7 +166,7 @@ func (q *commands) takeBack(f *Flow, failed error) {
 	l.flows.borrowed--
 	if failed != nil {
 		l.serving = f
-		l.condemn(failed)
+		l.evict(failed)
 	}
 	q.taken = append(f.parked, q.taken...)
 	f.parked = nil

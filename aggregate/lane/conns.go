@@ -122,7 +122,7 @@ const drainBatches = 64
 // that they arrived. It reports whether none is left.
 func (f *Flow) Drain(c *Conn) (bool, error) {
 	l := f.lane
-	l.flows.dispatch(f)
+	f.Dispatch()
 	defer l.flush() // the queue also holds completions of other tenants
 	for range drainBatches {
 		nic := c.NIC()
@@ -135,15 +135,19 @@ func (f *Flow) Drain(c *Conn) (bool, error) {
 		}
 		l.stamp = l.Now()
 		for i := range l.queues.wc[:n] {
-			l.flows.deal(&l.queues.wc[i])
+			l.flows.sort(&l.queues.wc[i])
 		}
-		l.flows.dispatch(f)
+		f.Dispatch()
 	}
 	return false, nil
 }
 
 // Dispatch completes the completions in the flow's queue.
-func (f *Flow) Dispatch() { f.lane.flows.dispatch(f) }
+func (f *Flow) Dispatch() {
+	for f.queue.Len() > 0 {
+		f.lane.completeNext(f)
+	}
+}
 
 // recover lets tenants resume their broken connections.
 func (l *Lane) recover() {

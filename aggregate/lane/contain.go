@@ -26,15 +26,15 @@ func (e *PanicError) Unwrap() error {
 // error. It is called in a deferred function.
 func (l *Lane) contain(v any) error {
 	err := l.panicError(v)
-	if l.condemn(err) {
+	if l.evict(err) {
 		return nil
 	}
 	l.failAll(err)
 	return err
 }
 
-// condemn fails the job that the lane serves, if any, and takes it off the lane. Nothing of the tenant is used again.
-func (l *Lane) condemn(err error) bool {
+// evict fails the job that the lane serves, if any, and takes it off the lane. Nothing of the tenant is used again.
+func (l *Lane) evict(err error) bool {
 	f := l.serving
 	if f == nil {
 		return false

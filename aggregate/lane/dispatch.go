@@ -33,14 +33,6 @@ func (q *queues) away() bool {
 	return false
 }
 
-// pollOne takes completions off one NIC's queue. It returns an error if the queue is lost.
-func (q *queues) pollOne(nic int, into []verbs.WC) (int, error) {
-	if q.lost[nic] {
-		return 0, nil
-	}
-	return q.cqs[nic].Poll(into)
-}
-
 func (q *queues) close() error {
 	var errs []error
 	for _, cq := range q.cqs {
@@ -78,7 +70,10 @@ func (q *queues) pollAll() (n int, err error) {
 // take takes completions off one NIC's queue. If the queue is lost, its connections fail over to other NICs where they can.
 // Otherwise take returns an error, which ends the lane.
 func (q *queues) take(nic int, into []verbs.WC) (int, error) {
-	n, err := q.pollOne(nic, into)
+	if q.lost[nic] {
+		return 0, nil
+	}
+	n, err := q.cqs[nic].Poll(into)
 	if err == nil {
 		return n, nil
 	}
@@ -112,23 +107,23 @@ type flows struct {
 	first    int     // index of the flow that is served first in the next round
 }
 
-// alone reports whether the lane serves one flow only, so that completions need no sorting.
-func (s *flows) alone() bool { return len(s.all) <= 1 && s.queued == 0 && s.borrowed == 0 }
+// single reports whether the lane serves one flow only, so that completions need no sorting.
+func (s *flows) single() bool { return len(s.all) <= 1 && s.queued == 0 && s.borrowed == 0 }
 
-// deal puts a completion into its flow's queue.
-func (s *flows) deal(wc *verbs.WC) {
+// sort puts a completion into its flow's queue.
+func (s *flows) sort(wc *verbs.WC) {
 	if c := s.l.conns.find(wc.WRID); c != nil {
 		c.flow.queue.Put(*wc)
 		s.queued++
 	}
 }
 
-// dealAll deals the polled completions, and polls for more.
-func (q *queues) dealAll() (err error) {
+// sortAll sorts the polled completions by flow, and polls for more.
+func (q *queues) sortAll() (err error) {
 	for taken := 0; ; {
 		for q.next < q.polled {
 			q.next++
-			q.l.flows.deal(&q.wc[q.next-1])
+			q.l.flows.sort(&q.wc[q.next-1])
 		}
 		if taken += q.polled; q.polled < len(q.wc) || taken >= sortMost {
 			return nil
@@ -147,12 +142,11 @@ func (q *queues) completeAll() {
 	}
 }
 
-func (s *flows) dispatch(f *Flow) {
-	for f.queue.Len() > 0 {
-		s.queued--
-		wc := f.queue.Take()
-		s.l.complete(&wc)
-	}
+// completeNext completes the oldest completion in a flow's queue.
+func (l *Lane) completeNext(f *Flow) {
+	l.flows.queued--
+	wc := f.queue.Take()
+	l.complete(&wc)
 }
 
 // serve lets every flow with pending work move as many bytes as its weight allows, and reports whether more work can be done at
@@ -194,9 +188,7 @@ func (s *flows) serveOne(f *Flow) (worked bool) {
 	}
 	for f.queue.Len() > 0 && f.credit > int64(l.count.moved()-before) {
 		f.credit -= messageCost
-		s.queued--
-		wc := f.queue.Take()
-		l.complete(&wc)
+		l.completeNext(f)
 		worked = true
 	}
 	f.credit -= int64(l.count.moved() - before)

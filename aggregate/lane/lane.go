@@ -30,7 +30,6 @@ type Options struct {
 	NICs     []*verbs.Device // a connection can be on any of them
 	Window   int             // slots per worker
 	MaxConns int             // connections per lane
-	Spin     int             // empty rounds before a lane sleeps
 	Now      func() int64    // the clock, in ns
 	// Manual lanes have no goroutine. Their owner calls Step and Tick, and Do runs at once.
 	Manual bool
@@ -53,7 +52,6 @@ type Lane struct {
 	Site
 	Placed atomic.Int64 // bytes of all jobs' chunks in the lane
 
-	spin     int
 	stamp    int64 // Now, read once per round
 	count    Counters
 	queues   queues
@@ -90,7 +88,7 @@ func New(index int, cfg Config, o Options) (*Lane, error) {
 		return nil, fmt.Errorf("lane %d on %s: %w", index, attr.Name, err)
 	}
 	l := &Lane{
-		Site: Site{Config: cfg, Index: index, Attr: attr, Depths: d, Manual: o.Manual, Now: o.Now}, spin: o.Spin,
+		Site:      Site{Config: cfg, Index: index, Attr: attr, Depths: d, Manual: o.Manual, Now: o.Now},
 		published: published{on: make([]int, len(o.NICs))}, done: make(chan struct{}),
 	}
 	l.queues = queues{l: l, primary: slices.Index(o.NICs, cfg.Device), lost: make([]bool, len(o.NICs)), on: make([]int, len(o.NICs))}

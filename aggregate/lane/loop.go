@@ -9,6 +9,7 @@ import (
 )
 
 const (
+	spin      = 64                     // empty rounds before a lane sleeps
 	awayNap   = 200 * time.Microsecond // sleep of a lane that polls several queues
 	tickEvery = time.Millisecond       // interval between checks of a stalled job while no completion arrives
 	longNap   = 100 * time.Millisecond // longest sleep of an idle lane
@@ -51,7 +52,7 @@ func (l *Lane) turn() (err error) {
 	}
 	if worked {
 		l.idle = 0
-	} else if l.idle++; l.idle > l.spin {
+	} else if l.idle++; l.idle > spin {
 		l.sleep()
 	}
 	return nil
@@ -111,9 +112,9 @@ func (l *Lane) Step() (bool, error) {
 	}
 	l.serving = nil
 	n, err := l.queues.poll()
-	alone := l.flows.alone()
-	if err == nil && !alone {
-		err = l.queues.dealAll()
+	single := l.flows.single()
+	if err == nil && !single {
+		err = l.queues.sortAll()
 	}
 	if err != nil {
 		err = fmt.Errorf("lane %d: %w", l.Index, err)
@@ -125,7 +126,7 @@ func (l *Lane) Step() (bool, error) {
 		return false, nil
 	}
 	l.stamp = l.Now()
-	if alone {
+	if single {
 		l.queues.completeAll()
 	}
 	if attention {
@@ -139,12 +140,12 @@ func (l *Lane) Step() (bool, error) {
 		}
 	}
 	worked := n > 0 || attention
-	if !alone {
+	if !single {
 		worked = l.flows.serve() || worked
 	}
 	for i := 0; i < len(l.flows.busy); {
 		f := l.flows.busy[i]
-		if alone {
+		if single {
 			l.serving = f
 			worked = f.tenant.Advance() || worked
 		}

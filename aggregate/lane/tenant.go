@@ -66,9 +66,6 @@ type Flow struct {
 	ticked   int64     // ns, the last tick that counted
 }
 
-// Lane returns the flow's lane.
-func (f *Flow) Lane() *Lane { return f.lane }
-
 // Dead reports whether the tenant panicked. It is called on the lane's goroutine.
 func (f *Flow) Dead() bool { return f.dead }
 

@@ -161,7 +161,7 @@ func (r *Rack) start(nics []*verbs.Device) (*aggregate.Engine, error) {
 		balance = -1
 	}
 	return aggregate.Start(aggregate.Config{
-		Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Spin: -1, Watch: cfg.Watch, Manual: cfg.Manual,
+		Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Watch: cfg.Watch, Manual: cfg.Manual,
 		Now: cfg.Now, Balance: balance,
 	})
 }

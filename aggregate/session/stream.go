@@ -39,9 +39,6 @@ func (s *Stream) Done() uint64 { return s.done }
 // Received returns the number of messages that the peer has sent.
 func (s *Stream) Received() uint64 { return s.received }
 
-// Broken reports whether the stream waits to resume.
-func (s *Stream) Broken() bool { return s.broken }
-
 // At returns the i-th oldest message.
 func (s *Stream) At(i int) *verbs.SendWR { return &s.wrs[s.index(i)] }
 

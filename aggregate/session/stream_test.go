@@ -128,7 +128,7 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 					wire, delivered = wire[1:], delivered+1
 				}
 			case "sent":
-				if known < delivered && !s.Broken() {
+				if known < delivered && !s.broken {
 					s.Sent()
 					known++
 				}
@@ -136,7 +136,7 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 				s.Break()
 				wire = nil
 			case "resume":
-				if !s.Broken() {
+				if !s.broken {
 					continue
 				}
 				n, err := s.Arrived(uint64(delivered))

@@ -50,7 +50,7 @@ const leastRetry = 30 * time.Second
 // may be down for linkTime, or longer. Open and the methods below are called on the lane's goroutine.
 func (l *Links) Open(f *lane.Flow, rack int, slots *store.Region, pds []*verbs.PD, peerTime, linkTime time.Duration) (PeerLane,
 	error) {
-	p, at := &l.peers[rack], f.Lane()
+	p, at := &l.peers[rack], l.u.cfg.Lane
 	if p.Conn != nil {
 		return PeerLane{}, errors.New("it is connected already")
 	}
