@@ -75,21 +75,11 @@ func (p *batch) On(e Event, to []Act) []Act {
 		return p.release(e.W, p.t[e.W], to)
 	case Leave:
 		p.leave(e.W)
-		p.in = remove(p.in, e.W)
+		p.in = slices.DeleteFunc(p.in, func(m member) bool { return m.w == e.W })
 	case Finish:
 		p.leave(e.W)
 	}
 	return p.try(to)
-}
-
-func remove(in []member, w int) []member {
-	kept := in[:0]
-	for _, m := range in {
-		if m.w != w {
-			kept = append(kept, m)
-		}
-	}
-	return kept
 }
 
 func (p *batch) full() bool {

@@ -48,10 +48,10 @@ func (m *members) max() uint64 {
 
 func (m *members) lead(w int) uint64 { return m.t[w] - m.min() }
 
-func (m *members) count() int {
-	n := 0
-	for _, live := range m.live {
-		if live {
+// number returns the number of workers for which is holds.
+func number(is []bool) (n int) {
+	for _, holds := range is {
+		if holds {
 			n++
 		}
 	}

@@ -61,7 +61,7 @@ func Decode(dst []float32, src []byte, d chunk.DType) {
 		case chunk.F16:
 			dst[i] = FromF16(binary.LittleEndian.Uint16(src[2*i:]))
 		default:
-			panic("optim: invalid wire type " + d.String() + "")
+			panic("optim: invalid wire type " + d.String())
 		}
 	}
 }
@@ -77,7 +77,7 @@ func Encode(dst []byte, src []float32, d chunk.DType) {
 		case chunk.F16:
 			binary.LittleEndian.PutUint16(dst[2*i:], F16(x))
 		default:
-			panic("optim: invalid wire type " + d.String() + "")
+			panic("optim: invalid wire type " + d.String())
 		}
 	}
 }

@@ -57,23 +57,17 @@ func (h *Hyper) fields() [len(params)]*float64 {
 	return [...]*float64{&h.LR, &h.WD, &h.Scale, &h.Clip, &h.Momentum, &h.Dampening, &h.Beta1, &h.Beta2, &h.Eps, &h.Alpha}
 }
 
-// takes reports, by rule, which of params the rule reads. It is computed once from the table's lists.
-var takes = func() (taken [rules][len(params)]bool) {
+// takes reports, by rule, which of params the rule reads, and raises whether it raises its betas to powers. They are computed once
+// from the table's lists.
+var takes, raises = func() (taken [rules][len(params)]bool, raising [rules]bool) {
 	for r := range rules {
 		names := r.Takes()
 		for i, p := range params {
 			taken[r][i] = slices.Contains(names, p.name)
 		}
+		raising[r] = slices.Contains(names, "beta2")
 	}
-	return taken
-}()
-
-// raises reports, by rule, whether the rule raises its betas to powers.
-var raises = func() (raising [rules]bool) {
-	for r := range rules {
-		raising[r] = slices.Contains(r.Takes(), "beta2")
-	}
-	return raising
+	return taken, raising
 }()
 
 // Takes lists the hyper-parameters that the rule reads, by name.

@@ -37,7 +37,7 @@ var table = [rules]struct {
 	},
 	NesterovTorch: {
 		name: "nesterov_torch", states: 1, plain: sgdTorchPlain, takes: "lr wd scale clip momentum dampening",
-		defaults: Hyper{LR: 0.01, Scale: 1, Momentum: 0.9}, check: checkNesterovTorch, derive: deriveSGDTorch, step: stepNesterovTorch,
+		defaults: Hyper{LR: 0.01, Scale: 1, Momentum: 0.9}, check: checkNesterov, derive: deriveSGDTorch, step: stepNesterovTorch,
 	},
 	AdamMXNet: {
 		name: "adam_mxnet", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
@@ -103,7 +103,7 @@ var params = [...]struct {
 	{"alpha", placeBeta2, 0, 1},
 }
 
-func checkNesterovTorch(h Hyper) error {
+func checkNesterov(h Hyper) error {
 	if h.Momentum == 0 || h.Dampening != 0 {
 		return fmt.Errorf("momentum is %v and dampening %v: Nesterov's needs a momentum and no dampening", h.Momentum, h.Dampening)
 	}
