@@ -216,44 +216,37 @@ func (m *model) Updates(ctx context.Context) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i, a := range answers {
-		if i == m.others.Own() {
-			continue
-		}
-		if err := m.merge(out, i, a); err != nil {
-			return nil, err
-		}
-	}
-	return known(out), nil
+	return m.merge(out, answers, func(rack int) bool { return rack != m.others.Own() })
 }
 
-// known replaces the counts of tensors without elements by 0.
-func known(counts []uint32) []uint32 {
+// merge adds the counts of updates in the answers of racks that were asked to counts, of which those of tensors without elements
+// become 0. It returns an error if they differ.
+func (m *model) merge(counts []uint32, answers [][]byte, asked func(rack int) bool) ([]uint32, error) {
+	for rack, a := range answers {
+		if !asked(rack) {
+			continue
+		}
+		theirs := make([]uint32, len(counts))
+		if rest, ok := readValues(theirs, a); !ok || len(rest) > 0 {
+			return nil, m.misunderstood(rack)
+		}
+		for t, n := range theirs {
+			switch {
+			case n == aggregate.NoUpdates || n == counts[t]:
+			case counts[t] == aggregate.NoUpdates:
+				counts[t] = n
+			default:
+				return nil, fmt.Errorf("job %q: %w: tensor %q has had %d updates and, in rack %q, %d", m.s.Name, aggregate.ErrNotQuiet,
+					m.s.Model.Plan.Tensor(t).Name, counts[t], m.others.Names()[rack], n)
+			}
+		}
+	}
 	for t := range counts {
 		if counts[t] == aggregate.NoUpdates {
 			counts[t] = 0
 		}
 	}
-	return counts
-}
-
-// merge adds the counts of updates in a rack's answer to counts. It returns an error if they differ.
-func (m *model) merge(counts []uint32, rack int, answer []byte) error {
-	theirs := make([]uint32, len(counts))
-	if rest, ok := readValues(theirs, answer); !ok || len(rest) > 0 {
-		return m.misunderstood(rack)
-	}
-	for t, n := range theirs {
-		switch {
-		case n == aggregate.NoUpdates || n == counts[t]:
-		case counts[t] == aggregate.NoUpdates:
-			counts[t] = n
-		default:
-			return fmt.Errorf("job %q: %w: tensor %q has had %d updates and, in rack %q, %d", m.s.Name, aggregate.ErrNotQuiet,
-				m.s.Model.Plan.Tensor(t).Name, counts[t], m.others.Names()[rack], n)
-		}
-	}
-	return nil
+	return counts, nil
 }
 
 // Answer answers another rack's question about a job's state. payload returns so many bytes of the values to write.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -37,17 +38,10 @@ const anyPart = "[0-9]+"
 
 // removeParts removes part files of a checkpoint, except the files of a manifest.
 func removeParts(dir string, parts *regexp.Regexp, but *api.CheckpointManifest) error {
-	keep := map[string]bool{}
-	for _, p := range but.GetParts() {
-		keep[p.File] = true
-	}
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if parts.MatchString(e.Name()) && !keep[e.Name()] {
-			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
-		}
-	}
-	return err
+	return removeFiles(dir, func(name string) bool {
+		is := func(p *api.CheckpointPart) bool { return p.File == name }
+		return parts.MatchString(name) && !slices.ContainsFunc(but.GetParts(), is)
+	})
 }
 
 // savePart writes this aggregator's part of the job's state to a file.
@@ -56,14 +50,11 @@ func (s *State) savePart(ctx context.Context, name string, replaces *api.Checkpo
 	if err := removeParts(filepath.Dir(path), partFiles(name, fmt.Sprint(s.Spec.Part+1)), replaces); err != nil {
 		return nil, err
 	}
-	h, saved, err := s.write(ctx, name, path)
+	saved, err := s.write(ctx, name, path)
 	if err != nil {
 		return nil, err
 	}
 	saved.Part.File, saved.Part.Part, saved.Part.Parts = filepath.Base(path), uint32(s.Spec.Part), uint32(s.Spec.Parts)
-	for _, t := range h.Tensors {
-		saved.Part.Step = max(saved.Part.Step, t.Updates)
-	}
 	for id := range s.Model.Plan.NumChunks() {
 		if s.owns(id) {
 			saved.Part.Chunks++

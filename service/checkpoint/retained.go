@@ -350,10 +350,10 @@ func (m *retainedModel) find(ctx context.Context) error {
 // givers returns the question to the racks that give some of the state.
 func (m *retainedModel) givers(kind api.StateQuestion_Kind, pieces []aggregate.Piece) func(rack int) *api.StateQuestion {
 	return func(rack int) *api.StateQuestion {
-		if len(m.owners[rack]) == 0 {
+		switch {
+		case !m.gives(rack):
 			return nil
-		}
-		if len(pieces) == 0 {
+		case len(pieces) == 0:
 			return &api.StateQuestion{Kind: kind}
 		}
 		return about(kind, pieces)
@@ -367,16 +367,11 @@ func (m *retainedModel) updates(ctx context.Context) ([]uint32, error) {
 		return nil, err
 	}
 	out := slices.Repeat([]uint32{aggregate.NoUpdates}, m.s.Model.Plan.NumTensors())
-	for rack, a := range answers {
-		if len(m.owners[rack]) == 0 {
-			continue
-		}
-		if err := m.merge(out, rack, a); err != nil {
-			return nil, err
-		}
-	}
-	return known(out), nil
+	return m.merge(out, answers, m.gives)
 }
+
+// gives reports whether a rack gives some of the state.
+func (m *retainedModel) gives(rack int) bool { return len(m.owners[rack]) > 0 }
 
 // read fills pieces.
 func (m *retainedModel) read(ctx context.Context, pieces []aggregate.Piece) error {
@@ -386,10 +381,7 @@ func (m *retainedModel) read(ctx context.Context, pieces []aggregate.Piece) erro
 	}
 	found := make([]bool, len(pieces))
 	for rack, a := range answers {
-		if len(m.owners[rack]) == 0 {
-			continue
-		}
-		if takeRetained(a, pieces, found) != nil {
+		if m.gives(rack) && takeRetained(a, pieces, found) != nil {
 			return m.misunderstood(rack)
 		}
 	}

@@ -39,7 +39,7 @@ func (s *State) Save(ctx context.Context, r *api.SaveRequest) (out *api.SaveResp
 			out, err = s.savePart(ctx, r.Name, r.Replaces)
 			return err
 		}
-		if _, out, err = s.write(ctx, r.Name, path); err == nil {
+		if out, err = s.write(ctx, r.Name, path); err == nil {
 			err = removeParts(filepath.Dir(path), partFiles(r.Name, anyPart), nil)
 		}
 		return err
@@ -137,43 +137,15 @@ func checkpointCode(err error) connect.Code {
 
 // write writes this aggregator's part of the job's state to a file of the checkpoint with a name. The file appears whole or not
 // at all.
-func (s *State) write(ctx context.Context, name, path string) (h *api.CheckpointHeader, saved *api.SaveResponse, err error) {
+func (s *State) write(ctx context.Context, name, path string) (*api.SaveResponse, error) {
 	snap, err := s.snapshot(ctx)
-	if err == nil {
-		h, err = s.header(ctx, snap)
-	}
-	if err == nil {
-		saved, err = s.writeFile(ctx, snap, h, name, path)
-	}
-	return h, saved, err
-}
-
-// header returns the header of the job's checkpoint, or of this aggregator's part of it.
-func (s *State) header(ctx context.Context, snap *model) (*api.CheckpointHeader, error) {
-	updates, err := snap.Updates(ctx)
 	if err != nil {
 		return nil, err
 	}
-	h := &api.CheckpointHeader{
-		Job: s.Name, Mode: s.Spec.Mode.String(), Optimizer: s.Spec.Rule.String(), Arrays: uint32(snap.Arrays()),
-		SavedUnix: time.Now().Unix(),
+	h, err := s.header(ctx, snap)
+	if err != nil {
+		return nil, err
 	}
-	h.Racks, h.OuterRule = s.outerRacks()
-	if s.spread() {
-		hash := s.Model.Plan.Hash()
-		h.Part, h.Parts, h.Plan = uint32(s.Spec.Part), uint32(s.Spec.Parts), hash[:]
-	}
-	for i := range s.Model.Plan.NumTensors() {
-		if elems, _ := s.ownElems(i); elems > 0 {
-			h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: s.Model.Plan.Tensor(i).Name, Elems: elems, Updates: updates[i]})
-		}
-	}
-	return h, nil
-}
-
-// writeFile writes a file with a header and the state.
-func (s *State) writeFile(ctx context.Context, snap *model, h *api.CheckpointHeader, name, path string) (*api.SaveResponse,
-	error) {
 	stale := name + checkpointSuffix
 	if s.spread() {
 		stale = fmt.Sprintf("%s.%dof", name, s.Spec.Part+1)
@@ -217,25 +189,50 @@ func (s *State) writeFile(ctx context.Context, snap *model, h *api.CheckpointHea
 	out := &api.SaveResponse{Path: path, Bytes: uint64(info.Size())}
 	if s.spread() {
 		out.Part = &api.CheckpointPart{Hash: sum}
+		for _, t := range h.Tensors {
+			out.Part.Step = max(out.Part.Step, t.Updates)
+		}
 	}
 	return out, syncDir(filepath.Dir(path))
 }
 
+// header returns the header of the job's checkpoint, or of this aggregator's part of it.
+func (s *State) header(ctx context.Context, snap *model) (*api.CheckpointHeader, error) {
+	updates, err := snap.Updates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h := &api.CheckpointHeader{
+		Job: s.Name, Mode: s.Spec.Mode.String(), Optimizer: s.Spec.Rule.String(), Arrays: uint32(snap.Arrays()),
+		SavedUnix: time.Now().Unix(),
+	}
+	h.Racks, h.OuterRule = s.outerRacks()
+	if s.spread() {
+		hash := s.Model.Plan.Hash()
+		h.Part, h.Parts, h.Plan = uint32(s.Spec.Part), uint32(s.Spec.Parts), hash[:]
+	}
+	for i := range s.Model.Plan.NumTensors() {
+		if elems, _ := s.ownElems(i); elems > 0 {
+			h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: s.Model.Plan.Tensor(i).Name, Elems: elems, Updates: updates[i]})
+		}
+	}
+	return h, nil
+}
+
 // removeUnfinished removes temporary files, of files whose names begin so, that an aggregator left when it was killed.
 func removeUnfinished(dir, base string) error {
+	return removeFiles(dir, func(name string) bool { return strings.HasPrefix(name, "."+base) })
+}
+
+// removeFiles removes the files of a directory whose names match.
+func removeFiles(dir string, match func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), "."+base) {
-			continue
-		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-			return err
+		if match(e.Name()) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}
-	return nil
+	return err
 }
 
 // openRegular opens a regular file for reading. It refuses others, because a reader could wait for them or read them without end.
