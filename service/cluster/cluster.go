@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -344,32 +345,13 @@ func (h *hub) run(j *job.Job) *run {
 	return h.runs[j]
 }
 
-// end removes a job's run. If the job ended well, its posts stay for a while, because other racks may still ask for them.
-func (h *hub) end(j *job.Job) {
+// remove removes a job's run, and returns it or nil.
+func (h *hub) remove(j *job.Job) *run {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	u := h.runs[j]
 	delete(h.runs, j)
-	h.mu.Unlock()
-	if u == nil {
-		return
-	}
-	select {
-	case <-j.Failed:
-		h.board.End(j.Name, u.id)
-	default:
-		time.AfterFunc(startGrace, func() { h.board.End(j.Name, u.id) })
-	}
-}
-
-// giveUp ends the run of a job that could not start. Racks that ask for it get the reason.
-func (h *hub) giveUp(j *job.Job, why error) {
-	h.mu.Lock()
-	u := h.runs[j]
-	delete(h.runs, j)
-	h.mu.Unlock()
-	if u != nil {
-		h.board.GiveUp(j.Name, u.id, why.Error(), u.ids)
-	}
+	return u
 }
 
 // exchange posts a payload to all other racks at a stage of a job, and returns theirs by rack.
@@ -381,6 +363,25 @@ func (k *Cluster) exchange(ctx context.Context, j *job.Job, u *run, stage string
 	}
 	out[k.own] = payload
 	return out, nil
+}
+
+// swap exchanges values with all other racks at a stage of a job. The value of a rack that posts none is left zero.
+func swap[T any](ctx context.Context, k *Cluster, u *run, stage string, ours T) ([]T, error) {
+	payload, err := json.Marshal(ours)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := k.exchange(ctx, u.r.j, u, stage, payload)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]T, len(answers))
+	for i, a := range answers {
+		if err := json.Unmarshal(a, &all[i]); err != nil && len(a) > 0 {
+			return nil, fmt.Errorf("what rack %q gives for %q cannot be read: %w", k.Racks[i].Name, stage, errors.Join(err, rpc.ErrVersions))
+		}
+	}
+	return all, nil
 }
 
 // askAll asks all other racks of a job's run at once, until they have answered or one cannot. about returns the question

@@ -5,12 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
 	"slices"
+	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
@@ -70,12 +70,12 @@ func (r *Rendezvous) List() string { return r.k.names() }
 func (r *Rendezvous) Alone() bool { return false }
 
 // introduce returns the values on which the racks must agree.
-func (r *Rendezvous) introduce(u *run) (*introduction, error) {
+func (r *Rendezvous) introduce(u *run) (in introduction, err error) {
 	k, j, all := r.k, r.j, r.k.jobs.Engines
-	in := &introduction{Run: u.id, Aggregator: k.id, HostID: all.HostID, UID: all.UID, Lanes: map[string]string{}}
+	in = introduction{Run: u.id, Aggregator: k.id, HostID: all.HostID, UID: all.UID, Lanes: map[string]string{}}
 	candidates, err := j.Candidates()
 	if err != nil {
-		return nil, err
+		return in, err
 	}
 	for _, p := range candidates {
 		if e := all.By[p]; j.Table.Usable(p, j.Members) == nil {
@@ -183,10 +183,10 @@ func (r *Rendezvous) Describe(out *api.JobStatus) {
 	}
 }
 
-// GiveUp ends the run of a job that could not start.
+// GiveUp ends the run of a job that could not start. Racks that ask for it get the reason.
 func (r *Rendezvous) GiveUp(why error) {
-	if r.j != nil {
-		r.k.giveUp(r.j, why)
+	if u := r.k.remove(r.j); u != nil {
+		r.k.board.GiveUp(r.j.Name, u.id, why.Error(), u.ids)
 	}
 }
 
@@ -238,12 +238,24 @@ func (r *Rendezvous) Finish() error {
 	return err
 }
 
-// End removes the job's run.
-func (r *Rendezvous) End() { r.k.end(r.j) }
+// End removes the job's run. If the job ended well, its posts stay for a while, because other racks may still ask for them.
+func (r *Rendezvous) End() {
+	k, j := r.k, r.j
+	u := k.remove(j)
+	if u == nil {
+		return
+	}
+	select {
+	case <-j.Failed:
+		k.board.End(j.Name, u.id)
+	default:
+		time.AfterFunc(startGrace, func() { k.board.End(j.Name, u.id) })
+	}
+}
 
 // agree exchanges introductions with the other racks and returns the engine of the job.
 func (r *Rendezvous) agree(ctx context.Context, workers []int) (e *engine.Engine, err error) {
-	k, j := r.k, r.j
+	k := r.k
 	peers, err := k.reach(ctx)
 	if err != nil {
 		return nil, err
@@ -253,19 +265,11 @@ func (r *Rendezvous) agree(ctx context.Context, workers []int) (e *engine.Engine
 	if err != nil {
 		return nil, err
 	}
-	payload, err := json.Marshal(ours)
+	all, err := swap(ctx, k, u, stageForm, ours)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := k.exchange(ctx, j, u, stageForm, payload)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]introduction, len(answers))
-	for i, a := range answers {
-		if err := json.Unmarshal(a, &all[i]); err != nil {
-			return nil, fmt.Errorf("the introduction of rack %q cannot be read: %w", k.Racks[i].Name, err)
-		}
+	for i := range all {
 		u.ids[i] = all[i].Run
 	}
 	for i := range all {
@@ -352,19 +356,14 @@ func (r *Rendezvous) Connect(ctx context.Context) error {
 			return err
 		}
 	}
-	payload, err := json.Marshal(ends)
-	if err != nil {
-		return err
-	}
-	answers, err := k.exchange(ctx, j, u, stageEnds, payload)
+	answers, err := swap(ctx, k, u, stageEnds, ends)
 	if err != nil {
 		return err
 	}
 	theirs := make([][]aggregate.PeerLane, len(k.Racks))
-	for i, a := range answers {
-		var all [][]aggregate.PeerLane
-		if err := json.Unmarshal(a, &all); err != nil || len(all) != len(k.Racks) {
-			return fmt.Errorf("rack %q gives %d ends that can be read: %w", k.Racks[i].Name, len(all), errors.Join(err, rpc.ErrVersions))
+	for i, all := range answers {
+		if len(all) != len(k.Racks) {
+			return fmt.Errorf("rack %q gives ends for %d racks: %w", k.Racks[i].Name, len(all), rpc.ErrVersions)
 		}
 		theirs[i] = all[k.own]
 	}

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,22 +37,18 @@ func (r *Rendezvous) Shape(ctx context.Context, elems uint64) error {
 	if u == nil {
 		return j.FailureError()
 	}
-	var ours []byte
+	var ours *choice
 	if k.own == 0 {
-		c := r.chooseShape(ctx, elems)
-		k.jobs.Log.Info("shape chosen", "job", j.Name, "shape", c.Shape, "because", c.Reason)
-		var err error
-		if ours, err = json.Marshal(c); err != nil {
-			return err
-		}
+		ours = r.chooseShape(ctx, elems)
+		k.jobs.Log.Info("shape chosen", "job", j.Name, "shape", ours.Shape, "because", ours.Reason)
 	}
-	answers, err := k.exchange(ctx, j, u, stageShape, ours)
+	answers, err := swap(ctx, k, u, stageShape, ours)
 	if err != nil {
 		return err
 	}
-	c := &choice{}
-	if err := json.Unmarshal(answers[0], c); err != nil {
-		return fmt.Errorf("rack %q chooses a shape that cannot be read: %w", k.Racks[0].Name, err)
+	c := answers[0]
+	if c == nil {
+		return fmt.Errorf("rack %q chooses no shape: %w", k.Racks[0].Name, rpc.ErrVersions)
 	}
 	shape, err := hierarchy.ParseShape(c.Shape)
 	if err == nil {
