@@ -31,6 +31,7 @@ import (
 const (
 	askTimeout   = 2 * time.Second
 	stateTimeout = 20 * time.Second
+	probeTimeout = 10 * time.Second // of a question of a measurement
 	askAgain     = 200 * time.Millisecond
 	// startGrace is the time for which the posts of a job that has ended stay, so that the other racks can read them.
 	startGrace = 5 * time.Second
@@ -59,7 +60,7 @@ type hub struct {
 	runs  map[*job.Job]*run         // under way
 	links map[string]*planner.Links // by provider and racks, as measured last
 
-	Window time.Duration // of a job's steps, at least
+	Window time.Duration // of a job's steps, at least. If 0, windowLasts.
 
 	probing   sync.Mutex // held to change measuring
 	measuring *measuring // If nil, no measurement is under way.
@@ -76,7 +77,8 @@ type Cluster struct {
 
 // run is a job's run over several racks.
 type run struct {
-	r           *Rendezvous
+	k           *Cluster
+	j           *job.Job
 	id          string
 	began       time.Time
 	workers     []int          // by rank of the racks
@@ -102,7 +104,7 @@ func New(config Config) (*Cluster, error) {
 		return nil, err
 	}
 	h := &hub{Config: config, id: rpc.NewID(), board: racks.NewBoard(), clients: map[string]*http.Client{},
-		runs: map[*job.Job]*run{}, links: map[string]*planner.Links{}, Window: windowLasts}
+		runs: map[*job.Job]*run{}, links: map[string]*planner.Links{}}
 	if c.Members != nil {
 		h.id = c.Members.ID()
 	}
@@ -209,82 +211,8 @@ func errAlone() error {
 		"this aggregator is of no cluster: start it with --cluster, or take it out of the file")
 }
 
-// Serve answers another rack.
-func (k *Cluster) Serve(ctx context.Context, r *api.AskRequest) (*api.AskResponse, error) {
-	if k == nil {
-		return nil, errAlone()
-	}
-	if !racks.Sealed(r.Seal, k.Secret, fields(r)...) {
-		k.jobs.Refused("rack")
-		return nil, rpc.Refuse(connect.CodePermissionDenied, "an aggregator that calls itself rack %q, at %q, has not this cluster's secret",
-			rpc.Printable(r.From, rpc.MaxNameBytes), rpc.Printable(r.Url, rpc.MaxNameBytes))
-	}
-	job.CallerOf(ctx).IsRack(r.From)
-	if err := k.checkFile(r); err != nil {
-		k.jobs.EndForming(r.Job, nil, err)
-		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
-	}
-	if err := k.checkClaim(r); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout(r))
-	defer cancel()
-	go func() {
-		select {
-		case <-k.jobs.Closing:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	payload, err := k.answer(ctx, r)
-	out := &api.AskResponse{Payload: payload, Ready: err == nil}
-	if err != nil && (r.State != nil || r.Probe != nil || !errors.Is(err, ctx.Err())) {
-		return nil, err
-	}
-	out.Seal = racks.Seal(k.Secret, r.Nonce, fmt.Sprint(out.Ready), string(out.Payload))
-	return out, nil
-}
-
 // sameFile is the remedy if aggregators disagree about their racks.
 const sameFile = "give all aggregators the same cluster's file, and each its own --rack"
-
-// checkFile returns an error if the file of an aggregator that asks differs from this one's, because workers would wait until their
-// timeout.
-func (k *Cluster) checkFile(r *api.AskRequest) error {
-	switch own := k.declared.Division(); {
-	case r.To != k.Own:
-		return fmt.Errorf("rack %q asks for rack %q, this is rack %q: %s", r.From, r.To, k.Own, sameFile)
-	case r.From == k.Own || !slices.Contains(k.Names(), r.From):
-		return fmt.Errorf("rack %q is not one of the others of %v: %s", r.From, k.Names(), sameFile)
-	case r.Division != own:
-		return fmt.Errorf("rack %q has the file of a cluster of %s; rack %q that of %s: %s", r.From, rpc.Printable(r.Division, rpc.MaxTextBytes), k.Own,
-			own, sameFile)
-	}
-	return nil
-}
-
-// answer answers a question, or returns the error of ctx if it cannot in time.
-func (k *Cluster) answer(ctx context.Context, r *api.AskRequest) ([]byte, error) {
-	switch {
-	case r.State != nil:
-		return k.answerState(ctx, r)
-	case r.Probe != nil:
-		return k.answerProbe(ctx, r.Probe)
-	case r.Stage == stageForm && k.jobs.TurnsAway(r.Job):
-		return nil, rpc.Refuse(connect.CodeFailedPrecondition,
-			"its aggregator is draining and takes no workers: begin the job when the rack is served again")
-	}
-	payload, err := k.board.Take(ctx, racks.Question{From: r.From, Job: r.Job, Run: r.Run, Stage: r.Stage, Nonce: r.Nonce,
-		Asker: r.OwnRun, Since: time.Now().Add(-time.Duration(r.AgeMs) * time.Millisecond)})
-	if why := new(racks.GivenUp); errors.As(err, &why) {
-		return nil, rpc.Refuse(connect.CodeAborted, "job %q could not start in rack %q: %s", r.Job, k.Own,
-			rpc.Printable(why.Why, rpc.MaxTextBytes))
-	}
-	if errors.Is(err, racks.ErrEnded) {
-		return nil, endedHere(r.Job, k.Own)
-	}
-	return payload, err
-}
 
 // timeout returns the time after which a question without an answer is asked again.
 func timeout(r *api.AskRequest) time.Duration {
@@ -301,40 +229,14 @@ func endedHere(job, rack string) error {
 	return rpc.Refuse(connect.CodeAborted, "job %q has ended in rack %q: see its aggregator", job, rack)
 }
 
-// checkClaim refuses an aggregator that claims a rack of another: by the plan if there is one, and otherwise while a run goes on
-// with the other.
-func (k *Cluster) checkClaim(r *api.AskRequest) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.Members != nil {
-		return k.checkHolder(r)
-	}
-	for j, u := range k.runs {
-		if s := j.State(); s == "failed" || s == "ended" {
-			continue
-		}
-		if was, is := u.aggregators[r.From]; is && was.aggregator != r.Aggregator {
-			return rpc.Refuse(connect.CodeAlreadyExists, "two aggregators claim rack %q, at %s and at %s, and job %q runs with the first: end one of them",
-				r.From, was.url, r.Url, j.Name)
-		}
-	}
-	for j, u := range k.runs {
-		if j.Name == r.Job {
-			u.aggregators[r.From] = ask{r.Aggregator, rpc.Printable(r.Url, rpc.MaxNameBytes)}
-		}
-	}
-	return nil
-}
-
 // begin starts a job's run.
-func (h *hub) begin(r *Rendezvous, workers []int, peers []peer) *run {
-	j := r.j
-	u := &run{r: r, id: rpc.NewID(), began: time.Now(), workers: workers, ids: make([]string, len(peers)), peers: peers,
+func (k *Cluster) begin(j *job.Job, workers []int, peers []peer) *run {
+	u := &run{k: k, j: j, id: rpc.NewID(), began: time.Now(), workers: workers, ids: make([]string, len(peers)), peers: peers,
 		aggregators: map[string]ask{}}
-	h.mu.Lock()
-	h.runs[j] = u
-	h.mu.Unlock()
-	h.board.Begin(j.Name, u.id)
+	k.mu.Lock()
+	k.runs[j] = u
+	k.mu.Unlock()
+	k.board.Begin(j.Name, u.id)
 	return u
 }
 
@@ -371,7 +273,7 @@ func swap[T any](ctx context.Context, k *Cluster, u *run, stage string, ours T) 
 	if err != nil {
 		return nil, err
 	}
-	answers, err := k.exchange(ctx, u.r.j, u, stage, payload)
+	answers, err := k.exchange(ctx, u.j, u, stage, payload)
 	if err != nil {
 		return nil, err
 	}
@@ -495,4 +397,32 @@ func (k *Cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) 
 		}
 		return nil, fmt.Errorf("rack %q at %s does not reach %q in time: %w", r.To, u.peers[rack].url, cmp.Or(r.Stage, "state"), last)
 	}
+}
+
+// planned reports whether a plan places the racks.
+func (k *Cluster) planned() bool { return k != nil && k.Members != nil }
+
+// names returns the racks' names, for comparison.
+func (k *Cluster) names() string { return fmt.Sprint(k.Names()) }
+
+// holder returns the aggregator that serves a rack by a plan of all declared racks.
+func (h *hub) holder(p *racks.Plan, rack string) racks.Holder {
+	if i := slices.Index(h.declared.Names(), rack); i < len(p.Holders) {
+		return p.Holders[i]
+	}
+	return racks.Holder{}
+}
+
+// moved returns an error if another aggregator now serves a rack than the one with which a run would begin.
+func (k *Cluster) moved(u *run, rack int) error {
+	if k.Members == nil {
+		return nil
+	}
+	s := k.Members.Standing()
+	h := k.holder(&s.Plan, k.Racks[rack].Name)
+	if h.Aggregator == u.peers[rack].aggregator {
+		return nil
+	}
+	return fmt.Errorf("rack %q is now served by %v, and the job was beginning with the aggregator at %s: join again", k.Racks[rack].Name, h,
+		u.peers[rack].url)
 }

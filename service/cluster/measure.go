@@ -25,8 +25,6 @@ const (
 	allRounds  = 3 * time.Second
 	// measureWithin bounds a measurement for a job that begins.
 	measureWithin = 20 * time.Second
-	// probeTimeout bounds the time of a question of a measurement.
-	probeTimeout = 10 * time.Second
 	// probeIdle is the time after which a measurement without questions ends.
 	probeIdle = 15 * time.Second
 	// mostLasts bounds how long one rate is measured.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	"connectrpc.com/connect"
 
@@ -80,15 +79,6 @@ func (k *Cluster) toOwnRack(r *api.JoinRequest, may func() error) (*api.JoinResp
 	k.jobs.Log.Info("worker sent to its rack's aggregator", "job", r.Job, "rank", r.Rank, "host",
 		rpc.Printable(r.Host, rpc.MaxNameBytes), "rack", own.Name)
 	return &api.JoinResponse{Rack: own.Name, Aggregators: []*api.Aggregator{aggregatorOf(own)}}, nil
-}
-
-// aggregatorOf returns a rack's aggregator as Join names it.
-func aggregatorOf(r racks.Rack) *api.Aggregator {
-	a := &api.Aggregator{Url: r.URL, Rack: r.Name}
-	if strings.HasPrefix(r.CA, api.Pin) {
-		a.Ca = r.CA
-	}
-	return a
 }
 
 // Place gives a worker its place in this rack: a job's workers are divided among the racks, and ranks count through them.

@@ -4,24 +4,16 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
-
-	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/racks"
-	"github.com/rackweave/rackweave/service/rpc"
 )
 
 // lookAgain is the interval at which a job that waits for its racks looks at the plan, because a lease ends without an event.
 const lookAgain = 500 * time.Millisecond
-
-// planned reports whether a plan places the racks.
-func (k *Cluster) planned() bool { return k != nil && k.Members != nil }
-
-// names returns the racks' names, for comparison.
-func (k *Cluster) names() string { return fmt.Sprint(k.Names()) }
 
 // now returns the racks of a job that begins now. The plan may leave out racks that were lost.
 func (k *Cluster) now() (*Cluster, error) {
@@ -38,7 +30,7 @@ func (k *Cluster) now() (*Cluster, error) {
 		c.Racks[i].URL = h.URL
 	}
 	if k.Loss() == racks.LossGoOn && s.Plan.Epoch > 0 && !s.Plan.Holders[k.own].Out {
-		c.Racks = slices.DeleteFunc(c.Racks, func(r racks.Rack) bool { return s.Plan.Holders[k.index(r.Name)].Out })
+		c.Racks = slices.DeleteFunc(c.Racks, func(r racks.Rack) bool { return s.Plan.Holders[slices.Index(k.Names(), r.Name)].Out })
 	}
 	return k.over(&c)
 }
@@ -50,10 +42,6 @@ func (k *Cluster) divide(total int) ([]int, error) {
 		return nil, &job.Unplaced{Err: err, Planned: true}
 	}
 	return workers, err
-}
-
-func (k *Cluster) index(rack string) int {
-	return slices.IndexFunc(k.Racks, func(r racks.Rack) bool { return r.Name == rack })
 }
 
 // vacant returns the reason for which a job cannot begin, or nil if it can.
@@ -95,14 +83,6 @@ func (k *Cluster) aggregators() (all []*api.Aggregator) {
 	return all
 }
 
-// holder returns the aggregator that serves a rack by a plan of all declared racks.
-func (h *hub) holder(p *racks.Plan, rack string) racks.Holder {
-	if i := h.declared.index(rack); i < len(p.Holders) {
-		return p.Holders[i]
-	}
-	return racks.Holder{}
-}
-
 // reach waits until all racks are served by the plan, and returns the aggregators of the others.
 func (k *Cluster) reach(ctx context.Context) ([]peer, error) {
 	for k.Members != nil {
@@ -126,25 +106,6 @@ func (k *Cluster) reach(ctx context.Context) ([]peer, error) {
 		}
 	}
 	return k.dial(nil), nil
-}
-
-// checkHolder refuses an aggregator that asks for a rack that the plan gives to another. One that a run began with may ask on: that
-// it is out of the plan may only mean that it cannot reach etcd. The caller holds h.mu.
-func (h *hub) checkHolder(r *api.AskRequest) error {
-	for j, u := range h.runs {
-		if j.Name != r.Job {
-			continue
-		}
-		if i := u.r.k.index(r.From); i >= 0 && u.peers[i].aggregator == r.Aggregator {
-			return nil
-		}
-	}
-	s := h.Cluster.Members.Standing()
-	if by := h.holder(&s.Plan, r.From); by.Aggregator == "" || by.Aggregator != r.Aggregator {
-		return rpc.Refuse(connect.CodeUnavailable, "the aggregator at %s asks for rack %q, which is that of %v by the plan of epoch %d",
-			rpc.Printable(r.Url, rpc.MaxNameBytes), r.From, by, s.Plan.Epoch)
-	}
-	return nil
 }
 
 // FollowPlan ends jobs that run over a rack that the plan gives to another aggregator, until the service ends.
@@ -173,27 +134,13 @@ func (h *hub) follow(j *job.Job, s *racks.Standing) {
 	if u == nil {
 		return
 	}
-	k := u.r.k
+	k := u.k
 	for i, p := range u.peers {
 		if h := k.holder(&s.Plan, k.Racks[i].Name); i != k.own && h.Aggregator != "" && h.Aggregator != p.aggregator {
 			j.Agg.Fail(-1, fmt.Errorf("rack %q is now served by %v, and the job ran with the aggregator at %s: join again", k.Racks[i].Name, h, p.url))
 			return
 		}
 	}
-}
-
-// moved returns an error if another aggregator now serves a rack than the one with which a run would begin.
-func (k *Cluster) moved(u *run, rack int) error {
-	if k.Members == nil {
-		return nil
-	}
-	s := k.Members.Standing()
-	h := k.holder(&s.Plan, k.Racks[rack].Name)
-	if h.Aggregator == u.peers[rack].aggregator {
-		return nil
-	}
-	return fmt.Errorf("rack %q is now served by %v, and the job was beginning with the aggregator at %s: join again", k.Racks[rack].Name, h,
-		u.peers[rack].url)
 }
 
 // Describe adds the membership to the status.
@@ -212,4 +159,13 @@ func (k *Cluster) Describe(out *api.StatusResponse) {
 			Size: uint32(max(r.Size, 1))})
 	}
 	out.Membership = m
+}
+
+// aggregatorOf returns a rack's aggregator as Join names it.
+func aggregatorOf(r racks.Rack) *api.Aggregator {
+	a := &api.Aggregator{Url: r.URL, Rack: r.Name}
+	if strings.HasPrefix(r.CA, api.Pin) {
+		a.Ca = r.CA
+	}
+	return a
 }

@@ -260,7 +260,7 @@ func (r *Rendezvous) agree(ctx context.Context, workers []int) (e *engine.Engine
 	if err != nil {
 		return nil, err
 	}
-	u := k.begin(r, workers, peers)
+	u := k.begin(r.j, workers, peers)
 	ours, err := r.introduce(u)
 	if err != nil {
 		return nil, err
@@ -411,4 +411,66 @@ func (r *Rendezvous) Agree(ctx context.Context, stage, what, value string) error
 		}
 	}
 	return nil
+}
+
+// Own returns the number of this rack.
+func (r *Rendezvous) Own() int { return r.k.own }
+
+// Names returns the names of all racks.
+func (r *Rendezvous) Names() []string { return r.k.Names() }
+
+// Buddies reports whether racks of the cluster keep each other's state.
+func (r *Rendezvous) Buddies() bool { return r.k.Buddy }
+
+// Run identifies the run in the first rack. It returns false if the run has ended.
+func (r *Rendezvous) Run() (id string, ok bool) {
+	u := r.k.run(r.j)
+	if u == nil {
+		return "", false
+	}
+	return u.ids[0], true
+}
+
+// Ask puts questions to all other racks at once, and returns the answers by rack.
+func (r *Rendezvous) Ask(ctx context.Context, about func(rack int) *api.StateQuestion) ([][]byte, error) {
+	u := r.k.run(r.j)
+	if u == nil {
+		return nil, r.j.FailureError()
+	}
+	return r.k.askAll(ctx, r.j, u, func(rack int) *api.AskRequest {
+		if q := about(rack); q != nil {
+			return &api.AskRequest{State: q}
+		}
+		return nil
+	})
+}
+
+// Replace lets the other racks ask back for the payload, as a question must be small.
+func (r *Rendezvous) Replace(ctx context.Context, about func(int) *api.StateQuestion, payload func() []byte) (some bool,
+	err error) {
+	u := r.k.run(r.j)
+	if u == nil {
+		return false, r.j.FailureError()
+	}
+	stage := "state " + rpc.NewID()
+	questions := make([]*api.StateQuestion, len(r.k.Racks))
+	var asked []string
+	var given []byte
+	for rack, name := range r.k.Names() {
+		if rack == r.k.own {
+			continue
+		}
+		if questions[rack] = about(rack); questions[rack] != nil {
+			if questions[rack].Stage = stage; asked == nil {
+				given = payload()
+			}
+			asked = append(asked, name)
+		}
+	}
+	if asked == nil {
+		return false, nil
+	}
+	r.k.board.Post(r.j.Name, u.id, stage, given, asked)
+	_, err = r.Ask(ctx, func(rack int) *api.StateQuestion { return questions[rack] })
+	return r.k.board.Withdraw(r.j.Name, u.id, stage), err
 }

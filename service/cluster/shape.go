@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -139,7 +140,7 @@ func (w *window) step(now time.Time, chunks uint64, least time.Duration) (second
 // watchSteps measures the job's steps until it ends, so that its status can warn when they have drifted.
 func (r *Rendezvous) watchSteps() {
 	k, j := r.k, r.j
-	least := k.Window
+	least := cmp.Or(k.Window, windowLasts)
 	tick := time.NewTicker(least / 4)
 	defer tick.Stop()
 	var w window
