@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -24,34 +25,10 @@ type model struct {
 	marks  []*api.StateMarks // by rack. If nil, steps may be under way.
 }
 
-// Racks asks the racks of a job about its state.
-type Racks interface {
-	// Own returns the place of this rack.
-	Own() int
-	// Names returns the names of all racks.
-	Names() []string
-	// Buddies reports whether racks of the cluster keep each other's state.
-	Buddies() bool
-	// Run identifies the run in the first rack. It returns false if the run has ended.
-	Run() (id string, ok bool)
-	// Ask puts questions to all other racks at once, and returns the answers by rack. It asks a rack nothing if about returns nil.
-	Ask(ctx context.Context, about func(rack int) *api.StateQuestion) ([][]byte, error)
-	// Replace lets the racks that are asked replace what the questions name by a payload. It reports whether some may have done so.
-	Replace(ctx context.Context, about func(rack int) *api.StateQuestion, payload func() []byte) (some bool, err error)
-}
-
-// OneRack is the racks of a job whose state is all here.
-type OneRack struct{}
-
-func (OneRack) Own() int                                                            { return 0 }
 func (OneRack) Names() []string                                                     { return []string{""} }
 func (OneRack) Buddies() bool                                                       { return false }
 func (OneRack) Run() (string, bool)                                                 { return "", false }
 func (OneRack) Ask(context.Context, func(int) *api.StateQuestion) ([][]byte, error) { return nil, nil }
-
-func (OneRack) Replace(context.Context, func(int) *api.StateQuestion, func() []byte) (bool, error) {
-	return false, nil
-}
 
 // snapshot starts a snapshot of a job in which nothing is under way. The caller has locked the job's model.
 func (s *State) snapshot(ctx context.Context) (*model, error) {
@@ -367,4 +344,45 @@ func (s *State) answerState(ctx context.Context, q *api.StateQuestion, payload f
 		return nil, s.setUpdates(ctx, snap, updates)
 	}
 	return nil, fmt.Errorf("unknown question %v: %w", q.Kind, rpc.ErrVersions)
+}
+
+// appendValues appends values as they travel, little-endian.
+func appendValues[T float32 | uint32](b []byte, x []T) []byte {
+	b, _ = binary.Append(b, binary.LittleEndian, x) // never fails
+	return b
+}
+
+// readValues fills x from the beginning of b and returns the rest, and false if b is too short.
+func readValues[T float32 | uint32](x []T, b []byte) ([]byte, bool) {
+	n, err := binary.Decode(b, binary.LittleEndian, x)
+	return b[n:], err == nil
+}
+
+// stateCopies limits the copies of the state that a call has in memory: the values, their bytes, and the answer, which JSON
+// makes longer and writes more than once.
+const stateCopies = 6
+
+// stateCost returns the memory for a call that moves so many elements.
+func stateCost(elems int) int64 { return 4 * stateCopies * int64(elems) }
+
+// updatesCost returns the memory for the counts of updates of all racks.
+func (s *State) updatesCost() int64 {
+	return 4 * int64(1+len(s.others.Names())) * int64(s.Model.Plan.NumTensors())
+}
+
+// answerCost returns the memory for an answer to a question about the state.
+func (s *State) answerCost(q *api.StateQuestion) int64 {
+	elems := 0
+	switch q.Kind {
+	case api.StateQuestion_READ, api.StateQuestion_READ_RETAINED, api.StateQuestion_WRITE:
+		for _, id := range q.Chunks {
+			if int64(id) < int64(s.Model.Plan.NumChunks()) {
+				elems += s.Model.Plan.Chunk(int(id)).Elems
+			}
+		}
+		elems = min(elems, s.mostElems())
+	case api.StateQuestion_UPDATES, api.StateQuestion_SET_UPDATES, api.StateQuestion_RETAINED_UPDATES:
+		elems = s.Model.Plan.NumTensors()
+	}
+	return stateCost(elems)
 }

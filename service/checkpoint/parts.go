@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -226,6 +227,55 @@ func (s *State) roomFor(name, path string, h *api.CheckpointHeader, arrays int) 
 			q.CheckpointBytes)
 	case bytes > free-free/8:
 		return fmt.Errorf("%w: %d bytes, and the disk has %d, of which an eighth is left to others", quota.ErrExceeded, bytes, free)
+	}
+	return nil
+}
+
+// ownPart returns this aggregator's part of a checkpoint. It refuses parts of different checkpoints or of another job.
+func (l local) ownPart(name string, m *api.CheckpointManifest) (*api.CheckpointPart, error) {
+	parts := m.GetParts()
+	if !l.spread() {
+		return nil, fmt.Errorf("%w: it is in parts, and the job is at one aggregator", errMismatch)
+	}
+	if len(parts) == 0 {
+		return nil, fmt.Errorf("%w: it has no parts, because a job at one aggregator saved it, and the job is spread over %d", errMismatch,
+			l.Spec.Parts)
+	}
+	var chunks uint64
+	var first *api.CheckpointPart // that has chunks
+	for i, p := range parts {
+		switch {
+		case len(parts) != l.Spec.Parts || int(p.Parts) != l.Spec.Parts:
+			return nil, fmt.Errorf("%w: it is in %d parts, and the job is spread over %d aggregators: use as many", errMismatch,
+				max(len(parts), int(p.Parts)), l.Spec.Parts)
+		case int(p.Part) != i || !partFiles(name, fmt.Sprint(i+1)).MatchString(p.File):
+			return nil, fmt.Errorf("%w: part %d is missing, there is part %d in %q", errMismatch, i+1, p.Part+1,
+				rpc.Printable(p.File, rpc.MaxNameBytes))
+		case first != nil && p.Chunks > 0 && p.Step != first.Step:
+			return nil, fmt.Errorf("%w: part %d is of step %d and part %d of step %d: let every worker wait at a barrier before and after",
+				errMismatch, first.Part+1, first.Step, i+1, p.Step)
+		case first == nil && p.Chunks > 0:
+			first = p
+		}
+		chunks += p.Chunks
+	}
+	if want := uint64(l.Model.Plan.NumChunks()); chunks != want {
+		return nil, fmt.Errorf("%w: its parts have %d chunks, and the job has %d: use the aggregators, the lanes and the chunk size of the job that saved it",
+			errMismatch, chunks, want)
+	}
+	return parts[l.Spec.Part], nil
+}
+
+// fitsPart checks that a file holds this aggregator's part of the job.
+func (l local) fitsPart(h *api.CheckpointHeader) error {
+	switch hash := l.Model.Plan.Hash(); {
+	case !l.spread() && h.Parts == 0:
+		return nil
+	case h.Parts != uint32(max(l.Spec.Parts, 0)) || h.Part != uint32(l.Spec.Part):
+		return fmt.Errorf("%w: it is part %d of %d, and this aggregator has part %d of %d", errMismatch, h.Part+1, max(h.Parts, 1),
+			l.Spec.Part+1, max(l.Spec.Parts, 1))
+	case !bytes.Equal(h.Plan, hash[:]):
+		return fmt.Errorf("%w: the job that saved it places chunks differently: use its tensors, chunk size and lanes", errMismatch)
 	}
 	return nil
 }

@@ -2,13 +2,9 @@ package checkpoint
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 )
-
-// errNotRetained is wrapped by the errors of a state that cannot be restored.
-var errNotRetained = errors.New("the state is not retained")
 
 // retainedState describes the state of a failed run that an aggregator retains.
 type retainedState struct {

@@ -1,11 +1,13 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -389,4 +391,22 @@ func (m *retainedModel) read(ctx context.Context, pieces []aggregate.Piece) erro
 		return fmt.Errorf("%w of chunk %d", errNotRetained, pieces[i].Chunk)
 	}
 	return nil
+}
+
+// DropAll drops all states of failed jobs.
+func (st *Store) DropAll() {
+	for st.DropOldest(job.Tenant{}) {
+	}
+}
+
+// Status describes the states of failed jobs that the caller may know of.
+func (st *Store) Status(mayKnow func(job.Tenant) bool) (out []*api.JobStatus) {
+	st.mu.Lock()
+	all := slices.DeleteFunc(slices.Collect(maps.Values(st.retained)), func(k *retained) bool { return !mayKnow(k.Tenant) })
+	st.mu.Unlock()
+	slices.SortFunc(all, func(a, b *retained) int { return cmp.Compare(a.Job, b.Job) })
+	for _, k := range all {
+		out = append(out, k.status())
+	}
+	return out
 }

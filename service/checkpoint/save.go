@@ -18,19 +18,8 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/checkpoint/format"
-	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/service/rpc"
 )
-
-// batchElems is the number of elements that pass between engine and file at once, and batchPieces the largest number of arrays of
-// chunks that hold them. A larger chunk is a batch of its own.
-const (
-	batchElems  = 256 << 10
-	batchPieces = 1024
-)
-
-// checkpointSuffix ends the names of checkpoint files, DIR/JOB/NAME.rwck.
-const checkpointSuffix = ".rwck"
 
 // Save writes the job's state to the aggregator's disk.
 func (s *State) Save(ctx context.Context, r *api.SaveRequest) (out *api.SaveResponse, err error) {
@@ -118,23 +107,6 @@ func (s *State) quietly(ctx context.Context, what string, r checkpointCall,
 	return nil
 }
 
-func checkpointCode(err error) connect.Code {
-	switch {
-	case errors.Is(err, quota.ErrExceeded):
-		return connect.CodeResourceExhausted
-	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, aggregate.ErrNoSnapshot), errors.Is(err, errMismatch),
-		errors.Is(err, errOtherRacks):
-		return connect.CodeFailedPrecondition
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, errNotRetained), errors.Is(err, aggregate.ErrNotRetained):
-		return connect.CodeNotFound
-	case errors.Is(err, format.ErrCorrupt):
-		return connect.CodeDataLoss
-	case errors.Is(err, context.DeadlineExceeded):
-		return connect.CodeDeadlineExceeded
-	}
-	return connect.CodeInternal
-}
-
 // write writes this aggregator's part of the job's state to a file of the checkpoint with a name. The file appears whole or not
 // at all.
 func (s *State) write(ctx context.Context, name, path string) (*api.SaveResponse, error) {
@@ -212,7 +184,7 @@ func (s *State) header(ctx context.Context, snap *model) (*api.CheckpointHeader,
 		h.Part, h.Parts, h.Plan = uint32(s.Spec.Part), uint32(s.Spec.Parts), hash[:]
 	}
 	for i := range s.Model.Plan.NumTensors() {
-		if elems, _ := s.ownElems(i); elems > 0 {
+		if elems := s.ownElems(i); elems > 0 {
 			h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: s.Model.Plan.Tensor(i).Name, Elems: elems, Updates: updates[i]})
 		}
 	}
@@ -331,11 +303,6 @@ func (s *State) rewrite(ctx context.Context, snap *model, order []int, updates [
 	return snap.SetUpdates(ctx, updates)
 }
 
-var (
-	errMismatch   = errors.New("the checkpoint is of another model")
-	errOtherRacks = errors.New("the checkpoint is of other racks")
-)
-
 // fits checks a checkpoint against the job and returns the plan's numbers of the file's tensors, in the file's order.
 func (s *State) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
 	if err := errors.Join(s.fitsRacks(h), s.fitsPart(h)); err != nil {
@@ -352,13 +319,13 @@ func (s *State) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
 		if !ok {
 			return nil, fmt.Errorf("%w: it has tensor %q, which the job has not", errMismatch, t.Name)
 		}
-		if have, _ := s.ownElems(n); have != t.Elems {
+		if have := s.ownElems(n); have != t.Elems {
 			return nil, fmt.Errorf("%w: tensor %q has %d elements in it and %d in the job", errMismatch, t.Name, t.Elems, have)
 		}
 		order[i], seen[n] = n, true
 	}
 	for n := range seen {
-		if elems, _ := s.ownElems(n); elems > 0 && !seen[n] {
+		if !seen[n] && s.ownElems(n) > 0 {
 			return nil, fmt.Errorf("%w: it lacks tensor %q", errMismatch, s.Model.Plan.Tensor(n).Name)
 		}
 	}
@@ -389,4 +356,18 @@ func (s *State) fitsRacks(h *api.CheckpointHeader) error {
 	}
 	return fmt.Errorf("%w: racks %v have trained it with outer rule %q, the job has racks %v and rule %q: use the same racks, in the same order, and rule",
 		errOtherRacks, h.Racks, h.OuterRule, racks, rule)
+}
+
+// checkpointCost returns the memory for a save or a restore: a batch, which other racks may answer, the buffers of the file, and
+// its header.
+func (s *State) checkpointCost() int64 {
+	copies := 1
+	if len(s.others.Names()) > 1 {
+		copies = 4
+	}
+	bytes := 4*int64(copies*s.mostElems()) + s.updatesCost() + 2<<20
+	for i := range s.Model.Plan.NumTensors() {
+		bytes += 2 * int64(rpc.MessageCost+len(s.Model.Plan.Tensor(i).Name))
+	}
+	return bytes
 }

@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"slices"
 
@@ -50,61 +49,6 @@ func (s *State) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.
 		return snap.SetUpdates(ctx, updates)
 	}
 	return &api.WriteStateResponse{}, s.withState(ctx, r, stateCall{s.lockModel, quiet, len(r.Data) / 4}, write)
-}
-
-// appendValues appends values as they travel, little-endian.
-func appendValues[T float32 | uint32](b []byte, x []T) []byte {
-	b, _ = binary.Append(b, binary.LittleEndian, x) // never fails
-	return b
-}
-
-// readValues fills x from the beginning of b and returns the rest, and false if b is too short.
-func readValues[T float32 | uint32](x []T, b []byte) ([]byte, bool) {
-	n, err := binary.Decode(b, binary.LittleEndian, x)
-	return b[n:], err == nil
-}
-
-// stateCopies limits the copies of the state that a call has in memory: the values, their bytes, and the answer, which JSON
-// makes longer and writes more than once.
-const stateCopies = 6
-
-// stateCost returns the memory for a call that moves so many elements.
-func stateCost(elems int) int64 { return 4 * stateCopies * int64(elems) }
-
-// updatesCost returns the memory for the counts of updates of all racks.
-func (s *State) updatesCost() int64 {
-	return 4 * int64(1+len(s.others.Names())) * int64(s.Model.Plan.NumTensors())
-}
-
-// answerCost returns the memory for an answer to a question about the state.
-func (s *State) answerCost(q *api.StateQuestion) int64 {
-	elems := 0
-	switch q.Kind {
-	case api.StateQuestion_READ, api.StateQuestion_READ_RETAINED, api.StateQuestion_WRITE:
-		for _, id := range q.Chunks {
-			if int64(id) < int64(s.Model.Plan.NumChunks()) {
-				elems += s.Model.Plan.Chunk(int(id)).Elems
-			}
-		}
-		elems = min(elems, s.mostElems())
-	case api.StateQuestion_UPDATES, api.StateQuestion_SET_UPDATES, api.StateQuestion_RETAINED_UPDATES:
-		elems = s.Model.Plan.NumTensors()
-	}
-	return stateCost(elems)
-}
-
-// checkpointCost returns the memory for a save or a restore: a batch, which other racks may answer, the buffers of the file, and
-// its header.
-func (s *State) checkpointCost() int64 {
-	copies := 1
-	if len(s.others.Names()) > 1 {
-		copies = 4
-	}
-	bytes := 4*int64(copies*s.mostElems()) + s.updatesCost() + 2<<20
-	for i := range s.Model.Plan.NumTensors() {
-		bytes += 2 * int64(rpc.MessageCost+len(s.Model.Plan.Tensor(i).Name))
-	}
-	return bytes
 }
 
 // stateRange names the elements of a tensor that a call is about.

@@ -1,17 +1,20 @@
 package checkpoint
 
 import (
-	"bytes"
-	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
+	"os"
 	"sync"
+
+	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/checkpoint/format"
 	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
@@ -37,29 +40,11 @@ func (st *Store) Of(j *job.Job) *State {
 	return &State{local: local{j}, store: st, others: st.Racks(j)}
 }
 
-// DropAll drops all states of failed jobs.
-func (st *Store) DropAll() {
-	for st.DropOldest(job.Tenant{}) {
-	}
-}
-
 // State saves, restores, reads and writes a job's parameters and optimizer state.
 type State struct {
 	local
 	store  *Store
 	others Racks
-}
-
-// Status describes the states of failed jobs that the caller may know of.
-func (st *Store) Status(mayKnow func(job.Tenant) bool) (out []*api.JobStatus) {
-	st.mu.Lock()
-	all := slices.DeleteFunc(slices.Collect(maps.Values(st.retained)), func(k *retained) bool { return !mayKnow(k.Tenant) })
-	st.mu.Unlock()
-	slices.SortFunc(all, func(a, b *retained) int { return cmp.Compare(a.Job, b.Job) })
-	for _, k := range all {
-		out = append(out, k.status())
-	}
-	return out
 }
 
 // local is this aggregator's part of a job's model: all of it, unless the job is spread over several aggregators.
@@ -73,65 +58,15 @@ func (l local) owns(chunk int) bool {
 	return !l.spread() || l.Model.Plan.Chunk(chunk).Lane/len(l.Lanes) == l.Spec.Part
 }
 
-// ownElems returns the number of a tensor's elements that this aggregator has, in so many chunks.
-func (l local) ownElems(tensor int) (elems uint64, chunks int) {
+// ownElems returns the number of a tensor's elements that this aggregator has.
+func (l local) ownElems(tensor int) (elems uint64) {
 	first, end := l.Model.Plan.TensorChunks(tensor)
 	for id := first; id < end; id++ {
 		if l.owns(id) {
 			elems += uint64(l.Model.Plan.Chunk(id).Elems)
-			chunks++
 		}
 	}
-	return elems, chunks
-}
-
-// ownPart returns this aggregator's part of a checkpoint. It refuses parts of different checkpoints or of another job.
-func (l local) ownPart(name string, m *api.CheckpointManifest) (*api.CheckpointPart, error) {
-	parts := m.GetParts()
-	if !l.spread() {
-		return nil, fmt.Errorf("%w: it is in parts, and the job is at one aggregator", errMismatch)
-	}
-	if len(parts) == 0 {
-		return nil, fmt.Errorf("%w: it has no parts, because a job at one aggregator saved it, and the job is spread over %d", errMismatch,
-			l.Spec.Parts)
-	}
-	var chunks uint64
-	var first *api.CheckpointPart // that has chunks
-	for i, p := range parts {
-		switch {
-		case len(parts) != l.Spec.Parts || int(p.Parts) != l.Spec.Parts:
-			return nil, fmt.Errorf("%w: it is in %d parts, and the job is spread over %d aggregators: use as many", errMismatch,
-				max(len(parts), int(p.Parts)), l.Spec.Parts)
-		case int(p.Part) != i || !partFiles(name, fmt.Sprint(i+1)).MatchString(p.File):
-			return nil, fmt.Errorf("%w: part %d is missing, there is part %d in %q", errMismatch, i+1, p.Part+1,
-				rpc.Printable(p.File, rpc.MaxNameBytes))
-		case first != nil && p.Chunks > 0 && p.Step != first.Step:
-			return nil, fmt.Errorf("%w: part %d is of step %d and part %d of step %d: let every worker wait at a barrier before and after",
-				errMismatch, first.Part+1, first.Step, i+1, p.Step)
-		case first == nil && p.Chunks > 0:
-			first = p
-		}
-		chunks += p.Chunks
-	}
-	if want := uint64(l.Model.Plan.NumChunks()); chunks != want {
-		return nil, fmt.Errorf("%w: its parts have %d chunks, and the job has %d: use the aggregators, the lanes and the chunk size of the job that saved it",
-			errMismatch, chunks, want)
-	}
-	return parts[l.Spec.Part], nil
-}
-
-// fitsPart checks that a file holds this aggregator's part of the job.
-func (l local) fitsPart(h *api.CheckpointHeader) error {
-	switch hash := l.Model.Plan.Hash(); {
-	case !l.spread() && h.Parts == 0:
-		return nil
-	case h.Parts != uint32(max(l.Spec.Parts, 0)) || h.Part != uint32(l.Spec.Part):
-		return fmt.Errorf("%w: it is part %d of %d, and this aggregator has part %d of %d", errMismatch, h.Part+1, max(h.Parts, 1),
-			l.Spec.Part+1, max(l.Spec.Parts, 1))
-	case !bytes.Equal(h.Plan, hash[:]):
-		return fmt.Errorf("%w: the job that saved it places chunks differently: use its tensors, chunk size and lanes", errMismatch)
-	}
-	return nil
+	return elems
 }
 
 // order returns the numbers of the job's tensors.
@@ -207,3 +142,63 @@ func (l local) pieces(q *api.StateQuestion, arrays int) (pieces []aggregate.Piec
 	}
 	return pieces, data, nil
 }
+
+// Racks asks the racks of a job about its state.
+type Racks interface {
+	// Own returns the place of this rack.
+	Own() int
+	// Names returns the names of all racks.
+	Names() []string
+	// Buddies reports whether racks of the cluster keep each other's state.
+	Buddies() bool
+	// Run identifies the run in the first rack. It returns false if the run has ended.
+	Run() (id string, ok bool)
+	// Ask puts questions to all other racks at once, and returns the answers by rack. It asks a rack nothing if about returns nil.
+	Ask(ctx context.Context, about func(rack int) *api.StateQuestion) ([][]byte, error)
+	// Replace lets the racks that are asked replace what the questions name by a payload. It reports whether some may have done so.
+	Replace(ctx context.Context, about func(rack int) *api.StateQuestion, payload func() []byte) (some bool, err error)
+}
+
+// OneRack is the racks of a job whose state is all here.
+type OneRack struct{}
+
+func (OneRack) Own() int { return 0 }
+
+func (OneRack) Replace(context.Context, func(int) *api.StateQuestion, func() []byte) (bool, error) {
+	return false, nil
+}
+
+// batchElems is the number of elements that pass between engine and file at once, and batchPieces the largest number of arrays of
+// chunks that hold them. A larger chunk is a batch of its own.
+const (
+	batchElems  = 256 << 10
+	batchPieces = 1024
+)
+
+// checkpointSuffix ends the names of checkpoint files, DIR/JOB/NAME.rwck.
+const checkpointSuffix = ".rwck"
+
+var (
+	errMismatch   = errors.New("the checkpoint is of another model")
+	errOtherRacks = errors.New("the checkpoint is of other racks")
+)
+
+func checkpointCode(err error) connect.Code {
+	switch {
+	case errors.Is(err, quota.ErrExceeded):
+		return connect.CodeResourceExhausted
+	case errors.Is(err, aggregate.ErrNotQuiet), errors.Is(err, aggregate.ErrNoSnapshot), errors.Is(err, errMismatch),
+		errors.Is(err, errOtherRacks):
+		return connect.CodeFailedPrecondition
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, errNotRetained), errors.Is(err, aggregate.ErrNotRetained):
+		return connect.CodeNotFound
+	case errors.Is(err, format.ErrCorrupt):
+		return connect.CodeDataLoss
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.CodeDeadlineExceeded
+	}
+	return connect.CodeInternal
+}
+
+// errNotRetained is wrapped by the errors of a state that cannot be restored.
+var errNotRetained = errors.New("the state is not retained")
