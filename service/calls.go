@@ -23,7 +23,10 @@ func (s *Service) serveCalls() {
 	}, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
 	mount(s, apiconnect.JobServiceSetPolicyProcedure, s.setPolicy)
 	mount(s, apiconnect.JobServiceTraceProcedure, s.trace)
-	mount(s, apiconnect.JobServiceDrainProcedure, ofAdmin(s, "drain", s.drainCall))
+	drain := func(_ context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
+		return &api.DrainResponse{Jobs: uint32(s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond))}, nil
+	}
+	mount(s, apiconnect.JobServiceDrainProcedure, ofAdmin(s, "drain", drain))
 	mount(s, apiconnect.JobServiceLinksProcedure, ofAdmin(s, "measure links", s.cluster.ServeLinks))
 	mount(s, apiconnect.RackServiceAskProcedure, s.cluster.Serve)
 
@@ -75,11 +78,6 @@ func ofState[Q, A any](s *Service, call callOf[*checkpoint.State, Q, A]) callOf[
 
 func (s *Service) callOptions() []connect.HandlerOption {
 	return append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
-}
-
-func (s *Service) drainCall(_ context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
-	n := s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond)
-	return &api.DrainResponse{Jobs: uint32(n)}, nil
 }
 
 // ofAdmin refuses callers other than the admin.

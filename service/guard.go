@@ -75,8 +75,9 @@ func (s *Service) guard(h http.Handler) http.Handler {
 		if no == nil {
 			no = charge(c, most, limit)
 		}
-		if r.ContentLength < 0 || no != nil && r.ContentLength > 0 { // it may be too long, or is not read
-			answerFirst(w, r)
+		// The server of HTTP/1 answers before it reads the rest of the body, which is metered.
+		if r.ProtoMajor == 1 && (r.ContentLength < 0 || no != nil && r.ContentLength > 0) { // it may be too long, or is not read
+			w.Header().Set("Connection", "close")
 		}
 		if no == nil {
 			r.Body = c.Conn.Body(http.MaxBytesReader(w, r.Body, most))
@@ -156,13 +157,6 @@ func charge(c *job.Caller, most, limit int64) *refusal {
 	return nil
 }
 
-// answerFirst lets the server answer a request of HTTP/1 before it reads the rest of the body, which is metered.
-func answerFirst(w http.ResponseWriter, r *http.Request) {
-	if r.ProtoMajor == 1 {
-		w.Header().Set("Connection", "close")
-	}
-}
-
 func statusOf(c connect.Code) int {
 	switch c {
 	case connect.CodeUnauthenticated:
@@ -194,17 +188,9 @@ func ownUser(c net.Conn) bool {
 	return err == nil && own
 }
 
-// hostOnly lets requests through that reach an open aggregator, and the admin's.
-func (s *Service) hostOnly(h http.Handler) http.Handler {
-	if s.access.keys == nil {
-		return h
-	}
-	return s.adminOnly(h)
-}
-
-// adminOnly lets only the admin's requests through.
-func (s *Service) adminOnly(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// HandleAdmin mounts another handler on the service's port, for the admin. Call it before Serve.
+func (s *Service) HandleAdmin(pattern string, h http.Handler) {
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if !job.CallerOf(r.Context()).Admin {
 			s.refusals.Count("admin")
 			http.Error(w, errNotAdmin.Error(), http.StatusForbidden)

@@ -207,15 +207,11 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 			seconds(c.LatenessNS))
 		if g := j.Agg.Gate; g != nil {
 			p := g.Look(rank)
-			collectPace(m, &p)
+			counter(m, "worker_steps_total", "Steps that the worker has ended.", p.Step)
+			counter(m, "worker_held_seconds_total", "Time for which the policy held the worker, but for a wait under way.", seconds(p.HeldNS))
+			gauge(m, "worker_held", "Whether the policy holds the worker: 1 or 0.", oneIf(p.Waits))
+			counter(m, "worker_staleness_total", "Updates that others made while the worker computed its gradients, summed.", p.TauSum)
+			counter(m, "worker_dropped_steps_total", "Steps whose gradients the policy dropped.", p.Dropped)
 		}
 	}
-}
-
-func collectPace(m labelled, p *aggregate.Pace) {
-	counter(m, "worker_steps_total", "Steps that the worker has ended.", p.Step)
-	counter(m, "worker_held_seconds_total", "Time for which the policy held the worker, but for a wait under way.", seconds(p.HeldNS))
-	gauge(m, "worker_held", "Whether the policy holds the worker: 1 or 0.", oneIf(p.Waits))
-	counter(m, "worker_staleness_total", "Updates that others made while the worker computed its gradients, summed.", p.TauSum)
-	counter(m, "worker_dropped_steps_total", "Steps whose gradients the policy dropped.", p.Dropped)
 }

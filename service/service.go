@@ -88,8 +88,8 @@ func New(o Options) (s *Service, err error) {
 	}
 	// Listening comes first: it reports a taken port before memory is allocated.
 	if s.listener = o.Listener; s.listener == nil {
-		if s.listener, err = listen(o.Listen); err != nil {
-			return s, err
+		if s.listener, err = door.Listen(context.Background(), o.Listen); err != nil {
+			return s, fmt.Errorf("listen on %s: %w: give another address as HOST:PORT or :PORT, port 0 being any", o.Listen, err)
 		}
 	}
 	if err = s.lock(); err != nil {
@@ -118,7 +118,7 @@ func New(o Options) (s *Service, err error) {
 
 // openJobs makes what serves jobs, once the engines are there.
 func (s *Service) openJobs() {
-	c := job.Config{
+	s.jobs = job.NewTable(job.Config{
 		Log: s.log, Engines: s.engines, Refused: s.refusals.Count, Dismiss: s.door.Dismiss, Placer: s.cluster, Retainer: s.states,
 		Policy: s.policy, Closing: s.closing, MaxJobs: s.opts.MaxJobs, MaxWorkers: s.opts.MaxWorkers,
 		WhyClosing: func() error {
@@ -127,8 +127,7 @@ func (s *Service) openJobs() {
 			}
 			return job.ErrShutdown
 		},
-	}
-	s.jobs = job.NewTable(c)
+	})
 	s.cluster.Open(s.jobs)
 	s.serveCalls()
 }
@@ -141,14 +140,6 @@ func racksOf(j *job.Job) checkpoint.Racks {
 	return checkpoint.OneRack{}
 }
 
-func listen(address string) (net.Listener, error) {
-	l, err := door.Listen(context.Background(), address)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w: give another address as HOST:PORT or :PORT, port 0 being any", address, err)
-	}
-	return l, nil
-}
-
 // serveBy makes the HTTP servers. They bound requests in size and in the time they take to arrive, and find silent peers by pings.
 func (s *Service) serveBy() {
 	options := s.callOptions()
@@ -157,7 +148,11 @@ func (s *Service) serveBy() {
 		s.health.SetStatus(apiconnect.RackServiceName, grpchealth.StatusServing)
 	}
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
-	s.mux.Handle("/metrics", s.hostOnly(s.metricsPage()))
+	if metrics := s.metricsPage(); s.access.keys == nil {
+		s.mux.Handle("/metrics", metrics)
+	} else {
+		s.HandleAdmin("/metrics", metrics)
+	}
 	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
@@ -191,9 +186,6 @@ func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
 	}
 	s.guarded.ServeHTTP(w, r)
 }
-
-// HandleAdmin mounts another handler on the service's port, for the admin. Call it before Serve.
-func (s *Service) HandleAdmin(pattern string, h http.Handler) { s.mux.Handle(pattern, s.adminOnly(h)) }
 
 // Addr returns the address that the service listens on.
 func (s *Service) Addr() net.Addr { return s.listener.Addr() }

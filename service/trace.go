@@ -105,9 +105,10 @@ func traced(j *job.Job, begun int64) (*api.TraceResponse, error) {
 			lane.Tensors = append(lane.Tensors, uint32(plan.Chunk(int(id)).Tensor))
 		}
 		out.Lanes = append(out.Lanes, lane)
-		lane.Events = make([]*api.TraceEvent, len(events))
 		for k := range events {
-			lane.Events[k] = traceEvent(&events[k])
+			e := &events[k]
+			lane.Events = append(lane.Events, &api.TraceEvent{Kind: api.TraceEvent_Kind(e.Kind), At: e.At, Took: e.Took, Posted: e.Posted,
+				Chunk: e.Chunk, Worker: e.Worker, Epoch: uint32(e.Epoch)})
 		}
 		nameMoved(lane, plan)
 	}
@@ -129,12 +130,5 @@ func nameMoved(lane *api.LaneTrace, plan *chunk.Plan) {
 			lane.Tensors = append(lane.Tensors, uint32(plan.Chunk(int(plan.LaneChunks(home)[index])).Tensor))
 		}
 		e.Chunk = n
-	}
-}
-
-func traceEvent(e *aggregate.TraceEvent) *api.TraceEvent {
-	return &api.TraceEvent{
-		Kind: api.TraceEvent_Kind(e.Kind), At: e.At, Took: e.Took, Posted: e.Posted, Chunk: e.Chunk, Worker: e.Worker,
-		Epoch: uint32(e.Epoch),
 	}
 }
