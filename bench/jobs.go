@@ -38,43 +38,32 @@ func (j *Jobs) Check() error {
 	return j.Spec.Check()
 }
 
-// spec is a job's exchange. It does not end by itself.
-func (j *Jobs) spec(i int) (s Spec, err error) {
-	s = j.Spec
-	s.Iters = maxIters
-	if j.Flood && i == j.N-1 {
-		s.Model, err = models.FromBytes(fmt.Sprint(floodFactor*s.Bytes()), s.DType)
-	}
-	return s, err
-}
-
-// jobRun is one job, and when its rank 0 ended each exchange. It runs until it is ended.
-type jobRun struct {
-	spec Spec
-	mu   sync.Mutex
-	ends []time.Time
-}
-
-// tally counts what a job did in all the time that was measured.
-type tally struct {
+// job is one of the jobs, with what it did in all the time that was measured.
+type job struct {
 	spec      Spec
 	server    string
 	exchanges float64
 	within    time.Duration
 	times     []time.Duration
+
+	mu   sync.Mutex
+	ends []time.Time // when rank 0 ended each exchange of the present run
 }
 
-// tallies are of all jobs: the last one at the server last, the others at server.
-func (j *Jobs) tallies(server, last string) (all []*tally, err error) {
+// jobs returns all jobs: the last one at the server last, the others at server.
+func (j *Jobs) jobs(server, last string) (all []*job, err error) {
 	for i := range j.N {
+		of := &job{spec: j.Spec, server: server}
+		of.spec.Iters = maxIters // it does not end by itself
 		if i == j.N-1 {
-			server = last
+			of.server = last
 		}
-		s, err := j.spec(i)
-		if err != nil {
-			return nil, err
+		if j.Flood && i == j.N-1 {
+			if of.spec.Model, err = models.FromBytes(fmt.Sprint(floodFactor*j.Bytes()), j.DType); err != nil {
+				return nil, err
+			}
 		}
-		all = append(all, &tally{spec: s, server: server})
+		all = append(all, of)
 	}
 	return all, nil
 }
@@ -112,11 +101,11 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 			r.Started(server)
 		}
 	}
-	all, err := j.tallies(server, server)
+	all, err := j.jobs(server, server)
 	if err != nil {
 		return res, err
 	}
-	var apart []*tally
+	var apart []*job
 	measured := j.N
 	if j.Flood {
 		measured--
@@ -126,14 +115,14 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 		if err != nil {
 			return res, err
 		}
-		if apart, err = j.tallies(server, other); err != nil {
+		if apart, err = j.jobs(server, other); err != nil {
 			return res, err
 		}
 	}
-	alone := &tally{spec: all[0].spec, server: server}
+	alone := &job{spec: all[0].spec, server: server}
 	for range turns {
 		iters := (j.Iters + turns - 1) / turns
-		for _, jobs := range [][]*tally{{alone}, all, apart} {
+		for _, jobs := range [][]*job{{alone}, all, apart} {
 			if err := quiet.sideBySide(ctx, jobs, min(measured, len(jobs)), iters); err != nil {
 				return res, err
 			}
@@ -143,7 +132,7 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 }
 
 // report puts together what the jobs got, of which so many were measured.
-func (j *Jobs) report(alone *tally, all, apart []*tally, measured int) report.Jobs {
+func (j *Jobs) report(alone *job, all, apart []*job, measured int) report.Jobs {
 	res := report.Jobs{Machine: report.ThisMachine(), Provider: j.Provider, Model: j.Model.Name, Workers: j.Workers,
 		Note: noteFor(j.Provider), Alone: alone.report()}
 	for i, t := range all {
@@ -158,21 +147,18 @@ func (j *Jobs) report(alone *tally, all, apart []*tally, measured int) report.Jo
 }
 
 // sideBySide runs jobs until the first few of them have made so many exchanges while all were warm, and adds what they did then.
-func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int) (err error) {
+func (r *Runner) sideBySide(ctx context.Context, jobs []*job, few, iters int) (err error) {
 	if len(jobs) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	var runs []*jobRun
-	for _, t := range jobs {
-		runs = append(runs, &jobRun{spec: t.spec})
-	}
 	var all sync.WaitGroup
-	ended := make(chan error, len(runs))
+	ended := make(chan error, len(jobs))
 	stepped := make(chan struct{}, 1)
-	for i, run := range runs {
+	for i, run := range jobs {
+		run.ends = nil
 		all.Go(func() {
-			_, err := r.workers(ctx, &run.spec, jobs[i].server, func() {
+			_, err := r.workers(ctx, &run.spec, run.server, func() {
 				run.mu.Lock()
 				run.ends = append(run.ends, time.Now())
 				run.mu.Unlock()
@@ -181,20 +167,20 @@ func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int) 
 				default:
 				}
 			})
-			ended <- fmt.Errorf("job %d of %d: %w", i, len(runs), err)
+			ended <- fmt.Errorf("job %d of %d: %w", i, len(jobs), err)
 		})
 	}
 	for err == nil {
 		select {
 		case <-stepped:
-			from, to := overlap(runs, few, iters)
+			from, to := overlap(jobs, few, iters)
 			if to.IsZero() {
 				continue
 			}
 			cancel()
 			all.Wait()
-			for i, run := range runs {
-				jobs[i].add(run.ends, from, to)
+			for _, run := range jobs {
+				run.add(run.ends, from, to)
 			}
 			return nil
 		case err = <-ended:
@@ -207,7 +193,7 @@ func (r *Runner) sideBySide(ctx context.Context, jobs []*tally, few, iters int) 
 
 // overlap is the time from when all jobs were warm until the first few of them had made so many exchanges since; zero: not yet,
 // or a job is still in an exchange that began in this time and counts in part.
-func overlap(runs []*jobRun, few, iters int) (from, to time.Time) {
+func overlap(runs []*job, few, iters int) (from, to time.Time) {
 	for _, run := range runs {
 		run.mu.Lock()
 		defer run.mu.Unlock()
@@ -237,21 +223,21 @@ func overlap(runs []*jobRun, few, iters int) (from, to time.Time) {
 }
 
 // add adds what a run of the job did in a time: an exchange that lies in it partly counts in part.
-func (t *tally) add(ends []time.Time, from, to time.Time) {
-	t.within += to.Sub(from)
+func (j *job) add(ends []time.Time, from, to time.Time) {
+	j.within += to.Sub(from)
 	for i := 1; i < len(ends); i++ {
 		begin, end := ends[i-1], ends[i]
 		took, inside := end.Sub(begin), min(end.Sub(from), to.Sub(begin), end.Sub(begin), to.Sub(from))
 		if took <= 0 || inside <= 0 {
 			continue
 		}
-		t.exchanges += float64(inside) / float64(took)
-		t.times = append(t.times, took)
+		j.exchanges += float64(inside) / float64(took)
+		j.times = append(j.times, took)
 	}
 }
 
-func (t *tally) report() report.Job {
-	bytes := t.spec.Bytes()
-	moved := t.exchanges * 2 * float64(bytes) * float64(t.spec.Workers)
-	return report.Job{Bytes: bytes, Weight: 1, TimeUS: report.Distribution(t.times), GBs: moved / t.within.Seconds() / 1e9}
+func (j *job) report() report.Job {
+	bytes := j.spec.Bytes()
+	moved := j.exchanges * 2 * float64(bytes) * float64(j.spec.Workers)
+	return report.Job{Bytes: bytes, Weight: 1, TimeUS: report.Distribution(j.times), GBs: moved / j.within.Seconds() / 1e9}
 }

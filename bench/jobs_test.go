@@ -53,19 +53,19 @@ func TestJobsThatCannotRunSideBySideAreRefused(t *testing.T) {
 }
 
 func TestJobsAreMeasuredUntilTheSlowestExchangeHasEnded(t *testing.T) {
-	at := func(s ...int) *jobRun {
-		run := &jobRun{spec: Spec{Warmup: 1}}
+	at := func(s ...int) *job {
+		run := &job{spec: Spec{Warmup: 1}}
 		for _, s := range s {
 			run.ends = append(run.ends, time.Unix(int64(s), 0))
 		}
 		return run
 	}
 	quick, slow := at(1, 2, 3, 4, 5), at(2)
-	if _, to := overlap([]*jobRun{quick, slow}, 1, 2); !to.IsZero() {
+	if _, to := overlap([]*job{quick, slow}, 1, 2); !to.IsZero() {
 		t.Errorf("measured until %v, when a job has ended no exchange in this time", to)
 	}
 	slow.ends = append(slow.ends, time.Unix(9, 0))
-	if from, to := overlap([]*jobRun{quick, slow}, 1, 2); from.Unix() != 2 || to.Unix() != 4 {
+	if from, to := overlap([]*job{quick, slow}, 1, 2); from.Unix() != 2 || to.Unix() != 4 {
 		t.Errorf("measured from %v to %v, expected from 2 s to 4 s", from, to)
 	}
 }
@@ -75,11 +75,11 @@ func TestAnExchangeCountsByThePartThatLiesInTheTime(t *testing.T) {
 	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
 	spec, ends := jobsOf(t, 2, false).Spec, []time.Time{at(0), at(1), at(2), at(4)}
 	each := 2 * float64(spec.Bytes()) / 1e9
-	all, exchanges, within := &tally{spec: spec}, 0.0, 0.0
+	all, exchanges, within := &job{spec: spec}, 0.0, 0.0
 	for _, c := range []struct{ from, to, exchanges float64 }{
 		{0, 4, 3}, {0, 2, 2}, {0.5, 1.5, 1}, {2, 3, 0.5}, {2.5, 3.5, 0.5}, {5, 6, 0},
 	} {
-		one := &tally{spec: spec}
+		one := &job{spec: spec}
 		one.add(ends, at(c.from), at(c.to))
 		if got, want := one.report().GBs, c.exchanges*each/(c.to-c.from); got < want*0.999 || got > want*1.001 {
 			t.Errorf("from %v to %v: %v GB/s, expected %v", c.from, c.to, got, want)

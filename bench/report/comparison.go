@@ -109,34 +109,31 @@ func Median(values []float64) float64 {
 }
 
 // WriteTable prints the comparison: a row per contender, the ratio being how many times faster ours is.
-func (c *Comparison) WriteTable(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "# %s\n", c.Machine)
-	fmt.Fprintf(&b, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, numa.Count(c.Workers, "worker"),
+func (c *Comparison) WriteTable(w io.Writer) {
+	fmt.Fprintf(w, "# %s\n", c.Machine)
+	fmt.Fprintf(w, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, numa.Count(c.Workers, "worker"),
 		numa.Count(c.Rounds, "round"))
 	if c.Note != "" {
-		fmt.Fprintf(&b, "# %s\n", c.Note)
+		fmt.Fprintf(w, "# %s\n", c.Note)
 	}
-	b.WriteString("#\n")
-	line(&b, "#%12s %10s %10s %8s %8s %8s %8s %17s  %s", "", "time", "p99", "algbw", "busbw", "#wrong", "ours is", "least to most",
+	fmt.Fprintln(w, "#")
+	line(w, "#%12s %10s %10s %8s %8s %8s %8s %17s  %s", "", "time", "p99", "algbw", "busbw", "#wrong", "ours is", "least to most",
 		"as")
-	line(&b, "#%12s %10s %10s %8s %8s", "", "(us)", "(us)", "(GB/s)", "(GB/s)")
+	line(w, "#%12s %10s %10s %8s %8s", "", "(us)", "(us)", "(GB/s)", "(GB/s)")
 	for i := range c.Contenders {
-		c.Contenders[i].writeRow(&b, i == 0, c.Contenders[0].MedianUS)
+		c.Contenders[i].writeRow(w, i == 0, c.Contenders[0].MedianUS)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Missing)) {
-		fmt.Fprintf(&b, "# %s is missing: %s\n", name, c.Missing[name])
+		fmt.Fprintf(w, "# %s is missing: %s\n", name, c.Missing[name])
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 // AsInstalled is the name of a peer's setting that nothing was tuned in.
 const AsInstalled = "as installed"
 
-func (c *Contender) writeRow(b *strings.Builder, ours bool, oursUS float64) {
+func (c *Contender) writeRow(w io.Writer, ours bool, oursUS float64) {
 	if c.MedianUS == 0 {
-		line(b, "# %s failed: %s", c.Name, oneLine(c.Error))
+		line(w, "# %s failed: %s", c.Name, oneLine(c.Error))
 		return
 	}
 	ratio, spread := "", ""
@@ -151,7 +148,7 @@ func (c *Contender) writeRow(b *strings.Builder, ours bool, oursUS float64) {
 	if c.Error != "" {
 		as += "; a round failed: " + oneLine(c.Error)
 	}
-	line(b, " %12s %10s %10s %8.2f %8.2f %8d %8s %17s  %s",
+	line(w, " %12s %10s %10s %8.2f %8.2f %8d %8s %17s  %s",
 		c.Name, us(c.MedianUS), us(c.P99US), c.AlgBW, c.BusBW, c.Wrong, ratio, spread, as)
 }
 

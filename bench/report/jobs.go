@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"strings"
 )
 
 // Jobs has the rates of several jobs side by side, and of one of them alone.
@@ -59,16 +58,15 @@ func (r *Jobs) Share() {
 }
 
 // WriteJobs prints a row for each job.
-func WriteJobs(w io.Writer, r *Jobs) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "# %s\n# provider %s, model %s, %d workers each\n", r.Machine.String(), r.Provider, r.Model, r.Workers)
+func WriteJobs(w io.Writer, r *Jobs) {
+	fmt.Fprintf(w, "# %s\n# provider %s, model %s, %d workers each\n", r.Machine.String(), r.Provider, r.Model, r.Workers)
 	if r.Note != "" {
-		fmt.Fprintf(&b, "# %s\n", r.Note)
+		fmt.Fprintf(w, "# %s\n", r.Note)
 	}
 	const heads, row = "#%5s %14s %7s %9s %7s %10s %10s %10s %10s", "%6s %14d %7d %9.3f %7s %10s %10s %10s %10s"
-	line(&b, heads, "job", "size", "weight", "rate", "share", "p50", "p99", "p99/alone", "p99/apart")
-	line(&b, heads, "", "(B)", "", "(GB/s)", "", "(us)", "(us)", "", "")
-	line(&b, row, "alone", r.Alone.Bytes, 1, r.Alone.GBs, "", us(r.Alone.TimeUS.P50), us(r.Alone.TimeUS.P99), "", "")
+	line(w, heads, "job", "size", "weight", "rate", "share", "p50", "p99", "p99/alone", "p99/apart")
+	line(w, heads, "", "(B)", "", "(GB/s)", "", "(us)", "(us)", "", "")
+	line(w, row, "alone", r.Alone.Bytes, 1, r.Alone.GBs, "", us(r.Alone.TimeUS.P50), us(r.Alone.TimeUS.P99), "", "")
 	apart := false
 	for i, j := range r.Jobs {
 		name, ratio, shared := fmt.Sprint(i), fmt.Sprintf("%.2f", j.P99OverAlone), ""
@@ -78,15 +76,13 @@ func WriteJobs(w io.Writer, r *Jobs) error {
 		if j.P99OverApart > 0 {
 			apart, shared = true, fmt.Sprintf("%.2f", j.P99OverApart)
 		}
-		line(&b, row, name, j.Bytes, j.Weight, j.GBs, fmt.Sprintf("%.0f%%", 100*j.Share), us(j.TimeUS.P50), us(j.TimeUS.P99),
+		line(w, row, name, j.Bytes, j.Weight, j.GBs, fmt.Sprintf("%.0f%%", 100*j.Share), us(j.TimeUS.P50), us(j.TimeUS.P99),
 			ratio, shared)
 	}
 	if apart {
-		fmt.Fprintf(&b, "# apart: the flood is at another aggregator of this machine, and takes its processors, but not the job's lanes;\n"+
+		fmt.Fprintf(w, "# apart: the flood is at another aggregator of this machine, and takes its processors, but not the job's lanes;\n"+
 			"#   job 0 takes p50 %s us, p99 %s us then, %.2f of alone\n", us(r.Jobs[0].Apart.P50), us(r.Jobs[0].Apart.P99),
 			r.Jobs[0].Apart.P99/r.Alone.TimeUS.P99)
 	}
-	fmt.Fprintf(&b, "# all jobs together move %.2f of what one moves alone\n", r.TotalOverAlone)
-	_, err := io.WriteString(w, b.String())
-	return err
+	fmt.Fprintf(w, "# all jobs together move %.2f of what one moves alone\n", r.TotalOverAlone)
 }

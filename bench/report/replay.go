@@ -31,7 +31,7 @@ func (r *Result) overhead() float64 {
 }
 
 // WriteReplay prints the breakdown of results that all have one.
-func WriteReplay(w io.Writer, results []Result) error {
+func WriteReplay(w io.Writer, results []Result) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for i := range results {
 		r := &results[i]
@@ -52,7 +52,7 @@ func WriteReplay(w io.Writer, results []Result) error {
 			ms(r.Replay.ExposedUS-r.Replay.WaitUS), ms(r.Replay.WaitUS), ms(r.overhead()), samples,
 			100*r.Replay.ComputeUS/r.TimeUS.Mean)
 	}
-	return t.Flush()
+	t.Flush()
 }
 
 // ms prints microseconds as milliseconds.

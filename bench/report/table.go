@@ -8,30 +8,27 @@ import (
 
 // WriteTable prints results of one benchmark as nccl-tests does: a row per result, comments behind '#'. A result that was not
 // verified has N/A for its wrong elements.
-func WriteTable(w io.Writer, results []Result) error {
-	var b strings.Builder
+func WriteTable(w io.Writer, results []Result) {
 	first := &results[0]
 	server := "embedded aggregator"
 	if first.Server != "" {
 		server = "aggregator " + first.Server
 	}
-	fmt.Fprintf(&b, "# %s\n# provider %s, %s, %s, optimizer %s, chunks of %s\n", first.Machine, first.Provider, server, first.DType,
+	fmt.Fprintf(w, "# %s\n# provider %s, %s, %s, optimizer %s, chunks of %s\n", first.Machine, first.Provider, server, first.DType,
 		first.Optimizer, Size(uint64(first.ChunkBytes)))
 	if first.Note != "" {
-		fmt.Fprintf(&b, "# %s\n", first.Note)
+		fmt.Fprintf(w, "# %s\n", first.Note)
 	}
-	b.WriteString("#\n")
+	fmt.Fprintln(w, "#")
 	const heads = "#%13s %7s %10s %8s %8s %8s %10s %10s %8s %7s  %-16s %s"
-	line(&b, heads, "size", "workers", "time", "algbw", "busbw", "#wrong", "p50", "p99", "p99/mean", "share", "of roofline", "model")
-	line(&b, heads, "(B)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "", "(GB/s)", "")
+	line(w, heads, "size", "workers", "time", "algbw", "busbw", "#wrong", "p50", "p99", "p99/mean", "share", "of roofline", "model")
+	line(w, heads, "(B)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "", "(GB/s)", "")
 	for i := range results {
-		writeRow(&b, &results[i])
+		writeRow(w, &results[i])
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
-func writeRow(b *strings.Builder, r *Result) {
+func writeRow(w io.Writer, r *Result) {
 	wrong, share, roof := "N/A", "N/A", ""
 	if r.Verified {
 		wrong = fmt.Sprint(r.Wrong)
@@ -44,14 +41,14 @@ func writeRow(b *strings.Builder, r *Result) {
 		}
 		roof = fmt.Sprintf("%s %.*f", r.Roofline.Name, digits, r.Roofline.GBs)
 	}
-	line(b, " %13d %7d %10s %8.2f %8.2f %8s %10s %10s %8.2f %7s  %-16s %s",
+	line(w, " %13d %7d %10s %8.2f %8.2f %8s %10s %10s %8.2f %7s  %-16s %s",
 		r.Bytes, r.Workers, us(r.TimeUS.Mean), r.AlgBW, r.BusBW, wrong, us(r.TimeUS.P50), us(r.TimeUS.P99),
 		r.P99OverMean, share, roof, r.Model)
 }
 
 // line prints one line without the blanks that empty last columns leave.
-func line(b *strings.Builder, format string, columns ...any) {
-	b.WriteString(strings.TrimRight(fmt.Sprintf(format, columns...), " ") + "\n")
+func line(w io.Writer, format string, columns ...any) {
+	fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf(format, columns...), " "))
 }
 
 // us prints microseconds with as many decimals as four digits leave room for, as nccl-tests does.

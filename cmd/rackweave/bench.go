@@ -197,7 +197,11 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 				if len(specs) > 1 {
 					return errors.New("several jobs side by side have one number of workers each: give --workers once")
 				}
-				return benchJobs(cmd, runner, bench.Jobs{Spec: specs[0], N: max(jobs, 2), Flood: flood}, jsonFile)
+				res, err := runner.RunJobs(cmd.Context(), bench.Jobs{Spec: specs[0], N: max(jobs, 2), Flood: flood})
+				if err != nil {
+					return err
+				}
+				return printReport(cmd, jsonFile, &res, func(w io.Writer) { report.WriteJobs(w, &res) })
 			}
 			var results []report.Result
 			for _, spec := range specs {
@@ -229,23 +233,6 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
 	cmd.AddCommand(compareCommand())
 	return cmd
-}
-
-// benchJobs runs several jobs side by side.
-func benchJobs(cmd *cobra.Command, runner *bench.Runner, j bench.Jobs, jsonFile string) error {
-	res, err := runner.RunJobs(cmd.Context(), j)
-	if err != nil {
-		return err
-	}
-	if jsonFile != "" {
-		if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &res) }); err != nil {
-			return err
-		}
-	}
-	if jsonFile == "-" {
-		return nil
-	}
-	return report.WriteJobs(cmd.OutOrStdout(), &res)
 }
 
 // newRunner starts worker and aggregator processes from this same binary.
@@ -303,26 +290,26 @@ func output(cmd *cobra.Command, name string, write func(io.Writer) error) error 
 
 // printResults prints a table, or JSON: an object for one result, a list for several.
 func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) error {
-	if jsonFile != "" {
-		var v any = results
-		if len(results) == 1 {
-			v = &results[0]
-		}
-		if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, v) }); err != nil {
-			return err
-		}
+	var v any = results
+	if len(results) == 1 {
+		v = &results[0]
 	}
-	if jsonFile != "-" {
+	err := printReport(cmd, jsonFile, v, func(w io.Writer) {
 		write := report.WriteTable
 		if results[0].Replay != nil {
 			write = report.WriteReplay
 		}
-		if err := write(cmd.OutOrStdout(), results); err != nil {
-			return err
+		write(w, results)
+		for _, res := range results {
+			fmt.Fprintf(w, "# workers=%d: checksum of the final results %s", res.Workers, res.Checksum)
+			if res.Verified {
+				fmt.Fprintf(w, ", plain Go %s", res.Reference)
+			}
+			fmt.Fprintln(w)
 		}
-		for i := range results {
-			printChecksum(cmd.OutOrStdout(), &results[i])
-		}
+	})
+	if err != nil {
+		return err
 	}
 	for _, res := range results {
 		if res.Wrong > 0 || res.Verified && res.Checksum != res.Reference {
@@ -330,12 +317,4 @@ func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) 
 		}
 	}
 	return nil
-}
-
-func printChecksum(w io.Writer, res *report.Result) {
-	fmt.Fprintf(w, "# workers=%d: checksum of the final results %s", res.Workers, res.Checksum)
-	if res.Verified {
-		fmt.Fprintf(w, ", plain Go %s", res.Reference)
-	}
-	fmt.Fprintln(w)
 }

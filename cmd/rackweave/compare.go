@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -52,13 +51,7 @@ func compareCommand() *cobra.Command {
 			}
 			// What was measured before an interrupt or a failure is printed, and the error after it.
 			c.Machine, c.Note = report.ThisMachine(), report.NoteFor(c.Contenders[0].Transport) // not the spec's, which may say auto
-			if jsonFile != "" {
-				written := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, &c) })
-				if written != nil || jsonFile == "-" {
-					return errors.Join(err, written)
-				}
-			}
-			return errors.Join(err, c.WriteTable(cmd.OutOrStdout()))
+			return errors.Join(err, printReport(cmd, jsonFile, &c, c.WriteTable))
 		},
 	}
 	b.add(cmd, "bytes", "100MB")

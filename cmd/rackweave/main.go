@@ -89,12 +89,27 @@ func printing(cmd *cobra.Command, result result) *cobra.Command {
 		if *asJSON {
 			return writeJSON(cmd.OutOrStdout(), v)
 		}
-		var b bytes.Buffer
-		text(&b)
-		_, err = b.WriteTo(cmd.OutOrStdout())
-		return err
+		return writeText(cmd.OutOrStdout(), text)
 	}
 	return cmd
+}
+
+// writeText writes text whole.
+func writeText(w io.Writer, text func(io.Writer)) error {
+	var b bytes.Buffer
+	text(&b)
+	_, err := b.WriteTo(w)
+	return err
+}
+
+// printReport writes a result to a file as JSON, and prints it as text unless that file is standard output.
+func printReport(cmd *cobra.Command, jsonFile string, v any, text func(io.Writer)) error {
+	if jsonFile != "" {
+		if err := output(cmd, jsonFile, func(w io.Writer) error { return writeJSON(w, v) }); err != nil || jsonFile == "-" {
+			return err
+		}
+	}
+	return writeText(cmd.OutOrStdout(), text)
 }
 
 // says returns a line of text.
