@@ -10,15 +10,13 @@ import (
 	"unsafe"
 )
 
-// IBVEndpointAgain decodes the endpoint of a queue pair of provider ibv, as connecting does, and encodes it again.
-func IBVEndpointAgain(blob []byte) ([]byte, error) {
+// CheckIBVEndpoint checks the endpoint of a queue pair of provider ibv, as connecting does.
+func CheckIBVEndpoint(blob []byte) error {
 	var e C.struct_rwf_ibv_endpoint
 	if C.rwf_ibv_decode_endpoint(unsafe.Pointer(unsafe.SliceData(blob)), C.size_t(len(blob)), &e) != 0 {
-		return nil, errors.New(LastError())
+		return errors.New(LastError())
 	}
-	again := make([]byte, C.RWF_IBV_ENDPOINT_BYTES)
-	C.rwf_ibv_encode_endpoint(&e, (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(again))))
-	return again, nil
+	return nil
 }
 
 // IBVAckTimeout returns the code of ibv_modify_qp(3) for an acknowledgement timeout.

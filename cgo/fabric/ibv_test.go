@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// ibvEndpoint lays out an endpoint as wire.c says.
+// ibvEndpoint lays out an endpoint as ibv.h says.
 func ibvEndpoint(qpn, psn uint32, mtu, link uint8, lid uint16, gid [16]byte) []byte {
 	b := []byte{'R', 'w', 'i', 'b', 1, link, mtu, 0}
 	b = binary.LittleEndian.AppendUint32(b, qpn)
@@ -19,7 +19,7 @@ func ibvEndpoint(qpn, psn uint32, mtu, link uint8, lid uint16, gid [16]byte) []b
 	return append(b, gid[:]...)
 }
 
-func TestIBVEndpointsSurviveTheWire(t *testing.T) {
+func TestIBVEndpointsThatAreSaneAreTaken(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		link, lid := rapid.Uint8Range(1, 3).Draw(t, "link"), uint16(0)
 		gid := [16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid"))
@@ -28,10 +28,10 @@ func TestIBVEndpointsSurviveTheWire(t *testing.T) {
 		} else {
 			gid[0] |= 1
 		}
-		want := ibvEndpoint(rapid.Uint32Range(1, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn"),
+		b := ibvEndpoint(rapid.Uint32Range(1, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn"),
 			rapid.Uint8Range(1, 5).Draw(t, "mtu"), link, lid, gid)
-		if got, err := IBVEndpointAgain(want); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("got %x, error %v, want %x", got, err, want)
+		if err := CheckIBVEndpoint(b); err != nil {
+			t.Fatalf("%x is refused: %v", b, err)
 		}
 	})
 }
@@ -59,7 +59,7 @@ func TestIBVEndpointsThatAreNotSaneAreRefused(t *testing.T) {
 		{"another reserved byte in use", func(b []byte) []byte { b[19] = 1; return b }, "damaged"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if _, err := IBVEndpointAgain(c.edit(slices.Clone(good))); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := CheckIBVEndpoint(c.edit(slices.Clone(good))); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -69,9 +69,16 @@ func TestIBVEndpointsThatAreNotSaneAreRefused(t *testing.T) {
 func FuzzIBVEndpoint(f *testing.F) {
 	f.Add(ibvEndpoint(17, 5, 5, 3, 0, [16]byte{10: 0xff, 11: 0xff, 15: 1}))
 	f.Add(ibvEndpoint(1, 0, 1, 1, 9, [16]byte{}))
-	f.Fuzz(func(t *testing.T, blob []byte) {
-		if again, err := IBVEndpointAgain(blob); err == nil && !bytes.Equal(again, blob) {
-			t.Errorf("%x was read, and is %x again", blob, again)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		want := len(b) == 36 && string(b[:5]) == "Rwib\x01" && b[6] >= 1 && b[6] <= 5 && b[7] == 0 && b[11] == 0 && b[15] == 0 &&
+			!bytes.Equal(b[8:12], make([]byte, 4)) && b[18] == 0 && b[19] == 0
+		if want && b[5] == 1 {
+			want = b[16] != 0 || b[17] != 0
+		} else if want {
+			want = (b[5] == 2 || b[5] == 3) && b[16] == 0 && b[17] == 0 && !bytes.Equal(b[20:], make([]byte, 16))
+		}
+		if err := CheckIBVEndpoint(b); (err == nil) != want {
+			t.Errorf("%x is an endpoint: %v, but %v", b, want, err)
 		}
 	})
 }

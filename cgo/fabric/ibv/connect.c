@@ -23,11 +23,13 @@ int vb_qp_endpoint(rwf_qp *base, void *buf)
 {
 	const struct vb_qp *qp = (const struct vb_qp *)base;
 	const struct vb_device *dev = qp->dev;
-	struct rwf_ibv_endpoint e = {.qpn = base->num, .psn = qp->psn, .lid = qp->addr.lid, .link = qp->addr.link, .mtu = dev->mtu};
+	struct rwf_ibv_endpoint e = {RWF_IBV_ENDPOINT,         .link = (uint8_t)qp->addr.link,
+				     .mtu = (uint8_t)dev->mtu, .qpn = base->num,
+				     .psn = qp->psn,           .lid = qp->addr.lid};
 
 	memcpy(e.gid, qp->addr.gid.raw, sizeof e.gid);
-	rwf_ibv_encode_endpoint(&e, buf);
-	return RWF_IBV_ENDPOINT_BYTES;
+	memcpy(buf, &e, sizeof e);
+	return sizeof e;
 }
 
 static int or_else(int option, int computed)
@@ -58,7 +60,7 @@ static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const s
 				   .rq_psn = peer->psn,
 				   .max_dest_rd_atomic = 0,
 				   .min_rnr_timer = rwf_ibv_rnr_timer(a->rnr_timeout_ms, RNR_RETRIES),
-				   .ah_attr = {.dlid = peer->lid,
+				   .ah_attr = {.dlid = (uint16_t)peer->lid,
 					       .sl = (uint8_t)or_else(dev->sl, 0),
 					       .port_num = dev->port,
 					       .is_global = peer->link != RWF_IBV_IB,

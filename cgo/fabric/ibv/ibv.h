@@ -20,19 +20,19 @@
 
 enum rwf_ibv_link { RWF_IBV_IB = 1, RWF_IBV_ROCE_V1 = 2, RWF_IBV_ROCE_V2 = 3 };
 
-/* The information about a queue pair that its peer needs. */
+/* The information about a queue pair that its peer needs, as it travels: little-endian. */
 struct rwf_ibv_endpoint {
+	uint8_t magic[4], version;
+	uint8_t link; /* enum rwf_ibv_link */
+	uint8_t mtu;  /* enum ibv_mtu */
+	uint8_t zero;
 	uint32_t qpn, psn; /* 24 bits each */
-	uint16_t lid;      /* InfiniBand only */
-	uint8_t link;      /* enum rwf_ibv_link */
-	uint8_t mtu;       /* enum ibv_mtu */
+	uint32_t lid;      /* 16 bits; InfiniBand only */
 	uint8_t gid[16];
 };
+#define RWF_IBV_ENDPOINT .magic = {'R', 'w', 'i', 'b'}, .version = 1
 
-enum { RWF_IBV_ENDPOINT_BYTES = 36 };
-
-void rwf_ibv_encode_endpoint(const struct rwf_ibv_endpoint *e, uint8_t buf[RWF_IBV_ENDPOINT_BYTES]);
-/* Returns 0, or -EINVAL with the reason. Accepts exactly the encoder's output for valid endpoints. */
+/* Returns 0, or -EINVAL with the reason. */
 int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint *e);
 
 /* Returns the code of ibv_modify_qp(3)'s timeout with which retry + 1 attempts last about so long: 2/3 to 4/3 of it. */

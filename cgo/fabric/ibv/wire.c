@@ -1,68 +1,39 @@
-/* The pure parts of provider ibv: endpoints as bytes, and times as InfiniBand's codes. */
+/* The pure parts of provider ibv: the checks of endpoints, and times as InfiniBand's codes. */
 #include "ibv.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <string.h>
 
-static const uint8_t magic[4] = {'R', 'w', 'i', 'b'};
-enum { VERSION = 1, MTU_256 = 1, MTU_4096 = 5, LIMIT_24 = 1 << 24 };
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && sizeof(struct rwf_ibv_endpoint) == 36,
+	       "the endpoint is as on the wire");
 
-static void put32(uint8_t *p, uint32_t v)
-{
-	v = htole32(v);
-	memcpy(p, &v, sizeof v);
-}
-
-static uint32_t get32(const uint8_t *p)
-{
-	uint32_t v;
-
-	memcpy(&v, p, sizeof v);
-	return le32toh(v);
-}
-
-/* magic[4] version link mtu 0 qpn[4] psn[4] lid[2] 0[2] gid[16], little-endian */
-void rwf_ibv_encode_endpoint(const struct rwf_ibv_endpoint *e, uint8_t buf[RWF_IBV_ENDPOINT_BYTES])
-{
-	memset(buf, 0, RWF_IBV_ENDPOINT_BYTES);
-	memcpy(buf, magic, sizeof magic);
-	buf[4] = VERSION;
-	buf[5] = e->link;
-	buf[6] = e->mtu;
-	put32(buf + 8, e->qpn);
-	put32(buf + 12, e->psn);
-	put32(buf + 16, e->lid);
-	memcpy(buf + 20, e->gid, sizeof e->gid);
-}
+enum { MTU_256 = 1, MTU_4096 = 5, LIMIT_24 = 1 << 24 };
 
 static int sane(const struct rwf_ibv_endpoint *e)
 {
 	static const uint8_t no_gid[16];
 
-	if (e->qpn == 0 || e->qpn >= LIMIT_24 || e->psn >= LIMIT_24 || e->mtu < MTU_256 || e->mtu > MTU_4096)
+	if (e->zero || e->qpn == 0 || e->qpn >= LIMIT_24 || e->psn >= LIMIT_24 || e->mtu < MTU_256 || e->mtu > MTU_4096)
 		return 0;
 	if (e->link == RWF_IBV_IB)
-		return e->lid != 0;
+		return e->lid != 0 && e->lid <= UINT16_MAX;
 	return (e->link == RWF_IBV_ROCE_V1 || e->link == RWF_IBV_ROCE_V2) && e->lid == 0 &&
 	       memcmp(e->gid, no_gid, sizeof no_gid) != 0;
 }
 
 int rwf_ibv_decode_endpoint(const void *buf, size_t len, struct rwf_ibv_endpoint *e)
 {
-	const uint8_t *p = buf;
+	static const struct rwf_ibv_endpoint ours = {RWF_IBV_ENDPOINT};
 
-	if (len != RWF_IBV_ENDPOINT_BYTES)
-		return rwf_fail(EINVAL, "endpoint of %zu bytes: one of provider ibv has %d", len, RWF_IBV_ENDPOINT_BYTES);
-	if (memcmp(p, magic, sizeof magic) != 0)
+	if (len != sizeof *e)
+		return rwf_fail(EINVAL, "endpoint of %zu bytes: one of provider ibv has %zu", len, sizeof *e);
+	memcpy(e, buf, sizeof *e);
+	if (memcmp(e->magic, ours.magic, sizeof ours.magic) != 0)
 		return rwf_fail(EINVAL, "endpoint is not of provider ibv: give both ends the same provider");
-	if (p[4] != VERSION)
-		return rwf_fail(EINVAL, "endpoint of version %u, this program speaks %d: run the same version on both ends", p[4],
-				VERSION);
-	*e = (struct rwf_ibv_endpoint){
-		.qpn = get32(p + 8), .psn = get32(p + 12), .lid = (uint16_t)get32(p + 16), .link = p[5], .mtu = p[6]};
-	memcpy(e->gid, p + 20, sizeof e->gid);
-	if (p[7] != 0 || get32(p + 16) > UINT16_MAX || !sane(e))
+	if (e->version != ours.version)
+		return rwf_fail(EINVAL, "endpoint of version %u, this program speaks %u: run the same version on both ends",
+				e->version, ours.version);
+	if (!sane(e))
 		return rwf_fail(EINVAL, "endpoint is damaged: link %u, mtu %u, qpn 0x%x, psn 0x%x", e->link, e->mtu, e->qpn,
 				e->psn);
 	return 0;
