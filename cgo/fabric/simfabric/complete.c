@@ -7,7 +7,6 @@ void sim_part(struct sim_qp *qp)
 	struct rwf_sim *w = sim_of(qp);
 	struct sim_qp *peer = qp->peer;
 
-	qp->waiting = false;
 	qp->peer = NULL;
 	if (!peer)
 		return;

@@ -33,7 +33,7 @@ static struct sim_qp *find(struct rwf_sim *w, uint32_t qp_num)
 
 static void wait_for(struct sim_qp *qp, uint32_t peer, uint32_t timeout_ms)
 {
-	qp->waiting = true;
+	qp->base.head.state = RWF_QPS_RTR;
 	qp->wanted = peer;
 	sim_at(qp, SIM_GIVE_UP, sim_of(qp)->now_ns + (uint64_t)timeout_ms * 1000000);
 }
@@ -42,7 +42,6 @@ static void establish(struct sim_qp *qp, struct sim_qp *peer)
 {
 	qp->peer = peer;
 	peer->peer = qp;
-	peer->waiting = false;
 	peer->due_ns[SIM_GIVE_UP] = SIM_NEVER;
 	sim_deactivate(peer);
 	qp->base.head.state = RWF_QPS_RTS;
@@ -61,8 +60,8 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 	for (;;) {
 		struct sim_qp *peer = find(w, e->qp_num);
 
-		if (peer && peer->dev->id == e->device && peer->waiting && peer->wanted == qp->base.head.num && !peer->dev->dead &&
-		    !peer->dev->down && !qp->dev->down) {
+		if (peer && peer->dev->id == e->device && peer->base.head.state == RWF_QPS_RTR &&
+		    peer->wanted == qp->base.head.num && !peer->dev->dead && !peer->dev->down && !qp->dev->down) {
 			establish(qp, peer);
 			break;
 		}
@@ -97,7 +96,7 @@ int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_
 	sim_lock(w);
 	qp->rnr_timeout_ns = (uint64_t)attr->rnr_timeout_ms * 1000000;
 	qp->ack_timeout_ns = (uint64_t)attr->ack_timeout_ms * 1000000;
-	if (base->state != RWF_QPS_INIT || qp->waiting)
+	if (base->state != RWF_QPS_INIT)
 		rc = rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
 	else if (attr->active)
 		rc = go_to(qp, &e, attr->timeout_ms, attr->cancel_fd);

@@ -65,7 +65,7 @@ void rwf_sim_link(rwf_device *base, int up)
 
 int rwf_sim_link_named(const char *name, int up)
 {
-	struct rwf_sim *w = sim_world_join_own();
+	struct rwf_sim *w = sim_world_join(0);
 	int n = 0;
 
 	if (!w)

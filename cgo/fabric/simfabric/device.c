@@ -9,10 +9,9 @@
 
 static int sim_open(const char *name, const char *options, rwf_device **out)
 {
-	int world = 0, automatic = 0, by_reference = 0, copies_at_post = 0, maps = 0, link = 0;
+	int world = 0, by_reference = 0, copies_at_post = 0, maps = 0, link = 0;
 	const struct rwb_option known[] = {
 		RWB_NUMBER("world", &world, 1, INT_MAX),
-		RWB_NUMBER("auto", &automatic, 0, 1),
 		RWB_NUMBER("by_reference", &by_reference, 0, 1),
 		RWB_NUMBER("copies_at_post", &copies_at_post, 0, 1),
 		RWB_NUMBER("maps", &maps, 0, 1),
@@ -29,7 +28,7 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 	if (!dev)
 		return rwf_fail(ENOMEM, "open sim: no memory for a device");
 	rc = rwb_device_make(&dev->base, &rwf_sim_ops, SIM_MAX_MR);
-	if (!rc && !(dev->world = sim_world_join(world, automatic || !world)))
+	if (!rc && !(dev->world = sim_world_join(world)))
 		rc = -ENODEV;
 	if (rc) {
 		rwb_device_free(&dev->base);

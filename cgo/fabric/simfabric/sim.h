@@ -1,22 +1,20 @@
 /*
  * Provider sim: hosts, links and queue pairs in one process, driven by calls, the same schedule for the same seed.
  *
- * A world is a set of devices that reach each other. rwf_open("sim", name, "world=ID") opens a device, which is a host, in
- * a world. Without world= it opens one in a world of the process's own. The first such open makes that world, and it goes
- * with its last device. It runs by itself (auto=1). Options:
+ * A world is a set of devices that reach each other. rwf_open("sim", name, "world=ID") opens a device, which is a host, in a world
+ * from rwf_sim_new. Without world= it opens one in the process's own world, which begins with its first device and goes with its
+ * last. That one runs on the wall clock: polls and waits deliver due events. It serves unmodified code, and no schedule repeats.
+ * Further options:
  *
- *   world=ID          a world from rwf_sim_new
- *   auto=1            the world runs on the wall clock: polls and waits deliver due events. All devices of a world agree.
- *                     It serves unmodified code, and no schedule repeats.
  *   by_reference=1    the device has RWF_DEV_BY_REFERENCE
  *   copies_at_post=1  the device has RWF_DEV_COPIES_AT_POST: the payload lands when it is posted, its completions follow
  *   maps=1            the device has RWF_DEV_MAPS
  *   link=1            the device has RWF_DEV_LINK
  *
- * In a world that does not run by itself only rwf_sim_step moves anything: polls only take, waits return at once, and
- * time is virtual. An active connect needs its passive peer to have called rwf_connect_qp before it. Otherwise the
- * virtual timeout passes at once. A send is delivered, then acknowledged, as two events, so that a reply can overtake the
- * completion it answers. Order is kept within a queue pair and left to chance across them.
+ * In other worlds only rwf_sim_step moves anything: polls only take, waits return at once, and time is virtual. An active connect
+ * needs its passive peer to have called rwf_connect_qp before it. Otherwise the virtual timeout passes at once. A send is
+ * delivered, then acknowledged, as two events, so that a reply can overtake the completion it answers. Order is kept within a
+ * queue pair and left to chance across them.
  *
  * The event that delivers reads and writes memory, as a NIC would, on the thread that calls rwf_sim_step.
  */

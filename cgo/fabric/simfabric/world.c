@@ -20,10 +20,14 @@ static struct rwf_sim *world_new(int id, uint64_t seed)
 		return NULL;
 	pthread_mutex_init(&w->lock, NULL);
 	w->id = id;
-	w->refs = 1;
 	w->rng = seed;
 	w->hash = 0xcbf29ce484222325; /* FNV-1a's offset basis */
 	w->trace_fd = -1;
+	if (id == 0) {
+		w->automatic = true;
+		w->order = RWF_SIM_BY_TIME;
+		w->start_ns = rwb_now_ns();
+	}
 	worlds[id] = w;
 	return w;
 }
@@ -36,6 +40,8 @@ struct rwf_sim *rwf_sim_new(uint64_t seed)
 	for (int id = 1; id < MAX_WORLDS && !w; id++)
 		if (!worlds[id])
 			w = world_new(id, seed);
+	if (w)
+		w->refs++;
 	pthread_mutex_unlock(&table_lock);
 	return w;
 }
@@ -61,43 +67,17 @@ void rwf_sim_free(struct rwf_sim *w)
 	sim_world_leave(w);
 }
 
-struct rwf_sim *sim_world_join(int id, bool automatic)
+struct rwf_sim *sim_world_join(int id)
 {
 	struct rwf_sim *w = NULL;
 
 	pthread_mutex_lock(&table_lock);
 	if (id < MAX_WORLDS)
-		w = worlds[id];
-	if (!w && id == 0) {
-		w = world_new(0, 1);
-		if (w)
-			w->refs = 0;
-	}
-	if (!w) {
-		rwf_fail(ENODEV, "open sim: unknown world %d: make it with rwf_sim_new", id);
-	} else if (w->refs > (id != 0) && w->automatic != automatic) {
-		rwf_fail(EINVAL, "open sim: the devices of world %d do not agree on auto=1", id);
-		w = NULL;
-	} else {
-		w->refs++;
-		if (automatic && !w->automatic) {
-			w->start_ns = rwb_now_ns();
-			w->automatic = true;
-			w->order = RWF_SIM_BY_TIME;
-		}
-	}
-	pthread_mutex_unlock(&table_lock);
-	return w;
-}
-
-struct rwf_sim *sim_world_join_own(void)
-{
-	struct rwf_sim *w;
-
-	pthread_mutex_lock(&table_lock);
-	w = worlds[0];
+		w = id || worlds[id] ? worlds[id] : world_new(0, 1);
 	if (w)
 		w->refs++;
+	else
+		rwf_fail(ENODEV, "open sim: unknown world %d: make it with rwf_sim_new", id);
 	pthread_mutex_unlock(&table_lock);
 	return w;
 }

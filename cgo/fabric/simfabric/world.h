@@ -68,7 +68,7 @@ struct sim_qp {
 	struct sim_device *dev;
 	struct sim_qp *peer; /* NULL if not connected yet, or ended */
 	struct sim_cq *cq;
-	bool by_reference, waiting;
+	bool by_reference;
 	uint32_t wanted; /* the peer for which a passive queue pair waits */
 	uint32_t trigger;
 	int active; /* index in the world's active list, or -1 */
@@ -103,8 +103,7 @@ static inline bool sim_remote_access(const struct sim_qp *qp, uint32_t rkey, uin
 }
 
 /* world.c */
-struct rwf_sim *sim_world_join(int id, bool automatic);
-struct rwf_sim *sim_world_join_own(void); /* the process's own, if it exists */
+struct rwf_sim *sim_world_join(int id);
 void sim_world_leave(struct rwf_sim *);
 uint64_t sim_random(struct rwf_sim *, uint64_t below);
 bool sim_chance(struct rwf_sim *, uint32_t in_65536);
