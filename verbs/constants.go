@@ -2,9 +2,8 @@ package verbs
 
 import "github.com/rackweave/rackweave/cgo/fabric"
 
-// These are the contract's enumerations. Their values are those of the C header.
+// These are the contract's enumerations, with the values of the C header. fabric.h defines them all. Here are those in use.
 type (
-	Opcode    = fabric.Opcode    // of a work request
 	SendFlags = fabric.SendFlags // of a work request
 	WCOpcode  = fabric.WCOpcode  // of a work completion
 	Status    = fabric.Status    // of a work completion
@@ -37,17 +36,13 @@ const (
 // These are the statuses of work completions, as in enum ibv_wc_status.
 const (
 	WCSuccess        = fabric.WCSuccess
-	WCLocLenErr      = fabric.WCLocLenErr
 	WCLocQPOpErr     = fabric.WCLocQPOpErr
 	WCLocProtErr     = fabric.WCLocProtErr
 	WCFlushErr       = fabric.WCFlushErr
-	WCRemInvReqErr   = fabric.WCRemInvReqErr
 	WCRemAccessErr   = fabric.WCRemAccessErr
-	WCRemOpErr       = fabric.WCRemOpErr
 	WCRetryExcErr    = fabric.WCRetryExcErr
 	WCRNRRetryExcErr = fabric.WCRNRRetryExcErr
 	WCFatalErr       = fabric.WCFatalErr
-	WCGeneralErr     = fabric.WCGeneralErr
 )
 
 // These are the access rights of memory regions.
@@ -65,17 +60,14 @@ const (
 	DevByReference  = fabric.DevByReference
 	DevCopiesAtPost = fabric.DevCopiesAtPost
 	DevAnyMemory    = fabric.DevAnyMemory
-	DevSharedFD     = fabric.DevSharedFD
 	DevLink         = fabric.DevLink
 	DevMaps         = fabric.DevMaps
 )
 
 // These are the states of queue pairs.
 const (
-	StateInit = fabric.StateInit
-	StateRTR  = fabric.StateRTR
-	StateRTS  = fabric.StateRTS
-	StateErr  = fabric.StateErr
+	StateRTS = fabric.StateRTS
+	StateErr = fabric.StateErr
 )
 
 // These are the types of asynchronous events.

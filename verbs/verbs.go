@@ -95,11 +95,8 @@ type (
 
 // Attr describes a device and its limits.
 type Attr struct {
-	Provider, Name                                  string
-	MaxMRSize                                       uint64
-	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
-	MTU                                             uint32
-	Flags                                           DevFlags
+	fabric.DeviceAttr
+	Provider, Name string // in place of the arrays of bytes
 }
 
 // Has reports whether the device has a flag.
@@ -145,22 +142,18 @@ type Device struct {
 // Open opens a device of a provider. If name is empty, it opens the first. options is "key=value,…", as documented by the provider.
 func Open(provider, name, options string) (*Device, error) {
 	d := &Device{}
-	var a fabric.DeviceAttr
+	a := &d.attr.DeviceAttr
 	err := do("open "+provider, func() int {
 		var rc int
 		if d.h, rc = fabric.Open(provider, name, options); rc < 0 {
 			return rc
 		}
-		return fabric.Query(d.h, &a)
+		return fabric.Query(d.h, a)
 	})
 	if err != nil {
 		return nil, err
 	}
-	d.attr = Attr{
-		Provider: cString(a.Provider[:]), Name: cString(a.Name[:]), MaxMRSize: a.MaxMRSize,
-		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, MaxCQ: a.MaxCQ, MaxCQE: a.MaxCQE, MaxMR: a.MaxMR, MaxInline: a.MaxInline,
-		MTU: a.MTU, Flags: a.Flags,
-	}
+	d.attr.Provider, d.attr.Name = cString(a.Provider[:]), cString(a.Name[:])
 	return d, nil
 }
 
@@ -185,20 +178,16 @@ func (d *Device) Close() error {
 const LinkSettles = 500 * time.Millisecond
 
 // AsyncEvent is an asynchronous event of a device.
-type AsyncEvent struct {
-	Type  EventType
-	QPNum uint32
-}
+type AsyncEvent = fabric.AsyncEvent
 
 // AsyncEvent waits for the device's next event. ok is false after the timeout. It must be called in a loop, because it also accepts
 // the peers of passive queue pairs.
 func (d *Device) AsyncEvent(timeout time.Duration) (ev AsyncEvent, ok bool, err error) {
-	var e fabric.AsyncEvent
-	n, err := call("wait for an event", func() int { return fabric.GetAsyncEvent(d.h, int(timeout.Milliseconds()), &e) })
+	n, err := call("wait for an event", func() int { return fabric.GetAsyncEvent(d.h, int(timeout.Milliseconds()), &ev) })
 	if err != nil {
 		err = fmt.Errorf("device %s: %w", d.attr.Name, err)
 	}
-	return AsyncEvent{e.Type, e.QPNum}, n > 0, err
+	return ev, n > 0, err
 }
 
 // PD is a protection domain: the memory and queue pairs of one tenant.
