@@ -116,7 +116,7 @@ func (j opening) shards() (err error) {
 			return err
 		}
 		j.Job.shards = append(j.Job.shards, s)
-		j.owners = append(j.owners, store.Owners(uplink.Alone{}))
+		j.owners = append(j.owners, nil)
 		if j.place != nil {
 			j.owners[i] = j.place.NewOwners(l.Index)
 			u, err := j.raise(s, l, j.site.scratch[i])

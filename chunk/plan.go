@@ -265,9 +265,6 @@ func (p *Plan) TensorChunks(t int) (first, end int) {
 // NumLanes returns the number of lanes.
 func (p *Plan) NumLanes() int { return len(p.lanes) }
 
-// Lane returns a lane by its number, which is its place in [Config].
-func (p *Plan) Lane(l int) Lane { return p.lanes[l].Lane }
-
 // LaneChunks returns the numbers of a lane's chunks. The position is the chunk's lane index. The slice belongs to the plan.
 func (p *Plan) LaneChunks(l int) []uint32 { return slices.Clip(p.lanes[l].chunks) }
 

@@ -139,8 +139,8 @@ func TestLaneViewsAgreeWithChunks(t *testing.T) {
 		p := build(t, c, m)
 		total := 0
 		for l := range p.NumLanes() {
-			if p.Lane(l) != c.Lanes[l] {
-				t.Fatalf("lane %d is %v, not %v", l, p.Lane(l), c.Lanes[l])
+			if p.lanes[l].Lane != c.Lanes[l] {
+				t.Fatalf("lane %d is %v, not %v", l, p.lanes[l].Lane, c.Lanes[l])
 			}
 			var elems, bytes uint64
 			share := map[int][]int{} // tensor: lane indices

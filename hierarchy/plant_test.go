@@ -42,7 +42,7 @@ var plants = []plant.Plant{
 	},
 	{
 		Name: "a sum that was taken keeps its slot", File: reducerFile,
-		Old: "slot: int32(m.row(c)[child]) - 1, kind: SendTaken", New: "slot: none, kind: SendTaken",
+		Old: "SendTaken, Index: index, Slot: int(m.row(c)[child]) - 1", New: "SendTaken, Index: index, Slot: none",
 	},
 	{
 		Name: "a child gets no result", File: reducerFile,

@@ -50,7 +50,7 @@ type Action struct {
 	Epoch     uint8 // of the message
 	Broadcast bool  // a broadcast of initial values, not gradients
 	Peer      int
-	Slot      int
+	Slot      int // of SendPartial: at Peer; of an answer: here, or -1 if it is free already
 	Err       error
 }
 
@@ -90,22 +90,15 @@ type chunkState struct {
 	row    int32  // index of the row of the children's slots, or none without a child's sum
 }
 
-// answer is an answer to a child's sum that waits for room.
-type answer struct {
-	index     uint32
-	slot      int32 // slot of the sum, freed with this answer, or none if it is free already
-	kind      ActionKind
-	broadcast bool
-}
-
 // peer is the reducer's view of another rack.
 type peer struct {
 	remoteSlots ring[uint16] // free slots for this rack's sums there, in the order in which they became free
 	localSlots  ring[uint16] // free slots for its sums here, in that order
 	sends       int          // free entries of the send queue
-	answers     ring[answer] // answers that wait for room, oldest first; they go before sums
-	sums        ring[uint32]
-	notices     int // requests and recalls in flight
+	// answers holds answers to its sums that wait for room, oldest first. They go before sums. An answer frees its slot, if any.
+	answers ring[Action]
+	sums    ring[uint32]
+	notices int // requests and recalls in flight
 }
 
 // stall counts the ticks without progress (stall.go).
@@ -142,7 +135,7 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 	for r := range m.peers {
 		p := &m.peers[r]
 		p.sends = cfg.Sends
-		p.answers, p.sums = newRing[answer](cfg.Window+cfg.Open), newRing[uint32](cfg.Open)
+		p.answers, p.sums = newRing[Action](cfg.Window+cfg.Open), newRing[uint32](cfg.Open)
 		p.remoteSlots, p.localSlots = newRing[uint16](cfg.Window), newRing[uint16](cfg.Window)
 		for slot := range cfg.Window {
 			p.remoteSlots.put(uint16(slot))
@@ -316,7 +309,7 @@ func (m *Reducer) gathered(index uint32, c *chunkState) {
 	if c.have > 0 {
 		m.emit(Action{Kind: Combine, Index: index, Broadcast: c.broadcast})
 		for _, child := range r.Children {
-			m.answer(child, answer{index: index, slot: int32(m.row(c)[child]) - 1, kind: SendTaken})
+			m.answer(child, Action{Kind: SendTaken, Index: index, Slot: int(m.row(c)[child]) - 1})
 		}
 		m.empty(c)
 	}
@@ -325,7 +318,8 @@ func (m *Reducer) gathered(index uint32, c *chunkState) {
 }
 
 // answer sends an answer to a child if it has room. Otherwise it queues the answer.
-func (m *Reducer) answer(child int, a answer) {
+func (m *Reducer) answer(child int, a Action) {
+	a.Peer = child
 	m.peers[child].answers.put(a)
 	m.flush(child)
 }
@@ -338,9 +332,9 @@ func (m *Reducer) finished(index uint32, c *chunkState) {
 	m.stall.finished++
 	m.emit(Action{Kind: Return, Index: index, Broadcast: c.broadcast})
 	for _, child := range m.route(c).Children {
-		a := answer{index: index, slot: none, kind: SendResult, broadcast: c.broadcast}
+		a := Action{Kind: SendResult, Index: index, Slot: none, Broadcast: c.broadcast}
 		if c.phase < queued {
-			a.slot = int32(m.row(c)[child]) - 1
+			a.Slot = int(m.row(c)[child]) - 1
 		}
 		m.answer(child, a)
 	}
@@ -433,12 +427,11 @@ func (m *Reducer) flush(rack int) {
 	p := &m.peers[rack]
 	for ; p.sends > 0 && p.answers.len() > 0; p.sends-- {
 		a := p.answers.take()
-		if a.slot != none {
-			p.localSlots.put(uint16(a.slot))
+		if a.Slot != none {
+			p.localSlots.put(uint16(a.Slot))
 		}
-		m.emit(Action{
-			Kind: a.kind, Index: a.index, Peer: rack, Slot: int(a.slot), Epoch: m.chunks[a.index].epoch, Broadcast: a.broadcast,
-		})
+		a.Epoch = m.chunks[a.Index].epoch
+		m.emit(a)
 	}
 	for ; p.sends > 0 && p.sums.len() > 0 && p.remoteSlots.len() > 0; p.sends-- {
 		index := p.sums.take()

@@ -89,13 +89,13 @@ func (m *Reducer) makeRoom(child int) {
 
 // nack answers a child's sum with a NACK.
 func (m *Reducer) nack(child int, index uint32, c *chunkState) {
-	slot := int32(m.row(c)[child]) - 1
+	slot := int(m.row(c)[child]) - 1
 	m.row(c)[child] = 0
 	if c.have--; c.have == 0 {
 		m.empty(c)
 	}
 	m.shut(index, c)
-	m.answer(child, answer{index: index, slot: slot, kind: SendNACK})
+	m.answer(child, Action{Kind: SendNACK, Index: index, Slot: slot})
 }
 
 // drop drops a rack's sum of a chunk with its children's sums.
@@ -103,7 +103,7 @@ func (m *Reducer) drop(index uint32, c *chunkState) {
 	m.reset(index, c)
 	m.emit(Action{Kind: Discard, Index: index})
 	for _, child := range m.route(c).Children {
-		m.answer(child, answer{index: index, slot: none, kind: SendNACK})
+		m.answer(child, Action{Kind: SendNACK, Index: index, Slot: none})
 	}
 }
 

@@ -115,14 +115,6 @@ func (c *Conn) Inline() bool { return c.cfg.MaxInline > 0 }
 // Resumable reports whether the worker can resume the connection.
 func (c *Conn) Resumable() bool { return c.cfg.Resumable }
 
-// Connect makes a queue pair, which waits for the worker, and returns its endpoint.
-func (c *Conn) Connect(p Path, peer []byte) (endpoint []byte, err error) {
-	if endpoint, err = c.Open(p); err != nil {
-		return nil, err
-	}
-	return endpoint, c.Join(peer, false)
-}
-
 // Open makes a queue pair and returns its endpoint.
 func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 	c.qp, err = p.PD.CreateQP(verbs.QPConfig{

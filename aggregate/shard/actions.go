@@ -122,9 +122,6 @@ func (s *Shard) finish(a *reduce.Action) {
 	}
 	s.answerAll(a, p)
 	s.release(p.buffer)
-	if a.Kind == reduce.Deliver {
-		s.Uplink.Delivered(a.Index)
-	}
 	if a.Moves {
 		s.Moves.departed(a.Index, c)
 	}

@@ -51,10 +51,8 @@ type Uplink interface {
 	Add(chunks []store.Chunk)
 	// HandUp takes a complete chunk.
 	HandUp(a *reduce.Action)
-	// Deliver makes a chunk's result, or its initial values, the rack's own, and writes it to every output.
+	// Deliver makes a chunk's result, or its initial values, the rack's own, writes it to every output, and frees its buffer.
 	Deliver(index uint32, initial bool, outs []uint64, stream bool)
-	// Delivered frees a chunk's buffer, because the workers have the result.
-	Delivered(index uint32)
 	// Exchange passes the norms of a commit between the racks, and then the lanes' barrier.
 	Exchange()
 	// Refresh gives all racks the parameters that a commit changed, unless it is skipped.
@@ -250,7 +248,6 @@ func (noUplink) HandUp(*reduce.Action) { panic("shard: a chunk was handed up in 
 func (noUplink) Deliver(uint32, bool, []uint64, bool) {
 	panic("shard: a result came to a job of one rack")
 }
-func (noUplink) Delivered(uint32)              {}
 func (u noUplink) Exchange()                   { u.s.ReachBarrier() }
 func (noUplink) Refresh(bool)                  { panic("shard: a refresh in a job of one rack") }
 func (noUplink) Pending() bool                 { return false }

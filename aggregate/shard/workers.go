@@ -220,7 +220,10 @@ func (w *Workers) connect(k *link, nic int, pds []*verbs.PD, peer []byte) (endpo
 	if err != nil {
 		return nil, err
 	}
-	return k.Connect(path, peer)
+	if endpoint, err = k.Open(path); err != nil {
+		return nil, err
+	}
+	return endpoint, k.Join(peer, false)
 }
 
 // Resume is a worker's request to resume a lane's connection.

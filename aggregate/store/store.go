@@ -183,11 +183,9 @@ type Spec struct {
 	LRMult, WDMult float64
 }
 
-// Owners deals a lane's chunks to racks.
-type Owners interface {
-	// Next returns the rack that owns the lane's next chunk, and whether this rack keeps the chunk's optimizer state.
-	Next(elems uint64) (rack uint8, kept bool)
-}
+// Owners deals a lane's chunks to racks, one in each call. It returns the rack that owns the chunk, and whether this rack keeps the
+// chunk's optimizer state. If nil, the job runs in one rack.
+type Owners func(elems uint64) (rack uint8, kept bool)
 
 // Addition holds the new tensors of a lane and their chunks. The chunks count tensors from the addition's first.
 type Addition struct {
@@ -224,7 +222,10 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms,
 		})
 		for i := lt.First; i < lt.First+lt.Chunks; i++ {
 			c := plan.Chunk(int(ids[i]))
-			owner, kept := l.Owners.Next(uint64(c.Elems))
+			owner, kept := uint8(0), true
+			if l.Owners != nil {
+				owner, kept = l.Owners(uint64(c.Elems))
+			}
 			var h *History
 			arrays := s.Arrays[0]
 			if kept {

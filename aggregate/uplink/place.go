@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/rackweave/rackweave/aggregate/failure"
+	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 )
@@ -90,23 +91,11 @@ func (p *Place) Root() int {
 	return failure.NoRank
 }
 
-// Owners deals a lane's chunks to the racks. It implements [store.Owners].
-type Owners struct {
-	owners hierarchy.Owners
-	place  *Place
-}
-
 // NewOwners returns the owners of a lane's chunks.
-func (p *Place) NewOwners(lane int) *Owners { return &Owners{p.Topology.NewOwners(lane), p} }
-
-// Next returns the rack that owns the lane's next chunk, and whether this rack keeps the chunk's optimizer state.
-func (o *Owners) Next(elems uint64) (rack uint8, kept bool) {
-	r := o.owners.Next(elems)
-	return uint8(r), r == o.place.Rack || o.place.mirrors(r)
+func (p *Place) NewOwners(lane int) store.Owners {
+	owners := p.Topology.NewOwners(lane)
+	return func(elems uint64) (rack uint8, kept bool) {
+		r := owners.Next(elems)
+		return uint8(r), r == p.Rack || p.mirrors(r)
+	}
 }
-
-// Alone deals all chunks of a job in one rack to rack 0.
-type Alone struct{}
-
-// Next returns rack 0, which keeps the state.
-func (Alone) Next(uint64) (rack uint8, kept bool) { return 0, true }

@@ -36,7 +36,10 @@ func (u *Uplink) contribute(a *reduce.Action) {
 	b := u.buffers.take(u.cfg.Lane.Stamp())
 	u.chunks[a.Index].part = b
 	broadcast := a.Op == chunk.OpBroadcast
-	n := note{resultAddr: u.answerAddr(c, b, broadcast), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
+	n := note{resultAddr: u.buffers.result(b), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
+	if !broadcast && u.mirrors(c) {
+		n.resultAddr = u.buffers.sum(b)
+	}
 	switch root := u.cfg.Place.Root(); {
 	case !broadcast:
 		u.cfg.Rounds.Contribute(c, u.cfg.Shard.Gradients(a), u.buffers.part(b))
@@ -48,6 +51,11 @@ func (u *Uplink) contribute(a *reduce.Action) {
 	n.write(u.buffers.part(b) + u.partBytes(c, broadcast))
 	u.reducer.Ready(a.Index, broadcast)
 	u.carryOut()
+}
+
+var notices = [...]Notice{
+	hierarchy.SendRequest: NoticeRequest, hierarchy.SendRecall: NoticeRecall, hierarchy.SendNACK: NoticeNACK,
+	hierarchy.SendTaken: NoticeTaken,
 }
 
 func (u *Uplink) carryOut() {
@@ -67,14 +75,8 @@ func (u *Uplink) carryOut() {
 			u.sendPart(a)
 		case hierarchy.SendResult:
 			u.sendResult(a)
-		case hierarchy.SendRequest:
-			u.links.notify(a.Peer, NoticeRequest, a.Index)
-		case hierarchy.SendRecall:
-			u.links.notify(a.Peer, NoticeRecall, a.Index)
-		case hierarchy.SendNACK:
-			u.links.notify(a.Peer, NoticeNACK, a.Index)
-		case hierarchy.SendTaken:
-			u.links.notify(a.Peer, NoticeTaken, a.Index)
+		case hierarchy.SendRequest, hierarchy.SendRecall, hierarchy.SendNACK, hierarchy.SendTaken:
+			u.links.notify(a.Peer, notices[a.Kind], a.Index)
 		case hierarchy.Follow:
 			u.wanted = append(u.wanted, a.Index)
 		case hierarchy.Discard:
@@ -208,7 +210,8 @@ func (u *Uplink) finish(a *hierarchy.Action) {
 	u.cfg.Arithmetic.Broadcast(u.cfg.Store, c, at, u.one[:], false)
 }
 
-// Deliver takes a chunk's result into the rack, and writes it to every output. If stream is true, it writes past the cache.
+// Deliver takes a chunk's result into the rack, writes it to every output, and frees the chunk's buffer. If stream is true, it
+// writes past the cache.
 func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool) {
 	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].part
 	result, kind, answers := u.buffers.result(b), uint8(u.cfg.Store.Tensors[c.Tensor].Result), true
@@ -221,16 +224,13 @@ func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool)
 	} else {
 		answers = u.cfg.Rounds.Take(c, result, u.buffers.sum(b))
 	}
-	if !answers || len(outs) == 0 {
-		return
+	if answers && len(outs) > 0 {
+		u.one[0] = result
+		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), Stream: stream}
+		sum.Run(u.cfg.Arithmetic.ISA)
 	}
-	u.one[0] = result
-	sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), Stream: stream}
-	sum.Run(u.cfg.Arithmetic.ISA)
+	u.release(index)
 }
-
-// Delivered frees a chunk's buffer, because the workers have the result.
-func (u *Uplink) Delivered(index uint32) { u.release(index) }
 
 func (u *Uplink) wire(c *store.Chunk) uint8 { return uint8(u.cfg.Store.Tensors[c.Tensor].Wire) }
 

@@ -34,14 +34,6 @@ func (u *Uplink) mirrors(c *store.Chunk) bool {
 	return c.History != nil && int(c.Owner) != u.cfg.Place.Rack
 }
 
-// answerAddr returns the address for the answer to this rack's part of a chunk.
-func (u *Uplink) answerAddr(c *store.Chunk, buffer int32, initial bool) uint64 {
-	if !initial && u.mirrors(c) {
-		return u.buffers.sum(buffer)
-	}
-	return u.buffers.result(buffer)
-}
-
 func (u *Uplink) sendPart(a *hierarchy.Action) {
 	c := &u.cfg.Store.Chunks[a.Index]
 	op := OpSum

@@ -34,8 +34,7 @@ type Shard interface {
 	// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next
 	// call.
 	Gradients(a *reduce.Action) []uint64
-	// CarryOut does what the shard's machine has decided in the last event. For a result it calls [Uplink.Deliver] and
-	// [Uplink.Delivered].
+	// CarryOut does what the shard's machine has decided in the last event. For a result it calls [Uplink.Deliver].
 	CarryOut()
 	// ReachBarrier announces this lane at the next barrier of the job's lanes.
 	ReachBarrier()
@@ -74,7 +73,7 @@ func (c *Counters) Add(o *Counters) {
 // chunkBuffers names a chunk's buffers. A child can lack the last result when this rack's workers have it and have completed their
 // next part, so there are two.
 type chunkBuffers struct {
-	part   int32 // of the rack's part and its result, until the rack's workers have the result; otherwise [store.NoBuffer]
+	part   int32 // of the rack's part and its result, until the result is delivered; otherwise [store.NoBuffer]
 	result int32 // of the last result, until it was sent to all children; it is not read afterwards
 }
 
