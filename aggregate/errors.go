@@ -16,10 +16,8 @@ var (
 	// ErrProtocol is wrapped by a worker's violation of the protocol.
 	ErrProtocol   = reduce.ErrProtocol
 	ErrWorkerLost = reduce.ErrWorkerLost
-	// ErrPeerLost is wrapped by the loss of another rack's aggregator.
-	ErrPeerLost  = uplink.ErrPeerLost
-	ErrFull      = lane.ErrFull
-	ErrQueueLost = lane.ErrQueueLost
+	ErrFull       = lane.ErrFull
+	ErrQueueLost  = lane.ErrQueueLost
 	// ErrStale is returned for an attempt to resume after a later attempt.
 	ErrStale = shard.ErrStale
 	// ErrNotQuiet is returned by a [Snapshot] while gradients are under way.

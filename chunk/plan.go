@@ -139,38 +139,37 @@ func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
 }
 
 // add appends tensors. place puts a chunk of so many bytes on a lane, and charges it.
-func (p *Plan) add(batch []Tensor, place func(bytes uint64) (int, error)) error {
-	added := 0
-	undo := func() {
+func (p *Plan) add(batch []Tensor, place func(bytes uint64) (int, error)) (err error) {
+	// Saving the headers of the other slices is enough, because the next add overwrites elements past a saved length.
+	saved, added := *p, 0
+	p.lanes, p.nics = slices.Clone(p.lanes), slices.Clone(p.nics)
+	defer func() {
+		if err == nil {
+			return
+		}
+		*p = saved
 		for _, t := range batch[:added] {
 			delete(p.byName, t.Name)
 		}
-	}
+	}()
 	room := uint64(len(p.lanes))*MaxLaneChunks - uint64(len(p.chunks))
 	var chunks uint64
 	for i, t := range batch {
 		if err := p.check(t); err != nil {
-			undo()
 			return err
 		}
 		chunks += (t.Elems-1)/p.perChunk(t.DType) + 1
 		if chunks > room {
-			undo()
 			return invalid("tensor %q of %d elements: the model has more chunks of %d bytes than %d lanes can number (%d each): %s",
 				t.Name, t.Elems, p.chunkBytes, len(p.lanes), MaxLaneChunks, remedyTooMany)
 		}
 		p.byName[t.Name] = len(p.tensors) + i
 		added++
 	}
-
-	// Saving the slice headers is enough, because the next Add overwrites elements past a saved length.
-	lanes, nics, tensors, placed := slices.Clone(p.lanes), slices.Clone(p.nics), p.tensors, p.chunks
 	p.tensors = slices.Grow(p.tensors, len(batch))
 	p.chunks = slices.Grow(p.chunks, int(chunks))
 	for _, t := range batch {
 		if err := p.place(t, place); err != nil {
-			undo()
-			p.lanes, p.nics, p.tensors, p.chunks = lanes, nics, tensors, placed
 			return err
 		}
 	}

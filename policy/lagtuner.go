@@ -20,20 +20,17 @@ type lagTuner struct {
 	lower, upper uint64
 	reading      Reading
 
-	now      int64
-	last     []int64  // time of a worker's last push
-	since    []int64  // time at which it began its step
-	interval []int64  // duration of its last step without the time for which it was held; 0 if unknown
-	extra    []uint64 // steps that it still has, whatever its lead
-	awaits   []int    // Loose: the worker whose push releases it
+	now     int64
+	workers []lagging
 }
 
-func newLagTuner(m members, r learningRate, lower, upper uint64, reading Reading) *lagTuner {
-	return &lagTuner{
-		members: m, learningRate: r, lower: lower, upper: upper, reading: reading,
-		last: make([]int64, m.n), since: make([]int64, m.n), interval: make([]int64, m.n), extra: make([]uint64, m.n),
-		awaits: make([]int, m.n),
-	}
+// lagging is a worker's progress.
+type lagging struct {
+	last     int64  // time of its last push
+	since    int64  // time at which it began its step
+	interval int64  // duration of its last step without the time for which it was held; 0 if unknown
+	extra    uint64 // steps that it still has, whatever its lead
+	awaits   int    // Loose: the worker whose push releases it
 }
 
 func (*lagTuner) Stream() bool { return true }
@@ -42,14 +39,14 @@ func (p *lagTuner) On(e Event, to []Act) []Act {
 	p.now = max(p.now, e.At)
 	switch e.Kind {
 	case Push:
-		to = p.alone(e, to)
+		to = p.applied(e, to)
 		p.t[e.W]++
-		p.interval[e.W] = p.now - p.since[e.W]
-		p.last[e.W], p.since[e.W] = p.now, p.now
+		w := &p.workers[e.W]
+		w.last, w.since, w.interval = p.now, p.now, p.now-w.since
 		to = p.decide(e.W, to)
 	case Join:
 		p.join(e.W, p.min())
-		p.last[e.W], p.since[e.W], p.interval[e.W], p.extra[e.W] = p.now, p.now, 0, 0
+		p.workers[e.W] = lagging{last: p.now, since: p.now}
 	case Leave, Finish:
 		p.leave(e.W)
 	case Loss:
@@ -61,18 +58,18 @@ func (p *lagTuner) On(e Event, to []Act) []Act {
 // decide releases the worker that has pushed, or leaves it held.
 func (p *lagTuner) decide(w int, to []Act) []Act {
 	switch {
-	case p.extra[w] > 0:
-		p.extra[w]--
+	case p.workers[w].extra > 0:
+		p.workers[w].extra--
 		return p.release(w, p.t[w], to)
 	case p.lead(w) <= p.lower:
 		return p.release(w, p.t[w], to)
 	case p.reading == Loose || p.t[w] == p.max():
 		if r := p.control(w); r > 0 {
-			p.extra[w] = r - 1
+			p.workers[w].extra = r - 1
 			return p.release(w, p.t[w]+r-1, to)
 		}
 	}
-	p.awaits[w] = p.slowest()
+	p.workers[w].awaits = p.slowest()
 	return to
 }
 
@@ -81,13 +78,13 @@ func (p *lagTuner) recheck(e Event, to []Act) []Act {
 	lowest := p.min()
 	for w := range p.live {
 		held := p.held(w)
-		awaited := p.reading == Loose && held && w != e.W && p.awaits[w] == e.W && e.Kind != Join
+		awaited := p.reading == Loose && held && w != e.W && p.workers[w].awaits == e.W && e.Kind != Join
 		to = p.release(w, plus(lowest, p.lower), to)
 		if awaited {
 			to = p.release(w, p.t[w], to)
 		}
 		if held && !p.held(w) {
-			p.since[w] = p.now
+			p.workers[w].since = p.now
 		}
 	}
 	return to
@@ -101,7 +98,7 @@ func (p *lagTuner) slowest() int {
 		if !live || p.t[w] != lowest {
 			continue
 		}
-		if found < 0 || p.last[w]+p.interval[w] > p.last[found]+p.interval[found] {
+		if found < 0 || p.workers[w].last+p.workers[w].interval > p.workers[found].last+p.workers[found].interval {
 			found = w
 		}
 	}
@@ -119,22 +116,22 @@ func (p *lagTuner) control(w int) uint64 {
 		most = min(most, p.upper-p.lead(w)+1)
 	}
 	s := p.slowest()
-	if p.interval[s] == 0 || p.interval[w] == 0 {
+	if p.workers[s].interval == 0 || p.workers[w].interval == 0 {
 		return 0
 	}
-	next := max(p.last[s]+p.interval[s], p.now)
+	next := max(p.workers[s].last+p.workers[s].interval, p.now)
 	best, shortest := uint64(0), int64(-1)
 	at := p.now
 	for q := uint64(0); q <= most; q++ {
 		wait := next - at
 		if wait < 0 {
-			past := -wait % p.interval[s]
-			wait = min(past, p.interval[s]-past)
+			past := -wait % p.workers[s].interval
+			wait = min(past, p.workers[s].interval-past)
 		}
 		if shortest < 0 || wait < shortest {
 			best, shortest = q, wait
 		}
-		at += p.interval[w]
+		at += p.workers[w].interval
 	}
 	return best
 }

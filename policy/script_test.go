@@ -51,8 +51,8 @@ func picture(r *Runner) string {
 		if r.Held(w) {
 			held = append(held, name(w))
 		}
-		if l, ok := r.policy.(*lagTuner); ok && l.extra[w] > 0 {
-			extra = append(extra, fmt.Sprintf("%s has %d more", name(w), l.extra[w]))
+		if l, ok := r.policy.(*lagTuner); ok && l.workers[w].extra > 0 {
+			extra = append(extra, fmt.Sprintf("%s has %d more", name(w), l.workers[w].extra))
 		}
 	}
 	text := strings.Join(clocks, " ")

@@ -271,7 +271,7 @@ func (s Spec) from(step uint64) Spec {
 func New(s Spec, n int, first uint64) Policy {
 	s = s.from(first)
 	m, v := newMembers(n, first), s.values
-	alone := func(rate float64) learningRate {
+	rateOf := func(rate float64) learningRate {
 		switch rate {
 		case byStaleness:
 			return learningRate{staleness: true}
@@ -288,11 +288,12 @@ func New(s Spec, n int, first uint64) Policy {
 	}
 	switch s.kind {
 	case aspKind:
-		return &stale{members: m, learningRate: alone(v[0]), bound: Unbounded}
+		return &stale{members: m, learningRate: rateOf(v[0]), bound: Unbounded}
 	case sspKind:
-		return &stale{members: m, learningRate: alone(v[1]), bound: bound(v[0])}
+		return &stale{members: m, learningRate: rateOf(v[1]), bound: bound(v[0])}
 	case lagTunerKind:
-		return newLagTuner(m, alone(v[3]), uint64(v[0]), uint64(v[1]), Reading(v[2]))
+		return &lagTuner{members: m, learningRate: rateOf(v[3]), lower: uint64(v[0]), upper: uint64(v[1]), reading: Reading(v[2]),
+			workers: make([]lagging, n)}
 	case kBSPKind:
 		return newBarrier(m, int(v[0]), true)
 	case backupKind:

@@ -12,7 +12,7 @@ func (*stale) Stream() bool { return true }
 func (p *stale) On(e Event, to []Act) []Act {
 	switch e.Kind {
 	case Push:
-		to = p.alone(e, to)
+		to = p.applied(e, to)
 		p.t[e.W]++
 	case Join:
 		p.join(e.W, p.min())
@@ -35,7 +35,7 @@ func (r learningRate) Rate(tau uint64) float64 {
 	return r.factor
 }
 
-// alone appends the act of a push that was applied by itself.
-func (r learningRate) alone(e Event, to []Act) []Act {
+// applied appends the act of a push that was applied by itself.
+func (r learningRate) applied(e Event, to []Act) []Act {
 	return append(to, Act{Kind: Apply, W: e.W, Step: e.Step, Rate: r.Rate(e.Tau), Parts: []Part{{e.W, e.Step, 1}}})
 }

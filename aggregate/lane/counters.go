@@ -1,5 +1,7 @@
 package lane
 
+import "math/bits"
+
 // LatencyBuckets is the number of buckets of a lane's chunk latency histogram: bucket i counts latencies below 2^i µs.
 const LatencyBuckets = 24
 
@@ -32,12 +34,7 @@ type Counters struct {
 // Observe counts a chunk's latency.
 func (c *Counters) Observe(latencyNS int64) {
 	c.LatencySumNS += uint64(latencyNS)
-	us, b := latencyNS/1000, 0
-	for us > 0 && b < LatencyBuckets-1 {
-		us >>= 1
-		b++
-	}
-	c.Latency[b]++
+	c.Latency[min(bits.Len64(uint64(max(latencyNS, 0)/1000)), LatencyBuckets-1)]++
 }
 
 // moved counts the bytes that the lane has received, sent, and updated without messages.

@@ -56,18 +56,27 @@ type sets struct {
 
 // admit adds a worker's step, which may have ended, to the undecided set.
 func (q *sets) admit(rank int, step uint64, weight float64, ended bool) {
-	if n := len(q.open); n == 0 || q.open[n-1].decided {
-		q.open = append(q.open, &set{})
+	s := q.undecided()
+	if s == nil {
+		s = &set{}
+		q.open = append(q.open, s)
 	}
-	s := q.open[len(q.open)-1]
 	s.addends = append(s.addends, addend{rank, step, ended})
 	number := q.decided
 	q.later(func(s Shard) { s.Admit(rank, number, weight) })
 }
 
-func (q *sets) admitted() int {
+// undecided returns the set that is not decided yet, or nil.
+func (q *sets) undecided() *set {
 	if n := len(q.open); n > 0 && !q.open[n-1].decided {
-		return len(q.open[n-1].addends)
+		return q.open[n-1]
+	}
+	return nil
+}
+
+func (q *sets) admitted() int {
+	if s := q.undecided(); s != nil {
+		return len(s.addends)
 	}
 	return 0
 }
@@ -100,8 +109,8 @@ func (q *sets) ended(rank int, step uint64) {
 }
 
 func (q *sets) awaits(rank int) bool {
-	n := len(q.open)
-	return n > 0 && !q.open[n-1].decided && slices.ContainsFunc(q.open[n-1].addends, func(a addend) bool { return a.rank == rank })
+	s := q.undecided()
+	return s != nil && slices.ContainsFunc(s.addends, func(a addend) bool { return a.rank == rank })
 }
 
 // lose drops the sets with a step that a lost worker has not ended, because lanes have added some of it. It returns their numbers.

@@ -50,7 +50,7 @@ type Memory struct {
 	pds     []*verbs.PD // by NIC
 	mu      sync.Mutex
 	regions []*Region
-	shelves map[int]*shelf // by lane; callers that add tensors use it, one at a time
+	shelves map[int]shelf // by lane; callers that add tensors use it, one at a time
 }
 
 // shelf is a region with room left for parameters. Tensors registered one by one share regions, because a device has few.
@@ -68,7 +68,7 @@ const (
 
 // NewMemory makes a job's memory on devices: a protection domain on each.
 func NewMemory(job string, devices []*verbs.Device) (*Memory, error) {
-	m := &Memory{job: job}
+	m := &Memory{job: job, shelves: map[int]shelf{}}
 	for _, d := range devices {
 		pd, err := d.AllocPD()
 		if err != nil {
@@ -84,14 +84,7 @@ func (m *Memory) PDs() []*verbs.PD { return m.pds }
 
 // shelve finds room for a lane's parameters. Tensors' arrays begin at multiples of 64 bytes.
 func (m *Memory) shelve(lane, node int, bytes int64) (r *Region, offset int64, err error) {
-	if m.shelves == nil {
-		m.shelves = map[int]*shelf{}
-	}
 	s := m.shelves[lane]
-	if s == nil {
-		s = &shelf{}
-		m.shelves[lane] = s
-	}
 	if s.region == nil || bytes > int64(s.region.arena.Len())-s.used {
 		size := max(bytes, leastSpare, min(s.total/4, mostSpare))
 		if r, err = m.Allocate(Parameters, lane, node, size, verbs.AccessLocalWrite, false); err != nil && size > bytes {
@@ -101,10 +94,11 @@ func (m *Memory) shelve(lane, node int, bytes int64) (r *Region, offset int64, e
 		if err != nil {
 			return nil, 0, err
 		}
-		s.region, s.used, s.total = r, 0, s.total+size
+		s = shelf{region: r, total: s.total + size}
 	}
 	offset = s.used
 	s.used += bytes
+	m.shelves[lane] = s
 	return s.region, offset, nil
 }
 
