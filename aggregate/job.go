@@ -401,13 +401,13 @@ func (j *Job) end() error {
 func (j *Job) leavePeers() {
 	ctx, cancel := context.WithTimeout(context.Background(), j.shared.Timeouts.Link)
 	defer cancel()
-	j.await(ctx, func(lane int) bool { return j.Failure() != nil || j.uplinks[lane].Links().Flushed(false) })
+	j.await(ctx, func(lane int) bool { return j.Failure() != nil || j.uplinks[lane].Links.Flushed(false) })
 	for i, u := range j.uplinks {
 		if j.Failure() == nil {
-			_ = j.site.lanes[i].Do(ctx, u.Links().Leave)
+			_ = j.site.lanes[i].Do(ctx, u.Links.Leave)
 		}
 	}
-	j.await(ctx, func(lane int) bool { return j.uplinks[lane].Links().Flushed(true) })
+	j.await(ctx, func(lane int) bool { return j.uplinks[lane].Links.Flushed(true) })
 }
 
 // await waits until a condition of the job holds in every lane. It does not wait for manual lanes, or for shards that have

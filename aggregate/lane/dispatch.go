@@ -215,8 +215,9 @@ func (l *Lane) complete(wc *verbs.WC) {
 		c.Completed(ok)
 	}
 	switch {
+	case !ok && c.State() == session.Up:
+		c.handler.Failed(c, c.Survives(wc.Status), errors.New(wc.Status.String()))
 	case !ok:
-		c.handler.Failed(c, wc.Status)
 	case isSend:
 		c.handler.Sent(c, sends)
 	default:
@@ -242,9 +243,7 @@ func (l *Lane) flush() {
 		l.dirty[i], c.dirty = nil, false
 		if l.conns.has(c) {
 			l.serving = c.flow
-			if err := c.Replenish(); err != nil {
-				c.handler.Refused(c, err)
-			}
+			c.refused(c.Replenish())
 			l.Post(c)
 		}
 	}
@@ -252,9 +251,12 @@ func (l *Lane) flush() {
 }
 
 // Post rings a connection's doorbell. It is called on the lane's goroutine.
-func (l *Lane) Post(c *Conn) {
-	if err := c.Conn.Post(); err != nil {
-		c.handler.Refused(c, err)
+func (l *Lane) Post(c *Conn) { c.refused(c.Conn.Post()) }
+
+// refused handles the error of a queue pair that accepts no work request, if it is one.
+func (c *Conn) refused(err error) {
+	if err != nil && c.State() == session.Up {
+		c.handler.Failed(c, c.Refused(), err)
 	}
 }
 

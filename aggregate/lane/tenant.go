@@ -34,10 +34,8 @@ type Handler interface {
 	Receive(c *Conn, wc *verbs.WC)
 	// Sent records that n messages have arrived at the peer.
 	Sent(c *Conn, n int)
-	// Failed handles a completion in error.
-	Failed(c *Conn, status verbs.Status)
-	// Refused handles a queue pair that accepts no work request.
-	Refused(c *Conn, err error)
+	// Failed handles the failure of the queue pair of a connection that was up. survives reports whether the worker can resume it.
+	Failed(c *Conn, survives bool, err error)
 	// QueueLost handles the loss of the completion queue that the connection used.
 	QueueLost(c *Conn, err error)
 }

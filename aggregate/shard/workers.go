@@ -26,26 +26,11 @@ func (w *Workers) Sent(c *lane.Conn, n int) {
 	w.s.Machine.Sent(c.Rank, n)
 }
 
-// Failed handles a completion in error. The path to the worker is broken, the worker is gone, or the worker violated its keys.
-func (w *Workers) Failed(c *lane.Conn, status verbs.Status) {
-	k := w.links[c.Rank]
-	switch {
-	case k.State() != session.Up:
-	case k.Survives(status):
+// Failed handles the failure of a queue pair: the path to the worker is broken, the worker is gone, or it violated its keys.
+func (w *Workers) Failed(c *lane.Conn, survives bool, err error) {
+	if k := w.links[c.Rank]; survives {
 		w.breakOff(k)
-	default:
-		w.lose(k, errors.New(status.String()))
-	}
-}
-
-// Refused handles a queue pair that accepts no work request.
-func (w *Workers) Refused(c *lane.Conn, err error) {
-	k := w.links[c.Rank]
-	switch {
-	case k.State() != session.Up:
-	case k.Conn.Refused():
-		w.breakOff(k)
-	default:
+	} else {
 		w.lose(k, err)
 	}
 }
@@ -114,7 +99,7 @@ func (w *Workers) Recover() (broken bool) {
 		up, err := k.Recover()
 		switch {
 		case err != nil:
-			w.Refused(k.Conn, err)
+			w.Failed(k.Conn, k.Refused(), err)
 		case up:
 			w.s.lane.Count().Failovers++
 			continue

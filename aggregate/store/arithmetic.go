@@ -27,10 +27,20 @@ func (k *Arithmetic) Sum(s *Store, c *Chunk, src []uint64, srcType uint8, outs [
 
 // Accumulate adds the sum of the sources to the chunk's accumulator, and computes its norm for the commit of this parity.
 func (k *Arithmetic) Accumulate(s *Store, c *Chunk, src []uint64, srcType uint8, parity uint8) {
+	k.accumulate(s, c, src, srcType)
+	c.Norms.Gradient[parity] = kernel.SumSq(k.ISA, k.one[0], uint64(c.Elems))
+}
+
+func (k *Arithmetic) accumulate(s *Store, c *Chunk, src []uint64, srcType uint8) {
 	k.one[0] = s.Accumulator(c)
 	kernel.Sum{Dst: k.one[:], DstType: kernel.F32, Src: src, SrcType: srcType, N: uint64(c.Elems), Accumulate: c.Dirty}.Run(k.ISA)
 	c.Dirty = true
-	c.Norms.Gradient[parity] = kernel.SumSq(k.ISA, k.one[0], uint64(c.Elems))
+}
+
+// SumInto writes the sum of the sources to one address.
+func (k *Arithmetic) SumInto(out uint64, outType uint8, src []uint64, srcType uint8, elems uint32) {
+	k.one[0] = out
+	kernel.Sum{Dst: k.one[:], DstType: outType, Src: src, SrcType: srcType, N: uint64(elems)}.Run(k.ISA)
 }
 
 // Broadcast makes the root's values the chunk's parameters, and writes them to every output.
@@ -65,11 +75,7 @@ func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs 
 	t := &s.Tensors[c.Tensor]
 	c.Updates++
 	if t.scalarsFor != c.Updates {
-		h := t.Hyper
-		h.LR *= t.LRMult
-		h.WD *= t.WDMult
-		h.Scale *= s.Scale
-		t.scalars, t.scalarsFor = optim.Derive(s.Rule, h, c.Updates), c.Updates
+		t.scalars, t.scalarsFor = optim.Derive(s.Rule, t.multiplied(t.Hyper, 1, s.Scale), c.Updates), c.Updates
 	}
 	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, uint8(t.Result), stream)
 }
@@ -80,11 +86,7 @@ func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs 
 func (k *Arithmetic) StepOne(s *Store, c *Chunk, h *optim.Hyper, factor float64, workers int, src, outs []uint64) {
 	t := &s.Tensors[c.Tensor]
 	c.Updates++
-	own := *h
-	own.LR *= t.LRMult * factor
-	own.WD *= t.WDMult
-	own.Scale *= float64(workers)
-	scalars := optim.Derive(s.Rule, own, c.Updates)
+	scalars := optim.Derive(s.Rule, t.multiplied(*h, factor, float64(workers)), c.Updates)
 	k.run(s, s.Rule, &scalars, c, src, uint8(t.Wire), outs, uint8(t.Wire), false)
 }
 
@@ -97,9 +99,7 @@ func (k *Arithmetic) AccumulateOne(s *Store, c *Chunk, src []uint64, weight floa
 		k.run(s, optim.Sum, &scalars, c, src, wire, k.one[:], kernel.F32, false)
 		src[0], wire = scratch, kernel.F32
 	}
-	k.one[0] = s.Accumulator(c)
-	kernel.Sum{Dst: k.one[:], DstType: kernel.F32, Src: src, SrcType: wire, N: uint64(c.Elems), Accumulate: c.Dirty}.Run(k.ISA)
-	c.Dirty = true
+	k.accumulate(s, c, src, wire)
 }
 
 // ApplySet updates one chunk with the accumulated sum of a set of so many gradients. Their mean is scaled as if it were the sum of
@@ -114,11 +114,7 @@ func (k *Arithmetic) ApplySet(s *Store, c *Chunk, size int, rate float64, worker
 	}
 	c.Updates++
 	t := &s.Tensors[c.Tensor]
-	own := t.Hyper
-	own.LR *= t.LRMult * rate
-	own.WD *= t.WDMult
-	own.Scale *= float64(workers) / float64(size)
-	scalars := optim.Derive(s.Rule, own, c.Updates)
+	scalars := optim.Derive(s.Rule, t.multiplied(t.Hyper, rate, float64(workers)/float64(size)), c.Updates)
 	k.one[0] = s.Accumulator(c)
 	k.run(s, s.Rule, &scalars, c, k.one[:], kernel.F32, nil, 0, false)
 }
@@ -176,10 +172,8 @@ func (d *Commit) Answer() chunk.TensorRecord {
 // hyper returns the step's hyper-parameters for a tensor: the job's, with the values that the commit carries.
 func (d *Commit) hyper(s *Store, t *Tensor) optim.Hyper {
 	h := s.Hyper
-	h.LR = float64(d.record.LR) * t.LRMult
-	h.WD = float64(d.record.WD) * t.WDMult
-	h.Scale = float64(d.scale)
-	return h
+	h.LR, h.WD, h.Scale = float64(d.record.LR), float64(d.record.WD), float64(d.scale)
+	return t.multiplied(h, 1, 1)
 }
 
 // Apply updates one chunk with its accumulated gradient, and drops the gradient. LAMB drops it after its second pass.

@@ -27,7 +27,7 @@ func NewRackSum(workers []int, pods, chunkBytes int, r *Region) *RackSum {
 // Add returns the addresses of the racks' sums in f32, or of the pods' sums if the job has several pods.
 func (b *RackSum) Add(k *Arithmetic, src []uint64, wire chunk.DType, elems uint32) []uint64 {
 	for i, n := range b.racks {
-		kernel.Sum{Dst: b.sums[i : i+1], DstType: kernel.F32, Src: src[:n], SrcType: uint8(wire), N: uint64(elems)}.Run(k.ISA)
+		k.SumInto(b.sums[i], kernel.F32, src[:n], uint8(wire), elems)
 		src = src[n:]
 	}
 	if b.pods < 2 {
@@ -35,8 +35,7 @@ func (b *RackSum) Add(k *Arithmetic, src []uint64, wire chunk.DType, elems uint3
 	}
 	size := len(b.sums) / b.pods
 	for p := range b.pods {
-		pod := b.sums[p*size : (p+1)*size]
-		kernel.Sum{Dst: b.sums[p : p+1], DstType: kernel.F32, Src: pod, SrcType: kernel.F32, N: uint64(elems)}.Run(k.ISA)
+		k.SumInto(b.sums[p], kernel.F32, b.sums[p*size:(p+1)*size], kernel.F32, elems)
 	}
 	return b.sums[:b.pods]
 }

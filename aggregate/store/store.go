@@ -43,6 +43,14 @@ type Tensor struct {
 // SetHyper replaces the tensor's hyper-parameters from its next update on.
 func (t *Tensor) SetHyper(h optim.Hyper) { t.Hyper, t.scalarsFor = h, 0 }
 
+// multiplied returns hyper-parameters with the tensor's multipliers, and with factors of the learning rate and the scale.
+func (t *Tensor) multiplied(h optim.Hyper, rate, scale float64) optim.Hyper {
+	h.LR *= t.LRMult * rate
+	h.WD *= t.WDMult
+	h.Scale *= scale
+	return h
+}
+
 // Norms are the squared norms of one chunk, for the commit of a two-phase step.
 type Norms struct {
 	Gradient    [2]float64 // of its accumulated gradient, by the parity of the commit that it is for

@@ -130,7 +130,7 @@ func (e *commit) exchange() (worked bool) {
 		p := &e.peers[rack]
 		if p.ackDue && u.reducer.Spare(rack) {
 			p.ackDue, worked = false, true
-			u.links.notify(rack, NoticeRead, 0)
+			u.Links.notify(rack, NoticeRead, 0)
 		}
 		if e.active && !p.all && !p.full && u.reducer.Spare(rack) {
 			worked = true
@@ -146,7 +146,7 @@ func (e *commit) exchange() (worked bool) {
 	for rack := range e.peers {
 		if rack != own && !bytes.Equal(e.peers[rack].records[e.round&1][:], e.record[:]) {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: the workers of %s commit with other values than those of %s: all must commit with the same",
-				reduce.ErrProtocol, u.links.name(rack), u.links.name(own)))
+				reduce.ErrProtocol, u.Links.name(rack), u.Links.name(own)))
 			return true
 		}
 	}
@@ -158,7 +158,7 @@ func (e *commit) exchange() (worked bool) {
 func (e *commit) send(rack int, p *normPeer) {
 	u := e.u
 	epoch, at, size := u.cfg.Machine.CommitEpoch(), u.buffers.norms(rack), normSize(e.op)
-	ours := u.links.peers[u.cfg.Place.Rack].owned
+	ours := u.Links.peers[u.cfg.Place.Rack].owned
 	b := store.Bytes(at, normBytes)
 	n := copy(b, e.record[:])
 	from := p.sent
@@ -170,8 +170,8 @@ func (e *commit) send(rack int, p *normPeer) {
 		}
 	}
 	p.full, p.all = true, p.sent == len(ours)
-	to := &u.links.peers[rack]
-	u.links.send(rack, pack(e.op, epoch, uint32(from)), store.NoBuffer,
+	to := &u.Links.peers[rack]
+	u.Links.send(rack, pack(e.op, epoch, uint32(from)), store.NoBuffer,
 		verbs.SendWR{LAddr: at, Length: uint32(n), RAddr: to.partAddr + uint64(u.window)*u.slotBytes, RKey: to.partRKey})
 }
 
@@ -184,21 +184,21 @@ func (e *commit) acknowledged(rack int) {
 // receive reads another rack's norms.
 func (e *commit) receive(rack int, op Op, epoch uint8, from, length uint32) {
 	u := e.u
-	p, theirs, size, at := &e.peers[rack], u.links.peers[rack].owned, normSize(op), u.cfg.Lane.Index
+	p, theirs, size, at := &e.peers[rack], u.Links.peers[rack].owned, normSize(op), u.cfg.Lane.Index
 	n := (int(length) - chunk.RecordBytes) / size
 	switch _, two := u.cfg.Rounds.(*Commits); {
 	case !two:
-		u.links.violates(rack, "sent norms in a mode that commits nothing")
+		u.Links.violates(rack, "sent norms in a mode that commits nothing")
 		return
 	case !p.expects(op, epoch, from) || p.ackDue:
-		u.links.violates(rack, "sent norms %d of commit %d by operation %d in lane %d, after %d of commit %d", from, epoch, op, at, p.received, p.epoch)
+		u.Links.violates(rack, "sent norms %d of commit %d by operation %d in lane %d, after %d of commit %d", from, epoch, op, at, p.received, p.epoch)
 		return
 	case int(length) != chunk.RecordBytes+n*size || length > normBytes || int(from)+n > len(theirs) ||
 		n < 0 || n == 0 && len(theirs) > 0:
-		u.links.violates(rack, "sent %d bytes of norms from %d on in lane %d, where it has %d chunks", length, from, at, len(theirs))
+		u.Links.violates(rack, "sent %d bytes of norms from %d on in lane %d, where it has %d chunks", length, from, at, len(theirs))
 		return
 	}
-	b := store.Bytes(u.links.peers[rack].slots.Addr()+uint64(u.window)*u.slotBytes, int(length))
+	b := store.Bytes(u.Links.peers[rack].slots.Addr()+uint64(u.window)*u.slotBytes, int(length))
 	copy(p.records[(p.done+1)&1][:], b)
 	b = b[chunk.RecordBytes:]
 	for _, index := range theirs[from : int(from)+n] {

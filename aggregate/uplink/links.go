@@ -146,25 +146,17 @@ func (l *Links) violates(rack int, format string, args ...any) {
 	l.u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: %s %w", hierarchy.ErrProtocol, l.name(rack), fmt.Errorf(format, args...)))
 }
 
-// Failed handles a completion in error. The other rack's aggregator is lost, because connections between racks are not resumed.
-func (l *Links) Failed(c *lane.Conn, status verbs.Status) { l.lose(c, errors.New(status.String())) }
-
-// Refused handles a queue pair that accepts no work request.
-func (l *Links) Refused(c *lane.Conn, err error) { l.lose(c, err) }
-
-// QueueLost fails the job.
-func (l *Links) QueueLost(c *lane.Conn, err error) {
-	l.u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("lane %d: %w", l.u.cfg.Lane.Index, err))
-}
-
-func (l *Links) lose(c *lane.Conn, err error) {
-	if c.State() != session.Up {
-		return
-	}
+// Failed handles the failure of a queue pair. The other rack's aggregator is lost, because nobody resumes such connections.
+func (l *Links) Failed(c *lane.Conn, _ bool, err error) {
 	c.Close()
 	if !l.peers[c.Rank].ended {
 		l.u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: %s, by %s: %w", ErrPeerLost, l.name(c.Rank), l.name(l.u.cfg.Place.Rack), err))
 	}
+}
+
+// QueueLost fails the job.
+func (l *Links) QueueLost(c *lane.Conn, err error) {
+	l.u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("lane %d: %w", l.u.cfg.Lane.Index, err))
 }
 
 // send sends a message whose payload lies among the buffers. The message holds buffer until it has arrived.
@@ -189,17 +181,17 @@ func (l *Links) put(rack int, imm uint32, buffer int32) *verbs.SendWR {
 // Leave announces to the other racks that this rack's workers have left in peace.
 func (l *Links) Leave() { l.announce(Left, 0) }
 
-// end announces to the other racks, once, that the job has failed here because of a worker of this rack. If rank is negative, no
+// End announces to the other racks, once, that the job has failed here because of a worker of this rack. If rank is negative, no
 // worker is to blame.
-func (l *Links) end(rank int) {
-	if l.announced {
+func (u *Uplink) End(rank int) {
+	if u.Links.announced {
 		return
 	}
 	blame := uint32(chunk.IndexMask)
 	if rank >= 0 {
-		blame = uint32(l.u.cfg.Place.First(l.u.cfg.Place.Rack) + rank)
+		blame = uint32(u.cfg.Place.First(u.cfg.Place.Rack) + rank)
 	}
-	l.announce(Failed, blame)
+	u.Links.announce(Failed, blame)
 }
 
 // announce sends the message about the end.

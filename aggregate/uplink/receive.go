@@ -17,7 +17,7 @@ func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32)
 		expect = uint32(u.partBytes(c, initial)) + noteBytes
 	}
 	if bytes != expect && (op != OpBroadcast || bytes != noteBytes) {
-		u.links.violates(rack, "sent %d bytes with operation %d of chunk %d of lane %d, expected %d", bytes, op, index, u.cfg.Lane.Index, expect)
+		u.Links.violates(rack, "sent %d bytes with operation %d of chunk %d of lane %d, expected %d", bytes, op, index, u.cfg.Lane.Index, expect)
 		return
 	}
 	if part {
@@ -39,7 +39,7 @@ func (u *Uplink) notified(rack int, n Notice, index uint32) {
 	case NoticeTaken:
 		u.reducer.Taken(rack, index)
 	default:
-		u.links.violates(rack, "sent notice %d", n)
+		u.Links.violates(rack, "sent notice %d", n)
 		return
 	}
 	u.carryOut()
@@ -47,9 +47,9 @@ func (u *Uplink) notified(rack int, n Notice, index uint32) {
 
 // ended records that the job has ended in another rack.
 func (u *Uplink) ended(rack int, how Ending, blame uint32) {
-	u.links.peers[rack].ended = true
+	u.Links.peers[rack].ended = true
 	if how == Left {
-		u.links.workersLeft = true
+		u.Links.workersLeft = true
 		return
 	}
 	err := &FailedElsewhere{Rack: u.cfg.Place.Names[rack], Worker: failure.NoRank}
@@ -64,13 +64,13 @@ const leftGrace = time.Second
 
 // missLeft fails the job if a chunk waits for racks whose workers have left.
 func (u *Uplink) missLeft() {
-	if !u.links.workersLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp()-int64(leftGrace) {
+	if !u.Links.workersLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp()-int64(leftGrace) {
 		return
 	}
 	var names []string
-	for rack := range u.links.peers {
-		if u.links.peers[rack].ended {
-			names = append(names, u.links.name(rack))
+	for rack := range u.Links.peers {
+		if u.Links.peers[rack].ended {
+			names = append(names, u.Links.name(rack))
 		}
 	}
 	u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("the workers of %v have left the job, and others wait for their gradients", names))

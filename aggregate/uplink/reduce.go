@@ -76,7 +76,7 @@ func (u *Uplink) carryOut() {
 		case hierarchy.SendResult:
 			u.sendResult(a)
 		case hierarchy.SendRequest, hierarchy.SendRecall, hierarchy.SendNACK, hierarchy.SendTaken:
-			u.links.notify(a.Peer, notices[a.Kind], a.Index)
+			u.Links.notify(a.Peer, notices[a.Kind], a.Index)
 		case hierarchy.Follow:
 			u.wanted = append(u.wanted, a.Index)
 		case hierarchy.Discard:
@@ -89,7 +89,7 @@ func (u *Uplink) carryOut() {
 			u.returned = append(u.returned, a.Index)
 		case hierarchy.Violate:
 			u.cfg.Lane.Count().Dropped++
-			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w (%s)", a.Err, u.links.name(a.Peer)))
+			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w (%s)", a.Err, u.Links.name(a.Peer)))
 		}
 		if u.cfg.Fail.Has() {
 			return
@@ -107,7 +107,7 @@ func (u *Uplink) partOf(rack int, index uint32) uint64 {
 	if rack == u.cfg.Place.Rack {
 		return u.buffers.part(u.chunks[index].part)
 	}
-	return u.links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.slotBytes
+	return u.Links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.slotBytes
 }
 
 // readNotes records the addresses for a chunk's result at the children, and checks that all racks' workers sent equal
@@ -121,7 +121,7 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 		if !a.Broadcast && n.hyperSum != own {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
 				"%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same", reduce.ErrProtocol,
-				u.links.name(rack), u.cfg.Store.Tensors[c.Tensor].Name, u.links.name(u.cfg.Place.Rack)))
+				u.Links.name(rack), u.cfg.Store.Tensors[c.Tensor].Name, u.Links.name(u.cfg.Place.Rack)))
 			return false
 		}
 	}
@@ -145,17 +145,11 @@ func (u *Uplink) inputs(index uint32) []uint64 {
 		// The sum may replace the group's first part: a child's slot here is this rack's until its answer is posted, a child keeps
 		// its own copy until it has the result, and every element is read before it is written.
 		if len(g) > 1 {
-			u.add(c, u.src, u.src[0])
+			u.cfg.Arithmetic.SumInto(u.src[0], kernel.F32, u.src, kernel.F32, c.Elems)
 		}
 		u.folded = append(u.folded, u.src[0])
 	}
 	return u.folded
-}
-
-// add writes the sum of parts to out.
-func (u *Uplink) add(c *store.Chunk, parts []uint64, out uint64) {
-	u.one[0] = out
-	kernel.Sum{Dst: u.one[:], DstType: kernel.F32, Src: parts, SrcType: kernel.F32, N: uint64(c.Elems)}.Run(u.cfg.Arithmetic.ISA)
 }
 
 // values returns the address of the initial values among the parts of a gathered chunk, or 0 if the root is in none of these racks.
@@ -174,7 +168,7 @@ func (u *Uplink) values(index uint32) uint64 {
 func (u *Uplink) combine(a *hierarchy.Action) {
 	c, own := &u.cfg.Store.Chunks[a.Index], u.partOf(u.cfg.Place.Rack, a.Index)
 	if !a.Broadcast {
-		u.add(c, u.inputs(a.Index), own)
+		u.cfg.Arithmetic.SumInto(own, kernel.F32, u.inputs(a.Index), kernel.F32, c.Elems)
 		return
 	}
 	at := u.values(a.Index)

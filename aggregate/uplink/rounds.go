@@ -32,8 +32,7 @@ type Racks struct {
 
 // Contribute writes the sum of the workers' gradients, in the type of the core link.
 func (r *Racks) Contribute(c *store.Chunk, src []uint64, out uint64) {
-	r.outs[0] = out
-	kernel.Sum{Dst: r.outs[:], DstType: r.core(), Src: src, SrcType: r.wire(c), N: uint64(c.Elems)}.Run(r.K.ISA)
+	r.K.SumInto(out, r.core(), src, uint8(r.Store.Tensors[c.Tensor].Wire), c.Elems)
 }
 
 // Begin does nothing, because only racks that train apart keep more than the parameters.
@@ -45,8 +44,6 @@ func (r *Racks) ResultBytes(c *store.Chunk) uint32 {
 }
 
 func (r *Racks) core() uint8 { return uint8(r.Place.CoreType()) }
-
-func (r *Racks) wire(c *store.Chunk) uint8 { return uint8(r.Store.Tensors[c.Tensor].Wire) }
 
 // Take makes a result the parameters of a chunk that another rack owns.
 func (r *Racks) Take(c *store.Chunk, result, _ uint64) (answers bool) {
@@ -72,8 +69,7 @@ type Steps struct{ Racks }
 func (r *Steps) Finish(c *store.Chunk, parts []uint64, result, sum uint64) {
 	kind := r.core()
 	if c.History != nil {
-		r.outs[0] = sum
-		kernel.Sum{Dst: r.outs[:], DstType: kernel.F32, Src: parts, SrcType: kind, N: uint64(c.Elems)}.Run(r.K.ISA)
+		r.K.SumInto(sum, kernel.F32, parts, kind, c.Elems)
 		r.src[0] = sum
 		parts, kind = r.src[:], kernel.F32
 		r.Store.Remember(c)
@@ -103,8 +99,7 @@ type Commits struct {
 func (r *Commits) Finish(c *store.Chunk, parts []uint64, _, _ uint64) {
 	kind := r.core()
 	if c.Dirty && len(parts) > 1 { // the racks' sums come first, as in a chain
-		r.outs[0] = r.Store.Scratch
-		kernel.Sum{Dst: r.outs[:], DstType: kernel.F32, Src: parts, SrcType: kind, N: uint64(c.Elems)}.Run(r.K.ISA)
+		r.K.SumInto(r.Store.Scratch, kernel.F32, parts, kind, c.Elems)
 		r.src[0] = r.Store.Scratch
 		parts, kind = r.src[:], kernel.F32
 	}

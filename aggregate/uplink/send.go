@@ -40,7 +40,7 @@ func (u *Uplink) sendPart(a *hierarchy.Action) {
 	if a.Broadcast {
 		op = OpBroadcast
 	}
-	p, bytes := &u.links.peers[a.Peer], u.partBytes(c, a.Broadcast)
+	p, bytes := &u.Links.peers[a.Peer], u.partBytes(c, a.Broadcast)
 	wr := verbs.SendWR{
 		LAddr: u.buffers.part(u.chunks[a.Index].part), Length: uint32(bytes) + noteBytes,
 		RAddr: p.partAddr + uint64(a.Slot)*u.slotBytes, RKey: p.partRKey,
@@ -48,7 +48,7 @@ func (u *Uplink) sendPart(a *hierarchy.Action) {
 	if a.Broadcast && readNote(wr.LAddr+bytes).flags&noteValues == 0 {
 		wr.LAddr, wr.RAddr, wr.Length = wr.LAddr+bytes, wr.RAddr+bytes, noteBytes
 	}
-	u.links.send(a.Peer, pack(op, a.Epoch, a.Index), store.NoBuffer, wr)
+	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), store.NoBuffer, wr)
 }
 
 // sendResult sends a chunk's result to a rack whose part is in it.
@@ -61,10 +61,10 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 	toBuddy := a.Peer == u.cfg.Place.buddy()
 	wr := verbs.SendWR{
 		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: u.replies[b][a.Peer],
-		RKey: u.links.peers[a.Peer].resultRKey,
+		RKey: u.Links.peers[a.Peer].resultRKey,
 	}
 	if toBuddy && !a.Broadcast {
 		wr.LAddr = u.buffers.sum(b)
 	}
-	u.links.send(a.Peer, pack(op, a.Epoch, a.Index), b, wr)
+	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), b, wr)
 }

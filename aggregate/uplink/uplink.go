@@ -79,9 +79,10 @@ type chunkBuffers struct {
 
 // Uplink is one lane's part of the reduction above the rack.
 type Uplink struct {
+	Links Links // connections to other racks
+
 	cfg       Config
 	reducer   *hierarchy.Reducer
-	links     Links
 	buffers   buffers
 	chunks    []chunkBuffers  // by chunk
 	pending   []reduce.Action // chunks that wait for a buffer, oldest first
@@ -119,7 +120,7 @@ func New(cfg Config) *Uplink {
 		u.replies = append(u.replies, make([]uint64, p.Racks))
 		u.buffers.since[b] = math.MaxInt64
 	}
-	u.links = Links{u: u, peers: make([]peer, p.Racks)}
+	u.Links = Links{u: u, peers: make([]peer, p.Racks)}
 	u.commit = commit{u: u, peers: make([]normPeer, p.Racks)}
 	u.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
 		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.window,
@@ -127,12 +128,6 @@ func New(cfg Config) *Uplink {
 	})
 	return u
 }
-
-// Links returns the connections to other racks.
-func (u *Uplink) Links() *Links { return &u.links }
-
-// End announces to the other racks that the job has failed because of a worker. If rank is negative, no worker is to blame.
-func (u *Uplink) End(rank int) { u.links.end(rank) }
 
 // Scratch returns the address of room for a chunk in f32. It lies behind the norms of the last rack.
 func (u *Uplink) Scratch() uint64 { return u.buffers.norms(u.cfg.Place.Racks) }
@@ -145,7 +140,7 @@ func (u *Uplink) Add(chunks []store.Chunk) {
 	owners := make([]int, len(chunks))
 	for i := range chunks {
 		owners[i] = int(chunks[i].Owner)
-		p := &u.links.peers[owners[i]]
+		p := &u.Links.peers[owners[i]]
 		p.owned = append(p.owned, uint32(len(u.chunks)))
 		p.ownedBytes += uint64(chunks[i].Elems) * 4
 		u.chunks = append(u.chunks, chunkBuffers{store.NoBuffer, store.NoBuffer})
@@ -161,8 +156,8 @@ func (u *Uplink) Publish() {
 	clear(awaited)
 	u.reducer.Awaited(awaited)
 	u.commit.awaited(awaited)
-	for rack := range u.links.peers {
-		p := &u.links.peers[rack]
+	for rack := range u.Links.peers {
+		p := &u.Links.peers[rack]
 		u.published.racks[rack] = Counters{OwnedBytes: p.ownedBytes, Awaited: uint64(awaited[rack]), RecvBytes: p.recv, SentBytes: p.sent}
 	}
 }
