@@ -69,6 +69,10 @@ type (
 	Place = uplink.Place
 	// Failure is the reason for the end of a job.
 	Failure = failure.Failure
+	// PanicError is a panic in a lane.
+	PanicError = lane.PanicError
+	// FailedElsewhere is the failure of a job in another rack.
+	FailedElsewhere = uplink.FailedElsewhere
 	// TensorSpec describes a tensor beside the plan.
 	TensorSpec = store.Spec
 	// MemoryUse is the memory that a job holds.
@@ -76,6 +80,24 @@ type (
 	// Pace is the progress of a worker in mode stream.
 	Pace = pace.Worker
 )
+
+var (
+	// ErrClosed is returned for work on a closed lane, job or engine.
+	ErrClosed = lane.ErrClosed
+	// ErrProtocol is wrapped by a worker's violation of the protocol.
+	ErrProtocol   = reduce.ErrProtocol
+	ErrWorkerLost = reduce.ErrWorkerLost
+	ErrFull       = lane.ErrFull
+	ErrQueueLost  = lane.ErrQueueLost
+	// ErrStale is returned for an attempt to resume after a later attempt.
+	ErrStale = shard.ErrStale
+	// ErrNotQuiet is returned by a [Snapshot] while gradients are under way.
+	ErrNotQuiet = errors.New("gradients are under way")
+	// ErrNoSnapshot is returned for a job whose state a [Snapshot] cannot hold.
+	ErrNoSnapshot = errors.New("its state cannot be saved")
+)
+
+const noRank = failure.NoRank
 
 // Mode is the aggregator's treatment of gradients.
 type Mode = reduce.Mode
