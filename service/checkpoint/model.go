@@ -54,7 +54,7 @@ func (s *State) snapshot(ctx context.Context) (*model, error) {
 }
 
 // peek starts a snapshot that is only read, for a worker that has nothing under way.
-func (s *State) peek() (*model, error) {
+func (s *State) peek(context.Context) (*model, error) {
 	own, err := s.Agg.Reopen(s.Model.Plan, nil)
 	if err != nil {
 		return nil, err

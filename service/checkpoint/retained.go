@@ -56,7 +56,9 @@ func (st *Store) Close(j *job.Job, well bool) error {
 	case !j.Buddies() || closing:
 		return j.Agg.Close()
 	case well:
-		st.dropRetained(j.Tenant())
+		if k := st.retainedOf(j.Tenant()); k != nil {
+			st.dropThis(k)
+		}
 		return j.Agg.Close()
 	}
 	s := st.Of(j)
@@ -108,13 +110,7 @@ func (st *Store) retainedOf(t job.Tenant) *retained {
 	return st.retained[t]
 }
 
-// dropRetained drops the retained state of a tenant.
-func (st *Store) dropRetained(t job.Tenant) {
-	if k := st.retainedOf(t); k != nil {
-		st.dropThis(k)
-	}
-}
-
+// dropThis drops a retained state.
 func (st *Store) dropThis(k *retained) {
 	st.mu.Lock()
 	if st.retained[k.Tenant] == k {

@@ -56,5 +56,5 @@ func TestWhatIsKeptOfAJobStaysWhenAnotherTokensJobOfItsNameFails(t *testing.T) {
 	if !s.DropOldest(theirs) || s.retainedOf(mine) != nil || s.retainedOf(theirs) == nil {
 		t.Error("a job of the same name gave way to none")
 	}
-	s.dropRetained(theirs)
+	s.dropThis(s.retainedOf(theirs))
 }

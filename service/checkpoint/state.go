@@ -27,12 +27,11 @@ func (s *State) ReadState(ctx context.Context, r *api.ReadStateRequest) (*api.Re
 		out.Data = appendValues(nil, data)
 		return nil
 	}
-	return out, s.withState(ctx, r, stateCall{s.readModel, s.peek, batchElems}, read)
+	return out, s.withState(ctx, r, false, batchElems, read)
 }
 
 // WriteState replaces part of a tensor's state.
 func (s *State) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.WriteStateResponse, error) {
-	quiet := func() (*model, error) { return s.snapshot(ctx) }
 	write := func(snap *model, pieces []aggregate.Piece, data []float32) error {
 		if len(r.Data) != 4*len(data) {
 			return rpc.Refuse(connect.CodeInvalidArgument, "write state: %d bytes: give all elements of each chunk", len(r.Data))
@@ -48,7 +47,7 @@ func (s *State) WriteState(ctx context.Context, r *api.WriteStateRequest) (*api.
 		updates[r.Tensor] = *r.Updates
 		return snap.SetUpdates(ctx, updates)
 	}
-	return &api.WriteStateResponse{}, s.withState(ctx, r, stateCall{s.lockModel, quiet, len(r.Data) / 4}, write)
+	return &api.WriteStateResponse{}, s.withState(ctx, r, true, len(r.Data)/4, write)
 }
 
 // stateRange names the elements of a tensor that a call is about.
@@ -58,33 +57,20 @@ type stateRange interface {
 	GetOffset() uint64
 }
 
-// readModel locks the model for reading, and lockModel for the caller alone.
-func (s *State) readModel() (unlock func()) {
-	s.Model.RLock()
-	return s.Model.RUnlock
-}
-
-func (s *State) lockModel() (unlock func()) {
-	s.Model.Lock()
-	return s.unlockModel
-}
-
-// stateCall describes how a call reads or writes a part of the state.
-type stateCall struct {
-	lock func() (unlock func())
-	open func() (*model, error)
-	most int // elements at once
-}
-
 // withState calls f with the elements from the range's offset on, at most so many but at least those of one chunk, and with the
-// pieces of them that this aggregator has. The other elements are 0.
-func (s *State) withState(ctx context.Context, r stateRange, call stateCall,
+// pieces of them that this aggregator has. The other elements are 0. A call that writes has the model alone.
+func (s *State) withState(ctx context.Context, r stateRange, writes bool, most int,
 	f func(*model, []aggregate.Piece, []float32) error) error {
 	if s.Spec.Outer.Every > 0 {
 		return rpc.Refuse(connect.CodeFailedPrecondition,
 			"state: the racks of job %q train independently, and each has a state of its own: save and restore a checkpoint, or pull parameters", s.Name)
 	}
-	defer call.lock()()
+	lock, unlock, open := s.Model.RLock, s.Model.RUnlock, s.peek
+	if writes {
+		lock, unlock, open = s.Model.Lock, s.unlockModel, s.snapshot
+	}
+	lock()
+	defer unlock()
 	release, err := s.Hold()
 	if err != nil {
 		return err
@@ -94,7 +80,7 @@ func (s *State) withState(ctx context.Context, r stateRange, call stateCall,
 		return rpc.Refuse(connect.CodeInvalidArgument, "state of tensor %d: job %q has %d", r.GetTensor(), s.Name,
 			s.Model.Plan.NumTensors())
 	}
-	snap, err := call.open()
+	snap, err := open(ctx)
 	if err != nil {
 		return rpc.Refuse(connect.CodeFailedPrecondition, "state: %w", err)
 	}
@@ -110,7 +96,7 @@ func (s *State) withState(ctx context.Context, r stateRange, call stateCall,
 		if c.Offset < r.GetOffset() {
 			continue
 		}
-		if len(pieces) == 0 && c.Offset != r.GetOffset() || len(pieces) > 0 && n+c.Elems > call.most {
+		if len(pieces) == 0 && c.Offset != r.GetOffset() || len(pieces) > 0 && n+c.Elems > most {
 			break
 		}
 		pieces = append(pieces, aggregate.Piece{Chunk: id, Array: int(r.GetArray())})

@@ -20,11 +20,9 @@ import (
 
 // declared is a tensor as a worker declares it.
 type declared struct {
-	name           string
-	shape          []uint64
-	elems          uint64
-	dtype          chunk.DType
-	lrMult, wdMult float64
+	chunk.Tensor
+	aggregate.TensorSpec
+	shape []uint64
 }
 
 func parseTensors(in []*api.Tensor) ([]declared, error) {
@@ -33,26 +31,26 @@ func parseTensors(in []*api.Tensor) ([]declared, error) {
 	}
 	out := make([]declared, len(in))
 	for i, t := range in {
-		d := declared{name: t.Name, shape: t.Shape, elems: 1, lrMult: 1, wdMult: 1}
+		d := declared{chunk.Tensor{Name: t.Name, Elems: 1}, aggregate.TensorSpec{LRMult: 1, WDMult: 1}, t.Shape}
 		for _, n := range t.Shape {
-			hi, lo := bits.Mul64(d.elems, n)
+			hi, lo := bits.Mul64(d.Elems, n)
 			if hi != 0 || lo > 1<<50 {
 				return nil, fmt.Errorf("tensor %q of shape %v: too large", t.Name, t.Shape)
 			}
-			d.elems = lo
+			d.Elems = lo
 		}
 		var err error
-		if d.dtype, err = chunk.ParseDType(t.Dtype); err != nil {
+		if d.DType, err = chunk.ParseDType(t.Dtype); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
 		if t.LrMult != nil {
-			d.lrMult = *t.LrMult
+			d.LRMult = *t.LrMult
 		}
 		if t.WdMult != nil {
-			d.wdMult = *t.WdMult
+			d.WDMult = *t.WdMult
 		}
-		if !(d.lrMult >= 0 && d.wdMult >= 0) || math.IsInf(d.lrMult+d.wdMult, 0) {
-			return nil, fmt.Errorf("tensor %q: multipliers %v of lr and %v of wd: use finite numbers of at least 0", t.Name, d.lrMult, d.wdMult)
+		if !(d.LRMult >= 0 && d.WDMult >= 0) || math.IsInf(d.LRMult+d.WDMult, 0) {
+			return nil, fmt.Errorf("tensor %q: multipliers %v of lr and %v of wd: use finite numbers of at least 0", t.Name, d.LRMult, d.WDMult)
 		}
 		out[i] = d
 	}
@@ -66,26 +64,26 @@ func mismatch(a int, as []declared, b int, bs []declared) error {
 		var field string
 		var xv, yv any
 		switch {
-		case x.name != y.name:
-			return fmt.Errorf("tensor %d is %q at worker %d and %q at worker %d: all workers must register the same tensors in the same order", i, x.name, a, y.name, b)
+		case x.Name != y.Name:
+			return fmt.Errorf("tensor %d is %q at worker %d and %q at worker %d: all workers must register the same tensors in the same order", i, x.Name, a, y.Name, b)
 		case !slices.Equal(x.shape, y.shape):
 			field, xv, yv = "shape", x.shape, y.shape
-		case x.dtype != y.dtype:
-			field, xv, yv = "dtype", x.dtype, y.dtype
-		case x.lrMult != y.lrMult:
-			field, xv, yv = "lr_mult", x.lrMult, y.lrMult
-		case x.wdMult != y.wdMult:
-			field, xv, yv = "wd_mult", x.wdMult, y.wdMult
+		case x.DType != y.DType:
+			field, xv, yv = "dtype", x.DType, y.DType
+		case x.LRMult != y.LRMult:
+			field, xv, yv = "lr_mult", x.LRMult, y.LRMult
+		case x.WDMult != y.WDMult:
+			field, xv, yv = "wd_mult", x.WDMult, y.WDMult
 		default:
 			continue
 		}
-		return fmt.Errorf("tensor %q has %s %v at worker %d and %v at worker %d", x.name, field, xv, a, yv, b)
+		return fmt.Errorf("tensor %q has %s %v at worker %d and %v at worker %d", x.Name, field, xv, a, yv, b)
 	}
 	if len(as) < len(bs) {
 		a, as, b, bs = b, bs, a, as
 	}
 	if len(as) > len(bs) {
-		return fmt.Errorf("worker %d registers %d tensors, worker %d %d: worker %d lacks %q", a, len(as), b, len(bs), b, as[len(bs)].name)
+		return fmt.Errorf("worker %d registers %d tensors, worker %d %d: worker %d lacks %q", a, len(as), b, len(bs), b, as[len(bs)].Name)
 	}
 	return nil
 }
@@ -134,7 +132,7 @@ func (m *Member) Register(ctx context.Context, r *api.RegisterRequest) (*api.Reg
 // elemsOf returns the number of elements of tensors.
 func elemsOf(tensors []declared) (elems uint64) {
 	for i := range tensors {
-		elems += tensors[i].elems
+		elems += tensors[i].Elems
 	}
 	return elems
 }
@@ -144,7 +142,7 @@ func digest(plan []byte, tensors []declared) string {
 	h := sha256.New()
 	for i := range tensors {
 		t := &tensors[i]
-		fmt.Fprintln(h, t.name, t.shape, t.lrMult, t.wdMult)
+		fmt.Fprintln(h, t.Name, t.shape, t.LRMult, t.WDMult)
 	}
 	return fmt.Sprintf("%x and %x of %d tensors", plan[:4], h.Sum(nil)[:4], len(tensors))
 }
@@ -171,10 +169,8 @@ func (j *Job) add(tensors []declared) (*api.RegisterResponse, error) {
 	elems := make([]uint64, len(tensors))
 	model := j.Model.bytes
 	for i, t := range tensors {
-		batch[i] = chunk.Tensor{Name: t.name, Elems: t.elems, DType: t.dtype}
-		specs[i] = aggregate.TensorSpec{LRMult: t.lrMult, WDMult: t.wdMult}
-		elems[i] = t.elems
-		model += int64(t.elems) * 4
+		batch[i], specs[i], elems[i] = t.Tensor, t.TensorSpec, t.Elems
+		model += int64(t.Elems) * 4
 	}
 	first, firstChunk := j.Model.Plan.NumTensors(), j.Model.Plan.NumChunks()
 	need := j.Engine.Amounts(j.Engine.Agg.TensorsNeed(j.config(), elems))

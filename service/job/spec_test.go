@@ -36,9 +36,9 @@ func tensorsOf(t *rapid.T, label string) []declared {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) declared {
 		shape := rapid.SliceOfN(rapid.Uint64Range(1, 2), 0, 2).Draw(t, "shape")
 		return declared{
-			name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"), shape: shape,
-			dtype:  rapid.SampledFrom([]chunk.DType{chunk.F32, chunk.BF16}).Draw(t, "dtype"),
-			lrMult: float64(rapid.IntRange(1, 2).Draw(t, "lr")), wdMult: 1,
+			chunk.Tensor{Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
+				DType: rapid.SampledFrom([]chunk.DType{chunk.F32, chunk.BF16}).Draw(t, "dtype")},
+			aggregate.TensorSpec{LRMult: float64(rapid.IntRange(1, 2).Draw(t, "lr")), WDMult: 1}, shape,
 		}
 	}), 0, 2).Draw(t, label)
 }
@@ -47,12 +47,12 @@ func TestAMismatchIsFoundExactlyWhereThereIsOne(t *testing.T) {
 	text := func(ds []declared) string {
 		var b strings.Builder
 		for _, d := range ds {
-			b.WriteString(chunk.Tensor{Name: d.name, DType: d.dtype}.Name)
+			b.WriteString(d.Name)
 			for _, n := range d.shape {
 				b.WriteByte(byte('0' + n))
 			}
-			b.WriteByte(byte(d.dtype))
-			b.WriteByte(byte(d.lrMult))
+			b.WriteByte(byte(d.DType))
+			b.WriteByte(byte(d.LRMult))
 			b.WriteByte('|')
 		}
 		return b.String()
@@ -109,7 +109,7 @@ func FuzzRequests(f *testing.F) {
 				t.Errorf("%v differ from themselves", ts)
 			}
 			for _, d := range ts {
-				if d.elems > 1<<50 {
+				if d.Elems > 1<<50 {
 					t.Errorf("%v", d)
 				}
 			}
