@@ -81,7 +81,6 @@ type run struct {
 	j           *job.Job
 	id          string
 	began       time.Time
-	workers     []int          // by rank of the racks
 	ids         []string       // by rack, of its run
 	peers       []peer         // by rack, without a client for this one
 	aggregators map[string]ask // by rack's name, which have asked
@@ -230,8 +229,8 @@ func endedHere(job, rack string) error {
 }
 
 // begin starts a job's run.
-func (k *Cluster) begin(j *job.Job, workers []int, peers []peer) *run {
-	u := &run{k: k, j: j, id: rpc.NewID(), began: time.Now(), workers: workers, ids: make([]string, len(peers)), peers: peers,
+func (k *Cluster) begin(j *job.Job, peers []peer) *run {
+	u := &run{k: k, j: j, id: rpc.NewID(), began: time.Now(), ids: make([]string, len(peers)), peers: peers,
 		aggregators: map[string]ask{}}
 	k.mu.Lock()
 	k.runs[j] = u

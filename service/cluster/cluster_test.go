@@ -65,7 +65,7 @@ func TestARackIsHeldUpWhereAnotherDoesNotCome(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &Rendezvous{k: k, j: &job.Job{Name: "j"}}
-	u := k.begin(r.j, []int{1, 1}, k.dial(nil))
+	u := k.begin(r.j, k.dial(nil))
 	for n := range 1 << 10 {
 		k.board.Post("j", u.id, fmt.Sprint("barrier ", n), nil, k.others())
 	}

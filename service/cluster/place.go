@@ -194,9 +194,6 @@ type flat struct {
 	j *job.Job // set when the job forms
 }
 
-// Alone returns false.
-func (f *flat) Alone() bool { return false }
-
 // Form places the job as one of this rack, with the workers of each rack.
 func (f *flat) Form(ctx context.Context, j *job.Job) (job.Placement, error) {
 	f.j = j

@@ -66,11 +66,8 @@ type Rendezvous struct {
 // List returns the racks' names.
 func (r *Rendezvous) List() string { return r.k.names() }
 
-// Alone returns false.
-func (r *Rendezvous) Alone() bool { return false }
-
 // introduce returns the values on which the racks must agree.
-func (r *Rendezvous) introduce(u *run) (in introduction, err error) {
+func (r *Rendezvous) introduce(u *run, workers []int) (in introduction, err error) {
 	k, j, all := r.k, r.j, r.k.jobs.Engines
 	in = introduction{Run: u.id, Aggregator: k.id, HostID: all.HostID, UID: all.UID, Lanes: map[string]string{}}
 	candidates, err := j.Candidates()
@@ -86,7 +83,7 @@ func (r *Rendezvous) introduce(u *run) (in introduction, err error) {
 	token := sha256.Sum256(racks.Seal(k.Secret, j.Token))
 	hyper, _ := json.Marshal(j.Spec.Hyper)
 	in.Settings = []setting{
-		{"protocol", fmt.Sprint(protocol)}, {"racks", fmt.Sprint(k.Names())}, {"workers by rack", fmt.Sprint(u.workers)},
+		{"protocol", fmt.Sprint(protocol)}, {"racks", fmt.Sprint(k.Names())}, {"workers by rack", fmt.Sprint(workers)},
 		{"shape", fmt.Sprintf("%s with %d pods", k.ShapeName(), k.topology.Pods)},
 		{"type between racks", k.CoreName()}, {"mode", j.Spec.Mode.String()},
 		{"optimizer", j.Spec.Rule.String()}, {"hyper-parameters", string(hyper)}, {"chunk_bytes", fmt.Sprint(j.Spec.ChunkBytes)},
@@ -183,13 +180,6 @@ func (r *Rendezvous) Describe(out *api.JobStatus) {
 	}
 }
 
-// GiveUp ends the run of a job that could not start. Racks that ask for it get the reason.
-func (r *Rendezvous) GiveUp(why error) {
-	if u := r.k.remove(r.j); u != nil {
-		r.k.board.GiveUp(r.j.Name, u.id, why.Error(), u.ids)
-	}
-}
-
 // Started fails the job if the plan has changed while it began.
 func (r *Rendezvous) Started() {
 	if r.k.Members != nil {
@@ -238,18 +228,21 @@ func (r *Rendezvous) Finish() error {
 	return err
 }
 
-// End removes the job's run. If the job ended well, its posts stay for a while, because other racks may still ask for them.
-func (r *Rendezvous) End() {
+// End removes the job's run. Racks that ask for a job that could not start get the reason. If the job ended well, its posts stay
+// for a while, because other racks may still ask for them.
+func (r *Rendezvous) End(why error) {
 	k, j := r.k, r.j
-	u := k.remove(j)
-	if u == nil {
-		return
-	}
-	select {
-	case <-j.Failed:
-		k.board.End(j.Name, u.id)
+	switch u := k.remove(j); {
+	case u == nil:
+	case why != nil:
+		k.board.GiveUp(j.Name, u.id, why.Error(), u.ids)
 	default:
-		time.AfterFunc(startGrace, func() { k.board.End(j.Name, u.id) })
+		select {
+		case <-j.Failed:
+			k.board.End(j.Name, u.id)
+		default:
+			time.AfterFunc(startGrace, func() { k.board.End(j.Name, u.id) })
+		}
 	}
 }
 
@@ -260,8 +253,8 @@ func (r *Rendezvous) agree(ctx context.Context, workers []int) (e *engine.Engine
 	if err != nil {
 		return nil, err
 	}
-	u := k.begin(r.j, workers, peers)
-	ours, err := r.introduce(u)
+	u := k.begin(r.j, peers)
+	ours, err := r.introduce(u, workers)
 	if err != nil {
 		return nil, err
 	}

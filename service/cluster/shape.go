@@ -19,13 +19,10 @@ const stageShape = "shape"
 // choice is the shape that the first rack has chosen, with its reason.
 type choice struct{ Shape, Reason string }
 
-// chooses reports whether a job's shape is chosen by the links. Between two racks all shapes put the same bytes on the links.
-func chooses(k *Cluster) bool { return k.ShapeName() == "auto" && len(k.Racks) > 2 }
-
 // Shape gives the job the shape that the first rack chooses, when its model is known and before it has any of it.
 func (r *Rendezvous) Shape(ctx context.Context, elems uint64) error {
 	k, j := r.k, r.j
-	if !chooses(k) {
+	if k.ShapeName() != "auto" || len(k.Racks) <= 2 { // between two racks all shapes put the same bytes on the links
 		return nil
 	}
 	k.mu.Lock()

@@ -190,7 +190,7 @@ func (j *Job) run(ctx context.Context) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			j.Spec.Racks.GiveUp(err)
+			j.Spec.Racks.End(err)
 			j.Table.Running.Done()
 		}
 	}()
@@ -294,7 +294,7 @@ func (j *Job) supervise() {
 	err := j.Table.Retainer.Close(j, well)
 	j.memory.Unlock()
 	close(j.Over)
-	j.Spec.Racks.End()
+	j.Spec.Racks.End(nil)
 	if err != nil {
 		j.Table.Log.Error("close job", "job", j.Name, "err", err)
 	}

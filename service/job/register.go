@@ -149,7 +149,8 @@ func digest(plan []byte, tensors []declared) string {
 
 // orSpread is the remedy for a model that one aggregator cannot hold, for a job that can be spread.
 func orSpread(j *Job) string {
-	if m := j.Spec.Mode; !j.Spec.Racks.Alone() || m == aggregate.Stream || m == aggregate.TwoPhase {
+	_, alone := j.Spec.Racks.(OneRack)
+	if m := j.Spec.Mode; !alone || m == aggregate.Stream || m == aggregate.TwoPhase {
 		return ""
 	}
 	return ", or spread the job over several aggregators: name them all as its server, with commas (rackweave bench --spread)"

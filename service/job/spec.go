@@ -177,8 +177,6 @@ type Placement struct {
 type Racks interface {
 	// List returns the racks' names, for comparison.
 	List() string
-	// Alone reports whether the workers of the job are in this rack alone.
-	Alone() bool
 	// Form brings together the job, all of whose workers have joined here, with its other racks, and places it.
 	Form(ctx context.Context, j *Job) (Placement, error)
 	// Connect connects the job's aggregators.
@@ -200,17 +198,14 @@ type Racks interface {
 	// Finish waits until the job has ended in the other racks, too: an aggregator that closes takes with it what they still wait for.
 	// An error says that it may not have ended there, or not well.
 	Finish() error
-	// End ends the run.
-	End()
-	// GiveUp ends the run of a job that could not start.
-	GiveUp(why error)
+	// End ends the run. If the job could not start, why is the reason.
+	End(why error)
 }
 
 // OneRack is the racks of a job whose workers are all in this one. It does nothing but place the job.
 type OneRack struct{}
 
 func (OneRack) List() string { return "" }
-func (OneRack) Alone() bool  { return true }
 
 func (OneRack) Form(_ context.Context, j *Job) (Placement, error) {
 	e, err := j.Table.chooseEngine(j)
@@ -229,5 +224,4 @@ func (OneRack) Describe(*api.JobStatus)                             {}
 func (OneRack) Explain(e *aggregate.FailedElsewhere) error          { return e }
 func (OneRack) Publish(error)                                       {}
 func (OneRack) Finish() error                                       { return nil }
-func (OneRack) End()                                                {}
-func (OneRack) GiveUp(error)                                        {}
+func (OneRack) End(error)                                           {}
