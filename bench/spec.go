@@ -165,15 +165,11 @@ func (s *Spec) checkPolicy() error {
 }
 
 func (s *Spec) checkOptimizer() error {
-	rule, err := s.rule()
-	if err != nil {
-		return err
-	}
-	if rule.NeedsNorms() {
+	rule, h, err := s.optimizer()
+	switch {
+	case rule.NeedsNorms():
 		return fmt.Errorf("optimizer %v needs a committed step: the benchmark exchanges eagerly; use another", rule)
-	}
-	h, err := s.hyper()
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	return rule.Check(h)
@@ -199,22 +195,18 @@ func (s *Spec) memory() float64 {
 	if s.Apart {
 		arrays = 0
 	}
-	if rule, err := s.rule(); err == nil && rule != optim.Sum && s.Server == "" {
-		h, _ := s.hyper()
+	if rule, h, err := s.optimizer(); err == nil && rule != optim.Sum && s.Server == "" {
 		arrays += 1 + rule.States(h)
 	}
 	return 4 * float64(arrays) * float64(s.Model.Params())
 }
 
-func (s *Spec) rule() (optim.Rule, error) { return optim.Parse(s.Optimizer) }
-
-// hyper returns the optimizer's defaults with the spec's values over them.
-func (s *Spec) hyper() (optim.Hyper, error) {
-	rule, err := s.rule()
-	if err != nil {
-		return optim.Hyper{}, err
+// optimizer returns the optimizer's rule, and its defaults with the spec's values over them.
+func (s *Spec) optimizer() (rule optim.Rule, h optim.Hyper, err error) {
+	if rule, err = optim.Parse(s.Optimizer); err == nil {
+		h, err = rule.Hyper(s.Hyper)
 	}
-	return rule.Hyper(s.Hyper)
+	return rule, h, err
 }
 
 // Bytes returns the model's size on the wire.

@@ -27,11 +27,7 @@ func onWire(d chunk.DType, x []float32) {
 
 // reference computes in plain Go each tensor as every worker must hold it after the last exchange, and returns their digests.
 func reference(ctx context.Context, s *Spec, progress *report.Progress) ([]uint64, error) {
-	rule, err := s.rule()
-	if err != nil {
-		return nil, err
-	}
-	h, err := s.hyper()
+	rule, h, err := s.optimizer()
 	if err != nil {
 		return nil, err
 	}

@@ -84,13 +84,6 @@ func (s CPUSet) And(o CPUSet) CPUSet { return s.filter(o.Has) }
 // Minus returns the CPUs of s that are not in o.
 func (s CPUSet) Minus(o CPUSet) CPUSet { return s.filter(func(cpu int) bool { return !o.Has(cpu) }) }
 
-// Or returns the union of two sets.
-func (s CPUSet) Or(o CPUSet) CPUSet {
-	u := slices.Concat(s, o)
-	slices.Sort(u)
-	return slices.Compact(u)
-}
-
 func (s CPUSet) filter(keep func(int) bool) CPUSet {
 	var out CPUSet
 	for _, cpu := range s {

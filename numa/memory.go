@@ -42,13 +42,3 @@ func AvailableMemory() int64 {
 	bytes, _ := tree{"/"}.available(AnyNode)
 	return bytes
 }
-
-// freeHugePages returns the number of free huge pages of a size in a node's pool, or in all pools if node is -1.
-func (t tree) freeHugePages(size int64, node int) int64 {
-	at := "sys/kernel/mm"
-	if node >= 0 && t.exists("sys/devices/system/node") {
-		at = fmt.Sprintf("sys/devices/system/node/node%d", node)
-	}
-	free, _ := t.number(fmt.Sprintf("%s/hugepages/hugepages-%dkB/free_hugepages", at, size>>10))
-	return free
-}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -117,30 +118,13 @@ func (t tree) link(p string) string {
 	return filepath.Base(target)
 }
 
+var digits = regexp.MustCompile(`[0-9]+`)
+
 // compareNatural orders names and compares runs of digits by value.
 func compareNatural(a, b string) int {
-	for a != "" && b != "" {
-		na, nb := digits(a), digits(b)
-		if na > 0 && nb > 0 {
-			x, y := strings.TrimLeft(a[:na], "0"), strings.TrimLeft(b[:nb], "0")
-			if c := cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(x, y)); c != 0 {
-				return c
-			}
-			a, b = a[na:], b[nb:]
-			continue
-		}
-		if a[0] != b[0] {
-			return cmp.Compare(a[0], b[0])
-		}
-		a, b = a[1:], b[1:]
+	const width = 20 // of a number that any name has
+	padded := func(name string) string {
+		return digits.ReplaceAllStringFunc(name, func(n string) string { return strings.Repeat("0", max(0, width-len(n))) + n })
 	}
-	return cmp.Compare(len(a), len(b))
-}
-
-func digits(s string) int {
-	n := 0
-	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
-		n++
-	}
-	return n
+	return cmp.Compare(padded(a), padded(b))
 }
