@@ -47,7 +47,7 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	w.registering.Lock()
 	defer w.registering.Unlock()
 	batch := make([]chunk.Tensor, len(tensors))
-	descs := make([]cworker.TensorDesc, len(tensors))
+	descs := make([]cworker.Tensor, len(tensors))
 	req := &api.RegisterRequest{Tensors: make([]*api.Tensor, len(tensors))}
 	for i := range tensors {
 		t := &tensors[i]
@@ -56,7 +56,7 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 			return fmt.Errorf("register: tensor %q has %v in memory: use f32, bf16 or f16", t.Name, mem)
 		}
 		batch[i] = chunk.Tensor{Name: t.Name, Elems: t.Elems(), DType: wire}
-		descs[i] = cworker.TensorDesc{Elems: t.Elems(), WireType: uint8(wire), MemoryType: uint8(mem)}
+		descs[i] = cworker.Tensor{Elems: t.Elems(), WireType: uint8(wire), MemoryType: uint8(mem)}
 		req.Tensors[i] = &api.Tensor{Name: t.Name, Shape: t.Shape, Dtype: wire.String(), LrMult: t.LRMult, WdMult: t.WDMult}
 	}
 	call, cancel, ms := membership.Bound(ctx, w.cfg.Timeout)
@@ -76,11 +76,11 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 		w.member.GiveUp(err)
 		return err
 	}
-	return w.take(first, tensors, descs)
+	return w.take(first, tensors, descs, answer.ChunkLanes)
 }
 
 // take hands tensors that the aggregator has accepted to the C worker.
-func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) error {
+func (w *Worker) take(first int, tensors []Tensor, descs []cworker.Tensor, chunkLanes []uint32) error {
 	table := &tensorTable{}
 	if old := w.tensors.Load(); old != nil {
 		table.bytes, table.labels = append(table.bytes, old.bytes...), append(table.labels, old.labels...)
@@ -94,17 +94,7 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.TensorDesc) e
 			return err
 		}
 	}
-	var chunks []cworker.ChunkDesc
-	counts := make([]uint32, w.plan.NumLanes())
-	for l := range counts {
-		for _, id := range w.plan.LaneChunks(l) {
-			if c := w.plan.Chunk(int(id)); c.Tensor >= first {
-				chunks = append(chunks, cworker.ChunkDesc{Offset: c.Offset, Tensor: uint32(c.Tensor), Elems: uint32(c.Elems)})
-				counts[l]++
-			}
-		}
-	}
-	if rc, text := onThread(func() int { return cworker.Add(w.c, descs, chunks, counts) }); rc < 0 {
+	if rc, text := onThread(func() int { return cworker.Add(w.c, descs, chunkLanes) }); rc < 0 {
 		return w.dataError("register", rc, text)
 	}
 	w.submitting.Lock()

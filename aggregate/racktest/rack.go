@@ -239,7 +239,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 
 // Add registers tensors with the job and every worker, and makes the workers' buffers.
 func (r *Rack) Add(tensors []chunk.Tensor) error {
-	first := r.Plan.NumTensors()
+	first, firstChunk := r.Plan.NumTensors(), r.Plan.NumChunks()
 	if err := r.Plan.Add(tensors); err != nil {
 		return err
 	}
@@ -252,16 +252,19 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 			return err
 		}
 	}
-	descs := make([]worker.TensorDesc, len(tensors))
+	descs := make([]worker.Tensor, len(tensors))
 	for i, t := range tensors {
-		descs[i] = worker.TensorDesc{Elems: t.Elems, WireType: uint8(t.DType), MemoryType: uint8(r.Config.Memory)}
+		descs[i] = worker.Tensor{Elems: t.Elems, WireType: uint8(t.DType), MemoryType: uint8(r.Config.Memory)}
 	}
-	chunks, counts := ChunkDescs(r.Plan, first)
+	lanes := make([]uint32, r.Plan.NumChunks()-firstChunk)
+	for i := range lanes {
+		lanes[i] = uint32(r.Plan.Chunk(firstChunk + i).Lane)
+	}
 	for _, w := range r.Workers {
 		if err := w.makeBuffers(tensors, r.Config.Memory, r.Config.Arena); err != nil {
 			return err
 		}
-		if rc := worker.Add(w.C, descs, chunks, counts); rc < 0 {
+		if rc := worker.Add(w.C, descs, lanes); rc < 0 {
 			return fmt.Errorf("add tensors to worker %d: %d", w.Rank, rc)
 		}
 		if m := r.Config.Job.Mode; m == aggregate.Eager || m == aggregate.Stream {
@@ -307,21 +310,6 @@ func (w *Worker) allocate(bytes int, register bool) (*numa.Arena, error) {
 		w.arenas = append(w.arenas, a)
 	}
 	return a, err
-}
-
-// ChunkDescs returns the chunks of the plan's tensors from number first on in the C worker's order, lane after lane, with the
-// number of each lane's.
-func ChunkDescs(p *chunk.Plan, first int) (chunks []worker.ChunkDesc, counts []uint32) {
-	for l := range p.NumLanes() {
-		n := len(chunks)
-		for _, id := range p.LaneChunks(l) {
-			if c := p.Chunk(int(id)); c.Tensor >= first {
-				chunks = append(chunks, worker.ChunkDesc{Offset: c.Offset, Tensor: uint32(c.Tensor), Elems: uint32(c.Elems)})
-			}
-		}
-		counts = append(counts, uint32(len(chunks)-n))
-	}
-	return chunks, counts
 }
 
 // Src returns a tensor's gradient buffer, padded to 64 bytes.

@@ -96,16 +96,11 @@ func newOrderPeer(t *testing.T) *orderPeer {
 		t.Fatalf("open: %d", rc)
 	}
 	t.Cleanup(func() { worker.Close(p.w) })
-	chunks := make([]worker.ChunkDesc, orderChunks)
-	for i := range chunks {
-		chunks[i] = worker.ChunkDesc{Offset: uint64(i * elems), Elems: elems}
-	}
-	chunks = append(chunks, worker.ChunkDesc{Tensor: 1, Elems: elems})
-	desc := []worker.TensorDesc{
+	desc := []worker.Tensor{
 		{Elems: orderChunks * elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},
 		{Elems: elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},
 	}
-	if rc := worker.Add(p.w, desc, chunks, []uint32{orderChunks + 1}); rc < 0 {
+	if rc := worker.Add(p.w, desc, make([]uint32, orderChunks+1)); rc < 0 {
 		t.Fatalf("add: %d", rc)
 	}
 	src := uintptr(unsafe.Add(memory.Addr(), orderWindow*size))

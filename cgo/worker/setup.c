@@ -70,40 +70,83 @@ void rw_worker_close(rw_worker *w)
 	free(w);
 }
 
-static int add_chunks(struct rw_worker *w, struct lane *l, const struct rw_chunk_desc *c, uint32_t n)
+static uint64_t elems_per_chunk(const struct rw_worker *w, uint8_t type)
 {
-	uint32_t lane = (uint32_t)(l - w->lanes), parts = 0;
+	return w->cfg.chunk_bytes / type_size(type);
+}
 
-	if ((uint64_t)l->nchunks + n > RW_GUEST_BIT)
-		return rwf_fail(EINVAL, "add tensors: lane %u would have more than %u chunks: use larger chunks", lane,
-				RW_GUEST_BIT);
-	for (uint32_t i = 0; i < n; i++)
-		parts += i == 0 || c[i].tensor != c[i - 1].tensor;
-	if (n == 0)
-		return 0;
-	if (queue_reserve(l, l->nchunks + l->nguests + n) || grow(&l->chunks, l->nchunks + n, sizeof *l->chunks) ||
-	    grow(&l->parts, l->nparts + parts, sizeof *l->parts) || grow(&l->heap, l->nparts + parts, sizeof *l->heap) ||
-	    grow(&l->homes, l->nhomes + parts, sizeof *l->homes))
-		return -ENOMEM;
+static int is_type(uint8_t type)
+{
+	return type >= RW_F32 && type <= RW_F16;
+}
+
+/* Checks tensors, and counts their chunks by lane. */
+static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t n, const uint32_t *lanes, uint64_t nchunks,
+		 uint32_t counts[RW_MAX_LANES])
+{
+	uint64_t want = 0;
+
 	for (uint32_t i = 0; i < n; i++) {
-		if (i == 0 || c[i].tensor != c[i - 1].tensor) {
-			w->part_index[w->tensors[c[i].tensor].first_part + lane] = l->nparts;
-			l->parts[l->nparts] = (struct part){
-				.tensor = c[i].tensor, .first = l->nchunks, .name = l->nhomes, .guests = NONE, .heap_at = NONE};
-			l->homes[l->nhomes++] = l->nparts++;
-		}
-		l->parts[l->nparts - 1].count++;
-		l->chunks[l->nchunks++] = (struct chunk){.offset = c[i].offset, .elems = c[i].elems, .part = l->nparts - 1};
+		if (t[i].size != sizeof *t)
+			return rwf_fail(EINVAL, "add: tensor %u has size %u: set it to sizeof(struct rw_tensor), %zu", i, t[i].size,
+					sizeof *t);
+		if (!is_type(t[i].wire_type) || !is_type(t[i].memory_type) || !t[i].elems)
+			return rwf_fail(EINVAL, "add: tensor %u has %llu elements of type %u, %u in memory: use enum rw_type", i,
+					(unsigned long long)t[i].elems, t[i].wire_type, t[i].memory_type);
+		want += (t[i].elems - 1) / elems_per_chunk(w, t[i].wire_type) + 1;
+	}
+	if (want != nchunks)
+		return rwf_fail(EINVAL, "add: %u tensors in %llu chunks, lanes given for %llu: pass what Register answered", n,
+				(unsigned long long)want, (unsigned long long)nchunks);
+	for (uint64_t i = 0; i < nchunks; i++) {
+		if (lanes[i] >= w->cfg.nlanes)
+			return rwf_fail(EINVAL, "add: chunk %llu on lane %u of %u", (unsigned long long)i, lanes[i], w->cfg.nlanes);
+		if (w->lanes[lanes[i]].nchunks + ++counts[lanes[i]] > RW_GUEST_BIT)
+			return rwf_fail(EINVAL, "add: lane %u would have more than %u chunks: use larger chunks", lanes[i],
+					RW_GUEST_BIT);
 	}
 	return 0;
 }
 
-static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *chunks,
-	       const uint32_t *nchunks)
+/* Makes room in a lane for chunks of so many tensors. */
+static int reserve(struct lane *l, uint32_t chunks, uint32_t tensors)
 {
-	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors;
+	uint32_t parts = chunks < tensors ? chunks : tensors;
+
+	if (chunks == 0)
+		return 0;
+	return queue_reserve(l, l->nchunks + l->nguests + chunks) || grow(&l->chunks, l->nchunks + chunks, sizeof *l->chunks) ||
+			       grow(&l->parts, l->nparts + parts, sizeof *l->parts) ||
+			       grow(&l->heap, l->nparts + parts, sizeof *l->heap) ||
+			       grow(&l->homes, l->nhomes + parts, sizeof *l->homes)
+		       ? -ENOMEM
+		       : 0;
+}
+
+static void append(struct rw_worker *w, struct lane *l, uint32_t tensor, uint64_t offset, uint32_t elems)
+{
+	uint32_t *part = &w->part_index[w->tensors[tensor].first_part + (uint32_t)(l - w->lanes)];
+
+	if (*part == NONE) {
+		*part = l->nparts;
+		l->parts[l->nparts] =
+			(struct part){.tensor = tensor, .first = l->nchunks, .name = l->nhomes, .guests = NONE, .heap_at = NONE};
+		l->homes[l->nhomes++] = l->nparts++;
+	}
+	l->parts[*part].count++;
+	l->chunks[l->nchunks++] = (struct chunk){.offset = offset, .elems = elems, .part = *part};
+}
+
+static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *lanes, uint64_t nchunks)
+{
+	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors, counts[RW_MAX_LANES] = {0};
+	int rc = check(w, tensors, ntensors, lanes, nchunks, counts);
 	struct finished *finished;
 
+	for (uint32_t i = 0; !rc && i < nlanes; i++)
+		rc = reserve(&w->lanes[i], counts[i], ntensors);
+	if (rc)
+		return rc;
 	finished = calloc((size_t)total + 1, sizeof *finished);
 	if (!finished || grow(&w->tensors, total, sizeof *w->tensors) ||
 	    grow(&w->part_index, (size_t)total * nlanes, sizeof *w->part_index)) {
@@ -116,34 +159,33 @@ static int add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t nten
 	w->finished = finished;
 	w->finished_head = 0;
 	w->finished_cap = total + 1;
-	for (uint32_t i = 0; i < ntensors; i++) {
-		struct tensor *t = &w->tensors[w->ntensors + i];
+	for (; ntensors > 0; ntensors--, tensors++) {
+		struct tensor *t = &w->tensors[w->ntensors];
+		uint64_t most = elems_per_chunk(w, tensors->wire_type);
 
-		*t = (struct tensor){.elems = tensors[i].elems,
-				     .wire_type = tensors[i].wire_type,
-				     .memory_type = tensors[i].memory_type,
-				     .first_part = (w->ntensors + i) * nlanes};
+		*t = (struct tensor){.elems = tensors->elems,
+				     .wire_type = tensors->wire_type,
+				     .memory_type = tensors->memory_type,
+				     .first_part = w->ntensors * nlanes};
 		for (uint32_t lane = 0; lane < nlanes; lane++)
 			w->part_index[t->first_part + lane] = NONE;
-		w->model_bytes += tensors[i].elems * 4;
-	}
-	for (uint32_t i = 0; i < nlanes; chunks += nchunks[i++]) {
-		int rc = add_chunks(w, &w->lanes[i], chunks, nchunks[i]);
+		for (uint64_t at = 0; at < t->elems; at += most) {
+			uint64_t left = t->elems - at;
 
-		if (rc)
-			return rc;
+			append(w, &w->lanes[*lanes++], w->ntensors, at, (uint32_t)(left < most ? left : most));
+		}
+		w->model_bytes += t->elems * 4;
+		w->ntensors++;
 	}
-	w->ntensors = total;
 	return 0;
 }
 
-int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *chunks,
-		  const uint32_t *nchunks)
+int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes, uint64_t nchunks)
 {
 	int rc;
 
 	enter(w);
-	rc = add(w, tensors, ntensors, chunks, nchunks);
+	rc = add(w, tensors, ntensors, chunk_lanes, nchunks);
 	pthread_mutex_unlock(&w->lock);
 	return rc;
 }

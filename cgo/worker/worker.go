@@ -66,19 +66,13 @@ type Config struct {
 	ClockNS                     *uint64 // C memory, or nil for the system's clock
 }
 
-// TensorDesc mirrors struct rw_tensor_desc.
-type TensorDesc struct {
+// Tensor mirrors struct rw_tensor.
+type Tensor struct {
 	_                    structs.HostLayout
-	Elems                uint64
+	size                 uint32
 	WireType, MemoryType uint8
-	_                    [6]byte
-}
-
-// ChunkDesc mirrors struct rw_chunk_desc.
-type ChunkDesc struct {
-	_             structs.HostLayout
-	Offset        uint64
-	Tensor, Elems uint32
+	_                    [2]byte
+	Elems                uint64
 }
 
 // Op mirrors struct rw_op. Src and Dst are memory that Go's collector does not move or free until the operation is done.
@@ -126,8 +120,7 @@ const (
 
 func init() {
 	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic ||
-		unsafe.Sizeof(TensorDesc{}) != C.sizeof_struct_rw_tensor_desc ||
-		unsafe.Sizeof(ChunkDesc{}) != C.sizeof_struct_rw_chunk_desc || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
+		unsafe.Sizeof(Tensor{}) != C.sizeof_struct_rw_tensor || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
 		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_stats {
 		panic("worker: a struct differs between Go and C")
 	}
@@ -197,11 +190,13 @@ func Resume(w Worker, lane int, with *Lane, peerReceived uint64) int {
 		C.uint64_t(peerReceived)))
 }
 
-// Add appends tensors. chunks holds every lane's list, one after another, and nchunks their lengths.
-func Add(w Worker, tensors []TensorDesc, chunks []ChunkDesc, nchunks []uint32) int {
-	return int(C.rw_worker_add((*C.rw_worker)(w), (*C.struct_rw_tensor_desc)(unsafe.Pointer(unsafe.SliceData(tensors))),
-		C.uint32_t(len(tensors)), (*C.struct_rw_chunk_desc)(unsafe.Pointer(unsafe.SliceData(chunks))),
-		(*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(nchunks)))))
+// Add appends tensors. chunkLanes has the lane of each of their chunks.
+func Add(w Worker, tensors []Tensor, chunkLanes []uint32) int {
+	for i := range tensors {
+		tensors[i].size = C.sizeof_struct_rw_tensor
+	}
+	return int(C.rw_worker_add((*C.rw_worker)(w), (*C.struct_rw_tensor)(unsafe.Pointer(unsafe.SliceData(tensors))),
+		C.uint32_t(len(tensors)), (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(chunkLanes))), C.uint64_t(len(chunkLanes))))
 }
 
 func Hyper(w Worker, tensor uint32, hyper *[8]float32) int {

@@ -80,16 +80,6 @@ struct rw_worker_config {
 	const uint64_t *clock_ns; /* if NULL, CLOCK_MONOTONIC; otherwise read from here (simulation) */
 };
 
-struct rw_tensor_desc {
-	uint64_t elems;
-	uint8_t wire_type, memory_type; /* enum rw_type */
-};
-
-struct rw_chunk_desc {
-	uint64_t offset; /* elements into the tensor */
-	uint32_t tensor, elems;
-};
-
 int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
 		   rw_worker **out);
 void rw_worker_close(rw_worker *w); /* the caller keeps the queue pairs */
@@ -99,12 +89,8 @@ int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs);
 /* Removes the region that begins at addr, which no operation uses. */
 void rw_worker_forget(rw_worker *w, uint64_t addr);
 
-/*
- * Appends tensors, and their chunks in the plan's order, lane by lane: nchunks[i] of lane i. A lane's chunks come tensor by tensor,
- * and hold at most chunk_bytes each.
- */
-int rw_worker_add(rw_worker *w, const struct rw_tensor_desc *tensors, uint32_t ntensors, const struct rw_chunk_desc *chunks,
-		  const uint32_t *nchunks);
+/* As rw_add in rackweave.h. The chunks are sent in this order, those of a tensor by its offsets. */
+int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes, uint64_t nchunks);
 
 /*
  * Sets the hyper-parameters of a tensor from its next push on: the first 32 bytes of its control record. They travel only when they
