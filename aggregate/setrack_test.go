@@ -99,12 +99,12 @@ func (w *setWorker) advance() error {
 		w.handles = []uint64{h}
 	case 3:
 		w.part = 0
-		var rec chunk.TensorRecord
-		if err := rec.Decode(w.CommitRecord()); err != nil {
+		end, err := w.Answer()
+		if err != nil {
 			return err
 		}
-		w.step = uint64(rec.Step)
-		if rec.Flags&chunk.RecordPull != 0 {
+		w.step = uint64(end.Step)
+		if end.Pull {
 			return w.submit(chunk.OpPull)
 		}
 	}

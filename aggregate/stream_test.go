@@ -78,15 +78,15 @@ func (w *streamWorker) endStep() error {
 
 // answered reads the answer to a step's end.
 func (w *streamWorker) answered() (pull bool, err error) {
-	var rec chunk.TensorRecord
-	if err := rec.Decode(w.CommitRecord()); err != nil {
+	end, err := w.Answer()
+	if err != nil {
 		return false, err
 	}
 	w.step++
-	if int(rec.Step) != w.step {
-		return false, fmt.Errorf("worker %d goes on with step %d, want %d", w.Rank, rec.Step, w.step)
+	if int(end.Step) != w.step {
+		return false, fmt.Errorf("worker %d goes on with step %d, want %d", w.Rank, end.Step, w.step)
 	}
-	return rec.Flags&chunk.RecordPull != 0, nil
+	return end.Pull, nil
 }
 
 // want returns a tensor's value after all steps of all workers.

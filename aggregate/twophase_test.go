@@ -106,12 +106,12 @@ func (r *twoPhaseRack) commit(rec chunk.TensorRecord) {
 	r.drive(handles)
 	want := r.ref.Commit(rec, r.Config.Job.ChunkBytes)
 	for _, w := range r.Workers {
-		norm, err := w.CommitNorm()
+		answer, err := w.Answer()
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		if norm != want {
-			r.t.Fatalf("worker %d got norm %v, plain Go says %v", w.Rank, norm, want)
+		if answer.Norm != want {
+			r.t.Fatalf("worker %d got norm %v, plain Go says %v", w.Rank, answer.Norm, want)
 		}
 	}
 }

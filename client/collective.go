@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"unsafe"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
-	"github.com/rackweave/rackweave/chunk"
 )
 
 // Step describes the update of a two-phase step. All workers commit with the same.
@@ -32,7 +30,7 @@ func (x *exchange) Commit(ctx context.Context, s Step) (Committed, error) {
 	x.committing.Lock()
 	defer x.committing.Unlock()
 	r, err := x.commit(ctx, s)
-	return Committed{Norm: float64(r.Extra), Scale: float64(r.Scale)}, err
+	return Committed{Norm: float64(r.Norm), Scale: float64(r.Scale)}, err
 }
 
 // StepEnd is the answer by which a worker may begin its next step.
@@ -51,11 +49,11 @@ func (x *exchange) EndStep(ctx context.Context) (StepEnd, error) {
 	x.committing.Lock()
 	defer x.committing.Unlock()
 	r, err := x.commit(ctx, Step{})
-	return StepEnd{Step: uint64(r.Step), Pull: r.Flags&chunk.RecordPull != 0}, err
+	return StepEnd{Step: uint64(r.Step), Pull: r.Pull}, err
 }
 
 // commit sends a commit and waits for its answer.
-func (x *exchange) commit(ctx context.Context, s Step) (r chunk.TensorRecord, err error) {
+func (x *exchange) commit(ctx context.Context, s Step) (r cworker.Answer, err error) {
 	id, err := x.startCommit(s)
 	if err == nil {
 		err = x.wait(ctx, id)
@@ -68,10 +66,14 @@ func (x *exchange) commit(ctx context.Context, s Step) (r chunk.TensorRecord, er
 	if err := x.Err(); err != nil {
 		return r, fmt.Errorf("commit: %w", err)
 	}
-	if err := r.Decode(x.session.CommitRecord()); err != nil {
-		return r, fmt.Errorf("commit: %w", err)
+	rc, text := onThread(func() (rc int) {
+		r, rc = cworker.AnswerOf(x.c)
+		return rc
+	})
+	if rc < 0 {
+		err = x.dataError("commit", rc, text)
 	}
-	return r, nil
+	return r, err
 }
 
 func (x *exchange) startCommit(s Step) (id uint64, err error) {
@@ -83,16 +85,8 @@ func (x *exchange) startCommit(s Step) (id uint64, err error) {
 	if x.tensors.Load() == nil {
 		return 0, fmt.Errorf("commit: no tensors are registered")
 	}
-	r := chunk.TensorRecord{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}
-	if s.Skip {
-		r.Flags |= chunk.RecordSkip
-	}
-	if s.SkipNonFinite {
-		r.Flags |= chunk.RecordSkipNonFinite
-	}
-	record := x.session.CommitRecord()
-	r.Encode(record)
-	rc, text := onThread(func() int { return cworker.Commit(x.c, unsafe.Pointer(unsafe.SliceData(record)), &id) })
+	hyper := Hyper{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}.record()
+	rc, text := onThread(func() int { return cworker.Commit(x.c, &hyper, s.Skip, s.SkipNonFinite, &id) })
 	if rc < 0 {
 		return 0, x.dataError("commit", rc, text)
 	}

@@ -47,11 +47,11 @@ func trainPaced(r *racktest.Rack, w *racktest.Worker) error {
 		if rc < 0 {
 			return w.Error(rc)
 		}
-		var end chunk.TensorRecord
-		if err := end.Decode(w.CommitRecord()); err != nil {
+		end, err := w.Answer()
+		if err != nil {
 			return err
 		}
-		if step = uint64(end.Step); end.Flags&chunk.RecordPull != 0 {
+		if step = uint64(end.Step); end.Pull {
 			if err := w.Run(timeout, w.Op(chunk.OpPull, 0, 0)); err != nil {
 				return err
 			}

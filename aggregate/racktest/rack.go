@@ -360,17 +360,18 @@ func (w *Worker) Run(timeout time.Duration, ops ...worker.Op) error {
 
 // CommitStart starts a commit without waiting for it.
 func (w *Worker) CommitStart(rec chunk.TensorRecord) (handle uint64, rc int) {
-	record := w.CommitRecord()
-	rec.Encode(record)
-	rc = worker.Commit(w.C, unsafe.Pointer(unsafe.SliceData(record)), &handle)
+	hyper, flags := rec.Values(), rec.Flags
+	rc = worker.Commit(w.C, &hyper, flags&chunk.RecordSkip != 0, flags&chunk.RecordSkipNonFinite != 0, &handle)
 	return handle, rc
 }
 
-// CommitNorm returns the gradient's global norm from the answer to a finished commit.
-func (w *Worker) CommitNorm() (float32, error) {
-	var rec chunk.TensorRecord
-	err := rec.Decode(w.CommitRecord())
-	return rec.Extra, err
+// Answer returns the answer to a finished commit.
+func (w *Worker) Answer() (worker.Answer, error) {
+	a, rc := worker.AnswerOf(w.C)
+	if rc < 0 {
+		return a, w.Error(rc)
+	}
+	return a, nil
 }
 
 // Close closes the rack, but not an engine of another rack.

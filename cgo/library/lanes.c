@@ -7,7 +7,7 @@
 
 int rw_endpoint(rw_session *s, uint32_t lane, struct rw_endpoint *out)
 {
-	const char *at = s->staging + (size_t)lane * s->nstaging * s->cfg.chunk_bytes;
+	const char *at = (const char *)s->staging + (size_t)lane * s->nstaging * s->cfg.chunk_bytes;
 	int n = session_usable(s);
 
 	_Static_assert((int)RW_ENDPOINT_BYTES == (int)RWF_ENDPOINT_MAX,

@@ -71,9 +71,8 @@ struct rw_session {
 	struct registered *memory;
 	uint32_t nmemory;
 	uint64_t generation; /* of the arenas, when memory was last brought up to date; atomic */
-	char *staging;
+	void *staging;
 	uint32_t nstaging;
-	unsigned char *record; /* of a commit, behind the staging buffers */
 	uint8_t connected, threaded;
 	uint32_t ntensors;
 	rw_worker *worker; /* from the first rw_add on; atomic */

@@ -82,14 +82,10 @@ int rw_wait_all(rw_session *s, const uint64_t *handles, uint32_t n, uint32_t tim
 
 static int commit(rw_session *s, const float hyper[RW_HYPERS], int skip, int skip_non_finite, uint64_t *handle)
 {
-	unsigned char record[RW_RECORD_BYTES];
 	int rc;
 	rw_worker *w = worker_for(s, &rc);
 
-	if (!w)
-		return rc;
-	rw_worker_step(record, hyper, skip, skip_non_finite);
-	return explain(w, rw_worker_commit(w, record, s->record, handle));
+	return w ? explain(w, rw_worker_commit(w, hyper, skip, skip_non_finite, handle)) : rc;
 }
 
 int rw_commit(rw_session *s, const struct rw_step *step, uint64_t *handle)
@@ -102,11 +98,12 @@ int rw_commit(rw_session *s, const struct rw_step *step, uint64_t *handle)
 	return commit(s, hyper, step->skip, step->skip_non_finite, handle);
 }
 
-static int answer(const rw_session *s, struct rw_answer *out)
+static int answer(rw_session *s, struct rw_answer *out)
 {
-	int rc = session_usable(s);
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
 
-	return rc ? rc : rw_worker_answer(s->record, out);
+	return w ? rw_worker_answer(w, out) : rc;
 }
 
 int rw_committed(rw_session *s, float *norm, float *scale)

@@ -60,16 +60,8 @@ static int check(const struct rw_config *c)
 
 static int make_staging(struct rw_session *s)
 {
-	void *at;
-	int rc;
-
 	s->nstaging = s->cfg.by_reference && s->cfg.window > STAGING_BY_REFERENCE ? STAGING_BY_REFERENCE : s->cfg.window;
-	rc = rw_alloc((size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes + RW_RECORD_BYTES, &at);
-	if (rc)
-		return rc;
-	s->staging = at;
-	s->record = (unsigned char *)s->staging + (size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes;
-	return 0;
+	return rw_alloc((size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes, &s->staging);
 }
 
 static int set_up(struct rw_session *s)

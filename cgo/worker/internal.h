@@ -139,8 +139,8 @@ struct rw_worker {
 	uint32_t ntensors;
 	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
-	unsigned char *commit_record;
-	uint32_t step; /* step of the next push, or of the present one */
+	unsigned char commit_record[RW_RECORD_BYTES]; /* of the commit under way, then its answer */
+	uint32_t step;                                /* step of the next push, or of the present one */
 	uint8_t announced;
 	struct nic {
 		struct rw_worker_nic cfg;

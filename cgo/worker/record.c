@@ -70,15 +70,13 @@ uint32_t record_step(const unsigned char record[RW_RECORD_BYTES])
 	return get32(record + STEP);
 }
 
-void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip, int skip_non_finite)
+int rw_worker_answer(rw_worker *w, struct rw_answer *out)
 {
-	record_encode(record, hyper, 0, 0, (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0));
-}
+	unsigned char p[RW_RECORD_BYTES];
 
-int rw_worker_answer(const void *record, struct rw_answer *out)
-{
-	const unsigned char *p = record;
-
+	enter(w);
+	memcpy(p, w->commit_record, sizeof p);
+	pthread_mutex_unlock(&w->lock);
 	if (get32(p + SUM) != crc32c(p, SUM))
 		return rwf_fail(EPROTO, "commit: the answer is missing, or its checksum is wrong");
 	*out = (struct rw_answer){.norm = get_float(p + EXTRA),

@@ -110,7 +110,7 @@ int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t
 	return i > 0 ? (int)i : rc;
 }
 
-int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *handle)
+int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool skip_non_finite, uint64_t *handle)
 {
 	struct tensor *t = &w->commit;
 	int rc;
@@ -125,8 +125,8 @@ int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *h
 		t->active = 1;
 		t->remaining = w->cfg.nlanes;
 		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
-		memmove(answer, record, RW_RECORD_BYTES);
-		w->commit_record = answer;
+		record_encode(w->commit_record, hyper, 0, 0,
+			      (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0));
 		w->active++;
 		for (uint32_t i = 0; i < w->cfg.nlanes; i++)
 			w->lanes[i].commit.state = CHUNK_PENDING;

@@ -11,6 +11,8 @@ package worker
 #cgo nocallback rw_worker_test
 #cgo noescape rw_worker_commit
 #cgo nocallback rw_worker_commit
+#cgo noescape rw_worker_answer
+#cgo nocallback rw_worker_answer
 */
 import "C"
 
@@ -211,9 +213,24 @@ func Submit(w Worker, ops []Op, handles []uint64) int {
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(handles)))))
 }
 
-// Commit sends the 64-byte record, which is C memory. The answer overwrites the record.
-func Commit(w Worker, record unsafe.Pointer, handle *uint64) int {
-	return int(C.rw_worker_commit((*C.rw_worker)(w), record, record, (*C.uint64_t)(unsafe.Pointer(handle))))
+// Commit starts the end of a step.
+func Commit(w Worker, hyper *[8]float32, skip, skipNonFinite bool, handle *uint64) int {
+	return int(C.rw_worker_commit((*C.rw_worker)(w), (*C.float)(unsafe.Pointer(hyper)), C.bool(skip), C.bool(skipNonFinite),
+		(*C.uint64_t)(unsafe.Pointer(handle))))
+}
+
+// Answer is the answer to a commit.
+type Answer struct {
+	Norm, Scale float32
+	Step        uint32
+	Pull        bool
+}
+
+// AnswerOf reads the answer to the last commit.
+func AnswerOf(w Worker) (Answer, int) {
+	var a C.struct_rw_answer
+	rc := C.rw_worker_answer((*C.rw_worker)(w), &a)
+	return Answer{Norm: float32(a.norm), Scale: float32(a.scale), Step: uint32(a.step), Pull: a.pull != 0}, int(rc)
 }
 
 func Test(w Worker, handle uint64) int {

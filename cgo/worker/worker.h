@@ -19,6 +19,7 @@
 #ifndef RW_WORKER_H
 #define RW_WORKER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../../include/rackweave.h"
@@ -98,19 +99,17 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntenso
  */
 int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[RW_HYPERS]);
 
-/* As rw_submit, rw_commit and rw_test in rackweave.h. record is sent, and answer receives the answer. They may be equal. */
+/* As rw_submit, rw_commit and rw_test in rackweave.h. */
 int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t *handles);
-int rw_worker_commit(rw_worker *w, const void *record, void *answer, uint64_t *handle);
+int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool skip_non_finite, uint64_t *handle);
 int rw_worker_test(rw_worker *w, uint64_t handle);
-/* Makes the record of a commit. */
-void rw_worker_step(void *record, const float hyper[RW_HYPERS], int skip, int skip_non_finite);
 struct rw_answer {
 	float norm, scale;
 	uint32_t step;
 	int pull;
 };
-/* Reads the answer to a commit. Returns -EPROTO if the record has none. */
-int rw_worker_answer(const void *record, struct rw_answer *out);
+/* Reads the answer to the last commit. Returns -EPROTO without one. */
+int rw_worker_answer(rw_worker *w, struct rw_answer *out);
 /* Returns 0 when done, or -ETIMEDOUT after timeout_ms. The worker has failed then, because the step cannot be finished. */
 int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms);
 /* As rw_wait_any in rackweave.h. */

@@ -12,7 +12,6 @@ import (
 
 	"github.com/rackweave/rackweave/cgo/fabric"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
-	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/failover"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -141,8 +140,7 @@ func Open(cfg Config) (s *Session, err error) {
 			return s, err
 		}
 	}
-	// Behind the staging buffers lies the record of a commit.
-	if s.staging, err = s.register("staging", len(cfg.Lanes)*cfg.Staging*cfg.ChunkBytes+chunk.RecordBytes); err != nil {
+	if s.staging, err = s.register("staging", len(cfg.Lanes)*cfg.Staging*cfg.ChunkBytes); err != nil {
 		return s, err
 	}
 	for i := range s.lanes {
@@ -258,11 +256,6 @@ func (s *Session) Start(c WorkerConfig) error {
 		}
 	}
 	return nil
-}
-
-// CommitRecord returns where the record of a commit lies, and then its answer.
-func (s *Session) CommitRecord() []byte {
-	return s.staging.Bytes()[s.staging.Len()-chunk.RecordBytes:]
 }
 
 // WorkerError is a failed call of the C worker.

@@ -258,12 +258,12 @@ func (m *member) complete(op operation) error {
 		if p.kind == phaseEnd {
 			return m.endStep()
 		}
-		norm, err := m.w.CommitNorm()
+		answer, err := m.w.Answer()
 		if err != nil {
 			return fmt.Errorf("%v: phase %d: the answer to its commit: %w", m, op.phase, err)
 		}
-		if want := m.job.oracle.norm(op.phase); norm != want && !m.job.doubtful {
-			return fmt.Errorf("%v: phase %d: committed with norm %v, plain Go says %v", m, op.phase, norm, want)
+		if want := m.job.oracle.norm(op.phase); answer.Norm != want && !m.job.doubtful {
+			return fmt.Errorf("%v: phase %d: committed with norm %v, plain Go says %v", m, op.phase, answer.Norm, want)
 		}
 		return nil
 	}

@@ -450,14 +450,14 @@ func (o *streamOracle) fresh(m *member, t int) error {
 
 // endStep takes the answer to the end of a step.
 func (m *member) endStep() error {
-	var r chunk.TensorRecord
-	if err := r.Decode(m.w.CommitRecord()); err != nil && m.rogue {
+	r, err := m.w.Answer()
+	if err != nil && m.rogue {
 		m.step++ // an unrequested answer overwrites the record
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("%v: the answer to the end of its step: %w", m, err)
 	}
-	m.pullDue = r.Flags&chunk.RecordPull != 0
+	m.pullDue = r.Pull
 	m.step = uint64(r.Step)
 	if m.job.Sets {
 		return nil // the steps of slow workers are left out
