@@ -7,14 +7,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/rackweave/rackweave/cgo/kernel"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/client/membership"
-	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // Tensor is one parameter of the model.
@@ -113,13 +109,7 @@ func (w *Worker) take(first int, tensors []Tensor, descs []cworker.Tensor, chunk
 
 // open opens the C worker, once there are tensors.
 func (w *Worker) open() error {
-	isa, _ := kernel.Default() // the aggregator reports a wrong choice
-	err := w.session.Start(lanes.WorkerConfig{
-		ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory),
-		CacheBytes: uint64(numa.LastLevelCache()) / uint64(max(w.info.LocalWorkers, 1)), ISA: int(isa), Spin: w.cfg.Spin,
-		Steps: w.Stream(),
-	})
-	if err != nil {
+	if err := w.session.Start(); err != nil {
 		return w.sessionError(err)
 	}
 	w.handleMu.Lock()

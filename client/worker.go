@@ -8,9 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rackweave/rackweave/cgo/kernel"
+	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/client/membership"
+	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -72,7 +75,7 @@ func (w *Worker) connect(ctx context.Context) error {
 		return err
 	}
 	// By reference a few buffers, which stay in the cache, are enough. Otherwise every slot has one.
-	staging := int(w.info.Window)
+	staging := w.info.Window
 	if w.info.ByReference {
 		staging = min(staging, stagingByReference)
 	}
@@ -88,9 +91,14 @@ func (w *Worker) connect(ctx context.Context) error {
 	if w.member.Several() {
 		each = chunk.NICs(w.member.All[0].Lanes())
 	}
+	isa, _ := kernel.Default() // the aggregator reports a wrong choice
 	w.session, err = lanes.Open(lanes.Config{
 		Name: "rackweave " + w.cfg.Job, Control: controlPlane{w.member}, Devices: w.devices, Lanes: nics, Each: each,
-		Rank: int(w.info.Rank), ChunkBytes: int(w.info.ChunkBytes), Window: int(w.info.Window), Staging: staging,
+		Worker: cworker.Config{
+			Rank: w.info.Rank, ChunkBytes: w.info.ChunkBytes, Window: w.info.Window, Staging: staging,
+			ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory), Steps: w.Stream(),
+			CacheBytes: uint64(numa.LastLevelCache()) / uint64(max(w.info.LocalWorkers, 1)), ISA: int32(isa), Spin: uint32(w.cfg.Spin),
+		},
 		SendDepth: int(w.info.SendDepth), RecvDepth: int(w.info.RecvDepth),
 		AckTimeout: noticeWithin, LinkTimeout: time.Duration(w.info.LinkTimeoutMs) * time.Millisecond,
 		ReconnectTimeout: reconnectWithin, Cancel: w.Failed(),

@@ -215,10 +215,18 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 			cfg.Log("worker %d: "+format, slices.Insert(args, 0, any(w.Rank))...)
 		}
 	}
+	isa, err := kernel.Default()
+	if err != nil {
+		return err
+	}
 	w.Session, err = lanes.Open(lanes.Config{
-		Name: "worker", Control: ask, Devices: nics, Lanes: primaries, Each: each, Rank: cfg.FirstRank + w.Rank,
-		ChunkBytes: cfg.Job.ChunkBytes,
-		Window:     window, Staging: staging, SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
+		Name: "worker", Control: ask, Devices: nics, Lanes: primaries, Each: each,
+		Worker: worker.Config{
+			Rank: uint32(cfg.FirstRank + w.Rank), ChunkBytes: uint32(cfg.Job.ChunkBytes), Window: uint32(window), Staging: uint32(staging),
+			ByReference: byReference, AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int32(isa), ClockNS: cfg.ClockNS,
+			CacheBytes: cfg.CacheBytes, Steps: cfg.Job.Mode == aggregate.Stream,
+		},
+		SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
 		AckTimeout: cfg.AckTimeout, LinkTimeout: linkTimeout, ReconnectTimeout: reconnectTimeout, Now: cfg.Now, Log: log,
 	})
 	if err != nil {
@@ -227,14 +235,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	if err := w.Attach(context.Background(), 5*time.Second); err != nil {
 		return err
 	}
-	isa, err := kernel.Default()
-	if err != nil {
-		return err
-	}
-	return w.Start(lanes.WorkerConfig{
-		ByReference: byReference, AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int(isa), ClockNS: cfg.ClockNS,
-		CacheBytes: cfg.CacheBytes, Steps: cfg.Job.Mode == aggregate.Stream,
-	})
+	return w.Start()
 }
 
 // Add registers tensors with the job and every worker, and makes the workers' buffers.

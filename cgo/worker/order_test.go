@@ -86,12 +86,10 @@ func newOrderPeer(t *testing.T) *orderPeer {
 		}
 	}
 	var rc int
-	p.w, rc = worker.Open(&worker.Config{
-		NICs:       []worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}},
-		ChunkBytes: size, Window: orderWindow, Staging: orderWindow,
-		StagingAddr: memory.Addr(),
-		Lanes:       []worker.Lane{{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, SendDepth: 64, RecvDepth: 64}},
-	})
+	p.w, rc = worker.Open(
+		worker.Config{ChunkBytes: size, Window: orderWindow, Staging: orderWindow, StagingAddr: memory.Addr()},
+		[]worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}},
+		[]worker.Lane{{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, SendDepth: 64, RecvDepth: 64}})
 	if rc < 0 {
 		t.Fatalf("open: %d", rc)
 	}

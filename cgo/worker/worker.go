@@ -52,20 +52,18 @@ type NIC struct {
 	StagingLKey, StagingRKey uint32
 }
 
-// Config is struct rw_worker_config (see worker.h).
+// Config mirrors struct rw_worker_config. StagingAddr and ClockNS are C memory.
 type Config struct {
-	NICs                        []NIC
-	Lanes                       []Lane
-	ChunkBytes, Window, Staging int
-	StagingAddr                 unsafe.Pointer
-	Rank                        int
-	CacheBytes                  uint64
-	ByReference, AnyMemory      bool
-	Resumable                   bool
-	Steps                       bool
-	ISA                         int
-	Spin                        int
-	ClockNS                     *uint64 // C memory, or nil for the system's clock
+	_                                        structs.HostLayout
+	nnics, nlanes                            uint32
+	ChunkBytes, Window, Staging              uint32
+	StagingAddr                              unsafe.Pointer
+	Rank                                     uint32
+	CacheBytes                               uint64
+	ByReference, AnyMemory, Steps, Resumable bool
+	ISA                                      int32
+	Spin                                     uint32
+	ClockNS                                  *uint64
 }
 
 // Tensor mirrors struct rw_tensor.
@@ -122,32 +120,20 @@ const (
 
 func init() {
 	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic ||
+		unsafe.Sizeof(Config{}) != C.sizeof_struct_rw_worker_config ||
 		unsafe.Sizeof(Tensor{}) != C.sizeof_struct_rw_tensor || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
 		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_stats {
 		panic("worker: a struct differs between Go and C")
 	}
 }
 
-func flag(b bool) C.uint8_t {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // Open makes a worker over connected queue pairs.
-func Open(c *Config) (Worker, int) {
-	cfg := C.struct_rw_worker_config{
-		nnics: C.uint32_t(len(c.NICs)), nlanes: C.uint32_t(len(c.Lanes)),
-		chunk_bytes: C.uint32_t(c.ChunkBytes), window: C.uint32_t(c.Window), nstaging: C.uint32_t(c.Staging),
-		staging: c.StagingAddr, rank: C.uint32_t(c.Rank), cache_bytes: C.uint64_t(c.CacheBytes),
-		by_reference: flag(c.ByReference), any_memory: flag(c.AnyMemory), steps: flag(c.Steps),
-		resumable: flag(c.Resumable),
-		isa:       C.int(c.ISA), spin: C.uint32_t(c.Spin), clock_ns: (*C.uint64_t)(unsafe.Pointer(c.ClockNS)),
-	}
+func Open(c Config, nics []NIC, lanes []Lane) (Worker, int) {
+	c.nnics, c.nlanes = uint32(len(nics)), uint32(len(lanes))
 	var w *C.rw_worker
-	rc := C.rw_worker_open(&cfg, (*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(c.NICs))),
-		(*C.struct_rw_worker_lane)(unsafe.Pointer(unsafe.SliceData(c.Lanes))), &w)
+	rc := C.rw_worker_open((*C.struct_rw_worker_config)(unsafe.Pointer(&c)),
+		(*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(nics))),
+		(*C.struct_rw_worker_lane)(unsafe.Pointer(unsafe.SliceData(lanes))), &w)
 	return Worker(w), int(rc)
 }
 

@@ -113,7 +113,8 @@ func newRig(t *testing.T, answers int) (*rig, error) {
 	}
 	r := &rig{t: t, peer: p}
 	s, err := lanes.Open(lanes.Config{
-		Name: "test", Control: p, Devices: devices, Lanes: []int{0, 1}, ChunkBytes: chunkBytes, Window: window, Staging: window,
+		Name: "test", Control: p, Devices: devices, Lanes: []int{0, 1},
+		Worker:    cworker.Config{ChunkBytes: chunkBytes, Window: window, Staging: window},
 		SendDepth: depth, RecvDepth: depth, AckTimeout: time.Second, LinkTimeout: linkTimeout, ReconnectTimeout: 10 * time.Millisecond,
 		Now: func() int64 { return r.now }, Log: t.Logf,
 	})
@@ -139,7 +140,7 @@ func newRig(t *testing.T, answers int) (*rig, error) {
 	if err := s.Attach(t.Context(), time.Second); err != nil {
 		return nil, err
 	}
-	return r, s.Start(lanes.WorkerConfig{})
+	return r, s.Start()
 }
 
 func connected(t *testing.T) *rig {

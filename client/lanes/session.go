@@ -65,11 +65,8 @@ type Config struct {
 	Devices []*verbs.Device // the caller's, who closes them after the session
 	Lanes   []int           // by lane: the number of the aggregator's NIC that serves it
 	Each    int             // NICs of each aggregator, numbered through, where lanes lie at several; if 0, all lie at one
-	Rank    int
+	Worker  cworker.Config  // for the C worker; the session sets StagingAddr and Resumable
 
-	ChunkBytes           int
-	Window               int // slots per lane
-	Staging              int // staging buffers per lane
 	SendDepth, RecvDepth int // of every queue pair
 
 	// A message that is not acknowledged is repeated for AckTimeout while another path is open, else for LinkTimeout; 0 means the
@@ -140,7 +137,7 @@ func Open(cfg Config) (s *Session, err error) {
 			return s, err
 		}
 	}
-	if s.staging, err = s.register("staging", len(cfg.Lanes)*cfg.Staging*cfg.ChunkBytes); err != nil {
+	if s.staging, err = s.register("staging", len(cfg.Lanes)*s.stagingBytes()); err != nil {
 		return s, err
 	}
 	for i := range s.lanes {
@@ -168,6 +165,9 @@ func (s *Session) createQP(nic int) (*verbs.QP, error) {
 	return n.PD.CreateQP(verbs.QPConfig{CQ: n.CQ, MaxSendWR: s.cfg.SendDepth, MaxRecvWR: s.cfg.RecvDepth})
 }
 
+// stagingBytes returns the size of a lane's staging buffers.
+func (s *Session) stagingBytes() int { return int(s.cfg.Worker.Staging) * int(s.cfg.Worker.ChunkBytes) }
+
 // Resumable reports whether a lane whose queue pair fails can go on over another: there is more than one path, and the links of
 // the worker's NICs can fail.
 func (s *Session) Resumable() bool { return s.resumable }
@@ -182,8 +182,8 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 			return err
 		}
 		ends[i] = WorkerLane{
-			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.cfg.Staging*s.cfg.ChunkBytes),
-			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: uint32(s.cfg.Staging),
+			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.stagingBytes()),
+			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: s.cfg.Worker.Staging,
 			AckTimeout: s.ackTimeout(i), Resumable: s.resumable,
 		}
 	}
@@ -220,31 +220,17 @@ func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 	return nil
 }
 
-// WorkerConfig configures the C worker.
-type WorkerConfig struct {
-	ByReference bool // the aggregator reads payloads where they lie
-	AnyMemory   bool // ordinary memory can be sent from and received into
-	Steps       bool // the job is in mode stream
-	// CacheBytes is this worker's share of the cache: results of a larger model are written past it. If 0, none are.
-	CacheBytes uint64
-	ISA        int
-	Spin       int     // empty polls before a wait sleeps
-	ClockNS    *uint64 // C memory; if nil, the system's clock
-}
-
 // Start opens the C worker over the connected lanes.
-func (s *Session) Start(c WorkerConfig) error {
+func (s *Session) Start() error {
 	nics := make([]cworker.NIC, len(s.NICs))
 	for i, n := range s.NICs {
 		mr := &s.staging.MRs[i]
 		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}
 	}
+	c := s.cfg.Worker
+	c.StagingAddr, c.Resumable = s.staging.Addr(), s.resumable
 	err := s.call("open worker", func() (rc int) {
-		s.C, rc = cworker.Open(&cworker.Config{
-			NICs: nics, Lanes: s.lanes, ChunkBytes: s.cfg.ChunkBytes, Window: s.cfg.Window, Staging: s.cfg.Staging,
-			StagingAddr: s.staging.Addr(), Rank: s.cfg.Rank, ByReference: c.ByReference, AnyMemory: c.AnyMemory,
-			CacheBytes: c.CacheBytes, Steps: c.Steps, Resumable: s.resumable, ISA: c.ISA, Spin: c.Spin, ClockNS: c.ClockNS,
-		})
+		s.C, rc = cworker.Open(c, nics, s.lanes)
 		return rc
 	})
 	if err != nil {
