@@ -66,14 +66,11 @@ func (x *exchange) commit(ctx context.Context, s Step) (r cworker.Answer, err er
 	if err := x.Err(); err != nil {
 		return r, fmt.Errorf("commit: %w", err)
 	}
-	rc, text := onThread(func() (rc int) {
+	err = x.session.Call("commit", func() (rc int) {
 		r, rc = cworker.AnswerOf(x.c)
 		return rc
 	})
-	if rc < 0 {
-		err = x.dataError("commit", rc, text)
-	}
-	return r, err
+	return r, x.dataError("", err)
 }
 
 func (x *exchange) startCommit(s Step) (id uint64, err error) {
@@ -86,9 +83,6 @@ func (x *exchange) startCommit(s Step) (id uint64, err error) {
 		return 0, fmt.Errorf("commit: no tensors are registered")
 	}
 	hyper := Hyper{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}.record()
-	rc, text := onThread(func() int { return cworker.Commit(x.c, &hyper, s.Skip, s.SkipNonFinite, &id) })
-	if rc < 0 {
-		return 0, x.dataError("commit", rc, text)
-	}
-	return id, nil
+	err = x.session.Call("commit", func() int { return cworker.Commit(x.c, &hyper, s.Skip, s.SkipNonFinite, &id) })
+	return id, x.dataError("", err)
 }

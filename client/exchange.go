@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rackweave/rackweave/cgo/fabric"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/client/lanes"
 )
@@ -20,7 +20,7 @@ import (
 type exchange struct {
 	job
 	session *lanes.Session
-	tensors atomic.Pointer[tensorTable] // replaced, never changed
+	tensors atomic.Pointer[[]Tensor] // those registered; replaced, never changed
 
 	// using is held shared while c is in use, and alone to close it; handleMu guards c itself, so that failing can reach it.
 	using    sync.RWMutex
@@ -41,10 +41,12 @@ type pin struct {
 	id     uint64
 }
 
-// tensorTable holds the registered tensors' sizes and names. It is replaced, never changed.
-type tensorTable struct {
-	bytes  []uint64 // in this worker's memory
-	labels []string
+// registered returns the registered tensors, by their numbers.
+func (x *exchange) registered() []Tensor {
+	if tensors := x.tensors.Load(); tensors != nil {
+		return *tensors
+	}
+	return nil
 }
 
 // Handle is a handle to an operation that was started.
@@ -62,8 +64,8 @@ func (h Handle) Done() (bool, error) {
 		return true, fmt.Errorf("test: %w", x.Err())
 	}
 	rc := cworker.Test(x.c, h.id)
-	if rc < 0 {
-		return true, x.dataError(x.describe(h.id), rc, "test")
+	if err := x.session.Error("test", rc); err != nil {
+		return true, x.dataError(x.describe(h.id), err)
 	}
 	return rc == 1, nil
 }
@@ -102,9 +104,9 @@ func (x *exchange) wait(ctx context.Context, id uint64) error {
 		})
 		defer stop()
 	}
-	rc := cworker.Wait(x.c, id, uint32(max(timeout.Milliseconds(), 1)))
-	if rc < 0 {
-		return x.dataError(x.describe(id), rc, "wait")
+	rc := cworker.Wait(x.c, id, uint32(max(timeout.Milliseconds(), 1))) // on any thread: this one may wait long
+	if err := x.session.Error("wait", rc); err != nil {
+		return x.dataError(x.describe(id), err)
 	}
 	x.unpin(id)
 	return nil
@@ -122,8 +124,8 @@ func (x *exchange) unpin(id uint64) {
 }
 
 func (x *exchange) describe(id uint64) string {
-	if table := x.tensors.Load(); int(id>>32) < len(table.labels) {
-		return fmt.Sprintf("tensor %q", table.labels[id>>32])
+	if tensors := x.registered(); int(id>>32) < len(tensors) {
+		return fmt.Sprintf("tensor %q", tensors[id>>32].Name)
 	}
 	return "commit"
 }
@@ -132,36 +134,17 @@ func (x *exchange) describe(id uint64) string {
 func (x *exchange) inFlight() bool {
 	x.using.RLock()
 	defer x.using.RUnlock()
-	if x.tensors.Load() == nil {
-		return false
-	}
-	x.submitting.Lock()
-	defer x.submitting.Unlock()
-	for i := range x.pins {
-		if id := x.pins[i].id; id != 0 && cworker.Test(x.c, id) == 0 {
-			return true
-		}
-	}
-	return false
+	return x.tensors.Load() != nil && cworker.Active(x.c) > 0
 }
 
 // Lookup returns the number of the tensor with a name, and whether there is one.
 func (x *exchange) Lookup(name string) (int, bool) {
-	table := x.tensors.Load()
-	if table == nil {
-		return 0, false
-	}
-	i := slices.Index(table.labels, name)
+	i := slices.IndexFunc(x.registered(), func(t Tensor) bool { return t.Name == name })
 	return i, i >= 0
 }
 
 // NumTensors returns how many tensors are registered.
-func (x *exchange) NumTensors() int {
-	if table := x.tensors.Load(); table != nil {
-		return len(table.bytes)
-	}
-	return 0
-}
+func (x *exchange) NumTensors() int { return len(x.registered()) }
 
 // abort ends all operations because of the worker's failure.
 func (x *exchange) abort(failure error) {
@@ -172,46 +155,32 @@ func (x *exchange) abort(failure error) {
 	}
 }
 
-// onThread makes a call of the C worker and returns, with a negative result, the thread's text about it.
-func onThread(f func() int) (rc int, text string) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if rc = f(); rc < 0 {
-		text = fabric.LastError()
+// dataError returns a failed call of the C worker as one of this package's errors, and other errors as they are. If what is empty,
+// it is the call.
+func (x *exchange) dataError(what string, err error) error {
+	c := (*lanes.WorkerError)(nil)
+	if !errors.As(err, &c) {
+		return err
 	}
-	return rc, text
-}
-
-// dataError turns a result of the C worker into an error. The text explains results that are not the worker's failure.
-func (x *exchange) dataError(what string, rc int, text string) error {
-	switch rc {
+	what = cmp.Or(what, c.Op)
+	switch c.RC {
 	case -int(syscall.EBUSY):
-		return fmt.Errorf("%s: %w: %s", what, ErrBusy, text)
+		return fmt.Errorf("%s: %w: %s", what, ErrBusy, c.Text)
 	case cworker.ErrAborted, cworker.ErrTransport, cworker.ErrProtocol:
 		if !x.member.AwaitReason() {
-			_, text := cworker.Failure(x.c)
-			err := fmt.Errorf("%w: %s", ErrServerLost, text)
-			if rc == cworker.ErrAborted {
+			err := fmt.Errorf("%w: %s", ErrServerLost, c.Text)
+			if c.RC == cworker.ErrAborted {
 				x.member.Fail(err)
 			} else {
 				x.member.GiveUp(err) // calls may still reach the aggregator
 			}
 		}
 	case -int(syscall.ETIMEDOUT):
-		_, text := cworker.Failure(x.c)
-		err := fmt.Errorf("%w: %s%s", ErrTimeout, text, x.whoIsAwaited())
+		err := fmt.Errorf("%w: %s%s", ErrTimeout, c.Text, x.whoIsAwaited())
 		x.member.GiveUp(err)
 		return fmt.Errorf("%s: %w", what, err) // the aggregator may have reported first that this worker is lost
 	default:
-		return fmt.Errorf("%s: %s (%w)", what, text, syscall.Errno(-rc))
+		return fmt.Errorf("%s: %s (%w)", what, c.Text, syscall.Errno(-c.RC))
 	}
 	return fmt.Errorf("%s: %w", what, x.Err())
-}
-
-// sessionError turns an error of the C worker into one of this package's, and returns others as they are.
-func (x *exchange) sessionError(err error) error {
-	if c := (*lanes.WorkerError)(nil); errors.As(err, &c) {
-		return x.dataError(c.Op, c.RC, c.Text)
-	}
-	return err
 }

@@ -135,7 +135,7 @@ func (f *follower) look() {
 			if errors.Is(err, lanes.ErrNoPath) {
 				err = fmt.Errorf("%w: %w", ErrServerLost, err)
 			}
-			f.x.member.GiveUp(f.x.sessionError(err))
+			f.x.member.GiveUp(f.x.dataError("", err))
 			return
 		}
 	}

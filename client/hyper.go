@@ -57,8 +57,8 @@ func (x *exchange) SetHyper(tensor int, h Hyper) error {
 func (x *exchange) sendHyper(first, end int, h Hyper) error {
 	record := h.record()
 	for t := first; t < end; t++ {
-		if rc, text := onThread(func() int { return cworker.Hyper(x.c, uint32(t), &record) }); rc < 0 {
-			return x.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", x.tensors.Load().labels[t]), rc, text)
+		if err := x.session.Call("", func() int { return cworker.Hyper(x.c, uint32(t), &record) }); err != nil {
+			return x.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", x.registered()[t].Name), err)
 		}
 	}
 	return nil

@@ -31,7 +31,7 @@ func (w *Worker) Alloc(bytes int) ([]byte, error) {
 	defer w.registering.Unlock()
 	m, err := w.session.Allocate("tensors", bytes)
 	if err != nil {
-		return nil, w.sessionError(err)
+		return nil, w.dataError("", err)
 	}
 	return m.Bytes(), nil
 }

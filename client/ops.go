@@ -53,8 +53,8 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	if err := x.Err(); err != nil {
 		return handles, fmt.Errorf("submit: %w", err)
 	}
-	table := x.tensors.Load()
-	if table == nil {
+	tensors := x.registered()
+	if len(tensors) == 0 {
 		return handles, errors.New("submit: no tensors are registered")
 	}
 	x.submitting.Lock()
@@ -62,7 +62,7 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	x.scratch = x.scratch[:0]
 	for i := range ops {
 		op := &ops[i]
-		if err := x.check(table, op); err != nil {
+		if err := x.check(tensors, op); err != nil {
 			return handles, err
 		}
 		x.scratch = append(x.scratch, cworker.Op{
@@ -74,12 +74,16 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	}
 	pins := x.pinAll(ops)
 	for started := 0; started < len(ops); {
-		n, text := onThread(func() int { return cworker.Submit(x.c, x.scratch[started:], x.ids[started:len(ops)]) })
-		if n < 0 {
+		n := 0
+		err := x.session.Call("", func() int {
+			n = cworker.Submit(x.c, x.scratch[started:], x.ids[started:len(ops)])
+			return n
+		})
+		if err != nil {
 			for i := started; i < len(pins); i++ {
 				pins[i].pinner.Unpin()
 			}
-			return handles, x.dataError(fmt.Sprintf("%v %q", ops[started].Kind, table.labels[ops[started].Tensor]), n, text)
+			return handles, x.dataError(fmt.Sprintf("%v %q", ops[started].Kind, tensors[ops[started].Tensor].Name), err)
 		}
 		for i := started; i < started+n; i++ {
 			p := &x.pins[ops[i].Tensor]
@@ -96,17 +100,18 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 }
 
 // check refuses operations that the C worker cannot tell to be wrong.
-func (x *exchange) check(table *tensorTable, op *Op) error {
-	if op.Tensor < 0 || op.Tensor >= len(table.bytes) {
-		return fmt.Errorf("%v of tensor %d: %d are registered", op.Kind, op.Tensor, len(table.bytes))
+func (x *exchange) check(tensors []Tensor, op *Op) error {
+	if op.Tensor < 0 || op.Tensor >= len(tensors) {
+		return fmt.Errorf("%v of tensor %d: %d are registered", op.Kind, op.Tensor, len(tensors))
 	}
-	want := table.bytes[op.Tensor]
+	t := &tensors[op.Tensor]
+	want := t.Elems() * uint64(t.MemoryType.Size())
 	reads := op.Kind == Push || op.Kind == PushPull || op.Kind == Broadcast && x.info.Rank == 0
 	if reads && uint64(len(op.Src)) != want {
-		return fmt.Errorf("%v %q: source of %d bytes: the tensor has %d", op.Kind, table.labels[op.Tensor], len(op.Src), want)
+		return fmt.Errorf("%v %q: source of %d bytes: the tensor has %d", op.Kind, t.Name, len(op.Src), want)
 	}
 	if op.Kind != Push && uint64(len(op.Dst)) != want {
-		return fmt.Errorf("%v %q: destination of %d bytes: the tensor has %d", op.Kind, table.labels[op.Tensor], len(op.Dst), want)
+		return fmt.Errorf("%v %q: destination of %d bytes: the tensor has %d", op.Kind, t.Name, len(op.Dst), want)
 	}
 	return nil
 }

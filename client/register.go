@@ -42,18 +42,20 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	}
 	w.registering.Lock()
 	defer w.registering.Unlock()
+	tensors = slices.Clone(tensors)
 	batch := make([]chunk.Tensor, len(tensors))
 	descs := make([]cworker.Tensor, len(tensors))
 	req := &api.RegisterRequest{Tensors: make([]*api.Tensor, len(tensors))}
 	for i := range tensors {
 		t := &tensors[i]
-		wire, mem := cmp.Or(t.WireType, w.cfg.WireType), cmp.Or(t.MemoryType, w.cfg.MemoryType)
-		if mem.Size() == 0 {
-			return fmt.Errorf("register: tensor %q has %v in memory: use f32, bf16 or f16", t.Name, mem)
+		t.Shape = slices.Clone(t.Shape)
+		t.WireType, t.MemoryType = cmp.Or(t.WireType, w.cfg.WireType), cmp.Or(t.MemoryType, w.cfg.MemoryType)
+		if t.MemoryType.Size() == 0 {
+			return fmt.Errorf("register: tensor %q has %v in memory: use f32, bf16 or f16", t.Name, t.MemoryType)
 		}
-		batch[i] = chunk.Tensor{Name: t.Name, Elems: t.Elems(), DType: wire}
-		descs[i] = cworker.Tensor{Elems: t.Elems(), WireType: uint8(wire), MemoryType: uint8(mem)}
-		req.Tensors[i] = &api.Tensor{Name: t.Name, Shape: t.Shape, Dtype: wire.String(), LrMult: t.LRMult, WdMult: t.WDMult}
+		batch[i] = chunk.Tensor{Name: t.Name, Elems: t.Elems(), DType: t.WireType}
+		descs[i] = cworker.Tensor{Elems: t.Elems(), WireType: uint8(t.WireType), MemoryType: uint8(t.MemoryType)}
+		req.Tensors[i] = &api.Tensor{Name: t.Name, Shape: t.Shape, Dtype: t.WireType.String(), LrMult: t.LRMult, WdMult: t.WDMult}
 	}
 	call, cancel, ms := membership.Bound(ctx, w.cfg.Timeout)
 	defer cancel()
@@ -62,7 +64,6 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	if err != nil {
 		return err
 	}
-	first := w.plan.NumTensors()
 	if err := w.plan.Follow(batch, answer.ChunkLanes); err != nil {
 		return fmt.Errorf("register: %w", err)
 	}
@@ -72,45 +73,34 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 		w.member.GiveUp(err)
 		return err
 	}
-	return w.take(first, tensors, descs, answer.ChunkLanes)
+	return w.take(tensors, descs, answer.ChunkLanes)
 }
 
 // take hands tensors that the aggregator has accepted to the C worker.
-func (w *Worker) take(first int, tensors []Tensor, descs []cworker.Tensor, chunkLanes []uint32) error {
-	table := &tensorTable{}
-	if old := w.tensors.Load(); old != nil {
-		table.bytes, table.labels = append(table.bytes, old.bytes...), append(table.labels, old.labels...)
-	}
-	for i := range descs {
-		table.labels = append(table.labels, tensors[i].Name)
-		table.bytes = append(table.bytes, descs[i].Elems*uint64(chunk.DType(descs[i].MemoryType).Size()))
-	}
+func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uint32) error {
 	if w.c == nil {
 		if err := w.open(); err != nil {
 			return err
 		}
 	}
-	if rc, text := onThread(func() int { return cworker.Add(w.c, descs, chunkLanes) }); rc < 0 {
-		return w.dataError("register", rc, text)
+	if err := w.session.Call("register", func() int { return cworker.Add(w.c, descs, chunkLanes) }); err != nil {
+		return w.dataError("", err)
 	}
 	w.submitting.Lock()
 	w.pins = append(w.pins, make([]pin, len(descs))...)
 	w.submitting.Unlock()
-	w.tensors.Store(table)
-	for _, t := range tensors {
-		t.Shape = slices.Clone(t.Shape)
-		w.declared = append(w.declared, t)
-	}
+	all := slices.Concat(w.registered(), tensors)
+	w.tensors.Store(&all)
 	if !w.info.LiveHyper {
 		return nil
 	}
-	return w.sendHyper(first, first+len(descs), w.hyper)
+	return w.sendHyper(len(all)-len(tensors), len(all), w.hyper)
 }
 
 // open opens the C worker, once there are tensors.
 func (w *Worker) open() error {
 	if err := w.session.Start(); err != nil {
-		return w.sessionError(err)
+		return w.dataError("", err)
 	}
 	w.handleMu.Lock()
 	defer w.handleMu.Unlock()

@@ -54,7 +54,7 @@ func (w *Worker) rejoin(ctx context.Context) (next *Worker, step int, passes boo
 		return nil, 0, !lasts(err), err
 	}
 	next.place.keep(&w.place)
-	if err = next.Register(ctx, w.declared); err == nil {
+	if err = next.Register(ctx, w.registered()); err == nil {
 		step, err = next.GoOn(ctx)
 	}
 	if err != nil {

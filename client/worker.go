@@ -27,7 +27,6 @@ type Worker struct {
 	// registering serialises Register and Alloc.
 	registering sync.Mutex
 	plan        *chunk.Plan
-	declared    []Tensor
 
 	closing atomic.Bool
 	closed  chan struct{}

@@ -227,6 +227,9 @@ func Wait(w Worker, handle uint64, timeoutMS uint32) int {
 	return int(C.rw_worker_wait((*C.rw_worker)(w), C.uint64_t(handle), C.uint32_t(timeoutMS)))
 }
 
+// Active returns the number of operations in flight.
+func Active(w Worker) int { return int(C.rw_worker_active((*C.rw_worker)(w))) }
+
 func Progress(w Worker) int { return int(C.rw_worker_progress((*C.rw_worker)(w))) }
 
 func Abort(w Worker, text string) {

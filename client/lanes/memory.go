@@ -32,7 +32,7 @@ func (s *Session) Allocate(what string, bytes int) (*Memory, error) {
 }
 
 func (s *Session) expose(m *Memory) error {
-	return s.call("register memory", func() int { return cworker.Region(s.C, m.MRs) })
+	return s.Call("register memory", func() int { return cworker.Region(s.C, m.MRs) })
 }
 
 // allocated lists the memory that Allocate gave out.

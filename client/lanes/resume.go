@@ -181,7 +181,7 @@ func (r *recovery) lastly() string {
 
 // claimed runs f while no other thread drives the queues.
 func (s *Session) claimed(f func() error) error {
-	if err := s.call("claim the queues", func() int { return cworker.Claim(s.C) }); err != nil {
+	if err := s.Call("claim the queues", func() int { return cworker.Claim(s.C) }); err != nil {
 		return err
 	}
 	defer cworker.Release(s.C)
@@ -192,7 +192,7 @@ func (s *Session) claimed(f func() error) error {
 func (s *Session) Detach(lane int) error {
 	return s.claimed(func() error {
 		r := &s.recovery[lane]
-		err := s.call(fmt.Sprintf("detach lane %d", lane), func() (rc int) {
+		err := s.Call(fmt.Sprintf("detach lane %d", lane), func() (rc int) {
 			r.received, rc = cworker.Detach(s.C, lane)
 			return rc
 		})
@@ -244,7 +244,7 @@ func (s *Session) Finish(lane int) error {
 		err := s.connect(lane, r.qp, s.cfg.ReconnectTimeout)
 		if err == nil {
 			s.lanes[lane].NIC = uint32(r.to.Worker)
-			err = s.call(fmt.Sprintf("resume lane %d", lane), func() int {
+			err = s.Call(fmt.Sprintf("resume lane %d", lane), func() int {
 				return cworker.Resume(s.C, lane, &s.lanes[lane], r.peerReceived)
 			})
 		}

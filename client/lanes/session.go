@@ -229,7 +229,7 @@ func (s *Session) Start() error {
 	}
 	c := s.cfg.Worker
 	c.StagingAddr, c.Resumable = s.staging.Addr(), s.resumable
-	err := s.call("open worker", func() (rc int) {
+	err := s.Call("open worker", func() (rc int) {
 		s.C, rc = cworker.Open(c, nics, s.lanes)
 		return rc
 	})
@@ -253,11 +253,16 @@ type WorkerError struct {
 
 func (e *WorkerError) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Op, e.Text, e.RC) }
 
-// call runs a call of the C worker and turns a negative result into a [WorkerError] with the thread's text.
-func (s *Session) call(op string, f func() int) error {
-	runtime.LockOSThread()
+// Call makes a call of the C worker. Its error is that of [Session.Error].
+func (s *Session) Call(op string, f func() int) error {
+	runtime.LockOSThread() // its text is the thread's
 	defer runtime.UnlockOSThread()
-	rc := f()
+	return s.Error(op, f())
+}
+
+// Error returns a negative result of a call of the C worker as a [WorkerError]. If the worker has not failed, its text is the
+// thread's last.
+func (s *Session) Error(op string, rc int) error {
 	if rc >= 0 {
 		return nil
 	}
