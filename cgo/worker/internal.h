@@ -36,6 +36,16 @@ struct chunk {
 	uint8_t to;            /* 1 + the lane that it belongs to after its answer, or 0 if it stays */
 };
 
+/* A control record. chunk.TensorRecord has the same layout. */
+struct record {
+	float hyper[RW_HYPERS];
+	uint64_t dst;
+	uint32_t rkey, flags, step, sum, reserved[2];
+};
+enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
+/* The places in hyper of what the answer to a commit has. */
+enum { RECORD_SCALE = 2, RECORD_EXTRA = 7 };
+
 /* A message of one record. */
 struct control {
 	uint16_t slot, staging;
@@ -139,8 +149,8 @@ struct rw_worker {
 	uint32_t ntensors;
 	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
-	unsigned char commit_record[RW_RECORD_BYTES]; /* of the commit under way, then its answer */
-	uint32_t step;                                /* step of the next push, or of the present one */
+	struct record commit_record; /* of the commit under way, then its answer */
+	uint32_t step;               /* step of the next push, or of the present one */
 	uint8_t announced;
 	struct nic {
 		struct rw_worker_nic cfg;
@@ -336,10 +346,7 @@ int drive(struct rw_worker *w);
 /* Sends new work: by this thread if no thread drives, or by waking the driving one. */
 void kick(struct rw_worker *w);
 
-/* record.c */
-void record_announce(unsigned char out[RW_RECORD_BYTES], uint32_t step);
-uint32_t record_step(const unsigned char record[RW_RECORD_BYTES]);
-void record_encode(unsigned char out[RW_RECORD_BYTES], const float hyper[8], uint64_t dst, uint32_t rkey, uint32_t flags);
-enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
+/* record.c. Writes a record with its checksum. */
+void record_put(struct record *out, struct record r);
 
 #endif

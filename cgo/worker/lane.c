@@ -108,14 +108,22 @@ static void from_staging(struct rw_worker *w, struct lane *l, struct rwf_send_wr
 	wr->length = length;
 }
 
+static struct record *record_at(struct rw_worker *w, struct lane *l, const struct control *c)
+{
+	return (struct record *)staging_at(w, l, c->staging);
+}
+
 void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 {
 	const struct tensor *t = &w->tensors[p->tensor];
-	uint32_t flags = 0, rkey = t->bound_dst ? t->bound_region->rkey[l->nic] : 0;
+	struct record r = {.dst = t->bound_dst};
 
-	if (t->bound_dst)
-		flags |= RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
-	record_encode((unsigned char *)staging_at(w, l, p->record.staging), t->hyper, t->bound_dst, rkey, flags);
+	memcpy(r.hyper, t->hyper, sizeof r.hyper);
+	if (t->bound_dst) {
+		r.rkey = t->bound_region->rkey[l->nic];
+		r.flags = RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
+	}
+	record_put(record_at(w, l, &p->record), r);
 }
 
 /* The last staging buffer is reserved for requested chunks, like the last slot (queue_next). */
@@ -186,7 +194,7 @@ static int build_announcement(struct rw_worker *w, struct lane *l, struct rwf_se
 {
 	if (!build_control(w, l, &l->announcement, 0, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT), wr))
 		return 0;
-	record_announce((unsigned char *)staging_at(w, l, l->announcement.staging), w->step);
+	record_put(record_at(w, l, &l->announcement), (struct record){.step = w->step});
 	return 1;
 }
 
@@ -194,7 +202,7 @@ static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr 
 {
 	if (!build_control(w, l, &l->commit, 0, imm_pack(RW_COMMIT, w->commit.epoch, 0), wr))
 		return 0;
-	memcpy(staging_at(w, l, l->commit.staging), w->commit_record, RW_RECORD_BYTES);
+	*record_at(w, l, &l->commit) = w->commit_record;
 	return 1;
 }
 
@@ -293,11 +301,11 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 {
 	if (l->commit.state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer of %u bytes to a commit", l - w->lanes, byte_len);
-	memcpy(w->commit_record, staging_at(w, l, l->commit.staging), RW_RECORD_BYTES);
+	w->commit_record = *record_at(w, l, &l->commit);
 	free_slot(w, l, l->commit.slot, l->commit.staging);
 	l->commit.state = CHUNK_IDLE;
 	if (--w->commit.remaining == 0) {
-		w->step = record_step(w->commit_record); /* in mode stream the aggregator determines the next step */
+		w->step = w->commit_record.step; /* in mode stream the aggregator determines the next step */
 		w->announced = 0;
 		tensor_done(w, COMMIT_TENSOR, 0);
 	}

@@ -113,6 +113,7 @@ int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t
 int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool skip_non_finite, uint64_t *handle)
 {
 	struct tensor *t = &w->commit;
+	struct record r = {0};
 	int rc;
 
 	enter(w);
@@ -125,8 +126,9 @@ int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool
 		t->active = 1;
 		t->remaining = w->cfg.nlanes;
 		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
-		record_encode(w->commit_record, hyper, 0, 0,
-			      (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0));
+		r.flags = (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0);
+		memcpy(r.hyper, hyper, sizeof r.hyper);
+		record_put(&w->commit_record, r);
 		w->active++;
 		for (uint32_t i = 0; i < w->cfg.nlanes; i++)
 			w->lanes[i].commit.state = CHUNK_PENDING;
