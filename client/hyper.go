@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
 )
 
 // Hyper holds the hyper-parameters that travel with a tensor's gradients in mode eager.
@@ -17,11 +18,8 @@ type Hyper struct {
 	Dampening float32 // of the momentum
 }
 
-// hyperParameters is the number of hyper-parameters in a control record.
-const hyperParameters = 8
-
-func (h Hyper) record() [hyperParameters]float32 {
-	return [hyperParameters]float32{h.LR, h.WD, h.Scale, h.Clip, h.Momentum, h.Beta2, h.Eps, h.Dampening}
+func (h Hyper) record() [chunk.RecordValues]float32 {
+	return [...]float32{h.LR, h.WD, h.Scale, h.Clip, h.Momentum, h.Beta2, h.Eps, h.Dampening}
 }
 
 func hyperOf(r []float32) Hyper {

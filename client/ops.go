@@ -23,12 +23,7 @@ const (
 	Broadcast = Kind(chunk.OpBroadcast)
 )
 
-func (k Kind) String() string {
-	if k == Broadcast {
-		return "broadcast"
-	}
-	return chunk.Op(k).String()
-}
+func (k Kind) String() string { return chunk.Op(k).String() }
 
 // Op is an operation on one tensor. Buffers hold all elements of the tensor, in its memory type. Src and Dst may be the same.
 type Op struct {

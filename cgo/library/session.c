@@ -58,18 +58,13 @@ static int check(const struct rw_config *c)
 	return 0;
 }
 
-static int make_staging(struct rw_session *s)
-{
-	s->nstaging = s->cfg.by_reference && s->cfg.window > STAGING_BY_REFERENCE ? STAGING_BY_REFERENCE : s->cfg.window;
-	return rw_alloc((size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes, &s->staging);
-}
-
 static int set_up(struct rw_session *s)
 {
 	int rc = nics_open(&s->cfg, s->nics, &s->nnics, s->lanes);
 
+	s->nstaging = s->cfg.by_reference && s->cfg.window > STAGING_BY_REFERENCE ? STAGING_BY_REFERENCE : s->cfg.window;
 	if (!rc)
-		rc = make_staging(s);
+		rc = rw_alloc((size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes, &s->staging);
 	if (!rc) {
 		session_register(s);
 		if (!session_memory(s, s->staging))

@@ -12,9 +12,6 @@ import (
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
-// hyperParameters is the number of hyper-parameters in a control record.
-const hyperParameters = 8
-
 // Aggregator is an aggregator, which a worker may have joined.
 type Aggregator struct {
 	Access
@@ -66,7 +63,7 @@ func (a *Aggregator) join(ctx context.Context, r *api.JoinRequest) error {
 		return withCause(ctx, a.Classify(err))
 	}
 	if len(a.Info.Aggregators) == 0 &&
-		(len(a.Info.Record) != hyperParameters || len(a.Info.Lanes) == 0 || a.Info.Window == 0) {
+		(len(a.Info.Record) != chunk.RecordValues || len(a.Info.Lanes) == 0 || a.Info.Window == 0) {
 		return errors.New("the aggregator's answer is incomplete: client and aggregator are of different versions")
 	}
 	return nil
