@@ -23,7 +23,7 @@ enum { ALIGN = 64, SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 #define MOST_SPARE ((size_t)1 << 30)
 
 struct block {
-	struct block *next, *previous; /* in the slab, by address */
+	struct block *next; /* in the slab, by address */
 	char *addr;
 	size_t bytes;
 	uint8_t used;
@@ -214,9 +214,7 @@ static int split(struct block *b, size_t bytes)
 	rest = malloc(sizeof *rest);
 	if (!rest)
 		return rwf_fail(ENOMEM, "arena: no memory for its list");
-	*rest = (struct block){.next = b->next, .previous = b, .addr = b->addr + bytes, .bytes = b->bytes - bytes};
-	if (b->next)
-		b->next->previous = rest;
+	*rest = (struct block){.next = b->next, .addr = b->addr + bytes, .bytes = b->bytes - bytes};
 	b->next = rest;
 	b->bytes = bytes;
 	return 0;
@@ -276,46 +274,40 @@ int rw_alloc(size_t bytes, void **out)
 	return rc;
 }
 
-/* Makes b one with its next block. */
+/* Makes b one with its next block, where both are free. */
 static void merge(struct block *b)
 {
 	struct block *gone = b->next;
 
+	if (b->used || !gone || gone->used)
+		return;
 	b->bytes += gone->bytes;
 	b->next = gone->next;
-	if (b->next)
-		b->next->previous = b;
 	free(gone);
 }
 
-static struct block *block_at(const void *p)
+static int give_back(const void *p)
 {
 	for (const struct memory *m = memories; m; m = m->next)
-		for (struct block *b = m->blocks; b; b = b->next)
-			if (b->addr == p && b->used)
-				return b;
-	return NULL;
+		for (struct block *b = m->blocks, *before = NULL; b; before = b, b = b->next) {
+			if (b->addr != p || !b->used)
+				continue;
+			b->used = 0;
+			merge(b);
+			if (before)
+				merge(before);
+			return 0;
+		}
+	return rwf_fail(EINVAL, "free %p: rw_alloc did not give it, or it was freed before", p);
 }
 
 int rw_free(void *p)
 {
-	struct block *b;
-	int rc = 0;
+	int rc;
 
-	if (!p)
+	if (!p || arena_lock())
 		return 0;
-	if (arena_lock())
-		return 0;
-	b = block_at(p);
-	if (!b) {
-		rc = rwf_fail(EINVAL, "free %p: rw_alloc did not give it, or it was freed before", p);
-	} else {
-		b->used = 0;
-		if (b->next && !b->next->used)
-			merge(b);
-		if (b->previous && !b->previous->used)
-			merge(b->previous);
-	}
+	rc = give_back(p);
 	arena_unlock();
 	return rc;
 }
