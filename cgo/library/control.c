@@ -72,17 +72,13 @@ static int receive_all(int fd, void *p, size_t bytes)
 /* Takes the text of a refusal. */
 static int refused(int fd, uint32_t bytes)
 {
-	char text[1024] = "", rest[256];
-	size_t most = bytes < sizeof text ? bytes : sizeof text - 1;
-	int rc = receive_all(fd, text, most);
+	char *text = calloc(1, (size_t)bytes + 1);
+	int rc = text ? receive_all(fd, text, bytes) : rwf_fail(ENOMEM, "rackweave run: no memory for its refusal");
 
-	for (size_t left = bytes - most; !rc && left > 0;) {
-		size_t n = left < sizeof rest ? left : sizeof rest;
-
-		rc = receive_all(fd, rest, n);
-		left -= n;
-	}
-	return rc ? rc : rwf_fail(-RW_EABORTED, "%s", text);
+	if (!rc)
+		rc = rwf_fail(-RW_EABORTED, "%s", text);
+	free(text);
+	return rc;
 }
 
 int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms)
