@@ -91,9 +91,14 @@ type Op struct {
 
 // Stats mirrors struct rw_stats.
 type Stats struct {
-	_                                                                                           structs.HostLayout
-	size, _                                                                                     uint32
-	SentBytes, ReceivedBytes, SentChunks, ReceivedChunks, CopiedBytes, Doorbells, NACKs, Sleeps uint64
+	_                          structs.HostLayout
+	size, _                    uint32
+	SentBytes, ReceivedBytes   uint64 // of payload, as it travels
+	SentChunks, ReceivedChunks uint64
+	CopiedBytes                uint64 // of these, between the caller's memory and the transport's
+	Doorbells                  uint64 // posts to send queues
+	NACKs                      uint64 // chunks that the aggregator asked to send again later
+	Sleeps                     uint64 // waits that slept
 }
 
 // These are the results of calls, beside negative errnos.
