@@ -111,11 +111,7 @@ func (s *Service) drain(timeout time.Duration) {
 	}
 	poll := time.NewTicker(50 * time.Millisecond)
 	defer poll.Stop()
-	for {
-		n, _ := s.jobs.State()
-		if n == 0 {
-			break
-		}
+	for n, _ := s.jobs.State(); n > 0; n, _ = s.jobs.State() {
 		select {
 		case <-poll.C:
 			continue
@@ -153,10 +149,22 @@ func (s *Service) status(ctx context.Context, by *job.Caller) (*api.StatusRespon
 	return out, nil
 }
 
-func (s *Service) setPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
-	j := s.jobs.Find(r.Job)
+// running returns a job of the caller's that runs.
+func (s *Service) running(ctx context.Context, what, name string) (*job.Job, error) {
+	j := s.jobs.Find(name)
 	if j == nil || !job.CallerOf(ctx).Owns(j) {
-		return nil, rpc.Refuse(connect.CodePermissionDenied, "set policy: no job %q has this token", r.Job)
+		return nil, rpc.Refuse(connect.CodePermissionDenied, "%s: no job %q has this token", what, name)
+	}
+	if state := j.State(); state != "running" {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "%s: job %q is %s, not running", what, name, state)
+	}
+	return j, nil
+}
+
+func (s *Service) setPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
+	j, err := s.running(ctx, "set policy", r.Job)
+	if err != nil {
+		return nil, err
 	}
 	spec, err := policy.Parse(r.Policy)
 	if err == nil {
@@ -164,9 +172,6 @@ func (s *Service) setPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.
 	}
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
-	}
-	if j.State() != "running" {
-		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "set policy: job %q is %s, not running", r.Job, j.State())
 	}
 	release, err := j.Hold()
 	if err != nil {

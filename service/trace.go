@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -23,21 +24,16 @@ const (
 )
 
 func (s *Service) trace(ctx context.Context, r *api.TraceRequest) (*api.TraceResponse, error) {
-	j := s.jobs.Find(r.Job)
-	if j == nil || !job.CallerOf(ctx).Owns(j) {
-		return nil, rpc.Refuse(connect.CodePermissionDenied, "trace: no job %q has this token", r.Job)
+	j, err := s.running(ctx, "trace", r.Job)
+	if err != nil {
+		return nil, err
 	}
-	d, events := time.Duration(r.DurationMs)*time.Millisecond, int(r.Events)
-	if events == 0 {
-		events = defaultEvents
-	}
+	d, events := time.Duration(r.DurationMs)*time.Millisecond, cmp.Or(int(r.Events), defaultEvents)
 	switch {
 	case d <= 0 || d > longestTrace:
 		return nil, rpc.Refuse(connect.CodeInvalidArgument, "trace of %v: use 1ms to %v", d, longestTrace)
 	case events > mostEvents:
 		return nil, rpc.Refuse(connect.CodeInvalidArgument, "trace of %d events in each lane: use at most %d", events, mostEvents)
-	case j.State() != "running":
-		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "trace: job %q is %s, not running", r.Job, j.State())
 	case !j.Tracing.CompareAndSwap(false, true):
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "trace: job %q is traced already: wait until that ends", r.Job)
 	}

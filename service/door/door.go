@@ -3,6 +3,7 @@
 package door
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"net"
@@ -241,7 +242,7 @@ func (d *Door) enter(c net.Conn) *Conn {
 	d.strangers = append(d.strangers, in)
 	var out *Conn
 	if len(d.strangers) > d.limits.Connections {
-		out = d.strangers[d.oldest(len(d.strangers), func(i int) netip.Addr { return d.strangers[i].addr })]
+		out = oldest(d.strangers, (*Conn).Addr)
 	}
 	d.mu.Unlock()
 	if out != nil {
@@ -257,22 +258,13 @@ func (d *Door) may(p *peer) bool {
 	return p.rate.Allow() && (d.all.Allow() || fresh)
 }
 
-// oldest returns the first of n things that the peer with the most of them has. The caller holds d.mu.
-func (d *Door) oldest(n int, of func(int) netip.Addr) int {
-	count := make(map[netip.Addr]int, n)
-	most := of(0)
-	for i := range n {
-		a := of(i)
-		if count[a]++; count[a] > count[most] {
-			most = a
-		}
+// oldest returns the first of all that the peer with the most of them has.
+func oldest[T any](all []T, of func(T) netip.Addr) T {
+	count := make(map[netip.Addr]int, len(all))
+	for _, x := range all {
+		count[of(x)]++
 	}
-	for i := range n {
-		if of(i) == most {
-			return i
-		}
-	}
-	return 0
+	return slices.MaxFunc(all, func(a, b T) int { return cmp.Compare(count[of(a)], count[of(b)]) })
 }
 
 // Close closes the connection. It counts no more.
@@ -382,7 +374,7 @@ func (c *Conn) Call() *Call {
 	case p.calls > d.limits.PerPeer:
 		out = d.calls[slices.IndexFunc(d.calls, func(o *Call) bool { return o.conn.addr == c.addr })]
 	case len(d.calls) > d.limits.Calls:
-		out = d.calls[d.oldest(len(d.calls), func(i int) netip.Addr { return d.calls[i].conn.addr })]
+		out = oldest(d.calls, func(c *Call) netip.Addr { return c.conn.addr })
 	}
 	d.mu.Unlock()
 	if out != nil {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -109,10 +110,10 @@ func (all *Set) Farthest() string {
 }
 
 // Has returns what the providers add to the machine.
-func (all *Set) Has() []quota.Amounts {
-	var sum []quota.Amounts
-	for _, p := range all.Served {
-		sum = append(sum, all.By[p].has())
+func (all *Set) Has() quota.Amounts {
+	sum := quota.Amounts{}
+	for _, e := range all.By {
+		sum.Add(e.Amounts(aggregate.Need{Connections: e.Agg.MaxConns(), Regions: int(e.Devices[0].Attr().MaxMR)}))
 	}
 	return sum
 }
@@ -305,10 +306,7 @@ func (e *Engine) pump(nic int, d *verbs.Device, log *slog.Logger) {
 // AckTimeout returns how long the aggregator sends a message again: what the worker asks for, but no longer than a link may be
 // down.
 func (e *Engine) AckTimeout(ms uint32) time.Duration {
-	if d := time.Duration(ms) * time.Millisecond; d > 0 {
-		return min(d, e.LinkTimeout)
-	}
-	return e.LinkTimeout
+	return min(cmp.Or(time.Duration(ms)*time.Millisecond, e.LinkTimeout), e.LinkTimeout)
 }
 
 func (e *Engine) ByReference() bool { return e.Devices[0].Attr().Has(verbs.DevByReference) }
@@ -328,20 +326,10 @@ func (e *Engine) close() error {
 	return errors.Join(errs...)
 }
 
-// resources are the names of what a provider has a number of.
-func (e *Engine) resources() (connections, regions string) {
-	return "connections of " + e.Provider, "regions of " + e.Provider
-}
-
-// has returns the resources that a provider adds to the machine.
-func (e *Engine) has() quota.Amounts {
-	connections, regions := e.resources()
-	return quota.Amounts{connections: int64(e.Agg.MaxConns()), regions: int64(e.Devices[0].Attr().MaxMR)}
-}
-
+// Amounts returns the resources of a need, of which the provider has its own connections and regions.
 func (e *Engine) Amounts(n aggregate.Need) quota.Amounts {
-	connections, regions := e.resources()
-	return quota.Amounts{quota.Memory: n.Bytes, connections: int64(n.Connections), regions: int64(n.Regions)}
+	return quota.Amounts{quota.Memory: n.Bytes, "connections of " + e.Provider: int64(n.Connections),
+		"regions of " + e.Provider: int64(n.Regions)}
 }
 
 // Status returns an engine's part of the status, without what it did for all if that is asked by one tenant.

@@ -80,9 +80,7 @@ var ErrShutdown = errors.New("the aggregator is shutting down")
 
 func NewTable(c Config) *Table {
 	t := &Table{Config: c, Ledger: openLedger(), jobs: map[string]*Job{}, retired: map[*Job]bool{}, sessions: map[string]*Member{}}
-	for _, x := range c.Engines.Has() {
-		t.Ledger.Add(x)
-	}
+	t.Ledger.Add(c.Engines.Has())
 	return t
 }
 
