@@ -78,7 +78,7 @@ func New(o Options) (s *Service, err error) {
 			s = nil
 		}
 	}()
-	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, s.refusals.Count, racksOf, s.closing)
+	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf)
 	if o.Cluster != nil {
 		if s.cluster, err = cluster.New(cluster.Config{
 			Cluster: o.Cluster, URL: s.URL, Background: &s.background, State: s.states.Answer,

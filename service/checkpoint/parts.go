@@ -134,23 +134,20 @@ const maxCheckpoints = 1000
 // ownsFolder makes the folder of the job's checkpoints if it is missing, and refuses that of another token. A folder without an
 // owner becomes the job's.
 func (s *State) ownsFolder(dir string) error {
-	if err := os.Mkdir(dir, 0o750); err == nil {
-		err = syncDir(filepath.Dir(dir))
-		if err != nil {
-			return rpc.Refuse(connect.CodeInternal, "checkpoints of job %q: %w", s.Name, err)
-		}
-	} else if !errors.Is(err, os.ErrExist) {
-		return rpc.Refuse(connect.CodeInternal, "checkpoints of job %q: %w", s.Name, err)
-	}
 	sum := sha256.Sum256([]byte("rackweave checkpoints " + s.Token))
-	mine := hex.EncodeToString(sum[:])
-	path := ownerFile(dir)
-	text, err := firstText(path, mine+"\n")
+	mine, path, held := hex.EncodeToString(sum[:]), ownerFile(dir), ""
+	err := os.Mkdir(dir, 0o750)
+	if err == nil {
+		err = syncDir(filepath.Dir(dir))
+	}
+	if err == nil || errors.Is(err, os.ErrExist) {
+		held, err = firstText(path, mine+"\n")
+	}
 	if err != nil {
 		return rpc.Refuse(connect.CodeInternal, "checkpoints of job %q: %w", s.Name, err)
 	}
-	if !rpc.Equal(strings.TrimSpace(text), mine) {
-		s.store.refused("checkpoint_owner")
+	if !rpc.Equal(strings.TrimSpace(held), mine) {
+		s.Table.Refused("checkpoint_owner")
 		return rpc.Refuse(connect.CodePermissionDenied,
 			"checkpoints of job %q belong to another token: use that one, or another job's name, or have the admin remove %s", s.Name, path)
 	}

@@ -46,14 +46,13 @@ func (st *Store) Hint(j *job.Job, err error) error {
 
 // Close closes the job's aggregation, and retains the state unless the job has ended well in all racks.
 func (st *Store) Close(j *job.Job, well bool) error {
-	closing := false
 	select {
-	case <-st.closing:
-		closing = true
+	case <-j.Table.Closing:
+		return j.Agg.Close()
 	default:
 	}
 	switch {
-	case !j.Buddies() || closing:
+	case !j.Buddies():
 		return j.Agg.Close()
 	case well:
 		if k := st.retainedOf(j.Tenant()); k != nil {

@@ -88,20 +88,7 @@ func (s *State) withState(ctx context.Context, r stateRange, writes bool, most i
 	if int64(r.GetArray()) >= int64(snap.Arrays()) {
 		return rpc.Refuse(connect.CodeOutOfRange, "array %d of tensor %q: there are %d", r.GetArray(), name, snap.Arrays())
 	}
-	var pieces []aggregate.Piece
-	n := 0
-	first, end := s.Model.Plan.TensorChunks(int(r.GetTensor()))
-	for id := first; id < end; id++ {
-		c := s.Model.Plan.Chunk(id)
-		if c.Offset < r.GetOffset() {
-			continue
-		}
-		if len(pieces) == 0 && c.Offset != r.GetOffset() || len(pieces) > 0 && n+c.Elems > most {
-			break
-		}
-		pieces = append(pieces, aggregate.Piece{Chunk: id, Array: int(r.GetArray())})
-		n += c.Elems
-	}
+	pieces, n := s.piecesFrom(r, most)
 	if len(pieces) == 0 {
 		return rpc.Refuse(connect.CodeInvalidArgument, "state of tensor %q from element %d on: no chunk begins there", name, r.GetOffset())
 	}
@@ -121,4 +108,22 @@ func (s *State) withState(ctx context.Context, r stateRange, writes bool, most i
 		err = rpc.Refuse(checkpointCode(err), "state of tensor %q: %w", name, err)
 	}
 	return err
+}
+
+// piecesFrom returns the pieces of a tensor from an offset on, without values, and the number of their elements. A chunk must begin
+// at the offset.
+func (l local) piecesFrom(r stateRange, most int) (pieces []aggregate.Piece, n int) {
+	first, end := l.Model.Plan.TensorChunks(int(r.GetTensor()))
+	for id := first; id < end; id++ {
+		c := l.Model.Plan.Chunk(id)
+		if c.Offset < r.GetOffset() {
+			continue
+		}
+		if len(pieces) == 0 && c.Offset != r.GetOffset() || len(pieces) > 0 && n+c.Elems > most {
+			break
+		}
+		pieces = append(pieces, aggregate.Piece{Chunk: id, Array: int(r.GetArray())})
+		n += c.Elems
+	}
+	return pieces, n
 }

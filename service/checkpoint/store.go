@@ -20,19 +20,17 @@ import (
 
 // Store holds the checkpoints on an aggregator's disk and the states of failed jobs in its memory.
 type Store struct {
-	dir     string // If empty, the aggregator has no checkpoints.
-	log     *slog.Logger
-	refused func(reason string)  // counts a refusal
-	Racks   func(*job.Job) Racks // returns the racks of a job
-	closing <-chan struct{}      // closed when the service ends
+	dir   string // If empty, the aggregator has no checkpoints.
+	log   *slog.Logger
+	Racks func(*job.Job) Racks // returns the racks of a job
 
 	mu       sync.Mutex
 	retained map[job.Tenant]*retained
 }
 
 // NewStore returns a store of checkpoints in a directory, without states of failed jobs.
-func NewStore(dir string, log *slog.Logger, refused func(string), racks func(*job.Job) Racks, closing <-chan struct{}) *Store {
-	return &Store{dir: dir, log: log, refused: refused, Racks: racks, closing: closing, retained: map[job.Tenant]*retained{}}
+func NewStore(dir string, log *slog.Logger, racks func(*job.Job) Racks) *Store {
+	return &Store{dir: dir, log: log, Racks: racks, retained: map[job.Tenant]*retained{}}
 }
 
 // Of returns a job's state.
