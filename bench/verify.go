@@ -70,10 +70,7 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 	if s.outer.Every > 0 {
 		return s.outerTensor(rule, h, w, gradients)
 	}
-	var states [optim.MaxStates][]float32
-	for i := range rule.States(h) {
-		states[i] = make([]float32, n)
-	}
+	v := newWeights(w, rule.States(h))
 	result := make([]float32, n)
 	first := 0
 	if rule == optim.Sum {
@@ -85,7 +82,7 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 			optim.SumInto(result, sums, false)
 		} else {
 			k := optim.Derive(rule, h, uint32(step+1))
-			optim.Update(rule, &k, w, states, sums, result)
+			optim.Update(rule, &k, v.w, v.states, sums, result)
 		}
 	}
 	if s.DType == chunk.F32 {

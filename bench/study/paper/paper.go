@@ -9,12 +9,14 @@ import (
 	"strings"
 
 	"github.com/google/renameio/v2"
+
+	"github.com/rackweave/rackweave/bench/models"
 )
 
 // tables are the page's tables. Each stands between its marker, <!-- NAME -->, and an empty line.
 var tables = []struct {
 	name  string
-	write func(io.Writer) error
+	write func(io.Writer)
 	long  bool // takes a minute
 }{
 	{"table 1", writeTable1, false},
@@ -32,9 +34,7 @@ func Rewrite(name string) error {
 	page := string(text)
 	for _, t := range tables {
 		var table bytes.Buffer
-		if err := t.write(&table); err != nil {
-			return fmt.Errorf("%s: %w", t.name, err)
-		}
+		t.write(&table)
 		before, _, after, err := cut(page, t.name)
 		if err != nil {
 			return err
@@ -42,6 +42,15 @@ func Rewrite(name string) error {
 		page = before + table.String() + after
 	}
 	return renameio.WriteFile(name, []byte(page), 0o644)
+}
+
+// model returns a built-in model, by a name that is written here.
+func model(name string) models.Model {
+	m, err := models.Get(name)
+	if err != nil {
+		panic("paper: " + err.Error())
+	}
+	return m
 }
 
 // cut divides a page into a table, what stands before it, and what stands after it.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/hierarchy/planner"
@@ -15,12 +14,8 @@ import (
 const mostPieces = 125_000
 
 // writeScale writes what a step takes as a cluster grows by racks of 40 workers, predicted, and simulated transfer by transfer.
-func writeScale(w io.Writer) error {
-	m, err := models.Get("resnet50")
-	if err != nil {
-		return err
-	}
-	bytes := float64(m.Params()) * 4
+func writeScale(w io.Writer) {
+	bytes := float64(model("resnet50").Params()) * 4
 	shapes := []hierarchy.Shape{hierarchy.Flat, hierarchy.Sharded}
 	fmt.Fprint(w, "| racks | workers |")
 	for _, s := range shapes {
@@ -39,5 +34,4 @@ func writeScale(w io.Writer) error {
 		}
 		fmt.Fprintln(w)
 	}
-	return nil
 }

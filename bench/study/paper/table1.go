@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-
-	"github.com/rackweave/rackweave/bench/models"
 )
 
 // placement is the place of parameter servers, in the words of the paper's Table I: colocated with workers (C) or not (NC),
@@ -59,14 +57,11 @@ func (r *row1) unit() (u float64, ok bool) {
 }
 
 // writeTable1 writes each row's unknown, and the computation that it implies with our model.
-func writeTable1(w io.Writer) error {
+func writeTable1(w io.Writer) {
 	fmt.Fprint(w, "| | U, Gb/s | M | T | CC | CS | NCC | NCS |\n|---|---|---|---|---|---|---|---|\n")
 	for _, r := range table1 {
 		u, _ := r.unit()
-		m, err := models.Get(r.model)
-		if err != nil {
-			return err
-		}
+		m := model(r.model)
 		bytes := float64(m.Params()) * 4
 		fmt.Fprintf(w, "| %s | %.2f | %.1f MB | %.0f ms |", r.network, u, bytes/1e6, 2*bytes*8/(u*1e9)*1e3)
 		for p := range placements {
@@ -74,5 +69,4 @@ func writeTable1(w io.Writer) error {
 		}
 		fmt.Fprintln(w)
 	}
-	return nil
 }

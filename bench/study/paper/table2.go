@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/study/overlap"
 )
 
@@ -25,13 +24,10 @@ var table2 = []struct {
 }
 
 // writeTable2 writes the samples per second that computation and bytes allow, beside the paper's.
-func writeTable2(w io.Writer) error {
+func writeTable2(w io.Writer) {
 	fmt.Fprint(w, "| | compute alone | aggregator | paper | sharded servers | paper | ring | paper |\n|---|---|---|---|---|---|---|---|\n")
 	for _, r := range table2 {
-		m, err := models.Get(r.model)
-		if err != nil {
-			return err
-		}
+		m := model(r.model)
 		samples := float64(workers * m.Compute.Batch)
 		fmt.Fprintf(w, "| %s | %.0f |", r.network, samples/m.Compute.Time.Seconds())
 		for i, way := range overlap.Ways(workers) {
@@ -39,7 +35,6 @@ func writeTable2(w io.Writer) error {
 		}
 		fmt.Fprintln(w)
 	}
-	return nil
 }
 
 func orNothing(v float64) string {
@@ -50,18 +45,14 @@ func orNothing(v float64) string {
 }
 
 // writeEnough writes the rate of a worker's NIC from which on a step takes at most 5% more than its computation.
-func writeEnough(w io.Writer) error {
+func writeEnough(w io.Writer) {
 	fmt.Fprint(w, "| Gb/s | aggregator | sharded servers | ring |\n|---|---|---|---|\n")
 	for _, r := range table2 {
-		m, err := models.Get(r.model)
-		if err != nil {
-			return err
-		}
+		m := model(r.model)
 		fmt.Fprintf(w, "| %s |", r.network)
 		for _, way := range overlap.Ways(workers) {
 			fmt.Fprintf(w, " %.1f |", way.Enough(m, 0.05)*8/1e9)
 		}
 		fmt.Fprintln(w)
 	}
-	return nil
 }
