@@ -65,16 +65,13 @@ func NewArena(c ArenaConfig) (*Arena, error) {
 }
 
 func newArena(c ArenaConfig) (*Arena, error) {
-	tr, err := openTree("")
-	if err != nil {
-		return nil, err
-	}
 	switch {
 	case c.Bytes <= 0:
 		return nil, fmt.Errorf("size %d: use at least 1 byte", c.Bytes)
 	case len(c.Name) > 200:
 		return nil, fmt.Errorf("name of %d bytes: use at most 200", len(c.Name))
 	}
+	tr := tree{"/"}
 	// The total is 0 if it cannot be read, for example because no descriptor is left. Later calls report the reason.
 	if total := tr.kib("proc/meminfo", "MemTotal"); total > 0 && c.Bytes > total {
 		return nil, fmt.Errorf("%w: the machine has %s", ErrNoMemory, FormatBytes(total))

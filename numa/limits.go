@@ -2,7 +2,6 @@ package numa
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
@@ -19,24 +18,14 @@ type Limits struct {
 }
 
 // ReadLimits reads this process's limits.
-func ReadLimits() (Limits, error) {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &r); err != nil {
-		return Limits{}, fmt.Errorf("read memlock limit: %w", err)
+func ReadLimits() Limits {
+	var locked, files unix.Rlimit
+	for resource, to := range map[int]*unix.Rlimit{unix.RLIMIT_MEMLOCK: &locked, unix.RLIMIT_NOFILE: &files} {
+		if err := unix.Getrlimit(resource, to); err != nil {
+			panic(fmt.Sprintf("getrlimit: %v", err)) // only for a resource that does not exist
+		}
 	}
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		return Limits{}, fmt.Errorf("read limit of open files: %w", err)
-	}
-	tr, err := openTree("")
-	if err != nil {
-		return Limits{}, fmt.Errorf("read memlock limit: %w", err)
-	}
-	lim := Limits{Memlock: r.Cur, CanLock: tr.canLock(), Descriptors: files.Max} // Go raises its limit to the maximum
-	if r.Cur == unix.RLIM_INFINITY {
-		lim.Memlock = math.MaxUint64
-	}
-	return lim, nil
+	return Limits{Memlock: locked.Cur, CanLock: tree{"/"}.canLock(), Descriptors: files.Max} // Go raises its limit to the maximum
 }
 
 // canLock reports whether the process has CAP_IPC_LOCK. The kernel requires it in the initial user namespace, in which user numbers

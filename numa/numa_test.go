@@ -125,9 +125,8 @@ func TestThisMachineIsDiscovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkLanes(t, top, LaneConfig{}, lanes)
-	lim, err := ReadLimits()
-	if err != nil || lim.Memlock == 0 && !lim.CanLock {
-		t.Errorf("limits %+v, %v", lim, err)
+	if lim := ReadLimits(); lim.Memlock == 0 && !lim.CanLock || lim.Descriptors == 0 {
+		t.Errorf("limits %+v", lim)
 	}
 }
 
