@@ -195,14 +195,16 @@ func (j opening) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink
 		return nil, err
 	}
 	k := &scratch.Arithmetic
-	u := uplink.New(uplink.Config{Place: c.Place, Lane: l, Fail: j.shared.Fail, Shard: s, Machine: s.Machine, Rounds: j.rounds(s, k),
-		Store: st, Arithmetic: k, Region: region, Window: j.site.window, ChunkBytes: c.ChunkBytes})
+	u := uplink.New(uplink.Config{
+		Place: c.Place, Lane: l, Fail: j.shared.Fail, Shard: s, Machine: s.Machine, Reduction: j.reduction(s, k), Store: st,
+		Arithmetic: k, Region: region, Window: j.site.window, ChunkBytes: c.ChunkBytes,
+	})
 	st.Scratch = u.Scratch()
 	s.Uplink = u
 	return u, nil
 }
 
-func (j opening) rounds(s *shard.Shard, k *store.Arithmetic) uplink.Rounds {
+func (j opening) reduction(s *shard.Shard, k *store.Arithmetic) uplink.Reduction {
 	c := &j.config
 	racks := uplink.Racks{Place: c.Place, K: k, Store: s.Store}
 	switch {

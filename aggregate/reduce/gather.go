@@ -6,7 +6,7 @@ import "github.com/rackweave/rackweave/chunk"
 type folding struct{ *Machine }
 
 func (m folding) gather(rank int, msg *Message, h Held) {
-	c := m.place(rank, msg)
+	c := m.find(rank, msg)
 	if c == nil {
 		return
 	}

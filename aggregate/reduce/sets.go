@@ -150,7 +150,7 @@ func (m streams) settle() {
 
 // apply takes a gradient, which is applied alone or goes into a set.
 func (m streams) apply(rank int, msg *Message, h Held) {
-	c, w := m.place(rank, msg), &m.workers[rank]
+	c, w := m.find(rank, msg), &m.workers[rank]
 	if c == nil {
 		return
 	}

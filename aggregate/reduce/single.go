@@ -3,7 +3,7 @@ package reduce
 import "github.com/rackweave/rackweave/chunk"
 
 func (m *Machine) pull(rank int, msg *Message, h Held) {
-	c := m.place(rank, msg)
+	c := m.find(rank, msg)
 	if c == nil {
 		return
 	}

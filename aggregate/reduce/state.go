@@ -447,8 +447,8 @@ func (m *Machine) bit(index uint32) int {
 	return m.moved.at[index]*2 + 1
 }
 
-// place finds the message's chunk, and records that its worker has sent it. It returns nil if the lane does not have the chunk.
-func (m *Machine) place(rank int, msg *Message) *chunkState {
+// find finds the message's chunk, and records that its worker has sent it. It returns nil if the lane does not have the chunk.
+func (m *Machine) find(rank int, msg *Message) *chunkState {
 	c := m.chunk(msg.Index)
 	if c == nil {
 		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))

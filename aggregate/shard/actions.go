@@ -108,7 +108,7 @@ func (s *Shard) finish(a *reduce.Action) {
 	}
 	p := s.answerOf(a, c)
 	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
-	outs, stream := s.place(a, c, p.bytes)
+	outs, stream := s.mapResults(a, c, p.bytes)
 	if p.placed = outs != nil; !p.placed && a.Result {
 		s.scratch.outs[0] = p.addr
 		outs = s.scratch.outs[:1]
@@ -194,9 +194,9 @@ func (s *Shard) recordSample(a *reduce.Action, t0, t1 int64) {
 		Worker: -1, Chunk: a.Index})
 }
 
-// place returns the addresses in this process for the answers of a complete chunk, and whether the results should go past the
+// mapResults returns the addresses in this process for the answers of a complete chunk, and whether the results should go past the
 // cache. It returns nil if some of the addresses cannot be reached, or if the answers carry no data.
-func (s *Shard) place(a *reduce.Action, c *store.Chunk, bytes int) (outs []uint64, stream bool) {
+func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []uint64, stream bool) {
 	if !s.maps || a.Kind == reduce.Accumulate {
 		return nil, false
 	}

@@ -60,8 +60,9 @@ type Norms struct {
 // History records the past of a chunk whose state an owner and its buddy keep. Behind the chunk's arrays lie the arrays from before
 // its last change.
 //
-// A worker begins a step when it has all of the step before, and a buddy makes a chunk's change before its own workers get the
-// result. So no chunk is more than one change ahead of another rack's copy, and one change back is enough to find a whole step.
+// A chunk's next change needs a gradient of every worker of every rack. A worker sends it only when it has all of the step before,
+// and a buddy makes a chunk's change before its own workers get the result. So when the owner makes change n+1, the buddy has made
+// change n: no chunk is more than one change ahead of another rack's copy, and one change back is enough to find a whole step.
 type History struct {
 	Changes uint32 // updates and broadcasts since the job began, or since its state was restored, which counts as one change
 	Before  uint32 // the chunk's updates before the last change

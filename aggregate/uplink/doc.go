@@ -3,7 +3,7 @@
 // The shard below hands up a chunk when the last gradient of the rack's workers has arrived ([Uplink.HandUp]). The uplink makes
 // the rack's part of it in a buffer of its own, and a pure machine, hierarchy.Reducer, decides the next actions: the parent gets
 // the part, children's parts are added, and the owner makes the result, which travels back down. A result for the rack's workers
-// goes back through [Shard]. [Rounds] defines the parts and the results of a job.
+// goes back through [Shard]. [Reduction] defines the parts and the results of a job.
 //
 // The spine is HandUp → contribute → Ready → sendPart here, receiveChunk → Partial → combine or finish → sendResult at the
 // parent, and here receiveChunk → Result → Advance → Return → Deliver. Results wait for Advance, because a shard that is
@@ -19,9 +19,9 @@
 // connection: a core link may be down for half a minute, and then the job fails in all racks.
 //
 // The other racks keep the parameters for pulls, and only the owner keeps optimizer state. With buddies ([Place.Buddies]) the
-// next rack in order keeps it too: it gets the sum of all racks where others get the result, and makes the same update. A worker
-// begins a step when it has all of the step before, and a buddy updates before its own workers are answered, so copies differ by
-// one change at most. Each keeps one change back (store.History), and the racks that are left agree on a step that is whole.
+// next rack in order keeps it too: it gets the sum of all racks where others get the result, and makes the same update. Copies
+// differ by one change at most, as [store.History] proves. Each keeps one change back, and the racks that are left agree on a step
+// that is whole.
 //
 // In a two-phase step the racks exchange the norms of the chunks that they own before the update, and owners broadcast their
 // parameters after it (commit.go).

@@ -42,7 +42,7 @@ func (u *Uplink) contribute(a *reduce.Action) {
 	}
 	switch root := u.cfg.Place.Root(); {
 	case !broadcast:
-		u.cfg.Rounds.Contribute(c, u.cfg.Shard.Gradients(a), u.buffers.part(b))
+		u.cfg.Reduction.Contribute(c, u.cfg.Shard.Gradients(a), u.buffers.part(b))
 	case root >= 0:
 		wire := u.wire(c)
 		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.part(b), wire, u.cfg.Shard.Gradients(a)[root], wire, uint64(c.Elems), false)
@@ -186,7 +186,7 @@ func (u *Uplink) finish(a *hierarchy.Action) {
 	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].part
 	result := u.buffers.result(b)
 	if !a.Broadcast {
-		u.cfg.Rounds.Finish(c, u.inputs(a.Index), result, u.buffers.sum(b))
+		u.cfg.Reduction.Finish(c, u.inputs(a.Index), result, u.buffers.sum(b))
 		return
 	}
 	if u.commit.refreshing {
@@ -214,9 +214,9 @@ func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool)
 		if int(c.Owner) != u.cfg.Place.Rack {
 			u.cfg.Arithmetic.Replace(u.cfg.Store, c, result, kind)
 		}
-		u.cfg.Rounds.Begin(c)
+		u.cfg.Reduction.Begin(c)
 	} else {
-		answers = u.cfg.Rounds.Take(c, result, u.buffers.sum(b))
+		answers = u.cfg.Reduction.Take(c, result, u.buffers.sum(b))
 	}
 	if answers && len(outs) > 0 {
 		u.one[0] = result

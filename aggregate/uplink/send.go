@@ -26,7 +26,7 @@ func (u *Uplink) answerBytes(c *store.Chunk, initial, toBuddy bool) uint32 {
 	case toBuddy:
 		return c.Elems * uint32(chunk.F32.Size())
 	}
-	return u.cfg.Rounds.ResultBytes(c)
+	return u.cfg.Reduction.ResultBytes(c)
 }
 
 // mirrors reports whether this rack keeps a chunk as the owner's buddy.

@@ -47,7 +47,7 @@ type Config struct {
 	Fail       *failure.Latch
 	Shard      Shard
 	Machine    *reduce.Machine // the shard's
-	Rounds     Rounds
+	Reduction  Reduction
 	Store      *store.Store
 	Arithmetic *store.Arithmetic
 	Region     *store.Region // has [BuffersBytes]

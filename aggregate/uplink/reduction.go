@@ -5,9 +5,9 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 )
 
-// Rounds defines a rack's part of a chunk, and the chunk's result. There is one implementation for each mode ([Sums], [Steps],
+// Reduction defines a rack's part of a chunk, and the chunk's result. There is one implementation for each mode ([Sums], [Steps],
 // [Commits]), and one for racks that train apart (package outer). Addresses are of buffers in this process.
-type Rounds interface {
+type Reduction interface {
 	// Contribute writes this rack's part, of the workers' gradients src, to out.
 	Contribute(c *store.Chunk, src []uint64, out uint64)
 	// Finish makes the result of the racks' parts at the chunk's owner. If the owner has a buddy, sum receives the sum of the parts.
@@ -21,7 +21,7 @@ type Rounds interface {
 	ResultBytes(c *store.Chunk) uint32
 }
 
-// Racks holds the parts of the rack that rounds use.
+// Racks holds the parts of the rack that every mode's reduction uses.
 type Racks struct {
 	Place *Place
 	K     *store.Arithmetic
@@ -53,7 +53,7 @@ func (r *Racks) Take(c *store.Chunk, result, _ uint64) (answers bool) {
 	return true
 }
 
-// Sums holds the rounds of mode aggregate, in which the result is the sum.
+// Sums is the reduction of mode aggregate, in which the result is the sum.
 type Sums struct{ Racks }
 
 // Finish makes the result of the racks' parts.
@@ -62,7 +62,7 @@ func (r *Sums) Finish(c *store.Chunk, parts []uint64, result, _ uint64) {
 	r.K.Sum(r.Store, c, parts, r.core(), r.outs[:], false)
 }
 
-// Steps holds the rounds of mode eager, in which the owner and its buddy run the optimizer.
+// Steps is the reduction of mode eager, in which the owner and its buddy run the optimizer.
 type Steps struct{ Racks }
 
 // Finish makes the result of the racks' parts.
@@ -89,7 +89,7 @@ func (r *Steps) Take(c *store.Chunk, result, sum uint64) (answers bool) {
 	return true
 }
 
-// Commits holds the rounds of mode two-phase, in which gradients are accumulated at the owner until the commit.
+// Commits is the reduction of mode two-phase, in which gradients are accumulated at the owner until the commit.
 type Commits struct {
 	Racks
 	Epoch func() uint8 // of the last commit
