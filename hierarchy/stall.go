@@ -143,7 +143,7 @@ func (m *Reducer) follow(index uint32, c *chunkState) (some bool) {
 			if c.agreed {
 				m.makeRoom(child)
 			}
-			m.notify(child, Action{Kind: SendRequest, Index: index, Peer: child})
+			m.notify(child, Action{Kind: SendRequest, Index: index})
 		}
 	}
 	return some
@@ -162,28 +162,25 @@ func (m *Reducer) Spare(rack int) bool {
 
 // notify sends a request or a recall if it has room. If not, a later tick does.
 func (m *Reducer) notify(rack int, a Action) bool {
-	room := m.Spare(rack)
-	if room {
-		m.emit(a)
+	if !m.Spare(rack) {
+		return false
 	}
-	return room
+	a.Peer = rack
+	m.emit(a)
+	return true
 }
 
 // Requested records that the parent waits for the sum of a chunk.
 func (m *Reducer) Requested(rack int, index uint32) {
 	m.begin()
-	if m.failed {
-		return
-	}
-	if int(index) >= len(m.chunks) || m.route(&m.chunks[index]).Parent != rack {
+	switch {
+	case m.failed:
+	case int(index) >= len(m.chunks) || m.route(&m.chunks[index]).Parent != rack:
 		m.violate(rack, "asked for chunk %d of lane %d, which is not its own", index, m.cfg.Lane)
-		return
-	}
-	// A sum that was sent meanwhile is in flight.
-	if c := &m.chunks[index]; c.phase == queued {
+	case m.chunks[index].phase == queued:
 		m.peers[rack].sums.advance(index)
-	} else if c.phase < queued {
-		m.follow(index, c)
+	case m.chunks[index].phase < queued: // otherwise the sum is in flight
+		m.follow(index, &m.chunks[index])
 	}
 }
 
@@ -200,7 +197,7 @@ func (m *Reducer) Yield() {
 		case c.phase == missing || c.asked || c.recalled || m.led(c):
 			continue
 		case c.phase >= sent:
-			if !m.notify(m.route(c).Parent, Action{Kind: SendRecall, Index: index, Peer: m.route(c).Parent}) {
+			if !m.notify(m.route(c).Parent, Action{Kind: SendRecall, Index: index}) {
 				return
 			}
 			c.recalled = true
@@ -226,8 +223,7 @@ func (m *Reducer) Recall(rack int, index uint32) {
 		m.violate(rack, "recalled chunk %d of lane %d, which is not its own", index, m.cfg.Lane)
 		return
 	}
-	c := &m.chunks[index]
-	switch {
+	switch c := &m.chunks[index]; {
 	case m.has(c, rack):
 		m.nack(rack, index, c)
 	case c.phase == queued && !c.asked && !m.led(c):

@@ -19,7 +19,6 @@ type commands struct {
 	queued []command
 	taken  []command // no longer queued, and not run yet; only the lane's goroutine uses it
 	some   atomic.Bool
-	watch  func(func()) func() // Options.Watch
 }
 
 func (q *commands) put(c command) {
@@ -111,8 +110,8 @@ func (q *commands) guard(f *Flow, run func()) (err error) {
 		return f.tenant.Failure()
 	}
 	l.serving = f
-	if q.watch != nil {
-		run = q.watch(run)
+	if l.Watch != nil {
+		run = l.Watch(run)
 	}
 	if !l.Manual {
 		defer func() {

@@ -7,7 +7,7 @@ import (
 
 // The lanes of a job agree on the order of what they do because each runs its commands in the order in which they were queued.
 func TestCommandsOfABorrowedFlowRunInOrder(t *testing.T) {
-	l := &Lane{Site: Site{Manual: true}}
+	l := &Lane{Site: Site{Options: Options{Manual: true}}}
 	q := &l.commands
 	q.l, l.flows.l = l, l
 	lent, other := &Flow{lane: l}, &Flow{lane: l}

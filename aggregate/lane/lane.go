@@ -40,11 +40,10 @@ type Options struct {
 // Site holds the constant properties of a lane.
 type Site struct {
 	Config
+	Options
 	Index  int        // in the plan
 	Attr   verbs.Attr // of the lane's own NIC
 	Depths Depths
-	Manual bool         // the owner calls Step and Tick
-	Now    func() int64 // the engine's clock, in ns
 }
 
 // Lane is one core's loop.
@@ -88,12 +87,12 @@ func New(index int, cfg Config, o Options) (*Lane, error) {
 		return nil, fmt.Errorf("lane %d on %s: %w", index, attr.Name, err)
 	}
 	l := &Lane{
-		Site:      Site{Config: cfg, Index: index, Attr: attr, Depths: d, Manual: o.Manual, Now: o.Now},
+		Site:      Site{cfg, o, index, attr, d},
 		published: published{on: make([]int, len(o.NICs))}, done: make(chan struct{}),
 	}
 	l.queues = queues{l: l, primary: slices.Index(o.NICs, cfg.Device), lost: make([]bool, len(o.NICs)), on: make([]int, len(o.NICs))}
 	l.flows.l = l
-	l.commands = commands{l: l, watch: o.Watch}
+	l.commands.l = l
 	for _, nic := range o.NICs {
 		cq, err := nic.CreateCQ(d.CQ)
 		if err != nil {
