@@ -30,7 +30,6 @@ type Job struct {
 	shared *shard.Job
 	memory *store.Memory
 	place  *Place // if nil, the rack is alone
-	part   Part
 	// firstLane is the number in the plan of the first lane, where the job is spread over several aggregators.
 	firstLane int
 	owners    []store.Owners   // by lane
@@ -64,7 +63,7 @@ func newJob(c JobConfig, at site) (*Job, error) {
 	}
 	lanes := at.lanes
 	j := &Job{
-		site: at, place: c.Place, part: c.Part, firstLane: c.Part.Number * len(lanes), config: c,
+		site: at, place: c.Place, firstLane: c.Part.Number * len(lanes), config: c,
 		placed: make([]int64, len(lanes)), moves: placement{at: balance.NewPlacement(len(lanes))},
 	}
 	each := func(f func(*Lane)) func() {

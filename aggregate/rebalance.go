@@ -113,7 +113,7 @@ func fixed(j *Job) error {
 	switch {
 	case j.Gate != nil:
 		return fmt.Errorf("job %q: mode %v keeps chunks where they are: only the others wait for every worker", j.shared.Name, Stream)
-	case j.part.Several():
+	case j.config.Part.Several():
 		return fmt.Errorf("job %q: it is spread over several aggregators, each with lanes of its own: only a job of one moves chunks",
 			j.shared.Name)
 	case j.place != nil:

@@ -34,14 +34,6 @@ func (t *table) vacant(most int) (id session.ID, err error) {
 	return id, nil
 }
 
-func (t *table) put(c *Conn) {
-	n := c.ID().Number
-	if n == len(t.all) {
-		t.all = append(t.all, nil)
-	}
-	t.all[n] = c
-}
-
 func (t *table) has(c *Conn) bool {
 	n := c.ID().Number
 	return n < len(t.all) && t.all[n] == c
@@ -76,7 +68,10 @@ func (f *Flow) NewConn(h Handler, rank int, cfg session.Config) (*Conn, error) {
 	}
 	cfg.ID, cfg.MaxBatch = id, pollBatch
 	c := &Conn{Conn: session.New(cfg), Rank: rank, flow: f, handler: h}
-	l.conns.put(c)
+	if id.Number == len(l.conns.all) {
+		l.conns.all = append(l.conns.all, nil)
+	}
+	l.conns.all[id.Number] = c
 	return c, nil
 }
 

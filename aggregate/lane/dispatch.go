@@ -33,14 +33,6 @@ func (q *queues) away() bool {
 	return false
 }
 
-func (q *queues) close() error {
-	var errs []error
-	for _, cq := range q.cqs {
-		errs = append(errs, cq.Close())
-	}
-	return errors.Join(errs...)
-}
-
 // poll takes completions, unless a round that panicked left some. Where connections are on several NICs, it polls them in turn, so
 // that no queue keeps the others waiting.
 func (q *queues) poll() (n int, err error) {

@@ -165,4 +165,10 @@ func (f *Flow) Leave() error {
 func (l *Lane) Broke() { l.broken = true }
 
 // Close frees the lane's completion queues. The lane must have ended, and must have no connections.
-func (l *Lane) Close() error { return l.queues.close() }
+func (l *Lane) Close() error {
+	var errs []error
+	for _, cq := range l.queues.cqs {
+		errs = append(errs, cq.Close())
+	}
+	return errors.Join(errs...)
+}

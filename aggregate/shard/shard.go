@@ -158,15 +158,6 @@ type WorkerCounters struct {
 	reduce.WorkerStats
 }
 
-// Add adds another lane's counters.
-func (c *WorkerCounters) Add(o *WorkerCounters) {
-	c.RecvBytes += o.RecvBytes
-	c.SentBytes += o.SentBytes
-	c.Chunks += o.Chunks
-	c.LastArrivals += o.LastArrivals
-	c.LatenessNS += o.LatenessNS
-}
-
 // Publish copies the counters for other goroutines, and adds the gauges to c.
 func (s *Shard) Publish(c *lane.Counters) {
 	c.FoldsOpen += uint64(s.Machine.Open())
@@ -190,7 +181,12 @@ func (s *Shard) WorkerCounters(out []WorkerCounters) {
 	s.published.mu.Lock()
 	defer s.published.mu.Unlock()
 	for rank := range out {
-		out[rank].Add(&s.published.workers[rank])
+		c, o := &out[rank], &s.published.workers[rank]
+		c.RecvBytes += o.RecvBytes
+		c.SentBytes += o.SentBytes
+		c.Chunks += o.Chunks
+		c.LastArrivals += o.LastArrivals
+		c.LatenessNS += o.LatenessNS
 	}
 }
 
@@ -283,11 +279,8 @@ func NewScratch() (*Scratch, error) {
 	return &Scratch{Arithmetic: store.Arithmetic{ISA: isa}}, nil
 }
 
+// timed reports whether a chunk is the one of its sample that is timed.
 func (c *Scratch) timed() bool {
-	c.sample++
-	if c.sample < lane.SampleEvery {
-		return c.sample == 1
-	}
-	c.sample = 0
-	return false
+	c.sample = (c.sample + 1) % lane.SampleEvery
+	return c.sample == 1
 }

@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/rackweave/rackweave/aggregate/failure"
@@ -30,36 +31,20 @@ func (p *Place) CheckPlace() error {
 			return err
 		}
 	}
-	switch p.Core {
-	case 0, chunk.F32:
-		return p.Check()
-	case chunk.BF16:
-		if err := p.Check(); err != nil {
-			return err
-		}
-		return p.CheckOnce()
+	switch err := p.Check(); {
+	case p.CoreType() != chunk.F32 && p.Core != chunk.BF16:
+		return fmt.Errorf("type %v between racks: use f32 or bf16", p.Core)
+	case err != nil || p.CoreType() == chunk.F32:
+		return err
 	}
-	return fmt.Errorf("type %v between racks: use f32 or bf16", p.Core)
+	return p.CheckOnce()
 }
 
 // CoreType returns the type of sums between racks.
-func (p *Place) CoreType() chunk.DType {
-	if p.Core == chunk.BF16 {
-		return chunk.BF16
-	}
-	return chunk.F32
-}
+func (p *Place) CoreType() chunk.DType { return cmp.Or(p.Core, chunk.F32) }
 
 // mirrors reports whether this rack keeps the state of an owner's chunks as its buddy.
 func (p *Place) mirrors(owner int) bool { return p.Buddies && p.Buddy(owner) == p.Rack }
-
-// buddy returns the rack that also keeps the state of this one's chunks, or -1.
-func (p *Place) buddy() int {
-	if !p.Buddies {
-		return failure.NoRank
-	}
-	return p.Buddy(p.Rack)
-}
 
 // StateBytes bounds the memory of so many bytes of parameters with so many arrays each, in a rack that keeps the state of its own
 // chunks and of its buddy's, and only the parameters of others. Owners differ by at most one chunk in each lane.

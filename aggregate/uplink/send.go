@@ -58,7 +58,7 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 	if a.Broadcast {
 		op = OpInitial
 	}
-	toBuddy := a.Peer == u.cfg.Place.buddy()
+	toBuddy := u.cfg.Place.Buddies && a.Peer == u.cfg.Place.Buddy(u.cfg.Place.Rack)
 	wr := verbs.SendWR{
 		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: u.replies[b][a.Peer],
 		RKey: u.Links.peers[a.Peer].resultRKey,

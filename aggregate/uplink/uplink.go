@@ -62,14 +62,6 @@ type Counters struct {
 	Awaited              uint64 // chunks that wait for that rack's part, or for its result
 }
 
-// Add adds another lane's counters.
-func (c *Counters) Add(o *Counters) {
-	c.OwnedBytes += o.OwnedBytes
-	c.RecvBytes += o.RecvBytes
-	c.SentBytes += o.SentBytes
-	c.Awaited += o.Awaited
-}
-
 // chunkBuffers names a chunk's buffers. A child can lack the last result when this rack's workers have it and have completed their
 // next part, so there are two.
 type chunkBuffers struct {
@@ -167,6 +159,10 @@ func (u *Uplink) Counters(out []Counters) {
 	u.published.mu.Lock()
 	defer u.published.mu.Unlock()
 	for rack := range out {
-		out[rack].Add(&u.published.racks[rack])
+		c, o := &out[rack], &u.published.racks[rack]
+		c.OwnedBytes += o.OwnedBytes
+		c.RecvBytes += o.RecvBytes
+		c.SentBytes += o.SentBytes
+		c.Awaited += o.Awaited
 	}
 }
