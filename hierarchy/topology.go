@@ -31,23 +31,15 @@ func (t Topology) Check() error {
 		return fmt.Errorf("%w: %d racks: use 1 to %d", ErrCluster, t.Racks, MaxRacks)
 	case t.Pods < 0 || t.Pods > 1 && t.Racks%t.Pods != 0:
 		return fmt.Errorf("%w: %d racks in %d pods: use a number of pods that divides the racks", ErrCluster, t.Racks, t.Pods)
+	case t.Shape == Flat || t.Shape >= shapes:
+		return fmt.Errorf("%w: aggregators do not reduce in shape %v: use sharded, ring, chain, root or pods", ErrCluster, t.Shape)
+	case (t.Shape == Ring || t.Shape == Chain) && t.Pods > 1:
+		return fmt.Errorf("%w: shape %v adds along the racks and %d pods are declared, whose sums come first: use sharded, root or pods",
+			ErrCluster, t.Shape, t.Pods)
+	case t.Shape == Pods && t.Pods < 2:
+		return fmt.Errorf("%w: shape pods and no pods declared: declare them, or use sharded", ErrCluster)
 	}
-	switch t.Shape {
-	case Sharded, Root:
-		return nil
-	case Ring, Chain:
-		if t.Pods > 1 {
-			return fmt.Errorf("%w: shape %v adds along the racks and %d pods are declared, whose sums come first: use sharded, root or pods",
-				ErrCluster, t.Shape, t.Pods)
-		}
-		return nil
-	case Pods:
-		if t.Pods < 2 {
-			return fmt.Errorf("%w: shape pods and no pods declared: declare them, or use sharded", ErrCluster)
-		}
-		return nil
-	}
-	return fmt.Errorf("%w: aggregators do not reduce in shape %v: use sharded, ring, chain, root or pods", ErrCluster, t.Shape)
+	return nil
 }
 
 // CheckOnce returns an error if sums that are rounded between racks would be rounded more than once on their way, because the shape
