@@ -69,6 +69,7 @@ test-long: build lib
 	@scripts/need.sh $(TEST_PACKAGES)
 	RACKWEAVE_LONG=1 $(GO_TEST) -v -p 1 $$(grep -rl --include='*_test.go' RACKWEAVE_LONG . | xargs -r -n1 dirname | sort -u)
 	RACKWEAVE_LONG=1 $(MAKE) test-python-package test-python-wheel test-trixie
+	scripts/fuzz.sh 20000
 
 # What tests of the framework shims run in, downloaded.
 frameworks:

@@ -51,7 +51,6 @@ computing() {
 	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
 	$make build-race
 	$make test-packages ONLY='%/lab/simrack %/bench/study/learn'
-	scripts/fuzz.sh 5000
 }
 
 scripts/need.sh "$@"

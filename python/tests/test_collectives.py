@@ -134,7 +134,7 @@ class Collectives(rack.Case):
                 ),
             ):
                 self.assertIn(want, text)
-                self.assertLess(took, 2)
+                self.assertLess(took, 5)  # at once, and what a busy machine adds
             self.assertEqual(len(texts), 11)
 
     def test_uneven_data_ends_with_the_shortest(self):
