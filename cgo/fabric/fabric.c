@@ -70,8 +70,8 @@ int rwf_close(rwf_device *dev)
 
 int rwf_query(rwf_device *dev, struct rwf_device_attr *out)
 {
-	memset(out, 0, sizeof *out);
-	return dev->ops->query(dev, out);
+	*out = dev->attr;
+	return 0;
 }
 
 int rwf_alloc_pd(rwf_device *dev, rwf_pd **out)
@@ -107,14 +107,9 @@ int rwf_dereg_mr(rwf_pd *pd, uint32_t lkey)
 
 int rwf_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 {
-	struct rwf_device_attr attr;
-	int rc = rwf_query(dev, &attr);
-
-	if (rc)
-		return rc;
-	if (cqe == 0 || cqe > attr.max_cqe)
-		return rwf_fail(EINVAL, "create completion queue: %u entries, the device %s allows 1 to %u", cqe, attr.name,
-				attr.max_cqe);
+	if (cqe == 0 || cqe > dev->attr.max_cqe)
+		return rwf_fail(EINVAL, "create completion queue: %u entries, the device %s allows 1 to %u", cqe, dev->attr.name,
+				dev->attr.max_cqe);
 	return dev->ops->create_cq(dev, cqe, out);
 }
 
@@ -146,20 +141,18 @@ int rwf_wake_cq(rwf_cq *cq)
 int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 {
 	const uint32_t known = RWF_QP_BY_REFERENCE | RWF_QP_IMM_ONLY;
-	struct rwf_device_attr attr;
-	int rc = rwf_query(pd->dev, &attr);
+	const struct rwf_device_attr *attr = &pd->dev->attr;
+	int rc;
 
-	if (rc)
-		return rc;
-	if (init->max_send_wr == 0 || init->max_send_wr > attr.max_qp_wr || init->max_recv_wr == 0 ||
-	    init->max_recv_wr > attr.max_qp_wr)
+	if (init->max_send_wr == 0 || init->max_send_wr > attr->max_qp_wr || init->max_recv_wr == 0 ||
+	    init->max_recv_wr > attr->max_qp_wr)
 		return rwf_fail(EINVAL, "create queue pair: %u sends and %u receives, the device %s allows 1 to %u",
-				init->max_send_wr, init->max_recv_wr, attr.name, attr.max_qp_wr);
-	if (init->max_inline > attr.max_inline)
-		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline, attr.name,
-				attr.max_inline);
+				init->max_send_wr, init->max_recv_wr, attr->name, attr->max_qp_wr);
+	if (init->max_inline > attr->max_inline)
+		return rwf_fail(EINVAL, "create queue pair: %u bytes inline, the device %s allows %u", init->max_inline, attr->name,
+				attr->max_inline);
 	if (!init->cq || init->cq->dev != pd->dev)
-		return rwf_fail(EINVAL, "create queue pair: it needs a completion queue of its device %s", attr.name);
+		return rwf_fail(EINVAL, "create queue pair: it needs a completion queue of its device %s", attr->name);
 	if (init->flags & ~known)
 		return rwf_fail(EINVAL, "create queue pair: flags 0x%x are unknown", init->flags & ~known);
 	rc = pd->ops->create_qp(pd, init, out);

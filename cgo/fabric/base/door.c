@@ -14,14 +14,15 @@ enum {
 	UNAWAITED_MS = 5,  /* between connections while no queue pair waits, on average */
 };
 
-int rwb_door_make(struct rwb_door *door, const struct rwf_ops *ops, uint32_t most_mrs, const struct rwb_door_ops *own)
+int rwb_door_make(struct rwb_door *door, const struct rwf_ops *ops, const struct rwf_device_attr *attr,
+		  const struct rwb_door_ops *own)
 {
 	door->ops = own;
 	door->listen_fd = -1;
 	for (int i = 0; i < RWB_MAX_HALF_OPEN; i++)
 		door->half[i].fd = -1;
 	pthread_mutex_init(&door->accept_lock, NULL);
-	return rwb_device_make(&door->device, ops, most_mrs);
+	return rwb_device_make(&door->device, ops, attr);
 }
 
 static void drop(struct rwb_door *door, struct rwb_half *half)

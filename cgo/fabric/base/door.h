@@ -54,7 +54,8 @@ struct rwb_door {
 
 enum { RWB_PAUSE_MS = 100 }; /* without a descriptor to spare */
 
-int rwb_door_make(struct rwb_door *door, const struct rwf_ops *ops, uint32_t most_mrs, const struct rwb_door_ops *own);
+int rwb_door_make(struct rwb_door *door, const struct rwf_ops *ops, const struct rwf_device_attr *attr,
+		  const struct rwb_door_ops *own);
 /* Hangs up on those at the door. The provider then closes listen_fd. */
 void rwb_door_empty(struct rwb_door *door);
 void rwb_door_free(struct rwb_door *door);

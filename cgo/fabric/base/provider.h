@@ -42,7 +42,6 @@ struct rwf_ops {
 	int (*open)(const char *device, const char *options, rwf_device **out);
 	int (*list)(char *buf, size_t cap);
 	int (*close)(rwf_device *);
-	int (*query)(rwf_device *, struct rwf_device_attr *);
 	RWB_CALLS(RWB_FIELD, )
 	void *(*map)(rwf_qp *, uint32_t, uint64_t, uint32_t); /* NULL without RWF_DEV_MAPS */
 };
@@ -50,6 +49,7 @@ struct rwf_ops {
 /* A provider's object starts with the matching head. The rest is the provider's own. */
 struct rwf_device {
 	const struct rwf_ops *ops;
+	struct rwf_device_attr attr;
 };
 struct rwf_pd {
 	const struct rwf_ops *ops;

@@ -10,23 +10,23 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-int rwb_device_make(struct rwb_device *dev, const struct rwf_ops *ops, uint32_t most_mrs)
+int rwb_device_make(struct rwb_device *dev, const struct rwf_ops *ops, const struct rwf_device_attr *attr)
 {
-	dev->head.ops = ops;
+	dev->head = (rwf_device){ops, *attr};
 	pthread_mutex_init(&dev->lock, NULL);
-	dev->most_mrs = most_mrs;
-	dev->mrs = calloc(most_mrs, sizeof *dev->mrs);
+	dev->mrs = calloc(attr->max_mr, sizeof *dev->mrs);
 	dev->event_fd = -1;
 	if (getrandom(&dev->next_qp_num, sizeof dev->next_qp_num, 0) == sizeof dev->next_qp_num)
 		dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	return dev->mrs && dev->event_fd >= 0 ? 0 : rwf_fail(errno, "open provider %s: %s", ops->name, strerror(errno));
 }
 
-int rwb_device_busy(const struct rwb_device *dev, const char *name)
+int rwb_device_busy(const struct rwb_device *dev)
 {
 	return !dev->pds && LIST_EMPTY(&dev->cqs)
 		       ? 0
-		       : rwf_fail(EBUSY, "close device %s: protection domains or completion queues of it are open", name);
+		       : rwf_fail(EBUSY, "close device %s: protection domains or completion queues of it are open",
+				  dev->head.attr.name);
 }
 
 void rwb_device_free(struct rwb_device *dev)
@@ -64,9 +64,9 @@ int rwb_dealloc_pd(rwf_pd *head)
 int rwb_mr_add(rwf_pd *pd, const struct rwb_mr *want, struct rwf_mr *out)
 {
 	struct rwb_device *dev = (struct rwb_device *)pd->dev;
-	uint32_t slot_mask = dev->most_mrs - 1, key;
+	uint32_t slot_mask = dev->head.attr.max_mr - 1, key;
 
-	for (uint32_t i = 0; i < dev->most_mrs; i++) {
+	for (uint32_t i = 0; i < dev->head.attr.max_mr; i++) {
 		/* Slots are taken in turn, so that a freed one stays free for long. */
 		uint32_t slot = (dev->next_mr + i) & slot_mask;
 		struct rwb_mr *mr = &dev->mrs[slot];
@@ -91,13 +91,13 @@ int rwb_mr_add(rwf_pd *pd, const struct rwb_mr *want, struct rwf_mr *out)
 		*out = (struct rwf_mr){.addr = want->addr, .length = want->length, .lkey = key, .rkey = key};
 		return (int)slot;
 	}
-	return rwf_fail(ENOMEM, "register memory: the device has %u regions, its most", dev->most_mrs);
+	return rwf_fail(ENOMEM, "register memory: the device has %u regions, its most", dev->head.attr.max_mr);
 }
 
 int rwb_mr_remove(rwf_pd *pd, uint32_t lkey)
 {
 	struct rwb_device *dev = (struct rwb_device *)pd->dev;
-	struct rwb_mr *mr = &dev->mrs[lkey & (dev->most_mrs - 1)];
+	struct rwb_mr *mr = &dev->mrs[lkey & (dev->head.attr.max_mr - 1)];
 
 	if (!lkey || mr->key != lkey || mr->pd != pd)
 		return rwf_fail(EINVAL, "deregister memory: 0x%x is not a key of this protection domain", lkey);

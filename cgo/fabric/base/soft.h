@@ -23,8 +23,8 @@ struct rwb_device {
 	pthread_mutex_t lock;
 	LIST_HEAD(, rwb_cq) cqs;
 	LIST_HEAD(, rwb_qp) qps;
-	struct rwb_mr *mrs;
-	uint32_t most_mrs, next_mr; /* most_mrs is a power of two */
+	struct rwb_mr *mrs; /* attr.max_mr of them, a power of two */
+	uint32_t next_mr;
 	uint32_t next_qp_num;
 	_Atomic uint32_t pds;
 	int event_fd; /* wakes rwf_get_async_event */
@@ -59,8 +59,9 @@ struct rwb_qp {
 	LIST_ENTRY(rwb_qp) of_device;
 };
 
-int rwb_device_make(struct rwb_device *dev, const struct rwf_ops *ops, uint32_t most_mrs); /* 0 or a negative errno */
-int rwb_device_busy(const struct rwb_device *dev, const char *name); /* -EBUSY while a pd or cq of it is open */
+int rwb_device_make(struct rwb_device *dev, const struct rwf_ops *ops,
+		    const struct rwf_device_attr *attr); /* 0 or a negative errno */
+int rwb_device_busy(const struct rwb_device *dev);       /* -EBUSY while a pd or cq of it is open */
 void rwb_device_free(struct rwb_device *dev);
 
 /* The calls of a provider that are defined here, as RWB_CALLS. */
@@ -78,7 +79,7 @@ int rwb_mr_remove(rwf_pd *pd, uint32_t lkey);
 static inline bool rwb_mr_allows(const rwf_qp *qp, uint32_t key, uint64_t addr, uint64_t length, int access)
 {
 	const struct rwb_device *dev = (const struct rwb_device *)qp->pd->dev;
-	const struct rwb_mr *mr = &dev->mrs[key & (dev->most_mrs - 1)];
+	const struct rwb_mr *mr = &dev->mrs[key & (dev->head.attr.max_mr - 1)];
 
 	return key && atomic_load_explicit(&mr->key, memory_order_acquire) == key && mr->pd == qp->pd &&
 	       (mr->access & access) == access && (!access || rwb_for_peer(qp, mr->access)) && addr >= mr->addr &&

@@ -47,7 +47,7 @@ static int unreachable(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, in
 		-rc,
 		"connect queue pair 0x%x: %s port %u cannot reach %s from %s (GID %u): %s: check the route between them, or choose "
 		"another gid=",
-		qp->base.num, qp->dev->attr.name, qp->dev->port, theirs, ours, qp->addr.gid_index, strerror(-rc));
+		qp->base.num, qp->dev->base.attr.name, qp->dev->port, theirs, ours, qp->addr.gid_index, strerror(-rc));
 }
 
 static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
@@ -148,7 +148,7 @@ static int nobody_answers(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer,
 	vb_to_error(qp);
 	inet_ntop(AF_INET6, peer->gid, theirs, sizeof theirs);
 	return rwf_fail(ETIMEDOUT, "connect queue pair 0x%x: queue pair 0x%x at %s (lid %u) did not answer %s within %u ms",
-			qp->base.num, peer->qpn, theirs, peer->lid, qp->dev->attr.name, a->timeout_ms);
+			qp->base.num, peer->qpn, theirs, peer->lid, qp->dev->base.attr.name, a->timeout_ms);
 }
 
 static int connect_active(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
@@ -202,7 +202,7 @@ int vb_connect_qp(rwf_qp *base, const void *buf, size_t len, const struct rwf_co
 	if (peer.link != qp->addr.link)
 		return rwf_fail(EPROTONOSUPPORT,
 				"connect queue pair 0x%x: the peer speaks %s, %s speaks %s: choose matching gid= options",
-				base->num, link_name(peer.link), qp->dev->attr.name, link_name(qp->addr.link));
+				base->num, link_name(peer.link), qp->dev->base.attr.name, link_name(qp->addr.link));
 	if ((rc = bring_up(qp, &peer, a)))
 		return rc;
 	qp->connected = true;

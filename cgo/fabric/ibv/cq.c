@@ -44,7 +44,7 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 		int err = errno ? errno : ENOMEM;
 
 		dispose(cq, dev->lib);
-		return rwf_fail(err, "create completion queue of %u entries on %s: %s", cqe, dev->attr.name, strerror(err));
+		return rwf_fail(err, "create completion queue of %u entries on %s: %s", cqe, dev->base.attr.name, strerror(err));
 	}
 	dev->cqs++;
 	*out = &cq->base;
@@ -135,7 +135,7 @@ int vb_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
 		int got = ibv_poll_cq(cq->cq, want, batch);
 
 		if (got < 0)
-			return rwf_fail(EIO, "poll completion queue of %s: the device failed", dev->attr.name);
+			return rwf_fail(EIO, "poll completion queue of %s: the device failed", dev->base.attr.name);
 		for (int i = 0; i < got; i++)
 			translate(qp_of(dev, &batch[i]), &batch[i], &wc[taken++]);
 		if (got < want)

@@ -42,19 +42,19 @@ static int choose_port(struct vb_device *dev, int wanted, uint8_t ports, struct 
 	int last = wanted == UNSET ? ports : wanted;
 
 	if (wanted > ports)
-		return rwf_fail(EINVAL, "open ibv: device %s has ports 1 to %u, not %d", dev->attr.name, ports, wanted);
+		return rwf_fail(EINVAL, "open ibv: device %s has ports 1 to %u, not %d", dev->base.attr.name, ports, wanted);
 	for (int port = wanted == UNSET ? 1 : wanted; port <= last; port++) {
 		int err = vb_query_port(dev, (uint8_t)port, attr);
 
 		if (err)
-			return rwf_fail(err, "open ibv: query port %d of %s: %s", port, dev->attr.name, strerror(err));
+			return rwf_fail(err, "open ibv: query port %d of %s: %s", port, dev->base.attr.name, strerror(err));
 		dev->port = (uint8_t)port;
 		if (attr->state == IBV_PORT_ACTIVE)
 			return 0;
 	}
 	if (wanted == UNSET)
-		return rwf_fail(ENETDOWN, "open ibv: device %s has no active port: bring its link up", dev->attr.name);
-	return rwf_fail(ENETDOWN, "open ibv: port %d of %s is %s: bring its link up", wanted, dev->attr.name,
+		return rwf_fail(ENETDOWN, "open ibv: device %s has no active port: bring its link up", dev->base.attr.name);
+	return rwf_fail(ENETDOWN, "open ibv: port %d of %s is %s: bring its link up", wanted, dev->base.attr.name,
 			port_state(attr->state));
 }
 
@@ -70,19 +70,19 @@ static int set_up(struct vb_device *dev, int wanted_port)
 	int rc = dev->lib->query_device(dev->ctx, &d);
 
 	if (rc)
-		return rwf_fail(rc, "open ibv: query device %s: %s", dev->attr.name, strerror(rc));
+		return rwf_fail(rc, "open ibv: query device %s: %s", dev->base.attr.name, strerror(rc));
 	if ((rc = choose_port(dev, wanted_port, d.phys_port_cnt, &port)) || (rc = vb_choose_address(dev, &port)))
 		return rc;
 	dev->mtu = port.active_mtu;
-	strcpy(dev->attr.provider, "ibv");
-	dev->attr.max_mr_size = d.max_mr_size;
-	dev->attr.max_qp = at_most(d.max_qp, VB_MAX_QP);
-	dev->attr.max_qp_wr = at_most(d.max_qp_wr, 1 << 20);
-	dev->attr.max_cq = at_most(d.max_cq, INT32_MAX);
-	dev->attr.max_cqe = at_most(d.max_cqe, 1 << 22);
-	dev->attr.max_mr = at_most(d.max_mr, INT32_MAX);
-	dev->attr.mtu = 128u << dev->mtu;
-	dev->attr.flags = RWF_DEV_LINK;
+	strcpy(dev->base.attr.provider, "ibv");
+	dev->base.attr.max_mr_size = d.max_mr_size;
+	dev->base.attr.max_qp = at_most(d.max_qp, VB_MAX_QP);
+	dev->base.attr.max_qp_wr = at_most(d.max_qp_wr, 1 << 20);
+	dev->base.attr.max_cq = at_most(d.max_cq, INT32_MAX);
+	dev->base.attr.max_cqe = at_most(d.max_cqe, 1 << 22);
+	dev->base.attr.max_mr = at_most(d.max_mr, INT32_MAX);
+	dev->base.attr.mtu = 128u << dev->mtu;
+	dev->base.attr.flags = RWF_DEV_LINK;
 	return fcntl(dev->ctx->async_fd, F_SETFL, O_NONBLOCK) ? rwf_fail(errno, "open ibv: %s", strerror(errno)) : 0;
 }
 
@@ -109,11 +109,11 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 	dev->kick_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	dev->qps = calloc(VB_MAX_QP, sizeof *dev->qps); /* the pages come with use */
 	pthread_mutex_init(&dev->lock, NULL);
-	snprintf(dev->attr.name, sizeof dev->attr.name, "%s", lib->get_device_name(device));
+	snprintf(dev->base.attr.name, sizeof dev->base.attr.name, "%s", lib->get_device_name(device));
 	if (dev->kick_fd < 0 || !dev->qps)
 		rc = rwf_fail(ENOMEM, "open ibv: no memory for a device");
 	else if ((rc = parse(options, &port, dev)) == 0 && !(dev->ctx = lib->open_device(device)))
-		rc = rwf_fail(errno, "open ibv: device %s: %s: may this user open /dev/infiniband/uverbs*?", dev->attr.name,
+		rc = rwf_fail(errno, "open ibv: device %s: %s: may this user open /dev/infiniband/uverbs*?", dev->base.attr.name,
 			      strerror(errno));
 	else if (rc == 0)
 		rc = set_up(dev, port);
@@ -195,25 +195,14 @@ static int vb_close(rwf_device *base)
 	struct vb_device *dev = (struct vb_device *)base;
 
 	if (dev->pds || dev->cqs)
-		return rwf_fail(EBUSY, "close device %s: %u protection domains and %u completion queues are open", dev->attr.name,
-				dev->pds, dev->cqs);
+		return rwf_fail(EBUSY, "close device %s: %u protection domains and %u completion queues are open",
+				dev->base.attr.name, dev->pds, dev->cqs);
 	dispose(dev);
 	return 0;
 }
 
-static int vb_query(rwf_device *base, struct rwf_device_attr *out)
-{
-	*out = ((struct vb_device *)base)->attr;
-	return 0;
-}
-
-const struct rwf_ops rwf_ibv_ops = {.name = "ibv",
-				    .nics = 1,
-				    .open = vb_open,
-				    .list = vb_list,
-				    .close = vb_close,
-				    .query = vb_query,
-				    RWB_CALLS(RWB_ENTRY, vb_)};
+const struct rwf_ops rwf_ibv_ops = {
+	.name = "ibv", .nics = 1, .open = vb_open, .list = vb_list, .close = vb_close, RWB_CALLS(RWB_ENTRY, vb_)};
 
 #else
 

@@ -69,9 +69,9 @@ static int refuse(const struct vb_device *dev, const struct ibv_gid_entry *table
 	}
 	if (wanted >= 0)
 		return rwf_fail(EINVAL, "open ibv: port %u of %s has no usable GID at index %d; it has: %s", dev->port,
-				dev->attr.name, wanted, has);
+				dev->base.attr.name, wanted, has);
 	return rwf_fail(EADDRNOTAVAIL, "open ibv: port %u of %s has no usable GID, give its interface an address; it has: %s",
-			dev->port, dev->attr.name, has);
+			dev->port, dev->base.attr.name, has);
 }
 
 static void take(struct vb_device *dev, const struct ibv_gid_entry *e, uint16_t lid)

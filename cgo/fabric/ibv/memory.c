@@ -20,7 +20,7 @@ int vb_alloc_pd(rwf_device *base, rwf_pd **out)
 		int err = errno;
 
 		free(pd);
-		return rwf_fail(err, "allocate protection domain on %s: %s", dev->attr.name, strerror(err));
+		return rwf_fail(err, "allocate protection domain on %s: %s", dev->base.attr.name, strerror(err));
 	}
 	pd->base = (rwf_pd){base->ops, base};
 	pthread_mutex_init(&pd->lock, NULL);
@@ -39,7 +39,7 @@ int vb_dealloc_pd(rwf_pd *base)
 		return rwf_fail(EBUSY, "deallocate protection domain: queue pairs or memory regions are in it");
 	err = dev->lib->dealloc_pd(pd->pd);
 	if (err)
-		return rwf_fail(err, "deallocate protection domain on %s: %s", dev->attr.name, strerror(err));
+		return rwf_fail(err, "deallocate protection domain on %s: %s", dev->base.attr.name, strerror(err));
 	pthread_mutex_destroy(&pd->lock);
 	free(pd);
 	dev->pds--;
@@ -55,8 +55,8 @@ static int registration_failed(const struct vb_device *dev, size_t length, int e
 			ENOMEM,
 			"register memory on %s: %zu KiB more must be locked, and this process may lock %llu KiB in all: "
 			"raise it with ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit, or memlock in /etc/security/limits.conf",
-			dev->attr.name, (length + 1023) / 1024, (unsigned long long)limit.rlim_cur / 1024);
-	return rwf_fail(err, "register %zu bytes on %s: %s", length, dev->attr.name, strerror(err));
+			dev->base.attr.name, (length + 1023) / 1024, (unsigned long long)limit.rlim_cur / 1024);
+	return rwf_fail(err, "register %zu bytes on %s: %s", length, dev->base.attr.name, strerror(err));
 }
 
 /* Ignores the memfd behind the range, because the device reads pages. */
@@ -68,9 +68,9 @@ int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint6
 	int flags = 0;
 
 	(void)fd, (void)fd_offset;
-	if (length > dev->attr.max_mr_size)
+	if (length > dev->base.attr.max_mr_size)
 		return rwf_fail(EINVAL, "register memory: %zu bytes, the device %s allows %llu in one region", length,
-				dev->attr.name, (unsigned long long)dev->attr.max_mr_size);
+				dev->base.attr.name, (unsigned long long)dev->base.attr.max_mr_size);
 	if (access & RWF_ACCESS_LOCAL_WRITE)
 		flags = IBV_ACCESS_LOCAL_WRITE;
 	if (access & RWF_ACCESS_REMOTE_WRITE)
@@ -119,7 +119,7 @@ int vb_dereg_mr(rwf_pd *base, uint32_t lkey)
 	err = dev->lib->dereg_mr(mr->mr);
 	free(mr);
 	pd->users--;
-	return err ? rwf_fail(err, "deregister memory on %s: %s", dev->attr.name, strerror(err)) : 0;
+	return err ? rwf_fail(err, "deregister memory on %s: %s", dev->base.attr.name, strerror(err)) : 0;
 }
 
 #endif

@@ -52,7 +52,6 @@ struct vb_device {
 	rwf_device base;
 	const struct vb_lib *lib;
 	struct ibv_context *ctx;
-	struct rwf_device_attr attr;
 	uint8_t port;
 	enum ibv_mtu mtu;
 	int gid_option;             /* -1 if chosen */

@@ -37,7 +37,8 @@ int vb_modify(struct vb_qp *qp, struct ibv_qp_attr *attr, int mask, const char *
 {
 	int err = qp->dev->lib->modify_qp(qp->qp, attr, mask);
 
-	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->attr.name, to, strerror(err))
+	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->base.attr.name, to,
+			      strerror(err))
 		   : 0;
 }
 
@@ -81,7 +82,7 @@ static int take_address(struct vb_device *dev, struct vb_qp *qp)
 	pthread_mutex_lock(&dev->lock);
 	if (dev->addr_stale) {
 		rc = vb_query_port(dev, dev->port, &port);
-		rc = rc ? rwf_fail(rc, "create queue pair: query port %u of %s: %s", dev->port, dev->attr.name, strerror(rc))
+		rc = rc ? rwf_fail(rc, "create queue pair: query port %u of %s: %s", dev->port, dev->base.attr.name, strerror(rc))
 			: vb_choose_address(dev, &port);
 		dev->addr_stale = rc != 0;
 	}
@@ -134,7 +135,7 @@ static int make_hardware(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp
 		int err = errno;
 
 		return rwf_fail(err, "create queue pair of %u sends and %u receives on %s: %s", init->max_send_wr,
-				init->max_recv_wr, qp->dev->attr.name, strerror(err));
+				init->max_recv_wr, qp->dev->base.attr.name, strerror(err));
 	}
 	qp->base.num = qp->qp->qp_num;
 	return vb_to_init(qp);

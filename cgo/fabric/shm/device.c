@@ -16,6 +16,16 @@ static int shm_list(char *buf, size_t cap)
 
 static int shm_open_device(const char *device, const char *options, rwf_device **out)
 {
+	static const struct rwf_device_attr attr = {.provider = "shm",
+						    .name = "shm0",
+						    .max_mr_size = SHM_MAX_MR_SIZE,
+						    .max_qp = 1 << 16,
+						    .max_qp_wr = SHM_MAX_QP_WR,
+						    .max_cq = 1 << 16,
+						    .max_cqe = 1 << 20,
+						    .max_mr = SHM_MR_SLOTS,
+						    .max_inline = 4 << 20,
+						    .flags = SHM_DEVICE_FLAGS};
 	struct shm_device *d;
 	int any_user = 0;
 	const struct rwb_option known[] = {{"users", &any_user, .words = {"same", "any"}}};
@@ -29,7 +39,7 @@ static int shm_open_device(const char *device, const char *options, rwf_device *
 	if (!d)
 		return rwf_fail(ENOMEM, "open shm0: out of memory");
 	d->any_user = any_user;
-	rc = rwb_door_make(&d->door, &rwf_shm_ops, SHM_MR_SLOTS, &shm_door_ops);
+	rc = rwb_door_make(&d->door, &rwf_shm_ops, &attr, &shm_door_ops);
 	if (!rc)
 		rc = shm_random(d->name, sizeof d->name);
 	if (!rc) {
@@ -47,7 +57,7 @@ static int shm_open_device(const char *device, const char *options, rwf_device *
 static int shm_close_device(rwf_device *dev)
 {
 	struct shm_device *d = shm_dev(dev);
-	int rc = rwb_device_busy(&d->door.device, "shm0");
+	int rc = rwb_device_busy(&d->door.device);
 
 	if (rc)
 		return rc;
@@ -56,28 +66,9 @@ static int shm_close_device(rwf_device *dev)
 	return 0;
 }
 
-static int shm_query(rwf_device *dev, struct rwf_device_attr *out)
-{
-	(void)dev;
-	*out = (struct rwf_device_attr){
-		.provider = "shm",
-		.name = "shm0",
-		.max_mr_size = SHM_MAX_MR_SIZE,
-		.max_qp = 1 << 16,
-		.max_qp_wr = SHM_MAX_QP_WR,
-		.max_cq = 1 << 16,
-		.max_cqe = SHM_MAX_CQE,
-		.max_mr = SHM_MR_SLOTS,
-		.max_inline = SHM_MAX_INLINE,
-		.flags = SHM_DEVICE_FLAGS,
-	};
-	return 0;
-}
-
 const struct rwf_ops rwf_shm_ops = {.name = "shm",
 				    .open = shm_open_device,
 				    .list = shm_list,
 				    .close = shm_close_device,
-				    .query = shm_query,
 				    .map = shm_map,
 				    RWB_COMMON_CALLS(RWB_ENTRY, rwb_) RWB_OWN_CALLS(RWB_ENTRY, shm_)};

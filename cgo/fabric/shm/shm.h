@@ -33,8 +33,6 @@
 
 enum {
 	SHM_MAX_QP_WR = 16384,
-	SHM_MAX_INLINE = 4 << 20,
-	SHM_MAX_CQE = 1 << 20,
 	SHM_MR_SLOTS = 4096, /* a key is 20 random bits over the 12 of its slot */
 	SHM_MR_PAGE = 64,
 	SHM_MAX_RETIRED = 4096, /* deregistered mappings that a by-reference queue pair keeps readable */

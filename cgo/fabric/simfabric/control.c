@@ -72,7 +72,7 @@ int rwf_sim_link_named(const char *name, int up)
 		return 0;
 	sim_lock(w);
 	for (struct sim_device *d = w->devices; d; d = d->next)
-		if (strcmp(d->name, name) == 0) {
+		if (strcmp(d->base.head.attr.name, name) == 0) {
 			sim_set_link(d, up);
 			n++;
 		}

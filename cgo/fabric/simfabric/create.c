@@ -70,7 +70,7 @@ int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 		return rwf_fail(ENOMEM, "create queue pair: out of memory");
 	qp->dev = (struct sim_device *)pd->dev;
 	qp->cq = (struct sim_cq *)init->cq;
-	qp->by_reference = (init->flags & RWF_QP_BY_REFERENCE) && (qp->dev->flags & RWF_DEV_BY_REFERENCE);
+	qp->by_reference = (init->flags & RWF_QP_BY_REFERENCE) && (qp->dev->base.head.attr.flags & RWF_DEV_BY_REFERENCE);
 	qp->active = -1;
 	qp->lost_since_ns = qp->rnr_since_ns = SIM_NEVER;
 	for (int e = 0; e < SIM_EVENTS; e++)

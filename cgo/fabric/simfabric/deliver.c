@@ -103,7 +103,7 @@ void sim_place_early(struct sim_qp *qp)
 {
 	uint64_t last = qp->base.sends.posted - 1;
 
-	if (!(qp->dev->flags & RWF_DEV_COPIES_AT_POST) || qp->placed != last || !sim_reachable(qp))
+	if (!(qp->dev->base.head.attr.flags & RWF_DEV_COPIES_AT_POST) || qp->placed != last || !sim_reachable(qp))
 		return;
 	if (check(qp, rwb_send(&qp->base.sends, last)) != RWF_WC_SUCCESS || goes_by_reference(qp, rwb_send(&qp->base.sends, last)))
 		return;

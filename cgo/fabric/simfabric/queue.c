@@ -86,7 +86,7 @@ int sim_post_send(rwf_qp *base, const struct rwf_send_wr *wr, int n)
 	if (base->state != RWF_QPS_RTS && base->state != RWF_QPS_ERR)
 		rc = rwf_fail(EINVAL, "post send on queue pair 0x%x: it is not connected", base->num);
 	while (rc == 0 && posted < n) {
-		rc = rwb_sends_check(&qp->base.sends, base, &wr[posted], qp->dev->flags);
+		rc = rwb_sends_check(&qp->base.sends, base, &wr[posted], qp->dev->base.head.attr.flags);
 		if (rc)
 			break;
 		rwb_sends_post(&qp->base.sends, &wr[posted++]);
@@ -121,7 +121,7 @@ void *sim_map(rwf_qp *base, uint32_t rkey, uint64_t raddr, uint32_t length)
 	void *data = NULL;
 
 	sim_lock(sim_of(qp));
-	if (!(qp->dev->flags & RWF_DEV_MAPS))
+	if (!(qp->dev->base.head.attr.flags & RWF_DEV_MAPS))
 		rwf_fail(ENOTSUP, "map on queue pair 0x%x: its device was opened without maps=1", base->num);
 	else if (base->state != RWF_QPS_RTS || !sim_reachable(qp) || qp->placed != qp->base.sends.posted)
 		rwf_fail(EAGAIN, "map on queue pair 0x%x: its peer is out of reach, or earlier requests wait in its send queue",

@@ -20,7 +20,7 @@ enum sim_event {
 	SIM_EVENTS,
 };
 
-enum { SIM_MAX_QP = 4096, SIM_MAX_WR = 16384, SIM_MAX_CQE = 1 << 20, SIM_MAX_MR = 4096, SIM_MAX_INLINE = 4096 };
+enum { SIM_MAX_QP = 4096 };
 
 /* A thread asleep in a world that runs by itself, woken when something may have changed for it. */
 struct sim_sleeper {
@@ -49,8 +49,7 @@ struct sim_device {
 	struct rwb_device base;
 	struct rwf_sim *world;
 	struct sim_device *next;
-	char name[64];
-	uint32_t id, flags;
+	uint32_t id;
 	bool dead, down;
 	uint64_t up_at_ns; /* time at which a link that a random fault took down returns */
 	uint32_t events;   /* bit per enum rwf_async_type, of the device itself */

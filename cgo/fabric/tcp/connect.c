@@ -37,7 +37,8 @@ static int open_connection(struct tcp_device *dev, struct attempt *a, const stru
 	if (dev->source.ip == peer->ip) {
 		len = tcp_endpoint_sockaddr(&dev->source, &sa);
 		if (bind(a->fd, (struct sockaddr *)&sa, len))
-			return rwf_fail(errno, "connect to %s from %s: %s", a->where, dev->name, strerror(errno));
+			return rwf_fail(errno, "connect to %s from %s: %s", a->where, dev->door.device.head.attr.name,
+					strerror(errno));
 	}
 	len = tcp_endpoint_sockaddr(peer, &sa);
 	if (connect(a->fd, (struct sockaddr *)&sa, len) == 0)

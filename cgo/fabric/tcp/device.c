@@ -40,7 +40,7 @@ static int start_listening(struct tcp_device *dev, const struct tcp_endpoint *at
 	if (at->ip == 6)
 		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_v6, sizeof only_v6);
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) || bind(fd, (struct sockaddr *)&sa, len) || listen(fd, 1024))
-		return rwf_fail(errno, "listen on %s port %u: %s", dev->name, at->port, strerror(errno));
+		return rwf_fail(errno, "listen on %s port %u: %s", dev->door.device.head.attr.name, at->port, strerror(errno));
 	if (getsockname(fd, (struct sockaddr *)&sa, &len))
 		return rwf_fail(errno, "read the listening port: %s", strerror(errno));
 	if (!dev->address.port)
@@ -70,12 +70,13 @@ static int set_up(struct tcp_device *dev, const char *device, const char *option
 		RWB_NUMBER("window", &window, TCP_MIN_WINDOW, TCP_MAX_WINDOW),
 		{"encrypt", &encrypt, .words = {"no", "yes"}},
 	};
+	char *name = dev->door.device.head.attr.name;
 	struct tcp_endpoint listen_on;
 
 	if ((rc = RWB_READ_OPTIONS("tcp", options, known)))
 		return rc;
-	snprintf(dev->name, sizeof dev->name, "%s", *device ? device : "127.0.0.1");
-	if (tcp_parse_address(dev->name, &listen_on) || listen_on.port)
+	snprintf(name, sizeof dev->door.device.head.attr.name, "%s", *device ? device : "127.0.0.1");
+	if (tcp_parse_address(name, &listen_on) || listen_on.port)
 		return rwf_fail(ENODEV, "provider tcp: device \"%s\" is not an address of this host: list the devices", device);
 	if (*device && !tcp_is_wildcard(&listen_on))
 		dev->source = listen_on;
@@ -91,12 +92,21 @@ static int set_up(struct tcp_device *dev, const char *device, const char *option
 
 static int tcp_open(const char *device, const char *options, rwf_device **out)
 {
+	static const struct rwf_device_attr attr = {.provider = "tcp",
+						    .max_mr_size = (uint64_t)1 << 47,
+						    .max_qp = 4096,
+						    .max_qp_wr = TCP_MAX_WR,
+						    .max_cq = 1024,
+						    .max_cqe = 1 << 20,
+						    .max_mr = 1 << 16,
+						    .max_inline = 512,
+						    .flags = RWF_DEV_ANY_MEMORY};
 	struct tcp_device *dev = calloc(1, sizeof *dev);
 	int rc;
 
 	if (!dev)
 		return rwf_fail(ENOMEM, "open provider tcp: out of memory");
-	rc = rwb_door_make(&dev->door, &rwf_tcp_ops, TCP_MAX_MR, &tcp_door_ops);
+	rc = rwb_door_make(&dev->door, &rwf_tcp_ops, &attr, &tcp_door_ops);
 	if (!rc)
 		rc = set_up(dev, device, options);
 	if (rc) {
@@ -110,31 +120,13 @@ static int tcp_open(const char *device, const char *options, rwf_device **out)
 static int tcp_close(rwf_device *head)
 {
 	struct tcp_device *dev = (struct tcp_device *)head;
-	int rc = rwb_device_busy(&dev->door.device, dev->name);
+	int rc = rwb_device_busy(&dev->door.device);
 
 	return rc ? rc : release(dev);
-}
-
-static int tcp_query(rwf_device *head, struct rwf_device_attr *out)
-{
-	struct tcp_device *dev = (struct tcp_device *)head;
-
-	snprintf(out->provider, sizeof out->provider, "tcp");
-	snprintf(out->name, sizeof out->name, "%s", dev->name);
-	out->max_mr_size = (uint64_t)1 << 47;
-	out->max_qp = TCP_MAX_QP;
-	out->max_qp_wr = TCP_MAX_WR;
-	out->max_cq = TCP_MAX_CQ;
-	out->max_cqe = TCP_MAX_CQE;
-	out->max_mr = TCP_MAX_MR;
-	out->max_inline = TCP_MAX_INLINE;
-	out->flags = RWF_DEV_ANY_MEMORY;
-	return 0;
 }
 
 const struct rwf_ops rwf_tcp_ops = {.name = "tcp",
 				    .open = tcp_open,
 				    .list = tcp_list_addresses,
 				    .close = tcp_close,
-				    .query = tcp_query,
 				    RWB_COMMON_CALLS(RWB_ENTRY, rwb_) RWB_OWN_CALLS(RWB_ENTRY, tcp_)};

@@ -40,12 +40,7 @@
 #include <sys/uio.h>
 
 enum {
-	TCP_MAX_QP = 4096,
-	TCP_MAX_MR = 1 << 16,
-	TCP_MAX_CQ = 1024,
-	TCP_MAX_CQE = 1 << 20,
 	TCP_MAX_WR = 1 << 14,
-	TCP_MAX_INLINE = 512,
 	TCP_MAX_VISITORS = 64,
 	TCP_RX_BUFFER = 4096, /* holds the largest entry table, and many small frames */
 	/* A message longer than a frame is not cut into smaller pieces than this to fill the rest of a window. */
@@ -60,8 +55,7 @@ struct tcp_visitor {
 };
 
 struct tcp_device {
-	struct rwb_door door; /* the device's lock guards the passive side of queue pairs */
-	char name[64];
+	struct rwb_door door;        /* the device's lock guards the passive side of queue pairs */
 	struct tcp_endpoint address; /* the address in endpoints; qp_num and cookie are unused */
 	struct tcp_endpoint source;  /* the local address of active connections, if it is set */
 	int sndbuf, rcvbuf;          /* if 0, the kernel tunes them */
