@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,11 +59,11 @@ type Prober struct {
 	closed bool
 	polled chan struct{} // closed when the goroutine that polls between calls has ended; nil until it starts
 
-	pd    *verbs.PD
 	cq    *verbs.CQ
 	arena *numa.Arena
-	mr    *verbs.MR
+	mr    verbs.MR
 	links map[int]*link
+	undo  []func() error // closes what was opened, last first
 	wc    [2 * window]verbs.WC
 	wr    [1]verbs.SendWR
 	sent  int // writes that have arrived since the last poll
@@ -80,27 +81,30 @@ func Open(d *verbs.Device, others []int) (p *Prober, ends map[int]End, err error
 	if p.arena, err = numa.NewArena(numa.ArenaConfig{Name: "probe", Bytes: 2 * message, Node: numa.AnyNode}); err != nil {
 		return p, nil, err
 	}
-	if p.pd, err = d.AllocPD(); err != nil {
-		return p, nil, err
-	}
-	access := verbs.AccessLocalWrite | verbs.AccessRemoteWrite
-	mr, err := p.pd.RegisterMR(p.arena.Addr(), uint64(p.arena.Len()), access, p.arena.FD(), 0)
+	p.undo = append(p.undo, p.arena.Close)
+	pd, err := d.AllocPD()
 	if err != nil {
 		return p, nil, err
 	}
-	p.mr = &mr
+	p.undo = append(p.undo, pd.Close)
+	access := verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+	if p.mr, err = pd.RegisterMR(p.arena.Addr(), uint64(p.arena.Len()), access, p.arena.FD(), 0); err != nil {
+		return p, nil, err
+	}
+	p.undo = append(p.undo, func() error { return pd.DeregisterMR(p.mr) })
 	if p.cq, err = d.CreateCQ(len(others)*2*(window+1) + 1); err != nil {
 		return p, nil, err
 	}
+	p.undo = append(p.undo, p.cq.Close)
 	ends = map[int]End{}
 	for _, other := range others {
 		l := &link{}
-		l.qp, err = p.pd.CreateQP(verbs.QPConfig{CQ: p.cq, MaxSendWR: window, MaxRecvWR: 1})
-		if err != nil {
+		if l.qp, err = pd.CreateQP(verbs.QPConfig{CQ: p.cq, MaxSendWR: window, MaxRecvWR: 1}); err != nil {
 			return p, nil, err
 		}
+		p.undo = append(p.undo, l.qp.Close)
 		p.links[other] = l
-		e := End{Addr: mr.Addr + message, RKey: mr.RKey} // this end sends from the first half
+		e := End{Addr: p.mr.Addr + message, RKey: p.mr.RKey} // this end sends from the first half
 		if e.Endpoint, err = l.qp.Endpoint(); err != nil {
 			return p, nil, err
 		}
@@ -124,22 +128,8 @@ func (p *Prober) Close() error {
 		<-p.polled
 	}
 	var errs []error
-	for _, l := range p.links {
-		if l.qp != nil {
-			errs = append(errs, l.qp.Close())
-		}
-	}
-	if p.cq != nil {
-		errs = append(errs, p.cq.Close())
-	}
-	if p.mr != nil {
-		errs = append(errs, p.pd.DeregisterMR(*p.mr))
-	}
-	if p.pd != nil {
-		errs = append(errs, p.pd.Close())
-	}
-	if p.arena != nil {
-		errs = append(errs, p.arena.Close())
+	for _, undo := range slices.Backward(p.undo) {
+		errs = append(errs, undo())
 	}
 	return errors.Join(errs...)
 }
