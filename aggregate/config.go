@@ -168,10 +168,8 @@ func (c *JobConfig) complete() error {
 	if c.Weight = cmp.Or(c.Weight, 1); c.Weight < 1 || c.Weight > MaxWeight {
 		return fmt.Errorf("weight %d: use 1 to %d", c.Weight, MaxWeight)
 	}
-	if c.Place != nil {
-		if err := c.checkPlace(); err != nil {
-			return err
-		}
+	if err := c.checkPlace(); err != nil {
+		return err
 	}
 	if err := c.checkPart(); err != nil {
 		return err
@@ -182,10 +180,12 @@ func (c *JobConfig) complete() error {
 // checkPlace returns an error if the job cannot run over several racks.
 func (c *JobConfig) checkPlace() error {
 	p := c.Place
-	if err := p.CheckPlace(); err != nil {
-		return err
+	if p == nil {
+		return nil
 	}
-	switch {
+	switch err := p.CheckPlace(); {
+	case err != nil:
+		return err
 	case p.Rack < 0 || p.Rack >= p.Racks || len(p.Names) != p.Racks || len(p.Workers) != p.Racks:
 		return fmt.Errorf("rack %d of %d, with %d names and workers in %d", p.Rack, p.Racks, len(p.Names), len(p.Workers))
 	case p.Workers[p.Rack] != c.Workers:

@@ -19,11 +19,11 @@ func TestALostWorkerIsToBlameWhereNobodyElseIsSoon(t *testing.T) {
 		{"several, and nobody is named", true, false, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			patience := time.Duration(0)
+			grace := time.Duration(0)
 			if tc.spread {
-				patience = time.Second
+				grace = time.Second
 			}
-			f := NewLatch(func() {}, patience)
+			f := NewLatch(func() {}, grace)
 			f.Lost(0, errors.New("its connection broke"))
 			if tc.explained {
 				f.Fail(1, errors.New("it gave up"))

@@ -110,7 +110,7 @@ func (p *Gate) carryOut(stream bool) {
 				p.log(*a)
 			}
 			if !stream {
-				for _, part := range a.Parts[p.queue.admitted():] {
+				for _, part := range a.Parts[len(p.queue.undecided()):] {
 					p.admit(part.W, part.Step, part.Weight*float64(len(a.Parts)))
 				}
 				p.queue.decide(a)

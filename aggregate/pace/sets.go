@@ -56,29 +56,21 @@ type sets struct {
 
 // admit adds a worker's step, which may have ended, to the undecided set.
 func (q *sets) admit(rank int, step uint64, weight float64, ended bool) {
-	s := q.undecided()
-	if s == nil {
-		s = &set{}
-		q.open = append(q.open, s)
+	if n := len(q.open); n == 0 || q.open[n-1].decided {
+		q.open = append(q.open, &set{})
 	}
+	s := q.open[len(q.open)-1]
 	s.addends = append(s.addends, addend{rank, step, ended})
 	number := q.decided
 	q.later(func(s Shard) { s.Admit(rank, number, weight) })
 }
 
-// undecided returns the set that is not decided yet, or nil.
-func (q *sets) undecided() *set {
+// undecided returns the steps of the set that is not decided yet, if any.
+func (q *sets) undecided() []addend {
 	if n := len(q.open); n > 0 && !q.open[n-1].decided {
-		return q.open[n-1]
+		return q.open[n-1].addends
 	}
 	return nil
-}
-
-func (q *sets) admitted() int {
-	if s := q.undecided(); s != nil {
-		return len(s.addends)
-	}
-	return 0
 }
 
 // decide closes the undecided set, all of whose steps were admitted.
@@ -109,8 +101,7 @@ func (q *sets) ended(rank int, step uint64) {
 }
 
 func (q *sets) awaits(rank int) bool {
-	s := q.undecided()
-	return s != nil && slices.ContainsFunc(s.addends, func(a addend) bool { return a.rank == rank })
+	return slices.ContainsFunc(q.undecided(), func(a addend) bool { return a.rank == rank })
 }
 
 // lose drops the sets with a step that a lost worker has not ended, because lanes have added some of it. It returns their numbers.
