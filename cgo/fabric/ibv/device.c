@@ -213,7 +213,9 @@ const struct rwf_ops rwf_ibv_ops = {
 
 static int absent(void)
 {
-	return rwf_fail(ENOSYS, "this program was built without libibverbs' headers: apt-get install libibverbs-dev, build again");
+	/* Go's build cache does not see that headers of the system have come. */
+	return rwf_fail(ENOSYS, "this program was built without libibverbs' headers: "
+				"apt-get install libibverbs-dev, go clean -cache, build again");
 }
 
 static int open_absent(const char *device, const char *options, rwf_device **out)
