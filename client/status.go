@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -62,10 +63,16 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	return is, nil
 }
 
+// mostDrain is the longest timeout that a drain's message has room for, in whole milliseconds.
+const mostDrain = math.MaxUint32 * time.Millisecond
+
 // Drain makes an aggregator refuse new jobs, and end when those it has are done or after timeout; 0 means no timeout. It
 // returns how many jobs there are. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
 // admin token. To an aggregator of this user on this host it finds a way without.
 func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err error) {
+	if timeout < 0 || timeout > mostDrain {
+		return 0, fmt.Errorf("drain that ends after %v: use 0, which waits for the jobs, to %v", timeout, mostDrain)
+	}
 	err = control(ctx, c, "drain", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
 		r, err := rpc.Drain(ctx, &api.DrainRequest{TimeoutMs: uint32(timeout.Milliseconds())})
 		jobs = int(r.GetJobs())

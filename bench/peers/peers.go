@@ -65,7 +65,7 @@ func ByName(names []string) ([]*Peer, error) {
 		case "mpi":
 			found = append(found, OpenMPI())
 		default:
-			return nil, fmt.Errorf("unknown peer %q: there are %s", name, strings.Join(Names, " and "))
+			return nil, fmt.Errorf("unknown peer %q: use %s, or mxnet alone", name, strings.Join(Names, ", "))
 		}
 	}
 	return found, nil

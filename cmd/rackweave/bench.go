@@ -193,6 +193,9 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 				return err
 			}
 			runner.Enter = enter
+			if jobs < 1 {
+				return fmt.Errorf("%d jobs: use 1 or more", jobs)
+			}
 			if jobs > 1 || flood {
 				if len(specs) > 1 {
 					return errors.New("several jobs side by side have one number of workers each: give --workers once")
