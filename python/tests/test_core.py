@@ -512,6 +512,8 @@ class Settings(unittest.TestCase):
             ({"RACKWEAVE_ADDR": "aggregator"}, "rackweave run"),
             (rank, "RACKWEAVE_ADDR"),
             ({**rank, "RACKWEAVE_ADDR": "ftp://aggregator"}, "http://aggregator:7077"),
+            ({**rank, "RACKWEAVE_ADDR": "http://aggregator:99999"}, "http://aggregator:99999"),
+            ({**rank, "RACKWEAVE_ADDR": "aggregator:port"}, "http://aggregator:port"),
             ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_RANK": "2"}, "rank 2 of 2"),
             ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_RANK": "two"}, "RACKWEAVE_RANK is 'two'"),
             ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_TIMEOUT": "0"}, "timeout of 0"),

@@ -48,6 +48,8 @@ class Pinning(unittest.TestCase):
         for ca, said in ((other, "another certificate"), ("", "certificate")):
             with self.assertRaisesRegex(rackweave.ServerLostError, said):
                 self.call(ca, self.token)
+        with rack.Aggregator() as clear, self.assertRaisesRegex(rackweave.ServerLostError, "use http://"):
+            _control.Control(clear.address.replace("http:", "https:")).call("Status", {}, 30.0)
         for ca in ("sha256:", "sha256:12", self.fingerprint[:-2], self.fingerprint + "00", "sha256:what"):
             with self.assertRaisesRegex(rackweave.ConfigError, "64 hexadecimal digits"):
                 self.call(ca, self.token)

@@ -119,6 +119,11 @@ def mistakes():
     refused(lambda: rackweave.torch.attach(model, torch.optim.Adam(model.parameters(), amsgrad=True), fused=True))
     refused(lambda: rackweave.torch.attach(model, torch.optim.SGD(model[0].parameters(), lr=1), fused=True))
     refused(lambda: rackweave.torch.attach(model, nonfinite="perhaps"))
+    refused(lambda: rackweave.torch.attach(plain(0), wire="int8"))
+    hooked = rackweave.torch.ddp(torch.nn.Linear(2, 2))
+    refused(lambda: rackweave.torch.ddp(hooked))
+    rackweave.torch.detach(hooked)
+    refused(lambda: rackweave.torch.ddp(hooked))
     refused(lambda: rackweave.torch.attach(torch.nn.Linear(2, 2).double()))
     o = torch.optim.SGD([{"params": model[:2].parameters()}, {"params": model[2:].parameters(), "lr": 0.5}], lr=1.0)
     attached = rackweave.torch.attach(model, o, fused=True)
@@ -229,6 +234,9 @@ class Faults(rack.Case):
                 "with amsgrad",
                 "'2.weight' is not the optimizer's",
                 "ignore, count, refuse",
+                "'0.weight' is to travel as 'int8'",
+                "hook already",
+                "hook already",
                 "float64",
                 "'0.weight' was changed",
                 "scale all groups alike",

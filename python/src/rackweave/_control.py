@@ -155,9 +155,9 @@ class Control:
                 connection.close()
                 raise ServerLostError(f"the aggregator at {self.address} shows another certificate than the one of RACKWEAVE_CA")
         except ssl.SSLError as e:
-            raise ServerLostError(
-                f"cannot reach the aggregator at {self.address}: {e}: give the file of its certificate's issuer (RACKWEAVE_CA)"
-            ) from None
+            clear = e.reason == "WRONG_VERSION_NUMBER"  # it answers without TLS
+            remedy = "use http://" if clear else "give its fingerprint or the file of its certificate's issuer (RACKWEAVE_CA)"
+            raise ServerLostError(f"cannot reach the aggregator at {self.address}: {e}: {remedy}") from None
         except OSError as e:
             raise lost(
                 e,

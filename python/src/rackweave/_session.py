@@ -152,9 +152,9 @@ class Session:
         with self._registering:
             native = (_lib.Tensor * len(tensors))()
             for n, t in zip(native, tensors):
-                for what in (t.memory, t.wire or t.memory):
+                for what, place in ((t.memory, "is of type"), (t.wire or t.memory, "is to travel as")):
                     if what not in TYPES:
-                        raise TensorError(f"tensor {t.name!r} is of type {what!r}: use f32, bf16 or f16")
+                        raise TensorError(f"tensor {t.name!r} {place} {what!r}: use f32, bf16 or f16")
                 n.size, n.elems = ctypes.sizeof(n), t.elems
                 n.memory_type, n.wire_type = TYPES[t.memory][1], TYPES[t.wire or t.memory][1]
             request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": ms(self.settings.timeout)}

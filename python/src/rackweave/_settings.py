@@ -174,6 +174,10 @@ def _address(text: str) -> str:
         if "://" not in one:
             one = "http://" + one
         url = urllib.parse.urlsplit(one)
+        try:
+            url.port
+        except ValueError as e:
+            raise ConfigError(f"address {one!r}: {e}: use a URL such as http://aggregator:7077") from None
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"address {one!r}: use a URL such as http://aggregator:7077 or https://aggregator:7077")
         if one.rstrip("/") in addresses:

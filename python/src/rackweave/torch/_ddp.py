@@ -36,6 +36,11 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
     if not wrapped:
         options.setdefault("gradient_as_bucket_view", True)
         module = DistributedDataParallel(module, process_group=_process_group(), **options)
+    elif module in _hooked:
+        raise ConfigError(
+            "the DistributedDataParallel has RackWeave's hook already: call ddp once, "
+            "or after detach with a new DistributedDataParallel of its module"
+        )
     elif options:
         raise ConfigError(f"the module is a DistributedDataParallel already: give {', '.join(options)} to that")
     size = dist.get_world_size(module.process_group)
@@ -59,6 +64,7 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
             module.register_forward_pre_hook(BeforeForward(_sync_buffers(buffers)))
 
     module.register_comm_hook(hook, rackweave_hook)
+    _hooked.add(module)
     _exchanges[module] = exchange
     return module
 
@@ -69,6 +75,8 @@ def rackweave_hook(state, bucket):  # type: ignore[no-untyped-def]
 
 
 _exchanges: "weakref.WeakKeyDictionary[DistributedDataParallel, Exchange]" = weakref.WeakKeyDictionary()
+
+_hooked: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()  # also those that detach took, which keep the hook
 
 
 def stats(model: Union[DistributedDataParallel, Attached]) -> Dict[str, int]:
