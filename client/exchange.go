@@ -106,6 +106,9 @@ func (x *exchange) wait(ctx context.Context, id uint64) error {
 	}
 	rc := cworker.Wait(x.c, id, uint32(max(timeout.Milliseconds(), 1))) // on any thread: this one may wait long
 	if err := x.session.Error("wait", rc); err != nil {
+		if rc == -int(syscall.ETIMEDOUT) {
+			err = &lanes.WorkerError{RC: rc, Text: fmt.Sprintf("no answer for every chunk within %v", timeout.Round(time.Millisecond))}
+		}
 		return x.dataError(x.describe(id), err)
 	}
 	x.unpin(id)

@@ -310,22 +310,6 @@ static int any_finished(struct rw_worker *w, void *arg)
 	return 0;
 }
 
-int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms)
-{
-	struct wanted wanted = {.handles = &handle, .n = 1};
-	int rc;
-
-	enter(w);
-	rc = drive_until(w, any_finished, &wanted, deadline_in(w, timeout_ms));
-	if (rc == 0) {
-		worker_fail(w, -ETIMEDOUT, "tensor %u: no answer for every chunk within %u ms", (uint32_t)(handle >> 32),
-			    timeout_ms);
-		rc = drive_until(w, any_finished, &wanted, UINT64_MAX);
-	}
-	pthread_mutex_unlock(&w->lock);
-	return rc == 1 ? wanted.status : rc;
-}
-
 int rw_worker_wait_any(rw_worker *w, const uint64_t *handles, uint32_t n, uint32_t timeout_ms, int *status)
 {
 	struct wanted wanted = {.handles = handles, .n = n};

@@ -167,7 +167,7 @@ struct rw_worker {
 	int stopping;     /* the serving thread must end */
 	int news;         /* an operation is done, and waiting threads were not woken */
 	rwf_cq *sleeping; /* the driving thread sleeps on it */
-	int failure;      /* enum rw_error or -ETIMEDOUT, or 0 */
+	int failure;      /* enum rw_error, -ENOMEM or 0 */
 	char failure_text[256];
 	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, because each tensor has one operation at a time */
 	uint32_t finished_head, finished_count, finished_cap;

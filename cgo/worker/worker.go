@@ -9,6 +9,8 @@ package worker
 #cgo nocallback rw_worker_progress
 #cgo noescape rw_worker_test
 #cgo nocallback rw_worker_test
+#cgo noescape rw_worker_wait_any
+#cgo nocallback rw_worker_wait_any
 #cgo noescape rw_worker_commit
 #cgo nocallback rw_worker_commit
 #cgo noescape rw_worker_answer
@@ -228,8 +230,11 @@ func Test(w Worker, handle uint64) int {
 	return int(C.rw_worker_test((*C.rw_worker)(w), C.uint64_t(handle)))
 }
 
+// Wait returns 0 when the operation is done, or -ETIMEDOUT.
 func Wait(w Worker, handle uint64, timeoutMS uint32) int {
-	return int(C.rw_worker_wait((*C.rw_worker)(w), C.uint64_t(handle), C.uint32_t(timeoutMS)))
+	var status C.int
+	rc := C.rw_worker_wait_any((*C.rw_worker)(w), (*C.uint64_t)(unsafe.Pointer(&handle)), 1, C.uint32_t(timeoutMS), &status)
+	return int(min(rc, 0) + status)
 }
 
 // Active returns the number of operations in flight.

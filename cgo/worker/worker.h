@@ -110,8 +110,6 @@ struct rw_answer {
 };
 /* Reads the answer to the last commit. Returns -EPROTO without one. */
 int rw_worker_answer(rw_worker *w, struct rw_answer *out);
-/* Returns 0 when done, or -ETIMEDOUT after timeout_ms. The worker has failed then, because the step cannot be finished. */
-int rw_worker_wait(rw_worker *w, uint64_t handle, uint32_t timeout_ms);
 /* As rw_wait_any in rackweave.h. */
 int rw_worker_wait_any(rw_worker *w, const uint64_t *handles, uint32_t n, uint32_t timeout_ms, int *status);
 /* Makes progress while operations are in flight, and sleeps while none are, until rw_worker_stop. */

@@ -149,8 +149,8 @@ func (r *run) strike() error {
 	case WorkerAborts:
 		worker.Abort(m.w.C, "the program gave up")
 	case WorkerTimeout:
-		if len(m.pending) > 0 {
-			worker.Wait(m.w.C, m.pending[0].handle, 0)
+		if len(m.pending) > 0 && worker.Wait(m.w.C, m.pending[0].handle, 0) < 0 {
+			worker.Abort(m.w.C, "no answer in time")
 		}
 	case JobFailed:
 		j.rack.Job.Fail(-1, errors.New("ended by the control plane"))
