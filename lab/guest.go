@@ -89,7 +89,8 @@ type Guest struct {
 }
 
 // bootAttempts bounds how often a guest is booted. A kernel patches its own code while it boots. Now and then the emulator lets
-// another processor run half-patched code, which ends in an Oops. Nothing of ours has run by then.
+// another processor run half-patched code, which ends in an Oops, or in a processor that waits for ever. Nothing of ours has run by
+// then.
 const bootAttempts = 3
 
 // Boot starts a guest and returns when its devices are up.
@@ -98,20 +99,27 @@ func Boot(ctx context.Context, cfg Config) (*Guest, error) {
 		return nil, err
 	}
 	for attempt := 1; ; attempt++ {
-		g, err := boot(ctx, cfg)
+		g, err := boot(ctx, cfg, bootAttempts+1-attempt)
 		if err == nil {
 			return g, nil
 		}
-		if attempt == bootAttempts || !errors.Is(err, ErrKernel) || ctx.Err() != nil {
+		again := errors.Is(err, ErrKernel) || errors.Is(err, context.DeadlineExceeded)
+		if attempt == bootAttempts || !again || ctx.Err() != nil {
 			return nil, fmt.Errorf("boot guest %s, attempt %d: %w", cfg.Name, attempt, err)
 		}
 	}
 }
 
-func boot(ctx context.Context, cfg Config) (*Guest, error) {
+// boot makes one of so many attempts that are left, in its share of the time.
+func boot(ctx context.Context, cfg Config, left int) (*Guest, error) {
 	g, err := start(ctx, cfg)
 	if err != nil {
 		return nil, err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/time.Duration(left))
+		defer cancel()
 	}
 	if err := g.bringUp(ctx); err != nil {
 		err = fmt.Errorf("%w\nconsole:\n%s", err, g.Console())
