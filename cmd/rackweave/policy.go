@@ -14,8 +14,8 @@ func policyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
 		Short: "Change who waits for whom in a running job",
-		Long: `Change who waits for whom in a running job of mode stream. The policies are ` + strings.Join(policy.Names(), ", ") + `;
-mode stream runs asp, ssp and lagtuner.`,
+		Long: `Change who waits for whom in a running job of mode stream. The policies are:
+` + strings.Join(policy.Names(), ", ") + `.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -38,8 +38,7 @@ func accessFlags(cmd *cobra.Command, ca, token *string, insecure *bool, what str
 	f.StringVar(ca, "ca", "", "file with the certificates to trust, or sha256:FINGERPRINT, for https")
 	f.StringVar(token, "token", "", what)
 	secret(cmd, "token", what, env...)
-	told := os.Getenv("RACKWEAVE_INSECURE")
-	f.BoolVar(insecure, "insecure", told != "" && told != "0", "send the token over http:// to other hosts, too, where others can read it")
+	f.BoolVar(insecure, "insecure", os.Getenv("RACKWEAVE_INSECURE") == "1", "send the token over http:// to other hosts, too, where others can read it")
 }
 
 // readSecrets sets the flags of secrets that the configuration has not, and refuses those of the command line.

@@ -494,6 +494,7 @@ class Settings(unittest.TestCase):
             ("http://192.0.2.1:1", "1", True),
             ("http://192.0.2.1:1", "", False),
             ("192.0.2.1:1", "0", False),
+            ("192.0.2.1:1", "maybe", False),
             ("http://127.0.0.1.page.example:1", "", False),
         ):
             s = _settings.read({**rank, "RACKWEAVE_ADDR": address, "RACKWEAVE_INSECURE": insecure})

@@ -110,7 +110,7 @@ def read(
         timeout=timeout,
         policy=env.get("RACKWEAVE_POLICY", "") if policy is None else policy,
         run=_run(env),
-        insecure=env.get("RACKWEAVE_INSECURE", "") not in ("", "0"),
+        insecure=env.get("RACKWEAVE_INSECURE") == "1",
     )
 
 
