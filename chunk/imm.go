@@ -27,7 +27,7 @@ const (
 	OpPull      Op = 2 // no payload; the reply is data
 	OpBroadcast Op = 3 // the values from the root, an empty message from other workers; the reply is data
 	OpTensor    Op = 4 // a [TensorRecord]; the index is the lane-local tensor index, or all ones to announce the worker's step
-	OpCommit    Op = 5 // a [TensorRecord] that ends a two-phase step
+	OpCommit    Op = 5 // a [TensorRecord] that ends a two-phase step, or a worker's step in mode stream
 	OpNotice    Op = 6 // aggregator to worker, about a chunk; the epoch is NoticeNACK, NoticeRequest or NoticeMove
 	// aggregator to worker: the job failed; the index is the rank of the worker that caused it, or all ones if none did
 	OpAbort Op = 7

@@ -42,9 +42,9 @@ type Config struct {
 
 	// Mode chooses the answer of a pushpull and the time of an update. aggregate: with the sum of the gradients; there are not any
 	// parameters. eager: with the parameters, updated as soon as the last gradient is there. two-phase: gradients gather, and
-	// [Worker.Commit] updates the parameters. stream: with the parameters, updated by each gradient alone; [Worker.EndStep] ends
-	// this worker's step. If empty, it is eager if there is an optimizer,
-	// else aggregate; with a policy, stream.
+	// [Worker.Commit] updates the parameters. stream: with the parameters, updated by a worker's gradient, or a set of workers', as
+	// the policy says; [Worker.EndStep] ends this worker's step. If empty, it is eager if there is an optimizer, else aggregate; with
+	// a policy, stream.
 	Mode string
 	// Run tells the workers of this run from those of another that names its job alike, which the aggregator then refuses. If
 	// empty, it is unknown, and not compared.

@@ -15,8 +15,8 @@ const (
 // Rejoin takes a worker that has failed to the next run of its job, and returns the worker that it is there: of the same rank, with
 // the same tensors, at whichever aggregator serves its rack by then. The job goes on as by [Worker.GoOn], from the step that is
 // returned; then every worker pulls the parameters. All workers of the job call it. It closes this worker, as [Worker.Close] does,
-// and tries until ctx ends (without a deadline: for Config.Timeout). What cannot pass ends it at once: a state that nobody
-// keeps now, or a rack that is lost in a job that must then fail. Where jobs go on without a lost rack, workers and ranks are
+// and tries until ctx ends (without a deadline: for Config.Timeout). It returns at once if no aggregator keeps the job's
+// state, or if a rack is lost in a job that must then fail. Where jobs go on without a lost rack, workers and ranks are
 // fewer, and racks have as many workers as their declared sizes say, or a multiple.
 func (w *Worker) Rejoin(ctx context.Context) (next *Worker, step int, err error) {
 	_ = w.Close() // it has failed

@@ -68,7 +68,7 @@ const mostDrain = math.MaxUint32 * time.Millisecond
 
 // Drain makes an aggregator refuse new jobs, and end when those it has are done or after timeout; 0 means no timeout. It
 // returns how many jobs there are. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
-// admin token. To an aggregator of this user on this host it finds a way without.
+// admin token. An aggregator of this user on this host needs no token.
 func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err error) {
 	if timeout < 0 || timeout > mostDrain {
 		return 0, fmt.Errorf("drain that ends after %v: use 0, which waits for the jobs, to %v", timeout, mostDrain)

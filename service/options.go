@@ -46,8 +46,8 @@ type Options struct {
 	Window          int               // messages in flight per worker and lane. If 0, the provider's default
 	LinkTimeout     time.Duration     // a link down for longer loses its workers. If 0, aggregate.DefaultLinkTimeout
 
-	// An aggregator that other hosts reach is closed: it wants TLS, and a token from everybody. What of them is not given is made, and
-	// kept in Keys. Insecure leaves it open, as one is that only this host reaches.
+	// An aggregator that other hosts reach is closed: it wants TLS, and a token from everybody. A missing certificate or token is
+	// made, and stored in Keys. If Insecure is set, the aggregator stays open, as one that only this host reaches is.
 	Insecure        bool
 	Keys            string // folder. If empty, keys.Folder()
 	TLSCert, TLSKey string // files; both or neither

@@ -144,7 +144,7 @@ func racksOf(j *job.Job) checkpoint.Racks {
 func (s *Service) serveBy() {
 	options := s.callOptions()
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
-	if s.opts.Cluster != nil { // so that who names several aggregators can tell those of racks
+	if s.opts.Cluster != nil { // lets a client of several aggregators tell whether they are racks'
 		s.health.SetStatus(apiconnect.RackServiceName, grpchealth.StatusServing)
 	}
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)

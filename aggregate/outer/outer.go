@@ -41,7 +41,7 @@ func Arrays(o outer.Optimizer) [2]int {
 	return [2]int{1, 2 + rule.States(h)}
 }
 
-// New makes the rounds of a rack with so many workers of a total.
+// New returns the Rounds of a rack that has workers of the job's total workers.
 func New(o outer.Optimizer, rack, workers, total int, k *store.Arithmetic, st *store.Store) *Rounds {
 	rule, h := Rule(o, total)
 	return &Rounds{

@@ -68,7 +68,7 @@ func (e *commit) since() int64 {
 	return math.MaxInt64
 }
 
-// awaited adds, by rack, the number of missing norms to counts.
+// awaited adds 1 to the counts of the racks whose norms are missing.
 func (e *commit) awaited(counts []int) {
 	for rack := range e.peers {
 		if e.active && e.peers[rack].done < e.round {
@@ -121,8 +121,8 @@ func (u *Uplink) Exchange() {
 	e.exchange()
 }
 
-// exchange sends the norms for which it has room. It passes the lanes' barrier once all racks have exchanged all norms. It reports
-// whether it did anything.
+// exchange sends the norms for which it has room. Once all racks have exchanged all norms it reports its arrival at the lanes'
+// barrier. It reports whether it did anything.
 func (e *commit) exchange() (worked bool) {
 	u := e.u
 	all := e.active

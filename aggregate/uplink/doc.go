@@ -5,23 +5,24 @@
 // the part, children's parts are added, and the owner makes the result, which travels back down. A result for the rack's workers
 // goes back through [Shard]. [Reduction] defines the parts and the results of a job.
 //
-// The spine is HandUp → contribute → Ready → sendPart here, receiveChunk → Partial → combine or finish → sendResult at the
-// parent, and here receiveChunk → Result → Advance → Return → Deliver. Results wait for Advance, because a shard that is
-// carrying out actions of its machine must not enter it again. A part is a rack's sum, or the sum of a group of racks below a
-// parent. A note is the trailer of a part. An owner is the rack whose update counts, a buddy the next rack, which keeps a copy
-// of the owner's state. A peer's receive slot is this rack's until its answer is posted, so a group's sum may be made in place
+// The spine is HandUp → contribute → Ready → sendPart here, receiveChunk → Partial → combine or finish → sendResult at the parent,
+// and here receiveChunk → Result, whose action Return queues the chunk, and Advance → Deliver. Results wait for Advance, because a
+// shard that is carrying out actions of its machine must not enter it again. A part is a rack's sum, or the sum of a group of racks
+// below a parent. A note is the trailer of a part. An owner is the rack whose update counts, a buddy the next rack, which keeps a
+// copy of the owner's state. A peer's receive slot is this rack's until its answer is posted, so a group's sum may be made in place
 // there. A core type of 16 bits is allowed only in shapes in which no rack forwards a sum, so that each part is rounded once
 // (hierarchy.Topology.CheckOnce).
 //
 // There is one connection between the lanes of one number in two racks. On it an aggregator is a worker of its parent, in
-// effect. It has a window of slots without numbers. A notice that its part was taken frees the slot. It keeps the part itself
-// until it has the result, because the parent may still send the part back. wire.go lists the messages. Nobody resumes such a
+// effect. It has a window of slots without numbers. A notice that its part was taken frees the slot, or at the owner the
+// result does. It keeps the part itself until it has the result, because a NACK may still ask for the part again. wire.go lists the
+// messages. Nobody resumes such a
 // connection: a core link may be down for half a minute, and then the job fails in all racks.
 //
-// The other racks keep the parameters for pulls, and only the owner keeps optimizer state. With buddies ([Place.Buddies]) the
-// next rack in order keeps it too: it gets the sum of all racks where others get the result, and makes the same update. Copies
-// differ by one change at most, as [store.History] proves. Each keeps one change back, and the racks that are left agree on a step
-// that is whole.
+// The other racks keep the parameters for pulls, and only the owner keeps optimizer state, except where racks train apart. With
+// buddies ([Place.Buddies]) the next rack in order keeps it too: it gets the sum of all racks where others get the result, and
+// makes the same update. Copies differ by one change at most, as [store.History] proves. Each keeps one change back, and the racks
+// that are left agree on a step that is whole.
 //
 // In a two-phase step the racks exchange the norms of the chunks that they own before the update, and owners broadcast their
 // parameters after it (commit.go).

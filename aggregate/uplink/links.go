@@ -15,7 +15,7 @@ import (
 )
 
 type peer struct {
-	*lane.Conn               // nil at this rack's place
+	*lane.Conn               // nil at this rack's place, and until Open
 	slots      *store.Region // slots for the peer's parts
 	partAddr   uint64        // address of the slots there for this rack's parts
 	partRKey   uint32
@@ -205,13 +205,13 @@ func (l *Links) announce(how Ending, blame uint32) {
 }
 
 // Flushed reports whether all messages to other racks have arrived or cannot arrive. If told is true, the message about the end
-// must be among them.
+// must be among them. After that message the reducer sends no answers, so none is waited for.
 func (l *Links) Flushed(told bool) bool {
 	if told && !l.announced {
 		return false
 	}
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && (p.Held() > 0 || l.u.reducer.Owes(rack)) {
+		if p := &l.peers[rack]; p.up() && (p.Held() > 0 || !l.announced && l.u.reducer.Owes(rack)) {
 			return false
 		}
 	}

@@ -76,7 +76,7 @@ func (p *Place) Root() int {
 	return failure.NoRank
 }
 
-// NewOwners returns the owners of a lane's chunks.
+// NewOwners returns a function that names the owners of a lane's chunks, one at each call, in the plan's order.
 func (p *Place) NewOwners(lane int) store.Owners {
 	owners := p.Topology.NewOwners(lane)
 	return func(elems uint64) (rack uint8, kept bool) {

@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate/failure"
@@ -73,5 +74,5 @@ func (u *Uplink) missLeft() {
 			names = append(names, u.Links.name(rack))
 		}
 	}
-	u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("the workers of %v have left the job, and others wait for their gradients", names))
+	u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("the workers of %s have left the job, and others wait for their gradients", strings.Join(names, ", ")))
 }

@@ -110,8 +110,8 @@ func (u *Uplink) partOf(rack int, index uint32) uint64 {
 	return u.Links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.slotBytes
 }
 
-// readNotes records the addresses for a chunk's result at the children, and checks that all racks' workers sent equal
-// hyper-parameters.
+// readNotes records the addresses for a chunk's result at the children, and checks that their workers sent the
+// hyper-parameters of this rack's.
 func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	c := &u.cfg.Store.Chunks[a.Index]
 	own := u.cfg.Machine.HyperSum(a.Index)
@@ -204,8 +204,8 @@ func (u *Uplink) finish(a *hierarchy.Action) {
 	u.cfg.Arithmetic.Broadcast(u.cfg.Store, c, at, u.one[:], false)
 }
 
-// Deliver takes a chunk's result into the rack, writes it to every output, and frees the chunk's buffer. If stream is true, it
-// writes past the cache.
+// Deliver takes a chunk's result into the rack, writes it to every output, and releases the rack's hold on the chunk's buffer. If
+// stream is true, it writes past the cache.
 func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool) {
 	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].part
 	result, kind, answers := u.buffers.result(b), uint8(u.cfg.Store.Tensors[c.Tensor].Result), true

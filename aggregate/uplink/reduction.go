@@ -5,8 +5,8 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 )
 
-// Reduction defines a rack's part of a chunk, and the chunk's result. There is one implementation for each mode ([Sums], [Steps],
-// [Commits]), and one for racks that train apart (package outer). Addresses are of buffers in this process.
+// Reduction defines a rack's part of a chunk, and the chunk's result. There is one implementation for each synchronous mode
+// ([Sums], [Steps], [Commits]), and one for racks that train apart (package outer). Addresses are of buffers in this process.
 type Reduction interface {
 	// Contribute writes this rack's part, of the workers' gradients src, to out.
 	Contribute(c *store.Chunk, src []uint64, out uint64)

@@ -58,12 +58,12 @@ type Config struct {
 // Counters holds a lane's counters for another rack.
 type Counters struct {
 	OwnedBytes           uint64 // of parameters, on which that rack runs the optimizer
-	RecvBytes, SentBytes uint64 // parts and results, with their notes
-	Awaited              uint64 // chunks that wait for that rack's part, or for its result
+	RecvBytes, SentBytes uint64 // parts, with their notes, results and norms
+	Awaited              uint64 // chunks that wait for that rack's part or result, and a commit that waits for its norms
 }
 
-// chunkBuffers names a chunk's buffers. A child can lack the last result when this rack's workers have it and have completed their
-// next part, so there are two.
+// chunkBuffers names a chunk's buffers. There are two, because the rack's next part may be complete before the previous result has
+// reached every child.
 type chunkBuffers struct {
 	part   int32 // of the rack's part and its result, until the result is delivered; otherwise [store.NoBuffer]
 	result int32 // of the last result, until it was sent to all children; it is not read afterwards

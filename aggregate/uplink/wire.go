@@ -14,8 +14,8 @@ type Op uint8
 const (
 	OpSum       Op = iota // to the parent: a part of a gradient, with a note behind it
 	OpResult              // to the child: the result; to a buddy: the sum of all racks
-	OpBroadcast           // to the parent: initial values, if this part of the tree has the root, with a note behind them
-	OpInitial             // to the child: initial values
+	OpBroadcast           // to the parent: values from the part of the tree that has the root's, with a note behind them
+	OpInitial             // to the child: these values
 	OpNorms               // the commit's record and norms of gradients; the index is the first norm's place among the sender's
 	OpTrust               // as OpNorms, with norms of parameters and steps, for LAMB
 	OpNotice              // the epoch is a [Notice]
@@ -82,8 +82,8 @@ const mostPeerBytes = 16 << 20
 // slotBytes returns the size of a slot for a part in f32 with its note, whatever the wire's type.
 func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
 
-// peerWindow returns the number of parts that one rack may have at another, unanswered. With as many results it takes a worker's
-// window, so a peer's connection has the queues of a worker's.
+// peerWindow returns the number of parts that one rack may have at another, unanswered. lane.QueueDepths derives the depths of the
+// queues from it.
 func peerWindow(window, chunkBytes int) int {
 	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
 }

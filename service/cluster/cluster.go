@@ -316,8 +316,8 @@ func (k *Cluster) askAll(ctx context.Context, j *job.Job, u *run, about func(rac
 	return out, g.Wait()
 }
 
-// A question that fails by what waiting hardly mends is asked again for so long, because an aggregator may just be starting, and so
-// that the other racks have asked why the job does not begin.
+// These constants limit how long a question is asked again after an error that is probably permanent. The aggregator may just be
+// starting, and the other racks must have time to ask why the job does not begin.
 const (
 	refusedWithin = 2 * time.Second
 	unfitWithin   = time.Second

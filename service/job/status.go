@@ -107,7 +107,7 @@ func describeWorkers(j *Job, members []*api.WorkerStatus) {
 	}
 }
 
-// nameAwaited tells the workers that have sent their gradients for whose they wait.
+// nameAwaited names, for each worker that has sent its gradients, the workers for which it waits.
 func nameAwaited(members []*api.WorkerStatus, seconds float64) {
 	for _, m := range members {
 		for _, other := range members {

@@ -17,11 +17,11 @@
 // its racks to another aggregator. An aggregator whose rack has become another's is fenced: its jobs end, and it gives up.
 //
 // A job begins by a plan, in which every rack that it waits for is served, at an aggregator whose lease is good. Each rack names
-// its aggregator to the others, which compare it with the plan. A run keeps its racks to its end: another plan is for the next
-// run, over other queue pairs. So a step is with a rack or without it in every chunk, because a run is. A rack that is lost ends
-// the run in all racks, whatever part of a step has been applied, and the next run begins with parameters that are those of one
-// step everywhere: a checkpoint's, or a broadcast's. By the cluster's on-loss that run waits for the rack, or goes on without it
-// once the plan leaves it out, with fewer workers.
+// its aggregator to the others, which compare it with the plan. A run keeps its racks to its end: another plan is for the next run,
+// over other queue pairs. So a step includes a rack in all of its chunks, or in none. A rack that is lost ends the run in all
+// racks, whatever part of a step has been applied, and the next run begins with parameters that are those of one step everywhere: a
+// checkpoint's, a buddy's, or a broadcast's. By the cluster's on-loss that run waits for the rack, or goes on without it once the
+// plan leaves it out, with fewer workers.
 //
 // A rack is a place in the order of sums, wherever the aggregator runs that has it by the plan: on another rack's box it adds to
 // the same bits. The workers of a lost rack ask any other rack's aggregator for the one that serves theirs.
