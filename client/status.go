@@ -63,18 +63,19 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	return is, nil
 }
 
-// mostDrain is the longest timeout that a drain's message has room for, in whole milliseconds.
-const mostDrain = math.MaxUint32 * time.Millisecond
+// longest is the longest time that a message has room for, in whole milliseconds.
+const longest = math.MaxUint32 * time.Millisecond
 
 // Drain makes an aggregator refuse new jobs, and end when those it has are done or after timeout; 0 means no timeout. It
 // returns how many jobs there are. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
 // admin token. An aggregator of this user on this host needs no token.
 func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err error) {
-	if timeout < 0 || timeout > mostDrain {
-		return 0, fmt.Errorf("drain that ends after %v: use 0, which waits for the jobs, to %v", timeout, mostDrain)
+	if timeout < 0 || timeout > longest {
+		return 0, fmt.Errorf("drain that ends after %v: use 0, which waits for the jobs, to %v", timeout, longest)
 	}
+	ms := uint32((timeout + time.Millisecond - 1).Milliseconds()) // 0 has its meaning, so a fraction counts as one
 	err = control(ctx, c, "drain", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.Drain(ctx, &api.DrainRequest{TimeoutMs: uint32(timeout.Milliseconds())})
+		r, err := rpc.Drain(ctx, &api.DrainRequest{TimeoutMs: ms})
 		jobs = int(r.GetJobs())
 		return err
 	})
@@ -107,6 +108,9 @@ func SetPolicy(ctx context.Context, c Config, policy string) (was string, err er
 // Trace records what happens to a running job's chunks and steps for a while, at most so many events in each of the
 // aggregator's lanes, 0 being its default. It uses Server, CA, Job, Token and Timeout of the configuration.
 func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *api.TraceResponse, err error) {
+	if d < 0 || d > longest || uint64(events) > math.MaxUint32 {
+		return nil, fmt.Errorf("trace of %v, of %d events in each lane: use a millisecond to a minute, and 0 events or more", d, events)
+	}
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
 	}

@@ -55,6 +55,10 @@ the same token of a job.`,
 		if t.Weight < 0 || t.Weight > aggregate.MaxWeight {
 			return nil, nil, fmt.Errorf("--weight %d: use 1 to %d", t.Weight, aggregate.MaxWeight)
 		}
+		if t.Workers < 0 || t.MemoryBytes < 0 {
+			return nil, nil, fmt.Errorf("--max-workers %d, --max-memory %d: use 1 or more, or 0 for what the aggregator gives", t.Workers,
+				t.MemoryBytes)
+		}
 		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
 		if err != nil {
 			return nil, nil, err

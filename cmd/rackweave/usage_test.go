@@ -96,3 +96,14 @@ func TestCommandsOfAJobSayThatItsNameIsMissing(t *testing.T) {
 	fails(t, []string{"policy", "set", "asp"}, `"job" not set`)
 	fails(t, []string{"trace"}, `"job" not set`)
 }
+
+// A time or a number that a message has no room for would wrap to another.
+func TestWhatCannotBeMeantIsRefused(t *testing.T) {
+	fails(t, []string{"drain", "--after", "-1s"}, "drain that ends after -1s")
+	fails(t, []string{"trace", "--job", "j", "--for", "-1s"}, "trace of -1s")
+	fails(t, []string{"trace", "--job", "j", "--for", "1193h2m48s"}, "trace of 1193h2m48s")
+	fails(t, []string{"trace", "--job", "j", "--events", "-1"}, "-1 events")
+	fails(t, []string{"trace", "--job", "j", "--events", "4294967297"}, "4294967297 events")
+	fails(t, []string{"token", "make", "j", "--keys", t.TempDir(), "--max-workers", "-3"}, "--max-workers -3")
+	fails(t, []string{"token", "make", "j", "--keys", t.TempDir(), "--max-memory", "-1"}, "--max-memory -1")
+}
