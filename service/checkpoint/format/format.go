@@ -144,12 +144,12 @@ func NewReader(file io.Reader) (*Reader, error) {
 	r := &Reader{Header: &api.CheckpointHeader{}, file: file, sum: newSum()}
 	r.from = io.TeeReader(file, r.sum)
 	var head [12]byte
-	_, err := io.ReadFull(r.from, head[:])
+	got, err := io.ReadFull(r.from, head[:])
 	if err == nil && bytes.HasPrefix(manifestMagic, head[:8]) {
 		return nil, corrupt("it is the manifest of parts: restore it in a job that is spread over as many aggregators")
 	}
 	if err != nil || !bytes.Equal(head[:8], magic) {
-		return nil, corrupt("it does not start with %q", magic)
+		return nil, corrupt("it starts with %q, and checkpoints of this version with %q", head[:min(got, 8)], magic)
 	}
 	n := byteOrder.Uint32(head[8:])
 	if n > maxHeaderBytes {
@@ -215,13 +215,14 @@ func EncodeManifest(m *api.CheckpointManifest) ([]byte, error) {
 	return slices.Concat(manifestMagic, text, []byte("\n")), err
 }
 
-// ReadManifest reads a manifest. It returns one without parts if the file is a checkpoint.
+// ReadManifest reads a manifest. It returns one without parts if the file is a checkpoint of this or another version, which a save
+// replaces.
 func ReadManifest(file io.Reader) (*api.CheckpointManifest, error) {
 	m := &api.CheckpointManifest{}
 	b, err := io.ReadAll(io.LimitReader(file, maxManifestBytes))
 	text, is := bytes.CutPrefix(b, manifestMagic)
 	switch {
-	case err != nil || bytes.HasPrefix(b, magic):
+	case err != nil || bytes.HasPrefix(b, magic[:len("RWCKPT")]):
 		return m, err
 	case !is:
 		return nil, corrupt("it starts with neither %q nor %q", magic, manifestMagic)

@@ -207,3 +207,15 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
+
+// A checkpoint of another version is not read, and its error names the versions. A save over several aggregators replaces it.
+func TestAnotherVersionIsNamedAndReplaced(t *testing.T) {
+	old := []byte("RWCKPT1\nand what it had")
+	if _, err := NewReader(bytes.NewReader(old)); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "RWCKPT1") ||
+		!strings.Contains(err.Error(), "RWCKPT2") {
+		t.Errorf("read: %v, want both versions", err)
+	}
+	if m, err := ReadManifest(bytes.NewReader(old)); err != nil || len(m.Parts) > 0 {
+		t.Errorf("its manifest: %v, %v, want none", m, err)
+	}
+}
