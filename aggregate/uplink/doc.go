@@ -13,11 +13,10 @@
 // there. A core type of 16 bits is allowed only in shapes in which no rack forwards a sum, so that each part is rounded once
 // (hierarchy.Topology.CheckOnce).
 //
-// There is one connection between the lanes of one number in two racks. On it an aggregator is a worker of its parent, in
-// effect. It has a window of slots without numbers. A notice that its part was taken frees the slot, or at the owner the
-// result does. It keeps the part itself until it has the result, because a NACK may still ask for the part again. wire.go lists the
-// messages. Nobody resumes such a
-// connection: a core link may be down for half a minute, and then the job fails in all racks.
+// There is one connection between the lanes of one number in two racks. On it an aggregator is a worker of its parent, in effect.
+// It has a window of slots without numbers. A notice that its part was taken frees the slot, or at the owner the result does. It
+// keeps the part itself until it has the result, because a NACK may still ask for the part again. wire.go lists the messages.
+// Nobody resumes such a connection: a core link may be down for half a minute, and then the job fails in all racks.
 //
 // The other racks keep the parameters for pulls, and only the owner keeps optimizer state, except where racks train apart. With
 // buddies ([Place.Buddies]) the next rack in order keeps it too: it gets the sum of all racks where others get the result, and
