@@ -76,6 +76,9 @@ func readSecret(f *pflag.Flag, path string, env []string) error {
 			return fmt.Errorf("--%s-file %s: %w", f.Name, path, err)
 		}
 		lines := strings.Fields(string(text))
+		if i := strings.IndexFunc(strings.Join(lines, ""), func(r rune) bool { return r < '!' || r > '~' }); i >= 0 {
+			return fmt.Errorf("--%s-file %s holds a character that is not printable ASCII, and a secret travels in a header: use letters and digits", f.Name, path)
+		}
 		list, many := f.Value.(pflag.SliceValue)
 		switch {
 		case many && len(lines) > 0:

@@ -57,6 +57,7 @@ func TestASecretComesFromItsFileOrTheConfigurationOrTheEnvironment(t *testing.T)
 	fails(t, bench, wrong)
 	fails(t, append(bench, "--token-file", file(t, "token", "another")), wrong)
 	fails(t, append(bench, "--token-file", file(t, "token", "\n")), "holds 0 words")
+	fails(t, append(bench, "--token-file", file(t, "token", "caf\u00e9")), "use letters and digits")
 	fails(t, append(bench, "--token-file", "/nonexistent"), "--token-file", "/nonexistent")
 	read := file(t, "token", "hush\n")
 	if err := os.Chmod(read, 0o644); err != nil {
