@@ -1,6 +1,7 @@
 package learn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,8 +19,9 @@ import (
 type plan struct {
 	study.Table
 	columns  []column
+	way      string // the heading of ways. If empty, policy
 	clusters []Cluster
-	ways     []string // policies, or how racks meet, beside bsp, which always comes first
+	ways     []string // policies, codecs, or how racks meet, beside bsp or none, which always comes first
 	base     Setting
 	note     string // more about the setting
 	folds    int    // if 0, one
@@ -70,7 +72,7 @@ func (p *plan) run(ctx context.Context, cfg *study.Config) error {
 		p.tell(p)
 	}
 	p.Setting = p.base.describe() + "; " + p.note
-	p.Head = []string{"cluster", "policy"}
+	p.Head = []string{"cluster", cmp.Or(p.way, "policy")}
 	for _, c := range p.columns {
 		p.Head = append(p.Head, c.head)
 	}
@@ -91,9 +93,12 @@ func (p *plan) variants() ([]Setting, error) {
 	for _, way := range p.ways {
 		s := p.base
 		var err error
-		if s.Core > 0 {
+		switch {
+		case s.Core > 0:
 			s.Outer, err = outer.Parse(way)
-		} else {
+		case s.Coding != nil:
+			s.Coding, err = s.Coding.of(way)
+		default:
 			s.Policy, err = policy.Parse(way)
 		}
 		if err != nil {
