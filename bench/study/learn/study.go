@@ -1,7 +1,6 @@
 package learn
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -19,9 +18,8 @@ import (
 type plan struct {
 	study.Table
 	columns  []column
-	way      string // the heading of ways. If empty, policy
 	clusters []Cluster
-	ways     []string // policies, codecs, or how racks meet, beside bsp or none, which always comes first
+	ways     []string // policies, or how racks meet, beside bsp, which always comes first
 	base     Setting
 	note     string // more about the setting
 	folds    int    // if 0, one
@@ -72,7 +70,7 @@ func (p *plan) run(ctx context.Context, cfg *study.Config) error {
 		p.tell(p)
 	}
 	p.Setting = p.base.describe() + "; " + p.note
-	p.Head = []string{"cluster", cmp.Or(p.way, "policy")}
+	p.Head = []string{"cluster", "policy"}
 	for _, c := range p.columns {
 		p.Head = append(p.Head, c.head)
 	}
@@ -93,12 +91,9 @@ func (p *plan) variants() ([]Setting, error) {
 	for _, way := range p.ways {
 		s := p.base
 		var err error
-		switch {
-		case s.Core > 0:
+		if s.Core > 0 {
 			s.Outer, err = outer.Parse(way)
-		case s.Coding != nil:
-			s.Coding, err = s.Coding.of(way)
-		default:
+		} else {
 			s.Policy, err = policy.Parse(way)
 		}
 		if err != nil {
