@@ -54,7 +54,7 @@ func (f *findings) memlock(t *numa.Topology, lim numa.Limits) {
 	}
 }
 
-// enoughDescriptors is enough for some hundred workers, each of which takes a connection, and some files in each lane.
+// enoughDescriptors suffices for several hundred workers, with a connection each, and some files in each lane.
 const enoughDescriptors = 4096
 
 func (f *findings) descriptors(lim numa.Limits) {

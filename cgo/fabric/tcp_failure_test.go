@@ -386,7 +386,7 @@ func TestTCPAPeerThatListensOnEveryAddressIsLocatedByItsEndpoint(t *testing.T) {
 		attr.Active = 1
 		check(t, fabric.ConnectQP(own, at, &attr), "connect active")
 		if !fabric.TCPEndpointValid(at) || !bytes.Equal(fabric.TCPLocated(at, netip.MustParseAddr("192.0.2.1")), at) {
-			t.Errorf("%x is no endpoint at %s", at, c.peer)
+			t.Errorf("%x is not an endpoint at %s", at, c.peer)
 		}
 		runtime.LockOSThread()
 		lost := newNode(t, "", 16).newQP(1, 1)

@@ -27,7 +27,7 @@ func (p *Plant) Check(t *testing.T) {
 	}
 }
 
-// Bed is the binary of a package's tests, built with bugs of which each run activates one.
+// Bed is the binary of a package's tests, built with all planted bugs. Each run activates one of them.
 type Bed struct{ binary string }
 
 // variable is the environment variable with the number of the active bug, counted from 1.

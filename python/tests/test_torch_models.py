@@ -88,7 +88,7 @@ def left_out():
 
 
 class Chosen(torch.nn.Module):
-    """Layers of which each call goes through those that it names."""
+    """A model that passes its input through the layers that the call names."""
 
     def __init__(self, checkpointed=()):
         super().__init__()
