@@ -96,7 +96,7 @@ var house = map[string][]string{
 	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
 		"numa", "verbs", "cgo"},
 	"bench/study": {"bench", "bench/models", "bench/study/overlap", "pqueue", "hierarchy", "hierarchy/outer", "hierarchy/planner",
-		"policy", "client", "service", "aggregate/optim", "chunk", "numa", "cgo"},
+		"policy", "client", "service", "chunk"},
 	"bench/study/overlap": {"bench/models", "pqueue"},
 	"lab/cmd":             {"lab", "lab/racks", "bench/study", "bench", "bench/models", "hierarchy/planner"},
 	"lab/attacks":         {"launch", "service/api", "client", "chunk", "verbs"},

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
@@ -127,6 +128,39 @@ func (wl *workload) perArrival(s stretch, threads int) {
 	wl.update([]uint64{wl.s}, s, threads)
 }
 
+// shuffled takes gradients as they arrive from workers that are not in step: in random order within each window of chunks. It adds
+// each to its chunk's sum and updates after the last one, or, if not add, sums and updates at once when the last one is there.
+func (wl *workload) shuffled(add bool) contender {
+	const window = 64 // chunks of a worker in flight
+	order := rand.New(rand.NewPCG(1, 0)).Perm(window * len(wl.grads))
+	return func(s stretch, threads int) {
+		split(threads, (s.to-s.from)/(window*chunkElems), func(from, to uint64) {
+			var r room
+			u := Update{N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar}
+			for ; from < to; from++ {
+				came := [window]int{}
+				for _, next := range order {
+					rank, c := next/window, next%window
+					at := (s.from + (from*window+uint64(c))*chunkElems) * 4
+					sources := wl.grads
+					if add {
+						sources = []uint64{wl.s}
+						Sum{Dst: moved(r.out[:], sources, at), DstType: F32, Src: moved(r.src[:], wl.grads[rank:rank+1], at),
+							SrcType: F32, N: chunkElems, Accumulate: came[c] > 0}.Run(wl.isa)
+					}
+					if came[c]++; came[c] < len(wl.grads) {
+						continue
+					}
+					u.W, u.State[0] = wl.w+at, wl.m+at
+					if err := u.Run(wl.isa, moved(r.src[:], sources, at), nil); err != nil {
+						panic(err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // sum adds whole arrays to wl.s, each thread its share in one call.
 func (wl *workload) sum(s stretch, threads int, sources []uint64, accumulate bool) {
 	split(threads, s.to-s.from, func(from, to uint64) {
@@ -177,22 +211,25 @@ func median(x []float64) float64 {
 
 // BenchmarkFusedUpdate measures the fused sum and momentum update with everything in memory: its share of the probe's speed,
 // and how many times faster it is than two passes and than a pass per arrival. What the last two can be is a matter of bytes:
-// with N sources fused moves N+4 arrays, two passes N+7, a pass per arrival 3N+5.
+// with N sources fused moves N+4 arrays, two passes N+7, a pass per arrival 3N+5. Where gradients arrive shuffled, it is the time
+// of adding each on arrival over that of summing them at once in rank order.
 func BenchmarkFusedUpdate(b *testing.B) {
 	for _, sources := range []int{4, 8} {
 		wl := newWorkload(b, sources, 64<<20)
 		for threads := 1; threads <= min(2, runtime.NumCPU()); threads++ {
 			b.Run(fmt.Sprintf("sources=%d/threads=%d", sources, threads), func(b *testing.B) {
 				var speed float64
-				var probe, passes []float64
+				var probe, passes, shuffled []float64
 				for b.Loop() {
 					speed, probe = wl.race(200, threads, short, wl.fused, wl.probe)
 					_, passes = wl.race(9, threads, wl.n, wl.fused, wl.twoPass, wl.perArrival)
+					_, shuffled = wl.race(9, threads, wl.n, wl.shuffled(false), wl.shuffled(true))
 				}
 				b.ReportMetric(speed*4*float64(sources+4)/1e9, "GB/s")
 				b.ReportMetric(probe[1], "of-probe")
 				b.ReportMetric(passes[1], "x-two-pass")
 				b.ReportMetric(passes[2], "x-per-arrival")
+				b.ReportMetric(shuffled[1], "x-shuffled")
 				b.ReportMetric(0, "ns/op")
 			})
 		}

@@ -1,4 +1,4 @@
-// Command study measures what RackWeave's design and its policies claim. It makes tables of the documentation.
+// Command study measures what RackWeave's policies claim. It makes tables of the documentation.
 package main
 
 import (
@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rackweave/rackweave/bench/study"
-	"github.com/rackweave/rackweave/bench/study/ablate"
 	"github.com/rackweave/rackweave/bench/study/learn"
 	"github.com/rackweave/rackweave/bench/study/paper"
 )
@@ -28,32 +27,9 @@ func main() {
 
 func root() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "study", Short: "Measure what RackWeave's design and its policies claim", SilenceUsage: true, SilenceErrors: true,
+		Use: "study", Short: "Measure what RackWeave's policies claim", SilenceUsage: true, SilenceErrors: true,
 	}
-	cmd.AddCommand(ablateCommand(), learnCommand(), paperCommand())
-	return cmd
-}
-
-func ablateCommand() *cobra.Command {
-	var cfg study.Config
-	cmd := &cobra.Command{
-		Use:   "ablate",
-		Short: "Measure the kernels, each against its alternative",
-		Long: `Measure the kernels, each against its alternative:
-
-  fused   sum and optimizer in one pass over memory, or the sum first
-  order   all gradients summed at once in rank order, or each added when it arrives; and which of the two repeats its bits
-
-Alternatives take turns, in rounds; medians are printed. It takes about a minute.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Log = cmd.ErrOrStderr()
-			return ablate.Run(cmd.Context(), cfg, cmd.OutOrStdout())
-		},
-	}
-	f := cmd.Flags()
-	f.StringSliceVar(&cfg.Only, "only", nil, "what to measure (default: all): "+strings.Join(ablate.Names(), ", "))
-	f.IntVar(&cfg.Runs, "rounds", 5, "rounds; results are their medians")
+	cmd.AddCommand(learnCommand(), paperCommand())
 	return cmd
 }
 

@@ -7,10 +7,8 @@ import (
 
 func TestWhatCannotBeStudiedIsRefusedByName(t *testing.T) {
 	for line, wants := range map[string][]string{
-		"ablate --only fuse": {`"fuse"`, "fused, order"},
-		"ablate --rounds 0":  {"0 rounds", "use 1 to"},
-		"learn --only lag":   {`"lag"`, "policies, lagtuner"},
-		"learn --seeds 0":    {"0 seeds", "use 1 to"},
+		"learn --only lag": {`"lag"`, "policies, lagtuner"},
+		"learn --seeds 0":  {"0 seeds", "use 1 to"},
 	} {
 		cmd := root()
 		cmd.SetArgs(strings.Fields(line))
