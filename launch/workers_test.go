@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -275,5 +276,20 @@ func TestAnAggregatorIsHeardAndEnds(t *testing.T) {
 		if _, err := StartAggregator(t.Context(), []string{"sh", "-c", script}, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", script, err, want)
 		}
+	}
+}
+
+func TestAServerTakesItsOrders(t *testing.T) {
+	echo := exec.Command("sh", "-c", `read order; echo "$order"; read end`)
+	s, err := StartServer("it", echo, []byte("http://there\n"), startWithin, nil)
+	if err != nil || s.URL != "http://there" {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if err := s.Stop(); err == nil || !strings.HasPrefix(err.Error(), "it: exit status 1") { // read finds no line
+		t.Error(err)
+	}
+	_, err = StartServer("it", exec.Command("sh", "-c", "read end"), nil, 10*time.Millisecond, nil)
+	if err == nil || !strings.Contains(err.Error(), "it did not start within 10ms") {
+		t.Error(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/service/etcd"
 	"github.com/rackweave/rackweave/service/membership"
 	"github.com/rackweave/rackweave/service/racks"
@@ -46,9 +47,9 @@ func etcdFlags(cmd *cobra.Command, o *etcdOptions) {
 // member is this aggregator's membership, with the etcd that may run here for it.
 type member struct {
 	*membership.Member
-	server  *etcd.Member  // nil: it runs elsewhere
-	closing chan struct{} // of the server
-	url     string        // of this aggregator, if the cluster's file says it
+	server  *launch.Server // nil: it runs elsewhere
+	closing chan struct{}  // of the server
+	url     string         // of this aggregator, if the cluster's file says it
 	standby bool
 }
 
@@ -85,7 +86,7 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 		if m.server, err = etcd.Start(o.server); err != nil {
 			return nil, err
 		}
-		log.Info("etcd serves", "at", m.server.URL())
+		log.Info("etcd serves", "at", m.server.URL)
 		m.closing = make(chan struct{})
 		go func() {
 			select {
@@ -94,7 +95,7 @@ func (o *etcdOptions) open(ctx context.Context, c *racks.Cluster, log *slog.Logg
 			case <-m.closing:
 			}
 		}()
-		cfg.Access.Endpoints = []string{m.server.URL()}
+		cfg.Access.Endpoints = []string{m.server.URL}
 	}
 	if m.Member, err = membership.Open(ctx, cfg); err != nil {
 		m.close()
@@ -110,7 +111,7 @@ func (m *member) close() {
 	}
 	if m.server != nil {
 		close(m.closing)
-		m.server.Close()
+		m.server.Stop()
 	}
 }
 

@@ -122,7 +122,7 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 			return err
 		}
 	}
-	var aggregator *launch.Aggregator
+	var aggregator *launch.Server
 	if place.Server == "" {
 		if aggregator, err = serveFor(serveConfig, p); err != nil {
 			return err
@@ -180,7 +180,7 @@ func name(place *launch.Place) {
 }
 
 // serveFor starts the command's own aggregator, from this same binary.
-func serveFor(config string, p *printer) (*launch.Aggregator, error) {
+func serveFor(config string, p *printer) (*launch.Server, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program, to start an aggregator from it: %w", err)

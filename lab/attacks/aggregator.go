@@ -25,7 +25,7 @@ const patience = time.Minute
 // Aggregator is the process under attack.
 type Aggregator struct {
 	URL  string
-	p    *launch.Aggregator
+	p    *launch.Server
 	pid  int
 	idle int64 // resident bytes before any job
 	log  bytes.Buffer

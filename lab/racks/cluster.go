@@ -44,7 +44,7 @@ func (c *Config) Servers() string {
 }
 
 // serve starts an aggregator on a host.
-func (l *Lab) serve(ctx context.Context, h Host, window int, flags ...string) (*launch.Aggregator, error) {
+func (l *Lab) serve(ctx context.Context, h Host, window int, flags ...string) (*launch.Server, error) {
 	argv := append(h.Command(asAdmin(l.Program, "serve", "--listen", fmt.Sprintf("%s:%d", h.Addr, tcpPort), "--providers",
 		verbs.ProviderTCP, "--unpinned", "--window", fmt.Sprint(window), "--until-eof", "--log-level", "warn", "--insecure")...),
 		flags...)
@@ -55,7 +55,7 @@ func (l *Lab) serve(ctx context.Context, h Host, window int, flags ...string) (*
 type Cluster struct {
 	lab         *Lab
 	window      int
-	Aggregators []*launch.Aggregator // by rack
+	Aggregators []*launch.Server // by rack
 	folder      string
 }
 
@@ -92,7 +92,7 @@ func (l *Lab) serveEach(ctx context.Context, window int, file func(rack int) str
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{lab: l, window: window, Aggregators: make([]*launch.Aggregator, l.Racks), folder: folder}
+	c := &Cluster{lab: l, window: window, Aggregators: make([]*launch.Server, l.Racks), folder: folder}
 	for rack := range l.Racks {
 		err := os.WriteFile(c.file(rack), []byte(file(rack)), 0o600)
 		if err == nil {

@@ -2,7 +2,6 @@
 package server
 
 import (
-	"bufio"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -44,14 +43,14 @@ func Start(of etcd.Config) (*Server, error) {
 	c := (*config)(&of)
 	cfg, err := c.embed()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", etcd.ErrServer, err)
+		return nil, err
 	}
 	if err := c.introduce(cfg); err != nil {
-		return nil, fmt.Errorf("%w: %w", etcd.ErrServer, err)
+		return nil, err
 	}
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", etcd.ErrServer, c.explain(err))
+		return nil, c.explain(err)
 	}
 	s := &Server{e, cfg.AdvertiseClientUrls[0].String()}
 	select {
@@ -59,10 +58,10 @@ func Start(of etcd.Config) (*Server, error) {
 		return s, nil
 	case err := <-e.Err():
 		s.Close()
-		return nil, fmt.Errorf("%w: %w", etcd.ErrServer, err)
+		return nil, err
 	case <-time.After(serverWithin):
 		s.Close()
-		return nil, fmt.Errorf("%w: no majority of the members %s within %v: start the others", etcd.ErrServer, cfg.InitialCluster, serverWithin)
+		return nil, fmt.Errorf("no majority of the members %s within %v: start the others", cfg.InitialCluster, serverWithin)
 	}
 }
 
@@ -159,33 +158,38 @@ func (c *config) replace(err error) error {
 		err, c.Dir, c.Name, cmp.Or(c.Peer, etcd.DefaultPeer))
 }
 
-// Main is the program rackweave-etcd. It reads the configuration as a line of JSON, prints an [etcd.Answer], and serves until its
-// input ends. It returns its exit status.
+// Main is the program rackweave-etcd. It returns its exit status.
 func Main(in io.Reader, out io.Writer) int {
 	syscall.Umask(0o077) // sockets and data are this user's alone
-	orders := bufio.NewReader(in)
-	c, err := etcd.ReadOrders(orders)
-	var s *Server
-	if err == nil {
-		s, err = Start(c)
-	}
-	if err != nil {
-		_ = json.NewEncoder(out).Encode(etcd.Answer{Error: strings.TrimPrefix(err.Error(), etcd.ErrServer.Error()+": ")})
+	if err := run(in, out); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	return 0
+}
+
+// run reads a member's configuration, prints its URL when it serves, and returns when its input ends.
+func run(in io.Reader, out io.Writer) error {
+	var c etcd.Config
+	if err := json.NewDecoder(in).Decode(&c); err != nil {
+		return fmt.Errorf("read the configuration: %w: rackweave serve --etcd embed starts this program and writes it", err)
+	}
+	s, err := Start(c)
+	if err != nil {
+		return err
+	}
 	defer s.Close()
-	_ = json.NewEncoder(out).Encode(etcd.Answer{URL: s.URL()}) // an aggregator that has gone closes the input
+	fmt.Fprintln(out, s.URL()) // an aggregator that has gone closes the input
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = io.Copy(io.Discard, orders)
+		_, _ = io.Copy(io.Discard, in)
 	}()
 	select {
 	case <-ended:
-		return 0
+		return nil
 	case err := <-s.Etcd.Err():
-		fmt.Fprintln(os.Stderr, etcd.Program+":", err)
-		return 1
+		return fmt.Errorf("%s: %w", etcd.Program, err)
 	}
 }
 
