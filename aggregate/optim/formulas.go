@@ -2,8 +2,8 @@ package optim
 
 import "math"
 
-// element is one weight and its states. A step updates it with the scaled gradient and returns the result, which is the new weight
-// unless the rule does not write it.
+// element is one weight and its states. A step updates it with the scaled gradient. Its result is w, which is the new weight if the
+// rule writes weights.
 type element struct {
 	w float32
 	s [MaxStates]float32
@@ -24,7 +24,7 @@ func clip(x, bound float32) float32 {
 	return x
 }
 
-func stepSum(_ *element, k *Scalars, g float32) float32 { return clip(g, k[KClip]) }
+func stepSum(e *element, k *Scalars, g float32) { e.w = clip(g, k[KClip]) }
 
 func deriveSGDMXNet(k Scalars, h Hyper, step uint32) Scalars {
 	k = deriveNAGMXNet(k, h, step)
@@ -35,16 +35,14 @@ func deriveSGDMXNet(k Scalars, h Hyper, step uint32) Scalars {
 	return k
 }
 
-func stepSGDMXNet(e *element, k *Scalars, g float32) float32 {
+func stepSGDMXNet(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip])
 	e.s[0] = mul(k[KMomentum], e.s[0]) - mul(k[KWD], e.w) - mul(k[KLR], g)
 	e.w += e.s[0]
-	return e.w
 }
 
-func stepSGDMXNetPlain(e *element, k *Scalars, g float32) float32 {
+func stepSGDMXNetPlain(e *element, k *Scalars, g float32) {
 	e.w = mul(k[KKeep], e.w) - mul(k[KLR], clip(g, k[KClip]))
-	return e.w
 }
 
 func deriveNAGMXNet(k Scalars, _ Hyper, _ uint32) Scalars {
@@ -53,12 +51,11 @@ func deriveNAGMXNet(k Scalars, _ Hyper, _ uint32) Scalars {
 	return k
 }
 
-func stepNAGMXNet(e *element, k *Scalars, g float32) float32 {
+func stepNAGMXNet(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip])
 	m := mul(k[KMomentum], e.s[0])
 	e.w = e.w - m + mul(k[KGain], m-mul(k[KLR], g+mul(k[KWD], e.w)))
 	e.s[0] = m - mul(k[KLR], g+mul(k[KWD], e.w))
-	return e.w
 }
 
 func deriveSGDTorch(k Scalars, h Hyper, step uint32) Scalars {
@@ -69,23 +66,20 @@ func deriveSGDTorch(k Scalars, h Hyper, step uint32) Scalars {
 	return k
 }
 
-func stepSGDTorch(e *element, k *Scalars, g float32) float32 {
+func stepSGDTorch(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip]) + mul(k[KWD], e.w)
 	e.s[0] = mul(k[KMomentum], e.s[0]) + mul(k[KGain], g)
 	e.w -= mul(k[KLR], e.s[0])
-	return e.w
 }
 
-func stepNesterovTorch(e *element, k *Scalars, g float32) float32 {
+func stepNesterovTorch(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip]) + mul(k[KWD], e.w)
 	e.s[0] = mul(k[KMomentum], e.s[0]) + mul(k[KGain], g)
 	e.w -= mul(k[KLR], g+mul(k[KMomentum], e.s[0]))
-	return e.w
 }
 
-func stepSGDTorchPlain(e *element, k *Scalars, g float32) float32 {
+func stepSGDTorchPlain(e *element, k *Scalars, g float32) {
 	e.w -= mul(k[KLR], clip(g, k[KClip])+mul(k[KWD], e.w))
-	return e.w
 }
 
 func biases(h Hyper, step uint32) (bias1, bias2 float64) {
@@ -106,16 +100,14 @@ func deriveAdamMXNet(k Scalars, h Hyper, step uint32) Scalars {
 	return k
 }
 
-func stepAdamMXNet(e *element, k *Scalars, g float32) float32 {
+func stepAdamMXNet(e *element, k *Scalars, g float32) {
 	e.moments(k, clip(g+mul(k[KWD], e.w), k[KClip]))
 	e.w -= mul(k[KLR], e.s[0]) / (sqrt(e.s[1]) + k[KEps])
-	return e.w
 }
 
-func stepAdamWMXNet(e *element, k *Scalars, g float32) float32 {
+func stepAdamWMXNet(e *element, k *Scalars, g float32) {
 	e.moments(k, clip(g, k[KClip]))
 	e.w -= mul(k[KLR], e.s[0]/(sqrt(e.s[1])+k[KEps])+mul(k[KWD], e.w))
-	return e.w
 }
 
 func deriveAdamTorch(k Scalars, h Hyper, step uint32) Scalars {
@@ -126,30 +118,26 @@ func deriveAdamTorch(k Scalars, h Hyper, step uint32) Scalars {
 	return k
 }
 
-func stepAdamTorch(e *element, k *Scalars, g float32) float32 {
+func stepAdamTorch(e *element, k *Scalars, g float32) {
 	e.moments(k, clip(g, k[KClip])+mul(k[KWD], e.w))
 	e.w -= mul(k[KLR], e.s[0]) / (sqrt(e.s[1])/k[KBias2] + k[KEps])
-	return e.w
 }
 
-func stepAdamWTorch(e *element, k *Scalars, g float32) float32 {
+func stepAdamWTorch(e *element, k *Scalars, g float32) {
 	e.moments(k, clip(g, k[KClip]))
 	e.w = mul(k[KKeep], e.w) - mul(k[KLR], e.s[0])/(sqrt(e.s[1])/k[KBias2]+k[KEps])
-	return e.w
 }
 
-func stepAdagradMXNet(e *element, k *Scalars, g float32) float32 {
+func stepAdagradMXNet(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip])
 	e.s[0] += mul(g, g)
 	e.w -= mul(k[KLR], g/sqrt(e.s[0]+k[KEps])+mul(k[KWD], e.w))
-	return e.w
 }
 
-func stepAdagradTorch(e *element, k *Scalars, g float32) float32 {
+func stepAdagradTorch(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip]) + mul(k[KWD], e.w)
 	e.s[0] += mul(g, g)
 	e.w -= mul(k[KLR], g) / (sqrt(e.s[0]) + k[KEps])
-	return e.w
 }
 
 func deriveRMSPropMXNet(k Scalars, _ Hyper, _ uint32) Scalars {
@@ -157,11 +145,10 @@ func deriveRMSPropMXNet(k Scalars, _ Hyper, _ uint32) Scalars {
 	return k
 }
 
-func stepRMSPropMXNet(e *element, k *Scalars, g float32) float32 {
+func stepRMSPropMXNet(e *element, k *Scalars, g float32) {
 	g = clip(g+mul(k[KWD], e.w), k[KClip])
 	e.s[0] = mul(k[KGain2], mul(g, g)) + mul(k[KBeta2], e.s[0])
 	e.w -= mul(k[KLR], g/sqrt(e.s[0]+k[KEps]))
-	return e.w
 }
 
 func deriveRMSPropTorch(k Scalars, h Hyper, _ uint32) Scalars {
@@ -169,19 +156,17 @@ func deriveRMSPropTorch(k Scalars, h Hyper, _ uint32) Scalars {
 	return k
 }
 
-func stepRMSPropTorch(e *element, k *Scalars, g float32) float32 {
+func stepRMSPropTorch(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip]) + mul(k[KWD], e.w)
 	e.s[0] = mul(k[KBeta2], e.s[0]) + mul(mul(k[KGain2], g), g)
 	e.s[1] = mul(k[KMomentum], e.s[1]) + g/(sqrt(e.s[0])+k[KEps])
 	e.w -= mul(k[KLR], e.s[1])
-	return e.w
 }
 
-func stepRMSPropTorchPlain(e *element, k *Scalars, g float32) float32 {
+func stepRMSPropTorchPlain(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip]) + mul(k[KWD], e.w)
 	e.s[0] = mul(k[KBeta2], e.s[0]) + mul(mul(k[KGain2], g), g)
 	e.w -= mul(k[KLR], g) / (sqrt(e.s[0]) + k[KEps])
-	return e.w
 }
 
 func deriveLAMB(k Scalars, _ Hyper, step uint32) Scalars {
@@ -197,12 +182,11 @@ func (e *element) lamb(k *Scalars) float32 {
 	return (e.s[0]/k[KBias1])/(sqrt(e.s[1]/k[KBias2])+k[KEps]) + mul(k[KWD], e.w)
 }
 
-func stepLAMB(e *element, k *Scalars, g float32) float32 {
+func stepLAMB(e *element, k *Scalars, g float32) {
 	e.moments(k, clip(g, k[KClip]))
-	return e.lamb(k)
+	e.w = e.lamb(k)
 }
 
-func stepLAMBApply(e *element, k *Scalars, _ float32) float32 {
+func stepLAMBApply(e *element, k *Scalars, _ float32) {
 	e.w -= mul(k[KLR], e.lamb(k))
-	return e.w
 }

@@ -17,8 +17,8 @@ var table = [rules]struct {
 	check func(h Hyper) error
 	// derive, if not nil, changes the scalars that follow from the hyper-parameters alone, for a step counted from 1.
 	derive func(k Scalars, h Hyper, step uint32) Scalars
-	// step updates an element with the scaled gradient and returns the result.
-	step func(e *element, k *Scalars, g float32) float32
+	// step updates an element with the scaled gradient.
+	step func(e *element, k *Scalars, g float32)
 }{
 	Sum: {
 		name: "sum", takes: "scale clip", defaults: Hyper{Scale: 1}, step: stepSum,

@@ -66,7 +66,7 @@ func Update(r Rule, k *Scalars, w []float32, states [MaxStates][]float32, grads 
 		for j := range form.states {
 			e.s[j] = states[j][i]
 		}
-		result := form.step(&e, k, mul(k[KScale], g))
+		form.step(&e, k, mul(k[KScale], g))
 		if r.Updates() {
 			w[i] = e.w
 		}
@@ -74,7 +74,7 @@ func Update(r Rule, k *Scalars, w []float32, states [MaxStates][]float32, grads 
 			states[j][i] = e.s[j]
 		}
 		if out != nil {
-			out[i] = result
+			out[i] = e.w
 		}
 	}
 }

@@ -233,8 +233,17 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 
 #include "rules.h"
 
-/* Updates the elements [from, to) by a rule. */
-#define UPDATE(number, name, ...)                                                                                                  \
+/* Updates the elements [from, to) by a rule. LAMB's second pass does not change the states. */
+#define UPDATE(number, name, needs_w, states, ...)                                                                                 \
+	FN vf step_##name(const struct operands o, uint64_t i, vf g)                                                               \
+	{                                                                                                                          \
+		struct element e = load_element(o, i, needs_w, states);                                                            \
+                                                                                                                                   \
+		name(o, &e, g);                                                                                                    \
+		store_element(o, i, &e, RWK_##number != RWK_SUM && RWK_##number != RWK_LAMB,                                       \
+			      RWK_##number == RWK_LAMB_APPLY ? 0 : states);                                                        \
+		return e.w;                                                                                                        \
+	}                                                                                                                          \
 	LOOP void update_##name(const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,           \
 				uint64_t from, uint64_t to)                                                                        \
 	{                                                                                                                          \
@@ -253,7 +262,7 @@ NOINLINE void gather_halves(vf x[VECTORS], const struct rwk_sources *in, uint64_
 					x[v] = memory[v];                                                                          \
 			}                                                                                                          \
 			for (int v = 0; v < VECTORS; v++)                                                                          \
-				x[v] = name(o, i + v * WIDTH, o.scale * x[v]);                                                     \
+				x[v] = step_##name(o, i + v * WIDTH, o.scale * x[v]);                                              \
 			if (outputs)                                                                                               \
 				emit(out, x, i);                                                                                   \
 		}                                                                                                                  \

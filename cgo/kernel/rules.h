@@ -32,214 +32,165 @@ FN struct operands operands_of(const struct rwk_update *u)
 	};
 }
 
-/* A rule takes the scaled gradient g of the vector at element i, updates the element, and returns the result. */
-#define RULE(name) FN vf name(const struct operands o, uint64_t i, vf g)
-#define LOAD(x) vf x = vf_load(rwk_at(o.x##_at, RWK_F32, i))
-#define STORE(x) vf_store(rwk_at(o.x##_at, RWK_F32, i), x)
+/*
+ * A weight and its states, in every lane. A rule updates them with the scaled gradient g. Its result is w, the new weight if the
+ * rule writes weights.
+ */
+struct element {
+	vf w, s0, s1;
+};
 
-/* Adam's moving averages of the gradient and of its square. */
-#define MOMENTS                                                                                                                    \
-	LOAD(s0);                                                                                                                  \
-	LOAD(s1);                                                                                                                  \
-	s0 = o.beta1 * s0 + o.gain * g;                                                                                            \
-	s1 = o.beta2 * s1 + o.gain2 * g * g;                                                                                       \
-	STORE(s0);                                                                                                                 \
-	STORE(s1)
+FN struct element load_element(const struct operands o, uint64_t i, int w, int states)
+{
+	struct element e = {0};
 
-/* LAMB's step before it is scaled by the norms. */
-#define LAMB_STEP (s0 / o.bias1 / (vf_sqrt(s1 / o.bias2) + o.eps) + o.wd * w)
+	if (w)
+		e.w = vf_load(rwk_at(o.w_at, RWK_F32, i));
+	if (states > 0)
+		e.s0 = vf_load(rwk_at(o.s0_at, RWK_F32, i));
+	if (states > 1)
+		e.s1 = vf_load(rwk_at(o.s1_at, RWK_F32, i));
+	return e;
+}
+
+FN void store_element(const struct operands o, uint64_t i, const struct element *e, int w, int states)
+{
+	if (states > 0)
+		vf_store(rwk_at(o.s0_at, RWK_F32, i), e->s0);
+	if (states > 1)
+		vf_store(rwk_at(o.s1_at, RWK_F32, i), e->s1);
+	if (w)
+		vf_store(rwk_at(o.w_at, RWK_F32, i), e->w);
+}
+
+#define RULE(name) FN void name(const struct operands o, struct element *e, vf g)
+
+/* Advances Adam's moving averages of the gradient and of its square. */
+RULE(moments)
+{
+	e->s0 = o.beta1 * e->s0 + o.gain * g;
+	e->s1 = o.beta2 * e->s1 + o.gain2 * g * g;
+}
+
+/* Returns LAMB's step before it is scaled by the norms. */
+FN vf lamb_step(const struct operands o, const struct element *e)
+{
+	return e->s0 / o.bias1 / (vf_sqrt(e->s1 / o.bias2) + o.eps) + o.wd * e->w;
+}
 
 RULE(sum)
 {
-	(void)i;
-	return vf_clip(g, o.bound);
+	e->w = vf_clip(g, o.bound);
 }
 
 RULE(sgd_mxnet_plain)
 {
-	LOAD(w);
-	w = o.keep * w - o.lr * vf_clip(g, o.bound);
-	STORE(w);
-	return w;
+	e->w = o.keep * e->w - o.lr * vf_clip(g, o.bound);
 }
 
 RULE(sgd_mxnet)
 {
-	LOAD(w);
-	LOAD(s0);
-	s0 = o.beta1 * s0 - o.wd * w - o.lr * vf_clip(g, o.bound);
-	w = w + s0;
-	STORE(s0);
-	STORE(w);
-	return w;
+	e->s0 = o.beta1 * e->s0 - o.wd * e->w - o.lr * vf_clip(g, o.bound);
+	e->w = e->w + e->s0;
 }
 
 RULE(nag_mxnet)
 {
-	LOAD(w);
-	LOAD(s0);
-	vf m = o.beta1 * s0;
+	vf m = o.beta1 * e->s0;
 
 	g = vf_clip(g, o.bound);
-	w = w - m + o.gain * (m - o.lr * (g + o.wd * w));
-	s0 = m - o.lr * (g + o.wd * w);
-	STORE(s0);
-	STORE(w);
-	return w;
+	e->w = e->w - m + o.gain * (m - o.lr * (g + o.wd * e->w));
+	e->s0 = m - o.lr * (g + o.wd * e->w);
 }
 
 RULE(sgd_torch_plain)
 {
-	LOAD(w);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	w = w - o.lr * g;
-	STORE(w);
-	return w;
+	g = vf_clip(g, o.bound) + o.wd * e->w;
+	e->w = e->w - o.lr * g;
 }
 
 RULE(sgd_torch)
 {
-	LOAD(w);
-	LOAD(s0);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	s0 = o.beta1 * s0 + o.gain * g;
-	w = w - o.lr * s0;
-	STORE(s0);
-	STORE(w);
-	return w;
+	g = vf_clip(g, o.bound) + o.wd * e->w;
+	e->s0 = o.beta1 * e->s0 + o.gain * g;
+	e->w = e->w - o.lr * e->s0;
 }
 
 RULE(nesterov_torch)
 {
-	LOAD(w);
-	LOAD(s0);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	s0 = o.beta1 * s0 + o.gain * g;
-	g = g + o.beta1 * s0;
-	w = w - o.lr * g;
-	STORE(s0);
-	STORE(w);
-	return w;
+	g = vf_clip(g, o.bound) + o.wd * e->w;
+	e->s0 = o.beta1 * e->s0 + o.gain * g;
+	e->w = e->w - o.lr * (g + o.beta1 * e->s0);
 }
 
 RULE(adam_mxnet)
 {
-	LOAD(w);
-	g = vf_clip(g + o.wd * w, o.bound);
-	MOMENTS;
-	w = w - o.lr * s0 / (vf_sqrt(s1) + o.eps);
-	STORE(w);
-	return w;
+	moments(o, e, vf_clip(g + o.wd * e->w, o.bound));
+	e->w = e->w - o.lr * e->s0 / (vf_sqrt(e->s1) + o.eps);
 }
 
 RULE(adam_torch)
 {
-	LOAD(w);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	MOMENTS;
-	w = w - o.lr * s0 / (vf_sqrt(s1) / o.bias2 + o.eps);
-	STORE(w);
-	return w;
+	moments(o, e, vf_clip(g, o.bound) + o.wd * e->w);
+	e->w = e->w - o.lr * e->s0 / (vf_sqrt(e->s1) / o.bias2 + o.eps);
 }
 
 RULE(adamw_mxnet)
 {
-	LOAD(w);
-	g = vf_clip(g, o.bound);
-	MOMENTS;
-	w = w - o.lr * (s0 / (vf_sqrt(s1) + o.eps) + o.wd * w);
-	STORE(w);
-	return w;
+	moments(o, e, vf_clip(g, o.bound));
+	e->w = e->w - o.lr * (e->s0 / (vf_sqrt(e->s1) + o.eps) + o.wd * e->w);
 }
 
 RULE(adamw_torch)
 {
-	LOAD(w);
-	g = vf_clip(g, o.bound);
-	MOMENTS;
-	w = o.keep * w - o.lr * s0 / (vf_sqrt(s1) / o.bias2 + o.eps);
-	STORE(w);
-	return w;
+	moments(o, e, vf_clip(g, o.bound));
+	e->w = o.keep * e->w - o.lr * e->s0 / (vf_sqrt(e->s1) / o.bias2 + o.eps);
 }
 
 RULE(adagrad_mxnet)
 {
-	LOAD(w);
-	LOAD(s0);
 	g = vf_clip(g, o.bound);
-	s0 = s0 + g * g;
-	w = w - o.lr * (g / vf_sqrt(s0 + o.eps) + o.wd * w);
-	STORE(s0);
-	STORE(w);
-	return w;
+	e->s0 = e->s0 + g * g;
+	e->w = e->w - o.lr * (g / vf_sqrt(e->s0 + o.eps) + o.wd * e->w);
 }
 
 RULE(adagrad_torch)
 {
-	LOAD(w);
-	LOAD(s0);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	s0 = s0 + g * g;
-	w = w - o.lr * g / (vf_sqrt(s0) + o.eps);
-	STORE(s0);
-	STORE(w);
-	return w;
+	g = vf_clip(g, o.bound) + o.wd * e->w;
+	e->s0 = e->s0 + g * g;
+	e->w = e->w - o.lr * g / (vf_sqrt(e->s0) + o.eps);
 }
 
 RULE(rmsprop_mxnet)
 {
-	LOAD(w);
-	LOAD(s0);
-	g = vf_clip(g + o.wd * w, o.bound);
-	s0 = o.gain2 * (g * g) + o.beta2 * s0;
-	w = w - o.lr * (g / vf_sqrt(s0 + o.eps));
-	STORE(s0);
-	STORE(w);
-	return w;
+	g = vf_clip(g + o.wd * e->w, o.bound);
+	e->s0 = o.gain2 * (g * g) + o.beta2 * e->s0;
+	e->w = e->w - o.lr * (g / vf_sqrt(e->s0 + o.eps));
 }
 
 RULE(rmsprop_torch_plain)
 {
-	LOAD(w);
-	LOAD(s0);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	s0 = o.beta2 * s0 + o.gain2 * g * g;
-	w = w - o.lr * g / (vf_sqrt(s0) + o.eps);
-	STORE(s0);
-	STORE(w);
-	return w;
+	g = vf_clip(g, o.bound) + o.wd * e->w;
+	e->s0 = o.beta2 * e->s0 + o.gain2 * g * g;
+	e->w = e->w - o.lr * g / (vf_sqrt(e->s0) + o.eps);
 }
 
 RULE(rmsprop_torch)
 {
-	LOAD(w);
-	LOAD(s0);
-	LOAD(s1);
-	g = vf_clip(g, o.bound) + o.wd * w;
-	s0 = o.beta2 * s0 + o.gain2 * g * g;
-	s1 = o.beta1 * s1 + g / (vf_sqrt(s0) + o.eps);
-	w = w - o.lr * s1;
-	STORE(s0);
-	STORE(s1);
-	STORE(w);
-	return w;
+	g = vf_clip(g, o.bound) + o.wd * e->w;
+	e->s0 = o.beta2 * e->s0 + o.gain2 * g * g;
+	e->s1 = o.beta1 * e->s1 + g / (vf_sqrt(e->s0) + o.eps);
+	e->w = e->w - o.lr * e->s1;
 }
 
 RULE(lamb)
 {
-	LOAD(w);
-	g = vf_clip(g, o.bound);
-	MOMENTS;
-	return LAMB_STEP;
+	moments(o, e, vf_clip(g, o.bound));
+	e->w = lamb_step(o, e);
 }
 
 RULE(lamb_apply)
 {
-	LOAD(w);
-	LOAD(s0);
-	LOAD(s1);
 	(void)g;
-	w = w - o.lr * LAMB_STEP;
-	STORE(w);
-	return w;
+	e->w = e->w - o.lr * lamb_step(o, e);
 }
