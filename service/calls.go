@@ -17,24 +17,19 @@ import (
 
 // serveCalls mounts the calls of the schema, with the most bytes that the bodies of members' calls may have.
 func (s *Service) serveCalls() {
-	mount(s, apiconnect.JobServiceJoinProcedure, s.jobs.Join)
-	mount(s, apiconnect.JobServiceStatusProcedure, func(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
-		return s.status(ctx, job.CallerOf(ctx))
-	}, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
-	mount(s, apiconnect.JobServiceSetPolicyProcedure, s.setPolicy)
-	mount(s, apiconnect.JobServiceTraceProcedure, s.trace)
-	drain := func(_ context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
-		return &api.DrainResponse{Jobs: uint32(s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond))}, nil
-	}
-	mount(s, apiconnect.JobServiceDrainProcedure, ofAdmin(s, "drain", drain))
-	mount(s, apiconnect.JobServiceLinksProcedure, ofAdmin(s, "measure links", s.cluster.ServeLinks))
-	mount(s, apiconnect.RackServiceAskProcedure, s.cluster.Serve)
+	mount(s, apiconnect.JobServiceJoinProcedure, rule{}, s.jobs.Join)
+	mount(s, apiconnect.JobServiceStatusProcedure, rule{}, s.serveStatus, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
+	mount(s, apiconnect.JobServiceSetPolicyProcedure, rule{}, s.setPolicy)
+	mount(s, apiconnect.JobServiceTraceProcedure, rule{}, s.trace)
+	mount(s, apiconnect.JobServiceDrainProcedure, rule{of: ofAdmin}, s.serveDrain)
+	mount(s, apiconnect.JobServiceLinksProcedure, rule{of: ofAdmin}, s.cluster.ServeLinks)
+	mount(s, apiconnect.RackServiceAskProcedure, rule{of: ofRack}, s.cluster.Serve)
 
-	s.bodies[apiconnect.JobServiceWatchProcedure] = 4 << 10
-	s.mux.Handle(apiconnect.JobServiceWatchProcedure, connect.NewServerStreamHandlerSimple(apiconnect.JobServiceWatchProcedure,
-		func(ctx context.Context, _ *api.WatchRequest, stream *connect.ServerStream[api.WatchResponse]) error {
-			return job.CallerOf(ctx).Member.Follow(ctx, stream)
-		}, s.callOptions()...))
+	s.handle(apiconnect.JobServiceWatchProcedure, rule{ofMember, 4 << 10},
+		connect.NewServerStreamHandlerSimple(apiconnect.JobServiceWatchProcedure,
+			func(ctx context.Context, _ *api.WatchRequest, stream *connect.ServerStream[api.WatchResponse]) error {
+				return job.CallerOf(ctx).Member.Follow(ctx, stream)
+			}, s.callOptions()...))
 	mountOf(s, apiconnect.JobServiceLeaveProcedure, 64<<10, (*job.Member).Leave)
 	mountOf(s, apiconnect.JobServiceConnectProcedure, 1<<20, active((*job.Member).Connect))
 	mountOf(s, apiconnect.JobServiceResumeProcedure, 1<<20, active((*job.Member).Resume))
@@ -52,14 +47,15 @@ func (s *Service) serveCalls() {
 // callOf is a call on something, such as a member.
 type callOf[T, Q, A any] func(on T, ctx context.Context, r *Q) (*A, error)
 
-func mount[Q, A any](s *Service, procedure string, call func(context.Context, *Q) (*A, error), more ...connect.HandlerOption) {
-	s.mux.Handle(procedure, connect.NewUnaryHandlerSimple(procedure, call, append(s.callOptions(), more...)...))
+func mount[Q, A any](s *Service, procedure string, r rule, call func(context.Context, *Q) (*A, error),
+	more ...connect.HandlerOption) {
+	s.handle(procedure, r, connect.NewUnaryHandlerSimple(procedure, call, append(s.callOptions(), more...)...))
 }
 
 // mountOf mounts a call that needs a session: the guard lets members through alone.
 func mountOf[Q, A any](s *Service, procedure string, most int64, call callOf[*job.Member, Q, A]) {
-	s.bodies[procedure] = most
-	mount(s, procedure, func(ctx context.Context, r *Q) (*A, error) { return call(job.CallerOf(ctx).Member, ctx, r) })
+	mount(s, procedure, rule{ofMember, most},
+		func(ctx context.Context, r *Q) (*A, error) { return call(job.CallerOf(ctx).Member, ctx, r) })
 }
 
 // active refuses a call of a member that has left, or whose job has failed.
@@ -80,15 +76,8 @@ func (s *Service) callOptions() []connect.HandlerOption {
 	return append([]connect.HandlerOption{connect.WithReadMaxBytes(maxMessageBytes), connect.WithRecover(s.recovered)}, codecs...)
 }
 
-// ofAdmin refuses callers other than the admin.
-func ofAdmin[Q, A any](s *Service, what string, call func(context.Context, *Q) (*A, error)) func(context.Context, *Q) (*A, error) {
-	return func(ctx context.Context, r *Q) (*A, error) {
-		if !job.CallerOf(ctx).Admin {
-			s.refusals.Count("admin")
-			return nil, rpc.Refuse(connect.CodePermissionDenied, "%s: %w", what, errNotAdmin)
-		}
-		return call(ctx, r)
-	}
+func (s *Service) serveDrain(_ context.Context, r *api.DrainRequest) (*api.DrainResponse, error) {
+	return &api.DrainResponse{Jobs: uint32(s.StartDrain(time.Duration(r.TimeoutMs) * time.Millisecond))}, nil
 }
 
 // StartDrain refuses new jobs and makes [Service.Serve] return when the present jobs have ended, or after timeout. If timeout is 0,
@@ -125,12 +114,13 @@ func (s *Service) drain(timeout time.Duration) {
 }
 
 // Status describes the aggregator to the admin.
-func (s *Service) Status(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
-	return s.status(ctx, &job.Caller{Admin: true})
+func (s *Service) Status(ctx context.Context, r *api.StatusRequest) (*api.StatusResponse, error) {
+	return s.serveStatus((&job.Caller{Admin: true}).With(ctx), r)
 }
 
-// status describes the aggregator. A tenant learns of its own job, the admin of all.
-func (s *Service) status(ctx context.Context, by *job.Caller) (*api.StatusResponse, error) {
+// serveStatus describes the aggregator. A tenant learns of its own job, the admin of all.
+func (s *Service) serveStatus(ctx context.Context, _ *api.StatusRequest) (*api.StatusResponse, error) {
+	by := job.CallerOf(ctx)
 	out := &api.StatusResponse{Version: s.opts.Version, UptimeSeconds: time.Since(s.start).Seconds()}
 	_, out.Draining = s.jobs.State()
 	s.cluster.Describe(out)

@@ -11,7 +11,7 @@ import (
 )
 
 // Handler answers requests as the port does, of peers that have no connection.
-func (s *Service) Handler() http.Handler { return s.guarded }
+func (s *Service) Handler() http.Handler { return http.HandlerFunc(s.guard) }
 
 // Join joins as a call does that no connection brings.
 func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse, error) {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -15,7 +16,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/door"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/quota"
@@ -24,6 +24,34 @@ import (
 
 // strangersBody bounds the body of a call that needs no session, and of whatever else reaches the port.
 const strangersBody = 16 << 10
+
+// need is the caller that a request needs.
+type need uint8
+
+const (
+	ofTenant need = iota // of a closed aggregator: one with a token that is known, or a session
+	ofAnyone
+	ofRack // an aggregator, whose seal the call checks
+	ofMember
+	ofAdmin
+)
+
+// rule bounds the requests of a pattern of the mux. A pattern without a rule has the zero value.
+type rule struct {
+	of   need
+	most int64 // bytes of the body. If 0, strangersBody.
+}
+
+// handle mounts a handler of requests that keep a rule.
+func (s *Service) handle(pattern string, r rule, h http.Handler) {
+	s.rules[pattern] = r
+	s.mux.Handle(pattern, h)
+}
+
+// HandleAdmin mounts another handler on the service's port, for the admin. Call it before Serve.
+func (s *Service) HandleAdmin(pattern string, h http.Handler) {
+	s.handle(pattern, rule{of: ofAdmin}, h)
+}
 
 // unknownBody limits a body of unknown length, because the limit is charged at once.
 const unknownBody = 1 << 20
@@ -54,47 +82,50 @@ type refusal struct {
 	*connect.Error
 }
 
-// guard finds out who calls and bounds the request, before h reads its body.
-func (s *Service) guard(h http.Handler) http.Handler {
-	writer := connect.NewErrorWriter(codecs...)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := s.identify(r)
-		defer c.Settle()
-		limit, needsSession := s.bodies[r.URL.Path]
-		if !needsSession {
-			limit = strangersBody
-		}
-		most := r.ContentLength
-		if most < 0 {
-			most = min(limit, unknownBody)
-		}
-		no := s.count(c, r.URL.Path)
-		if no == nil {
-			no = s.mayCall(c, r, needsSession)
-		}
-		if no == nil {
-			no = charge(c, most, limit)
-		}
-		// The server of HTTP/1 answers before it reads the rest of the body, which is metered.
-		if r.ProtoMajor == 1 && (r.ContentLength < 0 || no != nil && r.ContentLength > 0) { // it may be too long, or is not read
-			w.Header().Set("Connection", "close")
-		}
-		if no == nil {
-			r.Body = c.Conn.Body(http.MaxBytesReader(w, r.Body, most))
-			h.ServeHTTP(w, r.WithContext(c.With(r.Context())))
-			return
-		}
-		s.refusals.Count(no.reason)
-		if writer.IsSupported(r) {
-			writer.Write(w, r, no.Error)
-		} else {
-			http.Error(w, no.Message(), statusOf(no.Code()))
-		}
-	})
+var errorWriter = connect.NewErrorWriter(codecs...)
+
+// guard finds out who calls and bounds the request, before its handler reads its body.
+func (s *Service) guard(w http.ResponseWriter, r *http.Request) {
+	s.calls.RLock()
+	defer s.calls.RUnlock()
+	if s.gone {
+		http.Error(w, job.ErrShutdown.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	c := s.identify(r)
+	defer c.Settle()
+	_, pattern := s.mux.Handler(r)
+	rule := s.rules[pattern]
+	limit, most := cmp.Or(rule.most, strangersBody), r.ContentLength
+	if most < 0 {
+		most = min(limit, unknownBody)
+	}
+	no := s.count(c, rule.of)
+	if no == nil {
+		no = s.mayCall(c, r, rule.of)
+	}
+	if no == nil {
+		no = charge(c, most, limit)
+	}
+	// The server of HTTP/1 answers before it reads the rest of the body, which is metered.
+	if r.ProtoMajor == 1 && (r.ContentLength < 0 || no != nil && r.ContentLength > 0) { // it may be too long, or is not read
+		w.Header().Set("Connection", "close")
+	}
+	if no == nil {
+		r.Body = c.Conn.Body(http.MaxBytesReader(w, r.Body, most))
+		s.mux.ServeHTTP(w, r.WithContext(c.With(r.Context())))
+		return
+	}
+	s.refusals.Count(no.reason)
+	if errorWriter.IsSupported(r) {
+		errorWriter.Write(w, r, no.Error)
+	} else {
+		http.Error(w, no.Message(), statusOf(no.Code()))
+	}
 }
 
 // count counts a call of a member, or of a stranger. It ends the connection of a stranger who calls too often.
-func (s *Service) count(c *job.Caller, path string) *refusal {
+func (s *Service) count(c *job.Caller, of need) *refusal {
 	switch {
 	case c.Member != nil:
 		if c.Conn != nil {
@@ -105,7 +136,7 @@ func (s *Service) count(c *job.Caller, path string) *refusal {
 			return &refusal{"member_calls", connect.NewError(connect.CodeResourceExhausted, errBusyMember)}
 		}
 	case c.Conn != nil && !c.Admin:
-		if path == apiconnect.RackServiceAskProcedure {
+		if of == ofRack {
 			c.Owe(func() { // without a valid seal the question was a stranger's
 				if !c.Rack {
 					c.Conn.Count()
@@ -122,18 +153,21 @@ func (s *Service) count(c *job.Caller, path string) *refusal {
 	return nil
 }
 
-// mayCall refuses a caller without the token or the session that a request needs.
-func (s *Service) mayCall(c *job.Caller, r *http.Request, needsSession bool) *refusal {
+// mayCall refuses a caller other than the one that a request needs.
+func (s *Service) mayCall(c *job.Caller, r *http.Request, of need) *refusal {
 	switch closed := s.access.keys != nil; {
-	case closed && !openPaths[r.URL.Path] && !s.known(c):
+	case closed && of != ofAnyone && of != ofRack && !s.known(c):
 		return &refusal{"token", connect.NewError(connect.CodeUnauthenticated, errNoToken)}
 	case !closed && !c.Admin:
 		if err := s.misled(r); err != nil {
 			return &refusal{"browser", err}
 		}
 	}
-	if needsSession && c.Member == nil {
+	switch {
+	case of == ofMember && c.Member == nil:
 		return &refusal{"session", connect.NewError(connect.CodeUnauthenticated, errNoSession)}
+	case of == ofAdmin && !c.Admin:
+		return &refusal{"admin", connect.NewError(connect.CodePermissionDenied, errNotAdmin)}
 	}
 	return nil
 }
@@ -186,18 +220,6 @@ func ownUser(c net.Conn) bool {
 		own = err == nil && (peer.Uid == uint32(os.Geteuid()) || peer.Uid == 0)
 	})
 	return err == nil && own
-}
-
-// HandleAdmin mounts another handler on the service's port, for the admin. Call it before Serve.
-func (s *Service) HandleAdmin(pattern string, h http.Handler) {
-	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		if !job.CallerOf(r.Context()).Admin {
-			s.refusals.Count("admin")
-			http.Error(w, errNotAdmin.Error(), http.StatusForbidden)
-			return
-		}
-		h.ServeHTTP(w, r)
-	})
 }
 
 // recovered turns a panic in a call into an error. It fails the caller's job and no other.

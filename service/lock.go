@@ -9,10 +9,8 @@ import (
 	"os"
 
 	"connectrpc.com/connect"
-	"connectrpc.com/grpchealth"
 
 	"github.com/rackweave/rackweave/service/api"
-	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/keys"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -70,13 +68,6 @@ func (s *Service) Fingerprint() string {
 
 // AdminFile returns the file that holds the admin's token; "": none was made.
 func (s *Service) AdminFile() string { return s.access.adminFile }
-
-// openPaths are the calls that a closed aggregator answers without a token: the health check, and those of other racks, which have
-// a seal.
-var openPaths = map[string]bool{
-	"/" + grpchealth.HealthV1ServiceName + "/Check": true,
-	apiconnect.RackServiceAskProcedure:              true,
-}
 
 // known reports whether a caller has shown a session or a token.
 func (s *Service) known(c *job.Caller) bool {

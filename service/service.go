@@ -31,8 +31,8 @@ type Service struct {
 	listener net.Listener
 	socket   net.Listener // Unix. If nil, none
 	mux      *http.ServeMux
-	bodies   map[string]int64 // by call that needs a session, the most bytes of its body
-	guarded  http.Handler     // mux, behind the guard
+	rules    map[string]rule // by pattern of mux
+	guarded  http.Handler    // mux, behind the guard
 	door     *door.Door
 	access   access
 	refusals *door.Refusals
@@ -69,7 +69,7 @@ func New(o Options) (s *Service, err error) {
 	}
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}),
-		refusals: door.NewRefusals(o.Log), bodies: map[string]int64{},
+		refusals: door.NewRefusals(o.Log), rules: map[string]rule{},
 	}
 	s.closeOnce = sync.OnceValue(s.close)
 	defer func() {
@@ -100,7 +100,7 @@ func New(o Options) (s *Service, err error) {
 			return s, err
 		}
 	}
-	s.guarded, s.door = s.guard(s.mux), door.New(door.Default(), s.refusals.Count)
+	s.door = door.New(door.Default(), s.refusals.Count)
 	s.serveBy()
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
@@ -148,12 +148,14 @@ func (s *Service) serveBy() {
 		s.health.SetStatus(apiconnect.RackServiceName, grpchealth.StatusServing)
 	}
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
-	if metrics := s.metricsPage(); s.access.keys == nil {
-		s.mux.Handle("/metrics", metrics)
-	} else {
-		s.HandleAdmin("/metrics", metrics)
+	metrics := rule{}
+	if s.access.keys != nil {
+		metrics.of = ofAdmin
 	}
-	s.mux.Handle(grpchealth.NewHandler(s.health, options...))
+	s.handle("/metrics", metrics, s.metricsPage())
+	path, health := grpchealth.NewHandler(s.health, options...)
+	s.mux.Handle(path, health)
+	s.handle(path+"Check", rule{of: ofAnyone}, health)
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
 
@@ -163,7 +165,7 @@ func (s *Service) serveBy() {
 
 func (s *Service) server(plain bool) *http.Server {
 	h := &http.Server{
-		Handler:           door.InTime(door.BodyWithin, door.AnswerWithin, http.HandlerFunc(s.handle)),
+		Handler:           door.InTime(door.BodyWithin, door.AnswerWithin, http.HandlerFunc(s.guard)),
 		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols), ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
@@ -175,16 +177,6 @@ func (s *Service) server(plain bool) *http.Server {
 	h.Protocols.SetHTTP2(true)
 	h.Protocols.SetUnencryptedHTTP2(plain)
 	return h
-}
-
-func (s *Service) handle(w http.ResponseWriter, r *http.Request) {
-	s.calls.RLock()
-	defer s.calls.RUnlock()
-	if s.gone {
-		http.Error(w, job.ErrShutdown.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	s.guarded.ServeHTTP(w, r)
 }
 
 // Addr returns the address that the service listens on.
