@@ -36,8 +36,7 @@ type Service struct {
 	door     *door.Door
 	access   access
 	refusals *door.Refusals
-	http     *http.Server
-	local    *http.Server // of the Unix socket
+	http     *http.Server // of both listeners
 	health   *grpchealth.StaticChecker
 	start    time.Time
 
@@ -67,18 +66,19 @@ func New(o Options) (s *Service, err error) {
 	if err := o.complete(); err != nil {
 		return nil, fmt.Errorf("start service: %w", err)
 	}
+	refusals := door.NewRefusals(o.Log)
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}),
-		refusals: door.NewRefusals(o.Log), rules: map[string]rule{},
+		refusals: refusals, door: door.New(door.Default(), refusals.Count), rules: map[string]rule{},
+		states: checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf), engines: &engine.Set{},
 	}
-	s.closeOnce = sync.OnceValue(s.close)
+	s.http, s.closeOnce = s.server(), sync.OnceValue(s.close)
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("start service: %w", errors.Join(err, s.Close()))
 			s = nil
 		}
 	}()
-	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf)
 	if o.Cluster != nil {
 		if s.cluster, err = cluster.New(cluster.Config{
 			Cluster: o.Cluster, URL: s.URL, Background: &s.background, State: s.states.Answer,
@@ -100,8 +100,7 @@ func New(o Options) (s *Service, err error) {
 			return s, err
 		}
 	}
-	s.door = door.New(door.Default(), s.refusals.Count)
-	s.serveBy()
+	s.http.TLSConfig = s.access.tls
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
@@ -129,6 +128,7 @@ func (s *Service) openJobs() {
 		},
 	})
 	s.cluster.Open(s.jobs)
+	s.servePages()
 	s.serveCalls()
 }
 
@@ -140,8 +140,8 @@ func racksOf(j *job.Job) checkpoint.Racks {
 	return checkpoint.OneRack{}
 }
 
-// serveBy makes the HTTP servers. They bound requests in size and in the time they take to arrive, and find silent peers by pings.
-func (s *Service) serveBy() {
+// servePages mounts what is beside the calls of the schema: health, reflection and metrics.
+func (s *Service) servePages() {
 	options := s.callOptions()
 	s.health = grpchealth.NewStaticChecker(apiconnect.JobServiceName)
 	if s.opts.Cluster != nil { // lets a client of several aggregators tell whether they are racks'
@@ -158,12 +158,10 @@ func (s *Service) serveBy() {
 	s.handle(path+"Check", rule{of: ofAnyone}, health)
 	s.mux.Handle(grpcreflect.NewHandlerV1(reflector, options...))
 	s.mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, options...))
-
-	s.local, s.http = s.server(true), s.server(s.access.tls == nil)
-	s.http.TLSConfig = s.access.tls
 }
 
-func (s *Service) server(plain bool) *http.Server {
+// server returns an HTTP server that bounds requests in size and in the time they take to arrive, and finds silent peers by pings.
+func (s *Service) server() *http.Server {
 	h := &http.Server{
 		Handler:           door.InTime(door.BodyWithin, door.AnswerWithin, http.HandlerFunc(s.guard)),
 		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
@@ -175,7 +173,7 @@ func (s *Service) server(plain bool) *http.Server {
 	}
 	h.Protocols.SetHTTP1(true)
 	h.Protocols.SetHTTP2(true)
-	h.Protocols.SetUnencryptedHTTP2(plain)
+	h.Protocols.SetUnencryptedHTTP2(true) // where there is no TLS
 	return h
 }
 
@@ -236,14 +234,14 @@ func (s *Service) Lanes() int {
 func (s *Service) Serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
-		if s.http.TLSConfig != nil {
+		if s.access.tls != nil { // the server makes a configuration where it has none
 			served <- s.http.ServeTLS(s.door.Listen(s.listener), "", "")
 		} else {
 			served <- s.http.Serve(s.door.Listen(s.listener))
 		}
 	}()
 	if s.socket != nil {
-		go s.local.Serve(s.socket) // until Close
+		go s.http.Serve(s.socket) // until Close
 	}
 	var err error
 	select {
@@ -269,21 +267,16 @@ func (s *Service) close() error {
 		s.jobs.Close()
 	}
 	close(s.closing) // jobs fail, and their Watch streams notify the workers
-	var errs []error
-	if s.http != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		for _, h := range []*http.Server{s.http, s.local} {
-			if h.Shutdown(ctx) != nil {
-				errs = append(errs, h.Close())
-			}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var err error
+	if s.http.Shutdown(ctx) != nil {
+		err = s.http.Close()
+	}
+	for _, l := range []net.Listener{s.socket, s.listener} {
+		if l != nil {
+			l.Close() // the server has closed it if it served
 		}
-		cancel()
-	}
-	if s.socket != nil {
-		s.socket.Close()
-	}
-	if s.listener != nil {
-		s.listener.Close() // the server has closed it if it served
 	}
 	s.calls.Lock() // until every handler has returned: none uses an engine after this
 	s.gone = true
@@ -294,10 +287,7 @@ func (s *Service) close() error {
 	}
 	s.background.Wait()
 	s.cluster.Close()
-	if s.engines != nil {
-		errs = append(errs, s.engines.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, s.engines.Close())
 }
 
 // tend does what is due every second: it samples rates and fails jobs that wait for a worker who has left.
