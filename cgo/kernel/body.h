@@ -45,24 +45,15 @@ FN vf load(const void *p, int type)
 	return type == RWK_F32 ? vf_load(p) : type == RWK_BF16 ? vf_load_bf16(p) : vf_load_f16(p);
 }
 
-FN void store(void *p, int type, vf x)
+/* Stores x, past the cache if past is 1. */
+FN void store(void *p, int type, vf x, int past)
 {
 	if (type == RWK_F32)
-		vf_store(p, x);
+		past ? vf_stream(p, x) : vf_store(p, x);
 	else if (type == RWK_BF16)
-		vf_store_bf16(p, x);
+		past ? vf_stream_bf16(p, x) : vf_store_bf16(p, x);
 	else
-		vf_store_f16(p, x);
-}
-
-FN void stream(void *p, int type, vf x)
-{
-	if (type == RWK_F32)
-		vf_stream(p, x);
-	else if (type == RWK_BF16)
-		vf_stream_bf16(p, x);
-	else
-		vf_stream_f16(p, x);
+		past ? vf_stream_f16(p, x) : vf_store_f16(p, x);
 }
 
 /* Returns (more ? x : nothing) + k sources, for the vector at element i. */
@@ -106,14 +97,8 @@ FN void gather(vf x[VECTORS], const struct rwk_sources *in, int type, uint64_t i
 
 FN void cast(char *dst, int dst_type, const char *src, int src_type, uint64_t n, int streaming)
 {
-	for (uint64_t i = 0; i < n; i += WIDTH) {
-		vf x = load(src + i * rwk_size(src_type), src_type);
-
-		if (streaming)
-			stream(dst + i * rwk_size(dst_type), dst_type, x);
-		else
-			store(dst + i * rwk_size(dst_type), dst_type, x);
-	}
+	for (uint64_t i = 0; i < n; i += WIDTH)
+		store(dst + i * rwk_size(dst_type), dst_type, load(src + i * rwk_size(src_type), src_type), streaming);
 }
 
 FN void cast_from(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
@@ -138,14 +123,12 @@ FN void cast_any(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_
 		cast_from(d, RWK_F16, s, src_type, to - from, streaming);
 }
 
-LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
+LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int streaming)
 {
-	cast_any(dst, dst_type, src, src_type, from, to, 0);
-}
-
-LOOP void convert_stream(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to)
-{
-	cast_any(dst, dst_type, src, src_type, from, to, 1);
+	if (streaming)
+		cast_any(dst, dst_type, src, src_type, from, to, 1);
+	else
+		cast_any(dst, dst_type, src, src_type, from, to, 0);
 }
 
 LOOP void fence(void)
@@ -165,10 +148,10 @@ FN void emit_as(const struct rwk_outputs *out, int type, const vf x[VECTORS], ui
 
 		if (out->stream && !((uintptr_t)p & (RWK_LINE - 1)))
 			for (int v = 0; v < VECTORS; v++)
-				stream(p + v * WIDTH * rwk_size(type), type, x[v]);
+				store(p + v * WIDTH * rwk_size(type), type, x[v], 1);
 		else
 			for (int v = 0; v < VECTORS; v++)
-				store(p + v * WIDTH * rwk_size(type), type, x[v]);
+				store(p + v * WIDTH * rwk_size(type), type, x[v], 0);
 	}
 }
 
@@ -327,6 +310,6 @@ LOOP void probe(const struct rwk_probe *p, const uint64_t *read)
 
 #define RWK_TABLE                                                                                                                  \
 	{                                                                                                                          \
-		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert, .stream = convert_stream,    \
-		.fence = fence, .sumsq = sumsq, .probe = probe                                                                     \
+		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert, .fence = fence,              \
+		.sumsq = sumsq, .probe = probe                                                                                     \
 	}

@@ -18,7 +18,7 @@ static void stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, u
 	uint64_t body = rwk_whole(bytes - head, RWK_LINE);
 
 	memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, head);
-	ops->stream(dst + head, RWK_F32, src + head, RWK_F32, 0, body / sizeof(float));
+	ops->convert(dst + head, RWK_F32, src + head, RWK_F32, 0, body / sizeof(float), 1);
 	memcpy((void *)(uintptr_t)(dst + head + body), (const void *)(uintptr_t)(src + head + body), bytes - head - body);
 }
 
@@ -35,9 +35,9 @@ void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type
 		uint64_t head = streaming ? rwk_before_line(dst, dst_type, n) : 0;
 		uint64_t body = head + rwk_whole(n - head, streaming ? RWK_LINE / rwk_size(dst_type) : ops->width);
 
-		rwk_ops_scalar.convert(dst, dst_type, src, src_type, 0, head);
-		(streaming ? ops->stream : ops->convert)(dst, dst_type, src, src_type, head, body);
-		rwk_ops_scalar.convert(dst, dst_type, src, src_type, body, n);
+		rwk_ops_scalar.convert(dst, dst_type, src, src_type, 0, head, 0);
+		ops->convert(dst, dst_type, src, src_type, head, body, streaming);
+		rwk_ops_scalar.convert(dst, dst_type, src, src_type, body, n, 0);
 	}
 	if (streaming)
 		ops->fence();

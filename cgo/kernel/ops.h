@@ -44,9 +44,8 @@ struct rwk_ops {
 	void (*sum)(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to);
 	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,
 		       uint64_t from, uint64_t to);
-	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
-	/* Writes whole cache lines past the cache. fence orders them before all later stores. */
-	void (*stream)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to);
+	/* With streaming it writes whole cache lines past the cache. fence orders them before all later stores. */
+	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int streaming);
 	void (*fence)(void);
 	/* Adds the squares to 16 partial sums, element i to part[i % 16]. n must be a multiple of 16. */
 	void (*sumsq)(double part[16], const float *x, uint64_t n);
