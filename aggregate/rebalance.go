@@ -163,7 +163,7 @@ func (j *Job) Move(from, to, n int) (int, error) {
 		s := j.shards[from]
 		s.Flow.Later(func() {
 			for _, index := range batch {
-				s.Machine.Moves().Move(index, to)
+				s.Machine.Move(index, to)
 			}
 		})
 	}

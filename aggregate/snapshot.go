@@ -133,13 +133,13 @@ func (s *Snapshot) Arrays() int {
 
 // checkQuiet returns the present mark of a lane, or an error if the job has ended there or if gradients must not be under way.
 func (s *Snapshot) checkQuiet(sh *shard.Shard) (Mark, error) {
-	if sh.Machine.State() != reduce.Running {
+	if sh.Machine.State != reduce.Running {
 		return Mark{}, ErrClosed
 	}
 	if len(s.Marks) > 0 && !sh.Machine.Quiet() {
 		return Mark{}, s.busy(meetFirst)
 	}
-	return Mark{sh.Machine.Finished(), sh.Machine.CommitEpoch()}, nil
+	return Mark{sh.Machine.Finished, sh.Machine.CommitEpoch()}, nil
 }
 
 const meetFirst = "let every worker finish and meet at a barrier before and after"

@@ -5,7 +5,7 @@ import "fmt"
 // Check returns an error if the machine's state contradicts itself, for tests. Every slot of a worker must be free or held by
 // exactly one message.
 func (m *Machine) Check() error {
-	if m.state != Running {
+	if m.State != Running {
 		return nil // its messages stay unhandled
 	}
 	held := make([][]Held, len(m.workers))
@@ -33,7 +33,7 @@ func (m *Machine) Check() error {
 	}
 	for i := range m.replies.Len() {
 		r := m.replies.at(i)
-		held[r.worker] = append(held[r.worker], r.held)
+		held[r.Worker] = append(held[r.Worker], r.Message)
 	}
 	for rank, a := range m.commit.from {
 		if a.present {

@@ -11,7 +11,7 @@ func TestACommitVisitsGuestsOnceWhileTensorsAreAdded(t *testing.T) {
 	const chunks, moved, more = 40, 40, 3
 	r := newRig(Config{Workers: 1, Window: 4, Sends: 72, Results: 4, Mode: TwoPhase, Norms: true}, chunks, 1, 4, true)
 	for i := range uint32(moved) {
-		r.Moves().Adopt(chunk.MovedBit|i, Chunk{Bytes: chunkBytes}, 0)
+		r.Adopt(chunk.MovedBit|i, Chunk{Bytes: chunkBytes}, 0)
 	}
 	if got, want := command(t, r, "commit A lr=1"), "reach-barrier\n"; got != want {
 		t.Fatalf("%q, want %q", got, want)
@@ -22,7 +22,7 @@ func TestACommitVisitsGuestsOnceWhileTensorsAreAdded(t *testing.T) {
 		if !r.AdvanceCommit(r.now, true) {
 			break
 		}
-		for _, a := range r.Actions() {
+		for _, a := range r.Actions {
 			for i := int(a.Index); visits[a.Kind] != nil && i < int(a.End); i++ {
 				at := i
 				if i >= homes {

@@ -31,7 +31,7 @@ func (l *lane) deliver(rank int, epoch uint8, gradient float64) {
 
 // carryOut does what the machine asks for: all of the arithmetic, and then the answers.
 func (l *lane) carryOut() {
-	for _, a := range l.Actions() {
+	for _, a := range l.Actions {
 		switch a.Kind {
 		case reduce.Update:
 			for rank := range l.workers { // in rank order: the order of arrival changes no bit

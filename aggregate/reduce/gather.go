@@ -88,7 +88,7 @@ func (m *Machine) Returned(now int64, index uint32) { m.comeBack(now, index, Ret
 func (m *Machine) Recalled(now int64, index uint32) { m.comeBack(now, index, Recalled) }
 
 func (m *Machine) comeBack(now int64, index uint32, as FoldState) {
-	if m.begin(now); m.state != Running {
+	if m.begin(now); m.State != Running {
 		return
 	}
 	i := m.chunks[index].fold
@@ -125,7 +125,7 @@ func (m folding) nack(i int32, rank int) {
 func (m folding) finishOrWait(i int32) {
 	if m.ready.Len() > 0 || !m.finish(i) {
 		m.ready.Put(i)
-		m.waited++
+		m.Deferred++
 	}
 }
 
@@ -151,14 +151,14 @@ func (m folding) finish(i int32) bool {
 		c.epoch = epochAfter(c.epoch)
 	}
 	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Result: result, Since: f.since})
-	moves := c.to != 0 && Moves(m).canMove()
+	moves := c.to != 0 && m.canMove()
 	for rank, row := 0, m.folds.row(i); rank < len(row); rank++ {
 		m.workers[rank].release(&row[rank].Held)
 	}
-	m.done++
+	m.Finished++
 	m.endFold(i)
 	if moves {
-		Moves(m).move(c)
+		m.move(c)
 	}
 	return true
 }

@@ -12,7 +12,7 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 	m.begin(now)
 	w := &m.workers[rank]
 	w.unanswered, w.silent = 0, false
-	if m.state != Running || w.state != Attached {
+	if m.State != Running || w.state != Attached {
 		return
 	}
 	if w.slots.Len() == 0 {
@@ -51,7 +51,7 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 // the set must have ended its step.
 func (m *Machine) UpdateSet(now int64) {
 	m.begin(now)
-	if m.state == Running {
+	if m.State == Running {
 		m.commit.phase, m.commit.next = Applying, 0
 	}
 }
@@ -84,7 +84,7 @@ func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
 	i := m.chunk(index).fold
 	for rank := range m.workers {
 		w := &m.workers[rank]
-		if m.state != Running || w.state != Attached || i != none && m.folds.has(i, rank) {
+		if m.State != Running || w.state != Attached || i != none && m.folds.has(i, rank) {
 			continue
 		}
 		if !w.requested.has(m.bit(index)) {
@@ -100,7 +100,7 @@ func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
 func (m *Machine) Advance(now int64) bool {
 	m.begin(now)
 	switch {
-	case m.state != Running:
+	case m.State != Running:
 		return false
 	case m.ready.Len() > 0 && folding{m}.finish(*m.ready.at(0)):
 		m.ready.Take()
@@ -117,13 +117,13 @@ func (m *Machine) Advance(now int64) bool {
 // the barrier of this lane's last [ReachBarrier].
 func (m *Machine) AdvanceCommit(now int64, met bool) bool {
 	m.begin(now)
-	return m.state == Running && commits{m}.step(met)
+	return m.State == Running && commits{m}.step(met)
 }
 
 // Refreshed records that all racks have the parameters that the commit changed.
 func (m *Machine) Refreshed(now int64) {
 	m.begin(now)
-	if m.state == Running && m.commit.phase == Refreshing {
+	if m.State == Running && m.commit.phase == Refreshing {
 		m.commit.phase = Answering
 	}
 }
@@ -135,17 +135,17 @@ func (m *Machine) Tick(now int64, counts bool) bool {
 	if m.cfg.Mode == Stream && !m.broadcasting() {
 		return false // gradients wait for their sets
 	}
-	return m.state == Running && m.folds.open() > 0 && m.ready.Len() == 0 && stalls{m}.tick(counts)
+	return m.State == Running && m.folds.open() > 0 && m.ready.Len() == 0 && stalls{m}.tick(counts)
 }
 
 // End ends the job in this lane. It notifies the remaining workers of the rank to blame. If blame is negative, no worker is to
 // blame.
 func (m *Machine) End(blame int) {
 	m.begin(m.now)
-	if m.state == Ended {
+	if m.State == Ended {
 		return
 	}
-	m.state = Ended
+	m.State = Ended
 	index := uint32(chunk.IndexMask)
 	if blame >= 0 {
 		index = uint32(blame)

@@ -3,21 +3,15 @@ package reduce
 // movesAtOnce bounds the notices sent to a worker since its last message. Requests travel the same way and need receives, too.
 const movesAtOnce = requestsAtOnce / 4
 
-// Moves is the part of a machine that moves chunks from and to other lanes.
-type Moves struct{ *Machine }
-
-// Moves returns the part of the machine that moves chunks.
-func (m *Machine) Moves() Moves { return Moves{m} }
-
 // Move marks a chunk to move to another lane with its next answer.
-func (m Moves) Move(index uint32, lane int) {
+func (m *Machine) Move(index uint32, lane int) {
 	if c := m.chunk(index); c != nil && c.fold != away {
 		c.to = uint8(lane + 1)
 	}
 }
 
 // canMove reports whether every worker's send queue has room for a notice beside the answer.
-func (m Moves) canMove() bool {
+func (m *Machine) canMove() bool {
 	for rank := range m.workers {
 		if w := &m.workers[rank]; w.state == Attached && (w.unanswered >= movesAtOnce || w.sends <= SendMargin+1) {
 			return false
@@ -27,8 +21,8 @@ func (m Moves) canMove() bool {
 }
 
 // move drops a chunk whose answers are the last action.
-func (m Moves) move(c *chunkState) {
-	a := &m.actions[len(m.actions)-1]
+func (m *Machine) move(c *chunkState) {
+	a := &m.Actions[len(m.Actions)-1]
 	a.Moves, a.To = true, c.to-1
 	for rank := range m.workers {
 		if w := &m.workers[rank]; w.state == Attached {
@@ -40,10 +34,10 @@ func (m Moves) move(c *chunkState) {
 }
 
 // Forget frees the place of a chunk that has moved on.
-func (m Moves) Forget(index uint32) { m.moved.forget(index) }
+func (m *Machine) Forget(index uint32) { m.moved.forget(index) }
 
 // Adopt adds a chunk that has moved here, at home or not. epoch is the last that it has finished.
-func (m Moves) Adopt(index uint32, c Chunk, epoch uint8) {
+func (m *Machine) Adopt(index uint32, c Chunk, epoch uint8) {
 	state := chunkState{Chunk: c, fold: none, epoch: epoch}
 	if int(index) < len(m.chunks) {
 		m.chunks[index] = state
@@ -57,7 +51,7 @@ func (m Moves) Adopt(index uint32, c Chunk, epoch uint8) {
 }
 
 // AddTensor appends a tensor without chunks of the plan in this lane. sum is the checksum of its hyper-parameters in another lane.
-func (m Moves) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) {
+func (m *Machine) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) {
 	number = uint32(len(m.tensors))
 	m.tensors = append(m.tensors, tensorState{t, sum})
 	m.moved.tensors[index] = number
@@ -71,4 +65,4 @@ func (m Moves) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) {
 }
 
 // Place returns the place of a chunk that has come. Places are bounded by the largest number of such chunks at one time.
-func (m Moves) Place(index uint32) int { return m.moved.at[index] }
+func (m *Machine) Place(index uint32) int { return m.moved.at[index] }

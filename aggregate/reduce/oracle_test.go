@@ -130,7 +130,7 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 			o.present = append(o.present, map[uint32]uint16{})
 		}
 		settle := func() {
-			actions := slices.Clone(r.Actions())
+			actions := slices.Clone(r.Actions)
 			for i := range actions {
 				a := &actions[i]
 				if err := o.observe(r, a); err != nil {
@@ -237,8 +237,8 @@ func TestStepsThatEndBeforeTensorsAreRegisteredWaitForRoom(t *testing.T) {
 	m := New(Config{Workers: 1, Window: 8, Sends: 80, Results: 4, Mode: Stream})
 	m.Attach(0, 8)
 	for epoch := uint8(1); !m.Waiting(); epoch++ {
-		if m.State() != Running || epoch > 40 {
-			t.Fatalf("epoch %d: %v, and nothing waits", epoch, m.State())
+		if m.State != Running || epoch > 40 {
+			t.Fatalf("epoch %d: %v, and nothing waits", epoch, m.State)
 		}
 		m.Receive(0, 0, &Message{Op: chunk.OpCommit, Epoch: epoch, Record: &chunk.TensorRecord{}})
 		m.Release(0, 0, Alone)
@@ -257,9 +257,9 @@ func TestEventsAllocateNothing(t *testing.T) {
 				msgs[rank] = Message{Op: chunk.OpPushPull, Epoch: epoch, Index: c, Bytes: chunkBytes}
 				r.Receive(0, rank, &msgs[rank])
 			}
-			for i := range r.Actions() {
+			for i := range r.Actions {
 				for rank := range msgs {
-					if r.Actions()[i].Kind == Update {
+					if r.Actions[i].Kind == Update {
 						r.Sent(rank, 1)
 					}
 				}
@@ -267,8 +267,8 @@ func TestEventsAllocateNothing(t *testing.T) {
 			r.Tick(0, true)
 		}
 	})
-	if allocs != 0 || r.Finished() == 0 {
-		t.Errorf("%v allocations, %d chunks finished", allocs, r.Finished())
+	if allocs != 0 || r.Finished == 0 {
+		t.Errorf("%v allocations, %d chunks finished", allocs, r.Finished)
 	}
 }
 

@@ -66,7 +66,7 @@ func payloadOf(rank int, index uint32, slot uint16) uint64 {
 // settle carries out the actions as the lane does, and describes them.
 func (r *rig) settle() string {
 	var b strings.Builder
-	actions := r.Actions()
+	actions := r.Actions
 	for i := range actions {
 		a := &actions[i]
 		b.WriteString(r.carryOut(a) + "\n")

@@ -16,10 +16,9 @@ func (m *Machine) Admit(now int64, rank int, set uint64) {
 	if !m.beginFor(now, rank) {
 		return
 	}
-	w := &m.workers[rank]
-	w.standing = Member
+	m.workers[rank].standing = Member
 	// A lane in which the worker pushed nothing can receive the end of its step first.
-	m.sets.addends = append(m.sets.addends, addend{int32(rank), set, w.ended})
+	m.sets.addends = append(m.sets.addends, addend{int32(rank), set, m.commit.from[rank].present})
 	streams{m}.addAll()
 }
 
@@ -47,7 +46,7 @@ func (m *Machine) Lose(now int64, rank int) {
 	if m.lost = rank; m.broadcasting() {
 		m.missPart()
 	}
-	if m.state != Running {
+	if m.State != Running {
 		return
 	}
 	m.commit.from[rank].present = false
@@ -135,15 +134,15 @@ func (m streams) closeIfEmpty(i int32) {
 
 // settle adds the gradients that waited for the ends of other steps.
 func (m streams) settle() {
-	if !m.sets.stepped {
-		return
-	}
-	m.sets.stepped = false
+	more := false
 	for i := range m.sets.addends {
-		a := &m.sets.addends[i]
-		a.ended = a.ended || m.workers[a.worker].ended
+		if a := &m.sets.addends[i]; !a.ended && m.commit.from[a.worker].present {
+			a.ended, more = true, true
+		}
 	}
-	m.addAll()
+	if more {
+		m.addAll()
+	}
 }
 
 // In stream mode epochs are the worker's own, because it pushes each chunk once in a step.
@@ -201,7 +200,7 @@ func (m *Machine) Release(now int64, rank int, next Standing) {
 	}
 	end.present = false
 	w := &m.workers[rank]
-	w.standing, w.ended = next, false
+	w.standing = next
 	w.pushed.clear()
 	m.answerOrWait(rank, AnswerStep, 0, end.Held)
 }

@@ -66,7 +66,7 @@ func TestSetsHaveWholeStepsInOrderAndNothingLocksUp(t *testing.T) {
 		}
 		made, running := 0, false // sets whose updates are made
 		settle := func() {
-			for _, a := range slices.Clone(r.Actions()) {
+			for _, a := range slices.Clone(r.Actions) {
 				switch a.Kind {
 				case Add:
 					w := &all[a.Worker]
@@ -220,8 +220,8 @@ func TestSetsAllocateNothing(t *testing.T) {
 	r := newRig(Config{Workers: 2, Window: 8, Sends: 80, Results: 4, Mode: Stream, Standing: Undecided}, 4, 1, 8, true)
 	record, set, epoch := chunk.TensorRecord{}, uint64(0), uint8(0)
 	arrived := func() {
-		for i := range r.Actions() {
-			switch a := &r.Actions()[i]; a.Kind {
+		for i := range r.Actions {
+			switch a := &r.Actions[i]; a.Kind {
 			case Add, Acknowledge:
 				r.Sent(int(a.Worker), 1)
 			case AnswerStep:
@@ -256,8 +256,8 @@ func TestSetsAllocateNothing(t *testing.T) {
 			arrived()
 		}
 	})
-	if allocs != 0 || r.State() != Running || r.sets.current != set {
-		t.Errorf("%v allocations, state %v, %d of %d sets", allocs, r.State(), r.sets.current, set)
+	if allocs != 0 || r.State != Running || r.sets.current != set {
+		t.Errorf("%v allocations, state %v, %d of %d sets", allocs, r.State, r.sets.current, set)
 	}
 }
 

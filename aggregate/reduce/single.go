@@ -53,54 +53,44 @@ func (m *Machine) record(rank int, msg *Message, h Held) {
 
 // answerOrWait answers a message that belongs to no fold, now or when it has room.
 func (m *Machine) answerOrWait(rank int, kind Kind, index uint32, h Held) {
-	a := reply{int32(rank), kind, index, h}
+	a := Action{Kind: kind, Op: h.Op, Epoch: h.Epoch, Worker: int32(rank), Index: index, Message: h}
+	switch kind {
+	case Pull:
+		a.Result = !m.tensors[m.chunk(index).Tensor].Direct
+	case UpdateOne:
+		a.Result = h.Op == chunk.OpPushPull // another worker's gradient may change the parameters while the answer is sent
+	case Add, Drop:
+		a.Op = chunk.OpPush // also for a pushpull, because the parameters do not change before the update
+	case AnswerStep:
+		a.Result = true
+	}
 	if m.replies.Len() > 0 || !m.answer(&a) {
 		m.replies.Put(a)
-		m.waited++
+		m.Deferred++
 	}
 }
 
-func (m *Machine) answer(a *reply) bool {
-	w := &m.workers[a.worker]
-	if w.state == Gone {
+func (m *Machine) answer(a *Action) bool {
+	w := &m.workers[a.Worker]
+	switch {
+	case w.state == Gone:
 		return true
-	}
-	if a.kind == EndStep {
-		m.commit.from[a.worker] = arrival{a.held, true}
-		m.emit(Action{Kind: EndStep, Worker: a.worker})
-		w.ended, m.sets.stepped = true, true
+	case a.Kind == EndStep:
+		m.commit.from[a.Worker] = arrival{a.Message, true}
+		m.emit(*a)
 		return true
-	}
-	result := m.needsResult(a)
-	if !w.canAnswer() || result && m.results == 0 {
+	case !w.canAnswer() || a.Result && m.results == 0:
 		return false
-	}
-	if result {
+	case a.Result:
 		m.results--
 	}
-	w.release(&a.held)
-	op := a.held.Op
-	switch a.kind {
-	case UpdateOne:
-		m.done++
-	case Add, Drop:
-		m.done++
-		op = chunk.OpPush // also for a pushpull, because the parameters do not change before the update
+	w.release(&a.Message)
+	switch a.Kind {
+	case UpdateOne, Add, Drop:
+		m.Finished++
 	case AnswerStep:
 		w.ending = false
 	}
-	m.emit(Action{Kind: a.kind, Op: op, Epoch: a.held.Epoch, Result: result, Worker: a.worker, Index: a.index, Message: a.held})
+	m.emit(*a)
 	return true
-}
-
-// needsResult reports whether an answer lies in a result buffer. In stream mode it always does, because another worker's gradient
-// may change the parameters while the answer is sent.
-func (m *Machine) needsResult(a *reply) bool {
-	switch a.kind {
-	case Pull:
-		return !m.tensors[m.chunk(a.index).Tensor].Direct
-	case UpdateOne:
-		return a.held.Op == chunk.OpPushPull
-	}
-	return a.kind == AnswerStep
 }

@@ -69,10 +69,10 @@ func (m stalls) rotationDue(counts bool) bool {
 	if counts {
 		s.idle++
 	}
-	if m.done != s.doneBefore {
+	if m.Finished != s.doneBefore {
 		s.idle, s.patience = 0, max(s.patience/2, rotateAfter)
 	}
-	s.doneBefore = m.done
+	s.doneBefore = m.Finished
 	if s.idle < rotateAfter || (s.idle < s.patience && !m.answered()) {
 		return false
 	}

@@ -81,14 +81,6 @@ type tensorState struct {
 	hyperSum uint32 // of the hyper-parameters in use, or 0 for the job's own
 }
 
-// reply is the answer to a message that belongs to no fold.
-type reply struct {
-	worker int32
-	kind   Kind
-	index  uint32
-	held   Held
-}
-
 // These constants are numbers of counted ticks without a finished chunk. A rotation begins after rotateAfter. Each rotation that
 // workers do not answer, because they seldom poll their queues, doubles the number, up to rotateAtMost.
 const (
@@ -125,7 +117,7 @@ func (p Phase) String() string {
 type commit struct {
 	phase Phase
 	epoch uint8
-	from  []arrival          // by worker: its commit
+	from  []arrival          // by worker: its commit; in mode stream once the gradients before it are applied, added or dropped
 	first chunk.TensorRecord // the record that all workers must send
 	next  uint32             // index of the next chunk
 }
@@ -148,7 +140,6 @@ type addend struct {
 type sets struct {
 	addends []addend // in the order in which they are added: the current set's, then those of later sets
 	current uint64   // number of the set that is collected
-	stepped bool     // a step has ended since the addends were last checked
 }
 
 func (s *sets) size() (n int) {
@@ -216,27 +207,27 @@ func (g *moved) forget(index uint32) {
 	delete(g.at, index)
 }
 
-// Machine is one job's chunks in one lane. One goroutine uses it.
+// Machine is one job's chunks in one lane. One goroutine uses it. Callers only read the exported fields.
 type Machine struct {
+	State    State
+	Actions  []Action // of the last event, in order
+	Finished uint64   // folds finished
+	Deferred uint64   // number of folds and answers that had to wait for room
+
 	cfg     Config
-	state   State
 	workers []worker
 	chunks  []chunkState
 	tensors []tensorState
 	moved   moved
 	folds   folds
-	ready   Queue[int32] // complete and returned folds, oldest first
-	replies Queue[reply] // replies that wait for room, oldest first
+	ready   Queue[int32]  // complete and returned folds, oldest first
+	replies Queue[Action] // answers to messages that belong to no fold, which wait for room, oldest first
 	commit  commit
 	sets    sets
 	stall   stall
 	lost    int // the last worker that was lost while the job went on. If negative, all go on
 	results int // free result buffers
 	now     int64
-	done    uint64 // folds finished
-	waited  uint64 // number of folds and answers that had to wait for room
-
-	actions []Action
 }
 
 // New makes a machine without chunks or workers.
@@ -266,8 +257,8 @@ func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	}
 	m.fitFolds()
 	// A tick can send every worker a NACK for each held message, and requests.
-	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.actions) < most {
-		m.actions = make([]Action, 0, most)
+	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.Actions) < most {
+		m.Actions = make([]Action, 0, most)
 	}
 }
 
@@ -311,28 +302,19 @@ func (m *Machine) Leave(rank int) { m.workers[rank].state = Gone }
 // Stats returns a worker's counters.
 func (m *Machine) Stats(rank int) WorkerStats { return m.workers[rank].stats }
 
-// State returns the machine's state.
-func (m *Machine) State() State { return m.state }
-
 // Held returns the number of a worker's held slots.
 func (m *Machine) Held(rank int) int { return m.workers[rank].held() }
-
-// Deferred returns the number of folds and answers that had to wait for room.
-func (m *Machine) Deferred() uint64 { return m.waited }
 
 // Sends returns the number of free entries of a worker's send queue.
 func (m *Machine) Sends(rank int) int { return m.workers[rank].sends }
 
 // Open returns the number of folds in progress.
 func (m *Machine) Open() int {
-	if m.state != Running {
+	if m.State != Running {
 		return 0
 	}
 	return m.folds.open()
 }
-
-// Finished returns the number of finished folds.
-func (m *Machine) Finished() uint64 { return m.done }
 
 // HyperSum returns the checksum of the hyper-parameters in use for a chunk, or 0 for the job's own.
 func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunk(index).Tensor].hyperSum }
@@ -383,12 +365,9 @@ func (m *Machine) Sources(a *Action, rank int) *Held {
 // NextSlot returns the slot of a worker's next message.
 func (m *Machine) NextSlot(rank int) uint16 { return *m.workers[rank].slots.at(0) }
 
-// Actions returns the actions of the last event, in order.
-func (m *Machine) Actions() []Action { return m.actions }
-
 // Waiting reports whether work waits for room or for other lanes. [Machine.Advance] and [Machine.AdvanceCommit] continue it.
 func (m *Machine) Waiting() bool {
-	return m.state == Running && (m.ready.Len() > 0 || m.replies.Len() > 0 || m.commit.phase != Collecting)
+	return m.State == Running && (m.ready.Len() > 0 || m.replies.Len() > 0 || m.commit.phase != Collecting)
 }
 
 func (m *Machine) violate(rank int, format string, args ...any) {
@@ -396,10 +375,10 @@ func (m *Machine) violate(rank int, format string, args ...any) {
 }
 
 func (m *Machine) fail(rank int, err error) {
-	if m.state != Running {
+	if m.State != Running {
 		return
 	}
-	m.state = Failing
+	m.State = Failing
 	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: err})
 }
 
@@ -408,15 +387,15 @@ func (m *Machine) missPart() {
 	m.fail(m.lost, fmt.Errorf("%w: worker %d: others wait for its part of a broadcast", ErrWorkerLost, m.lost))
 }
 
-func (m *Machine) begin(now int64) { m.now, m.actions = now, m.actions[:0] }
+func (m *Machine) begin(now int64) { m.now, m.Actions = now, m.Actions[:0] }
 
 // beginFor starts an event for a worker, and reports whether the job goes on with it.
 func (m *Machine) beginFor(now int64, rank int) bool {
 	m.begin(now)
-	return m.state == Running && m.workers[rank].state == Attached
+	return m.State == Running && m.workers[rank].state == Attached
 }
 
-func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
+func (m *Machine) emit(a Action) { m.Actions = append(m.Actions, a) }
 
 // canAnswerAll reports whether one more answer to every worker fits, with a result buffer if it needs one.
 func (m *Machine) canAnswerAll(result bool) bool {

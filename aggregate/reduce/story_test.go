@@ -172,7 +172,7 @@ func command(t *testing.T, r *rig, line string) string {
 		r.End(-1)
 		return r.settle()
 	case "state":
-		out := fmt.Sprintf("open %d finished %d commit %v", r.Open(), r.Finished(), r.commit.phase)
+		out := fmt.Sprintf("open %d finished %d commit %v", r.Open(), r.Finished, r.commit.phase)
 		for rank := range r.at {
 			out += fmt.Sprintf(", %s holds %d", name(int32(rank)), r.Held(rank))
 		}

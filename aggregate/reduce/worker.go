@@ -52,7 +52,6 @@ type worker struct {
 	ending     bool     // stream: the commit that is not answered
 	standing   Standing // stream: of the step that it pushes
 	pushed     set      // stream: chunks of that step, unless each is applied alone
-	ended      bool     // stream: all gradients of that step were applied, added or dropped
 	unanswered int      // requests sent since its last message
 	silent     bool     // it has sent nothing since its last NACK
 	stalled    bool     // by the tick under way

@@ -13,7 +13,7 @@ import (
 
 // CarryOut does what the machine has decided in the last event.
 func (s *Shard) CarryOut() {
-	actions := s.Machine.Actions()
+	actions := s.Machine.Actions
 	for i := range actions {
 		a := &actions[i]
 		switch a.Kind {

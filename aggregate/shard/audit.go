@@ -11,7 +11,7 @@ import (
 // Audit returns an error if parts of the shard disagree: the machine's counts of send queues with the messages that the connections
 // hold, or the result buffers with the answers that read them.
 func (s *Shard) Audit() error {
-	if s.Machine.State() != reduce.Running || s.job.Fail.Has() {
+	if s.Machine.State != reduce.Running || s.job.Fail.Has() {
 		return nil // its messages stay unhandled
 	}
 	if err := s.Machine.Check(); err != nil {

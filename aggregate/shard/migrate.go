@@ -58,7 +58,7 @@ func (m *Migration) Chunk(index uint32) *store.Chunk {
 	if st := m.s.Store; int(index) < len(st.Chunks) {
 		return &st.Chunks[index]
 	}
-	return m.s.Store.Moved(m.s.Machine.Moves().Place(index))
+	return m.s.Store.Moved(m.s.Machine.Place(index))
 }
 
 // depart hands a chunk over to the lane that it moves to, and notifies its workers ahead of their answers.
@@ -79,22 +79,22 @@ func (m *Migration) depart(a *reduce.Action, c *store.Chunk) {
 func (m *Migration) departed(index uint32, c *store.Chunk) {
 	c.Away = true
 	if index&chunk.MovedBit != 0 {
-		m.s.Machine.Moves().Forget(index)
+		m.s.Machine.Forget(index)
 	}
 }
 
 // Adopt adds the chunks that other lanes have handed over.
 func (m *Migration) Adopt() {
-	st, moves := m.s.Store, m.s.Machine.Moves()
+	st, machine := m.s.Store, m.s.Machine
 	for _, a := range m.arrivals.take() {
 		c := &a.Chunk
 		c.Tensor = m.tensorOf(&a)
-		moves.Adopt(a.Index, reduce.Chunk{Tensor: c.Tensor, Bytes: uint32(st.WireBytes(c))}, a.epoch)
+		machine.Adopt(a.Index, reduce.Chunk{Tensor: c.Tensor, Bytes: uint32(st.WireBytes(c))}, a.epoch)
 		if int(a.Index) < len(st.Chunks) {
 			st.Chunks[a.Index] = *c
 			continue
 		}
-		st.PutMoved(moves.Place(a.Index), *c)
+		st.PutMoved(machine.Place(a.Index), *c)
 	}
 }
 
@@ -113,6 +113,6 @@ func (m *Migration) tensorOf(a *Arrival) uint32 {
 			k.dst = append(k.dst, destination{})
 		}
 	}
-	return m.s.Machine.Moves().AddTensor(chunk.MovedBit|uint32(a.tensor.Number),
+	return m.s.Machine.AddTensor(chunk.MovedBit|uint32(a.tensor.Number),
 		reduce.Tensor{Name: a.tensor.Name, Direct: st.DirectFor(a.tensor.Wire)}, a.hyperSum)
 }

@@ -161,8 +161,8 @@ type WorkerCounters struct {
 // Publish copies the counters for other goroutines, and adds the gauges to c.
 func (s *Shard) Publish(c *lane.Counters) {
 	c.FoldsOpen += uint64(s.Machine.Open())
-	c.Deferred += s.Machine.Deferred() - s.deferred
-	s.deferred = s.Machine.Deferred()
+	c.Deferred += s.Machine.Deferred - s.deferred
+	s.deferred = s.Machine.Deferred
 	s.published.mu.Lock()
 	for rank, k := range s.Workers.links {
 		if k == nil {

@@ -117,7 +117,7 @@ func (w *Workers) Recover() (broken bool) {
 
 // Notified reports whether all reachable workers have received the notice that the job has failed.
 func (w *Workers) Notified() bool {
-	if w.s.Machine.State() != reduce.Ended {
+	if w.s.Machine.State != reduce.Ended {
 		return false
 	}
 	for _, k := range w.links {
@@ -246,7 +246,7 @@ func (w *Workers) stale(k *link, r *Resume) error {
 func (w *Workers) TakeOut(rank int, r *Resume) error {
 	k := w.links[rank]
 	switch {
-	case k == nil || !k.Resumable() || k.State() == session.Closed || w.s.Machine.State() != reduce.Running:
+	case k == nil || !k.Resumable() || k.State() == session.Closed || w.s.Machine.State != reduce.Running:
 		return fmt.Errorf("lane %d of worker %d cannot be resumed", r.Lane, rank)
 	case r.Attempt <= k.attempt:
 		return w.stale(k, r)

@@ -22,7 +22,7 @@ func (u *Uplink) HandUp(a *reduce.Action) {
 
 // contributePending makes the parts that waited for a buffer, and reports whether it made any.
 func (u *Uplink) contributePending() (worked bool) {
-	for len(u.pending) > 0 && u.buffers.Free() > 0 && u.cfg.Machine.State() == reduce.Running {
+	for len(u.pending) > 0 && u.buffers.Free() > 0 && u.cfg.Machine.State == reduce.Running {
 		a := u.pending[0]
 		u.pending = u.pending[:copy(u.pending, u.pending[1:])]
 		u.contribute(&a)
