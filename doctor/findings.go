@@ -34,7 +34,6 @@ func Findings(t *numa.Topology, lim numa.Limits) []Finding {
 	for i := range t.RDMA {
 		f.rdma(t, &t.RDMA[i])
 	}
-	f.peerMemory(t)
 	return f
 }
 
@@ -235,18 +234,6 @@ func (f *findings) rdma(t *numa.Topology, d *numa.RDMADevice) {
 	f.add(check, LevelInfo, fmt.Sprintf("dcb pfc set dev %s prio-pfc all:off 3:on; dcb app add dev %s dscp-prio 26:3; "+
 		"mark ECN on the switch for the same class", dev, dev),
 		"RoCE loses packets under incast unless priority flow control or ECN is on along the path, which cannot be seen from here")
-}
-
-func (f *findings) peerMemory(t *numa.Topology) {
-	switch {
-	case t.NVIDIAGPUs == 0 || len(t.RDMA) == 0:
-		f.add("nvidia_peermem", LevelOK, "", "not needed; NVIDIA GPUs: %d, RDMA devices: %d", t.NVIDIAGPUs, len(t.RDMA))
-	case t.PeerMem:
-		f.add("nvidia_peermem", LevelOK, "", "loaded; NVIDIA GPUs: %d", t.NVIDIAGPUs)
-	default:
-		f.add("nvidia_peermem", LevelWarn, "modprobe nvidia_peermem",
-			"not loaded: RDMA devices reach the memory of GPUs through dma-buf only; NVIDIA GPUs: %d", t.NVIDIAGPUs)
-	}
 }
 
 func unknown(s string) string { return cmp.Or(s, "unknown") }

@@ -40,7 +40,6 @@ func Discover(root string) (*Topology, error) {
 			Anon:  tr.chosen("sys/kernel/mm/transparent_hugepage/enabled"),
 			Shmem: tr.chosen("sys/kernel/mm/transparent_hugepage/shmem_enabled"),
 		},
-		PeerMem: tr.exists("sys/module/nvidia_peermem"),
 	}
 	t.Hypervisor = tr.hypervisor()
 	t.Allowed = tr.allowed(online, t.Isolated)
@@ -48,13 +47,6 @@ func Discover(root string) (*Topology, error) {
 	t.discoverCPUs(tr, online)
 	t.discoverNICs(tr)
 	t.discoverRDMA(tr)
-	for _, dev := range tr.names("sys/bus/pci/devices") {
-		dir := path.Join("sys/bus/pci/devices", dev)
-		// PCI class 03 is a display controller. NVIDIA's accelerators are of its 3D kind.
-		if tr.text(path.Join(dir, "vendor")) == "0x10de" && strings.HasPrefix(tr.text(path.Join(dir, "class")), "0x03") {
-			t.NVIDIAGPUs++
-		}
-	}
 	return t, nil
 }
 

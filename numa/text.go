@@ -25,13 +25,6 @@ func (t *Topology) String() string {
 			", ")))
 	fmt.Fprintf(&b, "last-level cache to count on %s; hypervisor %s\n", FormatBytes(t.LastLevelCache()), orNone(t.Hypervisor))
 	fmt.Fprintf(&b, "transparent huge pages: anonymous memory %s, shared memory %s\n", orNone(t.THP.Anon), orNone(t.THP.Shmem))
-	if t.NVIDIAGPUs > 0 {
-		module := "not loaded"
-		if t.PeerMem {
-			module = "loaded"
-		}
-		fmt.Fprintf(&b, "%s; nvidia_peermem %s\n", Count(t.NVIDIAGPUs, "NVIDIA GPU"), module)
-	}
 	t.writeNodes(&b)
 	if len(t.NICs) > 0 {
 		table(&b, "nic\tnode\tstate\tspeed\tmtu\tdriver\tpci\tpcie\trdma", func(w io.Writer) {

@@ -26,9 +26,6 @@ type Topology struct {
 	CPUs     []CPU        `json:"cpus"`
 	NICs     []NIC        `json:"nics"`
 	RDMA     []RDMADevice `json:"rdma_devices"`
-	// NVIDIAGPUs counts NVIDIA GPUs. PeerMem reports whether the module nvidia_peermem is loaded.
-	NVIDIAGPUs int  `json:"nvidia_gpus"`
-	PeerMem    bool `json:"nvidia_peermem"`
 	// Notes hold assumptions and omissions, for a person.
 	Notes []string `json:"notes,omitempty"`
 }

@@ -94,17 +94,6 @@ ancestors() { # numa_node of a device and of everything above it, and its driver
 		r=${r#"$PWD"}
 		file "${r#/}/ibdev"
 	done
-	for p in sys/bus/pci/devices/*; do
-		case $(cat "$p/vendor" 2>/dev/null) in
-		0x10de)
-			link "$p"
-			r=$(readlink -f "$p")
-			r=${r#"$PWD"}
-			file "${r#/}/vendor" "${r#/}/class"
-			;;
-		esac
-	done
-	[ -d sys/module/nvidia_peermem ] && echo "sys/module/nvidia_peermem/initstate = live"
 } | awk '
 # Folds lines that differ in "/cpuN/" alone; the numbers come in ascending order of first sight, then are sorted.
 {
