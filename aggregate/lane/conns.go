@@ -35,7 +35,7 @@ func (t *table) vacant(most int) (id session.ID, err error) {
 }
 
 func (t *table) has(c *Conn) bool {
-	n := c.ID().Number
+	n := c.ID.Number
 	return n < len(t.all) && t.all[n] == c
 }
 
@@ -104,7 +104,7 @@ func (l *Lane) Drop(c *Conn) error {
 	}
 	c.Close()
 	l.conns.rung += c.Doorbells
-	l.conns.all[c.ID().Number] = nil
+	l.conns.all[c.ID.Number] = nil
 	l.dirty = slices.DeleteFunc(l.dirty, func(o *Conn) bool { return o == c })
 	defer l.Recount()
 	return c.Disconnect()
@@ -121,7 +121,7 @@ func (f *Flow) Drain(c *Conn) (bool, error) {
 	defer l.flush() // the queue also holds completions of other tenants
 	for range drainBatches {
 		nic := c.NIC()
-		if nic < 0 || c.Outstanding() <= 0 || l.queues.lost[nic] {
+		if nic < 0 || c.Receives <= 0 || l.queues.lost[nic] {
 			return true, nil
 		}
 		n, err := l.queues.take(nic, l.queues.wc[:])

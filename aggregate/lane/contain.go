@@ -64,7 +64,7 @@ func (l *Lane) failAll(err error) {
 func dropTorn(l *Lane, c *Conn) {
 	defer func() {
 		if v := recover(); v != nil {
-			l.conns.all[c.ID().Number] = nil
+			l.conns.all[c.ID.Number] = nil
 		}
 	}()
 	if err := l.Drop(c); err != nil {

@@ -207,7 +207,7 @@ func (l *Lane) complete(wc *verbs.WC) {
 		c.Completed(ok)
 	}
 	switch {
-	case !ok && c.State() == session.Up:
+	case !ok && c.State == session.Up:
 		c.handler.Failed(c, c.Survives(wc.Status), errors.New(wc.Status.String()))
 	case !ok:
 	case isSend:
@@ -247,7 +247,7 @@ func (l *Lane) Post(c *Conn) { c.refused(c.Conn.Post()) }
 
 // refused handles the error of a queue pair that accepts no work request, if it is one.
 func (c *Conn) refused(err error) {
-	if err != nil && c.State() == session.Up {
+	if err != nil && c.State == session.Up {
 		c.handler.Failed(c, c.Refused(), err)
 	}
 }
@@ -255,7 +255,7 @@ func (c *Conn) refused(err error) {
 // find returns the connection of a completion, or nil if it was closed meanwhile.
 func (t *table) find(wrID uint64) *Conn {
 	id := session.Owner(wrID)
-	if id.Number >= len(t.all) || t.all[id.Number] == nil || t.all[id.Number].ID() != id {
+	if id.Number >= len(t.all) || t.all[id.Number] == nil || t.all[id.Number].ID != id {
 		return nil
 	}
 	return t.all[id.Number]

@@ -69,12 +69,12 @@ type Path struct {
 // Conn is the aggregator's end of a connection. Only the lane's goroutine uses it.
 type Conn struct {
 	Stream
-	cfg   Config
-	state State
-	qp    *verbs.QP // nil without a queue pair
+	Config
+	State State
+	QP    *verbs.QP // nil without a queue pair
 	nic   int
 
-	receives   int  // posted to the queue pair and not completed
+	Receives   int  // posted to the queue pair and not completed
 	consumed   int  // number of receives to post again
 	unsignaled int  // messages posted since the last one with a completion
 	confirm    bool // the next post requests a completion
@@ -90,43 +90,30 @@ type Conn struct {
 const maxFruitless = 8
 
 // New makes a connection without a queue pair.
-func New(cfg Config) *Conn { return &Conn{Stream: NewStream(cfg.SendDepth), cfg: cfg} }
-
-// ID returns the connection's id in work request ids.
-func (c *Conn) ID() ID { return c.cfg.ID }
-
-// State returns the connection's state.
-func (c *Conn) State() State { return c.state }
+func New(cfg Config) *Conn { return &Conn{Stream: NewStream(cfg.SendDepth), Config: cfg} }
 
 // NIC returns the NIC of the queue pair, or -1 without a queue pair.
 func (c *Conn) NIC() int {
-	if c.qp == nil {
+	if c.QP == nil {
 		return -1
 	}
 	return c.nic
 }
 
-// QP returns the queue pair, or nil.
-func (c *Conn) QP() *verbs.QP { return c.qp }
-
 // Inline reports whether the transport has read a message's payload once it is posted.
-func (c *Conn) Inline() bool { return c.cfg.MaxInline > 0 }
-
-// Resumable reports whether the worker can resume the connection.
-func (c *Conn) Resumable() bool { return c.cfg.Resumable }
+func (c *Conn) Inline() bool { return c.MaxInline > 0 }
 
 // Open makes a queue pair and returns its endpoint.
 func (c *Conn) Open(p Path) (endpoint []byte, err error) {
-	c.qp, err = p.PD.CreateQP(verbs.QPConfig{
-		CQ: p.CQ, MaxSendWR: c.cfg.SendDepth, MaxRecvWR: c.cfg.RecvDepth, MaxInline: c.cfg.MaxInline,
-		ByReference: c.cfg.ByReference, ImmOnly: true, Peer: c.cfg.Peer,
+	c.QP, err = p.PD.CreateQP(verbs.QPConfig{
+		CQ: p.CQ, MaxSendWR: c.SendDepth, MaxRecvWR: c.RecvDepth, MaxInline: c.MaxInline,
+		ByReference: c.ByReference, ImmOnly: true, Peer: c.Peer,
 	})
 	if err != nil {
-		c.qp = nil
 		return nil, err
 	}
 	c.nic = p.NIC
-	if endpoint, err = c.qp.Endpoint(); err != nil {
+	if endpoint, err = c.QP.Endpoint(); err != nil {
 		return nil, errors.Join(err, c.Disconnect())
 	}
 	return endpoint, nil
@@ -135,43 +122,43 @@ func (c *Conn) Open(p Path) (endpoint []byte, err error) {
 // Join connects the queue pair to its peer's if active is true. Otherwise it lets the queue pair wait for the peer. After an error
 // the connection has no queue pair.
 func (c *Conn) Join(peer []byte, active bool) error {
-	err := c.qp.Connect(peer, verbs.ConnectConfig{
-		Active: active, Timeout: c.cfg.Timeout, AckTimeout: c.cfg.AckTimeout, RNRTimeout: c.cfg.RNRTimeout,
+	err := c.QP.Connect(peer, verbs.ConnectConfig{
+		Active: active, Timeout: c.Timeout, AckTimeout: c.AckTimeout, RNRTimeout: c.RNRTimeout,
 	})
 	if err == nil {
-		err = c.qp.PostRecv(c.cfg.ID.wrID(), c.cfg.RecvDepth)
+		err = c.QP.PostRecv(c.ID.wrID(), c.RecvDepth)
 	}
-	c.receives, c.consumed = c.cfg.RecvDepth, 0
+	c.Receives, c.consumed = c.RecvDepth, 0
 	if err != nil {
 		return errors.Join(err, c.Disconnect())
 	}
-	if c.state == Broken {
-		c.state = Resuming
+	if c.State == Broken {
+		c.State = Resuming
 	}
 	return nil
 }
 
 // Disconnect destroys the queue pair.
 func (c *Conn) Disconnect() error {
-	if c.qp == nil {
+	if c.QP == nil {
 		return nil
 	}
-	err := c.qp.Close()
-	c.qp = nil
+	err := c.QP.Close()
+	c.QP = nil
 	return err
 }
 
 // Close ends the connection. Nothing is sent afterwards. The queue pair stays until [Conn.Disconnect].
-func (c *Conn) Close() { c.state = Closed }
+func (c *Conn) Close() { c.State = Closed }
 
 // Put appends a write with immediate for the caller to complete. [Conn.Sent] returns the token.
 func (c *Conn) Put(imm uint32, token int32) *verbs.SendWR {
-	if c.Unposted() >= c.cfg.MaxBatch {
+	if c.Unposted >= c.MaxBatch {
 		// An error recurs when the round is flushed.
 		_ = c.Post()
 	}
 	wr := c.Stream.Put(token)
-	*wr = verbs.SendWR{WRID: sendTag | c.cfg.ID.wrID(), Opcode: verbs.OpWriteWithImm, Imm: imm}
+	*wr = verbs.SendWR{WRID: sendTag | c.ID.wrID(), Opcode: verbs.OpWriteWithImm, Imm: imm}
 	return wr
 }
 
@@ -181,19 +168,19 @@ func (c *Conn) Confirm() { c.confirm = true }
 // Post rings the doorbell for the waiting messages. At most the last message requests a completion, which also completes all
 // messages since the one before. Messages sent inline need a completion only now and then.
 func (c *Conn) Post() error {
-	n := c.Unposted()
-	if n == 0 || c.state != Up {
+	n := c.Unposted
+	if n == 0 || c.State != Up {
 		return nil
 	}
 	c.unsignaled += n
-	if !c.Inline() || c.confirm || c.unsignaled >= c.cfg.InlineCompletionPeriod {
-		last := c.At(c.Held() - 1)
+	if !c.Inline() || c.confirm || c.unsignaled >= c.InlineCompletionPeriod {
+		last := c.At(c.Held - 1)
 		last.Flags |= verbs.SendSignaled
 		last.WRID += uint64(c.unsignaled)
 		c.unsignaled, c.confirm = 0, false
 	}
 	for wrs := c.Next(); len(wrs) > 0; wrs = c.Next() {
-		_, err := c.qp.PostSend(wrs)
+		_, err := c.QP.PostSend(wrs)
 		// The resumed connection posts the messages that the queue pair did not take. A connection that is not resumed needs none of
 		// them.
 		c.Posted(len(wrs))
@@ -207,25 +194,22 @@ func (c *Conn) Post() error {
 
 // Completed records a completed receive, with a message or in error.
 func (c *Conn) Completed(message bool) {
-	c.receives--
+	c.Receives--
 	if message {
 		c.consumed++
-		c.Receive(1)
+		c.Received++
 	}
 }
-
-// Outstanding returns the number of posted receives that have not completed.
-func (c *Conn) Outstanding() int { return c.receives }
 
 // Replenish posts receives for the ones that messages have consumed.
 func (c *Conn) Replenish() error {
 	n := c.consumed
-	if n == 0 || c.state != Up {
+	if n == 0 || c.State != Up {
 		return nil
 	}
 	c.consumed = 0
-	c.receives += n
-	return c.qp.PostRecv(c.cfg.ID.wrID(), n)
+	c.Receives += n
+	return c.QP.PostRecv(c.ID.wrID(), n)
 }
 
 // Survives reports whether the connection survives a work completion in error, because another queue pair may succeed. Soft-RoCE
@@ -233,12 +217,12 @@ func (c *Conn) Replenish() error {
 // error that is fatal to one NIC need not be fatal to another. An error that is this end's own fault recurs.
 func (c *Conn) Survives(status verbs.Status) bool {
 	switch {
-	case !c.cfg.Resumable:
+	case !c.Resumable:
 		return false
 	case status != verbs.WCLocQPOpErr && status != verbs.WCFatalErr:
 		return status == verbs.WCFlushErr || status == verbs.WCRetryExcErr
 	}
-	if p := c.Received() + c.Done(); p != c.progress {
+	if p := c.Received + c.Done; p != c.progress {
 		c.progress, c.fruitless = p, 0
 	}
 	c.fruitless++
@@ -247,13 +231,13 @@ func (c *Conn) Survives(status verbs.Status) bool {
 
 // Refused reports whether the connection survives an error of a post, because its queue pair has failed.
 func (c *Conn) Refused() bool {
-	return c.cfg.Resumable && c.qp != nil && c.qp.State() == verbs.StateErr
+	return c.Resumable && c.QP != nil && c.QP.State() == verbs.StateErr
 }
 
 // Break marks the connection as broken, because its queue pair has failed.
 func (c *Conn) Break() {
-	if c.state != Closed {
-		c.state = Broken
+	if c.State != Closed {
+		c.State = Broken
 		c.Stream.Break()
 	}
 }
@@ -261,26 +245,23 @@ func (c *Conn) Break() {
 // TakeOut takes the queue pair out of service. Nothing arrives after it is destroyed, even where a dead device cannot fail it.
 func (c *Conn) TakeOut() {
 	c.Break()
-	if c.qp != nil {
-		_ = c.qp.Fail()
+	if c.QP != nil {
+		_ = c.QP.Fail()
 	}
 }
-
-// SetAckTimeout sets the time for which an unacknowledged message is retried on the next queue pair.
-func (c *Conn) SetAckTimeout(d time.Duration) { c.cfg.AckTimeout = d }
 
 // Recover posts the messages that the worker has not received, once the worker has connected to the new queue pair. It reports
 // whether the worker has connected.
 func (c *Conn) Recover() (bool, error) {
-	if c.state != Resuming || c.qp == nil || c.qp.State() != verbs.StateRTS {
+	if c.State != Resuming || c.QP == nil || c.QP.State() != verbs.StateRTS {
 		return false, nil
 	}
-	c.state = Up
+	c.State = Up
 	c.Stream.Resume()
-	for i := range c.Held() {
+	for i := range c.Held {
 		wr := c.At(i)
 		wr.Flags &^= verbs.SendSignaled
-		wr.WRID = sendTag | c.cfg.ID.wrID()
+		wr.WRID = sendTag | c.ID.wrID()
 	}
 	c.unsignaled = 0
 	return true, errors.Join(c.Post(), c.Replenish()) // messages can have arrived before the lane polled

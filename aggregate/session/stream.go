@@ -9,35 +9,24 @@ import (
 // NoToken is the token of a message that holds nothing.
 const NoToken = -1
 
-// Stream is this end of a connection: the messages it sent and the counts of both directions.
+// Stream is this end of a connection: the messages it sent and the counts of both directions. Callers only read its fields.
 type Stream struct {
-	wrs      []verbs.SendWR // as many as the send queue holds
-	tokens   []int32        // by message: the caller's token, until the message has arrived
-	head     int            // index of the oldest
-	held     int
-	unposted int
-	done     uint64
-	reached  uint64
-	received uint64
-	broken   bool
+	Held     int    // messages that are not known to have arrived
+	Unposted int    // messages of these that wait to be posted
+	Done     uint64 // messages that are known to have arrived
+	Received uint64 // messages that the peer has sent
+
+	wrs     []verbs.SendWR // as many as the send queue holds
+	tokens  []int32        // by message: the caller's token, until the message has arrived
+	head    int            // index of the oldest
+	reached uint64
+	broken  bool
 }
 
 // NewStream makes a stream that holds up to depth messages.
 func NewStream(depth int) Stream {
 	return Stream{wrs: make([]verbs.SendWR, depth), tokens: make([]int32, depth)}
 }
-
-// Held returns the number of messages that are not known to have arrived.
-func (s *Stream) Held() int { return s.held }
-
-// Unposted returns the number of messages that wait to be posted.
-func (s *Stream) Unposted() int { return s.unposted }
-
-// Done returns the number of messages that are known to have arrived.
-func (s *Stream) Done() uint64 { return s.done }
-
-// Received returns the number of messages that the peer has sent.
-func (s *Stream) Received() uint64 { return s.received }
 
 // At returns the i-th oldest message.
 func (s *Stream) At(i int) *verbs.SendWR { return &s.wrs[s.index(i)] }
@@ -52,9 +41,6 @@ func (s *Stream) Forget(i int) (token int32) {
 	return token
 }
 
-// Depth returns the number of messages that the stream can hold.
-func (s *Stream) Depth() int { return len(s.wrs) }
-
 func (s *Stream) index(i int) int {
 	if i += s.head; i >= len(s.wrs) {
 		i -= len(s.wrs)
@@ -64,48 +50,45 @@ func (s *Stream) index(i int) int {
 
 // Put appends a message for the caller to fill in. It panics if the ring is full, because the caller must count entries.
 func (s *Stream) Put(token int32) *verbs.SendWR {
-	if s.held == len(s.wrs) {
+	if s.Held == len(s.wrs) {
 		panic("session: a message put into a full ring")
 	}
-	i := s.index(s.held)
-	s.held++
-	s.unposted++
+	i := s.index(s.Held)
+	s.Held++
+	s.Unposted++
 	s.tokens[i] = token
 	return &s.wrs[i]
 }
 
 // Next returns messages to post, oldest first: all that wait, or the ones up to the ring's end. It returns none after a break.
 func (s *Stream) Next() []verbs.SendWR {
-	if s.broken || s.unposted == 0 {
+	if s.broken || s.Unposted == 0 {
 		return nil
 	}
-	from := s.index(s.held - s.unposted)
-	return s.wrs[from : from+min(s.unposted, len(s.wrs)-from)]
+	from := s.index(s.Held - s.Unposted)
+	return s.wrs[from : from+min(s.Unposted, len(s.wrs)-from)]
 }
 
 // Posted records that a queue pair has taken the n oldest waiting messages.
 func (s *Stream) Posted(n int) {
-	if n > s.unposted {
+	if n > s.Unposted {
 		panic("session: more messages posted than waited")
 	}
-	s.unposted -= n
-	s.reached = max(s.reached, s.done+uint64(s.held-s.unposted))
+	s.Unposted -= n
+	s.reached = max(s.reached, s.Done+uint64(s.Held-s.Unposted))
 }
 
 // Sent records that the oldest message has arrived, and returns its token.
 func (s *Stream) Sent() int32 {
-	if s.held == s.unposted {
+	if s.Held == s.Unposted {
 		panic("session: a message that was not posted has arrived")
 	}
 	token := s.tokens[s.head]
 	s.head = s.index(1)
-	s.held--
-	s.done++
+	s.Held--
+	s.Done++
 	return token
 }
-
-// Receive records n messages from the peer.
-func (s *Stream) Receive(n int) { s.received += uint64(n) }
 
 // Break marks the stream as broken, because the queue pair has failed.
 func (s *Stream) Break() { s.broken = true }
@@ -113,15 +96,15 @@ func (s *Stream) Break() { s.broken = true }
 // Arrived returns the number of messages that the peer has received beyond those known to have arrived. The caller removes them by
 // [Stream.Sent]. It returns an error for an impossible count.
 func (s *Stream) Arrived(peerReceived uint64) (int, error) {
-	if peerReceived < s.done || peerReceived > s.reached {
-		return 0, fmt.Errorf("%d messages received of %d sent, of which %d are known to have arrived", peerReceived, s.reached, s.done)
+	if peerReceived < s.Done || peerReceived > s.reached {
+		return 0, fmt.Errorf("%d messages received of %d sent, of which %d are known to have arrived", peerReceived, s.reached, s.Done)
 	}
-	s.unposted = min(s.unposted, s.held-int(peerReceived-s.done)) // another queue pair may have carried messages that this one has not
-	return int(peerReceived - s.done), nil
+	s.Unposted = min(s.Unposted, s.Held-int(peerReceived-s.Done)) // another queue pair may have carried messages that this one has not
+	return int(peerReceived - s.Done), nil
 }
 
 // Resume makes all messages that are left in the ring wait for the new queue pair.
 func (s *Stream) Resume() {
 	s.broken = false
-	s.unposted = s.held
+	s.Unposted = s.Held
 }

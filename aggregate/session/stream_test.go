@@ -34,7 +34,7 @@ func TestStreamFollowsTheSpecification(t *testing.T) {
 					s.Sent()
 				}
 			case "receive":
-				s.Receive(n)
+				s.Received += uint64(n)
 			case "break":
 				s.Break()
 			case "resume":
@@ -92,10 +92,10 @@ func (s *numbered) resume(received uint64) string {
 
 func (s *numbered) String() string {
 	held := "none"
-	if n := s.Held(); n > 0 {
+	if n := s.Held; n > 0 {
 		held = fmt.Sprintf("%d..%d", s.At(0).Imm, s.At(n-1).Imm)
 	}
-	return fmt.Sprintf("held %s unposted %d done %d reached %d received %d", held, s.Unposted(), s.done, s.reached, s.Received())
+	return fmt.Sprintf("held %s unposted %d done %d reached %d received %d", held, s.Unposted, s.Done, s.reached, s.Received)
 }
 
 // Whatever breaks, and wherever queue pairs break, the peer receives every message once and in order.
@@ -115,7 +115,7 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
 			switch rapid.SampledFrom([]string{"put", "post", "deliver", "sent", "break", "resume"}).Draw(t, "event") {
 			case "put":
-				if s.Held() < len(s.wrs) {
+				if s.Held < len(s.wrs) {
 					s.put(1)
 				}
 			case "post":
@@ -150,9 +150,9 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 				s.Resume()
 				post()
 			}
-			if done, reached := s.Done(), s.reached; uint64(delivered) < done || uint64(delivered) > reached ||
-				reached > done+uint64(s.Held()) {
-				t.Fatalf("done %d, delivered %d, reached %d, held %d", done, delivered, reached, s.Held())
+			if done, reached := s.Done, s.reached; uint64(delivered) < done || uint64(delivered) > reached ||
+				reached > done+uint64(s.Held) {
+				t.Fatalf("done %d, delivered %d, reached %d, held %d", done, delivered, reached, s.Held)
 			}
 		}
 	})

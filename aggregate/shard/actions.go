@@ -207,11 +207,11 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 		if h.Op == chunk.OpPush {
 			continue
 		}
-		if k.State() != session.Up || k.Unposted() > 0 {
+		if k.State != session.Up || k.Unposted > 0 {
 			return nil, false
 		}
 		d := &k.dst[c.Tensor]
-		peers.qps[n] = k.QP()
+		peers.qps[n] = k.QP
 		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.job.ChunkBytes)
 		stream = stream && d.streaming
 		n++
@@ -295,7 +295,7 @@ func (s *Shard) answerOf(a *reduce.Action, c *store.Chunk) payload {
 
 func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) {
 	k := s.Workers.links[rank]
-	if k.State() == session.Closed {
+	if k.State == session.Closed {
 		return
 	}
 	hold := p.buffer

@@ -22,14 +22,14 @@ func (s *Shard) Audit() error {
 		if k == nil {
 			continue
 		}
-		lost = lost || k.State() == session.Closed
-		if k.State() == session.Up && k.Unposted() > 0 {
-			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.job.Name, rank, k.Unposted())
+		lost = lost || k.State == session.Closed
+		if k.State == session.Up && k.Unposted > 0 {
+			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.job.Name, rank, k.Unposted)
 		}
-		if free := s.Machine.Sends(rank); k.State() != session.Closed && free+k.Held() != k.Depth() {
-			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d, of which %d are free", s.job.Name, rank, k.Held(), k.Depth(), free)
+		if free := s.Machine.Sends(rank); k.State != session.Closed && free+k.Held != k.SendDepth {
+			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d, of which %d are free", s.job.Name, rank, k.Held, k.SendDepth, free)
 		}
-		for i := range k.Held() {
+		for i := range k.Held {
 			if r := k.Token(i); r != store.NoBuffer {
 				refs[r]++
 			}

@@ -64,7 +64,7 @@ func (k *link) aim(nic int, theirs []verbs.MR, ours *store.Memory) error {
 			*d = destination{} // in memory that the worker has deregistered
 		}
 	}
-	for i := range k.Held() {
+	for i := range k.Held {
 		wr := k.At(i)
 		if wr.Length == 0 {
 			continue

@@ -69,7 +69,7 @@ func (m *Migration) depart(a *reduce.Action, c *store.Chunk) {
 		hyperSum: s.Machine.HyperSum(a.Index),
 	})
 	for _, k := range s.Workers.links {
-		if k.State() != session.Closed {
+		if k.State != session.Closed {
 			s.Workers.put(k, chunk.Pack(chunk.OpNotice, chunk.NoticeMove+a.To, a.Index), store.NoBuffer)
 		}
 	}

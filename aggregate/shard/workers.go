@@ -39,8 +39,8 @@ func (w *Workers) Failed(c *lane.Conn, survives bool, err error) {
 func (w *Workers) QueueLost(c *lane.Conn, err error) {
 	k := w.links[c.Rank]
 	switch {
-	case k.State() == session.Closed:
-	case k.Resumable():
+	case k.State == session.Closed:
+	case k.Resumable:
 		k.TakeOut()
 		w.breakOff(k)
 	default:
@@ -81,7 +81,7 @@ func (w *Workers) leave(k *link) {
 	k.Close()
 	w.s.Machine.Leave(k.Rank)
 	// The worker has its answers, or wants none. Their buffers are free although their arrival may never be confirmed.
-	for i := range k.Held() {
+	for i := range k.Held {
 		w.s.release(k.Forget(i))
 	}
 }
@@ -93,7 +93,7 @@ func (w *Workers) Recover() (broken bool) {
 		return false
 	}
 	for _, k := range w.links {
-		if k == nil || k.State() != session.Broken && k.State() != session.Resuming {
+		if k == nil || k.State != session.Broken && k.State != session.Resuming {
 			continue
 		}
 		up, err := k.Recover()
@@ -121,7 +121,7 @@ func (w *Workers) Notified() bool {
 		return false
 	}
 	for _, k := range w.links {
-		if k != nil && k.State() == session.Up && k.Held() > 0 {
+		if k != nil && k.State == session.Up && k.Held > 0 {
 			return false
 		}
 	}
@@ -246,13 +246,13 @@ func (w *Workers) stale(k *link, r *Resume) error {
 func (w *Workers) TakeOut(rank int, r *Resume) error {
 	k := w.links[rank]
 	switch {
-	case k == nil || !k.Resumable() || k.State() == session.Closed || w.s.Machine.State != reduce.Running:
+	case k == nil || !k.Resumable || k.State == session.Closed || w.s.Machine.State != reduce.Running:
 		return fmt.Errorf("lane %d of worker %d cannot be resumed", r.Lane, rank)
 	case r.Attempt <= k.attempt:
 		return w.stale(k, r)
 	}
 	k.attempt, k.unnotified = r.Attempt, false
-	if k.State() == session.Up {
+	if k.State == session.Up {
 		k.deadline = w.s.lane.Now() + int64(w.s.job.Timeouts.Link)
 	}
 	w.s.lane.Broke()
@@ -293,10 +293,10 @@ func (w *Workers) Reconnect(rank int, r *Resume, mem *store.Memory) (Resumed, er
 	if err := k.aim(r.NIC, r.Regions, mem); err != nil {
 		return violate("resumed lane %d without a key for what it waits for: %w", r.Lane, err)
 	}
-	k.SetAckTimeout(r.AckTimeout)
+	k.AckTimeout = r.AckTimeout
 	endpoint, err := w.connect(k, r.NIC, mem.PDs(), r.Endpoint)
 	if err != nil {
 		return Resumed{}, err
 	}
-	return Resumed{Attached: k.attached(endpoint), Received: k.Received()}, nil
+	return Resumed{Attached: k.attached(endpoint), Received: k.Received}, nil
 }

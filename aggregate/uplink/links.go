@@ -88,7 +88,7 @@ func (l *Links) Join(rack int, theirs PeerLane, active bool) error {
 	return p.Conn.Join(theirs.Endpoint, active)
 }
 
-func (p *peer) up() bool { return p.Conn != nil && p.QP() != nil && p.QP().State() == verbs.StateRTS }
+func (p *peer) up() bool { return p.Conn != nil && p.QP != nil && p.QP.State() == verbs.StateRTS }
 
 // Missing returns a rack that is not connected, or -1.
 func (l *Links) Missing() int {
@@ -198,7 +198,7 @@ func (u *Uplink) End(rank int) {
 func (l *Links) announce(how Ending, blame uint32) {
 	l.announced = true
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && p.Held() < p.Depth() && !p.ended {
+		if p := &l.peers[rack]; p.up() && p.Held < p.SendDepth && !p.ended {
 			l.put(rack, pack(OpEnd, uint8(how), blame), store.NoBuffer)
 		}
 	}
@@ -211,7 +211,7 @@ func (l *Links) Flushed(told bool) bool {
 		return false
 	}
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && (p.Held() > 0 || !l.announced && l.u.reducer.Owes(rack)) {
+		if p := &l.peers[rack]; p.up() && (p.Held > 0 || !l.announced && l.u.reducer.Owes(rack)) {
 			return false
 		}
 	}
