@@ -36,7 +36,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 			return nil, err
 		}
 		s := j.shards[i]
-		err = s.Flow.Try(ctx, func() (err error) {
+		err = s.Flow.Do(ctx, func() (err error) {
 			out[i], err = s.Workers.Attach(rank, slots, j.memory.PDs(), &lanes[i])
 			return err
 		})
@@ -69,18 +69,18 @@ func (j *Job) Resume(ctx context.Context, rank int, r Resume) (out Resumed, err 
 			err = fmt.Errorf("job %q: %w", j.shared.Name, err)
 		}
 	}()
-	if err := s.Flow.Try(ctx, func() error { return s.Workers.TakeOut(rank, &r) }); err != nil {
+	if err := s.Flow.Do(ctx, func() error { return s.Workers.TakeOut(rank, &r) }); err != nil {
 		return out, err
 	}
 	drained := false
 	for end := time.Now().Add(drainLimit); !drained && time.Now().Before(end); {
-		if err := s.Flow.Try(ctx, func() (err error) { drained, err = s.Workers.Drain(rank, &r); return err }); err != nil {
+		if err := s.Flow.Do(ctx, func() (err error) { drained, err = s.Workers.Drain(rank, &r); return err }); err != nil {
 			return out, err
 		}
 		if !drained {
 			time.Sleep(drainPause)
 		}
 	}
-	err = s.Flow.Try(ctx, func() (err error) { out, err = s.Workers.Reconnect(rank, &r, j.memory); return err })
+	err = s.Flow.Do(ctx, func() (err error) { out, err = s.Workers.Reconnect(rank, &r, j.memory); return err })
 	return out, err
 }

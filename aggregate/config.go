@@ -44,7 +44,7 @@ type Config struct {
 	// Manual engines have no goroutines: the owner calls every lane's Step, and Do runs at once.
 	Manual bool
 	// Watch wraps every command that lanes run, for measurements. If nil, commands run bare.
-	Watch func(func()) func()
+	Watch func(func() error) func() error
 }
 
 // MaxWorkers is the largest number of workers of a job.

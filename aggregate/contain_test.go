@@ -29,12 +29,12 @@ func beside(t testing.TB, r *racktest.Rack, provider string, workers int, cfg ra
 // tear leaves a job's shard of a lane in a state that no input should bring about. The lane panics at its next chunk.
 func tear(j *aggregate.Job, lane int) error {
 	s := j.Shards()[lane]
-	return s.Flow.Do(context.Background(), func() { s.Store.Chunks = nil })
+	return s.Flow.Do(context.Background(), func() error { s.Store.Chunks = nil; return nil })
 }
 
 // panicIn runs a command of the job that panics.
 func panicIn(j *aggregate.Job, lane int) error {
-	return j.Shards()[lane].Flow.Do(context.Background(), func() { panic("for the test") })
+	return j.Shards()[lane].Flow.Do(context.Background(), func() error { panic("for the test") })
 }
 
 func sumJob(name string, elems ...uint64) racktest.Config {

@@ -295,7 +295,7 @@ func (j *Job) Now() int64 { return j.site.lanes[0].Now() }
 func (j *Job) Detach(ctx context.Context, rank int) error {
 	j.shared.Left[rank].Store(true)
 	for _, s := range j.shards {
-		if err := s.Flow.Do(ctx, func() { s.Workers.Leave(rank) }); err != nil {
+		if err := s.Flow.Do(ctx, func() error { s.Workers.Leave(rank); return nil }); err != nil {
 			return err
 		}
 	}

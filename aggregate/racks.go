@@ -40,7 +40,7 @@ func (j *Job) OpenPeer(ctx context.Context, rack int) ([]PeerLane, error) {
 			return nil, err
 		}
 		f := j.shards[i].Flow
-		err = f.Try(ctx, func() (err error) {
+		err = f.Do(ctx, func() (err error) {
 			out[i], err = j.uplinks[i].Links.Open(f, rack, slots, j.memory.PDs(), j.shared.Timeouts.Peer, j.shared.Timeouts.Link)
 			return err
 		})
@@ -58,7 +58,7 @@ func (j *Job) JoinPeer(ctx context.Context, rack int, theirs []PeerLane, active 
 			len(theirs), j.place.Names[j.place.Rack], len(j.site.lanes))
 	}
 	for i, s := range j.shards {
-		if err := s.Flow.Try(ctx, func() error { return j.uplinks[i].Links.Join(rack, theirs[i], active) }); err != nil {
+		if err := s.Flow.Do(ctx, func() error { return j.uplinks[i].Links.Join(rack, theirs[i], active) }); err != nil {
 			return fmt.Errorf("job %q: lane %d to rack %q: %w", j.shared.Name, i, j.place.Names[rack], err)
 		}
 	}

@@ -117,16 +117,17 @@ func medianOf(times []time.Duration) time.Duration {
 }
 
 // longestOf returns a wrapper of lanes' commands that keeps the longest processor time.
-func longestOf(longest *atomic.Int64) func(func()) func() {
-	return func(f func()) func() {
-		return func() {
+func longestOf(longest *atomic.Int64) func(func() error) func() error {
+	return func(f func() error) func() error {
+		return func() error {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			before := threadTime()
-			f()
+			err := f()
 			took := int64(threadTime() - before)
 			for seen := longest.Load(); took > seen && !longest.CompareAndSwap(seen, took); seen = longest.Load() {
 			}
+			return err
 		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 
 type command struct {
 	flow *Flow
-	run  func()
-	done chan<- error // receives the panic that ended run, or nil; if nil, the caller does not wait
+	run  func() error
+	done chan<- error // receives run's error, or the panic that ended it; if nil, the caller does not wait
 }
 
 // commands holds the commands that other goroutines have queued, oldest first.
@@ -36,18 +36,22 @@ func (q *commands) take() {
 }
 
 // Do runs f on the lane's goroutine, between rounds, and waits for it. It returns a panic of f as an error.
-func (l *Lane) Do(ctx context.Context, f func()) error { return l.commands.do(ctx, nil, f) }
+func (l *Lane) Do(ctx context.Context, f func()) error {
+	return l.commands.do(ctx, nil, func() error { f(); return nil })
+}
 
-// Do runs f on the lane's goroutine, between rounds, and waits for it. A panic of f ends the tenant's job and is returned. In a
-// manual lane f runs at once and nothing is contained, so that tests and the simulation see every panic.
-func (f *Flow) Do(ctx context.Context, run func()) error { return f.lane.commands.do(ctx, f, run) }
+// Do runs f on the lane's goroutine, between rounds, and returns its error. A panic of f ends the tenant's job and is returned. If
+// ctx ends first, the lane may still run f later, so the caller must not read anything that f sets. In a manual lane f runs at once
+// and nothing is contained, so that tests and the simulation see every panic.
+func (f *Flow) Do(ctx context.Context, run func() error) error {
+	return f.lane.commands.do(ctx, f, run)
+}
 
-func (q *commands) do(ctx context.Context, f *Flow, run func()) error {
+func (q *commands) do(ctx context.Context, f *Flow, run func() error) error {
 	l := q.l
 	if l.Manual {
 		l.serving = f
-		run()
-		return nil
+		return run()
 	}
 	done := make(chan error, 1)
 	q.enqueue(command{f, run, done})
@@ -61,18 +65,10 @@ func (q *commands) do(ctx context.Context, f *Flow, run func()) error {
 	}
 }
 
-// Try is Do for a function that can fail. If ctx ends first, the lane may still run f later, so the caller must not read anything
-// that f sets.
-func (f *Flow) Try(ctx context.Context, run func() error) error {
-	var err error
-	if doErr := f.Do(ctx, func() { err = run() }); doErr != nil {
-		return doErr
-	}
-	return err
-}
-
 // Later runs f on the lane's goroutine, between rounds. Any goroutine may call it, the lane's too.
-func (f *Flow) Later(run func()) { f.lane.commands.enqueue(command{flow: f, run: run}) }
+func (f *Flow) Later(run func()) {
+	f.lane.commands.enqueue(command{flow: f, run: func() error { run(); return nil }})
+}
 
 func (q *commands) enqueue(c command) {
 	q.put(c)
@@ -103,8 +99,8 @@ func (q *commands) runAll() {
 	}
 }
 
-// guard runs a command and returns the panic that ended it. A tenant that panicked runs no more commands.
-func (q *commands) guard(f *Flow, run func()) (err error) {
+// guard runs a command and returns its error, or the panic that ended it. A tenant that panicked runs no more commands.
+func (q *commands) guard(f *Flow, run func() error) (err error) {
 	l := q.l
 	if f != nil && f.dead {
 		return f.tenant.Failure()
@@ -121,8 +117,7 @@ func (q *commands) guard(f *Flow, run func()) (err error) {
 			}
 		}()
 	}
-	run()
-	return nil
+	return run()
 }
 
 // Borrow runs f on the caller's goroutine while the lane leaves the tenant alone. However long f takes, the lane serves other
@@ -130,15 +125,16 @@ func (q *commands) guard(f *Flow, run func()) (err error) {
 func (f *Flow) Borrow(ctx context.Context, run func() error) (err error) {
 	l := f.lane
 	if l.Manual {
-		return f.Try(ctx, run)
+		return f.Do(ctx, run)
 	}
 	var claimed atomic.Bool // by the lane, which parks the tenant, or by a caller that stops waiting
-	err = f.Do(ctx, func() {
+	err = f.Do(ctx, func() error {
 		if claimed.CompareAndSwap(false, true) {
 			l.flush()
 			f.borrowed = true
 			l.flows.borrowed++
 		}
+		return nil
 	})
 	if err != nil && claimed.CompareAndSwap(false, true) {
 		return err
@@ -149,7 +145,7 @@ func (f *Flow) Borrow(ctx context.Context, run func() error) (err error) {
 			failed = l.panicError(v)
 			err = failed
 		}
-		l.commands.enqueue(command{run: func() { l.commands.takeBack(f, failed) }})
+		l.commands.enqueue(command{run: func() error { l.commands.takeBack(f, failed); return nil }})
 	}()
 	if err == nil {
 		err = run()

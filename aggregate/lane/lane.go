@@ -34,21 +34,16 @@ type Options struct {
 	// Manual lanes have no goroutine. Their owner calls Step and Tick, and Do runs at once.
 	Manual bool
 	// Watch wraps every command, for measurements. If nil, commands run bare.
-	Watch func(func()) func()
+	Watch func(func() error) func() error
 }
 
-// Site holds the constant properties of a lane.
-type Site struct {
+// Lane is one core's loop.
+type Lane struct {
 	Config
 	Options
 	Index  int        // in the plan
 	Attr   verbs.Attr // of the lane's own NIC
 	Depths Depths
-}
-
-// Lane is one core's loop.
-type Lane struct {
-	Site
 	Placed atomic.Int64 // bytes of all jobs' chunks in the lane
 
 	stamp    int64 // Now, read once per round
@@ -87,7 +82,7 @@ func New(index int, cfg Config, o Options) (*Lane, error) {
 		return nil, fmt.Errorf("lane %d on %s: %w", index, attr.Name, err)
 	}
 	l := &Lane{
-		Site:      Site{cfg, o, index, attr, d},
+		Config: cfg, Options: o, Index: index, Attr: attr, Depths: d,
 		published: published{on: make([]int, len(o.NICs))}, done: make(chan struct{}),
 	}
 	l.queues = queues{l: l, primary: slices.Index(o.NICs, cfg.Device), lost: make([]bool, len(o.NICs)), on: make([]int, len(o.NICs))}

@@ -47,7 +47,7 @@ type Config struct {
 	Balance    time.Duration              // length of the windows after which chunks move by themselves; if 0, none move
 	Loads      []uint64                   // by lane: bytes of other jobs' chunks, which the plan balances; may be nil
 	Now        func() int64
-	Watch      func(func()) func()              // as in [aggregate.Config]
+	Watch      func(func() error) func() error  // as in [aggregate.Config]
 	Log        func(format string, args ...any) // receives messages about failovers
 	ClockNS    *uint64
 }

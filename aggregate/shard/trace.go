@@ -66,7 +66,7 @@ func (s *Shard) Trace(ctx context.Context, n int) (events []TraceEvent, lost uin
 	if n > 0 {
 		next = &trace{events: make([]TraceEvent, n)}
 	}
-	if err := s.Flow.Do(ctx, func() { t, s.trace = s.trace, next }); err != nil || t == nil {
+	if err := s.Flow.Do(ctx, func() error { t, s.trace = s.trace, next; return nil }); err != nil || t == nil {
 		return nil, 0, err
 	}
 	size := uint64(len(t.events))
