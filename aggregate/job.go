@@ -32,8 +32,6 @@ type Job struct {
 	place  *Place // if nil, the rack is alone
 	// firstLane is the number in the plan of the first lane, where the job is spread over several aggregators.
 	firstLane int
-	owners    []store.Owners   // by lane
-	placed    []int64          // by lane: bytes of its chunks
 	shards    []*shard.Shard   // by lane
 	uplinks   []*uplink.Uplink // by lane; empty if the rack is alone
 	moves     placement
@@ -64,7 +62,7 @@ func newJob(c JobConfig, at site) (*Job, error) {
 	lanes := at.lanes
 	j := &Job{
 		site: at, place: c.Place, firstLane: c.Part.Number * len(lanes), config: c,
-		placed: make([]int64, len(lanes)), moves: placement{at: balance.NewPlacement(len(lanes))},
+		moves: placement{lanes: lanes, at: balance.NewPlacement(len(lanes)), bytes: make([]int64, len(lanes))},
 	}
 	each := func(f func(*Lane)) func() {
 		return func() {
@@ -88,16 +86,13 @@ func newJob(c JobConfig, at site) (*Job, error) {
 	for range c.Workers {
 		j.shared.Breaks = append(j.shared.Breaks, make(chan shard.Break, 2*len(lanes)))
 	}
-	if err := (opening{j}).shards(); err != nil {
+	if err := j.openLanes(); err != nil {
 		return nil, errors.Join(fmt.Errorf("job %q: %w", c.Name, err), j.Close())
 	}
 	return j, nil
 }
 
-// opening is a job under construction.
-type opening struct{ *Job }
-
-func (j opening) shards() (err error) {
+func (j *Job) openLanes() (err error) {
 	c := &j.config
 	if j.memory, err = store.NewMemory(c.Name, j.site.devices); err != nil {
 		return err
@@ -110,14 +105,13 @@ func (j opening) shards() (err error) {
 		j.shared.Fail.Spare = j.spare
 	}
 	for i, l := range j.site.lanes {
-		s, err := j.shard(l, j.site.scratch[i])
+		s, err := j.openShard(l, j.site.scratch[i])
 		if err != nil {
 			return err
 		}
-		j.Job.shards = append(j.Job.shards, s)
-		j.owners = append(j.owners, nil)
+		j.shards = append(j.shards, s)
 		if j.place != nil {
-			j.owners[i] = j.place.NewOwners(l.Index)
+			s.Store.Owners = j.place.NewOwners(l.Index)
 			u, err := j.raise(s, l, j.site.scratch[i])
 			if err != nil {
 				return err
@@ -126,15 +120,15 @@ func (j opening) shards() (err error) {
 		}
 	}
 	for i, l := range j.site.lanes {
-		if err := l.Do(context.Background(), j.Job.shards[i].Flow.Enter); err != nil {
+		if err := l.Do(context.Background(), j.shards[i].Flow.Enter); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// shard makes the job's shard of a lane, with its buffers.
-func (j opening) shard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
+// openShard makes the job's shard of a lane, with its buffers.
+func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	c := &j.config
 	buffers := int64(store.NumBuffers)
 	if j.Gate != nil && j.Gate.Sets() {
@@ -152,7 +146,8 @@ func (j opening) shard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 		}
 		racks = store.NewRackSum(c.Part.Racks, c.Part.Pods, c.ChunkBytes, r)
 	}
-	st := &store.Store{Config: c.storeConfig(), Replaced: &j.replacing}
+	st := &store.Store{Config: c.storeConfig(), Lane: j.firstLane + l.Index, Index: l.Index, Node: l.Config.Node, Memory: j.memory,
+		Replaced: &j.replacing}
 	m := reduce.Config{
 		Lane: l.Index, Workers: c.Workers, Window: j.site.window, Sends: l.Depths.AggregatorSend, Results: store.NumBuffers,
 		Mode: c.Mode, Norms: c.Rule.NeedsNorms(), Standing: reduce.Alone,
@@ -171,7 +166,7 @@ func (j opening) shard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 }
 
 // spare takes out a lost worker if the job's policy can do without it. It reports whether the policy can.
-func (j opening) spare(rank int, err error) bool {
+func (j *Job) spare(rank int, err error) bool {
 	spared, first := j.Gate.Lose(rank, j.Now())
 	if first {
 		j.shared.Left[rank].Store(true)
@@ -182,11 +177,11 @@ func (j opening) spare(rank int, err error) bool {
 	return spared
 }
 
-func (j opening) results(l *Lane, bytes int64, access verbs.Access) (*store.Region, error) {
+func (j *Job) results(l *Lane, bytes int64, access verbs.Access) (*store.Region, error) {
 	return j.memory.Allocate(store.Results, l.Index, l.Config.Node, bytes, access, false)
 }
 
-func (j opening) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink.Uplink, error) {
+func (j *Job) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink.Uplink, error) {
 	c, st := &j.config, s.Store
 	bytes := uplink.BuffersBytes(j.site.window, c.ChunkBytes, c.Place.Racks, c.Place.Buddies)
 	region, err := j.results(l, bytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
@@ -203,7 +198,7 @@ func (j opening) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink
 	return u, nil
 }
 
-func (j opening) reduction(s *shard.Shard, k *store.Arithmetic) uplink.Reduction {
+func (j *Job) reduction(s *shard.Shard, k *store.Arithmetic) uplink.Reduction {
 	c := &j.config
 	racks := uplink.Racks{Place: c.Place, K: k, Store: s.Store}
 	switch {
@@ -231,17 +226,15 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	additions := make([]*store.Addition, len(j.shards))
 	for i, s := range j.shards {
 		var err error
-		additions[i], err = s.Store.LayOut(plan, first, specs, norms, store.Layout{Lane: j.firstLane + i, Index: i,
-			Node: j.site.lanes[i].Config.Node, Memory: j.memory, Owners: j.owners[i]})
-		if err != nil {
+		if additions[i], err = s.Store.LayOut(plan, first, specs, norms); err != nil {
 			return err
 		}
 	}
-	for i, l := range j.site.lanes {
-		_, bytes := plan.LaneLoad(j.firstLane + i)
-		l.Placed.Add(int64(bytes) - j.placed[i])
-		j.placed[i] = int64(bytes)
-	}
+	j.moves.do(func(*balance.Placement) {
+		for i, a := range additions {
+			j.moves.carry(i, a.Bytes)
+		}
+	})
 	j.shared.Barrier.Add(norms)
 	for i, s := range j.shards {
 		if err := s.Flow.Borrow(ctx, func() error { s.Add(additions[i]); return nil }); err != nil {
@@ -376,9 +369,6 @@ func (j *Job) end() error {
 		cancel()
 	}
 	j.Fail(noRank, ErrClosed)
-	for i, l := range j.site.lanes {
-		l.Placed.Add(-j.placed[i])
-	}
 	var errs []error
 	for i, s := range j.shards {
 		release := func() { errs = append(errs, s.Close()) }
@@ -389,9 +379,9 @@ func (j *Job) end() error {
 			errs = append(errs, err)
 		}
 	}
-	j.moves.do(func(p *balance.Placement) {
-		for i, bytes := range p.Excess() {
-			j.site.lanes[i].Placed.Add(-bytes)
+	j.moves.do(func(*balance.Placement) {
+		for i, bytes := range j.moves.bytes {
+			j.moves.carry(i, -bytes)
 		}
 	})
 	return errors.Join(errs...)
@@ -428,8 +418,10 @@ func (j *Job) await(ctx context.Context, holds func(lane int) bool) {
 
 // placement guards a job's Placement. Any goroutine may use it.
 type placement struct {
-	mu sync.Mutex
-	at *balance.Placement
+	mu    sync.Mutex
+	lanes []*Lane
+	at    *balance.Placement
+	bytes []int64 // by lane: of its chunks
 }
 
 func (p *placement) do(f func(*balance.Placement)) {
@@ -438,10 +430,18 @@ func (p *placement) do(f func(*balance.Placement)) {
 	f(p.at)
 }
 
+// carry adds bytes to a lane's chunks. It is called under the lock.
+func (p *placement) carry(lane int, bytes int64) {
+	p.bytes[lane] += bytes
+	p.lanes[lane].Placed.Add(bytes)
+}
+
 // handOver gives a chunk to another lane. It runs on the goroutine of the lane that had the chunk.
 func (j *Job) handOver(index uint32, from, to int, a shard.Arrival) {
-	j.moves.do(func(p *balance.Placement) { a.Index = p.Arrived(balance.Place{Lane: from, Index: index}, to, a.Bytes) })
-	j.site.lanes[from].Placed.Add(-a.Bytes)
-	j.site.lanes[to].Placed.Add(a.Bytes)
+	j.moves.do(func(p *balance.Placement) {
+		a.Index = p.Arrived(balance.Place{Lane: from, Index: index}, to)
+		j.moves.carry(from, -a.Bytes)
+		j.moves.carry(to, a.Bytes)
+	})
 	j.shards[to].Moves.Arrive(a)
 }

@@ -107,12 +107,12 @@ func (j *Job) SetShape(ctx context.Context, shape hierarchy.Shape) error {
 				return errors.New("it has tensors, and their owners stay")
 			}
 			j.uplinks[i].SetShape(shape)
+			s.Store.Owners = to.NewOwners(l.Index)
 			return nil
 		})
 		if err != nil {
 			return fmt.Errorf("job %q: shape %v: %w", j.shared.Name, shape, err)
 		}
-		j.owners[i] = to.NewOwners(l.Index)
 	}
 	j.place.Shape = shape
 	return nil

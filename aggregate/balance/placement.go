@@ -27,12 +27,11 @@ type Placement struct {
 	has     []int              // by lane: the number of chunks now there
 	tensors int                // of the plan
 	at      map[Place]location // by home
-	bytes   []int64            // by lane: bytes beyond the plan's
 }
 
 // NewPlacement returns the placement of a job without chunks.
 func NewPlacement(lanes int) *Placement {
-	return &Placement{homes: make([]int, lanes), has: make([]int, lanes), bytes: make([]int64, lanes), at: map[Place]location{}}
+	return &Placement{homes: make([]int, lanes), has: make([]int, lanes), at: map[Place]location{}}
 }
 
 // Grow records the chunks that the plan has placed in the job's lanes, from lane first on.
@@ -89,7 +88,7 @@ func (m *Placement) Choose(from, to, n int) (indexes []uint32) {
 }
 
 // Arrived records a move, and returns the chunk's index in its new lane.
-func (m *Placement) Arrived(from Place, to int, bytes int64) uint32 {
+func (m *Placement) Arrived(from Place, to int) uint32 {
 	home := from
 	if from.Index&chunk.MovedBit != 0 {
 		home.Lane, home.Index = chunk.Home(from.Index, len(m.homes))
@@ -100,19 +99,10 @@ func (m *Placement) Arrived(from Place, to int, bytes int64) uint32 {
 	}
 	m.has[from.Lane]--
 	m.has[to]++
-	m.bytes[from.Lane] -= bytes
-	m.bytes[to] += bytes
 	return index
 }
 
 // Count returns the number of chunks in a lane.
 func (m *Placement) Count(lane int) int {
 	return m.has[lane]
-}
-
-// Excess returns, by lane, the bytes beyond the plan's, and resets them.
-func (m *Placement) Excess() []int64 {
-	excess := m.bytes
-	m.bytes = make([]int64, len(excess))
-	return excess
 }

@@ -95,6 +95,11 @@ type Store struct {
 	Config
 	Chunks  []Chunk
 	Tensors []Tensor
+	Lane    int // in the plan
+	Index   int // of the lane in the engine
+	Node    int // of the lane's memory
+	Memory  *Memory
+	Owners  Owners // if nil, the job runs in one rack
 	Scratch uint64 // room for a chunk's parameters where they are rounded; 0 where they are not
 	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
 	Replaced *atomic.Bool
@@ -193,32 +198,24 @@ type Spec struct {
 }
 
 // Owners deals a lane's chunks to racks, one in each call. It returns the rack that owns the chunk, and whether this rack keeps the
-// chunk's optimizer state. If nil, the job runs in one rack.
+// chunk's optimizer state.
 type Owners func(elems uint64) (rack uint8, kept bool)
 
 // Addition holds the new tensors of a lane and their chunks. The chunks count tensors from the addition's first.
 type Addition struct {
 	Tensors []Tensor
 	Chunks  []Chunk
-}
-
-// Layout is the destination of a lane's part of a plan.
-type Layout struct {
-	Lane   int // in the plan
-	Index  int // in the engine
-	Node   int
-	Memory *Memory
-	Owners Owners
+	Bytes   int64 // of the chunks on the wire
 }
 
 // LayOut plans a lane's part of the plan's tensors from number first on, and allocates its memory. norms holds the norms of the
 // tensors' chunks, in the plan's order.
-func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms, l Layout) (*Addition, error) {
+func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms) (*Addition, error) {
 	a := &Addition{}
 	firstChunk, _ := plan.TensorChunks(first)
 	var bytes uint64
-	ids := plan.LaneChunks(l.Lane)
-	for _, lt := range plan.LaneTensors(l.Lane) {
+	ids := plan.LaneChunks(s.Lane)
+	for _, lt := range plan.LaneTensors(s.Lane) {
 		number := int(lt.Tensor)
 		if number < first {
 			continue
@@ -232,8 +229,8 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms,
 		for i := lt.First; i < lt.First+lt.Chunks; i++ {
 			c := plan.Chunk(int(ids[i]))
 			owner, kept := uint8(0), true
-			if l.Owners != nil {
-				owner, kept = l.Owners(uint64(c.Elems))
+			if s.Owners != nil {
+				owner, kept = s.Owners(uint64(c.Elems))
 			}
 			var h *History
 			arrays := s.Arrays[0]
@@ -248,12 +245,13 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms,
 				Offset: c.Offset * uint64(t.DType.Size()), Norms: &norms[int(ids[i])-firstChunk], Number: uint32(ids[i]),
 			})
 			bytes += uint64(arrays) * Stride(uint32(c.Elems))
+			a.Bytes += int64(c.Elems * t.DType.Size())
 		}
 	}
 	if bytes == 0 {
 		return a, nil
 	}
-	r, offset, err := l.Memory.shelve(l.Index, l.Node, int64(bytes))
+	r, offset, err := s.Memory.shelve(s.Index, s.Node, int64(bytes))
 	if err != nil {
 		return nil, err
 	}
