@@ -17,12 +17,12 @@ type ActionKind uint8
 
 // These are the kinds.
 const (
-	// Combine adds the inputs into this rack's partial sum of the chunk.
+	// Combine adds the inputs into this rack's sum of the chunk.
 	Combine ActionKind = iota
 	// Finish adds the inputs and makes the sum the chunk's result, because this rack owns the chunk.
 	Finish
-	// SendPartial sends the partial sum to rack Peer, into slot Slot there.
-	SendPartial
+	// SendSum sends the sum to rack Peer, into slot Slot there.
+	SendSum
 	// SendResult sends the result to rack Peer.
 	SendResult
 	// Return gives the result to the rack's workers.
@@ -50,7 +50,7 @@ type Action struct {
 	Epoch     uint8 // of the message
 	Broadcast bool  // a broadcast of initial values, not gradients
 	Peer      int
-	Slot      int // of SendPartial: at Peer; of an answer: here, or -1 if it is free already
+	Slot      int // of SendSum: at Peer; of an answer: here, or -1 if it is free already
 	Err       error
 }
 
@@ -59,7 +59,7 @@ type ReducerConfig struct {
 	Topology
 	Lane   int // for error messages
 	Rack   int
-	Window int // partial sums that one rack may have at another, unanswered
+	Window int // sums that one rack may have at another, unanswered
 	Open   int // largest number of the rack's own sums without a result
 	Sends  int // entries of the send queue to each peer
 }
@@ -244,8 +244,8 @@ func (m *Reducer) row(c *chunkState) []uint16 {
 	return m.rows[int(c.row)*m.cfg.Racks:][:m.cfg.Racks]
 }
 
-// Partial takes a child's partial sum.
-func (m *Reducer) Partial(rack int, index uint32, epoch uint8, broadcast bool) {
+// Sum takes a child's sum.
+func (m *Reducer) Sum(rack int, index uint32, epoch uint8, broadcast bool) {
 	m.begin()
 	if m.failed {
 		return
@@ -441,7 +441,7 @@ func (m *Reducer) flush(rack int) {
 		if !c.broadcast {
 			epoch = after(epoch)
 		}
-		m.emit(Action{Kind: SendPartial, Index: index, Peer: rack, Slot: int(c.slot), Epoch: epoch, Broadcast: c.broadcast})
+		m.emit(Action{Kind: SendSum, Index: index, Peer: rack, Slot: int(c.slot), Epoch: epoch, Broadcast: c.broadcast})
 	}
 }
 

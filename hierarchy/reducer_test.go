@@ -94,7 +94,7 @@ func (n *net) carry(rack int) {
 			delete(n.ready[rack], a.Index)
 		case Discard:
 			delete(n.ready[rack], a.Index)
-		case SendPartial:
+		case SendSum:
 			n.slot(to, a.Slot, true)
 			n.queues[to] = append(n.queues[to], wire{a.Kind, a.Index, a.Epoch, a.Broadcast})
 		case SendResult, SendNACK, SendTaken:
@@ -129,8 +129,8 @@ func (n *net) receive(link [2]int, react func(rack int)) {
 	from, to := link[0], link[1]
 	m := n.machines[to]
 	switch w.kind {
-	case SendPartial:
-		m.Partial(from, w.index, w.epoch, w.broadcast)
+	case SendSum:
+		m.Sum(from, w.index, w.epoch, w.broadcast)
 	case SendResult:
 		m.Result(from, w.index, w.epoch, w.broadcast)
 	case SendNACK:
@@ -215,15 +215,15 @@ func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 		return m
 	}
 	for name, f := range map[string]func(m *Reducer){
-		"an unknown chunk": func(m *Reducer) { m.Partial(1, 3, 1, false) },
-		"another epoch":    func(m *Reducer) { m.Partial(1, 0, 2, false) },
+		"an unknown chunk": func(m *Reducer) { m.Sum(1, 3, 1, false) },
+		"another epoch":    func(m *Reducer) { m.Sum(1, 0, 2, false) },
 		"beyond the window": func(m *Reducer) {
 			for index := range uint32(3) {
-				m.Partial(1, index, 1, false)
+				m.Sum(1, index, 1, false)
 			}
 		},
-		"a sum twice":                       func(m *Reducer) { m.Partial(1, 0, 1, false); m.Partial(1, 0, 1, false) },
-		"a broadcast among sums":            func(m *Reducer) { m.Partial(2, 0, 1, false); m.Partial(1, 0, 0, true) },
+		"a sum twice":                       func(m *Reducer) { m.Sum(1, 0, 1, false); m.Sum(1, 0, 1, false) },
+		"a broadcast among sums":            func(m *Reducer) { m.Sum(2, 0, 1, false); m.Sum(1, 0, 0, true) },
 		"a result to the owner":             func(m *Reducer) { m.Result(1, 0, 1, false) },
 		"a request to the owner":            func(m *Reducer) { m.Requested(1, 0) },
 		"a NACK of a sum that was not sent": func(m *Reducer) { m.NACKed(1, 0) },
@@ -243,8 +243,8 @@ func TestAPeerThatBreaksTheProtocolByASumAfterItWasTakenIsNamed(t *testing.T) {
 	m := NewReducer(ReducerConfig{Topology: Topology{Shape: Chain, Racks: 3}, Rack: 1, Window: 2, Open: 4, Sends: 8})
 	m.Add([]int{2})
 	m.Ready(0, false)
-	m.Partial(0, 0, 1, false)
-	m.Partial(0, 0, 1, false)
+	m.Sum(0, 0, 1, false)
+	m.Sum(0, 0, 1, false)
 	if a := m.Actions(); len(a) != 1 || a[0].Kind != Violate || a[0].Peer != 0 {
 		t.Errorf("actions %v", a)
 	}
@@ -255,13 +255,13 @@ func TestALanesOwnWordsTakeRoom(t *testing.T) {
 	for _, tc := range []struct{ sends, want int }{{3, 3}, {100, mostNotices}} {
 		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 2}, Window: 2, Open: 4, Sends: tc.sends})
 		said := 0
-		for m.Spare(1) {
+		for m.TakeSend(1) {
 			said++
 		}
 		if said != tc.want {
 			t.Errorf("with %d entries there was room for %d, want %d", tc.sends, said, tc.want)
 		}
-		if m.Sent(1, 1); !m.Spare(1) || m.Spare(1) {
+		if m.Sent(1, 1); !m.TakeSend(1) || m.TakeSend(1) {
 			t.Errorf("with %d entries, one that has arrived does not make room for one", tc.sends)
 		}
 	}

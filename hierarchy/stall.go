@@ -149,8 +149,8 @@ func (m *Reducer) follow(index uint32, c *chunkState) (some bool) {
 	return some
 }
 
-// Spare takes an entry of the send queue to a rack for a message of the lane's own, if it has room.
-func (m *Reducer) Spare(rack int) bool {
+// TakeSend takes an entry of the send queue to a rack for a message of the lane's own, if it has room.
+func (m *Reducer) TakeSend(rack int) bool {
 	p := &m.peers[rack]
 	if p.notices >= mostNotices || p.sends == 0 {
 		return false
@@ -162,7 +162,7 @@ func (m *Reducer) Spare(rack int) bool {
 
 // notify sends a request or a recall if it has room. If not, a later tick does.
 func (m *Reducer) notify(rack int, a Action) bool {
-	if !m.Spare(rack) {
+	if !m.TakeSend(rack) {
 		return false
 	}
 	a.Peer = rack
@@ -184,7 +184,8 @@ func (m *Reducer) Requested(rack int, index uint32) {
 	}
 }
 
-// Yield makes room in the rack's windows. It drops the youngest of its sums that no rack has requested.
+// Yield makes room in the windows of the rack's workers, by giving up the youngest of its sums that no rack has requested. A sum
+// that is at the parent is recalled, and given up when the parent's NACK comes. The workers send these gradients again later.
 func (m *Reducer) Yield() {
 	m.begin()
 	if m.failed {

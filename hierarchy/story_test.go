@@ -16,7 +16,7 @@ type story struct {
 }
 
 var actionNames = map[ActionKind]string{
-	Combine: "combines", Finish: "finishes", SendPartial: "sends its sum of", SendResult: "sends the result of", Return: "returns",
+	Combine: "combines", Finish: "finishes", SendSum: "sends its sum of", SendResult: "sends the result of", Return: "returns",
 	Discard: "discards", Follow: "follows with", SendRequest: "requests", SendRecall: "recalls", SendNACK: "NACKs",
 	SendTaken: "has taken",
 	Violate:   "ends the job at",
@@ -27,7 +27,7 @@ func (s *story) react(rack int) {
 	for _, a := range s.machines[rack].Actions() {
 		fmt.Fprintf(&s.out, "%d %s chunk %d", rack, actionNames[a.Kind], a.Index)
 		switch a.Kind {
-		case SendPartial, SendResult, SendRequest, SendRecall, SendNACK, SendTaken:
+		case SendSum, SendResult, SendRequest, SendRecall, SendNACK, SendTaken:
 			fmt.Fprintf(&s.out, " -> %d", a.Peer)
 		case Violate:
 			fmt.Fprintf(&s.out, ": %v", a.Err)

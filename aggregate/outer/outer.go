@@ -51,7 +51,7 @@ func New(o outer.Optimizer, rack, workers, total int, k *store.Arithmetic, st *s
 	}
 }
 
-// Local reports whether the next step of a chunk stays in the rack. A chunk whose part was recalled has taken its step already.
+// Local reports whether the next step of a chunk stays in the rack. A chunk whose sum was dropped has taken its step already.
 func Local(o outer.Optimizer, c *store.Chunk) bool {
 	return !c.Stepped && !o.Due(int(c.Number), c.Updates+1)
 }
@@ -62,9 +62,9 @@ func (r *Rounds) last(c *store.Chunk) uint64 { return r.st.Array(c, 1+r.st.State
 // array returns the address of one of the outer optimizer's arrays: its parameters, then each state.
 func (r *Rounds) array(c *store.Chunk, i int) uint64 { return r.st.Array(c, 2+r.st.States+i) }
 
-// Contribute runs the job's rule over this rack's gradients, and writes the difference since the last round, times its workers, to
+// Sum runs the job's rule over this rack's gradients, and writes the difference since the last round, times its workers, to
 // out.
-func (r *Rounds) Contribute(c *store.Chunk, src []uint64, out uint64) {
+func (r *Rounds) Sum(c *store.Chunk, src []uint64, out uint64) {
 	k := r.k
 	if !c.Stepped {
 		k.Step(r.st, c, src, uint8(r.st.Tensors[c.Tensor].Wire), nil, false)
@@ -78,14 +78,14 @@ func (r *Rounds) Contribute(c *store.Chunk, src []uint64, out uint64) {
 	k.RunOn(c, kernel.Update{Rule: uint8(optim.Sum), Scalar: r.weight}, r.one[:], r.one[:], kernel.F32)
 }
 
-// Finish runs the outer optimizer over the racks' parts, and writes its parameters, in the wire's type, to result.
-func (r *Rounds) Finish(c *store.Chunk, parts []uint64, result, _ uint64) {
+// Result runs the outer optimizer over the racks' sums, and writes its parameters, in the wire's type, to result.
+func (r *Rounds) Result(c *store.Chunk, sums []uint64, result, _ uint64) {
 	u := kernel.Update{W: r.array(c, 0), Rule: uint8(r.rule), Scalar: r.step}
 	for i := range r.states {
 		u.State[i] = r.array(c, 1+i)
 	}
 	r.one[0] = result
-	r.k.RunOn(c, u, parts, r.one[:], uint8(r.st.Tensors[c.Tensor].Wire))
+	r.k.RunOn(c, u, sums, r.one[:], uint8(r.st.Tensors[c.Tensor].Wire))
 }
 
 // Begin copies a chunk's parameters, which are the initial values, to those of the last round, and at the owner to the outer
@@ -98,8 +98,8 @@ func (r *Rounds) Begin(c *store.Chunk) {
 	c.Stepped = false
 }
 
-// Take replaces the rack's parameters by a round's result.
-func (r *Rounds) Take(c *store.Chunk, result, _ uint64) (answers bool) {
+// Apply replaces the rack's parameters by a round's result.
+func (r *Rounds) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
 	r.k.Replace(r.st, c, result, uint8(r.st.Tensors[c.Tensor].Wire))
 	r.copy(r.last(c), c)
 	c.Stepped = false

@@ -78,7 +78,7 @@ func (m *Machine) Violate(rank int, format string, args ...any) {
 }
 
 // Follow requests a chunk that other racks have sent up from the workers. It reports whether a worker without the chunk's gradient
-// has no slot for it.
+// has no slot for it, because other gradients hold all of its slots.
 func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
 	m.begin(now)
 	i := m.chunk(index).fold

@@ -316,7 +316,8 @@ func (m *Machine) Open() int {
 	return m.folds.open()
 }
 
-// HyperSum returns the checksum of the hyper-parameters in use for a chunk, or 0 for the job's own.
+// HyperSum returns the checksum of the hyper-parameters in use for a chunk, or 0 if its workers have sent none, and the
+// job's are in use.
 func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunk(index).Tensor].hyperSum }
 
 // CommitEpoch returns the epoch of the last commit that every worker has sent.

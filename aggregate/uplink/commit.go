@@ -13,7 +13,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// commit is a lane's part in the commit of a two-phase step over several racks. Ahead of each of the job's barriers the lanes of
+// commit is a lane's end of the commit of a two-phase step over several racks. Ahead of each of the job's barriers the lanes of
 // one number exchange the norms of the chunks that they own, so that every rack adds the norms of all chunks, in the plan's order.
 // After the update the owners of the chunks broadcast their parameters, through the reducer.
 type commit struct {
@@ -22,14 +22,14 @@ type commit struct {
 
 	op     Op // of the exchange under way, if active
 	active bool
-	began  int64  // ns, the time at which the exchange began
-	round  uint64 // number of exchanges begun
-	record [chunk.RecordBytes]byte
+	began  int64                   // ns, the time at which the exchange began
+	round  uint64                  // number of exchanges begun
+	record [chunk.RecordBytes]byte // of this rack's commit
 
 	refreshing bool
 	skip       bool   // the commit changed no parameters
 	next       uint32 // index of the next chunk to broadcast
-	under      int    // chunks whose parameters are in flight, at most window, so that every part finds a slot and nothing stalls
+	under      int    // chunks whose parameters are in flight, at most window, so that every message finds a slot and nothing stalls
 }
 
 // normPeer is the progress of an exchange of norms with another rack.
@@ -44,7 +44,9 @@ type normPeer struct {
 	open     bool // the peer has more to send
 	received int  // number of norms received
 	done     uint64
-	records  [2][chunk.RecordBytes]byte // by the parity of the exchange, because a peer may be one ahead
+	// records holds what the peer's workers sent with the commit, by the parity of the exchange, because a peer may be one ahead.
+	// All racks' workers must commit with the same learning rate, scale and bound of the norm.
+	records [2][chunk.RecordBytes]byte
 }
 
 // pending reports whether there may be something to send.
@@ -128,11 +130,11 @@ func (e *commit) exchange() (worked bool) {
 	all := e.active
 	for rack := range e.peers {
 		p := &e.peers[rack]
-		if p.ackDue && u.reducer.Spare(rack) {
+		if p.ackDue && u.reducer.TakeSend(rack) {
 			p.ackDue, worked = false, true
 			u.Links.notify(rack, NoticeRead, 0)
 		}
-		if e.active && !p.all && !p.full && u.reducer.Spare(rack) {
+		if e.active && !p.all && !p.full && u.reducer.TakeSend(rack) {
 			worked = true
 			e.send(rack, p)
 		}
@@ -172,7 +174,7 @@ func (e *commit) send(rack int, p *normPeer) {
 	p.full, p.all = true, p.sent == len(ours)
 	to := &u.Links.peers[rack]
 	u.Links.send(rack, pack(e.op, epoch, uint32(from)), store.NoBuffer,
-		verbs.SendWR{LAddr: at, Length: uint32(n), RAddr: to.partAddr + uint64(u.window)*u.slotBytes, RKey: to.partRKey})
+		verbs.SendWR{LAddr: at, Length: uint32(n), RAddr: to.sumAddr + uint64(u.window)*u.slotBytes, RKey: to.sumRKey})
 }
 
 // acknowledged records that a rack has read the last norms that it received.
@@ -230,7 +232,7 @@ func (e *commit) advanceRefresh() (worked bool) {
 	for _, index := range u.returned {
 		c := &st.Chunks[index]
 		if int(c.Owner) != u.cfg.Place.Rack {
-			u.cfg.Arithmetic.Replace(st, c, u.buffers.result(u.chunks[index].part), uint8(st.Tensors[c.Tensor].Result))
+			u.cfg.Arithmetic.Replace(st, c, u.buffers.result(u.chunks[index].sum), uint8(st.Tensors[c.Tensor].Result))
 		}
 		u.release(index)
 		e.under--
@@ -249,9 +251,9 @@ func (e *commit) advanceRefresh() (worked bool) {
 		worked = true
 		e.under++
 		b := u.buffers.take(u.cfg.Lane.Stamp())
-		u.chunks[index].part = b
+		u.chunks[index].sum = b
 		n := note{resultAddr: u.buffers.result(b)}
-		n.write(u.buffers.part(b) + u.partBytes(c, true))
+		n.write(u.buffers.sum(b) + u.sumBytes(c, true))
 		u.reducer.Ready(index, true)
 		u.carryOut()
 	}

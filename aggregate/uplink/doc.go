@@ -1,21 +1,26 @@
 // Package uplink reduces one lane's chunks among the aggregators of several racks.
 //
 // The shard below hands up a chunk when the last gradient of the rack's workers has arrived ([Uplink.HandUp]). The uplink makes
-// the rack's part of it in a buffer of its own, and a pure machine, hierarchy.Reducer, decides the next actions: the parent gets
-// the part, children's parts are added, and the owner makes the result, which travels back down. A result for the rack's workers
-// goes back through [Shard]. [Reduction] defines the parts and the results of a job.
+// the rack's sum of it in a buffer of its own, and a pure machine, hierarchy.Reducer, decides the next actions: the parent gets
+// the sum, children's sums are added, and the owner makes the result, which travels back down. A result for the rack's workers
+// goes back through [Shard]. [Reduction] defines the sums and the results of a job.
 //
-// The spine is HandUp → contribute → Ready → sendPart here, receiveChunk → Partial → combine or finish → sendResult at the parent,
-// and here receiveChunk → Result, whose action Return queues the chunk, and Advance → Deliver. Results wait for Advance, because a
-// shard that is carrying out actions of its machine must not enter it again. A part is a rack's sum, or the sum of a group of racks
-// below a parent. A note is the trailer of a part. An owner is the rack whose update counts, a buddy the next rack, which keeps a
-// copy of the owner's state. A peer's receive slot is this rack's until its answer is posted, so a group's sum may be made in place
-// there. A core type of 16 bits is allowed only in shapes in which no rack forwards a sum, so that each part is rounded once
-// (hierarchy.Topology.CheckOnce).
+// The spine is HandUp → makeSum → Reducer.Ready → sendSum here, receiveChunk → Reducer.Sum → combine or makeResult → sendResult at
+// the parent, and here receiveChunk → Reducer.Result, whose action Return queues the chunk, and Advance → Deliver. Results wait for
+// Advance, because a shard that is carrying out actions of its machine must not enter it again.
+//
+// A sum is of a rack's gradients and, once combined, of its children's sums. The total, which only buddies need, is of all racks. A
+// note is the trailer of a sum. An owner is the rack whose update counts, a buddy the next rack, which keeps a copy of the owner's
+// state. A receive slot here is this rack's until its answer is posted, so a group's sum may be made in place there. A core type of
+// 16 bits is allowed only in shapes in which no rack forwards a sum, so that each is rounded once (hierarchy.Topology.CheckOnce).
+//
+// A chunk that was handed up keeps its gradients: they lie in the workers' slots, each of which is free again only when the worker
+// has its answer. So a chunk may wait here for a buffer, and no more than the workers' window of chunks is ever in the uplink. The
+// chunks of a job in several racks do not move between lanes, because lanes of one number are connected.
 //
 // There is one connection between the lanes of one number in two racks. On it an aggregator is a worker of its parent, in effect.
-// It has a window of slots without numbers. A notice that its part was taken frees the slot, or at the owner the result does. It
-// keeps the part itself until it has the result, because a NACK may still ask for the part again. wire.go lists the messages.
+// It has a window of slots without numbers. A notice that its sum was taken frees the slot, or at the owner the result does. It
+// keeps the sum itself until it has the result, because a NACK may still ask for it again. wire.go lists the messages.
 // Nobody resumes such a connection: a core link may be down for half a minute, and then the job fails in all racks.
 //
 // The other racks keep the parameters for pulls, and only the owner keeps optimizer state, except where racks train apart. With

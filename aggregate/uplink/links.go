@@ -16,9 +16,9 @@ import (
 
 type peer struct {
 	*lane.Conn               // nil at this rack's place, and until Open
-	slots      *store.Region // slots for the peer's parts
-	partAddr   uint64        // address of the slots there for this rack's parts
-	partRKey   uint32
+	slots      *store.Region // slots for the peer's sums
+	sumAddr    uint64        // address of the slots there for this rack's sums
+	sumRKey    uint32
 	resultRKey uint32   // key of the memory for the peer's results
 	ended      bool     // the job has ended there, because its workers have left or it has failed
 	owned      []uint32 // chunks whose optimizer it runs
@@ -37,9 +37,9 @@ type Links struct {
 // PeerLane is one rack's end of a lane's connection to another rack's aggregator.
 type PeerLane struct {
 	Endpoint   []byte
-	SlotAddr   uint64 // address of the slots for the other rack's parts, with their key
+	SlotAddr   uint64 // address of the slots for the other rack's sums, with their key
 	SlotRKey   uint32
-	ResultRKey uint32 // key of the memory for results; each part's note holds the address
+	ResultRKey uint32 // key of the memory for results; each sum's note holds the address
 }
 
 // leastRetry is the time for which a message to another rack is retried at least, so that a core link that is down for less loses
@@ -83,7 +83,7 @@ func (l *Links) Join(rack int, theirs PeerLane, active bool) error {
 	if p.Conn == nil {
 		return errors.New("it was not opened")
 	}
-	p.partAddr, p.partRKey, p.resultRKey = theirs.SlotAddr, theirs.SlotRKey, theirs.ResultRKey
+	p.sumAddr, p.sumRKey, p.resultRKey = theirs.SlotAddr, theirs.SlotRKey, theirs.ResultRKey
 	defer l.u.cfg.Lane.Recount()
 	return p.Conn.Join(theirs.Endpoint, active)
 }

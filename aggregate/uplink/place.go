@@ -43,8 +43,8 @@ func (p *Place) CheckPlace() error {
 // CoreType returns the type of sums between racks.
 func (p *Place) CoreType() chunk.DType { return cmp.Or(p.Core, chunk.F32) }
 
-// mirrors reports whether this rack keeps the state of an owner's chunks as its buddy.
-func (p *Place) mirrors(owner int) bool { return p.Buddies && p.Buddy(owner) == p.Rack }
+// isBuddyOf reports whether this rack keeps the state of an owner's chunks, too.
+func (p *Place) isBuddyOf(owner int) bool { return p.Buddies && p.Buddy(owner) == p.Rack }
 
 // StateBytes bounds the memory of so many bytes of parameters with so many arrays each, in a rack that keeps the state of its own
 // chunks and of its buddy's, and only the parameters of others. Owners differ by at most one chunk in each lane.
@@ -52,7 +52,7 @@ func (p *Place) StateBytes(bytes int64, arrays, lanes, chunkBytes int) int64 {
 	kept, owners := int64(0), int64(0)
 	for _, o := range p.Owners() {
 		owners++
-		if o == p.Rack || p.mirrors(o) {
+		if o == p.Rack || p.isBuddyOf(o) {
 			kept++
 		}
 	}
@@ -81,6 +81,6 @@ func (p *Place) NewOwners(lane int) store.Owners {
 	owners := p.Topology.NewOwners(lane)
 	return func(elems uint64) (rack uint8, kept bool) {
 		r := owners.Next(elems)
-		return uint8(r), r == p.Rack || p.mirrors(r)
+		return uint8(r), r == p.Rack || p.isBuddyOf(r)
 	}
 }

@@ -11,20 +11,20 @@ import (
 
 func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32) {
 	c := &u.cfg.Store.Chunks[index]
-	initial := op == OpBroadcast || op == OpInitial
-	part := op == OpSum || op == OpBroadcast
-	expect := u.answerBytes(c, initial, u.mirrors(c))
-	if part {
-		expect = uint32(u.partBytes(c, initial)) + noteBytes
+	broadcast := op == OpBroadcast || op == OpValues
+	sum := op == OpSum || op == OpBroadcast
+	expect := u.answerBytes(c, broadcast, u.keepsAsBuddy(c))
+	if sum {
+		expect = uint32(u.sumBytes(c, broadcast)) + noteBytes
 	}
 	if bytes != expect && (op != OpBroadcast || bytes != noteBytes) {
 		u.Links.violates(rack, "sent %d bytes with operation %d of chunk %d of lane %d, expected %d", bytes, op, index, u.cfg.Lane.Index, expect)
 		return
 	}
-	if part {
-		u.reducer.Partial(rack, index, epoch, initial)
+	if sum {
+		u.reducer.Sum(rack, index, epoch, broadcast)
 	} else {
-		u.reducer.Result(rack, index, epoch, initial)
+		u.reducer.Result(rack, index, epoch, broadcast)
 	}
 	u.carryOut()
 }

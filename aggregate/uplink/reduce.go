@@ -11,44 +11,44 @@ import (
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
-// HandUp makes this rack's part of a chunk, or waits for a buffer.
+// HandUp makes this rack's sum of a chunk, or keeps the action until a buffer is free.
 func (u *Uplink) HandUp(a *reduce.Action) {
 	if len(u.pending) > 0 || u.buffers.Free() == 0 {
 		u.pending = append(u.pending, *a)
 		return
 	}
-	u.contribute(a)
+	u.makeSum(a)
 }
 
-// contributePending makes the parts that waited for a buffer, and reports whether it made any.
-func (u *Uplink) contributePending() (worked bool) {
+// sumPending makes the sums that waited for a buffer, and reports whether it made any.
+func (u *Uplink) sumPending() (worked bool) {
 	for len(u.pending) > 0 && u.buffers.Free() > 0 && u.cfg.Machine.State == reduce.Running {
 		a := u.pending[0]
 		u.pending = u.pending[:copy(u.pending, u.pending[1:])]
-		u.contribute(&a)
+		u.makeSum(&a)
 		worked = true
 	}
 	return worked
 }
 
-func (u *Uplink) contribute(a *reduce.Action) {
+func (u *Uplink) makeSum(a *reduce.Action) {
 	c := &u.cfg.Store.Chunks[a.Index]
 	b := u.buffers.take(u.cfg.Lane.Stamp())
-	u.chunks[a.Index].part = b
+	u.chunks[a.Index].sum = b
 	broadcast := a.Op == chunk.OpBroadcast
 	n := note{resultAddr: u.buffers.result(b), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
-	if !broadcast && u.mirrors(c) {
-		n.resultAddr = u.buffers.sum(b)
+	if !broadcast && u.keepsAsBuddy(c) {
+		n.resultAddr = u.buffers.total(b)
 	}
 	switch root := u.cfg.Place.Root(); {
 	case !broadcast:
-		u.cfg.Reduction.Contribute(c, u.cfg.Shard.Gradients(a), u.buffers.part(b))
+		u.cfg.Reduction.Sum(c, u.cfg.Shard.Gradients(a), u.buffers.sum(b))
 	case root >= 0:
 		wire := u.wire(c)
-		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.part(b), wire, u.cfg.Shard.Gradients(a)[root], wire, uint64(c.Elems), false)
+		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.sum(b), wire, u.cfg.Shard.Gradients(a)[root], wire, uint64(c.Elems), false)
 		n.flags |= noteValues
 	}
-	n.write(u.buffers.part(b) + u.partBytes(c, broadcast))
+	n.write(u.buffers.sum(b) + u.sumBytes(c, broadcast))
 	u.reducer.Ready(a.Index, broadcast)
 	u.carryOut()
 }
@@ -69,10 +69,10 @@ func (u *Uplink) carryOut() {
 			}
 		case hierarchy.Finish:
 			if u.readNotes(a) {
-				u.finish(a)
+				u.makeResult(a)
 			}
-		case hierarchy.SendPartial:
-			u.sendPart(a)
+		case hierarchy.SendSum:
+			u.sendSum(a)
 		case hierarchy.SendResult:
 			u.sendResult(a)
 		case hierarchy.SendRequest, hierarchy.SendRecall, hierarchy.SendNACK, hierarchy.SendTaken:
@@ -81,9 +81,9 @@ func (u *Uplink) carryOut() {
 			u.wanted = append(u.wanted, a.Index)
 		case hierarchy.Discard:
 			u.release(a.Index)
-			u.recalled = append(u.recalled, a.Index)
+			u.discarded = append(u.discarded, a.Index)
 		case hierarchy.Return:
-			b := u.chunks[a.Index].part
+			b := u.chunks[a.Index].sum
 			u.chunks[a.Index].result = b
 			u.buffers.Hold(b, len(u.reducer.Route(a.Index).Children))
 			u.returned = append(u.returned, a.Index)
@@ -98,14 +98,14 @@ func (u *Uplink) carryOut() {
 }
 
 func (u *Uplink) release(index uint32) {
-	u.buffers.release(u.chunks[index].part)
-	u.chunks[index].part = store.NoBuffer
+	u.buffers.release(u.chunks[index].sum)
+	u.chunks[index].sum = store.NoBuffer
 }
 
-// partOf returns the address of a rack's part of a gathered chunk.
-func (u *Uplink) partOf(rack int, index uint32) uint64 {
+// sumOf returns the address of a rack's sum of a gathered chunk.
+func (u *Uplink) sumOf(rack int, index uint32) uint64 {
 	if rack == u.cfg.Place.Rack {
-		return u.buffers.part(u.chunks[index].part)
+		return u.buffers.sum(u.chunks[index].sum)
 	}
 	return u.Links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.slotBytes
 }
@@ -116,8 +116,8 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	c := &u.cfg.Store.Chunks[a.Index]
 	own := u.cfg.Machine.HyperSum(a.Index)
 	for _, rack := range u.reducer.Route(a.Index).Children {
-		n := readNote(u.partOf(rack, a.Index) + u.partBytes(c, a.Broadcast))
-		u.replies[u.chunks[a.Index].part][rack] = n.resultAddr
+		n := readNote(u.sumOf(rack, a.Index) + u.sumBytes(c, a.Broadcast))
+		u.replies[u.chunks[a.Index].sum][rack] = n.resultAddr
 		if !a.Broadcast && n.hyperSum != own {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
 				"%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same", reduce.ErrProtocol,
@@ -128,36 +128,37 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	return true
 }
 
-// inputs returns the addresses of the parts of a gathered chunk, in order. With several groups it makes each group's sum, and
+// inputs returns the addresses of the sums of a gathered chunk, in order. With several groups it makes each group's sum, and
 // returns the addresses of the sums.
 func (u *Uplink) inputs(index uint32) []uint64 {
 	c := &u.cfg.Store.Chunks[index]
 	groups := u.reducer.Route(index).Groups
-	u.folded = u.folded[:0]
+	u.groups = u.groups[:0]
 	for _, g := range groups {
 		u.src = u.src[:0]
 		for _, rack := range g {
-			u.src = append(u.src, u.partOf(rack, index))
+			u.src = append(u.src, u.sumOf(rack, index))
 		}
 		if len(groups) == 1 {
 			return u.src
 		}
-		// The sum may replace the group's first part: a child's slot here is this rack's until its answer is posted, a child keeps
+		// The sum may replace the group's first sum: a child's slot here is this rack's until its answer is posted, a child keeps
 		// its own copy until it has the result, and every element is read before it is written.
 		if len(g) > 1 {
 			u.cfg.Arithmetic.SumInto(u.src[0], kernel.F32, u.src, kernel.F32, c.Elems)
 		}
-		u.folded = append(u.folded, u.src[0])
+		u.groups = append(u.groups, u.src[0])
 	}
-	return u.folded
+	return u.groups
 }
 
-// values returns the address of the initial values among the parts of a gathered chunk, or 0 if the root is in none of these racks.
+// values returns the address of the values of a broadcast among the sums of a gathered chunk, or 0 if the root is in none of these
+// racks.
 func (u *Uplink) values(index uint32) uint64 {
 	c := &u.cfg.Store.Chunks[index]
 	for _, g := range u.reducer.Route(index).Groups {
 		for _, rack := range g {
-			if at := u.partOf(rack, index); readNote(at+u.partBytes(c, true)).flags&noteValues != 0 {
+			if at := u.sumOf(rack, index); readNote(at+u.sumBytes(c, true)).flags&noteValues != 0 {
 				return at
 			}
 		}
@@ -166,7 +167,7 @@ func (u *Uplink) values(index uint32) uint64 {
 }
 
 func (u *Uplink) combine(a *hierarchy.Action) {
-	c, own := &u.cfg.Store.Chunks[a.Index], u.partOf(u.cfg.Place.Rack, a.Index)
+	c, own := &u.cfg.Store.Chunks[a.Index], u.sumOf(u.cfg.Place.Rack, a.Index)
 	if !a.Broadcast {
 		u.cfg.Arithmetic.SumInto(own, kernel.F32, u.inputs(a.Index), kernel.F32, c.Elems)
 		return
@@ -177,16 +178,16 @@ func (u *Uplink) combine(a *hierarchy.Action) {
 	}
 	wire := u.wire(c)
 	kernel.Convert(u.cfg.Arithmetic.ISA, own, wire, at, wire, uint64(c.Elems), false)
-	n := note{resultAddr: u.buffers.result(u.chunks[a.Index].part), flags: noteValues}
-	n.write(own + u.partBytes(c, true))
+	n := note{resultAddr: u.buffers.result(u.chunks[a.Index].sum), flags: noteValues}
+	n.write(own + u.sumBytes(c, true))
 }
 
-// finish makes the result of a chunk that this rack owns.
-func (u *Uplink) finish(a *hierarchy.Action) {
-	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].part
+// makeResult makes the result of a chunk that this rack owns.
+func (u *Uplink) makeResult(a *hierarchy.Action) {
+	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].sum
 	result := u.buffers.result(b)
 	if !a.Broadcast {
-		u.cfg.Reduction.Finish(c, u.inputs(a.Index), result, u.buffers.sum(b))
+		u.cfg.Reduction.Result(c, u.inputs(a.Index), result, u.buffers.total(b))
 		return
 	}
 	if u.commit.refreshing {
@@ -206,17 +207,17 @@ func (u *Uplink) finish(a *hierarchy.Action) {
 
 // Deliver takes a chunk's result into the rack, writes it to every output, and releases the rack's hold on the chunk's buffer. If
 // stream is true, it writes past the cache.
-func (u *Uplink) Deliver(index uint32, initial bool, outs []uint64, stream bool) {
-	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].part
+func (u *Uplink) Deliver(index uint32, broadcast bool, outs []uint64, stream bool) {
+	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].sum
 	result, kind, answers := u.buffers.result(b), uint8(u.cfg.Store.Tensors[c.Tensor].Result), true
-	if initial {
+	if broadcast {
 		kind = u.wire(c)
 		if int(c.Owner) != u.cfg.Place.Rack {
 			u.cfg.Arithmetic.Replace(u.cfg.Store, c, result, kind)
 		}
 		u.cfg.Reduction.Begin(c)
 	} else {
-		answers = u.cfg.Reduction.Take(c, result, u.buffers.sum(b))
+		answers = u.cfg.Reduction.Apply(c, result, u.buffers.total(b))
 	}
 	if answers && len(outs) > 0 {
 		u.one[0] = result
@@ -230,13 +231,13 @@ func (u *Uplink) wire(c *store.Chunk) uint8 { return uint8(u.cfg.Store.Tensors[c
 
 // Pending reports whether Advance may have something to do.
 func (u *Uplink) Pending() bool {
-	return len(u.pending)+len(u.returned)+len(u.recalled)+len(u.wanted) > 0 || u.commit.pending()
+	return len(u.pending)+len(u.returned)+len(u.discarded)+len(u.wanted) > 0 || u.commit.pending()
 }
 
 // Advance gives the rack's workers the results that have arrived, and sends messages that waited for room. It reports whether it
 // did anything.
 func (u *Uplink) Advance() (worked bool) {
-	worked = u.contributePending()
+	worked = u.sumPending()
 	if u.commit.refreshing {
 		return u.commit.advanceRefresh() || worked
 	}
@@ -249,15 +250,16 @@ func (u *Uplink) Advance() (worked bool) {
 		worked = true
 	}
 	u.returned = u.returned[:0]
-	for _, index := range u.recalled {
+	for _, index := range u.discarded {
 		u.cfg.Machine.Recalled(u.cfg.Lane.Stamp(), index)
 		u.cfg.Shard.CarryOut()
 		worked = true
 	}
-	u.recalled = u.recalled[:0]
+	u.discarded = u.discarded[:0]
 	for _, index := range u.wanted {
 		stuck := u.cfg.Machine.Follow(u.cfg.Lane.Stamp(), index)
 		u.cfg.Shard.CarryOut()
+		// A worker whose slots all hold gradients that wait up here can send the chunk only when one of these is given up.
 		if stuck {
 			u.reducer.Yield()
 			u.carryOut()
@@ -268,7 +270,8 @@ func (u *Uplink) Advance() (worked bool) {
 }
 
 // idleTicks is the number of counted ticks without a chunk finished above the rack after which the rack's own workers count as
-// stalled. Until then their slots are held because parts are in flight.
+// stalled. By then the racks have requested missing sums from each other eight times (hierarchy/stall.go), and before that workers'
+// slots are held because sums are in flight.
 const idleTicks = 32
 
 // Tick looks for a stall among racks. It reports whether chunks are under way above the rack, and whether they make progress.

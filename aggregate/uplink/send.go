@@ -7,21 +7,21 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// partBytes returns the length of a rack's part of a chunk, or of the chunk's initial values.
-func (u *Uplink) partBytes(c *store.Chunk, initial bool) uint64 {
-	if initial {
+// sumBytes returns the length of a rack's sum of a chunk, or of the values of a broadcast.
+func (u *Uplink) sumBytes(c *store.Chunk, broadcast bool) uint64 {
+	if broadcast {
 		return uint64(u.cfg.Store.WireBytes(c))
 	}
 	return uint64(c.Elems) * uint64(u.cfg.Place.CoreType().Size())
 }
 
-// answerBytes returns the length of the answer to a rack's part of a chunk. The answer is the result, or the sum of all racks for
-// the owner's buddy. Initial values cross in the wire's type.
-func (u *Uplink) answerBytes(c *store.Chunk, initial, toBuddy bool) uint32 {
+// answerBytes returns the length of the answer to a rack's sum of a chunk. The answer is the result, or the sum of all racks for
+// the owner's buddy. A broadcast's values cross in the wire's type.
+func (u *Uplink) answerBytes(c *store.Chunk, broadcast, toBuddy bool) uint32 {
 	switch {
-	case initial && u.commit.refreshing:
+	case broadcast && u.commit.refreshing:
 		return c.Elems * uint32(u.cfg.Store.Tensors[c.Tensor].Result.Size())
-	case initial:
+	case broadcast:
 		return uint32(u.cfg.Store.WireBytes(c))
 	case toBuddy:
 		return c.Elems * uint32(chunk.F32.Size())
@@ -29,21 +29,21 @@ func (u *Uplink) answerBytes(c *store.Chunk, initial, toBuddy bool) uint32 {
 	return u.cfg.Reduction.ResultBytes(c)
 }
 
-// mirrors reports whether this rack keeps a chunk as the owner's buddy.
-func (u *Uplink) mirrors(c *store.Chunk) bool {
+// keepsAsBuddy reports whether this rack keeps a chunk's state as the owner's buddy. Only chunks that it keeps have a history.
+func (u *Uplink) keepsAsBuddy(c *store.Chunk) bool {
 	return c.History != nil && int(c.Owner) != u.cfg.Place.Rack
 }
 
-func (u *Uplink) sendPart(a *hierarchy.Action) {
+func (u *Uplink) sendSum(a *hierarchy.Action) {
 	c := &u.cfg.Store.Chunks[a.Index]
 	op := OpSum
 	if a.Broadcast {
 		op = OpBroadcast
 	}
-	p, bytes := &u.Links.peers[a.Peer], u.partBytes(c, a.Broadcast)
+	p, bytes := &u.Links.peers[a.Peer], u.sumBytes(c, a.Broadcast)
 	wr := verbs.SendWR{
-		LAddr: u.buffers.part(u.chunks[a.Index].part), Length: uint32(bytes) + noteBytes,
-		RAddr: p.partAddr + uint64(a.Slot)*u.slotBytes, RKey: p.partRKey,
+		LAddr: u.buffers.sum(u.chunks[a.Index].sum), Length: uint32(bytes) + noteBytes,
+		RAddr: p.sumAddr + uint64(a.Slot)*u.slotBytes, RKey: p.sumRKey,
 	}
 	if a.Broadcast && readNote(wr.LAddr+bytes).flags&noteValues == 0 {
 		wr.LAddr, wr.RAddr, wr.Length = wr.LAddr+bytes, wr.RAddr+bytes, noteBytes
@@ -51,12 +51,12 @@ func (u *Uplink) sendPart(a *hierarchy.Action) {
 	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), store.NoBuffer, wr)
 }
 
-// sendResult sends a chunk's result to a rack whose part is in it.
+// sendResult sends a chunk's result to a rack whose sum is in it.
 func (u *Uplink) sendResult(a *hierarchy.Action) {
 	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].result
 	op := OpResult
 	if a.Broadcast {
-		op = OpInitial
+		op = OpValues
 	}
 	toBuddy := u.cfg.Place.Buddies && a.Peer == u.cfg.Place.Buddy(u.cfg.Place.Rack)
 	wr := verbs.SendWR{
@@ -64,7 +64,7 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 		RKey: u.Links.peers[a.Peer].resultRKey,
 	}
 	if toBuddy && !a.Broadcast {
-		wr.LAddr = u.buffers.sum(b)
+		wr.LAddr = u.buffers.total(b)
 	}
 	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), b, wr)
 }

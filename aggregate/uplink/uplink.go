@@ -29,7 +29,7 @@ func (e *FailedElsewhere) Error() string {
 	return fmt.Sprintf("the job failed in rack %q: worker %d caused it", e.Rack, e.Worker)
 }
 
-// Shard is the rack's part of the job in the lane, below the uplink.
+// Shard is the job's chunks of one rack in the lane, below the uplink.
 type Shard interface {
 	// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next
 	// call.
@@ -58,18 +58,18 @@ type Config struct {
 // Counters holds a lane's counters for another rack.
 type Counters struct {
 	OwnedBytes           uint64 // of parameters, on which that rack runs the optimizer
-	RecvBytes, SentBytes uint64 // parts, with their notes, results and norms
-	Awaited              uint64 // chunks that wait for that rack's part or result, and a commit that waits for its norms
+	RecvBytes, SentBytes uint64 // sums, with their notes, results and norms
+	Awaited              uint64 // chunks that wait for that rack's sum or result, and a commit that waits for its norms
 }
 
-// chunkBuffers names a chunk's buffers. There are two, because the rack's next part may be complete before the previous result has
+// chunkBuffers names a chunk's buffers. There are two, because the rack's next sum may be complete before the previous result has
 // reached every child.
 type chunkBuffers struct {
-	part   int32 // of the rack's part and its result, until the result is delivered; otherwise [store.NoBuffer]
+	sum    int32 // of the rack's sum and its result, until the result is delivered; otherwise [store.NoBuffer]
 	result int32 // of the last result, until it was sent to all children; it is not read afterwards
 }
 
-// Uplink is one lane's part of the reduction above the rack.
+// Uplink reduces one lane's chunks above the rack.
 type Uplink struct {
 	Links Links // connections to other racks
 
@@ -77,18 +77,18 @@ type Uplink struct {
 	reducer   *hierarchy.Reducer
 	buffers   buffers
 	chunks    []chunkBuffers  // by chunk
-	pending   []reduce.Action // chunks that wait for a buffer, oldest first
+	pending   []reduce.Action // chunks that wait for a buffer, oldest first; fewer than cfg.Window
 	returned  []uint32        // chunks whose results the rack's workers wait for
-	recalled  []uint32        // chunks whose parts were not kept
+	discarded []uint32        // chunks whose sums were dropped, because they were in the way
 	wanted    []uint32        // chunks that other racks wait for
-	replies   [][]uint64      // by buffer of the part, then by child: the address at the child for the result
+	replies   [][]uint64      // by buffer of the sum, then by child: the address at the child for the result
 	slotBytes uint64
-	window    int // slots of one connection
+	window    int // slots of one connection, fewer than the workers' window (wire.go)
 	commit    commit
-	src       []uint64
-	folded    []uint64
-	one       [1]uint64
-	published published
+	// src, groups and one hold addresses during a call, so that it allocates nothing.
+	src, groups []uint64
+	one         [1]uint64
+	published   published
 }
 
 type published struct {
@@ -104,7 +104,7 @@ func New(cfg Config) *Uplink {
 	u := &Uplink{
 		cfg: cfg, slotBytes: slotBytes(cfg.ChunkBytes), window: peerWindow(cfg.Window, cfg.ChunkBytes),
 		buffers: buffers{store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), make([]int64, n)},
-		src:     make([]uint64, 0, p.Racks), folded: make([]uint64, 0, p.Racks),
+		src:     make([]uint64, 0, p.Racks), groups: make([]uint64, 0, p.Racks),
 		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
 		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
 	}

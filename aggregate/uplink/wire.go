@@ -12,10 +12,10 @@ type Op uint8
 
 // These are the operations. The index is the chunk's unless stated otherwise.
 const (
-	OpSum       Op = iota // to the parent: a part of a gradient, with a note behind it
+	OpSum       Op = iota // to the parent: the sum of the racks below, with a note behind it
 	OpResult              // to the child: the result; to a buddy: the sum of all racks
-	OpBroadcast           // to the parent: values from the part of the tree that has the root's, with a note behind them
-	OpInitial             // to the child: these values
+	OpBroadcast           // to the parent: the root's values if they come from below, and a note
+	OpValues              // to the child: these values
 	OpNorms               // the commit's record and norms of gradients; the index is the first norm's place among the sender's
 	OpTrust               // as OpNorms, with norms of parameters and steps, for LAMB
 	OpNotice              // the epoch is a [Notice]
@@ -26,10 +26,10 @@ const (
 type Notice uint8
 
 const (
-	NoticeNACK    Notice = iota // to the child: its part was not kept
-	NoticeRequest               // to the child: other racks wait for its part
-	NoticeRecall                // to the parent: the child wants a NACK of its part
-	NoticeTaken                 // to the child: its part was added to the parent's, and its slot is free
+	NoticeNACK    Notice = iota // to the child: its sum was dropped
+	NoticeRequest               // to the child: other racks wait for its sum
+	NoticeRecall                // to the parent: the child wants a NACK of its sum
+	NoticeTaken                 // to the child: its sum was added to the parent's, and its slot is free
 	NoticeRead                  // norms were read, and there is room for more
 )
 
@@ -49,7 +49,7 @@ func unpack(imm uint32) (op Op, epoch uint8, index uint32) {
 	return Op(o), epoch, index
 }
 
-// note is the 16-byte trailer of a part.
+// note is the 16-byte trailer of a sum.
 type note struct {
 	resultAddr uint64 // the address for the result at the child
 	hyperSum   uint32 // of the hyper-parameters that the rack's workers sent
@@ -58,7 +58,7 @@ type note struct {
 
 const (
 	noteBytes  = 16
-	noteValues = 1 // flag: the message carries initial values
+	noteValues = 1 // flag: the message carries the root's values
 )
 
 func (n *note) write(addr uint64) {
@@ -79,10 +79,10 @@ const normBytes = 4 << 10
 // mostPeerBytes bounds the slots of one connection between aggregators.
 const mostPeerBytes = 16 << 20
 
-// slotBytes returns the size of a slot for a part in f32 with its note, whatever the wire's type.
+// slotBytes returns the size of a slot for a sum in f32 with its note, whatever the wire's type.
 func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
 
-// peerWindow returns the number of parts that one rack may have at another, unanswered. lane.QueueDepths derives the depths of the
+// peerWindow returns the number of sums that one rack may have at another, unanswered. lane.QueueDepths derives the depths of the
 // queues from it.
 func peerWindow(window, chunkBytes int) int {
 	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
