@@ -50,8 +50,22 @@ void rwf_sim_kill_device(rwf_device *base)
 	struct sim_device *dev = (struct sim_device *)base;
 
 	sim_lock(dev->world);
-	sim_kill(dev);
+	if (!dev->dead)
+		sim_log(dev->world, "kill device", dev->id, 0, 0);
+	dev->dead = true;
 	sim_unlock(dev->world);
+}
+
+/* Under the lock. */
+static void set_link(struct sim_device *dev, bool up)
+{
+	if (dev->down == !up)
+		return;
+	dev->down = !up;
+	dev->events &= ~(1u << RWF_EVENT_PORT_ACTIVE | 1u << RWF_EVENT_PORT_ERR);
+	dev->events |= 1u << (up ? RWF_EVENT_PORT_ACTIVE : RWF_EVENT_PORT_ERR);
+	sim_log(dev->world, up ? "link up" : "link down", dev->id, 0, 0);
+	sim_wake_sleepers(dev->world);
 }
 
 void rwf_sim_link(rwf_device *base, int up)
@@ -59,7 +73,7 @@ void rwf_sim_link(rwf_device *base, int up)
 	struct sim_device *dev = (struct sim_device *)base;
 
 	sim_lock(dev->world);
-	sim_set_link(dev, up);
+	set_link(dev, up);
 	sim_unlock(dev->world);
 }
 
@@ -73,7 +87,7 @@ int rwf_sim_link_named(const char *name, int up)
 	sim_lock(w);
 	for (struct sim_device *d = w->devices; d; d = d->next)
 		if (strcmp(d->base.head.attr.name, name) == 0) {
-			sim_set_link(d, up);
+			set_link(d, up);
 			n++;
 		}
 	sim_unlock(w);

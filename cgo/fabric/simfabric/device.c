@@ -45,7 +45,6 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 		rwb_device_free(&dev->base);
 		return rc;
 	}
-	dev->up_at_ns = SIM_NEVER;
 	sim_lock(dev->world);
 	dev->id = ++dev->world->last_device;
 	dev->next = dev->world->devices;

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"math/rand/v2"
 	"os"
 	"syscall"
 	"testing"
@@ -54,14 +55,18 @@ type mesh struct {
 	t     testing.TB
 	w     *simfabric.World
 	hosts []*host
-	lost  map[*host]bool // its completion queue overran
+	rng   *rand.Rand
+	lost  map[*host]bool          // its completion queue overran
+	dead  map[*host]bool          // it was killed
+	cut   map[*host]time.Duration // the time at which its link returns
 	sends map[uint32]*lane
 	recvs map[uint32]*lane
 	lanes []*lane
 }
 
 func newMesh(t testing.TB, seed uint64) *mesh {
-	m := &mesh{t: t, w: newWorld(t, seed), lost: map[*host]bool{}, sends: map[uint32]*lane{}, recvs: map[uint32]*lane{}}
+	m := &mesh{t: t, w: newWorld(t, seed), rng: rand.New(rand.NewPCG(seed, 0)), lost: map[*host]bool{}, dead: map[*host]bool{},
+		cut: map[*host]time.Duration{}, sends: map[uint32]*lane{}, recvs: map[uint32]*lane{}}
 	for range meshHosts {
 		m.hosts = append(m.hosts, newHost(t, m.w, "", 64, 4096))
 	}
@@ -138,10 +143,39 @@ func (m *mesh) turn() int {
 	return inFlight
 }
 
-func (m *mesh) run(faults simfabric.Faults) {
-	m.w.SetFaults(faults)
+// plan is what goes wrong in a schedule. Chances are in 1/65536 for each step.
+type plan struct {
+	simfabric.Faults
+	linkDown int // a host's link goes down for up to linkDownMax
+	kill     int // a host dies, at most one
+}
+
+const linkDownMax = 300 * time.Millisecond
+
+// strike draws the faults that strike hosts rather than messages.
+func (m *mesh) strike(p plan) {
+	for _, h := range m.hosts {
+		if up, cut := m.cut[h]; cut && m.w.Now() >= up {
+			simfabric.Link(h.dev, true)
+			delete(m.cut, h)
+		}
+	}
+	h := m.hosts[m.rng.IntN(meshHosts)]
+	if _, cut := m.cut[h]; !cut && m.rng.IntN(65536) < p.linkDown {
+		simfabric.Link(h.dev, false)
+		m.cut[h] = m.w.Now() + time.Duration(m.rng.Int64N(int64(linkDownMax)))
+	}
+	if len(m.dead) == 0 && m.rng.IntN(65536) < p.kill {
+		simfabric.Kill(h.dev)
+		m.dead[h] = true
+	}
+}
+
+func (m *mesh) run(p plan) {
+	m.w.SetFaults(p.Faults)
 	steps := 0
 	for m.turn() > 0 {
+		m.strike(p)
 		if steps++; steps > meshSteps {
 			m.t.Errorf("not over after %d steps and %v", steps, m.w.Now())
 			return
@@ -151,7 +185,7 @@ func (m *mesh) run(faults simfabric.Faults) {
 		if !m.lost[l.to] && l.ok > l.delivered {
 			m.t.Errorf("lane %d: %d sends succeeded, %d arrived", l.slot, l.ok, l.delivered)
 		}
-		dead := faults.Kill > 0 && l.sqp.State() == verbs.StateRTS // its host's completions never come
+		dead := m.dead[l.from] && l.sqp.State() == verbs.StateRTS // its host's completions never come
 		late := l.ended < l.posted || (l.ended < meshMessages && !l.failed && l.sqp.State() == verbs.StateRTS)
 		if !m.lost[l.from] && !dead && late {
 			m.t.Errorf("lane %d: %d of %d posted sends ended, in %v", l.slot, l.ended, l.posted, l.sqp.State())
@@ -160,16 +194,16 @@ func (m *mesh) run(faults simfabric.Faults) {
 }
 
 // faultsOf draws a plan: none, those that only disturb, or those that end things too.
-func faultsOf(seed uint64) simfabric.Faults {
-	f := simfabric.Faults{DelayMax: 100 * time.Microsecond, LinkDownMax: 300 * time.Millisecond, FatalMax: 2}
+func faultsOf(seed uint64) plan {
+	f := plan{Faults: simfabric.Faults{DelayMax: 100 * time.Microsecond, FatalMax: 2}}
 	if seed%4 > 0 {
 		f.Delay, f.Drop, f.RNR = 3000, 2000, 2000
 	}
 	if seed%4 > 1 {
-		f.LinkDown = 100
+		f.linkDown = 100
 	}
 	if seed%4 > 2 {
-		f.StaleKey, f.QPFail, f.CQOverrun, f.Kill, f.SilentClose = 200, 200, 200, 50, 30000
+		f.StaleKey, f.QPFail, f.CQOverrun, f.kill, f.SilentClose = 200, 200, 200, 50, 30000
 	}
 	return f
 }

@@ -41,11 +41,9 @@ struct rwf_sim_faults {
 	uint32_t stale_key;    /* refused as if its rkey were stale */
 	uint32_t qp_fail;      /* the sending queue pair fails */
 	uint32_t cq_overrun;   /* per completion: the queue overruns on it */
-	uint32_t link_down;    /* per step: one device's link goes down for up to link_down_max_ns */
-	uint32_t kill;         /* per step: one device dies */
 	uint32_t silent_close; /* per queue pair that fails: its peer is not notified and learns only from its own sends */
-	uint32_t fatal_max;    /* total number of stale_key, qp_fail, cq_overrun and kill; if 0, not limited */
-	uint64_t delay_max_ns, link_down_max_ns;
+	uint32_t fatal_max;    /* total number of stale_key, qp_fail and cq_overrun; if 0, not limited */
+	uint64_t delay_max_ns;
 };
 
 /* The effects of rwf_sim_trigger on the next attempt to deliver a message of the queue pair. */

@@ -169,9 +169,6 @@ func TestFaultsStrikeAsPlanned(t *testing.T) {
 		{"the sender's host dies", func(p *pair) { simfabric.Kill(p.a.dev) }, nil, nil, 0, 2 * time.Millisecond},
 		{"the link is down for good", func(p *pair) { simfabric.Link(p.b.dev, false) },
 			[]verbs.Status{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
-		{"links go down for a while", func(p *pair) {
-			p.w.SetFaults(simfabric.Faults{LinkDown: always / 50, LinkDownMax: 100 * time.Millisecond})
-		}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, 0, time.Second},
 		{"the sender's completion queue shrinks", func(p *pair) { simfabric.ShrinkCQ(p.a.cq, 0) },
 			[]verbs.Status{}, []verbs.Status{ok}, 0, time.Millisecond},
 	} {

@@ -48,12 +48,9 @@ type Faults struct {
 	StaleKey    uint32 // refused as if its rkey were stale
 	QPFail      uint32 // the sending queue pair fails
 	CQOverrun   uint32 // per completion: its queue overruns
-	LinkDown    uint32 // per step: a device's link goes down for up to LinkDownMax
-	Kill        uint32 // per step: a device dies
 	SilentClose uint32 // per queue pair that fails: its peer is not notified
-	FatalMax    uint32 // total number of StaleKey, QPFail, CQOverrun and Kill; if 0, not limited
+	FatalMax    uint32 // total number of StaleKey, QPFail and CQOverrun; if 0, not limited
 	DelayMax    time.Duration
-	LinkDownMax time.Duration
 }
 
 // Fault is the effect of [Trigger] on a queue pair's next attempt to deliver.

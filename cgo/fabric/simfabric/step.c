@@ -34,64 +34,6 @@ static void happen(struct sim_choice c)
 		sim_deactivate(qp);
 }
 
-void sim_kill(struct sim_device *dev)
-{
-	if (!dev->dead)
-		sim_log(dev->world, "kill device", dev->id, 0, 0);
-	dev->dead = true;
-}
-
-void sim_set_link(struct sim_device *dev, bool up)
-{
-	if (dev->down == !up)
-		return;
-	dev->down = !up;
-	dev->events &= ~(1u << RWF_EVENT_PORT_ACTIVE | 1u << RWF_EVENT_PORT_ERR);
-	dev->events |= 1u << (up ? RWF_EVENT_PORT_ACTIVE : RWF_EVENT_PORT_ERR);
-	dev->up_at_ns = SIM_NEVER;
-	sim_log(dev->world, up ? "link up" : "link down", dev->id, 0, 0);
-	sim_wake_sleepers(dev->world);
-}
-
-static void restore_links(struct rwf_sim *w)
-{
-	for (struct sim_device *d = w->devices; d; d = d->next)
-		if (d->down && d->up_at_ns <= w->now_ns)
-			sim_set_link(d, true);
-}
-
-/* Draws one of the devices opened so far. Returns NULL if it is closed again. */
-static struct sim_device *any_device(struct rwf_sim *w)
-{
-	uint64_t id = 1 + sim_random(w, w->last_device);
-	struct sim_device *d = w->devices;
-
-	while (d && d->id != id)
-		d = d->next;
-	return d;
-}
-
-/* Draws the faults that strike hosts rather than messages. */
-static void strike_hosts(struct rwf_sim *w)
-{
-	struct sim_device *d;
-
-	if (sim_chance(w, w->faults.link_down)) {
-		uint64_t down_ns = sim_random(w, w->faults.link_down_max_ns + 1);
-
-		d = any_device(w);
-		if (d && !d->down) {
-			sim_set_link(d, false);
-			d->up_at_ns = w->now_ns + down_ns;
-		}
-	}
-	if (sim_fatal_chance(w, w->faults.kill)) {
-		d = any_device(w);
-		if (d)
-			sim_kill(d);
-	}
-}
-
 static void pass_to(struct rwf_sim *w, uint64_t ns)
 {
 	if (ns > w->now_ns)
@@ -102,8 +44,6 @@ static void step(struct rwf_sim *w)
 {
 	struct sim_choice c;
 
-	restore_links(w);
-	strike_hosts(w);
 	if (w->order == RWF_SIM_BY_TIME) {
 		c = sim_first_due(w);
 		pass_to(w, c.due_ns);
@@ -132,11 +72,9 @@ static void catch_up(struct rwf_sim *w)
 			break;
 		if (c.due_ns > w->now_ns)
 			w->now_ns = c.due_ns;
-		strike_hosts(w);
 		happen(c);
 	}
 	w->now_ns = wall;
-	restore_links(w);
 }
 
 void sim_lock(struct rwf_sim *w)

@@ -51,8 +51,7 @@ struct sim_device {
 	struct sim_device *next;
 	uint32_t id;
 	bool dead, down;
-	uint64_t up_at_ns; /* time at which a link that a random fault took down returns */
-	uint32_t events;   /* bit per enum rwf_async_type, of the device itself */
+	uint32_t events; /* bit per enum rwf_async_type, of the device itself */
 };
 
 struct sim_cq {
@@ -142,8 +141,6 @@ int sim_get_async_event(rwf_device *dev, int timeout_ms, struct rwf_async_event 
 /* step.c */
 void sim_lock(struct rwf_sim *); /* in a world that runs by itself, due events also happen */
 void sim_unlock(struct rwf_sim *);
-void sim_set_link(struct sim_device *, bool up);
-void sim_kill(struct sim_device *);
 /* Unlocks, sleeps until event_fd is readable, until the next event or until until_ns, and locks. */
 void sim_sleep(struct rwf_sim *, int event_fd, uint64_t until_ns);
 
