@@ -20,18 +20,18 @@ enum { SEND_BATCH = 32, POLL_BATCH = 64 };
 #define ANNOUNCEMENT ((1u << RW_INDEX_BITS) - 1)
 
 enum chunk_state { CHUNK_IDLE, CHUNK_PENDING, CHUNK_IN_FLIGHT };
+/* Chains of chunks, by their indices in a lane: its requested and its NACKed ones, and the guests of a part. NONE ends a chain. */
+enum chain { REQUESTED, AGAIN, GUESTS, CHAINS };
 
 struct chunk {
 	uint64_t offset; /* elements */
-	uint32_t part;   /* of its home, index in that lane's parts */
-	uint32_t elems;
+	uint32_t tensor, elems;
 	uint16_t slot, staging;
-	uint32_t next_request; /* next in the chain of requested chunks that can be sent */
-	uint32_t next_guest;   /* next in the chain of a part's guests */
+	uint32_t next[CHAINS];
 	uint8_t state;         /* enum chunk_state */
 	uint8_t requested : 1, /* the aggregator requested this chunk before others */
 		chained : 1,   /* in the lane's chain of requested chunks */
-		in_again : 1,  /* in the lane's ring of chunks that were NACKed */
+		in_again : 1,  /* in the lane's chain of chunks that were NACKed */
 		away : 1;      /* another lane's guest */
 	uint8_t to;            /* 1 + the lane that it belongs to after its answer, or 0 if it stays */
 };
@@ -52,12 +52,12 @@ struct control {
 	uint8_t state; /* enum chunk_state */
 };
 
-/* A part is the run of chunks of one tensor in one lane. Its index in the lane is the "lane's tensor index". */
+/* A part is the run of chunks of one tensor in one lane. A lane has a part for every tensor, which may be empty. */
 struct part {
-	uint32_t tensor, first, count;
+	uint32_t first, count;
 	uint32_t cursor;               /* next of its chunks to send */
-	uint32_t name;                 /* index in control records */
-	uint32_t guests, guest_cursor; /* chunks of the tensor that have come from other lanes, by index, or NONE */
+	uint32_t name;                 /* index in control records, the "lane's tensor index" */
+	uint32_t guests, guest_cursor; /* first and next of the chunks of the tensor that have come from other lanes */
 	struct control record;         /* its state is idle or in flight */
 	uint8_t record_dirty;          /* to be sent anew */
 	uint32_t heap_at;              /* place in the lane's heap, or NONE */
@@ -95,10 +95,8 @@ struct tensor {
 	rw_done_fn done;
 	void *done_arg;
 	float hyper[8];
-	uint32_t first_part; /* into worker.part_index: its part in each lane, nlanes entries */
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
-	uint8_t recorded;  /* its control record was sent, or is about to be sent */
 	uint8_t streaming; /* in the last control record: its results go past the cache */
 };
 
@@ -109,22 +107,21 @@ struct lane {
 	uint32_t slot_rkey;
 	char *staging;
 	struct chunk *chunks;
-	struct part *parts;
-	uint32_t nchunks, nparts, nguests;
-	uint32_t *homes, nhomes; /* the parts that were added, by their index in control records */
+	uint32_t nchunks;
+	struct part *parts;      /* by tensor */
+	uint32_t *names, nnames; /* the tensors that have chunks here from the start, by their index in control records */
 	uint32_t in_flight;
 	/* The free slots, oldest first: a ring of `window` entries (worker.h explains the order). */
 	uint16_t *slots;
 	uint32_t slot_head, slot_count;
 	uint16_t *staging_free; /* by reference: last in, first out, so that few buffers stay hot */
 	uint32_t staging_count;
-	uint32_t *heap; /* parts with chunks to send, best first */
+	uint32_t *heap; /* tensors with chunks to send, best first */
 	uint32_t heap_len;
-	uint32_t *again; /* chunks that the aggregator NACKed, a ring */
-	uint32_t again_head, again_count, again_cap;
-	uint32_t request_head;  /* first requested chunk that can be sent now, or NONE */
-	uint32_t last_request;  /* the chunk that was requested last, which goes before the others, or NONE */
-	uint32_t requests_open; /* requested chunks that were not sent, whether they can be or not */
+	uint32_t again_head, again_tail; /* chunks that the aggregator NACKed */
+	uint32_t request_head;           /* first requested chunk that can be sent now */
+	uint32_t last_request;           /* the chunk that was requested last, which goes before the others, or NONE */
+	uint32_t requests_open;          /* requested chunks that were not sent, whether they can be or not */
 	struct stream stream;
 	uint32_t consumed, receives;         /* receives to post again; posted and not completed */
 	uint64_t progress;                   /* done and received when the device last blamed this side for a break */
@@ -145,7 +142,6 @@ struct rw_worker {
 	struct rw_worker_config cfg;
 	struct lane *lanes;
 	struct tensor *tensors;
-	uint32_t *part_index;
 	uint32_t ntensors;
 	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
@@ -228,44 +224,10 @@ static inline struct tensor *tensor_of(struct rw_worker *w, uint32_t index)
 	return index == COMMIT_TENSOR ? &w->commit : &w->tensors[index];
 }
 
-static inline struct part *part_of(struct rw_worker *w, const struct tensor *t, uint32_t lane)
-{
-	uint32_t p = w->part_index[t->first_part + lane];
-
-	return p == NONE ? NULL : &w->lanes[lane].parts[p];
-}
-
 /* Returns a chunk of a lane, by its index there, or NULL. The chunk was added to this lane, or to another. */
 static inline struct chunk *chunk_at(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	return index < l->nchunks ? &l->chunks[index] : guest_at(w, index);
-}
-
-/* Returns the lane to which a chunk was added. index becomes the chunk's index there. */
-static inline struct lane *home_of(const struct rw_worker *w, const struct lane *l, uint32_t *index)
-{
-	uint32_t home = *index & ~(uint32_t)RW_GUEST_BIT;
-
-	if (*index < l->nchunks)
-		return &w->lanes[l - w->lanes];
-	*index = home / w->cfg.nlanes;
-	return &w->lanes[home % w->cfg.nlanes];
-}
-
-/* Returns the number of the tensor of a chunk. */
-static inline uint32_t tensor_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
-{
-	const struct lane *home = home_of(w, l, &index);
-
-	return home->parts[home->chunks[index].part].tensor;
-}
-
-/* Returns the part of a chunk in the lane. */
-static inline uint32_t part_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
-{
-	if (index < l->nchunks)
-		return l->chunks[index].part;
-	return w->part_index[w->tensors[tensor_at(w, l, index)].first_part + (uint32_t)(l - w->lanes)];
 }
 
 /* move.c; all under the lock. */
@@ -274,19 +236,18 @@ struct part *part_named(struct rw_worker *w, struct lane *l, uint32_t name);
 /* Records that a chunk in flight belongs to another lane after its answer. */
 int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to);
 /* Gives a chunk that was answered to its other lane. */
-int move_end(struct rw_worker *w, struct lane *l, uint32_t index);
+void move_end(struct rw_worker *w, struct lane *l, uint32_t index);
 
 /* pages.c; under the lock. Records that an operation uses memory at this end. */
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
 /* queue.c; all under the lock, as lane.c. */
-void queue_part(struct rw_worker *w, struct lane *l, uint32_t part); /* all of its chunks must be sent */
+void queue_part(struct rw_worker *w, struct lane *l, uint32_t tensor); /* all of its chunks there must be sent */
 /* Returns the next chunk to send, or NONE if no chunk or no slot is free. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l);
 void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index);
 void queue_request(struct rw_worker *w, struct lane *l, uint32_t index); /* the chunk goes before others */
 void queue_again(struct rw_worker *w, struct lane *l, uint32_t index);   /* the chunk goes behind all others */
-int queue_reserve(struct lane *l, uint32_t n);                           /* room for so many chunks behind all others */
 void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index);  /* the chunk moves to another lane */
 
 /* lane.c; all under the lock, by the driving thread. */

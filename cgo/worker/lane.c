@@ -24,7 +24,7 @@ int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *
 	l->slot_addr = cfg->slot_addr;
 	l->slot_rkey = cfg->slot_rkey;
 	l->staging = (char *)w->cfg.staging + (size_t)index * nstaging * w->cfg.chunk_bytes;
-	l->request_head = l->last_request = NONE;
+	l->request_head = l->last_request = l->again_head = NONE;
 	l->slots = calloc(window, sizeof *l->slots);
 	l->staging_free = calloc(nstaging, sizeof *l->staging_free);
 	if (!l->slots || !l->staging_free || stream_init(&l->stream, cfg->send_depth))
@@ -42,12 +42,11 @@ void lane_free(struct lane *l)
 {
 	free(l->chunks);
 	free(l->parts);
-	free(l->homes);
+	free(l->names);
 	free(l->slots);
 	free(l->staging_free);
 	stream_free(&l->stream);
 	free(l->heap);
-	free(l->again);
 }
 
 static char *staging_at(struct rw_worker *w, struct lane *l, uint32_t index)
@@ -115,7 +114,7 @@ static struct record *record_at(struct rw_worker *w, struct lane *l, const struc
 
 void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 {
-	const struct tensor *t = &w->tensors[p->tensor];
+	const struct tensor *t = &w->tensors[p - l->parts];
 	struct record r = {.dst = t->bound_dst};
 
 	memcpy(r.hyper, t->hyper, sizeof r.hyper);
@@ -148,7 +147,7 @@ static int build_control(struct rw_worker *w, struct lane *l, struct control *c,
 static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct part *p, struct rwf_send_wr *wr)
 {
 	if (p->record.state == CHUNK_IN_FLIGHT ||
-	    !build_control(w, l, &p->record, leave_by(l, c), imm_pack(RW_TENSOR, w->tensors[p->tensor].epoch, p->name), wr))
+	    !build_control(w, l, &p->record, leave_by(l, c), imm_pack(RW_TENSOR, w->tensors[c->tensor].epoch, p->name), wr))
 		return 0;
 	lane_record(w, l, p);
 	p->record_dirty = 0;
@@ -158,7 +157,7 @@ static int build_record(struct rw_worker *w, struct lane *l, const struct chunk 
 static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr, int *staged)
 {
 	struct chunk *c = chunk_at(w, l, index);
-	struct tensor *t = &w->tensors[tensor_at(w, l, index)];
+	struct tensor *t = &w->tensors[c->tensor];
 	uint32_t bytes = c->elems * type_size(t->wire_type);
 	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_BROADCAST && w->cfg.rank == 0);
 	int answer = t->kind != RW_PUSH;
@@ -210,6 +209,7 @@ static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr 
 static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, int *staged)
 {
 	uint32_t index;
+	struct chunk *c;
 	struct part *p;
 
 	if (l->announcement.state == CHUNK_PENDING)
@@ -219,8 +219,9 @@ static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *w
 	index = queue_next(w, l);
 	if (index == NONE)
 		return 0;
-	p = &l->parts[part_at(w, l, index)];
-	return p->record_dirty ? build_record(w, l, chunk_at(w, l, index), p, wr) : build_chunk(w, l, index, wr, staged);
+	c = chunk_at(w, l, index);
+	p = &l->parts[c->tensor];
+	return p->record_dirty ? build_record(w, l, c, p, wr) : build_chunk(w, l, index, wr, staged);
 }
 
 int lane_flush(struct rw_worker *w, struct lane *l)
@@ -314,15 +315,14 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 
 static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 {
-	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes, tensor;
+	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes;
 	struct chunk *c = chunk_at(w, l, index);
 	struct tensor *t;
 	int empty;
 
 	if (!c)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer for chunk %u of %u", l - w->lanes, index, l->nchunks);
-	tensor = tensor_at(w, l, index);
-	t = &w->tensors[tensor];
+	t = &w->tensors[c->tensor];
 	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
 	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later, and the worker pulls then */
 	if (c->state != CHUNK_IN_FLIGHT || (op != t->kind && !empty) || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
@@ -338,10 +338,10 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	c->state = CHUNK_IDLE;
 	w->stats.received_chunks++;
 	w->stats.received_bytes += bytes;
-	if (c->to && move_end(w, l, index))
-		return w->failure;
+	if (c->to)
+		move_end(w, l, index);
 	if (--t->remaining == 0)
-		tensor_done(w, tensor, 0);
+		tensor_done(w, c->tensor, 0);
 	return 0;
 }
 

@@ -8,13 +8,9 @@
 
 struct part *part_named(struct rw_worker *w, struct lane *l, uint32_t name)
 {
-	uint32_t tensor = name & ~(uint32_t)RW_GUEST_BIT;
+	uint32_t tensor = name < l->nnames ? l->names[name] : name ^ RW_GUEST_BIT;
 
-	if (name < l->nhomes)
-		return &l->parts[l->homes[name]];
-	if (!(name & RW_GUEST_BIT) || tensor >= w->ntensors)
-		return NULL;
-	return part_of(w, &w->tensors[tensor], (uint32_t)(l - w->lanes));
+	return tensor < w->ntensors ? &l->parts[tensor] : NULL;
 }
 
 int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to)
@@ -28,60 +24,19 @@ int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to)
 	return 0;
 }
 
-/* Returns the lane's part of a tensor. Makes the part if the lane has none. */
-static struct part *part_for(struct rw_worker *w, struct lane *l, uint32_t tensor)
-{
-	struct tensor *t = &w->tensors[tensor];
-	uint32_t *at = &w->part_index[t->first_part + (uint32_t)(l - w->lanes)];
-
-	if (*at == NONE) {
-		if (grow(&l->parts, l->nparts + 1, sizeof *l->parts) || grow(&l->heap, l->nparts + 1, sizeof *l->heap))
-			return NULL;
-		*at = l->nparts++;
-		l->parts[*at] = (struct part){.tensor = tensor,
-					      .name = tensor | RW_GUEST_BIT,
-					      .guests = NONE,
-					      .guest_cursor = NONE,
-					      .record_dirty = t->recorded,
-					      .heap_at = NONE};
-	}
-	return &l->parts[*at];
-}
-
-static void part_forget(struct rw_worker *w, struct part *p, uint32_t index)
-{
-	uint32_t *at = &p->guests;
-
-	while (*at != NONE && *at != index)
-		at = &guest_at(w, *at)->next_guest;
-	if (*at == index)
-		*at = guest_at(w, index)->next_guest;
-	if (p->guest_cursor == index)
-		p->guest_cursor = guest_at(w, index)->next_guest;
-}
-
-int move_end(struct rw_worker *w, struct lane *l, uint32_t index)
+void move_end(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	struct chunk *c = chunk_at(w, l, index);
-	struct lane *to = &w->lanes[c->to - 1], *home;
-	uint32_t tensor = tensor_at(w, l, index), at = index;
-	struct part *p;
+	const uint32_t lane = (uint32_t)(l - w->lanes), to = c->to - 1u;
+	/* Its index as a guest (worker.h). */
+	const uint32_t guest = index < l->nchunks ? (index * w->cfg.nlanes + lane) | RW_GUEST_BIT : index;
+	struct part *p = &w->lanes[to].parts[c->tensor];
 
 	queue_forget(w, l, index);
-	if (index >= l->nchunks) {
-		part_forget(w, &l->parts[part_at(w, l, index)], index);
-		l->nguests--;
-	}
 	c->to = 0;
-	home = home_of(w, l, &at);
-	c->away = to != home;
+	c->away = to != (guest & ~(uint32_t)RW_GUEST_BIT) % w->cfg.nlanes;
 	if (!c->away)
-		return 0;
-	p = part_for(w, to, tensor);
-	if (!p || queue_reserve(to, to->nchunks + to->nguests + 1))
-		return worker_fail(w, -ENOMEM, "lane %td: no memory for a chunk from lane %td", to - w->lanes, l - w->lanes);
-	to->nguests++;
-	c->next_guest = p->guests;
-	p->guests = (at * w->cfg.nlanes + (uint32_t)(home - w->lanes)) | RW_GUEST_BIT;
-	return 0;
+		return;
+	c->next[GUESTS] = p->guests;
+	p->guests = guest;
 }

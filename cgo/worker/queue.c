@@ -4,33 +4,33 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Reports whether part a goes before part b: by priority, then in the order of submission. */
-static int before(struct rw_worker *w, const struct lane *l, uint32_t a, uint32_t b)
+/* Reports whether tensor a goes before tensor b: by priority, then in the order of submission. */
+static int before(const struct rw_worker *w, uint32_t a, uint32_t b)
 {
-	const struct tensor *x = &w->tensors[l->parts[a].tensor], *y = &w->tensors[l->parts[b].tensor];
+	const struct tensor *x = &w->tensors[a], *y = &w->tensors[b];
 
 	return x->priority != y->priority ? x->priority > y->priority : x->seq < y->seq;
 }
 
-static void heap_put(struct lane *l, uint32_t i, uint32_t part)
+static void heap_put(struct lane *l, uint32_t i, uint32_t tensor)
 {
-	l->heap[i] = part;
-	l->parts[part].heap_at = i;
+	l->heap[i] = tensor;
+	l->parts[tensor].heap_at = i;
 }
 
-/* Moves a part that is new at place i, or whose priority changed, to its place in the heap. */
-static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t part)
+/* Moves a tensor that is new at place i, or whose priority changed, to its place in the heap. */
+static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t tensor)
 {
-	for (; i > 0 && before(w, l, part, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
+	for (; i > 0 && before(w, tensor, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
 		heap_put(l, i, l->heap[(i - 1) / 2]);
 	for (uint32_t child; (child = 2 * i + 1) < l->heap_len; i = child) {
-		if (child + 1 < l->heap_len && before(w, l, l->heap[child + 1], l->heap[child]))
+		if (child + 1 < l->heap_len && before(w, l->heap[child + 1], l->heap[child]))
 			child++;
-		if (before(w, l, part, l->heap[child]))
+		if (before(w, tensor, l->heap[child]))
 			break;
 		heap_put(l, i, l->heap[child]);
 	}
-	heap_put(l, i, part);
+	heap_put(l, i, tensor);
 }
 
 static void heap_pop(struct rw_worker *w, struct lane *l)
@@ -47,7 +47,7 @@ static void chain_request(struct lane *l, struct chunk *c, uint32_t index)
 	if (c->chained)
 		return;
 	c->chained = 1;
-	c->next_request = l->request_head;
+	c->next[REQUESTED] = l->request_head;
 	l->request_head = index;
 }
 
@@ -58,26 +58,27 @@ static void queue_chunk(struct lane *l, struct chunk *c, uint32_t index)
 		chain_request(l, c, index);
 }
 
-void queue_part(struct rw_worker *w, struct lane *l, uint32_t part)
+void queue_part(struct rw_worker *w, struct lane *l, uint32_t tensor)
 {
-	struct part *p = &l->parts[part];
+	struct part *p = &l->parts[tensor];
 
 	p->cursor = p->first;
 	p->guest_cursor = p->guests;
 	for (uint32_t i = p->first; i < p->first + p->count; i++)
 		if (!l->chunks[i].away)
 			queue_chunk(l, &l->chunks[i], i);
-	for (uint32_t i = p->guests; i != NONE; i = guest_at(w, i)->next_guest)
+	for (uint32_t i = p->guests; i != NONE; i = guest_at(w, i)->next[GUESTS])
 		queue_chunk(l, guest_at(w, i), i);
-	/* The part may still be in the heap from its last operation, because a part is removed only when it is considered. */
-	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, part);
+	/* The tensor may still be in the heap from its last operation, because it is removed only when it is considered. */
+	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, tensor);
 }
 
 static void again_pop(struct rw_worker *w, struct lane *l)
 {
-	chunk_at(w, l, l->again[l->again_head])->in_again = 0;
-	l->again_head = (l->again_head + 1) % l->again_cap;
-	l->again_count--;
+	struct chunk *c = chunk_at(w, l, l->again_head);
+
+	c->in_again = 0;
+	l->again_head = c->next[AGAIN];
 }
 
 /* Returns the next of a part's chunks to send, or NONE. */
@@ -86,7 +87,7 @@ static uint32_t part_next(struct rw_worker *w, struct lane *l, struct part *p)
 	for (; p->cursor < p->first + p->count; p->cursor++)
 		if (l->chunks[p->cursor].state == CHUNK_PENDING && !l->chunks[p->cursor].away)
 			return p->cursor;
-	for (; p->guest_cursor != NONE; p->guest_cursor = guest_at(w, p->guest_cursor)->next_guest)
+	for (; p->guest_cursor != NONE; p->guest_cursor = guest_at(w, p->guest_cursor)->next[GUESTS])
 		if (guest_at(w, p->guest_cursor)->state == CHUNK_PENDING)
 			return p->guest_cursor;
 	return NONE;
@@ -109,7 +110,7 @@ uint32_t queue_next(struct rw_worker *w, struct lane *l)
 		if (c->requested && c->state == CHUNK_PENDING)
 			return l->request_head;
 		c->chained = 0;
-		l->request_head = c->next_request;
+		l->request_head = c->next[REQUESTED];
 	}
 	/* The last slot is reserved for requested chunks. Otherwise it could fill with a chunk that only this worker has sent. */
 	if (l->in_flight + (l->requests_open > 0) >= w->cfg.window)
@@ -120,19 +121,15 @@ uint32_t queue_next(struct rw_worker *w, struct lane *l)
 			return index;
 		heap_pop(w, l);
 	}
-	while (l->again_count > 0) {
-		index = l->again[l->again_head];
-		if (chunk_at(w, l, index)->state == CHUNK_PENDING)
-			return index;
+	while (l->again_head != NONE && chunk_at(w, l, l->again_head)->state != CHUNK_PENDING)
 		again_pop(w, l);
-	}
-	return NONE;
+	return l->again_head;
 }
 
 void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	struct chunk *c = chunk_at(w, l, index);
-	struct part *p = &l->parts[part_at(w, l, index)];
+	struct part *p = &l->parts[c->tensor];
 
 	if (c->requested) {
 		c->requested = 0;
@@ -141,8 +138,8 @@ void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index)
 	/* The cursor passes the chunk, because a NACKed chunk goes behind all others. */
 	p->cursor += p->cursor == index;
 	if (p->guest_cursor == index)
-		p->guest_cursor = c->next_guest;
-	if (l->again_count > 0 && l->again[l->again_head] == index)
+		p->guest_cursor = c->next[GUESTS];
+	if (l->again_head == index)
 		again_pop(w, l);
 }
 
@@ -166,47 +163,36 @@ void queue_again(struct rw_worker *w, struct lane *l, uint32_t index)
 	if (c->in_again)
 		return;
 	c->in_again = 1;
-	l->again[(l->again_head + l->again_count++) % l->again_cap] = index;
+	c->next[AGAIN] = NONE;
+	*(l->again_head == NONE ? &l->again_head : &chunk_at(w, l, l->again_tail)->next[AGAIN]) = index;
+	l->again_tail = index;
 }
 
-int queue_reserve(struct lane *l, uint32_t n)
+/* Takes a chunk out of a chain. */
+static void unchain(struct rw_worker *w, struct lane *l, uint32_t *at, enum chain chain, uint32_t index)
 {
-	uint32_t *again;
-
-	if (n <= l->again_cap)
-		return 0;
-	again = calloc(n, sizeof *again);
-	if (!again)
-		return -ENOMEM;
-	for (uint32_t i = 0; i < l->again_count; i++)
-		again[i] = l->again[(l->again_head + i) % l->again_cap];
-	free(l->again);
-	l->again = again;
-	l->again_head = 0;
-	l->again_cap = n;
-	return 0;
+	while (*at != NONE && *at != index)
+		at = &chunk_at(w, l, *at)->next[chain];
+	if (*at == index)
+		*at = chunk_at(w, l, index)->next[chain];
 }
 
 void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	struct chunk *c = chunk_at(w, l, index);
-	uint32_t kept = 0, *at = &l->request_head;
+	struct part *p = &l->parts[c->tensor];
 
 	if (l->last_request == index)
 		l->last_request = NONE;
-	for (; c->chained && *at != NONE; at = &chunk_at(w, l, *at)->next_request)
-		if (*at == index) {
-			*at = c->next_request;
-			c->chained = 0;
-			break;
-		}
-	for (uint32_t i = 0; c->in_again && i < l->again_count; i++) {
-		uint32_t other = l->again[(l->again_head + i) % l->again_cap];
-
-		if (other != index)
-			l->again[(l->again_head + kept++) % l->again_cap] = other;
-	}
+	if (c->chained)
+		unchain(w, l, &l->request_head, REQUESTED, index);
 	if (c->in_again)
-		l->again_count = kept;
-	c->in_again = 0;
+		unchain(w, l, &l->again_head, AGAIN, index);
+	if (l->again_tail == index)
+		for (uint32_t i = l->again_head; i != NONE; i = chunk_at(w, l, i)->next[AGAIN])
+			l->again_tail = i;
+	c->chained = c->in_again = 0;
+	if (p->guest_cursor == index)
+		p->guest_cursor = c->next[GUESTS];
+	unchain(w, l, &p->guests, GUESTS, index);
 }

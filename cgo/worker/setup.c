@@ -63,7 +63,6 @@ void rw_worker_close(rw_worker *w)
 		lane_free(&w->lanes[i]);
 	free(w->lanes);
 	free(w->tensors);
-	free(w->part_index);
 	free(w->finished);
 	pthread_mutex_destroy(&w->lock);
 	pthread_cond_destroy(&w->cond);
@@ -108,33 +107,26 @@ static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t 
 	return 0;
 }
 
-/* Makes room in a lane for chunks of so many tensors. */
+/* Makes room in a lane for so many more chunks, and for all tensors. */
 static int reserve(struct lane *l, uint32_t chunks, uint32_t tensors)
 {
-	uint32_t parts = chunks < tensors ? chunks : tensors;
-
-	if (chunks == 0)
-		return 0;
-	return queue_reserve(l, l->nchunks + l->nguests + chunks) || grow(&l->chunks, l->nchunks + chunks, sizeof *l->chunks) ||
-			       grow(&l->parts, l->nparts + parts, sizeof *l->parts) ||
-			       grow(&l->heap, l->nparts + parts, sizeof *l->heap) ||
-			       grow(&l->homes, l->nhomes + parts, sizeof *l->homes)
+	return (chunks > 0 && grow(&l->chunks, l->nchunks + chunks, sizeof *l->chunks)) ||
+			       grow(&l->parts, tensors, sizeof *l->parts) || grow(&l->heap, tensors, sizeof *l->heap) ||
+			       grow(&l->names, tensors, sizeof *l->names)
 		       ? -ENOMEM
 		       : 0;
 }
 
-static void append(struct rw_worker *w, struct lane *l, uint32_t tensor, uint64_t offset, uint32_t elems)
+static void append(struct lane *l, uint32_t tensor, uint64_t offset, uint32_t elems)
 {
-	uint32_t *part = &w->part_index[w->tensors[tensor].first_part + (uint32_t)(l - w->lanes)];
+	struct part *p = &l->parts[tensor];
 
-	if (*part == NONE) {
-		*part = l->nparts;
-		l->parts[l->nparts] =
-			(struct part){.tensor = tensor, .first = l->nchunks, .name = l->nhomes, .guests = NONE, .heap_at = NONE};
-		l->homes[l->nhomes++] = l->nparts++;
+	if (p->count++ == 0) {
+		p->first = l->nchunks;
+		p->name = l->nnames;
+		l->names[l->nnames++] = tensor;
 	}
-	l->parts[*part].count++;
-	l->chunks[l->nchunks++] = (struct chunk){.offset = offset, .elems = elems, .part = *part};
+	l->chunks[l->nchunks++] = (struct chunk){.offset = offset, .elems = elems, .tensor = tensor};
 }
 
 static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *lanes, uint64_t nchunks)
@@ -144,12 +136,11 @@ static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors,
 	struct finished *finished;
 
 	for (uint32_t i = 0; !rc && i < nlanes; i++)
-		rc = reserve(&w->lanes[i], counts[i], ntensors);
+		rc = reserve(&w->lanes[i], counts[i], total);
 	if (rc)
 		return rc;
 	finished = calloc((size_t)total + 1, sizeof *finished);
-	if (!finished || grow(&w->tensors, total, sizeof *w->tensors) ||
-	    grow(&w->part_index, (size_t)total * nlanes, sizeof *w->part_index)) {
+	if (!finished || grow(&w->tensors, total, sizeof *w->tensors)) {
 		free(finished);
 		return -ENOMEM;
 	}
@@ -163,16 +154,14 @@ static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors,
 		struct tensor *t = &w->tensors[w->ntensors];
 		uint64_t most = elems_per_chunk(w, tensors->wire_type);
 
-		*t = (struct tensor){.elems = tensors->elems,
-				     .wire_type = tensors->wire_type,
-				     .memory_type = tensors->memory_type,
-				     .first_part = w->ntensors * nlanes};
+		*t = (struct tensor){.elems = tensors->elems, .wire_type = tensors->wire_type, .memory_type = tensors->memory_type};
 		for (uint32_t lane = 0; lane < nlanes; lane++)
-			w->part_index[t->first_part + lane] = NONE;
+			w->lanes[lane].parts[w->ntensors] = (struct part){
+				.name = w->ntensors | RW_GUEST_BIT, .guests = NONE, .guest_cursor = NONE, .heap_at = NONE};
 		for (uint64_t at = 0; at < t->elems; at += most) {
 			uint64_t left = t->elems - at;
 
-			append(w, &w->lanes[*lanes++], w->ntensors, at, (uint32_t)(left < most ? left : most));
+			append(&w->lanes[*lanes++], w->ntensors, at, (uint32_t)(left < most ? left : most));
 		}
 		w->model_bytes += t->elems * 4;
 		w->ntensors++;
@@ -192,13 +181,8 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntenso
 
 void mark_records(struct rw_worker *w, struct tensor *t)
 {
-	t->recorded = 1;
-	for (uint32_t lane = 0; lane < w->cfg.nlanes; lane++) {
-		struct part *p = part_of(w, t, lane);
-
-		if (p)
-			p->record_dirty = 1;
-	}
+	for (uint32_t lane = 0; lane < w->cfg.nlanes; lane++)
+		w->lanes[lane].parts[t - w->tensors].record_dirty = 1;
 }
 
 void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS])

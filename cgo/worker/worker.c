@@ -80,12 +80,11 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	place(w, t);
 	w->active++;
 	for (uint32_t i = 0; i < w->cfg.nlanes; i++) {
-		uint32_t part = w->part_index[t->first_part + i];
+		const struct part *p = &w->lanes[i].parts[op->tensor];
 
-		if (part == NONE)
-			continue;
-		t->remaining += w->lanes[i].parts[part].count;
-		queue_part(w, &w->lanes[i], part);
+		t->remaining += p->count;
+		if (p->count > 0 || p->guests != NONE)
+			queue_part(w, &w->lanes[i], op->tensor);
 	}
 	*handle = (uint64_t)op->tensor << 32 | t->generation;
 	return 0;
