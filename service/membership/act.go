@@ -15,7 +15,6 @@ import (
 func (m *Member) act(ctx context.Context) error {
 	v := m.view
 	c := &view.Claim{Rack: m.cfg.Cluster.Own, Aggregator: m.id, URL: m.url, Declared: v.Declared}
-	key := v.Keys.Rack(c.Rack)
 	own := v.Claims[c.Rack]
 	if mended, err := m.mend(ctx); err != nil || !mended {
 		return err
@@ -25,14 +24,14 @@ func (m *Member) act(ctx context.Context) error {
 			ErrTaken, c.Rack, own.URL, own.Revision))
 	}
 	m.waited = time.Time{}
-	if err := m.claim(ctx, key, c, own, &m.claims); err != nil || own == nil {
+	if err := m.claim(ctx, v.Keys.Rack(c.Rack), c, own); err != nil || own == nil {
 		return err
 	}
 	m.served = true
 	if v.Leader != nil && v.Leader.Aggregator != m.id {
 		return nil
 	}
-	if err := m.claim(ctx, v.Keys.Leader(), c, v.Leader, &m.leads); err != nil || v.Leader == nil {
+	if err := m.claim(ctx, v.Keys.Leader, c, v.Leader); err != nil || v.Leader == nil {
 		return err
 	}
 	return m.decide(ctx)
@@ -71,7 +70,7 @@ func (m *Member) mend(ctx context.Context) (bool, error) {
 // refused ends the membership if the rack was this aggregator's and is another's now. Otherwise it waits for the rack.
 func (m *Member) refused(err error) error {
 	if m.served {
-		m.update(func() { m.fenced, m.refusal = true, err })
+		m.update(func() { m.standing.Fenced, m.standing.Refusal = true, err })
 		return err
 	}
 	return m.standBy(err)
@@ -86,15 +85,15 @@ func (m *Member) standBy(err error) error {
 	if !m.cfg.Standby && time.Since(m.waited) > m.cfg.TTL+patience {
 		return err
 	}
-	m.update(func() { m.refusal = err })
+	m.update(func() { m.standing.Refusal = err })
 	return nil
 }
 
 // claim writes a key that is free, or that is this aggregator's under another lease. The watch returns it.
-func (m *Member) claim(ctx context.Context, key string, c, seen *view.Claim, under *clientv3.LeaseID) error {
+func (m *Member) claim(ctx context.Context, key string, c, seen *view.Claim) error {
 	var created int64
 	if seen != nil {
-		if *under == m.lease {
+		if seen.Lease == int64(m.lease) {
 			return nil
 		}
 		created = seen.Revision
@@ -103,11 +102,7 @@ func (m *Member) claim(ctx context.Context, key string, c, seen *view.Claim, und
 	if err != nil {
 		return err
 	}
-	ok, err := m.store.claim(ctx, key, value, created, m.lease)
-	if ok {
-		*under = m.lease
-	}
-	return err
+	return m.contest.claim(ctx, key, value, created, m.lease)
 }
 
 // decide writes the plan if it has changed.
@@ -116,7 +111,7 @@ func (m *Member) decide(ctx context.Context) error {
 	if !differs {
 		return nil
 	}
-	value, err := view.Encode(m.cfg.Cluster.Secret, m.view.Keys.Plan(), d)
+	value, err := view.Encode(m.cfg.Cluster.Secret, m.view.Keys.Plan, d)
 	if err != nil {
 		return err
 	}
@@ -124,42 +119,42 @@ func (m *Member) decide(ctx context.Context) error {
 	if m.view.Plan != nil {
 		seen = m.view.Plan.Epoch
 	}
-	return m.store.decide(ctx, value, d.Token, seen)
+	return m.contest.decide(ctx, value, d.Token, seen)
 }
 
 // publish follows the plan that the leader has decided.
 func (m *Member) publish() error {
-	d := m.view.Current()
-	if d == nil || m.view.Claims[m.cfg.Cluster.Own] == nil {
+	d, claim := m.view.Current(), m.view.Claims[m.cfg.Cluster.Own]
+	if d == nil || claim == nil {
 		return nil
 	}
 	if d.Declared != m.view.Declared {
 		err := fmt.Errorf("%w: rack %q, whose aggregator decides, declares %q, this one of rack %q %q: give all aggregators the same",
 			ErrDiffers, d.Leader, d.Declared, m.cfg.Cluster.Own, m.view.Declared)
-		if m.plan.Epoch > 0 { // jobs that run go on
-			m.update(func() { m.refusal = err })
+		if m.standing.Plan.Epoch > 0 { // jobs that run go on
+			m.update(func() { m.standing.Refusal = err })
 			return nil
 		}
 		return err
 	}
-	if own := m.view.Claims[m.cfg.Cluster.Own]; own.Aggregator == m.id && m.claims == m.lease {
+	if claim.Aggregator == m.id && claim.Lease == int64(m.lease) {
 		m.update(func() { m.renewed = m.asked }) // not before the rack is known to be claimed under this lease
 	}
 	own := d.Holders[m.cfg.Cluster.Index()]
 	held := own.Aggregator == m.id
 	m.named = m.named || held
-	if d.Epoch != m.plan.Epoch {
+	if d.Epoch != m.standing.Plan.Epoch {
 		m.cfg.Log.Info("plan", "epoch", d.Epoch, "leader", d.Leader, "holders", d.Holders)
 	}
 	m.update(func() {
-		m.plan, m.leader = racks.Plan{Epoch: d.Epoch, Holders: d.Holders}, d.Leader
+		m.standing.Plan, m.standing.Store.Leader = racks.Plan{Epoch: d.Epoch, Holders: d.Holders}, d.Leader
 		switch {
 		case held:
-			m.refusal = nil
+			m.standing.Refusal = nil
 		case own.Aggregator != "":
-			m.refusal = fmt.Errorf("%w: rack %q is served by %v by the plan of epoch %d", ErrTaken, m.cfg.Cluster.Own, own, d.Epoch)
+			m.standing.Refusal = fmt.Errorf("%w: rack %q is served by %v by the plan of epoch %d", ErrTaken, m.cfg.Cluster.Own, own, d.Epoch)
 		default:
-			m.refusal = fmt.Errorf("rack %q is served by no aggregator by the plan of epoch %d", m.cfg.Cluster.Own, d.Epoch)
+			m.standing.Refusal = fmt.Errorf("rack %q is served by no aggregator by the plan of epoch %d", m.cfg.Cluster.Own, d.Epoch)
 		}
 	})
 	return nil

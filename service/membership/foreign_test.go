@@ -29,7 +29,7 @@ func (s *stranger) write(seconds int64, value func(key string) string) {
 		under = append(under, clientv3.WithLease(lease.ID))
 	}
 	k := s.keys
-	for _, key := range []string{k.Rack("a"), k.Rack("b"), k.Rack("nobody"), k.Leader(), k.Plan(), k.Prefix} {
+	for _, key := range []string{k.Rack("a"), k.Rack("b"), k.Rack("nobody"), k.Leader, k.Plan, k.Prefix} {
 		if _, err := s.etcd.Put(s.t.Context(), key, value(key), under...); err != nil {
 			s.t.Fatal(err)
 		}

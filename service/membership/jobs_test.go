@@ -348,7 +348,7 @@ func TestAFencedAggregatorsJobsEnd(t *testing.T) {
 	second := e.serve("b", func(c *Config) { c.Standby = true })
 	j := mustJoin(t, "j", a, b)
 	j.mustStep()
-	key := view.NewKeys("test").Rack("b")
+	key := second.view.Keys.Rack("b")
 	value, err := view.Encode(testSecret, key, &view.Claim{Rack: "b", Aggregator: second.ID(), URL: second.s.URL(),
 		Declared: b.cfg.Cluster.Declaration()})
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -55,30 +54,25 @@ const (
 
 // Member is this aggregator's membership. It implements [racks.Members].
 type Member struct {
-	cfg   Config
-	id    string
-	url   string
-	close func() error
-	store calls
-	view  *view.View // of the goroutine of Run
+	cfg     Config
+	id      string
+	url     string
+	store   *store
+	contest contest
+	view    *view.View // of the goroutine of Run
 
 	lease  clientv3.LeaseID
-	asked  time.Time        // when the lease was renewed, or granted
-	claims clientv3.LeaseID // the lease that the rack's claim is under
-	leads  clientv3.LeaseID // the lease that the leader's claim is under
-	served bool             // the rack was this aggregator's
-	named  bool             // a plan gave it the rack
-	waited time.Time        // since when another one is seen to serve the rack
-	mended time.Time        // when keys were removed that others wrote
+	asked  time.Time // when the lease was renewed, or granted
+	served bool      // the rack was this aggregator's
+	named  bool      // a plan gave it the rack
+	waited time.Time // since when another one is seen to serve the rack
+	mended time.Time // when keys were removed that others wrote
 
-	mu      sync.Mutex
-	plan    racks.Plan
-	leader  string
-	refusal error // other than that etcd is unreachable
-	fenced  bool
-	renewed time.Time // of the lease under which the rack is claimed. If zero, it never was.
-	failure error     // of the last call of etcd, or nil
-	changed chan struct{}
+	mu       sync.Mutex
+	standing racks.Standing // without the state of etcd and of the lease
+	renewed  time.Time      // of the lease under which the rack is claimed. If zero, it never was.
+	failure  error          // of the last call of etcd, or nil
+	changed  chan struct{}
 }
 
 // Check validates the configuration. It reaches nothing.
@@ -102,15 +96,14 @@ func Open(ctx context.Context, c Config) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	var id [16]byte
-	rand.Read(id[:]) // never fails
-	m := &Member{cfg: c, id: hex.EncodeToString(id[:]), changed: make(chan struct{}),
-		view: view.New(c.Cluster, cmp.Or(c.GoOnAfter, DefaultGoOnAfter))}
-	m.close, m.store, m.refusal = client.Close, &store{client, m.view.Keys}, fmt.Errorf("rack %q is not claimed yet", c.Cluster.Own)
+	v := view.New(c.Cluster, cmp.Or(c.GoOnAfter, DefaultGoOnAfter))
+	s := &store{client, v.Keys}
+	m := &Member{cfg: c, id: rand.Text(), store: s, contest: s, view: v, changed: make(chan struct{}),
+		standing: racks.Standing{Refusal: fmt.Errorf("rack %q is not claimed yet", c.Cluster.Own)}}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {
-		if _, _, err = m.store.read(ctx, m.view.Read()); err == nil {
+		if _, _, err = s.read(ctx, v.Read()); err == nil {
 			return m, nil
 		}
 		if err = c.Access.explain(err); errors.Is(err, ErrCredentials) || ctx.Err() != nil {
@@ -121,7 +114,7 @@ func Open(ctx context.Context, c Config) (*Member, error) {
 }
 
 // Close closes the client. Call it after Run has returned.
-func (m *Member) Close() error { return m.close() }
+func (m *Member) Close() error { return m.store.client.Close() }
 
 func pause(ctx context.Context, d time.Duration) {
 	select {
@@ -144,8 +137,8 @@ func (m *Member) Changed() <-chan struct{} {
 func (m *Member) Standing() racks.Standing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := racks.Standing{Plan: m.plan, Fenced: m.fenced, Refusal: m.refusal, Store: racks.StoreStatus{
-		Reachable: m.failure == nil, Leader: m.leader, Seconds: -1}}
+	s := m.standing
+	s.Store.Reachable, s.Store.Seconds = m.failure == nil, -1
 	if !m.renewed.IsZero() {
 		age := time.Since(m.renewed)
 		s.Store.Seconds = age.Seconds()
@@ -170,20 +163,11 @@ func (m *Member) update(change func()) {
 
 // record records the outcome of a call of etcd.
 func (m *Member) record(err error) {
-	m.mu.Lock()
-	before := m.failure
-	m.mu.Unlock()
 	switch {
-	case err != nil && before == nil:
+	case err != nil && m.failure == nil:
 		m.cfg.Log.Warn("etcd fails: jobs that run go on, changes wait", "err", m.cfg.Access.explain(err))
-	case err == nil && before != nil:
+	case err == nil && m.failure != nil:
 		m.cfg.Log.Info("etcd answers again")
 	}
 	m.update(func() { m.failure = err })
-}
-
-// renewedAt records that etcd has renewed the lease, as it was asked at a time.
-func (m *Member) renewedAt(asked time.Time) {
-	m.asked = asked
-	m.record(nil)
 }

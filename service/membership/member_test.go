@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rackweave/rackweave/service/membership/view"
 	"github.com/rackweave/rackweave/service/racks"
 )
 
@@ -85,7 +84,8 @@ func TestAnAggregatorWhoseRackWasTakenIsFenced(t *testing.T) {
 	first.until("first", func(s racks.Standing) bool { return s.Refusal == nil })
 	second := e.join("a", "http://second:1", func(c *Config) { c.Standby = true })
 	second.until("it waits", func(s racks.Standing) bool { return errors.Is(s.Refusal, ErrTaken) })
-	if _, err := first.etcd().Delete(t.Context(), view.NewKeys("test").Rack("a")); err != nil { // as if its lease had ended
+	key := first.view.Keys.Rack("a")
+	if _, err := first.etcd().Delete(t.Context(), key); err != nil { // as if its lease had ended
 		t.Fatal(err)
 	}
 	// Whoever claims first has it. The other is refused: fenced, if it was the first.
@@ -96,7 +96,7 @@ func TestAnAggregatorWhoseRackWasTakenIsFenced(t *testing.T) {
 		case <-deadline:
 			t.Fatal("nobody has the rack")
 		}
-		first.etcd().Delete(t.Context(), view.NewKeys("test").Rack("a"))
+		first.etcd().Delete(t.Context(), key)
 	}
 	says(t, first.refused(), `rack "a" is served by the aggregator at http://second:1`)
 	if s := first.Standing(); !s.Fenced || s.Refusal == nil {

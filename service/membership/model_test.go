@@ -20,7 +20,6 @@ import (
 
 // toy is etcd as the model has it: keys under leases, and a history that watchers follow at their own speed.
 type toy struct {
-	calls
 	revision int64
 	keys     map[string]*mvccpb.KeyValue
 	history  []*clientv3.Event
@@ -64,15 +63,14 @@ type wire struct {
 	m *modelled
 }
 
-func (w *wire) claim(_ context.Context, key, value string, created int64, lease clientv3.LeaseID) (bool, error) {
+func (w *wire) claim(_ context.Context, key, value string, created int64, lease clientv3.LeaseID) error {
 	if w.m.cut {
-		return false, errCut
+		return errCut
 	}
-	if w.created(key) != created || w.m.expired {
-		return false, nil
+	if w.created(key) == created && !w.m.expired {
+		w.put(key, value, lease)
 	}
-	w.put(key, value, lease)
-	return true, nil
+	return nil
 }
 
 func (w *wire) decide(_ context.Context, value string, token, epoch int64) error {
@@ -80,11 +78,11 @@ func (w *wire) decide(_ context.Context, value string, token, epoch int64) error
 		return errCut
 	}
 	var mod int64
-	if kv := w.toy.keys[w.m.view.Keys.Plan()]; kv != nil {
+	if kv := w.toy.keys[w.m.view.Keys.Plan]; kv != nil {
 		mod = kv.ModRevision
 	}
-	if w.created(w.m.view.Keys.Leader()) == token && mod == epoch {
-		w.put(w.m.view.Keys.Plan(), value, 0)
+	if w.created(w.m.view.Keys.Leader) == token && mod == epoch {
+		w.put(w.m.view.Keys.Plan, value, 0)
 	}
 	return nil
 }
@@ -113,9 +111,9 @@ func newModel(n int) *model {
 		c.OnLoss = racks.LossGoOn
 		x := &modelled{Member: &Member{
 			cfg: Config{Cluster: c, TTL: MaxTTL, Standby: true, Log: slog.New(slog.DiscardHandler)}, id: fmt.Sprint("aggregator", i),
-			url: fmt.Sprintf("http://%d", i), view: view.New(c, 0), changed: make(chan struct{}), refusal: errCut,
+			url: fmt.Sprintf("http://%d", i), view: view.New(c, 0), changed: make(chan struct{}), standing: racks.Standing{Refusal: errCut},
 		}}
-		x.store = &wire{toy: w.toy, m: x}
+		x.contest = &wire{toy: w.toy, m: x}
 		x.begin(w.toy)
 		w.members = append(w.members, x)
 	}
@@ -193,7 +191,7 @@ func (w *model) step(t *testing.T, r *rand.Rand) {
 
 // endOld ends leases that a member renews no more: not before their time, by its own clock.
 func (w *model) endOld(x *modelled) {
-	if slices.Contains(x.old, x.claims) {
+	if kv := w.toy.keys[x.view.Keys.Rack(x.cfg.Cluster.Own)]; kv != nil && slices.Contains(x.old, clientv3.LeaseID(kv.Lease)) {
 		x.update(func() { x.renewed = time.Now().Add(-MaxTTL) })
 	}
 	for _, l := range x.old {

@@ -100,7 +100,7 @@ func (e *etcdServer) open(rack string, edit func(*Config)) *Member {
 }
 
 // etcd returns the client.
-func (m *Member) etcd() *clientv3.Client { return m.store.(*store).client }
+func (m *Member) etcd() *clientv3.Client { return m.store.client }
 
 type testLog struct {
 	t   testing.TB

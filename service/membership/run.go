@@ -24,7 +24,7 @@ func (m *Member) Run(ctx context.Context, url string) error {
 		case ctx.Err() != nil:
 			return nil
 		case fatal(err):
-			m.update(func() { m.refusal = err })
+			m.update(func() { m.standing.Refusal = err })
 			return err
 		}
 		m.record(err)
@@ -41,8 +41,8 @@ func (m *Member) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.lease = lease
-	m.renewedAt(asked)
+	m.lease, m.asked = lease, asked
+	m.record(nil)
 	for {
 		err := m.follow(ctx)
 		if ctx.Err() != nil || fatal(err) || errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -50,13 +50,20 @@ func (m *Member) serve(ctx context.Context) error {
 		}
 		m.record(err)
 		pause(ctx, retryAfter)
-		asked := time.Now()
-		if err := m.store.renew(ctx, m.lease); errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if err := m.renew(ctx); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return err
-		} else if err == nil {
-			m.renewedAt(asked)
 		}
 	}
+}
+
+func (m *Member) renew(ctx context.Context) error {
+	asked := time.Now()
+	err := m.store.renew(ctx, m.lease)
+	if err == nil {
+		m.asked = asked
+		m.record(nil)
+	}
+	return err
 }
 
 // follow reads all keys and then their changes, and acts on them.
@@ -85,11 +92,9 @@ func (m *Member) follow(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
-			asked := time.Now()
-			if err := m.store.renew(ctx, m.lease); err != nil {
+			if err := m.renew(ctx); err != nil {
 				return err
 			}
-			m.renewedAt(asked)
 		case r, ok := <-changes:
 			if !ok {
 				return errors.New("the watch ended")

@@ -102,26 +102,15 @@ func (a *Access) explain(err error) error {
 		ErrUnreachable, where, err)
 }
 
-// calls lists the calls of etcd that membership makes.
-type calls interface {
-	grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error)
-	renew(ctx context.Context, lease clientv3.LeaseID) error
-	revoke(lease clientv3.LeaseID) error
-	// claim writes a key if the revision of its creation is still created, which is 0 without a key. It reports whether it was.
-	claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) (bool, error)
+// contest lists the calls of etcd by which aggregators compete.
+type contest interface {
+	// claim writes a key if the revision of its creation is still created, which is 0 without a key.
+	claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) error
 	// decide writes the plan if the leader's claim is still the one with this token, and the plan still the one of this epoch.
 	decide(ctx context.Context, value string, token, epoch int64) error
-	// remove removes a key if it is still as a revision wrote it.
-	remove(ctx context.Context, key string, modified int64) error
-	// lasts returns the granted time of a lease, or 0 if it has ended.
-	lasts(ctx context.Context, lease clientv3.LeaseID) (time.Duration, error)
-	// read returns the values of keys, and their revision.
-	read(ctx context.Context, keys []string) ([]*mvccpb.KeyValue, int64, error)
-	// watch returns the changes after a revision. A member of etcd that is cut off from the others ends it.
-	watch(ctx context.Context, after int64) clientv3.WatchChan
 }
 
-// store makes the calls by a client.
+// store makes the calls of etcd.
 type store struct {
 	client *clientv3.Client
 	keys   view.Keys
@@ -155,25 +144,27 @@ func (s *store) txn(ctx context.Context, cmps []clientv3.Cmp, ops ...clientv3.Op
 	return s.client.Txn(ctx).If(cmps...).Then(ops...).Commit()
 }
 
-func (s *store) claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) (bool, error) {
-	r, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", created)},
+func (s *store) claim(ctx context.Context, key, value string, created int64, lease clientv3.LeaseID) error {
+	_, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(key), "=", created)},
 		clientv3.OpPut(key, value, clientv3.WithLease(lease)))
-	return err == nil && r.Succeeded, err
+	return err
 }
 
 func (s *store) decide(ctx context.Context, value string, token, epoch int64) error {
 	_, err := s.txn(ctx, []clientv3.Cmp{
-		clientv3.Compare(clientv3.CreateRevision(s.keys.Leader()), "=", token),
-		clientv3.Compare(clientv3.ModRevision(s.keys.Plan()), "=", epoch),
-	}, clientv3.OpPut(s.keys.Plan(), value))
+		clientv3.Compare(clientv3.CreateRevision(s.keys.Leader), "=", token),
+		clientv3.Compare(clientv3.ModRevision(s.keys.Plan), "=", epoch),
+	}, clientv3.OpPut(s.keys.Plan, value))
 	return err
 }
 
+// remove removes a key if it is still as a revision wrote it.
 func (s *store) remove(ctx context.Context, key string, modified int64) error {
 	_, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", modified)}, clientv3.OpDelete(key))
 	return err
 }
 
+// lasts returns the granted time of a lease, or 0 if it has ended.
 func (s *store) lasts(ctx context.Context, lease clientv3.LeaseID) (time.Duration, error) {
 	ctx, cancel := within(ctx)
 	defer cancel()
@@ -184,6 +175,7 @@ func (s *store) lasts(ctx context.Context, lease clientv3.LeaseID) (time.Duratio
 	return time.Duration(r.GrantedTTL) * time.Second, nil
 }
 
+// read returns the values of keys, and their revision.
 func (s *store) read(ctx context.Context, keys []string) (all []*mvccpb.KeyValue, revision int64, err error) {
 	gets := make([]clientv3.Op, len(keys))
 	for i, key := range keys {
@@ -199,6 +191,7 @@ func (s *store) read(ctx context.Context, keys []string) (all []*mvccpb.KeyValue
 	return all, r.Header.Revision, nil
 }
 
+// watch returns the changes after a revision. A member of etcd that is cut off from the others ends it.
 func (s *store) watch(ctx context.Context, after int64) clientv3.WatchChan {
 	return s.client.Watch(clientv3.WithRequireLeader(ctx), s.keys.Prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1))
 }

@@ -1,12 +1,10 @@
 package view
 
 import (
-	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 
 	"github.com/rackweave/rackweave/hierarchy"
@@ -20,8 +18,9 @@ type Claim struct {
 	URL        string `json:"url"`
 	Declared   string `json:"declared"` // the cluster as its file has it
 
-	// Revision created the key, and is the claim's token. The view sets it. It is not part of the value.
-	Revision int64 `json:"-"`
+	// Revision created the key, and is the claim's token. Lease is the lease that it is under. The view sets them. They are not part
+	// of the value.
+	Revision, Lease int64 `json:"-"`
 }
 
 // Decision is the plan as the leader writes it.
@@ -58,7 +57,8 @@ func Encode(secret, key string, v any) (string, error) {
 	return hex.EncodeToString(racks.Seal(secret, key, string(body))) + string(body), nil
 }
 
-func decode(secret, key string, value []byte, v any) error {
+// decode reads the value of a key.
+func decode(secret, key string, value []byte, v interface{ check() error }) error {
 	if len(value) < 2*sealBytes || len(value) > maxRecord+2*sealBytes {
 		return fmt.Errorf("%w: %d bytes", ErrRecord, len(value))
 	}
@@ -67,59 +67,40 @@ func decode(secret, key string, value []byte, v any) error {
 	if err != nil || !racks.Sealed(seal, secret, key, string(body)) {
 		return fmt.Errorf("%w: it is not sealed with this cluster's secret", ErrRecord)
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("%w: %w", ErrRecord, err)
+	if err = json.Unmarshal(body, v); err == nil {
+		err = v.check()
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: more follows", ErrRecord)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrRecord, err)
 	}
 	return nil
 }
 
-func decodeClaim(secret, key string, value []byte) (*Claim, error) {
-	c := new(Claim)
-	if err := decode(secret, key, value, c); err != nil {
-		return nil, err
-	}
+func (c *Claim) check() error {
 	if c.Rack == "" || c.Aggregator == "" || c.URL == "" || max(len(c.Rack), len(c.Aggregator), len(c.URL)) > maxText {
-		return nil, fmt.Errorf("%w: a claim of rack %.64q by %.64q at %.64q", ErrRecord, c.Rack, c.Aggregator, c.URL)
+		return fmt.Errorf("a claim of rack %.64q by %.64q at %.64q", c.Rack, c.Aggregator, c.URL)
 	}
-	return c, nil
+	return nil
 }
 
-func decodeDecision(secret, key string, value []byte) (*Decision, error) {
-	d := new(Decision)
-	if err := decode(secret, key, value, d); err != nil {
-		return nil, err
-	}
+func (d *Decision) check() error {
 	if len(d.Holders) == 0 || len(d.Holders) > hierarchy.MaxRacks {
-		return nil, fmt.Errorf("%w: a plan of %d racks", ErrRecord, len(d.Holders))
+		return fmt.Errorf("a plan of %d racks", len(d.Holders))
 	}
 	for i, h := range d.Holders {
 		if (h.Aggregator == "") != (h.URL == "") || h.Aggregator != "" && h.Out || max(len(h.Aggregator), len(h.URL)) > maxText {
-			return nil, fmt.Errorf("%w: rack %d is served by %.64q at %.64q", ErrRecord, i, h.Aggregator, h.URL)
+			return fmt.Errorf("rack %d is served by %.64q at %.64q", i, h.Aggregator, h.URL)
 		}
 	}
-	return d, nil
+	return nil
 }
 
 // Keys names the keys of a cluster's membership.
 type Keys struct {
 	Prefix string // of all of them
+	Leader string // the claim on deciding
+	Plan   string // the decision
 }
 
-// NewKeys returns the keys of the cluster of a name.
-func NewKeys(cluster string) Keys { return Keys{"/rackweave/" + url.PathEscape(cluster) + "/"} }
-
-// Leader returns the key of the claim on deciding.
-func (k Keys) Leader() string { return k.Prefix + "leader" }
-
-// Plan returns the key of the decision.
-func (k Keys) Plan() string { return k.Prefix + "plan" }
-
 // Rack returns the key of the claim on a rack.
-func (k Keys) Rack(name string) string { return k.racks() + url.PathEscape(name) }
-
-func (k Keys) racks() string { return k.Prefix + "racks/" }
+func (k *Keys) Rack(name string) string { return k.Prefix + "racks/" + url.PathEscape(name) }

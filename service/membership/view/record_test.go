@@ -21,12 +21,12 @@ func sealed(t testing.TB, key string, v any) []byte {
 
 func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	c := Claim{Rack: "a", Aggregator: "0123", URL: "http://a:1", Declared: "rack a"}
-	if got, err := decodeClaim(testSecret, "/k", sealed(t, "/k", c)); err != nil || *got != c {
+	if got, err := decodeClaim("/k", sealed(t, "/k", c)); err != nil || *got != c {
 		t.Errorf("%+v, %v", got, err)
 	}
 	d := Decision{Declared: "rack a", Leader: "a", Token: 7}
 	d.Holders = []racks.Holder{{Aggregator: "0", URL: "http://a:1", Token: 6}, {Out: true}}
-	if got, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d)); err != nil || !reflect.DeepEqual(*got, d) {
+	if got, err := decodeDecision("/k", sealed(t, "/k", d)); err != nil || !reflect.DeepEqual(*got, d) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -45,7 +45,7 @@ func TestRecordsThatAreNotTheClustersAreRefused(t *testing.T) {
 		"of other kind":  sealed(t, "/k", Decision{Holders: make([]racks.Holder, 2)}),
 		"two values":     sealedText("/k", `{"rack":"a","aggregator":"0123","url":"http://a:1","declared":""} {}`),
 	} {
-		if got, err := decodeClaim(testSecret, "/k", value); !errors.Is(err, ErrRecord) {
+		if got, err := decodeClaim("/k", value); !errors.Is(err, ErrRecord) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
@@ -55,10 +55,20 @@ func TestRecordsThatAreNotTheClustersAreRefused(t *testing.T) {
 		"served and out":   {Holders: []racks.Holder{{Aggregator: "0", URL: "http://a:1", Out: true}}},
 		"too many":         {Holders: make([]racks.Holder, 65)},
 	} {
-		if got, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d)); !errors.Is(err, ErrRecord) {
+		if got, err := decodeDecision("/k", sealed(t, "/k", d)); !errors.Is(err, ErrRecord) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}
+}
+
+func decodeClaim(key string, value []byte) (*Claim, error) {
+	c := new(Claim)
+	return c, decode(testSecret, key, value, c)
+}
+
+func decodeDecision(key string, value []byte) (*Decision, error) {
+	d := new(Decision)
+	return d, decode(testSecret, key, value, d)
 }
 
 // sealedText seals a body that the codec would not write.
@@ -74,16 +84,16 @@ func FuzzRecords(f *testing.F) {
 	f.Add("")
 	f.Fuzz(func(t *testing.T, body string) {
 		for _, value := range [][]byte{[]byte(body), sealedText("/k", body)} {
-			if c, err := decodeClaim(testSecret, "/k", value); err == nil {
-				again, err := decodeClaim(testSecret, "/k", sealed(t, "/k", c))
+			if c, err := decodeClaim("/k", value); err == nil {
+				again, err := decodeClaim("/k", sealed(t, "/k", c))
 				if err != nil || *again != *c {
 					t.Fatalf("%+v is read again as %+v, %v", c, again, err)
 				}
 			} else if !errors.Is(err, ErrRecord) {
 				t.Fatal(err)
 			}
-			if d, err := decodeDecision(testSecret, "/k", value); err == nil {
-				again, err := decodeDecision(testSecret, "/k", sealed(t, "/k", d))
+			if d, err := decodeDecision("/k", value); err == nil {
+				again, err := decodeDecision("/k", sealed(t, "/k", d))
 				if err != nil || !reflect.DeepEqual(again, d) {
 					t.Fatalf("%+v is read again as %+v, %v", d, again, err)
 				}
@@ -92,7 +102,7 @@ func FuzzRecords(f *testing.F) {
 			}
 		}
 		v := New(testCluster(), 0)
-		for _, key := range []string{v.Keys.Rack("a"), v.Keys.Leader(), v.Keys.Plan(), v.Keys.Prefix + "?"} {
+		for _, key := range []string{v.Keys.Rack("a"), v.Keys.Leader, v.Keys.Plan, v.Keys.Prefix + "?"} {
 			v.Put(key, sealedText(key, body), 1, 2, 0)
 			v.Put(key, []byte(body), 1, 2, 0)
 			v.Drop(key)

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rackweave/rackweave/service/racks"
@@ -22,6 +21,7 @@ type View struct {
 	Plan     *Decision          // or nil
 
 	cluster *racks.Cluster
+	racks   map[string]string    // by key
 	lost    map[string]time.Time // the racks of the plan without a claim, and the beginning of that
 	goOn    time.Duration        // the time for which a rack may have no claim until jobs begin without it
 }
@@ -36,8 +36,12 @@ type Foreign struct {
 // New returns a view without keys. A rack may have no aggregator for a time, goOnAfter, until jobs begin without it, where they go
 // on.
 func New(c *racks.Cluster, goOnAfter time.Duration) *View {
-	v := &View{Keys: NewKeys(cmp.Or(c.Name, "default")), Declared: c.Declaration(), cluster: c, lost: map[string]time.Time{},
-		goOn: goOnAfter}
+	prefix := "/rackweave/" + url.PathEscape(cmp.Or(c.Name, "default")) + "/"
+	v := &View{Keys: Keys{prefix, prefix + "leader", prefix + "plan"}, Declared: c.Declaration(), cluster: c,
+		racks: map[string]string{}, lost: map[string]time.Time{}, goOn: goOnAfter}
+	for _, r := range c.Racks {
+		v.racks[v.Keys.Rack(r.Name)] = r.Name
+	}
 	v.Clear()
 	return v
 }
@@ -51,24 +55,23 @@ func (v *View) Clear() {
 func (v *View) Put(key string, value []byte, created, modified, lease int64) {
 	v.Drop(key)
 	var err error
-	switch name, isRack := strings.CutPrefix(key, v.Keys.racks()); {
-	case isRack && v.knows(name):
-		var c *Claim
-		if c, err = decodeClaim(v.cluster.Secret, key, value); err == nil {
-			if v.Keys.Rack(c.Rack) != key {
-				err = fmt.Errorf("%w: key %s holds a claim of rack %q", ErrRecord, name, c.Rack)
-				break
-			}
-			c.Revision = created
-			v.Claims[c.Rack] = c
+	read := func(into interface{ check() error }) bool {
+		err = decode(v.cluster.Secret, key, value, into)
+		return err == nil
+	}
+	claim := &Claim{Revision: created, Lease: lease}
+	switch rack, isRack := v.racks[key]; {
+	case isRack && read(claim):
+		if claim.Rack == rack {
+			v.Claims[rack] = claim
+		} else {
+			err = fmt.Errorf("%w: rack %s's key holds a claim of rack %q", ErrRecord, rack, claim.Rack)
 		}
-	case key == v.Keys.Leader():
-		if v.Leader, err = decodeClaim(v.cluster.Secret, key, value); err == nil {
-			v.Leader.Revision = created
-		}
-	case key == v.Keys.Plan():
-		if v.Plan, err = decodeDecision(v.cluster.Secret, key, value); err == nil {
-			v.Plan.Epoch = modified
+	case key == v.Keys.Leader && read(claim):
+		v.Leader = claim
+	case key == v.Keys.Plan:
+		if plan := (&Decision{Epoch: modified}); read(plan) {
+			v.Plan = plan
 		}
 	}
 	if err != nil {
@@ -76,31 +79,21 @@ func (v *View) Put(key string, value []byte, created, modified, lease int64) {
 	}
 }
 
-// Read lists the keys that the view reads.
+// Read lists the keys that the view reads. Strangers may write any number of others.
 func (v *View) Read() []string {
-	keys := []string{v.Keys.Leader(), v.Keys.Plan()}
-	for _, r := range v.cluster.Racks {
-		keys = append(keys, v.Keys.Rack(r.Name))
-	}
-	return keys
+	return append(slices.Collect(maps.Keys(v.racks)), v.Keys.Leader, v.Keys.Plan)
 }
 
 // Drop removes a key that is gone.
 func (v *View) Drop(key string) {
 	delete(v.Foreign, key)
-	switch {
-	case key == v.Keys.Leader():
+	delete(v.Claims, v.racks[key])
+	switch key {
+	case v.Keys.Leader:
 		v.Leader = nil
-	case key == v.Keys.Plan():
+	case v.Keys.Plan:
 		v.Plan = nil
-	default:
-		maps.DeleteFunc(v.Claims, func(rack string, _ *Claim) bool { return v.Keys.Rack(rack) == key })
 	}
-}
-
-// knows reports whether the cluster has a rack of this name, as it is escaped in keys. Strangers may write any number of others.
-func (v *View) knows(escaped string) bool {
-	return slices.ContainsFunc(v.cluster.Racks, func(r racks.Rack) bool { return url.PathEscape(r.Name) == escaped })
 }
 
 // Current returns the plan if the present leader has written it, or nil if that is still to happen.

@@ -43,7 +43,7 @@ func (s *story) decides(at time.Time, want ...racks.Holder) {
 	if !differs || !slices.Equal(d.Holders, want) || d.Leader != "a" || d.Token != s.Leader.Revision {
 		s.t.Fatalf("it decides %+v, which differs: %v; want holders %v, with the leader's token %d", d, differs, want, s.Leader.Revision)
 	}
-	s.put(s.Keys.Plan(), d)
+	s.put(s.Keys.Plan, d)
 	if again, differs := s.Decide(at); differs {
 		s.t.Fatalf("what is written it would write again: %+v", again)
 	}
@@ -54,7 +54,7 @@ func (s *story) decides(at time.Time, want ...racks.Holder) {
 
 func newStory(t *testing.T) *story {
 	s := &story{View: New(testCluster(), 10*time.Second), t: t}
-	s.put(s.Keys.Leader(), Claim{Rack: "a", Aggregator: "0", URL: "http://0", Declared: s.Declared})
+	s.put(s.Keys.Leader, Claim{Rack: "a", Aggregator: "0", URL: "http://0", Declared: s.Declared})
 	s.claim("a", "0")
 	return s
 }
@@ -91,11 +91,11 @@ func TestARackIsOutWhenItWasLostForLong(t *testing.T) {
 func TestAPlanCountsUntilAnotherLeaderIsThere(t *testing.T) {
 	s, now := newStory(t), time.Unix(0, 0)
 	s.decides(now, racks.Holder{Aggregator: "0", URL: "http://0", Token: 2}, racks.Holder{})
-	s.Drop(s.Keys.Leader())
+	s.Drop(s.Keys.Leader)
 	if d := s.Current(); d != nil || s.Plan == nil {
 		t.Errorf("without a leader the current plan is %+v, and the last %+v", d, s.Plan)
 	}
-	s.put(s.Keys.Leader(), Claim{Rack: "a", Aggregator: "0", URL: "http://0", Declared: s.Declared})
+	s.put(s.Keys.Leader, Claim{Rack: "a", Aggregator: "0", URL: "http://0", Declared: s.Declared})
 	if d := s.Current(); d != nil {
 		t.Errorf("another leader's is current: %+v", d)
 	}
@@ -104,7 +104,7 @@ func TestAPlanCountsUntilAnotherLeaderIsThere(t *testing.T) {
 
 func TestWhatTheClusterDidNotWriteIsForeign(t *testing.T) {
 	s := newStory(t)
-	for _, key := range []string{s.Keys.Rack("b"), s.Keys.Leader(), s.Keys.Plan()} {
+	for _, key := range []string{s.Keys.Rack("b"), s.Keys.Leader, s.Keys.Plan} {
 		s.Put(key, []byte("?"), 9, 9, 0)
 		if s.Foreign[key].Err == nil {
 			t.Errorf("%s is taken", key)
