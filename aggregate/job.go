@@ -161,8 +161,7 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	if c.Outer != (diloco.Optimizer{}) {
 		m.Inner = func(index uint32) bool { return outer.Local(c.Outer, &st.Chunks[index]) }
 	}
-	return shard.New(shard.Config{Job: j.shared, Lane: l, Scratch: scratch, Machine: m, Store: st, Region: region, Racks: racks,
-		Weight: c.Weight}), nil
+	return shard.New(shard.Config{Job: j.shared, Lane: l, Scratch: scratch, Store: st, Racks: racks}, m, region, c.Weight), nil
 }
 
 // spare takes out a lost worker if the job's policy can do without it. It reports whether the policy can.

@@ -37,32 +37,32 @@ func (s *Shard) CarryOut() {
 				return
 			}
 		case reduce.NACK:
-			s.lane.Count().NACKs++
+			s.Lane.Count().NACKs++
 			s.notify(a, chunk.NoticeNACK)
 		case reduce.Request:
-			s.lane.Count().Requests++
+			s.Lane.Count().Requests++
 			s.notify(a, chunk.NoticeRequest)
 		case reduce.Abort:
 			k := s.Workers.links[a.Worker]
 			s.Workers.put(k, chunk.Pack(chunk.OpAbort, 0, a.Index), store.NoBuffer)
 			k.Confirm()
 		case reduce.Fail:
-			s.lane.Count().Dropped++
-			s.job.Fail.Fail(int(a.Worker), a.Err)
+			s.Lane.Count().Dropped++
+			s.Job.Fail.Fail(int(a.Worker), a.Err)
 		case reduce.Announce:
-			s.blame(a, s.job.Gate.Announce(int(a.Worker), &s.scratch.reader.record, s.lane.Now()))
+			s.blame(a, s.Job.Gate.Announce(int(a.Worker), &s.Scratch.reader.record, s.Lane.Now()))
 		case reduce.Updated:
-			s.job.Gate.Updated()
+			s.Job.Gate.Updated()
 		case reduce.EndStep:
 			s.trace.put(TraceEvent{At: s.traceTime(), Kind: TraceEnd, Op: chunk.OpCommit, Worker: a.Worker})
-			s.blame(a, s.job.Gate.End(int(a.Worker), s.lane.Now()))
+			s.blame(a, s.Job.Gate.End(int(a.Worker), s.Lane.Now()))
 		case reduce.AnswerStep:
 			s.stream.answerStep(a)
 		case reduce.ReachBarrier:
 			s.target = math.MaxInt64 // until the racks have exchanged their norms
 			s.Uplink.Exchange()
 		case reduce.Decide:
-			s.commit = store.NewCommit(s.Machine.CommitRecord(), a.Epoch, s.job.Barrier.sum(a.Epoch&1))
+			s.commit = store.NewCommit(s.Machine.CommitRecord(), a.Epoch, s.Job.Barrier.sum(a.Epoch&1))
 		case reduce.Apply, reduce.Scale:
 			s.apply(a)
 		case reduce.Refresh:
@@ -79,12 +79,12 @@ func (s *Shard) notify(a *reduce.Action, what uint8) {
 
 func (s *Shard) blame(a *reduce.Action, err error) {
 	if err != nil {
-		s.job.Fail.Fail(int(a.Worker), err)
+		s.Job.Fail.Fail(int(a.Worker), err)
 	}
 }
 
 func (s *Shard) apply(a *reduce.Action) {
-	s.lane.Count().UpdatedBytes += uint64(a.End-a.Index) * uint64(s.job.ChunkBytes)
+	s.Lane.Count().UpdatedBytes += uint64(a.End-a.Index) * uint64(s.Job.ChunkBytes)
 	for i := a.Index; i < a.End; i++ {
 		c := s.Store.At(i)
 		switch {
@@ -92,30 +92,30 @@ func (s *Shard) apply(a *reduce.Action) {
 		case s.stream != nil:
 			s.stream.applySet(c, i)
 		case a.Kind == reduce.Scale:
-			s.scratch.Rescale(s.Store, c, &s.commit)
+			s.Scratch.Rescale(s.Store, c, &s.commit)
 		default:
-			s.scratch.Apply(s.Store, c, &s.commit)
+			s.Scratch.Apply(s.Store, c, &s.commit)
 		}
 	}
 }
 
 func (s *Shard) finish(a *reduce.Action) {
 	c := s.Moves.Chunk(a.Index)
-	timed := s.scratch.timed() || s.trace != nil
+	timed := s.Scratch.timed() || s.trace != nil
 	var t0, t1 int64
 	if timed {
-		t0 = s.lane.Now()
+		t0 = s.Lane.Now()
 	}
 	p := s.answerOf(a, c)
 	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
 	outs, stream := s.mapResults(a, c, p.bytes)
 	if p.placed = outs != nil; !p.placed && a.Result {
-		s.scratch.outs[0] = p.addr
-		outs = s.scratch.outs[:1]
+		s.Scratch.outs[0] = p.addr
+		outs = s.Scratch.outs[:1]
 	}
 	s.compute(a, c, outs, stream)
 	if timed {
-		t1 = s.lane.Now()
+		t1 = s.Lane.Now()
 	}
 	if a.Moves {
 		s.Moves.depart(a, c)
@@ -128,14 +128,14 @@ func (s *Shard) finish(a *reduce.Action) {
 	if timed {
 		s.recordSample(a, t0, t1)
 	}
-	count := s.lane.Count()
+	count := s.Lane.Count()
 	count.Chunks++
-	count.Observe(s.lane.Stamp() - a.Since)
+	count.Observe(s.Lane.Stamp() - a.Since)
 }
 
 // Gradients returns the addresses of the payloads of an action's gradients, in rank order. They are valid until the next call.
 func (s *Shard) Gradients(a *reduce.Action) []uint64 {
-	src := s.scratch.src[:len(s.Workers.links)]
+	src := s.Scratch.src[:len(s.Workers.links)]
 	for rank := range src {
 		src[rank] = s.Machine.Sources(a, rank).Payload
 	}
@@ -143,7 +143,7 @@ func (s *Shard) Gradients(a *reduce.Action) []uint64 {
 }
 
 func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, stream bool) {
-	k, wire := &s.scratch.Arithmetic, s.Store.Tensors[c.Tensor].Wire
+	k, wire := &s.Scratch.Arithmetic, s.Store.Tensors[c.Tensor].Wire
 	switch a.Kind {
 	case reduce.Update:
 		in, kind := s.summands(a, c, wire)
@@ -163,10 +163,10 @@ func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, stream 
 // summands returns the inputs of a complete chunk's update and their type: the workers' gradients, or their racks' sums.
 func (s *Shard) summands(a *reduce.Action, c *store.Chunk, wire chunk.DType) ([]uint64, uint8) {
 	src := s.Gradients(a)
-	if s.racks == nil {
+	if s.Racks == nil {
 		return src, uint8(wire)
 	}
-	return s.racks.Add(&s.scratch.Arithmetic, src, wire, c.Elems), kernel.F32
+	return s.Racks.Add(&s.Scratch.Arithmetic, src, wire, c.Elems), kernel.F32
 }
 
 func (s *Shard) answerAll(a *reduce.Action, p payload) {
@@ -186,7 +186,7 @@ func (s *Shard) answerAll(a *reduce.Action, p payload) {
 
 // recordSample counts a timed chunk: arithmetic from t0 to t1, answers from t1 to now.
 func (s *Shard) recordSample(a *reduce.Action, t0, t1 int64) {
-	t2, count := s.lane.Now(), s.lane.Count()
+	t2, count := s.Lane.Now(), s.Lane.Count()
 	count.FoldNS += uint64(t1 - t0)
 	count.PostNS += uint64(t2 - t1)
 	count.Samples++
@@ -200,7 +200,7 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 	if !s.maps || a.Kind == reduce.Accumulate {
 		return nil, false
 	}
-	n, peers := 0, &s.scratch.peers
+	n, peers := 0, &s.Scratch.peers
 	stream = true
 	for rank, k := range s.Workers.links {
 		h := s.Machine.Sources(a, rank)
@@ -212,21 +212,21 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 		}
 		d := &k.dst[c.Tensor]
 		peers.qps[n] = k.QP
-		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.job.ChunkBytes)
+		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.Job.ChunkBytes)
 		stream = stream && d.streaming
 		n++
 	}
-	if n == 0 || !verbs.MapAll(peers.qps[:n], peers.rkeys[:n], peers.raddrs[:n], uint32(bytes), s.scratch.outs[:n]) {
+	if n == 0 || !verbs.MapAll(peers.qps[:n], peers.rkeys[:n], peers.raddrs[:n], uint32(bytes), s.Scratch.outs[:n]) {
 		return nil, false
 	}
-	return s.scratch.outs[:n], stream
+	return s.Scratch.outs[:n], stream
 }
 
 func (s *Shard) pull(a *reduce.Action) {
 	c := s.Moves.Chunk(a.Index)
 	p := s.answerOf(a, c)
 	if a.Result {
-		s.scratch.Parameters(s.Store, c, p.addr)
+		s.Scratch.Parameters(s.Store, c, p.addr)
 	}
 	if s.stream != nil {
 		s.Workers.links[a.Worker].stream.seen[a.Index] = c.Updates
@@ -254,7 +254,7 @@ func (s *Shard) answerCommit(a *reduce.Action) {
 
 // configure takes a tensor's destination and hyper-parameters from the control record under way.
 func (s *Shard) configure(a *reduce.Action) error {
-	r, k := &s.scratch.reader.record, s.Workers.links[a.Worker]
+	r, k := &s.Scratch.reader.record, s.Workers.links[a.Worker]
 	d := &k.dst[a.Index]
 	*d = destination{}
 	if r.Flags&chunk.RecordHasDst != 0 {
@@ -312,7 +312,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 			c = s.Moves.Chunk(a.Index)
 			d, offset = &k.dst[c.Tensor], c.Offset
 		}
-		wr.RAddr, wr.RKey = k.target(h, d, offset, s.job.ChunkBytes)
+		wr.RAddr, wr.RKey = k.target(h, d, offset, s.Job.ChunkBytes)
 		if p.placed {
 			wr.Flags |= verbs.SendPlaced
 		} else {
@@ -322,12 +322,12 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 			}
 		}
 	}
-	count := s.lane.Count()
+	count := s.Lane.Count()
 	count.Answers++
 	count.SentBytes += uint64(p.bytes)
 	k.counters.SentBytes += uint64(p.bytes)
 	if k.Inline() {
-		s.lane.Post(k.Conn)
+		s.Lane.Post(k.Conn)
 	}
 }
 
@@ -349,7 +349,7 @@ func (w *Workers) put(k *link, imm uint32, buffer int32) *verbs.SendWR {
 	if buffer != store.NoBuffer {
 		w.s.buffers.Hold(buffer, 1)
 	}
-	w.s.lane.Touch(k.Conn)
+	w.s.Lane.Touch(k.Conn)
 	return k.Put(imm, buffer)
 }
 

@@ -11,11 +11,11 @@ import (
 // Audit returns an error if parts of the shard disagree: the machine's counts of send queues with the messages that the connections
 // hold, or the result buffers with the answers that read them.
 func (s *Shard) Audit() error {
-	if s.Machine.State != reduce.Running || s.job.Fail.Has() {
+	if s.Machine.State != reduce.Running || s.Job.Fail.Has() {
 		return nil // its messages stay unhandled
 	}
 	if err := s.Machine.Check(); err != nil {
-		return fmt.Errorf("job %q: %w", s.job.Name, err)
+		return fmt.Errorf("job %q: %w", s.Job.Name, err)
 	}
 	refs, lost := make([]int32, store.NumBuffers), false
 	for rank, k := range s.Workers.links {
@@ -24,10 +24,10 @@ func (s *Shard) Audit() error {
 		}
 		lost = lost || k.State == session.Closed
 		if k.State == session.Up && k.Unposted > 0 {
-			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.job.Name, rank, k.Unposted)
+			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.Job.Name, rank, k.Unposted)
 		}
 		if free := s.Machine.Sends(rank); k.State != session.Closed && free+k.Held != k.SendDepth {
-			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d, of which %d are free", s.job.Name, rank, k.Held, k.SendDepth, free)
+			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d, of which %d are free", s.Job.Name, rank, k.Held, k.SendDepth, free)
 		}
 		for i := range k.Held {
 			if r := k.Token(i); r != store.NoBuffer {
@@ -36,7 +36,7 @@ func (s *Shard) Audit() error {
 		}
 	}
 	if err := s.buffers.Audit(refs, lost); err != nil {
-		return fmt.Errorf("job %q: %w", s.job.Name, err)
+		return fmt.Errorf("job %q: %w", s.Job.Name, err)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func (m *Migration) Chunk(index uint32) *store.Chunk {
 // depart hands a chunk over to the lane that it moves to, and notifies its workers ahead of their answers.
 func (m *Migration) depart(a *reduce.Action, c *store.Chunk) {
 	s := m.s
-	s.job.HandOver(a.Index, s.lane.Index, int(a.To), Arrival{
+	s.Job.HandOver(a.Index, s.Lane.Index, int(a.To), Arrival{
 		Chunk: *c, Bytes: int64(s.Store.WireBytes(c)), epoch: a.Epoch, tensor: s.Store.Tensors[c.Tensor],
 		hyperSum: s.Machine.HyperSum(a.Index),
 	})
@@ -73,7 +73,7 @@ func (m *Migration) depart(a *reduce.Action, c *store.Chunk) {
 			s.Workers.put(k, chunk.Pack(chunk.OpNotice, chunk.NoticeMove+a.To, a.Index), store.NoBuffer)
 		}
 	}
-	s.lane.Count().Moves++
+	s.Lane.Count().Moves++
 }
 
 func (m *Migration) departed(index uint32, c *store.Chunk) {

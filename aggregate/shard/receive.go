@@ -15,47 +15,47 @@ import (
 func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) { w.s.receive(w.links[c.Rank], wc) }
 
 func (s *Shard) receive(k *link, wc *verbs.WC) {
-	if s.job.Fail.Has() {
+	if s.Job.Fail.Has() {
 		return
 	}
 	if s.Moves.arrivals.some.Load() {
 		s.Moves.Adopt()
 	}
 	op, epoch, index := chunk.Unpack(wc.Imm)
-	m := &s.scratch.message
+	m := &s.Scratch.message
 	*m = reduce.Message{Op: op, Epoch: epoch, Index: index, Bytes: wc.ByteLen}
 	if wc.Addr != 0 {
 		m.Where = reduce.Where{Payload: wc.Addr, Source: wc.SrcAddr, SourceRKey: wc.SrcRKey, Staged: k.staged(wc.SrcAddr)}
 	} else {
-		m.Where.Payload = k.slots.Addr() + uint64(s.Machine.NextSlot(k.Rank))*uint64(s.job.ChunkBytes)
+		m.Where.Payload = k.slots.Addr() + uint64(s.Machine.NextSlot(k.Rank))*uint64(s.Job.ChunkBytes)
 	}
-	count := s.lane.Count()
+	count := s.Lane.Count()
 	count.Messages++
 	count.RecvBytes += uint64(wc.ByteLen)
 	k.counters.RecvBytes += uint64(wc.ByteLen)
 	if op == chunk.OpTensor || op == chunk.OpCommit {
 		var err error
-		if m.HyperSum, err = s.scratch.reader.read(m.Where.Payload, m.Bytes); err != nil {
+		if m.HyperSum, err = s.Scratch.reader.read(m.Where.Payload, m.Bytes); err != nil {
 			s.Machine.Violate(k.Rank, "sent %w", err)
 			s.CarryOut()
 			return
 		}
-		m.Record = &s.scratch.reader.record
+		m.Record = &s.Scratch.reader.record
 	} else if op != chunk.OpPull {
-		s.trace.put(TraceEvent{At: s.lane.Stamp(), Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
+		s.trace.put(TraceEvent{At: s.Lane.Stamp(), Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
 	}
-	s.Machine.Receive(s.lane.Stamp(), k.Rank, m)
+	s.Machine.Receive(s.Lane.Stamp(), k.Rank, m)
 	s.CarryOut()
 }
 
 // Advance continues work that waited for room, and reports whether it did anything.
 func (s *Shard) Advance() bool {
-	worked, now := false, s.lane.Stamp()
+	worked, now := false, s.Lane.Stamp()
 	for s.Machine.Advance(now) {
 		s.CarryOut()
 		worked = true
 	}
-	if s.Machine.AdvanceCommit(now, s.job.Barrier.passed(s.target)) {
+	if s.Machine.AdvanceCommit(now, s.Job.Barrier.passed(s.target)) {
 		s.CarryOut()
 		worked = true
 	}
@@ -72,7 +72,7 @@ func (s *Shard) Tick(counted bool) (stalled bool) {
 	if moving {
 		return true
 	}
-	stalled = s.Machine.Tick(s.lane.Stamp(), counted)
+	stalled = s.Machine.Tick(s.Lane.Stamp(), counted)
 	s.CarryOut()
 	return stalled || open
 }

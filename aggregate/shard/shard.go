@@ -67,23 +67,28 @@ type Uplink interface {
 	Publish()
 }
 
+// Config places a shard.
+type Config struct {
+	Job     *Job
+	Lane    *lane.Lane
+	Scratch *Scratch
+	Store   *store.Store
+	Racks   *store.RackSum // if workers of several racks send gradients here; otherwise nil
+}
+
 // Shard is one job's part of one lane.
 type Shard struct {
+	Config
 	Workers Workers
 	Moves   Migration
 	Machine *reduce.Machine // decides
-	Store   *store.Store
-	Flow    *lane.Flow // the shard's place in its lane
-	Uplink  Uplink     // of a job in one rack it does nothing
+	Flow    *lane.Flow      // the shard's place in its lane
+	Uplink  Uplink          // of a job in one rack it does nothing
 
-	job     *Job
-	lane    *lane.Lane
-	scratch *Scratch
 	maps    bool // results can be written to the workers' memory directly
 	buffers store.Buffers
-	racks   *store.RackSum // if workers of several racks send gradients here; otherwise nil
-	stream  *stream        // in mode stream; otherwise nil
-	trace   *trace         // if nil, no event is kept
+	stream  *stream // in mode stream; otherwise nil
+	trace   *trace  // if nil, no event is kept
 
 	target    int64        // count of the barrier for which this lane waits
 	commit    store.Commit // the commit under way
@@ -96,23 +101,12 @@ type published struct {
 	workers []WorkerCounters
 }
 
-// Config describes a shard.
-type Config struct {
-	Job     *Job
-	Lane    *lane.Lane
-	Scratch *Scratch
-	Machine reduce.Config
-	Store   *store.Store
-	Region  *store.Region  // room for [store.NumBuffers] chunks, and in mode stream with sets for [store.ScratchBuffers] more
-	Racks   *store.RackSum // if workers are in several racks; otherwise nil
-	Weight  int
-}
-
-// New makes a shard of a job in one rack.
-func New(c Config) *Shard {
+// New makes a shard of a job in one rack. r has room for [store.NumBuffers] chunks, and in mode stream with sets for
+// [store.ScratchBuffers] more.
+func New(c Config, m reduce.Config, r *store.Region, weight int) *Shard {
 	s := &Shard{
-		job: c.Job, lane: c.Lane, scratch: c.Scratch, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(c.Machine),
-		Store: c.Store, buffers: store.NewBuffers(c.Region, uint64(c.Job.ChunkBytes), store.NumBuffers), racks: c.Racks,
+		Config: c, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(m),
+		buffers:   store.NewBuffers(r, uint64(c.Job.ChunkBytes), store.NumBuffers),
 		published: published{workers: make([]WorkerCounters, c.Job.Workers)},
 	}
 	s.Workers = Workers{s, make([]*link, c.Job.Workers)}
@@ -121,7 +115,7 @@ func New(c Config) *Shard {
 	if c.Job.Gate != nil {
 		s.stream = &stream{Shard: s}
 	}
-	s.Flow = c.Lane.Join(s, c.Weight)
+	s.Flow = c.Lane.Join(s, weight)
 	return s
 }
 
@@ -192,18 +186,18 @@ func (s *Shard) WorkerCounters(out []WorkerCounters) {
 
 // Failure returns the error of the job's failure, or nil.
 func (s *Shard) Failure() error {
-	if f := s.job.Fail.Load(); f != nil {
+	if f := s.Job.Fail.Load(); f != nil {
 		return f.Err
 	}
 	return nil
 }
 
 // Fail ends the job.
-func (s *Shard) Fail(err error) { s.job.Fail.Fail(failure.NoRank, err) }
+func (s *Shard) Fail(err error) { s.Job.Fail.Fail(failure.NoRank, err) }
 
 // End stops the job's traffic in this lane. It notifies the live workers and the other racks, and ignores further messages.
 func (s *Shard) End() {
-	blame := s.job.Fail.Load().Rank
+	blame := s.Job.Fail.Load().Rank
 	s.Machine.End(blame)
 	s.CarryOut()
 	s.Uplink.End(blame)
@@ -219,13 +213,13 @@ func (s *Shard) Close() error {
 }
 
 // Owns reports whether a chunk's optimizer runs in this rack.
-func (s *Shard) Owns(c *store.Chunk) bool { return int(c.Owner) == s.job.Rack }
+func (s *Shard) Owns(c *store.Chunk) bool { return int(c.Owner) == s.Job.Rack }
 
 // ReachBarrier announces this lane at the next barrier of the job's lanes.
 func (s *Shard) ReachBarrier() {
 	var all bool
-	if s.target, all = s.job.Barrier.reach(); all {
-		s.job.Wake()
+	if s.target, all = s.Job.Barrier.reach(); all {
+		s.Job.Wake()
 	}
 }
 

@@ -20,21 +20,21 @@ func (s *Shard) Stream() pace.Shard { return s.stream }
 func (m *stream) Admit(rank int, set uint64, weight float64) {
 	if k := m.Workers.links[rank]; k != nil {
 		k.stream.weight = weight
-		m.Machine.Admit(m.lane.Stamp(), rank, set)
+		m.Machine.Admit(m.Lane.Stamp(), rank, set)
 		m.CarryOut()
 	}
 }
 
 // LeaveOut puts a worker's step into no set.
 func (m *stream) LeaveOut(rank int) {
-	m.Machine.LeaveOut(m.lane.Stamp(), rank)
+	m.Machine.LeaveOut(m.Lane.Stamp(), rank)
 	m.CarryOut()
 }
 
 // UpdateSet makes the update of the oldest set.
 func (m *stream) UpdateSet(u pace.Update) {
 	m.update = u
-	m.Machine.UpdateSet(m.lane.Stamp())
+	m.Machine.UpdateSet(m.Lane.Stamp())
 	m.CarryOut()
 }
 
@@ -42,7 +42,7 @@ func (m *stream) UpdateSet(u pace.Update) {
 func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standing) {
 	if k := m.Workers.links[rank]; k != nil {
 		k.stream.answer = answer
-		m.Machine.Release(m.lane.Stamp(), rank, next)
+		m.Machine.Release(m.Lane.Stamp(), rank, next)
 		m.CarryOut()
 	}
 }
@@ -51,7 +51,7 @@ func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standi
 func (m *stream) Lose(rank int) {
 	if k := m.Workers.links[rank]; k != nil {
 		m.Workers.leave(k)
-		m.Machine.Lose(m.lane.Stamp(), rank)
+		m.Machine.Lose(m.Lane.Stamp(), rank)
 		m.CarryOut()
 	}
 }
@@ -60,17 +60,17 @@ func (m *stream) updateOne(a *reduce.Action) {
 	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
 	tau := c.Updates - min(c.Updates, of.seen[a.Index]) // a restored job may have had fewer updates
-	factor := s.job.Gate.Rate(uint64(tau))
-	s.scratch.src[0] = a.Message.Payload
+	factor := s.Job.Gate.Rate(uint64(tau))
+	s.Scratch.src[0] = a.Message.Payload
 	p := payload{buffer: store.NoBuffer}
 	var outs []uint64
 	if a.Result {
 		p = s.answerOf(a, c)
-		s.scratch.outs[0] = p.addr
-		outs = s.scratch.outs[:1]
+		s.Scratch.outs[0] = p.addr
+		outs = s.Scratch.outs[:1]
 	}
 	t0 := s.traceTime()
-	s.scratch.StepOne(s.Store, c, &of.hypers[c.Tensor], factor, len(s.Workers.links), s.scratch.src[:1], outs)
+	s.Scratch.StepOne(s.Store, c, &of.hypers[c.Tensor], factor, len(s.Workers.links), s.Scratch.src[:1], outs)
 	if a.Result {
 		of.seen[a.Index] = c.Updates
 	}
@@ -79,7 +79,7 @@ func (m *stream) updateOne(a *reduce.Action) {
 	s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(s.traceTime() - t1), Kind: TraceUpdate, Op: a.Op,
 		Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
 	s.release(p.buffer)
-	s.lane.Count().Chunks++
+	s.Lane.Count().Chunks++
 }
 
 // addOne adds one worker's gradient to the chunk's accumulator, and acknowledges it. The update takes the hyper-parameters of the
@@ -87,17 +87,17 @@ func (m *stream) updateOne(a *reduce.Action) {
 func (m *stream) addOne(a *reduce.Action) {
 	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
-	s.scratch.src[0] = a.Message.Payload
-	s.scratch.AccumulateOne(s.Store, c, s.scratch.src[:1], of.weight, s.buffers.Addr(store.NumBuffers))
+	s.Scratch.src[0] = a.Message.Payload
+	s.Scratch.AccumulateOne(s.Store, c, s.Scratch.src[:1], of.weight, s.buffers.Addr(store.NumBuffers))
 	s.Store.Tensors[c.Tensor].Hyper = of.hypers[c.Tensor]
 	s.answer(a.Worker, &a.Message, a, payload{buffer: store.NoBuffer})
-	s.lane.Count().Chunks++
+	s.Lane.Count().Chunks++
 }
 
 // applySet makes the update of the set under way to one chunk.
 func (m *stream) applySet(c *store.Chunk, index uint32) {
 	s, at := m.Shard, m.traceTime()
-	s.scratch.ApplySet(s.Store, c, m.update.Size, m.update.Rate, len(s.Workers.links))
+	s.Scratch.ApplySet(s.Store, c, m.update.Size, m.update.Rate, len(s.Workers.links))
 	s.trace.put(TraceEvent{At: at, Took: uint32(s.traceTime() - at), Kind: TraceFold, Op: chunk.OpCommit, Worker: -1, Chunk: index})
 }
 

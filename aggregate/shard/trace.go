@@ -56,7 +56,7 @@ func (s *Shard) traceTime() int64 {
 	if s.trace == nil {
 		return 0
 	}
-	return s.lane.Now()
+	return s.Lane.Now()
 }
 
 // Trace keeps the last n events from now on, or none if n is 0. It returns the events that were kept until now, oldest first, and

@@ -44,16 +44,16 @@ func (w *Workers) QueueLost(c *lane.Conn, err error) {
 		k.TakeOut()
 		w.breakOff(k)
 	default:
-		w.s.Fail(fmt.Errorf("lane %d: %w", w.s.lane.Index, err))
+		w.s.Fail(fmt.Errorf("lane %d: %w", w.s.Lane.Index, err))
 	}
 }
 
 // breakOff marks a connection whose queue pair has failed as broken. Messages wait until the worker resumes it.
 func (w *Workers) breakOff(k *link) {
 	k.Break()
-	w.s.lane.Count().Breaks++
-	w.s.lane.Broke()
-	k.deadline = w.s.lane.Now() + int64(w.s.job.Timeouts.Link)
+	w.s.Lane.Count().Breaks++
+	w.s.Lane.Broke()
+	k.deadline = w.s.Lane.Now() + int64(w.s.Job.Timeouts.Link)
 	w.announce(k)
 }
 
@@ -61,7 +61,7 @@ func (w *Workers) breakOff(k *link) {
 // read.
 func (w *Workers) announce(k *link) {
 	select {
-	case w.s.job.Breaks[k.Rank] <- Break{w.s.lane.Index, k.attempt}:
+	case w.s.Job.Breaks[k.Rank] <- Break{w.s.Lane.Index, k.attempt}:
 		k.unnotified = false
 	default:
 		k.unnotified = true
@@ -71,8 +71,8 @@ func (w *Workers) announce(k *link) {
 // lose ends the job because a worker's connection is lost, unless the worker has left in peace.
 func (w *Workers) lose(k *link, err error) {
 	w.leave(k)
-	if !w.s.job.Left[k.Rank].Load() {
-		w.s.job.Fail.Lost(k.Rank, fmt.Errorf("%w: worker %d: %w", reduce.ErrWorkerLost, k.Rank, err))
+	if !w.s.Job.Left[k.Rank].Load() {
+		w.s.Job.Fail.Lost(k.Rank, fmt.Errorf("%w: worker %d: %w", reduce.ErrWorkerLost, k.Rank, err))
 	}
 }
 
@@ -89,7 +89,7 @@ func (w *Workers) leave(k *link) {
 // Recover resumes broken connections whose workers have returned, and loses overdue ones. It reports whether others are
 // still broken.
 func (w *Workers) Recover() (broken bool) {
-	if w.s.job.Fail.Has() {
+	if w.s.Job.Fail.Has() {
 		return false
 	}
 	for _, k := range w.links {
@@ -101,10 +101,10 @@ func (w *Workers) Recover() (broken bool) {
 		case err != nil:
 			w.Failed(k.Conn, k.Refused(), err)
 		case up:
-			w.s.lane.Count().Failovers++
+			w.s.Lane.Count().Failovers++
 			continue
-		case w.s.lane.Now() > k.deadline:
-			w.lose(k, fmt.Errorf("no path to it for %v", w.s.job.Timeouts.Link))
+		case w.s.Lane.Now() > k.deadline:
+			w.lose(k, fmt.Errorf("no path to it for %v", w.s.Job.Timeouts.Link))
 			continue
 		}
 		if k.unnotified {
@@ -170,24 +170,24 @@ func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *Endp
 	if w.links[rank] != nil {
 		return Attached{}, fmt.Errorf("worker %d is attached already", rank)
 	}
-	attr, depths := w.s.lane.Attr, w.s.lane.Depths
+	attr, depths := w.s.Lane.Attr, w.s.Lane.Depths
 	inline := 0
-	if attr.Has(verbs.DevCopiesAtPost) && int(attr.MaxInline) >= w.s.job.ChunkBytes {
-		inline = w.s.job.ChunkBytes
+	if attr.Has(verbs.DevCopiesAtPost) && int(attr.MaxInline) >= w.s.Job.ChunkBytes {
+		inline = w.s.Job.ChunkBytes
 	}
 	c, err := w.s.Flow.NewConn(w, rank, session.Config{
 		Peer: PeerOf(rank), SendDepth: depths.AggregatorSend, RecvDepth: depths.AggregatorRecv, MaxInline: inline,
 		ByReference: attr.Has(verbs.DevByReference), Resumable: e.Resumable && attr.Has(verbs.DevLink),
-		Timeout: w.s.job.Timeouts.Peer, AckTimeout: e.AckTimeout, InlineCompletionPeriod: depths.AggregatorSend / 4,
+		Timeout: w.s.Job.Timeouts.Peer, AckTimeout: e.AckTimeout, InlineCompletionPeriod: depths.AggregatorSend / 4,
 	})
 	if err != nil {
 		return Attached{}, err
 	}
 	k := &link{Conn: c, slots: slots, replyAddr: e.ReplyAddr, replyRKey: e.ReplyRKey,
-		staging: uint64(e.Staging) * uint64(w.s.job.ChunkBytes)}
-	endpoint, err := w.connect(k, w.s.lane.NIC(), pds, e.Endpoint)
+		staging: uint64(e.Staging) * uint64(w.s.Job.ChunkBytes)}
+	endpoint, err := w.connect(k, w.s.Lane.NIC(), pds, e.Endpoint)
 	if err != nil {
-		return Attached{}, errors.Join(err, w.s.lane.Drop(c))
+		return Attached{}, errors.Join(err, w.s.Lane.Drop(c))
 	}
 	k.dst = make([]destination, len(w.s.Store.Tensors))
 	if w.s.stream != nil {
@@ -200,8 +200,8 @@ func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *Endp
 
 // connect makes a connection's queue pair on a NIC. The queue pair waits for the worker.
 func (w *Workers) connect(k *link, nic int, pds []*verbs.PD, peer []byte) (endpoint []byte, err error) {
-	defer w.s.lane.Recount()
-	path, err := w.s.lane.Path(nic, pds)
+	defer w.s.Lane.Recount()
+	path, err := w.s.Lane.Path(nic, pds)
 	if err != nil {
 		return nil, err
 	}
@@ -253,9 +253,9 @@ func (w *Workers) TakeOut(rank int, r *Resume) error {
 	}
 	k.attempt, k.unnotified = r.Attempt, false
 	if k.State == session.Up {
-		k.deadline = w.s.lane.Now() + int64(w.s.job.Timeouts.Link)
+		k.deadline = w.s.Lane.Now() + int64(w.s.Job.Timeouts.Link)
 	}
-	w.s.lane.Broke()
+	w.s.Lane.Broke()
 	k.Conn.TakeOut()
 	return nil
 }

@@ -19,7 +19,7 @@ type planted struct {
 var plants = []planted{
 	{Plant: plant.Plant{
 		Name: "sums begin with any worker", File: "aggregate/shard/actions.go",
-		Old: "src[rank] = s.Machine.Sources(a, rank).Payload", New: "src[(rank+int(s.lane.Stamp()))%len(src)] = s.Machine.Sources(a, rank).Payload",
+		Old: "src[rank] = s.Machine.Sources(a, rank).Payload", New: "src[(rank+int(s.Lane.Stamp()))%len(src)] = s.Machine.Sources(a, rank).Payload",
 	}},
 	{Plant: plant.Plant{
 		Name: "epochs are not checked", File: "aggregate/reduce/gather.go",
@@ -97,7 +97,7 @@ var plants = []planted{
 	{paced: true, Plant: plant.Plant{
 		Name: "a set has a step in its first lane only", File: "aggregate/shard/stream.go",
 		Old: "if k := m.Workers.links[rank]; k != nil {\n\t\tk.stream.weight",
-		New: "if k := m.Workers.links[rank]; k != nil && m.lane.Index == 0 {\n\t\tk.stream.weight",
+		New: "if k := m.Workers.links[rank]; k != nil && m.Lane.Index == 0 {\n\t\tk.stream.weight",
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "held workers wait for one that has left", File: "aggregate/pace/pace.go",
