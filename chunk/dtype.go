@@ -11,33 +11,30 @@ const (
 	F16  DType = 3
 )
 
+var dtypes = [...]struct {
+	name string
+	size int
+}{F32: {"f32", 4}, BF16: {"bf16", 2}, F16: {"f16", 2}}
+
 // Size returns the size of one element in bytes, or 0 for an invalid type.
 func (d DType) Size() int {
-	switch d {
-	case F32:
-		return 4
-	case BF16, F16:
-		return 2
+	if int(d) < len(dtypes) {
+		return dtypes[d].size
 	}
 	return 0
 }
 
 func (d DType) String() string {
-	switch d {
-	case F32:
-		return "f32"
-	case BF16:
-		return "bf16"
-	case F16:
-		return "f16"
+	if d.Size() == 0 {
+		return fmt.Sprintf("dtype(%d)", uint8(d))
 	}
-	return fmt.Sprintf("dtype(%d)", uint8(d))
+	return dtypes[d].name
 }
 
 // ParseDType returns the type that [DType.String] formats as s.
 func ParseDType(s string) (DType, error) {
-	for _, d := range [...]DType{F32, BF16, F16} {
-		if s == d.String() {
+	for d := F32; d <= F16; d++ {
+		if s == dtypes[d].name {
 			return d, nil
 		}
 	}
