@@ -23,6 +23,7 @@ import (
 
 // Job is one tenant's aggregation: its memory, and a shard in every lane.
 type Job struct {
+	*failure.Latch
 	// Gate runs the policy of a job in mode stream. In other modes it is nil.
 	Gate *pace.Gate
 
@@ -75,8 +76,9 @@ func newJob(c JobConfig, at site) (*Job, error) {
 	if c.Part.Several() && !lanes[0].Manual {
 		grace = lossGrace
 	}
+	j.Latch = failure.NewLatch(each((*Lane).Notify), grace)
 	j.shared = &shard.Job{
-		Name: c.Name, Workers: c.Workers, ChunkBytes: c.ChunkBytes, Mode: c.Mode, Fail: failure.NewLatch(each((*Lane).Notify), grace),
+		Name: c.Name, Workers: c.Workers, ChunkBytes: c.ChunkBytes, Fail: j.Latch,
 		Barrier: shard.NewBarrier(len(lanes)), Timeouts: at.timeouts,
 		Left: make([]atomic.Bool, c.Workers), Wake: each((*Lane).Wake), HandOver: j.handOver,
 	}
@@ -102,7 +104,7 @@ func (j *Job) openLanes() (err error) {
 			return err
 		}
 		j.shared.Gate = j.Gate
-		j.shared.Fail.Spare = j.spare
+		j.Spare = j.spare
 	}
 	for i, l := range j.site.lanes {
 		s, err := j.openShard(l, j.site.scratch[i])
@@ -189,7 +191,7 @@ func (j *Job) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink.Up
 	}
 	k := &scratch.Arithmetic
 	u := uplink.New(uplink.Config{
-		Place: c.Place, Lane: l, Fail: j.shared.Fail, Shard: s, Machine: s.Machine, Reduction: j.reduction(s, k), Store: st,
+		Place: c.Place, Lane: l, Fail: j.Latch, Shard: s, Machine: s.Machine, Reduction: j.reduction(s, k), Store: st,
 		Arithmetic: k, Region: region, Window: j.site.window, ChunkBytes: c.ChunkBytes,
 	})
 	st.Scratch = u.Scratch()
@@ -256,25 +258,6 @@ func (j *Job) WorkerCounters() []WorkerCounters {
 	}
 	return out
 }
-
-// Fail ends the job because the control plane lost a worker. If rank is negative, no worker is to blame.
-func (j *Job) Fail(rank int, err error) { j.shared.Fail.Fail(rank, err) }
-
-// Lose takes out a worker that the control plane has lost, and reports whether the job continues without it. Otherwise the job has
-// failed.
-func (j *Job) Lose(rank int, err error) bool {
-	if j.shared.Fail.Spares(rank, err) {
-		return true
-	}
-	j.Fail(rank, err)
-	return false
-}
-
-// Failed returns a channel that is closed when the job has failed.
-func (j *Job) Failed() <-chan struct{} { return j.shared.Fail.Failed() }
-
-// Failure returns why the job failed, or nil.
-func (j *Job) Failure() *Failure { return j.shared.Fail.Load() }
 
 // Breaks returns a channel of a worker's connections that broke.
 func (j *Job) Breaks(rank int) <-chan shard.Break { return j.shared.Breaks[rank] }

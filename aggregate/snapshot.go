@@ -64,7 +64,7 @@ func (j *Job) Snapshot(ctx context.Context, plan *chunk.Plan) (*Snapshot, error)
 // no step can end without that worker, so the state does not change although other workers have begun the next step.
 func (j *Job) Reopen(plan *chunk.Plan, marks []Mark) (*Snapshot, error) {
 	switch {
-	case j.shared.Mode == Aggregate:
+	case j.config.Mode == Aggregate:
 		return nil, fmt.Errorf("job %q: %w: mode %v keeps no parameters", j.shared.Name, ErrNoSnapshot, Aggregate)
 	case len(marks) != 0 && len(marks) != len(j.shards):
 		return nil, fmt.Errorf("job %q: a snapshot of %d lanes, the job has %d", j.shared.Name, len(marks), len(j.shards))

@@ -40,8 +40,8 @@ func NewLatch(notify func(), grace time.Duration) *Latch {
 	return &Latch{failed: make(chan struct{}), notify: notify, grace: grace}
 }
 
-// Load returns the failure, or nil.
-func (l *Latch) Load() *Failure { return l.first.Load() }
+// Failure returns why the job failed, or nil.
+func (l *Latch) Failure() *Failure { return l.first.Load() }
 
 // Has reports whether the job has failed.
 func (l *Latch) Has() bool { return l.first.Load() != nil }
@@ -49,7 +49,7 @@ func (l *Latch) Has() bool { return l.first.Load() != nil }
 // Failed returns a channel that is closed when the job fails.
 func (l *Latch) Failed() <-chan struct{} { return l.failed }
 
-// Fail ends the job, unless it has failed before.
+// Fail ends the job, unless it has failed before. If rank is negative, no worker is to blame.
 func (l *Latch) Fail(rank int, err error) {
 	if l.first.CompareAndSwap(nil, &Failure{rank, err}) {
 		close(l.failed)
@@ -57,16 +57,20 @@ func (l *Latch) Fail(rank int, err error) {
 	}
 }
 
-// Spares reports whether the job continues without a lost worker.
-func (l *Latch) Spares(rank int, err error) bool { return l.Spare != nil && l.Spare(rank, err) }
-
-// Lost ends the job because a worker's connection is lost, unless the job continues without the worker.
-func (l *Latch) Lost(rank int, err error) {
-	switch {
-	case l.Spares(rank, err):
-	case l.grace == 0:
-		l.Fail(rank, err)
-	default:
-		time.AfterFunc(l.grace, func() { l.Fail(rank, err) })
+// Lose takes out a lost worker, and reports whether the job continues without it. Otherwise the job has failed.
+func (l *Latch) Lose(rank int, err error) (continues bool) {
+	if l.Spare != nil && l.Spare(rank, err) {
+		return true
 	}
+	l.Fail(rank, err)
+	return false
+}
+
+// Lost is Lose for a worker whose connection is lost.
+func (l *Latch) Lost(rank int, err error) {
+	if l.grace == 0 {
+		l.Lose(rank, err)
+		return
+	}
+	time.AfterFunc(l.grace, func() { l.Lose(rank, err) })
 }

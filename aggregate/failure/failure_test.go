@@ -29,7 +29,7 @@ func TestALostWorkerIsToBlameWhereNobodyElseIsSoon(t *testing.T) {
 				f.Fail(1, errors.New("it gave up"))
 			}
 			<-f.Failed()
-			if got := f.Load().Rank; got != tc.want {
+			if got := f.Failure().Rank; got != tc.want {
 				t.Errorf("%s: worker %d is to blame, want %d", tc.what, got, tc.want)
 			}
 		})

@@ -12,9 +12,8 @@ import (
 )
 
 // Receive handles a message.
-func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) { w.s.receive(w.links[c.Rank], wc) }
-
-func (s *Shard) receive(k *link, wc *verbs.WC) {
+func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
+	s, k := w.s, w.links[c.Rank]
 	if s.Job.Fail.Has() {
 		return
 	}

@@ -23,7 +23,6 @@ type Job struct {
 	Name       string
 	Workers    int
 	ChunkBytes int
-	Mode       reduce.Mode
 	Rack       int // index of the shards' rack among the job's
 	Fail       *failure.Latch
 	Barrier    *Barrier
@@ -186,7 +185,7 @@ func (s *Shard) WorkerCounters(out []WorkerCounters) {
 
 // Failure returns the error of the job's failure, or nil.
 func (s *Shard) Failure() error {
-	if f := s.Job.Fail.Load(); f != nil {
+	if f := s.Job.Fail.Failure(); f != nil {
 		return f.Err
 	}
 	return nil
@@ -197,7 +196,7 @@ func (s *Shard) Fail(err error) { s.Job.Fail.Fail(failure.NoRank, err) }
 
 // End stops the job's traffic in this lane. It notifies the live workers and the other racks, and ignores further messages.
 func (s *Shard) End() {
-	blame := s.Job.Fail.Load().Rank
+	blame := s.Job.Fail.Failure().Rank
 	s.Machine.End(blame)
 	s.CarryOut()
 	s.Uplink.End(blame)
