@@ -186,10 +186,6 @@ func (c *JobConfig) checkPlace() error {
 	switch err := p.CheckPlace(); {
 	case err != nil:
 		return err
-	case p.Rack < 0 || p.Rack >= p.Racks || len(p.Names) != p.Racks || len(p.Workers) != p.Racks:
-		return fmt.Errorf("rack %d of %d, with %d names and workers in %d", p.Rack, p.Racks, len(p.Names), len(p.Workers))
-	case p.Workers[p.Rack] != c.Workers:
-		return fmt.Errorf("%d workers in a rack of %d", c.Workers, p.Workers[p.Rack])
 	case c.Mode == Stream:
 		return errors.New("mode stream runs in one rack: use mode eager, or one aggregator")
 	case c.Outer.Every > 0 && p.Core == chunk.BF16:

@@ -185,7 +185,7 @@ func TestAMoveThatCannotBeIsRefused(t *testing.T) {
 		Lanes: 2, Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Stream, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults()},
 		Tensors: tensorsOf(chunk.F32, 1000),
 	})
-	if _, err := stream.Job.Move(0, 1, 1); err == nil || !strings.Contains(err.Error(), "mode stream keeps chunks") {
+	if _, err := stream.Job.Move(0, 1, 1); err == nil || !strings.Contains(err.Error(), "in mode stream, of several racks or over several aggregators keeps chunks") {
 		t.Error(err)
 	}
 }

@@ -70,7 +70,7 @@ func (b *rebalancer) compare() {
 				continue
 			}
 			loads[i][lane].Bytes = now[lane] - min(before[lane], now[lane])
-			if fixed(j) == nil {
+			if !fixed(j) {
 				j.moves.do(func(p *balance.Placement) { loads[i][lane].Chunks = p.Count(lane) })
 			}
 		}
@@ -109,18 +109,9 @@ func (b *rebalancer) close() {
 	<-b.done
 }
 
-func fixed(j *Job) error {
-	switch {
-	case j.Gate != nil:
-		return fmt.Errorf("job %q: mode %v keeps chunks where they are: only the others wait for every worker", j.shared.Name, Stream)
-	case j.config.Part.Several():
-		return fmt.Errorf("job %q: it is spread over several aggregators, each with lanes of its own: only a job of one moves chunks",
-			j.shared.Name)
-	case j.place != nil:
-		return fmt.Errorf("job %q: its racks agree on lanes: only a job of one rack moves chunks", j.shared.Name)
-	}
-	return nil
-}
+// fixed reports whether the job keeps chunks where the plan has placed them, because not every worker waits for the others, or
+// because racks or aggregators agree on lanes.
+func fixed(j *Job) bool { return j.Gate != nil || j.place != nil || j.config.Part.Several() }
 
 func movable(j *Job, from, to int) error {
 	n := len(j.site.lanes)
@@ -131,8 +122,11 @@ func movable(j *Job, from, to int) error {
 	case j.site.lanes[from].Config.Node != j.site.lanes[to].Config.Node:
 		return fmt.Errorf("job %q: move chunks from lane %d to lane %d: their memory is on nodes %d and %d: use lanes of one node", j.shared.Name,
 			from, to, j.site.lanes[from].Config.Node, j.site.lanes[to].Config.Node)
+	case fixed(j):
+		return fmt.Errorf("job %q: a job in mode %v, of several racks or over several aggregators keeps chunks where they are", j.shared.Name,
+			Stream)
 	}
-	return fixed(j)
+	return nil
 }
 
 // traffic returns the bytes that the job has received and sent in each lane, as the lanes published them last.
