@@ -97,9 +97,7 @@ void sim_qp_error(struct sim_qp *qp, enum rwf_wc_status first)
 		return;
 	qp->base.head.state = RWF_QPS_ERR;
 	sim_log(sim_of(qp), "queue pair error", qp->base.head.num, 0, first);
-	for (int e = 0; e < SIM_EVENTS; e++)
-		qp->due_ns[e] = SIM_NEVER;
-	sim_deactivate(qp);
+	sim_cancel_all(qp);
 	sim_part(qp);
 	sim_flush(qp, first);
 	qp->sent = qp->base.sends.posted;

@@ -42,8 +42,7 @@ static void establish(struct sim_qp *qp, struct sim_qp *peer)
 {
 	qp->peer = peer;
 	peer->peer = qp;
-	peer->due_ns[SIM_GIVE_UP] = SIM_NEVER;
-	sim_deactivate(peer);
+	sim_cancel(peer, SIM_GIVE_UP);
 	qp->base.head.state = RWF_QPS_RTS;
 	peer->base.head.state = RWF_QPS_RTS;
 	sim_log(sim_of(qp), "connect", qp->base.head.num, peer->base.head.num, 0);

@@ -48,11 +48,14 @@ void rwf_sim_trace(struct rwf_sim *w, int fd)
 void rwf_sim_kill_device(rwf_device *base)
 {
 	struct sim_device *dev = (struct sim_device *)base;
+	struct rwb_qp *qp;
 
 	sim_lock(dev->world);
 	if (!dev->dead)
 		sim_log(dev->world, "kill device", dev->id, 0, 0);
 	dev->dead = true;
+	LIST_FOREACH(qp, &dev->base.qps, of_device)
+		sim_cancel_all((struct sim_qp *)qp);
 	sim_unlock(dev->world);
 }
 

@@ -36,31 +36,6 @@ int sim_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 	return rwb_cq_make(dev, cqe, sizeof(struct sim_cq), out);
 }
 
-/*
- * Admits a queue pair to the world. The active list gets room for every queue pair, so that no event has to find some.
- * Under the lock.
- */
-static int admit(struct sim_qp *qp, rwf_pd *pd)
-{
-	struct rwf_sim *w = sim_of(qp);
-
-	if (w->qps == SIM_MAX_QP)
-		return rwf_fail(ENOMEM, "create queue pair: world %d has all its %d in use", w->id, SIM_MAX_QP);
-	if (w->qps == w->active_cap) {
-		uint32_t cap = w->active_cap ? w->active_cap * 2 : 64;
-		struct sim_qp **active = realloc(w->active, cap * sizeof(struct sim_qp *));
-
-		if (!active)
-			return rwf_fail(ENOMEM, "create queue pair: no memory");
-		w->active = active;
-		w->active_cap = cap;
-	}
-	w->qps++;
-	rwb_qp_enter(&qp->base, pd, &qp->cq->base);
-	qp->base.head.num = ++w->last_qp; /* the same for the same seed */
-	return 0;
-}
-
 int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 {
 	struct sim_qp *qp = calloc(1, sizeof *qp);
@@ -71,20 +46,20 @@ int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	qp->dev = (struct sim_device *)pd->dev;
 	qp->cq = (struct sim_cq *)init->cq;
 	qp->by_reference = (init->flags & RWF_QP_BY_REFERENCE) && (qp->dev->base.head.attr.flags & RWF_DEV_BY_REFERENCE);
-	qp->active = -1;
 	qp->lost_since_ns = qp->rnr_since_ns = SIM_NEVER;
 	for (int e = 0; e < SIM_EVENTS; e++)
-		qp->due_ns[e] = SIM_NEVER;
-	sim_lock(sim_of(qp));
+		qp->due[e] = (struct sim_due){.at_ns = SIM_NEVER, .qp = qp};
 	rc = rwb_qp_make(&qp->base, init, init->max_inline);
-	if (!rc)
-		rc = admit(qp, pd);
-	sim_unlock(sim_of(qp));
-	if (rc)
+	if (rc) {
 		rwb_qp_free(&qp->base);
-	else
-		*out = &qp->base.head;
-	return rc;
+		return rc;
+	}
+	sim_lock(sim_of(qp));
+	rwb_qp_enter(&qp->base, pd, &qp->cq->base);
+	qp->base.head.num = ++sim_of(qp)->last_qp; /* the same for the same seed */
+	sim_unlock(sim_of(qp));
+	*out = &qp->base.head;
+	return 0;
 }
 
 int sim_destroy_qp(rwf_qp *base)
@@ -93,10 +68,9 @@ int sim_destroy_qp(rwf_qp *base)
 	struct rwf_sim *w = sim_of(qp);
 
 	sim_lock(w);
-	sim_deactivate(qp);
+	sim_cancel_all(qp);
 	sim_part(qp);
 	rwb_qp_leave(&qp->base, &qp->cq->base);
-	w->qps--;
 	sim_unlock(w);
 	rwb_qp_free(&qp->base);
 	return 0;

@@ -169,7 +169,7 @@ void sim_deliver(struct sim_qp *qp)
 		qp->placed = qp->sent;
 	if (qp->sent != qp->base.sends.posted)
 		sim_at(qp, SIM_DELIVER, w->now_ns + sim_latency(w));
-	if (qp->due_ns[SIM_ACK] == SIM_NEVER)
+	if (qp->due[SIM_ACK].at_ns == SIM_NEVER)
 		sim_at(qp, SIM_ACK, w->now_ns + sim_latency(w));
 }
 

@@ -20,7 +20,7 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 	int rc = RWB_READ_OPTIONS("sim", options, known);
 	struct rwf_device_attr attr = {.provider = "sim",
 				       .max_mr_size = UINT64_MAX,
-				       .max_qp = SIM_MAX_QP,
+				       .max_qp = 4096,
 				       .max_qp_wr = 16384,
 				       .max_cq = 1 << 16,
 				       .max_cqe = 1 << 20,

@@ -95,7 +95,7 @@ int sim_post_send(rwf_qp *base, const struct rwf_send_wr *wr, int n)
 		else
 			sim_place_early(qp);
 	}
-	if (base->state == RWF_QPS_RTS && qp->sent != qp->base.sends.posted && qp->due_ns[SIM_DELIVER] == SIM_NEVER)
+	if (base->state == RWF_QPS_RTS && qp->sent != qp->base.sends.posted && qp->due[SIM_DELIVER].at_ns == SIM_NEVER)
 		sim_at(qp, SIM_DELIVER, w->now_ns + sim_latency(w));
 	sim_unlock(w);
 	return posted ? posted : rc;

@@ -1,64 +1,39 @@
-/* The next event of each queue pair, and the threads that sleep until then. */
+/* The events ahead, in the order of their times, and the threads that sleep until then. */
 #include "world.h"
 
-void sim_at(struct sim_qp *qp, enum sim_event event, uint64_t when_ns)
+void sim_cancel(struct sim_qp *qp, enum sim_event event)
 {
-	struct rwf_sim *w = sim_of(qp);
+	struct sim_due *d = &qp->due[event];
 
-	qp->due_ns[event] = when_ns;
-	if (qp->active < 0) {
-		qp->active = (int)w->active_len;
-		w->active[w->active_len++] = qp;
-	}
-	sim_wake_sleepers(w);
+	if (d->at_ns != SIM_NEVER)
+		TAILQ_REMOVE(&sim_of(qp)->due, d, entry);
+	d->at_ns = SIM_NEVER;
 }
 
-void sim_deactivate(struct sim_qp *qp)
+void sim_cancel_all(struct sim_qp *qp)
 {
-	struct rwf_sim *w = sim_of(qp);
-	struct sim_qp *last;
-
-	if (qp->active < 0)
-		return;
-	last = w->active[--w->active_len];
-	w->active[qp->active] = last;
-	last->active = qp->active;
-	qp->active = -1;
+	for (int e = 0; e < SIM_EVENTS; e++)
+		sim_cancel(qp, e);
 }
 
 /* A dead host's own events never happen. */
-static bool may_happen(const struct sim_qp *qp, int event)
+void sim_at(struct sim_qp *qp, enum sim_event event, uint64_t at_ns)
 {
-	return qp->due_ns[event] != SIM_NEVER && !qp->dev->dead;
-}
+	struct rwf_sim *w = sim_of(qp);
+	struct sim_due *d = &qp->due[event], *next;
 
-/* Returns the event that is due first. */
-struct sim_choice sim_first_due(struct rwf_sim *w)
-{
-	struct sim_choice c = {.due_ns = SIM_NEVER};
-
-	for (uint32_t i = 0; i < w->active_len; i++)
-		for (int e = 0; e < SIM_EVENTS; e++)
-			if (may_happen(w->active[i], e) && w->active[i]->due_ns[e] < c.due_ns)
-				c = (struct sim_choice){w->active[i], e, w->active[i]->due_ns[e]};
-	return c;
-}
-
-/* Returns one of the events that are due by now. */
-struct sim_choice sim_any_due(struct rwf_sim *w)
-{
-	uint64_t count = 0, pick;
-
-	for (uint32_t i = 0; i < w->active_len; i++)
-		for (int e = 0; e < SIM_EVENTS; e++)
-			count += may_happen(w->active[i], e) && w->active[i]->due_ns[e] <= w->now_ns;
-	if (count == 0)
-		return (struct sim_choice){.due_ns = SIM_NEVER};
-	pick = sim_random(w, count);
-	for (uint32_t i = 0;; i++)
-		for (int e = 0; e < SIM_EVENTS; e++)
-			if (may_happen(w->active[i], e) && w->active[i]->due_ns[e] <= w->now_ns && pick-- == 0)
-				return (struct sim_choice){w->active[i], e, w->active[i]->due_ns[e]};
+	if (qp->dev->dead)
+		return;
+	sim_cancel(qp, event);
+	d->at_ns = at_ns;
+	TAILQ_FOREACH(next, &w->due, entry)
+		if (next->at_ns > at_ns)
+			break;
+	if (next)
+		TAILQ_INSERT_BEFORE(next, d, entry);
+	else
+		TAILQ_INSERT_TAIL(&w->due, d, entry);
+	sim_wake_sleepers(w);
 }
 
 void sim_wake_sleepers(struct rwf_sim *w)

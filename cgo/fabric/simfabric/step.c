@@ -8,13 +8,13 @@ static const uint64_t idle_ns = 1000000;
 /* Shorter sleeps cost more than they spare. */
 static const uint64_t spin_ns = 50000;
 
-static void happen(struct sim_choice c)
+static void happen(struct sim_due *d)
 {
-	struct sim_qp *qp = c.qp;
-	bool ahead = false;
+	struct sim_qp *qp = d->qp;
+	enum sim_event event = (enum sim_event)(d - qp->due);
 
-	qp->due_ns[c.event] = SIM_NEVER;
-	switch (c.event) {
+	sim_cancel(qp, event);
+	switch (event) {
 	case SIM_DELIVER:
 		sim_deliver(qp);
 		break;
@@ -28,51 +28,57 @@ static void happen(struct sim_choice c)
 	case SIM_EVENTS:
 		break;
 	}
-	for (int e = 0; e < SIM_EVENTS; e++)
-		ahead |= qp->due_ns[e] != SIM_NEVER;
-	if (!ahead)
-		sim_deactivate(qp);
 }
 
-static void pass_to(struct rwf_sim *w, uint64_t ns)
+static uint64_t first_due_ns(const struct rwf_sim *w)
 {
-	if (ns > w->now_ns)
-		w->now_ns = ns - w->now_ns < idle_ns ? ns : w->now_ns + idle_ns;
+	return TAILQ_EMPTY(&w->due) ? SIM_NEVER : TAILQ_FIRST(&w->due)->at_ns;
+}
+
+/* Chooses one of the events that are due by now. Returns NULL if no event is due. */
+static struct sim_due *choose(struct rwf_sim *w)
+{
+	uint64_t due = 0, pick;
+	struct sim_due *d;
+
+	TAILQ_FOREACH(d, &w->due, entry) {
+		if (d->at_ns > w->now_ns)
+			break;
+		due++;
+	}
+	if (due == 0)
+		return NULL;
+	pick = w->order == RWF_SIM_BY_TIME ? 0 : sim_random(w, due);
+	for (d = TAILQ_FIRST(&w->due); pick; pick--)
+		d = TAILQ_NEXT(d, entry);
+	return d;
 }
 
 static void step(struct rwf_sim *w)
 {
-	struct sim_choice c;
+	struct sim_due *d;
 
-	if (w->order == RWF_SIM_BY_TIME) {
-		c = sim_first_due(w);
-		pass_to(w, c.due_ns);
-		if (c.qp && c.due_ns <= w->now_ns)
-			happen(c);
-		return;
+	if (w->order == RWF_SIM_RANDOM)
+		w->now_ns += 50 + sim_random(w, 950);
+	d = choose(w);
+	if (!d) {
+		uint64_t ahead_ns = first_due_ns(w) - w->now_ns;
+
+		w->now_ns += ahead_ns < idle_ns ? ahead_ns : idle_ns;
+		d = choose(w);
 	}
-	w->now_ns += 50 + sim_random(w, 950);
-	c = sim_any_due(w);
-	if (!c.qp) {
-		pass_to(w, sim_first_due(w).due_ns);
-		c = sim_any_due(w);
-	}
-	if (c.qp)
-		happen(c);
+	if (d)
+		happen(d);
 }
 
 static void catch_up(struct rwf_sim *w)
 {
 	uint64_t wall = rwb_now_ns() - w->start_ns;
 
-	for (;;) {
-		struct sim_choice c = sim_first_due(w);
-
-		if (!c.qp || c.due_ns > wall)
-			break;
-		if (c.due_ns > w->now_ns)
-			w->now_ns = c.due_ns;
-		happen(c);
+	while (first_due_ns(w) <= wall) {
+		if (first_due_ns(w) > w->now_ns)
+			w->now_ns = first_due_ns(w);
+		happen(TAILQ_FIRST(&w->due));
 	}
 	w->now_ns = wall;
 }
@@ -91,14 +97,17 @@ void sim_unlock(struct rwf_sim *w)
 
 int rwf_sim_step(struct rwf_sim *w)
 {
-	uint32_t pending = 0;
+	uint64_t pending = 0;
+	struct sim_due *d;
 
 	sim_lock(w);
 	if (!w->automatic)
 		step(w);
-	for (uint32_t i = 0; i < w->active_len; i++)
-		if (!w->active[i]->dev->dead)
-			pending += w->active[i]->base.sends.posted - w->active[i]->base.acked;
+	TAILQ_FOREACH(d, &w->due, entry)
+		if (d == &d->qp->due[SIM_DELIVER])
+			pending += d->qp->base.sends.posted - d->qp->sent;
+		else if (d == &d->qp->due[SIM_ACK])
+			pending += d->qp->sent - d->qp->base.acked;
 	sim_unlock(w);
 	return (int)pending;
 }
@@ -107,8 +116,7 @@ void sim_sleep(struct rwf_sim *w, int event_fd, uint64_t until_ns)
 {
 	struct pollfd pfd = {.fd = event_fd, .events = POLLIN};
 	struct sim_sleeper self = {event_fd, w->sleepers}, **p = &w->sleepers;
-	struct sim_choice c = sim_first_due(w);
-	uint64_t wake_ns = c.due_ns < until_ns ? c.due_ns : until_ns;
+	uint64_t wake_ns = first_due_ns(w) < until_ns ? first_due_ns(w) : until_ns;
 
 	if (wake_ns < w->now_ns + spin_ns) {
 		sim_unlock(w);

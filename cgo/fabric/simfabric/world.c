@@ -23,6 +23,7 @@ static struct rwf_sim *world_new(int id, uint64_t seed)
 	w->rng = seed;
 	w->hash = 0xcbf29ce484222325; /* FNV-1a's offset basis */
 	w->trace_fd = -1;
+	TAILQ_INIT(&w->due);
 	if (id == 0) {
 		w->automatic = true;
 		w->order = RWF_SIM_BY_TIME;
@@ -58,7 +59,6 @@ void sim_world_leave(struct rwf_sim *w)
 	if (!last)
 		return;
 	pthread_mutex_destroy(&w->lock);
-	free(w->active);
 	free(w);
 }
 

@@ -20,7 +20,11 @@ enum sim_event {
 	SIM_EVENTS,
 };
 
-enum { SIM_MAX_QP = 4096 };
+struct sim_due {
+	uint64_t at_ns; /* SIM_NEVER if it is not ahead */
+	struct sim_qp *qp;
+	TAILQ_ENTRY(sim_due) entry;
+};
 
 /* A thread asleep in a world that runs by itself, woken when something may have changed for it. */
 struct sim_sleeper {
@@ -37,10 +41,8 @@ struct rwf_sim {
 	struct rwf_sim_faults faults;
 	uint32_t fatal_count;
 	uint32_t last_device, last_qp;
-	uint32_t qps;
 	struct sim_device *devices;
-	struct sim_qp **active; /* queue pairs with an event ahead; room for every queue pair */
-	uint32_t active_len, active_cap;
+	TAILQ_HEAD(, sim_due) due; /* the earliest first */
 	struct sim_sleeper *sleepers;
 	int trace_fd;
 };
@@ -69,12 +71,11 @@ struct sim_qp {
 	bool by_reference;
 	uint32_t wanted; /* the peer for which a passive queue pair waits */
 	uint32_t trigger;
-	int active; /* index in the world's active list, or -1 */
 
 	uint64_t sent;   /* requests before this one have been delivered */
 	uint64_t placed; /* copies_at_post: payloads before this one have landed */
 
-	uint64_t due_ns[SIM_EVENTS];
+	struct sim_due due[SIM_EVENTS];
 	uint64_t ack_timeout_ns, rnr_timeout_ns;
 	uint64_t lost_since_ns, rnr_since_ns; /* SIM_NEVER if not losing, or not waiting */
 };
@@ -110,15 +111,9 @@ void sim_log(struct rwf_sim *, const char *what, uint32_t who, uint32_t a, uint3
 uint64_t sim_latency(struct rwf_sim *);
 
 /* schedule.c */
-struct sim_choice {
-	struct sim_qp *qp; /* NULL if nothing may happen */
-	enum sim_event event;
-	uint64_t due_ns;
-};
-void sim_at(struct sim_qp *, enum sim_event, uint64_t when_ns);
-void sim_deactivate(struct sim_qp *);
-struct sim_choice sim_first_due(struct rwf_sim *);
-struct sim_choice sim_any_due(struct rwf_sim *);
+void sim_at(struct sim_qp *, enum sim_event, uint64_t at_ns);
+void sim_cancel(struct sim_qp *, enum sim_event);
+void sim_cancel_all(struct sim_qp *);
 void sim_wake_sleepers(struct rwf_sim *);
 
 /* complete.c */
