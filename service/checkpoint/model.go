@@ -27,7 +27,7 @@ type model struct {
 
 func (OneRack) Names() []string                                                     { return []string{""} }
 func (OneRack) Buddies() bool                                                       { return false }
-func (OneRack) Run() (string, bool)                                                 { return "", false }
+func (OneRack) Run() string                                                         { return "" }
 func (OneRack) Ask(context.Context, func(int) *api.StateQuestion) ([][]byte, error) { return nil, nil }
 
 // snapshot starts a snapshot of a job in which nothing is under way. The caller has locked the job's model.

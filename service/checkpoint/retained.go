@@ -61,14 +61,13 @@ func (st *Store) Close(j *job.Job, well bool) error {
 		return j.Agg.Close()
 	}
 	s := st.Of(j)
-	run, ok := s.others.Run()
 	state, err := j.Agg.CloseRetaining()
-	if state == nil || !ok {
+	if state == nil {
 		return err
 	}
 	at := &retained{Tenant: j.Tenant(), state: state, account: j.Account.PassOn(quota.Memory, state.Bytes())}
-	at.retainedState = retainedState{Run: run, Failed: time.Now().UnixNano(), Racks: s.others.Names(), Owners: j.Above.Owners(),
-		Own: s.others.Own(), Model: s.digestModel()}
+	at.retainedState = retainedState{Run: s.others.Run(), Failed: time.Now().UnixNano(), Racks: s.others.Names(),
+		Owners: j.Above.Owners(), Own: s.others.Own(), Model: s.digestModel()}
 	for rack := range at.Racks {
 		g := stepRange{}
 		g.Least, g.Most, g.Retained = state.Range(rack)

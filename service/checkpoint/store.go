@@ -149,8 +149,8 @@ type Racks interface {
 	Names() []string
 	// Buddies reports whether racks of the cluster keep each other's state.
 	Buddies() bool
-	// Run identifies the run in the first rack. It returns false if the run has ended.
-	Run() (id string, ok bool)
+	// Run identifies the run in the first rack.
+	Run() string
 	// Ask puts questions to all other racks at once, and returns the answers by rack. It asks a rack nothing if about returns nil.
 	Ask(ctx context.Context, about func(rack int) *api.StateQuestion) ([][]byte, error)
 	// Replace lets the racks that are asked replace what the questions name by a payload. It reports whether some may have done so.

@@ -15,42 +15,33 @@ import (
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
-// answerState answers another rack's question about a job's state.
-func (k *Cluster) answerState(ctx context.Context, r *api.AskRequest) ([]byte, error) {
-	u := k.named(r.Job, r.Run)
-	if u == nil {
-		return nil, endedHere(r.Job, k.Own)
+// answerState answers another rack's question about a job's state. It asks back for the payload, at the stage of the question. If
+// the question is asked again, that has the same nonce.
+func (k *Cluster) answerState(ctx context.Context, q *api.AskRequest) ([]byte, error) {
+	r := k.named(q.Job, q.Run)
+	if r == nil {
+		return nil, endedHere(q.Job, k.Own)
 	}
-	k, j := u.k, u.j
-	payload := func(bytes int) ([]byte, error) { return k.askBack(ctx, j, r, bytes) }
-	return k.State(ctx, j, slices.Index(k.Names(), r.From), r.State, payload)
+	from := slices.Index(r.k.Names(), q.From)
+	return k.State(ctx, r.j, from, q.State, func(bytes int) ([]byte, error) {
+		b, err := r.ask(ctx, from, &api.AskRequest{Stage: q.State.Stage, Nonce: q.Nonce + " back"})
+		if err == nil && len(b) != bytes {
+			err = fmt.Errorf("rack %q gives %d bytes for %d: %w", q.From, len(b), bytes, rpc.ErrVersions)
+		}
+		return b, err
+	})
 }
 
-// named returns a run by its job and id, if it is under way.
-func (h *hub) named(name, id string) *run {
+// named returns the rendezvous of a job's run, if it is under way.
+func (h *hub) named(name, id string) *Rendezvous {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for j, u := range h.runs {
-		if j.Name == name && u.id == id && j.State() == "running" {
-			return u
+	for r := range h.runs {
+		if r.job == name && r.id == id && r.j.State() == "running" {
+			return r
 		}
 	}
 	return nil
-}
-
-// askBack returns so many bytes, the payload of the rack that has asked, at the stage of its question. If the question is asked
-// again, it has the same nonce.
-func (k *Cluster) askBack(ctx context.Context, j *job.Job, r *api.AskRequest, bytes int) ([]byte, error) {
-	u := k.run(j)
-	if u == nil {
-		return nil, j.FailureError()
-	}
-	from := slices.Index(k.Names(), r.From)
-	b, err := k.ask(ctx, u, from, &api.AskRequest{Job: j.Name, Run: u.ids[from], Stage: r.State.Stage, Nonce: r.Nonce + " back"})
-	if err == nil && len(b) != bytes {
-		err = fmt.Errorf("rack %q gives %d bytes for %d: %w", r.From, len(b), bytes, rpc.ErrVersions)
-	}
-	return b, err
 }
 
 // Serve answers another rack.
@@ -135,18 +126,18 @@ func (k *Cluster) checkClaim(r *api.AskRequest) error {
 	if k.Members != nil {
 		return k.checkHolder(r)
 	}
-	for j, u := range k.runs {
-		if s := j.State(); s == "failed" || s == "ended" {
+	for other := range k.runs {
+		if s := other.j.State(); s == "failed" || s == "ended" {
 			continue
 		}
-		if was, is := u.aggregators[r.From]; is && was.aggregator != r.Aggregator {
+		if was, is := other.aggregators[r.From]; is && was.aggregator != r.Aggregator {
 			return rpc.Refuse(connect.CodeAlreadyExists, "two aggregators claim rack %q, at %s and at %s, and job %q runs with the first: end one of them",
-				r.From, was.url, r.Url, j.Name)
+				r.From, was.url, r.Url, other.job)
 		}
 	}
-	for j, u := range k.runs {
-		if j.Name == r.Job {
-			u.aggregators[r.From] = ask{r.Aggregator, rpc.Printable(r.Url, rpc.MaxNameBytes)}
+	for of := range k.runs {
+		if of.job == r.Job {
+			of.aggregators[r.From] = ask{r.Aggregator, rpc.Printable(r.Url, rpc.MaxNameBytes)}
 		}
 	}
 	return nil
@@ -155,11 +146,8 @@ func (k *Cluster) checkClaim(r *api.AskRequest) error {
 // checkHolder refuses an aggregator that asks for a rack that the plan gives to another. One that a run began with may ask on: that
 // it is out of the plan may only mean that it cannot reach etcd. The caller holds h.mu.
 func (h *hub) checkHolder(r *api.AskRequest) error {
-	for j, u := range h.runs {
-		if j.Name != r.Job {
-			continue
-		}
-		if i := slices.Index(u.k.Names(), r.From); i >= 0 && u.peers[i].aggregator == r.Aggregator {
+	for of := range h.runs {
+		if i := slices.Index(of.k.Names(), r.From); of.job == r.Job && i >= 0 && of.peers[i].aggregator == r.Aggregator {
 			return nil
 		}
 	}

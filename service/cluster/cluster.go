@@ -57,7 +57,7 @@ type hub struct {
 	clients  map[string]*http.Client // by rack; each keeps its connections for the aggregator's life
 
 	mu    sync.Mutex
-	runs  map[*job.Job]*run         // under way
+	runs  map[*Rendezvous]bool      // under way
 	links map[string]*planner.Links // by provider and racks, as measured last
 
 	Window time.Duration // of a job's steps, at least. If 0, windowLasts.
@@ -75,15 +75,18 @@ type Cluster struct {
 	own      int
 }
 
-// run is a job's run over several racks.
+// run asks other racks: for a job over several of them, or for a measurement of links.
 type run struct {
-	k           *Cluster
-	j           *job.Job
-	id          string
-	began       time.Time
-	ids         []string       // by rack, of its run
-	peers       []peer         // by rack, without a client for this one
-	aggregators map[string]ask // by rack's name, which have asked
+	k     *Cluster
+	job   string // If empty, it measures.
+	id    string
+	began time.Time
+	ids   []string // by rack, of its run
+	peers []peer   // by rack, without a client for this one
+}
+
+func (k *Cluster) newRun(job string, peers []peer) run {
+	return run{k: k, job: job, id: rpc.NewID(), began: time.Now(), ids: make([]string, len(peers)), peers: peers}
 }
 
 // peer is the aggregator of another rack.
@@ -103,7 +106,7 @@ func New(config Config) (*Cluster, error) {
 		return nil, err
 	}
 	h := &hub{Config: config, id: rpc.NewID(), board: racks.NewBoard(), clients: map[string]*http.Client{},
-		runs: map[*job.Job]*run{}, links: map[string]*planner.Links{}}
+		runs: map[*Rendezvous]bool{}, links: map[string]*planner.Links{}}
 	if c.Members != nil {
 		h.id = c.Members.ID()
 	}
@@ -228,87 +231,69 @@ func endedHere(job, rack string) error {
 	return rpc.Refuse(connect.CodeAborted, "job %q has ended in rack %q: see its aggregator", job, rack)
 }
 
-// begin starts a job's run.
-func (k *Cluster) begin(j *job.Job, peers []peer) *run {
-	u := &run{k: k, j: j, id: rpc.NewID(), began: time.Now(), ids: make([]string, len(peers)), peers: peers,
-		aggregators: map[string]ask{}}
+// begin starts the job's run.
+func (r *Rendezvous) begin(peers []peer) {
+	k := r.k
+	r.run, r.aggregators = k.newRun(r.j.Name, peers), map[string]ask{}
 	k.mu.Lock()
-	k.runs[j] = u
+	k.runs[r] = true
 	k.mu.Unlock()
-	k.board.Begin(j.Name, u.id)
-	return u
+	k.board.Begin(r.job, r.id)
 }
 
-// run returns a job's run, or nil if it has ended.
-func (h *hub) run(j *job.Job) *run {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.runs[j]
-}
-
-// remove removes a job's run, and returns it or nil.
-func (h *hub) remove(j *job.Job) *run {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	u := h.runs[j]
-	delete(h.runs, j)
-	return u
-}
-
-// exchange posts a payload to all other racks at a stage of a job, and returns theirs by rack.
-func (k *Cluster) exchange(ctx context.Context, j *job.Job, u *run, stage string, payload []byte) ([][]byte, error) {
-	k.board.Post(j.Name, u.id, stage, payload, k.others())
-	out, err := k.askAll(ctx, j, u, func(rack int) *api.AskRequest { return &api.AskRequest{Stage: stage} })
+// exchange posts a payload to all other racks at a stage of the job, and returns theirs by rack.
+func (r *Rendezvous) exchange(ctx context.Context, stage string, payload []byte) ([][]byte, error) {
+	r.k.board.Post(r.id, stage, payload, r.k.others())
+	out, err := r.askAll(ctx, func(rack int) *api.AskRequest { return &api.AskRequest{Stage: stage} })
 	if err != nil {
 		return nil, err
 	}
-	out[k.own] = payload
+	out[r.k.own] = payload
 	return out, nil
 }
 
 // swap exchanges values with all other racks at a stage of a job. The value of a rack that posts none is left zero.
-func swap[T any](ctx context.Context, k *Cluster, u *run, stage string, ours T) ([]T, error) {
+func swap[T any](ctx context.Context, r *Rendezvous, stage string, ours T) ([]T, error) {
 	payload, err := json.Marshal(ours)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := k.exchange(ctx, u.j, u, stage, payload)
+	answers, err := r.exchange(ctx, stage, payload)
 	if err != nil {
 		return nil, err
 	}
 	all := make([]T, len(answers))
 	for i, a := range answers {
 		if err := json.Unmarshal(a, &all[i]); err != nil && len(a) > 0 {
-			return nil, fmt.Errorf("what rack %q gives for %q cannot be read: %w", k.Racks[i].Name, stage, errors.Join(err, rpc.ErrVersions))
+			return nil, fmt.Errorf("what rack %q gives for %q cannot be read: %w", r.k.Racks[i].Name, stage,
+				errors.Join(err, rpc.ErrVersions))
 		}
 	}
 	return all, nil
 }
 
-// askAll asks all other racks of a job's run at once, until they have answered or one cannot. about returns the question
-// to a rack, or nil.
-func (k *Cluster) askAll(ctx context.Context, j *job.Job, u *run, about func(rack int) *api.AskRequest) ([][]byte, error) {
+// askAll asks all other racks at once, until they have answered or one cannot. about returns the question to a rack, or nil.
+func (r *Rendezvous) askAll(ctx context.Context, about func(rack int) *api.AskRequest) ([][]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
 		select {
-		case <-j.Failed:
+		case <-r.j.Failed:
 			cancel(errors.New("the job has failed"))
-		case <-k.jobs.Closing:
+		case <-r.k.jobs.Closing:
 			cancel(job.ErrShutdown)
 		case <-ctx.Done():
 		}
 	}()
-	out := make([][]byte, len(k.Racks))
+	out := make([][]byte, len(r.peers))
 	g, asking := errgroup.WithContext(ctx)
-	for i := range k.Racks {
-		if i == k.own {
+	for i := range out {
+		if i == r.k.own {
 			continue
 		}
 		g.Go(func() (err error) {
-			if r := about(i); r != nil {
-				r.Job, r.Run = j.Name, u.ids[i]
-				out[i], err = k.ask(asking, u, i, r)
+			if q := about(i); q != nil {
+				out[i], err = r.ask(asking, i, q)
 			}
 			return err
 		})
@@ -340,7 +325,9 @@ func remedyOf(err error, url string, planned bool) (string, time.Duration) {
 }
 
 // ask asks one rack until it answers.
-func (k *Cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) ([]byte, error) {
+func (u *run) ask(ctx context.Context, rack int, r *api.AskRequest) ([]byte, error) {
+	k := u.k
+	r.Job, r.Run = u.job, u.ids[rack]
 	r.From, r.To, r.Aggregator, r.Url, r.Nonce = k.Own, k.Racks[rack].Name, k.id, k.URL(), cmp.Or(r.Nonce, rpc.NewID())
 	r.OwnRun, r.Division = u.id, k.declared.Division()
 	last := errors.New("it has not answered")
@@ -375,8 +362,8 @@ func (k *Cluster) ask(ctx context.Context, u *run, rack int, r *api.AskRequest) 
 			} else if time.Since(stuck) > within {
 				return nil, fmt.Errorf("rack %q at %s: %w: %s", r.To, u.peers[rack].url, last, remedy)
 			}
-			k.clients[r.To].CloseIdleConnections()                  // they may be as dead
-			if err := k.moved(u, rack); err != nil && r.Run == "" { // the job has not begun
+			k.clients[r.To].CloseIdleConnections()               // they may be as dead
+			if err := u.moved(rack); err != nil && r.Run == "" { // the job has not begun
 				return nil, err
 			}
 		}
@@ -413,7 +400,8 @@ func (h *hub) holder(p *racks.Plan, rack string) racks.Holder {
 }
 
 // moved returns an error if another aggregator now serves a rack than the one with which a run would begin.
-func (k *Cluster) moved(u *run, rack int) error {
+func (u *run) moved(rack int) error {
+	k := u.k
 	if k.Members == nil {
 		return nil
 	}

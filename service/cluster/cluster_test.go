@@ -64,10 +64,10 @@ func TestARackIsHeldUpWhereAnotherDoesNotCome(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Rendezvous{k: k, j: &job.Job{Name: "j"}}
-	u := k.begin(r.j, k.dial(nil))
+	r := &Rendezvous{run: run{k: k}, j: &job.Job{Name: "j"}}
+	r.begin(k.dial(nil))
 	for n := range 1 << 10 {
-		k.board.Post("j", u.id, fmt.Sprint("barrier ", n), nil, k.others())
+		k.board.Post(r.id, fmt.Sprint("barrier ", n), nil, k.others())
 	}
 	err = r.Agree(t.Context(), "barrier next", "barrier", "next")
 	if err == nil || !strings.Contains(err.Error(), `rack "b" has not come to 1024 barriers`) {
@@ -110,7 +110,8 @@ func TestARackThatEndsWhileAJobBeginsIsNamedAtOnce(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err = k.ask(ctx, &run{id: "r", began: time.Now(), peers: k.dial(nil)}, 1, &api.AskRequest{Job: "j", Stage: stageForm})
+	u := k.newRun("j", k.dial(nil))
+	_, err = u.ask(ctx, 1, &api.AskRequest{Stage: stageForm})
 	if want := `rack "b" at ` + other.URL + " has ended meanwhile"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q", err, want)
 	}

@@ -32,11 +32,7 @@ const (
 )
 
 // measurement measures the links between racks from the rack that asks the others.
-type measurement struct {
-	k  *Cluster
-	u  *run // the racks that are asked
-	id string
-}
+type measurement struct{ run }
 
 // ServeLinks measures the links between the racks of the cluster.
 func (k *Cluster) ServeLinks(ctx context.Context, r *api.LinksRequest) (*api.LinksResponse, error) {
@@ -92,7 +88,7 @@ func (k *Cluster) measure(ctx context.Context, provider string) (l *planner.Link
 		return nil, err
 	}
 	began := time.Now()
-	m := &measurement{k: k, id: rpc.NewID(), u: &run{began: began, peers: peers, ids: make([]string, len(k.Racks))}}
+	m := &measurement{k.newRun("", peers)}
 	defer m.close()
 	if err := m.connect(ctx, provider); err != nil {
 		return nil, err
@@ -126,7 +122,7 @@ func (k *Cluster) SetLinks(l *planner.Links) {
 func (m *measurement) ask(ctx context.Context, rack int, q *api.ProbeQuestion) ([]byte, error) {
 	q.Probe = m.id
 	if rack != m.k.own {
-		return m.k.ask(ctx, m.u, rack, &api.AskRequest{Stage: "links", Probe: q})
+		return m.run.ask(ctx, rack, &api.AskRequest{Stage: "links", Probe: q})
 	}
 	for {
 		out, err := m.k.answerProbe(ctx, q)
@@ -166,7 +162,7 @@ func (m *measurement) connect(ctx context.Context, provider string) error {
 			for other := range n {
 				if other != rack && (other < rack) == active {
 					end := ends[other][rack]
-					end.URL = m.u.peers[other].url
+					end.URL = m.peers[other].url
 					theirs[other] = end
 				}
 			}

@@ -109,7 +109,7 @@ func (k *Cluster) placeHere(sp *job.Spec, m *job.Member, rack string) error {
 	for _, n := range workers[:k.own] {
 		m.First += n
 	}
-	sp.Racks, sp.Workers = &Rendezvous{k: k}, workers[k.own]
+	sp.Racks, sp.Workers = &Rendezvous{run: run{k: k}, workers: workers}, workers[k.own]
 	m.Ranks = sp.Workers
 	if m.Rank < 0 {
 		return nil
@@ -138,7 +138,6 @@ func (k *Cluster) placeSpread(sp *job.Spec, m *job.Member, rack string) error {
 	if err != nil {
 		return err
 	}
-	sp.Racks = &flat{k: k}
 	if sp.Parts != len(k.Racks) || sp.Part != k.own {
 		return fmt.Errorf("the worker takes this for aggregator %d of %d, and it is %d of %d: join a rack's aggregator, which names all", sp.Part+1,
 			sp.Parts, k.own+1, len(k.Racks))
@@ -147,6 +146,7 @@ func (k *Cluster) placeSpread(sp *job.Spec, m *job.Member, rack string) error {
 	if err != nil {
 		return err
 	}
+	sp.Racks = &flat{k: k, workers: workers}
 	at := slices.Index(k.Names(), rack)
 	switch {
 	case rack == "":
@@ -190,20 +190,18 @@ func (k *Cluster) chooseOuter(sp *job.Spec, text string) (err error) {
 // flat holds the racks of a job whose workers send each chunk to its owner, which adds the gradients rack by rack.
 type flat struct {
 	job.OneRack
-	k *Cluster
-	j *job.Job // set when the job forms
+	k       *Cluster
+	workers []int    // by rack
+	j       *job.Job // set when the job forms
 }
 
 // Form places the job as one of this rack, with the workers of each rack.
 func (f *flat) Form(ctx context.Context, j *job.Job) (job.Placement, error) {
 	f.j = j
 	p, err := f.OneRack.Form(ctx, j)
-	if err == nil {
-		p.Racks, err = f.k.Workers(j.Spec.Total)
-		p.Pods = f.k.topology.Pods
-	}
+	p.Racks, p.Pods = f.workers, f.k.topology.Pods
 	return p, err
 }
 
 // Welcome adds the numbers of workers by rack to the answer to a worker.
-func (f *flat) Welcome(out *api.JoinResponse) { f.k.welcome(f.j, out) }
+func (f *flat) Welcome(out *api.JoinResponse) { f.k.welcome(f.j, f.workers, out) }

@@ -130,12 +130,12 @@ func (h *hub) follow(j *job.Job, s *racks.Standing) {
 		j.Agg.Fail(-1, s.Refusal)
 		return
 	}
-	u := h.run(j)
-	if u == nil {
+	r, several := j.Spec.Racks.(*Rendezvous)
+	if !several {
 		return
 	}
-	k := u.k
-	for i, p := range u.peers {
+	k := r.k
+	for i, p := range r.peers {
 		if h := k.holder(&s.Plan, k.Racks[i].Name); i != k.own && h.Aggregator != "" && h.Aggregator != p.aggregator {
 			j.Agg.Fail(-1, fmt.Errorf("rack %q is now served by %v, and the job ran with the aggregator at %s: join again", k.Racks[i].Name, h, p.url))
 			return

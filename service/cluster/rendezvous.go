@@ -55,21 +55,23 @@ type introduction struct {
 
 // Rendezvous connects a job with the same job of the other racks.
 type Rendezvous struct {
-	k *Cluster
-	j *job.Job // set when the job forms
+	run
+	workers []int    // by rack
+	j       *job.Job // set when the job forms
 
 	// Guarded by hub.mu.
-	choice *choice       // of the shape. If nil, none was made.
-	drift  planner.Drift // of the job's steps, where the links chose its shape
+	aggregators map[string]ask // by rack's name, which have asked
+	choice      *choice        // of the shape. If nil, none was made.
+	drift       planner.Drift  // of the job's steps, where the links chose its shape
 }
 
 // List returns the racks' names.
 func (r *Rendezvous) List() string { return r.k.names() }
 
 // introduce returns the values on which the racks must agree.
-func (r *Rendezvous) introduce(u *run, workers []int) (in introduction, err error) {
+func (r *Rendezvous) introduce() (in introduction, err error) {
 	k, j, all := r.k, r.j, r.k.jobs.Engines
-	in = introduction{Run: u.id, Aggregator: k.id, HostID: all.HostID, UID: all.UID, Lanes: map[string]string{}}
+	in = introduction{Run: r.id, Aggregator: k.id, HostID: all.HostID, UID: all.UID, Lanes: map[string]string{}}
 	candidates, err := j.Candidates()
 	if err != nil {
 		return in, err
@@ -83,7 +85,7 @@ func (r *Rendezvous) introduce(u *run, workers []int) (in introduction, err erro
 	token := sha256.Sum256(racks.Seal(k.Secret, j.Token))
 	hyper, _ := json.Marshal(j.Spec.Hyper)
 	in.Settings = []setting{
-		{"protocol", fmt.Sprint(protocol)}, {"racks", fmt.Sprint(k.Names())}, {"workers by rack", fmt.Sprint(workers)},
+		{"protocol", fmt.Sprint(protocol)}, {"racks", fmt.Sprint(k.Names())}, {"workers by rack", fmt.Sprint(r.workers)},
 		{"shape", fmt.Sprintf("%s with %d pods", k.ShapeName(), k.topology.Pods)},
 		{"type between racks", k.CoreName()}, {"mode", j.Spec.Mode.String()},
 		{"optimizer", j.Spec.Rule.String()}, {"hyper-parameters", string(hyper)}, {"chunk_bytes", fmt.Sprint(j.Spec.ChunkBytes)},
@@ -106,11 +108,7 @@ func clusterLanes(lanes []chunk.Lane) []chunk.Lane {
 func (r *Rendezvous) Form(ctx context.Context, j *job.Job) (p job.Placement, err error) {
 	r.j = j
 	k := r.k
-	workers, err := k.Workers(j.Spec.Total)
-	if err != nil {
-		return p, err
-	}
-	if p.Engine, err = r.agree(ctx, workers); err != nil {
+	if p.Engine, err = r.agree(ctx); err != nil {
 		return p, err
 	}
 	p.Lanes = clusterLanes(p.Engine.Lanes)
@@ -119,7 +117,7 @@ func (r *Rendezvous) Form(ctx context.Context, j *job.Job) (p job.Placement, err
 	}
 	core, err := chunk.ParseDType(k.CoreName())
 	p.Above = &aggregate.Place{
-		Topology: k.topology, Rack: k.own, Names: k.Names(), Workers: workers, Core: core,
+		Topology: k.topology, Rack: k.own, Names: k.Names(), Workers: r.workers, Core: core,
 		Buddies: k.Buddy && j.Spec.Mode != aggregate.Aggregate, // which has no state
 	}
 	return p, err
@@ -127,13 +125,12 @@ func (r *Rendezvous) Form(ctx context.Context, j *job.Job) (p job.Placement, err
 
 // Welcome adds the job's racks to the answer to a worker.
 func (r *Rendezvous) Welcome(out *api.JoinResponse) {
-	r.k.welcome(r.j, out)
+	r.k.welcome(r.j, r.workers, out)
 	out.Rack, out.Racks = r.k.Own, r.k.aggregators()
 }
 
 // welcome adds the numbers of workers by rack to the answer to a worker.
-func (k *Cluster) welcome(j *job.Job, out *api.JoinResponse) {
-	workers, _ := k.Workers(j.Spec.Total) // the job has started with them
+func (k *Cluster) welcome(j *job.Job, workers []int, out *api.JoinResponse) {
 	for _, n := range workers {
 		out.RackWorkers = append(out.RackWorkers, uint32(n))
 	}
@@ -147,13 +144,6 @@ func (k *Cluster) welcome(j *job.Job, out *api.JoinResponse) {
 // Describe adds the racks to the job's status.
 func (r *Rendezvous) Describe(out *api.JobStatus) {
 	k, j := r.k, r.j
-	u := k.run(j)
-	url := func(rack int) string {
-		if u == nil {
-			return k.Racks[rack].URL
-		}
-		return u.peers[rack].url
-	}
 	out.Shape = k.topology.Shape.String()
 	k.mu.Lock()
 	if r.choice != nil {
@@ -164,7 +154,6 @@ func (r *Rendezvous) Describe(out *api.JobStatus) {
 	if j.Spec.Outer.Every > 0 {
 		out.Outer = j.Spec.Outer.String()
 	}
-	workers, _ := k.Workers(j.Spec.Total) // the job has started with them
 	buddy := func(rack int) string {
 		if !j.Buddies() {
 			return ""
@@ -173,7 +162,7 @@ func (r *Rendezvous) Describe(out *api.JobStatus) {
 	}
 	for i, c := range j.Agg.RackCounters() {
 		out.Racks = append(out.Racks, &api.RackStatus{
-			Name: k.Racks[i].Name, Url: url(i), Own: i == k.own, Workers: uint32(workers[i]), OwnedBytes: c.OwnedBytes,
+			Name: k.Racks[i].Name, Url: r.peers[i].url, Own: i == k.own, Workers: uint32(r.workers[i]), OwnedBytes: c.OwnedBytes,
 			ReceivedBytes: c.RecvBytes, SentBytes: c.SentBytes, AwaitedChunks: c.Awaited,
 			Buddy: buddy(i),
 		})
@@ -190,21 +179,18 @@ func (r *Rendezvous) Started() {
 
 // Publish lets the other racks learn why the job has failed.
 func (r *Rendezvous) Publish(why error) {
-	if u := r.k.run(r.j); u != nil {
-		r.k.board.Post(r.j.Name, u.id, stageWhy, []byte(why.Error()), r.k.others())
-	}
+	r.k.board.Post(r.id, stageWhy, []byte(why.Error()), r.k.others())
 }
 
 // Explain asks the rack where the job has failed for the reason.
 func (r *Rendezvous) Explain(e *aggregate.FailedElsewhere) error {
-	k, j := r.k, r.j
-	rack, u := slices.Index(k.Names(), e.Rack), k.run(j)
-	if rack < 0 || u == nil {
+	rack := slices.Index(r.k.Names(), e.Rack)
+	if rack < 0 {
 		return e
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), job.ReasonWait)
 	defer cancel()
-	why, err := k.ask(ctx, u, rack, &api.AskRequest{Job: j.Name, Run: u.ids[rack], Stage: stageWhy})
+	why, err := r.ask(ctx, rack, &api.AskRequest{Stage: stageWhy})
 	if err != nil {
 		return e
 	}
@@ -214,16 +200,11 @@ func (r *Rendezvous) Explain(e *aggregate.FailedElsewhere) error {
 // Finish waits until the job has also ended in the other racks, because an aggregator that closes takes with it the results for
 // which they still wait. It returns an error if the job may not have ended there, or not well.
 func (r *Rendezvous) Finish() error {
-	k, j := r.k, r.j
-	u := k.run(j)
-	if u == nil {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), startGrace)
 	defer cancel()
-	_, err := k.exchange(ctx, j, u, stageEnd, nil)
+	_, err := r.exchange(ctx, stageEnd, nil)
 	if err != nil {
-		k.jobs.Log.Debug("the other racks may not have ended", "job", j.Name, "err", err)
+		r.k.jobs.Log.Debug("the other racks may not have ended", "job", r.job, "err", err)
 	}
 	return err
 }
@@ -231,43 +212,44 @@ func (r *Rendezvous) Finish() error {
 // End removes the job's run. Racks that ask for a job that could not start get the reason. If the job ended well, its posts stay
 // for a while, because other racks may still ask for them.
 func (r *Rendezvous) End(why error) {
-	k, j := r.k, r.j
-	switch u := k.remove(j); {
-	case u == nil:
-	case why != nil:
-		k.board.GiveUp(j.Name, u.id, why.Error(), u.ids)
+	k := r.k
+	k.mu.Lock()
+	delete(k.runs, r)
+	k.mu.Unlock()
+	if why != nil {
+		k.board.GiveUp(r.id, why.Error(), r.ids)
+		return
+	}
+	select {
+	case <-r.j.Failed:
+		k.board.End(r.id)
 	default:
-		select {
-		case <-j.Failed:
-			k.board.End(j.Name, u.id)
-		default:
-			time.AfterFunc(startGrace, func() { k.board.End(j.Name, u.id) })
-		}
+		time.AfterFunc(startGrace, func() { k.board.End(r.id) })
 	}
 }
 
 // agree exchanges introductions with the other racks and returns the engine of the job.
-func (r *Rendezvous) agree(ctx context.Context, workers []int) (e *engine.Engine, err error) {
+func (r *Rendezvous) agree(ctx context.Context) (e *engine.Engine, err error) {
 	k := r.k
 	peers, err := k.reach(ctx)
 	if err != nil {
 		return nil, err
 	}
-	u := k.begin(r.j, peers)
-	ours, err := r.introduce(u, workers)
+	r.begin(peers)
+	ours, err := r.introduce()
 	if err != nil {
 		return nil, err
 	}
-	all, err := swap(ctx, k, u, stageForm, ours)
+	all, err := swap(ctx, r, stageForm, ours)
 	if err != nil {
 		return nil, err
 	}
 	for i := range all {
-		u.ids[i] = all[i].Run
+		r.ids[i] = all[i].Run
 	}
 	for i := range all {
-		if want := u.peers[i].aggregator; i != k.own && want != "" && all[i].Aggregator != want {
-			return nil, fmt.Errorf("rack %q at %s has another aggregator now: join again", k.Racks[i].Name, u.peers[i].url)
+		if want := r.peers[i].aggregator; i != k.own && want != "" && all[i].Aggregator != want {
+			return nil, fmt.Errorf("rack %q at %s has another aggregator now: join again", k.Racks[i].Name, r.peers[i].url)
 		}
 		if err := differ(ours.Settings, all[i].Settings, k.Own, k.Racks[i].Name); err != nil {
 			return nil, err
@@ -338,7 +320,6 @@ func (r *Rendezvous) Connect(ctx context.Context) error {
 	if j.Above == nil {
 		return nil
 	}
-	u := k.run(j)
 	ends := make([][]aggregate.PeerLane, len(k.Racks))
 	for i := range k.Racks {
 		if i == k.own {
@@ -349,7 +330,7 @@ func (r *Rendezvous) Connect(ctx context.Context) error {
 			return err
 		}
 	}
-	answers, err := swap(ctx, k, u, stageEnds, ends)
+	answers, err := swap(ctx, r, stageEnds, ends)
 	if err != nil {
 		return err
 	}
@@ -365,11 +346,11 @@ func (r *Rendezvous) Connect(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := k.exchange(ctx, j, u, stageListen, nil); err != nil {
+	if _, err := r.exchange(ctx, stageListen, nil); err != nil {
 		return err
 	}
 	for i := range k.own {
-		at := addrOf(ctx, u.peers[i].url)
+		at := addrOf(ctx, r.peers[i].url)
 		for l := range theirs[i] {
 			theirs[i][l].Endpoint = verbs.Located(theirs[i][l].Endpoint, at)
 		}
@@ -377,7 +358,7 @@ func (r *Rendezvous) Connect(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := k.exchange(ctx, j, u, stageUp, nil); err != nil {
+	if _, err := r.exchange(ctx, stageUp, nil); err != nil {
 		return err
 	}
 	return j.Agg.PeersUp(ctx)
@@ -385,16 +366,12 @@ func (r *Rendezvous) Connect(ctx context.Context) error {
 
 // Agree waits until all racks have reached a stage, and refuses racks whose values differ.
 func (r *Rendezvous) Agree(ctx context.Context, stage, what, value string) error {
-	k, j := r.k, r.j
-	u := k.run(j)
-	if u == nil {
-		return j.FailureError()
-	}
-	if rack, n := k.board.Behind(j.Name, u.id); rack != "" {
+	k := r.k
+	if rack, n := k.board.Behind(r.id); rack != "" {
 		return fmt.Errorf("rack %q has not come to %d barriers and registrations that rack %q has come to: let the workers of all racks do the same",
 			rack, n, k.Own)
 	}
-	answers, err := k.exchange(ctx, j, u, stage, []byte(value))
+	answers, err := r.exchange(ctx, stage, []byte(value))
 	if err != nil {
 		return err
 	}
@@ -415,22 +392,12 @@ func (r *Rendezvous) Names() []string { return r.k.Names() }
 // Buddies reports whether racks of the cluster keep each other's state.
 func (r *Rendezvous) Buddies() bool { return r.k.Buddy }
 
-// Run identifies the run in the first rack. It returns false if the run has ended.
-func (r *Rendezvous) Run() (id string, ok bool) {
-	u := r.k.run(r.j)
-	if u == nil {
-		return "", false
-	}
-	return u.ids[0], true
-}
+// Run identifies the run in the first rack.
+func (r *Rendezvous) Run() string { return r.ids[0] }
 
 // Ask puts questions to all other racks at once, and returns the answers by rack.
 func (r *Rendezvous) Ask(ctx context.Context, about func(rack int) *api.StateQuestion) ([][]byte, error) {
-	u := r.k.run(r.j)
-	if u == nil {
-		return nil, r.j.FailureError()
-	}
-	return r.k.askAll(ctx, r.j, u, func(rack int) *api.AskRequest {
+	return r.askAll(ctx, func(rack int) *api.AskRequest {
 		if q := about(rack); q != nil {
 			return &api.AskRequest{State: q}
 		}
@@ -441,29 +408,22 @@ func (r *Rendezvous) Ask(ctx context.Context, about func(rack int) *api.StateQue
 // Replace lets the other racks ask back for the payload, as a question must be small.
 func (r *Rendezvous) Replace(ctx context.Context, about func(int) *api.StateQuestion, payload func() []byte) (some bool,
 	err error) {
-	u := r.k.run(r.j)
-	if u == nil {
-		return false, r.j.FailureError()
-	}
 	stage := "state " + rpc.NewID()
-	questions := make([]*api.StateQuestion, len(r.k.Racks))
+	questions := make([]*api.StateQuestion, len(r.peers))
 	var asked []string
-	var given []byte
 	for rack, name := range r.k.Names() {
 		if rack == r.k.own {
 			continue
 		}
 		if questions[rack] = about(rack); questions[rack] != nil {
-			if questions[rack].Stage = stage; asked == nil {
-				given = payload()
-			}
+			questions[rack].Stage = stage
 			asked = append(asked, name)
 		}
 	}
 	if asked == nil {
 		return false, nil
 	}
-	r.k.board.Post(r.j.Name, u.id, stage, given, asked)
+	r.k.board.Post(r.id, stage, payload(), asked)
 	_, err = r.Ask(ctx, func(rack int) *api.StateQuestion { return questions[rack] })
-	return r.k.board.Withdraw(r.j.Name, u.id, stage), err
+	return r.k.board.Withdraw(r.id, stage), err
 }

@@ -31,16 +31,12 @@ func (r *Rendezvous) Shape(ctx context.Context, elems uint64) error {
 	if chosen {
 		return nil
 	}
-	u := k.run(j)
-	if u == nil {
-		return j.FailureError()
-	}
 	var ours *choice
 	if k.own == 0 {
 		ours = r.chooseShape(ctx, elems)
 		k.jobs.Log.Info("shape chosen", "job", j.Name, "shape", ours.Shape, "because", ours.Reason)
 	}
-	answers, err := swap(ctx, k, u, stageShape, ours)
+	answers, err := swap(ctx, r, stageShape, ours)
 	if err != nil {
 		return err
 	}

@@ -11,21 +11,24 @@ import (
 // Board holds the posts of an aggregator's jobs until every other rack has taken them. It is safe for concurrent use.
 type Board struct {
 	mu      sync.Mutex
-	posts   []*post
-	runs    map[string]string // by job, the run under way
+	runs    map[string]*run // under way
 	givenUp []*GivenUp
 	changed chan struct{}
 }
 
-// post is the payload of a job's run at a stage. Each rack takes it once.
-type post struct {
-	job, run, stage string
-	payload         []byte
-	takers          map[string]string // by rack, the nonce of its question
-	racks           []string          // that must take it
+// run holds a job's name and its posts, the oldest first.
+type run struct {
+	job   string
+	posts []*post
 }
 
-func (p *post) of(job, run string) bool { return p.job == job && p.run == run }
+// post is the payload of a run at a stage. Each rack takes it once.
+type post struct {
+	stage   string
+	payload []byte
+	takers  map[string]string // by rack, the nonce of its question
+	racks   []string          // that must take it
+}
 
 // Question is a rack's question for a post of a job.
 type Question struct {
@@ -59,43 +62,40 @@ func (e *GivenUp) Error() string { return e.Why }
 var ErrEnded = errors.New("the run has ended")
 
 // NewBoard returns an empty board.
-func NewBoard() *Board { return &Board{runs: map[string]string{}, changed: make(chan struct{})} }
+func NewBoard() *Board { return &Board{runs: map[string]*run{}, changed: make(chan struct{})} }
 
 // Begin records a job's run.
-func (b *Board) Begin(job, run string) {
+func (b *Board) Begin(job, id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.runs[job] = run
+	b.runs[id] = &run{job: job}
 	b.notify()
 }
 
-// End removes the posts of a job's run.
-func (b *Board) End(job, run string) {
+// End removes a run with its posts.
+func (b *Board) End(run string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.end(job, run)
+	delete(b.runs, run)
 	b.notify()
-}
-
-func (b *Board) end(job, run string) {
-	if b.runs[job] == run {
-		delete(b.runs, job)
-	}
-	b.drop(func(p *post) bool { return p.of(job, run) }, len(b.posts))
 }
 
 // remember is the time for which a board knows the reason of a run that could not start.
 const remember = 5 * time.Second
 
-// GiveUp removes the posts of a run that could not start with runs of other racks. Their questions get the reason, and so do the
-// questions of racks that name the run or began to ask before.
-func (b *Board) GiveUp(job, run, why string, with []string) {
+// GiveUp removes a run that could not start with runs of other racks. Their questions get the reason, and so do the questions of
+// racks that name the run or began to ask before.
+func (b *Board) GiveUp(run, why string, with []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.end(job, run)
+	r := b.runs[run]
+	if r == nil { // it gave up before it began
+		return
+	}
+	delete(b.runs, run)
 	now := time.Now()
 	b.givenUp = slices.DeleteFunc(b.givenUp, func(g *GivenUp) bool { return now.Sub(g.at) > remember })
-	b.givenUp = append(b.givenUp, &GivenUp{job, run, with, now, why})
+	b.givenUp = append(b.givenUp, &GivenUp{r.job, run, with, now, why})
 	b.notify()
 }
 
@@ -103,20 +103,23 @@ func (b *Board) GiveUp(job, run, why string, with []string) {
 // way.
 const mostPosts = 128
 
-// Post adds a post for racks.
-func (b *Board) Post(job, run, stage string, payload []byte, racks []string) {
+// Post adds a post for racks, unless the run has ended.
+func (b *Board) Post(run, stage string, payload []byte, racks []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.posts = append(b.posts, &post{job, run, stage, payload, map[string]string{}, racks})
-	n := 0
-	for _, p := range b.posts {
-		if p.of(job, run) {
-			n++
+	r := b.runs[run]
+	if r == nil {
+		return
+	}
+	r.posts = append(r.posts, &post{stage, payload, map[string]string{}, racks})
+	n := len(r.posts)
+	r.posts = slices.DeleteFunc(r.posts, func(p *post) bool {
+		if n <= mostPosts || len(p.takers) < len(p.racks) {
+			return false
 		}
-	}
-	if n > mostPosts {
-		b.drop(func(p *post) bool { return p.of(job, run) && len(p.takers) == len(p.racks) }, n-mostPosts)
-	}
+		n--
+		return true
+	})
 	b.notify()
 }
 
@@ -125,50 +128,41 @@ func (b *Board) Post(job, run, stage string, payload []byte, racks []string) {
 const mostUntaken = 1 << 10
 
 // Behind returns a rack for which the largest allowed number of a run's posts waits, and that number, or an empty name.
-func (b *Board) Behind(job, run string) (rack string, n int) {
+func (b *Board) Behind(run string) (rack string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	r := b.runs[run]
+	if r == nil {
+		return "", 0
+	}
 	untaken := map[string]int{}
-	for _, p := range b.posts {
-		if !p.of(job, run) {
-			continue
-		}
-		for _, r := range p.racks {
-			if _, taken := p.takers[r]; taken {
+	for _, p := range r.posts {
+		for _, rack := range p.racks {
+			if _, taken := p.takers[rack]; taken {
 				continue
 			}
-			if untaken[r]++; untaken[r] == mostUntaken {
-				return r, mostUntaken
+			if untaken[rack]++; untaken[rack] == mostUntaken {
+				return rack, mostUntaken
 			}
 		}
 	}
 	return "", 0
 }
 
-// Withdraw removes the post of a job's run at a stage, and reports whether a rack may have taken it.
-func (b *Board) Withdraw(job, run, stage string) (taken bool) {
+// Withdraw removes the post of a run at a stage, and reports whether a rack may have taken it.
+func (b *Board) Withdraw(run, stage string) (taken bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	taken = true // a post that is gone was
-	b.drop(func(p *post) bool {
-		is := p.of(job, run) && p.stage == stage
-		if is {
-			taken = len(p.takers) > 0
-		}
-		return is
-	}, len(b.posts))
+	if r := b.runs[run]; r != nil {
+		r.posts = slices.DeleteFunc(r.posts, func(p *post) bool {
+			if p.stage == stage {
+				taken = len(p.takers) > 0
+			}
+			return p.stage == stage
+		})
+	}
 	return taken
-}
-
-// drop drops the oldest posts that match, n at most.
-func (b *Board) drop(match func(*post) bool, n int) {
-	b.posts = slices.DeleteFunc(b.posts, func(p *post) bool {
-		if n == 0 || !match(p) {
-			return false
-		}
-		n--
-		return true
-	})
 }
 
 func (b *Board) notify() {
@@ -205,7 +199,7 @@ func (b *Board) look(q Question) (payload []byte, changed <-chan struct{}, err e
 			return nil, nil, g
 		}
 	}
-	if q.Run != "" && b.runs[q.Job] != q.Run {
+	if q.Run != "" && b.runs[q.Run] == nil {
 		return nil, nil, ErrEnded
 	}
 	return nil, b.changed, nil
@@ -213,12 +207,15 @@ func (b *Board) look(q Question) (payload []byte, changed <-chan struct{}, err e
 
 // find returns the oldest post that the rack has not taken, or that it took with the same nonce.
 func (b *Board) find(q Question) *post {
-	for _, p := range b.posts {
-		if p.job != q.Job || p.stage != q.Stage || q.Run != "" && p.run != q.Run || !slices.Contains(p.racks, q.From) {
+	for id, r := range b.runs {
+		if r.job != q.Job || q.Run != "" && id != q.Run {
 			continue
 		}
-		if taken, is := p.takers[q.From]; !is || taken == q.Nonce {
-			return p
+		for _, p := range r.posts {
+			taken, is := p.takers[q.From]
+			if p.stage == q.Stage && slices.Contains(p.racks, q.From) && (!is || taken == q.Nonce) {
+				return p
+			}
 		}
 	}
 	return nil

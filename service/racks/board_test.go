@@ -12,7 +12,7 @@ func TestWhatIsWithdrawnMayHaveBeenTaken(t *testing.T) {
 	b := NewBoard()
 	b.Begin("job", "run")
 	for _, stage := range []string{"taken", "untaken"} {
-		b.Post("job", "run", stage, nil, []string{"other"})
+		b.Post("run", stage, nil, []string{"other"})
 	}
 	if _, err := b.Take(t.Context(), Question{From: "other", Job: "job", Run: "run", Stage: "taken", Nonce: "nonce"}); err != nil {
 		t.Fatalf("what was posted is not there: %v", err)
@@ -21,7 +21,7 @@ func TestWhatIsWithdrawnMayHaveBeenTaken(t *testing.T) {
 		stage string
 		want  bool
 	}{{"taken", true}, {"untaken", false}, {"untaken", true}} {
-		if taken := b.Withdraw("job", "run", tc.stage); taken != tc.want {
+		if taken := b.Withdraw("run", tc.stage); taken != tc.want {
 			t.Errorf("%s may have been taken: %t, want %t", tc.stage, taken, tc.want)
 		}
 	}
@@ -31,13 +31,13 @@ func TestWhyARunWasGivenUpIsToldToRunsThatBeganBefore(t *testing.T) {
 	b := NewBoard()
 	before := time.Now()
 	b.Begin("job", "run1")
-	b.Post("job", "run1", "form", []byte("run1"), []string{"early", "late"})
+	b.Post("run1", "form", []byte("run1"), []string{"early", "late"})
 	waiting := make(chan error)
 	go func() {
 		_, err := b.Take(t.Context(), Question{From: "early", Job: "job", Run: "run1", Stage: "ends", Nonce: "1"})
 		waiting <- err
 	}()
-	b.GiveUp("job", "run1", "a reason", []string{"theirs"})
+	b.GiveUp("run1", "a reason", []string{"theirs"})
 	if err := <-waiting; !told(err) {
 		t.Errorf("who waits for the run: %v", err)
 	}
@@ -60,7 +60,7 @@ func TestWhyARunWasGivenUpIsToldToRunsThatBeganBefore(t *testing.T) {
 		t.Errorf("who asks for another run: %v", err)
 	}
 	b.Begin("job", "run2")
-	b.Post("job", "run2", "form", []byte("run2"), []string{"late"})
+	b.Post("run2", "form", []byte("run2"), []string{"late"})
 	if got, err := ask("", "", before); got != "run2" || err != nil {
 		t.Errorf("the next run says %q, %v", got, err)
 	}
@@ -76,19 +76,19 @@ func TestARackThatAsksForNothingIsNamedBeforeTooMuchWaitsForIt(t *testing.T) {
 	b.Begin("job", "run")
 	b.Begin("other", "run2")
 	for n := range mostUntaken {
-		if rack, _ := b.Behind("job", "run"); rack != "" {
+		if rack, _ := b.Behind("run"); rack != "" {
 			t.Fatalf("after %d posts rack %q is behind", n, rack)
 		}
 		stage := fmt.Sprint("barrier ", n)
-		b.Post("job", "run", stage, nil, []string{"asks", "silent"})
+		b.Post("run", stage, nil, []string{"asks", "silent"})
 		if _, err := b.Take(t.Context(), Question{From: "asks", Job: "job", Run: "run", Stage: stage, Nonce: stage}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if rack, n := b.Behind("job", "run"); rack != "silent" || n != mostUntaken {
+	if rack, n := b.Behind("run"); rack != "silent" || n != mostUntaken {
 		t.Errorf("rack %q is behind by %d, want the silent one by %d", rack, n, mostUntaken)
 	}
-	if rack, _ := b.Behind("other", "run2"); rack != "" {
+	if rack, _ := b.Behind("run2"); rack != "" {
 		t.Errorf("of another job rack %q is behind", rack)
 	}
 }

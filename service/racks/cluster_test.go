@@ -146,7 +146,7 @@ func TestEachRackTakesAPostOnce(t *testing.T) {
 		return fmt.Sprintf("%s %v", payload, err)
 	}
 	const late = " context deadline exceeded"
-	b.Post("job", "run1", "stage", []byte("first"), []string{"a", "b"})
+	b.Post("run1", "stage", []byte("first"), []string{"a", "b"})
 	for _, step := range []struct{ from, run, nonce, want string }{
 		{"a", "", "n1", "first <nil>"}, {"a", "run1", "n1", "first <nil>"}, {"b", "run1", "n2", "first <nil>"},
 		{"a", "run1", "n3", late}, {"a", "run0", "n4", " the run has ended"}, {"c", "", "n6", late},
@@ -155,18 +155,19 @@ func TestEachRackTakesAPostOnce(t *testing.T) {
 			t.Errorf("rack %s, run %q, nonce %s: %q, want %q", step.from, step.run, step.nonce, got, step.want)
 		}
 	}
-	b.Post("job", "run1", "stage", []byte("second"), []string{"a", "b"})
+	b.Post("run1", "stage", []byte("second"), []string{"a", "b"})
 	if got := take("a", "run1", "n3"); got != "second <nil>" {
 		t.Errorf("the second post: %q", got)
 	}
-	b.End("job", "run1")
+	b.End("run1")
+	b.Begin("job", "run2")
 	if got := take("b", "", "n5"); got != late {
 		t.Errorf("after the end: %q", got)
 	}
 	for i := range 10 * mostPosts {
-		b.Post("job", "run2", fmt.Sprint(i), nil, nil)
+		b.Post("run2", fmt.Sprint(i), nil, nil)
 	}
-	if n := len(b.posts); n > mostPosts {
+	if n := len(b.runs["run2"].posts); n > mostPosts {
 		t.Errorf("%d posts are kept that all have taken", n)
 	}
 }
