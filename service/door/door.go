@@ -70,8 +70,8 @@ type member struct {
 
 // peer is an address that has come.
 type peer struct {
-	connections, calls, members int
-	rate, least                 *rate.Limiter
+	connections, members int
+	rate, least          *rate.Limiter
 }
 
 // New makes a door. It calls refused with the reason whenever it turns someone away.
@@ -156,6 +156,7 @@ type Conn struct {
 	net.Conn
 	d      *Door
 	addr   netip.Addr
+	peer   *peer
 	member any // nil: a stranger's; guarded by d.mu
 	closed bool
 	heard  atomic.Pointer[time.Time] // when the peer last sent something, or closed
@@ -232,13 +233,13 @@ func (d *Door) enter(c net.Conn) *Conn {
 	in.heard.Store(&now)
 	in.meter.Store(newStrangers())
 	d.mu.Lock()
-	p := d.peer(in.addr)
-	if p.members == 0 && !d.may(p) {
+	in.peer = d.peer(in.addr)
+	if in.peer.members == 0 && !d.may(in.peer) {
 		d.mu.Unlock()
 		d.refused("connection_rate")
 		return nil
 	}
-	p.connections++
+	in.peer.connections++
 	d.strangers = append(d.strangers, in)
 	var out *Conn
 	if len(d.strangers) > d.limits.Connections {
@@ -274,10 +275,9 @@ func (c *Conn) Close() error {
 	if !c.closed {
 		c.closed = true
 		close(c.gone)
-		p := d.peers[c.addr]
-		p.connections--
+		c.peer.connections--
 		if c.member != nil {
-			p.members--
+			c.peer.members--
 			m := d.members[c.member]
 			if m.conns = without(m.conns, c); len(m.conns) == 0 {
 				delete(d.members, c.member)
@@ -307,7 +307,7 @@ func (c *Conn) Promote(who any) {
 		m.conns = append(m.conns, c)
 		d.members[who] = m
 		c.meter.Store(m.meter)
-		d.peers[c.addr].members++
+		c.peer.members++
 		d.strangers = without(d.strangers, c)
 	}
 	c.meter.Load().add(-memberCall)
@@ -324,7 +324,7 @@ func (d *Door) Dismiss(who any) {
 	for _, c := range m.conns {
 		c.member = nil
 		c.meter.Store(newMeter(strangersRate, strangersBurst, dismissedBurst))
-		d.peers[c.addr].members--
+		c.peer.members--
 		d.strangers = append(d.strangers, c)
 	}
 	delete(d.members, who)
@@ -335,17 +335,13 @@ func without[T comparable](all []T, one T) []T {
 }
 
 // Call is a stranger's call.
-type Call struct {
-	conn *Conn
-	once sync.Once
-}
+type Call struct{ conn *Conn }
 
 // Count counts a stranger's call. It returns false, and closes the connection, if its address calls too often.
 func (c *Conn) Count() bool {
 	d := c.d
 	d.mu.Lock()
-	p := d.peers[c.addr]
-	may := p != nil && p.rate.Allow()
+	may := c.peer.rate.Allow()
 	d.mu.Unlock()
 	if may {
 		c.meter.Load().add(strangerCall)
@@ -360,19 +356,23 @@ func (c *Conn) Count() bool {
 // connection is closed: honest calls are short.
 func (c *Conn) Call() *Call {
 	d := c.d
-	call := &Call{conn: c}
+	call := &Call{c}
 	d.mu.Lock()
-	p := d.peers[c.addr]
-	if c.closed || p == nil {
+	if c.closed {
 		d.mu.Unlock()
 		return nil
 	}
-	p.calls++
 	d.calls = append(d.calls, call)
+	var own []*Call
+	for _, o := range d.calls {
+		if o.conn.addr == c.addr {
+			own = append(own, o)
+		}
+	}
 	var out *Call
 	switch {
-	case p.calls > d.limits.PerPeer:
-		out = d.calls[slices.IndexFunc(d.calls, func(o *Call) bool { return o.conn.addr == c.addr })]
+	case len(own) > d.limits.PerPeer:
+		out = own[0]
 	case len(d.calls) > d.limits.Calls:
 		out = oldest(d.calls, func(c *Call) netip.Addr { return c.conn.addr })
 	}
@@ -387,15 +387,10 @@ func (c *Conn) Call() *Call {
 
 // End ends the call. A call that goes on as a member's ends as a stranger's.
 func (c *Call) End() {
-	c.once.Do(func() {
-		d := c.conn.d
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if p := d.peers[c.conn.addr]; p != nil {
-			p.calls--
-		}
-		d.calls = without(d.calls, c)
-	})
+	d := c.conn.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.calls = without(d.calls, c)
 }
 
 // Strangers returns how many connections strangers have.
