@@ -6,6 +6,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -40,4 +42,40 @@ func TestDevicesWithoutALinkAreLeftOutUnlessTheyWereNamed(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestALinkThatIsBackIsUsedOnceItHasLasted(t *testing.T) {
+	d, err := verbs.Open(verbs.ProviderSHM, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	synctest.Test(t, func(t *testing.T) {
+		var l links
+		l.open([]*verbs.Device{d}, slog.New(slog.DiscardHandler))
+		_, changed := l.State()
+		l.down(0)
+		<-changed
+		holds := func(what string, want bool, after time.Duration) {
+			t.Helper()
+			time.Sleep(after)
+			synctest.Wait()
+			if got := l.IsUp(0); got != want {
+				t.Errorf("%s: up is %v, want %v", what, got, want)
+			}
+		}
+		l.up(0)
+		holds("back", false, verbs.LinkSettles-1)
+		l.down(0)
+		holds("down again", false, time.Minute)
+		l.up(0)
+		holds("back", false, verbs.LinkSettles/2)
+		l.up(0)
+		holds("up twice", false, verbs.LinkSettles-1)
+		holds("it lasted", true, 1)
+		l.down(0)
+		l.up(0)
+		l.close()
+		holds("closed", false, time.Minute)
+	})
 }

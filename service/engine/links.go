@@ -17,13 +17,13 @@ type links struct {
 
 	mu      sync.Mutex
 	isDown  []bool
-	settle  []*time.Timer // of NICs whose link is back and not trusted yet
+	events  []int         // of each NIC: a link that is back is trusted once it has lasted without another
 	changed chan struct{} // closed and replaced when isDown changes
 }
 
 func (l *links) open(devices []*verbs.Device, log *slog.Logger) {
 	l.devices, l.log = devices, log
-	l.isDown, l.settle = make([]bool, len(devices)), make([]*time.Timer, len(devices))
+	l.isDown, l.events = make([]bool, len(devices)), make([]int, len(devices))
 	l.changed = make(chan struct{})
 }
 
@@ -31,7 +31,7 @@ func (l *links) open(devices []*verbs.Device, log *slog.Logger) {
 func (l *links) down(nic int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unsettle(nic)
+	l.events[nic]++
 	l.set(nic, true)
 }
 
@@ -39,24 +39,15 @@ func (l *links) down(nic int) {
 func (l *links) up(nic int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unsettle(nic)
-	var t *time.Timer
-	t = time.AfterFunc(verbs.LinkSettles, func() {
+	l.events[nic]++
+	now := l.events[nic]
+	time.AfterFunc(verbs.LinkSettles, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.settle[nic] == t {
-			l.settle[nic] = nil
+		if l.events[nic] == now {
 			l.set(nic, false)
 		}
 	})
-	l.settle[nic] = t
-}
-
-func (l *links) unsettle(nic int) {
-	if t := l.settle[nic]; t != nil {
-		t.Stop()
-		l.settle[nic] = nil
-	}
 }
 
 // set changes a NIC's state. The caller holds mu.
@@ -92,11 +83,12 @@ func (l *links) IsUp(nic int) bool {
 	return !l.isDown[nic]
 }
 
+// close makes links that are back and not trusted yet stay as they are.
 func (l *links) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for nic := range l.settle {
-		l.unsettle(nic)
+	for nic := range l.events {
+		l.events[nic]++
 	}
 }
 
