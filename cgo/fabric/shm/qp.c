@@ -26,11 +26,10 @@ static uint32_t waiting_cap(const struct rwf_qp_init *init)
 
 static struct shm_qp *alloc_qp(const struct rwf_qp_init *init)
 {
-	struct shm_qp *q = aligned_alloc(64, (sizeof *q + 63) & ~(size_t)63);
+	struct shm_qp *q = calloc(1, sizeof *q);
 
 	if (!q)
 		return NULL;
-	memset(q, 0, sizeof *q);
 	q->waiting_cap = waiting_cap(init);
 	if (init->max_inline)
 		q->waiting = calloc(q->waiting_cap, init->max_inline);

@@ -11,17 +11,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-static struct shm_remote_mr *slot_ptr(struct shm_qp *q, uint32_t slot)
-{
-	struct shm_remote_mr *page = q->remote[slot / SHM_MR_PAGE];
-
-	return page ? &page[slot % SHM_MR_PAGE] : NULL;
-}
-
 /* Returns the peer's region that holds [addr, addr+len) if key names it with these rights, or NULL. */
 struct shm_remote_mr *shm_remote_find(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t len, int access)
 {
-	struct shm_remote_mr *m = slot_ptr(q, key & (SHM_MR_SLOTS - 1));
+	struct shm_remote_mr *m = q->remote[key & (SHM_MR_SLOTS - 1)];
 
 	if (!key || !m || m->key != key || (m->access & access) != access || addr < m->addr || len > m->len ||
 	    addr - m->addr > m->len - len)
@@ -40,10 +33,12 @@ char *shm_remote_target(struct shm_qp *q, uint32_t key, uint64_t addr, uint32_t 
 	return data;
 }
 
-static void drop_mapping(struct shm_qp *q, void *map, size_t len, int guard)
+static void drop_region(struct shm_qp *q, struct shm_remote_mr *m)
 {
-	shm_guard_remove(guard);
-	munmap(map, len);
+	shm_sparse_close(m);
+	shm_guard_remove(m->guard);
+	munmap(m->map, m->map_len);
+	free(m);
 	q->mappings--;
 }
 
@@ -51,63 +46,38 @@ static void drop_mapping(struct shm_qp *q, void *map, size_t len, int guard)
  * Releases a region that the peer took back. A caller that polled a by-reference payload may still be reading it, so the range
  * stays readable, as zeroes that cost no memory, until the queue pair is destroyed.
  */
-static int retire(struct shm_qp *q, struct shm_remote_mr *m)
-{
-	m->key = 0;
-	shm_sparse_close(m);
-	if (!q->by_ref) {
-		drop_mapping(q, m->map, m->map_len, m->guard);
-		q->mapped -= m->map_len;
-		return 0;
-	}
-	if (q->retired_len == SHM_MAX_RETIRED)
-		return -ENOSPC;
-	if (!q->retired) {
-		q->retired = calloc(SHM_MAX_RETIRED, sizeof *q->retired);
-		if (!q->retired)
-			return -ENOMEM;
-	}
-	q->retired[q->retired_len++] = (struct shm_retired){m->map, m->map_len, m->guard};
-	mmap(m->map, m->map_len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-	return 0;
-}
-
 static int remove_region(struct shm_qp *q, uint32_t slot)
 {
-	struct shm_remote_mr *m = slot_ptr(q, slot);
+	struct shm_remote_mr *m = q->remote[slot];
 
-	return m && m->key ? retire(q, m) : 0;
+	q->remote[slot] = NULL;
+	if (!m)
+		return 0;
+	if (!q->by_ref) {
+		q->mapped -= m->map_len;
+		drop_region(q, m);
+		return 0;
+	}
+	shm_sparse_close(m);
+	LIST_INSERT_HEAD(&q->retired, m, retired);
+	mmap(m->map, m->map_len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	return q->retired_len++ < SHM_MAX_RETIRED ? 0 : -ENOSPC;
 }
 
 enum { HUGE_PAGE = 2 << 20 };
 
-/* Maps at a multiple of align. Returns MAP_FAILED on failure. */
-static void *map_aligned(size_t len, size_t align, int prot, int fd, uint64_t start)
+/*
+ * Finds a multiple of align where len bytes fit. Another thread may take it before it is used as a hint. The kernel then maps
+ * elsewhere, in small pages.
+ */
+static void *aligned_room(size_t len, size_t align)
 {
-	char *reserved, *at;
-	void *map, *trial = mmap(NULL, len, prot, MAP_SHARED, fd, (off_t)start);
+	void *room = mmap(NULL, len + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	/*
-	 * Failures occur in the first mapping. On top of another mapping a failure leaves a hole, which another thread's memory may
-	 * fill before it is unmapped.
-	 */
-	if (trial == MAP_FAILED)
-		return MAP_FAILED;
-	reserved = mmap(NULL, len + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (reserved == MAP_FAILED) {
-		munmap(trial, len);
-		return MAP_FAILED;
-	}
-	at = (char *)(((uintptr_t)reserved + align - 1) & ~(uintptr_t)(align - 1));
-	map = mmap(at, len, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)start);
-	munmap(trial, len);
-	if (map == MAP_FAILED)
-		return MAP_FAILED; /* leaves the range, because it may be another thread's by now */
-	if (at > reserved)
-		munmap(reserved, (size_t)(at - reserved));
-	if (at < reserved + align)
-		munmap(at + len, (size_t)(reserved + align - at));
-	return map;
+	if (room == MAP_FAILED)
+		return NULL;
+	munmap(room, len + align);
+	return (void *)(((uintptr_t)room + align - 1) & ~(uintptr_t)(align - 1));
 }
 
 /*
@@ -158,7 +128,7 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 		page = HUGE_PAGE;
 	}
 	m->map_len = end - start;
-	m->map = map_aligned(m->map_len, page, prot, fd, start);
+	m->map = mmap(aligned_room(m->map_len, page), m->map_len, prot, MAP_SHARED, fd, (off_t)start);
 	if (m->map == MAP_FAILED)
 		return -errno;
 	if (q->guarded) {
@@ -176,8 +146,7 @@ static int map_region(struct shm_qp *q, const struct shm_ctl *c, int fd, struct 
 
 static int add_region(struct shm_qp *q, const struct shm_ctl *c, int fd)
 {
-	struct shm_remote_mr **page = &q->remote[c->slot / SHM_MR_PAGE],
-			     m = {.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len, .guard = -1};
+	struct shm_remote_mr *m;
 	int rc;
 
 	if ((c->key & (SHM_MR_SLOTS - 1)) != c->slot || c->key < SHM_MR_SLOTS || c->len == 0 || c->len > SHM_MAX_MR_SIZE ||
@@ -187,16 +156,17 @@ static int add_region(struct shm_qp *q, const struct shm_ctl *c, int fd)
 	rc = remove_region(q, c->slot);
 	if (rc)
 		return rc;
-	if (!*page) {
-		*page = calloc(SHM_MR_PAGE, sizeof **page);
-		if (!*page)
-			return -ENOMEM;
-	}
-	rc = map_region(q, c, fd, &m);
-	if (rc)
+	m = malloc(sizeof *m);
+	if (!m)
+		return -ENOMEM;
+	*m = (struct shm_remote_mr){.key = c->key, .access = (int)c->access, .addr = c->addr, .len = c->len, .guard = -1};
+	rc = map_region(q, c, fd, m);
+	if (rc) {
+		free(m);
 		return rc;
-	q->mapped += m.map_len;
-	(*page)[c->slot % SHM_MR_PAGE] = m;
+	}
+	q->mapped += m->map_len;
+	q->remote[c->slot] = m;
 	return 0;
 }
 
@@ -292,30 +262,21 @@ bool shm_lost_pages(struct shm_qp *q)
 {
 	if (shm_guard_torn(q->shared_guard))
 		return true;
-	for (int p = 0; p < SHM_MR_SLOTS / SHM_MR_PAGE; p++)
-		for (int i = 0; q->remote[p] && i < SHM_MR_PAGE; i++)
-			if (q->remote[p][i].key && shm_guard_torn(q->remote[p][i].guard))
-				return true;
+	for (int slot = 0; slot < SHM_MR_SLOTS; slot++)
+		if (q->remote[slot] && shm_guard_torn(q->remote[slot]->guard))
+			return true;
 	return false;
-}
-
-static void drop_region(struct shm_qp *q, struct shm_remote_mr *m)
-{
-	shm_sparse_close(m);
-	drop_mapping(q, m->map, m->map_len, m->guard);
 }
 
 void shm_unmap_remote(struct shm_qp *q)
 {
-	for (int p = 0; p < SHM_MR_SLOTS / SHM_MR_PAGE; p++) {
-		for (int i = 0; q->remote[p] && i < SHM_MR_PAGE; i++)
-			if (q->remote[p][i].key)
-				drop_region(q, &q->remote[p][i]);
-		free(q->remote[p]);
-		q->remote[p] = NULL;
+	struct shm_remote_mr *m;
+
+	for (int slot = 0; slot < SHM_MR_SLOTS; slot++)
+		if (q->remote[slot])
+			drop_region(q, q->remote[slot]);
+	while ((m = LIST_FIRST(&q->retired))) {
+		LIST_REMOVE(m, retired);
+		drop_region(q, m);
 	}
-	for (int i = 0; i < q->retired_len; i++)
-		drop_mapping(q, q->retired[i].map, q->retired[i].len, q->retired[i].guard);
-	free(q->retired);
-	q->retired = NULL;
 }

@@ -33,8 +33,7 @@
 
 enum {
 	SHM_MAX_QP_WR = 16384,
-	SHM_MR_SLOTS = 4096, /* a key is 20 random bits over the 12 of its slot */
-	SHM_MR_PAGE = 64,
+	SHM_MR_SLOTS = 4096,    /* a key is 20 random bits over the 12 of its slot */
 	SHM_MAX_RETIRED = 4096, /* deregistered mappings that a by-reference queue pair keeps readable */
 	SHM_COOKIE = 16,
 	SHM_MAX_MAPPINGS = 32768, /* guarded ones of the process; the kernel allows 65530 by default */
@@ -99,7 +98,7 @@ enum { SHM_VERSION = 1, SHM_ENDPOINT_MAGIC = 0x45535752, SHM_HELLO_MAGIC = 0x485
 
 /* A peer's region in a queue pair. */
 struct shm_remote_mr {
-	uint32_t key; /* 0 if unused */
+	uint32_t key;
 	int access;
 	uint64_t addr, len;
 	char *data; /* its first byte here */
@@ -107,6 +106,7 @@ struct shm_remote_mr {
 	size_t map_len;
 	int guard;                 /* number of its mapping's guard, or -1 */
 	struct shm_sparse *sparse; /* NULL if its file has all its pages, or is trusted to */
+	LIST_ENTRY(shm_remote_mr) retired;
 };
 
 /* A message about a region, with its memfd if it is new. A message of one byte is a wake-up. */
@@ -115,12 +115,6 @@ struct shm_ctl {
 	uint64_t addr, len, offset;
 };
 enum { SHM_MR_ADD = 1, SHM_MR_DEL = 2 };
-
-struct shm_retired {
-	void *map;
-	size_t len;
-	int guard;
-};
 
 struct shm_device {
 	struct rwb_door door; /* the device's lock guards its lists, regions and adverts; never held while waiting */
@@ -159,8 +153,8 @@ struct shm_qp {
 	uint64_t stalled_ms;  /* when the oldest waiting request began to wait, or 0 if it was not tried yet */
 	bool stalled_on_peer; /* for the peer's regions, not for its receives */
 
-	struct shm_remote_mr *remote[SHM_MR_SLOTS / SHM_MR_PAGE];
-	struct shm_retired *retired;
+	struct shm_remote_mr *remote[SHM_MR_SLOTS]; /* NULL if the peer has none there */
+	LIST_HEAD(, shm_remote_mr) retired;
 	int retired_len;
 	uint64_t mapped, filled;
 	int allowance; /* allowance for its messages beside the queue's */
