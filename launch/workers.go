@@ -130,12 +130,14 @@ func Run(ctx context.Context, j Job) ([]Exit, error) {
 		return nil, err
 	}
 	r := &run{Job: j, ended: make(chan Exit, j.Workers), signalled: make([]bool, j.Workers)}
-	if err := r.start(); err != nil {
-		r.signal(syscall.SIGKILL)
-		for range r.workers {
-			<-r.ended
+	for rank := j.First; rank < j.First+j.Workers; rank++ {
+		if err := r.start(rank); err != nil {
+			r.signal(syscall.SIGKILL)
+			for range r.workers {
+				<-r.ended
+			}
+			return nil, fmt.Errorf("worker %d: %w", rank, err)
 		}
-		return nil, err
 	}
 	return r.supervise(ctx)
 }
@@ -148,18 +150,8 @@ type run struct {
 	signalled []bool
 }
 
-func (r *run) start() error {
-	for i := range r.Workers {
-		rank := r.First + i
-		if err := r.startWorker(rank); err != nil {
-			return fmt.Errorf("worker %d: %w", rank, err)
-		}
-	}
-	return nil
-}
-
-// startWorker starts a worker and a goroutine that sends its Exit.
-func (r *run) startWorker(rank int) error {
+// start starts a worker and a goroutine that sends its Exit.
+func (r *run) start(rank int) error {
 	cmd := exec.Command(r.Argv[0], r.Argv[1:]...)
 	if r.Command != nil {
 		cmd = r.Command(rank)
