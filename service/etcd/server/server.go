@@ -32,7 +32,7 @@ const serverWithin = time.Minute
 // Server is a running member.
 type Server struct {
 	Etcd *embed.Etcd
-	url  string
+	URL  string // for clients
 }
 
 // config is a member's configuration.
@@ -49,8 +49,11 @@ func Start(of etcd.Config) (*Server, error) {
 		return nil, err
 	}
 	e, err := embed.StartEtcd(cfg)
-	if err != nil {
-		return nil, c.explain(err)
+	switch {
+	case err != nil && strings.Contains(err.Error(), "has already been bootstrapped"):
+		return nil, c.replace(err)
+	case err != nil:
+		return nil, err
 	}
 	s := &Server{e, cfg.AdvertiseClientUrls[0].String()}
 	select {
@@ -92,8 +95,7 @@ func (c *config) introduce(cfg *embed.Config) error {
 	own := []string{cfg.AdvertisePeerUrls[0].String()}
 	var others []string
 	for m := range strings.SplitSeq(c.Members, ",") {
-		name, at, _ := strings.Cut(m, "=")
-		if name == c.Name {
+		if name, at, _ := strings.Cut(m, "="); name == c.Name {
 			own = append(own, at)
 		} else {
 			others = append(others, at)
@@ -144,14 +146,6 @@ func ask(by *http.Transport, at string, own []string) known {
 	return knows
 }
 
-// explain adds the remedy to an error of a server that does not start.
-func (c *config) explain(err error) error {
-	if !strings.Contains(err.Error(), "has already been bootstrapped") {
-		return err
-	}
-	return c.replace(err)
-}
-
 // replace adds to an error the way to replace a member whose data are lost.
 func (c *config) replace(err error) error {
 	return fmt.Errorf("%w, and its data are not in %s: at another member, remove it (etcdctl member remove ID), add it (etcdctl member add %s --peer-urls=%s), and start it again",
@@ -179,7 +173,7 @@ func run(in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer s.Close()
-	fmt.Fprintln(out, s.URL()) // an aggregator that has gone closes the input
+	fmt.Fprintln(out, s.URL) // an aggregator that has gone closes the input
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -192,9 +186,6 @@ func run(in io.Reader, out io.Writer) error {
 		return fmt.Errorf("%s: %w", etcd.Program, err)
 	}
 }
-
-// URL returns the address for clients.
-func (s *Server) URL() string { return s.url }
 
 // Close stops the member. Close its clients first.
 func (s *Server) Close() { s.Etcd.Close() }

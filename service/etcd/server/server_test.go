@@ -138,8 +138,8 @@ func TestALoneMemberListensInItsDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if want := "unix://" + dir + "/client"; s.URL() != want {
-		t.Errorf("it serves at %s, want %s", s.URL(), want)
+	if want := "unix://" + dir + "/client"; s.URL != want {
+		t.Errorf("it serves at %s, want %s", s.URL, want)
 	}
 	at := listening(t)
 	slices.Sort(at)
