@@ -13,13 +13,6 @@ const SessionHeader = "Rackweave-Session"
 
 const bearer = "Bearer "
 
-// SetToken puts a token into the headers of a request.
-func SetToken(h http.Header, token string) {
-	if token != "" {
-		h.Set("Authorization", bearer+token)
-	}
-}
-
 // Token returns the token in the headers of a request.
 func Token(h http.Header) string {
 	token, ok := strings.CutPrefix(h.Get("Authorization"), bearer)
@@ -31,29 +24,27 @@ func Token(h http.Header) string {
 
 // Identify returns a client option that identifies the caller by a session, empty until there is one, and by a token.
 func Identify(session func() string, token string) connect.ClientOption {
-	return connect.WithInterceptors(&identity{session, token})
-}
-
-type identity struct {
-	session func() string
-	token   string
-}
-
-func (i *identity) set(h http.Header) {
-	SetToken(h, i.token)
-	if i.session != nil {
-		if s := i.session(); s != "" {
+	set := func(h http.Header) {
+		if token != "" {
+			h.Set("Authorization", bearer+token)
+		}
+		if s := session(); s != "" {
 			h.Set(SessionHeader, s)
 		}
 	}
+	unary := func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			set(r.Header())
+			return next(ctx, r)
+		}
+	}
+	return connect.WithInterceptors(&identity{unary, set})
 }
 
-// WrapUnary implements connect.Interceptor.
-func (i *identity) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		i.set(r.Header())
-		return next(ctx, r)
-	}
+// identity sets headers of streams, too.
+type identity struct {
+	connect.UnaryInterceptorFunc
+	set func(http.Header)
 }
 
 // WrapStreamingClient implements connect.Interceptor.
@@ -63,9 +54,4 @@ func (i *identity) WrapStreamingClient(next connect.StreamingClientFunc) connect
 		i.set(c.RequestHeader())
 		return c
 	}
-}
-
-// WrapStreamingHandler implements connect.Interceptor.
-func (i *identity) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return next
 }
