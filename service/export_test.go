@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/quota"
@@ -12,6 +14,9 @@ import (
 
 // Handler answers requests as the port does, of peers that have no connection.
 func (s *Service) Handler() http.Handler { return http.HandlerFunc(s.guard) }
+
+// Collector gives the service's metrics to a registry.
+func (s *Service) Collector() prometheus.Collector { return collector{s} }
 
 // Join joins as a call does that no connection brings.
 func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse, error) {

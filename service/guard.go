@@ -155,7 +155,7 @@ func (s *Service) count(c *job.Caller, of need) *refusal {
 
 // mayCall refuses a caller other than the one that a request needs.
 func (s *Service) mayCall(c *job.Caller, r *http.Request, of need) *refusal {
-	switch closed := s.access.keys != nil; {
+	switch closed := s.keys != nil; {
 	case closed && of != ofAnyone && of != ofRack && !s.known(c):
 		return &refusal{"token", connect.NewError(connect.CodeUnauthenticated, errNoToken)}
 	case !closed && !c.Admin:

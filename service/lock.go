@@ -36,7 +36,7 @@ func (s *Service) lock() error {
 	if err != nil {
 		return fmt.Errorf("%w: give another by --keys, or serve without TLS and tokens by --insecure", err)
 	}
-	if s.access.tls == nil {
+	if s.tls == nil {
 		cert, err := k.Certificate()
 		if err != nil {
 			return err
@@ -48,26 +48,26 @@ func (s *Service) lock() error {
 		if err != nil {
 			return fmt.Errorf("admin's token: %w", err)
 		}
-		s.opts.AdminToken, s.access.adminFile = token, path
+		s.opts.AdminToken, s.adminFile = token, path
 	}
-	s.access.keys = k
+	s.keys = k
 	return nil
 }
 
 func (s *Service) useCertificate(cert tls.Certificate) {
-	s.access.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	s.tls = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 }
 
 // Fingerprint returns the fingerprint that clients pin, or "" without TLS.
 func (s *Service) Fingerprint() string {
-	if s.access.tls == nil {
+	if s.tls == nil {
 		return ""
 	}
-	return api.Fingerprint(s.access.tls.Certificates[0].Certificate[0])
+	return api.Fingerprint(s.tls.Certificates[0].Certificate[0])
 }
 
 // AdminFile returns the file that holds the admin's token; "": none was made.
-func (s *Service) AdminFile() string { return s.access.adminFile }
+func (s *Service) AdminFile() string { return s.adminFile }
 
 // known reports whether a caller has shown a session or a token.
 func (s *Service) known(c *job.Caller) bool {
@@ -79,7 +79,7 @@ func (s *Service) known(c *job.Caller) bool {
 			return true
 		}
 	}
-	_, ok := s.access.keys.Find(c.Token)
+	_, ok := s.keys.Find(c.Token)
 	return ok
 }
 
@@ -87,11 +87,11 @@ func (s *Service) known(c *job.Caller) bool {
 func (s *Service) policy(name string, by *job.Caller) (p job.Policy, err error) {
 	p.Quota = s.opts.Quota
 	var ok bool
-	if p.Token, ok = s.opts.Jobs[name]; ok || len(s.opts.Jobs) == 0 && (s.access.keys == nil || by.Admin) {
+	if p.Token, ok = s.opts.Jobs[name]; ok || len(s.opts.Jobs) == 0 && (s.keys == nil || by.Admin) {
 		return p, nil
 	}
 	if len(s.opts.Jobs) == 0 {
-		if t, found := s.access.keys.Find(by.Token); found && t.Job == name {
+		if t, found := s.keys.Find(by.Token); found && t.Job == name {
 			p.Token, p.Weight = by.Token, t.Weight
 			p.Quota.Workers = cmp.Or(t.Workers, p.Quota.Workers)
 			p.Quota.MemoryBytes = cmp.Or(t.MemoryBytes, p.Quota.MemoryBytes)

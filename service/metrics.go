@@ -47,9 +47,6 @@ func oneIf(yes bool) int {
 
 func seconds[N int64 | uint64](ns N) float64 { return float64(ns) / 1e9 }
 
-// Collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing.
-func (s *Service) Collector() prometheus.Collector { return collector{s} }
-
 // pageEvery is the least time between two renderings of the metrics. A request in between gets the same page.
 const pageEvery = 250 * time.Millisecond
 
@@ -57,7 +54,7 @@ const pageEvery = 250 * time.Millisecond
 // reader who takes none of it holds nothing up.
 func (s *Service) metricsPage() http.Handler {
 	r := prometheus.NewRegistry()
-	r.MustRegister(s.Collector(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(collector{s}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	var mu sync.Mutex
 	var page []byte
 	var rendered time.Time
@@ -93,6 +90,7 @@ func (s *Service) metricsPage() http.Handler {
 	})
 }
 
+// collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing.
 type collector struct{ s *Service }
 
 // Describe implements prometheus.Collector. Metrics are described as they are collected.

@@ -34,11 +34,15 @@ type Service struct {
 	rules    map[string]rule // by pattern of mux
 	guarded  http.Handler    // mux, behind the guard
 	door     *door.Door
-	access   access
 	refusals *door.Refusals
-	http     *http.Server // of both listeners
-	health   *grpchealth.StaticChecker
-	start    time.Time
+	// Who may use the service does not change once it listens.
+	keys      *keys.Keys  // If nil, it is open to whoever reaches it.
+	tls       *tls.Config // If nil, calls are in clear.
+	adminFile string
+
+	http   *http.Server // of both listeners
+	health *grpchealth.StaticChecker
+	start  time.Time
 
 	engines *engine.Set
 	jobs    *job.Table
@@ -52,13 +56,6 @@ type Service struct {
 
 	calls sync.RWMutex // read-locked by every call, locked to end the service
 	gone  bool         // guarded by calls
-}
-
-// access holds who may use the service. It does not change once the service listens.
-type access struct {
-	keys      *keys.Keys // nil: open to whoever reaches it
-	tls       *tls.Config
-	adminFile string
 }
 
 // New opens the devices, starts the engines and listens; [Service.Serve] then serves.
@@ -95,12 +92,12 @@ func New(o Options) (s *Service, err error) {
 	if err = s.lock(); err != nil {
 		return s, err
 	}
-	if s.access.tls != nil {
+	if s.tls != nil {
 		if err = s.cluster.CheckTLS(); err != nil {
 			return s, err
 		}
 	}
-	s.http.TLSConfig = s.access.tls
+	s.http.TLSConfig = s.tls
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
@@ -110,8 +107,8 @@ func New(o Options) (s *Service, err error) {
 	s.openJobs()
 	s.background.Go(s.tend)
 	s.background.Go(func() { s.cluster.FollowPlan(s.jobs.RunningJobs) })
-	s.log.Info("serving", "address", s.Addr(), "providers", rpc.List(s.engines.Served), "tls", s.access.tls != nil, "closed",
-		s.access.keys != nil)
+	s.log.Info("serving", "address", s.Addr(), "providers", rpc.List(s.engines.Served), "tls", s.tls != nil, "closed",
+		s.keys != nil)
 	return s, nil
 }
 
@@ -149,7 +146,7 @@ func (s *Service) servePages() {
 	}
 	reflector := grpcreflect.NewStaticReflector(apiconnect.JobServiceName, grpchealth.HealthV1ServiceName)
 	metrics := rule{}
-	if s.access.keys != nil {
+	if s.keys != nil {
 		metrics.of = ofAdmin
 	}
 	s.handle("/metrics", metrics, s.metricsPage())
@@ -190,7 +187,7 @@ func (s *Service) URL() string {
 // other hosts can use. The last is that of [Service.URL].
 func (s *Service) URLs() []string {
 	scheme := "http"
-	if s.access.tls != nil {
+	if s.tls != nil {
 		scheme = "https"
 	}
 	host, port, _ := net.SplitHostPort(s.Addr().String())
@@ -234,7 +231,7 @@ func (s *Service) Lanes() int {
 func (s *Service) Serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
-		if s.access.tls != nil { // the server makes a configuration where it has none
+		if s.tls != nil { // the server makes a configuration where it has none
 			served <- s.http.ServeTLS(s.door.Listen(s.listener), "", "")
 		} else {
 			served <- s.http.Serve(s.door.Listen(s.listener))
