@@ -271,12 +271,13 @@ func (s *Shard) configure(a *reduce.Action) error {
 		k.stream.hypers[a.Index] = h
 		return nil
 	}
-	s.Store.Tensors[a.Index].SetHyper(h)
+	s.Store.Tensors[a.Index].Hyper = h
 	return nil
 }
 
 // payload is the payload of an answer. Without bytes the answer is its immediate alone.
 type payload struct {
+	chunk  *store.Chunk // nil for a control record
 	addr   uint64
 	bytes  int
 	buffer int32 // the result buffer that addr lies in, or [store.NoBuffer] if it lies in the chunk's parameters
@@ -285,7 +286,7 @@ type payload struct {
 
 // answerOf returns the payload of an answer with a chunk: in a result buffer that it takes, or in the chunk's parameters.
 func (s *Shard) answerOf(a *reduce.Action, c *store.Chunk) payload {
-	p := payload{addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
+	p := payload{chunk: c, addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
 	if a.Result {
 		p.buffer = s.buffers.Take()
 		p.addr = s.buffers.Addr(p.buffer)
@@ -305,18 +306,16 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 	wr := s.Workers.put(k, chunk.Pack(a.Op, a.Epoch, a.Index), hold)
 	if p.bytes > 0 {
 		wr.Length = uint32(p.bytes)
-		var c *store.Chunk // nil for a control record
 		var d *destination
 		var offset uint64
-		if a.Kind != reduce.AnswerCommit && a.Kind != reduce.AnswerStep {
-			c = s.Moves.Chunk(a.Index)
-			d, offset = &k.dst[c.Tensor], c.Offset
+		if p.chunk != nil {
+			d, offset = &k.dst[p.chunk.Tensor], p.chunk.Offset
 		}
 		wr.RAddr, wr.RKey = k.target(h, d, offset, s.Job.ChunkBytes)
 		if p.placed {
 			wr.Flags |= verbs.SendPlaced
 		} else {
-			s.source(k, wr, c, p)
+			s.source(k, wr, p)
 			if d != nil && d.streaming {
 				wr.Flags |= verbs.SendStreaming
 			}
@@ -332,7 +331,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 }
 
 // source fills in the address and the key of an answer's bytes.
-func (s *Shard) source(k *link, wr *verbs.SendWR, c *store.Chunk, p payload) {
+func (s *Shard) source(k *link, wr *verbs.SendWR, p payload) {
 	wr.LAddr = p.addr
 	switch nic := max(k.NIC(), 0); { // the keys of a connection without a queue pair are set when it resumes
 	case k.Inline():
@@ -340,7 +339,7 @@ func (s *Shard) source(k *link, wr *verbs.SendWR, c *store.Chunk, p payload) {
 	case p.buffer != store.NoBuffer:
 		wr.LKey = s.buffers.Region.LKey(nic)
 	default:
-		wr.LKey = c.Region.LKey(nic)
+		wr.LKey = p.chunk.Region.LKey(nic)
 	}
 }
 

@@ -73,11 +73,7 @@ func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
 // Step runs the job's rule over the sum of the sources, and writes the new parameters, in the wire's type, to every output.
 func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
 	t := &s.Tensors[c.Tensor]
-	c.Updates++
-	if t.scalarsFor != c.Updates {
-		t.scalars, t.scalarsFor = optim.Derive(s.Rule, t.multiplied(t.Hyper, 1, s.Scale), c.Updates), c.Updates
-	}
-	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, uint8(t.Result), stream)
+	k.step(s, c, t.multiplied(t.Hyper, 1, s.Scale), src, srcType, outs, uint8(t.Result), stream)
 }
 
 // StepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate. The gradient is scaled
@@ -85,9 +81,7 @@ func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs 
 // eager.
 func (k *Arithmetic) StepOne(s *Store, c *Chunk, h *optim.Hyper, factor float64, workers int, src, outs []uint64) {
 	t := &s.Tensors[c.Tensor]
-	c.Updates++
-	scalars := optim.Derive(s.Rule, t.multiplied(*h, factor, float64(workers)), c.Updates)
-	k.run(s, s.Rule, &scalars, c, src, uint8(t.Wire), outs, uint8(t.Wire), false)
+	k.step(s, c, t.multiplied(*h, factor, float64(workers)), src, uint8(t.Wire), outs, uint8(t.Wire), false)
 }
 
 // AccumulateOne adds one worker's gradient, times weight, to the chunk's accumulator. scratch has room for a chunk in f32.
@@ -112,11 +106,19 @@ func (k *Arithmetic) ApplySet(s *Store, c *Chunk, size int, rate float64, worker
 	if size == 0 {
 		return
 	}
-	c.Updates++
 	t := &s.Tensors[c.Tensor]
-	scalars := optim.Derive(s.Rule, t.multiplied(t.Hyper, rate, float64(workers)/float64(size)), c.Updates)
 	k.one[0] = s.Accumulator(c)
-	k.run(s, s.Rule, &scalars, c, k.one[:], kernel.F32, nil, 0, false)
+	k.step(s, c, t.multiplied(t.Hyper, rate, float64(workers)/float64(size)), k.one[:], kernel.F32, nil, 0, false)
+}
+
+// step runs the job's rule for the chunk's next step. A tensor's chunks usually share the scalars of a step.
+func (k *Arithmetic) step(s *Store, c *Chunk, h optim.Hyper, src []uint64, srcType uint8, outs []uint64, outType uint8,
+	stream bool) {
+	t := &s.Tensors[c.Tensor]
+	if c.Updates++; t.scalarsFor != c.Updates || t.scalarsOf != h {
+		t.scalars, t.scalarsFor, t.scalarsOf = optim.Derive(s.Rule, h, c.Updates), c.Updates, h
+	}
+	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, outType, stream)
 }
 
 func (k *Arithmetic) run(s *Store, r optim.Rule, scalars *optim.Scalars, c *Chunk, src []uint64, srcType uint8, outs []uint64,
@@ -186,20 +188,15 @@ func (k *Arithmetic) Apply(s *Store, c *Chunk, d *Commit) {
 	if d.Skip {
 		return
 	}
-	t := &s.Tensors[c.Tensor]
-	c.Updates++
-	if t.scalarsFor != c.Updates {
-		t.scalars, t.scalarsFor = optim.Derive(s.Rule, d.hyper(s, t), c.Updates), c.Updates
-	}
-	acc := s.Accumulator(c)
-	k.one[0] = acc
+	k.one[0] = s.Accumulator(c)
+	h := d.hyper(s, &s.Tensors[c.Tensor])
 	if !s.Rule.NeedsNorms() {
-		k.run(s, s.Rule, &t.scalars, c, k.one[:], kernel.F32, nil, 0, false)
+		k.step(s, c, h, k.one[:], kernel.F32, nil, 0, false)
 		return
 	}
-	k.run(s, s.Rule, &t.scalars, c, k.one[:], kernel.F32, k.one[:], kernel.F32, false)
+	k.step(s, c, h, k.one[:], kernel.F32, k.one[:], kernel.F32, false)
 	c.Norms.Param = kernel.SumSq(k.ISA, c.Addr, uint64(c.Elems))
-	c.Norms.Step = kernel.SumSq(k.ISA, acc, uint64(c.Elems))
+	c.Norms.Step = kernel.SumSq(k.ISA, k.one[0], uint64(c.Elems))
 }
 
 // Rescale runs LAMB's second pass: the step scaled by the tensor's trust ratio, whose norms are added in the plan's order.

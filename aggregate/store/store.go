@@ -36,12 +36,10 @@ type Tensor struct {
 	LRMult, WDMult float64
 	Hyper          optim.Hyper
 	scalars        optim.Scalars
-	scalarsFor     uint32  // the update for which scalars were derived; 0 before the first
-	norms          []Norms // of all its chunks, in the plan's order
+	scalarsFor     uint32      // the update for which scalars were derived; 0 before the first
+	scalarsOf      optim.Hyper // what they were derived from
+	norms          []Norms     // of all its chunks, in the plan's order
 }
-
-// SetHyper replaces the tensor's hyper-parameters from its next update on.
-func (t *Tensor) SetHyper(h optim.Hyper) { t.Hyper, t.scalarsFor = h, 0 }
 
 // multiplied returns hyper-parameters with the tensor's multipliers, and with factors of the learning rate and the scale.
 func (t *Tensor) multiplied(h optim.Hyper, rate, scale float64) optim.Hyper {
@@ -273,7 +271,7 @@ func (s *Store) Add(a *Addition) {
 
 // Restart sets the number of updates of a chunk, after its state was replaced.
 func (s *Store) Restart(c *Chunk, updates uint32) {
-	c.Updates, s.Tensors[c.Tensor].scalarsFor = updates, 0
+	c.Updates = updates
 	if c.History != nil {
 		*c.History = History{Changes: 1}
 	}
