@@ -1,17 +1,6 @@
 // Package aggregate is the aggregator's data path: an [Engine] with its devices and lanes, and [Job]s. The package itself is
-// control: it opens, attaches, moves, snapshots and closes. What happens to a message is in its rooms.
-//
-//	lane       one core's loop: completions, commands, turns of the jobs
-//	shard      one job in one lane: from the message to the answers
-//	reduce     what becomes of a message (pure)
-//	session    a worker's connection: a resumable stream of messages
-//	store      parameters, optimizer state, buffers, arithmetic over them
-//	optim      update rules (pure)
-//	uplink     a lane's chunks among the racks
-//	outer      racks that train apart
-//	pace       mode stream: the policy of all lanes
-//	balance    which chunks move between lanes (pure)
-//	failure    why a job ended, and whose fault it was
+// control: it opens, attaches, moves, snapshots and closes. What happens to a message is in its rooms (ARCHITECTURE.md): begin with
+// lane and shard.
 //
 // From arrival to answer a chunk sees one core, no lock and no allocation. What lanes share is control: functions that run on a
 // lane's own goroutine ([Lane.Do]), and atomics where a job's lanes meet at the commit of a two-phase step.

@@ -74,15 +74,15 @@ func (j *Job) Reopen(plan *chunk.Plan, marks []Mark) (*Snapshot, error) {
 
 // Source returns the rack from which a piece is read.
 func (s *Snapshot) Source(p Piece) int {
-	at, _ := s.home(p.Chunk)
-	rack, _ := s.locate(s.chunk(at), p.Array)
+	_, c := s.home(p.Chunk)
+	rack, _ := s.locate(c, p.Array)
 	return rack
 }
 
 // Keeps reports whether a rack keeps a piece. Writing a piece to a rack that does not keep it has no effect.
 func (s *Snapshot) Keeps(rack int, p Piece) bool {
-	at, _ := s.home(p.Chunk)
-	return s.keeps(rack, s.chunk(at), p.Array)
+	_, c := s.home(p.Chunk)
+	return s.keeps(rack, c, p.Array)
 }
 
 func (s *Snapshot) keeps(rack int, c *store.Chunk, array int) bool {
@@ -109,18 +109,17 @@ func (s *Snapshot) locate(c *store.Chunk, array int) (rack, at int) {
 
 func (s *Snapshot) apart() bool { return s.job.config.Outer != (diloco.Optimizer{}) }
 
-func (s *Snapshot) chunk(home balance.Place) *store.Chunk {
-	return &s.job.shards[home.Lane].Store.Chunks[home.Index]
-}
-
 // inner returns the number of arrays of each chunk in a rack's own training.
 func (s *Snapshot) inner() int { return 1 + s.job.shards[0].Store.States }
 
-// home returns a chunk's place in the plan, and whether the place is in this aggregator.
-func (s *Snapshot) home(id int) (at balance.Place, here bool) {
-	c := s.plan.Chunk(id)
-	at = balance.Place{Lane: c.Lane - s.job.firstLane, Index: uint32(c.LaneIndex)}
-	return at, at.Lane >= 0 && at.Lane < len(s.job.site.lanes)
+// home returns a chunk's place in the plan, and the chunk there, or nil if the place is in another aggregator.
+func (s *Snapshot) home(id int) (at balance.Place, c *store.Chunk) {
+	planned := s.plan.Chunk(id)
+	at = balance.Place{Lane: planned.Lane - s.job.firstLane, Index: uint32(planned.LaneIndex)}
+	if at.Lane >= 0 && at.Lane < len(s.job.shards) {
+		c = &s.job.shards[at.Lane].Store.Chunks[at.Index]
+	}
+	return at, c
 }
 
 // Arrays returns the number of arrays of each chunk, in all racks together.
@@ -180,11 +179,10 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 	of := make([][]int, len(s.job.shards)) // indexes of the pieces in each lane
 	places := make([]balance.Place, len(pieces))
 	for i := range pieces {
-		home, here := s.home(pieces[i].Chunk)
-		if !here {
+		home, c := s.home(pieces[i].Chunk)
+		if c == nil {
 			continue
 		}
-		c := s.chunk(home)
 		if from, _ := s.locate(c, pieces[i].Array); from == own || write && s.keeps(own, c, pieces[i].Array) {
 			s.job.moves.do(func(p *balance.Placement) { places[i] = p.Find(home) })
 			of[places[i].Lane] = append(of[places[i].Lane], i)

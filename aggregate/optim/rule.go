@@ -73,9 +73,6 @@ func (r Rule) Valid() bool { return r < rules }
 // MaxStates is the number of f32 state arrays for which the kernels have room. No rule keeps more.
 const MaxStates = 3
 
-// Updates reports whether the rule writes the weights. Other rules give a result only.
-func (r Rule) Updates() bool { return r != Sum && !r.NeedsNorms() }
-
 // NeedsNorms reports whether the rule takes two passes with the tensor's norms between them. Such a rule runs only where a step is
 // committed for a whole tensor.
 func (r Rule) NeedsNorms() bool { return r == LAMB }

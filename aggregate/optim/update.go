@@ -67,7 +67,7 @@ func Update(r Rule, k *Scalars, w []float32, states [MaxStates][]float32, grads 
 			e.s[j] = states[j][i]
 		}
 		form.step(&e, k, mul(k[KScale], g))
-		if r.Updates() {
+		if r != Sum && !r.NeedsNorms() {
 			w[i] = e.w
 		}
 		for j := range form.states {
