@@ -1,6 +1,9 @@
 package reduce
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Check returns an error if the machine's state contradicts itself, for tests. Every slot of a worker must be free or held by
 // exactly one message.
@@ -13,18 +16,16 @@ func (m *Machine) Check() error {
 	for i := m.folds.first; i != none && open <= len(m.folds.all); i = m.folds.at(i).next {
 		open++
 		f := m.folds.at(i)
-		if f.arrived == 0 {
-			return fmt.Errorf("fold %d of chunk %d is open and has no gradient", i, f.chunk)
-		}
-		if c := m.chunk(f.chunk); f.state == Free || c == nil || c.fold != i {
-			return fmt.Errorf("fold %d is %v, and its chunk %d is %+v", i, f.state, f.chunk, c)
+		if c := m.chunk(f.chunk); f.arrived == 0 || f.state == Free || c == nil || c.fold != i {
+			return fmt.Errorf("fold %d is %+v, and its chunk is %+v", i, *f, c)
 		}
 		for rank, a := range m.folds.row(i) {
-			if a.present {
-				held[rank] = append(held[rank], a.Held)
-			}
-			if a.present && m.workers[rank].requested.has(m.bit(f.chunk)) {
+			switch {
+			case !a.present:
+			case m.workers[rank].requested.has(m.bit(f.chunk)):
 				return fmt.Errorf("chunk %d is requested from worker %d, which has sent it", f.chunk, rank)
+			default:
+				held[rank] = append(held[rank], a.Held)
 			}
 		}
 	}
@@ -54,26 +55,21 @@ func (w *worker) check(held []Held) error {
 	if len(held) != w.held() {
 		return fmt.Errorf("holds %d slots for %d messages", w.held(), len(held))
 	}
-	seen := make([]bool, len(w.slots.ring))
-	mark := func(slot uint16) error {
-		if seen[slot] {
-			return fmt.Errorf("slot %d is in use twice", slot)
-		}
-		seen[slot] = true
-		return nil
-	}
 	staged := 0
+	var slots []uint16
+	for i := range w.slots.Len() {
+		slots = append(slots, *w.slots.at(i))
+	}
 	for _, h := range held {
+		slots = append(slots, h.Slot)
 		if h.Staged {
 			staged++
 		}
-		if err := mark(h.Slot); err != nil {
-			return err
-		}
 	}
-	for i := range w.slots.Len() {
-		if err := mark(*w.slots.at(i)); err != nil {
-			return err
+	slices.Sort(slots)
+	for i, slot := range slots {
+		if int(slot) != i {
+			return fmt.Errorf("slots %v are free or held, one of them twice", slots)
 		}
 	}
 	if staged != w.staged {
