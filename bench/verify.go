@@ -13,15 +13,10 @@ import (
 
 // onWire rounds values in place as sending them in a wire type does.
 func onWire(d chunk.DType, x []float32) {
-	switch d {
-	case chunk.BF16:
-		for i, v := range x {
-			x[i] = optim.FromBF16(optim.BF16(v))
-		}
-	case chunk.F16:
-		for i, v := range x {
-			x[i] = optim.FromF16(optim.F16(v))
-		}
+	if d == chunk.BF16 || d == chunk.F16 {
+		wire := make([]byte, len(x)*d.Size())
+		optim.Encode(wire, x, d)
+		optim.Decode(x, wire, d)
 	}
 }
 
