@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
-	"sort"
 )
 
 const (
@@ -274,8 +273,8 @@ func (p *Plan) LaneTensors(l int) []LaneTensor { return slices.Clip(p.lanes[l].t
 // LaneTensor returns a tensor's share of a lane and its lane-local index. ok is false if the lane has no chunk of it.
 func (p *Plan) LaneTensor(l, t int) (index int, share LaneTensor, ok bool) {
 	ts := p.lanes[l].tensors
-	i := sort.Search(len(ts), func(i int) bool { return int(ts[i].Tensor) >= t })
-	if i == len(ts) || int(ts[i].Tensor) != t {
+	i, ok := slices.BinarySearchFunc(ts, t, func(lt LaneTensor, t int) int { return int(lt.Tensor) - t })
+	if !ok {
 		return 0, LaneTensor{}, false
 	}
 	return i, ts[i], true
