@@ -63,17 +63,18 @@ struct part {
 	uint32_t heap_at;              /* place in the lane's heap, or NONE */
 };
 
-/* Registered memory, by NIC. */
+/* Registered memory: the caller's, or registered on the fly (any_memory). */
 struct region {
 	struct region *next;
-	uint64_t addr, length; /* 0 if unused */
-	uint32_t lkey[RW_MAX_NICS], rkey[RW_MAX_NICS];
+	struct rwf_mr mrs[RW_MAX_NICS]; /* by NIC; the first has no length if the region is unused */
+	uint8_t own;                    /* registered on the fly, for one end of a tensor alone */
 };
 
-/* The memory that a tensor used last. */
+/* The memory that a tensor used last, as source or destination. */
 struct used {
 	const void *memory;
-	uint8_t collapsed; /* into huge pages, as far as possible */
+	struct region *own; /* registered on the fly, or NULL */
+	uint8_t collapsed;  /* into huge pages, as far as possible */
 };
 enum { USED_SRC, USED_DST, USED_ENDS };
 
@@ -86,7 +87,6 @@ struct tensor {
 	uint32_t bound_rkey;             /* of bound_region on the first NIC; it changes when the region is registered anew */
 	const struct region *src_region; /* region of src, if it can be sent from directly */
 	struct used used[USED_ENDS];
-	struct region *auto_src, *auto_dst; /* registered on the fly (any_memory), or NULL */
 	uint32_t generation;
 	uint32_t remaining; /* chunks without an answer */
 	int32_t priority;

@@ -119,7 +119,7 @@ void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 
 	memcpy(r.hyper, t->hyper, sizeof r.hyper);
 	if (t->bound_dst) {
-		r.rkey = t->bound_region->rkey[l->nic];
+		r.rkey = t->bound_region->mrs[l->nic].rkey;
 		r.flags = RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
 	}
 	record_put(record_at(w, l, &p->record), r);
@@ -170,7 +170,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	aim(w, l, wr, c->slot, imm_pack(t->kind, t->epoch, index));
 	if (direct) {
 		wr->laddr = (uintptr_t)t->src + c->offset * type_size(t->wire_type);
-		wr->lkey = t->src_region->lkey[l->nic];
+		wr->lkey = t->src_region->mrs[l->nic].lkey;
 		wr->length = bytes;
 	} else if (payload) {
 		rwk_convert(w->cfg.isa, (uintptr_t)staging_at(w, l, c->staging), t->wire_type,

@@ -71,7 +71,7 @@ static uint32_t lkey_of(struct rw_worker *w, struct lane *l, const struct rwf_se
 
 	if (wr->laddr >= first && wr->laddr - first < (uint64_t)w->cfg.nlanes * w->cfg.nstaging * w->cfg.chunk_bytes)
 		return w->nics[l->nic].cfg.staging_lkey;
-	return w->tensors[chunk_at(w, l, imm_index(wr->imm))->tensor].src_region->lkey[l->nic];
+	return w->tensors[chunk_at(w, l, imm_index(wr->imm))->tensor].src_region->mrs[l->nic].lkey;
 }
 
 /* Rewrites the messages that wait in the ring for the present queue pair. */

@@ -46,17 +46,9 @@ void rw_worker_close(rw_worker *w)
 {
 	if (!w)
 		return;
-	for (uint32_t i = 0; i < w->ntensors; i++) {
-		struct region *own[] = {w->tensors[i].auto_src, w->tensors[i].auto_dst};
-
-		for (int k = 0; k < 2; k++) {
-			if (own[k])
-				region_forget(w, own[k]);
-			free(own[k]);
-		}
-	}
 	for (struct region *r = w->regions, *next; r; r = next) {
 		next = r->next;
+		region_forget(w, r);
 		free(r);
 	}
 	for (uint32_t i = 0; w->lanes && i < w->cfg.nlanes; i++)

@@ -15,19 +15,20 @@ static void place(struct rw_worker *w, struct tensor *t)
 	t->src_region = NULL;
 	if (t->memory_type == t->wire_type) {
 		if (t->src)
-			t->src_region = region_reach(w, t->src, bytes, &t->auto_src);
+			t->src_region = region_reach(w, t->src, bytes, &t->used[USED_SRC].own);
 		if (t->dst)
-			to = t->dst == t->src ? t->src_region : region_reach(w, t->dst, bytes, &t->auto_dst);
+			to = t->dst == t->src ? t->src_region : region_reach(w, t->dst, bytes, &t->used[USED_DST].own);
 	}
 	if (t->kind == RW_PUSH)
 		return; /* the answer has no data */
 	if (to)
 		bound = (uintptr_t)t->dst;
-	if (bound != t->bound_dst || (to && (to != t->bound_region || to->rkey[0] != t->bound_rkey || t->streaming != streaming))) {
+	if (bound != t->bound_dst ||
+	    (to && (to != t->bound_region || to->mrs->rkey != t->bound_rkey || t->streaming != streaming))) {
 		t->bound_dst = bound;
 		t->streaming = streaming;
 		t->bound_region = to;
-		t->bound_rkey = to ? to->rkey[0] : 0;
+		t->bound_rkey = to ? to->mrs->rkey : 0;
 		mark_records(w, t);
 	}
 }
