@@ -79,11 +79,12 @@ frameworks:
 test-pure:
 	CGO_ENABLED=0 $(GO_TEST) $(PURE)
 
-# One at a time: some measure time, others fill the machine. lab, lab/racks and membership have steps of their own in
+# By default one at a time: some measure time, others fill the machine. lab, lab/racks and membership have steps of their own in
 # scripts/test.sh.
+ABREAST ?= 1
 test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO_TEST) -p 1 $(call chosen,$(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE)))
+	$(GO_TEST) -p $(ABREAST) $(call chosen,$(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE)))
 
 # Without the house, include and bench/study/paper, which have no goroutines, lab/simrack, whose schedules run in one each,
 # cgo/kernel, whose goroutines share memory in C alone, of which the detector sees nothing, packages that drive programs, which they
