@@ -128,7 +128,7 @@ func (f *Flow) Drain(c *Conn) (bool, error) {
 		if err != nil || n == 0 {
 			return false, err
 		}
-		l.stamp = l.Now()
+		l.Stamp = l.Now()
 		for i := range l.queues.wc[:n] {
 			l.flows.sort(&l.queues.wc[i])
 		}

@@ -174,16 +174,16 @@ func (s *flows) serve() (more bool) {
 func (s *flows) serveOne(f *Flow) (worked bool) {
 	l := s.l
 	l.serving = f
-	before := l.count.moved()
+	before := l.Count.moved()
 	if f.listed {
 		worked = f.tenant.Advance()
 	}
-	for f.queue.Len() > 0 && f.credit > int64(l.count.moved()-before) {
+	for f.queue.Len() > 0 && f.credit > int64(l.Count.moved()-before) {
 		f.credit -= messageCost
 		l.completeNext(f)
 		worked = true
 	}
-	f.credit -= int64(l.count.moved() - before)
+	f.credit -= int64(l.Count.moved() - before)
 	return worked
 }
 

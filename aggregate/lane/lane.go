@@ -46,8 +46,10 @@ type Lane struct {
 	Depths Depths
 	Placed atomic.Int64 // bytes of all jobs' chunks in the lane
 
-	stamp    int64 // Now, read once per round
-	count    Counters
+	// Stamp is the time at which the round began, Count what tenants count. Only the lane's goroutine uses them.
+	Stamp int64
+	Count Counters
+
 	queues   queues
 	conns    table
 	flows    flows
@@ -98,12 +100,6 @@ func New(index int, cfg Config, o Options) (*Lane, error) {
 	return l, nil
 }
 
-// Stamp returns the time at which the round began. It is called on the lane's goroutine.
-func (l *Lane) Stamp() int64 { return l.stamp }
-
-// Count returns the lane's counters, to which tenants add. It is called on the lane's goroutine.
-func (l *Lane) Count() *Counters { return &l.count }
-
 // Counters returns the counters that the lane published last. A manual lane publishes them in this call.
 func (l *Lane) Counters() Counters {
 	if l.Manual {
@@ -123,18 +119,18 @@ func (l *Lane) Connections(nic int) int {
 
 // Publish copies the counters for other goroutines. It is called on the lane's goroutine.
 func (l *Lane) Publish() {
-	l.last = l.stamp
-	l.count.SlotsHeld, l.count.FoldsOpen, l.count.Doorbells = 0, 0, l.conns.doorbells()
+	l.last = l.Stamp
+	l.Count.SlotsHeld, l.Count.FoldsOpen, l.Count.Doorbells = 0, 0, l.conns.doorbells()
 	for _, f := range l.flows.all {
 		if !f.borrowed {
 			l.serving = f
-			f.tenant.Publish(&l.count)
+			f.tenant.Publish(&l.Count)
 		}
 	}
 	l.published.mu.Lock()
 	defer l.published.mu.Unlock()
 	copy(l.published.on, l.queues.on)
-	l.published.count = l.count
+	l.published.count = l.Count
 }
 
 // Join gives a tenant a place in the lane. weight is its share of the lane relative to other tenants', from 1.

@@ -78,14 +78,14 @@ func (l *Lane) sleep() {
 	if worked, _ := l.Step(); worked {
 		return
 	}
-	l.count.Sleeps++
+	l.Count.Sleeps++
 	l.queues.cqs[l.queues.primary].Wait(limit)
 }
 
 // Tick looks for workers whose orders keep each other waiting, and breaks such a stall. It reports whether a job is stalled, so
 // that the lane checks again soon. A lane calls it before it sleeps. The simulation calls it directly.
 func (l *Lane) Tick() bool {
-	l.stamp = l.Now()
+	l.Stamp = l.Now()
 	stalled := false
 	for _, f := range l.flows.all {
 		if f.borrowed {
@@ -93,9 +93,9 @@ func (l *Lane) Tick() bool {
 		}
 		l.serving = f
 		// Completions wake the lane between ticks. Such ticks do not count, because other threads have not had a processor since.
-		counted := l.Manual || l.stamp-f.ticked >= int64(tickEvery)
+		counted := l.Manual || l.Stamp-f.ticked >= int64(tickEvery)
 		if counted {
-			f.ticked = l.stamp
+			f.ticked = l.Stamp
 		}
 		stalled = f.tenant.Tick(counted) || stalled
 	}
@@ -125,7 +125,7 @@ func (l *Lane) Step() (bool, error) {
 	if n == 0 && len(l.flows.busy) == 0 && !attention && l.flows.queued == 0 {
 		return false, nil
 	}
-	l.stamp = l.Now()
+	l.Stamp = l.Now()
 	if single {
 		l.queues.completeAll()
 	}
@@ -160,9 +160,9 @@ func (l *Lane) Step() (bool, error) {
 	}
 	l.flush()
 	if worked {
-		l.count.Rounds++
+		l.Count.Rounds++
 	}
-	if l.stamp-l.last > int64(time.Millisecond) {
+	if l.Stamp-l.last > int64(time.Millisecond) {
 		l.Publish()
 	}
 	return worked, nil

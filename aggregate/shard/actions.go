@@ -37,17 +37,17 @@ func (s *Shard) CarryOut() {
 				return
 			}
 		case reduce.NACK:
-			s.Lane.Count().NACKs++
+			s.Lane.Count.NACKs++
 			s.notify(a, chunk.NoticeNACK)
 		case reduce.Request:
-			s.Lane.Count().Requests++
+			s.Lane.Count.Requests++
 			s.notify(a, chunk.NoticeRequest)
 		case reduce.Abort:
 			k := s.Workers.links[a.Worker]
 			s.Workers.put(k, chunk.Pack(chunk.OpAbort, 0, a.Index), store.NoBuffer)
 			k.Confirm()
 		case reduce.Fail:
-			s.Lane.Count().Dropped++
+			s.Lane.Count.Dropped++
 			s.Job.Fail.Fail(int(a.Worker), a.Err)
 		case reduce.Announce:
 			s.blame(a, s.Job.Gate.Announce(int(a.Worker), &s.Scratch.reader.record, s.Lane.Now()))
@@ -84,7 +84,7 @@ func (s *Shard) blame(a *reduce.Action, err error) {
 }
 
 func (s *Shard) apply(a *reduce.Action) {
-	s.Lane.Count().UpdatedBytes += uint64(a.End-a.Index) * uint64(s.Job.ChunkBytes)
+	s.Lane.Count.UpdatedBytes += uint64(a.End-a.Index) * uint64(s.Job.ChunkBytes)
 	for i := a.Index; i < a.End; i++ {
 		c := s.Store.At(i)
 		switch {
@@ -128,9 +128,9 @@ func (s *Shard) finish(a *reduce.Action) {
 	if timed {
 		s.recordSample(a, t0, t1)
 	}
-	count := s.Lane.Count()
+	count := &s.Lane.Count
 	count.Chunks++
-	count.Observe(s.Lane.Stamp() - a.Since)
+	count.Observe(s.Lane.Stamp - a.Since)
 }
 
 // Gradients returns the addresses of the payloads of an action's gradients, in rank order. They are valid until the next call.
@@ -186,7 +186,7 @@ func (s *Shard) answerAll(a *reduce.Action, p payload) {
 
 // recordSample counts a timed chunk: arithmetic from t0 to t1, answers from t1 to now.
 func (s *Shard) recordSample(a *reduce.Action, t0, t1 int64) {
-	t2, count := s.Lane.Now(), s.Lane.Count()
+	t2, count := s.Lane.Now(), &s.Lane.Count
 	count.FoldNS += uint64(t1 - t0)
 	count.PostNS += uint64(t2 - t1)
 	count.Samples++
@@ -321,7 +321,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 			}
 		}
 	}
-	count := s.Lane.Count()
+	count := &s.Lane.Count
 	count.Answers++
 	count.SentBytes += uint64(p.bytes)
 	k.counters.SentBytes += uint64(p.bytes)

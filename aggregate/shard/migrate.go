@@ -73,7 +73,7 @@ func (m *Migration) depart(a *reduce.Action, c *store.Chunk) {
 			s.Workers.put(k, chunk.Pack(chunk.OpNotice, chunk.NoticeMove+a.To, a.Index), store.NoBuffer)
 		}
 	}
-	s.Lane.Count().Moves++
+	s.Lane.Count.Moves++
 }
 
 func (m *Migration) departed(index uint32, c *store.Chunk) {

@@ -28,7 +28,7 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 	} else {
 		m.Where.Payload = k.slots.Addr() + uint64(s.Machine.NextSlot(k.Rank))*uint64(s.Job.ChunkBytes)
 	}
-	count := s.Lane.Count()
+	count := &s.Lane.Count
 	count.Messages++
 	count.RecvBytes += uint64(wc.ByteLen)
 	k.counters.RecvBytes += uint64(wc.ByteLen)
@@ -41,15 +41,15 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 		}
 		m.Record = &s.Scratch.reader.record
 	} else if op != chunk.OpPull {
-		s.trace.put(TraceEvent{At: s.Lane.Stamp(), Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
+		s.trace.put(TraceEvent{At: s.Lane.Stamp, Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
 	}
-	s.Machine.Receive(s.Lane.Stamp(), k.Rank, m)
+	s.Machine.Receive(s.Lane.Stamp, k.Rank, m)
 	s.CarryOut()
 }
 
 // Advance continues work that waited for room, and reports whether it did anything.
 func (s *Shard) Advance() bool {
-	worked, now := false, s.Lane.Stamp()
+	worked, now := false, s.Lane.Stamp
 	for s.Machine.Advance(now) {
 		s.CarryOut()
 		worked = true
@@ -71,7 +71,7 @@ func (s *Shard) Tick(counted bool) (stalled bool) {
 	if moving {
 		return true
 	}
-	stalled = s.Machine.Tick(s.Lane.Stamp(), counted)
+	stalled = s.Machine.Tick(s.Lane.Stamp, counted)
 	s.CarryOut()
 	return stalled || open
 }

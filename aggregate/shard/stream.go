@@ -20,21 +20,21 @@ func (s *Shard) Stream() pace.Shard { return s.stream }
 func (m *stream) Admit(rank int, set uint64, weight float64) {
 	if k := m.Workers.links[rank]; k != nil {
 		k.stream.weight = weight
-		m.Machine.Admit(m.Lane.Stamp(), rank, set)
+		m.Machine.Admit(m.Lane.Stamp, rank, set)
 		m.CarryOut()
 	}
 }
 
 // LeaveOut puts a worker's step into no set.
 func (m *stream) LeaveOut(rank int) {
-	m.Machine.LeaveOut(m.Lane.Stamp(), rank)
+	m.Machine.LeaveOut(m.Lane.Stamp, rank)
 	m.CarryOut()
 }
 
 // UpdateSet makes the update of the oldest set.
 func (m *stream) UpdateSet(u pace.Update) {
 	m.update = u
-	m.Machine.UpdateSet(m.Lane.Stamp())
+	m.Machine.UpdateSet(m.Lane.Stamp)
 	m.CarryOut()
 }
 
@@ -42,7 +42,7 @@ func (m *stream) UpdateSet(u pace.Update) {
 func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standing) {
 	if k := m.Workers.links[rank]; k != nil {
 		k.stream.answer = answer
-		m.Machine.Release(m.Lane.Stamp(), rank, next)
+		m.Machine.Release(m.Lane.Stamp, rank, next)
 		m.CarryOut()
 	}
 }
@@ -51,7 +51,7 @@ func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standi
 func (m *stream) Lose(rank int) {
 	if k := m.Workers.links[rank]; k != nil {
 		m.Workers.leave(k)
-		m.Machine.Lose(m.Lane.Stamp(), rank)
+		m.Machine.Lose(m.Lane.Stamp, rank)
 		m.CarryOut()
 	}
 }
@@ -79,7 +79,7 @@ func (m *stream) updateOne(a *reduce.Action) {
 	s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(s.traceTime() - t1), Kind: TraceUpdate, Op: a.Op,
 		Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
 	s.release(p.buffer)
-	s.Lane.Count().Chunks++
+	s.Lane.Count.Chunks++
 }
 
 // addOne adds one worker's gradient to the chunk's accumulator, and acknowledges it. The update takes the hyper-parameters of the
@@ -91,7 +91,7 @@ func (m *stream) addOne(a *reduce.Action) {
 	s.Scratch.AccumulateOne(s.Store, c, s.Scratch.src[:1], of.weight, s.buffers.Addr(store.NumBuffers))
 	s.Store.Tensors[c.Tensor].Hyper = of.hypers[c.Tensor]
 	s.answer(a.Worker, &a.Message, a, payload{buffer: store.NoBuffer})
-	s.Lane.Count().Chunks++
+	s.Lane.Count.Chunks++
 }
 
 // applySet makes the update of the set under way to one chunk.

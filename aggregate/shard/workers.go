@@ -51,7 +51,7 @@ func (w *Workers) QueueLost(c *lane.Conn, err error) {
 // breakOff marks a connection whose queue pair has failed as broken. Messages wait until the worker resumes it.
 func (w *Workers) breakOff(k *link) {
 	k.Break()
-	w.s.Lane.Count().Breaks++
+	w.s.Lane.Count.Breaks++
 	w.s.Lane.Broke()
 	k.deadline = w.s.Lane.Now() + int64(w.s.Job.Timeouts.Link)
 	w.announce(k)
@@ -101,7 +101,7 @@ func (w *Workers) Recover() (broken bool) {
 		case err != nil:
 			w.Failed(k.Conn, k.Refused(), err)
 		case up:
-			w.s.Lane.Count().Failovers++
+			w.s.Lane.Count.Failovers++
 			continue
 		case w.s.Lane.Now() > k.deadline:
 			w.lose(k, fmt.Errorf("no path to it for %v", w.s.Job.Timeouts.Link))

@@ -112,7 +112,7 @@ func (u *Uplink) Exchange() {
 	if u.cfg.Machine.CommitPhase() == reduce.AwaitTrust {
 		e.op = OpTrust
 	}
-	e.active, e.began = true, u.cfg.Lane.Stamp()
+	e.active, e.began = true, u.cfg.Lane.Stamp
 	e.round++
 	u.cfg.Machine.CommitRecord().Encode(e.record[:])
 	for rack := range e.peers {
@@ -250,7 +250,7 @@ func (e *commit) advanceRefresh() (worked bool) {
 		}
 		worked = true
 		e.under++
-		b := u.buffers.take(u.cfg.Lane.Stamp())
+		b := u.buffers.take(u.cfg.Lane.Stamp)
 		u.chunks[index].sum = b
 		n := note{resultAddr: u.buffers.result(b)}
 		n.write(u.buffers.sum(b) + u.sumBytes(c, true))
@@ -261,6 +261,6 @@ func (e *commit) advanceRefresh() (worked bool) {
 		return worked
 	}
 	e.refreshing = false
-	u.cfg.Machine.Refreshed(u.cfg.Lane.Stamp())
+	u.cfg.Machine.Refreshed(u.cfg.Lane.Stamp)
 	return true
 }

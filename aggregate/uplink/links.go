@@ -110,7 +110,7 @@ func (l *Links) Receive(c *lane.Conn, wc *verbs.WC) {
 	p := &l.peers[c.Rank]
 	op, epoch, index := unpack(wc.Imm)
 	p.recv += uint64(wc.ByteLen)
-	l.u.cfg.Lane.Count().AboveRecvBytes += uint64(wc.ByteLen)
+	l.u.cfg.Lane.Count.AboveRecvBytes += uint64(wc.ByteLen)
 	switch {
 	case op == OpEnd:
 		l.u.ended(c.Rank, Ending(epoch), index)
@@ -142,7 +142,7 @@ func (l *Links) Sent(c *lane.Conn, n int) {
 }
 
 func (l *Links) violates(rack int, format string, args ...any) {
-	l.u.cfg.Lane.Count().Dropped++
+	l.u.cfg.Lane.Count.Dropped++
 	l.u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: %s %w", hierarchy.ErrProtocol, l.name(rack), fmt.Errorf(format, args...)))
 }
 
@@ -165,7 +165,7 @@ func (l *Links) send(rack int, imm uint32, buffer int32, what verbs.SendWR) {
 	wr.LAddr, wr.LKey = what.LAddr, l.u.buffers.Region.LKey(max(p.NIC(), 0))
 	wr.RAddr, wr.RKey, wr.Length = what.RAddr, what.RKey, what.Length
 	p.sent += uint64(wr.Length)
-	l.u.cfg.Lane.Count().AboveSentBytes += uint64(wr.Length)
+	l.u.cfg.Lane.Count.AboveSentBytes += uint64(wr.Length)
 }
 
 func (l *Links) notify(rack int, n Notice, index uint32) {

@@ -65,7 +65,7 @@ const leftGrace = time.Second
 
 // missLeft fails the job if a chunk waits for racks whose workers have left.
 func (u *Uplink) missLeft() {
-	if !u.Links.workersLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp()-int64(leftGrace) {
+	if !u.Links.workersLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp-int64(leftGrace) {
 		return
 	}
 	var names []string

@@ -33,7 +33,7 @@ func (u *Uplink) sumPending() (worked bool) {
 
 func (u *Uplink) makeSum(a *reduce.Action) {
 	c := &u.cfg.Store.Chunks[a.Index]
-	b := u.buffers.take(u.cfg.Lane.Stamp())
+	b := u.buffers.take(u.cfg.Lane.Stamp)
 	u.chunks[a.Index].sum = b
 	broadcast := a.Op == chunk.OpBroadcast
 	n := note{resultAddr: u.buffers.result(b), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
@@ -88,7 +88,7 @@ func (u *Uplink) carryOut() {
 			u.buffers.Hold(b, len(u.reducer.Route(a.Index).Children))
 			u.returned = append(u.returned, a.Index)
 		case hierarchy.Violate:
-			u.cfg.Lane.Count().Dropped++
+			u.cfg.Lane.Count.Dropped++
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w (%s)", a.Err, u.Links.name(a.Peer)))
 		}
 		if u.cfg.Fail.Has() {
@@ -245,19 +245,19 @@ func (u *Uplink) Advance() (worked bool) {
 		worked = u.commit.exchange() || worked
 	}
 	for _, index := range u.returned {
-		u.cfg.Machine.Returned(u.cfg.Lane.Stamp(), index)
+		u.cfg.Machine.Returned(u.cfg.Lane.Stamp, index)
 		u.cfg.Shard.CarryOut()
 		worked = true
 	}
 	u.returned = u.returned[:0]
 	for _, index := range u.discarded {
-		u.cfg.Machine.Recalled(u.cfg.Lane.Stamp(), index)
+		u.cfg.Machine.Recalled(u.cfg.Lane.Stamp, index)
 		u.cfg.Shard.CarryOut()
 		worked = true
 	}
 	u.discarded = u.discarded[:0]
 	for _, index := range u.wanted {
-		stuck := u.cfg.Machine.Follow(u.cfg.Lane.Stamp(), index)
+		stuck := u.cfg.Machine.Follow(u.cfg.Lane.Stamp, index)
 		u.cfg.Shard.CarryOut()
 		// A worker whose slots all hold gradients that wait up here can send the chunk only when one of these is given up.
 		if stuck {

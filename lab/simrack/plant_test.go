@@ -19,7 +19,7 @@ type planted struct {
 var plants = []planted{
 	{Plant: plant.Plant{
 		Name: "sums begin with any worker", File: "aggregate/shard/actions.go",
-		Old: "src[rank] = s.Machine.Sources(a, rank).Payload", New: "src[(rank+int(s.Lane.Stamp()))%len(src)] = s.Machine.Sources(a, rank).Payload",
+		Old: "src[rank] = s.Machine.Sources(a, rank).Payload", New: "src[(rank+int(s.Lane.Stamp))%len(src)] = s.Machine.Sources(a, rank).Payload",
 	}},
 	{Plant: plant.Plant{
 		Name: "epochs are not checked", File: "aggregate/reduce/gather.go",
