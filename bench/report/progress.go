@@ -16,8 +16,11 @@ type Progress struct {
 	shown int // tenths printed
 }
 
-// NewProgress starts the progress of total steps under a label.
+// NewProgress starts the progress of total steps under a label. If out is nil, nothing is printed.
 func NewProgress(out io.Writer, label string, total int) *Progress {
+	if out == nil {
+		return nil
+	}
 	return &Progress{out: out, label: label, total: total}
 }
 

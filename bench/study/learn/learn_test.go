@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -134,7 +133,7 @@ func TestLooseLagTunerIsAsFastAsASPAndStrictIsNot(t *testing.T) {
 		t.Skip("trains for minutes under the race detector; run without -short")
 	}
 	p := plans[slices.Index(Names(), "lagtuner")]
-	if err := p.run(t.Context(), &study.Config{Runs: 5}); err != nil {
+	if err := p.run(t.Context(), &Config{Seeds: 5}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []Cluster{two, four} {
@@ -172,11 +171,11 @@ func TestStrategySwitchIsAsFastAsItsFormula(t *testing.T) {
 func TestStudiesAreWrittenAsTables(t *testing.T) {
 	p := plans[0]
 	p.clusters, p.ways = []Cluster{{Steps: []float64{1, 2}}}, []string{"asp", "k-batch-asp:k=2"}
-	if err := p.run(t.Context(), &study.Config{Runs: 1}); err != nil {
+	if err := p.run(t.Context(), &Config{Seeds: 1}); err != nil {
 		t.Fatal(err)
 	}
 	var table strings.Builder
-	if err := study.Write(&table, "", []study.Table{p.Table}); err != nil {
+	if err := p.write(&table); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"Time until the loss", "\n1,2      bsp ", "\n1,2      k-batch-asp:k=2 ", "time over bsp's"} {
@@ -188,11 +187,11 @@ func TestStudiesAreWrittenAsTables(t *testing.T) {
 
 func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 	for _, c := range []struct {
-		cfg  study.Config
+		cfg  Config
 		want string
 	}{
-		{study.Config{Runs: 0}, "0 seeds: use 1 to 1000"},
-		{study.Config{Runs: 1, Only: []string{"lag"}}, `unknown study "lag": use policies, lagtuner, momentum, switch, racks, real`},
+		{Config{Seeds: 0}, "0 seeds: use 1 to 1000"},
+		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use policies, lagtuner, momentum, switch, racks, real`},
 	} {
 		if err := Learn(t.Context(), c.cfg, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
@@ -207,7 +206,7 @@ func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 func TestStudyEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := Learn(ctx, study.Config{Only: []string{"switch"}, Runs: 1}, io.Discard); err == nil {
+	if err := Learn(ctx, Config{Only: []string{"switch"}, Seeds: 1}, io.Discard); err == nil {
 		t.Error("no error")
 	}
 }
@@ -215,7 +214,7 @@ func TestStudyEndsWithItsContext(t *testing.T) {
 func TestRealTrainingGoesThroughAnAggregator(t *testing.T) {
 	p := plans[slices.Index(Names(), "real")]
 	p.base.Steps = 12
-	if err := p.run(t.Context(), &study.Config{}); err != nil {
+	if err := p.run(t.Context(), &Config{}); err != nil {
 		t.Fatal(err)
 	}
 	if len(p.rows) != 9 {

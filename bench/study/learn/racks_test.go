@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 )
 
@@ -32,7 +31,7 @@ func TestRacksThatMeetSeldomLearnSoonerOverASlowCore(t *testing.T) {
 		t.Skip("trains for minutes under the race detector; run without -short")
 	}
 	p := plans[slices.Index(Names(), "racks")]
-	if err := p.run(t.Context(), &study.Config{Runs: 2}); err != nil {
+	if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []Cluster{even, four} {

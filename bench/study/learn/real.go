@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rackweave/rackweave/bench/study"
+	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
 )
@@ -121,12 +121,12 @@ func wait(ctx context.Context, h client.Handle, err error) error {
 }
 
 // runReal runs every variant on every cluster once, one after another, beside its simulation.
-func (p *plan) runReal(ctx context.Context, cfg *study.Config) (err error) {
+func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
 	variants, err := p.variants()
 	if err != nil {
 		return err
 	}
-	bar := cfg.Bar(p.Name, len(p.clusters)*len(variants))
+	bar := report.NewProgress(cfg.Log, p.name, len(p.clusters)*len(variants))
 	s, err := service.New(service.Options{
 		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, Log: slog.New(slog.DiscardHandler),
 	})

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-
-	"github.com/rackweave/rackweave/bench/study"
 )
 
 // The problem of all studies: without momentum, at the rate that lets BSP reach the target in about a hundred of its steps.
@@ -47,42 +45,40 @@ var (
 
 var plans = []plan{
 	{
-		Table: study.Table{Name: "policies", Title: fmt.Sprintf("Time until the loss is %g", targetLoss)},
-		base:  problem, note: "~ is the share of steps that take five times as long",
+		name: "policies", title: fmt.Sprintf("Time until the loss is %g", targetLoss),
+		base: problem, note: "~ is the share of steps that take five times as long",
 		columns: []column{timeTo, overBSP, accuracy, rateRatio}, clusters: []Cluster{four, straggling},
 		ways: []string{"backup:b=1", "k-bsp:k=2", "k-batch-bsp:k=4", "k-asp:k=2", "k-batch-asp:k=2", "softsync:m=2", "ssp:s=3",
 			"asp:rate=staleness", strict, loose, "asp"},
 	},
 	{
-		Table: study.Table{Name: "lagtuner", Title: "LagTuner's Table 2 in shape"},
-		base:  problem, note: untilIt,
+		name: "lagtuner", title: "LagTuner's Table 2 in shape",
+		base: problem, note: untilIt,
 		columns: []column{timeTo, overBSP, accuracy, rateRatio, maxLead}, clusters: []Cluster{two, four, slowOne, even},
 		ways: []string{"ssp:s=3", "ssp:s=6", "ssp:s=15", strict, literal, loose, "asp"}, tell: tellLagTuner,
 	},
 	{
-		Table: study.Table{Name: "momentum", Title: "The same with momentum"},
-		base:  Setting{LR: learningRate / 10, Momentum: 0.9, Batch: batchSize, Epochs: mostEpochs, Target: targetLoss}, note: untilIt,
+		name: "momentum", title: "The same with momentum",
+		base: Setting{LR: learningRate / 10, Momentum: 0.9, Batch: batchSize, Epochs: mostEpochs, Target: targetLoss}, note: untilIt,
 		columns: []column{timeTo, overBSP, accuracy}, clusters: []Cluster{four, even}, ways: []string{"ssp:s=15", "asp"},
 	},
 	{
-		Table: study.Table{Name: "switch", Title: "Strategy-Switch: synchronous first, then asynchronous"},
-		base:  Setting{LR: learningRate, Batch: batchSize, Epochs: switchEpochs, DecayAt: decayEpoch}, folds: Folds,
+		name: "switch", title: "Strategy-Switch: synchronous first, then asynchronous",
+		base: Setting{LR: learningRate, Batch: batchSize, Epochs: switchEpochs, DecayAt: decayEpoch}, folds: Folds,
 		note:    fmt.Sprintf("%d epochs, the learning rate a tenth from epoch %d on; %d folds", switchEpochs, decayEpoch, Folds),
 		columns: []column{rateRatio, predicted, accuracy, gain, switchedAt}, clusters: []Cluster{four},
 		ways: switchWays(), tell: tellSwitch,
 	},
 	{
-		Table: study.Table{
-			Name: "racks", Title: fmt.Sprintf("Racks that meet seldom: time until the loss is %g, and what crosses the core", targetLoss),
-		},
+		name: "racks", title: fmt.Sprintf("Racks that meet seldom: time until the loss is %g, and what crosses the core", targetLoss),
 		base:    Setting{LR: learningRate, Batch: batchSize, Epochs: mostEpochs, Target: targetLoss, Core: coreTime},
 		note:    fmt.Sprintf("four racks; the model takes %d steps across the core; bsp: gradients are added in every step", coreTime),
 		columns: []column{timeTo, overBSP, accuracy, crossed}, clusters: []Cluster{even, four, slowOne},
 		ways: []string{"every=4", "every=16", seldom, "every=64", "every=16,rule=sgd"}, tell: tellRacks,
 	},
 	{
-		Table: study.Table{Name: "real", Title: "By the clock: through an aggregator over shared memory, beside the simulation"},
-		base:  Setting{LR: learningRate, Batch: batchSize, Epochs: 1, Steps: realSteps}, real: true,
+		name: "real", title: "By the clock: through an aggregator over shared memory, beside the simulation",
+		base: Setting{LR: learningRate, Batch: batchSize, Epochs: 1, Steps: realSteps}, real: true,
 		note:    fmt.Sprintf("workers sleep for the rest of their steps, of %v to the fastest; %d of those", realStep, realSteps),
 		columns: []column{rateRatio, predicted, accuracy}, clusters: []Cluster{four},
 		ways: []string{"ssp:s=3", "ssp:s=15", strict, loose, "asp", "backup:b=1", "k-asp:k=2", "k-batch-asp:k=2"}, tell: tellReal,
@@ -107,12 +103,12 @@ func (s *Setting) describe() string {
 func tellLagTuner(p *plan) {
 	for _, c := range []Cluster{two, four} {
 		time := func(way string) float64 { return p.row(c, way).Time.Median }
-		p.Find("on %s loose takes %.2f of asp's time, %.2f of ssp(3)'s, %.2f of bsp's; strict takes %.2f of bsp's", c,
+		p.find("on %s loose takes %.2f of asp's time, %.2f of ssp(3)'s, %.2f of bsp's; strict takes %.2f of bsp's", c,
 			time(loose)/time("asp"), time(loose)/time("ssp:s=3"), time(loose)/time("bsp"), time(strict)/time("bsp"))
 	}
-	p.Find("on even workers loose takes %.2f of bsp's time, strict %.2f", p.row(even, loose).OverBSP.Median,
+	p.find("on even workers loose takes %.2f of bsp's time, strict %.2f", p.row(even, loose).OverBSP.Median,
 		p.row(even, strict).OverBSP.Median)
-	p.Find("a lead of at most 15 steps (strict: %d) and the published times, those of asp, exclude each other: loose leads by %d",
+	p.find("a lead of at most 15 steps (strict: %d) and the published times, those of asp, exclude each other: loose leads by %d",
 		p.row(two, strict).MaxLead, p.row(two, loose).MaxLead)
 }
 
@@ -136,21 +132,21 @@ func tellSwitch(p *plan) {
 			within++
 		}
 	}
-	p.Find("speed-ups are at most %.1f%% from 1/(f + (1-f)/%.2f)", 100*worst, x)
-	p.Find("%d of 10 have an accuracy within bsp's 95%% interval, %.2f ± %.2f", within, bsp.Accuracy.Mean, bsp.Accuracy.Half)
+	p.find("speed-ups are at most %.1f%% from 1/(f + (1-f)/%.2f)", 100*worst, x)
+	p.find("%d of 10 have an accuracy within bsp's 95%% interval, %.2f ± %.2f", within, bsp.Accuracy.Mean, bsp.Accuracy.Half)
 	rule := p.row(four, "strategy-switch")
 	if rule.Switches == 0 {
-		p.Find("the empirical rule never switched: no window of six losses was level enough")
+		p.find("the empirical rule never switched: no window of six losses was level enough")
 		return
 	}
-	p.Find("the empirical rule switched in %d of %d runs, at epoch %.0f (%.0f to %.0f); the learning rate falls at epoch %d, which "+
+	p.find("the empirical rule switched in %d of %d runs, at epoch %.0f (%.0f to %.0f); the learning rate falls at epoch %d, which "+
 		"levels the loss", rule.Switches, rule.Runs, rule.Switched.Median, rule.Switched.Low, rule.Switched.High, decayEpoch)
 }
 
 func tellRacks(p *plan) {
 	for _, c := range p.clusters {
 		bsp, r := p.row(c, "bsp"), p.row(c, seldom)
-		p.Find("on %s racks that meet by %v reach the loss in %.2f of bsp's time, with %.0f times fewer bytes across the core", c,
+		p.find("on %s racks that meet by %v reach the loss in %.2f of bsp's time, with %.0f times fewer bytes across the core", c,
 			seldom, r.OverBSP.Median, bsp.Crossed.Median/r.Crossed.Median)
 	}
 }
@@ -160,5 +156,5 @@ func tellReal(p *plan) {
 	for i := range p.rows {
 		worst = max(worst, math.Abs(p.rows[i].RateRatio/p.rows[i].Predicted-1))
 	}
-	p.Find("rates are at most %.0f%% from the simulation's", 100*worst)
+	p.find("rates are at most %.0f%% from the simulation's", 100*worst)
 }

@@ -6,59 +6,79 @@ import (
 	"io"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
+	"text/tabwriter"
 
 	"github.com/rackweave/rackweave/bench/report"
-	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 )
 
+// Config selects what runs, and how often.
+type Config struct {
+	Only  []string  // names of studies. If empty, all
+	Seeds int       // runs of each kind
+	Log   io.Writer // shows the progress. It may be nil
+}
+
+// maxSeeds bounds a configuration: more is a mistake.
+const maxSeeds = 1000
+
 // plan is one question, and its answer after it has run.
 type plan struct {
-	study.Table
-	columns  []column
-	clusters []Cluster
-	ways     []string // policies, or how racks meet, beside bsp, which always comes first
-	base     Setting
-	note     string // more about the setting
-	folds    int    // if 0, one
-	tell     func(*plan)
-	real     bool // through an aggregator, by the clock
+	name, title string
+	columns     []column
+	clusters    []Cluster
+	ways        []string // policies, or how racks meet, beside bsp, which always comes first
+	base        Setting
+	note        string // more about the setting
+	folds       int    // if 0, one
+	tell        func(*plan)
+	real        bool // through an aggregator, by the clock
 
-	rows []Row
+	rows     []Row
+	findings []string // in words, what the rows show
 }
 
 // Names lists the studies.
 func Names() []string {
 	var names []string
 	for _, p := range plans {
-		names = append(names, p.Name)
+		names = append(names, p.name)
 	}
 	return names
 }
 
 // Learn runs the studies, and prints a table for each.
-func Learn(ctx context.Context, cfg study.Config, out io.Writer) error {
-	if err := cfg.Check("seeds", Names()); err != nil {
-		return err
+func Learn(ctx context.Context, cfg Config, out io.Writer) error {
+	if cfg.Seeds < 1 || cfg.Seeds > maxSeeds {
+		return fmt.Errorf("%d seeds: use 1 to %d", cfg.Seeds, maxSeeds)
 	}
-	var tables []study.Table
+	for _, name := range cfg.Only {
+		if !slices.Contains(Names(), name) {
+			return fmt.Errorf("unknown study %q: use %s", name, strings.Join(Names(), ", "))
+		}
+	}
+	fmt.Fprintf(out, "# virtual time (but in study real), in steps of the fastest worker; medians and quartiles, means ± 95%%, of %d seeds\n",
+		cfg.Seeds)
 	for _, p := range plans {
-		if !cfg.Has(p.Name) {
+		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, p.name) {
 			continue
 		}
-		if err := p.run(ctx, &cfg); err != nil {
-			return fmt.Errorf("study %s: %w", p.Name, err)
+		err := p.run(ctx, &cfg)
+		if err == nil {
+			err = p.write(out)
 		}
-		tables = append(tables, p.Table)
+		if err != nil {
+			return fmt.Errorf("study %s: %w", p.name, err)
+		}
 	}
-	return study.Write(out, fmt.Sprintf("virtual time (but in study real), in steps of the fastest worker; medians and quartiles, means ± 95%%, "+
-		"of %d seeds", cfg.Runs), tables)
+	return nil
 }
 
 // run answers the question.
-func (p *plan) run(ctx context.Context, cfg *study.Config) error {
+func (p *plan) run(ctx context.Context, cfg *Config) error {
 	run := p.simulate
 	if p.real {
 		run = p.runReal
@@ -69,20 +89,33 @@ func (p *plan) run(ctx context.Context, cfg *study.Config) error {
 	if p.tell != nil {
 		p.tell(p)
 	}
-	p.Setting = p.base.describe() + "; " + p.note
-	p.Head = []string{"cluster", "policy"}
+	return nil
+}
+
+// find adds a finding.
+func (p *plan) find(format string, args ...any) {
+	p.findings = append(p.findings, fmt.Sprintf(format, args...))
+}
+
+// write prints the answer.
+func (p *plan) write(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\n# %s: %s\n# %s; %s\ncluster\tpolicy", p.name, p.title, p.base.describe(), p.note)
 	for _, c := range p.columns {
-		p.Head = append(p.Head, c.head)
+		fmt.Fprint(w, "\t", c.head)
 	}
 	for i := range p.rows {
 		r := &p.rows[i]
-		cells := []string{r.Cluster, r.Way}
+		fmt.Fprintf(w, "\n%s\t%s", r.Cluster, r.Way)
 		for _, c := range p.columns {
-			cells = append(cells, c.text(r))
+			fmt.Fprint(w, "\t", c.text(r))
 		}
-		p.Cells = append(p.Cells, cells)
 	}
-	return nil
+	fmt.Fprintln(w)
+	for _, f := range p.findings {
+		fmt.Fprintf(w, "# %s\n", f)
+	}
+	return w.Flush()
 }
 
 // variants returns the base setting under bsp, and in each other way.
@@ -105,7 +138,7 @@ func (p *plan) variants() ([]Setting, error) {
 }
 
 // simulate runs every variant on every cluster, with every fold and seed: pairs that differ in the variant only.
-func (p *plan) simulate(ctx context.Context, cfg *study.Config) error {
+func (p *plan) simulate(ctx context.Context, cfg *Config) error {
 	variants, err := p.variants()
 	if err != nil {
 		return err
@@ -115,18 +148,18 @@ func (p *plan) simulate(ctx context.Context, cfg *study.Config) error {
 	for _, c := range p.clusters {
 		for _, s := range variants {
 			for fold := range folds {
-				for seed := range cfg.Runs {
+				for seed := range cfg.Seeds {
 					s.Cluster, s.Fold, s.Seed = c, fold, uint64(seed+1)
 					settings = append(settings, s)
 				}
 			}
 		}
 	}
-	outcomes, err := runAll(ctx, settings, cfg.Bar(p.Name, len(settings)))
+	outcomes, err := runAll(ctx, settings, report.NewProgress(cfg.Log, p.name, len(settings)))
 	if err != nil {
 		return err
 	}
-	each := folds * cfg.Runs
+	each := folds * cfg.Seeds
 	for i := range p.clusters {
 		bsp := outcomes[i*len(variants)*each:][:each]
 		for k := range variants {
@@ -171,7 +204,7 @@ func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Ou
 func (p *plan) row(c Cluster, way string) *Row {
 	i := slices.IndexFunc(p.rows, func(r Row) bool { return r.Cluster == c.String() && r.Way == way })
 	if i < 0 {
-		panic(fmt.Sprintf("learn: study %s has no row for %s on %s", p.Name, way, c))
+		panic(fmt.Sprintf("learn: study %s has no row for %s on %s", p.name, way, c))
 	}
 	return &p.rows[i]
 }

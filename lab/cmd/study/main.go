@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/bench/study/learn"
 	"github.com/rackweave/rackweave/bench/study/paper"
 )
@@ -34,7 +33,7 @@ func root() *cobra.Command {
 }
 
 func learnCommand() *cobra.Command {
-	var cfg study.Config
+	var cfg learn.Config
 	cmd := &cobra.Command{
 		Use:   "learn",
 		Short: "Measure what synchronization policies do to learning",
@@ -58,7 +57,7 @@ times as long.`,
 	}
 	f := cmd.Flags()
 	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Names(), ", "))
-	f.IntVar(&cfg.Runs, "seeds", 5, "runs of each kind, with seeds from 1 on")
+	f.IntVar(&cfg.Seeds, "seeds", 5, "runs of each kind, with seeds from 1 on")
 	return cmd
 }
 
