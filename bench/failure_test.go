@@ -199,7 +199,8 @@ func TestAWorkerGivesUpWhenTheBenchmarkEnds(t *testing.T) {
 			s.Verify = false
 			ended := make(chan error, 1)
 			go func() { ended <- WorkerMain(t.Context(), in, io.Discard) }()
-			if err := json.NewEncoder(orders).Encode(&order{Spec: s, Server: url, Job: "orphan"}); err != nil {
+			s.Server, s.Job = url, "orphan"
+			if err := json.NewEncoder(orders).Encode(&order{Spec: s}); err != nil {
 				t.Fatal(err)
 			}
 			select {

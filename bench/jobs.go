@@ -41,7 +41,6 @@ func (j *Jobs) Check() error {
 // job is one of the jobs, with what it did in all the time that was measured.
 type job struct {
 	spec      Spec
-	server    string
 	exchanges float64
 	within    time.Duration
 	times     []time.Duration
@@ -53,10 +52,10 @@ type job struct {
 // jobs returns all jobs: the last one at the server last, the others at server.
 func (j *Jobs) jobs(server, last string) (all []*job, err error) {
 	for i := range j.N {
-		of := &job{spec: j.Spec, server: server}
+		of := &job{spec: j.Spec}
 		of.spec.Iters = maxIters // it does not end by itself
-		if i == j.N-1 {
-			of.server = last
+		if of.spec.Server = server; i == j.N-1 {
+			of.spec.Server = last
 		}
 		if j.Flood && i == j.N-1 {
 			if of.spec.Model, err = models.FromBytes(fmt.Sprint(floodFactor*j.Bytes()), j.DType); err != nil {
@@ -119,7 +118,7 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 			return res, err
 		}
 	}
-	alone := &job{spec: all[0].spec, server: server}
+	alone := &job{spec: all[0].spec}
 	for range turns {
 		iters := (j.Iters + turns - 1) / turns
 		for _, jobs := range [][]*job{{alone}, all, apart} {
@@ -158,7 +157,7 @@ func (r *Runner) sideBySide(ctx context.Context, jobs []*job, few, iters int) (e
 	for i, run := range jobs {
 		run.ends = nil
 		all.Go(func() {
-			_, err := r.workers(ctx, &run.spec, run.server, func() {
+			_, err := r.workers(ctx, &run.spec, func() {
 				run.mu.Lock()
 				run.ends = append(run.ends, time.Now())
 				run.mu.Unlock()

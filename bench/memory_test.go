@@ -61,7 +61,8 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 		done.Go(func() {
 			once := sync.OnceFunc(arrived.Done)
 			defer once() // a worker that fails does not hold up the others
-			o := &order{Spec: s, Rank: rank, Server: url, Job: "memory"}
+			o := &order{Spec: s, Rank: rank}
+			o.Spec.Server, o.Spec.Job = url, "memory"
 			if err := runWorker(ctx, o, func(r workerReport) error {
 				if r.Step == 2 {
 					once()

@@ -29,15 +29,12 @@ const held = 20 * time.Microsecond
 // replayer trains without a GPU: it sleeps as long as each layer computes. A gradient is pushed when its layer's backward pass is
 // done, and a layer's forward pass waits for its own parameters only.
 type replayer struct {
-	w    *client.Worker
-	s    *Spec
-	b    *buffers
-	fill func(step int)
-	say  func(workerReport) error
+	*exchanger
+	say func(workerReport) error
 
-	handles []client.Handle // of the last step's tensors
-	ready   []client.Op     // gradients that are not submitted yet
-	clock   time.Time       // when the computation so far is done
+	last  []client.Handle // of the last step's tensors
+	ready []client.Op     // gradients that are not submitted yet
+	clock time.Time       // when the computation so far is done
 }
 
 func (r *replayer) run(ctx context.Context) (*trace, error) {
@@ -57,7 +54,7 @@ func (r *replayer) run(ctx context.Context) (*trace, error) {
 			r.clock = time.Now()
 		}
 		tr.Filled = append(tr.Filled, int64(time.Since(filling)))
-		r.handles = make([]client.Handle, tensors)
+		r.last = make([]client.Handle, tensors)
 		submitted, err := r.backward(ctx)
 		if err != nil {
 			return nil, err
@@ -68,7 +65,7 @@ func (r *replayer) run(ctx context.Context) (*trace, error) {
 		}
 	}
 	tr.Starts = append(tr.Starts, time.Now().UnixNano())
-	return tr, r.w.WaitAll(ctx, r.handles)
+	return tr, r.w.WaitAll(ctx, r.last)
 }
 
 // compute returns when a layer's time has passed since the last one's. A sleep that was too long shortens the next.
@@ -88,9 +85,9 @@ func (r *replayer) compute(ctx context.Context, d time.Duration) error {
 
 func (r *replayer) forward(ctx context.Context) (blocked []block, err error) {
 	for t, tensor := range r.s.Model.Tensors {
-		if r.handles != nil {
+		if r.last != nil {
 			from := time.Now()
-			if err := r.handles[t].Wait(ctx); err != nil {
+			if err := r.last[t].Wait(ctx); err != nil {
 				return nil, err
 			}
 			if to := time.Now(); to.Sub(from) > held {
@@ -106,8 +103,8 @@ func (r *replayer) forward(ctx context.Context) (blocked []block, err error) {
 }
 
 func (r *replayer) backward(ctx context.Context) (submitted []int64, err error) {
-	submitted = make([]int64, len(r.handles))
-	for t := len(r.handles) - 1; t >= 0; t-- {
+	submitted = make([]int64, len(r.last))
+	for t := len(r.last) - 1; t >= 0; t-- {
 		if d := r.s.Model.Tensors[t].Backward; d > 0 {
 			if err := r.submit(ctx, submitted); err != nil {
 				return nil, err
@@ -130,7 +127,7 @@ func (r *replayer) submit(ctx context.Context, submitted []int64) error {
 	now := time.Now().UnixNano()
 	for i, h := range handles {
 		t := r.ready[i].Tensor
-		r.handles[t], submitted[t] = h, now
+		r.last[t], submitted[t] = h, now
 	}
 	r.ready = r.ready[:0]
 	return nil

@@ -1,9 +1,9 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,8 +32,8 @@ type Runner struct {
 	// Enter, if not nil, returns a command that runs a worker's command elsewhere, such as in a network namespace.
 	Enter func(rank int) []string
 	Log   io.Writer // the aggregator's log. If nil, it is discarded
-	// Progress, if not nil, makes the progress of a phase of so many steps.
-	Progress func(label string, steps int) *report.Progress
+	// Progress shows the progress. It may be nil.
+	Progress io.Writer
 	// Started, if not nil, is told the URL of an aggregator that the runner started.
 	Started func(url string)
 }
@@ -130,22 +130,23 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 	if err := r.together(ctx, &s); err != nil {
 		return res, err
 	}
-	server := s.Server
-	if server == "" {
+	given := s.Server
+	if given == "" {
 		var stop func() error
-		if server, stop, err = r.serve(ctx, &s); err != nil {
+		if s.Server, stop, err = r.serve(ctx, &s); err != nil {
 			return res, err
 		}
 		defer func() { err = errors.Join(err, stop()) }()
+		if r.Started != nil {
+			r.Started(s.Server)
+		}
 	}
-	if r.Started != nil && s.Server == "" {
-		r.Started(server)
-	}
-	reports, err := r.workers(ctx, &s, server, nil)
+	reports, err := r.workers(ctx, &s, nil)
 	if err != nil {
 		return res, err
 	}
 	res = summarise(&s, reports)
+	res.Server = given
 	if s.Verify {
 		if err := s.take(&reports[0]); err != nil {
 			return res, err
@@ -167,24 +168,20 @@ func rackOf(rank, workers, racks int) (rack int) {
 
 // workers runs all workers to their end. The first that fails ends the others. stepped, if not nil, is told of each exchange that
 // rank 0 has ended.
-func (r *Runner) workers(ctx context.Context, s *Spec, server string, stepped func()) ([]workerReport, error) {
+func (r *Runner) workers(ctx context.Context, s *Spec, stepped func()) ([]workerReport, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	job := s.Job
-	if job == "" {
-		name := make([]byte, 6)
-		rand.Read(name)
-		job = "bench-" + hex.EncodeToString(name)
-	}
-	bar := r.progress("exchange", s.Steps())
+	job := cmp.Or(s.Job, "bench-"+strings.ToLower(rand.Text()[:12]))
+	bar := report.NewProgress(r.Progress, "exchange", s.Steps())
 	reports := make([]workerReport, s.Workers)
 	errs := make([]error, s.Workers)
 	var wg sync.WaitGroup
 	for rank := range s.Workers {
-		o := &order{Spec: *s, Rank: rank, Server: server, Job: job}
+		o := &order{Spec: *s, Rank: rank}
+		o.Spec.Job = job
 		if !s.Spread {
-			servers := strings.Split(server, ",") // of the racks, in their order
-			o.Server = servers[rackOf(rank, s.Workers, len(servers))]
+			servers := strings.Split(s.Server, ",") // of the racks, in their order
+			o.Spec.Server = servers[rackOf(rank, s.Workers, len(servers))]
 		}
 		say := func(rep workerReport) error {
 			if rep.Done {
@@ -283,16 +280,9 @@ func (r *Runner) workerProcess(ctx context.Context, o *order, say func(workerRep
 	return errs.Error(p.Wait())
 }
 
-func (r *Runner) progress(label string, steps int) *report.Progress {
-	if r.Progress == nil {
-		return nil
-	}
-	return r.Progress(label, steps)
-}
-
 func summarise(s *Spec, reports []workerReport) report.Result {
 	res := report.Result{
-		Machine: report.ThisMachine(), Provider: reports[0].Provider, Server: s.Server, Workers: s.Workers, Model: s.Model.Name,
+		Machine: report.ThisMachine(), Provider: reports[0].Provider, Workers: s.Workers, Model: s.Model.Name,
 		Bytes: s.Bytes(), DType: s.DType.String(), Optimizer: s.Optimizer, ChunkBytes: uint32(s.ChunkBytes), Iterations: s.Iters,
 		Warmup: s.Warmup, Checksum: checksum(reports[0].Digests), Note: noteFor(reports[0].Provider),
 	}
@@ -329,7 +319,7 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 
 // verify compares every worker's final results with plain Go's, tensor by tensor.
 func (r *Runner) verify(ctx context.Context, s *Spec, reports []workerReport, res *report.Result) error {
-	bar := r.progress("plain Go reference", len(s.Model.Tensors))
+	bar := report.NewProgress(r.Progress, "plain Go reference", len(s.Model.Tensors))
 	want, err := reference(ctx, s, bar)
 	if err != nil {
 		return err

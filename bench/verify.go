@@ -3,8 +3,8 @@ package bench
 import (
 	"context"
 	"runtime"
-	"sync"
-	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/bench/report"
@@ -28,22 +28,18 @@ func reference(ctx context.Context, s *Spec, progress *report.Progress) ([]uint6
 	}
 	h = rule.Rounded(h)
 	out := make([]uint64, len(s.Model.Tensors))
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				t := int(next.Add(1)) - 1
-				if t >= len(out) {
-					return
-				}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for t := range out {
+		g.Go(func() error {
+			if ctx.Err() == nil {
 				out[t] = digest(referenceTensor(s, rule, h, t))
 				progress.Add(1)
 			}
+			return ctx.Err()
 		})
 	}
-	wg.Wait()
-	return out, ctx.Err()
+	return out, g.Wait()
 }
 
 func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {

@@ -14,12 +14,10 @@ import (
 	"github.com/rackweave/rackweave/client"
 )
 
-// order is the orders of a worker process.
+// order is the orders of a worker process. Its spec has the worker's own aggregator and the job's name.
 type order struct {
-	Spec   Spec
-	Rank   int
-	Server string
-	Job    string
+	Spec Spec
+	Rank int
 }
 
 // ending follows the orders when a worker must end.
@@ -118,7 +116,7 @@ func (b *buffers) unmap() error {
 func runWorker(ctx context.Context, o *order, say func(workerReport) error) error {
 	s := &o.Spec
 	cfg := client.Config{
-		Server: o.Server, CA: s.CA, Job: o.Job, Token: s.Token, Insecure: s.Insecure, Rank: o.Rank, Workers: s.Workers,
+		Server: s.Server, CA: s.CA, Job: s.Job, Token: s.Token, Insecure: s.Insecure, Rank: o.Rank, Workers: s.Workers,
 		Provider: s.Provider, ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes,
 		Hyper: s.Hyper, Outer: s.Outer,
 	}
@@ -170,7 +168,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 	done.Racks, done.Pods = w.Racks()
 	done.Outer, done.Core = w.Outer(), w.Core()
 	if s.Replay {
-		r := replayer{w: w, s: s, b: b, fill: x.fill, say: say}
+		r := replayer{exchanger: &x, say: say}
 		if done.Trace, err = r.run(ctx); err != nil {
 			return err
 		}

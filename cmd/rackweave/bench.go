@@ -246,9 +246,7 @@ func newRunner(cmd *cobra.Command) (*bench.Runner, error) {
 	}
 	return &bench.Runner{
 		Worker: []string{self, "bench-worker"}, Serve: []string{self, "serve", "--log-level", "warn"}, Log: cmd.ErrOrStderr(),
-		Progress: func(label string, steps int) *report.Progress {
-			return report.NewProgress(cmd.ErrOrStderr(), label, steps)
-		},
+		Progress: cmd.ErrOrStderr(),
 		Started: func(url string) {
 			urls := strings.Split(url, ",")
 			fmt.Fprintf(cmd.ErrOrStderr(), "aggregator at %s, metrics at %s/metrics\n", strings.Join(urls, ", "),

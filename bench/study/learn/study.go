@@ -7,8 +7,9 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/hierarchy/outer"
@@ -172,32 +173,19 @@ func (p *plan) simulate(ctx context.Context, cfg *Config) error {
 
 // runAll runs trainings on all processors. Each depends on its setting only.
 func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Outcome, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
 	outcomes := make([]Outcome, len(settings))
-	next := make(chan int)
-	var wait sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		wait.Go(func() {
-			for i := range next {
-				o, err := Run(ctx, settings[i])
-				if err != nil {
-					cancel(fmt.Errorf("%v on %v: %w", settings[i].Policy, settings[i].Cluster, err))
-				}
-				outcomes[i] = o
-				bar.Add(1)
+	for i, s := range settings {
+		g.Go(func() (err error) {
+			if outcomes[i], err = Run(ctx, s); err != nil {
+				return fmt.Errorf("%v on %v: %w", s.Policy, s.Cluster, err)
 			}
+			bar.Add(1)
+			return nil
 		})
 	}
-	for i := range settings {
-		if ctx.Err() != nil {
-			break
-		}
-		next <- i
-	}
-	close(next)
-	wait.Wait()
-	return outcomes, context.Cause(ctx)
+	return outcomes, g.Wait()
 }
 
 // row finds a row.
