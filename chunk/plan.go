@@ -112,22 +112,13 @@ func NewPlan(c Config) (*Plan, error) {
 
 // Add appends tensors and places their chunks. After an error the plan is unchanged.
 func (p *Plan) Add(batch []Tensor) error {
-	return p.add(batch, func(bytes uint64) (int, error) { return p.lightest(bytes), nil })
+	return p.add(batch, nil, func(bytes uint64) (int, error) { return p.lightest(bytes), nil })
 }
 
 // Follow appends tensors whose chunks another end has placed on these lanes. After an error the plan is unchanged.
 func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
-	var chunks uint64
-	for _, t := range batch {
-		if size := t.DType.Size(); size > 0 && t.Elems > 0 {
-			chunks += (t.Elems-1)/p.perChunk(t.DType) + 1
-		}
-	}
-	if chunks != uint64(len(lanes)) {
-		return invalid("%d tensors of %d chunks, placed on %d lanes: one lane for each chunk", len(batch), chunks, len(lanes))
-	}
-	next := 0
-	return p.add(batch, func(bytes uint64) (int, error) {
+	next, want := 0, uint64(len(lanes))
+	return p.add(batch, &want, func(bytes uint64) (int, error) {
 		n := lanes[next]
 		if next++; n >= uint32(len(p.lanes)) {
 			return 0, invalid("chunk %d is placed on lane %d of %d", len(p.chunks), n, len(p.lanes))
@@ -137,8 +128,8 @@ func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
 	})
 }
 
-// add appends tensors. place puts a chunk of so many bytes on a lane, and charges it.
-func (p *Plan) add(batch []Tensor, place func(bytes uint64) (int, error)) (err error) {
+// add appends tensors, of want chunks unless want is nil. place puts a chunk of so many bytes on a lane, and charges it.
+func (p *Plan) add(batch []Tensor, want *uint64, place func(bytes uint64) (int, error)) (err error) {
 	// Saving the headers of the other slices is enough, because the next add overwrites elements past a saved length.
 	saved, added := *p, 0
 	p.lanes, p.nics = slices.Clone(p.lanes), slices.Clone(p.nics)
@@ -164,6 +155,9 @@ func (p *Plan) add(batch []Tensor, place func(bytes uint64) (int, error)) (err e
 		}
 		p.byName[t.Name] = len(p.tensors) + i
 		added++
+	}
+	if want != nil && chunks != *want {
+		return invalid("%d tensors of %d chunks, placed on %d lanes: one lane for each chunk", len(batch), chunks, *want)
 	}
 	p.tensors = slices.Grow(p.tensors, len(batch))
 	p.chunks = slices.Grow(p.chunks, int(chunks))
