@@ -66,7 +66,7 @@ func (e *Engine) MaxConns() int {
 
 // TensorsNeed returns the need of tensors of so many elements in a job.
 func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
-	arrays := c.arrays(c.Mode == Stream)[1]
+	arrays := c.arrays()[1]
 	n, planned, parameters := Need{}, int64(0), int64(0)
 	perChunk := uint64(c.ChunkBytes / 4)
 	for _, m := range elems {

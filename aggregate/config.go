@@ -250,7 +250,7 @@ func (c *JobConfig) storeConfig() store.Config {
 	if c.Outer != (diloco.Optimizer{}) {
 		s.Scale = float64(c.total()) / float64(c.Workers)
 	}
-	s.Arrays = c.arrays(c.Mode == Stream && !c.Policy.Stream())
+	s.Arrays = c.arrays()
 	return s
 }
 
@@ -262,8 +262,8 @@ func (c *JobConfig) total() int {
 }
 
 // arrays returns the number of f32 arrays of a chunk whose optimizer state this rack does not keep, and of a chunk whose state it
-// keeps. sets tells whether a job of mode stream has accumulators.
-func (c *JobConfig) arrays(sets bool) [2]int {
+// keeps.
+func (c *JobConfig) arrays() [2]int {
 	states := c.Rule.States(c.Hyper)
 	switch {
 	case c.Mode == Aggregate:
@@ -273,7 +273,7 @@ func (c *JobConfig) arrays(sets bool) [2]int {
 		return [2]int{1 + states + n[0], 1 + states + n[1]}
 	case c.Place != nil && c.Place.Buddies:
 		return [2]int{1, 2 * (1 + states)}
-	case c.Mode == TwoPhase, sets:
+	case c.Mode == TwoPhase, c.Mode == Stream && !c.Policy.Stream():
 		return [2]int{1, 2 + states}
 	}
 	return [2]int{1, 1 + states}

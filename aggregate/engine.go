@@ -19,7 +19,7 @@ type Engine struct {
 	lanes   []*Lane
 	scratch []*shard.Scratch // by lane
 	running bool             // lanes have goroutines
-	balance *rebalancer      // if nil, chunks move by [Job.Move] alone
+	balance *rebalancer
 }
 
 // Start makes an engine and starts its lanes. The caller keeps the devices. Lanes are threads that live in C: a caller that knows
@@ -30,7 +30,7 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, errors.New("start aggregator: no lanes: give it at least one core")
 	}
 	cfg = cfg.complete()
-	e := &Engine{cfg: cfg}
+	e := &Engine{cfg: cfg, balance: newRebalancer(cfg.Lanes)}
 	for _, lc := range cfg.Lanes {
 		if !slices.Contains(e.devices, lc.Device) {
 			e.devices = append(e.devices, lc.Device)
@@ -63,8 +63,7 @@ func Start(cfg Config) (*Engine, error) {
 			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
 		}
 		if cfg.Balance > 0 && len(e.lanes) > 1 {
-			e.balance = newRebalancer(cfg.Lanes)
-			go e.balance.run(cfg.Balance)
+			e.balance.ran.Go(func() { e.balance.run(cfg.Balance) })
 		}
 	}
 	return e, nil
@@ -97,13 +96,9 @@ func (e *Engine) NewJob(c JobConfig) (*Job, error) {
 	j, err := newJob(c, site{
 		lanes: e.lanes, scratch: e.scratch, devices: e.devices, window: e.cfg.Window,
 		timeouts: shard.Timeouts{Peer: connectTimeout, Link: e.cfg.LinkTimeout},
-		closing: func(j *Job) {
-			if e.balance != nil {
-				e.balance.remove(j)
-			}
-		},
+		closing:  e.balance.remove,
 	})
-	if err == nil && e.balance != nil {
+	if err == nil {
 		e.balance.add(j)
 	}
 	return j, err
@@ -146,9 +141,7 @@ func (e *Engine) Connections(d *verbs.Device) (all, foreign int) {
 // Close stops the lanes. The caller closes the jobs first.
 func (e *Engine) Close() error {
 	var errs []error
-	if e.balance != nil {
-		e.balance.close()
-	}
+	e.balance.close()
 	for _, l := range e.lanes {
 		if e.running {
 			errs = append(errs, l.Stop())

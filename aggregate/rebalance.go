@@ -20,7 +20,7 @@ type rebalancer struct {
 	before map[*Job][]uint64 // bytes, by lane, at the end of the last window
 	groups []laneGroup
 	stop   chan struct{}
-	done   chan struct{}
+	ran    sync.WaitGroup
 }
 
 // laneGroup is a set of lanes between which chunks may move by themselves.
@@ -30,7 +30,7 @@ type laneGroup struct {
 }
 
 func newRebalancer(lanes []LaneConfig) *rebalancer {
-	b := &rebalancer{before: map[*Job][]uint64{}, stop: make(chan struct{}), done: make(chan struct{})}
+	b := &rebalancer{before: map[*Job][]uint64{}, stop: make(chan struct{})}
 	for i, l := range lanes {
 		at := slices.IndexFunc(b.groups, func(g laneGroup) bool {
 			first := lanes[g.lanes[0]]
@@ -45,7 +45,6 @@ func newRebalancer(lanes []LaneConfig) *rebalancer {
 }
 
 func (b *rebalancer) run(window time.Duration) {
-	defer close(b.done)
 	ticker := time.NewTicker(window)
 	defer ticker.Stop()
 	for {
@@ -106,7 +105,7 @@ func (b *rebalancer) remove(j *Job) {
 
 func (b *rebalancer) close() {
 	close(b.stop)
-	<-b.done
+	b.ran.Wait()
 }
 
 // fixed reports whether the job keeps chunks where the plan has placed them, because not every worker waits for the others, or
