@@ -96,10 +96,10 @@ int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_
 	if (u->scalar[RWK_K_MOMENTUM] == 0)
 		p.rule = rules[p.rule].plain;
 	if (rules[p.rule].w && !u->w)
-		return -2;
+		return -1;
 	for (int i = 0; i < rules[p.rule].states; i++)
 		if (!u->state[i])
-			return -2;
+			return -1;
 	run_all(rwk_ops_of(isa), &p, &in, u->n);
 	return 0;
 }

@@ -125,8 +125,8 @@ func init() {
 }
 
 // Run runs the update on the sources, SrcType[N] each, and writes the result to every output, OutType[N] each. outs may be empty.
-// The slices may lie in the Go heap.
-func (u *Update) Run(isa ISA, src, outs []uint64) error {
+// The slices may lie in the Go heap. Run panics without an array that the rule needs.
+func (u *Update) Run(isa ISA, src, outs []uint64) {
 	checkType(u.SrcType)
 	if len(outs) > 0 {
 		checkType(u.OutType)
@@ -134,12 +134,8 @@ func (u *Update) Run(isa ISA, src, outs []uint64) error {
 	if len(src) == 0 {
 		panic("kernel: update without sources")
 	}
-	switch C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src), C.uint32_t(len(src)), pointer(outs),
-		C.uint32_t(len(outs))) {
-	case -1:
-		return fmt.Errorf("kernel: rule(%d) is not an update rule: use one of optim.Rules", u.Rule)
-	case -2:
-		return fmt.Errorf("kernel: rule(%d): w or a state array it needs is 0: allocate as many as optim.Rule.States says", u.Rule)
+	if C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src), C.uint32_t(len(src)), pointer(outs),
+		C.uint32_t(len(outs))) != 0 {
+		panic(fmt.Sprintf("kernel: rule(%d) is not an update rule, or w or a state array that it needs is 0", u.Rule))
 	}
-	return nil
 }

@@ -44,7 +44,7 @@ struct rwk_update {
 };
 /*
  * Updates with nsrc gradients, at least one, src_type[n] each. Each of nout outputs, out_type[n], gets the new w; of RWK_SUM the
- * scaled sum, of RWK_LAMB the step. src and out hold addresses. Returns 0, -1 if the rule is unknown, or -2 if w or a state is 0
+ * scaled sum, of RWK_LAMB the step. src and out hold addresses. Returns 0, or -1 if the rule is unknown or w or a state is 0
  * that the rule needs.
  */
 int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout);

@@ -249,9 +249,7 @@ func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyp
 	for step := uint32(1); step <= 2; step++ {
 		nums, addrs := sources(rnd, a, count, n, misalign, srcType, wild)
 		u.Scalar = optim.Derive(rule, h, step)
-		if err := u.Run(isa, addrs, outs.addrs); err != nil {
-			return err
-		}
+		u.Run(isa, addrs, outs.addrs)
 		k := optim.Scalars(u.Scalar)
 		optim.Update(rule, &k, want.w, want.states, nums, want.out)
 		if err := sameBits(decoded(w, chunk.F32), want.w); err != nil {
@@ -275,24 +273,18 @@ func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
 	src := []uint64{mem}
 	adam := optim.Derive(optim.AdamTorch, optim.AdamTorch.Defaults(), 1)
 	sgd := optim.Derive(optim.SGDTorch, optim.Hyper{Scale: 1, Momentum: 0.9}, 1)
-	for _, c := range []struct {
-		name string
-		u    Update
-		want string
-	}{
-		{"a rule of tomorrow", Update{SrcType: F32, Rule: 200}, "not an update rule"},
-		{"no w", Update{SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: sgd}, "is 0"},
-		{"no momentum", Update{SrcType: F32, Rule: uint8(optim.SGDTorch), W: mem, Scalar: sgd}, "is 0"},
-		{"one state of two", Update{SrcType: F32, Rule: uint8(optim.AdamTorch), W: mem, State: [3]uint64{mem}, Scalar: adam}, "is 0"},
-	} {
-		if err := c.u.Run(Best(), src, nil); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want an error with %q", c.name, err, c.want)
-		}
-	}
 	for name, f := range map[string]func(){
-		"update with dtype 0":    func() { _ = (&Update{}).Run(Best(), src, nil) },
-		"update without sources": func() { _ = (&Update{SrcType: F32}).Run(Best(), nil, nil) },
-		"update to no dtype":     func() { _ = (&Update{SrcType: F32}).Run(Best(), src, src) },
+		"a rule of tomorrow": func() { (&Update{SrcType: F32, Rule: 200}).Run(Best(), src, nil) },
+		"no w":               func() { (&Update{SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: sgd}).Run(Best(), src, nil) },
+		"no momentum": func() {
+			(&Update{SrcType: F32, Rule: uint8(optim.SGDTorch), W: mem, Scalar: sgd}).Run(Best(), src, nil)
+		},
+		"one state of two": func() {
+			(&Update{SrcType: F32, Rule: uint8(optim.AdamTorch), W: mem, State: [3]uint64{mem}, Scalar: adam}).Run(Best(), src, nil)
+		},
+		"update with dtype 0":    func() { (&Update{}).Run(Best(), src, nil) },
+		"update without sources": func() { (&Update{SrcType: F32}).Run(Best(), nil, nil) },
+		"update to no dtype":     func() { (&Update{SrcType: F32}).Run(Best(), src, src) },
 		"sum to nowhere":         func() { Sum{Dst: nil, DstType: F32, Src: src, SrcType: F32, N: 1, Stream: true}.Run(Best()) },
 		"sum of nothing":         func() { Sum{Dst: []uint64{mem}, DstType: F32, Src: nil, SrcType: F32, N: 1}.Run(Best()) },
 		"accumulate into bf16": func() {
