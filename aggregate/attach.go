@@ -37,7 +37,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 		}
 		s := j.shards[i]
 		err = s.Flow.Do(ctx, func() (err error) {
-			out[i], err = s.Workers.Attach(rank, slots, j.memory.PDs(), &lanes[i])
+			out[i], err = s.Workers.Attach(rank, slots, j.memory.PDs, &lanes[i])
 			return err
 		})
 		if err != nil {
@@ -58,7 +58,7 @@ const (
 // Resume gives a worker's connection to a lane a new queue pair, which waits for the worker. Both ends take the old pair out of
 // service, exchange the number of messages that they have received, and continue over the new pair (package session).
 func (j *Job) Resume(ctx context.Context, rank int, r Resume) (out Resumed, err error) {
-	pds := j.memory.PDs()
+	pds := j.memory.PDs
 	if rank < 0 || rank >= j.shared.Workers || r.Lane < 0 || r.Lane >= len(j.shards) || r.NIC < 0 || r.NIC >= len(pds) {
 		return out, fmt.Errorf("job %q: resume lane %d of worker %d over NIC %d: the job has %d lanes and %d workers, the aggregator %d NICs",
 			j.shared.Name, r.Lane, rank, r.NIC, len(j.shards), j.shared.Workers, len(pds))

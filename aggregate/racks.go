@@ -41,7 +41,7 @@ func (j *Job) OpenPeer(ctx context.Context, rack int) ([]PeerLane, error) {
 		}
 		f := j.shards[i].Flow
 		err = f.Do(ctx, func() (err error) {
-			out[i], err = j.uplinks[i].Links.Open(f, rack, slots, j.memory.PDs(), j.shared.Timeouts.Peer, j.shared.Timeouts.Link)
+			out[i], err = j.uplinks[i].Links.Open(f, rack, slots, j.memory.PDs, j.shared.Timeouts.Peer, j.shared.Timeouts.Link)
 			return err
 		})
 		if err != nil {

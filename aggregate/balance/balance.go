@@ -8,8 +8,6 @@
 // answers.
 package balance
 
-// Lanes of one NIC and one node share the work evenly at first, because plans place bytes evenly. The balance changes for good when
-// jobs end, or when some push more often than others. Then chunks move from the busiest lane to the idlest.
 const (
 	balanceAfter = 3       // windows in a row in which the same two lanes are uneven
 	settleFor    = 2       // windows after a move, in which it takes effect

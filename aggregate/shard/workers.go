@@ -294,7 +294,7 @@ func (w *Workers) Reconnect(rank int, r *Resume, mem *store.Memory) (Resumed, er
 		return violate("resumed lane %d without a key for what it waits for: %w", r.Lane, err)
 	}
 	k.AckTimeout = r.AckTimeout
-	endpoint, err := w.connect(k, r.NIC, mem.PDs(), r.Endpoint)
+	endpoint, err := w.connect(k, r.NIC, mem.PDs, r.Endpoint)
 	if err != nil {
 		return Resumed{}, err
 	}

@@ -46,8 +46,9 @@ func (r *Region) holds(addr, bytes uint64) bool {
 
 // Memory is all registered memory of a job, in its own protection domain on every NIC. Any goroutine may use it.
 type Memory struct {
+	PDs []*verbs.PD // protection domains, by NIC
+
 	job     string
-	pds     []*verbs.PD // by NIC
 	mu      sync.Mutex
 	regions []*Region
 	shelves map[int]shelf // by lane; callers that add tensors use it, one at a time
@@ -74,13 +75,10 @@ func NewMemory(job string, devices []*verbs.Device) (*Memory, error) {
 		if err != nil {
 			return nil, errors.Join(err, m.Close())
 		}
-		m.pds = append(m.pds, pd)
+		m.PDs = append(m.PDs, pd)
 	}
 	return m, nil
 }
-
-// PDs returns the job's protection domains, by NIC.
-func (m *Memory) PDs() []*verbs.PD { return m.pds }
 
 // shelve finds room for a lane's parameters. Tensors' arrays begin at multiples of 64 bytes.
 func (m *Memory) shelve(lane, node int, bytes int64) (r *Region, offset int64, err error) {
@@ -108,9 +106,9 @@ func (m *Memory) Allocate(kind Kind, lane, node int, bytes int64, access verbs.A
 	var err error
 	r.arena, err = numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("%s-lane%d", kindNames[kind], lane), Bytes: bytes, Node: node,
 		Lazy: lazy, Private: access&verbs.AccessRemoteWrite == 0})
-	for nic := 0; err == nil && nic < len(m.pds); nic++ {
+	for nic := 0; err == nil && nic < len(m.PDs); nic++ {
 		var mr verbs.MR
-		if mr, err = m.pds[nic].RegisterMR(r.arena.Addr(), uint64(r.arena.Len()), access, r.arena.FD(), 0); err == nil {
+		if mr, err = m.PDs[nic].RegisterMR(r.arena.Addr(), uint64(r.arena.Len()), access, r.arena.FD(), 0); err == nil {
 			r.mrs = append(r.mrs, mr)
 		}
 	}
@@ -126,7 +124,7 @@ func (m *Memory) Allocate(kind Kind, lane, node int, bytes int64, access verbs.A
 func (m *Memory) deregister(r *Region) error {
 	var errs []error
 	for nic, mr := range r.mrs {
-		errs = append(errs, m.pds[nic].DeregisterMR(mr))
+		errs = append(errs, m.PDs[nic].DeregisterMR(mr))
 	}
 	if r.arena != nil {
 		errs = append(errs, r.arena.Close())
@@ -164,7 +162,7 @@ func (m *Memory) Close() error {
 	for _, r := range m.regions {
 		errs = append(errs, m.deregister(r))
 	}
-	for _, pd := range m.pds {
+	for _, pd := range m.PDs {
 		errs = append(errs, pd.Close())
 	}
 	return errors.Join(errs...)
