@@ -18,10 +18,6 @@ func newBarrier(m members, k int, cancel bool) *barrier {
 	return &barrier{members: m, k: k, cancel: cancel, step: m.base, in: make([]bool, m.n)}
 }
 
-func (*barrier) Stream() bool { return false }
-
-func (*barrier) Rate(uint64) float64 { return 1 }
-
 func (p *barrier) On(e Event, to []Act) []Act {
 	switch e.Kind {
 	case Push:

@@ -27,10 +27,6 @@ type member struct {
 	tau  uint64
 }
 
-func (*batch) Stream() bool { return false }
-
-func (p *batch) Rate(uint64) float64 { return p.rate(1) }
-
 // rate returns the learning rate's factor for an update of size gradients. The learning rate was chosen for n gradients of one
 // version. The synchronous rule keeps it.
 func (p *batch) rate(size int) float64 {

@@ -16,7 +16,6 @@ const (
 // slowest.
 type lagTuner struct {
 	members
-	learningRate
 	lower, upper uint64
 	reading      Reading
 
@@ -32,8 +31,6 @@ type lagging struct {
 	extra    uint64 // steps that it still has, whatever its lead
 	awaits   int    // Loose: the worker whose push releases it
 }
-
-func (*lagTuner) Stream() bool { return true }
 
 func (p *lagTuner) On(e Event, to []Act) []Act {
 	p.now = max(p.now, e.At)

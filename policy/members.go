@@ -3,6 +3,7 @@ package policy
 import "math"
 
 type members struct {
+	spec    Spec
 	n       int
 	live    []bool
 	t       []uint64 // clocks
@@ -11,8 +12,10 @@ type members struct {
 	base    uint64   // the slowest clock, kept while no worker is live
 }
 
-func newMembers(n int, first uint64) members {
-	return members{n: n, live: make([]bool, n), t: make([]uint64, n), allowed: make([]uint64, n), may: make([]bool, n), base: first}
+func newMembers(spec Spec, n int, first uint64) members {
+	return members{
+		spec: spec, n: n, live: make([]bool, n), t: make([]uint64, n), allowed: make([]uint64, n), may: make([]bool, n), base: first,
+	}
 }
 
 func (m *members) Clock(w int) uint64 { return m.t[w] }
@@ -79,6 +82,11 @@ func (m *members) releaseAll(x uint64, to []Act) []Act {
 		to = m.release(w, x, to)
 	}
 	return to
+}
+
+// applied appends the act of a push that was applied by itself.
+func (m *members) applied(e Event, to []Act) []Act {
+	return append(to, Act{Kind: Apply, W: e.W, Step: e.Step, Rate: m.spec.Rate(m.n, e.Tau), Parts: []Part{{e.W, e.Step, 1}}})
 }
 
 // plus adds a bound to a clock. Sums beyond every step are [Unbounded].

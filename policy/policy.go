@@ -71,10 +71,6 @@ type Act struct {
 
 // Policy decides who waits for whom. Its events must be possible. A [Runner] ensures that.
 type Policy interface {
-	// Stream reports whether chunks are applied as they arrive. Otherwise only Apply applies them.
-	Stream() bool
-	// Rate returns the factor of the learning rate for a gradient of the given staleness that is applied alone, on arrival.
-	Rate(tau uint64) float64
 	// On appends the acts that follow from an event.
 	On(e Event, to []Act) []Act
 	// Clock returns the step that a worker computes or waits to compute.

@@ -72,8 +72,8 @@ func (r *Runner) Next() (spec Spec, at uint64, ok bool) {
 	return r.next.spec, r.next.at, true
 }
 
-// Stream reports whether chunks are applied as they arrive.
-func (r *Runner) Stream() bool { return r.policy.Stream() }
+// Stream reports whether chunks are applied as they arrive. Otherwise only Apply applies them.
+func (r *Runner) Stream() bool { return r.spec.Stream() }
 
 // Updates returns the number of updates made.
 func (r *Runner) Updates() uint64 { return r.updates }
@@ -100,20 +100,18 @@ func (r *Runner) Held(w int) bool { return r.Live(w) && r.heldAt[w] != notHeld }
 // HeldSince returns the time at which a held worker began to wait.
 func (r *Runner) HeldSince(w int) int64 { return r.heldAt[w] }
 
-// Awaited appends the workers for whose step held workers wait: of the workers that compute, the ones furthest behind.
-func (r *Runner) Awaited(to []int) []int {
+// Awaited returns the workers for whose step held workers wait: of the workers that compute, the ones furthest behind.
+func (r *Runner) Awaited() (workers []int) {
 	lowest := uint64(Unbounded)
 	for w := range r.n {
-		if r.Live(w) && !r.Held(w) {
-			lowest = min(lowest, r.Clock(w))
+		if clock := r.Clock(w); r.Live(w) && !r.Held(w) && clock <= lowest {
+			if clock < lowest {
+				workers, lowest = workers[:0], clock
+			}
+			workers = append(workers, w)
 		}
 	}
-	for w := range r.n {
-		if r.Live(w) && !r.Held(w) && r.Clock(w) == lowest {
-			to = append(to, w)
-		}
-	}
-	return to
+	return workers
 }
 
 // Stats returns the statistics of a worker's steps.

@@ -250,6 +250,22 @@ func (p *parameter) text(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
+// Rate returns the factor of the learning rate for a gradient of one of n workers that is applied alone, as it arrives: tau updates
+// after the version on which it was computed.
+func (s Spec) Rate(n int, tau uint64) float64 {
+	p, value := kinds[s.kind].parameters, float64(byWorkers)
+	if last := len(p) - 1; last >= 0 && p[last].name == rate.name {
+		value = s.values[last]
+	}
+	switch value {
+	case byStaleness:
+		return 1 / (float64(tau) + 1) // DynSGD
+	case byWorkers:
+		return 1 / float64(n)
+	}
+	return value
+}
+
 // at returns the step at which Strategy-Switch switches, or [Unbounded] if the loss decides.
 func (s Spec) at() uint64 {
 	if s.values[0] < 0 {
@@ -270,30 +286,16 @@ func (s Spec) from(step uint64) Spec {
 // New returns the policy for n workers whose steps begin at first. No worker has joined yet. The spec must pass [Spec.Check].
 func New(s Spec, n int, first uint64) Policy {
 	s = s.from(first)
-	m, v := newMembers(n, first), s.values
-	rateOf := func(rate float64) learningRate {
-		switch rate {
-		case byStaleness:
-			return learningRate{staleness: true}
-		case byWorkers:
-			return learningRate{factor: 1 / float64(n)}
-		}
-		return learningRate{factor: rate}
-	}
-	bound := func(v float64) uint64 {
-		if math.IsInf(v, 1) {
-			return Unbounded
-		}
-		return uint64(v)
-	}
+	m, v := newMembers(s, n, first), s.values
 	switch s.kind {
-	case aspKind:
-		return &stale{members: m, learningRate: rateOf(v[0]), bound: Unbounded}
-	case sspKind:
-		return &stale{members: m, learningRate: rateOf(v[1]), bound: bound(v[0])}
+	case aspKind, sspKind:
+		p := &stale{members: m, bound: Unbounded}
+		if s.kind == sspKind && !math.IsInf(v[0], 1) {
+			p.bound = uint64(v[0])
+		}
+		return p
 	case lagTunerKind:
-		return &lagTuner{members: m, learningRate: rateOf(v[3]), lower: uint64(v[0]), upper: uint64(v[1]), reading: Reading(v[2]),
-			workers: make([]lagging, n)}
+		return &lagTuner{members: m, lower: uint64(v[0]), upper: uint64(v[1]), reading: Reading(v[2]), workers: make([]lagging, n)}
 	case kBSPKind:
 		return newBarrier(m, int(v[0]), true)
 	case backupKind:

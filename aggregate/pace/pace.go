@@ -14,13 +14,12 @@ import (
 // next. A policy that applies gradients alone receives a step when the last lane has applied it. A policy that applies sets
 // receives it when the worker announces it. Any goroutine may use a gate, and none waits in it.
 type Gate struct {
-	rates atomic.Pointer[policy.Policy] // the policy whose Rate holds; any goroutine may read it
-	log   func(policy.Act)              // receives every update that the policy decides, in order; may be nil
-	sets  bool                          // the job has accumulators, which policies of sets need
+	spec atomic.Pointer[policy.Spec] // of the policy that decides now; any goroutine may read it
+	log  func(policy.Act)            // receives every update that the policy decides, in order; may be nil
+	sets bool                        // the job has accumulators, which policies of sets need
 
 	mu      sync.Mutex
-	spec    policy.Spec // of the policy in rates
-	since   uint64      // the first step that the policy decides
+	since   uint64 // the first step that the policy decides
 	runner  *policy.Runner
 	workers []worker
 	queue   sets
@@ -62,7 +61,8 @@ func New(spec policy.Spec, workers, lanes int, later func(func(Shard)), log func
 	p := &Gate{
 		sets: !spec.Stream(), runner: r, log: log, workers: make([]worker, workers), queue: sets{lanes: lanes, later: later},
 	}
-	p.takeRate()
+	now := r.Spec()
+	p.spec.Store(&now)
 	for rank := range p.workers {
 		if err := p.pass(policy.Event{Kind: policy.Join, W: rank}); err != nil {
 			return nil, err
@@ -82,21 +82,18 @@ func (p *Gate) Standing() reduce.Standing {
 	return reduce.Undecided
 }
 
-// takeRate sets the learning rate's factor to that of the policy that decides now.
-func (p *Gate) takeRate() {
-	p.spec = p.runner.Spec()
-	now := policy.New(p.spec, len(p.workers), 0)
-	p.rates.Store(&now)
-}
-
 // Rate returns the policy's factor of the learning rate for a gradient of this staleness.
-func (p *Gate) Rate(tau uint64) float64 { return (*p.rates.Load()).Rate(tau) }
+func (p *Gate) Rate(tau uint64) float64 { return p.spec.Load().Rate(len(p.workers), tau) }
 
+// pass passes an event to the policy, carries out what follows from it, and answers the workers that it releases.
 func (p *Gate) pass(e policy.Event) (err error) {
 	stream := p.runner.Stream()
-	p.acts, err = p.runner.On(e, p.acts[:0])
+	if p.acts, err = p.runner.On(e, p.acts[:0]); err != nil {
+		return err
+	}
 	p.carryOut(stream)
-	return err
+	p.answer()
+	return nil
 }
 
 // carryOut carries out acts. stream tells whether the first of them come from a policy that applies gradients alone.
@@ -124,8 +121,9 @@ func (p *Gate) carryOut(stream bool) {
 			stream, p.since = a.To.Stream(), a.Step
 		}
 	}
-	if p.runner.Spec() != p.spec {
-		p.takeRate()
+	if p.runner.Spec() != *p.spec.Load() {
+		now := p.runner.Spec()
+		p.spec.Store(&now)
 	}
 }
 
@@ -142,7 +140,7 @@ func (p *Gate) Change(spec policy.Spec, now int64) (was policy.Spec, err error) 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	was = p.spec
+	was = *p.spec.Load()
 	stream := p.runner.Stream()
 	if p.acts, err = p.runner.Change(spec, now, p.acts[:0]); err != nil {
 		return was, err
@@ -185,11 +183,7 @@ func (p *Gate) Announce(rank int, record *chunk.TensorRecord, now int64) error {
 		p.queue.leaveOut(rank)
 		return nil
 	}
-	if err := p.pass(policy.Event{Kind: policy.Push, W: rank, Step: step, At: now, Tau: p.made() - w.version}); err != nil {
-		return err
-	}
-	p.answer()
-	return nil
+	return p.pass(policy.Event{Kind: policy.Push, W: rank, Step: step, At: now, Tau: p.made() - w.version})
 }
 
 // nearest returns the step nearest clock that agrees with stated modulo 2^32.
@@ -218,13 +212,10 @@ func (p *Gate) End(rank int, now int64) error {
 	w.announced, w.ended, w.waits = false, 0, true
 	if w.standing == reduce.Alone {
 		tau := p.runner.Updates() - w.version
-		if err := p.pass(policy.Event{Kind: policy.Push, W: rank, Step: p.runner.Clock(rank), At: now, Tau: tau}); err != nil {
-			return err
-		}
-		w.version = p.runner.Updates()
-	} else {
-		p.queue.ended(rank, w.step)
+		w.version = p.runner.Updates() + 1 // with its own
+		return p.pass(policy.Event{Kind: policy.Push, W: rank, Step: p.runner.Clock(rank), At: now, Tau: tau})
 	}
+	p.queue.ended(rank, w.step)
 	p.answer()
 	return nil
 }
@@ -246,11 +237,7 @@ func (p *Gate) Finish(rank int, now int64) error {
 		return nil
 	}
 	p.workers[rank].waits = false
-	if err := p.pass(policy.Event{Kind: policy.Finish, W: rank, At: now}); err != nil {
-		return err
-	}
-	p.answer()
-	return nil
+	return p.pass(policy.Event{Kind: policy.Finish, W: rank, At: now})
 }
 
 // Lose takes out a lost worker if the policy can do without it. It reports whether the policy can, and whether this is the worker's
@@ -281,7 +268,6 @@ func (p *Gate) Lose(rank int, now int64) (spared, first bool) {
 			p.log(policy.Act{Kind: policy.Cancel, W: rank, Step: number})
 		}
 	}
-	p.answer()
 	return true, true
 }
 
@@ -293,7 +279,7 @@ func (p *Gate) spares() bool {
 			lost++
 		}
 	}
-	most := p.spec.Spares(len(p.workers))
+	most := p.spec.Load().Spares(len(p.workers))
 	if next, _, ok := p.runner.Next(); ok {
 		most = min(most, next.Spares(len(p.workers)))
 	}
@@ -304,11 +290,7 @@ func (p *Gate) spares() bool {
 func (p *Gate) Loss(rank int, value float64, now int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.pass(policy.Event{Kind: policy.Loss, W: rank, At: now, Value: value}); err != nil {
-		return err
-	}
-	p.answer()
-	return nil
+	return p.pass(policy.Event{Kind: policy.Loss, W: rank, At: now, Value: value})
 }
 
 func (p *Gate) answer() {
@@ -336,17 +318,13 @@ func (p *Gate) Look(rank int) Worker {
 	waits := w.waits || w.announced && p.runner.Held(rank)
 	at := Worker{Step: p.runner.Clock(rank), Waits: waits, Stats: p.runner.Stats(rank), Lost: w.lost}
 	if at.Waits && p.runner.Held(rank) {
-		at.For, at.Since = p.runner.Awaited(nil), p.runner.HeldSince(rank)
+		at.For, at.Since = p.runner.Awaited(), p.runner.HeldSince(rank)
 	}
 	return at
 }
 
 // Spec returns the policy that decides now.
-func (p *Gate) Spec() policy.Spec {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.spec
-}
+func (p *Gate) Spec() policy.Spec { return *p.spec.Load() }
 
 // Next returns the policy of a change under way and the first step that it decides. ok is false if no change is under way.
 func (p *Gate) Next() (spec policy.Spec, at uint64, ok bool) {

@@ -101,12 +101,13 @@ var plants = []planted{
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "held workers wait for one that has left", File: "aggregate/pace/pace.go",
-		Old: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}\n\tp.answer()",
-		New: "Kind: policy.Finish, W: rank, At: now}); err != nil {\n\t\treturn err\n\t}",
+		Old: "return p.pass(policy.Event{Kind: policy.Finish, W: rank, At: now})",
+		New: "stream := p.runner.Stream()\n\tvar err error\n\tif p.acts, err = p.runner.On(" +
+			"policy.Event{Kind: policy.Finish, W: rank, At: now}, p.acts[:0]); err == nil {\n\t\tp.carryOut(stream)\n\t}\n\treturn err",
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "held workers wait for one that is lost", File: "aggregate/pace/pace.go",
-		Old: "p.answer()\n\treturn true, true", New: "return true, true",
+		Old: "if p.runner.Live(rank) {\n\t\twhat", New: "if false {\n\t\twhat",
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "a set with a part of a lost worker's step is updated", File: "aggregate/pace/sets.go",

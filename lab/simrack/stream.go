@@ -180,10 +180,9 @@ type streamOracle struct {
 	// steps.
 	workers []streamFollowed
 	updates []uint32
-	rate    policy.Policy // the policy whose rate holds, equal for all policies of a job
-	decided []policy.Act  // updates of sets
-	void    map[int]int   // by number of a set that makes no update: the worker that was lost in it
-	made    []int         // of those, by chunk
+	decided []policy.Act // updates of sets
+	void    map[int]int  // by number of a set that makes no update: the worker that was lost in it
+	made    []int        // of those, by chunk
 }
 
 // streamFollowed is the oracle's state of a worker.
@@ -199,8 +198,8 @@ type streamFollowed struct {
 func newStreamOracle(j *job) *streamOracle {
 	o := &streamOracle{
 		job: j, hyper: j.Rule.Rounded(j.Hyper), ref: racktest.NewReference(aggregate.Eager, j.Rule, j.Hyper, j.Wire, nil),
-		workers: make([]streamFollowed, len(j.Workers)), rate: policy.New(j.Policy.Spec, len(j.Workers), 0),
-		void: make(map[int]int),
+		workers: make([]streamFollowed, len(j.Workers)),
+		void:    make(map[int]int),
 	}
 	for w := range o.workers {
 		o.workers[w].phases = make(map[uint64]int)
@@ -303,7 +302,7 @@ func (o *streamOracle) apply(w, id int, e *aggregate.TraceEvent) error {
 	}
 	o.ref.Hyper = o.hyper
 	o.ref.Hyper.Scale *= float64(len(o.workers))
-	o.ref.Hyper.LR *= o.rate.Rate(uint64(o.updates[id] - f.seen[id]))
+	o.ref.Hyper.LR *= o.job.Policy.Rate(len(o.workers), uint64(o.updates[id]-f.seen[id]))
 	gradient := o.part(id, o.job.oracle.gradient(m.sent[t], w, t))
 	values := o.ref.StepTensor(id, [][]float32{gradient})
 	o.updates[id]++
