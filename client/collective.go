@@ -27,8 +27,6 @@ type Committed struct {
 // Commit ends a two-phase step: it updates the parameters with the gradients that were pushed since the last commit, and waits
 // until all workers have committed. No operation may be under way.
 func (x *exchange) Commit(ctx context.Context, s Step) (Committed, error) {
-	x.committing.Lock()
-	defer x.committing.Unlock()
 	r, err := x.commit(ctx, s)
 	return Committed{Norm: float64(r.Norm), Scale: float64(r.Scale)}, err
 }
@@ -46,43 +44,33 @@ func (x *exchange) EndStep(ctx context.Context) (StepEnd, error) {
 	if !x.Stream() {
 		return StepEnd{}, fmt.Errorf("end step: mode %s has no steps of single workers: use mode stream", x.info.Mode)
 	}
-	x.committing.Lock()
-	defer x.committing.Unlock()
 	r, err := x.commit(ctx, Step{})
 	return StepEnd{Step: uint64(r.Step), Pull: r.Pull}, err
 }
 
 // commit sends a commit and waits for its answer.
 func (x *exchange) commit(ctx context.Context, s Step) (r cworker.Answer, err error) {
-	id, err := x.startCommit(s)
-	if err == nil {
-		err = x.wait(ctx, id)
-	}
-	if err != nil {
-		return r, err
-	}
+	x.committing.Lock()
+	defer x.committing.Unlock()
 	x.using.RLock()
 	defer x.using.RUnlock()
 	if err := x.Err(); err != nil {
 		return r, fmt.Errorf("commit: %w", err)
 	}
-	err = x.session.Call("commit", func() (rc int) {
-		r, rc = cworker.AnswerOf(x.c)
-		return rc
-	})
-	return r, x.dataError("", err)
-}
-
-func (x *exchange) startCommit(s Step) (id uint64, err error) {
-	x.using.RLock()
-	defer x.using.RUnlock()
-	if err := x.Err(); err != nil {
-		return 0, fmt.Errorf("commit: %w", err)
-	}
 	if x.tensors.Load() == nil {
-		return 0, fmt.Errorf("commit: no tensors are registered")
+		return r, fmt.Errorf("commit: no tensors are registered")
 	}
 	hyper := Hyper{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}.record()
+	var id uint64
 	err = x.session.Call("commit", func() int { return cworker.Commit(x.c, &hyper, s.Skip, s.SkipNonFinite, &id) })
-	return id, x.dataError("", err)
+	if err == nil {
+		err = x.wait(ctx, id)
+	}
+	if err == nil {
+		err = x.session.Call("commit", func() (rc int) {
+			r, rc = cworker.AnswerOf(x.c)
+			return rc
+		})
+	}
+	return r, x.dataError("", err)
 }

@@ -55,24 +55,14 @@ type Handle struct {
 	id uint64
 }
 
-// Done reports whether the operation is done. It does not wait, and makes no progress.
-func (h Handle) Done() (bool, error) {
-	x := h.x
-	x.using.RLock()
-	defer x.using.RUnlock()
-	if x.c == nil {
-		return true, fmt.Errorf("test: %w", x.Err())
-	}
-	rc := cworker.Test(x.c, h.id)
-	if err := x.session.Error("test", rc); err != nil {
-		return true, x.dataError(x.describe(h.id), err)
-	}
-	return rc == 1, nil
-}
-
 // Wait waits until the operation is done, at most until the context's deadline or for [Config.Timeout]. The error at the deadline
 // wraps [ErrTimeout] and names the workers that are awaited.
 func (h Handle) Wait(ctx context.Context) error {
+	h.x.using.RLock()
+	defer h.x.using.RUnlock()
+	if h.x.c == nil {
+		return fmt.Errorf("wait: %w", h.x.Err())
+	}
 	return h.x.wait(ctx, h.id)
 }
 
@@ -86,12 +76,8 @@ func (x *exchange) WaitAll(ctx context.Context, handles []Handle) error {
 	return nil
 }
 
+// wait waits for an operation. The caller holds using.
 func (x *exchange) wait(ctx context.Context, id uint64) error {
-	x.using.RLock()
-	defer x.using.RUnlock()
-	if x.c == nil {
-		return fmt.Errorf("wait: %w", x.Err())
-	}
 	timeout := x.cfg.Timeout
 	if d, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, time.Until(d))

@@ -18,7 +18,6 @@ type job struct {
 	cfg    Config
 	member *membership.Membership
 	info   *api.JoinResponse // of the first aggregator
-	hyper  Hyper
 }
 
 // Err returns the worker's failure, or nil while it has none.
@@ -62,7 +61,7 @@ func (j *job) Core() string { return cmp.Or(j.info.Core, "f32") }
 func (j *job) Stream() bool { return j.info.Mode == "stream" }
 
 // Hyper returns the hyper-parameters that the job was created with.
-func (j *job) Hyper() Hyper { return j.hyper }
+func (j *job) Hyper() Hyper { return hyperOf(j.info.Record) }
 
 // Barrier waits until all workers have called it with the same name. The error at the deadline names the workers that are missing.
 func (j *job) Barrier(ctx context.Context, name string) error {

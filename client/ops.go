@@ -10,20 +10,18 @@ import (
 )
 
 // Kind is the kind of an operation.
-type Kind uint8
+type Kind = chunk.Op
 
 const (
 	// Push sends a gradient and gets nothing back.
-	Push = Kind(chunk.OpPush)
+	Push = chunk.OpPush
 	// PushPull sends a gradient and gets the sum or the updated parameters, by the job's mode.
-	PushPull = Kind(chunk.OpPushPull)
+	PushPull = chunk.OpPushPull
 	// Pull gets the parameters. A job in mode aggregate has none.
-	Pull = Kind(chunk.OpPull)
+	Pull = chunk.OpPull
 	// Broadcast gives every worker rank 0's values, and makes them the parameters.
-	Broadcast = Kind(chunk.OpBroadcast)
+	Broadcast = chunk.OpBroadcast
 )
-
-func (k Kind) String() string { return chunk.Op(k).String() }
 
 // Op is an operation on one tensor. Buffers hold all elements of the tensor, in its memory type. Src and Dst may be the same.
 type Op struct {

@@ -94,7 +94,7 @@ func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uin
 	if !w.info.LiveHyper {
 		return nil
 	}
-	return w.sendHyper(len(all)-len(tensors), len(all), w.hyper)
+	return w.sendHyper(len(all)-len(tensors), len(all), w.Hyper())
 }
 
 // open opens the C worker, once there are tensors.

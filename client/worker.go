@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rackweave/rackweave/cgo/kernel"
@@ -28,8 +27,7 @@ type Worker struct {
 	registering sync.Mutex
 	plan        *chunk.Plan
 
-	closing atomic.Bool
-	closed  chan struct{}
+	closing sync.Once
 }
 
 // Join makes this process a worker of a job. It returns when all workers of the job have joined and this one is connected. Its
@@ -39,7 +37,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("join job %q: %w", cfg.Job, err)
 	}
-	w := &Worker{closed: make(chan struct{})}
+	w := new(Worker)
 	w.cfg = cfg
 	if err := w.join(ctx); err != nil {
 		return nil, fmt.Errorf("join job %q at %s: %w", cfg.Job, cfg.Server, err)
@@ -58,7 +56,6 @@ func (w *Worker) join(ctx context.Context) error {
 		return err
 	}
 	w.info = w.member.Info()
-	w.hyper = hyperOf(w.info.Record)
 	w.place = place{int(w.info.Rank), int(w.info.Workers), w.info.Rack, w.info.Racks, w.info.RackWorkers}
 	if err = w.connect(ctx); err != nil {
 		w.leave(err)
@@ -86,13 +83,10 @@ func (w *Worker) connect(ctx context.Context) error {
 	if w.plan, err = chunk.NewPlan(plan); err != nil {
 		return err
 	}
-	each := 0
-	if w.member.Several() {
-		each = chunk.NICs(w.member.All[0].Lanes())
-	}
 	isa, _ := kernel.Default() // the aggregator reports a wrong choice
 	w.session, err = lanes.Open(lanes.Config{
-		Name: "rackweave " + w.cfg.Job, Control: controlPlane{w.member}, Devices: w.devices, Lanes: nics, Each: each,
+		Name: "rackweave " + w.cfg.Job, Control: controlPlane{w.member}, Devices: w.devices, Lanes: nics,
+		Each: chunk.NICs(w.member.All[0].Lanes()),
 		Worker: cworker.Config{
 			Rank: w.info.Rank, ChunkBytes: w.info.ChunkBytes, Window: w.info.Window, Staging: staging,
 			ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory), Steps: w.Stream(),
@@ -129,12 +123,12 @@ const stagingByReference = 32
 
 // Close leaves the job and releases everything. Memory from [Worker.Alloc] must not be touched afterwards. A worker that closes
 // with operations in flight fails the job. Closing again does nothing.
-func (w *Worker) Close() error {
-	if !w.closing.CompareAndSwap(false, true) {
-		<-w.closed
-		return nil
-	}
-	defer close(w.closed)
+func (w *Worker) Close() (err error) {
+	w.closing.Do(func() { err = w.close() })
+	return err
+}
+
+func (w *Worker) close() error {
 	reason := w.Err()
 	if reason == nil && w.inFlight() {
 		reason = errors.New("it was closed with operations in flight")
