@@ -1,7 +1,9 @@
 package failover
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 )
@@ -87,6 +89,7 @@ func New(cfg Config) *Chooser {
 	if len(cfg.Lanes) == 0 || cfg.WorkerNICs < 1 || cfg.Settle < 0 || cfg.Timeout < 0 {
 		panic(fmt.Sprintf("failover: impossible configuration %+v", cfg))
 	}
+	cfg.Each = cmp.Or(cfg.Each, math.MaxInt)
 	c := &Chooser{cfg: cfg, usable: make([]int64, cfg.WorkerNICs)}
 	for i := range c.usable {
 		c.usable[i] = math.MinInt64
@@ -98,38 +101,15 @@ func New(cfg Config) *Chooser {
 		}
 	}
 	for _, aggregator := range cfg.Lanes {
-		primary := c.index(Path{aggregator, c.opposite(aggregator)})
+		opposite := Path{aggregator, c.opposite(aggregator)}
+		primary := slices.IndexFunc(c.paths, func(p path) bool { return p.Path == opposite })
 		c.lanes = append(c.lanes, lane{primary: primary, at: primary})
 	}
 	return c
 }
 
-func (c *Chooser) index(p Path) int {
-	return slices.IndexFunc(c.paths, func(q path) bool { return q.Path == p })
-}
-
 // opposite is the worker's NIC of the same number as one of an aggregator's.
-func (c *Chooser) opposite(nic int) int {
-	if c.cfg.Each > 0 {
-		nic %= c.cfg.Each
-	}
-	return nic % c.cfg.WorkerNICs
-}
-
-// leads reports whether a path leads to a lane's aggregator.
-func (c *Chooser) leads(p *path, lane int) bool {
-	return c.cfg.Each == 0 || p.Aggregator/c.cfg.Each == c.cfg.Lanes[lane]/c.cfg.Each
-}
-
-// Paths returns the number of paths of a lane, open or not.
-func (c *Chooser) Paths(lane int) (n int) {
-	for i := range c.paths {
-		if c.leads(&c.paths[i], lane) {
-			n++
-		}
-	}
-	return n
-}
+func (c *Chooser) opposite(nic int) int { return nic % c.cfg.Each % c.cfg.WorkerNICs }
 
 // At returns the path that a lane is on, was on before it broke, or tries.
 func (c *Chooser) At(lane int) Path { return c.paths[c.lanes[lane].at].Path }
@@ -204,12 +184,22 @@ func (c *Chooser) isOpen(now int64, p *path) bool {
 	return now >= c.usable[p.Worker] && !slices.Contains(c.aggDown, p.Aggregator)
 }
 
+// open yields the indices of a lane's open paths.
+func (c *Chooser) open(now int64, lane int) iter.Seq[int] {
+	aggregator := c.cfg.Lanes[lane] / c.cfg.Each
+	return func(yield func(int) bool) {
+		for i := range c.paths {
+			if p := &c.paths[i]; p.Aggregator/c.cfg.Each == aggregator && c.isOpen(now, p) && !yield(i) {
+				return
+			}
+		}
+	}
+}
+
 // Open returns how many of a lane's paths are open.
 func (c *Chooser) Open(now int64, lane int) (n int) {
-	for i := range c.paths {
-		if c.leads(&c.paths[i], lane) && c.isOpen(now, &c.paths[i]) {
-			n++
-		}
+	for range c.open(now, lane) {
+		n++
 	}
 	return n
 }
@@ -248,25 +238,19 @@ func (c *Chooser) leaves(now int64, l *lane, best int) bool {
 
 // best returns the index of the best open path for a lane, or -1 if none is open.
 func (c *Chooser) best(now int64, lane int) int {
-	best, bestRank := -1, rank{}
-	for i := range c.paths {
-		if c.leads(&c.paths[i], lane) && c.isOpen(now, &c.paths[i]) {
-			if r := c.rank(now, lane, i); best < 0 || r.before(bestRank) {
-				best, bestRank = i, r
-			}
+	best, least := -1, [3]int64{}
+	for i := range c.open(now, lane) {
+		if r := c.rank(now, lane, i); best < 0 || slices.Compare(r[:], least[:]) < 0 {
+			best, least = i, r
 		}
 	}
 	return best
 }
 
 // rank orders the paths of a lane: the smaller the better, the first number that differs decides.
-type rank [3]int64
-
-func (r rank) before(o rank) bool { return slices.Compare(r[:], o[:]) < 0 }
-
-func (c *Chooser) rank(now int64, lane, at int) rank {
+func (c *Chooser) rank(now int64, lane, at int) [3]int64 {
 	p := &c.paths[at]
-	r := rank{math.MinInt64}
+	r := [3]int64{math.MinInt64}
 	if now < p.punished {
 		r[0] = p.failed
 	}

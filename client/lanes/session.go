@@ -124,7 +124,7 @@ func Open(cfg Config) (s *Session, err error) {
 	if s.cfg.Log == nil {
 		s.cfg.Log = func(string, ...any) {}
 	}
-	s.resumable = s.chooser.Paths(0) > 1
+	s.resumable = s.chooser.Open(0, 0) > 1 // all links are up
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
