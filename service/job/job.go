@@ -16,6 +16,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/quota"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -336,31 +337,31 @@ const maxGatherings = 64
 
 // gathering is a collective call in progress. Every worker makes it; the last to arrive does the work for all.
 type gathering struct {
-	arrived map[int]any         // what each rank has brought
-	work    func() (any, error) // nil if there is nothing to do
-	full    bool                // it is being done
+	arrived map[int][]declared // the tensors that each rank has brought
+	work    func() (*api.RegisterResponse, error)
+	full    bool // it is being done
 	done    chan struct{}
-	result  any
+	result  *api.RegisterResponse
 	err     error
 }
 
-// gather adds a rank to the collective call named key and waits for all ranks. check compares what this worker brings with what
-// another one brought; its error fails the call for everyone at once. work runs once, in the last caller.
-func (j *Job) gather(ctx context.Context, key string, rank int, brings any, check func(other int, brought any) error,
-	work func() (any, error)) (any, error) {
+// gather adds a rank to the collective call named key and waits for all ranks. A worker that brings other tensors than another one
+// brought fails the call for everyone at once. work runs once, in the last caller.
+func (j *Job) gather(ctx context.Context, key string, rank int, brings []declared,
+	work func() (*api.RegisterResponse, error)) (*api.RegisterResponse, error) {
 	j.mu.Lock()
 	g, err := j.gathering(key, rank)
 	if err != nil {
 		j.mu.Unlock()
 		return nil, err
 	}
-	if check != nil {
-		for other, brought := range g.arrived {
-			err = check(other, brought)
-			break // all brought the same
-		}
+	for other, brought := range g.arrived {
+		err = mismatch(other, brought, rank, brings)
+		break // all brought the same
 	}
 	if err != nil {
+		j.Agg.Fail(rank, fmt.Errorf("register with job %q: %w", j.Name, err))
+		err = rpc.Refuse(connect.CodeFailedPrecondition, "register with job %q: %w", j.Name, err)
 		j.finish(key, g, nil, err)
 		j.mu.Unlock()
 		return nil, err
@@ -395,11 +396,7 @@ func (j *Job) complete(g *gathering) bool {
 
 // perform does the work of a collective call that is complete.
 func (j *Job) perform(key string, g *gathering) {
-	var result any
-	var err error
-	if g.work != nil {
-		result, err = g.work()
-	}
+	result, err := g.work()
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.finish(key, g, result, err)
@@ -415,7 +412,7 @@ func (j *Job) gathering(key string, rank int) (*gathering, error) {
 		if len(j.gatherings) == maxGatherings {
 			return nil, rpc.Refuse(connect.CodeResourceExhausted, "%s: job %q waits in %d calls already", key, j.Name, maxGatherings)
 		}
-		g = &gathering{arrived: map[int]any{}, done: make(chan struct{})}
+		g = &gathering{arrived: map[int][]declared{}, done: make(chan struct{})}
 		j.gatherings[key] = g
 	}
 	if _, there := g.arrived[rank]; there {
@@ -438,7 +435,7 @@ func deserted(key string, m *Member) error {
 }
 
 // finish ends a collective call for all who wait. The caller holds j.mu.
-func (j *Job) finish(key string, g *gathering, result any, err error) {
+func (j *Job) finish(key string, g *gathering, result *api.RegisterResponse, err error) {
 	if j.gatherings[key] == g {
 		delete(j.gatherings, key)
 	}

@@ -135,12 +135,6 @@ func (m *Member) gone() bool { return isClosed(m.Out) }
 // left reports whether the member has left by its own call. The caller holds job.mu.
 func (m *Member) left() bool { return m.gone() && m.reason == nil }
 
-func (m *Member) isAttached() bool {
-	m.Job.mu.Lock()
-	defer m.Job.mu.Unlock()
-	return m.attached
-}
-
 // Active returns an error if the member has left, or its job has failed.
 func (m *Member) Active() error {
 	if isClosed(m.Job.Failed) { // comes first: a failure makes the members leave
@@ -383,8 +377,10 @@ func (m *Member) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.Barri
 	}
 	ctx, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	all := func() (any, error) { return nil, m.Job.Spec.Racks.Agree(ctx, "barrier "+r.Name, "barrier", r.Name) }
-	if _, err := m.Job.gather(ctx, "barrier "+r.Name, m.Rank, nil, nil, all); err != nil {
+	all := func() (*api.RegisterResponse, error) {
+		return nil, m.Job.Spec.Racks.Agree(ctx, "barrier "+r.Name, "barrier", r.Name)
+	}
+	if _, err := m.Job.gather(ctx, "barrier "+r.Name, m.Rank, nil, all); err != nil {
 		return nil, err
 	}
 	return &api.BarrierResponse{RestoredStep: m.Job.Model.Restored.Load()}, nil

@@ -91,7 +91,10 @@ func mismatch(a int, as []declared, b int, bs []declared) error {
 // Register registers tensors with all workers of the job.
 func (m *Member) Register(ctx context.Context, r *api.RegisterRequest) (*api.RegisterResponse, error) {
 	j := m.Job
-	if !m.isAttached() {
+	j.mu.Lock()
+	attached := m.attached
+	j.mu.Unlock()
+	if !attached {
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "register with job %q: %v is not connected: call Connect first", j.Name, m)
 	}
 	tensors, err := parseTensors(r.Tensors)
@@ -100,41 +103,22 @@ func (m *Member) Register(ctx context.Context, r *api.RegisterRequest) (*api.Reg
 	}
 	ctx, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	answer, err := j.gather(ctx, "register tensors", m.Rank, tensors,
-		func(first int, brought any) error {
-			err := mismatch(first, brought.([]declared), m.Rank, tensors)
-			if err != nil {
-				err = rpc.Refuse(connect.CodeFailedPrecondition, "register with job %q: %w", j.Name, err)
-				j.Agg.Fail(m.Rank, rpc.Reason(err))
-			}
-			return err
-		},
-		func() (any, error) {
-			var answer *api.RegisterResponse
-			err := j.Spec.Racks.Shape(ctx, elemsOf(tensors))
-			if err == nil {
-				answer, err = j.add(tensors)
-			}
-			if err == nil {
-				err = j.Spec.Racks.Agree(ctx, "tensors", "the plan and multipliers", digest(answer.PlanHash, tensors))
-			}
-			if err != nil {
-				j.Agg.Fail(-1, rpc.Reason(err))
-			}
-			return answer, err
-		})
-	if err != nil {
-		return nil, err
-	}
-	return answer.(*api.RegisterResponse), nil
-}
-
-// elemsOf returns the number of elements of tensors.
-func elemsOf(tensors []declared) (elems uint64) {
-	for i := range tensors {
-		elems += tensors[i].Elems
-	}
-	return elems
+	return j.gather(ctx, "register tensors", m.Rank, tensors, func() (answer *api.RegisterResponse, err error) {
+		elems := uint64(0)
+		for i := range tensors {
+			elems += tensors[i].Elems
+		}
+		if err = j.Spec.Racks.Shape(ctx, elems); err == nil {
+			answer, err = j.add(tensors)
+		}
+		if err == nil {
+			err = j.Spec.Racks.Agree(ctx, "tensors", "the plan and multipliers", digest(answer.PlanHash, tensors))
+		}
+		if err != nil {
+			j.Agg.Fail(-1, rpc.Reason(err))
+		}
+		return answer, err
+	})
 }
 
 // digest returns the text by which the racks of a job compare registered tensors.

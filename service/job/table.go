@@ -245,7 +245,7 @@ func (t *Table) takePlace() error {
 		return nil
 	}
 	t.Refused("jobs")
-	t.endIdle(notConnected, quiet)
+	t.endIdle(true)
 	return &noPlace{rpc.Refuse(connect.CodeResourceExhausted, "the aggregator serves %d jobs, all it may: let one end, close unused sessions, or serve with a "+
 		"larger --max-jobs", running)}
 }
@@ -258,7 +258,7 @@ func (t *Table) takeWorker(j *Job) error {
 	}
 	t.Refused("workers")
 	if out := t.oldestForming(func(j *Job) int { return len(j.Members) }); out == nil {
-		t.endIdle(notConnected, quiet)
+		t.endIdle(true)
 	} else if out != j {
 		t.endUnformed(out, "too many workers wait for others")
 		return nil
@@ -267,13 +267,9 @@ func (t *Table) takeWorker(j *Job) error {
 		t.members)}
 }
 
-// idleness returns since when a job has had a place without using it, for how long it may, and what it has not done. If the time is
-// zero, the job is busy. ofPeer is the number of its peer's jobs. The caller holds t.mu.
-type idleness func(j *Job, ofPeer int) (since time.Time, within time.Duration, why string)
-
-// endIdle ends a job that has been idle, in one of some ways, for longer than it may: of the peer with the most jobs that run, the
-// one that has been so for longest. It waits for one that ends already. The caller holds t.mu.
-func (t *Table) endIdle(ways ...idleness) {
+// endIdle ends a job that has been idle for longer than it may: of the peer with the most jobs that run, the one that has been so
+// for longest. It waits for one that ends already. The caller holds t.mu.
+func (t *Table) endIdle(withQuiet bool) {
 	of := map[netip.Addr]int{}
 	for _, j := range t.jobs {
 		if !j.isForming() {
@@ -290,19 +286,35 @@ func (t *Table) endIdle(ways ...idleness) {
 		if j.leaving() {
 			return
 		}
-		for _, way := range ways {
-			since, within, is := way(j, of[j.peer])
-			if since.IsZero() || time.Since(since) <= within {
-				continue
-			}
-			if out == nil || cmp.Or(cmp.Compare(of[j.peer], of[out.peer]), most.Compare(since)) > 0 {
-				out, most, why = j, since, is
-			}
+		since, within, is := j.idle(of[j.peer], withQuiet)
+		if since.IsZero() || time.Since(since) <= within {
+			continue
+		}
+		if out == nil || cmp.Or(cmp.Compare(of[j.peer], of[out.peer]), most.Compare(since)) > 0 {
+			out, most, why = j, since, is
 		}
 	}
 	if out != nil {
 		out.end(errors.New(why + ", and another job needs its place"))
 	}
+}
+
+// idle returns since when a job has had a place without using it, for how long it may, and what it has not done. If the time is
+// zero, the job is busy. A job is idle whose workers have not all connected; with withQuiet also one that waits for its racks, or
+// whose workers move no gradients. ofPeer is the number of its peer's jobs. The caller holds t.mu.
+func (j *Job) idle(ofPeer int, withQuiet bool) (since time.Time, within time.Duration, why string) {
+	within = cmp.Or(j.Table.Quiet, time.Minute)
+	switch {
+	case j.idles() && ofPeer > j.Table.MaxJobs/2:
+		return j.starting, placeHeldMost, "its workers did not connect in time"
+	case j.idles():
+		return j.starting, placeHeld, "its workers did not connect in time"
+	case !withQuiet:
+		return since, within, ""
+	case j.State() == "forming":
+		return j.starting, within, fmt.Sprintf("it did not begin within %v", within)
+	}
+	return j.movedAt, within, fmt.Sprintf("it has moved nothing for %v", within)
 }
 
 // end ends a job: it does not begin, or it fails. The caller holds t.mu.
@@ -324,27 +336,6 @@ func (j *Job) leaving() bool {
 		return j.hopeless.Err() != nil
 	}
 	return j.State() != "running" || j.Agg.Failure() != nil
-}
-
-// notConnected is the idleness of a job whose workers have not all connected.
-func notConnected(j *Job, ofPeer int) (since time.Time, within time.Duration, why string) {
-	if j.idles() {
-		since = j.starting
-	}
-	within = placeHeld
-	if ofPeer > j.Table.MaxJobs/2 {
-		within = placeHeldMost
-	}
-	return since, within, "its workers did not connect in time"
-}
-
-// quiet is the idleness of a job that waits for its racks, or whose workers move no gradients.
-func quiet(j *Job, _ int) (since time.Time, within time.Duration, why string) {
-	within = cmp.Or(j.Table.Quiet, time.Minute)
-	if j.State() == "forming" {
-		return j.starting, within, fmt.Sprintf("it did not begin within %v", within)
-	}
-	return j.movedAt, within, fmt.Sprintf("it has moved nothing for %v", within)
 }
 
 // look records whether a job that runs has moved anything since the last call.
@@ -369,7 +360,7 @@ func (j *Job) chargeWorkers(ctx context.Context, x quota.Amounts) error {
 	for ctx.Err() == nil && !j.Account.Could(x, j.Table.Retainer.Used(j.Tenant())) && j.Account.Could(x, j.Table.freeSoon(true)) {
 		if !j.Account.Could(x, j.Table.freeSoon(false)) {
 			j.Table.mu.Lock()
-			j.Table.endIdle(notConnected)
+			j.Table.endIdle(false)
 			j.Table.mu.Unlock()
 		}
 		select {
