@@ -65,22 +65,20 @@ func newJob(c JobConfig, at site) (*Job, error) {
 		site: at, place: c.Place, firstLane: c.Part.Number * len(lanes), config: c,
 		moves: placement{lanes: lanes, at: balance.NewPlacement(len(lanes)), bytes: make([]int64, len(lanes))},
 	}
-	each := func(f func(*Lane)) func() {
-		return func() {
-			for _, l := range lanes {
-				f(l)
-			}
+	notify := func() {
+		for _, l := range lanes {
+			l.Notify()
 		}
 	}
 	grace := time.Duration(0)
 	if c.Part.Several() && !lanes[0].Manual {
 		grace = lossGrace
 	}
-	j.Latch = failure.NewLatch(each((*Lane).Notify), grace)
+	j.Latch = failure.NewLatch(notify, grace)
 	j.shared = &shard.Job{
 		Name: c.Name, Workers: c.Workers, ChunkBytes: c.ChunkBytes, Fail: j.Latch,
 		Barrier: shard.NewBarrier(len(lanes)), Timeouts: at.timeouts,
-		Left: make([]atomic.Bool, c.Workers), Wake: each((*Lane).Wake), HandOver: j.handOver,
+		Left: make([]atomic.Bool, c.Workers), Notify: notify, HandOver: j.handOver,
 	}
 	if c.Place != nil {
 		j.shared.Rack = c.Place.Rack

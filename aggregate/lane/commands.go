@@ -75,10 +75,11 @@ func (q *commands) enqueue(c command) {
 	q.l.Notify()
 }
 
-// Notify makes the lane run its commands and end failed jobs. Any goroutine may call it.
+// Notify makes the lane run its commands, end failed jobs and go on with work that waits, instead of sleeping. Any goroutine may
+// call it.
 func (l *Lane) Notify() {
 	l.commands.some.Store(true)
-	l.Wake()
+	l.queues.cqs[l.queues.primary].Wake()
 }
 
 // runAll runs the queued commands one by one, in order. Commands for a borrowed flow wait until it is returned. A panic is returned

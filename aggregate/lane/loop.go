@@ -168,9 +168,6 @@ func (l *Lane) Step() (bool, error) {
 	return worked, nil
 }
 
-// Wake makes the lane poll again instead of sleeping. Any goroutine may call it.
-func (l *Lane) Wake() { l.queues.cqs[l.queues.primary].Wake() }
-
 // Stop ends the loop and returns the error that had ended it before, if any.
 func (l *Lane) Stop() error {
 	l.ending.Store(true)

@@ -30,7 +30,7 @@ type Job struct {
 	Timeouts   Timeouts
 	Breaks     []chan Break  // by rank
 	Left       []atomic.Bool // by rank: the worker has left in peace, although a lane may not have received that yet
-	Wake       func()        // wakes the job's lanes to check the barrier
+	Notify     func()        // makes the job's lanes check the barrier
 	// HandOver gives a chunk to another of the job's lanes.
 	HandOver func(index uint32, from, to int, a Arrival)
 }
@@ -218,7 +218,7 @@ func (s *Shard) Owns(c *store.Chunk) bool { return int(c.Owner) == s.Job.Rack }
 func (s *Shard) ReachBarrier() {
 	var all bool
 	if s.target, all = s.Job.Barrier.reach(); all {
-		s.Job.Wake()
+		s.Job.Notify()
 	}
 }
 
