@@ -32,7 +32,6 @@ type Service struct {
 	socket   net.Listener // Unix. If nil, none
 	mux      *http.ServeMux
 	rules    map[string]rule // by pattern of mux
-	guarded  http.Handler    // mux, behind the guard
 	door     *door.Door
 	refusals *door.Refusals
 	// Who may use the service does not change once it listens.
