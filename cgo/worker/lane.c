@@ -112,7 +112,8 @@ static struct record *record_at(struct rw_worker *w, struct lane *l, const struc
 	return (struct record *)staging_at(w, l, c->staging);
 }
 
-void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
+/* Returns a part's control record, with the keys of the lane's NIC. */
+static struct record record_of(const struct rw_worker *w, const struct lane *l, const struct part *p)
 {
 	const struct tensor *t = &w->tensors[p - l->parts];
 	struct record r = {.dst = t->bound_dst};
@@ -122,7 +123,12 @@ void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
 		r.rkey = t->bound_region->mrs[l->nic].rkey;
 		r.flags = RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
 	}
-	record_put(record_at(w, l, &p->record), r);
+	return r;
+}
+
+void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
+{
+	record_put(record_at(w, l, &p->record), record_of(w, l, p));
 }
 
 /* The last staging buffer is reserved for requested chunks, like the last slot (queue_next). */
@@ -131,14 +137,15 @@ static uint32_t leave_by(const struct lane *l, const struct chunk *c)
 	return l->requests_open > 0 && !c->requested;
 }
 
-/* Builds a message of one record, which the caller writes into its staging buffer. */
-static int build_control(struct rw_worker *w, struct lane *l, struct control *c, uint32_t leave, uint32_t imm,
+/* Builds a message of one record, and leaves so many staging buffers for other messages. */
+static int build_control(struct rw_worker *w, struct lane *l, struct control *c, uint32_t leave, uint32_t imm, struct record r,
 			 struct rwf_send_wr *wr)
 {
 	if (!take(w, l, 1, leave, &c->slot, &c->staging))
 		return 0;
 	aim(w, l, wr, c->slot, imm);
 	from_staging(w, l, wr, c->staging, RW_RECORD_BYTES);
+	record_put(record_at(w, l, c), r);
 	c->state = CHUNK_IN_FLIGHT;
 	return 1;
 }
@@ -147,9 +154,9 @@ static int build_control(struct rw_worker *w, struct lane *l, struct control *c,
 static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct part *p, struct rwf_send_wr *wr)
 {
 	if (p->record.state == CHUNK_IN_FLIGHT ||
-	    !build_control(w, l, &p->record, leave_by(l, c), imm_pack(RW_TENSOR, w->tensors[c->tensor].epoch, p->name), wr))
+	    !build_control(w, l, &p->record, leave_by(l, c), imm_pack(RW_TENSOR, w->tensors[c->tensor].epoch, p->name),
+			   record_of(w, l, p), wr))
 		return 0;
-	lane_record(w, l, p);
 	p->record_dirty = 0;
 	return 1;
 }
@@ -189,22 +196,6 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	return 1;
 }
 
-static int build_announcement(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
-{
-	if (!build_control(w, l, &l->announcement, 0, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT), wr))
-		return 0;
-	record_put(record_at(w, l, &l->announcement), (struct record){.step = w->step});
-	return 1;
-}
-
-static int build_commit(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr)
-{
-	if (!build_control(w, l, &l->commit, 0, imm_pack(RW_COMMIT, w->commit.epoch, 0), wr))
-		return 0;
-	*record_at(w, l, &l->commit) = w->commit_record;
-	return 1;
-}
-
 /* Builds the next message. Returns 0 without one, or without room for it. */
 static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, int *staged)
 {
@@ -213,9 +204,10 @@ static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *w
 	struct part *p;
 
 	if (l->announcement.state == CHUNK_PENDING)
-		return build_announcement(w, l, wr);
+		return build_control(w, l, &l->announcement, 0, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT),
+				     (struct record){.step = w->step}, wr);
 	if (l->commit.state == CHUNK_PENDING)
-		return build_commit(w, l, wr);
+		return build_control(w, l, &l->commit, 0, imm_pack(RW_COMMIT, w->commit.epoch, 0), w->commit_record, wr);
 	index = queue_next(w, l);
 	if (index == NONE)
 		return 0;

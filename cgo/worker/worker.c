@@ -128,7 +128,7 @@ int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool
 		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
 		r.flags = (skip ? RECORD_SKIP : 0) | (skip_non_finite ? RECORD_SKIP_NON_FINITE : 0);
 		memcpy(r.hyper, hyper, sizeof r.hyper);
-		record_put(&w->commit_record, r);
+		w->commit_record = r; /* without a checksum, so that it does not count as an answer */
 		w->active++;
 		for (uint32_t i = 0; i < w->cfg.nlanes; i++)
 			w->lanes[i].commit.state = CHUNK_PENDING;
