@@ -17,47 +17,31 @@ const (
 // lines where too many wait, and counts them in a line of its own once there is room.
 type patientLog struct {
 	to      io.Writer
-	lines   chan []byte
+	lines   chan []byte // nil ends them
 	dropped atomic.Uint64
-	ending  chan struct{}
 	done    chan struct{}
 }
 
 func newPatientLog(to io.Writer) *patientLog {
-	l := &patientLog{to: to, lines: make(chan []byte, logLines), ending: make(chan struct{}), done: make(chan struct{})}
+	l := &patientLog{to: to, lines: make(chan []byte, logLines), done: make(chan struct{})}
 	go l.pass()
 	return l
 }
 
 func (l *patientLog) pass() {
 	defer close(l.done)
-	for {
-		select {
-		case line := <-l.lines:
-			l.write(line)
-			continue
-		default:
+	for line := <-l.lines; line != nil; line = <-l.lines {
+		if n := l.dropped.Swap(0); n > 0 {
+			fmt.Fprintf(l.to, "rackweave: %d lines of the log were dropped: its reader is slow\n", n)
 		}
-		select {
-		case line := <-l.lines:
-			l.write(line)
-		case <-l.ending:
-			return
-		}
+		l.to.Write(line)
 	}
-}
-
-func (l *patientLog) write(line []byte) {
-	if n := l.dropped.Swap(0); n > 0 {
-		fmt.Fprintf(l.to, "rackweave: %d lines of the log were dropped: its reader is slow\n", n)
-	}
-	l.to.Write(line)
 }
 
 // Write implements io.Writer.
 func (l *patientLog) Write(line []byte) (int, error) {
 	select {
-	case l.lines <- append([]byte(nil), line...):
+	case l.lines <- append([]byte{}, line...): // never nil
 	default:
 		l.dropped.Add(1)
 	}
@@ -66,10 +50,15 @@ func (l *patientLog) Write(line []byte) (int, error) {
 
 // Close waits a moment for what was written.
 func (l *patientLog) Close() {
-	close(l.ending)
+	late := time.After(logLastWait)
+	select {
+	case l.lines <- nil:
+	case <-late:
+		return
+	}
 	select {
 	case <-l.done:
-	case <-time.After(logLastWait):
+	case <-late:
 	}
 }
 

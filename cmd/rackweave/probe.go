@@ -43,9 +43,8 @@ time of crossing the core by these links.`,
 		return p, p.print, err
 	})
 	fl := cmd.Flags()
-	fl.StringVar(&f.server.Server, "server", "http://127.0.0.1:7077", "URL of an aggregator")
+	aggregatorFlags(cmd, &f.server, "the aggregator's admin token", adminsToken)
 	fl.StringVar(&f.clusterFile, "cluster", "", "instead of --server: the cluster's file, whose first aggregator is asked")
-	accessFlags(cmd, &f.server.CA, &f.server.Token, &f.server.Insecure, "the aggregator's admin token", adminsToken)
 	fl.DurationVar(&f.server.Timeout, "timeout", time.Minute, "how long to wait")
 	fl.StringVar(&f.server.Provider, "provider", "", "transport to measure (default: the fastest that leads to other hosts)")
 	f.modelFlags.add(fl)

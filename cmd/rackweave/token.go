@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -81,15 +80,13 @@ the same token of a job.`,
 
 // readToken reads a token from a file.
 func readToken(in io.Reader, from string) (string, error) {
-	if from != "-" {
-		f, err := os.Open(from)
-		if err != nil {
-			return "", fmt.Errorf("read a token: %w", err)
-		}
-		defer f.Close()
-		in = f
+	var text []byte
+	var err error
+	if from == "-" {
+		text, err = io.ReadAll(io.LimitReader(in, maxConfigBytes))
+	} else {
+		text, err = readConfig(from)
 	}
-	text, err := io.ReadAll(io.LimitReader(in, 1<<10))
 	if err != nil {
 		return "", fmt.Errorf("read a token: %w", err)
 	}
