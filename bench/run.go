@@ -221,32 +221,29 @@ var errOther = errors.New("ended because another worker failed")
 
 // workerErrors joins the workers' errors, each text once with its ranks, those of workers that another's failure ended last.
 func workerErrors(errs []error) error {
-	var all []error
-	var ended error
-	told := map[string]bool{}
-	for _, err := range errs {
-		if err == nil || told[err.Error()] {
+	ranks := map[string][]string{} // by text
+	var all []error                // of each text the first
+	for rank, err := range errs {
+		if err == nil {
 			continue
 		}
-		told[err.Error()] = true
-		var ranks []string
-		for rank, other := range errs {
-			if other != nil && other.Error() == err.Error() {
-				ranks = append(ranks, strconv.Itoa(rank))
-			}
+		text := err.Error()
+		if ranks[text] == nil {
+			all = append(all, err)
 		}
-		name := "worker"
-		if len(ranks) > 1 {
+		ranks[text] = append(ranks[text], strconv.Itoa(rank))
+	}
+	if i := slices.Index(all, errOther); i >= 0 {
+		all = append(slices.Delete(all, i, i+1), errOther)
+	}
+	for i, err := range all {
+		name, of := "worker", ranks[err.Error()]
+		if len(of) > 1 {
 			name = "workers"
 		}
-		text := fmt.Errorf("%s %s: %w", name, strings.Join(ranks, ", "), err)
-		if err == errOther {
-			ended = text
-			continue
-		}
-		all = append(all, text)
+		all[i] = fmt.Errorf("%s %s: %w", name, strings.Join(of, ", "), err)
 	}
-	return errors.Join(append(all, ended)...)
+	return errors.Join(all...)
 }
 
 func (r *Runner) workerProcess(ctx context.Context, o *order, say func(workerReport) error) error {

@@ -29,7 +29,12 @@ const (
 // steps.
 func (t *Timeline) WriteJSON(out io.Writer) error {
 	slices := []slice{named("process_name", lanesPID, 0, "aggregator"), named("process_name", workersPID, 0, "workers")}
-	start := t.start()
+	start := int64(0) // the first time there is
+	for _, lane := range t.Trace.Lanes {
+		if len(lane.Events) > 0 && (start == 0 || lane.Events[0].At < start) {
+			start = lane.Events[0].At
+		}
+	}
 	us := func(ns int64) float64 { return float64(ns-start) / 1e3 }
 	for i, lane := range t.Trace.Lanes {
 		slices = append(slices, named("thread_name", lanesPID, i, fmt.Sprintf("lane %d", i)))
@@ -81,17 +86,6 @@ func (t *Timeline) WriteJSON(out io.Writer) error {
 
 func named(what string, pid, tid int, name string) slice {
 	return slice{Name: what, Ph: "M", PID: pid, TID: tid, Args: map[string]any{"name": name}}
-}
-
-// start is the first time there is.
-func (t *Timeline) start() int64 {
-	first := int64(0)
-	for _, lane := range t.Trace.Lanes {
-		if len(lane.Events) > 0 && (first == 0 || lane.Events[0].At < first) {
-			first = lane.Events[0].At
-		}
-	}
-	return first
 }
 
 func (t *Timeline) tensor(lane *api.LaneTrace, chunk uint32) string {
