@@ -88,8 +88,6 @@ struct rw_session {
 
 void session_free(struct rw_session *s);
 int session_usable(const struct rw_session *s); /* 0 or RW_EFORKED */
-/* The worker, or NULL with a text: no tensors are added. */
-rw_worker *session_worker(struct rw_session *s);
 
 /* register.c */
 void session_register(struct rw_session *s);

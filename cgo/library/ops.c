@@ -10,11 +10,14 @@
 /* The session's worker for a call, or NULL with the result in *rc. */
 static rw_worker *worker_for(rw_session *s, int *rc)
 {
-	rw_worker *w = NULL;
+	rw_worker *w;
 
 	*rc = session_usable(s);
-	if (!*rc && !(w = session_worker(s)))
-		*rc = -EINVAL;
+	if (*rc)
+		return NULL;
+	w = __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
+	if (!w)
+		*rc = rwf_fail(EINVAL, "no tensors are added: call rw_add first");
 	return w;
 }
 

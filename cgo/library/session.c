@@ -30,15 +30,6 @@ int session_usable(const struct rw_session *s)
 				  "this process is a forked child of the one that opened the session: open another in it");
 }
 
-rw_worker *session_worker(struct rw_session *s)
-{
-	rw_worker *w = __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
-
-	if (!w)
-		rwf_fail(EINVAL, "no tensors are added: call rw_add first");
-	return w;
-}
-
 static int check(const struct rw_config *c)
 {
 	if (c->size < sizeof *c)
