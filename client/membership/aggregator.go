@@ -3,7 +3,6 @@ package membership
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -65,17 +64,6 @@ func (a *Aggregator) join(ctx context.Context, r *api.JoinRequest) error {
 	if len(a.Info.Aggregators) == 0 &&
 		(len(a.Info.Record) != chunk.RecordValues || len(a.Info.Lanes) == 0 || a.Info.Window == 0) {
 		return errors.New("the aggregator's answer is incomplete: client and aggregator are of different versions")
-	}
-	return nil
-}
-
-// checkLike returns an error if an aggregator differs from the job's first.
-func (a *Aggregator) checkLike(first *Aggregator) error {
-	for i, term := range a.Info.Terms[:min(len(a.Info.Terms), len(first.Info.Terms))] {
-		if its := first.Info.Terms[i]; term != its {
-			return fmt.Errorf("it has %s, the one at %s has %s: give all aggregators of a job the same cores, NICs, settings and version",
-				term, first.Server, its)
-		}
 	}
 	return nil
 }

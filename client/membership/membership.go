@@ -138,7 +138,7 @@ func sameHost(all []*api.Aggregator) bool {
 	return !slices.ContainsFunc(all, func(a *api.Aggregator) bool { return host(a) != host(all[0]) })
 }
 
-// add adds an aggregator that has this worker, and follows it.
+// add adds an aggregator that has this worker, and follows it. One that differs from the first is an error.
 func (m *Membership) add(a *Aggregator) error {
 	if a.Number = len(m.All); a.Number > 0 {
 		before := m.All[a.Number-1]
@@ -149,7 +149,14 @@ func (m *Membership) add(a *Aggregator) error {
 	if err := m.watch(a); err != nil {
 		return err
 	}
-	return a.checkLike(m.All[0])
+	first := m.All[0]
+	for i, term := range a.Info.Terms[:min(len(a.Info.Terms), len(first.Info.Terms))] {
+		if its := first.Info.Terms[i]; term != its {
+			return fmt.Errorf("it has %s, the one at %s has %s: give all aggregators of a job the same cores, NICs, settings and version",
+				term, first.Server, its)
+		}
+	}
+	return nil
 }
 
 // watch opens the stream that ties this worker's life to an aggregator's, and follows it.
@@ -188,29 +195,23 @@ func (m *Membership) watch(a *Aggregator) error {
 // end records that the job has ended at an aggregator because of the worker of a rank, or, with -1, that the aggregator is lost. It
 // notifies the other aggregators; while the worker still joins, Join does.
 func (m *Membership) end(why error, rank int32) {
-	switch {
-	case m.leaving.Load():
-		return
-	case m.blamed.CompareAndSwap(nil, &rank) && m.spread.Load():
-		m.GiveUp(why)
-	default:
-		m.Fail(why)
+	if !m.leaving.Load() {
+		m.fail(why, m.blamed.CompareAndSwap(nil, &rank) && m.spread.Load())
 	}
 }
 
 // Fail makes err the worker's failure, unless it has one.
-func (m *Membership) Fail(err error) { m.fail(err, func() {}) }
+func (m *Membership) Fail(err error) { m.fail(err, false) }
 
 // GiveUp is like Fail, and notifies the aggregators at once, so that the other workers need not wait for Leave.
-func (m *Membership) GiveUp(err error) {
-	m.fail(err, func() { m.notifying.Go(func() { _ = m.leave(err) }) })
-}
+func (m *Membership) GiveUp(err error) { m.fail(err, true) }
 
-// fail calls notify, before anyone sees the failure, if err becomes it.
-func (m *Membership) fail(err error, notify func()) {
+func (m *Membership) fail(err error, notify bool) {
 	m.once.Do(func() {
 		m.failure = err
-		notify()
+		if notify { // before anyone sees the failure
+			m.notifying.Go(func() { _ = m.leave(err) })
+		}
 		close(m.failed)
 		if m.cfg.Failed != nil {
 			m.cfg.Failed(err)
