@@ -59,7 +59,7 @@ func WorkerMain(ctx context.Context, in io.Reader, out io.Writer) error {
 type buffers struct {
 	src, dst []byte
 	offsets  []int
-	mapped   [][]byte // the ordinary memory among them
+	ordinary bool // of no arena
 }
 
 func (b *buffers) f32(of []byte, t int) []float32 {
@@ -79,35 +79,28 @@ func (b *buffers) allocate(w *client.Worker, s *Spec) error {
 		b.offsets[t+1] = b.offsets[t] + int(s.Model.Tensors[t].Elems())*4
 	}
 	total := b.offsets[len(s.Model.Tensors)]
-	var err error
+	b.ordinary = !s.Arena
 	for _, p := range []*[]byte{&b.src, &b.dst} {
+		var err error
 		if s.Arena {
 			*p, err = w.Alloc(total)
-		} else {
-			*p, err = b.ordinary(total)
+		} else { // as an allocator would
+			*p, err = syscall.Mmap(-1, 0, total, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("allocate %d bytes: %w", total, err)
 		}
 	}
 	return nil
 }
 
-// ordinary allocates memory as an allocator would.
-func (b *buffers) ordinary(n int) ([]byte, error) {
-	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("map %d bytes: %w", n, err)
-	}
-	b.mapped = append(b.mapped, mem)
-	return mem, nil
-}
-
 // unmap frees ordinary memory. The worker is closed by then.
 func (b *buffers) unmap() error {
 	var errs []error
-	for _, mem := range b.mapped {
-		errs = append(errs, syscall.Munmap(mem))
+	for _, mem := range [][]byte{b.src, b.dst} {
+		if b.ordinary && mem != nil {
+			errs = append(errs, syscall.Munmap(mem))
+		}
 	}
 	return errors.Join(errs...)
 }
