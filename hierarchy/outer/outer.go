@@ -57,13 +57,11 @@ func (o Optimizer) Check() error {
 
 // Due reports whether racks have a round at a chunk's step, counted from 1. Chunks are dealt to fragments in turn, so that all
 // fragments have equally many bytes, and the fragments' steps are spread evenly.
-func (o Optimizer) Due(chunk int, step uint32) bool { return (int(step)+o.offset(chunk))%o.Every == 0 }
-
-// Fragment returns the fragment of a chunk.
-func (o Optimizer) Fragment(chunk int) int { return chunk % max(o.Fragments, 1) }
-
-// offset returns the number of steps from a chunk's round to the last fragment's.
-func (o Optimizer) offset(chunk int) int { return o.Fragment(chunk) * o.Every / max(o.Fragments, 1) }
+func (o Optimizer) Due(chunk int, step uint32) bool {
+	fragments := max(o.Fragments, 1)
+	offset := chunk % fragments * o.Every / fragments
+	return (int(step)+offset)%o.Every == 0
+}
 
 func (o Optimizer) String() string {
 	if o == (Optimizer{}) {

@@ -18,7 +18,7 @@ func TestPlantedBugsAreCaught(t *testing.T) {
 	}
 	bed := plant.Build(t, []plant.Plant{{
 		Name: "all fragments are due in one step", File: "hierarchy/outer/outer.go",
-		Old: "o.Fragment(chunk) * o.Every / max(o.Fragments, 1)", New: "o.Fragment(chunk) * o.Every",
+		Old: "chunk % fragments * o.Every / fragments", New: "chunk % fragments * o.Every",
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), withinTime)
 	defer cancel()
