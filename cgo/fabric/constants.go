@@ -13,7 +13,6 @@ type (
 	Status    uint16 // enum rwf_wc_status
 	Access    uint32 // enum rwf_access
 	DevFlags  uint32 // enum rwf_device_flags
-	QPFlags   uint32 // enum rwf_qp_flags
 	QPState   uint32 // enum rwf_qp_state
 	EventType uint32 // enum rwf_async_type
 )
@@ -41,17 +40,13 @@ const (
 // These are the statuses of work completions.
 const (
 	WCSuccess        Status = C.RWF_WC_SUCCESS
-	WCLocLenErr      Status = C.RWF_WC_LOC_LEN_ERR
 	WCLocQPOpErr     Status = C.RWF_WC_LOC_QP_OP_ERR
 	WCLocProtErr     Status = C.RWF_WC_LOC_PROT_ERR
 	WCFlushErr       Status = C.RWF_WC_WR_FLUSH_ERR
-	WCRemInvReqErr   Status = C.RWF_WC_REM_INV_REQ_ERR
 	WCRemAccessErr   Status = C.RWF_WC_REM_ACCESS_ERR
-	WCRemOpErr       Status = C.RWF_WC_REM_OP_ERR
 	WCRetryExcErr    Status = C.RWF_WC_RETRY_EXC_ERR
 	WCRNRRetryExcErr Status = C.RWF_WC_RNR_RETRY_EXC_ERR
 	WCFatalErr       Status = C.RWF_WC_FATAL_ERR
-	WCGeneralErr     Status = C.RWF_WC_GENERAL_ERR
 )
 
 // These are the access rights of memory regions.
@@ -68,23 +63,14 @@ const (
 	DevByReference  DevFlags = C.RWF_DEV_BY_REFERENCE
 	DevCopiesAtPost DevFlags = C.RWF_DEV_COPIES_AT_POST
 	DevAnyMemory    DevFlags = C.RWF_DEV_ANY_MEMORY
-	DevSharedFD     DevFlags = C.RWF_DEV_SHARED_FD
 	DevLink         DevFlags = C.RWF_DEV_LINK
 	DevMaps         DevFlags = C.RWF_DEV_MAPS
 )
 
-// These are the flags of queue pairs.
-const (
-	QPByReference QPFlags = C.RWF_QP_BY_REFERENCE // payloads are taken from the sender's memory
-	QPImmOnly     QPFlags = C.RWF_QP_IMM_ONLY
-)
-
 // These are the states of queue pairs.
 const (
-	StateInit QPState = C.RWF_QPS_INIT
-	StateRTR  QPState = C.RWF_QPS_RTR
-	StateRTS  QPState = C.RWF_QPS_RTS
-	StateErr  QPState = C.RWF_QPS_ERR
+	StateRTS QPState = C.RWF_QPS_RTS
+	StateErr QPState = C.RWF_QPS_ERR
 )
 
 // These are the types of asynchronous events.
@@ -96,9 +82,6 @@ const (
 	EventPortErr       EventType = C.RWF_EVENT_PORT_ERR
 	EventDeviceFatal   EventType = C.RWF_EVENT_DEVICE_FATAL
 )
-
-// EndpointMax is the largest number of bytes that [QPEndpoint] writes.
-const EndpointMax = C.RWF_ENDPOINT_MAX
 
 func (s Status) String() string { return C.GoString(C.rwf_wc_status_str(C.int(s))) }
 

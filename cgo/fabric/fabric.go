@@ -1,5 +1,5 @@
-// Package fabric is the C side of the transport contract (fabric.h) for Go: one function per C call, flat structs, no Go pointer
-// kept by C. Package verbs adds types, errors and documentation, and should be used instead.
+// Package fabric is the transport contract (base/fabric.h) in Go, with its providers. Rooms that hold no C use it as package verbs,
+// which describes it.
 package fabric
 
 /*
@@ -9,12 +9,6 @@ package fabric
 
 #cgo noescape rwf_poll_cq
 #cgo nocallback rwf_poll_cq
-#cgo noescape rwf_post_send
-#cgo nocallback rwf_post_send
-#cgo noescape rwf_post_recv
-#cgo nocallback rwf_post_recv
-#cgo noescape rwf_map_all
-#cgo nocallback rwf_map_all
 #cgo noescape rwf_req_notify_cq
 #cgo nocallback rwf_req_notify_cq
 #cgo noescape rwf_wait_cq
@@ -26,7 +20,13 @@ import "C"
 
 import (
 	"embed"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
 	"structs"
+	"syscall"
+	"time"
 	"unsafe"
 
 	_ "github.com/rackweave/rackweave/cgo/fabric/base"
@@ -40,26 +40,7 @@ import (
 //go:embed base/*.h
 var _ embed.FS
 
-// These are the handles of the contract's objects, in C memory.
-type (
-	Device unsafe.Pointer
-	PD     unsafe.Pointer
-	CQ     unsafe.Pointer
-	QP     unsafe.Pointer
-)
-
-// DeviceAttr mirrors struct rwf_device_attr.
-type DeviceAttr struct {
-	_                                               structs.HostLayout
-	Provider                                        [16]byte
-	Name                                            [64]byte
-	MaxMRSize                                       uint64
-	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
-	MTU                                             uint32
-	Flags                                           DevFlags
-}
-
-// MR mirrors struct rwf_mr.
+// MR is a registered memory region (struct rwf_mr). Addr is also the remote address of its first byte.
 type MR struct {
 	_          structs.HostLayout
 	Addr       uint64
@@ -67,7 +48,7 @@ type MR struct {
 	LKey, RKey uint32
 }
 
-// SendWR mirrors struct rwf_send_wr.
+// SendWR is a work request for the send queue (struct rwf_send_wr). Length 0 sends the immediate alone.
 type SendWR struct {
 	_          structs.HostLayout
 	WRID       uint64
@@ -81,7 +62,7 @@ type SendWR struct {
 	_          uint32
 }
 
-// WC mirrors struct rwf_wc.
+// WC is a work completion (struct rwf_wc). If Status is not [WCSuccess], only WRID, Status and QPNum are valid.
 type WC struct {
 	_       structs.HostLayout
 	WRID    uint64
@@ -95,65 +76,79 @@ type WC struct {
 	Opcode  WCOpcode
 }
 
-// QPInit mirrors struct rwf_qp_init.
-type QPInit struct {
-	_                               structs.HostLayout
-	CQ                              CQ
-	MaxSendWR, MaxRecvWR, MaxInline uint32
-	Flags                           QPFlags
-	Peer                            uint32
-}
-
-// ConnectAttr mirrors struct rwf_connect_attr.
-type ConnectAttr struct {
-	_                                             structs.HostLayout
-	Active, TimeoutMS, RNRTimeoutMS, AckTimeoutMS uint32
-	CancelFD                                      int32
-}
-
-// AsyncEvent mirrors struct rwf_async_event.
+// AsyncEvent is an asynchronous event of a device.
 type AsyncEvent struct {
-	_     structs.HostLayout
 	Type  EventType
 	QPNum uint32
 }
 
-func init() {
-	for _, s := range []struct {
-		name   string
-		goSize uintptr
-		cSize  uintptr
-	}{
-		{"device_attr", unsafe.Sizeof(DeviceAttr{}), C.sizeof_struct_rwf_device_attr},
-		{"mr", unsafe.Sizeof(MR{}), C.sizeof_struct_rwf_mr},
-		{"send_wr", unsafe.Sizeof(SendWR{}), C.sizeof_struct_rwf_send_wr},
-		{"wc", unsafe.Sizeof(WC{}), C.sizeof_struct_rwf_wc},
-		{"qp_init", unsafe.Sizeof(QPInit{}), C.sizeof_struct_rwf_qp_init},
-		{"connect_attr", unsafe.Sizeof(ConnectAttr{}), C.sizeof_struct_rwf_connect_attr},
-		{"async_event", unsafe.Sizeof(AsyncEvent{}), C.sizeof_struct_rwf_async_event},
-	} {
-		if s.goSize != s.cSize {
-			panic("fabric: struct rwf_" + s.name + " differs between Go and C")
-		}
-	}
+// These compile only if the structs are as large as C's.
+var (
+	_ [C.sizeof_struct_rwf_mr]byte      = [unsafe.Sizeof(MR{})]byte{}
+	_ [C.sizeof_struct_rwf_send_wr]byte = [unsafe.Sizeof(SendWR{})]byte{}
+	_ [C.sizeof_struct_rwf_wc]byte      = [unsafe.Sizeof(WC{})]byte{}
+)
+
+// ErrTransport is wrapped by every error of this package.
+var ErrTransport = errors.New("transport error")
+
+// Error is a failed call: its name, the errno it returned, and the provider's explanation.
+type Error struct {
+	Op    string
+	Errno syscall.Errno
+	Text  string
 }
+
+func (e *Error) Error() string {
+	if e.Text == "" {
+		return fmt.Sprintf("%s: %v", e.Op, e.Errno)
+	}
+	if strings.HasPrefix(e.Text, e.Op) {
+		return e.Text // most providers name the call themselves
+	}
+	return fmt.Sprintf("%s: %s", e.Op, e.Text)
+}
+
+// Is matches [ErrTransport]. Unwrap returns the errno, so that it matches too.
+func (e *Error) Is(target error) bool { return target == ErrTransport }
+
+// Unwrap returns the errno.
+func (e *Error) Unwrap() error { return e.Errno }
 
 // LastError returns the text of the calling thread's last failure. A caller locks the goroutine to its thread around the call and
-// this one, as package verbs does.
+// this one.
 func LastError() string { return C.GoString(C.rwf_last_error()) }
 
-// Open opens a device of a provider.
-func Open(provider, device, options string) (Device, int) {
-	p, d, o := C.CString(provider), C.CString(device), C.CString(options)
-	defer C.free(unsafe.Pointer(p))
-	defer C.free(unsafe.Pointer(d))
-	defer C.free(unsafe.Pointer(o))
-	var dev *C.rwf_device
-	rc := C.rwf_open(p, d, o, &dev)
-	return Device(dev), int(rc)
+// failed returns the error of a call with a negative result.
+func failed(op string, rc C.int) error {
+	return &Error{Op: op, Errno: syscall.Errno(-rc), Text: LastError()}
 }
 
-// Providers returns the names of the providers, fastest first.
+// call runs a setup call and converts a negative result to an [Error] with the thread's text.
+func call(op string, f func() C.int) (int, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	n := f()
+	if n < 0 {
+		return 0, failed(op, n)
+	}
+	return int(n), nil
+}
+
+func do(op string, f func() C.int) error {
+	_, err := call(op, f)
+	return err
+}
+
+// made returns an object, or nil if it could not be made.
+func made[T any](v *T, err error) (*T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// Providers lists the providers, fastest first.
 func Providers() (names []string) {
 	for i := C.int(0); C.rwf_provider(i) != nil; i++ {
 		names = append(names, C.GoString(C.rwf_provider(i)))
@@ -161,98 +156,162 @@ func Providers() (names []string) {
 	return names
 }
 
-// HasNICs reports whether a provider's devices are NICs.
+// HasNICs reports whether a provider's devices are NICs: a host may have several, and uses all unless some are chosen.
 func HasNICs(provider string) bool {
 	p := C.CString(provider)
 	defer C.free(unsafe.Pointer(p))
 	return C.rwf_has_nics(p) != 0
 }
 
-// List writes the names of a provider's devices into buf, separated by newlines.
-func List(provider string, buf []byte) int {
+// Devices lists a provider's devices.
+func Devices(provider string) ([]string, error) {
 	p := C.CString(provider)
 	defer C.free(unsafe.Pointer(p))
-	return int(C.rwf_list(p, (*C.char)(unsafe.Pointer(unsafe.SliceData(buf))), C.size_t(len(buf))))
+	var buf [16 << 10]C.char
+	n, err := call("list devices of "+provider, func() C.int { return C.rwf_list(p, &buf[0], C.size_t(len(buf))) })
+	if err != nil || n == 0 {
+		return nil, err
+	}
+	return strings.Split(strings.TrimRight(C.GoString(&buf[0]), "\n"), "\n"), nil
 }
 
-func Close(d Device) int { return int(C.rwf_close((*C.rwf_device)(d))) }
-
-func Query(d Device, out *DeviceAttr) int {
-	return int(C.rwf_query((*C.rwf_device)(d), (*C.struct_rwf_device_attr)(unsafe.Pointer(out))))
+// Attr describes a device and its limits.
+type Attr struct {
+	Provider, Name                                  string
+	MaxMRSize                                       uint64
+	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxInline uint32
+	MTU                                             uint32
+	Flags                                           DevFlags
 }
 
-func AllocPD(d Device) (PD, int) {
-	var pd *C.rwf_pd
-	rc := C.rwf_alloc_pd((*C.rwf_device)(d), &pd)
-	return PD(pd), int(rc)
+// Has reports whether the device has a flag.
+func (a Attr) Has(flag DevFlags) bool { return a.Flags&flag != 0 }
+
+// Device is an opened device.
+type Device struct {
+	h    *C.rwf_device
+	attr Attr
 }
 
-func DeallocPD(pd PD) int { return int(C.rwf_dealloc_pd((*C.rwf_pd)(pd))) }
-
-// RegMR registers length bytes at addr, which must not be Go memory.
-func RegMR(pd PD, addr unsafe.Pointer, length uint64, access Access, fd int, fdOffset uint64, out *MR) int {
-	return int(C.rwf_reg_mr((*C.rwf_pd)(pd), addr, C.size_t(length), C.int(access), C.int(fd), C.uint64_t(fdOffset),
-		(*C.struct_rwf_mr)(unsafe.Pointer(out))))
+// Open opens a device of a provider. If name is empty, it opens the first. options is "key=value,…", as documented by the provider.
+func Open(provider, name, options string) (*Device, error) {
+	p, n, o := C.CString(provider), C.CString(name), C.CString(options)
+	defer C.free(unsafe.Pointer(p))
+	defer C.free(unsafe.Pointer(n))
+	defer C.free(unsafe.Pointer(o))
+	d := &Device{}
+	if err := do("open "+provider, func() C.int { return C.rwf_open(p, n, o, &d.h) }); err != nil {
+		return nil, err
+	}
+	var a C.struct_rwf_device_attr
+	C.rwf_query(d.h, &a) // it cannot fail
+	d.attr = Attr{
+		Provider: C.GoString(&a.provider[0]), Name: C.GoString(&a.name[0]), MaxMRSize: uint64(a.max_mr_size),
+		MaxQP: uint32(a.max_qp), MaxQPWR: uint32(a.max_qp_wr), MaxCQ: uint32(a.max_cq), MaxCQE: uint32(a.max_cqe),
+		MaxMR: uint32(a.max_mr), MaxInline: uint32(a.max_inline), MTU: uint32(a.mtu), Flags: DevFlags(a.flags),
+	}
+	return d, nil
 }
 
-func DeregMR(pd PD, lkey uint32) int { return int(C.rwf_dereg_mr((*C.rwf_pd)(pd), C.uint32_t(lkey))) }
+// Attr returns the device's properties and limits.
+func (d *Device) Attr() Attr { return d.attr }
 
-func CreateCQ(d Device, cqe uint32) (CQ, int) {
-	var cq *C.rwf_cq
-	rc := C.rwf_create_cq((*C.rwf_device)(d), C.uint32_t(cqe), &cq)
-	return CQ(cq), int(rc)
+// Handle returns the C device, for the worker's data path.
+func (d *Device) Handle() unsafe.Pointer { return unsafe.Pointer(d.h) }
+
+// Close closes the device. It fails while anything opened from it is open.
+func (d *Device) Close() error {
+	return do("close device "+d.attr.Name, func() C.int { return C.rwf_close(d.h) })
 }
 
-func DestroyCQ(cq CQ) int { return int(C.rwf_destroy_cq((*C.rwf_cq)(cq))) }
-
-func PollCQ(cq CQ, wc []WC) int {
-	return int(C.rwf_poll_cq((*C.rwf_cq)(cq), (*C.struct_rwf_wc)(unsafe.Pointer(unsafe.SliceData(wc))), C.int(len(wc))))
+// AsyncEvent waits for the device's next event. ok is false after the timeout. It must be called in a loop, because it also accepts
+// the peers of passive queue pairs.
+func (d *Device) AsyncEvent(timeout time.Duration) (ev AsyncEvent, ok bool, err error) {
+	var e C.struct_rwf_async_event
+	n, err := call("wait for an event", func() C.int { return C.rwf_get_async_event(d.h, C.int(timeout.Milliseconds()), &e) })
+	if err != nil {
+		err = fmt.Errorf("device %s: %w", d.attr.Name, err)
+	}
+	return AsyncEvent{EventType(e._type), uint32(e.qp_num)}, n > 0, err
 }
 
-func ReqNotifyCQ(cq CQ, count uint32) int {
-	return int(C.rwf_req_notify_cq((*C.rwf_cq)(cq), C.uint32_t(count)))
+// PD is a protection domain: the memory and queue pairs of one tenant.
+type PD struct{ h *C.rwf_pd }
+
+// AllocPD makes a protection domain.
+func (d *Device) AllocPD() (*PD, error) {
+	pd := &PD{}
+	return made(pd, do("allocate protection domain", func() C.int { return C.rwf_alloc_pd(d.h, &pd.h) }))
 }
 
-func WaitCQ(cq CQ, timeoutUS int64) int {
-	return int(C.rwf_wait_cq((*C.rwf_cq)(cq), C.int64_t(timeoutUS)))
+// Handle returns the C protection domain, for the worker's data path.
+func (pd *PD) Handle() unsafe.Pointer { return unsafe.Pointer(pd.h) }
+
+// Close frees the protection domain.
+func (pd *PD) Close() error {
+	return do("deallocate protection domain", func() C.int { return C.rwf_dealloc_pd(pd.h) })
 }
 
-func WakeCQ(cq CQ) int { return int(C.rwf_wake_cq((*C.rwf_cq)(cq))) }
-
-func CreateQP(pd PD, init *QPInit) (QP, int) {
-	var qp *C.rwf_qp
-	rc := C.rwf_create_qp((*C.rwf_pd)(pd), (*C.struct_rwf_qp_init)(unsafe.Pointer(init)), &qp)
-	return QP(qp), int(rc)
+// RegisterMR registers length bytes at addr, in memory outside Go's heap. fd and offset identify the memfd behind them. fd is -1
+// without a memfd.
+func (pd *PD) RegisterMR(addr unsafe.Pointer, length uint64, access Access, fd int, offset uint64) (MR, error) {
+	var mr MR
+	err := do("register memory", func() C.int {
+		return C.rwf_reg_mr(pd.h, addr, C.size_t(length), C.int(access), C.int(fd), C.uint64_t(offset),
+			(*C.struct_rwf_mr)(unsafe.Pointer(&mr)))
+	})
+	return mr, err
 }
 
-func DestroyQP(qp QP) int { return int(C.rwf_destroy_qp((*C.rwf_qp)(qp))) }
-func QPNum(qp QP) uint32  { return uint32(C.rwf_qp_num((*C.rwf_qp)(qp))) }
-func State(qp QP) QPState { return QPState(C.rwf_qp_state((*C.rwf_qp)(qp))) }
-func FailQP(qp QP) int    { return int(C.rwf_fail_qp((*C.rwf_qp)(qp))) }
-
-func QPEndpoint(qp QP, buf []byte) int {
-	return int(C.rwf_qp_endpoint((*C.rwf_qp)(qp), unsafe.Pointer(unsafe.SliceData(buf)), C.size_t(len(buf))))
+// DeregisterMR deregisters a memory region.
+func (pd *PD) DeregisterMR(mr MR) error {
+	return do("deregister memory", func() C.int { return C.rwf_dereg_mr(pd.h, C.uint32_t(mr.LKey)) })
 }
 
-func ConnectQP(qp QP, peer []byte, attr *ConnectAttr) int {
-	return int(C.rwf_connect_qp((*C.rwf_qp)(qp), unsafe.Pointer(unsafe.SliceData(peer)), C.size_t(len(peer)),
-		(*C.struct_rwf_connect_attr)(unsafe.Pointer(attr))))
+// CQ is a completion queue.
+type CQ struct{ h *C.rwf_cq }
+
+// CreateCQ makes a completion queue for cqe completions.
+func (d *Device) CreateCQ(cqe int) (*CQ, error) {
+	cq := &CQ{}
+	return made(cq, do("create completion queue", func() C.int { return C.rwf_create_cq(d.h, C.uint32_t(cqe), &cq.h) }))
 }
 
-func PostSend(qp QP, wr []SendWR) int {
-	return int(C.rwf_post_send((*C.rwf_qp)(qp), (*C.struct_rwf_send_wr)(unsafe.Pointer(unsafe.SliceData(wr))), C.int(len(wr))))
+// Handle returns the C completion queue, for the worker's data path.
+func (cq *CQ) Handle() unsafe.Pointer { return unsafe.Pointer(cq.h) }
+
+// Close destroys the completion queue. It fails while a queue pair uses it.
+func (cq *CQ) Close() error {
+	return do("destroy completion queue", func() C.int { return C.rwf_destroy_cq(cq.h) })
 }
 
-func PostRecv(qp QP, wrID uint64, n int) int {
-	return int(C.rwf_post_recv((*C.rwf_qp)(qp), C.uint64_t(wrID), C.int(n)))
+// Poll makes progress and takes up to len(wc) completions. An error means that the queue is lost, because it overran or its device
+// failed.
+func (cq *CQ) Poll(wc []WC) (int, error) {
+	n := C.rwf_poll_cq(cq.h, (*C.struct_rwf_wc)(unsafe.Pointer(unsafe.SliceData(wc))), C.int(len(wc)))
+	if n < 0 {
+		return 0, failed("poll completion queue", n)
+	}
+	return int(n), nil
 }
 
-// MapAll maps one range of each queue pair's peer. All slices are as long as qps.
-func MapAll(qps []QP, rkeys []uint32, raddrs []uint64, length uint32, out []uint64) int {
-	return int(C.rwf_map_all((**C.rwf_qp)(unsafe.Pointer(unsafe.SliceData(qps))), (*C.uint32_t)(unsafe.SliceData(rkeys)),
-		(*C.uint64_t)(unsafe.SliceData(raddrs)), C.uint32_t(length), C.int(len(qps)), (*C.uint64_t)(unsafe.SliceData(out))))
+// Arm makes the next Wait return when the queue has count completions (a hint), or one in error. A caller arms the queue, polls
+// once more, and then waits.
+func (cq *CQ) Arm(count int) error {
+	if rc := C.rwf_req_notify_cq(cq.h, C.uint32_t(count)); rc < 0 {
+		return failed("arm completion queue", rc)
+	}
+	return nil
 }
 
-func GetAsyncEvent(d Device, timeoutMS int, out *AsyncEvent) int {
-	return int(C.rwf_get_async_event((*C.rwf_device)(d), C.int(timeoutMS), (*C.struct_rwf_async_event)(unsafe.Pointer(out))))
+// Wait sleeps until an armed queue has completions, Wake is called, or the timeout passes. It returns false after the timeout.
+func (cq *CQ) Wait(timeout time.Duration) (bool, error) {
+	n := C.rwf_wait_cq(cq.h, C.int64_t(timeout.Microseconds()))
+	if n < 0 {
+		return false, failed("wait for completion queue", n)
+	}
+	return n > 0, nil
 }
+
+// Wake makes the present or the next Wait return. Any goroutine may call it.
+func (cq *CQ) Wake() { C.rwf_wake_cq(cq.h) }

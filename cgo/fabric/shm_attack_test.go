@@ -27,19 +27,19 @@ const strangersKey = 0x7001
 type attack struct {
 	*stranger
 	victim *node
-	qp     QP
+	qp     *QP
 	slots  *memory // where the stranger may write
 	fd     int     // of its region
 }
 
 func newAttack(t *testing.T, depth int, byRef bool, size int64, whole bool) *attack {
 	t.Helper()
-	a := &attack{victim: newNode(uint32(8 * depth))}
+	a := &attack{victim: newNode(8 * depth)}
 	a.slots = newMemory(a.victim, 1<<20, remote)
-	a.qp = newQP(a.victim, uint32(depth), byRef)
-	must("post recv", PostRecv(a.qp, 5, depth))
+	a.qp = newQP(a.victim, depth, byRef)
+	must(a.qp.PostRecv(5, depth))
 	a.stranger = newStranger(t, depth)
-	a.connect(a.qp, uint32(depth), ConnectAttr{RNRTimeoutMS: 5000})
+	a.connect(a.qp, uint32(depth), ConnectConfig{RNRTimeout: 5 * time.Second})
 	a.fd = sealedFD(t, size, unix.F_SEAL_SHRINK)
 	if whole {
 		if err := unix.Fallocate(a.fd, 0, 0, size); err != nil {
@@ -48,7 +48,7 @@ func newAttack(t *testing.T, depth int, byRef bool, size int64, whole bool) *att
 	}
 	send(t, a.sock, ctl(1, strangersKey, 1, uint32(remote), 1<<30, uint64(size), 0), a.fd)
 	t.Cleanup(func() {
-		must("destroy", DestroyQP(a.qp))
+		must(a.qp.Close())
 		a.slots.close(a.victim)
 		a.victim.close()
 	})
@@ -104,7 +104,7 @@ func TestShmWritesFillFewHoles(t *testing.T) {
 	for ; n < size/chunk; n++ {
 		wr := SendWR{LAddr: src.mr.Addr, LKey: src.mr.LKey, RAddr: 1<<30 + uint64(n*chunk), RKey: strangersKey, Length: chunk,
 			Opcode: OpWriteWithImm, Flags: SendSignaled}
-		if PostSend(a.qp, []SendWR{wr}) != 1 {
+		if _, err := a.qp.PostSend([]SendWR{wr}); err != nil {
 			break
 		}
 		if polled(t, a.victim.cq, 1)[0].Status != 0 {
@@ -159,11 +159,11 @@ func TestShmPagesTakenBackFailOnlyTheirQueuePair(t *testing.T) {
 					t.Errorf("completion %+v", wc)
 				}
 			}
-			if State(a.qp) != StateErr {
-				t.Errorf("the queue pair is in state %d", State(a.qp))
+			if a.qp.State() != StateErr {
+				t.Errorf("the queue pair is in state %d", a.qp.State())
 			}
-			must("neighbour receives", PostRecv(neighbour.qb, 9, 1))
-			must("neighbour sends", PostSend(neighbour.qa, []SendWR{neighbour.write(3, 64, 64, SendSignaled)}))
+			must(neighbour.qb.PostRecv(9, 1))
+			mustGet(neighbour.qa.PostSend([]SendWR{neighbour.write(3, 64, 64, SendSignaled)}))
 			if wc := polled(t, neighbour.b.cq, 1)[0]; wc.Status != 0 {
 				t.Errorf("the neighbour's completion: %+v", wc)
 			}
@@ -172,28 +172,24 @@ func TestShmPagesTakenBackFailOnlyTheirQueuePair(t *testing.T) {
 }
 
 func TestShmInlineSendsWithoutReceivesAreBounded(t *testing.T) {
-	runtime.LockOSThread() // for LastError
-	defer runtime.UnlockOSThread()
 	const depth, chunk = 1024, 1 << 20
 	a := newAttack(t, 8, true, 64<<20, true)
 	cq := a.victim.cq
-	qp, rc := CreateQP(a.victim.pd, &QPInit{CQ: cq, MaxSendWR: depth, MaxRecvWR: 8, MaxInline: chunk})
-	must("create qp", rc)
-	defer func() { must("destroy", DestroyQP(qp)) }()
+	qp := mustGet(a.victim.pd.CreateQP(QPConfig{CQ: cq, MaxSendWR: depth, MaxRecvWR: 8, MaxInline: chunk}))
+	defer func() { must(qp.Close()) }()
 	s := newStranger(t, 8)
-	s.connect(qp, 8, ConnectAttr{RNRTimeoutMS: 5000})
+	s.connect(qp, 8, ConnectConfig{RNRTimeout: 5 * time.Second})
 	src := make([]byte, chunk)
-	n, why := 0, ""
+	n, refused := 0, error(nil)
 	for ; n < depth; n++ {
 		wr := SendWR{LAddr: uint64(uintptr(unsafe.Pointer(&src[0]))), RAddr: 1 << 30, RKey: strangersKey, Length: chunk,
 			Opcode: OpWriteWithImm, Flags: SendInline}
-		if rc := PostSend(qp, []SendWR{wr}); rc < 0 {
-			why = LastError()
+		if _, refused = qp.PostSend([]SendWR{wr}); refused != nil {
 			break
 		}
 	}
-	if n == 0 || n > 8 || why == "" {
-		t.Errorf("%d MiB were copied for a peer that takes nothing, then: %q", n, why)
+	if n == 0 || n > 8 || refused == nil {
+		t.Errorf("%d MiB were copied for a peer that takes nothing, then: %v", n, refused)
 	}
 }
 
@@ -287,10 +283,10 @@ func TestShmOtherUsersStayOutsideUnlessTold(t *testing.T) {
 			n := newNodeWith(64, options)
 			defer n.close()
 			qp := newQP(n, 8, false)
-			defer func() { must("destroy", DestroyQP(qp)) }()
+			defer func() { must(qp.Close()) }()
 			s := newStranger(t, 8)
 			ep, _ := decodeShmEndpoint(endpoint(qp))
-			must("connect", ConnectQP(qp, s.endpoint(8), &ConnectAttr{}))
+			must(qp.Connect(s.endpoint(8), ConnectConfig{}))
 			answered := make(chan int)
 			go func() {
 				runtime.LockOSThread() // the thread ends with the goroutine, and its user with it
@@ -309,7 +305,7 @@ func TestShmOtherUsersStayOutsideUnlessTold(t *testing.T) {
 			}
 		})
 	}
-	if _, rc := Open("shm", "", "users=some"); rc >= 0 {
+	if _, err := Open("shm", "", "users=some"); err == nil {
 		t.Error("users=some was taken")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +34,7 @@ func onThread(b *testing.B, bytes int, f func()) {
 func BenchmarkShmByReference(b *testing.B) {
 	const batch = 16
 	p := newPair(b, 64, true)
-	must("post recv", PostRecv(p.qb, 1, 64))
+	must(p.qb.PostRecv(1, 64))
 	list, wc := make([]SendWR, batch), make([]WC, 64)
 	for i := range list {
 		list[i] = p.write(uint64(i), i*32768, 32768, 0)
@@ -41,11 +42,11 @@ func BenchmarkShmByReference(b *testing.B) {
 	list[batch-1].Flags = SendSignaled
 	onThread(b, 0, func() {
 		for done := 0; done < b.N; done += batch {
-			must("post send", PostSend(p.qa, list))
-			if must("poll", PollCQ(p.a.cq, wc)) != 1 || must("poll", PollCQ(p.b.cq, wc)) != batch {
+			mustGet(p.qa.PostSend(list))
+			if mustGet(p.a.cq.Poll(wc)) != 1 || mustGet(p.b.cq.Poll(wc)) != batch {
 				b.Fatal("messages are missing")
 			}
-			must("post recv", PostRecv(p.qb, 1, batch))
+			must(p.qb.PostRecv(1, batch))
 		}
 	})
 }
@@ -67,17 +68,17 @@ func benchmarkCopy(b *testing.B, n int, flags SendFlags) {
 	const chunk, region = 32 << 10, 64 << 20
 	src, dst := newNode(4096), newNode(4096)
 	source := newMemory(src, 1<<20, remote)
-	var from, to []QP
+	var from, to []*QP
 	var target []*memory
 	for i := range n {
 		from, to = append(from, newQP(src, 64, false)), append(to, newQP(dst, 64, false))
 		target = append(target, newMemory(dst, region, remote))
-		connect(from[i], to[i], ConnectAttr{})
+		connect(from[i], to[i], ConnectConfig{})
 	}
 	defer func() {
 		for i := range n {
-			must("destroy", DestroyQP(from[i]))
-			must("destroy", DestroyQP(to[i]))
+			must(from[i].Close())
+			must(to[i].Close())
 			target[i].close(dst)
 		}
 		source.close(src)
@@ -87,12 +88,12 @@ func benchmarkCopy(b *testing.B, n int, flags SendFlags) {
 	wc, wr := make([]WC, 64), make([]SendWR, 1)
 	round := func(i int) {
 		for k := range n {
-			must("post recv", PostRecv(to[k], 1, 1))
+			must(to[k].PostRecv(1, 1))
 			wr[0] = SendWR{LAddr: source.mr.Addr, LKey: source.mr.LKey, RAddr: target[k].mr.Addr + uint64(i*chunk%region),
 				RKey: target[k].mr.RKey, Length: chunk, Opcode: OpWriteWithImm, Flags: flags}
-			must("post send", PostSend(from[k], wr))
+			mustGet(from[k].PostSend(wr))
 		}
-		if must("poll", PollCQ(src.cq, wc)) != n || must("poll", PollCQ(dst.cq, wc)) != n {
+		if mustGet(src.cq.Poll(wc)) != n || mustGet(dst.cq.Poll(wc)) != n {
 			b.Fatal("messages are missing")
 		}
 	}
@@ -111,8 +112,8 @@ func BenchmarkShmPingPong(b *testing.B) {
 	for _, sleep := range []bool{false, true} {
 		b.Run(fmt.Sprintf("sleep=%v", sleep), func(b *testing.B) {
 			p := newPair(b, 64, false)
-			must("post recv", PostRecv(p.qa, 1, 32))
-			must("post recv", PostRecv(p.qb, 1, 32))
+			must(p.qa.PostRecv(1, 32))
+			must(p.qb.PostRecv(1, 32))
 			var wg sync.WaitGroup
 			b.ResetTimer()
 			wg.Go(func() { pong(p.b, p.qb, b.N, false, sleep) })
@@ -122,19 +123,19 @@ func BenchmarkShmPingPong(b *testing.B) {
 	}
 }
 
-func pong(n *node, qp QP, rounds int, first, sleep bool) {
+func pong(n *node, qp *QP, rounds int, first, sleep bool) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	wr, wc := []SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled}}, make([]WC, 8)
 	if first {
-		must("post send", PostSend(qp, wr))
+		mustGet(qp.PostSend(wr))
 	}
 	for got := 0; got < rounds; {
-		k := must("poll", PollCQ(n.cq, wc))
+		k := mustGet(n.cq.Poll(wc))
 		if k == 0 && sleep {
-			must("arm", ReqNotifyCQ(n.cq, 1))
-			if k = must("poll", PollCQ(n.cq, wc)); k == 0 {
-				must("wait", WaitCQ(n.cq, 1e6))
+			must(n.cq.Arm(1))
+			if k = mustGet(n.cq.Poll(wc)); k == 0 {
+				mustGet(n.cq.Wait(1 * time.Second))
 			}
 		}
 		for _, c := range wc[:k] {
@@ -142,9 +143,9 @@ func pong(n *node, qp QP, rounds int, first, sleep bool) {
 				continue
 			}
 			got++
-			must("post recv", PostRecv(qp, 1, 1))
+			must(qp.PostRecv(1, 1))
 			if !first || got < rounds {
-				must("post send", PostSend(qp, wr))
+				mustGet(qp.PostSend(wr))
 			}
 		}
 	}

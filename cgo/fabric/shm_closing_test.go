@@ -58,24 +58,24 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 	region := ctl(1, strangersKey, 1, uint32(remote), 1<<30, 4096, 0)
 	greet := func(t *testing.T, n *node, msg []byte, fds ...int) {
 		qp := newQP(n, depth, false)
-		defer func() { must("destroy", DestroyQP(qp)) }()
+		defer func() { must(qp.Close()) }()
 		ep, _ := decodeShmEndpoint(endpoint(qp))
 		s := newStranger(t, depth)
-		must("connect", ConnectQP(qp, s.endpoint(depth), &ConnectAttr{TimeoutMS: 100}))
+		must(qp.Connect(s.endpoint(depth), ConnectConfig{Timeout: 100 * time.Millisecond}))
 		n.shut() // the last to close is to be the door
 		handOver(t, dial(t, ep), slices.Concat(hello(ep.Cookie, s.cookie), msg), fds...)
 		n.letIn()
-		for end := time.Now().Add(10 * time.Second); State(qp) != StateErr; n.progress() {
+		for end := time.Now().Add(10 * time.Second); qp.State() != StateErr; n.progress() {
 			if time.Now().After(end) {
 				t.Fatal("the queue pair waits for its peer after its time")
 			}
 		}
 	}
-	attacked := func(t *testing.T, n *node) (*stranger, QP) {
+	attacked := func(t *testing.T, n *node) (*stranger, *QP) {
 		qp := newQP(n, depth, false)
-		must("post recv", PostRecv(qp, 5, depth))
+		must(qp.PostRecv(5, depth))
 		s := newStranger(t, depth)
-		s.connect(qp, depth, ConnectAttr{RNRTimeoutMS: 5000})
+		s.connect(qp, depth, ConnectConfig{RNRTimeout: 5 * time.Second})
 		return s, qp
 	}
 	for _, c := range []struct {
@@ -86,33 +86,33 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 			s, qp := attacked(t, n)
 			handOver(t, s.sock, region, lingering(t, 1)...)
 			polled(t, n.cq, depth)
-			must("destroy", DestroyQP(qp))
+			must(qp.Close())
 		}},
 		{"more than a region has, to a lane", func(t *testing.T, n *node) {
 			s, qp := attacked(t, n)
 			handOver(t, s.sock, region, lingering(t, 12)...)
 			polled(t, n.cq, depth)
-			must("destroy", DestroyQP(qp))
+			must(qp.Close())
 		}},
 		{"with a wake-up, to a lane", func(t *testing.T, n *node) {
 			s, qp := attacked(t, n)
 			handOver(t, s.sock, []byte("W"), lingering(t, 1)...)
 			polled(t, n.cq, depth)
-			must("destroy", DestroyQP(qp))
+			must(qp.Close())
 		}},
 		{"unread when the queue pair goes", func(t *testing.T, n *node) {
 			s, qp := attacked(t, n)
 			handOver(t, s.sock, region, sealedFD(t, 4096, unix.F_SEAL_SHRINK))
 			handOver(t, s.sock, nil)
 			handOver(t, s.sock, region, lingering(t, 1)...)
-			must("destroy", DestroyQP(qp))
+			must(qp.Close())
 		}},
 		{"as rings, to the door", func(t *testing.T, n *node) { greet(t, n, nil, lingering(t, 1)...) }},
 		{"more than rings, to the door", func(t *testing.T, n *node) { greet(t, n, nil, lingering(t, 12)...) }},
 		{"with a malformed greeting, to the door", func(t *testing.T, n *node) { greet(t, n, []byte("!"), lingering(t, 1)...) }},
 		{"behind a malformed greeting, to the door", func(t *testing.T, n *node) {
 			qp := newQP(n, depth, false)
-			defer func() { must("destroy", DestroyQP(qp)) }()
+			defer func() { must(qp.Close()) }()
 			ep, _ := decodeShmEndpoint(endpoint(qp))
 			n.shut()
 			sock := dial(t, ep)
@@ -126,7 +126,7 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 			ep, _ := decodeShmEndpoint(endpoint(qp))
 			n.shut()
 			handOver(t, dial(t, ep), []byte("!"), lingering(t, 1)...)
-			must("destroy", DestroyQP(qp))
+			must(qp.Close())
 			n.close()
 		}},
 	} {
@@ -136,9 +136,9 @@ func TestShmNothingThatAPeerHandsOverHoldsUpOthers(t *testing.T) {
 			t.Run("attacked", func(t *testing.T) { c.attack(t, n) })
 			neighbour := newNode(8 * depth)
 			qa, qb := newQP(neighbour, depth, false), newQP(n, depth, false)
-			connect(qa, qb, ConnectAttr{})
-			must("destroy", DestroyQP(qa))
-			must("destroy", DestroyQP(qb))
+			connect(qa, qb, ConnectConfig{})
+			must(qa.Close())
+			must(qb.Close())
 			neighbour.close()
 			n.close()
 			if took := time.Since(began); took > lingers/4 {

@@ -111,19 +111,19 @@ func send(t *testing.T, sock int, msg []byte, fds ...int) {
 }
 
 // connect makes the stranger the peer of a passive queue pair.
-func (s *stranger) connect(qp QP, depth uint32, attr ConnectAttr) {
+func (s *stranger) connect(qp *QP, depth uint32, attr ConnectConfig) {
 	s.t.Helper()
 	ep, _ := decodeShmEndpoint(endpoint(qp))
-	must("connect", ConnectQP(qp, s.endpoint(depth), &attr))
+	must(qp.Connect(s.endpoint(depth), attr))
 	s.sock = dial(s.t, ep)
 	send(s.t, s.sock, hello(ep.Cookie, s.cookie), s.rings)
 	var answer [8]byte
 	if n, err := unix.Read(s.sock, answer[:]); err != nil || n != 1 || answer[0] != 'A' {
 		s.t.Fatalf("greeting answered with %q, %v", answer[:n], err)
 	}
-	for end := time.Now().Add(10 * time.Second); State(qp) != StateRTS; time.Sleep(time.Millisecond) { // it answers first
+	for end := time.Now().Add(10 * time.Second); qp.State() != StateRTS; time.Sleep(time.Millisecond) { // it answers first
 		if time.Now().After(end) {
-			s.t.Fatalf("the queue pair is in state %d", State(qp))
+			s.t.Fatalf("the queue pair is in state %d", qp.State())
 		}
 	}
 }
@@ -201,24 +201,24 @@ func TestShmHostilePeerFailsOnlyItsOwnQueuePair(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			before := bytes.Clone(neighbour.mb.data)
 			qp := newQP(victim, depth, c.byRef)
-			defer func() { must("destroy", DestroyQP(qp)) }()
-			must("post recv", PostRecv(qp, 5, depth))
+			defer func() { must(qp.Close()) }()
+			must(qp.PostRecv(5, depth))
 			s := newStranger(t, depth)
-			s.connect(qp, depth, ConnectAttr{})
+			s.connect(qp, depth, ConnectConfig{})
 			c.act(s)
 			for i, wc := range polled(t, victim.cq, depth) {
 				if wc.Status != 5 || wc.WRID != 5 {
 					t.Errorf("completion %d: %+v", i, wc)
 				}
 			}
-			if State(qp) != StateErr {
-				t.Errorf("the queue pair is in state %d", State(qp))
+			if qp.State() != StateErr {
+				t.Errorf("the queue pair is in state %d", qp.State())
 			}
 			if !bytes.Equal(before, neighbour.mb.data) {
 				t.Error("the victim's memory changed")
 			}
-			must("neighbour receives", PostRecv(neighbour.qb, 9, 1))
-			must("neighbour sends", PostSend(neighbour.qa, []SendWR{neighbour.write(3, 64, 64, SendSignaled)}))
+			must(neighbour.qb.PostRecv(9, 1))
+			mustGet(neighbour.qa.PostSend([]SendWR{neighbour.write(3, 64, 64, SendSignaled)}))
 			polled(t, neighbour.a.cq, 1)
 			if wc := polled(t, victim.cq, 1)[0]; wc.Status != 0 || wc.WRID != 9 {
 				t.Errorf("the neighbour's completion: %+v", wc)
@@ -233,9 +233,9 @@ func TestShmScribbledCountersHarmNobody(t *testing.T) {
 	n := newNode(256)
 	defer n.close()
 	qp := newQP(n, depth, false)
-	defer func() { must("destroy", DestroyQP(qp)) }()
+	defer func() { must(qp.Close()) }()
 	s := newStranger(t, depth)
-	s.connect(qp, depth, ConnectAttr{AckTimeoutMS: 100})
+	s.connect(qp, depth, ConnectConfig{AckTimeout: 100 * time.Millisecond})
 	m := newMemory(n, 4096, remote)
 	defer m.close(n)
 	le := binary.LittleEndian
@@ -244,7 +244,7 @@ func TestShmScribbledCountersHarmNobody(t *testing.T) {
 		le.PutUint64(s.shared[offWakeAt:], uint64(i))
 		le.PutUint64(s.shared[offIssued:], uint64(i)+1)
 		le.PutUint64(s.shared[offSent:], uint64(i)+1)
-		must("post send", PostSend(qp, []SendWR{{WRID: uint64(i), Opcode: OpWriteWithImm, Flags: SendSignaled}}))
+		mustGet(qp.PostSend([]SendWR{{WRID: uint64(i), Opcode: OpWriteWithImm, Flags: SendSignaled}}))
 		if wc := polled(t, n.cq, 1)[0]; wc.Status != 0 || wc.WRID != uint64(i) {
 			t.Fatalf("completion %+v", wc)
 		}
@@ -252,8 +252,7 @@ func TestShmScribbledCountersHarmNobody(t *testing.T) {
 	// Messages that never come hold a send for the acknowledgement timeout, no longer.
 	le.PutUint64(s.shared[offIssued:], 1<<40)
 	start := time.Now()
-	must("post send", PostSend(qp,
-		[]SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled, Length: 8, LAddr: m.mr.Addr, LKey: m.mr.LKey}}))
+	mustGet(qp.PostSend([]SendWR{{Opcode: OpWriteWithImm, Flags: SendSignaled, Length: 8, LAddr: m.mr.Addr, LKey: m.mr.LKey}}))
 	if wc := polled(t, n.cq, 1)[0]; wc.Status != 12 || time.Since(start) < 50*time.Millisecond {
 		t.Fatalf("a send that waits for messages completed with %d after %v", wc.Status, time.Since(start))
 	}
@@ -264,10 +263,10 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	n := newNode(256)
 	defer n.close()
 	qp := newQP(n, depth, false)
-	defer func() { must("destroy", DestroyQP(qp)) }()
+	defer func() { must(qp.Close()) }()
 	s := newStranger(t, depth)
 	ep, _ := decodeShmEndpoint(endpoint(qp))
-	must("connect", ConnectQP(qp, s.endpoint(depth), &ConnectAttr{}))
+	must(qp.Connect(s.endpoint(depth), ConnectConfig{}))
 	stale := ep.Cookie
 	stale[3] ^= 1
 	for _, c := range []struct {
@@ -297,7 +296,7 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	}
 	// Silent ones by the dozen, some of which greet for a queue pair that nobody has connected yet.
 	idle := newQP(n, depth, false)
-	defer func() { must("destroy", DestroyQP(idle)) }()
+	defer func() { must(idle.Close()) }()
 	idleEP, _ := decodeShmEndpoint(endpoint(idle))
 	for i := range 200 {
 		sock := dial(t, ep)
@@ -314,9 +313,9 @@ func TestShmGarbageAtTheListenerHarmsNobody(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("the honest one waited %v", took)
 	}
-	for State(qp) != StateRTS {
+	for qp.State() != StateRTS {
 		if time.Since(start) > 5*time.Second {
-			t.Fatalf("the queue pair is in state %d", State(qp))
+			t.Fatalf("the queue pair is in state %d", qp.State())
 		}
 	}
 }
@@ -325,7 +324,7 @@ func TestShmWithoutADescriptorToSpareSleepsAndLetsInLater(t *testing.T) {
 	n := newNode(16)
 	defer n.close()
 	qp := newQP(n, 8, false)
-	defer func() { must("destroy", DestroyQP(qp)) }()
+	defer func() { must(qp.Close()) }()
 	ep, _ := decodeShmEndpoint(endpoint(qp))
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
@@ -408,9 +407,8 @@ func TestShmRegistersOnlyMemoryThatCannotShrink(t *testing.T) {
 		{"remote write alone", 8192, 0, 2, m.fd},
 		{"unknown access", 8192, 0, 8, m.fd},
 	} {
-		var mr MR
-		if rc := RegMR(n.pd, addr, c.length, c.access, c.fd, c.offset, &mr); rc >= 0 || LastError() == "" {
-			t.Errorf("%s: registered (%d, %q)", c.name, rc, LastError())
+		if _, err := n.pd.RegisterMR(addr, c.length, c.access, c.fd, c.offset); err == nil {
+			t.Errorf("%s: registered", c.name)
 		}
 	}
 }

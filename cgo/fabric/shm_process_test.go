@@ -55,7 +55,7 @@ func otherProcess(mode string) {
 		panic(err)
 	}
 	peer, _ := hex.DecodeString(o.Endpoint)
-	must("connect", ConnectQP(qp, peer, &ConnectAttr{Active: 1}))
+	must(qp.Connect(peer, ConnectConfig{Active: true}))
 	report := childReport{}
 	if mode == "hold" {
 		report.Holder = strconv.Itoa(leaveSocketsWithAnother())
@@ -65,8 +65,8 @@ func otherProcess(mode string) {
 	for i := uint32(0); mode == "stream" || i < killDepth/2; i++ {
 		wr := SendWR{LAddr: m.mr.Addr, LKey: m.mr.LKey, RAddr: o.RAddr, RKey: o.RKey, Length: 32768, Imm: i, Opcode: OpWriteWithImm,
 			Flags: SendSignaled}
-		for PostSend(qp, []SendWR{wr}) < 0 {
-			must("poll", PollCQ(n.cq, wc))
+		for _, err := qp.PostSend([]SendWR{wr}); err != nil; _, err = qp.PostSend([]SendWR{wr}) {
+			mustGet(n.cq.Poll(wc))
 		}
 	}
 	select {}
@@ -89,7 +89,7 @@ func leaveSocketsWithAnother() int {
 }
 
 // child starts the other process and connects qp to it; it streams when this returns.
-func child(t *testing.T, mode string, qp QP, mr MR) (cmd *exec.Cmd, holder int) {
+func child(t *testing.T, mode string, qp *QP, mr MR) (cmd *exec.Cmd, holder int) {
 	t.Helper()
 	cmd = exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"="+mode)
@@ -106,7 +106,7 @@ func child(t *testing.T, mode string, qp QP, mr MR) (cmd *exec.Cmd, holder int) 
 		t.Fatal(err)
 	}
 	peer, _ := hex.DecodeString(r.Endpoint)
-	must("connect", ConnectQP(qp, peer, &ConnectAttr{}))
+	must(qp.Connect(peer, ConnectConfig{}))
 	json.NewEncoder(stdin).Encode(childOrders{hex.EncodeToString(endpoint(qp)), mr.Addr, mr.RKey})
 	if err := in.Decode(&r); err != nil {
 		t.Fatal(err)
@@ -145,10 +145,10 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 	n := newNode(4 * killDepth)
 	defer n.close()
 	qp := newQP(n, killDepth, false)
-	defer func() { must("destroy", DestroyQP(qp)) }()
+	defer func() { must(qp.Close()) }()
 	m := newMemory(n, 1<<20, remote)
 	defer m.close(n)
-	must("post recv", PostRecv(qp, 1, killDepth))
+	must(qp.PostRecv(1, killDepth))
 	cmd, holder := child(t, mode, qp, m.mr)
 	if holder > 0 {
 		defer unix.Kill(holder, unix.SIGKILL)
@@ -167,10 +167,10 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 			t.Fatalf("%d messages arrived, but not their sender's end", good)
 		}
 		if sleep {
-			must("arm", ReqNotifyCQ(n.cq, 10*killDepth))
-			must("wait", WaitCQ(n.cq, 10e6))
+			must(n.cq.Arm(10 * killDepth))
+			mustGet(n.cq.Wait(10 * time.Second))
 		}
-		k := must("poll", PollCQ(n.cq, wc))
+		k := mustGet(n.cq.Poll(wc))
 		for _, w := range wc[:k] {
 			if w.Status == 0 && flushed == 0 {
 				good++
@@ -181,7 +181,7 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 			}
 		}
 		if mode == "stream" && flushed == 0 {
-			must("post recv", PostRecv(qp, 1, k))
+			must(qp.PostRecv(1, k))
 		}
 	}
 	if took = time.Since(time.Unix(0, killed.Load())); took > 5*time.Second { // a second, on a machine without other work
@@ -190,8 +190,8 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 	if good == 0 || mode != "stream" && good != killDepth/2 {
 		t.Errorf("%d messages arrived", good)
 	}
-	if State(qp) != StateErr {
-		t.Errorf("the queue pair is in state %d", State(qp))
+	if qp.State() != StateErr {
+		t.Errorf("the queue pair is in state %d", qp.State())
 	}
 	for i := range 32768 {
 		if m.data[i] != byte(i) {
@@ -202,9 +202,9 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 }
 
 // overslept waits, and reports whether only the timeout ended that: the wait itself finds what came without a wakeup.
-func overslept(cq CQ) bool {
+func overslept(cq *CQ) bool {
 	start := time.Now()
-	must("wait", WaitCQ(cq, 20e6))
+	mustGet(cq.Wait(20 * time.Second))
 	return time.Since(start) > 10*time.Second // far more than a busy machine keeps a thread waiting
 }
 
@@ -215,40 +215,40 @@ func TestShmLosesNoWakeup(t *testing.T) {
 	a, b := newNode(1024), newNode(1024)
 	defer a.close()
 	defer b.close()
-	var qa, qb []QP
+	var qa, qb []*QP
 	for i := range qps {
 		qa, qb = append(qa, newQP(a, depth, false)), append(qb, newQP(b, depth, false))
-		connect(qa[i], qb[i], ConnectAttr{})
+		connect(qa[i], qb[i], ConnectConfig{})
 	}
 	defer func() {
 		for i := range qps {
-			must("destroy", DestroyQP(qa[i]))
-			must("destroy", DestroyQP(qb[i]))
+			must(qa[i].Close())
+			must(qb[i].Close())
 		}
 	}()
 	var received atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for _, qp := range qb {
-			must("post recv", PostRecv(qp, 0, depth/2)) // fewer than are sent: the sender sleeps for receives too
+			must(qp.PostRecv(0, depth/2)) // fewer than are sent: the sender sleeps for receives too
 		}
-		byNum := map[uint32]QP{}
+		byNum := map[uint32]*QP{}
 		for _, qp := range qb {
-			byNum[QPNum(qp)] = qp
+			byNum[qp.Num()] = qp
 		}
 		rng := rand.New(rand.NewPCG(1, 2))
 		wc := make([]WC, 16)
 		for got := 0; got < total; {
-			k := must("poll", PollCQ(b.cq, wc))
+			k := mustGet(b.cq.Poll(wc))
 			if k == 0 {
-				must("arm", ReqNotifyCQ(b.cq, 1))
-				if k = must("poll", PollCQ(b.cq, wc)); k == 0 && overslept(b.cq) {
+				must(b.cq.Arm(1))
+				if k = mustGet(b.cq.Poll(wc)); k == 0 && overslept(b.cq) {
 					t.Errorf("the receiver slept though %d of %d had come", got, total)
 					return
 				}
 			}
 			for _, w := range wc[:k] {
-				must("post recv", PostRecv(byNum[w.QPNum], 0, 1))
+				must(byNum[w.QPNum].PostRecv(0, 1))
 			}
 			got += k
 			received.Store(int64(got))
@@ -265,14 +265,14 @@ func TestShmLosesNoWakeup(t *testing.T) {
 	inFlight := 0
 	for sent := 0; sent < total || inFlight > 0; {
 		for k := 0; inFlight < qps*depth/2 && sent < total && k < 3; k++ {
-			n := max(PostSend(qa[rng.IntN(qps)], wr[:min(1+rng.IntN(12), total-sent)]), 0)
+			n, _ := qa[rng.IntN(qps)].PostSend(wr[:min(1+rng.IntN(12), total-sent)])
 			sent += n
 			inFlight += n
 		}
-		k := must("poll", PollCQ(a.cq, wc))
+		k := mustGet(a.cq.Poll(wc))
 		if k == 0 {
-			must("arm", ReqNotifyCQ(a.cq, 1))
-			if k = must("poll", PollCQ(a.cq, wc)); k == 0 && overslept(a.cq) {
+			must(a.cq.Arm(1))
+			if k = mustGet(a.cq.Poll(wc)); k == 0 && overslept(a.cq) {
 				t.Errorf("the sender slept though %d of %d were received", received.Load(), total)
 				break
 			}
@@ -295,20 +295,20 @@ func TestShmLosesNoWakeup(t *testing.T) {
 func TestShmPostingWhileThePeerArmsWakesIt(t *testing.T) {
 	const total = 20000
 	p := newPair(t, 16, false)
-	must("post recv", PostRecv(p.qb, 0, 8))
+	must(p.qb.PostRecv(0, 8))
 	var received atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		wc := make([]WC, 16)
 		for got := 0; got < total; {
-			must("arm", ReqNotifyCQ(p.b.cq, 1))
+			must(p.b.cq.Arm(1))
 			if overslept(p.b.cq) {
 				t.Errorf("asleep though message %d was sent", got)
 				received.Store(-1)
 				return
 			}
-			k := must("poll", PollCQ(p.b.cq, wc))
-			must("post recv", PostRecv(p.qb, 0, k))
+			k := mustGet(p.b.cq.Poll(wc))
+			must(p.qb.PostRecv(0, k))
 			got += k
 			received.Store(int64(got))
 		}
@@ -328,8 +328,8 @@ func TestShmPostingWhileThePeerArmsWakesIt(t *testing.T) {
 		for range rng.IntN(300) {
 			received.Load()
 		}
-		must("post", PostSend(p.qa, wr))
-		must("poll", PollCQ(p.a.cq, wc))
+		mustGet(p.qa.PostSend(wr))
+		mustGet(p.a.cq.Poll(wc))
 	}
 }
 
@@ -356,15 +356,14 @@ func TestShmLeavesNothingBehind(t *testing.T) {
 	before := processState(t)
 	for round := range 10 {
 		a, b := newNode(256), newNode(256)
-		var qps [8]QP
+		var qps [8]*QP
 		ma, mb := newMemory(a, 1<<20, remote), newMemory(b, 1<<20, remote)
 		for i := 0; i < len(qps); i += 2 {
 			qps[i], qps[i+1] = newQP(a, 16, i%4 == 0), newQP(b, 16, i%4 == 0)
-			connect(qps[i], qps[i+1], ConnectAttr{})
-			must("post recv", PostRecv(qps[i+1], 1, 4))
-			must("post", PostSend(qps[i],
-				[]SendWR{{LAddr: ma.mr.Addr, LKey: ma.mr.LKey, RAddr: mb.mr.Addr, RKey: mb.mr.RKey,
-					Length: 64, Opcode: OpWriteWithImm}}))
+			connect(qps[i], qps[i+1], ConnectConfig{})
+			must(qps[i+1].PostRecv(1, 4))
+			mustGet(qps[i].PostSend([]SendWR{{LAddr: ma.mr.Addr, LKey: ma.mr.LKey, RAddr: mb.mr.Addr, RKey: mb.mr.RKey,
+				Length: 64, Opcode: OpWriteWithImm}}))
 			polled(t, b.cq, 1)
 		}
 		// Regions come and go while connected, and one connection attempt fails.
@@ -373,17 +372,17 @@ func TestShmLeavesNothingBehind(t *testing.T) {
 			b.progress()
 		}
 		lost := newQP(a, 16, false)
-		if rc := ConnectQP(lost, endpoint(qps[1]), &ConnectAttr{Active: 1, TimeoutMS: 50}); rc >= 0 {
+		if lost.Connect(endpoint(qps[1]), ConnectConfig{Active: true, Timeout: 50 * time.Millisecond}) == nil {
 			t.Fatal("connected to a queue pair that has its peer")
 		}
-		must("destroy", DestroyQP(lost))
+		must(lost.Close())
 		for i, qp := range qps {
 			if (i+round)%3 == 0 {
-				must("fail", FailQP(qp))
+				must(qp.Fail())
 			}
 		}
 		for _, qp := range qps {
-			must("destroy", DestroyQP(qp))
+			must(qp.Close())
 		}
 		ma.close(a)
 		mb.close(b)
@@ -400,10 +399,9 @@ func TestShmDeregisteredPayloadStaysReadable(t *testing.T) {
 	p := newPair(t, 16, true)
 	m := newMemory(p.a, 1<<16, remote)
 	m.data[100] = 42
-	must("post recv", PostRecv(p.qb, 1, 2))
-	must("post", PostSend(p.qa,
-		[]SendWR{{LAddr: m.mr.Addr + 100, LKey: m.mr.LKey, RAddr: p.mb.mr.Addr, RKey: p.mb.mr.RKey,
-			Length: 1, Opcode: OpWriteWithImm}}))
+	must(p.qb.PostRecv(1, 2))
+	mustGet(p.qa.PostSend([]SendWR{{LAddr: m.mr.Addr + 100, LKey: m.mr.LKey, RAddr: p.mb.mr.Addr, RKey: p.mb.mr.RKey,
+		Length: 1, Opcode: OpWriteWithImm}}))
 	wc := polled(t, p.b.cq, 1)[0]
 	payload := (*byte)(address(wc.Addr))
 	if *payload != 42 {
@@ -417,7 +415,7 @@ func TestShmDeregisteredPayloadStaysReadable(t *testing.T) {
 	}
 	reply := SendWR{LAddr: p.mb.mr.Addr, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 1, Opcode: OpWriteWithImm,
 		Flags: SendSignaled}
-	must("reply", PostSend(p.qb, []SendWR{reply}))
+	mustGet(p.qb.PostSend([]SendWR{reply}))
 	if got := polled(t, p.b.cq, 2)[0]; got.Status != 10 {
 		t.Errorf("a reply to the deregistered region completed with %d", got.Status)
 	}
@@ -436,15 +434,16 @@ func TestShmManyRegionsReachAPeerThatReadsLate(t *testing.T) {
 			m.close(p.b)
 		}
 	}()
-	must("post recv", PostRecv(p.qb, 1, 3))
+	must(p.qb.PostRecv(1, 3))
 	for i, m := range []*memory{all[0], all[regions/2], all[regions-1]} {
 		p.ma.data[0] = byte(i + 1)
-		must("post", PostSend(p.qa,
-			[]SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr, RKey: m.mr.RKey, Length: 1, Opcode: OpWriteWithImm,
-				Flags: SendSignaled}}))
+		mustGet(p.qa.PostSend([]SendWR{{
+			LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr, RKey: m.mr.RKey, Length: 1, Opcode: OpWriteWithImm,
+			Flags: SendSignaled,
+		}}))
 		for done, out := 0, make([]WC, 4); done < 2; {
-			k := must("poll a", PollCQ(p.a.cq, out))
-			k += must("poll b", PollCQ(p.b.cq, out[k:]))
+			k := mustGet(p.a.cq.Poll(out))
+			k += mustGet(p.b.cq.Poll(out[k:]))
 			for _, wc := range out[:k] {
 				if wc.Status != 0 {
 					t.Fatalf("region %d: %+v", i, wc)
@@ -464,11 +463,10 @@ func TestShmSparseRegionStaysSparse(t *testing.T) {
 	const size = 1 << 30
 	m := newMemory(p.b, size, remote)
 	defer m.close(p.b)
-	must("post recv", PostRecv(p.qb, 1, 1))
+	must(p.qb.PostRecv(1, 1))
 	p.ma.data[0] = 5
-	must("post", PostSend(p.qa,
-		[]SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr + size - 1, RKey: m.mr.RKey, Length: 1,
-			Opcode: OpWriteWithImm}}))
+	mustGet(p.qa.PostSend([]SendWR{{LAddr: p.ma.mr.Addr, LKey: p.ma.mr.LKey, RAddr: m.mr.Addr + size - 1, RKey: m.mr.RKey, Length: 1,
+		Opcode: OpWriteWithImm}}))
 	polled(t, p.b.cq, 1)
 	if m.data[size-1] != 5 {
 		t.Error("the last byte was not written")
@@ -484,12 +482,12 @@ func TestShmPeerThatNeverComesIsGivenUpByASleeper(t *testing.T) {
 	defer n.close()
 	defer other.close()
 	qp, peer := newQP(n, 16, false), newQP(other, 16, false)
-	defer func() { must("destroy", DestroyQP(qp)); must("destroy", DestroyQP(peer)) }()
-	must("post recv", PostRecv(qp, 3, 2))
-	must("connect", ConnectQP(qp, endpoint(peer), &ConnectAttr{TimeoutMS: 100}))
+	defer func() { must(qp.Close()); must(peer.Close()) }()
+	must(qp.PostRecv(3, 2))
+	must(qp.Connect(endpoint(peer), ConnectConfig{Timeout: 100 * time.Millisecond}))
 	start := time.Now()
-	must("arm", ReqNotifyCQ(n.cq, 64))
-	if must("wait", WaitCQ(n.cq, 5e6)) != 1 {
+	must(n.cq.Arm(64))
+	if !mustGet(n.cq.Wait(5 * time.Second)) {
 		t.Fatal("the sleeper was not woken")
 	}
 	if took := time.Since(start); took < 50*time.Millisecond || took > 2*time.Second {

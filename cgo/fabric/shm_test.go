@@ -6,7 +6,6 @@ import (
 	"os"
 	"runtime"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -17,34 +16,33 @@ import (
 const remote = AccessLocalWrite | AccessRemoteWrite
 
 // must panics on a failed call, in any goroutine.
-func must(what string, rc int) int {
-	if rc < 0 {
-		panic(what + ": " + syscall.Errno(-rc).Error() + ": " + LastError())
+func must(err error) {
+	if err != nil {
+		panic(err)
 	}
-	return rc
+}
+
+// mustGet returns the result of a call that must not fail.
+func mustGet[T any](v T, err error) T {
+	must(err)
+	return v
 }
 
 // node is one side: a device with a protection domain and a completion queue, and a goroutine that lets peers in.
 type node struct {
-	dev    Device
-	pd     PD
-	cq     CQ
+	dev    *Device
+	pd     *PD
+	cq     *CQ
 	events [4]atomic.Int64
 	stop   atomic.Bool
 	done   chan struct{}
 }
 
-func newNode(cqe uint32) *node { return newNodeWith(cqe, "") }
+func newNode(cqe int) *node { return newNodeWith(cqe, "") }
 
-func newNodeWith(cqe uint32, options string) *node {
-	n := &node{}
-	var rc int
-	n.dev, rc = Open("shm", "", options)
-	must("open", rc)
-	n.pd, rc = AllocPD(n.dev)
-	must("alloc pd", rc)
-	n.cq, rc = CreateCQ(n.dev, cqe)
-	must("create cq", rc)
+func newNodeWith(cqe int, options string) *node {
+	n := &node{dev: mustGet(Open("shm", "", options))}
+	n.pd, n.cq = mustGet(n.dev.AllocPD()), mustGet(n.dev.CreateCQ(cqe))
 	n.letIn()
 	return n
 }
@@ -56,8 +54,7 @@ func (n *node) letIn() {
 	go func() {
 		defer close(n.done)
 		for !n.stop.Load() {
-			var ev AsyncEvent
-			if GetAsyncEvent(n.dev, 20, &ev) > 0 {
+			if ev, ok, _ := n.dev.AsyncEvent(20 * time.Millisecond); ok {
 				n.events[ev.Type].Add(1)
 			}
 		}
@@ -71,9 +68,9 @@ func (n *node) shut() {
 
 func (n *node) close() {
 	n.shut()
-	must("destroy cq", DestroyCQ(n.cq))
-	must("dealloc pd", DeallocPD(n.pd))
-	must("close", Close(n.dev))
+	must(n.cq.Close())
+	must(n.pd.Close())
+	must(n.dev.Close())
 }
 
 // memory is a registered memfd.
@@ -95,13 +92,11 @@ func newMemory(n *node, size int, access Access) *memory {
 	if err != nil {
 		panic(err)
 	}
-	m := &memory{fd: fd, data: data}
-	must("register", RegMR(n.pd, unsafe.Pointer(&data[0]), uint64(size), access, fd, 0, &m.mr))
-	return m
+	return &memory{fd, data, mustGet(n.pd.RegisterMR(unsafe.Pointer(&data[0]), uint64(size), access, fd, 0))}
 }
 
 func (m *memory) close(n *node) {
-	must("deregister", DeregMR(n.pd, m.mr.LKey))
+	must(n.pd.DeregisterMR(m.mr))
 	m.unmap()
 }
 
@@ -110,34 +105,25 @@ func (m *memory) unmap() {
 	unix.Close(m.fd)
 }
 
-func newQP(n *node, depth uint32, byRef bool) QP {
-	var flags QPFlags
-	if byRef {
-		flags = QPByReference
-	}
-	qp, rc := CreateQP(n.pd, &QPInit{CQ: n.cq, MaxSendWR: depth, MaxRecvWR: depth, MaxInline: 64, Flags: flags})
-	must("create qp", rc)
-	return qp
+func newQP(n *node, depth int, byRef bool) *QP {
+	return mustGet(n.pd.CreateQP(QPConfig{CQ: n.cq, MaxSendWR: depth, MaxRecvWR: depth, MaxInline: 64, ByReference: byRef}))
 }
 
-func endpoint(qp QP) []byte {
-	buf := make([]byte, EndpointMax)
-	return buf[:must("endpoint", QPEndpoint(qp, buf))]
-}
+func endpoint(qp *QP) []byte { return mustGet(qp.Endpoint()) }
 
-func connect(active, passive QP, attr ConnectAttr) {
-	must("connect passive", ConnectQP(passive, endpoint(active), &attr))
-	attr.Active = 1
-	must("connect active", ConnectQP(active, endpoint(passive), &attr))
+func connect(active, passive *QP, attr ConnectConfig) {
+	must(passive.Connect(endpoint(active), attr))
+	attr.Active = true
+	must(active.Connect(endpoint(passive), attr))
 }
 
 // polled polls until n completions are there.
-func polled(tb testing.TB, cq CQ, n int) []WC {
+func polled(tb testing.TB, cq *CQ, n int) []WC {
 	tb.Helper()
 	out := make([]WC, n+16)
 	got := 0
 	for deadline := time.Now().Add(5 * time.Second); got < n; runtime.Gosched() {
-		got += must("poll", PollCQ(cq, out[got:]))
+		got += mustGet(cq.Poll(out[got:]))
 		if time.Now().After(deadline) {
 			tb.Fatalf("%d completions of %d", got, n)
 		}
@@ -146,29 +132,29 @@ func polled(tb testing.TB, cq CQ, n int) []WC {
 }
 
 // progress lets a node move on without taking completions.
-func (n *node) progress() { must("poll", PollCQ(n.cq, nil)) }
+func (n *node) progress() { mustGet(n.cq.Poll(nil)) }
 
 // pair is two connected queue pairs, a active and b passive, each with registered memory.
 type pair struct {
 	a, b   *node
-	qa, qb QP
+	qa, qb *QP
 	ma, mb *memory
 }
 
-func newPair(tb testing.TB, depth uint32, byRef bool) *pair {
+func newPair(tb testing.TB, depth int, byRef bool) *pair {
 	tb.Helper()
-	return newPairAttr(tb, depth, byRef, ConnectAttr{})
+	return newPairAttr(tb, depth, byRef, ConnectConfig{})
 }
 
-func newPairAttr(tb testing.TB, depth uint32, byRef bool, attr ConnectAttr) *pair {
+func newPairAttr(tb testing.TB, depth int, byRef bool, attr ConnectConfig) *pair {
 	tb.Helper()
 	p := &pair{a: newNode(4 * depth), b: newNode(4 * depth)}
 	p.qa, p.qb = newQP(p.a, depth, byRef), newQP(p.b, depth, byRef)
 	p.ma, p.mb = newMemory(p.a, 1<<20, remote), newMemory(p.b, 1<<20, remote)
 	connect(p.qa, p.qb, attr)
 	tb.Cleanup(func() {
-		must("destroy a", DestroyQP(p.qa))
-		must("destroy b", DestroyQP(p.qb))
+		must(p.qa.Close())
+		must(p.qb.Close())
 		p.ma.close(p.a)
 		p.mb.close(p.b)
 		p.a.close()
@@ -203,11 +189,11 @@ func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
 		}
 		want := make([]byte, len(p.mb.data))
 		copy(want[c.offset:], p.ma.data[c.offset:c.offset+c.length])
-		must("post recv", PostRecv(p.qb, 7, 1))
-		must("post send", PostSend(p.qa, []SendWR{p.write(42, c.offset, c.length, c.flags)}))
+		must(p.qb.PostRecv(7, 1))
+		mustGet(p.qa.PostSend([]SendWR{p.write(42, c.offset, c.length, c.flags)}))
 		wc := polled(t, p.b.cq, 1)[0]
 		if wc.Status != 0 || wc.WRID != 7 || wc.Imm != 42 || wc.Opcode != 1 || int(wc.ByteLen) != c.length || wc.Addr != 0 ||
-			wc.QPNum != QPNum(p.qb) {
+			wc.QPNum != p.qb.Num() {
 			t.Fatalf("%s: completion %+v", c.name, wc)
 		}
 		if !bytes.Equal(want, p.mb.data) {
@@ -222,8 +208,8 @@ func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
 func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
 	p := newPair(t, 16, true)
 	copy(p.ma.data[5000:], "gradient")
-	must("post recv", PostRecv(p.qb, 1, 1))
-	must("post send", PostSend(p.qa, []SendWR{p.write(9, 5000, 8, SendSignaled)}))
+	must(p.qb.PostRecv(1, 1))
+	mustGet(p.qa.PostSend([]SendWR{p.write(9, 5000, 8, SendSignaled)}))
 	wc := polled(t, p.b.cq, 1)[0]
 	if wc.SrcAddr != p.ma.mr.Addr+5000 || wc.SrcRKey != p.ma.mr.RKey {
 		t.Fatalf("completion %+v", wc)
@@ -236,11 +222,10 @@ func TestShmPayloadByReferenceStaysWithItsSender(t *testing.T) {
 	}
 	// The reply goes where the payload came from.
 	copy(p.mb.data[100:], "WEIGHTS!")
-	must("post recv", PostRecv(p.qa, 1, 1))
-	must("reply", PostSend(p.qb,
-		[]SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8,
-			Opcode: OpWriteWithImm,
-			Flags:  SendInline}}))
+	must(p.qa.PostRecv(1, 1))
+	mustGet(p.qb.PostSend([]SendWR{{LAddr: p.mb.mr.Addr + 100, LKey: p.mb.mr.LKey, RAddr: wc.SrcAddr, RKey: wc.SrcRKey, Length: 8,
+		Opcode: OpWriteWithImm,
+		Flags:  SendInline}}))
 	polled(t, p.a.cq, 2)
 	if got := string(p.ma.data[5000:5008]); got != "WEIGHTS!" {
 		t.Fatalf("reply %q", got)
@@ -317,16 +302,16 @@ func TestShmPollingGoesOnWhileQueuePairsComeAndGo(t *testing.T) {
 	var wc [4]WC
 	// Polling starts with another queue pair each time: destroy them when it stands at each of them.
 	for polls := range 7 {
-		var qps []QP
+		var qps []*QP
 		for range 6 {
 			qps = append(qps, newQP(n, 4, false))
 		}
 		for range polls {
-			must("poll", PollCQ(n.cq, wc[:]))
+			mustGet(n.cq.Poll(wc[:]))
 		}
 		for _, qp := range qps {
-			must("destroy", DestroyQP(qp))
-			must("poll", PollCQ(n.cq, wc[:]))
+			must(qp.Close())
+			mustGet(n.cq.Poll(wc[:]))
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (x exchange) bytes() int64 { return int64(x.connections) * int64(x.messages
 // party is one owner: a node and its queue pairs, with what its peer needs to be written to.
 type party struct {
 	n        *node
-	qps      []fabric.QP
+	qps      []*fabric.QP
 	out, in  []fabric.MR
 	peerIn   []fabric.MR
 	target   [][]byte
@@ -35,17 +35,17 @@ type party struct {
 }
 
 func newParty(b *testing.B, x exchange, connections int) *party {
-	p := &party{n: newNode(b, "", uint32(connections*x.depth*4)), index: map[uint32]int{}, wr: make([]fabric.SendWR, x.depth),
+	p := &party{n: newNode(b, "", connections*x.depth*4), index: map[uint32]int{}, wr: make([]fabric.SendWR, x.depth),
 		wc: make([]fabric.WC, 64)}
 	for i := range connections {
-		qp := p.n.newQP(uint32(2*x.depth), uint32(2*x.depth))
+		qp := p.n.newQP(2*x.depth, 2*x.depth)
 		out, in := memory(b, x.depth*x.size), memory(b, x.depth*x.size)
 		fillRandom(out, uint64(i))
 		p.target = append(p.target, in)
 		p.qps = append(p.qps, qp)
 		p.out, p.in = append(p.out, p.n.register(out, accessAll)), append(p.in, p.n.register(in, accessAll))
-		p.index[fabric.QPNum(qp)] = i
-		check(b, fabric.PostRecv(qp, 0, 2*x.depth), "post receive")
+		p.index[qp.Num()] = i
+		check(b, qp.PostRecv(0, 2*x.depth))
 	}
 	p.sent, p.acked, p.received = make([]int, connections), make([]int, connections), make([]int, connections)
 	return p
@@ -65,10 +65,8 @@ func (p *party) post(x exchange, i int) error {
 	}
 	p.wr[n-1].Flags = fabric.SendSignaled
 	p.sent[i] += n
-	if got := fabric.PostSend(p.qps[i], p.wr[:n]); got != n {
-		return fmt.Errorf("posted %d of %d: %s", got, n, fabric.LastError())
-	}
-	return nil
+	_, err := p.qps[i].PostSend(p.wr[:n])
+	return err
 }
 
 // run exchanges all messages; the owner sleeps when it has nothing to do.
@@ -85,16 +83,16 @@ func (p *party) run(x exchange) error {
 				return err
 			}
 		}
-		n := fabric.PollCQ(p.n.cq, p.wc)
+		n, err := p.n.cq.Poll(p.wc)
+		if err != nil {
+			return err
+		}
 		if n == 0 {
 			if time.Now().After(end) {
 				return fmt.Errorf("the exchange hangs: sent %v, acknowledged %v, received %v", p.sent, p.acked, p.received)
 			}
-			fabric.ReqNotifyCQ(p.n.cq, 1)
-			fabric.WaitCQ(p.n.cq, 100_000)
-		}
-		if n < 0 {
-			return fmt.Errorf("poll: %s", fabric.LastError())
+			p.n.cq.Arm(1)
+			p.n.cq.Wait(100 * time.Millisecond)
 		}
 		var again [64]int
 		for _, c := range p.wc[:n] {
@@ -116,12 +114,12 @@ func (p *party) run(x exchange) error {
 		}
 		for i, k := range again[:len(p.qps)] {
 			if k > 0 {
-				fabric.PostRecv(p.qps[i], 0, k)
+				p.qps[i].PostRecv(0, k)
 			}
 		}
 	}
 	// The last acknowledgements leave with this.
-	fabric.WaitCQ(p.n.cq, 0)
+	p.n.cq.Wait(0)
 	return nil
 }
 

@@ -3,6 +3,7 @@ package fabric_test
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -33,7 +34,7 @@ func reachable(t *testing.T, ep []byte, from net.IP) bool {
 func TestTCPAnAddressThatFloodsIsKeptOutThoughItsQueuePairWaits(t *testing.T) {
 	a, b := newNode(t, "", 16), newNode(t, "", 16)
 	waits := b.newQP(1, 1)
-	check(t, fabric.ConnectQP(waits, endpoint(t, a.newQP(1, 1)), &fabric.ConnectAttr{TimeoutMS: 60_000}), "wait for a peer")
+	check(t, waits.Connect(endpoint(t, a.newQP(1, 1)), fabric.ConnectConfig{Timeout: time.Minute}))
 	flooder, ep := net.IPv4(127, 0, 1, 1), endpoint(t, waits)
 	for n := 0; reachable(t, ep, flooder); n++ {
 		if n == 5000 {
@@ -60,7 +61,7 @@ func TestTCPAPeerHasAMomentToSayWhomItWants(t *testing.T) {
 		qp := n.newQP(1, 1)
 		self := endpoint(t, qp)
 		from := bytes.Clone(self)
-		check(t, fabric.ConnectQP(qp, from, &testAttr), "wait for a peer")
+		check(t, qp.Connect(from, testAttr))
 		began := time.Now()
 		p := dialRaw(t, self)
 		var others []net.Conn
@@ -113,9 +114,9 @@ func TestTCPAPeerThatIsTurnedAwayTriesOnceMore(t *testing.T) {
 		came <- n
 	}()
 	attr := testAttr
-	attr.Active = 1
-	if rc := fabric.ConnectQP(a.newQP(1, 1), peer, &attr); rc != -int(syscall.ECONNREFUSED) {
-		t.Errorf("a peer that is turned away twice gets %d", rc)
+	attr.Active = true
+	if err := a.newQP(1, 1).Connect(peer, attr); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("a peer that is turned away twice gets %v", err)
 	}
 	door.Close()
 	if n := <-came; n != 2 {
@@ -126,12 +127,12 @@ func TestTCPAPeerThatIsTurnedAwayTriesOnceMore(t *testing.T) {
 func TestTCPManyPeersOfOneAddressComeIn(t *testing.T) {
 	a, b := newNode(t, "", 16), newNode(t, "", 16)
 	for range 1000 {
-		qa, rc := fabric.CreateQP(a.pd, &fabric.QPInit{CQ: a.cq, MaxSendWR: 1, MaxRecvWR: 1})
-		check(t, rc, "create queue pair")
-		qb, rc := fabric.CreateQP(b.pd, &fabric.QPInit{CQ: b.cq, MaxSendWR: 1, MaxRecvWR: 1})
-		check(t, rc, "create queue pair")
+		qa, err := a.pd.CreateQP(fabric.QPConfig{CQ: a.cq, MaxSendWR: 1, MaxRecvWR: 1})
+		check(t, err)
+		qb, err := b.pd.CreateQP(fabric.QPConfig{CQ: b.cq, MaxSendWR: 1, MaxRecvWR: 1})
+		check(t, err)
 		connect(t, qa, qb, testAttr)
-		fabric.DestroyQP(qa)
-		fabric.DestroyQP(qb)
+		qa.Close()
+		qb.Close()
 	}
 }

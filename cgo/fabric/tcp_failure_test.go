@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,9 +21,9 @@ import (
 // The peer's host goes on answering, though only that its buffer is full.
 func TestTCPPeerThatDoesNotPollIsNotDead(t *testing.T) {
 	attr := testAttr
-	attr.AckTimeoutMS = 150
+	attr.AckTimeout = 150 * time.Millisecond
 	r := newRigWith(t, "window=8388608,sndbuf=262144,rcvbuf=65536", 4<<20, attr)
-	check(t, fabric.PostRecv(r.qb, 1, 1), "post receive")
+	check(t, r.qb.PostRecv(1, 1))
 	post(t, r.qa, r.write(0, 4<<20, 1))
 	r.a.quiet(1200 * time.Millisecond) // some window probes
 	sent, _ := pollBoth(t, r.a, r.b, 1, 1)
@@ -78,8 +78,8 @@ func setLoopback(t *testing.T, flags uint16) {
 func silentLink(t *testing.T) {
 	setLoopback(t, syscall.IFF_UP)
 	busy, idle := newRig(t, 1<<20, testAttr), newRig(t, 4096, testAttr)
-	check(t, fabric.PostRecv(idle.qa, 8, 1), "post receive")
-	check(t, fabric.PostRecv(busy.qb, 9, 2), "post receive")
+	check(t, idle.qa.PostRecv(8, 1))
+	check(t, busy.qb.PostRecv(9, 2))
 	post(t, busy.qa, busy.write(0, 1000, 1))
 	pollBoth(t, busy.a, busy.b, 1, 1)
 	setLoopback(t, 0)
@@ -97,17 +97,17 @@ func silentLink(t *testing.T) {
 func TestTCPRefusesBadTargetsAndPlacesWhatStoodBefore(t *testing.T) {
 	readOnly := func(r *rig) fabric.MR { return r.b.register(memory(t, 4096), 1) }
 	foreign := func(r *rig) fabric.MR {
-		pd, rc := fabric.AllocPD(r.b.dev)
-		check(t, rc, "allocate protection domain")
+		pd, err := r.b.dev.AllocPD()
+		check(t, err)
 		b := memory(t, 4096)
-		var mr fabric.MR
-		check(t, fabric.RegMR(pd, unsafe.Pointer(&b[0]), 4096, accessAll, -1, 0, &mr), "register memory")
-		r.b.t.Cleanup(func() { fabric.DeregMR(pd, mr.LKey); check(t, fabric.DeallocPD(pd), "deallocate protection domain") })
+		mr, err := pd.RegisterMR(unsafe.Pointer(&b[0]), 4096, accessAll, -1, 0)
+		check(t, err)
+		r.b.t.Cleanup(func() { pd.DeregisterMR(mr); check(t, pd.Close()) })
 		return mr
 	}
 	stale := func(r *rig) fabric.MR {
 		mr := r.b.register(r.target, accessAll)
-		check(t, fabric.DeregMR(r.b.pd, mr.LKey), "deregister")
+		check(t, r.b.pd.DeregisterMR(mr))
 		return mr
 	}
 	for _, c := range []struct {
@@ -125,7 +125,7 @@ func TestTCPRefusesBadTargetsAndPlacesWhatStoodBefore(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, 1<<20, testAttr)
-			check(t, fabric.PostRecv(r.qb, 9, 3), "post receive")
+			check(t, r.qb.PostRecv(9, 3))
 			good, bad, after := r.write(0, 4096, 1), r.write(8192, 4096, 2), r.write(16384, 4096, 3)
 			c.bad(r, &bad)
 			post(t, r.qa, good, bad, after)
@@ -136,7 +136,7 @@ func TestTCPRefusesBadTargetsAndPlacesWhatStoodBefore(t *testing.T) {
 			wantStatus(t, got[0], 9, fabric.WCSuccess)
 			wantStatus(t, got[1], 9, fabric.WCFlushErr)
 			wantStatus(t, got[2], 9, fabric.WCFlushErr)
-			if fabric.State(r.qa) != fabric.StateErr || fabric.State(r.qb) != fabric.StateErr {
+			if r.qa.State() != fabric.StateErr || r.qb.State() != fabric.StateErr {
 				t.Error("a queue pair is not in ERR")
 			}
 			if !bytes.Equal(r.target[:4096], r.source[:4096]) || !allZero(r.target[4096:]) {
@@ -148,7 +148,7 @@ func TestTCPRefusesBadTargetsAndPlacesWhatStoodBefore(t *testing.T) {
 
 func TestTCPBadLocalKeyFailsTheSendItBelongsTo(t *testing.T) {
 	r := newRig(t, 1<<20, testAttr)
-	check(t, fabric.PostRecv(r.qb, 9, 3), "post receive")
+	check(t, r.qb.PostRecv(9, 3))
 	good, bad, after := r.write(0, 300_000, 1), r.write(0, 4096, 2), r.write(0, 4096, 3)
 	bad.LAddr = r.src.Addr + r.src.Length
 	post(t, r.qa, good, bad, after)
@@ -160,12 +160,12 @@ func TestTCPBadLocalKeyFailsTheSendItBelongsTo(t *testing.T) {
 
 func TestTCPWaitsForAPostedReceiveThenGivesUp(t *testing.T) {
 	attr := testAttr
-	attr.RNRTimeoutMS = 150
+	attr.RNRTimeout = 150 * time.Millisecond
 	r := newRig(t, 1<<20, attr)
 	post(t, r.qa, r.write(0, 4096, 1))
 	r.a.quiet(50 * time.Millisecond)
 	r.b.quiet(10 * time.Millisecond)
-	check(t, fabric.PostRecv(r.qb, 5, 1), "post receive")
+	check(t, r.qb.PostRecv(5, 1))
 	sent, got := pollBoth(t, r.a, r.b, 1, 1)
 	wantStatus(t, sent[0], 1, fabric.WCSuccess)
 	wantStatus(t, got[0], 5, fabric.WCSuccess)
@@ -182,10 +182,11 @@ func TestTCPWaitsForAPostedReceiveThenGivesUp(t *testing.T) {
 }
 
 // waitErr polls until the queue pair is in ERR.
-func waitErr(t testing.TB, n *node, qp fabric.QP) {
+func waitErr(t testing.TB, n *node, qp *fabric.QP) {
 	t.Helper()
-	for end := time.Now().Add(patience); fabric.State(qp) != fabric.StateErr; {
-		check(t, fabric.PollCQ(n.cq, make([]fabric.WC, 16)), "poll")
+	for end := time.Now().Add(patience); qp.State() != fabric.StateErr; {
+		_, err := n.cq.Poll(make([]fabric.WC, 16))
+		check(t, err)
 		if time.Now().After(end) {
 			t.Fatal("the queue pair does not fail")
 		}
@@ -194,12 +195,12 @@ func waitErr(t testing.TB, n *node, qp fabric.QP) {
 
 func TestTCPStarvedWaitReturnsWhenTheSendFails(t *testing.T) {
 	attr := testAttr
-	attr.RNRTimeoutMS = 100
+	attr.RNRTimeout = 100 * time.Millisecond
 	r := newRig(t, 4096, attr)
 	post(t, r.qa, r.write(0, 16, 1))
-	check(t, fabric.ReqNotifyCQ(r.a.cq, 1), "arm")
-	if rc := fabric.WaitCQ(r.a.cq, 5_000_000); rc != 1 {
-		t.Fatalf("wait: %d", rc)
+	check(t, r.a.cq.Arm(1))
+	if woken, err := r.a.cq.Wait(5 * time.Second); !woken {
+		t.Fatalf("wait: %v", err)
 	}
 	wantStatus(t, r.a.poll(1)[0], 1, fabric.WCRNRRetryExcErr)
 }
@@ -209,27 +210,28 @@ func TestTCPCompletionQueueOverrunIsAnError(t *testing.T) {
 	buf := memory(t, 4096)
 	src, dst := a.register(buf, accessAll), b.register(memory(t, 4096), accessAll)
 	qa, qb := a.newQP(16, 16), b.newQP(16, 16)
-	check(t, fabric.PostRecv(qb, 0, 8), "post receive")
+	check(t, qb.PostRecv(0, 8))
 	connect(t, qa, qb, testAttr)
 	for range 8 {
 		post(t, qa, fabric.SendWR{LAddr: src.Addr, LKey: src.LKey, RAddr: dst.Addr, RKey: dst.RKey, Length: 8,
 			Opcode: fabric.OpWriteWithImm})
 	}
-	var rc int
-	for end := time.Now().Add(patience); rc == 0; {
-		rc = fabric.PollCQ(b.cq, make([]fabric.WC, 1))
+	var got int
+	var err error
+	for end := time.Now().Add(patience); got == 0 && err == nil; {
+		got, err = b.cq.Poll(make([]fabric.WC, 1))
 		if time.Now().After(end) {
 			t.Fatal("nothing came")
 		}
 	}
 	// The first poll may have seen less than all: the queue overruns only if it is not emptied in time.
-	for end := time.Now().Add(200 * time.Millisecond); rc >= 0 && time.Now().Before(end); {
-		rc = fabric.PollCQ(b.cq, nil)
+	for end := time.Now().Add(200 * time.Millisecond); err == nil && time.Now().Before(end); {
+		_, err = b.cq.Poll(nil)
 	}
-	if rc != -int(syscall.EOVERFLOW) {
-		t.Fatalf("8 completions into 4 entries: %d", rc)
+	if !errors.Is(err, syscall.EOVERFLOW) {
+		t.Fatalf("8 completions into 4 entries: %v", err)
 	}
-	if fabric.State(qb) != fabric.StateErr {
+	if qb.State() != fabric.StateErr {
 		t.Error("the queue pair is not in ERR")
 	}
 	waitErr(t, a, qa)
@@ -237,9 +239,9 @@ func TestTCPCompletionQueueOverrunIsAnError(t *testing.T) {
 
 func TestTCPFailingOneSideFailsBoth(t *testing.T) {
 	r := newRig(t, 1<<20, testAttr)
-	check(t, fabric.PostRecv(r.qa, 1, 2), "post receive")
-	check(t, fabric.PostRecv(r.qb, 2, 2), "post receive")
-	check(t, fabric.FailQP(r.qb), "fail")
+	check(t, r.qa.PostRecv(1, 2))
+	check(t, r.qb.PostRecv(2, 2))
+	check(t, r.qb.Fail())
 	wa, wb := pollBoth(t, r.a, r.b, 2, 2)
 	for i := range 2 {
 		wantStatus(t, wa[i], 1, fabric.WCFlushErr)
@@ -251,13 +253,13 @@ func TestTCPFailingOneSideFailsBoth(t *testing.T) {
 
 func TestTCPClosedPeerFailsOutstandingSends(t *testing.T) {
 	r := newRig(t, 4<<20, testAttr)
-	check(t, fabric.PostRecv(r.qb, 2, 2), "post receive")
+	check(t, r.qb.PostRecv(2, 2))
 	post(t, r.qa, r.write(0, 3<<20, 1), r.write(0, 8, 2))
-	check(t, fabric.FailQP(r.qb), "fail")
+	check(t, r.qb.Fail())
 	sent := r.a.poll(2)
 	wantStatus(t, sent[0], 1, fabric.WCRetryExcErr)
 	wantStatus(t, sent[1], 2, fabric.WCFlushErr)
-	if !r.a.sawEventSoon(fabric.EventQPFatal, fabric.QPNum(r.qa)) {
+	if !r.a.sawEventSoon(fabric.EventQPFatal, r.qa.Num()) {
 		t.Error("no event says that the queue pair failed")
 	}
 }
@@ -273,10 +275,10 @@ func (n *node) sawEventSoon(kind fabric.EventType, qpNum uint32) bool {
 
 func TestTCPDeregistrationStopsWritesThatWait(t *testing.T) {
 	r := newRig(t, 4<<20, testAttr)
-	check(t, fabric.PostRecv(r.qb, 2, 1), "post receive")
+	check(t, r.qb.PostRecv(2, 1))
 	// The sender fills the socket; the receiver has placed nothing yet when it takes the region back.
 	post(t, r.qa, r.write(0, 4<<20, 1))
-	check(t, fabric.DeregMR(r.b.pd, r.dst.LKey), "deregister")
+	check(t, r.b.pd.DeregisterMR(r.dst))
 	sent, got := pollBoth(t, r.a, r.b, 1, 1)
 	wantStatus(t, sent[0], 1, fabric.WCRemAccessErr)
 	wantStatus(t, got[0], 2, fabric.WCFlushErr)
@@ -288,7 +290,7 @@ func TestTCPDeregistrationStopsWritesThatWait(t *testing.T) {
 func TestTCPConnectErrors(t *testing.T) {
 	a, b := newNode(t, "", 16), newNode(t, "", 16)
 	qb := b.newQP(1, 1)
-	active := fabric.ConnectAttr{Active: 1, TimeoutMS: 200}
+	active := fabric.ConnectConfig{Active: true, Timeout: 200 * time.Millisecond}
 	good := endpoint(t, qb)
 	badCookie := bytes.Clone(good)
 	badCookie[40] ^= 1
@@ -309,12 +311,9 @@ func TestTCPConnectErrors(t *testing.T) {
 		{"short", good[:20], syscall.EINVAL, "20 bytes"},
 	} {
 		qa := a.newQP(1, 1)
-		runtime.LockOSThread()
-		rc := fabric.ConnectQP(qa, c.peer, &active)
-		if rc != -int(c.err) || !strings.Contains(fabric.LastError(), c.text) {
-			t.Errorf("%s: %d, %s", c.name, rc, fabric.LastError())
+		if err := qa.Connect(c.peer, active); !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", c.name, err)
 		}
-		runtime.UnlockOSThread()
 	}
 }
 
@@ -322,13 +321,15 @@ func TestTCPPeerMayArriveBeforeItIsExpected(t *testing.T) {
 	a, b := newNode(t, "", 16), newNode(t, "", 16)
 	qa, qb := a.newQP(1, 1), b.newQP(1, 1)
 	peer := endpoint(t, qb)
-	connected := make(chan int, 1)
-	go func() { connected <- fabric.ConnectQP(qa, peer, &fabric.ConnectAttr{Active: 1, TimeoutMS: 5000}) }()
+	connected := make(chan error, 1)
+	go func() {
+		connected <- qa.Connect(peer, fabric.ConnectConfig{Active: true, Timeout: 5 * time.Second})
+	}()
 	time.Sleep(30 * time.Millisecond)
-	check(t, fabric.ConnectQP(qb, endpoint(t, qa), &fabric.ConnectAttr{TimeoutMS: 5000}), "connect passive")
-	check(t, <-connected, "connect active")
+	check(t, qb.Connect(endpoint(t, qa), fabric.ConnectConfig{Timeout: 5 * time.Second}))
+	check(t, <-connected)
 	waitState(t, qb, fabric.StateRTS)
-	if !b.sawEventSoon(fabric.EventQPEstablished, fabric.QPNum(qb)) {
+	if !b.sawEventSoon(fabric.EventQPEstablished, qb.Num()) {
 		t.Error("no event says that the peer arrived")
 	}
 }
@@ -336,15 +337,15 @@ func TestTCPPeerMayArriveBeforeItIsExpected(t *testing.T) {
 func TestTCPPassiveQueuePairFailsWhenNobodyComes(t *testing.T) {
 	a, b := newNode(t, "", 16), newNode(t, "", 16)
 	qa, qb := a.newQP(1, 1), b.newQP(1, 2)
-	check(t, fabric.PostRecv(qb, 3, 2), "post receive")
-	check(t, fabric.ConnectQP(qb, endpoint(t, qa), &fabric.ConnectAttr{TimeoutMS: 50}), "connect passive")
-	if n := fabric.PostSend(qb, []fabric.SendWR{{Opcode: fabric.OpWriteWithImm}}); n != -int(syscall.EINVAL) {
-		t.Errorf("posting on a queue pair without a peer: %d", n)
+	check(t, qb.PostRecv(3, 2))
+	check(t, qb.Connect(endpoint(t, qa), fabric.ConnectConfig{Timeout: 50 * time.Millisecond}))
+	if _, err := qb.PostSend([]fabric.SendWR{{Opcode: fabric.OpWriteWithImm}}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("posting on a queue pair without a peer: %v", err)
 	}
 	for _, c := range b.poll(2) {
 		wantStatus(t, c, 3, fabric.WCFlushErr)
 	}
-	if fabric.State(qb) != fabric.StateErr || !b.sawEventSoon(fabric.EventQPFatal, fabric.QPNum(qb)) {
+	if qb.State() != fabric.StateErr || !b.sawEventSoon(fabric.EventQPFatal, qb.Num()) {
 		t.Error("the queue pair did not fail with an event")
 	}
 }
@@ -359,42 +360,38 @@ func TestTCPOpenErrorsNameTheOption(t *testing.T) {
 		{"eth-none", "", "eth-none"},
 		{"203.0.113.7", "", "203.0.113.7"},
 	} {
-		runtime.LockOSThread()
-		dev, rc := fabric.Open("tcp", c.device, c.options)
-		if rc >= 0 {
-			fabric.Close(dev)
+		dev, err := fabric.Open("tcp", c.device, c.options)
+		if err == nil {
+			dev.Close()
 			t.Errorf("open %q %q succeeds", c.device, c.options)
-		} else if !strings.Contains(fabric.LastError(), c.text) {
-			t.Errorf("open %q %q: %s", c.device, c.options, fabric.LastError())
+		} else if !strings.Contains(err.Error(), c.text) {
+			t.Errorf("open %q %q: %v", c.device, c.options, err)
 		}
-		runtime.UnlockOSThread()
 	}
 }
 
 func TestTCPAPeerThatListensOnEveryAddressIsLocatedByItsEndpoint(t *testing.T) {
 	cases := []struct{ listen, peer string }{{"0.0.0.0", "127.0.0.1"}}
-	buf := make([]byte, 4096)
-	fabric.List("tcp", buf)
-	if bytes.Contains(buf, []byte("::1")) { // there are hosts without IPv6
+	names, err := fabric.Devices("tcp")
+	check(t, err)
+	if slices.Contains(names, "::1") { // there are hosts without IPv6
 		cases = append(cases, []struct{ listen, peer string }{{"::", "127.0.0.1"}, {"::", "::1"}}...)
 	}
 	for _, c := range cases {
 		b := newNode(t, "listen="+c.listen, 16)
 		qp, own, attr := b.newQP(1, 1), newNode(t, "", 16).newQP(1, 1), testAttr
 		at := fabric.TCPLocated(endpoint(t, qp), netip.MustParseAddr(c.peer))
-		check(t, fabric.ConnectQP(qp, endpoint(t, own), &attr), "connect passive")
-		attr.Active = 1
-		check(t, fabric.ConnectQP(own, at, &attr), "connect active")
+		check(t, qp.Connect(endpoint(t, own), attr))
+		attr.Active = true
+		check(t, own.Connect(at, attr))
 		if !fabric.TCPEndpointValid(at) || !bytes.Equal(fabric.TCPLocated(at, netip.MustParseAddr("192.0.2.1")), at) {
 			t.Errorf("%x is not an endpoint at %s", at, c.peer)
 		}
-		runtime.LockOSThread()
 		lost := newNode(t, "", 16).newQP(1, 1)
-		rc := fabric.ConnectQP(lost, endpoint(t, b.newQP(1, 1)), &fabric.ConnectAttr{Active: 1, TimeoutMS: 1000})
-		if rc != -int(syscall.EDESTADDRREQ) || !strings.Contains(fabric.LastError(), "advertise") {
-			t.Errorf("without an address: %d, %s", rc, fabric.LastError())
+		err := lost.Connect(endpoint(t, b.newQP(1, 1)), fabric.ConnectConfig{Active: true, Timeout: time.Second})
+		if !errors.Is(err, syscall.EDESTADDRREQ) || !strings.Contains(err.Error(), "advertise") {
+			t.Errorf("without an address: %v", err)
 		}
-		runtime.UnlockOSThread()
 	}
 }
 
@@ -408,7 +405,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 	target := memory(t, 1<<20)
 	dst := n.register(target, accessAll)
 	qp := n.newQP(64, 64)
-	check(t, fabric.PostRecv(qp, 7, 64), "post receive")
+	check(t, qp.PostRecv(7, 64))
 
 	cmd := exec.Command(os.Args[0], "-test.run=^TestTCPKilledPeerIsAnErrorWithinASecond$")
 	cmd.Env = append(os.Environ(), "RWF_TCP_CHILD=1")
@@ -429,7 +426,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 	if _, err := io.ReadFull(stdout, peer); err != nil {
 		t.Fatal(err)
 	}
-	check(t, fabric.ConnectQP(qp, peer, &testAttr), "connect passive")
+	check(t, qp.Connect(peer, testAttr))
 	hello := append(endpoint(t, qp), make([]byte, 12)...)
 	binary.LittleEndian.PutUint64(hello[len(peer):], dst.Addr)
 	binary.LittleEndian.PutUint32(hello[len(peer)+8:], dst.RKey)
@@ -440,7 +437,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 	for got := 0; got < 2000; {
 		wcs := n.poll(1)
 		wantStatus(t, wcs[0], 7, fabric.WCSuccess)
-		check(t, fabric.PostRecv(qp, 7, 1), "post receive")
+		check(t, qp.PostRecv(7, 1))
 		got++
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -450,7 +447,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 	for flushed := 0; flushed < 64; {
 		wc := n.poll(1)[0]
 		if wc.Status == fabric.WCSuccess {
-			fabric.PostRecv(qp, 7, 1)
+			qp.PostRecv(7, 1)
 			continue
 		}
 		wantStatus(t, wc, 7, fabric.WCFlushErr)
@@ -474,15 +471,15 @@ func streamForever(t *testing.T) {
 		t.Fatal(err)
 	}
 	attr := testAttr
-	attr.Active = 1
-	check(t, fabric.ConnectQP(qp, in[:len(mine)], &attr), "connect active")
+	attr.Active = true
+	check(t, qp.Connect(in[:len(mine)], attr))
 	wr := []fabric.SendWR{{LAddr: src.Addr, LKey: src.LKey, Length: 32 << 10, Opcode: fabric.OpWriteWithImm,
 		Flags: fabric.SendSignaled, RAddr: binary.LittleEndian.Uint64(in[len(mine):]),
 		RKey: binary.LittleEndian.Uint32(in[len(mine)+8:])}}
 	wc := make([]fabric.WC, 64)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
-		fabric.PostSend(qp, wr)
-		if got := fabric.PollCQ(n.cq, wc); got < 0 || (got > 0 && wc[0].Status != fabric.WCSuccess) {
+		qp.PostSend(wr)
+		if got, err := n.cq.Poll(wc); err != nil || (got > 0 && wc[0].Status != fabric.WCSuccess) {
 			return
 		}
 	}

@@ -2,6 +2,7 @@ package fabric_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"syscall"
@@ -23,7 +24,7 @@ func TestTCPRandomTrafficCompletes(t *testing.T) {
 // flow is the traffic from one side of a rig to the other.
 type flow struct {
 	from, to               *node
-	send, recv             fabric.QP
+	send, recv             *fabric.QP
 	source, target         []byte
 	src, dst               fabric.MR
 	sizes, offsets         []int
@@ -60,7 +61,7 @@ func randomTraffic(t *testing.T, r *rand.Rand) {
 		flows[i] = f
 	}
 	qa, qb := n[0].newQP(32, 32), n[1].newQP(32, 32)
-	connect(t, qa, qb, fabric.ConnectAttr{TimeoutMS: 5000, RNRTimeoutMS: 10_000})
+	connect(t, qa, qb, fabric.ConnectConfig{Timeout: 5 * time.Second, RNRTimeout: 10 * time.Second})
 	flows[0].send, flows[0].recv, flows[1].send, flows[1].recv = qa, qb, qb, qa
 	complete := func() bool {
 		for _, f := range flows {
@@ -77,7 +78,7 @@ func randomTraffic(t *testing.T, r *rand.Rand) {
 			f.post(t, r)
 		case 1:
 			if k := min(r.IntN(8), 32-(f.granted-f.got)); k > 0 {
-				check(t, fabric.PostRecv(f.recv, 0, k), "post receive")
+				check(t, f.recv.PostRecv(0, k))
 				f.granted += k
 			}
 		default:
@@ -105,19 +106,19 @@ func (f *flow) post(t *testing.T, r *rand.Rand) {
 			RAddr: f.dst.Addr + uint64(f.offsets[i]), RKey: f.dst.RKey, Length: uint32(f.sizes[i]), Imm: uint32(i),
 			Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled})
 	}
-	n := fabric.PostSend(f.send, wrs)
-	if n < 0 && n != -int(syscall.ENOMEM) {
-		t.Fatalf("post: %s", fabric.LastError())
+	n, err := f.send.PostSend(wrs)
+	if err != nil && !errors.Is(err, syscall.ENOMEM) {
+		t.Fatal(err)
 	}
-	f.posted += max(n, 0)
-	f.signaled += max(n, 0)
+	f.posted += n
+	f.signaled += n
 }
 
 // take polls the sending node's queue, which is the receiving one's of the other flow.
 func (f *flow) take(t *testing.T, flows [2]*flow, most int) {
 	wc := make([]fabric.WC, most)
-	n := fabric.PollCQ(f.from.cq, wc)
-	check(t, n, "poll")
+	n, err := f.from.cq.Poll(wc)
+	check(t, err)
 	other := flows[0]
 	if f == other {
 		other = flows[1]

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -42,41 +43,40 @@ func fillRandom(b []byte, seed uint64) {
 	}
 }
 
-func check(t testing.TB, rc int, what string) {
+func check(t testing.TB, err error) {
 	t.Helper()
-	if rc < 0 {
-		t.Fatalf("%s: %v: %s", what, syscall.Errno(-rc), fabric.LastError())
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
 // node is a device with one protection domain and completion queue, and a goroutine that lets peers in.
 type node struct {
 	t   testing.TB
-	dev fabric.Device
-	pd  fabric.PD
-	cq  fabric.CQ
+	dev *fabric.Device
+	pd  *fabric.PD
+	cq  *fabric.CQ
 
 	mu     sync.Mutex
 	events []fabric.AsyncEvent
 }
 
-func newNode(t testing.TB, options string, cqe uint32) *node {
+func newNode(t testing.TB, options string, cqe int) *node {
 	t.Helper()
 	n := &node{t: t}
-	var rc int
-	n.dev, rc = fabric.Open("tcp", "", options)
-	check(t, rc, "open")
-	n.pd, rc = fabric.AllocPD(n.dev)
-	check(t, rc, "allocate protection domain")
-	n.cq, rc = fabric.CreateCQ(n.dev, cqe)
-	check(t, rc, "create completion queue")
+	var err error
+	n.dev, err = fabric.Open("tcp", "", options)
+	check(t, err)
+	n.pd, err = n.dev.AllocPD()
+	check(t, err)
+	n.cq, err = n.dev.CreateCQ(cqe)
+	check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
-			var ev fabric.AsyncEvent
-			if fabric.GetAsyncEvent(n.dev, 20, &ev) == 1 {
+			if ev, ok, _ := n.dev.AsyncEvent(20 * time.Millisecond); ok {
 				n.mu.Lock()
 				n.events = append(n.events, ev)
 				n.mu.Unlock()
@@ -86,9 +86,9 @@ func newNode(t testing.TB, options string, cqe uint32) *node {
 	t.Cleanup(func() {
 		cancel()
 		<-done
-		check(t, fabric.DestroyCQ(n.cq), "destroy completion queue")
-		check(t, fabric.DeallocPD(n.pd), "deallocate protection domain")
-		check(t, fabric.Close(n.dev), "close")
+		check(t, n.cq.Close())
+		check(t, n.pd.Close())
+		check(t, n.dev.Close())
 	})
 	return n
 }
@@ -106,17 +106,17 @@ func (n *node) sawEvent(kind fabric.EventType, qpNum uint32) bool {
 
 func (n *node) register(b []byte, access fabric.Access) fabric.MR {
 	n.t.Helper()
-	var mr fabric.MR
-	check(n.t, fabric.RegMR(n.pd, unsafe.Pointer(&b[0]), uint64(len(b)), access, -1, 0, &mr), "register memory")
-	n.t.Cleanup(func() { fabric.DeregMR(n.pd, mr.LKey) })
+	mr, err := n.pd.RegisterMR(unsafe.Pointer(&b[0]), uint64(len(b)), access, -1, 0)
+	check(n.t, err)
+	n.t.Cleanup(func() { n.pd.DeregisterMR(mr) })
 	return mr
 }
 
-func (n *node) newQP(send, recv uint32) fabric.QP {
+func (n *node) newQP(send, recv int) *fabric.QP {
 	n.t.Helper()
-	qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{CQ: n.cq, MaxSendWR: send, MaxRecvWR: recv, MaxInline: 64})
-	check(n.t, rc, "create queue pair")
-	n.t.Cleanup(func() { fabric.DestroyQP(qp) })
+	qp, err := n.pd.CreateQP(fabric.QPConfig{CQ: n.cq, MaxSendWR: send, MaxRecvWR: recv, MaxInline: 64})
+	check(n.t, err)
+	n.t.Cleanup(func() { qp.Close() })
 	return qp
 }
 
@@ -126,8 +126,8 @@ func (n *node) poll(want int) []fabric.WC {
 	var all []fabric.WC
 	for end := time.Now().Add(patience); len(all) < want; {
 		wc := make([]fabric.WC, want-len(all))
-		got := fabric.PollCQ(n.cq, wc)
-		check(n.t, got, "poll")
+		got, err := n.cq.Poll(wc)
+		check(n.t, err)
 		all = append(all, wc[:got]...)
 		if got == 0 {
 			if time.Now().After(end) {
@@ -144,37 +144,36 @@ func (n *node) quiet(d time.Duration) {
 	n.t.Helper()
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		wc := make([]fabric.WC, 1)
-		if got := fabric.PollCQ(n.cq, wc); got != 0 {
-			n.t.Fatalf("poll: %d, %+v", got, wc)
+		if got, err := n.cq.Poll(wc); got != 0 || err != nil {
+			n.t.Fatalf("poll: %d, %v, %+v", got, err, wc)
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
-func endpoint(t testing.TB, qp fabric.QP) []byte {
+func endpoint(t testing.TB, qp *fabric.QP) []byte {
 	t.Helper()
-	buf := make([]byte, fabric.EndpointMax)
-	n := fabric.QPEndpoint(qp, buf)
-	check(t, n, "endpoint")
-	return buf[:n]
+	e, err := qp.Endpoint()
+	check(t, err)
+	return e
 }
 
-var testAttr = fabric.ConnectAttr{TimeoutMS: 5000, RNRTimeoutMS: 1000, AckTimeoutMS: 1000}
+var testAttr = fabric.ConnectConfig{Timeout: 5 * time.Second, RNRTimeout: time.Second, AckTimeout: time.Second}
 
 // connect joins two queue pairs; a is the active one.
-func connect(t testing.TB, a, b fabric.QP, attr fabric.ConnectAttr) {
+func connect(t testing.TB, a, b *fabric.QP, attr fabric.ConnectConfig) {
 	t.Helper()
-	check(t, fabric.ConnectQP(b, endpoint(t, a), &attr), "connect passive")
-	attr.Active = 1
-	check(t, fabric.ConnectQP(a, endpoint(t, b), &attr), "connect active")
+	check(t, b.Connect(endpoint(t, a), attr))
+	attr.Active = true
+	check(t, a.Connect(endpoint(t, b), attr))
 	waitState(t, b, fabric.StateRTS)
 }
 
-func waitState(t testing.TB, qp fabric.QP, state fabric.QPState) {
+func waitState(t testing.TB, qp *fabric.QP, state fabric.QPState) {
 	t.Helper()
-	for end := time.Now().Add(patience); fabric.State(qp) != state; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); qp.State() != state; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("queue pair is in state %d, not %d", fabric.State(qp), state)
+			t.Fatalf("queue pair is in state %d, not %d", qp.State(), state)
 		}
 	}
 }
@@ -182,17 +181,17 @@ func waitState(t testing.TB, qp fabric.QP, state fabric.QPState) {
 // rig is two connected queue pairs with memory on both sides: from a's source to b's target.
 type rig struct {
 	a, b           *node
-	qa, qb         fabric.QP
+	qa, qb         *fabric.QP
 	source, target []byte
 	src, dst       fabric.MR
 }
 
-func newRig(t testing.TB, bytes int, attr fabric.ConnectAttr) *rig {
+func newRig(t testing.TB, bytes int, attr fabric.ConnectConfig) *rig {
 	t.Helper()
 	return newRigWith(t, "", bytes, attr)
 }
 
-func newRigWith(t testing.TB, options string, bytes int, attr fabric.ConnectAttr) *rig {
+func newRigWith(t testing.TB, options string, bytes int, attr fabric.ConnectConfig) *rig {
 	t.Helper()
 	r := &rig{a: newNode(t, options, 1024), b: newNode(t, options, 1024), source: memory(t, bytes), target: memory(t, bytes)}
 	r.src, r.dst = r.a.register(r.source, accessAll), r.b.register(r.target, accessAll)
@@ -209,11 +208,10 @@ func (r *rig) write(offset, length int, imm uint32) fabric.SendWR {
 		Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}
 }
 
-func post(t testing.TB, qp fabric.QP, wr ...fabric.SendWR) {
+func post(t testing.TB, qp *fabric.QP, wr ...fabric.SendWR) {
 	t.Helper()
-	if n := fabric.PostSend(qp, wr); n != len(wr) {
-		t.Fatalf("posted %d of %d: %s", n, len(wr), fabric.LastError())
-	}
+	_, err := qp.PostSend(wr)
+	check(t, err)
 }
 
 // pollBoth polls both nodes in turn, as two processes would, until each has what it wants.
@@ -221,11 +219,11 @@ func pollBoth(t testing.TB, a, b *node, wantA, wantB int) (wa, wb []fabric.WC) {
 	t.Helper()
 	for end := time.Now().Add(patience); len(wa) < wantA || len(wb) < wantB; {
 		wc := make([]fabric.WC, 64)
-		n := fabric.PollCQ(a.cq, wc)
-		check(t, n, "poll")
+		n, err := a.cq.Poll(wc)
+		check(t, err)
 		wa = append(wa, wc[:n]...)
-		m := fabric.PollCQ(b.cq, wc)
-		check(t, m, "poll")
+		m, err := b.cq.Poll(wc)
+		check(t, err)
 		wb = append(wb, wc[:m]...)
 		if time.Now().After(end) {
 			t.Fatalf("%d of %d and %d of %d completions came:\n%+v\n%+v", len(wa), wantA, len(wb), wantB, wa, wb)
@@ -244,7 +242,7 @@ func wantStatus(t testing.TB, wc fabric.WC, id uint64, status fabric.Status) {
 func TestTCPPlacesMessagesOfAnySizeInOrder(t *testing.T) {
 	sizes := []int{0, 1, 63, 64, 4095, 4096, 4097, 32 << 10, 100_001, 512 << 10, 1<<20 + 1, 5<<20 + 7}
 	r := newRig(t, 16<<20, testAttr)
-	check(t, fabric.PostRecv(r.qb, 77, len(sizes)), "post receive")
+	check(t, r.qb.PostRecv(77, len(sizes)))
 	var wrs []fabric.SendWR
 	offset := 3
 	for i, size := range sizes {
@@ -257,7 +255,7 @@ func TestTCPPlacesMessagesOfAnySizeInOrder(t *testing.T) {
 		wantStatus(t, sent[i], uint64(i), fabric.WCSuccess)
 		wantStatus(t, got[i], 77, fabric.WCSuccess)
 		if got[i].Imm != uint32(i) || got[i].ByteLen != uint32(size) || got[i].Opcode != fabric.WCRecvImm ||
-			got[i].QPNum != fabric.QPNum(r.qb) {
+			got[i].QPNum != r.qb.Num() {
 			t.Errorf("message %d arrived as %+v", i, got[i])
 		}
 	}
@@ -289,12 +287,12 @@ func TestTCPPlainWritesAndInlineNeedNoReceive(t *testing.T) {
 func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 	const chunk, depth, total = 32 << 10, 32, 600
 	r := newRig(t, chunk*depth*2, testAttr)
-	nodes, qps := [2]*node{r.a, r.b}, [2]fabric.QP{r.qa, r.qb}
+	nodes, qps := [2]*node{r.a, r.b}, [2]*fabric.QP{r.qa, r.qb}
 	out, in := [2]fabric.MR{r.src, r.dst}, [2]fabric.MR{r.dst, r.src}
 	var done [2]chan error
 	var finished atomic.Int32
 	for side := range 2 {
-		check(t, fabric.PostRecv(qps[side], 0, 64), "post receive")
+		check(t, qps[side].PostRecv(0, 64))
 		done[side] = make(chan error, 1)
 	}
 	for side := range 2 {
@@ -315,14 +313,14 @@ func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 							Length: chunk,
 							LKey:   out[side].LKey, RKey: in[side].RKey, Imm: uint32(posted),
 							Opcode: fabric.OpWriteWithImm, Flags: fabric.SendSignaled}}
-						if fabric.PostSend(qps[side], wr) != 1 {
-							return fmt.Errorf("post: %s", fabric.LastError())
+						if _, err := qps[side].PostSend(wr); err != nil {
+							return err
 						}
 						posted++
 					}
 					wc := make([]fabric.WC, 16)
-					n := fabric.PollCQ(nodes[side].cq, wc)
-					for _, c := range wc[:max(n, 0)] {
+					n, err := nodes[side].cq.Poll(wc)
+					for _, c := range wc[:n] {
 						switch {
 						case c.Status != fabric.WCSuccess:
 							return fmt.Errorf("completion %+v", c)
@@ -332,11 +330,11 @@ func TestTCPStreamsBothWaysAtOnce(t *testing.T) {
 							return fmt.Errorf("immediate %d, want %d", c.Imm, received)
 						default:
 							received++
-							fabric.PostRecv(qps[side], 0, 1)
+							qps[side].PostRecv(0, 1)
 						}
 					}
-					if n < 0 || time.Now().After(end) {
-						return fmt.Errorf("poll %d after %d sent, %d received", n, completed, received)
+					if err != nil || time.Now().After(end) {
+						return fmt.Errorf("poll after %d sent, %d received: %v", completed, received, err)
 					}
 				}
 				return nil
@@ -379,8 +377,6 @@ func allZero(b []byte) bool {
 }
 
 func TestTCPFullQueuesAreErrors(t *testing.T) {
-	runtime.LockOSThread() // for LastError
-	defer runtime.UnlockOSThread()
 	r := newRig(t, 1<<20, testAttr)
 	wrs := make([]fabric.SendWR, 70)
 	for i := range wrs {
@@ -389,24 +385,24 @@ func TestTCPFullQueuesAreErrors(t *testing.T) {
 		wrs[i].Flags = 0
 	}
 	wrs[62].Flags = fabric.SendSignaled
-	if n := fabric.PostSend(r.qa, wrs); n != 64 || !strings.Contains(fabric.LastError(), "64 work requests") {
-		t.Fatalf("posted %d of 70 into 64 entries: %s", n, fabric.LastError())
+	if n, err := r.qa.PostSend(wrs); n != 64 || err == nil || !strings.Contains(err.Error(), "64 work requests") {
+		t.Fatalf("posted %d of 70 into 64 entries: %v", n, err)
 	}
-	if n := fabric.PostSend(r.qa, wrs[:1]); n != -int(syscall.ENOMEM) {
-		t.Fatalf("posting into a full queue: %d", n)
+	if _, err := r.qa.PostSend(wrs[:1]); !errors.Is(err, syscall.ENOMEM) {
+		t.Fatalf("posting into a full queue: %v", err)
 	}
 	// Unsignaled sends hold their entries until a later completion is polled; the one after it still does.
 	sent, _ := pollBoth(t, r.a, r.b, 1, 0)
 	wantStatus(t, sent[0], 62, fabric.WCSuccess)
-	if n := fabric.PostSend(r.qa, wrs); n != 63 {
+	if n, _ := r.qa.PostSend(wrs); n != 63 {
 		t.Fatalf("posted %d with 63 entries free", n)
 	}
-	if rc := fabric.PostRecv(r.qb, 0, 65); rc != -int(syscall.ENOMEM) {
-		t.Fatalf("65 receives into 64 entries: %d", rc)
+	if err := r.qb.PostRecv(0, 65); !errors.Is(err, syscall.ENOMEM) {
+		t.Fatalf("65 receives into 64 entries: %v", err)
 	}
-	check(t, fabric.PostRecv(r.qb, 0, 64), "post receive")
-	if rc := fabric.PostRecv(r.qb, 0, 1); rc != -int(syscall.ENOMEM) {
-		t.Fatalf("a 65th receive: %d", rc)
+	check(t, r.qb.PostRecv(0, 64))
+	if err := r.qb.PostRecv(0, 1); !errors.Is(err, syscall.ENOMEM) {
+		t.Fatalf("a 65th receive: %v", err)
 	}
 }
 
@@ -416,10 +412,10 @@ func TestTCPManyQueuePairsShareAQueueFairly(t *testing.T) {
 	source, target := memory(t, pairs*messages*size), memory(t, pairs*messages*size)
 	fillRandom(source, 5)
 	src, dst := a.register(source, accessAll), b.register(target, accessAll)
-	var qa, qb [pairs]fabric.QP
+	var qa, qb [pairs]*fabric.QP
 	for i := range pairs {
 		qa[i], qb[i] = a.newQP(messages, 1), b.newQP(1, messages)
-		check(t, fabric.PostRecv(qb[i], uint64(i), messages), "post receive")
+		check(t, qb[i].PostRecv(uint64(i), messages))
 		connect(t, qa[i], qb[i], testAttr)
 	}
 	for i := range pairs {
@@ -446,49 +442,45 @@ func TestTCPManyQueuePairsShareAQueueFairly(t *testing.T) {
 
 func TestTCPWaitSleepsUntilSomethingComesOrAWake(t *testing.T) {
 	r := newRig(t, 4096, testAttr)
-	check(t, fabric.PostRecv(r.qb, 1, 4), "post receive")
+	check(t, r.qb.PostRecv(1, 4))
 	start := time.Now()
-	if rc := fabric.WaitCQ(r.b.cq, 30_000); rc != 0 || time.Since(start) < 30*time.Millisecond {
-		t.Fatalf("waiting for nothing: %d after %v", rc, time.Since(start))
+	if woken, err := r.b.cq.Wait(30 * time.Millisecond); woken || err != nil || time.Since(start) < 30*time.Millisecond {
+		t.Fatalf("waiting for nothing: %v, %v after %v", woken, err, time.Since(start))
 	}
-	go func() { time.Sleep(20 * time.Millisecond); fabric.WakeCQ(r.b.cq) }()
-	if rc := fabric.WaitCQ(r.b.cq, patience.Microseconds()); rc != 1 {
-		t.Fatalf("waiting for a wake: %d", rc)
+	go func() { time.Sleep(20 * time.Millisecond); r.b.cq.Wake() }()
+	if woken, err := r.b.cq.Wait(patience); !woken {
+		t.Fatalf("waiting for a wake: %v", err)
 	}
 	go func() {
 		time.Sleep(20 * time.Millisecond)
-		fabric.PostSend(r.qa, []fabric.SendWR{r.write(0, 8, 1), r.write(0, 8, 2)})
+		r.qa.PostSend([]fabric.SendWR{r.write(0, 8, 1), r.write(0, 8, 2)})
 	}()
-	check(t, fabric.ReqNotifyCQ(r.b.cq, 2), "arm")
-	if rc := fabric.WaitCQ(r.b.cq, patience.Microseconds()); rc != 1 {
-		t.Fatalf("waiting for two messages: %d", rc)
+	check(t, r.b.cq.Arm(2))
+	if woken, err := r.b.cq.Wait(patience); !woken {
+		t.Fatalf("waiting for two messages: %v", err)
 	}
 	r.b.poll(2)
 	// Fewer than asked for are handed over after a moment, not at the timeout.
-	go func() { time.Sleep(20 * time.Millisecond); fabric.PostSend(r.qa, []fabric.SendWR{r.write(0, 8, 3)}) }()
-	check(t, fabric.ReqNotifyCQ(r.b.cq, 3), "arm")
-	if rc := fabric.WaitCQ(r.b.cq, patience.Microseconds()); rc != 1 {
-		t.Fatalf("waiting for one of three messages: %d", rc)
+	go func() { time.Sleep(20 * time.Millisecond); r.qa.PostSend([]fabric.SendWR{r.write(0, 8, 3)}) }()
+	check(t, r.b.cq.Arm(3))
+	if woken, err := r.b.cq.Wait(patience); !woken {
+		t.Fatalf("waiting for one of three messages: %v", err)
 	}
 	r.b.poll(1)
 }
 
 func TestTCPDevicesAreThisHostsAddresses(t *testing.T) {
-	buf := make([]byte, 4096)
-	n := fabric.List("tcp", buf)
-	names := strings.Split(string(buf[:bytes.IndexByte(buf, 0)]), "\n")
-	if n != len(names) || !strings.Contains(strings.Join(names, " "), "127.0.0.1") {
-		t.Fatalf("%d devices: %q", n, names)
+	names, err := fabric.Devices("tcp")
+	if err != nil || !strings.Contains(strings.Join(names, " "), "127.0.0.1") {
+		t.Fatalf("devices: %q, %v", names, err)
 	}
 	for _, name := range names {
-		dev, rc := fabric.Open("tcp", name, "")
-		check(t, rc, "open "+name)
-		var attr fabric.DeviceAttr
-		check(t, fabric.Query(dev, &attr), "query")
-		if got := string(attr.Name[:bytes.IndexByte(attr.Name[:], 0)]); got != name {
+		dev, err := fabric.Open("tcp", name, "")
+		check(t, err)
+		if got := dev.Attr().Name; got != name {
 			t.Errorf("device %q says it is %q", name, got)
 		}
-		check(t, fabric.Close(dev), "close")
+		check(t, dev.Close())
 	}
 }
 
@@ -506,7 +498,7 @@ func TestTCPLeaksNoDescriptors(t *testing.T) {
 		t.Run("rig", func(t *testing.T) {
 			r := newRig(t, 4096, testAttr)
 			dialRaw(t, endpoint(t, r.qb))
-			check(t, fabric.ConnectQP(r.b.newQP(1, 1), endpoint(t, r.qa), &testAttr), "connect passive")
+			check(t, r.b.newQP(1, 1).Connect(endpoint(t, r.qa), testAttr))
 		})
 	}
 	newRigAndClose()
@@ -534,7 +526,7 @@ func TestTCPConnectsWhereFewFilesMayBeOpen(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	newRig(t, 64, fabric.ConnectAttr{TimeoutMS: 2000})
+	newRig(t, 64, fabric.ConnectConfig{Timeout: 2000 * time.Millisecond})
 }
 
 func TestTCPHotCallsDoNotAllocate(t *testing.T) {
@@ -542,11 +534,12 @@ func TestTCPHotCallsDoNotAllocate(t *testing.T) {
 	wr := []fabric.SendWR{r.write(0, 4096, 1)}
 	wa, wb := make([]fabric.WC, 4), make([]fabric.WC, 4)
 	allocs := testing.AllocsPerRun(50, func() {
-		fabric.PostRecv(r.qb, 1, 1)
-		fabric.PostSend(r.qa, wr)
+		r.qb.PostRecv(1, 1)
+		r.qa.PostSend(wr)
 		for sent, got := 0, 0; sent < 1 || got < 1; {
-			sent += fabric.PollCQ(r.a.cq, wa)
-			got += fabric.PollCQ(r.b.cq, wb)
+			n, _ := r.a.cq.Poll(wa)
+			m, _ := r.b.cq.Poll(wb)
+			sent, got = sent+n, got+m
 		}
 	})
 	if allocs != 0 {

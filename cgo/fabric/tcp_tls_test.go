@@ -7,10 +7,10 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -90,14 +90,12 @@ const helloBytes = 40
 // hasTLS reports whether the kernel can encrypt, and if not, why.
 func hasTLS(t *testing.T) (why string, has bool) {
 	t.Helper()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	dev, rc := fabric.Open("tcp", "", "encrypt=yes")
-	if rc == -int(syscall.EPROTONOSUPPORT) {
-		return fabric.LastError(), false
+	dev, err := fabric.Open("tcp", "", "encrypt=yes")
+	if errors.Is(err, syscall.EPROTONOSUPPORT) {
+		return err.Error(), false
 	}
-	check(t, rc, "open")
-	fabric.Close(dev)
+	check(t, err)
+	dev.Close()
 	return "", true
 }
 
@@ -115,8 +113,8 @@ func TestTCPWithoutTheKernelsTLSDoesNotEncrypt(t *testing.T) {
 	n := newNode(t, "", 8)
 	peer := endpoint(t, n.newQP(1, 1))
 	binary.LittleEndian.PutUint16(peer[14:], 1) // as the endpoint of a device that encrypts
-	if rc := fabric.ConnectQP(n.newQP(1, 1), peer, &testAttr); rc != -int(syscall.EPROTONOSUPPORT) {
-		t.Errorf("connecting to a peer that encrypts: %v", syscall.Errno(-rc))
+	if err := n.newQP(1, 1).Connect(peer, testAttr); !errors.Is(err, syscall.EPROTONOSUPPORT) {
+		t.Errorf("connecting to a peer that encrypts: %v", err)
 	}
 }
 
@@ -131,7 +129,7 @@ func TestTCPEncryptsWhatTheAggregatorsDeviceSaysItShould(t *testing.T) {
 			options = ",encrypt=yes"
 		}
 		r := tap(t, w, options)
-		check(t, fabric.PostRecv(r.qb, 1, 2), "post receive")
+		check(t, r.qb.PostRecv(1, 2))
 		post(t, r.qa, r.write(0, 100_000, 1), r.write(200_000, 10, 2))
 		pollBoth(t, r.a, r.b, 2, 2)
 		if !bytes.Equal(r.source[:100_000], r.target[:100_000]) || !bytes.Equal(r.source[200_000:200_010], r.target[200_000:200_010]) {
@@ -186,7 +184,7 @@ func TestTCPAChangedByteEndsAnEncryptedConnection(t *testing.T) {
 	for _, flip := range []int{helloBytes + 3, helloBytes + 5, helloBytes + 20_000} {
 		w := &wire{flip: flip}
 		r := tap(t, w, ",encrypt=yes")
-		check(t, fabric.PostRecv(r.qb, 1, 1), "post receive")
+		check(t, r.qb.PostRecv(1, 1))
 		post(t, r.qa, r.write(0, 100_000, 1))
 		_, got := pollBoth(t, r.a, r.b, 0, 1)
 		wc := got[0]

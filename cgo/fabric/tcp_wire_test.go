@@ -51,18 +51,18 @@ func rawHello(to, from []byte) []byte {
 }
 
 // attachRaw makes a queue pair of n whose peer is a rawPeer.
-func attachRaw(t testing.TB, n *node) (fabric.QP, rawPeer) {
+func attachRaw(t testing.TB, n *node) (*fabric.QP, rawPeer) {
 	t.Helper()
 	qp := n.newQP(8, 8)
 	return qp, attachRawTo(t, qp)
 }
 
-func attachRawTo(t testing.TB, qp fabric.QP) rawPeer {
+func attachRawTo(t testing.TB, qp *fabric.QP) rawPeer {
 	t.Helper()
 	self := endpoint(t, qp)
 	from := bytes.Clone(self)
 	binary.LittleEndian.PutUint32(from[8:], 0x1234)
-	check(t, fabric.ConnectQP(qp, from, &testAttr), "connect passive")
+	check(t, qp.Connect(from, testAttr))
 	p := dialRaw(t, self)
 	if _, err := p.Write(rawHello(self, from)); err != nil {
 		t.Fatal(err)
@@ -128,24 +128,24 @@ func TestTCPGarbageMidStreamFailsOnlyItsQueuePair(t *testing.T) {
 			io.Copy(io.Discard, p) // ends: the connection was shut down
 		})
 	}
-	check(t, fabric.PostRecv(r.qb, 1, 1), "post receive")
+	check(t, r.qb.PostRecv(1, 1))
 	post(t, r.qa, r.write(0, 4096, 1))
 	sent, _ := pollBoth(t, r.a, r.b, 1, 1)
 	wantStatus(t, sent[0], 1, fabric.WCSuccess)
 }
 
 func TestTCPWritesWithoutImmediateFailAQueuePairThatTakesNone(t *testing.T) {
-	for flags, want := range map[fabric.QPFlags]fabric.QPState{0: fabric.StateRTS, fabric.QPImmOnly: fabric.StateErr} {
+	for immOnly, want := range map[bool]fabric.QPState{false: fabric.StateRTS, true: fabric.StateErr} {
 		r := newRig(t, 4096, testAttr)
-		qp, rc := fabric.CreateQP(r.b.pd, &fabric.QPInit{CQ: r.b.cq, MaxSendWR: 8, MaxRecvWR: 8, Flags: flags})
-		check(t, rc, "create queue pair")
-		t.Cleanup(func() { fabric.DestroyQP(qp) })
+		qp, err := r.b.pd.CreateQP(fabric.QPConfig{CQ: r.b.cq, MaxSendWR: 8, MaxRecvWR: 8, ImmOnly: immOnly})
+		check(t, err)
+		t.Cleanup(func() { qp.Close() })
 		p := attachRawTo(t, qp)
-		check(t, fabric.PostRecv(qp, 1, 1), "post receive")
+		check(t, qp.PostRecv(1, 1))
 		plain := rawEntry{raddr: r.dst.Addr, rkey: r.dst.RKey, length: 4, flags: 1}
 		p.Write(append(rawFrame(plain, rawEntry{seq: 1, flags: 3}), "data"...))
-		if wc := r.b.poll(1)[0]; (wc.Status == fabric.WCSuccess) != (want == fabric.StateRTS) || fabric.State(qp) != want {
-			t.Errorf("flags %d: completion %+v, state %d", flags, wc, fabric.State(qp))
+		if wc := r.b.poll(1)[0]; (wc.Status == fabric.WCSuccess) != (want == fabric.StateRTS) || qp.State() != want {
+			t.Errorf("immediates alone %v: completion %+v, state %d", immOnly, wc, qp.State())
 		}
 	}
 }
@@ -180,7 +180,8 @@ func TestTCPFramesThatBringNothingEndTheirConnection(t *testing.T) {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); {
-				check(t, fabric.PollCQ(r.b.cq, nil), "poll")
+				_, err := r.b.cq.Poll(nil)
+				check(t, err)
 			}
 			waitState(t, qp, fabric.StateRTS)
 			go func() {
@@ -201,7 +202,7 @@ func TestTCPFramesMayArriveByteByByte(t *testing.T) {
 	target := memory(t, 64)
 	dst := n.register(target, accessAll)
 	qp, p := attachRaw(t, n)
-	check(t, fabric.PostRecv(qp, 1, 2), "post receive")
+	check(t, qp.PostRecv(1, 2))
 	stream := append(rawFrame(
 		rawEntry{raddr: dst.Addr, rkey: dst.RKey, length: 3, flags: 0},
 		rawEntry{raddr: dst.Addr + 3, rkey: dst.RKey, length: 2, imm: 42, flags: 3},
@@ -210,7 +211,7 @@ func TestTCPFramesMayArriveByteByByte(t *testing.T) {
 		if _, err := p.Write([]byte{b}); err != nil {
 			t.Fatal(err)
 		}
-		fabric.PollCQ(n.cq, nil)
+		n.cq.Poll(nil)
 	}
 	got := n.poll(2)
 	if got[0].Imm != 42 || got[0].ByteLen != 5 || got[1].Imm != 43 || got[1].ByteLen != 0 || string(target[:6]) != "hello\x00" {
@@ -270,9 +271,9 @@ func FuzzTCPEndpoint(f *testing.F) {
 func FuzzTCPStream(f *testing.F) {
 	n := newNode(f, "", 1024)
 	arena := memory(f, 3*4096)
-	var mr fabric.MR
-	check(f, fabric.RegMR(n.pd, unsafe.Pointer(&arena[4096]), 4096, accessAll, -1, 0, &mr), "register memory")
-	f.Cleanup(func() { fabric.DeregMR(n.pd, mr.LKey) })
+	mr, err := n.pd.RegisterMR(unsafe.Pointer(&arena[4096]), 4096, accessAll, -1, 0)
+	check(f, err)
+	f.Cleanup(func() { n.pd.DeregisterMR(mr) })
 	address, key := []byte("ADDRES"), []byte("KEYK")
 	at := func(e rawEntry) rawEntry {
 		e.raddr += binary.LittleEndian.Uint64(append([]byte{0, 0}, address...))
@@ -291,12 +292,12 @@ func FuzzTCPStream(f *testing.F) {
 				binary.LittleEndian.PutUint64(stream[i:], mr.Addr+uint64(offset))
 			}
 		}
-		qp, rc := fabric.CreateQP(n.pd, &fabric.QPInit{CQ: n.cq, MaxSendWR: 8, MaxRecvWR: 8})
-		check(t, rc, "create queue pair")
-		defer fabric.DestroyQP(qp)
+		qp, err := n.pd.CreateQP(fabric.QPConfig{CQ: n.cq, MaxSendWR: 8, MaxRecvWR: 8})
+		check(t, err)
+		defer qp.Close()
 		self := endpoint(t, qp)
-		check(t, fabric.ConnectQP(qp, self, &testAttr), "connect passive")
-		check(t, fabric.PostRecv(qp, 1, 4), "post receive")
+		check(t, qp.Connect(self, testAttr))
+		check(t, qp.PostRecv(1, 4))
 		p := dialRaw(t, self)
 		p.Write(append(rawHello(self, self), stream...))
 		p.Conn.(*net.TCPConn).CloseWrite()
