@@ -45,10 +45,4 @@ func (b *builder) linear(name string, in, out int) {
 	b.add(name+".bias", out)
 }
 
-// convNorm is a convolution without a bias and the batch normalisation that follows it.
-func (b *builder) convNorm(name string, in, out, height, width int) {
-	b.conv(name+".conv", in, out, height, width)
-	b.norm(name+".bn", out)
-}
-
 func at(prefix string, i int) string { return fmt.Sprintf("%s.%d", prefix, i) }
