@@ -32,20 +32,13 @@ type ArenaConfig struct {
 // fault. The file is Len rounded up to whole pages. A peer maps all of it at a multiple of the page size, and of 2 MiB where it may
 // have transparent huge pages, because other addresses would get small pages. An inaccessible page follows the mapping.
 type Arena struct {
-	name    string
-	node    int
-	private bool
-	fd      int
-	span    mapping
-	len     int
-}
-
-// mapping is a reserved range of addresses with the aligned part of it that is in use.
-type mapping struct {
-	base unsafe.Pointer
-	size uintptr
-	addr unsafe.Pointer
-	used uintptr
+	config ArenaConfig
+	bound  bool // to the node, on a machine with several
+	fd     int
+	// base is a reserved range of addresses. The arena's pages are the aligned part of it that is in use, and begin with its bytes.
+	base         unsafe.Pointer
+	reserved     uintptr
+	pages, bytes []byte
 }
 
 // busy has a slot for each arena that is being made or unmapped. The kernel mostly serves one at a time, and Go keeps a thread for
@@ -76,73 +69,67 @@ func newArena(c ArenaConfig) (*Arena, error) {
 	if total := tr.kib("proc/meminfo", "MemTotal"); total > 0 && c.Bytes > total {
 		return nil, fmt.Errorf("%w: the machine has %s", ErrNoMemory, FormatBytes(total))
 	}
-	if nodes := tr.memoryNodes(); c.Node != AnyNode && !nodes.Has(c.Node) {
+	nodes := tr.memoryNodes()
+	if c.Node != AnyNode && !nodes.Has(c.Node) {
 		return nil, fmt.Errorf("node %d: the nodes with memory are %s, and %d is any", c.Node, nodes, AnyNode)
 	}
-	a := &Arena{name: c.Name, node: c.Node, private: c.Private, fd: -1, len: int(c.Bytes)}
+	a := &Arena{config: c, bound: c.Node != AnyNode && len(nodes) > 1, fd: -1}
 	for _, pool := range pools {
-		if !c.Lazy && c.Bytes >= pool.size && a.fromPool(tr, pool) == nil {
+		if c.Lazy || c.Bytes < pool.size {
+			continue
+		}
+		if a.fromPool(pool) == nil {
 			return a, nil
 		}
+		_ = a.undo()
 	}
-	if err := a.fromShmem(tr, c); err != nil {
+	if err := a.fromShmem(tr); err != nil {
 		return nil, errors.Join(err, a.undo())
 	}
 	return a, nil
 }
 
 // Addr returns the address of the arena's first byte, or nil after Close.
-func (a *Arena) Addr() unsafe.Pointer { return a.span.addr }
+func (a *Arena) Addr() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(a.bytes)) }
 
-// Len returns the arena's size in bytes, as configured.
-func (a *Arena) Len() int { return a.len }
+// Len returns the arena's size in bytes, as configured, or 0 after Close.
+func (a *Arena) Len() int { return len(a.bytes) }
 
 // Bytes returns the arena as a slice. It must not be used after Close.
-func (a *Arena) Bytes() []byte { return unsafe.Slice((*byte)(a.span.addr), a.len) }
+func (a *Arena) Bytes() []byte { return a.bytes }
 
 // FD returns the memfd, which the arena owns. Offset 0 of the file is the first byte.
 func (a *Arena) FD() int { return a.fd }
-
-// Name returns the arena's name.
-func (a *Arena) Name() string { return a.name }
-
-// Node returns the node to which the arena is bound, or [AnyNode].
-func (a *Arena) Node() int { return a.node }
-
-// NodeOf returns the node that holds the byte at an offset, according to the kernel. In a lazy arena the call makes the page.
-func (a *Arena) NodeOf(offset int) (int, error) {
-	if offset < 0 || offset >= a.len {
-		panic(fmt.Sprintf("arena %q: offset %d outside [0, %d)", a.name, offset, a.len))
-	}
-	return NodeOf(uintptr(unsafe.Add(a.span.addr, offset)))
-}
 
 // Close unmaps the arena and closes its descriptor. Peers that mapped it keep the memory until they unmap it.
 func (a *Arena) Close() error {
 	busy <- struct{}{}
 	err := a.undo()
 	<-busy
-	a.len = 0
 	if err != nil {
-		return fmt.Errorf("close arena %q: %w", a.name, err)
+		return fmt.Errorf("close arena %q: %w", a.config.Name, err)
 	}
 	return nil
 }
 
-// open makes the sealed memfd of a size and maps it at a multiple of align.
-func (a *Arena) open(size int64, align uintptr, flags int) error {
-	fd, err := memfd("rackweave-"+a.name, flags)
+// open makes the sealed memfd, maps it at a multiple of the page size, and binds it to its node before anything touches it.
+func (a *Arena) open(page int64, flags int) error {
+	fd, err := memfd("rackweave-"+a.config.Name, flags)
 	if err != nil {
 		return err
 	}
 	a.fd = fd
+	size := roundUp(a.config.Bytes, page)
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return os.NewSyscallError("ftruncate", err)
 	}
-	if err := a.span.mapFile(fd, uintptr(size), align); err != nil {
-		return err
+	if err := a.mapFile(uintptr(size), uintptr(page)); err != nil {
+		return os.NewSyscallError("mmap", err)
 	}
-	return os.NewSyscallError("fcntl F_ADD_SEALS", seal(fd, a.private))
+	if err := seal(fd, a.config.Private); err != nil {
+		return os.NewSyscallError("fcntl F_ADD_SEALS", err)
+	}
+	return a.bind(0)
 }
 
 // seal fixes the file's size, because a peer refuses memory that could shrink under it. A private file can be written only through
@@ -168,43 +155,38 @@ func memfd(name string, flags int) (int, error) {
 	return fd, os.NewSyscallError("memfd_create", err)
 }
 
-// mapFile maps a whole file. The reserved range is larger by align and one page, both without memory behind them.
-func (m *mapping) mapFile(fd int, size, align uintptr) error {
+// mapFile maps the whole file. The reserved range is larger by align and one page, both without memory behind them.
+func (a *Arena) mapFile(size, align uintptr) error {
 	reserve := size + align + uintptr(os.Getpagesize())
 	base, err := unix.MmapPtr(-1, 0, nil, reserve, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return os.NewSyscallError("mmap", err)
+		return err
 	}
-	m.base, m.size = base, reserve
+	a.base, a.reserved = base, reserve
 	// A mapping that fails on top of another leaves a hole, which another thread's memory may fill before the hole is unmapped. So
 	// mapFile first maps at another address. Errors occur there, and the huge pages that it reserves stay with the file.
-	trial, err := unix.MmapPtr(fd, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	trial, err := unix.MmapPtr(a.fd, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return os.NewSyscallError("mmap", err)
+		return err
 	}
 	defer unix.MunmapPtr(trial, size)
 	at := unsafe.Add(base, (align-uintptr(base)%align)%align)
-	if _, err = unix.MmapPtr(fd, 0, at, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		return os.NewSyscallError("mmap", err)
+	if _, err = unix.MmapPtr(a.fd, 0, at, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return err
 	}
-	m.addr, m.used = at, size
+	a.pages = unsafe.Slice((*byte)(at), size)
+	a.bytes = a.pages[:a.config.Bytes:a.config.Bytes]
 	return nil
 }
 
-func (m *mapping) unmap() error {
-	if m.base == nil {
-		return nil
+// undo releases the arena's resources, or those of an arena that could not be made.
+func (a *Arena) undo() (err error) {
+	if a.base != nil {
+		err = os.NewSyscallError("munmap", unix.MunmapPtr(a.base, a.reserved))
 	}
-	err := unix.MunmapPtr(m.base, m.size)
-	*m = mapping{}
-	return os.NewSyscallError("munmap", err)
-}
-
-// advise calls madvise(2) on the mapping.
-func (m *mapping) advise(advice int) error {
-	_, _, errno := unix.Syscall(unix.SYS_MADVISE, uintptr(m.addr), m.used, uintptr(advice))
-	if errno != 0 {
-		return errno
+	if a.fd >= 0 {
+		err = errors.Join(err, unix.Close(a.fd))
 	}
-	return nil
+	a.base, a.pages, a.bytes, a.fd = nil, nil, nil, -1
+	return err
 }

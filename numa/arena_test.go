@@ -58,7 +58,7 @@ func TestArenaIsSharedSealedMemory(t *testing.T) {
 			if want := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL; err != nil || seals&want != want {
 				t.Errorf("seals %#x, %v", seals, err)
 			}
-			if node, err := a.NodeOf(len(b) - 1); err != nil || c.Node != AnyNode && node != c.Node {
+			if node, err := NodeOf(uintptr(unsafe.Pointer(&b[len(b)-1]))); err != nil || c.Node != AnyNode && node != c.Node {
 				t.Errorf("last byte is on node %d, %v", node, err)
 			}
 		})
@@ -93,7 +93,7 @@ func TestArenaPagesAreThereUnlessLazy(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := st.Blocks * 512; got != c.want {
-			t.Errorf("%s: %d bytes of memory behind it, want %d", c.a.Name(), got, c.want)
+			t.Errorf("%s: %d bytes of memory behind it, want %d", c.a.config.Name, got, c.want)
 		}
 	}
 }
@@ -138,14 +138,14 @@ func largestPages(t *testing.T, tr tree, node int, size int64) {
 	case want > 0 && page != want:
 		t.Errorf("%d bytes on node %d: pages of %d bytes, want %d", size, node, page, want)
 	case want == 0 && transparent < size/2 && atLeast(t, "6.1"):
-		if err := a.span.advise(unix.MADV_COLLAPSE); err == nil {
+		if err := unix.Madvise(a.pages, unix.MADV_COLLAPSE); err == nil {
 			t.Errorf("%d bytes on node %d: only %d in transparent huge pages", size, node, transparent)
 		} else {
 			t.Logf("MADV_COLLAPSE: %v", err)
 		}
 	}
 	for off := 0; off < a.Len(); off += 1 << 20 {
-		if n, err := a.NodeOf(off); err != nil || n != node {
+		if n, err := NodeOf(uintptr(unsafe.Pointer(&a.Bytes()[off]))); err != nil || n != node {
 			t.Fatalf("byte %d is on node %d, %v; want node %d", off, n, err, node)
 		}
 	}
@@ -161,7 +161,7 @@ func pagesOf(t *testing.T, a *Arena) (page, transparent int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, own, _ := strings.Cut(string(text), fmt.Sprintf("\n%x-", uintptr(a.span.addr)))
+	_, own, _ := strings.Cut(string(text), fmt.Sprintf("\n%x-", uintptr(a.Addr())))
 	for _, field := range []struct {
 		name string
 		to   *int64

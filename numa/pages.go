@@ -1,7 +1,6 @@
 package numa
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"unsafe"
@@ -24,142 +23,130 @@ func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
 // fromPool takes huge pages from their pool, all of them or none. It makes the pages, because mmap alone reserves them in the pool
 // of the whole machine, and a page missing on the bound node would be a SIGBUS later.
-func (a *Arena) fromPool(tr tree, p pool) (err error) {
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, a.undo())
-		}
-	}()
-	if err := a.open(roundUp(int64(a.len), p.size), uintptr(p.size), p.flags); err != nil {
+func (a *Arena) fromPool(p pool) error {
+	if err := a.open(p.size, p.flags); err != nil {
 		return err
 	}
-	if err := a.place(tr); err != nil {
+	if err := unix.Madvise(a.pages, unix.MADV_POPULATE_WRITE); err != nil {
 		return err
 	}
-	if err := a.span.advise(unix.MADV_POPULATE_WRITE); err != nil {
-		return err
-	}
-	return a.verify(tr, p.size)
-}
-
-func onNode(node int) string {
-	if node == AnyNode {
-		return ""
-	}
-	return fmt.Sprintf(" on node %d", node)
-}
-
-// undo releases the resources of an arena that could not be made.
-func (a *Arena) undo() error {
-	err := a.span.unmap()
-	if a.fd >= 0 {
-		err = errors.Join(err, unix.Close(a.fd))
-	}
-	a.fd = -1
-	return err
+	return a.verify(p.size)
 }
 
 // fromShmem takes ordinary memory, in transparent huge pages where they are wanted and possible.
-func (a *Arena) fromShmem(tr tree, c ArenaConfig) error {
-	page := int64(os.Getpagesize())
+func (a *Arena) fromShmem(tr tree) error {
+	c, page := a.config, int64(os.Getpagesize())
 	huge, _ := tr.number("sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 	want := !c.Lazy && huge > 0 && c.Bytes >= huge
 	if want {
 		page = huge
 	}
-	size := roundUp(c.Bytes, page)
-	if free, bound := tr.available(c.Node); size > free {
-		return fmt.Errorf("%w: %s available%s (%s)", ErrNoMemory, FormatBytes(free), onNode(c.Node), bound)
+	if free, bound := tr.available(c.Node); roundUp(c.Bytes, page) > free {
+		on := ""
+		if c.Node != AnyNode {
+			on = fmt.Sprintf(" on node %d", c.Node)
+		}
+		return fmt.Errorf("%w: %s available%s (%s)", ErrNoMemory, FormatBytes(free), on, bound)
 	}
-	if err := a.open(size, uintptr(page), 0); err != nil {
-		return err
-	}
-	if err := a.place(tr); err != nil || c.Lazy {
+	if err := a.open(page, 0); err != nil || c.Lazy {
 		return err
 	}
 	if want {
-		a.collapse(huge)
+		a.collapse(int(huge))
 	}
-	if err := a.span.populate(); err != nil {
+	if err := populate(a.pages); err != nil {
 		return fmt.Errorf("%w: making its pages: %w", ErrNoMemory, err)
 	}
-	return a.verify(tr, page)
+	return a.verify(page)
 }
 
 // collapse asks for transparent huge pages. Touching one byte of each and collapsing (madvise(2), MADV_COLLAPSE, kernel 6.1) makes
 // a huge page on the node of the byte, whatever the setting in /sys/kernel/mm/transparent_hugepage, without the small ones first.
 // Older kernels obey shmem_enabled. A failure leaves small pages, which serve too.
-func (a *Arena) collapse(huge int64) {
-	_ = a.span.advise(unix.MADV_HUGEPAGE)
-	if a.populateEvery(huge) != nil {
-		return // populate hits the error again and reports it
-	}
-	err := a.span.advise(unix.MADV_COLLAPSE)
-	for try := 0; err == unix.EAGAIN && try < 3; try++ {
-		err = a.span.advise(unix.MADV_COLLAPSE)
-	}
-}
-
-// populateEvery makes the small page at every multiple of step. It does not touch the page, so a failure is an error and never a
-// signal.
-func (a *Arena) populateEvery(step int64) error {
-	for off := int64(0); off < int64(a.span.used); off += step {
-		page := mapping{addr: unsafe.Add(a.span.addr, off), used: uintptr(os.Getpagesize())}
-		if err := page.populate(); err != nil {
-			return err
+func (a *Arena) collapse(huge int) {
+	_ = unix.Madvise(a.pages, unix.MADV_HUGEPAGE)
+	for off := 0; off < len(a.pages); off += huge {
+		if populate(a.pages[off:off+os.Getpagesize()]) != nil {
+			return // the caller's populate hits the error again and reports it
 		}
 	}
-	return nil
+	for range 4 {
+		if unix.Madvise(a.pages, unix.MADV_COLLAPSE) != unix.EAGAIN {
+			return
+		}
+	}
 }
 
-// populate makes a mapping's missing pages. Where the kernel (before 5.14) cannot populate, it touches them.
-func (m *mapping) populate() error {
-	err := m.advise(unix.MADV_POPULATE_WRITE)
+// populate makes missing pages without touching them, so a failure is an error and never a signal. Where the kernel (before 5.14)
+// cannot populate, it touches them.
+func populate(pages []byte) error {
+	err := unix.Madvise(pages, unix.MADV_POPULATE_WRITE)
 	if err != unix.EINVAL {
 		return err
 	}
-	b := unsafe.Slice((*byte)(m.addr), m.used)
-	for off := 0; off < len(b); off += os.Getpagesize() {
-		b[off] = 0
+	for off := 0; off < len(pages); off += os.Getpagesize() {
+		pages[off] = 0
 	}
 	return nil
 }
 
-// place binds the arena to its node, before anything touches it. On a machine with one node it does nothing.
-func (a *Arena) place(tr tree) error {
-	if a.node == AnyNode || len(tr.memoryNodes()) == 1 {
+// bind takes every page of a bound arena from its node (mbind(2) with MPOL_BIND), whichever process touches it first, because the
+// policy of shared memory belongs to the file. With MPOL_MF_MOVE it also moves the pages that exist.
+func (a *Arena) bind(flags uintptr) error {
+	if !a.bound {
 		return nil
 	}
-	return bind(a.span.addr, a.span.used, a.node, false)
+	node := a.config.Node
+	set := unix.NewCPUSet(node + 1) // masks of nodes are as those of CPUs
+	set.Set(node)
+	// The kernel takes maxnode as one more than the bits it reads.
+	_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(a.Addr()), uintptr(len(a.pages)), unix.MPOL_BIND,
+		uintptr(unsafe.Pointer(&set[0])), uintptr(len(set)*64+1), flags|unix.MPOL_MF_STRICT)
+	remedy := ""
+	switch errno {
+	case 0:
+		return nil
+	case unix.EPERM:
+		remedy = ": give the container the capability SYS_NICE, or ask for any node"
+	case unix.EINVAL:
+		remedy = ": the node has no memory, or the cpuset does not allow it"
+	}
+	return fmt.Errorf("bind memory to node %d: %w%s", node, errno, remedy)
 }
 
-// verify checks that the memory is on the node, at every huge page or every 2 MiB of small ones, and moves pages that a collapse
-// put elsewhere.
-func (a *Arena) verify(tr tree, page int64) error {
-	if a.node == AnyNode || len(tr.memoryNodes()) == 1 {
+// verify checks that the memory of a bound arena is on its node, and moves pages that a collapse put elsewhere.
+func (a *Arena) verify(page int64) error {
+	if !a.bound || a.strayPage(page) == nil {
 		return nil
 	}
-	if err := a.strayPage(page); !errors.Is(err, errStray) {
-		return err
-	}
-	if err := bind(a.span.addr, a.span.used, a.node, true); err != nil {
+	if err := a.bind(unix.MPOL_MF_MOVE); err != nil {
 		return err
 	}
 	return a.strayPage(page)
 }
 
-var errStray = errors.New("page on another node")
-
-// strayPage returns an error if a page is not on the arena's node.
+// strayPage returns an error if memory is not on the arena's node. It looks at every huge page or every 2 MiB of small ones.
 func (a *Arena) strayPage(page int64) error {
-	for off := 0; off < a.len; off += int(max(page, 2<<20)) {
-		n, err := a.NodeOf(off)
+	for off := 0; off < len(a.bytes); off += int(max(page, 2<<20)) {
+		n, err := NodeOf(uintptr(unsafe.Pointer(&a.bytes[off])))
 		if err != nil {
 			return err
 		}
-		if n != a.node {
-			return fmt.Errorf("%w: the one at %d is on node %d instead of %d", errStray, off, n, a.node)
+		if n != a.config.Node {
+			return fmt.Errorf("page at %d is on node %d instead of %d", off, n, a.config.Node)
 		}
 	}
 	return nil
+}
+
+// NodeOf returns the node of the page at an address of this process (get_mempolicy(2) with MPOL_F_NODE|MPOL_F_ADDR). The call makes
+// a page that does not exist yet.
+func NodeOf(addr uintptr) (int, error) {
+	var node int32
+	_, _, errno := unix.Syscall6(unix.SYS_GET_MEMPOLICY, uintptr(unsafe.Pointer(&node)), 0, 0, addr, unix.MPOL_F_NODE|unix.MPOL_F_ADDR,
+		0)
+	if errno != 0 {
+		return 0, fmt.Errorf("get node of page: %w", errno)
+	}
+	return int(node), nil
 }
