@@ -177,6 +177,13 @@ func TestSessionsOfARunJob(t *testing.T) {
 	}
 }
 
+func TestCallbacksThatStartOperationsAreCalledOnce(t *testing.T) {
+	callbacks := program(t, "testdata/callbacks.c", built(t, sanitized), sanitizers...)
+	if out := output(t, built(t, command), "run", "-n", "2", "--", callbacks); strings.Count(out, "ok") != 2 {
+		t.Error(out)
+	}
+}
+
 func TestExchangesThroughMXNetsEngine(t *testing.T) {
 	mxnet := program(t, "testdata/mxnet.c", built(t, sanitized), sanitizers...)
 	if out := output(t, built(t, command), "run", "-n", "2", "--", mxnet); strings.Count(out, "ok") != 2 {

@@ -34,9 +34,9 @@ void tensor_done(struct rw_worker *w, uint32_t index, int status)
 	w->active--;
 	w->news = 1;
 	if (t->done) {
-		w->finished[(w->finished_head + w->finished_count++) % w->finished_cap] =
-			(struct finished){t->done, t->done_arg, (uint64_t)index << 32 | t->generation, status};
-		t->done = NULL;
+		t->next_finished = NONE;
+		*(w->finished_head == NONE ? &w->finished_head : &w->tensors[w->finished_tail].next_finished) = index;
+		w->finished_tail = index;
 	}
 }
 
@@ -57,13 +57,13 @@ int op_finished(struct rw_worker *w, uint64_t handle, int *status)
 
 void run_callbacks(struct rw_worker *w)
 {
-	while (w->finished_count > 0) {
-		struct finished f = w->finished[w->finished_head];
+	while (w->finished_head != NONE) {
+		const struct tensor t = w->tensors[w->finished_head];
+		uint64_t handle = (uint64_t)w->finished_head << 32 | t.generation;
 
-		w->finished_head = (w->finished_head + 1) % w->finished_cap;
-		w->finished_count--;
+		w->finished_head = t.next_finished;
 		pthread_mutex_unlock(&w->lock);
-		f.done(f.arg, f.handle, f.status);
+		t.done(t.done_arg, handle, t.status);
 		pthread_mutex_lock(&w->lock);
 	}
 }

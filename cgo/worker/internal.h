@@ -92,8 +92,9 @@ struct tensor {
 	int32_t priority;
 	int status; /* of the last finished operation */
 	uint64_t seq;
-	rw_done_fn done;
+	rw_done_fn done; /* if finished, it is called before the tensor's next operation begins */
 	void *done_arg;
+	uint32_t next_finished;
 	float hyper[8];
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
@@ -129,13 +130,6 @@ struct lane {
 	struct control commit, announcement; /* the announcement is lane 0's */
 };
 
-struct finished {
-	rw_done_fn done;
-	void *arg;
-	uint64_t handle;
-	int status;
-};
-
 struct rw_worker {
 	pthread_mutex_t lock;
 	pthread_cond_t cond;
@@ -165,8 +159,7 @@ struct rw_worker {
 	rwf_cq *sleeping; /* the driving thread sleeps on it */
 	int failure;      /* enum rw_error, -ENOMEM or 0 */
 	char failure_text[256];
-	struct finished *finished; /* callbacks to run: a ring of ntensors + 1, because each tensor has one operation at a time */
-	uint32_t finished_head, finished_count, finished_cap;
+	uint32_t finished_head, finished_tail; /* the chain of tensors whose callbacks must be called, or NONE */
 	int fail_qps; /* a thread that did not own the queues failed the worker, and the next driver fails the queue pairs */
 	struct rw_stats stats;
 };

@@ -33,7 +33,6 @@ static int drain(struct rw_worker *w, struct lane *l)
 
 		if (n < 0)
 			return n;
-		/* Callbacks run now, because their ring has room only until their operations are started again. */
 		run_callbacks(w);
 		pthread_cond_broadcast(&w->cond);
 		pthread_mutex_unlock(&w->lock);

@@ -27,10 +27,9 @@ int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_ni
 	w->cfg = *cfg;
 	for (uint32_t i = 0; i < cfg->nnics; i++)
 		w->nics[i].cfg = nics[i];
-	w->finished_cap = 1;
-	w->finished = calloc(1, sizeof *w->finished);
+	w->finished_head = NONE;
 	w->lanes = calloc(cfg->nlanes, sizeof *w->lanes);
-	if (!w->lanes || !w->finished)
+	if (!w->lanes)
 		rc = -ENOMEM;
 	for (uint32_t i = 0; !rc && i < cfg->nlanes; i++)
 		rc = lane_init(w, i, &lanes[i]);
@@ -55,7 +54,6 @@ void rw_worker_close(rw_worker *w)
 		lane_free(&w->lanes[i]);
 	free(w->lanes);
 	free(w->tensors);
-	free(w->finished);
 	pthread_mutex_destroy(&w->lock);
 	pthread_cond_destroy(&w->cond);
 	free(w);
@@ -125,23 +123,13 @@ static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors,
 {
 	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors, counts[RW_MAX_LANES] = {0};
 	int rc = check(w, tensors, ntensors, lanes, nchunks, counts);
-	struct finished *finished;
 
 	for (uint32_t i = 0; !rc && i < nlanes; i++)
 		rc = reserve(&w->lanes[i], counts[i], total);
 	if (rc)
 		return rc;
-	finished = calloc((size_t)total + 1, sizeof *finished);
-	if (!finished || grow(&w->tensors, total, sizeof *w->tensors)) {
-		free(finished);
+	if (grow(&w->tensors, total, sizeof *w->tensors))
 		return -ENOMEM;
-	}
-	for (uint32_t i = 0; i < w->finished_count; i++)
-		finished[i] = w->finished[(w->finished_head + i) % w->finished_cap];
-	free(w->finished);
-	w->finished = finished;
-	w->finished_head = 0;
-	w->finished_cap = total + 1;
 	for (; ntensors > 0; ntensors--, tensors++) {
 		struct tensor *t = &w->tensors[w->ntensors];
 		uint64_t most = elems_per_chunk(w, tensors->wire_type);

@@ -98,6 +98,7 @@ int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t
 	int rc = 0;
 
 	enter(w);
+	run_callbacks(w); /* a tensor has one, so it must be taken before the tensor's next operation */
 	for (i = 0; i < n; i++) {
 		rc = w->failure ? w->failure : start(w, op, &handles[i]);
 		if (rc)
