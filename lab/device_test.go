@@ -194,7 +194,7 @@ func TestIBVPlacement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	places, _, err := top.Lanes(numa.LaneConfig{NICs: names})
+	places, _, err := top.Lanes(names, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

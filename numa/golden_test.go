@@ -35,27 +35,28 @@ func TestCapturedMachines(t *testing.T) {
 }
 
 func lanesCommand(t *testing.T, top *Topology, d *datadriven.TestData) string {
-	var c LaneConfig
+	var nics []string
+	cores := 0
 	for _, arg := range d.CmdArgs {
 		switch arg.Key {
 		case "nics":
-			c.NICs = arg.Vals
+			nics = arg.Vals
 		case "cores":
-			arg.Scan(t, 0, &c.Cores)
+			arg.Scan(t, 0, &cores)
 		default:
 			d.Fatalf(t, "unknown argument %q", arg.Key)
 		}
 	}
-	lanes, notes, err := top.Lanes(c)
+	lanes, notes, err := top.Lanes(nics, cores)
 	if err != nil {
 		return "error: " + err.Error() + "\n"
 	}
-	checkLanes(t, top, c, lanes)
+	checkLanes(t, top, nics, cores, lanes)
 	return LanesText(lanes, notes)
 }
 
 // checkLanes holds what is true of every lane map, whatever the golden file says.
-func checkLanes(t testing.TB, top *Topology, c LaneConfig, lanes []Lane) {
+func checkLanes(t testing.TB, top *Topology, nics []string, cores int, lanes []Lane) {
 	t.Helper()
 	perNIC := map[int]int{}
 	coreOf := map[string]int{} // physical core → CPU used
@@ -75,7 +76,7 @@ func checkLanes(t testing.TB, top *Topology, c LaneConfig, lanes []Lane) {
 			coreOf[key] = l.CPU
 		}
 	}
-	for i, name := range c.NICs {
+	for i, name := range nics {
 		if perNIC[i] == 0 {
 			t.Errorf("NIC %s has no lane", name)
 		}
@@ -91,8 +92,8 @@ func checkLanes(t testing.TB, top *Topology, c LaneConfig, lanes []Lane) {
 			t.Errorf("lane %+v: the NIC's own node %d has cpus", l, own)
 		}
 	}
-	if c.Cores > 0 && len(coreOf) != c.Cores {
-		t.Errorf("%d cores in use, %d asked for", len(coreOf), c.Cores)
+	if cores > 0 && len(coreOf) != cores {
+		t.Errorf("%d cores in use, %d asked for", len(coreOf), cores)
 	}
 }
 

@@ -17,70 +17,64 @@ type Lane struct {
 	Mbps int `json:"mbps"`
 }
 
-// LaneConfig chooses lanes.
-type LaneConfig struct {
-	// NICs names the network or RDMA devices to serve. If it is empty, the lanes are spread over the nodes.
-	NICs []string
-	// Cores is the number of cores to use. If 0, Lanes uses the isolated cores of each node that serves. Where none are isolated, it
-	// uses all allowed cores but one, which is left to the system, or all of at most two.
-	Cores int
-}
-
 // site is a recipient of cores: a chosen NIC, or a whole node if none is chosen.
 type site struct {
 	Lane
 	node  *nodeCores
-	speed int
 	taken int
 }
 
-// Lanes returns the NIC↔node↔core map, and notes for a person. Each physical core is used once, by one of its SMT siblings. Cores
-// go to NICs in proportion to link speed, isolated ones first, the core left to the system last. The lanes are ordered by NIC, node
-// and CPU. Lanes refuses an unknown or repeated NIC, more cores than the machine has, and fewer cores than the NICs have nodes.
-func (t *Topology) Lanes(c LaneConfig) ([]Lane, []string, error) {
+// Lanes returns the NIC↔node↔core map, and notes for a person. nics names the network or RDMA devices to serve. If it is empty, the
+// lanes are spread over the nodes. cores is the number of cores to use. If 0, Lanes uses the isolated cores of each node that
+// serves. Where none are isolated, it uses all allowed cores but one, which is left to the system, or all of at most two.
+//
+// Each physical core is used once, by one of its SMT siblings. Cores go to NICs in proportion to link speed, isolated ones first,
+// the core left to the system last. The lanes are ordered by NIC, node and CPU. Lanes refuses an unknown or repeated NIC, more
+// cores than the machine has, and fewer cores than the NICs have nodes.
+func (t *Topology) Lanes(nics []string, cores int) ([]Lane, []string, error) {
 	m := &laneMap{t: t}
 	for i := range t.Nodes {
-		cpus, use := t.coreOrder(&t.Nodes[i])
-		if c.Cores > 0 {
-			use = len(cpus)
-		}
-		if len(cpus) > 0 {
-			m.nodes = append(m.nodes, &nodeCores{id: t.Nodes[i].ID, queue: cpus[:use], spare: cpus[use:]})
+		if n := t.nodeCores(i); len(n.cpus) > 0 {
+			if cores > 0 {
+				n.usable = len(n.cpus)
+			}
+			m.nodes = append(m.nodes, n)
 		}
 	}
 	if len(m.nodes) == 0 {
 		return nil, nil, fmt.Errorf("no cpu of any node is allowed (allowed %s): widen the cpuset", orNone(t.Allowed.String()))
 	}
-	if err := m.choose(c.NICs); err != nil {
+	if err := m.choose(nics); err != nil {
 		return nil, nil, err
 	}
 	usable, serving := 0, 0
 	for _, node := range m.nodes {
-		if slices.ContainsFunc(m.sites, func(s site) bool { return s.node == node }) {
-			usable += len(node.queue)
+		if node.serves {
+			usable += node.usable
 			serving++
 		}
 	}
 	switch {
-	case c.Cores < 0 || c.Cores > usable:
+	case cores < 0 || cores > usable:
 		return nil, nil, fmt.Errorf("%s asked for: %d can be used here (one sibling of each core, of cpus %s); 0 chooses",
-			Count(c.Cores, "core"), usable, t.Allowed)
-	case c.Cores > 0 && c.Cores < serving && len(c.NICs) > 0:
+			Count(cores, "core"), usable, t.Allowed)
+	case cores > 0 && cores < serving && len(nics) > 0:
 		return nil, nil, fmt.Errorf("%s asked for: the NICs are on %d nodes, each needs a core of its own node",
-			Count(c.Cores, "core"), serving)
+			Count(cores, "core"), serving)
 	}
-	m.hand(cmp.Or(c.Cores, usable))
-	m.noteUnused(c)
+	m.hand(cmp.Or(cores, usable))
+	m.noteUnused()
 	return m.lanes, m.notes, nil
 }
 
 // nodeCores are a node's CPUs that may be used, one of each core.
 type nodeCores struct {
-	id    int
-	queue []int // to hand out, best first
-	spare []int // not to hand out
-	used  []int // handed out
-	turn  int   // of used, for the next NIC that shares one
+	id, index int   // the node's number, and its place in Topology.Nodes
+	cpus      []int // best first
+	usable    int   // the number of them to hand out
+	used      int   // the number of them handed out
+	shares    int   // NICs that share one of those
+	serves    bool  // there is a site on the node
 }
 
 type laneMap struct {
@@ -95,35 +89,33 @@ func (m *laneMap) note(format string, args ...any) {
 	m.notes = append(m.notes, fmt.Sprintf(format, args...))
 }
 
-// coreOrder lists one CPU of each core that may be used on a node, best first, and returns the number to use by default.
-func (t *Topology) coreOrder(n *Node) (cpus []int, use int) {
+// nodeCores lists one CPU of each core that may be used on a node, with the number to use by default.
+func (t *Topology) nodeCores(index int) *nodeCores {
 	var isolated, others []int
-	for _, core := range t.cores(n.Allowed) {
+	for _, core := range t.cores(t.Nodes[index].Allowed) {
 		if iso := core.And(t.Isolated); len(iso) > 0 {
 			isolated = append(isolated, iso[0])
 		} else {
 			others = append(others, core[0])
 		}
 	}
-	use = len(isolated)
-	switch {
-	case use > 0:
-	case len(others) > 2:
-		use = len(others) - 1
-	default:
-		use = len(others)
+	n := &nodeCores{id: t.Nodes[index].ID, index: index, usable: cmp.Or(len(isolated), len(others))}
+	if len(isolated) == 0 && len(others) > 2 {
+		n.usable--
 	}
 	// The first core is the system's, because interrupts and kernel threads gather there.
 	if len(others) > 1 {
 		others = append(others[1:], others[0])
 	}
-	return append(isolated, others...), use
+	n.cpus = append(isolated, others...)
+	return n
 }
 
 // choose makes the sites and finds the node that serves each.
 func (m *laneMap) choose(nics []string) error {
 	if len(nics) == 0 {
 		for _, node := range m.nodes {
+			node.serves = true
 			m.sites = append(m.sites, site{Lane: Lane{Node: node.id}, node: node})
 		}
 		return nil
@@ -133,9 +125,9 @@ func (m *laneMap) choose(nics []string) error {
 		s := site{Lane: Lane{NIC: name, NICIndex: i}}
 		var unknown, up bool
 		if n := m.t.NIC(name); n != nil {
-			s.Node, unknown, up, s.speed = n.Node, n.NodeUnknown, n.OperState != "down", n.SpeedMbps
+			s.Node, unknown, up, s.Mbps = n.Node, n.NodeUnknown, n.OperState != "down", n.SpeedMbps
 		} else if d := m.t.rdma(name); d != nil {
-			s.Node, unknown, up, s.speed = d.Node, d.NodeUnknown, d.Active(), d.RateMbps()
+			s.Node, unknown, up, s.Mbps = d.Node, d.NodeUnknown, d.Active(), d.RateMbps()
 		} else {
 			return fmt.Errorf("no NIC or RDMA device %q: there are %s", name, orNone(strings.Join(m.t.deviceNames(), ", ")))
 		}
@@ -153,15 +145,16 @@ func (m *laneMap) choose(nics []string) error {
 				s.node.id)
 			s.Node = s.node.id
 		}
-		if s.speed == 0 {
+		s.node.serves = true
+		if s.Mbps == 0 {
 			speedsKnown = false
 			m.note("%s: link speed unknown", name)
 		}
 		m.sites = append(m.sites, s)
 	}
 	for i := range m.sites {
-		if speedsKnown {
-			m.sites[i].Mbps = m.sites[i].speed
+		if !speedsKnown {
+			m.sites[i].Mbps = 0
 		}
 	}
 	return nil
@@ -172,15 +165,14 @@ func (m *laneMap) nearest(node int) *nodeCores {
 	if i := slices.IndexFunc(m.nodes, func(n *nodeCores) bool { return n.id == node }); i >= 0 {
 		return m.nodes[i]
 	}
-	distance := func(to int) int {
-		n := m.t.node(node)
-		i := slices.IndexFunc(m.t.Nodes, func(o Node) bool { return o.ID == to })
-		if n == nil || i >= len(n.Distances) {
+	distance := func(to *nodeCores) int {
+		from := m.t.node(node)
+		if from == nil || to.index >= len(from.Distances) {
 			return 0
 		}
-		return n.Distances[i]
+		return from.Distances[to.index]
 	}
-	return slices.MinFunc(m.nodes, func(a, b *nodeCores) int { return cmp.Compare(distance(a.id), distance(b.id)) })
+	return slices.MinFunc(m.nodes, func(a, b *nodeCores) int { return cmp.Compare(distance(a), distance(b)) })
 }
 
 // hand gives out cores one by one: to the site with the fewest for its speed, then the node with the fewest, then in order.
@@ -189,15 +181,14 @@ func (m *laneMap) hand(cores int) {
 		var best *site
 		for i := range m.sites {
 			s := &m.sites[i]
-			if len(s.node.queue) > 0 && (best == nil || cmp.Or(
+			if s.node.used < s.node.usable && (best == nil || cmp.Or(
 				cmp.Compare(s.taken*max(1, best.Mbps), best.taken*max(1, s.Mbps)),
-				cmp.Compare(len(s.node.used), len(best.node.used))) < 0) {
+				cmp.Compare(s.node.used, best.node.used)) < 0) {
 				best = s
 			}
 		}
-		from := best.node
-		best.CPU, from.queue = from.queue[0], from.queue[1:]
-		from.used = append(from.used, best.CPU)
+		best.CPU = best.node.cpus[best.node.used]
+		best.node.used++
 		best.taken++
 		m.lanes = append(m.lanes, best.Lane)
 	}
@@ -214,23 +205,22 @@ func (m *laneMap) share() {
 		if s.taken > 0 || s.NIC == "" {
 			continue
 		}
-		s.CPU = s.node.used[s.node.turn%len(s.node.used)]
-		s.node.turn++
+		s.CPU = s.node.cpus[s.node.shares%s.node.used]
+		s.node.shares++
 		m.lanes = append(m.lanes, s.Lane)
 		m.note("%s shares cpu %d with another NIC: node %d has fewer cores in use than NICs", s.NIC, s.CPU, s.Node)
 	}
 }
 
 // noteUnused notes the cores that stay unused, with the reason.
-func (m *laneMap) noteUnused(c LaneConfig) {
+func (m *laneMap) noteUnused() {
 	var left, used CPUSet
 	for _, node := range m.nodes {
-		rest := slices.Concat(node.queue, node.spare)
-		if len(node.used) == 0 && len(c.NICs) > 0 {
-			m.note("node %d serves no NIC: unused there: %s", node.id, Count(len(rest), "core"))
+		if !node.serves {
+			m.note("node %d serves no NIC: unused there: %s", node.id, Count(len(node.cpus), "core"))
 			continue
 		}
-		left, used = append(left, rest...), append(used, node.used...)
+		left, used = append(left, node.cpus[node.used:]...), append(used, node.cpus[:node.used]...)
 	}
 	slices.Sort(left)
 	slices.Sort(used)

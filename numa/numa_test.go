@@ -90,24 +90,25 @@ func TestLaneMapsHoldTheirRules(t *testing.T) {
 	}
 	rapid.Check(t, func(r *rapid.T) {
 		top := rapid.SampledFrom(tops).Draw(r, "machine")
-		c := LaneConfig{Cores: rapid.IntRange(0, 30).Draw(r, "cores")}
+		var nics []string
+		cores := rapid.IntRange(0, 30).Draw(r, "cores")
 		if names := top.deviceNames(); len(names) > 0 {
-			c.NICs = rapid.SliceOfDistinct(rapid.SampledFrom(names), rapid.ID[string]).Draw(r, "nics")
+			nics = rapid.SliceOfDistinct(rapid.SampledFrom(names), rapid.ID[string]).Draw(r, "nics")
 		}
-		lanes, notes, err := top.Lanes(c)
+		lanes, notes, err := top.Lanes(nics, cores)
 		if err != nil {
-			if c.Cores == 0 {
+			if cores == 0 {
 				r.Fatalf("the default fails: %v", err)
 			}
 			return
 		}
-		checkLanes(t, top, c, lanes)
-		again, notesAgain, _ := top.Lanes(c)
+		checkLanes(t, top, nics, cores, lanes)
+		again, notesAgain, _ := top.Lanes(nics, cores)
 		if !reflect.DeepEqual(lanes, again) || !slices.Equal(notes, notesAgain) {
 			r.Fatalf("two maps for one question:\n%s\n%s", LanesText(lanes, notes), LanesText(again, notesAgain))
 		}
 		if t.Failed() {
-			r.Fatalf("%+v:\n%s", c, LanesText(lanes, notes))
+			r.Fatalf("%v, %d cores:\n%s", nics, cores, LanesText(lanes, notes))
 		}
 	})
 }
@@ -120,11 +121,11 @@ func TestThisMachineIsDiscovered(t *testing.T) {
 	if len(top.Nodes) == 0 || len(top.CPUs) == 0 || len(top.Allowed) == 0 || top.MemoryBytes == 0 || top.Kernel == "" {
 		t.Errorf("incomplete topology:\n%s", top)
 	}
-	lanes, _, err := top.Lanes(LaneConfig{})
+	lanes, _, err := top.Lanes(nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkLanes(t, top, LaneConfig{}, lanes)
+	checkLanes(t, top, nil, 0, lanes)
 	if lim := ReadLimits(); lim.Memlock == 0 && !lim.CanLock || lim.Descriptors == 0 {
 		t.Errorf("limits %+v", lim)
 	}

@@ -41,7 +41,7 @@ type Options struct {
 	Providers       []string          // empty: every provider with a device here
 	ProviderOptions map[string]string // of verbs.Open, by provider
 	NICs            []string          // to serve, of providers with NICs. If empty, all
-	Cores           int               // 0: chosen, see numa.LaneConfig
+	Cores           int               // 0: chosen, see numa.Topology.Lanes
 	Unpinned        bool              // lanes float over the CPUs
 	Window          int               // messages in flight per worker and lane. If 0, the provider's default
 	LinkTimeout     time.Duration     // a link down for longer loses its workers. If 0, aggregate.DefaultLinkTimeout

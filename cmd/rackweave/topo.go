@@ -30,7 +30,7 @@ func topoCommand() *cobra.Command {
 		if len(nics) == 0 {
 			nics = servedByDefault(top.RDMA)
 		}
-		lanes, notes, err := top.Lanes(numa.LaneConfig{NICs: nics, Cores: cores})
+		lanes, notes, err := top.Lanes(nics, cores)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -47,7 +47,7 @@ type Config struct {
 	Providers       []string          // If empty, every provider with a device here is served.
 	ProviderOptions map[string]string // of verbs.Open, by provider
 	NICs            []string          // to serve, of providers with NICs. If empty, all are.
-	Cores           int               // see numa.LaneConfig
+	Cores           int               // see numa.Topology.Lanes
 	Unpinned        bool              // lanes float over the CPUs
 	Window          int               // messages in flight per worker and lane. If 0, what suits the provider.
 	LinkTimeout     time.Duration     // how long a link may be down
@@ -157,15 +157,15 @@ func openEngine(provider string, o *Config, topo *numa.Topology, at net.Addr) (e
 	if err != nil {
 		return e, err
 	}
-	cfg := numa.LaneConfig{Cores: o.Cores}
+	var nics []string
 	if provider == verbs.ProviderIBV {
-		cfg.NICs = names
+		nics = names
 	}
-	lanes, notes, err := topo.Lanes(cfg)
+	lanes, notes, err := topo.Lanes(nics, o.Cores)
 	if err != nil {
 		return e, err
 	}
-	if cfg.NICs == nil { // devices that are in no topology share the cores
+	if nics == nil { // devices that are in no topology share the cores
 		for i := range lanes {
 			lanes[i].NICIndex = i % len(names)
 		}
