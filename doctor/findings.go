@@ -208,7 +208,7 @@ func (f *findings) rdma(t *numa.Topology, d *numa.RDMADevice) {
 		f.add(check, LevelWarn, "connect the cable; InfiniBand needs a subnet manager too", "no port is active")
 		return
 	}
-	if !slices.ContainsFunc(d.Ports, func(p numa.Port) bool { return p.LinkLayer == numa.LinkEthernet }) {
+	if !slices.ContainsFunc(d.Ports, func(p numa.Port) bool { return p.LinkLayer == "Ethernet" }) {
 		return
 	}
 	for _, dev := range d.NetDevs {

@@ -303,26 +303,25 @@ sys/devices/system/cpu/online = 0
 	}
 }
 
-func TestAPCIeLinkCarriesWhatItsGenerationSays(t *testing.T) {
+func TestAPCIeLinkIsReadOrUnknown(t *testing.T) {
 	for _, tc := range []struct {
 		speed, lanes string
-		mbps         int
 		text         string
 	}{
-		{"2.5 GT/s PCIe", "1", 2000, "x1 2.5 GT/s"},
-		{"8.0 GT/s PCIe", "16", 126030, "x16 8 GT/s"},
-		{"16.0 GT/s PCIe", "8", 126030, "x8 16 GT/s"},
-		{"64.0 GT/s PCIe", "16", 968000, "x16 64 GT/s"},
-		{"8 GT/s", "4", 31507, "x4 8 GT/s"}, // as kernels before 5.10 write it
-		{"Unknown", "63", 0, "-"},
-		{"16.0 GT/s PCIe", "255", 0, "-"},
-		{"16.0 GT/s PCIe", "0", 0, "-"},
-		{"-1 GT/s", "4", 0, "-"},
+		{"2.5 GT/s PCIe", "1", "x1 2.5 GT/s"},
+		{"8.0 GT/s PCIe", "16", "x16 8 GT/s"},
+		{"16.0 GT/s PCIe", "8", "x8 16 GT/s"},
+		{"64.0 GT/s PCIe", "16", "x16 64 GT/s"},
+		{"8 GT/s", "4", "x4 8 GT/s"}, // as kernels before 5.10 write it
+		{"Unknown", "63", "-"},
+		{"16.0 GT/s PCIe", "255", "-"},
+		{"16.0 GT/s PCIe", "0", "-"},
+		{"-1 GT/s", "4", "-"},
 	} {
 		const dev = "sys/devices/pci0000:00/0000:00:02.0"
 		root := numatest.Expand(t, dev+"/current_link_speed = "+tc.speed+"\n"+dev+"/current_link_width = "+tc.lanes+"\n")
-		if p := (tree{root}).device("eth0", dev+"/virtio3").PCIe; p.Mbps() != tc.mbps || p.String() != tc.text {
-			t.Errorf("%s, %s lanes: %v, %d Mb/s; want %s, %d", tc.speed, tc.lanes, p, p.Mbps(), tc.text, tc.mbps)
+		if p := (tree{root}).device("eth0", dev+"/virtio3").PCIe; p.String() != tc.text {
+			t.Errorf("%s, %s lanes: %v; want %s", tc.speed, tc.lanes, p, tc.text)
 		}
 	}
 }

@@ -109,20 +109,8 @@ type PCIe struct {
 	GigaTransfer float64 `json:"gt_per_second"` // of a lane, in each direction
 }
 
-// Mbps returns the rate of the link in each direction, including the headers of packets, or 0 if it is unknown.
-func (p PCIe) Mbps() int {
-	coding := 128.0 / 130 // from the third generation on
-	switch {
-	case p.GigaTransfer < 8:
-		coding = 8.0 / 10
-	case p.GigaTransfer >= 64:
-		coding = 242.0 / 256 // flits
-	}
-	return int(float64(p.Lanes) * p.GigaTransfer * 1000 * coding)
-}
-
 func (p PCIe) String() string {
-	if p.Mbps() == 0 {
+	if p.Lanes == 0 {
 		return "-"
 	}
 	return fmt.Sprintf("x%d %g GT/s", p.Lanes, p.GigaTransfer)
@@ -144,12 +132,6 @@ type GID struct {
 	Type   string `json:"type"` // "RoCE v2", "IB/RoCE v1"
 	NetDev string `json:"netdev,omitempty"`
 }
-
-// These are the link layers of an RDMA port, in the kernel's spelling.
-const (
-	LinkEthernet   = "Ethernet"
-	LinkInfiniBand = "InfiniBand"
-)
 
 // Active reports whether a port of the device can carry traffic.
 func (d *RDMADevice) Active() bool {
