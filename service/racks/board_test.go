@@ -92,3 +92,17 @@ func TestARackThatAsksForNothingIsNamedBeforeTooMuchWaitsForIt(t *testing.T) {
 		t.Errorf("of another job rack %q is behind", rack)
 	}
 }
+
+func TestWhatIsPostedAfterItsRunHasEndedIsDropped(t *testing.T) {
+	b := NewBoard()
+	b.Begin("job", "run")
+	b.End("run")
+	b.Post("run", "late", nil, []string{"other"})
+	if len(b.runs) > 0 {
+		t.Errorf("the board holds %v for ever", b.runs)
+	}
+	q := Question{From: "other", Job: "job", Run: "run", Stage: "late", Nonce: "1"}
+	if _, err := b.Take(t.Context(), q); !errors.Is(err, ErrEnded) {
+		t.Errorf("who asks for it gets %v", err)
+	}
+}
