@@ -170,28 +170,23 @@ func (j *Job) Hold() (release func(), err error) {
 	return j.memory.RUnlock, nil
 }
 
-// begin runs a job that all workers have joined. A panic fails it and no other.
+// begin starts a job that all workers have joined, and supervises it. A panic fails it and no other.
 func (j *Job) begin(ctx context.Context) (err error) {
+	if !j.Table.begin() {
+		j.Account.Close()
+		return ErrShutdown
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			j.Table.Log.Error("panic in the start of a job", "job", j.Name, "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic at its start: see the aggregator's log")
 		}
 		if err != nil {
-			j.Account.Close()
-		}
-	}()
-	return j.run(ctx)
-}
-
-// run starts the job and supervises it.
-func (j *Job) run(ctx context.Context) (err error) {
-	if !j.Table.begin() {
-		return ErrShutdown
-	}
-	defer func() {
-		if err != nil {
+			if j.Agg != nil {
+				err = errors.Join(err, j.Agg.Close())
+			}
 			j.Spec.Racks.End(err)
+			j.Account.Close()
 			j.Table.Running.Done()
 		}
 	}()
@@ -215,7 +210,7 @@ func (j *Job) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := j.Spec.Racks.Connect(ctx); err != nil {
-		return errors.Join(err, j.Agg.Close())
+		return err
 	}
 	j.assignRanks()
 	j.Table.Started.Add(1)
