@@ -8,7 +8,6 @@ type (
 	WCOpcode  = fabric.WCOpcode
 	Status    = fabric.Status
 	Access    = fabric.Access
-	DevFlags  = fabric.DevFlags
 	QPState   = fabric.QPState
 	EventType = fabric.EventType
 )

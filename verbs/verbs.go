@@ -44,9 +44,6 @@ type (
 	Error         = fabric.Error
 )
 
-// ErrTransport is wrapped by every error of this package.
-var ErrTransport = fabric.ErrTransport
-
 // LinkSettles is the time for which a link must be up before both ends use it again, because a link that comes up often goes down
 // once more.
 const LinkSettles = 500 * time.Millisecond

@@ -20,7 +20,6 @@ import "C"
 
 import (
 	"embed"
-	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -89,10 +88,7 @@ var (
 	_ [C.sizeof_struct_rwf_wc]byte      = [unsafe.Sizeof(WC{})]byte{}
 )
 
-// ErrTransport is wrapped by every error of this package.
-var ErrTransport = errors.New("transport error")
-
-// Error is a failed call: its name, the errno it returned, and the provider's explanation.
+// Error is a failed call of the contract: its name, the errno it returned, and the provider's explanation.
 type Error struct {
 	Op    string
 	Errno syscall.Errno
@@ -108,9 +104,6 @@ func (e *Error) Error() string {
 	}
 	return fmt.Sprintf("%s: %s", e.Op, e.Text)
 }
-
-// Is matches [ErrTransport]. Unwrap returns the errno, so that it matches too.
-func (e *Error) Is(target error) bool { return target == ErrTransport }
 
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }

@@ -223,8 +223,8 @@ func limitsAreErrors(t *testing.T, p Provider) {
 	}
 	expect := func(what string, err error, limit uint32) {
 		t.Helper()
-		if !errors.Is(err, verbs.ErrTransport) {
-			t.Errorf("%s: error %v, expected one that wraps ErrTransport", what, err)
+		if e := (*verbs.Error)(nil); !errors.As(err, &e) {
+			t.Errorf("%s: error %v, expected one that wraps a verbs.Error", what, err)
 		} else if !strings.Contains(err.Error(), fmt.Sprint(limit)) {
 			t.Errorf("%s: the error does not name the limit %d: %v", what, limit, err)
 		}
