@@ -2,6 +2,7 @@
 package rxe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,21 +109,16 @@ func freeName() string {
 // defaultNetDev returns the interface of the default route with the lowest metric, IPv4 before IPv6.
 func defaultNetDev() (string, error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteList(nil, family)
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST) // to anywhere
 		if err != nil {
 			return "", fmt.Errorf("read the routes: %w", err)
 		}
-		best := -1
-		for i, r := range routes {
-			isDefault := r.Dst == nil || r.Dst.IP.IsUnspecified() && r.Dst.Mask.String() == net.CIDRMask(0, 8*len(r.Dst.Mask)).String()
-			if isDefault && r.LinkIndex > 0 && (best < 0 || r.Priority < routes[best].Priority) {
-				best = i
-			}
-		}
-		if best < 0 {
+		routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.LinkIndex <= 0 })
+		if len(routes) == 0 {
 			continue
 		}
-		link, err := net.InterfaceByIndex(routes[best].LinkIndex)
+		best := slices.MinFunc(routes, func(a, b netlink.Route) int { return cmp.Compare(a.Priority, b.Priority) })
+		link, err := net.InterfaceByIndex(best.LinkIndex)
 		if err != nil {
 			return "", err
 		}
