@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -14,10 +13,8 @@ import (
 
 	"github.com/rackweave/rackweave/bench/internal/command"
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/launch"
 )
-
-// ErrPerftestMissing is wrapped by errors that name the command which installs perftest.
-var ErrPerftestMissing = errors.New("perftest is not installed")
 
 // Perftest measures RDMA writes in both directions between two processes of this host, with perftest's ib_write_bw.
 //
@@ -50,14 +47,14 @@ func (p Perftest) Measure(ctx context.Context) (report.Roofline, error) {
 	}
 	binary, err := exec.LookPath("ib_write_bw")
 	if err != nil {
-		return fail(fmt.Errorf("%w: install it: apt-get install -y perftest", ErrPerftestMissing))
+		return fail(errors.New("perftest is not installed: install it: apt-get install -y perftest"))
 	}
 	dir, err := os.MkdirTemp("", "rackweave-perftest-")
 	if err != nil {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	port, err := freePort()
+	port, err := launch.FreePort()
 	if err != nil {
 		return fail(err)
 	}
@@ -127,13 +124,4 @@ func (p Perftest) rate(printed string) (float64, error) {
 		return 0, fmt.Errorf("nothing was moved in %d s: the device may be slow, measure for longer", p.Seconds)
 	}
 	return average / 8, nil
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("finding a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

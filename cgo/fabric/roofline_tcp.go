@@ -22,8 +22,6 @@ type TCPRoofline struct {
 	Span int
 	// Bytes is the number of bytes in each direction, over all connections.
 	Bytes int64
-	// SocketBuffer is the size of each socket buffer in bytes. If 0, the kernel chooses it.
-	SocketBuffer int
 	// Timeout bounds the run.
 	Timeout time.Duration
 }
@@ -96,19 +94,11 @@ func (r TCPRoofline) connect(memory []byte) (near, far []*flowEnd, err error) {
 			return nil, err
 		}
 		defer conn.Close()
-		tcp, left := conn.(*net.TCPConn), int(r.Bytes/int64(r.Connections))
-		if r.SocketBuffer > 0 {
-			if err := tcp.SetReadBuffer(r.SocketBuffer); err != nil {
-				return nil, err
-			}
-			if err := tcp.SetWriteBuffer(r.SocketBuffer); err != nil {
-				return nil, err
-			}
-		}
-		file, err := tcp.File()
+		file, err := conn.(*net.TCPConn).File()
 		if err != nil {
 			return nil, err
 		}
+		left := int(r.Bytes / int64(r.Connections))
 		e := &flowEnd{file: file, fd: int(file.Fd()), out: flow{move: syscall.Write, memory: span(), left: left},
 			in: flow{move: syscall.Read, memory: span(), left: left}}
 		return e, syscall.SetNonblock(e.fd, true)
