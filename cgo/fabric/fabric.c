@@ -65,6 +65,9 @@ int rwf_list(const char *provider, char *buf, size_t cap)
 
 int rwf_close(rwf_device *dev)
 {
+	if (dev->users)
+		return rwf_fail(EBUSY, "close device %s: %u protection domains and completion queues of it are open",
+				dev->attr.name, dev->users);
 	return dev->ops->close(dev);
 }
 
@@ -74,14 +77,31 @@ int rwf_query(rwf_device *dev, struct rwf_device_attr *out)
 	return 0;
 }
 
+/* Counts a user of an object by the result of the call that made it, or ended it. Returns the result. */
+static int add_user(_Atomic uint32_t *users, int rc)
+{
+	*users += rc == 0;
+	return rc;
+}
+
+static int remove_user(_Atomic uint32_t *users, int rc)
+{
+	*users -= rc == 0;
+	return rc;
+}
+
 int rwf_alloc_pd(rwf_device *dev, rwf_pd **out)
 {
-	return dev->ops->alloc_pd(dev, out);
+	return add_user(&dev->users, dev->ops->alloc_pd(dev, out));
 }
 
 int rwf_dealloc_pd(rwf_pd *pd)
 {
-	return pd->ops->dealloc_pd(pd);
+	rwf_device *dev = pd->dev;
+
+	if (pd->users)
+		return rwf_fail(EBUSY, "deallocate protection domain: %u queue pairs and memory regions of it are open", pd->users);
+	return remove_user(&dev->users, pd->ops->dealloc_pd(pd));
 }
 
 int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64_t fd_offset, struct rwf_mr *out)
@@ -97,12 +117,12 @@ int rwf_reg_mr(rwf_pd *pd, void *addr, size_t length, int access, int fd, uint64
 		return rwf_fail(EINVAL, "register memory: access 0x%x is not made of local write and remote write", access);
 	if (rights == RWF_ACCESS_REMOTE_WRITE)
 		return rwf_fail(EINVAL, "register memory: remote write needs local write too (ibv_reg_mr(3))");
-	return pd->ops->reg_mr(pd, addr, length, access, fd, fd_offset, out);
+	return add_user(&pd->users, pd->ops->reg_mr(pd, addr, length, access, fd, fd_offset, out));
 }
 
 int rwf_dereg_mr(rwf_pd *pd, uint32_t lkey)
 {
-	return pd->ops->dereg_mr(pd, lkey);
+	return remove_user(&pd->users, pd->ops->dereg_mr(pd, lkey));
 }
 
 int rwf_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
@@ -110,12 +130,16 @@ int rwf_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 	if (cqe == 0 || cqe > dev->attr.max_cqe)
 		return rwf_fail(EINVAL, "create completion queue: %u entries, the device %s allows 1 to %u", cqe, dev->attr.name,
 				dev->attr.max_cqe);
-	return dev->ops->create_cq(dev, cqe, out);
+	return add_user(&dev->users, dev->ops->create_cq(dev, cqe, out));
 }
 
 int rwf_destroy_cq(rwf_cq *cq)
 {
-	return cq->ops->destroy_cq(cq);
+	rwf_device *dev = cq->dev;
+
+	if (cq->users)
+		return rwf_fail(EBUSY, "destroy completion queue: %u queue pairs use it", cq->users);
+	return remove_user(&dev->users, cq->ops->destroy_cq(cq));
 }
 
 int rwf_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n)
@@ -156,14 +180,18 @@ int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	if (init->flags & ~known)
 		return rwf_fail(EINVAL, "create queue pair: flags 0x%x are unknown", init->flags & ~known);
 	rc = pd->ops->create_qp(pd, init, out);
-	if (rc == 0)
+	if (rc == 0) {
+		(*out)->cq = init->cq;
 		(*out)->peer = init->peer;
-	return rc;
+	}
+	return add_user(&pd->users, add_user(&init->cq->users, rc));
 }
 
 int rwf_destroy_qp(rwf_qp *qp)
 {
-	return qp->ops->destroy_qp(qp);
+	_Atomic uint32_t *of_pd = &qp->pd->users, *of_cq = &qp->cq->users;
+
+	return remove_user(of_pd, remove_user(of_cq, qp->ops->destroy_qp(qp)));
 }
 
 uint32_t rwf_qp_num(const rwf_qp *qp)

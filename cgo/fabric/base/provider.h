@@ -46,22 +46,26 @@ struct rwf_ops {
 	void *(*map)(rwf_qp *, uint32_t, uint64_t, uint32_t); /* NULL without RWF_DEV_MAPS */
 };
 
-/* A provider's object starts with the matching head. The rest is the provider's own. */
+/* A provider's object starts with the matching head. The rest is the provider's own. fabric.c counts the users. */
 struct rwf_device {
 	const struct rwf_ops *ops;
 	struct rwf_device_attr attr;
+	_Atomic uint32_t users; /* protection domains and completion queues */
 };
 struct rwf_pd {
 	const struct rwf_ops *ops;
 	rwf_device *dev;
+	_Atomic uint32_t users; /* queue pairs and memory regions */
 };
 struct rwf_cq {
 	const struct rwf_ops *ops;
 	rwf_device *dev;
+	_Atomic uint32_t users; /* queue pairs */
 };
 struct rwf_qp {
 	const struct rwf_ops *ops;
 	rwf_pd *pd;
+	rwf_cq *cq;
 	uint32_t num, peer;
 	_Atomic int state; /* enum rwf_qp_state */
 };

@@ -12,21 +12,13 @@
 
 int rwb_device_make(struct rwb_device *dev, const struct rwf_ops *ops, const struct rwf_device_attr *attr)
 {
-	dev->head = (rwf_device){ops, *attr};
+	dev->head = (rwf_device){.ops = ops, .attr = *attr};
 	pthread_mutex_init(&dev->lock, NULL);
 	dev->mrs = calloc(attr->max_mr, sizeof *dev->mrs);
 	dev->event_fd = -1;
 	if (getrandom(&dev->next_qp_num, sizeof dev->next_qp_num, 0) == sizeof dev->next_qp_num)
 		dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	return dev->mrs && dev->event_fd >= 0 ? 0 : rwf_fail(errno, "open provider %s: %s", ops->name, strerror(errno));
-}
-
-int rwb_device_busy(const struct rwb_device *dev)
-{
-	return !dev->pds && LIST_EMPTY(&dev->cqs)
-		       ? 0
-		       : rwf_fail(EBUSY, "close device %s: protection domains or completion queues of it are open",
-				  dev->head.attr.name);
 }
 
 void rwb_device_free(struct rwb_device *dev)
@@ -40,23 +32,17 @@ void rwb_device_free(struct rwb_device *dev)
 
 int rwb_alloc_pd(rwf_device *dev, rwf_pd **out)
 {
-	struct rwb_pd *pd = calloc(1, sizeof *pd);
+	rwf_pd *pd = calloc(1, sizeof *pd);
 
 	if (!pd)
 		return rwf_fail(ENOMEM, "allocate protection domain: out of memory");
-	pd->head = (rwf_pd){dev->ops, dev};
-	atomic_fetch_add(&((struct rwb_device *)dev)->pds, 1);
-	*out = &pd->head;
+	*pd = (rwf_pd){.ops = dev->ops, .dev = dev};
+	*out = pd;
 	return 0;
 }
 
-int rwb_dealloc_pd(rwf_pd *head)
+int rwb_dealloc_pd(rwf_pd *pd)
 {
-	struct rwb_pd *pd = (struct rwb_pd *)head;
-
-	if (pd->users)
-		return rwf_fail(EBUSY, "deallocate protection domain: %u queue pairs and memory regions of it are open", pd->users);
-	atomic_fetch_sub(&((struct rwb_device *)head->dev)->pds, 1);
 	free(pd);
 	return 0;
 }
@@ -87,7 +73,6 @@ int rwb_mr_add(rwf_pd *pd, const struct rwb_mr *want, struct rwf_mr *out)
 		mr->offset = want->offset;
 		mr->pd = pd;
 		atomic_store_explicit(&mr->key, key, memory_order_release);
-		atomic_fetch_add(&((struct rwb_pd *)pd)->users, 1);
 		*out = (struct rwf_mr){.addr = want->addr, .length = want->length, .lkey = key, .rkey = key};
 		return (int)slot;
 	}
@@ -102,7 +87,6 @@ int rwb_mr_remove(rwf_pd *pd, uint32_t lkey)
 	if (!lkey || mr->key != lkey || mr->pd != pd)
 		return rwf_fail(EINVAL, "deregister memory: 0x%x is not a key of this protection domain", lkey);
 	atomic_store(&mr->key, 0);
-	atomic_fetch_sub(&((struct rwb_pd *)pd)->users, 1);
 	return (int)(mr - dev->mrs);
 }
 
@@ -124,7 +108,7 @@ int rwb_cq_make(rwf_device *head, uint32_t cqe, size_t size, rwf_cq **out)
 
 	if (!cq)
 		return rwf_fail(ENOMEM, "create completion queue: out of memory");
-	cq->head = (rwf_cq){head->ops, head};
+	cq->head = (rwf_cq){.ops = head->ops, .dev = head};
 	cq->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	cq->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (rwb_ring_make(&cq->ring, cqe) || cq->epoll_fd < 0 || cq->wake_fd < 0 ||
@@ -146,8 +130,6 @@ int rwb_destroy_cq(rwf_cq *head)
 	struct rwb_device *dev = (struct rwb_device *)head->dev;
 	struct rwb_cq *cq = (struct rwb_cq *)head;
 
-	if (cq->users)
-		return rwf_fail(EBUSY, "destroy completion queue: %u queue pairs use it", cq->users);
 	pthread_mutex_lock(&dev->lock);
 	LIST_REMOVE(cq, of_device);
 	pthread_mutex_unlock(&dev->lock);
@@ -223,15 +205,13 @@ int rwb_add_receives(struct rwb_qp *qp, uint64_t wr_id, int n)
 	return 0;
 }
 
-void rwb_qp_enter(struct rwb_qp *qp, rwf_pd *pd, struct rwb_cq *cq)
+void rwb_qp_enter(struct rwb_qp *qp, rwf_pd *pd)
 {
 	struct rwb_device *dev = (struct rwb_device *)pd->dev;
 
 	qp->head.ops = pd->ops;
 	qp->head.pd = pd;
 	qp->head.state = RWF_QPS_INIT;
-	atomic_fetch_add(&((struct rwb_pd *)pd)->users, 1);
-	atomic_fetch_add(&cq->users, 1);
 	pthread_mutex_lock(&dev->lock);
 	do
 		qp->head.num = dev->next_qp_num++ & 0xffffff;
@@ -248,8 +228,6 @@ void rwb_qp_leave(struct rwb_qp *qp, struct rwb_cq *cq)
 	LIST_REMOVE(qp, of_device);
 	pthread_mutex_unlock(&dev->lock);
 	rwb_ring_drop(&cq->ring, &qp->head);
-	atomic_fetch_sub(&cq->users, 1);
-	atomic_fetch_sub(&((struct rwb_pd *)qp->head.pd)->users, 1);
 }
 
 void rwb_raise(struct rwb_qp *qp, enum rwf_async_type type)

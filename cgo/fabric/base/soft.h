@@ -26,13 +26,7 @@ struct rwb_device {
 	struct rwb_mr *mrs; /* attr.max_mr of them, a power of two */
 	uint32_t next_mr;
 	uint32_t next_qp_num;
-	_Atomic uint32_t pds;
 	int event_fd; /* wakes rwf_get_async_event */
-};
-
-struct rwb_pd {
-	rwf_pd head;
-	_Atomic uint32_t users; /* queue pairs and memory regions */
 };
 
 struct rwb_cq {
@@ -41,7 +35,6 @@ struct rwb_cq {
 	bool overrun;
 	int epoll_fd, wake_fd;
 	LIST_ENTRY(rwb_cq) of_device;
-	_Atomic uint32_t users; /* queue pairs */
 };
 
 struct rwb_qp {
@@ -61,7 +54,6 @@ struct rwb_qp {
 
 int rwb_device_make(struct rwb_device *dev, const struct rwf_ops *ops,
 		    const struct rwf_device_attr *attr); /* 0 or a negative errno */
-int rwb_device_busy(const struct rwb_device *dev);       /* -EBUSY while a pd or cq of it is open */
 void rwb_device_free(struct rwb_device *dev);
 
 /* The calls of a provider that are defined here, as RWB_CALLS. */
@@ -135,8 +127,8 @@ int rwb_qp_make(struct rwb_qp *qp, const struct rwf_qp_init *init, uint32_t inli
 void rwb_qp_free(struct rwb_qp *qp); /* and what it is part of */
 /* Adds n receives to the queue, if they fit. The other side's thread may see them from then on. Returns 0 or -ENOMEM. */
 int rwb_add_receives(struct rwb_qp *qp, uint64_t wr_id, int n);
-/* Makes a queue pair known to its device, and to pd and cq as a user of theirs. Its number has 24 bits, as on an RDMA wire. */
-void rwb_qp_enter(struct rwb_qp *qp, rwf_pd *pd, struct rwb_cq *cq);
+/* Makes a queue pair known to its device. Its number has 24 bits, as on an RDMA wire. */
+void rwb_qp_enter(struct rwb_qp *qp, rwf_pd *pd);
 /* Undoes that. On return no other thread knows the queue pair, and its completions are dropped. */
 void rwb_qp_leave(struct rwb_qp *qp, struct rwb_cq *cq);
 void rwb_raise(struct rwb_qp *qp, enum rwf_async_type type); /* any thread */

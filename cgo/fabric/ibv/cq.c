@@ -34,7 +34,7 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 
 	if (!cq)
 		return rwf_fail(ENOMEM, "create completion queue: no memory");
-	cq->base = (rwf_cq){base->ops, base};
+	cq->base = (rwf_cq){.ops = base->ops, .dev = base};
 	cq->cqe = cqe;
 	cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	cq->channel = dev->lib->create_comp_channel(dev->ctx);
@@ -46,7 +46,6 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 		dispose(cq, dev->lib);
 		return rwf_fail(err, "create completion queue of %u entries on %s: %s", cqe, dev->base.attr.name, strerror(err));
 	}
-	dev->cqs++;
 	*out = &cq->base;
 	return 0;
 }
@@ -56,11 +55,8 @@ int vb_destroy_cq(rwf_cq *base)
 	struct vb_cq *cq = (struct vb_cq *)base;
 	struct vb_device *dev = (struct vb_device *)base->dev;
 
-	if (cq->users)
-		return rwf_fail(EBUSY, "destroy completion queue: %u queue pairs use it", cq->users);
 	dev->lib->ack_cq_events(cq->cq, cq->unacked); /* the library waits for them */
 	dispose(cq, dev->lib);
-	dev->cqs--;
 	return 0;
 }
 

@@ -192,12 +192,7 @@ static int vb_list(char *buf, size_t cap)
 
 static int vb_close(rwf_device *base)
 {
-	struct vb_device *dev = (struct vb_device *)base;
-
-	if (dev->pds || dev->cqs)
-		return rwf_fail(EBUSY, "close device %s: %u protection domains and %u completion queues are open",
-				dev->base.attr.name, dev->pds, dev->cqs);
-	dispose(dev);
+	dispose((struct vb_device *)base);
 	return 0;
 }
 

@@ -22,9 +22,8 @@ int vb_alloc_pd(rwf_device *base, rwf_pd **out)
 		free(pd);
 		return rwf_fail(err, "allocate protection domain on %s: %s", dev->base.attr.name, strerror(err));
 	}
-	pd->base = (rwf_pd){base->ops, base};
+	pd->base = (rwf_pd){.ops = base->ops, .dev = base};
 	pthread_mutex_init(&pd->lock, NULL);
-	dev->pds++;
 	*out = &pd->base;
 	return 0;
 }
@@ -33,16 +32,12 @@ int vb_dealloc_pd(rwf_pd *base)
 {
 	struct vb_pd *pd = (struct vb_pd *)base;
 	struct vb_device *dev = (struct vb_device *)base->dev;
-	int err;
+	int err = dev->lib->dealloc_pd(pd->pd);
 
-	if (pd->users)
-		return rwf_fail(EBUSY, "deallocate protection domain: queue pairs or memory regions are in it");
-	err = dev->lib->dealloc_pd(pd->pd);
 	if (err)
 		return rwf_fail(err, "deallocate protection domain on %s: %s", dev->base.attr.name, strerror(err));
 	pthread_mutex_destroy(&pd->lock);
 	free(pd);
-	dev->pds--;
 	return 0;
 }
 
@@ -89,7 +84,6 @@ int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint6
 	pthread_mutex_lock(&pd->lock);
 	LIST_INSERT_HEAD(&pd->mrs, mr, all);
 	pthread_mutex_unlock(&pd->lock);
-	pd->users++;
 	return 0;
 }
 
@@ -118,7 +112,6 @@ int vb_dereg_mr(rwf_pd *base, uint32_t lkey)
 		return rwf_fail(EINVAL, "deregister memory: no region of this protection domain has lkey 0x%x", lkey);
 	err = dev->lib->dereg_mr(mr->mr);
 	free(mr);
-	pd->users--;
 	return err ? rwf_fail(err, "deregister memory on %s: %s", dev->base.attr.name, strerror(err)) : 0;
 }
 

@@ -58,7 +58,6 @@ struct vb_device {
 	int tc, sl, timeout, retry; /* -1 if computed */
 	int arrival;                /* 0 if the receive PSN does not show a peer's arrival */
 	int kick_fd;                /* wakes the thread that waits for events */
-	_Atomic uint32_t pds, cqs;
 
 	pthread_mutex_t lock; /* guards the fields below */
 	struct vb_address addr;
@@ -76,8 +75,7 @@ struct vb_mr {
 struct vb_pd {
 	rwf_pd base;
 	struct ibv_pd *pd;
-	_Atomic uint32_t users; /* its queue pairs and regions */
-	pthread_mutex_t lock;   /* guards mrs */
+	pthread_mutex_t lock; /* guards mrs */
 	LIST_HEAD(, vb_mr) mrs;
 };
 
@@ -88,7 +86,7 @@ struct vb_cq {
 	int wake_fd;
 	_Atomic bool overran;
 	uint32_t cqe, reserved; /* entries, and the number that its queue pairs may need at once */
-	uint32_t users, unacked;
+	uint32_t unacked;
 	struct rwb_ring early; /* completions taken from the hardware before their poll */
 };
 

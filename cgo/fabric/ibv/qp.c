@@ -171,8 +171,6 @@ int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
 		dispose(qp);
 		return rc;
 	}
-	qp->cq->users++;
-	pd->users++;
 	*out = &qp->base;
 	return 0;
 }
@@ -180,7 +178,6 @@ int vb_create_qp(rwf_pd *base, const struct rwf_qp_init *init, rwf_qp **out)
 int vb_destroy_qp(rwf_qp *base)
 {
 	struct vb_qp *qp = (struct vb_qp *)base;
-	struct vb_pd *pd = (struct vb_pd *)base->pd;
 	int status, err;
 
 	vb_stop_waiting(qp);
@@ -189,8 +186,6 @@ int vb_destroy_qp(rwf_qp *base)
 		return rwf_fail(err, "destroy queue pair 0x%x: %s", base->num, strerror(err));
 	/* Soft-RoCE leaves its completions in the queue. */
 	vb_set_aside(qp, 0, &status);
-	qp->cq->users--;
-	pd->users--;
 	dispose(qp);
 	return 0;
 }

@@ -57,10 +57,7 @@ static int shm_open_device(const char *device, const char *options, rwf_device *
 static int shm_close_device(rwf_device *dev)
 {
 	struct shm_device *d = shm_dev(dev);
-	int rc = rwb_device_busy(&d->door.device);
 
-	if (rc)
-		return rc;
 	shm_shut_door(d);
 	rwb_door_free(&d->door);
 	return 0;

@@ -120,7 +120,7 @@ static bool arm_senders(struct shm_cq *cq)
 int shm_req_notify_cq(rwf_cq *base, uint32_t count)
 {
 	struct shm_cq *cq = (struct shm_cq *)base;
-	uint64_t n = cq->base.users, share = n ? (count + n - 1) / n : 1;
+	uint64_t n = base->users, share = n ? (count + n - 1) / n : 1;
 	struct shm_qp *q;
 
 	if (share == 0)

@@ -64,7 +64,7 @@ int shm_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 		free_qp(q);
 		return rc;
 	}
-	rwb_qp_enter(&q->base, pd, &q->cq->base);
+	rwb_qp_enter(&q->base, pd);
 	q->self.qp_num = q->base.head.num;
 	TAILQ_INSERT_TAIL(&q->cq->qps, q, of_cq);
 	*out = &q->base.head;

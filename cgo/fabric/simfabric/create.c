@@ -55,7 +55,7 @@ int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 		return rc;
 	}
 	sim_lock(sim_of(qp));
-	rwb_qp_enter(&qp->base, pd, &qp->cq->base);
+	rwb_qp_enter(&qp->base, pd);
 	qp->base.head.num = ++sim_of(qp)->last_qp; /* the same for the same seed */
 	sim_unlock(sim_of(qp));
 	*out = &qp->base.head;

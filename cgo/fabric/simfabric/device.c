@@ -65,10 +65,7 @@ static int sim_close(rwf_device *base)
 {
 	struct sim_device *dev = (struct sim_device *)base;
 	struct rwf_sim *w = dev->world;
-	int rc = rwb_device_busy(&dev->base);
 
-	if (rc)
-		return rc;
 	sim_lock(w);
 	for (struct sim_device **d = &w->devices; *d; d = &(*d)->next)
 		if (*d == dev) {

@@ -119,10 +119,7 @@ static int tcp_open(const char *device, const char *options, rwf_device **out)
 
 static int tcp_close(rwf_device *head)
 {
-	struct tcp_device *dev = (struct tcp_device *)head;
-	int rc = rwb_device_busy(&dev->door.device);
-
-	return rc ? rc : release(dev);
+	return release((struct tcp_device *)head);
 }
 
 const struct rwf_ops rwf_tcp_ops = {.name = "tcp",

@@ -35,7 +35,7 @@ int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	qp->fd = -1;
 	atomic_store(&qp->join.arrived_fd, -1);
 	qp->in.imm_only = init->flags & RWF_QP_IMM_ONLY;
-	rwb_qp_enter(&qp->base, pd, &qp->cq->base);
+	rwb_qp_enter(&qp->base, pd);
 	LIST_INSERT_HEAD(&qp->cq->qps, qp, of_cq);
 	*out = &qp->base.head;
 	return 0;
