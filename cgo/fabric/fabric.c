@@ -157,11 +157,6 @@ int rwf_wait_cq(rwf_cq *cq, int64_t timeout_us)
 	return cq->ops->wait_cq(cq, timeout_us);
 }
 
-int rwf_wake_cq(rwf_cq *cq)
-{
-	return cq->ops->wake_cq(cq);
-}
-
 int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 {
 	const uint32_t known = RWF_QP_BY_REFERENCE | RWF_QP_IMM_ONLY;
@@ -215,6 +210,8 @@ int rwf_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 {
 	struct rwf_connect_attr a = *attr;
 
+	if (qp->state != RWF_QPS_INIT)
+		return rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", qp->num);
 	if (a.rnr_timeout_ms == 0)
 		a.rnr_timeout_ms = 1000;
 	if (a.ack_timeout_ms == 0)

@@ -5,6 +5,7 @@
 #include "fabric.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 
 /* The calls that a provider defines in files of its own, each as X(prefix, name, parameters). They return int. */
 /* clang-format off */
@@ -22,7 +23,6 @@
 	X(prefix, poll_cq, (rwf_cq *cq, struct rwf_wc *wc, int n)) \
 	X(prefix, req_notify_cq, (rwf_cq *cq, uint32_t count)) \
 	X(prefix, wait_cq, (rwf_cq *cq, int64_t timeout_us)) \
-	X(prefix, wake_cq, (rwf_cq *cq)) \
 	X(prefix, create_qp, (rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)) \
 	X(prefix, destroy_qp, (rwf_qp *qp)) \
 	X(prefix, qp_endpoint, (rwf_qp *qp, void *buf)) \
@@ -61,6 +61,8 @@ struct rwf_cq {
 	const struct rwf_ops *ops;
 	rwf_device *dev;
 	_Atomic uint32_t users; /* queue pairs */
+	int wake_fd;
+	_Atomic bool woken; /* the next wait returns; ibv sees wake_fd alone */
 };
 struct rwf_qp {
 	const struct rwf_ops *ops;

@@ -94,8 +94,8 @@ static void release(struct rwb_cq *cq)
 {
 	if (cq->epoll_fd >= 0)
 		close(cq->epoll_fd);
-	if (cq->wake_fd >= 0)
-		close(cq->wake_fd);
+	if (cq->head.wake_fd >= 0)
+		close(cq->head.wake_fd);
 	rwb_ring_free(&cq->ring);
 	free(cq);
 }
@@ -110,9 +110,9 @@ int rwb_cq_make(rwf_device *head, uint32_t cqe, size_t size, rwf_cq **out)
 		return rwf_fail(ENOMEM, "create completion queue: out of memory");
 	cq->head = (rwf_cq){.ops = head->ops, .dev = head};
 	cq->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	cq->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (rwb_ring_make(&cq->ring, cqe) || cq->epoll_fd < 0 || cq->wake_fd < 0 ||
-	    epoll_ctl(cq->epoll_fd, EPOLL_CTL_ADD, cq->wake_fd, &wake)) {
+	cq->head.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (rwb_ring_make(&cq->ring, cqe) || cq->epoll_fd < 0 || cq->head.wake_fd < 0 ||
+	    epoll_ctl(cq->epoll_fd, EPOLL_CTL_ADD, cq->head.wake_fd, &wake)) {
 		int err = errno;
 
 		release(cq);

@@ -33,7 +33,7 @@ struct rwb_cq {
 	rwf_cq head;
 	struct rwb_ring ring;
 	bool overrun;
-	int epoll_fd, wake_fd;
+	int epoll_fd;
 	LIST_ENTRY(rwb_cq) of_device;
 };
 

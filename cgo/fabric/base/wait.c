@@ -1,7 +1,7 @@
 #define _GNU_SOURCE /* ppoll */
 #include "wait.h"
 
-#include "fabric.h"
+#include "provider.h"
 
 #include <errno.h>
 #include <string.h>
@@ -46,6 +46,14 @@ void rwb_notify(int event_fd)
 {
 	/* The only failure is a counter at its end. The file is readable already then. */
 	(void)eventfd_write(event_fd, 1);
+}
+
+/* Takes no lock, because a signal handler may have interrupted the lock's holder. */
+int rwf_wake_cq(rwf_cq *cq)
+{
+	cq->woken = true;
+	rwb_notify(cq->wake_fd);
+	return 0;
 }
 
 void rwb_clear(int event_fd)

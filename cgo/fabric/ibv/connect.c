@@ -137,7 +137,6 @@ static int start_again(struct vb_qp *qp, uint32_t first_recv, const struct rwf_i
 		return rc;
 	if (vb_hand_recvs(qp, first_recv, n) != n)
 		return rwf_fail(EIO, "connect queue pair 0x%x: the device does not take its receives again", qp->base.num);
-	qp->base.state = RWF_QPS_INIT;
 	return bring_up(qp, peer, a);
 }
 
@@ -197,8 +196,6 @@ int vb_connect_qp(rwf_qp *base, const void *buf, size_t len, const struct rwf_co
 
 	if ((rc = rwf_ibv_decode_endpoint(buf, len, &peer)))
 		return rc;
-	if (qp->connected)
-		return rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
 	if (peer.link != qp->addr.link)
 		return rwf_fail(EPROTONOSUPPORT,
 				"connect queue pair 0x%x: the peer speaks %s, %s speaks %s: choose matching gid= options",
@@ -272,7 +269,7 @@ static int convert(struct vb_device *dev, const struct ibv_async_event *ev, stru
 	case IBV_EVENT_CQ_ERR:
 		cq = ev->element.cq->cq_context;
 		cq->overran = true;
-		vb_wake_cq(&cq->base);
+		rwf_wake_cq(&cq->base);
 		out->type = RWF_EVENT_CQ_ERR;
 		break;
 	case IBV_EVENT_QP_FATAL:

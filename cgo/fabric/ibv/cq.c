@@ -21,8 +21,8 @@ static void dispose(struct vb_cq *cq, const struct vb_lib *lib)
 		lib->destroy_cq(cq->cq);
 	if (cq->channel)
 		lib->destroy_comp_channel(cq->channel);
-	if (cq->wake_fd >= 0)
-		close(cq->wake_fd);
+	if (cq->base.wake_fd >= 0)
+		close(cq->base.wake_fd);
 	rwb_ring_free(&cq->early);
 	free(cq);
 }
@@ -36,11 +36,11 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 		return rwf_fail(ENOMEM, "create completion queue: no memory");
 	cq->base = (rwf_cq){.ops = base->ops, .dev = base};
 	cq->cqe = cqe;
-	cq->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	cq->base.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	cq->channel = dev->lib->create_comp_channel(dev->ctx);
 	if (cq->channel && fcntl(cq->channel->fd, F_SETFL, O_NONBLOCK) == 0)
 		cq->cq = dev->lib->create_cq(dev->ctx, (int)cqe, cq, cq->channel, 0);
-	if (rwb_ring_make(&cq->early, cqe) || cq->wake_fd < 0 || !cq->cq) {
+	if (rwb_ring_make(&cq->early, cqe) || cq->base.wake_fd < 0 || !cq->cq) {
 		int err = errno ? errno : ENOMEM;
 
 		dispose(cq, dev->lib);
@@ -198,13 +198,13 @@ static void take_events(struct vb_cq *cq, const struct vb_lib *lib)
 
 static int sleep_on(struct vb_cq *cq, int64_t timeout_us)
 {
-	struct pollfd fds[] = {{cq->channel->fd, POLLIN, 0}, {cq->wake_fd, POLLIN, 0}};
+	struct pollfd fds[] = {{cq->channel->fd, POLLIN, 0}, {cq->base.wake_fd, POLLIN, 0}};
 	int n = rwb_poll(fds, 2, (uint64_t)timeout_us * 1000);
 
 	if (n <= 0)
 		return 0;
 	if (fds[1].revents)
-		rwb_clear(cq->wake_fd);
+		rwb_clear(cq->base.wake_fd);
 	if (fds[0].revents)
 		take_events(cq, ((struct vb_device *)cq->base.dev)->lib);
 	return 1;
@@ -217,12 +217,6 @@ int vb_wait_cq(rwf_cq *base, int64_t timeout_us)
 	if (rwb_ring_length(&cq->early) || cq->overran)
 		return 1;
 	return sleep_on(cq, timeout_us > 0 ? timeout_us : 0);
-}
-
-int vb_wake_cq(rwf_cq *base)
-{
-	rwb_notify(((struct vb_cq *)base)->wake_fd);
-	return 0;
 }
 
 #endif

@@ -83,7 +83,6 @@ struct vb_cq {
 	rwf_cq base;
 	struct ibv_cq *cq;
 	struct ibv_comp_channel *channel;
-	int wake_fd;
 	_Atomic bool overran;
 	uint32_t cqe, reserved; /* entries, and the number that its queue pairs may need at once */
 	uint32_t unacked;

@@ -215,8 +215,6 @@ int shm_connect_qp(rwf_qp *qp, const void *peer, size_t len, const struct rwf_co
 
 	if (rc)
 		return rc;
-	if (shm_state(q) != RWF_QPS_INIT)
-		return rwf_fail(EINVAL, "connect: queue pair 0x%x was connected before", qp->num);
 	q->rnr_ms = attr->rnr_timeout_ms;
 	q->ack_ms = attr->ack_timeout_ms;
 	q->peer_ep = ep;
@@ -254,7 +252,7 @@ static bool calls(const struct rwb_half *half, struct rwb_qp *q)
 
 static void attend(struct rwb_qp *q)
 {
-	shm_wake_cq(&((struct shm_qp *)q)->cq->base.head);
+	rwf_wake_cq(q->head.cq);
 }
 
 static bool admit(struct rwb_qp *base, struct rwb_half *half)

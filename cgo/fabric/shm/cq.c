@@ -35,13 +35,6 @@ void shm_cq_unwatch(struct shm_qp *q)
 		epoll_ctl(q->cq->base.epoll_fd, EPOLL_CTL_DEL, q->pidfd, NULL);
 }
 
-/* Any thread. */
-int shm_wake_cq(rwf_cq *cq)
-{
-	rwb_notify(((struct rwb_cq *)cq)->wake_fd);
-	return 0;
-}
-
 /*
  * Ends the queue pair. Delivers the messages that had arrived and flushes the rest, the first waiting send with status. What does
  * not fit the completion queue waits for a poll. The peer sees the end of the socket. The state may be ERR already, because the

@@ -95,7 +95,7 @@ static void changed(struct shm_device *d, rwf_pd *pd, uint32_t slot)
 		atomic_store_explicit(&q->mine->adverts_issued, ++q->issued, memory_order_release);
 		advertise_locked(q);
 		if (q->backlog)
-			shm_wake_cq(&q->cq->base.head); /* the owner sends the rest */
+			rwf_wake_cq(&q->cq->base.head); /* the owner sends the rest */
 	}
 }
 

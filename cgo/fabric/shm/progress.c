@@ -20,12 +20,10 @@ static void handle_events(struct shm_cq *cq, int64_t timeout_ns)
 	for (int i = 0; i < n; i++) {
 		struct shm_qp *q = (struct shm_qp *)(uintptr_t)(ev[i].data.u64 & ~(uint64_t)SHM_PEER_PROCESS);
 
-		if (!q) {
-			rwb_clear(cq->base.wake_fd);
-			cq->woken = true;
-		} else if (shm_state(q) == RWF_QPS_RTS && (shm_drain(q) < 0 || (ev[i].data.u64 & SHM_PEER_PROCESS))) {
+		if (!q)
+			rwb_clear(cq->base.head.wake_fd);
+		else if (shm_state(q) == RWF_QPS_RTS && (shm_drain(q) < 0 || (ev[i].data.u64 & SHM_PEER_PROCESS)))
 			shm_enter_error(q, RWF_WC_RETRY_EXC_ERR);
-		}
 	}
 }
 
@@ -149,7 +147,7 @@ static void disarm(struct shm_cq *cq)
 	TAILQ_FOREACH(q, &cq->qps, of_cq)
 		if (shm_state(q) == RWF_QPS_RTS)
 			atomic_store_explicit(&q->mine->wake_at, SHM_DISARMED, memory_order_relaxed);
-	cq->ready = cq->woken = false;
+	cq->ready = false;
 }
 
 /* Returns the time at which a sleeper must wake by itself to fail a request, in coarse milliseconds, or UINT64_MAX for never. */
@@ -177,7 +175,7 @@ int shm_wait_cq(rwf_cq *base, int64_t timeout_us)
 	int64_t end = (int64_t)rwb_now_ns() + (timeout_us > 0 ? timeout_us : 0) * 1000;
 	int rc = 1;
 
-	while (!cq->ready && !cq->woken && !cq->base.overrun && rwb_ring_length(&cq->base.ring) == 0) {
+	while (!cq->ready && !base->woken && !cq->base.overrun && rwb_ring_length(&cq->base.ring) == 0) {
 		int64_t left = end - (int64_t)rwb_now_ns();
 		uint64_t due;
 
@@ -196,11 +194,11 @@ int shm_wait_cq(rwf_cq *base, int64_t timeout_us)
 		}
 		handle_events(cq, left > 0 ? left : 0);
 		progress(cq);
-		if (rwb_ring_length(&cq->base.ring) == 0 && !cq->woken && !cq->base.overrun && (int64_t)rwb_now_ns() >= end) {
+		if (rwb_ring_length(&cq->base.ring) == 0 && !base->woken && !cq->base.overrun && (int64_t)rwb_now_ns() >= end) {
 			rc = 0;
 			break;
 		}
 	}
 	disarm(cq);
-	return rc;
+	return atomic_exchange(&base->woken, false) || rc;
 }

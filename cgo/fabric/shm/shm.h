@@ -125,7 +125,7 @@ struct shm_device {
 struct shm_cq {
 	struct rwb_cq base;
 	bool overrun_told;
-	bool ready, woken; /* the next wait returns: armed and a completion has arrived; rwf_wake_cq was called */
+	bool ready; /* the next wait returns: armed and a completion has arrived */
 	uint64_t now_ms;
 	int64_t allowance; /* allowance left for messages */
 	uint32_t tears_seen;

@@ -74,7 +74,7 @@ static int go_to(struct sim_qp *qp, const struct endpoint *e, uint32_t timeout_m
 		}
 		if ((rc = rwb_connect_wait(-1, 0, cancel_fd, 0)) < 0)
 			break;
-		sim_sleep(w, qp->cq->base.wake_fd,
+		sim_sleep(w, qp->base.head.cq->wake_fd,
 			  cancel_fd > 0 && until_ns - w->now_ns > slice_ns ? w->now_ns + slice_ns : until_ns);
 	}
 	return rc;
@@ -95,9 +95,7 @@ int sim_connect_qp(rwf_qp *base, const void *peer, size_t len, const struct rwf_
 	sim_lock(w);
 	qp->rnr_timeout_ns = (uint64_t)attr->rnr_timeout_ms * 1000000;
 	qp->ack_timeout_ns = (uint64_t)attr->ack_timeout_ms * 1000000;
-	if (base->state != RWF_QPS_INIT)
-		rc = rwf_fail(EISCONN, "connect queue pair 0x%x: it was connected before; make a new one", base->num);
-	else if (attr->active)
+	if (attr->active)
 		rc = go_to(qp, &e, attr->timeout_ms, attr->cancel_fd);
 	else
 		wait_for(qp, e.qp_num, attr->timeout_ms);

@@ -44,7 +44,7 @@ int sim_req_notify_cq(rwf_cq *base, uint32_t count)
 /* Reports whether a wait is over, and takes the wake that ends it. */
 static bool take_news(struct sim_cq *cq)
 {
-	bool woken = atomic_exchange(&cq->woken, false);
+	bool woken = atomic_exchange(&cq->base.head.woken, false);
 
 	return woken || cq->base.overrun || cq->fired || (!world_of(&cq->base.head)->automatic && rwb_ring_length(&cq->base.ring));
 }
@@ -59,21 +59,11 @@ int sim_wait_cq(rwf_cq *base, int64_t timeout_us)
 	sim_lock(w);
 	until_ns = w->now_ns + (timeout_us > 0 && w->automatic ? (uint64_t)timeout_us * 1000 : 0);
 	while (!(something = take_news(cq)) && w->now_ns < until_ns)
-		sim_sleep(w, cq->base.wake_fd, until_ns);
+		sim_sleep(w, base->wake_fd, until_ns);
 	cq->armed = 0;
 	cq->fired = false;
 	sim_unlock(w);
 	return something;
-}
-
-/* Takes no lock, because a signal handler may have interrupted the lock's holder. */
-int sim_wake_cq(rwf_cq *base)
-{
-	struct sim_cq *cq = (struct sim_cq *)base;
-
-	atomic_store(&cq->woken, true);
-	rwb_notify(cq->base.wake_fd);
-	return 0;
 }
 
 int sim_post_send(rwf_qp *base, const struct rwf_send_wr *wr, int n)

@@ -60,7 +60,6 @@ struct sim_cq {
 	struct rwb_cq base;
 	uint32_t armed; /* completions that end a wait, or 0 if not armed */
 	bool fired;
-	atomic_bool woken; /* set by any thread, without the lock */
 };
 
 struct sim_qp {

@@ -17,20 +17,11 @@ int tcp_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 	return rc;
 }
 
-int tcp_wake_cq(rwf_cq *head)
-{
-	struct tcp_cq *cq = (struct tcp_cq *)head;
-
-	atomic_store(&cq->woken, true);
-	rwb_notify(cq->base.wake_fd);
-	return 0;
-}
-
 /* Makes the owner check the state of the queue pair. Any thread may call it. */
 void tcp_cq_attention(struct tcp_qp *qp)
 {
 	atomic_store(&qp->cq->attention, 1);
-	rwb_notify(qp->cq->base.wake_fd);
+	rwb_notify(qp->cq->base.head.wake_fd);
 }
 
 /*

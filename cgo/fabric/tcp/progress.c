@@ -70,7 +70,7 @@ static void take_events(struct tcp_cq *cq)
 		uint32_t what = events[i].events;
 
 		if (!qp) {
-			rwb_clear(cq->base.wake_fd);
+			rwb_clear(cq->base.head.wake_fd);
 			continue;
 		}
 		if (what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
@@ -231,7 +231,7 @@ int tcp_wait_cq(rwf_cq *head, int64_t timeout_us)
 		}
 		check_deadlines(cq, now);
 		tcp_leave(cq);
-		if (atomic_exchange(&cq->woken, false) || cq->base.overrun || rwb_ring_length(&cq->base.ring) >= wanted ||
+		if (atomic_exchange(&head->woken, false) || cq->base.overrun || rwb_ring_length(&cq->base.ring) >= wanted ||
 		    cq->errors)
 			return 1;
 		if (rwb_ring_length(&cq->base.ring) && !gathered)

@@ -94,8 +94,6 @@ int tcp_connect_qp(rwf_qp *head, const void *peer, size_t len, const struct rwf_
 
 	if (rc)
 		return rc;
-	if (head->state != RWF_QPS_INIT)
-		return rwf_fail(EINVAL, "connect queue pair 0x%x: it was connected before: make a new one", head->num);
 	if (ep.encrypt || dev->address.encrypt) {
 		rc = tcp_tls_probe();
 		if (rc)

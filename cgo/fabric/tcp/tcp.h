@@ -69,7 +69,6 @@ struct tcp_cq {
 	struct rwb_cq base;
 	_Atomic uint32_t busy;      /* odd while the owner is inside a call */
 	_Atomic uint32_t attention; /* another thread changed the state of a queue pair */
-	_Atomic bool woken;         /* the next wait must return */
 	bool errors;
 	bool due;         /* a queue pair may owe its peer an acknowledgement */
 	uint32_t armed;   /* completions that end the next wait */
