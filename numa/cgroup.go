@@ -52,8 +52,8 @@ func (t tree) cgroupMemory() (bytes int64, limit string) {
 	bytes = math.MaxInt64
 	for _, dir := range t.cgroupDirs("memory") {
 		for _, v := range []struct{ max, current, cache string }{
-			{"memory.max", "memory.current", "inactive_file"},
-			{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"},
+			{"memory.max", "memory.current", "inactive_file "},
+			{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
 		} {
 			maxBytes, limited := t.number(path.Join(dir, v.max)) // "max" is not a number
 			used, _ := t.number(path.Join(dir, v.current))
@@ -61,20 +61,11 @@ func (t tree) cgroupMemory() (bytes int64, limit string) {
 			if !limited || maxBytes > math.MaxInt64>>1 {
 				continue
 			}
-			if left := max(0, maxBytes-used+t.memoryStat(dir, v.cache)); left < bytes {
+			cached, _ := strconv.ParseInt(t.field(path.Join(dir, "memory.stat"), v.cache), 10, 64)
+			if left := max(0, maxBytes-used+cached); left < bytes {
 				bytes, limit = left, "/"+path.Join(dir, v.max)
 			}
 		}
 	}
 	return bytes, limit
-}
-
-func (t tree) memoryStat(dir, name string) int64 {
-	for line := range strings.Lines(t.text(path.Join(dir, "memory.stat"))) {
-		if key, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && key == name {
-			n, _ := strconv.ParseInt(value, 10, 64)
-			return n
-		}
-	}
-	return 0
 }

@@ -3,7 +3,6 @@ package numa
 import (
 	"path"
 	"regexp"
-	"strconv"
 	"strings"
 )
 
@@ -27,10 +26,9 @@ func (t tree) device(name, dev string) Device {
 
 // pcie reads the link of a device, as in "16.0 GT/s PCIe". A virtual machine may report "Unknown", which is the zero value.
 func (t tree) pcie(at string) PCIe {
-	lanes, ok := t.number(at + "/current_link_width")
-	number, _, _ := strings.Cut(t.text(at+"/current_link_speed"), " ")
-	speed, err := strconv.ParseFloat(number, 64)
-	if !ok || err != nil || lanes < 1 || lanes > 32 || !(speed > 0 && speed <= 1024) { // 255 lanes mean an unknown number
+	lanes, _ := t.number(at + "/current_link_width")
+	speed := t.figure(at+"/current_link_speed", 1024)
+	if lanes < 1 || lanes > 32 || speed == 0 { // 255 lanes mean an unknown number
 		return PCIe{}
 	}
 	return PCIe{Lanes: int(lanes), GigaTransfer: speed}

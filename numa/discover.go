@@ -53,16 +53,14 @@ func Discover(root string) (*Topology, error) {
 // cpuModel returns the name of the CPU. Kernels on arm64 give no name, and the implementer's and the part's numbers replace it.
 func (t tree) cpuModel() string {
 	const cpuinfo = "proc/cpuinfo"
-	if name := t.field(cpuinfo, "model name\t"); name != "" {
-		return name
+	name := t.field(cpuinfo, "model name\t:")
+	if name == "" && t.own() {
+		name = cpuid.CPU.BrandName
 	}
-	if t.own() && cpuid.CPU.BrandName != "" {
-		return cpuid.CPU.BrandName
+	if part := t.field(cpuinfo, "CPU part\t:"); name == "" && part != "" {
+		name = fmt.Sprintf("CPU implementer %s part %s", t.field(cpuinfo, "CPU implementer\t:"), part)
 	}
-	if part := t.field(cpuinfo, "CPU part\t"); part != "" {
-		return fmt.Sprintf("CPU implementer %s part %s", t.field(cpuinfo, "CPU implementer\t"), part)
-	}
-	return ""
+	return name
 }
 
 // hypervisor returns the name of the hypervisor if this machine is a virtual one. Only the CPU knows the name. A captured machine's
@@ -71,7 +69,7 @@ func (t tree) hypervisor() string {
 	if t.own() {
 		return cpuid.CPU.HypervisorVendorString
 	}
-	if slices.Contains(strings.Fields(t.field("proc/cpuinfo", "flags\t\t")), "hypervisor") {
+	if slices.Contains(strings.Fields(t.field("proc/cpuinfo", "flags\t\t:")), "hypervisor") {
 		return "unknown"
 	}
 	return ""
@@ -80,11 +78,8 @@ func (t tree) hypervisor() string {
 // allowed returns the CPUs to which this process may pin threads.
 func (t tree) allowed(online, isolated CPUSet) CPUSet {
 	// The process's file is that of its first thread, which may be pinned. The thread has its own file.
-	status := "proc/thread-self/status"
-	if !t.exists(status) {
-		status = "proc/self/status"
-	}
-	affinity, err := ParseCPUs(t.field(status, "Cpus_allowed_list"))
+	const name = "Cpus_allowed_list:"
+	affinity, err := ParseCPUs(cmp.Or(t.field("proc/thread-self/status", name), t.field("proc/self/status", name)))
 	if err != nil || len(affinity) == 0 {
 		affinity = online
 	}
@@ -111,7 +106,7 @@ func (t *Topology) discoverNodes(tr tree, online CPUSet) {
 		}}
 		return
 	}
-	mems, err := ParseCPUs(tr.field("proc/self/status", "Mems_allowed_list"))
+	mems, err := ParseCPUs(tr.field("proc/self/status", "Mems_allowed_list:"))
 	for _, id := range ids {
 		at := fmt.Sprintf("%s/node%d", dir, id)
 		n := Node{

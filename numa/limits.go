@@ -31,7 +31,7 @@ func ReadLimits() Limits {
 // canLock reports whether the process has CAP_IPC_LOCK. The kernel requires it in the initial user namespace, in which user numbers
 // map to themselves.
 func (t tree) canLock() bool {
-	caps, err := strconv.ParseUint(t.field("proc/self/status", "CapEff"), 16, 64)
+	caps, err := strconv.ParseUint(t.field("proc/self/status", "CapEff:"), 16, 64)
 	initial := strings.Join(strings.Fields(t.text("proc/self/uid_map")), " ") == "0 0 4294967295"
 	return err == nil && initial && caps>>unix.CAP_IPC_LOCK&1 == 1
 }

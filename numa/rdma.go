@@ -68,7 +68,8 @@ func (t *Topology) rdmaDevice(tr tree, name string) (d RDMADevice, loopback bool
 func (t tree) port(dir string) Port {
 	num, _ := strconv.Atoi(path.Base(dir))
 	_, state, _ := strings.Cut(t.text(dir+"/state"), ": ") // "4: ACTIVE"
-	p := Port{Num: num, State: state, LinkLayer: t.text(dir + "/link_layer"), RateMbps: rateMbps(t.text(dir + "/rate"))}
+	gbps := t.figure(dir+"/rate", 1e6)                     // "2.5 Gb/sec (1X SDR)"
+	p := Port{Num: num, State: state, LinkLayer: t.text(dir + "/link_layer"), RateMbps: int(math.Round(gbps * 1000))}
 	for _, name := range t.names(dir + "/gids") {
 		index, err := strconv.Atoi(name)
 		gid, err2 := netip.ParseAddr(t.text(path.Join(dir, "gids", name)))
@@ -82,16 +83,6 @@ func (t tree) port(dir string) Port {
 		})
 	}
 	return p
-}
-
-// rateMbps reads a port's rate, as in "2.5 Gb/sec (1X SDR)".
-func rateMbps(s string) int {
-	number, _, _ := strings.Cut(s, " Gb/sec")
-	gbps, err := strconv.ParseFloat(number, 64)
-	if err != nil || gbps < 0 || gbps > 1e6 {
-		return 0
-	}
-	return int(math.Round(gbps * 1000))
 }
 
 // rdma returns the RDMA device of a name, or nil.

@@ -59,10 +59,10 @@ func (t tree) cpus(p string) CPUSet {
 	return set
 }
 
-// field returns the value of a "name: value" line, as in /proc/meminfo and /proc/self/status.
+// field returns the rest of the line with a name and its separator, "name:" in /proc/meminfo and /proc/self/status.
 func (t tree) field(p, name string) string {
 	for line := range strings.Lines(t.text(p)) {
-		if _, value, ok := strings.Cut(line, name+":"); ok {
+		if _, value, ok := strings.Cut(line, name); ok {
 			return strings.TrimSpace(value)
 		}
 	}
@@ -71,8 +71,18 @@ func (t tree) field(p, name string) string {
 
 // kib returns the bytes of a field that is given in kB, or 0 without such a field.
 func (t tree) kib(p, name string) int64 {
-	n, _ := strconv.ParseInt(strings.TrimSuffix(t.field(p, name), " kB"), 10, 64)
+	n, _ := strconv.ParseInt(strings.TrimSuffix(t.field(p, name+":"), " kB"), 10, 64)
 	return n << 10
+}
+
+// figure returns the number at the start of a file, as in "16.0 GT/s PCIe". It is 0 if the number is not between 0 and most.
+func (t tree) figure(p string, most float64) float64 {
+	number, _, _ := strings.Cut(t.text(p), " ")
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(v > 0 && v <= most) {
+		return 0
+	}
+	return v
 }
 
 // chosen returns the word in brackets of a file that lists its choices, as in "always [madvise] never".
