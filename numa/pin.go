@@ -12,21 +12,14 @@ import (
 // returning, so that the runtime destroys the thread. Pin locks the goroutine to its thread before it pins the thread. A locked
 // thread starts no others for the runtime, so the affinity does not leak into them.
 func Pin(cpu int) error {
-	runtime.LockOSThread()
-	if err := setAffinity(cpu); err != nil {
-		runtime.UnlockOSThread()
-		return err
-	}
-	return nil
-}
-
-func setAffinity(cpu int) error {
 	if cpu < 0 || cpu >= maxCPUs {
 		return fmt.Errorf("pin to cpu %d: no such cpu", cpu)
 	}
 	set := unix.NewCPUSet(cpu + 1)
 	set.Set(cpu)
+	runtime.LockOSThread()
 	if err := unix.SchedSetaffinityDynamic(0, set); err != nil {
+		runtime.UnlockOSThread()
 		return fmt.Errorf("pin to cpu %d: %w: it is offline, or the cpuset does not hold it (see rackweave topo)", cpu, err)
 	}
 	return nil
