@@ -26,13 +26,14 @@ func (j *job) Save(ctx context.Context, name string) (path string, err error) {
 		}
 		return r.Path, nil
 	}
-	replaces, err := j.manifest(ctx, name, ms)
+	first := j.member.All[0]
+	before, err := first.RPC.ReadManifest(ctx, &api.ReadManifestRequest{Name: name, TimeoutMs: ms})
 	if err != nil && connect.CodeOf(err) != connect.CodeNotFound {
-		return "", j.member.Explain("save at "+j.member.All[0].Server, err)
+		return "", j.member.Explain("save at "+first.Server, err)
 	}
 	m := &api.CheckpointManifest{Parts: make([]*api.CheckpointPart, len(j.member.All))}
 	err = j.member.Each(func(a *membership.Aggregator) error {
-		r, err := a.RPC.Save(ctx, &api.SaveRequest{Name: name, TimeoutMs: ms, Replaces: replaces})
+		r, err := a.RPC.Save(ctx, &api.SaveRequest{Name: name, TimeoutMs: ms, Replaces: before.GetManifest()})
 		if err == nil {
 			m.Parts[a.Number] = r.Part
 		}
@@ -49,16 +50,6 @@ func (j *job) Save(ctx context.Context, name string) (path string, err error) {
 		path = cmp.Or(path, r.Path)
 	}
 	return path, nil
-}
-
-// manifest returns the manifest of a checkpoint of a job that is spread over several aggregators.
-func (j *job) manifest(ctx context.Context, name string, ms uint32) (*api.CheckpointManifest, error) {
-	a := j.member.All[0]
-	r, err := a.RPC.ReadManifest(ctx, &api.ReadManifestRequest{Name: name, TimeoutMs: ms})
-	if err != nil {
-		return nil, err
-	}
-	return r.Manifest, nil
 }
 
 // BuddyName is the name under which [Worker.Restore] finds what racks keep of each other's state.
@@ -92,17 +83,18 @@ func (j *job) GoOn(ctx context.Context) (step int, err error) {
 func (j *job) Restore(ctx context.Context, name string) error {
 	ctx, cancel, ms := membership.Bound(ctx, j.cfg.Timeout)
 	defer cancel()
+	first := j.member.All[0]
 	if !j.member.Several() {
-		_, err := j.member.All[0].RPC.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms})
+		_, err := first.RPC.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms})
 		return j.member.Explain("restore", err)
 	}
-	m, err := j.manifest(ctx, name, ms)
+	m, err := first.RPC.ReadManifest(ctx, &api.ReadManifestRequest{Name: name, TimeoutMs: ms})
 	if err != nil {
-		return j.member.Explain("restore at "+j.member.All[0].Server, err)
+		return j.member.Explain("restore at "+first.Server, err)
 	}
 	restore := func(check bool) error {
 		return j.member.Each(func(a *membership.Aggregator) error {
-			_, err := a.RPC.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms, Manifest: m, Check: check})
+			_, err := a.RPC.Restore(ctx, &api.RestoreRequest{Name: name, TimeoutMs: ms, Manifest: m.Manifest, Check: check})
 			return err
 		})
 	}

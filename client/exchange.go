@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -124,12 +123,6 @@ func (x *exchange) inFlight() bool {
 	x.using.RLock()
 	defer x.using.RUnlock()
 	return x.tensors.Load() != nil && cworker.Active(x.c) > 0
-}
-
-// Lookup returns the number of the tensor with a name, and whether there is one.
-func (x *exchange) Lookup(name string) (int, bool) {
-	i := slices.IndexFunc(x.registered(), func(t Tensor) bool { return t.Name == name })
-	return i, i >= 0
 }
 
 // NumTensors returns how many tensors are registered.

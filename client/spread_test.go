@@ -138,7 +138,7 @@ func TestACheckpointInMidStepIsRefusedInEveryRack(t *testing.T) {
 	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, CheckpointDir: t.TempDir()}
 	tr := trainRacks(t, serveRacksWith(t, 2, o, nil), adam(verbs.ProviderTCP))
 	tr.start()
-	i, _ := tr.workers[0].Lookup("layer3.weight")
+	i := 3 // layer3.weight
 	push := func(rank int) client.Handle {
 		x := make([]float32, tr.tensors[i].Elems())
 		h, err := tr.workers[rank].PushPull(i, client.Bytes(x), client.Bytes(x), 0)
@@ -292,7 +292,7 @@ func TestASlowRackIsNamedInEveryStatus(t *testing.T) {
 	services := serveRacks(t, 2, nil)
 	tr := trainRacks(t, services, adam(verbs.ProviderTCP))
 	tr.start()
-	i, _ := tr.workers[0].Lookup("layer7.weight")
+	i := 7 // layer7.weight
 	var pushing sync.WaitGroup
 	push := func(ranks ...int) {
 		for _, rank := range ranks {

@@ -40,17 +40,11 @@ type Action uint8
 const (
 	// Wait: nothing now.
 	Wait Action = iota
-	// Resume the connection over Decision.To. The attempt ends with [Chooser.Succeeded] or [Chooser.Failed].
+	// Resume the connection over a path. The attempt ends with [Chooser.Succeeded] or [Chooser.Failed].
 	Resume
 	// GiveUp: there was no connection for [Config.Timeout].
 	GiveUp
 )
-
-// Decision is the next step of a lane.
-type Decision struct {
-	Action Action
-	To     Path
-}
 
 type path struct {
 	Path
@@ -204,24 +198,25 @@ func (c *Chooser) Open(now int64, lane int) (n int) {
 	return n
 }
 
-// Next decides what a lane should do now. While an attempt to resume it is under way, that is to wait.
-func (c *Chooser) Next(now int64, lane int) Decision {
+// Next decides what a lane should do now, and over which path if it is to resume. While an attempt to resume it is under way, that
+// is to wait.
+func (c *Chooser) Next(now int64, lane int) (Action, Path) {
 	l := &c.lanes[lane]
 	if l.state == trying {
-		return Decision{Action: Wait}
+		return Wait, Path{}
 	}
 	if l.state == broken && now-l.since > c.cfg.Timeout {
-		return Decision{Action: GiveUp}
+		return GiveUp, Path{}
 	}
 	best := c.best(now, lane)
 	if best < 0 || !c.leaves(now, l, best) || now < min(c.paths[best].punished, c.paths[best].failed+retryPause) {
-		return Decision{Action: Wait}
+		return Wait, Path{}
 	}
 	if l.state == connected {
 		l.since = now
 	}
 	l.state, l.at = trying, best
-	return Decision{Action: Resume, To: c.paths[best].Path}
+	return Resume, c.paths[best].Path
 }
 
 // leaves tells whether a lane is to resume over the best path. One whose connection works does not leave it for a path that

@@ -69,10 +69,10 @@ func (c *Chooser) tell(now int64) string {
 		if c.lanes[i].state != connected {
 			text = "wait"
 		}
-		switch d := c.Next(now, i); {
-		case d.Action == Resume:
-			text = fmt.Sprintf("resume %v -> %v", from, d.To)
-		case d.Action == GiveUp:
+		switch action, to := c.Next(now, i); {
+		case action == Resume:
+			text = fmt.Sprintf("resume %v -> %v", from, to)
+		case action == GiveUp:
 			text = "give up"
 		case c.lanes[i].state == trying:
 			text = fmt.Sprintf("try %v", from)
@@ -197,25 +197,25 @@ func (o *oracle) inOrder(now int64, lane int) (order []Path) {
 }
 
 // want is what a lane should do; a wait has no end here.
-func (o *oracle) want(now int64, lane int) Decision {
+func (o *oracle) want(now int64, lane int) (Action, Path) {
 	if o.state[lane] == trying {
-		return Decision{}
+		return Wait, Path{}
 	}
 	if o.state[lane] == broken && now > o.since[lane]+o.cfg.Timeout {
-		return Decision{Action: GiveUp}
+		return GiveUp, Path{}
 	}
 	order := o.inOrder(now, lane)
 	if len(order) == 0 {
-		return Decision{}
+		return Wait, Path{}
 	}
 	failed, until := o.failure(order[0])
 	if o.state[lane] == connected && (order[0] == o.at[lane] || now < until && o.open(now, o.at[lane])) {
-		return Decision{}
+		return Wait, Path{}
 	}
 	if now < until && now < failed+20*millisecond {
-		return Decision{}
+		return Wait, Path{}
 	}
-	return Decision{Action: Resume, To: order[0]}
+	return Resume, order[0]
 }
 
 func TestDecisionsAreTheOnesThatTheWholeHistoryAsksFor(t *testing.T) {
@@ -296,19 +296,19 @@ func happen(rng *rand.Rand, c *Chooser, o *oracle, now int64, aggregatorNICs int
 // ask compares a decision with the oracle's.
 func ask(t *testing.T, c *Chooser, o *oracle, now int64, lane int) {
 	t.Helper()
-	got, want := c.Next(now, lane), o.want(now, lane)
-	if got != want {
-		t.Fatalf("%d ms, lane %d: %+v, the history asks for %+v", now/millisecond, lane, got, want)
+	got, to := c.Next(now, lane)
+	if want, by := o.want(now, lane); got != want || to != by {
+		t.Fatalf("%d ms, lane %d: %v %v, the history asks for %v %v", now/millisecond, lane, got, to, want, by)
 	}
-	if c.At(lane) != o.at[lane] && got.Action != Resume {
+	if c.At(lane) != o.at[lane] && got != Resume {
 		t.Fatalf("%d ms, lane %d: it is on %v, expected %v", now/millisecond, lane, c.At(lane), o.at[lane])
 	}
-	switch got.Action {
+	switch got {
 	case Resume:
 		if o.state[lane] == connected {
 			o.since[lane] = now
 		}
-		o.state[lane], o.at[lane] = trying, got.To
+		o.state[lane], o.at[lane] = trying, to
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package failover chooses the paths that a worker's lanes take to the aggregator. It is a pure machine: what happened to links,
-// connections and attempts goes in as events, what a lane should do comes out as a [Decision]. Times are nanoseconds of a clock
+// connections and attempts goes in as events, what a lane should do comes out ([Chooser.Next]). Times are nanoseconds of a clock
 // that the caller reads.
 //
 // One rule decides: every lane goes the best path that is open. Its primary path is best, then come paths between NICs of the

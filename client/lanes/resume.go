@@ -115,14 +115,14 @@ func (s *Session) Advance(ctx context.Context, lane int) (more bool, err error) 
 	r := &s.recovery[lane]
 	switch r.step {
 	case detach:
-		d := s.decide(lane)
-		switch d.Action {
+		action, to := s.decide(lane)
+		switch action {
 		case failover.Wait:
 			return false, nil
 		case failover.GiveUp:
 			return false, fmt.Errorf("lane %d: %w for %v%s", lane, ErrNoPath, s.cfg.LinkTimeout, r.lastly())
 		}
-		r.to = d.To
+		r.to = to
 		if err = s.Detach(lane); err == nil {
 			r.step = ask
 		}
@@ -150,7 +150,7 @@ func (s *Session) Advance(ctx context.Context, lane int) (more bool, err error) 
 }
 
 // decide asks what a lane should do, once all is said that happened to it.
-func (s *Session) decide(lane int) failover.Decision {
+func (s *Session) decide(lane int) (failover.Action, failover.Path) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.told[lane] == s.recovery[lane].attempt+1 {
