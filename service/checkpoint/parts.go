@@ -23,12 +23,6 @@ import (
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
-// newPart returns the path of a new part file of a checkpoint.
-func (s *State) newPart(name string) string {
-	file := fmt.Sprintf("%s.%dof%d-%s%s", name, s.Spec.Part+1, s.Spec.Parts, rpc.NewID(), checkpointSuffix)
-	return filepath.Join(s.store.dir, s.Name, file)
-}
-
 // partFiles matches the part files of a checkpoint. The number is a part's, or a pattern.
 func partFiles(name, number string) *regexp.Regexp {
 	name, suffix := regexp.QuoteMeta(name), regexp.QuoteMeta(checkpointSuffix)
@@ -43,25 +37,6 @@ func removeParts(dir string, parts *regexp.Regexp, but *api.CheckpointManifest) 
 		is := func(p *api.CheckpointPart) bool { return p.File == name }
 		return parts.MatchString(name) && !slices.ContainsFunc(but.GetParts(), is)
 	})
-}
-
-// savePart writes this aggregator's part of the job's state to a file.
-func (s *State) savePart(ctx context.Context, name string, replaces *api.CheckpointManifest) (*api.SaveResponse, error) {
-	path := s.newPart(name)
-	if err := removeParts(filepath.Dir(path), partFiles(name, fmt.Sprint(s.Spec.Part+1)), replaces); err != nil {
-		return nil, err
-	}
-	saved, err := s.write(ctx, name, path)
-	if err != nil {
-		return nil, err
-	}
-	saved.Part.File, saved.Part.Part, saved.Part.Parts = filepath.Base(path), uint32(s.Spec.Part), uint32(s.Spec.Parts)
-	for id := range s.Model.Plan.NumChunks() {
-		if s.owns(id) {
-			saved.Part.Chunks++
-		}
-	}
-	return saved, nil
 }
 
 // WriteManifest makes the parts that all aggregators have saved the job's checkpoint.
@@ -108,18 +83,6 @@ func (s *State) ReadManifest(ctx context.Context, r *api.ReadManifestRequest) (*
 		return err
 	})
 	return out, err
-}
-
-// sourceOf returns the file that a restore reads, and the checksum that it must have if it is a part.
-func (s *State) sourceOf(r *api.RestoreRequest, path string) (string, []byte, error) {
-	if !s.spread() && r.Manifest == nil {
-		return path, nil, nil
-	}
-	own, err := s.ownPart(r.Name, r.Manifest)
-	if err != nil {
-		return "", nil, err
-	}
-	return filepath.Join(filepath.Dir(path), own.File), own.Hash, nil
 }
 
 // ownerFile returns the path of the file that records the owner of a job's folder, by a digest of the job's token. No job's name

@@ -247,25 +247,6 @@ func (s *State) readRetained(q *api.StateQuestion, k *retained, owners []bool) (
 	return b, nil
 }
 
-// takeRetained copies the pieces that an answer to READ_RETAINED holds, and marks them in found.
-func takeRetained(b []byte, pieces []aggregate.Piece, found []bool) error {
-	if len(b) < len(pieces) {
-		return rpc.ErrVersions
-	}
-	read, b := b[:len(pieces)], b[len(pieces):]
-	for i := range pieces {
-		if read[i] == 0 {
-			continue
-		}
-		var ok bool
-		if b, ok = readValues(pieces[i].Data, b); !ok {
-			return rpc.ErrVersions
-		}
-		found[i] = true
-	}
-	return nil
-}
-
 // restoreRetained restores the state of the job's failed run, and returns its size.
 func (s *State) restoreRetained(ctx context.Context) (bytes uint64, err error) {
 	if !s.others.Buddies() {
@@ -377,7 +358,18 @@ func (m *retainedModel) read(ctx context.Context, pieces []aggregate.Piece) erro
 	}
 	found := make([]bool, len(pieces))
 	for rack, a := range answers {
-		if m.gives(rack) && takeRetained(a, pieces, found) != nil {
+		if !m.gives(rack) {
+			continue
+		}
+		ok := len(a) >= len(pieces)
+		read, values := a[:min(len(a), len(pieces))], a[min(len(a), len(pieces)):]
+		for i := range pieces {
+			if ok && read[i] != 0 {
+				values, ok = readValues(pieces[i].Data, values)
+				found[i] = true
+			}
+		}
+		if !ok {
 			return m.misunderstood(rack)
 		}
 	}

@@ -24,13 +24,18 @@ import (
 // Save writes the job's state to the aggregator's disk.
 func (s *State) Save(ctx context.Context, r *api.SaveRequest) (out *api.SaveResponse, err error) {
 	err = s.quietly(ctx, "save", r, func(ctx context.Context, path string) (err error) {
-		if s.spread() {
-			out, err = s.savePart(ctx, r.Name, r.Replaces)
+		dir := filepath.Dir(path)
+		if !s.spread() {
+			if out, err = s.write(ctx, r.Name, path); err == nil {
+				err = removeParts(dir, partFiles(r.Name, anyPart), nil)
+			}
 			return err
 		}
-		if out, err = s.write(ctx, r.Name, path); err == nil {
-			err = removeParts(filepath.Dir(path), partFiles(r.Name, anyPart), nil)
+		if err := removeParts(dir, partFiles(r.Name, fmt.Sprint(s.Spec.Part+1)), r.Replaces); err != nil {
+			return err
 		}
+		file := fmt.Sprintf("%s.%dof%d-%s%s", r.Name, s.Spec.Part+1, s.Spec.Parts, rpc.NewID(), checkpointSuffix)
+		out, err = s.write(ctx, r.Name, filepath.Join(dir, file))
 		return err
 	})
 	return out, err
@@ -160,7 +165,12 @@ func (s *State) write(ctx context.Context, name, path string) (*api.SaveResponse
 	}
 	out := &api.SaveResponse{Path: path, Bytes: uint64(info.Size())}
 	if s.spread() {
-		out.Part = &api.CheckpointPart{Hash: sum}
+		out.Part = &api.CheckpointPart{Hash: sum, File: filepath.Base(path), Part: uint32(s.Spec.Part), Parts: uint32(s.Spec.Parts)}
+		for id := range s.Model.Plan.NumChunks() {
+			if s.owns(id) {
+				out.Part.Chunks++
+			}
+		}
 		for _, t := range h.Tensors {
 			out.Part.Step = max(out.Part.Step, t.Updates)
 		}
@@ -234,9 +244,13 @@ func syncDir(path string) error {
 
 // read reads the job's state from a file, twice: first to check that it is sound and fits, then into the engine.
 func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string) (size uint64, err error) {
-	path, sum, err := s.sourceOf(call, path)
-	if err != nil {
-		return 0, err
+	var sum []byte // that a part must have
+	if s.spread() || call.Manifest != nil {
+		own, err := s.ownPart(call.Name, call.Manifest)
+		if err != nil {
+			return 0, err
+		}
+		path, sum = filepath.Join(filepath.Dir(path), own.File), own.Hash
 	}
 	f, err := openRegular(path)
 	if err != nil {
