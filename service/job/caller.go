@@ -28,26 +28,22 @@ func CallerOf(ctx context.Context) *Caller {
 	return &Caller{}
 }
 
-// becomes makes a stranger who has joined a member.
-func (c *Caller) becomes(m *Member) {
+// IsRack makes a stranger whose seal shows that it is a rack's aggregator one that is not limited as strangers are.
+func (c *Caller) IsRack(name string) {
+	c.Rack = true
+	if c.Member == nil {
+		c.becomes("rack " + name)
+	}
+}
+
+// becomes makes a stranger a member or a rack.
+func (c *Caller) becomes(who any) {
 	if c.Call != nil {
 		c.Call.End()
 	}
 	if c.Conn != nil {
-		c.Conn.Promote(m)
+		c.Conn.Promote(who)
 	}
-}
-
-// IsRack makes a stranger whose seal shows that it is a rack's aggregator one that is not limited as strangers are.
-func (c *Caller) IsRack(name string) {
-	c.Rack = true
-	if c.Member != nil || c.Conn == nil {
-		return
-	}
-	if c.Call != nil {
-		c.Call.End()
-	}
-	c.Conn.Promote("rack " + name)
 }
 
 // Owe adds what must be done once the call's answer is written.

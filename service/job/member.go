@@ -115,20 +115,6 @@ func (m *Member) must(done *bool, within time.Duration, what string) *time.Timer
 	})
 }
 
-// watch marks a member as watched.
-func (m *Member) watch() error {
-	m.Job.mu.Lock()
-	defer m.Job.mu.Unlock()
-	if m.gone() {
-		return rpc.Refuse(connect.CodeNotFound, "%v has left job %q", m, m.Job.Name)
-	}
-	if m.watched {
-		return rpc.Refuse(connect.CodeAlreadyExists, "%v of job %q is watched already", m, m.Job.Name)
-	}
-	m.watched = true
-	return nil
-}
-
 // gone reports whether the member has left or was lost.
 func (m *Member) gone() bool { return isClosed(m.Out) }
 
@@ -229,8 +215,15 @@ func (m *Member) depart(reason error) bool {
 
 // Follow serves the member's Watch stream until one of both ends.
 func (m *Member) Follow(ctx context.Context, stream *connect.ServerStream[api.WatchResponse]) error {
-	if err := m.watch(); err != nil {
-		return err
+	m.Job.mu.Lock()
+	gone, again := m.gone(), m.watched
+	m.watched = !gone || again
+	m.Job.mu.Unlock()
+	switch {
+	case gone:
+		return rpc.Refuse(connect.CodeNotFound, "%v has left job %q", m, m.Job.Name)
+	case again:
+		return rpc.Refuse(connect.CodeAlreadyExists, "%v of job %q is watched already", m, m.Job.Name)
 	}
 	heartbeat := time.NewTicker(heartbeatEvery)
 	defer heartbeat.Stop()

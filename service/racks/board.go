@@ -186,13 +186,22 @@ func (b *Board) Take(ctx context.Context, q Question) ([]byte, error) {
 	}
 }
 
-// look is Take without waiting. If the post is missing, it returns a channel that is closed when there may be one.
+// look is Take without waiting. It returns the oldest post that the rack has not taken, or that it took with the same nonce. If
+// it is missing, it returns a channel that is closed when there may be one.
 func (b *Board) look(q Question) (payload []byte, changed <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p := b.find(q); p != nil {
-		p.takers[q.From] = q.Nonce
-		return p.payload, nil, nil
+	for id, r := range b.runs {
+		if r.job != q.Job || q.Run != "" && id != q.Run {
+			continue
+		}
+		for _, p := range r.posts {
+			taken, is := p.takers[q.From]
+			if p.stage == q.Stage && slices.Contains(p.racks, q.From) && (!is || taken == q.Nonce) {
+				p.takers[q.From] = q.Nonce
+				return p.payload, nil, nil
+			}
+		}
 	}
 	for _, g := range b.givenUp {
 		if g.concerns(q) {
@@ -203,20 +212,4 @@ func (b *Board) look(q Question) (payload []byte, changed <-chan struct{}, err e
 		return nil, nil, ErrEnded
 	}
 	return nil, b.changed, nil
-}
-
-// find returns the oldest post that the rack has not taken, or that it took with the same nonce.
-func (b *Board) find(q Question) *post {
-	for id, r := range b.runs {
-		if r.job != q.Job || q.Run != "" && id != q.Run {
-			continue
-		}
-		for _, p := range r.posts {
-			taken, is := p.takers[q.From]
-			if p.stage == q.Stage && slices.Contains(p.racks, q.From) && (!is || taken == q.Nonce) {
-				return p
-			}
-		}
-	}
-	return nil
 }
