@@ -224,11 +224,6 @@ func (s *State) answerRetained(ctx context.Context, q *api.StateQuestion) ([]byt
 		updates, err := k.state.Updates(q.Changes, owners, s.Model.Plan.NumTensors())
 		return appendValues(nil, updates), err
 	}
-	return s.readRetained(q, k, owners)
-}
-
-// readRetained answers with the values of the retained pieces of some owners.
-func (s *State) readRetained(q *api.StateQuestion, k *retained, owners []bool) ([]byte, error) {
 	pieces, data, err := s.pieces(q, 1+s.Spec.Rule.States(s.Spec.Hyper))
 	if err != nil {
 		return nil, err
@@ -237,7 +232,7 @@ func (s *State) readRetained(q *api.StateQuestion, k *retained, owners []bool) (
 	if err != nil {
 		return nil, err
 	}
-	b := make([]byte, len(pieces), len(pieces)+4*len(data))
+	b := make([]byte, len(pieces), len(pieces)+4*len(data)) // for each piece, whether its values follow
 	for i := range pieces {
 		if read[i] {
 			b[i] = 1
@@ -324,22 +319,19 @@ func (m *retainedModel) find(ctx context.Context) error {
 	return err
 }
 
-// givers returns the question to the racks that give some of the state.
-func (m *retainedModel) givers(kind api.StateQuestion_Kind, pieces []aggregate.Piece) func(rack int) *api.StateQuestion {
-	return func(rack int) *api.StateQuestion {
-		switch {
-		case !m.gives(rack):
+// askGivers asks the racks that give some of the state.
+func (m *retainedModel) askGivers(ctx context.Context, q func() *api.StateQuestion) ([][]byte, error) {
+	return m.ask(ctx, func(rack int) *api.StateQuestion {
+		if !m.gives(rack) {
 			return nil
-		case len(pieces) == 0:
-			return &api.StateQuestion{Kind: kind}
 		}
-		return about(kind, pieces)
-	}
+		return q()
+	})
 }
 
 // updates returns the number of optimizer steps of each tensor.
 func (m *retainedModel) updates(ctx context.Context) ([]uint32, error) {
-	answers, err := m.ask(ctx, m.givers(api.StateQuestion_RETAINED_UPDATES, nil))
+	answers, err := m.askGivers(ctx, func() *api.StateQuestion { return &api.StateQuestion{Kind: api.StateQuestion_RETAINED_UPDATES} })
 	if err != nil {
 		return nil, err
 	}
@@ -352,7 +344,7 @@ func (m *retainedModel) gives(rack int) bool { return len(m.owners[rack]) > 0 }
 
 // read fills pieces.
 func (m *retainedModel) read(ctx context.Context, pieces []aggregate.Piece) error {
-	answers, err := m.ask(ctx, m.givers(api.StateQuestion_READ_RETAINED, pieces))
+	answers, err := m.askGivers(ctx, func() *api.StateQuestion { return about(api.StateQuestion_READ_RETAINED, pieces) })
 	if err != nil {
 		return err
 	}
