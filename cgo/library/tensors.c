@@ -19,7 +19,6 @@ static void *serve(void *arg)
 static int open_worker(struct rw_session *s)
 {
 	const uint32_t local = s->cfg.local_workers ? s->cfg.local_workers : 1;
-	const struct registered *staging = session_memory(s, s->staging);
 	struct rw_worker_nic nics[RW_MAX_NICS];
 	struct rw_worker_config cfg = {
 		.nnics = s->nnics,
@@ -40,7 +39,7 @@ static int open_worker(struct rw_session *s)
 	int rc;
 
 	for (uint32_t i = 0; i < s->nnics; i++) {
-		nics[i] = (struct rw_worker_nic){s->nics[i].pd, s->nics[i].cq, staging->mr[i].lkey, staging->mr[i].rkey};
+		nics[i] = (struct rw_worker_nic){s->nics[i].pd, s->nics[i].cq};
 		cfg.any_memory = cfg.any_memory && s->nics[i].flags & RWF_DEV_ANY_MEMORY;
 	}
 	rc = rw_worker_open(&cfg, nics, s->lanes, &w);

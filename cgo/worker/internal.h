@@ -148,7 +148,8 @@ struct rw_worker {
 		uint8_t lost;   /* its queue is lost, and no lane can use it */
 	} nics[RW_MAX_NICS];
 	struct region *regions;
-	uint32_t active; /* operations in flight */
+	const struct region *staging; /* of the lanes' staging buffers */
+	uint32_t active;              /* operations in flight */
 	uint64_t seq;
 	int driving;      /* a thread owns the queues now */
 	int claims;       /* threads that want to drive, and go first */
@@ -193,6 +194,11 @@ static inline uint32_t imm_index(uint32_t imm)
 static inline uint32_t type_size(uint8_t type)
 {
 	return type == RWK_F32 ? 4 : 2;
+}
+
+static inline uint64_t staging_bytes(const struct rw_worker *w)
+{
+	return (uint64_t)w->cfg.nlanes * w->cfg.nstaging * w->cfg.chunk_bytes;
 }
 
 /* Reports whether results go past the cache. A model grows, and the whole of it counts. */

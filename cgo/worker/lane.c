@@ -103,7 +103,7 @@ static void aim(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, uin
 static void from_staging(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, uint16_t staging, uint32_t length)
 {
 	wr->laddr = (uintptr_t)staging_at(w, l, staging);
-	wr->lkey = w->nics[l->nic].cfg.staging_lkey;
+	wr->lkey = w->staging->mrs[l->nic].lkey;
 	wr->length = length;
 }
 

@@ -88,12 +88,16 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	var rc int
 	p.w, rc = worker.Open(
 		worker.Config{ChunkBytes: size, Window: orderWindow, Staging: orderWindow, StagingAddr: memory.Addr()},
-		[]worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}},
+		[]worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle()}},
 		[]worker.Lane{{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, SendDepth: 64, RecvDepth: 64}})
 	if rc < 0 {
 		t.Fatalf("open: %d", rc)
 	}
 	t.Cleanup(func() { worker.Close(p.w) })
+	mr.Length = orderWindow * size // of the staging buffers, and not of the tensor
+	if rc := worker.Region(p.w, []verbs.MR{mr}); rc < 0 {
+		t.Fatalf("region: %d", rc)
+	}
 	desc := []worker.Tensor{
 		{Elems: orderChunks * elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},
 		{Elems: elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},

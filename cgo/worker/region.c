@@ -16,6 +16,17 @@ static struct region *new_region(struct rw_worker *w, uint8_t own)
 	return r;
 }
 
+static const struct region *region_of(const struct rw_worker *w, const void *p, uint64_t bytes)
+{
+	uint64_t addr = (uintptr_t)p;
+
+	for (const struct region *r = w->regions; r; r = r->next)
+		if (!r->own && addr >= r->mrs->addr && addr - r->mrs->addr <= r->mrs->length &&
+		    bytes <= r->mrs->length - (addr - r->mrs->addr))
+			return r;
+	return NULL;
+}
+
 int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
 {
 	struct region *r;
@@ -27,6 +38,7 @@ int rw_worker_region(rw_worker *w, const struct rwf_mr *mrs)
 		r = new_region(w, 0);
 	if (r)
 		memcpy(r->mrs, mrs, w->cfg.nnics * sizeof *mrs);
+	w->staging = region_of(w, w->cfg.staging, staging_bytes(w));
 	pthread_mutex_unlock(&w->lock);
 	return r ? 0 : -ENOMEM;
 }
@@ -45,17 +57,6 @@ void region_forget(struct rw_worker *w, struct region *r)
 	for (uint32_t i = 0; r->own && r->mrs->length && i < w->cfg.nnics; i++)
 		rwf_dereg_mr(w->nics[i].cfg.pd, r->mrs[i].lkey);
 	r->mrs->length = 0;
-}
-
-static const struct region *region_of(const struct rw_worker *w, const void *p, uint64_t bytes)
-{
-	uint64_t addr = (uintptr_t)p;
-
-	for (const struct region *r = w->regions; r; r = r->next)
-		if (!r->own && addr >= r->mrs->addr && addr - r->mrs->addr <= r->mrs->length &&
-		    bytes <= r->mrs->length - (addr - r->mrs->addr))
-			return r;
-	return NULL;
 }
 
 const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t bytes, struct region **cached)
@@ -85,15 +86,9 @@ const struct region *region_reach(struct rw_worker *w, const void *p, uint64_t b
 
 int rw_worker_regions(rw_worker *w, uint32_t nic, struct rwf_mr *mrs, uint32_t cap)
 {
-	const struct rwf_mr staging = {.addr = (uintptr_t)w->cfg.staging,
-				       .length = (uint64_t)w->cfg.nlanes * w->cfg.nstaging * w->cfg.chunk_bytes,
-				       .lkey = w->nics[nic].cfg.staging_lkey,
-				       .rkey = w->nics[nic].cfg.staging_rkey};
-	uint32_t n = 1;
+	uint32_t n = 0;
 
 	enter(w);
-	if (cap > 0)
-		mrs[0] = staging;
 	for (const struct region *r = w->regions; r; r = r->next) {
 		if (!r->mrs->length)
 			continue;

@@ -66,10 +66,8 @@ int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received)
 /* Returns the key, on the lane's NIC, of the memory of a message that waits in the ring. */
 static uint32_t lkey_of(struct rw_worker *w, struct lane *l, const struct rwf_send_wr *wr)
 {
-	const uint64_t first = (uintptr_t)w->cfg.staging;
-
-	if (wr->laddr >= first && wr->laddr - first < (uint64_t)w->cfg.nlanes * w->cfg.nstaging * w->cfg.chunk_bytes)
-		return w->nics[l->nic].cfg.staging_lkey;
+	if (wr->laddr - (uintptr_t)w->cfg.staging < staging_bytes(w))
+		return w->staging->mrs[l->nic].lkey;
 	return w->tensors[chunk_at(w, l, imm_index(wr->imm))->tensor].src_region->mrs[l->nic].lkey;
 }
 

@@ -49,9 +49,8 @@ type Lane struct {
 
 // NIC mirrors struct rw_worker_nic.
 type NIC struct {
-	_                        structs.HostLayout
-	PD, CQ                   unsafe.Pointer
-	StagingLKey, StagingRKey uint32
+	_      structs.HostLayout
+	PD, CQ unsafe.Pointer
 }
 
 // Config mirrors struct rw_worker_config. StagingAddr and ClockNS are C memory.

@@ -52,7 +52,6 @@ enum { RW_RECORD_BYTES = 64 };
 struct rw_worker_nic {
 	rwf_pd *pd;
 	rwf_cq *cq;
-	uint32_t staging_lkey, staging_rkey;
 };
 
 struct rw_worker_lane {
@@ -69,7 +68,7 @@ struct rw_worker_config {
 	uint32_t chunk_bytes;
 	uint32_t window;   /* slots per lane */
 	uint32_t nstaging; /* staging buffers per lane: window, or by reference 2 or more */
-	void *staging;     /* nlanes * nstaging * chunk_bytes, registered with remote write */
+	void *staging;     /* nlanes * nstaging * chunk_bytes, in a region that the caller adds before operations */
 	uint32_t rank;
 	uint64_t cache_bytes;     /* cache of this worker; results of a larger model are written past it; if 0, unknown */
 	uint8_t by_reference;     /* the aggregator reads payloads in place */

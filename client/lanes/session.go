@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -137,7 +136,7 @@ func Open(cfg Config) (s *Session, err error) {
 			return s, err
 		}
 	}
-	if s.staging, err = s.register("staging", len(cfg.Lanes)*s.stagingBytes()); err != nil {
+	if s.staging, err = s.Allocate("staging", len(cfg.Lanes)*s.stagingBytes()); err != nil {
 		return s, err
 	}
 	for i := range s.lanes {
@@ -224,8 +223,7 @@ func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 func (s *Session) Start() error {
 	nics := make([]cworker.NIC, len(s.NICs))
 	for i, n := range s.NICs {
-		mr := &s.staging.MRs[i]
-		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle(), StagingLKey: mr.LKey, StagingRKey: mr.RKey}
+		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle()}
 	}
 	c := s.cfg.Worker
 	c.StagingAddr, c.Resumable = s.staging.Addr(), s.resumable
@@ -289,15 +287,10 @@ func (s *Session) Close() error {
 		}
 		errs = append(errs, s.recovery[lane].drop())
 	}
-	memories := slices.Clone(s.allocated())
-	if s.staging != nil {
-		memories = append(memories, s.staging)
-	}
-	for _, m := range memories {
+	for _, m := range s.allocated() {
 		errs = append(errs, s.deregister(m))
 	}
 	s.memories.Store(nil)
-	s.staging = nil
 	for _, n := range s.NICs {
 		if n.CQ != nil {
 			errs = append(errs, n.CQ.Close())
