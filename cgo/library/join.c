@@ -269,7 +269,7 @@ static void leave(struct rw_session *s)
 	if (s->control < 0)
 		return;
 	rw_failure(s, failure, sizeof failure);
-	if (!failure[0] && s->worker && rw_worker_active(s->worker))
+	if (!failure[0] && rw_worker_active(s->worker))
 		strcpy(failure, "it was closed with operations in flight");
 	tell(s, CONTROL_LEAVE, "leave", failure, 0);
 	close(s->control); /* where the call failed, this tells the aggregator */

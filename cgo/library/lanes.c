@@ -53,7 +53,7 @@ static int meet(struct rw_session *s, uint32_t lane, const struct rw_endpoint *p
 		return rc;
 	l->slot_addr = peer->addr;
 	l->slot_rkey = peer->rkey;
-	return 0;
+	return explain(s->worker, rw_worker_resume(s->worker, lane, l, 0));
 }
 
 int rw_connect(rw_session *s, const struct rw_endpoint *peers, uint32_t npeers, const struct rw_connect *how)
@@ -66,8 +66,12 @@ int rw_connect(rw_session *s, const struct rw_endpoint *peers, uint32_t npeers, 
 		return rwf_fail(EISCONN, "connect: the session is connected");
 	if (npeers != s->cfg.nlanes)
 		return rwf_fail(EINVAL, "connect: ends of %u lanes: the session has %u", npeers, s->cfg.nlanes);
+	rc = rw_worker_claim(s->worker);
+	if (rc)
+		return rc;
 	for (uint32_t i = 0; !rc && i < npeers; i++)
 		rc = meet(s, i, &peers[i], how);
+	rw_worker_release(s->worker);
 	s->connected = !rc;
 	return rc;
 }

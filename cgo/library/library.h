@@ -74,20 +74,21 @@ struct rw_session {
 	void *staging;
 	uint32_t nstaging;
 	uint8_t connected, threaded;
-	uint32_t ntensors;
-	rw_worker *worker; /* from the first rw_add on; atomic */
+	uint32_t ntensors; /* atomic */
+	rw_worker *worker;
 	pthread_t thread;
 	int cancel;                   /* a file that rw_abort makes readable */
 	int control;                  /* the socket of rackweave run. If none, -1 */
 	pthread_mutex_t control_lock; /* one request at a time */
 	uint32_t workers, timeout_ms; /* of rw_join */
 	struct trace *trace;          /* of operations, atomic. If NULL, none is kept */
-	int aborted;                  /* before there was a worker; atomic */
-	char reason[256];
 };
 
 void session_free(struct rw_session *s);
 int session_usable(const struct rw_session *s); /* 0 or RW_EFORKED */
+
+/* Returns rc, and gives a failure of the worker its text. */
+int explain(rw_worker *w, int rc);
 
 /* register.c */
 void session_register(struct rw_session *s);

@@ -69,7 +69,7 @@ static int make_queue_pair(const struct rw_config *cfg, const struct nic *nics, 
 	struct rwf_qp_init init = {.cq = nics[nic].cq, .max_send_wr = cfg->send_depth, .max_recv_wr = cfg->recv_depth};
 
 	l->nic = nic;
-	l->send_depth = cfg->send_depth;
+	l->recv_depth = cfg->recv_depth;
 	return rwf_create_qp(nics[nic].pd, &init, &l->qp);
 }
 

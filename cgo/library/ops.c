@@ -1,4 +1,4 @@
-/* Operations of a session. */
+/* Tensors and operations of a session. */
 #include "../fabric/base/wait.h"
 #include "library.h"
 
@@ -7,30 +7,32 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
+int rw_add(rw_session *s, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes, uint64_t nchunks)
+{
+	int rc = session_usable(s);
+
+	if (rc)
+		return rc;
+	if (!s->connected)
+		return rwf_fail(ENOTCONN, "add: the session is not connected: call rw_connect first");
+	session_register(s);
+	pthread_mutex_lock(&s->lock);
+	rc = rw_worker_add(s->worker, tensors, ntensors, chunk_lanes, nchunks);
+	for (uint32_t i = 0; !rc && s->cfg.live_hyper && i < ntensors; i++)
+		rc = rw_worker_hyper(s->worker, s->ntensors + i, s->cfg.record);
+	if (!rc)
+		__atomic_store_n(&s->ntensors, s->ntensors + ntensors, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&s->lock);
+	return rc;
+}
+
 /* The session's worker for a call, or NULL with the result in *rc. */
 static rw_worker *worker_for(rw_session *s, int *rc)
 {
-	rw_worker *w;
-
 	*rc = session_usable(s);
-	if (*rc)
-		return NULL;
-	w = __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
-	if (!w)
+	if (!*rc && __atomic_load_n(&s->ntensors, __ATOMIC_ACQUIRE) == 0)
 		*rc = rwf_fail(EINVAL, "no tensors are added: call rw_add first");
-	return w;
-}
-
-/* Gives a failure of the worker its text. */
-static int explain(rw_worker *w, int rc)
-{
-	char text[256];
-
-	if (rc == RW_EABORTED || rc == RW_ETRANSPORT || rc == RW_EPROTOCOL) {
-		rw_worker_failure(w, text, sizeof text);
-		rwf_fail(-rc, "%s", text);
-	}
-	return rc;
+	return *rc ? NULL : s->worker;
 }
 
 int rw_submit(rw_session *s, const struct rw_op *ops, uint32_t n, uint64_t *handles)
@@ -140,50 +142,30 @@ int rw_step_ended(rw_session *s, uint32_t *step, int *pull)
 
 void rw_abort(rw_session *s, const char *text)
 {
-	rw_worker *w;
-
 	if (session_usable(s))
 		return;
-	pthread_mutex_lock(&s->lock);
-	if (!s->aborted) {
-		snprintf(s->reason, sizeof s->reason, "%s", text);
-		__atomic_store_n(&s->aborted, 1, __ATOMIC_RELEASE);
-	}
-	w = s->worker;
-	pthread_mutex_unlock(&s->lock);
-	if (eventfd_write(s->cancel, 1))
-		return; /* it is readable already */
-	if (w)
-		rw_worker_abort(w, text);
+	rw_worker_abort(s->worker, text);
+	eventfd_write(s->cancel, 1); /* fails only where it is readable already */
 }
 
 int rw_failure(rw_session *s, char *buf, uint32_t cap)
 {
-	rw_worker *w;
 	int rc = session_usable(s);
 
-	snprintf(buf, cap, "%s", rc ? rwf_last_error() : "");
-	if (rc)
-		return rc;
-	w = __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
-	if (w)
-		return rw_worker_failure(w, buf, cap);
-	if (!__atomic_load_n(&s->aborted, __ATOMIC_ACQUIRE))
-		return 0;
-	snprintf(buf, cap, "%s", s->reason);
-	return RW_EABORTED;
+	if (!rc)
+		return rw_worker_failure(s->worker, buf, cap);
+	snprintf(buf, cap, "%s", rwf_last_error());
+	return rc;
 }
 
 int rw_stats(rw_session *s, struct rw_stats *out)
 {
-	struct rw_stats now = {0};
+	struct rw_stats now;
 	int rc = session_usable(s);
-	rw_worker *w = rc ? NULL : __atomic_load_n(&s->worker, __ATOMIC_ACQUIRE);
 
 	if (rc)
 		return rc;
-	if (w)
-		rw_worker_stats(w, &now);
+	rw_worker_stats(s->worker, &now);
 	now.size = out->size;
 	memcpy(out, &now, out->size < sizeof now ? out->size : sizeof now);
 	return 0;

@@ -16,17 +16,17 @@ static struct registered *known(struct rw_session *s, uint64_t serial)
 /* A device that takes no more regions does not fail it: what lies there is copied. */
 static void take(struct rw_session *s, const struct memory *m, struct registered *r)
 {
+	uint32_t n = 0;
+
 	*r = (struct registered){.serial = m->serial, .seen = 1};
-	for (uint32_t i = 0; i < s->nnics; i++)
-		if (rwf_reg_mr(s->nics[i].pd, m->addr, m->bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, m->fd, 0,
-			       &r->mr[i])) {
-			while (i-- > 0)
-				rwf_dereg_mr(s->nics[i].pd, r->mr[i].lkey);
-			r->failed = 1;
-			return;
-		}
-	if (s->worker)
-		rw_worker_region(s->worker, r->mr);
+	while (n < s->nnics && rwf_reg_mr(s->nics[n].pd, m->addr, m->bytes, RWF_ACCESS_LOCAL_WRITE | RWF_ACCESS_REMOTE_WRITE, m->fd,
+					  0, &r->mr[n]) == 0)
+		n++;
+	if (n == s->nnics && rw_worker_region(s->worker, r->mr) == 0)
+		return;
+	while (n-- > 0)
+		rwf_dereg_mr(s->nics[n].pd, r->mr[n].lkey);
+	r->failed = 1;
 }
 
 static void look(const struct memory *m, void *arg)
@@ -59,8 +59,7 @@ static void drop(struct rw_session *s)
 		}
 		if (r->failed)
 			continue;
-		if (s->worker)
-			rw_worker_forget(s->worker, r->mr[0].addr);
+		rw_worker_forget(s->worker, r->mr[0].addr);
 		for (uint32_t nic = 0; nic < s->nnics; nic++)
 			rwf_dereg_mr(s->nics[nic].pd, r->mr[nic].lkey);
 	}

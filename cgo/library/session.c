@@ -30,6 +30,17 @@ int session_usable(const struct rw_session *s)
 				  "this process is a forked child of the one that opened the session: open another in it");
 }
 
+int explain(rw_worker *w, int rc)
+{
+	char text[256];
+
+	if (rc == RW_EABORTED || rc == RW_ETRANSPORT || rc == RW_EPROTOCOL) {
+		rw_worker_failure(w, text, sizeof text);
+		rwf_fail(-rc, "%s", text);
+	}
+	return rc;
+}
+
 static int check(const struct rw_config *c)
 {
 	if (c->size < sizeof *c)
@@ -49,6 +60,47 @@ static int check(const struct rw_config *c)
 	return 0;
 }
 
+/* Reports whether all devices reach any memory. */
+static uint8_t any_memory(const struct rw_session *s)
+{
+	for (uint32_t i = 0; i < s->nnics; i++)
+		if (!(s->nics[i].flags & RWF_DEV_ANY_MEMORY))
+			return 0;
+	return 1;
+}
+
+static int open_worker(struct rw_session *s)
+{
+	const uint32_t local = s->cfg.local_workers ? s->cfg.local_workers : 1;
+	struct rw_worker_nic nics[RW_MAX_NICS];
+	const struct rw_worker_config cfg = {
+		.nnics = s->nnics,
+		.nlanes = s->cfg.nlanes,
+		.chunk_bytes = s->cfg.chunk_bytes,
+		.window = s->cfg.window,
+		.send_depth = s->cfg.send_depth,
+		.nstaging = s->nstaging,
+		.staging = s->staging,
+		.rank = s->cfg.rank,
+		.cache_bytes = s->cfg.cache_bytes / local,
+		.by_reference = s->cfg.by_reference,
+		.any_memory = any_memory(s),
+		.steps = s->cfg.steps,
+		.isa = rwk_best(),
+		.spin = s->cfg.spin,
+	};
+
+	for (uint32_t i = 0; i < s->nnics; i++)
+		nics[i] = (struct rw_worker_nic){s->nics[i].pd, s->nics[i].cq};
+	return rw_worker_open(&cfg, nics, &s->worker);
+}
+
+static void *serve(void *arg)
+{
+	rw_worker_serve(arg);
+	return NULL;
+}
+
 static int set_up(struct rw_session *s)
 {
 	int rc = nics_open(&s->cfg, s->nics, &s->nnics, s->lanes);
@@ -56,10 +108,16 @@ static int set_up(struct rw_session *s)
 	s->nstaging = s->cfg.by_reference && s->cfg.window > STAGING_BY_REFERENCE ? STAGING_BY_REFERENCE : s->cfg.window;
 	if (!rc)
 		rc = rw_alloc((size_t)s->cfg.nlanes * s->nstaging * s->cfg.chunk_bytes, &s->staging);
+	if (!rc)
+		rc = open_worker(s);
 	if (!rc) {
 		session_register(s);
 		if (!session_memory(s, s->staging))
 			rc = rwf_fail(ENOMEM, "open: staging buffers: %s", rwf_last_error());
+	}
+	if (!rc) {
+		rc = thread_start(&s->thread, "rackweave", serve, s->worker);
+		s->threaded = !rc;
 	}
 	return rc;
 }
@@ -126,13 +184,12 @@ int rw_open(const struct rw_config *config, rw_session **session)
 
 int rw_query(rw_session *s, struct rw_info *out)
 {
-	struct rw_info now = {.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .any_memory = 1};
+	struct rw_info now = {
+		.size = out->size, .rank = s->cfg.rank, .nlanes = s->cfg.nlanes, .nnics = s->nnics, .any_memory = any_memory(s)};
 	int rc = session_usable(s);
 
 	if (rc)
 		return rc;
-	for (uint32_t i = 0; i < s->nnics; i++)
-		now.any_memory = now.any_memory && s->nics[i].flags & RWF_DEV_ANY_MEMORY;
 	pthread_mutex_lock(&s->lock);
 	now.tensors = s->ntensors;
 	now.workers = s->workers;

@@ -250,7 +250,7 @@ void queue_again(struct rw_worker *w, struct lane *l, uint32_t index);   /* the 
 void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index);  /* the chunk moves to another lane */
 
 /* lane.c; all under the lock, by the driving thread. */
-int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg);
+int lane_init(struct rw_worker *w, uint32_t index);
 void lane_free(struct lane *l);
 int lane_send(struct rw_worker *w, struct lane *l);
 int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);

@@ -10,25 +10,18 @@ enum { STAGED_BATCH = 8 };
 /* The number of breaks without progress for which the device may blame this side. */
 enum { MOST_FRUITLESS = 8 };
 
-int lane_init(struct rw_worker *w, uint32_t index, const struct rw_worker_lane *cfg)
+int lane_init(struct rw_worker *w, uint32_t index)
 {
 	struct lane *l = &w->lanes[index];
 	uint32_t window = w->cfg.window, nstaging = w->cfg.nstaging;
 
-	if (cfg->nic >= w->cfg.nnics)
-		return rwf_fail(EINVAL, "open worker: lane %u is on NIC %u of %u", index, cfg->nic, w->cfg.nnics);
-	l->qp = cfg->qp;
-	l->nic = cfg->nic;
-	l->receives = cfg->recv_depth;
-	w->nics[l->nic].lanes++;
-	l->slot_addr = cfg->slot_addr;
-	l->slot_rkey = cfg->slot_rkey;
 	l->staging = (char *)w->cfg.staging + (size_t)index * nstaging * w->cfg.chunk_bytes;
 	l->request_head = l->last_request = l->again_head = NONE;
 	l->slots = calloc(window, sizeof *l->slots);
 	l->staging_free = calloc(nstaging, sizeof *l->staging_free);
-	if (!l->slots || !l->staging_free || stream_init(&l->stream, cfg->send_depth))
+	if (!l->slots || !l->staging_free || stream_init(&l->stream, w->cfg.send_depth))
 		return -ENOMEM;
+	l->stream.broken = 1;
 	for (uint32_t i = 0; i < window; i++)
 		l->slots[i] = (uint16_t)i;
 	l->slot_count = window;

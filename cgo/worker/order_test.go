@@ -87,9 +87,8 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	}
 	var rc int
 	p.w, rc = worker.Open(
-		worker.Config{ChunkBytes: size, Window: orderWindow, Staging: orderWindow, StagingAddr: memory.Addr()},
-		[]worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle()}},
-		[]worker.Lane{{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, SendDepth: 64, RecvDepth: 64}})
+		worker.Config{ChunkBytes: size, Window: orderWindow, SendDepth: 64, Staging: orderWindow, StagingAddr: memory.Addr()},
+		[]worker.NIC{{PD: pd.Handle(), CQ: workerCQ.Handle()}}, 1)
 	if rc < 0 {
 		t.Fatalf("open: %d", rc)
 	}
@@ -97,6 +96,10 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	mr.Length = orderWindow * size // of the staging buffers, and not of the tensor
 	if rc := worker.Region(p.w, []verbs.MR{mr}); rc < 0 {
 		t.Fatalf("region: %d", rc)
+	}
+	lane := worker.Lane{QP: qp.Handle(), SlotAddr: slots.Addr, SlotRKey: slots.RKey, RecvDepth: 64}
+	if rc := worker.Resume(p.w, 0, &lane, 0); rc < 0 {
+		t.Fatalf("resume: %d", rc)
 	}
 	desc := []worker.Tensor{
 		{Elems: orderChunks * elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)},

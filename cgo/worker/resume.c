@@ -107,6 +107,7 @@ int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *w
 	if (!rc) {
 		l->qp = with->qp;
 		l->nic = with->nic;
+		l->slot_addr = with->slot_addr;
 		l->slot_rkey = with->slot_rkey;
 		l->receives = with->recv_depth;
 		w->nics[l->nic].lanes++;

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
-		   rw_worker **out)
+int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_nic *nics, rw_worker **out)
 {
 	struct rw_worker *w;
 	int rc = 0;
@@ -32,7 +31,7 @@ int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_ni
 	if (!w->lanes)
 		rc = -ENOMEM;
 	for (uint32_t i = 0; !rc && i < cfg->nlanes; i++)
-		rc = lane_init(w, i, &lanes[i]);
+		rc = lane_init(w, i);
 	if (rc) {
 		rw_worker_close(w);
 		return rc;

@@ -42,7 +42,6 @@ type Lane struct {
 	QP        unsafe.Pointer
 	SlotAddr  uint64
 	SlotRKey  uint32
-	SendDepth uint32
 	NIC       uint32
 	RecvDepth uint32
 }
@@ -57,7 +56,7 @@ type NIC struct {
 type Config struct {
 	_                                        structs.HostLayout
 	nnics, nlanes                            uint32
-	ChunkBytes, Window, Staging              uint32
+	ChunkBytes, Window, SendDepth, Staging   uint32
 	StagingAddr                              unsafe.Pointer
 	Rank                                     uint32
 	CacheBytes                               uint64
@@ -133,13 +132,13 @@ func init() {
 	}
 }
 
-// Open makes a worker over connected queue pairs.
-func Open(c Config, nics []NIC, lanes []Lane) (Worker, int) {
-	c.nnics, c.nlanes = uint32(len(nics)), uint32(len(lanes))
+// Open makes a worker. Its lanes have no queue pairs until Resume gives them each one.
+func Open(c Config, nics []NIC, lanes int) (Worker, int) {
+	c.nnics, c.nlanes = uint32(len(nics)), uint32(lanes)
 	var w *C.rw_worker
 	rc := C.rw_worker_open((*C.struct_rw_worker_config)(unsafe.Pointer(&c)),
 		(*C.struct_rw_worker_nic)(unsafe.Pointer(unsafe.SliceData(nics))),
-		(*C.struct_rw_worker_lane)(unsafe.Pointer(unsafe.SliceData(lanes))), &w)
+		&w)
 	return Worker(w), int(rc)
 }
 

@@ -58,17 +58,17 @@ struct rw_worker_lane {
 	rwf_qp *qp;         /* connected, with recv_depth receives posted under the lane's number as wr_id */
 	uint64_t slot_addr; /* the aggregator's slots for this queue pair, window * chunk_bytes */
 	uint32_t slot_rkey;
-	uint32_t send_depth; /* max_send_wr of qp */
-	uint32_t nic;        /* that qp is on */
+	uint32_t nic; /* that qp is on */
 	uint32_t recv_depth;
 };
 
 struct rw_worker_config {
 	uint32_t nnics, nlanes;
 	uint32_t chunk_bytes;
-	uint32_t window;   /* slots per lane */
-	uint32_t nstaging; /* staging buffers per lane: window, or by reference 2 or more */
-	void *staging;     /* nlanes * nstaging * chunk_bytes, in a region that the caller adds before operations */
+	uint32_t window;     /* slots per lane */
+	uint32_t send_depth; /* max_send_wr of the queue pairs */
+	uint32_t nstaging;   /* staging buffers per lane: window, or by reference 2 or more */
+	void *staging;       /* nlanes * nstaging * chunk_bytes, in a region that the caller adds before operations */
 	uint32_t rank;
 	uint64_t cache_bytes;     /* cache of this worker; results of a larger model are written past it; if 0, unknown */
 	uint8_t by_reference;     /* the aggregator reads payloads in place */
@@ -80,8 +80,8 @@ struct rw_worker_config {
 	const uint64_t *clock_ns; /* if NULL, CLOCK_MONOTONIC; otherwise read from here (simulation) */
 };
 
-int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_nic *nics, const struct rw_worker_lane *lanes,
-		   rw_worker **out);
+/* Opens a worker whose lanes have no queue pairs until rw_worker_resume gives them each one. */
+int rw_worker_open(const struct rw_worker_config *cfg, const struct rw_worker_nic *nics, rw_worker **out);
 void rw_worker_close(rw_worker *w); /* the caller keeps the queue pairs */
 
 /* Adds memory that the caller registered with every NIC, in their order. Sources and destinations inside need no copy. */
@@ -128,8 +128,8 @@ int rw_worker_broken(rw_worker *w, uint8_t *lanes);
 /* Claimed: takes a lane's queue pair, failed or not, out of service, to be destroyed. received is the number of messages so far. */
 int rw_worker_detach(rw_worker *w, uint32_t lane, uint64_t *received);
 /*
- * Claimed: continues over another queue pair, ready as for rw_worker_open, with an aggregator that has received so many messages of
- * the lane. Its slots do not move. After an error the caller keeps the queue pair.
+ * Claimed: continues over another queue pair, or begins over the first, with an aggregator that has received so many messages of
+ * the lane. Its slots do not move from one queue pair to the next. After an error the caller keeps the queue pair.
  */
 int rw_worker_resume(rw_worker *w, uint32_t lane, const struct rw_worker_lane *with, uint64_t peer_received);
 /* Copies all memory that the aggregator may use, with the keys of a NIC, to mrs, of cap. Returns the number of regions. */

@@ -244,9 +244,7 @@ func (s *Session) Finish(lane int) error {
 		err := s.connect(lane, r.qp, s.cfg.ReconnectTimeout)
 		if err == nil {
 			s.lanes[lane].NIC = uint32(r.to.Worker)
-			err = s.Call(fmt.Sprintf("resume lane %d", lane), func() int {
-				return cworker.Resume(s.C, lane, &s.lanes[lane], r.peerReceived)
-			})
+			err = s.resume(lane, r.peerReceived)
 		}
 		if err != nil {
 			return errors.Join(err, r.drop())

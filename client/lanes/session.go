@@ -144,7 +144,7 @@ func Open(cfg Config) (s *Session, err error) {
 		if s.QPs[i], err = s.createQP(nic); err != nil {
 			return s, err
 		}
-		s.lanes[i] = cworker.Lane{NIC: uint32(nic), SendDepth: uint32(cfg.SendDepth), RecvDepth: uint32(cfg.RecvDepth)}
+		s.lanes[i] = cworker.Lane{NIC: uint32(nic), RecvDepth: uint32(cfg.RecvDepth)}
 	}
 	return s, nil
 }
@@ -226,9 +226,9 @@ func (s *Session) Start() error {
 		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle()}
 	}
 	c := s.cfg.Worker
-	c.StagingAddr, c.Resumable = s.staging.Addr(), s.resumable
+	c.SendDepth, c.StagingAddr, c.Resumable = uint32(s.cfg.SendDepth), s.staging.Addr(), s.resumable
 	err := s.Call("open worker", func() (rc int) {
-		s.C, rc = cworker.Open(c, nics, s.lanes)
+		s.C, rc = cworker.Open(c, nics, len(s.lanes))
 		return rc
 	})
 	if err != nil {
@@ -239,7 +239,19 @@ func (s *Session) Start() error {
 			return err
 		}
 	}
-	return nil
+	return s.claimed(func() error {
+		for lane := range s.lanes {
+			if err := s.resume(lane, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// resume gives a lane's queue pair to the C worker.
+func (s *Session) resume(lane int, peerReceived uint64) error {
+	return s.Call(fmt.Sprintf("resume lane %d", lane), func() int { return cworker.Resume(s.C, lane, &s.lanes[lane], peerReceived) })
 }
 
 // WorkerError is a failed call of the C worker.
