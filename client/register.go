@@ -97,11 +97,8 @@ func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uin
 	return w.sendHyper(len(all)-len(tensors), len(all), w.Hyper())
 }
 
-// open opens the C worker, once there are tensors.
+// open lets operations use the C worker, once there are tensors.
 func (w *Worker) open() error {
-	if err := w.session.Start(); err != nil {
-		return w.dataError("", err)
-	}
 	w.handleMu.Lock()
 	defer w.handleMu.Unlock()
 	w.c = w.session.C

@@ -232,10 +232,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := w.Attach(context.Background(), 5*time.Second); err != nil {
-		return err
-	}
-	return w.Start()
+	return w.Attach(context.Background(), 5*time.Second)
 }
 
 // Add registers tensors with the job and every worker, and makes the workers' buffers.

@@ -137,10 +137,7 @@ func newRig(t *testing.T, answers int) (*rig, error) {
 		}
 		sim.Close()
 	})
-	if err := s.Attach(t.Context(), time.Second); err != nil {
-		return nil, err
-	}
-	return r, s.Start()
+	return r, s.Attach(t.Context(), time.Second)
 }
 
 func connected(t *testing.T) *rig {

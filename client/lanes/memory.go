@@ -23,19 +23,15 @@ func (s *Session) Allocate(what string, bytes int) (*Memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := append(slices.Clone(s.allocated()), m)
-	s.memories.Store(&all)
-	if s.C == nil {
-		return m, nil // Start exposes it
-	}
 	return m, s.expose(m)
 }
 
+// expose gives memory to the C worker.
 func (s *Session) expose(m *Memory) error {
 	return s.Call("register memory", func() int { return cworker.Region(s.C, m.MRs) })
 }
 
-// allocated lists the memory that Allocate gave out.
+// allocated lists the session's memory.
 func (s *Session) allocated() []*Memory {
 	if all := s.memories.Load(); all != nil {
 		return *all
@@ -65,6 +61,8 @@ func (s *Session) register(what string, bytes int) (*Memory, error) {
 		}
 		m.MRs = append(m.MRs, mr)
 	}
+	all := append(slices.Clone(s.allocated()), m)
+	s.memories.Store(&all)
 	return m, nil
 }
 

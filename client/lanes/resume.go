@@ -241,12 +241,8 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 func (s *Session) Finish(lane int) error {
 	r := &s.recovery[lane]
 	return s.claimed(func() error {
-		err := s.connect(lane, r.qp, s.cfg.ReconnectTimeout)
-		if err == nil {
-			s.lanes[lane].NIC = uint32(r.to.Worker)
-			err = s.resume(lane, r.peerReceived)
-		}
-		if err != nil {
+		s.lanes[lane].NIC = uint32(r.to.Worker)
+		if err := s.connect(lane, r.qp, s.cfg.ReconnectTimeout, r.peerReceived); err != nil {
 			return errors.Join(err, r.drop())
 		}
 		s.QPs[lane], r.qp = r.qp, nil

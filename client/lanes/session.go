@@ -88,7 +88,7 @@ type NIC struct {
 
 // Session is a worker's connections. Only read its fields.
 type Session struct {
-	C     cworker.Worker // nil before Start and after Close
+	C     cworker.Worker // nil after Close
 	NICs  []NIC
 	QPs   []*verbs.QP      // by lane; nil without a connection
 	Peers []AggregatorLane // by lane
@@ -136,7 +136,10 @@ func Open(cfg Config) (s *Session, err error) {
 			return s, err
 		}
 	}
-	if s.staging, err = s.Allocate("staging", len(cfg.Lanes)*s.stagingBytes()); err != nil {
+	if s.staging, err = s.register("staging", len(cfg.Lanes)*s.stagingBytes()); err != nil {
+		return s, err
+	}
+	if err := s.openWorker(); err != nil {
 		return s, err
 	}
 	for i := range s.lanes {
@@ -194,16 +197,19 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 		return fmt.Errorf("the aggregator answers for %d lanes of %d", len(peers), len(ends))
 	}
 	s.Peers = peers
-	for i, qp := range s.QPs {
-		if err := s.connect(i, qp, max(time.Until(deadline), time.Millisecond)); err != nil {
-			return fmt.Errorf("lane %d: %w", i, err)
+	return s.claimed(func() error {
+		for i, qp := range s.QPs {
+			if err := s.connect(i, qp, max(time.Until(deadline), time.Millisecond), 0); err != nil {
+				return fmt.Errorf("lane %d: %w", i, err)
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-// connect connects a lane's queue pair to the aggregator's, and notes what the C worker is told of it.
-func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
+// connect connects a lane's queue pair to that of an aggregator that has received so many messages of the lane, and gives it to the
+// C worker.
+func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration, peerReceived uint64) error {
 	peer := &s.Peers[lane]
 	if err := qp.Connect(peer.Endpoint, verbs.ConnectConfig{
 		Active: true, Timeout: timeout, AckTimeout: s.ackTimeout(lane), Cancel: s.cfg.Cancel,
@@ -216,11 +222,11 @@ func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration) error {
 	}
 	l := &s.lanes[lane]
 	l.QP, l.SlotAddr, l.SlotRKey = qp.Handle(), peer.SlotAddr, peer.SlotRKey
-	return nil
+	return s.Call(fmt.Sprintf("resume lane %d", lane), func() int { return cworker.Resume(s.C, lane, l, peerReceived) })
 }
 
-// Start opens the C worker over the connected lanes.
-func (s *Session) Start() error {
+// openWorker opens the C worker, with lanes that have no queue pairs.
+func (s *Session) openWorker() error {
 	nics := make([]cworker.NIC, len(s.NICs))
 	for i, n := range s.NICs {
 		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle()}
@@ -234,24 +240,7 @@ func (s *Session) Start() error {
 	if err != nil {
 		return err
 	}
-	for _, m := range s.allocated() {
-		if err := s.expose(m); err != nil {
-			return err
-		}
-	}
-	return s.claimed(func() error {
-		for lane := range s.lanes {
-			if err := s.resume(lane, 0); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// resume gives a lane's queue pair to the C worker.
-func (s *Session) resume(lane int, peerReceived uint64) error {
-	return s.Call(fmt.Sprintf("resume lane %d", lane), func() int { return cworker.Resume(s.C, lane, &s.lanes[lane], peerReceived) })
+	return s.expose(s.staging)
 }
 
 // WorkerError is a failed call of the C worker.
