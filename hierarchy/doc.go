@@ -1,7 +1,7 @@
 // Package hierarchy reduces chunks among the aggregators of several racks. It is pure. A [Topology] gives each rack its [Route] for
 // the chunks of an owner, and a [Reducer] decides what becomes of one lane's chunks above the rack.
 //
-// Above the rack a chunk climbs a tree of aggregators. The core that has a chunk sends its rack's sum to a parent, which adds
+// Above the rack a chunk climbs a tree of aggregators. The lane that has a chunk sends its rack's sum to a parent, which adds
 // its children's sums and its own. The root of the tree owns the chunk, runs the optimizer and sends the result back down. Every
 // [Shape] is such a tree for each owner, so one machine serves all shapes. The order of the sum belongs to racks and declared pods,
 // never to the shape: no shape changes a bit. As package reduce does, the machine takes events and answers with actions. Racks

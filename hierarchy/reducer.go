@@ -98,7 +98,7 @@ type peer struct {
 	// answers holds answers to its sums that wait for room, oldest first. They go before sums. An answer frees its slot, if any.
 	answers ring[Action]
 	sums    ring[uint32]
-	notices int // requests and recalls in flight
+	notices int // messages in flight that TakeSend has let through, at most; each message that arrives may be one of them
 }
 
 // stall counts the ticks without progress (stall.go).

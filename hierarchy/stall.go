@@ -14,7 +14,8 @@ const (
 	followAfter = 4
 	// requestsPerTick bounds the chunks that a tick requests, oldest first.
 	requestsPerTick = 8
-	// mostNotices bounds the requests and recalls in flight to a rack, because they must find posted receives.
+	// mostNotices bounds the requests and recalls that are sent to a rack before others have arrived, so that they seldom wait for
+	// receives to be posted.
 	mostNotices = 12
 )
 

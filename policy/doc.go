@@ -6,8 +6,8 @@
 // held while its clock is above that. τ is the number of updates between the version on which a gradient was computed and its
 // application.
 //
-// Stream policies (asp, ssp, lagtuner) apply a gradient alone, as it arrives. They only gate. Step policies (bsp, backup, k-bsp,
-// k-asp, k-batch-bsp, k-batch-asp, softsync) apply sets of whole gradients. [Spec] names a policy with its parameters. A [Runner]
-// runs one for a job. It refuses impossible events, keeps statistics, and changes from one policy to another at a step that all
-// workers share.
+// Stream policies (asp, ssp: stale.go; lagtuner: lagtuner.go) apply a gradient alone, as it arrives. They only gate. Step policies
+// (bsp, backup, k-bsp: barrier.go; k-asp, k-batch-bsp, k-batch-asp, softsync: batch.go) apply sets of whole gradients. [Spec] names
+// a policy with its parameters. A [Runner] runs one for a job. It refuses impossible events, keeps statistics, and changes from one
+// policy to another at a step that all workers share.
 package policy

@@ -19,7 +19,7 @@ type buffers struct {
 
 const (
 	spareBuffers    = 16       // buffers beside a window, for results in flight
-	mostBufferBytes = 64 << 20 // of all buffers of a lane, unless a single sum needs more
+	mostBufferBytes = 64 << 20 // of all buffers of a lane, unless the fewest need more
 	fewestBuffers   = 4
 )
 

@@ -257,7 +257,8 @@ func (e *commit) advanceRefresh() (worked bool) {
 		u.reducer.Ready(index, true)
 		u.carryOut()
 	}
-	if e.under > 0 || int(e.next) < len(st.Chunks) {
+	// Results that still wait to be sent have the length of a refresh.
+	if e.under > 0 || int(e.next) < len(st.Chunks) || u.Links.owing() {
 		return worked
 	}
 	e.refreshing = false

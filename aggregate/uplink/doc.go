@@ -18,15 +18,16 @@
 // has its answer. So a chunk may wait here for a buffer, and no more than the workers' window of chunks is ever in the uplink. The
 // chunks of a job in several racks do not move between lanes, because lanes of one number are connected.
 //
-// There is one connection between the lanes of one number in two racks. On it an aggregator is a worker of its parent, in effect.
-// It has a window of slots without numbers. A notice that its sum was taken frees the slot, or at the owner the result does. It
-// keeps the sum itself until it has the result, because a NACK may still ask for it again. wire.go lists the messages.
-// Nobody resumes such a connection: a core link may be down for half a minute, and then the job fails in all racks.
+// There is one connection between the lanes of one number in two racks. An aggregator has a window of slots without numbers at its
+// parent, as a worker has at its aggregator. The parent's notice that it has taken the sum frees the slot. The owner sends no such
+// notice, and the result frees the slot. The aggregator keeps the sum itself until it has the result, because a NACK may still ask
+// for the sum again. wire.go lists the messages. The core link is the network between the racks. Nobody resumes a connection over
+// it: a core link may be down for half a minute at least, and then the job fails in all racks.
 //
 // The other racks keep the parameters for pulls, and only the owner keeps optimizer state, except where racks train apart. With
 // buddies ([Place.Buddies]) the next rack in order keeps it too: it gets the sum of all racks where others get the result, and
-// makes the same update. Copies differ by one change at most, as [store.History] proves. Each keeps one change back, and the racks
-// that are left agree on a step that is whole.
+// makes the same update. Copies differ by one change at most, as [store.History] proves. The owner and its buddy also keep
+// the state before the last change, so the racks that are left agree on a step that is whole.
 //
 // In a two-phase step the racks exchange the norms of the chunks that they own before the update, and owners broadcast their
 // parameters after it (commit.go).

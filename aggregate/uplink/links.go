@@ -28,10 +28,10 @@ type peer struct {
 
 // Links holds the connections between one lane and the lanes of the same number in other racks. It implements lane.Handler.
 type Links struct {
-	u           *Uplink
-	peers       []peer // by rack
-	workersLeft bool   // the workers of another rack have left in peace
-	announced   bool   // the other racks are sent the job's ending here
+	u         *Uplink
+	peers     []peer // by rack
+	left      int64  // ns, the time at which the first rack's workers were known to have left in peace, or 0
+	announced bool   // the other racks are sent the job's ending here
 }
 
 // PeerLane is one rack's end of a lane's connection to another rack's aggregator.
@@ -202,6 +202,16 @@ func (l *Links) announce(how Ending, blame uint32) {
 			l.put(rack, pack(OpEnd, uint8(how), blame), store.NoBuffer)
 		}
 	}
+}
+
+// owing reports whether an answer to another rack waits for room.
+func (l *Links) owing() bool {
+	for rack := range l.peers {
+		if l.u.reducer.Owes(rack) {
+			return true
+		}
+	}
+	return false
 }
 
 // Flushed reports whether all messages to other racks have arrived or cannot arrive. If told is true, the message about the end

@@ -47,7 +47,7 @@ func (p *Place) CoreType() chunk.DType { return cmp.Or(p.Core, chunk.F32) }
 func (p *Place) isBuddyOf(owner int) bool { return p.Buddies && p.Buddy(owner) == p.Rack }
 
 // StateBytes bounds the memory of so many bytes of parameters with so many arrays each, in a rack that keeps the state of its own
-// chunks and of its buddy's, and only the parameters of others. Owners differ by at most one chunk in each lane.
+// chunks and of the owner's whose buddy it is, and only the parameters of others. Owners differ by at most one chunk in each lane.
 func (p *Place) StateBytes(bytes int64, arrays, lanes, chunkBytes int) int64 {
 	kept, owners := int64(0), int64(0)
 	for _, o := range p.Owners() {

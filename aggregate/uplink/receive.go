@@ -1,6 +1,7 @@
 package uplink
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ func (u *Uplink) notified(rack int, n Notice, index uint32) {
 func (u *Uplink) ended(rack int, how Ending, blame uint32) {
 	u.Links.peers[rack].ended = true
 	if how == Left {
-		u.Links.workersLeft = true
+		u.Links.left = cmp.Or(u.Links.left, u.cfg.Lane.Stamp)
 		return
 	}
 	err := &FailedElsewhere{Rack: u.cfg.Place.Names[rack], Worker: failure.NoRank}
@@ -60,18 +61,20 @@ func (u *Uplink) ended(rack int, how Ending, blame uint32) {
 	u.cfg.Fail.Fail(failure.NoRank, err)
 }
 
-// leftGrace is the time for which a chunk may wait for its result after the workers of another rack have left.
+// leftGrace is the time for which a chunk may wait for its result after the workers of another rack have left. A result may come
+// from a third rack, and later than the notice that they have left.
 const leftGrace = time.Second
 
 // missLeft fails the job if a chunk waits for racks whose workers have left.
 func (u *Uplink) missLeft() {
-	if !u.Links.workersLeft || u.cfg.Fail.Has() || min(u.buffers.oldest(), u.commit.since()) >= u.cfg.Lane.Stamp-int64(leftGrace) {
+	l, waits := &u.Links, min(u.buffers.oldest(), u.commit.since())
+	if l.left == 0 || u.cfg.Fail.Has() || max(l.left, waits) >= u.cfg.Lane.Stamp-int64(leftGrace) {
 		return
 	}
 	var names []string
-	for rack := range u.Links.peers {
-		if u.Links.peers[rack].ended {
-			names = append(names, u.Links.name(rack))
+	for rack := range l.peers {
+		if l.peers[rack].ended {
+			names = append(names, l.name(rack))
 		}
 	}
 	u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("the workers of %s have left the job, and others wait for their gradients", strings.Join(names, ", ")))

@@ -102,7 +102,7 @@ func (u *Uplink) release(index uint32) {
 	u.chunks[index].sum = store.NoBuffer
 }
 
-// sumOf returns the address of a rack's sum of a gathered chunk.
+// sumOf returns the address of a rack's sum of the chunk that is being combined or finished.
 func (u *Uplink) sumOf(rack int, index uint32) uint64 {
 	if rack == u.cfg.Place.Rack {
 		return u.buffers.sum(u.chunks[index].sum)
@@ -270,8 +270,8 @@ func (u *Uplink) Advance() (worked bool) {
 }
 
 // idleTicks is the number of counted ticks without a chunk finished above the rack after which the rack's own workers count as
-// stalled. By then the racks have requested missing sums from each other eight times (hierarchy/stall.go), and before that workers'
-// slots are held because sums are in flight.
+// stalled. By then the racks have requested missing sums from each other eight times (hierarchy/stall.go). Before that, workers
+// lack slots only because sums are in flight.
 const idleTicks = 32
 
 // Tick looks for a stall among racks. It reports whether chunks are under way above the rack, and whether they make progress.

@@ -6,7 +6,7 @@ import (
 )
 
 // Reduction defines a rack's sum of a chunk, and the chunk's result. There is one implementation for each synchronous mode
-// ([Sums], [Steps], [Commits]), and one for racks that train apart (package outer). Addresses are of buffers in this process.
+// ([Sums], [Steps], [Commits]), and one for racks that train apart (aggregate/outer). Addresses are of buffers in this process.
 type Reduction interface {
 	// Sum writes this rack's sum of the workers' gradients src to out.
 	Sum(c *store.Chunk, src []uint64, out uint64)

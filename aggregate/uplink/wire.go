@@ -82,8 +82,8 @@ const mostPeerBytes = 16 << 20
 // slotBytes returns the size of a slot for a sum in f32 with its note, whatever the wire's type.
 func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
 
-// peerWindow returns the number of sums that one rack may have at another, unanswered. lane.QueueDepths derives the depths of the
-// queues from it.
+// peerWindow returns the number of sums that one rack may have at another, unanswered. lane.QueueDepths counts with as
+// many: at most half a window.
 func peerWindow(window, chunkBytes int) int {
 	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
 }
