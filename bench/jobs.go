@@ -44,9 +44,7 @@ type job struct {
 	exchanges float64
 	within    time.Duration
 	times     []time.Duration
-
-	mu   sync.Mutex
-	ends []time.Time // when rank 0 ended each exchange of the present run
+	ends      []time.Time // when rank 0 ended each exchange of the present run
 }
 
 // jobs returns all jobs: the last one at the server last, the others at server.
@@ -146,56 +144,46 @@ func (j *Jobs) report(alone *job, all, apart []*job, measured int) report.Jobs {
 }
 
 // sideBySide runs jobs until the first few of them have made so many exchanges while all were warm, and adds what they did then.
-func (r *Runner) sideBySide(ctx context.Context, jobs []*job, few, iters int) (err error) {
-	if len(jobs) == 0 {
-		return nil
-	}
+func (r *Runner) sideBySide(ctx context.Context, jobs []*job, few, iters int) error {
 	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var all sync.WaitGroup
-	ended := make(chan error, len(jobs))
-	stepped := make(chan struct{}, 1)
+	var mu sync.Mutex // guards what follows, and the jobs' ends
+	var from, to time.Time
+	var failed error
 	for i, run := range jobs {
-		run.ends = nil
 		all.Go(func() {
 			_, err := r.workers(ctx, &run.spec, func() {
-				run.mu.Lock()
+				mu.Lock()
+				defer mu.Unlock()
 				run.ends = append(run.ends, time.Now())
-				run.mu.Unlock()
-				select {
-				case stepped <- struct{}{}:
-				default:
+				if to.IsZero() {
+					from, to = overlap(jobs, few, iters)
+				}
+				if !to.IsZero() {
+					cancel()
 				}
 			})
-			ended <- fmt.Errorf("job %d of %d: %w", i, len(jobs), err)
+			mu.Lock()
+			defer mu.Unlock()
+			if to.IsZero() && failed == nil {
+				failed = fmt.Errorf("job %d of %d: %w", i, len(jobs), err)
+				cancel()
+			}
 		})
 	}
-	for err == nil {
-		select {
-		case <-stepped:
-			from, to := overlap(jobs, few, iters)
-			if to.IsZero() {
-				continue
-			}
-			cancel()
-			all.Wait()
-			for _, run := range jobs {
-				run.add(run.ends, from, to)
-			}
-			return nil
-		case err = <-ended:
-		}
-	}
-	cancel()
 	all.Wait()
-	return err
+	for _, run := range jobs {
+		run.add(run.ends, from, to)
+		run.ends = nil
+	}
+	return failed
 }
 
 // overlap is the time from when all jobs were warm until the first few of them had made so many exchanges since; zero: not yet,
 // or a job is still in an exchange that began in this time and counts in part.
 func overlap(runs []*job, few, iters int) (from, to time.Time) {
 	for _, run := range runs {
-		run.mu.Lock()
-		defer run.mu.Unlock()
 		warm := max(run.spec.Warmup, 1)
 		if len(run.ends) < warm {
 			return from, to
