@@ -24,25 +24,31 @@ func Alternate(ctx context.Context, ours Ours, peers []*Peer, spec Spec, rounds 
 	}
 	result := report.Comparison{Workers: spec.Workers, Bytes: spec.Bytes, DType: spec.DType, Rounds: rounds,
 		Missing: map[string]string{}}
-	present, err := probe(ctx, peers, result.Missing)
-	if err != nil {
-		return report.Comparison{}, err
+	var present []*Peer
+	for _, peer := range peers {
+		switch err := peer.Probe(ctx); {
+		case ctx.Err() != nil:
+			return report.Comparison{}, context.Cause(ctx)
+		case err != nil:
+			result.Missing[peer.Name()] = err.Error()
+		default:
+			present = append(present, peer)
+		}
 	}
-	whole := result // of the whole rounds so far
 	var mine []report.Times
 	theirs := make([][]report.Times, len(present))
 	failures := make([]error, len(present))
 	for round := range rounds {
 		times, err := ours(ctx)
 		if err != nil {
-			return whole, fmt.Errorf("round %d of ours: %w", round+1, err)
+			return result, fmt.Errorf("round %d of ours: %w", round+1, err)
 		}
 		mine = append(mine, times)
 		progress.Add(1)
 		for i, peer := range present {
 			times, err := peer.Run(ctx, spec)
 			if ctx.Err() != nil {
-				return whole, fmt.Errorf("round %d of %s: %w", round+1, peer.Name(), context.Cause(ctx))
+				return result, fmt.Errorf("round %d of %s: %w", round+1, peer.Name(), context.Cause(ctx))
 			}
 			if err != nil {
 				times, failures[i] = report.Times{Name: peer.Name()}, err
@@ -50,30 +56,13 @@ func Alternate(ctx context.Context, ours Ours, peers []*Peer, spec Spec, rounds 
 			theirs[i] = append(theirs[i], times)
 			progress.Add(1)
 		}
-		whole.Rounds, whole.Contenders = round+1, []report.Contender{report.NewContender(mine, mine, nil)}
+		result.Rounds, result.Contenders = round+1, []report.Contender{report.NewContender(mine, mine, nil)}
 		for i := range present {
-			whole.Contenders = append(whole.Contenders, report.NewContender(theirs[i], mine, failures[i]))
+			result.Contenders = append(result.Contenders, report.NewContender(theirs[i], mine, failures[i]))
 		}
 	}
-	return whole, nil
+	return result, nil
 }
 
 // Steps returns the total of a comparison's progress.
 func Steps(peers []*Peer, rounds int) int { return rounds * (1 + len(peers)) }
-
-// probe returns the peers that can run here, and what each of the others lacks.
-func probe(ctx context.Context, peers []*Peer, missing map[string]string) ([]*Peer, error) {
-	var present []*Peer
-	for _, peer := range peers {
-		err := peer.Probe(ctx)
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if err != nil {
-			missing[peer.Name()] = err.Error()
-			continue
-		}
-		present = append(present, peer)
-	}
-	return present, nil
-}
