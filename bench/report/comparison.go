@@ -110,12 +110,8 @@ func Median(values []float64) float64 {
 
 // WriteTable prints the comparison: a row per contender, the ratio being how many times faster ours is.
 func (c *Comparison) WriteTable(w io.Writer) {
-	fmt.Fprintf(w, "# %s\n", c.Machine)
-	fmt.Fprintf(w, "# %d bytes of %s, %s, medians of %s in turn\n", c.Bytes, c.DType, numa.Count(c.Workers, "worker"),
+	header(w, c.Machine, c.Note, "%d bytes of %s, %s, medians of %s in turn", c.Bytes, c.DType, numa.Count(c.Workers, "worker"),
 		numa.Count(c.Rounds, "round"))
-	if c.Note != "" {
-		fmt.Fprintf(w, "# %s\n", c.Note)
-	}
 	fmt.Fprintln(w, "#")
 	line(w, "#%12s %10s %10s %8s %8s %8s %8s %17s  %s", "", "time", "p99", "algbw", "busbw", "#wrong", "ours is", "least to most",
 		"as")

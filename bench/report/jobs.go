@@ -59,10 +59,7 @@ func (r *Jobs) Share() {
 
 // WriteJobs prints a row for each job.
 func WriteJobs(w io.Writer, r *Jobs) {
-	fmt.Fprintf(w, "# %s\n# provider %s, model %s, %d workers each\n", r.Machine.String(), r.Provider, r.Model, r.Workers)
-	if r.Note != "" {
-		fmt.Fprintf(w, "# %s\n", r.Note)
-	}
+	header(w, r.Machine, r.Note, "provider %s, model %s, %d workers each", r.Provider, r.Model, r.Workers)
 	const heads, row = "#%5s %14s %7s %9s %7s %10s %10s %10s %10s", "%6s %14d %7d %9.3f %7s %10s %10s %10s %10s"
 	line(w, heads, "job", "size", "weight", "rate", "share", "p50", "p99", "p99/alone", "p99/apart")
 	line(w, heads, "", "(B)", "", "(GB/s)", "", "(us)", "(us)", "", "")

@@ -36,10 +36,7 @@ func WriteReplay(w io.Writer, results []Result) {
 	for i := range results {
 		r := &results[i]
 		if i == 0 {
-			fmt.Fprintf(w, "# %s\n# provider %s, %s, optimizer %s\n", r.Machine, r.Provider, r.DType, r.Optimizer)
-			if r.Note != "" {
-				fmt.Fprintf(w, "# %s\n", r.Note)
-			}
+			header(w, r.Machine, r.Note, "provider %s, %s, optimizer %s", r.Provider, r.DType, r.Optimizer)
 			fmt.Fprintf(w, "# computation is replayed: times from %s\n# mean milliseconds of a step; wait is for other workers, overhead "+
 				"for this machine's cores\n", r.Replay.ComputeSource)
 			fmt.Fprintln(t, "model\tworkers\tstep\tcompute\texposed\twait\toverhead\tsamples/s\tof compute alone\t")

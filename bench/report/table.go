@@ -14,11 +14,8 @@ func WriteTable(w io.Writer, results []Result) {
 	if first.Server != "" {
 		server = "aggregator " + first.Server
 	}
-	fmt.Fprintf(w, "# %s\n# provider %s, %s, %s, optimizer %s, chunks of %s\n", first.Machine, first.Provider, server, first.DType,
+	header(w, first.Machine, first.Note, "provider %s, %s, %s, optimizer %s, chunks of %s", first.Provider, server, first.DType,
 		first.Optimizer, Size(uint64(first.ChunkBytes)))
-	if first.Note != "" {
-		fmt.Fprintf(w, "# %s\n", first.Note)
-	}
 	fmt.Fprintln(w, "#")
 	const heads = "#%13s %7s %10s %8s %8s %8s %10s %10s %8s %7s  %-16s %s"
 	line(w, heads, "size", "workers", "time", "algbw", "busbw", "#wrong", "p50", "p99", "p99/mean", "share", "of roofline", "model")
@@ -44,6 +41,14 @@ func writeRow(w io.Writer, r *Result) {
 	line(w, " %13d %7d %10s %8.2f %8.2f %8s %10s %10s %8.2f %7s  %-16s %s",
 		r.Bytes, r.Workers, us(r.TimeUS.Mean), r.AlgBW, r.BusBW, wrong, us(r.TimeUS.P50), us(r.TimeUS.P99),
 		r.P99OverMean, share, roof, r.Model)
+}
+
+// header prints the machine, what was measured there, and the note if there is one.
+func header(w io.Writer, m Machine, note, format string, what ...any) {
+	fmt.Fprintf(w, "# %s\n# "+format+"\n", append([]any{m}, what...)...)
+	if note != "" {
+		fmt.Fprintf(w, "# %s\n", note)
+	}
 }
 
 // line prints one line without the blanks that empty last columns leave.
