@@ -18,7 +18,14 @@ import (
 // answerState answers another rack's question about a job's state. It asks back for the payload, at the stage of the question. If
 // the question is asked again, that has the same nonce.
 func (k *Cluster) answerState(ctx context.Context, q *api.AskRequest) ([]byte, error) {
-	r := k.named(q.Job, q.Run)
+	var r *Rendezvous
+	k.mu.Lock()
+	for other := range k.runs {
+		if other.job == q.Job && other.id == q.Run && other.j.State() == "running" {
+			r = other
+		}
+	}
+	k.mu.Unlock()
 	if r == nil {
 		return nil, endedHere(q.Job, k.Own)
 	}
@@ -30,18 +37,6 @@ func (k *Cluster) answerState(ctx context.Context, q *api.AskRequest) ([]byte, e
 		}
 		return b, err
 	})
-}
-
-// named returns the rendezvous of a job's run, if it is under way.
-func (h *hub) named(name, id string) *Rendezvous {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for r := range h.runs {
-		if r.job == name && r.id == id && r.j.State() == "running" {
-			return r
-		}
-	}
-	return nil
 }
 
 // Serve answers another rack.

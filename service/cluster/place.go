@@ -83,28 +83,29 @@ func (k *Cluster) toOwnRack(r *api.JoinRequest, may func() error) (*api.JoinResp
 
 // Place gives a worker its place in this rack: a job's workers are divided among the racks, and ranks count through them.
 func (k *Cluster) Place(sp *job.Spec, m *job.Member, r *api.JoinRequest) error {
-	var err error
-	switch {
-	case k == nil:
-	case sp.Parts > 0:
-		err = k.placeSpread(sp, m, r.Rack)
-	default:
-		err = k.placeHere(sp, m, r.Rack)
-	}
-	if err != nil {
-		return err
+	if k != nil {
+		if err := k.place(sp, m, r.Rack); err != nil {
+			return err
+		}
 	}
 	return k.chooseOuter(sp, r.Outer)
 }
 
-func (k *Cluster) placeHere(sp *job.Spec, m *job.Member, rack string) error {
+func (k *Cluster) place(sp *job.Spec, m *job.Member, rack string) error {
 	k, err := k.now()
 	if err != nil {
 		return err
 	}
+	if sp.Parts > 0 && (sp.Parts != len(k.Racks) || sp.Part != k.own) {
+		return fmt.Errorf("the worker takes this for aggregator %d of %d, and it is %d of %d: join a rack's aggregator, which names all", sp.Part+1,
+			sp.Parts, k.own+1, len(k.Racks))
+	}
 	workers, err := k.divide(sp.Total)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case sp.Parts > 0:
+		return k.placeSpread(sp, m, rack, workers)
 	}
 	for _, n := range workers[:k.own] {
 		m.First += n
@@ -133,19 +134,7 @@ func (k *Cluster) misplaced(format string, args ...any) error {
 }
 
 // placeSpread gives a worker its place in a job that is spread over several aggregators, each of which has all workers.
-func (k *Cluster) placeSpread(sp *job.Spec, m *job.Member, rack string) error {
-	k, err := k.now()
-	if err != nil {
-		return err
-	}
-	if sp.Parts != len(k.Racks) || sp.Part != k.own {
-		return fmt.Errorf("the worker takes this for aggregator %d of %d, and it is %d of %d: join a rack's aggregator, which names all", sp.Part+1,
-			sp.Parts, k.own+1, len(k.Racks))
-	}
-	workers, err := k.divide(sp.Total)
-	if err != nil {
-		return err
-	}
+func (k *Cluster) placeSpread(sp *job.Spec, m *job.Member, rack string, workers []int) error {
 	sp.Racks = &flat{k: k, workers: workers}
 	at := slices.Index(k.Names(), rack)
 	switch {
