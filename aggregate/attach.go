@@ -7,20 +7,13 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/shard"
 	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
-)
-
-// These types describe the two ends of a lane's connection to a worker, and the resumption of a broken one.
-type (
-	WorkerLane     = shard.Endpoint
-	AggregatorLane = shard.Attached
-	Resume         = shard.Resume
-	Resumed        = shard.Resumed
 )
 
 // Attach connects a worker to every lane. It makes the queue pairs and slots, posts the receives and waits passively for the worker
 // to connect. Each rank attaches once.
-func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]AggregatorLane, error) {
+func (j *Job) Attach(ctx context.Context, rank int, lanes []chunk.WorkerLane) ([]chunk.AggregatorLane, error) {
 	if rank < 0 || rank >= j.shared.Workers || len(lanes) != len(j.shards) {
 		return nil, fmt.Errorf("job %q: attach worker %d over %d lanes: the job has %d workers, the aggregator %d lanes", j.shared.Name, rank,
 			len(lanes), j.shared.Workers, len(j.shards))
@@ -28,7 +21,7 @@ func (j *Job) Attach(ctx context.Context, rank int, lanes []WorkerLane) ([]Aggre
 	if err := j.open(); err != nil {
 		return nil, err
 	}
-	out := make([]AggregatorLane, len(lanes))
+	out := make([]chunk.AggregatorLane, len(lanes))
 	for i, l := range j.site.lanes {
 		slots, err := j.memory.Allocate(store.Slots, i, l.Config.Node, int64(j.site.window*j.shared.ChunkBytes),
 			verbs.AccessLocalWrite|verbs.AccessRemoteWrite|verbs.AccessForPeer(shard.PeerOf(rank)), lazySlots(l))
@@ -57,7 +50,7 @@ const (
 
 // Resume gives a worker's connection to a lane a new queue pair, which waits for the worker. Both ends take the old pair out of
 // service, exchange the number of messages that they have received, and continue over the new pair (package session).
-func (j *Job) Resume(ctx context.Context, rank int, r Resume) (out Resumed, err error) {
+func (j *Job) Resume(ctx context.Context, rank int, r chunk.Resume) (out chunk.Resumed, err error) {
 	pds := j.memory.PDs
 	if rank < 0 || rank >= j.shared.Workers || r.Lane < 0 || r.Lane >= len(j.shards) || r.NIC < 0 || r.NIC >= len(pds) {
 		return out, fmt.Errorf("job %q: resume lane %d of worker %d over NIC %d: the job has %d lanes and %d workers, the aggregator %d NICs",

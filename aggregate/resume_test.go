@@ -335,10 +335,10 @@ func TestAConnectionThatNobodyResumesIsALostWorkerInTime(t *testing.T) {
 func TestAnOldOrImpossibleAttemptToResumeIsRefused(t *testing.T) {
 	r := newNICRack(t, 3, 2, resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32))
 	r.resume(0, 0, 1, 1)
-	if _, err := r.Job.Resume(t.Context(), 0, aggregate.Resume{Lane: 0, Attempt: 1}); !errors.Is(err, aggregate.ErrStale) {
+	if _, err := r.Job.Resume(t.Context(), 0, chunk.Resume{Lane: 0, Attempt: 1}); !errors.Is(err, aggregate.ErrStale) {
 		t.Errorf("an attempt that came before: %v", err)
 	}
-	for _, at := range []aggregate.Resume{{Lane: -1}, {Lane: 3}, {NIC: 2}, {NIC: -1}} {
+	for _, at := range []chunk.Resume{{Lane: -1}, {Lane: 3}, {NIC: 2}, {NIC: -1}} {
 		if _, err := r.Job.Resume(t.Context(), 0, at); err == nil {
 			t.Errorf("%+v was not refused", at)
 		}
@@ -346,7 +346,7 @@ func TestAnOldOrImpossibleAttemptToResumeIsRefused(t *testing.T) {
 	if r.Job.Failure() != nil {
 		t.Fatal(r.Job.Failure().Err)
 	}
-	_, err := r.Job.Resume(t.Context(), 0, aggregate.Resume{Lane: 0, Attempt: 2, Received: 5})
+	_, err := r.Job.Resume(t.Context(), 0, chunk.Resume{Lane: 0, Attempt: 2, Received: 5})
 	if f := r.Job.Failure(); !errors.Is(err, aggregate.ErrProtocol) || f == nil || f.Rank != 0 {
 		t.Errorf("a worker that received what was never sent: %v, %+v", err, f)
 	}
@@ -354,7 +354,7 @@ func TestAnOldOrImpossibleAttemptToResumeIsRefused(t *testing.T) {
 
 func TestAnAttemptToResumeLeavesTheConnectionToALaterOne(t *testing.T) {
 	r := newNICRack(t, 3, 2, resumeConfig(aggregate.Aggregate, optim.Sum, chunk.F32))
-	s, first := r.Job.Shards()[0], aggregate.Resume{Lane: 0, Attempt: 1, NIC: 1}
+	s, first := r.Job.Shards()[0], chunk.Resume{Lane: 0, Attempt: 1, NIC: 1}
 	if err := s.Workers.TakeOut(0, &first); err != nil {
 		t.Fatal(err)
 	}
@@ -401,11 +401,11 @@ func TestWhatIsSubmittedWhileTheQueuesAreClaimedGoesOutAtTheirRelease(t *testing
 func TestACallThatGaveUpOnABusyLaneSharesNothingWithWhatTheLaneDoesLater(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *racktest.Rack) error{
 		"resume": func(ctx context.Context, r *racktest.Rack) error {
-			_, err := r.Job.Resume(ctx, 0, aggregate.Resume{Attempt: 1})
+			_, err := r.Job.Resume(ctx, 0, chunk.Resume{Attempt: 1})
 			return err
 		},
 		"attach": func(ctx context.Context, r *racktest.Rack) error {
-			_, err := r.Job.Attach(ctx, 0, make([]aggregate.WorkerLane, r.Config.Lanes))
+			_, err := r.Job.Attach(ctx, 0, make([]chunk.WorkerLane, r.Config.Lanes))
 			return err
 		},
 	} {

@@ -121,7 +121,7 @@ func TestAClosedJobTakesNoMore(t *testing.T) {
 	if err := r.Add([]chunk.Tensor{{Name: "late", Elems: 5, DType: chunk.F32}}); !errors.Is(err, aggregate.ErrClosed) {
 		t.Errorf("tensors: %v", err)
 	}
-	if _, err := r.Job.Attach(t.Context(), 0, make([]aggregate.WorkerLane, 1)); !errors.Is(err, aggregate.ErrClosed) {
+	if _, err := r.Job.Attach(t.Context(), 0, make([]chunk.WorkerLane, 1)); !errors.Is(err, aggregate.ErrClosed) {
 		t.Errorf("a worker: %v", err)
 	}
 }

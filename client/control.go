@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
 )
@@ -16,8 +16,8 @@ const resumeWithin = time.Second
 // controlPlane asks the aggregators of a worker's session to connect, by calls.
 type controlPlane struct{ member *membership.Membership }
 
-// Attach implements [lanes.Control].
-func (c controlPlane) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]lanes.AggregatorLane, error) {
+// Attach implements lanes.Control.
+func (c controlPlane) Attach(ctx context.Context, ends []chunk.WorkerLane) ([]chunk.AggregatorLane, error) {
 	call, cancel, ms := membership.Bound(ctx, c.member.All[0].Timeout)
 	defer cancel()
 	r := &api.ConnectRequest{TimeoutMs: ms}
@@ -31,15 +31,15 @@ func (c controlPlane) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]la
 	if err != nil {
 		return nil, err
 	}
-	out := make([]lanes.AggregatorLane, len(answer))
+	out := make([]chunk.AggregatorLane, len(answer))
 	for i, l := range answer {
 		out[i] = aggregatorLane(l)
 	}
 	return out, nil
 }
 
-// Resume implements [lanes.Control].
-func (c controlPlane) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, error) {
+// Resume implements lanes.Control.
+func (c controlPlane) Resume(ctx context.Context, r chunk.Resume) (chunk.Resumed, error) {
 	ctx, cancel := context.WithTimeout(ctx, resumeWithin)
 	defer cancel()
 	a := c.member.Of(r.Lane)
@@ -53,13 +53,13 @@ func (c controlPlane) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed
 	answer, err := a.RPC.Resume(ctx, req)
 	switch {
 	case err != nil:
-		return lanes.Resumed{}, err
+		return chunk.Resumed{}, err
 	case answer.Lane == nil:
-		return lanes.Resumed{}, errors.New("resume: the aggregator's answer is incomplete")
+		return chunk.Resumed{}, errors.New("resume: the aggregator's answer is incomplete")
 	}
-	return lanes.Resumed{AggregatorLane: aggregatorLane(answer.Lane), Received: answer.Received}, nil
+	return chunk.Resumed{AggregatorLane: aggregatorLane(answer.Lane), Received: answer.Received}, nil
 }
 
-func aggregatorLane(l *api.AggregatorLane) lanes.AggregatorLane {
-	return lanes.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRKey: l.SlotRkey}
+func aggregatorLane(l *api.AggregatorLane) chunk.AggregatorLane {
+	return chunk.AggregatorLane{Endpoint: l.Endpoint, SlotAddr: l.SlotAddr, SlotRKey: l.SlotRkey}
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -134,11 +133,11 @@ func TestIBVPeerThatWritesElsewhere(t *testing.T) {
 	theirs := neighbour.Workers[0].Peers[0]
 	for _, c := range []struct {
 		name string
-		aim  func(own lanes.AggregatorLane) (addr uint64, rkey uint32)
+		aim  func(own chunk.AggregatorLane) (addr uint64, rkey uint32)
 	}{
-		{"stale key", func(own lanes.AggregatorLane) (uint64, uint32) { return own.SlotAddr, own.SlotRKey ^ 1 }},
-		{"out of bounds", func(own lanes.AggregatorLane) (uint64, uint32) { return own.SlotAddr + 1<<30, own.SlotRKey }},
-		{"a neighbour's slots", func(lanes.AggregatorLane) (uint64, uint32) { return theirs.SlotAddr, theirs.SlotRKey }},
+		{"stale key", func(own chunk.AggregatorLane) (uint64, uint32) { return own.SlotAddr, own.SlotRKey ^ 1 }},
+		{"out of bounds", func(own chunk.AggregatorLane) (uint64, uint32) { return own.SlotAddr + 1<<30, own.SlotRKey }},
+		{"a neighbour's slots", func(chunk.AggregatorLane) (uint64, uint32) { return theirs.SlotAddr, theirs.SlotRKey }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			job, tensors := jobOf(c.name)

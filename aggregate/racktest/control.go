@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate"
-	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/chunk"
 )
 
 // reconnectTimeout bounds the connecting of a lane that is resumed. In a simulation it passes at once if the peer does not wait.
@@ -19,30 +19,23 @@ type control struct {
 	rank  int
 }
 
-// Attach implements [lanes.Control].
-func (c control) Attach(ctx context.Context, ends []lanes.WorkerLane) ([]lanes.AggregatorLane, error) {
-	theirs := make([]aggregate.WorkerLane, len(ends))
-	for i, e := range ends {
-		theirs[i] = aggregate.WorkerLane(e)
-	}
-	var out []lanes.AggregatorLane
+// Attach implements the lanes.Control of package client/lanes.
+func (c control) Attach(ctx context.Context, ends []chunk.WorkerLane) ([]chunk.AggregatorLane, error) {
+	var out []chunk.AggregatorLane
 	for i, job := range c.jobs {
-		answer, err := job.Attach(ctx, c.rank, theirs[i*c.lanes:(i+1)*c.lanes])
+		answer, err := job.Attach(ctx, c.rank, ends[i*c.lanes:(i+1)*c.lanes])
 		if err != nil {
 			return nil, err
 		}
-		for _, l := range answer {
-			out = append(out, lanes.AggregatorLane(l))
-		}
+		out = append(out, answer...)
 	}
 	return out, nil
 }
 
-// Resume implements [lanes.Control].
-func (c control) Resume(ctx context.Context, r lanes.Resume) (lanes.Resumed, error) {
+// Resume implements the lanes.Control of package client/lanes.
+func (c control) Resume(ctx context.Context, r chunk.Resume) (chunk.Resumed, error) {
 	at := r.Lane / c.lanes
 	r.NIC -= at * c.nics
 	r.Lane %= c.lanes
-	answer, err := c.jobs[at].Resume(ctx, c.rank, aggregate.Resume(r))
-	return lanes.Resumed{AggregatorLane: lanes.AggregatorLane(answer.Attached), Received: answer.Received}, err
+	return c.jobs[at].Resume(ctx, c.rank, r)
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
-	"github.com/rackweave/rackweave/verbs"
 )
 
 // destination is the worker's memory for a tensor's answers. If rkey is 0, the worker has not named memory.
@@ -54,7 +53,7 @@ func (l *streamLink) fit(s *store.Store) {
 func (k *link) staged(source uint64) bool { return source-k.replyAddr < k.staging }
 
 // aim replaces all keys by the keys of other NICs: the aggregator's, and the NIC that the worker uses now.
-func (k *link) aim(nic int, theirs []verbs.MR, ours *store.Memory) error {
+func (k *link) aim(nic int, theirs []chunk.Region, ours *store.Memory) error {
 	k.replyRKey, _ = keyOf(theirs, k.replyAddr, 1)
 	for i := range k.dst {
 		d := &k.dst[i]
@@ -78,7 +77,7 @@ func (k *link) aim(nic int, theirs []verbs.MR, ours *store.Memory) error {
 	return nil
 }
 
-func keyOf(regions []verbs.MR, addr, bytes uint64) (uint32, bool) {
+func keyOf(regions []chunk.Region, addr, bytes uint64) (uint32, bool) {
 	for i := range regions {
 		if r := &regions[i]; addr >= r.Addr && addr-r.Addr <= r.Length && bytes <= r.Length-(addr-r.Addr) {
 			return r.RKey, true
@@ -87,6 +86,6 @@ func keyOf(regions []verbs.MR, addr, bytes uint64) (uint32, bool) {
 	return 0, false
 }
 
-func (k *link) attached(endpoint []byte) Attached {
-	return Attached{Endpoint: endpoint, SlotAddr: k.slots.Addr(), SlotRKey: k.slots.RKey(k.NIC())}
+func (k *link) attached(endpoint []byte) chunk.AggregatorLane {
+	return chunk.AggregatorLane{Endpoint: endpoint, SlotAddr: k.slots.Addr(), SlotRKey: k.slots.RKey(k.NIC())}
 }

@@ -41,7 +41,7 @@ type Timeouts struct{ Peer, Link time.Duration }
 // Break is a connection that waits for its worker to resume it.
 type Break struct {
 	Lane    int
-	Attempt uint64 // of the worker's last [Resume] of the lane
+	Attempt uint64 // of the worker's last [chunk.Resume] of the lane
 }
 
 // Uplink reduces a shard's chunks with those of other racks.

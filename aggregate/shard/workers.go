@@ -3,12 +3,12 @@ package shard
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/session"
 	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -145,30 +145,11 @@ func (w *Workers) Streaming(rank, tensor int) (streaming, named bool) {
 // PeerOf returns the number by which the verbs identify a worker. Only that peer can write the worker's slots.
 func PeerOf(rank int) int { return 1 + rank }
 
-// Endpoint is a worker's end of a lane's connection.
-type Endpoint struct {
-	Endpoint  []byte
-	ReplyAddr uint64 // address of its staging buffers, of a chunk each; by reference, answers overwrite the payloads instead
-	ReplyRKey uint32
-	Staging   uint32 // number of staging buffers: the window, or fewer by reference
-	// AckTimeout is the time for which the aggregator retries a message that is not acknowledged. If 0, it is the contract's default.
-	AckTimeout time.Duration
-	// Resumable reports that the worker can resume the connection over other NICs when its queue pair fails.
-	Resumable bool
-}
-
-// Attached is the aggregator's end of the connection.
-type Attached struct {
-	Endpoint []byte
-	SlotAddr uint64
-	SlotRKey uint32
-}
-
 // Attach opens the connection of a worker whose payloads go into slots. Attach and the methods below are called on the lane's
 // goroutine.
-func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *Endpoint) (Attached, error) {
+func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *chunk.WorkerLane) (chunk.AggregatorLane, error) {
 	if w.links[rank] != nil {
-		return Attached{}, fmt.Errorf("worker %d is attached already", rank)
+		return chunk.AggregatorLane{}, fmt.Errorf("worker %d is attached already", rank)
 	}
 	attr, depths := w.s.Lane.Attr, w.s.Lane.Depths
 	inline := 0
@@ -181,13 +162,13 @@ func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *Endp
 		Timeout: w.s.Job.Timeouts.Peer, AckTimeout: e.AckTimeout, InlineCompletionPeriod: depths.AggregatorSend / 4,
 	})
 	if err != nil {
-		return Attached{}, err
+		return chunk.AggregatorLane{}, err
 	}
 	k := &link{Conn: c, slots: slots, replyAddr: e.ReplyAddr, replyRKey: e.ReplyRKey,
 		staging: uint64(e.Staging) * uint64(w.s.Job.ChunkBytes)}
 	endpoint, err := w.connect(k, w.s.Lane.NIC(), pds, e.Endpoint)
 	if err != nil {
-		return Attached{}, errors.Join(err, w.s.Lane.Drop(c))
+		return chunk.AggregatorLane{}, errors.Join(err, w.s.Lane.Drop(c))
 	}
 	k.dst = make([]destination, len(w.s.Store.Tensors))
 	if w.s.stream != nil {
@@ -211,26 +192,8 @@ func (w *Workers) connect(k *link, nic int, pds []*verbs.PD, peer []byte) (endpo
 	return endpoint, k.Join(peer, false)
 }
 
-// Resume is a worker's request to resume a lane's connection.
-type Resume struct {
-	Lane     int
-	Attempt  uint64 // counts the worker's attempts of the lane, from 1; an attempt that arrives after a later one is refused
-	NIC      int    // index among the engine's, for the aggregator's end
-	Received uint64 // number of messages from the aggregator
-	Endpoint []byte
-	// Regions is the worker's memory, as the NIC that it uses knows it: Addr, Length and RKey.
-	Regions    []verbs.MR
-	AckTimeout time.Duration
-}
-
-// Resumed is the aggregator's answer.
-type Resumed struct {
-	Attached
-	Received uint64 // number of messages from the worker
-}
-
 // current returns a worker's connection unless a later attempt than r has it.
-func (w *Workers) current(rank int, r *Resume) (*link, error) {
+func (w *Workers) current(rank int, r *chunk.Resume) (*link, error) {
 	k := w.links[rank]
 	if r.Attempt != k.attempt {
 		return nil, w.stale(k, r)
@@ -238,12 +201,12 @@ func (w *Workers) current(rank int, r *Resume) (*link, error) {
 	return k, nil
 }
 
-func (w *Workers) stale(k *link, r *Resume) error {
+func (w *Workers) stale(k *link, r *chunk.Resume) error {
 	return fmt.Errorf("attempt %d to resume lane %d of worker %d: %w: there was attempt %d", r.Attempt, r.Lane, k.Rank, ErrStale, k.attempt)
 }
 
 // TakeOut takes the connection's queue pair out of service.
-func (w *Workers) TakeOut(rank int, r *Resume) error {
+func (w *Workers) TakeOut(rank int, r *chunk.Resume) error {
 	k := w.links[rank]
 	switch {
 	case k == nil || !k.Resumable || k.State == session.Closed || w.s.Machine.State != reduce.Running:
@@ -261,7 +224,7 @@ func (w *Workers) TakeOut(rank int, r *Resume) error {
 }
 
 // Drain completes the messages that the queue pair received before it was out of service. It reports whether none is left.
-func (w *Workers) Drain(rank int, r *Resume) (bool, error) {
+func (w *Workers) Drain(rank int, r *chunk.Resume) (bool, error) {
 	k, err := w.current(rank, r)
 	if err != nil {
 		return false, err
@@ -270,19 +233,19 @@ func (w *Workers) Drain(rank int, r *Resume) (bool, error) {
 }
 
 // Reconnect makes the new queue pair.
-func (w *Workers) Reconnect(rank int, r *Resume, mem *store.Memory) (Resumed, error) {
+func (w *Workers) Reconnect(rank int, r *chunk.Resume, mem *store.Memory) (chunk.Resumed, error) {
 	k, err := w.current(rank, r)
 	if err != nil {
-		return Resumed{}, err
+		return chunk.Resumed{}, err
 	}
 	w.s.Flow.Dispatch()
 	if err := k.Disconnect(); err != nil {
-		return Resumed{}, err
+		return chunk.Resumed{}, err
 	}
-	violate := func(format string, args ...any) (Resumed, error) {
+	violate := func(format string, args ...any) (chunk.Resumed, error) {
 		w.s.Machine.Violate(rank, format, args...)
 		w.s.CarryOut()
-		return Resumed{}, w.s.Failure()
+		return chunk.Resumed{}, w.s.Failure()
 	}
 	n, err := k.Arrived(r.Received)
 	if err != nil {
@@ -296,7 +259,7 @@ func (w *Workers) Reconnect(rank int, r *Resume, mem *store.Memory) (Resumed, er
 	k.AckTimeout = r.AckTimeout
 	endpoint, err := w.connect(k, r.NIC, mem.PDs, r.Endpoint)
 	if err != nil {
-		return Resumed{}, err
+		return chunk.Resumed{}, err
 	}
-	return Resumed{Attached: k.attached(endpoint), Received: k.Received}, nil
+	return chunk.Resumed{AggregatorLane: k.attached(endpoint), Received: k.Received}, nil
 }

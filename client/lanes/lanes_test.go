@@ -11,6 +11,7 @@ import (
 
 	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/failover"
 	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/numa"
@@ -31,28 +32,28 @@ type peer struct {
 	memory  *numa.Arena
 	slots   []verbs.MR  // by NIC
 	qps     []*verbs.QP // by lane
-	resumes []lanes.Resume
-	refuse  func(lanes.Resume) error
+	resumes []chunk.Resume
+	refuse  func(chunk.Resume) error
 	answers int // lanes that it leaves out of its answer to Attach
 }
 
-func (p *peer) connect(nic int, endpoint []byte) (*verbs.QP, lanes.AggregatorLane, error) {
+func (p *peer) connect(nic int, endpoint []byte) (*verbs.QP, chunk.AggregatorLane, error) {
 	n := &p.nics[nic]
 	qp, err := n.PD.CreateQP(verbs.QPConfig{CQ: n.CQ, MaxSendWR: depth, MaxRecvWR: depth})
 	if err != nil {
-		return nil, lanes.AggregatorLane{}, err
+		return nil, chunk.AggregatorLane{}, err
 	}
 	if err := qp.Connect(endpoint, verbs.ConnectConfig{Timeout: time.Second}); err != nil {
-		return nil, lanes.AggregatorLane{}, errors.Join(err, qp.Close())
+		return nil, chunk.AggregatorLane{}, errors.Join(err, qp.Close())
 	}
 	own, err := qp.Endpoint()
-	return qp, lanes.AggregatorLane{Endpoint: own, SlotAddr: p.slots[nic].Addr, SlotRKey: p.slots[nic].RKey}, err
+	return qp, chunk.AggregatorLane{Endpoint: own, SlotAddr: p.slots[nic].Addr, SlotRKey: p.slots[nic].RKey}, err
 }
 
-func (p *peer) Attach(_ context.Context, ends []lanes.WorkerLane) (out []lanes.AggregatorLane, err error) {
+func (p *peer) Attach(_ context.Context, ends []chunk.WorkerLane) (out []chunk.AggregatorLane, err error) {
 	p.qps = make([]*verbs.QP, len(ends))
 	for i, e := range ends[:len(ends)-p.answers] {
-		var l lanes.AggregatorLane
+		var l chunk.AggregatorLane
 		if p.qps[i], l, err = p.connect(i%len(p.nics), e.Endpoint); err != nil {
 			return nil, err
 		}
@@ -61,7 +62,7 @@ func (p *peer) Attach(_ context.Context, ends []lanes.WorkerLane) (out []lanes.A
 	return out, nil
 }
 
-func (p *peer) Resume(_ context.Context, r lanes.Resume) (out lanes.Resumed, err error) {
+func (p *peer) Resume(_ context.Context, r chunk.Resume) (out chunk.Resumed, err error) {
 	p.resumes = append(p.resumes, r)
 	if p.refuse != nil {
 		if err := p.refuse(r); err != nil {
@@ -179,7 +180,7 @@ func TestALaneLeavesANICWithoutALinkAndReturns(t *testing.T) {
 		t.Errorf("asked for %+v", asked)
 	}
 	if !slices.ContainsFunc(asked.Regions,
-		func(m verbs.MR) bool { return m.Addr == memory.MRs[1].Addr && m.RKey == memory.MRs[1].RKey }) {
+		func(m chunk.Region) bool { return m.Addr == memory.MRs[1].Addr && m.RKey == memory.MRs[1].RKey }) {
 		t.Errorf("the aggregator was given %+v, without memory %+v as NIC 1 knows it", asked.Regions, memory.MRs[1])
 	}
 	r.WorkerLink(0, true)
@@ -193,7 +194,7 @@ func TestALaneLeavesANICWithoutALinkAndReturns(t *testing.T) {
 
 func TestALaneIsTriedOverAnotherPathWhenTheAggregatorRefuses(t *testing.T) {
 	r := connected(t)
-	r.peer.refuse = func(a lanes.Resume) error {
+	r.peer.refuse = func(a chunk.Resume) error {
 		if a.NIC == 0 {
 			return errors.New("out of order")
 		}
@@ -224,7 +225,7 @@ func TestOnlyBreaksOfTheConnectionThereIsCount(t *testing.T) {
 
 func TestALaneWithoutAPathIsGivenUpAndSaysWhatItTriedLast(t *testing.T) {
 	r := connected(t)
-	r.peer.refuse = func(lanes.Resume) error { return errors.New("out of order") }
+	r.peer.refuse = func(chunk.Resume) error { return errors.New("out of order") }
 	r.Broke(0, 0)
 	var err error
 	for ; err == nil && r.now < int64(2*linkTimeout); r.now += int64(10 * time.Millisecond) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/failover"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -226,9 +227,13 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 	}
 	r.to = to
 	r.attempt++
-	answer, err := s.cfg.Control.Resume(ctx, Resume{
+	var regions []chunk.Region
+	for _, mr := range cworker.Regions(s.C, to.Worker) {
+		regions = append(regions, chunk.Region{Addr: mr.Addr, Length: mr.Length, RKey: mr.RKey})
+	}
+	answer, err := s.cfg.Control.Resume(ctx, chunk.Resume{
 		Lane: lane, Attempt: r.attempt, NIC: to.Aggregator, Received: r.received, Endpoint: endpoint,
-		Regions: cworker.Regions(s.C, to.Worker), AckTimeout: s.ackTimeout(lane),
+		Regions: regions, AckTimeout: s.ackTimeout(lane),
 	})
 	if err != nil {
 		return err

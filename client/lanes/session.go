@@ -11,6 +11,7 @@ import (
 
 	"github.com/rackweave/rackweave/cgo/fabric"
 	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/failover"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -18,43 +19,9 @@ import (
 // Control is the aggregator as a session asks it to connect.
 type Control interface {
 	// Attach gives the aggregator the worker's ends of all lanes, and returns the aggregator's.
-	Attach(ctx context.Context, lanes []WorkerLane) ([]AggregatorLane, error)
+	Attach(ctx context.Context, lanes []chunk.WorkerLane) ([]chunk.AggregatorLane, error)
 	// Resume gives a lane's connection a new queue pair at the aggregator.
-	Resume(ctx context.Context, r Resume) (Resumed, error)
-}
-
-// WorkerLane is the worker's end of a lane's connection.
-type WorkerLane struct {
-	Endpoint   []byte
-	ReplyAddr  uint64 // staging buffers of a chunk each
-	ReplyRKey  uint32
-	Staging    uint32        // how many buffers
-	AckTimeout time.Duration // how long the aggregator repeats a message that is not acknowledged; if 0, the contract's default
-	Resumable  bool          // the worker can resume the connection when its queue pair fails
-}
-
-// AggregatorLane is the aggregator's end.
-type AggregatorLane struct {
-	Endpoint []byte
-	SlotAddr uint64
-	SlotRKey uint32
-}
-
-// Resume asks for a lane's connection to go on.
-type Resume struct {
-	Lane       int
-	Attempt    uint64 // counts the attempts of the lane, from 1
-	NIC        int    // of the aggregator's
-	Received   uint64 // messages from the aggregator
-	Endpoint   []byte
-	Regions    []verbs.MR // the worker's memory with the keys of the NIC that it uses
-	AckTimeout time.Duration
-}
-
-// Resumed is the answer to [Resume].
-type Resumed struct {
-	AggregatorLane
-	Received uint64 // messages from the worker
+	Resume(ctx context.Context, r chunk.Resume) (chunk.Resumed, error)
 }
 
 // Config describes a session.
@@ -90,8 +57,8 @@ type NIC struct {
 type Session struct {
 	C     cworker.Worker // nil after Close
 	NICs  []NIC
-	QPs   []*verbs.QP      // by lane; nil without a connection
-	Peers []AggregatorLane // by lane
+	QPs   []*verbs.QP            // by lane; nil without a connection
+	Peers []chunk.AggregatorLane // by lane
 
 	cfg       Config
 	resumable bool
@@ -177,13 +144,13 @@ func (s *Session) Resumable() bool { return s.resumable }
 // Attach exchanges the ends of all lanes with the aggregator and connects the queue pairs within timeout.
 func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
-	ends := make([]WorkerLane, len(s.lanes))
+	ends := make([]chunk.WorkerLane, len(s.lanes))
 	for i, qp := range s.QPs {
 		endpoint, err := qp.Endpoint()
 		if err != nil {
 			return err
 		}
-		ends[i] = WorkerLane{
+		ends[i] = chunk.WorkerLane{
 			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.stagingBytes()),
 			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: s.cfg.Worker.Staging,
 			AckTimeout: s.ackTimeout(i), Resumable: s.resumable,

@@ -288,9 +288,9 @@ func (m *Member) Connect(ctx context.Context, r *api.ConnectRequest) (*api.Conne
 	}
 	ctx, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	lanes := make([]aggregate.WorkerLane, len(r.Lanes))
+	lanes := make([]chunk.WorkerLane, len(r.Lanes))
 	for i, l := range r.Lanes {
-		lanes[i] = aggregate.WorkerLane{
+		lanes[i] = chunk.WorkerLane{
 			Endpoint: l.Endpoint, ReplyAddr: l.ReplyAddr, ReplyRKey: l.ReplyRkey, Staging: l.Staging,
 			AckTimeout: j.Engine.AckTimeout(r.AckTimeoutMs), Resumable: r.Resumable,
 		}
@@ -330,16 +330,16 @@ func (m *Member) Resume(ctx context.Context, r *api.ResumeRequest) (*api.ResumeR
 		return nil, rpc.Refuse(connect.CodeInvalidArgument,
 			"resume lane %d: %d regions of memory, at most %d are taken: allocate fewer, larger ones", r.Lane, len(r.Regions), maxRegions)
 	}
-	regions := make([]verbs.MR, len(r.Regions))
+	regions := make([]chunk.Region, len(r.Regions))
 	for i, g := range r.Regions {
-		regions[i] = verbs.MR{Addr: g.Addr, Length: g.Length, RKey: g.Rkey}
+		regions[i] = chunk.Region{Addr: g.Addr, Length: g.Length, RKey: g.Rkey}
 	}
 	release, err := j.Hold()
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	out, err := j.Agg.Resume(ctx, m.Rank, aggregate.Resume{
+	out, err := j.Agg.Resume(ctx, m.Rank, chunk.Resume{
 		Lane: int(min(r.Lane, math.MaxInt32)), Attempt: r.Attempt, NIC: nic, Received: r.Received, Endpoint: r.Endpoint, Regions: regions,
 		AckTimeout: e.AckTimeout(r.AckTimeoutMs),
 	})
@@ -351,11 +351,11 @@ func (m *Member) Resume(ctx context.Context, r *api.ResumeRequest) (*api.ResumeR
 	}
 	j.Table.Log.Warn("connection resumed", "job", j.Name, "rank", m.Rank, "lane", r.Lane, "to", e.Devices[r.Nic].Attr().Name,
 		"primary", e.Names[r.Lane])
-	return &api.ResumeResponse{Lane: laneOf(ctx, out.Attached), Received: out.Received}, nil
+	return &api.ResumeResponse{Lane: laneOf(ctx, out.AggregatorLane), Received: out.Received}, nil
 }
 
 // laneOf returns the aggregator's end of a lane, where the call has reached the aggregator: its device may listen on every address.
-func laneOf(ctx context.Context, l aggregate.AggregatorLane) *api.AggregatorLane {
+func laneOf(ctx context.Context, l chunk.AggregatorLane) *api.AggregatorLane {
 	at := netip.AddrFrom4([4]byte{127, 0, 0, 1}) // of a Unix socket's peer
 	if to, ok := ctx.Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
 		at = to.AddrPort().Addr()
