@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -35,12 +36,7 @@ func applyConfig(cmd *cobra.Command) error {
 			known = append(known, f.Name)
 		}
 	})
-	names := make([]string, 0, len(values))
-	for name := range values {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if !slices.Contains(known, name) {
 			return fmt.Errorf("configuration %s: unknown key %q: did you mean %q?", path, name, nearest(name, known))
 		}
