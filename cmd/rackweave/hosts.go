@@ -215,7 +215,7 @@ func (s *hostsSaid) line(h *host, from launch.Stream, line []byte) {
 		s.exits = append(s.exits, said.Exits...)
 		s.mu.Unlock()
 	case len(line) > 0 && !strings.HasPrefix(string(line), "rackweave: "): // else it is the error that the host exits with
-		s.print(h.name, from, line, outputLine{Stream: from, Line: string(line)})
+		s.print(h.name, nil, from, line)
 	}
 }
 

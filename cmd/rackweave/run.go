@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -222,28 +221,27 @@ type outputLine struct {
 }
 
 func (p *printer) worker(rank int, from launch.Stream, line []byte) {
-	p.print(strconv.Itoa(rank), from, line, outputLine{Rank: &rank, Stream: from, Line: string(line)})
+	p.print(strconv.Itoa(rank), &rank, from, line)
 }
 
 func (p *printer) aggregator(line []byte) error {
-	p.print("aggregator", launch.Stderr, line, outputLine{Stream: launch.Stderr, Line: string(line)})
+	p.print("aggregator", nil, launch.Stderr, line)
 	return nil
 }
 
-func (p *printer) print(who string, from launch.Stream, line []byte, asJSON outputLine) {
+// print prints a line of a worker, whose rank is not nil, or of another program.
+func (p *printer) print(who string, rank *int, from launch.Stream, line []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.json {
-		_ = json.NewEncoder(p.out).Encode(asJSON)
+		_ = json.NewEncoder(p.out).Encode(outputLine{Rank: rank, Stream: from, Line: string(line)})
 		return
 	}
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "[%s] %s\n", who, line)
 	to := p.out
 	if from == launch.Stderr {
 		to = p.err
 	}
-	_, _ = to.Write(b.Bytes())
+	fmt.Fprintf(to, "[%s] %s\n", who, line)
 }
 
 // end prints how the workers ended.
