@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/rackweave/rackweave/cgo/fabric/fabrictest"
 )
 
 // ibvEndpoint lays out an endpoint as ibv.h says.
@@ -30,7 +32,7 @@ func TestIBVEndpointsThatAreSaneAreTaken(t *testing.T) {
 		}
 		b := ibvEndpoint(rapid.Uint32Range(1, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn"),
 			rapid.Uint8Range(1, 5).Draw(t, "mtu"), link, lid, gid)
-		if err := CheckIBVEndpoint(b); err != nil {
+		if err := fabrictest.CheckIBVEndpoint(b); err != nil {
 			t.Fatalf("%x is refused: %v", b, err)
 		}
 	})
@@ -59,7 +61,7 @@ func TestIBVEndpointsThatAreNotSaneAreRefused(t *testing.T) {
 		{"another reserved byte in use", func(b []byte) []byte { b[19] = 1; return b }, "damaged"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := CheckIBVEndpoint(c.edit(slices.Clone(good))); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := fabrictest.CheckIBVEndpoint(c.edit(slices.Clone(good))); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -77,7 +79,7 @@ func FuzzIBVEndpoint(f *testing.F) {
 		} else if want {
 			want = (b[5] == 2 || b[5] == 3) && b[16] == 0 && b[17] == 0 && !bytes.Equal(b[20:], make([]byte, 16))
 		}
-		if err := CheckIBVEndpoint(b); (err == nil) != want {
+		if err := fabrictest.CheckIBVEndpoint(b); (err == nil) != want {
 			t.Errorf("%x is an endpoint: %v, but %v", b, want, err)
 		}
 	})
@@ -91,7 +93,7 @@ func TestIBVTimesBecomeCodes(t *testing.T) {
 	}{
 		{0, 7, 1}, {1, 0, 8}, {200, 6, 13}, {1000, 6, 16}, {1000, 0, 18}, {60000, 6, 21}, {4294967295, 0, 31},
 	} {
-		if got := IBVAckTimeout(c.ms, c.retry); got != c.want {
+		if got := fabrictest.IBVAckTimeout(c.ms, c.retry); got != c.want {
 			t.Errorf("ack timeout of %d ms with %d retries: code %d, want %d", c.ms, c.retry, got, c.want)
 		}
 	}
@@ -102,7 +104,7 @@ func TestIBVTimesBecomeCodes(t *testing.T) {
 	}{
 		{0, 6, 1}, {1, 6, 9}, {200, 6, 24}, {1000, 6, 29}, {2900, 6, 31}, {3000, 6, 0}, {1, 0, 0},
 	} {
-		if got := IBVRNRTimer(c.ms, c.retries); got != c.want {
+		if got := fabrictest.IBVRNRTimer(c.ms, c.retries); got != c.want {
 			t.Errorf("RNR timer of %d ms with %d retries: code %d, want %d", c.ms, c.retries, got, c.want)
 		}
 	}

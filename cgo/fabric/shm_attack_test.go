@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rackweave/rackweave/cgo/fabric/fabrictest"
 )
 
 // blocks returns how many bytes of a file have pages.
@@ -149,7 +151,7 @@ func TestShmPagesTakenBackFailOnlyTheirQueuePair(t *testing.T) {
 			if reader == "Go" {
 				copy(got, at(wc.Addr, 4096))
 			} else {
-				ShmCopy(0, got, at(wc.Addr, 4096), false)
+				fabrictest.ShmCopy(0, got, at(wc.Addr, 4096), false)
 			}
 			if !bytes.Equal(got, make([]byte, 4096)) {
 				t.Error("a page that is gone reads as something")

@@ -10,12 +10,6 @@ import (
 	"unsafe"
 )
 
-// TCPEndpointValid reports whether provider tcp takes these bytes for an endpoint; LastError says why not.
-func TCPEndpointValid(b []byte) bool {
-	var ep C.struct_tcp_endpoint
-	return C.tcp_endpoint_decode(&ep, unsafe.Pointer(unsafe.SliceData(b)), C.size_t(len(b))) == 0
-}
-
 // TCPLocated returns an endpoint of provider tcp with the address at which it is reached if its device listens on every address. It
 // returns others as they are.
 func TCPLocated(endpoint []byte, at netip.Addr) []byte {

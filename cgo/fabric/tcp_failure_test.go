@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/fabrictest"
 )
 
 // The peer's host goes on answering, though only that its buffer is full.
@@ -384,7 +385,7 @@ func TestTCPAPeerThatListensOnEveryAddressIsLocatedByItsEndpoint(t *testing.T) {
 		check(t, qp.Connect(endpoint(t, own), attr))
 		attr.Active = true
 		check(t, own.Connect(at, attr))
-		if !fabric.TCPEndpointValid(at) || !bytes.Equal(fabric.TCPLocated(at, netip.MustParseAddr("192.0.2.1")), at) {
+		if !fabrictest.TCPEndpointValid(at) || !bytes.Equal(fabric.TCPLocated(at, netip.MustParseAddr("192.0.2.1")), at) {
 			t.Errorf("%x is not an endpoint at %s", at, c.peer)
 		}
 		lost := newNode(t, "", 16).newQP(1, 1)

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/cgo/fabric"
+	"github.com/rackweave/rackweave/cgo/fabric/fabrictest"
 )
 
 // rawPeer speaks the wire format by hand, to say what the provider never would.
@@ -259,7 +260,7 @@ func FuzzTCPEndpoint(f *testing.F) {
 		family := func(v uint16) bool { return v == 4 && len(b) >= 32 && allZero(b[20:32]) || v == 6 }
 		want := len(b) == 48 && bytes.Equal(b[:6], valid[:6]) && family(binary.LittleEndian.Uint16(b[6:])) &&
 			!allZero(b[8:12]) && !allZero(b[12:14]) && b[14] <= 1 && b[15] == 0
-		if got := fabric.TCPEndpointValid(b); got != want {
+		if got := fabrictest.TCPEndpointValid(b); got != want {
 			t.Errorf("valid: %v, want %v: %x", got, want, b)
 		}
 	})
