@@ -55,7 +55,7 @@ func (w *Worker) join(ctx context.Context) error {
 	if w.member, err = membership.Join(ctx, m, r); err != nil {
 		return err
 	}
-	w.info = w.member.Info()
+	w.info = w.member.All[0].Info
 	w.place = place{int(w.info.Rank), int(w.info.Workers), w.info.Rack, w.info.Racks, w.info.RackWorkers}
 	if err = w.connect(ctx); err != nil {
 		w.leave(err)

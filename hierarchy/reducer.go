@@ -181,6 +181,11 @@ func (m *Reducer) Route(index uint32) *Route { return m.route(&m.chunks[index]) 
 // Owes reports whether an answer to a rack waits for room.
 func (m *Reducer) Owes(rack int) bool { return m.peers[rack].answers.len() > 0 }
 
+// Owing reports whether an answer to any rack waits for room.
+func (m *Reducer) Owing() bool {
+	return slices.ContainsFunc(m.peers, func(p peer) bool { return p.answers.len() > 0 })
+}
+
 // Actions returns the actions of the last event, in order.
 func (m *Reducer) Actions() []Action { return m.actions }
 

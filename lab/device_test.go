@@ -17,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/numa/numatest"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -223,7 +224,7 @@ func TestIBVPlacement(t *testing.T) {
 		want := top.RDMA[i0].Node
 		served[want] = true
 		var cpu int
-		if err := l.Do(t.Context(), func() { cpu = numa.CurrentCPU() }); err != nil {
+		if err := l.Do(t.Context(), func() { cpu = numatest.CurrentCPU() }); err != nil {
 			t.Fatal(err)
 		}
 		if c := slices.IndexFunc(top.CPUs, func(c numa.CPU) bool { return c.ID == cpu }); top.CPUs[c].Node != want ||

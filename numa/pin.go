@@ -3,7 +3,6 @@ package numa
 import (
 	"fmt"
 	"runtime"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,13 +22,4 @@ func Pin(cpu int) error {
 		return fmt.Errorf("pin to cpu %d: %w: it is offline, or the cpuset does not hold it (see rackweave topo)", cpu, err)
 	}
 	return nil
-}
-
-// CurrentCPU returns the CPU on which the calling thread runs now. It stays true only for a pinned thread.
-func CurrentCPU() int {
-	var cpu uint32
-	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
-		panic(fmt.Sprintf("getcpu: %v", errno)) // only for an address that cannot be written
-	}
-	return int(cpu)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rackweave/rackweave/numa/numatest"
 )
 
 func affinity(t *testing.T) CPUSet {
@@ -36,7 +38,7 @@ func TestPinnedGoroutineRunsOnItsCPU(t *testing.T) {
 				t.Error(err)
 			}
 			for range 3 {
-				if got := CurrentCPU(); got != cpu {
+				if got := numatest.CurrentCPU(); got != cpu {
 					t.Errorf("pinned to cpu %d, running on %d", cpu, got)
 				}
 				runtime.Gosched()
@@ -72,7 +74,7 @@ func TestPinnedThreadsLeaveOthersAlone(t *testing.T) {
 			if err := Pin(cpu); err != nil {
 				t.Error(err)
 			}
-			if got := CurrentCPU(); got != cpu {
+			if got := numatest.CurrentCPU(); got != cpu {
 				t.Errorf("pinned to cpu %d, running on %d", cpu, got)
 			}
 			pinned.Done()

@@ -258,7 +258,7 @@ func (e *commit) advanceRefresh() (worked bool) {
 		u.carryOut()
 	}
 	// Results that still wait to be sent have the length of a refresh.
-	if e.under > 0 || int(e.next) < len(st.Chunks) || u.Links.owing() {
+	if e.under > 0 || int(e.next) < len(st.Chunks) || u.reducer.Owing() {
 		return worked
 	}
 	e.refreshing = false

@@ -204,16 +204,6 @@ func (l *Links) announce(how Ending, blame uint32) {
 	}
 }
 
-// owing reports whether an answer to another rack waits for room.
-func (l *Links) owing() bool {
-	for rack := range l.peers {
-		if l.u.reducer.Owes(rack) {
-			return true
-		}
-	}
-	return false
-}
-
 // Flushed reports whether all messages to other racks have arrived or cannot arrive. If told is true, the message about the end
 // must be among them. After that message the reducer sends no answers, so none is waited for.
 func (l *Links) Flushed(told bool) bool {

@@ -6,6 +6,7 @@ package fabric
 #cgo CFLAGS: -std=gnu11 -O2 -Wall -Wextra -Werror -fno-strict-aliasing
 #include <stdlib.h>
 #include "base/fabric.h"
+#include "tcp/tcp.h"
 
 #cgo noescape rwf_poll_cq
 #cgo nocallback rwf_poll_cq
@@ -21,6 +22,7 @@ import "C"
 import (
 	"embed"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"strings"
 	"structs"
@@ -308,3 +310,21 @@ func (cq *CQ) Wait(timeout time.Duration) (bool, error) {
 
 // Wake makes the present or the next Wait return. Any goroutine may call it.
 func (cq *CQ) Wake() { C.rwf_wake_cq(cq.h) }
+
+// TCPLocated returns an endpoint of provider tcp with the address at which it is reached if its device listens on every address. It
+// returns others as they are.
+func TCPLocated(endpoint []byte, at netip.Addr) []byte {
+	var ep C.struct_tcp_endpoint
+	rc := C.tcp_endpoint_decode(&ep, unsafe.Pointer(unsafe.SliceData(endpoint)), C.size_t(len(endpoint)))
+	if !at.IsValid() || rc != 0 || !bool(C.tcp_is_wildcard(&ep)) {
+		return endpoint
+	}
+	ep.ip = 6
+	if at.Unmap().Is4() {
+		ep.ip = 4
+	}
+	for i, b := range at.Unmap().AsSlice() {
+		ep.addr[i] = C.uint8_t(b)
+	}
+	return C.GoBytes(unsafe.Pointer(&ep), C.sizeof_struct_tcp_endpoint)
+}

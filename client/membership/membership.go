@@ -271,9 +271,6 @@ func (m *Membership) Close() {
 // Several reports whether the job is spread over several aggregators.
 func (m *Membership) Several() bool { return len(m.All) > 1 }
 
-// Info returns the answer of the first aggregator.
-func (m *Membership) Info() *api.JoinResponse { return m.All[0].Info }
-
 // Lanes returns the lanes of all aggregators.
 func (m *Membership) Lanes() []chunk.Lane {
 	own := m.All[0].Lanes()
@@ -284,7 +281,7 @@ func (m *Membership) Lanes() []chunk.Lane {
 }
 
 // Of returns the aggregator that has a lane.
-func (m *Membership) Of(lane int) *Aggregator { return m.All[lane/len(m.Info().Lanes)] }
+func (m *Membership) Of(lane int) *Aggregator { return m.All[lane/len(m.All[0].Info.Lanes)] }
 
 // Each makes a call to all aggregators at once. Its error is that of the first that has one.
 func (m *Membership) Each(call func(a *Aggregator) error) error {
@@ -306,7 +303,7 @@ func (m *Membership) Each(call func(a *Aggregator) error) error {
 
 // Connect sends the ends of the worker's lanes to the aggregators that have the lanes, and returns theirs.
 func (m *Membership) Connect(ctx context.Context, r *api.ConnectRequest) ([]*api.AggregatorLane, error) {
-	n := len(m.Info().Lanes)
+	n := len(m.All[0].Info.Lanes)
 	if len(r.Lanes) != n*len(m.All) {
 		return nil, fmt.Errorf("connect: %d lanes of %d", len(r.Lanes), n*len(m.All))
 	}

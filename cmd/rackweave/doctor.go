@@ -14,7 +14,6 @@ func doctorCommand() *cobra.Command {
 		Short: "Check what of this machine's settings helps or hinders, each finding with its remedy",
 		Example: `  rackweave doctor
   rackweave doctor --json`,
-		Args: cobra.NoArgs,
 	}, func(*cobra.Command, []string) (any, func(io.Writer), error) {
 		findings, err := doctor.Examine()
 		return findings, func(w io.Writer) { doctor.Write(w, findings) }, err

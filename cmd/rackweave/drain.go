@@ -17,7 +17,6 @@ func drainCommand() *cobra.Command {
 		Short: "Let an aggregator end when its jobs have, and take no others",
 		Example: `  rackweave drain
   rackweave drain --server https://aggregator:7077 --ca sha256:FINGERPRINT --token-file admin --after 10m`,
-		Args: cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
 		jobs, err := client.Drain(cmd.Context(), cfg, after)
 		return map[string]int{"jobs": jobs}, says("draining, jobs now: %d", jobs), err

@@ -96,9 +96,6 @@ type hostOrder struct {
 	Grace time.Duration
 }
 
-// hostSignal follows the order if workers must get a signal.
-type hostSignal struct{ Signal syscall.Signal }
-
 // killAfter is the time that hosts may take to end beyond the grace of their workers.
 const killAfter = 5 * time.Second
 
@@ -147,7 +144,7 @@ func (h *hostsFlags) run(ctx context.Context, place launch.Place, argv []string,
 		},
 		Signal: func(i int, sig syscall.Signal) {
 			select {
-			case hosts[i].tell <- hostSignal{sig}:
+			case hosts[i].tell <- sig:
 			default: // the host hangs, and is killed after its grace
 			}
 		},
@@ -240,9 +237,9 @@ func hostCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithCancelCause(cmd.Context())
 			go func() {
-				var s hostSignal
+				var s syscall.Signal
 				for dec.Decode(&s) == nil {
-					_ = syscall.Kill(os.Getpid(), s.Signal) // to be passed on
+					_ = syscall.Kill(os.Getpid(), s) // to be passed on
 				}
 				cancel(errors.New("the launcher has ended, or cannot be reached"))
 			}()

@@ -78,9 +78,12 @@ func oneArg(name string) cobra.PositionalArgs {
 // result is a command that returns what it prints: a value for --json, and text for people. Without text it has printed all.
 type result func(cmd *cobra.Command, args []string) (v any, text func(io.Writer), err error)
 
-// printing runs a result by a command, to which it adds --json.
+// printing runs a result by a command, to which it adds --json. Without Args the command takes no arguments.
 func printing(cmd *cobra.Command, result result) *cobra.Command {
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
+	if cmd.Args == nil {
+		cmd.Args = cobra.NoArgs
+	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		v, text, err := result(cmd, args)
 		if err != nil || text == nil {

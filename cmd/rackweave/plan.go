@@ -70,7 +70,6 @@ a rack and 10 µs between racks. "rackweave probe" measures the links of a clust
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms`,
-		Args: cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
 		if err := f.check(cmd.Flags()); err != nil {
 			return nil, nil, err

@@ -34,7 +34,6 @@ func probeCommand() *cobra.Command {
 The aggregators measure the links between their racks, which slows jobs on these links down for some seconds. The prediction is the
 time of crossing the core by these links.`,
 		Example: `  rackweave probe --cluster cluster.yaml --token-file admin --model bert-large`,
-		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
 		if cmd.Flags().Changed("server") && f.clusterFile != "" {
 			return nil, nil, fmt.Errorf("--server %q and --cluster %q: give one of them", f.server.Server, f.clusterFile)

@@ -100,7 +100,7 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	secret(cmd, "jobs", "the jobs that may run, each with its token, as NAME=TOKEN; only those run")
 	f.BoolVar(&o.Encrypt, "encrypt", false, "encrypt payloads over tcp by the kernel's TLS, and do not serve ibv, which cannot")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve other hosts without TLS and tokens")
-	keysFlag(cmd, &o.Keys)
+	keysFlag(cmd.Flags(), &o.Keys)
 	f.IntVar(&o.Quota.Workers, "max-job-workers", 0, "most workers of a job; if 0, 1024")
 	f.Int64Var(&o.Quota.MemoryBytes, "max-job-memory", 0, "most bytes of memory of a job; if 0, all but an eighth of what is free")
 	f.Int64Var(&o.Quota.CheckpointBytes, "max-job-checkpoints", 0, "most bytes of a job's checkpoints; if 0, what the disk holds")

@@ -25,7 +25,6 @@ func statusCommand() *cobra.Command {
 		Short: "Show a running aggregator's jobs, workers, stragglers, memory and throughput per core",
 		Example: `  rackweave status --server http://aggregator:7077
   rackweave status --server http://aggregator:7077 --json`,
-		Args: cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
 		s, err := client.Status(cmd.Context(), cfg)
 		if err != nil {

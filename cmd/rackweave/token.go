@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/bench/report"
@@ -26,16 +27,19 @@ Only a token's digest is kept; a running aggregator knows a new one within a sec
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(tokenMakeCommand(), tokenListCommand(), tokenFingerprintCommand())
+	var dir string
+	keysFlag(cmd.PersistentFlags(), &dir)
+	open := func() (*keys.Keys, error) { return keys.Open(cmp.Or(dir, keys.Folder())) }
+	cmd.AddCommand(tokenMakeCommand(open), tokenListCommand(open), tokenFingerprintCommand(open))
 	return cmd
 }
 
-func keysFlag(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "keys", "", "folder of the certificate and tokens that are made (default "+keys.Folder()+")")
+func keysFlag(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "keys", "", "folder of the certificate and tokens that are made (default "+keys.Folder()+")")
 }
 
-func tokenMakeCommand() *cobra.Command {
-	var dir, from string
+func tokenMakeCommand(open func() (*keys.Keys, error)) *cobra.Command {
+	var from string
 	var t keys.Token
 	cmd := printing(&cobra.Command{
 		Use:   "make JOB",
@@ -58,7 +62,7 @@ the same token of a job.`,
 			return nil, nil, fmt.Errorf("--max-workers %d, --max-memory %d: use 1 or more, or 0 for what the aggregator gives", t.Workers,
 				t.MemoryBytes)
 		}
-		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+		k, err := open()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -70,7 +74,6 @@ the same token of a job.`,
 		}
 		return map[string]string{"job": t.Job, "token": token}, says("%s", token), err
 	})
-	keysFlag(cmd, &dir)
 	cmd.Flags().StringVar(&from, "from", "", "file with a token that was made elsewhere (-: standard input)")
 	cmd.Flags().IntVar(&t.Workers, "max-workers", 0, "most workers of the job; if 0, what the aggregator gives")
 	cmd.Flags().Int64Var(&t.MemoryBytes, "max-memory", 0, "most bytes of memory of the job; if 0, what the aggregator gives")
@@ -93,15 +96,13 @@ func readToken(in io.Reader, from string) (string, error) {
 	return strings.TrimSpace(string(text)), nil
 }
 
-func tokenListCommand() *cobra.Command {
-	var dir string
-	cmd := printing(&cobra.Command{
+func tokenListCommand(open func() (*keys.Keys, error)) *cobra.Command {
+	return printing(&cobra.Command{
 		Use:     "list",
 		Short:   "List the jobs that have tokens, with what they may have",
 		Example: `  rackweave token list --json`,
-		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
-		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+		k, err := open()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -116,21 +117,17 @@ func tokenListCommand() *cobra.Command {
 			w.Flush()
 		}, err
 	})
-	keysFlag(cmd, &dir)
-	return cmd
 }
 
-func tokenFingerprintCommand() *cobra.Command {
-	var dir string
-	cmd := printing(&cobra.Command{
+func tokenFingerprintCommand(open func() (*keys.Keys, error)) *cobra.Command {
+	return printing(&cobra.Command{
 		Use:   "fingerprint",
 		Short: "Print the fingerprint of the aggregator's certificate, which is made if it is missing",
 		Long: `Print the fingerprint of the aggregator's certificate, which is made if it is missing: as ca in a cluster's file, before the
 aggregators are started, and for --ca.`,
 		Example: `  rackweave token fingerprint`,
-		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
-		k, err := keys.Open(cmp.Or(dir, keys.Folder()))
+		k, err := open()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -141,6 +138,4 @@ aggregators are started, and for --ca.`,
 		fingerprint := api.Fingerprint(cert.Certificate[0])
 		return map[string]string{"fingerprint": fingerprint}, says("%s", fingerprint), nil
 	})
-	keysFlag(cmd, &dir)
-	return cmd
 }

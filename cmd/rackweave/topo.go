@@ -21,7 +21,6 @@ func topoCommand() *cobra.Command {
 		Example: `  rackweave topo
   rackweave topo --model bert-large --cores 8
   rackweave topo --nics mlx5_0,mlx5_1 --json`,
-		Args: cobra.NoArgs,
 	}, func(*cobra.Command, []string) (any, func(io.Writer), error) {
 		top, err := numa.Discover("")
 		if err != nil {

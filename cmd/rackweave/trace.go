@@ -26,7 +26,6 @@ The late workers of a synchronous job are compared with each step's first. A mes
 that leave as they are computed, or that wait for room until others' are there, count as wire.`,
 		Example: `  rackweave trace --job resnet --token-file token --for 2s --out trace.json
   rackweave trace --server http://aggregator:7077 --job resnet`,
-		Args: cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
 		if err := checkOutput(file); err != nil {
 			return nil, nil, err

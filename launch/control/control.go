@@ -205,7 +205,7 @@ func (m *member) join(payload []byte) ([]any, error) {
 		return nil, err
 	}
 	m.Membership = joined
-	j := m.Info()
+	j := m.All[0].Info
 	a := joinAnswer{
 		Rank: j.Rank, Workers: j.Workers, LocalWorkers: j.LocalWorkers, ChunkBytes: j.ChunkBytes, Window: j.Window,
 		SendDepth: j.SendDepth, RecvDepth: j.RecvDepth, LinkTimeoutMS: j.LinkTimeoutMs, ByReference: number(j.ByReference),
