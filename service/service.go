@@ -169,7 +169,7 @@ func (s *Service) server() *http.Server {
 	}
 	h.Protocols.SetHTTP1(true)
 	h.Protocols.SetHTTP2(true)
-	h.Protocols.SetUnencryptedHTTP2(true) // where there is no TLS
+	h.Protocols.SetUnencryptedHTTP2(true) // without TLS
 	return h
 }
 

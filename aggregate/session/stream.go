@@ -97,7 +97,7 @@ func (s *Stream) Break() { s.broken = true }
 // [Stream.Sent]. It returns an error for an impossible count.
 func (s *Stream) Arrived(peerReceived uint64) (int, error) {
 	if peerReceived < s.Done || peerReceived > s.reached {
-		return 0, fmt.Errorf("%d messages received of %d sent, of which %d are known to have arrived", peerReceived, s.reached, s.Done)
+		return 0, fmt.Errorf("%d messages received of %d sent: %d had arrived before", peerReceived, s.reached, s.Done)
 	}
 	s.Unposted = min(s.Unposted, s.Held-int(peerReceived-s.Done)) // another queue pair may have carried messages that this one has not
 	return int(peerReceived - s.Done), nil

@@ -27,7 +27,7 @@ func (s *Shard) Audit() error {
 			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.Job.Name, rank, k.Unposted)
 		}
 		if free := s.Machine.Sends(rank); k.State != session.Closed && free+k.Held != k.SendDepth {
-			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d, of which %d are free", s.Job.Name, rank, k.Held, k.SendDepth, free)
+			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d with %d free", s.Job.Name, rank, k.Held, k.SendDepth, free)
 		}
 		for i := range k.Held {
 			if r := k.Token(i); r != store.NoBuffer {

@@ -14,9 +14,9 @@
 // state. A receive slot here is this rack's until its answer is posted, so a group's sum may be made in place there. A core type of
 // 16 bits is allowed only in shapes in which no rack forwards a sum, so that each is rounded once (hierarchy.Topology.CheckOnce).
 //
-// A chunk that was handed up keeps its gradients: they lie in the workers' slots, each of which is free again only when the worker
-// has its answer. So a chunk may wait here for a buffer, and no more than the workers' window of chunks is ever in the uplink. The
-// chunks of a job in several racks do not move between lanes, because lanes of one number are connected.
+// The gradients of a chunk that was handed up stay in the workers' slots until the workers are answered. So a chunk may wait
+// here for a buffer, and the uplink never has more chunks than a worker has slots. The chunks of a job in several racks do not
+// move between lanes, because lanes of one number are connected.
 //
 // There is one connection between the lanes of one number in two racks. An aggregator has a window of slots without numbers at its
 // parent, as a worker has at its aggregator. The parent's notice that it has taken the sum frees the slot. The owner sends no such

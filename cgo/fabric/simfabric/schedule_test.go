@@ -143,7 +143,7 @@ func (m *mesh) turn() int {
 	return inFlight
 }
 
-// plan is what goes wrong in a schedule. Chances are in 1/65536 for each step.
+// plan holds the faults of a schedule. Chances are in 1/65536 for each step.
 type plan struct {
 	simfabric.Faults
 	linkDown int // a host's link goes down for up to linkDownMax
