@@ -39,6 +39,15 @@ func (t *table) has(c *Conn) bool {
 	return n < len(t.all) && t.all[n] == c
 }
 
+// find returns the connection of a completion, or nil if it was closed meanwhile.
+func (t *table) find(wrID uint64) *Conn {
+	id := session.Owner(wrID)
+	if id.Number >= len(t.all) || t.all[id.Number] == nil || t.all[id.Number].ID != id {
+		return nil
+	}
+	return t.all[id.Number]
+}
+
 func (t *table) of(f *Flow) (conns []*Conn) {
 	for _, c := range t.all {
 		if c != nil && c.flow == f {

@@ -6,8 +6,8 @@
 // then the lane leaves it alone and serves the others. So a call that takes long holds up its own job alone.
 //
 // A round ([Lane.Step]) polls, lets every flow with something to do move as many bytes as its weight allows (deficit round robin:
-// Shreedhar and Varghese, 1995), and then posts what the round left to post (dispatch.go). A lane with one tenant skips the queues,
-// so that being fair costs a lone job nothing.
+// Shreedhar and Varghese, 1995), and then posts what the round left to post (loop.go). A lane with one tenant skips the queues of
+// flows, so that being fair costs a lone job nothing.
 //
 // The loop is Go, although the fabric and the kernels are C: per chunk it makes a handful of cgo calls of 50 ns, against some 10 µs
 // of arithmetic on four workers' 32 KiB.

@@ -1,11 +1,14 @@
 package lane
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate/session"
 	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/verbs"
 )
 
 const (
@@ -56,51 +59,6 @@ func (l *Lane) turn() (err error) {
 		l.sleep()
 	}
 	return nil
-}
-
-// sleep waits for the next completion, for at most a millisecond if a job is stalled, and otherwise for at most longNap.
-func (l *Lane) sleep() {
-	limit := longNap
-	if l.Tick() {
-		limit = tickEvery
-	}
-	if l.queues.away() || l.broken {
-		limit = awayNap
-	}
-	l.Publish()
-	if l.queues.lost[l.queues.primary] {
-		time.Sleep(awayNap) // waiting would return at once, for ever
-		return
-	}
-	if l.queues.cqs[l.queues.primary].Arm(1) != nil {
-		return
-	}
-	if worked, _ := l.Step(); worked {
-		return
-	}
-	l.Count.Sleeps++
-	l.queues.cqs[l.queues.primary].Wait(limit)
-}
-
-// Tick looks for workers whose orders keep each other waiting, and breaks such a stall. It reports whether a job is stalled, so
-// that the lane checks again soon. A lane calls it before it sleeps. The simulation calls it directly.
-func (l *Lane) Tick() bool {
-	l.Stamp = l.Now()
-	stalled := false
-	for _, f := range l.flows.all {
-		if f.borrowed {
-			continue
-		}
-		l.serving = f
-		// Completions wake the lane between ticks. Such ticks do not count, because other threads have not had a processor since.
-		counted := l.Manual || l.Stamp-f.ticked >= int64(tickEvery)
-		if counted {
-			f.ticked = l.Stamp
-		}
-		stalled = f.tenant.Tick(counted) || stalled
-	}
-	l.flush()
-	return stalled
 }
 
 // Step runs one round: it takes completions, folds complete chunks, and posts answers and receives. It reports whether it did
@@ -166,6 +124,108 @@ func (l *Lane) Step() (bool, error) {
 		l.Publish()
 	}
 	return worked, nil
+}
+
+func (l *Lane) complete(wc *verbs.WC) {
+	c := l.conns.find(wc.WRID)
+	if c == nil {
+		return
+	}
+	l.serving = c.flow
+	sends, isSend := session.IsSend(wc.WRID)
+	ok := wc.Status == verbs.WCSuccess
+	if !isSend {
+		c.Completed(ok)
+	}
+	switch {
+	case !ok && c.State == session.Up:
+		c.handler.Failed(c, c.Survives(wc.Status), errors.New(wc.Status.String()))
+	case !ok:
+	case isSend:
+		c.handler.Sent(c, sends)
+	default:
+		l.Touch(c)
+		c.handler.Receive(c, wc)
+	}
+	c.flow.Schedule()
+}
+
+// Touch puts a connection on the list to flush at the end of the round. It is called on the lane's goroutine.
+func (l *Lane) Touch(c *Conn) {
+	if !c.dirty {
+		c.dirty = true
+		l.dirty = append(l.dirty, c)
+	}
+}
+
+func (l *Lane) flush() {
+	for i, c := range l.dirty {
+		if c == nil {
+			continue // flushed by a round that panicked later
+		}
+		l.dirty[i], c.dirty = nil, false
+		if l.conns.has(c) {
+			l.serving = c.flow
+			c.refused(c.Replenish())
+			l.Post(c)
+		}
+	}
+	l.dirty = l.dirty[:0]
+}
+
+// Post rings a connection's doorbell. It is called on the lane's goroutine.
+func (l *Lane) Post(c *Conn) { c.refused(c.Conn.Post()) }
+
+// refused handles the error of a queue pair that accepts no work request, if it is one.
+func (c *Conn) refused(err error) {
+	if err != nil && c.State == session.Up {
+		c.handler.Failed(c, c.Refused(), err)
+	}
+}
+
+// sleep waits for the next completion, for at most a millisecond if a job is stalled, and otherwise for at most longNap.
+func (l *Lane) sleep() {
+	limit := longNap
+	if l.Tick() {
+		limit = tickEvery
+	}
+	if l.queues.away() || l.broken {
+		limit = awayNap
+	}
+	l.Publish()
+	if l.queues.lost[l.queues.primary] {
+		time.Sleep(awayNap) // waiting would return at once, for ever
+		return
+	}
+	if l.queues.cqs[l.queues.primary].Arm(1) != nil {
+		return
+	}
+	if worked, _ := l.Step(); worked {
+		return
+	}
+	l.Count.Sleeps++
+	l.queues.cqs[l.queues.primary].Wait(limit)
+}
+
+// Tick looks for workers whose orders keep each other waiting, and breaks such a stall. It reports whether a job is stalled, so
+// that the lane checks again soon. A lane calls it before it sleeps. The simulation calls it directly.
+func (l *Lane) Tick() bool {
+	l.Stamp = l.Now()
+	stalled := false
+	for _, f := range l.flows.all {
+		if f.borrowed {
+			continue
+		}
+		l.serving = f
+		// Completions wake the lane between ticks. Such ticks do not count, because other threads have not had a processor since.
+		counted := l.Manual || l.Stamp-f.ticked >= int64(tickEvery)
+		if counted {
+			f.ticked = l.Stamp
+		}
+		stalled = f.tenant.Tick(counted) || stalled
+	}
+	l.flush()
+	return stalled
 }
 
 // Stop ends the loop and returns the error that had ended it before, if any.

@@ -1,7 +1,6 @@
 package lane
 
 import (
-	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/session"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -48,32 +47,3 @@ type Conn struct {
 	handler Handler
 	dirty   bool // on the lane's list of connections to flush
 }
-
-// Flow is a tenant's place in a lane.
-type Flow struct {
-	lane   *Lane
-	tenant Tenant
-	weight uint64
-	credit int64                  // bytes that the flow may move now; if negative, bytes that it owes
-	queue  reduce.Queue[verbs.WC] // completions that arrived for the flow
-
-	listed   bool      // on the lane's list of flows with pending work
-	borrowed bool      // a caller uses the tenant, and the lane leaves it alone
-	parked   []command // wait while the tenant is borrowed
-	dead     bool      // the tenant panicked, and its state may be torn
-	ticked   int64     // ns, the last tick that counted
-}
-
-// Dead reports whether the tenant panicked. It is called on the lane's goroutine.
-func (f *Flow) Dead() bool { return f.dead }
-
-// Schedule makes the lane call the tenant's Advance in the next round if the tenant has pending work. It is called on the lane's
-// goroutine.
-func (f *Flow) Schedule() {
-	if !f.listed && f.tenant.Pending() {
-		f.listed = true
-		f.lane.flows.busy = append(f.lane.flows.busy, f)
-	}
-}
-
-func (f *Flow) due() bool { return !f.borrowed && (f.queue.Len() > 0 || f.listed) }
