@@ -16,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A retry count of 7 means for ever for RNR, and on soft-RoCE also for lost packets, against the specification. */
-enum { NOT_YET = -1, HOP_LIMIT = 255, DEFAULT_RETRY = 6, RNR_RETRIES = 6, ARRIVAL_POLL_MS = 5 };
+/* RNR_RETRIES of 7 would mean for ever. */
+enum { NOT_YET = -1, HOP_LIMIT = 255, RNR_RETRIES = 6, ARRIVAL_POLL_MS = 5 };
 
 int vb_qp_endpoint(rwf_qp *base, void *buf)
 {
@@ -30,11 +30,6 @@ int vb_qp_endpoint(rwf_qp *base, void *buf)
 	memcpy(e.gid, qp->addr.gid.raw, sizeof e.gid);
 	memcpy(buf, &e, sizeof e);
 	return sizeof e;
-}
-
-static int or_else(int option, int computed)
-{
-	return option >= 0 ? option : computed;
 }
 
 static int unreachable(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, int rc)
@@ -50,41 +45,15 @@ static int unreachable(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, in
 		qp->base.num, qp->dev->base.attr.name, qp->dev->port, theirs, ours, qp->addr.gid_index, strerror(-rc));
 }
 
-static int to_rtr(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
-{
-	const struct vb_device *dev = qp->dev;
-	int rc;
-	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
-				   .path_mtu = peer->mtu < dev->mtu ? peer->mtu : dev->mtu,
-				   .dest_qp_num = peer->qpn,
-				   .rq_psn = peer->psn,
-				   .max_dest_rd_atomic = 0,
-				   .min_rnr_timer = rwf_ibv_rnr_timer(a->rnr_timeout_ms, RNR_RETRIES),
-				   .ah_attr = {.dlid = (uint16_t)peer->lid,
-					       .sl = (uint8_t)or_else(dev->sl, 0),
-					       .port_num = dev->port,
-					       .is_global = peer->link != RWF_IBV_IB,
-					       .grh = {.sgid_index = qp->addr.gid_index,
-						       .hop_limit = HOP_LIMIT,
-						       .traffic_class = (uint8_t)or_else(dev->tc, 0)}}};
-
-	memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
-	rc = vb_modify(qp, &attr,
-		       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-			       IBV_QP_MIN_RNR_TIMER,
-		       "RTR");
-	return rc ? unreachable(qp, peer, rc) : 0;
-}
-
 static int to_rts(struct vb_qp *qp, const struct rwf_connect_attr *a)
 {
 	const struct vb_device *dev = qp->dev;
-	uint8_t retry = (uint8_t)or_else(dev->retry, DEFAULT_RETRY);
+	uint8_t retry = (uint8_t)dev->retry;
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS,
 				   .sq_psn = qp->psn,
 				   .retry_cnt = retry,
 				   .rnr_retry = RNR_RETRIES,
-				   .timeout = (uint8_t)or_else(dev->timeout, rwf_ibv_ack_timeout(a->ack_timeout_ms, retry)),
+				   .timeout = dev->timeout ? (uint8_t)dev->timeout : rwf_ibv_ack_timeout(a->ack_timeout_ms, retry),
 				   .max_rd_atomic = 0};
 
 	return vb_modify(qp, &attr,
@@ -95,9 +64,27 @@ static int to_rts(struct vb_qp *qp, const struct rwf_connect_attr *a)
 
 static int bring_up(struct vb_qp *qp, const struct rwf_ibv_endpoint *peer, const struct rwf_connect_attr *a)
 {
-	int rc = to_rtr(qp, peer, a);
+	const struct vb_device *dev = qp->dev;
+	int rc;
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = peer->mtu < dev->mtu ? peer->mtu : dev->mtu,
+		.dest_qp_num = peer->qpn,
+		.rq_psn = peer->psn,
+		.max_dest_rd_atomic = 0,
+		.min_rnr_timer = rwf_ibv_rnr_timer(a->rnr_timeout_ms, RNR_RETRIES),
+		.ah_attr = {.dlid = (uint16_t)peer->lid,
+			    .sl = (uint8_t)dev->sl,
+			    .port_num = dev->port,
+			    .is_global = peer->link != RWF_IBV_IB,
+			    .grh = {.sgid_index = qp->addr.gid_index, .hop_limit = HOP_LIMIT, .traffic_class = (uint8_t)dev->tc}}};
 
-	return rc ? rc : to_rts(qp, a);
+	memcpy(attr.ah_attr.grh.dgid.raw, peer->gid, sizeof peer->gid);
+	rc = vb_modify(qp, &attr,
+		       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+			       IBV_QP_MIN_RNR_TIMER,
+		       "RTR");
+	return rc ? unreachable(qp, peer, rc) : to_rts(qp, a);
 }
 
 /* Writes 0 bytes to the peer, to check that it is up. Sets the write's status, or NOT_YET at the deadline. */
@@ -218,7 +205,7 @@ static bool arrived(struct vb_qp *qp)
 
 	if (qp->base.state == RWF_QPS_RTS || !qp->dev->arrival)
 		return true;
-	return qp->dev->lib->query_qp(qp->qp, &attr, IBV_QP_RQ_PSN, &init) == 0 && attr.rq_psn != qp->peer_psn;
+	return vb_lib.query_qp(qp->qp, &attr, IBV_QP_RQ_PSN, &init) == 0 && attr.rq_psn != qp->peer_psn;
 }
 
 /* Finds the first of the waiting queue pairs whose peer arrived, or cannot arrive. Called with the lock held. */
@@ -290,9 +277,9 @@ static int next_event(struct vb_device *dev, struct rwf_async_event *out)
 	struct ibv_async_event ev;
 	int found = 0;
 
-	while (!found && dev->lib->get_async_event(dev->ctx, &ev) == 0) {
+	while (!found && vb_lib.get_async_event(dev->ctx, &ev) == 0) {
 		found = convert(dev, &ev, out);
-		dev->lib->ack_async_event(&ev); /* only now may the object that it names be destroyed */
+		vb_lib.ack_async_event(&ev); /* only now may the object that it names be destroyed */
 	}
 	if (found)
 		return 1;

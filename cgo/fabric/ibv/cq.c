@@ -15,12 +15,12 @@
 
 enum { POLL_BATCH = 32, ACK_BATCH = 64 };
 
-static void dispose(struct vb_cq *cq, const struct vb_lib *lib)
+static void dispose(struct vb_cq *cq)
 {
 	if (cq->cq)
-		lib->destroy_cq(cq->cq);
+		vb_lib.destroy_cq(cq->cq);
 	if (cq->channel)
-		lib->destroy_comp_channel(cq->channel);
+		vb_lib.destroy_comp_channel(cq->channel);
 	if (cq->base.wake_fd >= 0)
 		close(cq->base.wake_fd);
 	rwb_ring_free(&cq->early);
@@ -37,13 +37,13 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 	cq->base = (rwf_cq){.ops = base->ops, .dev = base};
 	cq->cqe = cqe;
 	cq->base.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-	cq->channel = dev->lib->create_comp_channel(dev->ctx);
+	cq->channel = vb_lib.create_comp_channel(dev->ctx);
 	if (cq->channel && fcntl(cq->channel->fd, F_SETFL, O_NONBLOCK) == 0)
-		cq->cq = dev->lib->create_cq(dev->ctx, (int)cqe, cq, cq->channel, 0);
+		cq->cq = vb_lib.create_cq(dev->ctx, (int)cqe, cq, cq->channel, 0);
 	if (rwb_ring_make(&cq->early, cqe) || cq->base.wake_fd < 0 || !cq->cq) {
 		int err = errno ? errno : ENOMEM;
 
-		dispose(cq, dev->lib);
+		dispose(cq);
 		return rwf_fail(err, "create completion queue of %u entries on %s: %s", cqe, dev->base.attr.name, strerror(err));
 	}
 	*out = &cq->base;
@@ -53,10 +53,9 @@ int vb_create_cq(rwf_device *base, uint32_t cqe, rwf_cq **out)
 int vb_destroy_cq(rwf_cq *base)
 {
 	struct vb_cq *cq = (struct vb_cq *)base;
-	struct vb_device *dev = (struct vb_device *)base->dev;
 
-	dev->lib->ack_cq_events(cq->cq, cq->unacked); /* the library waits for them */
-	dispose(cq, dev->lib);
+	vb_lib.ack_cq_events(cq->cq, cq->unacked); /* the library waits for them */
+	dispose(cq);
 	return 0;
 }
 
@@ -76,25 +75,16 @@ static struct vb_qp *qp_of(const struct vb_device *dev, const struct ibv_wc *wc)
 	return dev->qps[wc->wr_id >> SLOT_SHIFT & (VB_MAX_QP - 1)];
 }
 
-/*
- * Records the queue pair's state that follows from a completion. Success on a passive queue pair also means that its peer has
- * arrived. The thread that waits for events reports that.
- */
-static void note_state(struct vb_qp *qp, bool ok, bool recv)
-{
-	if (!ok)
-		qp->base.state = RWF_QPS_ERR;
-	else if (recv && qp->base.state == RWF_QPS_RTR)
-		vb_establish(qp);
-}
-
 static void translate(struct vb_qp *qp, const struct ibv_wc *in, struct rwf_wc *out)
 {
 	bool recv = in->wr_id >> RECV_SHIFT;
 	struct vb_queue *q = recv ? &qp->rq : &qp->sq;
 	uint32_t seq = (uint32_t)in->wr_id;
 
-	note_state(qp, in->status == IBV_WC_SUCCESS, recv);
+	if (in->status != IBV_WC_SUCCESS)
+		qp->base.state = RWF_QPS_ERR;
+	else if (recv && qp->base.state == RWF_QPS_RTR)
+		vb_establish(qp); /* its peer has arrived; the thread that waits for events reports that */
 	q->tail = seq + 1;
 	*out = (struct rwf_wc){.wr_id = q->wr_ids[seq & q->mask],
 			       .qp_num = qp->base.num,
@@ -106,26 +96,18 @@ static void translate(struct vb_qp *qp, const struct ibv_wc *in, struct rwf_wc *
 	}
 }
 
-static int take_early(struct vb_cq *cq, struct rwf_wc *wc, int n)
-{
-	const struct rwb_completion *c;
-	int taken = 0;
-
-	while (taken < n && (c = rwb_ring_pop(&cq->early)))
-		wc[taken++] = c->wc;
-	return taken;
-}
-
 int vb_poll_cq(rwf_cq *base, struct rwf_wc *wc, int n)
 {
 	struct vb_cq *cq = (struct vb_cq *)base;
 	const struct vb_device *dev = (const struct vb_device *)base->dev;
+	const struct rwb_completion *c;
 	struct ibv_wc batch[POLL_BATCH];
-	int taken;
+	int taken = 0;
 
 	if (cq->overran)
 		return rwf_fail(EOVERFLOW, "the completion queue overran its %u entries", cq->cqe);
-	taken = take_early(cq, wc, n);
+	while (taken < n && (c = rwb_ring_pop(&cq->early)))
+		wc[taken++] = c->wc;
 	while (taken < n) {
 		int want = n - taken < POLL_BATCH ? n - taken : POLL_BATCH;
 		int got = ibv_poll_cq(cq->cq, want, batch);
@@ -183,40 +165,33 @@ int vb_req_notify_cq(rwf_cq *base, uint32_t count)
 }
 
 /* Acknowledging takes a lock, so it is done for many events at once. */
-static void take_events(struct vb_cq *cq, const struct vb_lib *lib)
+static void take_events(struct vb_cq *cq)
 {
 	struct ibv_cq *of;
 	void *context;
 
-	while (lib->get_cq_event(cq->channel, &of, &context) == 0)
+	while (vb_lib.get_cq_event(cq->channel, &of, &context) == 0)
 		cq->unacked++;
 	if (cq->unacked >= ACK_BATCH) {
-		lib->ack_cq_events(cq->cq, cq->unacked);
+		vb_lib.ack_cq_events(cq->cq, cq->unacked);
 		cq->unacked = 0;
 	}
-}
-
-static int sleep_on(struct vb_cq *cq, int64_t timeout_us)
-{
-	struct pollfd fds[] = {{cq->channel->fd, POLLIN, 0}, {cq->base.wake_fd, POLLIN, 0}};
-	int n = rwb_poll(fds, 2, (uint64_t)timeout_us * 1000);
-
-	if (n <= 0)
-		return 0;
-	if (fds[1].revents)
-		rwb_clear(cq->base.wake_fd);
-	if (fds[0].revents)
-		take_events(cq, ((struct vb_device *)cq->base.dev)->lib);
-	return 1;
 }
 
 int vb_wait_cq(rwf_cq *base, int64_t timeout_us)
 {
 	struct vb_cq *cq = (struct vb_cq *)base;
+	struct pollfd fds[] = {{cq->channel->fd, POLLIN, 0}, {base->wake_fd, POLLIN, 0}};
 
 	if (rwb_ring_length(&cq->early) || cq->overran)
 		return 1;
-	return sleep_on(cq, timeout_us > 0 ? timeout_us : 0);
+	if (rwb_poll(fds, 2, timeout_us > 0 ? (uint64_t)timeout_us * 1000 : 0) <= 0)
+		return 0;
+	if (fds[1].revents)
+		rwb_clear(base->wake_fd);
+	if (fds[0].revents)
+		take_events(cq);
+	return 1;
 }
 
 #endif

@@ -11,7 +11,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { UNSET = -1, MAX_RETRY = 7 };
+/* A retry count of 7 means for ever for RNR, and on soft-RoCE also for lost packets, against the specification. */
+enum { DEFAULT_RETRY = 6, MAX_RETRY = 7 };
 
 static int parse(const char *options, int *port, struct vb_device *dev)
 {
@@ -25,25 +26,20 @@ static int parse(const char *options, int *port, struct vb_device *dev)
 		RWB_NUMBER("arrival", &dev->arrival, 0, 1),
 	};
 
-	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-		*known[i].number = UNSET;
+	*port = 0;
+	dev->gid_option = -1;
+	dev->retry = DEFAULT_RETRY;
+	dev->arrival = 1;
 	return RWB_READ_OPTIONS("ibv", options, known);
-}
-
-static const char *port_state(enum ibv_port_state s)
-{
-	static const char *const names[] = {"in no state", "down", "initialising", "armed", "active", "active, deferred"};
-
-	return s < sizeof names / sizeof *names ? names[s] : "in an unknown state";
 }
 
 static int choose_port(struct vb_device *dev, int wanted, uint8_t ports, struct ibv_port_attr *attr)
 {
-	int last = wanted == UNSET ? ports : wanted;
+	int last = wanted ? wanted : ports;
 
 	if (wanted > ports)
 		return rwf_fail(EINVAL, "open ibv: device %s has ports 1 to %u, not %d", dev->base.attr.name, ports, wanted);
-	for (int port = wanted == UNSET ? 1 : wanted; port <= last; port++) {
+	for (int port = wanted ? wanted : 1; port <= last; port++) {
 		int err = vb_query_port(dev, (uint8_t)port, attr);
 
 		if (err)
@@ -52,10 +48,10 @@ static int choose_port(struct vb_device *dev, int wanted, uint8_t ports, struct 
 		if (attr->state == IBV_PORT_ACTIVE)
 			return 0;
 	}
-	if (wanted == UNSET)
+	if (!wanted)
 		return rwf_fail(ENETDOWN, "open ibv: device %s has no active port: bring its link up", dev->base.attr.name);
 	return rwf_fail(ENETDOWN, "open ibv: port %d of %s is %s: bring its link up", wanted, dev->base.attr.name,
-			port_state(attr->state));
+			vb_lib.port_state_str(attr->state));
 }
 
 static uint32_t at_most(int64_t v, uint32_t limit)
@@ -67,7 +63,7 @@ static int set_up(struct vb_device *dev, int wanted_port)
 {
 	struct ibv_device_attr d;
 	struct ibv_port_attr port;
-	int rc = dev->lib->query_device(dev->ctx, &d);
+	int rc = vb_lib.query_device(dev->ctx, &d);
 
 	if (rc)
 		return rwf_fail(rc, "open ibv: query device %s: %s", dev->base.attr.name, strerror(rc));
@@ -89,7 +85,7 @@ static int set_up(struct vb_device *dev, int wanted_port)
 static void dispose(struct vb_device *dev)
 {
 	if (dev->ctx)
-		dev->lib->close_device(dev->ctx);
+		vb_lib.close_device(dev->ctx);
 	if (dev->kick_fd >= 0)
 		close(dev->kick_fd);
 	pthread_mutex_destroy(&dev->lock);
@@ -97,7 +93,7 @@ static void dispose(struct vb_device *dev)
 	free(dev);
 }
 
-static int open_one(const struct vb_lib *lib, struct ibv_device *device, const char *options, rwf_device **out)
+static int open_one(struct ibv_device *device, const char *options, rwf_device **out)
 {
 	struct vb_device *dev = calloc(1, sizeof *dev);
 	int port, rc;
@@ -105,14 +101,13 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 	if (!dev)
 		return rwf_fail(ENOMEM, "open ibv: no memory for a device");
 	dev->base.ops = &rwf_ibv_ops;
-	dev->lib = lib;
 	dev->kick_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 	dev->qps = calloc(VB_MAX_QP, sizeof *dev->qps); /* the pages come with use */
 	pthread_mutex_init(&dev->lock, NULL);
-	snprintf(dev->base.attr.name, sizeof dev->base.attr.name, "%s", lib->get_device_name(device));
+	snprintf(dev->base.attr.name, sizeof dev->base.attr.name, "%s", vb_lib.get_device_name(device));
 	if (dev->kick_fd < 0 || !dev->qps)
 		rc = rwf_fail(ENOMEM, "open ibv: no memory for a device");
-	else if ((rc = parse(options, &port, dev)) == 0 && !(dev->ctx = lib->open_device(device)))
+	else if ((rc = parse(options, &port, dev)) == 0 && !(dev->ctx = vb_lib.open_device(device)))
 		rc = rwf_fail(errno, "open ibv: device %s: %s: may this user open /dev/infiniband/uverbs*?", dev->base.attr.name,
 			      strerror(errno));
 	else if (rc == 0)
@@ -126,14 +121,14 @@ static int open_one(const struct vb_lib *lib, struct ibv_device *device, const c
 }
 
 /* Names the devices that there are, of n. */
-static int no_device(const struct vb_lib *lib, const char *wanted, struct ibv_device **list, int n)
+static int no_device(const char *wanted, struct ibv_device **list, int n)
 {
 	char there[256] = "";
 	size_t used = 0;
 
 	for (int i = 0; list && i < n && used < sizeof there; i++)
 		used += (size_t)snprintf(there + used, sizeof there - used, "%s%s", i ? ", " : ": there are ",
-					 lib->get_device_name(list[i]));
+					 vb_lib.get_device_name(list[i]));
 	return rwf_fail(
 		ENODEV,
 		"open ibv: no RDMA device%s%s%s: see ibv_devices; a driver's user half is in ibverbs-providers; soft-RoCE: rackweave "
@@ -143,42 +138,40 @@ static int no_device(const struct vb_lib *lib, const char *wanted, struct ibv_de
 
 static int vb_open(const char *device, const char *options, rwf_device **out)
 {
-	const struct vb_lib *lib;
 	struct ibv_device **list;
-	int n, rc = vb_load(&lib);
+	int n, rc = vb_load();
 
 	if (rc)
 		return rc;
-	list = lib->get_device_list(&n);
-	rc = no_device(lib, device, list, n);
+	list = vb_lib.get_device_list(&n);
+	rc = no_device(device, list, n);
 	for (int i = 0; list && i < n; i++) {
-		if (*device && strcmp(device, lib->get_device_name(list[i])) != 0)
+		if (*device && strcmp(device, vb_lib.get_device_name(list[i])) != 0)
 			continue;
-		rc = open_one(lib, list[i], options, out);
+		rc = open_one(list[i], options, out);
 		if (*device || rc != -ENETDOWN) /* any device: skip a device without a link */
 			break;
 	}
 	if (list)
-		lib->free_device_list(list);
+		vb_lib.free_device_list(list);
 	return rc;
 }
 
 static int vb_list(char *buf, size_t cap)
 {
-	const struct vb_lib *lib;
 	struct ibv_device **list;
 	size_t used = 0;
-	int n, rc = vb_load(&lib);
+	int n, rc = vb_load();
 
 	if (rc)
 		return rc;
 	if (cap)
 		*buf = 0;
-	list = lib->get_device_list(&n);
+	list = vb_lib.get_device_list(&n);
 	if (!list)
 		return 0; /* the kernel has no RDMA */
 	for (int i = 0; i < n; i++) {
-		int k = snprintf(buf + used, cap - used, "%s%s", i ? "\n" : "", lib->get_device_name(list[i]));
+		int k = snprintf(buf + used, cap - used, "%s%s", i ? "\n" : "", vb_lib.get_device_name(list[i]));
 
 		if ((size_t)k >= cap - used) {
 			n = rwf_fail(ENOSPC, "list devices of ibv: %zu bytes do not hold their names", cap);
@@ -186,7 +179,7 @@ static int vb_list(char *buf, size_t cap)
 		}
 		used += (size_t)k;
 	}
-	lib->free_device_list(list);
+	vb_lib.free_device_list(list);
 	return n;
 }
 

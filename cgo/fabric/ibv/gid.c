@@ -46,13 +46,13 @@ static bool usable(struct vb_device *dev, const struct ibv_gid_entry *e)
 	struct ibv_ah_attr attr = {.is_global = 1,
 				   .port_num = dev->port,
 				   .grh = {.dgid = e->gid, .sgid_index = (uint8_t)e->gid_index, .hop_limit = 255}};
-	struct ibv_pd *pd = dev->lib->alloc_pd(dev->ctx);
-	struct ibv_ah *ah = pd ? dev->lib->create_ah(pd, &attr) : NULL;
+	struct ibv_pd *pd = vb_lib.alloc_pd(dev->ctx);
+	struct ibv_ah *ah = pd ? vb_lib.create_ah(pd, &attr) : NULL;
 
 	if (ah)
-		dev->lib->destroy_ah(ah);
+		vb_lib.destroy_ah(ah);
 	if (pd)
-		dev->lib->dealloc_pd(pd);
+		vb_lib.dealloc_pd(pd);
 	return ah != NULL;
 }
 
@@ -84,15 +84,13 @@ static void take(struct vb_device *dev, const struct ibv_gid_entry *e, uint16_t 
 	dev->addr.lid = e->gid_type == IBV_GID_TYPE_IB ? lid : 0;
 }
 
-/* As in verbs.h, but through the loaded library. */
+/* As in verbs.h. Every driver of the library's version has the call. */
 int vb_query_port(struct vb_device *dev, uint8_t port, struct ibv_port_attr *attr)
 {
 	struct verbs_context *v = verbs_get_ctx_op(dev->ctx, query_port);
 
 	memset(attr, 0, sizeof *attr);
-	if (v)
-		return v->query_port(dev->ctx, port, attr, sizeof *attr);
-	return dev->lib->query_port(dev->ctx, port, (struct _compat_ibv_port_attr *)attr);
+	return v ? v->query_port(dev->ctx, port, attr, sizeof *attr) : EOPNOTSUPP;
 }
 
 int vb_choose_address(struct vb_device *dev, const struct ibv_port_attr *port)
@@ -106,7 +104,7 @@ int vb_choose_address(struct vb_device *dev, const struct ibv_port_attr *port)
 
 	if (!table)
 		return rwf_fail(ENOMEM, "open ibv: no memory for %zu GIDs", room);
-	n = dev->lib->query_gid_table(dev->ctx, table, room, 0, sizeof *table);
+	n = vb_lib.query_gid_table(dev->ctx, table, room, 0, sizeof *table);
 	for (ssize_t i = 0; i < n; i++) {
 		const struct ibv_gid_entry *e = &table[i];
 

@@ -15,7 +15,7 @@ int vb_alloc_pd(rwf_device *base, rwf_pd **out)
 
 	if (!pd)
 		return rwf_fail(ENOMEM, "allocate protection domain: no memory");
-	pd->pd = dev->lib->alloc_pd(dev->ctx);
+	pd->pd = vb_lib.alloc_pd(dev->ctx);
 	if (!pd->pd) {
 		int err = errno;
 
@@ -32,7 +32,7 @@ int vb_dealloc_pd(rwf_pd *base)
 {
 	struct vb_pd *pd = (struct vb_pd *)base;
 	struct vb_device *dev = (struct vb_device *)base->dev;
-	int err = dev->lib->dealloc_pd(pd->pd);
+	int err = vb_lib.dealloc_pd(pd->pd);
 
 	if (err)
 		return rwf_fail(err, "deallocate protection domain on %s: %s", dev->base.attr.name, strerror(err));
@@ -73,7 +73,7 @@ int vb_reg_mr(rwf_pd *base, void *addr, size_t length, int access, int fd, uint6
 	mr = malloc(sizeof *mr);
 	if (!mr)
 		return rwf_fail(ENOMEM, "register memory: no memory");
-	mr->mr = (dev->lib->reg_mr)(pd->pd, addr, length, flags);
+	mr->mr = (vb_lib.reg_mr)(pd->pd, addr, length, flags);
 	if (!mr->mr) {
 		int err = errno;
 
@@ -110,7 +110,7 @@ int vb_dereg_mr(rwf_pd *base, uint32_t lkey)
 
 	if (!mr)
 		return rwf_fail(EINVAL, "deregister memory: no region of this protection domain has lkey 0x%x", lkey);
-	err = dev->lib->dereg_mr(mr->mr);
+	err = vb_lib.dereg_mr(mr->mr);
 	free(mr);
 	return err ? rwf_fail(err, "deregister memory on %s: %s", dev->base.attr.name, strerror(err)) : 0;
 }

@@ -15,12 +15,12 @@
 
 /*
  * The functions called through dlsym. Posting, polling and arming are not among them, because verbs.h inlines them to calls through
- * the device's own table. ibv_query_port is the old entry point, for drivers without the extended one.
+ * the device's own table.
  */
 /* clang-format off */
 #define VB_SYMBOLS(X) \
 	X(get_device_list) X(free_device_list) X(get_device_name) X(open_device) X(close_device) X(query_device) \
-	X(query_port) X(alloc_pd) X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_ah) X(destroy_ah) \
+	X(port_state_str) X(alloc_pd) X(dealloc_pd) X(reg_mr) X(dereg_mr) X(create_ah) X(destroy_ah) \
 	X(create_comp_channel) X(destroy_comp_channel) X(create_cq) X(destroy_cq) X(get_cq_event) X(ack_cq_events) \
 	X(create_qp) X(modify_qp) X(query_qp) X(destroy_qp) X(get_async_event) X(ack_async_event)
 /* clang-format on */
@@ -32,8 +32,9 @@ struct vb_lib {
 	__typeof__(_ibv_query_gid_table) *query_gid_table;
 };
 
-/* The library, loaded on first use. */
-int vb_load(const struct vb_lib **out);
+/* The library, after vb_load, which loads it on first use. */
+extern struct vb_lib vb_lib;
+int vb_load(void);
 
 /* The slot of a queue pair in its device's table is part of the work request ids it gives the hardware. */
 enum { VB_MAX_QP = 1 << 16 };
@@ -50,14 +51,14 @@ struct vb_address {
 
 struct vb_device {
 	rwf_device base;
-	const struct vb_lib *lib;
 	struct ibv_context *ctx;
 	uint8_t port;
 	enum ibv_mtu mtu;
-	int gid_option;             /* -1 if chosen */
-	int tc, sl, timeout, retry; /* -1 if computed */
-	int arrival;                /* 0 if the receive PSN does not show a peer's arrival */
-	int kick_fd;                /* wakes the thread that waits for events */
+	int gid_option; /* -1 if chosen */
+	int tc, sl, retry;
+	int timeout; /* 0 if computed */
+	int arrival; /* 0 if the receive PSN does not show a peer's arrival */
+	int kick_fd; /* wakes the thread that waits for events */
 
 	pthread_mutex_t lock; /* guards the fields below */
 	struct vb_address addr;

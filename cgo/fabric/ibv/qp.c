@@ -35,7 +35,7 @@ static int make_queue(struct vb_queue *q, struct vb_cq *cq, uint32_t size)
 
 int vb_modify(struct vb_qp *qp, struct ibv_qp_attr *attr, int mask, const char *to)
 {
-	int err = qp->dev->lib->modify_qp(qp->qp, attr, mask);
+	int err = vb_lib.modify_qp(qp->qp, attr, mask);
 
 	return err ? rwf_fail(err, "bring queue pair 0x%x of %s to %s: %s", qp->base.num, qp->dev->base.attr.name, to,
 			      strerror(err))
@@ -130,7 +130,7 @@ static int make_hardware(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp
 		.qp_type = IBV_QPT_RC,
 		.cap = {.max_send_wr = init->max_send_wr, .max_recv_wr = init->max_recv_wr, .max_send_sge = 1, .max_recv_sge = 1}};
 
-	qp->qp = qp->dev->lib->create_qp(pd->pd, &attr);
+	qp->qp = vb_lib.create_qp(pd->pd, &attr);
 	if (!qp->qp) {
 		int err = errno;
 
@@ -152,7 +152,7 @@ static int set_up(struct vb_qp *qp, struct vb_pd *pd, const struct rwf_qp_init *
 	qp->psn &= PSN_MASK;
 	if ((rc = take_slot(qp->dev, qp)) == 0 && (rc = take_address(qp->dev, qp)) == 0 && (rc = make_hardware(qp, pd, init)) &&
 	    qp->qp)
-		qp->dev->lib->destroy_qp(qp->qp);
+		vb_lib.destroy_qp(qp->qp);
 	return rc;
 }
 
@@ -181,7 +181,7 @@ int vb_destroy_qp(rwf_qp *base)
 	int status, err;
 
 	vb_stop_waiting(qp);
-	err = qp->dev->lib->destroy_qp(qp->qp);
+	err = vb_lib.destroy_qp(qp->qp);
 	if (err)
 		return rwf_fail(err, "destroy queue pair 0x%x: %s", base->num, strerror(err));
 	/* Soft-RoCE leaves its completions in the queue. */
