@@ -239,6 +239,9 @@ func (u *Uplink) Pending() bool {
 func (u *Uplink) Advance() (worked bool) {
 	worked = u.sumPending()
 	if u.commit.refreshing {
+		// No chunk is discarded meanwhile, because no rack recalls a sum of a refresh. Racks that are done may want chunks of the next
+		// step, which the workers cannot send before their commit is answered. A later tick asks again.
+		u.wanted = u.wanted[:0]
 		return u.commit.advanceRefresh() || worked
 	}
 	if u.commit.pending() {
