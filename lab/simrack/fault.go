@@ -97,7 +97,7 @@ func (r *run) due() bool {
 	if r.Fault.Kind == Rogue && r.Fault.Rogue.rejected() {
 		return len(m.pending) == 0
 	}
-	return r.Fault.Kind != Rogue || r.Fault.Rogue != rogueTwice || r.waiting(m) >= 0
+	return r.Fault.Kind != Rogue || r.Fault.Rogue != rogueTwice || forger{r, m}.waiting() >= 0
 }
 
 // strike carries out the fault.

@@ -87,9 +87,10 @@ func (r *run) misbehave(m *member) error {
 	}
 	m.rogue = !kind.rejected()
 	j.doubtful = m.rogue
-	addr, rkey := r.aim(m)
+	f := forger{r, m}
+	addr, rkey := f.aim()
 	qp := m.w.QPs[lane]
-	for _, msg := range r.forge(m) {
+	for _, msg := range f.forge() {
 		if kind.misses() {
 			msg.bytes = max(msg.bytes, 1) // without bytes the key does not matter
 		}
@@ -109,18 +110,24 @@ func (r *run) misbehave(m *member) error {
 // misses reports whether the rogue writes to memory that it may not write.
 func (k rogueKind) misses() bool { return k == rogueKey || k == rogueBounds || k == rogueForeign }
 
+// forger makes the messages of a misbehaving worker.
+type forger struct {
+	*run
+	m *member
+}
+
 // aim returns the address and the key of the rogue's write.
-func (r *run) aim(m *member) (addr uint64, rkey uint32) {
-	lane := r.Fault.Lane
-	addr, rkey = m.w.Peers[lane].SlotAddr, m.w.Peers[lane].SlotRKey
-	switch r.Fault.Rogue {
+func (f forger) aim() (addr uint64, rkey uint32) {
+	lane := f.Fault.Lane
+	addr, rkey = f.m.w.Peers[lane].SlotAddr, f.m.w.Peers[lane].SlotRKey
+	switch f.Fault.Rogue {
 	case rogueKey:
 		rkey ^= 0xabcd << 14
 	case rogueBounds:
-		addr += uint64(r.Window * chunkBytes)
+		addr += uint64(f.Window * chunkBytes)
 	case rogueForeign:
-		other := r.jobs[len(r.jobs)-1-m.job.index]
-		if other == m.job || other.rack == nil || other.closed {
+		other := f.jobs[len(f.jobs)-1-f.m.job.index]
+		if other == f.m.job || other.rack == nil || other.closed {
 			return addr, rkey + 1
 		}
 		return other.members[0].w.Peers[lane].SlotAddr, other.members[0].w.Peers[lane].SlotRKey
@@ -130,26 +137,26 @@ func (r *run) aim(m *member) (addr uint64, rkey uint32) {
 
 // gradient returns the worker's last message of a chunk of the lane, and whether its operation is done. If the lane has no such
 // chunk, the message is for an unknown one.
-func (r *run) gradient(m *member, index int) (msg message, done bool) {
+func (f forger) gradient(index int) (msg message, done bool) {
 	msg = message{op: chunk.OpPushPull, index: index}
-	if m.job.Mode == aggregate.TwoPhase {
+	if f.m.job.Mode == aggregate.TwoPhase {
 		msg.op = chunk.OpPush
 	}
-	plan := m.job.rack.Plan
-	if ids := plan.LaneChunks(r.Fault.Lane); index < len(ids) {
+	plan := f.m.job.rack.Plan
+	if ids := plan.LaneChunks(f.Fault.Lane); index < len(ids) {
 		c := plan.Chunk(int(ids[index]))
-		msg.bytes, msg.epoch = c.Elems*m.job.Wire.Size(), m.pushes[c.Tensor]
-		done = !m.active[c.Tensor]
+		msg.bytes, msg.epoch = c.Elems*f.m.job.Wire.Size(), f.m.pushes[c.Tensor]
+		done = !f.m.active[c.Tensor]
 	}
 	return msg, done
 }
 
 // forge returns the rogue's messages.
-func (r *run) forge(m *member) (out []message) {
-	chunks := len(m.job.rack.Plan.LaneChunks(r.Fault.Lane))
-	some := r.rng.IntN(chunks + 1)
-	msg, done := r.gradient(m, some)
-	switch r.Fault.Rogue {
+func (f forger) forge() (out []message) {
+	chunks := len(f.m.job.rack.Plan.LaneChunks(f.Fault.Lane))
+	some := f.rng.IntN(chunks + 1)
+	msg, done := f.gradient(some)
+	switch f.Fault.Rogue {
 	case rogueEpoch:
 		msg.epoch += 40
 	case rogueLate:
@@ -165,29 +172,29 @@ func (r *run) forge(m *member) (out []message) {
 		msg.index = chunks + some
 	case rogueRecord:
 		// Of the right length it would be read from the slot whose turn it is, where an earlier record may lie, which is whole.
-		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes - 4<<r.rng.IntN(4)}
+		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes - 4<<f.rng.IntN(4)}
 	case rogueTensor:
 		msg = message{op: chunk.OpTensor, index: 1 << 20, bytes: chunk.RecordBytes}
 	case rogueAggregatorOp:
-		msg.op = chunk.OpNotice + chunk.Op(r.rng.IntN(2))
+		msg.op = chunk.OpNotice + chunk.Op(f.rng.IntN(2))
 	case rogueMode:
-		msg = r.ofAnotherMode(m, msg)
+		msg = f.ofAnotherMode(msg)
 	case rogueTarget:
 		msg = message{op: chunk.OpTensor, bytes: chunk.RecordBytes}
 	case rogueTwice:
-		msg, _ = r.gradient(m, r.waiting(m))
+		msg, _ = f.gradient(f.waiting())
 	case rogueFlood:
-		if msg.op = chunk.OpPull; m.job.Mode == aggregate.Aggregate {
+		if msg.op = chunk.OpPull; f.m.job.Mode == aggregate.Aggregate {
 			msg.op = chunk.OpPushPull
 		}
 		msg.bytes = 0
-		for range r.Window + 3 {
+		for range f.Window + 3 {
 			out = append(out, msg)
 		}
 		return out
 	case rogueNoise:
-		for range 1 + r.rng.IntN(4) {
-			out = append(out, message{chunk.Op(r.rng.IntN(8)), r.rng.IntN(128), r.rng.IntN(chunks + 2), r.rng.IntN(chunkBytes)})
+		for range 1 + f.rng.IntN(4) {
+			out = append(out, message{chunk.Op(f.rng.IntN(8)), f.rng.IntN(128), f.rng.IntN(chunks + 2), f.rng.IntN(chunkBytes)})
 		}
 		return out
 	}
@@ -197,39 +204,39 @@ func (r *run) forge(m *member) (out []message) {
 // waiting returns a chunk of the fault's lane whose gradient the aggregator has, but cannot sum because another worker has not
 // submitted its own. It returns -1 if the lane has none. The aggregator must have taken all messages that the worker submitted,
 // because a duplicate overwrites a slot, which might hold a message that was not taken, such as a control record.
-func (r *run) waiting(m *member) int {
+func (f forger) waiting() int {
 	var st worker.Stats
-	worker.StatsOf(m.w.C, &st)
-	submitted, gradients := m.chunks, m.gradients
-	for _, op := range m.pending {
+	worker.StatsOf(f.m.w.C, &st)
+	submitted, gradients := f.m.chunks, f.m.gradients
+	for _, op := range f.m.pending {
 		if op.tensor < 0 {
 			return -1
 		}
-		n := chunksOf(m.job.Wire, m.job.oracle.elems[op.tensor])
+		n := chunksOf(f.m.job.Wire, f.m.job.oracle.elems[op.tensor])
 		submitted += n
-		if m.job.Phases[op.phase].kind != phasePull {
+		if f.m.job.Phases[op.phase].kind != phasePull {
 			gradients += n
 		}
 	}
-	if st.SentChunks-st.NACKs != submitted || st.SentChunks-st.NACKs-st.ReceivedChunks >= uint64(r.Window) {
+	if st.SentChunks-st.NACKs != submitted || st.SentChunks-st.NACKs-st.ReceivedChunks >= uint64(f.Window) {
 		return -1
 	}
-	for _, l := range r.engine.Lanes() {
+	for _, l := range f.engine.Lanes() {
 		l.Counters() // publishes the workers' counters
 	}
-	if m.job.rack.Job.WorkerCounters()[m.rank].Chunks != gradients {
+	if f.m.job.rack.Job.WorkerCounters()[f.m.rank].Chunks != gradients {
 		return -1
 	}
-	for _, op := range m.pending {
-		if kind := m.job.Phases[op.phase].kind; kind != phasePush && kind != phasePushPull {
+	for _, op := range f.m.pending {
+		if kind := f.m.job.Phases[op.phase].kind; kind != phasePush && kind != phasePushPull {
 			continue
 		}
-		for _, other := range m.job.members {
-			if other.pushes[op.tensor] >= m.pushes[op.tensor] {
+		for _, other := range f.m.job.members {
+			if other.pushes[op.tensor] >= f.m.pushes[op.tensor] {
 				continue
 			}
-			for i, id := range m.job.rack.Plan.LaneChunks(r.Fault.Lane) {
-				if int(m.job.rack.Plan.Chunk(int(id)).Tensor) == op.tensor {
+			for i, id := range f.m.job.rack.Plan.LaneChunks(f.Fault.Lane) {
+				if int(f.m.job.rack.Plan.Chunk(int(id)).Tensor) == op.tensor {
 					return i
 				}
 			}
@@ -239,10 +246,10 @@ func (r *run) waiting(m *member) int {
 }
 
 // ofAnotherMode returns a message that only a job in another mode takes.
-func (r *run) ofAnotherMode(m *member, msg message) message {
-	switch m.job.Mode {
+func (f forger) ofAnotherMode(msg message) message {
+	switch f.m.job.Mode {
 	case aggregate.Aggregate:
-		if r.rng.IntN(2) == 0 {
+		if f.rng.IntN(2) == 0 {
 			return message{op: chunk.OpPull, index: msg.index, epoch: msg.epoch}
 		}
 		return message{op: chunk.OpCommit, epoch: 1, bytes: chunk.RecordBytes}

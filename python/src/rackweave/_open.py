@@ -7,23 +7,20 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Callable, Deque, List, Mapping
+from typing import Any, Callable, Deque, List, Mapping
 
 from .errors import Error
-
-if TYPE_CHECKING:
-    from ._session import Session
 
 CLOSE_TIMEOUT = 5.0
 _MOST_CLOSING = 64
 
-sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+sessions: "weakref.WeakSet[Any]" = weakref.WeakSet()
 ended: "collections.Counter[str]" = collections.Counter()  # what sessions that are closed have moved
 _counting = threading.Lock()
 _closing: Deque[threading.Thread] = collections.deque(maxlen=_MOST_CLOSING)
 
 
-def open_sessions() -> List["Session"]:
+def open_sessions() -> List[Any]:
     """Lists the sessions that this process has open."""
     return list(sessions)
 
