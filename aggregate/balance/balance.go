@@ -1,4 +1,5 @@
-// Package balance decides which chunks move between a job's lanes, and records where they are. It is pure.
+// Package balance decides between which of a job's lanes chunks move (balance.go), chooses the chunks and records where they are
+// (placement.go). It is pure.
 //
 // A chunk's home is the lane and the index that the plan gave it. The index in the other lane of a chunk that
 // has moved names its home ([chunk.Moved]), so that no two ends have to agree on a table.

@@ -16,6 +16,7 @@ const (
 	awayNap   = 200 * time.Microsecond // sleep of a lane that polls several queues
 	tickEvery = time.Millisecond       // interval between checks of a stalled job while no completion arrives
 	longNap   = 100 * time.Millisecond // longest sleep of an idle lane
+	sortMost  = 4096                   // largest number of completions that a round deals to several flows
 )
 
 // Run runs the lane's loop until Stop. It first sends an error or nil for pinning the thread to its core. After an error it does
@@ -61,9 +62,9 @@ func (l *Lane) turn() (err error) {
 	return nil
 }
 
-// Step runs one round: it takes completions, folds complete chunks, and posts answers and receives. It reports whether it did
-// anything. An error means that a completion queue is lost and that no other can do its work. The lane's jobs have failed then. The
-// simulation calls Step directly.
+// Step runs one round: it takes completions and hands each to its connection's handler, lets flows continue what waited for room,
+// and posts answers and receives. It reports whether it did anything. An error means that a completion queue is lost and that no
+// other can do its work. The lane's jobs have failed then. The simulation calls Step directly.
 func (l *Lane) Step() (bool, error) {
 	if l.broken {
 		l.recover()
@@ -180,6 +181,102 @@ func (l *Lane) Post(c *Conn) { c.refused(c.Conn.Post()) }
 func (c *Conn) refused(err error) {
 	if err != nil && c.State == session.Up {
 		c.handler.Failed(c, c.Refused(), err)
+	}
+}
+
+// queues holds a lane's completion queues, one per NIC, and the completions that a round took off them. The lane's own NIC is
+// always polled, and others only while connections are on them.
+type queues struct {
+	l       *Lane
+	cqs     []*verbs.CQ
+	lost    []bool // by NIC
+	on      []int  // connections by NIC
+	primary int    // index of the lane's own NIC
+	rotate  int    // index of the NIC that is polled first, if several are polled
+	wc      [pollBatch]verbs.WC
+	next    int // index of the first completion that is not dispatched
+	polled  int
+}
+
+// away reports whether a connection is on another NIC than the lane's own.
+func (q *queues) away() bool {
+	for nic, n := range q.on {
+		if n > 0 && nic != q.primary {
+			return true
+		}
+	}
+	return false
+}
+
+// poll takes completions, unless a round that panicked left some. Where connections are on several NICs, it polls them in turn, so
+// that no queue keeps the others waiting.
+func (q *queues) poll() (n int, err error) {
+	if q.next < q.polled {
+		return q.polled - q.next, nil
+	}
+	q.next = 0
+	q.polled, err = q.pollAll()
+	return q.polled, err
+}
+
+func (q *queues) pollAll() (n int, err error) {
+	if !q.away() {
+		return q.take(q.primary, q.wc[:])
+	}
+	q.rotate++
+	for i := 0; i < len(q.cqs) && n < len(q.wc) && err == nil; i++ {
+		if nic := (q.rotate + i) % len(q.cqs); q.on[nic] > 0 {
+			var more int
+			more, err = q.take(nic, q.wc[n:])
+			n += more
+		}
+	}
+	return n, err
+}
+
+// take takes completions off one NIC's queue. If the queue is lost, its connections fail over to other NICs where they can.
+// Otherwise take returns an error, which ends the lane.
+func (q *queues) take(nic int, into []verbs.WC) (int, error) {
+	if q.lost[nic] {
+		return 0, nil
+	}
+	n, err := q.cqs[nic].Poll(into)
+	if err == nil {
+		return n, nil
+	}
+	if len(q.cqs) == 1 || !q.l.Attr.Has(verbs.DevLink) {
+		return 0, err
+	}
+	q.lost[nic] = true
+	for _, c := range q.l.conns.all {
+		if c != nil && c.NIC() == nic {
+			c.handler.QueueLost(c, err)
+		}
+	}
+	return 0, nil
+}
+
+// sortAll sorts the polled completions by flow, and polls for more.
+func (q *queues) sortAll() (err error) {
+	for taken := 0; ; {
+		for q.next < q.polled {
+			q.next++
+			q.l.flows.sort(&q.wc[q.next-1])
+		}
+		if taken += q.polled; q.polled < len(q.wc) || taken >= sortMost {
+			return nil
+		}
+		q.next = 0
+		if q.polled, err = q.pollAll(); err != nil {
+			return err
+		}
+	}
+}
+
+func (q *queues) completeAll() {
+	for q.next < q.polled {
+		q.next++
+		q.l.complete(&q.wc[q.next-1])
 	}
 }
 

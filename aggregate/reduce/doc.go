@@ -8,7 +8,7 @@
 // One goroutine calls a machine, one event after the other. Between two events it must do the following:
 //
 //  1. Carry out all of [Machine.Actions], in order. The next event reuses the list, and the payloads of an action's sources
-//     ([Machine.Sources]) are the workers' again once they are answered: finish the arithmetic before the first answer is posted.
+//     ([Machine.MessageOf]) are the workers' again once they are answered: finish the arithmetic before the first answer is posted.
 //  2. Post one message to the worker, or to each of them, for every action that answers or notifies. Every one takes an entry of
 //     the worker's send queue; call [Machine.Sent] when messages have arrived.
 //  3. Take one of the [Config.Results] buffers if [Action.Result] is set, and call [Machine.Freed] when it is free again.

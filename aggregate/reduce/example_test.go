@@ -35,7 +35,7 @@ func (l *lane) carryOut() {
 		switch a.Kind {
 		case reduce.Update:
 			for rank := range l.workers { // in rank order: the order of arrival changes no bit
-				l.w -= 0.5 * l.slots[rank][l.Sources(&a, rank).Payload]
+				l.w -= 0.5 * l.slots[rank][l.MessageOf(&a, rank).Payload]
 			}
 			for rank := range l.workers {
 				fmt.Printf("answer to worker %d: %v, for epoch %d\n", rank, l.w, a.Epoch)

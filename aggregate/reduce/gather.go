@@ -59,8 +59,7 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 	m.complete(i)
 }
 
-// complete begins the next step of a chunk whose gradients have all arrived. The chunk is handed upward, or finished as soon as it
-// has room.
+// complete hands a chunk whose gradients have all arrived to the racks above, or finishes it as soon as it has room.
 func (m folding) complete(i int32) {
 	f := m.folds.at(i)
 	if m.cfg.Above && (f.broadcast || m.cfg.Inner == nil || !m.cfg.Inner(f.chunk)) {
@@ -129,7 +128,8 @@ func (m folding) finishOrWait(i int32) {
 	}
 }
 
-// finish answers every worker of a complete fold. It returns false if a send queue is full or no result buffer is free.
+// finish emits the action that answers every worker of a complete fold, and counts their slots as free, because the answers are the
+// credits. It returns false, and does nothing, if a send queue is full or no result buffer is free.
 func (m folding) finish(i int32) bool {
 	f := m.folds.at(i)
 	c := m.chunk(f.chunk)

@@ -20,7 +20,8 @@ func (m *Machine) canMove() bool {
 	return true
 }
 
-// move drops a chunk whose answers are the last action.
+// move marks the last action, which answers c's workers, as a move to c's new lane, takes an entry of every worker's send queue for
+// the notice, and drops the chunk here.
 func (m *Machine) move(c *chunkState) {
 	a := &m.Actions[len(m.Actions)-1]
 	a.Moves, a.To = true, c.to-1

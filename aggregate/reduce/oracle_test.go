@@ -27,9 +27,9 @@ func (o *oracle) observe(r *rig, a *Action) error {
 			return fmt.Errorf("chunk %d finished for epoch %d after %d", a.Index, a.Epoch, o.finished[a.Index])
 		}
 		for rank, there := range o.present {
-			if slot, ok := there[a.Index]; !ok || slot != r.Sources(a, rank).Slot {
+			if slot, ok := there[a.Index]; !ok || slot != r.MessageOf(a, rank).Slot {
 				return fmt.Errorf("chunk %d of worker %d summed from slot %d: %v lie there", a.Index, rank,
-					r.Sources(a, rank).Slot, there)
+					r.MessageOf(a, rank).Slot, there)
 			}
 			delete(there, a.Index)
 			o.outstanding[rank]++

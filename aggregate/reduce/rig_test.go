@@ -93,7 +93,7 @@ func (r *rig) carryOut(a *Action) string {
 	case Update, Sum, Accumulate, Broadcast, Deliver, HandUp:
 		out := fmt.Sprintf("%s %d epoch %d from", kindNames[a.Kind], a.Index, a.Epoch)
 		for rank := range r.at {
-			h := r.Sources(a, rank)
+			h := r.MessageOf(a, rank)
 			if want := payloadOf(rank, a.Index, h.Slot); h.Payload != want {
 				out += fmt.Sprintf(" [payload of %s is 0x%x, not 0x%x]", name(int32(rank)), h.Payload, want)
 			}
@@ -108,7 +108,7 @@ func (r *rig) carryOut(a *Action) string {
 		return out
 	case AnswerCommit:
 		for rank := range r.at {
-			r.free(rank, r.Sources(a, rank).Slot)
+			r.free(rank, r.MessageOf(a, rank).Slot)
 		}
 		return fmt.Sprintf("%s epoch %d", kindNames[a.Kind], a.Epoch)
 	case UpdateOne:

@@ -355,8 +355,8 @@ func (m *Machine) Missing(counts []int) (since int64) {
 	return since
 }
 
-// Sources returns a worker's message of an action on a whole chunk, or of [AnswerCommit].
-func (m *Machine) Sources(a *Action, rank int) *Held {
+// MessageOf returns the message of one worker that an action on a whole chunk, or [AnswerCommit], takes and answers.
+func (m *Machine) MessageOf(a *Action, rank int) *Held {
 	if a.Kind == AnswerCommit {
 		return &m.commit.from[rank].Held
 	}

@@ -48,7 +48,7 @@ func IsSend(wrID uint64) (n int, send bool) { return int(uint32(wrID)), wrID&sen
 type Config struct {
 	ID                     ID
 	SendDepth, RecvDepth   int
-	MaxInline              int  // bytes; if 0, messages are not sent inline
+	MaxInline              int  // bytes of a payload that the device copies at the post ([verbs.DevCopiesAtPost]); 0 if it does not
 	Peer                   int  // the peer's number in the verbs
 	ByReference            bool // payloads are delivered in the worker's own memory
 	Resumable              bool // the worker can resume, and the link can fail
@@ -100,8 +100,8 @@ func (c *Conn) NIC() int {
 	return c.nic
 }
 
-// Inline reports whether the transport has read a message's payload once it is posted.
-func (c *Conn) Inline() bool { return c.MaxInline > 0 }
+// CopiesAtPost reports whether the device has read a message's payload when the post returns.
+func (c *Conn) CopiesAtPost() bool { return c.MaxInline > 0 }
 
 // Open makes a queue pair and returns its endpoint.
 func (c *Conn) Open(p Path) (endpoint []byte, err error) {
@@ -173,7 +173,7 @@ func (c *Conn) Post() error {
 		return nil
 	}
 	c.unsignaled += n
-	if !c.Inline() || c.confirm || c.unsignaled >= c.InlineCompletionPeriod {
+	if !c.CopiesAtPost() || c.confirm || c.unsignaled >= c.InlineCompletionPeriod {
 		last := c.At(c.Held - 1)
 		last.Flags |= verbs.SendSignaled
 		last.WRID += uint64(c.unsignaled)

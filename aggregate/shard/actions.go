@@ -108,12 +108,12 @@ func (s *Shard) finish(a *reduce.Action) {
 	}
 	p := s.answerOf(a, c)
 	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
-	outs, stream := s.mapResults(a, c, p.bytes)
+	outs, pastCache := s.mapResults(a, c, p.bytes)
 	if p.placed = outs != nil; !p.placed && a.Result {
 		s.Scratch.outs[0] = p.addr
 		outs = s.Scratch.outs[:1]
 	}
-	s.compute(a, c, outs, stream)
+	s.compute(a, c, outs, pastCache)
 	if timed {
 		t1 = s.Lane.Now()
 	}
@@ -137,26 +137,26 @@ func (s *Shard) finish(a *reduce.Action) {
 func (s *Shard) Gradients(a *reduce.Action) []uint64 {
 	src := s.Scratch.src[:len(s.Workers.links)]
 	for rank := range src {
-		src[rank] = s.Machine.Sources(a, rank).Payload
+		src[rank] = s.Machine.MessageOf(a, rank).Payload
 	}
 	return src
 }
 
-func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, stream bool) {
+func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, pastCache bool) {
 	k, wire := &s.Scratch.Arithmetic, s.Store.Tensors[c.Tensor].Wire
 	switch a.Kind {
 	case reduce.Update:
 		in, kind := s.summands(a, c, wire)
-		k.Step(s.Store, c, in, kind, outs, stream)
+		k.Step(s.Store, c, in, kind, outs, pastCache)
 	case reduce.Sum:
 		in, kind := s.summands(a, c, wire)
-		k.Sum(s.Store, c, in, kind, outs, stream)
+		k.Sum(s.Store, c, in, kind, outs, pastCache)
 	case reduce.Deliver:
-		s.Uplink.Deliver(a.Index, s.Machine.Sources(a, 0).Op == chunk.OpBroadcast, outs, stream)
+		s.Uplink.Deliver(a.Index, s.Machine.MessageOf(a, 0).Op == chunk.OpBroadcast, outs, pastCache)
 	case reduce.Accumulate:
 		k.Accumulate(s.Store, c, s.Gradients(a), uint8(wire), (s.Machine.CommitEpoch()+1)&1)
 	case reduce.Broadcast:
-		k.Broadcast(s.Store, c, s.Machine.Sources(a, 0).Payload, outs, stream)
+		k.Broadcast(s.Store, c, s.Machine.MessageOf(a, 0).Payload, outs, pastCache)
 	}
 }
 
@@ -171,7 +171,7 @@ func (s *Shard) summands(a *reduce.Action, c *store.Chunk, wire chunk.DType) ([]
 
 func (s *Shard) answerAll(a *reduce.Action, p payload) {
 	for rank := range s.Workers.links {
-		h := s.Machine.Sources(a, rank)
+		h := s.Machine.MessageOf(a, rank)
 		a.Op = h.Op
 		if h.Op == chunk.OpBroadcast {
 			a.Epoch = h.Epoch
@@ -196,14 +196,14 @@ func (s *Shard) recordSample(a *reduce.Action, t0, t1 int64) {
 
 // mapResults returns the addresses in this process for the answers of a complete chunk, and whether the results should go past the
 // cache. It returns nil if some of the addresses cannot be reached, or if the answers carry no data.
-func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []uint64, stream bool) {
+func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []uint64, pastCache bool) {
 	if !s.maps || a.Kind == reduce.Accumulate {
 		return nil, false
 	}
 	n, peers := 0, &s.Scratch.peers
-	stream = true
+	pastCache = true
 	for rank, k := range s.Workers.links {
-		h := s.Machine.Sources(a, rank)
+		h := s.Machine.MessageOf(a, rank)
 		if h.Op == chunk.OpPush {
 			continue
 		}
@@ -213,13 +213,13 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 		d := &k.dst[c.Tensor]
 		peers.qps[n] = k.QP
 		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.Job.ChunkBytes)
-		stream = stream && d.streaming
+		pastCache = pastCache && d.pastCache
 		n++
 	}
 	if n == 0 || !verbs.MapAll(peers.qps[:n], peers.rkeys[:n], peers.raddrs[:n], uint32(bytes), s.Scratch.outs[:n]) {
 		return nil, false
 	}
-	return s.Scratch.outs[:n], stream
+	return s.Scratch.outs[:n], pastCache
 }
 
 func (s *Shard) pull(a *reduce.Action) {
@@ -247,7 +247,7 @@ func (s *Shard) answerCommit(a *reduce.Action) {
 	r := s.commit.Answer()
 	p := s.record(&r)
 	for rank := range s.Workers.links {
-		s.answer(int32(rank), s.Machine.Sources(a, rank), a, p)
+		s.answer(int32(rank), s.Machine.MessageOf(a, rank), a, p)
 	}
 	s.release(p.buffer)
 }
@@ -258,7 +258,7 @@ func (s *Shard) configure(a *reduce.Action) error {
 	d := &k.dst[a.Index]
 	*d = destination{}
 	if r.Flags&chunk.RecordHasDst != 0 {
-		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, streaming: r.Flags&chunk.RecordStreaming != 0}
+		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, pastCache: r.Flags&chunk.RecordStreaming != 0}
 	}
 	if !a.New {
 		return nil
@@ -300,7 +300,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 		return
 	}
 	hold := p.buffer
-	if k.Inline() {
+	if k.CopiesAtPost() {
 		hold = store.NoBuffer // the transport has read it when the post returns
 	}
 	wr := s.Workers.put(k, chunk.Pack(a.Op, a.Epoch, a.Index), hold)
@@ -316,7 +316,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 			wr.Flags |= verbs.SendPlaced
 		} else {
 			s.source(k, wr, p)
-			if d != nil && d.streaming {
+			if d != nil && d.pastCache {
 				wr.Flags |= verbs.SendStreaming
 			}
 		}
@@ -325,7 +325,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 	count.Answers++
 	count.SentBytes += uint64(p.bytes)
 	k.counters.SentBytes += uint64(p.bytes)
-	if k.Inline() {
+	if k.CopiesAtPost() {
 		s.Lane.Post(k.Conn)
 	}
 }
@@ -334,7 +334,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 func (s *Shard) source(k *link, wr *verbs.SendWR, p payload) {
 	wr.LAddr = p.addr
 	switch nic := max(k.NIC(), 0); { // the keys of a connection without a queue pair are set when it resumes
-	case k.Inline():
+	case k.CopiesAtPost():
 		wr.Flags |= verbs.SendInline
 	case p.buffer != store.NoBuffer:
 		wr.LKey = s.buffers.Region.LKey(nic)

@@ -13,7 +13,7 @@ import (
 type destination struct {
 	addr      uint64 // of the tensor's first element
 	rkey      uint32
-	streaming bool
+	pastCache bool
 }
 
 // link is a worker's connection to one lane, with the memory at both ends.

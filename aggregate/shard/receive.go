@@ -23,7 +23,7 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 	op, epoch, index := chunk.Unpack(wc.Imm)
 	m := &s.Scratch.message
 	*m = reduce.Message{Op: op, Epoch: epoch, Index: index, Bytes: wc.ByteLen}
-	if wc.Addr != 0 {
+	if wc.Addr != 0 { // by reference
 		m.Where = reduce.Where{Payload: wc.Addr, Source: wc.SrcAddr, SourceRKey: wc.SrcRKey, Staged: k.staged(wc.SrcAddr)}
 	} else {
 		m.Where.Payload = k.slots.Addr() + uint64(s.Machine.NextSlot(k.Rank))*uint64(s.Job.ChunkBytes)

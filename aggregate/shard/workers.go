@@ -139,7 +139,7 @@ func (w *Workers) Leave(rank int) {
 // named memory for them.
 func (w *Workers) Streaming(rank, tensor int) (streaming, named bool) {
 	d := w.links[rank].dst[tensor]
-	return d.streaming, d.addr != 0
+	return d.pastCache, d.addr != 0
 }
 
 // PeerOf returns the number by which the verbs identify a worker. Only that peer can write the worker's slots.

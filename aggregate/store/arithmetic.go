@@ -16,13 +16,13 @@ type Arithmetic struct {
 }
 
 // Sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.
-func (k *Arithmetic) Sum(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
+func (k *Arithmetic) Sum(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, pastCache bool) {
 	out := uint8(s.Tensors[c.Tensor].Result)
 	if s.Sum != nil {
-		k.run(s, optim.Sum, s.Sum, c, src, srcType, outs, out, stream)
+		k.run(s, optim.Sum, s.Sum, c, src, srcType, outs, out, pastCache)
 		return
 	}
-	kernel.Sum{Dst: outs, DstType: out, Src: src, SrcType: srcType, N: uint64(c.Elems), Stream: stream}.Run(k.ISA)
+	kernel.Sum{Dst: outs, DstType: out, Src: src, SrcType: srcType, N: uint64(c.Elems), PastCache: pastCache}.Run(k.ISA)
 }
 
 // Accumulate adds the sum of the sources to the chunk's accumulator, and computes its norm for the commit of this parity.
@@ -44,11 +44,11 @@ func (k *Arithmetic) SumInto(out uint64, outType uint8, src []uint64, srcType ui
 }
 
 // Broadcast makes the root's values the chunk's parameters, and writes them to every output.
-func (k *Arithmetic) Broadcast(s *Store, c *Chunk, root uint64, outs []uint64, stream bool) {
+func (k *Arithmetic) Broadcast(s *Store, c *Chunk, root uint64, outs []uint64, pastCache bool) {
 	wire := uint8(s.Tensors[c.Tensor].Wire)
 	k.Replace(s, c, root, wire)
 	for _, out := range outs {
-		kernel.Convert(k.ISA, out, wire, root, wire, uint64(c.Elems), stream)
+		kernel.Convert(k.ISA, out, wire, root, wire, uint64(c.Elems), pastCache)
 	}
 }
 
@@ -71,9 +71,9 @@ func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
 }
 
 // Step runs the job's rule over the sum of the sources, and writes the new parameters, in the wire's type, to every output.
-func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, stream bool) {
+func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, pastCache bool) {
 	t := &s.Tensors[c.Tensor]
-	k.step(s, c, t.multiplied(t.Hyper, 1, s.Scale), src, srcType, outs, uint8(t.Result), stream)
+	k.step(s, c, t.multiplied(t.Hyper, 1, s.Scale), src, srcType, outs, uint8(t.Result), pastCache)
 }
 
 // StepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate. The gradient is scaled
@@ -113,20 +113,20 @@ func (k *Arithmetic) ApplySet(s *Store, c *Chunk, size int, rate float64, worker
 
 // step runs the job's rule for the chunk's next step. A tensor's chunks usually share the scalars of a step.
 func (k *Arithmetic) step(s *Store, c *Chunk, h optim.Hyper, src []uint64, srcType uint8, outs []uint64, outType uint8,
-	stream bool) {
+	pastCache bool) {
 	t := &s.Tensors[c.Tensor]
 	if c.Updates++; t.scalarsFor != c.Updates || t.scalarsOf != h {
 		t.scalars, t.scalarsFor, t.scalarsOf = optim.Derive(s.Rule, h, c.Updates), c.Updates, h
 	}
-	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, outType, stream)
+	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, outType, pastCache)
 }
 
 func (k *Arithmetic) run(s *Store, r optim.Rule, scalars *optim.Scalars, c *Chunk, src []uint64, srcType uint8, outs []uint64,
-	outType uint8, stream bool) {
+	outType uint8, pastCache bool) {
 	u := &k.update
 	*u = kernel.Update{W: c.Addr, N: uint64(c.Elems), SrcType: srcType, OutType: outType, Rule: uint8(r), Scalar: *scalars}
-	if stream {
-		u.Stream = 1
+	if pastCache {
+		u.PastCache = 1
 	}
 	for i := range s.States {
 		u.State[i] = s.Array(c, 1+i)

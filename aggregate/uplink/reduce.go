@@ -221,7 +221,7 @@ func (u *Uplink) Deliver(index uint32, broadcast bool, outs []uint64, stream boo
 	}
 	if answers && len(outs) > 0 {
 		u.one[0] = result
-		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), Stream: stream}
+		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), PastCache: stream}
 		sum.Run(u.cfg.Arithmetic.ISA)
 	}
 	u.release(index)

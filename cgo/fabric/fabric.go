@@ -67,9 +67,9 @@ type SendWR struct {
 type WC struct {
 	_       structs.HostLayout
 	WRID    uint64
-	Addr    uint64
-	SrcAddr uint64
-	SrcRKey uint32
+	Addr    uint64 // by reference, the payload's address in this process; otherwise 0, and it lies at the target
+	SrcAddr uint64 // by reference, the payload's address in the sender, valid as the target of a reply; otherwise 0
+	SrcRKey uint32 // by reference, the sender's key for SrcAddr; otherwise 0
 	ByteLen uint32
 	Imm     uint32
 	QPNum   uint32

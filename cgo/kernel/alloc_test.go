@@ -29,7 +29,7 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 		},
 		"sum to many": func() {
 			dsts := [...]uint64{w, m}
-			Sum{Dst: dsts[:], DstType: F32, Src: addrs, SrcType: F32, N: n, Stream: true}.Run(isa)
+			Sum{Dst: dsts[:], DstType: F32, Src: addrs, SrcType: F32, N: n, PastCache: true}.Run(isa)
 		},
 		"sum":     func() { Sum{Dst: []uint64{w}, DstType: F32, Src: addrs, SrcType: F32, N: n}.Run(isa) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },

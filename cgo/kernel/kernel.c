@@ -1,66 +1,107 @@
-/* Picks the instruction set. */
+/* Sums, updates and norms: whole groups by the instruction set (body.h), the rest by the scalar kernels. */
 #include "ops.h"
 
-#ifdef __x86_64__
-#include <cpuid.h>
-#endif
+/*
+ * More sources than these are summed so many at a time, each time over a block of elements, whose sum waits in the first-level
+ * cache. If read in turns of a group, more streams than that evict each other: with 16 sources in memory a pass takes 1.6 times as
+ * long. Shorter blocks break the streams too often for the prefetchers.
+ */
+#define SOURCES 8
+#define BLOCK 4096
 
-static const struct rwk_ops *const table[RWK_ISAS] = {
-	[RWK_SCALAR] = &rwk_ops_scalar,
-#if defined(__x86_64__)
-	[RWK_AVX2] = &rwk_ops_avx2,
-	[RWK_AVX512] = &rwk_ops_avx512,
-#elif defined(__aarch64__)
-	[RWK_NEON] = &rwk_ops_neon,
-#endif
+/* Each row holds the arrays that a rule needs, and the form that it takes when its momentum is 0. */
+#define ROW(name, step, w, states, plain) [RWK_##name] = {w, states, RWK_##plain},
+static const struct {
+	uint8_t w, states, plain;
+} rules[RWK_RULES] = {RWK_EACH_RULE(ROW)};
+
+/* A pass over the sources: an update by a rule, or only the sum if u is 0. */
+struct pass {
+	const struct rwk_update *u;
+	int rule;
+	struct rwk_outputs out;
 };
 
-static int supported[RWK_ISAS], best;
-
-static void found(int isa)
+static void run(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t from, uint64_t to)
 {
-	supported[isa] = 1;
-	best = isa;
+	if (p->u)
+		ops->update(p->rule, p->u, &p->out, in, from, to);
+	else
+		ops->sum(&p->out, in, from, to);
 }
 
-__attribute__((constructor)) static void detect(void)
+static void run_any(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t from, uint64_t to)
 {
-	found(RWK_SCALAR);
-#if defined(__x86_64__)
-	unsigned int eax, ebx, ecx, edx;
+	uint64_t groups = from + rwk_whole(to - from, ops->group);
 
-	__builtin_cpu_init();
-	if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_F16C))
-		return;
-	found(RWK_AVX2);
-	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
-	    !__builtin_cpu_supports("avx512dq"))
-		return;
-	found(RWK_AVX512);
-	/*
-	 * Zen 4 splits 512-bit operations. Its wider vectors halve the time of a chunk that lies in the cache, but run so far
-	 * ahead that streams at equal offsets evict each other: from memory AVX2 is 20% faster.
-	 */
-	if (__builtin_cpu_is("amdfam19h"))
-		best = RWK_AVX2;
-#elif defined(__aarch64__)
-	found(RWK_NEON);
-#endif
+	run(ops, p, in, from, groups);
+	run(&rwk_ops_scalar, p, in, groups, to);
 }
 
-int rwk_best(void)
+/* Sums the first sources into part, over a block of elements, until no more than SOURCES are left. */
+static void reduce(const struct rwk_ops *ops, struct rwk_sources *in, float part[BLOCK], uint64_t from, uint64_t to)
 {
-	return best;
+	uint64_t at = (uintptr_t)part - from * sizeof *part;
+	struct pass sum = {.out = {.addr = &at, .count = 1, .type = RWK_F32}};
+
+	while (in->count > SOURCES) {
+		struct rwk_sources some = *in;
+
+		some.count = SOURCES;
+		run_any(ops, &sum, &some, from, to);
+		in->addr += SOURCES;
+		in->count -= SOURCES;
+		in->first = at;
+	}
 }
 
-int rwk_supported(int isa)
+static void run_all(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t n)
 {
-	return isa >= 0 && isa < RWK_ISAS && supported[isa];
+	_Alignas(RWK_LINE) float part[BLOCK];
+	uint64_t block = in->count > SOURCES ? BLOCK : n;
+	uint64_t from = p->out.stream ? rwk_before_line(p->out.addr[0], p->out.type, n) : 0;
+
+	run(&rwk_ops_scalar, p, in, 0, from);
+	for (uint64_t to; from < n; from = to) {
+		struct rwk_sources rest = *in;
+
+		to = n - from < block ? n : from + block;
+		reduce(ops, &rest, part, from, to);
+		run_any(ops, p, &rest, from, to);
+	}
+	if (p->out.stream)
+		ops->fence();
 }
 
-const struct rwk_ops *rwk_ops_of(int isa)
+void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
+	     uint64_t n, int accumulate, int stream)
 {
-	return table[rwk_supported(isa) ? isa : best];
+	struct pass p = {.out = {.addr = dst, .count = ndst, .type = dst_type, .stream = stream}};
+	struct rwk_sources in = {.addr = src, .count = nsrc, .type = src_type, .first = accumulate ? dst[0] : 0};
+
+	run_all(rwk_ops_of(isa), &p, &in, n);
+}
+
+int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout)
+{
+	struct pass p = {
+		.u = u,
+		.rule = u->rule,
+		.out = {out, nout, u->out_type, u->stream && nout},
+	};
+	struct rwk_sources in = {.addr = src, .count = nsrc, .type = u->src_type};
+
+	if (p.rule >= RWK_RULES)
+		return -1;
+	if (u->scalar[RWK_K_MOMENTUM] == 0)
+		p.rule = rules[p.rule].plain;
+	if (rules[p.rule].w && !u->w)
+		return -1;
+	for (int i = 0; i < rules[p.rule].states; i++)
+		if (!u->state[i])
+			return -1;
+	run_all(rwk_ops_of(isa), &p, &in, u->n);
+	return 0;
 }
 
 double rwk_sumsq(int isa, uint64_t addr, uint64_t n)

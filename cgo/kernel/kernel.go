@@ -63,9 +63,9 @@ type Sum struct {
 	SrcType    uint8
 	N          uint64
 	Accumulate bool // the first destination comes before the first source
-	// Stream writes the destinations past the cache, for results that this core will not read. They are visible to other cores when
+	// PastCache writes the destinations past the cache, for results that this core will not read. They are visible to other cores when
 	// Run returns.
-	Stream bool
+	PastCache bool
 }
 
 // Run runs the sum.
@@ -77,20 +77,20 @@ func (s Sum) Run(isa ISA) {
 			s.Accumulate))
 	}
 	C.rwk_sum(C.int(isa), pointer(s.Dst), C.uint32_t(len(s.Dst)), C.int(s.DstType), pointer(s.Src), C.uint32_t(len(s.Src)),
-		C.int(s.SrcType), C.uint64_t(s.N), flag(s.Accumulate), flag(s.Stream))
+		C.int(s.SrcType), C.uint64_t(s.N), flag(s.Accumulate), flag(s.PastCache))
 }
 
 func pointer(addrs []uint64) *C.uint64_t {
 	return (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(addrs)))
 }
 
-// Convert casts n elements, rounding to nearest even. Streaming writes dst past the cache, for results that this core will not
-// read.
-func Convert(isa ISA, dst uint64, dstType uint8, src uint64, srcType uint8, n uint64, streaming bool) {
+// Convert casts n elements, rounding to nearest even. With pastCache it writes dst past the cache, for results that this core will
+// not read.
+func Convert(isa ISA, dst uint64, dstType uint8, src uint64, srcType uint8, n uint64, pastCache bool) {
 	checkType(dstType)
 	checkType(srcType)
 	C.rwk_convert(C.int(isa), C.uint64_t(dst), C.int(dstType), C.uint64_t(src), C.int(srcType), C.uint64_t(n),
-		flag(streaming))
+		flag(pastCache))
 }
 
 // SumSq returns the sum of squares of x, f32[n], in f64 and in a fixed order.
@@ -114,7 +114,7 @@ type Update struct {
 	N                uint64
 	SrcType, OutType uint8
 	Rule             uint8             // optim.Rule
-	Stream           uint8             // if 1, the outputs are written past the cache, for results that this core will not read
+	PastCache        uint8             // if 1, the outputs are written past the cache, for results that this core will not read
 	Scalar           [cScalars]float32 // optim.Derive
 }
 

@@ -77,7 +77,7 @@ func TestEveryDestinationGetsTheReferencesBits(t *testing.T) {
 						optim.Encode(outs.mem[0], want, dstType)
 
 						Sum{Dst: outs.addrs, DstType: uint8(dstType), Src: addrs, SrcType: uint8(srcType), N: uint64(n),
-							Accumulate: accumulate, Stream: stream}.Run(isa)
+							Accumulate: accumulate, PastCache: stream}.Run(isa)
 						optim.SumInto(want, nums, accumulate)
 						if err := outs.check(want); err != nil {
 							t.Fatalf("%d x %v[%d] to %d x %v, accumulate %v, stream %v: %v", count, srcType, n, ndst, dstType,
@@ -221,7 +221,7 @@ func TestUpdatesAreTheReferencesBits(t *testing.T) {
 // checkUpdate runs two steps of a rule on the same numbers by the kernel and by the reference.
 func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyper, srcType, outType chunk.DType,
 	count, n, misalign int, wild bool) error {
-	u := Update{N: uint64(n), SrcType: uint8(srcType), OutType: uint8(outType), Rule: uint8(rule), Stream: uint8(rnd.IntN(2))}
+	u := Update{N: uint64(n), SrcType: uint8(srcType), OutType: uint8(outType), Rule: uint8(rule), PastCache: uint8(rnd.IntN(2))}
 	var want struct {
 		w, out []float32
 		states [optim.MaxStates][]float32
@@ -285,7 +285,7 @@ func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
 		"update with dtype 0":    func() { (&Update{}).Run(Best(), src, nil) },
 		"update without sources": func() { (&Update{SrcType: F32}).Run(Best(), nil, nil) },
 		"update to no dtype":     func() { (&Update{SrcType: F32}).Run(Best(), src, src) },
-		"sum to nowhere":         func() { Sum{Dst: nil, DstType: F32, Src: src, SrcType: F32, N: 1, Stream: true}.Run(Best()) },
+		"sum to nowhere":         func() { Sum{Dst: nil, DstType: F32, Src: src, SrcType: F32, N: 1, PastCache: true}.Run(Best()) },
 		"sum of nothing":         func() { Sum{Dst: []uint64{mem}, DstType: F32, Src: nil, SrcType: F32, N: 1}.Run(Best()) },
 		"accumulate into bf16": func() {
 			Sum{Dst: []uint64{mem}, DstType: BF16, Src: src, SrcType: F32, N: 1, Accumulate: true}.Run(Best())

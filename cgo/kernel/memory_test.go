@@ -237,7 +237,7 @@ func (wl *workload) exchange(results []uint64, stream bool) contender {
 	return func(s stretch, threads int) {
 		wl.eachChunk(s, threads, func(at uint64, r *room) {
 			Sum{Dst: moved(r.out[:], results, at), DstType: F32, Src: moved(r.src[:], wl.grads, at), SrcType: F32,
-				N: chunkElems, Stream: stream}.Run(wl.isa)
+				N: chunkElems, PastCache: stream}.Run(wl.isa)
 		})
 	}
 }

@@ -19,7 +19,7 @@ type planted struct {
 var plants = []planted{
 	{Plant: plant.Plant{
 		Name: "sums begin with any worker", File: "aggregate/shard/actions.go",
-		Old: "src[rank] = s.Machine.Sources(a, rank).Payload", New: "src[(rank+int(s.Lane.Stamp))%len(src)] = s.Machine.Sources(a, rank).Payload",
+		Old: "src[rank] = s.Machine.MessageOf(a, rank).Payload", New: "src[(rank+int(s.Lane.Stamp))%len(src)] = s.Machine.MessageOf(a, rank).Payload",
 	}},
 	{Plant: plant.Plant{
 		Name: "epochs are not checked", File: "aggregate/reduce/gather.go",
@@ -35,7 +35,7 @@ var plants = []planted{
 	}},
 	{Plant: plant.Plant{
 		Name: "a result's buffer is used again before it was read", File: "aggregate/shard/actions.go",
-		Old: "if k.Inline() {\n\t\thold = store.NoBuffer", New: "if true {\n\t\thold = store.NoBuffer",
+		Old: "if k.CopiesAtPost() {\n\t\thold = store.NoBuffer", New: "if true {\n\t\thold = store.NoBuffer",
 	}},
 	{Plant: plant.Plant{
 		Name: "a failed job's workers are not told", File: "aggregate/reduce/machine.go",
