@@ -149,7 +149,7 @@ static uint64_t expire_passive(struct rwb_door *door, uint64_t now, uint64_t unt
 			until = qp->deadline_ns < until ? qp->deadline_ns : until;
 		} else if (atomic_compare_exchange_strong(&qp->head.state, &rtr, RWF_QPS_ERR)) {
 			rwb_raise(qp, RWF_EVENT_QP_FATAL);
-			door->ops->attend(qp);
+			rwb_notify(qp->head.cq->wake_fd); /* the owner flushes it */
 		}
 	}
 	pthread_mutex_unlock(&door->device.lock);

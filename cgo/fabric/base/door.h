@@ -33,10 +33,8 @@ struct rwb_door_ops {
 	int (*greet)(struct rwb_half *half);
 	/* Reports whether the hello names the queue pair, and proves that it may. */
 	bool (*calls)(const struct rwb_half *half, struct rwb_qp *qp);
-	/* Gives the connection to the queue pair, whose state becomes RTS. Returns false if it must end. */
+	/* Gives the connection to the queue pair, makes its state RTS and wakes its owner. Returns false if it must end. */
 	bool (*admit)(struct rwb_qp *qp, struct rwb_half *half);
-	/* Makes the queue pair's owner check the state. */
-	void (*attend)(struct rwb_qp *qp);
 	void (*hang_up)(struct rwb_half *half);
 	/* Does what is due. Returns the time of the next call, at most until. */
 	uint64_t (*update)(struct rwb_door *door, uint64_t now, uint64_t until);

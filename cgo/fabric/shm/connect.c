@@ -250,11 +250,6 @@ static bool calls(const struct rwb_half *half, struct rwb_qp *q)
 	return memcmp(((struct shm_qp *)q)->self.cookie, ((const struct shm_hello *)half->hello)->to, SHM_COOKIE) == 0;
 }
 
-static void attend(struct rwb_qp *q)
-{
-	rwf_wake_cq(q->head.cq);
-}
-
 static bool admit(struct rwb_qp *base, struct rwb_half *half)
 {
 	struct shm_qp *q = (struct shm_qp *)base;
@@ -270,7 +265,7 @@ static bool admit(struct rwb_qp *base, struct rwb_half *half)
 	}
 	announce(q);
 	rwb_raise(base, RWF_EVENT_QP_ESTABLISHED);
-	attend(base); /* a sleeper armed itself before this connection existed */
+	rwf_wake_cq(base->head.cq); /* a sleeper armed itself before this connection existed */
 	shm_close_received(half->file);
 	return true;
 }
@@ -289,7 +284,7 @@ static uint64_t update(struct rwb_door *door, uint64_t now, uint64_t until)
 	return until;
 }
 
-const struct rwb_door_ops shm_door_ops = {welcome, greet, calls, admit, attend, hang_up, update};
+const struct rwb_door_ops shm_door_ops = {welcome, greet, calls, admit, hang_up, update};
 
 void shm_shut_door(struct shm_device *d)
 {

@@ -32,11 +32,6 @@ static bool calls(const struct rwb_half *half, struct rwb_qp *base)
 	return hello->to_qp == base->head.num && tcp_hello_proven(hello, ((struct tcp_qp *)base)->cookie);
 }
 
-static void attend(struct rwb_qp *qp)
-{
-	tcp_cq_attention((struct tcp_qp *)qp);
-}
-
 /* Answers the hello and gives the connection to the queue pair's owner. */
 static bool admit(struct rwb_qp *base, struct rwb_half *half)
 {
@@ -57,7 +52,7 @@ static bool admit(struct rwb_qp *base, struct rwb_half *half)
 	atomic_store_explicit(&qp->join.arrived_fd, half->fd, memory_order_release);
 	atomic_store(&base->head.state, RWF_QPS_RTS);
 	rwb_raise(base, RWF_EVENT_QP_ESTABLISHED);
-	attend(base);
+	rwb_notify(base->head.cq->wake_fd);
 	tcp_uncount_connection(qp->dev, &half->from);
 	return true;
 }
@@ -72,4 +67,4 @@ static uint64_t update(struct rwb_door *door, uint64_t now, uint64_t until)
 	return tcp_update_filter((struct tcp_device *)door, now, until);
 }
 
-const struct rwb_door_ops tcp_door_ops = {welcome, greet, calls, admit, attend, hang_up, update};
+const struct rwb_door_ops tcp_door_ops = {welcome, greet, calls, admit, hang_up, update};

@@ -17,13 +17,6 @@ int tcp_create_cq(rwf_device *dev, uint32_t cqe, rwf_cq **out)
 	return rc;
 }
 
-/* Makes the owner check the state of the queue pair. Any thread may call it. */
-void tcp_cq_attention(struct tcp_qp *qp)
-{
-	atomic_store(&qp->cq->attention, 1);
-	rwb_notify(qp->cq->base.head.wake_fd);
-}
-
 /*
  * Shuts the socket down but keeps it open until the queue pair is destroyed: closing it with data unread would reset the
  * connection and might take back what was sent last.

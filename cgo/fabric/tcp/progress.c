@@ -48,11 +48,12 @@ static bool serve(struct tcp_qp *qp)
 	return more;
 }
 
-static void serve_attention(struct tcp_cq *cq)
+/* Takes what another thread changed before it woke the queue: peers that arrived, or did not in time. */
+static void take_changes(struct tcp_cq *cq)
 {
 	struct tcp_qp *qp;
 
-	atomic_store(&cq->attention, 0);
+	rwb_clear(cq->base.head.wake_fd);
 	LIST_FOREACH(qp, &cq->qps, of_cq) {
 		tcp_adopt(qp);
 		if (qp->base.head.state == RWF_QPS_ERR)
@@ -70,7 +71,7 @@ static void take_events(struct tcp_cq *cq)
 		uint32_t what = events[i].events;
 
 		if (!qp) {
-			rwb_clear(cq->base.head.wake_fd);
+			take_changes(cq);
 			continue;
 		}
 		if (what & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
@@ -159,8 +160,6 @@ static void progress(struct tcp_cq *cq, bool look)
 	struct tcp_qp *qp;
 
 	cq->rounds++;
-	if (atomic_load_explicit(&cq->attention, memory_order_acquire))
-		serve_attention(cq);
 	if (TAILQ_EMPTY(&cq->ready) ? look || cq->idle % IDLE_POLLS_PER_EVENTS == 0 : cq->rounds % ROUNDS_PER_EVENTS == 0)
 		take_events(cq);
 	cq->idle = TAILQ_EMPTY(&cq->ready) ? cq->idle + 1 : 0;

@@ -20,9 +20,9 @@
  * its peers' sends stay outstanding, but do not fail as long as its host answers.
  *
  * Threads. A queue pair belongs to its owner, except while it waits for its peer: the listener fills join and the fields that a
- * hello sets, stores the socket in arrived_fd with release order, and sets the queues' attention flag. The owner takes the socket
- * from there. Memory regions are found without a lock: a queue counts its calls in busy, which is odd inside one. A deregistration
- * removes the key and then waits for the calls that may have seen it. It holds the device's lock, which no such call takes.
+ * hello sets, stores the socket in arrived_fd with release order, and wakes the queue. The owner takes the socket from there.
+ * Memory regions are found without a lock: a queue counts its calls in busy, which is odd inside one. A deregistration removes the
+ * key and then waits for the calls that may have seen it. It holds the device's lock, which no such call takes.
  */
 #ifndef RW_TCP_H
 #define RW_TCP_H
@@ -67,8 +67,7 @@ struct tcp_device {
 
 struct tcp_cq {
 	struct rwb_cq base;
-	_Atomic uint32_t busy;      /* odd while the owner is inside a call */
-	_Atomic uint32_t attention; /* another thread changed the state of a queue pair */
+	_Atomic uint32_t busy; /* odd while the owner is inside a call */
 	bool errors;
 	bool due;         /* a queue pair may owe its peer an acknowledgement */
 	uint32_t armed;   /* completions that end the next wait */
@@ -205,7 +204,6 @@ bool tcp_is_wildcard(const struct tcp_endpoint *address);
 /* cq.c */
 void tcp_qp_end(struct tcp_qp *qp, enum rwf_wc_status status);   /* raises no event, for the owner */
 void tcp_qp_error(struct tcp_qp *qp, enum rwf_wc_status status); /* raises one if the queue pair had not failed before */
-void tcp_cq_attention(struct tcp_qp *qp);
 void tcp_cq_overran(struct tcp_qp *qp);
 
 /* send.c */
