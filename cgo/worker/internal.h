@@ -25,7 +25,7 @@ enum chain { REQUESTED, AGAIN, GUESTS, CHAINS };
 
 struct chunk {
 	uint64_t offset; /* elements */
-	uint32_t tensor, elems;
+	uint32_t tensor, part, elems;
 	uint16_t slot, staging;
 	uint32_t next[CHAINS];
 	uint8_t state;         /* enum chunk_state */
@@ -48,19 +48,19 @@ enum { RECORD_SCALE = 2, RECORD_EXTRA = 7 };
 
 /* A message of one record. */
 struct control {
+	uint32_t name; /* of a tensor's part, or ANNOUNCEMENT */
 	uint16_t slot, staging;
-	uint8_t state; /* enum chunk_state */
 };
 
-/* A part is the run of chunks of one tensor in one lane. A lane has a part for every tensor, which may be empty. */
+/* A part is the run of chunks of one tensor in one lane. */
 struct part {
+	uint32_t tensor, lane; /* the lane is NONE while the part is spare */
 	uint32_t first, count;
 	uint32_t cursor;               /* next of its chunks to send */
 	uint32_t name;                 /* index in control records, the "lane's tensor index" */
 	uint32_t guests, guest_cursor; /* first and next of the chunks of the tensor that have come from other lanes */
-	struct control record;         /* its state is idle or in flight */
-	uint8_t record_dirty;          /* to be sent anew */
 	uint32_t heap_at;              /* place in the lane's heap, or NONE */
+	uint8_t record_dirty;          /* its control record must be sent */
 };
 
 /* Registered memory: the caller's, or registered on the fly (any_memory). */
@@ -96,8 +96,10 @@ struct tensor {
 	void *done_arg;
 	uint32_t next_finished;
 	float hyper[8];
+	uint32_t first_part, nparts; /* among all parts, with spare ones for lanes to which its chunks move */
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
+	uint8_t recorded;  /* its control record was sent, or must be */
 	uint8_t streaming; /* in the last control record: its results go past the cache */
 };
 
@@ -109,7 +111,6 @@ struct lane {
 	char *staging;
 	struct chunk *chunks;
 	uint32_t nchunks;
-	struct part *parts;      /* by tensor */
 	uint32_t *names, nnames; /* the tensors that have chunks here from the start, by their index in control records */
 	uint32_t in_flight;
 	/* The free slots, oldest first: a ring of `window` entries (worker.h explains the order). */
@@ -117,17 +118,22 @@ struct lane {
 	uint32_t slot_head, slot_count;
 	uint16_t *staging_free; /* by reference: last in, first out, so that few buffers stay hot */
 	uint32_t staging_count;
-	uint32_t *heap; /* tensors with chunks to send, best first */
+	uint32_t *heap; /* parts with chunks to send, best first */
 	uint32_t heap_len;
 	uint32_t again_head, again_tail; /* chunks that the aggregator NACKed */
 	uint32_t request_head;           /* first requested chunk that can be sent now */
 	uint32_t last_request;           /* the chunk that was requested last, which goes before the others, or NONE */
 	uint32_t requests_open;          /* requested chunks that were not sent, whether they can be or not */
 	struct stream stream;
-	uint32_t consumed, receives;         /* receives to post again; posted and not completed */
-	uint64_t progress;                   /* done and received when the device last blamed this side for a break */
-	uint32_t fruitless;                  /* number of such breaks since then */
-	struct control commit, announcement; /* the announcement is lane 0's */
+	uint32_t consumed, receives; /* receives to post again; posted and not completed */
+	uint64_t progress;           /* done and received when the device last blamed this side for a break */
+	uint32_t fruitless;          /* number of such breaks since then */
+	struct control commit;
+	uint8_t commit_state; /* enum chunk_state */
+	uint8_t announce;     /* a step must be announced; in lane 0 only */
+	/* The control records in flight, oldest first: a ring of `window` entries, because they are answered in this order. */
+	struct control *records;
+	uint32_t record_head, record_count;
 };
 
 struct rw_worker {
@@ -136,7 +142,8 @@ struct rw_worker {
 	struct rw_worker_config cfg;
 	struct lane *lanes;
 	struct tensor *tensors;
-	uint32_t ntensors;
+	struct part *parts; /* those of a tensor side by side */
+	uint32_t ntensors, nparts;
 	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
 	struct record commit_record; /* of the commit under way, then its answer */
@@ -229,9 +236,15 @@ static inline struct chunk *chunk_at(struct rw_worker *w, struct lane *l, uint32
 	return index < l->nchunks ? &l->chunks[index] : guest_at(w, index);
 }
 
+/* Returns the tensor of a control record's index. */
+static inline uint32_t tensor_named(const struct lane *l, uint32_t name)
+{
+	return name < l->nnames ? l->names[name] : name ^ RW_GUEST_BIT;
+}
+
 /* move.c; all under the lock. */
-/* Returns the lane's part of that index in control records, or NULL. */
-struct part *part_named(struct rw_worker *w, struct lane *l, uint32_t name);
+/* Returns the tensor's part in a lane, or makes it of a spare one. */
+struct part *part_in(struct rw_worker *w, uint32_t tensor, uint32_t lane);
 /* Records that a chunk in flight belongs to another lane after its answer. */
 int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to);
 /* Gives a chunk that was answered to its other lane. */
@@ -241,7 +254,7 @@ void move_end(struct rw_worker *w, struct lane *l, uint32_t index);
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
 /* queue.c; all under the lock, as lane.c. */
-void queue_part(struct rw_worker *w, struct lane *l, uint32_t tensor); /* all of its chunks there must be sent */
+void queue_part(struct rw_worker *w, uint32_t part); /* all of its chunks must be sent */
 /* Returns the next chunk to send, or NONE if no chunk or no slot is free. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l);
 void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index);
@@ -254,8 +267,8 @@ int lane_init(struct rw_worker *w, uint32_t index);
 void lane_free(struct lane *l);
 int lane_send(struct rw_worker *w, struct lane *l);
 int lane_receive(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
-/* Writes a part's control record into its staging buffer, with the keys of the lane's NIC. */
-void lane_record(struct rw_worker *w, struct lane *l, const struct part *p);
+/* Returns the tensor's control record, with the keys of the lane's NIC. */
+struct record lane_record(const struct rw_worker *w, const struct lane *l, uint32_t tensor);
 /* Records a completion in error. Returns 0 if the lane can be resumed. */
 int lane_lost(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc);
 /* Posts the messages that were not posted. A broken lane's messages wait. */

@@ -19,7 +19,8 @@ int lane_init(struct rw_worker *w, uint32_t index)
 	l->request_head = l->last_request = l->again_head = NONE;
 	l->slots = calloc(window, sizeof *l->slots);
 	l->staging_free = calloc(nstaging, sizeof *l->staging_free);
-	if (!l->slots || !l->staging_free || stream_init(&l->stream, w->cfg.send_depth))
+	l->records = calloc(window, sizeof *l->records);
+	if (!l->slots || !l->staging_free || !l->records || stream_init(&l->stream, w->cfg.send_depth))
 		return -ENOMEM;
 	l->stream.broken = 1;
 	for (uint32_t i = 0; i < window; i++)
@@ -34,10 +35,10 @@ int lane_init(struct rw_worker *w, uint32_t index)
 void lane_free(struct lane *l)
 {
 	free(l->chunks);
-	free(l->parts);
 	free(l->names);
 	free(l->slots);
 	free(l->staging_free);
+	free(l->records);
 	stream_free(&l->stream);
 	free(l->heap);
 }
@@ -105,10 +106,9 @@ static struct record *record_at(struct rw_worker *w, struct lane *l, const struc
 	return (struct record *)staging_at(w, l, c->staging);
 }
 
-/* Returns a part's control record, with the keys of the lane's NIC. */
-static struct record record_of(const struct rw_worker *w, const struct lane *l, const struct part *p)
+struct record lane_record(const struct rw_worker *w, const struct lane *l, uint32_t tensor)
 {
-	const struct tensor *t = &w->tensors[p - l->parts];
+	const struct tensor *t = &w->tensors[tensor];
 	struct record r = {.dst = t->bound_dst};
 
 	memcpy(r.hyper, t->hyper, sizeof r.hyper);
@@ -117,11 +117,6 @@ static struct record record_of(const struct rw_worker *w, const struct lane *l, 
 		r.flags = RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
 	}
 	return r;
-}
-
-void lane_record(struct rw_worker *w, struct lane *l, const struct part *p)
-{
-	record_put(record_at(w, l, &p->record), record_of(w, l, p));
 }
 
 /* The last staging buffer is reserved for requested chunks, like the last slot (queue_next). */
@@ -139,18 +134,18 @@ static int build_control(struct rw_worker *w, struct lane *l, struct control *c,
 	aim(w, l, wr, c->slot, imm);
 	from_staging(w, l, wr, c->staging, RW_RECORD_BYTES);
 	record_put(record_at(w, l, c), r);
-	c->state = CHUNK_IN_FLIGHT;
 	return 1;
 }
 
-/* Builds the control record of the chunk's tensor, ahead of the first chunk that needs it. */
-static int build_record(struct rw_worker *w, struct lane *l, const struct chunk *c, struct part *p, struct rwf_send_wr *wr)
+static int build_record(struct rw_worker *w, struct lane *l, uint32_t leave, uint8_t epoch, uint32_t name, struct record r,
+			struct rwf_send_wr *wr)
 {
-	if (p->record.state == CHUNK_IN_FLIGHT ||
-	    !build_control(w, l, &p->record, leave_by(l, c), imm_pack(RW_TENSOR, w->tensors[c->tensor].epoch, p->name),
-			   record_of(w, l, p), wr))
+	struct control *c = &l->records[(l->record_head + l->record_count) % w->cfg.window];
+
+	if (!build_control(w, l, c, leave, imm_pack(RW_TENSOR, epoch, name), r, wr))
 		return 0;
-	p->record_dirty = 0;
+	c->name = name;
+	l->record_count++;
 	return 1;
 }
 
@@ -195,18 +190,28 @@ static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *w
 	uint32_t index;
 	struct chunk *c;
 	struct part *p;
+	int built;
 
-	if (l->announcement.state == CHUNK_PENDING)
-		return build_control(w, l, &l->announcement, 0, imm_pack(RW_TENSOR, 0, ANNOUNCEMENT),
-				     (struct record){.step = w->step}, wr);
-	if (l->commit.state == CHUNK_PENDING)
-		return build_control(w, l, &l->commit, 0, imm_pack(RW_COMMIT, w->commit.epoch, 0), w->commit_record, wr);
+	if (l->announce) {
+		built = build_record(w, l, 0, 0, ANNOUNCEMENT, (struct record){.step = w->step}, wr);
+		l->announce = !built;
+		return built;
+	}
+	if (l->commit_state == CHUNK_PENDING) {
+		built = build_control(w, l, &l->commit, 0, imm_pack(RW_COMMIT, w->commit.epoch, 0), w->commit_record, wr);
+		l->commit_state = built ? CHUNK_IN_FLIGHT : CHUNK_PENDING;
+		return built;
+	}
 	index = queue_next(w, l);
 	if (index == NONE)
 		return 0;
 	c = chunk_at(w, l, index);
-	p = &l->parts[c->tensor];
-	return p->record_dirty ? build_record(w, l, c, p, wr) : build_chunk(w, l, index, wr, staged);
+	p = &w->parts[c->part];
+	if (!p->record_dirty)
+		return build_chunk(w, l, index, wr, staged);
+	built = build_record(w, l, leave_by(l, c), w->tensors[c->tensor].epoch, p->name, lane_record(w, l, c->tensor), wr);
+	p->record_dirty = !built;
+	return built;
 }
 
 int lane_flush(struct rw_worker *w, struct lane *l)
@@ -273,23 +278,23 @@ static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, ui
 
 static int receive_record(struct rw_worker *w, struct lane *l, uint32_t index)
 {
-	struct part *p = part_named(w, l, index);
-	struct control *c = index == ANNOUNCEMENT ? &l->announcement : p ? &p->record : NULL;
+	const struct control *c = &l->records[l->record_head];
 
-	if (!c || c->state != CHUNK_IN_FLIGHT)
+	if (l->record_count == 0 || c->name != index)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer to record %u, which was not sent", l - w->lanes, index);
-	c->state = CHUNK_IDLE;
+	l->record_head = (l->record_head + 1) % w->cfg.window;
+	l->record_count--;
 	free_slot(w, l, c->slot, c->staging);
 	return 0;
 }
 
 static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len)
 {
-	if (l->commit.state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
+	if (l->commit_state != CHUNK_IN_FLIGHT || byte_len != RW_RECORD_BYTES)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer of %u bytes to a commit", l - w->lanes, byte_len);
 	w->commit_record = *record_at(w, l, &l->commit);
 	free_slot(w, l, l->commit.slot, l->commit.staging);
-	l->commit.state = CHUNK_IDLE;
+	l->commit_state = CHUNK_IDLE;
 	if (--w->commit.remaining == 0) {
 		w->step = w->commit_record.step; /* in mode stream the aggregator determines the next step */
 		w->announced = 0;

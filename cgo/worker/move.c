@@ -6,11 +6,25 @@
 
 #include <errno.h>
 
-struct part *part_named(struct rw_worker *w, struct lane *l, uint32_t name)
+struct part *part_in(struct rw_worker *w, uint32_t tensor, uint32_t lane)
 {
-	uint32_t tensor = name < l->nnames ? l->names[name] : name ^ RW_GUEST_BIT;
+	const struct tensor *t = &w->tensors[tensor];
+	struct part *spare = NULL; /* there is one if the tensor has no part in the lane (parts_of) */
 
-	return tensor < w->ntensors ? &l->parts[tensor] : NULL;
+	for (struct part *p = &w->parts[t->first_part]; p < &w->parts[t->first_part + t->nparts]; p++) {
+		if (p->lane == lane)
+			return p;
+		if (p->lane == NONE)
+			spare = p;
+	}
+	*spare = (struct part){.tensor = tensor,
+			       .lane = lane,
+			       .name = tensor | RW_GUEST_BIT,
+			       .guests = NONE,
+			       .guest_cursor = NONE,
+			       .heap_at = NONE,
+			       .record_dirty = t->recorded};
+	return spare;
 }
 
 int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to)
@@ -30,9 +44,11 @@ void move_end(struct rw_worker *w, struct lane *l, uint32_t index)
 	const uint32_t lane = (uint32_t)(l - w->lanes), to = c->to - 1u;
 	/* Its index as a guest (worker.h). */
 	const uint32_t guest = index < l->nchunks ? (index * w->cfg.nlanes + lane) | RW_GUEST_BIT : index;
-	struct part *p = &w->lanes[to].parts[c->tensor];
+	struct part *p;
 
 	queue_forget(w, l, index);
+	p = part_in(w, c->tensor, to);
+	c->part = (uint32_t)(p - w->parts);
 	c->to = 0;
 	c->away = to != (guest & ~(uint32_t)RW_GUEST_BIT) % w->cfg.nlanes;
 	if (!c->away)

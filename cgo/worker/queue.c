@@ -4,42 +4,42 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Reports whether tensor a goes before tensor b: by priority, then in the order of submission. */
+/* Reports whether part a goes before part b: by priority, then in the order of submission. */
 static int before(const struct rw_worker *w, uint32_t a, uint32_t b)
 {
-	const struct tensor *x = &w->tensors[a], *y = &w->tensors[b];
+	const struct tensor *x = &w->tensors[w->parts[a].tensor], *y = &w->tensors[w->parts[b].tensor];
 
 	return x->priority != y->priority ? x->priority > y->priority : x->seq < y->seq;
 }
 
-static void heap_put(struct lane *l, uint32_t i, uint32_t tensor)
+static void heap_put(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t part)
 {
-	l->heap[i] = tensor;
-	l->parts[tensor].heap_at = i;
+	l->heap[i] = part;
+	w->parts[part].heap_at = i;
 }
 
-/* Moves a tensor that is new at place i, or whose priority changed, to its place in the heap. */
-static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t tensor)
+/* Moves a part that is new at place i, or whose priority changed, to its place in the heap. */
+static void heap_sift(struct rw_worker *w, struct lane *l, uint32_t i, uint32_t part)
 {
-	for (; i > 0 && before(w, tensor, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
-		heap_put(l, i, l->heap[(i - 1) / 2]);
+	for (; i > 0 && before(w, part, l->heap[(i - 1) / 2]); i = (i - 1) / 2)
+		heap_put(w, l, i, l->heap[(i - 1) / 2]);
 	for (uint32_t child; (child = 2 * i + 1) < l->heap_len; i = child) {
 		if (child + 1 < l->heap_len && before(w, l->heap[child + 1], l->heap[child]))
 			child++;
-		if (before(w, tensor, l->heap[child]))
+		if (before(w, part, l->heap[child]))
 			break;
-		heap_put(l, i, l->heap[child]);
+		heap_put(w, l, i, l->heap[child]);
 	}
-	heap_put(l, i, tensor);
+	heap_put(w, l, i, part);
 }
 
-static void heap_pop(struct rw_worker *w, struct lane *l)
+static void heap_remove(struct rw_worker *w, struct lane *l, uint32_t i)
 {
 	uint32_t last = l->heap[--l->heap_len];
 
-	l->parts[l->heap[0]].heap_at = NONE;
-	if (l->heap_len > 0)
-		heap_sift(w, l, 0, last);
+	w->parts[l->heap[i]].heap_at = NONE;
+	if (i < l->heap_len)
+		heap_sift(w, l, i, last);
 }
 
 static void chain_request(struct lane *l, struct chunk *c, uint32_t index)
@@ -58,9 +58,10 @@ static void queue_chunk(struct lane *l, struct chunk *c, uint32_t index)
 		chain_request(l, c, index);
 }
 
-void queue_part(struct rw_worker *w, struct lane *l, uint32_t tensor)
+void queue_part(struct rw_worker *w, uint32_t part)
 {
-	struct part *p = &l->parts[tensor];
+	struct part *p = &w->parts[part];
+	struct lane *l = &w->lanes[p->lane];
 
 	p->cursor = p->first;
 	p->guest_cursor = p->guests;
@@ -69,8 +70,8 @@ void queue_part(struct rw_worker *w, struct lane *l, uint32_t tensor)
 			queue_chunk(l, &l->chunks[i], i);
 	for (uint32_t i = p->guests; i != NONE; i = guest_at(w, i)->next[GUESTS])
 		queue_chunk(l, guest_at(w, i), i);
-	/* The tensor may still be in the heap from its last operation, because it is removed only when it is considered. */
-	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, tensor);
+	/* The part may still be in the heap from its last operation, because it is removed only when it is considered. */
+	heap_sift(w, l, p->heap_at == NONE ? l->heap_len++ : p->heap_at, part);
 }
 
 static void again_pop(struct rw_worker *w, struct lane *l)
@@ -116,10 +117,10 @@ uint32_t queue_next(struct rw_worker *w, struct lane *l)
 	if (l->in_flight + (l->requests_open > 0) >= w->cfg.window)
 		return NONE;
 	while (l->heap_len > 0) {
-		index = part_next(w, l, &l->parts[l->heap[0]]);
+		index = part_next(w, l, &w->parts[l->heap[0]]);
 		if (index != NONE)
 			return index;
-		heap_pop(w, l);
+		heap_remove(w, l, 0);
 	}
 	while (l->again_head != NONE && chunk_at(w, l, l->again_head)->state != CHUNK_PENDING)
 		again_pop(w, l);
@@ -129,7 +130,7 @@ uint32_t queue_next(struct rw_worker *w, struct lane *l)
 void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	struct chunk *c = chunk_at(w, l, index);
-	struct part *p = &l->parts[c->tensor];
+	struct part *p = &w->parts[c->part];
 
 	if (c->requested) {
 		c->requested = 0;
@@ -180,7 +181,7 @@ static void unchain(struct rw_worker *w, struct lane *l, uint32_t *at, enum chai
 void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index)
 {
 	struct chunk *c = chunk_at(w, l, index);
-	struct part *p = &l->parts[c->tensor];
+	struct part *p = &w->parts[c->part];
 
 	if (l->last_request == index)
 		l->last_request = NONE;
@@ -195,4 +196,9 @@ void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index)
 	if (p->guest_cursor == index)
 		p->guest_cursor = c->next[GUESTS];
 	unchain(w, l, &p->guests, GUESTS, index);
+	if (p->count == 0 && p->guests == NONE) {
+		if (p->heap_at != NONE)
+			heap_remove(w, l, p->heap_at);
+		p->lane = NONE;
+	}
 }

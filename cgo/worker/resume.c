@@ -83,7 +83,7 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 		if (wr->length)
 			wr->lkey = lkey_of(w, l, wr);
 		if (imm_op(wr->imm) == RW_TENSOR && imm_index(wr->imm) != ANNOUNCEMENT)
-			lane_record(w, l, part_named(w, l, imm_index(wr->imm)));
+			record_put((struct record *)(uintptr_t)wr->laddr, lane_record(w, l, tensor_named(l, imm_index(wr->imm))));
 	}
 }
 

@@ -53,6 +53,7 @@ void rw_worker_close(rw_worker *w)
 		lane_free(&w->lanes[i]);
 	free(w->lanes);
 	free(w->tensors);
+	free(w->parts);
 	pthread_mutex_destroy(&w->lock);
 	pthread_cond_destroy(&w->cond);
 	free(w);
@@ -61,6 +62,11 @@ void rw_worker_close(rw_worker *w)
 static uint64_t elems_per_chunk(const struct rw_worker *w, uint8_t type)
 {
 	return w->cfg.chunk_bytes / type_size(type);
+}
+
+static uint64_t chunks_of(const struct rw_worker *w, const struct rw_tensor *t)
+{
+	return (t->elems - 1) / elems_per_chunk(w, t->wire_type) + 1;
 }
 
 static int is_type(uint8_t type)
@@ -81,7 +87,7 @@ static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t 
 		if (!is_type(t[i].wire_type) || !is_type(t[i].memory_type) || !t[i].elems)
 			return rwf_fail(EINVAL, "add: tensor %u has %llu elements of type %u, %u in memory: use enum rw_type", i,
 					(unsigned long long)t[i].elems, t[i].wire_type, t[i].memory_type);
-		want += (t[i].elems - 1) / elems_per_chunk(w, t[i].wire_type) + 1;
+		want += chunks_of(w, &t[i]);
 	}
 	if (want != nchunks)
 		return rwf_fail(EINVAL, "add: %u tensors in %llu chunks, lanes given for %llu: pass what Register answered", n,
@@ -100,47 +106,61 @@ static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t 
 static int reserve(struct lane *l, uint32_t chunks, uint32_t tensors)
 {
 	return (chunks > 0 && grow(&l->chunks, l->nchunks + chunks, sizeof *l->chunks)) ||
-			       grow(&l->parts, tensors, sizeof *l->parts) || grow(&l->heap, tensors, sizeof *l->heap) ||
-			       grow(&l->names, tensors, sizeof *l->names)
+			       grow(&l->heap, tensors, sizeof *l->heap) || grow(&l->names, tensors, sizeof *l->names)
 		       ? -ENOMEM
 		       : 0;
 }
 
-static void append(struct lane *l, uint32_t tensor, uint64_t offset, uint32_t elems)
+static void append(struct rw_worker *w, uint32_t lane, uint32_t tensor, uint64_t offset, uint32_t elems)
 {
-	struct part *p = &l->parts[tensor];
+	struct part *p = part_in(w, tensor, lane);
+	struct lane *l = &w->lanes[lane];
 
 	if (p->count++ == 0) {
 		p->first = l->nchunks;
 		p->name = l->nnames;
 		l->names[l->nnames++] = tensor;
 	}
-	l->chunks[l->nchunks++] = (struct chunk){.offset = offset, .elems = elems, .tensor = tensor};
+	l->chunks[l->nchunks++] =
+		(struct chunk){.offset = offset, .elems = elems, .tensor = tensor, .part = (uint32_t)(p - w->parts)};
+}
+
+/* Returns the number of parts of a tensor: each of its chunks is in one lane, and may move to another. */
+static uint32_t parts_of(const struct rw_worker *w, const struct rw_tensor *t)
+{
+	uint64_t most = 2 * chunks_of(w, t);
+
+	return most < w->cfg.nlanes ? (uint32_t)most : w->cfg.nlanes;
 }
 
 static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *lanes, uint64_t nchunks)
 {
-	uint32_t nlanes = w->cfg.nlanes, total = w->ntensors + ntensors, counts[RW_MAX_LANES] = {0};
+	uint32_t total = w->ntensors + ntensors, nparts = w->nparts, counts[RW_MAX_LANES] = {0};
 	int rc = check(w, tensors, ntensors, lanes, nchunks, counts);
 
-	for (uint32_t i = 0; !rc && i < nlanes; i++)
+	for (uint32_t i = 0; !rc && i < w->cfg.nlanes; i++)
 		rc = reserve(&w->lanes[i], counts[i], total);
 	if (rc)
 		return rc;
-	if (grow(&w->tensors, total, sizeof *w->tensors))
+	for (uint32_t i = 0; i < ntensors; i++)
+		nparts += parts_of(w, &tensors[i]);
+	if (grow(&w->tensors, total, sizeof *w->tensors) || grow(&w->parts, nparts, sizeof *w->parts))
 		return -ENOMEM;
 	for (; ntensors > 0; ntensors--, tensors++) {
 		struct tensor *t = &w->tensors[w->ntensors];
 		uint64_t most = elems_per_chunk(w, tensors->wire_type);
 
-		*t = (struct tensor){.elems = tensors->elems, .wire_type = tensors->wire_type, .memory_type = tensors->memory_type};
-		for (uint32_t lane = 0; lane < nlanes; lane++)
-			w->lanes[lane].parts[w->ntensors] = (struct part){
-				.name = w->ntensors | RW_GUEST_BIT, .guests = NONE, .guest_cursor = NONE, .heap_at = NONE};
+		*t = (struct tensor){.elems = tensors->elems,
+				     .first_part = w->nparts,
+				     .nparts = parts_of(w, tensors),
+				     .wire_type = tensors->wire_type,
+				     .memory_type = tensors->memory_type};
+		while (w->nparts < t->first_part + t->nparts)
+			w->parts[w->nparts++].lane = NONE;
 		for (uint64_t at = 0; at < t->elems; at += most) {
 			uint64_t left = t->elems - at;
 
-			append(&w->lanes[*lanes++], w->ntensors, at, (uint32_t)(left < most ? left : most));
+			append(w, *lanes++, w->ntensors, at, (uint32_t)(left < most ? left : most));
 		}
 		w->model_bytes += t->elems * 4;
 		w->ntensors++;
@@ -160,8 +180,9 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntenso
 
 void mark_records(struct rw_worker *w, struct tensor *t)
 {
-	for (uint32_t lane = 0; lane < w->cfg.nlanes; lane++)
-		w->lanes[lane].parts[t - w->tensors].record_dirty = 1;
+	t->recorded = 1;
+	for (uint32_t i = 0; i < t->nparts; i++)
+		w->parts[t->first_part + i].record_dirty = 1;
 }
 
 void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS])

@@ -39,7 +39,7 @@ static void announce(struct rw_worker *w)
 	if (!w->cfg.steps || w->announced)
 		return;
 	w->announced = 1;
-	w->lanes[0].announcement.state = CHUNK_PENDING;
+	w->lanes[0].announce = 1;
 }
 
 static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
@@ -80,12 +80,11 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
 	place(w, t);
 	w->active++;
-	for (uint32_t i = 0; i < w->cfg.nlanes; i++) {
-		const struct part *p = &w->lanes[i].parts[op->tensor];
-
-		t->remaining += p->count;
-		if (p->count > 0 || p->guests != NONE)
-			queue_part(w, &w->lanes[i], op->tensor);
+	for (uint32_t i = t->first_part; i < t->first_part + t->nparts; i++) {
+		if (w->parts[i].lane == NONE)
+			continue;
+		t->remaining += w->parts[i].count;
+		queue_part(w, i);
 	}
 	*handle = (uint64_t)op->tensor << 32 | t->generation;
 	return 0;
@@ -132,7 +131,7 @@ int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool
 		w->commit_record = r; /* without a checksum, so that it does not count as an answer */
 		w->active++;
 		for (uint32_t i = 0; i < w->cfg.nlanes; i++)
-			w->lanes[i].commit.state = CHUNK_PENDING;
+			w->lanes[i].commit_state = CHUNK_PENDING;
 		*handle = (uint64_t)COMMIT_TENSOR << 32 | t->generation;
 		kick(w);
 	}

@@ -1,0 +1,49 @@
+package worker_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/chunk"
+)
+
+// resident returns the resident memory of this process.
+func resident(t *testing.T) uint64 {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var size, pages uint64
+	if _, err := fmt.Sscan(string(data), &size, &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * uint64(os.Getpagesize())
+}
+
+func TestATensorTakesNoMemoryInLanesWithoutItsChunks(t *testing.T) {
+	const tensors, lanes = 100_000, 32
+	descs, lane := make([]worker.Tensor, tensors), make([]uint32, tensors)
+	for i := range descs {
+		descs[i] = worker.Tensor{Elems: 1, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)}
+		lane[i] = uint32(i % lanes)
+	}
+	before := resident(t)
+	cfg := worker.Config{ChunkBytes: chunk.MinChunkBytes, Window: 2, SendDepth: 64, Staging: 2}
+	w, rc := worker.Open(cfg, make([]worker.NIC, 1), lanes)
+	if rc < 0 {
+		t.Fatalf("open: %d", rc)
+	}
+	defer worker.Close(w)
+	if rc := worker.Add(w, descs, lane); rc < 0 {
+		t.Fatalf("add: %d", rc)
+	}
+	// A part in every lane would be more than 1 kB for each tensor.
+	each := (resident(t) - before) / tensors
+	t.Logf("%d bytes for each tensor", each)
+	if each > 600 {
+		t.Errorf("a tensor of one chunk takes %d bytes in %d lanes", each, lanes)
+	}
+}
