@@ -151,7 +151,7 @@ func TestShmPagesTakenBackFailOnlyTheirQueuePair(t *testing.T) {
 			if reader == "Go" {
 				copy(got, at(wc.Addr, 4096))
 			} else {
-				fabrictest.ShmCopy(0, got, at(wc.Addr, 4096), false)
+				fabrictest.ShmCopy(got, at(wc.Addr, 4096), false)
 			}
 			if !bytes.Equal(got, make([]byte, 4096)) {
 				t.Error("a page that is gone reads as something")

@@ -240,17 +240,15 @@ func TestShmCopyCopies(t *testing.T) {
 		src[i] = byte(i*131 + i>>8)
 	}
 	dst := make([]byte, len(src))
-	for level := range fabrictest.ShmCopyLevel() + 1 {
-		for _, n := range []int{0, 1, 63, 1023, 1024, 1025, 1087, 1151, 4096, 32767, 32768, 32833} {
-			for _, from := range []int{0, 1, 17, 64} {
-				for to, past := range map[int]bool{0: false, 1: true, 31: false, 63: true, 64: true, 100: false} {
-					clear(dst)
-					clear(want)
-					copy(want[to:], src[from:from+n])
-					fabrictest.ShmCopy(level, dst[to:], src[from:from+n], past)
-					if !bytes.Equal(dst, want) {
-						t.Fatalf("level %d: %d bytes from %d to %d differ, past the cache: %v", level, n, from, to, past)
-					}
+	for _, n := range []int{0, 1, 63, 1023, 1024, 1025, 1087, 1151, 4096, 32767, 32768, 32833} {
+		for _, from := range []int{0, 1, 17, 64} {
+			for to, past := range map[int]bool{0: false, 1: true, 31: false, 63: true, 64: true, 100: false} {
+				clear(dst)
+				clear(want)
+				copy(want[to:], src[from:from+n])
+				fabrictest.ShmCopy(dst[to:], src[from:from+n], past)
+				if !bytes.Equal(dst, want) {
+					t.Fatalf("%d bytes from %d to %d differ, past the cache: %v", n, from, to, past)
 				}
 			}
 		}

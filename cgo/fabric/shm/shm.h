@@ -188,10 +188,7 @@ enum { SHM_PEER_PROCESS = 1 };
 
 RWB_OWN_CALLS(RWB_PROTOTYPE, shm_)
 
-/* copy.c: the level is the widest stores of the processor */
-enum { SHM_COPY_BASE, SHM_COPY_AVX2, SHM_COPY_AVX512 };
-int shm_copy_level(void);
-void shm_copy_with(int level, void *dst, const void *src, size_t n, int past_the_cache);
+/* copy.c */
 void shm_copy(void *dst, const void *src, size_t n, int past_the_cache);
 
 /* closing.c: no other file calls close(2) */
