@@ -309,6 +309,9 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 	for _, rep := range reports {
 		if !slices.Equal(rep.Digests, reports[0].Digests) {
 			res.Checksum = "differs between workers"
+			if s.Policy != "" {
+				res.Checksum += ", as it may under policy " + s.Policy
+			}
 		}
 	}
 	return res

@@ -146,3 +146,14 @@ func TestTheLanesOfAnEmbeddedAggregatorTakeNoProcessorsFromGo(t *testing.T) {
 		t.Errorf("Go has %d processors afterwards, and had %d", n, before)
 	}
 }
+
+func TestADifferenceThatAPolicyAllowsIsNamedSo(t *testing.T) {
+	for policy, want := range map[string]string{
+		"": "differs between workers", "ssp:s=3": "differs between workers, as it may under policy ssp:s=3",
+	} {
+		reports := []workerReport{{TimesUS: []float64{1}, Digests: []uint64{1}}, {TimesUS: []float64{1}, Digests: []uint64{2}}}
+		if got := summarise(&Spec{Workers: 2, Iters: 1, Policy: policy}, reports).Checksum; got != want {
+			t.Errorf("policy %q: checksum %q, want %q", policy, got, want)
+		}
+	}
+}
