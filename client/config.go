@@ -91,8 +91,8 @@ func (c *Config) complete() error {
 	servers := c.servers()
 	for i, server := range servers {
 		u, err := url.Parse(server)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return fmt.Errorf("server %q: use a URL such as http://host:7077 or https://host:7077", server)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.RequestURI(), "/") != "" {
+			return fmt.Errorf("server %q: use a URL such as http://host:7077 or https://host:7077, without a path", server)
 		}
 		if u.Scheme == "http" && c.CA != "" {
 			return fmt.Errorf("server %q: a CA file is given, so TLS is wanted: use https://", server)

@@ -86,6 +86,7 @@ func TestJoinChecksItsOwnConfiguration(t *testing.T) {
 		want string
 	}{
 		{client.Config{Server: "host:7077"}, "use a URL such as"},
+		{client.Config{Server: "http://h:1/path"}, "without a path"},
 		{client.Config{Server: "http://h:1", CA: "/x"}, "use https://"},
 		{client.Config{Server: "https://h:1", CA: "/does/not/exist"}, "CA file"},
 		{client.Config{Server: "http://h:1", Timeout: -1}, "at least a millisecond"},

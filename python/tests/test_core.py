@@ -453,6 +453,8 @@ class Settings(unittest.TestCase):
         ):
             with self.assertRaisesRegex(rackweave.ConfigError, text):
                 _settings.read({"RACKWEAVE_ADDR": "aggregator:7077", "RANK": "0", "WORLD_SIZE": "2"}, **given)
+        with self.assertRaisesRegex(rackweave.ConfigError, "without a path"):
+            _settings.read({"RACKWEAVE_ADDR": "http://aggregator:7077/path", "RANK": "0", "WORLD_SIZE": "2"})
 
     def test_ranks_are_read_from_what_launchers_set(self):
         base = {"RACKWEAVE_ADDR": "aggregator:7077"}
