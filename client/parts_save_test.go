@@ -160,6 +160,13 @@ func TestPartsThatDisagreeAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		garbled := job("garbled.rwck")
+		if err := os.WriteFile(garbled, []byte("no manifest"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tr.workers[0].Save(context20(t), "garbled"); err == nil || !strings.Contains(err.Error(), "remove "+garbled) {
+			t.Errorf("save over a damaged manifest: %v, want the remedy", err)
+		}
 		refused(tr, "whole", "a job at one aggregator saved it")
 		refused(tr, "three", "it is in 3 parts, and the job is spread over 2 aggregators")
 		refused(tr, "lost", "no such file")

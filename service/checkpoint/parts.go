@@ -79,7 +79,9 @@ func (s *State) ReadManifest(ctx context.Context, r *api.ReadManifestRequest) (*
 			return err
 		}
 		defer f.Close()
-		out.Manifest, err = format.ReadManifest(f)
+		if out.Manifest, err = format.ReadManifest(f); errors.Is(err, format.ErrCorrupt) {
+			err = fmt.Errorf("%w: remove %s, or use another name", err, path)
+		}
 		return err
 	})
 	return out, err
