@@ -531,6 +531,12 @@ class Settings(unittest.TestCase):
         self.assertIn("rank is unknown", found["settings_error"])
         self.assertIn("is it running", found["aggregators"]["http://127.0.0.1:1"])
 
+    def test_the_status_says_whether_the_aggregator_can_be_used(self):
+        for env, status in ({}, 0), ({"RACKWEAVE_ADDR": "http://127.0.0.1:1"}, 1), ({"RACKWEAVE_ADDR": "ftp://a"}, 1):
+            with mock.patch.dict(os.environ, env), mock.patch.object(sys, "argv", ["rackweave"]):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    self.assertEqual(__main__.main(), status, env)
+
 
 class Buffers(unittest.TestCase):
     def test_memory_is_found_without_a_copy(self):

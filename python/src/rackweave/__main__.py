@@ -74,7 +74,9 @@ def main() -> int:
                     print(f"  {key}: {one}")
             else:
                 print(f"{name.replace('_', ' ')}: {shown}")
-    return 1 if "library_error" in it else 0
+    silent = any(said != "answers" for said in it.get("aggregators", {}).values())
+    unusable = "aggregators" not in it and "RACKWEAVE_ADDR" in it["environment"]
+    return 1 if "library_error" in it or silent or unusable else 0
 
 
 if __name__ == "__main__":
