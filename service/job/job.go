@@ -170,8 +170,9 @@ func (j *Job) Hold() (release func(), err error) {
 	return j.memory.RUnlock, nil
 }
 
-// begin starts a job that all workers have joined, and supervises it. A panic fails it and no other.
-func (j *Job) begin(ctx context.Context) (err error) {
+// begin starts a job that all workers have joined, the last by a call that waits for so long, and supervises it. A panic fails it
+// and no other.
+func (j *Job) begin(call, wait context.Context, last *Member) (err error) {
 	if !j.Table.begin() {
 		j.Account.Close()
 		return ErrShutdown
@@ -185,11 +186,15 @@ func (j *Job) begin(ctx context.Context) (err error) {
 			if j.Agg != nil {
 				err = errors.Join(err, j.Agg.Close())
 			}
-			j.Spec.Racks.End(err)
+			err = j.blamed(call, last, err)
+			j.Spec.Racks.End(err) // their workers learn it, too
 			j.Account.Close()
 			j.Table.Running.Done()
 		}
 	}()
+	ctx, cancel := context.WithCancelCause(wait)
+	defer cancel(nil)
+	defer context.AfterFunc(j.hopeless, func() { cancel(context.Cause(j.hopeless)) })()
 	if j.Placement, err = j.Spec.Racks.Form(ctx, j); err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (t *Table) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse
 	}
 	by.becomes(m)
 	if last {
-		j.startErr = j.beginFor(ctx, wait, m)
+		j.startErr = j.begin(ctx, wait, m)
 		t.mu.Lock()
 		t.settle(j)
 		t.mu.Unlock()
@@ -97,21 +97,15 @@ func (j *Job) notStarted(wait context.Context) error {
 	return rpc.Refuse(code, "join job %q: %w", j.Name, rpc.Reason(j.startErr))
 }
 
-// beginFor begins the job whose last worker has joined, and says why it could not: that one has gone away, another was refused, or
-// what the job needs did not come while all had time.
-func (j *Job) beginFor(ctx, wait context.Context, last *Member) error {
-	wait, cancel := context.WithCancelCause(wait)
-	defer cancel(nil)
-	defer context.AfterFunc(j.hopeless, func() { cancel(context.Cause(j.hopeless)) })()
-	err := j.begin(wait)
+// blamed returns why the job could not begin: one of its workers has gone away, another was refused, or what the job needs did not
+// come while all had time. The call of the last worker to join begins it.
+func (j *Job) blamed(call context.Context, last *Member, err error) error {
 	switch why := context.Cause(j.hopeless); {
-	case err == nil:
-		return nil
 	case errors.As(why, new(*impatient)):
 		return fmt.Errorf("%w: %w", why, rpc.Reason(err))
 	case why != nil:
 		return why
-	case errors.Is(ctx.Err(), context.Canceled):
+	case errors.Is(call.Err(), context.Canceled):
 		return fmt.Errorf("%v went away while the job began: %w", last, err)
 	}
 	return err
