@@ -62,13 +62,13 @@ func (x *exchange) commit(ctx context.Context, s Step) (r cworker.Answer, err er
 	}
 	hyper := Hyper{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}.record()
 	var id uint64
-	err = x.session.Call("commit", func() int { return cworker.Commit(x.c, &hyper, s.Skip, s.SkipNonFinite, &id) })
+	err = x.session.Call("commit", func() int { return cworker.Commit(x.session.C, &hyper, s.Skip, s.SkipNonFinite, &id) })
 	if err == nil {
 		err = x.wait(ctx, id)
 	}
 	if err == nil {
 		err = x.session.Call("commit", func() (rc int) {
-			r, rc = cworker.AnswerOf(x.c)
+			r, rc = cworker.AnswerOf(x.session.C)
 			return rc
 		})
 	}

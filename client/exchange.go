@@ -21,10 +21,7 @@ type exchange struct {
 	session *lanes.Session
 	tensors atomic.Pointer[[]Tensor] // those registered; replaced, never changed
 
-	// using is held shared while c is in use, and alone to close it; handleMu guards c itself, so that failing can reach it.
-	using    sync.RWMutex
-	handleMu sync.Mutex
-	c        cworker.Worker
+	using sync.RWMutex // held shared while the session is in use, and alone to close it
 
 	submitting sync.Mutex
 	scratch    []cworker.Op
@@ -59,7 +56,7 @@ type Handle struct {
 func (h Handle) Wait(ctx context.Context) error {
 	h.x.using.RLock()
 	defer h.x.using.RUnlock()
-	if h.x.c == nil {
+	if h.x.session.C == nil {
 		return fmt.Errorf("wait: %w", h.x.Err())
 	}
 	return h.x.wait(ctx, h.id)
@@ -89,7 +86,7 @@ func (x *exchange) wait(ctx context.Context, id uint64) error {
 		})
 		defer stop()
 	}
-	rc := cworker.Wait(x.c, id, uint32(max(timeout.Milliseconds(), 1))) // on any thread: this one may wait long
+	rc := cworker.Wait(x.session.C, id, uint32(max(timeout.Milliseconds(), 1))) // on any thread: this one may wait long
 	if err := x.session.Error("wait", rc); err != nil {
 		if rc == -int(syscall.ETIMEDOUT) {
 			err = &lanes.WorkerError{RC: rc, Text: fmt.Sprintf("no answer for every chunk within %v", timeout.Round(time.Millisecond))}
@@ -118,24 +115,8 @@ func (x *exchange) describe(id uint64) string {
 	return "commit"
 }
 
-// inFlight reports whether an operation is under way.
-func (x *exchange) inFlight() bool {
-	x.using.RLock()
-	defer x.using.RUnlock()
-	return x.tensors.Load() != nil && cworker.Active(x.c) > 0
-}
-
 // NumTensors returns how many tensors are registered.
 func (x *exchange) NumTensors() int { return len(x.registered()) }
-
-// abort ends all operations because of the worker's failure.
-func (x *exchange) abort(failure error) {
-	x.handleMu.Lock()
-	defer x.handleMu.Unlock()
-	if x.c != nil {
-		cworker.Abort(x.c, failure.Error())
-	}
-}
 
 // dataError returns a failed call of the C worker as one of this package's errors, and other errors as they are. If what is empty,
 // it is the call.

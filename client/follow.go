@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	cworker "github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
@@ -25,22 +26,25 @@ const (
 // follower keeps every lane on its best path. It reports events of links and connections to the worker's session, and makes the
 // session take the steps of failovers.
 type follower struct {
-	x       *exchange
-	devices []*verbs.Device
-	kick    chan struct{} // has an element when something happened
-	work    sync.WaitGroup
+	w    *Worker
+	kick chan struct{} // has an element when something happened
+	work sync.WaitGroup
 
 	mu      sync.Mutex
 	session *lanes.Session // if nil, it is not open yet
 	down    map[int][]int  // by aggregator: its NICs that have no link, by their numbers in the whole job
 }
 
-// open starts to report events to the session of an exchange.
-func (f *follower) open(x *exchange, devices []*verbs.Device) {
+// open starts to report events to the worker's session, and the worker's failure to the C worker.
+func (f *follower) open() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.x, f.devices, f.session, f.kick = x, devices, x.session, make(chan struct{}, 1)
+	f.session = f.w.session
 	f.session.AggregatorLinks(slices.Concat(slices.Collect(maps.Values(f.down))...))
+	f.work.Go(func() {
+		<-f.w.Failed()
+		cworker.Abort(f.session.C, f.w.Err().Error())
+	})
 }
 
 // start follows links and lanes until the worker ends.
@@ -48,18 +52,16 @@ func (f *follower) start() {
 	if !f.session.Resumable() {
 		return
 	}
-	for nic := range f.devices {
+	for nic := range f.w.devices {
 		f.work.Go(func() { f.follow(nic) })
 	}
 	f.work.Go(f.run)
 }
 
-func (f *follower) wait() { f.work.Wait() }
-
 // follow follows a NIC's events. A NIC that no longer reports any counts as one without a link.
 func (f *follower) follow(nic int) {
-	for f.x.Err() == nil {
-		ev, ok, err := f.devices[nic].AsyncEvent(eventSlice)
+	for f.w.Err() == nil {
+		ev, ok, err := f.w.devices[nic].AsyncEvent(eventSlice)
 		switch {
 		case err != nil, ok && (ev.Type == verbs.EventDeviceFatal || ev.Type == verbs.EventCQErr):
 			f.link(nic, false)
@@ -82,9 +84,6 @@ func (f *follower) report(a *membership.Aggregator, l *api.Links) {
 	var down []int
 	for _, nic := range l.Down {
 		down = append(down, a.NIC+int(nic))
-	}
-	if f.down == nil {
-		f.down = map[int][]int{}
 	}
 	f.down[a.Number] = down
 	if f.session == nil {
@@ -110,24 +109,20 @@ func (f *follower) run() {
 	defer tick.Stop()
 	for {
 		select {
-		case <-f.x.Failed():
+		case <-f.w.Failed():
 			return
 		case <-tick.C:
 		case <-f.kick:
 		}
-		f.x.using.RLock()
-		if f.x.c != nil {
-			f.look()
-		}
-		f.x.using.RUnlock()
+		f.look()
 	}
 }
 
 // look lets one lane after another take the steps that are due.
 func (f *follower) look() {
 	f.session.Look()
-	for lane := range f.x.Lanes() {
-		for more := true; more && f.x.Err() == nil; {
+	for lane := range f.w.Lanes() {
+		for more := true; more && f.w.Err() == nil; {
 			var err error
 			if more, err = f.session.Advance(context.Background(), lane); err == nil {
 				continue
@@ -135,7 +130,7 @@ func (f *follower) look() {
 			if errors.Is(err, lanes.ErrNoPath) {
 				err = fmt.Errorf("%w: %w", ErrServerLost, err)
 			}
-			f.x.member.GiveUp(f.x.dataError("", err))
+			f.w.member.GiveUp(f.w.dataError("", err))
 			return
 		}
 	}

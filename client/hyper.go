@@ -55,7 +55,7 @@ func (x *exchange) SetHyper(tensor int, h Hyper) error {
 func (x *exchange) sendHyper(first, end int, h Hyper) error {
 	record := h.record()
 	for t := first; t < end; t++ {
-		if err := x.session.Call("", func() int { return cworker.Hyper(x.c, uint32(t), &record) }); err != nil {
+		if err := x.session.Call("", func() int { return cworker.Hyper(x.session.C, uint32(t), &record) }); err != nil {
 			return x.dataError(fmt.Sprintf("set hyper-parameters of tensor %q", x.registered()[t].Name), err)
 		}
 	}

@@ -69,7 +69,7 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 	for started := 0; started < len(ops); {
 		n := 0
 		err := x.session.Call("", func() int {
-			n = cworker.Submit(x.c, x.scratch[started:], x.ids[started:len(ops)])
+			n = cworker.Submit(x.session.C, x.scratch[started:], x.ids[started:len(ops)])
 			return n
 		})
 		if err != nil {

@@ -78,12 +78,7 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 
 // take hands tensors that the aggregator has accepted to the C worker.
 func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uint32) error {
-	if w.c == nil {
-		if err := w.open(); err != nil {
-			return err
-		}
-	}
-	if err := w.session.Call("register", func() int { return cworker.Add(w.c, descs, chunkLanes) }); err != nil {
+	if err := w.session.Call("register", func() int { return cworker.Add(w.session.C, descs, chunkLanes) }); err != nil {
 		return w.dataError("", err)
 	}
 	w.submitting.Lock()
@@ -95,17 +90,4 @@ func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uin
 		return nil
 	}
 	return w.sendHyper(len(all)-len(tensors), len(all), w.Hyper())
-}
-
-// open lets operations use the C worker, once there are tensors.
-func (w *Worker) open() error {
-	w.handleMu.Lock()
-	defer w.handleMu.Unlock()
-	w.c = w.session.C
-	if err := w.Err(); err != nil {
-		cworker.Abort(w.c, err.Error())
-		return err
-	}
-	w.failover.start()
-	return nil
 }

@@ -19,10 +19,7 @@ func (x *exchange) Stats() (Stats, error) {
 	if err := x.Err(); err != nil {
 		return Stats{}, fmt.Errorf("stats: %w", err)
 	}
-	if x.tensors.Load() == nil {
-		return Stats{}, nil
-	}
 	s := Stats{Failovers: x.session.Failovers()}
-	cworker.StatsOf(x.c, &s.Stats)
+	cworker.StatsOf(x.session.C, &s.Stats)
 	return s, nil
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	w := new(Worker)
 	w.cfg = cfg
+	w.failover = follower{w: w, kick: make(chan struct{}, 1), down: map[int][]int{}}
 	if err := w.join(ctx); err != nil {
 		return nil, fmt.Errorf("join job %q at %s: %w", cfg.Job, cfg.Server, err)
 	}
@@ -51,7 +53,7 @@ func (w *Worker) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m := membership.Config{Access: w.cfg.access(), Failed: w.abort, Links: w.failover.report}
+	m := membership.Config{Access: w.cfg.access(), Links: w.failover.report}
 	if w.member, err = membership.Join(ctx, m, r); err != nil {
 		return err
 	}
@@ -99,7 +101,7 @@ func (w *Worker) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.failover.open(&w.exchange, w.devices)
+	w.failover.open()
 	// A failure ends the wait for a queue pair.
 	stop := context.AfterFunc(ctx, func() {
 		if errors.Is(ctx.Err(), context.Canceled) {
@@ -112,8 +114,8 @@ func (w *Worker) connect(ctx context.Context) error {
 		timeout = min(timeout, time.Until(d))
 	}
 	err = w.session.Attach(ctx, timeout)
-	if failed := w.Err(); failed != nil {
-		return failed
+	if err = cmp.Or(w.Err(), err); err == nil {
+		w.failover.start()
 	}
 	return err
 }
@@ -130,28 +132,25 @@ func (w *Worker) Close() (err error) {
 
 func (w *Worker) close() error {
 	reason := w.Err()
-	if reason == nil && w.inFlight() {
+	if reason == nil && cworker.Active(w.session.C) > 0 {
 		reason = errors.New("it was closed with operations in flight")
 	}
 	// The aggregator detaches the worker first, or the end of its connections would be a failure.
 	w.leave(reason)
-	w.failover.wait()
 	w.using.Lock()
 	defer w.using.Unlock()
 	return w.release()
 }
 
-// leave ends the worker's part in the control plane.
+// leave ends the worker's part in the control plane, and what follows from that.
 func (w *Worker) leave(reason error) {
 	_ = w.member.Leave(reason) // an error is the worker's failure
 	w.member.Close()
+	w.failover.work.Wait()
 }
 
 // release closes what join opened.
 func (w *Worker) release() error {
-	w.handleMu.Lock()
-	w.c = nil
-	w.handleMu.Unlock()
 	var errs []error
 	if w.session != nil {
 		errs = append(errs, w.session.Close())

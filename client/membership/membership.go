@@ -23,8 +23,6 @@ import (
 // Config describes a worker's membership.
 type Config struct {
 	Access // to the aggregator, or, with the URLs of several and commas between them, to all over which the job is spread
-	// Failed, if not nil, is called once, with the worker's failure, by any goroutine.
-	Failed func(error)
 	// Links, if not nil, is called with an aggregator's reports of its links and broken connections, by a goroutine of the aggregator.
 	Links func(*Aggregator, *api.Links)
 }
@@ -213,9 +211,6 @@ func (m *Membership) fail(err error, notify bool) {
 			m.notifying.Go(func() { _ = m.leave(err) })
 		}
 		close(m.failed)
-		if m.cfg.Failed != nil {
-			m.cfg.Failed(err)
-		}
 	})
 }
 
