@@ -124,10 +124,11 @@ int rw_committed(rw_session *s, float *norm, float *scale)
 int rw_end_step(rw_session *s, uint64_t *handle)
 {
 	static const float none[RW_HYPERS];
+	int rc = session_usable(s);
 
-	if (!s->cfg.steps)
-		return rwf_fail(EINVAL, "end of step: the job has no steps of single workers: join it in mode stream");
-	return commit(s, none, 0, 0, handle);
+	if (!rc && !s->cfg.steps)
+		rc = rwf_fail(EINVAL, "end of step: the job has no steps of single workers: join it in mode stream");
+	return rc ? rc : commit(s, none, 0, 0, handle);
 }
 
 int rw_step_ended(rw_session *s, uint32_t *step, int *pull)

@@ -209,6 +209,8 @@ static void forks(void)
 		CHECK(rw_add(session, &tensor, 1, &lane, 1) == RW_EFORKED);
 		CHECK(rw_endpoint(session, 0, &end) == RW_EFORKED && rw_connect(session, &end, 1, &how) == RW_EFORKED);
 		CHECK(rw_committed(session, memory[0], memory[1]) == RW_EFORKED);
+		CHECK(rw_end_step(session, handles) == RW_EFORKED && rw_step_ended(session, &lane, &status) == RW_EFORKED);
+		CHECK(rw_set_policy(session, "asp") == RW_EFORKED && rw_report_loss(session, 1) == RW_EFORKED);
 		rw_abort(session, "not heard");
 		CHECK(rw_close(session) == RW_EFORKED);
 		_exit(0);
