@@ -111,7 +111,7 @@ func (j *Job) openLanes() (err error) {
 		}
 		j.shards = append(j.shards, s)
 		if j.place != nil {
-			s.Store.Owners = j.place.NewOwners(l.Index)
+			s.Store.NextOwner = j.place.NextOwner(l.Index)
 			u, err := j.raise(s, l, j.site.scratch[i])
 			if err != nil {
 				return err

@@ -107,7 +107,7 @@ func (j *Job) SetShape(ctx context.Context, shape hierarchy.Shape) error {
 				return errors.New("it has tensors, and their owners stay")
 			}
 			j.uplinks[i].SetShape(shape)
-			s.Store.Owners = to.NewOwners(l.Index)
+			s.Store.NextOwner = to.NextOwner(l.Index)
 			return nil
 		})
 		if err != nil {

@@ -67,7 +67,7 @@ type net struct {
 // newNet makes the reducers of all racks.
 func newNet(t interface{ Fatalf(string, ...any) }, top Topology, chunks, window, open, sends int) net {
 	n := net{t: t, queues: map[[2]int][]wire{}, finished: map[uint32]int{}, held: map[[2]int]map[int]bool{}}
-	spread := top.NewOwners(0)
+	spread := top.NewDealer(0)
 	var owners []int
 	for range chunks {
 		owners = append(owners, spread.Next(1))

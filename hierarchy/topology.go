@@ -121,29 +121,29 @@ func (t Topology) Route(rack, owner int) Route {
 	return r
 }
 
-// Owners deals one lane's chunks to the racks that own chunks, so that all get equally many bytes.
-type Owners struct {
+// Dealer deals one lane's chunks to the racks that own chunks, so that all get equally many bytes.
+type Dealer struct {
 	racks []int
 	bytes []uint64
 	first int // index of the rack that wins a tie, which differs between lanes
 }
 
-// NewOwners returns the owners of a lane's chunks.
-func (t Topology) NewOwners(lane int) Owners {
+// NewDealer returns the dealer of a lane's chunks. Every rack deals them alike, in the plan's order.
+func (t Topology) NewDealer(lane int) Dealer {
 	racks := t.Owners()
-	return Owners{racks: racks, bytes: make([]uint64, len(racks)), first: lane % len(racks)}
+	return Dealer{racks: racks, bytes: make([]uint64, len(racks)), first: lane % len(racks)}
 }
 
 // Next returns the owner of the lane's next chunk.
-func (o *Owners) Next(bytes uint64) int {
-	best := o.first
-	for i := 1; i < len(o.racks); i++ {
-		if n := (o.first + i) % len(o.racks); o.bytes[n] < o.bytes[best] {
+func (d *Dealer) Next(bytes uint64) int {
+	best := d.first
+	for i := 1; i < len(d.racks); i++ {
+		if n := (d.first + i) % len(d.racks); d.bytes[n] < d.bytes[best] {
 			best = n
 		}
 	}
-	o.bytes[best] += bytes
-	return o.racks[best]
+	d.bytes[best] += bytes
+	return d.racks[best]
 }
 
 // Buddy returns the rack that also keeps the state of an owner's chunks, which is the next in order.

@@ -97,8 +97,9 @@ type Store struct {
 	Index   int // of the lane in the engine
 	Node    int // of the lane's memory
 	Memory  *Memory
-	Owners  Owners // if nil, the job runs in one rack
-	Scratch uint64 // room for a chunk's parameters where they are rounded; 0 where they are not
+	// NextOwner deals the chunks that are laid out. If nil, the job runs in one rack.
+	NextOwner NextOwner
+	Scratch   uint64 // room for a chunk's parameters where they are rounded; 0 where they are not
 	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
 	Replaced *atomic.Bool
 	moved    []Chunk // from other lanes; their arrays do not move, because lanes of one NUMA node exchange chunks
@@ -195,9 +196,9 @@ type Spec struct {
 	LRMult, WDMult float64
 }
 
-// Owners deals a lane's chunks to racks, one in each call. It returns the rack that owns the chunk, and whether this rack keeps the
-// chunk's optimizer state.
-type Owners func(elems uint64) (rack uint8, kept bool)
+// NextOwner deals a lane's next chunk to a rack. It returns the rack that owns the chunk, and whether this rack keeps the chunk's
+// optimizer state.
+type NextOwner func(elems uint64) (rack uint8, kept bool)
 
 // Addition holds the new tensors of a lane and their chunks. The chunks count tensors from the addition's first.
 type Addition struct {
@@ -227,8 +228,8 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 		for i := lt.First; i < lt.First+lt.Chunks; i++ {
 			c := plan.Chunk(int(ids[i]))
 			owner, kept := uint8(0), true
-			if s.Owners != nil {
-				owner, kept = s.Owners(uint64(c.Elems))
+			if s.NextOwner != nil {
+				owner, kept = s.NextOwner(uint64(c.Elems))
 			}
 			var h *History
 			arrays := s.Arrays[0]

@@ -76,11 +76,11 @@ func (p *Place) Root() int {
 	return failure.NoRank
 }
 
-// NewOwners returns a function that names the owners of a lane's chunks, one at each call, in the plan's order.
-func (p *Place) NewOwners(lane int) store.Owners {
-	owners := p.Topology.NewOwners(lane)
+// NextOwner returns a function that deals a lane's chunks to their owners, one at each call, in the plan's order.
+func (p *Place) NextOwner(lane int) store.NextOwner {
+	dealer := p.NewDealer(lane)
 	return func(elems uint64) (rack uint8, kept bool) {
-		r := owners.Next(elems)
+		r := dealer.Next(elems)
 		return uint8(r), r == p.Rack || p.isBuddyOf(r)
 	}
 }
