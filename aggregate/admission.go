@@ -28,7 +28,7 @@ func (e *Engine) JobNeed(c JobConfig) Need {
 	workers, chunkBytes := c.Workers, c.ChunkBytes
 	ofRacks := racksNeed(c.Place, e.cfg.Window, chunkBytes)
 	n := Need{Connections: workers + ofRacks.Connections, Regions: len(e.lanes) * (1 + workers + ofRacks.Regions)}
-	if len(c.Part.Racks) > 1 {
+	if len(c.Part.RackWorkers) > 1 {
 		n.Regions += len(e.lanes)
 	}
 	for _, l := range e.lanes {
@@ -37,7 +37,7 @@ func (e *Engine) JobNeed(c JobConfig) Need {
 			slots = int64(e.cfg.Window * chunkBytes)
 		}
 		n.Bytes += int64(workers)*(slots+connectionHeap) +
-			(store.NumBuffers+store.ScratchBuffers)*int64(chunkBytes) + shardHeap + ofRacks.Bytes + c.Part.sumBytes(chunkBytes)
+			(store.NumBuffers+store.ScaledBuffers)*int64(chunkBytes) + shardHeap + ofRacks.Bytes + c.Part.sumBytes(chunkBytes)
 	}
 	return n
 }

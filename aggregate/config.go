@@ -142,10 +142,10 @@ type JobConfig struct {
 // The zero value is the whole job.
 type Part struct {
 	Number, Of int // among the aggregators, which have as many lanes each
-	// Racks is the number of workers in each rack, in rank order. Their gradients are added first. If empty, all workers are in one
-	// rack.
-	Racks []int
-	Pods  int // number of equal runs of racks, whose sums are added first; if 0 or 1, racks are not grouped
+	// RackWorkers is the number of workers in each rack, in rank order. Their gradients are added first. If empty, all workers are in
+	// one rack.
+	RackWorkers []int
+	Pods        int // number of equal runs of racks, whose sums are added first; if 0 or 1, racks are not grouped
 }
 
 // Several reports whether there are other parts.
@@ -153,10 +153,10 @@ func (p *Part) Several() bool { return p.Of > 1 }
 
 // sumBytes returns the room for the sums of all racks in one lane.
 func (p *Part) sumBytes(chunkBytes int) int64 {
-	if len(p.Racks) < 2 {
+	if len(p.RackWorkers) < 2 {
 		return 0
 	}
-	return store.RackSumBytes(len(p.Racks), chunkBytes)
+	return store.RackSumBytes(len(p.RackWorkers), chunkBytes)
 }
 
 // complete sets the fields that follow from the others, and returns an error if the job cannot run so among other aggregators. Its
@@ -204,7 +204,7 @@ func (c *JobConfig) checkPlace() error {
 func (c *JobConfig) checkPart() error {
 	p := &c.Part
 	all := 0
-	for _, n := range p.Racks {
+	for _, n := range p.RackWorkers {
 		all += n
 	}
 	switch {
@@ -214,8 +214,8 @@ func (c *JobConfig) checkPart() error {
 		return errors.New("aggregators that reduce among themselves share no parts of a job")
 	case p.Several() && (c.Mode == Stream || c.Mode == TwoPhase):
 		return fmt.Errorf("mode %v runs at one aggregator: use mode eager, or one aggregator", c.Mode)
-	case len(p.Racks) > 0 && (all != c.Workers || p.Pods > 1 && len(p.Racks)%p.Pods != 0):
-		return fmt.Errorf("%d workers in racks of %v and %d pods", c.Workers, p.Racks, p.Pods)
+	case len(p.RackWorkers) > 0 && (all != c.Workers || p.Pods > 1 && len(p.RackWorkers)%p.Pods != 0):
+		return fmt.Errorf("%d workers in racks of %v and %d pods", c.Workers, p.RackWorkers, p.Pods)
 	}
 	return nil
 }

@@ -132,19 +132,19 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	c := &j.config
 	buffers := int64(store.NumBuffers)
 	if j.Gate != nil && j.Gate.Sets() {
-		buffers += store.ScratchBuffers
+		buffers += store.ScaledBuffers
 	}
 	region, err := j.results(l, buffers*int64(c.ChunkBytes), verbs.AccessLocalWrite)
 	if err != nil {
 		return nil, err
 	}
-	var racks *store.RackSum
-	if len(c.Part.Racks) > 1 {
+	var rackSum *store.RackSum
+	if len(c.Part.RackWorkers) > 1 {
 		r, err := j.results(l, c.Part.sumBytes(c.ChunkBytes), verbs.AccessLocalWrite)
 		if err != nil {
 			return nil, err
 		}
-		racks = store.NewRackSum(c.Part.Racks, c.Part.Pods, c.ChunkBytes, r)
+		rackSum = store.NewRackSum(c.Part.RackWorkers, c.Part.Pods, c.ChunkBytes, r)
 	}
 	st := &store.Store{Config: c.storeConfig(), Lane: j.firstLane + l.Index, Index: l.Index, Node: l.Config.Node, Memory: j.memory,
 		Replaced: &j.replacing}
@@ -161,7 +161,7 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	if c.Outer != (diloco.Optimizer{}) {
 		m.Inner = func(index uint32) bool { return outer.Local(c.Outer, &st.Chunks[index]) }
 	}
-	return shard.New(shard.Config{Job: j.shared, Lane: l, Scratch: scratch, Store: st, Racks: racks}, m, region, c.Weight), nil
+	return shard.New(shard.Config{Job: j.shared, Lane: l, Scratch: scratch, Store: st, RackSum: rackSum}, m, region, c.Weight), nil
 }
 
 // spare takes out a lost worker if the job's policy can do without it. It reports whether the policy can.
@@ -192,7 +192,7 @@ func (j *Job) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink.Up
 		Place: c.Place, Lane: l, Fail: j.Latch, Shard: s, Machine: s.Machine, Reduction: j.reduction(s, k), Store: st,
 		Arithmetic: k, Region: region, Window: j.site.window, ChunkBytes: c.ChunkBytes,
 	})
-	st.Scratch = u.Scratch()
+	st.TempChunk = u.TempChunk()
 	s.Uplink = u
 	return u, nil
 }

@@ -51,9 +51,9 @@ func TestAJobInPartsEqualsPlainGoOfItsRacks(t *testing.T) {
 		all := 0
 		for range 1 + rng.IntN(6) {
 			n := 1 + rng.IntN(3)
-			part.Racks, all = append(part.Racks, n), all+n
+			part.RackWorkers, all = append(part.RackWorkers, n), all+n
 		}
-		if n := len(part.Racks); n%2 == 0 && n > 2 {
+		if n := len(part.RackWorkers); n%2 == 0 && n > 2 {
 			part.Pods = 2
 		}
 		job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: 4096, Hyper: optim.Sum.Defaults(), Part: part}
@@ -62,7 +62,7 @@ func TestAJobInPartsEqualsPlainGoOfItsRacks(t *testing.T) {
 		}
 		wire := []chunk.DType{chunk.F32, chunk.BF16, chunk.F16}[rng.IntN(3)]
 		aggregators, window := 1+rng.IntN(4), 2+rng.IntN(6)
-		name := fmt.Sprintf("seed %d: workers %v, %d pods, %d aggregators, mode %v, %v, window %d", seed, part.Racks, part.Pods, aggregators,
+		name := fmt.Sprintf("seed %d: workers %v, %d pods, %d aggregators, mode %v, %v, window %d", seed, part.RackWorkers, part.Pods, aggregators,
 			job.Mode, wire, window)
 		ok := t.Run(name, func(t *testing.T) {
 			c, network := simParts(t, seed, aggregators, all, racktest.Config{
@@ -73,7 +73,7 @@ func TestAJobInPartsEqualsPlainGoOfItsRacks(t *testing.T) {
 				return func(grads [][][][]float32) [][][]float32 {
 					var byRack [][][][]float32
 					left := grads[0]
-					for _, n := range part.Racks {
+					for _, n := range part.RackWorkers {
 						byRack, left = append(byRack, left[:n]), left[n:]
 					}
 					return [][][]float32{ref.StepRacks(byRack, part.Pods)}
@@ -97,7 +97,8 @@ func TestWhatCannotBeAPartIsRefusedByName(t *testing.T) {
 			"mode stream runs at one aggregator"},
 		{aggregate.JobConfig{Mode: aggregate.TwoPhase, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults(), Part: two},
 			"mode two-phase runs at one aggregator"},
-		{aggregate.JobConfig{Mode: aggregate.Aggregate, Part: aggregate.Part{Of: 2, Racks: []int{1, 2}}}, "2 workers in racks of [1 2]"},
+		{aggregate.JobConfig{Mode: aggregate.Aggregate, Part: aggregate.Part{Of: 2, RackWorkers: []int{1, 2}}},
+			"2 workers in racks of [1 2]"},
 	} {
 		if tc.job.Hyper == (optim.Hyper{}) {
 			tc.job.Hyper = optim.Sum.Defaults()
@@ -163,7 +164,7 @@ func TestARackIsChargedForTheOthers(t *testing.T) {
 	if n := among.Connections - alone.Connections; n != others {
 		t.Errorf("%d connections of each lane to the other racks, want %d", n, others)
 	}
-	c.Place, c.Part = nil, aggregate.Part{Racks: []int{1, 1}}
+	c.Place, c.Part = nil, aggregate.Part{RackWorkers: []int{1, 1}}
 	if n := e.JobNeed(c).Regions - alone.Regions; n != lanes {
 		t.Errorf("%d regions for sums by rack, want %d", n, lanes)
 	}

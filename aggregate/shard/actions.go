@@ -163,10 +163,10 @@ func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, pastCac
 // summands returns the inputs of a complete chunk's update and their type: the workers' gradients, or their racks' sums.
 func (s *Shard) summands(a *reduce.Action, c *store.Chunk, wire chunk.DType) ([]uint64, uint8) {
 	src := s.Gradients(a)
-	if s.Racks == nil {
+	if s.RackSum == nil {
 		return src, uint8(wire)
 	}
-	return s.Racks.Add(&s.Scratch.Arithmetic, src, wire, c.Elems), kernel.F32
+	return s.RackSum.Add(&s.Scratch.Arithmetic, src, wire, c.Elems), kernel.F32
 }
 
 func (s *Shard) answerAll(a *reduce.Action, p payload) {

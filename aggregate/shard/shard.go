@@ -72,7 +72,7 @@ type Config struct {
 	Lane    *lane.Lane
 	Scratch *Scratch
 	Store   *store.Store
-	Racks   *store.RackSum // if workers of several racks send gradients here; otherwise nil
+	RackSum *store.RackSum // if workers of several racks send gradients here; otherwise nil
 }
 
 // Shard is one job's part of one lane.
@@ -101,7 +101,7 @@ type published struct {
 }
 
 // New makes a shard of a job in one rack. r has room for [store.NumBuffers] chunks, and in mode stream with sets for
-// [store.ScratchBuffers] more.
+// [store.ScaledBuffers] more.
 func New(c Config, m reduce.Config, r *store.Region, weight int) *Shard {
 	s := &Shard{
 		Config: c, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(m),

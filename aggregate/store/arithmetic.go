@@ -64,8 +64,8 @@ func (k *Arithmetic) Replace(s *Store, c *Chunk, values uint64, kind uint8) {
 func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
 	t, from, kind := &s.Tensors[c.Tensor], c.Addr, uint8(kernel.F32)
 	if t.Result != t.Wire {
-		kernel.Convert(k.ISA, s.Scratch, uint8(t.Result), c.Addr, kernel.F32, uint64(c.Elems), false)
-		from, kind = s.Scratch, uint8(t.Result)
+		kernel.Convert(k.ISA, s.TempChunk, uint8(t.Result), c.Addr, kernel.F32, uint64(c.Elems), false)
+		from, kind = s.TempChunk, uint8(t.Result)
 	}
 	kernel.Convert(k.ISA, out, uint8(t.Wire), from, kind, uint64(c.Elems), false)
 }
@@ -84,14 +84,14 @@ func (k *Arithmetic) StepOne(s *Store, c *Chunk, h *optim.Hyper, factor float64,
 	k.step(s, c, t.multiplied(*h, factor, float64(workers)), src, uint8(t.Wire), outs, uint8(t.Wire), false)
 }
 
-// AccumulateOne adds one worker's gradient, times weight, to the chunk's accumulator. scratch has room for a chunk in f32.
-func (k *Arithmetic) AccumulateOne(s *Store, c *Chunk, src []uint64, weight float64, scratch uint64) {
+// AccumulateOne adds one worker's gradient, times weight, to the chunk's accumulator. scaled has room for a chunk in f32.
+func (k *Arithmetic) AccumulateOne(s *Store, c *Chunk, src []uint64, weight float64, scaled uint64) {
 	wire := uint8(s.Tensors[c.Tensor].Wire)
 	if weight != 1 {
 		scalars := optim.Derive(optim.Sum, optim.Hyper{Scale: weight}, 1)
-		k.one[0] = scratch
+		k.one[0] = scaled
 		k.run(s, optim.Sum, &scalars, c, src, wire, k.one[:], kernel.F32, false)
-		src[0], wire = scratch, kernel.F32
+		src[0], wire = scaled, kernel.F32
 	}
 	k.accumulate(s, c, src, wire)
 }

@@ -10,8 +10,8 @@ import (
 // cache.
 const NumBuffers = 32
 
-// ScratchBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type.
-const ScratchBuffers = 2
+// ScaledBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type.
+const ScaledBuffers = 2
 
 // NoBuffer stands for no buffer.
 const NoBuffer = -1

@@ -99,7 +99,7 @@ type Store struct {
 	Memory  *Memory
 	// NextOwner deals the chunks that are laid out. If nil, the job runs in one rack.
 	NextOwner NextOwner
-	Scratch   uint64 // room for a chunk's parameters where they are rounded; 0 where they are not
+	TempChunk uint64 // address of room for a chunk in f32, during a call; 0 if the job runs in one rack
 	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
 	Replaced *atomic.Bool
 	moved    []Chunk // from other lanes; their arrays do not move, because lanes of one NUMA node exchange chunks

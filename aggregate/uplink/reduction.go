@@ -99,8 +99,8 @@ type Commits struct {
 func (r *Commits) Result(c *store.Chunk, sums []uint64, _, _ uint64) {
 	kind := r.core()
 	if c.Dirty && len(sums) > 1 { // the racks' sums come first, as in a chain
-		r.K.SumInto(r.Store.Scratch, kernel.F32, sums, kind, c.Elems)
-		r.src[0] = r.Store.Scratch
+		r.K.SumInto(r.Store.TempChunk, kernel.F32, sums, kind, c.Elems)
+		r.src[0] = r.Store.TempChunk
 		sums, kind = r.src[:], kernel.F32
 	}
 	r.K.Accumulate(r.Store, c, sums, kind, (r.Epoch()+1)&1)

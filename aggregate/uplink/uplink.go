@@ -121,8 +121,8 @@ func New(cfg Config) *Uplink {
 	return u
 }
 
-// Scratch returns the address of room for a chunk in f32. It lies behind the norms of the last rack.
-func (u *Uplink) Scratch() uint64 { return u.buffers.norms(u.cfg.Place.Racks) }
+// TempChunk returns the address for [store.Store.TempChunk], behind the norms of the last rack.
+func (u *Uplink) TempChunk() uint64 { return u.buffers.norms(u.cfg.Place.Racks) }
 
 // SetShape changes the shape. The uplink must not have chunks yet.
 func (u *Uplink) SetShape(s hierarchy.Shape) { u.reducer.SetShape(s) }
