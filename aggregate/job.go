@@ -199,16 +199,16 @@ func (j *Job) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink.Up
 
 func (j *Job) reduction(s *shard.Shard, k *store.Arithmetic) uplink.Reduction {
 	c := &j.config
-	racks := uplink.Racks{Place: c.Place, K: k, Store: s.Store}
+	base := uplink.BaseReduction{Place: c.Place, K: k, Store: s.Store}
 	switch {
 	case c.Outer != diloco.Optimizer{}:
 		return outer.New(c.Outer, c.Place.Rack, c.Workers, c.total(), k, s.Store)
 	case c.Mode == Aggregate:
-		return &uplink.Sums{Racks: racks}
+		return &uplink.AggregateReduction{BaseReduction: base}
 	case c.Mode == TwoPhase:
-		return &uplink.Commits{Racks: racks, Epoch: s.Machine.CommitEpoch}
+		return &uplink.TwoPhaseReduction{BaseReduction: base, Epoch: s.Machine.CommitEpoch}
 	}
-	return &uplink.Steps{Racks: racks}
+	return &uplink.EagerReduction{BaseReduction: base}
 }
 
 // AddTensors adds the plan's tensors to the job, from number first on. It allocates their memory in every lane, on the lane's node.

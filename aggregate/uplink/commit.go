@@ -188,7 +188,7 @@ func (e *commit) receive(rack int, op Op, epoch uint8, from, length uint32) {
 	u := e.u
 	p, theirs, size, at := &e.peers[rack], u.Links.peers[rack].owned, normSize(op), u.cfg.Lane.Index
 	n := (int(length) - chunk.RecordBytes) / size
-	switch _, two := u.cfg.Reduction.(*Commits); {
+	switch _, two := u.cfg.Reduction.(*TwoPhaseReduction); {
 	case !two:
 		u.Links.violates(rack, "sent norms in a mode that commits nothing")
 		return

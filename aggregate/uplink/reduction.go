@@ -6,7 +6,8 @@ import (
 )
 
 // Reduction defines a rack's sum of a chunk, and the chunk's result. There is one implementation for each synchronous mode
-// ([Sums], [Steps], [Commits]), and one for racks that train apart (aggregate/outer). Addresses are of buffers in this process.
+// ([AggregateReduction], [EagerReduction], [TwoPhaseReduction]), and one for racks that train apart (aggregate/outer). Addresses
+// are of buffers in this process.
 type Reduction interface {
 	// Sum writes this rack's sum of the workers' gradients src to out.
 	Sum(c *store.Chunk, src []uint64, out uint64)
@@ -21,8 +22,8 @@ type Reduction interface {
 	ResultBytes(c *store.Chunk) uint32
 }
 
-// Racks holds what every mode's reduction uses.
-type Racks struct {
+// BaseReduction is the part that the reductions of the modes share.
+type BaseReduction struct {
 	Place *Place
 	K     *store.Arithmetic
 	Store *store.Store
@@ -31,42 +32,42 @@ type Racks struct {
 }
 
 // Sum writes the sum of the workers' gradients, in the type of the core link.
-func (r *Racks) Sum(c *store.Chunk, src []uint64, out uint64) {
+func (r *BaseReduction) Sum(c *store.Chunk, src []uint64, out uint64) {
 	r.K.SumInto(out, r.core(), src, uint8(r.Store.Tensors[c.Tensor].Wire), c.Elems)
 }
 
 // Begin does nothing, because only racks that train apart keep more than the parameters.
-func (r *Racks) Begin(*store.Chunk) {}
+func (r *BaseReduction) Begin(*store.Chunk) {}
 
 // ResultBytes returns the length of a result on the wire.
-func (r *Racks) ResultBytes(c *store.Chunk) uint32 {
+func (r *BaseReduction) ResultBytes(c *store.Chunk) uint32 {
 	return c.Elems * uint32(r.Store.Tensors[c.Tensor].Result.Size())
 }
 
-func (r *Racks) core() uint8 { return uint8(r.Place.CoreType()) }
+func (r *BaseReduction) core() uint8 { return uint8(r.Place.CoreType()) }
 
 // Apply makes a result the parameters of a chunk that another rack owns.
-func (r *Racks) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
+func (r *BaseReduction) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
 	if int(c.Owner) != r.Place.Rack {
 		r.K.Replace(r.Store, c, result, uint8(r.Store.Tensors[c.Tensor].Result))
 	}
 	return true
 }
 
-// Sums is the reduction of mode aggregate, in which the result is the sum.
-type Sums struct{ Racks }
+// AggregateReduction is the reduction of mode aggregate, in which the result is the sum.
+type AggregateReduction struct{ BaseReduction }
 
 // Result makes the result of the racks' sums.
-func (r *Sums) Result(c *store.Chunk, sums []uint64, result, _ uint64) {
+func (r *AggregateReduction) Result(c *store.Chunk, sums []uint64, result, _ uint64) {
 	r.outs[0] = result
 	r.K.Sum(r.Store, c, sums, r.core(), r.outs[:], false)
 }
 
-// Steps is the reduction of mode eager, in which the owner and its buddy run the optimizer.
-type Steps struct{ Racks }
+// EagerReduction is the reduction of mode eager, in which the owner and its buddy run the optimizer.
+type EagerReduction struct{ BaseReduction }
 
 // Result makes the result of the racks' sums.
-func (r *Steps) Result(c *store.Chunk, sums []uint64, result, total uint64) {
+func (r *EagerReduction) Result(c *store.Chunk, sums []uint64, result, total uint64) {
 	kind := r.core()
 	if c.History != nil {
 		r.K.SumInto(total, kernel.F32, sums, kind, c.Elems)
@@ -79,9 +80,9 @@ func (r *Steps) Result(c *store.Chunk, sums []uint64, result, total uint64) {
 }
 
 // Apply makes a result the rack's parameters. At the owner's buddy it makes the owner's update.
-func (r *Steps) Apply(c *store.Chunk, result, total uint64) (answers bool) {
+func (r *EagerReduction) Apply(c *store.Chunk, result, total uint64) (answers bool) {
 	if c.History == nil || int(c.Owner) == r.Place.Rack {
-		return r.Racks.Apply(c, result, total)
+		return r.BaseReduction.Apply(c, result, total)
 	}
 	r.Store.Remember(c)
 	r.src[0], r.outs[0] = total, result
@@ -89,16 +90,18 @@ func (r *Steps) Apply(c *store.Chunk, result, total uint64) (answers bool) {
 	return true
 }
 
-// Commits is the reduction of mode two-phase, in which gradients are accumulated at the owner until the commit.
-type Commits struct {
-	Racks
+// TwoPhaseReduction is the reduction of mode two-phase, in which gradients are accumulated at the owner until the commit.
+type TwoPhaseReduction struct {
+	BaseReduction
 	Epoch func() uint8 // of the last commit
 }
 
 // Result adds the racks' sums to the accumulator.
-func (r *Commits) Result(c *store.Chunk, sums []uint64, _, _ uint64) {
+func (r *TwoPhaseReduction) Result(c *store.Chunk, sums []uint64, _, _ uint64) {
 	kind := r.core()
-	if c.Dirty && len(sums) > 1 { // the racks' sums come first, as in a chain
+	// The sums are added to each other first, because no shape may change a bit: a chain has added them to each other on the way,
+	// and an accumulator to which they were added one by one would be rounded after each.
+	if c.Dirty && len(sums) > 1 {
 		r.K.SumInto(r.Store.TempChunk, kernel.F32, sums, kind, c.Elems)
 		r.src[0] = r.Store.TempChunk
 		sums, kind = r.src[:], kernel.F32
@@ -107,10 +110,10 @@ func (r *Commits) Result(c *store.Chunk, sums []uint64, _, _ uint64) {
 }
 
 // Apply marks the chunk as changed by the next commit.
-func (r *Commits) Apply(c *store.Chunk, _, _ uint64) (answers bool) {
+func (r *TwoPhaseReduction) Apply(c *store.Chunk, _, _ uint64) (answers bool) {
 	c.Stale = true
 	return false
 }
 
 // ResultBytes returns 0, because the answer confirms only that the gradient is part of the step.
-func (r *Commits) ResultBytes(*store.Chunk) uint32 { return 0 }
+func (r *TwoPhaseReduction) ResultBytes(*store.Chunk) uint32 { return 0 }
