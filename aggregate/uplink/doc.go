@@ -29,8 +29,8 @@
 // makes the same update. Copies differ by one change at most, as [store.History] proves. The owner and its buddy also keep
 // the state before the last change, so the racks that are left agree on a step that is whole.
 //
-// In a two-phase step the racks exchange the norms of the chunks that they own before the update, and owners broadcast their
-// parameters after it (commit.go).
+// In a two-phase step the racks exchange the norms of the chunks that they own before the update (exchange.go), and owners
+// broadcast their parameters after it (refresh.go).
 //
 // Only the lane's goroutine uses an uplink, except for its counters.
 package uplink

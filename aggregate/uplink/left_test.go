@@ -15,7 +15,7 @@ func TestAChunkThatWaitsWhenARackLeavesHasAGrace(t *testing.T) {
 		Place: &Place{Names: []string{"a", "b", "c"}}, Lane: at, Fail: failure.NewLatch(func() {}, 0),
 	}}
 	u.Links = Links{u: u, peers: make([]peer, 3)}
-	u.commit = commit{u: u}
+	u.exchange = exchange{u: u}
 	u.buffers.since = []int64{at.Stamp - 5*second} // another rack is slow
 	if u.missLeft(); u.cfg.Fail.Has() {
 		t.Fatal("a chunk may wait as long as no rack has left:", u.cfg.Fail.Failure().Err)

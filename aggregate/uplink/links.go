@@ -115,9 +115,9 @@ func (l *Links) Receive(c *lane.Conn, wc *verbs.WC) {
 	case op == OpEnd:
 		l.u.ended(c.Rank, Ending(epoch), index)
 	case op == OpNorms || op == OpTrust:
-		l.u.commit.receive(c.Rank, op, epoch, index, wc.ByteLen)
+		l.u.exchange.receive(c.Rank, op, epoch, index, wc.ByteLen)
 	case op == OpNotice && Notice(epoch) == NoticeRead:
-		l.u.commit.acknowledged(c.Rank)
+		l.u.exchange.acknowledged(c.Rank)
 	case int(index) >= len(l.u.cfg.Store.Chunks):
 		l.violates(c.Rank, "sent chunk %d of lane %d, which has %d", index, l.u.cfg.Lane.Index, len(l.u.cfg.Store.Chunks))
 	case op == OpNotice:

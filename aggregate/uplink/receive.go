@@ -67,7 +67,7 @@ const leftGrace = time.Second
 
 // missLeft fails the job if a chunk waits for racks whose workers have left.
 func (u *Uplink) missLeft() {
-	l, waits := &u.Links, min(u.buffers.oldest(), u.commit.since())
+	l, waits := &u.Links, min(u.buffers.oldest(), u.exchange.since())
 	if l.left == 0 || u.cfg.Fail.Has() || max(l.left, waits) >= u.cfg.Lane.Stamp-int64(leftGrace) {
 		return
 	}

@@ -190,7 +190,7 @@ func (u *Uplink) makeResult(a *hierarchy.Action) {
 		u.cfg.Reduction.Result(c, u.inputs(a.Index), result, u.buffers.total(b))
 		return
 	}
-	if u.commit.refreshing {
+	if u.refresh.active {
 		kind := uint8(u.cfg.Store.Tensors[c.Tensor].Result)
 		kernel.Convert(u.cfg.Arithmetic.ISA, result, kind, c.Addr, kernel.F32, uint64(c.Elems), false)
 		return
@@ -231,21 +231,21 @@ func (u *Uplink) wire(c *store.Chunk) uint8 { return uint8(u.cfg.Store.Tensors[c
 
 // Pending reports whether Advance may have something to do.
 func (u *Uplink) Pending() bool {
-	return len(u.pending)+len(u.returned)+len(u.discarded)+len(u.wanted) > 0 || u.commit.pending()
+	return len(u.pending)+len(u.returned)+len(u.discarded)+len(u.wanted) > 0 || u.exchange.pending() || u.refresh.active
 }
 
 // Advance gives the rack's workers the results that have arrived, and sends messages that waited for room. It reports whether it
 // did anything.
 func (u *Uplink) Advance() (worked bool) {
 	worked = u.sumPending()
-	if u.commit.refreshing {
+	if u.refresh.active {
 		// No chunk is discarded meanwhile, because no rack recalls a sum of a refresh. Racks that are done may want chunks of the next
 		// step, which the workers cannot send before their commit is answered. A later tick asks again.
 		u.wanted = u.wanted[:0]
-		return u.commit.advanceRefresh() || worked
+		return u.refresh.advance() || worked
 	}
-	if u.commit.pending() {
-		worked = u.commit.exchange() || worked
+	if u.exchange.pending() {
+		worked = u.exchange.advance() || worked
 	}
 	for _, index := range u.returned {
 		u.cfg.Machine.Returned(u.cfg.Lane.Stamp, index)

@@ -26,8 +26,8 @@ func TestARefreshThatWaitsKeepsNoRequests(t *testing.T) {
 	}
 	u.Links, u.buffers.since = Links{u: u, peers: make([]peer, 3)}, []int64{at.Stamp}
 	u.reducer.Add([]int{1, 1})
-	u.commit = commit{u: u, refreshing: true, next: 1, under: 1} // chunk 0 waits for rack c
-	u.reducer.Sum(0, 1, 1, false)                                // chunk 1 of the next step
+	u.refresh = refresh{u: u, active: true, next: 1, inFlight: 1} // chunk 0 waits for rack c
+	u.reducer.Sum(0, 1, 1, false)                                 // chunk 1 of the next step
 	for range 1000 {
 		u.Tick(true)
 	}

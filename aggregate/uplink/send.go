@@ -19,7 +19,7 @@ func (u *Uplink) sumBytes(c *store.Chunk, broadcast bool) uint64 {
 // the owner's buddy. A broadcast's values cross in the wire's type.
 func (u *Uplink) answerBytes(c *store.Chunk, broadcast, toBuddy bool) uint32 {
 	switch {
-	case broadcast && u.commit.refreshing:
+	case broadcast && u.refresh.active:
 		return c.Elems * uint32(u.cfg.Store.Tensors[c.Tensor].Result.Size())
 	case broadcast:
 		return uint32(u.cfg.Store.WireBytes(c))

@@ -84,7 +84,8 @@ type Uplink struct {
 	replies   [][]uint64      // by buffer of the sum, then by child: the address at the child for the result
 	slotBytes uint64
 	window    int // slots of one connection, fewer than the workers' window (wire.go)
-	commit    commit
+	exchange  exchange
+	refresh   refresh
 	// src, groups and one hold addresses during a call, so that it allocates nothing.
 	src, groups []uint64
 	one         [1]uint64
@@ -113,7 +114,7 @@ func New(cfg Config) *Uplink {
 		u.buffers.since[b] = math.MaxInt64
 	}
 	u.Links = Links{u: u, peers: make([]peer, p.Racks)}
-	u.commit = commit{u: u, peers: make([]normPeer, p.Racks)}
+	u.exchange = exchange{u: u, peers: make([]normPeer, p.Racks)}
 	u.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
 		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.window,
 		Open: n, Sends: cfg.Lane.Depths.PeerSend - 1, // one send is reserved for the end of the job
@@ -147,7 +148,7 @@ func (u *Uplink) Publish() {
 	awaited := u.published.awaited
 	clear(awaited)
 	u.reducer.Awaited(awaited)
-	u.commit.awaited(awaited)
+	u.exchange.awaited(awaited)
 	for rack := range u.Links.peers {
 		p := &u.Links.peers[rack]
 		u.published.racks[rack] = Counters{OwnedBytes: p.ownedBytes, Awaited: uint64(awaited[rack]), RecvBytes: p.recv, SentBytes: p.sent}

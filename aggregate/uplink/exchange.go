@@ -13,23 +13,18 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// commit is a lane's end of the commit of a two-phase step over several racks. Ahead of each of the job's barriers the lanes of
-// one number exchange the norms of the chunks that they own, so that every rack adds the norms of all chunks, in the plan's order.
-// After the update the owners of the chunks broadcast their parameters, through the reducer.
-type commit struct {
+// exchange is a lane's all-gather of norms, ahead of each of the job's barriers in the commit of a two-phase step. The lanes of one
+// number send each other the norms of the chunks that their racks own, so that every rack adds the norms of all chunks, in the
+// plan's order.
+type exchange struct {
 	u     *Uplink
 	peers []normPeer // by rack
 
 	op     Op // of the exchange under way, if active
 	active bool
 	began  int64                   // ns, the time at which the exchange began
-	round  uint64                  // number of exchanges begun
+	begun  uint64                  // number of exchanges that this rack has begun
 	record [chunk.RecordBytes]byte // of this rack's commit
-
-	refreshing bool
-	skip       bool   // the commit changed no parameters
-	next       uint32 // index of the next chunk to broadcast
-	under      int    // chunks whose parameters are in flight, at most window, so that every message finds a slot and nothing stalls
 }
 
 // normPeer is the progress of an exchange of norms with another rack.
@@ -41,17 +36,17 @@ type normPeer struct {
 
 	op       Op // of the exchange that the peer has reached
 	epoch    uint8
-	open     bool // the peer has more to send
-	received int  // number of norms received
-	done     uint64
+	open     bool   // the peer has more to send
+	received int    // number of norms received
+	done     uint64 // number of exchanges whose norms have all been received; at most one more than this rack has begun
 	// records holds what the peer's workers sent with the commit, by the parity of the exchange, because a peer may be one ahead.
 	// All racks' workers must commit with the same learning rate, scale and bound of the norm.
 	records [2][chunk.RecordBytes]byte
 }
 
-// pending reports whether there may be something to send.
-func (e *commit) pending() bool {
-	if e.active || e.refreshing {
+// pending reports whether there may be something to send. A peer that is ahead may need an acknowledgement before this rack begins.
+func (e *exchange) pending() bool {
+	if e.active {
 		return true
 	}
 	for i := range e.peers {
@@ -63,7 +58,7 @@ func (e *commit) pending() bool {
 }
 
 // since returns the time at which the racks began to wait for each other's norms, or the end of time if they do not wait.
-func (e *commit) since() int64 {
+func (e *exchange) since() int64 {
 	if e.active {
 		return e.began
 	}
@@ -71,9 +66,9 @@ func (e *commit) since() int64 {
 }
 
 // awaited adds 1 to the counts of the racks whose norms are missing.
-func (e *commit) awaited(counts []int) {
+func (e *exchange) awaited(counts []int) {
 	for rack := range e.peers {
-		if e.active && e.peers[rack].done < e.round {
+		if e.active && e.peers[rack].done < e.begun {
 			counts[rack]++
 		}
 	}
@@ -107,25 +102,25 @@ func (p *normPeer) expects(op Op, epoch uint8, from uint32) bool {
 
 // Exchange begins to exchange the norms for which a barrier of the lanes waits.
 func (u *Uplink) Exchange() {
-	e := &u.commit
+	e := &u.exchange
 	e.op = OpNorms
 	if u.cfg.Machine.CommitPhase() == reduce.AwaitTrust {
 		e.op = OpTrust
 	}
 	e.active, e.began = true, u.cfg.Lane.Stamp
-	e.round++
+	e.begun++
 	u.cfg.Machine.CommitRecord().Encode(e.record[:])
 	for rack := range e.peers {
 		e.peers[rack].sent, e.peers[rack].all = 0, false
 	}
 	own := &e.peers[u.cfg.Place.Rack]
-	own.all, own.done = true, e.round
-	e.exchange()
+	own.all, own.done = true, e.begun
+	e.advance()
 }
 
-// exchange sends the norms for which it has room. Once all racks have exchanged all norms it reports its arrival at the lanes'
+// advance sends the norms for which it has room. Once all racks have exchanged all norms it announces the lane at the lanes'
 // barrier. It reports whether it did anything.
-func (e *commit) exchange() (worked bool) {
+func (e *exchange) advance() (worked bool) {
 	u := e.u
 	all := e.active
 	for rack := range e.peers {
@@ -138,7 +133,7 @@ func (e *commit) exchange() (worked bool) {
 			worked = true
 			e.send(rack, p)
 		}
-		all = all && p.all && p.done >= e.round
+		all = all && p.all && p.done >= e.begun
 	}
 	if !all {
 		return worked
@@ -146,7 +141,7 @@ func (e *commit) exchange() (worked bool) {
 	e.active = false
 	own := u.cfg.Place.Rack
 	for rack := range e.peers {
-		if rack != own && !bytes.Equal(e.peers[rack].records[e.round&1][:], e.record[:]) {
+		if rack != own && !bytes.Equal(e.peers[rack].records[e.begun&1][:], e.record[:]) {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("%w: the workers of %s commit with other values than those of %s: all must commit with the same",
 				reduce.ErrProtocol, u.Links.name(rack), u.Links.name(own)))
 			return true
@@ -157,7 +152,7 @@ func (e *commit) exchange() (worked bool) {
 }
 
 // send sends a rack as many norms as fit into a message.
-func (e *commit) send(rack int, p *normPeer) {
+func (e *exchange) send(rack int, p *normPeer) {
 	u := e.u
 	epoch, at, size := u.cfg.Machine.CommitEpoch(), u.buffers.norms(rack), normSize(e.op)
 	ours := u.Links.peers[u.cfg.Place.Rack].owned
@@ -178,13 +173,13 @@ func (e *commit) send(rack int, p *normPeer) {
 }
 
 // acknowledged records that a rack has read the last norms that it received.
-func (e *commit) acknowledged(rack int) {
+func (e *exchange) acknowledged(rack int) {
 	e.peers[rack].full = false
-	e.exchange()
+	e.advance()
 }
 
 // receive reads another rack's norms.
-func (e *commit) receive(rack int, op Op, epoch uint8, from, length uint32) {
+func (e *exchange) receive(rack int, op Op, epoch uint8, from, length uint32) {
 	u := e.u
 	p, theirs, size, at := &e.peers[rack], u.Links.peers[rack].owned, normSize(op), u.cfg.Lane.Index
 	n := (int(length) - chunk.RecordBytes) / size
@@ -214,54 +209,5 @@ func (e *commit) receive(rack int, op Op, epoch uint8, from, length uint32) {
 	if p.open = p.received < len(theirs); !p.open {
 		p.done++
 	}
-	e.exchange()
-}
-
-// Refresh broadcasts the parameters that a commit changed from their owners to the other racks. If skip is true, the commit changed
-// none.
-func (u *Uplink) Refresh(skip bool) {
-	e := &u.commit
-	e.refreshing, e.skip, e.next = true, skip, 0
-	e.advanceRefresh()
-}
-
-// advanceRefresh applies the parameters that other racks have broadcast, and broadcasts more chunks. It reports whether it did
-// anything.
-func (e *commit) advanceRefresh() (worked bool) {
-	u, st := e.u, e.u.cfg.Store
-	for _, index := range u.returned {
-		c := &st.Chunks[index]
-		if int(c.Owner) != u.cfg.Place.Rack {
-			u.cfg.Arithmetic.Replace(st, c, u.buffers.result(u.chunks[index].sum), uint8(st.Tensors[c.Tensor].Result))
-		}
-		u.release(index)
-		e.under--
-		worked = true
-	}
-	u.returned = u.returned[:0]
-	for e.under < u.window && u.buffers.Free() > 0 && int(e.next) < len(st.Chunks) {
-		index := e.next
-		e.next++
-		c := &st.Chunks[index]
-		changed := c.Stale && !e.skip
-		c.Stale = false
-		if !changed {
-			continue
-		}
-		worked = true
-		e.under++
-		b := u.buffers.take(u.cfg.Lane.Stamp)
-		u.chunks[index].sum = b
-		n := note{resultAddr: u.buffers.result(b)}
-		n.write(u.buffers.sum(b) + u.sumBytes(c, true))
-		u.reducer.Ready(index, true)
-		u.carryOut()
-	}
-	// Results that still wait to be sent have the length of a refresh.
-	if e.under > 0 || int(e.next) < len(st.Chunks) || u.reducer.Owing() {
-		return worked
-	}
-	e.refreshing = false
-	u.cfg.Machine.Refreshed(u.cfg.Lane.Stamp)
-	return true
+	e.advance()
 }
