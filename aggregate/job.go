@@ -156,7 +156,7 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 		m.Standing = j.Gate.Standing()
 	}
 	if c.Place != nil {
-		m.Above, m.Root = true, c.Place.Root()
+		m.Above, m.RootWorker = true, c.Place.RootWorker()
 	}
 	if c.Outer != (diloco.Optimizer{}) {
 		m.Inner = func(index uint32) bool { return outer.Local(c.Outer, &st.Chunks[index]) }

@@ -17,7 +17,7 @@ const (
 	Ring
 	// Chain passes sums along the racks in order, then the result back.
 	Chain
-	// Root is sharded with one owner, the first rack's aggregator.
+	// Root is sharded with one owner, rack 0, which is the root of every chunk's tree.
 	Root
 	// Pods is sharded within each pod, then across pods: BlueConnect's decomposition (MLSys 2019).
 	Pods

@@ -55,9 +55,9 @@ type Config struct {
 	Norms   bool // the update rule needs whole tensors' norms, so a commit takes a second pass
 	Above   bool // complete chunks go to a reducer above the rack
 	// Inner reports, with Above, whether the next step of a chunk stays in the rack. If nil, every step leaves it.
-	Inner    func(index uint32) bool
-	Standing Standing // stream: of every worker's first step
-	Root     int      // the worker whose values a broadcast takes, or negative if it is in another rack
+	Inner      func(index uint32) bool
+	Standing   Standing // stream: of every worker's first step
+	RootWorker int      // the root of broadcasts, whose values they take, or negative if it is in another rack
 }
 
 // Tensor is the part of a tensor in the lane.

@@ -68,8 +68,9 @@ func (p *Place) First(rack int) (n int) {
 	return n
 }
 
-// Root returns the worker of this rack whose values a broadcast takes, or -1 if it is in another rack.
-func (p *Place) Root() int {
+// RootWorker returns the root of broadcasts, whose values they take, by its rank in this rack, or -1 if it is in another rack. It
+// is worker 0 of the job, which is in rack 0, whichever rack owns the chunk.
+func (p *Place) RootWorker() int {
 	if p.Rack == 0 {
 		return 0
 	}

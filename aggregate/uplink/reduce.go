@@ -40,7 +40,7 @@ func (u *Uplink) makeSum(a *reduce.Action) {
 	if !broadcast && u.keepsAsBuddy(c) {
 		n.resultAddr = u.buffers.total(b)
 	}
-	switch root := u.cfg.Place.Root(); {
+	switch root := u.cfg.Place.RootWorker(); {
 	case !broadcast:
 		u.cfg.Reduction.Sum(c, u.cfg.Shard.Gradients(a), u.buffers.sum(b))
 	case root >= 0:
