@@ -9,7 +9,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/aggregate/session"
 	"github.com/rackweave/rackweave/aggregate/store"
-	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -176,44 +175,4 @@ func (l *Links) notify(rack int, n Notice, index uint32) {
 func (l *Links) put(rack int, imm uint32, buffer int32) *verbs.SendWR {
 	l.u.cfg.Lane.Touch(l.peers[rack].Conn)
 	return l.peers[rack].Put(imm, buffer)
-}
-
-// Leave announces to the other racks that this rack's workers have left in peace.
-func (l *Links) Leave() { l.announce(Left, 0) }
-
-// End announces to the other racks, once, that the job has failed here because of a worker of this rack. If rank is negative, no
-// worker is to blame.
-func (u *Uplink) End(rank int) {
-	if u.Links.announced {
-		return
-	}
-	blame := uint32(chunk.IndexMask)
-	if rank >= 0 {
-		blame = uint32(u.cfg.Place.First(u.cfg.Place.Rack) + rank)
-	}
-	u.Links.announce(Failed, blame)
-}
-
-// announce sends the message about the end.
-func (l *Links) announce(how Ending, blame uint32) {
-	l.announced = true
-	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && p.Held < p.SendDepth && !p.ended {
-			l.put(rack, pack(OpEnd, uint8(how), blame), store.NoBuffer)
-		}
-	}
-}
-
-// Flushed reports whether all messages to other racks have arrived or cannot arrive. If told is true, the message about the end
-// must be among them. After that message the reducer sends no answers, so none is waited for.
-func (l *Links) Flushed(told bool) bool {
-	if told && !l.announced {
-		return false
-	}
-	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && (p.Held > 0 || !l.announced && l.u.reducer.Owes(rack)) {
-			return false
-		}
-	}
-	return true
 }

@@ -1,15 +1,5 @@
 package uplink
 
-import (
-	"cmp"
-	"fmt"
-	"strings"
-	"time"
-
-	"github.com/rackweave/rackweave/aggregate/failure"
-	"github.com/rackweave/rackweave/chunk"
-)
-
 func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32) {
 	c := &u.cfg.Store.Chunks[index]
 	broadcast := op == OpBroadcast || op == OpValues
@@ -45,37 +35,4 @@ func (u *Uplink) notified(rack int, n Notice, index uint32) {
 		return
 	}
 	u.carryOut()
-}
-
-// ended records that the job has ended in another rack.
-func (u *Uplink) ended(rack int, how Ending, blame uint32) {
-	u.Links.peers[rack].ended = true
-	if how == Left {
-		u.Links.left = cmp.Or(u.Links.left, u.cfg.Lane.Stamp)
-		return
-	}
-	err := &FailedElsewhere{Rack: u.cfg.Place.Names[rack], Worker: failure.NoRank}
-	if blame != chunk.IndexMask {
-		err.Worker = int(blame)
-	}
-	u.cfg.Fail.Fail(failure.NoRank, err)
-}
-
-// leftGrace is the time for which a chunk may wait for its result after the workers of another rack have left. A result may come
-// from a third rack, and later than the notice that they have left.
-const leftGrace = time.Second
-
-// missLeft fails the job if a chunk waits for racks whose workers have left.
-func (u *Uplink) missLeft() {
-	l, waits := &u.Links, min(u.buffers.oldest(), u.exchange.since())
-	if l.left == 0 || u.cfg.Fail.Has() || max(l.left, waits) >= u.cfg.Lane.Stamp-int64(leftGrace) {
-		return
-	}
-	var names []string
-	for rack := range l.peers {
-		if l.peers[rack].ended {
-			names = append(names, l.name(rack))
-		}
-	}
-	u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf("the workers of %s have left the job, and others wait for their gradients", strings.Join(names, ", ")))
 }

@@ -1,8 +1,6 @@
 package uplink
 
 import (
-	"errors"
-	"fmt"
 	"math"
 	"sync"
 
@@ -12,22 +10,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/hierarchy"
 )
-
-// ErrPeerLost is wrapped by the loss of another rack's aggregator.
-var ErrPeerLost = errors.New("aggregator lost")
-
-// FailedElsewhere is the failure of a job in another rack.
-type FailedElsewhere struct {
-	Rack   string
-	Worker int // the worker that caused it, by its rank in the whole job, or -1
-}
-
-func (e *FailedElsewhere) Error() string {
-	if e.Worker < 0 {
-		return fmt.Sprintf("the job failed in rack %q: see its aggregator", e.Rack)
-	}
-	return fmt.Sprintf("the job failed in rack %q: worker %d caused it", e.Rack, e.Worker)
-}
 
 // Shard is the job's chunks of one rack in the lane, below the uplink.
 type Shard interface {
