@@ -40,16 +40,16 @@ static bool admit(struct rwb_qp *base, struct rwb_half *half)
 	struct tcp_hello reply = {
 		.kind = TCP_HELLO_ACCEPT, .to_qp = hello->from_qp, .from_qp = base->head.num, .window = qp->dev->window};
 
-	if (hello->from_qp != qp->join.peer.qp_num)
+	if (hello->from_qp != qp->peer.qp_num)
 		return false;
 	reply.posted = atomic_load(&qp->base.recv_posted);
-	tcp_hello_seal(&reply, qp->join.peer.cookie);
+	tcp_hello_seal(&reply, qp->peer.cookie);
 	if (send(half->fd, &reply, sizeof reply, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof reply)
 		return false;
 	qp->out.window = hello->window;
 	qp->out.peer_posted = hello->posted;
 	qp->in.announced_posted = reply.posted;
-	atomic_store_explicit(&qp->join.arrived_fd, half->fd, memory_order_release);
+	atomic_store_explicit(&qp->arrived_fd, half->fd, memory_order_release);
 	atomic_store(&base->head.state, RWF_QPS_RTS);
 	rwb_raise(base, RWF_EVENT_QP_ESTABLISHED);
 	rwb_notify(base->head.cq->wake_fd);

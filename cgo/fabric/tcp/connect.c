@@ -120,12 +120,13 @@ static int try(struct tcp_qp *qp, struct attempt *a, const struct tcp_endpoint *
 }
 
 /*
- * Connects. Stores the socket in arrived_fd, and the address in peer. If refused, it tries once more, because strangers may have
- * taken its place before its hello was read.
+ * Connects to the peer. Stores the socket in arrived_fd. If refused, it tries once more, because strangers may have taken its
+ * place before its hello was read.
  */
-int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr)
+int tcp_connect(struct tcp_qp *qp, const struct rwf_connect_attr *attr)
 {
 	struct attempt a = {.cancel_fd = attr->cancel_fd, .deadline_ns = rwb_now_ns() + attr->timeout_ms * 1000000ull};
+	const struct tcp_endpoint *peer = &qp->peer;
 	char text[INET6_ADDRSTRLEN];
 	int rc;
 
@@ -140,6 +141,6 @@ int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_c
 		rc = try(qp, &a, peer);
 	if (rc)
 		return rc;
-	atomic_store(&qp->join.arrived_fd, a.fd);
+	atomic_store(&qp->arrived_fd, a.fd);
 	return 0;
 }

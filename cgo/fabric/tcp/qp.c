@@ -33,7 +33,7 @@ int tcp_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	qp->dev = dev;
 	qp->cq = (struct tcp_cq *)init->cq;
 	qp->fd = -1;
-	atomic_store(&qp->join.arrived_fd, -1);
+	atomic_store(&qp->arrived_fd, -1);
 	qp->in.imm_only = init->flags & RWF_QP_IMM_ONLY;
 	rwb_qp_enter(&qp->base, pd);
 	LIST_INSERT_HEAD(&qp->cq->qps, qp, of_cq);
@@ -89,32 +89,22 @@ int tcp_connect_qp(rwf_qp *head, const void *peer, size_t len, const struct rwf_
 {
 	struct tcp_qp *qp = (struct tcp_qp *)head;
 	struct tcp_device *dev = qp->dev;
-	struct tcp_endpoint ep;
-	int rc = tcp_endpoint_decode(&ep, peer, len);
+	int rc = tcp_endpoint_decode(&qp->peer, peer, len);
 
 	if (rc)
 		return rc;
-	if (ep.encrypt || dev->address.encrypt) {
-		rc = tcp_tls_probe();
-		if (rc)
-			return rc;
-		qp->encrypt = true;
-		qp->secret.active = attr->active;
-		memcpy(qp->secret.cookies, attr->active ? qp->cookie : ep.cookie, TCP_COOKIE_LEN);
-		memcpy(qp->secret.cookies + TCP_COOKIE_LEN, attr->active ? ep.cookie : qp->cookie, TCP_COOKIE_LEN);
-	}
+	if ((qp->peer.encrypt || dev->address.encrypt) && (rc = tcp_tls_probe()))
+		return rc;
+	qp->active = attr->active;
 	qp->rnr_timeout_ms = attr->rnr_timeout_ms;
 	qp->ack_timeout_ms = attr->ack_timeout_ms;
 	if (!attr->active) {
-		pthread_mutex_lock(&dev->door.device.lock);
-		qp->join.peer = ep;
 		qp->base.deadline_ns = rwb_now_ns() + attr->timeout_ms * 1000000ull;
-		atomic_store(&head->state, RWF_QPS_RTR);
-		pthread_mutex_unlock(&dev->door.device.lock);
+		atomic_store(&head->state, RWF_QPS_RTR); /* the listener may fill the rest from here on */
 		rwb_notify(dev->door.device.event_fd);
 		return 0;
 	}
-	rc = tcp_connect(qp, &ep, attr);
+	rc = tcp_connect(qp, attr);
 	if (rc)
 		return rc;
 	atomic_store(&head->state, RWF_QPS_RTS);
@@ -126,12 +116,12 @@ void tcp_adopt(struct tcp_qp *qp)
 {
 	/* The queue pair records that there is more to read, or that the socket is full. */
 	struct epoll_event edges = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = qp};
-	int fd = qp->fd >= 0 ? -1 : atomic_load_explicit(&qp->join.arrived_fd, memory_order_acquire);
+	int fd = qp->fd >= 0 ? -1 : atomic_load_explicit(&qp->arrived_fd, memory_order_acquire);
 
 	if (fd < 0)
 		return;
 	qp->fd = fd;
-	if (qp->encrypt && tcp_tls_begin(fd, &qp->secret))
+	if ((qp->peer.encrypt || qp->dev->address.encrypt) && tcp_tls_begin(qp))
 		tcp_qp_error(qp, RWF_WC_GENERAL_ERR);
 	qp->out.frame_bytes = qp->out.window / 2 < MAX_FRAME ? qp->out.window / 2 : MAX_FRAME;
 	if (epoll_ctl(qp->cq->base.epoll_fd, EPOLL_CTL_ADD, fd, &edges))

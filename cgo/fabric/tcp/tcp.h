@@ -19,10 +19,10 @@
  * Progress is made inside calls only. Where an owner neither polls nor waits, nothing is placed and nothing acknowledged:
  * its peers' sends stay outstanding, but do not fail as long as its host answers.
  *
- * Threads. A queue pair belongs to its owner, except while it waits for its peer: the listener fills join and the fields that a
- * hello sets, stores the socket in arrived_fd with release order, and wakes the queue. The owner takes the socket from there.
- * Memory regions are found without a lock: a queue counts its calls in busy, which is odd inside one. A deregistration removes the
- * key and then waits for the calls that may have seen it. It holds the device's lock, which no such call takes.
+ * Threads. A queue pair belongs to its owner, except while it waits for its peer: the listener fills the fields that a hello sets,
+ * stores the socket in arrived_fd with release order, and wakes the queue. The owner takes the socket from there. Memory regions
+ * are found without a lock: a queue counts its calls in busy, which is odd inside one. A deregistration removes the key and then
+ * waits for the calls that may have seen it. It holds the device's lock, which no such call takes.
  */
 #ifndef RW_TCP_H
 #define RW_TCP_H
@@ -55,7 +55,7 @@ struct tcp_visitor {
 };
 
 struct tcp_device {
-	struct rwb_door door;        /* the device's lock guards the passive side of queue pairs */
+	struct rwb_door door;        /* the device's lock guards queue pairs that wait for a peer */
 	struct tcp_endpoint address; /* the address in endpoints; qp_num and cookie are unused */
 	struct tcp_endpoint source;  /* the local address of active connections, if it is set */
 	int sndbuf, rcvbuf;          /* if 0, the kernel tunes them */
@@ -75,12 +75,6 @@ struct tcp_cq {
 	uint32_t rounds, idle;
 	LIST_HEAD(, tcp_qp) qps;
 	TAILQ_HEAD(tcp_qps, tcp_qp) ready; /* those with work, in the order of service */
-};
-
-/* The connection of a passive queue pair, guarded by the device's lock until arrived_fd is stored. */
-struct tcp_join {
-	struct tcp_endpoint peer;
-	_Atomic int arrived_fd;
 };
 
 /* A frame before its payloads. */
@@ -144,12 +138,6 @@ struct tcp_host {
 	uint64_t looked_ns; /* time of the last check */
 };
 
-/* The source of a connection's keys. */
-struct tcp_secret {
-	uint8_t cookies[2 * TCP_COOKIE_LEN]; /* of the active side, then of the passive side */
-	bool active;                         /* this is the active side */
-};
-
 struct tcp_qp {
 	struct rwb_qp base;
 	struct tcp_device *dev;
@@ -158,11 +146,11 @@ struct tcp_qp {
 	LIST_ENTRY(tcp_qp) of_cq;
 	TAILQ_ENTRY(tcp_qp) ready;
 	int fd;
-	bool encrypt; /* the connection, by keys made from secret */
-	struct tcp_secret secret;
+	_Atomic int arrived_fd; /* the connection, before the owner takes it */
+	struct tcp_endpoint peer;
+	bool active; /* this is the active side */
 	uint8_t cookie[TCP_COOKIE_LEN];
 	uint32_t rnr_timeout_ms, ack_timeout_ms;
-	struct tcp_join join;
 	struct tcp_host host;
 	struct tcp_out out;
 	struct tcp_in in;
@@ -191,8 +179,8 @@ RWB_OWN_CALLS(RWB_PROTOTYPE, tcp_)
 
 /* tls.c */
 int tcp_tls_probe(void); /* returns 0, or an error with the remedy if the kernel has no TLS */
-/* Encrypts a connection that has carried only hellos, and clears the secret. Returns 0, or -1 with errno. */
-int tcp_tls_begin(int fd, struct tcp_secret *secret);
+/* Encrypts a connection that has carried only hellos. Returns 0, or -1 with errno. */
+int tcp_tls_begin(const struct tcp_qp *qp);
 
 /* addr.c */
 int tcp_parse_address(const char *text, struct tcp_endpoint *out); /* ADDR, ADDR:PORT or [ADDR6]:PORT */
@@ -215,7 +203,7 @@ void tcp_acknowledge(struct tcp_qp *qp); /* sends the totals if the peer needs t
 bool tcp_receive(struct tcp_qp *qp); /* returns true if there may be more to read */
 
 /* connect.c */
-int tcp_connect(struct tcp_qp *qp, struct tcp_endpoint *peer, const struct rwf_connect_attr *attr);
+int tcp_connect(struct tcp_qp *qp, const struct rwf_connect_attr *attr);
 
 /* brake.c, called under accept_lock */
 bool tcp_count_connection(struct tcp_device *dev, const struct sockaddr_storage *from,

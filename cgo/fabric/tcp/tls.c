@@ -35,14 +35,14 @@ int tcp_tls_probe(void)
 	return rc;
 }
 
-static int set_keys(int fd, int direction, const struct tcp_secret *secret, bool from_active)
+static int set_keys(int fd, int direction, const uint8_t cookies[2 * TCP_COOKIE_LEN], bool from_active)
 {
 	const char *label = from_active ? "rackweave tcp, from the active side" : "rackweave tcp, from the passive side";
 	struct tls12_crypto_info_aes_gcm_128 info = {.info = {.version = TLS_1_3_VERSION, .cipher_type = TLS_CIPHER_AES_GCM_128}};
 	uint8_t derived[TCP_DIGEST_LEN], *next = derived;
 	int rc;
 
-	tcp_hmac(secret->cookies, sizeof secret->cookies, (const uint8_t *)label, strlen(label), derived);
+	tcp_hmac(cookies, 2 * TCP_COOKIE_LEN, (const uint8_t *)label, strlen(label), derived);
 	memcpy(info.key, next, sizeof info.key);
 	next += sizeof info.key;
 	memcpy(info.salt, next, sizeof info.salt);
@@ -54,10 +54,12 @@ static int set_keys(int fd, int direction, const struct tcp_secret *secret, bool
 	return rc;
 }
 
-int tcp_tls_begin(int fd, struct tcp_secret *secret)
+int tcp_tls_begin(const struct tcp_qp *qp)
 {
-	int rc = use(fd) || set_keys(fd, TLS_RX, secret, !secret->active) || set_keys(fd, TLS_TX, secret, secret->active) ? -1 : 0;
+	uint8_t cookies[2 * TCP_COOKIE_LEN]; /* of the active side, then of the passive side */
 
-	explicit_bzero(secret, sizeof *secret);
-	return rc;
+	memcpy(cookies, qp->active ? qp->cookie : qp->peer.cookie, TCP_COOKIE_LEN);
+	memcpy(cookies + TCP_COOKIE_LEN, qp->active ? qp->peer.cookie : qp->cookie, TCP_COOKIE_LEN);
+	return use(qp->fd) || set_keys(qp->fd, TLS_RX, cookies, !qp->active) || set_keys(qp->fd, TLS_TX, cookies, qp->active) ? -1
+															      : 0;
 }
