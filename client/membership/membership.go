@@ -34,10 +34,10 @@ type Membership struct {
 	All    []*Aggregator // in the order in which all workers join them; at least one
 	spread atomic.Bool   // all of several aggregators were joined
 
-	once    sync.Once
-	failed  chan struct{}
-	failure error
-	blamed  atomic.Pointer[int32] // the rank that an aggregator has named for the failure, or -1 if an aggregator is lost
+	once   sync.Once
+	failed context.Context // ended by the worker's failure, its cause
+	fail   context.CancelCauseFunc
+	blamed atomic.Pointer[int32] // the rank that an aggregator has named for the failure, or -1 if an aggregator is lost
 
 	notifying sync.WaitGroup
 	leaving   atomic.Bool
@@ -54,7 +54,8 @@ const (
 // Join joins the aggregator, or all over which the job is spread, when all workers have joined. r is the worker's request, whose
 // host, and by the aggregators' answers rank, provider and place Join completes.
 func Join(ctx context.Context, cfg Config, r *api.JoinRequest) (*Membership, error) {
-	m := &Membership{cfg: cfg, job: r.Job, failed: make(chan struct{})}
+	m := &Membership{cfg: cfg, job: r.Job}
+	m.failed, m.fail = context.WithCancelCause(context.Background())
 	r.HostId, r.Spreads = api.HostID(), true
 	r.Host, _ = os.Hostname()
 	err := m.join(ctx, r)
@@ -74,13 +75,7 @@ func Join(ctx context.Context, cfg Config, r *api.JoinRequest) (*Membership, err
 func (m *Membership) join(ctx context.Context, r *api.JoinRequest) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // the job may end at one aggregator while the worker joins another
-		select {
-		case <-m.failed:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	defer context.AfterFunc(m.failed, cancel)() // the job may end at one aggregator while the worker joins another
 	var all []*api.Aggregator
 	for u := range strings.SplitSeq(m.cfg.Server, ",") {
 		all = append(all, &api.Aggregator{Url: u})
@@ -194,38 +189,30 @@ func (m *Membership) watch(a *Aggregator) error {
 // notifies the other aggregators; while the worker still joins, Join does.
 func (m *Membership) end(why error, rank int32) {
 	if !m.leaving.Load() {
-		m.fail(why, m.blamed.CompareAndSwap(nil, &rank) && m.spread.Load())
+		m.failOnce(why, m.blamed.CompareAndSwap(nil, &rank) && m.spread.Load())
 	}
 }
 
 // Fail makes err the worker's failure, unless it has one.
-func (m *Membership) Fail(err error) { m.fail(err, false) }
+func (m *Membership) Fail(err error) { m.failOnce(err, false) }
 
 // GiveUp is like Fail, and notifies the aggregators at once, so that the other workers need not wait for Leave.
-func (m *Membership) GiveUp(err error) { m.fail(err, true) }
+func (m *Membership) GiveUp(err error) { m.failOnce(err, true) }
 
-func (m *Membership) fail(err error, notify bool) {
+func (m *Membership) failOnce(err error, notify bool) {
 	m.once.Do(func() {
-		m.failure = err
 		if notify { // before anyone sees the failure
 			m.notifying.Go(func() { _ = m.leave(err) })
 		}
-		close(m.failed)
+		m.fail(err)
 	})
 }
 
 // Err returns the worker's failure, or nil while it has none.
-func (m *Membership) Err() error {
-	select {
-	case <-m.failed:
-		return m.failure
-	default:
-		return nil
-	}
-}
+func (m *Membership) Err() error { return context.Cause(m.failed) }
 
 // Failed returns a channel that is closed when the worker has failed.
-func (m *Membership) Failed() <-chan struct{} { return m.failed }
+func (m *Membership) Failed() <-chan struct{} { return m.failed.Done() }
 
 // Leave makes the Leave calls. With a reason the job fails.
 func (m *Membership) Leave(reason error) error {
@@ -359,7 +346,7 @@ func (m *Membership) Explain(what string, err error) error {
 // AwaitReason waits a while for an aggregator to report the reason of a failure, and reports whether the worker has failed.
 func (m *Membership) AwaitReason() bool {
 	select {
-	case <-m.failed:
+	case <-m.failed.Done():
 		return true
 	case <-time.After(ReasonWait):
 		return false
