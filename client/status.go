@@ -2,15 +2,13 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math"
-	"net/http"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
+	"connectrpc.com/grpchealth"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/service/api"
@@ -42,25 +40,17 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 	defer transport.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Server+"/grpc.health.v1.Health/Check",
-		strings.NewReader(`{"service":"`+apiconnect.RackServiceName+`"}`))
-	if err != nil {
-		return false, err
+	// The messages of grpc.health.v1 have one field each, so they travel as these do.
+	health := connect.NewClient[wrapperspb.StringValue, wrapperspb.Int32Value](h, c.Server+"/grpc.health.v1.Health/Check",
+		connect.WithReadMaxBytes(1<<10))
+	answer, err := health.CallUnary(ctx, connect.NewRequest(wrapperspb.String(apiconnect.RackServiceName)))
+	switch {
+	case err == nil:
+		return answer.Msg.Value == int32(grpchealth.StatusServing), nil
+	case connect.CodeOf(err) == connect.CodeNotFound:
+		return false, nil
 	}
-	r.Header.Set("Content-Type", "application/json")
-	answer, err := h.Do(r)
-	if err != nil {
-		return false, fmt.Errorf("ask %s whether it is of a cluster: %w", c.Server, access.Classify(err))
-	}
-	defer answer.Body.Close()
-	var said struct{ Status, Code string }
-	_ = json.NewDecoder(io.LimitReader(answer.Body, 1<<10)).Decode(&said) // another program may answer anything
-	is = strings.HasSuffix(said.Status, "SERVING") && !strings.Contains(said.Status, "NOT")
-	if !is && said.Code != connect.CodeNotFound.String() {
-		return false, fmt.Errorf("ask %s whether it is of a cluster: it does not answer as an aggregator does: %s", c.Server,
-			answer.Status)
-	}
-	return is, nil
+	return false, fmt.Errorf("ask %s whether it is of a cluster: %w", c.Server, access.Classify(err))
 }
 
 // longest is the longest time that a message has room for, in whole milliseconds.
