@@ -57,7 +57,7 @@ func (x *exchange) commit(ctx context.Context, s Step) (r cworker.Answer, err er
 	if err := x.Err(); err != nil {
 		return r, fmt.Errorf("commit: %w", err)
 	}
-	if x.tensors.Load() == nil {
+	if x.NumTensors() == 0 {
 		return r, fmt.Errorf("commit: no tensors are registered")
 	}
 	hyper := Hyper{LR: float32(s.LR), WD: float32(s.WD), Scale: float32(cmp.Or(s.Scale, 1)), Clip: float32(s.Clip)}.record()

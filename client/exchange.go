@@ -38,12 +38,7 @@ type pin struct {
 }
 
 // registered returns the registered tensors, by their numbers.
-func (x *exchange) registered() []Tensor {
-	if tensors := x.tensors.Load(); tensors != nil {
-		return *tensors
-	}
-	return nil
-}
+func (x *exchange) registered() []Tensor { return *x.tensors.Load() }
 
 // Handle is a handle to an operation that was started.
 type Handle struct {

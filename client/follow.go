@@ -49,7 +49,7 @@ func (f *follower) open() {
 
 // start follows links and lanes until the worker ends.
 func (f *follower) start() {
-	if !f.session.Resumable() {
+	if !f.session.Resumable {
 		return
 	}
 	for nic := range f.w.devices {

@@ -40,6 +40,7 @@ func Join(ctx context.Context, cfg Config) (*Worker, error) {
 	}
 	w := new(Worker)
 	w.cfg = cfg
+	w.tensors.Store(new([]Tensor))
 	w.failover = follower{w: w, kick: make(chan struct{}, 1), down: map[int][]int{}}
 	if err := w.join(ctx); err != nil {
 		return nil, fmt.Errorf("join job %q at %s: %w", cfg.Job, cfg.Server, err)

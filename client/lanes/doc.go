@@ -4,7 +4,7 @@
 //
 // How the aggregator is asked is a [Control]: package client asks over HTTP, tests and the simulation in process.
 //
-// Call [Open], [Session.Attach] and [Session.Start] in this order, and [Session.Close] at last. After Start one goroutine may call
+// Call [Open] and [Session.Attach] in this order, and [Session.Close] at last. After Attach one goroutine may call
 // [Session.Advance] and [Session.Look] while another calls [Session.Allocate]. WorkerLink, AggregatorLinks, Broke, Holds, Path and
 // Failovers may be called by any.
 //

@@ -31,17 +31,9 @@ func (s *Session) expose(m *Memory) error {
 	return s.Call("register memory", func() int { return cworker.Region(s.C, m.MRs) })
 }
 
-// allocated lists the session's memory.
-func (s *Session) allocated() []*Memory {
-	if all := s.memories.Load(); all != nil {
-		return *all
-	}
-	return nil
-}
-
 // Holds reports whether a buffer lies in memory from [Session.Allocate]. Any goroutine may call it.
 func (s *Session) Holds(b []byte) bool {
-	return slices.ContainsFunc(s.allocated(), func(m *Memory) bool {
+	return slices.ContainsFunc(*s.memories.Load(), func(m *Memory) bool {
 		p, start := uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(m.Addr())
 		return p >= start && p-start+uintptr(len(b)) <= uintptr(m.Len())
 	})
@@ -61,7 +53,7 @@ func (s *Session) register(what string, bytes int) (*Memory, error) {
 		}
 		m.MRs = append(m.MRs, mr)
 	}
-	all := append(slices.Clone(s.allocated()), m)
+	all := append(slices.Clone(*s.memories.Load()), m)
 	s.memories.Store(&all)
 	return m, nil
 }

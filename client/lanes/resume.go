@@ -90,7 +90,7 @@ func (s *Session) Failovers() uint64 { return s.failovers.Load() }
 func (s *Session) ackTimeout(lane int) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.resumable && s.chooser.Open(s.cfg.Now(), lane) > 1 {
+	if s.Resumable && s.chooser.Open(s.cfg.Now(), lane) > 1 {
 		return min(s.cfg.AckTimeout, s.cfg.LinkTimeout)
 	}
 	return s.cfg.LinkTimeout

@@ -60,8 +60,11 @@ type Session struct {
 	QPs   []*verbs.QP            // by lane; nil without a connection
 	Peers []chunk.AggregatorLane // by lane
 
+	// Whether a lane whose queue pair fails can go on over another: there is more than one path, and the links of the worker's NICs
+	// can fail.
+	Resumable bool
+
 	cfg       Config
-	resumable bool
 	staging   *Memory
 	memories  atomic.Pointer[[]*Memory] // replaced, never changed
 	lanes     []cworker.Lane            // as the C worker knows them
@@ -90,7 +93,8 @@ func Open(cfg Config) (s *Session, err error) {
 	if s.cfg.Log == nil {
 		s.cfg.Log = func(string, ...any) {}
 	}
-	s.resumable = s.chooser.Open(0, 0) > 1 // all links are up
+	s.memories.Store(new([]*Memory))
+	s.Resumable = s.chooser.Open(0, 0) > 1 // all links are up
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -98,7 +102,7 @@ func Open(cfg Config) (s *Session, err error) {
 		}
 	}()
 	for _, d := range cfg.Devices {
-		s.resumable = s.resumable && d.Attr().Has(verbs.DevLink)
+		s.Resumable = s.Resumable && d.Attr().Has(verbs.DevLink)
 		if err := s.openNIC(d); err != nil {
 			return s, err
 		}
@@ -137,10 +141,6 @@ func (s *Session) createQP(nic int) (*verbs.QP, error) {
 // stagingBytes returns the size of a lane's staging buffers.
 func (s *Session) stagingBytes() int { return int(s.cfg.Worker.Staging) * int(s.cfg.Worker.ChunkBytes) }
 
-// Resumable reports whether a lane whose queue pair fails can go on over another: there is more than one path, and the links of
-// the worker's NICs can fail.
-func (s *Session) Resumable() bool { return s.resumable }
-
 // Attach exchanges the ends of all lanes with the aggregator and connects the queue pairs within timeout.
 func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
@@ -153,7 +153,7 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 		ends[i] = chunk.WorkerLane{
 			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.stagingBytes()),
 			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: s.cfg.Worker.Staging,
-			AckTimeout: s.ackTimeout(i), Resumable: s.resumable,
+			AckTimeout: s.ackTimeout(i), Resumable: s.Resumable,
 		}
 	}
 	peers, err := s.cfg.Control.Attach(ctx, ends)
@@ -199,7 +199,7 @@ func (s *Session) openWorker() error {
 		nics[i] = cworker.NIC{PD: n.PD.Handle(), CQ: n.CQ.Handle()}
 	}
 	c := s.cfg.Worker
-	c.SendDepth, c.StagingAddr, c.Resumable = uint32(s.cfg.SendDepth), s.staging.Addr(), s.resumable
+	c.SendDepth, c.StagingAddr, c.Resumable = uint32(s.cfg.SendDepth), s.staging.Addr(), s.Resumable
 	err := s.Call("open worker", func() (rc int) {
 		s.C, rc = cworker.Open(c, nics, len(s.lanes))
 		return rc
@@ -241,7 +241,7 @@ func (s *Session) Error(op string, rc int) error {
 	return &WorkerError{Op: op, RC: rc, Text: text}
 }
 
-// Close gives everything back, and leaves the devices open. Nothing else of the session may be running.
+// Close gives everything back, once, and leaves the devices open. Nothing else of the session may be running.
 func (s *Session) Close() error {
 	var errs []error
 	if s.C != nil {
@@ -251,14 +251,12 @@ func (s *Session) Close() error {
 	for lane, qp := range s.QPs {
 		if qp != nil {
 			errs = append(errs, qp.Close())
-			s.QPs[lane] = nil
 		}
 		errs = append(errs, s.recovery[lane].drop())
 	}
-	for _, m := range s.allocated() {
+	for _, m := range *s.memories.Load() {
 		errs = append(errs, s.deregister(m))
 	}
-	s.memories.Store(nil)
 	for _, n := range s.NICs {
 		if n.CQ != nil {
 			errs = append(errs, n.CQ.Close())
@@ -267,6 +265,5 @@ func (s *Session) Close() error {
 			errs = append(errs, n.PD.Close())
 		}
 	}
-	s.NICs = nil
 	return errors.Join(errs...)
 }
