@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -118,5 +121,22 @@ func (s *Service) listenSocket() (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
 		return nil, err
 	}
+	removeDeadSockets(filepath.Dir(path))
 	return net.Listen("unix", path)
+}
+
+// removeDeadSockets removes the sockets of aggregators that were killed. One that is young may not listen yet.
+func removeDeadSockets(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if info, err := e.Info(); err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < time.Minute {
+			continue
+		}
+		if c, err := net.Dial("unix", path); err == nil {
+			c.Close()
+		} else if errors.Is(err, syscall.ECONNREFUSED) {
+			os.Remove(path)
+		}
+	}
 }

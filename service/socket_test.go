@@ -3,6 +3,7 @@ package service_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/service/api"
@@ -83,6 +85,32 @@ func TestTheUnixSocketIsForItsUserOnly(t *testing.T) {
 	}
 	if code, text, err := drain(); err != nil || code != http.StatusOK {
 		t.Errorf("the user's own drain: %d %s, %v", code, text, err)
+	}
+}
+
+func TestSocketsOfKilledAggregatorsAreRemoved(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	first, _ := serve(t, service.Options{})
+	alive := api.SocketPath(first.Addr().(*net.TCPAddr))
+	dead := func(name string) string {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(filepath.Dir(alive), name), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+		return l.Addr().String()
+	}
+	old, young := dead("127.0.0.1.1"), dead("127.0.0.1.2")
+	hour := time.Now().Add(-time.Hour)
+	if err := errors.Join(os.Chtimes(alive, hour, hour), os.Chtimes(old, hour, hour)); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, service.Options{})
+	for path, want := range map[string]bool{alive: true, old: false, young: true} {
+		if _, err := os.Lstat(path); (err == nil) != want {
+			t.Errorf("%s is there: %v, want %v", path, err == nil, want)
+		}
 	}
 }
 
