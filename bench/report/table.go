@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -22,6 +23,9 @@ func WriteTable(w io.Writer, results []Result) {
 	line(w, heads, "(B)", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)", "", "", "(GB/s)", "")
 	for i := range results {
 		writeRow(w, &results[i])
+	}
+	if slices.ContainsFunc(results, func(r Result) bool { return r.Roofline.Share > 1 }) {
+		fmt.Fprintln(w, "# a share over 100%: the machine had more to do while the roofline was measured; run it again when it is idle")
 	}
 }
 

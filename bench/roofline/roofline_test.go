@@ -51,7 +51,7 @@ func TestTheSocketLoopIsAsTheExchangeWithinBounds(t *testing.T) {
 		{4, 2, 100_000_000, 32 << 20, 400_000_000},
 		{4, 2, 10_000_000, 5_000_000, 40_000_000},
 		{8, 1, 10 << 30, 32 << 20, 1 << 30},
-		{2, 4, 1, 256 << 10, 8},
+		{2, 4, 1, 256 << 10, 16 << 20},
 	} {
 		got := socketLoop(c.workers, c.lanes, c.bytes)
 		want := fabric.TCPRoofline{Connections: c.workers * c.lanes, Hubs: c.lanes, Peers: c.workers, Block: 256 << 10, Span: c.span,
@@ -73,11 +73,13 @@ func TestTCPMeasuresARate(t *testing.T) {
 	t.Logf("2 workers, 2 lanes, 8 MiB: %.2f GB/s", got.GBs)
 }
 
-func TestAMeasurementIsAMedianWithoutItsFirstRun(t *testing.T) {
+func TestAMeasurementIsTheBestWithoutItsFirstRun(t *testing.T) {
 	runs := 0
 	gbs, err := measure(8_000_000, func() (time.Duration, error) {
-		runs++
-		if runs%3 == 1 { // the first, which does not count, and one of the others
+		switch runs++; {
+		case runs == 1: // does not count
+			return time.Millisecond, nil
+		case runs > 2: // others work on the machine
 			return 10 * time.Second, nil
 		}
 		return 100 * time.Millisecond, nil

@@ -13,9 +13,10 @@ const (
 	socketBlock = 256 << 10
 	// mostSpan bounds the memory that each connection walks through: of several connections beyond any cache.
 	mostSpan = 32 << 20
-	// mostSocketBytes bounds a run of the socket loop, whose rate no longer depends on it.
-	mostSocketBytes = 1 << 30
-	socketTimeout   = time.Minute
+	// A run of the socket loop moves so many bytes at least, beside which its threads start in no time, and at most.
+	leastSocketBytes = 16 << 20
+	mostSocketBytes  = 1 << 30
+	socketTimeout    = time.Minute
 )
 
 // TCP measures a bare loop over sockets of the loopback device that moves the bytes of each worker both ways at once, over as
@@ -35,12 +36,11 @@ func TCP(workers, lanes int, bytes uint64) (report.Roofline, error) {
 }
 
 func socketLoop(workers, lanes int, bytes uint64) fabric.TCPRoofline {
-	connections := workers * lanes
 	return fabric.TCPRoofline{
-		Connections: connections, Hubs: lanes, Peers: workers,
+		Connections: workers * lanes, Hubs: lanes, Peers: workers,
 		Block:   socketBlock,
 		Span:    int(min(max(bytes/uint64(lanes), socketBlock), mostSpan)),
-		Bytes:   int64(max(min(bytes, mostSocketBytes/uint64(workers))*uint64(workers), uint64(connections))),
+		Bytes:   int64(max(min(bytes, mostSocketBytes/uint64(workers))*uint64(workers), leastSocketBytes)),
 		Timeout: socketTimeout,
 	}
 }

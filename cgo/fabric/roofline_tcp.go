@@ -18,7 +18,8 @@ type TCPRoofline struct {
 	Connections, Hubs, Peers int
 	// Block is the length of one send or recv, in bytes.
 	Block int
-	// Span is the number of bytes of memory that each connection walks through in each direction, at least Block.
+	// Span is the number of bytes of memory that a peer walks through for each connection in each direction, at least Block. A hub
+	// uses one block again and again, as an aggregator can.
 	Span int
 	// Bytes is the number of bytes in each direction, over all connections.
 	Bytes int64
@@ -48,7 +49,7 @@ func (r TCPRoofline) Run() (time.Duration, error) {
 		return 0, fmt.Errorf("socket loop %+v: a field is out of bounds", r)
 	}
 	// The pages exist before the clock starts, and go when it has stopped.
-	memory, err := syscall.Mmap(-1, 0, 4*r.Connections*r.Span, syscall.PROT_READ|syscall.PROT_WRITE,
+	memory, err := syscall.Mmap(-1, 0, 2*r.Connections*(r.Span+r.Block), syscall.PROT_READ|syscall.PROT_WRITE,
 		syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS|syscall.MAP_POPULATE)
 	if err != nil {
 		return 0, fmt.Errorf("memory of the socket loop: %w", err)
@@ -85,11 +86,7 @@ func (r TCPRoofline) connect(memory []byte) (near, far []*flowEnd, err error) {
 		return nil, nil, err
 	}
 	defer listener.Close()
-	span := func() (s []byte) {
-		s, memory = memory[:r.Span], memory[r.Span:]
-		return s
-	}
-	end := func(conn net.Conn, err error) (*flowEnd, error) {
+	end := func(conn net.Conn, err error, span int) (*flowEnd, error) {
 		if err != nil {
 			return nil, err
 		}
@@ -99,17 +96,20 @@ func (r TCPRoofline) connect(memory []byte) (near, far []*flowEnd, err error) {
 			return nil, err
 		}
 		left := int(r.Bytes / int64(r.Connections))
-		e := &flowEnd{file: file, fd: int(file.Fd()), out: flow{move: syscall.Write, memory: span(), left: left},
-			in: flow{move: syscall.Read, memory: span(), left: left}}
+		e := &flowEnd{file: file, fd: int(file.Fd()), out: flow{move: syscall.Write, memory: memory[:span], left: left},
+			in: flow{move: syscall.Read, memory: memory[span : 2*span], left: left}}
+		memory = memory[2*span:]
 		return e, syscall.SetNonblock(e.fd, true)
 	}
 	for range r.Connections {
-		e, err := end(net.Dial("tcp4", listener.Addr().String()))
+		conn, err := net.Dial("tcp4", listener.Addr().String())
+		e, err := end(conn, err, r.Block)
 		if err != nil {
 			return near, far, err
 		}
 		near = append(near, e)
-		if e, err = end(listener.Accept()); err != nil {
+		conn, err = listener.Accept()
+		if e, err = end(conn, err, r.Span); err != nil {
 			return near, far, err
 		}
 		far = append(far, e)
