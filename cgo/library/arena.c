@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -166,10 +167,17 @@ static char *map_aligned(int fd, size_t bytes)
 static struct block *new_slab(size_t bytes)
 {
 	size_t mapped = count().mapped_bytes, spare = mapped / 4 < MOST_SPARE ? mapped / 4 : MOST_SPARE, size = bytes;
-	struct block *b = calloc(1, sizeof *b);
+	struct sysinfo has;
+	struct block *b;
 	char *at = NULL;
 	int fd;
 
+	/* The kernel would make the pages of more than there is, and kill whom it likes for want of the rest. */
+	if (sysinfo(&has) == 0 && bytes / has.mem_unit > has.totalram + has.totalswap) {
+		rwf_fail(ENOMEM, "arena: %zu bytes of shared memory: the machine has not so much", bytes);
+		return NULL;
+	}
+	b = calloc(1, sizeof *b);
 	if (size < LEAST_SLAB)
 		size = LEAST_SLAB;
 	if (size < spare)

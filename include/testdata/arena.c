@@ -1,7 +1,9 @@
 /* Arena memory against an oracle: what is allocated is apart, aligned and keeps its content; what is freed is used again. */
 #include "check.h"
 
+#include <errno.h>
 #include <stdint.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -80,6 +82,7 @@ static void blocks(void)
 
 static void misuse(void)
 {
+	struct sysinfo has;
 	void *at;
 	int local;
 
@@ -91,6 +94,9 @@ static void misuse(void)
 	CHECK(rw_free(at) < 0 && strstr(rw_error(), "freed before"));
 	CHECK(rw_alloc(SIZE_MAX - 7, &at) < 0);
 	CHECK(rw_alloc(SIZE_MAX / 4, &at) < 0 && strstr(rw_error(), "shared memory"));
+	CHECK(sysinfo(&has) == 0); /* twice what there is has an address, and its pages would end this program */
+	CHECK(rw_alloc((size_t)2 * has.mem_unit * (has.totalram + has.totalswap), &at) == -ENOMEM &&
+	      strstr(rw_error(), "not so much"));
 	CHECK(!rw_in_arena(&local, sizeof local));
 }
 
