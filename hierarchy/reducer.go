@@ -60,7 +60,7 @@ type ReducerConfig struct {
 	Lane   int // for error messages
 	Rack   int
 	Window int // sums that one rack may have at another, unanswered
-	Open   int // largest number of the rack's own sums without a result
+	Sums   int // largest number of this rack's own sums that have no result: the buffers of the lane
 	Sends  int // entries of the send queue to each peer
 }
 
@@ -69,7 +69,7 @@ type phase uint8
 
 const (
 	missing phase = iota // the rack's workers have not completed their sum
-	own                  // it is complete, and some of the children's sums are missing
+	ready                // it is complete, and some of the children's sums are missing
 	queued               // the children's sums are part of it, and it waits for room at the parent
 	sent                 // it was sent to the parent, where it has a slot
 	taken                // it is part of the parent's sum, and its slot is free
@@ -97,14 +97,16 @@ type peer struct {
 	sends       int          // free entries of the send queue
 	// answers holds answers to its sums that wait for room, oldest first. They go before sums. An answer frees its slot, if any.
 	answers ring[Action]
-	sums    ring[uint32]
-	notices int // messages in flight that TakeSend has let through, at most; each message that arrives may be one of them
+	sums    ring[uint32] // chunks whose sums wait for room there, oldest first
+	// notices counts the messages that TakeSend has let through. Every message that arrives is taken for one of them, because nobody
+	// records which messages are in flight. So it bounds notices only while nothing else arrives, which is when racks stall.
+	notices int
 }
 
 // stall counts the ticks without progress (stall.go).
 type stall struct {
-	finished uint64 // number of chunks
-	before   uint64 // by the last tick
+	finished uint64 // number of results so far
+	before   uint64 // finished, at the last tick
 	idle     int    // counted ticks since a chunk was finished
 }
 
@@ -113,7 +115,8 @@ type stall struct {
 //
 // A rack's sum holds a slot at its parent until it is part of the parent's own, or until the result answers it, so the sums under
 // way are bounded. Slots carry no numbers, because both ends know the order of messages and of answers. A rack keeps its sum until
-// it has the result.
+// it has the result, because the parent may NACK the sum. A chunk has one result at a time on its way down: its next needs a sum of
+// every rack, and a rack sends that only when it has the result before.
 type Reducer struct {
 	cfg     ReducerConfig
 	plan    []plan // by owner
@@ -135,7 +138,7 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 	for r := range m.peers {
 		p := &m.peers[r]
 		p.sends = cfg.Sends
-		p.answers, p.sums = newRing[Action](cfg.Window+cfg.Open), newRing[uint32](cfg.Open)
+		p.answers, p.sums = newRing[Action](cfg.Window+cfg.Sums), newRing[uint32](cfg.Sums)
 		p.remoteSlots, p.localSlots = newRing[uint16](cfg.Window), newRing[uint16](cfg.Window)
 		for slot := range cfg.Window {
 			p.remoteSlots.put(uint16(slot))
@@ -181,8 +184,8 @@ func (m *Reducer) Route(index uint32) *Route { return m.route(&m.chunks[index]) 
 // Owes reports whether an answer to a rack waits for room.
 func (m *Reducer) Owes(rack int) bool { return m.peers[rack].answers.len() > 0 }
 
-// Owing reports whether an answer to any rack waits for room.
-func (m *Reducer) Owing() bool {
+// OwesAny reports whether an answer to any rack waits for room.
+func (m *Reducer) OwesAny() bool {
 	return slices.ContainsFunc(m.peers, func(p peer) bool { return p.answers.len() > 0 })
 }
 
@@ -208,18 +211,18 @@ func (m *Reducer) Ready(index uint32, broadcast bool) {
 		return
 	}
 	m.opened(index, c)
-	c.phase, c.broadcast = own, broadcast
+	c.phase, c.broadcast = ready, broadcast
 	m.gathered(index, c)
 }
 
-// opened records a chunk's first sum.
+// opened lists a chunk as open if it has no sum yet. It is called before a sum is recorded.
 func (m *Reducer) opened(index uint32, c *chunkState) {
 	if c.phase == missing && c.have == 0 {
 		m.open = append(m.open, index)
 	}
 }
 
-// shut records that a chunk has no sums left.
+// shut takes a chunk off the open ones if it has no sums left.
 func (m *Reducer) shut(index uint32, c *chunkState) {
 	if c.phase == missing && c.have == 0 {
 		i := slices.Index(m.open, index)
@@ -338,7 +341,7 @@ func (m *Reducer) finished(index uint32, c *chunkState) {
 	m.emit(Action{Kind: Return, Index: index, Broadcast: c.broadcast})
 	for _, child := range m.route(c).Children {
 		a := Action{Kind: SendResult, Index: index, Slot: none, Broadcast: c.broadcast}
-		if c.phase < queued {
+		if c.phase < queued { // at the owner; in other racks SendTaken has freed the slot
 			a.Slot = int(m.row(c)[child]) - 1
 		}
 		m.answer(child, a)

@@ -73,7 +73,7 @@ func newNet(t interface{ Fatalf(string, ...any) }, top Topology, chunks, window,
 		owners = append(owners, spread.Next(1))
 	}
 	for rack := range top.Racks {
-		m := NewReducer(ReducerConfig{Topology: top, Rack: rack, Window: window, Open: open, Sends: sends})
+		m := NewReducer(ReducerConfig{Topology: top, Rack: rack, Window: window, Sums: open, Sends: sends})
 		m.Add(owners)
 		n.machines, n.ready = append(n.machines, m), append(n.ready, map[uint32]bool{})
 	}
@@ -210,7 +210,7 @@ func TestEveryChunkIsFinishedOnceInAnyOrder(t *testing.T) {
 
 func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 	fresh := func() *Reducer {
-		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 3}, Window: 2, Open: 4, Sends: 8})
+		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 3}, Window: 2, Sums: 4, Sends: 8})
 		m.Add([]int{0, 0, 0})
 		return m
 	}
@@ -240,7 +240,7 @@ func TestAPeerThatBreaksTheProtocolIsNamed(t *testing.T) {
 
 // A sum that comes again when it is part of the rack's own would be added twice.
 func TestAPeerThatBreaksTheProtocolByASumAfterItWasTakenIsNamed(t *testing.T) {
-	m := NewReducer(ReducerConfig{Topology: Topology{Shape: Chain, Racks: 3}, Rack: 1, Window: 2, Open: 4, Sends: 8})
+	m := NewReducer(ReducerConfig{Topology: Topology{Shape: Chain, Racks: 3}, Rack: 1, Window: 2, Sums: 4, Sends: 8})
 	m.Add([]int{2})
 	m.Ready(0, false)
 	m.Sum(0, 0, 1, false)
@@ -253,7 +253,7 @@ func TestAPeerThatBreaksTheProtocolByASumAfterItWasTakenIsNamed(t *testing.T) {
 // A lane's own words to a rack take room of its send queue, as sums do, and no more of them are on their way than find receives.
 func TestALanesOwnWordsTakeRoom(t *testing.T) {
 	for _, tc := range []struct{ sends, want int }{{3, 3}, {100, mostNotices}} {
-		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 2}, Window: 2, Open: 4, Sends: tc.sends})
+		m := NewReducer(ReducerConfig{Topology: Topology{Shape: Root, Racks: 2}, Window: 2, Sums: 4, Sends: tc.sends})
 		said := 0
 		for m.TakeSend(1) {
 			said++

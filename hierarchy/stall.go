@@ -104,7 +104,7 @@ func (m *Reducer) drop(index uint32, c *chunkState) {
 	m.reset(index, c)
 	m.emit(Action{Kind: Discard, Index: index})
 	for _, child := range m.route(c).Children {
-		m.answer(child, Action{Kind: SendNACK, Index: index, Slot: none})
+		m.answer(child, Action{Kind: SendNACK, Index: index, Slot: none}) // SendTaken has freed the slot
 	}
 }
 

@@ -49,7 +49,7 @@ func (r *refresh) advance() (worked bool) {
 		u.carryOut()
 	}
 	// Results that still wait to be sent have the length of a refresh.
-	if r.inFlight > 0 || int(r.next) < len(st.Chunks) || u.reducer.Owing() {
+	if r.inFlight > 0 || int(r.next) < len(st.Chunks) || u.reducer.OwesAny() {
 		return worked
 	}
 	r.active = false

@@ -99,7 +99,7 @@ func New(cfg Config) *Uplink {
 	u.exchange = exchange{u: u, peers: make([]normPeer, p.Racks)}
 	u.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
 		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.window,
-		Open: n, Sends: cfg.Lane.Depths.PeerSend - 1, // one send is reserved for the end of the job
+		Sums: n, Sends: cfg.Lane.Depths.PeerSend - 1, // one send is reserved for the end of the job
 	})
 	return u
 }
