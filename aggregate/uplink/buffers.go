@@ -12,7 +12,7 @@ import (
 // rack to which it was sent. Behind the buffers lie the norms for each rack, and behind them room for a chunk in f32.
 type buffers struct {
 	store.Buffers
-	sumBytes   uint64 // of the room for a sum
+	slotBytes  uint64 // of the room for a sum with its note, here as in a slot
 	chunkBytes uint64
 	since      []int64 // by buffer: ns, the time at which it was taken, or the end of time if it is free
 }
@@ -59,7 +59,7 @@ func (b *buffers) oldest() int64 { return slices.Min(b.since) }
 
 func (b *buffers) sum(i int32) uint64 { return b.Addr(i) }
 
-func (b *buffers) result(i int32) uint64 { return b.Addr(i) + b.sumBytes }
+func (b *buffers) result(i int32) uint64 { return b.Addr(i) + b.slotBytes }
 
 // total returns the address of a buffer's sum of all racks, where owners have buddies.
 func (b *buffers) total(i int32) uint64 { return b.result(i) + b.chunkBytes }

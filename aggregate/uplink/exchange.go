@@ -169,7 +169,7 @@ func (e *exchange) send(rack int, p *normPeer) {
 	p.full, p.all = true, p.sent == len(ours)
 	to := &u.Links.peers[rack]
 	u.Links.send(rack, pack(e.op, epoch, uint32(from)), store.NoBuffer,
-		verbs.SendWR{LAddr: at, Length: uint32(n), RAddr: to.sumAddr + uint64(u.window)*u.slotBytes, RKey: to.sumRKey})
+		verbs.SendWR{LAddr: at, Length: uint32(n), RAddr: to.sumAddr + uint64(u.peerWindow)*u.buffers.slotBytes, RKey: to.sumRKey})
 }
 
 // acknowledged records that a rack has read the last norms that it received.
@@ -195,7 +195,7 @@ func (e *exchange) receive(rack int, op Op, epoch uint8, from, length uint32) {
 		u.Links.violates(rack, "sent %d bytes of norms from %d on in lane %d, where it has %d chunks", length, from, at, len(theirs))
 		return
 	}
-	b := store.Bytes(u.Links.peers[rack].slots.Addr()+uint64(u.window)*u.slotBytes, int(length))
+	b := store.Bytes(u.Links.peers[rack].slots.Addr()+uint64(u.peerWindow)*u.buffers.slotBytes, int(length))
 	copy(p.records[(p.done+1)&1][:], b)
 	b = b[chunk.RecordBytes:]
 	for _, index := range theirs[from : int(from)+n] {

@@ -24,7 +24,7 @@ type Place struct {
 	Buddies bool
 }
 
-// CheckPlace validates the shape, the core link's type and the buddies.
+// CheckPlace validates the shape, the core link's type and the buddies. Check is the topology's.
 func (p *Place) CheckPlace() error {
 	if p.Buddies {
 		if err := p.CheckBuddies(); err != nil {

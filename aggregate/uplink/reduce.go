@@ -107,7 +107,7 @@ func (u *Uplink) sumOf(rack int, index uint32) uint64 {
 	if rack == u.cfg.Place.Rack {
 		return u.buffers.sum(u.chunks[index].sum)
 	}
-	return u.Links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.slotBytes
+	return u.Links.peers[rack].slots.Addr() + uint64(u.reducer.Slot(rack))*u.buffers.slotBytes
 }
 
 // readNotes records the addresses for a chunk's result at the children, and checks that their workers sent the
@@ -117,7 +117,7 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	own := u.cfg.Machine.HyperSum(a.Index)
 	for _, rack := range u.reducer.Route(a.Index).Children {
 		n := readNote(u.sumOf(rack, a.Index) + u.sumBytes(c, a.Broadcast))
-		u.replies[u.chunks[a.Index].sum][rack] = n.resultAddr
+		u.resultAddrs[u.chunks[a.Index].sum][rack] = n.resultAddr
 		if !a.Broadcast && n.hyperSum != own {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
 				"%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same", reduce.ErrProtocol,
@@ -178,6 +178,7 @@ func (u *Uplink) combine(a *hierarchy.Action) {
 	}
 	wire := u.wire(c)
 	kernel.Convert(u.cfg.Arithmetic.ISA, own, wire, at, wire, uint64(c.Elems), false)
+	// A broadcast's note needs no checksum, because readNotes compares only those of gradients.
 	n := note{resultAddr: u.buffers.result(u.chunks[a.Index].sum), flags: noteValues}
 	n.write(own + u.sumBytes(c, true))
 }
@@ -247,6 +248,7 @@ func (u *Uplink) Advance() (worked bool) {
 	if u.exchange.pending() {
 		worked = u.exchange.advance() || worked
 	}
+	// None of these events hands up a chunk, so no list grows while it is read. Only Yield below may put a chunk on discarded.
 	for _, index := range u.returned {
 		u.cfg.Machine.Returned(u.cfg.Lane.Stamp, index)
 		u.cfg.Shard.CarryOut()
@@ -277,7 +279,8 @@ func (u *Uplink) Advance() (worked bool) {
 // lack slots only because sums are in flight.
 const idleTicks = 32
 
-// Tick looks for a stall among racks. It reports whether chunks are under way above the rack, and whether they make progress.
+// Tick looks for a stall among racks. It reports whether chunks are under way above the rack, and whether they make progress. It
+// calls Advance, because the lane sleeps after its tick.
 func (u *Uplink) Tick(counted bool) (open, moving bool) {
 	u.reducer.Tick(counted)
 	u.carryOut()

@@ -30,7 +30,7 @@ func (r *refresh) advance() (worked bool) {
 		worked = true
 	}
 	u.returned = u.returned[:0]
-	for r.inFlight < u.window && u.buffers.Free() > 0 && int(r.next) < len(st.Chunks) {
+	for r.inFlight < u.peerWindow && u.buffers.Free() > 0 && int(r.next) < len(st.Chunks) {
 		index := r.next
 		r.next++
 		c := &st.Chunks[index]

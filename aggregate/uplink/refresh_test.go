@@ -22,7 +22,7 @@ func TestARefreshThatWaitsKeepsNoRequests(t *testing.T) {
 			Machine: reduce.New(reduce.Config{Workers: 1, Mode: reduce.TwoPhase, Above: true}),
 			Store:   &store.Store{Chunks: make([]store.Chunk, 2)},
 		},
-		reducer: hierarchy.NewReducer(hierarchy.ReducerConfig{Topology: top, Rack: 1, Window: 1, Sums: 4}), window: 1,
+		reducer: hierarchy.NewReducer(hierarchy.ReducerConfig{Topology: top, Rack: 1, Window: 1, Sums: 4}), peerWindow: 1,
 	}
 	u.Links, u.buffers.since = Links{u: u, peers: make([]peer, 3)}, []int64{at.Stamp}
 	u.reducer.Add([]int{1, 1})

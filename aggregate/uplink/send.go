@@ -43,7 +43,7 @@ func (u *Uplink) sendSum(a *hierarchy.Action) {
 	p, bytes := &u.Links.peers[a.Peer], u.sumBytes(c, a.Broadcast)
 	wr := verbs.SendWR{
 		LAddr: u.buffers.sum(u.chunks[a.Index].sum), Length: uint32(bytes) + noteBytes,
-		RAddr: p.sumAddr + uint64(a.Slot)*u.slotBytes, RKey: p.sumRKey,
+		RAddr: p.sumAddr + uint64(a.Slot)*u.buffers.slotBytes, RKey: p.sumRKey,
 	}
 	if a.Broadcast && readNote(wr.LAddr+bytes).flags&noteValues == 0 {
 		wr.LAddr, wr.RAddr, wr.Length = wr.LAddr+bytes, wr.RAddr+bytes, noteBytes
@@ -60,7 +60,7 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 	}
 	toBuddy := u.cfg.Place.Buddies && a.Peer == u.cfg.Place.Buddy(u.cfg.Place.Rack)
 	wr := verbs.SendWR{
-		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: u.replies[b][a.Peer],
+		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: u.resultAddrs[b][a.Peer],
 		RKey: u.Links.peers[a.Peer].resultRKey,
 	}
 	if toBuddy && !a.Broadcast {

@@ -47,27 +47,31 @@ type Counters struct {
 // chunkBuffers names a chunk's buffers. There are two, because the rack's next sum may be complete before the previous result has
 // reached every child.
 type chunkBuffers struct {
-	sum    int32 // of the rack's sum and its result, until the result is delivered; otherwise [store.NoBuffer]
-	result int32 // of the last result, until it was sent to all children; it is not read afterwards
+	sum int32 // of the rack's sum and its result, until the result is delivered; otherwise [store.NoBuffer]
+	// result is the buffer of the last result, from which the children are sent it. It is held once for each child, until the message
+	// has arrived. The next result cannot replace it before all are sent, because that needs the next sum of every child, and a child
+	// sends its next sum only when it has this result.
+	result int32
 }
 
 // Uplink reduces one lane's chunks above the rack.
 type Uplink struct {
 	Links Links // connections to other racks
 
-	cfg       Config
-	reducer   *hierarchy.Reducer
-	buffers   buffers
-	chunks    []chunkBuffers  // by chunk
-	pending   []reduce.Action // chunks that wait for a buffer, oldest first; fewer than cfg.Window
-	returned  []uint32        // chunks whose results the rack's workers wait for
-	discarded []uint32        // chunks whose sums were dropped, because they were in the way
-	wanted    []uint32        // chunks that other racks wait for
-	replies   [][]uint64      // by buffer of the sum, then by child: the address at the child for the result
-	slotBytes uint64
-	window    int // slots of one connection, fewer than the workers' window (wire.go)
-	exchange  exchange
-	refresh   refresh
+	cfg      Config
+	reducer  *hierarchy.Reducer
+	buffers  buffers
+	chunks   []chunkBuffers  // by chunk
+	pending  []reduce.Action // chunks that wait for a buffer, oldest first; fewer than cfg.Window
+	exchange exchange
+	refresh  refresh
+	// The actions of these chunks wait for Advance, because they enter the shard's machine, which may be in an event now.
+	returned  []uint32 // chunks whose results have come: Return
+	discarded []uint32 // chunks whose sums were dropped: Discard
+	wanted    []uint32 // chunks that the workers must send first: Follow
+
+	resultAddrs [][]uint64 // by buffer of the sum, then by child: the address at the child for the result, from its note
+	peerWindow  int        // sums that a rack may have at another, unanswered, fewer than the workers' window (wire.go)
 	// src, groups and one hold addresses during a call, so that it allocates nothing.
 	src, groups []uint64
 	one         [1]uint64
@@ -85,20 +89,20 @@ func New(cfg Config) *Uplink {
 	p := cfg.Place
 	n, size := numBuffers(cfg.Window, cfg.ChunkBytes, p.Buddies), bufferBytes(cfg.ChunkBytes, p.Buddies)
 	u := &Uplink{
-		cfg: cfg, slotBytes: slotBytes(cfg.ChunkBytes), window: peerWindow(cfg.Window, cfg.ChunkBytes),
+		cfg: cfg, peerWindow: peerWindow(cfg.Window, cfg.ChunkBytes),
 		buffers: buffers{store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), make([]int64, n)},
 		src:     make([]uint64, 0, p.Racks), groups: make([]uint64, 0, p.Racks),
 		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
 		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
 	}
 	for b := range n {
-		u.replies = append(u.replies, make([]uint64, p.Racks))
+		u.resultAddrs = append(u.resultAddrs, make([]uint64, p.Racks))
 		u.buffers.since[b] = math.MaxInt64
 	}
 	u.Links = Links{u: u, peers: make([]peer, p.Racks)}
 	u.exchange = exchange{u: u, peers: make([]normPeer, p.Racks)}
 	u.reducer = hierarchy.NewReducer(hierarchy.ReducerConfig{
-		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.window,
+		Topology: p.Topology, Lane: cfg.Lane.Index, Rack: p.Rack, Window: u.peerWindow,
 		Sums: n, Sends: cfg.Lane.Depths.PeerSend - 1, // one send is reserved for the end of the job
 	})
 	return u
