@@ -66,14 +66,16 @@ RW_API int rw_mx_start(rw_mx_store *store, const struct rw_mx_exchange *exchange
  */
 RW_API int rw_mx_end_step(rw_mx_store *store, void *const *orders, uint32_t n);
 
-/* Returns the age in milliseconds of the oldest exchange that is not done, and its tensor; if there are not any, 0. */
-RW_API uint64_t rw_mx_oldest(rw_mx_store *store, uint32_t *tensor);
-/* How many exchanges were queued and are not done. */
-RW_API uint64_t rw_mx_pending(rw_mx_store *store);
-/* How many gradients held a NaN or an infinity, and the tensor of the first. */
-RW_API uint64_t rw_mx_nonfinite(rw_mx_store *store, uint32_t *tensor);
-/* 0, or the first failure of an exchange, with what the data path says of it in buf. */
-RW_API int rw_mx_failure(rw_mx_store *store, char *buf, uint32_t cap);
+struct rw_mx_state {
+	uint32_t size;
+	int32_t failed;                           /* 0, or the first failure of an exchange */
+	uint64_t pending;                         /* exchanges that were queued and are not done */
+	uint64_t oldest_ms;                       /* age of the oldest of them that the engine has run, or 0 */
+	uint64_t nonfinite;                       /* gradients that held a NaN or an infinity */
+	uint32_t oldest_tensor, nonfinite_tensor; /* of the oldest exchange; of the first such gradient */
+	char text[600];                           /* what the data path says of the failure */
+};
+RW_API int rw_mx_query(rw_mx_store *store, struct rw_mx_state *out);
 
 /*
  * Arena memory as a DLManagedTensor for MXNDArrayFromDLPackEx. Its deleter, which MXNet may call from any thread and at exit,

@@ -34,11 +34,7 @@ struct rw_mx_store {
 	pthread_cond_t work; /* there are unsent ones, or stopping is set */
 	int stopping;
 	pid_t owner;
-	uint64_t pending;
-	uint64_t nonfinite; /* gradients that held a NaN or an infinity */
-	uint32_t nonfinite_tensor;
-	int failed;
-	char text[600]; /* what the data path says of the first failure */
+	struct rw_mx_state state; /* without the oldest */
 };
 
 /* The arrays of an exchange. */
@@ -66,10 +62,10 @@ static void finish(struct exchange *x, int status)
 
 	if (status) {
 		pthread_mutex_lock(&s->mu);
-		if (!s->failed) {
-			s->failed = status;
-			if (!rw_failure(s->session, s->text, sizeof s->text))
-				snprintf(s->text, sizeof s->text, "exchanging a tensor failed: %s", rw_error());
+		if (!s->state.failed) {
+			s->state.failed = status;
+			if (!rw_failure(s->session, s->state.text, sizeof s->state.text))
+				snprintf(s->state.text, sizeof s->state.text, "exchanging a tensor failed: %s", rw_error());
 		}
 		pthread_mutex_unlock(&s->mu);
 	}
@@ -189,19 +185,10 @@ static int judge(struct exchange *x)
 	if (x->nonfinite == RW_MX_IGNORE || x->op.kind != RW_PUSHPULL || all_finite(x->op.src, x->elems, x->elem_bytes))
 		return 0;
 	pthread_mutex_lock(&s->mu);
-	if (!s->nonfinite++)
-		s->nonfinite_tensor = x->op.tensor;
+	if (!s->state.nonfinite++)
+		s->state.nonfinite_tensor = x->op.tensor;
 	pthread_mutex_unlock(&s->mu);
 	return x->nonfinite == RW_MX_REFUSE ? -EDOM : 0;
-}
-
-uint64_t rw_mx_nonfinite(rw_mx_store *s, uint32_t *tensor)
-{
-	pthread_mutex_lock(&s->mu);
-	uint64_t n = s->nonfinite;
-	*tensor = s->nonfinite_tensor;
-	pthread_mutex_unlock(&s->mu);
-	return n;
 }
 
 /* The engine calls it when all that the exchange reads is written, and nobody still reads what it writes. */
@@ -296,7 +283,7 @@ static void release(void *arg)
 			s->engine.free_handle(x->handles[i]);
 	free(x);
 	pthread_mutex_lock(&s->mu);
-	s->pending--;
+	s->state.pending--;
 	pthread_mutex_unlock(&s->mu);
 }
 
@@ -313,6 +300,7 @@ int rw_mx_open(rw_session *session, const struct rw_mx_engine *engine, rw_mx_sto
 		return -ENOMEM;
 	s->session = session;
 	s->engine = *engine;
+	s->state.size = sizeof s->state;
 	s->owner = getpid();
 	pthread_mutex_init(&s->mu, NULL);
 	pthread_cond_init(&s->work, NULL);
@@ -372,8 +360,8 @@ static int make(rw_mx_store *s, struct exchange **x)
 		return -ENOMEM;
 	(*x)->store = s;
 	pthread_mutex_lock(&s->mu);
-	rc = s->failed;
-	s->pending += !rc;
+	rc = s->state.failed;
+	s->state.pending += !rc;
 	pthread_mutex_unlock(&s->mu);
 	if (rc)
 		free(*x);
@@ -463,35 +451,18 @@ int rw_mx_end_step(rw_mx_store *s, void *const *orders, uint32_t n)
 		       : 0;
 }
 
-uint64_t rw_mx_oldest(rw_mx_store *s, uint32_t *tensor)
+int rw_mx_query(rw_mx_store *s, struct rw_mx_state *out)
 {
-	uint64_t age = 0;
-
+	if (out->size != sizeof *out)
+		return -EINVAL;
 	pthread_mutex_lock(&s->mu);
+	*out = s->state;
 	if (s->oldest) {
-		age = (rwb_now_ns() - s->oldest->began_ns) / 1000000 + 1;
-		*tensor = s->oldest->op.tensor;
+		out->oldest_ms = (rwb_now_ns() - s->oldest->began_ns) / 1000000 + 1;
+		out->oldest_tensor = s->oldest->op.tensor;
 	}
 	pthread_mutex_unlock(&s->mu);
-	return age;
-}
-
-uint64_t rw_mx_pending(rw_mx_store *s)
-{
-	pthread_mutex_lock(&s->mu);
-	uint64_t n = s->pending;
-	pthread_mutex_unlock(&s->mu);
-	return n;
-}
-
-int rw_mx_failure(rw_mx_store *s, char *buf, uint32_t cap)
-{
-	pthread_mutex_lock(&s->mu);
-	int failed = s->failed;
-	if (cap)
-		snprintf(buf, cap, "%s", s->text);
-	pthread_mutex_unlock(&s->mu);
-	return failed;
+	return 0;
 }
 
 /* DLPack's structs, of version 0: what MXNet 1 takes. */

@@ -60,6 +60,19 @@ class _Exchange(ctypes.Structure):
     ]
 
 
+class _State(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("failed", ctypes.c_int32),
+        ("pending", ctypes.c_uint64),
+        ("oldest_ms", ctypes.c_uint64),
+        ("nonfinite", ctypes.c_uint64),
+        ("oldest_tensor", ctypes.c_uint32),
+        ("nonfinite_tensor", ctypes.c_uint32),
+        ("text", ctypes.c_char * 600),
+    ]
+
+
 def _address(library: Any, name: str) -> int:
     """Returns where a function or a variable of a library lies; 0 where it has none."""
     try:
@@ -82,10 +95,7 @@ def _declare() -> Any:
         ("rw_mx_close", None, [pointer]),
         ("rw_mx_start", ctypes.c_int, [pointer, ctypes.POINTER(_Exchange)]),
         ("rw_mx_end_step", ctypes.c_int, [pointer, ctypes.POINTER(pointer), u32]),
-        ("rw_mx_oldest", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
-        ("rw_mx_pending", ctypes.c_uint64, [pointer]),
-        ("rw_mx_nonfinite", ctypes.c_uint64, [pointer, ctypes.POINTER(u32)]),
-        ("rw_mx_failure", ctypes.c_int, [pointer, ctypes.c_char_p, u32]),
+        ("rw_mx_query", ctypes.c_int, [pointer, ctypes.POINTER(_State)]),
         ("rw_mx_tensor", ctypes.c_int, [shape, ctypes.c_int32, u8, u8, ctypes.POINTER(pointer)]),
         ("rw_in_arena", ctypes.c_int, [pointer, ctypes.c_size_t]),
     ):
@@ -181,10 +191,13 @@ class Store:
             if handle:
                 _rw.rw_mx_close(handle)
 
-    def _ask(self, function: Any, *arguments: Any) -> Any:
-        """Returns what a function says of the store; 0 once it is closed."""
+    def _state(self) -> _State:
+        """Returns the state of the store; all is 0 once it is closed."""
+        state = _State(ctypes.sizeof(_State))
         with self._lock:
-            return function(self.handle, *arguments) if self.handle else 0
+            if self.handle:
+                _rw.rw_mx_query(self.handle, ctypes.byref(state))
+        return state
 
     def end_step(self, exchanges: Iterable[Exchange]) -> None:
         """Queues the end of this worker's step in mode stream, behind all exchanges and before those that are started later."""
@@ -195,17 +208,17 @@ class Store:
 
     def pending(self) -> int:
         """Returns how many exchanges were queued and are not done."""
-        return self._ask(_rw.rw_mx_pending)
+        return self._state().pending
 
     def oldest(self) -> Tuple[float, int]:
         """Returns for how many seconds the oldest exchange has waited for the aggregator, and its tensor; 0 s if none does."""
-        tensor = ctypes.c_uint32()
-        return self._ask(_rw.rw_mx_oldest, ctypes.byref(tensor)) / 1000, tensor.value
+        state = self._state()
+        return state.oldest_ms / 1000, state.oldest_tensor
 
     def nonfinite(self) -> Tuple[int, int]:
         """Returns how many gradients held NaN or infinity, and the tensor of the first."""
-        tensor = ctypes.c_uint32()
-        return self._ask(_rw.rw_mx_nonfinite, ctypes.byref(tensor)), tensor.value
+        state = self._state()
+        return state.nonfinite, state.nonfinite_tensor
 
     def check(self) -> None:
         """Raises what made an exchange fail, if one has failed."""
@@ -216,20 +229,18 @@ class Store:
 
     def failure(self) -> Optional[Error]:
         """Returns what made an exchange fail: what the control plane says, if it says something in time. The session fails by it."""
-        code = self._ask(_rw.rw_mx_failure, None, 0)
-        if not code:
+        state = self._state()
+        if not state.failed:
             return None
         session = self._session
-        if code == -errno.EDOM and session.error is None:
-            name = session.names[self.nonfinite()[1]]
+        if state.failed == -errno.EDOM and session.error is None:
+            name = session.names[state.nonfinite_tensor]
             session.fail(NonFiniteError(f"the gradient of key {name} at rank {session.rank} holds NaN or infinity"))
         until = time.monotonic() + _REASON_WAIT
         while session.error is None and time.monotonic() < until:
             time.sleep(0.01)
         if session.error is None:
-            text = ctypes.create_string_buffer(600)
-            self._ask(_rw.rw_mx_failure, text, len(text))
-            session.fail(JobFailedError(text.value.decode(errors="replace")))
+            session.fail(JobFailedError(state.text.decode(errors="replace")))
         return session.error
 
 
