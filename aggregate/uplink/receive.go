@@ -1,5 +1,6 @@
 package uplink
 
+// receiveChunk takes a sum or a result. A part of a broadcast without the root's values is a note alone.
 func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32) {
 	c := &u.cfg.Store.Chunks[index]
 	broadcast := op == OpBroadcast || op == OpValues
@@ -20,6 +21,7 @@ func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32)
 	u.carryOut()
 }
 
+// notified takes a notice about a chunk. NoticeRead is about norms (links.go).
 func (u *Uplink) notified(rack int, n Notice, index uint32) {
 	switch n {
 	case NoticeRequest:

@@ -31,6 +31,7 @@ func (u *Uplink) sumPending() (worked bool) {
 	return worked
 }
 
+// makeSum makes this rack's sum of a chunk, or its part of a broadcast, in a buffer, and tells the reducer that it is complete.
 func (u *Uplink) makeSum(a *reduce.Action) {
 	c := &u.cfg.Store.Chunks[a.Index]
 	b := u.buffers.take(u.cfg.Lane.Stamp)
@@ -58,6 +59,7 @@ var notices = [...]Notice{
 	hierarchy.SendTaken: NoticeTaken,
 }
 
+// carryOut does what the reducer has decided in the last event, until the job has failed.
 func (u *Uplink) carryOut() {
 	actions := u.reducer.Actions()
 	for i := range actions {
@@ -97,6 +99,7 @@ func (u *Uplink) carryOut() {
 	}
 }
 
+// release ends the rack's own use of a chunk's buffer. Results on their way may still hold it.
 func (u *Uplink) release(index uint32) {
 	u.buffers.release(u.chunks[index].sum)
 	u.chunks[index].sum = store.NoBuffer
@@ -166,6 +169,7 @@ func (u *Uplink) values(index uint32) uint64 {
 	return 0
 }
 
+// combine adds the children's sums into this rack's, or takes the root's values from the child that has them.
 func (u *Uplink) combine(a *hierarchy.Action) {
 	c, own := &u.cfg.Store.Chunks[a.Index], u.sumOf(u.cfg.Place.Rack, a.Index)
 	if !a.Broadcast {
