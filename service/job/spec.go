@@ -48,7 +48,10 @@ func parseSpec(r *api.JoinRequest) (Spec, error) {
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.ChunkBytes, Lanes: []chunk.Lane{{}}}); err != nil {
 		return s, err
 	}
-	if s.Parts > chunk.MaxLanes || s.Part >= max(s.Parts, 1) {
+	if s.Parts > chunk.MaxLanes {
+		return s, fmt.Errorf("%d parts: use at most %d", s.Parts, chunk.MaxLanes)
+	}
+	if s.Part >= max(s.Parts, 1) {
 		return s, fmt.Errorf("part %d of %d: use 0 to %d", s.Part, s.Parts, max(s.Parts, 1)-1)
 	}
 	var err error

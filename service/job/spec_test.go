@@ -31,6 +31,23 @@ func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
 	}
 }
 
+func TestARefusedPartIsNamedWithWhatWouldDo(t *testing.T) {
+	for _, tc := range []struct {
+		part, parts uint32
+		want        string
+	}{
+		{0, 1 << 31, "2147483648 parts: use at most 1024"},
+		{0, 1025, "1025 parts: use at most 1024"},
+		{2, 2, "part 2 of 2: use 0 to 1"},
+		{1, 0, "part 1 of 0: use 0 to 0"},
+	} {
+		_, err := parseSpec(&api.JoinRequest{Workers: 1, Part: tc.part, Parts: tc.parts})
+		if err == nil || err.Error() != tc.want {
+			t.Errorf("part %d of %d: %v, want %s", tc.part, tc.parts, err, tc.want)
+		}
+	}
+}
+
 // tensorsOf draws declarations from so few values that two draws are often equal.
 func tensorsOf(t *rapid.T, label string) []declared {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) declared {
