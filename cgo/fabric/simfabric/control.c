@@ -94,7 +94,7 @@ int rwf_sim_link_named(const char *name, int up)
 			n++;
 		}
 	sim_unlock(w);
-	sim_world_leave(w);
+	rwf_sim_free(w);
 	return n;
 }
 

@@ -74,7 +74,7 @@ static int sim_close(rwf_device *base)
 		}
 	sim_unlock(w);
 	rwb_device_free(&dev->base);
-	sim_world_leave(w);
+	rwf_sim_free(w);
 	return 0;
 }
 

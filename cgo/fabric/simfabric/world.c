@@ -47,7 +47,7 @@ struct rwf_sim *rwf_sim_new(uint64_t seed)
 	return w;
 }
 
-void sim_world_leave(struct rwf_sim *w)
+void rwf_sim_free(struct rwf_sim *w)
 {
 	bool last;
 
@@ -60,11 +60,6 @@ void sim_world_leave(struct rwf_sim *w)
 		return;
 	pthread_mutex_destroy(&w->lock);
 	free(w);
-}
-
-void rwf_sim_free(struct rwf_sim *w)
-{
-	sim_world_leave(w);
 }
 
 struct rwf_sim *sim_world_join(int id)

@@ -101,8 +101,7 @@ static inline bool sim_remote_access(const struct sim_qp *qp, uint32_t rkey, uin
 }
 
 /* world.c */
-struct rwf_sim *sim_world_join(int id);
-void sim_world_leave(struct rwf_sim *);
+struct rwf_sim *sim_world_join(int id); /* until rwf_sim_free */
 uint64_t sim_random(struct rwf_sim *, uint64_t below);
 bool sim_chance(struct rwf_sim *, uint32_t in_65536);
 bool sim_fatal_chance(struct rwf_sim *, uint32_t in_65536);
