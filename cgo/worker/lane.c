@@ -154,8 +154,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	struct chunk *c = chunk_at(w, l, index);
 	struct tensor *t = &w->tensors[c->tensor];
 	uint32_t bytes = c->elems * type_size(t->wire_type);
-	int payload = t->kind == RW_PUSH || t->kind == RW_PUSHPULL || (t->kind == RW_BROADCAST && w->cfg.rank == 0);
-	int answer = t->kind != RW_PUSH;
+	int payload = t->src != NULL, answer = t->dst != NULL;
 	/* By reference the answer overwrites the payload, so an unbound answer must not lie in the caller's source. */
 	int direct = payload && t->src_region && !(w->cfg.by_reference && answer && !t->bound_dst);
 	int needs = payload ? !direct : answer && !t->bound_dst;

@@ -44,7 +44,8 @@ static void announce(struct rw_worker *w)
 
 static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 {
-	int reads = op->kind == RW_PUSH || op->kind == RW_PUSHPULL || (op->kind == RW_BROADCAST && w->cfg.rank == 0);
+	int gradient = op->kind == RW_PUSH || op->kind == RW_PUSHPULL;
+	int reads = gradient || (op->kind == RW_BROADCAST && w->cfg.rank == 0);
 	int writes = op->kind != RW_PUSH;
 	struct tensor *t;
 
@@ -58,10 +59,12 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 		return rwf_fail(EBUSY, "submit: tensor %u is still being exchanged: wait for it first", op->tensor);
 	if ((reads && !op->src) || (writes && !op->dst))
 		return rwf_fail(EINVAL, "submit: tensor %u has no %s", op->tensor, reads && !op->src ? "source" : "destination");
-	if (op->hyper && (op->kind == RW_PUSH || op->kind == RW_PUSHPULL))
-		set_hyper(w, t, op->hyper);
-	if (op->kind == RW_PUSH || op->kind == RW_PUSHPULL)
+	if (gradient) {
+		if (op->hyper)
+			set_hyper(w, t, op->hyper);
 		announce(w);
+		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
+	}
 	t->kind = op->kind;
 	t->src = reads ? op->src : NULL;
 	t->dst = writes ? op->dst : NULL;
@@ -76,8 +79,6 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	t->generation++;
 	t->active = 1;
 	t->remaining = 0;
-	if (op->kind == RW_PUSH || op->kind == RW_PUSHPULL)
-		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
 	place(w, t);
 	w->active++;
 	for (uint32_t i = t->first_part; i < t->first_part + t->nparts; i++) {
@@ -159,7 +160,7 @@ void rw_worker_abort(rw_worker *w, const char *text)
 
 uint32_t rw_worker_active(rw_worker *w)
 {
-	uint32_t n = 0;
+	uint32_t n;
 
 	enter(w);
 	n = w->active;
@@ -180,7 +181,6 @@ int rw_worker_failure(rw_worker *w, char *buf, uint32_t cap)
 
 void rw_worker_stats(rw_worker *w, struct rw_stats *out)
 {
-	memset(out, 0, sizeof *out);
 	enter(w);
 	*out = w->stats;
 	pthread_mutex_unlock(&w->lock);
