@@ -19,7 +19,7 @@ import (
 // ErrNoPath is wrapped by the error of a lane that found no path to the aggregator for too long.
 var ErrNoPath = errors.New("no path to the aggregator")
 
-// recovery takes a lane from one queue pair to the next.
+// recovery takes a lane to its first queue pair, and from one to the next.
 type recovery struct {
 	step         step
 	to           failover.Path
@@ -38,6 +38,14 @@ const (
 	ask
 	finish
 )
+
+// open makes a queue pair for a path.
+func (r *recovery) open(s *Session, to failover.Path) (err error) {
+	n := &s.NICs[to.Worker]
+	r.to = to
+	r.qp, err = n.PD.CreateQP(verbs.QPConfig{CQ: n.CQ, MaxSendWR: s.cfg.SendDepth, MaxRecvWR: s.cfg.RecvDepth})
+	return err
+}
 
 // drop closes a queue pair that was not taken into service.
 func (r *recovery) drop() error {
@@ -98,7 +106,7 @@ func (s *Session) ackTimeout(lane int) time.Duration {
 
 // Look finds the lanes whose queue pair failed at this end.
 func (s *Session) Look() {
-	broken := make([]uint8, len(s.lanes))
+	broken := make([]uint8, len(s.QPs))
 	cworker.Broken(s.C, broken)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,7 +225,7 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 		if err = r.drop(); err != nil {
 			return err
 		}
-		if r.qp, err = s.createQP(to.Worker); err == nil {
+		if err = r.open(s, to); err == nil {
 			endpoint, err = r.qp.Endpoint()
 		}
 		return err
@@ -225,7 +233,6 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 	if err != nil {
 		return err
 	}
-	r.to = to
 	r.attempt++
 	var regions []chunk.Region
 	for _, mr := range cworker.Regions(s.C, to.Worker) {
@@ -246,11 +253,9 @@ func (s *Session) Ask(ctx context.Context, lane int, to failover.Path) error {
 func (s *Session) Finish(lane int) error {
 	r := &s.recovery[lane]
 	return s.claimed(func() error {
-		s.lanes[lane].NIC = uint32(r.to.Worker)
-		if err := s.connect(lane, r.qp, s.cfg.ReconnectTimeout, r.peerReceived); err != nil {
+		if err := s.connect(lane, s.cfg.ReconnectTimeout); err != nil {
 			return errors.Join(err, r.drop())
 		}
-		s.QPs[lane], r.qp = r.qp, nil
 		s.failovers.Add(1)
 		return nil
 	})

@@ -67,7 +67,6 @@ type Session struct {
 	cfg       Config
 	staging   *Memory
 	memories  atomic.Pointer[[]*Memory] // replaced, never changed
-	lanes     []cworker.Lane            // as the C worker knows them
 	recovery  []recovery                // by lane
 	failovers atomic.Uint64
 
@@ -79,8 +78,8 @@ type Session struct {
 // Open opens what a session needs on its devices: completion queues, staging buffers, queue pairs.
 func Open(cfg Config) (s *Session, err error) {
 	s = &Session{
-		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), lanes: make([]cworker.Lane, len(cfg.Lanes)),
-		recovery: make([]recovery, len(cfg.Lanes)), told: make([]uint64, len(cfg.Lanes)),
+		cfg: cfg, QPs: make([]*verbs.QP, len(cfg.Lanes)), recovery: make([]recovery, len(cfg.Lanes)),
+		told: make([]uint64, len(cfg.Lanes)),
 		chooser: failover.New(failover.Config{
 			Lanes: cfg.Lanes, Each: cfg.Each, WorkerNICs: len(cfg.Devices), Settle: int64(verbs.LinkSettles),
 			Timeout: int64(cfg.LinkTimeout),
@@ -113,12 +112,10 @@ func Open(cfg Config) (s *Session, err error) {
 	if err := s.openWorker(); err != nil {
 		return s, err
 	}
-	for i := range s.lanes {
-		nic := s.chooser.At(i).Worker
-		if s.QPs[i], err = s.createQP(nic); err != nil {
+	for i := range s.recovery {
+		if err := s.recovery[i].open(s, s.chooser.At(i)); err != nil {
 			return s, err
 		}
-		s.lanes[i] = cworker.Lane{NIC: uint32(nic), RecvDepth: uint32(cfg.RecvDepth)}
 	}
 	return s, nil
 }
@@ -129,13 +126,8 @@ func (s *Session) openNIC(d *verbs.Device) (err error) {
 	if n.PD, err = d.AllocPD(); err != nil {
 		return err
 	}
-	n.CQ, err = d.CreateCQ(len(s.lanes) * (s.cfg.SendDepth + s.cfg.RecvDepth))
+	n.CQ, err = d.CreateCQ(len(s.QPs) * (s.cfg.SendDepth + s.cfg.RecvDepth))
 	return err
-}
-
-func (s *Session) createQP(nic int) (*verbs.QP, error) {
-	n := &s.NICs[nic]
-	return n.PD.CreateQP(verbs.QPConfig{CQ: n.CQ, MaxSendWR: s.cfg.SendDepth, MaxRecvWR: s.cfg.RecvDepth})
 }
 
 // stagingBytes returns the size of a lane's staging buffers.
@@ -144,15 +136,16 @@ func (s *Session) stagingBytes() int { return int(s.cfg.Worker.Staging) * int(s.
 // Attach exchanges the ends of all lanes with the aggregator and connects the queue pairs within timeout.
 func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
-	ends := make([]chunk.WorkerLane, len(s.lanes))
-	for i, qp := range s.QPs {
-		endpoint, err := qp.Endpoint()
+	ends := make([]chunk.WorkerLane, len(s.QPs))
+	for i := range ends {
+		r := &s.recovery[i]
+		endpoint, err := r.qp.Endpoint()
 		if err != nil {
 			return err
 		}
 		ends[i] = chunk.WorkerLane{
 			Endpoint: endpoint, ReplyAddr: s.staging.MRs[0].Addr + uint64(i*s.stagingBytes()),
-			ReplyRKey: s.staging.MRs[s.lanes[i].NIC].RKey, Staging: s.cfg.Worker.Staging,
+			ReplyRKey: s.staging.MRs[r.to.Worker].RKey, Staging: s.cfg.Worker.Staging,
 			AckTimeout: s.ackTimeout(i), Resumable: s.Resumable,
 		}
 	}
@@ -165,8 +158,8 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 	}
 	s.Peers = peers
 	return s.claimed(func() error {
-		for i, qp := range s.QPs {
-			if err := s.connect(i, qp, max(time.Until(deadline), time.Millisecond), 0); err != nil {
+		for i := range s.QPs {
+			if err := s.connect(i, max(time.Until(deadline), time.Millisecond)); err != nil {
 				return fmt.Errorf("lane %d: %w", i, err)
 			}
 		}
@@ -174,22 +167,26 @@ func (s *Session) Attach(ctx context.Context, timeout time.Duration) error {
 	})
 }
 
-// connect connects a lane's queue pair to that of an aggregator that has received so many messages of the lane, and gives it to the
-// C worker.
-func (s *Session) connect(lane int, qp *verbs.QP, timeout time.Duration, peerReceived uint64) error {
-	peer := &s.Peers[lane]
-	if err := qp.Connect(peer.Endpoint, verbs.ConnectConfig{
+// connect connects a lane's next queue pair to the aggregator's, and gives it to the C worker.
+func (s *Session) connect(lane int, timeout time.Duration) error {
+	r, peer := &s.recovery[lane], &s.Peers[lane]
+	if err := r.qp.Connect(peer.Endpoint, verbs.ConnectConfig{
 		Active: true, Timeout: timeout, AckTimeout: s.ackTimeout(lane), Cancel: s.cfg.Cancel,
 	}); err != nil {
 		return err
 	}
 	// Only now: on a queue pair that did not connect nothing can have arrived.
-	if err := qp.PostRecv(uint64(lane), s.cfg.RecvDepth); err != nil {
+	if err := r.qp.PostRecv(uint64(lane), s.cfg.RecvDepth); err != nil {
 		return err
 	}
-	l := &s.lanes[lane]
-	l.QP, l.SlotAddr, l.SlotRKey = qp.Handle(), peer.SlotAddr, peer.SlotRKey
-	return s.Call(fmt.Sprintf("resume lane %d", lane), func() int { return cworker.Resume(s.C, lane, l, peerReceived) })
+	l := cworker.Lane{
+		QP: r.qp.Handle(), SlotAddr: peer.SlotAddr, SlotRKey: peer.SlotRKey, NIC: uint32(r.to.Worker), RecvDepth: uint32(s.cfg.RecvDepth),
+	}
+	err := s.Call(fmt.Sprintf("resume lane %d", lane), func() int { return cworker.Resume(s.C, lane, &l, r.peerReceived) })
+	if err == nil {
+		s.QPs[lane], r.qp = r.qp, nil
+	}
+	return err
 }
 
 // openWorker opens the C worker, with lanes that have no queue pairs.
@@ -201,7 +198,7 @@ func (s *Session) openWorker() error {
 	c := s.cfg.Worker
 	c.SendDepth, c.StagingAddr, c.Resumable = uint32(s.cfg.SendDepth), s.staging.Addr(), s.Resumable
 	err := s.Call("open worker", func() (rc int) {
-		s.C, rc = cworker.Open(c, nics, len(s.lanes))
+		s.C, rc = cworker.Open(c, nics, len(s.QPs))
 		return rc
 	})
 	if err != nil {
