@@ -33,11 +33,11 @@ func OfCluster(ctx context.Context, c Config) (is bool, err error) {
 		return false, err
 	}
 	access := c.access()
-	h, transport, err := access.HTTP()
+	h, err := access.HTTP()
 	if err != nil {
 		return false, err
 	}
-	defer transport.CloseIdleConnections()
+	defer h.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	// The messages of grpc.health.v1 have one field each, so they travel as these do.

@@ -35,10 +35,10 @@ func (a *Access) UseSocket() {
 
 // HTTP returns a client that speaks HTTP/2 to the server. Its pings notice a silent server, but not before TCP, whose pauses
 // between retries double, has recovered from a link that was down for 3 s.
-func (a *Access) HTTP() (*http.Client, *http.Transport, error) {
+func (a *Access) HTTP() (*http.Client, error) {
 	if a.socket == "" && !a.Insecure {
 		if err := api.CheckSecret(a.Server, a.Token); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
 	dialer := &net.Dialer{
@@ -60,10 +60,10 @@ func (a *Access) HTTP() (*http.Client, *http.Transport, error) {
 		t.Protocols.SetHTTP2(true)
 		var err error
 		if t.TLSClientConfig, err = api.TrustOf(a.CA); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	return &http.Client{Transport: t}, t, nil
+	return &http.Client{Transport: t}, nil
 }
 
 // Bound returns a context with a call's deadline, and the timeout in ms for the server. The server's deadline passes first, so that

@@ -19,25 +19,23 @@ type Aggregator struct {
 	Number    int               // among the aggregators of the job
 	Lane, NIC int               // the numbers of its first lane and NIC, in the whole job
 
-	transport *http.Transport
-	watched   chan struct{} // closed when its stream has ended
-	unwatch   context.CancelFunc
+	http *http.Client
 }
 
 // Dial prepares calls to an aggregator.
 func Dial(access Access) (*Aggregator, error) {
-	client, transport, err := access.HTTP()
+	client, err := access.HTTP()
 	if err != nil {
 		return nil, err
 	}
-	a := &Aggregator{Access: access, transport: transport, watched: make(chan struct{})}
+	a := &Aggregator{Access: access, http: client}
 	session := func() string { return a.Info.GetSession() }
 	a.RPC = apiconnect.NewJobServiceClient(client, access.Server, api.Identify(session, access.Token))
 	return a, nil
 }
 
 // Close closes the connections of calls that have ended.
-func (a *Aggregator) Close() { a.transport.CloseIdleConnections() }
+func (a *Aggregator) Close() { a.http.CloseIdleConnections() }
 
 // Lanes returns the aggregator's lanes, in the plan's form.
 func (a *Aggregator) Lanes() []chunk.Lane {

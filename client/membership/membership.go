@@ -39,6 +39,10 @@ type Membership struct {
 	fail   context.CancelCauseFunc
 	blamed atomic.Pointer[int32] // the rank that an aggregator has named for the failure, or -1 if an aggregator is lost
 
+	streams  context.Context // that aggregators send to the worker, by which it follows them
+	unwatch  context.CancelFunc
+	watching sync.WaitGroup
+
 	notifying sync.WaitGroup
 	leaving   atomic.Bool
 }
@@ -56,6 +60,7 @@ const (
 func Join(ctx context.Context, cfg Config, r *api.JoinRequest) (*Membership, error) {
 	m := &Membership{cfg: cfg, job: r.Job}
 	m.failed, m.fail = context.WithCancelCause(context.Background())
+	m.streams, m.unwatch = context.WithCancel(context.Background())
 	r.HostId, r.Spreads = api.HostID(), true
 	r.Host, _ = os.Hostname()
 	err := m.join(ctx, r)
@@ -133,11 +138,9 @@ func sameHost(all []*api.Aggregator) bool {
 
 // add adds an aggregator that has this worker, and follows it. One that differs from the first is an error.
 func (m *Membership) add(a *Aggregator) error {
-	if a.Number = len(m.All); a.Number > 0 {
-		before := m.All[a.Number-1]
-		lanes := before.Lanes()
-		a.Lane, a.NIC = before.Lane+len(lanes), before.NIC+chunk.NICs(lanes)
-	}
+	lanes := a.Lanes()
+	a.Number = len(m.All)
+	a.Lane, a.NIC = a.Number*len(lanes), a.Number*chunk.NICs(lanes)
 	m.All = append(m.All, a)
 	if err := m.watch(a); err != nil {
 		return err
@@ -154,19 +157,16 @@ func (m *Membership) add(a *Aggregator) error {
 
 // watch opens the stream that ties this worker's life to an aggregator's, and follows it.
 func (m *Membership) watch(a *Aggregator) error {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	a.unwatch = func() { cancel(nil) }
+	ctx, cancel := context.WithCancelCause(m.streams)
 	stream, err := a.RPC.Watch(ctx, &api.WatchRequest{})
 	if err != nil {
 		cancel(err)
-		close(a.watched)
 		return classify(err)
 	}
 	// An aggregator that sends no heartbeat for this long is gone, even if its host answers pings.
 	patience := 10 * time.Duration(a.Info.HeartbeatMs) * time.Millisecond
 	silence := time.AfterFunc(patience, func() { cancel(fmt.Errorf("no heartbeat for %v", patience)) })
-	go func() {
-		defer close(a.watched)
+	m.watching.Go(func() {
 		defer stream.Close()
 		defer silence.Stop()
 		for stream.Receive() {
@@ -181,7 +181,7 @@ func (m *Membership) watch(a *Aggregator) error {
 		}
 		why := cmp.Or(context.Cause(ctx), stream.Err(), io.EOF)
 		m.end(fmt.Errorf("%w: the connection to %s broke: %w", ErrServerLost, a.Server, why), -1)
-	}()
+	})
 	return nil
 }
 
@@ -243,9 +243,9 @@ func (m *Membership) Close() {
 	m.leaving.Store(true)
 	m.Fail(ErrClosed)
 	m.notifying.Wait()
+	m.unwatch()
+	m.watching.Wait()
 	for _, a := range m.All {
-		a.unwatch()
-		<-a.watched
 		a.Close()
 	}
 }
@@ -286,9 +286,6 @@ func (m *Membership) Each(call func(a *Aggregator) error) error {
 // Connect sends the ends of the worker's lanes to the aggregators that have the lanes, and returns theirs.
 func (m *Membership) Connect(ctx context.Context, r *api.ConnectRequest) ([]*api.AggregatorLane, error) {
 	n := len(m.All[0].Info.Lanes)
-	if len(r.Lanes) != n*len(m.All) {
-		return nil, fmt.Errorf("connect: %d lanes of %d", len(r.Lanes), n*len(m.All))
-	}
 	out := make([]*api.AggregatorLane, len(r.Lanes))
 	err := m.Each(func(a *Aggregator) error {
 		answer, err := a.RPC.Connect(ctx, &api.ConnectRequest{
