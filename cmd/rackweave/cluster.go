@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -41,7 +40,7 @@ func parseCluster(path string) (*racks.Cluster, error) {
 		return nil, fmt.Errorf("read cluster: %w", err)
 	}
 	c := &racks.Cluster{}
-	err = yaml.NewDecoder(bytes.NewReader(text), yaml.Strict()).Decode(c)
+	err = decodeYAML(text, c, yaml.Strict())
 	if errors.Is(err, io.EOF) || err == nil && len(c.Racks) == 0 && c.Secret == "" {
 		return nil, fmt.Errorf("read cluster %s: it lists no racks: list them under racks, each with its name and url, and give their secret",
 			path)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -26,7 +27,7 @@ func applyConfig(cmd *cobra.Command) error {
 		return fmt.Errorf("read configuration: %w", err)
 	}
 	var values map[string]any
-	if err := yaml.Unmarshal(text, &values); err != nil {
+	if err := decodeYAML(text, &values); err != nil && !errors.Is(err, io.EOF) {
 		// The error leaves out the lines around it, which may be anything.
 		return fmt.Errorf("read configuration %s: %s", path, yaml.FormatError(err, false, false))
 	}
@@ -49,6 +50,16 @@ func applyConfig(cmd *cobra.Command) error {
 		}
 	}
 	return nil
+}
+
+// decodeYAML decodes a file's only document. It returns [io.EOF] if the file has none.
+func decodeYAML(text []byte, into any, options ...yaml.DecodeOption) error {
+	d := yaml.NewDecoder(bytes.NewReader(text), options...)
+	err := d.Decode(into)
+	if err == nil && !errors.Is(d.Decode(new(any)), io.EOF) {
+		return errors.New("it has several documents, of which one would be read: leave out the lines of ---")
+	}
+	return err
 }
 
 // maxConfigBytes bounds a configuration file: the YAML library's time grows with the square of some files' size.
