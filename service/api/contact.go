@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"syscall"
@@ -53,10 +54,10 @@ func Contact(ctx context.Context, timeout time.Duration, call func(within time.D
 }
 
 // wasReset reports whether a call's connection was reset. One on which nothing came before has an error of its own in net/http, and
-// so has one whose reset is read while the request is written.
+// so has one whose reset is read while the request is written. If the write meets the reset first, the read finds the end.
 func wasReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, net.ErrClosed) ||
-		err != nil && strings.Contains(err.Error(), "http2: client conn could not be established")
+		errors.Is(err, io.ErrUnexpectedEOF) || err != nil && strings.Contains(err.Error(), "http2: client conn could not be established")
 }
 
 // isOwnGhost reports whether a call was refused because its place is taken, as it is by a call that was reset and is still served.
