@@ -32,8 +32,8 @@ func TestWireFormatIsGolden(t *testing.T) {
 			for op := Op(0); op <= OpMask; op++ {
 				fmt.Fprintf(&b, "OP_%s = %d\n", strings.ToUpper(op.String()), op)
 			}
-			fmt.Fprintf(&b, "RECORD_BYTES = %d\nRECORD_SKIP = %d\nRECORD_HAS_DST = %d\nRECORD_STREAMING = %d\n",
-				RecordBytes, RecordSkip, RecordHasDst, RecordStreaming)
+			fmt.Fprintf(&b, "RECORD_BYTES = %d\nRECORD_SKIP = %d\nRECORD_HAS_DST = %d\nRECORD_PAST_CACHE = %d\n",
+				RecordBytes, RecordSkip, RecordHasDst, RecordPastCache)
 		case "pack":
 			var op, epoch, index int
 			d.ScanArgs(t, "op", &op)
@@ -55,7 +55,7 @@ func TestWireFormatIsGolden(t *testing.T) {
 
 var sampleRecord = TensorRecord{
 	LR: 0.1, WD: 1e-4, Scale: 0.25, Clip: 1, Momentum: 0.9, Beta2: 0.999, Eps: 1e-8, Extra: -0.5,
-	DstAddr: 0x7f1122334455, DstRKey: 0xa1b2c3d4, Flags: RecordHasDst | RecordStreaming, Step: 70000,
+	DstAddr: 0x7f1122334455, DstRKey: 0xa1b2c3d4, Flags: RecordHasDst | RecordPastCache, Step: 70000,
 }
 
 func FuzzImmediateSurvivesUnpackAndPack(f *testing.F) {

@@ -23,12 +23,12 @@ type RecordFlags uint32
 const (
 	RecordSkip      RecordFlags = 1 << 0 // the parameters do not change in this step
 	RecordHasDst    RecordFlags = 1 << 1 // DstAddr and DstRKey are set
-	RecordStreaming RecordFlags = 1 << 2 // the replies will not be read soon, so they should be written past the cache
+	RecordPastCache RecordFlags = 1 << 2 // the replies will not be read soon, so they should be written past the cache
 	RecordPull      RecordFlags = 1 << 3 // answer to a commit of stream mode: the worker must pull the parameters before the next step
 	// RecordSkipNonFinite leaves the parameters unchanged if the gradient's global norm is infinite or not a number.
 	RecordSkipNonFinite RecordFlags = 1 << 4
 
-	recordFlagsKnown = RecordSkip | RecordHasDst | RecordStreaming | RecordPull | RecordSkipNonFinite
+	recordFlagsKnown = RecordSkip | RecordHasDst | RecordPastCache | RecordPull | RecordSkipNonFinite
 )
 
 // TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and the destination of its replies. On the

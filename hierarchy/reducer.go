@@ -419,8 +419,8 @@ func (m *Reducer) Taken(rack int, index uint32) {
 	}
 }
 
-// Sent records that n messages to a rack have arrived.
-func (m *Reducer) Sent(rack, n int) {
+// Delivered records that n messages to a rack have arrived.
+func (m *Reducer) Delivered(rack, n int) {
 	m.begin()
 	p := &m.peers[rack]
 	p.notices = max(0, p.notices-n)

@@ -143,7 +143,7 @@ func (n *net) receive(link [2]int, react func(rack int)) {
 		m.Recall(from, w.index)
 	}
 	react(to)
-	n.machines[from].Sent(to, 1)
+	n.machines[from].Delivered(to, 1)
 	react(from)
 }
 
@@ -261,7 +261,7 @@ func TestALanesOwnWordsTakeRoom(t *testing.T) {
 		if said != tc.want {
 			t.Errorf("with %d entries there was room for %d, want %d", tc.sends, said, tc.want)
 		}
-		if m.Sent(1, 1); !m.TakeSend(1) || m.TakeSend(1) {
+		if m.Delivered(1, 1); !m.TakeSend(1) || m.TakeSend(1) {
 			t.Errorf("with %d entries, one that has arrived does not make room for one", tc.sends)
 		}
 	}

@@ -19,7 +19,7 @@ const (
 
 	SendSignaled  = fabric.SendSignaled
 	SendInline    = fabric.SendInline
-	SendStreaming = fabric.SendStreaming
+	SendPastCache = fabric.SendPastCache
 	SendPlaced    = fabric.SendPlaced
 
 	WCSend    = fabric.WCSend

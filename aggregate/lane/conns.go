@@ -8,6 +8,15 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
+// Conn is a connection in a lane's table.
+type Conn struct {
+	*session.Conn
+	Rank    int // of the worker, or of the rack, at the other end
+	flow    *Flow
+	handler Handler
+	dirty   bool // on the lane's list of connections to flush
+}
+
 // table holds a lane's connections by the number in their work request ids.
 type table struct {
 	all  []*Conn // nil where a number is free

@@ -143,7 +143,7 @@ func (l *Lane) complete(wc *verbs.WC) {
 		c.handler.Failed(c, c.Survives(wc.Status), errors.New(wc.Status.String()))
 	case !ok:
 	case isSend:
-		c.handler.Sent(c, sends)
+		c.handler.Delivered(c, sends)
 	default:
 		l.Touch(c)
 		c.handler.Receive(c, wc)
@@ -167,7 +167,7 @@ func (l *Lane) flush() {
 		l.dirty[i], c.dirty = nil, false
 		if l.conns.has(c) {
 			l.serving = c.flow
-			c.refused(c.Replenish())
+			c.postFailed(c.Replenish())
 			l.Post(c)
 		}
 	}
@@ -175,12 +175,12 @@ func (l *Lane) flush() {
 }
 
 // Post rings a connection's doorbell. It is called on the lane's goroutine.
-func (l *Lane) Post(c *Conn) { c.refused(c.Conn.Post()) }
+func (l *Lane) Post(c *Conn) { c.postFailed(c.Conn.Post()) }
 
-// refused handles the error of a queue pair that accepts no work request, if it is one.
-func (c *Conn) refused(err error) {
+// postFailed handles the error of a queue pair that accepts no work request. If err is nil, it does nothing.
+func (c *Conn) postFailed(err error) {
 	if err != nil && c.State == session.Up {
-		c.handler.Failed(c, c.Refused(), err)
+		c.handler.Failed(c, c.SurvivesPost(), err)
 	}
 }
 

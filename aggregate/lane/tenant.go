@@ -1,9 +1,6 @@
 package lane
 
-import (
-	"github.com/rackweave/rackweave/aggregate/session"
-	"github.com/rackweave/rackweave/verbs"
-)
+import "github.com/rackweave/rackweave/verbs"
 
 // Tenant is one job's part of a lane.
 type Tenant interface {
@@ -31,19 +28,10 @@ type Tenant interface {
 type Handler interface {
 	// Receive handles a message.
 	Receive(c *Conn, wc *verbs.WC)
-	// Sent records that n messages have arrived at the peer.
-	Sent(c *Conn, n int)
+	// Delivered records that n messages have arrived at the peer.
+	Delivered(c *Conn, n int)
 	// Failed handles the failure of the queue pair of a connection that was up. survives reports whether the worker can resume it.
 	Failed(c *Conn, survives bool, err error)
 	// QueueLost handles the loss of the completion queue that the connection used.
 	QueueLost(c *Conn, err error)
-}
-
-// Conn is a connection in a lane's table.
-type Conn struct {
-	*session.Conn
-	Rank    int // of the worker, or of the rack, at the other end
-	flow    *Flow
-	handler Handler
-	dirty   bool // on the lane's list of connections to flush
 }

@@ -95,18 +95,18 @@ type Held struct {
 
 // Action is an instruction to the lane. Its sources stay readable until the next event.
 type Action struct {
-	Kind    Kind
-	Op      chunk.Op // of the answer
-	Epoch   uint8    // of the answer
-	Result  bool     // a result buffer is reserved, until the lane calls Freed
-	New     bool     // of Configure
-	Moves   bool     // the chunk moves to lane To before its workers are answered
-	To      uint8
-	Worker  int32
-	Index   uint32 // of the chunk, unless the kind's comment names another index
-	End     uint32
-	fold    int32
-	Since   int64 // of Update, Sum, Accumulate and Deliver: ns, the arrival of the chunk's first gradient
-	Message Held  // the message that Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and that a NACK returns
-	Err     error
+	Kind     Kind
+	Op       chunk.Op // of the answer
+	Epoch    uint8    // of the answer
+	Buffered bool     // a result buffer is reserved, until the lane calls Freed
+	New      bool     // of Configure
+	Moves    bool     // the chunk moves to lane To before its workers are answered
+	To       uint8
+	Worker   int32
+	Index    uint32 // of the chunk, unless the kind's comment names another index
+	End      uint32
+	fold     int32
+	Since    int64 // of Update, Sum, Accumulate and Deliver: ns, the arrival of the chunk's first gradient
+	Message  Held  // the message that Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and that a NACK returns
+	Err      error
 }

@@ -109,7 +109,7 @@ func (m commits) answerCommit() bool {
 	}
 	m.results--
 	c := &m.commit
-	m.emit(Action{Kind: AnswerCommit, Op: chunk.OpCommit, Epoch: c.epoch, Result: true})
+	m.emit(Action{Kind: AnswerCommit, Op: chunk.OpCommit, Epoch: c.epoch, Buffered: true})
 	for rank := range c.from {
 		m.workers[rank].release(&c.from[rank].Held)
 		c.from[rank].present = false

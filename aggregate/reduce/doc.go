@@ -1,5 +1,5 @@
 // Package reduce decides what becomes of one job's chunks in one lane. It is a pure machine, in the manner of etcd-io/raft: events
-// go in ([Machine.Receive], [Machine.Sent], [Machine.Tick], …), actions come out ([Machine.Actions]), and the lane carries the
+// go in ([Machine.Receive], [Machine.Delivered], [Machine.Tick], …), actions come out ([Machine.Actions]), and the lane carries the
 // actions out. The machine does no I/O, knows no clock or queue pair, and never blocks. So its stories are text (testdata), a
 // brute-force oracle checks it, and a reducer above the rack ([HandUp]) plugs in as more events and actions.
 //
@@ -10,8 +10,8 @@
 //  1. Carry out all of [Machine.Actions], in order. The next event reuses the list, and the payloads of an action's sources
 //     ([Machine.MessageOf]) are the workers' again once they are answered: finish the arithmetic before the first answer is posted.
 //  2. Post one message to the worker, or to each of them, for every action that answers or notifies. Every one takes an entry of
-//     the worker's send queue; call [Machine.Sent] when messages have arrived.
-//  3. Take one of the [Config.Results] buffers if [Action.Result] is set, and call [Machine.Freed] when it is free again.
+//     the worker's send queue; call [Machine.Delivered] when messages have arrived.
+//  3. Take one of the [Config.Results] buffers if [Action.Buffered] is set, and call [Machine.Freed] when it is free again.
 //  4. While [Machine.Waiting], call [Machine.Advance] and [Machine.AdvanceCommit] after these until they do nothing, each time with
 //     the actions carried out.
 //
@@ -41,8 +41,8 @@
 //
 // A message holds one slot of its worker's window until it is answered: the answer is the credit. The slot needs no number on
 // the wire, because message k lies in the slot that was freed k-th, and both ends know the order of messages and of answers. What
-// the machine sends takes an entry of the worker's send queue until [Machine.Sent] frees it, and some answers take a result buffer
-// until [Machine.Freed]. When either is exhausted, complete chunks and answers wait inside the machine ([Machine.Advance]).
+// the machine sends takes an entry of the worker's send queue until [Machine.Delivered] frees it, and some answers take a result
+// buffer until [Machine.Freed]. When either is exhausted, complete chunks and answers wait inside the machine ([Machine.Advance]).
 //
 // # Stalls
 //

@@ -39,7 +39,7 @@ func (l *lane) carryOut() {
 			}
 			for rank := range l.workers {
 				fmt.Printf("answer to worker %d: %v, for epoch %d\n", rank, l.w, a.Epoch)
-				l.Sent(rank, 1) // here messages arrive at once
+				l.Delivered(rank, 1) // here messages arrive at once
 			}
 		case reduce.Fail:
 			fmt.Println(a.Err)

@@ -6,7 +6,7 @@ import "github.com/rackweave/rackweave/chunk"
 type folding struct{ *Machine }
 
 func (m folding) gather(rank int, msg *Message, h Held) {
-	c := m.find(rank, msg)
+	c := m.accept(rank, msg)
 	if c == nil {
 		return
 	}
@@ -57,6 +57,21 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 	}
 	st.LastArrivals++
 	m.complete(i)
+}
+
+// accept returns the message's chunk, and records that its worker has sent it. It returns nil if the lane does not have the chunk.
+func (m *Machine) accept(rank int, msg *Message) *chunkState {
+	c := m.chunk(msg.Index)
+	if c == nil {
+		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
+		return nil
+	}
+	if c.fold == away {
+		m.violate(rank, "sent chunk %d of lane %d, which has moved to another", msg.Index, m.cfg.Lane)
+		return nil
+	}
+	m.workers[rank].requested.remove(m.bit(msg.Index))
+	return c
 }
 
 // complete hands a chunk whose gradients have all arrived to the racks above, or finishes it as soon as it has room.
@@ -150,15 +165,28 @@ func (m folding) finish(i int32) bool {
 	if !f.broadcast {
 		c.epoch = epochAfter(c.epoch)
 	}
-	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Result: result, Since: f.since})
+	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Buffered: result, Since: f.since})
 	moves := c.to != 0 && m.canMove()
 	for rank, row := 0, m.folds.row(i); rank < len(row); rank++ {
 		m.workers[rank].release(&row[rank].Held)
 	}
 	m.Finished++
-	m.endFold(i)
+	m.endFold(i) // its messages stay readable until the next event
 	if moves {
 		m.move(c)
+	}
+	return true
+}
+
+// canAnswerAll reports whether one more answer to every worker fits, with a result buffer if it needs one.
+func (m *Machine) canAnswerAll(result bool) bool {
+	if result && m.results == 0 {
+		return false
+	}
+	for w := range m.workers {
+		if w := &m.workers[w]; w.state != Gone && !w.canAnswer() {
+			return false
+		}
 	}
 	return true
 }

@@ -47,6 +47,17 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 	}
 }
 
+// NextSlot returns the slot of a worker's next message.
+func (m *Machine) NextSlot(rank int) uint16 { return *m.workers[rank].slots.at(0) }
+
+// MessageOf returns the message of one worker that an action on a whole chunk, or [AnswerCommit], takes and answers.
+func (m *Machine) MessageOf(a *Action, rank int) *Held {
+	if a.Kind == AnswerCommit {
+		return &m.commit.from[rank].Held
+	}
+	return &m.folds.row(a.fold)[rank].Held
+}
+
 // UpdateSet runs the update of the oldest set, in steps ([Machine.AdvanceCommit]), and emits [Updated] at the end. Every worker in
 // the set must have ended its step.
 func (m *Machine) UpdateSet(now int64) {
@@ -56,8 +67,8 @@ func (m *Machine) UpdateSet(now int64) {
 	}
 }
 
-// Sent records that n messages to a worker have arrived, and frees their entries of its send queue.
-func (m *Machine) Sent(rank, n int) {
+// Delivered records that n messages to a worker have arrived, and frees their entries of its send queue.
+func (m *Machine) Delivered(rank, n int) {
 	w := &m.workers[rank]
 	if w.sends += n; w.sends > m.cfg.Sends {
 		panic(fmt.Sprintf("reduce: worker %d has received more messages than were sent", rank))

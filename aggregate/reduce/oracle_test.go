@@ -181,7 +181,7 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 		arrive := func(rank int) {
 			if n := o.outstanding[rank]; n > 0 {
 				o.outstanding[rank] = 0
-				r.Sent(rank, n)
+				r.Delivered(rank, n)
 			}
 		}
 		free := func() {
@@ -260,7 +260,7 @@ func TestEventsAllocateNothing(t *testing.T) {
 			for i := range r.Actions {
 				for rank := range msgs {
 					if r.Actions[i].Kind == Update {
-						r.Sent(rank, 1)
+						r.Delivered(rank, 1)
 					}
 				}
 			}
@@ -284,7 +284,7 @@ func BenchmarkCompleteChunk(b *testing.B) {
 			r.Receive(0, rank, &msg)
 		}
 		for rank := range workers {
-			r.Sent(rank, 1)
+			r.Delivered(rank, 1)
 		}
 	}
 }

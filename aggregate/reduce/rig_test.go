@@ -173,13 +173,13 @@ func (r *rig) arrive(a *Action) {
 	case Update, Sum, Accumulate, Broadcast, Deliver, AnswerCommit:
 		for rank := range r.at {
 			if r.workers[rank].state == Attached {
-				r.Sent(rank, 1)
+				r.Delivered(rank, 1)
 			}
 		}
 	case Pull, UpdateOne, Add, Drop, AnswerStep, Acknowledge, NACK, Request, Abort:
-		r.Sent(int(a.Worker), 1)
+		r.Delivered(int(a.Worker), 1)
 	}
-	if a.Result {
+	if a.Buffered {
 		r.Freed()
 	}
 }

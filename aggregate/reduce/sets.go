@@ -149,7 +149,7 @@ func (m streams) settle() {
 
 // apply takes a gradient, which is applied alone or goes into a set.
 func (m streams) apply(rank int, msg *Message, h Held) {
-	c, w := m.find(rank, msg), &m.workers[rank]
+	c, w := m.accept(rank, msg), &m.workers[rank]
 	if c == nil {
 		return
 	}

@@ -223,9 +223,9 @@ func TestSetsAllocateNothing(t *testing.T) {
 		for i := range r.Actions {
 			switch a := &r.Actions[i]; a.Kind {
 			case Add, Acknowledge:
-				r.Sent(int(a.Worker), 1)
+				r.Delivered(int(a.Worker), 1)
 			case AnswerStep:
-				r.Sent(int(a.Worker), 1)
+				r.Delivered(int(a.Worker), 1)
 				r.Freed()
 			}
 		}

@@ -3,7 +3,7 @@ package reduce
 import "github.com/rackweave/rackweave/chunk"
 
 func (m *Machine) pull(rank int, msg *Message, h Held) {
-	c := m.find(rank, msg)
+	c := m.accept(rank, msg)
 	if c == nil {
 		return
 	}
@@ -56,13 +56,13 @@ func (m *Machine) answerOrWait(rank int, kind Kind, index uint32, h Held) {
 	a := Action{Kind: kind, Op: h.Op, Epoch: h.Epoch, Worker: int32(rank), Index: index, Message: h}
 	switch kind {
 	case Pull:
-		a.Result = !m.tensors[m.chunk(index).Tensor].Direct
+		a.Buffered = !m.tensors[m.chunk(index).Tensor].Direct
 	case UpdateOne:
-		a.Result = h.Op == chunk.OpPushPull // another worker's gradient may change the parameters while the answer is sent
+		a.Buffered = h.Op == chunk.OpPushPull // another worker's gradient may change the parameters while the answer is sent
 	case Add, Drop:
 		a.Op = chunk.OpPush // also for a pushpull, because the parameters do not change before the update
 	case AnswerStep:
-		a.Result = true
+		a.Buffered = true
 	}
 	if m.replies.Len() > 0 || !m.answer(&a) {
 		m.replies.Put(a)
@@ -79,9 +79,9 @@ func (m *Machine) answer(a *Action) bool {
 		m.commit.from[a.Worker] = arrival{a.Message, true}
 		m.emit(*a)
 		return true
-	case !w.canAnswer() || a.Result && m.results == 0:
+	case !w.canAnswer() || a.Buffered && m.results == 0:
 		return false
-	case a.Result:
+	case a.Buffered:
 		m.results--
 	}
 	w.release(&a.Message)

@@ -355,17 +355,6 @@ func (m *Machine) Missing(counts []int) (since int64) {
 	return since
 }
 
-// MessageOf returns the message of one worker that an action on a whole chunk, or [AnswerCommit], takes and answers.
-func (m *Machine) MessageOf(a *Action, rank int) *Held {
-	if a.Kind == AnswerCommit {
-		return &m.commit.from[rank].Held
-	}
-	return &m.folds.row(a.fold)[rank].Held
-}
-
-// NextSlot returns the slot of a worker's next message.
-func (m *Machine) NextSlot(rank int) uint16 { return *m.workers[rank].slots.at(0) }
-
 // Waiting reports whether work waits for room or for other lanes. [Machine.Advance] and [Machine.AdvanceCommit] continue it.
 func (m *Machine) Waiting() bool {
 	return m.State == Running && (m.ready.Len() > 0 || m.replies.Len() > 0 || m.commit.phase != Collecting)
@@ -398,19 +387,6 @@ func (m *Machine) beginFor(now int64, rank int) bool {
 
 func (m *Machine) emit(a Action) { m.Actions = append(m.Actions, a) }
 
-// canAnswerAll reports whether one more answer to every worker fits, with a result buffer if it needs one.
-func (m *Machine) canAnswerAll(result bool) bool {
-	if result && m.results == 0 {
-		return false
-	}
-	for w := range m.workers {
-		if w := &m.workers[w]; w.state != Gone && !w.canAnswer() {
-			return false
-		}
-	}
-	return true
-}
-
 // chunk returns a chunk by its index, or nil if the lane never had it.
 func (m *Machine) chunk(index uint32) *chunkState {
 	if int(index) < len(m.chunks) {
@@ -425,21 +401,6 @@ func (m *Machine) bit(index uint32) int {
 		return int(index) * 2
 	}
 	return m.moved.at[index]*2 + 1
-}
-
-// find finds the message's chunk, and records that its worker has sent it. It returns nil if the lane does not have the chunk.
-func (m *Machine) find(rank int, msg *Message) *chunkState {
-	c := m.chunk(msg.Index)
-	if c == nil {
-		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
-		return nil
-	}
-	if c.fold == away {
-		m.violate(rank, "sent chunk %d of lane %d, which has moved to another", msg.Index, m.cfg.Lane)
-		return nil
-	}
-	m.workers[rank].requested.remove(m.bit(msg.Index))
-	return c
 }
 
 func (m *Machine) broadcasting() bool {

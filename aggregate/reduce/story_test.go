@@ -113,7 +113,7 @@ func command(t *testing.T, r *rig, line string) string {
 	}
 	switch words[0] {
 	case "sent":
-		r.Sent(rank, int(indexes[0]))
+		r.Delivered(rank, int(indexes[0]))
 		return ""
 	case "freed":
 		r.Freed()

@@ -151,7 +151,7 @@ func (c *Conn) Disconnect() error {
 // Close ends the connection. Nothing is sent afterwards. The queue pair stays until [Conn.Disconnect].
 func (c *Conn) Close() { c.State = Closed }
 
-// Put appends a write with immediate for the caller to complete. [Conn.Sent] returns the token.
+// Put appends a write with immediate for the caller to fill in. [Conn.Delivered] returns the token.
 func (c *Conn) Put(imm uint32, token int32) *verbs.SendWR {
 	if c.Unposted >= c.MaxBatch {
 		// An error recurs when the round is flushed.
@@ -162,7 +162,7 @@ func (c *Conn) Put(imm uint32, token int32) *verbs.SendWR {
 	return wr
 }
 
-// Confirm makes the messages that wait ask for a completion, so that Held reports when they have arrived.
+// Confirm makes the messages that wait ask for a completion, so that Unconfirmed reports when they have arrived.
 func (c *Conn) Confirm() { c.confirm = true }
 
 // Post rings the doorbell for the waiting messages. At most the last message requests a completion, which also completes all
@@ -174,7 +174,7 @@ func (c *Conn) Post() error {
 	}
 	c.unsignaled += n
 	if !c.CopiesAtPost() || c.confirm || c.unsignaled >= c.InlineCompletionPeriod {
-		last := c.At(c.Held - 1)
+		last := c.At(c.Unconfirmed - 1)
 		last.Flags |= verbs.SendSignaled
 		last.WRID += uint64(c.unsignaled)
 		c.unsignaled, c.confirm = 0, false
@@ -229,8 +229,8 @@ func (c *Conn) Survives(status verbs.Status) bool {
 	return c.fruitless <= maxFruitless
 }
 
-// Refused reports whether the connection survives an error of a post, because its queue pair has failed.
-func (c *Conn) Refused() bool {
+// SurvivesPost reports whether the connection survives an error of a post, because its queue pair has failed.
+func (c *Conn) SurvivesPost() bool {
 	return c.Resumable && c.QP != nil && c.QP.State() == verbs.StateErr
 }
 
@@ -258,7 +258,7 @@ func (c *Conn) Recover() (bool, error) {
 	}
 	c.State = Up
 	c.Stream.Resume()
-	for i := range c.Held {
+	for i := range c.Unconfirmed {
 		wr := c.At(i)
 		wr.Flags &^= verbs.SendSignaled
 		wr.WRID = sendTag | c.ID.wrID()

@@ -11,10 +11,10 @@ const NoToken = -1
 
 // Stream is this end of a connection: the messages it sent and the counts of both directions. Callers only read its fields.
 type Stream struct {
-	Held     int    // messages that are not known to have arrived
-	Unposted int    // messages of these that wait to be posted
-	Done     uint64 // messages that are known to have arrived
-	Received uint64 // messages that the peer has sent
+	Unconfirmed int    // messages in the ring, which are not known to have arrived
+	Unposted    int    // messages of these that wait to be posted
+	Done        uint64 // messages that are known to have arrived
+	Received    uint64 // messages that the peer has sent
 
 	wrs     []verbs.SendWR // as many as the send queue holds
 	tokens  []int32        // by message: the caller's token, until the message has arrived
@@ -50,11 +50,11 @@ func (s *Stream) index(i int) int {
 
 // Put appends a message for the caller to fill in. It panics if the ring is full, because the caller must count entries.
 func (s *Stream) Put(token int32) *verbs.SendWR {
-	if s.Held == len(s.wrs) {
+	if s.Unconfirmed == len(s.wrs) {
 		panic("session: a message put into a full ring")
 	}
-	i := s.index(s.Held)
-	s.Held++
+	i := s.index(s.Unconfirmed)
+	s.Unconfirmed++
 	s.Unposted++
 	s.tokens[i] = token
 	return &s.wrs[i]
@@ -65,7 +65,7 @@ func (s *Stream) Next() []verbs.SendWR {
 	if s.broken || s.Unposted == 0 {
 		return nil
 	}
-	from := s.index(s.Held - s.Unposted)
+	from := s.index(s.Unconfirmed - s.Unposted)
 	return s.wrs[from : from+min(s.Unposted, len(s.wrs)-from)]
 }
 
@@ -75,17 +75,17 @@ func (s *Stream) Posted(n int) {
 		panic("session: more messages posted than waited")
 	}
 	s.Unposted -= n
-	s.reached = max(s.reached, s.Done+uint64(s.Held-s.Unposted))
+	s.reached = max(s.reached, s.Done+uint64(s.Unconfirmed-s.Unposted))
 }
 
-// Sent records that the oldest message has arrived, and returns its token.
-func (s *Stream) Sent() int32 {
-	if s.Held == s.Unposted {
+// Delivered records that the oldest message has arrived, and returns its token.
+func (s *Stream) Delivered() int32 {
+	if s.Unconfirmed == s.Unposted {
 		panic("session: a message that was not posted has arrived")
 	}
 	token := s.tokens[s.head]
 	s.head = s.index(1)
-	s.Held--
+	s.Unconfirmed--
 	s.Done++
 	return token
 }
@@ -94,17 +94,18 @@ func (s *Stream) Sent() int32 {
 func (s *Stream) Break() { s.broken = true }
 
 // Arrived returns the number of messages that the peer has received beyond those known to have arrived. The caller removes them by
-// [Stream.Sent]. It returns an error for an impossible count.
+// [Stream.Delivered]. It returns an error for an impossible count.
 func (s *Stream) Arrived(peerReceived uint64) (int, error) {
 	if peerReceived < s.Done || peerReceived > s.reached {
 		return 0, fmt.Errorf("%d messages received of %d sent: %d had arrived before", peerReceived, s.reached, s.Done)
 	}
-	s.Unposted = min(s.Unposted, s.Held-int(peerReceived-s.Done)) // another queue pair may have carried messages that this one has not
+	// Another queue pair may have carried messages that this one has not.
+	s.Unposted = min(s.Unposted, s.Unconfirmed-int(peerReceived-s.Done))
 	return int(peerReceived - s.Done), nil
 }
 
 // Resume makes all messages that are left in the ring wait for the new queue pair.
 func (s *Stream) Resume() {
 	s.broken = false
-	s.Unposted = s.Held
+	s.Unposted = s.Unconfirmed
 }

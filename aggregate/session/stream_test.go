@@ -31,7 +31,7 @@ func TestStreamFollowsTheSpecification(t *testing.T) {
 				out = s.post() + "\n"
 			case "sent":
 				for range n {
-					s.Sent()
+					s.Delivered()
 				}
 			case "receive":
 				s.Received += uint64(n)
@@ -84,7 +84,7 @@ func (s *numbered) resume(received uint64) string {
 		return "refused"
 	}
 	for range n {
-		s.Sent()
+		s.Delivered()
 	}
 	s.Resume()
 	return s.post()
@@ -92,7 +92,7 @@ func (s *numbered) resume(received uint64) string {
 
 func (s *numbered) String() string {
 	held := "none"
-	if n := s.Held; n > 0 {
+	if n := s.Unconfirmed; n > 0 {
 		held = fmt.Sprintf("%d..%d", s.At(0).Imm, s.At(n-1).Imm)
 	}
 	return fmt.Sprintf("held %s unposted %d done %d reached %d received %d", held, s.Unposted, s.Done, s.reached, s.Received)
@@ -115,7 +115,7 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "events") {
 			switch rapid.SampledFrom([]string{"put", "post", "deliver", "sent", "break", "resume"}).Draw(t, "event") {
 			case "put":
-				if s.Held < len(s.wrs) {
+				if s.Unconfirmed < len(s.wrs) {
 					s.put(1)
 				}
 			case "post":
@@ -129,7 +129,7 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 				}
 			case "sent":
 				if known < delivered && !s.broken {
-					s.Sent()
+					s.Delivered()
 					known++
 				}
 			case "break":
@@ -144,15 +144,15 @@ func TestStreamDeliversEveryMessageOnceAndInOrder(t *testing.T) {
 					t.Fatal(err)
 				}
 				for range n {
-					s.Sent()
+					s.Delivered()
 				}
 				known = delivered
 				s.Resume()
 				post()
 			}
 			if done, reached := s.Done, s.reached; uint64(delivered) < done || uint64(delivered) > reached ||
-				reached > done+uint64(s.Held) {
-				t.Fatalf("done %d, delivered %d, reached %d, held %d", done, delivered, reached, s.Held)
+				reached > done+uint64(s.Unconfirmed) {
+				t.Fatalf("done %d, delivered %d, reached %d, held %d", done, delivered, reached, s.Unconfirmed)
 			}
 		}
 	})

@@ -109,7 +109,7 @@ func (s *Shard) finish(a *reduce.Action) {
 	p := s.answerOf(a, c)
 	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
 	outs, pastCache := s.mapResults(a, c, p.bytes)
-	if p.placed = outs != nil; !p.placed && a.Result {
+	if p.placed = outs != nil; !p.placed && a.Buffered {
 		s.Scratch.outs[0] = p.addr
 		outs = s.Scratch.outs[:1]
 	}
@@ -225,7 +225,7 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 func (s *Shard) pull(a *reduce.Action) {
 	c := s.Moves.Chunk(a.Index)
 	p := s.answerOf(a, c)
-	if a.Result {
+	if a.Buffered {
 		s.Scratch.Parameters(s.Store, c, p.addr)
 	}
 	if s.stream != nil {
@@ -258,7 +258,7 @@ func (s *Shard) configure(a *reduce.Action) error {
 	d := &k.dst[a.Index]
 	*d = destination{}
 	if r.Flags&chunk.RecordHasDst != 0 {
-		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, pastCache: r.Flags&chunk.RecordStreaming != 0}
+		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, pastCache: r.Flags&chunk.RecordPastCache != 0}
 	}
 	if !a.New {
 		return nil
@@ -287,7 +287,7 @@ type payload struct {
 // answerOf returns the payload of an answer with a chunk: in a result buffer that it takes, or in the chunk's parameters.
 func (s *Shard) answerOf(a *reduce.Action, c *store.Chunk) payload {
 	p := payload{chunk: c, addr: c.Addr, bytes: s.Store.WireBytes(c), buffer: store.NoBuffer}
-	if a.Result {
+	if a.Buffered {
 		p.buffer = s.buffers.Take()
 		p.addr = s.buffers.Addr(p.buffer)
 	}
@@ -317,7 +317,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 		} else {
 			s.source(k, wr, p)
 			if d != nil && d.pastCache {
-				wr.Flags |= verbs.SendStreaming
+				wr.Flags |= verbs.SendPastCache
 			}
 		}
 	}
@@ -352,7 +352,8 @@ func (w *Workers) put(k *link, imm uint32, buffer int32) *verbs.SendWR {
 	return k.Put(imm, buffer)
 }
 
-// target returns the address for the answer to a message: in the destination of its tensor at this offset, or in a staging buffer.
+// target returns the address for the answer to a message: in the destination of its tensor at this offset; else, by reference, over
+// the message's own payload; else in the staging buffer of its slot.
 func (k *link) target(h *reduce.Held, d *destination, offset uint64, chunkBytes int) (addr uint64, rkey uint32) {
 	switch {
 	case d != nil && d.rkey != 0:

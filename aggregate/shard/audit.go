@@ -26,10 +26,11 @@ func (s *Shard) Audit() error {
 		if k.State == session.Up && k.Unposted > 0 {
 			return fmt.Errorf("job %q: worker %d: %d answers were not posted", s.Job.Name, rank, k.Unposted)
 		}
-		if free := s.Machine.Sends(rank); k.State != session.Closed && free+k.Held != k.SendDepth {
-			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d with %d free", s.Job.Name, rank, k.Held, k.SendDepth, free)
+		if free := s.Machine.Sends(rank); k.State != session.Closed && free+k.Unconfirmed != k.SendDepth {
+			return fmt.Errorf("job %q: worker %d: %d messages in a ring of %d with %d free", s.Job.Name, rank, k.Unconfirmed,
+				k.SendDepth, free)
 		}
-		for i := range k.Held {
+		for i := range k.Unconfirmed {
 			if r := k.Token(i); r != store.NoBuffer {
 				refs[r]++
 			}

@@ -16,13 +16,14 @@ type destination struct {
 	pastCache bool
 }
 
-// link is a worker's connection to one lane, with the memory at both ends.
+// link is a worker's connection to one lane, with the memory at both ends. State, queue pair and unconfirmed messages are those of
+// its session.Conn.
 type link struct {
 	*lane.Conn
 	slots *store.Region // window * chunk bytes; untouched when payloads come by reference
 
-	// replyAddr is the address of the worker's staging buffers, one per slot. An answer without a destination goes to the buffer of
-	// its message's slot.
+	// replyAddr is the address of the worker's staging buffers: one per slot, or fewer by reference, where an answer without a
+	// destination overwrites the payload.
 	replyAddr uint64
 	replyRKey uint32
 	staging   uint64        // bytes of all staging buffers
@@ -63,7 +64,7 @@ func (k *link) aim(nic int, theirs []chunk.Region, ours *store.Memory) error {
 			*d = destination{} // in memory that the worker has deregistered
 		}
 	}
-	for i := range k.Held {
+	for i := range k.Unconfirmed {
 		wr := k.At(i)
 		if wr.Length == 0 {
 			continue

@@ -84,7 +84,7 @@ type Shard struct {
 	Flow    *lane.Flow      // the shard's place in its lane
 	Uplink  Uplink          // of a job in one rack it does nothing
 
-	maps    bool // results can be written to the workers' memory directly
+	maps    bool // the transport maps the workers' memory, so that results can be written there
 	buffers store.Buffers
 	stream  *stream // in mode stream; otherwise nil
 	trace   *trace  // if nil, no event is kept

@@ -64,14 +64,14 @@ func (m *stream) updateOne(a *reduce.Action) {
 	s.Scratch.src[0] = a.Message.Payload
 	p := payload{buffer: store.NoBuffer}
 	var outs []uint64
-	if a.Result {
+	if a.Buffered {
 		p = s.answerOf(a, c)
 		s.Scratch.outs[0] = p.addr
 		outs = s.Scratch.outs[:1]
 	}
 	t0 := s.traceTime()
 	s.Scratch.StepOne(s.Store, c, &of.hypers[c.Tensor], factor, len(s.Workers.links), s.Scratch.src[:1], outs)
-	if a.Result {
+	if a.Buffered {
 		of.seen[a.Index] = c.Updates
 	}
 	t1 := s.traceTime()

@@ -18,12 +18,12 @@ type Workers struct {
 	links []*link // by rank; nil where the worker is not attached
 }
 
-// Sent records that n messages to the worker have arrived.
-func (w *Workers) Sent(c *lane.Conn, n int) {
+// Delivered records that n messages to the worker have arrived.
+func (w *Workers) Delivered(c *lane.Conn, n int) {
 	for range n {
-		w.s.release(c.Conn.Sent())
+		w.s.release(c.Conn.Delivered())
 	}
-	w.s.Machine.Sent(c.Rank, n)
+	w.s.Machine.Delivered(c.Rank, n)
 }
 
 // Failed handles the failure of a queue pair: the path to the worker is broken, the worker is gone, or it violated its keys.
@@ -81,7 +81,7 @@ func (w *Workers) leave(k *link) {
 	k.Close()
 	w.s.Machine.Leave(k.Rank)
 	// The worker has its answers, or wants none. Their buffers are free although their arrival may never be confirmed.
-	for i := range k.Held {
+	for i := range k.Unconfirmed {
 		w.s.release(k.Forget(i))
 	}
 }
@@ -99,7 +99,7 @@ func (w *Workers) Recover() (broken bool) {
 		up, err := k.Recover()
 		switch {
 		case err != nil:
-			w.Failed(k.Conn, k.Refused(), err)
+			w.Failed(k.Conn, k.SurvivesPost(), err)
 		case up:
 			w.s.Lane.Count.Failovers++
 			continue
@@ -121,7 +121,7 @@ func (w *Workers) Notified() bool {
 		return false
 	}
 	for _, k := range w.links {
-		if k != nil && k.State == session.Up && k.Held > 0 {
+		if k != nil && k.State == session.Up && k.Unconfirmed > 0 {
 			return false
 		}
 	}
@@ -251,7 +251,7 @@ func (w *Workers) Reconnect(rank int, r *chunk.Resume, mem *store.Memory) (chunk
 	if err != nil {
 		return violate("says of lane %d: %w", r.Lane, err)
 	}
-	w.Sent(k.Conn, n)
+	w.Delivered(k.Conn, n)
 	w.s.Flow.Schedule()
 	if err := k.aim(r.NIC, r.Regions, mem); err != nil {
 		return violate("resumed lane %d without a key for what it waits for: %w", r.Lane, err)

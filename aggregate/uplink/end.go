@@ -48,7 +48,7 @@ func (u *Uplink) End(rank int) {
 func (l *Links) announce(how Ending, blame uint32) {
 	l.announced = true
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && p.Held < p.SendDepth && !p.ended {
+		if p := &l.peers[rack]; p.up() && p.Unconfirmed < p.SendDepth && !p.ended {
 			l.put(rack, pack(OpEnd, uint8(how), blame), store.NoBuffer)
 		}
 	}
@@ -61,7 +61,7 @@ func (l *Links) Flushed(told bool) bool {
 		return false
 	}
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && (p.Held > 0 || !l.announced && l.u.reducer.Owes(rack)) {
+		if p := &l.peers[rack]; p.up() && (p.Unconfirmed > 0 || !l.announced && l.u.reducer.Owes(rack)) {
 			return false
 		}
 	}

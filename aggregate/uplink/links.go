@@ -126,17 +126,17 @@ func (l *Links) Receive(c *lane.Conn, wc *verbs.WC) {
 	}
 }
 
-// Sent records that n messages have arrived at another rack.
-func (l *Links) Sent(c *lane.Conn, n int) {
+// Delivered records that n messages have arrived at another rack.
+func (l *Links) Delivered(c *lane.Conn, n int) {
 	for range n {
-		if b := c.Conn.Sent(); b != store.NoBuffer {
+		if b := c.Conn.Delivered(); b != store.NoBuffer {
 			l.u.buffers.release(b)
 		}
 	}
 	if l.announced {
 		return // the reducer does not count the message about the end
 	}
-	l.u.reducer.Sent(c.Rank, n)
+	l.u.reducer.Delivered(c.Rank, n)
 	l.u.carryOut()
 }
 

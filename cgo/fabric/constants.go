@@ -27,7 +27,7 @@ const (
 const (
 	SendSignaled  SendFlags = C.RWF_SEND_SIGNALED
 	SendInline    SendFlags = C.RWF_SEND_INLINE
-	SendStreaming SendFlags = C.RWF_SEND_STREAMING
+	SendPastCache SendFlags = C.RWF_SEND_PAST_CACHE
 	SendPlaced    SendFlags = C.RWF_SEND_PLACED
 )
 

@@ -57,7 +57,7 @@ func BenchmarkShmCopy(b *testing.B) {
 	for _, c := range []struct {
 		name  string
 		flags SendFlags
-	}{{"streaming", SendStreaming}, {"cached", 0}} {
+	}{{"streaming", SendPastCache}, {"cached", 0}} {
 		for _, n := range []int{1, 4, 8} {
 			b.Run(fmt.Sprintf("%s/qps=%d", c.name, n), func(b *testing.B) { benchmarkCopy(b, n, SendSignaled|c.flags) })
 		}

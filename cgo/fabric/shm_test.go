@@ -180,9 +180,9 @@ func TestShmWriteLandsWhereItIsAimed(t *testing.T) {
 	}{
 		{"small", 3, 5, SendSignaled},
 		{"chunk", 4096, 32768, SendSignaled},
-		{"streamed chunk", 65536, 32768, SendSignaled | SendStreaming},
-		{"streamed, odd ends", 131073, 32771, SendSignaled | SendStreaming},
-		{"streamed, short", 200001, 63, SendSignaled | SendStreaming},
+		{"streamed chunk", 65536, 32768, SendSignaled | SendPastCache},
+		{"streamed, odd ends", 131073, 32771, SendSignaled | SendPastCache},
+		{"streamed, short", 200001, 63, SendSignaled | SendPastCache},
 		{"inline", 300000, 64, SendSignaled | SendInline},
 		{"immediate alone", 0, 0, SendSignaled},
 	} {

@@ -95,37 +95,37 @@ FN void gather(vf x[VECTORS], const struct rwk_sources *in, int type, uint64_t i
 			x[v] = add(x[v], 1, src + j, 1, type, i + v * WIDTH);
 }
 
-FN void cast(char *dst, int dst_type, const char *src, int src_type, uint64_t n, int streaming)
+FN void cast(char *dst, int dst_type, const char *src, int src_type, uint64_t n, int past_cache)
 {
 	for (uint64_t i = 0; i < n; i += WIDTH)
-		store(dst + i * rwk_size(dst_type), dst_type, load(src + i * rwk_size(src_type), src_type), streaming);
+		store(dst + i * rwk_size(dst_type), dst_type, load(src + i * rwk_size(src_type), src_type), past_cache);
 }
 
-FN void cast_from(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int streaming)
+FN void cast_from(void *dst, int dst_type, const void *src, int src_type, uint64_t n, int past_cache)
 {
 	if (src_type == RWK_F32)
-		cast(dst, dst_type, src, RWK_F32, n, streaming);
+		cast(dst, dst_type, src, RWK_F32, n, past_cache);
 	else if (src_type == RWK_BF16)
-		cast(dst, dst_type, src, RWK_BF16, n, streaming);
+		cast(dst, dst_type, src, RWK_BF16, n, past_cache);
 	else
-		cast(dst, dst_type, src, RWK_F16, n, streaming);
+		cast(dst, dst_type, src, RWK_F16, n, past_cache);
 }
 
-FN void cast_any(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int streaming)
+FN void cast_any(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int past_cache)
 {
 	void *d = rwk_at(dst, dst_type, from), *s = rwk_at(src, src_type, from);
 
 	if (dst_type == RWK_F32)
-		cast_from(d, RWK_F32, s, src_type, to - from, streaming);
+		cast_from(d, RWK_F32, s, src_type, to - from, past_cache);
 	else if (dst_type == RWK_BF16)
-		cast_from(d, RWK_BF16, s, src_type, to - from, streaming);
+		cast_from(d, RWK_BF16, s, src_type, to - from, past_cache);
 	else
-		cast_from(d, RWK_F16, s, src_type, to - from, streaming);
+		cast_from(d, RWK_F16, s, src_type, to - from, past_cache);
 }
 
-LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int streaming)
+LOOP void convert(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int past_cache)
 {
-	if (streaming)
+	if (past_cache)
 		cast_any(dst, dst_type, src, src_type, from, to, 1);
 	else
 		cast_any(dst, dst_type, src, src_type, from, to, 0);
@@ -146,7 +146,7 @@ FN void emit_as(const struct rwk_outputs *out, int type, const vf x[VECTORS], ui
 	for (uint32_t d = 0; d < out->count; d++) {
 		char *p = rwk_at(out->addr[d], type, i);
 
-		if (out->stream && !((uintptr_t)p & (RWK_LINE - 1)))
+		if (out->past_cache && !((uintptr_t)p & (RWK_LINE - 1)))
 			for (int v = 0; v < VECTORS; v++)
 				store(p + v * WIDTH * rwk_size(type), type, x[v], 1);
 		else

@@ -22,23 +22,23 @@ static void stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, u
 	memcpy((void *)(uintptr_t)(dst + head + body), (const void *)(uintptr_t)(src + head + body), bytes - head - body);
 }
 
-void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming)
+void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int past_cache)
 {
 	const struct rwk_ops *ops = rwk_ops_of(isa);
 
 	if (dst_type == src_type) {
-		if (streaming)
+		if (past_cache)
 			stream_copy(ops, dst, src, n * rwk_size(src_type));
 		else
 			memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n * rwk_size(src_type));
 	} else {
-		uint64_t head = streaming ? rwk_before_line(dst, dst_type, n) : 0;
-		uint64_t body = head + rwk_whole(n - head, streaming ? RWK_LINE / rwk_size(dst_type) : ops->width);
+		uint64_t head = past_cache ? rwk_before_line(dst, dst_type, n) : 0;
+		uint64_t body = head + rwk_whole(n - head, past_cache ? RWK_LINE / rwk_size(dst_type) : ops->width);
 
 		rwk_ops_scalar.convert(dst, dst_type, src, src_type, 0, head, 0);
-		ops->convert(dst, dst_type, src, src_type, head, body, streaming);
+		ops->convert(dst, dst_type, src, src_type, head, body, past_cache);
 		rwk_ops_scalar.convert(dst, dst_type, src, src_type, body, n, 0);
 	}
-	if (streaming)
+	if (past_cache)
 		ops->fence();
 }

@@ -59,7 +59,7 @@ static void run_all(const struct rwk_ops *ops, const struct pass *p, const struc
 {
 	_Alignas(RWK_LINE) float part[BLOCK];
 	uint64_t block = in->count > SOURCES ? BLOCK : n;
-	uint64_t from = p->out.stream ? rwk_before_line(p->out.addr[0], p->out.type, n) : 0;
+	uint64_t from = p->out.past_cache ? rwk_before_line(p->out.addr[0], p->out.type, n) : 0;
 
 	run(&rwk_ops_scalar, p, in, 0, from);
 	for (uint64_t to; from < n; from = to) {
@@ -69,14 +69,14 @@ static void run_all(const struct rwk_ops *ops, const struct pass *p, const struc
 		reduce(ops, &rest, part, from, to);
 		run_any(ops, p, &rest, from, to);
 	}
-	if (p->out.stream)
+	if (p->out.past_cache)
 		ops->fence();
 }
 
 void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
-	     uint64_t n, int accumulate, int stream)
+	     uint64_t n, int accumulate, int past_cache)
 {
-	struct pass p = {.out = {.addr = dst, .count = ndst, .type = dst_type, .stream = stream}};
+	struct pass p = {.out = {.addr = dst, .count = ndst, .type = dst_type, .past_cache = past_cache}};
 	struct rwk_sources in = {.addr = src, .count = nsrc, .type = src_type, .first = accumulate ? dst[0] : 0};
 
 	run_all(rwk_ops_of(isa), &p, &in, n);
@@ -87,7 +87,7 @@ int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_
 	struct pass p = {
 		.u = u,
 		.rule = u->rule,
-		.out = {out, nout, u->out_type, u->stream && nout},
+		.out = {out, nout, u->out_type, u->past_cache && nout},
 	};
 	struct rwk_sources in = {.addr = src, .count = nsrc, .type = u->src_type};
 

@@ -27,11 +27,11 @@ int rwk_supported(int isa); /* whether the build has it and the CPU supports it 
 /*
  * Writes the sum of nsrc sources, at least one, to each of ndst destinations. dst and src hold addresses. With accumulate the
  * destinations are f32, and the first one comes before the first source, so that folding a prefix and accumulating the rest gives
- * the bits of one sum. A destination may be one of the sources of its type. With stream the destinations are written past the
+ * the bits of one sum. A destination may be one of the sources of its type. With past_cache the destinations are written past the
  * cache, in whole lines, and are visible to other cores on return.
  */
 void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
-	     uint64_t n, int accumulate, int stream);
+	     uint64_t n, int accumulate, int past_cache);
 
 /* A fused pass sums the sources, updates w and the states, and writes the result to each of nout outputs. */
 struct rwk_update {
@@ -39,7 +39,7 @@ struct rwk_update {
 	uint64_t state[3]; /* f32[n] each, as many as the rule has; with RWK_K_MOMENTUM 0 an SGD has none */
 	uint64_t n;
 	uint8_t src_type, out_type, rule;
-	uint8_t stream;            /* write the outputs past the cache; they are visible to other cores on return */
+	uint8_t past_cache;        /* write the outputs past the cache; they are visible to other cores on return */
 	float scalar[RWK_SCALARS]; /* derived from hyper-parameters and step by aggregate/optim */
 };
 /*
@@ -50,10 +50,10 @@ struct rwk_update {
 int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout);
 
 /*
- * Casts the n elements at src into those at dst, rounding to nearest even. With streaming dst is written past the cache, and is
+ * Casts the n elements at src into those at dst, rounding to nearest even. With past_cache dst is written past the cache, and is
  * visible on return.
  */
-void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int streaming);
+void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int past_cache);
 
 /* Returns the sum of squares of f32[n] in f64, over 16 interleaved partial sums added in a fixed tree: the same bits everywhere. */
 double rwk_sumsq(int isa, uint64_t x, uint64_t n);

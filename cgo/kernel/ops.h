@@ -28,7 +28,7 @@
 struct rwk_outputs {
 	const uint64_t *addr;
 	uint32_t count;
-	uint8_t type, stream;
+	uint8_t type, past_cache;
 };
 
 /* The summands. first, if not 0, is an f32 array that comes before the sources. */
@@ -44,8 +44,8 @@ struct rwk_ops {
 	void (*sum)(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to);
 	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,
 		       uint64_t from, uint64_t to);
-	/* With streaming it writes whole cache lines past the cache. fence orders them before all later stores. */
-	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int streaming);
+	/* With past_cache it writes whole cache lines past the cache. fence orders them before all later stores. */
+	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int past_cache);
 	void (*fence)(void);
 	/* Adds the squares to 16 partial sums, element i to part[i % 16]. n must be a multiple of 16. */
 	void (*sumsq)(double part[16], const float *x, uint64_t n);

@@ -42,7 +42,7 @@ struct record {
 	uint64_t dst;
 	uint32_t rkey, flags, step, sum, reserved[2];
 };
-enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_STREAMING = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
+enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_PAST_CACHE = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
 /* The places in hyper of what the answer to a commit has. */
 enum { RECORD_SCALE = 2, RECORD_EXTRA = 7 };
 
@@ -99,8 +99,8 @@ struct tensor {
 	uint32_t first_part, nparts; /* among all parts, with spare ones for lanes to which its chunks move */
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
-	uint8_t recorded;  /* its control record was sent, or must be */
-	uint8_t streaming; /* in the last control record: its results go past the cache */
+	uint8_t recorded;   /* its control record was sent, or must be */
+	uint8_t past_cache; /* in the last control record: its results go past the cache */
 };
 
 struct lane {

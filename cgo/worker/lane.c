@@ -114,7 +114,7 @@ struct record lane_record(const struct rw_worker *w, const struct lane *l, uint3
 	memcpy(r.hyper, t->hyper, sizeof r.hyper);
 	if (t->bound_dst) {
 		r.rkey = t->bound_region->mrs[l->nic].rkey;
-		r.flags = RECORD_HAS_DST | (t->streaming ? RECORD_STREAMING : 0);
+		r.flags = RECORD_HAS_DST | (t->past_cache ? RECORD_PAST_CACHE : 0);
 	}
 	return r;
 }

@@ -9,7 +9,7 @@
 static void place(struct rw_worker *w, struct tensor *t)
 {
 	uint64_t bytes = t->elems * type_size(t->wire_type), bound = 0;
-	const uint8_t streaming = past_cache(w);
+	const uint8_t past = past_cache(w);
 	const struct region *to = NULL;
 
 	t->src_region = NULL;
@@ -23,10 +23,9 @@ static void place(struct rw_worker *w, struct tensor *t)
 		return; /* the answer has no data */
 	if (to)
 		bound = (uintptr_t)t->dst;
-	if (bound != t->bound_dst ||
-	    (to && (to != t->bound_region || to->mrs->rkey != t->bound_rkey || t->streaming != streaming))) {
+	if (bound != t->bound_dst || (to && (to != t->bound_region || to->mrs->rkey != t->bound_rkey || t->past_cache != past))) {
 		t->bound_dst = bound;
-		t->streaming = streaming;
+		t->past_cache = past;
 		t->bound_region = to;
 		t->bound_rkey = to ? to->mrs->rkey : 0;
 		mark_records(w, t);

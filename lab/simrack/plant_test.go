@@ -51,7 +51,7 @@ var plants = []planted{
 	}},
 	{Plant: plant.Plant{
 		Name: "a resumed connection sends a message again that had arrived", File: "aggregate/shard/workers.go",
-		Old: "w.Sent(k.Conn, n)", New: "w.Sent(k.Conn, max(n-1, 0))",
+		Old: "w.Delivered(k.Conn, n)", New: "w.Delivered(k.Conn, max(n-1, 0))",
 	}},
 	{Plant: plant.Plant{
 		Name: "a worker says that it received a message less than it did", File: "client/lanes/resume.go",

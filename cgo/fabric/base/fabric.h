@@ -47,9 +47,9 @@ enum rwf_wc_opcode { RWF_WC_SEND = 0, RWF_WC_RECV_IMM = 1 };
 
 enum rwf_send_flags {
 	RWF_SEND_SIGNALED = 1,
-	RWF_SEND_INLINE = 2,    /* the source may be reused on return; lkey is not read */
-	RWF_SEND_STREAMING = 4, /* hint: nobody reads the target soon, so a copying provider may bypass the cache */
-	RWF_SEND_PLACED = 8,    /* the payload is at the target already (rwf_map); laddr and lkey are not read */
+	RWF_SEND_INLINE = 2,     /* the source may be reused on return; lkey is not read */
+	RWF_SEND_PAST_CACHE = 4, /* hint: nobody reads the target soon, so a copying provider may bypass the cache */
+	RWF_SEND_PLACED = 8,     /* the payload is at the target already (rwf_map); laddr and lkey are not read */
 };
 
 enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };

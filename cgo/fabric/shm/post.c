@@ -62,7 +62,7 @@ static int carry_out(struct shm_qp *q, const struct rwf_send_wr *w, const void *
 			return WAIT_REGIONS;
 	}
 	if (!by_ref && !placed && w->length)
-		shm_copy(dst, src, w->length, w->flags & RWF_SEND_STREAMING);
+		shm_copy(dst, src, w->length, w->flags & RWF_SEND_PAST_CACHE);
 	if (imm)
 		publish(q, w, by_ref);
 	return RWF_WC_SUCCESS;
