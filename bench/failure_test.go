@@ -107,6 +107,16 @@ func kill(t *testing.T, pid int) time.Time {
 	return time.Now()
 }
 
+func TestAWorkerThatIsSilentAfterAnothersEndIsEnded(t *testing.T) {
+	needsProcesses(t)
+	r := &Runner{Silence: 100 * time.Millisecond, Worker: []string{"sh", "-c",
+		`read order; case $order in *'"Rank":1'*) echo '{"done":true}';; *) exec sleep 1000;; esac`}}
+	_, err := r.workers(t.Context(), &Spec{Workers: 2, Procs: true}, nil)
+	if want := "worker 0: reported no step after another worker's end for 100ms"; err == nil || err.Error() != want {
+		t.Errorf("%v: want %q", err, want)
+	}
+}
+
 func TestAKilledWorkerEndsTheExchangeByName(t *testing.T) {
 	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
 		t.Run(provider, func(t *testing.T) {

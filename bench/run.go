@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rackweave/rackweave/bench/report"
@@ -36,6 +38,8 @@ type Runner struct {
 	Progress io.Writer
 	// Started, if not nil, is told the URL of an aggregator that the runner started.
 	Started func(url string)
+	// Silence is the time after a worker's end in which others must report a step. If 0, it is two minutes.
+	Silence time.Duration
 }
 
 // How workers end that do not end by themselves: the aggregator has failGrace to notify them of another's failure, and they have
@@ -175,6 +179,11 @@ func (r *Runner) workers(ctx context.Context, s *Spec, stepped func()) ([]worker
 	bar := report.NewProgress(r.Progress, "exchange", s.Steps())
 	reports := make([]workerReport, s.Workers)
 	errs := make([]error, s.Workers)
+	// A policy lets workers end without one that is stopped.
+	within := cmp.Or(r.Silence, 2*time.Minute)
+	silence := time.AfterFunc(math.MaxInt64, func() { cancel(fmt.Errorf("%w for %v", errSilent, within)) })
+	defer silence.Stop()
+	var ended atomic.Bool
 	var wg sync.WaitGroup
 	for rank := range s.Workers {
 		o := &order{Spec: *s, Rank: rank}
@@ -186,11 +195,15 @@ func (r *Runner) workers(ctx context.Context, s *Spec, stepped func()) ([]worker
 		say := func(rep workerReport) error {
 			if rep.Done {
 				reports[rank] = rep
+				ended.Store(true)
 			} else if rank == 0 {
 				bar.Add(1)
 				if stepped != nil {
 					stepped()
 				}
+			}
+			if ended.Load() {
+				silence.Reset(within)
 			}
 			return nil
 		}
@@ -207,6 +220,8 @@ func (r *Runner) workers(ctx context.Context, s *Spec, stepped func()) ([]worker
 			case err == nil:
 			case errors.Is(context.Cause(ctx), errOther):
 				errs[rank] = errOther
+			case errors.Is(context.Cause(ctx), errSilent):
+				errs[rank] = context.Cause(ctx)
 			default:
 				time.AfterFunc(failGrace, func() { cancel(fmt.Errorf("%w: worker %d: %w", errOther, rank, err)) })
 			}
@@ -216,8 +231,11 @@ func (r *Runner) workers(ctx context.Context, s *Spec, stepped func()) ([]worker
 	return reports, workerErrors(errs)
 }
 
-// errOther is why workers are ended.
-var errOther = errors.New("ended because another worker failed")
+// These are the reasons for which workers are ended.
+var (
+	errOther  = errors.New("ended because another worker failed")
+	errSilent = errors.New("reported no step after another worker's end")
+)
 
 // workerErrors joins the workers' errors, each text once with its ranks, those of workers that another's failure ended last.
 func workerErrors(errs []error) error {
