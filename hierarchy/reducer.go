@@ -43,12 +43,12 @@ const (
 	Violate
 )
 
-// Action is an instruction to the lane.
+// Action is an instruction to the caller (aggregate/uplink).
 type Action struct {
 	Kind      ActionKind
 	Index     uint32
 	Epoch     uint8 // of the message
-	Broadcast bool  // a broadcast of initial values, not gradients
+	Broadcast bool  // values go down and no gradients up: a root's initial values, or the parameters of a refresh
 	Peer      int
 	Slot      int // of SendSum: at Peer; of an answer: here, or -1 if it is free already
 	Err       error

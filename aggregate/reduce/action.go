@@ -93,12 +93,12 @@ type Held struct {
 	Epoch uint8 // the worker's own, which the answer to a broadcast repeats
 }
 
-// Action is an instruction to the lane. Its sources stay readable until the next event.
+// Action is an instruction to the caller (package shard). Its sources stay readable until the next event.
 type Action struct {
 	Kind     Kind
 	Op       chunk.Op // of the answer
 	Epoch    uint8    // of the answer
-	Buffered bool     // a result buffer is reserved, until the lane calls Freed
+	Buffered bool     // a result buffer is reserved, until the caller calls Freed
 	New      bool     // of Configure
 	Moves    bool     // the chunk moves to lane To before its workers are answered
 	To       uint8
@@ -106,7 +106,7 @@ type Action struct {
 	Index    uint32 // of the chunk, unless the kind's comment names another index
 	End      uint32
 	fold     int32
-	Since    int64 // of Update, Sum, Accumulate and Deliver: ns, the arrival of the chunk's first gradient
+	Since    int64 // of actions that answer all workers: ns, the arrival of the chunk's first gradient
 	Message  Held  // the message that Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and that a NACK returns
 	Err      error
 }

@@ -1,6 +1,6 @@
 // Package reduce decides what becomes of one job's chunks in one lane. It is a pure machine, in the manner of etcd-io/raft: events
-// go in ([Machine.Receive], [Machine.Delivered], [Machine.Tick], …), actions come out ([Machine.Actions]), and the lane carries the
-// actions out. The machine does no I/O, knows no clock or queue pair, and never blocks. So its stories are text (testdata), a
+// go in ([Machine.Receive], [Machine.Delivered], [Machine.Tick], …), actions come out ([Machine.Actions]), and the caller
+// carries them out. The machine does no I/O, knows no clock or queue pair, and never blocks. So its stories are text (testdata), a
 // brute-force oracle checks it, and a reducer above the rack ([HandUp]) plugs in as more events and actions.
 //
 // # Using the machine

@@ -88,7 +88,7 @@ func (m folding) complete(i int32) {
 		} else {
 			epoch = epochAfter(epoch)
 		}
-		m.emit(Action{Kind: HandUp, Op: op, Index: f.chunk, fold: i, Epoch: epoch, Since: f.since})
+		m.emit(Action{Kind: HandUp, Op: op, Index: f.chunk, fold: i, Epoch: epoch})
 		return
 	}
 	f.state = Complete

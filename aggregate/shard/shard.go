@@ -51,7 +51,7 @@ type Uplink interface {
 	// HandUp takes a complete chunk.
 	HandUp(a *reduce.Action)
 	// Deliver makes a chunk's result, or its initial values, the rack's own, writes it to every output, and frees its buffer.
-	Deliver(index uint32, broadcast bool, outs []uint64, stream bool)
+	Deliver(index uint32, broadcast bool, outs []uint64, pastCache bool)
 	// Exchange passes the norms of a commit between the racks, and then the lanes' barrier.
 	Exchange()
 	// Refresh gives all racks the parameters that a commit changed, unless it is skipped.

@@ -18,7 +18,7 @@ type Chunk struct {
 	Tensor  uint32   // of the lane
 	Updates uint32   // optimizer steps so far
 	Dirty   bool     // the accumulator holds gradients
-	Stale   bool     // two-phase over racks: pushed since the last commit, which will change its parameters
+	Stale   bool     // two-phase over racks: gradients were pushed since the last commit, so the next one changes its parameters
 	Owner   uint8    // the rack that runs its optimizer
 	Stepped bool     // racks that train apart: its parameters have taken the step at which the racks meet
 	History *History // of a chunk whose state an owner and its buddy keep; otherwise nil

@@ -28,7 +28,8 @@ func (e *FailedElsewhere) Error() string {
 	return fmt.Sprintf("the job failed in rack %q: worker %d caused it", e.Rack, e.Worker)
 }
 
-// Leave announces to the other racks that this rack's workers have left in peace.
+// Leave announces to the other racks that this rack's workers have left in peace. The caller waits until [Links.Flushed] holds,
+// first without the announcement and then with it.
 func (l *Links) Leave() { l.announce(Left, 0) }
 
 // End announces to the other racks, once, that the job has failed here because of a worker of this rack. If rank is negative, no

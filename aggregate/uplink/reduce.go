@@ -211,8 +211,8 @@ func (u *Uplink) makeResult(a *hierarchy.Action) {
 }
 
 // Deliver takes a chunk's result into the rack, writes it to every output, and releases the rack's hold on the chunk's buffer. If
-// stream is true, it writes past the cache.
-func (u *Uplink) Deliver(index uint32, broadcast bool, outs []uint64, stream bool) {
+// pastCache is true, it writes past the cache.
+func (u *Uplink) Deliver(index uint32, broadcast bool, outs []uint64, pastCache bool) {
 	c, b := &u.cfg.Store.Chunks[index], u.chunks[index].sum
 	result, kind, answers := u.buffers.result(b), uint8(u.cfg.Store.Tensors[c.Tensor].Result), true
 	if broadcast {
@@ -226,7 +226,7 @@ func (u *Uplink) Deliver(index uint32, broadcast bool, outs []uint64, stream boo
 	}
 	if answers && len(outs) > 0 {
 		u.one[0] = result
-		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), PastCache: stream}
+		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), PastCache: pastCache}
 		sum.Run(u.cfg.Arithmetic.ISA)
 	}
 	u.release(index)

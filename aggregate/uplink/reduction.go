@@ -5,7 +5,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/kernel"
 )
 
-// Reduction defines a rack's sum of a chunk, and the chunk's result. There is one implementation for each synchronous mode
+// Reduction defines a rack's sum of a chunk, and the chunk's result. There is one implementation for each mode but stream
 // ([AggregateReduction], [EagerReduction], [TwoPhaseReduction]), and one for racks that train apart (aggregate/outer). Addresses
 // are of buffers in this process.
 type Reduction interface {

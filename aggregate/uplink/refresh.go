@@ -1,7 +1,8 @@
 package uplink
 
 // refresh broadcasts the parameters that a commit changed, from the owners of the chunks to the other racks, through the reducer.
-// Every rack takes part in the chunks' broadcasts in one order, so their windows never fill with different chunks.
+// Every rack takes part in the broadcasts of the same chunks (store.Chunk.Stale), because each applies every result of a step, and
+// in one order, so their windows never fill with different chunks.
 type refresh struct {
 	u        *Uplink
 	active   bool

@@ -51,7 +51,8 @@ func (u *Uplink) sendSum(a *hierarchy.Action) {
 	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), store.NoBuffer, wr)
 }
 
-// sendResult sends a chunk's result to a rack whose sum is in it.
+// sendResult sends a chunk's result to a rack whose sum is in it. The reducer returns a result to this rack before it sends it on,
+// so the chunk's result buffer is known. Only the owner answers a buddy, because shapes that forward results have no buddies.
 func (u *Uplink) sendResult(a *hierarchy.Action) {
 	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].result
 	op := OpResult

@@ -14,8 +14,8 @@ type Op uint8
 const (
 	OpSum       Op = iota // to the parent: the sum of the racks below, with a note behind it
 	OpResult              // to the child: the result; to a buddy: the sum of all racks
-	OpBroadcast           // to the parent: the root's values if they come from below, and a note
-	OpValues              // to the child: these values
+	OpBroadcast           // to the parent: a note, with the root's values if they come from below; in a refresh the note alone
+	OpValues              // to the child: the root's values; in a refresh the owner's parameters
 	OpNorms               // the commit's record and norms of gradients; the index is the first norm's place among the sender's
 	OpTrust               // as OpNorms, with norms of parameters and steps, for LAMB
 	OpNotice              // the epoch is a [Notice]
@@ -26,7 +26,7 @@ const (
 type Notice uint8
 
 const (
-	NoticeNACK    Notice = iota // to the child: its sum was dropped
+	NoticeNACK    Notice = iota // to the child: its sum was dropped; it sends it again after others, or never if it recalled it
 	NoticeRequest               // to the child: other racks wait for its sum
 	NoticeRecall                // to the parent: the child wants a NACK of its sum
 	NoticeTaken                 // to the child: its sum was added to the parent's, and its slot is free
@@ -82,8 +82,9 @@ const mostPeerBytes = 16 << 20
 // slotBytes returns the size of a slot for a sum in f32 with its note, whatever the wire's type.
 func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
 
-// peerWindow returns the number of sums that one rack may have at another, unanswered. lane.QueueDepths counts with as
-// many: at most half a window.
+// peerWindow returns the number of sums that one rack may have at another, without an answer or a notice that they were taken. It
+// is at most half a window, because sums, notices and results together must fit the queues of a worker's connection
+// (lane.QueueDepths).
 func peerWindow(window, chunkBytes int) int {
 	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
 }
