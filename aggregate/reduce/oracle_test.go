@@ -77,7 +77,7 @@ func (o *oracle) check(r *rig) error {
 			return fmt.Errorf("chunk %d is complete, there is room, and it was not finished", c)
 		}
 	}
-	return r.Check()
+	return r.Audit()
 }
 
 // member is a worker that pushes every chunk once per step in an order of its own, requested ones first.

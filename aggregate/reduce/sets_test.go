@@ -84,7 +84,7 @@ func TestSetsHaveWholeStepsInOrderAndNothingLocksUp(t *testing.T) {
 				}
 			}
 			r.settle()
-			if err := r.Check(); err != nil {
+			if err := r.Audit(); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -35,7 +35,7 @@ func TestStories(t *testing.T) {
 						out.WriteString(command(t, r, line))
 					}
 				}
-				if err := r.Check(); err != nil {
+				if err := r.Audit(); err != nil {
 					return out.String() + "WRONG: " + err.Error()
 				}
 				return out.String()

@@ -14,7 +14,7 @@ func (s *Shard) Audit() error {
 	if s.Machine.State != reduce.Running || s.Job.Fail.Has() {
 		return nil // its messages stay unhandled
 	}
-	if err := s.Machine.Check(); err != nil {
+	if err := s.Machine.Audit(); err != nil {
 		return fmt.Errorf("job %q: %w", s.Job.Name, err)
 	}
 	refs, lost := make([]int32, store.NumBuffers), false

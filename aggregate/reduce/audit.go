@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Check returns an error if the machine's state contradicts itself, for tests. Every slot of a worker must be free or held by
+// Audit returns an error if the machine's state contradicts itself, for tests. Every slot of a worker must be free or held by
 // exactly one message.
-func (m *Machine) Check() error {
+func (m *Machine) Audit() error {
 	if m.State != Running {
 		return nil // its messages stay unhandled
 	}
@@ -43,7 +43,7 @@ func (m *Machine) Check() error {
 	}
 	for rank := range m.workers {
 		if w := &m.workers[rank]; w.state == Attached {
-			if err := w.check(held[rank]); err != nil {
+			if err := w.audit(held[rank]); err != nil {
 				return fmt.Errorf("worker %d: %w", rank, err)
 			}
 		}
@@ -51,7 +51,7 @@ func (m *Machine) Check() error {
 	return nil
 }
 
-func (w *worker) check(held []Held) error {
+func (w *worker) audit(held []Held) error {
 	if len(held) != w.held() {
 		return fmt.Errorf("holds %d slots for %d messages", w.held(), len(held))
 	}
