@@ -3,38 +3,7 @@ package chunk
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
-	"strings"
 )
-
-// String returns the plan as text, for people and golden tests: a header, a line for each lane with its load, and a line for each
-// tensor with its lanes, each with the number of the tensor's chunks there.
-func (p *Plan) String() string {
-	var b strings.Builder
-	var elems, bytes uint64
-	for i := range p.lanes {
-		elems, bytes = elems+p.lanes[i].elems, bytes+p.lanes[i].bytes
-	}
-	fmt.Fprintf(&b, "plan: chunk_bytes %d, nics %d, lanes %d, tensors %d, chunks %d, elems %d, bytes %d\n",
-		p.chunkBytes, len(p.nics), len(p.lanes), len(p.tensors), len(p.chunks), elems, bytes)
-	for i := range p.lanes {
-		l := &p.lanes[i]
-		fmt.Fprintf(&b, "lane %d: nic %d, core %d, weight %d, tensors %d, chunks %d, elems %d, bytes %d\n",
-			i, l.NIC, l.Core, l.Weight, len(l.tensors), len(l.chunks), l.elems, l.bytes)
-	}
-	for i := range p.tensors {
-		t := &p.tensors[i]
-		first, end := p.TensorChunks(i)
-		fmt.Fprintf(&b, "tensor %d: %q %v, elems %d, chunks %d, lanes", i, t.Name, t.DType, t.Elems, end-first)
-		for l := range p.lanes {
-			if _, share, ok := p.LaneTensor(l, i); ok {
-				fmt.Fprintf(&b, " %d:%d", l, share.Chunks)
-			}
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
-}
 
 // Hash returns a digest of the whole plan: lanes, tensors and the placement of every chunk. Two ends with equal hashes agree on the
 // meaning of every immediate.
