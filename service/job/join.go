@@ -294,6 +294,29 @@ func (t *Table) newJob(r *api.JoinRequest, by *Caller, policy Policy, sp Spec) (
 	return j, nil
 }
 
+// assignRanks gives the free ranks to the workers that asked for none, in the order they joined, and sorts members by rank.
+func (j *Job) assignRanks() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	byRank := make([]*Member, j.Spec.Workers)
+	for _, m := range j.Members {
+		if m.Rank >= 0 {
+			byRank[m.Rank] = m
+		}
+	}
+	for _, m := range j.Members {
+		if m.Rank >= 0 {
+			continue
+		}
+		next := m.Low
+		for byRank[next] != nil {
+			next++
+		}
+		m.Rank, byRank[next] = next, m
+	}
+	j.Members = byRank
+}
+
 // withdraw removes a worker that waits no longer from a job that still forms. It returns nil if the job has started meanwhile, or
 // has all its workers: then it does not begin without this one.
 func (t *Table) withdraw(m *Member, cause error) error {
