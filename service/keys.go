@@ -3,13 +3,8 @@ package service
 import (
 	"cmp"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
-	"syscall"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -19,8 +14,9 @@ import (
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
-// lock closes an aggregator that other hosts reach: it makes what is missing of certificate and admin's token.
-func (s *Service) lock() error {
+// openKeys opens the certificate and the keys of an aggregator that other hosts reach, and makes what is missing of certificate and
+// admin's token.
+func (s *Service) openKeys() error {
 	if s.opts.TLSCert != "" {
 		cert, err := tls.LoadX509KeyPair(s.opts.TLSCert, s.opts.TLSKey)
 		if err != nil {
@@ -103,40 +99,4 @@ func (s *Service) policy(name string, by *job.Caller) (p job.Policy, err error) 
 	}
 	return p, rpc.Refuse(connect.CodePermissionDenied,
 		"job %q may not run here: use the name of a job that the aggregator knows, and its token (see rackweave token)", name)
-}
-
-// listenSocket listens on the Unix socket by which this user administers the aggregator. Without one the admin's token does.
-func (s *Service) listenSocket() (net.Listener, error) {
-	at, ok := s.Addr().(*net.TCPAddr)
-	if !ok {
-		return nil, errors.New("the aggregator listens on no TCP address")
-	}
-	path := api.SocketPath(at)
-	if err := api.OwnSocketDir(path); err != nil {
-		return nil, err
-	}
-	if c, err := net.Dial("unix", path); err == nil {
-		return nil, errors.Join(errors.New("another aggregator listens on "+path), c.Close())
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
-		return nil, err
-	}
-	removeDeadSockets(filepath.Dir(path))
-	return net.Listen("unix", path)
-}
-
-// removeDeadSockets removes the sockets of aggregators that were killed. One that is young may not listen yet.
-func removeDeadSockets(dir string) {
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if info, err := e.Info(); err != nil || info.Mode().Type() != os.ModeSocket || time.Since(info.ModTime()) < time.Minute {
-			continue
-		}
-		if c, err := net.Dial("unix", path); err == nil {
-			c.Close()
-		} else if errors.Is(err, syscall.ECONNREFUSED) {
-			os.Remove(path)
-		}
-	}
 }

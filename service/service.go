@@ -88,7 +88,7 @@ func New(o Options) (s *Service, err error) {
 			return s, fmt.Errorf("listen on %s: %w: give another address as HOST:PORT or :PORT, port 0 being any", o.Listen, err)
 		}
 	}
-	if err = s.lock(); err != nil {
+	if err = s.openKeys(); err != nil {
 		return s, err
 	}
 	if s.tls != nil {
