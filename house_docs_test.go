@@ -30,7 +30,7 @@ func TestDocumentsNameTheRoomsAndFilesThatExist(t *testing.T) {
 			if _, err := os.Stat(room); err != nil && room != "---" {
 				t.Errorf("ARCHITECTURE.md: %v", err)
 			}
-			for _, m := range named.FindAllStringSubmatch(cells[3], -1) {
+			for _, m := range named.FindAllStringSubmatch(cells[2]+cells[3], -1) {
 				if _, err := os.Stat(path.Join(room, m[1])); err != nil {
 					t.Errorf("ARCHITECTURE.md, room %s: %v", room, err)
 				}
