@@ -298,10 +298,6 @@ static inline void enter(struct rw_worker *w)
 	__atomic_sub_fetch(&w->entering, 1, __ATOMIC_RELAXED);
 }
 
-/* setup.c */
-void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent again */
-void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS]);
-
 /* done.c */
 int worker_fail(struct rw_worker *w, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void tensor_done(struct rw_worker *w, uint32_t index, int status);
@@ -319,7 +315,9 @@ int drive(struct rw_worker *w);
 /* Sends new work: by this thread if no thread drives, or by waking the driving one. */
 void kick(struct rw_worker *w);
 
-/* record.c. Writes a record with its checksum. */
-void record_put(struct record *out, struct record r);
+/* record.c */
+void record_put(struct record *out, struct record r);     /* with its checksum */
+void mark_records(struct rw_worker *w, struct tensor *t); /* they must be sent again */
+void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS]);
 
 #endif

@@ -177,31 +177,3 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntenso
 	pthread_mutex_unlock(&w->lock);
 	return rc;
 }
-
-void mark_records(struct rw_worker *w, struct tensor *t)
-{
-	t->recorded = 1;
-	for (uint32_t i = 0; i < t->nparts; i++)
-		w->parts[t->first_part + i].record_dirty = 1;
-}
-
-void set_hyper(struct rw_worker *w, struct tensor *t, const float hyper[RW_HYPERS])
-{
-	if (memcmp(t->hyper, hyper, sizeof t->hyper) == 0)
-		return;
-	memcpy(t->hyper, hyper, sizeof t->hyper);
-	mark_records(w, t);
-}
-
-int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[RW_HYPERS])
-{
-	int rc = 0;
-
-	enter(w);
-	if (w->tensors[tensor].active)
-		rc = rwf_fail(EBUSY, "set hyper-parameters: tensor %u is being exchanged", tensor);
-	else
-		set_hyper(w, &w->tensors[tensor], hyper);
-	pthread_mutex_unlock(&w->lock);
-	return rc;
-}
