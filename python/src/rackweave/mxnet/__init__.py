@@ -25,7 +25,7 @@ if not (1, 5) <= tuple(int(x) for x in _mx.__version__.split(".")[:2]) < (2, 0):
     raise _LibraryError(f"MXNet {_mx.__version__} is not supported: use mxnet==1.9.1")
 
 from . import _arena, _frontends
-from ._async import RackWeaveAsync
+from ._dist_async import RackWeaveAsync
 from ._frontends import detach
 from ._store import RackWeave
 
