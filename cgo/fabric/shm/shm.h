@@ -214,7 +214,7 @@ void shm_cq_check(struct shm_cq *cq);
 int shm_cq_watch(struct shm_qp *q);
 void shm_cq_unwatch(struct shm_qp *q);
 
-/* mr.c */
+/* memory.c */
 void shm_advertise_all(struct shm_qp *q);
 void shm_advertise(struct shm_qp *q);
 
