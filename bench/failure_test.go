@@ -111,7 +111,7 @@ func TestAWorkerThatIsSilentAfterAnothersEndIsEnded(t *testing.T) {
 	needsProcesses(t)
 	r := &Runner{Silence: 100 * time.Millisecond, Worker: []string{"sh", "-c",
 		`read order; case $order in *'"Rank":1'*) echo '{"done":true}';; *) exec sleep 1000;; esac`}}
-	_, err := r.workers(t.Context(), &Spec{Workers: 2, Procs: true}, nil)
+	_, err := r.workers(t.Context(), &Spec{Workers: 2}, nil)
 	if want := "worker 0: reported no step after another worker's end for 100ms"; err == nil || err.Error() != want {
 		t.Errorf("%v: want %q", err, want)
 	}
@@ -195,7 +195,7 @@ func TestAWorkerGivesUpWhenTheBenchmarkEnds(t *testing.T) {
 		}, "context canceled: worker 2: it was refused"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			url, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
+			url, stop, err := testRunner(t).serve(t.Context(), &Spec{Provider: verbs.ProviderTCP})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -285,7 +285,7 @@ func TestSeveralAggregatorsOfNoClusterAreRefusedAtOnce(t *testing.T) {
 	s := momentumSpec(verbs.ProviderTCP)
 	var servers []string
 	for range 2 {
-		url, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
+		url, stop, err := testRunner(t).serve(context.Background(), &Spec{Provider: verbs.ProviderTCP})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -296,7 +296,7 @@ func TestSeveralAggregatorsOfNoClusterAreRefusedAtOnce(t *testing.T) {
 		})
 		servers = append(servers, url)
 	}
-	s.Server, s.Workers, s.Procs, s.Verify = strings.Join(servers, ","), 2, false, false
+	s.Server, s.Workers, s.Verify = strings.Join(servers, ","), 2, false
 	for what, run := range map[string]func() error{
 		"one job":  func() error { _, err := new(Runner).Run(t.Context(), s); return err },
 		"two jobs": func() error { _, err := new(Runner).RunJobs(t.Context(), Jobs{Spec: s, N: 2}); return err },

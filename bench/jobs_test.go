@@ -21,8 +21,7 @@ func jobsOf(t *testing.T, n int, flood bool) Jobs {
 }
 
 func TestEveryJobGetsItsShareBesideAFlood(t *testing.T) {
-	var r Runner
-	res, err := r.RunJobs(t.Context(), jobsOf(t, 3, true))
+	res, err := testRunner(t).RunJobs(t.Context(), jobsOf(t, 3, true))
 	if err != nil {
 		t.Fatal(err)
 	}

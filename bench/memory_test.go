@@ -105,7 +105,7 @@ func TestAggregatorMemoryGrowsByParametersAndStateAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		return afterTwoSteps(t, Spec{
-			Workers: workers, Procs: true, Provider: provider, Model: model, DType: chunk.F32, Optimizer: "sgd_torch",
+			Workers: workers, Provider: provider, Model: model, DType: chunk.F32, Optimizer: "sgd_torch",
 			Hyper: map[string]float64{"momentum": 0.9}, Iters: 2,
 		})
 	}

@@ -56,7 +56,7 @@ func TestRacksThatMeetAreVerified(t *testing.T) {
 	} {
 		t.Run(tc.provider, func(t *testing.T) {
 			s := momentumSpec(tc.provider)
-			s.Server, s.Outer, s.Procs = serveRacks(t, 2, tc.provider, racks.Cluster{Outer: tc.cluster}), tc.job, false
+			s.Server, s.Outer = serveRacks(t, 2, tc.provider, racks.Cluster{Outer: tc.cluster}), tc.job
 			exchange(t, s)
 			s.Iters++ // ends between two meetings
 			_, err := testRunner(t).Run(t.Context(), s)
@@ -83,14 +83,14 @@ func TestSumsThatCrossInBF16AreVerified(t *testing.T) {
 	}{{"sgd_torch", chunk.F32}, {"sum", chunk.F32}, {"sgd_torch", chunk.F16}, {"adamw_torch", chunk.BF16}} {
 		t.Run(fmt.Sprintf("%s over %v", tc.optimizer, tc.dtype), func(t *testing.T) {
 			s := momentumSpec(verbs.ProviderSHM)
-			s.Server, s.Optimizer, s.Hyper, s.DType, s.Procs = server, tc.optimizer, nil, tc.dtype, false
+			s.Server, s.Optimizer, s.Hyper, s.DType = server, tc.optimizer, nil, tc.dtype
 			if res := exchange(t, s); tc.optimizer == "sum" {
 				rounded = res.Checksum
 			}
 		})
 	}
 	s := momentumSpec(verbs.ProviderSHM)
-	s.Optimizer, s.Hyper, s.Procs = "sum", nil, false
+	s.Optimizer, s.Hyper = "sum", nil
 	if plain := exchange(t, s).Checksum; plain == rounded {
 		t.Errorf("sums have checksum %s in one rack and in two that exchange bf16", plain)
 	}

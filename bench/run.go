@@ -10,7 +10,6 @@ import (
 	"io"
 	"math"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,14 +21,13 @@ import (
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/numa"
-	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/verbs"
 )
 
 // Runner starts the processes of a benchmark.
 type Runner struct {
 	// Worker is the command of a worker process, which runs WorkerMain. Serve is the command of an aggregator; see
-	// [launch.StartAggregator]. Both are needed where Spec.Procs is set.
+	// [launch.StartAggregator].
 	Worker, Serve []string
 	// Enter, if not nil, returns a command that runs a worker's command elsewhere, such as in a network namespace.
 	Enter func(rank int) []string
@@ -60,11 +58,8 @@ func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
 	return cmd
 }
 
-// serve starts the embedded aggregator and returns its URL and how to stop it.
+// serve starts an aggregator and returns its URL and how to stop it.
 func (r *Runner) serve(ctx context.Context, s *Spec) (url string, stop func() error, err error) {
-	if !s.Procs {
-		return serveHere(ctx, s)
-	}
 	a, err := launch.StartAggregator(ctx, append(slices.Clone(r.Serve), serveFlags(s)...), r.Log)
 	if err != nil {
 		return "", nil, err
@@ -84,29 +79,6 @@ func serveFlags(s *Spec) []string {
 		f = append(f, "--nics", strings.Join(s.NICs, ","))
 	}
 	return f
-}
-
-func serveHere(ctx context.Context, s *Spec) (string, func() error, error) {
-	o := service.Options{Listen: "127.0.0.1:0", NICs: s.NICs}
-	if s.Provider != "auto" {
-		o.Providers = []string{s.Provider}
-		o.ProviderOptions = map[string]string{s.Provider: s.ProviderOptions}
-	}
-	before := runtime.GOMAXPROCS(0)
-	svc, err := service.New(o)
-	if err != nil {
-		return "", nil, err
-	}
-	runtime.GOMAXPROCS(before + svc.Lanes())
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- svc.Serve(ctx) }()
-	return svc.URL(), func() error {
-		cancel()
-		err := errors.Join(<-done, svc.Close())
-		runtime.GOMAXPROCS(before)
-		return err
-	}, nil
 }
 
 // together reports why the workers of several aggregators cannot be of one job. Those of no cluster would wait for each other until
@@ -208,11 +180,7 @@ func (r *Runner) workers(ctx context.Context, s *Spec, stepped func()) ([]worker
 			return nil
 		}
 		wg.Go(func() {
-			if s.Procs {
-				errs[rank] = r.workerProcess(ctx, o, say)
-			} else {
-				errs[rank] = runWorker(ctx, o, say)
-			}
+			errs[rank] = r.workerProcess(ctx, o, say)
 			if errs[rank] == nil && !reports[rank].Done {
 				errs[rank] = errors.New("ended without a report")
 			}

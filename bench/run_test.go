@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -25,10 +24,9 @@ func oddModel() models.Model {
 	}}
 }
 
-// Detectors see most of one process, and make others slow to start.
 func momentumSpec(provider string) Spec {
 	return Spec{
-		Workers: 3, Procs: !testing.Short(), Provider: provider, Model: oddModel(), DType: chunk.F32, Optimizer: "sgd_torch",
+		Workers: 3, Provider: provider, Model: oddModel(), DType: chunk.F32, Optimizer: "sgd_torch",
 		Hyper: map[string]float64{"lr": 0.1, "momentum": 0.9, "wd": 1e-4}, Iters: 3, Warmup: 1, Verify: true, Seed: 7,
 	}
 }
@@ -64,7 +62,7 @@ func TestTheResultDoesNotDependOnTransportTimingOrChunks(t *testing.T) {
 		{"tcp", func(s *Spec) { s.Provider = verbs.ProviderTCP }},
 		{"tcp, workers out of step", func(s *Spec) { s.Provider, s.Jitter = verbs.ProviderTCP, 20*time.Millisecond }},
 		{"tcp, small chunks", func(s *Spec) { s.Provider, s.ChunkBytes = verbs.ProviderTCP, 4096 }},
-		{"the fastest, in one process", func(s *Spec) { s.Procs = false }},
+		{"the fastest", func(*Spec) {}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := momentumSpec("auto")
@@ -94,7 +92,7 @@ func TestEveryWireTypeAndModeEqualsPlainGo(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := momentumSpec(verbs.ProviderSHM)
-			s.Optimizer, s.Hyper, s.DType, s.Procs = tc.optimizer, nil, tc.dtype, false
+			s.Optimizer, s.Hyper, s.DType = tc.optimizer, nil, tc.dtype
 			exchange(t, s)
 		})
 	}
@@ -122,28 +120,10 @@ func TestAWorkerWithOtherResultsIsNamed(t *testing.T) {
 // Another seed gives other gradients, so that the checksums above could differ.
 func TestTheChecksumIsOfTheGradients(t *testing.T) {
 	s := momentumSpec(verbs.ProviderSHM)
-	s.Procs = false
 	first := exchange(t, s).Checksum
 	s.Seed++
 	if second := exchange(t, s).Checksum; first == second {
 		t.Errorf("seeds 7 and 8 both give checksum %s", first)
-	}
-}
-
-func TestTheLanesOfAnEmbeddedAggregatorTakeNoProcessorsFromGo(t *testing.T) {
-	before := runtime.GOMAXPROCS(0)
-	_, stop, err := serveHere(t.Context(), &Spec{Provider: verbs.ProviderTCP})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := runtime.GOMAXPROCS(0); n <= before {
-		t.Errorf("Go has %d processors beside the lanes, and had %d", n, before)
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-	if n := runtime.GOMAXPROCS(0); n != before {
-		t.Errorf("Go has %d processors afterwards, and had %d", n, before)
 	}
 }
 

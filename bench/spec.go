@@ -20,7 +20,6 @@ import (
 // Spec is one benchmark.
 type Spec struct {
 	Workers  int
-	Procs    bool // a process for each worker, and for the aggregator where it is embedded
 	Provider string
 	// ProviderOptions apply to every device that is opened, as key=value,…; the provider must be named.
 	ProviderOptions string
@@ -109,8 +108,6 @@ func (s *Spec) Check() error {
 		return fmt.Errorf("server %q: URL %d of %d is empty: give one, or remove its comma", s.Server, slices.Index(servers, "")+1, n)
 	case s.Spread && n < 2:
 		return errors.New("a job to be spread and not several aggregators: name them all, with commas between their URLs")
-	case s.Apart && !s.Procs:
-		return errors.New("workers on other hosts are processes: leave procs=false out")
 	case !s.Spread && n > s.Workers:
 		return fmt.Errorf("%d workers and the aggregators of %d racks: use a worker in each at least", s.Workers, n)
 	}

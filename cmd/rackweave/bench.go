@@ -34,7 +34,6 @@ type benchFlags struct {
 func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f := cmd.Flags()
 	f.IntSliceVar(&b.workers, "workers", []int{4}, "workers; several numbers are measured one after another")
-	f.BoolVar(&b.spec.Procs, "procs", true, "one process per worker; false: goroutines of one process")
 	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp or ibv")
 	f.StringVar(&b.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
 	f.StringVar(&b.bytes, "bytes", "",

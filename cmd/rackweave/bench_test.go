@@ -98,7 +98,7 @@ func TestBenchPrintsJSON(t *testing.T) {
 
 func TestBenchMeasuresSeveralNumbersOfWorkers(t *testing.T) {
 	path := t.TempDir() + "/results.json"
-	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "1,3", "--iters", "2", "--warmup", "0", "--procs=false", "--provider",
+	out, err := run(t, "bench", "--bytes", "1MB", "--workers", "1,3", "--iters", "2", "--warmup", "0", "--provider",
 		"tcp", "--no-roofline", "--json", path)
 	if err != nil {
 		t.Fatal(err)

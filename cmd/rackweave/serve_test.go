@@ -129,7 +129,7 @@ func TestServeForAPersonSaysWhereItIs(t *testing.T) {
 func TestTheBenchmarkRunsAsAJobThatIsListed(t *testing.T) {
 	url := strings.TrimSuffix(strings.Fields(serving(t, "--providers", "tcp", "--unpinned", "--jobs-file",
 		file(t, "jobs", "resnet=SECRET\n")))[2], ";")
-	args := []string{"bench", "--server", url, "--provider", "tcp", "--procs=false", "--workers", "2", "--bytes", "4KiB", "--iters",
+	args := []string{"bench", "--server", url, "--provider", "tcp", "--workers", "2", "--bytes", "4KiB", "--iters",
 		"1", "--no-roofline"}
 	fails(t, args, "may not run here", "use the name of a job")
 	if out, err := run(t, append(args, "--job", "resnet", "--token-file", file(t, "token", "SECRET\n"))...); err != nil {

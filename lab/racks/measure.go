@@ -49,7 +49,7 @@ func (c *Config) payloadRate() float64 { return c.Rate * goodput / 8 }
 // spec is the exchange of a model by all workers.
 func (l *Lab) spec(m models.Model, server string) bench.Spec {
 	return bench.Spec{
-		Workers: l.Racks * l.Workers, Procs: true, Provider: verbs.ProviderTCP, Model: m, DType: chunk.F32, Optimizer: "sum",
+		Workers: l.Racks * l.Workers, Provider: verbs.ProviderTCP, Model: m, DType: chunk.F32, Optimizer: "sum",
 		Iters: l.Iters, Warmup: l.Warmup, Verify: l.Verify, Seed: 1,
 		Target: bench.Target{Server: server},
 	}
