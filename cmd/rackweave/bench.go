@@ -11,36 +11,28 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/rackweave/rackweave/bench"
-	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
 )
 
 // benchFlags are the flags of the exchange.
 type benchFlags struct {
-	spec                          bench.Spec
-	workers                       []int
-	model, bytes, f32Bytes, dtype string
-	hyper                         []string
-	hosts                         hostsFlags
-	compute                       time.Duration // of a step in a replay; if 0, the model's
-	usual                         *pflag.Flag   // the one of model and bytes with a default
+	modelFlags
+	spec    bench.Spec
+	workers []int
+	hyper   []string
+	hosts   hostsFlags
+	compute time.Duration // of a step in a replay; if 0, the model's
 }
 
-// add adds the flags. usual names the one of model and bytes that has the default value if no model and no size is given.
+// add adds the flags. The exchange is that of [modelFlags.add].
 func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f := cmd.Flags()
 	f.IntSliceVar(&b.workers, "workers", []int{4}, "workers; several numbers are measured one after another")
 	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp or ibv")
-	f.StringVar(&b.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
-	f.StringVar(&b.bytes, "bytes", "",
-		"instead of a model: a size on the wire, in elements of --dtype, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
-	f.StringVar(&b.f32Bytes, "f32-bytes", "",
-		"instead of a model: a size in f32, whatever --dtype is, to compare element types by the same number of elements")
-	f.StringVar(&b.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
+	b.modelFlags.add(f, usual, value)
 	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
 	f.StringVar(&b.spec.Optimizer, "optimizer", "sum", "update rule the aggregator runs; sum: none")
 	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
@@ -57,18 +49,13 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.IntVar(&b.spec.ChunkBytes, "chunk-bytes", chunk.DefaultChunkBytes, "chunk size in bytes")
 	f.StringSliceVar(&b.spec.NICs, "nics", nil, "RDMA devices, of workers and of the embedded aggregator (default: all with a link)")
 	f.DurationVar(&b.spec.Jitter, "jitter", 0, "workers sleep up to this long before each exchange and submit in orders of their own")
-	b.usual = f.Lookup(usual)
-	b.usual.DefValue = value // for --help; modelOf sets it if no other is given
 }
 
 // complete turns the flags into specs, one for each number of workers.
 func (b *benchFlags) complete() ([]bench.Spec, error) {
 	spec := b.spec
 	var err error
-	if spec.DType, err = chunk.ParseDType(b.dtype); err != nil {
-		return nil, err
-	}
-	if spec.Model, err = b.modelOf(spec.DType); err != nil {
+	if spec.Model, spec.DType, err = b.read(); err != nil {
 		return nil, err
 	}
 	if b.compute < 0 {
@@ -110,27 +97,6 @@ func (b *benchFlags) onHosts(cmd *cobra.Command) (enter func(rank int) []string,
 		i := slices.IndexFunc(hosts, func(h *host) bool { return rank < h.first+h.n })
 		return append(ssh[:len(ssh):len(ssh)], hosts[i].name)
 	}, nil
-}
-
-func (b *benchFlags) modelOf(d chunk.DType) (models.Model, error) {
-	switch {
-	case b.model != "" && b.bytes != "":
-		return models.Model{}, errors.New("--model and --bytes are given: use one")
-	case b.f32Bytes != "" && (b.model != "" || b.bytes != ""):
-		return models.Model{}, errors.New("--f32-bytes is given beside --model or --bytes: use one")
-	case b.f32Bytes != "":
-		m, err := models.FromBytes(b.f32Bytes, chunk.F32)
-		m.Name += " of f32"
-		return m, err
-	case b.model == "" && b.bytes == "":
-		if err := b.usual.Value.Set(b.usual.DefValue); err != nil {
-			return models.Model{}, err
-		}
-	}
-	if b.bytes != "" {
-		return models.FromBytes(b.bytes, d)
-	}
-	return models.Get(b.model)
 }
 
 func hyperOf(settings []string) (map[string]float64, error) {

@@ -5,8 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/rackweave/rackweave/chunk"
 )
 
 func TestBadInputNamesTheThingAndTheRemedy(t *testing.T) {
@@ -120,20 +118,10 @@ func TestAResultThatCannotBeWrittenIsAnErrorBeforeTheWork(t *testing.T) {
 	fails(t, strings.Fields("bench --bytes 1MB --iters 1000000 --json /nonexistent/result.json"), "/nonexistent/result.json")
 }
 
-// Element types are compared by the same number of elements, or by the same bytes on the wire.
-func TestASizeIsOfTheWireOrOfF32(t *testing.T) {
-	for _, tc := range []struct {
-		flags benchFlags
-		dtype chunk.DType
-		want  uint64
-	}{
-		{benchFlags{bytes: "1MB"}, chunk.F32, 250_000}, {benchFlags{bytes: "1MB"}, chunk.BF16, 500_000},
-		{benchFlags{f32Bytes: "1MB"}, chunk.F32, 250_000}, {benchFlags{f32Bytes: "1MB"}, chunk.BF16, 250_000},
-	} {
-		if m, err := tc.flags.modelOf(tc.dtype); err != nil || m.Params() != tc.want {
-			t.Errorf("--bytes %q --f32-bytes %q in %v: %d elements, want %d: %v", tc.flags.bytes, tc.flags.f32Bytes, tc.dtype, m.Params(),
-				tc.want, err)
+func TestASizeIsOfTheWire(t *testing.T) {
+	for dtype, want := range map[string]uint64{"f32": 250_000, "bf16": 500_000} {
+		if m, _, err := (&modelFlags{bytes: "1MB", dtype: dtype}).read(); err != nil || m.Params() != want {
+			t.Errorf("--bytes 1MB in %v: %d elements, want %d: %v", dtype, m.Params(), want, err)
 		}
 	}
-	fails(t, strings.Fields("bench --bytes 1MB --f32-bytes 1MB"), "--f32-bytes is given beside --model or --bytes: use one")
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -14,26 +16,39 @@ import (
 	"github.com/rackweave/rackweave/hierarchy/planner"
 )
 
-// modelFlags describe the exchange of a step.
-type modelFlags struct{ model, bytes, dtype string }
-
-func (m *modelFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&m.model, "model", "resnet50", "model whose gradients to exchange")
-	f.StringVar(&m.bytes, "bytes", "", "instead of a model: a size on the wire, such as 100MB")
-	f.StringVar(&m.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
+// modelFlags choose the model of an exchange.
+type modelFlags struct {
+	model, bytes, dtype string
+	usual               *pflag.Flag // the one of model and bytes with a default
 }
 
-// wire returns the model's name and its bytes on the wire.
-func (m *modelFlags) wire() (name string, bytes float64, err error) {
-	d, err := chunk.ParseDType(m.dtype)
-	if err != nil {
-		return "", 0, err
+// add adds the flags. usual names the one of model and bytes that has the default value if no model and no size is given.
+func (m *modelFlags) add(f *pflag.FlagSet, usual, value string) {
+	f.StringVar(&m.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
+	f.StringVar(&m.bytes, "bytes", "",
+		"instead of a model: a size on the wire, in elements of --dtype, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
+	f.StringVar(&m.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
+	m.usual = f.Lookup(usual)
+	m.usual.DefValue = value // for --help; read sets it if no other is given
+}
+
+// read returns the model, and its type on the wire.
+func (m *modelFlags) read() (of models.Model, d chunk.DType, err error) {
+	if d, err = chunk.ParseDType(m.dtype); err != nil {
+		return of, d, err
 	}
-	of, err := models.Get(m.model)
-	if m.bytes != "" {
+	if m.model == "" && m.bytes == "" {
+		_ = m.usual.Value.Set(m.usual.DefValue) // a string takes every value
+	}
+	switch {
+	case m.bytes == "":
+		of, err = models.Get(m.model)
+	case m.model == "":
 		of, err = models.FromBytes(m.bytes, d)
+	default:
+		err = errors.New("--model and --bytes are given: use one")
 	}
-	return of.Name, float64(of.Params()) * float64(d.Size()), err
+	return of, d, err
 }
 
 // planFlags describe a cluster, as people write it.
@@ -92,7 +107,7 @@ a rack and 10 µs between racks. "rackweave probe" measures the links of a clust
 	fl.StringVar(&f.podCore, "pod-core", "1:1", "oversubscription of a pod's uplink: its racks' uplinks over it")
 	fl.StringVar(&f.memory, "memory", "", "memory bandwidth of one aggregator, such as 90GB/s (default: not binding)")
 	fl.DurationVar(&f.compute, "compute", 0, "what a step computes, to compare with; if 0, infinitely fast")
-	f.modelFlags.add(fl)
+	f.modelFlags.add(fl, "model", "resnet50")
 	return cmd
 }
 
@@ -145,11 +160,12 @@ type planned struct {
 func (r *planned) step() float64 { return max(r.Shapes[0].Seconds, r.Compute) }
 
 func (f *planFlags) plan(c *planner.Cluster) (*planned, error) {
-	name, bytes, err := f.wire()
+	m, d, err := f.read()
 	if err != nil {
 		return nil, err
 	}
-	r := &planned{Model: name, Bytes: bytes, Compute: f.compute.Seconds()}
+	bytes := float64(m.Params()) * float64(d.Size())
+	r := &planned{Model: m.Name, Bytes: bytes, Compute: f.compute.Seconds()}
 	if r.Shapes, err = c.Choose(bytes, chunk.DefaultChunkBytes); err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ time of crossing the core by these links.`,
 	fl.StringVar(&f.clusterFile, "cluster", "", "instead of --server: the cluster's file, whose first aggregator is asked")
 	fl.DurationVar(&f.server.Timeout, "timeout", time.Minute, "how long to wait")
 	fl.StringVar(&f.server.Provider, "provider", "", "transport to measure (default: the fastest that leads to other hosts)")
-	f.modelFlags.add(fl)
+	f.modelFlags.add(fl, "model", "resnet50")
 	return cmd
 }
 
@@ -62,7 +62,7 @@ type probed struct {
 
 // probe measures the links between a cluster's racks, and predicts by them.
 func (f *probeFlags) probe(ctx context.Context) (*probed, error) {
-	name, bytes, err := f.wire()
+	m, d, err := f.read()
 	if err != nil {
 		return nil, err
 	}
@@ -77,13 +77,13 @@ func (f *probeFlags) probe(ctx context.Context) (*probed, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &probed{Model: name, Bytes: bytes, Core: answer.Core}
+	out := &probed{Model: m.Name, Bytes: float64(m.Params()) * float64(d.Size()), Core: answer.Core}
 	if out.Links, err = measuredLinks(answer); err != nil {
 		return nil, err
 	}
 	chunkBytes, rounds := float64(chunk.DefaultChunkBytes), answer.Core != "f32"
-	if rounds && f.dtype == "f32" {
-		out.Bytes, chunkBytes = bytes/2, chunkBytes/2
+	if rounds && d == chunk.F32 {
+		out.Bytes, chunkBytes = out.Bytes/2, chunkBytes/2
 	}
 	if out.Shapes, err = out.Links.Choose(out.Bytes, chunkBytes, rounds); err != nil {
 		return nil, err
