@@ -34,7 +34,7 @@ var plants = []plant.Plant{
 	},
 	{
 		Name: "a broadcast counts as a step", File: reducerFile,
-		Old: "if !c.broadcast {\n\t\tc.epoch = after(c.epoch)\n\t}", New: "c.epoch = after(c.epoch)",
+		Old: "c.epoch = c.next(c.broadcast)", New: "c.epoch = c.next(false)",
 	},
 	{
 		Name: "a slot is free twice", File: reducerFile,
@@ -54,11 +54,11 @@ var plants = []plant.Plant{
 	},
 	{
 		Name: "nobody asks for what is missing", File: stallFile,
-		Old: "if !counts || s.idle%followAfter != 0 ||", New: "if true ||",
+		Old: "if !counts || m.idle%followAfter != 0 ||", New: "if true ||",
 	},
 	{
 		Name: "a full window stays full", File: stallFile,
-		Old: "if m.peers[child].localSlots.len() > 0 {", New: "if true {",
+		Old: "if len(m.peers[child].localSlots) > 0 {", New: "if true {",
 	},
 	{
 		Name: "workers without room keep what they pushed", File: stallFile,

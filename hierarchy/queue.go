@@ -1,44 +1,28 @@
 package hierarchy
 
-// ring is a bounded first-in, first-out queue.
-type ring[T comparable] struct {
-	all     []T
-	head, n int
-}
+import "slices"
 
-func newRing[T comparable](size int) ring[T] { return ring[T]{all: make([]T, size)} }
+// queue is a first-in, first-out queue with room for as many elements as its capacity. It is short, so taking the oldest is cheap.
+type queue[T comparable] []T
 
-func (r *ring[T]) len() int { return r.n }
-
-// at returns the i-th oldest element.
-func (r *ring[T]) at(i int) *T { return &r.all[(r.head+i)%len(r.all)] }
-
-func (r *ring[T]) put(v T) {
-	if r.n == len(r.all) {
-		panic("hierarchy: a ring holds more than can wait")
+func (q *queue[T]) put(v T) {
+	if len(*q) == cap(*q) {
+		panic("hierarchy: a queue holds more than can wait")
 	}
-	r.n++
-	*r.at(r.n - 1) = v
+	*q = append(*q, v)
 }
 
 // take removes the oldest element.
-func (r *ring[T]) take() T {
-	v := *r.at(0)
-	r.head = (r.head + 1) % len(r.all)
-	r.n--
+func (q *queue[T]) take() T {
+	v := (*q)[0]
+	*q = slices.Delete(*q, 0, 1)
 	return v
 }
 
-// advance moves an element of the ring before all others.
-func (r *ring[T]) advance(v T) {
-	for i := range r.n {
-		if *r.at(i) != v {
-			continue
-		}
-		for ; i > 0; i-- {
-			*r.at(i) = *r.at(i - 1)
-		}
-		*r.at(0) = v
-		return
-	}
+// advance moves an element before all others.
+func (q *queue[T]) advance(v T) *queue[T] {
+	i := slices.Index(*q, v)
+	copy((*q)[1:i+1], *q)
+	(*q)[0] = v
+	return q
 }

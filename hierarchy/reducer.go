@@ -90,24 +90,25 @@ type chunkState struct {
 	row    int32  // index of the row of the children's slots, or none without a child's sum
 }
 
+// next returns the epoch of a chunk's next result. A broadcast repeats the last one.
+func (c *chunkState) next(broadcast bool) uint8 {
+	if broadcast {
+		return c.epoch
+	}
+	return (c.epoch + 1) & epochMask
+}
+
 // peer is the reducer's view of another rack.
 type peer struct {
-	remoteSlots ring[uint16] // free slots for this rack's sums there, in the order in which they became free
-	localSlots  ring[uint16] // free slots for its sums here, in that order
-	sends       int          // free entries of the send queue
+	remoteSlots queue[uint16] // free slots for this rack's sums there, in the order in which they became free
+	localSlots  queue[uint16] // free slots for its sums here, in that order
+	sends       int           // free entries of the send queue
 	// answers holds answers to its sums that wait for room, oldest first. They go before sums. An answer frees its slot, if any.
-	answers ring[Action]
-	sums    ring[uint32] // chunks whose sums wait for room there, oldest first
+	answers queue[Action]
+	sums    queue[uint32] // chunks whose sums wait for room there, oldest first
 	// notices counts the messages that TakeSend has let through. Every message that arrives is taken for one of them, because nobody
 	// records which messages are in flight. So it bounds notices only while nothing else arrives, which is when racks stall.
 	notices int
-}
-
-// stall counts the ticks without progress (stall.go).
-type stall struct {
-	finished uint64 // number of results so far
-	before   uint64 // finished, at the last tick
-	idle     int    // counted ticks since a chunk was finished
 }
 
 // Reducer decides what becomes of one lane's chunks above the rack. It is a pure machine: events go in, actions come out. A chunk
@@ -126,7 +127,8 @@ type Reducer struct {
 	peers   []peer   // by rack
 	slots   []uint16 // slots of the chunk that was gathered last, by rack, plus 1
 	open    []uint32 // chunks with at least one sum, oldest first
-	stall   stall
+	moved   bool     // a chunk was finished since the last tick
+	idle    int      // counted ticks since a chunk was finished
 	failed  bool
 	actions []Action
 }
@@ -138,8 +140,8 @@ func NewReducer(cfg ReducerConfig) *Reducer {
 	for r := range m.peers {
 		p := &m.peers[r]
 		p.sends = cfg.Sends
-		p.answers, p.sums = newRing[Action](cfg.Window+cfg.Sums), newRing[uint32](cfg.Sums)
-		p.remoteSlots, p.localSlots = newRing[uint16](cfg.Window), newRing[uint16](cfg.Window)
+		p.answers, p.sums = make(queue[Action], 0, cfg.Window+cfg.Sums), make(queue[uint32], 0, cfg.Sums)
+		p.remoteSlots, p.localSlots = make(queue[uint16], 0, cfg.Window), make(queue[uint16], 0, cfg.Window)
 		for slot := range cfg.Window {
 			p.remoteSlots.put(uint16(slot))
 			p.localSlots.put(uint16(slot))
@@ -182,11 +184,11 @@ func (m *Reducer) Add(owners []int) {
 func (m *Reducer) Route(index uint32) *Route { return m.route(&m.chunks[index]) }
 
 // Owes reports whether an answer to a rack waits for room.
-func (m *Reducer) Owes(rack int) bool { return m.peers[rack].answers.len() > 0 }
+func (m *Reducer) Owes(rack int) bool { return len(m.peers[rack].answers) > 0 }
 
 // OwesAny reports whether an answer to any rack waits for room.
 func (m *Reducer) OwesAny() bool {
-	return slices.ContainsFunc(m.peers, func(p peer) bool { return p.answers.len() > 0 })
+	return slices.ContainsFunc(m.peers, func(p peer) bool { return len(p.answers) > 0 })
 }
 
 // Actions returns the actions of the last event, in order.
@@ -264,12 +266,9 @@ func (m *Reducer) Sum(rack int, index uint32, epoch uint8, broadcast bool) {
 	}
 	c := &m.chunks[index]
 	p := &m.peers[rack]
-	expect := after(c.epoch)
-	if broadcast {
-		expect = c.epoch
-	}
+	expect := c.next(broadcast)
 	switch {
-	case p.localSlots.len() == 0:
+	case len(p.localSlots) == 0:
 		m.violate(rack, "sent more than its window of %d", m.cfg.Window)
 		return
 	case !slices.Contains(m.route(c).Children, rack):
@@ -334,10 +333,8 @@ func (m *Reducer) answer(child int, a Action) {
 
 // finished passes a result on to the children and to the rack's own workers.
 func (m *Reducer) finished(index uint32, c *chunkState) {
-	if !c.broadcast {
-		c.epoch = after(c.epoch)
-	}
-	m.stall.finished++
+	c.epoch = c.next(c.broadcast)
+	m.moved = true
 	m.emit(Action{Kind: Return, Index: index, Broadcast: c.broadcast})
 	for _, child := range m.route(c).Children {
 		a := Action{Kind: SendResult, Index: index, Slot: none, Broadcast: c.broadcast}
@@ -385,10 +382,7 @@ func (m *Reducer) Result(rack int, index uint32, epoch uint8, broadcast bool) {
 	if c == nil {
 		return
 	}
-	expect := c.epoch
-	if !c.broadcast {
-		expect = after(c.epoch)
-	}
+	expect := c.next(c.broadcast)
 	if epoch != expect || broadcast != c.broadcast {
 		m.violate(rack, "answered chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
 		return
@@ -433,7 +427,7 @@ func (m *Reducer) Delivered(rack, n int) {
 // flush sends the messages to a rack that wait and have room.
 func (m *Reducer) flush(rack int) {
 	p := &m.peers[rack]
-	for ; p.sends > 0 && p.answers.len() > 0; p.sends-- {
+	for ; p.sends > 0 && len(p.answers) > 0; p.sends-- {
 		a := p.answers.take()
 		if a.Slot != none {
 			p.localSlots.put(uint16(a.Slot))
@@ -441,19 +435,13 @@ func (m *Reducer) flush(rack int) {
 		a.Epoch = m.chunks[a.Index].epoch
 		m.emit(a)
 	}
-	for ; p.sends > 0 && p.sums.len() > 0 && p.remoteSlots.len() > 0; p.sends-- {
+	for ; p.sends > 0 && len(p.sums) > 0 && len(p.remoteSlots) > 0; p.sends-- {
 		index := p.sums.take()
 		c := &m.chunks[index]
 		c.slot, c.phase = p.remoteSlots.take(), sent
-		epoch := c.epoch
-		if !c.broadcast {
-			epoch = after(epoch)
-		}
-		m.emit(Action{Kind: SendSum, Index: index, Peer: rack, Slot: int(c.slot), Epoch: epoch, Broadcast: c.broadcast})
+		m.emit(Action{Kind: SendSum, Index: index, Peer: rack, Slot: int(c.slot), Epoch: c.next(c.broadcast), Broadcast: c.broadcast})
 	}
 }
-
-func after(epoch uint8) uint8 { return (epoch + 1) & epochMask }
 
 func (m *Reducer) violate(rack int, format string, args ...any) {
 	m.failed = true

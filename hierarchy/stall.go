@@ -20,7 +20,7 @@ const (
 )
 
 // Idle returns the number of counted ticks without a finished chunk.
-func (m *Reducer) Idle() int { return m.stall.idle }
+func (m *Reducer) Idle() int { return m.idle }
 
 // Awaited adds to counts, by rack, the chunks that wait for its sum or for its result.
 func (m *Reducer) Awaited(counts []int) {
@@ -48,15 +48,14 @@ func (m *Reducer) Open() int { return len(m.open) }
 // since the last tick that counted.
 func (m *Reducer) Tick(counts bool) {
 	m.begin()
-	s := &m.stall
-	if s.finished != s.before || len(m.open) == 0 {
-		s.before, s.idle = s.finished, 0
+	if m.moved || len(m.open) == 0 {
+		m.moved, m.idle = false, 0
 		return
 	}
 	if counts {
-		s.idle++
+		m.idle++
 	}
-	if !counts || s.idle%followAfter != 0 || m.failed {
+	if !counts || m.idle%followAfter != 0 || m.failed {
 		return
 	}
 	// The children's windows here must hold the oldest chunks that the leader has sent, or for which the parent waits.
@@ -77,7 +76,7 @@ func (m *Reducer) Tick(counts bool) {
 
 // makeRoom NACKs the youngest of a child's sums that is not agreed on, if the child's window here is full.
 func (m *Reducer) makeRoom(child int) {
-	if m.peers[child].localSlots.len() > 0 {
+	if len(m.peers[child].localSlots) > 0 {
 		return
 	}
 	for i := len(m.open) - 1; i >= 0; i-- {
@@ -110,9 +109,7 @@ func (m *Reducer) drop(index uint32, c *chunkState) {
 
 // unqueue drops a sum that waits for room at the parent.
 func (m *Reducer) unqueue(index uint32, c *chunkState) {
-	sums := &m.peers[m.route(c).Parent].sums
-	sums.advance(index)
-	sums.take()
+	m.peers[m.route(c).Parent].sums.advance(index).take()
 	m.drop(index, c)
 }
 
