@@ -48,7 +48,7 @@ func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers 
 	t.Helper()
 	sim, open := simNetwork(t, seed)
 	if seed%2 == 1 {
-		sim.SetFaults(simfabric.Faults{Delay: 2000, DelayMax: time.Millisecond, Drop: 1000, RNR: 1000})
+		sim.SetNetwork(simfabric.Network{Delay: 2000, DelayMax: time.Millisecond, Drop: 1000, RNR: 1000})
 	}
 	return clusterOn(t, sim, open, topology, workers, cfg, each...)
 }

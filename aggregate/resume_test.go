@@ -251,7 +251,7 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 
 // A lost queue loses its completions. None of them had been acknowledged here, so nothing is missing.
 func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
-	for name, faults := range map[string]simfabric.Faults{
+	for name, faults := range map[string]simfabric.Network{
 		"completion queue": {CQOverrun: 65536, FatalMax: 1},
 		"queue pair":       {QPFail: 65536, FatalMax: 3},
 	} {
@@ -263,7 +263,7 @@ func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
 					r := newNICRack(t, seed, 3, cfg)
 					r.each = func(round int) {
 						if round == 20+int(seed) {
-							r.sim.SetFaults(faults)
+							r.sim.SetNetwork(faults)
 						}
 						r.rescue([2]int{1, 1}, [2]int{0, 0})
 					}

@@ -97,7 +97,7 @@ func TestJobsFailWhenTheirLaneLosesItsQueue(t *testing.T) {
 		Job:     aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), ChunkBytes: 4096},
 		Tensors: tensorsOf(chunk.F32, 3000),
 	})
-	sim.SetFaults(simfabric.Faults{CQOverrun: 65536, FatalMax: 1}) // the first completion is the aggregator's
+	sim.SetNetwork(simfabric.Network{CQOverrun: 65536, FatalMax: 1}) // the first completion is the aggregator's
 	if _, err := r.Workers[0].Submit(r.Workers[0].Op(chunk.OpPushPull, 0, 0)); err != nil {
 		t.Fatal(err)
 	}

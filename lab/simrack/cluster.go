@@ -57,8 +57,7 @@ func newCluster(s *Schedule, log func(format string, args ...any)) (*cluster, er
 	if c.sim, err = simfabric.New(s.Seed); err != nil {
 		return c, err
 	}
-	c.sim.SetOrder(s.Order)
-	c.sim.SetFaults(s.Network)
+	c.sim.SetNetwork(s.Network)
 	if c.clock, err = numa.NewArena(numa.ArenaConfig{Name: "clock", Bytes: 8, Node: numa.AnyNode}); err != nil {
 		return c, err
 	}

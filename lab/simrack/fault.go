@@ -109,7 +109,7 @@ func (r *run) strike() error {
 	if f.Silent {
 		network := r.Network
 		network.SilentClose = 65536
-		r.sim.SetFaults(network)
+		r.sim.SetNetwork(network)
 	}
 	j.struck = true
 	switch f.Kind {
@@ -191,7 +191,7 @@ func (r *run) strikeAnywhere() {
 	if r.Fault.Silent {
 		network.SilentClose = 65536
 	}
-	r.sim.SetFaults(network)
+	r.sim.SetNetwork(network)
 	for _, j := range r.jobs {
 		j.struck = true
 	}

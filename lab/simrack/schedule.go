@@ -32,8 +32,7 @@ type Schedule struct {
 	Lanes, NICs               int // lanes take the aggregator's NICs in turn
 	Window, Staging           int
 	ByReference, CopiesAtPost bool
-	Order                     simfabric.Order
-	Network                   simfabric.Faults
+	Network                   simfabric.Network
 	NetworkWeight             int
 	LaneWeights               []int
 	Spin                      int // empty rounds before a lane looks for stalls
@@ -144,14 +143,14 @@ func Draw(seed uint64) *Schedule {
 	d := draw{rand.New(rand.NewPCG(seed, 1))}
 	s := &Schedule{
 		Seed: seed, Lanes: d.between(1, 3), NICs: 1, Window: d.between(2, 8), Staging: d.between(2, 4),
-		ByReference: d.chance(35), Order: simfabric.Random, NetworkWeight: d.between(1, 8), Spin: d.between(0, 3),
+		ByReference: d.chance(35), NetworkWeight: d.between(1, 8), Spin: d.between(0, 3),
 	}
 	if d.chance(30) {
 		s.NICs = s.Lanes
 	}
 	s.CopiesAtPost = d.chance(25)
 	if d.chance(30) {
-		s.Order = simfabric.ByTime
+		s.Network.ByTime = true
 	}
 	for range s.Lanes {
 		s.LaneWeights = append(s.LaneWeights, d.between(1, 4))
@@ -367,8 +366,8 @@ func (d draw) nuisances(s *Schedule) {
 func (s *Schedule) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b,
-		"seed %d: %d lanes on %d NICs, window %d, by reference %v (staging %d), copies at post %v, order %d, network %+v\n",
-		s.Seed, s.Lanes, s.NICs, s.Window, s.ByReference, s.Staging, s.CopiesAtPost, s.Order, s.Network)
+		"seed %d: %d lanes on %d NICs, window %d, by reference %v (staging %d), copies at post %v, network %+v\n",
+		s.Seed, s.Lanes, s.NICs, s.Window, s.ByReference, s.Staging, s.CopiesAtPost, s.Network)
 	fmt.Fprintf(&b, "  weights: network %d, lanes %v; links %v; lane pauses %v; fault: %v\n", s.NetworkWeight, s.LaneWeights,
 		s.Links, s.LanePauses, s.Fault)
 	if s.Failovers != nil {

@@ -11,7 +11,7 @@ void sim_part(struct sim_qp *qp)
 	if (!peer)
 		return;
 	peer->peer = NULL;
-	if (!qp->dev->dead && !qp->dev->down && !peer->dev->down && !sim_chance(w, w->faults.silent_close))
+	if (!qp->dev->dead && !qp->dev->down && !peer->dev->down && !sim_chance(w, RWF_SIM_SILENT_CLOSE))
 		sim_at(peer, SIM_GONE, w->now_ns + sim_latency(w));
 }
 
@@ -42,7 +42,7 @@ static void push(struct sim_cq *cq, struct sim_qp *qp, const struct rwf_wc *wc, 
 		sim_qp_error(qp, RWF_WC_FATAL_ERR);
 		return;
 	}
-	if (rwb_ring_length(&cq->base.ring) >= cq->base.ring.limit || sim_fatal_chance(sim_of(qp), sim_of(qp)->faults.cq_overrun)) {
+	if (rwb_ring_length(&cq->base.ring) >= cq->base.ring.limit || sim_chance(sim_of(qp), RWF_SIM_CQ_OVERRUN)) {
 		overrun(cq);
 		return;
 	}

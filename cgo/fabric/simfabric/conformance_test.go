@@ -13,12 +13,12 @@ import (
 func TestConformance(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		order   simfabric.Order
+		byTime  bool
 		options string
 	}{
-		{"in random order, by reference, mapped", simfabric.Random, ",by_reference=1,maps=1"},
-		{"by time, copying at post, mapped", simfabric.ByTime, ",copies_at_post=1,maps=1"},
-		{"by time, with links", simfabric.ByTime, ",link=1"},
+		{"in random order, by reference, mapped", false, ",by_reference=1,maps=1"},
+		{"by time, copying at post, mapped", true, ",copies_at_post=1,maps=1"},
+		{"by time, with links", true, ",link=1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var world *simfabric.World
@@ -34,7 +34,7 @@ func TestConformance(t *testing.T) {
 					if world, err = simfabric.New(1); err != nil {
 						t.Fatal(err)
 					}
-					world.SetOrder(c.order)
+					world.SetNetwork(simfabric.Network{ByTime: c.byTime})
 					t.Cleanup(world.Close)
 					return verbstest.Ends(simfabric.Provider, "", world.Options()+c.options)(t)
 				},

@@ -23,17 +23,10 @@ uint64_t rwf_sim_now(struct rwf_sim *w)
 	return now;
 }
 
-void rwf_sim_set_order(struct rwf_sim *w, enum rwf_sim_order order)
+void rwf_sim_set_network(struct rwf_sim *w, const struct rwf_sim_network *network)
 {
 	sim_lock(w);
-	w->order = order;
-	sim_unlock(w);
-}
-
-void rwf_sim_set_faults(struct rwf_sim *w, const struct rwf_sim_faults *faults)
-{
-	sim_lock(w);
-	w->faults = *faults;
+	w->network = *network;
 	w->fatal_count = 0;
 	sim_unlock(w);
 }

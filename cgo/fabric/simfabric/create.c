@@ -46,6 +46,7 @@ int sim_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 	qp->dev = (struct sim_device *)pd->dev;
 	qp->cq = (struct sim_cq *)init->cq;
 	qp->by_reference = (init->flags & RWF_QP_BY_REFERENCE) && (qp->dev->base.head.attr.flags & RWF_DEV_BY_REFERENCE);
+	qp->trigger = RWF_SIM_FAULTS;
 	qp->lost_since_ns = qp->rnr_since_ns = SIM_NEVER;
 	for (int e = 0; e < SIM_EVENTS; e++)
 		qp->due[e] = (struct sim_due){.at_ns = SIM_NEVER, .qp = qp};

@@ -19,15 +19,17 @@ bool sim_reachable(const struct sim_qp *qp)
 	return qp->peer && !qp->dev->down && !qp->peer->dev->down && !qp->peer->dev->dead;
 }
 
-static bool strikes(struct sim_qp *qp, enum rwf_sim_fault fault, uint32_t in_65536)
+static bool triggered(struct sim_qp *qp, enum rwf_sim_fault fault)
 {
-	struct rwf_sim *w = sim_of(qp);
+	if (qp->trigger != fault)
+		return false;
+	qp->trigger = RWF_SIM_FAULTS;
+	return true;
+}
 
-	if (qp->trigger == (uint32_t)fault) {
-		qp->trigger = 0;
-		return true;
-	}
-	return fault >= RWF_SIM_STALE_KEY ? sim_fatal_chance(w, in_65536) : sim_chance(w, in_65536);
+static bool strikes(struct sim_qp *qp, enum rwf_sim_fault fault)
+{
+	return triggered(qp, fault) || sim_chance(sim_of(qp), fault);
 }
 
 /* Loses this attempt to the network. Tries again later, or fails. */
@@ -128,28 +130,28 @@ void sim_deliver(struct sim_qp *qp)
 	const struct rwf_send_wr *wr = rwb_send(&qp->base.sends, qp->sent);
 	enum rwf_wc_status status;
 
-	if (strikes(qp, RWF_SIM_DELAY, 0)) {
-		sim_at(qp, SIM_DELIVER, w->now_ns + sim_random(w, w->faults.delay_max_ns + 1));
+	if (triggered(qp, RWF_SIM_DELAY)) {
+		sim_at(qp, SIM_DELIVER, w->now_ns + sim_random(w, w->network.delay_max_ns + 1));
 		return;
 	}
-	if (!sim_reachable(qp) || strikes(qp, RWF_SIM_DROP, w->faults.drop)) {
+	if (!sim_reachable(qp) || strikes(qp, RWF_SIM_DROP)) {
 		lose(qp, SIM_DELIVER);
 		return;
 	}
 	qp->lost_since_ns = SIM_NEVER;
-	if (strikes(qp, RWF_SIM_QP_FAIL, w->faults.qp_fail)) {
+	if (strikes(qp, RWF_SIM_QP_FAIL)) {
 		sim_qp_error(qp, RWF_WC_FATAL_ERR);
 		return;
 	}
 	status = check(qp, wr);
-	if (strikes(qp, RWF_SIM_STALE_KEY, w->faults.stale_key))
+	if (strikes(qp, RWF_SIM_STALE_KEY))
 		status = RWF_WC_REM_ACCESS_ERR;
 	if (status != RWF_WC_SUCCESS) {
 		refuse(qp, status);
 		return;
 	}
 	if (wr->opcode == RWF_WRITE_WITH_IMM &&
-	    (qp->peer->base.received == qp->peer->base.recv_posted || strikes(qp, RWF_SIM_RNR, w->faults.rnr))) {
+	    (qp->peer->base.received == qp->peer->base.recv_posted || strikes(qp, RWF_SIM_RNR))) {
 		turn_away(qp);
 		return;
 	}

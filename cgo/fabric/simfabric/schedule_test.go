@@ -145,7 +145,7 @@ func (m *mesh) turn() int {
 
 // plan holds the faults of a schedule. Chances are in 1/65536 for each step.
 type plan struct {
-	simfabric.Faults
+	simfabric.Network
 	linkDown int // a host's link goes down for up to linkDownMax
 	kill     int // a host dies, at most one
 }
@@ -172,7 +172,7 @@ func (m *mesh) strike(p plan) {
 }
 
 func (m *mesh) run(p plan) {
-	m.w.SetFaults(p.Faults)
+	m.w.SetNetwork(p.Network)
 	steps := 0
 	for m.turn() > 0 {
 		m.strike(p)
@@ -195,7 +195,7 @@ func (m *mesh) run(p plan) {
 
 // faultsOf draws a plan: none, those that only disturb, or those that end things too.
 func faultsOf(seed uint64) plan {
-	f := plan{Faults: simfabric.Faults{DelayMax: 100 * time.Microsecond, FatalMax: 2}}
+	f := plan{Network: simfabric.Network{DelayMax: 100 * time.Microsecond, FatalMax: 2, ByTime: seed%8 >= 4}}
 	if seed%4 > 0 {
 		f.Delay, f.Drop, f.RNR = 3000, 2000, 2000
 	}
@@ -211,9 +211,6 @@ func faultsOf(seed uint64) plan {
 func schedule(t *testing.T, seed uint64, trace int) (hash uint64) {
 	t.Helper()
 	m := newMesh(t, seed)
-	if seed%8 >= 4 {
-		m.w.SetOrder(simfabric.ByTime)
-	}
 	m.w.Trace(trace)
 	m.run(faultsOf(seed))
 	if f := faultsOf(seed); f.Drop == 0 {

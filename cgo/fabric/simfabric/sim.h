@@ -21,6 +21,8 @@
 #ifndef RW_SIM_H
 #define RW_SIM_H
 
+#include <stdbool.h>
+
 #include "../base/fabric.h"
 
 /* Adds the provider to those of rwf_open. Returns 0 or a negative errno. */
@@ -28,31 +30,27 @@ int rwf_sim_provide(void);
 
 struct rwf_sim;
 
-enum rwf_sim_order {
-	RWF_SIM_RANDOM = 0,  /* any possible event, with equal chance: the widest set of schedules */
-	RWF_SIM_BY_TIME = 1, /* the event that is due first, after a latency drawn per message: a plausible network */
-};
-
-/* Chances are in 1/65536, drawn for every attempt to deliver a message unless stated otherwise. If all are 0, nothing fails. */
-struct rwf_sim_faults {
-	uint32_t delay;        /* the message is held for up to delay_max_ns */
-	uint32_t drop;         /* lost, sent again after an eighth of the ack timeout, until that has passed */
-	uint32_t rnr;          /* turned away as if no receive were posted */
-	uint32_t stale_key;    /* refused as if its rkey were stale */
-	uint32_t qp_fail;      /* the sending queue pair fails */
-	uint32_t cq_overrun;   /* per completion: the queue overruns on it */
-	uint32_t silent_close; /* per queue pair that fails: its peer is not notified and learns only from its own sends */
-	uint32_t fatal_max;    /* total number of stale_key, qp_fail and cq_overrun; if 0, not limited */
-	uint64_t delay_max_ns;
-};
-
-/* The effects of rwf_sim_trigger on the next attempt to deliver a message of the queue pair. */
+/* Faults of an attempt to deliver a message, unless stated otherwise. The fatal ones are last. */
 enum rwf_sim_fault {
-	RWF_SIM_DELAY = 1,
-	RWF_SIM_DROP = 2,
-	RWF_SIM_RNR = 3,
-	RWF_SIM_STALE_KEY = 4,
-	RWF_SIM_QP_FAIL = 5,
+	RWF_SIM_DELAY,        /* the message is held for up to delay_max_ns */
+	RWF_SIM_DROP,         /* lost, sent again after an eighth of the ack timeout, until that has passed */
+	RWF_SIM_RNR,          /* turned away as if no receive were posted */
+	RWF_SIM_SILENT_CLOSE, /* per queue pair that fails: its peer is not notified and learns only from its own sends */
+	RWF_SIM_STALE_KEY,    /* refused as if its rkey were stale */
+	RWF_SIM_QP_FAIL,      /* the sending queue pair fails */
+	RWF_SIM_CQ_OVERRUN,   /* per completion: the queue overruns on it */
+	RWF_SIM_FAULTS,
+};
+
+struct rwf_sim_network {
+	uint32_t chances[RWF_SIM_FAULTS]; /* in 1/65536. If all are 0, nothing fails */
+	uint32_t fatal_max;               /* total number of fatal faults; if 0, not limited */
+	uint64_t delay_max_ns;
+	/*
+	 * The event that is due first happens, after a latency drawn per message: a plausible network. Otherwise any possible event
+	 * does, with equal chance: the widest set of schedules.
+	 */
+	bool by_time;
 };
 
 /* Makes a world. Returns NULL if too many are open, or without memory. */
@@ -68,8 +66,7 @@ int rwf_sim_id(const struct rwf_sim *);
  */
 int rwf_sim_step(struct rwf_sim *);
 uint64_t rwf_sim_now(struct rwf_sim *); /* ns */
-void rwf_sim_set_order(struct rwf_sim *, enum rwf_sim_order);
-void rwf_sim_set_faults(struct rwf_sim *, const struct rwf_sim_faults *);
+void rwf_sim_set_network(struct rwf_sim *, const struct rwf_sim_network *);
 
 /*
  * Stops the host. Nothing comes from it or reaches it. Peers that send to it fail after their ack timeout. Others are not notified.
@@ -79,6 +76,7 @@ void rwf_sim_kill_device(rwf_device *);
 void rwf_sim_link(rwf_device *, int up);
 /* Does the same to the devices of that name in the process's own world. Returns their number. */
 int rwf_sim_link_named(const char *name, int up);
+/* Lets a fault strike the next attempt to deliver a message of the queue pair. */
 void rwf_sim_trigger(rwf_qp *, enum rwf_sim_fault);
 /* Leaves room for cqe completions, fewer than it was made for. The queue overruns if it holds more by the next completion. */
 void rwf_sim_shrink_cq(rwf_cq *, uint32_t cqe);

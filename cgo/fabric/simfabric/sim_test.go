@@ -148,17 +148,17 @@ func TestFaultsStrikeAsPlanned(t *testing.T) {
 	}{
 		{"nothing", func(*pair) {}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, 0, time.Millisecond},
 		{"one delay", func(p *pair) {
-			p.w.SetFaults(simfabric.Faults{DelayMax: time.Millisecond})
+			p.w.SetNetwork(simfabric.Network{DelayMax: time.Millisecond})
 			simfabric.Trigger(p.qa, simfabric.Delay)
 		}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, time.Microsecond, 2 * time.Millisecond},
 		{"one drop: sent again after an eighth of the ack timeout", func(p *pair) {
 			simfabric.Trigger(p.qa, simfabric.Drop)
 		}, []verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, 125 * time.Millisecond, 130 * time.Millisecond},
-		{"every drop: the ack timeout passes", func(p *pair) { p.w.SetFaults(simfabric.Faults{Drop: always}) },
+		{"every drop: the ack timeout passes", func(p *pair) { p.w.SetNetwork(simfabric.Network{Drop: always}) },
 			[]verbs.Status{verbs.WCRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
 		{"one receiver not ready", func(p *pair) { simfabric.Trigger(p.qa, simfabric.RNR) },
 			[]verbs.Status{ok, ok, ok}, []verbs.Status{ok, ok, ok}, time.Millisecond, 3 * time.Millisecond},
-		{"never ready: the timeout passes", func(p *pair) { p.w.SetFaults(simfabric.Faults{RNR: always}) },
+		{"never ready: the timeout passes", func(p *pair) { p.w.SetNetwork(simfabric.Network{RNR: always}) },
 			[]verbs.Status{verbs.WCRNRRetryExcErr, flush, flush}, nil, time.Second, 1010 * time.Millisecond},
 		{"a stale key", func(p *pair) { simfabric.Trigger(p.qa, simfabric.StaleKey) },
 			[]verbs.Status{verbs.WCRemAccessErr, flush, flush}, nil, 0, time.Millisecond},
@@ -249,7 +249,7 @@ func TestIdlePeersHearOfACloseButNotOfADeath(t *testing.T) {
 	}{
 		{"fail", func(p *pair) { p.a.check(p.qa.Fail()) }, true},
 		{"silent fail", func(p *pair) {
-			p.w.SetFaults(simfabric.Faults{SilentClose: always})
+			p.w.SetNetwork(simfabric.Network{SilentClose: always})
 			p.a.check(p.qa.Fail())
 		}, false},
 		{"death", func(p *pair) { simfabric.Kill(p.a.dev) }, false},
@@ -317,7 +317,7 @@ func TestSchedulesReorderAcrossQueuePairs(t *testing.T) {
 
 func TestStepsAllocateNothing(t *testing.T) {
 	p := newPair(t, 1)
-	p.w.SetFaults(simfabric.Faults{Drop: 1000, RNR: 1000, Delay: 1000, DelayMax: time.Millisecond})
+	p.w.SetNetwork(simfabric.Network{Drop: 1000, RNR: 1000, Delay: 1000, DelayMax: time.Millisecond})
 	allocs := testing.AllocsPerRun(100, func() {
 		p.a.got, p.b.got = p.a.got[:0], p.b.got[:0]
 		p.a.check(p.qb.PostRecv(9, 4))

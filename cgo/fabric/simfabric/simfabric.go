@@ -30,27 +30,19 @@ func init() {
 // seeds and calls give equal schedules.
 type World struct{ h *C.struct_rwf_sim }
 
-// Order is the order in which steps choose among the possible events.
-type Order int
-
-// These are the orders of events.
-const (
-	Random Order = C.RWF_SIM_RANDOM  // any, with equal chance
-	ByTime Order = C.RWF_SIM_BY_TIME // the first by a latency drawn per message
-)
-
-// Faults mirrors struct rwf_sim_faults: chances in 1/65536 per attempt to deliver a message unless stated otherwise.
-type Faults struct {
+// Network mirrors struct rwf_sim_network: chances in 1/65536 per attempt to deliver a message unless stated otherwise.
+type Network struct {
 	_           structs.HostLayout
 	Delay       uint32 // held for up to DelayMax
 	Drop        uint32 // lost and sent again, until the ack timeout
 	RNR         uint32 // turned away as if no receive were posted
+	SilentClose uint32 // per queue pair that fails: its peer is not notified
 	StaleKey    uint32 // refused as if its rkey were stale
 	QPFail      uint32 // the sending queue pair fails
 	CQOverrun   uint32 // per completion: its queue overruns
-	SilentClose uint32 // per queue pair that fails: its peer is not notified
 	FatalMax    uint32 // total number of StaleKey, QPFail and CQOverrun; if 0, not limited
 	DelayMax    time.Duration
+	ByTime      bool // the first possible event by a latency drawn per message happens; otherwise any, with equal chance
 }
 
 // Fault is the effect of [Trigger] on a queue pair's next attempt to deliver.
@@ -87,12 +79,9 @@ func (w *World) Step() int { return int(C.rwf_sim_step(w.h)) }
 // Now returns the virtual time since the world was made.
 func (w *World) Now() time.Duration { return time.Duration(C.rwf_sim_now(w.h)) }
 
-// SetOrder sets the order of events.
-func (w *World) SetOrder(o Order) { C.rwf_sim_set_order(w.h, C.enum_rwf_sim_order(o)) }
-
-// SetFaults sets the chances of faults from now on.
-func (w *World) SetFaults(f Faults) {
-	C.rwf_sim_set_faults(w.h, (*C.struct_rwf_sim_faults)(unsafe.Pointer(&f)))
+// SetNetwork sets the order of events and the chances of faults from now on.
+func (w *World) SetNetwork(n Network) {
+	C.rwf_sim_set_network(w.h, (*C.struct_rwf_sim_network)(unsafe.Pointer(&n)))
 }
 
 // LogHash returns a hash over all events so far. It is equal for equal seeds and calls.

@@ -48,7 +48,7 @@ static struct sim_due *choose(struct rwf_sim *w)
 	}
 	if (due == 0)
 		return NULL;
-	pick = w->order == RWF_SIM_BY_TIME ? 0 : sim_random(w, due);
+	pick = w->network.by_time ? 0 : sim_random(w, due);
 	for (d = TAILQ_FIRST(&w->due); pick; pick--)
 		d = TAILQ_NEXT(d, entry);
 	return d;
@@ -58,7 +58,7 @@ static void step(struct rwf_sim *w)
 {
 	struct sim_due *d;
 
-	if (w->order == RWF_SIM_RANDOM)
+	if (!w->network.by_time)
 		w->now_ns += 50 + sim_random(w, 950);
 	d = choose(w);
 	if (!d) {

@@ -25,8 +25,7 @@ static struct rwf_sim *world_new(int id, uint64_t seed)
 	w->trace_fd = -1;
 	TAILQ_INIT(&w->due);
 	if (id == 0) {
-		w->automatic = true;
-		w->order = RWF_SIM_BY_TIME;
+		w->automatic = w->network.by_time = true;
 		w->start_ns = rwb_now_ns();
 	}
 	worlds[id] = w;
@@ -93,28 +92,26 @@ uint64_t sim_random(struct rwf_sim *w, uint64_t below)
 	return below ? z % below : 0;
 }
 
-bool sim_chance(struct rwf_sim *w, uint32_t in_65536)
+bool sim_chance(struct rwf_sim *w, enum rwf_sim_fault fault)
 {
-	return in_65536 && sim_random(w, 65536) < in_65536;
-}
+	const uint32_t in_65536 = w->network.chances[fault];
+	const bool fatal = fault >= RWF_SIM_STALE_KEY;
 
-bool sim_fatal_chance(struct rwf_sim *w, uint32_t in_65536)
-{
-	if (w->faults.fatal_max && w->fatal_count >= w->faults.fatal_max)
+	if (fatal && w->network.fatal_max && w->fatal_count >= w->network.fatal_max)
 		return false;
-	if (!sim_chance(w, in_65536))
+	if (!in_65536 || sim_random(w, 65536) >= in_65536)
 		return false;
-	w->fatal_count++;
+	w->fatal_count += fatal;
 	return true;
 }
 
 /* Draws the latency of a message. In random order the order itself is the delay, besides an injected one. */
 uint64_t sim_latency(struct rwf_sim *w)
 {
-	uint64_t ns = w->order == RWF_SIM_BY_TIME ? 300 + sim_random(w, 2700) : 0;
+	uint64_t ns = w->network.by_time ? 300 + sim_random(w, 2700) : 0;
 
-	if (sim_chance(w, w->faults.delay))
-		ns += sim_random(w, w->faults.delay_max_ns + 1);
+	if (sim_chance(w, RWF_SIM_DELAY))
+		ns += sim_random(w, w->network.delay_max_ns + 1);
 	return ns;
 }
 

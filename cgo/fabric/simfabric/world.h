@@ -36,9 +36,8 @@ struct rwf_sim {
 	pthread_mutex_t lock;
 	int id, refs; /* under the table's lock: its owner, and every device */
 	bool automatic;
-	enum rwf_sim_order order;
 	uint64_t rng, now_ns, start_ns, hash;
-	struct rwf_sim_faults faults;
+	struct rwf_sim_network network;
 	uint32_t fatal_count;
 	uint32_t last_device, last_qp;
 	struct sim_device *devices;
@@ -68,8 +67,8 @@ struct sim_qp {
 	struct sim_qp *peer; /* NULL if not connected yet, or ended */
 	struct sim_cq *cq;
 	bool by_reference;
-	uint32_t wanted; /* the peer for which a passive queue pair waits */
-	uint32_t trigger;
+	uint32_t wanted;            /* the peer for which a passive queue pair waits */
+	enum rwf_sim_fault trigger; /* of the next attempt to deliver, or RWF_SIM_FAULTS */
 
 	uint64_t sent;   /* requests before this one have been delivered */
 	uint64_t placed; /* copies_at_post: payloads before this one have landed */
@@ -103,8 +102,7 @@ static inline bool sim_remote_access(const struct sim_qp *qp, uint32_t rkey, uin
 /* world.c */
 struct rwf_sim *sim_world_join(int id); /* until rwf_sim_free */
 uint64_t sim_random(struct rwf_sim *, uint64_t below);
-bool sim_chance(struct rwf_sim *, uint32_t in_65536);
-bool sim_fatal_chance(struct rwf_sim *, uint32_t in_65536);
+bool sim_chance(struct rwf_sim *, enum rwf_sim_fault);
 void sim_log(struct rwf_sim *, const char *what, uint32_t who, uint32_t a, uint32_t b);
 uint64_t sim_latency(struct rwf_sim *);
 
