@@ -34,35 +34,17 @@ int control_open(void)
 	return rc ? rc : fd;
 }
 
-static int lost(const char *how)
-{
-	return rwf_fail(ECONNRESET, "rackweave run: %s", how);
-}
+enum direction { SEND, RECEIVE };
 
-static int send_all(int fd, const void *p, size_t bytes)
-{
-	for (const char *at = p; bytes > 0;) {
-		ssize_t n = send(fd, at, bytes, MSG_NOSIGNAL);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return lost(strerror(errno));
-		at += n;
-		bytes -= (size_t)n;
-	}
-	return 0;
-}
-
-static int receive_all(int fd, void *p, size_t bytes)
+static int transfer(int fd, enum direction way, void *p, size_t bytes)
 {
 	for (char *at = p; bytes > 0;) {
-		ssize_t n = recv(fd, at, bytes, 0);
+		ssize_t n = way == SEND ? send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0)
-			return lost(n == 0 ? "it closed the connection" : strerror(errno));
+			return rwf_fail(ECONNRESET, "rackweave run: %s", n == 0 ? "it closed the connection" : strerror(errno));
 		at += n;
 		bytes -= (size_t)n;
 	}
@@ -73,7 +55,7 @@ static int receive_all(int fd, void *p, size_t bytes)
 static int refused(int fd, uint32_t bytes)
 {
 	char *text = calloc(1, (size_t)bytes + 1);
-	int rc = text ? receive_all(fd, text, bytes) : rwf_fail(ENOMEM, "rackweave run: no memory for its refusal");
+	int rc = text ? transfer(fd, RECEIVE, text, bytes) : rwf_fail(ENOMEM, "rackweave run: no memory for its refusal");
 
 	if (!rc)
 		rc = rwf_fail(-RW_EABORTED, "%s", text);
@@ -81,7 +63,7 @@ static int refused(int fd, uint32_t bytes)
 	return rc;
 }
 
-int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms)
+int control_call(int fd, uint32_t kind, void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms)
 {
 	const struct timeval limit = {.tv_sec = PATIENCE_S + (timeout_ms ? timeout_ms / 1000 : USUAL_TIMEOUT_S)};
 	struct control_head head = {kind, bytes};
@@ -89,8 +71,8 @@ int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, voi
 
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-	if ((rc = send_all(fd, &head, sizeof head)) || (rc = send_all(fd, request, bytes)) ||
-	    (rc = receive_all(fd, &head, sizeof head)))
+	if ((rc = transfer(fd, SEND, &head, sizeof head)) || (rc = transfer(fd, SEND, request, bytes)) ||
+	    (rc = transfer(fd, RECEIVE, &head, sizeof head)))
 		return rc;
 	if (head.kind == CONTROL_ERROR && head.bytes <= CONTROL_MAX_BYTES)
 		return refused(fd, head.bytes);
@@ -100,5 +82,5 @@ int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, voi
 	*n = head.bytes;
 	if (!*answer && head.bytes && !(*answer = malloc(head.bytes)))
 		return rwf_fail(ENOMEM, "rackweave run: no memory for an answer of %u bytes", head.bytes);
-	return receive_all(fd, *answer, head.bytes);
+	return transfer(fd, RECEIVE, *answer, head.bytes);
 }

@@ -167,7 +167,7 @@ int rw_join(const struct rw_job *job, rw_session **session)
 }
 
 /* A call of a session that rw_join made. */
-static int call(rw_session *s, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n)
+static int call(rw_session *s, uint32_t kind, void *request, uint32_t bytes, void **answer, uint32_t *n)
 {
 	int rc = session_usable(s);
 

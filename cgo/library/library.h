@@ -98,7 +98,7 @@ const struct registered *session_memory(const struct rw_session *s, const void *
 /* control.c */
 
 /* Sends a request and takes its answer: of n bytes into answer, or, where *answer is NULL, of any size into memory to be freed. */
-int control_call(int fd, uint32_t kind, const void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms);
+int control_call(int fd, uint32_t kind, void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms);
 /* Connects to rackweave run. */
 int control_open(void);
 
