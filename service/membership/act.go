@@ -20,8 +20,13 @@ func (m *Member) act(ctx context.Context) error {
 		return err
 	}
 	if own != nil && own.Aggregator != m.id {
-		return m.refused(fmt.Errorf("%w: rack %q is served by the aggregator at %s, with token %d: end it, or give this one another rack",
-			ErrTaken, c.Rack, own.URL, own.Revision))
+		err := fmt.Errorf("%w: rack %q is served by the aggregator at %s, with token %d: end it, or give this one another rack",
+			ErrTaken, c.Rack, own.URL, own.Revision)
+		if !m.served {
+			return m.standBy(err)
+		}
+		m.update(func() { m.standing.Fenced, m.standing.Refusal = true, err })
+		return err
 	}
 	m.waited = time.Time{}
 	if err := m.claim(ctx, v.Keys.Rack(c.Rack), c, own); err != nil || own == nil {
@@ -65,15 +70,6 @@ func (m *Member) mend(ctx context.Context) (bool, error) {
 		}
 	}
 	return true, nil
-}
-
-// refused ends the membership if the rack was this aggregator's and is another's now. Otherwise it waits for the rack.
-func (m *Member) refused(err error) error {
-	if m.served {
-		m.update(func() { m.standing.Fenced, m.standing.Refusal = true, err })
-		return err
-	}
-	return m.standBy(err)
 }
 
 // standBy waits for the rack, because its aggregator may be dead, or always. It returns the error once it has waited for long.

@@ -128,12 +128,7 @@ func (a *Account) giveBack(x Amounts) {
 }
 
 // Close gives back all that the account has, for good.
-func (a *Account) Close() {
-	a.l.mu.Lock()
-	defer a.l.mu.Unlock()
-	a.giveBack(maps.Clone(a.used))
-	a.over = true
-}
+func (a *Account) Close() { a.PassOn(Memory, 0) }
 
 // PassOn closes the account, and returns another that has so much of a resource of what it had.
 func (a *Account) PassOn(name string, n int64) *Account {
