@@ -9,4 +9,11 @@
 //
 // A root is the worker whose values a broadcast takes. Only the name of shape [Root], under which one rack owns all chunks, uses
 // the word otherwise. An epoch counts a chunk's results. A broadcast of initial values does not count, and repeats the last epoch.
+//
+// A sum holds a slot at its parent until it is answered: by SendResult at the owner, by SendTaken where the sum goes on, or by
+// SendNACK. A rack returns a result to its own workers (Return) before it passes it on. Some actions ask for an event in return:
+//
+//	SendSum, SendResult   Delivered when the message has arrived
+//	SendRecall            NACKed, or Result if the sum was used already
+//	Discard               Ready again, with the gradients that its workers send anew
 package hierarchy

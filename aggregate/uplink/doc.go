@@ -6,8 +6,9 @@
 // goes back through [Shard]. [Reduction] defines the sums and the results of a job.
 //
 // The spine is HandUp → makeSum → Reducer.Ready → sendSum here, receiveChunk → Reducer.Sum → combine or makeResult → sendResult at
-// the parent, and here receiveChunk → Reducer.Result, whose action Return queues the chunk, and Advance → Deliver. Results wait for
-// Advance, because a shard that is carrying out actions of its machine must not enter it again.
+// the parent, and here receiveChunk → Reducer.Result, whose action Return queues the chunk, and Advance → Machine.Returned, whose
+// action the shard carries out by Deliver. Results wait for Advance, because a shard that is carrying out actions of its machine
+// must not enter it again.
 //
 // Words:
 //
@@ -46,6 +47,9 @@
 //
 // In a two-phase step the racks exchange the norms of the chunks that they own before the update (exchange.go), and owners
 // broadcast their parameters after it (refresh.go).
+//
+// The racks are one operator's. What another rack sends is checked for length, epoch and place in the protocol. The addresses that
+// it names are of its own memory.
 //
 // Only the lane's goroutine uses an uplink, except for its counters.
 package uplink

@@ -32,8 +32,8 @@ func (e *FailedElsewhere) Error() string {
 // first without the announcement and then with it.
 func (l *Links) Leave() { l.announce(Left, 0) }
 
-// End announces to the other racks, once, that the job has failed here because of a worker of this rack. If rank is negative, no
-// worker is to blame.
+// End announces to the other racks, once, that the job has failed here. rank is the worker of this rack to blame, or negative if
+// none is.
 func (u *Uplink) End(rank int) {
 	if u.Links.announced {
 		return

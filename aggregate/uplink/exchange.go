@@ -36,9 +36,11 @@ type normPeer struct {
 
 	op       Op // of the exchange that the peer has reached
 	epoch    uint8
-	open     bool   // the peer has more to send
-	received int    // number of norms received
-	done     uint64 // number of exchanges whose norms have all been received; at most one more than this rack has begun
+	open     bool // the peer has more to send
+	received int  // number of norms received
+	// done is the number of exchanges whose norms have all been received: at most one more than this rack has begun, because the
+	// next one needs this rack's norms.
+	done uint64
 	// records holds what the peer's workers sent with the commit, by the parity of the exchange, because a peer may be one ahead.
 	// All racks' workers must commit with the same learning rate, scale and bound of the norm.
 	records [2][chunk.RecordBytes]byte
@@ -81,7 +83,8 @@ func normSize(op Op) int {
 	return 8
 }
 
-// normsOf returns the norms of a chunk that an exchange carries, normSize bytes of them.
+// normsOf returns the norms of a chunk that an exchange carries, normSize bytes of them. Only gradients' have two places: a peer
+// sends other norms of a commit once it has this rack's gradients' norms of the same commit, so it is not ahead.
 func normsOf(n *store.Norms, op Op, parity uint8) [2]*float64 {
 	if op == OpTrust {
 		return [2]*float64{&n.Param, &n.Step}

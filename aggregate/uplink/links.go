@@ -56,7 +56,7 @@ func (l *Links) Open(f *lane.Flow, rack int, slots *store.Region, pds []*verbs.P
 	c, err := f.NewConn(l, rack, session.Config{
 		SendDepth: at.Depths.PeerSend, RecvDepth: at.Depths.PeerRecv, Timeout: peerTime,
 		// An aggregator that stalls posts no receives. Its peers wait for it as long as for a core link that is down.
-		AckTimeout: max(linkTime, leastRetry), RNRTimeout: leastRetry,
+		AckTimeout: max(linkTime, leastRetry), RNRTimeout: max(linkTime, leastRetry),
 	})
 	if err != nil {
 		return PeerLane{}, err

@@ -46,7 +46,7 @@ func (r *BaseReduction) ResultBytes(c *store.Chunk) uint32 {
 
 func (r *BaseReduction) core() uint8 { return uint8(r.Place.CoreType()) }
 
-// Apply makes a result the parameters of a chunk that another rack owns.
+// Apply makes a result the parameters of a chunk that another rack owns, if the job keeps parameters.
 func (r *BaseReduction) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
 	if int(c.Owner) != r.Place.Rack {
 		r.K.Replace(r.Store, c, result, uint8(r.Store.Tensors[c.Tensor].Result))

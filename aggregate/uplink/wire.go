@@ -26,7 +26,7 @@ const (
 type Notice uint8
 
 const (
-	NoticeNACK    Notice = iota // to the child: its sum was dropped; it sends it again after others, or never if it recalled it
+	NoticeNACK    Notice = iota // to the child: its sum was dropped here; it sends the sum again after others, unless it recalled it
 	NoticeRequest               // to the child: other racks wait for its sum
 	NoticeRecall                // to the parent: the child wants a NACK of its sum
 	NoticeTaken                 // to the child: its sum was added to the parent's, and its slot is free
@@ -83,8 +83,8 @@ const mostPeerBytes = 16 << 20
 func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
 
 // peerWindow returns the number of sums that one rack may have at another, without an answer or a notice that they were taken. It
-// is at most half a window, because sums, notices and results together must fit the queues of a worker's connection
-// (lane.QueueDepths).
+// is at most half a window, because sums, notices and results together must fit PeerSend and PeerRecv, which
+// together are as large as a worker's (lane.QueueDepths).
 func peerWindow(window, chunkBytes int) int {
 	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
 }
