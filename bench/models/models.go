@@ -4,6 +4,7 @@ package models
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,7 +84,7 @@ func Names() []string {
 	return names
 }
 
-// Get returns a built-in model. The error for another name lists all names, and the nearest one if it is near.
+// Get returns a built-in model. The error for another name lists all names, and the nearest one.
 func Get(name string) (Model, error) {
 	for _, b := range builtins {
 		if b.name == name {
@@ -94,24 +95,9 @@ func Get(name string) (Model, error) {
 			return m, nil
 		}
 	}
-	var hint string
-	if near := nearest(strings.ToLower(name)); near != "" {
-		hint = "did you mean " + near + "? "
+	edits := func(known string) int { // of as much of it as is given
+		return levenshtein.ComputeDistance(strings.ToLower(name), known[:min(len(known), len(name))])
 	}
-	return Model{}, fmt.Errorf("unknown model %q: %sknown are %s", name, hint, strings.Join(Names(), ", "))
-}
-
-// nearest returns the built-in name that begins with the one given or takes the fewest edits, "" if most of it would change.
-func nearest(name string) (near string) {
-	least := len(name)/2 + 1
-	for _, known := range Names() {
-		edits := levenshtein.ComputeDistance(name, known)
-		if name != "" && strings.HasPrefix(known, name) {
-			edits = 0
-		}
-		if edits < least {
-			near, least = known, edits
-		}
-	}
-	return near
+	near := slices.MinFunc(Names(), func(a, b string) int { return edits(a) - edits(b) })
+	return Model{}, fmt.Errorf("unknown model %q: did you mean %s? known are %s", name, near, strings.Join(Names(), ", "))
 }
