@@ -52,10 +52,5 @@ func (t *Topology) discoverNICs(tr tree) {
 
 // NIC returns the NIC of a name, or nil.
 func (t *Topology) NIC(name string) *NIC {
-	for i := range t.NICs {
-		if t.NICs[i].Name == name {
-			return &t.NICs[i]
-		}
-	}
-	return nil
+	return find(t.NICs, func(n NIC) bool { return n.Name == name })
 }

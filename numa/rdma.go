@@ -87,10 +87,5 @@ func (t tree) port(dir string) Port {
 
 // rdma returns the RDMA device of a name, or nil.
 func (t *Topology) rdma(name string) *RDMADevice {
-	for i := range t.RDMA {
-		if t.RDMA[i].Name == name {
-			return &t.RDMA[i]
-		}
-	}
-	return nil
+	return find(t.RDMA, func(d RDMADevice) bool { return d.Name == name })
 }

@@ -5,7 +5,10 @@
 // Discovery reads sysfs and procfs below a root, which may be a captured tree, and returns a plain value.
 package numa
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Topology describes a machine. Its lists are in ascending or natural order, so equal machines have equal values.
 type Topology struct {
@@ -135,12 +138,7 @@ type GID struct {
 
 // Active reports whether a port of the device can carry traffic.
 func (d *RDMADevice) Active() bool {
-	for _, p := range d.Ports {
-		if p.State == "ACTIVE" {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.Ports, func(p Port) bool { return p.State == "ACTIVE" })
 }
 
 // RateMbps returns the rate of the device's active ports together, or of all ports if none is active.
@@ -156,10 +154,13 @@ func (d *RDMADevice) RateMbps() int {
 
 // node returns the node of a number, or nil.
 func (t *Topology) node(id int) *Node {
-	for i := range t.Nodes {
-		if t.Nodes[i].ID == id {
-			return &t.Nodes[i]
-		}
+	return find(t.Nodes, func(n Node) bool { return n.ID == id })
+}
+
+// find returns the first element that is one, or nil.
+func find[T any](all []T, is func(T) bool) *T {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return &all[i]
 	}
 	return nil
 }
