@@ -93,9 +93,6 @@ func TestPerftestThatFails(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (Perftest{Device: "rxe0", QPs: 1, Seconds: 1}).Measure(t.Context()); err == nil {
-		t.Error("no error for messages of 0 bytes")
-	}
 }
 
 func TestPerftestEndsWithItsContext(t *testing.T) {

@@ -34,9 +34,6 @@ const (
 // their results once, past the cache. Each array has the given bytes, within bounds, in the kind of memory of RackWeave's own
 // arenas.
 func Memory(workers int, bytes uint64) (report.Roofline, error) {
-	if workers < 1 || bytes == 0 {
-		return report.Roofline{}, fmt.Errorf("memory roofline of %d workers and %d bytes: at least 1 of each is needed", workers, bytes)
-	}
 	isa, err := kernel.Default()
 	if err != nil {
 		return report.Roofline{}, fmt.Errorf("memory roofline: %w", err)

@@ -23,10 +23,6 @@ const (
 // many connections as RackWeave has: one for each worker and lane. A thread for each lane stands for the aggregator, and one
 // for each worker.
 func TCP(workers, lanes int, bytes uint64) (report.Roofline, error) {
-	if workers < 1 || lanes < 1 || bytes == 0 {
-		return report.Roofline{}, fmt.Errorf("tcp roofline of %d workers, %d lanes and %d bytes: at least 1 of each is needed", workers,
-			lanes, bytes)
-	}
 	loop := socketLoop(workers, lanes, bytes)
 	gbs, err := measure(2*uint64(loop.Bytes), loop.Run)
 	if err != nil {
