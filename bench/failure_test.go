@@ -195,11 +195,11 @@ func TestAWorkerGivesUpWhenTheBenchmarkEnds(t *testing.T) {
 		}, "context canceled: worker 2: it was refused"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			url, stop, err := testRunner(t).serve(t.Context(), &Spec{Provider: verbs.ProviderTCP})
+			aggregator, err := testRunner(t).serve(t.Context(), &Spec{Provider: verbs.ProviderTCP})
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer stop()
+			defer aggregator.Stop()
 			in, orders, err := os.Pipe()
 			if err != nil {
 				t.Fatal(err)
@@ -209,7 +209,7 @@ func TestAWorkerGivesUpWhenTheBenchmarkEnds(t *testing.T) {
 			s.Verify = false
 			ended := make(chan error, 1)
 			go func() { ended <- WorkerMain(t.Context(), in, io.Discard) }()
-			s.Server, s.Job = url, "orphan"
+			s.Server, s.Job = aggregator.URL, "orphan"
 			if err := json.NewEncoder(orders).Encode(&order{Spec: s}); err != nil {
 				t.Fatal(err)
 			}
@@ -285,16 +285,16 @@ func TestSeveralAggregatorsOfNoClusterAreRefusedAtOnce(t *testing.T) {
 	s := momentumSpec(verbs.ProviderTCP)
 	var servers []string
 	for range 2 {
-		url, stop, err := testRunner(t).serve(context.Background(), &Spec{Provider: verbs.ProviderTCP})
+		aggregator, err := testRunner(t).serve(context.Background(), &Spec{Provider: verbs.ProviderTCP})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := stop(); err != nil {
+			if err := aggregator.Stop(); err != nil {
 				t.Error(err)
 			}
 		})
-		servers = append(servers, url)
+		servers = append(servers, aggregator.URL)
 	}
 	s.Server, s.Workers, s.Verify = strings.Join(servers, ","), 2, false
 	for what, run := range map[string]func() error{

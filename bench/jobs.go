@@ -84,11 +84,12 @@ func (r *Runner) RunJobs(ctx context.Context, j Jobs) (res report.Jobs, err erro
 		}
 	}()
 	start := func() (string, error) {
-		url, stop, err := quiet.serve(ctx, &j.Spec)
-		if err == nil {
-			stops = append(stops, stop)
+		aggregator, err := quiet.serve(ctx, &j.Spec)
+		if err != nil {
+			return "", err
 		}
-		return url, err
+		stops = append(stops, aggregator.Stop)
+		return aggregator.URL, nil
 	}
 	if server == "" {
 		if server, err = start(); err != nil {

@@ -45,12 +45,12 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 	defer cancel()
 	r := testRunner(t)
 	r.Serve = append(r.Serve, "--cores", "1", "--unpinned")
-	url, stop, err := r.serve(ctx, &s)
+	aggregator, err := r.serve(ctx, &s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := stop(); err != nil {
+		if err := aggregator.Stop(); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -62,7 +62,7 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 			once := sync.OnceFunc(arrived.Done)
 			defer once() // a worker that fails does not hold up the others
 			o := &order{Spec: s, Rank: rank}
-			o.Spec.Server, o.Spec.Job = url, "memory"
+			o.Spec.Server, o.Spec.Job = aggregator.URL, "memory"
 			if err := runWorker(ctx, o, func(r workerReport) error {
 				if r.Step == 2 {
 					once()
@@ -75,7 +75,7 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 		})
 	}
 	arrived.Wait()
-	status, err := client.Status(ctx, client.Config{Server: url})
+	status, err := client.Status(ctx, client.Config{Server: aggregator.URL})
 	pids := slices.Collect(maps.Keys(children(t)))
 	if err != nil || len(status.Jobs) != 1 || len(pids) != 1 {
 		t.Fatalf("jobs %v of the processes %v: %v", status.GetJobs(), pids, err)

@@ -50,35 +50,19 @@ const (
 // reachWithin bounds an aggregator's answer to the question which it is.
 const reachWithin = 10 * time.Second
 
-// command prepares a child that is killed soon after the end of ctx.
-func command(ctx context.Context, argv []string, stderr io.Writer) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stderr = stderr
-	cmd.WaitDelay = endWithin
-	return cmd
-}
-
-// serve starts an aggregator and returns its URL and how to stop it.
-func (r *Runner) serve(ctx context.Context, s *Spec) (url string, stop func() error, err error) {
-	a, err := launch.StartAggregator(ctx, append(slices.Clone(r.Serve), serveFlags(s)...), r.Log)
-	if err != nil {
-		return "", nil, err
-	}
-	return a.URL, a.Stop, nil
-}
-
-func serveFlags(s *Spec) []string {
-	f := []string{"--listen", "127.0.0.1:0", "--until-eof"}
+// serve starts an aggregator.
+func (r *Runner) serve(ctx context.Context, s *Spec) (*launch.Server, error) {
+	argv := append(slices.Clone(r.Serve), "--listen", "127.0.0.1:0", "--until-eof")
 	if s.Provider != "auto" {
-		f = append(f, "--providers", s.Provider)
+		argv = append(argv, "--providers", s.Provider)
 	}
 	if s.ProviderOptions != "" {
-		f = append(f, "--provider-options", s.Provider+":"+s.ProviderOptions)
+		argv = append(argv, "--provider-options", s.Provider+":"+s.ProviderOptions)
 	}
 	if len(s.NICs) > 0 {
-		f = append(f, "--nics", strings.Join(s.NICs, ","))
+		argv = append(argv, "--nics", strings.Join(s.NICs, ","))
 	}
-	return f
+	return launch.StartAggregator(ctx, argv, r.Log)
 }
 
 // together reports why the workers of several aggregators cannot be of one job. Those of no cluster would wait for each other until
@@ -108,11 +92,12 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 	}
 	given := s.Server
 	if given == "" {
-		var stop func() error
-		if s.Server, stop, err = r.serve(ctx, &s); err != nil {
-			return res, err
+		aggregator, failed := r.serve(ctx, &s)
+		if failed != nil {
+			return res, failed
 		}
-		defer func() { err = errors.Join(err, stop()) }()
+		defer func() { err = errors.Join(err, aggregator.Stop()) }()
+		s.Server = aggregator.URL
 		if r.Started != nil {
 			r.Started(s.Server)
 		}
@@ -238,7 +223,8 @@ func (r *Runner) workerProcess(ctx context.Context, o *order, say func(workerRep
 	if r.Enter != nil {
 		argv = append(r.Enter(o.Rank), argv...)
 	}
-	cmd := command(ctx, argv, errs)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stderr, cmd.WaitDelay = errs, endWithin
 	orders, err := cmd.StdinPipe() // stays open: its end tells the worker that this process has ended
 	if err != nil {
 		return err
