@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -76,31 +77,20 @@ func devices(netdev string) (string, []Device, error) {
 		return "", nil, fmt.Errorf("no network device %s: see ip link", netdev)
 	}
 	var there []Device
-	for _, name := range rdmaNames() {
-		parent, err := os.ReadFile("/sys/class/infiniband/" + name + "/parent")
+	parents, _ := filepath.Glob("/sys/class/infiniband/*/parent") // none in a kernel without RDMA
+	for _, file := range parents {
+		parent, err := os.ReadFile(file)
 		if err == nil && strings.TrimSpace(string(parent)) == netdev {
-			there = append(there, Device{Name: name, NetDev: netdev, State: "was there"})
+			there = append(there, Device{Name: filepath.Base(filepath.Dir(file)), NetDev: netdev, State: "was there"})
 		}
 	}
 	return netdev, there, nil
 }
 
-func rdmaNames() []string {
-	entries, err := os.ReadDir("/sys/class/infiniband")
-	if err != nil {
-		return nil // a kernel without RDMA, or without its core loaded
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
 func freeName() string {
-	names := rdmaNames()
 	for i := 0; ; i++ {
-		if name := fmt.Sprintf("rxe%d", i); !slices.Contains(names, name) {
+		name := fmt.Sprintf("rxe%d", i)
+		if _, err := os.Stat("/sys/class/infiniband/" + name); err != nil {
 			return name
 		}
 	}
