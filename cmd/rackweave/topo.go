@@ -37,11 +37,22 @@ func topoCommand() *cobra.Command {
 		if err != nil {
 			return nil, nil, err
 		}
-		plan, err := planFor(lanes, m, chunkBytes)
+		places := make([]chunk.Lane, len(lanes))
+		for i, l := range lanes {
+			places[i] = chunk.Lane{NIC: l.NICIndex, Core: l.CPU, Weight: uint32(l.Mbps)}
+		}
+		plan, err := chunk.NewPlan(chunk.Config{ChunkBytes: chunkBytes, Lanes: places})
+		if err == nil {
+			err = plan.Add(m.Chunkable(chunk.F32))
+		}
 		if err != nil {
 			return nil, nil, err
 		}
-		loads := laneLoads(plan)
+		loads := make([]laneLoad, len(lanes))
+		for l := range loads {
+			_, bytes := plan.LaneLoad(l)
+			loads[l] = laneLoad{len(plan.LaneChunks(l)), bytes}
+		}
 		return map[string]any{
 				"topology": top, "lanes": lanes, "notes": notes,
 				"model": m.Name, "chunk_bytes": plan.ChunkBytes(), "chunks": plan.NumChunks(), "lane_load": loads,
@@ -76,28 +87,7 @@ func servedByDefault(devices []numa.RDMADevice) []string {
 	return all
 }
 
-func planFor(lanes []numa.Lane, m models.Model, chunkBytes int) (*chunk.Plan, error) {
-	places := make([]chunk.Lane, len(lanes))
-	for i, l := range lanes {
-		places[i] = chunk.Lane{NIC: l.NICIndex, Core: l.CPU, Weight: uint32(l.Mbps)}
-	}
-	plan, err := chunk.NewPlan(chunk.Config{ChunkBytes: chunkBytes, Lanes: places})
-	if err != nil {
-		return nil, err
-	}
-	return plan, plan.Add(m.Chunkable(chunk.F32))
-}
-
 type laneLoad struct {
 	Chunks int    `json:"chunks"`
 	Bytes  uint64 `json:"bytes"`
-}
-
-func laneLoads(p *chunk.Plan) []laneLoad {
-	loads := make([]laneLoad, p.NumLanes())
-	for l := range loads {
-		_, bytes := p.LaneLoad(l)
-		loads[l] = laneLoad{len(p.LaneChunks(l)), bytes}
-	}
-	return loads
 }
