@@ -29,12 +29,12 @@ func installed(t *testing.T, p *Peer) {
 // here), and sums right.
 func TestPeersSumRightWithEverySetting(t *testing.T) {
 	for _, peer := range []*Peer{Gloo(), OpenMPI()} {
-		t.Run(peer.Name(), func(t *testing.T) {
+		t.Run(peer.Name, func(t *testing.T) {
 			t.Parallel()
 			installed(t, peer)
 			for i, s := range peer.settings {
 				spec := Spec{Workers: 3, Bytes: 1_000_004, DType: "f32", Iters: 3, Warmup: 1}
-				if i == 0 && peer.name == "gloo" {
+				if i == 0 && peer.Name == "gloo" {
 					spec.Tensors = []uint64{4, 400_000, 600_000}
 				}
 				got, err := peer.once(t.Context(), spec, s)
@@ -55,7 +55,7 @@ func TestPeersSumRightWithEverySetting(t *testing.T) {
 
 func TestHalfPrecisionIsDoneOrRefusedAsUnsupported(t *testing.T) {
 	for _, peer := range []*Peer{Gloo(), OpenMPI()} {
-		t.Run(peer.Name(), func(t *testing.T) {
+		t.Run(peer.Name, func(t *testing.T) {
 			t.Parallel()
 			installed(t, peer)
 			got, err := peer.once(t.Context(), Spec{Workers: 2, Bytes: 1000, DType: "bf16", Iters: 1}, peer.settings[0])

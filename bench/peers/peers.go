@@ -102,12 +102,6 @@ func (s Spec) check() error {
 		return fmt.Errorf("an exchange of %d bytes by %d workers, %d iterations after %d: at least 4 bytes, a worker and an iteration are needed",
 			s.Bytes, s.Workers, s.Iters, s.Warmup)
 	}
-	if s.Hosts != nil && len(s.Hosts) != s.Workers {
-		return fmt.Errorf("%d workers on %d hosts: name a host for each", s.Workers, len(s.Hosts))
-	}
-	if !slices.Contains([]string{"f32", "bf16", "f16"}, s.DType) {
-		return fmt.Errorf("dtype %q: use f32, bf16 or f16", s.DType)
-	}
 	var sum uint64
 	for _, bytes := range s.Tensors {
 		sum += bytes

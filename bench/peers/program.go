@@ -25,13 +25,13 @@ type setting struct {
 // Peer is a library to compare with, which runs as a command and prints one line of JSON. It is not for concurrent use.
 type Peer struct {
 	launcher
-	name     string
+	Name     string // on the command line
 	settings []setting
 	choices  map[string]choice // by the exchange they are best for
 }
 
 func newPeer(name string, l launcher, settings []setting) *Peer {
-	return &Peer{launcher: l, name: name, settings: settings, choices: map[string]choice{}}
+	return &Peer{launcher: l, Name: name, settings: settings, choices: map[string]choice{}}
 }
 
 // launcher holds the differences between peers.
@@ -67,13 +67,10 @@ type output struct {
 	Wrong     uint64    `json:"wrong"`
 }
 
-// Name returns the peer's name on the command line.
-func (p *Peer) Name() string { return p.name }
-
 // Probe reports why the peer cannot run here. The error wraps ErrMissing if the peer has to be installed.
 func (p *Peer) Probe(ctx context.Context) error {
 	if err := p.probe(ctx); err != nil {
-		return fmt.Errorf("%s: %w", p.name, err)
+		return fmt.Errorf("%s: %w", p.Name, err)
 	}
 	return nil
 }
@@ -83,7 +80,7 @@ func (p *Peer) Probe(ctx context.Context) error {
 // many elements in twice the bytes. The result's Setting and Bytes say so.
 func (p *Peer) Run(ctx context.Context, spec Spec) (report.Times, error) {
 	if err := spec.check(); err != nil {
-		return report.Times{}, fmt.Errorf("%s: %w", p.name, err)
+		return report.Times{}, fmt.Errorf("%s: %w", p.Name, err)
 	}
 	key := fmt.Sprint(spec.Workers, spec.Bytes, spec.DType, spec.Tensors, spec.Hosts, spec.Servers)
 	best, known := p.choices[key]
@@ -93,7 +90,7 @@ func (p *Peer) Run(ctx context.Context, spec Spec) (report.Times, error) {
 			best = p.choose(ctx, spec.widened())
 		}
 		if ctx.Err() != nil {
-			return report.Times{}, fmt.Errorf("%s: %w", p.name, context.Cause(ctx))
+			return report.Times{}, fmt.Errorf("%s: %w", p.Name, context.Cause(ctx))
 		}
 		p.choices[key] = best
 	}
@@ -132,7 +129,7 @@ func (p *Peer) choose(ctx context.Context, spec Spec) choice {
 // once runs the exchange with one setting.
 func (p *Peer) once(ctx context.Context, spec Spec, s setting) (report.Times, error) {
 	fail := func(err error) (report.Times, error) {
-		return report.Times{}, fmt.Errorf("%s (%s): %w", p.name, s.name, err)
+		return report.Times{}, fmt.Errorf("%s (%s): %w", p.Name, s.name, err)
 	}
 	dir, err := os.MkdirTemp("", "rackweave-peer-")
 	if err != nil {
@@ -164,7 +161,7 @@ func (p *Peer) once(ctx context.Context, spec Spec, s setting) (report.Times, er
 		measured[i] = time.Duration(us * float64(time.Microsecond))
 	}
 	return report.Times{
-		Name: p.name, Version: out.Version, Setting: s.name, Transport: out.Transport,
+		Name: p.Name, Version: out.Version, Setting: s.name, Transport: out.Transport,
 		Bytes: spec.Bytes, Workers: spec.Workers, TimeUS: report.Distribution(measured), Wrong: out.Wrong,
 	}, nil
 }

@@ -44,8 +44,7 @@ func compareCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			bar := report.NewProgress(cmd.ErrOrStderr(), "compare", peers.Steps(others, rounds))
-			c, err := peers.Alternate(cmd.Context(), run, others, spec, rounds, bar)
+			c, err := peers.Alternate(cmd.Context(), run, others, spec, rounds, cmd.ErrOrStderr())
 			if len(c.Contenders) == 0 {
 				return err
 			}

@@ -108,7 +108,7 @@ func (l *Lab) Peer(ctx context.Context, p *peers.Peer, m models.Model, servers [
 	return l.during(ctx, l.Iters+l.Warmup, func() (Measured, error) {
 		times, err := p.Run(ctx, spec)
 		if err == nil && times.Wrong > 0 {
-			err = fmt.Errorf("%s: %d elements are wrong", p.Name(), times.Wrong)
+			err = fmt.Errorf("%s: %d elements are wrong", p.Name, times.Wrong)
 		}
 		return Measured{Seconds: times.TimeUS.P50 / 1e6, Note: times.Setting}, err
 	})
