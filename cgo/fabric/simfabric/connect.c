@@ -22,9 +22,10 @@ int sim_qp_endpoint(rwf_qp *base, void *buf)
 
 static struct sim_qp *find(struct rwf_sim *w, uint32_t qp_num)
 {
+	struct sim_device *d;
 	struct rwb_qp *qp;
 
-	for (struct sim_device *d = w->devices; d; d = d->next)
+	LIST_FOREACH(d, &w->devices, entry)
 		LIST_FOREACH(qp, &d->base.qps, of_device)
 			if (qp->head.num == qp_num)
 				return (struct sim_qp *)qp;

@@ -64,7 +64,7 @@ static void set_link(struct sim_device *dev, bool up)
 	sim_wake_sleepers(dev->world);
 }
 
-void rwf_sim_link(rwf_device *base, int up)
+void rwf_sim_link(rwf_device *base, bool up)
 {
 	struct sim_device *dev = (struct sim_device *)base;
 
@@ -73,15 +73,16 @@ void rwf_sim_link(rwf_device *base, int up)
 	sim_unlock(dev->world);
 }
 
-int rwf_sim_link_named(const char *name, int up)
+int rwf_sim_link_named(const char *name, bool up)
 {
 	struct rwf_sim *w = sim_world_join(0);
+	struct sim_device *d;
 	int n = 0;
 
 	if (!w)
 		return 0;
 	sim_lock(w);
-	for (struct sim_device *d = w->devices; d; d = d->next)
+	LIST_FOREACH(d, &w->devices, entry)
 		if (strcmp(d->base.head.attr.name, name) == 0) {
 			set_link(d, up);
 			n++;

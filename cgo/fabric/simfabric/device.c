@@ -47,8 +47,7 @@ static int sim_open(const char *name, const char *options, rwf_device **out)
 	}
 	sim_lock(dev->world);
 	dev->id = ++dev->world->last_device;
-	dev->next = dev->world->devices;
-	dev->world->devices = dev;
+	LIST_INSERT_HEAD(&dev->world->devices, dev, entry);
 	sim_unlock(dev->world);
 	*out = &dev->base.head;
 	return 0;
@@ -67,11 +66,7 @@ static int sim_close(rwf_device *base)
 	struct rwf_sim *w = dev->world;
 
 	sim_lock(w);
-	for (struct sim_device **d = &w->devices; *d; d = &(*d)->next)
-		if (*d == dev) {
-			*d = dev->next;
-			break;
-		}
+	LIST_REMOVE(dev, entry);
 	sim_unlock(w);
 	rwb_device_free(&dev->base);
 	rwf_sim_free(w);

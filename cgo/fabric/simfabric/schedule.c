@@ -38,6 +38,8 @@ void sim_at(struct sim_qp *qp, enum sim_event event, uint64_t at_ns)
 
 void sim_wake_sleepers(struct rwf_sim *w)
 {
-	for (struct sim_sleeper *s = w->sleepers; s; s = s->next)
+	struct sim_sleeper *s;
+
+	LIST_FOREACH(s, &w->sleepers, entry)
 		rwb_notify(s->event_fd);
 }

@@ -73,9 +73,9 @@ void rwf_sim_set_network(struct rwf_sim *, const struct rwf_sim_network *);
  */
 void rwf_sim_kill_device(rwf_device *);
 /* Takes the device's link down or up. Messages from and to it are lost while it is down. Its owner gets a port event. */
-void rwf_sim_link(rwf_device *, int up);
+void rwf_sim_link(rwf_device *, bool up);
 /* Does the same to the devices of that name in the process's own world. Returns their number. */
-int rwf_sim_link_named(const char *name, int up);
+int rwf_sim_link_named(const char *name, bool up);
 /* Lets a fault strike the next attempt to deliver a message of the queue pair. */
 void rwf_sim_trigger(rwf_qp *, enum rwf_sim_fault);
 /* Leaves room for cqe completions, fewer than it was made for. The queue overruns if it holds more by the next completion. */

@@ -97,20 +97,13 @@ type object interface{ Handle() unsafe.Pointer }
 func Kill(d object) { C.rwf_sim_kill_device((*C.rwf_device)(d.Handle())) }
 
 // Link takes a simulated host's link down or up.
-func Link(d object, up bool) { C.rwf_sim_link((*C.rwf_device)(d.Handle()), flag(up)) }
+func Link(d object, up bool) { C.rwf_sim_link((*C.rwf_device)(d.Handle()), C.bool(up)) }
 
 // LinkNamed does so for the devices of a name in the process's own world, and returns their number.
 func LinkNamed(name string, up bool) int {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
-	return int(C.rwf_sim_link_named(s, flag(up)))
-}
-
-func flag(b bool) C.int {
-	if b {
-		return 1
-	}
-	return 0
+	return int(C.rwf_sim_link_named(s, C.bool(up)))
 }
 
 // Trigger makes the next attempt to deliver a message of a simulated queue pair fail with a fault.

@@ -115,7 +115,7 @@ int rwf_sim_step(struct rwf_sim *w)
 void sim_sleep(struct rwf_sim *w, int event_fd, uint64_t until_ns)
 {
 	struct pollfd pfd = {.fd = event_fd, .events = POLLIN};
-	struct sim_sleeper self = {event_fd, w->sleepers}, **p = &w->sleepers;
+	struct sim_sleeper self = {.event_fd = event_fd};
 	uint64_t wake_ns = first_due_ns(w) < until_ns ? first_due_ns(w) : until_ns;
 
 	if (wake_ns < w->now_ns + spin_ns) {
@@ -125,14 +125,12 @@ void sim_sleep(struct rwf_sim *w, int event_fd, uint64_t until_ns)
 		return;
 	}
 	/* cppcheck-suppress autoVariables ; it leaves the list before it ends */
-	w->sleepers = &self;
+	LIST_INSERT_HEAD(&w->sleepers, &self, entry);
 	wake_ns -= w->now_ns;
 	sim_unlock(w);
 	rwb_poll(&pfd, 1, wake_ns);
 	pthread_mutex_lock(&w->lock);
-	while (*p != &self)
-		p = &(*p)->next;
-	*p = self.next;
+	LIST_REMOVE(&self, entry);
 	rwb_clear(event_fd);
 	catch_up(w);
 }

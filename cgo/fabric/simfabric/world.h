@@ -29,7 +29,7 @@ struct sim_due {
 /* A thread asleep in a world that runs by itself, woken when something may have changed for it. */
 struct sim_sleeper {
 	int event_fd;
-	struct sim_sleeper *next;
+	LIST_ENTRY(sim_sleeper) entry;
 };
 
 struct rwf_sim {
@@ -40,16 +40,16 @@ struct rwf_sim {
 	struct rwf_sim_network network;
 	uint32_t fatal_count;
 	uint32_t last_device, last_qp;
-	struct sim_device *devices;
+	LIST_HEAD(, sim_device) devices;
 	TAILQ_HEAD(, sim_due) due; /* the earliest first */
-	struct sim_sleeper *sleepers;
+	LIST_HEAD(, sim_sleeper) sleepers;
 	int trace_fd;
 };
 
 struct sim_device {
 	struct rwb_device base;
 	struct rwf_sim *world;
-	struct sim_device *next;
+	LIST_ENTRY(sim_device) entry;
 	uint32_t id;
 	bool dead, down;
 	uint32_t events; /* bit per enum rwf_async_type, of the device itself */
