@@ -26,7 +26,7 @@ var plants = []plant.Plant{
 	},
 	{
 		Name: "a sum may come twice", File: reducerFile,
-		Old: "if m.has(c, rack) || c.phase >= queued {", New: "if false {",
+		Old: "case m.has(c, rack) || c.phase >= queued:", New: "case false:",
 	},
 	{
 		Name: "a chunk is finished while one sum is missing", File: reducerFile,

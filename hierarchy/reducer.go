@@ -270,32 +270,26 @@ func (m *Reducer) Sum(rack int, index uint32, epoch uint8, broadcast bool) {
 	switch {
 	case len(p.localSlots) == 0:
 		m.violate(rack, "sent more than its window of %d", m.cfg.Window)
-		return
 	case !slices.Contains(m.route(c).Children, rack):
 		m.violate(rack, "sent chunk %d of lane %d, which rack %d sums for rack %d", index, m.cfg.Lane, m.cfg.Rack, c.owner)
-		return
 	case epoch != expect:
 		m.violate(rack, "sent chunk %d of lane %d for epoch %d, expected %d", index, m.cfg.Lane, epoch, expect)
-		return
 	case (c.have > 0 || c.phase != missing) && c.broadcast != broadcast:
 		m.violate(rack, "%s chunk %d of lane %d while others do not", verbOf(broadcast), index, m.cfg.Lane)
-		return
-	}
-	if m.has(c, rack) || c.phase >= queued {
+	case m.has(c, rack) || c.phase >= queued:
 		m.violate(rack, "sent chunk %d of lane %d for epoch %d twice", index, m.cfg.Lane, epoch)
-		return
+	default:
+		if c.row == none {
+			c.row = m.free[len(m.free)-1]
+			m.free = m.free[:len(m.free)-1]
+			clear(m.row(c))
+		}
+		m.opened(index, c)
+		m.row(c)[rack] = p.localSlots.take() + 1
+		c.broadcast = broadcast
+		c.have++
+		m.gathered(index, c)
 	}
-	slot := p.localSlots.take()
-	if c.row == none {
-		c.row = m.free[len(m.free)-1]
-		m.free = m.free[:len(m.free)-1]
-		clear(m.row(c))
-	}
-	m.opened(index, c)
-	m.row(c)[rack] = slot + 1
-	c.broadcast = broadcast
-	c.have++
-	m.gathered(index, c)
 }
 
 // gathered begins the next step of a chunk if all its sums have arrived.
