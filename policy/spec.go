@@ -298,14 +298,9 @@ func New(s Spec, n int, first uint64) Policy {
 		return &lagTuner{members: m, lower: uint64(v[0]), upper: uint64(v[1]), reading: Reading(v[2]), workers: make([]lagging, n)}
 	case kBSPKind:
 		return newBarrier(m, int(v[0]), true)
-	case backupKind:
-		return newBarrier(m, n-int(v[0]), false)
-	case kBatchBSPKind:
-		return &batch{members: m, k: int(v[0]), mode: same}
-	case kASPKind:
-		return &batch{members: m, k: int(v[0]), mode: waiting}
-	case kBatchASPKind:
-		return &batch{members: m, k: int(v[0]), mode: running}
+	case kBatchBSPKind, kASPKind, kBatchASPKind:
+		modes := [...]batching{kBatchBSPKind: same, kASPKind: waiting, kBatchASPKind: running}
+		return &batch{members: m, k: int(v[0]), mode: modes[s.kind]}
 	case softsyncKind:
 		return &batch{members: m, k: n / int(v[0]), mode: running, factor: v[1] == 1}
 	case switchKind:
@@ -313,5 +308,5 @@ func New(s Spec, n int, first uint64) Policy {
 		p.until = &trigger{at: s.at(), below: v[2]}
 		return p
 	}
-	return newBarrier(m, n, false)
+	return newBarrier(m, n-int(v[0]), false) // backup, or bsp, which has no backup workers
 }
