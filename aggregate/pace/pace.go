@@ -2,6 +2,7 @@ package pace
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -256,7 +257,7 @@ func (p *Gate) Lose(rank int, now int64) (spared, first bool) {
 	p.queue.later(func(s Shard) { s.Lose(rank) })
 	if p.runner.Live(rank) {
 		what := policy.Leave
-		if p.queue.awaits(rank) {
+		if slices.ContainsFunc(p.queue.undecided(), func(a addend) bool { return a.rank == rank }) {
 			what = policy.Finish // the policy has counted the worker's step in the set
 		}
 		if err := p.pass(policy.Event{Kind: what, W: rank, At: now}); err != nil {

@@ -2,7 +2,6 @@ package pace
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/chunk"
@@ -98,10 +97,6 @@ func (q *sets) ended(rank int, step uint64) {
 		}
 	}
 	q.run()
-}
-
-func (q *sets) awaits(rank int) bool {
-	return slices.ContainsFunc(q.undecided(), func(a addend) bool { return a.rank == rank })
 }
 
 // lose drops the sets with a step that a lost worker has not ended, because lanes have added some of it. It returns their numbers.
