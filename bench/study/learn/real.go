@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
@@ -37,14 +38,12 @@ func runReal(ctx context.Context, s *service.Service, setting Setting) (o Outcom
 	n := len(setting.Cluster.Steps)
 	job := fmt.Sprintf("learn-%d", time.Now().UnixNano())
 	workers := make([]*realWorker, n)
-	errs := make([]error, n)
-	var all sync.WaitGroup
+	g, running := errgroup.WithContext(ctx)
 	for rank := range workers {
 		workers[rank] = &realWorker{rank: rank}
-		all.Go(func() { errs[rank] = workers[rank].train(ctx, s.URL(), job, &setting) })
+		g.Go(func() error { return workers[rank].train(running, s.URL(), job, &setting) })
 	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := g.Wait(); err != nil {
 		return o, nil, err
 	}
 	for _, w := range workers {
