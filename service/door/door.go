@@ -231,7 +231,7 @@ func (d *Door) enter(c net.Conn) *Conn {
 	in := &Conn{Conn: c, d: d, addr: whose(c), gone: make(chan struct{})}
 	now := time.Now()
 	in.heard.Store(&now)
-	in.meter.Store(newStrangers())
+	in.meter.Store(newMeter(strangersRate, strangersBurst, strangersBurst))
 	d.mu.Lock()
 	in.peer = d.peer(in.addr)
 	if in.peer.members == 0 && !d.may(in.peer) {

@@ -32,8 +32,6 @@ func newMeter(rate, burst, has float64) *meter {
 	return &meter{rate: rate, burst: burst, has: has, at: time.Now()}
 }
 
-func newStrangers() *meter { return newMeter(strangersRate, strangersBurst, strangersBurst) }
-
 // add adds n bytes, or takes them if n is less than 0, and returns how many there are.
 func (m *meter) add(n float64) float64 {
 	m.mu.Lock()
