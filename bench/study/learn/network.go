@@ -3,6 +3,7 @@ package learn
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 )
 
 // The network has one hidden layer of rectified linear units, and a softmax of the classes.
@@ -60,10 +61,7 @@ func (n *network) forward(x *image, a *activations) float64 {
 			out[k] += h[j] * row[k]
 		}
 	}
-	highest := out[0]
-	for _, v := range out {
-		highest = max(highest, v)
-	}
+	highest := slices.Max(out[:])
 	own := out[x.digit] - highest
 	sum := 0.0
 	var e [classes]float64
@@ -123,13 +121,7 @@ func (n *network) test(images []image) (loss, accuracy float64) {
 	for i := range images {
 		x := &images[i]
 		loss += n.forward(x, &a)
-		best := 0
-		for k, v := range a.output {
-			if v > a.output[best] {
-				best = k
-			}
-		}
-		if best == int(x.digit) {
+		if slices.Index(a.output[:], slices.Max(a.output[:])) == int(x.digit) {
 			right++
 		}
 	}
