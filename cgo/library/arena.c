@@ -49,14 +49,9 @@ static void before_fork(void)
 	pthread_mutex_lock(&lock);
 }
 
-static void after_fork_in_parent(void)
-{
-	pthread_mutex_unlock(&lock);
-}
-
 static void handle_forks(void)
 {
-	pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+	pthread_atfork(before_fork, arena_unlock, after_fork_in_child);
 }
 
 int arena_lock(void)

@@ -64,20 +64,17 @@ static int open_all(const struct rw_config *cfg, struct nic *nics, uint32_t *cou
 	return *count ? 0 : rc;
 }
 
-static int make_queue_pair(const struct rw_config *cfg, const struct nic *nics, uint32_t nic, struct rw_worker_lane *l)
-{
-	struct rwf_qp_init init = {.cq = nics[nic].cq, .max_send_wr = cfg->send_depth, .max_recv_wr = cfg->recv_depth};
-
-	l->nic = nic;
-	l->recv_depth = cfg->recv_depth;
-	return rwf_create_qp(nics[nic].pd, &init, &l->qp);
-}
-
 int nics_open(const struct rw_config *cfg, struct nic nics[RW_MAX_NICS], uint32_t *count, struct rw_worker_lane *lanes)
 {
 	int rc = open_all(cfg, nics, count);
 
-	for (uint32_t lane = 0; !rc && lane < cfg->nlanes; lane++)
-		rc = make_queue_pair(cfg, nics, cfg->lane_nics[lane] % *count, &lanes[lane]);
+	for (uint32_t lane = 0; !rc && lane < cfg->nlanes; lane++) {
+		uint32_t nic = cfg->lane_nics[lane] % *count;
+		struct rwf_qp_init init = {.cq = nics[nic].cq, .max_send_wr = cfg->send_depth, .max_recv_wr = cfg->recv_depth};
+
+		lanes[lane].nic = nic;
+		lanes[lane].recv_depth = cfg->recv_depth;
+		rc = rwf_create_qp(nics[nic].pd, &init, &lanes[lane].qp);
+	}
 	return rc;
 }
