@@ -2,17 +2,13 @@
 #include "world.h"
 
 #include <string.h>
+#include <sys/param.h>
 
 /* An unacknowledged send is tried again this many times within the ack timeout, as with a retry count of 7. */
 enum { ATTEMPTS = 8 };
 /* The pause between two attempts at a receiver that is not ready is the timeout over this, at most a millisecond. */
 enum { RNR_ATTEMPTS = 64 };
 static const uint64_t rnr_backoff_max_ns = 1000000;
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-	return a < b ? a : b;
-}
 
 bool sim_reachable(const struct sim_qp *qp)
 {
@@ -44,7 +40,7 @@ static void lose(struct sim_qp *qp, enum sim_event event)
 		return;
 	}
 	sim_log(w, "lose", qp->base.head.num, event, 0);
-	sim_at(qp, event, min_u64(w->now_ns + qp->ack_timeout_ns / ATTEMPTS, qp->lost_since_ns + qp->ack_timeout_ns));
+	sim_at(qp, event, MIN(w->now_ns + qp->ack_timeout_ns / ATTEMPTS, qp->lost_since_ns + qp->ack_timeout_ns));
 }
 
 static void turn_away(struct sim_qp *qp)
@@ -60,8 +56,7 @@ static void turn_away(struct sim_qp *qp)
 	}
 	sim_log(w, "not ready", qp->base.head.num, qp->peer->base.head.num, 0);
 	sim_at(qp, SIM_DELIVER,
-	       min_u64(w->now_ns + min_u64(qp->rnr_timeout_ns / RNR_ATTEMPTS, rnr_backoff_max_ns),
-		       qp->rnr_since_ns + qp->rnr_timeout_ns));
+	       MIN(w->now_ns + MIN(qp->rnr_timeout_ns / RNR_ATTEMPTS, rnr_backoff_max_ns), qp->rnr_since_ns + qp->rnr_timeout_ns));
 }
 
 /* Ends the oldest undelivered send in an error. Earlier sends arrived, and complete. */
