@@ -18,9 +18,9 @@ const (
 // Server is a program that serves in a process of its own. It prints its URL as its first line, and ends when its standard input
 // does.
 type Server struct {
+	*Process
 	URL    string
 	name   string // in errors
-	p      *Process
 	stdin  io.Closer
 	output *Tail
 }
@@ -52,7 +52,7 @@ func StartServer(name string, cmd *exec.Cmd, orders []byte, within time.Duration
 		}
 		return nil
 	}}
-	if s.p, err = Start(cmd); err != nil {
+	if s.Process, err = Start(cmd); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	_, _ = in.Write(orders) // a server that does not take them reports why itself
@@ -60,7 +60,7 @@ func StartServer(name string, cmd *exec.Cmd, orders []byte, within time.Duration
 	case s.URL = <-first:
 		s.output.Forward(log)
 		return s, nil
-	case <-s.p.Ended():
+	case <-s.Ended():
 		err := s.Err()
 		if err == nil {
 			err = fmt.Errorf("%s ended before it listened", name)
@@ -71,15 +71,9 @@ func StartServer(name string, cmd *exec.Cmd, orders []byte, within time.Duration
 	}
 }
 
-// Ended returns a channel that is closed when the server has ended.
-func (s *Server) Ended() <-chan struct{} { return s.p.Ended() }
-
-// PID returns the process's number.
-func (s *Server) PID() int { return s.p.PID() }
-
 // Err waits for the server's end and returns the error of its failure, or nil if Stop ended it.
 func (s *Server) Err() error {
-	if err := s.output.Error(s.p.Wait()); err != nil {
+	if err := s.output.Error(s.Wait()); err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
 	return nil
@@ -89,10 +83,10 @@ func (s *Server) Err() error {
 func (s *Server) Stop() error {
 	s.stdin.Close()
 	select {
-	case <-s.p.Ended():
+	case <-s.Ended():
 		return s.Err()
 	case <-time.After(stopWithin):
-		kill := s.p.Signal(syscall.SIGKILL)
+		kill := s.Signal(syscall.SIGKILL)
 		return errors.Join(fmt.Errorf("%s did not end within %v and was killed", s.name, stopWithin), kill, s.Err())
 	}
 }
