@@ -46,7 +46,11 @@ type Spec struct {
 	NICs       []string
 	ChunkBytes int
 
-	cluster // of the aggregators, if they reduce among themselves
+	// What the aggregators of several racks have in common.
+	racks []int // workers by rack
+	pods  int
+	outer outer.Optimizer
+	core  chunk.DType // of sums between racks
 }
 
 // Target is the aggregator that a benchmark exchanges with. If Server is empty, the benchmark has one of its own.
@@ -58,14 +62,6 @@ type Target struct {
 	// Insecure lets the token be sent in clear, over http:// to another host.
 	Insecure bool
 	CA       string
-}
-
-// cluster holds what the aggregators of several racks have in common.
-type cluster struct {
-	racks []int // workers by rack
-	pods  int
-	outer outer.Optimizer
-	core  chunk.DType // of sums between racks
 }
 
 const maxIters = 1_000_000
