@@ -318,10 +318,8 @@ func (r *Runner) verify(ctx context.Context, s *Spec, reports []workerReport, re
 func noteFor(provider string) string {
 	note := report.NoteFor(provider)
 	if top, err := numa.Discover(""); provider == verbs.ProviderIBV && err == nil {
-		for _, d := range top.RDMA {
-			if d.Soft && d.Active() {
-				note = report.SoftwareNote
-			}
+		if slices.ContainsFunc(top.RDMA, func(d numa.RDMADevice) bool { return d.Soft && d.Active() }) {
+			note = report.SoftwareNote
 		}
 	}
 	return note

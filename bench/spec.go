@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -86,9 +87,7 @@ func (s *Spec) Check() error {
 	if s.ProviderOptions != "" && s.Provider == "auto" {
 		return fmt.Errorf("provider options %q: name the provider they are for", s.ProviderOptions)
 	}
-	if s.ChunkBytes == 0 {
-		s.ChunkBytes = chunk.DefaultChunkBytes
-	}
+	s.ChunkBytes = cmp.Or(s.ChunkBytes, chunk.DefaultChunkBytes)
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.ChunkBytes, Lanes: make([]chunk.Lane, 1)}); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,11 +62,7 @@ func StartServer(name string, cmd *exec.Cmd, orders []byte, within time.Duration
 		s.output.Forward(log)
 		return s, nil
 	case <-s.Ended():
-		err := s.Err()
-		if err == nil {
-			err = fmt.Errorf("%s ended before it listened", name)
-		}
-		return nil, err
+		return nil, cmp.Or(s.Err(), fmt.Errorf("%s ended before it listened", name))
 	case <-time.After(within):
 		return nil, errors.Join(fmt.Errorf("%s did not start within %v: %s", name, within, s.output), s.Stop())
 	}

@@ -152,10 +152,8 @@ func (t *Topology) discoverCPUs(tr tree, online CPUSet) {
 		if !c.Siblings.Has(id) {
 			c.Siblings = CPUSet{id}
 		}
-		for i := range t.Nodes {
-			if t.Nodes[i].CPUs.Has(id) {
-				c.Node = t.Nodes[i].ID
-			}
+		if n := find(t.Nodes, func(n Node) bool { return n.CPUs.Has(id) }); n != nil {
+			c.Node = n.ID
 		}
 		for _, index := range tr.names(at + "/cache") {
 			dir := path.Join(at, "cache", index)

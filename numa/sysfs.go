@@ -15,10 +15,7 @@ import (
 type tree struct{ root string }
 
 func openTree(root string) (tree, error) {
-	if root == "" {
-		root = "/"
-	}
-	root, err := filepath.EvalSymlinks(root)
+	root, err := filepath.EvalSymlinks(cmp.Or(root, "/"))
 	if err != nil {
 		return tree{}, err
 	}

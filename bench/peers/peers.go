@@ -7,6 +7,7 @@
 package peers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -78,10 +79,7 @@ func (s Spec) deadline() time.Duration {
 		exchange  = 100 * time.Millisecond // even of nothing, with more processes than cores
 		slowBytes = 50e6                   // per second, of all workers together
 	)
-	rate := slowBytes
-	if s.Rate > 0 {
-		rate = min(rate, s.Rate)
-	}
+	rate := min(slowBytes, cmp.Or(s.Rate, slowBytes))
 	seconds := float64(s.Iters+s.Warmup) * float64(s.Workers) * float64(s.Bytes) / rate
 	return startup + time.Duration(s.Iters+s.Warmup)*exchange + time.Duration(seconds*float64(time.Second))
 }

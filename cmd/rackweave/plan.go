@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy/planner"
+	"github.com/rackweave/rackweave/numa"
 )
 
 // modelFlags choose the model of an exchange.
@@ -133,9 +135,7 @@ func (f *planFlags) cluster() (*planner.Cluster, error) {
 		}
 	}
 	nics := c.WorkerNIC * float64(f.workers)
-	if c.AggregatorNIC == 0 {
-		c.AggregatorNIC = nics
-	}
+	c.AggregatorNIC = cmp.Or(c.AggregatorNIC, nics)
 	c.Uplink = nics / core
 	if f.pods > 1 {
 		c.PodUplink = c.Uplink * float64(f.racks/f.pods) / podCore
@@ -175,12 +175,8 @@ func (f *planFlags) plan(c *planner.Cluster) (*planned, error) {
 }
 
 func (r *planned) print(w io.Writer, c *planner.Cluster) {
-	racks := "1 rack"
-	if c.Racks > 1 {
-		racks = fmt.Sprintf("%d racks", c.Racks)
-	}
-	fmt.Fprintf(w, "%s, %.1f MB on the wire; %s of %d workers; worker NICs %s, aggregator NICs %s", r.Model, r.Bytes/1e6, racks,
-		c.Workers, rate(c.WorkerNIC), rate(c.AggregatorNIC))
+	fmt.Fprintf(w, "%s, %.1f MB on the wire; %s of %d workers; worker NICs %s, aggregator NICs %s", r.Model, r.Bytes/1e6,
+		numa.Count(c.Racks, "rack"), c.Workers, rate(c.WorkerNIC), rate(c.AggregatorNIC))
 	if c.Racks > 1 {
 		fmt.Fprintf(w, ", uplinks %s", rate(c.Uplink))
 	}

@@ -4,6 +4,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -173,10 +174,7 @@ func (m *member) leave(reason string) error {
 
 // waits returns the time for which a program waits for a call with a timeout of so many milliseconds. If 0, it is the default.
 func waits(ms uint32) time.Duration {
-	if ms == 0 {
-		return time.Minute
-	}
-	return time.Duration(ms) * time.Millisecond
+	return cmp.Or(time.Duration(ms)*time.Millisecond, time.Minute)
 }
 
 func (m *member) join(payload []byte) ([]any, error) {
