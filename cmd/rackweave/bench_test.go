@@ -118,10 +118,18 @@ func TestAResultThatCannotBeWrittenIsAnErrorBeforeTheWork(t *testing.T) {
 	fails(t, strings.Fields("bench --bytes 1MB --iters 1000000 --json /nonexistent/result.json"), "/nonexistent/result.json")
 }
 
-func TestASizeIsOfTheWire(t *testing.T) {
-	for dtype, want := range map[string]uint64{"f32": 250_000, "bf16": 500_000} {
-		if m, _, err := (&modelFlags{bytes: "1MB", dtype: dtype}).read(); err != nil || m.Params() != want {
-			t.Errorf("--bytes 1MB in %v: %d elements, want %d: %v", dtype, m.Params(), want, err)
+// Element types are compared by the same number of elements, or by the same bytes on the wire.
+func TestASizeIsOfTheWireOrOfF32(t *testing.T) {
+	for _, tc := range []struct {
+		flags modelFlags
+		want  uint64
+	}{
+		{modelFlags{bytes: "1MB", dtype: "f32"}, 250_000}, {modelFlags{bytes: "1MB", dtype: "bf16"}, 500_000},
+		{modelFlags{f32Bytes: "1MB", dtype: "f32"}, 250_000}, {modelFlags{f32Bytes: "1MB", dtype: "bf16"}, 250_000},
+	} {
+		if m, _, err := tc.flags.read(); err != nil || m.Params() != tc.want {
+			t.Errorf("%+v: %d elements, want %d: %v", tc.flags, m.Params(), tc.want, err)
 		}
 	}
+	fails(t, strings.Fields("bench --bytes 1MB --f32-bytes 1MB"), "--f32-bytes is given beside --model or --bytes: use one")
 }

@@ -20,8 +20,8 @@ import (
 
 // modelFlags choose the model of an exchange.
 type modelFlags struct {
-	model, bytes, dtype string
-	usual               *pflag.Flag // the one of model and bytes with a default
+	model, bytes, f32Bytes, dtype string
+	usual                         *pflag.Flag // the one of model and bytes with a default
 }
 
 // add adds the flags. usual names the one of model and bytes that has the default value if no model and no size is given.
@@ -29,6 +29,8 @@ func (m *modelFlags) add(f *pflag.FlagSet, usual, value string) {
 	f.StringVar(&m.model, "model", "", "model whose tensors to exchange: "+strings.Join(models.Names(), ", "))
 	f.StringVar(&m.bytes, "bytes", "",
 		"instead of a model: a size on the wire, in elements of --dtype, such as 100MB, 64MiB or 64M (as nccl-tests reads it: MiB)")
+	f.StringVar(&m.f32Bytes, "f32-bytes", "",
+		"instead of a model: a size in f32, whatever --dtype is, to compare element types by the same number of elements")
 	f.StringVar(&m.dtype, "dtype", "f32", "type on the wire: f32, bf16 or f16")
 	m.usual = f.Lookup(usual)
 	m.usual.DefValue = value // for --help; read sets it if no other is given
@@ -39,16 +41,21 @@ func (m *modelFlags) read() (of models.Model, d chunk.DType, err error) {
 	if d, err = chunk.ParseDType(m.dtype); err != nil {
 		return of, d, err
 	}
-	if m.model == "" && m.bytes == "" {
+	if m.model == "" && m.bytes == "" && m.f32Bytes == "" {
 		_ = m.usual.Value.Set(m.usual.DefValue) // a string takes every value
 	}
 	switch {
-	case m.bytes == "":
-		of, err = models.Get(m.model)
-	case m.model == "":
+	case m.model != "" && m.bytes != "":
+		err = errors.New("--model and --bytes are given: use one")
+	case m.f32Bytes != "" && (m.model != "" || m.bytes != ""):
+		err = errors.New("--f32-bytes is given beside --model or --bytes: use one")
+	case m.f32Bytes != "":
+		of, err = models.FromBytes(m.f32Bytes, chunk.F32)
+		of.Name += " of f32"
+	case m.bytes != "":
 		of, err = models.FromBytes(m.bytes, d)
 	default:
-		err = errors.New("--model and --bytes are given: use one")
+		of, err = models.Get(m.model)
 	}
 	return of, d, err
 }
