@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// A measurement is the best of runs, because others' work on the machine only slows them: at least so many, for at least so long.
+	// A measurement is the median of runs: at least so many, for at least so long.
 	leastRuns = 5
 	leastTime = 300 * time.Millisecond
 
@@ -65,20 +65,20 @@ func arrayBytes(workers int, bytes uint64) uint64 {
 	return min(max(bytes, leastArray), max(most, leastArray)) &^ (cacheLine - 1)
 }
 
-// measure repeats a run after one that does not count, and returns the best rate in GB/s, rounded to MB/s.
+// measure repeats a run after one that does not count, and returns the median rate in GB/s, rounded to MB/s.
 func measure(moved uint64, run func() (time.Duration, error)) (float64, error) {
 	if _, err := run(); err != nil {
 		return 0, err
 	}
-	best := time.Duration(math.MaxInt64)
-	for n, total := 0, time.Duration(0); n < leastRuns || total < leastTime; n++ {
+	var rates []float64
+	for total := time.Duration(0); len(rates) < leastRuns || total < leastTime; {
 		took, err := run()
 		if err != nil {
 			return 0, err
 		}
 		took = max(took, 1)
 		total += took
-		best = min(best, took)
+		rates = append(rates, float64(moved)/float64(took))
 	}
-	return math.Round(float64(moved)/float64(best)*1e3) / 1e3, nil
+	return math.Round(report.Median(rates)*1e3) / 1e3, nil
 }

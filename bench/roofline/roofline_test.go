@@ -73,13 +73,11 @@ func TestTCPMeasuresARate(t *testing.T) {
 	t.Logf("2 workers, 2 lanes, 8 MiB: %.2f GB/s", got.GBs)
 }
 
-func TestAMeasurementIsTheBestWithoutItsFirstRun(t *testing.T) {
+func TestAMeasurementIsAMedianWithoutItsFirstRun(t *testing.T) {
 	runs := 0
 	gbs, err := measure(8_000_000, func() (time.Duration, error) {
-		switch runs++; {
-		case runs == 1: // does not count
-			return time.Millisecond, nil
-		case runs > 2: // others work on the machine
+		runs++
+		if runs%3 == 1 { // the first, which does not count, and one of the others
 			return 10 * time.Second, nil
 		}
 		return 100 * time.Millisecond, nil
