@@ -57,7 +57,7 @@ func decodeYAML(text []byte, into any, options ...yaml.DecodeOption) error {
 	d := yaml.NewDecoder(bytes.NewReader(text), options...)
 	err := d.Decode(into)
 	if err == nil && !errors.Is(d.Decode(new(any)), io.EOF) {
-		return errors.New("it has several documents, of which one would be read: leave out the lines of ---")
+		return errors.New("it holds several documents: write one, without lines of ---")
 	}
 	return err
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// InTime fails requests whose body takes longer than body to arrive, and answers of which a part waits longer than answer for its
-// reader. The server's own timeouts would also end streams and calls that wait.
+// InTime fails a request if its body takes longer than body to arrive, or if a part of its answer waits longer than answer to be
+// read. The server's own timeouts would also end streams and calls that wait.
 func InTime(body, answer time.Duration, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := http.NewResponseController(w)
