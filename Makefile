@@ -13,7 +13,7 @@ LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 MODULE := github.com/rackweave/rackweave
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
-PURE := ./chunk/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
+PURE := ./chunk/... ./codec/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
 	./bench/models/... ./bench/study/overlap/... ./bench/report/... ./pqueue/... ./service/membership/view/...
 BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
 # vet has seen all, and stacks need no DWARF: neither is made again for every package and detector.

@@ -81,6 +81,7 @@ var house = map[string][]string{
 	"hierarchy/outer":   {"hierarchy"},
 	"hierarchy/planner": {"hierarchy", "pqueue"},
 	"chunk":             {},
+	"codec":             {},
 	"doctor":            {"numa", "verbs"},
 	"pqueue":            {},
 	"rxe":               {},
@@ -96,7 +97,7 @@ var house = map[string][]string{
 	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
 		"numa", "verbs", "cgo"},
 	"bench/study": {"bench", "bench/models", "bench/study/overlap", "pqueue", "hierarchy", "hierarchy/outer", "hierarchy/planner",
-		"policy", "client", "service", "chunk"},
+		"policy", "codec", "client", "service", "chunk"},
 	"bench/study/overlap": {"bench/models", "pqueue"},
 	"lab/cmd":             {"lab", "lab/racks", "bench/study", "bench", "bench/models", "hierarchy/planner"},
 	"lab/attacks":         {"launch", "service/api", "client", "chunk", "verbs"},
@@ -136,8 +137,8 @@ var only = map[string][]string{
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
 var pure = []string{
-	"chunk", "policy", "hierarchy", "hierarchy/outer", "hierarchy/planner", "aggregate/balance", "aggregate/optim", "aggregate/reduce",
-	"client/failover", "bench/models", "bench/study/overlap", "pqueue", "service/membership/view",
+	"chunk", "codec", "policy", "hierarchy", "hierarchy/outer", "hierarchy/planner", "aggregate/balance", "aggregate/optim",
+	"aggregate/reduce", "client/failover", "bench/models", "bench/study/overlap", "pqueue", "service/membership/view",
 }
 
 // computing is all that a pure room may import from outside the house. Of package time
@@ -167,8 +168,8 @@ var includes = map[string][]string{
 
 // plain tells which rooms keep the rules of English below. A path belongs to its longest matching room.
 var plain = map[string]bool{
-	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "pqueue": true, "numa": true, "verbs": true, "doctor": true,
-	"rxe": true, "launch": true, "cgo/kernel": true, "cgo/worker": true, "cgo/fabric": true,
+	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "codec": true, "pqueue": true, "numa": true, "verbs": true,
+	"doctor": true, "rxe": true, "launch": true, "cgo/kernel": true, "cgo/worker": true, "cgo/fabric": true,
 	"lab/plant": true, "lab/simrack": true, "cgo/library": true, "bench": true,
 	"service": true, "client": true, "cmd": true, "include": true, "lab": true, "examples": true,
 }
