@@ -191,7 +191,7 @@ func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
 		want string
 	}{
 		{Config{Seeds: 0}, "0 seeds: use 1 to 1000"},
-		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use policies, lagtuner, momentum, switch, racks, real`},
+		{Config{Seeds: 1, Only: []string{"lag"}}, `unknown study "lag": use policies, lagtuner, momentum, switch, racks, codecs, skewed, real`},
 	} {
 		if err := Learn(t.Context(), c.cfg, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)

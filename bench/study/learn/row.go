@@ -28,6 +28,7 @@ type Row struct {
 	MaxLead   uint64
 	Predicted float64 // RateRatio by the formula of Strategy-Switch, or by the simulation
 	Crossed   Spread  // models that crossed the core, from each rack
+	Bits      float64 // sent for an element of a gradient
 	Switched  Spread  // epoch of the switch, of the runs that had one
 	Switches  int     // runs that had one
 }
@@ -70,6 +71,9 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 	if s.Outer.Every > 0 {
 		row.Way = s.Outer.String()
 	}
+	if s.Coding != nil {
+		row.Way = s.Coding.String()
+	}
 	var times, over, accuracy, gain, switched, crossed []float64
 	n := float64(len(outcomes))
 	for i, o := range outcomes {
@@ -78,6 +82,7 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 		row.RateRatio += float64(o.Pushes) / o.Time * bsp[i].Time / float64(bsp[i].Pushes) / n
 		row.MaxLead = max(row.MaxLead, o.MaxLead)
 		crossed = append(crossed, o.Crossed)
+		row.Bits += o.Bits / n
 		if o.Switched > 0 {
 			switched = append(switched, o.Switched)
 		}
@@ -119,6 +124,8 @@ var (
 	rateRatio  = column{"pushes/s over bsp's", func(r *Row) string { return fmt.Sprintf("%.2f", r.RateRatio) }}
 	predicted  = column{"predicted", func(r *Row) string { return dashUnless(r.Predicted > 0, fmt.Sprintf("%.2f", r.Predicted)) }}
 	switchedAt = column{"switched at epoch", func(r *Row) string { return dashUnless(r.Switches > 0, r.Switched.text("%.1f")) }}
+	bitsUp     = column{"bits up", func(r *Row) string { return fmt.Sprintf("%.2f", r.Bits) }}
+	overNone   = column{"points over none", gain.text}
 	maxLead    = column{"max lead", func(r *Row) string { return fmt.Sprint(r.MaxLead) }}
 	crossed    = column{"models across the core", func(r *Row) string { return r.Crossed.text("%.1f") }}
 )

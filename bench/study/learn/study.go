@@ -1,6 +1,7 @@
 package learn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -29,9 +30,10 @@ const maxSeeds = 1000
 // plan is one question, and its answer after it has run.
 type plan struct {
 	name, title string
+	way         string // the heading of ways. If empty, policy
 	columns     []column
 	clusters    []Cluster
-	ways        []string // policies, or how racks meet, beside bsp, which always comes first
+	ways        []string // policies, codecs, or how racks meet, beside bsp or none, which always comes first
 	base        Setting
 	note        string // more about the setting
 	folds       int    // if 0, one
@@ -101,7 +103,8 @@ func (p *plan) find(format string, args ...any) {
 // write prints the answer.
 func (p *plan) write(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\n# %s: %s\n# %s; %s\ncluster\tpolicy", p.name, p.title, p.base.describe(), p.note)
+	fmt.Fprintf(w, "\n# %s: %s\n# %s; %s\ncluster\t%s", p.name, p.title, p.base.describe(), p.note,
+		cmp.Or(p.way, "policy"))
 	for _, c := range p.columns {
 		fmt.Fprint(w, "\t", c.head)
 	}
@@ -125,9 +128,12 @@ func (p *plan) variants() ([]Setting, error) {
 	for _, way := range p.ways {
 		s := p.base
 		var err error
-		if s.Core > 0 {
+		switch {
+		case s.Core > 0:
 			s.Outer, err = outer.Parse(way)
-		} else {
+		case s.Coding != nil:
+			s.Coding, err = s.Coding.of(way)
+		default:
 			s.Policy, err = policy.Parse(way)
 		}
 		if err != nil {

@@ -44,6 +44,7 @@ func learnCommand() *cobra.Command {
   momentum  the same with momentum 0.9, at a tenth of the learning rate
   switch    Strategy-Switch from 10 to 90 % and by the loss: speed-up and accuracy, over 5 folds
   racks     racks that train on their own and meet every few steps: time to a loss, and what crosses a slow core
+  codecs    accuracy where gradients are shortened, and skewed where each worker has some of the digits only
   real      by the clock: through an aggregator over shared memory, with workers that sleep, beside the simulation
 
 A small network learns handwritten digits. Every gradient is computed for real, on the parameters that its worker had; how long a
