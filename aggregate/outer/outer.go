@@ -64,10 +64,10 @@ func (r *Rounds) array(c *store.Chunk, i int) uint64 { return r.st.Array(c, 2+r.
 
 // Sum runs the job's rule over this rack's gradients, and writes the difference since the last round, times its workers, to
 // out.
-func (r *Rounds) Sum(c *store.Chunk, src []uint64, out uint64) {
+func (r *Rounds) Sum(c *store.Chunk, src kernel.Sources, out uint64) {
 	k := r.k
 	if !c.Stepped {
-		k.Step(r.st, c, src, uint8(r.st.Tensors[c.Tensor].Wire), nil, false)
+		k.Step(r.st, c, src, nil, false)
 		c.Stepped = true
 	}
 	// SGD with a rate of 1 subtracts the gradient, which here is the parameters.

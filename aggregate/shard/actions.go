@@ -133,40 +133,38 @@ func (s *Shard) finish(a *reduce.Action) {
 	count.Observe(s.Lane.Stamp - a.Since)
 }
 
-// Gradients returns the addresses of the payloads of an action's gradients, in rank order. They are valid until the next call.
-func (s *Shard) Gradients(a *reduce.Action) []uint64 {
+// Gradients returns the payloads of an action's gradients, in rank order. They are valid until the next call.
+func (s *Shard) Gradients(a *reduce.Action) kernel.Sources {
 	src := s.Scratch.src[:len(s.Workers.links)]
 	for rank := range src {
 		src[rank] = s.Machine.MessageOf(a, rank).Payload
 	}
-	return src
+	return kernel.From(src, uint8(s.Store.Tensors[s.Moves.Chunk(a.Index).Tensor].Wire))
 }
 
 func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, pastCache bool) {
-	k, wire := &s.Scratch.Arithmetic, s.Store.Tensors[c.Tensor].Wire
+	k := &s.Scratch.Arithmetic
 	switch a.Kind {
 	case reduce.Update:
-		in, kind := s.summands(a, c, wire)
-		k.Step(s.Store, c, in, kind, outs, pastCache)
+		k.Step(s.Store, c, s.summands(a, c), outs, pastCache)
 	case reduce.Sum:
-		in, kind := s.summands(a, c, wire)
-		k.Sum(s.Store, c, in, kind, outs, pastCache)
+		k.Sum(s.Store, c, s.summands(a, c), outs, pastCache)
 	case reduce.Deliver:
 		s.Uplink.Deliver(a.Index, s.Machine.MessageOf(a, 0).Op == chunk.OpBroadcast, outs, pastCache)
 	case reduce.Accumulate:
-		k.Accumulate(s.Store, c, s.Gradients(a), uint8(wire), (s.Machine.CommitEpoch()+1)&1)
+		k.Accumulate(s.Store, c, s.Gradients(a), (s.Machine.CommitEpoch()+1)&1)
 	case reduce.Broadcast:
 		k.Broadcast(s.Store, c, s.Machine.MessageOf(a, 0).Payload, outs, pastCache)
 	}
 }
 
-// summands returns the inputs of a complete chunk's update and their type: the workers' gradients, or their racks' sums.
-func (s *Shard) summands(a *reduce.Action, c *store.Chunk, wire chunk.DType) ([]uint64, uint8) {
+// summands returns the inputs of a complete chunk's update: the workers' gradients, or their racks' sums.
+func (s *Shard) summands(a *reduce.Action, c *store.Chunk) kernel.Sources {
 	src := s.Gradients(a)
 	if s.RackSum == nil {
-		return src, uint8(wire)
+		return src
 	}
-	return s.RackSum.Add(&s.Scratch.Arithmetic, src, wire, c.Elems), kernel.F32
+	return s.RackSum.Add(&s.Scratch.Arithmetic, src, c.Elems)
 }
 
 func (s *Shard) answerAll(a *reduce.Action, p payload) {

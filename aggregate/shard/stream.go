@@ -4,6 +4,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/pace"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/chunk"
 )
 
@@ -61,7 +62,6 @@ func (m *stream) updateOne(a *reduce.Action) {
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
 	tau := c.Updates - min(c.Updates, of.seen[a.Index]) // a restored job may have had fewer updates
 	factor := s.Job.Gate.Rate(uint64(tau))
-	s.Scratch.src[0] = a.Message.Payload
 	p := payload{buffer: store.NoBuffer}
 	var outs []uint64
 	if a.Buffered {
@@ -70,7 +70,7 @@ func (m *stream) updateOne(a *reduce.Action) {
 		outs = s.Scratch.outs[:1]
 	}
 	t0 := s.traceTime()
-	s.Scratch.StepOne(s.Store, c, &of.hypers[c.Tensor], factor, len(s.Workers.links), s.Scratch.src[:1], outs)
+	s.Scratch.StepOne(s.Store, c, &of.hypers[c.Tensor], factor, len(s.Workers.links), m.gradient(a, c), outs)
 	if a.Buffered {
 		of.seen[a.Index] = c.Updates
 	}
@@ -87,11 +87,16 @@ func (m *stream) updateOne(a *reduce.Action) {
 func (m *stream) addOne(a *reduce.Action) {
 	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
-	s.Scratch.src[0] = a.Message.Payload
-	s.Scratch.AccumulateOne(s.Store, c, s.Scratch.src[:1], of.weight, s.buffers.Addr(store.NumBuffers))
+	s.Scratch.AccumulateOne(s.Store, c, m.gradient(a, c), of.weight, s.buffers.Addr(store.NumBuffers))
 	s.Store.Tensors[c.Tensor].Hyper = of.hypers[c.Tensor]
 	s.answer(a.Worker, &a.Message, a, payload{buffer: store.NoBuffer})
 	s.Lane.Count.Chunks++
+}
+
+// gradient returns the payload of one worker's gradient.
+func (m *stream) gradient(a *reduce.Action, c *store.Chunk) kernel.Sources {
+	m.Scratch.src[0] = a.Message.Payload
+	return kernel.From(m.Scratch.src[:1], uint8(m.Store.Tensors[c.Tensor].Wire))
 }
 
 // applySet makes the update of the set under way to one chunk.

@@ -16,31 +16,31 @@ type Arithmetic struct {
 }
 
 // Sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.
-func (k *Arithmetic) Sum(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, pastCache bool) {
+func (k *Arithmetic) Sum(s *Store, c *Chunk, src kernel.Sources, outs []uint64, pastCache bool) {
 	out := uint8(s.Tensors[c.Tensor].Result)
 	if s.Sum != nil {
-		k.run(s, optim.Sum, s.Sum, c, src, srcType, outs, out, pastCache)
+		k.run(s, optim.Sum, s.Sum, c, src, outs, out, pastCache)
 		return
 	}
-	kernel.Sum{Dst: outs, DstType: out, Src: src, SrcType: srcType, N: uint64(c.Elems), PastCache: pastCache}.Run(k.ISA)
+	kernel.Sum{Dst: outs, DstType: out, Src: src, N: uint64(c.Elems), PastCache: pastCache}.Run(k.ISA)
 }
 
 // Accumulate adds the sum of the sources to the chunk's accumulator, and computes its norm for the commit of this parity.
-func (k *Arithmetic) Accumulate(s *Store, c *Chunk, src []uint64, srcType uint8, parity uint8) {
-	k.accumulate(s, c, src, srcType)
+func (k *Arithmetic) Accumulate(s *Store, c *Chunk, src kernel.Sources, parity uint8) {
+	k.accumulate(s, c, src)
 	c.Norms.Gradient[parity] = kernel.SumSq(k.ISA, k.one[0], uint64(c.Elems))
 }
 
-func (k *Arithmetic) accumulate(s *Store, c *Chunk, src []uint64, srcType uint8) {
+func (k *Arithmetic) accumulate(s *Store, c *Chunk, src kernel.Sources) {
 	k.one[0] = s.Accumulator(c)
-	kernel.Sum{Dst: k.one[:], DstType: kernel.F32, Src: src, SrcType: srcType, N: uint64(c.Elems), Accumulate: c.Dirty}.Run(k.ISA)
+	kernel.Sum{Dst: k.one[:], DstType: kernel.F32, Src: src, N: uint64(c.Elems), Accumulate: c.Dirty}.Run(k.ISA)
 	c.Dirty = true
 }
 
 // SumInto writes the sum of the sources to one address.
-func (k *Arithmetic) SumInto(out uint64, outType uint8, src []uint64, srcType uint8, elems uint32) {
+func (k *Arithmetic) SumInto(out uint64, outType uint8, src kernel.Sources, elems uint32) {
 	k.one[0] = out
-	kernel.Sum{Dst: k.one[:], DstType: outType, Src: src, SrcType: srcType, N: uint64(elems)}.Run(k.ISA)
+	kernel.Sum{Dst: k.one[:], DstType: outType, Src: src, N: uint64(elems)}.Run(k.ISA)
 }
 
 // Broadcast makes the root's values the chunk's parameters, and writes them to every output.
@@ -71,29 +71,29 @@ func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
 }
 
 // Step runs the job's rule over the sum of the sources, and writes the new parameters, in the wire's type, to every output.
-func (k *Arithmetic) Step(s *Store, c *Chunk, src []uint64, srcType uint8, outs []uint64, pastCache bool) {
+func (k *Arithmetic) Step(s *Store, c *Chunk, src kernel.Sources, outs []uint64, pastCache bool) {
 	t := &s.Tensors[c.Tensor]
-	k.step(s, c, t.multiplied(t.Hyper, 1, s.Scale), src, srcType, outs, uint8(t.Result), pastCache)
+	k.step(s, c, t.multiplied(t.Hyper, 1, s.Scale), src, outs, uint8(t.Result), pastCache)
 }
 
 // StepOne runs the job's rule with one worker's gradient. factor is the policy's share of the learning rate. The gradient is scaled
 // as if it were the sum of all workers', so that rules in which a scale cancels out take the same hyper-parameters as in mode
 // eager.
-func (k *Arithmetic) StepOne(s *Store, c *Chunk, h *optim.Hyper, factor float64, workers int, src, outs []uint64) {
+func (k *Arithmetic) StepOne(s *Store, c *Chunk, h *optim.Hyper, factor float64, workers int, src kernel.Sources, outs []uint64) {
 	t := &s.Tensors[c.Tensor]
-	k.step(s, c, t.multiplied(*h, factor, float64(workers)), src, uint8(t.Wire), outs, uint8(t.Wire), false)
+	k.step(s, c, t.multiplied(*h, factor, float64(workers)), src, outs, uint8(t.Wire), false)
 }
 
 // AccumulateOne adds one worker's gradient, times weight, to the chunk's accumulator. scaled has room for a chunk in f32.
-func (k *Arithmetic) AccumulateOne(s *Store, c *Chunk, src []uint64, weight float64, scaled uint64) {
-	wire := uint8(s.Tensors[c.Tensor].Wire)
+func (k *Arithmetic) AccumulateOne(s *Store, c *Chunk, src kernel.Sources, weight float64, scaled uint64) {
 	if weight != 1 {
 		scalars := optim.Derive(optim.Sum, optim.Hyper{Scale: weight}, 1)
 		k.one[0] = scaled
-		k.run(s, optim.Sum, &scalars, c, src, wire, k.one[:], kernel.F32, false)
-		src[0], wire = scaled, kernel.F32
+		k.run(s, optim.Sum, &scalars, c, src, k.one[:], kernel.F32, false)
+		src.Addr[0] = scaled
+		src = kernel.From(src.Addr, kernel.F32)
 	}
-	k.accumulate(s, c, src, wire)
+	k.accumulate(s, c, src)
 }
 
 // ApplySet updates one chunk with the accumulated sum of a set of so many gradients. Their mean is scaled as if it were the sum of
@@ -108,23 +108,22 @@ func (k *Arithmetic) ApplySet(s *Store, c *Chunk, size int, rate float64, worker
 	}
 	t := &s.Tensors[c.Tensor]
 	k.one[0] = s.Accumulator(c)
-	k.step(s, c, t.multiplied(t.Hyper, rate, float64(workers)/float64(size)), k.one[:], kernel.F32, nil, 0, false)
+	k.step(s, c, t.multiplied(t.Hyper, rate, float64(workers)/float64(size)), kernel.From(k.one[:], kernel.F32), nil, 0, false)
 }
 
 // step runs the job's rule for the chunk's next step. A tensor's chunks usually share the scalars of a step.
-func (k *Arithmetic) step(s *Store, c *Chunk, h optim.Hyper, src []uint64, srcType uint8, outs []uint64, outType uint8,
-	pastCache bool) {
+func (k *Arithmetic) step(s *Store, c *Chunk, h optim.Hyper, src kernel.Sources, outs []uint64, outType uint8, pastCache bool) {
 	t := &s.Tensors[c.Tensor]
 	if c.Updates++; t.scalarsFor != c.Updates || t.scalarsOf != h {
 		t.scalars, t.scalarsFor, t.scalarsOf = optim.Derive(s.Rule, h, c.Updates), c.Updates, h
 	}
-	k.run(s, s.Rule, &t.scalars, c, src, srcType, outs, outType, pastCache)
+	k.run(s, s.Rule, &t.scalars, c, src, outs, outType, pastCache)
 }
 
-func (k *Arithmetic) run(s *Store, r optim.Rule, scalars *optim.Scalars, c *Chunk, src []uint64, srcType uint8, outs []uint64,
-	outType uint8, pastCache bool) {
+func (k *Arithmetic) run(s *Store, r optim.Rule, scalars *optim.Scalars, c *Chunk, src kernel.Sources, outs []uint64, outType uint8,
+	pastCache bool) {
 	u := &k.update
-	*u = kernel.Update{W: c.Addr, N: uint64(c.Elems), SrcType: srcType, OutType: outType, Rule: uint8(r), Scalar: *scalars}
+	*u = kernel.Update{W: c.Addr, N: uint64(c.Elems), OutType: outType, Rule: uint8(r), Scalar: *scalars}
 	if pastCache {
 		u.PastCache = 1
 	}
@@ -187,12 +186,12 @@ func (k *Arithmetic) Apply(s *Store, c *Chunk, d *Commit) {
 		return
 	}
 	k.one[0] = s.Accumulator(c)
-	h := d.hyper(s, &s.Tensors[c.Tensor])
+	h, gradient := d.hyper(s, &s.Tensors[c.Tensor]), kernel.From(k.one[:], kernel.F32)
 	if !s.Rule.NeedsNorms() {
-		k.step(s, c, h, k.one[:], kernel.F32, nil, 0, false)
+		k.step(s, c, h, gradient, nil, 0, false)
 		return
 	}
-	k.step(s, c, h, k.one[:], kernel.F32, k.one[:], kernel.F32, false)
+	k.step(s, c, h, gradient, k.one[:], kernel.F32, false)
 	c.Norms.Param = kernel.SumSq(k.ISA, c.Addr, uint64(c.Elems))
 	c.Norms.Step = kernel.SumSq(k.ISA, k.one[0], uint64(c.Elems))
 }
@@ -211,14 +210,14 @@ func (k *Arithmetic) Rescale(s *Store, c *Chunk, d *Commit) {
 	}
 	scalars := optim.DeriveLAMBApply(d.hyper(s, t), c.Updates, w, step)
 	k.one[0] = s.Accumulator(c)
-	k.run(s, optim.LAMBApply, &scalars, c, k.one[:], kernel.F32, nil, 0, false)
+	k.run(s, optim.LAMBApply, &scalars, c, kernel.From(k.one[:], kernel.F32), nil, 0, false)
 }
 
 // RunOn runs an update of a chunk's length over arrays in f32 other than the chunk's own.
 func (k *Arithmetic) RunOn(c *Chunk, u kernel.Update, src, outs []uint64, outType uint8) {
 	k.update = u
-	k.update.N, k.update.SrcType, k.update.OutType = uint64(c.Elems), kernel.F32, outType
-	k.update.Run(k.ISA, src, outs)
+	k.update.N, k.update.OutType = uint64(c.Elems), outType
+	k.update.Run(k.ISA, kernel.From(src, kernel.F32), outs)
 }
 
 // RackSum adds gradients rack by rack, as the aggregators of several racks do, so that a job spread over racks gives equal bits.
@@ -240,18 +239,19 @@ func NewRackSum(workers []int, pods, chunkBytes int, r *Region) *RackSum {
 	return b
 }
 
-// Add returns the addresses of the racks' sums in f32, or of the pods' sums if the job has several pods.
-func (b *RackSum) Add(k *Arithmetic, src []uint64, wire chunk.DType, elems uint32) []uint64 {
+// Add returns the racks' sums, or the pods' sums if the job has several pods.
+func (b *RackSum) Add(k *Arithmetic, src kernel.Sources, elems uint32) kernel.Sources {
+	first := 0
 	for i, n := range b.racks {
-		k.SumInto(b.sums[i], kernel.F32, src[:n], uint8(wire), elems)
-		src = src[n:]
+		k.SumInto(b.sums[i], kernel.F32, src.Part(first, first+n), elems)
+		first += n
 	}
 	if b.pods < 2 {
-		return b.sums
+		return kernel.From(b.sums, kernel.F32)
 	}
 	size := len(b.sums) / b.pods
 	for p := range b.pods {
-		k.SumInto(b.sums[p], kernel.F32, b.sums[p*size:(p+1)*size], kernel.F32, elems)
+		k.SumInto(b.sums[p], kernel.F32, kernel.From(b.sums[p*size:(p+1)*size], kernel.F32), elems)
 	}
-	return b.sums[:b.pods]
+	return kernel.From(b.sums[:b.pods], kernel.F32)
 }

@@ -46,7 +46,7 @@ func (u *Uplink) makeSum(a *reduce.Action) {
 		u.cfg.Reduction.Sum(c, u.cfg.Shard.Gradients(a), u.buffers.sum(b))
 	case root >= 0:
 		wire := u.wire(c)
-		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.sum(b), wire, u.cfg.Shard.Gradients(a)[root], wire, uint64(c.Elems), false)
+		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.sum(b), wire, u.cfg.Shard.Gradients(a).Addr[root], wire, uint64(c.Elems), false)
 		n.flags |= noteValues
 	}
 	n.write(u.buffers.sum(b) + u.sumBytes(c, broadcast))
@@ -148,7 +148,7 @@ func (u *Uplink) inputs(index uint32) []uint64 {
 		// The sum may replace the group's first sum: a child's slot here is this rack's until its answer is posted, a child keeps
 		// its own copy until it has the result, and every element is read before it is written.
 		if len(g) > 1 {
-			u.cfg.Arithmetic.SumInto(u.src[0], kernel.F32, u.src, kernel.F32, c.Elems)
+			u.cfg.Arithmetic.SumInto(u.src[0], kernel.F32, kernel.From(u.src, kernel.F32), c.Elems)
 		}
 		u.groups = append(u.groups, u.src[0])
 	}
@@ -173,7 +173,7 @@ func (u *Uplink) values(index uint32) uint64 {
 func (u *Uplink) combine(a *hierarchy.Action) {
 	c, own := &u.cfg.Store.Chunks[a.Index], u.sumOf(u.cfg.Place.Rack, a.Index)
 	if !a.Broadcast {
-		u.cfg.Arithmetic.SumInto(own, kernel.F32, u.inputs(a.Index), kernel.F32, c.Elems)
+		u.cfg.Arithmetic.SumInto(own, kernel.F32, kernel.From(u.inputs(a.Index), kernel.F32), c.Elems)
 		return
 	}
 	at := u.values(a.Index)
@@ -226,7 +226,7 @@ func (u *Uplink) Deliver(index uint32, broadcast bool, outs []uint64, pastCache 
 	}
 	if answers && len(outs) > 0 {
 		u.one[0] = result
-		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: u.one[:], SrcType: kind, N: uint64(c.Elems), PastCache: pastCache}
+		sum := kernel.Sum{Dst: outs, DstType: u.wire(c), Src: kernel.From(u.one[:], kind), N: uint64(c.Elems), PastCache: pastCache}
 		sum.Run(u.cfg.Arithmetic.ISA)
 	}
 	u.release(index)

@@ -10,7 +10,7 @@ import (
 // are of buffers in this process.
 type Reduction interface {
 	// Sum writes this rack's sum of the workers' gradients src to out.
-	Sum(c *store.Chunk, src []uint64, out uint64)
+	Sum(c *store.Chunk, src kernel.Sources, out uint64)
 	// Result makes the result of the racks' sums at the chunk's owner. If the owner has a buddy, total receives the sum of all racks.
 	Result(c *store.Chunk, sums []uint64, result, total uint64)
 	// Begin starts the training at the chunk's parameters, which initial values have just replaced.
@@ -32,8 +32,8 @@ type BaseReduction struct {
 }
 
 // Sum writes the sum of the workers' gradients, in the type of the core link.
-func (r *BaseReduction) Sum(c *store.Chunk, src []uint64, out uint64) {
-	r.K.SumInto(out, r.core(), src, uint8(r.Store.Tensors[c.Tensor].Wire), c.Elems)
+func (r *BaseReduction) Sum(c *store.Chunk, src kernel.Sources, out uint64) {
+	r.K.SumInto(out, r.core(), src, c.Elems)
 }
 
 // Begin does nothing, because only racks that train apart keep more than the parameters.
@@ -60,7 +60,7 @@ type AggregateReduction struct{ BaseReduction }
 // Result makes the result of the racks' sums.
 func (r *AggregateReduction) Result(c *store.Chunk, sums []uint64, result, _ uint64) {
 	r.outs[0] = result
-	r.K.Sum(r.Store, c, sums, r.core(), r.outs[:], false)
+	r.K.Sum(r.Store, c, kernel.From(sums, r.core()), r.outs[:], false)
 }
 
 // EagerReduction is the reduction of mode eager, in which the owner and its buddy run the optimizer.
@@ -68,15 +68,15 @@ type EagerReduction struct{ BaseReduction }
 
 // Result makes the result of the racks' sums.
 func (r *EagerReduction) Result(c *store.Chunk, sums []uint64, result, total uint64) {
-	kind := r.core()
+	src := kernel.From(sums, r.core())
 	if c.History != nil {
-		r.K.SumInto(total, kernel.F32, sums, kind, c.Elems)
+		r.K.SumInto(total, kernel.F32, src, c.Elems)
 		r.src[0] = total
-		sums, kind = r.src[:], kernel.F32
+		src = kernel.From(r.src[:], kernel.F32)
 		r.Store.Remember(c)
 	}
 	r.outs[0] = result
-	r.K.Step(r.Store, c, sums, kind, r.outs[:], false)
+	r.K.Step(r.Store, c, src, r.outs[:], false)
 }
 
 // Apply makes a result the rack's parameters. At the owner's buddy it makes the owner's update.
@@ -86,7 +86,7 @@ func (r *EagerReduction) Apply(c *store.Chunk, result, total uint64) (answers bo
 	}
 	r.Store.Remember(c)
 	r.src[0], r.outs[0] = total, result
-	r.K.Step(r.Store, c, r.src[:], kernel.F32, r.outs[:], false)
+	r.K.Step(r.Store, c, kernel.From(r.src[:], kernel.F32), r.outs[:], false)
 	return true
 }
 
@@ -98,15 +98,15 @@ type TwoPhaseReduction struct {
 
 // Result adds the racks' sums to the accumulator.
 func (r *TwoPhaseReduction) Result(c *store.Chunk, sums []uint64, _, _ uint64) {
-	kind := r.core()
+	src := kernel.From(sums, r.core())
 	// The sums are added to each other first, because no shape may change a bit: a chain has added them to each other on the way,
 	// and an accumulator to which they were added one by one would be rounded after each.
 	if c.Dirty && len(sums) > 1 {
-		r.K.SumInto(r.Store.TempChunk, kernel.F32, sums, kind, c.Elems)
+		r.K.SumInto(r.Store.TempChunk, kernel.F32, src, c.Elems)
 		r.src[0] = r.Store.TempChunk
-		sums, kind = r.src[:], kernel.F32
+		src = kernel.From(r.src[:], kernel.F32)
 	}
-	r.K.Accumulate(r.Store, c, sums, kind, (r.Epoch()+1)&1)
+	r.K.Accumulate(r.Store, c, src, (r.Epoch()+1)&1)
 }
 
 // Apply marks the chunk as changed by the next commit.

@@ -8,6 +8,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
@@ -15,7 +16,7 @@ import (
 type Shard interface {
 	// Gradients returns the addresses of the payloads of a chunk that was handed up, in rank order. They are valid until the next
 	// call.
-	Gradients(a *reduce.Action) []uint64
+	Gradients(a *reduce.Action) kernel.Sources
 	// CarryOut does what the shard's machine has decided in the last event. For a result it calls [Uplink.Deliver].
 	CarryOut()
 	// ReachBarrier announces this lane at the next barrier of the job's lanes.

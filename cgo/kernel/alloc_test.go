@@ -17,7 +17,7 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	a := newArena(t, 1<<14)
 	_, addrs := sources(rand.New(rand.NewPCG(6, 0)), a, 4, n, 0, chunk.F32, false)
 	w, m, out := address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32))
-	u := Update{W: w, State: [3]uint64{m}, N: n, SrcType: F32, OutType: F32, Rule: uint8(optim.SGDMXNet)}
+	u := Update{W: w, State: [3]uint64{m}, N: n, OutType: F32, Rule: uint8(optim.SGDMXNet)}
 	h := optim.Hyper{LR: 0.1, Momentum: 0.9, Scale: 1}
 	isa := Best()
 	for name, f := range map[string]func(){
@@ -25,13 +25,13 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 			src := [...]uint64{addrs[0], addrs[1], addrs[2]}
 			outs := [...]uint64{out}
 			u.Scalar = optim.Derive(optim.SGDMXNet, h, 7)
-			u.Run(isa, src[:], outs[:])
+			u.Run(isa, From(src[:], F32), outs[:])
 		},
 		"sum to many": func() {
 			dsts := [...]uint64{w, m}
-			Sum{Dst: dsts[:], DstType: F32, Src: addrs, SrcType: F32, N: n, PastCache: true}.Run(isa)
+			Sum{Dst: dsts[:], DstType: F32, Src: From(addrs, F32), N: n, PastCache: true}.Run(isa)
 		},
-		"sum":     func() { Sum{Dst: []uint64{w}, DstType: F32, Src: addrs, SrcType: F32, N: n}.Run(isa) },
+		"sum":     func() { Sum{Dst: []uint64{w}, DstType: F32, Src: From(addrs, F32), N: n}.Run(isa) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },
 		"sumsq":   func() { SumSq(isa, w, n) },
 	} {

@@ -73,23 +73,24 @@ static void run_all(const struct rwk_ops *ops, const struct pass *p, const struc
 		ops->fence();
 }
 
-void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
-	     uint64_t n, int accumulate, int past_cache)
+void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, const uint64_t *form, uint32_t nsrc,
+	     int src_type, uint64_t n, int accumulate, int past_cache)
 {
 	struct pass p = {.out = {.addr = dst, .count = ndst, .type = dst_type, .past_cache = past_cache}};
-	struct rwk_sources in = {.addr = src, .count = nsrc, .type = src_type, .first = accumulate ? dst[0] : 0};
+	struct rwk_sources in = {.addr = src, .form = form, .count = nsrc, .type = src_type, .first = accumulate ? dst[0] : 0};
 
 	run_all(rwk_ops_of(isa), &p, &in, n);
 }
 
-int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout)
+int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, const uint64_t *form, uint32_t nsrc, const uint64_t *out,
+	       uint32_t nout)
 {
 	struct pass p = {
 		.u = u,
 		.rule = u->rule,
 		.out = {out, nout, u->out_type, u->past_cache && nout},
 	};
-	struct rwk_sources in = {.addr = src, .count = nsrc, .type = u->src_type};
+	struct rwk_sources in = {.addr = src, .form = form, .count = nsrc, .type = u->src_type};
 
 	if (p.rule >= RWK_RULES)
 		return -1;

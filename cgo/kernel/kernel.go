@@ -45,6 +45,33 @@ func checkType(d uint8) {
 	}
 }
 
+// Sources are the summands of a pass, in order.
+type Sources struct {
+	Addr []uint64 // addresses of as many elements as the pass has
+	// Form holds the codec.Form of each source: 0 for elements of Type, otherwise that of a payload of F32. If nil, all are 0.
+	Form []uint64
+	Type uint8
+}
+
+// From returns sources of a type at these addresses.
+func From(addrs []uint64, dtype uint8) Sources { return Sources{Addr: addrs, Type: dtype} }
+
+// Part returns the sources from first on and before end.
+func (s Sources) Part(first, end int) Sources {
+	s.Addr = s.Addr[first:end]
+	if s.Form != nil {
+		s.Form = s.Form[first:end]
+	}
+	return s
+}
+
+func (s *Sources) check() {
+	checkType(s.Type)
+	if s.Form != nil && (len(s.Form) != len(s.Addr) || s.Type != F32) {
+		panic(fmt.Sprintf("kernel: %d forms for %d sources of dtype(%d)", len(s.Form), len(s.Addr), s.Type))
+	}
+}
+
 // Sum is a sum of sources, written to every destination in one pass. For each element i of N it is
 //
 //	sum := float32(Dst[0][i]) // if Accumulate, else 0
@@ -59,8 +86,7 @@ func checkType(d uint8) {
 type Sum struct {
 	Dst        []uint64 // addresses of N elements of DstType each; F32 with Accumulate
 	DstType    uint8
-	Src        []uint64 // addresses of N elements of SrcType each
-	SrcType    uint8
+	Src        Sources
 	N          uint64
 	Accumulate bool // the first destination comes before the first source
 	// PastCache writes the destinations past the cache, for results that this core will not read. They are visible to other cores when
@@ -71,13 +97,13 @@ type Sum struct {
 // Run runs the sum.
 func (s Sum) Run(isa ISA) {
 	checkType(s.DstType)
-	checkType(s.SrcType)
-	if len(s.Src) == 0 || len(s.Dst) == 0 || s.Accumulate && s.DstType != F32 {
-		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(s.Src), len(s.Dst), s.DstType,
+	s.Src.check()
+	if len(s.Src.Addr) == 0 || len(s.Dst) == 0 || s.Accumulate && s.DstType != F32 {
+		panic(fmt.Sprintf("kernel: sum of %d sources to %d destinations of dtype(%d), accumulate %v", len(s.Src.Addr), len(s.Dst), s.DstType,
 			s.Accumulate))
 	}
-	C.rwk_sum(C.int(isa), pointer(s.Dst), C.uint32_t(len(s.Dst)), C.int(s.DstType), pointer(s.Src), C.uint32_t(len(s.Src)),
-		C.int(s.SrcType), C.uint64_t(s.N), flag(s.Accumulate), flag(s.PastCache))
+	C.rwk_sum(C.int(isa), pointer(s.Dst), C.uint32_t(len(s.Dst)), C.int(s.DstType), pointer(s.Src.Addr),
+		pointer(s.Src.Form), C.uint32_t(len(s.Src.Addr)), C.int(s.Src.Type), C.uint64_t(s.N), flag(s.Accumulate), flag(s.PastCache))
 }
 
 func pointer(addrs []uint64) *C.uint64_t {
@@ -112,7 +138,7 @@ type Update struct {
 	W                uint64    // f32[N]
 	State            [3]uint64 // f32[N] each, as many as the rule keeps
 	N                uint64
-	SrcType, OutType uint8
+	srcType, OutType uint8
 	Rule             uint8             // optim.Rule
 	PastCache        uint8             // if 1, the outputs are written past the cache, for results that this core will not read
 	Scalar           [cScalars]float32 // optim.Derive
@@ -124,18 +150,19 @@ func init() {
 	}
 }
 
-// Run runs the update on the sources, SrcType[N] each, and writes the result to every output, OutType[N] each. outs may be empty.
+// Run runs the update on the sources, and writes the result to every output, OutType[N] each. outs may be empty.
 // The slices may lie in the Go heap. Run panics without an array that the rule needs.
-func (u *Update) Run(isa ISA, src, outs []uint64) {
-	checkType(u.SrcType)
+func (u *Update) Run(isa ISA, src Sources, outs []uint64) {
+	src.check()
 	if len(outs) > 0 {
 		checkType(u.OutType)
 	}
-	if len(src) == 0 {
+	if len(src.Addr) == 0 {
 		panic("kernel: update without sources")
 	}
-	if C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src), C.uint32_t(len(src)), pointer(outs),
-		C.uint32_t(len(outs))) != 0 {
+	u.srcType = src.Type
+	if C.rwk_update(C.int(isa), (*C.struct_rwk_update)(unsafe.Pointer(u)), pointer(src.Addr), pointer(src.Form),
+		C.uint32_t(len(src.Addr)), pointer(outs), C.uint32_t(len(outs))) != 0 {
 		panic(fmt.Sprintf("kernel: rule(%d) is not an update rule, or w or a state array that it needs is 0", u.Rule))
 	}
 }

@@ -25,13 +25,14 @@ int rwk_best(void);         /* the fastest instruction set that this CPU support
 int rwk_supported(int isa); /* whether the build has it and the CPU supports it */
 
 /*
- * Writes the sum of nsrc sources, at least one, to each of ndst destinations. dst and src hold addresses. With accumulate the
+ * Writes the sum of nsrc sources, at least one, to each of ndst destinations. dst and src hold addresses. form, if not NULL, has
+ * the form of each source: 0 for elements of src_type, otherwise that of a payload of f32 (package codec). With accumulate the
  * destinations are f32, and the first one comes before the first source, so that folding a prefix and accumulating the rest gives
  * the bits of one sum. A destination may be one of the sources of its type. With past_cache the destinations are written past the
  * cache, in whole lines, and are visible to other cores on return.
  */
-void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, uint32_t nsrc, int src_type,
-	     uint64_t n, int accumulate, int past_cache);
+void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, const uint64_t *form, uint32_t nsrc,
+	     int src_type, uint64_t n, int accumulate, int past_cache);
 
 /* A fused pass sums the sources, updates w and the states, and writes the result to each of nout outputs. */
 struct rwk_update {
@@ -47,7 +48,8 @@ struct rwk_update {
  * scaled sum, of RWK_LAMB the step. src and out hold addresses. Returns 0, or -1 if the rule is unknown or w or a state is 0
  * that the rule needs.
  */
-int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, uint32_t nsrc, const uint64_t *out, uint32_t nout);
+int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, const uint64_t *form, uint32_t nsrc, const uint64_t *out,
+	       uint32_t nout);
 
 /*
  * Casts the n elements at src into those at dst, rounding to nearest even. With past_cache dst is written past the cache, and is

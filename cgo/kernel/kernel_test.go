@@ -39,7 +39,7 @@ func TestSumsAreTheReferencesBits(t *testing.T) {
 							dst := a.place(want, dstType)
 							nums, addrs := sources(rnd, a, count, n, i%5, srcType, wild)
 
-							Sum{Dst: []uint64{address(dst)}, DstType: uint8(dstType), Src: addrs, SrcType: uint8(srcType), N: uint64(n),
+							Sum{Dst: []uint64{address(dst)}, DstType: uint8(dstType), Src: From(addrs, uint8(srcType)), N: uint64(n),
 								Accumulate: accumulate}.Run(isa)
 							optim.SumInto(want, nums, accumulate)
 							rounded := make([]byte, len(dst))
@@ -76,7 +76,7 @@ func TestEveryDestinationGetsTheReferencesBits(t *testing.T) {
 						want := draw(rnd, n, false)
 						optim.Encode(outs.mem[0], want, dstType)
 
-						Sum{Dst: outs.addrs, DstType: uint8(dstType), Src: addrs, SrcType: uint8(srcType), N: uint64(n),
+						Sum{Dst: outs.addrs, DstType: uint8(dstType), Src: From(addrs, uint8(srcType)), N: uint64(n),
 							Accumulate: accumulate, PastCache: stream}.Run(isa)
 						optim.SumInto(want, nums, accumulate)
 						if err := outs.check(want); err != nil {
@@ -148,10 +148,10 @@ func TestAccumulatingTheRestGivesTheBitsOfOneSum(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(2, 0))
 		_, addrs := sources(rnd, a, 40, n, 0, chunk.BF16, false)
 		whole, parts := a.take(n, chunk.F32), a.take(n, chunk.F32)
-		Sum{Dst: []uint64{address(whole)}, DstType: F32, Src: addrs, SrcType: BF16, N: n}.Run(isa)
+		Sum{Dst: []uint64{address(whole)}, DstType: F32, Src: From(addrs, BF16), N: n}.Run(isa)
 		for split := 1; split < len(addrs); split++ {
-			Sum{Dst: []uint64{address(parts)}, DstType: F32, Src: addrs[:split], SrcType: BF16, N: n}.Run(isa)
-			Sum{Dst: []uint64{address(parts)}, DstType: F32, Src: addrs[split:], SrcType: BF16, N: n, Accumulate: true}.Run(isa)
+			Sum{Dst: []uint64{address(parts)}, DstType: F32, Src: From(addrs[:split], BF16), N: n}.Run(isa)
+			Sum{Dst: []uint64{address(parts)}, DstType: F32, Src: From(addrs[split:], BF16), N: n, Accumulate: true}.Run(isa)
 			if err := equalBytes(parts, whole); err != nil {
 				t.Fatalf("split after %d: %v", split, err)
 			}
@@ -169,7 +169,7 @@ func TestSumMayReplaceASource(t *testing.T) {
 				nums, addrs := sources(rand.New(rand.NewPCG(3, 0)), a, count, n, 1, chunk.F32, false)
 				want := make([]float32, n)
 				optim.SumInto(want, nums, false)
-				Sum{Dst: []uint64{addrs[at]}, DstType: F32, Src: addrs, SrcType: F32, N: n}.Run(isa)
+				Sum{Dst: []uint64{addrs[at]}, DstType: F32, Src: From(addrs, F32), N: n}.Run(isa)
 				begin := addrs[at] - address(a.mem)
 				if err := sameBits(decoded(a.mem[begin:begin+4*n], chunk.F32), want); err != nil {
 					t.Fatalf("%d sources into number %d: %v", count, at, err)
@@ -221,7 +221,7 @@ func TestUpdatesAreTheReferencesBits(t *testing.T) {
 // checkUpdate runs two steps of a rule on the same numbers by the kernel and by the reference.
 func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyper, srcType, outType chunk.DType,
 	count, n, misalign int, wild bool) error {
-	u := Update{N: uint64(n), SrcType: uint8(srcType), OutType: uint8(outType), Rule: uint8(rule), PastCache: uint8(rnd.IntN(2))}
+	u := Update{N: uint64(n), OutType: uint8(outType), Rule: uint8(rule), PastCache: uint8(rnd.IntN(2))}
 	var want struct {
 		w, out []float32
 		states [optim.MaxStates][]float32
@@ -249,7 +249,7 @@ func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyp
 	for step := uint32(1); step <= 2; step++ {
 		nums, addrs := sources(rnd, a, count, n, misalign, srcType, wild)
 		u.Scalar = optim.Derive(rule, h, step)
-		u.Run(isa, addrs, outs.addrs)
+		u.Run(isa, From(addrs, uint8(srcType)), outs.addrs)
 		k := optim.Scalars(u.Scalar)
 		optim.Update(rule, &k, want.w, want.states, nums, want.out)
 		if err := sameBits(decoded(w, chunk.F32), want.w); err != nil {
@@ -274,21 +274,21 @@ func TestUpdateRefusesWhatItCannotRun(t *testing.T) {
 	adam := optim.Derive(optim.AdamTorch, optim.AdamTorch.Defaults(), 1)
 	sgd := optim.Derive(optim.SGDTorch, optim.Hyper{Scale: 1, Momentum: 0.9}, 1)
 	for name, f := range map[string]func(){
-		"a rule of tomorrow": func() { (&Update{SrcType: F32, Rule: 200}).Run(Best(), src, nil) },
-		"no w":               func() { (&Update{SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: sgd}).Run(Best(), src, nil) },
+		"a rule of tomorrow": func() { (&Update{Rule: 200}).Run(Best(), From(src, F32), nil) },
+		"no w":               func() { (&Update{Rule: uint8(optim.SGDMXNet), Scalar: sgd}).Run(Best(), From(src, F32), nil) },
 		"no momentum": func() {
-			(&Update{SrcType: F32, Rule: uint8(optim.SGDTorch), W: mem, Scalar: sgd}).Run(Best(), src, nil)
+			(&Update{Rule: uint8(optim.SGDTorch), W: mem, Scalar: sgd}).Run(Best(), From(src, F32), nil)
 		},
 		"one state of two": func() {
-			(&Update{SrcType: F32, Rule: uint8(optim.AdamTorch), W: mem, State: [3]uint64{mem}, Scalar: adam}).Run(Best(), src, nil)
+			(&Update{Rule: uint8(optim.AdamTorch), W: mem, State: [3]uint64{mem}, Scalar: adam}).Run(Best(), From(src, F32), nil)
 		},
-		"update with dtype 0":    func() { (&Update{}).Run(Best(), src, nil) },
-		"update without sources": func() { (&Update{SrcType: F32}).Run(Best(), nil, nil) },
-		"update to no dtype":     func() { (&Update{SrcType: F32}).Run(Best(), src, src) },
-		"sum to nowhere":         func() { Sum{Dst: nil, DstType: F32, Src: src, SrcType: F32, N: 1, PastCache: true}.Run(Best()) },
-		"sum of nothing":         func() { Sum{Dst: []uint64{mem}, DstType: F32, Src: nil, SrcType: F32, N: 1}.Run(Best()) },
+		"update with dtype 0":    func() { (&Update{}).Run(Best(), From(src, 0), nil) },
+		"update without sources": func() { (&Update{}).Run(Best(), From(nil, F32), nil) },
+		"update to no dtype":     func() { (&Update{}).Run(Best(), From(src, F32), src) },
+		"sum to nowhere":         func() { Sum{Dst: nil, DstType: F32, Src: From(src, F32), N: 1, PastCache: true}.Run(Best()) },
+		"sum of nothing":         func() { Sum{Dst: []uint64{mem}, DstType: F32, Src: From(nil, F32), N: 1}.Run(Best()) },
 		"accumulate into bf16": func() {
-			Sum{Dst: []uint64{mem}, DstType: BF16, Src: src, SrcType: F32, N: 1, Accumulate: true}.Run(Best())
+			Sum{Dst: []uint64{mem}, DstType: BF16, Src: From(src, F32), N: 1, Accumulate: true}.Run(Best())
 		},
 		"conversion to dtype 4":   func() { Convert(Best(), mem, 4, mem, F32, 1, false) },
 		"probe off a cache line":  func() { Probe{Read: []uint64{mem + 4}, Bytes: 64}.Run(Best(), 1) },
@@ -352,7 +352,7 @@ func TestMoreThanTheCPUHasRunsAsWhatItHas(t *testing.T) {
 	a := newArena(t, 1<<12)
 	src := a.place([]float32{1.5}, chunk.F32)
 	dst := a.take(1, chunk.F32)
-	Sum{Dst: []uint64{address(dst)}, DstType: F32, Src: []uint64{address(src)}, SrcType: F32, N: 1}.Run(NEON + 1)
+	Sum{Dst: []uint64{address(dst)}, DstType: F32, Src: From([]uint64{address(src)}, F32), N: 1}.Run(NEON + 1)
 	if got := decoded(dst, chunk.F32)[0]; got != 1.5 {
 		t.Errorf("got %v", got)
 	}

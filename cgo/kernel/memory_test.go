@@ -90,9 +90,9 @@ func moved(to []uint64, addrs []uint64, at uint64) []uint64 {
 func (wl *workload) update(sources []uint64, s stretch, threads int) {
 	wl.eachChunk(s, threads, func(at uint64, r *room) {
 		u := Update{
-			W: wl.w + at, State: [3]uint64{wl.m + at}, N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar,
+			W: wl.w + at, State: [3]uint64{wl.m + at}, N: chunkElems, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar,
 		}
-		u.Run(wl.isa, moved(r.src[:], sources, at), nil)
+		u.Run(wl.isa, From(moved(r.src[:], sources, at), F32), nil)
 	})
 }
 
@@ -134,7 +134,7 @@ func (wl *workload) shuffled(add bool) contender {
 	return func(s stretch, threads int) {
 		split(threads, (s.to-s.from)/(window*chunkElems), func(from, to uint64) {
 			var r room
-			u := Update{N: chunkElems, SrcType: F32, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar}
+			u := Update{N: chunkElems, Rule: uint8(optim.SGDMXNet), Scalar: wl.scalar}
 			for ; from < to; from++ {
 				came := [window]int{}
 				for _, next := range order {
@@ -143,14 +143,14 @@ func (wl *workload) shuffled(add bool) contender {
 					sources := wl.grads
 					if add {
 						sources = []uint64{wl.s}
-						Sum{Dst: moved(r.out[:], sources, at), DstType: F32, Src: moved(r.src[:], wl.grads[rank:rank+1], at),
-							SrcType: F32, N: chunkElems, Accumulate: came[c] > 0}.Run(wl.isa)
+						Sum{Dst: moved(r.out[:], sources, at), DstType: F32, Src: From(moved(r.src[:], wl.grads[rank:rank+1], at), F32),
+							N: chunkElems, Accumulate: came[c] > 0}.Run(wl.isa)
 					}
 					if came[c]++; came[c] < len(wl.grads) {
 						continue
 					}
 					u.W, u.State[0] = wl.w+at, wl.m+at
-					u.Run(wl.isa, moved(r.src[:], sources, at), nil)
+					u.Run(wl.isa, From(moved(r.src[:], sources, at), F32), nil)
 				}
 			}
 		})
@@ -164,7 +164,7 @@ func (wl *workload) sum(s stretch, threads int, sources []uint64, accumulate boo
 		for i, g := range sources {
 			src[i] = g + (s.from+from)*4
 		}
-		Sum{Dst: []uint64{wl.s + (s.from+from)*4}, DstType: F32, Src: src, SrcType: F32, N: to - from, Accumulate: accumulate}.Run(wl.isa)
+		Sum{Dst: []uint64{wl.s + (s.from+from)*4}, DstType: F32, Src: From(src, F32), N: to - from, Accumulate: accumulate}.Run(wl.isa)
 	})
 }
 
@@ -236,7 +236,7 @@ func BenchmarkFusedUpdate(b *testing.B) {
 func (wl *workload) exchange(results []uint64, stream bool) contender {
 	return func(s stretch, threads int) {
 		wl.eachChunk(s, threads, func(at uint64, r *room) {
-			Sum{Dst: moved(r.out[:], results, at), DstType: F32, Src: moved(r.src[:], wl.grads, at), SrcType: F32,
+			Sum{Dst: moved(r.out[:], results, at), DstType: F32, Src: From(moved(r.src[:], wl.grads, at), F32),
 				N: chunkElems, PastCache: stream}.Run(wl.isa)
 		})
 	}
@@ -247,7 +247,7 @@ func (wl *workload) sumThenCopy(results []uint64) contender {
 	return func(s stretch, threads int) {
 		wl.eachChunk(s, threads, func(at uint64, r *room) {
 			sum := wl.s + at>>21&1<<20 + at&(1<<20-1) // 32 buffers for each of two threads
-			Sum{Dst: []uint64{sum}, DstType: F32, Src: moved(r.src[:], wl.grads, at), SrcType: F32, N: chunkElems}.Run(wl.isa)
+			Sum{Dst: []uint64{sum}, DstType: F32, Src: From(moved(r.src[:], wl.grads, at), F32), N: chunkElems}.Run(wl.isa)
 			for _, to := range results {
 				Convert(wl.isa, to+at, F32, sum, F32, chunkElems, true)
 			}
@@ -311,13 +311,13 @@ func BenchmarkChunk(b *testing.B) {
 		for _, rule := range optim.Rules() {
 			h := rule.Defaults()
 			u := Update{
-				W: wl.w, State: [3]uint64{wl.m, wl.s}, OutType: F32, N: chunkElems, SrcType: F32,
+				W: wl.w, State: [3]uint64{wl.m, wl.s}, OutType: F32, N: chunkElems,
 				Rule: uint8(rule), Scalar: optim.Derive(rule, h, 1),
 			}
 			b.Run(fmt.Sprintf("%v/%v/sources=4", isa, rule), func(b *testing.B) {
 				b.SetBytes(chunkElems * 4 * 4)
 				for b.Loop() {
-					u.Run(isa, wl.grads[:4], wl.grads[7:])
+					u.Run(isa, From(wl.grads[:4], F32), wl.grads[7:])
 				}
 			})
 		}

@@ -34,6 +34,7 @@ struct rwk_outputs {
 /* The summands. first, if not 0, is an f32 array that comes before the sources. */
 struct rwk_sources {
 	const uint64_t *addr;
+	const uint64_t *form; /* of each, or NULL if all are elements of the type as they are */
 	uint32_t count;
 	int type;
 	uint64_t first;
