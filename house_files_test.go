@@ -15,8 +15,8 @@ import (
 func TestFilesOfARoomFormNoCircle(t *testing.T) {
 	rooms := []string{
 		"aggregate", "aggregate/reduce", "aggregate/session", "aggregate/optim", "aggregate/racktest",
-		"client/failover", "hierarchy", "hierarchy/outer", "hierarchy/planner", "launch", "launch/control", "rxe",
-		"service/membership/view", "verbs",
+		"client/failover", "hierarchy", "hierarchy/outer", "hierarchy/planner", "launch", "launch/control",
+		"policy/ratecontrol", "rxe", "service/membership/view", "verbs",
 	}
 	for _, room := range rooms {
 		t.Run(room, func(t *testing.T) {
