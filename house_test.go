@@ -41,7 +41,7 @@ var house = map[string][]string{
 		"hierarchy/outer", "hierarchy/planner", "aggregate", "chunk", "verbs", "verbs/probe"},
 	"service/engine": {"service/api", "service/quota", "service/rpc", "aggregate", "aggregate/lane", "chunk", "numa", "verbs"},
 	"service/job": {"service/api", "service/door", "service/engine", "service/quota", "service/rpc", "hierarchy/outer", "policy",
-		"aggregate", "aggregate/optim", "chunk", "numa", "verbs"},
+		"aggregate", "aggregate/optim", "chunk", "codec", "numa", "verbs"},
 	"service/rpc":             {},
 	"service/api":             {},
 	"service/door":            {},

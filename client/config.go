@@ -22,7 +22,7 @@ const AnyRank = -1
 // DefaultTimeout bounds waits that have no deadline of their own.
 const DefaultTimeout = time.Minute
 
-// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Outer, Optimizer,
+// Config says which job to join, and how. Workers of a job must agree on Workers, Mode, Policy, Outer, Compress, Optimizer,
 // Hyper, WireType and ChunkBytes, and need a provider that all of them can use. A worker that differs is refused, and told what
 // the job has.
 type Config struct {
@@ -53,7 +53,9 @@ type Config struct {
 	Policy string
 	// Outer is the way in which racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for
 	// instance. If empty, it is as their cluster's file says; with none they add their gradients in every step.
-	Outer     string
+	Outer string
+	// Compress names the codecs of gradients and answers, as CODEC or CODEC/ANSWERS: int8, sign/int8, 2bit:0.5/none. If empty, none.
+	Compress  string
 	Optimizer string             // an update rule, such as sgd_torch
 	Hyper     map[string]float64 // overrides the rule's defaults: lr, wd, momentum and others
 
@@ -119,7 +121,7 @@ func (c *Config) request() (*api.JoinRequest, error) {
 	}
 	return &api.JoinRequest{
 		Job: c.Job, Rank: int32(c.Rank), Workers: uint32(c.Workers), Mode: c.Mode,
-		Policy: c.Policy, Outer: c.Outer, Optimizer: c.Optimizer, Hyper: c.Hyper,
+		Policy: c.Policy, Outer: c.Outer, Compress: c.Compress, Optimizer: c.Optimizer, Hyper: c.Hyper,
 		ChunkBytes: uint32(c.ChunkBytes),
 		Provider:   c.Provider, Providers: providers, Pid: int64(os.Getpid()),
 		Uid: uint32(os.Geteuid()), Run: c.Run,

@@ -57,6 +57,9 @@ func (j *job) Outer() string { return cmp.Or(j.info.Outer, "none") }
 // Core returns the type in which sums cross between racks: f32 or bf16.
 func (j *job) Core() string { return cmp.Or(j.info.Core, "f32") }
 
+// Compress returns the codecs of the job's gradients and answers, in the form of [Config], or none.
+func (j *job) Compress() string { return cmp.Or(j.info.Compress, "none") }
+
 // Stream reports whether the job is in mode stream, in which every worker ends its own steps.
 func (j *job) Stream() bool { return j.info.Mode == "stream" }
 

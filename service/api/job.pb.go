@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41, 0}
+	return file_job_proto_rawDescGZIP(), []int{42, 0}
 }
 
 type JoinRequest struct {
@@ -137,7 +137,9 @@ type JoinRequest struct {
 	// file says; none: they add their gradients in every step.
 	Outer string `protobuf:"bytes,21,opt,name=outer,proto3" json:"outer,omitempty"`
 	// Tells the worker's run from others that name their job alike: workers of one run share a job. Empty: unknown, and not compared.
-	Run           string `protobuf:"bytes,23,opt,name=run,proto3" json:"run,omitempty"`
+	Run string `protobuf:"bytes,23,opt,name=run,proto3" json:"run,omitempty"`
+	// The codecs of gradients and answers, such as int8, sign/int8 or 2bit:0.5/none; empty: none.
+	Compress      string `protobuf:"bytes,24,opt,name=compress,proto3" json:"compress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -319,6 +321,13 @@ func (x *JoinRequest) GetRun() string {
 	return ""
 }
 
+func (x *JoinRequest) GetCompress() string {
+	if x != nil {
+		return x.Compress
+	}
+	return ""
+}
+
 type JoinResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Identifies the worker in all further calls, as the header Rackweave-Session.
@@ -365,7 +374,11 @@ type JoinResponse struct {
 	// What the aggregators that a job is spread over must answer alike to a worker, for people.
 	Terms []string `protobuf:"bytes,25,rep,name=terms,proto3" json:"terms,omitempty"`
 	// The aggregators of the job's racks, in the order of rack_workers. When one is gone the others say who serves its rack.
-	Racks         []*Aggregator `protobuf:"bytes,23,rep,name=racks,proto3" json:"racks,omitempty"`
+	Racks []*Aggregator `protobuf:"bytes,23,rep,name=racks,proto3" json:"racks,omitempty"`
+	// As in JoinRequest, in full, and what each codec is.
+	Compress      string `protobuf:"bytes,26,opt,name=compress,proto3" json:"compress,omitempty"`
+	Gradients     *Codec `protobuf:"bytes,27,opt,name=gradients,proto3" json:"gradients,omitempty"`
+	Answers       *Codec `protobuf:"bytes,28,opt,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -575,6 +588,91 @@ func (x *JoinResponse) GetRacks() []*Aggregator {
 	return nil
 }
 
+func (x *JoinResponse) GetCompress() string {
+	if x != nil {
+		return x.Compress
+	}
+	return ""
+}
+
+func (x *JoinResponse) GetGradients() *Codec {
+	if x != nil {
+		return x.Gradients
+	}
+	return nil
+}
+
+func (x *JoinResponse) GetAnswers() *Codec {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// Codec is the codec of a direction; not set: values travel as they are.
+type Codec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in the headers of payloads.
+	Id uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Rounds by chance.
+	Stochastic bool `protobuf:"varint,2,opt,name=stochastic,proto3" json:"stochastic,omitempty"`
+	// The threshold of 2bit, the share of topk.
+	Param         float64 `protobuf:"fixed64,3,opt,name=param,proto3" json:"param,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Codec) Reset() {
+	*x = Codec{}
+	mi := &file_job_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Codec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Codec) ProtoMessage() {}
+
+func (x *Codec) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Codec.ProtoReflect.Descriptor instead.
+func (*Codec) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Codec) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Codec) GetStochastic() bool {
+	if x != nil {
+		return x.Stochastic
+	}
+	return false
+}
+
+func (x *Codec) GetParam() float64 {
+	if x != nil {
+		return x.Param
+	}
+	return 0
+}
+
 // Aggregator is one of those that a job is spread over, or that of one of its racks.
 type Aggregator struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -589,7 +687,7 @@ type Aggregator struct {
 
 func (x *Aggregator) Reset() {
 	*x = Aggregator{}
-	mi := &file_job_proto_msgTypes[2]
+	mi := &file_job_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +699,7 @@ func (x *Aggregator) String() string {
 func (*Aggregator) ProtoMessage() {}
 
 func (x *Aggregator) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[2]
+	mi := &file_job_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +712,7 @@ func (x *Aggregator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Aggregator.ProtoReflect.Descriptor instead.
 func (*Aggregator) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{2}
+	return file_job_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Aggregator) GetUrl() string {
@@ -651,7 +749,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_job_proto_msgTypes[3]
+	mi := &file_job_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +761,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[3]
+	mi := &file_job_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +774,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{3}
+	return file_job_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Lane) GetNic() uint32 {
@@ -715,7 +813,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_job_proto_msgTypes[4]
+	mi := &file_job_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +825,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[4]
+	mi := &file_job_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +838,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{4}
+	return file_job_proto_rawDescGZIP(), []int{5}
 }
 
 type WatchResponse struct {
@@ -754,7 +852,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_job_proto_msgTypes[5]
+	mi := &file_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +864,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[5]
+	mi := &file_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +877,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{5}
+	return file_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WatchResponse) GetFailure() *Failure {
@@ -809,7 +907,7 @@ type Links struct {
 
 func (x *Links) Reset() {
 	*x = Links{}
-	mi := &file_job_proto_msgTypes[6]
+	mi := &file_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +919,7 @@ func (x *Links) String() string {
 func (*Links) ProtoMessage() {}
 
 func (x *Links) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[6]
+	mi := &file_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +932,7 @@ func (x *Links) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Links.ProtoReflect.Descriptor instead.
 func (*Links) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{6}
+	return file_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Links) GetDown() []uint32 {
@@ -862,7 +960,7 @@ type BrokenLane struct {
 
 func (x *BrokenLane) Reset() {
 	*x = BrokenLane{}
-	mi := &file_job_proto_msgTypes[7]
+	mi := &file_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +972,7 @@ func (x *BrokenLane) String() string {
 func (*BrokenLane) ProtoMessage() {}
 
 func (x *BrokenLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[7]
+	mi := &file_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +985,7 @@ func (x *BrokenLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokenLane.ProtoReflect.Descriptor instead.
 func (*BrokenLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{7}
+	return file_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BrokenLane) GetLane() uint32 {
@@ -915,7 +1013,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_job_proto_msgTypes[8]
+	mi := &file_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1025,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[8]
+	mi := &file_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1038,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{8}
+	return file_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Failure) GetRank() int32 {
@@ -971,7 +1069,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_job_proto_msgTypes[9]
+	mi := &file_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1081,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[9]
+	mi := &file_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1094,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{9}
+	return file_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConnectRequest) GetLanes() []*WorkerLane {
@@ -1040,7 +1138,7 @@ type WorkerLane struct {
 
 func (x *WorkerLane) Reset() {
 	*x = WorkerLane{}
-	mi := &file_job_proto_msgTypes[10]
+	mi := &file_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1150,7 @@ func (x *WorkerLane) String() string {
 func (*WorkerLane) ProtoMessage() {}
 
 func (x *WorkerLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[10]
+	mi := &file_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1163,7 @@ func (x *WorkerLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLane.ProtoReflect.Descriptor instead.
 func (*WorkerLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{10}
+	return file_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WorkerLane) GetEndpoint() []byte {
@@ -1105,7 +1203,7 @@ type ConnectResponse struct {
 
 func (x *ConnectResponse) Reset() {
 	*x = ConnectResponse{}
-	mi := &file_job_proto_msgTypes[11]
+	mi := &file_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1215,7 @@ func (x *ConnectResponse) String() string {
 func (*ConnectResponse) ProtoMessage() {}
 
 func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[11]
+	mi := &file_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1228,7 @@ func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectResponse.ProtoReflect.Descriptor instead.
 func (*ConnectResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{11}
+	return file_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ConnectResponse) GetLanes() []*AggregatorLane {
@@ -1151,7 +1249,7 @@ type AggregatorLane struct {
 
 func (x *AggregatorLane) Reset() {
 	*x = AggregatorLane{}
-	mi := &file_job_proto_msgTypes[12]
+	mi := &file_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1261,7 @@ func (x *AggregatorLane) String() string {
 func (*AggregatorLane) ProtoMessage() {}
 
 func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[12]
+	mi := &file_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1274,7 @@ func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AggregatorLane.ProtoReflect.Descriptor instead.
 func (*AggregatorLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{12}
+	return file_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AggregatorLane) GetEndpoint() []byte {
@@ -1219,7 +1317,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_job_proto_msgTypes[13]
+	mi := &file_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1329,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[13]
+	mi := &file_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1342,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{13}
+	return file_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ResumeRequest) GetLane() uint32 {
@@ -1307,7 +1405,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_job_proto_msgTypes[14]
+	mi := &file_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1417,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[14]
+	mi := &file_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1430,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{14}
+	return file_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Region) GetAddr() uint64 {
@@ -1367,7 +1465,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_job_proto_msgTypes[15]
+	mi := &file_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1477,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[15]
+	mi := &file_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1490,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{15}
+	return file_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResumeResponse) GetLane() *AggregatorLane {
@@ -1419,7 +1517,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_job_proto_msgTypes[16]
+	mi := &file_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1529,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[16]
+	mi := &file_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1542,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{16}
+	return file_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RegisterRequest) GetTensors() []*Tensor {
@@ -1476,7 +1574,7 @@ type Tensor struct {
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_job_proto_msgTypes[17]
+	mi := &file_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1586,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[17]
+	mi := &file_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1599,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{17}
+	return file_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Tensor) GetName() string {
@@ -1551,7 +1649,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1661,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1674,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{18}
+	return file_job_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RegisterResponse) GetPlanHash() []byte {
@@ -1603,7 +1701,7 @@ type BarrierRequest struct {
 
 func (x *BarrierRequest) Reset() {
 	*x = BarrierRequest{}
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1713,7 @@ func (x *BarrierRequest) String() string {
 func (*BarrierRequest) ProtoMessage() {}
 
 func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1726,7 @@ func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierRequest.ProtoReflect.Descriptor instead.
 func (*BarrierRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{19}
+	return file_job_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BarrierRequest) GetName() string {
@@ -1655,7 +1753,7 @@ type BarrierResponse struct {
 
 func (x *BarrierResponse) Reset() {
 	*x = BarrierResponse{}
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1765,7 @@ func (x *BarrierResponse) String() string {
 func (*BarrierResponse) ProtoMessage() {}
 
 func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1778,7 @@ func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierResponse.ProtoReflect.Descriptor instead.
 func (*BarrierResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{20}
+	return file_job_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BarrierResponse) GetRestoredStep() uint32 {
@@ -1702,7 +1800,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1812,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1825,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{21}
+	return file_job_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LeaveRequest) GetFailure() string {
@@ -1752,7 +1850,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1764,7 +1862,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1777,7 +1875,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{22}
+	return file_job_proto_rawDescGZIP(), []int{23}
 }
 
 type StatusRequest struct {
@@ -1788,7 +1886,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +1898,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +1911,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{23}
+	return file_job_proto_rawDescGZIP(), []int{24}
 }
 
 type StatusResponse struct {
@@ -1831,7 +1929,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1941,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1954,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{24}
+	return file_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -1920,7 +2018,7 @@ type Membership struct {
 
 func (x *Membership) Reset() {
 	*x = Membership{}
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2030,7 @@ func (x *Membership) String() string {
 func (*Membership) ProtoMessage() {}
 
 func (x *Membership) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2043,7 @@ func (x *Membership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Membership.ProtoReflect.Descriptor instead.
 func (*Membership) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{25}
+	return file_job_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Membership) GetEpoch() int64 {
@@ -2008,7 +2106,7 @@ type RackHolder struct {
 
 func (x *RackHolder) Reset() {
 	*x = RackHolder{}
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2118,7 @@ func (x *RackHolder) String() string {
 func (*RackHolder) ProtoMessage() {}
 
 func (x *RackHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2131,7 @@ func (x *RackHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackHolder.ProtoReflect.Descriptor instead.
 func (*RackHolder) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{26}
+	return file_job_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RackHolder) GetName() string {
@@ -2090,7 +2188,7 @@ type EngineStatus struct {
 
 func (x *EngineStatus) Reset() {
 	*x = EngineStatus{}
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2102,7 +2200,7 @@ func (x *EngineStatus) String() string {
 func (*EngineStatus) ProtoMessage() {}
 
 func (x *EngineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2115,7 +2213,7 @@ func (x *EngineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
 func (*EngineStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{27}
+	return file_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EngineStatus) GetProvider() string {
@@ -2159,7 +2257,7 @@ type NicStatus struct {
 
 func (x *NicStatus) Reset() {
 	*x = NicStatus{}
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2269,7 @@ func (x *NicStatus) String() string {
 func (*NicStatus) ProtoMessage() {}
 
 func (x *NicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2282,7 @@ func (x *NicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicStatus.ProtoReflect.Descriptor instead.
 func (*NicStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{28}
+	return file_job_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NicStatus) GetDevice() string {
@@ -2239,7 +2337,7 @@ type LaneStatus struct {
 
 func (x *LaneStatus) Reset() {
 	*x = LaneStatus{}
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2349,7 @@ func (x *LaneStatus) String() string {
 func (*LaneStatus) ProtoMessage() {}
 
 func (x *LaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2362,7 @@ func (x *LaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneStatus.ProtoReflect.Descriptor instead.
 func (*LaneStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{29}
+	return file_job_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LaneStatus) GetDevice() string {
@@ -2403,7 +2501,7 @@ type JobStatus struct {
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2513,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2526,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{30}
+	return file_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JobStatus) GetName() string {
@@ -2642,7 +2740,7 @@ type RackStatus struct {
 
 func (x *RackStatus) Reset() {
 	*x = RackStatus{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2752,7 @@ func (x *RackStatus) String() string {
 func (*RackStatus) ProtoMessage() {}
 
 func (x *RackStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2667,7 +2765,7 @@ func (x *RackStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
 func (*RackStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RackStatus) GetName() string {
@@ -2746,7 +2844,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2856,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2869,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Resource) GetName() string {
@@ -2836,7 +2934,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2946,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +2959,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -2994,7 +3092,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3104,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3117,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3046,7 +3144,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3156,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3169,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3091,7 +3189,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3103,7 +3201,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3116,7 +3214,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3134,7 +3232,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3244,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3257,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 type TraceRequest struct {
@@ -3175,7 +3273,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3285,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3298,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3241,7 +3339,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3351,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3364,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3323,7 +3421,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3433,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3446,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3385,7 +3483,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3397,7 +3495,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3410,7 +3508,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3472,7 +3570,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +3582,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +3595,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3516,7 +3614,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3626,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3639,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3556,7 +3654,7 @@ var File_job_proto protoreflect.FileDescriptor
 const file_job_proto_rawDesc = "" +
 	"\n" +
 	"\tjob.proto\x12\frackweave.v1\x1a\n" +
-	"rack.proto\x1a\vstate.proto\"\xe4\x04\n" +
+	"rack.proto\x1a\vstate.proto\"\x80\x05\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\x05R\x04rank\x12\x18\n" +
@@ -3581,11 +3679,12 @@ const file_job_proto_rawDesc = "" +
 	"\x05parts\x18\x13 \x01(\rR\x05parts\x12\x12\n" +
 	"\x04rack\x18\x14 \x01(\tR\x04rack\x12\x14\n" +
 	"\x05outer\x18\x15 \x01(\tR\x05outer\x12\x10\n" +
-	"\x03run\x18\x17 \x01(\tR\x03run\x1a8\n" +
+	"\x03run\x18\x17 \x01(\tR\x03run\x12\x1a\n" +
+	"\bcompress\x18\x18 \x01(\tR\bcompress\x1a8\n" +
 	"\n" +
 	"HyperEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03J\x04\b\x16\x10\x17\"\x90\x06\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x02\x10\x03J\x04\b\x16\x10\x17\"\x8e\a\n" +
 	"\fJoinResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x18\n" +
@@ -3616,7 +3715,16 @@ const file_job_proto_rawDesc = "" +
 	"\x04core\x18\x16 \x01(\tR\x04core\x12\x12\n" +
 	"\x04mode\x18\x18 \x01(\tR\x04mode\x12\x14\n" +
 	"\x05terms\x18\x19 \x03(\tR\x05terms\x12.\n" +
-	"\x05racks\x18\x17 \x03(\v2\x18.rackweave.v1.AggregatorR\x05racks\"B\n" +
+	"\x05racks\x18\x17 \x03(\v2\x18.rackweave.v1.AggregatorR\x05racks\x12\x1a\n" +
+	"\bcompress\x18\x1a \x01(\tR\bcompress\x121\n" +
+	"\tgradients\x18\x1b \x01(\v2\x13.rackweave.v1.CodecR\tgradients\x12-\n" +
+	"\aanswers\x18\x1c \x01(\v2\x13.rackweave.v1.CodecR\aanswers\"M\n" +
+	"\x05Codec\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x1e\n" +
+	"\n" +
+	"stochastic\x18\x02 \x01(\bR\n" +
+	"stochastic\x12\x14\n" +
+	"\x05param\x18\x03 \x01(\x01R\x05param\"B\n" +
 	"\n" +
 	"Aggregator\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x0e\n" +
@@ -3918,138 +4026,141 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
 	(*JoinResponse)(nil),          // 2: rackweave.v1.JoinResponse
-	(*Aggregator)(nil),            // 3: rackweave.v1.Aggregator
-	(*Lane)(nil),                  // 4: rackweave.v1.Lane
-	(*WatchRequest)(nil),          // 5: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),         // 6: rackweave.v1.WatchResponse
-	(*Links)(nil),                 // 7: rackweave.v1.Links
-	(*BrokenLane)(nil),            // 8: rackweave.v1.BrokenLane
-	(*Failure)(nil),               // 9: rackweave.v1.Failure
-	(*ConnectRequest)(nil),        // 10: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),            // 11: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),       // 12: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),        // 13: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),         // 14: rackweave.v1.ResumeRequest
-	(*Region)(nil),                // 15: rackweave.v1.Region
-	(*ResumeResponse)(nil),        // 16: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),       // 17: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),                // 18: rackweave.v1.Tensor
-	(*RegisterResponse)(nil),      // 19: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),        // 20: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),       // 21: rackweave.v1.BarrierResponse
-	(*LeaveRequest)(nil),          // 22: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),         // 23: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),         // 24: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),        // 25: rackweave.v1.StatusResponse
-	(*Membership)(nil),            // 26: rackweave.v1.Membership
-	(*RackHolder)(nil),            // 27: rackweave.v1.RackHolder
-	(*EngineStatus)(nil),          // 28: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),             // 29: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),            // 30: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),             // 31: rackweave.v1.JobStatus
-	(*RackStatus)(nil),            // 32: rackweave.v1.RackStatus
-	(*Resource)(nil),              // 33: rackweave.v1.Resource
-	(*WorkerStatus)(nil),          // 34: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),    // 38: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 39: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 40: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 41: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 42: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 43: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 44: rackweave.v1.DrainResponse
-	nil,                           // 45: rackweave.v1.JoinRequest.HyperEntry
-	(*SaveRequest)(nil),           // 46: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 47: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 48: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 49: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 50: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 51: rackweave.v1.WriteStateRequest
-	(*LinksRequest)(nil),          // 52: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 53: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 54: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 55: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 56: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 57: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 58: rackweave.v1.WriteStateResponse
-	(*LinksResponse)(nil),         // 59: rackweave.v1.LinksResponse
+	(*Codec)(nil),                 // 3: rackweave.v1.Codec
+	(*Aggregator)(nil),            // 4: rackweave.v1.Aggregator
+	(*Lane)(nil),                  // 5: rackweave.v1.Lane
+	(*WatchRequest)(nil),          // 6: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),         // 7: rackweave.v1.WatchResponse
+	(*Links)(nil),                 // 8: rackweave.v1.Links
+	(*BrokenLane)(nil),            // 9: rackweave.v1.BrokenLane
+	(*Failure)(nil),               // 10: rackweave.v1.Failure
+	(*ConnectRequest)(nil),        // 11: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),            // 12: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),       // 13: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),        // 14: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),         // 15: rackweave.v1.ResumeRequest
+	(*Region)(nil),                // 16: rackweave.v1.Region
+	(*ResumeResponse)(nil),        // 17: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),       // 18: rackweave.v1.RegisterRequest
+	(*Tensor)(nil),                // 19: rackweave.v1.Tensor
+	(*RegisterResponse)(nil),      // 20: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),        // 21: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),       // 22: rackweave.v1.BarrierResponse
+	(*LeaveRequest)(nil),          // 23: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),         // 24: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),         // 25: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),        // 26: rackweave.v1.StatusResponse
+	(*Membership)(nil),            // 27: rackweave.v1.Membership
+	(*RackHolder)(nil),            // 28: rackweave.v1.RackHolder
+	(*EngineStatus)(nil),          // 29: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),             // 30: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),            // 31: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),             // 32: rackweave.v1.JobStatus
+	(*RackStatus)(nil),            // 33: rackweave.v1.RackStatus
+	(*Resource)(nil),              // 34: rackweave.v1.Resource
+	(*WorkerStatus)(nil),          // 35: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),      // 36: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 37: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 38: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),    // 39: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 40: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 41: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 42: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 43: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 44: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 45: rackweave.v1.DrainResponse
+	nil,                           // 46: rackweave.v1.JoinRequest.HyperEntry
+	(*SaveRequest)(nil),           // 47: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 48: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 49: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 50: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 51: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 52: rackweave.v1.WriteStateRequest
+	(*LinksRequest)(nil),          // 53: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 54: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 55: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 56: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 57: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 58: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 59: rackweave.v1.WriteStateResponse
+	(*LinksResponse)(nil),         // 60: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
-	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
-	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
-	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
-	9,  // 4: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
-	7,  // 5: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	8,  // 6: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
-	11, // 7: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	13, // 8: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
-	15, // 9: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	13, // 10: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	18, // 11: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	28, // 12: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	31, // 13: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	26, // 14: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
-	27, // 15: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
-	30, // 16: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	29, // 17: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	34, // 18: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
-	9,  // 19: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	33, // 20: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	32, // 21: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	41, // 22: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	42, // 23: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 24: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 25: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	5,  // 26: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	10, // 27: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	14, // 28: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	17, // 29: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	20, // 30: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	46, // 31: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	47, // 32: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	48, // 33: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	49, // 34: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	50, // 35: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	51, // 36: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	22, // 37: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	24, // 38: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	35, // 39: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	37, // 40: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	39, // 41: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	43, // 42: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	52, // 43: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 44: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 45: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 46: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 47: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 48: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 49: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	53, // 50: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	54, // 51: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	55, // 52: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	56, // 53: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	57, // 54: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	58, // 55: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	23, // 56: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	25, // 57: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	36, // 58: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	38, // 59: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	40, // 60: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	44, // 61: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	59, // 62: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	44, // [44:63] is the sub-list for method output_type
-	25, // [25:44] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	46, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	5,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
+	4,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
+	4,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
+	3,  // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
+	3,  // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
+	10, // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
+	8,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
+	9,  // 8: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
+	12, // 9: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
+	14, // 10: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
+	16, // 11: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
+	14, // 12: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
+	19, // 13: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	29, // 14: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	32, // 15: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	27, // 16: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	28, // 17: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	31, // 18: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	30, // 19: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	35, // 20: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	10, // 21: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
+	34, // 22: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	33, // 23: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	42, // 24: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	43, // 25: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 26: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 27: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	6,  // 28: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	11, // 29: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	15, // 30: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	18, // 31: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	21, // 32: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	47, // 33: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	48, // 34: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	49, // 35: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	50, // 36: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	51, // 37: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	52, // 38: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	23, // 39: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	25, // 40: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	36, // 41: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	38, // 42: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	40, // 43: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	44, // 44: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	53, // 45: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 46: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	7,  // 47: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	13, // 48: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	17, // 49: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	20, // 50: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	22, // 51: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	54, // 52: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	55, // 53: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	56, // 54: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	57, // 55: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	58, // 56: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	59, // 57: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	24, // 58: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	26, // 59: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	37, // 60: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	39, // 61: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	41, // 62: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	45, // 63: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	60, // 64: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	46, // [46:65] is the sub-list for method output_type
+	27, // [27:46] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4059,16 +4170,16 @@ func file_job_proto_init() {
 	}
 	file_rack_proto_init()
 	file_state_proto_init()
-	file_job_proto_msgTypes[17].OneofWrappers = []any{}
-	file_job_proto_msgTypes[20].OneofWrappers = []any{}
+	file_job_proto_msgTypes[18].OneofWrappers = []any{}
 	file_job_proto_msgTypes[21].OneofWrappers = []any{}
+	file_job_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/rpc"
 	"github.com/rackweave/rackweave/verbs"
@@ -79,6 +80,8 @@ func (m *Member) welcome() *api.JoinResponse {
 		WatchWithinMs: uint32(watchWithin.Milliseconds()), HeartbeatMs: uint32(heartbeatEvery.Milliseconds()),
 		LinkTimeoutMs: uint32(e.LinkTimeout.Milliseconds()),
 	}
+	r.Compress = j.Spec.Compress.String()
+	r.Gradients, r.Answers = codecOf(j.Spec.Compress.Up), codecOf(j.Spec.Compress.Down)
 	j.Spec.Racks.Welcome(r)
 	record := j.Spec.Rule.Record(j.Spec.Hyper)
 	r.Record = record[:]
@@ -95,12 +98,19 @@ func (m *Member) welcome() *api.JoinResponse {
 		fmt.Sprint("chunks of ", r.ChunkBytes), fmt.Sprint("queues of ", r.SendDepth, " and ", r.RecvDepth),
 		fmt.Sprint("reading by reference ", r.ByReference), fmt.Sprint("a link timeout in ms of ", r.LinkTimeoutMs),
 		fmt.Sprint("rank ", r.Rank), fmt.Sprint("hyper-parameters ", r.Record), fmt.Sprint("workers by rack ", r.RackWorkers),
-		fmt.Sprint("pods ", r.Pods),
+		fmt.Sprint("pods ", r.Pods), "codecs " + r.Compress,
 	}
 	j.mu.Lock()
 	m.timers = []*time.Timer{m.must(&m.watched, watchWithin, "open its watch stream"), m.must(&m.attached, connectWithin, "connect")}
 	j.mu.Unlock()
 	return r
+}
+
+func codecOf(s codec.Spec) *api.Codec {
+	if s.ID == codec.Raw {
+		return nil
+	}
+	return &api.Codec{Id: uint32(s.ID), Stochastic: s.Stochastic, Param: s.Param}
 }
 
 // must ends the membership of a worker that has not done something in time.

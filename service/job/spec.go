@@ -8,6 +8,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service/api"
@@ -26,6 +27,7 @@ type Spec struct {
 	Part       int // of the job that is this aggregator's
 	Parts      int // aggregators that the job is spread over. If 0, it is here alone
 	Outer      outer.Optimizer
+	Compress   codec.Pair
 	Racks      Racks // that the job runs over
 }
 
@@ -59,6 +61,9 @@ func parseSpec(r *api.JoinRequest) (Spec, error) {
 		return s, err
 	}
 	if err := s.parsePolicy(r.Policy); err != nil {
+		return s, err
+	}
+	if s.Compress, err = codec.ParsePair(r.Compress, s.Mode == aggregate.Eager || s.Mode == aggregate.Aggregate); err != nil {
 		return s, err
 	}
 	switch {
@@ -127,6 +132,7 @@ func (s Spec) differs(of Spec) error {
 		{"policy", s.Policy, of.Policy},
 		{"this aggregator's place", place{s.Part, s.Parts}, place{of.Part, of.Parts}},
 		{"outer", s.Outer, of.Outer},
+		{"compress", s.Compress, of.Compress},
 	}
 	for _, name := range s.Rule.Takes() {
 		fields = append(fields, field{name, float32(*s.Hyper.Field(name)), float32(*of.Hyper.Field(name))}) // as they were rounded

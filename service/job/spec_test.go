@@ -10,6 +10,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 	"github.com/rackweave/rackweave/service/api"
@@ -25,7 +26,7 @@ func TestAJobIsMadeOfItsRulesDefaultsAndWhatIsAskedFor(t *testing.T) {
 	h := optim.AdamWTorch.Defaults()
 	h.LR, h.Beta1 = 0.5, 0.8
 	want := Spec{3, aggregate.Eager, optim.AdamWTorch, optim.AdamWTorch.Rounded(h), chunk.DefaultChunkBytes, policy.Spec{}, 3, 0, 0,
-		outer.Optimizer{}, OneRack{}}
+		outer.Optimizer{}, codec.Pair{}, OneRack{}}
 	if s != want {
 		t.Errorf("%+v, want %+v", s, want)
 	}

@@ -1,0 +1,52 @@
+package codec
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Pair holds the codecs of a job. The zero value sends everything raw.
+type Pair struct {
+	Up, Down Spec // of the workers' gradients, and of the answers
+}
+
+// ParsePair returns the codecs that text names, as CODEC or CODEC/ANSWERS: int4, sign/int8 or 2bit:0.5/none for instance. Without
+// the second codec, answers take the first one if that is dense enough, otherwise int8. If answers is false, the job cannot shorten
+// its answers. Empty text names no codec.
+func ParsePair(text string, answers bool) (p Pair, err error) {
+	up, down, given := strings.Cut(text, "/")
+	if text == "" {
+		return Pair{}, nil
+	}
+	if p.Up, err = Parse(up); err != nil {
+		return Pair{}, err
+	}
+	switch {
+	case given:
+		if p.Down, err = Parse(down); err != nil {
+			return Pair{}, err
+		}
+	case answers && p.Up.Dense():
+		p.Down = p.Up
+	case answers:
+		p.Down = Spec{ID: Int8}
+	}
+	switch {
+	case !p.Down.Dense():
+		return Pair{}, fmt.Errorf("codecs %q: answers in %v would add a second large loss to that of the gradients: use none, int8, int4 "+
+			"or fp8-e4m3", text, p.Down)
+	case !answers && p.Down.ID != Raw:
+		return Pair{}, fmt.Errorf("codecs %q: answers in %v need mode eager or aggregate: use %v/none", text, p.Down, p.Up)
+	}
+	return p, nil
+}
+
+// Dense reports whether a codec keeps every element, in 4 bits or more.
+func (s Spec) Dense() bool { return s.ID == Raw || table[s.ID].bits >= 4 }
+
+func (p Pair) String() string {
+	if p == (Pair{}) {
+		return "none"
+	}
+	return p.Up.String() + "/" + p.Down.String()
+}
