@@ -38,7 +38,7 @@ func gaussian(n int, seed uint64) []float32 {
 func (s Spec) sent(t *testing.T, g, e []float32, key Key) (p []byte, sent []float32) {
 	t.Helper()
 	p = make([]byte, 4*len(g))
-	p = p[:s.Encode(p, g, e, key)]
+	p = p[:s.Encode(p, g, slices.Clone(e), 1, key)]
 	sent = make([]float32, len(g))
 	if err := Decode(sent, p); err != nil {
 		t.Fatalf("%v: %v", s, err)
@@ -100,9 +100,9 @@ func TestDistortionOfAGaussianIsAsMeasured(t *testing.T) {
 		if is := lost / energy; is < want[0] || is > want[1] {
 			t.Errorf("%s: distortion %.5f, want %v", name, is, want)
 		}
-		h, err := Check(p, len(x))
-		if err != nil || math.Abs(float64(h.Energy)/energy-1) > 1e-5 || math.Abs(float64(h.Lost)/lost-1) > 1e-4 {
-			t.Errorf("%s: the header says %v of %v, %v; want %v of %v", name, h.Lost, h.Energy, err, lost, energy)
+		h := HeaderOf(p)
+		if math.Abs(float64(h.Energy)/energy-1) > 1e-5 || math.Abs(float64(h.Lost)/lost-1) > 1e-4 {
+			t.Errorf("%s: the header says %v of %v, want %v of %v", name, h.Lost, h.Energy, lost, energy)
 		}
 	}
 }
@@ -119,12 +119,11 @@ func TestPayloadsAndTheResidualAddUpToTheGradients(t *testing.T) {
 					g[i] = float32(r.IntN(65)-32) / 16
 					given[i] += g[i]
 				}
-				p, sent := s.sent(t, g, e, Key{Seed: 9, Step: uint32(step)})
+				key := Key{Seed: 9, Step: uint32(step)}
+				_, sent := s.sent(t, g, e, key)
+				s.Encode(make([]byte, 4*n), g, e, 1, key)
 				for i := range sent {
 					got[i] += sent[i]
-				}
-				if err := Commit(e, g, p); err != nil {
-					t.Fatal(err)
 				}
 				if s.ID == Raw && slices.ContainsFunc(e, func(x float32) bool { return x != 0 }) {
 					t.Fatal("raw values leave a residual")
@@ -170,7 +169,7 @@ func TestStochasticCodecsAreUnbiased(t *testing.T) {
 // Random123's kat_vectors.
 func TestPhiloxGivesTheKnownAnswer(t *testing.T) {
 	for i, want := range []uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8} {
-		if got := (Key{}).uniform(i); got != float32(want>>8)/(1<<24) {
+		if got := (Key{}).uniform(uint64(i)); got != float32(want>>8)/(1<<24) {
 			t.Errorf("word %d gives %v", i, got)
 		}
 	}
@@ -215,8 +214,8 @@ func TestTopKTakesTheLargestAndOfEqualOnesTheFirst(t *testing.T) {
 		}
 		s := Spec{ID: TopK, Param: float64(k) / float64(n)}
 		p, sent := s.sent(t, x, nil, Key{})
-		if h, _ := Check(p, n); int(h.Count) != k {
-			t.Errorf("%d elements are sent, want %d", h.Count, k)
+		if form, _ := Check(p, n); int(form.Count()) != k {
+			t.Errorf("%d elements are sent, want %d", form.Count(), k)
 		}
 		left := slices.Clone(x) // take the largest one by one
 		want := make([]float32, n)
@@ -244,6 +243,81 @@ func TestTwoBitSendsMXNetsValues(t *testing.T) {
 	}
 }
 
+// A residual that is in other units is rescaled before it is added.
+func TestTheFactorRescalesTheResidual(t *testing.T) {
+	for _, s := range specs {
+		g, e := gaussian(700, 1), gaussian(700, 2)
+		half := slices.Clone(e)
+		for i := range half {
+			half[i] /= 2
+		}
+		p, want := make([]byte, 2800), make([]byte, 2800)
+		n, m := s.Encode(p, g, e, 0.5, Key{}), s.Encode(want, g, half, 1, Key{})
+		if !slices.Equal(p[:n], want[:m]) || !slices.Equal(e, half) {
+			t.Errorf("%v: half of a residual is not the residual's half", s)
+		}
+	}
+}
+
+// The reference follows the parameters, on both sides with the same bits, and is them after a raw payload.
+func TestChangesLeadTheReferenceToTheParameters(t *testing.T) {
+	for _, s := range specs {
+		w, reference := gaussian(700, 1), make([]float32, 700)
+		copied := slices.Clone(reference)
+		first, last := 0.0, 0.0
+		for step := range 40 {
+			p := make([]byte, 4*len(w))
+			p = p[:s.EncodeChange(p, w, reference, Key{Step: uint32(step)})]
+			change := make([]float32, len(w))
+			if err := Decode(change, p); err != nil {
+				t.Fatal(err)
+			}
+			last = 0
+			for i, d := range change {
+				if copied[i] += d; len(p) == 4*len(w) {
+					copied[i] = d
+				}
+				last += float64(w[i]-reference[i]) * float64(w[i]-reference[i])
+			}
+			if step == 0 {
+				first = last
+			}
+			if !slices.Equal(copied, reference) {
+				t.Fatalf("%v, step %d: the references differ", s, step)
+			}
+		}
+		if s.ID != Ternary && s.ID != TwoBit && last > first { // whose steps are large
+			t.Errorf("%v: the reference misses by %v, by %v after the first step", s, last, first)
+		}
+		w[3] = float32(math.Inf(1))
+		if n := s.EncodeChange(make([]byte, 4*len(w)), w, reference, Key{}); n != 4*len(w) || !slices.Equal(w, reference) {
+			t.Errorf("%v: parameters that are not finite are sent in %d bytes", s, n)
+		}
+	}
+}
+
+func TestNoDecodedValueIsNegativeZero(t *testing.T) {
+	for _, s := range specs[:len(specs)-1] {
+		n := 700
+		p, _ := s.sent(t, make([]float32, n), nil, Key{})
+		if s.ID == TopK {
+			putFloat(p[HeaderBytes:], float32(math.Copysign(0, -1)))
+		} else {
+			for i := range p[HeaderBytes+4*blocks(n):] {
+				p[HeaderBytes+4*blocks(n)+i] = 0x80 >> (i % 8)
+			}
+			putFloat(p[HeaderBytes:], 0)
+		}
+		got := make([]float32, n)
+		if err := Decode(got, p); err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(got, func(x float32) bool { return bits(x) == 1<<31 }) {
+			t.Errorf("%v: has -0", s)
+		}
+	}
+}
+
 func TestAGradientThatIsNotFiniteTravelsRawAndLeavesTheResidual(t *testing.T) {
 	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 1 << 126, -math.MaxFloat32} {
 		for _, s := range specs {
@@ -254,8 +328,8 @@ func TestAGradientThatIsNotFiniteTravelsRawAndLeavesTheResidual(t *testing.T) {
 			if len(p) != 2400 || !slices.Equal(sent[:599], g[:599]) || bits(sent[599]) != bits(bad) {
 				t.Fatalf("%v: sends %d bytes", s, len(p))
 			}
-			if err := Commit(e, g, p); err != nil || !slices.Equal(e, before) {
-				t.Fatalf("%v: the residual has changed, %v", s, err)
+			if s.Encode(p, g, e, 1, Key{}); !slices.Equal(e, before) {
+				t.Fatalf("%v: the residual has changed", s)
 			}
 		}
 	}
@@ -266,7 +340,7 @@ func TestTheFormatIsTheSame(t *testing.T) {
 	h := sha256.New()
 	for _, s := range specs {
 		for _, n := range lengths {
-			p, _ := s.sent(t, gaussian(n, 7), gaussian(n, 8), Key{Seed: 1 << 40, Step: 2, Chunk: 3, Rank: 4})
+			p, _ := s.sent(t, gaussian(n, 7), gaussian(n, 8), Key{Seed: 1 << 40, Step: 2, Tensor: 3, Rank: 4})
 			h.Write(p)
 		}
 	}
@@ -308,7 +382,7 @@ func TestBrokenPayloadsAreRefused(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	for _, s := range specs {
 		p := make([]byte, 4*600)
-		f.Add(p[:s.Encode(p, gaussian(600, 1), nil, Key{})], uint16(600))
+		f.Add(p[:s.Encode(p, gaussian(600, 1), nil, 1, Key{})], uint16(600))
 	}
 	f.Fuzz(func(t *testing.T, p []byte, elems uint16) {
 		n := int(elems)%9000 + 1

@@ -28,6 +28,13 @@ type Header struct {
 	Energy, Lost float32
 }
 
+// HeaderOf returns the header of a compressed payload.
+func HeaderOf(p []byte) Header {
+	return Header{ID: ID(p[0]), Flags: p[2], Count: binary.LittleEndian.Uint32(p[4:]), Energy: getFloat(p[8:]), Lost: getFloat(p[12:])}
+}
+
+func (h *Header) form() Form { return Form(h.ID) | Form(h.Flags)<<8 | Form(h.Count)<<32 }
+
 func (h *Header) encode(p []byte) {
 	p[0], p[1], p[2], p[3] = uint8(h.ID), Version, h.Flags, 0
 	binary.LittleEndian.PutUint32(p[4:], h.Count)
@@ -35,17 +42,30 @@ func (h *Header) encode(p []byte) {
 	putFloat(p[12:], h.Lost)
 }
 
-// Check returns the header of a payload for a chunk of so many elements. The error wraps [ErrPayload] unless it decodes to a
-// finite value for every element.
-func Check(p []byte, elems int) (h Header, err error) {
-	invalid := func(format string, args ...any) (Header, error) {
-		return Header{}, fmt.Errorf("%w of %d bytes for %d elements: "+format, append([]any{ErrPayload, len(p), elems}, args...)...)
+// Form is all that a reader must know of a payload: its codec in bits 0 to 7, its flags in bits 8 to 15, and in the upper 32 the
+// number of elements that have a value. The form of raw values is 0. It is made once, because memory that another writes may
+// change after [Check].
+type Form uint64
+
+func (f Form) ID() ID        { return ID(f) }
+func (f Form) flags() uint8  { return uint8(f >> 8) }
+func (f Form) Count() uint32 { return uint32(f >> 32) }
+
+// Check returns the form of a payload for a chunk of so many elements. The error wraps [ErrPayload] unless the payload is raw, or
+// decodes to a finite value for every element.
+func Check(p []byte, elems int) (Form, error) {
+	if len(p) == 4*elems {
+		return 0, nil
 	}
-	if len(p) < HeaderBytes || len(p) >= 4*elems {
-		return invalid("use %d bytes or more, and less than raw values take", HeaderBytes)
+	invalid := func(format string, args ...any) (Form, error) {
+		return 0, fmt.Errorf("%w of %d bytes for %d elements: "+format, append([]any{ErrPayload, len(p), elems}, args...)...)
 	}
-	h = Header{ID: ID(p[0]), Flags: p[2], Count: binary.LittleEndian.Uint32(p[4:]), Energy: getFloat(p[8:]), Lost: getFloat(p[12:])}
+	if len(p) < HeaderBytes || len(p) > 4*elems {
+		return invalid("use %d bytes or more, and no more than raw values take", HeaderBytes)
+	}
+	h := HeaderOf(p)
 	rest := p[HeaderBytes:]
+	form := h.form()
 	switch {
 	case p[1] != Version:
 		return invalid("version %d: use %d", p[1], Version)
@@ -56,10 +76,10 @@ func Check(p []byte, elems int) (h Header, err error) {
 	case !(h.Energy >= 0) || !(h.Lost >= 0):
 		return invalid("sums of squares %v and %v", h.Energy, h.Lost)
 	case h.ID == TopK:
-		if err := h.checkSparse(rest, elems); err != nil {
+		if err := form.checkSparse(rest, elems); err != nil {
 			return invalid("%w", err)
 		}
-		return h, nil
+		return form, nil
 	case h.Count != uint32(elems) || len(rest) != 4*blocks(elems)+(elems*table[h.ID].bits+7)/8:
 		return invalid("%v has %d elements", h.ID, h.Count)
 	}
@@ -68,23 +88,50 @@ func Check(p []byte, elems int) (h Header, err error) {
 			return invalid("the scale of block %d is %v", b, s)
 		}
 	}
-	return h, nil
+	return form, nil
 }
 
-// Encode writes the payload of a gradient and its residual to p, which has room for raw values, and returns the payload's length.
-// It sends the sum raw if the codec does not make it shorter, and the gradient alone, raw, if the sum has an element that is not
-// finite, or of 2^126 or more. If e is nil, only the gradient counts.
-func (s Spec) Encode(p []byte, g, e []float32, key Key) int {
-	x := add(g, e)
-	n := s.Bytes(len(x))
-	if !bounded(x) {
-		x, n = g, 4*len(x)
+// Encode writes the payload of x = g + factor*residual to p, which has room for raw values, and returns the payload's length.
+// The residual becomes what the payload lost of x. If x has an element that is not finite, or of 2^126 or more, Encode sends g,
+// raw, and leaves the residual. If the codec does not make x shorter, Encode sends x raw. If the residual is nil, only g counts.
+func (s Spec) Encode(p []byte, g, residual []float32, factor float32, key Key) int {
+	x := slices.Clone(g)
+	for i, e := range residual {
+		x[i] = g[i] + float32(factor*e)
 	}
-	if n == 4*len(x) {
-		for i, v := range x {
-			putFloat(p[4*i:], v)
-		}
-		return n
+	if !bounded(x) {
+		return putRaw(p, g)
+	}
+	n, decoded := s.encode(p, x, key)
+	for i := range residual {
+		residual[i] = x[i] - decoded[i]
+	}
+	return n
+}
+
+// EncodeChange writes the payload of x = w - reference to p, as [Spec.Encode] does, and adds the payload's values to the reference.
+// If x has an element that is not finite, or of 2^126 or more, or the codec does not make x shorter, EncodeChange sends w, raw,
+// which becomes the reference.
+func (s Spec) EncodeChange(p []byte, w, reference []float32, key Key) int {
+	x := slices.Clone(w)
+	for i, r := range reference {
+		x[i] = w[i] - r
+	}
+	if !bounded(x) || s.Bytes(len(x)) == 4*len(x) {
+		copy(reference, w)
+		return putRaw(p, w)
+	}
+	n, decoded := s.encode(p, x, key)
+	for i := range reference {
+		reference[i] += decoded[i]
+	}
+	return n
+}
+
+// encode writes the payload of finite elements, and returns its length and values.
+func (s Spec) encode(p []byte, x []float32, key Key) (n int, decoded []float32) {
+	if n = s.Bytes(len(x)); n == 4*len(x) {
+		return putRaw(p, x), x
 	}
 	h := Header{ID: s.ID, Count: uint32(len(x))}
 	clear(p[:n])
@@ -93,8 +140,8 @@ func (s Spec) Encode(p []byte, g, e []float32, key Key) int {
 	} else {
 		s.encodeDense(p[HeaderBytes:n], x, key)
 	}
-	decoded := make([]float32, len(x))
-	decode(decoded, &h, p[HeaderBytes:n])
+	decoded = make([]float32, len(x))
+	h.form().decode(decoded, p[HeaderBytes:n])
 	var energy, lost partials
 	for i, v := range x {
 		d := v - decoded[i]
@@ -103,28 +150,7 @@ func (s Spec) Encode(p []byte, g, e []float32, key Key) int {
 	}
 	h.Energy, h.Lost = energy.sum(), lost.sum()
 	h.encode(p)
-	return n
-}
-
-// Commit makes e the residual after the payload of a gradient was answered. If the gradient went alone, the residual
-// stays.
-func Commit(e, g []float32, p []byte) error {
-	x, sent := add(g, e), make([]float32, len(g))
-	if err := Decode(sent, p); err != nil || !bounded(x) {
-		return err
-	}
-	for i := range e {
-		e[i] = x[i] - sent[i]
-	}
-	return nil
-}
-
-func add(g, e []float32) []float32 {
-	x := slices.Clone(g)
-	for i, r := range e {
-		x[i] += r
-	}
-	return x
+	return n, decoded
 }
 
 // bounded reports whether all elements are finite, and so far from the largest numbers that no code stands for a larger one.
@@ -147,7 +173,7 @@ func (s Spec) encodeDense(p []byte, x []float32, key Key) {
 		for i, v := range block {
 			var u float32
 			if s.Random() {
-				u = key.uniform(b*Block + i)
+				u = key.uniform(uint64(b*Block + i))
 			}
 			bit := (b*Block + i) * t.bits
 			codes[bit/8] |= uint8(t.code(s, v, scale, u)&(1<<t.bits-1)) << (bit % 8)
@@ -157,31 +183,41 @@ func (s Spec) encodeDense(p []byte, x []float32, key Key) {
 
 // Decode writes the values of a payload, raw or compressed, to dst. The error wraps [ErrPayload].
 func Decode(dst []float32, p []byte) error {
-	if len(p) == 4*len(dst) {
+	form, err := Check(p, len(dst))
+	switch {
+	case err != nil:
+		return err
+	case form != 0:
+		form.decode(dst, p[HeaderBytes:])
+	default:
 		for i := range dst {
 			dst[i] = getFloat(p[4*i:])
 		}
-		return nil
 	}
-	h, err := Check(p, len(dst))
-	if err == nil {
-		decode(dst, &h, p[HeaderBytes:])
-	}
-	return err
+	return nil
 }
 
-func decode(dst []float32, h *Header, rest []byte) {
-	if h.ID == TopK {
-		h.decodeSparse(dst, rest)
+// decode writes the values of what follows the header. It adds 0 to each, so that none is -0.
+func (f Form) decode(dst []float32, rest []byte) {
+	if f.ID() == TopK {
+		f.decodeSparse(dst, rest)
 		return
 	}
-	t := &table[h.ID]
+	t := &table[f.ID()]
 	codes := rest[4*blocks(len(dst)):]
 	for i := range dst {
 		bit := i * t.bits
 		code := uint32(codes[bit/8]) >> (bit % 8) & (1<<t.bits - 1)
-		dst[i] = t.level(code) * getFloat(rest[i/Block*4:])
+		dst[i] = 0 + float32(t.level(code)*getFloat(rest[i/Block*4:]))
 	}
+}
+
+// putRaw writes raw values and returns their length.
+func putRaw(p []byte, x []float32) int {
+	for i, v := range x {
+		putFloat(p[4*i:], v)
+	}
+	return 4 * len(x)
 }
 
 func putFloat(p []byte, x float32) { binary.LittleEndian.PutUint32(p, bits(x)) }

@@ -45,10 +45,10 @@ func (s Spec) encodeSparse(h *Header, p []byte, x []float32) {
 	}
 }
 
-func (h *Header) checkSparse(rest []byte, elems int) error {
-	k := int(h.Count)
-	if k > elems || len(rest) != sparseBytes(elems, k) || usesBitmap(elems, k) != (h.Flags == flagBitmap) {
-		return fmt.Errorf("topk of %d elements, flags %#x", k, h.Flags)
+func (f Form) checkSparse(rest []byte, elems int) error {
+	k := int(f.Count())
+	if k > elems || len(rest) != sparseBytes(elems, k) || usesBitmap(elems, k) != (f.flags() == flagBitmap) {
+		return fmt.Errorf("topk of %d elements, flags %#x", k, f.flags())
 	}
 	for n := range k {
 		if v := getFloat(rest[4*n:]); !(abs(v) <= math.MaxFloat32) {
@@ -56,7 +56,7 @@ func (h *Header) checkSparse(rest []byte, elems int) error {
 		}
 	}
 	rest = rest[4*k:]
-	if h.Flags == flagBitmap {
+	if f.flags() == flagBitmap {
 		set := 0
 		for _, b := range rest {
 			set += mathbits.OnesCount8(b)
@@ -76,19 +76,19 @@ func (h *Header) checkSparse(rest []byte, elems int) error {
 	return nil
 }
 
-func (h *Header) decodeSparse(dst []float32, rest []byte) {
+func (f Form) decodeSparse(dst []float32, rest []byte) {
 	clear(dst)
-	k := int(h.Count)
-	if h.Flags != flagBitmap {
+	k := int(f.Count())
+	if f.flags() != flagBitmap {
 		for n := range k {
-			dst[binary.LittleEndian.Uint16(rest[4*k+2*n:])] = getFloat(rest[4*n:])
+			dst[binary.LittleEndian.Uint16(rest[4*k+2*n:])] = 0 + getFloat(rest[4*n:])
 		}
 		return
 	}
 	n := 0
 	for i := range dst {
 		if rest[4*k+i/8]>>(i%8)&1 != 0 {
-			dst[i] = getFloat(rest[4*n:])
+			dst[i] = 0 + getFloat(rest[4*n:])
 			n++
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 )
 
+//go:generate go test -run TestTheKernelsHaveThisTable -update
+
 // ID is the number of a codec in headers.
 type ID uint8
 

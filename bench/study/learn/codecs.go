@@ -58,16 +58,15 @@ func (t *training) runCoded(ctx context.Context) (Outcome, error) {
 			t.params.gradient(&g, t.drawFrom(&shards[w], t.Batch/n))
 			for first := 0; first < parameters; first += codedChunk {
 				end := min(first+codedChunk, parameters)
-				own, e := g[first:end], residuals[w][first:end]
-				p := payload[:t.Coding.Encode(payload, own, e, codec.Key{Seed: t.Seed, Step: steps, Chunk: uint32(first), Rank: uint32(w)})]
+				var e []float32
+				if t.Coding.feedback {
+					e = residuals[w][first:end]
+				}
+				key := codec.Key{Seed: t.Seed, Step: steps, Rank: uint32(w), First: uint64(first)}
+				p := payload[:t.Coding.Encode(payload, g[first:end], e, 1, key)]
 				sent += len(p)
 				if err := codec.Decode(decoded[first:end], p); err != nil {
 					return Outcome{}, err
-				}
-				if t.Coding.feedback {
-					if err := codec.Commit(e, own, p); err != nil {
-						return Outcome{}, err
-					}
 				}
 			}
 			for i, v := range decoded {
