@@ -204,6 +204,23 @@ func TestRoundingIsToTheNearestLevel(t *testing.T) {
 	}
 }
 
+// What is added before the floor may round up to a level that the code does not have.
+func TestStochasticRoundingStaysWithinReach(t *testing.T) {
+	for _, s := range []Spec{{ID: Int8, Stochastic: true}, {ID: Int4, Stochastic: true}} {
+		most := table[s.ID].most - 1
+		if code := codeInt(s, most, 1, 1-0x1p-24); table[s.ID].level(code&(1<<table[s.ID].bits-1)) != most {
+			t.Errorf("%v: %v has code %#x", s, most, code)
+		}
+	}
+}
+
+func TestTheMeanOfLargeMagnitudesIsFinite(t *testing.T) {
+	p, _ := Spec{ID: Sign}.sent(t, slices.Repeat([]float32{0x1p125}, 700), nil, Key{})
+	if _, err := Check(p, 700); err != nil || len(p) == 2800 {
+		t.Errorf("%d bytes, %v", len(p), err)
+	}
+}
+
 func TestTopKTakesTheLargestAndOfEqualOnesTheFirst(t *testing.T) {
 	for _, k := range []int{1, 2, 3, 7, 100, 300} {
 		n := 1000

@@ -59,7 +59,11 @@ const integer = 3 << 22
 func codeInt(s Spec, x, scale, u float32) uint32 {
 	y := x * inverse(scale)
 	if s.Stochastic {
-		return uint32(int32(math.Floor(float64(float32(y + u)))))
+		most := 127.0 // y+u may round up to the next integer
+		if s.ID == Int4 {
+			most = 7
+		}
+		return uint32(int32(min(math.Floor(float64(float32(y+u))), most)))
 	}
 	return bits(float32(y + integer))
 }
@@ -100,13 +104,13 @@ func codeE5M2(_ Spec, x, scale, _ float32) uint32 { return e5m2.code(x, scale) }
 func levelE4M3(code uint32) float32               { return e4m3.level(code) }
 func levelE5M2(code uint32) float32               { return e5m2.level(code) }
 
-// scaleMean returns the mean magnitude. Element i goes to partial sum i mod 64, and the sums are added in halves.
+// scaleMean returns the mean magnitude, at most bound. Element i goes to partial sum i mod 64, and the sums are added in halves.
 func scaleMean(_ Spec, x []float32) float32 {
 	var part partials
 	for i, v := range x {
 		part[i%len(part)] += abs(v)
 	}
-	return part.sum() / float32(len(x))
+	return min(part.sum()/float32(len(x)), bound) // the sum may overflow
 }
 
 // partials are the partial sums of a vector loop, in f32.

@@ -153,10 +153,13 @@ func (s Spec) encode(p []byte, x []float32, key Key) (n int, decoded []float32) 
 	return n, decoded
 }
 
-// bounded reports whether all elements are finite, and so far from the largest numbers that no code stands for a larger one.
+// bound is so far from the largest number that no code of a smaller element stands for one that is not finite.
+const bound = 1 << 126
+
+// bounded reports whether all elements are below the bound.
 func bounded(x []float32) bool {
 	for _, v := range x {
-		if !(abs(v) < 1<<126) {
+		if !(abs(v) < bound) {
 			return false
 		}
 	}
