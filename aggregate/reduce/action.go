@@ -77,9 +77,10 @@ type Message struct {
 	HyperSum uint32
 }
 
-// Where is the location of a message's payload. Addresses are opaque to the machine.
+// Where is the location of a message's payload, and its form. Both are opaque to the machine.
 type Where struct {
 	Payload    uint64 // in the aggregator's process
+	Form       uint64 // of a gradient that a codec has shortened; otherwise 0
 	Source     uint64 // by reference, in the worker's memory; otherwise 0
 	SourceRKey uint32 // by reference, the worker's key for Source; otherwise 0
 	Staged     bool   // by reference, in one of the worker's staging buffers

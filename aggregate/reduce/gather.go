@@ -24,7 +24,7 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 	case msg.Epoch != expect:
 		m.violate(rank, "sent chunk %d of lane %d for epoch %d, expected %d", msg.Index, m.cfg.Lane, msg.Epoch, expect)
 		return
-	case msg.Bytes != c.Bytes && (!broadcast || rank == m.cfg.RootWorker):
+	case broadcast && rank == m.cfg.RootWorker && msg.Bytes != c.Bytes, !broadcast && !c.takes(msg):
 		m.violate(rank, "sent %d bytes for chunk %d of lane %d, expected %d", msg.Bytes, msg.Index, m.cfg.Lane, c.Bytes)
 		return
 	case m.cfg.Mode == TwoPhase && msg.Op == chunk.OpPushPull:

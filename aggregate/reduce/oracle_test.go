@@ -15,6 +15,7 @@ import (
 type oracle struct {
 	cfg         Config
 	present     []map[uint32]uint16 // by worker: the slots of the chunks that lie at the aggregator
+	forms       []map[uint32]uint64 // by worker: the forms of the last gradients that it sent
 	outstanding []int               // by worker: messages sent to it that have not arrived
 	results     int                 // buffers in use
 	finished    []int               // by chunk
@@ -30,6 +31,9 @@ func (o *oracle) observe(r *rig, a *Action) error {
 			if slot, ok := there[a.Index]; !ok || slot != r.MessageOf(a, rank).Slot {
 				return fmt.Errorf("chunk %d of worker %d summed from slot %d: %v lie there", a.Index, rank,
 					r.MessageOf(a, rank).Slot, there)
+			}
+			if form := r.MessageOf(a, rank).Form; form != o.forms[rank][a.Index] {
+				return fmt.Errorf("chunk %d of worker %d summed in form %d: it sent form %d", a.Index, rank, form, o.forms[rank][a.Index])
 			}
 			delete(there, a.Index)
 			o.outstanding[rank]++
@@ -128,6 +132,7 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 		step := make([]int, cfg.Workers)
 		for range members {
 			o.present = append(o.present, map[uint32]uint16{})
+			o.forms = append(o.forms, map[uint32]uint64{})
 		}
 		settle := func() {
 			actions := slices.Clone(r.Actions)
@@ -174,6 +179,10 @@ func TestMachineAgreesWithTheOracleAndFinishes(t *testing.T) {
 			msg := r.message(chunk.OpPushPull, rank, c, nil)
 			msg.Where.Payload = payloadOf(rank, c, r.at[rank].slots[0])
 			r.at[rank].slots = r.at[rank].slots[1:]
+			if rapid.Bool().Draw(t, "coded") {
+				msg.Where.Form, msg.Bytes = msg.Where.Payload, chunkBytes/4
+			}
+			o.forms[rank][c] = msg.Where.Form
 			r.Receive(r.now, rank, &msg)
 			settle()
 			return true

@@ -97,7 +97,7 @@ func (r *rig) carryOut(a *Action) string {
 			if want := payloadOf(rank, a.Index, h.Slot); h.Payload != want {
 				out += fmt.Sprintf(" [payload of %s is 0x%x, not 0x%x]", name(int32(rank)), h.Payload, want)
 			}
-			out += fmt.Sprintf(" %s/%d", name(int32(rank)), h.Slot)
+			out += fmt.Sprintf(" %s/%d%s", name(int32(rank)), h.Slot, formText(h))
 			if a.Kind != HandUp {
 				r.free(rank, h.Slot)
 				if a.Kind != Broadcast {
@@ -115,12 +115,12 @@ func (r *rig) carryOut(a *Action) string {
 		p := &r.at[a.Worker]
 		r.free(int(a.Worker), a.Message.Slot)
 		p.epochs[a.Index] = a.Epoch
-		return fmt.Sprintf("update-one %d epoch %d from %s/%d", a.Index, a.Epoch, name(a.Worker), a.Message.Slot)
+		return fmt.Sprintf("update-one %d epoch %d from %s/%d%s", a.Index, a.Epoch, name(a.Worker), a.Message.Slot, formText(&a.Message))
 	case Add, Drop:
 		p := &r.at[a.Worker]
 		r.free(int(a.Worker), a.Message.Slot)
 		p.epochs[a.Index] = a.Epoch
-		out := fmt.Sprintf("%s %d of %s/%d", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot)
+		out := fmt.Sprintf("%s %d of %s/%d%s", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot, formText(&a.Message))
 		if want := payloadOf(int(a.Worker), a.Index, a.Message.Slot); a.Message.Payload != want || a.Op != chunk.OpPush {
 			out += fmt.Sprintf(" [answered as %v, payload 0x%x, not 0x%x]", a.Op, a.Message.Payload, want)
 		}
@@ -160,6 +160,14 @@ func (r *rig) carryOut(a *Action) string {
 		return fmt.Sprintf("%s %d..%d", kindNames[a.Kind], a.Index, a.End-1)
 	}
 	return kindNames[a.Kind]
+}
+
+// formText returns the form of a message that a codec has shortened.
+func formText(h *Held) string {
+	if h.Form == 0 {
+		return ""
+	}
+	return fmt.Sprintf(":form%d", h.Form)
 }
 
 func (r *rig) free(rank int, slot uint16) { r.at[rank].slots = append(r.at[rank].slots, slot) }

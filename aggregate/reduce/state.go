@@ -166,6 +166,11 @@ type chunkState struct {
 	added uint16 // stream: number of the set's addends that were added to its accumulator, or never will be
 }
 
+// takes reports whether a gradient has the chunk's length. A gradient in a form is shorter.
+func (c *chunkState) takes(msg *Message) bool {
+	return msg.Bytes == c.Bytes && msg.Where.Form == 0 || msg.Bytes < c.Bytes && msg.Where.Form != 0
+}
+
 // moved holds the chunks that have come from other lanes, and the tensors without chunks of the plan in this lane.
 type moved struct {
 	at      map[uint32]int // by index: their places

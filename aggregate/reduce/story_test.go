@@ -80,7 +80,7 @@ var ops = map[string]chunk.Op{
 	"commit": chunk.OpCommit, "abort": chunk.OpAbort,
 }
 
-// command runs one line of a story: "pushpull A 0 1 2 [epoch=3] [bytes=8] [staged]".
+// command runs one line of a story: "pushpull A 0 1 2 [epoch=3] [bytes=8] [form=5] [staged]".
 func command(t *testing.T, r *rig, line string) string {
 	words := strings.Fields(line)
 	set := map[string]int{}
@@ -209,6 +209,9 @@ func (r *rig) message(op chunk.Op, rank int, index uint32, set map[string]int) M
 	}
 	if v, ok := set["epoch"]; ok {
 		m.Epoch = uint8(v)
+	}
+	if v, ok := set["form"]; ok {
+		m.Where.Form, m.Bytes = uint64(v), chunkBytes/4
 	}
 	if v, ok := set["bytes"]; ok {
 		m.Bytes = uint32(v)
