@@ -1,0 +1,6 @@
+package ratecontrol
+
+const (
+	greedyLaw = "greedy"
+	aceLaw    = "ace"
+)
