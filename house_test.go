@@ -114,7 +114,7 @@ var tests = map[string][]string{
 	"cmd":                {"service/etcd/server"},
 	"launch/control":     {"service"},
 	"client":             {"service", "service/racks", "aggregate", "aggregate/optim"},
-	"cgo":                {"chunk", "aggregate/optim", "numa", "verbs"},
+	"cgo":                {"chunk", "codec", "aggregate/optim", "numa", "verbs"},
 	"include":            {"cgo", "numa"},
 	"lab/attacks":        {"lab/racks"},
 }

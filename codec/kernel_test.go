@@ -35,17 +35,22 @@ func kernelTable() string {
 		name := strings.ToUpper(strings.ReplaceAll(table[id].name, "-", "_"))
 		fmt.Fprintf(&b, " \\\n\tX(%s, %d, %#x, %#x)", name, table[id].bits, reach[0], reach[1])
 	}
+	b.WriteString("\n\n/* The bound of a level's magnitude, by codec. */\n#define RWK_CODEC_LEVELS {")
+	for id := range codecs {
+		fmt.Fprintf(&b, "%v, ", table[id].most)
+	}
+	b.WriteString("}\n")
 	fmt.Fprintf(&b, `
-
 enum {
 	RWK_CODEC_HEADER = %d, /* bytes */
 	RWK_CODEC_BLOCK = %d, /* elements */
 	RWK_CODEC_VERSION = %d,
-	RWK_CODEC_BITMAP = %d /* of the flags */
+	RWK_CODEC_BITMAP = %d, /* of the flags */
+	RWK_CODECS = %d
 };
 
 #endif
-`, HeaderBytes, Block, Version, flagBitmap)
+`, HeaderBytes, Block, Version, flagBitmap, codecs)
 	return b.String()
 }
 

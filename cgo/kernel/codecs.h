@@ -18,11 +18,15 @@
 	X(FP8_E4M3, 8, 0x43e00000, 0x43e00000) \
 	X(FP8_E5M2, 8, 0x47600000, 0x47600000)
 
+/* The bound of a level's magnitude, by codec. */
+#define RWK_CODEC_LEVELS {0, 128, 8, 1, 2, 2, 0, 480, 114688, }
+
 enum {
 	RWK_CODEC_HEADER = 16, /* bytes */
 	RWK_CODEC_BLOCK = 512, /* elements */
 	RWK_CODEC_VERSION = 1,
-	RWK_CODEC_BITMAP = 1 /* of the flags */
+	RWK_CODEC_BITMAP = 1, /* of the flags */
+	RWK_CODECS = 9
 };
 
 #endif

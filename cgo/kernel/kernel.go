@@ -124,6 +124,16 @@ func SumSq(isa ISA, x, n uint64) float64 {
 	return float64(C.rwk_sumsq(C.int(isa), C.uint64_t(x), C.uint64_t(n)))
 }
 
+// Check returns the form of a payload for so many elements, or what is wrong with it, as codec.Check does. It takes no top-k.
+func Check(payload []byte, elems int) (form uint64, wrong string) {
+	s := C.rwk_check(unsafe.Pointer(unsafe.SliceData(payload)), C.uint64_t(len(payload)), C.uint64_t(elems),
+		(*C.uint64_t)(unsafe.Pointer(&form)))
+	if s != nil {
+		return 0, C.GoString(s)
+	}
+	return form, ""
+}
+
 func flag(b bool) C.int {
 	if b {
 		return 1

@@ -57,6 +57,12 @@ int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, const u
  */
 void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int past_cache);
 
+/*
+ * Checks the payload of n elements, except top-k's, as codec.Check does, and sets its form. Returns NULL, or what is wrong with it.
+ * A form that was checked stays safe to read by, whatever becomes of the payload.
+ */
+const char *rwk_check(const void *payload, uint64_t bytes, uint64_t n, uint64_t *form);
+
 /* Returns the sum of squares of f32[n] in f64, over 16 interleaved partial sums added in a fixed tree: the same bits everywhere. */
 double rwk_sumsq(int isa, uint64_t x, uint64_t n);
 
