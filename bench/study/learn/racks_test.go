@@ -30,7 +30,7 @@ func TestRacksThatMeetSeldomLearnSoonerOverASlowCore(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector; run without -short")
 	}
-	p := plans[slices.Index(Names(), "racks")]
+	p := plans[slices.Index(Names(false), "racks")]
 	if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
 		t.Fatal(err)
 	}

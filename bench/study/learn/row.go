@@ -28,9 +28,16 @@ type Row struct {
 	MaxLead   uint64
 	Predicted float64 // RateRatio by the formula of Strategy-Switch, or by the simulation
 	Crossed   Spread  // models that crossed the core, from each rack
-	Bits      float64 // sent for an element of a gradient
 	Switched  Spread  // epoch of the switch, of the runs that had one
 	Switches  int     // runs that had one
+
+	// Of ways to shorten gradients: the learning rate, bits for an element of a gradient and of an answer, the loss at the end, the
+	// bytes to the target over those of no codec with the same seed, and the means on the way. Time is in steps.
+	Rate     float64
+	Up, Down float64
+	Loss     Interval
+	Cost     Spread
+	Curve    []Point
 }
 
 func spread(values []float64) Spread {
@@ -71,9 +78,6 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 	if s.Outer.Every > 0 {
 		row.Way = s.Outer.String()
 	}
-	if s.Coding != nil {
-		row.Way = s.Coding.String()
-	}
 	var times, over, accuracy, gain, switched, crossed []float64
 	n := float64(len(outcomes))
 	for i, o := range outcomes {
@@ -82,7 +86,6 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 		row.RateRatio += float64(o.Pushes) / o.Time * bsp[i].Time / float64(bsp[i].Pushes) / n
 		row.MaxLead = max(row.MaxLead, o.MaxLead)
 		crossed = append(crossed, o.Crossed)
-		row.Bits += o.Bits / n
 		if o.Switched > 0 {
 			switched = append(switched, o.Switched)
 		}
@@ -124,8 +127,6 @@ var (
 	rateRatio  = column{"pushes/s over bsp's", func(r *Row) string { return fmt.Sprintf("%.2f", r.RateRatio) }}
 	predicted  = column{"predicted", func(r *Row) string { return dashUnless(r.Predicted > 0, fmt.Sprintf("%.2f", r.Predicted)) }}
 	switchedAt = column{"switched at epoch", func(r *Row) string { return dashUnless(r.Switches > 0, r.Switched.text("%.1f")) }}
-	bitsUp     = column{"bits up", func(r *Row) string { return fmt.Sprintf("%.2f", r.Bits) }}
-	overNone   = column{"points over none", gain.text}
 	maxLead    = column{"max lead", func(r *Row) string { return fmt.Sprint(r.MaxLead) }}
 	crossed    = column{"models across the core", func(r *Row) string { return r.Crossed.text("%.1f") }}
 )

@@ -70,8 +70,6 @@ type Setting struct {
 	// outer optimizer.
 	Core  float64
 	Outer outer.Optimizer
-	// Coding is set if workers shorten their gradients; they are in step then.
-	Coding *coding
 }
 
 // Outcome is the result of a training.
@@ -84,7 +82,6 @@ type Outcome struct {
 	Updates  uint64
 	MaxLead  uint64    // by which a worker began a step ahead of another
 	Crossed  float64   // models that crossed the core, from each rack
-	Bits     float64   // sent for an element of a gradient
 	Switched float64   // epoch at which Strategy-Switch switched. If 0, it did not
 	Losses   []float64 // on the way to the target
 }
@@ -153,9 +150,6 @@ func Run(ctx context.Context, s Setting) (Outcome, error) {
 	}
 	if s.Core > 0 {
 		return t.runRacks(ctx)
-	}
-	if s.Coding != nil {
-		return t.runCoded(ctx)
 	}
 	var err error
 	if t.r, err = policy.NewRunner(s.Policy, n); err != nil {

@@ -21,12 +21,6 @@ const (
 	switchSteps  = switchEpochs * (images - testImages) / batchSize
 )
 
-// Codecs are compared after as many steps as f32 needs to stop improving, at a rate that all of them bear.
-const (
-	codedRate   = 0.05
-	codedEpochs = 40
-)
-
 // coreTime is the time of the whole model across the core, in steps of the fastest rack.
 const coreTime = 4
 
@@ -82,8 +76,6 @@ var plans = []plan{
 		columns: []column{timeTo, overBSP, accuracy, crossed}, clusters: []Cluster{even, four, slowOne},
 		ways: []string{"every=4", "every=16", seldom, "every=64", "every=16,rule=sgd"}, tell: tellRacks,
 	},
-	codecs("codecs", "Gradients shortened on their way up", false),
-	codecs("skewed", "The same, where each worker has two or three of the digits", true),
 	{
 		name: "real", title: "By the clock: through an aggregator over shared memory, beside the simulation",
 		base: Setting{LR: learningRate, Batch: batchSize, Epochs: 1, Steps: realSteps}, real: true,
@@ -91,19 +83,6 @@ var plans = []plan{
 		columns: []column{rateRatio, predicted, accuracy}, clusters: []Cluster{four},
 		ways: []string{"ssp:s=3", "ssp:s=15", strict, loose, "asp", "backup:b=1", "k-asp:k=2", "k-batch-asp:k=2"}, tell: tellReal,
 	},
-}
-
-// codecs returns a study of codecs with error feedback, and without it.
-func codecs(name, title string, skewed bool) plan {
-	return plan{
-		name: name, title: title, way: "codec",
-		base: Setting{LR: codedRate, Momentum: 0.9, Batch: batchSize, Epochs: codedEpochs,
-			Coding: &coding{feedback: true, skewed: skewed}},
-		note:    fmt.Sprintf("%d epochs, workers in step, payloads of %d elements with their headers", codedEpochs, codedChunk),
-		columns: []column{bitsUp, accuracy, overNone}, clusters: []Cluster{even},
-		ways: []string{"int8", "int4", "int4:stochastic", "fp8-e4m3", "ternary", "2bit:0.05", "sign", "sign" + noFeedback, "topk:10%",
-			"topk:1%", "topk:1%" + noFeedback}, tell: tellCodecs,
-	}
 }
 
 func switchWays() (ways []string) {

@@ -19,9 +19,17 @@ import (
 
 // Config selects what runs, and how often.
 type Config struct {
-	Only  []string  // names of studies. If empty, all
-	Seeds int       // runs of each kind
-	Log   io.Writer // shows the progress. It may be nil
+	Compress bool      // ways to shorten gradients, instead of policies
+	Only     []string  // names of studies. If empty, all
+	Seeds    int       // runs of each kind
+	Log      io.Writer // shows the progress. It may be nil
+}
+
+// Study is the answer to a question.
+type Study struct {
+	Name, Title, Setting string
+	Rows                 []Row
+	Findings             []string
 }
 
 // maxSeeds bounds a configuration: more is a mistake.
@@ -38,34 +46,47 @@ type plan struct {
 	note        string // more about the setting
 	folds       int    // if 0, one
 	tell        func(*plan)
-	real        bool // through an aggregator, by the clock
+	real        bool   // through an aggregator, by the clock
+	coded       *coded // ways to shorten gradients; base, clusters and folds are not used
 
 	rows     []Row
 	findings []string // in words, what the rows show
 }
 
-// Names lists the studies.
-func Names() []string {
+// list returns the plans of policies, or of ways to shorten gradients.
+func list(compress bool) []plan {
+	if compress {
+		return compressions
+	}
+	return plans
+}
+
+// Names lists the studies of policies, or of ways to shorten gradients.
+func Names(compress bool) []string {
 	var names []string
-	for _, p := range plans {
+	for _, p := range list(compress) {
 		names = append(names, p.name)
 	}
 	return names
 }
 
-// Learn runs the studies, and prints a table for each.
-func Learn(ctx context.Context, cfg Config, out io.Writer) error {
+// Learn runs the studies, prints a table for each, and returns them.
+func Learn(ctx context.Context, cfg Config, out io.Writer) ([]Study, error) {
 	if cfg.Seeds < 1 || cfg.Seeds > maxSeeds {
-		return fmt.Errorf("%d seeds: use 1 to %d", cfg.Seeds, maxSeeds)
+		return nil, fmt.Errorf("%d seeds: use 1 to %d", cfg.Seeds, maxSeeds)
 	}
 	for _, name := range cfg.Only {
-		if !slices.Contains(Names(), name) {
-			return fmt.Errorf("unknown study %q: use %s", name, strings.Join(Names(), ", "))
+		if names := Names(cfg.Compress); !slices.Contains(names, name) {
+			return nil, fmt.Errorf("unknown study %q: use %s", name, strings.Join(names, ", "))
 		}
 	}
-	fmt.Fprintf(out, "# virtual time (but in study real), in steps of the fastest worker; medians and quartiles, means ± 95%%, of %d seeds\n",
-		cfg.Seeds)
-	for _, p := range plans {
+	time := "virtual time (but in study real), in steps of the fastest worker; "
+	if cfg.Compress {
+		time = ""
+	}
+	fmt.Fprintf(out, "# %smedians and quartiles, means ± 95%%, of %d seeds\n", time, cfg.Seeds)
+	var studies []Study
+	for _, p := range list(cfg.Compress) {
 		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, p.name) {
 			continue
 		}
@@ -74,17 +95,29 @@ func Learn(ctx context.Context, cfg Config, out io.Writer) error {
 			err = p.write(out)
 		}
 		if err != nil {
-			return fmt.Errorf("study %s: %w", p.name, err)
+			return nil, fmt.Errorf("study %s: %w", p.name, err)
 		}
+		studies = append(studies, Study{p.name, p.title, p.describe(), p.rows, p.findings})
 	}
-	return nil
+	return studies, nil
+}
+
+// describe returns the setting of all rows.
+func (p *plan) describe() string {
+	if p.coded != nil {
+		return p.coded.describe() + "; " + p.note
+	}
+	return p.base.describe() + "; " + p.note
 }
 
 // run answers the question.
 func (p *plan) run(ctx context.Context, cfg *Config) error {
 	run := p.simulate
-	if p.real {
+	switch {
+	case p.real:
 		run = p.runReal
+	case p.coded != nil:
+		run = p.runCoded
 	}
 	if err := run(ctx, cfg); err != nil {
 		return err
@@ -103,14 +136,21 @@ func (p *plan) find(format string, args ...any) {
 // write prints the answer.
 func (p *plan) write(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\n# %s: %s\n# %s; %s\ncluster\t%s", p.name, p.title, p.base.describe(), p.note,
-		cmp.Or(p.way, "policy"))
+	fmt.Fprintf(w, "\n# %s: %s\n# %s\n", p.name, p.title, p.describe())
+	if p.coded == nil {
+		fmt.Fprint(w, "cluster\t")
+	}
+	fmt.Fprint(w, cmp.Or(p.way, "policy"))
 	for _, c := range p.columns {
 		fmt.Fprint(w, "\t", c.head)
 	}
 	for i := range p.rows {
 		r := &p.rows[i]
-		fmt.Fprintf(w, "\n%s\t%s", r.Cluster, r.Way)
+		fmt.Fprintln(w)
+		if p.coded == nil {
+			fmt.Fprint(w, r.Cluster, "\t")
+		}
+		fmt.Fprint(w, r.Way)
 		for _, c := range p.columns {
 			fmt.Fprint(w, "\t", c.text(r))
 		}
@@ -131,8 +171,6 @@ func (p *plan) variants() ([]Setting, error) {
 		switch {
 		case s.Core > 0:
 			s.Outer, err = outer.Parse(way)
-		case s.Coding != nil:
-			s.Coding, err = s.Coding.of(way)
 		default:
 			s.Policy, err = policy.Parse(way)
 		}
@@ -177,21 +215,32 @@ func (p *plan) simulate(ctx context.Context, cfg *Config) error {
 	return nil
 }
 
-// runAll runs trainings on all processors. Each depends on its setting only.
+// runAll runs trainings. Each depends on its setting only.
 func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Outcome, error) {
+	outcomes := make([]Outcome, len(settings))
+	err := parallel(ctx, len(settings), bar, func(ctx context.Context, i int) (err error) {
+		if outcomes[i], err = Run(ctx, settings[i]); err != nil {
+			return fmt.Errorf("%v on %v: %w", settings[i].Policy, settings[i].Cluster, err)
+		}
+		return nil
+	})
+	return outcomes, err
+}
+
+// parallel calls f with each number below n, on all processors.
+func parallel(ctx context.Context, n int, bar *report.Progress, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	outcomes := make([]Outcome, len(settings))
-	for i, s := range settings {
-		g.Go(func() (err error) {
-			if outcomes[i], err = Run(ctx, s); err != nil {
-				return fmt.Errorf("%v on %v: %w", s.Policy, s.Cluster, err)
+	for i := range n {
+		g.Go(func() error {
+			err := f(ctx, i)
+			if err == nil {
+				bar.Add(1)
 			}
-			bar.Add(1)
-			return nil
+			return err
 		})
 	}
-	return outcomes, g.Wait()
+	return g.Wait()
 }
 
 // row finds a row.

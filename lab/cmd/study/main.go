@@ -44,8 +44,9 @@ func learnCommand() *cobra.Command {
   momentum  the same with momentum 0.9, at a tenth of the learning rate
   switch    Strategy-Switch from 10 to 90 % and by the loss: speed-up and accuracy, over 5 folds
   racks     racks that train on their own and meet every few steps: time to a loss, and what crosses a slow core
-  codecs    accuracy where gradients are shortened, and skewed where each worker has some of the digits only
   real      by the clock: through an aggregator over shared memory, with workers that sleep, beside the simulation
+
+With --compress, what codecs do to learning: of digits and of a text, alike for all workers and skewed, and with Adam.
 
 A small network learns handwritten digits. Every gradient is computed for real, on the parameters that its worker had; how long a
 step takes is drawn. A cluster is the step times of its workers, "1,1,3,3"; "1,1,1,1~0.05" lets one step in twenty take five
@@ -53,11 +54,14 @@ times as long.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Log = cmd.ErrOrStderr()
-			return learn.Learn(cmd.Context(), cfg, cmd.OutOrStdout())
+			_, err := learn.Learn(cmd.Context(), cfg, cmd.OutOrStdout())
+			return err
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Names(), ", "))
+	f.BoolVar(&cfg.Compress, "compress", false, "study codecs instead of policies")
+	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Names(false), ", ")+
+		"; with --compress "+strings.Join(learn.Names(true), ", "))
 	f.IntVar(&cfg.Seeds, "seeds", 5, "runs of each kind, with seeds from 1 on")
 	return cmd
 }

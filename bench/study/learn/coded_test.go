@@ -1,0 +1,159 @@
+package learn
+
+import (
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestTransformersGradientIsTheSlopeOfItsLoss(t *testing.T) {
+	chance := rand.New(rand.NewPCG(7, 7))
+	r := newReading(0).(*reading)
+	n, g := r.fresh(chance), make([]float32, transformerSize)
+	batch := []int{100, 5000}
+	loss := func() (sum float64) {
+		for _, first := range batch {
+			l, _ := (*transformer)(n).forward(&r.pass, r.text[first:])
+			sum += l / float64(window*len(batch))
+		}
+		return sum
+	}
+	r.gradient(n, g, batch)
+	const step = 5e-3
+	for range 300 {
+		i := chance.IntN(transformerSize)
+		was := n[i]
+		n[i] = was + step
+		up := loss()
+		n[i] = was - step
+		down := loss()
+		n[i] = was
+		if slope := (up - down) / (2 * step); math.Abs(slope-float64(g[i])) > 2e-3 {
+			t.Errorf("parameter %d: slope %g, gradient %g", i, slope, g[i])
+		}
+	}
+}
+
+func TestTextIsDividedWithoutRemainder(t *testing.T) {
+	for fold := range Folds {
+		r := newReading(fold).(*reading)
+		if len(r.tests) != textPart || len(r.text) != textLength-textPart {
+			t.Errorf("fold %d trains with %d letters and tests with %d", fold, len(r.text), len(r.tests))
+		}
+		for _, skewed := range []bool{false, true} {
+			windows := 0
+			for _, part := range r.shards(codedWorkers, skewed) {
+				windows += len(part)
+			}
+			if want := (textLength - textPart - window + window/2 - 1) / (window / 2); windows != want {
+				t.Errorf("fold %d: %d windows, want %d", fold, windows, want)
+			}
+		}
+	}
+}
+
+func trainCoded(t *testing.T, c *coded, way string, rate float64) trained {
+	t.Helper()
+	s, err := parseScheme(way)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := c.train(t.Context(), s, rate, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// shortly returns the training of a study, of fewer steps.
+func shortly(p plan, steps int) *coded {
+	c := *p.coded
+	c.steps, c.every = steps, steps
+	return &c
+}
+
+// Images that every worker has alike hide a codec's bias; those of few digits do not.
+func TestSkewedDigitsShowWhatFeedbackIsFor(t *testing.T) {
+	oneGoroutine(t)
+	c := shortly(digitsCoded("", "", true), 200)
+	f32 := trainCoded(t, c, "none", 0.05)
+	if f32.Up != 32 || f32.Down != 32 || f32.end().Accuracy < 0.94 {
+		t.Fatalf("f32 sends %v bits, receives %v, and recognises %v", f32.Up, f32.Down, f32.end().Accuracy)
+	}
+	for way, want := range map[string]struct {
+		up, down float64
+		within   float64 // of f32's accuracy. If negative, it must be worse than that
+	}{
+		"int8": {8.25, 32, 0.01}, "int4": {4.25, 32, 0.01}, "topk:10%": {4.4, 32, 0.02}, "sign": {1.25, 32, 0.04},
+		"int4/int8": {4.25, 8.25, 0.01}, "sign" + noFeedback: {1.25, 32, -0.03}, "topk:1%" + noFeedback: {0.66, 32, -0.05},
+	} {
+		o := trainCoded(t, c, way, 0.05)
+		lost := f32.end().Accuracy - o.end().Accuracy
+		if o.Up > want.up || o.Down > want.down || want.within > 0 && lost > want.within || want.within < 0 && lost < -want.within {
+			t.Errorf("%s: %.2f bits up, %.2f down, want at most %.2f and %.2f; accuracy %.3f, f32's %.3f", way, o.Up, o.Down, want.up,
+				want.down, o.end().Accuracy, f32.end().Accuracy)
+		}
+	}
+}
+
+// Raw payloads train as a loop does that knows no payloads.
+func TestRawPayloadsAreTheMeanOfTheGradients(t *testing.T) {
+	for _, p := range []plan{digitsCoded("", "", true), adamCoded()} {
+		c := shortly(p, 10)
+		got := trainCoded(t, c, "none", 0.01).end()
+		task, chance := c.task(0), rand.New(rand.NewPCG(1, 2))
+		params, g := task.fresh(rand.New(rand.NewPCG(1, 1))), make([]float32, task.size())
+		rule := newRule(c.adam, 0.01, len(params))
+		shards := make([]shard, codedWorkers)
+		for w, samples := range task.shards(codedWorkers, c.skewed) {
+			shards[w].samples = samples
+		}
+		for range c.steps {
+			sum := make([]float32, len(params))
+			for w := range shards {
+				task.gradient(params, g, shards[w].draw(chance, c.batch))
+				for i, v := range g {
+					sum[i] += v / codedWorkers
+				}
+			}
+			rule.update(params, sum)
+		}
+		if loss, _ := task.test(params); got.Loss != loss || got.Step != 10 || got.Bytes != float64(10*8*len(params)) {
+			t.Errorf("%s: %+v, want a loss of %v", c.name, got, loss)
+		}
+	}
+}
+
+func TestCompressionIsStudiedAlikeEveryTime(t *testing.T) {
+	oneGoroutine(t)
+	var before []Row
+	for range 2 {
+		p := digitsCoded("digits", "Digits", true)
+		p.coded, p.ways = shortly(p, 40), []string{"topk:1%", "int4:stochastic/int8"}
+		p.coded.every, p.coded.rates, p.coded.target = 20, []float64{0.05, 50}, 1
+		if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range p.rows {
+			if r.Rate != 0.05 || len(r.Curve) != 2 || r.Curve[1].Bytes != 2*r.Curve[0].Bytes || r.Runs != 2 {
+				t.Errorf("%+v", r)
+			}
+		}
+		if before != nil && !reflect.DeepEqual(p.rows, before) {
+			t.Errorf("%+v\nwas\n%+v", p.rows, before)
+		}
+		before = p.rows
+		var table strings.Builder
+		if err := p.write(&table); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"# digits: Digits\n", "of kinds of their own", "\ncodec ", "\nint4:stochastic/int8 ",
+			"points below none"} {
+			if !strings.Contains(table.String(), want) {
+				t.Errorf("no %q in\n%s", want, table.String())
+			}
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package learn
+
+import (
+	"bytes"
+	"compress/gzip"
+	_ "embed"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+)
+
+// The text is the beginning of Isaac Newton's Opticks (4th edition, 1730; in the public domain, from Go's test data): in lower
+// case, with one space for all that is not among the letters of alphabet.
+//
+//go:embed opticks.gz
+var packedText []byte
+
+const alphabet = "abcdefghijklmnopqrstuvwxyz ',-.;"
+
+// textLength is the number of its letters, and textPart the number that a fold tests with.
+const (
+	textLength = 1 << 17
+	textPart   = 1 << 12
+)
+
+// opticks returns the text, each letter as its place in the alphabet.
+var opticks = sync.OnceValue(func() []byte {
+	z, err := gzip.NewReader(bytes.NewReader(packedText))
+	if err != nil {
+		panic("learn: the embedded text is damaged: " + err.Error())
+	}
+	text, err := io.ReadAll(z)
+	if err != nil || len(text) != textLength {
+		panic("learn: the embedded text is cut short")
+	}
+	for i, c := range text {
+		text[i] = byte(strings.IndexByte(alphabet, c))
+	}
+	return text
+})
+
+// reading is the task to foretell the next letter: its samples are windows of the text, by their first letter.
+type reading struct {
+	text, tests []byte
+	pass        pass
+}
+
+// newReading tests with a part of the text that differs by fold, and trains with the rest.
+func newReading(fold int) task {
+	all := opticks()
+	first := (2*fold + 1) * textLength / (2 * Folds)
+	return &reading{
+		text: append(all[:first:first], all[first+textPart:]...), tests: all[first : first+textPart],
+	}
+}
+
+func (r *reading) size() int { return transformerSize }
+
+func (r *reading) fresh(chance *rand.Rand) []float32 { return newTransformer(chance)[:] }
+
+func (r *reading) gradient(params, g []float32, batch []int) {
+	clear(g)
+	n := (*transformer)(params)
+	for _, first := range batch {
+		text := r.text[first : first+window+1]
+		n.forward(&r.pass, text)
+		n.backward((*transformer)(g), &r.pass, text, 1/float32(window*len(batch)))
+	}
+}
+
+func (r *reading) test(params []float32) (loss, accuracy float64) {
+	letters := 0
+	for first := 0; first+window < len(r.tests); first += window {
+		l, right := (*transformer)(params).forward(&r.pass, r.tests[first:])
+		loss, accuracy, letters = loss+l, accuracy+float64(right), letters+window
+	}
+	return loss / float64(letters), accuracy / float64(letters)
+}
+
+// shards deals windows that overlap by half. Skewed, each worker reads a part of the text of its own.
+func (r *reading) shards(n int, skewed bool) [][]int {
+	var starts []int
+	for first := 0; first+window < len(r.text); first += window / 2 {
+		starts = append(starts, first)
+	}
+	if !skewed {
+		rand.New(rand.NewPCG(1, 5)).Shuffle(len(starts), func(i, j int) { starts[i], starts[j] = starts[j], starts[i] })
+	}
+	return divide(starts, n)
+}
+
+// divide cuts samples into equal parts.
+func divide(samples []int, n int) (parts [][]int) {
+	for w := range n {
+		parts = append(parts, samples[w*len(samples)/n:(w+1)*len(samples)/n])
+	}
+	return parts
+}
