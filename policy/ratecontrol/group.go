@@ -1,0 +1,220 @@
+package ratecontrol
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+)
+
+// Codec is a format that a group may use.
+type Codec struct {
+	Name string
+	// Bytes returns the length of the payload for a chunk of so many elements.
+	Bytes func(elems int) int
+	// Distortion is the share of the energy that is expected to be lost, ‖x-C(x)‖²/‖x‖², until it has been measured.
+	Distortion float64
+}
+
+// Raw is the number of the codec that leaves values as they are. The codecs of a [Config] have the numbers from 1.
+const Raw = 0
+
+// RawName is the name of [Raw] in logs.
+const RawName = "none"
+
+// Group is a tensor, or a part of a large one: elements that take the same codec.
+type Group struct {
+	Name   string
+	Elems  int
+	Chunk  int     // elements of a chunk; the last may have fewer. If 0, the group is one chunk.
+	Weight float64 // of its distortion, and its structural attention in law ace. If 0, 1.
+	Raw    bool    // it takes no codec: norms and biases. A group of less than 4 KiB takes none in any case.
+}
+
+// Sample has the sums of the squares of the elements of a group's chunks, and of what the codec loses of them.
+type Sample struct {
+	Group        int
+	Codec        uint8
+	Elems        int // of the chunks that the sums are about
+	Energy, Lost float64
+}
+
+const (
+	smallest = 4096 // bytes of a group that takes a codec
+	fading   = 0.1  // weight of a step in a group's averages
+	probing  = 0.5  // weight of a probe in a distortion
+)
+
+// table holds what is known of all groups and codecs. Entries of group g and codec c lie at g*len(codecs)+c.
+type table struct {
+	groups []Group
+	codecs []Codec
+	bytes  []int64
+	lost   []float64 // distortion
+	fixed  []bool
+	raw    int64
+	chunks int
+
+	density       []float64 // mean square of an element; negative until known
+	rms, variance []float64 // its root, and how that varies from step to step
+	rows          []row
+}
+
+// row holds the samples of a rank that are not folded yet.
+type row struct {
+	fresh   bool
+	samples []Sample // by group; without elements: none
+}
+
+func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
+	t.codecs = append([]Codec{{Name: RawName, Bytes: func(n int) int { return 4 * n }}}, codecs...)
+	names := make(map[string]bool)
+	for _, c := range t.codecs {
+		switch {
+		case c.Name == "" || names[c.Name]:
+			return fmt.Errorf("codec %q is named twice or not at all: give each candidate a name of its own, and not %s", c.Name, RawName)
+		case c.Bytes == nil || !(c.Distortion >= 0) || math.IsInf(c.Distortion, 1):
+			return fmt.Errorf("codec %s: distortion %v, lengths %t: give it both, as measured on Gaussian values", c.Name, c.Distortion,
+				c.Bytes != nil)
+		}
+		names[c.Name] = true
+	}
+	if len(t.codecs) < 2 || len(t.codecs) > 256 {
+		return fmt.Errorf("%d codecs to choose from: give 1 to 255", len(codecs))
+	}
+	for _, g := range groups {
+		if g.Elems <= 0 || g.Chunk < 0 || !(g.Weight >= 0) || math.IsInf(g.Weight, 1) {
+			return fmt.Errorf("group %s has %d elements in chunks of %d and weight %v: use 1 element or more, and finite weights from 0",
+				g.Name, g.Elems, g.Chunk, g.Weight)
+		}
+		g.Weight, g.Chunk = cmp.Or(g.Weight, 1), cmp.Or(g.Chunk, g.Elems)
+		whole, rest := g.Elems/g.Chunk, g.Elems%g.Chunk
+		for _, c := range t.codecs {
+			n := int64(whole) * int64(c.Bytes(g.Chunk))
+			if rest > 0 {
+				n += int64(c.Bytes(rest))
+			}
+			t.bytes, t.lost = append(t.bytes, n), append(t.lost, c.Distortion)
+		}
+		t.chunks += whole + min(rest, 1)
+		t.raw += int64(4 * g.Elems)
+		t.groups, t.fixed = append(t.groups, g), append(t.fixed, g.Raw || 4*g.Elems < smallest)
+		t.density = append(t.density, -1)
+	}
+	if len(groups) == 0 {
+		return fmt.Errorf("no groups: give one per tensor")
+	}
+	t.rms, t.variance, t.rows = make([]float64, len(groups)), make([]float64, len(groups)), make([]row, ranks)
+	for r := range t.rows {
+		t.rows[r].samples = make([]Sample, len(groups))
+	}
+	return nil
+}
+
+func (t *table) at(g int, c uint8) int { return g*len(t.codecs) + int(c) }
+
+// length returns the bytes of a step.
+func (t *table) length(codecs []uint8) (n int64) {
+	for g, c := range codecs {
+		n += t.bytes[t.at(g, c)]
+	}
+	return n
+}
+
+// valid reports whether a sample can be true.
+func (t *table) valid(s Sample) bool {
+	finite := func(x float64) bool { return x >= 0 && !math.IsInf(x, 1) }
+	return s.Group >= 0 && s.Group < len(t.groups) && int(s.Codec) < len(t.codecs) && s.Elems > 0 && finite(s.Energy) && finite(s.Lost)
+}
+
+// measured takes what the headers of a rank's chunks tell of a step. When all live ranks have told, it folds their samples in rank
+// order, so that the order of arrival changes no bit.
+func (t *table) measured(rank int, samples []Sample, links []link) {
+	row := &t.rows[rank]
+	clear(row.samples)
+	for _, s := range samples {
+		if t.valid(s) {
+			row.samples[s.Group] = s
+		}
+	}
+	row.fresh = true
+	for r := range t.rows {
+		if links[r].live && !t.rows[r].fresh {
+			return
+		}
+	}
+	for g := range t.groups {
+		t.fold(g, links)
+	}
+	for r := range t.rows {
+		t.rows[r].fresh = false
+	}
+}
+
+func (t *table) fold(g int, links []link) {
+	var density, energy, lost, ranks float64
+	var codec uint8 // of the first rank; distortions of others do not count in a step of several
+	for r := range t.rows {
+		s := &t.rows[r].samples[g]
+		if !links[r].live || s.Elems == 0 {
+			continue
+		}
+		if ranks == 0 {
+			codec = s.Codec
+		}
+		if s.Codec == codec {
+			energy, lost = energy+s.Energy, lost+s.Lost
+		}
+		density, ranks = density+s.Energy/float64(s.Elems), ranks+1
+	}
+	if ranks == 0 {
+		return
+	}
+	t.observe(g, density/ranks)
+	if energy > 0 && codec != Raw {
+		t.lose(g, codec, lost/energy, fading)
+	}
+}
+
+// probed takes the samples of a chunk that was encoded with each codec.
+func (t *table) probed(samples []Sample) {
+	for _, s := range samples {
+		switch {
+		case !t.valid(s):
+		case s.Codec == Raw:
+			t.observe(s.Group, s.Energy/float64(s.Elems))
+		case s.Energy > 0:
+			t.lose(s.Group, s.Codec, s.Lost/s.Energy, probing)
+		}
+	}
+}
+
+func (t *table) observe(g int, density float64) {
+	rms := math.Sqrt(density)
+	if t.density[g] < 0 {
+		t.density[g], t.rms[g] = density, rms
+		return
+	}
+	d := rms - t.rms[g]
+	t.rms[g] += float64(fading * d)
+	t.variance[g] = (1 - fading) * (t.variance[g] + float64(float64(fading*d)*d))
+	t.density[g] = float64(fading*density) + float64((1-fading)*t.density[g])
+}
+
+func (t *table) lose(g int, c uint8, share, weight float64) {
+	l := &t.lost[t.at(g, c)]
+	*l = float64(weight*share) + float64((1-weight)**l)
+}
+
+// typical returns the mean square of an element of the groups that are known, which stands for the others.
+func (t *table) typical() float64 {
+	sum, n := 0.0, 0.0
+	for _, d := range t.density {
+		if d >= 0 {
+			sum, n = sum+d, n+1
+		}
+	}
+	if n == 0 {
+		return 1
+	}
+	return sum / n
+}

@@ -1,0 +1,66 @@
+package ratecontrol
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	sampleChunks = 8    // of a sample, at least
+	smooth       = 0.25 // weight of a new sample
+	steepest     = 2    // a sample counts as at most so many times the estimate, so that a false one cannot carry it away
+)
+
+// link estimates the bandwidth and the times of a worker's connections.
+type link struct {
+	live bool
+	fast float64 // bytes per second: moving average of the samples
+	// recent holds the last samples. Their largest bounds fast, which remembers longer.
+	recent  [10]float64
+	samples int
+	// What was acknowledged since the last sample.
+	bytes, seconds float64
+	chunks         int
+	rtt, overlap   float64 // seconds; 0 until known
+}
+
+// acked adds what was acknowledged, of which each chunk costs the hosts perChunk seconds. limited tells that the sender, and not
+// the link, decided how long it took.
+func (l *link) acked(bytes, seconds float64, chunks int, limited bool, perChunk float64) {
+	if limited || !(bytes > 0) || !(seconds > 0) || math.IsInf(bytes+seconds, 1) || chunks <= 0 {
+		l.bytes, l.seconds, l.chunks = 0, 0, 0
+		return
+	}
+	l.bytes, l.seconds, l.chunks = l.bytes+bytes, l.seconds+seconds, l.chunks+chunks
+	if l.chunks < sampleChunks {
+		return
+	}
+	spent := l.seconds - float64(float64(l.chunks)*perChunk)
+	sample, known := l.bytes/spent, spent >= l.seconds/2
+	l.bytes, l.seconds, l.chunks = 0, 0, 0
+	if !known {
+		return // messages took the time, and the link might carry far more
+	}
+	if l.samples == 0 {
+		l.fast = sample
+	}
+	sample = min(sample, steepest*l.fast)
+	l.fast = float64(smooth*sample) + float64((1-smooth)*l.fast)
+	l.recent[l.samples%len(l.recent)] = sample
+	l.samples++
+}
+
+// bandwidth returns the estimate in bytes per second. It is 0 before the first sample.
+func (l *link) bandwidth() float64 { return min(l.fast, slices.Max(l.recent[:])) }
+
+// average moves an average of seconds, 0 until it is known, to a duration.
+func average(of *float64, d time.Duration) {
+	switch s := d.Seconds(); {
+	case s <= 0:
+	case *of == 0:
+		*of = s
+	default:
+		*of = float64(smooth*s) + float64((1-smooth)**of)
+	}
+}

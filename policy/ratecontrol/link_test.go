@@ -1,0 +1,93 @@
+package ratecontrol
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// sample adds one sample of so many bytes per second.
+func (l *link) sample(rate float64) { l.acked(rate/10, 0.1, sampleChunks, false, 0) }
+
+func TestBandwidthFollowsTheLink(t *testing.T) {
+	var l link
+	for range 40 {
+		l.sample(1e6)
+	}
+	if b := l.bandwidth(); math.Abs(b-1e6) > 1 {
+		t.Errorf("a steady link of 1e6 is estimated at %v", b)
+	}
+	n := 0
+	for ; l.bandwidth() < 0.9*25e6; n++ {
+		l.sample(25e6)
+	}
+	if n > 30 {
+		t.Errorf("25 times the bandwidth took %d samples to see", n)
+	}
+	for n = 0; l.bandwidth() > 1.1*1e6; n++ {
+		l.sample(1e6)
+	}
+	if n > 12 {
+		t.Errorf("a twenty-fifth of it took %d samples to see", n)
+	}
+}
+
+func TestSamplesNeedEightChunksAndABusyLink(t *testing.T) {
+	var l link
+	l.acked(1e6, 1, 7, false, 0)
+	if l.samples != 0 {
+		t.Fatal("7 chunks made a sample")
+	}
+	l.acked(1e6, 1, 1, true, 0)
+	l.acked(1e6, 1, 7, false, 0)
+	if l.samples != 0 {
+		t.Fatal("chunks from before the queue ran dry counted")
+	}
+	l.acked(2e6, 1, 1, false, 0)
+	if l.samples != 1 || l.bandwidth() != 1.5e6 {
+		t.Fatalf("%d samples, %v", l.samples, l.bandwidth())
+	}
+	l.acked(1e6, 1, 100, false, 6e-3)
+	if l.samples != 1 {
+		t.Fatal("a sample counted whose messages took more than half of the time")
+	}
+	l.acked(1e6, 1, 100, false, 5e-3)
+	if l.samples != 2 || l.recent[1] != 2e6 {
+		t.Fatalf("the time of messages stays in the sample: %v", l.recent[:2])
+	}
+}
+
+func TestAFalseSampleMovesTheEstimateByAQuarterAtMost(t *testing.T) {
+	any := rapid.OneOf(rapid.Float64(), rapid.Float64Range(0, 1e9), rapid.SampledFrom([]float64{0, math.Inf(1), math.NaN(), 1e300}))
+	rapid.Check(t, func(t *rapid.T) {
+		var l link
+		for range 20 {
+			l.sample(1e6)
+		}
+		for range rapid.IntRange(1, 50).Draw(t, "samples") {
+			before := l.bandwidth()
+			l.acked(any.Draw(t, "bytes"), any.Draw(t, "seconds"), rapid.IntRange(-1, 100).Draw(t, "chunks"), false, 1e-6)
+			if b := l.bandwidth(); !(b >= 0.74*before && b <= 1.26*before) {
+				t.Fatalf("%v became %v", before, b)
+			}
+		}
+		for range 120 {
+			l.sample(1e6)
+		}
+		if b := l.bandwidth(); math.Abs(b-1e6) > 1e4 {
+			t.Fatalf("after 120 true samples of 1e6 the estimate is %v", b)
+		}
+	})
+}
+
+func TestAveragesBeginWithTheFirst(t *testing.T) {
+	var s float64
+	for _, d := range []time.Duration{0, -1, time.Second} {
+		average(&s, d)
+	}
+	if average(&s, 2*time.Second); s != 1.25 {
+		t.Error(s)
+	}
+}
