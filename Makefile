@@ -32,7 +32,7 @@ SEED ?= 0
 
 .PHONY: all build lib demo vet lint test frameworks test-pure test-packages build-race test-race test-sanitized test-python \
 	test-python-package test-python-mxnet test-python-wheel test-trixie test-long wheel example-torch example-mxnet bench-torch \
-	sim fuzz soak learn lab racks generate clean
+	sim fuzz soak learn compress lab racks generate clean
 
 all: build
 
@@ -174,7 +174,14 @@ soak:
 # What synchronization policies do to learning, in virtual time: in tables.
 learn:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) run ./lab/cmd/study learn --seeds 10
+	$(GO) run ./cmd/rackweave bench learn --seeds 10
+
+# What codecs do to learning: tables, and plots in build/compress. COMPRESS='--only digits' studies a part.
+compress:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	@mkdir -p build
+	$(GO) run ./cmd/rackweave bench learn --compress --seeds 20 --json build/compress.json $(COMPRESS)
+	$(GO) run ./lab/cmd/study plot build/compress.json build/compress
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.

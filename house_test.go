@@ -24,7 +24,7 @@ const module = "github.com/rackweave/rackweave"
 
 // house lists the rooms and what each may import of the others. A path belongs to its longest matching room.
 var house = map[string][]string{
-	"cmd": {"bench", "bench/models", "policy", "hierarchy", "hierarchy/planner", "launch",
+	"cmd": {"bench", "bench/models", "bench/study", "policy", "hierarchy", "hierarchy/planner", "launch",
 		"launch/control", "service", "service/api", "service/etcd", "service/keys", "service/membership", "service/racks", "client",
 		"aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo"},
 	"cmd/rackweave-etcd": {"service/etcd/server"},
@@ -128,6 +128,10 @@ var only = map[string][]string{
 	"golang.org/x/sys/unix":             {"numa", "numa/numatest", "cgo", "service/door"},
 	"github.com/klauspost/cpuid/v2":     {"numa"},
 	"github.com/vishvananda/netlink":    {"rxe"},
+	"gonum.org/v1/plot":                 {"lab/cmd"},
+	"gonum.org/v1/plot/plotter":         {"lab/cmd"},
+	"gonum.org/v1/plot/plotutil":        {"lab/cmd"},
+	"gonum.org/v1/plot/vg":              {"lab/cmd"},
 	"go.etcd.io/etcd/client/v3":         {"service/membership"},
 	"go.etcd.io/etcd/server/v3/embed":   {"service/etcd/server"},
 	"github.com/cockroachdb/datadriven": forTests,

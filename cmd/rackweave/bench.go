@@ -199,7 +199,7 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 	cmd.Flags().IntVar(&jobs, "jobs", 1, "jobs that exchange side by side")
 	cmd.Flags().BoolVar(&flood, "flood", false, "the last of the jobs exchanges far more than the others")
 	cmd.Flags().BoolVar(&noRoofline, "no-roofline", false, "do not measure what the machine could do")
-	cmd.AddCommand(compareCommand())
+	cmd.AddCommand(compareCommand(), learnCommand())
 	return cmd
 }
 

@@ -78,6 +78,9 @@ func parseScheme(way string) (s scheme, err error) {
 	return s, err
 }
 
+// diverged counts as the loss of a training whose loss is larger, or not a number.
+const diverged = 100
+
 // Point is a moment of a training.
 type Point struct {
 	Step           int
@@ -163,6 +166,9 @@ func (c *coded) train(ctx context.Context, s scheme, rate float64, seed uint64, 
 		}
 		if r.step++; r.step%c.every == 0 || r.step == c.steps {
 			loss, accuracy := t.test(r.reference)
+			if !(loss < diverged) {
+				loss = diverged
+			}
 			o.Curve = append(o.Curve, Point{r.step, float64(r.sent+r.got) / codedWorkers, loss, accuracy})
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -120,11 +119,7 @@ func (c *coded) best(tries []trained) float64 {
 	}
 	losses := make([]float64, len(c.rates))
 	for i := range tries {
-		if loss := tries[i].end().Loss; loss < math.MaxFloat64 {
-			losses[i/tuningSeeds] += loss
-		} else {
-			losses[i/tuningSeeds] = math.Inf(1) // it is not a number where the training diverged
-		}
+		losses[i/tuningSeeds] += tries[i].end().Loss
 	}
 	return c.rates[slices.Index(losses, slices.Min(losses))]
 }

@@ -1,22 +1,57 @@
 package main
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rackweave/rackweave/bench/study/learn"
 )
 
-func TestWhatCannotBeStudiedIsRefusedByName(t *testing.T) {
-	for line, wants := range map[string][]string{
-		"learn --only lag": {`"lag"`, "policies, lagtuner"},
-		"learn --seeds 0":  {"0 seeds", "use 1 to"},
+func TestEachStudyIsPlotted(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, "compress.json")
+	curve := func(at float64) []learn.Point {
+		return []learn.Point{{Step: 10, Bytes: at * 1e6, Loss: 2, Accuracy: 0.5}, {Step: 20, Bytes: at * 2e6, Loss: 1, Accuracy: 0.9}}
+	}
+	text, err := json.Marshal([]learn.Study{{Name: "digits", Title: "Digits", Rows: []learn.Row{
+		{Way: "none", Curve: curve(8)}, {Way: "int4/int8", Curve: curve(1.5)},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := root()
+	cmd.SetArgs([]string{"plot", file, filepath.Join(folder, "plots")})
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for name, wants := range map[string][]string{
+		"digits-accuracy.svg": {"<svg", "Digits", "int4/int8", "accuracy %"}, "digits-loss.svg": {"<svg", "none", "steps"},
 	} {
-		cmd := root()
-		cmd.SetArgs(strings.Fields(line))
-		err := cmd.ExecuteContext(t.Context())
+		svg, err := os.ReadFile(filepath.Join(folder, "plots", name))
 		for _, want := range wants {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %v, want it to say %s", line, err, want)
+			if err != nil || !strings.Contains(string(svg), want) {
+				t.Errorf("%s: %v, want %s in\n%s", name, err, want, svg)
 			}
+		}
+	}
+}
+
+func TestAFileWithoutStudiesIsRefusedByName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "other.json")
+	if err := os.WriteFile(file, []byte("{}"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{file, file + "x"} {
+		cmd := root()
+		cmd.SetArgs([]string{"plot", name, t.TempDir()})
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v, want it to say %s", err, name)
 		}
 	}
 }

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+
+	"github.com/rackweave/rackweave/bench/study/learn"
+)
+
+func plotCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "plot FILE FOLDER",
+		Short: "Plot what rackweave bench learn --compress --json FILE has measured, as SVG",
+		Args:  cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			text, err := os.ReadFile(args[0])
+			if err != nil {
+				return err
+			}
+			var studies []learn.Study
+			if err := json.Unmarshal(text, &studies); err != nil {
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			if err := os.MkdirAll(args[1], 0o777); err != nil {
+				return err
+			}
+			for _, s := range studies {
+				for _, c := range curves {
+					if err := c.draw(&s, filepath.Join(args[1], s.Name+"-"+c.name+".svg")); err != nil {
+						return fmt.Errorf("plot %s of study %s: %w", c.name, s.Name, err)
+					}
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// curve is a kind of plot: a line for each way, over all points of its trainings.
+type curve struct {
+	name, x, y string
+	log        bool // the x axis
+	at         func(learn.Point) (x, y float64)
+}
+
+var curves = []curve{
+	{"accuracy", "MB sent and received by each worker", "accuracy %", true,
+		func(p learn.Point) (x, y float64) { return p.Bytes / 1e6, 100 * p.Accuracy }},
+	{"loss", "steps", "loss", false, func(p learn.Point) (x, y float64) { return float64(p.Step), p.Loss }},
+}
+
+func (c *curve) draw(s *learn.Study, file string) error {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = s.Title, c.x, c.y
+	p.Add(plotter.NewGrid())
+	if c.log {
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
+	highest := 0.0 // at the first point of the first way: a training that diverges must not flatten the others
+	for i, r := range s.Rows {
+		var line plotter.XYs
+		for _, at := range r.Curve {
+			x, y := c.at(at)
+			highest = cmp.Or(highest, y)
+			if y <= max(highest, 100) {
+				line = append(line, plotter.XY{X: x, Y: y})
+			}
+		}
+		l, err := plotter.NewLine(line)
+		if err != nil {
+			return fmt.Errorf("%s: %w", r.Way, err)
+		}
+		l.Color, l.Dashes = plotutil.Color(i), plotutil.Dashes(i/7)
+		p.Add(l)
+		p.Legend.Add(r.Way, l)
+	}
+	return p.Save(8*vg.Inch, 5*vg.Inch, file)
+}
