@@ -29,7 +29,7 @@ var house = map[string][]string{
 		"aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo"},
 	"cmd/rackweave-etcd": {"service/etcd/server"},
 	"bench": {"bench/models", "hierarchy/outer", "policy", "launch", "client", "service/api", "aggregate/optim",
-		"aggregate/outer", "chunk", "numa", "verbs", "cgo"},
+		"aggregate/outer", "chunk", "codec", "numa", "verbs", "cgo"},
 	"bench/models": {"chunk"},
 	"service": {"service/api", "service/checkpoint", "service/cluster", "service/door", "service/engine", "service/job",
 		"service/keys", "service/quota", "service/racks", "service/rpc", "policy", "aggregate", "aggregate/lane", "chunk", "numa",

@@ -6,12 +6,16 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/outer"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 )
 
-// take records how the job is spread over racks, by the answer to its workers.
+// take records how the job is spread over racks and which codecs it has, by the answer to its workers.
 func (s *Spec) take(r *workerReport) (err error) {
 	s.racks, s.pods = r.Racks, r.Pods
+	if s.codecs, err = codec.ParsePair(r.Compress, true); err != nil {
+		return err
+	}
 	if s.outer, err = diloco.Parse(r.Outer); err != nil {
 		return err
 	}
@@ -21,6 +25,10 @@ func (s *Spec) take(r *workerReport) (err error) {
 	if s.outer.Every > 0 && (s.outer.Fragments != 1 || s.Steps()%s.outer.Every != 0) {
 		return fmt.Errorf("%d exchanges of racks that meet by %v end with parameters that differ by rack, which are not verified: use 1 fragment and a multiple of %d exchanges",
 			s.Steps(), s.outer, s.outer.Every)
+	}
+	if s.outer.Every > 0 && s.codecs.Down.ID != codec.Raw {
+		return fmt.Errorf("racks that meet by %v with answers in %v end with parameters that differ by rack, which are not verified: use --compress %v/none",
+			s.outer, s.codecs.Down, s.codecs.Up)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/policy"
@@ -30,6 +31,7 @@ type Spec struct {
 	Hyper           map[string]float64
 	Policy          string // who waits for whom, in mode stream. If empty, all wait for all
 	Outer           string // how racks that train on their own meet. If empty, as their cluster says
+	Compress        string // codecs of gradients and answers, as of [client.Config]
 	Iters           int
 	Warmup          int
 	Arena           bool // gradients and results in registered memory, else in ordinary memory
@@ -47,11 +49,16 @@ type Spec struct {
 	NICs       []string
 	ChunkBytes int
 
-	// What the aggregators of several racks have in common.
-	racks []int // workers by rack
-	pods  int
-	outer outer.Optimizer
-	core  chunk.DType // of sums between racks
+	told
+}
+
+// told holds what the aggregators tell the workers of their job.
+type told struct {
+	racks  []int // workers by rack
+	pods   int
+	outer  outer.Optimizer
+	core   chunk.DType // of sums between racks
+	codecs codec.Pair
 }
 
 // Target is the aggregator that a benchmark exchanges with. If Server is empty, the benchmark has one of its own.
@@ -110,6 +117,9 @@ func (s *Spec) Check() error {
 		return err
 	}
 	if err := s.checkPolicy(); err != nil {
+		return err
+	}
+	if err := s.checkCodecs(); err != nil {
 		return err
 	}
 	if _, err := outer.Parse(s.Outer); err != nil {
@@ -186,6 +196,13 @@ func (s *Spec) memory() float64 {
 	arrays := 2 * s.Workers
 	if s.Apart {
 		arrays = 0
+	}
+	if p, err := codec.ParsePair(s.Compress, true); err == nil { // residuals and references
+		for _, c := range []codec.Spec{p.Up, p.Down} {
+			if c.ID != codec.Raw && !s.Apart {
+				arrays += s.Workers
+			}
+		}
 	}
 	if rule, h, err := s.optimizer(); err == nil && rule != optim.Sum && s.Server == "" {
 		arrays += 1 + rule.States(h)

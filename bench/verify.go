@@ -9,6 +9,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // onWire rounds values in place as sending them in a wire type does.
@@ -44,27 +45,18 @@ func reference(ctx context.Context, s *Spec, progress *report.Progress) ([]uint6
 
 func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 	n := int(s.Model.Tensors[t].Elems())
-	grads := make([][]float32, s.Workers)
-	for r := range grads {
-		grads[r] = make([]float32, n)
-	}
 	w := make([]float32, n)
 	Gradient(w, s.Seed, 0, t, InitialStep)
 	onWire(s.DType, w)
-	gradients := func(step int) [][]float32 {
-		for r := range grads {
-			Gradient(grads[r], s.Seed, r, t, step)
-			onWire(s.DType, grads[r])
-		}
-		return grads
-	}
+	gradients := s.gradientsOf(t)
 	if s.outer.Every > 0 {
 		return s.outerTensor(rule, h, w, gradients)
 	}
 	v := newWeights(w, rule.States(h))
+	answer := s.answersOf(rule, t, w)
 	result := make([]float32, n)
 	first := 0
-	if rule == optim.Sum {
+	if rule == optim.Sum && s.codecs == (codec.Pair{}) {
 		first = s.Steps() - 1 // sums do not build on each other
 	}
 	for step := first; step < s.Steps(); step++ {
@@ -75,9 +67,10 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 			k := optim.Derive(rule, h, uint32(step+1))
 			optim.Update(rule, &k, v.w, v.states, sums, result)
 		}
-	}
-	if s.DType == chunk.F32 {
-		onWire(s.core, result) // it crosses between racks in their type
+		if s.DType == chunk.F32 {
+			onWire(s.core, result) // it crosses between racks in their type
+		}
+		answer(result)
 	}
 	onWire(s.DType, result)
 	return result

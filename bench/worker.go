@@ -36,6 +36,7 @@ type workerReport struct {
 	Pods     int       `json:"pods,omitempty"`
 	Outer    string    `json:"outer,omitempty"`
 	Core     string    `json:"core,omitempty"` // the type of sums between racks
+	Compress string    `json:"compress,omitempty"`
 }
 
 // WorkerMain is a worker process of the benchmark. It ends when it is told to, or its standard input ends: then the benchmark has.
@@ -111,7 +112,7 @@ func runWorker(ctx context.Context, o *order, say func(workerReport) error) erro
 	cfg := client.Config{
 		Server: s.Server, CA: s.CA, Job: s.Job, Token: s.Token, Insecure: s.Insecure, Rank: o.Rank, Workers: s.Workers,
 		Provider: s.Provider, ProviderOptions: s.ProviderOptions, Devices: s.NICs, WireType: s.DType, ChunkBytes: s.ChunkBytes,
-		Hyper: s.Hyper, Outer: s.Outer,
+		Hyper: s.Hyper, Outer: s.Outer, Compress: s.Compress,
 	}
 	if s.Optimizer != "sum" {
 		cfg.Optimizer, cfg.Policy = s.Optimizer, s.Policy
@@ -159,7 +160,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 	x.fill(0)
 	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
 	done.Racks, done.Pods = w.Racks()
-	done.Outer, done.Core = w.Outer(), w.Core()
+	done.Outer, done.Core, done.Compress = w.Outer(), w.Core(), w.Compress()
 	if s.Replay {
 		r := replayer{exchanger: &x, say: say}
 		if done.Trace, err = r.run(ctx); err != nil {

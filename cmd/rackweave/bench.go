@@ -39,6 +39,8 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.StringVar(&b.spec.Policy, "policy", "", "who waits for whom, such as ssp:s=3 (default: all wait for all)")
 	f.StringVar(&b.spec.Outer, "outer", "",
 		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9 (default: as their cluster's file says)")
+	f.StringVar(&b.spec.Compress, "compress", "",
+		"codecs of gradients and answers, such as int8, sign/int8 or topk:1%/none, for links that bind (default: none)")
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")
@@ -132,6 +134,7 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
   rackweave bench --provider tcp --bytes 100MB --dtype bf16 --json result.json
   rackweave bench --bytes 100MB --workers 1,2,4,8
   rackweave bench --optimizer sgd_torch --policy ssp:s=3 --jitter 20ms
+  rackweave bench --provider tcp --bytes 100MB --compress int8 --verify
   rackweave bench --server http://aggregator:7077 --workers 2
   rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token-file token
   rackweave bench --server http://aggregator-a:7077 --hosts a:3,b:1
