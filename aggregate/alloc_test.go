@@ -257,3 +257,20 @@ func (s *stepper) step(mode aggregate.Mode) func() {
 		s.do(pull)
 	}
 }
+
+func TestFormsAreReadWithoutAllocation(t *testing.T) {
+	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), Compress: pair(t, "int8", true)})
+	st := r.Job.Shards()[0].Store
+	for _, text := range []string{"int8", "sign", "topk:1%", "topk:50%"} {
+		p := payload(t, text, codedElems)
+		n := testing.AllocsPerRun(100, func() {
+			copy(r.memory, p)
+			if form, err := st.Form(&st.Chunks[0], r.key.Addr, len(p)); err != nil || form == 0 {
+				t.Fatal(form, err)
+			}
+		})
+		if n != 0 {
+			t.Errorf("%s: %v allocations", text, n)
+		}
+	}
+}

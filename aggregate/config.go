@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rackweave/rackweave/aggregate/failure"
@@ -16,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/aggregate/uplink"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/policy"
 )
@@ -132,6 +134,9 @@ type JobConfig struct {
 	// Outer is the outer optimizer of racks that train apart, in mode eager. If it is the zero value, racks add their gradients in
 	// every step.
 	Outer diloco.Optimizer
+	// Compress holds the codecs of the workers' gradients, and of the answers in modes eager and aggregate. With any of them, workers
+	// may send gradients in every codec.
+	Compress codec.Pair
 	// Place is the place of the job's rack among other racks. If nil, the rack is alone.
 	Place *Place
 	// Part is this engine's part of the job.
@@ -174,7 +179,34 @@ func (c *JobConfig) complete() error {
 	if err := c.checkPart(); err != nil {
 		return err
 	}
+	if err := c.checkCodecs(); err != nil {
+		return err
+	}
 	return c.checkOuter()
+}
+
+// checkCodecs returns an error if the job cannot train with its codecs.
+func (c *JobConfig) checkCodecs() error {
+	up, down := c.Compress.Up, c.Compress.Down
+	switch {
+	case !down.Dense():
+		return fmt.Errorf("answers in %v would add a second large loss to that of the gradients: use none, int8 or int4", down)
+	case down.ID != codec.Raw && c.Mode != Eager && c.Mode != Aggregate:
+		return fmt.Errorf("mode %v cannot send answers in %v: use none for answers, or mode eager or aggregate", c.Mode, down)
+	case !up.Dense() && slices.Contains(c.Rule.Takes(), "beta2"):
+		return fmt.Errorf("optimizer %v divides by the root of its gradients' mean squares, which %v makes spikes and zeros: use a codec of "+
+			"4 bits or more, such as int4", c.Rule, up)
+	}
+	return nil
+}
+
+// CheckTensor returns an error if the job's codecs cannot shorten a tensor.
+func (c *JobConfig) CheckTensor(t chunk.Tensor) error {
+	if c.Compress == (codec.Pair{}) || t.DType == chunk.F32 {
+		return nil
+	}
+	return fmt.Errorf("tensor %q has wire type %v, and the job has codecs %v, which shorten f32: use wire type f32, or no codecs", t.Name,
+		t.DType, c.Compress)
 }
 
 // checkPlace returns an error if the job cannot run over several racks.
@@ -237,7 +269,7 @@ func (c *JobConfig) checkOuter() error {
 func (c *JobConfig) storeConfig() store.Config {
 	s := store.Config{
 		Rule: c.Rule, Hyper: c.Hyper, States: c.Rule.States(c.Hyper), Scale: 1, Core: chunk.F32,
-		Direct: c.Mode != Aggregate && c.Mode != Stream,
+		Direct: c.Mode != Aggregate && c.Mode != Stream, Codecs: c.Compress,
 	}
 	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
 		scalars := optim.Derive(optim.Sum, c.Hyper, 1)

@@ -220,6 +220,11 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 	if len(specs) == 0 {
 		return nil
 	}
+	for i := range specs {
+		if err := j.config.CheckTensor(plan.Tensor(first + i)); err != nil {
+			return err
+		}
+	}
 	from, _ := plan.TensorChunks(first)
 	norms := make([]store.Norms, plan.NumChunks()-from)
 	additions := make([]*store.Addition, len(j.shards))

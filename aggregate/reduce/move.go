@@ -65,5 +65,8 @@ func (m *Machine) AddTensor(index uint32, t Tensor, sum uint32) (number uint32) 
 	return number
 }
 
-// Place returns the place of a chunk that has come. Places are bounded by the largest number of such chunks at one time.
-func (m *Machine) Place(index uint32) int { return m.moved.at[index] }
+// Place returns the place of a chunk that has come, if it has. Places are bounded by the largest number of such chunks at one time.
+func (m *Machine) Place(index uint32) (at int, ok bool) {
+	at, ok = m.moved.at[index]
+	return at, ok
+}

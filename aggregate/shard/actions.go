@@ -135,11 +135,30 @@ func (s *Shard) finish(a *reduce.Action) {
 
 // Gradients returns the payloads of an action's gradients, in rank order. They are valid until the next call.
 func (s *Shard) Gradients(a *reduce.Action) kernel.Sources {
-	src := s.Scratch.src[:len(s.Workers.links)]
-	for rank := range src {
-		src[rank] = s.Machine.MessageOf(a, rank).Payload
+	src := s.Scratch.sources(len(s.Workers.links))
+	for rank := range src.Addr {
+		src.set(rank, &s.Machine.MessageOf(a, rank).Where)
 	}
-	return kernel.From(src, uint8(s.Store.Tensors[s.Moves.Chunk(a.Index).Tensor].Wire))
+	src.Type = uint8(s.Store.Tensors[s.Moves.Chunk(a.Index).Tensor].Wire)
+	return src.listed()
+}
+
+// sources are a list of gradients in the lane's scratch memory.
+type sources struct {
+	kernel.Sources
+	coded bool // some have a form
+}
+
+func (s *sources) set(i int, at *reduce.Where) {
+	s.Addr[i], s.Form[i] = at.Payload, at.Form
+	s.coded = s.coded || at.Form != 0
+}
+
+func (s *sources) listed() kernel.Sources {
+	if !s.coded {
+		s.Form = nil
+	}
+	return s.Sources
 }
 
 func (s *Shard) compute(a *reduce.Action, c *store.Chunk, outs []uint64, pastCache bool) {

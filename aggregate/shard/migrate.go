@@ -53,12 +53,15 @@ func (w *arrivals) take() []Arrival {
 	return all
 }
 
-// Chunk returns a chunk of the lane by its index.
+// Chunk returns a chunk of the lane by its index, or nil if the lane never had it.
 func (m *Migration) Chunk(index uint32) *store.Chunk {
 	if st := m.s.Store; int(index) < len(st.Chunks) {
 		return &st.Chunks[index]
 	}
-	return m.s.Store.Moved(m.s.Machine.Place(index))
+	if at, ok := m.s.Machine.Place(index); ok {
+		return m.s.Store.Moved(at)
+	}
+	return nil
 }
 
 // depart hands a chunk over to the lane that it moves to, and notifies its workers ahead of their answers.
@@ -94,7 +97,8 @@ func (m *Migration) Adopt() {
 			st.Chunks[a.Index] = *c
 			continue
 		}
-		st.PutMoved(machine.Place(a.Index), *c)
+		at, _ := machine.Place(a.Index)
+		st.PutMoved(at, *c)
 	}
 }
 

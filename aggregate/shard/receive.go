@@ -41,10 +41,34 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 		}
 		m.Record = &s.Scratch.reader.record
 	} else if op != chunk.OpPull {
+		if err := k.readForm(s, m); err != nil {
+			s.Machine.Violate(k.Rank, "sent a gradient of chunk %d of lane %d that cannot be read: %w", index, s.Lane.Index, err)
+			s.CarryOut()
+			return
+		}
 		s.trace.put(TraceEvent{At: s.Lane.Stamp, Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
 	}
 	s.Machine.Receive(s.Lane.Stamp, k.Rank, m)
 	s.CarryOut()
+}
+
+// readForm reads the form of a gradient, and counts the gradient, in a job with codecs. The machine refuses a chunk that does not
+// exist.
+func (k *link) readForm(s *Shard, m *reduce.Message) error {
+	if !s.Store.Coded() || m.Op == chunk.OpBroadcast {
+		return nil
+	}
+	c := s.Moves.Chunk(m.Index)
+	if c == nil {
+		return nil
+	}
+	form, err := s.Store.Form(c, m.Where.Payload, int(m.Bytes))
+	if err != nil {
+		return err
+	}
+	m.Where.Form = uint64(form)
+	k.counters.Up.Count(m.Where.Payload, int(m.Bytes), s.Store.WireBytes(c))
+	return nil
 }
 
 // Advance continues work that waited for room, and reports whether it did anything.

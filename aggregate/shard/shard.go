@@ -148,6 +148,7 @@ func (s *Shard) Add(a *store.Addition) {
 // WorkerCounters holds the counters of one worker in one lane.
 type WorkerCounters struct {
 	RecvBytes, SentBytes uint64
+	Up, Down             store.Coding // of a job with codecs: its gradients, and the answers to it
 	reduce.WorkerStats
 }
 
@@ -177,6 +178,8 @@ func (s *Shard) WorkerCounters(out []WorkerCounters) {
 		c, o := &out[rank], &s.published.workers[rank]
 		c.RecvBytes += o.RecvBytes
 		c.SentBytes += o.SentBytes
+		c.Up.Add(&o.Up)
+		c.Down.Add(&o.Down)
 		c.Chunks += o.Chunks
 		c.LastArrivals += o.LastArrivals
 		c.LatenessNS += o.LatenessNS
@@ -251,6 +254,7 @@ type Scratch struct {
 	reader  recordReader
 	message reduce.Message
 	src     [MaxWorkers]uint64
+	forms   [MaxWorkers]uint64
 	outs    [MaxWorkers]uint64
 	peers   struct { // the destinations that a round maps
 		qps    [MaxWorkers]*verbs.QP
@@ -270,6 +274,11 @@ func NewScratch() (*Scratch, error) {
 		return nil, err
 	}
 	return &Scratch{Arithmetic: store.Arithmetic{ISA: isa}}, nil
+}
+
+// sources returns a list of n gradients to be set.
+func (c *Scratch) sources(n int) sources {
+	return sources{Sources: kernel.Sources{Addr: c.src[:n], Form: c.forms[:n]}}
 }
 
 // timed reports whether a chunk is the one of its sample that is timed.

@@ -95,8 +95,10 @@ func (m *stream) addOne(a *reduce.Action) {
 
 // gradient returns the payload of one worker's gradient.
 func (m *stream) gradient(a *reduce.Action, c *store.Chunk) kernel.Sources {
-	m.Scratch.src[0] = a.Message.Payload
-	return kernel.From(m.Scratch.src[:1], uint8(m.Store.Tensors[c.Tensor].Wire))
+	src := m.Scratch.sources(1)
+	src.set(0, &a.Message.Where)
+	src.Type = uint8(m.Store.Tensors[c.Tensor].Wire)
+	return src.listed()
 }
 
 // applySet makes the update of the set under way to one chunk.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // Chunk is a chunk's state in a lane between steps.
@@ -81,6 +82,8 @@ type Config struct {
 	Scale float64
 	// Core is the type in which results cross between racks: F32 or BF16.
 	Core chunk.DType
+	// Codecs are those of the gradients and the answers.
+	Codecs codec.Pair
 	// Direct reports that answers lie in the parameters where the wire carries f32. A worker then pushes a chunk again only after it
 	// has the answer.
 	Direct bool

@@ -19,7 +19,7 @@ type planted struct {
 var plants = []planted{
 	{Plant: plant.Plant{
 		Name: "sums begin with any worker", File: "aggregate/shard/actions.go",
-		Old: "src[rank] = s.Machine.MessageOf(a, rank).Payload", New: "src[(rank+int(s.Lane.Stamp))%len(src)] = s.Machine.MessageOf(a, rank).Payload",
+		Old: "src.set(rank, ", New: "src.set((rank+int(s.Lane.Stamp))%len(src.Addr), ",
 	}},
 	{Plant: plant.Plant{
 		Name: "epochs are not checked", File: "aggregate/reduce/gather.go",

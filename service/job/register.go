@@ -153,12 +153,16 @@ func (j *Job) add(tensors []declared) (*api.RegisterResponse, error) {
 	specs := make([]aggregate.TensorSpec, len(tensors))
 	elems := make([]uint64, len(tensors))
 	model := j.Model.bytes
+	config := j.config()
 	for i, t := range tensors {
+		if err := config.CheckTensor(t.Tensor); err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
 		batch[i], specs[i], elems[i] = t.Tensor, t.TensorSpec, t.Elems
 		model += int64(t.Elems) * 4
 	}
 	first, firstChunk := j.Model.Plan.NumTensors(), j.Model.Plan.NumChunks()
-	need := j.Engine.Amounts(j.Engine.Agg.TensorsNeed(j.config(), elems))
+	need := j.Engine.Amounts(j.Engine.Agg.TensorsNeed(config, elems))
 	if err := j.Charge("tensors", need); err != nil {
 		return nil, rpc.Refuse(connect.CodeOf(err), "%w%s", rpc.Reason(err), orSpread(j))
 	}
