@@ -1,5 +1,7 @@
 #include "ops.h"
 #include "vec_neon.h"
 #include "body.h"
+#include "coded.h"
 
 const struct rwk_ops rwk_ops_neon = RWK_TABLE;
+const struct rwk_encoders rwk_encoders_neon = RWK_ENCODERS;

@@ -9,6 +9,7 @@
 #ifndef RW_KERNEL_H
 #define RW_KERNEL_H
 
+#include "codecs.h"
 #include "table.h"
 
 #include <stdint.h>
@@ -50,6 +51,29 @@ struct rwk_update {
  */
 int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, const uint64_t *form, uint32_t nsrc, const uint64_t *out,
 	       uint32_t nout);
+
+#define RWK_CODEC(name, bits, reach, stochastic) RWK_CODEC_##name,
+enum rwk_codec { RWK_EACH_CODEC(RWK_CODEC) };
+#undef RWK_CODEC
+
+/* A chunk to encode, as package codec specifies. The random numbers follow seed, step, tensor, rank and first, as its Key. */
+struct rwk_encoding {
+	uint64_t values;  /* type[n] */
+	uint64_t memory;  /* f32[n], the residual or the reference, or 0 without either */
+	uint64_t payload; /* room for f32[n] at any address, for which nothing else may be used */
+	uint64_t n;
+	uint64_t seed, first;
+	double param; /* of 2BIT the threshold, of TOPK the share of the elements */
+	uint32_t step, tensor, rank;
+	float factor; /* of the residual */
+	uint8_t type, codec, stochastic;
+	uint8_t reference; /* whether memory is a reference */
+};
+/*
+ * Writes the payload of values + factor*memory, of which memory becomes what is lost; or with reference that of values - memory, to
+ * which memory gains what is sent. Returns the payload's length, or 0 if the codec is unknown. No byte behind it is written.
+ */
+uint64_t rwk_encode(int isa, const struct rwk_encoding *e);
 
 /*
  * Casts the n elements at src into those at dst, rounding to nearest even. With past_cache dst is written past the cache, and is

@@ -17,6 +17,22 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+static inline uint32_t bits_of(float x)
+{
+	uint32_t b;
+
+	memcpy(&b, &x, sizeof b);
+	return b;
+}
+
+static inline float float_of(uint32_t b)
+{
+	float x;
+
+	memcpy(&x, &b, sizeof x);
+	return x;
+}
+
 /* The functions of one instruction set, whose file defines TARGET. */
 #define FN static inline __attribute__((always_inline)) TARGET
 #define LOOP static TARGET
@@ -53,12 +69,46 @@ struct rwk_ops {
 	void (*probe)(const struct rwk_probe *p, const uint64_t *arrays);
 };
 
+#define RWK_CODED 64 /* elements of a group of coded ones */
+
+/* A block of a chunk that is encoded. Element i counts in the partial sums energy[i % RWK_CODED] and lost[i % RWK_CODED]. */
+struct rwk_block {
+	float scale;
+	uint8_t *codes;
+	const float *uniforms;
+	float energy[RWK_CODED], lost[RWK_CODED];
+};
+
+/* Encoding of groups of RWK_CODED elements. from and to are multiples of that. */
+struct rwk_encoders {
+	void (*inputs)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float *x);
+	/* Returns the bits of the largest magnitude. For a codec of means it adds the magnitudes to partial sums. */
+	int32_t (*bounds)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED]);
+	void (*uniforms)(const struct rwk_encoding *e, uint64_t counter, int counters, float *u);
+	void (*code)(const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b);
+	uint64_t (*at_least)(const float *x, int32_t least);
+	void (*settle)(const struct rwk_encoding *e, uint64_t from, uint64_t to, const float *x, const float *sent,
+		       struct rwk_block *b);
+};
+
 extern const struct rwk_ops rwk_ops_scalar;
+extern const struct rwk_encoders rwk_encoders_scalar;
 #if defined(__x86_64__)
 extern const struct rwk_ops rwk_ops_avx2, rwk_ops_avx512;
+extern const struct rwk_encoders rwk_encoders_avx2, rwk_encoders_avx512;
 #elif defined(__aarch64__)
 extern const struct rwk_ops rwk_ops_neon;
+extern const struct rwk_encoders rwk_encoders_neon;
 #endif
+
+/* Returns the bits of a codec's code. */
+static inline int rwk_codec_bits(int codec)
+{
+#define RWK_BITS(name, bits, reach, stochastic) [RWK_CODEC_##name] = bits,
+	static const uint8_t all[] = {RWK_EACH_CODEC(RWK_BITS)};
+#undef RWK_BITS
+	return all[codec];
+}
 
 static inline uint32_t rwk_size(int dtype)
 {

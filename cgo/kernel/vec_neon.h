@@ -6,6 +6,20 @@
 #define WIDTH 4
 
 typedef float32x4_t vf;
+typedef int32x4_t vi;
+
+FN vi vi_max(vi x, vi y)
+{
+	return vmaxq_s32(x, y);
+}
+
+/* Returns the sign bits, the first lane's lowest. */
+FN uint64_t vi_signs(vi x)
+{
+	const int32x4_t lane = {0, 1, 2, 3};
+
+	return vaddvq_u32(vshlq_u32(vshrq_n_u32(vreinterpretq_u32_s32(x), 31), lane));
+}
 
 FN vf vf_sqrt(vf x)
 {

@@ -6,6 +6,18 @@
 #define WIDTH 1
 
 typedef float vf;
+typedef int32_t vi;
+
+FN vi vi_max(vi x, vi y)
+{
+	return x > y ? x : y;
+}
+
+/* Returns the sign bits, the first lane's lowest. */
+FN uint64_t vi_signs(vi x)
+{
+	return (uint32_t)x >> 31;
+}
 
 FN vf vf_sqrt(vf x)
 {
@@ -17,22 +29,6 @@ FN vf vf_clip(vf x, vf bound)
 {
 	x = bound < x ? bound : x;
 	return -bound > x ? -bound : x;
-}
-
-FN uint32_t bits_of(float x)
-{
-	uint32_t b;
-
-	memcpy(&b, &x, sizeof b);
-	return b;
-}
-
-FN float float_of(uint32_t b)
-{
-	float x;
-
-	memcpy(&x, &b, sizeof x);
-	return x;
 }
 
 FN vf vf_load_bf16(const uint16_t *p)

@@ -29,6 +29,21 @@ typedef __m512d vsq;
 #define REGISTER "+v"
 #define STREAMS
 
+FN vi vi_max(vi x, vi y)
+{
+	return V(max_epi32)(x, y);
+}
+
+/* Returns the sign bits, the first lane's lowest. */
+FN uint64_t vi_signs(vi x)
+{
+#if WIDTH == 8
+	return (uint32_t)_mm256_movemask_ps((vf)x);
+#else
+	return _mm512_movepi32_mask(x);
+#endif
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return V(sqrt_ps)(x);

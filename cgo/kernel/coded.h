@@ -1,0 +1,369 @@
+/*
+ * The codecs over groups of 64 elements, for a vector of any width. Package codec specifies their bits. An instruction set includes
+ * this file after body.h.
+ */
+#define PARTS (RWK_CODED / WIDTH)
+
+#if WIDTH == 1
+typedef int32_t vn; /* a vector of integers */
+typedef uint8_t vb;
+#define NUMBERS(x) ((int32_t)bits_of(x))
+#define FLOATS(x) float_of((uint32_t)(x))
+#define CONVERT(x, type) ((type)(x))
+#define MASK(condition) (-(int32_t)(condition))
+#else
+typedef int32_t vn __attribute__((vector_size(4 * WIDTH)));
+typedef uint8_t vb __attribute__((vector_size(WIDTH)));
+#define NUMBERS(x) ((vn)(x))
+#define FLOATS(x) ((vf)(x))
+#define CONVERT(x, type) __builtin_convertvector(x, type)
+#define MASK(condition) ((vn)(condition))
+#endif
+
+FN vn vn_all(int32_t x)
+{
+	return x - (vn){0};
+}
+
+FN vn vn_pick(vn mask, vn yes, vn no)
+{
+	return (mask & yes) | (~mask & no);
+}
+
+FN vn magnitude(vf x)
+{
+	return NUMBERS(x) & INT32_MAX;
+}
+
+/* Computes what a codec gets: the values with the residual, or less the reference. */
+FN void inputs(vf x[PARTS], const struct rwk_encoding *e, uint64_t i)
+{
+	const float *memory = rwk_at(e->memory, RWK_F32, i);
+	const vf factor = vf_all(e->factor);
+
+	if (e->type == RWK_F32)
+		for (int v = 0; v < PARTS; v++)
+			x[v] = vf_load(rwk_at(e->values, RWK_F32, i + v * WIDTH));
+	else if (e->type == RWK_BF16)
+		for (int v = 0; v < PARTS; v++)
+			x[v] = vf_load_bf16(rwk_at(e->values, RWK_BF16, i + v * WIDTH));
+	else
+		for (int v = 0; v < PARTS; v++)
+			x[v] = vf_load_f16(rwk_at(e->values, RWK_F16, i + v * WIDTH));
+	if (e->memory && e->reference)
+		for (int v = 0; v < PARTS; v++)
+			x[v] = x[v] - vf_load(memory + v * WIDTH);
+	else if (e->memory)
+		for (int v = 0; v < PARTS; v++)
+			x[v] = x[v] + factor * vf_load(memory + v * WIDTH);
+}
+
+LOOP void gather_inputs(const struct rwk_encoding *e, uint64_t from, uint64_t to, float *to_x)
+{
+	for (uint64_t i = from; i < to; i += RWK_CODED) {
+		vf x[PARTS];
+
+		inputs(x, e, i);
+		for (int v = 0; v < PARTS; v++)
+			vf_store(to_x + i - from + v * WIDTH, x[v]);
+	}
+}
+
+FN int32_t bounds_any(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED], int mean)
+{
+	vn most[PARTS] = {0};
+	vf sum[PARTS];
+	int32_t lanes[RWK_CODED], all = 0;
+
+	for (int v = 0; v < PARTS; v++)
+		sum[v] = vf_load(part + v * WIDTH);
+	for (uint64_t i = from; i < to; i += RWK_CODED) {
+		vf x[PARTS];
+
+		inputs(x, e, i);
+		for (int v = 0; v < PARTS; v++) {
+			most[v] = (vn)vi_max((vi)most[v], (vi)magnitude(x[v]));
+			if (mean)
+				sum[v] = sum[v] + FLOATS(magnitude(x[v]));
+		}
+	}
+	for (int v = 0; v < PARTS; v++)
+		memcpy(lanes + v * WIDTH, &most[v], sizeof most[v]);
+	for (int j = 0; j < RWK_CODED; j++)
+		all = lanes[j] > all ? lanes[j] : all;
+	for (int v = 0; v < PARTS; v++)
+		vf_store(part + v * WIDTH, sum[v]);
+	return all;
+}
+
+LOOP int32_t bounds(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED])
+{
+	return e->codec == RWK_CODEC_SIGN ? bounds_any(e, from, to, part, 1) : bounds_any(e, from, to, part, 0);
+}
+
+/* Philox4x32-10 of so many counters, which gives four numbers in [0, 1) each. */
+LOOP void uniforms(const struct rwk_encoding *e, uint64_t counter, int counters, float *u)
+{
+	enum { BATCH = 16 };
+
+	for (int at = 0; at < counters; at += BATCH, u += 4 * BATCH) {
+		uint32_t c0[BATCH], c1[BATCH], c2[BATCH], c3[BATCH];
+		uint32_t k0 = (uint32_t)e->seed, k1 = (uint32_t)(e->seed >> 32);
+
+		for (int j = 0; j < BATCH; j++) {
+			c0[j] = (uint32_t)counter + (uint32_t)(at + j);
+			c1[j] = e->tensor;
+			c2[j] = e->step;
+			c3[j] = e->rank;
+		}
+		for (int round = 0; round < 10; round++) {
+			for (int j = 0; j < BATCH; j++) {
+				uint64_t p0 = (uint64_t)0xd2511f53 * c0[j], p1 = (uint64_t)0xcd9e8d57 * c2[j];
+
+				c0[j] = (uint32_t)(p1 >> 32) ^ c1[j] ^ k0;
+				c2[j] = (uint32_t)(p0 >> 32) ^ c3[j] ^ k1;
+				c1[j] = (uint32_t)p1;
+				c3[j] = (uint32_t)p0;
+			}
+			k0 += 0x9e3779b9;
+			k1 += 0xbb67ae85;
+		}
+		for (int j = 0; j < BATCH; j++) {
+			u[4 * j] = (float)(int32_t)(c0[j] >> 8) * 0x1p-24f;
+			u[4 * j + 1] = (float)(int32_t)(c1[j] >> 8) * 0x1p-24f;
+			u[4 * j + 2] = (float)(int32_t)(c2[j] >> 8) * 0x1p-24f;
+			u[4 * j + 3] = (float)(int32_t)(c3[j] >> 8) * 0x1p-24f;
+		}
+	}
+}
+
+/* A float of 8 bits, of so many for the mantissa. */
+struct minifloat {
+	int mantissa, bias;
+	float subnormal; /* adding it rounds to a multiple of the smallest magnitude */
+};
+
+FN struct minifloat minifloat_of(int codec)
+{
+	return codec == RWK_CODEC_FP8_E4M3 ? (struct minifloat){3, 7, 0x1p14f} : (struct minifloat){2, 15, 0x1p7f};
+}
+
+FN vn minifloat_code(const struct minifloat f, vf y)
+{
+	const int drop = 23 - f.mantissa;
+	const int32_t rebias = (127 - f.bias) << 23;
+	vn a = magnitude(y), b = a - rebias;
+	vn small = NUMBERS(FLOATS(a) + f.subnormal) - NUMBERS(vf_all(f.subnormal));
+	vn normal = (b + ((1 << (drop - 1)) - 1) + ((b >> drop) & 1)) >> drop;
+
+	return (NUMBERS(y) >> 24 & 0x80) | vn_pick(MASK(a < rebias + (1 << 23)), small, normal);
+}
+
+FN vf minifloat_level(const struct minifloat f, vn code)
+{
+	vf a = FLOATS((code & 0x7f) << (23 - f.mantissa)) * FLOATS(vn_all((254 - f.bias) << 23));
+
+	return FLOATS(NUMBERS(a) | (-(code >> 7 & 1) & INT32_MIN));
+}
+
+/* Returns the sign bits of x, the first lane's lowest. */
+FN uint64_t signs_of(vn x)
+{
+	return vi_signs((vi)x);
+}
+
+/* Spreads 32 bits to the even bits of 64. */
+static inline uint64_t spread(uint64_t x)
+{
+	x = (x | x << 16) & 0x0000ffff0000ffff;
+	x = (x | x << 8) & 0x00ff00ff00ff00ff;
+	x = (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
+	x = (x | x << 2) & 0x3333333333333333;
+	return (x | x << 1) & 0x5555555555555555;
+}
+
+/* Packs the codes of a group that lie in a byte each. */
+FN void pack_nibbles(uint8_t *codes, const uint8_t bytes[RWK_CODED])
+{
+	for (int j = 0; j < RWK_CODED / 2; j++)
+		codes[j] = (bytes[2 * j] & 15) | bytes[2 * j + 1] << 4;
+}
+
+/* Counts x and what is lost of it. The residual becomes that; the reference gains what is sent. */
+FN void settle(const vf x[PARTS], const vf sent[PARTS], const struct rwk_encoding *e, uint64_t i, vf energy[PARTS], vf lost[PARTS])
+{
+	float *memory = rwk_at(e->memory, RWK_F32, i);
+	vf left[PARTS];
+
+	for (int v = 0; v < PARTS; v++) {
+		left[v] = x[v] - sent[v];
+		energy[v] = energy[v] + x[v] * x[v];
+		lost[v] = lost[v] + left[v] * left[v];
+	}
+	if (e->memory && e->reference)
+		for (int v = 0; v < PARTS; v++)
+			vf_store(memory + v * WIDTH, vf_load(memory + v * WIDTH) + sent[v]);
+	else if (e->memory)
+		for (int v = 0; v < PARTS; v++)
+			vf_store(memory + v * WIDTH, left[v]);
+}
+
+/* Codes the groups [from, to) of a block. */
+FN void code_groups(int codec, int stochastic, const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b)
+{
+	const uint32_t inverse_bits = bits_of(b->scale);
+	const vf scale = vf_all(b->scale), inverse = vf_all(inverse_bits ? float_of((254U << 23) - inverse_bits) : 0);
+	const vf integer = vf_all(0x1.8p23f), top = vf_all(codec == RWK_CODEC_INT4 ? 7 : 127), zero = vf_all(0);
+	const struct minifloat f = minifloat_of(codec);
+	const int bits = rwk_codec_bits(codec);
+	vf energy[PARTS], lost[PARTS];
+	uint8_t *codes = b->codes;
+	const float *u = b->uniforms;
+
+	for (int v = 0; v < PARTS; v++) {
+		energy[v] = vf_load(b->energy + v * WIDTH);
+		lost[v] = vf_load(b->lost + v * WIDTH);
+	}
+	for (uint64_t i = from; i < to; i += RWK_CODED, codes += bits * RWK_CODED / 8, u += RWK_CODED) {
+		uint8_t bytes[RWK_CODED];
+		uint64_t low = 0, high = 0;
+		vf x[PARTS], sent[PARTS];
+
+		inputs(x, e, i);
+		for (int v = 0; v < PARTS; v++) {
+			vf y = x[v] * inverse;
+			vn code = {0}, is;
+
+			switch (codec) {
+			case RWK_CODEC_INT8:
+			case RWK_CODEC_INT4:
+				if (stochastic)
+					y = y + vf_load(u + v * WIDTH);
+				code = NUMBERS(y + integer);
+				sent[v] = (y + integer) - integer;
+				if (stochastic) { /* the floor, of what was rounded */
+					is = MASK(sent[v] > y);
+					sent[v] = sent[v] - FLOATS(is & NUMBERS(vf_all(1)));
+					is = MASK(sent[v] > top);
+					sent[v] = FLOATS(vn_pick(is, NUMBERS(top), NUMBERS(sent[v])));
+					code = NUMBERS(sent[v] + integer);
+				}
+				sent[v] = sent[v] * scale;
+				break;
+			case RWK_CODEC_FP8_E4M3:
+			case RWK_CODEC_FP8_E5M2:
+				code = minifloat_code(f, y);
+				sent[v] = zero + minifloat_level(f, code) * scale;
+				break;
+			case RWK_CODEC_SIGN:
+				low |= signs_of(NUMBERS(x[v])) << (v * WIDTH);
+				sent[v] = zero + FLOATS(NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN));
+				break;
+			case RWK_CODEC_2BIT:
+			case RWK_CODEC_TERNARY:
+				if (codec == RWK_CODEC_2BIT)
+					is = MASK(magnitude(x[v]) >= NUMBERS(scale));
+				else
+					is = MASK(magnitude(vf_load(u + v * WIDTH) * scale) < magnitude(x[v]));
+				low |= signs_of(is) << (v * WIDTH);
+				high |= signs_of(is & NUMBERS(x[v])) << (v * WIDTH);
+				sent[v] = zero + FLOATS(is & (NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN)));
+				break;
+			}
+			if (bits >= 4) {
+				vb narrow = CONVERT(code, vb);
+
+				memcpy((bits == 8 ? codes : bytes) + v * WIDTH, &narrow, sizeof narrow);
+			}
+		}
+		if (bits == 4)
+			pack_nibbles(codes, bytes);
+		if (bits == 1)
+			memcpy(codes, &low, sizeof low);
+		if (bits == 2) {
+			uint64_t pairs[2] = {spread(low & UINT32_MAX) | spread(high & UINT32_MAX) << 1,
+					     spread(low >> 32) | spread(high >> 32) << 1};
+
+			memcpy(codes, pairs, sizeof pairs);
+		}
+		settle(x, sent, e, i, energy, lost);
+	}
+	for (int v = 0; v < PARTS; v++) {
+		vf_store(b->energy + v * WIDTH, energy[v]);
+		vf_store(b->lost + v * WIDTH, lost[v]);
+	}
+}
+
+LOOP void code(const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b)
+{
+	switch (e->codec) {
+	case RWK_CODEC_INT8:
+		if (e->stochastic)
+			code_groups(RWK_CODEC_INT8, 1, e, from, to, b);
+		else
+			code_groups(RWK_CODEC_INT8, 0, e, from, to, b);
+		break;
+	case RWK_CODEC_INT4:
+		if (e->stochastic)
+			code_groups(RWK_CODEC_INT4, 1, e, from, to, b);
+		else
+			code_groups(RWK_CODEC_INT4, 0, e, from, to, b);
+		break;
+	case RWK_CODEC_SIGN:
+		code_groups(RWK_CODEC_SIGN, 0, e, from, to, b);
+		break;
+	case RWK_CODEC_2BIT:
+		code_groups(RWK_CODEC_2BIT, 0, e, from, to, b);
+		break;
+	case RWK_CODEC_TERNARY:
+		code_groups(RWK_CODEC_TERNARY, 0, e, from, to, b);
+		break;
+	case RWK_CODEC_FP8_E4M3:
+		code_groups(RWK_CODEC_FP8_E4M3, 0, e, from, to, b);
+		break;
+	case RWK_CODEC_FP8_E5M2:
+		code_groups(RWK_CODEC_FP8_E5M2, 0, e, from, to, b);
+		break;
+	}
+}
+
+/* Returns which elements of a group have a magnitude of at least least, by its bits. */
+LOOP uint64_t at_least(const float *x, int32_t least)
+{
+	uint64_t is = 0;
+
+	for (int v = 0; v < PARTS; v++)
+		is |= signs_of(MASK(magnitude(vf_load(x + v * WIDTH)) >= least)) << (v * WIDTH);
+	return is;
+}
+
+/* Ends groups of top-k, whose values to send are known. */
+LOOP void settle_groups(const struct rwk_encoding *e, uint64_t from, uint64_t to, const float *x, const float *sent,
+			struct rwk_block *b)
+{
+	vf energy[PARTS], lost[PARTS];
+
+	for (int v = 0; v < PARTS; v++) {
+		energy[v] = vf_load(b->energy + v * WIDTH);
+		lost[v] = vf_load(b->lost + v * WIDTH);
+	}
+	for (uint64_t i = from; i < to; i += RWK_CODED, x += RWK_CODED, sent += RWK_CODED) {
+		vf from_x[PARTS], from_sent[PARTS];
+
+		for (int v = 0; v < PARTS; v++) {
+			from_x[v] = vf_load(x + v * WIDTH);
+			from_sent[v] = vf_load(sent + v * WIDTH);
+		}
+		settle(from_x, from_sent, e, i, energy, lost);
+	}
+	for (int v = 0; v < PARTS; v++) {
+		vf_store(b->energy + v * WIDTH, energy[v]);
+		vf_store(b->lost + v * WIDTH, lost[v]);
+	}
+}
+
+#define RWK_ENCODERS                                                                                                               \
+	{                                                                                                                          \
+		.inputs = gather_inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .at_least = at_least,               \
+		.settle = settle_groups                                                                                            \
+	}
