@@ -7,6 +7,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // Reference is a job in plain Go. It holds the parameters and state of every tensor, and updates them step by step.
@@ -20,6 +21,7 @@ type Reference struct {
 	states [][optim.MaxStates][]float32
 	steps  []uint32
 	acc    [][]float32 // two-phase: the gradients pushed since the last commit, or nil
+	codecs *codecs     // if nil, the job has none
 }
 
 // NewReference returns a reference that starts from parameters w and updates them in place. w may be nil for an aggregate-only job.
@@ -47,6 +49,20 @@ func (r *Reference) Add(w ...[]float32) {
 	}
 }
 
+// Compress gives the job codecs, workers of one rack, and chunks of so many bytes.
+func (r *Reference) Compress(p codec.Pair, workers, chunkBytes int) {
+	r.codecs = &codecs{Pair: p, workers: workers, chunk: chunkBytes / r.Wire.Size()}
+}
+
+// Broadcast makes values a tensor's parameters.
+func (r *Reference) Broadcast(t int, w []float32) {
+	copy(r.W[t], w)
+	if k := r.codecs; k != nil {
+		k.reach(r.W, t)
+		copy(k.answers[t].Kept, w)
+	}
+}
+
 // Arrays returns copies of a tensor's parameters and states, in the order of a checkpoint.
 func (r *Reference) Arrays(t int) (out [][]float32) {
 	out = append(out, slices.Clone(r.W[t]))
@@ -71,16 +87,54 @@ func (r *Reference) Step(grads [][][]float32) [][]float32 {
 
 // StepTensor is Step for one tensor.
 func (r *Reference) StepTensor(t int, grads [][]float32) []float32 {
-	return r.update(t, onWire(r.Wire, grads))
+	return r.answered(t, r.stepped(t, r.received(t, grads)))
 }
 
-// update takes a step with these summands.
-func (r *Reference) update(t int, g [][]float32) []float32 {
+// PushTensor is StepTensor for pushes, whose answers have no data.
+func (r *Reference) PushTensor(t int, grads [][]float32) { r.stepped(t, r.received(t, grads)) }
+
+// received returns the gradients of a tensor as the aggregator gets them.
+func (r *Reference) received(t int, grads [][]float32) [][]float32 {
+	k := r.codecs
+	if k == nil || k.Up.ID == codec.Raw {
+		return onWire(r.Wire, grads)
+	}
+	k.reach(r.W, t)
+	factor := float32(1)
+	if r.Mode == aggregate.Eager {
+		factor = k.factor(t, float32(r.Hyper.LR)*float32(r.Hyper.Scale))
+	}
+	out := make([][]float32, len(grads))
+	for w, g := range grads {
+		out[w] = k.gradients[t][w].Gradient(g, factor)
+	}
+	return out
+}
+
+// answered returns the values that workers have after a tensor's answer.
+func (r *Reference) answered(t int, x []float32) []float32 {
+	k := r.codecs
+	switch {
+	case k == nil || k.Down.ID == codec.Raw:
+		return r.Answer(x)
+	case r.Mode == aggregate.Aggregate:
+		k.reach(r.W, t)
+		return k.answers[t].Gradient(x, 1)
+	}
+	k.reach(r.W, t)
+	return k.answers[t].Parameters(x)
+}
+
+// update takes a step with these summands, and returns its answer.
+func (r *Reference) update(t int, g [][]float32) []float32 { return r.Answer(r.stepped(t, g)) }
+
+// stepped takes a step, and returns the parameters, or the sum.
+func (r *Reference) stepped(t int, g [][]float32) []float32 {
 	out := make([]float32, len(g[0]))
 	r.steps[t]++
 	k := optim.Derive(r.Rule, r.Hyper, r.steps[t])
 	optim.Update(r.Rule, &k, r.W[t], r.states[t], g, out)
-	return r.Answer(out)
+	return out
 }
 
 // Answer returns the answer to a worker for parameters, or for a sum.
@@ -92,7 +146,7 @@ func (r *Reference) Answer(x []float32) []float32 {
 }
 
 // Push adds every worker's gradients to the tensor's accumulator.
-func (r *Reference) Push(t int, grads [][]float32) { r.accumulate(t, onWire(r.Wire, grads)) }
+func (r *Reference) Push(t int, grads [][]float32) { r.accumulate(t, r.received(t, grads)) }
 
 func (r *Reference) accumulate(t int, summands [][]float32) {
 	first := r.acc[t] == nil

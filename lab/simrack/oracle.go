@@ -66,7 +66,7 @@ func (o *oracle) run(n int, p *phase, t int) []float32 {
 	o.ref.Hyper = o.hyper[t]
 	switch p.kind {
 	case phaseBroadcast:
-		o.ref.W[t] = clone(racktest.OnWire(o.job.Wire, o.gradient(n, 0, t)))
+		o.ref.Broadcast(t, racktest.OnWire(o.job.Wire, o.gradient(n, 0, t)))
 		return clone(racktest.OnWire(o.job.Type, o.ref.W[t]))
 	case phasePushPull:
 		return racktest.OnWire(o.job.Type, o.ref.StepTensor(t, o.gradients(n, t)))
@@ -74,7 +74,7 @@ func (o *oracle) run(n int, p *phase, t int) []float32 {
 		if o.job.Mode == aggregate.TwoPhase {
 			o.ref.Push(t, o.gradients(n, t))
 		} else {
-			o.ref.StepTensor(t, o.gradients(n, t))
+			o.ref.PushTensor(t, o.gradients(n, t))
 		}
 		return nil
 	}
