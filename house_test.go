@@ -26,7 +26,7 @@ const module = "github.com/rackweave/rackweave"
 var house = map[string][]string{
 	"cmd": {"bench", "bench/models", "bench/study", "policy", "hierarchy", "hierarchy/planner", "launch",
 		"launch/control", "service", "service/api", "service/etcd", "service/keys", "service/membership", "service/racks", "client",
-		"aggregate", "aggregate/optim", "chunk", "doctor", "rxe", "numa", "verbs", "cgo"},
+		"aggregate", "aggregate/optim", "chunk", "codec", "doctor", "rxe", "numa", "verbs", "cgo"},
 	"cmd/rackweave-etcd": {"service/etcd/server"},
 	"bench": {"bench/models", "hierarchy/outer", "policy", "launch", "client", "service/api", "aggregate/optim",
 		"aggregate/outer", "chunk", "codec", "numa", "verbs", "cgo"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/numa"
 )
@@ -66,6 +67,7 @@ type planFlags struct {
 	racks, workers, pods                        int
 	link, aggregatorLink, core, podCore, memory string
 	compute                                     time.Duration
+	compress                                    string
 }
 
 // check refuses numbers that no cluster has, and flags without effect.
@@ -93,6 +95,7 @@ A step streams, so it takes the bytes on the tightest link over its rate, and wh
 a rack and 10 µs between racks. "rackweave probe" measures the links of a cluster that runs, and predicts by them.`,
 		Example: `  rackweave plan --racks 48 --workers 40 --link 100Gb/s --core 4:1 --model gpt2-xl
   rackweave plan --racks 8 --pods 2 --workers 16 --link 25Gb/s --core 4:1 --pod-core 8:1 --model bert-large --compute 120ms
+  rackweave plan --workers 4 --link 1Gb/s --model resnet50 --compress int8
   rackweave plan --workers 120 --link 56Gb/s --aggregator-link 560Gb/s --memory 90GB/s --model resnet50 --compute 273ms`,
 	}, func(cmd *cobra.Command, _ []string) (any, func(io.Writer), error) {
 		if err := f.check(cmd.Flags()); err != nil {
@@ -115,6 +118,7 @@ a rack and 10 µs between racks. "rackweave probe" measures the links of a clust
 	fl.StringVar(&f.core, "core", "1:1", "oversubscription of a rack's uplink: its workers' NICs over the uplink")
 	fl.StringVar(&f.podCore, "pod-core", "1:1", "oversubscription of a pod's uplink: its racks' uplinks over it")
 	fl.StringVar(&f.memory, "memory", "", "memory bandwidth of one aggregator, such as 90GB/s (default: not binding)")
+	fl.StringVar(&f.compress, "compress", "", "codecs of gradients and answers, such as int8 or sign/int8 (default: none)")
 	fl.DurationVar(&f.compute, "compute", 0, "what a step computes, to compare with; if 0, infinitely fast")
 	f.modelFlags.add(fl, "model", "resnet50")
 	return cmd
@@ -154,6 +158,7 @@ func (f *planFlags) cluster() (*planner.Cluster, error) {
 type planned struct {
 	Model   string               `json:"model"`
 	Bytes   float64              `json:"bytes"`
+	Codecs  *plannedCodecs       `json:"codecs,omitempty"`
 	Best    string               `json:"best"`
 	Compute float64              `json:"compute_seconds"`
 	Shapes  []planner.Prediction `json:"shapes"`
@@ -161,6 +166,33 @@ type planned struct {
 		Workers int
 		Binding string
 	} `json:"workers_per_aggregator"`
+}
+
+// plannedCodecs holds the bytes of a worker's gradients and answers in a step, compressed.
+type plannedCodecs struct {
+	Names     string  `json:"names"`
+	Gradients float64 `json:"gradient_bytes"`
+	Answers   float64 `json:"answer_bytes"`
+}
+
+// codecsOf returns what codecs make of a model, or nil without any.
+func codecsOf(text string, m models.Model, d chunk.DType) (*plannedCodecs, error) {
+	p, err := codec.ParsePair(text, true)
+	switch {
+	case err != nil || p == codec.Pair{}:
+		return nil, err
+	case d != chunk.F32:
+		return nil, fmt.Errorf("--compress %s and --dtype %v: codecs shorten f32: use one of the two", text, d)
+	}
+	c := &plannedCodecs{Names: p.String()}
+	const whole = chunk.DefaultChunkBytes / 4
+	for _, t := range m.Tensors {
+		for left := t.Elems(); left > 0; left -= min(left, whole) {
+			c.Gradients += float64(p.Up.Bytes(int(min(left, whole))))
+			c.Answers += float64(p.Down.Bytes(int(min(left, whole))))
+		}
+	}
+	return c, nil
 }
 
 // step returns the time of a step, which computes meanwhile.
@@ -173,6 +205,12 @@ func (f *planFlags) plan(c *planner.Cluster) (*planned, error) {
 	}
 	bytes := float64(m.Params()) * float64(d.Size())
 	r := &planned{Model: m.Name, Bytes: bytes, Compute: f.compute.Seconds()}
+	if r.Codecs, err = codecsOf(f.compress, m, d); err != nil {
+		return nil, err
+	}
+	if r.Codecs != nil {
+		c.Coded = max(r.Codecs.Gradients, r.Codecs.Answers) / bytes
+	}
 	if r.Shapes, err = c.Choose(bytes, chunk.DefaultChunkBytes); err != nil {
 		return nil, err
 	}
@@ -186,6 +224,10 @@ func (r *planned) print(w io.Writer, c *planner.Cluster) {
 		numa.Count(c.Racks, "rack"), c.Workers, rate(c.WorkerNIC), rate(c.AggregatorNIC))
 	if c.Racks > 1 {
 		fmt.Fprintf(w, ", uplinks %s", rate(c.Uplink))
+	}
+	if r.Codecs != nil {
+		fmt.Fprintf(w, "\n%s: a worker's gradients take %s, its answers %s: %.3f and %.3f of raw", r.Codecs.Names,
+			megabytes(r.Codecs.Gradients), megabytes(r.Codecs.Answers), r.Codecs.Gradients/r.Bytes, r.Codecs.Answers/r.Bytes)
 	}
 	fmt.Fprintf(w, "\nBytes are per step, on the busiest link of a kind, each direction.\n\n")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)

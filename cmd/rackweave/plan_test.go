@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"math"
 	"strings"
 	"testing"
 )
@@ -51,6 +52,8 @@ func TestPlanNamesWhatItCannotUse(t *testing.T) {
 		{[]string{"--compute", "-5ms"}, "--compute -5ms: use a time of at least 0"},
 		{[]string{"--racks", "4", "--pod-core", "4:1"}, "--pod-core 4:1 without pods"},
 		{[]string{"--core", "4:1"}, "--core 4:1 with one rack"},
+		{[]string{"--compress", "int3"}, `unknown codec "int3"`},
+		{[]string{"--compress", "int8", "--dtype", "bf16"}, "--compress int8 and --dtype bf16: codecs shorten f32"},
 		{[]string{"--racks", "2", "--core", "1e308:1"}, `--core "1e308:1" is not an oversubscription`},
 	} {
 		if _, err := run(t, append([]string{"plan"}, tc.args...)...); err == nil || !strings.Contains(err.Error(),
@@ -84,6 +87,53 @@ func TestPlanIsBoundByMemory(t *testing.T) {
 	s, least := got.Shapes[0], 40*got.Bytes/45e9
 	if s.Binding != "aggregator's memory" || s.BoundSeconds < least || got.Carries.Workers < 40 || got.Carries.Binding != "memory" {
 		t.Errorf("%+v, at least %g s; one aggregator carries %+v", s, least, got.Carries)
+	}
+}
+
+// Codecs shorten what workers send and get. Sums cross between racks as they are.
+func TestPlanKnowsCodecs(t *testing.T) {
+	type plan struct {
+		Codecs struct {
+			Gradients float64 `json:"gradient_bytes"`
+			Answers   float64 `json:"answer_bytes"`
+		}
+		Bytes  float64
+		Shapes []struct {
+			Shape   string
+			Seconds float64            `json:"bound_seconds"`
+			Links   map[string]float64 `json:"bytes_by_link"`
+		}
+	}
+	of := func(args ...string) (p plan) {
+		t.Helper()
+		out, err := run(t, append(strings.Fields("plan --link 1Gb/s --model resnet50 --json"), args...)...)
+		if err == nil {
+			err = json.Unmarshal([]byte(out), &p)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for codecs, most := range map[string]float64{"int8": 0.255, "int4": 0.13, "sign": 0.255, "none/int4": 1} {
+		p := of("--racks", "2", "--compress", codecs)
+		worker := p.Shapes[0].Links["worker NIC"]
+		if math.Abs(worker-max(p.Codecs.Gradients, p.Codecs.Answers)) > 1 || worker > most*p.Bytes {
+			t.Errorf("%s: %v bytes: %+v", codecs, worker, p.Codecs)
+		}
+		for _, s := range p.Shapes {
+			if s.Shape == "sharded" && s.Links["rack uplink"] != p.Bytes {
+				t.Errorf("%s: %v bytes of sums between racks, want %v", codecs, s.Links["rack uplink"], p.Bytes)
+			}
+		}
+		if one := of("--racks", "1", "--compress", codecs).Shapes[0].Seconds; math.Abs(one*125e6/worker-1) > 1e-9 {
+			t.Errorf("%s: %v s for %v bytes at 1 Gb/s", codecs, one, worker)
+		}
+	}
+	out, err := run(t, strings.Fields("plan --workers 4 --link 1Gb/s --bytes 100MB --compress sign")...)
+	if want := "sign/int8: a worker's gradients take 3.4 MB, its answers 25.2 MB: 0.034 and 0.252 of raw"; err != nil ||
+		!strings.Contains(out, want) {
+		t.Errorf("%v, want %q in\n%s", err, want, out)
 	}
 }
 

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/rackweave/rackweave/hierarchy"
@@ -17,6 +18,9 @@ type Cluster struct {
 	Uplink        float64 // of one rack; not used with one rack
 	PodUplink     float64 // of one pod; not used without pods
 	Memory        float64 // reads and writes of one aggregator; if 0, memory does not limit it
+
+	// Coded is the bytes of a worker's compressed gradient or answer, in the longer direction, over the model's. If 0, it is 1.
+	Coded float64
 
 	RackLatency float64 // one hop within a rack
 	CoreLatency float64 // one hop between racks
@@ -36,11 +40,16 @@ func (c *Cluster) Check() error {
 	case c.Pods > 1 && !(c.PodUplink > 0):
 		return fmt.Errorf("%w: %d pods with uplinks of %g B/s: give the rate of a pod's uplink", hierarchy.ErrCluster, c.Pods,
 			c.PodUplink)
+	case !(c.Coded >= 0 && c.Coded <= 1):
+		return fmt.Errorf("%w: codecs that make 1 byte %g bytes: use 0, which stands for no codecs, to 1", hierarchy.ErrCluster, c.Coded)
 	case c.Memory < 0 || c.RackLatency < 0 || c.CoreLatency < 0:
 		return fmt.Errorf("%w: a rate or latency is negative", hierarchy.ErrCluster)
 	}
 	return c.topology(hierarchy.Sharded).Check()
 }
+
+// coded returns the bytes that a worker's link carries for each of the model's.
+func (c *Cluster) coded() float64 { return cmp.Or(c.Coded, 1) }
 
 // topology returns the reduction in a shape. Flat has the owners of sharded.
 func (c *Cluster) topology(s hierarchy.Shape) hierarchy.Topology {

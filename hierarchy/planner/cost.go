@@ -11,7 +11,7 @@ import (
 )
 
 // Loads holds the bytes of one step on the busiest link of each class, in its busier direction, for a model of one byte. The bytes
-// of a model are a multiple of them.
+// of a model are a multiple of them. Sums cross between racks without codecs.
 type Loads [links]float64
 
 // MarshalJSON returns the bytes by class, without classes that carry none.
@@ -27,12 +27,13 @@ func (l Loads) MarshalJSON() ([]byte, error) {
 
 // Loads returns the loads of a shape on the links.
 func (c *Cluster) Loads(s hierarchy.Shape) Loads {
-	W, between := float64(c.Workers), crossing(c.topology(s))
+	one, between := c.coded(), crossing(c.topology(s))
+	W := one * float64(c.Workers)
 	uplink, podUplink := busiest(between, 1), busiest(between, c.inPod())
 	if s == hierarchy.Flat { // each worker's gradient crosses, and no sum
-		return Loads{1, W, W * uplink, W * podUplink}
+		return Loads{one, W, W * uplink, W * podUplink}
 	}
-	return Loads{1, W + uplink, uplink, podUplink}
+	return Loads{one, W + uplink, uplink, podUplink}
 }
 
 // crossing returns the traffic between racks in a step, by sender and receiver, in models.
@@ -135,23 +136,24 @@ func (c *Cluster) Capacity(model, step float64) (workers int, binding string) {
 	if c.Memory > 0 && c.Memory/touches < rate {
 		rate, binding = c.Memory/touches, "memory"
 	}
-	return int(rate * step / model), binding
+	return int(rate * step / (model * c.coded())), binding
 }
 
 // fill returns the time of the last chunk alone: on every hop its latency, and the serialization of all chunks that reach the node
 // at once, because all racks send their chunks in one order.
 func (c *Cluster) fill(s hierarchy.Shape, chunk float64) float64 {
 	W, R := float64(c.Workers), float64(c.Racks)
+	near := chunk * c.coded()
 	atOnce, across := W, 0.0 // gradients that an aggregator gets at once, and answers
 	if s != hierarchy.Flat {
 		rates := slices.Repeat([]float64{min(c.Uplink, c.AggregatorNIC)}, c.Racks)
 		across = last(c.topology(s), chunk, rates, rates, func(int, int) float64 { return c.CoreLatency })
 	} else if atOnce = W * R; R > 1 {
-		across = 2*(c.CoreLatency-c.RackLatency) + 2*W*(R-1)*chunk/c.Uplink
+		across = 2*(c.CoreLatency-c.RackLatency) + 2*W*(R-1)*near/c.Uplink
 	}
-	fill := 2*c.RackLatency + 2*chunk/c.WorkerNIC + 2*atOnce*chunk/c.AggregatorNIC + across
+	fill := 2*c.RackLatency + 2*near/c.WorkerNIC + 2*atOnce*near/c.AggregatorNIC + across
 	if c.Memory > 0 {
-		fill += atOnce * touches * chunk / c.Memory
+		fill += atOnce * touches * near / c.Memory
 	}
 	return fill
 }
