@@ -124,7 +124,7 @@ func TestCompressionFollowsEquation5(t *testing.T) {
 	a := ace{beta: 0.02, least: 1, most: 32}
 	last := 0.0
 	for _, mbit := range []float64{0, 5, 20, 50, 100, 200} {
-		b, _ := a.budget(tab, mbit*1e6/8, -1)
+		b := a.budget(tab, mbit*1e6/8, math.NaN())
 		if want := float64(tab.raw) / (1 + 31*math.Exp(-0.02*mbit)); math.Abs(b-want) > 1e-6*want || b <= last {
 			t.Errorf("%v Mb/s: %v, want %v", mbit, b, want)
 		}

@@ -16,8 +16,8 @@ type law interface {
 	// worth writes each group's value. A codec keeps the share of it that it does not lose.
 	worth(t *table, to []float64)
 	// budget returns a step's bytes if the spec gives none, for a bandwidth in bytes per second and the seconds in which bytes can
-	// travel, negative if unknown. If ok is false, no budget is known yet.
-	budget(t *table, bandwidth, seconds float64) (bytes float64, ok bool)
+	// travel, NaN until they are known. So is the budget of a law that needs them.
+	budget(t *table, bandwidth, seconds float64) float64
 }
 
 // margin is the share of the bandwidth that a budget uses.
@@ -36,8 +36,8 @@ func (greedy) worth(t *table, to []float64) {
 	}
 }
 
-func (greedy) budget(_ *table, bandwidth, seconds float64) (float64, bool) {
-	return margin * bandwidth * max(seconds, 0), seconds >= 0
+func (greedy) budget(_ *table, bandwidth, seconds float64) float64 {
+	return margin * bandwidth * max(seconds, 0)
 }
 
 // ace is ACE-Sync's. It values a group by its importance (equations 3 and 4), and compresses by bandwidth alone (equation 5).
@@ -60,8 +60,8 @@ func (a ace) worth(t *table, to []float64) {
 }
 
 // budget returns the raw bytes over c = cmin + (cmax-cmin)*exp(-beta*B), with B in Mb/s.
-func (a ace) budget(t *table, bandwidth, _ float64) (float64, bool) {
-	return float64(t.raw) / (a.least + float64((a.most-a.least)*math.Exp(-a.beta*bandwidth*8e-6))), true
+func (a ace) budget(t *table, bandwidth, _ float64) float64 {
+	return float64(t.raw) / (a.least + float64((a.most-a.least)*math.Exp(-a.beta*bandwidth*8e-6)))
 }
 
 // logarithm returns NaN, which stands for unknown, of numbers that are not positive.

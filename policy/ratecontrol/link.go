@@ -9,13 +9,15 @@ import (
 const (
 	sampleChunks = 8    // of a sample, at least
 	smooth       = 0.25 // weight of a new sample
-	steepest     = 2    // a sample counts as at most so many times the estimate, so that a false one cannot carry it away
+	steepest     = 4    // a sample counts as no slower than the estimate divided by this
 )
 
 // link estimates the bandwidth and the times of a worker's connections.
 type link struct {
 	live bool
-	fast float64 // bytes per second: moving average of the samples
+	// fast is the moving average of the samples, in bytes per second: of the time that a byte takes, because a step waits for bytes.
+	// The average of rates would be too high where the rate changes, and a false sample could raise it without bound.
+	fast float64
 	// recent holds the last samples. Their largest bounds fast, which remembers longer.
 	recent  [10]float64
 	samples int
@@ -45,8 +47,8 @@ func (l *link) acked(bytes, seconds float64, chunks int, limited bool, perChunk 
 	if l.samples == 0 {
 		l.fast = sample
 	}
-	sample = min(sample, steepest*l.fast)
-	l.fast = float64(smooth*sample) + float64((1-smooth)*l.fast)
+	sample = max(sample, l.fast/steepest)
+	l.fast = 1 / (smooth/sample + (1-smooth)/l.fast)
 	l.recent[l.samples%len(l.recent)] = sample
 	l.samples++
 }

@@ -23,7 +23,7 @@ func TestBandwidthFollowsTheLink(t *testing.T) {
 	for ; l.bandwidth() < 0.9*25e6; n++ {
 		l.sample(25e6)
 	}
-	if n > 30 {
+	if n > 20 {
 		t.Errorf("25 times the bandwidth took %d samples to see", n)
 	}
 	for n = 0; l.bandwidth() > 1.1*1e6; n++ {
@@ -59,7 +59,7 @@ func TestSamplesNeedEightChunksAndABusyLink(t *testing.T) {
 	}
 }
 
-func TestAFalseSampleMovesTheEstimateByAQuarterAtMost(t *testing.T) {
+func TestAFalseSampleMovesTheEstimateLittle(t *testing.T) {
 	any := rapid.OneOf(rapid.Float64(), rapid.Float64Range(0, 1e9), rapid.SampledFrom([]float64{0, math.Inf(1), math.NaN(), 1e300}))
 	rapid.Check(t, func(t *rapid.T) {
 		var l link
@@ -69,7 +69,7 @@ func TestAFalseSampleMovesTheEstimateByAQuarterAtMost(t *testing.T) {
 		for range rapid.IntRange(1, 50).Draw(t, "samples") {
 			before := l.bandwidth()
 			l.acked(any.Draw(t, "bytes"), any.Draw(t, "seconds"), rapid.IntRange(-1, 100).Draw(t, "chunks"), false, 1e-6)
-			if b := l.bandwidth(); !(b >= 0.74*before && b <= 1.26*before) {
+			if b := l.bandwidth(); !(b >= before/1.76 && b <= before*1.34) {
 				t.Fatalf("%v became %v", before, b)
 			}
 		}
