@@ -133,8 +133,9 @@ func (c *calm) add(budget float64) {
 
 // budget returns the budget since the last solution: a deviation from the mean, so that most steps keep to it.
 func (c *calm) budget() float64 {
-	b := 1 / (c.mean + math.Sqrt(c.squares/c.steps))
+	b := math.Round(1 / (c.mean + math.Sqrt(c.squares/c.steps)))
 	c.steps, c.mean, c.squares = 0, 0, 0
+	c.least = min(c.least, b)
 	return b
 }
 
@@ -266,19 +267,16 @@ func (n *Controller) step(to []Act) []Act {
 	n.calm.add(budget)
 	if n.accepted == nil && n.seen >= max(n.due, n.current.Step) {
 		n.due = n.seen + period
-		if steady := n.calm.budget(); n.config.Spec.Budget.Share == 0 {
-			budget = steady
-		}
-		to = n.solve(budget, to)
+		to = n.solve(n.calm.budget(), to)
 	}
 	return to
 }
 
-// budget returns the bytes that a step may have, by the slowest link.
+// budget returns the whole bytes that a step may have, by the slowest link.
 func (n *Controller) budget() (float64, bool) {
 	b, raw := n.config.Spec.Budget, float64(n.table.raw)
 	if b.Share > 0 {
-		return b.Share * raw, true
+		return math.Round(b.Share * raw), true
 	}
 	law := n.law
 	if b != (Budget{}) {
@@ -307,7 +305,7 @@ func (n *Controller) budget() (float64, bool) {
 			least = bytes
 		}
 	}
-	return min(least, raw), !math.IsInf(least, 1)
+	return min(math.Round(least), raw), !math.IsInf(least, 1)
 }
 
 // lost returns what codecs lose of all groups' worth.
@@ -438,7 +436,8 @@ func (n *Controller) confirm(to []Act) []Act {
 			n.calm.rose[g] = next > now
 		}
 	}
-	if turned*10 > len(t.groups) {
+	// That some groups exchange their bytes as energies drift is not a mistake.
+	if turned > 0 && n.pending.Bytes < n.current.Bytes || turned*10 > len(t.groups) {
 		n.calm.length = min(2*n.calm.length, longer*dwell)
 		clear(n.calm.rose)
 	}
