@@ -3,6 +3,7 @@ package aggregate
 import (
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/aggregate/uplink"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // Need is the memory, the connections and the regions that a job is about to take.
@@ -66,7 +67,10 @@ func (e *Engine) MaxConns() int {
 
 // TensorsNeed returns the need of tensors of so many elements in a job.
 func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
-	arrays := c.arrays()[1]
+	arrays, kept := c.arrays()[1], 0
+	if c.Compress.Down.ID != codec.Raw {
+		kept = 1 // of every chunk, although another rack may keep its state
+	}
 	n, planned, parameters := Need{}, int64(0), int64(0)
 	perChunk := uint64(c.ChunkBytes / 4)
 	for _, m := range elems {
@@ -75,7 +79,7 @@ func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
 		}
 		chunks := (m + perChunk - 1) / perChunk
 		parameters += int64(m) * 4
-		n.Bytes += int64(chunks) * (64*int64(arrays) + chunkHeap + chunkOfWorker*int64(c.Workers))
+		n.Bytes += int64(chunks) * (64*int64(arrays+kept) + chunkHeap + chunkOfWorker*int64(c.Workers))
 		n.Bytes += tensorHeap * int64(min(uint64(len(e.lanes)), chunks)+1)
 		planned += tensorHeap + int64(chunks)*planHeap
 	}
@@ -84,11 +88,12 @@ func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
 	} else {
 		n.Bytes += parameters * int64(arrays)
 	}
+	n.Bytes += parameters * int64(kept)
 	if c.Part.Several() {
 		// The plan is of all parts. Lanes differ by at most one chunk.
-		n.Bytes = planned + (n.Bytes-planned)/int64(c.Part.Of) + int64(len(e.lanes)*arrays)*2*int64(c.ChunkBytes)
+		n.Bytes = planned + (n.Bytes-planned)/int64(c.Part.Of) + int64(len(e.lanes)*(arrays+kept))*2*int64(c.ChunkBytes)
 	}
-	if arrays > 0 {
+	if arrays+kept > 0 {
 		n.Regions = len(e.lanes)
 	}
 	return n

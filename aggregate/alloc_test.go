@@ -264,8 +264,8 @@ func TestFormsAreReadWithoutAllocation(t *testing.T) {
 	for _, text := range []string{"int8", "sign", "topk:1%", "topk:50%"} {
 		p := payload(t, text, codedElems)
 		n := testing.AllocsPerRun(100, func() {
-			copy(r.memory, p)
-			if form, err := st.Form(&st.Chunks[0], r.key.Addr, len(p)); err != nil || form == 0 {
+			copy(r.ends[0].memory, p)
+			if form, err := st.Form(&st.Chunks[0], r.ends[0].mr.Addr, len(p)); err != nil || form == 0 {
 				t.Fatal(form, err)
 			}
 		})

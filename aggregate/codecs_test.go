@@ -3,14 +3,17 @@ package aggregate_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
+	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/verbs"
@@ -79,18 +82,26 @@ func TestATensorThatIsNotF32IsRefusedInAJobWithCodecs(t *testing.T) {
 	}
 }
 
-// codedRack is a rack of two workers and one lane, whose first worker's messages the test writes.
+// codedRack is a rack of two workers and one lane, whose messages the test writes.
 type codedRack struct {
 	*racktest.Rack
 	t       *testing.T
 	network func()
-	memory  []byte // worker 0's, registered
-	key     verbs.MR
+	ends    [2]codedEnd // by rank
+}
+
+// codedEnd is a worker's end, where messages are written.
+type codedEnd struct {
+	memory []byte
+	mr     verbs.MR
+	sent   int // messages, each of which takes a slot until it is answered
+	epoch  [codedChunks]uint8
 }
 
 const (
-	codedElems = 1000 // of each chunk
-	codedBytes = 4 * codedElems
+	codedElems  = 1000 // of each chunk, which is a tensor
+	codedBytes  = 4 * codedElems
+	codedChunks = 3
 )
 
 func newCodedRack(t *testing.T, options string, job aggregate.JobConfig) *codedRack {
@@ -98,22 +109,34 @@ func newCodedRack(t *testing.T, options string, job aggregate.JobConfig) *codedR
 	job.Name, job.ChunkBytes = "job", 4096
 	r, network := simRack(t, 1, options, 2, racktest.Config{Lanes: 1, Window: 8, Job: job,
 		Tensors: tensorsOf(chunk.F32, codedElems, codedElems, codedElems)})
-	m, err := r.Workers[0].Allocate("payloads", codedBytes)
-	if err != nil {
-		t.Fatal(err)
+	c := &codedRack{Rack: r, t: t, network: network}
+	for rank := range c.ends {
+		m, err := r.Workers[rank].Allocate("payloads", codedBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.ends[rank].memory, c.ends[rank].mr = m.Bytes(), m.MRs[0]
 	}
-	return &codedRack{r, t, network, m.Bytes(), m.MRs[0]}
+	return c
 }
 
-// push sends a payload as worker 0's first gradient of a chunk, into a slot.
-func (r *codedRack) push(index uint32, slot int, payload []byte) {
+// send sends a worker's next message of a chunk. While no message waits, slots are used in turn.
+func (r *codedRack) send(rank int, op chunk.Op, index uint32, payload []byte) {
 	r.t.Helper()
-	w := r.Workers[0]
-	copy(r.memory, payload)
+	w, e := r.Workers[rank], &r.ends[rank]
+	copy(e.memory, payload)
+	var epoch uint8
+	if index < codedChunks {
+		if op == chunk.OpPush || op == chunk.OpPushPull {
+			e.epoch[index]++
+		}
+		epoch = e.epoch[index]
+	}
 	_, err := w.QPs[0].PostSend([]verbs.SendWR{{
-		Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(chunk.OpPush, 1, index), LAddr: r.key.Addr, LKey: r.key.LKey,
-		Length: uint32(len(payload)), RAddr: w.Peers[0].SlotAddr + uint64(slot*4096), RKey: w.Peers[0].SlotRKey,
+		Opcode: verbs.OpWriteWithImm, Imm: chunk.Pack(op, epoch, index), LAddr: e.mr.Addr, LKey: e.mr.LKey,
+		Length: uint32(len(payload)), RAddr: w.Peers[0].SlotAddr + uint64(e.sent%8*4096), RKey: w.Peers[0].SlotRKey,
 	}})
+	e.sent++
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -186,11 +209,11 @@ func TestAPayloadThatDoesNotDecodeFailsTheJobByName(t *testing.T) {
 			t.Run(name+options, func(t *testing.T) {
 				r := newCodedRack(t, options, aggregate.JobConfig{Mode: aggregate.Eager, Rule: optim.SGDTorch,
 					Hyper: optim.SGDTorch.Defaults(), Compress: pair(t, "int8/none", true)})
-				r.push(1, 0, payload(t, "int8", codedElems))
+				r.send(0, chunk.OpPush, 1, payload(t, "int8", codedElems))
 				if f := r.Job.Failure(); f != nil {
 					t.Fatalf("a payload that decodes: %v", f.Err)
 				}
-				r.push(2, 1, tc.lie(payload(t, tc.codec, codedElems)))
+				r.send(0, chunk.OpPush, 2, tc.lie(payload(t, tc.codec, codedElems)))
 				f := r.Job.Failure()
 				if f == nil || f.Rank != 0 || !errors.Is(f.Err, codec.ErrPayload) || !errors.Is(f.Err, aggregate.ErrProtocol) ||
 					!strings.Contains(f.Err.Error(), "worker 0 sent a gradient of chunk 2 of lane 0 that cannot be read") {
@@ -203,7 +226,7 @@ func TestAPayloadThatDoesNotDecodeFailsTheJobByName(t *testing.T) {
 
 func TestAJobWithoutCodecsTakesNoShorterGradient(t *testing.T) {
 	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults()})
-	r.push(0, 0, payload(t, "int8", codedElems))
+	r.send(0, chunk.OpPush, 0, payload(t, "int8", codedElems))
 	if f := r.Job.Failure(); f == nil || f.Rank != 0 || !strings.HasSuffix(f.Err.Error(), "for chunk 0 of lane 0, expected 4000") {
 		t.Errorf("the job's failure is %+v", f)
 	}
@@ -213,7 +236,7 @@ func TestAJobWithoutCodecsTakesNoShorterGradient(t *testing.T) {
 func TestACodedGradientOfNoChunkFailsTheJob(t *testing.T) {
 	for _, index := range []uint32{3, chunk.MovedBit, chunk.IndexMask} {
 		r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), Compress: pair(t, "int8", true)})
-		r.push(index, 0, payload(t, "int8", codedElems))
+		r.send(0, chunk.OpPush, index, payload(t, "int8", codedElems))
 		if f := r.Job.Failure(); f == nil || f.Rank != 0 || !strings.Contains(f.Err.Error(), "of lane 0, which has 3") {
 			t.Errorf("chunk %d: the job's failure is %+v", index, f)
 		}
@@ -224,12 +247,152 @@ func TestACodedGradientOfNoChunkFailsTheJob(t *testing.T) {
 func TestWorkersCountersTellWhatCodecsSave(t *testing.T) {
 	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), Compress: pair(t, "int8", true)})
 	coded := payload(t, "int8", codedElems)
-	r.push(0, 0, coded)
-	r.push(1, 1, make([]byte, codedBytes))
+	r.send(0, chunk.OpPush, 0, coded)
+	r.send(0, chunk.OpPush, 1, make([]byte, codedBytes))
 	c := r.Job.WorkerCounters()[0].Up
 	h := codec.HeaderOf(coded)
 	if c.Chunks != 2 || c.Whole != 1 || c.Raw != 2*codedBytes || c.Sent != uint64(codedBytes+len(coded)) ||
 		c.Energy != float64(h.Energy) || c.Lost != float64(h.Lost) {
 		t.Errorf("%+v, of a payload of %d bytes with %+v", c, len(coded), h)
+	}
+}
+
+// bytesOf returns raw values as they travel.
+func bytesOf(x []float32) (p []byte) {
+	for _, v := range x {
+		p = binary.LittleEndian.AppendUint32(p, math.Float32bits(v))
+	}
+	return p
+}
+
+// step sends both workers' gradients of chunk 0, by these operations, and returns the gradients.
+func (r *codedRack) step(seed uint64, ops ...chunk.Op) (grads [][]float32) {
+	r.t.Helper()
+	for rank, op := range ops {
+		g := gaussian(codedElems, 2*seed+uint64(rank))
+		grads = append(grads, g)
+		r.send(rank, op, 0, bytesOf(g))
+	}
+	if f := r.Job.Failure(); f != nil {
+		r.t.Fatal(f.Err)
+	}
+	return grads
+}
+
+// kept compares what the aggregator keeps for the answers of chunk 0.
+func (r *codedRack) kept(what string, want []float32) {
+	r.t.Helper()
+	got := store.Floats(r.Job.Shards()[0].Store.Chunks[0].Kept, codedElems)
+	if i, same := racktest.SameBits(got, want); !same {
+		r.t.Fatalf("%s: element %d is %v, plain Go says %v", what, i, got[i], want[i])
+	}
+}
+
+const push, pushpull = chunk.OpPush, chunk.OpPushPull
+
+// A change can be sent only to workers that hold what it is a change of.
+func TestTheReferenceIsWhatAllWorkersHold(t *testing.T) {
+	for _, down := range []string{"int8", "int4", "int8:stochastic", "fp8-e4m3"} {
+		t.Run(down, func(t *testing.T) {
+			h := optim.SGDTorch.Defaults()
+			r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: h,
+				Compress: pair(t, "none/"+down, true)})
+			initial := gaussian(codedElems, 99)
+			r.send(0, chunk.OpBroadcast, 0, bytesOf(initial))
+			r.send(1, chunk.OpBroadcast, 0, nil)
+			ref := racktest.NewReference(aggregate.Eager, optim.SGDTorch, h, chunk.F32, [][]float32{initial})
+			stream := codec.NewStream(pair(t, "none/"+down, true).Down, codedElems, codedElems, codec.Key{Rank: codec.AnswerRank})
+			copy(stream.Kept, initial)
+			r.kept("broadcast", initial)
+			for i, s := range []struct {
+				ops   []chunk.Op
+				coded bool
+				raw   bool // answered as they are
+			}{
+				{[]chunk.Op{pushpull, pushpull}, true, false}, {[]chunk.Op{pushpull, pushpull}, true, false},
+				{[]chunk.Op{push, push}, false, false}, {[]chunk.Op{pushpull, pushpull}, true, false},
+				{[]chunk.Op{push, pushpull}, false, true}, {[]chunk.Op{push, push}, false, false},
+				{[]chunk.Op{pushpull, push}, false, true}, {[]chunk.Op{pushpull, pushpull}, false, true},
+				{[]chunk.Op{pushpull, pushpull}, true, false},
+			} {
+				before := r.Job.WorkerCounters()
+				w := ref.StepTensor(0, r.step(uint64(i), s.ops...))
+				switch {
+				case s.coded:
+					stream.Parameters(w)
+				case s.raw:
+					copy(stream.Kept, w)
+				}
+				r.kept(fmt.Sprint("step ", i), stream.Kept)
+				for rank, c := range r.Job.WorkerCounters() {
+					want := uint64(0)
+					switch b := &before[rank]; {
+					case s.ops[rank] == push:
+					case s.coded:
+						want = uint64(stream.Spec.Bytes(codedElems))
+						if c.Down.Lost <= b.Down.Lost || c.Down.Energy <= b.Down.Energy || c.Down.Raw != b.Down.Raw+codedBytes {
+							t.Errorf("step %d: %+v after %+v", i, c.Down, b.Down)
+						}
+					default:
+						want = codedBytes
+					}
+					if n := c.SentBytes - before[rank].SentBytes; n != want {
+						t.Errorf("step %d: worker %d gets %d bytes, expected %d", i, rank, n, want)
+					}
+				}
+				r.send(i%2, chunk.OpPull, 0, nil) // which changes nothing
+				r.kept("pull", stream.Kept)
+			}
+		})
+	}
+}
+
+func TestParametersThatAreNotFiniteAreAnsweredAsTheyAre(t *testing.T) {
+	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults(),
+		Compress: pair(t, "none/int8", true)})
+	r.step(1, pushpull, pushpull)
+	g := gaussian(codedElems, 3)
+	g[7] = float32(math.Inf(1))
+	before := r.Job.WorkerCounters()[0].SentBytes
+	r.send(0, pushpull, 0, bytesOf(g))
+	r.send(1, pushpull, 0, bytesOf(gaussian(codedElems, 4)))
+	st := r.Job.Shards()[0].Store
+	r.kept("the reference", st.Values(&st.Chunks[0], 0))
+	if n := r.Job.WorkerCounters()[0].SentBytes - before; n != codedBytes {
+		t.Errorf("the answer has %d bytes", n)
+	}
+}
+
+func TestSumsTakeTheirResidualAlong(t *testing.T) {
+	h := optim.Sum.Defaults()
+	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: h, Compress: pair(t, "none/int4", true)})
+	ref := racktest.NewReference(aggregate.Aggregate, optim.Sum, h, chunk.F32, [][]float32{make([]float32, codedElems)})
+	stream := codec.NewStream(codec.Spec{ID: codec.Int4}, codedElems, codedElems, codec.Key{Rank: codec.AnswerRank})
+	r.send(0, chunk.OpBroadcast, 0, bytesOf(gaussian(codedElems, 99)))
+	r.send(1, chunk.OpBroadcast, 0, nil)
+	for i, ops := range [][]chunk.Op{{pushpull, pushpull}, {push, pushpull}, {pushpull, pushpull}} {
+		stream.Gradient(ref.StepTensor(0, r.step(uint64(i), ops...)), 1)
+		r.kept(fmt.Sprint("step ", i), stream.Kept)
+	}
+	before := slices.Clone(stream.Kept)
+	ref.StepTensor(0, r.step(7, push, push))
+	r.kept("nobody pulls", before)
+}
+
+// What is kept for answers belongs to the job's memory from its tensors on, and is charged.
+func TestWhatIsKeptForAnswersIsCharged(t *testing.T) {
+	for _, mode := range []aggregate.Mode{aggregate.Eager, aggregate.Aggregate} {
+		c := aggregate.JobConfig{Name: "job", Mode: mode, Rule: optim.SGDTorch, Hyper: optim.SGDTorch.Defaults()}
+		need := func(text string) (charged, held int64) {
+			c.Compress = pair(t, text, true)
+			r := threadedRack(t, verbs.ProviderSHM, 1, racktest.Config{Lanes: 1, Job: c, Tensors: tensorsOf(chunk.F32, 1<<20)})
+			c.ChunkBytes = r.Config.Job.ChunkBytes
+			return r.Engine.TensorsNeed(c, []uint64{1 << 20}).Bytes, int64(r.Job.Memory().Parameters)
+		}
+		raw, rawHeld := need("int8/none")
+		coded, codedHeld := need("int8/int8")
+		if more := coded - raw; more < codedHeld-rawHeld || more > 4<<20+4<<20/64 || codedHeld-rawHeld < 4<<20 {
+			t.Errorf("mode %v: %d bytes more are charged for %d more that are held", mode, more, codedHeld-rawHeld)
+		}
 	}
 }

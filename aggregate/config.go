@@ -275,6 +275,7 @@ func (c *JobConfig) storeConfig() store.Config {
 		scalars := optim.Derive(optim.Sum, c.Hyper, 1)
 		s.Sum = &scalars
 	}
+	s.Direct = s.Direct && !s.CodesAnswers()
 	if c.Place != nil {
 		s.Core, s.History = c.Place.CoreType(), c.Place.Buddies
 		s.Direct = s.Direct && s.Core == chunk.F32

@@ -17,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/aggregate/uplink"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	diloco "github.com/rackweave/rackweave/hierarchy/outer"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -131,8 +132,11 @@ func (j *Job) openLanes() (err error) {
 func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	c := &j.config
 	buffers := int64(store.NumBuffers)
-	if j.Gate != nil && j.Gate.Sets() {
+	switch {
+	case j.Gate != nil && j.Gate.Sets():
 		buffers += store.ScaledBuffers
+	case c.Compress.Down.ID != codec.Raw:
+		buffers++ // for a result before it is encoded
 	}
 	region, err := j.results(l, buffers*int64(c.ChunkBytes), verbs.AccessLocalWrite)
 	if err != nil {

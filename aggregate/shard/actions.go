@@ -107,13 +107,7 @@ func (s *Shard) finish(a *reduce.Action) {
 		t0 = s.Lane.Now()
 	}
 	p := s.answerOf(a, c)
-	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
-	outs, pastCache := s.mapResults(a, c, p.bytes)
-	if p.placed = outs != nil; !p.placed && a.Buffered {
-		s.Scratch.outs[0] = p.addr
-		outs = s.Scratch.outs[:1]
-	}
-	s.compute(a, c, outs, pastCache)
+	s.makeAnswer(a, c, &p)
 	if timed {
 		t1 = s.Lane.Now()
 	}
@@ -131,6 +125,54 @@ func (s *Shard) finish(a *reduce.Action) {
 	count := &s.Lane.Count
 	count.Chunks++
 	count.Observe(s.Lane.Stamp - a.Since)
+}
+
+// makeAnswer computes the result of a complete chunk, and writes the answer.
+func (s *Shard) makeAnswer(a *reduce.Action, c *store.Chunk, p *payload) {
+	if c.Kept != 0 && a.Buffered {
+		s.encodeAnswer(a, c, p)
+		return
+	}
+	// Where the workers' own memory is mapped it is the output: one pass reads every gradient and writes every result.
+	outs, pastCache := s.mapResults(a, c, p.bytes)
+	if p.placed = outs != nil; !p.placed && a.Buffered {
+		s.Scratch.outs[0] = p.addr
+		outs = s.Scratch.outs[:1]
+	}
+	s.compute(a, c, outs, pastCache)
+}
+
+// encodeAnswer computes the result of a complete chunk, and writes the compressed answer that all of its workers get. In mode
+// eager the answer is a change of the reference. If some have not got the last answer, or get none now, the others get the
+// parameters.
+func (s *Shard) encodeAnswer(a *reduce.Action, c *store.Chunk, p *payload) {
+	k, answered, broadcast := &s.Scratch.Arithmetic, 0, false
+	for rank := range s.Workers.links {
+		op := s.Machine.MessageOf(a, rank).Op
+		broadcast = op == chunk.OpBroadcast
+		if op != chunk.OpPush {
+			answered++
+		}
+	}
+	everyone, eager := answered == len(s.Workers.links), c.Addr != 0
+	outs := s.Scratch.outs[:1]
+	if broadcast || answered == 0 || eager && (c.Apart || !everyone) {
+		outs[0] = p.addr
+		s.compute(a, c, outs, false)
+		if eager && answered > 0 {
+			k.Refer(c, p.addr, everyone)
+		}
+		return
+	}
+	values := c.Addr
+	if a.Kind == reduce.Update {
+		outs = nil
+	} else {
+		values = s.buffers.Addr(store.NumBuffers)
+		outs[0] = values
+	}
+	s.compute(a, c, outs, false)
+	p.bytes = k.Encode(s.Store, c, values, p.addr)
 }
 
 // Gradients returns the payloads of an action's gradients, in rank order. They are valid until the next call.
@@ -325,8 +367,13 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 		wr.Length = uint32(p.bytes)
 		var d *destination
 		var offset uint64
-		if p.chunk != nil {
-			d, offset = &k.dst[p.chunk.Tensor], p.chunk.Offset
+		if c := p.chunk; c != nil {
+			if c.Kept == 0 { // else the worker decodes what it gets, whether it is compressed or not
+				d, offset = &k.dst[c.Tensor], c.Offset
+			}
+			if s.Store.Coded() {
+				k.counters.Down.Count(p.addr, p.bytes, s.Store.WireBytes(c))
+			}
 		}
 		wr.RAddr, wr.RKey = k.target(h, d, offset, s.Job.ChunkBytes)
 		if p.placed {

@@ -100,8 +100,8 @@ type published struct {
 	workers []WorkerCounters
 }
 
-// New makes a shard of a job in one rack. r has room for [store.NumBuffers] chunks, and in mode stream with sets for
-// [store.ScaledBuffers] more.
+// New makes a shard of a job in one rack. r has room for [store.NumBuffers] chunks, in mode stream with sets for
+// [store.ScaledBuffers] more, and with compressed answers for one more.
 func New(c Config, m reduce.Config, r *store.Region, weight int) *Shard {
 	s := &Shard{
 		Config: c, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(m),

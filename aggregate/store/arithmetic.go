@@ -12,7 +12,8 @@ import (
 type Arithmetic struct {
 	ISA    kernel.ISA
 	update kernel.Update // the arguments of the update under way
-	one    [1]uint64     // a list of one address
+	coded  kernel.Encoding
+	one    [1]uint64 // a list of one address
 }
 
 // Sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.

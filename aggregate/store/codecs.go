@@ -3,6 +3,7 @@ package store
 import (
 	"math"
 
+	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/codec"
 )
 
@@ -42,7 +43,7 @@ func (n *Coding) Count(addr uint64, bytes, raw int) {
 }
 
 // Coded reports whether the job has codecs.
-func (s *Store) Coded() bool { return s.Codecs != codec.Pair{} }
+func (c *Config) Coded() bool { return c.Codecs != codec.Pair{} }
 
 // Form returns the form of a gradient's payload, or 0 if it is raw. The error wraps [codec.ErrPayload].
 func (s *Store) Form(c *Chunk, addr uint64, bytes int) (codec.Form, error) {
@@ -50,4 +51,33 @@ func (s *Store) Form(c *Chunk, addr uint64, bytes int) (codec.Form, error) {
 		return 0, nil
 	}
 	return codec.Check(Bytes(addr, bytes), int(c.Elems))
+}
+
+// CodesAnswers reports whether the job's answers are compressed.
+func (c *Config) CodesAnswers() bool { return c.Codecs.Down.ID != codec.Raw }
+
+// Encode writes the payload of an answer, and returns its length. values, in f32, are the chunk's parameters, whose change from
+// the reference travels, or in mode aggregate the sum, which takes the residual along.
+func (k *Arithmetic) Encode(s *Store, c *Chunk, values, payload uint64) int {
+	down := s.Codecs.Down
+	k.coded = kernel.Encoding{
+		Values: values, Memory: c.Kept, Payload: payload, N: uint64(c.Elems), First: c.Offset / 4, Step: c.Answers,
+		Tensor: uint32(s.Tensors[c.Tensor].Number), Rank: codec.AnswerRank, Factor: 1, Param: down.Param, Type: kernel.F32,
+		Codec: uint8(down.ID),
+	}
+	if down.Stochastic {
+		k.coded.Stochastic = 1
+	}
+	if c.Addr != 0 {
+		k.coded.Reference = 1
+	}
+	c.Answers++
+	return k.coded.Run(k.ISA)
+}
+
+// Refer makes values that were answered as they are, in f32, the chunk's reference. everyone reports whether all workers have got
+// them.
+func (k *Arithmetic) Refer(c *Chunk, values uint64, everyone bool) {
+	kernel.Convert(k.ISA, c.Kept, kernel.F32, values, kernel.F32, uint64(c.Elems), false)
+	c.Apart = !everyone
 }

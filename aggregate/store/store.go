@@ -26,6 +26,11 @@ type Chunk struct {
 	Number  uint32   // its number in the plan
 	Away    bool     // the chunk is in another lane now
 	Norms   *Norms
+	// Kept is the address, where answers are compressed, of the reference that they are changes of, or in mode aggregate of their
+	// residual, in f32; otherwise 0.
+	Kept    uint64
+	Answers uint32 // answers that were encoded so far
+	Apart   bool   // some workers have another reference, because they did not pull the last one
 }
 
 // Tensor is the part of a tensor in a lane.
@@ -247,6 +252,10 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 				Offset: c.Offset * uint64(t.DType.Size()), Norms: &norms[int(ids[i])-firstChunk], Number: uint32(ids[i]),
 			})
 			bytes += uint64(arrays) * Stride(uint32(c.Elems))
+			if s.CodesAnswers() {
+				a.Chunks[len(a.Chunks)-1].Kept = bytes
+				bytes += Stride(uint32(c.Elems))
+			}
 			a.Bytes += int64(c.Elems * t.DType.Size())
 		}
 	}
@@ -258,8 +267,14 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 		return nil, err
 	}
 	for i := range a.Chunks {
-		a.Chunks[i].Region = r
-		a.Chunks[i].Addr += r.Addr() + uint64(offset)
+		c, at := &a.Chunks[i], r.Addr()+uint64(offset)
+		c.Region = r
+		if c.Addr += at; s.Arrays[0] == 0 {
+			c.Addr = 0
+		}
+		if s.CodesAnswers() {
+			c.Kept += at
+		}
 	}
 	return a, nil
 }
