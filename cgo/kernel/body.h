@@ -311,5 +311,5 @@ LOOP void probe(const struct rwk_probe *p, const uint64_t *read)
 #define RWK_TABLE                                                                                                                  \
 	{                                                                                                                          \
 		.group = GROUP, .width = WIDTH, .sum = sum_any, .update = update, .convert = convert, .fence = fence,              \
-		.sumsq = sumsq, .probe = probe                                                                                     \
+		.sumsq = sumsq, .coded = RWK_CODERS, .probe = probe                                                                \
 	}

@@ -6,14 +6,14 @@
 
 #if WIDTH == 1
 typedef int32_t vn; /* a vector of integers */
-typedef uint8_t vb;
+typedef int8_t vb;
 #define NUMBERS(x) ((int32_t)bits_of(x))
 #define FLOATS(x) float_of((uint32_t)(x))
 #define CONVERT(x, type) ((type)(x))
 #define MASK(condition) (-(int32_t)(condition))
 #else
 typedef int32_t vn __attribute__((vector_size(4 * WIDTH)));
-typedef uint8_t vb __attribute__((vector_size(WIDTH)));
+typedef int8_t vb __attribute__((vector_size(WIDTH)));
 #define NUMBERS(x) ((vn)(x))
 #define FLOATS(x) ((vf)(x))
 #define CONVERT(x, type) __builtin_convertvector(x, type)
@@ -362,8 +362,123 @@ LOOP void settle_groups(const struct rwk_encoding *e, uint64_t from, uint64_t to
 	}
 }
 
-#define RWK_ENCODERS                                                                                                               \
+/* Returns the codes of the vector v of a group, each extended by its highest bit. A vector's codes lie in 64 bits or less. */
+FN vn codes_of(const uint8_t *group, int bits, int v)
+{
+	const int begin = v * WIDTH * bits;
+	uint32_t word;
+	vn shift = {0}, codes;
+
+	memcpy(&word, group + begin / 32 * 4, sizeof word);
+	codes = vn_all((int32_t)word);
+#if WIDTH == 1
+	shift = 32 - bits - begin % 32;
+#else
+	for (int l = 0; l < WIDTH; l++)
+		shift[l] = 32 - bits - (begin + l * bits) % 32;
+#if WIDTH == 16
+	if (bits == 4) {
+		memcpy(&word, group + begin / 32 * 4 + 4, sizeof word);
+		codes = (vn)_mm512_mask_set1_epi32((vi)codes, 0xff00, (int32_t)word);
+	}
+#endif
+#endif
+	return codes << shift >> (32 - bits);
+}
+
+/* Returns the values of the vector v of a group, but -0 where package codec has 0. */
+FN vf value_of(int codec, const uint8_t *group, int v, vf scale)
+{
+	const int bits = rwk_codec_bits(codec);
+	vn codes;
+
+	if (bits == 8) {
+#if WIDTH == 1
+		codes = (int8_t)group[v];
+#else
+		vb narrow;
+
+		memcpy(&narrow, group + v * WIDTH, sizeof narrow);
+		codes = CONVERT(narrow, vn);
+#endif
+	} else {
+		codes = codes_of(group, bits, v);
+	}
+	if (codec == RWK_CODEC_SIGN)
+		return FLOATS(NUMBERS(scale) ^ (codes & INT32_MIN));
+	if (codec == RWK_CODEC_FP8_E4M3 || codec == RWK_CODEC_FP8_E5M2)
+		return minifloat_level(minifloat_of(codec), codes) * scale;
+	return CONVERT(codes, vf) * scale;
+}
+
+FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count, uint64_t n, int more)
+{
+	const int bytes = rwk_codec_bits(codec) * RWK_CODED / 8;
+	const uint8_t *codes[RWK_TOGETHER];
+
+	for (int j = 0; j < count; j++)
+		codes[j] = in[j].codes;
+	for (uint64_t from = 0, to; from < n; from = to) {
+		vf scale[RWK_TOGETHER];
+
+		to = n - from < RWK_CODEC_BLOCK ? n : from + RWK_CODEC_BLOCK;
+		for (int j = 0; j < count; j++) {
+			float one;
+
+			memcpy(&one, in[j].scales + from / RWK_CODEC_BLOCK * sizeof one, sizeof one);
+			scale[j] = vf_all(one);
+		}
+		for (uint64_t i = from; i < to; i += RWK_CODED) {
+			for (int v = 0; v < PARTS; v++) {
+				vf sum = more ? vf_load(x + i + v * WIDTH) : vf_all(0);
+
+				for (int j = 0; j < count; j++)
+					sum = sum + value_of(codec, codes[j], v, scale[j]);
+				vf_store(x + i + v * WIDTH, sum);
+			}
+			for (int j = 0; j < count; j++)
+				codes[j] += bytes;
+		}
+	}
+}
+
+FN void fold_counted(int codec, float *x, const struct rwk_codes *in, uint32_t count, uint64_t n, int more)
+{
+	if (count == 4)
+		fold_sources(codec, x, in, 4, n, more);
+	else if (count == 2)
+		fold_sources(codec, x, in, 2, n, more);
+	else
+		fold_sources(codec, x, in, 1, n, more);
+}
+
+LOOP void fold(int codec, float *x, const struct rwk_codes *in, uint32_t count, uint64_t n, int more)
+{
+	switch (codec) {
+	case RWK_CODEC_INT8:
+		fold_counted(RWK_CODEC_INT8, x, in, count, n, more);
+		break;
+	case RWK_CODEC_INT4:
+		fold_counted(RWK_CODEC_INT4, x, in, count, n, more);
+		break;
+	case RWK_CODEC_SIGN:
+		fold_counted(RWK_CODEC_SIGN, x, in, count, n, more);
+		break;
+	case RWK_CODEC_2BIT:
+	case RWK_CODEC_TERNARY:
+		fold_counted(RWK_CODEC_TERNARY, x, in, count, n, more);
+		break;
+	case RWK_CODEC_FP8_E4M3:
+		fold_counted(RWK_CODEC_FP8_E4M3, x, in, count, n, more);
+		break;
+	case RWK_CODEC_FP8_E5M2:
+		fold_counted(RWK_CODEC_FP8_E5M2, x, in, count, n, more);
+		break;
+	}
+}
+
+#define RWK_CODERS                                                                                                                 \
 	{                                                                                                                          \
-		.inputs = gather_inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .at_least = at_least,               \
+		.fold = fold, .inputs = gather_inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .at_least = at_least, \
 		.settle = settle_groups                                                                                            \
 	}

@@ -9,7 +9,7 @@ enum { GROUPS = RWK_CODEC_BLOCK / RWK_CODED };
 
 /* A chunk's encoding. last are its last elements, if they are not a whole group, with zeros behind them. */
 struct encoder {
-	const struct rwk_encoders *ops;
+	const struct rwk_coders *ops;
 	const struct rwk_encoding *chunk;
 	struct rwk_encoding last;
 	uint64_t groups; /* elements before the last */
@@ -19,26 +19,6 @@ struct encoder {
 	_Alignas(RWK_LINE) char values[RWK_CODED * sizeof(float)];
 	float memory[RWK_CODED];
 };
-
-static const struct rwk_encoders *encoders_of(int isa)
-{
-	static const struct rwk_encoders *const table[RWK_ISAS] = {
-		[RWK_SCALAR] = &rwk_encoders_scalar,
-#if defined(__x86_64__)
-		[RWK_AVX2] = &rwk_encoders_avx2,
-		[RWK_AVX512] = &rwk_encoders_avx512,
-#elif defined(__aarch64__)
-		[RWK_NEON] = &rwk_encoders_neon,
-#endif
-	};
-
-	return table[rwk_supported(isa) ? isa : rwk_best()];
-}
-
-static uint64_t blocks(uint64_t n)
-{
-	return (n + RWK_CODEC_BLOCK - 1) / RWK_CODEC_BLOCK;
-}
 
 /* Finds how many elements top-k keeps, and the payload's length. */
 static void measure(struct encoder *s)
@@ -53,7 +33,7 @@ static void measure(struct encoder *s)
 		s->bitmap = (n + 7) / 8 < 2 * s->kept || n > 1 << 16;
 		bytes = RWK_CODEC_HEADER + 4 * s->kept + (s->bitmap ? (n + 7) / 8 : 2 * s->kept);
 	} else if (e->codec != RWK_CODEC_NONE) {
-		bytes = RWK_CODEC_HEADER + 4 * blocks(n) + (n * rwk_codec_bits(e->codec) + 7) / 8;
+		bytes = RWK_CODEC_HEADER + 4 * rwk_codec_blocks(n) + (n * rwk_codec_bits(e->codec) + 7) / 8;
 	}
 	s->bytes = bytes < raw ? bytes : raw;
 }
@@ -178,7 +158,7 @@ static void code_blocks(struct encoder *s)
 {
 	const struct rwk_encoding *e = s->chunk;
 	const int bits = rwk_codec_bits(e->codec), random = e->stochastic || e->codec == RWK_CODEC_TERNARY;
-	uint8_t *codes = s->payload + RWK_CODEC_HEADER + 4 * blocks(e->n), rest[RWK_CODED];
+	uint8_t *codes = s->payload + RWK_CODEC_HEADER + 4 * rwk_codec_blocks(e->n), rest[RWK_CODED];
 	float u[RWK_CODEC_BLOCK + RWK_CODED];
 	struct rwk_block b = {0}, last = {0};
 
@@ -343,7 +323,7 @@ static void flush(struct encoder *s)
 
 uint64_t rwk_encode(int isa, const struct rwk_encoding *e)
 {
-	struct encoder s = {.ops = encoders_of(isa),
+	struct encoder s = {.ops = &rwk_ops_of(isa)->coded,
 			    .chunk = e,
 			    .groups = rwk_whole(e->n, RWK_CODED),
 			    .payload = (uint8_t *)(uintptr_t)e->payload};

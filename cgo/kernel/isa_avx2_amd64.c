@@ -5,4 +5,3 @@
 #include "coded.h"
 
 const struct rwk_ops rwk_ops_avx2 = RWK_TABLE;
-const struct rwk_encoders rwk_encoders_avx2 = RWK_ENCODERS;

@@ -5,4 +5,3 @@
 #include "coded.h"
 
 const struct rwk_ops rwk_ops_avx512 = RWK_TABLE;
-const struct rwk_encoders rwk_encoders_avx512 = RWK_ENCODERS;

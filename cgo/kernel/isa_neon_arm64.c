@@ -4,4 +4,3 @@
 #include "coded.h"
 
 const struct rwk_ops rwk_ops_neon = RWK_TABLE;
-const struct rwk_encoders rwk_encoders_neon = RWK_ENCODERS;

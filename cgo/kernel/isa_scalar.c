@@ -4,4 +4,3 @@
 #include "coded.h"
 
 const struct rwk_ops rwk_ops_scalar = RWK_TABLE;
-const struct rwk_encoders rwk_encoders_scalar = RWK_ENCODERS;

@@ -55,8 +55,81 @@ static void reduce(const struct rwk_ops *ops, struct rwk_sources *in, float part
 	}
 }
 
+/* Returns how many sources from the first one on have its codec. */
+static uint32_t alike(const struct rwk_sources *in)
+{
+	uint32_t count = 1;
+
+	while (count < in->count && (uint8_t)in->form[count] == (uint8_t)in->form[0])
+		count++;
+	return count;
+}
+
+/* Makes 0 of each -0, so that nothing changes where a payload has no value or 0. */
+static void drop_signs(float *to, const float *x, uint64_t n)
+{
+	for (uint64_t i = 0; i < n; i++)
+		to[i] = 0 + x[i];
+}
+
+/* Sums all sources into part, over a block of elements of n. */
+static void reduce_coded(const struct rwk_ops *ops, struct rwk_sources in, float part[BLOCK], uint64_t from, uint64_t to,
+			 uint64_t n)
+{
+	uint64_t at = (uintptr_t)part - from * sizeof *part;
+	struct pass sum = {.out = {.addr = &at, .count = 1, .type = RWK_F32}};
+	int signs = 1; /* the sum may hold -0 */
+
+	while (in.count) {
+		struct rwk_sources some = in;
+
+		some.count = alike(&in);
+		if (in.form[0] == 0) {
+			some.count = some.count < SOURCES ? some.count : SOURCES;
+			run_any(ops, &sum, &some, from, to);
+		} else {
+			if (in.first && signs)
+				drop_signs(part, rwk_at(in.first, RWK_F32, from), to - from);
+			signs = 0;
+			rwk_fold(ops, &some, n, part, from, to, in.first != 0);
+		}
+		in.addr += some.count;
+		in.form += some.count;
+		in.count -= some.count;
+		in.first = at;
+	}
+}
+
+/* Runs a pass over sources of which some are coded. Their sum waits in the first-level cache, a block at a time. */
+static void run_coded(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t n)
+{
+	_Alignas(RWK_LINE) float part[BLOCK];
+
+	for (uint64_t from = 0, to; from < n; from = to) {
+		struct rwk_sources sum = {.type = RWK_F32, .first = (uintptr_t)part - from * sizeof *part};
+
+		to = n - from < BLOCK ? n : from + BLOCK;
+		reduce_coded(ops, *in, part, from, to, n);
+		run_any(ops, p, &sum, from, to);
+	}
+	if (p->out.past_cache)
+		ops->fence();
+}
+
+static int coded(const struct rwk_sources *in)
+{
+	for (uint32_t j = 0; in->form && j < in->count; j++)
+		if (in->form[j])
+			return 1;
+	return 0;
+}
+
 static void run_all(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t n)
 {
+	if (coded(in)) {
+		run_coded(ops, p, in, n);
+		return;
+	}
 	_Alignas(RWK_LINE) float part[BLOCK];
 	uint64_t block = in->count > SOURCES ? BLOCK : n;
 	uint64_t from = p->out.past_cache ? rwk_before_line(p->out.addr[0], p->out.type, n) : 0;

@@ -27,10 +27,10 @@ int rwk_supported(int isa); /* whether the build has it and the CPU supports it 
 
 /*
  * Writes the sum of nsrc sources, at least one, to each of ndst destinations. dst and src hold addresses. form, if not NULL, has
- * the form of each source: 0 for elements of src_type, otherwise that of a payload of f32 (package codec). With accumulate the
- * destinations are f32, and the first one comes before the first source, so that folding a prefix and accumulating the rest gives
- * the bits of one sum. A destination may be one of the sources of its type. With past_cache the destinations are written past the
- * cache, in whole lines, and are visible to other cores on return.
+ * the form of each source: 0 for elements of src_type, otherwise that of a payload of f32 (package codec), which only its form
+ * bounds, so that it may change after its check. With accumulate the destinations are f32, and the first one comes before the first
+ * source, so that folding a prefix and accumulating the rest gives the bits of one sum. A destination may be one of the sources of
+ * its type. With past_cache the destinations are written past the cache, in whole lines, and are visible to other cores on return.
  */
 void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const uint64_t *src, const uint64_t *form, uint32_t nsrc,
 	     int src_type, uint64_t n, int accumulate, int past_cache);

@@ -207,7 +207,11 @@ func TestUpdatesAreTheReferencesBits(t *testing.T) {
 							trial++
 							a.reset()
 							n, outType := lengths[trial%len(lengths)], outTypes[trial%len(outTypes)]
-							if err := checkUpdate(rnd, a, isa, rule, h, srcType, outType, count, n, trial%5, trial%3 == 0); err != nil {
+							draw := func() ([][]float32, Sources) {
+								nums, addrs := sources(rnd, a, count, n, trial%5, srcType, trial%3 == 0)
+								return nums, From(addrs, uint8(srcType))
+							}
+							if err := checkUpdate(rnd, a, isa, rule, h, outType, n, trial%5, trial%3 == 0, draw); err != nil {
 								t.Fatalf("%v %+v, %d x %v[%d] to %v: %v", rule, h, count, srcType, n, outType, err)
 							}
 						}
@@ -219,8 +223,8 @@ func TestUpdatesAreTheReferencesBits(t *testing.T) {
 }
 
 // checkUpdate runs two steps of a rule on the same numbers by the kernel and by the reference.
-func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyper, srcType, outType chunk.DType,
-	count, n, misalign int, wild bool) error {
+func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyper, outType chunk.DType,
+	n, misalign int, wild bool, gradients func() ([][]float32, Sources)) error {
 	u := Update{N: uint64(n), OutType: uint8(outType), Rule: uint8(rule), PastCache: uint8(rnd.IntN(2))}
 	var want struct {
 		w, out []float32
@@ -247,9 +251,9 @@ func checkUpdate(rnd *rand.Rand, a *arena, isa ISA, rule optim.Rule, h optim.Hyp
 		u.State[i] = address(states[i])
 	}
 	for step := uint32(1); step <= 2; step++ {
-		nums, addrs := sources(rnd, a, count, n, misalign, srcType, wild)
+		nums, src := gradients()
 		u.Scalar = optim.Derive(rule, h, step)
-		u.Run(isa, From(addrs, uint8(srcType)), outs.addrs)
+		u.Run(isa, src, outs.addrs)
 		k := optim.Scalars(u.Scalar)
 		optim.Update(rule, &k, want.w, want.states, nums, want.out)
 		if err := sameBits(decoded(w, chunk.F32), want.w); err != nil {

@@ -56,19 +56,6 @@ struct rwk_sources {
 	uint64_t first;
 };
 
-struct rwk_ops {
-	uint32_t group, width; /* to - from must be a multiple of group in sum and update, of width in convert */
-	void (*sum)(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to);
-	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,
-		       uint64_t from, uint64_t to);
-	/* With past_cache it writes whole cache lines past the cache. fence orders them before all later stores. */
-	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int past_cache);
-	void (*fence)(void);
-	/* Adds the squares to 16 partial sums, element i to part[i % 16]. n must be a multiple of 16. */
-	void (*sumsq)(double part[16], const float *x, uint64_t n);
-	void (*probe)(const struct rwk_probe *p, const uint64_t *arrays);
-};
-
 #define RWK_CODED 64 /* elements of a group of coded ones */
 
 /* A block of a chunk that is encoded. Element i counts in the partial sums energy[i % RWK_CODED] and lost[i % RWK_CODED]. */
@@ -79,8 +66,18 @@ struct rwk_block {
 	float energy[RWK_CODED], lost[RWK_CODED];
 };
 
-/* Encoding of groups of RWK_CODED elements. from and to are multiples of that. */
-struct rwk_encoders {
+/* Scales and codes of a source, from the first element of a block on. */
+struct rwk_codes {
+	const uint8_t *scales, *codes;
+};
+
+#define RWK_TOGETHER 4 /* coded sources that are added at once */
+
+/* The codecs, over groups of RWK_CODED elements. from, to and n are multiples of that. */
+struct rwk_coders {
+	/* Adds 1, 2 or 4 sources of a codec to x[n], or to 0 unless more. */
+	void (*fold)(int codec, float *x, const struct rwk_codes *in, uint32_t count, uint64_t n, int more);
+
 	void (*inputs)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float *x);
 	/* Returns the bits of the largest magnitude. For a codec of means it adds the magnitudes to partial sums. */
 	int32_t (*bounds)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED]);
@@ -91,15 +88,32 @@ struct rwk_encoders {
 		       struct rwk_block *b);
 };
 
+struct rwk_ops {
+	uint32_t group, width; /* to - from must be a multiple of group in sum and update, of width in convert */
+	void (*sum)(const struct rwk_outputs *out, const struct rwk_sources *in, uint64_t from, uint64_t to);
+	void (*update)(int rule, const struct rwk_update *u, const struct rwk_outputs *out, const struct rwk_sources *in,
+		       uint64_t from, uint64_t to);
+	/* With past_cache it writes whole cache lines past the cache. fence orders them before all later stores. */
+	void (*convert)(uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t from, uint64_t to, int past_cache);
+	void (*fence)(void);
+	/* Adds the squares to 16 partial sums, element i to part[i % 16]. n must be a multiple of 16. */
+	void (*sumsq)(double part[16], const float *x, uint64_t n);
+	struct rwk_coders coded;
+	void (*probe)(const struct rwk_probe *p, const uint64_t *arrays);
+};
+
 extern const struct rwk_ops rwk_ops_scalar;
-extern const struct rwk_encoders rwk_encoders_scalar;
 #if defined(__x86_64__)
 extern const struct rwk_ops rwk_ops_avx2, rwk_ops_avx512;
-extern const struct rwk_encoders rwk_encoders_avx2, rwk_encoders_avx512;
 #elif defined(__aarch64__)
 extern const struct rwk_ops rwk_ops_neon;
-extern const struct rwk_encoders rwk_encoders_neon;
 #endif
+
+/* Returns the number of blocks of n elements, each of which has a scale. */
+static inline uint64_t rwk_codec_blocks(uint64_t n)
+{
+	return (n + RWK_CODEC_BLOCK - 1) / RWK_CODEC_BLOCK;
+}
 
 /* Returns the bits of a codec's code. */
 static inline int rwk_codec_bits(int codec)
@@ -129,6 +143,12 @@ static inline uint64_t rwk_whole(uint64_t n, uint32_t unit)
 
 /* Returns the instruction set to run for isa, which is the best if the CPU lacks isa. */
 const struct rwk_ops *rwk_ops_of(int isa);
+
+/*
+ * Adds the elements [from, to) of n of coded sources, all of one codec, to x; unless more, x becomes their sum. from is a
+ * multiple of RWK_CODEC_BLOCK, x has room for whole groups of RWK_CODED, and no element of it is -0.
+ */
+void rwk_fold(const struct rwk_ops *ops, const struct rwk_sources *in, uint64_t n, float *x, uint64_t from, uint64_t to, int more);
 
 /* Returns the number of elements before the first cache line of an array, at most n. */
 uint64_t rwk_before_line(uint64_t addr, int dtype, uint64_t n);
