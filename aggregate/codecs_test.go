@@ -257,6 +257,56 @@ func TestWorkersCountersTellWhatCodecsSave(t *testing.T) {
 	}
 }
 
+// Each worker chooses its own codec, whatever the job's is.
+func TestGradientsInAnyCodecsAreSummedAsPlainGoDecodesThem(t *testing.T) {
+	h := optim.SGDTorch.Defaults()
+	h.Momentum = 0.9
+	texts := []string{"none", "int8", "int4", "sign", "2bit:0.5", "ternary", "topk:1%", "topk:50%", "fp8-e4m3", "fp8-e5m2"}
+	for _, tc := range []struct {
+		name string
+		job  aggregate.JobConfig
+	}{
+		{"eager", aggregate.JobConfig{Mode: aggregate.Eager}},
+		{"flat", aggregate.JobConfig{Mode: aggregate.Eager, Part: aggregate.Part{RackWorkers: []int{1, 1}}}},
+		{"two-phase", aggregate.JobConfig{Mode: aggregate.TwoPhase}},
+	} {
+		for _, options := range []string{"", ",by_reference=1"} {
+			t.Run(tc.name+options, func(t *testing.T) {
+				tc.job.Rule, tc.job.Hyper, tc.job.Compress = optim.SGDTorch, h, pair(t, "int8/none", true)
+				r := newCodedRack(t, options, tc.job)
+				ref := racktest.NewReference(tc.job.Mode, optim.SGDTorch, h, chunk.F32, [][]float32{make([]float32, codedElems)})
+				acc := make([]float32, codedElems)
+				for i := range texts {
+					var grads [][]float32
+					for rank := range r.ends {
+						p := payload(t, texts[(i*(1+2*rank)+rank)%len(texts)], codedElems)
+						g := make([]float32, codedElems)
+						if err := codec.Decode(g, p); err != nil {
+							t.Fatal(err)
+						}
+						grads = append(grads, g)
+						r.send(rank, push, 0, p)
+					}
+					if f := r.Job.Failure(); f != nil {
+						t.Fatal(f.Err)
+					}
+					want, array := ref.W[0], 0
+					if tc.job.Mode == aggregate.TwoPhase {
+						optim.SumInto(acc, grads, i > 0)
+						want, array = acc, 2
+					} else {
+						ref.StepTensor(0, grads)
+					}
+					st := r.Job.Shards()[0].Store
+					if at, same := racktest.SameBits(st.Values(&st.Chunks[0], array), want); !same {
+						t.Fatalf("step %d: element %d differs from plain Go", i, at)
+					}
+				}
+			})
+		}
+	}
+}
+
 // bytesOf returns raw values as they travel.
 func bytesOf(x []float32) (p []byte) {
 	for _, v := range x {
