@@ -31,7 +31,7 @@ extern "C" {
 #define RW_API __attribute__((visibility("default")))
 
 /* The upper half changes when something is taken away, the lower when something is added. */
-#define RW_ABI_VERSION 0x00020000u
+#define RW_ABI_VERSION 0x00020001u
 RW_API uint32_t rw_abi_version(void);
 
 /* Failures beside negative errnos. */
@@ -124,6 +124,21 @@ struct rw_tensor {
 RW_API int rw_add(rw_session *session, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes,
 		  uint64_t nchunks);
 
+/* How gradients are compressed: a codec as Join answered it. */
+struct rw_codec {
+	uint32_t size;
+	uint8_t id;         /* 0: not at all */
+	uint8_t stochastic; /* rounds up or down by chance, so that the mean is unbiased */
+	uint8_t reserved[2];
+	double param; /* of the codecs that have one: the threshold, or the share */
+};
+/*
+ * Compresses a tensor's gradients from its next one on, by another codec than before, or no longer. What a codec leaves out is
+ * kept, 4 bytes for each element, and added to the next gradient. So the first gradient without a codec sends all that is left.
+ * The wire type must be RW_F32. Payloads that the codec would not shorten, or cannot hold, travel as they are.
+ */
+RW_API int rw_compress(rw_session *session, uint32_t tensor, const struct rw_codec *codec);
+
 enum rw_kind {
 	RW_PUSH = 0,      /* sends a gradient */
 	RW_PUSHPULL = 1,  /* sends a gradient; gets the sum, or the updated parameters, as the job's mode says */
@@ -198,6 +213,8 @@ struct rw_stats {
 	uint64_t sent_bytes, received_bytes, sent_chunks, received_chunks;
 	uint64_t copied_bytes; /* of those: moved by this process between the caller's memory and the transport's */
 	uint64_t doorbells, nacks, sleeps;
+	uint64_t sent_raw_bytes, received_raw_bytes; /* what sent_bytes and received_bytes would be without codecs */
+	double residual;                             /* sum of squares of what the codecs have left for the next gradients */
 };
 RW_API int rw_stats(rw_session *session, struct rw_stats *out);
 

@@ -35,6 +35,14 @@ static rw_worker *worker_for(rw_session *s, int *rc)
 	return *rc ? NULL : s->worker;
 }
 
+int rw_compress(rw_session *s, uint32_t tensor, const struct rw_codec *codec)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	return w ? rw_worker_compress(w, tensor, codec) : rc;
+}
+
 int rw_submit(rw_session *s, const struct rw_op *ops, uint32_t n, uint64_t *handles)
 {
 	int rc;

@@ -7,6 +7,7 @@
 //
 //	worker.c   operations start: tensors are queued in their lanes
 //	queue.c    the order in which a lane sends, by priority
+//	coding.c   gradients are compressed, and what that left out is kept
 //	lane.c     a message is built, posted, and its answer received
 //	drive.c    who polls the completion queues, and how a wait sleeps
 //	resume.c   a lane goes on over another queue pair

@@ -32,8 +32,10 @@ struct chunk {
 	uint8_t requested : 1, /* the aggregator requested this chunk before others */
 		chained : 1,   /* in the lane's chain of requested chunks */
 		in_again : 1,  /* in the lane's chain of chunks that were NACKed */
-		away : 1;      /* another lane's guest */
+		away : 1,      /* another lane's guest */
+		kept : 1;      /* it was NACKed, and goes out again as it was encoded */
 	uint8_t to;            /* 1 + the lane that it belongs to after its answer, or 0 if it stays */
+	uint32_t length;       /* of its payload, if that was encoded */
 };
 
 /* A control record. chunk.TensorRecord has the same layout. */
@@ -43,8 +45,8 @@ struct record {
 	uint32_t rkey, flags, step, sum, reserved[2];
 };
 enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_PAST_CACHE = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
-/* The places in hyper of what the answer to a commit has. */
-enum { RECORD_SCALE = 2, RECORD_EXTRA = 7 };
+/* Places in hyper. */
+enum { RECORD_LR = 0, RECORD_SCALE = 2, RECORD_EXTRA = 7 };
 
 /* A message of one record. */
 struct control {
@@ -78,6 +80,16 @@ struct used {
 };
 enum { USED_SRC, USED_DST, USED_ENDS };
 
+/* How a tensor's gradients are encoded. */
+struct coding {
+	struct rw_codec up, next; /* of the present gradient, and from the next one on */
+	float *residual;          /* what is still to be sent */
+	char *kept;               /* payloads of chunks that were NACKed, each where its elements would be */
+	float rate, factor;       /* lr * scale of the last gradient; the residual's factor in the present one */
+	uint8_t flush;            /* a residual must be sent, although the codec is off */
+	double lost;              /* of the last gradient, in squares */
+};
+
 struct tensor {
 	uint64_t elems;
 	const char *src;
@@ -87,7 +99,9 @@ struct tensor {
 	uint32_t bound_rkey;             /* of bound_region on the first NIC; it changes when the region is registered anew */
 	const struct region *src_region; /* region of src, if it can be sent from directly */
 	struct used used[USED_ENDS];
+	struct coding *coding; /* NULL until the tensor has a codec */
 	uint32_t generation;
+	uint32_t gradients; /* begun so far */
 	uint32_t remaining; /* chunks without an answer */
 	int32_t priority;
 	int status; /* of the last finished operation */
@@ -99,6 +113,7 @@ struct tensor {
 	uint32_t first_part, nparts; /* among all parts, with spare ones for lanes to which its chunks move */
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
+	uint8_t coded;      /* the operation sends an encoded gradient */
 	uint8_t recorded;   /* its control record was sent, or must be */
 	uint8_t past_cache; /* in the last control record: its results go past the cache */
 };
@@ -241,6 +256,15 @@ static inline uint32_t tensor_named(const struct lane *l, uint32_t name)
 {
 	return name < l->nnames ? l->names[name] : name ^ RW_GUEST_BIT;
 }
+
+/* coding.c; under the lock. */
+/* Reports whether the tensor's next gradient is encoded, and prepares it. */
+uint8_t coding_begin(struct tensor *t);
+/* Writes a chunk's payload, and remembers its length. A chunk is encoded once, because that changes the residual. */
+void coding_send(struct rw_worker *w, struct chunk *c, char *payload);
+/* Keeps the payload of a chunk that was NACKed. */
+void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload);
+void coding_free(struct coding *c);
 
 /* move.c; all under the lock. */
 /* Returns the tensor's part in a lane, or makes it of a spare one. */

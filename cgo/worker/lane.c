@@ -166,6 +166,11 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 		wr->laddr = (uintptr_t)t->src + c->offset * type_size(t->wire_type);
 		wr->lkey = t->src_region->mrs[l->nic].lkey;
 		wr->length = bytes;
+	} else if (t->coded) {
+		coding_send(w, c, staging_at(w, l, c->staging));
+		from_staging(w, l, wr, c->staging, c->length);
+		++*staged;
+		w->stats.copied_bytes += c->length;
 	} else if (payload) {
 		rwk_convert(w->cfg.isa, (uintptr_t)staging_at(w, l, c->staging), t->wire_type,
 			    (uintptr_t)t->src + c->offset * type_size(t->memory_type), t->memory_type, c->elems, 0);
@@ -179,7 +184,8 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	queue_sent(w, l, index);
 	c->state = CHUNK_IN_FLIGHT;
 	w->stats.sent_chunks++;
-	w->stats.sent_bytes += payload ? bytes : 0;
+	w->stats.sent_bytes += t->coded ? c->length : payload ? bytes : 0;
+	w->stats.sent_raw_bytes += payload ? bytes : 0;
 	return 1;
 }
 
@@ -268,6 +274,8 @@ static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, ui
 		return move_begin(w, l, index, what - RW_NOTICE_MOVE);
 	if (c->state != CHUNK_IN_FLIGHT)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u NACKed, which was not sent", l - w->lanes, index);
+	if (w->tensors[c->tensor].coded)
+		coding_keep(w, c, staging_at(w, l, c->staging));
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_PENDING;
 	queue_again(w, l, index);
@@ -325,8 +333,10 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	}
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_IDLE;
+	c->kept = 0;
 	w->stats.received_chunks++;
 	w->stats.received_bytes += bytes;
+	w->stats.received_raw_bytes += bytes;
 	if (c->to)
 		move_end(w, l, index);
 	if (--t->remaining == 0)

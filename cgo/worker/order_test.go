@@ -60,6 +60,23 @@ func (p *orderPeer) end(name string, bytes int64) (*verbs.PD, *verbs.CQ, *verbs.
 	return pd, cq, qp, memory, mr
 }
 
+// connect connects the worker's queue pair to the aggregator's.
+func (p *orderPeer) connect(worker *verbs.QP) {
+	p.t.Helper()
+	for _, c := range []struct {
+		qp, peer *verbs.QP
+		active   bool
+	}{{p.qp, worker, false}, {worker, p.qp, true}} {
+		end, err := c.peer.Endpoint()
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		if err := c.qp.Connect(end, verbs.ConnectConfig{Active: c.active, Timeout: time.Second}); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
 // newOrderPeer makes a worker that has submitted one tensor of orderChunks chunks, and not another of one.
 func newOrderPeer(t *testing.T) *orderPeer {
 	t.Helper()
@@ -73,18 +90,7 @@ func newOrderPeer(t *testing.T) *orderPeer {
 	_, cq, aggregator, _, slots := p.end("aggregator", orderWindow*size)
 	pd, workerCQ, qp, memory, mr := p.end("worker", (orderWindow+2*orderChunks)*size)
 	p.cq, p.qp = cq, aggregator
-	for _, c := range []struct {
-		qp, peer *verbs.QP
-		active   bool
-	}{{aggregator, qp, false}, {qp, aggregator, true}} {
-		end, err := c.peer.Endpoint()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.qp.Connect(end, verbs.ConnectConfig{Active: c.active, Timeout: time.Second}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	p.connect(qp)
 	var rc int
 	p.w, rc = worker.Open(
 		worker.Config{ChunkBytes: size, Window: orderWindow, SendDepth: 64, Staging: orderWindow, StagingAddr: memory.Addr()},

@@ -52,6 +52,8 @@ void rw_worker_close(rw_worker *w)
 	for (uint32_t i = 0; w->lanes && i < w->cfg.nlanes; i++)
 		lane_free(&w->lanes[i]);
 	free(w->lanes);
+	for (uint32_t i = 0; i < w->ntensors; i++)
+		coding_free(w->tensors[i].coding);
 	free(w->tensors);
 	free(w->parts);
 	pthread_mutex_destroy(&w->lock);

@@ -14,10 +14,11 @@ static void place(struct rw_worker *w, struct tensor *t)
 
 	t->src_region = NULL;
 	if (t->memory_type == t->wire_type) {
-		if (t->src)
+		if (t->src && !t->coded)
 			t->src_region = region_reach(w, t->src, bytes, &t->used[USED_SRC].own);
 		if (t->dst)
-			to = t->dst == t->src ? t->src_region : region_reach(w, t->dst, bytes, &t->used[USED_DST].own);
+			to = t->dst == t->src && t->src_region ? t->src_region
+							       : region_reach(w, t->dst, bytes, &t->used[USED_DST].own);
 	}
 	if (t->kind == RW_PUSH)
 		return; /* the answer has no data */
@@ -63,7 +64,9 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 			set_hyper(w, t, op->hyper);
 		announce(w);
 		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
+		t->gradients++;
 	}
+	t->coded = gradient && t->coding && coding_begin(t);
 	t->kind = op->kind;
 	t->src = reads ? op->src : NULL;
 	t->dst = writes ? op->dst : NULL;
@@ -182,5 +185,7 @@ void rw_worker_stats(rw_worker *w, struct rw_stats *out)
 {
 	enter(w);
 	*out = w->stats;
+	for (uint32_t i = 0; i < w->ntensors; i++)
+		out->residual += w->tensors[i].coding ? w->tensors[i].coding->lost : 0;
 	pthread_mutex_unlock(&w->lock);
 }

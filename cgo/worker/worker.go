@@ -64,6 +64,7 @@ type Config struct {
 	ISA                                      int32
 	Spin                                     uint32
 	ClockNS                                  *uint64
+	Seed                                     uint64
 }
 
 // Tensor mirrors struct rw_tensor.
@@ -73,6 +74,16 @@ type Tensor struct {
 	WireType, MemoryType uint8
 	_                    [2]byte
 	Elems                uint64
+}
+
+// Codec mirrors struct rw_codec.
+type Codec struct {
+	_          structs.HostLayout
+	size       uint32
+	ID         uint8 // codec.ID
+	Stochastic bool
+	_          [2]byte
+	Param      float64
 }
 
 // Op mirrors struct rw_op. Src and Dst are memory that Go's collector does not move or free until the operation is done.
@@ -99,6 +110,10 @@ type Stats struct {
 	Doorbells                  uint64 // posts to send queues
 	NACKs                      uint64 // chunks that the aggregator asked to send again later
 	Sleeps                     uint64 // waits that slept
+
+	SentRawBytes, ReceivedRawBytes uint64 // SentBytes and ReceivedBytes without codecs
+
+	Residual float64 // the sum of squares of what the codecs have left for the next gradients
 }
 
 // These are the results of calls, beside negative errnos.
@@ -127,7 +142,7 @@ func init() {
 	if unsafe.Sizeof(Lane{}) != C.sizeof_struct_rw_worker_lane || unsafe.Sizeof(NIC{}) != C.sizeof_struct_rw_worker_nic ||
 		unsafe.Sizeof(Config{}) != C.sizeof_struct_rw_worker_config ||
 		unsafe.Sizeof(Tensor{}) != C.sizeof_struct_rw_tensor || unsafe.Sizeof(Op{}) != C.sizeof_struct_rw_op ||
-		unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_stats {
+		unsafe.Sizeof(Codec{}) != C.sizeof_struct_rw_codec || unsafe.Sizeof(Stats{}) != C.sizeof_struct_rw_stats {
 		panic("worker: a struct differs between Go and C")
 	}
 }
@@ -194,6 +209,12 @@ func Add(w Worker, tensors []Tensor, chunkLanes []uint32) int {
 
 func Hyper(w Worker, tensor uint32, hyper *[8]float32) int {
 	return int(C.rw_worker_hyper((*C.rw_worker)(w), C.uint32_t(tensor), (*C.float)(unsafe.Pointer(hyper))))
+}
+
+// Compress sets the codec of a tensor's gradients from its next one on.
+func Compress(w Worker, tensor uint32, c Codec) int {
+	c.size = C.sizeof_struct_rw_codec
+	return int(C.rw_worker_compress((*C.rw_worker)(w), C.uint32_t(tensor), (*C.struct_rw_codec)(unsafe.Pointer(&c))))
 }
 
 func Submit(w Worker, ops []Op, handles []uint64) int {

@@ -78,6 +78,7 @@ struct rw_worker_config {
 	int isa;                  /* enum rwk_isa */
 	uint32_t spin;            /* empty polls before a wait sleeps */
 	const uint64_t *clock_ns; /* if NULL, CLOCK_MONOTONIC; otherwise read from here (simulation) */
+	uint64_t seed;            /* of the job: stochastic codecs draw by it */
 };
 
 /* Opens a worker whose lanes have no queue pairs until rw_worker_resume gives them each one. */
@@ -97,6 +98,9 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntenso
  * differ from the last sent.
  */
 int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[RW_HYPERS]);
+
+/* As rw_compress in rackweave.h. */
+int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *codec);
 
 /* As rw_submit, rw_commit and rw_test in rackweave.h. */
 int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t *handles);

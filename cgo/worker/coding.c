@@ -1,0 +1,148 @@
+/* Compressed gradients: their payloads, and what is left for the next ones. */
+#include "../kernel/codecs.h"
+#include "internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The place of what a codec lost, in squares, in a payload's header. */
+enum { PAYLOAD_LOST = 12 };
+
+/* Returns memory with its pages in place, so that the data path does not wait for them. */
+static float *zeros(uint64_t elems)
+{
+	void *p;
+
+	if (posix_memalign(&p, 64, elems * sizeof(float)))
+		return NULL;
+	memset(p, 0, elems * sizeof(float));
+	return p;
+}
+
+void coding_free(struct coding *k)
+{
+	if (!k)
+		return;
+	free(k->residual);
+	free(k->kept);
+	free(k);
+}
+
+static struct coding *new_coding(uint64_t elems)
+{
+	struct coding *k = calloc(1, sizeof *k);
+
+	if (!k)
+		return NULL;
+	k->residual = zeros(elems);
+	k->kept = malloc(elems * sizeof(float)); /* without pages until a chunk is NACKed */
+	if (k->residual && k->kept)
+		return k;
+	coding_free(k);
+	return NULL;
+}
+
+static int check(const struct rw_worker *w, uint32_t tensor, const struct rw_codec *codec)
+{
+	if (codec->size < sizeof *codec)
+		return rwf_fail(EINVAL, "compress: the codec's size is %u: set it to sizeof(struct rw_codec), %zu", codec->size,
+				sizeof *codec);
+	if (tensor >= w->ntensors)
+		return rwf_fail(EINVAL, "compress: tensor %u of %u", tensor, w->ntensors);
+	if (codec->id >= RWK_CODECS)
+		return rwf_fail(EINVAL, "compress: tensor %u: unknown codec %u: use what Join answered", tensor, codec->id);
+	if (codec->id && w->tensors[tensor].wire_type != RW_F32)
+		return rwf_fail(EINVAL, "compress: tensor %u travels in 16 bits: let it travel as f32", tensor);
+	return 0;
+}
+
+int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *codec)
+{
+	struct coding *k = NULL;
+	uint64_t elems = 0;
+	int rc;
+
+	enter(w);
+	rc = check(w, tensor, codec);
+	if (!rc && codec->id && !w->tensors[tensor].coding)
+		elems = w->tensors[tensor].elems;
+	pthread_mutex_unlock(&w->lock);
+	if (rc)
+		return rc;
+	if (elems && !(k = new_coding(elems)))
+		return rwf_fail(ENOMEM, "compress: no memory for what tensor %u leaves for later, %llu bytes", tensor,
+				(unsigned long long)elems * 4);
+	enter(w);
+	if (!w->tensors[tensor].coding) {
+		w->tensors[tensor].coding = k;
+		k = NULL;
+	}
+	if (w->tensors[tensor].coding)
+		w->tensors[tensor].coding->next = *codec;
+	pthread_mutex_unlock(&w->lock);
+	coding_free(k);
+	return 0;
+}
+
+uint8_t coding_begin(struct tensor *t)
+{
+	const float rate = t->hyper[RECORD_LR] * t->hyper[RECORD_SCALE];
+	struct coding *k = t->coding;
+
+	k->flush |= k->up.id && !k->next.id;
+	k->up = k->next;
+	if (!k->up.id && !k->flush)
+		return 0;
+	k->flush = 0;
+	k->lost = 0;
+	k->factor = 1;
+	if (isfinite(rate) && rate != 0) {
+		if (k->rate != 0 && isnormal(k->rate / rate))
+			k->factor = k->rate / rate;
+		k->rate = rate;
+	}
+	return 1;
+}
+
+void coding_send(struct rw_worker *w, struct chunk *c, char *payload)
+{
+	const struct tensor *t = &w->tensors[c->tensor];
+	struct coding *k = t->coding;
+	const struct rwk_encoding e = {
+		.values = (uintptr_t)t->src + c->offset * type_size(t->memory_type),
+		.memory = (uintptr_t)(k->residual + c->offset),
+		.payload = (uintptr_t)payload,
+		.n = c->elems,
+		.seed = w->cfg.seed,
+		.first = c->offset,
+		.param = k->up.param,
+		.step = t->gradients - 1,
+		.tensor = c->tensor,
+		.rank = w->cfg.rank,
+		.factor = k->factor,
+		.type = t->memory_type,
+		.codec = k->up.id,
+		.stochastic = k->up.stochastic,
+	};
+
+	if (c->kept) {
+		memcpy(payload, k->kept + c->offset * sizeof(float), c->length);
+		return;
+	}
+	c->length = (uint32_t)rwk_encode(w->cfg.isa, &e);
+	if (c->length < c->elems * sizeof(float)) {
+		float lost;
+
+		memcpy(&lost, payload + PAYLOAD_LOST, sizeof lost);
+		k->lost += lost;
+	} else if (!k->up.id && rwk_sumsq(w->cfg.isa, e.memory, e.n) != 0) {
+		k->flush = 1; /* the gradient could not take it along */
+	}
+}
+
+void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload)
+{
+	if (!c->kept)
+		memcpy(w->tensors[c->tensor].coding->kept + c->offset * sizeof(float), payload, c->length);
+	c->kept = 1;
+}
