@@ -107,7 +107,6 @@ type Controller struct {
 
 	knapsack knapsack
 	worth    []float64
-	chosen   []uint8
 	options  []point
 }
 
@@ -156,7 +155,7 @@ func New(c Config) (*Controller, error) {
 		n.links[r].live = true
 	}
 	groups := len(c.Groups)
-	n.worth, n.chosen, n.calm.rose = make([]float64, groups), make([]uint8, groups), make([]bool, groups)
+	n.worth, n.calm.rose = make([]float64, groups), make([]bool, groups)
 	n.current = Decision{Codecs: make([]uint8, groups), Bytes: n.table.raw, Budget: n.table.raw}
 	n.calm.length, n.calm.least = dwell, math.Inf(1)
 	return n, nil

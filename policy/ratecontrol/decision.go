@@ -14,8 +14,8 @@ type Decision struct {
 	Codecs  []uint8
 	Bytes   int64 // of a step, headers included, unless values are not finite
 	Budget  int64
-	// Distortion is the share of the groups' value that the codecs lose, as far as is known, and Bound the least share that any choice
-	// within the budget loses.
+	// Distortion is the share of the groups' worth that the codecs are expected to lose. No choice that was allowed loses a smaller
+	// share than Bound.
 	Distortion, Bound float64
 }
 

@@ -189,3 +189,28 @@ func BenchmarkSolve(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDecide measures a whole decision, with the hulls of all groups.
+func BenchmarkDecide(b *testing.B) {
+	for _, groups := range []int{100, 1000} {
+		b.Run(fmt.Sprint(groups), func(b *testing.B) {
+			r, spec := rand.New(rand.NewPCG(1, 1)), Spec{Law: greedyLaw}
+			var all []Group
+			for range groups {
+				all = append(all, Group{Elems: 512 + r.IntN(7680)})
+			}
+			n, err := New(Config{Spec: spec, Codecs: formats, Groups: all, Ranks: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			for g := range all {
+				n.table.observe(g, math.Exp(6*r.Float64()))
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				n.law.worth(&n.table, n.worth)
+				n.choose(float64(n.table.raw)/64, down)
+			}
+		})
+	}
+}

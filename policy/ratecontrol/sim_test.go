@@ -310,3 +310,18 @@ func TestALogIsReplayedToTheSameDecisions(t *testing.T) {
 		t.Errorf("the same events made %q, then %q", o.log, p.log)
 	}
 }
+
+// Law ace gives bytes to many elements of some importance, ours to the energy. The budgets are the same.
+func TestAtEqualBytesOurLawLosesLessEnergyThanACE(t *testing.T) {
+	for _, share := range []string{"0.02", "0.05", "0.1", "0.2"} {
+		s := paper[2]
+		s.steps, s.spec = 600, "auto:budget="+share
+		ours := s.controlled(t)
+		s.spec += ",law=ace"
+		theirs := s.controlled(t)
+		t.Logf("budget %s: greedy loses %.4f of the energy, ace %.4f", share, ours.distortion, theirs.distortion)
+		if ours.distortion > theirs.distortion {
+			t.Errorf("budget %s: greedy loses %.4f of the energy, ace %.4f", share, ours.distortion, theirs.distortion)
+		}
+	}
+}
