@@ -118,15 +118,20 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 			rule  optim.Rule
 			hyper optim.Hyper
 			wire  chunk.DType
+			codec string
 		}{
-			{"sum", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32},
-			{"momentum", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32},
-			{"adam over bf16", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.BF16},
-			{"two-phase", aggregate.TwoPhase, optim.SGDTorch, momentum, chunk.F32},
-			{"stream", aggregate.Stream, optim.SGDTorch, momentum, chunk.F32},
+			{"sum", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, ""},
+			{"momentum", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32, ""},
+			{"adam over bf16", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.BF16, ""},
+			{"two-phase", aggregate.TwoPhase, optim.SGDTorch, momentum, chunk.F32, ""},
+			{"stream", aggregate.Stream, optim.SGDTorch, momentum, chunk.F32, ""},
+			{"sum of topk", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, "topk:1%/none"},
+			{"momentum with int4", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32, "int4/none"},
+			{"stream with int8", aggregate.Stream, optim.SGDTorch, momentum, chunk.F32, "int8/none"},
 		} {
 			t.Run(transport.name+"/"+tc.name, func(t *testing.T) {
-				job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096}
+				job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096,
+					Compress: pair(t, tc.codec, true)}
 				if tc.mode == aggregate.Stream {
 					job.Policy = spec(t, "asp")
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/verbs"
@@ -443,6 +444,42 @@ func TestWhatIsKeptForAnswersIsCharged(t *testing.T) {
 		coded, codedHeld := need("int8/int8")
 		if more := coded - raw; more < codedHeld-rawHeld || more > 4<<20+4<<20/64 || codedHeld-rawHeld < 4<<20 {
 			t.Errorf("mode %v: %d bytes more are charged for %d more that are held", mode, more, codedHeld-rawHeld)
+		}
+	}
+}
+
+// The first steps' residuals are in the last step's gradients.
+func TestJobsWithCodecsEqualPlainGoBitForBit(t *testing.T) {
+	momentum := optim.SGDMXNet.Defaults()
+	momentum.Momentum, momentum.WD = 0.9, 1e-4
+	for _, transport := range []struct{ provider, options string }{
+		{simfabric.Provider, ""}, {simfabric.Provider, ",by_reference=1"}, {verbs.ProviderSHM, ""}, {verbs.ProviderTCP, ""},
+	} {
+		for _, tc := range []struct {
+			codecs string
+			mode   aggregate.Mode
+			rule   optim.Rule
+			hyper  optim.Hyper
+		}{
+			{"int8/none", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"int4/none", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
+			{"int4:stochastic/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"sign/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"2bit:0.5/none", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"ternary/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"topk:1%/none", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"topk:20%/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"fp8-e4m3/none", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
+		} {
+			t.Run(transport.provider+transport.options+"/"+strings.ReplaceAll(tc.codecs, "/", " "), func(t *testing.T) {
+				r, network := manualRack(t, transport.provider, transport.options, 3, racktest.Config{
+					Lanes: 2, Window: 4, Staging: 3, Arena: tc.mode == aggregate.Eager,
+					Job: aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096,
+						Compress: pair(t, tc.codecs, true)},
+					Tensors: tensorsOf(chunk.F32, 1, 5000, 1023, 20000, 3),
+				})
+				exchange(t, r, 4, driven(r, network))
+			})
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -117,6 +118,12 @@ func exchange(t *testing.T, r *racktest.Rack, steps int, run func(ops [][]worker
 	}
 	check("broadcast", initial)
 	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, wire, initial)
+	if job.Compress != (codec.Pair{}) {
+		ref.Compress(job.Compress, len(r.Workers), job.ChunkBytes)
+		for k := range n {
+			ref.Broadcast(k, initial[k])
+		}
+	}
 	for step := range steps {
 		grads := make([][][]float32, len(r.Workers))
 		for i, w := range r.Workers {

@@ -23,10 +23,13 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 	}
 	hyper := optim.SGDMXNet.Defaults()
 	hyper.Momentum = 0.9
-	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
-		t.Run(provider, func(t *testing.T) {
-			r := threadedRack(t, provider, 3, racktest.Config{
-				Lanes: lanes, Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDMXNet, Hyper: hyper},
+	for _, tc := range []struct{ provider, codecs string }{
+		{verbs.ProviderSHM, "none"}, {verbs.ProviderTCP, "none"}, {verbs.ProviderTCP, "int4"},
+	} {
+		t.Run(tc.provider+" "+tc.codecs, func(t *testing.T) {
+			r := threadedRack(t, tc.provider, 3, racktest.Config{
+				Lanes: lanes, Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDMXNet, Hyper: hyper,
+					Compress: pair(t, tc.codecs+"/none", true)},
 				Tensors: tensorsOf(chunk.F32, 1, 100_000, 1023, 400_000, 5),
 			})
 			before := r.Engine.Placed()

@@ -31,7 +31,7 @@ var stallConfigs = []struct {
 func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 	seeds := uint64(4)
 	if testing.Short() {
-		seeds = 1
+		seeds = 2
 	}
 	for seed := range seeds {
 		for _, tc := range stallConfigs {
@@ -39,6 +39,9 @@ func TestWorkersMayPushInDifferentOrders(t *testing.T) {
 				cfg := tc.cfg
 				cfg.Lanes, cfg.Tensors = 2, tensorsOf(chunk.F32, 9000, 8000, 7000, 30000, 6000)
 				cfg.Job = aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), ChunkBytes: 4096}
+				if seed%2 == 1 { // what the codec left out of a chunk that is NACKed is in none of its copies
+					cfg.Job.Compress = pair(t, "int4/none", true)
+				}
 				r, network := simRack(t, seed, tc.options, 3, cfg)
 				rng := rand.New(rand.NewPCG(seed, 0))
 				exchange(t, r, 2, func(ops [][]worker.Op) error {

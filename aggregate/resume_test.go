@@ -145,18 +145,20 @@ func (r *nicRack) rescue(paths ...[2]int) {
 }
 
 var resumeCases = []struct {
-	name  string
-	mode  aggregate.Mode
-	rule  optim.Rule
-	wire  chunk.DType
-	arena bool
-	copy  bool
+	name   string
+	mode   aggregate.Mode
+	rule   optim.Rule
+	wire   chunk.DType
+	arena  bool
+	copy   bool
+	codecs string
 }{
-	{"sum", aggregate.Aggregate, optim.Sum, chunk.F32, false, false},
-	{"sum in arenas", aggregate.Aggregate, optim.Sum, chunk.F32, true, false},
-	{"momentum in arenas", aggregate.Eager, optim.SGDTorch, chunk.F32, true, false},
-	{"adam through staging buffers", aggregate.Eager, optim.AdamTorch, chunk.F32, false, true},
-	{"bf16 wire", aggregate.Eager, optim.AdamWTorch, chunk.BF16, false, false},
+	{"sum", aggregate.Aggregate, optim.Sum, chunk.F32, false, false, ""},
+	{"sum in arenas", aggregate.Aggregate, optim.Sum, chunk.F32, true, false, ""},
+	{"momentum in arenas", aggregate.Eager, optim.SGDTorch, chunk.F32, true, false, ""},
+	{"adam through staging buffers", aggregate.Eager, optim.AdamTorch, chunk.F32, false, true, ""},
+	{"bf16 wire", aggregate.Eager, optim.AdamWTorch, chunk.BF16, false, false, ""},
+	{"momentum with int4", aggregate.Eager, optim.SGDTorch, chunk.F32, false, false, "int4/none"},
 }
 
 func (r *nicRack) failovers() (n uint64) {
@@ -184,7 +186,7 @@ func TestConnectionsMoveAtAnyTimeAndSumsStayExact(t *testing.T) {
 		for seed := range uint64(6) {
 			t.Run(fmt.Sprintf("%s/%d", tc.name, seed), func(t *testing.T) {
 				cfg := resumeConfig(tc.mode, tc.rule, tc.wire)
-				cfg.Arena, cfg.Copy = tc.arena, tc.copy
+				cfg.Arena, cfg.Copy, cfg.Job.Compress = tc.arena, tc.copy, pair(t, tc.codecs, true)
 				r := newNICRack(t, seed, 3, cfg)
 				rng := rand.New(rand.NewPCG(seed, 5))
 				r.each = func(int) {
@@ -206,7 +208,7 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 		for _, tc := range resumeCases {
 			t.Run(side+"/"+tc.name, func(t *testing.T) {
 				cfg := resumeConfig(tc.mode, tc.rule, tc.wire)
-				cfg.Arena, cfg.Copy = tc.arena, tc.copy
+				cfg.Arena, cfg.Copy, cfg.Job.Compress = tc.arena, tc.copy, pair(t, tc.codecs, true)
 				r := newNICRack(t, 9, 3, cfg)
 				var cut []*verbs.Device
 				if side != "worker" {
@@ -259,7 +261,7 @@ func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
 			for seed := range uint64(8) {
 				t.Run(fmt.Sprintf("%s/%s/%d", name, tc.name, seed), func(t *testing.T) {
 					cfg := resumeConfig(tc.mode, tc.rule, tc.wire)
-					cfg.Arena, cfg.Copy = tc.arena, tc.copy
+					cfg.Arena, cfg.Copy, cfg.Job.Compress = tc.arena, tc.copy, pair(t, tc.codecs, true)
 					r := newNICRack(t, seed, 3, cfg)
 					r.each = func(round int) {
 						if round == 20+int(seed) {

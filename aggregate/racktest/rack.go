@@ -16,6 +16,7 @@ import (
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client/lanes"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/verbs"
 )
@@ -265,11 +266,24 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 		if rc := worker.Add(w.C, descs, lanes); rc < 0 {
 			return fmt.Errorf("add tensors to worker %d: %d", w.Rank, rc)
 		}
+		if err := w.compress(r.Config.Job.Compress.Up, first, len(tensors)); err != nil {
+			return err
+		}
 		if m := r.Config.Job.Mode; m == aggregate.Eager || m == aggregate.Stream {
 			hyper := r.Config.Job.Rule.Record(r.Config.Job.Hyper)
 			for i := range tensors {
 				worker.Hyper(w.C, uint32(first+i), &hyper)
 			}
+		}
+	}
+	return nil
+}
+
+// compress sets the codec of the gradients of n tensors.
+func (w *Worker) compress(s codec.Spec, first, n int) error {
+	for t := first; s.ID != codec.Raw && t < first+n; t++ {
+		if rc := worker.Compress(w.C, uint32(t), worker.Codec{ID: uint8(s.ID), Stochastic: s.Stochastic, Param: s.Param}); rc < 0 {
+			return w.Error(rc)
 		}
 	}
 	return nil

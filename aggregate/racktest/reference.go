@@ -57,7 +57,7 @@ func (r *Reference) Compress(p codec.Pair, workers, chunkBytes int) {
 // Broadcast makes values a tensor's parameters.
 func (r *Reference) Broadcast(t int, w []float32) {
 	copy(r.W[t], w)
-	if k := r.codecs; k != nil {
+	if k := r.codecs; k != nil && r.Mode != aggregate.Aggregate {
 		k.reach(r.W, t)
 		copy(k.answers[t].Kept, w)
 	}
