@@ -1,3 +1,73 @@
 // Package ratecontrol chooses the codecs of a job's gradients while it runs, so that a step's bytes fit what the links carry. It is
 // pure: a [Controller] takes events and answers with acts. It knows a codec by its name, its lengths and its distortion alone.
+//
+// # A job's controller
+//
+// The aggregator has one per job. [Parse] reads its text, for which [Is] returns true. A [Group] is a tensor. The candidates are
+// the codecs that the optimizer can bear. One that costs and loses more than another is never chosen. A candidate's first
+// distortion is Lost over Energy of the header after one chunk of Gaussian values was encoded; headers and probes correct it.
+//
+// These are the events, in any order and from any lane, one at a time:
+//
+//	Begin     the first message of a step from a rank. Elapsed must not contain time spent waiting for answers, or the budget
+//	          would grow with the bytes.
+//	Acked     what a rank's connections delivered, every few chunks: bytes with headers, between two polls at which its queue
+//	          was not empty and its window not full; otherwise Limited
+//	Measured  per step and rank, the sums over each group's compressed chunks, in the order of chunks. Raw chunks have no
+//	          header, and do not count.
+//	Probed    the answer to Probe
+//	Accept    the answer to Propose
+//	Leave, Join
+//
+// and these the acts:
+//
+//	Propose   tell all ranks the version, the step and the codecs. A rank that has not begun the step accepts, and uses the codecs
+//	          from that step on, without another word.
+//	Confirm   append [Controller.Line] of the decision to the job's log
+//	Withdraw  tell the ranks to forget the version. No rank has begun its step, as far as is known. If one hears of it too late,
+//	          it goes back at its next step: payloads tell their codecs, so that sums are right in any case, but no replay repeats
+//	          that step.
+//	Probe     ask one rank to encode one chunk of each group, gradient and residual, with each candidate, and to drop the payloads
+//
+// A rank that joins begins with [Controller.Current], and accepts a pending decision if there is one. Flush residuals as the change
+// of members demands; the controller does not know of them.
+//
+// The clocks behind Acked decide, so that two runs differ. [Replay] makes the decisions of a log instead, at the same steps: same
+// gradients, same decisions, same bits. If it withdraws one, because a rank did not accept in time, the run has become another.
+//
+// # Budget and choice
+//
+// A step's budget is 0.9 * bandwidth * (time of computing - round trip - chunks * time of a message / lanes) of the slowest rank. A
+// share of the raw bytes, a rate or a time may stand for parts of it: [Budget]. It counts what a worker sends. Answers have a codec
+// of their own, which stays.
+//
+// A group is worth its weight times the energy of its gradients, and a codec keeps 1 - distortion of that. The choice is a
+// multiple-choice knapsack: up the concave hulls of (bytes, kept worth), by falling gain per byte. The gap to an exact search was
+// at most 0.27 % at 100 groups, and a decision takes 0.5 ms at 1000. Every group has at least its shortest codec. None is skipped,
+// because groups that wait for their turn go stale: that lost 1.5 points of accuracy at 0.3 bit.
+//
+// # Calm
+//
+// Every 50 steps the bytes are compared with the budget since the last time: a deviation below the mean. If they are more than 1.1
+// of it, groups come down as far as they must. They rise by one rung, and only after 100 steps in each of which the budget allowed
+// it, if that loses at least 5 % less. When groups must fall after they rose, these windows double, up to 1600 steps.
+//
+// Measured on simulated links of 5 to 200 Mb/s that change every few seconds, against the best fixed codec in hindsight: a job
+// takes 1.00 to 1.07 of its time. With one rung at a time downwards too, and rises by the present budget, it took 1.2 to 1.6; with
+// the average of rates instead of times of a byte, up to 1.18.
+//
+// # ACE-Sync
+//
+// Yang, Lin, Wei: ACE-Sync, 2026. Its equations have gaps; these are the readings.
+//
+//	2      what to send: the knapsack over all groups, instead of the fraction p of the elements
+//	3, 4   law=ace: a group is worth its elements times alpha*sigmoid(z(log RMS) + z(log variance)) + (1-alpha)*weight, where z
+//	       centers and scales over the groups. The weights of the sigmoid's terms are 1. The variance is that of the RMS over steps.
+//	5      law=ace without a budget: raw bytes / (cmin + (cmax-cmin)*exp(-beta*B)), with B in Mb/s
+//	6, 7   a codec, and error feedback with gamma 1: package codec
+//	8      the aggregator's sum of decoded payloads
+//	9      [Drift]: the interval halves above the threshold, and grows by a step below half of it
+//
+// Clusters of devices, which nothing depends on, are quantiles of bandwidth: [Clusters]. Both laws share groups, knapsack and calm,
+// and differ in worth and budget alone. With the same budget, law=greedy lost 5 to 19 % less energy in simulation.
 package ratecontrol
