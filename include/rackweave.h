@@ -124,6 +124,14 @@ struct rw_tensor {
 RW_API int rw_add(rw_session *session, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes,
 		  uint64_t nchunks);
 
+/* What the answers to pushpulls of f32 hold. A whole answer of any kind has the values as they are. */
+enum rw_answers {
+	RW_ANSWERS_WHOLE = 0, /* not compressed */
+	RW_ANSWERS_SUMS = 1,  /* compressed sums */
+	RW_ANSWERS_CHANGES =
+		2, /* compressed changes of the parameters since the last answer: the library keeps 4 bytes an element */
+};
+
 /* How gradients are compressed: a codec as Join answered it. */
 struct rw_codec {
 	uint32_t size;

@@ -1,4 +1,4 @@
-/* Compressed gradients: their payloads, and what is left for the next ones. */
+/* Compressed gradients, with what is left for the next ones, and compressed answers. */
 #include "../kernel/codecs.h"
 #include "internal.h"
 
@@ -19,13 +19,25 @@ static float *zeros(uint64_t elems)
 	return p;
 }
 
-void coding_free(struct coding *k)
+static void free_coding(struct coding *k)
 {
 	if (!k)
 		return;
 	free(k->residual);
 	free(k->kept);
 	free(k);
+}
+
+void coding_free(struct tensor *t)
+{
+	free_coding(t->coding);
+	free(t->reference);
+}
+
+int coding_refer(struct tensor *t)
+{
+	t->reference = zeros(t->elems);
+	return t->reference ? 0 : -ENOMEM;
 }
 
 static struct coding *new_coding(uint64_t elems)
@@ -38,7 +50,7 @@ static struct coding *new_coding(uint64_t elems)
 	k->kept = malloc(elems * sizeof(float)); /* without pages until a chunk is NACKed */
 	if (k->residual && k->kept)
 		return k;
-	coding_free(k);
+	free_coding(k);
 	return NULL;
 }
 
@@ -80,7 +92,7 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 	if (w->tensors[tensor].coding)
 		w->tensors[tensor].coding->next = *codec;
 	pthread_mutex_unlock(&w->lock);
-	coding_free(k);
+	free_coding(k);
 	return 0;
 }
 
@@ -145,4 +157,30 @@ void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload)
 	if (!c->kept)
 		memcpy(w->tensors[c->tensor].coding->kept + c->offset * sizeof(float), payload, c->length);
 	c->kept = 1;
+}
+
+const char *coding_receive(struct rw_worker *w, const struct chunk *c, const char *payload, uint32_t length)
+{
+	const struct tensor *t = &w->tensors[c->tensor];
+	const uint64_t dst = (uintptr_t)t->dst + c->offset * type_size(t->memory_type);
+	const uint64_t reference = t->reference ? (uintptr_t)(t->reference + c->offset) : 0, src = (uintptr_t)payload;
+	/* Where both have one type, a pass adds the change to the reference and writes the result to the destination. */
+	const uint64_t both[] = {reference, dst};
+	uint64_t form;
+	const char *wrong = rwk_check(payload, length, c->elems, &form);
+
+	if (wrong)
+		return wrong;
+	if (!form) {
+		rwk_convert(w->cfg.isa, dst, t->memory_type, src, RWK_F32, c->elems, past_cache(w));
+		if (reference && t->kind != RW_PULL) /* the aggregator compresses against what all workers got */
+			rwk_convert(w->cfg.isa, reference, RWK_F32, src, RWK_F32, c->elems, 0);
+	} else if (!reference) {
+		rwk_sum(w->cfg.isa, &dst, 1, t->memory_type, &src, &form, 1, RWK_F32, c->elems, 0, past_cache(w));
+	} else {
+		rwk_sum(w->cfg.isa, both, t->memory_type == RWK_F32 ? 2 : 1, RWK_F32, &src, &form, 1, RWK_F32, c->elems, 1, 0);
+		if (t->memory_type != RWK_F32)
+			rwk_convert(w->cfg.isa, dst, t->memory_type, reference, RWK_F32, c->elems, past_cache(w));
+	}
+	return NULL;
 }

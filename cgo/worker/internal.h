@@ -100,6 +100,7 @@ struct tensor {
 	const struct region *src_region; /* region of src, if it can be sent from directly */
 	struct used used[USED_ENDS];
 	struct coding *coding; /* NULL until the tensor has a codec */
+	float *reference;      /* which compressed answers change, or NULL */
 	uint32_t generation;
 	uint32_t gradients; /* begun so far */
 	uint32_t remaining; /* chunks without an answer */
@@ -264,7 +265,14 @@ uint8_t coding_begin(struct tensor *t);
 void coding_send(struct rw_worker *w, struct chunk *c, char *payload);
 /* Keeps the payload of a chunk that was NACKed. */
 void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload);
-void coding_free(struct coding *c);
+/*
+ * Writes the values of an answer to the tensor's destination. The payload is compressed if it is shorter than the values. Returns
+ * NULL, or what is wrong with it.
+ */
+const char *coding_receive(struct rw_worker *w, const struct chunk *c, const char *payload, uint32_t length);
+/* Makes the tensor's reference. */
+int coding_refer(struct tensor *t);
+void coding_free(struct tensor *t);
 
 /* move.c; all under the lock. */
 /* Returns the tensor's part in a lane, or makes it of a spare one. */

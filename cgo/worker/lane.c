@@ -310,32 +310,50 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 	return 0;
 }
 
+/* Copies the values of an answer from staging to the destination. */
+static int receive_values(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t length)
+{
+	const struct chunk *c = chunk_at(w, l, index);
+	const struct tensor *t = &w->tensors[c->tensor];
+	const char *staged = staging_at(w, l, c->staging), *wrong;
+
+	w->stats.copied_bytes += length;
+	if (!w->cfg.answers || t->wire_type != RWK_F32) {
+		rwk_convert(w->cfg.isa, (uintptr_t)t->dst + c->offset * type_size(t->memory_type), t->memory_type,
+			    (uintptr_t)staged, t->wire_type, c->elems, past_cache(w));
+		return 0;
+	}
+	wrong = coding_receive(w, c, staged, length);
+	return wrong ? worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u answered with %u bytes for %u elements, but %s",
+				   l - w->lanes, index, length, c->elems, wrong)
+		     : 0;
+}
+
 static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 {
 	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes;
 	struct chunk *c = chunk_at(w, l, index);
 	struct tensor *t;
-	int empty;
+	int empty, shorter;
 
 	if (!c)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer for chunk %u of %u", l - w->lanes, index, l->nchunks);
 	t = &w->tensors[c->tensor];
 	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
 	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later, and the worker pulls then */
-	if (c->state != CHUNK_IN_FLIGHT || (op != t->kind && !empty) || imm_epoch(wc->imm) != t->epoch || wc->byte_len != bytes)
+	shorter = w->cfg.answers && op == RW_PUSHPULL && t->wire_type == RWK_F32 && wc->byte_len < bytes;
+	if (c->state != CHUNK_IN_FLIGHT || (op != t->kind && !empty) || imm_epoch(wc->imm) != t->epoch ||
+	    (wc->byte_len != bytes && !shorter))
 		return worker_fail(w, RW_EPROTOCOL,
 				   "lane %td: chunk %u answered with op %u, epoch %u, %u bytes; expected op %u, epoch %u, %u bytes",
 				   l - w->lanes, index, op, imm_epoch(wc->imm), wc->byte_len, t->kind, t->epoch, bytes);
-	if (op != RW_PUSH && !t->bound_dst) {
-		w->stats.copied_bytes += bytes;
-		rwk_convert(w->cfg.isa, (uintptr_t)t->dst + c->offset * type_size(t->memory_type), t->memory_type,
-			    (uintptr_t)staging_at(w, l, c->staging), t->wire_type, c->elems, past_cache(w));
-	}
+	if (op != RW_PUSH && !t->bound_dst && receive_values(w, l, index, wc->byte_len))
+		return w->failure;
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_IDLE;
 	c->kept = 0;
 	w->stats.received_chunks++;
-	w->stats.received_bytes += bytes;
+	w->stats.received_bytes += wc->byte_len;
 	w->stats.received_raw_bytes += bytes;
 	if (c->to)
 		move_end(w, l, index);

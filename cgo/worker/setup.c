@@ -53,7 +53,7 @@ void rw_worker_close(rw_worker *w)
 		lane_free(&w->lanes[i]);
 	free(w->lanes);
 	for (uint32_t i = 0; i < w->ntensors; i++)
-		coding_free(w->tensors[i].coding);
+		coding_free(&w->tensors[i]);
 	free(w->tensors);
 	free(w->parts);
 	pthread_mutex_destroy(&w->lock);
@@ -157,6 +157,8 @@ static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors,
 				     .nparts = parts_of(w, tensors),
 				     .wire_type = tensors->wire_type,
 				     .memory_type = tensors->memory_type};
+		if (w->cfg.answers == RW_ANSWERS_CHANGES && t->wire_type == RW_F32 && coding_refer(t))
+			return -ENOMEM;
 		while (w->nparts < t->first_part + t->nparts)
 			w->parts[w->nparts++].lane = NONE;
 		for (uint64_t at = 0; at < t->elems; at += most) {

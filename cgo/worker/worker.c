@@ -16,7 +16,7 @@ static void place(struct rw_worker *w, struct tensor *t)
 	if (t->memory_type == t->wire_type) {
 		if (t->src && !t->coded)
 			t->src_region = region_reach(w, t->src, bytes, &t->used[USED_SRC].own);
-		if (t->dst)
+		if (t->dst && !w->cfg.answers)
 			to = t->dst == t->src && t->src_region ? t->src_region
 							       : region_reach(w, t->dst, bytes, &t->used[USED_DST].own);
 	}

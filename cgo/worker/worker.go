@@ -54,17 +54,19 @@ type NIC struct {
 
 // Config mirrors struct rw_worker_config. StagingAddr and ClockNS are C memory.
 type Config struct {
-	_                                        structs.HostLayout
-	nnics, nlanes                            uint32
-	ChunkBytes, Window, SendDepth, Staging   uint32
-	StagingAddr                              unsafe.Pointer
-	Rank                                     uint32
-	CacheBytes                               uint64
-	ByReference, AnyMemory, Steps, Resumable bool
-	ISA                                      int32
-	Spin                                     uint32
-	ClockNS                                  *uint64
-	Seed                                     uint64
+	_                                      structs.HostLayout
+	nnics, nlanes                          uint32
+	ChunkBytes, Window, SendDepth, Staging uint32
+	StagingAddr                            unsafe.Pointer
+	Rank                                   uint32
+	CacheBytes                             uint64
+	ByReference, AnyMemory, Steps          bool
+	Answers                                uint8 // AnswersWhole, AnswersSums or AnswersChanges
+	Resumable                              bool
+	ISA                                    int32
+	Spin                                   uint32
+	ClockNS                                *uint64
+	Seed                                   uint64
 }
 
 // Tensor mirrors struct rw_tensor.
@@ -121,6 +123,13 @@ const (
 	ErrAborted   = C.RW_EABORTED
 	ErrTransport = C.RW_ETRANSPORT
 	ErrProtocol  = C.RW_EPROTOCOL
+)
+
+// These are the kinds of answers, as in enum rw_answers.
+const (
+	AnswersWhole   = C.RW_ANSWERS_WHOLE
+	AnswersSums    = C.RW_ANSWERS_SUMS
+	AnswersChanges = C.RW_ANSWERS_CHANGES
 )
 
 // These are the immediate's layout and operations in C. Tests hold them equal to package chunk's.

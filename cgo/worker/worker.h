@@ -74,6 +74,7 @@ struct rw_worker_config {
 	uint8_t by_reference;     /* the aggregator reads payloads in place */
 	uint8_t any_memory;       /* registering ordinary memory is free: use the caller's buffers */
 	uint8_t steps;            /* a first push announces each step, and a commit ends it; a pushpull may be answered empty */
+	uint8_t answers;          /* enum rw_answers */
 	uint8_t resumable;        /* a lane whose queue pair fails waits for rw_worker_resume, and does not fail the worker */
 	int isa;                  /* enum rwk_isa */
 	uint32_t spin;            /* empty polls before a wait sleeps */
