@@ -117,6 +117,7 @@ var tests = map[string][]string{
 	"cgo":                {"chunk", "codec", "aggregate/optim", "numa", "verbs"},
 	"include":            {"cgo", "numa"},
 	"lab/attacks":        {"lab/racks"},
+	"policy/ratecontrol": {"codec"},
 }
 
 // forTests are the rooms that only tests import, and each other.
