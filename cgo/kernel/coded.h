@@ -6,14 +6,12 @@
 
 #if WIDTH == 1
 typedef int32_t vn; /* a vector of integers */
-typedef int8_t vb;
 #define NUMBERS(x) ((int32_t)bits_of(x))
 #define FLOATS(x) float_of((uint32_t)(x))
 #define CONVERT(x, type) ((type)(x))
 #define MASK(condition) (-(int32_t)(condition))
 #else
 typedef int32_t vn __attribute__((vector_size(4 * WIDTH)));
-typedef int8_t vb __attribute__((vector_size(WIDTH)));
 #define NUMBERS(x) ((vn)(x))
 #define FLOATS(x) ((vf)(x))
 #define CONVERT(x, type) __builtin_convertvector(x, type)
@@ -270,11 +268,8 @@ FN void code_groups(int codec, int stochastic, const struct rwk_encoding *e, uin
 				sent[v] = zero + FLOATS(is & (NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN)));
 				break;
 			}
-			if (bits >= 4) {
-				vb narrow = CONVERT(code, vb);
-
-				memcpy((bits == 8 ? codes : bytes) + v * WIDTH, &narrow, sizeof narrow);
-			}
+			if (bits >= 4)
+				vi_narrow((bits == 8 ? codes : bytes) + v * WIDTH, (vi)code);
 		}
 		if (bits == 4)
 			pack_nibbles(codes, bytes);
@@ -392,18 +387,10 @@ FN vf value_of(int codec, const uint8_t *group, int v, vf scale)
 	const int bits = rwk_codec_bits(codec);
 	vn codes;
 
-	if (bits == 8) {
-#if WIDTH == 1
-		codes = (int8_t)group[v];
-#else
-		vb narrow;
-
-		memcpy(&narrow, group + v * WIDTH, sizeof narrow);
-		codes = CONVERT(narrow, vn);
-#endif
-	} else {
+	if (bits == 8)
+		codes = (vn)vi_widen(group + v * WIDTH);
+	else
 		codes = codes_of(group, bits, v);
-	}
 	if (codec == RWK_CODEC_SIGN)
 		return FLOATS(NUMBERS(scale) ^ (codes & INT32_MIN));
 	if (codec == RWK_CODEC_FP8_E4M3 || codec == RWK_CODEC_FP8_E5M2)
@@ -429,15 +416,17 @@ FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count,
 			scale[j] = vf_all(one);
 		}
 		for (uint64_t i = from; i < to; i += RWK_CODED) {
-			for (int v = 0; v < PARTS; v++) {
-				vf sum = more ? vf_load(x + i + v * WIDTH) : vf_all(0);
+			vf sum[PARTS];
 
-				for (int j = 0; j < count; j++)
-					sum = sum + value_of(codec, codes[j], v, scale[j]);
-				vf_store(x + i + v * WIDTH, sum);
-			}
-			for (int j = 0; j < count; j++)
+			for (int v = 0; v < PARTS; v++)
+				sum[v] = more ? vf_load(x + i + v * WIDTH) : vf_all(0);
+			for (int j = 0; j < count; j++) {
+				for (int v = 0; v < PARTS; v++)
+					sum[v] = sum[v] + value_of(codec, codes[j], v, scale[j]);
 				codes[j] += bytes;
+			}
+			for (int v = 0; v < PARTS; v++)
+				vf_store(x + i + v * WIDTH, sum[v]);
 		}
 	}
 }

@@ -21,6 +21,22 @@ FN uint64_t vi_signs(vi x)
 	return vaddvq_u32(vshlq_u32(vshrq_n_u32(vreinterpretq_u32_s32(x), 31), lane));
 }
 
+FN vi vi_widen(const void *p)
+{
+	uint32_t bytes;
+
+	memcpy(&bytes, p, sizeof bytes);
+	return vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))));
+}
+
+FN void vi_narrow(void *p, vi x)
+{
+	int16x4_t h = vmovn_s32(x);
+	uint32_t bytes = vget_lane_u32(vreinterpret_u32_s8(vmovn_s16(vcombine_s16(h, h))), 0);
+
+	memcpy(p, &bytes, sizeof bytes);
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return vsqrtq_f32(x);

@@ -19,6 +19,16 @@ FN uint64_t vi_signs(vi x)
 	return (uint32_t)x >> 31;
 }
 
+FN vi vi_widen(const void *p)
+{
+	return *(const int8_t *)p;
+}
+
+FN void vi_narrow(void *p, vi x)
+{
+	*(int8_t *)p = (int8_t)x;
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return sqrtf(x);

@@ -44,6 +44,30 @@ FN uint64_t vi_signs(vi x)
 #endif
 }
 
+/* Loads bytes with their signs. */
+FN vi vi_widen(const void *p)
+{
+#if WIDTH == 8
+	return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+	return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#endif
+}
+
+/* Stores the lowest bytes. */
+FN void vi_narrow(void *p, vi x)
+{
+#if WIDTH == 8
+	const __m128i first = _mm_set1_epi32(0x0c080400);
+	__m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(x), first);
+	__m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256(x, 1), first);
+
+	_mm_storel_epi64((__m128i *)p, _mm_unpacklo_epi32(low, high));
+#else
+	_mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x));
+#endif
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return V(sqrt_ps)(x);
