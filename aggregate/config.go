@@ -65,6 +65,8 @@ type (
 	Counters = lane.Counters
 	// WorkerCounters holds the counters of one worker.
 	WorkerCounters = shard.WorkerCounters
+	// Coding counts payloads of one direction, and what codecs make of them.
+	Coding = store.Coding
 	// RackCounters holds a job's counters for another rack.
 	RackCounters = uplink.Counters
 	// Place is a rack's place among the racks that it reduces with.

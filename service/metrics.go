@@ -203,6 +203,10 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 		counter(m, "worker_last_arrivals_total", "Chunks for which the worker's gradient was the last.", c.LastArrivals)
 		counter(m, "worker_lateness_seconds_total", "Time by which the worker's gradients came after their chunks' first, summed.",
 			seconds(c.LatenessNS))
+		if j.Spec.Compress.String() != "none" {
+			collectCoding(m, "gradient", &c.Up)
+			collectCoding(m, "answer", &c.Down)
+		}
 		if g := j.Agg.Gate; g != nil {
 			p := g.Look(rank)
 			counter(m, "worker_steps_total", "Steps that the worker has ended.", p.Step)
@@ -212,4 +216,15 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 			counter(m, "worker_dropped_steps_total", "Steps whose gradients the policy dropped.", p.Dropped)
 		}
 	}
+}
+
+// collectCoding is for a job with codecs.
+func collectCoding(m labelled, of string, n *aggregate.Coding) {
+	name := "worker_" + of
+	counter(m, name+"_payload_bytes_total", "Bytes of the worker's "+of+"s with data, as they travel.", n.Sent)
+	counter(m, name+"_value_bytes_total", "Bytes that they would have without a codec.", n.Raw)
+	counter(m, name+"_payloads_total", "The worker's "+of+"s of chunks with data.", n.Chunks)
+	counter(m, name+"_raw_payloads_total", "Payloads of these that travel as they are.", n.Whole)
+	counter(m, name+"_energy_total", "Sum of squares of what was compressed.", n.Energy)
+	counter(m, name+"_lost_total", "Sum of squares of what compression lost.", n.Lost)
 }

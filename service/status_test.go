@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client"
@@ -92,6 +93,52 @@ func TestMetricsCountWhatWasExchanged(t *testing.T) {
 	} {
 		if !bytes.Contains(page, []byte(want)) {
 			t.Errorf("the page lacks %s", want)
+		}
+	}
+}
+
+// All elements by index are longer than raw values, so these travel.
+func TestStatusAndMetricsTellWhatCodecsSend(t *testing.T) {
+	s, _ := serve(t, service.Options{Cores: 1})
+	workers := join(t, s, client.Config{Job: "j", Workers: 2, Provider: verbs.ProviderTCP, Compress: "topk:100%/none"})
+	const elems = 100_000
+	sumOnce(t, workers, elems)
+	chunks := uint64(elems*4+32767) / 32768
+	want := &api.Coding{Payloads: chunks, RawPayloads: chunks, Bytes: elems * 4, RawBytes: elems * 4}
+	for end := time.Now().Add(deadline); ; time.Sleep(5 * time.Millisecond) { // lanes publish now and then
+		r, err := s.Status(within(t), nil)
+		if err != nil || len(r.Jobs) != 1 {
+			t.Fatalf("%v, %v", r, err)
+		}
+		j, m := r.Jobs[0], r.Jobs[0].Members[1]
+		if j.Compress == "topk:1/none" && proto.Equal(m.Gradients, want) && proto.Equal(m.Answers, want) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v, want %v", j, want)
+		}
+	}
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(s.Collector()); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			values[f.GetName()] += m.GetCounter().GetValue()
+		}
+	}
+	for name, want := range map[string]float64{
+		"rackweave_worker_gradient_payload_bytes_total": 2 * elems * 4, "rackweave_worker_gradient_value_bytes_total": 2 * elems * 4,
+		"rackweave_worker_gradient_payloads_total": float64(2 * chunks), "rackweave_worker_answer_payloads_total": float64(2 * chunks),
+		"rackweave_worker_answer_raw_payloads_total": float64(2 * chunks),
+	} {
+		if values[name] != want {
+			t.Errorf("%s is %v, want %v", name, values[name], want)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -132,6 +133,7 @@ func printJob(w io.Writer, j *api.JobStatus) {
 		fmt.Fprintf(w, "  failed: %s\n", j.Failure.Text)
 	}
 	printMembers(w, j)
+	printCodecs(w, j)
 	printRacks(w, j)
 	if j.Parts > 1 {
 		fmt.Fprintf(w, "  part %d of %d: the job is spread over several aggregators, to which all its workers send\n", j.Part+1, j.Parts)
@@ -175,6 +177,30 @@ func printMembers(w io.Writer, j *api.JobStatus) {
 		}
 		fmt.Fprintln(w)
 	}
+}
+
+// printCodecs prints, for each worker, what codecs make of its gradients and of the answers to it.
+func printCodecs(w io.Writer, j *api.JobStatus) {
+	if j.Compress == "" || j.Compress == "none" {
+		return
+	}
+	fmt.Fprintf(w, "  codecs: %s\n  worker\tgradients\tof raw\tdistortion\tresidual of a chunk\tsent raw", j.Compress)
+	fmt.Fprintln(w, "\tanswers\tof raw\tdistortion\tresidual of a chunk\tsent raw")
+	for _, m := range j.Members {
+		fmt.Fprintf(w, "  %d\t%s\t%s\n", m.Rank, coding(m.Gradients), coding(m.Answers))
+	}
+}
+
+// coding returns the columns of one direction.
+func coding(c *api.Coding) string {
+	ratio := func(a, b float64) float64 {
+		if b == 0 {
+			return 0
+		}
+		return a / b
+	}
+	return fmt.Sprintf("%s\t%.3f\t%.2g\t%.2g\t%d", report.Size(c.GetBytes()), ratio(float64(c.GetBytes()), float64(c.GetRawBytes())),
+		ratio(c.GetLost(), c.GetEnergy()), math.Sqrt(ratio(c.GetLost(), float64(c.GetPayloads()-c.GetRawPayloads()))), c.GetRawPayloads())
 }
 
 // printRacks prints how a job is spread over racks.

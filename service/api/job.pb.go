@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42, 0}
+	return file_job_proto_rawDescGZIP(), []int{43, 0}
 }
 
 type JoinRequest struct {
@@ -2494,7 +2494,9 @@ type JobStatus struct {
 	// Why the racks reduce in their shape, where that was chosen by the links; else empty.
 	ShapeReason string `protobuf:"bytes,25,opt,name=shape_reason,json=shapeReason,proto3" json:"shape_reason,omitempty"`
 	// Why another shape may be faster by now, where the links chose it; empty: nothing says so.
-	ShapeWarning  string `protobuf:"bytes,30,opt,name=shape_warning,json=shapeWarning,proto3" json:"shape_warning,omitempty"`
+	ShapeWarning string `protobuf:"bytes,30,opt,name=shape_warning,json=shapeWarning,proto3" json:"shape_warning,omitempty"`
+	// As in JoinRequest, in full.
+	Compress      string `protobuf:"bytes,31,opt,name=compress,proto3" json:"compress,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2718,6 +2720,13 @@ func (x *JobStatus) GetShapeWarning() string {
 	return ""
 }
 
+func (x *JobStatus) GetCompress() string {
+	if x != nil {
+		return x.Compress
+	}
+	return ""
+}
+
 type RackStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2927,7 +2936,10 @@ type WorkerStatus struct {
 	// The ranks whose step it waits for: in mode stream those that keep it held, else those whose gradients its own wait for.
 	WaitsFor []uint32 `protobuf:"varint,16,rep,packed,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	// Mode stream: how long it has been held this time.
-	WaitsSeconds  float64 `protobuf:"fixed64,17,opt,name=waits_seconds,json=waitsSeconds,proto3" json:"waits_seconds,omitempty"`
+	WaitsSeconds float64 `protobuf:"fixed64,17,opt,name=waits_seconds,json=waitsSeconds,proto3" json:"waits_seconds,omitempty"`
+	// In a job with codecs: of its gradients, and of the answers with data to it.
+	Gradients     *Coding `protobuf:"bytes,18,opt,name=gradients,proto3" json:"gradients,omitempty"`
+	Answers       *Coding `protobuf:"bytes,19,opt,name=answers,proto3" json:"answers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3081,6 +3093,108 @@ func (x *WorkerStatus) GetWaitsSeconds() float64 {
 	return 0
 }
 
+func (x *WorkerStatus) GetGradients() *Coding {
+	if x != nil {
+		return x.Gradients
+	}
+	return nil
+}
+
+func (x *WorkerStatus) GetAnswers() *Coding {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// Coding counts the payloads of one direction.
+type Coding struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Payloads uint64                 `protobuf:"varint,1,opt,name=payloads,proto3" json:"payloads,omitempty"`
+	// Of those: that travelled as they are.
+	RawPayloads uint64 `protobuf:"varint,2,opt,name=raw_payloads,json=rawPayloads,proto3" json:"raw_payloads,omitempty"`
+	Bytes       uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// That they would have without a codec.
+	RawBytes uint64 `protobuf:"varint,4,opt,name=raw_bytes,json=rawBytes,proto3" json:"raw_bytes,omitempty"`
+	// The sums of squares of what was compressed, and of what that lost.
+	Energy        float64 `protobuf:"fixed64,5,opt,name=energy,proto3" json:"energy,omitempty"`
+	Lost          float64 `protobuf:"fixed64,6,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Coding) Reset() {
+	*x = Coding{}
+	mi := &file_job_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Coding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Coding) ProtoMessage() {}
+
+func (x *Coding) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Coding.ProtoReflect.Descriptor instead.
+func (*Coding) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Coding) GetPayloads() uint64 {
+	if x != nil {
+		return x.Payloads
+	}
+	return 0
+}
+
+func (x *Coding) GetRawPayloads() uint64 {
+	if x != nil {
+		return x.RawPayloads
+	}
+	return 0
+}
+
+func (x *Coding) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Coding) GetRawBytes() uint64 {
+	if x != nil {
+		return x.RawBytes
+	}
+	return 0
+}
+
+func (x *Coding) GetEnergy() float64 {
+	if x != nil {
+		return x.Energy
+	}
+	return 0
+}
+
+func (x *Coding) GetLost() float64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
 type SetPolicyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -3092,7 +3206,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3218,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3231,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3144,7 +3258,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3270,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3283,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3189,7 +3303,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3315,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3328,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3232,7 +3346,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3358,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3371,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 type TraceRequest struct {
@@ -3273,7 +3387,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3285,7 +3399,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3298,7 +3412,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3339,7 +3453,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3351,7 +3465,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3364,7 +3478,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3421,7 +3535,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3547,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3560,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3483,7 +3597,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +3609,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +3622,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3570,7 +3684,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3696,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3709,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3614,7 +3728,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3626,7 +3740,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3639,7 +3753,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3868,7 +3982,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xf2\x06\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x8e\a\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -3903,7 +4017,8 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"whole_step\x18\x1a \x01(\rR\twholeStep\x12!\n" +
 	"\fshape_reason\x18\x19 \x01(\tR\vshapeReason\x12#\n" +
-	"\rshape_warning\x18\x1e \x01(\tR\fshapeWarning\"\x82\x02\n" +
+	"\rshape_warning\x18\x1e \x01(\tR\fshapeWarning\x12\x1a\n" +
+	"\bcompress\x18\x1f \x01(\tR\bcompress\"\x82\x02\n" +
 	"\n" +
 	"RackStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -3921,7 +4036,7 @@ const file_job_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\breserved\x18\x02 \x01(\x04R\breserved\x12\x14\n" +
 	"\x05limit\x18\x03 \x01(\x04R\x05limit\x12\x12\n" +
-	"\x04unit\x18\x04 \x01(\tR\x04unit\"\xfa\x03\n" +
+	"\x04unit\x18\x04 \x01(\tR\x04unit\"\xde\x04\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -3941,7 +4056,16 @@ const file_job_proto_rawDesc = "" +
 	"\fheld_seconds\x18\x0e \x01(\x01R\vheldSeconds\x12\x1c\n" +
 	"\tstaleness\x18\x0f \x01(\x01R\tstaleness\x12\x1b\n" +
 	"\twaits_for\x18\x10 \x03(\rR\bwaitsFor\x12#\n" +
-	"\rwaits_seconds\x18\x11 \x01(\x01R\fwaitsSeconds\"B\n" +
+	"\rwaits_seconds\x18\x11 \x01(\x01R\fwaitsSeconds\x122\n" +
+	"\tgradients\x18\x12 \x01(\v2\x14.rackweave.v1.CodingR\tgradients\x12.\n" +
+	"\aanswers\x18\x13 \x01(\v2\x14.rackweave.v1.CodingR\aanswers\"\xa6\x01\n" +
+	"\x06Coding\x12\x1a\n" +
+	"\bpayloads\x18\x01 \x01(\x04R\bpayloads\x12!\n" +
+	"\fraw_payloads\x18\x02 \x01(\x04R\vrawPayloads\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x1b\n" +
+	"\traw_bytes\x18\x04 \x01(\x04R\brawBytes\x12\x16\n" +
+	"\x06energy\x18\x05 \x01(\x01R\x06energy\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\x01R\x04lost\"B\n" +
 	"\x10SetPolicyRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06policy\x18\x03 \x01(\tR\x06policyJ\x04\b\x02\x10\x03\"%\n" +
@@ -4026,7 +4150,7 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
@@ -4064,34 +4188,35 @@ var file_job_proto_goTypes = []any{
 	(*RackStatus)(nil),            // 33: rackweave.v1.RackStatus
 	(*Resource)(nil),              // 34: rackweave.v1.Resource
 	(*WorkerStatus)(nil),          // 35: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),      // 36: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 37: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),     // 38: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),    // 39: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 40: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 41: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 42: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 43: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 44: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 45: rackweave.v1.DrainResponse
-	nil,                           // 46: rackweave.v1.JoinRequest.HyperEntry
-	(*SaveRequest)(nil),           // 47: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 48: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 49: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 50: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 51: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 52: rackweave.v1.WriteStateRequest
-	(*LinksRequest)(nil),          // 53: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 54: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 55: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 56: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 57: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 58: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 59: rackweave.v1.WriteStateResponse
-	(*LinksResponse)(nil),         // 60: rackweave.v1.LinksResponse
+	(*Coding)(nil),                // 36: rackweave.v1.Coding
+	(*SetPolicyRequest)(nil),      // 37: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 38: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 39: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),    // 40: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 41: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 42: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 43: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 44: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 45: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 46: rackweave.v1.DrainResponse
+	nil,                           // 47: rackweave.v1.JoinRequest.HyperEntry
+	(*SaveRequest)(nil),           // 48: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 49: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 50: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 51: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 52: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 53: rackweave.v1.WriteStateRequest
+	(*LinksRequest)(nil),          // 54: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 55: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 56: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 57: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 58: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 59: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 60: rackweave.v1.WriteStateResponse
+	(*LinksResponse)(nil),         // 61: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	46, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	47, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	5,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	4,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
 	4,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
@@ -4115,52 +4240,54 @@ var file_job_proto_depIdxs = []int32{
 	10, // 21: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
 	34, // 22: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
 	33, // 23: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	42, // 24: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	43, // 25: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 26: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 27: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	6,  // 28: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	11, // 29: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	15, // 30: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	18, // 31: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	21, // 32: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	47, // 33: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	48, // 34: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	49, // 35: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	50, // 36: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	51, // 37: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	52, // 38: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	23, // 39: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	25, // 40: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	36, // 41: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	38, // 42: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	40, // 43: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	44, // 44: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	53, // 45: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 46: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	7,  // 47: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	13, // 48: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	17, // 49: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	20, // 50: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	22, // 51: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	54, // 52: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	55, // 53: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	56, // 54: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	57, // 55: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	58, // 56: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	59, // 57: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	24, // 58: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	26, // 59: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	37, // 60: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	39, // 61: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	41, // 62: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	45, // 63: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	60, // 64: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	46, // [46:65] is the sub-list for method output_type
-	27, // [27:46] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	36, // 24: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
+	36, // 25: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
+	43, // 26: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	44, // 27: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 28: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 29: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	6,  // 30: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	11, // 31: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	15, // 32: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	18, // 33: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	21, // 34: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	48, // 35: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	49, // 36: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	50, // 37: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	51, // 38: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	52, // 39: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	53, // 40: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	23, // 41: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	25, // 42: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	37, // 43: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	39, // 44: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	41, // 45: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	45, // 46: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	54, // 47: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 48: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	7,  // 49: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	13, // 50: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	17, // 51: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	20, // 52: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	22, // 53: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	55, // 54: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	56, // 55: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	57, // 56: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	58, // 57: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	59, // 58: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	60, // 59: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	24, // 60: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	26, // 61: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	38, // 62: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	40, // 63: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	42, // 64: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	46, // 65: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	61, // 66: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	48, // [48:67] is the sub-list for method output_type
+	29, // [29:48] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4179,7 +4306,7 @@ func file_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/quota"
 )
@@ -29,7 +31,7 @@ func (j *Job) Status(ctx context.Context) *api.JobStatus {
 	out := &api.JobStatus{
 		Name: j.Name, State: j.State(), Mode: j.Spec.Mode.String(), Policy: j.Spec.Policy.String(), Optimizer: j.Spec.Rule.String(),
 		Workers: uint32(j.Spec.Workers), ChunkBytes: uint32(j.Spec.ChunkBytes), AgeSeconds: time.Since(j.born).Seconds(),
-		Part: uint32(j.Spec.Part), Parts: uint32(j.Spec.Parts),
+		Part: uint32(j.Spec.Part), Parts: uint32(j.Spec.Parts), Compress: j.Spec.Compress.String(),
 	}
 	j.mu.Lock()
 	out.Tensors, out.ModelBytes = uint64(j.Model.tensors), uint64(j.Model.bytes)
@@ -91,6 +93,9 @@ func describeWorkers(j *Job, members []*api.WorkerStatus) {
 		if c.Chunks > 0 {
 			w.LatenessSeconds = float64(c.LatenessNS) / float64(c.Chunks) / 1e9
 		}
+		if j.Spec.Compress != (codec.Pair{}) {
+			w.Gradients, w.Answers = coding(&c.Up), coding(&c.Down)
+		}
 	}
 	if j.Agg.Gate == nil {
 		return
@@ -105,6 +110,10 @@ func describeWorkers(j *Job, members []*api.WorkerStatus) {
 			}
 		}
 	}
+}
+
+func coding(n *aggregate.Coding) *api.Coding {
+	return &api.Coding{Payloads: n.Chunks, RawPayloads: n.Whole, Bytes: n.Sent, RawBytes: n.Raw, Energy: n.Energy, Lost: n.Lost}
 }
 
 // nameAwaited names, for each worker that has sent its gradients, the workers for which it waits.
