@@ -15,6 +15,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
+	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/verbs"
@@ -479,6 +480,23 @@ func TestJobsWithCodecsEqualPlainGoBitForBit(t *testing.T) {
 					Tensors: tensorsOf(chunk.F32, 1, 5000, 1023, 20000, 3),
 				})
 				exchange(t, r, 4, driven(r, network))
+			})
+		}
+	}
+}
+
+// Where answers that are raw come into the memory of compressed gradients, no answer is written before the gradients are read.
+func TestRawAnswersComeAfterTheShorterGradientsWereRead(t *testing.T) {
+	for _, mode := range []aggregate.Mode{aggregate.Eager, aggregate.Aggregate} {
+		for _, copies := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, copies %v", mode, copies), func(t *testing.T) {
+				c := sumJob("job", 30_000, 700)
+				c.Copy, c.Job.Mode, c.Job.ChunkBytes, c.Job.Compress = copies, mode, 32<<10, pair(t, "int8/none", true)
+				if mode == aggregate.Eager {
+					c.Job.Rule, c.Job.Hyper = optim.SGDTorch, optim.SGDTorch.Defaults()
+				}
+				r := threadedRack(t, verbs.ProviderSHM, 2, c)
+				exchange(t, r, 3, func(ops [][]worker.Op) error { return runAll(r, ops) })
 			})
 		}
 	}

@@ -270,6 +270,9 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 			return nil, false
 		}
 		d := &k.dst[c.Tensor]
+		if h.Form != 0 && d.rkey == 0 {
+			return nil, false // the answer goes over the payload, which is shorter, so its end would be lost before it is read
+		}
 		peers.qps[n] = k.QP
 		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.Job.ChunkBytes)
 		pastCache = pastCache && d.pastCache
